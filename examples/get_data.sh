@@ -1,0 +1,185 @@
+#!/bin/sh
+# get_data.sh - fetch a language-modelling data set, check it, split it as the papers do
+#
+#     examples/get_data.sh enwik8|text8|wikitext-2|wikitext-103 DIR
+#
+# leaves DIR/train.txt, DIR/valid.txt and DIR/test.txt:
+#
+#   data set      from                                          split
+#   enwik8        mattmahoney.net/dc/enwik8.zip                  90, 5 and 5 million bytes, in this order
+#   text8         mattmahoney.net/dc/text8.zip                   the same
+#   wikitext-2    wikitext.smerity.com/wikitext-2-v1.zip         wiki.{train,valid,test}.tokens as they come
+#   wikitext-103  wikitext.smerity.com/wikitext-103-v1.zip       the same
+#
+# (The first home of WikiText, an S3 bucket of MetaMind, is closed; its author keeps the files at the address above.)
+#
+# What is checked: enwik8 and text8 by size and MD5, as published; WikiText by its published token counts, where every
+# word between blanks is a token and every line end is one more (<eos>). Running it again checks what is there and
+# fetches nothing. Files of the same name with other contents are never overwritten. Everything is made in a temporary
+# directory inside DIR and renamed at the end, so that an interruption leaves nothing half made.
+#
+# Needs: curl or wget; unzip, bsdtar or python3; for enwik8 and text8 also md5sum, md5, openssl or python3.
+# Disk: about twice the size of the data (enwik8, text8 240 MB; wikitext-2 20 MB; wikitext-103 750 MB).
+#
+# SEQTX_DATA_SOURCE=DIRECTORY takes the archives (named as above) from there instead of the network.
+#
+# Exit code: 0 done, 1 something failed, 2 wrong arguments. Building and testing seqtx never call this script.
+
+set -u
+LC_ALL=C
+export LC_ALL
+
+say() { printf '%s\n' "get_data.sh: $*" >&2; }
+die() { say "$*"; exit 1; }
+usage() {
+    printf '%s\n' "usage: get_data.sh enwik8|text8|wikitext-2|wikitext-103 DIR" \
+                  "fetches a data set and writes DIR/train.txt, DIR/valid.txt and DIR/test.txt"
+}
+have() { command -v "$1" >/dev/null 2>&1; }
+
+case "${1:-}" in -h|--help) usage; exit 0 ;; esac
+if [ $# -ne 2 ] || [ -z "$2" ]; then usage >&2; exit 2; fi
+name=$1
+dir=$2
+case $dir in -*) dir=./$dir ;; esac
+
+kind=bytes
+case $name in
+    enwik8)       url=https://mattmahoney.net/dc/enwik8.zip; md5=a1fa5ffddb56f4953e226637dabbb36a ;;
+    text8)        url=https://mattmahoney.net/dc/text8.zip;  md5=3bea1919949baf155f99411df5fada7e ;;
+    wikitext-2)   url=https://wikitext.smerity.com/wikitext-2-v1.zip;   kind=tokens; want="2088628 217646 245569" ;;
+    wikitext-103) url=https://wikitext.smerity.com/wikitext-103-v1.zip; kind=tokens; want="103227021 217646 245569" ;;
+    *)            say "unknown data set '$name'"; usage >&2; exit 2 ;;
+esac
+archive=${url##*/}
+
+# ---- tools
+
+fetcher=; unpacker=; hasher=; missing=
+if [ -z "${SEQTX_DATA_SOURCE:-}" ]; then
+    if have curl; then fetcher=curl; elif have wget; then fetcher=wget; else missing="$missing curl (or wget)"; fi
+fi
+if have unzip; then unpacker=unzip; elif have bsdtar; then unpacker=bsdtar; elif have python3; then unpacker=python3
+else missing="$missing${missing:+,} unzip (or bsdtar, or python3)"; fi
+if [ $kind = bytes ]; then
+    if have md5sum; then hasher=md5sum; elif have md5; then hasher=md5; elif have openssl; then hasher=openssl
+    elif have python3; then hasher=python3
+    else missing="$missing${missing:+,} md5sum (or md5, openssl, python3)"; fi
+fi
+[ -z "$missing" ] || die "missing on this machine:$missing; install it and run again"
+
+# unpack ARCHIVE MEMBER >FILE
+unpack() {
+    case $unpacker in
+        unzip)   unzip -p "$1" "$2" ;;
+        bsdtar)  bsdtar -xOf "$1" "$2" ;;
+        python3) python3 -c '
+import shutil, sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as z, z.open(sys.argv[2]) as member:
+    shutil.copyfileobj(member, sys.stdout.buffer, 1 << 20)' "$1" "$2" ;;
+    esac
+}
+
+# MD5 of standard input
+hash_of() {
+    case $hasher in
+        md5sum)  md5sum | cut -d' ' -f1 ;;
+        md5)     md5 -q ;;
+        openssl) openssl md5 | sed 's/.*[ =]//' ;;
+        python3) python3 -c '
+import hashlib, sys
+h = hashlib.md5()
+for piece in iter(lambda: sys.stdin.buffer.read(1 << 20), b""):
+    h.update(piece)
+print(h.hexdigest())' ;;
+    esac
+}
+
+size_of() { wc -c <"$1" | tr -d ' '; }
+tokens_of() { awk '{ n += NF + 1 } END { printf "%d\n", n }' "$1"; }
+
+# check DIRECTORY: are the three files there this data set? Sets `why` if not.
+check() {
+    why=
+    if [ $kind = bytes ]; then
+        for pair in train:90000000 valid:5000000 test:5000000; do
+            got=$(size_of "$1/${pair%:*}.txt")
+            [ "$got" = "${pair#*:}" ] || { why="${pair%:*}.txt has $got bytes, not ${pair#*:}"; return 1; }
+        done
+        got=$(cat "$1/train.txt" "$1/valid.txt" "$1/test.txt" | hash_of)
+        [ "$got" = "$md5" ] || { why="MD5 is $got, not $md5"; return 1; }
+    else
+        # shellcheck disable=SC2086     # three numbers, meant to be split
+        set -- "$1" $want
+        for part in train valid test; do
+            got=$(tokens_of "$1/$part.txt")
+            [ "$got" = "$2" ] || { why="$part.txt has $got tokens, not $2"; return 1; }
+            dir_=$1; shift 2; set -- "$dir_" "$@"
+        done
+    fi
+}
+
+# ---- is it there already?
+
+there=0
+for part in train valid test; do
+    if [ -f "$dir/$part.txt" ]; then there=$((there + 1)); fi
+done
+if [ $there -eq 3 ]; then
+    if check "$dir"; then say "$name is in $dir already, and whole"; exit 0; fi
+    die "$dir holds other files ($why): move them away or name another directory"
+fi
+
+# ---- fetch
+
+mkdir -p "$dir" || die "cannot make the directory $dir"
+work=$dir/.get_data.$$
+mkdir "$work" || die "cannot make the directory $work"
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+if [ -n "${SEQTX_DATA_SOURCE:-}" ]; then
+    zip=$SEQTX_DATA_SOURCE/$archive
+    [ -r "$zip" ] || die "cannot read $zip (SEQTX_DATA_SOURCE is set: nothing is fetched)"
+else
+    zip=$work/$archive
+    say "fetching $url"
+    case $fetcher in
+        curl) curl -fL --retry 3 -o "$zip.part" "$url" || die "curl could not fetch $url" ;;
+        wget) wget -O "$zip.part" "$url" || die "wget could not fetch $url" ;;
+    esac
+    mv "$zip.part" "$zip" || die "cannot rename $zip.part"
+fi
+
+# ---- unpack and split
+
+if [ $kind = bytes ]; then
+    unpack "$zip" "$name" >"$work/whole" || die "cannot unpack $name from $zip (damaged archive, or disk full)"
+    got=$(size_of "$work/whole")
+    [ "$got" = 100000000 ] || die "$name in $zip has $got bytes, not 100000000"
+    skip=0
+    for pair in train:90 valid:5 test:5; do             # in millions of bytes
+        dd if="$work/whole" of="$work/${pair%:*}.txt" bs=1000000 skip=$skip count="${pair#*:}" 2>"$work/dd" ||
+            die "cannot write ${pair%:*}.txt: $(cat "$work/dd")"
+        skip=$((skip + ${pair#*:}))
+    done
+else
+    for part in train valid test; do
+        unpack "$zip" "$name/wiki.$part.tokens" >"$work/$part.txt" ||
+            die "cannot unpack $name/wiki.$part.tokens from $zip (damaged archive, or disk full)"
+    done
+fi
+check "$work" || die "$zip is not $name as published: $why"
+
+# ---- put in place; a file that an interrupted run left is the same file
+
+for part in train valid test; do
+    if [ -e "$dir/$part.txt" ] && ! cmp -s "$work/$part.txt" "$dir/$part.txt"; then
+        die "$dir/$part.txt is there with other contents: move it away or name another directory"
+    fi
+done
+for part in train valid test; do
+    mv -f "$work/$part.txt" "$dir/$part.txt" || die "cannot write $dir/$part.txt"
+done
+say "$name is ready: $dir/train.txt, $dir/valid.txt, $dir/test.txt"

@@ -1,0 +1,1612 @@
+/* train.h - what every trainer of seqtx shares: options, log, terminal, TensorBoard, signals, clock
+
+   The training loop is not here: it stands, whole, in each train_*.c. This header is the furniture around it. It does
+   not know seqtx.h and can be lifted into another program.
+
+   Use:   #include "train.h"     first of all includes (or define _POSIX_C_SOURCE 200809L yourself)
+   Link:  nothing beyond the C library. C99 and POSIX.1-2008; also clean as C++11.
+   Licence: MIT or public domain, at your choice; see LICENSE.
+
+   MANUAL
+
+   A trainer in outline:
+
+       static int      nlayers = 8, adapt_span = 0, optim = 0;           // the initial values are the defaults
+       static uint64_t steps = 1000;
+       static double   lr = 0.07;
+       static const char *log_file = NULL;
+
+       static const char *const small[] = {"nlayers=4", "lr=0.03", "adapt-span", NULL};
+       static const tr_preset presets[] = {{"small", "four layers, for a quick look", small}, TR_PRESET_END};
+
+       tr_opt table[] = {
+           TR_GROUP("Model"),
+           TR_INT("nlayers", &nlayers, 1, 1000, "number of layers"),
+           TR_FLAG("adapt-span", &adapt_span, "learn each head's span"),
+           TR_GROUP("Training"),
+           TR_SIZE("steps", &steps, 0, TR_INF, "optimiser steps"),
+           TR_REAL_OPEN("lr", &lr, TR_OPEN_MIN, 0, TR_INF, "learning rate"),
+           TR_CHOICE("optim", &optim, "adagrad|sgd|adam", "optimiser"),
+           TR_TEXT("log", &log_file, "write JSON lines to this file"),
+           TR_END
+       };
+       tr_options o = {"train_x", "Trains the model X on bytes.", table, presets, NULL};
+       char err[TR_ERR];
+       switch (tr_parse(&o, argc, argv, err, sizeof err)) {
+           case 0:  fprintf(stderr, "%s: %s\n", o.program, err); return 2;     // a mistake on the command line
+           case 2:  return 0;                                                 // --help was printed
+           default: break;
+       }
+       tr_log log; tr_term term; tr_rate rate;
+       if (!tr_log_open(&log, log_file, TR_KEEP_ALL, err, sizeof err)) { ... }
+       tr_signals(err, sizeof err);
+       tr_term_open(&term, stdout);
+       tr_rate_start(&rate, tr_seconds());
+       for (step = 1; step <= steps && !tr_stop_requested(); step++) {
+           ... one step ...
+           tr_rate_add(&rate, tr_seconds(), 1, tokens);
+           tr_log_begin(&log, "train"); tr_log_int(&log, "step", step); tr_log_num(&log, "loss", loss);
+           if (!tr_log_end(&log)) tr_say(&term, "%s", log.err);
+           tr_show(&term, &progress, step % log_every == 0);
+       }
+       tr_term_close(&term);
+
+   Command line. --name value, --name=value; a flag is --name or --no-name. Underscores and dashes are equal in names.
+   Numbers must be the whole word: no blanks, no hexadecimal, no nan or inf, nothing out of range. When an option stands
+   twice the last one counts. --preset NAME is applied before all other options, wherever it stands. A value that begins
+   with two dashes must be written --name=value.
+
+   Order of authority: command line, then preset, then (on resume, tr_options_adopt) checkpoint, then the initial values.
+   Each option's `from` says where its value came from.
+
+   Errors. A function that can fail returns 0 and leaves one sentence in err[TR_ERR]; it says what was tried on which
+   path, and why it failed. Nothing here exits, except a second SIGINT or SIGTERM. The log and the event file never stop a
+   training: they report their first failure once, undo the half line and fall silent.
+
+   Sections: grep for  >>buffer  >>json  >>options  >>files  >>log  >>formats  >>terminal  >>board  >>signals  >>clock */
+
+#ifndef SEQTX_EXAMPLES_TRAIN_H
+#define SEQTX_EXAMPLES_TRAIN_H
+
+#ifndef _POSIX_C_SOURCE
+#define _POSIX_C_SOURCE 200809L
+#endif
+
+#include <errno.h>
+#include <fcntl.h>
+#include <float.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+
+#if defined(__GNUC__) || defined(__clang__)
+#define TR_UNUSED __attribute__((unused))
+#define TR_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#else
+#define TR_UNUSED
+#define TR_PRINTF(fmt, args)
+#endif
+#define TR_DEF static TR_UNUSED
+
+#define TR_ERR 1024        /* size of an error buffer: room for a long path */
+
+/* Writes a message into err (which may be NULL); always returns 0, so that a function can `return tr_fail(...)`. */
+TR_DEF TR_PRINTF(3, 4) int tr_fail(char *err, size_t size, const char *fmt, ...) {
+    va_list args;
+    if (err == NULL || size == 0) return 0;
+    va_start(args, fmt);
+    vsnprintf(err, size, fmt, args);
+    va_end(args);
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>buffer  A growing byte string. An allocation that fails sets `oom`; the caller looks once, at the end. */
+
+typedef struct {
+    char  *s;              /* always ended by a zero once anything was put */
+    size_t n, room;
+    int    oom;
+} tr_buf;
+
+TR_DEF void tr_buf_free(tr_buf *b) {
+    free(b->s);
+    memset(b, 0, sizeof *b);
+}
+
+TR_DEF void tr_buf_put(tr_buf *b, const void *bytes, size_t n) {
+    if (b->oom) return;
+    if (b->room - b->n < n + 1) {                         /* room >= n + 1 holds whenever room > 0 */
+        size_t room = b->room ? b->room : 128;
+        char *s;
+        while (room - b->n < n + 1) {
+            if (room > SIZE_MAX / 2) { b->oom = 1; return; }
+            room *= 2;
+        }
+        s = (char *)realloc(b->s, room);
+        if (s == NULL) { b->oom = 1; return; }
+        b->s = s;
+        b->room = room;
+    }
+    memcpy(b->s + b->n, bytes, n);
+    b->n += n;
+    b->s[b->n] = 0;
+}
+
+TR_DEF void tr_buf_puts(tr_buf *b, const char *text) { tr_buf_put(b, text, strlen(text)); }
+
+TR_DEF void tr_buf_fill(tr_buf *b, char c, size_t count) {
+    while (count-- > 0) tr_buf_put(b, &c, 1);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>json  Just enough to write flat objects safely and to read their values back. */
+
+/* The shortest decimal text that reads back as exactly x; "null" for what JSON cannot say (nan, inf). */
+TR_DEF void tr_number(char out[32], double x) {
+    int digits;
+    if (!isfinite(x)) { strcpy(out, "null"); return; }
+    for (digits = 6; digits <= 17; digits++) {
+        snprintf(out, 32, "%.*g", digits, x);
+        if (strtod(out, NULL) == x) return;
+    }
+}
+
+/* Length of the well-formed UTF-8 sequence at s (RFC 3629: no overlong forms, no surrogates), 0 if there is none.
+   s is ended by a zero, which no continuation byte equals, so this never reads past the end. */
+TR_DEF size_t tr_utf8(const unsigned char *s) {
+    if (s[0] < 0x80) return 1;
+    if (s[0] >= 0xC2 && s[0] <= 0xDF) return (s[1] & 0xC0) == 0x80 ? 2 : 0;
+    if (s[0] >= 0xE0 && s[0] <= 0xEF) {
+        if ((s[1] & 0xC0) != 0x80 || (s[2] & 0xC0) != 0x80) return 0;
+        if (s[0] == 0xE0 && s[1] < 0xA0) return 0;
+        if (s[0] == 0xED && s[1] > 0x9F) return 0;
+        return 3;
+    }
+    if (s[0] >= 0xF0 && s[0] <= 0xF4) {
+        if ((s[1] & 0xC0) != 0x80 || (s[2] & 0xC0) != 0x80 || (s[3] & 0xC0) != 0x80) return 0;
+        if (s[0] == 0xF0 && s[1] < 0x90) return 0;
+        if (s[0] == 0xF4 && s[1] > 0x8F) return 0;
+        return 4;
+    }
+    return 0;
+}
+
+/* Appends text as a JSON string, quotes included; NULL becomes null. A path may hold any bytes, JSON only UTF-8: bytes
+   that are not UTF-8 become the replacement character U+FFFD. */
+TR_DEF void tr_json_string(tr_buf *b, const char *text) {
+    const unsigned char *s = (const unsigned char *)text;
+    char hex[8];
+    if (text == NULL) { tr_buf_puts(b, "null"); return; }
+    tr_buf_puts(b, "\"");
+    while (*s) {
+        size_t n = tr_utf8(s);
+        if (n == 0)            { tr_buf_puts(b, "\\ufffd"); s++; continue; }
+        if (*s == '"')           tr_buf_puts(b, "\\\"");
+        else if (*s == '\\')     tr_buf_puts(b, "\\\\");
+        else if (*s == '\n')     tr_buf_puts(b, "\\n");
+        else if (*s == '\t')     tr_buf_puts(b, "\\t");
+        else if (*s == '\r')     tr_buf_puts(b, "\\r");
+        else if (*s < 0x20)    { snprintf(hex, sizeof hex, "\\u%04x", (unsigned)*s); tr_buf_puts(b, hex); }
+        else                     tr_buf_put(b, s, n);
+        s += n;
+    }
+    tr_buf_puts(b, "\"");
+}
+
+TR_DEF const char *tr_json_blank(const char *p) {
+    while (*p == ' ' || *p == '\t' || *p == '\r' || *p == '\n') p++;
+    return p;
+}
+
+/* p stands on a quote; returns what follows the closing one, NULL if the string does not end. */
+TR_DEF const char *tr_json_past_string(const char *p) {
+    for (p++; *p != '"'; p++) {
+        if (*p == '\\' && p[1] != 0) p++;
+        else if (*p == 0) return NULL;
+    }
+    return p + 1;
+}
+
+/* Returns what follows the value at p, NULL if it does not end. Brackets are counted, not matched by kind. */
+TR_DEF const char *tr_json_past_value(const char *p) {
+    size_t depth = 0;
+    if (*p == '"') return tr_json_past_string(p);
+    if (*p == '{' || *p == '[') {
+        do {
+            if (*p == 0) return NULL;
+            if (*p == '"') { p = tr_json_past_string(p); if (p == NULL) return NULL; continue; }
+            if (*p == '{' || *p == '[') depth++;
+            if (*p == '}' || *p == ']') depth--;
+            p++;
+        } while (depth > 0);
+        return p;
+    }
+    {
+        size_t n = strcspn(p, ",]}{[:\" \t\r\n");
+        return n > 0 ? p + n : NULL;
+    }
+}
+
+TR_DEF int tr_json_hex4(const char *p, unsigned long *out) {
+    int i;
+    for (*out = 0, i = 0; i < 4; i++) {
+        char c = p[i];
+        if (c >= '0' && c <= '9')      *out = *out * 16 + (unsigned long)(c - '0');
+        else if (c >= 'a' && c <= 'f') *out = *out * 16 + (unsigned long)(c - 'a' + 10);
+        else if (c >= 'A' && c <= 'F') *out = *out * 16 + (unsigned long)(c - 'A' + 10);
+        else return 0;
+    }
+    return 1;
+}
+
+/* Undoes the escapes of the JSON string whose inside is [p, end); 0 if it is malformed, holds U+0000 or does not fit. */
+TR_DEF int tr_json_unescape(const char *p, const char *end, char *out, size_t size) {
+    size_t n = 0;
+    while (p < end) {
+        char bytes[4];
+        size_t len = 1, i;
+        if (*p != '\\') {
+            bytes[0] = *p++;
+        } else {
+            const char *from = "\"\\/bfnrt", *to = "\"\\/\b\f\n\r\t", *at;
+            unsigned long c, low;
+            p++;
+            if (*p == 'u') {
+                if (end - p < 5 || !tr_json_hex4(p + 1, &c)) return 0;
+                p += 5;
+                if (c >= 0xD800 && c <= 0xDBFF) {                     /* the first half of a surrogate pair */
+                    if (end - p < 6 || p[0] != '\\' || p[1] != 'u' || !tr_json_hex4(p + 2, &low)) return 0;
+                    if (low < 0xDC00 || low > 0xDFFF) return 0;
+                    c = 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00);
+                    p += 6;
+                } else if (c == 0 || (c >= 0xDC00 && c <= 0xDFFF)) {
+                    return 0;
+                }
+                if (c < 0x80)         { bytes[0] = (char)c; }
+                else if (c < 0x800)   { bytes[0] = (char)(0xC0 | (c >> 6)); len = 2; }
+                else if (c < 0x10000) { bytes[0] = (char)(0xE0 | (c >> 12)); len = 3; }
+                else                  { bytes[0] = (char)(0xF0 | (c >> 18)); len = 4; }
+                for (i = 1; i < len; i++) bytes[i] = (char)(0x80 | ((c >> (6 * (len - 1 - i))) & 0x3F));
+            } else {
+                at = *p ? strchr(from, *p) : NULL;
+                if (at == NULL) return 0;
+                bytes[0] = to[at - from];
+                p++;
+            }
+        }
+        if (n + len >= size) return 0;
+        for (i = 0; i < len; i++) out[n++] = bytes[i];
+    }
+    if (n >= size) return 0;
+    out[n] = 0;
+    return 1;
+}
+
+/* Looks for key among the top-level members of a JSON object and copies its value: a string without quotes and escapes,
+   anything else as it is written; of two equal keys the first counts. The object is walked to its end in any case.
+   Returns 1 found, 0 absent, -1 malformed (or the value does not fit into out). */
+TR_DEF int tr_json_find(const char *json, const char *key, char *out, size_t size) {
+    const char *p = tr_json_blank(json), *name, *value, *end;
+    size_t key_len = strlen(key);
+    int found = 0;
+    if (*p++ != '{') return -1;
+    p = tr_json_blank(p);
+    if (*p == '}') return *tr_json_blank(p + 1) == 0 ? 0 : -1;
+    for (;;) {
+        p = tr_json_blank(p);
+        if (*p != '"') return -1;
+        name = p + 1;
+        end = tr_json_past_string(p);
+        if (end == NULL) return -1;
+        p = tr_json_blank(end);
+        if (*p != ':') return -1;
+        value = tr_json_blank(p + 1);
+        p = tr_json_past_value(value);
+        if (p == NULL) return -1;
+        if (!found && (size_t)(end - 1 - name) == key_len && memcmp(name, key, key_len) == 0) {
+            found = 1;
+            if (*value == '"') {
+                if (!tr_json_unescape(value + 1, p - 1, out, size)) return -1;
+            } else {
+                if ((size_t)(p - value) >= size) return -1;
+                memcpy(out, value, (size_t)(p - value));
+                out[p - value] = 0;
+            }
+        }
+        p = tr_json_blank(p);
+        if (*p == '}') return *tr_json_blank(p + 1) == 0 ? found : -1;
+        if (*p++ != ',') return -1;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>options  One table describes every option: it parses, checks, prints the help and writes the configuration. */
+
+enum { TR_T_END, TR_T_GROUP, TR_T_INT, TR_T_SIZE, TR_T_REAL, TR_T_TEXT, TR_T_FLAG, TR_T_CHOICE };
+enum { TR_FROM_DEFAULT, TR_FROM_CHECKPOINT, TR_FROM_PRESET, TR_FROM_ARGS };     /* in order of authority */
+enum { TR_OPEN_MIN = 1, TR_OPEN_MAX = 2 };                                      /* the bound itself is excluded */
+
+typedef struct {
+    const char *name;      /* without dashes in front; of a group: its heading */
+    int         type;      /* TR_T_... */
+    void       *to;        /* int, uint64_t, double, const char *, int (flag), int (choice: index) */
+    const char *help;
+    double      min, max;  /* bounds, included; both zero: none but the type's own; TR_INF: none on this side */
+    int         open;      /* reals only: TR_OPEN_MIN, TR_OPEN_MAX or both exclude the bound */
+    const char *choices;   /* choice: "adagrad|sgd|adam" */
+    int         from;      /* out: TR_FROM_... */
+} tr_opt;
+
+#define TR_INF HUGE_VAL
+#define TR_TO(type, to) ((void *)(1 ? (to) : (type *)NULL))     /* a compile error when `to` has another type */
+
+#define TR_GROUP(title)                          {title, TR_T_GROUP, NULL, NULL, 0, 0, 0, NULL, 0}
+#define TR_INT(name, to, min, max, help)         {name, TR_T_INT, TR_TO(int, to), help, min, max, 0, NULL, 0}
+#define TR_SIZE(name, to, min, max, help)        {name, TR_T_SIZE, TR_TO(uint64_t, to), help, min, max, 0, NULL, 0}
+#define TR_REAL(name, to, min, max, help)        {name, TR_T_REAL, TR_TO(double, to), help, min, max, 0, NULL, 0}
+#define TR_REAL_OPEN(name, to, open, min, max, help) \
+                                                 {name, TR_T_REAL, TR_TO(double, to), help, min, max, open, NULL, 0}
+#define TR_TEXT(name, to, help)                  {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 0, 0, NULL, 0}
+#define TR_FLAG(name, to, help)                  {name, TR_T_FLAG, TR_TO(int, to), help, 0, 0, 0, NULL, 0}
+#define TR_CHOICE(name, to, choices, help)       {name, TR_T_CHOICE, TR_TO(int, to), help, 0, 0, 0, choices, 0}
+#define TR_END                                   {NULL, TR_T_END, NULL, NULL, 0, 0, 0, NULL, 0}
+
+typedef struct {
+    const char        *name, *about;      /* about: one line */
+    const char *const *set;               /* "name=value" or "flag", ended by NULL */
+} tr_preset;
+
+#define TR_PRESET_END {NULL, NULL, NULL}
+
+typedef struct {
+    const char      *program, *about;
+    tr_opt          *opt;                 /* ended by TR_END */
+    const tr_preset *preset;              /* ended by TR_PRESET_END; NULL: none */
+    const char      *preset_used;         /* out: its name, or NULL */
+} tr_options;
+
+/* Equality of the first n characters; a dash is as good as an underscore. */
+TR_DEF int tr_same(const char *a, const char *b, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) {
+        if ((a[i] == '_' ? '-' : a[i]) != (b[i] == '_' ? '-' : b[i])) return 0;
+        if (a[i] == 0) return 1;
+    }
+    return 1;
+}
+
+/* Is the word of n characters at a the name b? */
+TR_DEF int tr_same_name(const char *a, size_t n, const char *b) { return strlen(b) == n && tr_same(a, b, n); }
+
+TR_DEF tr_opt *tr_find_option(const tr_options *o, const char *name, size_t n) {
+    tr_opt *p;
+    for (p = o->opt; p->type != TR_T_END; p++)
+        if (p->type != TR_T_GROUP && tr_same_name(name, n, p->name)) return p;
+    return NULL;
+}
+
+TR_DEF const tr_preset *tr_find_preset(const tr_options *o, const char *name) {
+    const tr_preset *p;
+    for (p = o->preset; p != NULL && p->name != NULL; p++)
+        if (tr_same_name(name, strlen(name), p->name)) return p;
+    return NULL;
+}
+
+/* Was the option given on the command line (not by a preset)? */
+TR_DEF int tr_given(const tr_options *o, const char *name) {
+    const tr_opt *p = tr_find_option(o, name, strlen(name));
+    return p != NULL && p->from == TR_FROM_ARGS;
+}
+
+/* Levenshtein's distance: the insertions, deletions and replacements that turn a into b. One row of the table is kept.
+   Names longer than 63 characters are as far as can be: no one mistypes those. */
+TR_DEF size_t tr_distance(const char *a, size_t na, const char *b, size_t nb) {
+    size_t row[64], i, j;
+    if (na > 63 || nb > 63) return SIZE_MAX;
+    for (j = 0; j <= nb; j++) row[j] = j;
+    for (i = 1; i <= na; i++) {
+        size_t diagonal = row[0];                          /* row[i-1][j-1] */
+        row[0] = i;
+        for (j = 1; j <= nb; j++) {
+            size_t best = diagonal + ((a[i-1] == '_' ? '-' : a[i-1]) != (b[j-1] == '_' ? '-' : b[j-1]));
+            diagonal = row[j];
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j-1] + 1 < best) best = row[j-1] + 1;
+            row[j] = best;
+        }
+    }
+    return row[nb];
+}
+
+/* Remembers the nearest of several candidates, if it is near enough to be a slip of the finger. */
+typedef struct { const char *name; size_t len, distance; } tr_nearest;
+
+TR_DEF void tr_consider(tr_nearest *best, const char *got, size_t got_len, const char *name, size_t len) {
+    size_t d = tr_distance(got, got_len, name, len);
+    if (d <= 1 + got_len / 3 && d < len && (best->name == NULL || d < best->distance)) {
+        best->name = name;
+        best->len = len;
+        best->distance = d;
+    }
+}
+
+/* The k-th of "a|b|c": its start and length, NULL past the end. */
+TR_DEF const char *tr_choice(const char *choices, int k, size_t *len) {
+    for (;; k--, choices += *len + 1) {
+        *len = strcspn(choices, "|");
+        if (k == 0) return *len > 0 ? choices : NULL;
+        if (choices[*len] == 0) return NULL;
+    }
+}
+
+/* Strict: the whole word must be a decimal number that fits. strto* alone would take blanks, "0x10", "nan", and wrap
+   "-1" to a huge unsigned. Return 1, or 0 and leave *out alone. */
+TR_DEF int tr_read_int(const char *s, int *out) {
+    const char *digits = s + (s[0] == '-');
+    long long v;
+    if (*digits == 0 || strspn(digits, "0123456789") != strlen(digits)) return 0;
+    errno = 0;
+    v = strtoll(s, NULL, 10);
+    if (errno != 0 || v < INT_MIN || v > INT_MAX) return 0;
+    *out = (int)v;
+    return 1;
+}
+
+TR_DEF int tr_read_size(const char *s, uint64_t *out) {
+    unsigned long long v;
+    if (*s == 0 || strspn(s, "0123456789") != strlen(s)) return 0;
+    errno = 0;
+    v = strtoull(s, NULL, 10);
+    if (errno != 0 || v > UINT64_MAX) return 0;
+    *out = (uint64_t)v;
+    return 1;
+}
+
+TR_DEF int tr_read_real(const char *s, double *out) {
+    char *end;
+    double v;
+    if (*s == 0 || strspn(s, "0123456789+-.eE") != strlen(s)) return 0;
+    errno = 0;
+    v = strtod(s, &end);
+    if (errno != 0 || *end != 0 || !isfinite(v)) return 0;
+    *out = v;
+    return 1;
+}
+
+TR_DEF int tr_read_flag(const char *s, int *out) {
+    static const char *const words[] = {"0", "1", "false", "true", "no", "yes", "off", "on"};
+    size_t i;
+    for (i = 0; i < sizeof words / sizeof *words; i++)
+        if (strcmp(s, words[i]) == 0) { *out = (int)(i & 1); return 1; }
+    return 0;
+}
+
+TR_DEF int tr_in_range(const tr_opt *p, double v) {
+    if (p->min == 0 && p->max == 0) return 1;
+    if (!(v >= p->min && v <= p->max)) return 0;
+    if ((p->open & TR_OPEN_MIN) && v == p->min) return 0;
+    if ((p->open & TR_OPEN_MAX) && v == p->max) return 0;
+    return 1;
+}
+
+/* In words, what the option wants: "a whole number from 1 to 1000". */
+TR_DEF void tr_wants(const tr_opt *p, char *out, size_t size) {
+    char lo[32], hi[32];
+    const char *s;
+    size_t n;
+    int bounded = !(p->min == 0 && p->max == 0);
+    switch (p->type) {
+    case TR_T_INT:
+        snprintf(lo, sizeof lo, "%d", bounded && p->min > INT_MIN ? (int)p->min : INT_MIN);
+        snprintf(hi, sizeof hi, "%d", bounded && p->max < INT_MAX ? (int)p->max : INT_MAX);
+        snprintf(out, size, "a whole number from %s to %s", lo, hi);
+        break;
+    case TR_T_SIZE:
+        snprintf(lo, sizeof lo, "%" PRIu64, bounded && p->min > 0 ? (uint64_t)p->min : (uint64_t)0);
+        snprintf(hi, sizeof hi, "%" PRIu64, bounded && p->max < 18446744073709551615.0 ? (uint64_t)p->max : UINT64_MAX);
+        snprintf(out, size, "a whole number from %s to %s", lo, hi);
+        break;
+    case TR_T_REAL:
+        tr_number(lo, p->min);
+        tr_number(hi, p->max);
+        if (!bounded || (p->min < -DBL_MAX && p->max > DBL_MAX))
+            snprintf(out, size, "a number");
+        else if (p->max > DBL_MAX)
+            snprintf(out, size, "a number %s %s", p->open & TR_OPEN_MIN ? "above" : "of at least", lo);
+        else if (p->min < -DBL_MAX)
+            snprintf(out, size, "a number %s %s", p->open & TR_OPEN_MAX ? "below" : "of at most", hi);
+        else
+            snprintf(out, size, "a number %s %s %s %s", p->open & TR_OPEN_MIN ? "above" : "from", lo,
+                     p->open & TR_OPEN_MAX ? "and below" : p->open & TR_OPEN_MIN ? "and at most" : "to", hi);
+        break;
+    case TR_T_FLAG:
+        snprintf(out, size, "on or off (also 1, 0, true, false, yes, no)");
+        break;
+    case TR_T_CHOICE:
+        n = (size_t)snprintf(out, size, "one of ");
+        for (s = p->choices; *s != 0 && n + 3 < size; s++) {
+            out[n++] = *s == '|' ? ',' : *s;
+            if (*s == '|') out[n++] = ' ';
+        }
+        out[n] = 0;
+        break;
+    default:
+        snprintf(out, size, "a text");
+        break;
+    }
+}
+
+/* Reads a value into an option and checks its range. Text is kept by pointer: it must outlive the option. */
+TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size) {
+    char wants[256];
+    int ok = 0, i = 0;
+    uint64_t u = 0;
+    double d = 0;
+    size_t len;
+    const char *name;
+    tr_nearest best = {NULL, 0, 0};
+    switch (p->type) {
+    case TR_T_INT:
+        ok = tr_read_int(value, &i) && tr_in_range(p, (double)i);
+        if (ok) *(int *)p->to = i;
+        break;
+    case TR_T_SIZE:
+        ok = tr_read_size(value, &u) && tr_in_range(p, (double)u);
+        if (ok) *(uint64_t *)p->to = u;
+        break;
+    case TR_T_REAL:
+        ok = tr_read_real(value, &d) && tr_in_range(p, d);
+        if (ok) *(double *)p->to = d;
+        break;
+    case TR_T_FLAG:
+        ok = tr_read_flag(value, &i);
+        if (ok) *(int *)p->to = i;
+        break;
+    case TR_T_CHOICE:
+        for (i = 0; !ok && (name = tr_choice(p->choices, i, &len)) != NULL; i++) {
+            ok = strlen(value) == len && tr_same(value, name, len);
+            if (ok) *(int *)p->to = i;
+            else tr_consider(&best, value, strlen(value), name, len);
+        }
+        break;
+    case TR_T_TEXT:
+        *(const char **)p->to = value;
+        ok = 1;
+        break;
+    default:
+        break;
+    }
+    if (ok) { p->from = from; return 1; }
+    tr_wants(p, wants, sizeof wants);
+    if (best.name != NULL)
+        return tr_fail(err, size, "--%s: got '%.80s', wants %s (did you mean %.*s?)", p->name, value, wants,
+                       (int)best.len, best.name);
+    return tr_fail(err, size, "--%s: got '%.80s', wants %s", p->name, value, wants);
+}
+
+TR_DEF int tr_unknown_option(const tr_options *o, const char *name, size_t n, char *err, size_t size) {
+    tr_nearest best = {NULL, 0, 0};
+    const tr_opt *p;
+    int no = n > 3 && tr_same(name, "no-", 3);
+    tr_consider(&best, name, n, "help", 4);
+    if (o->preset != NULL) tr_consider(&best, name, n, "preset", 6);
+    for (p = o->opt; p->type != TR_T_END; p++)
+        if (p->type != TR_T_GROUP) tr_consider(&best, name, n, p->name, strlen(p->name));
+    if (best.name != NULL)
+        return tr_fail(err, size, "--%.*s: unknown option (did you mean --%s?); --help lists all", (int)(n < 80 ? n : 80),
+                       name, best.name);
+    for (p = o->opt; no && p->type != TR_T_END; p++)
+        if (p->type == TR_T_FLAG) tr_consider(&best, name + 3, n - 3, p->name, strlen(p->name));
+    if (best.name != NULL)
+        return tr_fail(err, size, "--%.*s: unknown option (did you mean --no-%s?); --help lists all",
+                       (int)(n < 80 ? n : 80), name, best.name);
+    return tr_fail(err, size, "--%.*s: unknown option; --help lists all", (int)(n < 80 ? n : 80), name);
+}
+
+/* One option: `word` is "name", "name=value" or "no-name"; `next` the word after it or NULL. Returns how many words were
+   used (1 or 2), 0 on error. */
+TR_DEF int tr_option(const tr_options *o, const char *word, const char *next, int from, char *err, size_t size) {
+    size_t n = strcspn(word, "=");
+    const char *value = word[n] == '=' ? word + n + 1 : NULL;
+    tr_opt *p = tr_find_option(o, word, n);
+    char wants[256];
+    if (p == NULL && n > 3 && tr_same(word, "no-", 3)) {
+        p = tr_find_option(o, word + 3, n - 3);
+        if (p != NULL && p->type != TR_T_FLAG)
+            return tr_fail(err, size, "--%.*s: --%s is no flag and cannot be switched off", (int)n, word, p->name);
+        if (p != NULL && value != NULL)
+            return tr_fail(err, size, "--no-%s: takes no value, got '%.80s'", p->name, value);
+        if (p != NULL) return tr_set(p, "off", from, err, size);
+    }
+    if (p == NULL) return tr_unknown_option(o, word, n, err, size);
+    if (value != NULL) return tr_set(p, value, from, err, size);
+    if (p->type == TR_T_FLAG) return tr_set(p, "on", from, err, size);
+    tr_wants(p, wants, sizeof wants);
+    if (next == NULL) return tr_fail(err, size, "--%s: got nothing, wants %s", p->name, wants);
+    if (next[0] == '-' && next[1] == '-')
+        return tr_fail(err, size, "--%s: got the option '%.80s', wants %s (if it is meant as the value, write --%s=%.80s)",
+                       p->name, next, wants, p->name, next);
+    return tr_set(p, next, from, err, size) ? 2 : 0;
+}
+
+TR_DEF int tr_apply_preset(tr_options *o, const tr_preset *preset, char *err, size_t size) {
+    char why[TR_ERR];
+    size_t i;
+    for (i = 0; preset->set != NULL && preset->set[i] != NULL; i++)
+        if (!tr_option(o, preset->set[i], NULL, TR_FROM_PRESET, why, sizeof why))
+            return tr_fail(err, size, "preset %s: %.900s", preset->name, why);
+    o->preset_used = preset->name;
+    return 1;
+}
+
+TR_DEF int tr_select_preset(tr_options *o, const char *name, char *err, size_t size) {
+    const tr_preset *p = tr_find_preset(o, name);
+    tr_nearest best = {NULL, 0, 0};
+    size_t used;
+    if (p != NULL) return tr_apply_preset(o, p, err, size);
+    if (o->preset == NULL || o->preset->name == NULL)
+        return tr_fail(err, size, "--preset: got '%.80s', but this program has no presets", name);
+    for (p = o->preset; p->name != NULL; p++) tr_consider(&best, name, strlen(name), p->name, strlen(p->name));
+    if (best.name != NULL)
+        tr_fail(err, size, "--preset: got '%.80s', no such preset (did you mean %s?); there are:", name, best.name);
+    else
+        tr_fail(err, size, "--preset: got '%.80s', no such preset; there are:", name);
+    for (p = o->preset; p->name != NULL && err != NULL; p++) {
+        used = strlen(err);
+        tr_fail(err + used, size - used, "%s %s", p == o->preset ? "" : ",", p->name);
+    }
+    return 0;
+}
+
+/* The present value as text, as JSON writes it but without the quotes; text options give "" (they have their own path). */
+TR_DEF void tr_value(const tr_opt *p, char out[64]) {
+    size_t len = 0;
+    const char *s;
+    out[0] = 0;
+    switch (p->type) {
+    case TR_T_INT:    snprintf(out, 64, "%d", *(int *)p->to); break;
+    case TR_T_SIZE:   snprintf(out, 64, "%" PRIu64, *(uint64_t *)p->to); break;
+    case TR_T_REAL:   tr_number(out, *(double *)p->to); break;
+    case TR_T_FLAG:   strcpy(out, *(int *)p->to ? "true" : "false"); break;
+    case TR_T_CHOICE: s = *(int *)p->to < 0 ? NULL : tr_choice(p->choices, *(int *)p->to, &len);
+                      if (s != NULL) snprintf(out, 64, "%.*s", (int)(len < 63 ? len : 63), s);
+                      break;
+    default:          break;
+    }
+}
+
+/* Checks the table itself: no name twice, no reserved name, defaults within their bounds, every preset readable. It runs
+   at the head of tr_parse, so that a slip in a table shows at the first start and not when the preset is used. */
+TR_DEF int tr_check_table(const tr_options *o, char *err, size_t size) {
+    const tr_opt *p, *q;
+    const tr_preset *preset;
+    size_t i, n;
+    char text[64], why[TR_ERR];
+    int ok = 1;
+    for (p = o->opt; p->type != TR_T_END; p++) {
+        if (p->type == TR_T_GROUP) continue;
+        n = strlen(p->name);
+        if (tr_same_name(p->name, n, "help") || tr_same_name(p->name, n, "preset") || n == 0 || n > 63)
+            return tr_fail(err, size, "option table: the name '%.80s' is reserved, empty or too long", p->name);
+        for (q = p + 1; q->type != TR_T_END; q++)
+            if (q->type != TR_T_GROUP && tr_same_name(p->name, n, q->name))
+                return tr_fail(err, size, "option table: --%s stands twice", p->name);
+        if (p->type == TR_T_INT)    ok = tr_in_range(p, (double)*(int *)p->to);
+        if (p->type == TR_T_SIZE)   ok = tr_in_range(p, (double)*(uint64_t *)p->to);
+        if (p->type == TR_T_REAL)   ok = isfinite(*(double *)p->to) && tr_in_range(p, *(double *)p->to);
+        if (p->type == TR_T_CHOICE) { tr_value(p, text); ok = text[0] != 0; }
+        if (!ok) return tr_fail(err, size, "option table: the default of --%s is out of its range", p->name);
+    }
+    for (preset = o->preset; preset != NULL && preset->name != NULL; preset++) {
+        for (i = 0; preset->set != NULL && preset->set[i] != NULL; i++) {
+            union { int i; uint64_t u; double d; const char *s; } scratch;         /* read, but do not set */
+            const char *word = preset->set[i];
+            tr_opt one[2], end = TR_END;
+            tr_options only = *o;
+            tr_opt *hit = tr_find_option(o, word, strcspn(word, "="));
+            if (hit == NULL && tr_same(word, "no-", 3)) hit = tr_find_option(o, word + 3, strlen(word + 3));
+            if (hit != NULL) {
+                memset(&scratch, 0, sizeof scratch);
+                one[0] = *hit;
+                one[0].to = &scratch;
+                one[1] = end;
+                only.opt = one;
+            }
+            if (!tr_option(&only, word, NULL, TR_FROM_PRESET, why, sizeof why))
+                return tr_fail(err, size, "preset %s: %.900s", preset->name, why);
+        }
+    }
+    return 1;
+}
+
+/* Appends `text` word by word; a line that would pass `width` goes on below, at column `at`. The cursor stands at `at`. */
+TR_DEF void tr_wrap(tr_buf *b, const char *text, size_t at, size_t width) {
+    size_t column = at, n;
+    while (*(text += strspn(text, " ")) != 0) {
+        n = strcspn(text, " ");
+        if (column > at && column + 1 + n > width) {
+            tr_buf_puts(b, "\n");
+            tr_buf_fill(b, ' ', at);
+            column = at;
+        }
+        if (column > at) { tr_buf_puts(b, " "); column++; }
+        tr_buf_put(b, text, n);
+        column += n;
+        text += n;
+    }
+    tr_buf_puts(b, "\n");
+}
+
+/* Columns of the terminal behind a file descriptor; 0 when it is none. */
+TR_DEF size_t tr_columns(int fd) {
+    struct winsize w;
+    memset(&w, 0, sizeof w);
+    if (!isatty(fd)) return 0;
+    if (ioctl(fd, TIOCGWINSZ, &w) == 0 && w.ws_col > 0) return w.ws_col;
+    return 80;
+}
+
+#define TR_HELP_DEFAULT 12     /* widest default that gets a place in its column; longer ones push the text down */
+
+TR_DEF void tr_help_row(tr_buf *b, const char *name, const char *value, const char *text, size_t name_col,
+                        size_t value_col, size_t width) {
+    size_t at = 2 + name_col + 2 + value_col + 2;
+    tr_buf_puts(b, "  ");
+    tr_buf_puts(b, name);
+    tr_buf_fill(b, ' ', name_col - strlen(name) + 2);
+    tr_buf_puts(b, value);
+    if (strlen(value) > value_col) {
+        tr_buf_puts(b, "\n");
+        tr_buf_fill(b, ' ', at);
+    } else {
+        tr_buf_fill(b, ' ', value_col - strlen(value) + 2);
+    }
+    tr_wrap(b, text, at, width);
+}
+
+/* Writes the help text into b. The "default" column shows present values: after --preset NAME, the preset's. */
+TR_DEF void tr_help(const tr_options *o, tr_buf *b, size_t width) {
+    static const char *const word[] = {"", "", " N", " N", " X", " TEXT", "", " NAME"};
+    const char *head = o->preset_used != NULL ? "value" : "default";
+    const tr_preset *preset;
+    const tr_opt *p;
+    size_t name_col = 13, value_col = strlen(head), n;          /* 13: "--preset NAME" */
+    char name[96], value[64];
+    tr_buf text;
+    memset(&text, 0, sizeof text);
+    for (p = o->opt; p->type != TR_T_END; p++) {
+        if (p->type == TR_T_GROUP) continue;
+        n = 2 + strlen(p->name) + strlen(word[p->type]);
+        if (n > name_col) name_col = n;
+        tr_value(p, value);
+        n = p->type == TR_T_TEXT && *(const char **)p->to != NULL ? strlen(*(const char **)p->to) : strlen(value);
+        if (n > value_col && n <= TR_HELP_DEFAULT) value_col = n;
+    }
+    tr_buf_puts(b, "usage: ");
+    tr_buf_puts(b, o->program);
+    tr_buf_puts(b, o->preset != NULL ? " [--preset NAME] [--option value ...]\n\n" : " [--option value ...]\n\n");
+    if (o->about != NULL) { tr_wrap(b, o->about, 0, width); tr_buf_puts(b, "\n"); }
+    if (o->preset_used != NULL) {
+        tr_buf_puts(b, "Values are those of --preset ");
+        tr_buf_puts(b, o->preset_used);
+        tr_buf_puts(b, ".\n\n");
+    }
+    tr_help_row(b, "option", head, "meaning", name_col, value_col, width);
+    tr_help_row(b, "--help", "", "print this and stop; with --preset NAME, show that preset's values", name_col, value_col,
+                width);
+    if (o->preset != NULL)
+        tr_help_row(b, "--preset NAME", o->preset_used != NULL ? "" : "-",
+                    "start from the settings of a preset (list below); options given beside it override it", name_col,
+                    value_col, width);
+    for (p = o->opt; p->type != TR_T_END; p++) {
+        const char *shown = value;
+        if (p->type == TR_T_GROUP) {
+            tr_buf_puts(b, "\n");
+            tr_buf_puts(b, p->name);
+            tr_buf_puts(b, "\n");
+            continue;
+        }
+        snprintf(name, sizeof name, "--%s%s", p->name, word[p->type]);
+        tr_value(p, value);
+        if (p->type == TR_T_FLAG) strcpy(value, *(int *)p->to ? "on" : "off");
+        if (p->type == TR_T_TEXT) {
+            shown = *(const char **)p->to;
+            if (shown == NULL || *shown == 0) shown = "-";
+        }
+        text.n = 0;
+        tr_buf_puts(&text, p->help != NULL ? p->help : "");
+        if (p->type == TR_T_CHOICE) {
+            tr_buf_puts(&text, " (");
+            tr_buf_puts(&text, p->choices);
+            tr_buf_puts(&text, ")");
+        }
+        if (p->type == TR_T_FLAG && *(int *)p->to) {
+            tr_buf_puts(&text, " (switch off: --no-");
+            tr_buf_puts(&text, p->name);
+            tr_buf_puts(&text, ")");
+        }
+        tr_help_row(b, name, shown, text.s != NULL ? text.s : "", name_col, value_col, width);
+    }
+    if (o->preset != NULL && o->preset->name != NULL) {
+        name_col = 0;
+        for (preset = o->preset; preset->name != NULL; preset++)
+            if (strlen(preset->name) > name_col) name_col = strlen(preset->name);
+        tr_buf_puts(b, "\nPresets\n");
+        for (preset = o->preset; preset->name != NULL; preset++) {
+            tr_buf_puts(b, "  ");
+            tr_buf_puts(b, preset->name);
+            tr_buf_fill(b, ' ', name_col - strlen(preset->name) + 2);
+            tr_wrap(b, preset->about != NULL ? preset->about : "", name_col + 4, width);
+        }
+    }
+    if (text.oom) b->oom = 1;
+    tr_buf_free(&text);
+}
+
+/* Reads the command line. Returns 1: go on; 0: an error, told in err (print it and exit with 2); 2: the help was printed
+   to standard output (exit with 0). */
+TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size) {
+    int i, used, help = 0;
+    const char *preset = NULL;
+    tr_opt *p, *flag = NULL;
+    for (p = o->opt; p->type != TR_T_END; p++) p->from = TR_FROM_DEFAULT;
+    o->preset_used = NULL;
+    if (!tr_check_table(o, err, size)) return 0;
+    /* Two passes over the same words: the first only looks for --preset and --help, and must step over values. */
+    for (i = 1; i < argc; i += used) {
+        const char *word = argv[i] + 2;
+        size_t n;
+        used = 1;
+        if (strcmp(argv[i], "-h") == 0) { help = 1; continue; }     /* the one short option, by custom */
+        if (argv[i][0] != '-' || argv[i][1] != '-' || argv[i][2] == 0) {
+            if (flag != NULL)
+                return tr_fail(err, size, "--%s: a flag takes no value, got '%.80s' (write --%s, --no-%s or --%s=off)",
+                               flag->name, argv[i], flag->name, flag->name, flag->name);
+            return tr_fail(err, size, "got '%.80s' where an option belongs; options begin with --, and --help lists them",
+                           argv[i]);
+        }
+        flag = NULL;
+        n = strcspn(word, "=");
+        if (tr_same_name(word, n, "help")) { help = 1; continue; }
+        if (tr_same_name(word, n, "preset")) {
+            if (word[n] == '=') preset = word + n + 1;
+            else if (i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0) { preset = argv[i + 1]; used = 2; }
+            else return tr_fail(err, size, "--preset: got nothing, wants the name of a preset; --help lists them");
+            continue;
+        }
+        p = tr_find_option(o, word, n);
+        if (p == NULL && !(n > 3 && tr_same(word, "no-", 3) && tr_find_option(o, word + 3, n - 3) != NULL))
+            return tr_unknown_option(o, word, n, err, size);
+        if (p != NULL && p->type == TR_T_FLAG && word[n] != '=') flag = p;
+        if (p != NULL && p->type != TR_T_FLAG && word[n] != '=' && i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0)
+            used = 2;
+    }
+    if (preset != NULL && !tr_select_preset(o, preset, err, size)) return 0;
+    if (help) {
+        tr_buf b;
+        size_t width = tr_columns(1);
+        int ok;
+        memset(&b, 0, sizeof b);
+        tr_help(o, &b, width < 60 ? 100 : width > 120 ? 120 : width);
+        ok = !b.oom && fwrite(b.s, 1, b.n, stdout) == b.n && fflush(stdout) == 0;
+        tr_buf_free(&b);
+        return ok ? 2 : tr_fail(err, size, "cannot print the help: %s", strerror(errno));
+    }
+    for (i = 1; i < argc; i += used) {
+        const char *word = argv[i] + 2;
+        if (tr_same_name(word, strcspn(word, "="), "preset")) { used = strchr(word, '=') != NULL ? 1 : 2; continue; }
+        used = tr_option(o, word, i + 1 < argc ? argv[i + 1] : NULL, TR_FROM_ARGS, err, size);
+        if (!used) return 0;
+    }
+    return 1;
+}
+
+/* All options as one JSON object, the preset's name included, for the log and the checkpoint. The caller frees it; NULL
+   when memory is short. */
+TR_DEF char *tr_options_json(const tr_options *o) {
+    tr_buf b;
+    const tr_opt *p;
+    char value[64];
+    memset(&b, 0, sizeof b);
+    tr_buf_puts(&b, "{\"preset\":");
+    tr_json_string(&b, o->preset_used);
+    for (p = o->opt; p->type != TR_T_END; p++) {
+        if (p->type == TR_T_GROUP) continue;
+        tr_buf_puts(&b, ",");
+        tr_json_string(&b, p->name);
+        tr_buf_puts(&b, ":");
+        tr_value(p, value);
+        if (p->type == TR_T_TEXT)        tr_json_string(&b, *(const char **)p->to);
+        else if (p->type == TR_T_CHOICE) tr_json_string(&b, value);
+        else                             tr_buf_puts(&b, value);
+    }
+    tr_buf_puts(&b, "}");
+    if (b.oom) { tr_buf_free(&b); return NULL; }
+    return b.s;
+}
+
+/* On resume: for each option in `names` (ended by NULL) take the checkpoint's value, unless the command line or a preset
+   set it; then the two must agree, or the error names both. `json` is what tr_options_json wrote. An option that the
+   checkpoint does not know keeps its value. Text options are not adopted (their memory would have no owner). */
+TR_DEF int tr_options_adopt(tr_options *o, const char *json, const char *const *names, char *err, size_t size) {
+    char saved[64], here[64], why[TR_ERR];
+    size_t i;
+    for (i = 0; names[i] != NULL; i++) {
+        tr_opt *p = tr_find_option(o, names[i], strlen(names[i]));
+        int found;
+        if (p == NULL || p->type == TR_T_TEXT)
+            return tr_fail(err, size, "--%s: cannot be taken from a checkpoint", names[i]);
+        found = tr_json_find(json, p->name, saved, sizeof saved);
+        if (found < 0) return tr_fail(err, size, "the checkpoint's configuration is malformed (looking for --%s)", p->name);
+        if (found == 0) continue;
+        if (p->from == TR_FROM_DEFAULT || p->from == TR_FROM_CHECKPOINT) {
+            if (!tr_set(p, saved, TR_FROM_CHECKPOINT, why, sizeof why))
+                return tr_fail(err, size, "the checkpoint's configuration: %.900s", why);
+            continue;
+        }
+        tr_value(p, here);
+        if (strcmp(here, saved) != 0)
+            return tr_fail(err, size, "--%s is %s here (from the %s) but %s in the checkpoint: leave it out to continue that "
+                           "run, or name another checkpoint file", p->name, here,
+                           p->from == TR_FROM_PRESET ? "preset" : "command line", saved);
+    }
+    return 1;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>files  Whole writes, and directories. */
+
+/* write(2) until all is written. Our signals interrupt system calls (no SA_RESTART), hence EINTR; stdio would lose bytes
+   there. Returns 0 with errno set. */
+TR_DEF int tr_write_all(int fd, const void *bytes, size_t n) {
+    const char *p = (const char *)bytes;
+    while (n > 0) {
+        ssize_t k = write(fd, p, n);
+        if (k < 0 && errno == EINTR) continue;
+        if (k < 0) return 0;
+        if (k == 0) { errno = ENOSPC; return 0; }
+        p += k;
+        n -= (size_t)k;
+    }
+    return 1;
+}
+
+/* mkdir -p. */
+TR_DEF int tr_mkdirs(const char *dir, char *err, size_t size) {
+    size_t n = strlen(dir), i;
+    struct stat st;
+    char *path = (char *)malloc(n + 1);
+    if (path == NULL) return tr_fail(err, size, "%s: out of memory", dir);
+    memcpy(path, dir, n + 1);
+    if (n == 0) { free(path); return tr_fail(err, size, "the name of a directory is empty"); }
+    for (i = 1; i <= n; i++) {
+        if (path[i] != '/' && path[i] != 0) continue;
+        path[i] = 0;
+        if (mkdir(path, 0777) != 0) {
+            int why = errno;
+            if (stat(path, &st) != 0 || !S_ISDIR(st.st_mode)) {          /* what is there already is no failure */
+                tr_fail(err, size, "%s: cannot create the directory %s: %s", dir, path,
+                        strerror(why == EEXIST ? ENOTDIR : why));
+                free(path);
+                return 0;
+            }
+        }
+        path[i] = dir[i];
+    }
+    free(path);
+    return 1;
+}
+
+/* A file that only grows, in whole pieces: a piece that does not fit (disk full) is cut off again, so that what is there
+   stays readable; after that nothing more is written. */
+typedef struct {
+    int   fd;              /* -1: closed, not wanted, or failed */
+    int   regular;         /* pieces can be undone */
+    off_t end;
+    char *path;
+} tr_appender;
+
+/* Returns 1, or 0 when this piece was the first to fail; later pieces are ignored. */
+TR_DEF int tr_append(tr_appender *a, const void *bytes, size_t n, char *err, size_t size) {
+    int why;
+    if (a->fd < 0) return 1;
+    if (tr_write_all(a->fd, bytes, n)) { a->end += (off_t)n; return 1; }
+    why = errno;
+    if (a->regular && ftruncate(a->fd, a->end) != 0)
+        tr_fail(err, size, "%s: write failed (%s), and the half piece stays: %s", a->path, strerror(why), strerror(errno));
+    else
+        tr_fail(err, size, "%s: write failed, nothing more goes there: %s", a->path, strerror(why));
+    close(a->fd);
+    a->fd = -1;
+    return 0;
+}
+
+TR_DEF int tr_append_open(tr_appender *a, const char *path, int flags, char *err, size_t size) {
+    struct stat st;
+    memset(a, 0, sizeof *a);
+    a->fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | flags, 0666);
+    if (a->fd < 0) {
+        int why = errno;
+        tr_fail(err, size, "%s: cannot open for writing: %s", path, strerror(why));
+        errno = why;                                                         /* tr_board_open looks for EEXIST */
+        return 0;
+    }
+    a->path = (char *)malloc(strlen(path) + 1);
+    if (a->path == NULL || fstat(a->fd, &st) != 0) {
+        tr_fail(err, size, "%s: cannot open for writing: %s", path, strerror(errno));
+        close(a->fd);
+        free(a->path);
+        a->path = NULL;
+        a->fd = -1;
+        return 0;
+    }
+    strcpy(a->path, path);
+    a->regular = S_ISREG(st.st_mode);
+    a->end = st.st_size;
+    return 1;
+}
+
+TR_DEF int tr_append_close(tr_appender *a, char *err, size_t size) {
+    int ok = 1;
+    if (a->fd >= 0 && close(a->fd) != 0 && errno != EINTR)                   /* NFS tells of a full disk only here */
+        ok = tr_fail(err, size, "%s: close failed: %s", a->path, strerror(errno));
+    a->fd = -1;
+    free(a->path);
+    a->path = NULL;
+    return ok;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>log  One JSON object a line:
+
+       tr_log_begin(&log, "train"); tr_log_int(&log, "step", 7); tr_log_num(&log, "loss", 1.5); tr_log_end(&log);
+       {"event":"train","step":7,"loss":1.5}
+
+   All calls are free on a log whose path was NULL. */
+
+#define TR_KEEP_ALL UINT64_MAX
+
+typedef struct {
+    tr_appender out;
+    tr_buf      line;
+    char        err[TR_ERR];      /* why tr_log_end returned 0 */
+} tr_log;
+
+/* Is this line to go when a run continues at `step`? Yes if its "step" is later, or if its end is missing (a kill in the
+   midst of writing). Lines that are no JSON object are not ours to judge and stay. */
+TR_DEF int tr_log_drops(const char *line, size_t n, uint64_t step) {
+    char text[32];
+    uint64_t at;
+    if (n == 0 || line[n - 1] != '\n') return 1;
+    if (strlen(line) != n || tr_json_find(line, "step", text, sizeof text) != 1) return 0;
+    return tr_read_size(text, &at) && at > step;
+}
+
+/* The file behind a chain of symbolic links, to be freed; NULL with errno set. (realpath is not in base POSIX.) */
+TR_DEF char *tr_behind_links(const char *path) {
+    size_t room = strlen(path) + 4097, dir;
+    char *here = (char *)malloc(room), *next;
+    char link[4096];
+    ssize_t n;
+    int hops;
+    if (here == NULL) return NULL;
+    strcpy(here, path);
+    for (hops = 0; hops < 40; hops++) {
+        n = readlink(here, link, sizeof link - 1);
+        if (n < 0 && errno == EINVAL) return here;                            /* no link: arrived */
+        if (n < 0) { free(here); return NULL; }
+        link[n] = 0;
+        next = strrchr(here, '/');
+        dir = next != NULL && link[0] != '/' ? (size_t)(next - here) + 1 : 0;  /* a relative link starts where it lies */
+        if (dir + (size_t)n >= room) {
+            next = (char *)realloc(here, dir + sizeof link);
+            if (next == NULL) { free(here); return NULL; }
+            here = next;
+            room = dir + sizeof link;
+        }
+        memcpy(here + dir, link, (size_t)n + 1);
+    }
+    free(here);
+    errno = ELOOP;
+    return NULL;
+}
+
+/* Rewrites the log without the lines that tr_log_drops names; leaves the file alone if there are none. The new text goes
+   to a temporary file beside it, which takes its place by rename: a kill leaves the old or the new log. */
+TR_DEF int tr_log_trim(const char *path, uint64_t step, char *err, size_t size) {
+    struct stat st;
+    FILE *in;
+    char *line = NULL, *real = NULL, *temp = NULL;
+    size_t room = 0, dropped = 0, len;
+    ssize_t n;
+    tr_buf keep;
+    int fd = -1, ok = 0;
+    memset(&keep, 0, sizeof keep);
+    if (stat(path, &st) != 0) {
+        if (errno == ENOENT) return 1;
+        return tr_fail(err, size, "%s: cannot read the log to continue it: %s", path, strerror(errno));
+    }
+    if (!S_ISREG(st.st_mode)) return 1;                                       /* a pipe or a device holds no past */
+    in = fopen(path, "rb");
+    if (in == NULL) return tr_fail(err, size, "%s: cannot read the log to continue it: %s", path, strerror(errno));
+    while ((n = getline(&line, &room, in)) >= 0) {
+        if (tr_log_drops(line, (size_t)n, step)) dropped++;
+        else tr_buf_put(&keep, line, (size_t)n);
+    }
+    if (ferror(in)) { tr_fail(err, size, "%s: cannot read the log to continue it: %s", path, strerror(errno)); goto done; }
+    if (dropped == 0) { ok = 1; goto done; }
+    real = tr_behind_links(path);                                /* replace the file, not a link to it */
+    if (real == NULL) { tr_fail(err, size, "%s: %s", path, strerror(errno)); goto done; }
+    len = strlen(real) + 32;
+    temp = (char *)malloc(len);
+    if (temp == NULL || keep.oom) { tr_fail(err, size, "%s: out of memory", path); goto done; }
+    snprintf(temp, len, "%s.%ld.tmp", real, (long)getpid());
+    fd = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (fd < 0 || fchmod(fd, st.st_mode & 07777) != 0 || !tr_write_all(fd, keep.s != NULL ? keep.s : "", keep.n)
+        || fsync(fd) != 0) {
+        tr_fail(err, size, "%s: cannot write the trimmed log: %s", temp, strerror(errno));
+        if (fd >= 0) { close(fd); unlink(temp); }
+        goto done;
+    }
+    if (close(fd) != 0 || rename(temp, real) != 0) {
+        tr_fail(err, size, "%s: cannot put the trimmed log in place: %s", real, strerror(errno));
+        unlink(temp);
+        goto done;
+    }
+    ok = 1;
+done:
+    fclose(in);
+    free(line);
+    free(real);
+    free(temp);
+    tr_buf_free(&keep);
+    return ok;
+}
+
+/* Opens the log for appending. resume_step: the step a run continues after; lines of later steps are dropped first, for
+   they will be written again. TR_KEEP_ALL keeps every whole line. path NULL: no log. */
+TR_DEF int tr_log_open(tr_log *l, const char *path, uint64_t resume_step, char *err, size_t size) {
+    memset(l, 0, sizeof *l);
+    l->out.fd = -1;
+    if (path == NULL) return 1;
+    if (!tr_log_trim(path, resume_step, err, size)) return 0;
+    return tr_append_open(&l->out, path, 0, err, size);
+}
+
+TR_DEF void tr_log_key(tr_log *l, const char *key) {
+    tr_buf_puts(&l->line, l->line.n == 0 ? "{" : ",");
+    tr_json_string(&l->line, key);
+    tr_buf_puts(&l->line, ":");
+}
+
+TR_DEF void tr_log_str(tr_log *l, const char *key, const char *text) {
+    if (l->out.fd < 0) return;
+    tr_log_key(l, key);
+    tr_json_string(&l->line, text);
+}
+
+TR_DEF void tr_log_num(tr_log *l, const char *key, double x) {
+    char text[32];
+    if (l->out.fd < 0) return;
+    tr_log_key(l, key);
+    tr_number(text, x);
+    tr_buf_puts(&l->line, text);
+}
+
+TR_DEF void tr_log_int(tr_log *l, const char *key, uint64_t x) {
+    char text[32];
+    if (l->out.fd < 0) return;
+    tr_log_key(l, key);
+    snprintf(text, sizeof text, "%" PRIu64, x);
+    tr_buf_puts(&l->line, text);
+}
+
+/* A value that is JSON already, such as tr_options_json's. */
+TR_DEF void tr_log_json(tr_log *l, const char *key, const char *json) {
+    if (l->out.fd < 0) return;
+    tr_log_key(l, key);
+    tr_buf_puts(&l->line, json != NULL ? json : "null");
+}
+
+TR_DEF void tr_log_begin(tr_log *l, const char *event) {
+    l->line.n = 0;
+    l->line.oom = 0;
+    tr_log_str(l, "event", event);
+}
+
+/* Writes the line in one piece. Returns 0 once, when writing begins to fail; l->err then says why. */
+TR_DEF int tr_log_end(tr_log *l) {
+    if (l->out.fd < 0) return 1;
+    tr_buf_puts(&l->line, "}\n");
+    if (l->line.oom) return tr_fail(l->err, sizeof l->err, "%s: out of memory, a line is lost", l->out.path);
+    return tr_append(&l->out, l->line.s, l->line.n, l->err, sizeof l->err);
+}
+
+TR_DEF int tr_log_close(tr_log *l) {
+    tr_buf_free(&l->line);
+    return tr_append_close(&l->out, l->err, sizeof l->err);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>formats  Numbers for people. Each returns `out`. */
+
+#define TR_TEXT_MAX 32
+
+/* 4.2s  42s  3m12s  2h05m  3d04h */
+TR_DEF const char *tr_duration(char out[TR_TEXT_MAX], double seconds) {
+    uint64_t s;
+    if (!(seconds >= 0) || seconds > 8.64e9) { strcpy(out, "?"); return out; }
+    s = (uint64_t)(seconds + 0.5);
+    if (seconds < 9.95)   snprintf(out, TR_TEXT_MAX, "%.1fs", seconds);
+    else if (s < 60)      snprintf(out, TR_TEXT_MAX, "%" PRIu64 "s", s);
+    else if (s < 3600)    snprintf(out, TR_TEXT_MAX, "%" PRIu64 "m%02" PRIu64 "s", s / 60, s % 60);
+    else if (s < 86400)   snprintf(out, TR_TEXT_MAX, "%" PRIu64 "h%02" PRIu64 "m", s / 3600, s / 60 % 60);
+    else                  snprintf(out, TR_TEXT_MAX, "%" PRIu64 "d%02" PRIu64 "h", s / 86400, s / 3600 % 24);
+    return out;
+}
+
+/* x in steps of `base` with a suffix; below one step as a whole number. 999.96k is 1.0M, not 1000.0k. */
+TR_DEF const char *tr_scaled(char out[TR_TEXT_MAX], double x, double base, const char *const suffix[7]) {
+    int k = 0;
+    if (!(x >= 0) || x > DBL_MAX) { strcpy(out, "?"); return out; }
+    while (k < 6 && x >= (k == 0 ? base - 0.5 : base - 0.05)) { x /= base; k++; }
+    if (x > 99999) snprintf(out, TR_TEXT_MAX, "%.1e%s", x, suffix[k]);
+    else           snprintf(out, TR_TEXT_MAX, k == 0 ? "%.0f%s" : "%.1f%s", x, suffix[k]);
+    return out;
+}
+
+/* 512 B  1.5 KiB  3.2 GiB */
+TR_DEF const char *tr_bytes(char out[TR_TEXT_MAX], double x) {
+    static const char *const suffix[7] = {" B", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"};
+    return tr_scaled(out, x, 1024, suffix);
+}
+
+/* 950  12.3k  4.6M  1.2G */
+TR_DEF const char *tr_count(char out[TR_TEXT_MAX], double x) {
+    static const char *const suffix[7] = {"", "k", "M", "G", "T", "P", "E"};
+    return tr_scaled(out, x, 1000, suffix);
+}
+
+/* With a fixed number of decimals, and one spelling of what is not finite. */
+TR_DEF const char *tr_fixed(char out[TR_TEXT_MAX], double x, int decimals) {
+    if (isnan(x))                       strcpy(out, "nan");
+    else if (!isfinite(x))              strcpy(out, x > 0 ? "inf" : "-inf");
+    else if (x > 99999 || x < -99999)   snprintf(out, TR_TEXT_MAX, "%.3e", x);
+    else                                snprintf(out, TR_TEXT_MAX, "%.*f", decimals, x);
+    return out;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>terminal  On a terminal one line that is drawn over and over; in a pipe or a file plain lines. */
+
+/* Speed, smoothed: time, steps and tokens fade with the same weight, so that their quotients are right from the first
+   step on and follow a change of pace within about TR_RATE_MEMORY seconds. */
+#define TR_RATE_MEMORY 20.0
+
+typedef struct { double last, seconds, steps, tokens; } tr_rate;
+
+TR_DEF void tr_rate_start(tr_rate *r, double now) {
+    memset(r, 0, sizeof *r);
+    r->last = now;
+}
+
+/* The time since the last call was not training (an evaluation, a save): leave it out of the speed. */
+TR_DEF void tr_rate_skip(tr_rate *r, double now) { r->last = now; }
+
+TR_DEF void tr_rate_add(tr_rate *r, double now, double steps, double tokens) {
+    double dt = now - r->last, fade;
+    if (!(dt >= 0)) dt = 0;
+    fade = TR_RATE_MEMORY / (TR_RATE_MEMORY + dt);
+    r->seconds = r->seconds * fade + dt;
+    r->steps = r->steps * fade + steps;
+    r->tokens = r->tokens * fade + tokens;
+    r->last = now;
+}
+
+TR_DEF double tr_rate_tokens(const tr_rate *r) { return r->seconds > 0 ? r->tokens / r->seconds : 0; }
+
+/* Seconds that `steps` more steps will take; -1 when nothing is known yet. */
+TR_DEF double tr_rate_left(const tr_rate *r, uint64_t steps) {
+    return r->seconds > 0 && r->steps > 0 ? (double)steps * r->seconds / r->steps : -1;
+}
+
+typedef struct {
+    uint64_t    step, steps;       /* steps 0: no end known */
+    double      loss;
+    double      metric;            /* in `unit`: "bpb" or "ppl"; unit NULL: not shown */
+    const char *unit;
+    double      lr;
+    double      tokens_per_s;
+    double      left;              /* seconds; below 0: not shown */
+    const char *extra;             /* ASCII, put at the end; may be NULL */
+} tr_progress;
+
+/* step 1200/5000  loss 1.234  1.780 bpb  lr 7.0e-02  12.3k tok/s  left 3m12s */
+TR_DEF void tr_progress_line(char *out, size_t size, const tr_progress *p) {
+    char loss[TR_TEXT_MAX], metric[TR_TEXT_MAX], speed[TR_TEXT_MAX], left[TR_TEXT_MAX], total[TR_TEXT_MAX] = "";
+    if (p->steps > 0) snprintf(total, sizeof total, "/%" PRIu64, p->steps);
+    snprintf(out, size, "step %" PRIu64 "%s  loss %s%s%s%s%s  lr %.1e  %s tok/s%s%s%s%s", p->step, total,
+             tr_fixed(loss, p->loss, 3),
+             p->unit != NULL ? "  " : "", p->unit != NULL ? tr_fixed(metric, p->metric, 3) : "",
+             p->unit != NULL ? " " : "", p->unit != NULL ? p->unit : "",
+             p->lr, tr_count(speed, p->tokens_per_s),
+             p->left >= 0 ? "  left " : "", p->left >= 0 ? tr_duration(left, p->left) : "",
+             p->extra != NULL ? "  " : "", p->extra != NULL ? p->extra : "");
+}
+
+typedef struct {
+    FILE  *f;
+    int    tty;
+    int    shown;                  /* a progress line stands on the screen, the cursor behind it */
+    int    failed;                 /* a write failed; told once, on standard error */
+    double drawn;                  /* when */
+    char   line[512];
+} tr_term;
+
+TR_DEF double tr_seconds(void);    /* >>clock */
+
+TR_DEF void tr_term_open(tr_term *t, FILE *f) {
+    const char *kind = getenv("TERM");
+    memset(t, 0, sizeof *t);
+    t->f = f;
+    t->tty = isatty(fileno(f)) && !(kind != NULL && strcmp(kind, "dumb") == 0);
+    t->drawn = -1;
+}
+
+TR_DEF void tr_term_write(tr_term *t, const char *text, size_t n) {
+    if (t->failed) return;
+    if (fflush(t->f) == 0 && tr_write_all(fileno(t->f), text, n)) return;
+    t->failed = 1;
+    fprintf(stderr, "cannot write progress: %s; going on without\n", strerror(errno));
+}
+
+/* Draws the line anew, cut to the width of the terminal: one that wraps could not be drawn over. */
+TR_DEF void tr_term_draw(tr_term *t) {
+    char text[sizeof t->line + 16];
+    size_t width = tr_columns(fileno(t->f)), n = strlen(t->line);
+    if (width == 0) width = 80;
+    if (n > width - 1) n = width - 1;
+    n = (size_t)snprintf(text, sizeof text, "\r%.*s\033[K", (int)n, t->line);
+    tr_term_write(t, text, n);
+    t->shown = 1;
+}
+
+/* Shows how far we are. On a terminal at most ten times a second; elsewhere one line whenever `due` (the log interval). */
+TR_DEF void tr_show(tr_term *t, const tr_progress *p, int due) {
+    double now = tr_seconds();
+    if (!t->tty && !due) return;
+    if (t->tty && !due && t->drawn >= 0 && now - t->drawn < 0.1) return;
+    tr_progress_line(t->line, sizeof t->line - 1, p);
+    t->drawn = now;
+    if (t->tty) { tr_term_draw(t); return; }
+    strcat(t->line, "\n");
+    tr_term_write(t, t->line, strlen(t->line));
+}
+
+/* A message on a line of its own (no newline needed); the progress line makes way and comes back below. */
+TR_DEF TR_PRINTF(2, 3) void tr_say(tr_term *t, const char *fmt, ...) {
+    char text[2048];
+    va_list args;
+    int n;
+    va_start(args, fmt);
+    n = vsnprintf(text, sizeof text - 1, fmt, args);
+    va_end(args);
+    if (n < 0) return;
+    if (n > (int)sizeof text - 2) n = (int)sizeof text - 2;
+    text[n++] = '\n';
+    if (t->shown) tr_term_write(t, "\r\033[K", 4);
+    tr_term_write(t, text, (size_t)n);
+    if (t->shown) tr_term_draw(t);
+}
+
+/* Leaves the last progress line standing and puts the cursor below it. More may be shown afterwards. */
+TR_DEF void tr_term_close(tr_term *t) {
+    if (t->shown) tr_term_write(t, "\n", 1);
+    t->shown = 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>board  TensorBoard's event files. A file is a chain of records
+
+       u64 length | u32 masked crc of these 8 bytes | payload | u32 masked crc of the payload        (little-endian)
+
+   where each payload is a protocol buffer of type Event (tensorflow/core/util/event.proto):
+
+       Event   { 1: double wall_time   2: int64 step   3: string file_version   5: Summary   7: SessionLog }
+       Summary { 1: repeated Value { 1: string tag   2: float simple_value } }
+       SessionLog { 1: status, 1 = START } */
+
+/* CRC-32C (Castagnoli), reflected polynomial 0x82F63B78, bit by bit: a scalar is some sixty bytes. */
+TR_DEF uint32_t tr_crc32c(const void *bytes, size_t n) {
+    const unsigned char *p = (const unsigned char *)bytes;
+    uint32_t crc = 0xFFFFFFFFu;
+    int bit;
+    while (n-- > 0) {
+        crc ^= *p++;
+        for (bit = 0; bit < 8; bit++) crc = (crc >> 1) ^ ((crc & 1) ? 0x82F63B78u : 0u);
+    }
+    return crc ^ 0xFFFFFFFFu;
+}
+
+/* TFRecord's mask, against checksums of data that hold checksums. */
+TR_DEF uint32_t tr_crc32c_masked(const void *bytes, size_t n) {
+    uint32_t crc = tr_crc32c(bytes, n);
+    return ((crc >> 15) | (crc << 17)) + 0xA282EAD8u;
+}
+
+TR_DEF void tr_put_le(tr_buf *b, uint64_t x, int bytes) {
+    while (bytes-- > 0) {
+        char c = (char)(x & 0xFF);
+        tr_buf_put(b, &c, 1);
+        x >>= 8;
+    }
+}
+
+/* Protocol buffers: seven bits a byte, low ones first, the high bit says that more follow. */
+TR_DEF void tr_put_varint(tr_buf *b, uint64_t x) {
+    for (; x >= 0x80; x >>= 7) tr_put_le(b, (x & 0x7F) | 0x80, 1);
+    tr_put_le(b, x, 1);
+}
+
+TR_DEF void tr_put_bytes(tr_buf *b, unsigned field, const void *bytes, size_t n) {
+    tr_put_varint(b, field << 3 | 2);                              /* wire type 2: length-delimited */
+    tr_put_varint(b, n);
+    if (n > 0) tr_buf_put(b, bytes, n);
+}
+
+typedef struct {
+    tr_appender out;
+    tr_buf      value, summary, event, record;
+    char        err[TR_ERR];       /* why tr_board_scalar returned 0 */
+} tr_board;
+
+TR_DEF void tr_board_event(tr_board *b, uint64_t step) {
+    struct timespec t;
+    double wall;
+    uint64_t bits;
+    clock_gettime(CLOCK_REALTIME, &t);
+    wall = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    memcpy(&bits, &wall, sizeof bits);
+    b->value.n = b->summary.n = b->event.n = b->record.n = 0;
+    tr_put_varint(&b->event, 1 << 3 | 1);                          /* wire type 1: eight bytes */
+    tr_put_le(&b->event, bits, 8);
+    tr_put_varint(&b->event, 2 << 3 | 0);                          /* wire type 0: varint */
+    tr_put_varint(&b->event, step > (uint64_t)INT64_MAX ? (uint64_t)INT64_MAX : step);
+}
+
+TR_DEF int tr_board_write(tr_board *b) {
+    tr_buf *r = &b->record;
+    if (b->event.oom) return tr_fail(b->err, sizeof b->err, "%s: out of memory", b->out.path);
+    tr_put_le(r, b->event.n, 8);
+    if (!r->oom) tr_put_le(r, tr_crc32c_masked(r->s, 8), 4);
+    tr_buf_put(r, b->event.s, b->event.n);
+    tr_put_le(r, tr_crc32c_masked(b->event.s, b->event.n), 4);
+    if (b->value.oom || b->summary.oom || r->oom) return tr_fail(b->err, sizeof b->err, "%s: out of memory", b->out.path);
+    return tr_append(&b->out, r->s, r->n, b->err, sizeof b->err);
+}
+
+TR_DEF int tr_board_close(tr_board *b) {
+    tr_buf_free(&b->value);
+    tr_buf_free(&b->summary);
+    tr_buf_free(&b->event);
+    tr_buf_free(&b->record);
+    return tr_append_close(&b->out, b->err, sizeof b->err);
+}
+
+/* Opens a new event file in dir, which is made if need be; dir NULL: none. resume_step: the step a run continues after,
+   0 for a new one; it makes TensorBoard forget later points that an earlier file in dir may hold. */
+TR_DEF int tr_board_open(tr_board *b, const char *dir, uint64_t resume_step, char *err, size_t size) {
+    char host[256], *path, *c;
+    size_t room;
+    int i, ok = 0;
+    memset(b, 0, sizeof *b);
+    b->out.fd = -1;
+    if (dir == NULL) return 1;
+    if (!tr_mkdirs(dir, err, size)) return 0;
+    if (gethostname(host, sizeof host) != 0) strcpy(host, "host");
+    host[sizeof host - 1] = 0;
+    for (c = host; *c; c++) if (*c == '/') *c = '-';
+    room = strlen(dir) + sizeof host + 128;
+    path = (char *)malloc(room);
+    if (path == NULL) return tr_fail(err, size, "%s: out of memory", dir);
+    for (i = 0; i < 1000; i++) {                                   /* two files in one second: number the second */
+        int n = snprintf(path, room, "%s/events.out.tfevents.%010lld.%s.%ld", dir, (long long)time(NULL), host,
+                         (long)getpid());
+        if (i > 0) snprintf(path + n, room - (size_t)n, ".%d", i);
+        ok = tr_append_open(&b->out, path, O_EXCL, err, size);
+        if (ok || errno != EEXIST) break;
+    }
+    free(path);
+    if (!ok) return 0;
+    tr_board_event(b, 0);
+    tr_put_bytes(&b->event, 3, "brain.Event:2", 13);
+    ok = tr_board_write(b);
+    if (ok && resume_step > 0) {
+        tr_board_event(b, resume_step < UINT64_MAX ? resume_step + 1 : resume_step);
+        tr_put_bytes(&b->event, 7, "\010\001", 2);                 /* SessionLog { status: START } */
+        ok = tr_board_write(b);
+    }
+    if (!ok) {
+        tr_fail(err, size, "%s", b->err);
+        tr_board_close(b);
+    }
+    return ok;
+}
+
+/* One point of the curve `tag` ("train/loss"). It is in the file when this returns. Returns 0 once, when writing begins
+   to fail; b->err then says why. */
+TR_DEF int tr_board_scalar(tr_board *b, const char *tag, uint64_t step, double x) {
+    float f = x > FLT_MAX ? (float)HUGE_VAL : x < -FLT_MAX ? -(float)HUGE_VAL : (float)x;     /* nan passes through */
+    uint32_t bits;
+    if (b->out.fd < 0) return 1;
+    memcpy(&bits, &f, sizeof bits);
+    tr_board_event(b, step);
+    tr_put_bytes(&b->value, 1, tag, strlen(tag));
+    tr_put_varint(&b->value, 2 << 3 | 5);                          /* wire type 5: four bytes */
+    tr_put_le(&b->value, bits, 4);
+    if (!b->value.oom) tr_put_bytes(&b->summary, 1, b->value.s, b->value.n);
+    if (!b->summary.oom) tr_put_bytes(&b->event, 5, b->summary.s, b->summary.n);
+    return tr_board_write(b);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>signals  The first SIGINT or SIGTERM asks the loop to finish its step, save and leave; the second ends at once. */
+
+static volatile sig_atomic_t tr_stop_signal TR_UNUSED = 0;
+
+TR_DEF void tr_on_signal(int sig) {
+    if (tr_stop_signal != 0) _exit(130);
+    tr_stop_signal = sig;
+}
+
+/* Without SA_RESTART, so that a blocking read or wait returns with EINTR and the loop gets to see the request. */
+TR_DEF int tr_signals(char *err, size_t size) {
+    static const int which[2] = {SIGINT, SIGTERM};
+    struct sigaction act;
+    int i;
+    memset(&act, 0, sizeof act);
+    act.sa_handler = tr_on_signal;
+    sigemptyset(&act.sa_mask);
+    for (i = 0; i < 2; i++)
+        if (sigaction(which[i], &act, NULL) != 0) return tr_fail(err, size, "sigaction: %s", strerror(errno));
+    return 1;
+}
+
+/* The signal that asked us to stop, 0 if none did. */
+TR_DEF int tr_stop_requested(void) { return (int)tr_stop_signal; }
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>clock */
+
+/* Seconds on a clock that never jumps; only differences mean something. */
+TR_DEF double tr_seconds(void) {
+    struct timespec t;
+    if (clock_gettime(CLOCK_MONOTONIC, &t) != 0) return 0;
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* The most memory this process has held, in bytes; 0 if the system does not say. */
+TR_DEF uint64_t tr_peak_rss(void) {
+    struct rusage u;
+    if (getrusage(RUSAGE_SELF, &u) != 0 || u.ru_maxrss < 0) return 0;
+#ifdef __APPLE__
+    return (uint64_t)u.ru_maxrss;               /* bytes there, kibibytes elsewhere */
+#else
+    return (uint64_t)u.ru_maxrss * 1024;
+#endif
+}
+
+#endif /* SEQTX_EXAMPLES_TRAIN_H */

@@ -1,0 +1,778 @@
+/* Tests of examples/train.h: option parser, JSON, log, terminal, TensorBoard files, signals, formats.
+   Build: cc -std=c99 tests/test_train_h.c -o test_train_h -lm     Prints what fails; the last line is "N passed, N failed".
+   test_train_h --keep DIR leaves the event files it wrote in DIR, to be opened with TensorBoard. */
+
+#define _XOPEN_SOURCE 700          /* the pseudo terminal */
+#include "../examples/train.h"
+
+#include <dirent.h>
+#include <sys/wait.h>
+
+static int passed, failed;
+
+static void check(int ok, const char *what, int line) {
+    if (ok) { passed++; return; }
+    failed++;
+    printf("test_train_h.c:%d: %s\n", line, what);
+}
+
+/* Two strings; on failure both are shown. */
+static void check_text(const char *got, const char *want, int line) {
+    if (got != NULL && strcmp(got, want) == 0) { passed++; return; }
+    failed++;
+    printf("test_train_h.c:%d: got  [%s]\n  wanted [%s]\n", line, got != NULL ? got : "(null)", want);
+}
+
+static void check_holds(const char *got, const char *part, int line) {
+    if (got != NULL && strstr(got, part) != NULL) { passed++; return; }
+    failed++;
+    printf("test_train_h.c:%d: got [%s]\n  which lacks [%s]\n", line, got != NULL ? got : "(null)", part);
+}
+
+#define CHECK(x) check(!!(x), #x, __LINE__)
+#define SAME(got, want) check_text(got, want, __LINE__)
+#define HOLDS(got, part) check_holds(got, part, __LINE__)
+
+static char dir[512];              /* everything written goes below it */
+static char name_room[8][1024];
+
+static const char *in_dir(const char *name) {
+    static int k;
+    char *out = name_room[k++ % 8];
+    snprintf(out, sizeof name_room[0], "%.500s/%.400s", dir, name);
+    return out;
+}
+
+static void put_file(const char *path, const char *text) {
+    FILE *f = fopen(path, "wb");
+    CHECK(f != NULL);
+    if (f == NULL) return;
+    CHECK(fwrite(text, 1, strlen(text), f) == strlen(text));
+    CHECK(fclose(f) == 0);
+}
+
+static char file_text[1 << 16];
+
+static const char *get_file(const char *path, size_t *n) {
+    FILE *f = fopen(path, "rb");
+    size_t k = 0;
+    if (f != NULL) { k = fread(file_text, 1, sizeof file_text - 1, f); fclose(f); }
+    file_text[k] = 0;
+    if (n != NULL) *n = k;
+    return f != NULL ? file_text : NULL;
+}
+
+static void remove_tree(const char *path) {
+    DIR *d = opendir(path);
+    struct dirent *e;
+    char below[1024];
+    if (d != NULL) {
+        while ((e = readdir(d)) != NULL) {
+            if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+            snprintf(below, sizeof below, "%.500s/%.400s", path, e->d_name);
+            if (unlink(below) != 0) remove_tree(below);
+        }
+        closedir(d);
+    }
+    rmdir(path);
+}
+
+/* ---- options */
+
+static int nlayers, nheads, adapt_span, fast, optim;
+static uint64_t steps;
+static double lr, dropout, bias;
+static const char *data, *prompt;
+
+static const char *const small_set[] = {"nlayers=4", "lr=0.5", "adapt_span", "optim=sgd", "no-fast", NULL};
+static const char *const large_set[] = {"nlayers=24", "steps=100000", NULL};
+static const tr_preset presets[] = {
+    {"enwik8_small", "a small one", small_set}, {"enwik8_large", "a large one", large_set}, TR_PRESET_END};
+
+static tr_opt table[] = {
+    TR_GROUP("Model"),
+    TR_INT("nlayers", &nlayers, 1, 100, "number of layers"),
+    TR_INT("nheads", &nheads, 0, 0, "number of heads"),
+    TR_FLAG("adapt-span", &adapt_span, "learn each head's span"),
+    TR_FLAG("fast", &fast, "be fast"),
+    TR_REAL_OPEN("dropout", &dropout, TR_OPEN_MAX, 0, 1, "share of activations dropped"),
+    TR_GROUP("Training"),
+    TR_SIZE("steps", &steps, 1, TR_INF, "optimiser steps"),
+    TR_REAL_OPEN("lr", &lr, TR_OPEN_MIN, 0, TR_INF, "learning rate"),
+    TR_REAL("bias", &bias, 0, 0, "any number"),
+    TR_CHOICE("optim", &optim, "adagrad|sgd|adam|inv_sqrt", "optimiser"),
+    TR_TEXT("data", &data, "the text to learn; a rather long explanation that has to be wrapped, for it does not fit "
+                           "into what is left of a line of one hundred characters"),
+    TR_TEXT("prompt", &prompt, "what to begin with"),
+    TR_END
+};
+static tr_options options = {"prog", "Tests options.", table, presets, NULL};
+static char err[TR_ERR];
+
+/* Sets the defaults and parses words, separated by '|' (so that values may hold blanks). */
+static char words[4096];
+
+static int parse(const char *line) {
+    char *argv[64], *p;
+    int argc = 0;
+    nlayers = 8; nheads = 2; adapt_span = 0; fast = 1; optim = 0;
+    steps = 1000; lr = 0.07; dropout = 0.1; bias = 0;
+    data = NULL; prompt = "";
+    err[0] = 0;
+    snprintf(words, sizeof words, "%s", line);
+    argv[argc++] = words + sizeof words - 1;
+    for (p = words; *line != 0 && argc < 63; ) {
+        argv[argc++] = p;
+        p = strchr(p, '|');
+        if (p == NULL) break;
+        *p++ = 0;
+    }
+    argv[argc] = NULL;
+    return tr_parse(&options, argc, argv, err, sizeof err);
+}
+
+static int fails_with(const char *line, const char *part) {
+    if (parse(line) != 0) { printf("  [%s] was accepted\n", line); return 0; }
+    if (strstr(err, part) == NULL) { printf("  [%s] gives [%s], lacks [%s]\n", line, err, part); return 0; }
+    return 1;
+}
+
+static void test_options(void) {
+    CHECK(parse("") == 1 && nlayers == 8 && steps == 1000 && options.preset_used == NULL);
+    CHECK(parse("--nlayers|12|--lr=1e-3|--data|a b|--adapt-span") == 1);
+    CHECK(nlayers == 12 && lr == 1e-3 && adapt_span == 1);
+    SAME(data, "a b");
+    CHECK(tr_given(&options, "nlayers") && tr_given(&options, "adapt_span") && !tr_given(&options, "nheads"));
+    CHECK(!tr_given(&options, "no-such"));
+    CHECK(parse("--adapt_span|--no_fast") == 1 && adapt_span == 1 && fast == 0);
+    CHECK(parse("--adapt-span=off|--fast=true") == 1 && adapt_span == 0 && fast == 1);
+    CHECK(parse("--nlayers=3|--nlayers=5") == 1 && nlayers == 5);
+    CHECK(parse("--nheads|-3|--bias|-1.5e+2") == 1 && nheads == -3 && bias == -150);
+    CHECK(parse("--nheads=2147483647") == 1 && nheads == INT_MAX);
+    CHECK(parse("--nheads=-2147483648") == 1 && nheads == INT_MIN);
+    CHECK(parse("--steps=18446744073709551615") == 1 && steps == UINT64_MAX);
+    CHECK(parse("--optim|adam") == 1 && optim == 2);
+    CHECK(parse("--optim=inv-sqrt") == 1 && optim == 3);
+    CHECK(parse("--dropout=0") == 1 && dropout == 0);
+    CHECK(parse("--prompt=--data|--data=x=y") == 1);
+    SAME(prompt, "--data");
+    SAME(data, "x=y");
+    CHECK(parse("--prompt||--data=") == 1);
+    SAME(prompt, "");
+    SAME(data, "");
+
+    CHECK(fails_with("--nlayers=0", "--nlayers: got '0', wants a whole number from 1 to 100"));
+    CHECK(fails_with("--nlayers|101", "from 1 to 100"));
+    CHECK(fails_with("--nlayers|-1", "got '-1'"));
+    CHECK(fails_with("--nlayers|8x", "got '8x'"));
+    CHECK(fails_with("--nlayers| 8", "got ' 8'"));
+    CHECK(fails_with("--nlayers=", "got ''"));
+    CHECK(fails_with("--nlayers=+8", "got '+8'"));
+    CHECK(fails_with("--nlayers=0x8", "got '0x8'"));
+    CHECK(fails_with("--nlayers=8.0", "got '8.0'"));
+    CHECK(fails_with("--nlayers=-", "got '-'"));
+    CHECK(fails_with("--nheads=2147483648", "from -2147483648 to 2147483647"));
+    CHECK(fails_with("--nheads=99999999999999999999999", "wants a whole number"));
+    CHECK(fails_with("--steps=18446744073709551616", "from 1 to 18446744073709551615"));
+    CHECK(fails_with("--steps=-1", "--steps: got '-1'"));
+    CHECK(fails_with("--steps=0", "--steps: got '0'"));
+    CHECK(fails_with("--steps=1e3", "--steps: got '1e3'"));
+    CHECK(fails_with("--lr=0", "--lr: got '0', wants a number above 0"));
+    CHECK(fails_with("--lr=nan", "got 'nan'"));
+    CHECK(fails_with("--lr=inf", "got 'inf'"));
+    CHECK(fails_with("--lr=1e999", "got '1e999'"));
+    CHECK(fails_with("--lr=1e-999", "got '1e-999'"));
+    CHECK(fails_with("--lr=0x1p3", "got '0x1p3'"));
+    CHECK(fails_with("--lr=1.5f", "got '1.5f'"));
+    CHECK(fails_with("--lr=e", "got 'e'"));
+    CHECK(fails_with("--lr=1-2", "got '1-2'"));
+    CHECK(fails_with("--bias=-inf", "wants a number"));
+    CHECK(fails_with("--dropout=1", "wants a number from 0 and below 1"));
+    CHECK(fails_with("--dropout=-0.1", "wants a number from 0 and below 1"));
+    CHECK(fails_with("--optim=adan", "wants one of adagrad, sgd, adam, inv_sqrt (did you mean adam?)"));
+    CHECK(fails_with("--optim=", "wants one of"));
+    CHECK(fails_with("--optim=adagrad|sgd", "got 'sgd' where an option belongs"));
+    CHECK(fails_with("--optim=ada", "wants one of"));
+    CHECK(fails_with("--fast=2", "--fast: got '2', wants on or off"));
+    CHECK(fails_with("--fast|1", "--fast: a flag takes no value, got '1'"));
+    CHECK(fails_with("--no-fast=1", "--no-fast: takes no value"));
+    CHECK(fails_with("--no-lr", "--lr is no flag"));
+    CHECK(fails_with("--nhead|8", "--nhead: unknown option (did you mean --nheads?)"));
+    CHECK(fails_with("--adaptspan", "did you mean --adapt-span?"));
+    CHECK(fails_with("--n-layers=3", "did you mean --nlayers?"));
+    CHECK(fails_with("--no-fats", "did you mean --no-fast?"));
+    CHECK(fails_with("--hlep", "did you mean --help?"));
+    CHECK(fails_with("--xyzzy", "--xyzzy: unknown option; --help lists all"));
+    CHECK(strstr(err, "did you mean") == NULL);
+    CHECK(fails_with("--Nlayers=3", "did you mean --nlayers?"));
+    CHECK(fails_with("--=3", "unknown option"));
+    CHECK(fails_with("--aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "unknown"));
+    CHECK(fails_with("--lr", "--lr: got nothing, wants a number above 0"));
+    CHECK(fails_with("--lr|--steps|3", "--lr: got the option '--steps'"));
+    CHECK(fails_with("file.txt", "got 'file.txt' where an option belongs"));
+    CHECK(fails_with("--", "got '--' where"));
+    CHECK(fails_with("-n|3", "got '-n' where"));
+    CHECK(tr_fail(NULL, 0, "nothing %d", 1) == 0);
+
+    CHECK(tr_distance("kitten", 6, "sitting", 7) == 3 && tr_distance("", 0, "abc", 3) == 3);
+    CHECK(tr_distance("a_b", 3, "a-b", 3) == 0);
+}
+
+static void test_presets(void) {
+    CHECK(parse("--preset|enwik8_small") == 1 && nlayers == 4 && lr == 0.5 && adapt_span == 1 && optim == 1 && fast == 0);
+    SAME(options.preset_used, "enwik8_small");
+    CHECK(!tr_given(&options, "nlayers"));
+    CHECK(parse("--nlayers|6|--preset=enwik8-small|--fast") == 1 && nlayers == 6 && lr == 0.5 && fast == 1);
+    CHECK(tr_given(&options, "nlayers") && !tr_given(&options, "lr"));
+    CHECK(parse("--preset|enwik8_small|--preset|enwik8_large") == 1 && nlayers == 24 && lr == 0.07);
+    CHECK(parse("--prompt|preset|--data|x") == 1 && options.preset_used == NULL);
+    CHECK(fails_with("--preset|enwik8_smal", "did you mean enwik8_small?); there are: enwik8_small, enwik8_large"));
+    CHECK(fails_with("--preset|zzz", "--preset: got 'zzz', no such preset; there are: enwik8_small, enwik8_large"));
+    CHECK(fails_with("--preset", "--preset: got nothing"));
+    CHECK(fails_with("--preset|--lr=1", "--preset: got nothing"));
+    CHECK(fails_with("--presets|a", "did you mean --preset?"));
+    {
+        static const char *const bad_name[] = {"nlayer=4", NULL}, *const bad_value[] = {"nlayers=0", NULL};
+        static const char *const no_value[] = {"nlayers", NULL};
+        tr_preset one[2] = {{"broken", "b", bad_name}, TR_PRESET_END};
+        tr_options o = options;
+        o.preset = one;
+        nlayers = 8;
+        CHECK(tr_check_table(&options, err, sizeof err) == 1);
+        CHECK(tr_check_table(&o, err, sizeof err) == 0);
+        SAME(err, "preset broken: --nlayer: unknown option (did you mean --nlayers?); --help lists all");
+        one[0].set = bad_value;
+        CHECK(tr_check_table(&o, err, sizeof err) == 0 && nlayers == 8);
+        HOLDS(err, "preset broken: --nlayers: got '0'");
+        one[0].set = no_value;
+        CHECK(tr_check_table(&o, err, sizeof err) == 0);
+        HOLDS(err, "preset broken: --nlayers: got nothing");
+        o.preset = NULL;
+        CHECK(tr_select_preset(&o, "x", err, sizeof err) == 0);
+        HOLDS(err, "has no presets");
+    }
+    {
+        tr_opt twice[] = {TR_INT("a-b", &nlayers, 0, 0, ""), TR_INT("a_b", &nheads, 0, 0, ""), TR_END};
+        tr_opt reserved[] = {TR_INT("help", &nlayers, 0, 0, ""), TR_END};
+        tr_opt range[] = {TR_INT("a", &nlayers, 50, 60, ""), TR_END};
+        tr_options o = {"p", "", twice, NULL, NULL};
+        CHECK(tr_check_table(&o, err, sizeof err) == 0);
+        HOLDS(err, "stands twice");
+        o.opt = reserved;
+        CHECK(tr_check_table(&o, err, sizeof err) == 0);
+        HOLDS(err, "reserved");
+        o.opt = range;
+        CHECK(tr_check_table(&o, err, sizeof err) == 0);
+        HOLDS(err, "default of --a");
+    }
+}
+
+static void test_help(void) {
+    tr_buf b;
+    const char *p, *line;
+    size_t longest = 0;
+    memset(&b, 0, sizeof b);
+    CHECK(parse("--preset|enwik8_small") == 1);
+    tr_help(&options, &b, 100);
+    HOLDS(b.s, "usage: prog [--preset NAME]");
+    HOLDS(b.s, "\nModel\n");
+    HOLDS(b.s, "--nlayers N");
+    HOLDS(b.s, "optimiser (adagrad|sgd|adam|inv_sqrt)");
+    HOLDS(b.s, "Values are those of --preset enwik8_small");
+    HOLDS(b.s, "--no-adapt-span");
+    HOLDS(b.s, "\nPresets\n  enwik8_small  a small one\n");
+    for (line = b.s; line != NULL && *line != 0; line = p + 1) {
+        p = strchr(line, '\n');
+        if (p == NULL) break;
+        if ((size_t)(p - line) > longest) longest = (size_t)(p - line);
+    }
+    CHECK(longest > 80 && longest <= 100);
+    tr_buf_free(&b);
+    fflush(stdout);
+    {                                                    /* --help through tr_parse: the text goes to standard output */
+        int keep = dup(1), file = open(in_dir("help"), O_WRONLY | O_CREAT | O_TRUNC, 0600), r;
+        dup2(file, 1);
+        r = parse("--help");
+        fflush(stdout);
+        dup2(keep, 1);
+        close(keep);
+        close(file);
+        CHECK(r == 2);
+        HOLDS(get_file(in_dir("help"), NULL), "optimiser steps");
+    }
+}
+
+static void test_configuration(void) {
+    static const char *const shape[] = {"nlayers", "nheads", "adapt-span", "optim", "lr", NULL};
+    static const char *const text[] = {"data", NULL};
+    char *json, value[64];
+    CHECK(parse("--preset|enwik8_small|--data|a\"\\\n\xff\xc3\xa9|--steps|18446744073709551615|--nheads=16") == 1);
+    json = tr_options_json(&options);
+    SAME(json, "{\"preset\":\"enwik8_small\",\"nlayers\":4,\"nheads\":16,\"adapt-span\":true,\"fast\":false,\"dropout\":0.1,"
+               "\"steps\":18446744073709551615,\"lr\":0.5,\"bias\":0,\"optim\":\"sgd\","
+               "\"data\":\"a\\\"\\\\\\n\\ufffd\xc3\xa9\",\"prompt\":\"\"}");
+    CHECK(tr_json_find(json, "optim", value, sizeof value) == 1);
+    SAME(value, "sgd");
+    CHECK(tr_json_find(json, "data", value, sizeof value) == 1);
+    SAME(value, "a\"\\\n\xef\xbf\xbd\xc3\xa9");
+
+    CHECK(parse("") == 1 && tr_options_adopt(&options, json, shape, err, sizeof err) == 1);     /* all from the checkpoint */
+    CHECK(nlayers == 4 && nheads == 16 && adapt_span == 1 && optim == 1 && lr == 0.5 && steps == 1000);
+    CHECK(tr_find_option(&options, "lr", 2)->from == TR_FROM_CHECKPOINT);
+    CHECK(parse("--nlayers=4|--lr=0.50") == 1 && tr_options_adopt(&options, json, shape, err, sizeof err) == 1);
+    CHECK(parse("--nlayers=5") == 1 && tr_options_adopt(&options, json, shape, err, sizeof err) == 0);
+    HOLDS(err, "--nlayers is 5 here (from the command line) but 4 in the checkpoint");
+    CHECK(parse("--preset=enwik8_large") == 1 && tr_options_adopt(&options, json, shape, err, sizeof err) == 0);
+    HOLDS(err, "--nlayers is 24 here (from the preset) but 4");
+    CHECK(parse("") == 1 && tr_options_adopt(&options, "{\"nlayers\":0}", shape, err, sizeof err) == 0);
+    HOLDS(err, "the checkpoint's configuration: --nlayers: got '0'");
+    CHECK(tr_options_adopt(&options, "{\"nlayers\":", shape, err, sizeof err) == 0);
+    HOLDS(err, "malformed");
+    CHECK(tr_options_adopt(&options, "{}", shape, err, sizeof err) == 1);
+    CHECK(tr_options_adopt(&options, json, text, err, sizeof err) == 0);
+    free(json);
+}
+
+/* ---- JSON */
+
+static void test_json(void) {
+    static const double xs[] = {0, -0.0, 1, -1.5, 0.1, 1e-310, 5e-324, 1.7976931348623157e308, 3.141592653589793, 1e21,
+                                123456789, 0.07, 1.0 / 3.0};
+    static const char *const broken[] = {"", "x", "{", "{\"a\"", "{\"a\":", "{\"a\":}", "{\"a\" 1}", "{\"a\":1", "{\"a\":1}x", "{\"a\":\"",
+                                         "{\"a\":\"\\", "{\"a\":[1,{]", "{a:1}", "{\"b\":1 \"a\":2}", "[1]", "{\"b\":1,}",
+                                         "{\"b\":\"\\\"}", "{\"a\":\"\\u12\"}", "{\"a\":\"\\ud800\"}", "{\"a\":\"\\u0000\"}",
+                                         "{\"a\":\"\\x\"}", "{\"a\":\"\\udc00\"}", "{\"a\":\"\\ud800\\u0041\"}"};
+    char out[64], tiny[4];
+    tr_buf b;
+    size_t i;
+    for (i = 0; i < sizeof xs / sizeof *xs; i++) {
+        tr_number(out, xs[i]);
+        CHECK(strtod(out, NULL) == xs[i] && strlen(out) < 32);
+    }
+    tr_number(out, 0.07);  SAME(out, "0.07");
+    tr_number(out, 1e-5);  SAME(out, "1e-05");
+    tr_number(out, NAN);   SAME(out, "null");
+    tr_number(out, -HUGE_VAL); SAME(out, "null");
+
+    memset(&b, 0, sizeof b);
+    tr_json_string(&b, "q\" b\\ n\n t\t r\r \x01\x1f\x7f \xe2\x82\xac \xf0\x9f\x98\x80");
+    SAME(b.s, "\"q\\\" b\\\\ n\\n t\\t r\\r \\u0001\\u001f\x7f \xe2\x82\xac \xf0\x9f\x98\x80\"");
+    b.n = 0;
+    tr_json_string(&b, "\xc0\xaf|\xed\xa0\x80|\xf4\x90\x80\x80|\xe2\x82|\x80|\xf0\x9f\x98");       /* none is UTF-8 */
+    SAME(b.s, "\"\\ufffd\\ufffd|\\ufffd\\ufffd\\ufffd|\\ufffd\\ufffd\\ufffd\\ufffd|\\ufffd\\ufffd|\\ufffd|"
+              "\\ufffd\\ufffd\\ufffd\"");
+    b.n = 0;
+    tr_json_string(&b, NULL);
+    SAME(b.s, "null");
+    tr_buf_free(&b);
+
+    CHECK(tr_json_find(" { \"x\" : {\"a\":9,\"s\":\"}\"} , \"a\" : -1.5e3 }", "a", out, sizeof out) == 1);
+    SAME(out, "-1.5e3");
+    CHECK(tr_json_find("{\"l\":[1,{\"k\":\"]\"}],\"a\":true}", "l", out, sizeof out) == 1);
+    SAME(out, "[1,{\"k\":\"]\"}]");
+    CHECK(tr_json_find("{\"a\":\"\\u20ac\\ud83d\\ude00\\/\\b\\u00e9\"}", "a", out, sizeof out) == 1);
+    SAME(out, "\xe2\x82\xac\xf0\x9f\x98\x80/\b\xc3\xa9");
+    CHECK(tr_json_find("{}", "a", out, sizeof out) == 0 && tr_json_find("{\"ab\":1}", "a", out, sizeof out) == 0);
+    CHECK(tr_json_find("{\"a\":12345}", "a", tiny, sizeof tiny) == -1);
+    CHECK(tr_json_find("{\"a\":\"12345\"}", "a", tiny, sizeof tiny) == -1);
+    CHECK(tr_json_find("{\"a\":123}", "a", tiny, sizeof tiny) == 1);
+    for (i = 0; i < sizeof broken / sizeof *broken; i++) {
+        int r = tr_json_find(broken[i], "a", out, sizeof out);
+        if (r != -1) printf("  broken[%d] gives %d\n", (int)i, r);
+        CHECK(r == -1);
+    }
+}
+
+/* ---- log */
+
+static void test_log(void) {
+    tr_log log;
+    const char *path = in_dir("run.jsonl");
+    struct stat st;
+    CHECK(tr_log_open(&log, NULL, TR_KEEP_ALL, err, sizeof err) == 1);            /* no log wanted: all calls do nothing */
+    tr_log_begin(&log, "train");
+    tr_log_num(&log, "loss", 1);
+    CHECK(tr_log_end(&log) == 1 && tr_log_close(&log) == 1);
+
+    CHECK(tr_log_open(&log, path, TR_KEEP_ALL, err, sizeof err) == 1);
+    tr_log_begin(&log, "config");
+    tr_log_json(&log, "options", "{\"step\":999}");
+    CHECK(tr_log_end(&log) == 1);
+    tr_log_begin(&log, "train");
+    tr_log_int(&log, "step", 18446744073709551615u);
+    tr_log_num(&log, "loss", NAN);
+    tr_log_num(&log, "lr", 0.07);
+    tr_log_str(&log, "note", "a\nb");
+    CHECK(tr_log_end(&log) == 1);
+    SAME(get_file(path, NULL), "{\"event\":\"config\",\"options\":{\"step\":999}}\n"
+         "{\"event\":\"train\",\"step\":18446744073709551615,\"loss\":null,\"lr\":0.07,\"note\":\"a\\nb\"}\n");
+    CHECK(tr_log_close(&log) == 1);
+    CHECK(tr_log_end(&log) == 1);                                                    /* closed: does nothing */
+
+    /* Resuming at 20: later steps go, whatever the order; the rest stays byte for byte; the unfinished line goes. */
+    put_file(path, "{\"event\":\"config\",\"options\":{\"step\":999}}\n{\"event\":\"train\",\"step\":10}\n"
+                   "{\"event\":\"eval\",\"step\":20}\nby hand\n{\"event\":\"train\",\"step\":21}\n{\"step\":\"x\"}\n"
+                   "{\"event\":\"eval\",\"step\":30,\"s\":\"}\"}\n{\"event\":\"train\",\"step\":15}\n{\"event\":\"train\",\"st");
+    CHECK(chmod(path, 0640) == 0);
+    CHECK(symlink("run.jsonl", in_dir("link.jsonl")) == 0);
+    CHECK(tr_log_open(&log, in_dir("link.jsonl"), 20, err, sizeof err) == 1);
+    tr_log_begin(&log, "train");
+    tr_log_int(&log, "step", 21);
+    CHECK(tr_log_end(&log) == 1 && tr_log_close(&log) == 1);
+    SAME(get_file(path, NULL), "{\"event\":\"config\",\"options\":{\"step\":999}}\n{\"event\":\"train\",\"step\":10}\n"
+         "{\"event\":\"eval\",\"step\":20}\nby hand\n{\"step\":\"x\"}\n{\"event\":\"train\",\"step\":15}\n"
+         "{\"event\":\"train\",\"step\":21}\n");
+    CHECK(stat(path, &st) == 0 && (st.st_mode & 0777) == 0640);
+    CHECK(lstat(in_dir("link.jsonl"), &st) == 0 && S_ISLNK(st.st_mode));
+    {                                                                             /* no temporary file is left behind */
+        DIR *d = opendir(dir);
+        struct dirent *e;
+        int left = 0;
+        while (d != NULL && (e = readdir(d)) != NULL) left += strstr(e->d_name, ".tmp") != NULL;
+        if (d != NULL) closedir(d);
+        CHECK(d != NULL && left == 0);
+    }
+    CHECK(tr_log_open(&log, path, 0, err, sizeof err) == 1 && tr_log_close(&log) == 1);
+    SAME(get_file(path, NULL), "{\"event\":\"config\",\"options\":{\"step\":999}}\nby hand\n{\"step\":\"x\"}\n");
+
+    CHECK(tr_log_open(&log, in_dir("no/such/log"), TR_KEEP_ALL, err, sizeof err) == 0);
+    HOLDS(err, "no/such/log: cannot open for writing: No such file or directory");
+    CHECK(tr_log_open(&log, dir, 5, err, sizeof err) == 0);
+    HOLDS(err, "Is a directory");
+    CHECK(tr_log_end(&log) == 1 && tr_log_close(&log) == 1);
+    if (access("/dev/full", W_OK) == 0) {                                         /* told once, then silent */
+        CHECK(tr_log_open(&log, "/dev/full", 5, err, sizeof err) == 1);
+        tr_log_begin(&log, "train");
+        CHECK(tr_log_end(&log) == 0);
+        HOLDS(log.err, "/dev/full: write failed");
+        tr_log_begin(&log, "train");
+        CHECK(tr_log_end(&log) == 1 && tr_log_close(&log) == 1);
+    }
+    {                                                        /* a real limit on the file's size cuts the third line off */
+        int status = -1;
+        pid_t child;
+        const char *full = in_dir("full.jsonl");
+        fflush(stdout);
+        child = fork();
+        if (child == 0) {
+            struct rlimit limit;
+            int i, told = 0;
+            limit.rlim_cur = limit.rlim_max = 50;
+            signal(SIGXFSZ, SIG_IGN);
+            if (!tr_log_open(&log, full, TR_KEEP_ALL, err, sizeof err) || setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(9);
+            for (i = 0; i < 5; i++) {
+                tr_log_begin(&log, "train");
+                tr_log_int(&log, "s", (uint64_t)i);
+                told += !tr_log_end(&log);
+            }
+            tr_log_close(&log);
+            _exit(told);
+        }
+        CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 1);
+        SAME(get_file(full, NULL), "{\"event\":\"train\",\"s\":0}\n{\"event\":\"train\",\"s\":1}\n");
+    }
+}
+
+/* ---- formats and terminal */
+
+static void test_formats(void) {
+    static const struct { double x; const char *duration, *bytes, *count; } t[] = {
+        {0, "0.0s", "0 B", "0"}, {4.24, "4.2s", "4 B", "4"}, {9.94, "9.9s", "10 B", "10"}, {9.96, "10s", "10 B", "10"},
+        {59.6, "1m00s", "60 B", "60"}, {192, "3m12s", "192 B", "192"}, {999.4, "16m39s", "999 B", "999"},
+        {999.6, "16m40s", "1000 B", "1.0k"}, {3599.7, "1h00m", "3.5 KiB", "3.6k"}, {7500, "2h05m", "7.3 KiB", "7.5k"},
+        {86399.6, "1d00h", "84.4 KiB", "86.4k"}, {273600, "3d04h", "267.2 KiB", "273.6k"},
+        {999960, "11d13h", "976.5 KiB", "1.0M"}, {1048575, "12d03h", "1.0 MiB", "1.0M"},
+        {3435973836.8, "39768d05h", "3.2 GiB", "3.4G"}, {1e30, "?", "867361.7 EiB", "1000000000000.0E"},
+        {-1, "?", "?", "?"}, {(double)NAN, "?", "?", "?"}, {HUGE_VAL, "?", "?", "?"}};
+    char out[TR_TEXT_MAX];
+    size_t i;
+    for (i = 0; i < sizeof t / sizeof *t; i++) {
+        SAME(tr_duration(out, t[i].x), t[i].duration);
+        if (t[i].x >= 1e30) continue;                                    /* tested for not overflowing, below */
+        SAME(tr_bytes(out, t[i].x), t[i].bytes);
+        SAME(tr_count(out, t[i].x), t[i].count);
+    }
+    CHECK(strlen(tr_count(out, 1e300)) < TR_TEXT_MAX && strlen(tr_bytes(out, DBL_MAX)) < TR_TEXT_MAX);
+    SAME(tr_fixed(out, 1.2345, 3), "1.234");
+    SAME(tr_fixed(out, -NAN, 3), "nan");
+    SAME(tr_fixed(out, -HUGE_VAL, 3), "-inf");
+    SAME(tr_fixed(out, 1e300, 3), "1.000e+300");
+}
+
+static tr_progress progress(void) {
+    tr_progress p;
+    memset(&p, 0, sizeof p);
+    p.step = 1200; p.steps = 5000; p.loss = 1.234; p.metric = 1.78; p.unit = "bpb"; p.lr = 0.07;
+    p.tokens_per_s = 12345; p.left = 192;
+    return p;
+}
+
+static void test_terminal(void) {
+    tr_term t;
+    tr_rate r;
+    tr_progress p = progress();
+    char line[512];
+    const char *path = in_dir("pipe");
+    FILE *f;
+    int i;
+    tr_progress_line(line, sizeof line, &p);
+    SAME(line, "step 1200/5000  loss 1.234  1.780 bpb  lr 7.0e-02  12.3k tok/s  left 3m12s");
+    p.unit = NULL; p.left = -1; p.steps = 0; p.loss = NAN; p.extra = "span 812";
+    tr_progress_line(line, sizeof line, &p);
+    SAME(line, "step 1200  loss nan  lr 7.0e-02  12.3k tok/s  span 812");
+
+    f = fopen(path, "wb");                                                        /* not a terminal: plain lines when due */
+    CHECK(f != NULL);
+    if (f == NULL) return;
+    tr_term_open(&t, f);
+    CHECK(!t.tty);
+    fputs("before\n", f);
+    tr_show(&t, &p, 0);
+    tr_show(&t, &p, 1);
+    tr_say(&t, "saved %s", "x");
+    tr_show(&t, &p, 1);
+    tr_term_close(&t);
+    fclose(f);
+    SAME(get_file(path, NULL), "before\nstep 1200  loss nan  lr 7.0e-02  12.3k tok/s  span 812\nsaved x\n"
+                               "step 1200  loss nan  lr 7.0e-02  12.3k tok/s  span 812\n");
+
+    tr_rate_start(&r, 100);
+    CHECK(tr_rate_left(&r, 10) == -1 && tr_rate_tokens(&r) == 0);
+    for (i = 1; i <= 1000; i++) tr_rate_add(&r, 100 + 0.5 * i, 1, 64);
+    CHECK(fabs(tr_rate_tokens(&r) - 128) < 1e-6 && fabs(tr_rate_left(&r, 10) - 5) < 1e-6);
+    tr_rate_skip(&r, 5000);                                                                /* a long evaluation */
+    for (i = 1; i <= 200; i++) tr_rate_add(&r, 5000 + 1.0 * i, 1, 64);                       /* half as fast now */
+    CHECK(fabs(tr_rate_tokens(&r) - 64) < 1 && fabs(tr_rate_left(&r, 10) - 10) < 0.1);
+    tr_rate_add(&r, 0, 1, 64);                                                             /* a clock that runs back */
+    CHECK(tr_rate_tokens(&r) > 0);
+}
+
+static void test_pty(void) {
+    int master = posix_openpt(O_RDWR | O_NOCTTY), slave = -1;
+    char got[4096];
+    struct winsize w;
+    tr_progress p = progress();
+    tr_term t;
+    FILE *f;
+    ssize_t n;
+    if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0 || (slave = open(ptsname(master), O_RDWR | O_NOCTTY)) < 0) {
+        printf("no pseudo terminal here; the terminal line is not tested\n");
+        if (master >= 0) close(master);
+        return;
+    }
+    memset(&w, 0, sizeof w);
+    w.ws_col = 31;
+    w.ws_row = 24;
+    CHECK(ioctl(slave, TIOCSWINSZ, &w) == 0);
+    CHECK(setenv("TERM", "xterm", 1) == 0);
+    f = fdopen(slave, "w");
+    tr_term_open(&t, f);
+    CHECK(t.tty);
+    tr_show(&t, &p, 0);
+    tr_show(&t, &p, 0);                                                           /* too soon: not drawn */
+    tr_say(&t, "saved");
+    tr_term_close(&t);
+    n = read(master, got, sizeof got - 1);
+    got[n > 0 ? n : 0] = 0;
+    SAME(got, "\rstep 1200/5000  loss 1.234  1.\033[K" "\r\033[Ksaved\r\n" "\rstep 1200/5000  loss 1.234  1.\033[K\r\n");
+    fclose(f);
+    close(master);
+}
+
+/* ---- TensorBoard: an independent reader of what was written */
+
+static uint64_t le(const unsigned char *p, int n) {
+    uint64_t x = 0;
+    while (n-- > 0) x = x << 8 | p[n];
+    return x;
+}
+
+/* Table-driven, unlike the header's. */
+static uint32_t crc_again(const unsigned char *p, size_t n) {
+    uint32_t t[256], c, i, k;
+    for (i = 0; i < 256; i++) {
+        for (c = i, k = 0; k < 8; k++) c = c & 1 ? c >> 1 ^ 0x82F63B78u : c >> 1;
+        t[i] = c;
+    }
+    for (c = ~0u; n > 0; n--) c = t[(c ^ *p++) & 255] ^ c >> 8;
+    c = ~c;
+    return (uint32_t)((c >> 15 | c << 17) + 0xa282ead8u);
+}
+
+typedef struct { double wall; uint64_t step, status; float value; char version[32], tag[64]; } event;
+
+static uint64_t varint(const unsigned char **p) {
+    uint64_t x = 0;
+    int shift = 0;
+    do { x |= (uint64_t)(**p & 127) << shift; shift += 7; } while (*(*p)++ & 128);
+    return x;
+}
+
+static void read_message(const unsigned char *p, size_t n, int depth, event *e) {
+    const unsigned char *end = p + n;
+    uint32_t bits;
+    while (p < end) {
+        uint64_t key = varint(&p), len;
+        unsigned field = (unsigned)(key >> 3);
+        switch (key & 7) {
+        case 0: len = varint(&p); if (depth == 0 && field == 2) e->step = len; if (depth == 9) e->status = len; break;
+        case 1: len = le(p, 8); memcpy(&e->wall, &len, 8); p += 8; break;
+        case 5: bits = (uint32_t)le(p, 4); memcpy(&e->value, &bits, 4); p += 4; break;
+        case 2: len = varint(&p);
+                if (depth == 0 && field == 3) { memcpy(e->version, p, len < 31 ? len : 31); }
+                else if (depth == 2 && field == 1) { memcpy(e->tag, p, len < 63 ? len : 63); }
+                else read_message(p, len, depth == 0 && field == 7 ? 9 : depth + 1, e);
+                p += len;
+                break;
+        default: CHECK(!"wire type"); return;
+        }
+    }
+}
+
+/* Reads the event file whose name contains `part`; returns how many records, -1 if the framing is wrong. */
+static int read_events(const char *where, event *e, int room) {
+    DIR *d = opendir(where);
+    struct dirent *entry;
+    char path[1024] = "";
+    size_t n, at = 0;
+    int count = 0;
+    const unsigned char *p;
+    while (d != NULL && (entry = readdir(d)) != NULL)
+        if (strncmp(entry->d_name, "events.out.tfevents.", 20) == 0)
+            snprintf(path, sizeof path, "%.500s/%.400s", where, entry->d_name);
+    if (d != NULL) closedir(d);
+    p = (const unsigned char *)get_file(path, &n);
+    if (p == NULL) return -1;
+    memset(e, 0, (size_t)room * sizeof *e);
+    while (at < n) {
+        uint64_t len;
+        if (n - at < 16) return -1;
+        len = le(p + at, 8);
+        if (le(p + at + 8, 4) != crc_again(p + at, 8) || len > n - at - 16) return -1;
+        if (le(p + at + 12 + len, 4) != crc_again(p + at + 12, (size_t)len)) return -1;
+        if (count < room) read_message(p + at + 12, (size_t)len, 0, e + count);
+        count++;
+        at += 16 + (size_t)len;
+    }
+    return count;
+}
+
+static void test_board(const char *keep) {
+    tr_board b, second;
+    event e[8];
+    char where[1024];
+    size_t n;
+    CHECK(tr_crc32c("123456789", 9) == 0xE3069283u && tr_crc32c("", 0) == 0);
+    CHECK(tr_crc32c("\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 32) == 0x8A9136AAu);      /* RFC 3720 */
+    CHECK(tr_crc32c_masked("123456789", 9) == crc_again((const unsigned char *)"123456789", 9));
+
+    CHECK(tr_board_open(&b, NULL, 0, err, sizeof err) == 1 && tr_board_scalar(&b, "x", 1, 1) == 1 && tr_board_close(&b) == 1);
+
+    snprintf(where, sizeof where, "%.500s/run", keep != NULL ? keep : in_dir("tb/a"));
+    CHECK(tr_board_open(&b, where, 0, err, sizeof err) == 1);
+    CHECK(tr_board_scalar(&b, "train/loss", 1, 2.5) == 1);
+    CHECK(read_events(where, e, 8) == 2);                                         /* flushed before it is closed */
+    CHECK(tr_board_scalar(&b, "train/bpb", 300, 1e300) == 1);
+    CHECK(tr_board_scalar(&b, "eval/loss", 9000000000u, NAN) == 1);
+    CHECK(tr_board_scalar(&b, "eval/loss", UINT64_MAX, -1) == 1);
+    CHECK(tr_board_close(&b) == 1);
+    CHECK(read_events(where, e, 8) == 5);
+    SAME(e[0].version, "brain.Event:2");
+    SAME(e[1].tag, "train/loss");
+    CHECK(e[1].step == 1 && e[1].value == 2.5f);
+    CHECK(e[1].wall > 1.6e9 && e[1].wall < 1e11);
+    CHECK(e[2].step == 300 && e[2].value > FLT_MAX);
+    CHECK(e[3].step == 9000000000u && isnan(e[3].value));
+    CHECK(e[4].step == (uint64_t)INT64_MAX && e[4].value == -1);
+    SAME(e[4].tag, "eval/loss");
+
+    snprintf(where, sizeof where, "%.500s/resumed", keep != NULL ? keep : in_dir("tb"));
+    CHECK(tr_board_open(&b, where, 20, err, sizeof err) == 1);
+    CHECK(tr_board_scalar(&b, "train/loss", 21, 2) == 1 && tr_board_close(&b) == 1);
+    CHECK(read_events(where, e, 8) == 3);
+    CHECK(e[1].step == 21 && e[1].status == 1);
+    CHECK(e[2].step == 21 && e[2].value == 2);
+
+    if (keep == NULL) {                                                           /* twice in one second: two files */
+        CHECK(tr_board_open(&b, in_dir("tb/two"), 0, err, sizeof err) == 1);
+        CHECK(tr_board_open(&second, in_dir("tb/two/"), 0, err, sizeof err) == 1);
+        CHECK(b.out.path != NULL && second.out.path != NULL && strcmp(b.out.path, second.out.path) != 0);
+        CHECK(tr_board_close(&b) == 1 && tr_board_close(&second) == 1);
+    }
+    put_file(in_dir("plain"), "x");
+    CHECK(tr_board_open(&b, in_dir("plain/sub"), 0, err, sizeof err) == 0);
+    HOLDS(err, "cannot create the directory");
+    HOLDS(err, "Not a directory");
+    CHECK(tr_board_open(&b, "", 0, err, sizeof err) == 0);
+    CHECK(tr_board_scalar(&b, "x", 1, 1) == 1 && tr_board_close(&b) == 1);
+    SAME(get_file(in_dir("plain"), &n), "x");
+}
+
+/* ---- signals and clock */
+
+static void test_signals(void) {
+    int status = -1;
+    pid_t child;
+    fflush(stdout);
+    child = fork();
+    if (child == 0) {
+        struct timespec nap = {5, 0};
+        if (!tr_signals(err, sizeof err) || tr_stop_requested()) _exit(1);
+        raise(SIGTERM);
+        if (tr_stop_requested() != SIGTERM) _exit(2);
+        raise(SIGINT);
+        nanosleep(&nap, NULL);
+        _exit(3);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 130);
+    fflush(stdout);
+    child = fork();
+    if (child == 0) {                                            /* a blocking call is interrupted: there is no SA_RESTART */
+        char c;
+        int ends[2];
+        pid_t parent = getpid(), other;
+        if (!tr_signals(err, sizeof err) || pipe(ends) != 0) _exit(1);
+        other = fork();
+        if (other == 0) {
+            struct timespec nap = {0, 100000000};
+            nanosleep(&nap, NULL);
+            kill(parent, SIGINT);
+            _exit(0);
+        }
+        if (read(ends[0], &c, 1) != -1 || errno != EINTR) _exit(2);
+        _exit(tr_stop_requested() == SIGINT ? 0 : 3);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void test_clock(void) {
+    double a = tr_seconds();
+    struct timespec nap = {0, 2000000};
+    nanosleep(&nap, NULL);
+    CHECK(tr_seconds() - a >= 0.002 && tr_seconds() - a < 60);
+    CHECK(tr_peak_rss() > 100000);
+}
+
+int main(int argc, char **argv) {
+    const char *temp = getenv("TMPDIR");
+    snprintf(dir, sizeof dir, "%.400s/seqtx-train-h-%ld", temp != NULL && *temp ? temp : "/tmp", (long)getpid());
+    if (mkdir(dir, 0700) != 0) {
+        printf("%s: %s\n0 passed, 1 failed\n", dir, strerror(errno));
+        return 1;
+    }
+    test_options();
+    test_presets();
+    test_help();
+    test_configuration();
+    test_json();
+    test_log();
+    test_formats();
+    test_terminal();
+    test_pty();
+    test_board(argc > 2 && strcmp(argv[1], "--keep") == 0 ? argv[2] : NULL);
+    test_signals();
+    test_clock();
+    remove_tree(dir);
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed > 0 || passed == 0;
+}
