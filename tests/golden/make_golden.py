@@ -89,7 +89,7 @@ def make_models():
             size += write_model(name, cfg, params, random_tokens(cfg, gen))
         return size
 
-    total += pair(("odd1", "odd2"), 101, vocab=31, dim=15, heads=3, layers=3, inner=17, batch=3, block=5, span=37,
+    total += pair(("odd1", "odd2"), 103, vocab=31, dim=15, heads=3, layers=3, inner=17, batch=3, block=5, span=37,
                   ramp=7, adapt_span=True, span_loss=2e-3)
     total += pair(("odd3", "odd4"), 102, vocab=23, dim=14, heads=2, layers=2, inner=9, batch=1, block=11, span=67,
                   ramp=5, adapt_span=True, pers=3, span_loss=1e-3)

@@ -1,0 +1,5383 @@
+/* seqtx.h - v0.1 - long-context sequence models for C: tensors, a tape, fused attention, training
+   no warranty implied; MIT or public domain, your choice (end of file)
+
+   In ONE .c (or .cpp) file:            everywhere else:
+       #define SEQTX_IMPLEMENTATION         #include "seqtx.h"
+       #include "seqtx.h"
+   and link libm (-lm). Add -fopenmp to use all cores. Nothing else is needed.
+
+   seqtx.h is the core. The models stand in headers of their own, each of which needs only this one:
+       seqtx_attn_span.h   Sequential Transformer, adaptive attention span, all-attention
+
+   MANUAL
+
+   Two storeys. KERNELS are plain functions on raw pointers and sizes, forward beside backward: read them to
+   learn the algorithms, or call them alone. OPS (stx_linear, stx_attention, ...) take and return tensors: each
+   checks shapes, allocates its result, runs a kernel and records its backward on a tape. A model is written
+   once, as a chain of ops that reads like the paper. One training step is
+
+       stx_begin(x, STX_TRAIN);                       rewind the step arena and the tape
+       stx_tensor *loss = ... ops ...;                the tape records
+       stx_backward(x, loss);                         gradients of all parameters
+       stx_optim_step(optim, lr);                     update, zero the gradients
+       if (!stx_ok(x)) puts(stx_error(x));            one check a step is enough
+
+   Quick start (compiles as it stands: tests/form.sh extracts and runs it): fit y = tanh(W x) by gradient descent.
+
+   //>quickstart
+       #define SEQTX_IMPLEMENTATION
+       #include "seqtx.h"
+       #include <stdio.h>
+       int main(void) {
+           stx_desc desc = {0};
+           stx_ctx *x = stx_create(&desc);
+           stx_params *p = stx_params_create(x);
+           stx_tensor *W = stx_param(p, STX_NORMAL, 0.5, "w", 2, 3, 0, 0);
+           stx_optim_desc od = {0};
+           od.kind = STX_SGD;
+           stx_optim *optim = stx_optim_create(p, &od);
+           stx_real in[6] = {1, 0, 0, 0, 1, 1}, want[4] = {0.5f, -0.5f, 0.25f, 0.75f};
+           for (int step = 0; step < 500 && stx_ok(x); step++) {
+               stx_begin(x, STX_TRAIN);
+               stx_tensor *y = stx_linear(x, stx_input(x, in, 2, 3, 0, 0), W, NULL, STX_ACT_TANH);
+               stx_tensor *loss = stx_mse(x, y, stx_input(x, want, 2, 2, 0, 0));
+               stx_backward(x, loss);
+               if (step % 100 == 0) printf("step %d loss %.5f\n", step, stx_item(x, loss));
+               stx_optim_step(optim, 0.5);
+           }
+           if (!stx_ok(x)) printf("error: %s\n", stx_error(x));
+           stx_destroy(x);
+           return 0;
+       }
+   //<quickstart
+
+   Letters, everywhere: B batch, T query length, S key length, C channels, H heads, D head dim, V vocabulary,
+   L layers (or the largest span, in the span formulas), N flattened rows. dx is the gradient of x. All
+   tensors are dense and row-major; the shape stands beside each buffer, as in (B,T,C).
+
+   Memory. A context owns everything: stx_destroy frees it all. Two bump arenas: persistent (parameters,
+   optimiser state) and step (activations, gradients, tape). stx_begin rewinds the step arena, so a tensor made
+   by an op lives until the next stx_begin; from the second step on nothing is allocated and every tensor stands
+   at the address it had the step before. Memories that cross steps are explicit states of the family headers.
+
+   Errors are sticky: the first one stays in the context, later calls do nothing, ops return NULL and accept
+   NULL. The text names the op, what it got, what it wanted and the knob to turn. The library never exits,
+   aborts or prints.
+
+   Random numbers are counter based (Philox4x32-10), keyed by (seed, step, op, element): they need no storage,
+   do not depend on the number of threads, and a resumed run draws what the unbroken run would have drawn.
+
+   Repeatability: the same device, build and thread count give the same bits.
+
+   Compile-time options (give the same to every file that includes this header)
+       SEQTX_DOUBLE     stx_real is double (gradient checks). Default: float.
+       SEQTX_STATIC     the implementation is private to the including file.
+       SEQTX_CBLAS      matrix products by cblas_sgemm/dgemm; link a BLAS. (Implementation file only.)
+       SEQTX_CUDA       declare the CUDA twins of the kernels (link seqtx_cuda.cu).
+
+   Reading order for learners: stx_layernorm_fwd/_bwd (a kernel and its derivative), stx_layernorm (an op),
+   stx_backward (the tape, ten lines), stx__gemm_part (blocking), stx__attn_fwd_tile (the one attention),
+   stx_optim_step. `grep '// >>'` lists the sections.
+*/
+#ifndef SEQTX_H
+#define SEQTX_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define STX_VERSION "0.1.0"
+
+#ifdef SEQTX_STATIC
+  #if defined(__GNUC__) || defined(__clang__)
+    #define STX_DEF static __attribute__((unused))
+  #else
+    #define STX_DEF static
+  #endif
+#else
+  #ifdef __cplusplus
+    #define STX_DEF extern "C"
+  #else
+    #define STX_DEF extern
+  #endif
+#endif
+#if defined(__GNUC__) || defined(__clang__)
+  #define STX_PRINTF(f, a) __attribute__((format(printf, f, a)))
+#else
+  #define STX_PRINTF(f, a)
+#endif
+
+#ifdef SEQTX_DOUBLE
+typedef double stx_real;
+#define stx_create stx_create_f64   /* so that a float file and a double file do not link by accident */
+#else
+typedef float stx_real;
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// >>context ------------------------------------------------------------------------------------------------
+
+enum { STX_CPU = 0, STX_CUDA = 1 };                       /* stx_desc.device */
+enum { STX_PREC_F32 = 0, STX_PREC_BF16 = 1 };             /* stx_desc.precision */
+enum { STX_EVAL = 0, STX_TRAIN = 1 };                     /* stx_begin */
+enum { STX_OK = 0, STX_ERR_ARG, STX_ERR_SHAPE, STX_ERR_MEMORY, STX_ERR_IO, STX_ERR_FORMAT, STX_ERR_DEVICE };
+
+/* How a context is made. Zero means default. Read the resolved one back with stx_ctx_desc. */
+typedef struct stx_desc {
+    int      device;       /* STX_CPU (default) or STX_CUDA (needs seqtx_cuda.cu) */
+    int      precision;    /* STX_PREC_F32 (default). The bf16 paths are not in this version. */
+    int      threads;      /* 0: as many as OpenMP offers (1 in a build without it) */
+    uint64_t seed;         /* of every random number of this context */
+    size_t   max_bytes;    /* limit on all memory of the context; 0: none */
+    size_t   chunk_bytes;  /* smallest piece in which an arena grows; 0: 1 MiB */
+    void  *(*alloc)(void *user, size_t bytes);   /* NULL: malloc */
+    void   (*release)(void *user, void *p);      /* NULL: free */
+    void    *user;
+} stx_desc;
+
+typedef struct stx_ctx stx_ctx;
+
+/* Makes a context. NULL only when there is no memory for the context itself; every other problem (no such
+   device, say) is a sticky error of the returned context. desc may be NULL. Free with stx_destroy. */
+STX_DEF stx_ctx *stx_create(const stx_desc *desc);
+STX_DEF void stx_destroy(stx_ctx *x);                       /* frees everything made in x; NULL is fine */
+STX_DEF const stx_desc *stx_ctx_desc(const stx_ctx *x);     /* the resolved desc */
+
+STX_DEF int stx_ok(const stx_ctx *x);                       /* 1 while no error has happened */
+STX_DEF int stx_error_code(const stx_ctx *x);               /* STX_OK or one of STX_ERR_* */
+STX_DEF const char *stx_error(const stx_ctx *x);            /* "" or the text of the first error */
+STX_DEF void stx_clear_error(stx_ctx *x);
+/* Sets the sticky error unless one is set. For family headers and callers' own ops. */
+STX_DEF void stx_fail(stx_ctx *x, int code, const char *fmt, ...) STX_PRINTF(3, 4);
+
+/* Starts a step: rewinds the step arena (every tensor made by an op since the last stx_begin is gone) and the
+   tape. STX_TRAIN records a tape, applies dropout and advances the random stream by one; STX_EVAL does none. */
+STX_DEF void stx_begin(stx_ctx *x, int mode);
+STX_DEF int stx_training(const stx_ctx *x);
+STX_DEF uint64_t stx_tick(const stx_ctx *x);                /* number of STX_TRAIN begins: save it to resume */
+STX_DEF void stx_set_tick(stx_ctx *x, uint64_t tick);       /* ... and put it back */
+STX_DEF size_t stx_bytes(const stx_ctx *x);                 /* memory reserved now, bytes */
+STX_DEF size_t stx_peak_bytes(const stx_ctx *x);            /* the most that was in use, both arenas and buffers */
+
+/* Memory that lives as long as the context, zeroed, 64-byte aligned; NULL and a sticky error when there is none. */
+STX_DEF void *stx_persist(stx_ctx *x, size_t bytes);
+/* The same from the step arena, not zeroed. */
+STX_DEF void *stx_step_alloc(stx_ctx *x, size_t bytes);
+/* A block that can be freed before the context goes (and is freed with it at the latest), zeroed. */
+STX_DEF void *stx_block(stx_ctx *x, size_t bytes);
+STX_DEF void stx_block_free(stx_ctx *x, void *p);           /* NULL is fine */
+
+/* a b c, or SIZE_MAX when it overflows (an allocation of that size is an error and not a crash). */
+STX_DEF size_t stx_bytes_of(size_t a, size_t b, size_t c);
+
+/* Philox4x32-10 (Salmon et al., 2011, "Parallel random numbers: as easy as 1, 2, 3"): 128 random bits that are
+   a pure function of the key (seed) and the counter (hi, lo). */
+STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]);
+
+// >>tensors ------------------------------------------------------------------------------------------------
+
+#define STX_MAX_DIM 4
+
+/* A dense row-major tensor. Fields are for reading; on the CPU data and grad may be used directly. */
+typedef struct stx_tensor {
+    stx_real *data;                /* dim[0] x .. x dim[ndim-1] numbers */
+    stx_real *grad;                /* same shape; NULL until something flowed back */
+    int       ndim;
+    size_t    dim[STX_MAX_DIM];
+    size_t    size;                /* product of dim */
+    int       needs_grad;          /* does a gradient have to reach it? */
+    int       is_param;
+} stx_tensor;
+
+/* Token ids, (B,T). */
+typedef struct stx_ids {
+    int32_t *data;
+    size_t   B, T;
+} stx_ids;
+
+/* A constant (B x ..) from host memory, copied into the step arena. Dimensions end at the first 0. */
+STX_DEF stx_tensor *stx_input(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3);
+/* The same, but gradients reach it: after stx_backward read t->grad. */
+STX_DEF stx_tensor *stx_variable(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3);
+/* Token ids from host memory (B*T numbers), copied into the step arena. */
+STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T);
+
+/* An uninitialised tensor in the step arena, for ops of your own. */
+STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3);
+
+STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out);      /* copies t->size numbers to the host */
+STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in);       /* and from it */
+STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t);                  /* the first number; NaN if t is NULL */
+
+/* Parameters: one named list that feeds optimiser, checkpoint and tests. */
+enum { STX_ZEROS = 0, STX_CONSTANT, STX_NORMAL, STX_UNIFORM };             /* initialisers of stx_param */
+typedef struct stx_params {
+    stx_ctx     *ctx;
+    size_t       count, capacity;
+    stx_tensor **tensor;
+    const char **name;
+} stx_params;
+
+STX_DEF stx_params *stx_params_create(stx_ctx *x);
+/* Adds a parameter with its gradient (zeroed). init: STX_ZEROS, STX_CONSTANT (value a), STX_NORMAL (mean 0,
+   standard deviation a), STX_UNIFORM (in [-a, a]). The draw depends on the seed and on the position in the list.
+   name: dotted, unique ("layers.0.ff.fc1.weight"), copied. Dimensions end at the first 0. */
+STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2,
+                              size_t d3);
+STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name);   /* NULL if there is none */
+STX_DEF size_t stx_params_size(const stx_params *p);                          /* how many numbers, all together */
+STX_DEF void stx_params_zero_grad(stx_params *p);
+
+// >>ops ----------------------------------------------------------------------------------------------------
+/* Every op returns a new tensor in the step arena, or NULL in error; NULL inputs give NULL. "(..,C)" is any
+   number of leading dimensions, flattened to N rows. */
+
+enum { STX_ACT_NONE = 0, STX_ACT_RELU, STX_ACT_GELU, STX_ACT_TANH, STX_ACT_SIGMOID };
+
+/* table (V,C), ids (B,T) -> (B,T,C). Ids outside [0,V) are an error. */
+STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids);
+/* act(x W^T + b): in (..,I), W (O,I), b (O) or NULL -> (..,O). */
+STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act);
+/* op(a) op(b), op = transpose of the last two dimensions if ta / tb. a (..,M,K), b (..,K,N), equal leading
+   dimensions, or b with two dimensions only, used for every batch entry -> (..,M,N). */
+STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb);
+/* Layer normalisation over the last dimension, biased variance, eps inside the root (0: 1e-5). gain, shift (C). */
+STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift, double eps);
+/* a + b and a * b; b has a's shape or the shape of a's last dimensions (then it is repeated). */
+STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b);
+STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b);
+STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s);
+STX_DEF stx_tensor *stx_relu(stx_ctx *x, stx_tensor *a);
+STX_DEF stx_tensor *stx_gelu(stx_ctx *x, stx_tensor *a);        /* a Phi(a), by erf */
+STX_DEF stx_tensor *stx_tanh(stx_ctx *x, stx_tensor *a);
+STX_DEF stx_tensor *stx_sigmoid(stx_ctx *x, stx_tensor *a);
+STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a);     /* over the last dimension */
+/* Zero with probability p, scale the rest by 1/(1-p); the identity in STX_EVAL. p is resolved to 1/65536. */
+STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p);
+/* Mean over all numbers -> (1). */
+STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a);
+/* Sum of -log softmax(logits)[target] over the rows, divided by divisor (0: by the number of rows) -> (1).
+   logits (..,V), targets with one id a row. */
+STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
+/* Mean of (a-b)^2 -> (1). */
+STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b);
+/* Over time, dimension 1: (B,Ta,C), (B,Tb,C) -> (B,Ta+Tb,C), and rows [t0,t1) -> (B,t1-t0,C). */
+STX_DEF stx_tensor *stx_concat(stx_ctx *x, stx_tensor *a, stx_tensor *b);
+STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1);
+/* Rows idx[0..n) of a (..,C), flattened -> (n,C). Rows may repeat. */
+STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, size_t n);
+/* Last dimension: (..,Ca), (..,Cb) -> (..,Ca+Cb). */
+STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b);
+/* The same numbers under another shape (shares memory). */
+STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1, size_t d2, size_t d3);
+/* A new value that no gradient passes (shares memory). */
+STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a);
+
+/* Recomputation (gradient checkpointing, Chen et al. 2016, 1604.06174): y = fn(user, in), where everything that
+   fn made on the way is dropped from memory and made again in backward. fn must depend on nothing but user,
+   in and the parameters, must not change state, and is called twice with the same random numbers. */
+typedef stx_tensor *(*stx_recompute_fn)(stx_ctx *x, void *user, stx_tensor **in);
+STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count);
+
+/* Walks the tape back from the scalar loss (1): adds to the gradient of every parameter and variable. */
+STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss);
+/* The same from any tensor y and a given dL/dy (host memory, y->size numbers): a vector-Jacobian product. */
+STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy);
+
+// >>attention ----------------------------------------------------------------------------------------------
+
+/* The one fused attention. Query i of T is key row C+i of S, C = S-T; the distance to key j is delta = C+i-j.
+       s_ij = scale ((q_i + u).k_j + (q_i + vb).pe_p)       p = P - 1 + delta_min - delta
+       m    = clamp((z max_span + ramp + 1 - delta) / ramp, 0, 1)     learned span of a head (1905.07799, eq. 7)
+       a_ij = m e^s_ij / (sum_j m e^s_ij + eps sum_j e^s_ij)
+       y_i  = sum_j a_ij v_j
+   over the keys with delta_min <= delta <= span, plus N persistent vectors (1907.01470) with key sqrt(D) pk,
+   value sqrt(N) pv, m = 1 and no position. Scores are made tile by tile under a running softmax and never
+   stored; keys that a head's span does not reach are skipped; backward recomputes the tiles. */
+typedef struct stx_attention_desc {
+    size_t heads;          /* H; C = H D */
+    size_t span;           /* largest distance seen (all heads); 0: every key */
+    int    delta_min;      /* 0: a query sees its own key. 1: the nearest is the key before (1905.07799) */
+    int    not_causal;     /* every query sees every key; no span, no positions */
+    double scale;          /* 0: 1/sqrt(D) */
+    double max_span, ramp; /* L and R of the learned span; needed with z */
+    double eps;            /* 0 (default): cost follows each head's span. The references' 1e-8 makes every key
+                              within span count (exact_eps; spec attn_span Q1) */
+    double dropout;        /* on the attention weights, after normalisation */
+    ptrdiff_t first_key;   /* keys j < first_key do not exist. Negative: rows first_key..-1 before the first are
+                              zero keys with zero values (the references' zero memory). Default 0: none */
+} stx_attention_desc;
+
+/* Inputs of stx_attention; unused ones NULL. */
+typedef struct stx_attention_in {
+    stx_tensor *q, *k, *v;   /* (B,T,C), (B,S,C), (B,S,C) */
+    stx_tensor *pe;          /* (P,D) shared by the heads, or (P,C) one slice a head */
+    stx_tensor *u, *vb;      /* (C): Transformer-XL's r_w_bias and r_r_bias (1901.02860) */
+    stx_tensor *z;           /* (H): learned span as a fraction of max_span */
+    stx_tensor *pk, *pv;     /* (H,N,D) persistent keys and values */
+} stx_attention_in;
+
+STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d);
+
+// >>adaptive input and output -------------------------------------------------------------------------------
+
+/* Adaptive embedding (Baevski & Auli 2018, 1809.10853) and adaptive softmax (Grave et al. 2016, 1609.04309) for
+   large vocabularies sorted by frequency. K cutoffs give K+1 clusters; cluster i holds words
+   [cutoff[i-1], cutoff[i]) with width d_i = floor(d / divval^i). */
+#define STX_MAX_CLUSTERS 8
+typedef struct stx_adaptive {
+    size_t clusters;                           /* K+1 */
+    size_t end[STX_MAX_CLUSTERS];              /* end of each cluster; the last is V */
+    stx_tensor *table[STX_MAX_CLUSTERS];       /* (size_i, d_i) */
+    stx_tensor *proj[STX_MAX_CLUSTERS];        /* (d, d_i), or NULL: none (then d_i = d) */
+    stx_tensor *bias[STX_MAX_CLUSTERS];        /* (size_i): output only */
+    stx_tensor *cluster_w, *cluster_b;         /* (K, d_0), (K): output only, K > 0 */
+    int forward_columns;                       /* head column of cluster i: 0 = c_1 + K - i, the order of the
+                                                  PyTorch references; 1 = c_1 + i - 1, that of TF and HF */
+} stx_adaptive;
+
+/* sqrt(d) P_i T_i[id - start_i] -> (B,T,d) */
+STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const stx_ids *ids);
+/* Mean over rows of -log p(target). h (..,d), one target a row -> (1) */
+STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets);
+/* log p of every word, no tape: h (..,d) -> (N,V). For generation. */
+STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h);
+
+// >>optimisers ---------------------------------------------------------------------------------------------
+
+enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW };
+typedef struct stx_optim_desc {
+    int    kind;            /* 0: STX_ADAM */
+    double momentum;        /* SGD: buf = momentum buf + g, theta -= lr buf */
+    double beta1, beta2;    /* Adam: 0 means 0.9, 0.999 */
+    double eps;             /* 0: 1e-8 for Adam, 1e-10 for Adagrad */
+    double weight_decay;    /* SGD, Adam: added to the gradient. AdamW: decoupled (1711.05101) */
+    double clip;            /* 0: none. Adagrad: per tensor, scales the step and not what is accumulated (the
+                               references' rule); others: global norm, factor clip / (norm + 1e-6) if < 1 */
+} stx_optim_desc;
+
+typedef struct stx_optim {
+    stx_params    *params;
+    stx_optim_desc desc;
+    stx_tensor   **state[2];      /* per parameter: momentum | sum of squares | Adam m, v; NULL where unused */
+    uint64_t       step;          /* updates made */
+    uint64_t       skipped;       /* updates left out because a gradient was not finite */
+    double         grad_norm;     /* global L2 norm of the last gradient, before clipping */
+} stx_optim;
+
+STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d);
+/* Updates the parameters with learning rate lr from their accumulated gradients and zeroes the gradients. Returns 1,
+   or 0 when a gradient is not finite (nothing changes but the gradients, which are zeroed) or in error. */
+STX_DEF int stx_optim_step(stx_optim *o, double lr);
+
+/* Learning rate at update n = 1, 2, .. */
+enum { STX_LR_CONSTANT = 0, STX_LR_COSINE, STX_LR_INV_SQRT };
+typedef struct stx_schedule {
+    int      kind;
+    double   lr;         /* the peak */
+    double   lr_start;   /* warm-up rises linearly from here (at n = 0) */
+    double   lr_min;     /* cosine: the end */
+    uint64_t warmup;     /* updates: lr_start + (lr - lr_start) min(1, n / warmup) */
+    uint64_t total;      /* cosine: reaches lr_min at n = total, and stays */
+    int      literal;    /* 1: Transformer-XL's own formulas: first update at full lr, cosine not shifted by the
+                            warm-up, constant stuck at lr (W-1)/W, inverse root lr s / W^1.5 (spec attn_span 2.8) */
+} stx_schedule;
+STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n);
+
+/* One token from logits (V) (any additive constant): softmax(logits / temperature) cut to the top_k likeliest
+   (0: all) and then to the smallest set with mass top_p (0 or 1: all). temperature 0: the likeliest. The draw is
+   a function of (seed, counter). Returns -1 if the logits are not finite or V is 0. work: V numbers of scratch. */
+typedef struct stx_sampling {
+    double temperature, top_p;
+    size_t top_k;
+    uint64_t seed;
+} stx_sampling;
+STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits, size_t V, stx_real *work);
+// >>kernels ------------------------------------------------------------------------------------------------
+/* The lower storey. Order of arguments: context (threads, scratch; NULL: one thread), outputs, saved values,
+   inputs, sizes, scalars. Backward kernels ADD into dx; a NULL dx is not wanted. One STX_KERNEL line declares
+   the CPU twin (stem, body below) and the CUDA twin (stem_cuda, body in seqtx_cuda.cu): a missing one does not
+   link, a drifted one does not compile. */
+
+#ifdef SEQTX_CUDA
+  #define STX_KERNEL(stem, args) STX_DEF void stem args; extern void stem##_cuda args;
+#else
+  #define STX_KERNEL(stem, args) STX_DEF void stem args;
+#endif
+
+/* STX_RUN(x, stx_relu, (x, y, n)) calls the twin of the context's device. */
+#ifdef SEQTX_CUDA
+  #define STX_RUN(x, stem, args) do { if (stx_ctx_desc(x)->device == STX_CUDA) stem##_cuda args; else stem args; } while (0)
+#else
+  #define STX_RUN(x, stem, args) do { stem args; } while (0)
+#endif
+#define STX__MIN(a, b) ((a) < (b) ? (a) : (b))
+#define STX__MAX(a, b) ((a) > (b) ? (a) : (b))
+
+/* Everything that stx_attention's kernels need; see stx_attention for the formulas and shapes. Row strides ld* and
+   batch strides st* count numbers, so that q, k, v may be slices of larger buffers. */
+typedef struct stx_attention_args {
+    size_t B, T, S, H, D, P, N;             /* P rows of pe (0: none), N persistent vectors */
+    int    pe_heads;                        /* 1: shared (P,D); H: (P,H D) */
+    size_t ldq, ldk, stq, stk;              /* rows and batches of q and y's gradient dq; of k, v, dk, dv */
+    size_t span;                            /* resolved: >= 1 */
+    int    delta_min, not_causal;
+    ptrdiff_t first_key;
+    stx_real scale, max_span, ramp, eps, drop;
+    uint64_t seed, stream;                  /* of the dropout */
+    const stx_real *q, *k, *v, *pe, *u, *vb, *z, *pk, *pv;
+    stx_real *y, *top, *inv;                /* (B,T,H D); (B,H,T): largest logit of a row, 1 / its normaliser (0: no key) */
+    const stx_real *dy;
+    stx_real *dq, *dk, *dv, *dpe, *du, *dvb, *dz, *dpk, *dpv;
+    void *work;                             /* stx_attention_work(args, threads) bytes, backward only */
+} stx_attention_args;
+STX_DEF size_t stx_attention_work(const stx_attention_args *a, int threads);
+STX_DEF int stx_threads(const stx_ctx *x);
+
+/* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices at strides sa, sb, sc; op = transpose if ta/tb.
+   beta 0 overwrites C, whatever was in it. */
+STX_KERNEL(stx_gemm, (stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
+                      const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
+                      stx_real beta, stx_real *C, size_t ldc, size_t sc))
+STX_KERNEL(stx_fill, (stx_ctx *x, stx_real *y, size_t n, stx_real value))
+/* y = s a, or y += s a */
+STX_KERNEL(stx_axpy, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate))
+/* rows x cols at leading dimensions ldy, lda */
+STX_KERNEL(stx_copy2d, (stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda, size_t rows, size_t cols,
+                        int accumulate))
+STX_KERNEL(stx_embedding_fwd, (stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C,
+                               stx_real s))
+STX_KERNEL(stx_embedding_bwd, (stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C,
+                               stx_real s))
+STX_KERNEL(stx_bias_act_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act))
+STX_KERNEL(stx_act_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act))
+STX_KERNEL(stx_act_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n,
+                         int act, int accumulate))
+STX_KERNEL(stx_sum_rows, (stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C))
+STX_KERNEL(stx_layernorm_fwd, (stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in,
+                               const stx_real *gain, const stx_real *shift, size_t N, size_t C, stx_real eps))
+STX_KERNEL(stx_layernorm_bwd, (stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy,
+                               const stx_real *in, const stx_real *gain, const stx_real *mean, const stx_real *rstd,
+                               size_t N, size_t C))
+/* b repeats with period nb */
+STX_KERNEL(stx_add_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb))
+STX_KERNEL(stx_mul_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb))
+STX_KERNEL(stx_mul_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b,
+                         size_t n, size_t nb))
+STX_KERNEL(stx_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
+STX_KERNEL(stx_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C))
+/* y = a mask / keep, and da += dy mask / keep by the same call */
+STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed,
+                             uint64_t stream, int accumulate))
+STX_KERNEL(stx_mean_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
+STX_KERNEL(stx_mean_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
+STX_KERNEL(stx_cross_entropy_fwd, (stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits,
+                                   const int32_t *targets, size_t N, size_t V, double divisor))
+STX_KERNEL(stx_cross_entropy_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top,
+                                   const stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor))
+STX_KERNEL(stx_mse_fwd, (stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n))
+STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a,
+                         const stx_real *b, size_t n))
+STX_KERNEL(stx_attention_fwd, (stx_ctx *x, const stx_attention_args *a))
+STX_KERNEL(stx_attention_bwd, (stx_ctx *x, const stx_attention_args *a))
+STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_real *a, size_t n))
+/* One parameter tensor, one update; g is zeroed. */
+STX_KERNEL(stx_sgd_update, (stx_ctx *x, stx_real *p, stx_real *buf, stx_real *g, size_t n, stx_real lr, stx_real gscale,
+                            stx_real momentum, stx_real decay, int first))
+STX_KERNEL(stx_adagrad_update, (stx_ctx *x, stx_real *p, stx_real *sum, stx_real *g, size_t n, stx_real lr, stx_real eps))
+STX_KERNEL(stx_adam_update, (stx_ctx *x, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, stx_real lr,
+                             stx_real gscale, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
+                             stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2))
+STX_KERNEL(stx_clamp, (stx_ctx *x, stx_real *y, size_t n, stx_real lo, stx_real hi))
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>files: safetensors, read and written
+//
+//   8 bytes       N, little-endian
+//   N bytes       JSON: {"__metadata__":{"key":"value",..}, "name":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},..}
+//   the rest      the tensors' bytes, little-endian, row-major, one after the other without holes
+//
+// A file is memory mapped and checked as a whole before the first number of it is believed. Writing is atomic: a kill at
+// any moment leaves the whole old or the whole new file under the path.
+// Everything opened or created here belongs to the caller and must be closed before its context is destroyed. All
+// functions accept NULL for their object, and do nothing once the context is in error.
+
+enum { STX_F32, STX_F64, STX_BF16, STX_I32, STX_I64, STX_U8 };      // element types (stx_entry.dtype)
+
+typedef struct stx_file   stx_file;
+typedef struct stx_writer stx_writer;
+
+typedef struct stx_entry {                      // one tensor of an open file; lives as long as the file is open
+    const char *name;
+    int         dtype, ndim;                    // STX_F32 ..; ndim = 0 is a scalar
+    size_t      dim[STX_MAX_DIM];               // outermost first; unused ones are 0
+    size_t      count, bytes;                   // elements, and count * element size
+    const void *data;                           // in the map, little-endian, NOT aligned in files of other writers
+    const stx_file *file;
+} stx_entry;
+
+// Bytes of one element: 4, 8, 2, 4, 8, 1; 0 for a number that is no dtype.
+STX_DEF size_t stx_dtype_size(int dtype);
+
+// Opens and validates a file: header length against the file (at most 100 MB), strict JSON, no name twice, known dtypes,
+// shape * element size = length of the data, data without overlap, holes or left-over bytes. NULL and the context's error
+// (STX_ERR_IO cannot read, STX_ERR_FORMAT is not what it should be) otherwise. While it is open the file may be replaced
+// (stx_writer does), but not be cut shorter in place: the map would lose its pages.
+STX_DEF stx_file *stx_file_open(stx_ctx *x, const char *path);
+STX_DEF void stx_file_close(stx_file *f);
+
+// Entries in the order of the header.
+STX_DEF size_t stx_file_count(const stx_file *f);
+STX_DEF const stx_entry *stx_file_entry(const stx_file *f, size_t i);               // NULL when i >= count
+STX_DEF const stx_entry *stx_file_find(const stx_file *f, const char *name);        // NULL when there is none, no error
+STX_DEF const char *stx_file_meta(const stx_file *f, const char *key);              // NULL when there is none, no error
+
+// Copies an entry of n elements to out, converted: f32 and f64 from F32, F64, BF16 (f32 rounds an F64 to nearest);
+// i64 from I64, I32, U8. 1; or 0 and an error when n is not the entry's count or the dtype is of the other sort.
+// e = NULL gives 0 without an error (the caller knows which name it asked for).
+STX_DEF int stx_entry_get_f32(const stx_entry *e, float *out, size_t n);
+STX_DEF int stx_entry_get_f64(const stx_entry *e, double *out, size_t n);
+STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n);
+
+// Collects tensors and text, then writes them at once. Names and metadata are copied; data is not and must stay where it
+// is, unchanged, until finish. Each returns 1, or 0 and an error (name empty, given twice or not UTF-8; sizes that
+// overflow). An add that failed makes finish fail. The header lists the entries in the order given; the data stand in
+// that order within an element size, 8-byte elements first, so that every tensor is aligned to its element.
+STX_DEF stx_writer *stx_writer_create(stx_ctx *x);
+STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim, const size_t *dim, const void *data);
+STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value);
+
+// Writes to a temporary file beside the target (PATH.<pid>.<n>.tmp), checks every write, fsyncs, renames it over the
+// target and fsyncs the directory. A symbolic link is followed: its target is replaced. The permission bits of an existing
+// file are kept; a write-protected file and anything that is not a regular file is refused. On failure (STX_ERR_IO) the
+// temporary is removed and the old file is as it was. Only a kill in the middle can leave a *.tmp behind; it may be deleted.
+// 1 on success; frees w in every case.
+STX_DEF int stx_writer_finish(stx_writer *w, const char *path);
+STX_DEF void stx_writer_free(stx_writer *w);                            // gives up without writing
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>tokens: vocabulary, corpus, batches
+//
+//   text file --vocab_build--> vocabulary;  text file + vocabulary --corpus_open--> tokens --batches--> X, Y (B,T)
+//
+//   STX_TOK_BYTES            V = 256, token = byte, nothing to build
+//   STX_TOK_BYTES, compact   the distinct bytes of the training text; byte 10 is <eos>. The references' enwik8: V = 205
+//   STX_TOK_CHARS            the distinct Unicode code points of the training text (strict UTF-8)
+//   STX_TOK_CHARS, eos       the same; a line end is <eos>. The references' text8: V = 28
+//   STX_TOK_WORDS            each line split on Unicode white space, then <eos>. The references' WikiText-103: V = 267735
+//
+// A line ends with \n, \r or \r\n (compact: only \n). Where there is an <eos>, a text that does not end in a line end gets
+// one more <eos>, as in the references (spec 1.8).
+// Byte ranges [begin, end) cut one file into training, validation and test part; end = 0 is the end of the file. A limit
+// inside a character or a \r\n (CHARS, WORDS) moves forward to its end; WORDS: to the next word or line. The part that ends
+// and the part that begins there move alike: adjoining ranges lose nothing and share nothing.
+
+enum { STX_TOK_BYTES, STX_TOK_CHARS, STX_TOK_WORDS };               // stx_vocab_desc.kind
+enum {                                                              // stx_vocab_desc.order
+    STX_ORDER_FIRST,            // first occurrence (Adaptive Span, plain input)
+    STX_ORDER_COUNT_LATER,      // count, descending; equal counts: LATER first occurrence first (Adaptive Span, adaptive io)
+    STX_ORDER_COUNT_EARLIER     // count, descending; equal counts: earlier first occurrence first (Transformer-XL)
+};
+
+#define STX_NPOS ((size_t)-1)   // what encode and decode return in error
+
+typedef struct stx_vocab_desc {     // zero means default
+    int      kind;              // STX_TOK_BYTES
+    int      order;             // STX_ORDER_FIRST. Adaptive input and softmax want a COUNT order
+    int      compact;           // BYTES: see above
+    int      eos;               // CHARS: a line end is <eos>
+    int      eos_first;         // <eos> is index 0 whatever the order (Transformer-XL on WikiText-103)
+    uint64_t min_count;         // pieces seen fewer times become <unk>; 2 or more always makes an <unk>. 0: keep all, and a piece
+                                // that is not in the vocabulary is an error, unless the text itself has the word <unk>
+} stx_vocab_desc;
+
+typedef struct stx_vocab stx_vocab;
+
+// Builds a vocabulary from the bytes [begin, end) of a file. d = NULL: bytes. Plain bytes read no file: path may be NULL.
+// NULL and an error when the file cannot be read, the range is empty or outside, or the text is not UTF-8 (CHARS, WORDS).
+STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *d, const char *path, uint64_t begin, uint64_t end);
+STX_DEF void stx_vocab_free(stx_vocab *v);
+
+STX_DEF int     stx_vocab_kind(const stx_vocab *v);                 // STX_TOK_BYTES ..
+STX_DEF size_t  stx_vocab_size(const stx_vocab *v);                 // V
+STX_DEF int32_t stx_vocab_eos(const stx_vocab *v);                  // id of <eos>, -1 without
+STX_DEF int32_t stx_vocab_unk(const stx_vocab *v);                  // id of <unk>, -1 without
+STX_DEF int32_t stx_vocab_find(const stx_vocab *v, const char *piece, size_t len);      // id, or -1
+// The bytes of a piece and their number, NOT zero-terminated ("<eos>" for the line end); NULL for an id out of range.
+STX_DEF const char *stx_vocab_piece(const stx_vocab *v, int32_t id, size_t *len);
+
+// Text to ids, as a corpus is read, but without the additional <eos> at the end (a prompt goes on). Writes at most cap ids
+// and returns how many there are (call with out = NULL, cap = 0 to count). STX_NPOS and an error that names the piece and
+// its position when something is not in the vocabulary and there is no <unk>, or the text is not UTF-8.
+STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out, size_t cap);
+// Ids to text: <eos> is a line feed, a word is followed by one blank, so that decoding token by token gives the same as
+// decoding at once. Writes at most cap bytes (no terminator) and returns how many there are. STX_NPOS and an error for an id
+// out of range.
+STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n, char *out, size_t cap);
+
+// A vocabulary as bytes (for a checkpoint: a U8 entry) and back. save writes the blob when cap suffices, and returns its
+// length. load trusts nothing: NULL and STX_ERR_FORMAT for anything that save cannot have written.
+STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap);
+STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len);
+
+typedef struct stx_corpus stx_corpus;
+
+// Opens the bytes [begin, end) of a file as tokens. Bytes are memory mapped and never copied (files beyond 4 GiB are fine);
+// characters and words become an array of 2 bytes a token (V <= 65536) or 4. Errors as stx_vocab_build and
+// stx_vocab_encode, with the position in the file. v is not needed afterwards.
+STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *path, uint64_t begin, uint64_t end);
+// Tokens that the caller has in memory (synthetic tasks); not copied, must outlive the corpus.
+STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n, uint64_t raw_bytes);
+STX_DEF void stx_corpus_close(stx_corpus *c);
+STX_DEF size_t   stx_corpus_size(const stx_corpus *c);              // tokens
+// Bytes of the text behind the tokens. True bits per byte of the raw text, whatever the kind:
+// (nats per token) / ln 2 * stx_corpus_size / stx_corpus_bytes.
+STX_DEF uint64_t stx_corpus_bytes(const stx_corpus *c);
+// out[i] = token pos + i, i < n. 1; or 0 and an error when that is not inside the corpus.
+STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *out);
+
+enum { STX_BATCH_END, STX_BATCH_OK, STX_BATCH_FRESH };
+enum { STX_EVAL_ALL, STX_EVAL_LITERAL };
+
+typedef struct stx_batches_desc {
+    size_t   B;                 // streams, over all ranks; required
+    size_t   T;                 // block length; required
+    uint64_t seed;              // of the positions after a wrap
+    size_t   rank, world;       // this process of how many (0 of 1). Rank r has rows [r B/W, (r+1) B/W)
+} stx_batches_desc;
+
+typedef struct stx_batches_state {      // what a resumed run needs
+    uint64_t p, wraps;          // position in the streams, wraps so far
+    int      fresh;             // the next block does not continue the last one
+} stx_batches_state;
+
+typedef struct stx_batches stx_batches;
+
+// B parallel streams for truncated back-propagation: n = tokens / B, row b = tokens [b n, (b+1) n), the rest is dropped.
+// The corpus must outlive it. Errors: B or T zero, B no multiple of world, fewer than B (T+1) tokens.
+STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c, const stx_batches_desc *d);
+STX_DEF void stx_batches_free(stx_batches *b);
+STX_DEF size_t stx_batches_rows(const stx_batches *b);              // rows of this rank, R = B / world
+STX_DEF size_t stx_batches_stream(const stx_batches *b);            // n, tokens of a stream
+
+// Training block: x[r,t] = row[p+t], y[r,t] = row[p+1+t], both (R,T). STX_BATCH_FRESH: it does not continue the last one
+// (first block, or after a wrap), reset the memories. STX_BATCH_OK: it does. STX_BATCH_END: only in error.
+// After a block p += T; when p >= n - T then p = uniform integer in [0, min(T, n-T)) (spec 2.6; the reference forgets the
+// minimum), drawn from (seed, wraps): the same on every rank and after a resume.
+STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y);
+STX_DEF stx_batches_state stx_batches_get(const stx_batches *b);
+STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s);   // 0 and an error when s does not fit data, B and T
+
+// Evaluation pass, from position 0, in order; it has its own cursor and does not move the training position.
+//   STX_EVAL_ALL      every target except the first token of each stream, once; the last block may be shorter
+//   STX_EVAL_LITERAL  blocks at 0, T, 2T, .. until p >= n - T, full blocks only (the reference: misses up to T targets)
+// next_eval writes (R,t) and t = *T_this <= T, packed; STX_BATCH_FRESH for the first block, STX_BATCH_OK for the others,
+// STX_BATCH_END (t = 0) after the last one.
+STX_DEF void stx_batches_rewind(stx_batches *b, int rule);
+STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t *T_this);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>checkpoints: parameters and optimiser state in a safetensors file
+
+#ifdef SEQTX_DOUBLE
+enum { STX_REAL_DTYPE = STX_F64 };      /* dtype of stx_real */
+#else
+enum { STX_REAL_DTYPE = STX_F32 };
+#endif
+STX_DEF int stx_entry_get(const stx_entry *e, stx_real *out, size_t n);     /* stx_entry_get_f32 or _f64 */
+/* Whole numbers in the metadata, as decimal text. Reading one that is missing or malformed is an error that names it. */
+STX_DEF int stx_writer_meta_u64(stx_writer *w, const char *key, uint64_t value);
+STX_DEF int stx_file_meta_u64(stx_ctx *x, const stx_file *f, const char *key, uint64_t *out);
+
+/* Adds every parameter under its name (after prefix, "" for none). The data must not change until stx_writer_finish.
+   Returns 1, or 0 in error. */
+STX_DEF int stx_params_save(stx_writer *w, const stx_params *p, const char *prefix);
+/* Fills the parameters from a file. All names and shapes are checked before the first number is copied: a parameter that the
+   file lacks or has in another shape is an error (STX_ERR_FORMAT) that names it, and nothing changes. Entries that the list
+   does not have are left alone. */
+STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix);
+/* The same for an optimiser: entries "optim.<k>.<name>", metadata "optim.kind", "optim.step", "optim.skipped". */
+STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o);
+STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
+#ifdef __cplusplus
+}
+#endif
+
+/* Stop here if you only want the API. */
+#endif /* SEQTX_H */
+
+#if defined(SEQTX_IMPLEMENTATION) && !defined(SEQTX_IMPLEMENTATION_DONE)
+#define SEQTX_IMPLEMENTATION_DONE
+
+#include <errno.h>
+#include <float.h>
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+  #include <omp.h>
+#endif
+#ifdef SEQTX_CBLAS
+  #include <cblas.h>
+#endif
+
+#if defined(__GNUC__) || defined(__clang__)
+  #define STX__RESTRICT __restrict__
+#else
+  #define STX__RESTRICT
+#endif
+
+/* Parallel loops: `STX__FOR(x, work) for (...)` splits the iterations in equal contiguous parts when there is
+   enough work to pay for it (about 10 us). Every iteration writes its own part of the output, so results do not
+   depend on the number of threads. */
+#define STX__PRAGMA(p) _Pragma(#p)
+#ifdef _OPENMP
+  #define STX__FOR(x, work) STX__PRAGMA(omp parallel for schedule(static) num_threads(stx_threads(x)) if ((work) > 32768 && stx_threads(x) > 1))
+#else
+  #define STX__FOR(x, work) (void)(x); (void)(work);
+#endif
+
+// >>context
+
+/* Under AddressSanitizer every allocation of an arena stands between poisoned bytes, so that an overrun is seen
+   although the arena itself is one block. */
+#if defined(__SANITIZE_ADDRESS__)
+  #define STX__ASAN 1
+#elif defined(__has_feature)
+  #if __has_feature(address_sanitizer)
+    #define STX__ASAN 1
+  #endif
+#endif
+#ifdef STX__ASAN
+  #ifdef __cplusplus
+extern "C" {
+  #endif
+void __asan_poison_memory_region(void const volatile *addr, size_t size);
+void __asan_unpoison_memory_region(void const volatile *addr, size_t size);
+  #ifdef __cplusplus
+}
+  #endif
+  #define STX__POISON(p, n) __asan_poison_memory_region(p, n)
+  #define STX__UNPOISON(p, n) __asan_unpoison_memory_region(p, n)
+  #define STX__RED_ZONE 64
+#else
+  #define STX__POISON(p, n) ((void)(p), (void)(n))
+  #define STX__UNPOISON(p, n) ((void)(p), (void)(n))
+  #define STX__RED_ZONE 0
+#endif
+
+typedef struct stx__chunk {
+    struct stx__chunk *next;
+    size_t size, used;
+    char *base;                  /* 64-byte aligned, size bytes */
+} stx__chunk;
+
+typedef struct stx__arena {
+    const char *name;
+    stx__chunk *first, *cur;
+    size_t used, reserved;
+} stx__arena;
+
+typedef struct stx__block_head {  /* in front of every stx_block; one cache line, keeps the data aligned */
+    struct stx__block_head *prev, *next;
+    void *raw;
+    size_t size;
+} stx__block_head;
+
+/* One op on the tape: what it made, from what, and how to go back. */
+typedef struct stx__node {
+    struct stx__node *prev;
+    void (*back)(stx_ctx *x, struct stx__node *n);
+    stx_tensor *y, *in[9];
+    void *save;
+} stx__node;
+
+typedef struct stx__free_grad {   /* a gradient buffer that backward is done with */
+    struct stx__free_grad *next;
+    size_t size;
+} stx__free_grad;
+
+struct stx_ctx {
+    stx_desc desc;
+    int code;
+    char text[512];
+    stx__arena keep, step;
+    stx__block_head blocks;       /* ring of stx_blocks */
+    size_t block_bytes, peak;
+    int mode, recording;
+    stx__node *tape;
+    stx__free_grad *free_grads;
+    uint64_t tick, op;            /* random streams: step and op within it */
+    uint64_t params_made;
+    stx_real *scratch;            /* one piece of STX__SCRATCH numbers a thread */
+    const struct stx__micro *micro;
+};
+
+static void *stx__sys_alloc(void *user, size_t n) { (void)user; return malloc(n); }
+static void stx__sys_release(void *user, void *p) { (void)user; free(p); }
+
+STX_DEF void stx_fail(stx_ctx *x, int code, const char *fmt, ...) {
+    va_list ap;
+    if (!x || x->code) return;
+    x->code = code;
+    va_start(ap, fmt);
+    vsnprintf(x->text, sizeof x->text, fmt, ap);
+    va_end(ap);
+}
+STX_DEF int stx_ok(const stx_ctx *x) { return x && x->code == STX_OK; }
+STX_DEF int stx_error_code(const stx_ctx *x) { return x ? x->code : STX_ERR_MEMORY; }
+STX_DEF const char *stx_error(const stx_ctx *x) { return x ? x->text : "no context (stx_create found no memory)"; }
+STX_DEF void stx_clear_error(stx_ctx *x) { if (x) { x->code = STX_OK; x->text[0] = 0; } }
+
+static size_t stx__reserved(const stx_ctx *x) { return x->keep.reserved + x->step.reserved + x->block_bytes; }
+static void stx__note_peak(stx_ctx *x) {
+    size_t now = x->keep.used + x->step.used + x->block_bytes;
+    if (now > x->peak) x->peak = now;
+}
+
+/* n + room to align, from the user's allocator, within the limit. what and knob go into the error text. */
+static void *stx__raw_alloc(stx_ctx *x, size_t n, const char *what) {
+    void *p = NULL;
+    size_t have = stx__reserved(x);
+    if (x->desc.max_bytes && (n > x->desc.max_bytes || have > x->desc.max_bytes - n)) {
+        stx_fail(x, STX_ERR_MEMORY, "%s: %zu more bytes would pass the limit of %zu (%zu in use): raise desc.max_bytes, or "
+                 "use a smaller batch, block or model", what, n, x->desc.max_bytes, have);
+        return NULL;
+    }
+    if (n < SIZE_MAX - 64) p = x->desc.alloc(x->desc.user, n + 64);
+    if (!p) stx_fail(x, STX_ERR_MEMORY, "%s: no memory for %zu more bytes (%zu in use): use a smaller batch, block or model, "
+                     "or recomputation", what, n, have);
+    return p;
+}
+static char *stx__align64(void *p) { return (char *)(((uintptr_t)p + 63) & ~(uintptr_t)63); }
+
+static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
+    size_t want;
+    stx__chunk *c;
+    if (x->code) return NULL;
+    if (n > SIZE_MAX - 4096) { stx_fail(x, STX_ERR_MEMORY, "%s arena: a size overflows: use smaller dimensions", a->name); return NULL; }
+    want = ((n + 63) & ~(size_t)63) + STX__RED_ZONE;
+    if (!want) want = 64;
+    while (a->cur && a->cur->size - a->cur->used < want && a->cur->next) {
+        a->cur = a->cur->next;
+        a->cur->used = 0;
+    }
+    if (!a->cur || a->cur->size - a->cur->used < want) {
+        size_t size = STX__MAX(want, x->desc.chunk_bytes);
+        void *raw;
+        size = STX__MAX(size, a->reserved / 2);   /* few chunks, whatever the final size */
+        if (x->desc.max_bytes && stx__reserved(x) < x->desc.max_bytes)
+            size = STX__MAX(want, STX__MIN(size, x->desc.max_bytes - stx__reserved(x)));
+        raw = stx__raw_alloc(x, size + sizeof(stx__chunk), a->name);
+        if (!raw) return NULL;
+        c = (stx__chunk *)raw;
+        c->base = stx__align64((char *)raw + sizeof(stx__chunk));
+        c->size = size;
+        c->used = 0;
+        c->next = NULL;
+        STX__POISON(c->base, size);
+        if (a->cur) a->cur->next = c; else a->first = c;
+        a->cur = c;
+        a->reserved += size + sizeof(stx__chunk);
+    }
+    c = a->cur;
+    {
+        char *p = c->base + c->used;
+        c->used += want;
+        a->used += want;
+        stx__note_peak(x);
+        STX__UNPOISON(p, n);
+        return p;
+    }
+}
+static void stx__arena_rewind(stx__arena *a) {
+    stx__chunk *c;
+    for (c = a->first; c; c = c->next) { STX__POISON(c->base, c->used); c->used = 0; }
+    a->cur = a->first;
+    a->used = 0;
+}
+static void stx__arena_free(stx_ctx *x, stx__arena *a) {
+    stx__chunk *c = a->first, *next;
+    for (; c; c = next) {
+        next = c->next;
+        STX__UNPOISON(c->base, c->size);
+        x->desc.release(x->desc.user, c);
+    }
+    a->first = a->cur = NULL;
+}
+
+STX_DEF void *stx_persist(stx_ctx *x, size_t n) {
+    void *p = x ? stx__arena_alloc(x, &x->keep, n) : NULL;
+    if (p) memset(p, 0, n);
+    return p;
+}
+STX_DEF void *stx_step_alloc(stx_ctx *x, size_t n) { return x ? stx__arena_alloc(x, &x->step, n) : NULL; }
+
+STX_DEF void *stx_block(stx_ctx *x, size_t n) {
+    stx__block_head *h;
+    void *raw;
+    if (!x || x->code) return NULL;
+    if (n > SIZE_MAX - 4096) { stx_fail(x, STX_ERR_MEMORY, "block: a size overflows: use smaller dimensions"); return NULL; }
+    raw = stx__raw_alloc(x, n + 128, "block");
+    if (!raw) return NULL;
+    h = (stx__block_head *)(void *)stx__align64(raw);
+    h->raw = raw;
+    h->size = n;
+    h->next = &x->blocks;
+    h->prev = x->blocks.prev;
+    x->blocks.prev->next = h;
+    x->blocks.prev = h;
+    x->block_bytes += n;
+    stx__note_peak(x);
+    memset((char *)h + 64, 0, n);
+    return (char *)h + 64;
+}
+STX_DEF void stx_block_free(stx_ctx *x, void *p) {
+    stx__block_head *h;
+    if (!x || !p) return;
+    h = (stx__block_head *)(void *)((char *)p - 64);
+    h->prev->next = h->next;
+    h->next->prev = h->prev;
+    x->block_bytes -= h->size;
+    x->desc.release(x->desc.user, h->raw);
+}
+
+STX_DEF size_t stx_bytes_of(size_t a, size_t b, size_t c) {
+    if (!a || !b || !c) return 0;
+    if (a > SIZE_MAX / b || a * b > SIZE_MAX / c) return SIZE_MAX;
+    return a * b * c;
+}
+
+STX_DEF int stx_threads(const stx_ctx *x) { return x ? x->desc.threads : 1; }
+STX_DEF const stx_desc *stx_ctx_desc(const stx_ctx *x) { return x ? &x->desc : NULL; }
+STX_DEF int stx_training(const stx_ctx *x) { return x && x->mode == STX_TRAIN; }
+STX_DEF uint64_t stx_tick(const stx_ctx *x) { return x ? x->tick : 0; }
+STX_DEF void stx_set_tick(stx_ctx *x, uint64_t tick) { if (x) x->tick = tick; }
+STX_DEF size_t stx_bytes(const stx_ctx *x) { return x ? stx__reserved(x) : 0; }
+STX_DEF size_t stx_peak_bytes(const stx_ctx *x) { return x ? x->peak : 0; }
+
+STX_DEF void stx_begin(stx_ctx *x, int mode) {
+    if (!x) return;
+    stx__arena_rewind(&x->step);
+    x->tape = NULL;
+    x->free_grads = NULL;
+    x->mode = mode;
+    x->recording = mode == STX_TRAIN;
+    x->op = 0;
+    if (mode == STX_TRAIN) x->tick++;
+}
+
+// >>random
+
+STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]) {
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    uint32_t c0 = (uint32_t)lo, c1 = (uint32_t)(lo >> 32), c2 = (uint32_t)hi, c3 = (uint32_t)(hi >> 32);
+    int r;
+    for (r = 0; r < 10; r++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+        c1 = (uint32_t)p1;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c3 = (uint32_t)p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    out[0] = c0; out[1] = c1; out[2] = c2; out[3] = c3;
+}
+/* The stream of the next random op of this step. 2^24 ops a step, 2^39 steps; parameters draw above them. */
+static uint64_t stx__stream(stx_ctx *x) { return (x->tick << 24) | (x->op++ & 0xffffffu); }
+#define STX__PARAM_STREAM ((uint64_t)1 << 63)
+
+/* Dropout masks of 8 neighbours from one Philox call: lane e is kept when its 16 bits are below keep16. */
+static uint32_t stx__keep16(stx_real p) {
+    double k = floor((1.0 - (double)p) * 65536.0 + 0.5);
+    return (uint32_t)(k < 1 ? 1 : k);
+}
+static void stx__mask8(stx_real *m, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv) {
+    uint32_t r[4];
+    int e;
+    stx_philox(seed, stream, group, r);
+    for (e = 0; e < 8; e++) m[e] = ((r[e >> 1] >> (16 * (e & 1))) & 0xffffu) < keep16 ? inv : 0;
+}
+
+// >>maths
+
+#ifdef SEQTX_DOUBLE
+static stx_real stx__exp(stx_real v) { return exp(v); }
+#else
+/* e^v in float, 1 ulp or so, without calls or branches so that loops over it become vector code. Below -87.3 the
+   result is 0, above 88.7 infinity, NaN stays NaN. v = n ln 2 + r, |r| <= ln 2 / 2, polynomial in r (Cephes). */
+static inline stx_real stx__exp(stx_real v) {
+    float t, n, r, p, s;
+    int32_t e;
+    uint32_t bits;
+    float c = v < -87.33f ? -87.33f : v;
+    c = c > 88.72f ? 88.72f : c;
+    t = c * 1.44269504088896341f + 12582912.0f;    /* 1.5 2^23: the integer part lands in the low bits */
+    n = t - 12582912.0f;
+    r = c - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    memcpy(&e, &t, 4);
+    bits = (uint32_t)(e - 0x4B400000 + 127) << 23;  /* 2^n; n = 128 gives infinity, as it should */
+    memcpy(&s, &bits, 4);
+    p = p * s;
+    p = v < -87.33f ? 0.0f : p;
+    return v > 88.72f ? (float)HUGE_VALF : p;
+}
+#endif
+static double stx__erf_scaled(double v) { return erf(v * 0.70710678118654752440); }
+
+static stx_real stx__act(stx_real v, int act) {
+    switch (act) {
+    case STX_ACT_RELU: return v < 0 ? 0 : v;      /* NaN stays NaN */
+    case STX_ACT_GELU: return (stx_real)(0.5 * (double)v * (1.0 + stx__erf_scaled((double)v)));
+    case STX_ACT_TANH: return (stx_real)tanh((double)v);
+    case STX_ACT_SIGMOID: return (stx_real)(1.0 / (1.0 + exp(-(double)v)));
+    default: return v;
+    }
+}
+/* d act / d a, given y = act(a) and, for gelu, a */
+static stx_real stx__act_slope(stx_real y, stx_real a, int act) {
+    switch (act) {
+    case STX_ACT_RELU: return y > 0 ? (stx_real)1 : (stx_real)0;
+    case STX_ACT_GELU:
+        return (stx_real)(0.5 * (1.0 + stx__erf_scaled((double)a)) +
+                          (double)a * 0.39894228040143267794 * exp(-0.5 * (double)a * (double)a));
+    case STX_ACT_TANH: return 1 - y * y;
+    case STX_ACT_SIGMOID: return y * (1 - y);
+    default: return 1;
+    }
+}
+
+// >>gemm
+
+/* The built-in matrix product (Goto & van de Geijn 2008). C is cut in row parts, one a thread (or column parts when
+   there are fewer rows than columns). Within a part, op(A) is packed in strips of MR rows and op(B) in strips of NR
+   columns, KC deep, so that the micro-kernel reads both in order; a block of B (KC x NC) stays in L2 and the MR x NR
+   corner of C in registers. Every number of C is summed in the same order whatever the threads or the position in a
+   tile, so results do not depend on them. The packing and the loops are portable; only the micro-kernel has versions. */
+enum { STX__KC = 384, STX__MC = 168, STX__NC = 256 };
+
+/* acc (MR x NR) = a b: a holds kc columns of MR numbers, b kc rows of NR numbers, both packed. */
+typedef struct stx__micro {
+    size_t mr, nr;
+    void (*run)(size_t kc, const stx_real *a, const stx_real *b, stx_real *acc);
+    const char *name;
+} stx__micro;
+enum { STX__MR_MAX = 14, STX__NR_MAX = 32 };
+
+static void stx__micro_plain(size_t kc, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b,
+                             stx_real *STX__RESTRICT acc) {
+    stx_real c[4][8];
+    size_t k;
+    int i, j;
+    for (i = 0; i < 4; i++) for (j = 0; j < 8; j++) c[i][j] = 0;
+    for (k = 0; k < kc; k++, a += 4, b += 8)
+        for (i = 0; i < 4; i++)
+            for (j = 0; j < 8; j++) c[i][j] += a[i] * b[j];
+    for (i = 0; i < 4; i++) for (j = 0; j < 8; j++) acc[i * 8 + j] = c[i][j];
+}
+static const stx__micro stx__micro_generic = {4, 8, stx__micro_plain, "portable"};
+
+#if !defined(SEQTX_DOUBLE) && defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+  #define STX__X86 1
+  #include <immintrin.h>
+  /* X(i) for each row i of the register tile, written out so that the accumulators are registers at -O1 too */
+  #define STX__R6(X) X(0) X(1) X(2) X(3) X(4) X(5)
+  #define STX__R14(X) STX__R6(X) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13)
+
+__attribute__((target("avx2,fma")))
+static void stx__micro_avx2_run(size_t kc, const float *a, const float *b, float *acc) {
+  #define STX__X(i) __m256 c##i##_0 = _mm256_setzero_ps(), c##i##_1 = _mm256_setzero_ps();
+    STX__R6(STX__X)
+  #undef STX__X
+    for (; kc; kc--, a += 6, b += 16) {
+        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8), t;
+  #define STX__X(i) t = _mm256_broadcast_ss(a + i); c##i##_0 = _mm256_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm256_fmadd_ps(t, b1, c##i##_1);
+        STX__R6(STX__X)
+  #undef STX__X
+    }
+  #define STX__X(i) _mm256_storeu_ps(acc + 16 * i, c##i##_0); _mm256_storeu_ps(acc + 16 * i + 8, c##i##_1);
+    STX__R6(STX__X)
+  #undef STX__X
+}
+static const stx__micro stx__micro_avx2 = {6, 16, stx__micro_avx2_run, "avx2"};
+
+__attribute__((target("avx512f")))
+static void stx__micro_avx512_run(size_t kc, const float *a, const float *b, float *acc) {
+  #define STX__X(i) __m512 c##i##_0 = _mm512_setzero_ps(), c##i##_1 = _mm512_setzero_ps();
+    STX__R14(STX__X)
+  #undef STX__X
+    for (; kc; kc--, a += 14, b += 32) {
+        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16), t;
+  #define STX__X(i) t = _mm512_set1_ps(a[i]); c##i##_0 = _mm512_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm512_fmadd_ps(t, b1, c##i##_1);
+        STX__R14(STX__X)
+  #undef STX__X
+    }
+  #define STX__X(i) _mm512_storeu_ps(acc + 32 * i, c##i##_0); _mm512_storeu_ps(acc + 32 * i + 16, c##i##_1);
+    STX__R14(STX__X)
+  #undef STX__X
+}
+static const stx__micro stx__micro_avx512 = {14, 32, stx__micro_avx512_run, "avx512"};
+#endif
+
+static const stx__micro *stx__choose_micro(void) {
+#ifdef STX__X86
+    if (__builtin_cpu_supports("avx512f")) return &stx__micro_avx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &stx__micro_avx2;
+#endif
+    return &stx__micro_generic;
+}
+
+/* Scratch of one thread: packed blocks of A and B, then the attention's tiles. */
+enum { STX__BQ = 64, STX__BK = 256, STX__PACK = STX__MC * STX__KC + STX__KC * STX__NC };
+enum { STX__ATTN_TILE = STX__BQ * (STX__BK + STX__BQ) };
+enum { STX__SCRATCH = STX__PACK + 5 * STX__ATTN_TILE };
+
+static void stx__pack_a(stx_real *to, const stx_real *A, size_t lda, int ta, size_t m, size_t k, size_t mr, stx_real alpha) {
+    size_t i0, i, p;
+    for (i0 = 0; i0 < m; i0 += mr) {
+        size_t n = STX__MIN(mr, m - i0);
+        if (n < mr) memset(to, 0, mr * k * sizeof *to);
+        if (ta) {
+            for (p = 0; p < k; p++) for (i = 0; i < n; i++) to[p * mr + i] = alpha * A[p * lda + i0 + i];
+        } else {
+            for (i = 0; i < n; i++) {
+                const stx_real *row = A + (i0 + i) * lda;
+                for (p = 0; p < k; p++) to[p * mr + i] = alpha * row[p];
+            }
+        }
+        to += mr * k;
+    }
+}
+static void stx__pack_b(stx_real *to, const stx_real *B, size_t ldb, int tb, size_t k, size_t n, size_t nr) {
+    size_t j0, j, p;
+    for (j0 = 0; j0 < n; j0 += nr) {
+        size_t w = STX__MIN(nr, n - j0);
+        if (w < nr) memset(to, 0, nr * k * sizeof *to);
+        if (tb) {   /* 16 rows of B a time: their cache lines are used whole */
+            for (j = 0; j < w; j++) {
+                const stx_real *row = B + (j0 + j) * ldb;
+                for (p = 0; p < k; p++) to[p * nr + j] = row[p];
+            }
+        } else {
+            for (p = 0; p < k; p++) memcpy(to + p * nr, B + p * ldb + j0, w * sizeof *to);
+        }
+        to += nr * k;
+    }
+}
+
+/* A few rows only (generation): no packing, one pass over B. */
+static void stx__gemm_thin(int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda,
+                           const stx_real *B, size_t ldb, stx_real beta, stx_real *C, size_t ldc) {
+    size_t i, j, k;
+    for (i = 0; i < M; i++) {
+        stx_real *c = C + i * ldc;
+        if (beta == 0) memset(c, 0, N * sizeof *c);
+        else if (beta != 1) for (j = 0; j < N; j++) c[j] *= beta;
+    }
+    if (tb) {
+        for (j = 0; j < N; j++) {
+            const stx_real *b = B + j * ldb;
+            for (i = 0; i < M; i++) {
+                stx_real s[16] = {0}, t = 0;
+                int e;
+                if (ta) {
+                    for (k = 0; k < K; k++) t += A[k * lda + i] * b[k];
+                } else {
+                    const stx_real *a = A + i * lda;
+                    for (k = 0; k + 16 <= K; k += 16) for (e = 0; e < 16; e++) s[e] += a[k + (size_t)e] * b[k + (size_t)e];
+                    for (; k < K; k++) t += a[k] * b[k];
+                    for (e = 0; e < 16; e++) t += s[e];
+                }
+                C[i * ldc + j] += alpha * t;
+            }
+        }
+    } else {
+        for (k = 0; k < K; k++) {
+            const stx_real *STX__RESTRICT b = B + k * ldb;
+            for (i = 0; i < M; i++) {
+                stx_real *STX__RESTRICT c = C + i * ldc, a = alpha * (ta ? A[k * lda + i] : A[i * lda + k]);
+                for (j = 0; j < N; j++) c[j] += a * b[j];
+            }
+        }
+    }
+}
+
+/* One thread's product, with its scratch of STX__PACK numbers. */
+static void stx__gemm_part(const stx__micro *mk, stx_real *scratch, int ta, int tb, size_t M, size_t N, size_t K,
+                           stx_real alpha, const stx_real *A, size_t lda, const stx_real *B, size_t ldb, stx_real beta,
+                           stx_real *C, size_t ldc) {
+    stx_real acc[STX__MR_MAX * STX__NR_MAX];
+    size_t jc, pc, ic, jr, ir, i, j;
+    if (M <= 3 || !K || !scratch) {
+        stx__gemm_thin(ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc);
+        return;
+    }
+    for (jc = 0; jc < N; jc += STX__NC) {
+        size_t nc = STX__MIN((size_t)STX__NC, N - jc);
+        for (pc = 0; pc < K; pc += STX__KC) {
+            size_t kc = STX__MIN((size_t)STX__KC, K - pc);
+            stx_real *pb = scratch + STX__MC * STX__KC;
+            stx_real keep = pc ? (stx_real)1 : beta;      /* what happens to C as it was */
+            stx__pack_b(pb, tb ? B + jc * ldb + pc : B + pc * ldb + jc, ldb, tb, kc, nc, mk->nr);
+            for (ic = 0; ic < M; ic += STX__MC) {
+                size_t mc = STX__MIN((size_t)STX__MC, M - ic);
+                stx__pack_a(scratch, ta ? A + pc * lda + ic : A + ic * lda + pc, lda, ta, mc, kc, mk->mr, alpha);
+                for (jr = 0; jr < nc; jr += mk->nr) {
+                    size_t w = STX__MIN(mk->nr, nc - jr);
+                    for (ir = 0; ir < mc; ir += mk->mr) {
+                        size_t h = STX__MIN(mk->mr, mc - ir);
+                        mk->run(kc, scratch + ir * kc, pb + jr * kc, acc);
+                        for (i = 0; i < h; i++) {
+                            stx_real *STX__RESTRICT c = C + (ic + ir + i) * ldc + jc + jr;
+                            const stx_real *STX__RESTRICT s = acc + i * mk->nr;
+                            if (keep == 0) for (j = 0; j < w; j++) c[j] = s[j];
+                            else if (keep == 1) for (j = 0; j < w; j++) c[j] += s[j];
+                            else for (j = 0; j < w; j++) c[j] = keep * c[j] + s[j];
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+static stx_real *stx__scratch(stx_ctx *x) {
+    size_t me = 0;
+#ifdef _OPENMP
+    me = (size_t)omp_get_thread_num();
+#endif
+    return x ? x->scratch + me * STX__SCRATCH : NULL;
+}
+static const stx__micro *stx__mk(const stx_ctx *x) { return x ? x->micro : &stx__micro_generic; }
+
+STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
+                      const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
+                      stx_real beta, stx_real *C, size_t ldc, size_t sc) {
+    if (!batch || !M || !N) return;
+#ifdef SEQTX_CBLAS
+    if (M <= INT_MAX && N <= INT_MAX && K <= INT_MAX && lda <= INT_MAX && ldb <= INT_MAX && ldc <= INT_MAX && K) {
+        size_t e;
+        for (e = 0; e < batch; e++)
+  #ifdef SEQTX_DOUBLE
+            cblas_dgemm(
+  #else
+            cblas_sgemm(
+  #endif
+                CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, (int)M, (int)N, (int)K, alpha,
+                A + e * sa, (int)lda, B + e * sb, (int)ldb, beta, C + e * sc, (int)ldc);
+        return;
+    }
+#endif
+    {
+        const stx__micro *mk = stx__mk(x);
+        /* parts of one matrix, at tile borders so that no tile is shared */
+        size_t threads = (size_t)stx_threads(x), work = M * N * K, rows = M >= N, n = rows ? M : N;
+        size_t unit = rows ? mk->mr : mk->nr, parts = batch > 1 ? 1 : STX__MIN(threads, (n + unit - 1) / unit);
+        size_t per = ((n + parts - 1) / parts + unit - 1) / unit * unit;
+        ptrdiff_t job, jobs = (ptrdiff_t)(batch * parts);
+        if (work < 100000) per = n, parts = 1, jobs = (ptrdiff_t)batch;
+        STX__FOR(x, jobs > 1 ? work * batch : 0)
+        for (job = 0; job < jobs; job++) {
+            size_t e = (size_t)job / parts, lo = (size_t)job % parts * per, hi = STX__MIN(n, lo + per);
+            const stx_real *a = A + e * sa, *b = B + e * sb;
+            stx_real *c = C + e * sc;
+            if (lo >= hi) continue;
+            if (rows) stx__gemm_part(mk, stx__scratch(x), ta, tb, hi - lo, N, K, alpha, a + (ta ? lo : lo * lda), lda, b, ldb, beta, c + lo * ldc, ldc);
+            else stx__gemm_part(mk, stx__scratch(x), ta, tb, M, hi - lo, K, alpha, a, lda, b + (tb ? lo * ldb : lo), ldb, beta, c + lo, ldc);
+        }
+    }
+}
+
+// >>kernels: elementwise, embedding, normalisation, losses
+
+STX_DEF void stx_fill(stx_ctx *x, stx_real *y, size_t n, stx_real value) {
+    ptrdiff_t i;
+    STX__FOR(x, n)
+    for (i = 0; i < (ptrdiff_t)n; i++) y[i] = value;
+}
+STX_DEF void stx_axpy(stx_ctx *x, stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, stx_real s, int accumulate) {
+    ptrdiff_t i;
+    if (accumulate) {
+        STX__FOR(x, n)
+        for (i = 0; i < (ptrdiff_t)n; i++) y[i] += s * a[i];
+    } else {
+        STX__FOR(x, n)
+        for (i = 0; i < (ptrdiff_t)n; i++) y[i] = s * a[i];
+    }
+}
+STX_DEF void stx_copy2d(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda, size_t rows, size_t cols, int accumulate) {
+    ptrdiff_t r;
+    STX__FOR(x, rows * cols)
+    for (r = 0; r < (ptrdiff_t)rows; r++) {
+        stx_real *STX__RESTRICT to = y + (size_t)r * ldy;
+        const stx_real *STX__RESTRICT from = a + (size_t)r * lda;
+        size_t c;
+        if (accumulate) for (c = 0; c < cols; c++) to[c] += from[c];
+        else memcpy(to, from, cols * sizeof *to);
+    }
+}
+
+/* y[n] = s table[ids[n]] */
+STX_DEF void stx_embedding_fwd(stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C, stx_real s) {
+    ptrdiff_t n;
+    STX__FOR(x, N * C)
+    for (n = 0; n < (ptrdiff_t)N; n++) {
+        const stx_real *from = table + (size_t)ids[n] * C;
+        stx_real *to = y + (size_t)n * C;
+        size_t c;
+        for (c = 0; c < C; c++) to[c] = s * from[c];
+    }
+}
+/* dtable[ids[n]] += s dy[n]. Rows repeat, so threads share the channels and not the rows: same order always. */
+STX_DEF void stx_embedding_bwd(stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C, stx_real s) {
+    ptrdiff_t part, parts = (ptrdiff_t)STX__MIN((size_t)stx_threads(x), (C + 15) / 16);
+    size_t per = parts ? ((C + (size_t)parts - 1) / (size_t)parts + 15) / 16 * 16 : 0;
+    STX__FOR(x, N * C)
+    for (part = 0; part < parts; part++) {
+        size_t lo = (size_t)part * per, hi = STX__MIN(C, lo + per), n, c;
+        for (n = 0; n < N; n++) {
+            stx_real *to = dtable + (size_t)ids[n] * C;
+            const stx_real *from = dy + n * C;
+            for (c = lo; c < hi; c++) to[c] += s * from[c];
+        }
+    }
+}
+
+/* y (N,C) = act(y + b), in place; pre, if given, gets y + b (gelu's backward needs it). */
+STX_DEF void stx_bias_act_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act) {
+    ptrdiff_t n;
+    STX__FOR(x, N * C)
+    for (n = 0; n < (ptrdiff_t)N; n++) {
+        stx_real *row = y + (size_t)n * C;
+        size_t c;
+        if (b) for (c = 0; c < C; c++) row[c] += b[c];
+        if (pre) memcpy(pre + (size_t)n * C, row, C * sizeof *row);
+        if (act == STX_ACT_RELU) for (c = 0; c < C; c++) row[c] = row[c] < 0 ? 0 : row[c];
+        else if (act) for (c = 0; c < C; c++) row[c] = stx__act(row[c], act);
+    }
+}
+STX_DEF void stx_act_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act) {
+    ptrdiff_t i;
+    STX__FOR(x, n)
+    for (i = 0; i < (ptrdiff_t)n; i++) y[i] = stx__act(a[i], act);
+}
+/* da (+)= dy act'(a) */
+STX_DEF void stx_act_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
+    ptrdiff_t i;
+    if (act == STX_ACT_RELU && !accumulate) {
+        STX__FOR(x, n)
+        for (i = 0; i < (ptrdiff_t)n; i++) da[i] = y[i] > 0 ? dy[i] : 0;
+        return;
+    }
+    STX__FOR(x, n)
+    for (i = 0; i < (ptrdiff_t)n; i++) {
+        stx_real g = dy[i] * stx__act_slope(y[i], a ? a[i] : 0, act);
+        da[i] = accumulate ? da[i] + g : g;
+    }
+}
+/* db (C) += sum over rows of dy (N,C), in blocks of 64 rows (less rounding than one long sum) */
+STX_DEF void stx_sum_rows(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) {
+    ptrdiff_t part, parts = (ptrdiff_t)((C + 63) / 64);
+    STX__FOR(x, N * C)
+    for (part = 0; part < parts; part++) {
+        size_t lo = (size_t)part * 64, w = STX__MIN((size_t)64, C - lo), n0, n, c;
+        for (n0 = 0; n0 < N; n0 += 64) {
+            stx_real s[64] = {0};
+            for (n = n0; n < STX__MIN(N, n0 + 64); n++)
+                for (c = 0; c < w; c++) s[c] += dy[n * C + lo + c];
+            for (c = 0; c < w; c++) db[lo + c] += s[c];
+        }
+    }
+}
+
+/* Sums in 16 lanes, which the compiler may turn into vector code without reordering anything. */
+static stx_real stx__sum(const stx_real *a, size_t n) {
+    stx_real s[16] = {0}, t = 0;
+    size_t i, e;
+    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] += a[i + e];
+    for (; i < n; i++) t += a[i];
+    for (e = 0; e < 16; e++) t += s[e];
+    return t;
+}
+static stx_real stx__dot(const stx_real *a, const stx_real *b, size_t n) {
+    stx_real s[16] = {0}, t = 0;
+    size_t i, e;
+    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] += a[i + e] * b[i + e];
+    for (; i < n; i++) t += a[i] * b[i];
+    for (e = 0; e < 16; e++) t += s[e];
+    return t;
+}
+/* The largest number; NaN when any is NaN and nothing larger came after it: callers that must see NaN see it in
+   the exponentials, which are NaN too. */
+static stx_real stx__max(const stx_real *a, size_t n) {
+    stx_real m = a[0];
+    size_t i;
+    for (i = 1; i < n; i++) m = a[i] > m ? a[i] : m;
+    return m;
+}
+
+/* mean = sum x / C ; rstd = 1 / sqrt(sum (x - mean)^2 / C + eps) ; y = (x - mean) rstd gain + shift */
+STX_DEF void stx_layernorm_fwd(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *gain,
+                               const stx_real *shift, size_t N, size_t C, stx_real eps) {
+    ptrdiff_t n;
+    STX__FOR(x, 4 * N * C)
+    for (n = 0; n < (ptrdiff_t)N; n++) {
+        const stx_real *STX__RESTRICT a = in + (size_t)n * C;
+        stx_real *STX__RESTRICT o = y + (size_t)n * C;
+        stx_real m = stx__sum(a, C) / (stx_real)C, v, r;
+        size_t c;
+        for (c = 0; c < C; c++) o[c] = a[c] - m;
+        v = stx__dot(o, o, C) / (stx_real)C;
+        r = (stx_real)(1 / sqrt((double)(v + eps)));
+        for (c = 0; c < C; c++) o[c] = o[c] * r * gain[c] + shift[c];
+        mean[n] = m;
+        rstd[n] = r;
+    }
+}
+/* With xhat = (x - mean) rstd and g = dy gain:   y = xhat gain + shift
+     dgain = sum_n dy xhat ; dshift = sum_n dy ; dx = rstd (g - mean_c(g) - xhat mean_c(g xhat)) */
+STX_DEF void stx_layernorm_bwd(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in,
+                               const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C) {
+    ptrdiff_t n, part, parts = (ptrdiff_t)((C + 63) / 64);
+    if (din) {
+        STX__FOR(x, 6 * N * C)
+        for (n = 0; n < (ptrdiff_t)N; n++) {
+            const stx_real *STX__RESTRICT a = in + (size_t)n * C, *STX__RESTRICT g = dy + (size_t)n * C;
+            stx_real *STX__RESTRICT d = din + (size_t)n * C;
+            stx_real m = mean[n], r = rstd[n], s[16] = {0}, q[16] = {0}, gm = 0, gx = 0;
+            size_t c, e;
+            for (c = 0; c + 16 <= C; c += 16)
+                for (e = 0; e < 16; e++) {
+                    stx_real v = g[c + e] * gain[c + e];
+                    s[e] += v;
+                    q[e] += v * (a[c + e] - m);
+                }
+            for (; c < C; c++) { gm += g[c] * gain[c]; gx += g[c] * gain[c] * (a[c] - m); }
+            for (e = 0; e < 16; e++) { gm += s[e]; gx += q[e]; }
+            gm /= (stx_real)C;
+            gx = gx * r * r / (stx_real)C;
+            for (c = 0; c < C; c++) d[c] += r * (g[c] * gain[c] - gm - (a[c] - m) * gx);
+        }
+    }
+    if (dgain || dshift) {
+        STX__FOR(x, 4 * N * C)
+        for (part = 0; part < parts; part++) {
+            size_t lo = (size_t)part * 64, w = STX__MIN((size_t)64, C - lo), n0, r, c;
+            for (n0 = 0; n0 < N; n0 += 64) {
+                stx_real sg[64] = {0}, ss[64] = {0};
+                for (r = n0; r < STX__MIN(N, n0 + 64); r++)
+                    for (c = 0; c < w; c++) {
+                        stx_real g = dy[r * C + lo + c];
+                        sg[c] += g * (in[r * C + lo + c] - mean[r]) * rstd[r];
+                        ss[c] += g;
+                    }
+                for (c = 0; c < w; c++) {
+                    if (dgain) dgain[lo + c] += sg[c];
+                    if (dshift) dshift[lo + c] += ss[c];
+                }
+            }
+        }
+    }
+}
+
+STX_DEF void stx_add_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
+    ptrdiff_t r, rows = (ptrdiff_t)(n / nb);
+    if (rows == 1) {
+        STX__FOR(x, n)
+        for (r = 0; r < (ptrdiff_t)n; r++) y[r] = a[r] + b[r];
+        return;
+    }
+    STX__FOR(x, n)
+    for (r = 0; r < rows; r++) {
+        size_t i, o = (size_t)r * nb;
+        for (i = 0; i < nb; i++) y[o + i] = a[o + i] + b[i];
+    }
+}
+STX_DEF void stx_mul_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
+    ptrdiff_t r, rows = (ptrdiff_t)(n / nb);
+    STX__FOR(x, n)
+    for (r = 0; r < rows; r++) {
+        size_t i, o = (size_t)r * nb;
+        for (i = 0; i < nb; i++) y[o + i] = a[o + i] * b[i];
+    }
+}
+/* y = a b:   da += dy b ; db += sum over repeats of dy a */
+STX_DEF void stx_mul_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
+    ptrdiff_t i, r, rows = (ptrdiff_t)(n / nb);
+    if (da) {
+        STX__FOR(x, n)
+        for (r = 0; r < rows; r++) {
+            size_t c, o = (size_t)r * nb;
+            for (c = 0; c < nb; c++) da[o + c] += dy[o + c] * b[c];
+        }
+    }
+    if (db) {
+        STX__FOR(x, n)
+        for (i = 0; i < (ptrdiff_t)nb; i++) {
+            stx_real s = 0;
+            size_t c;
+            for (c = 0; c < (size_t)rows; c++) s += dy[c * nb + (size_t)i] * a[c * nb + (size_t)i];
+            db[i] += s;
+        }
+    }
+}
+
+STX_DEF void stx_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
+    ptrdiff_t n;
+    STX__FOR(x, 8 * N * C)
+    for (n = 0; n < (ptrdiff_t)N; n++) {
+        const stx_real *STX__RESTRICT in = a + (size_t)n * C;
+        stx_real *STX__RESTRICT o = y + (size_t)n * C;
+        stx_real m = stx__max(in, C), s;
+        size_t c;
+        for (c = 0; c < C; c++) o[c] = stx__exp(in[c] - m);
+        s = 1 / stx__sum(o, C);
+        for (c = 0; c < C; c++) o[c] *= s;
+    }
+}
+/* da += y (dy - sum y dy) */
+STX_DEF void stx_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C) {
+    ptrdiff_t n;
+    STX__FOR(x, 4 * N * C)
+    for (n = 0; n < (ptrdiff_t)N; n++) {
+        size_t o = (size_t)n * C, c;
+        stx_real s = stx__dot(dy + o, y + o, C);
+        for (c = 0; c < C; c++) da[o + c] += y[o + c] * (dy[o + c] - s);
+    }
+}
+
+STX_DEF void stx_dropout_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream, int accumulate) {
+    uint32_t keep = stx__keep16(p);
+    stx_real inv = (stx_real)(65536.0 / keep);
+    ptrdiff_t g, groups = (ptrdiff_t)((n + 7) / 8);
+    STX__FOR(x, 8 * n)
+    for (g = 0; g < groups; g++) {
+        stx_real m[8];
+        size_t i, lo = (size_t)g * 8, w = STX__MIN((size_t)8, n - lo);
+        stx__mask8(m, seed, stream, (uint64_t)g, keep, inv);
+        for (i = 0; i < w; i++) y[lo + i] = accumulate ? y[lo + i] + a[lo + i] * m[i] : a[lo + i] * m[i];
+    }
+}
+
+/* Long sums: pieces of 4096 in double, added in order. */
+STX_DEF void stx_mean_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
+    double s = 0;
+    size_t i;
+    (void)x;
+    for (i = 0; i < n; i++) s += (double)a[i];
+    *y = (stx_real)(s / (double)n);
+}
+STX_DEF void stx_mean_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
+    ptrdiff_t i;
+    stx_real g = dy[0] / (stx_real)n;
+    STX__FOR(x, n)
+    for (i = 0; i < (ptrdiff_t)n; i++) da[i] += g;
+}
+
+/* top = max_v logits, inv = 1 / sum_v e^(logits - top): kept apart, for their log-sum would lose digits in backward.
+   loss = sum_n (top - log inv - logits[n,target]) / divisor */
+STX_DEF void stx_cross_entropy_fwd(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor) {
+    ptrdiff_t n;
+    double s = 0;
+    STX__FOR(x, 8 * N * V)
+    for (n = 0; n < (ptrdiff_t)N; n++) {
+        const stx_real *row = logits + (size_t)n * V;
+        stx_real m = stx__max(row, V), part[16] = {0}, t = 0;
+        size_t v, e;
+        for (v = 0; v + 16 <= V; v += 16) for (e = 0; e < 16; e++) part[e] += stx__exp(row[v + e] - m);
+        for (; v < V; v++) t += stx__exp(row[v] - m);
+        for (e = 0; e < 16; e++) t += part[e];
+        top[n] = m;
+        inv[n] = 1 / t;
+    }
+    for (n = 0; n < (ptrdiff_t)N; n++) s += (double)top[n] - log((double)inv[n]) - (double)logits[(size_t)n * V + (size_t)targets[n]];
+    *loss = (stx_real)(s / divisor);
+}
+/* dlogits[n,v] += dloss / divisor (e^(logits - top) inv - [v = target]) */
+STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv, const stx_real *logits,
+                                   const int32_t *targets, size_t N, size_t V, double divisor) {
+    ptrdiff_t n;
+    stx_real g = (stx_real)((double)dloss[0] / divisor);
+    STX__FOR(x, 8 * N * V)
+    for (n = 0; n < (ptrdiff_t)N; n++) {
+        const stx_real *STX__RESTRICT row = logits + (size_t)n * V;
+        stx_real *STX__RESTRICT d = dlogits + (size_t)n * V, m = top[n], f = g * inv[n];
+        size_t v;
+        for (v = 0; v < V; v++) d[v] += f * stx__exp(row[v] - m);
+        d[targets[n]] -= g;
+    }
+}
+STX_DEF void stx_mse_fwd(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) {
+    double s = 0;
+    size_t i;
+    (void)x;
+    for (i = 0; i < n; i++) { double d = (double)a[i] - (double)b[i]; s += d * d; }
+    *loss = (stx_real)(s / (double)n);
+}
+/* da += 2 (a - b) dloss / n ; db -= the same */
+STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a, const stx_real *b, size_t n) {
+    ptrdiff_t i;
+    stx_real g = 2 * dloss[0] / (stx_real)n;
+    STX__FOR(x, n)
+    for (i = 0; i < (ptrdiff_t)n; i++) {
+        stx_real d = g * (a[i] - b[i]);
+        if (da) da[i] += d;
+        if (db) db[i] -= d;
+    }
+}
+
+// >>kernels: attention
+/* One unit of work is a tile of STX__BQ queries of one head of one batch row. It walks the keys in tiles of STX__BK
+   from the oldest that its head reaches to the youngest that it may see. For tile (i0, j0):
+
+       S[r][c] = scale (q_r + u).k_c                        matrix product, (nb x D) (D x bk)
+       R[r][w] = scale (q_r + vb).pe_{p0 + w}               the relative term against every row that the tile meets
+       S[r][c] += R[r][c + nb-1 - r]                        the skew: key c and query r meet at row p0 + c + nb-1 - r
+
+   p = P - 1 + delta_min - delta and delta = C + i - j, so p depends on j - i only, and a row of S reads R at an offset:
+   no copy, no index arithmetic in the inner loop. Masks touch only the rows and columns that need them: lo[r], hi[r]
+   bound the keys a query sees; outside, weights are zero.
+   Easy to get wrong: the running maximum must skip keys whose ramp weight is 0 (they may be the largest by far); a
+   row may see no key at all (y = 0); with eps > 0 every key within span counts in the normaliser, also those with m = 0;
+   dz takes both ends of the ramp, 0 <= m' <= 1 inclusive (spec attn_span 2.2). */
+
+/* Keys a head reaches: the largest delta with a ramp weight, or the whole window when eps counts it all. */
+static size_t stx__attn_reach(const stx_attention_args *a, size_t h) {
+    double e;
+    if (!a->z || a->eps > 0) return a->span;
+    e = ceil((double)a->z[h] * (double)a->max_span) + (double)a->ramp + 1;
+    if (!(e > 1)) e = 1;          /* also NaN */
+    return e < (double)a->span ? (size_t)e : a->span;
+}
+/* the unclipped ramp, in the references' order of operations */
+static stx_real stx__ramp(const stx_attention_args *a, stx_real zl, ptrdiff_t delta) {
+    return ((1 - (stx_real)delta) + zl) / a->ramp + 1;
+}
+
+/* Queries a tile: fewer when the heads are so wide that their rows would not fit in the thread's buffers. */
+static size_t stx__attn_bq(const stx_attention_args *a) {
+    size_t fit = STX__ATTN_TILE / 2 / a->D;
+    return fit < STX__BQ ? fit : (size_t)STX__BQ;
+}
+
+/* What one tile of queries works on. Buffers are pieces of the thread's scratch. */
+typedef struct stx__attn_tile {
+    size_t b, h, i0, nb;            /* queries i0 .. i0+nb-1 of head h, row b */
+    ptrdiff_t j0;                   /* first key of the tile; may be negative (zero keys) */
+    size_t bk;                      /* keys in the tile */
+    int persistent;                 /* keys are the persistent vectors j0 .. */
+    size_t reach;
+    ptrdiff_t lo[STX__BQ], hi[STX__BQ];     /* columns [lo,hi) that each query sees */
+    stx_real *qu, *qv;              /* (nb,D): scale (q+u), scale (q+vb); one buffer when u = vb = none */
+    stx_real *s, *r;                /* (nb, bk), (nb, bk+nb-1) */
+    stx_real *scratch;              /* for the products */
+} stx__attn_tile;
+
+enum { STX__ATTN_LDR = STX__BK + STX__BQ };
+
+/* q + u and q + vb times scale, for queries i0.. */
+static void stx__attn_queries(const stx_attention_args *a, const stx__attn_tile *t, stx_real *to, const stx_real *bias) {
+    size_t r, d;
+    for (r = 0; r < t->nb; r++) {
+        const stx_real *q = a->q + t->b * a->stq + (t->i0 + r) * a->ldq + t->h * a->D;
+        if (bias) for (d = 0; d < a->D; d++) to[r * a->D + d] = a->scale * (q[d] + bias[t->h * a->D + d]);
+        else for (d = 0; d < a->D; d++) to[r * a->D + d] = a->scale * q[d];
+    }
+}
+
+/* First and one-past-last key that any query of the tile may see. */
+static void stx__attn_range(const stx_attention_args *a, const stx__attn_tile *t, ptrdiff_t *first, ptrdiff_t *last) {
+    ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T;
+    if (a->not_causal) { *first = STX__MAX(a->first_key, 0); *last = (ptrdiff_t)a->S; return; }
+    *first = STX__MAX(a->first_key, C + (ptrdiff_t)t->i0 - (ptrdiff_t)t->reach);
+    *last = C + (ptrdiff_t)(t->i0 + t->nb) - a->delta_min;
+}
+
+/* Logits of the tile into t->s, bounds into lo, hi. */
+static void stx__attn_logits(stx_ctx *x, const stx_attention_args *a, stx__attn_tile *t) {
+    const stx__micro *mk = stx__mk(x);
+    size_t D = a->D, nb = t->nb, bk = t->bk, r, c;
+    ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T;
+    if (t->persistent) {
+        const stx_real *pk = a->pk + (t->h * a->N + (size_t)t->j0) * D;
+        /* keys are sqrt(D) pk; u has no part in them, so the plain scaled q is used */
+        stx__gemm_part(mk, t->scratch, 0, 1, nb, bk, D, (stx_real)sqrt((double)D), t->qv, D, pk, D, 0, t->s, bk);
+        for (r = 0; r < nb; r++) { t->lo[r] = 0; t->hi[r] = (ptrdiff_t)bk; }
+        return;
+    }
+    if (t->j0 >= 0) stx__gemm_part(mk, t->scratch, 0, 1, nb, bk, D, 1, t->qu, D, a->k + t->b * a->stk + (size_t)t->j0 * a->ldk + t->h * D, a->ldk, 0, t->s, bk);
+    else memset(t->s, 0, nb * bk * sizeof *t->s);
+    if (a->P) {
+        size_t W = bk + nb - 1, ldp = (size_t)a->pe_heads * D;
+        ptrdiff_t p0 = (ptrdiff_t)a->P - 1 + a->delta_min - C + t->j0 - (ptrdiff_t)t->i0 - (ptrdiff_t)(nb - 1);
+        ptrdiff_t w0 = p0 < 0 ? -p0 : 0, w1 = (ptrdiff_t)a->P - p0;   /* rows of pe that exist: w in [w0,w1) */
+        if (w1 > (ptrdiff_t)W) w1 = (ptrdiff_t)W;
+        if (w0 > 0 || w1 < (ptrdiff_t)W) memset(t->r, 0, nb * W * sizeof *t->r);
+        if (w0 < w1) stx__gemm_part(mk, t->scratch, 0, 1, nb, (size_t)(w1 - w0), D, 1, t->qv, D, a->pe + (size_t)(p0 + w0) * ldp + (a->pe_heads > 1 ? t->h * D : 0), ldp, 0, t->r + w0, W);
+        for (r = 0; r < nb; r++) {
+            stx_real *STX__RESTRICT s = t->s + r * bk;
+            const stx_real *STX__RESTRICT e = t->r + r * W + (nb - 1 - r);
+            for (c = 0; c < bk; c++) s[c] += e[c];
+        }
+    }
+    for (r = 0; r < nb; r++) {
+        ptrdiff_t lo = 0, hi = (ptrdiff_t)bk, i = C + (ptrdiff_t)(t->i0 + r);
+        if (!a->not_causal) {
+            lo = STX__MAX(lo, i - (ptrdiff_t)t->reach - t->j0);
+            hi = STX__MIN(hi, i - a->delta_min + 1 - t->j0);
+        }
+        lo = STX__MAX(lo, a->first_key - t->j0);
+        t->lo[r] = STX__MIN(lo, (ptrdiff_t)bk);
+        t->hi[r] = STX__MAX(hi, t->lo[r]);
+    }
+}
+
+/* Ramp weights m of query r for the columns [lo,hi): returns how many leading columns have m < 1 (delta falls with c,
+   so the weights rise), with their weights in m[]. 0: all are 1. */
+static size_t stx__attn_ramp(const stx_attention_args *a, const stx__attn_tile *t, size_t r, stx_real *m) {
+    ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, delta, c;
+    stx_real zl;
+    size_t n = 0;
+    if (!a->z || t->persistent) return 0;
+    zl = a->z[t->h] * a->max_span;
+    for (c = t->lo[r]; c < t->hi[r]; c++, n++) {
+        stx_real w;
+        delta = C + (ptrdiff_t)(t->i0 + r) - (t->j0 + c);
+        w = stx__ramp(a, zl, delta);
+        if (w >= 1) break;
+        m[n] = w > 0 ? w : 0;
+    }
+    return n;
+}
+
+/* Dropout masks (0 or 1/keep) of query r for columns [lo,hi) into m. Keyed by (row, distance from the window's old end),
+   so that tiles do not matter; the persistent vectors come after the window. */
+static void stx__attn_dropmask(const stx_attention_args *a, const stx__attn_tile *t, size_t r, stx_real *m) {
+    uint64_t S = (uint64_t)a->S + (uint64_t)a->span, groups = (S + a->N) / 8 + 2, row = ((uint64_t)t->b * a->H + t->h) * a->T + t->i0 + r;
+    uint64_t at = (uint64_t)((ptrdiff_t)a->span + t->j0 + t->lo[r]), end = (uint64_t)((ptrdiff_t)a->span + t->j0 + t->hi[r]);
+    uint32_t keep = stx__keep16(a->drop);
+    stx_real inv = (stx_real)(65536.0 / keep), m8[8];
+    if (t->persistent) { at = S + (uint64_t)(t->j0 + t->lo[r]); end = S + (uint64_t)(t->j0 + t->hi[r]); }
+    while (at < end) {
+        uint64_t g = at / 8, stop = STX__MIN(end, g * 8 + 8);
+        stx__mask8(m8, a->seed, a->stream, row * groups + g, keep, inv);
+        for (; at < stop; at++) *m++ = m8[at % 8];
+    }
+}
+
+/* Calls for every key tile of the query tile, oldest first, then the persistent vectors. */
+static int stx__attn_next(const stx_attention_args *a, stx__attn_tile *t, ptrdiff_t *at, ptrdiff_t last) {
+    if (!t->persistent && *at < last) {
+        ptrdiff_t stop = STX__MIN(last, *at + STX__BK);
+        if (*at < 0 && stop > 0) stop = 0;           /* zero keys apart from real ones */
+        t->j0 = *at;
+        t->bk = (size_t)(stop - *at);
+        *at = stop;
+        return 1;
+    }
+    if (!t->persistent) { t->persistent = 1; *at = 0; }
+    if (*at < (ptrdiff_t)a->N) {
+        t->j0 = *at;
+        t->bk = (size_t)STX__MIN((ptrdiff_t)STX__BK, (ptrdiff_t)a->N - *at);
+        *at += (ptrdiff_t)t->bk;
+        return 1;
+    }
+    return 0;
+}
+
+static void stx__attn_fwd_tile(stx_ctx *x, const stx_attention_args *a, size_t b, size_t h, size_t i0) {
+    stx__attn_tile t;
+    stx_real *base = stx__scratch(x) + STX__PACK, *o, mrow[STX__BK];
+    stx_real top[STX__BQ], sum[STX__BQ], all[STX__BQ];     /* running maximum, sum m e, sum e */
+    size_t D = a->D, r;
+    ptrdiff_t at, last;
+    t.b = b; t.h = h; t.i0 = i0; t.nb = STX__MIN(stx__attn_bq(a), a->T - i0);
+    t.persistent = 0;
+    t.reach = stx__attn_reach(a, h);
+    t.scratch = stx__scratch(x);
+    t.s = base;
+    t.r = base + STX__ATTN_TILE;
+    t.qv = base + 2 * STX__ATTN_TILE;
+    t.qu = t.qv;
+    o = base + 4 * STX__ATTN_TILE;
+    for (r = 0; r < t.nb; r++) { top[r] = -(stx_real)HUGE_VAL; sum[r] = all[r] = 0; }
+    memset(o, 0, t.nb * D * sizeof *o);
+    stx__attn_queries(a, &t, t.qv, a->vb);
+    if (a->u || a->vb) stx__attn_queries(a, &t, t.qu = base + 3 * STX__ATTN_TILE, a->u);
+    stx__attn_range(a, &t, &at, &last);
+    while (stx__attn_next(a, &t, &at, last)) {
+        if (t.persistent && t.j0 == 0 && (a->u || a->vb)) stx__attn_queries(a, &t, t.qv, NULL);
+        stx__attn_logits(x, a, &t);
+        for (r = 0; r < t.nb; r++) {
+            stx_real *STX__RESTRICT s = t.s + r * t.bk, m, old = top[r];
+            size_t lo = (size_t)t.lo[r], hi = (size_t)t.hi[r], n, c, from;
+            if (lo >= hi) { memset(s, 0, t.bk * sizeof *s); continue; }
+            n = stx__attn_ramp(a, &t, r, mrow);
+            from = lo;
+            if (!(a->eps > 0)) while (from < hi && from - lo < n && mrow[from - lo] == 0) from++;
+            if (from == hi) { memset(s, 0, t.bk * sizeof *s); continue; }
+            m = stx__max(s + from, hi - from);
+            if (m < old) m = old;
+            if (m > old) {                                  /* rescale what was gathered so far */
+                stx_real f = stx__exp(old - m);             /* first tile: e^-inf = 0 */
+                sum[r] *= f;
+                all[r] *= f;
+                for (c = 0; c < D; c++) o[r * D + c] *= f;
+                top[r] = m;
+            }
+            for (c = from; c < hi; c++) s[c] = stx__exp(s[c] - m);
+            if (a->eps > 0) all[r] += stx__sum(s + from, hi - from);
+            for (c = from; c < hi && c - lo < n; c++) s[c] *= mrow[c - lo];
+            sum[r] += stx__sum(s + from, hi - from);
+            if (a->drop > 0) {
+                stx__attn_dropmask(a, &t, r, mrow);
+                for (c = from; c < hi; c++) s[c] *= mrow[c - lo];
+            }
+            memset(s, 0, from * sizeof *s);
+            memset(s + hi, 0, (t.bk - hi) * sizeof *s);
+        }
+        if (t.persistent) stx__gemm_part(stx__mk(x), t.scratch, 0, 0, t.nb, D, t.bk, (stx_real)sqrt((double)a->N), t.s, t.bk, a->pv + (h * a->N + (size_t)t.j0) * D, D, 1, o, D);
+        else if (t.j0 >= 0) stx__gemm_part(stx__mk(x), t.scratch, 0, 0, t.nb, D, t.bk, 1, t.s, t.bk, a->v + b * a->stk + (size_t)t.j0 * a->ldk + h * D, a->ldk, 1, o, D);
+    }
+    for (r = 0; r < t.nb; r++) {
+        stx_real norm = sum[r] + a->eps * all[r], f = norm == 0 ? 0 : 1 / norm;   /* no key at all: y = 0 */
+        stx_real *y = a->y + ((b * a->T + i0 + r) * a->H + h) * D;
+        size_t c;
+        for (c = 0; c < D; c++) y[c] = o[r * D + c] * f;
+        a->top[(b * a->H + h) * a->T + i0 + r] = top[r];
+        a->inv[(b * a->H + h) * a->T + i0 + r] = f;
+    }
+}
+
+/* Heads by falling reach: long ones first, so that the threads end together. */
+static void stx__attn_order(const stx_attention_args *a, size_t *order, size_t *reach) {
+    size_t h, i;
+    for (h = 0; h < a->H; h++) {
+        size_t e = stx__attn_reach(a, h);
+        for (i = h; i > 0 && reach[i - 1] < e; i--) { reach[i] = reach[i - 1]; order[i] = order[i - 1]; }
+        reach[i] = e;
+        order[i] = h;
+    }
+}
+enum { STX__MAX_HEADS = 256 };
+
+STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
+    size_t order[STX__MAX_HEADS], reach[STX__MAX_HEADS], bq = stx__attn_bq(a), tiles = (a->T + bq - 1) / bq;
+    ptrdiff_t job, jobs = (ptrdiff_t)(a->B * a->H * tiles);
+    stx__attn_order(a, order, reach);
+#ifdef _OPENMP
+    #pragma omp parallel for schedule(dynamic, 1) num_threads(stx_threads(x)) if (stx_threads(x) > 1 && jobs > 1 && a->B * a->H * a->T * a->D > 2048)
+#endif
+    for (job = 0; job < jobs; job++) {
+        size_t h = (size_t)job / (a->B * tiles), rest = (size_t)job % (a->B * tiles);
+        stx__attn_fwd_tile(x, a, rest / tiles, order[h], rest % tiles * bq);
+    }
+}
+
+/* Backward. Per query tile, with w = e^(s - top) inv and a = m w recomputed (inv is 1 / the row's normaliser, 0 for a
+   row without keys):
+       y = sum_j r_j a_j v_j            r: dropout, 0 or 1/keep; 1 without it
+       g_j = r_j dy.v_j ; D = dy.y
+       ds_j = a_j (g_j - D) - eps D w_j
+       dv_j += r_j a_j dy ; dk_j += ds_j scale (q+u) ; dpe_p += ds_j scale (q+vb) ; dq = scale sum_j ds_j (k_j + pe_p)
+       du = scale sum ds_j k_j ; dvb = scale sum ds_j pe_p
+       dz = max_span/ramp sum over 0 <= ramp <= 1 of w_j (g_j - D)
+   One thread owns all query tiles of a (b,h), so dq, dk, dv need no locks. What heads or rows share (pe, u, vb, z, pk,
+   pv) is summed per thread or per (b,h) in `work` and added up in a fixed order. */
+typedef struct stx__attn_work {
+    stx_real *dpe, *dpk, *dpv;           /* one copy a thread */
+    stx_real *du, *dvb, *dz;             /* one entry a (b,h) */
+    int32_t *owner;                      /* thread of each (b,h) */
+    size_t npe, npk;                     /* numbers in a copy */
+} stx__attn_work;
+
+static size_t stx__attn_work_layout(const stx_attention_args *a, int threads, void *base, stx__attn_work *w) {
+    size_t BH = a->B * a->H, n = (size_t)threads, at = 0;
+    char *p = (char *)base;
+    w->npe = a->P && a->dpe ? a->P * (size_t)a->pe_heads * a->D : 0;
+    w->npk = a->N && (a->dpk || a->dpv) ? a->H * a->N * a->D : 0;
+    w->dpe = (stx_real *)(void *)(p + at); at += n * w->npe * sizeof(stx_real);
+    w->dpk = (stx_real *)(void *)(p + at); at += n * w->npk * sizeof(stx_real);
+    w->dpv = (stx_real *)(void *)(p + at); at += n * w->npk * sizeof(stx_real);
+    w->du  = (stx_real *)(void *)(p + at); at += BH * a->D * sizeof(stx_real);
+    w->dvb = (stx_real *)(void *)(p + at); at += BH * a->D * sizeof(stx_real);
+    w->dz  = (stx_real *)(void *)(p + at); at += BH * sizeof(stx_real);
+    w->owner = (int32_t *)(void *)(p + at); at += BH * sizeof(int32_t);
+    return at;
+}
+STX_DEF size_t stx_attention_work(const stx_attention_args *a, int threads) {
+    stx__attn_work w;
+    double dummy;
+    return stx__attn_work_layout(a, threads, &dummy, &w);
+}
+
+static void stx__attn_bwd_tile(stx_ctx *x, const stx_attention_args *a, const stx__attn_work *w, size_t me, size_t b, size_t h, size_t i0) {
+    stx__attn_tile t;
+    const stx__micro *mk = stx__mk(x);
+    stx_real *base = stx__scratch(x) + STX__PACK, *g, *dqu, *dqv, *qp, mrow[STX__BK], drop[STX__BK];
+    stx_real dd[STX__BQ], *dzp = w->dz + b * a->H + h;
+    const stx_real *dy, *tops = a->top + (b * a->H + h) * a->T + i0, *invs = a->inv + (b * a->H + h) * a->T + i0;
+    size_t D = a->D, r, c, ldy = a->H * D;
+    ptrdiff_t at, last, C = (ptrdiff_t)a->S - (ptrdiff_t)a->T;
+    stx_real sd = (stx_real)sqrt((double)D), sn = (stx_real)sqrt((double)a->N), zl = a->z ? a->z[h] * a->max_span : 0;
+    t.b = b; t.h = h; t.i0 = i0; t.nb = STX__MIN(stx__attn_bq(a), a->T - i0);
+    t.persistent = 0;
+    t.reach = stx__attn_reach(a, h);
+    t.scratch = stx__scratch(x);
+    t.s = base;
+    t.r = base + STX__ATTN_TILE;              /* R, then ds laid out like R */
+    g = base + 2 * STX__ATTN_TILE;            /* dy V^T, then ds */
+    t.qv = base + 3 * STX__ATTN_TILE;
+    t.qu = t.qv;
+    qp = t.qv;                                /* plain scaled q, for the persistent vectors */
+    dqu = base + 4 * STX__ATTN_TILE;          /* sum ds k, sum ds pe */
+    dqv = dqu + STX__ATTN_TILE / 2;
+    memset(dqu, 0, t.nb * D * sizeof *dqu);
+    memset(dqv, 0, t.nb * D * sizeof *dqv);
+    dy = a->dy + (b * a->T + i0) * ldy + h * D;
+    for (r = 0; r < t.nb; r++) dd[r] = stx__dot(dy + r * ldy, a->y + (b * a->T + i0 + r) * ldy + h * D, D);
+    stx__attn_queries(a, &t, t.qv, a->vb);
+    if (a->u || a->vb) stx__attn_queries(a, &t, t.qu = base + 3 * STX__ATTN_TILE + STX__ATTN_TILE / 2, a->u);
+    stx__attn_range(a, &t, &at, &last);
+    while (stx__attn_next(a, &t, &at, last)) {
+        size_t bk = t.bk, W = bk + t.nb - 1;
+        const stx_real *vv = NULL, *kk = NULL;
+        size_t ldv = a->ldk;
+        if (t.persistent) {
+            if (t.j0 == 0 && (a->u || a->vb)) stx__attn_queries(a, &t, qp, NULL);
+            vv = a->pv + (h * a->N + (size_t)t.j0) * D;
+            kk = a->pk + (h * a->N + (size_t)t.j0) * D;
+            ldv = D;
+        } else if (t.j0 >= 0) {
+            vv = a->v + b * a->stk + (size_t)t.j0 * a->ldk + h * D;
+            kk = a->k + b * a->stk + (size_t)t.j0 * a->ldk + h * D;
+        }
+        stx__attn_logits(x, a, &t);
+        if (vv) stx__gemm_part(mk, t.scratch, 0, 1, t.nb, bk, D, t.persistent ? sn : (stx_real)1, dy, ldy, vv, ldv, 0, g, bk);
+        else memset(g, 0, t.nb * bk * sizeof *g);
+        for (r = 0; r < t.nb; r++) {      /* s becomes r a (what multiplied v), g becomes ds */
+            stx_real *STX__RESTRICT s = t.s + r * bk, *STX__RESTRICT gr = g + r * bk;
+            size_t lo = (size_t)t.lo[r], hi = (size_t)t.hi[r], n;
+            stx_real top = tops[r], inv = invs[r], D_r = dd[r], ed = a->eps * D_r, dz = 0;
+            memset(s, 0, lo * sizeof *s);
+            memset(gr, 0, lo * sizeof *s);
+            memset(s + hi, 0, (bk - hi) * sizeof *s);
+            memset(gr + hi, 0, (bk - hi) * sizeof *s);
+            if (lo == hi) continue;
+            if (inv == 0) { memset(s + lo, 0, (hi - lo) * sizeof *s); memset(gr + lo, 0, (hi - lo) * sizeof *s); continue; }
+            n = stx__attn_ramp(a, &t, r, mrow);
+            for (c = lo; c < hi && c - lo < n; c++) s[c] = stx__exp(STX__MIN(s[c] - top, 80)) * inv;   /* m w <= 1, but w alone may not fit */
+            for (; c < hi; c++) s[c] = stx__exp(s[c] - top) * inv;
+            if (a->drop > 0) {
+                stx__attn_dropmask(a, &t, r, drop);
+                for (c = lo; c < hi; c++) gr[c] *= drop[c - lo];
+            }
+            if (a->dz && !t.persistent)
+                for (c = lo; c < hi; c++) {
+                    stx_real m = stx__ramp(a, zl, C + (ptrdiff_t)(i0 + r) - (t.j0 + (ptrdiff_t)c));
+                    if (m > 1) break;
+                    if (m >= 0) dz += s[c] * (gr[c] - D_r);
+                }
+            *dzp += dz;
+            for (c = lo; c < hi; c++) {
+                stx_real wj = s[c], m = c - lo < n ? mrow[c - lo] : 1, aj = m * wj;
+                gr[c] = aj * (gr[c] - D_r) - ed * wj;
+                s[c] = aj;
+            }
+            if (a->drop > 0) for (c = lo; c < hi; c++) s[c] *= drop[c - lo];
+        }
+        if (t.persistent) {
+            stx_real *dpk = w->dpk + me * w->npk + (h * a->N + (size_t)t.j0) * D, *dpv = w->dpv + me * w->npk + (h * a->N + (size_t)t.j0) * D;
+            if (w->npk) {
+                stx__gemm_part(mk, t.scratch, 1, 0, bk, D, t.nb, sn, t.s, bk, dy, ldy, 1, dpv, D);
+                stx__gemm_part(mk, t.scratch, 1, 0, bk, D, t.nb, sd, g, bk, qp, D, 1, dpk, D);
+            }
+            if (a->dq) {   /* straight into dq: u and vb have no part in it */
+                stx_real *dq = a->dq + b * a->stq + i0 * a->ldq + h * D;
+                stx__gemm_part(mk, t.scratch, 0, 0, t.nb, D, bk, a->scale * sd, g, bk, kk, D, 1, dq, a->ldq);
+            }
+            continue;
+        }
+        if (kk) {
+            size_t o = b * a->stk + (size_t)t.j0 * a->ldk + h * D;
+            if (a->dv) stx__gemm_part(mk, t.scratch, 1, 0, bk, D, t.nb, 1, t.s, bk, dy, ldy, 1, a->dv + o, a->ldk);
+            if (a->dk) stx__gemm_part(mk, t.scratch, 1, 0, bk, D, t.nb, 1, g, bk, t.qu, D, 1, a->dk + o, a->ldk);
+            stx__gemm_part(mk, t.scratch, 0, 0, t.nb, D, bk, a->scale, g, bk, kk, a->ldk, 1, dqu, D);
+        }
+        if (a->P) {
+            size_t ldp = (size_t)a->pe_heads * D, off = a->pe_heads > 1 ? h * D : 0;
+            ptrdiff_t p0 = (ptrdiff_t)a->P - 1 + a->delta_min - C + t.j0 - (ptrdiff_t)i0 - (ptrdiff_t)(t.nb - 1);
+            ptrdiff_t w0 = p0 < 0 ? -p0 : 0, w1 = STX__MIN((ptrdiff_t)W, (ptrdiff_t)a->P - p0);
+            if (w0 < w1) {
+                memset(t.r, 0, t.nb * W * sizeof *t.r);
+                for (r = 0; r < t.nb; r++) memcpy(t.r + r * W + (t.nb - 1 - r), g + r * bk, bk * sizeof *g);
+                if (w->npe) stx__gemm_part(mk, t.scratch, 1, 0, (size_t)(w1 - w0), D, t.nb, 1, t.r + w0, W, t.qv, D, 1, w->dpe + me * w->npe + (size_t)(p0 + w0) * ldp + off, ldp);
+                stx__gemm_part(mk, t.scratch, 0, 0, t.nb, D, (size_t)(w1 - w0), a->scale, t.r + w0, W, a->pe + (size_t)(p0 + w0) * ldp + off, ldp, 1, dqv, D);
+            }
+        }
+    }
+    for (r = 0; r < t.nb; r++) {
+        stx_real *du = w->du + (b * a->H + h) * D, *dvb = w->dvb + (b * a->H + h) * D;
+        if (a->dq) {
+            stx_real *dq = a->dq + b * a->stq + (i0 + r) * a->ldq + h * D;
+            for (c = 0; c < D; c++) dq[c] += dqu[r * D + c] + dqv[r * D + c];
+        }
+        for (c = 0; c < D; c++) { du[c] += dqu[r * D + c]; dvb[c] += dqv[r * D + c]; }
+    }
+}
+
+/* to[i] += sum over n parts of from[part stride + i], parts in order */
+static void stx__add_parts(stx_ctx *x, stx_real *to, const stx_real *from, size_t size, size_t n, size_t stride) {
+    ptrdiff_t i;
+    STX__FOR(x, size * n)
+    for (i = 0; i < (ptrdiff_t)size; i++) {
+        stx_real s = 0;
+        size_t k;
+        for (k = 0; k < n; k++) s += from[k * stride + (size_t)i];
+        to[i] += s;
+    }
+}
+
+STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
+    size_t order[STX__MAX_HEADS], reach[STX__MAX_HEADS], i, b, BH = a->B * a->H, threads = (size_t)stx_threads(x);
+    double *load;
+    ptrdiff_t me;
+    stx__attn_work w;
+    memset(a->work, 0, stx__attn_work_layout(a, (int)threads, a->work, &w));
+    stx__attn_order(a, order, reach);
+    load = (double *)(void *)stx__scratch(x);     /* each (b,h) to the thread with the least work so far */
+    for (i = 0; i < threads; i++) load[i] = 0;
+    for (i = 0; i < a->H; i++)
+        for (b = 0; b < a->B; b++) {
+            size_t k, best = 0;
+            for (k = 1; k < threads; k++) if (load[k] < load[best]) best = k;
+            w.owner[b * a->H + order[i]] = (int32_t)best;
+            load[best] += (double)STX__MIN(reach[i], a->S) + STX__BQ + (double)a->N;
+        }
+#ifdef _OPENMP
+    #pragma omp parallel for schedule(static, 1) num_threads(stx_threads(x)) if (threads > 1 && BH > 1)
+#endif
+    for (me = 0; me < (ptrdiff_t)threads; me++) {
+        size_t k, i0;
+        for (k = 0; k < BH; k++)
+            if (w.owner[k] == (int32_t)me)
+                for (i0 = 0; i0 < a->T; i0 += stx__attn_bq(a)) stx__attn_bwd_tile(x, a, &w, (size_t)me, k / a->H, k % a->H, i0);
+    }
+    if (w.npe) stx__add_parts(x, a->dpe, w.dpe, w.npe, threads, w.npe);
+    if (w.npk && a->dpk) stx__add_parts(x, a->dpk, w.dpk, w.npk, threads, w.npk);
+    if (w.npk && a->dpv) stx__add_parts(x, a->dpv, w.dpv, w.npk, threads, w.npk);
+    if (a->du) stx__add_parts(x, a->du, w.du, a->H * a->D, a->B, a->H * a->D);
+    if (a->dvb) stx__add_parts(x, a->dvb, w.dvb, a->H * a->D, a->B, a->H * a->D);
+    if (a->dz) {
+        for (b = 0; b < BH; b++) w.dz[b] *= a->max_span / a->ramp;
+        stx__add_parts(x, a->dz, w.dz, a->H, a->B, a->H);
+    }
+}
+
+// >>kernels: optimisers
+
+STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_real *a, size_t n) {
+    double part[64], s = 0;
+    ptrdiff_t k;
+    STX__FOR(x, n)
+    for (k = 0; k < 64; k++) {       /* 64 fixed pieces: the sum does not depend on the threads */
+        size_t per = (n + 63) / 64, lo = STX__MIN(n, (size_t)k * per), hi = STX__MIN(n, lo + per), i;
+        double t = 0;
+        for (i = lo; i < hi; i++) t += (double)a[i] * (double)a[i];
+        part[k] = t;
+    }
+    for (k = 0; k < 64; k++) s += part[k];
+    *out = s;
+}
+/* g' = gscale g + decay p ; buf = momentum buf + g' (first: g') ; p -= lr buf */
+STX_DEF void stx_sgd_update(stx_ctx *x, stx_real *p, stx_real *buf, stx_real *g, size_t n, stx_real lr, stx_real gscale, stx_real momentum, stx_real decay, int first) {
+    ptrdiff_t i;
+    STX__FOR(x, n)
+    for (i = 0; i < (ptrdiff_t)n; i++) {
+        stx_real d = gscale * g[i] + decay * p[i];
+        if (buf) d = buf[i] = first ? d : momentum * buf[i] + d;
+        p[i] -= lr * d;
+        g[i] = 0;
+    }
+}
+/* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) */
+STX_DEF void stx_adagrad_update(stx_ctx *x, stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT sum, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real eps) {
+    ptrdiff_t i;
+    STX__FOR(x, n)
+    for (i = 0; i < (ptrdiff_t)n; i++) {
+        stx_real d = g[i], s = sum[i] + d * d;
+        sum[i] = s;
+        p[i] -= lr * d / ((stx_real)sqrt((double)s) + eps);
+        g[i] = 0;
+    }
+}
+/* rest = 1 - beta, made in double: 1 - 0.999f would be 1e-5 off.
+   m = b1 m + (1-b1) g ; v = b2 v + (1-b2) g^2 ; p -= lr (m / c1) / (sqrt(v / c2) + eps), c = 1 - beta^step */
+STX_DEF void stx_adam_update(stx_ctx *x, stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT m, stx_real *STX__RESTRICT v, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2) {
+    ptrdiff_t i;
+    STX__FOR(x, n)
+    for (i = 0; i < (ptrdiff_t)n; i++) {
+        stx_real q = p[i] * (1 - lr * decoupled), d = gscale * g[i] + decay * p[i];
+        stx_real a = beta1 * m[i] + rest1 * d, s = beta2 * v[i] + rest2 * d * d;
+        m[i] = a;
+        v[i] = s;
+        p[i] = q - lr / correction1 * a / ((stx_real)sqrt((double)(s / correction2)) + eps);
+        g[i] = 0;
+    }
+}
+STX_DEF void stx_clamp(stx_ctx *x, stx_real *y, size_t n, stx_real lo, stx_real hi) {
+    ptrdiff_t i;
+    STX__FOR(x, n)
+    for (i = 0; i < (ptrdiff_t)n; i++) y[i] = y[i] < lo ? lo : y[i] > hi ? hi : y[i];
+}
+
+// >>ops: the tape
+
+static stx_tensor *stx__tensor(stx_ctx *x, stx__arena *arena, int ndim, const size_t *dim) {
+    stx_tensor *t;
+    size_t n = 1;
+    int i;
+    for (i = 0; i < ndim; i++) {
+        if (dim[i] && n > SIZE_MAX / sizeof(stx_real) / dim[i]) {
+            stx_fail(x, STX_ERR_MEMORY, "a tensor of %d dimensions, the first %zu, is larger than memory can be: use smaller sizes", ndim, dim[0]);
+            return NULL;
+        }
+        n *= dim[i];
+    }
+    t = (stx_tensor *)stx__arena_alloc(x, arena, sizeof *t);
+    if (!t) return NULL;
+    memset(t, 0, sizeof *t);
+    t->ndim = ndim;
+    for (i = 0; i < ndim; i++) t->dim[i] = dim[i];
+    t->size = n;
+    t->data = (stx_real *)stx__arena_alloc(x, arena, n * sizeof(stx_real));
+    return t->data ? t : NULL;
+}
+static stx_tensor *stx__like(stx_ctx *x, const stx_tensor *a) { return stx__tensor(x, &x->step, a->ndim, a->dim); }
+static size_t stx__last(const stx_tensor *t) { return t->dim[t->ndim - 1]; }
+static size_t stx__rows(const stx_tensor *t) { return stx__last(t) ? t->size / stx__last(t) : 0; }
+static int stx__dims(const size_t *d) { int n = 0; while (n < STX_MAX_DIM && d[n]) n++; return n; }
+static int stx__same(const stx_tensor *a, const stx_tensor *b) {
+    int i;
+    if (a->ndim != b->ndim) return 0;
+    for (i = 0; i < a->ndim; i++) if (a->dim[i] != b->dim[i]) return 0;
+    return 1;
+}
+/* "(2,3)" for error texts; buf of 96 */
+static const char *stx__shape(const stx_tensor *t, char *buf) {
+    int i, n = 0;
+    n += snprintf(buf, 96, "(");
+    for (i = 0; i < t->ndim; i++) n += snprintf(buf + n, (size_t)(96 - n), "%s%zu", i ? "," : "", t->dim[i]);
+    snprintf(buf + n, (size_t)(96 - n), ")");
+    return buf;
+}
+#define STX__NEED(x, cond, code, ...) do { if (!(cond)) { stx_fail(x, code, __VA_ARGS__); return NULL; } } while (0)
+
+/* Puts y on the tape if anything it was made from needs a gradient; NULL if not (or in error). */
+static stx__node *stx__record(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *), stx_tensor **in, int count) {
+    stx__node *n;
+    int i, need = 0;
+    if (!x->recording) return NULL;
+    for (i = 0; i < count; i++) need |= in[i] && in[i]->needs_grad;
+    if (!need) return NULL;
+    n = (stx__node *)stx__arena_alloc(x, &x->step, sizeof *n);
+    if (!n) return NULL;
+    memset(n, 0, sizeof *n);
+    for (i = 0; i < count; i++) n->in[i] = in[i];
+    n->y = y;
+    n->back = back;
+    n->prev = x->tape;
+    x->tape = n;
+    y->needs_grad = 1;
+    return n;
+}
+static stx__node *stx__record1(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *), stx_tensor *a) { return stx__record(x, y, back, &a, 1); }
+static stx__node *stx__record2(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *), stx_tensor *a, stx_tensor *b) {
+    stx_tensor *in[2];
+    in[0] = a; in[1] = b;
+    return stx__record(x, y, back, in, 2);
+}
+
+/* n numbers for a gradient, from those that backward is done with if one of that size is there. Not zeroed. */
+static stx_real *stx__grad_take(stx_ctx *x, size_t n) {
+    stx__free_grad **p, *f;
+    size_t bytes = STX__MAX(n * sizeof(stx_real), sizeof *f);
+    for (p = &x->free_grads; *p; p = &(*p)->next)
+        if ((*p)->size == bytes) {
+            f = *p;
+            *p = f->next;
+            return (stx_real *)(void *)f;
+        }
+    return (stx_real *)stx__arena_alloc(x, &x->step, bytes);
+}
+static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n) {
+    stx__free_grad *f = (stx__free_grad *)(void *)g;
+    if (!g || x->desc.device != STX_CPU) return;
+    f->size = STX__MAX(n * sizeof(stx_real), sizeof *f);
+    f->next = x->free_grads;
+    x->free_grads = f;
+}
+/* The gradient of t to add to (fresh = 0) or, when nothing is in it yet, to write (fresh = 1). NULL: not wanted. */
+static stx_real *stx__grad_fresh(stx_ctx *x, stx_tensor *t, int *fresh) {
+    *fresh = 0;
+    if (!t || !t->needs_grad) return NULL;
+    if (!t->grad) {
+        t->grad = stx__grad_take(x, t->size);
+        *fresh = 1;
+    }
+    return t->grad;
+}
+static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
+    int fresh;
+    stx_real *g = stx__grad_fresh(x, t, &fresh);
+    if (g && fresh) STX_RUN(x, stx_fill, (x, g, t->size, 0));
+    return g;
+}
+
+static void stx__walk(stx_ctx *x) {
+    int recording = x->recording;
+    x->recording = 0;
+    while (x->tape && !x->code) {
+        stx__node *n = x->tape;
+        x->tape = n->prev;
+        if (!n->y->grad) continue;              /* nothing flowed to it */
+        n->back(x, n);
+        stx__grad_give(x, n->y->grad, n->y->size);   /* all its readers came before */
+        n->y->grad = NULL;
+    }
+    x->recording = recording;
+}
+STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
+    stx_real *g;
+    if (!x || x->code || !y) return;
+    if (!y->needs_grad) {
+        stx_fail(x, STX_ERR_ARG, "stx_backward: the tensor depends on no parameter or variable, or nothing was recorded: call "
+                 "stx_begin(x, STX_TRAIN) before the ops");
+        return;
+    }
+    g = stx__grad(x, y);
+    if (!g) return;
+    {
+        stx_tensor t = *y;
+        t.data = g;
+        if (dy) stx_set(x, &t, dy); else STX_RUN(x, stx_fill, (x, g, 1, 1));
+    }
+    stx__walk(x);
+}
+STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss) {
+    if (!x || x->code || !loss) return;
+    if (loss->size != 1) {
+        char s[96];
+        stx_fail(x, STX_ERR_SHAPE, "stx_backward: the loss has shape %s, want one number: reduce it with stx_mean, or use stx_backward_from", stx__shape(loss, s));
+        return;
+    }
+    stx_backward_from(x, loss, NULL);
+}
+
+// >>ops: leaves
+
+STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out) { if (stx_ok(x) && t) memcpy(out, t->data, t->size * sizeof *out); }
+STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in) { if (stx_ok(x) && t) memcpy(t->data, in, t->size * sizeof *in); }
+STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t) { return stx_ok(x) && t ? (double)t->data[0] : (double)NAN; }
+
+STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3) {
+    size_t d[STX_MAX_DIM];
+    if (!stx_ok(x)) return NULL;
+    d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
+    STX__NEED(x, d0, STX_ERR_ARG, "stx_new: no first dimension");
+    return stx__tensor(x, &x->step, stx__dims(d), d);
+}
+STX_DEF stx_tensor *stx_input(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3) {
+    stx_tensor *t;
+    if (!stx_ok(x)) return NULL;
+    STX__NEED(x, d0 && data, STX_ERR_ARG, "stx_input: no data, or no first dimension");
+    t = stx_new(x, d0, d1, d2, d3);
+    if (t) stx_set(x, t, data);
+    return t;
+}
+STX_DEF stx_tensor *stx_variable(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3) {
+    stx_tensor *t = stx_input(x, data, d0, d1, d2, d3);
+    if (t) t->needs_grad = 1;
+    return t;
+}
+STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T) {
+    stx_ids *t;
+    if (!stx_ok(x)) return NULL;
+    STX__NEED(x, data && B && T && T <= SIZE_MAX / sizeof *data / B, STX_ERR_ARG, "stx_tokens: %zu x %zu tokens, want at least 1 x 1", B, T);
+    t = (stx_ids *)stx__arena_alloc(x, &x->step, sizeof *t);
+    if (!t) return NULL;
+    t->data = (int32_t *)stx__arena_alloc(x, &x->step, B * T * sizeof *data);
+    if (!t->data) return NULL;
+    memcpy(t->data, data, B * T * sizeof *data);
+    t->B = B;
+    t->T = T;
+    return t;
+}
+
+STX_DEF stx_params *stx_params_create(stx_ctx *x) {
+    stx_params *p = (stx_params *)stx_persist(x, sizeof *p);
+    if (p) p->ctx = x;
+    return p;
+}
+STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name) {
+    size_t i;
+    for (i = 0; p && i < p->count; i++) if (!strcmp(p->name[i], name)) return p->tensor[i];
+    return NULL;
+}
+STX_DEF size_t stx_params_size(const stx_params *p) {
+    size_t i, n = 0;
+    for (i = 0; p && i < p->count; i++) n += p->tensor[i]->size;
+    return n;
+}
+STX_DEF void stx_params_zero_grad(stx_params *p) {
+    size_t i;
+    for (i = 0; p && stx_ok(p->ctx) && i < p->count; i++) STX_RUN(p->ctx, stx_fill, (p->ctx, p->tensor[i]->grad, p->tensor[i]->size, 0));
+}
+/* Number i of a parameter's draw: uniform in [-a,a], or normal by Box and Muller (1958). */
+static double stx__draw(stx_ctx *x, uint64_t stream, size_t i, int init, double a) {
+    uint32_t r[4];
+    double u, v;
+    stx_philox(x->desc.seed, stream, (uint64_t)i / 2, r);
+    u = ((double)r[0] + ((double)r[1] + 0.5) / 4294967296.0) / 4294967296.0;     /* in (0,1) */
+    v = ((double)r[2] + ((double)r[3] + 0.5) / 4294967296.0) / 4294967296.0;
+    if (init == STX_UNIFORM) return a * (2 * (i & 1 ? v : u) - 1);
+    return a * sqrt(-2 * log(u)) * (i & 1 ? sin(6.283185307179586 * v) : cos(6.283185307179586 * v));
+}
+STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2, size_t d3) {
+    stx_ctx *x = p ? p->ctx : NULL;
+    stx_tensor *t;
+    size_t d[STX_MAX_DIM], i, len;
+    char *copy;
+    if (!stx_ok(x)) return NULL;
+    d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
+    STX__NEED(x, d0 && name && name[0], STX_ERR_ARG, "stx_param: parameter \"%s\" needs a name and a first dimension", name ? name : "");
+    STX__NEED(x, !stx_params_find(p, name), STX_ERR_ARG, "stx_param: there is a parameter \"%s\" already", name);
+    t = stx__tensor(x, &x->keep, stx__dims(d), d);
+    if (!t) return NULL;
+    t->grad = (stx_real *)stx_persist(x, t->size * sizeof(stx_real));
+    if (!t->grad) return NULL;
+    t->needs_grad = t->is_param = 1;
+    if (p->count == p->capacity) {      /* the old list stays in the arena: a few hundred bytes */
+        size_t cap = p->capacity ? 2 * p->capacity : 64;
+        stx_tensor **nt = (stx_tensor **)stx_persist(x, cap * sizeof *nt);
+        const char **nn = (const char **)stx_persist(x, cap * sizeof *nn);
+        if (!nt || !nn) return NULL;
+        if (p->count) { memcpy(nt, p->tensor, p->count * sizeof *nt); memcpy(nn, p->name, p->count * sizeof *nn); }
+        p->tensor = nt;
+        p->name = nn;
+        p->capacity = cap;
+    }
+    len = strlen(name) + 1;
+    copy = (char *)stx_persist(x, len);
+    if (!copy) return NULL;
+    memcpy(copy, name, len);
+    for (i = 0; i < t->size; i++)
+        t->data[i] = (stx_real)(init == STX_ZEROS ? 0 : init == STX_CONSTANT ? a : stx__draw(x, STX__PARAM_STREAM | x->params_made, i, init, a));
+    x->params_made++;
+    p->name[p->count] = copy;
+    p->tensor[p->count++] = t;
+    return t;
+}
+
+// >>ops: embedding, linear, matmul
+
+typedef struct stx__ids_save { const int32_t *ids; size_t n, C; stx_real s; } stx__ids_save;
+static void stx__embedding_back(stx_ctx *x, stx__node *n) {
+    stx__ids_save *s = (stx__ids_save *)n->save;
+    stx_real *d = stx__grad(x, n->in[0]);
+    if (d) STX_RUN(x, stx_embedding_bwd, (x, d, n->y->grad, s->ids, s->n, s->C, s->s));
+}
+static stx_tensor *stx__lookup(stx_ctx *x, const char *op, stx_tensor *table, size_t V, size_t C, const int32_t *ids, size_t n, int ndim, const size_t *dim) {
+    stx_tensor *y;
+    stx__node *node;
+    size_t i;
+    for (i = 0; i < n; i++)
+        STX__NEED(x, ids[i] >= 0 && (size_t)ids[i] < V, STX_ERR_ARG, "%s: id %ld at position %zu is outside the table of %zu rows: check the vocabulary size", op, (long)ids[i], i, V);
+    y = stx__tensor(x, &x->step, ndim, dim);
+    if (!y) return NULL;
+    STX_RUN(x, stx_embedding_fwd, (x, y->data, table->data, ids, n, C, 1));
+    node = stx__record1(x, y, stx__embedding_back, table);
+    if (node) {
+        stx__ids_save *s = (stx__ids_save *)stx_step_alloc(x, sizeof *s);
+        if (!s) return NULL;
+        s->ids = ids; s->n = n; s->C = C; s->s = 1;
+        node->save = s;
+    }
+    return y;
+}
+STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids) {
+    size_t d[3];
+    char s[96];
+    if (!stx_ok(x) || !table || !ids) return NULL;
+    STX__NEED(x, table->ndim == 2, STX_ERR_SHAPE, "stx_embedding: table %s, want (V,C)", stx__shape(table, s));
+    d[0] = ids->B; d[1] = ids->T; d[2] = table->dim[1];
+    return stx__lookup(x, "stx_embedding", table, table->dim[0], table->dim[1], ids->data, ids->B * ids->T, 3, d);
+}
+STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, size_t n) {
+    size_t d[2];
+    int32_t *copy;
+    if (!stx_ok(x) || !a) return NULL;
+    STX__NEED(x, n && idx && n <= SIZE_MAX / sizeof *copy, STX_ERR_ARG, "stx_gather: no rows asked for");
+    copy = (int32_t *)stx_step_alloc(x, n * sizeof *copy);
+    if (!copy) return NULL;
+    memcpy(copy, idx, n * sizeof *copy);
+    d[0] = n; d[1] = stx__last(a);
+    return stx__lookup(x, "stx_gather", a, stx__rows(a), d[1], copy, n, 2, d);
+}
+
+typedef struct stx__linear_save { stx_real *pre; int act; } stx__linear_save;
+/* y = act(x W^T + b):   da = dy act' ; dx += da W ; dW += da^T x ; db += sum_n da */
+static void stx__linear_back(stx_ctx *x, stx__node *n) {
+    stx__linear_save *s = (stx__linear_save *)n->save;
+    stx_tensor *in = n->in[0], *W = n->in[1], *b = n->in[2];
+    size_t I = stx__last(in), O = W->dim[0], N = stx__rows(in);
+    stx_real *da = n->y->grad, *d, *own = NULL;
+    int fresh;
+    if (s->act) {
+        own = stx__grad_take(x, n->y->size);
+        if (!own) return;
+        STX_RUN(x, stx_act_bwd, (x, own, da, n->y->data, s->pre, n->y->size, s->act, 0));
+        da = own;
+    }
+    d = stx__grad_fresh(x, in, &fresh);
+    if (d) STX_RUN(x, stx_gemm, (x, 1, 0, 0, N, I, O, 1, da, O, 0, W->data, I, 0, fresh ? 0 : 1, d, I, 0));
+    d = stx__grad(x, W);
+    if (d) STX_RUN(x, stx_gemm, (x, 1, 1, 0, O, I, N, 1, da, O, 0, in->data, I, 0, 1, d, I, 0));
+    d = b ? stx__grad(x, b) : NULL;
+    if (d) STX_RUN(x, stx_sum_rows, (x, d, da, N, O));
+    if (own) stx__grad_give(x, own, n->y->size);
+}
+STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act) {
+    stx_tensor *y, *ins[3];
+    stx__node *node;
+    size_t d[STX_MAX_DIM], N, I, O;
+    stx_real *pre = NULL;
+    char s[96], t[96];
+    int i;
+    if (!stx_ok(x) || !in || !W) return NULL;
+    STX__NEED(x, W->ndim == 2 && stx__last(in) == W->dim[1] && (!b || b->size == W->dim[0]), STX_ERR_SHAPE,
+              "stx_linear: input %s and weight %s: the last dimensions must agree (weights are (out,in)), and a bias has one number an output", stx__shape(in, s), stx__shape(W, t));
+    STX__NEED(x, act >= STX_ACT_NONE && act <= STX_ACT_SIGMOID, STX_ERR_ARG, "stx_linear: no activation has number %d: use STX_ACT_*", act);
+    N = stx__rows(in); I = W->dim[1]; O = W->dim[0];
+    for (i = 0; i < in->ndim; i++) d[i] = in->dim[i];
+    d[in->ndim - 1] = O;
+    y = stx__tensor(x, &x->step, in->ndim, d);
+    if (!y) return NULL;
+    STX_RUN(x, stx_gemm, (x, 1, 0, 1, N, O, I, 1, in->data, I, 0, W->data, I, 0, 0, y->data, O, 0));
+    ins[0] = in; ins[1] = W; ins[2] = b;
+    node = stx__record(x, y, stx__linear_back, ins, 3);
+    if (node) {
+        stx__linear_save *save = (stx__linear_save *)stx_step_alloc(x, sizeof *save);
+        if (!save) return NULL;
+        if (act == STX_ACT_GELU) {
+            pre = (stx_real *)stx_step_alloc(x, y->size * sizeof *pre);
+            if (!pre) return NULL;
+        }
+        save->pre = pre;
+        save->act = act;
+        node->save = save;
+    }
+    if (b || act) STX_RUN(x, stx_bias_act_fwd, (x, y->data, pre, b ? b->data : NULL, N, O, act));
+    return y;
+}
+
+typedef struct stx__matmul_save { int ta, tb; size_t batch, M, N, K, sb; } stx__matmul_save;
+/* Y = op(A) op(B):   d op(A) = dY op(B)^T ; d op(B) = op(A)^T dY, each transposed back where op transposes */
+static void stx__matmul_back(stx_ctx *x, stx__node *n) {
+    stx__matmul_save *s = (stx__matmul_save *)n->save;
+    stx_tensor *a = n->in[0], *b = n->in[1];
+    size_t M = s->M, N = s->N, K = s->K, lda = s->ta ? M : K, ldb = s->tb ? K : N, e;
+    stx_real *da = stx__grad(x, a), *db = stx__grad(x, b), *g = n->y->grad;
+    if (da) {
+        if (s->ta) STX_RUN(x, stx_gemm, (x, s->batch, s->tb, 1, K, M, N, 1, b->data, ldb, s->sb, g, N, M * N, 1, da, lda, M * K));
+        else       STX_RUN(x, stx_gemm, (x, s->batch, 0, !s->tb, M, K, N, 1, g, N, M * N, b->data, ldb, s->sb, 1, da, lda, M * K));
+    }
+    if (db) {
+        size_t count = s->sb ? 1 : s->batch, each = s->sb ? s->batch : 1;   /* a shared b: one product after the other */
+        for (e = 0; e < count; e++) {
+            stx_real *A = a->data + e * M * K, *G = g + e * M * N;
+            if (s->tb) STX_RUN(x, stx_gemm, (x, each, 1, s->ta, N, K, M, 1, G, N, M * N, A, lda, M * K, 1, db, ldb, s->sb));
+            else       STX_RUN(x, stx_gemm, (x, each, !s->ta, 0, K, N, M, 1, A, lda, M * K, G, N, M * N, 1, db, ldb, s->sb));
+        }
+    }
+}
+STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb) {
+    size_t M, N, K, batch = 1, d[STX_MAX_DIM], sb;
+    stx_tensor *y;
+    stx__node *node;
+    char s[96], t[96];
+    int i, ok;
+    if (!stx_ok(x) || !a || !b) return NULL;
+    ok = a->ndim >= 2 && b->ndim >= 2 && (b->ndim == 2 || b->ndim == a->ndim);
+    for (i = 0; ok && i < a->ndim - 2; i++) { batch *= a->dim[i]; if (b->ndim > 2) ok = a->dim[i] == b->dim[i]; }
+    STX__NEED(x, ok, STX_ERR_SHAPE, "stx_matmul: %s by %s: want equal leading dimensions, or two dimensions for the second", stx__shape(a, s), stx__shape(b, t));
+    M = a->dim[a->ndim - (ta ? 1 : 2)]; K = a->dim[a->ndim - (ta ? 2 : 1)];
+    N = b->dim[b->ndim - (tb ? 2 : 1)];
+    STX__NEED(x, K == b->dim[b->ndim - (tb ? 1 : 2)], STX_ERR_SHAPE, "stx_matmul: %s%s by %s%s: the inner dimensions differ", stx__shape(a, s), ta ? "^T" : "", stx__shape(b, t), tb ? "^T" : "");
+    for (i = 0; i < a->ndim; i++) d[i] = a->dim[i];
+    d[a->ndim - 2] = M; d[a->ndim - 1] = N;
+    y = stx__tensor(x, &x->step, a->ndim, d);
+    if (!y) return NULL;
+    sb = b->ndim == 2 ? 0 : K * N;
+    STX_RUN(x, stx_gemm, (x, batch, ta, tb, M, N, K, 1, a->data, ta ? M : K, M * K, b->data, tb ? K : N, sb, 0, y->data, N, M * N));
+    node = stx__record2(x, y, stx__matmul_back, a, b);
+    if (node) {
+        stx__matmul_save *save = (stx__matmul_save *)stx_step_alloc(x, sizeof *save);
+        if (!save) return NULL;
+        save->ta = ta; save->tb = tb; save->batch = batch; save->M = M; save->N = N; save->K = K; save->sb = sb;
+        node->save = save;
+    }
+    return y;
+}
+
+// >>ops: layernorm, elementwise, softmax
+
+typedef struct stx__layernorm_save { stx_real *mean, *rstd; } stx__layernorm_save;
+static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
+    stx__layernorm_save *s = (stx__layernorm_save *)n->save;
+    stx_real *din = stx__grad(x, n->in[0]), *dg = stx__grad(x, n->in[1]), *ds = stx__grad(x, n->in[2]);
+    STX_RUN(x, stx_layernorm_bwd, (x, din, dg, ds, n->y->grad, n->in[0]->data, n->in[1]->data, s->mean, s->rstd, stx__rows(n->y), stx__last(n->y)));
+}
+STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift, double eps) {
+    stx_tensor *y, *ins[3];
+    stx__layernorm_save *save;
+    stx__node *node;
+    char s[96];
+    if (!stx_ok(x) || !in || !gain || !shift) return NULL;
+    STX__NEED(x, gain->size == stx__last(in) && shift->size == stx__last(in), STX_ERR_SHAPE, "stx_layernorm: input %s with %zu gains and %zu shifts: want one each a channel", stx__shape(in, s), gain->size, shift->size);
+    y = stx__like(x, in);
+    save = (stx__layernorm_save *)stx_step_alloc(x, sizeof *save);
+    if (!y || !save) return NULL;
+    save->mean = (stx_real *)stx_step_alloc(x, stx__rows(in) * sizeof(stx_real));
+    save->rstd = (stx_real *)stx_step_alloc(x, stx__rows(in) * sizeof(stx_real));
+    if (!save->mean || !save->rstd) return NULL;
+    STX_RUN(x, stx_layernorm_fwd, (x, y->data, save->mean, save->rstd, in->data, gain->data, shift->data, stx__rows(in), stx__last(in), (stx_real)(eps > 0 ? eps : 1e-5)));
+    ins[0] = in; ins[1] = gain; ins[2] = shift;
+    node = stx__record(x, y, stx__layernorm_back, ins, 3);
+    if (node) node->save = save;
+    return y;
+}
+
+/* b is a, or a's last dimensions */
+static int stx__repeats(const stx_tensor *a, const stx_tensor *b) {
+    int i;
+    if (b->ndim > a->ndim) return 0;
+    for (i = 1; i <= b->ndim; i++) if (a->dim[a->ndim - i] != b->dim[b->ndim - i]) return 0;
+    return 1;
+}
+static void stx__add_back(stx_ctx *x, stx__node *n) {
+    stx_tensor *b = n->in[1];
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
+    if (d) STX_RUN(x, stx_axpy, (x, d, n->y->grad, n->y->size, 1, !fresh));
+    if (b->size == n->y->size) {
+        d = stx__grad_fresh(x, b, &fresh);
+        if (d) STX_RUN(x, stx_axpy, (x, d, n->y->grad, n->y->size, 1, !fresh));
+    } else {
+        d = stx__grad(x, b);
+        if (d) STX_RUN(x, stx_sum_rows, (x, d, n->y->grad, n->y->size / b->size, b->size));
+    }
+}
+STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
+    stx_tensor *y;
+    char s[96], t[96];
+    if (!stx_ok(x) || !a || !b) return NULL;
+    STX__NEED(x, stx__repeats(a, b), STX_ERR_SHAPE, "stx_add: %s and %s: want equal shapes, or the second to be the first's last dimensions", stx__shape(a, s), stx__shape(b, t));
+    y = stx__like(x, a);
+    if (!y) return NULL;
+    STX_RUN(x, stx_add_fwd, (x, y->data, a->data, b->data, a->size, b->size));
+    stx__record2(x, y, stx__add_back, a, b);
+    return y;
+}
+static void stx__mul_back(stx_ctx *x, stx__node *n) {
+    stx_real *da = stx__grad(x, n->in[0]), *db = stx__grad(x, n->in[1]);
+    STX_RUN(x, stx_mul_bwd, (x, da, db, n->y->grad, n->in[0]->data, n->in[1]->data, n->y->size, n->in[1]->size));
+}
+STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
+    stx_tensor *y;
+    char s[96], t[96];
+    if (!stx_ok(x) || !a || !b) return NULL;
+    STX__NEED(x, stx__repeats(a, b), STX_ERR_SHAPE, "stx_mul: %s and %s: want equal shapes, or the second to be the first's last dimensions", stx__shape(a, s), stx__shape(b, t));
+    y = stx__like(x, a);
+    if (!y) return NULL;
+    STX_RUN(x, stx_mul_fwd, (x, y->data, a->data, b->data, a->size, b->size));
+    stx__record2(x, y, stx__mul_back, a, b);
+    return y;
+}
+static void stx__scale_back(stx_ctx *x, stx__node *n) {
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
+    if (d) STX_RUN(x, stx_axpy, (x, d, n->y->grad, n->y->size, *(stx_real *)n->save, !fresh));
+}
+STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s) {
+    stx_tensor *y;
+    stx__node *node;
+    if (!stx_ok(x) || !a) return NULL;
+    y = stx__like(x, a);
+    if (!y) return NULL;
+    STX_RUN(x, stx_axpy, (x, y->data, a->data, a->size, (stx_real)s, 0));
+    node = stx__record1(x, y, stx__scale_back, a);
+    if (node) {
+        node->save = stx_step_alloc(x, sizeof(stx_real));
+        if (!node->save) return NULL;
+        *(stx_real *)node->save = (stx_real)s;
+    }
+    return y;
+}
+
+static void stx__act_back(stx_ctx *x, stx__node *n) {
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
+    if (d) STX_RUN(x, stx_act_bwd, (x, d, n->y->grad, n->y->data, n->in[0]->data, n->y->size, *(int *)n->save, !fresh));
+}
+static stx_tensor *stx__activation(stx_ctx *x, stx_tensor *a, int act) {
+    stx_tensor *y;
+    stx__node *node;
+    if (!stx_ok(x) || !a) return NULL;
+    y = stx__like(x, a);
+    if (!y) return NULL;
+    STX_RUN(x, stx_act_fwd, (x, y->data, a->data, a->size, act));
+    node = stx__record1(x, y, stx__act_back, a);
+    if (node) {
+        node->save = stx_step_alloc(x, sizeof(int));
+        if (!node->save) return NULL;
+        *(int *)node->save = act;
+    }
+    return y;
+}
+STX_DEF stx_tensor *stx_relu(stx_ctx *x, stx_tensor *a) { return stx__activation(x, a, STX_ACT_RELU); }
+STX_DEF stx_tensor *stx_gelu(stx_ctx *x, stx_tensor *a) { return stx__activation(x, a, STX_ACT_GELU); }
+STX_DEF stx_tensor *stx_tanh(stx_ctx *x, stx_tensor *a) { return stx__activation(x, a, STX_ACT_TANH); }
+STX_DEF stx_tensor *stx_sigmoid(stx_ctx *x, stx_tensor *a) { return stx__activation(x, a, STX_ACT_SIGMOID); }
+
+static void stx__softmax_back(stx_ctx *x, stx__node *n) {
+    stx_real *d = stx__grad(x, n->in[0]);
+    if (d) STX_RUN(x, stx_softmax_bwd, (x, d, n->y->grad, n->y->data, stx__rows(n->y), stx__last(n->y)));
+}
+STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a) {
+    stx_tensor *y;
+    if (!stx_ok(x) || !a) return NULL;
+    y = stx__like(x, a);
+    if (!y) return NULL;
+    STX_RUN(x, stx_softmax_fwd, (x, y->data, a->data, stx__rows(a), stx__last(a)));
+    stx__record1(x, y, stx__softmax_back, a);
+    return y;
+}
+
+typedef struct stx__dropout_save { uint64_t stream; stx_real p; } stx__dropout_save;
+static void stx__dropout_back(stx_ctx *x, stx__node *n) {
+    stx__dropout_save *s = (stx__dropout_save *)n->save;
+    stx_real *d = stx__grad(x, n->in[0]);
+    if (d) STX_RUN(x, stx_dropout_fwd, (x, d, n->y->grad, n->y->size, s->p, x->desc.seed, s->stream, 1));
+}
+STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p) {
+    stx_tensor *y;
+    stx__node *node;
+    uint64_t stream;
+    if (!stx_ok(x) || !a) return NULL;
+    STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG, "stx_dropout: probability %g, want 0 <= p < 1", p);
+    if (!stx_training(x) || p == 0) return a;
+    stream = stx__stream(x);
+    y = stx__like(x, a);
+    if (!y) return NULL;
+    STX_RUN(x, stx_dropout_fwd, (x, y->data, a->data, a->size, (stx_real)p, x->desc.seed, stream, 0));
+    node = stx__record1(x, y, stx__dropout_back, a);
+    if (node) {
+        stx__dropout_save *s = (stx__dropout_save *)stx_step_alloc(x, sizeof *s);
+        if (!s) return NULL;
+        s->stream = stream;
+        s->p = (stx_real)p;
+        node->save = s;
+    }
+    return y;
+}
+
+// >>ops: losses
+
+static void stx__mean_back(stx_ctx *x, stx__node *n) {
+    stx_real *d = stx__grad(x, n->in[0]);
+    if (d) STX_RUN(x, stx_mean_bwd, (x, d, n->y->grad, n->in[0]->size));
+}
+static stx_tensor *stx__scalar(stx_ctx *x) { size_t one = 1; return stx__tensor(x, &x->step, 1, &one); }
+STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a) {
+    stx_tensor *y;
+    if (!stx_ok(x) || !a) return NULL;
+    y = stx__scalar(x);
+    if (!y) return NULL;
+    STX_RUN(x, stx_mean_fwd, (x, y->data, a->data, a->size));
+    stx__record1(x, y, stx__mean_back, a);
+    return y;
+}
+typedef struct stx__ce_save { const int32_t *targets; stx_real *top, *inv; double divisor; } stx__ce_save;
+static void stx__cross_entropy_back(stx_ctx *x, stx__node *n) {
+    stx__ce_save *s = (stx__ce_save *)n->save;
+    stx_tensor *a = n->in[0];
+    stx_real *d = stx__grad(x, a);
+    if (d) STX_RUN(x, stx_cross_entropy_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), stx__last(a), s->divisor));
+}
+STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) {
+    stx_tensor *y;
+    stx__ce_save *s;
+    stx__node *node;
+    size_t N, V, i;
+    char t[96];
+    if (!stx_ok(x) || !logits || !targets) return NULL;
+    N = stx__rows(logits);
+    V = stx__last(logits);
+    STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE, "stx_cross_entropy: logits %s for %zu x %zu targets: want one target a row", stx__shape(logits, t), targets->B, targets->T);
+    for (i = 0; i < N; i++)
+        STX__NEED(x, targets->data[i] >= 0 && (size_t)targets->data[i] < V, STX_ERR_ARG, "stx_cross_entropy: target %ld at position %zu is outside the %zu classes", (long)targets->data[i], i, V);
+    y = stx__scalar(x);
+    s = (stx__ce_save *)stx_step_alloc(x, sizeof *s);
+    if (!y || !s) return NULL;
+    s->top = (stx_real *)stx_step_alloc(x, 2 * N * sizeof(stx_real));
+    if (!s->top) return NULL;
+    s->inv = s->top + N;
+    s->targets = targets->data;
+    s->divisor = divisor > 0 ? divisor : (double)N;
+    STX_RUN(x, stx_cross_entropy_fwd, (x, y->data, s->top, s->inv, logits->data, s->targets, N, V, s->divisor));
+    node = stx__record1(x, y, stx__cross_entropy_back, logits);
+    if (node) node->save = s;
+    return y;
+}
+static void stx__mse_back(stx_ctx *x, stx__node *n) {
+    stx_real *da = stx__grad(x, n->in[0]), *db = stx__grad(x, n->in[1]);
+    STX_RUN(x, stx_mse_bwd, (x, da, db, n->y->grad, n->in[0]->data, n->in[1]->data, n->in[0]->size));
+}
+STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
+    stx_tensor *y;
+    char s[96], t[96];
+    if (!stx_ok(x) || !a || !b) return NULL;
+    STX__NEED(x, stx__same(a, b), STX_ERR_SHAPE, "stx_mse: %s and %s: want equal shapes", stx__shape(a, s), stx__shape(b, t));
+    y = stx__scalar(x);
+    if (!y) return NULL;
+    STX_RUN(x, stx_mse_fwd, (x, y->data, a->data, b->data, a->size));
+    stx__record2(x, y, stx__mse_back, a, b);
+    return y;
+}
+
+// >>ops: shape
+
+/* y (rows, wa + wb) from a (rows, wa) and b (rows, wb): concatenation over time (rows = B, w = T C) and over channels
+   (rows = N, w = C) are the same copy. */
+typedef struct stx__cat_save { size_t rows, wa, wb; } stx__cat_save;
+static void stx__cat_back(stx_ctx *x, stx__node *n) {
+    stx__cat_save *s = (stx__cat_save *)n->save;
+    size_t w = s->wa + s->wb;
+    stx_real *da = stx__grad(x, n->in[0]), *db = stx__grad(x, n->in[1]);
+    if (da) STX_RUN(x, stx_copy2d, (x, da, s->wa, n->y->grad, w, s->rows, s->wa, 1));
+    if (db) STX_RUN(x, stx_copy2d, (x, db, s->wb, n->y->grad + s->wa, w, s->rows, s->wb, 1));
+}
+static stx_tensor *stx__cat(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t rows, int ndim, const size_t *dim) {
+    stx_tensor *y = stx__tensor(x, &x->step, ndim, dim);
+    size_t wa = a->size / rows, wb = b->size / rows;
+    stx__node *node;
+    if (!y) return NULL;
+    STX_RUN(x, stx_copy2d, (x, y->data, wa + wb, a->data, wa, rows, wa, 0));
+    STX_RUN(x, stx_copy2d, (x, y->data + wa, wa + wb, b->data, wb, rows, wb, 0));
+    node = stx__record2(x, y, stx__cat_back, a, b);
+    if (node) {
+        stx__cat_save *s = (stx__cat_save *)stx_step_alloc(x, sizeof *s);
+        if (!s) return NULL;
+        s->rows = rows; s->wa = wa; s->wb = wb;
+        node->save = s;
+    }
+    return y;
+}
+STX_DEF stx_tensor *stx_concat(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
+    size_t d[3];
+    char s[96], t[96];
+    if (!stx_ok(x) || !a || !b) return NULL;
+    STX__NEED(x, a->ndim == 3 && b->ndim == 3 && a->dim[0] == b->dim[0] && a->dim[2] == b->dim[2], STX_ERR_SHAPE, "stx_concat: %s and %s: want (B,Ta,C) and (B,Tb,C)", stx__shape(a, s), stx__shape(b, t));
+    d[0] = a->dim[0]; d[1] = a->dim[1] + b->dim[1]; d[2] = a->dim[2];
+    return stx__cat(x, a, b, d[0], 3, d);
+}
+STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
+    size_t d[STX_MAX_DIM];
+    char s[96], t[96];
+    int i;
+    if (!stx_ok(x) || !a || !b) return NULL;
+    STX__NEED(x, a->ndim == b->ndim && stx__rows(a) == stx__rows(b), STX_ERR_SHAPE, "stx_concat_channels: %s and %s: want all dimensions but the last equal", stx__shape(a, s), stx__shape(b, t));
+    for (i = 0; i < a->ndim; i++) d[i] = a->dim[i];
+    d[a->ndim - 1] += stx__last(b);
+    return stx__cat(x, a, b, stx__rows(a), a->ndim, d);
+}
+typedef struct stx__slice_save { size_t at, w; } stx__slice_save;
+static void stx__slice_back(stx_ctx *x, stx__node *n) {
+    stx__slice_save *s = (stx__slice_save *)n->save;
+    stx_tensor *a = n->in[0];
+    stx_real *d = stx__grad(x, a);
+    if (d) STX_RUN(x, stx_copy2d, (x, d + s->at, a->size / a->dim[0], n->y->grad, s->w, a->dim[0], s->w, 1));
+}
+STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1) {
+    size_t d[3], C;
+    stx_tensor *y;
+    stx__node *node;
+    char s[96];
+    if (!stx_ok(x) || !a) return NULL;
+    STX__NEED(x, a->ndim == 3 && t0 < t1 && t1 <= a->dim[1], STX_ERR_SHAPE, "stx_slice: rows [%zu,%zu) of %s: want 0 <= t0 < t1 <= T of (B,T,C)", t0, t1, stx__shape(a, s));
+    C = a->dim[2];
+    d[0] = a->dim[0]; d[1] = t1 - t0; d[2] = C;
+    y = stx__tensor(x, &x->step, 3, d);
+    if (!y) return NULL;
+    STX_RUN(x, stx_copy2d, (x, y->data, d[1] * C, a->data + t0 * C, a->dim[1] * C, d[0], d[1] * C, 0));
+    node = stx__record1(x, y, stx__slice_back, a);
+    if (node) {
+        stx__slice_save *save = (stx__slice_save *)stx_step_alloc(x, sizeof *save);
+        if (!save) return NULL;
+        save->at = t0 * C;
+        save->w = d[1] * C;
+        node->save = save;
+    }
+    return y;
+}
+static void stx__reshape_back(stx_ctx *x, stx__node *n) {
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
+    if (d) STX_RUN(x, stx_axpy, (x, d, n->y->grad, n->y->size, 1, !fresh));
+}
+static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
+    stx_tensor *y = (stx_tensor *)stx__arena_alloc(x, &x->step, sizeof *y);
+    if (!y) return NULL;
+    *y = *a;
+    y->grad = NULL;
+    y->needs_grad = y->is_param = 0;
+    return y;
+}
+STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1, size_t d2, size_t d3) {
+    size_t d[STX_MAX_DIM], n = 1;
+    stx_tensor *y;
+    char s[96];
+    int i;
+    if (!stx_ok(x) || !a) return NULL;
+    d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
+    for (i = 0; i < stx__dims(d); i++) n = stx_bytes_of(n, d[i], 1);
+    STX__NEED(x, d0 && n == a->size, STX_ERR_SHAPE, "stx_reshape: %s to (%zu,%zu,%zu,%zu): the number of elements changes", stx__shape(a, s), d0, d1, d2, d3);
+    y = stx__view(x, a);
+    if (!y) return NULL;
+    y->ndim = stx__dims(d);
+    memcpy(y->dim, d, sizeof d);
+    stx__record1(x, y, stx__reshape_back, a);
+    return y;
+}
+STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) { return stx_ok(x) && a ? stx__view(x, a) : NULL; }
+
+// >>ops: recomputation
+
+typedef struct stx__mark { stx__chunk *cur; size_t chunk_used, used; } stx__mark;
+static stx__mark stx__arena_mark(const stx__arena *a) {
+    stx__mark m;
+    m.cur = a->cur;
+    m.chunk_used = a->cur ? a->cur->used : 0;
+    m.used = a->used;
+    return m;
+}
+/* Back to the mark. The memory stays readable until it is allocated again (poisoned only by the caller's choice). */
+static void stx__arena_release(stx__arena *a, stx__mark m) {
+    a->cur = m.cur ? m.cur : a->first;
+    if (a->cur) a->cur->used = m.chunk_used;
+    a->used = m.used;
+}
+typedef struct stx__recompute_save { stx_recompute_fn fn; void *user; uint64_t op; int count; } stx__recompute_save;
+static void stx__recompute_back(stx_ctx *x, stx__node *n) {
+    stx__recompute_save *s = (stx__recompute_save *)n->save;
+    stx_tensor leaf[8], *in[8], *y;
+    stx__node *tape = x->tape;
+    stx__free_grad *free_grads;
+    uint64_t op = x->op;
+    stx__mark mark;
+    int i;
+    for (i = 0; i < s->count; i++) {     /* leaves of the small tape write straight into the inputs' gradients */
+        leaf[i] = *n->in[i];
+        leaf[i].grad = stx__grad(x, n->in[i]);
+        in[i] = &leaf[i];
+    }
+    mark = stx__arena_mark(&x->step);
+    free_grads = x->free_grads;
+    x->free_grads = NULL;
+    x->tape = NULL;
+    x->op = s->op;
+    x->recording = 1;
+    y = s->fn(x, s->user, in);
+    if (y && y->needs_grad && !x->code) {
+        stx_real *g = stx__grad(x, y);
+        if (g) STX_RUN(x, stx_axpy, (x, g, n->y->grad, y->size, 1, 1));
+        stx__walk(x);
+    }
+    x->recording = 0;
+    x->op = op;
+    x->tape = tape;
+    x->free_grads = free_grads;
+    stx__arena_release(&x->step, mark);
+}
+STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count) {
+    stx_tensor *y, *out, head;
+    stx__recompute_save *s;
+    stx__node *n;
+    stx__mark mark;
+    uint64_t op;
+    int i;
+    if (!stx_ok(x)) return NULL;
+    STX__NEED(x, count >= 0 && count <= 8, STX_ERR_ARG, "stx_recompute: %d inputs, want 0 to 8", count);
+    for (i = 0; i < count; i++) if (!in[i]) return NULL;
+    if (!x->recording) return fn(x, user, in);
+    n = (stx__node *)stx__arena_alloc(x, &x->step, sizeof *n);
+    s = (stx__recompute_save *)stx_step_alloc(x, sizeof *s);
+    if (!n || !s) return NULL;
+    op = x->op;
+    mark = stx__arena_mark(&x->step);
+    x->recording = 0;
+    y = fn(x, user, in);
+    x->recording = 1;
+    if (!y) { stx_fail(x, STX_ERR_ARG, "stx_recompute: the function returned NULL"); return NULL; }
+    head = *y;
+    stx__arena_release(&x->step, mark);      /* all that fn made goes; its result moves down into the room */
+    out = (stx_tensor *)stx__arena_alloc(x, &x->step, sizeof *out);
+    if (!out) return NULL;
+    *out = head;
+    out->grad = NULL;
+    out->is_param = 0;
+    out->data = (stx_real *)stx__arena_alloc(x, &x->step, head.size * sizeof(stx_real));
+    if (!out->data) return NULL;
+    memmove(out->data, head.data, head.size * sizeof(stx_real));
+    out->needs_grad = 1;
+    memset(n, 0, sizeof *n);
+    for (i = 0; i < count; i++) n->in[i] = in[i];
+    s->fn = fn; s->user = user; s->op = op; s->count = count;
+    n->save = s;
+    n->y = out;
+    n->back = stx__recompute_back;
+    n->prev = x->tape;
+    x->tape = n;
+    return out;
+}
+
+// >>ops: attention
+
+static void stx__attention_back(stx_ctx *x, stx__node *n) {
+    stx_attention_args *a = (stx_attention_args *)n->save;
+    size_t bytes;
+    a->dy = n->y->grad;
+    a->dq = stx__grad(x, n->in[0]);  a->dk = stx__grad(x, n->in[1]);  a->dv = stx__grad(x, n->in[2]);
+    a->dpe = stx__grad(x, n->in[3]); a->du = stx__grad(x, n->in[4]);  a->dvb = stx__grad(x, n->in[5]);
+    a->dz = stx__grad(x, n->in[6]);  a->dpk = stx__grad(x, n->in[7]); a->dpv = stx__grad(x, n->in[8]);
+    bytes = (stx_attention_work(a, stx_threads(x)) + sizeof(stx_real) - 1) / sizeof(stx_real);
+    a->work = stx__grad_take(x, bytes);
+    if (!a->work || x->code) return;
+    STX_RUN(x, stx_attention_bwd, (x, a));
+    stx__grad_give(x, (stx_real *)a->work, bytes);
+}
+STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d) {
+    stx_tensor *y, *q, *k, *v, *ins[9];
+    stx_attention_args *a;
+    stx__node *node;
+    size_t C, H, D;
+    char s[96], t[96];
+    if (!stx_ok(x) || !in || !d || !in->q || !in->k || !in->v) return NULL;
+    q = in->q; k = in->k; v = in->v; H = d->heads;
+    STX__NEED(x, q->ndim == 3 && k->ndim == 3 && stx__same(k, v) && q->dim[0] == k->dim[0] && q->dim[2] == k->dim[2], STX_ERR_SHAPE,
+              "stx_attention: q %s, k %s: want q (B,T,C) and equal k, v (B,S,C)", stx__shape(q, s), stx__shape(k, t));
+    C = q->dim[2];
+    STX__NEED(x, H >= 1 && H <= STX__MAX_HEADS && C % H == 0, STX_ERR_SHAPE, "stx_attention: %zu heads for %zu channels: want 1 to %d heads that divide the channels", H, C, (int)STX__MAX_HEADS);
+    D = C / H;
+    STX__NEED(x, D <= STX__ATTN_TILE / 2, STX_ERR_SHAPE, "stx_attention: head dimension %zu, want at most %d: use more heads", D, (int)STX__ATTN_TILE / 2);
+    STX__NEED(x, d->not_causal || k->dim[1] >= q->dim[1], STX_ERR_SHAPE, "stx_attention: %zu keys for %zu queries: causal attention needs the queries' own keys at the end", k->dim[1], q->dim[1]);
+    STX__NEED(x, !in->z || (in->z->size == H && d->ramp > 0 && d->max_span > 0), STX_ERR_ARG, "stx_attention: the learned span wants one z a head (%zu), max_span > 0 and ramp > 0 (got %zu, %g, %g)", H, in->z ? in->z->size : 0, d->max_span, d->ramp);
+    STX__NEED(x, !d->not_causal || (!in->z && !in->pe && !d->span && d->first_key >= 0), STX_ERR_ARG, "stx_attention: without causality there are no distances: no z, pe, span or zero keys");
+    STX__NEED(x, !in->pe || (in->pe->ndim == 2 && (in->pe->dim[1] == D || in->pe->dim[1] == C)), STX_ERR_SHAPE, "stx_attention: pe %s, want (P,%zu) or (P,%zu)", stx__shape(in->pe ? in->pe : q, s), D, C);
+    STX__NEED(x, (!in->u || in->u->size == C) && (!in->vb || (in->vb->size == C && in->pe)), STX_ERR_SHAPE, "stx_attention: u and vb have %zu numbers, and vb needs pe", C);
+    STX__NEED(x, !in->pk == !in->pv && (!in->pk || (in->pk->ndim == 3 && in->pk->dim[0] == H && in->pk->dim[2] == D && stx__same(in->pk, in->pv))), STX_ERR_SHAPE, "stx_attention: persistent keys and values want (H,N,D) = (%zu,N,%zu), both or none", H, D);
+    STX__NEED(x, d->dropout >= 0 && d->dropout < 1, STX_ERR_ARG, "stx_attention: dropout %g, want 0 <= p < 1", d->dropout);
+    STX__NEED(x, d->delta_min == 0 || d->delta_min == 1, STX_ERR_ARG, "stx_attention: delta_min %d, want 0 or 1", d->delta_min);
+    STX__NEED(x, d->eps >= 0, STX_ERR_ARG, "stx_attention: eps %g, want 0 or more", d->eps);
+    y = stx__like(x, q);
+    a = (stx_attention_args *)stx_step_alloc(x, sizeof *a);
+    if (!y || !a) return NULL;
+    memset(a, 0, sizeof *a);
+    a->B = q->dim[0]; a->T = q->dim[1]; a->S = k->dim[1]; a->H = H; a->D = D;
+    a->ldq = a->ldk = C;
+    a->stq = a->T * C;
+    a->stk = a->S * C;
+    a->first_key = d->first_key;
+    a->span = d->span ? d->span : a->S + (d->first_key < 0 ? (size_t)-d->first_key : 0);
+    if (d->first_key < 0 && (size_t)-(d->first_key + 1) + 1 > a->span) a->first_key = -(ptrdiff_t)a->span;
+    if (in->pe) { a->P = in->pe->dim[0]; a->pe_heads = in->pe->dim[1] == D && H != 1 ? 1 : (int)H; a->pe = in->pe->data; }
+    if (a->P && a->span > a->P + (size_t)d->delta_min - 1) a->span = STX__MAX(a->P + (size_t)d->delta_min, 2) - 1;   /* no position, no key */
+    if (in->pk) { a->N = in->pk->dim[1]; a->pk = in->pk->data; a->pv = in->pv->data; }
+    a->delta_min = d->delta_min;
+    a->not_causal = d->not_causal;
+    a->scale = (stx_real)(d->scale != 0 ? d->scale : 1 / sqrt((double)D));
+    a->max_span = (stx_real)d->max_span; a->ramp = (stx_real)d->ramp; a->eps = (stx_real)d->eps;
+    a->q = q->data; a->k = k->data; a->v = v->data;
+    a->u = in->u ? in->u->data : NULL; a->vb = in->vb ? in->vb->data : NULL; a->z = in->z ? in->z->data : NULL;
+    a->y = y->data;
+    a->top = (stx_real *)stx_step_alloc(x, 2 * a->B * H * a->T * sizeof(stx_real));
+    if (!a->top) return NULL;
+    a->inv = a->top + a->B * H * a->T;
+    if (stx_training(x) && d->dropout > 0) { a->drop = (stx_real)d->dropout; a->seed = x->desc.seed; a->stream = stx__stream(x); }
+    STX_RUN(x, stx_attention_fwd, (x, a));
+    ins[0] = q; ins[1] = k; ins[2] = v; ins[3] = in->pe; ins[4] = in->u; ins[5] = in->vb; ins[6] = in->z; ins[7] = in->pk; ins[8] = in->pv;
+    node = stx__record(x, y, stx__attention_back, ins, 9);
+    if (node) node->save = a;
+    return y;
+}
+
+// >>ops: adaptive input and output
+
+/* Which cluster holds id; clusters when none does. */
+static size_t stx__cluster(const stx_adaptive *a, int32_t id) {
+    size_t c = 0;
+    while (c < a->clusters && (id < 0 || (size_t)id >= a->end[c])) c++;
+    return id < 0 ? a->clusters : c;
+}
+static size_t stx__cluster_start(const stx_adaptive *a, size_t c) { return c ? a->end[c - 1] : 0; }
+static size_t stx__cluster_column(const stx_adaptive *a, size_t c) { return a->end[0] + (a->forward_columns ? c - 1 : a->clusters - 1 - c); }
+
+/* Sorts n ids by cluster, stably: local ids, original places, and first[c] .. first[c+1] of each cluster. */
+static int stx__by_cluster(stx_ctx *x, const char *op, const stx_adaptive *a, const int32_t *ids, size_t n, int32_t *local, int32_t *place, size_t *first) {
+    size_t c, i, at = 0;
+    for (i = 0; i < n; i++)
+        if (stx__cluster(a, ids[i]) >= a->clusters) {
+            stx_fail(x, STX_ERR_ARG, "%s: id %ld at position %zu is outside the vocabulary of %zu", op, (long)ids[i], i, a->end[a->clusters - 1]);
+            return 0;
+        }
+    for (c = 0; c < a->clusters; c++) {
+        first[c] = at;
+        for (i = 0; i < n; i++)
+            if (stx__cluster(a, ids[i]) == c) {
+                local[at] = ids[i] - (int32_t)stx__cluster_start(a, c);
+                place[at++] = (int32_t)i;
+            }
+    }
+    first[c] = at;
+    return 1;
+}
+STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const stx_ids *ids) {
+    size_t n, c, i, first[STX_MAX_CLUSTERS + 1], d = 0;
+    int32_t *local, *place, *back;
+    stx_tensor *all = NULL, *y;
+    if (!stx_ok(x) || !a || !ids) return NULL;
+    n = ids->B * ids->T;
+    STX__NEED(x, n <= INT32_MAX, STX_ERR_ARG, "stx_adaptive_input: %zu tokens at once, want fewer than 2^31", n);
+    local = (int32_t *)stx_step_alloc(x, 3 * n * sizeof *local);
+    if (!local) return NULL;
+    place = local + n;
+    back = place + n;
+    if (!stx__by_cluster(x, "stx_adaptive_input", a, ids->data, n, local, place, first)) return NULL;
+    for (c = 0; c < a->clusters; c++) {
+        size_t m = first[c + 1] - first[c];
+        stx_ids *part;
+        stx_tensor *e;
+        if (!m) continue;
+        part = stx_tokens(x, local + first[c], 1, m);
+        e = stx_embedding(x, a->table[c], part);
+        if (a->proj[c]) e = stx_linear(x, e, a->proj[c], NULL, STX_ACT_NONE);
+        if (!e) return NULL;
+        d = stx__last(e);
+        all = all ? stx_concat(x, all, e) : e;
+    }
+    for (i = 0; i < n; i++) back[place[i]] = (int32_t)i;
+    y = stx_gather(x, all, back, n);
+    return stx_scale(x, stx_reshape(x, y, ids->B, ids->T, d, 0), sqrt((double)d));
+}
+/* Logits of cluster c for rows h (n,d): x_c = P_c^T h ; T_c x_c + b_c, and for the head also the clusters' columns in
+   ascending order of column. */
+static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c) {
+    stx_tensor *e = a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h;
+    stx_tensor *l = stx_linear(x, e, a->table[c], a->bias[c], STX_ACT_NONE);
+    if (c == 0 && a->clusters > 1) l = stx_concat_channels(x, l, stx_linear(x, e, a->cluster_w, a->cluster_b, STX_ACT_NONE));
+    return l;
+}
+STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets) {
+    size_t n, c, i, first[STX_MAX_CLUSTERS + 1];
+    int32_t *local, *place, *head;
+    stx_tensor *loss;
+    if (!stx_ok(x) || !a || !h || !targets) return NULL;
+    n = targets->B * targets->T;
+    STX__NEED(x, stx__rows(h) == n && n <= INT32_MAX, STX_ERR_SHAPE, "stx_adaptive_softmax: %zu rows for %zu targets: want one target a row", stx__rows(h), n);
+    h = stx_reshape(x, h, n, stx__last(h), 0, 0);
+    local = (int32_t *)stx_step_alloc(x, 3 * n * sizeof *local);
+    if (!local || !h) return NULL;
+    place = local + n;
+    head = place + n;
+    if (!stx__by_cluster(x, "stx_adaptive_softmax", a, targets->data, n, local, place, first)) return NULL;
+    for (c = 0; c < a->clusters; c++)
+        for (i = first[c]; i < first[c + 1]; i++) head[place[i]] = c ? (int32_t)stx__cluster_column(a, c) : local[i];
+    loss = stx_cross_entropy(x, stx__adaptive_logits(x, a, h, 0), stx_tokens(x, head, 1, n), (double)n);
+    for (c = 1; c < a->clusters; c++) {
+        size_t m = first[c + 1] - first[c];
+        if (!m) continue;
+        loss = stx_add(x, loss, stx_cross_entropy(x, stx__adaptive_logits(x, a, stx_gather(x, h, place + first[c], m), c),
+                                                  stx_tokens(x, local + first[c], 1, m), (double)n));
+    }
+    return loss;
+}
+static double stx__row_lse(const stx_real *a, size_t n) {
+    stx_real m = stx__max(a, n);
+    double s = 0;
+    size_t i;
+    for (i = 0; i < n; i++) s += exp((double)(a[i] - m));
+    return (double)m + log(s);
+}
+STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h) {
+    size_t N, V, c, n, j, d[2];
+    stx_tensor *out;
+    double *gate;
+    int recording;
+    if (!stx_ok(x) || !a || !h) return NULL;
+    N = stx__rows(h);
+    V = a->end[a->clusters - 1];
+    d[0] = N; d[1] = V;
+    recording = x->recording;
+    x->recording = 0;
+    h = stx_reshape(x, h, N, stx__last(h), 0, 0);
+    out = stx__tensor(x, &x->step, 2, d);
+    gate = (double *)stx_step_alloc(x, N * a->clusters * sizeof *gate);    /* log p of cluster c for row n */
+    for (c = 0; c < a->clusters; c++) {
+        stx_tensor *l = stx__adaptive_logits(x, a, h, c);
+        size_t start = stx__cluster_start(a, c), size = a->end[c] - start, w;
+        if (!l || !out || !gate) { out = NULL; break; }
+        w = stx__last(l);
+        for (n = 0; n < N; n++) {
+            const stx_real *row = l->data + n * w;
+            double z = stx__row_lse(row, w), g;
+            if (c == 0) for (j = 1; j < a->clusters; j++) gate[n * a->clusters + j] = (double)row[stx__cluster_column(a, j)] - z;
+            g = c ? gate[n * a->clusters + c] : 0;
+            for (j = 0; j < size; j++) out->data[n * V + start + j] = (stx_real)((double)row[j] - z + g);
+        }
+    }
+    x->recording = recording;
+    return out;
+}
+
+// >>optimisers
+
+STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
+    stx_ctx *x = p ? p->ctx : NULL;
+    stx_optim *o;
+    size_t i;
+    int k, states;
+    if (!stx_ok(x)) return NULL;
+    o = (stx_optim *)stx_persist(x, sizeof *o);
+    if (!o) return NULL;
+    if (d) o->desc = *d;
+    if (!o->desc.kind) o->desc.kind = STX_ADAM;
+    STX__NEED(x, o->desc.kind >= STX_SGD && o->desc.kind <= STX_ADAMW, STX_ERR_ARG, "stx_optim_create: no optimiser has number %d: use STX_SGD, STX_ADAGRAD, STX_ADAM or STX_ADAMW", o->desc.kind);
+    if (o->desc.beta1 == 0) o->desc.beta1 = 0.9;
+    if (o->desc.beta2 == 0) o->desc.beta2 = 0.999;
+    if (o->desc.eps == 0) o->desc.eps = o->desc.kind == STX_ADAGRAD ? 1e-10 : 1e-8;
+    STX__NEED(x, o->desc.momentum >= 0 && o->desc.beta1 >= 0 && o->desc.beta1 < 1 && o->desc.beta2 >= 0 && o->desc.beta2 < 1 && o->desc.eps >= 0 && o->desc.clip >= 0 && o->desc.weight_decay >= 0,
+              STX_ERR_ARG, "stx_optim_create: momentum, eps, clip and weight_decay want 0 or more, the betas [0,1)");
+    STX__NEED(x, o->desc.kind != STX_ADAGRAD || o->desc.weight_decay == 0, STX_ERR_ARG, "stx_optim_create: Adagrad here has no weight decay: set it to 0 or use STX_ADAMW");
+    states = o->desc.kind == STX_SGD ? o->desc.momentum > 0 : o->desc.kind == STX_ADAGRAD ? 1 : 2;
+    o->params = p;
+    for (k = 0; k < states; k++) {
+        o->state[k] = (stx_tensor **)stx_persist(x, (p->count + 1) * sizeof **o->state);
+        if (!o->state[k]) return NULL;
+        for (i = 0; i < p->count; i++) {
+            o->state[k][i] = stx__tensor(x, &x->keep, p->tensor[i]->ndim, p->tensor[i]->dim);
+            if (!o->state[k][i]) return NULL;
+            STX_RUN(x, stx_fill, (x, o->state[k][i]->data, o->state[k][i]->size, 0));
+        }
+    }
+    return o;
+}
+STX_DEF int stx_optim_step(stx_optim *o, double lr) {
+    stx_ctx *x = o ? o->params->ctx : NULL;
+    stx_params *p;
+    size_t i;
+    double total = 0, factor = 1, sq;
+    const stx_optim_desc *d;
+    if (!stx_ok(x)) return 0;
+    p = o->params;
+    d = &o->desc;
+    for (i = 0; i < p->count; i++) {
+        STX_RUN(x, stx_sum_squares, (x, &sq, p->tensor[i]->grad, p->tensor[i]->size));
+        total += sq;
+    }
+    o->grad_norm = sqrt(total);
+    if (!(o->grad_norm <= DBL_MAX)) {       /* true for NaN as well */
+        stx_params_zero_grad(p);
+        o->skipped++;
+        return 0;
+    }
+    if (d->clip > 0 && d->kind != STX_ADAGRAD) factor = STX__MIN(1, d->clip / (o->grad_norm + 1e-6));
+    for (i = 0; i < p->count; i++) {
+        stx_tensor *t = p->tensor[i];
+        size_t n = t->size;
+        if (d->kind == STX_SGD) {
+            STX_RUN(x, stx_sgd_update, (x, t->data, o->state[0] ? o->state[0][i]->data : NULL, t->grad, n, (stx_real)lr, (stx_real)factor, (stx_real)d->momentum, (stx_real)d->weight_decay, o->step == 0));
+        } else if (d->kind == STX_ADAGRAD) {
+            double eta = lr;
+            STX_RUN(x, stx_sum_squares, (x, &sq, t->grad, n));
+            if (d->clip > 0 && sqrt(sq) > d->clip) eta = lr * d->clip / (sqrt(sq) + 1e-10);
+            STX_RUN(x, stx_adagrad_update, (x, t->data, o->state[0][i]->data, t->grad, n, (stx_real)eta, (stx_real)d->eps));
+        } else {
+            double step = (double)(o->step + 1), coupled = d->kind == STX_ADAM ? d->weight_decay : 0, decoupled = d->kind == STX_ADAMW ? d->weight_decay : 0;
+            STX_RUN(x, stx_adam_update, (x, t->data, o->state[0][i]->data, o->state[1][i]->data, t->grad, n, (stx_real)lr, (stx_real)factor, (stx_real)d->beta1, (stx_real)(1 - d->beta1), (stx_real)d->beta2, (stx_real)(1 - d->beta2), (stx_real)d->eps, (stx_real)coupled, (stx_real)decoupled, (stx_real)(1 - pow(d->beta1, step)), (stx_real)(1 - pow(d->beta2, step))));
+        }
+    }
+    o->step++;
+    return 1;
+}
+
+STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
+    double u = (double)n, W = (double)s->warmup, T = (double)s->total;
+    if (s->literal) {        /* Transformer-XL (spec attn_span 2.8, Q22): s = n - 1 */
+        double k = u - 1;
+        if (s->kind == STX_LR_INV_SQRT) return k == 0 ? (W == 0 ? s->lr : 0) : k <= W ? s->lr * k / (W * sqrt(W)) : s->lr / sqrt(k);
+        if (n <= 1) return s->lr;
+        if (k < W) return s->lr * k / W;
+        if (s->kind == STX_LR_COSINE) return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + cos(3.14159265358979323846 * k / T));
+        return W > 0 ? s->lr * (W - 1) / W : s->lr;
+    }
+    if (u < W) return s->lr_start + (s->lr - s->lr_start) * u / W;
+    if (s->kind == STX_LR_COSINE && T > W) return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + cos(3.14159265358979323846 * STX__MIN(1, (u - W) / (T - W))));
+    if (s->kind == STX_LR_INV_SQRT) return s->lr * sqrt(STX__MAX(W, 1) / STX__MAX(u, 1));
+    return s->lr;
+}
+
+// >>sampling
+
+STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits, size_t V, stx_real *work) {
+    size_t i, best = 0, left;
+    double sum = 0, mass = 0, u, cut;
+    uint32_t r[4];
+    stx_real floor_p = 0;
+    if (!V || V > INT32_MAX) return -1;
+    for (i = 0; i < V; i++) {
+        if (!(logits[i] <= (stx_real)HUGE_VAL) || logits[i] == (stx_real)HUGE_VAL) return -1;    /* NaN, +inf; -inf is a word that cannot come */
+        if (logits[i] > logits[best]) best = i;
+    }
+    if (logits[best] == -(stx_real)HUGE_VAL) return -1;
+    if (s->temperature <= 0) return (int32_t)best;
+    for (i = 0; i < V; i++) {
+        work[i] = (stx_real)exp(((double)logits[i] - (double)logits[best]) / s->temperature);
+        sum += (double)work[i];
+    }
+    /* Both cuts keep a set of the likeliest words: find the smallest probability that stays, by taking words in falling
+       order (equal ones together, so that the order of the vocabulary does not matter). */
+    left = s->top_k && s->top_k < V ? s->top_k : V;
+    cut = s->top_p > 0 && s->top_p < 1 ? s->top_p : 2;
+    if (left < V || cut < 1) {
+        stx_real bound = 2, kept_sum_from = 0;
+        size_t taken = 0;
+        double total = sum;
+        if (left < V && cut < 1) {     /* top-p is a share of what top-k left */
+            total = 0;
+            while (taken < left) {
+                stx_real top = -1;
+                size_t same = 0;
+                for (i = 0; i < V; i++) if (work[i] < bound) { if (work[i] > top) { top = work[i]; same = 1; } else if (work[i] == top) same++; }
+                total += (double)top * (double)same;
+                taken += same;
+                bound = top;
+            }
+            bound = 2;
+            taken = 0;
+        }
+        while (taken < left && mass < cut * total) {
+            stx_real top = -1;
+            size_t same = 0;
+            for (i = 0; i < V; i++) if (work[i] < bound) { if (work[i] > top) { top = work[i]; same = 1; } else if (work[i] == top) same++; }
+            if (top < 0) break;
+            mass += (double)top * (double)same;
+            taken += same;
+            bound = kept_sum_from = top;
+        }
+        floor_p = kept_sum_from;
+        sum = 0;
+        for (i = 0; i < V; i++) if (work[i] >= floor_p) sum += (double)work[i];
+    }
+    stx_philox(s->seed, counter, 0x73616d706c65u, r);     /* "sample" */
+    u = ((double)r[0] + ((double)r[1] + 0.5) / 4294967296.0) / 4294967296.0 * sum;
+    for (i = 0; i < V; i++)
+        if (work[i] >= floor_p && work[i] > 0) {
+            best = i;
+            u -= (double)work[i];
+            if (u < 0) break;
+        }
+    return (int32_t)best;
+}
+
+// >>context: creation
+
+STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
+    stx_desc d;
+    stx_ctx *x;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!d.alloc) d.alloc = stx__sys_alloc;
+    if (!d.release) d.release = stx__sys_release;
+    x = (stx_ctx *)d.alloc(d.user, sizeof *x);
+    if (!x) return NULL;
+    memset(x, 0, sizeof *x);
+    if (!d.chunk_bytes) d.chunk_bytes = (size_t)1 << 20;
+    x->blocks.prev = x->blocks.next = &x->blocks;
+    x->keep.name = "persistent arena";
+    x->step.name = "step arena";
+    x->micro = stx__choose_micro();
+#ifdef _OPENMP
+    if (d.threads == 0) d.threads = omp_get_max_threads();
+#else
+    if (d.threads >= 0) d.threads = 1;
+#endif
+    x->desc = d;
+    if (d.threads < 1 || d.threads > 4096) {
+        x->desc.threads = 1;
+        stx_fail(x, STX_ERR_ARG, "stx_create: %d threads, want 1 to 4096, or 0 for all", d.threads);
+    }
+    if (d.device != STX_CPU) {
+        x->desc.device = STX_CPU;
+        stx_fail(x, STX_ERR_DEVICE, "stx_create: device %d is not in this build: use STX_CPU", d.device);
+    }
+    if (d.precision != STX_PREC_F32) stx_fail(x, STX_ERR_DEVICE, "stx_create: precision %d is not in this build: use STX_PREC_F32", d.precision);
+    x->scratch = (stx_real *)stx_persist(x, (size_t)x->desc.threads * STX__SCRATCH * sizeof(stx_real));
+    return x;
+}
+STX_DEF void stx_destroy(stx_ctx *x) {
+    if (!x) return;
+    while (x->blocks.next != &x->blocks) stx_block_free(x, (char *)x->blocks.next + 64);
+    stx__arena_free(x, &x->keep);
+    stx__arena_free(x, &x->step);
+    x->desc.release(x->desc.user, x);
+}
+
+// ---- includes of >>files and >>tokens; move them to the includes at the top of the implementation ----
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#if (defined(__unix__) || defined(__APPLE__)) && !defined(SEQTX_STDIO_FILES)
+#define STX__POSIX 1
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+#if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !(defined(__GLIBC__) && defined(__USE_XOPEN2K8))
+// -std=c99 hides these three when a system header was included before this one; they are there all the same
+int fsync(int fd);
+int fchmod(int fd, mode_t mode);
+ssize_t readlink(const char *path, char *buf, size_t n);
+#endif
+#elif defined(_WIN32)
+#include <process.h>
+#ifdef __cplusplus
+extern "C"
+#endif
+__declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to, unsigned long flags);
+#endif
+// ---- end of the includes ----
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>files
+
+#define STX__HEADER_MAX 100000000u      // the format's own limit on the JSON header
+#define STX__HEADER_PAD 8u              // so that the data begin at a multiple of 8
+
+static const char *const stx__dtype_name[] = { "F32", "F64", "BF16", "I32", "I64", "U8" };
+static const unsigned char stx__dtype_bytes[] = { 4, 8, 2, 4, 8, 1 };
+
+STX_DEF size_t stx_dtype_size(int dtype)
+{
+    return dtype >= 0 && dtype <= STX_U8 ? stx__dtype_bytes[dtype] : 0;
+}
+
+// For error texts: at most 60 bytes of s, printable, and "..." when that is not all. q has room for STX__QUOTE bytes.
+#define STX__QUOTE 256
+static const char *stx__quote(char *q, const void *s, size_t n)
+{
+    const unsigned char *p = (const unsigned char *)s;
+    size_t i, m = n < 60 ? n : 60, o = 0;
+    for (i = 0; i < m; ++i) {
+        if (p[i] >= 0x20 && p[i] < 0x7F) q[o++] = (char)p[i];
+        else { snprintf(q + o, 5, "\\x%02X", (unsigned)p[i]); o += 4; }
+    }
+    strcpy(q + o, m < n ? "..." : "");
+    return q;
+}
+
+// Room for n + 1 elements of `each` bytes in the array p of *cap elements, n of them in use. Returns the array, moved or
+// not; NULL with the error set, and p as it was, when there is no memory.
+static void *stx__grow(stx_ctx *x, void *p, size_t n, size_t *cap, size_t each)
+{
+    size_t want = *cap ? *cap * 2 : 16;
+    void *q;
+    if (n < *cap) return p;
+    if (*cap > (size_t)-1 / 2 / each) {
+        stx_fail(x, STX_ERR_MEMORY, "out of memory: an array of more than %zu elements of %zu bytes", *cap, each);
+        return NULL;
+    }
+    q = stx_block(x, want * each);
+    if (!q) return NULL;
+    if (n) memcpy(q, p, n * each);
+    stx_block_free(x, p);
+    *cap = want;
+    return q;
+}
+
+static char *stx__copy(stx_ctx *x, const char *s)
+{
+    size_t n = strlen(s) + 1;
+    char *p = (char *)stx_block(x, n);
+    if (p) memcpy(p, s, n);
+    return p;
+}
+
+// The UTF-8 character at s, where n > 0 bytes are: its length 1 to 4 and its code point. 0 when it is malformed: cut short,
+// overlong, a surrogate, or above U+10FFFF.
+static size_t stx__utf8(const unsigned char *s, size_t n, uint32_t *cp)
+{
+    uint32_t c = s[0];
+    size_t i, len;
+    *cp = c;
+    if (c < 0x80) return 1;
+    if (c < 0xC2 || c > 0xF4) return 0;
+    len = c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
+    if (n < len) return 0;
+    c &= 0x7Fu >> len;
+    for (i = 1; i < len; ++i) {
+        if ((s[i] & 0xC0) != 0x80) return 0;
+        c = c << 6 | (s[i] & 0x3Fu);
+    }
+    *cp = c;
+    if (len == 3 && (c < 0x800 || (c >= 0xD800 && c <= 0xDFFF))) return 0;
+    if (len == 4 && (c < 0x10000 || c > 0x10FFFF)) return 0;
+    return len;
+}
+
+static size_t stx__utf8_put(char *o, uint32_t c)
+{
+    if (c < 0x80) { o[0] = (char)c; return 1; }
+    if (c < 0x800) { o[0] = (char)(0xC0 | c >> 6); o[1] = (char)(0x80 | (c & 0x3F)); return 2; }
+    if (c < 0x10000) {
+        o[0] = (char)(0xE0 | c >> 12); o[1] = (char)(0x80 | (c >> 6 & 0x3F)); o[2] = (char)(0x80 | (c & 0x3F));
+        return 3;
+    }
+    o[0] = (char)(0xF0 | c >> 18); o[1] = (char)(0x80 | (c >> 12 & 0x3F));
+    o[2] = (char)(0x80 | (c >> 6 & 0x3F)); o[3] = (char)(0x80 | (c & 0x3F));
+    return 4;
+}
+
+static int stx__utf8_valid(const char *s, size_t n)
+{
+    size_t i = 0, k;
+    uint32_t c;
+    for (; i < n; i += k)
+        if ((k = stx__utf8((const unsigned char *)s + i, n - i, &c)) == 0) return 0;
+    return 1;
+}
+
+// ---- a whole file in memory: mapped, or read where there is no mmap ----
+
+typedef struct { const unsigned char *data; size_t size; } stx__map;
+
+static void stx__map_close(stx_ctx *x, stx__map *m)
+{
+#ifdef STX__POSIX
+    (void)x;
+    if (m->size) munmap((void *)(uintptr_t)m->data, m->size);
+#else
+    stx_block_free(x, (void *)(uintptr_t)m->data);
+#endif
+    m->data = NULL;
+    m->size = 0;
+}
+
+#ifdef STX__POSIX
+static int stx__map_open(stx_ctx *x, stx__map *m, const char *path)
+{
+    struct stat st;
+    void *p;
+    int fd, flags = O_RDONLY | O_NONBLOCK;      // not to wait for the writer of a pipe; regular files do not care
+#ifdef O_CLOEXEC
+    flags |= O_CLOEXEC;
+#endif
+    m->data = NULL;
+    m->size = 0;
+    do fd = open(path, flags); while (fd < 0 && errno == EINTR);
+    if (fd < 0) {
+        stx_fail(x, STX_ERR_IO, "cannot open %s: %s; check the path and its permissions", path, strerror(errno));
+        return 0;
+    }
+    if (fstat(fd, &st) != 0) {
+        stx_fail(x, STX_ERR_IO, "cannot examine %s: %s", path, strerror(errno));
+    } else if (!S_ISREG(st.st_mode)) {
+        stx_fail(x, STX_ERR_IO, "cannot read %s: it is %s; give a regular file (save the output of a pipe first)",
+                  path, S_ISDIR(st.st_mode) ? "a directory" : "not a regular file");
+    } else if ((uintmax_t)st.st_size > (size_t)-1 / 2) {
+        stx_fail(x, STX_ERR_IO, "cannot map %s: its %llu bytes are more than this machine can address", path,
+                  (unsigned long long)st.st_size);
+    } else if (st.st_size == 0) {
+        close(fd);
+        return 1;
+    } else {
+        p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+        if (p == MAP_FAILED) {
+            stx_fail(x, STX_ERR_IO, "cannot map %s (%llu bytes): %s", path, (unsigned long long)st.st_size,
+                      strerror(errno));
+        } else {
+            close(fd);
+            m->data = (const unsigned char *)p;
+            m->size = (size_t)st.st_size;
+            return 1;
+        }
+    }
+    close(fd);
+    return 0;
+}
+#else
+static int stx__map_open(stx_ctx *x, stx__map *m, const char *path)
+{
+    unsigned char *buf = NULL, *q;
+    size_t n = 0, cap = 0, k;
+    FILE *f = fopen(path, "rb");
+    m->data = NULL;
+    m->size = 0;
+    if (!f) {
+        stx_fail(x, STX_ERR_IO, "cannot open %s: %s; check the path and its permissions", path, strerror(errno));
+        return 0;
+    }
+    do {
+        q = (unsigned char *)stx__grow(x, buf, n, &cap, 1);
+        if (!q) break;
+        buf = q;
+        k = fread(buf + n, 1, cap - n, f);
+        n += k;
+    } while (k);
+    if (q && ferror(f)) {
+        stx_fail(x, STX_ERR_IO, "cannot read %s: %s; give a regular file", path, strerror(errno));
+        q = NULL;
+    }
+    fclose(f);
+    if (!q || !n) {
+        stx_block_free(x, buf);
+        return q != NULL;
+    }
+    m->data = buf;
+    m->size = n;
+    return 1;
+}
+#endif
+
+// ---- reader ----
+
+typedef struct { const char *key, *value; } stx__pair;
+
+struct stx_file {
+    stx_ctx *x;
+    stx__map map;
+    char *path;
+    char *pool;                     // every string of the header, decoded
+    stx_entry *entry;               // in the order of the header
+    const stx_entry **by_name;      // sorted
+    stx__pair *meta;                // sorted
+    size_t count, cap, nmeta, capmeta;
+};
+
+// The header's parser. It knows the one shape that a header can have, so its depth is fixed: no recursion to exhaust.
+typedef struct {
+    stx_ctx *x;
+    const char *path;
+    const unsigned char *s;         // the header's n bytes, read up to i
+    size_t n, i;
+    char *pool;                     // a decoded string and its terminator never need more room than the quoted one
+    size_t used;
+} stx__json;
+
+// The error of a header that is not as it must be; always 0.
+static int stx__json_fail(stx__json *j, const char *wanted)
+{
+    char q[STX__QUOTE];
+    size_t left = j->n - j->i;
+    if (!left) stx_fail(j->x, STX_ERR_FORMAT, "%s is not a safetensors file, or damaged: its header of %zu bytes ends where "
+                         "%s should be", j->path, j->n, wanted);
+    else stx_fail(j->x, STX_ERR_FORMAT, "%s is not a safetensors file, or damaged: at byte %zu of its header there is '%s' "
+                   "where %s should be", j->path, j->i, stx__quote(q, j->s + j->i, left < 12 ? left : 12), wanted);
+    return 0;
+}
+
+// The next byte that is not white space, without taking it; 0 at the end (a zero byte is never valid here).
+static int stx__json_peek(stx__json *j)
+{
+    while (j->i < j->n) {
+        int c = j->s[j->i];
+        if (c != ' ' && c != '\n' && c != '\t' && c != '\r') return c;
+        ++j->i;
+    }
+    return 0;
+}
+
+static int stx__json_take(stx__json *j, char c)
+{
+    char wanted[4];
+    if (stx__json_peek(j) == c) { ++j->i; return 1; }
+    wanted[0] = wanted[2] = '\''; wanted[1] = c; wanted[3] = 0;
+    return stx__json_fail(j, wanted);
+}
+
+// Steps to the next member of an object or array after its opening bracket: 1 there is one, 0 it is closed, -1 error.
+static int stx__json_next(stx__json *j, int *first, char close)
+{
+    if (stx__json_peek(j) == close) { ++j->i; return 0; }
+    if (!*first && !stx__json_take(j, ',')) return -1;
+    *first = 0;
+    return 1;
+}
+
+static int stx__json_hex4(stx__json *j, uint32_t *v)
+{
+    int k;
+    *v = 0;
+    for (k = 0; k < 4; ++k, ++j->i) {
+        unsigned c = j->i < j->n ? j->s[j->i] : 0;
+        if (c >= '0' && c <= '9') c -= '0';
+        else if (c >= 'a' && c <= 'f') c -= 'a' - 10;
+        else if (c >= 'A' && c <= 'F') c -= 'A' - 10;
+        else return stx__json_fail(j, "four hexadecimal digits");
+        *v = *v << 4 | c;
+    }
+    return 1;
+}
+
+// A string, decoded into the pool and zero-terminated; so \u0000 is refused. NULL in error.
+static const char *stx__json_string(stx__json *j)
+{
+    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    char *o = j->pool + j->used, *start = o;
+    uint32_t c, low;
+    if (stx__json_peek(j) != '"') { stx__json_fail(j, "a string"); return NULL; }
+    for (++j->i; j->i < j->n && j->s[j->i] != '"'; ) {
+        if (j->s[j->i] != '\\') {
+            size_t k = j->s[j->i] < 0x20 ? 0 : stx__utf8(j->s + j->i, j->n - j->i, &c);
+            if (!k) { stx__json_fail(j, "UTF-8 text without control characters"); return NULL; }
+            memcpy(o, j->s + j->i, k);
+            o += k;
+            j->i += k;
+            continue;
+        }
+        ++j->i;
+        c = j->i < j->n ? j->s[j->i] : 0;
+        if (c == 'u') {
+            ++j->i;
+            if (!stx__json_hex4(j, &c)) return NULL;
+            if (c >= 0xD800 && c < 0xDC00 && j->n - j->i >= 2 && j->s[j->i] == '\\' && j->s[j->i + 1] == 'u') {
+                j->i += 2;
+                if (!stx__json_hex4(j, &low)) return NULL;
+                if (low < 0xDC00 || low > 0xDFFF) { stx__json_fail(j, "(before this) the second half of a surrogate pair"); return NULL; }
+                c = 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00);
+            }
+            if (c == 0 || (c >= 0xD800 && c <= 0xDFFF)) { stx__json_fail(j, "(before this) a Unicode character"); return NULL; }
+            o += stx__utf8_put(o, c);
+        } else {
+            const char *e = c ? strchr(from, (int)c) : NULL;
+            if (!e) { stx__json_fail(j, "one of \" \\ / b f n r t u after a backslash"); return NULL; }
+            *o++ = to[e - from];
+            ++j->i;
+        }
+    }
+    if (j->i == j->n) { stx__json_fail(j, "the closing quote of a string"); return NULL; }
+    ++j->i;
+    *o++ = 0;
+    j->used = (size_t)(o - j->pool);
+    return start;
+}
+
+// A non-negative integer without sign, fraction, exponent or leading zeros that fits a size_t.
+static int stx__json_size(stx__json *j, size_t *v)
+{
+    int c = stx__json_peek(j);
+    if (c < '0' || c > '9') return stx__json_fail(j, "a non-negative integer");
+    *v = 0;
+    if (c == '0') { ++j->i; return 1; }
+    for (; j->i < j->n && j->s[j->i] >= '0' && j->s[j->i] <= '9'; ++j->i) {
+        size_t d = (size_t)(j->s[j->i] - '0');
+        if (*v > ((size_t)-1 - d) / 10) return stx__json_fail(j, "an integer of at most 64 bits");
+        *v = *v * 10 + d;
+    }
+    return 1;
+}
+
+// The value of "__metadata__": an object of strings.
+static int stx__file_metadata(stx_file *f, stx__json *j)
+{
+    int first = 1, r;
+    if (!stx__json_take(j, '{')) return 0;
+    while ((r = stx__json_next(j, &first, '}')) > 0) {
+        stx__pair *p = (stx__pair *)stx__grow(f->x, f->meta, f->nmeta, &f->capmeta, sizeof *p);
+        if (!p) return 0;
+        f->meta = p;
+        p += f->nmeta;
+        if ((p->key = stx__json_string(j)) == NULL || !stx__json_take(j, ':')) return 0;
+        if ((p->value = stx__json_string(j)) == NULL) return 0;
+        ++f->nmeta;
+    }
+    return r == 0;
+}
+
+// The value of a tensor's name: an object with exactly dtype, shape and data_offsets.
+static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsigned char *base, size_t size)
+{
+    char q[STX__QUOTE];
+    int first = 1, inner, r, k, have = 0;
+    size_t off[2] = { 0, 0 };
+    if (!stx__json_take(j, '{')) return 0;
+    while ((r = stx__json_next(j, &first, '}')) > 0) {
+        const char *key = stx__json_string(j);
+        int bit;
+        if (!key || !stx__json_take(j, ':')) return 0;
+        bit = !strcmp(key, "dtype") ? 1 : !strcmp(key, "shape") ? 2 : !strcmp(key, "data_offsets") ? 4 : 0;
+        if (!bit || (have & bit)) return stx__json_fail(j, "(before this) dtype, shape or data_offsets, each once,");
+        have |= bit;
+        if (bit == 1) {
+            const char *name = stx__json_string(j);
+            if (!name) return 0;
+            for (k = STX_U8; k >= 0 && strcmp(name, stx__dtype_name[k]); ) --k;
+            if (k < 0) {
+                char q2[STX__QUOTE];
+                stx_fail(f->x, STX_ERR_FORMAT, "%s: the dtype of \"%s\" is \"%s\"; only F32, F64, BF16, I32, I64 and U8 are "
+                          "supported, convert it to one of these", f->path, stx__quote(q, e->name, strlen(e->name)),
+                          stx__quote(q2, name, strlen(name)));
+                return 0;
+            }
+            e->dtype = k;
+        } else if (bit == 2) {
+            if (!stx__json_take(j, '[')) return 0;
+            inner = 1;
+            while ((r = stx__json_next(j, &inner, ']')) > 0) {
+                if (e->ndim == STX_MAX_DIM) {
+                    stx_fail(f->x, STX_ERR_FORMAT, "%s: \"%s\" has more than %d dimensions, the most that is supported",
+                              f->path, stx__quote(q, e->name, strlen(e->name)), (int)STX_MAX_DIM);
+                    return 0;
+                }
+                if (!stx__json_size(j, &e->dim[e->ndim])) return 0;
+                ++e->ndim;
+            }
+            if (r < 0) return 0;
+        } else {
+            if (!stx__json_take(j, '[') || !stx__json_size(j, &off[0]) || !stx__json_take(j, ',') ||
+                !stx__json_size(j, &off[1]) || !stx__json_take(j, ']')) return 0;
+        }
+    }
+    if (r < 0) return 0;
+    if (have != 7) return stx__json_fail(j, "(before this) an object with dtype, shape and data_offsets");
+
+    e->bytes = stx_dtype_size(e->dtype);
+    e->count = 1;
+    for (k = 0; k < e->ndim; ++k) {
+        size_t d = e->dim[k];
+        if (d && e->bytes > (size_t)-1 / d) {
+            stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the product of the shape of \"%s\" overflows", f->path,
+                      stx__quote(q, e->name, strlen(e->name)));
+            return 0;
+        }
+        e->bytes *= d;
+        e->count *= d;
+    }
+    if (off[0] > off[1] || off[1] > size) {
+        stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged or cut short: the data of \"%s\" are the bytes %zu to %zu of %zu", f->path,
+                  stx__quote(q, e->name, strlen(e->name)), off[0], off[1], size);
+        return 0;
+    }
+    if (off[1] - off[0] != e->bytes) {
+        stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the shape of \"%s\" needs %zu bytes, its data_offsets give %zu", f->path,
+                  stx__quote(q, e->name, strlen(e->name)), e->bytes, off[1] - off[0]);
+        return 0;
+    }
+    e->data = base + off[0];
+    return 1;
+}
+
+static int stx__cmp_pair(const void *a, const void *b)
+{
+    return strcmp(((const stx__pair *)a)->key, ((const stx__pair *)b)->key);
+}
+
+static int stx__cmp_name(const void *a, const void *b)
+{
+    return strcmp((*(const stx_entry *const *)a)->name, (*(const stx_entry *const *)b)->name);
+}
+
+static int stx__cmp_place(const void *a, const void *b)
+{
+    const stx_entry *p = *(const stx_entry *const *)a, *q = *(const stx_entry *const *)b;
+    uintptr_t i = (uintptr_t)p->data, k = (uintptr_t)q->data;
+    if (i != k) return i < k ? -1 : 1;
+    return p->bytes < q->bytes ? -1 : p->bytes > q->bytes;
+}
+
+static int stx__file_parse(stx_file *f)
+{
+    char q[STX__QUOTE], q2[STX__QUOTE];
+    const unsigned char *s = f->map.data, *base;
+    size_t size, at = 0, i;
+    uint64_t len = 0;
+    int first = 1, r, seen = 0, k;
+    stx__json j;
+
+    if (f->map.size < 8) {
+        stx_fail(f->x, STX_ERR_FORMAT, "%s is not a safetensors file, or cut short: it has %zu bytes, even an empty one has 10",
+                  f->path, f->map.size);
+        return 0;
+    }
+    for (k = 7; k >= 0; --k) len = len << 8 | s[k];
+    if (len > STX__HEADER_MAX || len > f->map.size - 8) {
+        stx_fail(f->x, STX_ERR_FORMAT, "%s is not a safetensors file, or cut short: its header should have %llu bytes, the file has "
+                  "%zu (and %u are the most allowed)", f->path, (unsigned long long)len, f->map.size, STX__HEADER_MAX);
+        return 0;
+    }
+    memset(&j, 0, sizeof j);
+    j.x = f->x; j.path = f->path; j.s = s + 8; j.n = (size_t)len;
+    base = j.s + j.n;
+    size = f->map.size - 8 - j.n;
+    if (!j.n || j.s[0] != '{') return stx__json_fail(&j, "'{'");
+    if ((j.pool = f->pool = (char *)stx_block(f->x, j.n)) == NULL) return 0;
+
+    ++j.i;
+    while ((r = stx__json_next(&j, &first, '}')) > 0) {
+        const char *name = stx__json_string(&j);
+        stx_entry *e;
+        if (!name || !stx__json_take(&j, ':')) return 0;
+        if (!strcmp(name, "__metadata__")) {
+            if (seen++) return stx__json_fail(&j, "(before this) only one __metadata__");
+            if (!stx__file_metadata(f, &j)) return 0;
+            continue;
+        }
+        e = (stx_entry *)stx__grow(f->x, f->entry, f->count, &f->cap, sizeof *e);
+        if (!e) return 0;
+        f->entry = e;
+        e += f->count;
+        memset(e, 0, sizeof *e);
+        e->name = name;
+        e->file = f;
+        if (!stx__file_tensor(f, &j, e, base, size)) return 0;
+        ++f->count;
+    }
+    if (r < 0) return 0;
+    if (stx__json_peek(&j) || j.i < j.n) return stx__json_fail(&j, "nothing but blanks");
+
+    // the data must tile what follows the header
+    if ((f->by_name = (const stx_entry **)stx_block(f->x, (f->count + 1) * sizeof *f->by_name)) == NULL) return 0;
+    for (i = 0; i < f->count; ++i) f->by_name[i] = &f->entry[i];
+    qsort(f->by_name, f->count, sizeof *f->by_name, stx__cmp_place);
+    for (i = 0; i < f->count; ++i) {
+        const stx_entry *e = f->by_name[i];
+        size_t begin = (size_t)((const unsigned char *)e->data - base);
+        if (begin != at) {
+            stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the data of \"%s\" begin at byte %zu, %s at byte %zu", f->path,
+                      stx__quote(q, e->name, strlen(e->name)), begin,
+                      begin < at ? "inside those of another tensor that ends" : "leaving a hole behind those that end", at);
+            return 0;
+        }
+        at = begin + e->bytes;
+    }
+    if (at != size) {
+        stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: it holds %zu bytes of data, its header describes %zu", f->path, size, at);
+        return 0;
+    }
+    qsort(f->by_name, f->count, sizeof *f->by_name, stx__cmp_name);
+    if (f->nmeta) qsort(f->meta, f->nmeta, sizeof *f->meta, stx__cmp_pair);
+    for (i = 1; i < f->count; ++i)
+        if (!strcmp(f->by_name[i - 1]->name, f->by_name[i]->name)) {
+            stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: it has two tensors \"%s\"", f->path,
+                      stx__quote(q, f->by_name[i]->name, strlen(f->by_name[i]->name)));
+            return 0;
+        }
+    for (i = 1; i < f->nmeta; ++i)
+        if (!strcmp(f->meta[i - 1].key, f->meta[i].key)) {
+            stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: its metadata have two values for \"%s\"", f->path,
+                      stx__quote(q2, f->meta[i].key, strlen(f->meta[i].key)));
+            return 0;
+        }
+    return 1;
+}
+
+STX_DEF stx_file *stx_file_open(stx_ctx *x, const char *path)
+{
+    stx_file *f;
+    if (!stx_ok(x)) return NULL;
+    if (!path) { stx_fail(x, STX_ERR_ARG, "stx_file_open: the path is NULL"); return NULL; }
+    if ((f = (stx_file *)stx_block(x, sizeof *f)) == NULL) return NULL;
+    f->x = x;
+    f->path = stx__copy(x, path);
+    if (!f->path || !stx__map_open(x, &f->map, path) || !stx__file_parse(f)) {
+        stx_file_close(f);
+        return NULL;
+    }
+    return f;
+}
+
+STX_DEF void stx_file_close(stx_file *f)
+{
+    stx_ctx *x;
+    if (!f) return;
+    x = f->x;
+    stx__map_close(x, &f->map);
+    stx_block_free(x, f->path);
+    stx_block_free(x, f->pool);
+    stx_block_free(x, f->entry);
+    stx_block_free(x, (void *)f->by_name);
+    stx_block_free(x, f->meta);
+    stx_block_free(x, f);
+}
+
+STX_DEF size_t stx_file_count(const stx_file *f)
+{
+    return f ? f->count : 0;
+}
+
+STX_DEF const stx_entry *stx_file_entry(const stx_file *f, size_t i)
+{
+    return f && i < f->count ? &f->entry[i] : NULL;
+}
+
+STX_DEF const stx_entry *stx_file_find(const stx_file *f, const char *name)
+{
+    size_t lo = 0, hi = f && name ? f->count : 0;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        int c = strcmp(name, f->by_name[mid]->name);
+        if (!c) return f->by_name[mid];
+        if (c < 0) hi = mid;
+        else lo = mid + 1;
+    }
+    return NULL;
+}
+
+STX_DEF const char *stx_file_meta(const stx_file *f, const char *key)
+{
+    size_t lo = 0, hi = f && key ? f->nmeta : 0;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        int c = strcmp(key, f->meta[mid].key);
+        if (!c) return f->meta[mid].value;
+        if (c < 0) hi = mid;
+        else lo = mid + 1;
+    }
+    return NULL;
+}
+
+static uint32_t stx__le32(const unsigned char *p)
+{
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+static uint64_t stx__le64(const unsigned char *p)
+{
+    return (uint64_t)stx__le32(p) | (uint64_t)stx__le32(p + 4) << 32;
+}
+
+static float stx__le_f32(const unsigned char *p)
+{
+    uint32_t u = stx__le32(p);
+    float v;
+    memcpy(&v, &u, sizeof v);
+    return v;
+}
+
+static double stx__le_f64(const unsigned char *p)
+{
+    uint64_t u = stx__le64(p);
+    double v;
+    memcpy(&v, &u, sizeof v);
+    return v;
+}
+
+static float stx__le_bf16(const unsigned char *p)
+{
+    uint32_t u = (uint32_t)p[0] << 16 | (uint32_t)p[1] << 24;
+    float v;
+    memcpy(&v, &u, sizeof v);
+    return v;
+}
+
+static int stx__entry_check(const stx_entry *e, const void *out, size_t n, int integers)
+{
+    char q[STX__QUOTE];
+    int is_int;
+    if (!e || !stx_ok(e->file->x)) return 0;
+    is_int = e->dtype == STX_I32 || e->dtype == STX_I64 || e->dtype == STX_U8;
+    if (n != e->count || (n && !out)) {
+        stx_fail(e->file->x, STX_ERR_ARG, "%s: \"%s\" has %zu elements, %zu were asked for", e->file->path,
+                  stx__quote(q, e->name, strlen(e->name)), e->count, out ? n : 0);
+        return 0;
+    }
+    if (is_int != integers) {
+        stx_fail(e->file->x, STX_ERR_FORMAT, "%s: \"%s\" is %s, wanted is %s", e->file->path,
+                  stx__quote(q, e->name, strlen(e->name)), stx__dtype_name[e->dtype],
+                  integers ? "I32, I64 or U8" : "F32, F64 or BF16");
+        return 0;
+    }
+    return 1;
+}
+
+STX_DEF int stx_entry_get_f32(const stx_entry *e, float *out, size_t n)
+{
+    const unsigned char *p;
+    size_t i;
+    if (!stx__entry_check(e, out, n, 0)) return 0;
+    p = (const unsigned char *)e->data;
+    if (e->dtype == STX_F32) for (i = 0; i < n; ++i) out[i] = stx__le_f32(p + 4 * i);
+    else if (e->dtype == STX_F64) for (i = 0; i < n; ++i) out[i] = (float)stx__le_f64(p + 8 * i);
+    else for (i = 0; i < n; ++i) out[i] = stx__le_bf16(p + 2 * i);
+    return 1;
+}
+
+STX_DEF int stx_entry_get_f64(const stx_entry *e, double *out, size_t n)
+{
+    const unsigned char *p;
+    size_t i;
+    if (!stx__entry_check(e, out, n, 0)) return 0;
+    p = (const unsigned char *)e->data;
+    if (e->dtype == STX_F32) for (i = 0; i < n; ++i) out[i] = (double)stx__le_f32(p + 4 * i);
+    else if (e->dtype == STX_F64) for (i = 0; i < n; ++i) out[i] = stx__le_f64(p + 8 * i);
+    else for (i = 0; i < n; ++i) out[i] = (double)stx__le_bf16(p + 2 * i);
+    return 1;
+}
+
+STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n)
+{
+    const unsigned char *p;
+    size_t i;
+    if (!stx__entry_check(e, out, n, 1)) return 0;
+    p = (const unsigned char *)e->data;
+    if (e->dtype == STX_I32) for (i = 0; i < n; ++i) out[i] = (int32_t)stx__le32(p + 4 * i);
+    else if (e->dtype == STX_I64) for (i = 0; i < n; ++i) out[i] = (int64_t)stx__le64(p + 8 * i);
+    else for (i = 0; i < n; ++i) out[i] = p[i];
+    return 1;
+}
+
+// ---- atomic replacement of a file ----
+
+typedef struct { const void *data; size_t bytes; } stx__part;
+
+#ifdef STX__POSIX
+// The path behind a chain of symbolic links at its last component (which may lead to a file that does not exist yet).
+static char *stx__follow(stx_ctx *x, const char *path)
+{
+    enum { ROOM = 4096, HOPS = 40 };
+    char *at = stx__copy(x, path), *link = (char *)stx_block(x, ROOM), *to;
+    int hop;
+    for (hop = 0; at && link; ++hop) {
+        const char *slash = strrchr(at, '/');
+        size_t dir = slash ? (size_t)(slash - at) + 1 : 0, n;
+        ssize_t got = readlink(at, link, ROOM);
+        if (got < 0) break;                     // no link: the file itself, or nothing
+        if (hop == HOPS || got == ROOM) {
+            stx_fail(x, STX_ERR_IO, "cannot write %s: its chain of symbolic links is too long or goes in a circle", path);
+            got = -1;
+        }
+        n = got < 0 ? 0 : (size_t)got;
+        if (n && link[0] == '/') dir = 0;       // relative links start from the link's own directory
+        to = got < 0 ? NULL : (char *)stx_block(x, dir + n + 1);
+        if (to) {
+            memcpy(to, at, dir);
+            memcpy(to + dir, link, n);
+        }
+        stx_block_free(x, at);
+        at = to;
+    }
+    if (!link) {
+        stx_block_free(x, at);
+        at = NULL;
+    }
+    stx_block_free(x, link);
+    return at;
+}
+
+static int stx__write_all(int fd, const void *data, size_t n)
+{
+    const char *p = (const char *)data;
+    while (n) {
+        ssize_t k = write(fd, p, n < ((size_t)1 << 30) ? n : (size_t)1 << 30);
+        if (k < 0 && errno == EINTR) continue;
+        if (k == 0) errno = ENOSPC;
+        if (k <= 0) return 0;
+        p += k;
+        n -= (size_t)k;
+    }
+    return 1;
+}
+
+// Makes the rename itself durable. File systems that cannot flush a directory are let pass.
+static int stx__sync_dir(stx_ctx *x, char *target)
+{
+    char *slash = strrchr(target, '/'), keep = 0;
+    const char *dir = ".";
+    int fd, bad = 0;
+    if (slash == target) dir = "/";
+    else if (slash) { keep = *slash; *slash = 0; dir = target; }
+    fd = open(dir, O_RDONLY);
+    if (fd >= 0) {
+        bad = fsync(fd) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS && errno != EBADF;
+        if (bad) stx_fail(x, STX_ERR_IO, "the new file is in place, but its directory %s cannot be flushed to disk: %s", dir,
+                           strerror(errno));
+        close(fd);
+    }
+    if (keep) *slash = keep;
+    return !bad;
+}
+
+static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, size_t parts)
+{
+    struct stat st;
+    char *target, *tmp;
+    size_t room, i;
+    int fd = -1, k, exists, done = 0, bad, flags = O_WRONLY | O_CREAT | O_EXCL;
+#ifdef O_CLOEXEC
+    flags |= O_CLOEXEC;
+#endif
+    if ((target = stx__follow(x, path)) == NULL) return 0;
+    room = strlen(target) + 64;
+    if ((tmp = (char *)stx_block(x, room)) == NULL) { stx_block_free(x, target); return 0; }
+    exists = stat(target, &st) == 0;
+    if (exists && !S_ISREG(st.st_mode)) {
+        stx_fail(x, STX_ERR_IO, "cannot write %s: it is %s; give the path of a regular file", path,
+                  S_ISDIR(st.st_mode) ? "a directory" : "not a regular file");
+    } else if (exists && access(target, W_OK) != 0) {
+        stx_fail(x, STX_ERR_IO, "cannot write %s: it is write-protected (%s); choose another path or change its permissions",
+                  path, strerror(errno));
+    } else {
+        for (k = 0; k < 1000 && fd < 0; ++k) {
+            snprintf(tmp, room, "%s.%ld.%d.tmp", target, (long)getpid(), k);
+            fd = open(tmp, flags, exists ? 0600 : 0666);
+            if (fd < 0 && errno != EEXIST && errno != EINTR) break;
+        }
+        if (fd < 0) {
+            stx_fail(x, STX_ERR_IO, "cannot create %s: %s; the directory must exist and be writable", tmp, strerror(errno));
+        } else {
+            bad = exists && fchmod(fd, st.st_mode & 0777) != 0;
+            for (i = 0; i < parts && !bad; ++i) bad = !stx__write_all(fd, part[i].data, part[i].bytes);
+            if (!bad) bad = fsync(fd) != 0;
+            k = errno;
+            if (close(fd) != 0 && !bad) { bad = 1; k = errno; }
+            if (!bad && rename(tmp, target) != 0) { bad = 1; k = errno; }
+            if (bad) {
+                unlink(tmp);
+                stx_fail(x, STX_ERR_IO, "cannot write %s: %s; what was there before is unchanged. Free some space or choose another path",
+                          path, strerror(k));
+            }
+            done = !bad && stx__sync_dir(x, target);
+        }
+    }
+    stx_block_free(x, tmp);
+    stx_block_free(x, target);
+    return done;
+}
+#else
+static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, size_t parts)
+{
+    size_t room = strlen(path) + 64, i;
+    char *tmp = (char *)stx_block(x, room);
+    FILE *f;
+    int bad = 0, err;
+    if (!tmp) return 0;
+#ifdef _WIN32
+    snprintf(tmp, room, "%s.%ld.tmp", path, (long)_getpid());
+#else
+    snprintf(tmp, room, "%s.%lx.tmp", path, (unsigned long)(uintptr_t)tmp);
+#endif
+    f = fopen(tmp, "wb");
+    if (!f) {
+        stx_fail(x, STX_ERR_IO, "cannot create %s: %s; the directory must exist and be writable", tmp, strerror(errno));
+        stx_block_free(x, tmp);
+        return 0;
+    }
+    for (i = 0; i < parts && !bad; ++i) bad = part[i].bytes && fwrite(part[i].data, 1, part[i].bytes, f) != part[i].bytes;
+    if (!bad) bad = fflush(f) != 0;
+    err = errno;
+    if (fclose(f) != 0 && !bad) { bad = 1; err = errno; }
+#ifdef _WIN32
+    if (!bad && !MoveFileExA(tmp, path, 1 | 8)) { bad = 1; err = EACCES; }      // replace existing, write through
+#else
+    if (!bad && rename(tmp, path) != 0) { bad = 1; err = errno; }
+#endif
+    if (bad) {
+        remove(tmp);
+        stx_fail(x, STX_ERR_IO, "cannot write %s: %s; what was there before is unchanged. Free some space or choose another path",
+                  path, strerror(err));
+    }
+    stx_block_free(x, tmp);
+    return !bad;
+}
+#endif
+
+// ---- writer ----
+
+typedef struct { char *name; int dtype, ndim; size_t dim[STX_MAX_DIM], bytes, begin; const void *data; } stx__item;
+
+struct stx_writer {
+    stx_ctx *x;
+    stx__item *item;
+    stx__pair *meta;
+    size_t count, cap, nmeta, capmeta;
+    int failed;
+};
+
+STX_DEF stx_writer *stx_writer_create(stx_ctx *x)
+{
+    stx_writer *w;
+    if (!stx_ok(x)) return NULL;
+    if ((w = (stx_writer *)stx_block(x, sizeof *w)) != NULL) w->x = x;
+    return w;
+}
+
+STX_DEF void stx_writer_free(stx_writer *w)
+{
+    stx_ctx *x;
+    size_t i;
+    if (!w) return;
+    x = w->x;
+    for (i = 0; i < w->count; ++i) stx_block_free(x, w->item[i].name);
+    for (i = 0; i < w->nmeta; ++i) {
+        stx_block_free(x, (void *)(uintptr_t)w->meta[i].key);
+        stx_block_free(x, (void *)(uintptr_t)w->meta[i].value);
+    }
+    stx_block_free(x, w->item);
+    stx_block_free(x, w->meta);
+    stx_block_free(x, w);
+}
+
+STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim, const size_t *dim, const void *data)
+{
+    char q[STX__QUOTE];
+    stx__item it, *p;
+    size_t i;
+    int k, before;
+    if (!w) return 0;
+    before = w->failed;
+    w->failed = 1;                              // until this one is in
+    if (!stx_ok(w->x)) return 0;
+    if (!name || !*name || !strcmp(name, "__metadata__") || !stx__utf8_valid(name, strlen(name))) {
+        stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: \"%s\" cannot be the name of a tensor; give UTF-8 text that is not empty and not "
+                  "__metadata__", name ? stx__quote(q, name, strlen(name)) : "NULL");
+        return 0;
+    }
+    stx__quote(q, name, strlen(name));
+    for (i = 0; i < w->count; ++i)
+        if (!strcmp(w->item[i].name, name)) {
+            stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: \"%s\" is added twice; give every tensor its own name", q);
+            return 0;
+        }
+    if (!stx_dtype_size(dtype) || ndim < 0 || ndim > STX_MAX_DIM || (ndim && !dim)) {
+        stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: \"%s\" has dtype %d and %d dimensions%s; wanted are STX_F32 .. STX_U8 and 0 to %d",
+                  q, dtype, ndim, ndim > 0 && !dim ? " (NULL)" : "", (int)STX_MAX_DIM);
+        return 0;
+    }
+    memset(&it, 0, sizeof it);
+    it.dtype = dtype;
+    it.ndim = ndim;
+    it.data = data;
+    it.bytes = stx_dtype_size(dtype);
+    for (k = 0; k < ndim; ++k) {
+        it.dim[k] = dim[k];
+        if (dim[k] && it.bytes > (size_t)-1 / dim[k]) {
+            stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: the product of the shape of \"%s\" overflows", q);
+            return 0;
+        }
+        it.bytes *= dim[k];
+    }
+    if (it.bytes && !data) {
+        stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: \"%s\" has %zu bytes, but data is NULL", q, it.bytes);
+        return 0;
+    }
+    p = (stx__item *)stx__grow(w->x, w->item, w->count, &w->cap, sizeof *p);
+    if (!p) return 0;
+    w->item = p;
+    if ((it.name = stx__copy(w->x, name)) == NULL) return 0;
+    w->item[w->count++] = it;
+    w->failed = before;
+    return 1;
+}
+
+STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value)
+{
+    char q[STX__QUOTE];
+    char *k, *v;
+    stx__pair *p;
+    size_t i;
+    int before;
+    if (!w) return 0;
+    before = w->failed;
+    w->failed = 1;
+    if (!stx_ok(w->x)) return 0;
+    if (!key || !value || !stx__utf8_valid(key, strlen(key)) || !stx__utf8_valid(value, strlen(value))) {
+        stx_fail(w->x, STX_ERR_ARG, "stx_writer_meta: \"%s\" or its value is NULL or not UTF-8; store other bytes as a U8 tensor",
+                  key ? stx__quote(q, key, strlen(key)) : "NULL");
+        return 0;
+    }
+    for (i = 0; i < w->nmeta; ++i)
+        if (!strcmp(w->meta[i].key, key)) {
+            stx_fail(w->x, STX_ERR_ARG, "stx_writer_meta: \"%s\" is given twice", stx__quote(q, key, strlen(key)));
+            return 0;
+        }
+    p = (stx__pair *)stx__grow(w->x, w->meta, w->nmeta, &w->capmeta, sizeof *p);
+    if (!p) return 0;
+    w->meta = p;
+    k = stx__copy(w->x, key);
+    v = k ? stx__copy(w->x, value) : NULL;
+    if (!v) { stx_block_free(w->x, k); return 0; }
+    w->meta[w->nmeta].key = k;
+    w->meta[w->nmeta++].value = v;
+    w->failed = before;
+    return 1;
+}
+
+// A growing text; after a failed allocation it stays as it is and `bad` is set.
+typedef struct { stx_ctx *x; char *s; size_t n, cap; int bad; } stx__text;
+
+static void stx__put(stx__text *t, const char *s, size_t n)
+{
+    size_t want = t->cap ? t->cap : 1024;
+    if (t->bad || !n) return;
+    while (want - t->n < n && want <= (size_t)-1 / 2) want *= 2;
+    if (want != t->cap) {
+        char *p = want - t->n < n ? NULL : (char *)stx_block(t->x, want);
+        if (!p) { t->bad = 1; return; }
+        if (t->n) memcpy(p, t->s, t->n);
+        stx_block_free(t->x, t->s);
+        t->s = p;
+        t->cap = want;
+    }
+    memcpy(t->s + t->n, s, n);
+    t->n += n;
+}
+
+static void stx__put_str(stx__text *t, const char *s)
+{
+    stx__put(t, s, strlen(s));
+}
+
+static void stx__put_size(stx__text *t, size_t v)
+{
+    char b[32];
+    stx__put(t, b, (size_t)snprintf(b, sizeof b, "%zu", v));
+}
+
+static void stx__put_json(stx__text *t, const char *s)
+{
+    char b[8];
+    stx__put_str(t, "\"");
+    for (; *s; ++s) {
+        unsigned char c = (unsigned char)*s;
+        if (c == '"' || c == '\\') { b[0] = '\\'; b[1] = *s; stx__put(t, b, 2); }
+        else if (c < 0x20) stx__put(t, b, (size_t)snprintf(b, sizeof b, "\\u%04x", (unsigned)c));
+        else stx__put(t, s, 1);
+    }
+    stx__put_str(t, "\"");
+}
+
+// Writes the 8 length bytes and the header into t, and the parts in file order into part[1..].
+static int stx__writer_header(stx_writer *w, stx__text *t, stx__part *part)
+{
+    size_t i, size, at = 0, n = 1, pos;
+    int k;
+    for (size = 8; size; size /= 2)
+        for (i = 0; i < w->count; ++i) {
+            stx__item *it = &w->item[i];
+            if (stx_dtype_size(it->dtype) != size) continue;
+            if (it->bytes > (size_t)-1 / 2 - at) {
+                stx_fail(w->x, STX_ERR_ARG, "stx_writer_finish: the tensors together have more bytes than a file can hold");
+                return 0;
+            }
+            it->begin = at;
+            at += it->bytes;
+            part[n].data = it->data;
+            part[n++].bytes = it->bytes;
+        }
+    stx__put(t, "\0\0\0\0\0\0\0\0{", 9);
+    if (w->nmeta) {
+        stx__put_str(t, "\"__metadata__\":{");
+        for (i = 0; i < w->nmeta; ++i) {
+            if (i) stx__put_str(t, ",");
+            stx__put_json(t, w->meta[i].key);
+            stx__put_str(t, ":");
+            stx__put_json(t, w->meta[i].value);
+        }
+        stx__put_str(t, w->count ? "}," : "}");
+    }
+    for (i = 0; i < w->count; ++i) {
+        const stx__item *it = &w->item[i];
+        if (i) stx__put_str(t, ",");
+        stx__put_json(t, it->name);
+        stx__put_str(t, ":{\"dtype\":\"");
+        stx__put_str(t, stx__dtype_name[it->dtype]);
+        stx__put_str(t, "\",\"shape\":[");
+        for (k = 0; k < it->ndim; ++k) {
+            if (k) stx__put_str(t, ",");
+            stx__put_size(t, it->dim[k]);
+        }
+        stx__put_str(t, "],\"data_offsets\":[");
+        stx__put_size(t, it->begin);
+        stx__put_str(t, ",");
+        stx__put_size(t, it->begin + it->bytes);
+        stx__put_str(t, "]}");
+    }
+    stx__put_str(t, "}");
+    while (!t->bad && t->n % STX__HEADER_PAD) stx__put_str(t, " ");
+    if (t->bad) {
+        stx_fail(w->x, STX_ERR_MEMORY, "out of memory for a header of more than %zu bytes", t->n);
+        return 0;
+    }
+    pos = t->n - 8;
+    if (pos > STX__HEADER_MAX) {
+        stx_fail(w->x, STX_ERR_ARG, "stx_writer_finish: the names and metadata make a header of %zu bytes, the format allows %u; "
+                  "store long texts as U8 tensors", pos, STX__HEADER_MAX);
+        return 0;
+    }
+    for (k = 0; k < 8; ++k) t->s[k] = (char)(unsigned char)((uint64_t)pos >> (8 * k) & 0xFF);
+    part[0].data = t->s;
+    part[0].bytes = t->n;
+    return 1;
+}
+
+STX_DEF int stx_writer_finish(stx_writer *w, const char *path)
+{
+    static const uint16_t one = 1;
+    stx__text t;
+    stx__part *part;
+    stx_ctx *x;
+    int done = 0;
+    if (!w) return 0;
+    x = w->x;
+    if (stx_ok(x) && w->failed) stx_fail(x, STX_ERR_ARG, "stx_writer_finish: a tensor or text could not be added before; nothing is written");
+    else if (stx_ok(x) && !path) stx_fail(x, STX_ERR_ARG, "stx_writer_finish: the path is NULL");
+    else if (stx_ok(x) && *(const unsigned char *)&one != 1)
+        stx_fail(x, STX_ERR_IO, "cannot write %s: safetensors are little-endian and this machine is not", path);
+    if (stx_ok(x)) {
+        memset(&t, 0, sizeof t);
+        t.x = x;
+        part = (stx__part *)stx_block(x, (w->count + 1) * sizeof *part);
+        done = part && stx__writer_header(w, &t, part) && stx__replace(x, path, part, w->count + 1);
+        stx_block_free(x, t.s);
+        stx_block_free(x, part);
+    }
+    stx_writer_free(w);
+    return done;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>tokens
+
+enum { STX__SPECIAL = 5 };              // the length of both
+static const unsigned char stx__eos[] = "<eos>", stx__unk[] = "<unk>";
+
+static int stx__is_eos(const unsigned char *s, size_t n)
+{
+    return n == STX__SPECIAL && !memcmp(s, stx__eos, n);
+}
+
+// ---- text to pieces ----
+
+// Python's str.isspace, which the references' split() uses
+static int stx__is_white(uint32_t c)
+{
+    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+typedef struct {
+    const unsigned char *s;     // n bytes, read up to i
+    size_t n, i;
+    int kind, eos;              // STX_TOK_..; whether a line end is <eos>
+    int final;                  // whether a text that does not end in a line end gets an <eos>
+    int open;                   // there was something after the last line end
+} stx__scan;
+
+// The next piece: 1 and the piece; 0 at the end; -1 when the bytes at i are no UTF-8.
+static int stx__scan_next(stx__scan *c, const unsigned char **piece, size_t *len)
+{
+    while (c->i < c->n) {
+        const unsigned char *s = c->s + c->i;
+        size_t k = 1, i;
+        uint32_t u = *s;
+        if (c->kind != STX_TOK_BYTES && (k = stx__utf8(s, c->n - c->i, &u)) == 0) return -1;
+        if (c->eos && (u == '\n' || (u == '\r' && c->kind != STX_TOK_BYTES))) {
+            c->i += u == '\r' && c->n - c->i > 1 && s[1] == '\n' ? 2 : 1;
+            c->open = 0;
+            *piece = stx__eos;
+            *len = STX__SPECIAL;
+            return 1;
+        }
+        c->open = 1;
+        i = c->i;
+        c->i += k;
+        if (c->kind == STX_TOK_WORDS) {
+            if (stx__is_white(u)) continue;
+            while (c->i < c->n) {
+                if ((k = stx__utf8(c->s + c->i, c->n - c->i, &u)) == 0) return -1;
+                if (stx__is_white(u)) break;
+                c->i += k;
+            }
+        }
+        *piece = s;
+        *len = c->i - i;
+        return 1;
+    }
+    if (!c->open || !c->eos || !c->final) return 0;
+    c->open = 0;
+    *piece = stx__eos;
+    *len = STX__SPECIAL;
+    return 1;
+}
+
+// Moves a limit of a byte range forward to where a piece may begin (see >>tokens of the manual). A limit in malformed text
+// stays near where it is; reading the text reports it.
+static size_t stx__range_limit(const stx__map *m, int kind, size_t at)
+{
+    const unsigned char *s = m->data;
+    size_t n = m->size, k;
+    uint32_t u;
+    int i;
+    if (kind == STX_TOK_BYTES || at == 0) return at;
+    for (i = 0; i < 3 && at < n && (s[at] & 0xC0) == 0x80; ++i) ++at;
+    if (at < n && s[at] == '\n' && s[at - 1] == '\r') return at + 1;
+    if (kind == STX_TOK_CHARS || s[at - 1] == '\n' || s[at - 1] == '\r') return at;
+    for (i = s[at - 1] < 0x80 && stx__is_white(s[at - 1]); at < n; at += k) {       // i: the word is over
+        if ((k = stx__utf8(s + at, n - at, &u)) == 0 || (i && !stx__is_white(u))) return at;
+        if (u == '\r') return at + 1 < n && s[at + 1] == '\n' ? at + 2 : at + 1;
+        if (u == '\n') return at + 1;
+        i = stx__is_white(u);
+    }
+    return at;
+}
+
+// The bytes [*begin, *end) of an open file, moved to where pieces begin. 0 and an error when they are outside or none.
+static int stx__range(stx_ctx *x, const stx__map *m, const char *path, int kind, uint64_t begin, uint64_t end, size_t *b, size_t *e)
+{
+    if (!end) end = m->size;
+    if (begin > end || end > m->size) {
+        stx_fail(x, STX_ERR_ARG, "%s has %zu bytes, the range asked for is %llu to %llu; make it fit the file", path, m->size,
+                  (unsigned long long)begin, (unsigned long long)end);
+        return 0;
+    }
+    *b = stx__range_limit(m, kind, (size_t)begin);
+    *e = stx__range_limit(m, kind, (size_t)end);
+    if (*b == *e) {
+        stx_fail(x, STX_ERR_FORMAT, "%s is empty between the bytes %llu and %llu of its %zu; give a file or a range with text in it", path,
+                  (unsigned long long)begin, (unsigned long long)end, m->size);
+        return 0;
+    }
+    return 1;
+}
+
+// ---- vocabulary ----
+
+typedef struct { const unsigned char *s; size_t n; uint64_t count; size_t first; } stx__piece;
+
+// Pieces by number and by their bytes: an open hash table of numbers + 1, at most half full.
+typedef struct { stx_ctx *x; stx__piece *p; size_t n, cap; uint32_t *slot; size_t nslot; } stx__dict;
+
+struct stx_vocab {
+    stx_ctx *x;
+    int kind, compact, has_eos;         // has_eos: line ends are <eos>
+    int32_t eos, unk;
+    stx__dict d;
+    unsigned char *pool;                // the bytes of all pieces
+    int32_t byte_id[256];               // BYTES: what a byte becomes, -1 when it is not in the vocabulary
+};
+
+static void stx__dict_free(stx__dict *d)
+{
+    stx_block_free(d->x, d->p);
+    stx_block_free(d->x, d->slot);
+}
+
+// The slot of a piece, or the empty one where it belongs.
+static size_t stx__dict_slot(const stx__dict *d, const unsigned char *s, size_t n)
+{
+    uint64_t h = 0xCBF29CE484222325u;                       // FNV-1a, then mixed: the slot is taken from the low bits
+    size_t i, at;
+    for (i = 0; i < n; ++i) h = (h ^ s[i]) * 0x100000001B3u;
+    h ^= h >> 32;
+    h *= 0x9E3779B97F4A7C15u;
+    h ^= h >> 29;
+    for (at = (size_t)h & (d->nslot - 1); d->slot[at]; at = (at + 1) & (d->nslot - 1)) {
+        const stx__piece *p = &d->p[d->slot[at] - 1];
+        if (p->n == n && !memcmp(p->s, s, n)) break;
+    }
+    return at;
+}
+
+static int32_t stx__dict_find(const stx__dict *d, const unsigned char *s, size_t n)
+{
+    return d->nslot ? (int32_t)d->slot[stx__dict_slot(d, s, n)] - 1 : -1;
+}
+
+// The number of a piece, which is appended when it is new (its bytes are not copied). -1 with the error set.
+static int32_t stx__dict_add(stx__dict *d, const unsigned char *s, size_t n)
+{
+    stx__piece *p;
+    size_t at, i;
+    if (d->n >= d->nslot / 2) {
+        size_t nslot = d->nslot ? d->nslot * 2 : 1024;
+        uint32_t *slot = nslot > (size_t)-1 / sizeof *slot / 2 ? NULL : (uint32_t *)stx_block(d->x, nslot * sizeof *slot);
+        if (!slot || d->n >= 0x7FFFFFFEu || n > 0xFFFFFFFFu) {
+            stx_block_free(d->x, slot);
+            stx_fail(d->x, STX_ERR_MEMORY, "a vocabulary of more than %zu pieces is too large", d->n);
+            return -1;
+        }
+        stx_block_free(d->x, d->slot);
+        d->slot = slot;
+        d->nslot = nslot;
+        for (i = 0; i < d->n; ++i) d->slot[stx__dict_slot(d, d->p[i].s, d->p[i].n)] = (uint32_t)i + 1;
+    }
+    at = stx__dict_slot(d, s, n);
+    if (d->slot[at]) return (int32_t)d->slot[at] - 1;
+    p = (stx__piece *)stx__grow(d->x, d->p, d->n, &d->cap, sizeof *p);
+    if (!p) return -1;
+    d->p = p;
+    p += d->n;
+    p->s = s;
+    p->n = n;
+    p->count = 0;
+    p->first = d->n;
+    d->slot[at] = (uint32_t)++d->n;
+    return (int32_t)d->n - 1;
+}
+
+// A vocabulary of V pieces in this order, copied.
+static stx_vocab *stx__vocab_make(stx_ctx *x, int kind, int compact, int has_eos, const stx__piece *p, size_t V)
+{
+    stx_vocab *v = (stx_vocab *)stx_block(x, sizeof *v);
+    size_t i, bytes = 0;
+    int ok = v != NULL;
+    if (!v) return NULL;
+    v->x = v->d.x = x;
+    v->kind = kind;
+    v->compact = compact;
+    v->has_eos = has_eos;
+    for (i = 0; i < V; ++i) bytes += p[i].n;
+    v->pool = (unsigned char *)stx_block(x, bytes + 1);
+    ok = v->pool != NULL;
+    for (bytes = i = 0; ok && i < V; bytes += p[i++].n) {
+        memcpy(v->pool + bytes, p[i].s, p[i].n);
+        ok = stx__dict_add(&v->d, v->pool + bytes, p[i].n) >= 0;
+    }
+    if (!ok) {
+        stx_vocab_free(v);
+        return NULL;
+    }
+    v->eos = has_eos ? stx__dict_find(&v->d, stx__eos, STX__SPECIAL) : -1;
+    v->unk = stx__dict_find(&v->d, stx__unk, STX__SPECIAL);
+    if (kind == STX_TOK_BYTES)
+        for (i = 0; i < 256; ++i) {
+            unsigned char b = (unsigned char)i;
+            v->byte_id[i] = has_eos && b == '\n' ? v->eos : stx__dict_find(&v->d, &b, 1);
+            if (v->byte_id[i] < 0) v->byte_id[i] = v->unk;
+        }
+    return v;
+}
+
+static stx_vocab *stx__vocab_bytes(stx_ctx *x)
+{
+    unsigned char all[256];
+    stx__piece p[256];
+    int i;
+    memset(p, 0, sizeof p);
+    for (i = 0; i < 256; ++i) {
+        all[i] = (unsigned char)i;
+        p[i].s = all + i;
+        p[i].n = 1;
+    }
+    return stx__vocab_make(x, STX_TOK_BYTES, 0, 0, p, 256);
+}
+
+static int stx__cmp_later(const void *a, const void *b)
+{
+    const stx__piece *p = (const stx__piece *)a, *q = (const stx__piece *)b;
+    if (p->count != q->count) return p->count > q->count ? -1 : 1;
+    return p->first > q->first ? -1 : p->first < q->first;
+}
+
+static int stx__cmp_earlier(const void *a, const void *b)
+{
+    const stx__piece *p = (const stx__piece *)a, *q = (const stx__piece *)b;
+    if (p->count != q->count) return p->count > q->count ? -1 : 1;
+    return p->first < q->first ? -1 : p->first > q->first;
+}
+
+static void stx__bad_utf8(stx_ctx *x, const char *where, uint64_t at, unsigned c)
+{
+    stx_fail(x, STX_ERR_FORMAT, "%s is not UTF-8: byte %llu (0x%02X) cannot stand there; convert the text (iconv -t UTF-8), or use the "
+              "kind bytes", where, (unsigned long long)at, c);
+}
+
+// Drops the pieces seen less than min_count times in favour of <unk>, which is made when the text has none.
+static int stx__dict_prune(stx__dict *d, uint64_t min_count)
+{
+    int32_t unk = stx__dict_add(d, stx__unk, STX__SPECIAL);
+    size_t i, n = 0;
+    if (unk < 0) return 0;
+    for (i = 0; i < d->n; ++i)
+        if (i != (size_t)unk && d->p[i].count < min_count && !stx__is_eos(d->p[i].s, d->p[i].n)) {
+            d->p[unk].count += d->p[i].count;
+            d->p[i].n = 0;
+        }
+    for (i = 0; i < d->n; ++i)
+        if (d->p[i].n) d->p[n++] = d->p[i];
+    d->n = n;                           // the table no longer fits the numbers; only the list is used from here
+    return 1;
+}
+
+// The list of pieces of a text, in the order wanted. `where` and `base` are for errors.
+static stx_vocab *stx__vocab_count(stx_ctx *x, const stx_vocab_desc *d, const unsigned char *s, size_t n, const char *where, uint64_t base)
+{
+    stx__dict dict;
+    stx__scan c;
+    stx_vocab *v = NULL;
+    const unsigned char *piece;
+    size_t len, i;
+    int r;
+    memset(&dict, 0, sizeof dict);
+    memset(&c, 0, sizeof c);
+    dict.x = x;
+    c.s = s;
+    c.n = n;
+    c.kind = d->kind;
+    c.eos = d->kind == STX_TOK_WORDS || (d->kind == STX_TOK_CHARS ? d->eos : d->compact);
+    c.final = 1;
+    while ((r = stx__scan_next(&c, &piece, &len)) > 0) {
+        int32_t id = stx__dict_add(&dict, piece, len);
+        if (id < 0) break;
+        ++dict.p[id].count;
+    }
+    if (r < 0) stx__bad_utf8(x, where, base + c.i, s[c.i]);
+    if (r == 0 && (d->min_count < 2 || stx__dict_prune(&dict, d->min_count))) {
+        if (d->order != STX_ORDER_FIRST)
+            qsort(dict.p, dict.n, sizeof *dict.p, d->order == STX_ORDER_COUNT_LATER ? stx__cmp_later : stx__cmp_earlier);
+        for (i = 0; d->eos_first && c.eos && i < dict.n; ++i)
+            if (stx__is_eos(dict.p[i].s, dict.p[i].n)) {
+                stx__piece e = dict.p[i];
+                memmove(dict.p + 1, dict.p, i * sizeof e);
+                dict.p[0] = e;
+                break;
+            }
+        v = stx__vocab_make(x, d->kind, d->kind == STX_TOK_BYTES && d->compact, c.eos, dict.p, dict.n);
+    }
+    stx__dict_free(&dict);
+    return v;
+}
+
+STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *desc, const char *path, uint64_t begin, uint64_t end)
+{
+    stx_vocab_desc d;
+    stx_vocab *v = NULL;
+    stx__map m;
+    size_t b, e;
+    if (!stx_ok(x)) return NULL;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (d.kind < STX_TOK_BYTES || d.kind > STX_TOK_WORDS || d.order < STX_ORDER_FIRST || d.order > STX_ORDER_COUNT_EARLIER) {
+        stx_fail(x, STX_ERR_ARG, "stx_vocab_build: kind %d, order %d; wanted are STX_TOK_BYTES .. STX_TOK_WORDS and STX_ORDER_FIRST .. "
+                  "STX_ORDER_COUNT_EARLIER", d.kind, d.order);
+        return NULL;
+    }
+    d.compact = d.compact != 0;
+    d.eos = d.eos != 0;
+    if (d.kind == STX_TOK_BYTES && !d.compact) return stx__vocab_bytes(x);
+    if (!path) { stx_fail(x, STX_ERR_ARG, "stx_vocab_build: the path is NULL; give the training text"); return NULL; }
+    if (!stx__map_open(x, &m, path)) return NULL;
+    if (stx__range(x, &m, path, d.kind, begin, end, &b, &e)) v = stx__vocab_count(x, &d, m.data + b, e - b, path, b);
+    stx__map_close(x, &m);
+    return v;
+}
+
+STX_DEF void stx_vocab_free(stx_vocab *v)
+{
+    if (!v) return;
+    stx__dict_free(&v->d);
+    stx_block_free(v->x, v->pool);
+    stx_block_free(v->x, v);
+}
+
+STX_DEF int stx_vocab_kind(const stx_vocab *v)
+{
+    return v ? v->kind : 0;
+}
+
+STX_DEF size_t stx_vocab_size(const stx_vocab *v)
+{
+    return v ? v->d.n : 0;
+}
+
+STX_DEF int32_t stx_vocab_eos(const stx_vocab *v)
+{
+    return v ? v->eos : -1;
+}
+
+STX_DEF int32_t stx_vocab_unk(const stx_vocab *v)
+{
+    return v ? v->unk : -1;
+}
+
+STX_DEF int32_t stx_vocab_find(const stx_vocab *v, const char *piece, size_t len)
+{
+    return v && piece ? stx__dict_find(&v->d, (const unsigned char *)piece, len) : -1;
+}
+
+STX_DEF const char *stx_vocab_piece(const stx_vocab *v, int32_t id, size_t *len)
+{
+    if (!v || id < 0 || (size_t)id >= v->d.n) return NULL;
+    if (len) *len = v->d.p[id].n;
+    return (const char *)v->d.p[id].s;
+}
+
+// The id of a piece that stands at byte `at` of `where`; -1 with the error set when there is none, not even <unk>.
+static int32_t stx__vocab_id(const stx_vocab *v, const unsigned char *piece, size_t len, const char *where, uint64_t at)
+{
+    static const char *const what[] = { "byte", "character", "word" };
+    char q[STX__QUOTE];
+    int32_t id = stx__dict_find(&v->d, piece, len);
+    if (id < 0) id = v->unk;
+    if (id < 0)
+        stx_fail(v->x, STX_ERR_FORMAT, "%s: the %s '%s' at byte %llu is not in the vocabulary (%zu pieces); build the vocabulary from a text "
+                  "that has it, or with min_count = 2, which makes <unk>%s", where, piece == stx__eos ? "line end" : what[v->kind],
+                  stx__quote(q, piece, len), (unsigned long long)at, v->d.n, v->kind == STX_TOK_BYTES ? ", or without compact" : "");
+    return id;
+}
+
+static void stx__vocab_scan(const stx_vocab *v, stx__scan *c, const unsigned char *s, size_t n, int final)
+{
+    memset(c, 0, sizeof *c);
+    c->s = s;
+    c->n = n;
+    c->kind = v->kind;
+    c->eos = v->has_eos;
+    c->final = final;
+}
+
+STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out, size_t cap)
+{
+    stx__scan c;
+    const unsigned char *piece;
+    size_t n = 0, k;
+    int r;
+    if (!v || !stx_ok(v->x)) return STX_NPOS;
+    if ((len && !text) || (cap && !out)) {
+        stx_fail(v->x, STX_ERR_ARG, "stx_vocab_encode: text or out is NULL");
+        return STX_NPOS;
+    }
+    stx__vocab_scan(v, &c, (const unsigned char *)text, len, 0);
+    while ((r = stx__scan_next(&c, &piece, &k)) > 0) {
+        int32_t id = stx__vocab_id(v, piece, k, "the text to encode", c.i - (piece == stx__eos ? 1 : k));
+        if (id < 0) return STX_NPOS;
+        if (n < cap) out[n] = id;
+        ++n;
+    }
+    if (r < 0) {
+        stx__bad_utf8(v->x, "the text to encode", c.i, c.s[c.i]);
+        return STX_NPOS;
+    }
+    return n;
+}
+
+STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n, char *out, size_t cap)
+{
+    size_t i, k, at = 0;
+    if (!v || !stx_ok(v->x)) return STX_NPOS;
+    if ((n && !ids) || (cap && !out)) {
+        stx_fail(v->x, STX_ERR_ARG, "stx_vocab_decode: ids or out is NULL");
+        return STX_NPOS;
+    }
+    for (i = 0; i < n; ++i) {
+        const char *s = stx_vocab_piece(v, ids[i], &k);
+        if (!s) {
+            stx_fail(v->x, STX_ERR_ARG, "stx_vocab_decode: id %ld at place %zu is not in a vocabulary of %zu", (long)ids[i], i, v->d.n);
+            return STX_NPOS;
+        }
+        if (ids[i] == v->eos) { s = "\n"; k = 1; }
+        if (at < cap) memcpy(out + at, s, k < cap - at ? k : cap - at);
+        at += k;
+        if (v->kind == STX_TOK_WORDS && ids[i] != v->eos) {
+            if (at < cap) out[at] = ' ';
+            ++at;
+        }
+    }
+    return at;
+}
+
+// Blob: "STXV", version 1, kind, flags (1 compact, 2 eos), 0, V as 8 bytes, then per piece its length as 4 bytes and its
+// bytes; little-endian.
+STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap)
+{
+    unsigned char *o = (unsigned char *)out;
+    size_t n = 16, i, k;
+    if (!v) return 0;
+    for (i = 0; i < v->d.n; ++i) n += 4 + v->d.p[i].n;
+    if (!out || cap < n) return n;
+    memcpy(o, "STXV\1", 5);
+    o[5] = (unsigned char)v->kind;
+    o[6] = (unsigned char)(v->compact | v->has_eos << 1);
+    o[7] = 0;
+    for (k = 0; k < 8; ++k) o[8 + k] = (unsigned char)((uint64_t)v->d.n >> (8 * k) & 0xFF);
+    for (o += 16, i = 0; i < v->d.n; ++i) {
+        for (k = 0; k < 4; ++k) *o++ = (unsigned char)(v->d.p[i].n >> (8 * k) & 0xFF);
+        memcpy(o, v->d.p[i].s, v->d.p[i].n);
+        o += v->d.p[i].n;
+    }
+    return n;
+}
+
+// Whether a vocabulary with these settings can have this piece.
+static int stx__piece_valid(int kind, int has_eos, const unsigned char *s, size_t n)
+{
+    size_t i, k;
+    uint32_t u;
+    int special = (n == STX__SPECIAL && !memcmp(s, stx__unk, n)) || (has_eos && stx__is_eos(s, n));
+    if (special || !n) return special;
+    if (kind == STX_TOK_BYTES) return n == 1 && *s != '\n';
+    for (i = 0; i < n; i += k)
+        if ((k = stx__utf8(s + i, n - i, &u)) == 0 || (kind == STX_TOK_WORDS ? stx__is_white(u) : k != n) ||
+            (has_eos && (u == '\n' || u == '\r'))) return 0;
+    return 1;
+}
+
+STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len)
+{
+    const unsigned char *s = (const unsigned char *)blob;
+    stx__piece *p;
+    stx_vocab *v = NULL;
+    const char *why = NULL;
+    size_t at = 16, i;
+    uint64_t V;
+    int kind, compact, has_eos;
+    if (!stx_ok(x)) return NULL;
+    if (!s || len < 16 || memcmp(s, "STXV", 4)) {
+        stx_fail(x, STX_ERR_FORMAT, "this is not a stored vocabulary (%zu bytes without its mark); give the bytes that stx_vocab_save wrote", s ? len : 0);
+        return NULL;
+    }
+    kind = s[5];
+    compact = s[6] & 1;
+    has_eos = s[6] >> 1;
+    V = stx__le64(s + 8);
+    if (s[4] != 1 || s[7]) why = "it was written by another version";
+    else if (kind > STX_TOK_WORDS || has_eos > 1 || (kind == STX_TOK_BYTES ? has_eos != compact : compact) || (kind == STX_TOK_WORDS && !has_eos))
+        why = "its kind and flags do not fit together";
+    else if (!V || V > 0x7FFFFFFF || V > (len - 16) / 5) why = "its size does not fit its length";
+    else if (kind == STX_TOK_BYTES && !compact) {
+        v = stx__vocab_bytes(x);
+        if (v && (stx_vocab_save(v, NULL, 0) != len || V != 256)) why = "its size does not fit its length";
+        for (i = 0; v && !why && i < 256; ++i, at += 5)
+            if (stx__le32(s + at) != 1 || s[at + 4] != i) why = "its bytes are not in order";
+    } else if ((p = (stx__piece *)stx_block(x, (size_t)V * sizeof *p)) != NULL) {
+        for (i = 0; i < (size_t)V && !why; ++i) {
+            uint32_t n = len - at < 4 ? 0 : stx__le32(s + at);
+            if (len - at < 4 || n > len - at - 4) { why = "it is cut short"; break; }
+            if (!stx__piece_valid(kind, has_eos, s + at + 4, n)) { why = "it has a piece that its kind cannot have"; break; }
+            p[i].s = s + at + 4;
+            p[i].n = n;
+            at += 4 + (size_t)n;
+        }
+        if (!why && at != len) why = "there is something behind its end";
+        if (!why) v = stx__vocab_make(x, kind, compact, has_eos, p, (size_t)V);
+        if (v && v->d.n != (size_t)V) why = "it has a piece twice";
+        stx_block_free(x, p);
+    }
+    if (why) {
+        stx_fail(x, STX_ERR_FORMAT, "a stored vocabulary of %zu bytes is damaged: %s", len, why);
+        stx_vocab_free(v);
+        v = NULL;
+    }
+    return v;
+}
+
+// ---- corpus ----
+
+struct stx_corpus {
+    stx_ctx *x;
+    stx__map map;                   // BYTES: the file
+    const unsigned char *bytes;     // .. and the range in it
+    size_t nbytes, size;            // size = tokens
+    int32_t byte_id[256], eos;      // .. what its bytes become, and the last token when size = nbytes + 1
+    uint16_t *tok16;                // CHARS, WORDS: one of these
+    int32_t *tok32;
+    const int32_t *own;             // wrapped
+    uint64_t raw;
+};
+
+// Tokens of [b, e) into the corpus: counts them, allocates, fills.
+static int stx__corpus_fill(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n, const char *path, size_t base)
+{
+    stx__scan k;
+    const unsigned char *piece;
+    size_t len, i;
+    int r;
+    stx__vocab_scan(v, &k, s, n, 1);
+    while ((r = stx__scan_next(&k, &piece, &len)) > 0) ++c->size;
+    if (r < 0) { stx__bad_utf8(c->x, path, (uint64_t)base + k.i, s[k.i]); return 0; }
+    if (c->size > (size_t)-1 / sizeof *c->tok32) { stx_fail(c->x, STX_ERR_MEMORY, "%s: %zu tokens are too many", path, c->size); return 0; }
+    if (v->d.n <= 65536) c->tok16 = (uint16_t *)stx_block(c->x, c->size * sizeof *c->tok16);
+    else c->tok32 = (int32_t *)stx_block(c->x, c->size * sizeof *c->tok32);
+    if (!c->tok16 && !c->tok32) return 0;
+    stx__vocab_scan(v, &k, s, n, 1);
+    for (i = 0; i < c->size && stx__scan_next(&k, &piece, &len) > 0; ++i) {
+        int32_t id = stx__vocab_id(v, piece, len, path, (uint64_t)base + k.i - (piece == stx__eos ? 1 : len));
+        if (id < 0) return 0;
+        if (c->tok16) c->tok16[i] = (uint16_t)id;
+        else c->tok32[i] = id;
+    }
+    return 1;
+}
+
+STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *path, uint64_t begin, uint64_t end)
+{
+    stx_corpus *c;
+    size_t b = 0, e = 0, i;
+    int ok;
+    if (!stx_ok(x) || !v) return NULL;
+    if (!path) { stx_fail(x, STX_ERR_ARG, "stx_corpus_open: the path is NULL; give a text file"); return NULL; }
+    if ((c = (stx_corpus *)stx_block(x, sizeof *c)) == NULL) return NULL;
+    c->x = x;
+    ok = stx__map_open(x, &c->map, path) && stx__range(x, &c->map, path, v->kind, begin, end, &b, &e);
+    c->raw = e - b;
+    if (ok && v->kind != STX_TOK_BYTES) {
+        ok = stx__corpus_fill(c, v, c->map.data + b, e - b, path, b);
+        stx__map_close(x, &c->map);
+    } else if (ok) {
+        c->bytes = c->map.data + b;
+        c->size = c->nbytes = e - b;
+        c->eos = v->eos;
+        memcpy(c->byte_id, v->byte_id, sizeof c->byte_id);
+        for (i = 0; v->compact && ok && i < c->nbytes; ++i)
+            if (c->byte_id[c->bytes[i]] < 0)
+                ok = stx__vocab_id(v, c->bytes[i] == '\n' ? stx__eos : c->bytes + i, c->bytes[i] == '\n' ? STX__SPECIAL : 1, path,
+                                   (uint64_t)b + i) >= 0;
+        if (ok && v->compact && c->bytes[c->nbytes - 1] != '\n') {
+            c->eos = stx__vocab_id(v, stx__eos, STX__SPECIAL, path, e);
+            ok = c->eos >= 0;
+            ++c->size;
+        }
+    }
+    if (!ok) {
+        stx_corpus_close(c);
+        c = NULL;
+    }
+    return c;
+}
+
+STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n, uint64_t raw_bytes)
+{
+    stx_corpus *c;
+    if (!stx_ok(x)) return NULL;
+    if (!tokens || !n) { stx_fail(x, STX_ERR_ARG, "stx_corpus_wrap: no tokens"); return NULL; }
+    if ((c = (stx_corpus *)stx_block(x, sizeof *c)) == NULL) return NULL;
+    c->x = x;
+    c->own = tokens;
+    c->size = n;
+    c->raw = raw_bytes;
+    return c;
+}
+
+STX_DEF void stx_corpus_close(stx_corpus *c)
+{
+    stx_ctx *x;
+    if (!c) return;
+    x = c->x;
+    stx__map_close(x, &c->map);
+    stx_block_free(x, c->tok16);
+    stx_block_free(x, c->tok32);
+    stx_block_free(x, c);
+}
+
+STX_DEF size_t stx_corpus_size(const stx_corpus *c)
+{
+    return c ? c->size : 0;
+}
+
+STX_DEF uint64_t stx_corpus_bytes(const stx_corpus *c)
+{
+    return c ? c->raw : 0;
+}
+
+STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *out)
+{
+    size_t i;
+    if (!c || !stx_ok(c->x)) return 0;
+    if (pos > c->size || n > c->size - pos || (n && !out)) {
+        stx_fail(c->x, STX_ERR_ARG, "stx_corpus_read: tokens %zu to %zu + %zu of %zu%s", pos, pos, n, c->size, out ? "" : " into NULL");
+        return 0;
+    }
+    if (c->own) memcpy(out, c->own + pos, n * sizeof *out);
+    else if (c->tok16) for (i = 0; i < n; ++i) out[i] = c->tok16[pos + i];
+    else if (c->tok32) memcpy(out, c->tok32 + pos, n * sizeof *out);
+    else for (i = 0; i < n; ++i) out[i] = pos + i < c->nbytes ? c->byte_id[c->bytes[pos + i]] : c->eos;
+    return 1;
+}
+
+// ---- batches ----
+
+#define STX__BATCH_STREAM 0x6261746368657321u       // keeps these numbers apart from all others of the same seed
+
+struct stx_batches {
+    stx_ctx *x;
+    const stx_corpus *c;
+    size_t T, n, row0, rows;
+    uint64_t seed;
+    stx_batches_state s;
+    size_t eval;                    // position of the evaluation pass
+    int rule;
+};
+
+STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c, const stx_batches_desc *d)
+{
+    stx_batches *b;
+    size_t world;
+    if (!stx_ok(x) || !c) return NULL;
+    if (!d || !d->B || !d->T) {
+        stx_fail(x, STX_ERR_ARG, "stx_batches_create: B = %zu streams of blocks of T = %zu tokens; both must be at least 1", d ? d->B : 0,
+                  d ? d->T : 0);
+        return NULL;
+    }
+    world = d->world ? d->world : 1;
+    if (d->rank >= world || d->B % world) {
+        stx_fail(x, STX_ERR_ARG, "stx_batches_create: B = %zu streams cannot be shared by rank %zu of %zu; make B a multiple of the number "
+                  "of ranks", d->B, d->rank, world);
+        return NULL;
+    }
+    if (d->T >= c->size / d->B) {
+        size_t T1 = d->T + 1;
+        if (!T1 || d->B > (size_t)-1 / T1)
+            stx_fail(x, STX_ERR_ARG, "the data are too short: %zu tokens for %zu streams of blocks of %zu, more than can be counted; use a "
+                     "smaller batch size or block length", c->size, d->B, d->T);
+        else
+            stx_fail(x, STX_ERR_ARG, "the data are too short: %zu tokens, and %zu streams of blocks of %zu need at least %zu = B (T + 1); use "
+                     "more data, or a smaller batch size or block length", c->size, d->B, d->T, d->B * T1);
+        return NULL;
+    }
+    if ((b = (stx_batches *)stx_block(x, sizeof *b)) == NULL) return NULL;
+    b->x = x;
+    b->c = c;
+    b->T = d->T;
+    b->n = c->size / d->B;
+    b->rows = d->B / world;
+    b->row0 = d->rank * b->rows;
+    b->seed = d->seed;
+    b->s.fresh = 1;
+    return b;
+}
+
+STX_DEF void stx_batches_free(stx_batches *b)
+{
+    if (b) stx_block_free(b->x, b);
+}
+
+STX_DEF size_t stx_batches_rows(const stx_batches *b)
+{
+    return b ? b->rows : 0;
+}
+
+STX_DEF size_t stx_batches_stream(const stx_batches *b)
+{
+    return b ? b->n : 0;
+}
+
+static int stx__batches_read(const stx_batches *b, size_t p, size_t T, int32_t *x, int32_t *y)
+{
+    size_t r;
+    for (r = 0; r < b->rows; ++r) {
+        size_t at = (b->row0 + r) * b->n + p;
+        if (!stx_corpus_read(b->c, at, T, x + r * T) || !stx_corpus_read(b->c, at + 1, T, y + r * T)) return 0;
+    }
+    return 1;
+}
+
+STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y)
+{
+    int fresh;
+    if (!b || !stx_ok(b->x)) return STX_BATCH_END;
+    if (!x || !y) { stx_fail(b->x, STX_ERR_ARG, "stx_batches_next: x or y is NULL"); return STX_BATCH_END; }
+    if (!stx__batches_read(b, (size_t)b->s.p, b->T, x, y)) return STX_BATCH_END;
+    fresh = b->s.fresh;
+    b->s.fresh = 0;
+    b->s.p += b->T;
+    if (b->s.p >= b->n - b->T) {
+        uint32_t u[4];
+        uint64_t most = b->T < b->n - b->T ? b->T : b->n - b->T;
+        stx_philox(b->seed ^ STX__BATCH_STREAM, 0, ++b->s.wraps, u);
+        b->s.p = ((uint64_t)u[1] << 32 | u[0]) % most;
+        b->s.fresh = 1;
+    }
+    return fresh ? STX_BATCH_FRESH : STX_BATCH_OK;
+}
+
+STX_DEF stx_batches_state stx_batches_get(const stx_batches *b)
+{
+    stx_batches_state s;
+    memset(&s, 0, sizeof s);
+    return b ? b->s : s;
+}
+
+STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s)
+{
+    if (!b || !stx_ok(b->x)) return 0;
+    if (s.p >= b->n - b->T || s.fresh < 0 || s.fresh > 1 || (!s.fresh && s.p < b->T)) {
+        stx_fail(b->x, STX_ERR_ARG, "stx_batches_set: position %llu (%s) cannot be in streams of %zu tokens and blocks of %zu; resume with the "
+                  "data, batch size and block length of the saved run, or start at position 0", (unsigned long long)s.p,
+                  s.fresh ? "fresh" : "continued", b->n, b->T);
+        return 0;
+    }
+    b->s = s;
+    return 1;
+}
+
+STX_DEF void stx_batches_rewind(stx_batches *b, int rule)
+{
+    if (!b) return;
+    b->eval = 0;
+    b->rule = rule;
+}
+
+STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t *T_this)
+{
+    size_t p, T;
+    if (T_this) *T_this = 0;
+    if (!b || !stx_ok(b->x)) return STX_BATCH_END;
+    if (!x || !y || !T_this || b->rule < STX_EVAL_ALL || b->rule > STX_EVAL_LITERAL) {
+        stx_fail(b->x, STX_ERR_ARG, "stx_batches_next_eval: x, y or T_this is NULL, or rule %d is none", b->rule);
+        return STX_BATCH_END;
+    }
+    p = b->eval;
+    if (p >= (b->rule == STX_EVAL_LITERAL ? b->n - b->T : b->n - 1)) return STX_BATCH_END;
+    T = b->T < b->n - 1 - p ? b->T : b->n - 1 - p;
+    if (!stx__batches_read(b, p, T, x, y)) return STX_BATCH_END;
+    *T_this = T;
+    b->eval = p + T;
+    return p ? STX_BATCH_OK : STX_BATCH_FRESH;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>checkpoints
+
+STX_DEF int stx_entry_get(const stx_entry *e, stx_real *out, size_t n) {
+#ifdef SEQTX_DOUBLE
+    return stx_entry_get_f64(e, out, n);
+#else
+    return stx_entry_get_f32(e, out, n);
+#endif
+}
+static const char *stx__join(char *buf, size_t n, const char *a, const char *b) {
+    int len = snprintf(buf, n, "%s%s", a, b);
+    return len >= 0 && (size_t)len < n ? buf : NULL;
+}
+static int stx__save_tensors(stx_writer *w, stx_tensor *const *t, const char *const *name, size_t count, const char *prefix) {
+    char full[512];
+    size_t i;
+    for (i = 0; i < count; i++) {
+        const char *s = stx__join(full, sizeof full, prefix, name[i]);
+        if (!s || !stx_writer_add(w, s, STX_REAL_DTYPE, t[i]->ndim, t[i]->dim, t[i]->data)) return 0;
+    }
+    return 1;
+}
+/* copy = 0: only look whether everything is there and fits */
+static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const *name, size_t count, const stx_file *f, const char *prefix, int copy) {
+    char full[512], want[96];
+    size_t i;
+    int k, same;
+    for (i = 0; i < count; i++) {
+        const char *s = stx__join(full, sizeof full, prefix, name[i]);
+        const stx_entry *e = s ? stx_file_find(f, s) : NULL;
+        if (!e) {
+            stx_fail(x, STX_ERR_FORMAT, "the file has no tensor \"%s%s\": it is from another model or optimiser; give the options that it was made with", prefix, name[i]);
+            return 0;
+        }
+        same = e->ndim == t[i]->ndim && (e->dtype == STX_F32 || e->dtype == STX_F64 || e->dtype == STX_BF16);
+        for (k = 0; same && k < e->ndim; k++) same = e->dim[k] == t[i]->dim[k];
+        if (!same) {
+            stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" in the file has %d dimensions, the first %zu, of dtype %d; the model wants %s: give the options that the file was made with", full, e->ndim, e->ndim ? e->dim[0] : 1, e->dtype, stx__shape(t[i], want));
+            return 0;
+        }
+        if (copy && !stx_entry_get(e, t[i]->data, e->count)) return 0;
+    }
+    return 1;
+}
+STX_DEF int stx_params_save(stx_writer *w, const stx_params *p, const char *prefix) {
+    return p && stx_ok(p->ctx) && stx__save_tensors(w, p->tensor, p->name, p->count, prefix);
+}
+STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix) {
+    return p && f && stx_ok(p->ctx) && stx__load_tensors(p->ctx, p->tensor, p->name, p->count, f, prefix, 0) && stx__load_tensors(p->ctx, p->tensor, p->name, p->count, f, prefix, 1);
+}
+
+STX_DEF int stx_file_meta_u64(stx_ctx *x, const stx_file *f, const char *key, uint64_t *out) {
+    const char *s = stx_file_meta(f, key), *p = s;
+    uint64_t v = 0;
+    for (; p && *p >= '0' && *p <= '9' && v <= (UINT64_MAX - 9) / 10; p++) v = 10 * v + (uint64_t)(*p - '0');
+    if (!s || p == s || *p) {
+        stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %s%s%s, want a whole number: the file is no checkpoint of this program, or is damaged", key, s ? "\"" : "", s ? s : "missing", s ? "\"" : "");
+        return 0;
+    }
+    *out = v;
+    return 1;
+}
+STX_DEF int stx_writer_meta_u64(stx_writer *w, const char *key, uint64_t value) {
+    char t[24];
+    snprintf(t, sizeof t, "%llu", (unsigned long long)value);
+    return stx_writer_meta(w, key, t);
+}
+
+STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o) {
+    static const char *const prefix[2] = {"optim.0.", "optim.1."};
+    int k;
+    if (!o || !stx_ok(o->params->ctx)) return 0;
+    for (k = 0; k < 2; k++) if (o->state[k] && !stx__save_tensors(w, o->state[k], o->params->name, o->params->count, prefix[k])) return 0;
+    return stx_writer_meta_u64(w, "optim.kind", (uint64_t)o->desc.kind) && stx_writer_meta_u64(w, "optim.step", o->step) &&
+           stx_writer_meta_u64(w, "optim.skipped", o->skipped);
+}
+STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
+    static const char *const prefix[2] = {"optim.0.", "optim.1."};
+    stx_ctx *x = o ? o->params->ctx : NULL;
+    uint64_t kind, step, skipped;
+    int k, copy;
+    if (!stx_ok(x) || !f || !stx_file_meta_u64(x, f, "optim.kind", &kind) || !stx_file_meta_u64(x, f, "optim.step", &step) || !stx_file_meta_u64(x, f, "optim.skipped", &skipped)) return 0;
+    if (kind != (uint64_t)o->desc.kind) {
+        stx_fail(x, STX_ERR_FORMAT, "the file holds the state of optimiser %d, this run has %d (1 sgd, 2 adagrad, 3 adam, 4 adamw): use the same", (int)kind, o->desc.kind);
+        return 0;
+    }
+    for (copy = 0; copy < 2; copy++)
+        for (k = 0; k < 2; k++) if (o->state[k] && !stx__load_tensors(x, o->state[k], o->params->name, o->params->count, f, prefix[k], copy)) return 0;
+    o->step = step;
+    o->skipped = skipped;
+    return 1;
+}
+
+#endif /* SEQTX_IMPLEMENTATION */
+
+/*
+This software is available under two licences: choose the one that you prefer.
+
+ALTERNATIVE A - MIT License
+Copyright (c) 2026 the seqtx authors
+Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
+rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
+persons to whom the Software is furnished to do so, subject to the following conditions: The above copyright notice and
+this permission notice shall be included in all copies or substantial portions of the Software. THE SOFTWARE IS PROVIDED
+"AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF
+MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT
+HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE,
+ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+
+ALTERNATIVE B - Public Domain (www.unlicense.org)
+This is free and unencumbered software released into the public domain. Anyone is free to copy, modify, publish, use,
+compile, sell, or distribute this software, either in source code form or as a compiled binary, for any purpose,
+commercial or non-commercial, and by any means. In jurisdictions that recognize copyright laws, the author or authors of
+this software dedicate any and all copyright interest in the software to the public domain. THE SOFTWARE IS PROVIDED "AS
+IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED. IN NO EVENT SHALL THE AUTHORS BE LIABLE FOR ANY CLAIM, DAMAGES OR
+OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE
+SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+*/

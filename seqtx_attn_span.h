@@ -1,0 +1,809 @@
+/* seqtx_attn_span.h - v0.1 - Sequential Transformer: adaptive attention span, all-attention, adaptive input/output
+   no warranty implied; MIT or public domain, your choice (end of seqtx.h)
+
+   In ONE .c (or .cpp) file:              everywhere else:
+       #define SEQTX_IMPLEMENTATION           #include "seqtx_attn_span.h"
+       #include "seqtx_attn_span.h"
+   It includes seqtx.h, which must stand beside it. Link -lm; add -fopenmp for all cores.
+   (SEQTX_ATTN_SPAN_IMPLEMENTATION compiles this header's part alone, when seqtx.h's is compiled elsewhere.)
+
+   MANUAL
+
+   The model. A Transformer that reads a text block by block. Each layer keeps its own inputs of the blocks before (the
+   cache) and attends to them; how far back is learned for every head. Papers:
+       Adaptive Attention Span in Transformers         Sukhbaatar, Grave, Bojanowski, Joulin, 2019    1905.07799
+       Augmenting Self-attention with Persistent Memory (all-attention)    Sukhbaatar et al., 2019    1907.01470
+       Adaptive Input Representations (adapt_io)                      Baevski and Auli, 2018          1809.10853
+
+       tokens x (B,T) -> embedding -> h (B,T,d) -> L layers -> h -> output layer -> log p (B,T,V)
+
+   One layer, with the names that the code uses:
+
+             h ------------------+--------------------.
+             |                   |                     \
+         cache ++ h = X      q = Wq h                   +--> LN1 --+---------------------.
+         |        |              |                      |          |                      \
+       k = Wk X  v = Wv X --> attention --> a = Wo y ---'      W2 relu(W1 h + b1) + b2 ----+--> LN2 --> h
+
+       s_t = (q_i . k_{i-t} + q_i . E_t) / sqrt(D)            t = 1..S steps back; E is shared by all layers and heads
+       m_t = clamp((1 - t + z L) / R + 1, 0, 1)                the span of a head: z in [0,1], L the largest, R the ramp
+       a_t = m_t e^s_t / (sum m e^s + eps sum e^s)
+       y_i = sum_t a_t v_{i-t}
+       loss = mean nll + lambda sum_layers L mean_h z          the penalty that keeps spans short
+
+   With pers = N > 0 there is no feed-forward: every head attends to N learned keys and values besides (all-attention).
+
+   Quick start (compiles as it stands): learns "abcabc.." and prints it.
+
+   //>quickstart
+       #define SEQTX_IMPLEMENTATION
+       #include "seqtx_attn_span.h"
+       #include <stdio.h>
+       int main(void) {
+           stx_span_desc d = {0};
+           stx_ctx *x = stx_create(NULL);
+           d.vocab = 256; d.layers = 2; d.dim = 32; d.heads = 2; d.inner = 64; d.span = 32; d.adapt_span = 1;
+           stx_span *model = stx_span_create(x, &d);
+           stx_optim_desc od = {0};
+           stx_optim *optim = stx_optim_create(stx_span_params(model), &od);
+           stx_span_state *memory = stx_span_state_create(model, 1);
+           for (int step = 0; step < 100 && stx_ok(x); step++) {
+               int32_t text[17];
+               for (int i = 0; i < 17; i++) text[i] = "abc"[(step * 16 + i) % 3];
+               stx_begin(x, STX_TRAIN);
+               stx_ids *in = stx_tokens(x, text, 1, 16), *next = stx_tokens(x, text + 1, 1, 16);
+               stx_tensor *nll = stx_span_loss(model, in, next, memory, memory);
+               stx_backward(x, stx_span_total(model, nll));
+               if (step % 20 == 0) printf("step %d nll %.4f\n", step, stx_item(x, nll));
+               if (stx_optim_step(optim, 0.01)) stx_span_clamp(model);
+           }
+           int32_t token = 'a';
+           stx_span_gen *gen = stx_span_gen_create(model, 1);
+           stx_sampling greedy = {0};
+           for (int i = 0; i < 12 && stx_ok(x); i++) {
+               const stx_real *logits = stx_span_gen_feed(gen, &token, 1);
+               putchar(token);
+               token = logits ? stx_sample(&greedy, 0, logits, 256, NULL) : 0;
+           }
+           printf("\n%s\n", stx_error(x));
+           stx_destroy(x);
+           return 0;
+       }
+   //<quickstart
+
+   Configuration (stx_span_desc)
+       field            zero means        typical       enwik8 small / 12 layers / 24 layers / all-attention
+       vocab            (required)        256           205 / 205 / 205 / 205
+       layers           8                 8             8 / 12 / 24 / 18
+       dim (d)          256               256           256 / 512 / 768 / 512
+       heads (H)        4                 4             4 / 8 / 8 / 8
+       inner (f)        4 d               1024          1024 / 2048 / 4096 / -
+       span (L)         1024              1024          1024 / 8192 / 8192 / 8192
+       adapt_span       fixed span        1             1
+       ramp (R)         32                32            32
+       span_init        0                 0             0
+       span_loss        0                 2e-6          2e-6 / 5e-7 / 5e-7 / 1e-7
+       pers (N)         feed-forward      0             0 / 0 / 0 / 1024
+       dropout          0                 0.1           0 / 0.3 / 0.4 / 0.3        (attention weights, inside the feed-forward)
+       emb_dropout      0                 0             0; wiki103_pers 0.1        (embedding, last hidden)
+   The optimiser of the paper is Adagrad, lr 0.07, per-tensor clip 0.03, linear warm-up; clamp the spans after each update.
+
+   Cost of a layer, forward, multiply-adds a token (c cached rows used, S_h the span of head h):
+       Wq, Wo 2 d^2 ; Wk, Wv 2 d^2 (c+T)/T ; attention 3 D sum_h S_h + 2 N d ; feed-forward 2 d f
+   Cache: B d sum_l C_l numbers, C_l = min(L, S_l + 64). Generation keeps projected keys and values instead: 4 d sum_l S_l
+   numbers a stream, and a new token costs 3 D sum_h S_h + 4 d^2 + 2 d f whatever was generated before.
+
+   Fidelity, against the reference implementation of 1905.07799 / 1907.01470 (spec attn_span):
+       reproduced   everything in sections 1.1-1.8 and 2.1-2.7: losses, caches, every gradient, span bookkeeping,
+                    initialisers, optimisers, positions, presets (float64 agreement with independent code to 1e-10)
+       corrected    literal switches bring the reference's own form back:
+                    literal_eps     eps = 1e-8 with the softmax over the whole window (quirk Q1). Default: eps = 0, the
+                                    paper's formula; keys out of a head's span do not exist, and cost nothing.
+                    literal_memory  rows of an empty memory are attended to as zeros (Q2). Default: they do not exist.
+       better       keys and values of rows outside the window are never projected; evaluation memories are separate
+                    states; true bits per byte; everything is in the checkpoint.
+       omitted      the fairseq variant (no renormalisation), dynamic span.
+
+   Easy to get wrong
+       - The cache holds layer inputs, not keys: projected again by the current weights in every step, so that cached rows
+         contribute to the gradients of Wk and Wv. Keys kept from step to step would be a different model.
+       - The cache of a layer is made before the layer runs, from its input; layer 0's holds the embedding after dropout.
+       - The current token is never attended to: t starts at 1.
+       - The mask multiplies after the exponential and rows are normalised again: a ramp inside the softmax is not it.
+       - The window S follows the LONGEST head of the layer, in steps of 64, and the cache is 64 rows longer, so that a
+         growing span finds its rows. When spans grow faster the missing rows are simply not there.
+       - z is clamped to [0,1] after the update, not in the forward.
+
+   Compile-time options: those of seqtx.h.
+   Reading order: stx__span_layer (the layer), stx_span_forward (cache and loop), stx__span_window (1.5), stx_span_gen_feed.
+*/
+#ifndef SEQTX_ATTN_SPAN_H
+#define SEQTX_ATTN_SPAN_H
+
+#include "seqtx.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// >>model: configuration -------------------------------------------------------------------------------------------
+
+typedef struct stx_span_desc {
+    size_t vocab;           /* V, required */
+    size_t layers;          /* 0: 8 */
+    size_t dim;             /* d; 0: 256. A multiple of heads */
+    size_t heads;           /* H; 0: 4 */
+    size_t inner;           /* f; 0: 4 d. Not used with pers */
+    size_t span;            /* L, the largest span; 0: 1024 */
+    int    adapt_span;      /* learn a span per head; 0: all have L */
+    int    full_cache;      /* keep L rows whatever the spans are; 0: as many as the longest head needs, and 64 */
+    double ramp;            /* R; 0: 32 */
+    double span_init;       /* first value of z, in [0,1] */
+    double span_loss;       /* lambda */
+    size_t pers;            /* N persistent vectors per head in place of the feed-forward */
+    int    adapt_io;        /* adaptive input and output; the vocabulary must be sorted by falling frequency */
+    int    adapt_io_tied;   /* ... sharing tables and projections */
+    double divval;          /* ... width of cluster i is floor(d / divval^i); 0: 4 */
+    size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;   /* ... 0 cutoffs: those of 20000, 40000, 200000 that are below vocab */
+    int    forward_columns; /* ... order of the head's cluster columns, see stx_adaptive */
+    double dropout, emb_dropout;
+    int    literal_eps;     /* [REF] Q1: eps = 1e-8, softmax over the layer's whole window */
+    int    literal_memory;  /* [REF] Q2: rows that never existed are zero keys */
+    int    recompute;       /* drop each layer's activations, make them again in backward: about 1/4 more time, far less memory */
+} stx_span_desc;
+
+typedef struct stx_span_layer {
+    stx_tensor *z;                          /* (H), adapt_span only */
+    stx_tensor *pers_key, *pers_val;        /* (H,N,D), N > 0 only */
+    stx_tensor *wq, *wo, *wv, *wk;          /* (d,d) */
+    stx_tensor *norm1_gain, *norm1_shift;   /* (d) */
+    stx_tensor *w1, *b1, *w2, *b2, *norm2_gain, *norm2_shift;   /* (f,d) (f) (d,f) (d) (d) (d), N = 0 only */
+} stx_span_layer;
+
+typedef struct stx_span {
+    stx_ctx        *ctx;
+    stx_span_desc   desc;                   /* resolved */
+    stx_params     *params;
+    stx_tensor     *key_pe;                 /* (L,D): row L-t is E_t */
+    stx_tensor     *in_emb, *out_w, *out_b; /* (V,d) (V,d) (V); NULL with adapt_io */
+    stx_adaptive    in, out;                /* adapt_io only */
+    stx_span_layer *layer;
+} stx_span;
+
+/* Makes a model with fresh parameters in x; it lives as long as x. NULL and the context's error when the sizes make no
+   sense. */
+STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *d);
+STX_DEF stx_params *stx_span_params(stx_span *m);
+/* Number of parameters that a desc gives (tied ones once), without making them; 0 when it is not valid. */
+STX_DEF size_t stx_span_count(const stx_span_desc *d);
+
+// >>model: memory --------------------------------------------------------------------------------------------------
+
+/* The caches of all layers for B streams: goes into a forward and comes out of it. Training and evaluation each have
+   their own. Empty at first. */
+typedef struct stx_span_state {
+    stx_span  *model;
+    size_t     B;
+    size_t    *rows;        /* per layer: rows in the sense of the paper's code, with zero rows */
+    size_t    *real;        /* ... of which this many, the newest, were ever written: only they are stored */
+    size_t    *capacity;    /* ... numbers that cache[l] has room for */
+    stx_real **cache;       /* ... (B, real, d), oldest first */
+} stx_span_state;
+
+STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B);
+STX_DEF void stx_span_state_free(stx_span_state *s);
+STX_DEF void stx_span_state_reset(stx_span_state *s);       /* forgets all; the sizes follow the spans of now */
+/* In a checkpoint: entries "<prefix><l>" and metadata "<prefix>rows.<l>". load fills a state of the same B; 1, or 0 and an
+   error (the state is then empty). */
+STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix);
+STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char *prefix);
+
+// >>model: forward -------------------------------------------------------------------------------------------------
+
+/* ids (B,T) -> last hidden state (B,T,d). in: memory (NULL: empty); out: where the new memory goes (NULL: nowhere; may be
+   in). Gradients do not pass the memory. */
+STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_span_state *in, stx_span_state *out);
+/* Logits (B,T,V) of a hidden state; with adapt_io log-probabilities, without a tape. */
+STX_DEF stx_tensor *stx_span_logits(stx_span *m, stx_tensor *h);
+/* Mean nll of targets (B,T), nats per token -> (1). */
+STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *in, stx_span_state *out);
+/* nll + lambda sum_l L mean_h z; nll itself when there is no penalty. */
+STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll);
+/* z into [0,1]: after every update. */
+STX_DEF void stx_span_clamp(stx_span *m);
+
+/* Span of head h of layer l, tokens: z L (L when fixed). */
+STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t h);
+/* As the reference logs them, with the ramp: mean over layers of ceil(mean z L) + R, and the largest ceil(max z L) + R. */
+STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max);
+
+// >>model: generation ----------------------------------------------------------------------------------------------
+
+/* Token by token, with projected keys and values kept, in windows of the spans: the cost of a token does not depend on
+   how many came before. Equal to stx_span_forward over the whole text. Make a new one, or reset it, when the
+   parameters have changed. */
+typedef struct stx_span_gen {
+    stx_span  *model;
+    size_t     B, chunk;
+    size_t    *window;      /* per layer: S */
+    size_t    *capacity;    /* ... rows of room in keys and values */
+    size_t    *len;         /* ... rows used */
+    stx_real **keys, **values;   /* ... (B, capacity, d) */
+} stx_span_gen;
+
+STX_DEF stx_span_gen *stx_span_gen_create(stx_span *m, size_t B);
+STX_DEF void stx_span_gen_free(stx_span_gen *g);
+STX_DEF void stx_span_gen_reset(stx_span_gen *g);           /* empty memory, spans of now */
+/* Feeds ids (B,n), n >= 1, and returns the logits (B,V) after the last of them; log-probabilities with adapt_io. They live
+   in the step arena, until the next stx_begin. Calls stx_begin(x, STX_EVAL): not between a forward and its backward. */
+STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, size_t n);
+
+#ifdef __cplusplus
+}
+#endif
+
+/* Stop here if you only want the API. */
+#endif /* SEQTX_ATTN_SPAN_H */
+
+#if (defined(SEQTX_IMPLEMENTATION) || defined(SEQTX_ATTN_SPAN_IMPLEMENTATION)) && !defined(SEQTX_ATTN_SPAN_IMPLEMENTATION_DONE)
+#define SEQTX_ATTN_SPAN_IMPLEMENTATION_DONE
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+// >>model: creation
+
+static int stx__span_bad(stx_ctx *x, const char *what, double got, const char *want) {
+    stx_fail(x, STX_ERR_ARG, "stx_span_create: %s is %g, want %s", what, got, want);
+    return 0;
+}
+/* Fills in the defaults and checks; 0 and an error (if x) when the desc makes no sense. */
+static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_desc *d) {
+    static const size_t usual[3] = {20000, 40000, 200000};
+    const size_t most = (size_t)1 << 31;
+    size_t i;
+    double width;
+    *d = *from;
+    if (!d->layers) d->layers = 8;
+    if (!d->dim) d->dim = 256;
+    if (!d->heads) d->heads = 4;
+    if (!d->inner) d->inner = d->dim < most ? 4 * d->dim : d->dim;
+    if (!d->span) d->span = 1024;
+    if (d->ramp == 0) d->ramp = 32;
+    if (d->divval == 0) d->divval = 4;
+    if (!d->vocab || d->vocab > most) return stx__span_bad(x, "vocab", (double)d->vocab, "1 to 2^31");
+    if (d->layers > 4096) return stx__span_bad(x, "layers", (double)d->layers, "1 to 4096");
+    if (d->dim > most / 4) return stx__span_bad(x, "dim", (double)d->dim, "at most 2^29");
+    if (d->heads > 256 || d->dim % d->heads) {
+        stx_fail(x, STX_ERR_ARG, "stx_span_create: %zu heads do not divide dim %zu: choose heads (at most 256) that do", d->heads, d->dim);
+        return 0;
+    }
+    if (d->inner > most) return stx__span_bad(x, "inner", (double)d->inner, "at most 2^31");
+    if (d->span > most) return stx__span_bad(x, "span", (double)d->span, "at most 2^31");
+    if (d->pers > most) return stx__span_bad(x, "pers", (double)d->pers, "at most 2^31");
+    if (!(d->ramp >= 1 && d->ramp <= (double)most)) return stx__span_bad(x, "ramp", d->ramp, "1 or more");
+    if (!(d->span_init >= 0 && d->span_init <= 1)) return stx__span_bad(x, "span_init", d->span_init, "0 to 1 (a fraction of span)");
+    if (!(d->span_loss >= 0 && d->span_loss < 1e30)) return stx__span_bad(x, "span_loss", d->span_loss, "0 or more");
+    if (!(d->dropout >= 0 && d->dropout < 1)) return stx__span_bad(x, "dropout", d->dropout, "0 <= p < 1");
+    if (!(d->emb_dropout >= 0 && d->emb_dropout < 1)) return stx__span_bad(x, "emb_dropout", d->emb_dropout, "0 <= p < 1");
+    if (d->adapt_io) {
+        if (!(d->divval > 1 && d->divval < 1e6)) return stx__span_bad(x, "divval", d->divval, "more than 1");
+        if (!d->cutoffs) for (i = 0; i < 3 && usual[i] < d->vocab; i++) d->cutoff[d->cutoffs++] = usual[i];
+        if (d->cutoffs > STX_MAX_CLUSTERS - 1) return stx__span_bad(x, "cutoffs", (double)d->cutoffs, "at most 7");
+        width = (double)d->dim;
+        for (i = 0; i < d->cutoffs; i++) {
+            if (d->cutoff[i] <= (i ? d->cutoff[i - 1] : 0) || d->cutoff[i] >= d->vocab) {
+                stx_fail(x, STX_ERR_ARG, "stx_span_create: cutoff %zu (number %zu): cutoffs rise and stay below the vocabulary of %zu", d->cutoff[i], i + 1, d->vocab);
+                return 0;
+            }
+            width /= d->divval;
+            if (width < 1) return stx__span_bad(x, "dim / divval^cutoffs", width, "1 or more: use fewer cutoffs, a smaller divval or a larger dim");
+        }
+    }
+    return 1;
+}
+static size_t stx__span_width(const stx_span_desc *d, size_t cluster) { return (size_t)floor((double)d->dim / pow(d->divval, (double)cluster)); }
+
+STX_DEF size_t stx_span_count(const stx_span_desc *desc) {
+    stx_span_desc d;
+    size_t n, layer, i, start = 0;
+    if (!desc || !stx__span_resolve(NULL, desc, &d)) return 0;
+    n = d.dim / d.heads * d.span;
+    if (!d.adapt_io) n += 2 * d.vocab * d.dim + d.vocab;
+    else {
+        for (i = 0; i <= d.cutoffs; i++) {
+            size_t end = i < d.cutoffs ? d.cutoff[i] : d.vocab, w = stx__span_width(&d, i);
+            n += (d.adapt_io_tied ? 1 : 2) * ((end - start) * w + d.dim * w) + (end - start);
+            start = end;
+        }
+        n += d.cutoffs * (d.dim + 1);
+    }
+    layer = 4 * d.dim * d.dim + 2 * d.dim + (d.adapt_span ? d.heads : 0);
+    layer += d.pers ? 2 * d.pers * d.dim : 2 * d.dim * d.inner + d.inner + 3 * d.dim;
+    return n + d.layers * layer;
+}
+
+static stx_tensor *stx__span_param(stx_span *m, size_t l, const char *name, int init, double a, size_t d0, size_t d1, size_t d2) {
+    char full[96];
+    snprintf(full, sizeof full, "layers.%zu.%s", l, name);
+    return stx_param(m->params, init, a, full, d0, d1, d2, 0);
+}
+static stx_tensor *stx__span_io(stx_span *m, const char *name, size_t i, double bound, int init, size_t d0, size_t d1) {
+    char full[96];
+    snprintf(full, sizeof full, "%s.%zu", name, i);
+    return stx_param(m->params, init, bound, full, d0, d1, 0, 0);
+}
+/* Initialisers: spec attn_span 1.1 and 1.7 (those of PyTorch's Linear and Embedding). */
+STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
+    stx_span *m;
+    stx_span_desc *d;
+    size_t l, i, D, start;
+    double sd, sf;
+    if (!stx_ok(x)) return NULL;
+    if (!desc) { stx_fail(x, STX_ERR_ARG, "stx_span_create: no desc; at least vocab is needed"); return NULL; }
+    m = (stx_span *)stx_persist(x, sizeof *m);
+    if (!m || !stx__span_resolve(x, desc, &m->desc)) return NULL;
+    d = &m->desc;
+    m->ctx = x;
+    m->params = stx_params_create(x);
+    m->layer = (stx_span_layer *)stx_persist(x, d->layers * sizeof *m->layer);
+    if (!m->params || !m->layer) return NULL;
+    D = d->dim / d->heads;
+    sd = 1 / sqrt((double)d->dim);
+    sf = 1 / sqrt((double)d->inner);
+    m->key_pe = stx_param(m->params, STX_NORMAL, 1, "key_pe", d->span, D, 0, 0);
+    if (!d->adapt_io) {
+        m->in_emb = stx_param(m->params, STX_NORMAL, 1, "in_emb.weight", d->vocab, d->dim, 0, 0);
+        m->out_w = stx_param(m->params, STX_UNIFORM, sd, "out_emb.weight", d->vocab, d->dim, 0, 0);
+        m->out_b = stx_param(m->params, STX_UNIFORM, sd, "out_emb.bias", d->vocab, 0, 0, 0);
+    } else {
+        m->in.clusters = m->out.clusters = d->cutoffs + 1;
+        m->out.forward_columns = d->forward_columns;
+        for (i = 0, start = 0; i <= d->cutoffs; i++) {
+            size_t end = i < d->cutoffs ? d->cutoff[i] : d->vocab, w = stx__span_width(d, i);
+            m->in.end[i] = m->out.end[i] = end;
+            m->in.table[i] = m->out.table[i] = stx__span_io(m, "in_emb.tables", i, 1, STX_NORMAL, end - start, w);
+            m->in.proj[i] = m->out.proj[i] = stx__span_io(m, "in_emb.projs", i, 1 / sqrt((double)w), STX_UNIFORM, d->dim, w);
+            start = end;
+        }
+        if (d->cutoffs) {
+            m->out.cluster_w = stx_param(m->params, STX_UNIFORM, sd, "out_emb.cluster.weight", d->cutoffs, d->dim, 0, 0);
+            m->out.cluster_b = stx_param(m->params, STX_UNIFORM, sd, "out_emb.cluster.bias", d->cutoffs, 0, 0, 0);
+        }
+        for (i = 0, start = 0; i <= d->cutoffs; i++) {
+            size_t end = m->out.end[i], w = stx__span_width(d, i);
+            double b = 1 / sqrt((double)w);
+            if (!d->adapt_io_tied) {
+                m->out.table[i] = stx__span_io(m, "out_emb.tables", i, b, STX_UNIFORM, end - start, w);
+                m->out.proj[i] = stx__span_io(m, "out_emb.projs", i, b, STX_UNIFORM, d->dim, w);
+            }
+            m->out.bias[i] = stx__span_io(m, "out_emb.biases", i, b, STX_UNIFORM, end - start, 0);
+            start = end;
+        }
+    }
+    for (l = 0; l < d->layers; l++) {
+        stx_span_layer *y = &m->layer[l];
+        if (d->adapt_span) y->z = stx__span_param(m, l, "attn.span", STX_CONSTANT, d->span_init, d->heads, 0, 0);
+        if (d->pers) {
+            y->pers_key = stx__span_param(m, l, "attn.pers_key", STX_NORMAL, 1 / sqrt((double)D), d->heads, d->pers, D);
+            y->pers_val = stx__span_param(m, l, "attn.pers_val", STX_NORMAL, 1 / sqrt((double)d->pers), d->heads, d->pers, D);
+        }
+        y->wq = stx__span_param(m, l, "attn.wq", STX_UNIFORM, sd, d->dim, d->dim, 0);
+        y->wo = stx__span_param(m, l, "attn.wo", STX_UNIFORM, sd, d->dim, d->dim, 0);
+        y->wv = stx__span_param(m, l, "attn.wv", STX_UNIFORM, sd, d->dim, d->dim, 0);
+        y->wk = stx__span_param(m, l, "attn.wk", STX_UNIFORM, sd, d->dim, d->dim, 0);
+        y->norm1_gain = stx__span_param(m, l, "norm1.weight", STX_CONSTANT, 1, d->dim, 0, 0);
+        y->norm1_shift = stx__span_param(m, l, "norm1.bias", STX_ZEROS, 0, d->dim, 0, 0);
+        if (d->pers) continue;
+        y->w1 = stx__span_param(m, l, "ff.fc1.weight", STX_UNIFORM, sd, d->inner, d->dim, 0);
+        y->b1 = stx__span_param(m, l, "ff.fc1.bias", STX_UNIFORM, sd, d->inner, 0, 0);
+        y->w2 = stx__span_param(m, l, "ff.fc2.weight", STX_UNIFORM, sf, d->dim, d->inner, 0);
+        y->b2 = stx__span_param(m, l, "ff.fc2.bias", STX_UNIFORM, sf, d->dim, 0, 0);
+        y->norm2_gain = stx__span_param(m, l, "norm2.weight", STX_CONSTANT, 1, d->dim, 0, 0);
+        y->norm2_shift = stx__span_param(m, l, "norm2.bias", STX_ZEROS, 0, d->dim, 0, 0);
+    }
+    return stx_ok(x) ? m : NULL;
+}
+STX_DEF stx_params *stx_span_params(stx_span *m) { return m ? m->params : NULL; }
+
+// >>model: spans
+
+static void stx__span_z(const stx_span *m, size_t l, double *mean, double *max) {
+    const stx_tensor *z = m->layer[l].z;
+    stx_real v[256];
+    size_t h;
+    *mean = 0;
+    *max = 0;
+    stx_get(m->ctx, z, v);
+    for (h = 0; h < z->size; h++) {
+        *mean += (double)v[h] / (double)z->size;
+        if ((double)v[h] > *max) *max = (double)v[h];
+    }
+}
+/* clamp(ceil(z L) + R, 0, L) */
+static size_t stx__span_reach(const stx_span_desc *d, double z) {
+    double r = ceil(z * (double)d->span) + d->ramp;
+    return r < (double)d->span ? (size_t)(r > 0 ? r : 0) : d->span;
+}
+/* Working span S and cache size C of layer l by its longest head (spec attn_span 1.5). Trimming in steps of 64 never takes
+   a key that has weight. */
+static void stx__span_window(const stx_span *m, size_t l, size_t *S, size_t *C) {
+    const stx_span_desc *d = &m->desc;
+    size_t L = d->span, trim = 0;
+    double mean, max;
+    if (d->adapt_span) {
+        stx__span_z(m, l, &mean, &max);
+        trim = L - stx__span_reach(d, max);
+        trim = (trim < L - 1 ? trim : L - 1) / 64 * 64;
+    }
+    *S = L - trim;
+    *C = !d->adapt_span || d->full_cache || *S + 64 > L ? L : *S + 64;
+}
+STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t h) {
+    stx_real v[256];
+    if (!m || l >= m->desc.layers || h >= m->desc.heads) return 0;
+    if (!m->desc.adapt_span) return (double)m->desc.span;
+    stx_get(m->ctx, m->layer[l].z, v);
+    return (double)v[h] * (double)m->desc.span;
+}
+STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max) {
+    size_t l;
+    *avg = *max = 0;
+    if (!m) return;
+    for (l = 0; l < m->desc.layers; l++) {
+        double zmean = 1, zmax = 1, r;
+        if (m->desc.adapt_span) stx__span_z(m, l, &zmean, &zmax);
+        r = (double)stx__span_reach(&m->desc, zmax);
+        *avg += (double)stx__span_reach(&m->desc, zmean) / (double)m->desc.layers;
+        if (r > *max) *max = r;
+    }
+}
+STX_DEF void stx_span_clamp(stx_span *m) {
+    size_t l;
+    for (l = 0; m && stx_ok(m->ctx) && l < m->desc.layers; l++)
+        if (m->layer[l].z) STX_RUN(m->ctx, stx_clamp, (m->ctx, m->layer[l].z->data, m->layer[l].z->size, 0, 1));
+}
+
+// >>model: memory
+
+STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B) {
+    stx_ctx *x = m ? m->ctx : NULL;
+    stx_span_state *s;
+    size_t n;
+    if (!stx_ok(x)) return NULL;
+    if (!B) { stx_fail(x, STX_ERR_ARG, "stx_span_state_create: no streams, want B >= 1"); return NULL; }
+    n = m->desc.layers;
+    s = (stx_span_state *)stx_block(x, sizeof *s);
+    if (!s) return NULL;
+    s->model = m;
+    s->B = B;
+    s->rows = (size_t *)stx_block(x, 3 * n * sizeof *s->rows);
+    s->cache = (stx_real **)stx_block(x, n * sizeof *s->cache);
+    if (!s->rows || !s->cache) return NULL;
+    s->real = s->rows + n;
+    s->capacity = s->real + n;
+    stx_span_state_reset(s);
+    return s;
+}
+STX_DEF void stx_span_state_free(stx_span_state *s) {
+    stx_ctx *x;
+    size_t l;
+    if (!s) return;
+    x = s->model->ctx;
+    for (l = 0; l < s->model->desc.layers; l++) stx_block_free(x, s->cache[l]);
+    stx_block_free(x, s->cache);
+    stx_block_free(x, s->rows);
+    stx_block_free(x, s);
+}
+STX_DEF void stx_span_state_reset(stx_span_state *s) {
+    size_t l, S, C;
+    for (l = 0; s && l < s->model->desc.layers; l++) {
+        stx__span_window(s->model, l, &S, &C);
+        s->rows[l] = C;
+        s->real[l] = 0;
+    }
+}
+/* Room for rows rows in layer l, half as much again as asked so that a growing span seldom allocates. */
+static int stx__span_room(stx_span_state *s, size_t l, size_t rows) {
+    stx_ctx *x = s->model->ctx;
+    size_t want = stx_bytes_of(s->B, rows, s->model->desc.dim), n;
+    if (want <= s->capacity[l]) return 1;
+    n = stx_bytes_of(s->B, STX__MIN(rows + rows / 2, STX__MAX(rows, s->model->desc.span)), s->model->desc.dim);
+    stx_block_free(x, s->cache[l]);
+    s->capacity[l] = 0;
+    s->cache[l] = (stx_real *)stx_block(x, n > SIZE_MAX / sizeof(stx_real) ? SIZE_MAX : n * sizeof(stx_real));
+    if (!s->cache[l]) return 0;
+    s->capacity[l] = n;
+    return 1;
+}
+/* New memory of layer l, from its input h (B,T,d): the last min(c, C-T) rows of the old and h, or the last C rows of h. */
+static int stx__span_remember(stx_span *m, size_t l, size_t C, const stx_tensor *h, const stx_span_state *in, stx_span_state *out) {
+    stx_ctx *x = m->ctx;
+    size_t d = m->desc.dim, B = h->dim[0], T = h->dim[1], c = in ? in->rows[l] : C, real = in ? in->real[l] : 0;
+    size_t keep = C > T ? STX__MIN(c, C - T) : 0, own = C > T ? T : C, old = STX__MIN(real, keep), n = old + own;
+    stx_real *t = (stx_real *)stx_step_alloc(x, stx_bytes_of(B * n, d, sizeof *t));
+    if (!t) return 0;
+    if (old) STX_RUN(x, stx_copy2d, (x, t, n * d, in->cache[l] + (real - old) * d, real * d, B, old * d, 0));
+    STX_RUN(x, stx_copy2d, (x, t + old * d, n * d, h->data + (T - own) * d, T * d, B, own * d, 0));
+    if (!stx__span_room(out, l, n)) return 0;      /* in may be out: the old rows are copied by now */
+    STX_RUN(x, stx_copy2d, (x, out->cache[l], B * n * d, t, B * n * d, 1, B * n * d, 0));
+    out->rows[l] = keep + own;
+    out->real[l] = n;
+    return 1;
+}
+
+STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix) {
+    size_t l, dim[3];
+    char name[96];
+    if (!s || !stx_ok(s->model->ctx)) return 0;
+    for (l = 0; l < s->model->desc.layers; l++) {
+        snprintf(name, sizeof name, "%srows.%zu", prefix, l);
+        if (!stx_writer_meta_u64(w, name, s->rows[l])) return 0;
+        if (!s->real[l]) continue;
+        dim[0] = s->B; dim[1] = s->real[l]; dim[2] = s->model->desc.dim;
+        snprintf(name, sizeof name, "%s%zu", prefix, l);
+        if (!stx_writer_add(w, name, STX_REAL_DTYPE, 3, dim, s->cache[l])) return 0;
+    }
+    return 1;
+}
+STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char *prefix) {
+    size_t l, d;
+    char name[96];
+    stx_ctx *x = s ? s->model->ctx : NULL;
+    if (!stx_ok(x) || !f) return 0;
+    stx_span_state_reset(s);
+    d = s->model->desc.dim;
+    for (l = 0; l < s->model->desc.layers; l++) {
+        const stx_entry *e;
+        uint64_t rows;
+        snprintf(name, sizeof name, "%srows.%zu", prefix, l);
+        if (!stx_file_meta_u64(x, f, name, &rows)) break;
+        if (rows > s->model->desc.span) { stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu, more than the span of %zu: the file is damaged", name, (unsigned long long)rows, s->model->desc.span); break; }
+        snprintf(name, sizeof name, "%s%zu", prefix, l);
+        e = stx_file_find(f, name);
+        s->rows[l] = (size_t)rows;
+        if (!e) continue;                       /* nothing was remembered yet */
+        if (e->ndim != 3 || e->dim[0] != s->B || e->dim[1] > rows || e->dim[2] != d) {
+            stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" does not hold a memory of %zu streams of width %zu: give the batch size and model that the file was made with", name, s->B, d);
+            break;
+        }
+        if (!stx__span_room(s, l, e->dim[1])) break;
+        if (!stx_entry_get(e, s->cache[l], e->count)) break;
+        s->real[l] = e->dim[1];
+    }
+    if (l == s->model->desc.layers) return 1;
+    for (l = 0; l < s->model->desc.layers; l++) s->real[l] = 0;
+    return 0;
+}
+
+// >>model: layer and forward
+
+typedef struct stx__span_job { stx_span *m; size_t l, S; } stx__span_job;
+
+static void stx__span_attention(const stx_span *m, size_t S, stx_attention_desc *a) {
+    const stx_span_desc *d = &m->desc;
+    memset(a, 0, sizeof *a);
+    a->heads = d->heads;
+    a->span = S;
+    a->delta_min = 1;
+    a->max_span = (double)d->span;
+    a->ramp = d->ramp;
+    a->eps = d->literal_eps && d->adapt_span ? 1e-8 : 0;
+    a->dropout = d->dropout;
+    a->first_key = d->literal_memory ? -(ptrdiff_t)S : 0;
+}
+/* What follows the attention's output y: h' = LN1(h + Wo y), then LN2(h' + FF(h')) unless all-attention. */
+static stx_tensor *stx__span_after(stx_span *m, size_t l, stx_tensor *h, stx_tensor *y) {
+    stx_ctx *x = m->ctx;
+    const stx_span_layer *p = &m->layer[l];
+    stx_tensor *f;
+    h = stx_layernorm(x, stx_add(x, h, stx_linear(x, y, p->wo, NULL, STX_ACT_NONE)), p->norm1_gain, p->norm1_shift, 1e-5);
+    if (m->desc.pers) return h;
+    f = stx_dropout(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), m->desc.dropout);
+    return stx_layernorm(x, stx_add(x, h, stx_linear(x, f, p->w2, p->b2, STX_ACT_NONE)), p->norm2_gain, p->norm2_shift, 1e-5);
+}
+/* One layer: in[0] = h (B,T,d), in[1] = X (B,c+T,d), memory and h. */
+static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in) {
+    const stx__span_job *job = (const stx__span_job *)user;
+    stx_span *m = job->m;
+    const stx_span_layer *p = &m->layer[job->l];
+    stx_attention_in a;
+    stx_attention_desc d;
+    memset(&a, 0, sizeof a);
+    a.q = stx_linear(x, in[0], p->wq, NULL, STX_ACT_NONE);
+    a.k = stx_linear(x, in[1], p->wk, NULL, STX_ACT_NONE);
+    a.v = stx_linear(x, in[1], p->wv, NULL, STX_ACT_NONE);
+    a.pe = m->key_pe;
+    a.z = p->z;
+    a.pk = p->pers_key;
+    a.pv = p->pers_val;
+    stx__span_attention(m, job->S, &d);
+    return stx__span_after(m, job->l, in[0], stx_attention(x, &a, &d));
+}
+static stx_tensor *stx__span_embed(stx_span *m, const stx_ids *ids) {
+    stx_tensor *h = m->desc.adapt_io ? stx_adaptive_input(m->ctx, &m->in, ids) : stx_embedding(m->ctx, m->in_emb, ids);
+    return stx_dropout(m->ctx, h, m->desc.emb_dropout);
+}
+
+STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_span_state *in, stx_span_state *out) {
+    stx_ctx *x = m ? m->ctx : NULL;
+    stx_tensor *h, *lay[2];
+    size_t l, S, C, d;
+    if (!stx_ok(x) || !ids) return NULL;
+    if ((in && in->B != ids->B) || (out && out->B != ids->B) || (in && in->model != m) || (out && out->model != m)) {
+        stx_fail(x, STX_ERR_SHAPE, "stx_span_forward: %zu rows of tokens with a memory of %zu streams, or of another model: make the state with B = %zu", ids->B, in ? in->B : out->B, ids->B);
+        return NULL;
+    }
+    d = m->desc.dim;
+    h = stx__span_embed(m, ids);
+    for (l = 0; l < m->desc.layers && h; l++) {
+        stx__span_job *job = (stx__span_job *)stx_step_alloc(x, sizeof *job);
+        size_t have;
+        if (!job) return NULL;
+        stx__span_window(m, l, &S, &C);
+        have = in ? STX__MIN(in->real[l], S) : 0;        /* rows further back have no weight: not projected */
+        lay[0] = lay[1] = h;
+        if (have) {
+            size_t real = in->real[l];
+            stx_tensor *mem = stx_new(x, ids->B, have, d, 0);
+            if (!mem) return NULL;
+            STX_RUN(x, stx_copy2d, (x, mem->data, have * d, in->cache[l] + (real - have) * d, real * d, ids->B, have * d, 0));
+            lay[1] = stx_concat(x, mem, h);
+        }
+        if (out && !stx__span_remember(m, l, C, h, in, out)) return NULL;
+        job->m = m; job->l = l; job->S = S;
+        h = m->desc.recompute ? stx_recompute(x, stx__span_layer, job, lay, 2) : stx__span_layer(x, job, lay);
+    }
+    return stx_dropout(x, h, m->desc.emb_dropout);
+}
+STX_DEF stx_tensor *stx_span_logits(stx_span *m, stx_tensor *h) {
+    stx_tensor *y;
+    if (!m || !h) return NULL;
+    if (!m->desc.adapt_io) return stx_linear(m->ctx, h, m->out_w, m->out_b, STX_ACT_NONE);
+    y = stx_adaptive_log_probs(m->ctx, &m->out, h);
+    return h->ndim == 3 ? stx_reshape(m->ctx, y, h->dim[0], h->dim[1], m->desc.vocab, 0) : y;
+}
+STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *in, stx_span_state *out) {
+    stx_tensor *h = stx_span_forward(m, ids, in, out);
+    if (!h || !targets) return NULL;
+    return m->desc.adapt_io ? stx_adaptive_softmax(m->ctx, &m->out, h, targets) : stx_cross_entropy(m->ctx, stx_span_logits(m, h), targets, 0);
+}
+STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll) {
+    size_t l;
+    if (!m || !nll || !m->desc.adapt_span || m->desc.span_loss == 0) return nll;
+    for (l = 0; l < m->desc.layers; l++)
+        nll = stx_add(m->ctx, nll, stx_scale(m->ctx, stx_mean(m->ctx, m->layer[l].z), m->desc.span_loss * (double)m->desc.span));
+    return nll;
+}
+
+// >>model: generation
+
+STX_DEF stx_span_gen *stx_span_gen_create(stx_span *m, size_t B) {
+    stx_ctx *x = m ? m->ctx : NULL;
+    stx_span_gen *g;
+    size_t n;
+    if (!stx_ok(x)) return NULL;
+    if (!B) { stx_fail(x, STX_ERR_ARG, "stx_span_gen_create: no streams, want B >= 1"); return NULL; }
+    n = m->desc.layers;
+    g = (stx_span_gen *)stx_block(x, sizeof *g);
+    if (!g) return NULL;
+    g->model = m;
+    g->B = B;
+    g->chunk = 64;
+    g->window = (size_t *)stx_block(x, 3 * n * sizeof *g->window);
+    g->keys = (stx_real **)stx_block(x, 2 * n * sizeof *g->keys);
+    if (!g->window || !g->keys) return NULL;
+    g->capacity = g->window + n;
+    g->len = g->capacity + n;
+    g->values = g->keys + n;
+    stx_span_gen_reset(g);
+    return stx_ok(x) ? g : NULL;
+}
+STX_DEF void stx_span_gen_free(stx_span_gen *g) {
+    stx_ctx *x;
+    size_t l;
+    if (!g) return;
+    x = g->model->ctx;
+    for (l = 0; l < 2 * g->model->desc.layers; l++) stx_block_free(x, g->keys[l]);
+    stx_block_free(x, g->keys);
+    stx_block_free(x, g->window);
+    stx_block_free(x, g);
+}
+STX_DEF void stx_span_gen_reset(stx_span_gen *g) {
+    stx_ctx *x = g ? g->model->ctx : NULL;
+    size_t l, S, C;
+    if (!g) return;
+    for (l = 0; l < g->model->desc.layers; l++) {
+        size_t rows, bytes;
+        stx__span_window(g->model, l, &S, &C);
+        rows = 2 * S + g->chunk;        /* the window, a chunk, and S more so that moving down costs one copy a token */
+        g->window[l] = S;
+        g->len[l] = 0;
+        if (rows <= g->capacity[l]) continue;
+        stx_block_free(x, g->keys[l]);
+        stx_block_free(x, g->values[l]);
+        g->keys[l] = g->values[l] = NULL;
+        g->capacity[l] = 0;
+        bytes = stx_bytes_of(g->B * sizeof(stx_real), rows, g->model->desc.dim);
+        g->keys[l] = (stx_real *)stx_block(x, bytes);
+        g->values[l] = (stx_real *)stx_block(x, bytes);
+        if (!g->keys[l] || !g->values[l]) return;
+        g->capacity[l] = rows;
+    }
+}
+/* Appends (B,n,d) to the rows of a buffer. When it is full the last `keep` rows move to its front: rows that stay and rows
+   that go never overlap, for the buffer is at least 2 keep + n long. Returns the rows in use. */
+static size_t stx__span_append(stx_ctx *x, stx_real *buf, size_t capacity, size_t len, size_t keep, const stx_tensor *rows) {
+    size_t B = rows->dim[0], n = rows->dim[1], d = rows->dim[2];
+    if (len + n > capacity) {
+        STX_RUN(x, stx_copy2d, (x, buf, capacity * d, buf + (len - keep) * d, capacity * d, B, keep * d, 0));
+        len = keep;
+    }
+    STX_RUN(x, stx_copy2d, (x, buf + len * d, capacity * d, rows->data, n * d, B, n * d, 0));
+    return len + n;
+}
+STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, size_t n) {
+    stx_span *m = g ? g->model : NULL;
+    stx_ctx *x = m ? m->ctx : NULL;
+    stx_tensor *h = NULL, *y;
+    size_t l, at, b, i, d;
+    if (!stx_ok(x)) return NULL;
+    if (!ids || !n) { stx_fail(x, STX_ERR_ARG, "stx_span_gen_feed: no tokens, want at least one a stream"); return NULL; }
+    d = m->desc.dim;
+    for (at = 0; at < n; at += i) {
+        size_t t = STX__MIN(g->chunk, n - at);
+        stx_ids *part;
+        int32_t *copy;
+        stx_begin(x, STX_EVAL);
+        copy = (int32_t *)stx_step_alloc(x, g->B * t * sizeof *copy);
+        if (!copy) return NULL;
+        for (b = 0; b < g->B; b++) memcpy(copy + b * t, ids + b * n + at, t * sizeof *copy);
+        part = stx_tokens(x, copy, g->B, t);
+        h = stx__span_embed(m, part);
+        for (l = 0; l < m->desc.layers && h; l++) {
+            const stx_span_layer *p = &m->layer[l];
+            stx_tensor *q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE), *k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE), *v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
+            size_t S = g->window[l], cap = g->capacity[l], have = STX__MIN(g->len[l], S), first;
+            stx_attention_desc ad;
+            stx_attention_args a;
+            if (!v) return NULL;
+            stx__span_append(x, g->keys[l], cap, g->len[l], have, k);
+            g->len[l] = stx__span_append(x, g->values[l], cap, g->len[l], have, v);
+            first = g->len[l] - t - have;
+            stx__span_attention(m, S, &ad);
+            memset(&a, 0, sizeof a);
+            a.B = g->B; a.T = t; a.S = have + t; a.H = m->desc.heads; a.D = d / a.H; a.P = m->desc.span; a.N = m->desc.pers;
+            a.pe_heads = 1;
+            a.ldq = a.ldk = d;
+            a.stq = t * d;
+            a.stk = cap * d;
+            a.span = S;
+            a.delta_min = 1;
+            a.first_key = ad.first_key;
+            a.scale = (stx_real)(1 / sqrt((double)a.D));
+            a.max_span = (stx_real)ad.max_span; a.ramp = (stx_real)ad.ramp; a.eps = (stx_real)ad.eps;
+            a.q = q->data;
+            a.k = g->keys[l] + first * d;
+            a.v = g->values[l] + first * d;
+            a.pe = m->key_pe->data;
+            a.z = p->z ? p->z->data : NULL;
+            a.pk = p->pers_key ? p->pers_key->data : NULL;
+            a.pv = p->pers_val ? p->pers_val->data : NULL;
+            y = stx_new(x, g->B, t, d, 0);
+            a.top = (stx_real *)stx_step_alloc(x, 2 * a.B * a.H * t * sizeof(stx_real));
+            if (!y || !a.top) return NULL;
+            a.inv = a.top + a.B * a.H * t;
+            a.y = y->data;
+            STX_RUN(x, stx_attention_fwd, (x, &a));
+            h = stx__span_after(m, l, h, y);
+        }
+        i = t;
+    }
+    if (!h) return NULL;
+    i = h->dim[1];
+    y = stx_span_logits(m, i > 1 ? stx_slice(x, h, i - 1, i) : h);
+    return y ? y->data : NULL;
+}
+
+#endif /* SEQTX_ATTN_SPAN_IMPLEMENTATION */

@@ -1,0 +1,263 @@
+/* Every golden vector of single ops, the fused attention and the optimisers (tests/golden, made by an independent PyTorch
+   implementation): values and every gradient. 1e-10 in the double build, 1e-5 in float. Usage: test_golden_ops DIR */
+#include <stdint.h>
+#define SEQTX_IMPLEMENTATION
+#include "../seqtx.h"
+#include "test.h"
+
+#ifdef SEQTX_DOUBLE
+static const double TOL = 1e-10;
+#else
+static const double TOL = 1e-5;
+#endif
+
+static const char *dir;
+static stx_file *open_golden(stx_ctx *x, const char *name) {
+    char path[1024];
+    stx_file *f;
+    snprintf(path, sizeof path, "%s/%s.safetensors", dir, name);
+    f = stx_file_open(x, path);
+    CHECK(f != NULL, "%s", stx_error(x));
+    return f;
+}
+static double *entry(const stx_file *f, const char *name, size_t *n) {
+    const stx_entry *e = stx_file_find(f, name);
+    double *out;
+    if (n) *n = e ? e->count : 0;
+    if (!e) return NULL;
+    out = (double *)malloc((e->count + 1) * sizeof *out);
+    if (!stx_entry_get_f64(e, out, e->count)) { free(out); return NULL; }
+    return out;
+}
+static stx_tensor *var(stx_ctx *x, const stx_file *f, const char *name) {
+    const stx_entry *e = stx_file_find(f, name);
+    double *d;
+    stx_real *r;
+    stx_tensor *t;
+    size_t i, dim[4] = {0, 0, 0, 0};
+    if (!e) return NULL;
+    d = entry(f, name, NULL);
+    r = (stx_real *)malloc((e->count + 1) * sizeof *r);
+    for (i = 0; i < e->count; i++) r[i] = (stx_real)d[i];
+    for (i = 0; i < (size_t)e->ndim; i++) dim[i] = e->dim[i];
+    t = stx_variable(x, r, dim[0], dim[1], dim[2], dim[3]);
+    free(d);
+    free(r);
+    return t;
+}
+static void same(const stx_file *f, const char *what, const char *name, const stx_real *have, size_t n, double tol) {
+    size_t m, i;
+    double *want = entry(f, name, &m), *got, e;
+    CHECK(want && m == n && have, "%s %s: %zu numbers, %zu wanted", what, name, n, m);
+    if (!want || m != n || !have) { free(want); return; }
+    got = (double *)malloc((n + 1) * sizeof *got);
+    for (i = 0; i < n; i++) got[i] = (double)have[i];
+    e = test_error(got, want, n, 1e-3);
+    CHECK(e <= tol, "%s %s: error %g", what, name, e);
+    free(got);
+    free(want);
+}
+static double meta(const stx_file *f, const char *key) {
+    const char *s = stx_file_meta(f, key);
+    CHECK(s != NULL, "metadata %s", key);
+    return s ? atof(s) : 0;
+}
+
+static void attention_case(int number, int threads) {
+    char name[32];
+    stx_desc cd;
+    stx_ctx *x;
+    stx_file *f;
+    stx_attention_in in;
+    stx_attention_desc d;
+    stx_tensor *y;
+    size_t n, i;
+    double *dy;
+    stx_real *g;
+    memset(&cd, 0, sizeof cd);
+    memset(&in, 0, sizeof in);
+    memset(&d, 0, sizeof d);
+    cd.threads = threads;
+    x = stx_create(&cd);
+    snprintf(name, sizeof name, "attn_%02d", number);
+    f = open_golden(x, name);
+    if (!f) { stx_destroy(x); return; }
+    stx_begin(x, STX_TRAIN);
+    in.q = var(x, f, "q"); in.k = var(x, f, "k"); in.v = var(x, f, "v");
+    in.pe = var(x, f, "pe");
+    in.z = var(x, f, "z"); in.pk = var(x, f, "pk"); in.pv = var(x, f, "pv");
+    {
+        stx_tensor *u = var(x, f, "u"), *vb = var(x, f, "vb");   /* (H,D) in the file, (C) in the op */
+        if (u) { u->ndim = 1; u->dim[0] = u->size; in.u = u; }
+        if (vb) { vb->ndim = 1; vb->dim[0] = vb->size; in.vb = vb; }
+    }
+    d.heads = (size_t)meta(f, "heads");
+    d.delta_min = (int)meta(f, "delta_min");
+    d.not_causal = (int)meta(f, "not_causal");
+    d.span = d.not_causal ? 0 : (size_t)meta(f, "span");
+    d.ramp = in.z ? meta(f, "ramp") : 0;
+    d.max_span = in.z ? meta(f, "max_span") : 0;
+    d.eps = meta(f, "eps");
+    d.first_key = (ptrdiff_t)meta(f, "first_key");
+    d.scale = meta(f, "scale");
+    y = stx_attention(x, &in, &d);
+    CHECK(y != NULL, "%s: %s", name, stx_error(x));
+    if (y) {
+        same(f, name, "y", y->data, y->size, TOL);
+        dy = entry(f, "dy", &n);
+        g = (stx_real *)malloc((n + 1) * sizeof *g);
+        for (i = 0; i < n; i++) g[i] = (stx_real)dy[i];
+        stx_backward_from(x, y, g);
+        CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
+        same(f, name, "dq", in.q->grad, in.q->size, TOL);
+        same(f, name, "dk", in.k->grad, in.k->size, TOL);
+        same(f, name, "dv", in.v->grad, in.v->size, TOL);
+        if (in.pe) same(f, name, "dpe", in.pe->grad, in.pe->size, TOL);
+        if (in.u) same(f, name, "du", in.u->grad, in.u->size, TOL);
+        if (in.vb) same(f, name, "dvb", in.vb->grad, in.vb->size, TOL);
+        if (in.z) same(f, name, "dz", in.z->grad, in.z->size, TOL);
+        if (in.pk) same(f, name, "dpk", in.pk->grad, in.pk->size, TOL);
+        if (in.pv) same(f, name, "dpv", in.pv->grad, in.pv->size, TOL);
+        free(g);
+        free(dy);
+    }
+    stx_file_close(f);
+    stx_destroy(x);
+}
+
+static stx_ids *ids_of(stx_ctx *x, const stx_file *f, const char *name) {
+    const stx_entry *e = stx_file_find(f, name);
+    int64_t *v;
+    int32_t *w;
+    stx_ids *ids;
+    size_t i;
+    if (!e) return NULL;
+    v = (int64_t *)malloc((e->count + 1) * sizeof *v);
+    w = (int32_t *)malloc((e->count + 1) * sizeof *w);
+    stx_entry_get_i64(e, v, e->count);
+    for (i = 0; i < e->count; i++) w[i] = (int32_t)v[i];
+    ids = stx_tokens(x, w, 1, e->count);
+    free(v);
+    free(w);
+    return ids;
+}
+static void finish(stx_ctx *x, const stx_file *f, const char *op, stx_tensor *y, stx_tensor *in, stx_tensor *w, stx_tensor *b) {
+    char name[64];
+    size_t n, i;
+    double *dy;
+    stx_real *g;
+    CHECK(y != NULL, "%s: %s", op, stx_error(x));
+    if (!y) return;
+    snprintf(name, sizeof name, "%s.y", op);
+    same(f, op, name, y->data, y->size, TOL);
+    snprintf(name, sizeof name, "%s.dy", op);
+    dy = entry(f, name, &n);
+    g = (stx_real *)malloc((y->size + 1) * sizeof *g);
+    for (i = 0; i < y->size; i++) g[i] = dy ? (stx_real)dy[i] : 1;
+    stx_backward_from(x, y, g);
+    free(dy);
+    free(g);
+    if (in) { snprintf(name, sizeof name, "%s.dx", op); same(f, op, name, in->grad, in->size, TOL); }
+    if (w) { snprintf(name, sizeof name, "%s.dw", op); same(f, op, name, w->grad, w->size, TOL); }
+    if (b) { snprintf(name, sizeof name, "%s.db", op); same(f, op, name, b->grad, b->size, TOL); }
+}
+static void plain_ops(void) {
+    stx_ctx *x = stx_create(NULL);
+    stx_file *f = open_golden(x, "ops");
+    stx_tensor *a, *b, *w;
+    if (!f) return;
+    stx_begin(x, STX_TRAIN);
+    a = var(x, f, "layernorm.x"); w = var(x, f, "layernorm.w"); b = var(x, f, "layernorm.b");
+    finish(x, f, "layernorm", stx_layernorm(x, a, w, b, 0), a, w, b);
+    a = var(x, f, "softmax.x"); finish(x, f, "softmax", stx_softmax(x, a), a, NULL, NULL);
+    a = var(x, f, "gelu.x"); finish(x, f, "gelu", stx_gelu(x, a), a, NULL, NULL);
+    a = var(x, f, "tanh.x"); finish(x, f, "tanh", stx_tanh(x, a), a, NULL, NULL);
+    a = var(x, f, "sigmoid.x"); finish(x, f, "sigmoid", stx_sigmoid(x, a), a, NULL, NULL);
+    a = var(x, f, "relu.x"); finish(x, f, "relu", stx_relu(x, a), a, NULL, NULL);
+    a = var(x, f, "linear.x"); w = var(x, f, "linear.w"); b = var(x, f, "linear.b");
+    finish(x, f, "linear", stx_linear(x, a, w, b, STX_ACT_NONE), a, w, b);
+    a = var(x, f, "linear_nobias.x"); w = var(x, f, "linear_nobias.w");
+    finish(x, f, "linear_nobias", stx_linear(x, a, w, NULL, STX_ACT_NONE), a, w, NULL);
+    a = var(x, f, "cross_entropy.x");
+    finish(x, f, "cross_entropy", stx_cross_entropy(x, a, ids_of(x, f, "cross_entropy.target"), 0), a, NULL, NULL);
+    a = var(x, f, "mse.x"); b = var(x, f, "mse.target");
+    finish(x, f, "mse", stx_mse(x, a, b), a, NULL, NULL);
+    same(f, "mse", "mse.dtarget", b->grad, b->size, TOL);
+    w = var(x, f, "embedding.w");
+    finish(x, f, "embedding", stx_embedding(x, w, ids_of(x, f, "embedding.ids")), NULL, w, NULL);
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    stx_file_close(f);
+    stx_destroy(x);
+}
+
+static void optimisers(void) {
+    static const char *const variants[] = {"sgd", "sgd_clip", "adam", "adam_clip", "adamw", "adamw_clip", "adagrad", "adagrad_clip", "adagrad_warm", "spec"};
+    size_t v, step, k, i;
+    for (v = 0; v < sizeof variants / sizeof *variants; v++) {
+        stx_ctx *x = stx_create(NULL);
+        stx_file *f = open_golden(x, "optim");
+        stx_params *p = stx_params_create(x);
+        stx_optim_desc od;
+        stx_schedule sc;
+        stx_optim *o;
+        char key[64];
+        const char *kind, *var_ = variants[v];
+        int spec = !strcmp(var_, "spec");
+        size_t steps = 0, n[2];
+        double *init[2], *grads[2], *want[2];
+        static const char *const letters[2] = {"p", "q"};
+        if (!f) { stx_destroy(x); return; }
+        for (k = 0; k < 2; k++) {
+            if (spec) {
+                snprintf(key, sizeof key, "spec.%s.init", letters[k]); init[k] = entry(f, key, &n[k]);
+                snprintf(key, sizeof key, "spec.%s.grad", letters[k]); grads[k] = entry(f, key, &steps);
+                snprintf(key, sizeof key, "spec.%s", letters[k]); want[k] = entry(f, key, NULL);
+            } else {
+                snprintf(key, sizeof key, "p%d.init", (int)k); init[k] = entry(f, key, &n[k]);
+                snprintf(key, sizeof key, "p%d.grad", (int)k); grads[k] = entry(f, key, &steps);
+                snprintf(key, sizeof key, "%s.p%d", var_, (int)k); want[k] = entry(f, key, NULL);
+            }
+            CHECK(init[k] && grads[k] && want[k], "%s", key);
+            if (!init[k] || !grads[k] || !want[k]) return;
+            steps /= n[k];
+            snprintf(key, sizeof key, "p%d", (int)k);
+            stx_param(p, STX_ZEROS, 0, key, n[k], 0, 0, 0);
+            for (i = 0; i < n[k]; i++) p->tensor[k]->data[i] = (stx_real)init[k][i];
+        }
+        memset(&od, 0, sizeof od);
+        memset(&sc, 0, sizeof sc);
+        if (spec) { od.kind = STX_ADAGRAD; od.clip = 0.03; sc.lr = 0.07; sc.warmup = 4; }
+        else {
+            snprintf(key, sizeof key, "%s.kind", var_); kind = stx_file_meta(f, key);
+            od.kind = !strcmp(kind, "sgd") ? STX_SGD : !strcmp(kind, "adam") ? STX_ADAM : !strcmp(kind, "adamw") ? STX_ADAMW : STX_ADAGRAD;
+            snprintf(key, sizeof key, "%s.lr", var_); sc.lr = meta(f, key);
+            snprintf(key, sizeof key, "%s.clip", var_); od.clip = meta(f, key);
+            snprintf(key, sizeof key, "%s.warmup", var_); sc.warmup = (uint64_t)meta(f, key);
+            snprintf(key, sizeof key, "%s.momentum", var_); od.momentum = meta(f, key);
+            snprintf(key, sizeof key, "%s.weight_decay", var_); od.weight_decay = meta(f, key);
+        }
+        o = stx_optim_create(p, &od);
+        CHECK(o != NULL, "%s: %s", var_, stx_error(x));
+        for (step = 0; o && step < steps; step++) {
+            for (k = 0; k < 2; k++) for (i = 0; i < n[k]; i++) p->tensor[k]->grad[i] = (stx_real)grads[k][step * n[k] + i];
+            CHECK(stx_optim_step(o, stx_schedule_lr(&sc, step + 1)) == 1, "%s step %zu", var_, step);
+            for (k = 0; k < 2; k++)
+                for (i = 0; i < n[k]; i++) {
+                    CHECK(CLOSE(p->tensor[k]->data[i], want[k][step * n[k] + i], spec ? (TOL > 1e-9 ? 1e-5 : 1e-11) : TOL), "%s step %zu tensor %zu[%zu]: %.12g, want %.12g", var_, step, k, i, (double)p->tensor[k]->data[i], want[k][step * n[k] + i]);
+                    CHECK(p->tensor[k]->grad[i] == 0, "%s: the gradient is not zeroed", var_);
+                }
+        }
+        for (k = 0; k < 2; k++) { free(init[k]); free(grads[k]); free(want[k]); }
+        stx_file_close(f);
+        stx_destroy(x);
+    }
+}
+
+int main(int argc, char **argv) {
+    int i;
+    dir = argc > 1 ? argv[1] : "tests/golden";
+    plain_ops();
+    for (i = 1; i <= 14; i++) { attention_case(i, 1); attention_case(i, 3); }
+    optimisers();
+    return test_end();
+}
