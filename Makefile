@@ -1,0 +1,69 @@
+# seqtx: header-only; this builds the examples and the tests.
+#
+#   make demo [DATA=FILE]   train a small model on real text, about two minutes on two cores
+#   make test               build and run every test; ends with "N passed, N failed"
+#   make examples           build/train_attn_span, build/hello
+#   make bench              timings, against CBLAS and PyTorch where they are installed
+#
+# Set CC, CXX, ARCH (say ARCH= for a portable build), OPENMP= (to build without threads), CBLAS=1 (to link a CBLAS).
+
+CC      = cc
+CXX     = c++
+ARCH    = -march=native
+WARN    = -Wall -Wextra -Wpedantic -Wshadow -Werror
+OPENMP := $(shell printf 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
+CFLAGS  = -std=c99 -O3 $(ARCH) $(WARN)
+ifdef CBLAS
+CFLAGS += -DSEQTX_CBLAS
+LDLIBS += $(or $(CBLAS_LIBS),-lopenblas)
+endif
+SAN     = -fsanitize=address,undefined -fno-sanitize-recover=all -g -O1
+
+HEADERS = seqtx.h seqtx_attn_span.h
+TESTS_H = $(wildcard tests/*.h)
+
+.PHONY: all examples demo test bench clean
+all: examples
+examples: build/train_attn_span build/hello
+
+build:
+	@mkdir -p build
+
+build/train_attn_span: examples/train_attn_span.c examples/train.h $(HEADERS) | build
+	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm $(LDLIBS)
+build/hello: examples/hello.c $(HEADERS) | build
+	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm $(LDLIBS)
+
+# >>demo
+build/demo.txt: examples/demo_data.sh | build
+	sh examples/demo_data.sh $@
+DATA = build/demo.txt
+demo: build/train_attn_span $(DATA)
+	build/train_attn_span --preset demo --data $(DATA) --generate 500 --temperature 0.7
+
+# >>tests: each program prints "N passed, N failed"; tests/run.sh adds them up
+UNIT = build/test_api build/test_io build/test_train_h build/test_span build/test_golden_ops build/test_golden_span
+F64  = build/test_grad build/test_golden_ops_f64 build/test_golden_span_f64
+ASAN = build/test_api_san build/test_io_san build/test_span_san build/test_golden_ops_san build/test_golden_span_san build/fuzz_io_san
+
+build/test_grad: tests/test_grad.c $(TESTS_H) $(HEADERS) | build
+	$(CC) $(CFLAGS) -DSEQTX_DOUBLE $(OPENMP) $< -o $@ -lm
+build/test_%_f64: tests/test_%.c $(TESTS_H) $(HEADERS) | build
+	$(CC) $(CFLAGS) -DSEQTX_DOUBLE $(OPENMP) $< -o $@ -lm
+build/test_%_san: tests/test_%.c $(TESTS_H) $(HEADERS) | build
+	$(CC) -std=c99 $(WARN) $(SAN) $(OPENMP) $< -o $@ -lm
+build/fuzz_io_san: tests/fuzz_io.c $(TESTS_H) $(HEADERS) | build
+	$(CC) -std=c99 $(WARN) $(SAN) $(OPENMP) $< -o $@ -lm
+build/test_train_h: tests/test_train_h.c examples/train.h | build
+	$(CC) $(CFLAGS) $< -o $@ -lm
+build/test_%: tests/test_%.c $(TESTS_H) $(HEADERS) | build
+	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm
+
+test: $(UNIT) $(F64) $(ASAN) examples
+	@CC="$(CC)" CXX="$(CXX)" sh tests/run.sh
+
+bench:
+	CC="$(CC)" sh bench/run.sh $(BENCH)
+
+clean:
+	rm -rf build

@@ -1,0 +1,46 @@
+#!/bin/sh
+# run.sh - runs every test program that `make test` has built and adds up their last lines, "N passed, N failed".
+cd "$(dirname "$0")/.." || exit 1
+export ASAN_OPTIONS=allocator_may_return_null=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}     # tests ask for too much on purpose
+export OMP_WAIT_POLICY=passive     # tests are small: spinning threads would only be in each other's way
+passed=0 failed=0
+out=build/test-output.txt
+
+run() {     # run NAME COMMAND...
+    name=$1; shift
+    start=$(date +%s)
+    "$@" > "$out" 2>&1
+    code=$?
+    line=$(tail -n 1 "$out")
+    p=$(printf '%s\n' "$line" | sed -n 's/^\([0-9][0-9]*\) passed, \([0-9][0-9]*\) failed.*$/\1/p')
+    f=$(printf '%s\n' "$line" | sed -n 's/^\([0-9][0-9]*\) passed, \([0-9][0-9]*\) failed.*$/\2/p')
+    if [ -z "$p" ] || { [ "$code" -ne 0 ] && [ "$f" -eq 0 ]; } || [ "$((p + f))" -eq 0 ]; then
+        p=${p:-0} f=$((${f:-0} + 1))
+    fi
+    passed=$((passed + p)) failed=$((failed + f))
+    printf '%-24s %6d passed %4d failed  %3ds\n' "$name" "$p" "$f" "$(($(date +%s) - start))"
+    if [ "$f" -ne 0 ]; then
+        grep -v ' passed, ' "$out" | tail -n 60
+        echo "($name ended with exit code $code)"
+    fi
+}
+
+run api            build/test_api
+run io             build/test_io
+run train.h        build/test_train_h
+run golden_ops     build/test_golden_ops tests/golden
+run golden_span    build/test_golden_span tests/golden
+run span           build/test_span
+run grad_f64       build/test_grad
+run golden_ops_f64 build/test_golden_ops_f64 tests/golden
+run golden_span_f64 build/test_golden_span_f64 tests/golden
+run api_san        build/test_api_san
+run io_san         build/test_io_san
+run span_san       build/test_span_san
+run golden_ops_san build/test_golden_ops_san tests/golden
+run golden_span_san build/test_golden_span_san tests/golden
+run fuzz_io_san    build/fuzz_io_san
+run form           sh tests/form.sh
+run trainer        sh tests/trainer.sh build/train_attn_span
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -1,0 +1,1244 @@
+/* The API as a caller meets it: descs, errors, NULL, memory that runs out, arenas, repeatability, NaN, optimisers,
+   schedules, random numbers, sampling. Float build (the double one runs too). No file is read or written. */
+#if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
+  #define _POSIX_C_SOURCE 200809L
+#endif
+#include <stdint.h>
+#define SEQTX_IMPLEMENTATION
+#include "../seqtx.h"
+#include "test.h"
+#include "gemm_check.h"
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* >>helpers */
+
+/* An allocator that counts, and fails when it is told to. */
+typedef struct counter { long calls, live, fail_at, fail_from; size_t bytes, most; } counter;
+static void *count_alloc(void *user, size_t n) {
+    counter *c = (counter *)user;
+    size_t *p;
+    c->calls++;
+    if (c->calls == c->fail_at || (c->fail_from && c->calls >= c->fail_from) || n > (size_t)1 << 33) return NULL;
+    p = (size_t *)malloc(n + 16);
+    if (!p) return NULL;
+    memset(p, 0xA5, n + 16);                 /* nobody may count on zeros */
+    p[0] = n;
+    c->live++;
+    c->bytes += n;
+    if (c->bytes > c->most) c->most = c->bytes;
+    return (char *)p + 16;
+}
+static void count_release(void *user, void *p) {
+    counter *c = (counter *)user;
+    if (!p) return;
+    c->live--;
+    c->bytes -= *(size_t *)(void *)((char *)p - 16);
+    free((char *)p - 16);
+}
+static stx_ctx *counted(counter *c, size_t chunk, size_t max, uint64_t seed, int threads) {
+    stx_desc d;
+    memset(&d, 0, sizeof d);
+    d.alloc = count_alloc; d.release = count_release; d.user = c;
+    d.chunk_bytes = chunk; d.max_bytes = max; d.seed = seed; d.threads = threads;
+    return stx_create(&d);
+}
+static stx_ctx *plain(uint64_t seed, int threads) {
+    stx_desc d;
+    memset(&d, 0, sizeof d);
+    d.seed = seed; d.threads = threads;
+    return stx_create(&d);
+}
+/* Does fn come back? In a process of its own, so that a crash is one failure and not the end of the tests. */
+static int survives(int (*fn)(void)) {
+    int status = 0;
+    pid_t pid;
+    fflush(NULL);
+    pid = fork();
+    if (pid < 0) return 0;
+    if (pid == 0) { int r = fn(); fflush(NULL); _exit(r ? 0 : 3); }
+    if (waitpid(pid, &status, 0) != pid) return 0;
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+static stx_real *numbers(size_t n) { return gemm_random(n); }
+
+/* A small model with every kind of op in it: embedding, attention with span, positions and persistent vectors, feed-forward
+   with recomputation, adaptive softmax. */
+typedef struct model { stx_params *p; stx_optim *o; size_t V, C, H, T, B; stx_adaptive out; } model;
+static int model_make(stx_ctx *x, model *m, size_t B, size_t T, size_t C, size_t H, int kind) {
+    stx_optim_desc od;
+    stx_params *p;
+    memset(m, 0, sizeof *m);
+    memset(&od, 0, sizeof od);
+    m->V = 31; m->C = C; m->H = H; m->T = T; m->B = B;
+    p = m->p = stx_params_create(x);
+    stx_param(p, STX_NORMAL, 0.3, "emb", m->V, C, 0, 0);
+    stx_param(p, STX_NORMAL, 0.3, "pe", T, C / H, 0, 0);
+    stx_param(p, STX_CONSTANT, 0.35, "z", H, 0, 0, 0);
+    stx_param(p, STX_NORMAL, 0.3, "pk", H, 3, C / H, 0);
+    stx_param(p, STX_NORMAL, 0.3, "pv", H, 3, C / H, 0);
+    stx_param(p, STX_UNIFORM, 0.3, "wq", C, C, 0, 0);
+    stx_param(p, STX_UNIFORM, 0.3, "wk", C, C, 0, 0);
+    stx_param(p, STX_UNIFORM, 0.3, "wv", C, C, 0, 0);
+    stx_param(p, STX_CONSTANT, 1, "ln.gain", C, 0, 0, 0);
+    stx_param(p, STX_ZEROS, 0, "ln.shift", C, 0, 0, 0);
+    stx_param(p, STX_UNIFORM, 0.3, "w1", 2 * C, C, 0, 0);
+    stx_param(p, STX_UNIFORM, 0.3, "b1", 2 * C, 0, 0, 0);
+    stx_param(p, STX_UNIFORM, 0.3, "w2", C, 2 * C, 0, 0);
+    m->out.clusters = 2;
+    m->out.end[0] = 11; m->out.end[1] = 31;
+    m->out.table[0] = stx_param(p, STX_NORMAL, 0.3, "out.0", 11, C, 0, 0);
+    m->out.table[1] = stx_param(p, STX_NORMAL, 0.3, "out.1", 20, C / 2, 0, 0);
+    m->out.proj[1] = stx_param(p, STX_NORMAL, 0.3, "out.p1", C, C / 2, 0, 0);
+    m->out.bias[0] = stx_param(p, STX_ZEROS, 0, "out.b0", 11, 0, 0, 0);
+    m->out.bias[1] = stx_param(p, STX_ZEROS, 0, "out.b1", 20, 0, 0, 0);
+    m->out.cluster_w = stx_param(p, STX_NORMAL, 0.3, "out.cw", 1, C, 0, 0);
+    m->out.cluster_b = stx_param(p, STX_ZEROS, 0, "out.cb", 1, 0, 0, 0);
+    od.kind = kind;
+    od.clip = 1;
+    m->o = stx_optim_create(p, &od);
+    return stx_ok(x);
+}
+static stx_tensor *feed_forward(stx_ctx *x, void *user, stx_tensor **in) {
+    model *m = (model *)user;
+    stx_tensor *h = stx_linear(x, in[0], stx_params_find(m->p, "w1"), stx_params_find(m->p, "b1"), STX_ACT_GELU);
+    return stx_linear(x, stx_dropout(x, h, 0.1), stx_params_find(m->p, "w2"), NULL, STX_ACT_NONE);
+}
+enum { SEEN = 8 };
+/* One step; the loss, NaN in error. seen gets addresses of tensors, if not NULL. */
+static double model_step(stx_ctx *x, model *m, int step, const void **seen, int update) {
+    int32_t *id = (int32_t *)malloc(2 * m->B * m->T * sizeof *id);
+    size_t i, n = m->B * m->T;
+    stx_attention_in ai;
+    stx_attention_desc ad;
+    stx_tensor *h, *a, *loss, *y;
+    double value;
+    for (i = 0; i < 2 * n; i++) id[i] = (int32_t)((i * i + 7 * i + 3 * (size_t)step + (i >= n)) % m->V);
+    memset(&ai, 0, sizeof ai);
+    memset(&ad, 0, sizeof ad);
+    stx_begin(x, STX_TRAIN);
+    h = stx_dropout(x, stx_embedding(x, stx_params_find(m->p, "emb"), stx_tokens(x, id, m->B, m->T)), 0.1);
+    ai.q = stx_linear(x, h, stx_params_find(m->p, "wq"), NULL, STX_ACT_NONE);
+    ai.k = stx_linear(x, h, stx_params_find(m->p, "wk"), NULL, STX_ACT_NONE);
+    ai.v = stx_linear(x, h, stx_params_find(m->p, "wv"), NULL, STX_ACT_NONE);
+    ai.pe = stx_params_find(m->p, "pe"); ai.z = stx_params_find(m->p, "z");
+    ai.pk = stx_params_find(m->p, "pk"); ai.pv = stx_params_find(m->p, "pv");
+    ad.heads = m->H; ad.delta_min = 1; ad.max_span = (double)m->T; ad.ramp = 5; ad.dropout = 0.1; ad.first_key = -3;
+    a = stx_attention(x, &ai, &ad);
+    h = stx_layernorm(x, stx_add(x, h, a), stx_params_find(m->p, "ln.gain"), stx_params_find(m->p, "ln.shift"), 0);
+    y = stx_add(x, h, stx_recompute(x, feed_forward, m, &h, 1));
+    loss = stx_adaptive_softmax(x, &m->out, y, stx_tokens(x, id + n, m->B, m->T));
+    value = stx_item(x, loss);
+    if (seen) { seen[0] = h; seen[1] = ai.q; seen[2] = a; seen[3] = y; seen[4] = loss; seen[5] = h ? h->data : NULL; seen[6] = a ? a->data : NULL; seen[7] = loss ? loss->data : NULL; }
+    stx_backward(x, loss);
+    if (update) stx_optim_step(m->o, 0.01);
+    free(id);
+    return stx_ok(x) ? value : (double)NAN;
+}
+static int same_params(const stx_params *a, const stx_params *b) {
+    size_t i;
+    for (i = 0; i < a->count; i++) if (memcmp(a->tensor[i]->data, b->tensor[i]->data, a->tensor[i]->size * sizeof(stx_real))) return 0;
+    return a->count == b->count;
+}
+
+/* >>descs */
+static void descs(void) {
+    stx_ctx *x = stx_create(NULL);
+    const stx_desc *r;
+    stx_desc d;
+    int i;
+    CHECK(stx_ok(x) && stx_error_code(x) == STX_OK && !strcmp(stx_error(x), ""), "a NULL desc: %s", stx_error(x));
+    stx_destroy(x);
+    memset(&d, 0, sizeof d);
+    x = stx_create(&d);
+    CHECK(stx_ok(x), "a zero desc: %s", stx_error(x));
+    r = stx_ctx_desc(x);
+    CHECK(r && r->alloc && r->release && r->chunk_bytes == (size_t)1 << 20 && r->threads >= 1 && r->threads == stx_threads(x) && r->device == STX_CPU && !r->max_bytes, "the resolved desc");
+    CHECK(!stx_training(x) && stx_tick(x) == 0, "before the first begin");
+    stx_begin(x, STX_TRAIN);
+    CHECK(stx_training(x) && stx_tick(x) == 1, "training");
+    stx_begin(x, STX_EVAL);
+    CHECK(!stx_training(x) && stx_tick(x) == 1, "evaluation does not advance the random stream");
+    stx_set_tick(x, 41);
+    stx_begin(x, STX_TRAIN);
+    CHECK(stx_tick(x) == 42, "set_tick");
+    stx_destroy(x);
+    d.threads = 3; d.seed = 12345; d.chunk_bytes = 4096; d.max_bytes = (size_t)1 << 30;
+    x = stx_create(&d);
+    r = stx_ctx_desc(x);
+#ifdef _OPENMP
+    CHECK(r->threads == 3, "threads");
+#else
+    CHECK(r->threads == 1, "threads in a build without OpenMP");
+#endif
+    CHECK(r->seed == 12345 && r->chunk_bytes == 4096 && r->max_bytes == (size_t)1 << 30, "values are kept");
+    stx_destroy(x);
+    for (i = 0; i < 5; i++) {
+        static const char *needle[] = {"-1 threads", "5000", "device 1", "device 77", "precision 1"};
+        memset(&d, 0, sizeof d);
+        if (i == 0) d.threads = -1;
+        if (i == 1) d.threads = 5000;
+        if (i == 2) d.device = STX_CUDA;
+        if (i == 3) d.device = 77;
+        if (i == 4) d.precision = STX_PREC_BF16;
+#ifndef _OPENMP
+        if (i == 1) continue;
+#endif
+        x = stx_create(&d);
+        CHECK(x && !stx_ok(x) && strstr(stx_error(x), "stx_create") && strstr(stx_error(x), needle[i]), "want \"%s\" in: %s", needle[i], stx_error(x));
+        CHECK(stx_error_code(x) == (i < 2 ? STX_ERR_ARG : STX_ERR_DEVICE), "code %d", stx_error_code(x));
+        CHECK(!stx_params_create(x) && !stx_persist(x, 10), "a context in error gives memory");
+        stx_destroy(x);
+    }
+}
+
+/* >>errors: every one, with what its text has to name */
+static stx_ctx *ex;
+static void expect(const void *result, const char *what, int code, const char *op, const char *got, const char *wanted) {
+    const char *t = stx_error(ex);
+    char first[600];
+    CHECK(!result && !stx_ok(ex), "%s: no error", what);
+    CHECK(stx_error_code(ex) == code, "%s: code %d, want %d (%s)", what, stx_error_code(ex), code, t);
+    CHECK(strstr(t, op) && strstr(t, got) && strstr(t, wanted), "%s: want \"%s\", \"%s\", \"%s\" in: %s", what, op, got, wanted, t);
+    snprintf(first, sizeof first, "%s", t);
+    stx_fail(ex, STX_ERR_IO, "another");
+    CHECK(!strcmp(stx_error(ex), first), "%s: the first error does not stay", what);
+    stx_clear_error(ex);
+    CHECK(stx_ok(ex) && !strcmp(stx_error(ex), ""), "%s: clear", what);
+}
+#define WANT(expr, code, op, got, wanted) expect((expr), #expr, code, op, got, wanted)
+static stx_tensor *gives_null(stx_ctx *x, void *user, stx_tensor **in) { (void)x; (void)user; (void)in; return NULL; }
+static const void *optim_of(stx_params *p, int kind, double momentum, double beta1, double beta2, double eps, double clip, double decay) {
+    stx_optim_desc d;
+    memset(&d, 0, sizeof d);
+    d.kind = kind; d.momentum = momentum; d.beta1 = beta1; d.beta2 = beta2; d.eps = eps; d.clip = clip; d.weight_decay = decay;
+    return stx_optim_create(p, &d);
+}
+static stx_tensor *T_(size_t a, size_t b, size_t c, size_t d) {
+    static stx_real zero[4096];
+    return stx_variable(ex, zero, a, b, c, d);
+}
+static stx_tensor *attend(stx_tensor *q, stx_tensor *k, stx_tensor *v, stx_tensor *pe, stx_tensor *u, stx_tensor *vb, stx_tensor *z, stx_tensor *pk, stx_tensor *pv, const stx_attention_desc *d) {
+    stx_attention_in in;
+    in.q = q; in.k = k; in.v = v; in.pe = pe; in.u = u; in.vb = vb; in.z = z; in.pk = pk; in.pv = pv;
+    return stx_attention(ex, &in, d);
+}
+/* A sound adaptive set of 2 clusters (5 + 7 words, d 4), to break */
+static stx_adaptive adaptive(void) {
+    stx_adaptive a;
+    memset(&a, 0, sizeof a);
+    a.clusters = 2; a.end[0] = 5; a.end[1] = 12;
+    a.table[0] = T_(5, 4, 0, 0); a.table[1] = T_(7, 2, 0, 0);
+    a.proj[1] = T_(4, 2, 0, 0);
+    a.bias[0] = T_(5, 0, 0, 0); a.bias[1] = T_(7, 0, 0, 0);
+    a.cluster_w = T_(1, 4, 0, 0); a.cluster_b = T_(1, 0, 0, 0);
+    return a;
+}
+static int broken;
+static int broken_adaptive(void) {         /* each must be an error of its own, not a read outside of a table */
+    static const int32_t id[3] = {0, 4, 11};
+    stx_adaptive a;
+    const char *t;
+    int which;
+    ex = plain(1, 1);
+    stx_begin(ex, STX_TRAIN);
+    for (which = 0; which < 3; which++) {
+        a = adaptive();
+        if (broken == 0) a.clusters = 0;
+        if (broken == 1) a.clusters = STX_MAX_CLUSTERS + 1;
+        if (broken == 2) a.end[1] = 13;                         /* one more word than the table has */
+        if (broken == 3) a.end[0] = 12, a.end[1] = 5;           /* falling */
+        if (broken == 4) a.end[0] = 4;                          /* table 0 has a word that is in no cluster */
+        if (broken == 5) a.cluster_w = NULL, a.cluster_b = NULL;
+        if (broken == 6) a.table[1] = NULL;
+        if (broken == 7) a.cluster_w = T_(2, 4, 0, 0), a.cluster_b = T_(2, 0, 0, 0);
+        if (broken == 8) a.proj[1] = T_(3, 2, 0, 0);
+        if (which == 0) {
+            if (broken == 5 || broken == 7) continue;           /* output only */
+            if (stx_adaptive_input(ex, &a, stx_tokens(ex, id, 1, 3))) return 0;
+        }
+        if (which == 1 && stx_adaptive_softmax(ex, &a, T_(1, 3, 4, 0), stx_tokens(ex, id, 1, 3))) return 0;
+        if (which == 2 && stx_adaptive_log_probs(ex, &a, T_(1, 3, 4, 0))) return 0;
+        t = stx_error(ex);
+        if (stx_ok(ex) || !*t) return 0;
+        stx_clear_error(ex);
+    }
+    stx_destroy(ex);
+    return 1;
+}
+static int late_parameter(void) {          /* parameters that came after the optimiser */
+    int kind;
+    for (kind = STX_SGD; kind <= STX_ADAMW; kind++) {
+        stx_ctx *x = plain(1, 1);
+        stx_params *p = stx_params_create(x);
+        stx_optim_desc d;
+        stx_optim *o;
+        stx_tensor *w;
+        memset(&d, 0, sizeof d);
+        d.kind = kind; d.momentum = 0.9;
+        stx_param(p, STX_CONSTANT, 1, "a", 3, 0, 0, 0);
+        o = stx_optim_create(p, &d);
+        stx_param(p, STX_CONSTANT, 1, "b", 3, 0, 0, 0);
+        w = stx_param(p, STX_CONSTANT, 1, "c", 3, 0, 0, 0);
+        w->grad[0] = 1;
+        if (!stx_optim_step(o, 0.1) && stx_ok(x)) return 0;          /* an error that says so, or an update */
+        if (stx_ok(x) && w->data[0] == 1) return 0;
+        stx_destroy(x);
+    }
+    return 1;
+}
+static int find_null(void) { stx_ctx *x = plain(1, 1); stx_params *p = stx_params_create(x); stx_param(p, STX_ZEROS, 0, "a", 1, 0, 0, 0); const char *volatile none = NULL; return stx_params_find(p, none) == NULL; }
+static int recompute_null(void) { stx_ctx *x = plain(1, 1); stx_begin(x, STX_TRAIN); return !stx_recompute(x, NULL, NULL, NULL, 1) && !stx_recompute(x, NULL, NULL, NULL, 0); }
+static void errors(void) {
+    static stx_real zero[4096];
+    static const int32_t id[6] = {0, 1, 2, 3, 4, 5}, bad[3] = {0, 7, 1}, neg[3] = {0, 1, -1};
+    stx_params *p;
+    stx_attention_desc d, e;
+    stx_tensor *w;
+    stx_adaptive a;
+    counter c;
+    int i;
+    memset(&c, 0, sizeof c);
+    ex = counted(&c, 0, 0, 1, 1);
+    p = stx_params_create(ex);
+    stx_begin(ex, STX_TRAIN);
+    w = stx_param(p, STX_NORMAL, 1, "weights", 5, 4, 0, 0);
+    CHECK(w && w->is_param && w->needs_grad && w->grad && w->size == 20 && w->ndim == 2, "a parameter");
+    CHECK(p->count == 1 && !strcmp(p->name[0], "weights") && stx_params_find(p, "weights") == w && !stx_params_find(p, "w") && stx_params_size(p) == 20, "the list");
+    /* leaves */
+    WANT(stx_input(ex, NULL, 3, 0, 0, 0), STX_ERR_ARG, "stx_input", "no data", "dimension");
+    WANT(stx_input(ex, zero, 0, 3, 0, 0), STX_ERR_ARG, "stx_input", "no", "first dimension");
+    WANT(stx_variable(ex, NULL, 3, 0, 0, 0), STX_ERR_ARG, "stx_", "no data", "dimension");
+    WANT(stx_tokens(ex, NULL, 3, 1), STX_ERR_ARG, "stx_tokens", "3 x 1", "at least");
+    WANT(stx_tokens(ex, id, 0, 4), STX_ERR_ARG, "stx_tokens", "0 x 4", "1 x 1");
+    WANT(stx_tokens(ex, id, 4, 0), STX_ERR_ARG, "stx_tokens", "4 x 0", "1 x 1");
+    WANT(stx_param(p, STX_NORMAL, 1, "weights", 5, 4, 0, 0), STX_ERR_ARG, "stx_param", "weights", "already");
+    WANT(stx_param(p, STX_NORMAL, 1, "", 5, 4, 0, 0), STX_ERR_ARG, "stx_param", "", "name");
+    WANT(stx_param(p, STX_NORMAL, 1, NULL, 5, 4, 0, 0), STX_ERR_ARG, "stx_param", "", "name");
+    WANT(stx_param(p, STX_NORMAL, 1, "other", 0, 4, 0, 0), STX_ERR_ARG, "stx_param", "other", "dimension");
+    WANT(stx_param(p, 99, 1, "other", 3, 0, 0, 0), STX_ERR_ARG, "stx_param", "99", "STX_");
+    CHECK(p->count == 1, "a parameter that failed is in the list");
+    /* lookups */
+    WANT(stx_embedding(ex, T_(2, 3, 4, 0), stx_tokens(ex, id, 1, 2)), STX_ERR_SHAPE, "stx_embedding", "(2,3,4)", "(V,C)");
+    WANT(stx_embedding(ex, w, stx_tokens(ex, bad, 1, 3)), STX_ERR_ARG, "stx_embedding", "id 7 at position 1", "5 rows");
+    WANT(stx_embedding(ex, w, stx_tokens(ex, neg, 1, 3)), STX_ERR_ARG, "stx_embedding", "id -1 at position 2", "5 rows");
+    WANT(stx_gather(ex, w, bad, 3), STX_ERR_ARG, "stx_gather", "7", "5 rows");
+    WANT(stx_gather(ex, w, neg, 3), STX_ERR_ARG, "stx_gather", "-1", "5 rows");
+    WANT(stx_gather(ex, w, id, 0), STX_ERR_ARG, "stx_gather", "no rows", "");
+    WANT(stx_gather(ex, w, NULL, 3), STX_ERR_ARG, "stx_gather", "", "");
+    /* products */
+    WANT(stx_linear(ex, T_(2, 3, 0, 0), w, NULL, 0), STX_ERR_SHAPE, "stx_linear", "(2,3)", "(5,4)");
+    WANT(stx_linear(ex, T_(2, 4, 0, 0), T_(2, 5, 4, 0), NULL, 0), STX_ERR_SHAPE, "stx_linear", "(2,5,4)", "(out,in)");
+    WANT(stx_linear(ex, T_(2, 4, 0, 0), w, T_(4, 0, 0, 0), 0), STX_ERR_SHAPE, "stx_linear", "(5,4)", "bias");
+    WANT(stx_linear(ex, T_(2, 4, 0, 0), w, NULL, 9), STX_ERR_ARG, "stx_linear", "9", "STX_ACT_");
+    WANT(stx_linear(ex, T_(2, 4, 0, 0), w, NULL, -1), STX_ERR_ARG, "stx_linear", "-1", "STX_ACT_");
+    WANT(stx_matmul(ex, T_(2, 3, 4, 0), T_(3, 4, 5, 0), 0, 0), STX_ERR_SHAPE, "stx_matmul", "(2,3,4)", "(3,4,5)");
+    WANT(stx_matmul(ex, T_(4, 0, 0, 0), T_(4, 5, 0, 0), 0, 0), STX_ERR_SHAPE, "stx_matmul", "(4)", "two dimensions");
+    WANT(stx_matmul(ex, T_(3, 4, 0, 0), T_(5, 4, 0, 0), 0, 0), STX_ERR_SHAPE, "stx_matmul", "(3,4)", "inner");
+    WANT(stx_matmul(ex, T_(3, 4, 0, 0), T_(3, 5, 0, 0), 0, 1), STX_ERR_SHAPE, "stx_matmul", "(3,5)^T", "inner");
+    WANT(stx_matmul(ex, T_(2, 4, 0, 0), T_(2, 2, 4, 0), 0, 1), STX_ERR_SHAPE, "stx_matmul", "(2,4)", "(2,2,4)");
+    /* elementwise */
+    WANT(stx_layernorm(ex, T_(2, 4, 0, 0), T_(3, 0, 0, 0), T_(4, 0, 0, 0), 0), STX_ERR_SHAPE, "stx_layernorm", "(2,4)", "3 gains");
+    WANT(stx_layernorm(ex, T_(2, 4, 0, 0), T_(4, 0, 0, 0), T_(5, 0, 0, 0), 0), STX_ERR_SHAPE, "stx_layernorm", "(2,4)", "5 shifts");
+    WANT(stx_add(ex, T_(2, 4, 0, 0), T_(2, 0, 0, 0)), STX_ERR_SHAPE, "stx_add", "(2,4)", "(2)");
+    WANT(stx_add(ex, T_(4, 0, 0, 0), T_(2, 4, 0, 0)), STX_ERR_SHAPE, "stx_add", "(4)", "(2,4)");
+    WANT(stx_mul(ex, T_(2, 4, 0, 0), T_(4, 2, 0, 0)), STX_ERR_SHAPE, "stx_mul", "(2,4)", "(4,2)");
+    WANT(stx_dropout(ex, T_(3, 0, 0, 0), -0.1), STX_ERR_ARG, "stx_dropout", "-0.1", "< 1");
+    WANT(stx_dropout(ex, T_(3, 0, 0, 0), 1), STX_ERR_ARG, "stx_dropout", "1", "< 1");
+    WANT(stx_dropout(ex, T_(3, 0, 0, 0), NAN), STX_ERR_ARG, "stx_dropout", "nan", "< 1");
+    /* losses */
+    WANT(stx_cross_entropy(ex, T_(3, 4, 0, 0), stx_tokens(ex, id, 1, 2), 0), STX_ERR_SHAPE, "stx_cross_entropy", "(3,4)", "1 x 2");
+    WANT(stx_cross_entropy(ex, T_(3, 4, 0, 0), stx_tokens(ex, bad, 1, 3), 0), STX_ERR_ARG, "stx_cross_entropy", "7", "4 classes");
+    WANT(stx_cross_entropy(ex, T_(3, 4, 0, 0), stx_tokens(ex, neg, 3, 1), 0), STX_ERR_ARG, "stx_cross_entropy", "-1", "4 classes");
+    WANT(stx_mse(ex, T_(3, 4, 0, 0), T_(4, 3, 0, 0)), STX_ERR_SHAPE, "stx_mse", "(3,4)", "(4,3)");
+    /* shapes */
+    WANT(stx_concat(ex, T_(3, 4, 0, 0), T_(3, 4, 0, 0)), STX_ERR_SHAPE, "stx_concat", "(3,4)", "(B,Ta,C)");
+    WANT(stx_concat(ex, T_(3, 4, 2, 0), T_(2, 4, 2, 0)), STX_ERR_SHAPE, "stx_concat", "(3,4,2)", "(2,4,2)");
+    WANT(stx_concat(ex, T_(3, 4, 2, 0), T_(3, 4, 3, 0)), STX_ERR_SHAPE, "stx_concat", "(3,4,2)", "(3,4,3)");
+    WANT(stx_slice(ex, T_(3, 4, 2, 0), 1, 5), STX_ERR_SHAPE, "stx_slice", "[1,5)", "(3,4,2)");
+    WANT(stx_slice(ex, T_(3, 4, 2, 0), 2, 2), STX_ERR_SHAPE, "stx_slice", "[2,2)", "t0 < t1");
+    WANT(stx_slice(ex, T_(3, 4, 0, 0), 0, 2), STX_ERR_SHAPE, "stx_slice", "(3,4)", "(B,T,C)");
+    WANT(stx_concat_channels(ex, T_(3, 4, 0, 0), T_(2, 4, 0, 0)), STX_ERR_SHAPE, "stx_concat_channels", "(3,4)", "(2,4)");
+    WANT(stx_concat_channels(ex, T_(2, 3, 4, 0), T_(3, 2, 4, 0)), STX_ERR_SHAPE, "stx_concat_channels", "(2,3,4)", "(3,2,4)");
+    WANT(stx_concat_channels(ex, T_(6, 4, 0, 0), T_(2, 3, 4, 0)), STX_ERR_SHAPE, "stx_concat_channels", "(6,4)", "(2,3,4)");
+    WANT(stx_reshape(ex, T_(3, 4, 0, 0), 5, 0, 0, 0), STX_ERR_SHAPE, "stx_reshape", "(3,4)", "(5,");
+    WANT(stx_reshape(ex, T_(3, 4, 0, 0), 0, 12, 0, 0), STX_ERR_SHAPE, "stx_reshape", "(3,4)", "(0,");
+    WANT(stx_reshape(ex, T_(3, 4, 0, 0), SIZE_MAX / 2 + 1, 2, 12, 0), STX_ERR_SHAPE, "stx_reshape", "(3,4)", "");
+    /* the tape */
+    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 9), STX_ERR_ARG, "stx_recompute", "9", "0 to 8"); }
+    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, -1), STX_ERR_ARG, "stx_recompute", "-1", "0 to 8"); }
+    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 1), STX_ERR_ARG, "stx_recompute", "NULL", ""); }
+    stx_backward(ex, T_(3, 0, 0, 0));
+    WANT(NULL, STX_ERR_SHAPE, "stx_backward", "(3)", "one number");
+    stx_backward(ex, stx_mean(ex, stx_input(ex, zero, 3, 0, 0, 0)));
+    WANT(NULL, STX_ERR_ARG, "stx_backward", "no parameter", "STX_TRAIN");
+    stx_begin(ex, STX_EVAL);
+    stx_backward(ex, stx_mean(ex, stx_scale(ex, T_(3, 0, 0, 0), 2)));
+    WANT(NULL, STX_ERR_ARG, "stx_backward", "nothing was recorded", "STX_TRAIN");
+    stx_begin(ex, STX_TRAIN);
+    /* attention */
+    memset(&d, 0, sizeof d);
+    d.heads = 2;
+#define Q T_(2, 3, 8, 0)
+#define K_ T_(2, 5, 8, 0)
+    CHECK(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &d) != NULL, "%s", stx_error(ex));
+    WANT(attend(T_(3, 8, 0, 0), K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "(3,8)", "(B,T,C)");
+    WANT(attend(Q, T_(1, 5, 8, 0), T_(1, 5, 8, 0), NULL, NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "(1,5,8)", "(B,S,C)");
+    WANT(attend(Q, K_, T_(2, 4, 8, 0), NULL, NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "(2,5,8)", "equal k, v");
+    WANT(attend(Q, T_(2, 5, 4, 0), T_(2, 5, 4, 0), NULL, NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "(2,5,4)", "(B,S,C)");
+    e = d; e.heads = 3; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_SHAPE, "stx_attention", "3 heads", "8 channels");
+    e = d; e.heads = 0; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_SHAPE, "stx_attention", "0 heads", "divide");
+    e = d; e.heads = 512; WANT(attend(T_(1, 1, 512, 0), T_(1, 1, 512, 0), T_(1, 1, 512, 0), NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_SHAPE, "stx_attention", "512 heads", "256");
+    WANT(attend(Q, T_(2, 2, 8, 0), T_(2, 2, 8, 0), NULL, NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "2 keys", "3 queries");
+    WANT(attend(Q, K_, K_, NULL, NULL, NULL, T_(2, 0, 0, 0), NULL, NULL, &d), STX_ERR_ARG, "stx_attention", "ramp", "max_span > 0");
+    e = d; e.max_span = 5; e.ramp = 2; WANT(attend(Q, K_, K_, NULL, NULL, NULL, T_(3, 0, 0, 0), NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "3", "one z a head");
+    e = d; e.not_causal = 1; e.span = 4; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "causality", "span");
+    e = d; e.not_causal = 1; WANT(attend(Q, K_, K_, T_(5, 4, 0, 0), NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "causality", "pe");
+    e = d; e.not_causal = 1; e.first_key = -1; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "causality", "zero keys");
+    WANT(attend(Q, K_, K_, T_(5, 3, 0, 0), NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "(5,3)", "(P,4)");
+    WANT(attend(Q, K_, K_, T_(5, 0, 0, 0), NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "(5)", "(P,8)");
+    WANT(attend(Q, K_, K_, NULL, T_(7, 0, 0, 0), NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "u", "8 numbers");
+    WANT(attend(Q, K_, K_, NULL, NULL, T_(8, 0, 0, 0), NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "vb", "needs pe");
+    WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, T_(2, 3, 4, 0), NULL, &d), STX_ERR_SHAPE, "stx_attention", "persistent", "both or none");
+    WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, T_(2, 3, 4, 0), T_(2, 2, 4, 0), &d), STX_ERR_SHAPE, "stx_attention", "persistent", "(H,N,D)");
+    WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, T_(1, 3, 4, 0), T_(1, 3, 4, 0), &d), STX_ERR_SHAPE, "stx_attention", "persistent", "(2,N,4)");
+    e = d; e.dropout = 1; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "dropout 1", "< 1");
+    e = d; e.delta_min = 2; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "delta_min 2", "0 or 1");
+    e = d; e.eps = -1; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "eps -1", "0 or more");
+    e = d; e.eps = NAN; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "nan", "0 or more");
+    /* adaptive */
+    a = adaptive();
+    WANT(stx_adaptive_softmax(ex, &a, T_(2, 4, 0, 0), stx_tokens(ex, id, 1, 3)), STX_ERR_SHAPE, "stx_adaptive_softmax", "2 rows", "3 targets");
+    { int32_t big = 12; WANT(stx_adaptive_softmax(ex, &a, T_(1, 4, 0, 0), stx_tokens(ex, &big, 1, 1)), STX_ERR_ARG, "stx_adaptive_softmax", "id 12", "12"); }
+    { int32_t big = -1; WANT(stx_adaptive_input(ex, &a, stx_tokens(ex, &big, 1, 1)), STX_ERR_ARG, "stx_adaptive_input", "id -1", "vocabulary of 12"); }
+    for (broken = 0; broken < 9; broken++) CHECK(survives(broken_adaptive), "a broken stx_adaptive, number %d of broken_adaptive: no error, or a crash", broken);
+    /* optimisers */
+    WANT(optim_of(p, 9, 0, 0, 0, 0, 0, 0), STX_ERR_ARG, "stx_optim_create", "9", "STX_ADAM");
+    WANT(optim_of(p, -1, 0, 0, 0, 0, 0, 0), STX_ERR_ARG, "stx_optim_create", "-1", "STX_ADAM");
+    WANT(optim_of(p, STX_SGD, -1, 0, 0, 0, 0, 0), STX_ERR_ARG, "stx_optim_create", "momentum", "0 or more");
+    WANT(optim_of(p, STX_ADAM, 0, 1, 0, 0, 0, 0), STX_ERR_ARG, "stx_optim_create", "beta", "[0,1)");
+    WANT(optim_of(p, STX_ADAM, 0, 0, -0.5, 0, 0, 0), STX_ERR_ARG, "stx_optim_create", "beta", "[0,1)");
+    WANT(optim_of(p, STX_ADAM, 0, 0, 0, -1, 0, 0), STX_ERR_ARG, "stx_optim_create", "eps", "0 or more");
+    WANT(optim_of(p, STX_ADAM, 0, 0, 0, 0, -1, 0), STX_ERR_ARG, "stx_optim_create", "clip", "0 or more");
+    WANT(optim_of(p, STX_ADAM, 0, 0, 0, 0, NAN, 0), STX_ERR_ARG, "stx_optim_create", "clip", "0 or more");
+    WANT(optim_of(p, STX_ADAM, 0, 0, 0, 0, 0, -1), STX_ERR_ARG, "stx_optim_create", "weight_decay", "0 or more");
+    WANT(optim_of(p, STX_ADAGRAD, 0, 0, 0, 0, 0, 0.1), STX_ERR_ARG, "stx_optim_create", "weight decay", "STX_ADAMW");
+    CHECK(survives(late_parameter), "a parameter made after stx_optim_create: neither updated nor an error");
+    /* after an error, nothing happens and NULL comes out */
+    {
+        stx_tensor *t = T_(2, 4, 0, 0), *t3 = T_(2, 3, 8, 0), *one = T_(1, 0, 0, 0);
+        stx_ids *ids = stx_tokens(ex, id, 1, 2);
+        stx_optim *o = stx_optim_create(p, NULL);
+        size_t used = stx_bytes(ex), peak = stx_peak_bytes(ex), count = p->count;
+        stx_real before[20], out[8];
+        uint64_t steps = o->step;
+        long calls = c.calls;
+        memcpy(before, w->data, sizeof before);
+        out[0] = 42;
+        w->grad[0] = 3;
+        stx_fail(ex, STX_ERR_FORMAT, "test: %d", 42);
+        CHECK(stx_error_code(ex) == STX_ERR_FORMAT && !strcmp(stx_error(ex), "test: 42"), "stx_fail");
+        CHECK(!stx_input(ex, zero, 3, 0, 0, 0) && !stx_variable(ex, zero, 3, 0, 0, 0) && !stx_tokens(ex, id, 1, 2), "leaves");
+        CHECK(!stx_params_create(ex) && !stx_param(p, STX_ZEROS, 0, "late", 3, 0, 0, 0) && p->count == count, "parameters");
+        CHECK(!stx_embedding(ex, w, ids) && !stx_linear(ex, t, w, NULL, 0) && !stx_matmul(ex, t, t, 0, 1) && !stx_layernorm(ex, t, t, t, 0), "ops 1");
+        CHECK(!stx_add(ex, t, t) && !stx_mul(ex, t, t) && !stx_scale(ex, t, 2) && !stx_relu(ex, t) && !stx_gelu(ex, t) && !stx_tanh(ex, t) && !stx_sigmoid(ex, t), "ops 2");
+        CHECK(!stx_softmax(ex, t) && !stx_dropout(ex, t, 0.5) && !stx_dropout(ex, t, 0) && !stx_mean(ex, t) && !stx_cross_entropy(ex, t, ids, 0) && !stx_mse(ex, t, t), "ops 3");
+        CHECK(!stx_concat(ex, t3, t3) && !stx_slice(ex, t3, 0, 1) && !stx_gather(ex, t, id, 1) && !stx_concat_channels(ex, t, t) && !stx_reshape(ex, t, 8, 0, 0, 0) && !stx_detach(ex, t), "ops 4");
+        CHECK(!stx_recompute(ex, gives_null, NULL, &t, 1) && !attend(t3, t3, t3, NULL, NULL, NULL, NULL, NULL, NULL, &d), "ops 5");
+        CHECK(!stx_adaptive_input(ex, &a, ids) && !stx_adaptive_softmax(ex, &a, t, ids) && !stx_adaptive_log_probs(ex, &a, t), "ops 6");
+        CHECK(!stx_persist(ex, 10) && !stx_step_alloc(ex, 10) && !stx_block(ex, 10), "memory");
+        CHECK(!stx_optim_create(p, NULL) && !stx_optim_step(o, 0.1) && o->step == steps && !memcmp(before, w->data, sizeof before) && w->grad[0] == 3, "optimiser");
+        stx_backward(ex, one);
+        stx_backward_from(ex, one, zero);
+        stx_params_zero_grad(p);
+        stx_get(ex, t, out);
+        CHECK(!one->grad && w->grad[0] == 3 && out[0] == 42 && isnan(stx_item(ex, t)), "backward, zero_grad, get, item");
+        stx_begin(ex, STX_TRAIN);
+        CHECK(!strcmp(stx_error(ex), "test: 42") && stx_bytes(ex) == used && stx_peak_bytes(ex) == peak && c.calls == calls, "something happened in error");
+        stx_clear_error(ex);
+        CHECK(stx_ok(ex) && stx_error_code(ex) == STX_OK && T_(3, 0, 0, 0), "after clear_error");
+        for (i = 0; i < 20; i++) CHECK(w->grad[i] == (i ? 0 : 3), "gradient");
+    }
+    /* a long text is cut, not overrun */
+    {
+        char longer[2000];
+        memset(longer, 'x', sizeof longer);
+        longer[1999] = 0;
+        WANT(stx_param(p, STX_NORMAL, 1, longer, 0, 0, 0, 0), STX_ERR_ARG, "stx_param", "xxx", "");
+    }
+    stx_destroy(ex);
+    CHECK(c.live == 0, "%ld blocks leak", c.live);
+}
+
+static void nulls(void) {
+    stx_ctx *x = plain(1, 1);
+    stx_attention_in in;
+    stx_attention_desc d;
+    stx_adaptive a;
+    stx_real r[4] = {1, 2, 3, 4};
+    stx_tensor *t;
+    stx_ids *ids;
+    int32_t id[2] = {0, 1};
+    int both;
+    memset(&in, 0, sizeof in); memset(&d, 0, sizeof d); memset(&a, 0, sizeof a);
+    d.heads = 1;
+    stx_begin(x, STX_TRAIN);
+    t = stx_variable(x, r, 2, 2, 0, 0);
+    ids = stx_tokens(x, id, 1, 2);
+    for (both = 0; both < 2; both++) {            /* no tensor; then no context either */
+        stx_ctx *c = both ? NULL : x;
+        stx_tensor *o = both ? t : NULL;
+        CHECK(!stx_embedding(c, o, ids) && !stx_embedding(c, t, NULL) && !stx_linear(c, o, t, NULL, 0) && !stx_linear(c, t, NULL, NULL, 0), "1");
+        CHECK(!stx_matmul(c, o, t, 0, 0) && !stx_matmul(c, t, NULL, 0, 0) && !stx_layernorm(c, o, t, t, 0) && !stx_layernorm(c, t, NULL, t, 0) && !stx_layernorm(c, t, t, NULL, 0), "2");
+        CHECK(!stx_add(c, o, t) && !stx_add(c, t, NULL) && !stx_mul(c, o, t) && !stx_mul(c, t, NULL) && !stx_scale(c, o, 2), "3");
+        CHECK(!stx_relu(c, o) && !stx_gelu(c, o) && !stx_tanh(c, o) && !stx_sigmoid(c, o) && !stx_softmax(c, o) && !stx_dropout(c, o, 0.5) && !stx_mean(c, o), "4");
+        CHECK(!stx_cross_entropy(c, o, ids, 0) && !stx_cross_entropy(c, t, NULL, 0) && !stx_mse(c, o, t) && !stx_mse(c, t, NULL), "5");
+        CHECK(!stx_concat(c, o, t) && !stx_concat(c, t, NULL) && !stx_slice(c, o, 0, 1) && !stx_gather(c, o, id, 1) && !stx_concat_channels(c, o, t) && !stx_concat_channels(c, t, NULL), "6");
+        CHECK(!stx_reshape(c, o, 4, 0, 0, 0) && !stx_detach(c, o) && !stx_attention(c, &in, &d) && !stx_attention(c, NULL, &d) && !stx_attention(c, &in, NULL), "7");
+        CHECK(!stx_recompute(c, gives_null, NULL, &o, both ? 0 : 1), "8");
+        CHECK(!stx_adaptive_input(c, NULL, ids) && !stx_adaptive_input(c, &a, NULL) && !stx_adaptive_softmax(c, &a, o, ids) && !stx_adaptive_softmax(c, &a, t, NULL) && !stx_adaptive_softmax(c, NULL, t, ids) && !stx_adaptive_log_probs(c, &a, NULL) && !stx_adaptive_log_probs(c, NULL, t), "9");
+        stx_backward(c, o == t ? t : NULL);
+        stx_backward_from(c, o, r);
+        stx_get(c, o, r); stx_set(c, o, r);
+        CHECK(isnan(stx_item(c, o)), "10");
+        stx_block_free(c, NULL);
+    }
+    CHECK(stx_ok(x), "NULL is an error: %s", stx_error(x));
+    CHECK(!stx_ok(NULL) && stx_error_code(NULL) == STX_ERR_MEMORY && strlen(stx_error(NULL)) > 5 && !stx_ctx_desc(NULL), "no context");
+    stx_fail(NULL, STX_ERR_ARG, "%s", "x"); stx_clear_error(NULL); stx_begin(NULL, STX_TRAIN); stx_destroy(NULL); stx_set_tick(NULL, 3);
+    CHECK(!stx_training(NULL) && !stx_tick(NULL) && !stx_bytes(NULL) && !stx_peak_bytes(NULL) && stx_threads(NULL) == 1, "no context");
+    CHECK(!stx_persist(NULL, 8) && !stx_step_alloc(NULL, 8) && !stx_block(NULL, 8) && !stx_input(NULL, r, 2, 0, 0, 0) && !stx_tokens(NULL, id, 1, 2), "no context");
+    CHECK(!stx_params_create(NULL) && !stx_param(NULL, 0, 0, "a", 1, 0, 0, 0) && !stx_params_find(NULL, "a") && !stx_params_size(NULL), "no list");
+    stx_params_zero_grad(NULL);
+    CHECK(!stx_optim_create(NULL, NULL) && !stx_optim_step(NULL, 1), "no optimiser");
+    CHECK(survives(find_null), "stx_params_find(p, NULL) crashes");
+    CHECK(survives(recompute_null), "stx_recompute without a function or inputs crashes");
+    stx_destroy(x);
+}
+
+/* >>memory */
+static long fail_at_, fail_chunk;
+static int clear_and_go_on(void) {           /* after a failed allocation and stx_clear_error: works, or the next error */
+    counter c;
+    model m;
+    stx_ctx *x;
+    int step;
+    memset(&c, 0, sizeof c);
+    c.fail_at = fail_at_;
+    x = counted(&c, (size_t)fail_chunk, 0, 1, 1);
+    if (!x) return 1;
+    stx_clear_error(x);
+    if (model_make(x, &m, 2, 7, 8, 2, STX_ADAM)) {
+        for (step = 0; step < 2; step++) { model_step(x, &m, step, NULL, 1); stx_clear_error(x); }
+        if (isnan(model_step(x, &m, 2, NULL, 1)) && stx_ok(x)) return 0;
+    }
+    stx_destroy(x);
+    return c.live == 0;
+}
+static void allocation_failures(void) {
+    static const size_t chunk[] = {0, 1, 3000};
+    int k, from;
+    for (k = 0; k < 3; k++)
+        for (from = 0; from < 2; from++) {
+            long n, done = 0;
+            for (n = 1; n < 2000 && !done; n++) {
+                counter c;
+                model m;
+                stx_ctx *x;
+                double loss = NAN;
+                memset(&c, 0, sizeof c);
+                if (from) c.fail_from = n; else c.fail_at = n;
+                x = counted(&c, chunk[k], 0, 1, 1);
+                if (!x) { CHECK(n == 1, "no context at allocation %ld", n); CHECK(c.live == 0, "leak"); continue; }
+                if (model_make(x, &m, 2, 7, 8, 2, STX_ADAM)) loss = model_step(x, &m, 0, NULL, 1);
+                done = c.calls < n;
+                if (done) CHECK(stx_ok(x) && loss > 0, "the unbroken run: %s", stx_error(x));
+                else CHECK(!stx_ok(x) && stx_error_code(x) == STX_ERR_MEMORY && strlen(stx_error(x)) > 20 && isnan(loss), "allocation %ld fails: %d %s", n, stx_error_code(x), stx_error(x));
+                stx_destroy(x);
+                CHECK(c.live == 0, "allocation %ld fails: %ld blocks leak", n, c.live);
+                if (!done && !from) {
+                    fail_at_ = n; fail_chunk = (long)chunk[k];
+                    CHECK(survives(clear_and_go_on), "allocation %ld fails, then stx_clear_error: a crash or a leak", n);
+                }
+            }
+            CHECK(done, "never done");
+            CHECK(k == 0 || n > 8, "only %ld allocations to fail", n);
+        }
+}
+static void limits(void) {
+    counter c;
+    stx_ctx *x;
+    model m;
+    size_t need, limit;
+    int works = 0, fails = 0;
+    memset(&c, 0, sizeof c);
+    x = counted(&c, 1, 0, 1, 1);
+    model_make(x, &m, 2, 31, 16, 2, STX_ADAM);
+    model_step(x, &m, 0, NULL, 1);
+    need = stx_bytes(x);
+    CHECK(stx_ok(x) && need <= c.bytes && c.bytes - need < 4096 + 256 * (size_t)c.live, "stx_bytes %zu, the allocator gave %zu", need, c.bytes);
+    CHECK(stx_peak_bytes(x) <= need && stx_peak_bytes(x) > need / 4, "peak %zu of %zu", stx_peak_bytes(x), need);
+    stx_destroy(x);
+    for (limit = need / 20; limit < need + need / 2; limit += need / 20) {
+        double loss = NAN;
+        memset(&c, 0, sizeof c);
+        x = counted(&c, 1, limit, 1, 1);
+        if (model_make(x, &m, 2, 31, 16, 2, STX_ADAM)) loss = model_step(x, &m, 0, NULL, 1);
+        CHECK(stx_bytes(x) <= limit, "%zu bytes pass the limit %zu", stx_bytes(x), limit);
+        CHECK(c.most <= limit + 4096 + 256 * (size_t)c.calls, "the allocator gave %zu, the limit is %zu", c.most, limit);
+        if (stx_ok(x)) { works++; CHECK(loss > 0, "loss %g", loss); }
+        else {
+            char text[40];
+            fails++;
+            snprintf(text, sizeof text, "%zu", limit);
+            CHECK(stx_error_code(x) == STX_ERR_MEMORY && strstr(stx_error(x), "max_bytes") && strstr(stx_error(x), text) && strstr(stx_error(x), "arena"), "limit %zu: %s", limit, stx_error(x));
+        }
+        stx_destroy(x);
+        CHECK(c.live == 0, "leak");
+    }
+    CHECK(works >= 2 && fails >= 2, "%d limits work and %d do not", works, fails);
+    memset(&c, 0, sizeof c);
+    x = counted(&c, 0, 0, 1, 1);
+    {
+        size_t before = stx_bytes(x);
+        unsigned char *b1 = (unsigned char *)stx_block(x, 1000), *b2 = (unsigned char *)stx_block(x, 0), *b3 = (unsigned char *)stx_block(x, 70), *q;
+        int i, good = 1;
+        CHECK(b1 && b2 && b3 && !((uintptr_t)b1 % 64) && !((uintptr_t)b2 % 64) && !((uintptr_t)b3 % 64), "blocks stand at multiples of 64");
+        for (i = 0; i < 1000; i++) if (b1[i]) good = 0;
+        CHECK(good, "a block is not zeroed");
+        CHECK(stx_bytes(x) >= before + 1070, "blocks are not counted");
+        stx_block_free(x, b2); stx_block_free(x, b1);
+        CHECK(stx_bytes(x) == before + 70, "%zu bytes, want %zu", stx_bytes(x), before + 70);
+        q = (unsigned char *)stx_persist(x, 333);
+        for (i = 0, good = 1; i < 333; i++) if (q[i]) good = 0;
+        CHECK(good && !((uintptr_t)q % 64), "persistent memory is zeroed and aligned");
+        CHECK(!((uintptr_t)stx_step_alloc(x, 1) % 64) && !((uintptr_t)stx_step_alloc(x, 1) % 64), "step memory is aligned");
+    }
+    stx_destroy(x);                           /* b3 goes with it */
+    CHECK(c.live == 0, "leak");
+}
+static void overflows(void) {
+    static stx_real r[4];
+    static const int32_t id[4] = {0, 0, 0, 0};
+    static const size_t big[] = {SIZE_MAX, SIZE_MAX - 1, SIZE_MAX - 63, SIZE_MAX - 64, SIZE_MAX - 127, SIZE_MAX - 4095, SIZE_MAX - 4096, SIZE_MAX - 4097,
+                                 SIZE_MAX / 2, SIZE_MAX / 2 + 1, SIZE_MAX / 4, SIZE_MAX / 4 + 1, SIZE_MAX / 8 + 1};
+    size_t i;
+    counter c;
+    memset(&c, 0, sizeof c);
+    ex = counted(&c, 0, 0, 1, 1);
+    for (i = 0; i < sizeof big / sizeof *big; i++) {
+        stx_params *p = stx_params_create(ex);
+        size_t b = big[i];
+        stx_begin(ex, STX_TRAIN);
+        WANT(stx_input(ex, r, b, 0, 0, 0), STX_ERR_MEMORY, "", "", "");
+        WANT(stx_input(ex, r, b, 2, 0, 0), STX_ERR_MEMORY, "", "", "");
+        WANT(stx_input(ex, r, 2, b, 0, 0), STX_ERR_MEMORY, "", "", "");
+        WANT(stx_input(ex, r, b, b, b, b), STX_ERR_MEMORY, "", "", "");
+        WANT(stx_input(ex, r, 3, 5, 7, b), STX_ERR_MEMORY, "", "", "");
+        WANT(stx_param(p, STX_NORMAL, 1, "w", b, 3, 0, 0), STX_ERR_MEMORY, "", "", "");
+        CHECK(p->count == 0, "a parameter that has no memory is in the list");
+        WANT(stx_persist(ex, b), STX_ERR_MEMORY, "", "", "");
+        WANT(stx_step_alloc(ex, b), STX_ERR_MEMORY, "", "", "");
+        WANT(stx_block(ex, b), STX_ERR_MEMORY, "", "", "");
+        CHECK(!stx_tokens(ex, id, b, 3) && !stx_ok(ex), "tokens");
+        stx_clear_error(ex);
+        CHECK(!stx_tokens(ex, id, 1, b) && !stx_ok(ex), "tokens");
+        stx_clear_error(ex);
+        CHECK(!stx_gather(ex, stx_input(ex, r, 2, 2, 0, 0), id, b) && !stx_ok(ex), "gather");
+        stx_clear_error(ex);
+        CHECK(!stx_reshape(ex, stx_input(ex, r, 4, 0, 0, 0), b, b, 0, 0) && !stx_ok(ex), "reshape");
+        stx_clear_error(ex);
+    }
+    {   /* 2^31 rows of nothing much: more than 32 bits, and no memory for it */
+        stx_begin(ex, STX_TRAIN);
+        WANT(stx_input(ex, r, (size_t)1 << 31, 9, 0, 0), STX_ERR_MEMORY, "", "", "");
+    }
+    stx_destroy(ex);
+    CHECK(c.live == 0, "leak");
+}
+static void step_arena(void) {
+    static const size_t chunk[] = {0, 1, 20000};
+    int k, step, i;
+    for (k = 0; k < 3; k++) {
+        counter c;
+        stx_ctx *x;
+        model m;
+        const void *first[SEEN], *seen[SEEN];
+        long calls = 0;
+        size_t bytes = 0, peak = 0;
+        memset(&c, 0, sizeof c);
+        x = counted(&c, chunk[k], 0, 1, 1);
+        model_make(x, &m, 2, 31, 16, 2, STX_ADAM);
+        for (step = 0; step < 6; step++) {
+            /* the same tokens: how many fall into each cluster of the adaptive softmax decides its shapes */
+            CHECK(model_step(x, &m, 0, seen, 1) > 0, "%s", stx_error(x));
+            if (step == 1) { memcpy(first, seen, sizeof first); calls = c.calls; bytes = stx_bytes(x); peak = stx_peak_bytes(x); }
+            if (step < 2) continue;
+            for (i = 0; i < SEEN; i++) CHECK(first[i] == seen[i], "chunks of %zu, step %d: tensor %d moved", chunk[k], step, i);
+        }
+        CHECK(c.calls == calls, "chunks of %zu: %ld allocations after the second step", chunk[k], c.calls - calls);
+        CHECK(stx_bytes(x) == bytes && stx_peak_bytes(x) == peak, "chunks of %zu: bytes or peak grow", chunk[k]);
+        stx_destroy(x);
+        CHECK(c.live == 0, "leak");
+    }
+}
+
+/* >>repeatability */
+static void contexts(void) {
+    static const int kinds[] = {STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW};
+    int k, step;
+    for (k = 0; k < 4; k++) {
+        stx_ctx *a = plain(3, 1), *b = plain(4, 1), *a2 = plain(3, 1), *b2 = plain(4, 1);
+        model ma, mb, ma2, mb2;
+        double la[5], lb[5];
+        model_make(a, &ma, 2, 13, 8, 2, kinds[k]);
+        for (step = 0; step < 5; step++) la[step] = model_step(a, &ma, step, NULL, 1);
+        model_make(b, &mb, 2, 13, 8, 2, kinds[k]);
+        for (step = 0; step < 5; step++) lb[step] = model_step(b, &mb, step, NULL, 1);
+        model_make(a2, &ma2, 2, 13, 8, 2, kinds[k]);
+        model_make(b2, &mb2, 2, 13, 8, 2, kinds[k]);
+        for (step = 0; step < 5; step++) {
+            CHECK(model_step(a2, &ma2, step, NULL, 1) == la[step], "two contexts in turn: a, step %d", step);
+            CHECK(model_step(b2, &mb2, step, NULL, 1) == lb[step], "two contexts in turn: b, step %d", step);
+        }
+        CHECK(same_params(ma.p, ma2.p) && same_params(mb.p, mb2.p), "two contexts disturb each other, or a seed does not repeat");
+        CHECK(!same_params(ma.p, mb.p), "another seed, the same parameters");
+        CHECK(la[0] != lb[0] && la[4] < la[0] + 0.5, "losses %g %g %g", la[0], lb[0], la[4]);
+        CHECK(ma.o->step == 5 && ma.o->skipped == 0 && ma.o->grad_norm > 0, "the optimiser counts");
+        stx_destroy(a2);                      /* one goes, the others stay */
+        CHECK(model_step(b2, &mb2, 5, NULL, 1) > 0, "%s", stx_error(b2));
+        stx_destroy(a); stx_destroy(b); stx_destroy(b2);
+    }
+}
+static stx_real *threaded(int threads, size_t *n, double *loss) {
+    stx_ctx *x = plain(7, threads);
+    model m;
+    stx_real *g;
+    size_t i, k;
+    model_make(x, &m, 4, 65, 64, 4, STX_ADAM);
+    *loss = model_step(x, &m, 0, NULL, 0);
+    CHECK(stx_ok(x), "%d threads: %s", threads, stx_error(x));
+    g = (stx_real *)malloc(stx_params_size(m.p) * sizeof *g);
+    for (k = 0, *n = 0; k < m.p->count; k++) for (i = 0; i < m.p->tensor[k]->size; i++) g[(*n)++] = m.p->tensor[k]->grad[i];
+    stx_destroy(x);
+    return g;
+}
+static void thread_counts(void) {
+    int t;
+    size_t n = 0, i;
+    double l1 = 0, loss, again;
+    stx_real *one = threaded(1, &n, &l1);
+    for (t = 1; t <= 3; t++) {
+        stx_real *a = threaded(t, &n, &loss), *b = threaded(t, &n, &again);
+        double top = 0, worst = 0;
+        for (i = 0; i < n; i++) {
+            double e = fabs((double)a[i] - (double)one[i]);
+            if (fabs((double)one[i]) > top) top = fabs((double)one[i]);
+            if (!(e <= worst)) worst = e;
+        }
+        CHECK(!memcmp(a, b, n * sizeof *a) && loss == again, "%d threads: two runs differ", t);
+        CHECK(worst <= 1e-6 * top && CLOSE(loss, l1, 1e-6), "%d threads: gradients differ from those of one by %g", t, worst / top);
+        free(a); free(b);
+    }
+    free(one);
+    {   /* each path of the matrix product */
+        stx_ctx *x1 = plain(1, 1), *x3 = plain(1, 3);
+        const stx__micro *micro[4];
+        int count = 0, k;
+        micro[count++] = x1->micro;
+        if (x1->micro != &stx__micro_generic) micro[count++] = &stx__micro_generic;
+#ifdef STX__X86
+        if (x1->micro == &stx__micro_avx512) micro[count++] = &stx__micro_avx2;
+#endif
+        for (k = 0; k < count; k++) {
+            long before = test_failed;
+            x1->micro = x3->micro = micro[k];
+            gemm_check(x1, x3);
+            if (test_failed > before) printf("matrix product \"%s\": %ld failed\n", micro[k]->name, test_failed - before);
+        }
+        gemm_case(NULL, x1, 1, 0, 1, 3, 50, 40, 1, 0, 0);
+        stx_destroy(x1);
+        stx_destroy(x3);
+    }
+}
+
+/* >>NaN: never hidden */
+typedef stx_tensor *(*nan_op)(stx_ctx *x, stx_tensor **in);
+static stx_tensor *n_linear(stx_ctx *x, stx_tensor **in) { return stx_linear(x, in[0], in[1], in[2], STX_ACT_NONE); }
+static stx_tensor *n_linear_relu(stx_ctx *x, stx_tensor **in) { return stx_linear(x, in[0], in[1], in[2], STX_ACT_RELU); }
+static stx_tensor *n_linear_gelu(stx_ctx *x, stx_tensor **in) { return stx_linear(x, in[0], in[1], in[2], STX_ACT_GELU); }
+static stx_tensor *n_linear_tanh(stx_ctx *x, stx_tensor **in) { return stx_linear(x, in[0], in[1], in[2], STX_ACT_TANH); }
+static stx_tensor *n_linear_sigmoid(stx_ctx *x, stx_tensor **in) { return stx_linear(x, in[0], in[1], in[2], STX_ACT_SIGMOID); }
+static stx_tensor *n_matmul(stx_ctx *x, stx_tensor **in) { return stx_matmul(x, in[0], in[1], 0, 1); }
+static stx_tensor *n_layernorm(stx_ctx *x, stx_tensor **in) { return stx_layernorm(x, in[0], in[2], in[2], 0); }
+static stx_tensor *n_add(stx_ctx *x, stx_tensor **in) { return stx_add(x, in[0], in[2]); }
+static stx_tensor *n_mul(stx_ctx *x, stx_tensor **in) { return stx_mul(x, in[0], in[2]); }
+static stx_tensor *n_scale(stx_ctx *x, stx_tensor **in) { return stx_scale(x, in[0], 0.0); }
+static stx_tensor *n_relu(stx_ctx *x, stx_tensor **in) { return stx_relu(x, in[0]); }
+static stx_tensor *n_gelu(stx_ctx *x, stx_tensor **in) { return stx_gelu(x, in[0]); }
+static stx_tensor *n_tanh(stx_ctx *x, stx_tensor **in) { return stx_tanh(x, in[0]); }
+static stx_tensor *n_sigmoid(stx_ctx *x, stx_tensor **in) { return stx_sigmoid(x, in[0]); }
+static stx_tensor *n_softmax(stx_ctx *x, stx_tensor **in) { return stx_softmax(x, in[0]); }
+static stx_tensor *n_dropout(stx_ctx *x, stx_tensor **in) { return stx_dropout(x, in[0], 0.9); }
+static stx_tensor *n_mean(stx_ctx *x, stx_tensor **in) { return stx_mean(x, in[0]); }
+static stx_tensor *n_mse(stx_ctx *x, stx_tensor **in) { return stx_mse(x, in[0], in[1]); }
+static stx_tensor *n_cross_entropy(stx_ctx *x, stx_tensor **in) {
+    static const int32_t id[17] = {3};
+    return stx_cross_entropy(x, in[0], stx_tokens(x, id, 1, 17), 0);
+}
+static stx_tensor *n_concat_channels(stx_ctx *x, stx_tensor **in) { return stx_concat_channels(x, in[0], in[1]); }
+static stx_tensor *n_embedding(stx_ctx *x, stx_tensor **in) {
+    static const int32_t id[17] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+    return stx_embedding(x, in[0], stx_tokens(x, id, 1, 17));
+}
+static void nans(void) {
+    static const struct { const char *name; nan_op op; int inputs; } ops[] = {   /* bits: which of (17,17), (17,17), (17) it reads */
+        {"linear", n_linear, 7}, {"linear relu", n_linear_relu, 7}, {"linear gelu", n_linear_gelu, 7}, {"linear tanh", n_linear_tanh, 7},
+        {"linear sigmoid", n_linear_sigmoid, 7}, {"matmul", n_matmul, 3}, {"layernorm", n_layernorm, 5}, {"add", n_add, 5}, {"mul", n_mul, 5},
+        {"scale by 0", n_scale, 1}, {"relu", n_relu, 1}, {"gelu", n_gelu, 1}, {"tanh", n_tanh, 1}, {"sigmoid", n_sigmoid, 1}, {"softmax", n_softmax, 1},
+        {"dropout", n_dropout, 1}, {"mean", n_mean, 1}, {"mse", n_mse, 3}, {"cross entropy", n_cross_entropy, 1}, {"concat", n_concat_channels, 3}, {"embedding", n_embedding, 1}};
+    static const char *names[] = {"q", "k", "v", "pe", "u", "vb", "z", "pk", "pv"};
+    stx_ctx *x = plain(1, 1);
+    size_t k, i, at;
+    int part, sign, mode;
+    for (k = 0; k < sizeof ops / sizeof *ops; k++)
+        for (part = 0; part < 3; part++)
+            for (i = 0; i < 4; i++)
+                for (sign = 0; sign < 2; sign++) {
+                    stx_real *d[3];
+                    stx_tensor *in[3], *y;
+                    int j;
+                    if (!(ops[k].inputs >> part & 1)) continue;
+                    d[0] = numbers(289); d[1] = numbers(289); d[2] = numbers(17);
+                    at = part == 2 ? i * 16 / 3 : i * 288 / 3;
+                    d[part][at] = (stx_real)(sign ? -NAN : NAN);
+                    stx_begin(x, STX_TRAIN);
+                    for (j = 0; j < 3; j++) in[j] = stx_variable(x, d[j], 17, j == 2 ? 0 : 17, 0, 0);
+                    y = stx_mean(x, ops[k].op(x, in));
+                    CHECK(stx_ok(x) && isnan(stx_item(x, y)), "%s hides a NaN in input %d at %zu: %g %s", ops[k].name, part, at, stx_item(x, y), stx_error(x));
+                    stx_clear_error(x);
+                    free(d[0]); free(d[1]); free(d[2]);
+                }
+    for (part = 0; part < 9; part++)
+        for (i = 0; i < 3; i++)
+            for (mode = 0; mode < 2; mode++) {
+                static const size_t size[] = {2 * 9 * 6, 2 * 9 * 6, 2 * 9 * 6, 9 * 3, 6, 6, 2, 2 * 4 * 3, 2 * 4 * 3};
+                stx_real *d[9];
+                stx_tensor *t[9], *y;
+                stx_attention_in in;
+                stx_attention_desc ad;
+                int j;
+                memset(&ad, 0, sizeof ad);
+                ad.heads = 2; ad.max_span = 20; ad.ramp = 4; ad.eps = mode ? 0.01 : 0;
+                for (j = 0; j < 9; j++) d[j] = numbers(size[j]);
+                d[6][0] = d[6][1] = (stx_real)0.9;
+                at = i * (size[part] - 1) / 2;
+                d[part][at] = (stx_real)NAN;
+                stx_begin(x, STX_TRAIN);
+                t[0] = stx_variable(x, d[0], 2, 9, 6, 0); t[1] = stx_variable(x, d[1], 2, 9, 6, 0); t[2] = stx_variable(x, d[2], 2, 9, 6, 0);
+                t[3] = stx_variable(x, d[3], 9, 3, 0, 0); t[4] = stx_variable(x, d[4], 6, 0, 0, 0); t[5] = stx_variable(x, d[5], 6, 0, 0, 0);
+                t[6] = stx_variable(x, d[6], 2, 0, 0, 0); t[7] = stx_variable(x, d[7], 2, 4, 3, 0); t[8] = stx_variable(x, d[8], 2, 4, 3, 0);
+                in.q = t[0]; in.k = t[1]; in.v = t[2]; in.pe = t[3]; in.u = t[4]; in.vb = t[5]; in.z = t[6]; in.pk = t[7]; in.pv = t[8];
+                y = stx_mean(x, stx_attention(x, &in, &ad));
+                CHECK(stx_ok(x) && isnan(stx_item(x, y)), "attention hides a NaN in %s at %zu, eps %g: %g %s", names[part], at, ad.eps, stx_item(x, y), stx_error(x));
+                stx_backward(x, y);
+                stx_clear_error(x);
+                if (part == 6) {              /* and without persistent vectors, where no weight is left at all */
+                    stx_begin(x, STX_TRAIN);
+                    in.q = stx_variable(x, d[0], 2, 9, 6, 0); in.k = in.v = in.q; in.z = stx_variable(x, d[6], 2, 0, 0, 0);
+                    in.pe = in.u = in.vb = in.pk = in.pv = NULL;
+                    y = stx_mean(x, stx_attention(x, &in, &ad));
+                    CHECK(stx_ok(x) && isnan(stx_item(x, y)), "attention hides a NaN in z, no persistent vectors, eps %g: %g", ad.eps, stx_item(x, y));
+                }
+                for (j = 0; j < 9; j++) free(d[j]);
+            }
+    {   /* infinite logits */
+        stx_real l[6] = {1, (stx_real)HUGE_VAL, 2, 3, 4, 5};
+        int32_t id[2] = {0, 1};
+        stx_begin(x, STX_EVAL);
+        CHECK(!(fabs(stx_item(x, stx_cross_entropy(x, stx_input(x, l, 2, 3, 0, 0), stx_tokens(x, id, 1, 2), 0))) <= 1e30), "an infinite logit, a finite loss");
+        l[1] = -(stx_real)HUGE_VAL;           /* minus infinity is a word that cannot come */
+        CHECK(fabs(stx_item(x, stx_cross_entropy(x, stx_input(x, l, 2, 3, 0, 0), stx_tokens(x, id, 1, 2), 0))) <= 10, "a logit of minus infinity");
+        CHECK(stx_softmax(x, stx_input(x, l, 2, 3, 0, 0))->data[1] == 0, "softmax of minus infinity");
+    }
+    stx_destroy(x);
+}
+
+/* >>optimisers and schedules */
+static void optimisers(void) {
+    int kind, bad;
+    for (kind = STX_SGD; kind <= STX_ADAMW; kind++)
+        for (bad = 0; bad < 3; bad++) {
+            stx_ctx *x = plain(1, 1);
+            stx_params *p = stx_params_create(x);
+            stx_optim_desc d;
+            stx_optim *o;
+            stx_tensor *a, *b;
+            stx_real keep[13], st[2][13];
+            int i, k;
+            memset(&d, 0, sizeof d);
+            d.kind = kind; d.momentum = 0.9; d.clip = 0.5;
+            a = stx_param(p, STX_NORMAL, 1, "a", 7, 0, 0, 0);
+            b = stx_param(p, STX_NORMAL, 1, "b", 3, 2, 0, 0);
+            o = stx_optim_create(p, &d);
+            CHECK(o && o->desc.kind == kind && (o->state[0] != NULL) && (kind >= STX_ADAM) == (o->state[1] != NULL), "state");
+            for (i = 0; i < 7; i++) a->grad[i] = (stx_real)(i - 3);
+            CHECK(stx_optim_step(o, 0.1) == 1 && o->step == 1 && CLOSE(o->grad_norm, sqrt(28.0), 1e-6), "a step: norm %g", o->grad_norm);
+            for (i = 0; i < 7; i++) CHECK(a->grad[i] == 0, "the gradient is not zeroed");
+            memcpy(keep, a->data, 7 * sizeof *keep); memcpy(keep + 7, b->data, 6 * sizeof *keep);
+            for (k = 0; k < 2; k++) if (o->state[k]) { memcpy(st[k], o->state[k][0]->data, 7 * sizeof *keep); memcpy(st[k] + 7, o->state[k][1]->data, 6 * sizeof *keep); }
+            for (i = 0; i < 7; i++) a->grad[i] = 1;
+            b->grad[5] = (stx_real)(bad == 0 ? NAN : bad == 1 ? HUGE_VAL : -HUGE_VAL);
+            CHECK(stx_optim_step(o, 0.1) == 0 && o->skipped == 1 && o->step == 1 && stx_ok(x), "a gradient that is not finite: skipped %d step %d", (int)o->skipped, (int)o->step);
+            CHECK(!memcmp(keep, a->data, 7 * sizeof *keep) && !memcmp(keep + 7, b->data, 6 * sizeof *keep), "... changes parameters");
+            for (k = 0; k < 2; k++) if (o->state[k]) CHECK(!memcmp(st[k], o->state[k][0]->data, 7 * sizeof *keep) && !memcmp(st[k] + 7, o->state[k][1]->data, 6 * sizeof *keep), "... changes the state");
+            for (i = 0; i < 7; i++) CHECK(a->grad[i] == 0, "... is kept");
+            CHECK(b->grad[5] == 0, "... is kept");
+            a->grad[0] = 1;
+            CHECK(stx_optim_step(o, 0.1) == 1 && o->step == 2 && o->skipped == 1 && a->data[0] != keep[0], "the step after it");
+            stx_destroy(x);
+        }
+    {   /* Adagrad with the clip of the references: spec attn_span, appendix T */
+        static const double gp[5][3] = {{.3, -.4, 0}, {.003, .001, -.002}, {0, 0, .1}, {.02, -.01, .005}, {-.2, .1, .3}}, gq[5] = {.01, -.05, 0, .02, .3};
+        static const double want[5][4] = {{0.998950000001, -1.998950000000, 0.500000000000, 0.082500000175}, {0.998600017499, -1.999037499727, 0.534999998250, 0.103092194283},
+            {0.998600017499, -1.999037499727, 0.519253147337, 0.103092194283}, {0.993943918533, -1.997288051810, 0.515758211329, 0.077531808313}, {0.997052279810, -1.998648875444, 0.510434511408, 0.070645637042}};
+        stx_ctx *x = plain(1, 1);
+        stx_params *p = stx_params_create(x);
+        stx_optim_desc d;
+        stx_schedule s;
+        stx_optim *o;
+        stx_tensor *a = stx_param(p, STX_ZEROS, 0, "p", 3, 0, 0, 0), *b = stx_param(p, STX_CONSTANT, 0.1, "q", 1, 0, 0, 0);
+        double tol = sizeof(stx_real) == 8 ? 2e-12 : 1e-6;
+        int n, i;
+        memset(&d, 0, sizeof d); memset(&s, 0, sizeof s);
+        d.kind = STX_ADAGRAD; d.clip = 0.03;
+        s.lr = 0.07; s.warmup = 4;
+        o = stx_optim_create(p, &d);
+        a->data[0] = 1; a->data[1] = -2; a->data[2] = (stx_real)0.5;
+        for (n = 1; n <= 5; n++) {
+            for (i = 0; i < 3; i++) a->grad[i] = (stx_real)gp[n - 1][i];
+            b->grad[0] = (stx_real)gq[n - 1];
+            CHECK(stx_optim_step(o, stx_schedule_lr(&s, (uint64_t)n)), "%s", stx_error(x));
+            for (i = 0; i < 4; i++) CHECK(CLOSE(i < 3 ? a->data[i] : b->data[0], want[n - 1][i], tol), "Adagrad, update %d, number %d: %.12g, want %.12g", n, i, (double)(i < 3 ? a->data[i] : b->data[0]), want[n - 1][i]);
+        }
+        stx_destroy(x);
+    }
+    {   /* the other rules from their formulas, in double beside */
+        for (kind = 0; kind < 5; kind++) {
+            stx_ctx *x = plain(1, 1);
+            stx_params *p = stx_params_create(x);
+            stx_optim_desc d;
+            stx_optim *o;
+            stx_tensor *w = stx_param(p, STX_CONSTANT, 0.5, "w", 2, 0, 0, 0);
+            double th[2] = {0.5, 0.5}, m[2] = {0, 0}, v[2] = {0, 0};
+            int n, i;
+            memset(&d, 0, sizeof d);
+            d.kind = kind == 0 ? STX_SGD : kind == 1 ? STX_SGD : kind == 2 ? STX_ADAM : kind == 3 ? STX_ADAM : STX_ADAMW;
+            d.momentum = kind == 1 ? 0.9 : 0; d.clip = kind == 2 ? 0 : 0.8; d.weight_decay = kind == 2 ? 0 : 0.02;
+            o = stx_optim_create(p, &d);
+            for (n = 1; n <= 6; n++) {
+                double g[2], norm, f;
+                g[0] = sin(n); g[1] = cos(3 * n);
+                norm = sqrt(g[0] * g[0] + g[1] * g[1]);
+                f = d.clip > 0 && d.clip / (norm + 1e-6) < 1 ? d.clip / (norm + 1e-6) : 1;
+                for (i = 0; i < 2; i++) {
+                    double e = f * g[i] + (kind == 4 ? 0 : d.weight_decay) * th[i];
+                    w->grad[i] = (stx_real)g[i];
+                    if (kind < 2) { m[i] = n == 1 ? e : d.momentum * m[i] + e; th[i] -= 0.05 * (kind ? m[i] : e); }
+                    else {
+                        if (kind == 4) th[i] -= 0.05 * 0.02 * th[i];
+                        m[i] = 0.9 * m[i] + 0.1 * e; v[i] = 0.999 * v[i] + 0.001 * e * e;
+                        th[i] -= 0.05 * (m[i] / (1 - pow(0.9, n))) / (sqrt(v[i] / (1 - pow(0.999, n))) + 1e-8);
+                    }
+                }
+                stx_optim_step(o, 0.05);
+                for (i = 0; i < 2; i++) CHECK(CLOSE(w->data[i], th[i], sizeof(stx_real) == 8 ? 1e-12 : 2e-6), "rule %d, update %d: %.9g, want %.9g", kind, n, (double)w->data[i], th[i]);
+            }
+            stx_destroy(x);
+        }
+    }
+}
+static double lr_of(int kind, int literal, double lr, double start, double least, uint64_t W, uint64_t T, uint64_t n) {
+    stx_schedule s;
+    memset(&s, 0, sizeof s);
+    s.kind = kind; s.literal = literal; s.lr = lr; s.lr_start = start; s.lr_min = least; s.warmup = W; s.total = T;
+    return stx_schedule_lr(&s, n);
+}
+static void schedules(void) {
+    /* spec attn_span 2.8: cosine W = 4, T = 10, lr = 1, as Transformer-XL has it */
+    static const double example[] = {1, 0.25, 0.5, 0.75, 0.654508, 0.5, 0.345492, 0.206107, 0.095492, 0.024472};
+    static const uint64_t Ws[] = {0, 1, 4, 1000};
+    const double pi = 3.14159265358979323846;
+    uint64_t n, W;
+    int i;
+    for (n = 1; n <= 10; n++) CHECK(fabs(lr_of(STX_LR_COSINE, 1, 1, 0, 0, 4, 10, n) - example[n - 1]) <= 6e-7, "literal cosine, update %d", (int)n);
+    for (i = 0; i < 4; i++)
+        for (W = Ws[i], n = 1; n < 1300; n += n < 20 ? 1 : 37) {
+            double s = (double)(n - 1), w = (double)W, want;
+            /* 2.5: lr min(1, n / W) */
+            CHECK(CLOSE(lr_of(STX_LR_CONSTANT, 0, 0.07, 0, 0, W, 0, n), 0.07 * (n < W ? (double)n / w : 1), 1e-14), "constant, W %d n %d", (int)W, (int)n);
+            CHECK(CLOSE(lr_of(STX_LR_CONSTANT, 0, 0.07, 0.01, 0, W, 0, n), n < W ? 0.01 + 0.06 * (double)n / w : 0.07, 1e-14), "warm-up from lr_start, W %d n %d", (int)W, (int)n);
+            /* 2.8, literal: first update at full lr; n > 1: lr s / W below W */
+            want = n == 1 ? 2 : s < w ? 2 * s / w : W > 1 ? 2 * (w - 1) / w : 2;
+            CHECK(CLOSE(lr_of(STX_LR_CONSTANT, 1, 2, 0, 0, W, 0, n), want, 1e-14), "literal constant, W %d n %d: %g, want %g", (int)W, (int)n, lr_of(STX_LR_CONSTANT, 1, 2, 0, 0, W, 0, n), want);
+            want = n == 1 ? 2 : s < w ? 2 * s / w : 0.1 + 1.9 * (1 + cos(pi * s / 5000)) / 2;
+            CHECK(CLOSE(lr_of(STX_LR_COSINE, 1, 2, 0, 0.1, W, 5000, n), want, 1e-14), "literal cosine, W %d n %d", (int)W, (int)n);
+            want = n == 1 ? (W ? 0 : 2) : s <= w ? 2 * s / (w * sqrt(w)) : 2 / sqrt(s);
+            CHECK(CLOSE(lr_of(STX_LR_INV_SQRT, 1, 2, 0, 0, W, 0, n), want, 1e-14), "literal inverse root, W %d n %d", (int)W, (int)n);
+            /* ours: the peak at n = W, continuous, cosine to lr_min at total, then it stays */
+            want = n < W ? 2 * (double)n / w : 0.1 + 1.9 * (1 + cos(pi * (n < 1200 ? ((double)n - w) / (1200 - w) : 1))) / 2;
+            CHECK(CLOSE(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, W, 1200, n), want, 1e-13), "cosine, W %d n %d", (int)W, (int)n);
+            if (W) CHECK(CLOSE(lr_of(STX_LR_INV_SQRT, 0, 2, 0, 0, W, 0, n), n < W ? 2 * (double)n / w : 2 * sqrt(w / (double)n), 1e-13), "inverse root, W %d n %d", (int)W, (int)n);
+        }
+    CHECK(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 10) == 2 && CLOSE(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 100), 0.1, 1e-14) && CLOSE(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 1000000), 0.1, 1e-14), "ends of the cosine");
+    CHECK(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 0, 0, 5) >= 0.1, "a cosine without total is finite");
+}
+
+/* >>random numbers */
+static void philox(void) {
+    /* Random123 kat_vectors, philox4x32-10 */
+    static const struct { uint64_t seed, hi, lo; uint32_t want[4]; } kat[] = {
+        {0, 0, 0, {0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u}},
+        {~(uint64_t)0, ~(uint64_t)0, ~(uint64_t)0, {0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu}},
+        {((uint64_t)0x299f31d0u << 32) | 0xa4093822u, ((uint64_t)0x03707344u << 32) | 0x13198a2eu, ((uint64_t)0x85a308d3u << 32) | 0x243f6a88u, {0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u}}};
+    int i;
+    for (i = 0; i < 3; i++) {
+        uint32_t r[4];
+        stx_philox(kat[i].seed, kat[i].hi, kat[i].lo, r);
+        CHECK(!memcmp(r, kat[i].want, sizeof r), "vector %d: %08x %08x %08x %08x", i, (unsigned)r[0], (unsigned)r[1], (unsigned)r[2], (unsigned)r[3]);
+    }
+}
+static void initialisers(void) {
+    size_t n = 200003, i;
+    stx_ctx *x = plain(11, 1), *y = plain(11, 3), *z = plain(12, 1);
+    stx_params *p = stx_params_create(x), *q, *r = stx_params_create(z);
+    stx_tensor *a, *b, *u, *c, *o;
+    double s = 0, ss = 0, s4 = 0, top = 0, low = 0, lag = 0;
+    counter cnt;
+    memset(&cnt, 0, sizeof cnt);
+    a = stx_param(p, STX_NORMAL, 0.5, "a", n, 0, 0, 0);
+    b = stx_param(p, STX_NORMAL, 0.5, "b", 7, 11, 13, 0);
+    u = stx_param(p, STX_UNIFORM, 0.25, "u", n, 0, 0, 0);
+    c = stx_param(p, STX_CONSTANT, -1.5, "c", 9, 0, 0, 0);
+    o = stx_param(p, STX_ZEROS, 3, "o", 9, 0, 0, 0);
+    for (i = 0; i < n; i++) { double v = (double)a->data[i]; s += v; ss += v * v; s4 += v * v * v * v; if (i) lag += v * (double)a->data[i - 1]; }
+    CHECK(fabs(s / (double)n) <= 4 * 0.5 / sqrt((double)n), "normal: mean %g", s / (double)n);
+    CHECK(fabs(sqrt(ss / (double)n) - 0.5) <= 4 * 0.5 / sqrt(2.0 * (double)n), "normal: deviation %g", sqrt(ss / (double)n));
+    CHECK(fabs(s4 * (double)n / (ss * ss) - 3) <= 0.06, "normal: kurtosis %g", s4 * (double)n / (ss * ss));
+    CHECK(fabs(lag / ss) <= 4 / sqrt((double)n), "normal: neighbours correlate, %g", lag / ss);
+    s = ss = 0;
+    for (i = 0; i < n; i++) { double v = (double)u->data[i]; s += v; ss += v * v; if (v > top) top = v; if (v < low) low = v; }
+    CHECK(top <= 0.25 && low >= -0.25 && top > 0.2499 && low < -0.2499, "uniform: range %g %g", low, top);
+    CHECK(fabs(s / (double)n) <= 4 * 0.25 / sqrt(3.0 * (double)n) && fabs(ss / (double)n - 0.0625 / 3) <= 2e-4, "uniform: mean %g variance %g", s / (double)n, ss / (double)n);
+    for (i = 0; i < 9; i++) CHECK(c->data[i] == (stx_real)-1.5 && o->data[i] == 0, "constants");
+    CHECK(memcmp(a->data, b->data, b->size * sizeof(stx_real)) != 0, "two parameters share their numbers");
+    q = stx_params_create(y);                 /* threads, shape and what happened before do not matter */
+    model_make(z, &(model){0}, 1, 3, 4, 1, STX_SGD);
+    stx_begin(y, STX_TRAIN); stx_begin(y, STX_TRAIN);
+    { stx_tensor *a2 = stx_param(q, STX_NORMAL, 0.5, "other name", n, 0, 0, 0), *b2 = stx_param(q, STX_NORMAL, 0.5, "b", 11, 91, 0, 0);
+      CHECK(!memcmp(a->data, a2->data, n * sizeof(stx_real)) && !memcmp(b->data, b2->data, b->size * sizeof(stx_real)), "the same seed and place, other numbers"); }
+    { stx_tensor *a3 = stx_param(r, STX_NORMAL, 0.5, "a", n, 0, 0, 0); CHECK(memcmp(a->data, a3->data, 64 * sizeof(stx_real)) != 0, "another seed, the same numbers"); }
+    stx_destroy(y);
+    y = counted(&cnt, 1, 0, 11, 1);
+    q = stx_params_create(y);
+    CHECK(!memcmp(a->data, stx_param(q, STX_NORMAL, 0.5, "a", n, 0, 0, 0)->data, n * sizeof(stx_real)), "chunk size and dirty memory change the numbers");
+    stx_destroy(x); stx_destroy(y); stx_destroy(z);
+}
+static void exponentials(void) {
+    stx_ctx *x = plain(1, 1);
+    double worst = 0, unit = sizeof(stx_real) == 8 ? 1.2e-16 : 6e-8, e;
+    int i;
+    for (i = 0; i <= 870000; i += 7) {        /* softmax of (0, v): the ratio is e^v, three roundings */
+        stx_real in[2], v = (stx_real)(-1e-4 * i);
+        if (!(i % 2000)) stx_begin(x, STX_EVAL);
+        in[0] = 0; in[1] = v;
+        { stx_tensor *y = stx_softmax(x, stx_input(x, in, 2, 0, 0, 0));
+          e = fabs((double)y->data[1] / (double)y->data[0] / exp((double)v) - 1);
+          if (v > -80 && !(e <= worst)) worst = e;
+          if (!CLOSE((double)y->data[0] + (double)y->data[1], 1, 3 * unit)) worst = 1; }
+    }
+    CHECK(worst <= 6 * unit, "softmax: e^v off by %g", worst);
+    for (worst = 0, i = -873; i <= 883; i++) {
+        int k;
+        for (k = 0; k < 50; k++) {
+            stx_real v = (stx_real)(i / 10.0 + k * 0.002);
+            e = fabs((double)stx__exp(v) / exp((double)v) - 1);
+            if (!(e <= worst)) worst = e;
+        }
+    }
+    CHECK(worst <= 3 * unit, "exp: off by %g, %g roundings", worst, worst / unit);
+    CHECK(stx__exp(0) == 1 && stx__exp(-(stx_real)HUGE_VAL) == 0 && stx__exp(-2000) == 0 && stx__exp((stx_real)HUGE_VAL) == (stx_real)HUGE_VAL && stx__exp(2000) == (stx_real)HUGE_VAL && isnan(stx__exp((stx_real)NAN)), "exp: extremes");
+    {
+        stx_real in[5] = {(stx_real)1e30, (stx_real)-1e30, 0, (stx_real)1e30, -(stx_real)HUGE_VAL}, same[3] = {(stx_real)-3e38, (stx_real)-3e38, (stx_real)-3e38};
+        stx_tensor *y;
+        stx_begin(x, STX_EVAL);
+        y = stx_softmax(x, stx_input(x, in, 5, 0, 0, 0));
+        CHECK(y->data[0] == (stx_real)0.5 && y->data[1] == 0 && y->data[2] == 0 && y->data[3] == (stx_real)0.5 && y->data[4] == 0, "softmax of huge numbers");
+        y = stx_softmax(x, stx_input(x, same, 3, 0, 0, 0));
+        CHECK(CLOSE(y->data[2], 1.0 / 3, 1e-6), "softmax of equal huge numbers");
+        y = stx_softmax(x, stx_input(x, same, 3, 1, 0, 0));
+        CHECK(y->data[0] == 1 && y->data[2] == 1, "softmax of single numbers");
+    }
+    stx_destroy(x);
+}
+
+/* >>sampling */
+enum { DRAWS = 20000 };
+static void draw(const stx_sampling *s, const stx_real *l, size_t V, int *hist) {
+    stx_real *work = (stx_real *)malloc(V * sizeof *work);
+    uint64_t i;
+    memset(hist, 0, V * sizeof *hist);
+    for (i = 0; i < DRAWS; i++) { int32_t t = stx_sample(s, i, l, V, work); if (t >= 0 && (size_t)t < V) hist[t]++; else test_failed++; }
+    free(work);
+}
+/* chi-square of hist against p (0 where nothing may fall); want below a bound that a right sampler passes with
+   probability 0.9999 (the draws are the same in every run, so it passes always or never) */
+static void fits(const char *what, const int *hist, const double *p, size_t V) {
+    double chi = 0, total = 0, bound;
+    size_t i, k = 0;
+    for (i = 0; i < V; i++) total += p[i];
+    for (i = 0; i < V; i++) {
+        double e = DRAWS * p[i] / total;
+        if (p[i] == 0) { CHECK(hist[i] == 0, "%s: word %zu came %d times", what, i, hist[i]); continue; }
+        chi += (hist[i] - e) * (hist[i] - e) / e;
+        k++;
+    }
+    bound = (double)k + 4 * sqrt(2.0 * (double)k) + 8;
+    CHECK(chi <= bound, "%s: chi-square %g, want below %g", what, chi, bound);
+}
+static void sampling(void) {
+    static const stx_real l[7] = {(stx_real)0.3, (stx_real)2.1, (stx_real)-1.0, (stx_real)1.2, (stx_real)0.9, (stx_real)-0.2, (stx_real)1.7};
+    static const size_t order[7] = {1, 6, 3, 4, 0, 5, 2};       /* falling */
+    stx_sampling s;
+    stx_real work[7], m[7];
+    double p[7], z, mass;
+    int hist[7], again[7];
+    size_t i, k;
+    memset(&s, 0, sizeof s);
+    s.seed = 5;
+    for (k = 0; k < 3; k++) {
+        s.temperature = k == 0 ? 1 : k == 1 ? 0.7 : 3;
+        for (i = 0; i < 7; i++) p[i] = exp((double)l[i] / s.temperature);
+        draw(&s, l, 7, hist);
+        fits("temperature", hist, p, 7);
+        for (i = 0; i < 7; i++) m[i] = l[i] + 100;              /* an additive constant means nothing */
+        draw(&s, m, 7, again);
+        fits("shifted logits", again, p, 7);
+    }
+    s.temperature = 1;
+    for (z = 0, i = 0; i < 7; i++) z += exp((double)l[i]);
+    for (k = 1; k <= 8; k++) {
+        s.top_k = k;
+        for (i = 0; i < 7; i++) p[order[i]] = i < k ? exp((double)l[order[i]]) : 0;
+        draw(&s, l, 7, hist);
+        fits("top_k", hist, p, 7);
+    }
+    s.top_k = 0;
+    for (k = 1; k < 20; k++) {
+        s.top_p = 0.05 * (double)k + 0.003;
+        for (mass = 0, i = 0; i < 7; i++) { p[order[i]] = mass < s.top_p * z ? exp((double)l[order[i]]) : 0; mass += exp((double)l[order[i]]); }
+        draw(&s, l, 7, hist);
+        fits("top_p", hist, p, 7);
+    }
+    s.top_k = 3; s.top_p = 0.7;               /* a share of what top_k left */
+    for (z = 0, i = 0; i < 3; i++) z += exp((double)l[order[i]]);
+    for (mass = 0, i = 0; i < 7; i++) { p[order[i]] = i < 3 && mass < 0.7 * z ? exp((double)l[order[i]]) : 0; mass += exp((double)l[order[i]]); }
+    draw(&s, l, 7, hist);
+    fits("top_k, then top_p", hist, p, 7);
+    s.top_k = 0; s.top_p = 1;
+    for (i = 0; i < 7; i++) p[i] = exp((double)l[i]);
+    draw(&s, l, 7, hist);
+    fits("top_p 1", hist, p, 7);
+    s.top_p = 1e-9;
+    draw(&s, l, 7, hist);
+    CHECK(hist[1] == DRAWS, "a tiny top_p is not the likeliest");
+    s.top_p = 0;
+    s.temperature = 1e-30;
+    draw(&s, l, 7, hist);
+    CHECK(hist[1] == DRAWS, "a tiny temperature is not the likeliest");
+    s.temperature = 0;
+    draw(&s, l, 7, hist);
+    CHECK(hist[1] == DRAWS, "temperature 0 is not the likeliest");
+    s.temperature = 1e30;
+    for (i = 0; i < 7; i++) p[i] = 1;
+    draw(&s, l, 7, hist);
+    fits("a huge temperature", hist, p, 7);
+    /* ties */
+    s.temperature = 1;
+    for (i = 0; i < 7; i++) m[i] = 2;
+    draw(&s, m, 7, hist);
+    fits("all equal", hist, p, 7);
+    s.top_p = 0.5;                            /* equal words stay or go together */
+    draw(&s, m, 7, hist);
+    fits("all equal, top_p", hist, p, 7);
+    m[2] = 3; m[4] = 3;
+    s.top_p = 0; s.top_k = 2;
+    for (i = 0; i < 7; i++) p[i] = i == 2 || i == 4;
+    draw(&s, m, 7, hist);
+    fits("two equal, top_k 2", hist, p, 7);
+    s.top_k = 0; s.temperature = 0;
+    i = (size_t)stx_sample(&s, 0, m, 7, work);
+    CHECK((i == 2 || i == 4) && (size_t)stx_sample(&s, 9, m, 7, work) == i, "temperature 0 with a tie");
+    /* words that cannot come, and logits that are no logits */
+    s.temperature = 1;
+    for (k = 0; k < 4; k++) {
+        memcpy(m, l, sizeof m);
+        m[0] = m[1] = m[6] = -(stx_real)HUGE_VAL;
+        for (i = 0; i < 7; i++) p[i] = i == 0 || i == 1 || i == 6 ? 0 : exp((double)l[i]);
+        s.top_k = k == 1 ? 6 : k == 3 ? 5 : 0;
+        s.top_p = k >= 2 ? 0.9999 : 0;
+        draw(&s, m, 7, hist);
+        fits("minus infinity", hist, p, 7);
+    }
+    s.top_k = 0; s.top_p = 0;
+    for (i = 0; i < 7; i++) m[i] = -(stx_real)HUGE_VAL;
+    CHECK(stx_sample(&s, 0, m, 7, work) == -1, "nothing can come");
+    for (k = 0; k < 7; k += 3) {
+        memcpy(m, l, sizeof m);
+        m[k] = (stx_real)NAN;
+        CHECK(stx_sample(&s, 0, m, 7, work) == -1, "NaN");
+        m[k] = (stx_real)HUGE_VAL;
+        CHECK(stx_sample(&s, 0, m, 7, work) == -1, "infinity");
+        s.temperature = 0;
+        m[k] = (stx_real)NAN;
+        CHECK(stx_sample(&s, 0, m, 7, work) == -1, "NaN at temperature 0");
+        s.temperature = 1;
+    }
+    CHECK(stx_sample(&s, 0, l, 0, work) == -1, "V 0");
+    for (k = 0; k < 4; k++) { s.temperature = k & 1; s.top_k = k >> 1; CHECK(stx_sample(&s, k, l, 1, work) == 0, "V 1"); }
+    memset(&s, 0, sizeof s);                  /* a function of (seed, counter) */
+    s.temperature = 1;
+    for (k = 0; k < 2; k++) {
+        int equal_seed = 0, equal_counter = 0, repeat = 1;
+        stx_sampling t = s;
+        t.seed = 77;
+        for (i = 0; i < 1000; i++) {
+            int32_t a = stx_sample(&s, i, l, 7, work);
+            repeat &= a == stx_sample(&s, i, l, 7, work);
+            equal_seed += a == stx_sample(&t, i, l, 7, work);
+            equal_counter += a == stx_sample(&s, i + 1, l, 7, work);
+        }
+        CHECK(repeat && equal_seed < 500 && equal_counter < 500, "not a function of seed and counter alone: %d %d", equal_seed, equal_counter);
+    }
+}
+
+/* test_api [part ...]: those only */
+int main(int argc, char **argv) {
+    static const struct { const char *name; void (*run)(void); } parts[] = {
+        {"descs", descs}, {"errors", errors}, {"nulls", nulls}, {"allocation failures", allocation_failures}, {"limits", limits}, {"overflows", overflows},
+        {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"nans", nans}, {"optimisers", optimisers},
+        {"schedules", schedules}, {"philox", philox}, {"initialisers", initialisers}, {"exponentials", exponentials}, {"sampling", sampling}};
+    size_t i;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    for (i = 0; i < sizeof parts / sizeof *parts; i++) {
+        long before = test_failed, count = test_passed;
+        int k, wanted = argc < 2;
+        for (k = 1; k < argc; k++) wanted |= !strcmp(argv[k], parts[i].name);
+        if (!wanted) continue;
+        parts[i].run();
+        CHECK(test_passed > count, "%s: checks nothing", parts[i].name);
+        if (test_failed > before) printf("%s: %ld failed\n", parts[i].name, test_failed - before);
+    }
+    return test_end();
+}

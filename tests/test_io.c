@@ -1,0 +1,1608 @@
+/* Tests of the sections "files" and "tokens" of seqtx.h: safetensors, atomic writing, vocabularies, corpora, batches.
+   Build: cc -std=c99 tests/test_io.c -o test_io -lm     Prints what fails; the last line is "N passed, N failed".
+   test_io --export FILE writes a sample file for other readers, test_io --import FILE prints what it finds in one. */
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#ifdef STX_TEST_STUB
+#include "stub.h"
+#else
+#define SEQTX_IMPLEMENTATION
+#include "../seqtx.h"
+#endif
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/syscall.h>
+#endif
+
+static int passed, failed, skipped;
+
+static int check(int ok, const char *what, int line) {
+    if (ok) passed++;
+    else { failed++; printf("test_io.c:%d: %s\n", line, what); }
+    return ok;
+}
+#define CHECK(c) check((c) ? 1 : 0, #c, __LINE__)       /* a comparison with NaN is false, so it fails */
+
+/* The error is there, has this code and its text contains the part; then it is cleared. */
+static int check_error(stx_ctx *x, int code, const char *part, int line) {
+    int ok = !stx_ok(x) && stx_error_code(x) == code && strstr(stx_error(x), part) != NULL;
+    if (!ok) printf("test_io.c:%d: error %d [%s]\n  wanted %d [..%s..]\n", line, stx_error_code(x), stx_error(x), code, part);
+    if (ok) passed++;
+    else failed++;
+    stx_clear_error(x);
+    return ok;
+}
+#define ERROR(code, part) check_error(x, code, part, __LINE__)
+#define FINE() check_fine(x, __LINE__)
+static void check_fine(stx_ctx *x, int line) {
+    if (stx_ok(x)) { passed++; return; }
+    failed++;
+    printf("test_io.c:%d: unexpected error: %s\n", line, stx_error(x));
+    stx_clear_error(x);
+}
+static void skip(const char *what) { skipped++; printf("skipped: %s\n", what); }
+
+/* ---- a context that counts what lives and can fail at the n-th allocation */
+
+typedef struct { long n, fail_at, live; } counter;
+static void *count_alloc(void *user, size_t n) {
+    counter *c = (counter *)user;
+    void *p = c->n == c->fail_at ? NULL : malloc(n ? n : 1);
+    c->n++;
+    if (p) c->live++;
+    return p;
+}
+static void count_release(void *user, void *p) {
+    if (p) { ((counter *)user)->live--; free(p); }
+}
+static stx_ctx *context(counter *c) {
+    stx_desc d;
+    memset(&d, 0, sizeof d);
+    memset(c, 0, sizeof *c);
+    c->fail_at = -1;
+    d.alloc = count_alloc;
+    d.release = count_release;
+    d.user = c;
+    return stx_create(&d);
+}
+
+static counter count;
+static stx_ctx *x;                  /* the context of all tests */
+
+/* ---- files */
+
+static char dir[256];
+static const char *in_dir(const char *name) {
+    static char room[256][768];
+    static int k;
+    char *out = room[k++ % 256];
+    snprintf(out, sizeof room[0], "%.255s/%.500s", dir, name);
+    return out;
+}
+static const char *put_bytes(const char *name, const void *data, size_t n) {
+    const char *path = in_dir(name);
+    FILE *f = fopen(path, "wb");
+    if (!CHECK(f != NULL)) return path;
+    CHECK(fwrite(data, 1, n, f) == n);
+    CHECK(fclose(f) == 0);
+    return path;
+}
+static const char *put_text(const char *name, const char *text) { return put_bytes(name, text, strlen(text)); }
+static unsigned char *get_bytes(const char *path, size_t *n) {
+    size_t cap = 1 << 20;
+    unsigned char *p = (unsigned char *)malloc(cap);
+    FILE *f = fopen(path, "rb");
+    *n = 0;
+    if (f && p) *n = fread(p, 1, cap, f);
+    if (f) fclose(f);
+    return p;
+}
+static int dir_entries(const char *path, const char *part) {
+    DIR *d = opendir(path);
+    struct dirent *e;
+    int n = 0;
+    if (!d) return -1;
+    while ((e = readdir(d)) != NULL) n += strstr(e->d_name, part) != NULL;
+    closedir(d);
+    return n;
+}
+static void remove_tree(const char *path) {
+    DIR *d = opendir(path);
+    struct dirent *e;
+    char below[1024];
+    while (d && (e = readdir(d)) != NULL) {
+        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
+        snprintf(below, sizeof below, "%.500s/%.400s", path, e->d_name);
+        if (unlink(below) != 0) remove_tree(below);
+    }
+    if (d) closedir(d);
+    rmdir(path);
+}
+
+/* ---- fsync and rename pass through here, so that they can be watched and can fail */
+
+#ifdef __linux__
+static char events[64];             /* F fsync of a file, D of a directory, R rename */
+static int fail_fsync, fail_rename, fail_dir;
+static void event(char c) {
+    size_t n = strlen(events);
+    if (n < sizeof events - 1) { events[n] = c; events[n + 1] = 0; }
+}
+int fsync(int fd) {
+    struct stat st;
+    int is_dir = fstat(fd, &st) == 0 && S_ISDIR(st.st_mode);
+    event(is_dir ? 'D' : 'F');
+    if (is_dir ? fail_dir : fail_fsync) { errno = is_dir ? fail_dir : fail_fsync; return -1; }
+    return (int)syscall(SYS_fsync, fd);
+}
+int rename(const char *from, const char *to) {
+    event('R');
+    if (fail_rename) { errno = fail_rename; return -1; }
+    return renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+#endif
+
+/* ---- safetensors: round trips */
+
+static void test_round_trip(void) {
+    static const char key[] = "q\"\\/\b\f\n\r\t\x01\x7F k\xC3\xA4se \xE2\x82\xAC \xF0\x9F\x98\x80";
+    float f32[6] = { 1.5f, -2, 3, 0, 1e-40f, 7 };
+    double f64[2] = { 3.141592653589793, -1e300 };
+    uint16_t bf16[3] = { 0x3F80, 0xC040, 0x7F80 };
+    int32_t i32[2] = { -5, 2147483647 };
+    int64_t i64[2] = { INT64_MIN, 77 };
+    unsigned char u8[3] = { 0, 10, 255 };
+    size_t two_three[2] = { 2, 3 }, d2[1] = { 2 }, d3[1] = { 3 }, zero[3] = { 4, 0, 2 }, ones[STX_MAX_DIM], i;
+    float out32[6];
+    double out64[6];
+    int64_t outi[3];
+    stx_writer *w = stx_writer_create(x);
+    stx_file *f;
+    const stx_entry *e;
+    const char *path = in_dir("round.safetensors");
+    unsigned char *bytes;
+
+    for (i = 0; i < STX_MAX_DIM; i++) ones[i] = 1;
+    CHECK(stx_writer_add(w, "bytes", STX_U8, 1, d3, u8) == 1);
+    CHECK(stx_writer_add(w, "layer.0.w", STX_F32, 2, two_three, f32) == 1);
+    CHECK(stx_writer_add(w, "f64", STX_F64, 1, d2, f64) == 1);
+    CHECK(stx_writer_add(w, "bf16", STX_BF16, 1, d3, bf16) == 1);
+    CHECK(stx_writer_add(w, key, STX_I32, 1, d2, i32) == 1);
+    CHECK(stx_writer_add(w, "i64", STX_I64, 1, d2, i64) == 1);
+    CHECK(stx_writer_add(w, "scalar", STX_F32, 0, NULL, f32) == 1);
+    CHECK(stx_writer_add(w, "empty", STX_F64, 3, zero, NULL) == 1);
+    CHECK(stx_writer_add(w, "deep", STX_F32, STX_MAX_DIM, ones, f32 + 5) == 1);
+    CHECK(stx_writer_meta(w, "step", "12") == 1);
+    CHECK(stx_writer_meta(w, key, key) == 1);
+    CHECK(stx_writer_meta(w, "", "") == 1);
+    CHECK(stx_writer_finish(w, path) == 1);
+    FINE();
+
+    f = stx_file_open(x, path);
+    FINE();
+    CHECK(stx_file_count(f) == 9);
+    CHECK(stx_file_entry(f, 9) == NULL);
+    CHECK(stx_file_find(f, "missing") == NULL && stx_ok(x));
+    CHECK(stx_file_meta(f, "missing") == NULL && stx_ok(x));
+    CHECK(stx_file_meta(f, "step") && !strcmp(stx_file_meta(f, "step"), "12"));
+    CHECK(stx_file_meta(f, key) && !strcmp(stx_file_meta(f, key), key));
+    CHECK(stx_file_meta(f, "") && !strcmp(stx_file_meta(f, ""), ""));
+    e = stx_file_entry(f, 0);
+    CHECK(e && !strcmp(e->name, "bytes") && e->dtype == STX_U8 && e->bytes == 3 && !memcmp(e->data, u8, 3));
+    CHECK(stx_entry_get_i64(e, outi, 3) && outi[0] == 0 && outi[1] == 10 && outi[2] == 255);
+    e = stx_file_entry(f, 1);
+    CHECK(e && !strcmp(e->name, "layer.0.w") && e == stx_file_find(f, "layer.0.w"));
+    CHECK(e && e->ndim == 2 && e->dim[0] == 2 && e->dim[1] == 3 && e->count == 6 && e->bytes == 24);
+    CHECK(stx_entry_get_f32(e, out32, 6) && !memcmp(out32, f32, sizeof f32));
+    CHECK(stx_entry_get_f64(e, out64, 6) && out64[1] == -2 && out64[4] == (double)f32[4]);
+    e = stx_file_find(f, "f64");
+    CHECK(stx_entry_get_f64(e, out64, 2) && !memcmp(out64, f64, sizeof f64));
+    e = stx_file_find(f, "bf16");
+    CHECK(stx_entry_get_f32(e, out32, 3) && out32[0] == 1 && out32[1] == -3 && out32[2] > 3e38f);
+    CHECK(stx_entry_get_f64(e, out64, 3) && out64[0] == 1 && out64[1] == -3 && out64[2] > 1e300);
+    e = stx_file_find(f, key);
+    CHECK(stx_entry_get_i64(e, outi, 2) && outi[0] == -5 && outi[1] == 2147483647);
+    e = stx_file_find(f, "i64");
+    CHECK(stx_entry_get_i64(e, outi, 2) && outi[0] == INT64_MIN && outi[1] == 77);
+    e = stx_file_find(f, "scalar");
+    CHECK(e && e->ndim == 0 && e->count == 1 && stx_entry_get_f32(e, out32, 1) && out32[0] == 1.5f);
+    e = stx_file_find(f, "empty");
+    CHECK(e && e->ndim == 3 && e->dim[0] == 4 && e->dim[1] == 0 && e->count == 0 && e->bytes == 0);
+    CHECK(stx_entry_get_f64(e, NULL, 0) == 1);
+    e = stx_file_find(f, "deep");
+    CHECK(e && e->ndim == STX_MAX_DIM && stx_entry_get_f32(e, out32, 1) && out32[0] == 7);
+    for (i = 0; i < stx_file_count(f); i++) {           /* this writer aligns every tensor to its element */
+        e = stx_file_entry(f, i);
+        CHECK((uintptr_t)e->data % stx_dtype_size(e->dtype) == 0);
+    }
+    FINE();
+    e = stx_file_find(f, "f64");
+    CHECK(!stx_entry_get_f32(e, out32, 3)); ERROR(STX_ERR_ARG, "has 2 elements, 3 were asked for");
+    CHECK(!stx_entry_get_f32(e, NULL, 2)); ERROR(STX_ERR_ARG, "round.safetensors");
+    CHECK(!stx_entry_get_i64(e, outi, 2)); ERROR(STX_ERR_FORMAT, "is F64, wanted is I32, I64 or U8");
+    CHECK(!stx_entry_get_f64(stx_file_find(f, "i64"), out64, 2)); ERROR(STX_ERR_FORMAT, "is I64, wanted is F32");
+    CHECK(!stx_entry_get_f32(NULL, out32, 1) && stx_ok(x));
+    stx_file_close(f);
+
+    bytes = get_bytes(path, &i);
+    CHECK(i > 16 && bytes[8] == '{' && bytes[0] % 8 == 0);
+    free(bytes);
+
+    w = stx_writer_create(x);                           /* nothing at all */
+    CHECK(stx_writer_finish(w, path) == 1);
+    f = stx_file_open(x, path);
+    CHECK(f && stx_file_count(f) == 0 && stx_file_meta(f, "a") == NULL);
+    stx_file_close(f);
+    w = stx_writer_create(x);                           /* metadata alone */
+    CHECK(stx_writer_meta(w, "k", "v") && stx_writer_finish(w, path) == 1);
+    f = stx_file_open(x, path);
+    CHECK(f && stx_file_count(f) == 0 && stx_file_meta(f, "k") && !strcmp(stx_file_meta(f, "k"), "v"));
+    stx_file_close(f);
+    FINE();
+}
+
+static void test_many(void) {
+    enum { N = 600 };
+    float *v = (float *)malloc(N * sizeof *v);
+    char name[32];
+    size_t one[1] = { 1 }, i, wrong = 0;
+    stx_writer *w = stx_writer_create(x);
+    stx_file *f;
+    if (!v) return;
+    for (i = 0; i < N; i++) {
+        v[i] = (float)i;
+        snprintf(name, sizeof name, "t.%u", (unsigned)(i * 7919 % N));
+        wrong += !stx_writer_add(w, name, STX_F32, 1, one, v + i);
+    }
+    CHECK(stx_writer_finish(w, in_dir("many")) == 1);
+    f = stx_file_open(x, in_dir("many"));
+    CHECK(stx_file_count(f) == N);
+    for (i = 0; i < N; i++) {
+        float got = -1;
+        snprintf(name, sizeof name, "t.%u", (unsigned)(i * 7919 % N));
+        wrong += !(stx_entry_get_f32(stx_file_find(f, name), &got, 1) && got == (float)i);
+        wrong += stx_file_entry(f, i) != stx_file_find(f, name);
+    }
+    CHECK(wrong == 0);
+    FINE();
+    stx_file_close(f);
+    free(v);
+}
+
+/* ---- safetensors: what must be refused */
+
+static const char *put_header(const char *header, size_t len, size_t ndata) {
+    unsigned char *b = (unsigned char *)calloc(1, 8 + len + ndata);
+    const char *path;
+    size_t i;
+    for (i = 0; i < 8; i++) b[i] = (unsigned char)((uint64_t)len >> (8 * i) & 0xFF);
+    memcpy(b + 8, header, len);
+    path = put_bytes("bad", b, 8 + len + ndata);
+    free(b);
+    return path;
+}
+static void bad(int line, const char *header, size_t ndata, const char *part) {
+    stx_file *f = stx_file_open(x, put_header(header, strlen(header), ndata));
+    if (f) { failed++; printf("test_io.c:%d: accepted: %s\n", line, header); stx_file_close(f); return; }
+    check_error(x, STX_ERR_FORMAT, part, line);
+}
+static void good(int line, const char *header, size_t ndata, size_t entries) {
+    stx_file *f = stx_file_open(x, put_header(header, strlen(header), ndata));
+    if (!f || stx_file_count(f) != entries) { failed++; printf("test_io.c:%d: refused: %s: %s\n", line, header, stx_error(x)); }
+    else passed++;
+    stx_file_close(f);
+    stx_clear_error(x);
+}
+#define BAD(h, n, part) bad(__LINE__, h, n, part)
+#define GOOD(h, n, count) good(__LINE__, h, n, count)
+#define T8 "{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}"
+
+static void test_malformed(void) {
+    unsigned char b[64];
+    size_t i;
+    char big[600];
+    stx_file *f;
+
+    GOOD("{}", 0, 0);
+    GOOD("{\"a\":" T8 "}", 8, 1);
+    GOOD("{ \"a\" : { \"shape\" : [ 2 ] , \"data_offsets\" : [ 0 , 8 ] ,\n\t\r\"dtype\":\"F32\" } } \n ", 8, 1);
+    GOOD("{\"a\":" T8 ",\"b\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[8,8]}}", 8, 2);
+    GOOD("{\"b\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[8,11]},\"a\":" T8 "}", 11, 2);
+    GOOD("{\"\\u0041\\ud83d\\ude00\\n\":" T8 "}", 8, 1);
+    GOOD("{\"__metadata__\":{},\"a\":" T8 "}", 8, 1);
+    GOOD("{\"a\":" T8 ",\"__metadata__\":{\"k\":\"v\"}}", 8, 1);
+
+    BAD("", 0, "'{'");
+    BAD(" {}", 0, "'{'");
+    BAD("[]", 0, "'{'");
+    BAD("{", 0, "ends where");
+    BAD("{}x", 0, "nothing but blanks");
+    BAD("{}{}", 0, "nothing but blanks");
+    BAD("{,}", 0, "a string");
+    BAD("{\"a\":" T8 ",}", 8, "a string");
+    BAD("{\"a\":" T8 " \"b\":" T8 "}", 8, "','");
+    BAD("{\"a\" " T8 "}", 8, "':'");
+    BAD("{a:" T8 "}", 8, "a string");
+    BAD("{\"a\":[]}", 0, "'{'");
+    BAD("{\"a\":null}", 0, "'{'");
+    BAD("{\"a\":{}}", 0, "dtype, shape and data_offsets");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2]}}", 8, "dtype, shape and data_offsets");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8],\"x\":1}}", 8, "dtype, shape or data_offsets");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "each once");
+    BAD("{\"a\":{\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[0,4]}}", 4, "\"F16\"; only F32, F64, BF16");
+    BAD("{\"a\":{\"dtype\":\"f32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "f32");
+    BAD("{\"a\":{\"dtype\":4,\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "a string");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":2,\"data_offsets\":[0,8]}}", 8, "'['");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2,],\"data_offsets\":[0,8]}}", 8, "non-negative integer");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]}}", 8, "non-negative integer");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[+2],\"data_offsets\":[0,8]}}", 8, "non-negative integer");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[02],\"data_offsets\":[0,8]}}", 8, "','");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2.0],\"data_offsets\":[0,8]}}", 8, "','");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2e0],\"data_offsets\":[0,8]}}", 8, "','");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[\"2\"],\"data_offsets\":[0,8]}}", 8, "non-negative integer");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[[2]],\"data_offsets\":[0,8]}}", 8, "non-negative integer");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[99999999999999999999],\"data_offsets\":[0,8]}}", 8, "64 bits");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[18446744073709551616],\"data_offsets\":[0,8]}}", 8, "64 bits");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[18446744073709551615],\"data_offsets\":[0,8]}}", 8, "overflows");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 0, "overflows");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[1073741824,4294967297],\"data_offsets\":[0,0]}}", 0, "overflows");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, "needs 12 bytes");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,8]}}", 8, "needs 4 bytes");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8, "bytes 8 to 0");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0]}}", 8, "','");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8,9]}}", 8, "']'");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 7, "cut short");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 9, "holds 9 bytes");
+    BAD("{}", 1, "holds 1 bytes");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}", 12, "hole");
+    BAD("{\"a\":" T8 ",\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8, "inside those of another");
+    BAD("{\"a\":" T8 ",\"b\":" T8 "}", 8, "inside those of another");
+    BAD("{\"a\":" T8 ",\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[12,16]}}", 16, "hole");
+    BAD("{\"a\":" T8 ",\"b\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[4,4]}}", 8, "inside those of another");
+    BAD("{\"a\":" T8 ",\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[8,12]}}", 12, "two tensors \"a\"");
+    BAD("{\"a\":" T8 ",\"\\u0061\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[8,12]}}", 12, "two tensors \"a\"");
+    BAD("{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "two values for \"k\"");
+    BAD("{\"__metadata__\":{},\"__metadata__\":{}}", 0, "only one __metadata__");
+    BAD("{\"__metadata__\":{\"k\":1}}", 0, "a string");
+    BAD("{\"__metadata__\":{\"k\":{\"n\":\"v\"}}}", 0, "a string");
+    BAD("{\"__metadata__\":[]}", 0, "'{'");
+    BAD("{\"a", 0, "closing quote");
+    BAD("{\"a\\", 0, "ends where");
+    BAD("{\"a\\q\":" T8 "}", 8, "after a backslash");
+    BAD("{\"a\\u12\":" T8 "}", 8, "four hexadecimal digits");
+    BAD("{\"a\\u12", 0, "four hexadecimal digits");
+    BAD("{\"a\\u0000\":" T8 "}", 8, "Unicode character");
+    BAD("{\"a\\ud83d\":" T8 "}", 8, "Unicode character");
+    BAD("{\"a\\ude00\":" T8 "}", 8, "Unicode character");
+    BAD("{\"a\\ud83d\\u0041\":" T8 "}", 8, "surrogate pair");
+    BAD("{\"a\n\":" T8 "}", 8, "UTF-8 text");
+    BAD("{\"a\xFF\":" T8 "}", 8, "UTF-8 text");
+    BAD("{\"a\xC0\x80\":" T8 "}", 8, "UTF-8 text");
+    BAD("{\"a\xED\xA0\x80\":" T8 "}", 8, "UTF-8 text");
+    BAD("{\"a\xF4\x90\x80\x80\":" T8 "}", 8, "UTF-8 text");
+    BAD("{\"a\xE2\x82\":" T8 "}", 8, "UTF-8 text");
+
+    f = stx_file_open(x, put_header("{\0}", 3, 0));      /* zero bytes in the header and behind it */
+    CHECK(f == NULL); ERROR(STX_ERR_FORMAT, "\\x00");
+    f = stx_file_open(x, put_header("{}\0", 3, 0));
+    CHECK(f == NULL); ERROR(STX_ERR_FORMAT, "nothing but blanks");
+    strcpy(big, "{\"a\":{\"dtype\":\"U8\",\"shape\":[");
+    for (i = 0; i <= STX_MAX_DIM; i++) strcat(big, i ? ",1" : "1");
+    strcat(big, "],\"data_offsets\":[0,1]}}");
+    BAD(big, 1, "dimensions");
+
+    /* length fields: none, beyond the file, beyond the limit, all ones */
+    for (i = 0; i < 8; i++) {
+        CHECK(stx_file_open(x, put_bytes("bad", "\2\0\0\0\0\0\0\0", i)) == NULL);
+        ERROR(STX_ERR_FORMAT, "even an empty one has 10");
+    }
+    memset(b, 0, sizeof b);
+    memcpy(b + 8, "{}", 2);
+    b[0] = 3;
+    CHECK(stx_file_open(x, put_bytes("bad", b, 10)) == NULL); ERROR(STX_ERR_FORMAT, "should have 3 bytes, the file has 10");
+    b[3] = 0x7F;
+    CHECK(stx_file_open(x, put_bytes("bad", b, 10)) == NULL); ERROR(STX_ERR_FORMAT, "most allowed");
+    memset(b, 0xFF, 8);
+    CHECK(stx_file_open(x, put_bytes("bad", b, 10)) == NULL); ERROR(STX_ERR_FORMAT, "18446744073709551615");
+
+    /* names from a hostile file cannot write to the terminal */
+    CHECK(stx_file_open(x, put_header("{\"\\u001b[2J\":{\"dtype\":\"\\u001b\",\"shape\":[2],\"data_offsets\":[0,8]}}", 63, 8)) == NULL);
+    CHECK(strchr(stx_error(x), 27) == NULL);
+    ERROR(STX_ERR_FORMAT, "\\x1B[2J");
+
+    CHECK(stx_file_open(x, in_dir("nothing here")) == NULL); ERROR(STX_ERR_IO, "nothing here: No such file");
+    CHECK(stx_file_open(x, dir) == NULL); ERROR(STX_ERR_IO, "directory");
+    CHECK(stx_file_open(x, NULL) == NULL); ERROR(STX_ERR_ARG, "NULL");
+    CHECK(stx_file_open(NULL, "a") == NULL);
+#ifndef SEQTX_STDIO_FILES
+    CHECK(mkfifo(in_dir("fifo"), 0600) == 0);
+    CHECK(stx_file_open(x, in_dir("fifo")) == NULL); ERROR(STX_ERR_IO, "not a regular file");
+#endif
+    stx_fail(x, STX_ERR_ARG, "first");                  /* in error nothing happens, and the first error stays */
+    CHECK(stx_file_open(x, in_dir("round.safetensors")) == NULL);
+    ERROR(STX_ERR_ARG, "first");
+    CHECK(stx_file_count(NULL) == 0 && !stx_file_entry(NULL, 0) && !stx_file_find(NULL, "a") && !stx_file_meta(NULL, "a"));
+    stx_file_close(NULL);
+}
+
+/* Every cut and every changed byte of a good file: no crash; a cut is always refused. */
+static void test_damaged(void) {
+    float v[4] = { 1, 2, 3, 4 };
+    size_t d[2] = { 2, 2 }, n, i;
+    unsigned char *good_bytes;
+    stx_writer *w = stx_writer_create(x);
+    const char *path = in_dir("whole");
+    stx_writer_add(w, "weight", STX_F32, 2, d, v);
+    stx_writer_add(w, "b\xC3\xBCtes\n", STX_U8, 2, d, v);
+    stx_writer_meta(w, "step", "100");
+    CHECK(stx_writer_finish(w, path) == 1);
+    good_bytes = get_bytes(path, &n);
+    for (i = 0; i <= n; i++) {
+        stx_file *f = stx_file_open(x, put_bytes("cut", good_bytes, i));
+        CHECK((f != NULL) == (i == n));
+        CHECK(stx_ok(x) == (i == n));
+        stx_file_close(f);
+        stx_clear_error(x);
+    }
+    for (i = 0; i < n - 20; i++) {
+        int bit;
+        for (bit = 0; bit < 8; bit++) {
+            stx_file *f;
+            good_bytes[i] ^= (unsigned char)(1 << bit);
+            f = stx_file_open(x, put_bytes("cut", good_bytes, n));
+            CHECK((f != NULL) == (stx_ok(x) != 0));
+            stx_file_close(f);
+            stx_clear_error(x);
+            good_bytes[i] ^= (unsigned char)(1 << bit);
+        }
+    }
+    free(good_bytes);
+}
+
+/* ---- writer */
+
+static int save(const char *path, float v, size_t n) {      /* one tensor of n elements v */
+    float *p = (float *)malloc((n + 1) * sizeof *p);
+    size_t i, d[1];
+    stx_writer *w = stx_writer_create(x);
+    int done;
+    for (i = 0; p && i < n; i++) p[i] = v;
+    d[0] = n;
+    stx_writer_add(w, "v", STX_F32, 1, d, p);
+    done = stx_writer_finish(w, path);
+    free(p);
+    return done;
+}
+static float saved(const char *path, size_t *n) {           /* its value; NaN when the file is not whole */
+    stx_file *f = stx_file_open(x, path);
+    const stx_entry *e = stx_file_find(f, "v");
+    float *p = (float *)malloc(e ? e->bytes + 1 : 1), v = (float)NAN;
+    size_t i;
+    if (e && p && stx_entry_get_f32(e, p, e->count) && e->count) {
+        v = p[0];
+        for (i = 0; i < e->count; i++) if (p[i] != v) { v = (float)NAN; break; }
+        if (n) *n = e->count;
+    }
+    free(p);
+    stx_file_close(f);
+    return v;
+}
+
+static void test_writer_errors(void) {
+    float v[4] = { 0, 0, 0, 0 };
+    size_t d[2] = { 2, 2 }, huge[2];
+    stx_writer *w = stx_writer_create(x);
+    huge[0] = huge[1] = (size_t)1 << (sizeof(size_t) * 4);
+    CHECK(!stx_writer_add(w, "", STX_F32, 2, d, v)); ERROR(STX_ERR_ARG, "cannot be the name");
+    CHECK(!stx_writer_add(w, NULL, STX_F32, 2, d, v)); ERROR(STX_ERR_ARG, "NULL");
+    CHECK(!stx_writer_add(w, "__metadata__", STX_F32, 2, d, v)); ERROR(STX_ERR_ARG, "__metadata__");
+    CHECK(!stx_writer_add(w, "a\xFF", STX_F32, 2, d, v)); ERROR(STX_ERR_ARG, "a\\xFF");
+    CHECK(!stx_writer_add(w, "a", 6, 2, d, v)); ERROR(STX_ERR_ARG, "dtype 6");
+    CHECK(!stx_writer_add(w, "a", -1, 2, d, v)); ERROR(STX_ERR_ARG, "dtype -1");
+    CHECK(!stx_writer_add(w, "a", STX_F32, -1, d, v)); ERROR(STX_ERR_ARG, "-1 dimensions");
+    CHECK(!stx_writer_add(w, "a", STX_F32, STX_MAX_DIM + 1, d, v)); ERROR(STX_ERR_ARG, "dimensions");
+    CHECK(!stx_writer_add(w, "a", STX_F32, 2, NULL, v)); ERROR(STX_ERR_ARG, "(NULL)");
+    CHECK(!stx_writer_add(w, "a", STX_F32, 2, d, NULL)); ERROR(STX_ERR_ARG, "16 bytes, but data is NULL");
+    CHECK(!stx_writer_add(w, "a", STX_F32, 2, huge, v)); ERROR(STX_ERR_ARG, "overflows");
+    CHECK(stx_writer_add(w, "a", STX_F32, 2, d, v));
+    CHECK(!stx_writer_add(w, "a", STX_F32, 2, d, v)); ERROR(STX_ERR_ARG, "\"a\" is added twice");
+    CHECK(!stx_writer_meta(w, "k", "\xC3")); ERROR(STX_ERR_ARG, "not UTF-8");
+    CHECK(!stx_writer_meta(w, "k", NULL)); ERROR(STX_ERR_ARG, "NULL");
+    CHECK(stx_writer_meta(w, "k", "v"));
+    CHECK(!stx_writer_meta(w, "k", "w")); ERROR(STX_ERR_ARG, "\"k\" is given twice");
+    CHECK(stx_writer_add(w, "b", STX_F32, 2, d, v));
+    CHECK(!stx_writer_finish(w, in_dir("incomplete"))); ERROR(STX_ERR_ARG, "nothing is written");
+    CHECK(access(in_dir("incomplete"), F_OK) != 0);
+    w = stx_writer_create(x);
+    huge[0] = (size_t)-1 / 8;
+    CHECK(stx_writer_add(w, "a", STX_F32, 1, huge, v) && stx_writer_add(w, "b", STX_F32, 1, huge, v));
+    CHECK(!stx_writer_finish(w, in_dir("incomplete"))); ERROR(STX_ERR_ARG, "more bytes than a file can hold");
+    CHECK(!stx_writer_finish(stx_writer_create(x), NULL)); ERROR(STX_ERR_ARG, "NULL");
+    CHECK(!save(in_dir("no/such/dir"), 1, 1)); ERROR(STX_ERR_IO, "No such file");
+    CHECK(!stx_writer_finish(NULL, "a") && !stx_writer_add(NULL, "a", 0, 0, NULL, v) && !stx_writer_meta(NULL, "a", "b"));
+    stx_writer_free(NULL);
+    stx_writer_free(stx_writer_create(x));
+    w = stx_writer_create(x);                               /* in error nothing is written, even of a whole writer */
+    stx_fail(x, STX_ERR_ARG, "first");
+    CHECK(!stx_writer_finish(w, in_dir("incomplete")));
+    CHECK(stx_writer_create(x) == NULL);
+    ERROR(STX_ERR_ARG, "first");
+    CHECK(access(in_dir("incomplete"), F_OK) != 0);
+}
+
+static void test_replace(void) {
+    const char *path = in_dir("r/file");
+    struct stat st;
+    char text[128];
+    size_t n = 0;
+    int status;
+    pid_t pid;
+    CHECK(mkdir(in_dir("r"), 0777) == 0 && mkdir(in_dir("s"), 0777) == 0);
+    chmod(in_dir("r"), 0777);
+    chmod(in_dir("s"), 0777);
+    CHECK(save(path, 1, 10));
+    CHECK(saved(path, &n) == 1 && n == 10);
+    CHECK(save(path, 2, 20));
+    CHECK(saved(path, &n) == 2 && n == 20);
+    CHECK(dir_entries(in_dir("r"), "tmp") == 0);
+    FINE();
+#ifndef SEQTX_STDIO_FILES
+    CHECK(chmod(path, 0640) == 0);                          /* the mode of an existing file is kept */
+    CHECK(save(path, 3, 30));
+    CHECK(stat(path, &st) == 0 && (st.st_mode & 07777) == 0640);
+    umask(027);
+    CHECK(save(in_dir("r/new"), 3, 30));                    /* a new file has the one that the umask gives */
+    CHECK(stat(in_dir("r/new"), &st) == 0 && (st.st_mode & 07777) == 0640);
+    umask(022);
+
+    /* links are written through, also relative, chained and dangling ones */
+    CHECK(symlink("../r/file", in_dir("s/link")) == 0 && symlink("link", in_dir("s/link2")) == 0);
+    CHECK(save(in_dir("s/link2"), 4, 40));
+    CHECK(lstat(in_dir("s/link2"), &st) == 0 && S_ISLNK(st.st_mode));
+    CHECK(lstat(in_dir("s/link"), &st) == 0 && S_ISLNK(st.st_mode));
+    CHECK(lstat(path, &st) == 0 && S_ISREG(st.st_mode) && saved(path, &n) == 4 && n == 40);
+    CHECK(symlink(in_dir("r/later"), in_dir("s/dangling")) == 0);
+    CHECK(save(in_dir("s/dangling"), 5, 50));
+    CHECK(saved(in_dir("r/later"), NULL) == 5);
+    CHECK(symlink("circle", in_dir("s/circle")) == 0);
+    CHECK(!save(in_dir("s/circle"), 5, 50)); ERROR(STX_ERR_IO, "symbolic links");
+    CHECK(dir_entries(in_dir("s"), "tmp") == 0 && dir_entries(in_dir("r"), "tmp") == 0);
+
+    CHECK(!save(dir, 1, 1)); ERROR(STX_ERR_IO, "directory");
+    CHECK(!save("/dev/null", 1, 1)); ERROR(STX_ERR_IO, "not a regular file");
+    CHECK(stat("/dev/null", &st) == 0 && S_ISCHR(st.st_mode));
+    CHECK(!save(in_dir("fifo"), 1, 1)); ERROR(STX_ERR_IO, "not a regular file");
+
+    /* a left-over temporary file of the same name is not touched */
+    snprintf(text, sizeof text, "r/file.%ld.0.tmp", (long)getpid());
+    put_text(text, "other");
+    CHECK(save(path, 6, 60) && saved(path, NULL) == 6);
+    CHECK(stat(in_dir(text), &st) == 0 && st.st_size == 5);
+    CHECK(unlink(in_dir(text)) == 0);
+
+    /* a write-protected file is refused; root may write everything, so ask as nobody */
+    CHECK(chmod(path, 0444) == 0 && chmod(dir, 0755) == 0);
+    fflush(stdout);
+    pid = fork();
+    if (pid == 0) {
+        int ok;
+        if (geteuid() == 0 && setuid(65534) != 0) _exit(2);
+        ok = !save(path, 7, 70) && stx_error_code(x) == STX_ERR_IO && strstr(stx_error(x), "write-protected") != NULL;
+        _exit(ok ? 0 : 1);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(chmod(path, 0644) == 0);
+    CHECK(saved(path, NULL) == 6);
+    FINE();
+
+#ifdef __linux__
+    events[0] = 0;
+    CHECK(save(path, 8, 80));
+    CHECK(!strcmp(events, "FRD"));                          /* the data are on disk before the name changes */
+    fail_fsync = EIO;
+    CHECK(!save(path, 9, 90)); ERROR(STX_ERR_IO, "what was there before is unchanged");
+    fail_fsync = 0;
+    CHECK(saved(path, NULL) == 8 && dir_entries(in_dir("r"), "tmp") == 0);
+    fail_rename = EACCES;
+    CHECK(!save(path, 9, 90)); ERROR(STX_ERR_IO, "Permission denied");
+    fail_rename = 0;
+    CHECK(saved(path, NULL) == 8 && dir_entries(in_dir("r"), "tmp") == 0);
+    fail_dir = EIO;
+    CHECK(!save(path, 10, 90)); ERROR(STX_ERR_IO, "directory");
+    fail_dir = EINVAL;                                      /* a file system that cannot */
+    CHECK(save(path, 11, 90) && saved(path, NULL) == 11);
+    fail_dir = 0;
+    FINE();
+#endif
+#else
+    (void)st; (void)text; (void)status; (void)pid;
+#endif
+}
+
+/* Disk full: the old file stays, nothing is left behind. Once by a limit on file size, once on a tiny tmpfs. */
+static void test_disk_full(void) {
+    const char *path = in_dir("r/full");
+    struct rlimit old, lim;
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    CHECK(save(path, 1, 10));
+    CHECK(getrlimit(RLIMIT_FSIZE, &old) == 0);
+    lim = old;
+    lim.rlim_cur = 20000;
+    CHECK(setrlimit(RLIMIT_FSIZE, &lim) == 0);
+    CHECK(!save(path, 2, 100000));
+    CHECK(setrlimit(RLIMIT_FSIZE, &old) == 0);
+    signal(SIGXFSZ, handler);
+    ERROR(STX_ERR_IO, "what was there before is unchanged");
+    CHECK(saved(path, NULL) == 1 && dir_entries(in_dir("r"), "full") == 1);
+    FINE();
+#if defined(__linux__)
+    {
+        const char *disk = in_dir("disk");
+        int status;
+        pid_t pid;
+        CHECK(mkdir(disk, 0700) == 0);
+        fflush(stdout);
+        pid = fork();
+        if (pid == 0) {                                     /* a private mount that goes with this process */
+            int ok;
+            if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_PRIVATE | MS_REC, NULL) != 0 ||
+                mount("none", disk, "tmpfs", 0, "size=64k") != 0) _exit(3);
+            path = in_dir("disk/full");
+            ok = save(path, 1, 10) && !save(path, 2, 100000) && stx_error_code(x) == STX_ERR_IO &&
+                 strstr(stx_error(x), "No space left") != NULL;
+            if (!ok) printf("tmpfs: %s\n", stx_error(x));
+            stx_clear_error(x);
+            ok = ok && saved(path, NULL) == 1 && dir_entries(disk, "full") == 1 && save(path, 3, 10) && saved(path, NULL) == 3;
+            fflush(stdout);
+            _exit(ok ? 0 : 1);
+        }
+        CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+        if (WEXITSTATUS(status) == 3) skip("disk full on a tmpfs (may not mount one)");
+        else CHECK(WEXITSTATUS(status) == 0);
+    }
+#endif
+}
+
+/* kill -9 at any moment leaves a whole file, and never an older one than was there before. */
+static void test_kill(void) {
+    const char *path = in_dir("r/kill");
+    float last = 1;
+    int i;
+    CHECK(save(path, 1, 50000));
+    for (i = 0; i < 20; i++) {
+        struct timespec t;
+        int status;
+        pid_t pid;
+        float now;
+        size_t n = 0;
+        fflush(stdout);
+        pid = fork();
+        if (pid == 0) {
+            float v;
+            for (v = last + 1; ; v += 1) if (!save(path, v, 50000)) _exit(1);
+        }
+        t.tv_sec = 0;
+        t.tv_nsec = 1000000L + 1700000L * i;
+        nanosleep(&t, NULL);
+        kill(pid, SIGKILL);
+        CHECK(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status));
+        now = saved(path, &n);
+        CHECK(now >= last && n == 50000);
+        FINE();
+        last = now;
+    }
+    CHECK(last > 1);
+}
+
+/* ---- vocabularies */
+
+static stx_vocab_desc desc(int kind, int order) {
+    stx_vocab_desc d;
+    memset(&d, 0, sizeof d);
+    d.kind = kind;
+    d.order = order;
+    return d;
+}
+
+/* The pieces of a vocabulary in order, each followed by '|'. */
+static const char *pieces(const stx_vocab *v) {
+    static char out[4096];
+    size_t i, n, at = 0;
+    for (i = 0; i < stx_vocab_size(v); i++) {
+        const char *s = stx_vocab_piece(v, (int32_t)i, &n);
+        if (!s || at + n + 2 > sizeof out) break;
+        memcpy(out + at, s, n);
+        at += n;
+        out[at++] = '|';
+    }
+    out[at] = 0;
+    return out;
+}
+/* The tokens of a corpus as pieces. */
+static const char *tokens(const stx_vocab *v, const stx_corpus *c) {
+    static char out[4096];
+    size_t i, n, at = 0;
+    int32_t id;
+    out[0] = 0;
+    for (i = 0; i < stx_corpus_size(c); i++) {
+        const char *s;
+        if (!stx_corpus_read(c, i, 1, &id) || (s = stx_vocab_piece(v, id, &n)) == NULL || at + n + 2 > sizeof out) return "?";
+        memcpy(out + at, s, n);
+        at += n;
+        out[at++] = '|';
+    }
+    out[at] = 0;
+    return out;
+}
+static void same(const char *got, const char *want, int line) {
+    if (!strcmp(got, want)) { passed++; return; }
+    failed++;
+    printf("test_io.c:%d: got    [%s]\n  wanted [%s]\n", line, got, want);
+}
+#define SAME(got, want) same(got, want, __LINE__)
+
+static void text_tokens(int line, const stx_vocab_desc *d, const void *text, size_t n, const char *voc, const char *toks) {
+    const char *path = put_bytes("text", text, n);
+    stx_vocab *v = stx_vocab_build(x, d, path, 0, 0);
+    stx_corpus *c = stx_corpus_open(x, v, path, 0, 0);
+    check_fine(x, line);
+    same(pieces(v), voc, line);
+    same(tokens(v, c), toks, line);
+    check(stx_corpus_bytes(c) == n, "stx_corpus_bytes", line);
+    stx_corpus_close(c);
+    stx_vocab_free(v);
+}
+#define TOKENS(d, text, voc, toks) text_tokens(__LINE__, &(d), text, sizeof(text) - 1, voc, toks)
+
+static void test_words(void) {
+    stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_FIRST);
+    TOKENS(d, "b a b\nc\n", "b|a|<eos>|c|", "b|a|b|<eos>|c|<eos>|");
+    TOKENS(d, "b a b\nc", "b|a|<eos>|c|", "b|a|b|<eos>|c|<eos>|");              /* no line end at the end */
+    TOKENS(d, "a\r\nb\rc\n\rd", "a|<eos>|b|c|d|", "a|<eos>|b|<eos>|c|<eos>|<eos>|d|<eos>|");
+    TOKENS(d, "\n\n a \n \n", "<eos>|a|", "<eos>|<eos>|a|<eos>|<eos>|");
+    TOKENS(d, "a\n ", "a|<eos>|", "a|<eos>|<eos>|");                             /* Python: the line " " has no words */
+    TOKENS(d, "  \t ", "<eos>|", "<eos>|");
+}
+
+static void test_words_unicode(void) {
+    stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_FIRST);
+    static const uint32_t white[][2] = { { 9, 13 }, { 28, 32 }, { 0x85, 0x85 }, { 0xA0, 0xA0 }, { 0x1680, 0x1680 }, { 0x2000, 0x200A },
+        { 0x2028, 0x2029 }, { 0x202F, 0x202F }, { 0x205F, 0x205F }, { 0x3000, 0x3000 } };
+    FILE *f;
+    uint32_t c;
+    size_t i, wrong = 0, words = 0;
+    stx_vocab *v;
+    char s[8];
+    TOKENS(d, "a\x0B" "b\x0C" "c\x1C" "d\x1D" "e\x1E" "f\x1Fg\xC2\x85h\xC2\xA0i\xE1\x9A\x80j\xE2\x80\x80k\xE2\x80\x8Al\xE2\x80\xA8m\xE2\x80\xA9n"
+           "\xE2\x80\xAFo\xE2\x81\x9Fp\xE3\x80\x80q\xE2\x80\x8Br",
+           "a|b|c|d|e|f|g|h|i|j|k|l|m|n|o|p|q\xE2\x80\x8Br|<eos>|", "a|b|c|d|e|f|g|h|i|j|k|l|m|n|o|p|q\xE2\x80\x8Br|<eos>|");
+    /* every code point c as "acb" */
+    f = fopen(in_dir("all"), "wb");
+    for (c = 0; c < 0x110000; c++) {
+        size_t n;
+        if (c >= 0xD800 && c < 0xE000) continue;
+        s[0] = 'a';
+        n = 1 + stx__utf8_put(s + 1, c);
+        s[n++] = 'b';
+        s[n++] = ' ';
+        fwrite(s, 1, n, f);
+    }
+    fclose(f);
+    v = stx_vocab_build(x, &d, in_dir("all"), 0, 0);
+    FINE();
+    for (c = 0; c < 0x110000; c++) {
+        size_t n;
+        int is_white = 0;
+        if (c >= 0xD800 && c < 0xE000) continue;
+        for (i = 0; i < sizeof white / sizeof *white; i++) is_white |= c >= white[i][0] && c <= white[i][1];
+        s[0] = 'a';
+        n = 1 + stx__utf8_put(s + 1, c);
+        s[n++] = 'b';
+        wrong += (stx_vocab_find(v, s, n) < 0) != is_white;
+        words += !is_white;
+    }
+    CHECK(wrong == 0);
+    CHECK(words == 1112064 - 29 && stx_vocab_size(v) == words + 3);
+    stx_vocab_free(v);
+    remove(in_dir("all"));
+}
+
+static void test_orders(void) {
+    /* counts: <eos> 2, a 3, b 2, c 2, d 1, e 1 */
+    static const char text[] = "d a b c a\nb c e a\n";
+    stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_FIRST);
+    static const char toks[] = "d|a|b|c|a|<eos>|b|c|e|a|<eos>|";
+    TOKENS(d, text, "d|a|b|c|<eos>|e|", toks);
+    d.order = STX_ORDER_COUNT_LATER;
+    TOKENS(d, text, "a|<eos>|c|b|e|d|", toks);
+    d.order = STX_ORDER_COUNT_EARLIER;
+    TOKENS(d, text, "a|b|c|<eos>|d|e|", toks);
+    d.eos_first = 1;
+    TOKENS(d, text, "<eos>|a|b|c|d|e|", toks);
+    d.order = STX_ORDER_FIRST;
+    TOKENS(d, text, "<eos>|d|a|b|c|e|", toks);
+    d.eos_first = 0;
+    d.min_count = 2;
+    TOKENS(d, text, "a|b|c|<eos>|<unk>|", "<unk>|a|b|c|a|<eos>|b|c|<unk>|a|<eos>|");
+    d.order = STX_ORDER_COUNT_EARLIER;
+    TOKENS(d, text, "a|b|c|<eos>|<unk>|", "<unk>|a|b|c|a|<eos>|b|c|<unk>|a|<eos>|");
+    d.min_count = 100;                                              /* <eos> is never dropped */
+    TOKENS(d, text, "<unk>|<eos>|", "<unk>|<unk>|<unk>|<unk>|<unk>|<eos>|<unk>|<unk>|<unk>|<unk>|<eos>|");
+    d.min_count = 2;
+    d.order = STX_ORDER_FIRST;
+    TOKENS(d, "a a <unk> b\n", "a|<unk>|<eos>|", "a|a|<unk>|<unk>|<eos>|");
+    TOKENS(d, "a a\n", "a|<eos>|<unk>|", "a|a|<eos>|");
+}
+
+static void test_chars(void) {
+    stx_vocab_desc d = desc(STX_TOK_CHARS, STX_ORDER_FIRST);
+    stx_vocab *v;
+    stx_corpus *c;
+    char text[256];
+    int i, n = 0;
+    TOKENS(d, "b\xC3\xA4\xE2\x82\xAC\xF0\x9F\x98\x80" "b\r\n", "b|\xC3\xA4|\xE2\x82\xAC|\xF0\x9F\x98\x80|\r|\n|",
+           "b|\xC3\xA4|\xE2\x82\xAC|\xF0\x9F\x98\x80|b|\r|\n|");
+    d.eos = 1;
+    TOKENS(d, "ab\r\na\n\rc", "a|b|<eos>|c|", "a|b|<eos>|a|<eos>|<eos>|c|<eos>|");
+    /* the references' text8 form: 26 letters, "_" and <eos> */
+    for (i = 0; i < 26; i++) { text[n++] = (char)('z' - i); text[n++] = '_'; }
+    text[n] = 0;
+    v = stx_vocab_build(x, &d, put_text("text8", text), 0, 0);
+    c = stx_corpus_open(x, v, in_dir("text8"), 0, 0);
+    CHECK(stx_vocab_size(v) == 28 && stx_corpus_size(c) == 53 && stx_corpus_bytes(c) == 52);
+    stx_corpus_close(c);
+    stx_vocab_free(v);
+
+    d.eos = 0;
+    CHECK(!stx_vocab_build(x, &d, put_text("latin1", "stra\xDF" "e"), 0, 0)); ERROR(STX_ERR_FORMAT, "latin1 is not UTF-8: byte 4 (0xDF)");
+    d.kind = STX_TOK_WORDS;
+    CHECK(!stx_vocab_build(x, &d, in_dir("latin1"), 0, 0)); ERROR(STX_ERR_FORMAT, "byte 4 (0xDF)");
+    CHECK(!stx_vocab_build(x, &d, put_text("latin1", "a \xE2\x82"), 0, 0)); ERROR(STX_ERR_FORMAT, "byte 2 (0xE2)");
+    CHECK(!stx_vocab_build(x, &d, put_text("latin1", "a \xC0\xAF"), 0, 0)); ERROR(STX_ERR_FORMAT, "byte 2 (0xC0)");
+}
+
+static void test_bytes(void) {
+    stx_vocab_desc d = desc(STX_TOK_BYTES, STX_ORDER_FIRST);
+    unsigned char all[256], text[5000];
+    int32_t id[300];
+    size_t n, i, wrong = 0;
+    const char *path;
+    stx_vocab *v;
+    stx_corpus *c;
+    for (i = 0; i < 256; i++) all[i] = (unsigned char)(255 - i);
+    path = put_bytes("all256", all, 256);
+    v = stx_vocab_build(x, NULL, NULL, 0, 0);
+    CHECK(stx_vocab_size(v) == 256 && stx_vocab_eos(v) == -1 && stx_vocab_unk(v) == -1 && stx_vocab_kind(v) == STX_TOK_BYTES);
+    c = stx_corpus_open(x, v, path, 0, 0);
+    CHECK(stx_corpus_size(c) == 256 && stx_corpus_bytes(c) == 256 && stx_corpus_read(c, 0, 256, id));
+    for (i = 0; i < 256; i++) wrong += id[i] != (int32_t)(255 - i);
+    for (i = 0; i < 256; i++) wrong += stx_vocab_find(v, (const char *)&all[i], 1) != (int32_t)(255 - i);
+    for (i = 0; i < 256; i++) wrong += *(const unsigned char *)stx_vocab_piece(v, (int32_t)i, &n) != i || n != 1;
+    CHECK(wrong == 0);
+    CHECK(stx_corpus_read(c, 255, 1, id) && id[0] == 0 && stx_corpus_read(c, 256, 0, id) && stx_corpus_read(c, 256, 0, NULL));
+    CHECK(!stx_corpus_read(c, 255, 2, id)); ERROR(STX_ERR_ARG, "of 256");
+    CHECK(!stx_corpus_read(c, 257, 0, id)); ERROR(STX_ERR_ARG, "257");
+    CHECK(!stx_corpus_read(c, (size_t)-1, 2, id)); ERROR(STX_ERR_ARG, "of 256");
+    CHECK(!stx_corpus_read(c, 0, 1, NULL)); ERROR(STX_ERR_ARG, "NULL");
+    stx_corpus_close(c);
+    c = stx_corpus_open(x, v, path, 100, 110);
+    CHECK(stx_corpus_size(c) == 10 && stx_corpus_read(c, 0, 10, id) && id[0] == 155 && id[9] == 146);
+    stx_corpus_close(c);
+    stx_vocab_free(v);
+
+    d.compact = 1;
+    TOKENS(d, "ba\nb\r\xFF\n", "b|a|<eos>|\r|\xFF|", "b|a|<eos>|b|\r|\xFF|<eos>|");
+    TOKENS(d, "ba\nb", "b|a|<eos>|", "b|a|<eos>|b|<eos>|");
+    TOKENS(d, "ba", "b|a|<eos>|", "b|a|<eos>|");
+    d.order = STX_ORDER_COUNT_LATER;
+    TOKENS(d, "bacab\n", "a|b|<eos>|c|", "b|a|c|a|b|<eos>|");
+    d.order = STX_ORDER_FIRST;
+    /* enwik8's alphabet: 205 distinct byte values, byte 10 among them */
+    for (i = 0; i < sizeof text; i++) text[i] = (unsigned char)(i * 31 % 205 == 7 ? 10 : 20 + i * 31 % 205);
+    path = put_bytes("enwik", text, sizeof text);
+    v = stx_vocab_build(x, &d, path, 0, 4000);
+    CHECK(stx_vocab_size(v) == 205 && stx_vocab_eos(v) >= 0);
+    c = stx_corpus_open(x, v, path, 4000, 5000);
+    CHECK(stx_corpus_size(c) == 1000u + (text[4999] != 10));
+    for (wrong = i = 0; i < 1000; i++) {
+        const char *s;
+        CHECK(stx_corpus_read(c, i, 1, id));
+        s = stx_vocab_piece(v, id[0], &n);
+        wrong += text[4000 + i] == 10 ? id[0] != stx_vocab_eos(v) : !s || n != 1 || (unsigned char)*s != text[4000 + i];
+    }
+    CHECK(wrong == 0);
+    stx_corpus_close(c);
+    CHECK(stx_corpus_open(x, v, put_text("odd", "\x1e\x1f" "\x14\xFE"), 0, 0) == NULL);
+    ERROR(STX_ERR_FORMAT, "odd: the byte '\\xFE' at byte 3 is not in the vocabulary (205 pieces)");
+    stx_vocab_free(v);
+    d.min_count = 2;                                                /* <unk> makes it readable */
+    v = stx_vocab_build(x, &d, path, 0, 4000);
+    c = stx_corpus_open(x, v, in_dir("odd"), 0, 0);
+    CHECK(stx_corpus_read(c, 3, 2, id) && id[0] == stx_vocab_unk(v) && id[1] == stx_vocab_eos(v));
+    FINE();
+    stx_corpus_close(c);
+    stx_vocab_free(v);
+}
+
+static void test_vocab_errors(void) {
+    stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_FIRST);
+    stx_vocab *v, *chars;
+    const char *path = put_text("train", "the cat sat\n");
+    CHECK(!stx_vocab_build(x, &d, in_dir("nothing here"), 0, 0)); ERROR(STX_ERR_IO, "nothing here: No such file");
+    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0)); ERROR(STX_ERR_ARG, "NULL");
+    CHECK(!stx_vocab_build(x, &d, put_text("empty", ""), 0, 0)); ERROR(STX_ERR_FORMAT, "empty");
+    CHECK(!stx_vocab_build(x, &d, path, 5, 99)); ERROR(STX_ERR_ARG, "has 12 bytes, the range asked for is 5 to 99");
+    CHECK(!stx_vocab_build(x, &d, path, 9, 5)); ERROR(STX_ERR_ARG, "9 to 5");
+    CHECK(!stx_vocab_build(x, &d, path, 99, 0)); ERROR(STX_ERR_ARG, "99 to 12");
+    CHECK(!stx_vocab_build(x, &d, path, UINT64_MAX, UINT64_MAX)); ERROR(STX_ERR_ARG, "range");
+    CHECK(!stx_vocab_build(x, &d, path, 12, 0)); ERROR(STX_ERR_FORMAT, "is empty between");
+    d.kind = 3;
+    CHECK(!stx_vocab_build(x, &d, path, 0, 0)); ERROR(STX_ERR_ARG, "kind 3");
+    d.kind = STX_TOK_WORDS;
+    d.order = -1;
+    CHECK(!stx_vocab_build(x, &d, path, 0, 0)); ERROR(STX_ERR_ARG, "order -1");
+    d.order = 0;
+    v = stx_vocab_build(x, &d, path, 0, 0);
+    CHECK(!stx_corpus_open(x, v, put_text("valid", "the cat\nsat dog"), 0, 0));
+    ERROR(STX_ERR_FORMAT, "valid: the word 'dog' at byte 12 is not in the vocabulary (4 pieces)");
+    CHECK(!stx_corpus_open(x, v, in_dir("nothing here"), 0, 0)); ERROR(STX_ERR_IO, "No such file");
+    CHECK(!stx_corpus_open(x, v, in_dir("empty"), 0, 0)); ERROR(STX_ERR_FORMAT, "give a file or a range with text in it");
+    CHECK(!stx_corpus_open(x, v, dir, 0, 0)); ERROR(STX_ERR_IO, "directory");
+    CHECK(!stx_corpus_open(x, v, NULL, 0, 0)); ERROR(STX_ERR_ARG, "NULL");
+    CHECK(!stx_corpus_open(x, NULL, path, 0, 0) && stx_ok(x));
+    CHECK(stx_vocab_find(v, "cat", 3) == 1 && stx_vocab_find(v, "ca", 2) == -1 && stx_vocab_find(v, "", 0) == -1);
+    CHECK(stx_vocab_piece(v, -1, NULL) == NULL && stx_vocab_piece(v, 4, NULL) == NULL && stx_vocab_piece(v, 3, NULL) != NULL);
+    d.kind = STX_TOK_CHARS;
+    chars = stx_vocab_build(x, &d, path, 0, 0);
+    CHECK(!stx_corpus_open(x, chars, put_text("valid", "the k"), 0, 0));
+    ERROR(STX_ERR_FORMAT, "the character 'k' at byte 4");
+    stx_vocab_free(chars);
+    stx_vocab_free(v);
+    stx_vocab_free(NULL);
+    stx_corpus_close(NULL);
+    CHECK(stx_vocab_size(NULL) == 0 && stx_vocab_find(NULL, "a", 1) == -1 && stx_vocab_encode(NULL, "a", 1, NULL, 0) == STX_NPOS);
+    CHECK(stx_corpus_size(NULL) == 0 && !stx_corpus_read(NULL, 0, 0, NULL) && stx_vocab_save(NULL, NULL, 0) == 0);
+}
+
+static void test_encode(void) {
+    stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_FIRST);
+    static const char prompt[] = "cat the\n sat  ";
+    stx_vocab *v = stx_vocab_build(x, &d, put_text("train", "the cat sat\n"), 0, 0);
+    int32_t id[16];
+    char out[64];
+    size_t n, k, i;
+    n = stx_vocab_encode(v, prompt, sizeof prompt - 1, id, 16);
+    CHECK(n == 4 && id[0] == 1 && id[1] == 0 && id[2] == 3 && id[3] == 2);
+    CHECK(stx_vocab_encode(v, prompt, sizeof prompt - 1, NULL, 0) == 4);
+    id[2] = -7;
+    CHECK(stx_vocab_encode(v, prompt, sizeof prompt - 1, id, 2) == 4 && id[2] == -7);
+    id[2] = 3;
+    n = stx_vocab_decode(v, id, 4, out, sizeof out);
+    CHECK(n == 13 && !memcmp(out, "cat the \nsat ", 13));
+    CHECK(stx_vocab_decode(v, id, 4, NULL, 0) == 13);
+    memset(out, '#', sizeof out);
+    CHECK(stx_vocab_decode(v, id, 4, out, 5) == 13 && !memcmp(out, "cat t#", 6));
+    for (k = i = 0; i < 4; i++) k += stx_vocab_decode(v, id + i, 1, out + k, sizeof out - k);   /* token by token */
+    CHECK(k == 13 && !memcmp(out, "cat the \nsat ", 13));
+    CHECK(stx_vocab_encode(v, "", 0, NULL, 0) == 0 && stx_vocab_decode(v, NULL, 0, NULL, 0) == 0);
+    CHECK(stx_vocab_encode(v, "the  dog", 8, id, 16) == STX_NPOS); ERROR(STX_ERR_FORMAT, "'dog' at byte 5");
+    CHECK(stx_vocab_encode(v, "the \xFF", 5, id, 16) == STX_NPOS); ERROR(STX_ERR_FORMAT, "byte 4 (0xFF)");
+    CHECK(stx_vocab_encode(v, NULL, 5, id, 16) == STX_NPOS); ERROR(STX_ERR_ARG, "NULL");
+    id[0] = 4;
+    CHECK(stx_vocab_decode(v, id, 1, out, 64) == STX_NPOS); ERROR(STX_ERR_ARG, "id 4 at place 0 is not in a vocabulary of 4");
+    id[0] = -1;
+    CHECK(stx_vocab_decode(v, id, 1, out, 64) == STX_NPOS); ERROR(STX_ERR_ARG, "id -1");
+    stx_vocab_free(v);
+    d.kind = STX_TOK_BYTES;
+    d.compact = 1;
+    v = stx_vocab_build(x, &d, put_text("train", "ab\ncd"), 0, 0);
+    n = stx_vocab_encode(v, "d\na", 3, id, 16);
+    CHECK(n == 3 && id[1] == stx_vocab_eos(v) && stx_vocab_decode(v, id, n, out, 64) == 3 && !memcmp(out, "d\na", 3));
+    CHECK(stx_vocab_encode(v, "d\na<", 4, id, 16) == STX_NPOS); ERROR(STX_ERR_FORMAT, "the byte '<' at byte 3");
+    stx_vocab_free(v);
+}
+
+/* Ranges that adjoin at any byte lose nothing and share nothing. */
+static void test_ranges(void) {
+    static const char text[] = "\xC3\xA4pfel b\xC3\xA4ume\r\n\xE2\x82\xAC 12\xE3\x80\x80x \n\n\xF0\x9F\x98\x80 end\rz";
+    size_t n = sizeof text - 1, at;
+    int kind;
+    const char *path = put_text("ranges", text);
+    for (kind = STX_TOK_BYTES; kind <= STX_TOK_WORDS; kind++) {
+        stx_vocab_desc d = desc(kind, STX_ORDER_FIRST);
+        stx_vocab *v = stx_vocab_build(x, &d, path, 0, 0);
+        stx_corpus *whole = stx_corpus_open(x, v, path, 0, 0);
+        size_t total = stx_corpus_size(whole);
+        for (at = 1; at < n; at++) {
+            stx_corpus *a = stx_corpus_open(x, v, path, 0, at), *b;
+            size_t na, nb, i, k = 0, wrong = 0;
+            FINE();
+            b = stx_corpus_open(x, v, path, at, 0);
+            if (!b) { stx_clear_error(x); CHECK(at + 4 > n || kind == STX_TOK_WORDS); }
+            na = stx_corpus_size(a);
+            nb = stx_corpus_size(b);
+            CHECK(stx_corpus_bytes(a) + stx_corpus_bytes(b) == n);
+            if (kind != STX_TOK_WORDS) CHECK(na + nb == total);
+            for (i = 0; i < na + nb; i++) {                         /* words: an <eos> more where a line is cut */
+                int32_t p = -1, q = -2;
+                if (i < na) stx_corpus_read(a, i, 1, &p);
+                else stx_corpus_read(b, i - na, 1, &p);
+                if (k < total) stx_corpus_read(whole, k, 1, &q);
+                if (p == q) k++;
+                else if (kind != STX_TOK_WORDS || i != na - 1 || p != stx_vocab_eos(v)) wrong++;
+            }
+            CHECK(wrong == 0 && k == total);
+            FINE();
+            stx_corpus_close(a);
+            stx_corpus_close(b);
+        }
+        stx_corpus_close(whole);
+        stx_vocab_free(v);
+    }
+}
+
+static void test_blob(void) {
+    static const struct { int kind, compact, eos; uint64_t min_count; const char *text; } k[] = {
+        { STX_TOK_BYTES, 0, 0, 0, "x" }, { STX_TOK_BYTES, 1, 0, 0, "abc\nde" }, { STX_TOK_BYTES, 1, 0, 2, "aab\n" },
+        { STX_TOK_CHARS, 0, 0, 0, "a\xC3\xA4\n\r" }, { STX_TOK_CHARS, 0, 1, 2, "aa\xC3\xA4\n" }, { STX_TOK_WORDS, 0, 0, 0, "a bb ccc\n" } };
+    size_t i, j, n;
+    int bit;
+    for (i = 0; i < sizeof k / sizeof *k; i++) {
+        stx_vocab_desc d = desc(k[i].kind, STX_ORDER_FIRST);
+        stx_vocab *v, *u;
+        unsigned char *blob, *again;
+        const char *path = put_text("train", k[i].text);
+        d.compact = k[i].compact;
+        d.eos = k[i].eos;
+        d.min_count = k[i].min_count;
+        v = stx_vocab_build(x, &d, path, 0, 0);
+        n = stx_vocab_save(v, NULL, 0);
+        blob = (unsigned char *)malloc(n + 1);
+        again = (unsigned char *)malloc(n + 1);
+        blob[0] = 'q';
+        CHECK(stx_vocab_save(v, blob, n - 1) == n && blob[0] == 'q');
+        CHECK(stx_vocab_save(v, blob, n) == n);
+        u = stx_vocab_load(x, blob, n);
+        FINE();
+        CHECK(stx_vocab_save(u, again, n) == n && !memcmp(blob, again, n));
+        CHECK(stx_vocab_kind(u) == k[i].kind && stx_vocab_size(u) == stx_vocab_size(v));
+        CHECK(stx_vocab_eos(u) == stx_vocab_eos(v) && stx_vocab_unk(u) == stx_vocab_unk(v));
+        {
+            stx_corpus *a = stx_corpus_open(x, v, path, 0, 0), *b = stx_corpus_open(x, u, path, 0, 0);
+            char ta[4096];
+            FINE();
+            strcpy(ta, tokens(v, a));
+            SAME(tokens(u, b), ta);
+            stx_corpus_close(a);
+            stx_corpus_close(b);
+        }
+        stx_vocab_free(u);
+        blob[n] = 0;
+        for (j = 0; j < n; j++) { CHECK(!stx_vocab_load(x, blob, j)); ERROR(STX_ERR_FORMAT, "stored vocabulary"); }
+        CHECK(!stx_vocab_load(x, blob, n + 1)); ERROR(STX_ERR_FORMAT, "stored vocabulary");
+        for (j = 0; j < n; j++)
+            for (bit = 0; bit < 8; bit++) {                         /* what still loads saves as the same bytes */
+                blob[j] ^= (unsigned char)(1 << bit);
+                u = stx_vocab_load(x, blob, n);
+                if (u) CHECK(stx_vocab_save(u, again, n) == n && !memcmp(blob, again, n));
+                else CHECK(stx_error_code(x) == STX_ERR_FORMAT);
+                stx_clear_error(x);
+                stx_vocab_free(u);
+                blob[j] ^= (unsigned char)(1 << bit);
+            }
+        free(blob);
+        free(again);
+        stx_vocab_free(v);
+    }
+    CHECK(!stx_vocab_load(x, NULL, 0)); ERROR(STX_ERR_FORMAT, "not a stored vocabulary");
+    {   /* damage by hand: V enormous, an empty piece, a piece twice */
+        unsigned char b[64] = "STXV\1\2\2\0\2\0\0\0\0\0\0\0\1\0\0\0a\1\0\0\0b";
+        stx_vocab *v = stx_vocab_load(x, b, 26);
+        CHECK(v != NULL && stx_vocab_size(v) == 2);
+        stx_vocab_free(v);
+        b[25] = 'a';
+        CHECK(!stx_vocab_load(x, b, 26)); ERROR(STX_ERR_FORMAT, "a piece twice");
+        b[25] = ' ';
+        CHECK(!stx_vocab_load(x, b, 26)); ERROR(STX_ERR_FORMAT, "a piece that its kind cannot have");
+        b[25] = 'b';
+        b[15] = 0x80;
+        CHECK(!stx_vocab_load(x, b, 26)); ERROR(STX_ERR_FORMAT, "size");
+        b[15] = 0;
+        b[24] = 0xFF;
+        CHECK(!stx_vocab_load(x, b, 26)); ERROR(STX_ERR_FORMAT, "cut short");
+        b[24] = 0;
+        b[21] = 0;
+        CHECK(!stx_vocab_load(x, b, 26)); ERROR(STX_ERR_FORMAT, "a piece that its kind cannot have");
+    }
+}
+
+/* More words than 16 bits count. */
+static void test_large_vocab(void) {
+    stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_COUNT_LATER);
+    FILE *f = fopen(in_dir("large"), "wb");
+    stx_vocab *v;
+    stx_corpus *c;
+    int32_t id[3];
+    size_t i, wrong = 0;
+    for (i = 0; i < 70000; i++) fprintf(f, "w%u%c", (unsigned)i, i % 10 == 9 ? '\n' : ' ');
+    fclose(f);
+    v = stx_vocab_build(x, &d, in_dir("large"), 0, 0);
+    c = stx_corpus_open(x, v, in_dir("large"), 0, 0);
+    FINE();
+    CHECK(stx_vocab_size(v) == 70001 && stx_vocab_eos(v) == 0 && stx_corpus_size(c) == 77000);
+    for (i = 0; i < 7000; i++) {                                    /* all counts 1: the last one comes first */
+        wrong += !stx_corpus_read(c, i * 11, 1, id) || id[0] != (int32_t)(70000 - i * 10);
+        wrong += !stx_corpus_read(c, i * 11 + 10, 1, id) || id[0] != 0;
+    }
+    CHECK(wrong == 0);
+    stx_corpus_close(c);
+    stx_vocab_free(v);
+    remove(in_dir("large"));
+}
+
+/* A file beyond 4 GiB. */
+static void test_sparse(void) {
+#if !defined(SEQTX_STDIO_FILES)
+    const char *path = in_dir("sparse");
+    uint64_t size = ((uint64_t)5 << 30) + 3, place = ((uint64_t)4 << 30) + 77;
+    struct stat st;
+    stx_vocab *v;
+    stx_corpus *c;
+    stx_batches *b;
+    stx_batches_desc bd;
+    stx_batches_state s;
+    int32_t id[8], y[8];
+    int fd, made;
+    if (sizeof(size_t) < 8 || sizeof(off_t) < 8) { skip("a file of 5 GiB (32 bits)"); return; }
+    fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    made = fd >= 0 && ftruncate(fd, (off_t)size) == 0 && pwrite(fd, "seq", 3, (off_t)place) == 3 && pwrite(fd, "!", 1, (off_t)size - 1) == 1;
+    if (fd >= 0) close(fd);
+    if (!made || stat(path, &st) != 0 || st.st_blocks > 4096) { skip("a file of 5 GiB (no sparse files here)"); remove(path); return; }
+    v = stx_vocab_build(x, NULL, NULL, 0, 0);
+    c = stx_corpus_open(x, v, path, 0, 0);
+    FINE();
+    CHECK(stx_corpus_size(c) == size && stx_corpus_bytes(c) == size);
+    CHECK(stx_corpus_read(c, (size_t)place - 1, 5, id) && id[0] == 0 && id[1] == 's' && id[3] == 'q' && id[4] == 0);
+    CHECK(stx_corpus_read(c, (size_t)size - 1, 1, id) && id[0] == '!');
+    memset(&bd, 0, sizeof bd);
+    bd.B = 1;
+    bd.T = 4;
+    b = stx_batches_create(x, c, &bd);
+    memset(&s, 0, sizeof s);
+    s.p = place - 1;
+    CHECK(stx_batches_set(b, s) && stx_batches_next(b, id, y) == STX_BATCH_OK && id[1] == 's' && y[0] == 's' && y[2] == 'q');
+    CHECK(stx_batches_get(b).p == place + 3);
+    stx_batches_free(b);
+    stx_corpus_close(c);
+    c = stx_corpus_open(x, v, path, place, place + 3);
+    CHECK(stx_corpus_size(c) == 3 && stx_corpus_read(c, 0, 3, id) && id[2] == 'q');
+    stx_corpus_close(c);
+    stx_vocab_free(v);
+    remove(path);
+    FINE();
+#else
+    skip("a file of 5 GiB (no mmap)");
+#endif
+}
+
+/* ---- batches */
+
+static int32_t ramp[2000];
+static stx_corpus *ramp_corpus(size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) ramp[i] = (int32_t)i;
+    return stx_corpus_wrap(x, ramp, n, n);
+}
+
+static void test_batches(void) {
+    static const size_t shapes[][3] = { { 103, 3, 5 }, { 40, 4, 3 }, { 8, 2, 3 }, { 2, 1, 1 }, { 300, 7, 13 }, { 26, 2, 7 }, { 24, 3, 7 } };
+    size_t k, i, r, t;
+    for (k = 0; k < sizeof shapes / sizeof *shapes; k++) {
+        size_t N = shapes[k][0], B = shapes[k][1], T = shapes[k][2], n = N / B, p = 0, wrong = 0;
+        uint64_t wraps = 0;
+        int fresh = 1;
+        stx_corpus *c = ramp_corpus(N);
+        stx_batches_desc d;
+        stx_batches *b, *resumed = NULL;
+        int32_t X[128], Y[128], X2[128], Y2[128];
+        memset(&d, 0, sizeof d);
+        d.B = B;
+        d.T = T;
+        d.seed = 1234 + k;
+        b = stx_batches_create(x, c, &d);
+        FINE();
+        CHECK(stx_batches_rows(b) == B && stx_batches_stream(b) == n);
+        for (i = 0; i < 200; i++) {
+            stx_batches_state s = stx_batches_get(b);
+            int got;
+            wrong += s.p != p || s.wraps != wraps || s.fresh != fresh;
+            if (i == 57) {                                          /* resume here: the same blocks from now on */
+                resumed = stx_batches_create(x, c, &d);
+                CHECK(stx_batches_set(resumed, s));
+            }
+            got = stx_batches_next(b, X, Y);
+            wrong += got != (fresh ? STX_BATCH_FRESH : STX_BATCH_OK);
+            for (r = 0; r < B; r++)
+                for (t = 0; t < T; t++) wrong += X[r * T + t] != (int32_t)(r * n + p + t) || Y[r * T + t] != (int32_t)(r * n + p + t + 1);
+            if (resumed) {
+                wrong += stx_batches_next(resumed, X2, Y2) != got;
+                wrong += memcmp(X, X2, B * T * sizeof *X) != 0 || memcmp(Y, Y2, B * T * sizeof *Y) != 0;
+            }
+            fresh = 0;                                              /* the rule of spec 2.6, written once more */
+            p += T;
+            if (p >= n - T) {
+                uint32_t u[4];
+                wraps++;
+                stx_philox(d.seed ^ 0x6261746368657321u, 0, wraps, u);
+                p = (size_t)((u[0] | (uint64_t)u[1] << 32) % (T < n - T ? T : n - T));
+                fresh = 1;
+            }
+        }
+        CHECK(wrong == 0);
+        FINE();
+        stx_batches_free(b);
+        stx_batches_free(resumed);
+        stx_corpus_close(c);
+    }
+    {   /* the positions after a wrap are spread over [0, T) and depend on the seed */
+        stx_corpus *c = ramp_corpus(100);
+        stx_batches_desc d;
+        int seen[10], used = 0;
+        uint64_t seed;
+        memset(seen, 0, sizeof seen);
+        memset(&d, 0, sizeof d);
+        d.B = 4;
+        d.T = 10;
+        for (seed = 0; seed < 300; seed++) {
+            int32_t X[40], Y[40];
+            stx_batches *b;
+            d.seed = seed;
+            b = stx_batches_create(x, c, &d);
+            CHECK(stx_batches_next(b, X, Y) == STX_BATCH_FRESH && stx_batches_next(b, X, Y) == STX_BATCH_OK);
+            CHECK(stx_batches_get(b).p < 10 && stx_batches_get(b).wraps == 1 && stx_batches_get(b).fresh == 1);
+            seen[stx_batches_get(b).p % 10]++;
+            stx_batches_free(b);
+        }
+        for (i = 0; i < 10; i++) used += seen[i] > 10 && seen[i] < 60;
+        CHECK(used == 10);
+        stx_corpus_close(c);
+    }
+}
+
+/* The evaluation rules against plain lists of targets; the training position does not move. */
+static void test_eval(void) {
+    size_t n, B, T;
+    for (B = 1; B <= 3; B++)
+        for (n = 2; n <= 23; n++)
+            for (T = 1; T < n; T++) {
+                int rule;
+                stx_corpus *c = ramp_corpus(n * B + B - 1);
+                stx_batches_desc d;
+                stx_batches *b;
+                int32_t X[128], Y[128];
+                stx_batches_state before;
+                memset(&d, 0, sizeof d);
+                d.B = B;
+                d.T = T;
+                b = stx_batches_create(x, c, &d);
+                CHECK(stx_batches_next(b, X, Y) == STX_BATCH_FRESH);
+                before = stx_batches_get(b);
+                for (rule = STX_EVAL_ALL; rule <= STX_EVAL_LITERAL; rule++) {
+                    int scored[80], blocks = 0, wrong = 0, r;
+                    size_t t, i, row, want = n - 1;
+                    memset(scored, 0, sizeof scored);
+                    if (rule == STX_EVAL_LITERAL) for (want = T; want < n - T; want += T) { }
+                    stx_batches_rewind(b, rule);
+                    while ((r = stx_batches_next_eval(b, X, Y, &t)) != STX_BATCH_END) {
+                        wrong += r != (blocks ? STX_BATCH_OK : STX_BATCH_FRESH) || t == 0 || t > T;
+                        for (row = 0; row < B; row++)
+                            for (i = 0; i < t; i++) {
+                                wrong += X[row * t + i] + 1 != Y[row * t + i];
+                                scored[Y[row * t + i]]++;
+                            }
+                        blocks++;
+                    }
+                    wrong += t != 0;
+                    for (row = 0; row < B; row++)
+                        for (i = 0; i < n; i++) wrong += scored[row * n + i] != (i >= 1 && i <= want);
+                    CHECK(wrong == 0);
+                    CHECK(stx_batches_next_eval(b, X, Y, &t) == STX_BATCH_END && stx_ok(x));
+                }
+                CHECK(before.p == stx_batches_get(b).p && before.wraps == stx_batches_get(b).wraps && before.fresh == stx_batches_get(b).fresh);
+                stx_batches_free(b);
+                stx_corpus_close(c);
+            }
+    {   /* enwik8's test part: n = 625000, 1220 blocks (spec 2.6) */
+        size_t t, N = 625000, blocks = 0;
+        int32_t *all = (int32_t *)calloc(N, sizeof *all), *xy = (int32_t *)calloc(1024, sizeof *xy);
+        stx_corpus *c = stx_corpus_wrap(x, all, N, N);
+        stx_batches_desc d;
+        stx_batches *b;
+        memset(&d, 0, sizeof d);
+        d.B = 1;
+        d.T = 512;
+        b = stx_batches_create(x, c, &d);
+        stx_batches_rewind(b, STX_EVAL_LITERAL);
+        while (stx_batches_next_eval(b, xy, xy + 512, &t)) blocks++;
+        CHECK(blocks == 1220);
+        stx_batches_free(b);
+        stx_corpus_close(c);
+        free(all);
+        free(xy);
+    }
+}
+
+static void test_ranks(void) {
+    stx_corpus *c = ramp_corpus(500);
+    stx_batches_desc d;
+    stx_batches *all, *part[3];
+    int32_t X[60], Y[60], x1[60], y1[60];
+    size_t i, r, t, t1, wrong = 0;
+    memset(&d, 0, sizeof d);
+    d.B = 6;
+    d.T = 10;
+    d.seed = 5;
+    all = stx_batches_create(x, c, &d);
+    d.world = 3;
+    for (r = 0; r < 3; r++) { d.rank = r; part[r] = stx_batches_create(x, c, &d); CHECK(stx_batches_rows(part[r]) == 2); }
+    for (i = 0; i < 50; i++) {
+        int got = stx_batches_next(all, X, Y);
+        for (r = 0; r < 3; r++) {
+            wrong += stx_batches_next(part[r], x1, y1) != got;
+            wrong += memcmp(x1, X + r * 20, 20 * sizeof *X) != 0 || memcmp(y1, Y + r * 20, 20 * sizeof *Y) != 0;
+        }
+    }
+    stx_batches_rewind(all, STX_EVAL_ALL);
+    for (r = 0; r < 3; r++) stx_batches_rewind(part[r], STX_EVAL_ALL);
+    while (stx_batches_next_eval(all, X, Y, &t))
+        for (r = 0; r < 3; r++) {
+            wrong += !stx_batches_next_eval(part[r], x1, y1, &t1) || t1 != t;
+            wrong += memcmp(x1, X + r * 2 * t, 2 * t * sizeof *X) != 0;
+        }
+    CHECK(wrong == 0);
+    FINE();
+    for (r = 0; r < 3; r++) stx_batches_free(part[r]);
+    stx_batches_free(all);
+    stx_corpus_close(c);
+}
+
+static void test_batches_errors(void) {
+    stx_corpus *c = ramp_corpus(100);
+    stx_batches_desc d;
+    stx_batches_state s;
+    stx_batches *b;
+    int32_t X[200];
+    size_t t;
+    memset(&d, 0, sizeof d);
+    CHECK(!stx_batches_create(x, c, NULL)); ERROR(STX_ERR_ARG, "at least 1");
+    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "B = 0");
+    d.B = 4;
+    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "T = 0");
+    d.T = 25;
+    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "100 tokens, and 4 streams of blocks of 25 need at least 104");
+    d.T = 24;
+    b = stx_batches_create(x, c, &d);
+    FINE();
+    CHECK(stx_batches_next(b, X, X + 96) == STX_BATCH_FRESH && stx_batches_next(b, X, X + 96) == STX_BATCH_FRESH);
+    CHECK(!stx_batches_next(b, NULL, X)); ERROR(STX_ERR_ARG, "NULL");
+    CHECK(!stx_batches_next_eval(b, X, X + 96, NULL)); ERROR(STX_ERR_ARG, "NULL");
+    stx_batches_rewind(b, 9);
+    CHECK(!stx_batches_next_eval(b, X, X + 96, &t) && t == 0); ERROR(STX_ERR_ARG, "rule 9");
+    stx_batches_free(b);
+    d.T = (size_t)-1;
+    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "too short");
+    d.T = 3;
+    d.B = (size_t)-1;
+    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "too short");
+    d.B = 4;
+    d.world = 3;
+    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "multiple");
+    d.world = 2;
+    d.rank = 2;
+    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "rank 2 of 2");
+    d.rank = d.world = 0;
+    b = stx_batches_create(x, c, &d);
+    s = stx_batches_get(b);
+    CHECK(s.p == 0 && s.wraps == 0 && s.fresh == 1);
+    s.p = 21;
+    CHECK(stx_batches_set(b, s));
+    s.p = 22;
+    CHECK(!stx_batches_set(b, s)); ERROR(STX_ERR_ARG, "position 22");
+    s.p = UINT64_MAX;
+    CHECK(!stx_batches_set(b, s)); ERROR(STX_ERR_ARG, "cannot be in streams of 25 tokens and blocks of 3");
+    s.p = 2;
+    s.fresh = 0;
+    CHECK(!stx_batches_set(b, s)); ERROR(STX_ERR_ARG, "continued");
+    s.fresh = 2;
+    CHECK(!stx_batches_set(b, s)); ERROR(STX_ERR_ARG, "position 2");
+    CHECK(stx_batches_get(b).p == 21);
+    stx_batches_free(b);
+    stx_corpus_close(c);
+    CHECK(!stx_corpus_wrap(x, NULL, 5, 5)); ERROR(STX_ERR_ARG, "no tokens");
+    CHECK(!stx_corpus_wrap(x, ramp, 0, 5)); ERROR(STX_ERR_ARG, "no tokens");
+    CHECK(!stx_batches_create(x, NULL, &d) && stx_ok(x));
+    CHECK(!stx_batches_next(NULL, X, X) && !stx_batches_next_eval(NULL, X, X, &t) && stx_batches_get(NULL).p == 0 && !stx_batches_set(NULL, s));
+    stx_batches_rewind(NULL, 0);
+    stx_batches_free(NULL);
+}
+
+/* ---- every allocation fails once: an error, nothing left, the old file whole */
+
+static int everything(void) {
+    stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_COUNT_LATER);
+    stx_batches_desc bd;
+    float v[2] = { 1, 2 };
+    double got[2];
+    size_t two[1] = { 2 }, n = 0;
+    int32_t X[4], Y[4];
+    char name[16];
+    int i, ok = 1;
+    stx_writer *w = stx_writer_create(x);
+    stx_vocab *voc, *again = NULL;
+    stx_corpus *c, *c2;
+    stx_batches *b;
+    stx_file *f;
+    unsigned char blob[4096];
+    for (i = 0; i < 20; i++) {
+        snprintf(name, sizeof name, "n%d", i);
+        ok &= stx_writer_add(w, name, STX_F32, 1, two, v);
+        ok &= stx_writer_meta(w, name, "value");
+    }
+    ok &= stx_writer_finish(w, in_dir("s/link"));
+    f = stx_file_open(x, in_dir("s/link"));
+    ok &= stx_entry_get_f64(stx_file_find(f, "n7"), got, 2);
+    d.min_count = 2;
+    voc = stx_vocab_build(x, &d, in_dir("words"), 0, 0);
+    n = stx_vocab_save(voc, blob, sizeof blob);
+    if (n) again = stx_vocab_load(x, blob, n);
+    c = stx_corpus_open(x, again, in_dir("words"), 0, 0);
+    memset(&bd, 0, sizeof bd);
+    bd.B = bd.T = 2;
+    b = stx_batches_create(x, c, &bd);
+    ok &= stx_batches_next(b, X, Y) == STX_BATCH_FRESH;
+    stx_batches_free(b);
+    stx_corpus_close(c);
+    stx_vocab_free(voc);
+    stx_vocab_free(again);
+    voc = stx_vocab_build(x, NULL, NULL, 0, 0);
+    n = stx_vocab_save(voc, blob, sizeof blob);
+    again = n ? stx_vocab_load(x, blob, n) : NULL;
+    c = stx_corpus_open(x, again, in_dir("words"), 0, 0);
+    c2 = stx_corpus_wrap(x, X, 4, 4);
+    ok &= again && c && c2;
+    stx_corpus_close(c2);
+    stx_corpus_close(c);
+    stx_vocab_free(again);
+    stx_vocab_free(voc);
+    stx_file_close(f);
+    return ok;
+}
+
+static void test_allocations(void) {
+    FILE *f = fopen(in_dir("words"), "wb");
+    long i, total, live = count.live;
+    for (i = 0; i < 700; i++) fprintf(f, "w%ld w%ld%c", i % 60, i, i % 7 ? ' ' : '\n');      /* the tables grow */
+    fclose(f);
+    count.n = 0;
+    CHECK(everything());
+    FINE();
+    total = count.n;
+    CHECK(total > 50 && count.live == live);
+    for (i = 0; i < total; i++) {
+        count.n = 0;
+        count.fail_at = i;
+        CHECK(!everything());
+        count.fail_at = -1;
+        CHECK(stx_error_code(x) == STX_ERR_MEMORY);
+        CHECK(count.live == live);
+        stx_clear_error(x);
+        CHECK(dir_entries(in_dir("r"), "file.") == 0);
+    }
+    CHECK(everything());
+    FINE();
+}
+
+/* ---- exchange with other programs */
+
+static int export_file(const char *path) {
+    float f32[6] = { 0.5f, -1, 2, 3, 4, 5 };
+    double f64[1] = { 3.141592653589793 };
+    uint16_t bf16[2] = { 0x3F80, 0xC040 };
+    int32_t i32[2] = { -5, 6 };
+    int64_t i64[2] = { -7, (int64_t)1 << 40 };
+    unsigned char u8[3] = { 1, 2, 255 };
+    size_t d23[2] = { 2, 3 }, d2[1] = { 2 }, d3[1] = { 3 }, d0[2] = { 0, 3 };
+    stx_writer *w = stx_writer_create(x);
+    stx_writer_add(w, "u8", STX_U8, 1, d3, u8);
+    stx_writer_add(w, "layer.0.w", STX_F32, 2, d23, f32);
+    stx_writer_add(w, "scalar", STX_F64, 0, NULL, f64);
+    stx_writer_add(w, "bf16", STX_BF16, 1, d2, bf16);
+    stx_writer_add(w, "i32 \"\\\n\xC3\xA4", STX_I32, 1, d2, i32);
+    stx_writer_add(w, "i64", STX_I64, 1, d2, i64);
+    stx_writer_add(w, "empty", STX_F32, 2, d0, NULL);
+    stx_writer_meta(w, "step", "12");
+    stx_writer_meta(w, "text", "quote \" backslash \\ line\n\x01 \xE2\x82\xAC");
+    return stx_writer_finish(w, path);
+}
+static int import_file(const char *path) {
+    stx_file *f = stx_file_open(x, path);
+    size_t i, k;
+    for (i = 0; i < stx_file_count(f); i++) {
+        const stx_entry *e = stx_file_entry(f, i);
+        printf("%s %d [", e->name, e->dtype);
+        for (k = 0; k < (size_t)e->ndim; k++) printf(k ? ",%zu" : "%zu", e->dim[k]);
+        printf("]");
+        for (k = 0; k < e->count && e->count <= 16; k++) {
+            double v[16];
+            int64_t n[16];
+            if (e->dtype <= STX_BF16) { if (stx_entry_get_f64(e, v, e->count)) printf(" %.17g", v[k]); }
+            else if (stx_entry_get_i64(e, n, e->count)) printf(" %lld", (long long)n[k]);
+        }
+        printf("\n");
+    }
+    if (stx_file_meta(f, "step")) printf("step = %s\n", stx_file_meta(f, "step"));
+    stx_file_close(f);
+    return f != NULL;
+}
+
+int main(int argc, char **argv) {
+    const char *tmp = getenv("TMPDIR");
+    x = context(&count);
+    if (!x) return 1;
+    if (argc == 3) {
+        int ok = !strcmp(argv[1], "--export") ? export_file(argv[2]) : import_file(argv[2]);
+        if (!ok) printf("%s\n", stx_error(x));
+        stx_destroy(x);
+        return !ok;
+    }
+    snprintf(dir, sizeof dir, "%.200s/seqtx_io_XXXXXX", tmp && *tmp ? tmp : "/tmp");
+    if (!mkdtemp(dir)) { printf("cannot make a directory in %s\n0 passed, 1 failed\n", tmp ? tmp : "/tmp"); return 1; }
+    test_round_trip();
+    test_many();
+    test_malformed();
+    test_damaged();
+    test_writer_errors();
+    test_replace();
+    test_disk_full();
+    test_kill();
+    test_words();
+    test_words_unicode();
+    test_orders();
+    test_chars();
+    test_bytes();
+    test_vocab_errors();
+    test_encode();
+    test_ranges();
+    test_blob();
+    test_large_vocab();
+    test_sparse();
+    test_batches();
+    test_eval();
+    test_ranks();
+    test_batches_errors();
+    test_allocations();
+    CHECK(stx_ok(x));
+    stx_destroy(x);
+    CHECK(count.live == 0);
+    remove_tree(dir);
+    if (skipped) printf("%d skipped\n", skipped);
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed || !passed;
+}

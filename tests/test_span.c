@@ -1,0 +1,452 @@
+/* Behaviour of seqtx_attn_span.h beyond the golden vectors: causality, memory = one long text, generation = forward,
+   evaluation that training does not notice, recomputation, resume, batch parts, errors. */
+#include <stdint.h>
+#define SEQTX_IMPLEMENTATION
+#include "../seqtx_attn_span.h"
+#include "test.h"
+#include <unistd.h>
+
+enum { V = 29 };
+
+static stx_span_desc small(void) {
+    stx_span_desc d;
+    memset(&d, 0, sizeof d);
+    d.vocab = V; d.layers = 2; d.dim = 24; d.heads = 3; d.inner = 40; d.span = 100; d.ramp = 8; d.adapt_span = 1;
+    return d;
+}
+static stx_ctx *context(int threads, uint64_t seed) {
+    stx_desc d;
+    memset(&d, 0, sizeof d);
+    d.threads = threads;
+    d.seed = seed;
+    return stx_create(&d);
+}
+/* text with some order in it, for B rows of n tokens */
+static int32_t *text(size_t B, size_t n, uint64_t seed) {
+    int32_t *t = (int32_t *)malloc(B * n * sizeof *t);
+    size_t i;
+    test_state = 88172645463325252u + seed;
+    for (i = 0; i < B * n; i++) t[i] = i && test_rand() < 0.4 ? (t[i - 1] * 7 + 3) % V : (int32_t)((test_rand() + 1) * 0.4999 * V);
+    return t;
+}
+/* spans that differ by head, by hand, so that the windows have something to skip */
+static void set_spans(stx_span *m) {
+    size_t l, h;
+    for (l = 0; l < m->desc.layers; l++) for (h = 0; m->layer[l].z && h < m->desc.heads; h++) m->layer[l].z->data[h] = (stx_real)(0.031 + 0.17 * (double)((l + 2 * h) % 4));
+}
+static stx_ids *block(stx_ctx *x, const int32_t *t, size_t B, size_t n, size_t at, size_t T) {
+    int32_t *buf = (int32_t *)calloc(B * T, sizeof *buf);
+    size_t b;
+    stx_ids *ids;
+    for (b = 0; b < B; b++) memcpy(buf + b * T, t + b * n + at, T * sizeof *buf);
+    ids = stx_tokens(x, buf, B, T);
+    free(buf);
+    return ids;
+}
+static double difference(const stx_real *a, const stx_real *b, size_t n) {
+    double worst = 0;
+    size_t i;
+    for (i = 0; i < n; i++) { double e = fabs((double)a[i] - (double)b[i]); if (!(e <= worst)) worst = e; }
+    return worst;
+}
+/* one plain training step on tokens [at, at+T] */
+static double step(stx_span *m, stx_optim *o, stx_span_state *s, const int32_t *t, size_t B, size_t n, size_t at, size_t T) {
+    stx_ctx *x = m->ctx;
+    stx_tensor *loss;
+    double v;
+    stx_begin(x, STX_TRAIN);
+    loss = stx_span_loss(m, block(x, t, B, n, at, T), block(x, t, B, n, at + 1, T), s, s);
+    v = stx_item(x, loss);
+    stx_backward(x, stx_span_total(m, loss));
+    if (stx_optim_step(o, 0.003)) stx_span_clamp(m);
+    return v;
+}
+
+/* Variants of the model that generation, causality and memory must hold for. */
+static stx_span_desc variant(int k, const char **name) {
+    static const char *const names[] = {"adaptive", "fixed", "literal", "persistent", "adaptive io", "long fixed", "persistent literal"};
+    stx_span_desc d = small();
+    *name = names[k];
+    if (k == 1) { d.adapt_span = 0; d.span = 33; }
+    if (k == 2) d.literal_eps = d.literal_memory = 1;
+    if (k == 3) d.pers = 5;
+    if (k == 4) { d.adapt_io = d.adapt_io_tied = 1; d.cutoffs = 2; d.cutoff[0] = 9; d.cutoff[1] = 17; d.divval = 2; }
+    if (k == 5) { d.adapt_span = 0; d.span = 300; }
+    if (k == 6) { d.pers = 3; d.literal_eps = d.literal_memory = 1; }
+    return d;
+}
+enum { VARIANTS = 7 };
+
+/* logits (B,n,V) of a text by blocks of T with memory */
+static stx_real *by_blocks(stx_span *m, const int32_t *t, size_t B, size_t n, size_t T, stx_span_state *s) {
+    stx_real *all = (stx_real *)calloc(B * n * V, sizeof *all);
+    size_t at, b, w;
+    for (at = 0; at < n; at += w) {
+        stx_tensor *y;
+        w = n - at < T ? n - at : T;
+        stx_begin(m->ctx, STX_EVAL);
+        y = stx_span_logits(m, stx_span_forward(m, block(m->ctx, t, B, n, at, w), s, s));
+        if (!y) break;
+        for (b = 0; b < B; b++) memcpy(all + (b * n + at) * V, y->data + b * w * V, w * V * sizeof *all);
+    }
+    return all;
+}
+
+static void generation_and_memory(void) {
+    int k;
+    for (k = 0; k < VARIANTS; k++) {
+        const char *name;
+        stx_span_desc d = variant(k, &name);
+        stx_ctx *x = context(2, 7);
+        stx_span *m = stx_span_create(x, &d);
+        size_t B = 2, n = 700, i, b, feeds, bytes = 0;
+        int32_t *t = text(B, n, 5), *one = (int32_t *)malloc(B * n * sizeof *one);
+        stx_span_state *s = stx_span_state_create(m, B), *s2 = stx_span_state_create(m, B);
+        stx_real *whole, *other;
+        stx_span_gen *g;
+        double worst = 0;
+        set_spans(m);
+        whole = by_blocks(m, t, B, n, n, s);           /* the whole text at once */
+        stx_span_state_reset(s2);
+        other = by_blocks(m, t, B, n, 64, s2);         /* equal to blocks with memory: the window is where it was */
+        CHECK(difference(whole, other, B * n * V) < 1e-4, "%s: blocks with memory differ from one text by %g", name, difference(whole, other, B * n * V));
+        g = stx_span_gen_create(m, B);
+        for (i = 0, feeds = 0; i < n; feeds++) {       /* prompt pieces of many lengths, then token by token */
+            size_t w = i < 300 ? 1 + feeds * 13 % 90 : 1;
+            const stx_real *y;
+            if (w > n - i) w = n - i;
+            for (b = 0; b < B; b++) memcpy(one + b * w, t + b * n + i, w * sizeof *one);
+            y = stx_span_gen_feed(g, one, w);
+            i += w;
+            if (!y) break;
+            for (b = 0; b < B; b++) {
+                double e = difference(y + b * V, whole + (b * n + i - 1) * V, V);
+                if (!(e <= worst)) worst = e;
+            }
+            if (i > 500 && !bytes) bytes = stx_bytes(x);
+        }
+        CHECK(i == n && worst < 1e-5 * 4, "%s: generation differs from the forward by %g %s", name, worst, stx_error(x));
+        CHECK(bytes == stx_bytes(x), "%s: generation keeps allocating", name);
+        {   /* causality: another token at place p changes nothing before p, and something after */
+            size_t p = 411;
+            int32_t keep = t[p];
+            stx_real *changed;
+            t[p] = (keep + 1) % V;
+            stx_span_state_reset(s);
+            changed = by_blocks(m, t, B, n, 64, s);
+            CHECK(difference(changed, other, p * V) == 0, "%s: a token changed the past", name);
+            CHECK(difference(changed + p * V, other + p * V, V) > 0, "%s: a token changed nothing", name);
+            CHECK(difference(changed + n * V, other + n * V, n * V) == 0, "%s: a token changed another row", name);
+            t[p] = keep;
+            free(changed);
+        }
+        stx_span_gen_free(g);
+        stx_span_state_free(s);
+        stx_span_state_free(s2);
+        free(whole); free(other); free(t); free(one);
+        CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
+        stx_destroy(x);
+    }
+}
+
+/* The default form of an empty memory: the first tokens see nothing at all, and padding rows have no say. */
+static void beginnings(void) {
+    stx_span_desc d = small();
+    stx_ctx *x = context(1, 3);
+    stx_span *m = stx_span_create(x, &d);
+    int32_t *t = text(1, 40, 9);
+    stx_real *a, *b;
+    stx_span_state *s = stx_span_state_create(m, 1);
+    set_spans(m);
+    a = by_blocks(m, t, 1, 40, 40, s);
+    m->desc.literal_memory = 1;
+    stx_span_state_reset(s);
+    b = by_blocks(m, t, 1, 40, 40, s);
+    CHECK(difference(a, b, 40 * V) > 1e-4, "zero rows have no effect, but should with literal_memory");
+    free(a); free(b); free(t);
+    stx_destroy(x);
+}
+
+static void evaluation_is_separate(void) {
+    int k;
+    stx_real *first = NULL;
+    size_t n = 600;
+    for (k = 0; k < 2; k++) {       /* once with evaluations and generation in between, once without */
+        stx_span_desc d = small();
+        stx_ctx *x;
+        stx_span *m;
+        stx_optim *o;
+        stx_span_state *s, *e;
+        int32_t *t = text(3, n, 11);
+        size_t i, size, at;
+        stx_real *all;
+        d.dropout = 0.2; d.emb_dropout = 0.1; d.span_init = 0.3; d.span_loss = 1e-3;
+        x = context(2, 5);
+        m = stx_span_create(x, &d);
+        o = stx_optim_create(m->params, NULL);
+        s = stx_span_state_create(m, 3);
+        e = stx_span_state_create(m, 1);
+        for (i = 0; i < 12; i++) {
+            step(m, o, s, t, 3, n, i * 32, 32);
+            if (k) {
+                stx_real *y = by_blocks(m, t, 1, 100, 30, e);
+                stx_span_gen *g = stx_span_gen_create(m, 1);
+                stx_span_gen_feed(g, t, 20);
+                stx_span_gen_free(g);
+                free(y);
+            }
+        }
+        size = stx_params_size(m->params);
+        all = (stx_real *)malloc(size * sizeof *all);
+        for (i = 0, at = 0; i < m->params->count; i++) { memcpy(all + at, m->params->tensor[i]->data, m->params->tensor[i]->size * sizeof *all); at += m->params->tensor[i]->size; }
+        if (!first) first = all;
+        else { CHECK(!memcmp(first, all, size * sizeof *all), "evaluation between the steps changed training"); free(all); }
+        free(t);
+        CHECK(stx_ok(x), "%s", stx_error(x));
+        stx_destroy(x);
+    }
+    free(first);
+}
+
+/* all parameters after some steps of a configuration */
+static stx_real *trained(const stx_span_desc *d, int threads, int kind, size_t parts, int steps, size_t *size, double *loss) {
+    stx_ctx *x = context(threads, 21);
+    stx_span *m = stx_span_create(x, d);
+    stx_optim_desc od;
+    stx_optim *o;
+    stx_span_state *s[4];
+    size_t B = 4, T = 24, n = 24 * 40, rows = B / parts, p, i, at;
+    int32_t *t = text(B, n, 31);
+    stx_real *all;
+    int k;
+    memset(&od, 0, sizeof od);
+    od.kind = kind;
+    o = stx_optim_create(m->params, &od);
+    for (p = 0; p < parts; p++) s[p] = stx_span_state_create(m, rows);
+    for (k = 0; k < steps; k++) {
+        for (p = 0; p < parts; p++) {
+            stx_tensor *l;
+            stx_begin(x, STX_TRAIN);
+            l = stx_span_loss(m, block(x, t + p * rows * n, rows, n, (size_t)k * T, T), block(x, t + p * rows * n, rows, n, (size_t)k * T + 1, T), s[p], s[p]);
+            *loss = stx_item(x, l);
+            stx_backward(x, stx_scale(x, stx_span_total(m, l), 1.0 / (double)parts));
+        }
+        if (stx_optim_step(o, 0.003)) stx_span_clamp(m);
+    }
+    *size = stx_params_size(m->params);
+    all = (stx_real *)malloc(*size * sizeof *all);
+    for (i = 0, at = 0; i < m->params->count; i++) { memcpy(all + at, m->params->tensor[i]->data, m->params->tensor[i]->size * sizeof *all); at += m->params->tensor[i]->size; }
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    free(t);
+    stx_destroy(x);
+    return all;
+}
+static void repeatable(void) {
+    stx_span_desc d = small();
+    size_t n, k;
+    double l, l2;
+    stx_real *a, *b;
+    d.dropout = 0.3; d.emb_dropout = 0.2; d.span_init = 0.4; d.span_loss = 1e-3;
+    for (k = 1; k <= 3; k++) {
+        a = trained(&d, (int)k, STX_ADAM, 1, 6, &n, &l);
+        b = trained(&d, (int)k, STX_ADAM, 1, 6, &n, &l2);
+        CHECK(!memcmp(a, b, n * sizeof *a) && l == l2, "%zu threads: two runs differ", k);
+        d.recompute = 1;
+        free(b);
+        b = trained(&d, (int)k, STX_ADAM, 1, 6, &n, &l2);
+        CHECK(!memcmp(a, b, n * sizeof *a) && l == l2, "%zu threads: recomputation changes the run", k);
+        d.recompute = 0;
+        free(a); free(b);
+    }
+    a = trained(&d, 1, STX_SGD, 1, 6, &n, &l);
+    b = trained(&d, 3, STX_SGD, 1, 6, &n, &l2);
+    CHECK(difference(a, b, n) < 1e-6 && CLOSE(l, l2, 1e-5), "1 and 3 threads differ by %g", difference(a, b, n));
+    free(a); free(b);
+    d.dropout = d.emb_dropout = 0;
+    a = trained(&d, 1, STX_SGD, 1, 6, &n, &l);
+    b = trained(&d, 1, STX_SGD, 4, 6, &n, &l2);
+    CHECK(difference(a, b, n) < 1e-6, "a batch in 4 parts differs by %g", difference(a, b, n));
+    free(a); free(b);
+}
+
+static void learns(void) {
+    int k;
+    for (k = 0; k < 5; k++) {
+        const char *name;
+        stx_span_desc d = variant(k, &name);
+        stx_ctx *x;
+        stx_span *m;
+        stx_optim *o;
+        int32_t *t = text(2, 33, 77);
+        double first, last = 0;
+        int i;
+        d.span_init = 0.3;
+        x = context(2, 1);
+        m = stx_span_create(x, &d);
+        o = stx_optim_create(m->params, NULL);
+        first = step(m, o, NULL, t, 2, 33, 0, 32);
+        for (i = 0; i < 300; i++) last = step(m, o, NULL, t, 2, 33, 0, 32);
+        CHECK(first > 2 && last < 0.1, "%s: one batch: %g -> %g", name, first, last);
+        free(t);
+        CHECK(stx_ok(x), "%s", stx_error(x));
+        stx_destroy(x);
+    }
+}
+
+/* save, load into a fresh context, go on: the same bits as never having stopped; then every way a load can be refused */
+static void resume(void) {
+    char path[64];
+    stx_span_desc d = small();
+    stx_ctx *x[2];
+    stx_span *m[2];
+    stx_optim *o[2];
+    stx_span_state *s[2];
+    size_t n = 1000, B = 2, i;
+    int32_t *t = text(B, n, 3);
+    stx_writer *w;
+    stx_file *f;
+    int k;
+    snprintf(path, sizeof path, "build/test_span.%ld.safetensors", (long)getpid());
+    d.dropout = 0.25; d.emb_dropout = 0.1; d.span_init = 0.2; d.span_loss = 1e-3;
+    for (k = 0; k < 2; k++) {
+        x[k] = context(2, 9);
+        m[k] = stx_span_create(x[k], &d);
+        o[k] = stx_optim_create(m[k]->params, NULL);
+        s[k] = stx_span_state_create(m[k], B);
+    }
+    for (i = 0; i < 10; i++) step(m[0], o[0], s[0], t, B, n, i * 30, 30);
+    w = stx_writer_create(x[0]);
+    CHECK(stx_params_save(w, m[0]->params, "") && stx_optim_save(w, o[0]) && stx_span_state_save(w, s[0], "memory.") && stx_writer_meta_u64(w, "tick", stx_tick(x[0])) && stx_writer_finish(w, path), "%s", stx_error(x[0]));
+    f = stx_file_open(x[1], path);
+    {
+        uint64_t tick = 0;
+        CHECK(f && stx_params_load(m[1]->params, f, "") && stx_optim_load(o[1], f) && stx_span_state_load(s[1], f, "memory.") && stx_file_meta_u64(x[1], f, "tick", &tick), "%s", stx_error(x[1]));
+        stx_set_tick(x[1], tick);
+    }
+    for (k = 0; k < 2; k++) for (i = 10; i < 20; i++) step(m[k], o[k], s[k], t, B, n, i * 30, 30);
+    for (i = 0; i < m[0]->params->count; i++)
+        CHECK(!memcmp(m[0]->params->tensor[i]->data, m[1]->params->tensor[i]->data, m[0]->params->tensor[i]->size * sizeof(stx_real)), "%s differs after the resume", m[0]->params->name[i]);
+    stx_file_close(f);
+
+    for (k = 0; k < 6; k++) {       /* refused, with the reason, and nothing half loaded */
+        static const char *const want[] = {"layers.1", "streams", "optimiser", "no tensor", "whole number", "dimensions"};
+        stx_span_desc e = d;
+        stx_optim_desc od;
+        stx_ctx *y = context(1, 1);
+        stx_span *p;
+        stx_optim *q;
+        stx_span_state *u;
+        stx_real before;
+        int ok = 1;
+        memset(&od, 0, sizeof od);
+        if (k == 0) e.layers = 3;
+        if (k == 5) e.inner = 41;
+        if (k == 2) od.kind = STX_ADAGRAD;
+        p = stx_span_create(y, &e);
+        q = stx_optim_create(p->params, &od);
+        u = stx_span_state_create(p, k == 1 ? 3 : B);
+        before = p->key_pe->data[0];
+        f = stx_file_open(y, path);
+        if (k == 0) { ok = stx_params_load(p->params, f, ""); CHECK(strstr(stx_error(y), "layers.2"), "%s", stx_error(y)); }
+        if (k == 1) ok = stx_span_state_load(u, f, "memory.");
+        if (k == 2) ok = stx_optim_load(q, f);
+        if (k == 3) ok = stx_params_load(p->params, f, "other.");
+        if (k == 4) ok = stx_span_state_load(u, f, "no.such.");
+        if (k == 5) ok = stx_params_load(p->params, f, "");
+        CHECK(!ok && (k == 0 || strstr(stx_error(y), want[k])), "case %d: %s", k, stx_error(y));
+        CHECK(p->key_pe->data[0] == before, "case %d: loaded in part", k);
+        stx_file_close(f);
+        stx_destroy(y);
+    }
+    remove(path);
+    free(t);
+    for (k = 0; k < 2; k++) stx_destroy(x[k]);
+}
+
+static void refused(stx_span_desc d, const char *want) {
+    stx_ctx *x = context(1, 0);
+    stx_span *m = stx_span_create(x, &d);
+    CHECK(!m && !stx_ok(x) && strstr(stx_error(x), want), "wanted an error with \"%s\", got \"%s\"", want, stx_error(x));
+    CHECK(stx_span_count(&d) == 0 || strstr(want, "memory"), "counted %zu parameters of a bad desc", stx_span_count(&d));
+    stx_destroy(x);
+}
+static void errors(void) {
+    stx_span_desc d;
+    stx_ctx *x;
+    stx_span *m;
+    int32_t ids[4] = {1, 2, 3, V};
+    d = small(); d.vocab = 0; refused(d, "vocab");
+    d = small(); d.heads = 5; refused(d, "heads");
+    d = small(); d.dim = (size_t)-1; refused(d, "dim");
+    d = small(); d.span = (size_t)-1; refused(d, "span");
+    d = small(); d.inner = (size_t)-1; refused(d, "inner");
+    d = small(); d.ramp = -1; refused(d, "ramp");
+    d = small(); d.ramp = NAN; refused(d, "ramp");
+    d = small(); d.span_init = 1.5; refused(d, "span_init");
+    d = small(); d.dropout = 1; refused(d, "dropout");
+    d = small(); d.emb_dropout = NAN; refused(d, "emb_dropout");
+    d = small(); d.span_loss = -1; refused(d, "span_loss");
+    d = small(); d.adapt_io = 1; d.cutoffs = 1; d.cutoff[0] = V; refused(d, "cutoff");
+    d = small(); d.adapt_io = 1; d.cutoffs = 2; d.cutoff[0] = 9; d.cutoff[1] = 9; refused(d, "cutoff");
+    d = small(); d.adapt_io = 1; d.divval = 1; refused(d, "divval");
+    d = small(); d.adapt_io = 1; d.divval = 100; d.cutoffs = 2; d.cutoff[0] = 3; d.cutoff[1] = 9; refused(d, "divval");
+    
+    x = context(1, 0);
+    d = small();
+    m = stx_span_create(x, &d);
+    CHECK(m->desc.layers == 2 && m->desc.divval == 4, "resolved desc");
+    stx_begin(x, STX_EVAL);
+    CHECK(!stx_span_forward(m, stx_tokens(x, ids, 1, 4), NULL, NULL) && strstr(stx_error(x), "29"), "%s", stx_error(x));
+    stx_clear_error(x);
+    {
+        stx_span_state *s = stx_span_state_create(m, 2);
+        stx_begin(x, STX_EVAL);
+        CHECK(!stx_span_forward(m, stx_tokens(x, ids, 1, 3), s, NULL) && strstr(stx_error(x), "streams"), "%s", stx_error(x));
+    }
+    stx_clear_error(x);
+    CHECK(!stx_span_state_create(m, 0) && !stx_ok(x), "a state of no streams");
+    stx_clear_error(x);
+    CHECK(!stx_span_gen_feed(stx_span_gen_create(m, 1), ids, 0) && !stx_ok(x), "fed nothing");
+    stx_destroy(x);
+    CHECK(!stx_span_create(NULL, NULL) && !stx_span_forward(NULL, NULL, NULL, NULL) && !stx_span_loss(NULL, NULL, NULL, NULL, NULL) && !stx_span_total(NULL, NULL) &&
+          !stx_span_logits(NULL, NULL) && !stx_span_gen_create(NULL, 1) && !stx_span_gen_feed(NULL, NULL, 1) && !stx_span_state_create(NULL, 1), "NULL goes through");
+    stx_span_clamp(NULL); stx_span_state_free(NULL); stx_span_gen_free(NULL); stx_span_state_reset(NULL);
+}
+
+/* Windows of spec attn_span 1.5 */
+static void windows(void) {
+    static const struct { size_t L; double z; size_t S, C; } row[] = {
+        {8192, 0, 64, 128}, {8192, 0.01, 128, 192}, {8192, 0.1, 896, 960}, {8192, 0.5, 4160, 4224}, {8192, 1, 8192, 8192}, {256, 0.3, 128, 192}, {256, 0.61, 192, 256}};
+    size_t i;
+    for (i = 0; i < sizeof row / sizeof *row; i++) {
+        stx_span_desc d = small();
+        stx_ctx *x = context(1, 0);
+        stx_span *m;
+        size_t S, C;
+        double avg, max;
+        d.span = row[i].L; d.ramp = 32; d.layers = 1;
+        m = stx_span_create(x, &d);
+        m->layer[0].z->data[1] = (stx_real)row[i].z;
+        stx__span_window(m, 0, &S, &C);
+        CHECK(S == row[i].S && C == row[i].C, "L %zu z %g: S %zu C %zu", row[i].L, row[i].z, S, C);
+        CHECK(fabs(stx_span_of(m, 0, 1) - row[i].z * (double)row[i].L) < 1e-2, "span of head 1");
+        stx_span_stats(m, &avg, &max);
+        CHECK(max <= (double)row[i].L && max >= row[i].z * (double)row[i].L && avg <= max, "stats %g %g", avg, max);
+        m->layer[0].z->data[0] = -3; m->layer[0].z->data[2] = 7;
+        stx_span_clamp(m);
+        CHECK(m->layer[0].z->data[0] == 0 && m->layer[0].z->data[2] == 1, "clamp");
+        stx_destroy(x);
+    }
+}
+
+int main(void) {
+    windows();
+    generation_and_memory();
+    beginnings();
+    evaluation_is_separate();
+    repeatable();
+    learns();
+    resume();
+    errors();
+    return test_end();
+}
