@@ -494,187 +494,186 @@ STX_KERNEL(stx_clamp, (stx_ctx *x, stx_real *y, size_t n, stx_real lo, stx_real 
 
 // ---------------------------------------------------------------------------------------------------------------------
 // >>files: safetensors, read and written
-//
-//   8 bytes       N, little-endian
-//   N bytes       JSON: {"__metadata__":{"key":"value",..}, "name":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},..}
-//   the rest      the tensors' bytes, little-endian, row-major, one after the other without holes
-//
-// A file is memory mapped and checked as a whole before the first number of it is believed. Writing is atomic: a kill at
-// any moment leaves the whole old or the whole new file under the path.
-// Everything opened or created here belongs to the caller and must be closed before its context is destroyed. All
-// functions accept NULL for their object, and do nothing once the context is in error.
+/*   8 bytes       N, little-endian
+     N bytes       JSON: {"__metadata__":{"key":"value",..}, "name":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},..}
+     the rest      the tensors' bytes, little-endian, row-major, one after the other without holes
 
-enum { STX_F32, STX_F64, STX_BF16, STX_I32, STX_I64, STX_U8 };      // element types (stx_entry.dtype)
+   A file is memory mapped and checked as a whole before the first number of it is believed. Writing is atomic: a kill at
+   any moment leaves the whole old or the whole new file under the path.
+   Everything opened or created here belongs to the caller and must be closed before its context is destroyed. All
+   functions accept NULL for their object, and do nothing once the context is in error. */
+
+enum { STX_F32, STX_F64, STX_BF16, STX_I32, STX_I64, STX_U8 };      /* element types (stx_entry.dtype) */
 
 typedef struct stx_file   stx_file;
 typedef struct stx_writer stx_writer;
 
-typedef struct stx_entry {                      // one tensor of an open file; lives as long as the file is open
+typedef struct stx_entry {                      /* one tensor of an open file; lives as long as the file is open */
     const char *name;
-    int         dtype, ndim;                    // STX_F32 ..; ndim = 0 is a scalar
-    size_t      dim[STX_MAX_DIM];               // outermost first; unused ones are 0
-    size_t      count, bytes;                   // elements, and count * element size
-    const void *data;                           // in the map, little-endian, NOT aligned in files of other writers
+    int         dtype, ndim;                    /* STX_F32 ..; ndim = 0 is a scalar */
+    size_t      dim[STX_MAX_DIM];               /* outermost first; unused ones are 0 */
+    size_t      count, bytes;                   /* elements, and count * element size */
+    const void *data;                           /* in the map, little-endian, NOT aligned in files of other writers */
     const stx_file *file;
 } stx_entry;
 
-// Bytes of one element: 4, 8, 2, 4, 8, 1; 0 for a number that is no dtype.
+/* Bytes of one element: 4, 8, 2, 4, 8, 1; 0 for a number that is no dtype. */
 STX_DEF size_t stx_dtype_size(int dtype);
 
-// Opens and validates a file: header length against the file (at most 100 MB), strict JSON, no name twice, known dtypes,
-// shape * element size = length of the data, data without overlap, holes or left-over bytes. NULL and the context's error
-// (STX_ERR_IO cannot read, STX_ERR_FORMAT is not what it should be) otherwise. While it is open the file may be replaced
-// (stx_writer does), but not be cut shorter in place: the map would lose its pages.
+/* Opens and validates a file: header length against the file (at most 100 MB), strict JSON, no name twice, known dtypes,
+   shape * element size = length of the data, data without overlap, holes or left-over bytes. NULL and the context's error
+   (STX_ERR_IO cannot read, STX_ERR_FORMAT is not what it should be) otherwise. While it is open the file may be replaced
+   (stx_writer does), but not be cut shorter in place: the map would lose its pages. */
 STX_DEF stx_file *stx_file_open(stx_ctx *x, const char *path);
 STX_DEF void stx_file_close(stx_file *f);
 
-// Entries in the order of the header.
+/* Entries in the order of the header. */
 STX_DEF size_t stx_file_count(const stx_file *f);
-STX_DEF const stx_entry *stx_file_entry(const stx_file *f, size_t i);               // NULL when i >= count
-STX_DEF const stx_entry *stx_file_find(const stx_file *f, const char *name);        // NULL when there is none, no error
-STX_DEF const char *stx_file_meta(const stx_file *f, const char *key);              // NULL when there is none, no error
+STX_DEF const stx_entry *stx_file_entry(const stx_file *f, size_t i);               /* NULL when i >= count */
+STX_DEF const stx_entry *stx_file_find(const stx_file *f, const char *name);        /* NULL when there is none, no error */
+STX_DEF const char *stx_file_meta(const stx_file *f, const char *key);              /* NULL when there is none, no error */
 
-// Copies an entry of n elements to out, converted: f32 and f64 from F32, F64, BF16 (f32 rounds an F64 to nearest);
-// i64 from I64, I32, U8. 1; or 0 and an error when n is not the entry's count or the dtype is of the other sort.
-// e = NULL gives 0 without an error (the caller knows which name it asked for).
+/* Copies an entry of n elements to out, converted: f32 and f64 from F32, F64, BF16 (f32 rounds an F64 to nearest);
+   i64 from I64, I32, U8. 1; or 0 and an error when n is not the entry's count or the dtype is of the other sort.
+   e = NULL gives 0 without an error (the caller knows which name it asked for). */
 STX_DEF int stx_entry_get_f32(const stx_entry *e, float *out, size_t n);
 STX_DEF int stx_entry_get_f64(const stx_entry *e, double *out, size_t n);
 STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n);
 
-// Collects tensors and text, then writes them at once. Names and metadata are copied; data is not and must stay where it
-// is, unchanged, until finish. Each returns 1, or 0 and an error (name empty, given twice or not UTF-8; sizes that
-// overflow). An add that failed makes finish fail. The header lists the entries in the order given; the data stand in
-// that order within an element size, 8-byte elements first, so that every tensor is aligned to its element.
+/* Collects tensors and text, then writes them at once. Names and metadata are copied; data is not and must stay where it
+   is, unchanged, until finish. Each returns 1, or 0 and an error (name empty, given twice or not UTF-8; sizes that
+   overflow). An add that failed makes finish fail. The header lists the entries in the order given; the data stand in
+   that order within an element size, 8-byte elements first, so that every tensor is aligned to its element. */
 STX_DEF stx_writer *stx_writer_create(stx_ctx *x);
 STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim, const size_t *dim, const void *data);
 STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value);
 
-// Writes to a temporary file beside the target (PATH.<pid>.<n>.tmp), checks every write, fsyncs, renames it over the
-// target and fsyncs the directory. A symbolic link is followed: its target is replaced. The permission bits of an existing
-// file are kept; a write-protected file and anything that is not a regular file is refused. On failure (STX_ERR_IO) the
-// temporary is removed and the old file is as it was. Only a kill in the middle can leave a *.tmp behind; it may be deleted.
-// 1 on success; frees w in every case.
+/* Writes to a temporary file beside the target (PATH.<pid>.<n>.tmp), checks every write, fsyncs, renames it over the
+   target and fsyncs the directory. A symbolic link is followed: its target is replaced. The permission bits of an existing
+   file are kept; a write-protected file and anything that is not a regular file is refused. On failure (STX_ERR_IO) the
+   temporary is removed and the old file is as it was. Only a kill in the middle can leave a *.tmp behind; it may be deleted.
+   1 on success; frees w in every case. */
 STX_DEF int stx_writer_finish(stx_writer *w, const char *path);
-STX_DEF void stx_writer_free(stx_writer *w);                            // gives up without writing
+STX_DEF void stx_writer_free(stx_writer *w);                            /* gives up without writing */
 
 // ---------------------------------------------------------------------------------------------------------------------
 // >>tokens: vocabulary, corpus, batches
-//
-//   text file --vocab_build--> vocabulary;  text file + vocabulary --corpus_open--> tokens --batches--> X, Y (B,T)
-//
-//   STX_TOK_BYTES            V = 256, token = byte, nothing to build
-//   STX_TOK_BYTES, compact   the distinct bytes of the training text; byte 10 is <eos>. The references' enwik8: V = 205
-//   STX_TOK_CHARS            the distinct Unicode code points of the training text (strict UTF-8)
-//   STX_TOK_CHARS, eos       the same; a line end is <eos>. The references' text8: V = 28
-//   STX_TOK_WORDS            each line split on Unicode white space, then <eos>. The references' WikiText-103: V = 267735
-//
-// A line ends with \n, \r or \r\n (compact: only \n). Where there is an <eos>, a text that does not end in a line end gets
-// one more <eos>, as in the references (spec 1.8).
-// Byte ranges [begin, end) cut one file into training, validation and test part; end = 0 is the end of the file. A limit
-// inside a character or a \r\n (CHARS, WORDS) moves forward to its end; WORDS: to the next word or line. The part that ends
-// and the part that begins there move alike: adjoining ranges lose nothing and share nothing.
+/*   text file --vocab_build--> vocabulary;  text file + vocabulary --corpus_open--> tokens --batches--> X, Y (B,T)
 
-enum { STX_TOK_BYTES, STX_TOK_CHARS, STX_TOK_WORDS };               // stx_vocab_desc.kind
-enum {                                                              // stx_vocab_desc.order
-    STX_ORDER_FIRST,            // first occurrence (Adaptive Span, plain input)
-    STX_ORDER_COUNT_LATER,      // count, descending; equal counts: LATER first occurrence first (Adaptive Span, adaptive io)
-    STX_ORDER_COUNT_EARLIER     // count, descending; equal counts: earlier first occurrence first (Transformer-XL)
+     STX_TOK_BYTES            V = 256, token = byte, nothing to build
+     STX_TOK_BYTES, compact   the distinct bytes of the training text; byte 10 is <eos>. The references' enwik8: V = 205
+     STX_TOK_CHARS            the distinct Unicode code points of the training text (strict UTF-8)
+     STX_TOK_CHARS, eos       the same; a line end is <eos>. The references' text8: V = 28
+     STX_TOK_WORDS            each line split on Unicode white space, then <eos>. The references' WikiText-103: V = 267735
+
+   A line ends with \n, \r or \r\n (compact: only \n). Where there is an <eos>, a text that does not end in a line end gets
+   one more <eos>, as in the references (spec 1.8).
+   Byte ranges [begin, end) cut one file into training, validation and test part; end = 0 is the end of the file. A limit
+   inside a character or a \r\n (CHARS, WORDS) moves forward to its end; WORDS: to the next word or line. The part that ends
+   and the part that begins there move alike: adjoining ranges lose nothing and share nothing. */
+
+enum { STX_TOK_BYTES, STX_TOK_CHARS, STX_TOK_WORDS };               /* stx_vocab_desc.kind */
+enum {                                                              /* stx_vocab_desc.order */
+    STX_ORDER_FIRST,            /* first occurrence (Adaptive Span, plain input) */
+    STX_ORDER_COUNT_LATER,      /* count, descending; equal counts: LATER first occurrence first (Adaptive Span, adapt_io) */
+    STX_ORDER_COUNT_EARLIER     /* count, descending; equal counts: earlier first occurrence first (Transformer-XL) */
 };
 
-#define STX_NPOS ((size_t)-1)   // what encode and decode return in error
+#define STX_NPOS ((size_t)-1)   /* what encode and decode return in error */
 
-typedef struct stx_vocab_desc {     // zero means default
-    int      kind;              // STX_TOK_BYTES
-    int      order;             // STX_ORDER_FIRST. Adaptive input and softmax want a COUNT order
-    int      compact;           // BYTES: see above
-    int      eos;               // CHARS: a line end is <eos>
-    int      eos_first;         // <eos> is index 0 whatever the order (Transformer-XL on WikiText-103)
-    uint64_t min_count;         // pieces seen fewer times become <unk>; 2 or more always makes an <unk>. 0: keep all, and a piece
-                                // that is not in the vocabulary is an error, unless the text itself has the word <unk>
+typedef struct stx_vocab_desc {     /* zero means default */
+    int      kind;              /* STX_TOK_BYTES */
+    int      order;             /* STX_ORDER_FIRST. Adaptive input and softmax want a COUNT order */
+    int      compact;           /* BYTES: see above */
+    int      eos;               /* CHARS: a line end is <eos> */
+    int      eos_first;         /* <eos> is index 0 whatever the order (Transformer-XL on WikiText-103) */
+    /* Pieces seen fewer times become <unk>; 2 or more always makes an <unk>. 0: keep all; then a piece that is not in the
+       vocabulary is an error later, unless the text itself has the word <unk>. */
+    uint64_t min_count;
 } stx_vocab_desc;
 
 typedef struct stx_vocab stx_vocab;
 
-// Builds a vocabulary from the bytes [begin, end) of a file. d = NULL: bytes. Plain bytes read no file: path may be NULL.
-// NULL and an error when the file cannot be read, the range is empty or outside, or the text is not UTF-8 (CHARS, WORDS).
+/* Builds a vocabulary from the bytes [begin, end) of a file. d = NULL: bytes. Plain bytes read no file: path may be NULL.
+   NULL and an error when the file cannot be read, the range is empty or outside, or the text is not UTF-8 (CHARS, WORDS). */
 STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *d, const char *path, uint64_t begin, uint64_t end);
 STX_DEF void stx_vocab_free(stx_vocab *v);
 
-STX_DEF int     stx_vocab_kind(const stx_vocab *v);                 // STX_TOK_BYTES ..
-STX_DEF size_t  stx_vocab_size(const stx_vocab *v);                 // V
-STX_DEF int32_t stx_vocab_eos(const stx_vocab *v);                  // id of <eos>, -1 without
-STX_DEF int32_t stx_vocab_unk(const stx_vocab *v);                  // id of <unk>, -1 without
-STX_DEF int32_t stx_vocab_find(const stx_vocab *v, const char *piece, size_t len);      // id, or -1
-// The bytes of a piece and their number, NOT zero-terminated ("<eos>" for the line end); NULL for an id out of range.
+STX_DEF int     stx_vocab_kind(const stx_vocab *v);                 /* STX_TOK_BYTES .. */
+STX_DEF size_t  stx_vocab_size(const stx_vocab *v);                 /* V */
+STX_DEF int32_t stx_vocab_eos(const stx_vocab *v);                  /* id of <eos>, -1 without */
+STX_DEF int32_t stx_vocab_unk(const stx_vocab *v);                  /* id of <unk>, -1 without */
+STX_DEF int32_t stx_vocab_find(const stx_vocab *v, const char *piece, size_t len);      /* id, or -1 */
+/* The bytes of a piece and their number, NOT zero-terminated ("<eos>" for the line end); NULL for an id out of range. */
 STX_DEF const char *stx_vocab_piece(const stx_vocab *v, int32_t id, size_t *len);
 
-// Text to ids, as a corpus is read, but without the additional <eos> at the end (a prompt goes on). Writes at most cap ids
-// and returns how many there are (call with out = NULL, cap = 0 to count). STX_NPOS and an error that names the piece and
-// its position when something is not in the vocabulary and there is no <unk>, or the text is not UTF-8.
+/* Text to ids, as a corpus is read, but without the additional <eos> at the end (a prompt goes on). Writes at most cap ids
+   and returns how many there are (call with out = NULL, cap = 0 to count). STX_NPOS and an error that names the piece and
+   its position when something is not in the vocabulary and there is no <unk>, or the text is not UTF-8. */
 STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out, size_t cap);
-// Ids to text: <eos> is a line feed, a word is followed by one blank, so that decoding token by token gives the same as
-// decoding at once. Writes at most cap bytes (no terminator) and returns how many there are. STX_NPOS and an error for an id
-// out of range.
+/* Ids to text: <eos> is a line feed, a word is followed by one blank, so that decoding token by token gives the same as
+   decoding at once. Writes at most cap bytes (no terminator) and returns how many there are. STX_NPOS and an error for an id
+   out of range. */
 STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n, char *out, size_t cap);
 
-// A vocabulary as bytes (for a checkpoint: a U8 entry) and back. save writes the blob when cap suffices, and returns its
-// length. load trusts nothing: NULL and STX_ERR_FORMAT for anything that save cannot have written.
+/* A vocabulary as bytes (for a checkpoint: a U8 entry) and back. save writes the blob when cap suffices, and returns its
+   length. load trusts nothing: NULL and STX_ERR_FORMAT for anything that save cannot have written. */
 STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap);
 STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len);
 
 typedef struct stx_corpus stx_corpus;
 
-// Opens the bytes [begin, end) of a file as tokens. Bytes are memory mapped and never copied (files beyond 4 GiB are fine);
-// characters and words become an array of 2 bytes a token (V <= 65536) or 4. Errors as stx_vocab_build and
-// stx_vocab_encode, with the position in the file. v is not needed afterwards.
+/* Opens the bytes [begin, end) of a file as tokens. Bytes are memory mapped and never copied (files beyond 4 GiB are fine);
+   characters and words become an array of 2 bytes a token (V <= 65536) or 4. Errors as stx_vocab_build and
+   stx_vocab_encode, with the position in the file. v is not needed afterwards; the file must not be cut shorter meanwhile. */
 STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *path, uint64_t begin, uint64_t end);
-// Tokens that the caller has in memory (synthetic tasks); not copied, must outlive the corpus.
+/* Tokens that the caller has in memory (synthetic tasks); not copied, must outlive the corpus. */
 STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n, uint64_t raw_bytes);
 STX_DEF void stx_corpus_close(stx_corpus *c);
-STX_DEF size_t   stx_corpus_size(const stx_corpus *c);              // tokens
-// Bytes of the text behind the tokens. True bits per byte of the raw text, whatever the kind:
-// (nats per token) / ln 2 * stx_corpus_size / stx_corpus_bytes.
+STX_DEF size_t   stx_corpus_size(const stx_corpus *c);              /* tokens */
+/* Bytes of the text behind the tokens. True bits per byte of the raw text, whatever the kind:
+   (nats per token) / ln 2 * stx_corpus_size / stx_corpus_bytes. */
 STX_DEF uint64_t stx_corpus_bytes(const stx_corpus *c);
-// out[i] = token pos + i, i < n. 1; or 0 and an error when that is not inside the corpus.
+/* out[i] = token pos + i, i < n. 1; or 0 and an error when that is not inside the corpus. */
 STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *out);
 
 enum { STX_BATCH_END, STX_BATCH_OK, STX_BATCH_FRESH };
 enum { STX_EVAL_ALL, STX_EVAL_LITERAL };
 
 typedef struct stx_batches_desc {
-    size_t   B;                 // streams, over all ranks; required
-    size_t   T;                 // block length; required
-    uint64_t seed;              // of the positions after a wrap
-    size_t   rank, world;       // this process of how many (0 of 1). Rank r has rows [r B/W, (r+1) B/W)
+    size_t   B;                 /* streams, over all ranks; required */
+    size_t   T;                 /* block length; required */
+    uint64_t seed;              /* of the positions after a wrap */
+    size_t   rank, world;       /* this process of how many (0 of 1). Rank r has rows [r B/W, (r+1) B/W) */
 } stx_batches_desc;
 
-typedef struct stx_batches_state {      // what a resumed run needs
-    uint64_t p, wraps;          // position in the streams, wraps so far
-    int      fresh;             // the next block does not continue the last one
+typedef struct stx_batches_state {      /* what a resumed run needs */
+    uint64_t p, wraps;          /* position in the streams, wraps so far */
+    int      fresh;             /* the next block does not continue the last one */
 } stx_batches_state;
 
 typedef struct stx_batches stx_batches;
 
-// B parallel streams for truncated back-propagation: n = tokens / B, row b = tokens [b n, (b+1) n), the rest is dropped.
-// The corpus must outlive it. Errors: B or T zero, B no multiple of world, fewer than B (T+1) tokens.
+/* B parallel streams for truncated back-propagation: n = tokens / B, row b = tokens [b n, (b+1) n), the rest is dropped.
+   The corpus must outlive it. Errors: B or T zero, B no multiple of world, fewer than B (T+1) tokens. */
 STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c, const stx_batches_desc *d);
 STX_DEF void stx_batches_free(stx_batches *b);
-STX_DEF size_t stx_batches_rows(const stx_batches *b);              // rows of this rank, R = B / world
-STX_DEF size_t stx_batches_stream(const stx_batches *b);            // n, tokens of a stream
+STX_DEF size_t stx_batches_rows(const stx_batches *b);              /* rows of this rank, R = B / world */
+STX_DEF size_t stx_batches_stream(const stx_batches *b);            /* n, tokens of a stream */
 
-// Training block: x[r,t] = row[p+t], y[r,t] = row[p+1+t], both (R,T). STX_BATCH_FRESH: it does not continue the last one
-// (first block, or after a wrap), reset the memories. STX_BATCH_OK: it does. STX_BATCH_END: only in error.
-// After a block p += T; when p >= n - T then p = uniform integer in [0, min(T, n-T)) (spec 2.6; the reference forgets the
-// minimum), drawn from (seed, wraps): the same on every rank and after a resume.
+/* Training block: x[r,t] = row[p+t], y[r,t] = row[p+1+t], both (R,T). STX_BATCH_FRESH: it does not continue the last one
+   (first block, or after a wrap), reset the memories. STX_BATCH_OK: it does. STX_BATCH_END: only in error.
+   After a block p += T; when p >= n - T then p = uniform integer in [0, min(T, n-T)) (spec 2.6; the reference forgets the
+   minimum), drawn from (seed, wraps): the same on every rank and after a resume. */
 STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y);
 STX_DEF stx_batches_state stx_batches_get(const stx_batches *b);
-STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s);   // 0 and an error when s does not fit data, B and T
+STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s);   /* 0 and an error when s does not fit data, B and T */
 
-// Evaluation pass, from position 0, in order; it has its own cursor and does not move the training position.
-//   STX_EVAL_ALL      every target except the first token of each stream, once; the last block may be shorter
-//   STX_EVAL_LITERAL  blocks at 0, T, 2T, .. until p >= n - T, full blocks only (the reference: misses up to T targets)
-// next_eval writes (R,t) and t = *T_this <= T, packed; STX_BATCH_FRESH for the first block, STX_BATCH_OK for the others,
-// STX_BATCH_END (t = 0) after the last one.
+/* Evaluation pass, from position 0, in order; it has its own cursor and does not move the training position.
+     STX_EVAL_ALL      every target except the first token of each stream, once; the last block may be shorter
+     STX_EVAL_LITERAL  blocks at 0, T, 2T, .. until p >= n - T, full blocks only (the reference: misses up to T targets)
+   next_eval writes (R,t) and t = *T_this <= T, packed; STX_BATCH_FRESH for the first block, STX_BATCH_OK for the others,
+   STX_BATCH_END (t = 0) after the last one. */
 STX_DEF void stx_batches_rewind(stx_batches *b, int rule);
 STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t *T_this);
 
@@ -3370,7 +3369,7 @@ STX_DEF void stx_destroy(stx_ctx *x) {
 #include <sys/types.h>
 #include <unistd.h>
 #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !(defined(__GLIBC__) && defined(__USE_XOPEN2K8))
-// -std=c99 hides these three when a system header was included before this one; they are there all the same
+/* -std=c99 hides these three when a system header was included before this one; they are there all the same */
 int fsync(int fd);
 int fchmod(int fd, mode_t mode);
 ssize_t readlink(const char *path, char *buf, size_t n);
@@ -3387,21 +3386,19 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 // ---------------------------------------------------------------------------------------------------------------------
 // >>files
 
-#define STX__HEADER_MAX 100000000u      // the format's own limit on the JSON header
-#define STX__HEADER_PAD 8u              // so that the data begin at a multiple of 8
+#define STX__HEADER_MAX 100000000u      /* the format's own limit on the JSON header */
+#define STX__HEADER_PAD 8u              /* so that the data begin at a multiple of 8 */
 
 static const char *const stx__dtype_name[] = { "F32", "F64", "BF16", "I32", "I64", "U8" };
 static const unsigned char stx__dtype_bytes[] = { 4, 8, 2, 4, 8, 1 };
 
-STX_DEF size_t stx_dtype_size(int dtype)
-{
+STX_DEF size_t stx_dtype_size(int dtype) {
     return dtype >= 0 && dtype <= STX_U8 ? stx__dtype_bytes[dtype] : 0;
 }
 
-// For error texts: at most 60 bytes of s, printable, and "..." when that is not all. q has room for STX__QUOTE bytes.
+/* For error texts: at most 60 bytes of s, printable, and "..." when that is not all. q has room for STX__QUOTE bytes. */
 #define STX__QUOTE 256
-static const char *stx__quote(char *q, const void *s, size_t n)
-{
+static const char *stx__quote(char *q, const void *s, size_t n) {
     const unsigned char *p = (const unsigned char *)s;
     size_t i, m = n < 60 ? n : 60, o = 0;
     for (i = 0; i < m; ++i) {
@@ -3412,10 +3409,9 @@ static const char *stx__quote(char *q, const void *s, size_t n)
     return q;
 }
 
-// Room for n + 1 elements of `each` bytes in the array p of *cap elements, n of them in use. Returns the array, moved or
-// not; NULL with the error set, and p as it was, when there is no memory.
-static void *stx__grow(stx_ctx *x, void *p, size_t n, size_t *cap, size_t each)
-{
+/* Room for n + 1 elements of `each` bytes in the array p of *cap elements, n of them in use. Returns the array, moved or
+   not; NULL with the error set, and p as it was, when there is no memory. */
+static void *stx__grow(stx_ctx *x, void *p, size_t n, size_t *cap, size_t each) {
     size_t want = *cap ? *cap * 2 : 16;
     void *q;
     if (n < *cap) return p;
@@ -3431,18 +3427,16 @@ static void *stx__grow(stx_ctx *x, void *p, size_t n, size_t *cap, size_t each)
     return q;
 }
 
-static char *stx__copy(stx_ctx *x, const char *s)
-{
+static char *stx__copy(stx_ctx *x, const char *s) {
     size_t n = strlen(s) + 1;
     char *p = (char *)stx_block(x, n);
     if (p) memcpy(p, s, n);
     return p;
 }
 
-// The UTF-8 character at s, where n > 0 bytes are: its length 1 to 4 and its code point. 0 when it is malformed: cut short,
-// overlong, a surrogate, or above U+10FFFF.
-static size_t stx__utf8(const unsigned char *s, size_t n, uint32_t *cp)
-{
+/* The UTF-8 character at s, where n > 0 bytes are: its length 1 to 4 and its code point. 0 when it is malformed: cut short,
+   overlong, a surrogate, or above U+10FFFF. */
+static size_t stx__utf8(const unsigned char *s, size_t n, uint32_t *cp) {
     uint32_t c = s[0];
     size_t i, len;
     *cp = c;
@@ -3461,8 +3455,7 @@ static size_t stx__utf8(const unsigned char *s, size_t n, uint32_t *cp)
     return len;
 }
 
-static size_t stx__utf8_put(char *o, uint32_t c)
-{
+static size_t stx__utf8_put(char *o, uint32_t c) {
     if (c < 0x80) { o[0] = (char)c; return 1; }
     if (c < 0x800) { o[0] = (char)(0xC0 | c >> 6); o[1] = (char)(0x80 | (c & 0x3F)); return 2; }
     if (c < 0x10000) {
@@ -3474,8 +3467,7 @@ static size_t stx__utf8_put(char *o, uint32_t c)
     return 4;
 }
 
-static int stx__utf8_valid(const char *s, size_t n)
-{
+static int stx__utf8_valid(const char *s, size_t n) {
     size_t i = 0, k;
     uint32_t c;
     for (; i < n; i += k)
@@ -3487,8 +3479,7 @@ static int stx__utf8_valid(const char *s, size_t n)
 
 typedef struct { const unsigned char *data; size_t size; } stx__map;
 
-static void stx__map_close(stx_ctx *x, stx__map *m)
-{
+static void stx__map_close(stx_ctx *x, stx__map *m) {
 #ifdef STX__POSIX
     (void)x;
     if (m->size) munmap((void *)(uintptr_t)m->data, m->size);
@@ -3500,11 +3491,10 @@ static void stx__map_close(stx_ctx *x, stx__map *m)
 }
 
 #ifdef STX__POSIX
-static int stx__map_open(stx_ctx *x, stx__map *m, const char *path)
-{
+static int stx__map_open(stx_ctx *x, stx__map *m, const char *path) {
     struct stat st;
     void *p;
-    int fd, flags = O_RDONLY | O_NONBLOCK;      // not to wait for the writer of a pipe; regular files do not care
+    int fd, flags = O_RDONLY | O_NONBLOCK;      /* not to wait for the writer of a pipe; regular files do not care */
 #ifdef O_CLOEXEC
     flags |= O_CLOEXEC;
 #endif
@@ -3542,8 +3532,7 @@ static int stx__map_open(stx_ctx *x, stx__map *m, const char *path)
     return 0;
 }
 #else
-static int stx__map_open(stx_ctx *x, stx__map *m, const char *path)
-{
+static int stx__map_open(stx_ctx *x, stx__map *m, const char *path) {
     unsigned char *buf = NULL, *q;
     size_t n = 0, cap = 0, k;
     FILE *f = fopen(path, "rb");
@@ -3583,26 +3572,25 @@ struct stx_file {
     stx_ctx *x;
     stx__map map;
     char *path;
-    char *pool;                     // every string of the header, decoded
-    stx_entry *entry;               // in the order of the header
-    const stx_entry **by_name;      // sorted
-    stx__pair *meta;                // sorted
+    char *pool;                     /* every string of the header, decoded */
+    stx_entry *entry;               /* in the order of the header */
+    const stx_entry **by_name;      /* sorted */
+    stx__pair *meta;                /* sorted */
     size_t count, cap, nmeta, capmeta;
 };
 
-// The header's parser. It knows the one shape that a header can have, so its depth is fixed: no recursion to exhaust.
+/* The header's parser. It knows the one shape that a header can have, so its depth is fixed: no recursion to exhaust. */
 typedef struct {
     stx_ctx *x;
     const char *path;
-    const unsigned char *s;         // the header's n bytes, read up to i
+    const unsigned char *s;         /* the header's n bytes, read up to i */
     size_t n, i;
-    char *pool;                     // a decoded string and its terminator never need more room than the quoted one
+    char *pool;                     /* a decoded string and its terminator never need more room than the quoted one */
     size_t used;
 } stx__json;
 
-// The error of a header that is not as it must be; always 0.
-static int stx__json_fail(stx__json *j, const char *wanted)
-{
+/* The error of a header that is not as it must be; always 0. */
+static int stx__json_fail(stx__json *j, const char *wanted) {
     char q[STX__QUOTE];
     size_t left = j->n - j->i;
     if (!left) stx_fail(j->x, STX_ERR_FORMAT, "%s is not a safetensors file, or damaged: its header of %zu bytes ends where "
@@ -3612,9 +3600,8 @@ static int stx__json_fail(stx__json *j, const char *wanted)
     return 0;
 }
 
-// The next byte that is not white space, without taking it; 0 at the end (a zero byte is never valid here).
-static int stx__json_peek(stx__json *j)
-{
+/* The next byte that is not white space, without taking it; 0 at the end (a zero byte is never valid here). */
+static int stx__json_peek(stx__json *j) {
     while (j->i < j->n) {
         int c = j->s[j->i];
         if (c != ' ' && c != '\n' && c != '\t' && c != '\r') return c;
@@ -3623,25 +3610,22 @@ static int stx__json_peek(stx__json *j)
     return 0;
 }
 
-static int stx__json_take(stx__json *j, char c)
-{
+static int stx__json_take(stx__json *j, char c) {
     char wanted[4];
     if (stx__json_peek(j) == c) { ++j->i; return 1; }
     wanted[0] = wanted[2] = '\''; wanted[1] = c; wanted[3] = 0;
     return stx__json_fail(j, wanted);
 }
 
-// Steps to the next member of an object or array after its opening bracket: 1 there is one, 0 it is closed, -1 error.
-static int stx__json_next(stx__json *j, int *first, char close)
-{
+/* Steps to the next member of an object or array after its opening bracket: 1 there is one, 0 it is closed, -1 error. */
+static int stx__json_next(stx__json *j, int *first, char close) {
     if (stx__json_peek(j) == close) { ++j->i; return 0; }
     if (!*first && !stx__json_take(j, ',')) return -1;
     *first = 0;
     return 1;
 }
 
-static int stx__json_hex4(stx__json *j, uint32_t *v)
-{
+static int stx__json_hex4(stx__json *j, uint32_t *v) {
     int k;
     *v = 0;
     for (k = 0; k < 4; ++k, ++j->i) {
@@ -3655,9 +3639,8 @@ static int stx__json_hex4(stx__json *j, uint32_t *v)
     return 1;
 }
 
-// A string, decoded into the pool and zero-terminated; so \u0000 is refused. NULL in error.
-static const char *stx__json_string(stx__json *j)
-{
+/* A string, decoded into the pool and zero-terminated; so \u0000 is refused. NULL in error. */
+static const char *stx__json_string(stx__json *j) {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     char *o = j->pool + j->used, *start = o;
     uint32_t c, low;
@@ -3698,9 +3681,8 @@ static const char *stx__json_string(stx__json *j)
     return start;
 }
 
-// A non-negative integer without sign, fraction, exponent or leading zeros that fits a size_t.
-static int stx__json_size(stx__json *j, size_t *v)
-{
+/* A non-negative integer without sign, fraction, exponent or leading zeros that fits a size_t. */
+static int stx__json_size(stx__json *j, size_t *v) {
     int c = stx__json_peek(j);
     if (c < '0' || c > '9') return stx__json_fail(j, "a non-negative integer");
     *v = 0;
@@ -3713,9 +3695,8 @@ static int stx__json_size(stx__json *j, size_t *v)
     return 1;
 }
 
-// The value of "__metadata__": an object of strings.
-static int stx__file_metadata(stx_file *f, stx__json *j)
-{
+/* The value of "__metadata__": an object of strings. */
+static int stx__file_metadata(stx_file *f, stx__json *j) {
     int first = 1, r;
     if (!stx__json_take(j, '{')) return 0;
     while ((r = stx__json_next(j, &first, '}')) > 0) {
@@ -3730,9 +3711,8 @@ static int stx__file_metadata(stx_file *f, stx__json *j)
     return r == 0;
 }
 
-// The value of a tensor's name: an object with exactly dtype, shape and data_offsets.
-static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsigned char *base, size_t size)
-{
+/* The value of a tensor's name: an object with exactly dtype, shape and data_offsets. */
+static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsigned char *base, size_t size) {
     char q[STX__QUOTE];
     int first = 1, inner, r, k, have = 0;
     size_t off[2] = { 0, 0 };
@@ -3803,26 +3783,22 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
     return 1;
 }
 
-static int stx__cmp_pair(const void *a, const void *b)
-{
+static int stx__cmp_pair(const void *a, const void *b) {
     return strcmp(((const stx__pair *)a)->key, ((const stx__pair *)b)->key);
 }
 
-static int stx__cmp_name(const void *a, const void *b)
-{
+static int stx__cmp_name(const void *a, const void *b) {
     return strcmp((*(const stx_entry *const *)a)->name, (*(const stx_entry *const *)b)->name);
 }
 
-static int stx__cmp_place(const void *a, const void *b)
-{
+static int stx__cmp_place(const void *a, const void *b) {
     const stx_entry *p = *(const stx_entry *const *)a, *q = *(const stx_entry *const *)b;
     uintptr_t i = (uintptr_t)p->data, k = (uintptr_t)q->data;
     if (i != k) return i < k ? -1 : 1;
     return p->bytes < q->bytes ? -1 : p->bytes > q->bytes;
 }
 
-static int stx__file_parse(stx_file *f)
-{
+static int stx__file_parse(stx_file *f) {
     char q[STX__QUOTE], q2[STX__QUOTE];
     const unsigned char *s = f->map.data, *base;
     size_t size, at = 0, i;
@@ -3871,7 +3847,7 @@ static int stx__file_parse(stx_file *f)
     if (r < 0) return 0;
     if (stx__json_peek(&j) || j.i < j.n) return stx__json_fail(&j, "nothing but blanks");
 
-    // the data must tile what follows the header
+    /* the data must tile what follows the header */
     if ((f->by_name = (const stx_entry **)stx_block(f->x, (f->count + 1) * sizeof *f->by_name)) == NULL) return 0;
     for (i = 0; i < f->count; ++i) f->by_name[i] = &f->entry[i];
     qsort(f->by_name, f->count, sizeof *f->by_name, stx__cmp_place);
@@ -3907,8 +3883,7 @@ static int stx__file_parse(stx_file *f)
     return 1;
 }
 
-STX_DEF stx_file *stx_file_open(stx_ctx *x, const char *path)
-{
+STX_DEF stx_file *stx_file_open(stx_ctx *x, const char *path) {
     stx_file *f;
     if (!stx_ok(x)) return NULL;
     if (!path) { stx_fail(x, STX_ERR_ARG, "stx_file_open: the path is NULL"); return NULL; }
@@ -3922,8 +3897,7 @@ STX_DEF stx_file *stx_file_open(stx_ctx *x, const char *path)
     return f;
 }
 
-STX_DEF void stx_file_close(stx_file *f)
-{
+STX_DEF void stx_file_close(stx_file *f) {
     stx_ctx *x;
     if (!f) return;
     x = f->x;
@@ -3936,18 +3910,15 @@ STX_DEF void stx_file_close(stx_file *f)
     stx_block_free(x, f);
 }
 
-STX_DEF size_t stx_file_count(const stx_file *f)
-{
+STX_DEF size_t stx_file_count(const stx_file *f) {
     return f ? f->count : 0;
 }
 
-STX_DEF const stx_entry *stx_file_entry(const stx_file *f, size_t i)
-{
+STX_DEF const stx_entry *stx_file_entry(const stx_file *f, size_t i) {
     return f && i < f->count ? &f->entry[i] : NULL;
 }
 
-STX_DEF const stx_entry *stx_file_find(const stx_file *f, const char *name)
-{
+STX_DEF const stx_entry *stx_file_find(const stx_file *f, const char *name) {
     size_t lo = 0, hi = f && name ? f->count : 0;
     while (lo < hi) {
         size_t mid = lo + (hi - lo) / 2;
@@ -3959,8 +3930,7 @@ STX_DEF const stx_entry *stx_file_find(const stx_file *f, const char *name)
     return NULL;
 }
 
-STX_DEF const char *stx_file_meta(const stx_file *f, const char *key)
-{
+STX_DEF const char *stx_file_meta(const stx_file *f, const char *key) {
     size_t lo = 0, hi = f && key ? f->nmeta : 0;
     while (lo < hi) {
         size_t mid = lo + (hi - lo) / 2;
@@ -3972,42 +3942,36 @@ STX_DEF const char *stx_file_meta(const stx_file *f, const char *key)
     return NULL;
 }
 
-static uint32_t stx__le32(const unsigned char *p)
-{
+static uint32_t stx__le32(const unsigned char *p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-static uint64_t stx__le64(const unsigned char *p)
-{
+static uint64_t stx__le64(const unsigned char *p) {
     return (uint64_t)stx__le32(p) | (uint64_t)stx__le32(p + 4) << 32;
 }
 
-static float stx__le_f32(const unsigned char *p)
-{
+static float stx__le_f32(const unsigned char *p) {
     uint32_t u = stx__le32(p);
     float v;
     memcpy(&v, &u, sizeof v);
     return v;
 }
 
-static double stx__le_f64(const unsigned char *p)
-{
+static double stx__le_f64(const unsigned char *p) {
     uint64_t u = stx__le64(p);
     double v;
     memcpy(&v, &u, sizeof v);
     return v;
 }
 
-static float stx__le_bf16(const unsigned char *p)
-{
+static float stx__le_bf16(const unsigned char *p) {
     uint32_t u = (uint32_t)p[0] << 16 | (uint32_t)p[1] << 24;
     float v;
     memcpy(&v, &u, sizeof v);
     return v;
 }
 
-static int stx__entry_check(const stx_entry *e, const void *out, size_t n, int integers)
-{
+static int stx__entry_check(const stx_entry *e, const void *out, size_t n, int integers) {
     char q[STX__QUOTE];
     int is_int;
     if (!e || !stx_ok(e->file->x)) return 0;
@@ -4026,8 +3990,7 @@ static int stx__entry_check(const stx_entry *e, const void *out, size_t n, int i
     return 1;
 }
 
-STX_DEF int stx_entry_get_f32(const stx_entry *e, float *out, size_t n)
-{
+STX_DEF int stx_entry_get_f32(const stx_entry *e, float *out, size_t n) {
     const unsigned char *p;
     size_t i;
     if (!stx__entry_check(e, out, n, 0)) return 0;
@@ -4038,8 +4001,7 @@ STX_DEF int stx_entry_get_f32(const stx_entry *e, float *out, size_t n)
     return 1;
 }
 
-STX_DEF int stx_entry_get_f64(const stx_entry *e, double *out, size_t n)
-{
+STX_DEF int stx_entry_get_f64(const stx_entry *e, double *out, size_t n) {
     const unsigned char *p;
     size_t i;
     if (!stx__entry_check(e, out, n, 0)) return 0;
@@ -4050,8 +4012,7 @@ STX_DEF int stx_entry_get_f64(const stx_entry *e, double *out, size_t n)
     return 1;
 }
 
-STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n)
-{
+STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n) {
     const unsigned char *p;
     size_t i;
     if (!stx__entry_check(e, out, n, 1)) return 0;
@@ -4067,9 +4028,8 @@ STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n)
 typedef struct { const void *data; size_t bytes; } stx__part;
 
 #ifdef STX__POSIX
-// The path behind a chain of symbolic links at its last component (which may lead to a file that does not exist yet).
-static char *stx__follow(stx_ctx *x, const char *path)
-{
+/* The path behind a chain of symbolic links at its last component (which may lead to a file that does not exist yet). */
+static char *stx__follow(stx_ctx *x, const char *path) {
     enum { ROOM = 4096, HOPS = 40 };
     char *at = stx__copy(x, path), *link = (char *)stx_block(x, ROOM), *to;
     int hop;
@@ -4077,13 +4037,13 @@ static char *stx__follow(stx_ctx *x, const char *path)
         const char *slash = strrchr(at, '/');
         size_t dir = slash ? (size_t)(slash - at) + 1 : 0, n;
         ssize_t got = readlink(at, link, ROOM);
-        if (got < 0) break;                     // no link: the file itself, or nothing
+        if (got < 0) break;                     /* no link: the file itself, or nothing */
         if (hop == HOPS || got == ROOM) {
             stx_fail(x, STX_ERR_IO, "cannot write %s: its chain of symbolic links is too long or goes in a circle", path);
             got = -1;
         }
         n = got < 0 ? 0 : (size_t)got;
-        if (n && link[0] == '/') dir = 0;       // relative links start from the link's own directory
+        if (n && link[0] == '/') dir = 0;       /* relative links start from the link's own directory */
         to = got < 0 ? NULL : (char *)stx_block(x, dir + n + 1);
         if (to) {
             memcpy(to, at, dir);
@@ -4100,8 +4060,7 @@ static char *stx__follow(stx_ctx *x, const char *path)
     return at;
 }
 
-static int stx__write_all(int fd, const void *data, size_t n)
-{
+static int stx__write_all(int fd, const void *data, size_t n) {
     const char *p = (const char *)data;
     while (n) {
         ssize_t k = write(fd, p, n < ((size_t)1 << 30) ? n : (size_t)1 << 30);
@@ -4114,9 +4073,8 @@ static int stx__write_all(int fd, const void *data, size_t n)
     return 1;
 }
 
-// Makes the rename itself durable. File systems that cannot flush a directory are let pass.
-static int stx__sync_dir(stx_ctx *x, char *target)
-{
+/* Makes the rename itself durable. File systems that cannot flush a directory are let pass. */
+static int stx__sync_dir(stx_ctx *x, char *target) {
     char *slash = strrchr(target, '/'), keep = 0;
     const char *dir = ".";
     int fd, bad = 0;
@@ -4133,8 +4091,7 @@ static int stx__sync_dir(stx_ctx *x, char *target)
     return !bad;
 }
 
-static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, size_t parts)
-{
+static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, size_t parts) {
     struct stat st;
     char *target, *tmp;
     size_t room, i;
@@ -4180,8 +4137,7 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
     return done;
 }
 #else
-static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, size_t parts)
-{
+static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, size_t parts) {
     size_t room = strlen(path) + 64, i;
     char *tmp = (char *)stx_block(x, room);
     FILE *f;
@@ -4203,7 +4159,7 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
     err = errno;
     if (fclose(f) != 0 && !bad) { bad = 1; err = errno; }
 #ifdef _WIN32
-    if (!bad && !MoveFileExA(tmp, path, 1 | 8)) { bad = 1; err = EACCES; }      // replace existing, write through
+    if (!bad && !MoveFileExA(tmp, path, 1 | 8)) { bad = 1; err = EACCES; }      /* replace existing, write through */
 #else
     if (!bad && rename(tmp, path) != 0) { bad = 1; err = errno; }
 #endif
@@ -4229,16 +4185,14 @@ struct stx_writer {
     int failed;
 };
 
-STX_DEF stx_writer *stx_writer_create(stx_ctx *x)
-{
+STX_DEF stx_writer *stx_writer_create(stx_ctx *x) {
     stx_writer *w;
     if (!stx_ok(x)) return NULL;
     if ((w = (stx_writer *)stx_block(x, sizeof *w)) != NULL) w->x = x;
     return w;
 }
 
-STX_DEF void stx_writer_free(stx_writer *w)
-{
+STX_DEF void stx_writer_free(stx_writer *w) {
     stx_ctx *x;
     size_t i;
     if (!w) return;
@@ -4253,15 +4207,14 @@ STX_DEF void stx_writer_free(stx_writer *w)
     stx_block_free(x, w);
 }
 
-STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim, const size_t *dim, const void *data)
-{
+STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim, const size_t *dim, const void *data) {
     char q[STX__QUOTE];
     stx__item it, *p;
     size_t i;
     int k, before;
     if (!w) return 0;
     before = w->failed;
-    w->failed = 1;                              // until this one is in
+    w->failed = 1;                              /* until this one is in */
     if (!stx_ok(w->x)) return 0;
     if (!name || !*name || !strcmp(name, "__metadata__") || !stx__utf8_valid(name, strlen(name))) {
         stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: \"%s\" cannot be the name of a tensor; give UTF-8 text that is not empty and not "
@@ -4305,8 +4258,7 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
     return 1;
 }
 
-STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value)
-{
+STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value) {
     char q[STX__QUOTE];
     char *k, *v;
     stx__pair *p;
@@ -4338,11 +4290,10 @@ STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value)
     return 1;
 }
 
-// A growing text; after a failed allocation it stays as it is and `bad` is set.
+/* A growing text; after a failed allocation it stays as it is and `bad` is set. */
 typedef struct { stx_ctx *x; char *s; size_t n, cap; int bad; } stx__text;
 
-static void stx__put(stx__text *t, const char *s, size_t n)
-{
+static void stx__put(stx__text *t, const char *s, size_t n) {
     size_t want = t->cap ? t->cap : 1024;
     if (t->bad || !n) return;
     while (want - t->n < n && want <= (size_t)-1 / 2) want *= 2;
@@ -4358,19 +4309,16 @@ static void stx__put(stx__text *t, const char *s, size_t n)
     t->n += n;
 }
 
-static void stx__put_str(stx__text *t, const char *s)
-{
+static void stx__put_str(stx__text *t, const char *s) {
     stx__put(t, s, strlen(s));
 }
 
-static void stx__put_size(stx__text *t, size_t v)
-{
+static void stx__put_size(stx__text *t, size_t v) {
     char b[32];
     stx__put(t, b, (size_t)snprintf(b, sizeof b, "%zu", v));
 }
 
-static void stx__put_json(stx__text *t, const char *s)
-{
+static void stx__put_json(stx__text *t, const char *s) {
     char b[8];
     stx__put_str(t, "\"");
     for (; *s; ++s) {
@@ -4382,9 +4330,8 @@ static void stx__put_json(stx__text *t, const char *s)
     stx__put_str(t, "\"");
 }
 
-// Writes the 8 length bytes and the header into t, and the parts in file order into part[1..].
-static int stx__writer_header(stx_writer *w, stx__text *t, stx__part *part)
-{
+/* Writes the 8 length bytes and the header into t, and the parts in file order into part[1..]. */
+static int stx__writer_header(stx_writer *w, stx__text *t, stx__part *part) {
     size_t i, size, at = 0, n = 1, pos;
     int k;
     for (size = 8; size; size /= 2)
@@ -4446,8 +4393,7 @@ static int stx__writer_header(stx_writer *w, stx__text *t, stx__part *part)
     return 1;
 }
 
-STX_DEF int stx_writer_finish(stx_writer *w, const char *path)
-{
+STX_DEF int stx_writer_finish(stx_writer *w, const char *path) {
     static const uint16_t one = 1;
     stx__text t;
     stx__part *part;
@@ -4474,34 +4420,31 @@ STX_DEF int stx_writer_finish(stx_writer *w, const char *path)
 // ---------------------------------------------------------------------------------------------------------------------
 // >>tokens
 
-enum { STX__SPECIAL = 5 };              // the length of both
+enum { STX__SPECIAL = 5 };              /* the length of both */
 static const unsigned char stx__eos[] = "<eos>", stx__unk[] = "<unk>";
 
-static int stx__is_eos(const unsigned char *s, size_t n)
-{
+static int stx__is_eos(const unsigned char *s, size_t n) {
     return n == STX__SPECIAL && !memcmp(s, stx__eos, n);
 }
 
 // ---- text to pieces ----
 
-// Python's str.isspace, which the references' split() uses
-static int stx__is_white(uint32_t c)
-{
+/* Python's str.isspace, which the references' split() uses */
+static int stx__is_white(uint32_t c) {
     return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
            (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
 typedef struct {
-    const unsigned char *s;     // n bytes, read up to i
+    const unsigned char *s;     /* n bytes, read up to i */
     size_t n, i;
-    int kind, eos;              // STX_TOK_..; whether a line end is <eos>
-    int final;                  // whether a text that does not end in a line end gets an <eos>
-    int open;                   // there was something after the last line end
+    int kind, eos;              /* STX_TOK_..; whether a line end is <eos> */
+    int final;                  /* whether a text that does not end in a line end gets an <eos> */
+    int open;                   /* there was something after the last line end */
 } stx__scan;
 
-// The next piece: 1 and the piece; 0 at the end; -1 when the bytes at i are no UTF-8.
-static int stx__scan_next(stx__scan *c, const unsigned char **piece, size_t *len)
-{
+/* The next piece: 1 and the piece; 0 at the end; -1 when the bytes at i are no UTF-8. */
+static int stx__scan_next(stx__scan *c, const unsigned char **piece, size_t *len) {
     while (c->i < c->n) {
         const unsigned char *s = c->s + c->i;
         size_t k = 1, i;
@@ -4536,10 +4479,9 @@ static int stx__scan_next(stx__scan *c, const unsigned char **piece, size_t *len
     return 1;
 }
 
-// Moves a limit of a byte range forward to where a piece may begin (see >>tokens of the manual). A limit in malformed text
-// stays near where it is; reading the text reports it.
-static size_t stx__range_limit(const stx__map *m, int kind, size_t at)
-{
+/* Moves a limit of a byte range forward to where a piece may begin (see >>tokens of the manual). A limit in malformed text
+   stays near where it is; reading the text reports it. */
+static size_t stx__range_limit(const stx__map *m, int kind, size_t at) {
     const unsigned char *s = m->data;
     size_t n = m->size, k;
     uint32_t u;
@@ -4548,7 +4490,7 @@ static size_t stx__range_limit(const stx__map *m, int kind, size_t at)
     for (i = 0; i < 3 && at < n && (s[at] & 0xC0) == 0x80; ++i) ++at;
     if (at < n && s[at] == '\n' && s[at - 1] == '\r') return at + 1;
     if (kind == STX_TOK_CHARS || s[at - 1] == '\n' || s[at - 1] == '\r') return at;
-    for (i = s[at - 1] < 0x80 && stx__is_white(s[at - 1]); at < n; at += k) {       // i: the word is over
+    for (i = s[at - 1] < 0x80 && stx__is_white(s[at - 1]); at < n; at += k) {       /* i: the word is over */
         if ((k = stx__utf8(s + at, n - at, &u)) == 0 || (i && !stx__is_white(u))) return at;
         if (u == '\r') return at + 1 < n && s[at + 1] == '\n' ? at + 2 : at + 1;
         if (u == '\n') return at + 1;
@@ -4557,9 +4499,8 @@ static size_t stx__range_limit(const stx__map *m, int kind, size_t at)
     return at;
 }
 
-// The bytes [*begin, *end) of an open file, moved to where pieces begin. 0 and an error when they are outside or none.
-static int stx__range(stx_ctx *x, const stx__map *m, const char *path, int kind, uint64_t begin, uint64_t end, size_t *b, size_t *e)
-{
+/* The bytes [*begin, *end) of an open file, moved to where pieces begin. 0 and an error when they are outside or none. */
+static int stx__range(stx_ctx *x, const stx__map *m, const char *path, int kind, uint64_t begin, uint64_t end, size_t *b, size_t *e) {
     if (!end) end = m->size;
     if (begin > end || end > m->size) {
         stx_fail(x, STX_ERR_ARG, "%s has %zu bytes, the range asked for is %llu to %llu; make it fit the file", path, m->size,
@@ -4580,28 +4521,26 @@ static int stx__range(stx_ctx *x, const stx__map *m, const char *path, int kind,
 
 typedef struct { const unsigned char *s; size_t n; uint64_t count; size_t first; } stx__piece;
 
-// Pieces by number and by their bytes: an open hash table of numbers + 1, at most half full.
+/* Pieces by number and by their bytes: an open hash table of numbers + 1, at most half full. */
 typedef struct { stx_ctx *x; stx__piece *p; size_t n, cap; uint32_t *slot; size_t nslot; } stx__dict;
 
 struct stx_vocab {
     stx_ctx *x;
-    int kind, compact, has_eos;         // has_eos: line ends are <eos>
+    int kind, compact, has_eos;         /* has_eos: line ends are <eos> */
     int32_t eos, unk;
     stx__dict d;
-    unsigned char *pool;                // the bytes of all pieces
-    int32_t byte_id[256];               // BYTES: what a byte becomes, -1 when it is not in the vocabulary
+    unsigned char *pool;                /* the bytes of all pieces */
+    int32_t byte_id[256];               /* BYTES: what a byte becomes, -1 when it is not in the vocabulary */
 };
 
-static void stx__dict_free(stx__dict *d)
-{
+static void stx__dict_free(stx__dict *d) {
     stx_block_free(d->x, d->p);
     stx_block_free(d->x, d->slot);
 }
 
-// The slot of a piece, or the empty one where it belongs.
-static size_t stx__dict_slot(const stx__dict *d, const unsigned char *s, size_t n)
-{
-    uint64_t h = 0xCBF29CE484222325u;                       // FNV-1a, then mixed: the slot is taken from the low bits
+/* The slot of a piece, or the empty one where it belongs. */
+static size_t stx__dict_slot(const stx__dict *d, const unsigned char *s, size_t n) {
+    uint64_t h = 0xCBF29CE484222325u;                       /* FNV-1a, then mixed: the slot is taken from the low bits */
     size_t i, at;
     for (i = 0; i < n; ++i) h = (h ^ s[i]) * 0x100000001B3u;
     h ^= h >> 32;
@@ -4614,14 +4553,12 @@ static size_t stx__dict_slot(const stx__dict *d, const unsigned char *s, size_t 
     return at;
 }
 
-static int32_t stx__dict_find(const stx__dict *d, const unsigned char *s, size_t n)
-{
+static int32_t stx__dict_find(const stx__dict *d, const unsigned char *s, size_t n) {
     return d->nslot ? (int32_t)d->slot[stx__dict_slot(d, s, n)] - 1 : -1;
 }
 
-// The number of a piece, which is appended when it is new (its bytes are not copied). -1 with the error set.
-static int32_t stx__dict_add(stx__dict *d, const unsigned char *s, size_t n)
-{
+/* The number of a piece, which is appended when it is new (its bytes are not copied). -1 with the error set. */
+static int32_t stx__dict_add(stx__dict *d, const unsigned char *s, size_t n) {
     stx__piece *p;
     size_t at, i;
     if (d->n >= d->nslot / 2) {
@@ -4651,9 +4588,8 @@ static int32_t stx__dict_add(stx__dict *d, const unsigned char *s, size_t n)
     return (int32_t)d->n - 1;
 }
 
-// A vocabulary of V pieces in this order, copied.
-static stx_vocab *stx__vocab_make(stx_ctx *x, int kind, int compact, int has_eos, const stx__piece *p, size_t V)
-{
+/* A vocabulary of V pieces in this order, copied. */
+static stx_vocab *stx__vocab_make(stx_ctx *x, int kind, int compact, int has_eos, const stx__piece *p, size_t V) {
     stx_vocab *v = (stx_vocab *)stx_block(x, sizeof *v);
     size_t i, bytes = 0;
     int ok = v != NULL;
@@ -4684,8 +4620,7 @@ static stx_vocab *stx__vocab_make(stx_ctx *x, int kind, int compact, int has_eos
     return v;
 }
 
-static stx_vocab *stx__vocab_bytes(stx_ctx *x)
-{
+static stx_vocab *stx__vocab_bytes(stx_ctx *x) {
     unsigned char all[256];
     stx__piece p[256];
     int i;
@@ -4698,29 +4633,25 @@ static stx_vocab *stx__vocab_bytes(stx_ctx *x)
     return stx__vocab_make(x, STX_TOK_BYTES, 0, 0, p, 256);
 }
 
-static int stx__cmp_later(const void *a, const void *b)
-{
+static int stx__cmp_later(const void *a, const void *b) {
     const stx__piece *p = (const stx__piece *)a, *q = (const stx__piece *)b;
     if (p->count != q->count) return p->count > q->count ? -1 : 1;
     return p->first > q->first ? -1 : p->first < q->first;
 }
 
-static int stx__cmp_earlier(const void *a, const void *b)
-{
+static int stx__cmp_earlier(const void *a, const void *b) {
     const stx__piece *p = (const stx__piece *)a, *q = (const stx__piece *)b;
     if (p->count != q->count) return p->count > q->count ? -1 : 1;
     return p->first < q->first ? -1 : p->first > q->first;
 }
 
-static void stx__bad_utf8(stx_ctx *x, const char *where, uint64_t at, unsigned c)
-{
+static void stx__bad_utf8(stx_ctx *x, const char *where, uint64_t at, unsigned c) {
     stx_fail(x, STX_ERR_FORMAT, "%s is not UTF-8: byte %llu (0x%02X) cannot stand there; convert the text (iconv -t UTF-8), or use the "
               "kind bytes", where, (unsigned long long)at, c);
 }
 
-// Drops the pieces seen less than min_count times in favour of <unk>, which is made when the text has none.
-static int stx__dict_prune(stx__dict *d, uint64_t min_count)
-{
+/* Drops the pieces seen less than min_count times in favour of <unk>, which is made when the text has none. */
+static int stx__dict_prune(stx__dict *d, uint64_t min_count) {
     int32_t unk = stx__dict_add(d, stx__unk, STX__SPECIAL);
     size_t i, n = 0;
     if (unk < 0) return 0;
@@ -4731,13 +4662,12 @@ static int stx__dict_prune(stx__dict *d, uint64_t min_count)
         }
     for (i = 0; i < d->n; ++i)
         if (d->p[i].n) d->p[n++] = d->p[i];
-    d->n = n;                           // the table no longer fits the numbers; only the list is used from here
+    d->n = n;                           /* the table no longer fits the numbers; only the list is used from here */
     return 1;
 }
 
-// The list of pieces of a text, in the order wanted. `where` and `base` are for errors.
-static stx_vocab *stx__vocab_count(stx_ctx *x, const stx_vocab_desc *d, const unsigned char *s, size_t n, const char *where, uint64_t base)
-{
+/* The list of pieces of a text, in the order wanted. `where` and `base` are for errors. */
+static stx_vocab *stx__vocab_count(stx_ctx *x, const stx_vocab_desc *d, const unsigned char *s, size_t n, const char *where, uint64_t base) {
     stx__dict dict;
     stx__scan c;
     stx_vocab *v = NULL;
@@ -4774,8 +4704,7 @@ static stx_vocab *stx__vocab_count(stx_ctx *x, const stx_vocab_desc *d, const un
     return v;
 }
 
-STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *desc, const char *path, uint64_t begin, uint64_t end)
-{
+STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *desc, const char *path, uint64_t begin, uint64_t end) {
     stx_vocab_desc d;
     stx_vocab *v = NULL;
     stx__map m;
@@ -4798,49 +4727,41 @@ STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *desc, const
     return v;
 }
 
-STX_DEF void stx_vocab_free(stx_vocab *v)
-{
+STX_DEF void stx_vocab_free(stx_vocab *v) {
     if (!v) return;
     stx__dict_free(&v->d);
     stx_block_free(v->x, v->pool);
     stx_block_free(v->x, v);
 }
 
-STX_DEF int stx_vocab_kind(const stx_vocab *v)
-{
+STX_DEF int stx_vocab_kind(const stx_vocab *v) {
     return v ? v->kind : 0;
 }
 
-STX_DEF size_t stx_vocab_size(const stx_vocab *v)
-{
+STX_DEF size_t stx_vocab_size(const stx_vocab *v) {
     return v ? v->d.n : 0;
 }
 
-STX_DEF int32_t stx_vocab_eos(const stx_vocab *v)
-{
+STX_DEF int32_t stx_vocab_eos(const stx_vocab *v) {
     return v ? v->eos : -1;
 }
 
-STX_DEF int32_t stx_vocab_unk(const stx_vocab *v)
-{
+STX_DEF int32_t stx_vocab_unk(const stx_vocab *v) {
     return v ? v->unk : -1;
 }
 
-STX_DEF int32_t stx_vocab_find(const stx_vocab *v, const char *piece, size_t len)
-{
+STX_DEF int32_t stx_vocab_find(const stx_vocab *v, const char *piece, size_t len) {
     return v && piece ? stx__dict_find(&v->d, (const unsigned char *)piece, len) : -1;
 }
 
-STX_DEF const char *stx_vocab_piece(const stx_vocab *v, int32_t id, size_t *len)
-{
+STX_DEF const char *stx_vocab_piece(const stx_vocab *v, int32_t id, size_t *len) {
     if (!v || id < 0 || (size_t)id >= v->d.n) return NULL;
     if (len) *len = v->d.p[id].n;
     return (const char *)v->d.p[id].s;
 }
 
-// The id of a piece that stands at byte `at` of `where`; -1 with the error set when there is none, not even <unk>.
-static int32_t stx__vocab_id(const stx_vocab *v, const unsigned char *piece, size_t len, const char *where, uint64_t at)
-{
+/* The id of a piece that stands at byte `at` of `where`; -1 with the error set when there is none, not even <unk>. */
+static int32_t stx__vocab_id(const stx_vocab *v, const unsigned char *piece, size_t len, const char *where, uint64_t at) {
     static const char *const what[] = { "byte", "character", "word" };
     char q[STX__QUOTE];
     int32_t id = stx__dict_find(&v->d, piece, len);
@@ -4852,8 +4773,7 @@ static int32_t stx__vocab_id(const stx_vocab *v, const unsigned char *piece, siz
     return id;
 }
 
-static void stx__vocab_scan(const stx_vocab *v, stx__scan *c, const unsigned char *s, size_t n, int final)
-{
+static void stx__vocab_scan(const stx_vocab *v, stx__scan *c, const unsigned char *s, size_t n, int final) {
     memset(c, 0, sizeof *c);
     c->s = s;
     c->n = n;
@@ -4862,8 +4782,7 @@ static void stx__vocab_scan(const stx_vocab *v, stx__scan *c, const unsigned cha
     c->final = final;
 }
 
-STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out, size_t cap)
-{
+STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out, size_t cap) {
     stx__scan c;
     const unsigned char *piece;
     size_t n = 0, k;
@@ -4887,8 +4806,7 @@ STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len
     return n;
 }
 
-STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n, char *out, size_t cap)
-{
+STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n, char *out, size_t cap) {
     size_t i, k, at = 0;
     if (!v || !stx_ok(v->x)) return STX_NPOS;
     if ((n && !ids) || (cap && !out)) {
@@ -4912,10 +4830,9 @@ STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n
     return at;
 }
 
-// Blob: "STXV", version 1, kind, flags (1 compact, 2 eos), 0, V as 8 bytes, then per piece its length as 4 bytes and its
-// bytes; little-endian.
-STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap)
-{
+/* Blob: "STXV", version 1, kind, flags (1 compact, 2 eos), 0, V as 8 bytes, then per piece its length as 4 bytes and its
+   bytes; little-endian. */
+STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap) {
     unsigned char *o = (unsigned char *)out;
     size_t n = 16, i, k;
     if (!v) return 0;
@@ -4934,9 +4851,8 @@ STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap)
     return n;
 }
 
-// Whether a vocabulary with these settings can have this piece.
-static int stx__piece_valid(int kind, int has_eos, const unsigned char *s, size_t n)
-{
+/* Whether a vocabulary with these settings can have this piece. */
+static int stx__piece_valid(int kind, int has_eos, const unsigned char *s, size_t n) {
     size_t i, k;
     uint32_t u;
     int special = (n == STX__SPECIAL && !memcmp(s, stx__unk, n)) || (has_eos && stx__is_eos(s, n));
@@ -4948,8 +4864,7 @@ static int stx__piece_valid(int kind, int has_eos, const unsigned char *s, size_
     return 1;
 }
 
-STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len)
-{
+STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
     const unsigned char *s = (const unsigned char *)blob;
     stx__piece *p;
     stx_vocab *v = NULL;
@@ -5001,19 +4916,18 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len)
 
 struct stx_corpus {
     stx_ctx *x;
-    stx__map map;                   // BYTES: the file
-    const unsigned char *bytes;     // .. and the range in it
-    size_t nbytes, size;            // size = tokens
-    int32_t byte_id[256], eos;      // .. what its bytes become, and the last token when size = nbytes + 1
-    uint16_t *tok16;                // CHARS, WORDS: one of these
+    stx__map map;                   /* BYTES: the file */
+    const unsigned char *bytes;     /* .. and the range in it */
+    size_t nbytes, size;            /* size = tokens */
+    int32_t byte_id[256], eos;      /* .. what its bytes become, and the last token when size = nbytes + 1 */
+    uint16_t *tok16;                /* CHARS, WORDS: one of these */
     int32_t *tok32;
-    const int32_t *own;             // wrapped
+    const int32_t *own;             /* wrapped */
     uint64_t raw;
 };
 
-// Tokens of [b, e) into the corpus: counts them, allocates, fills.
-static int stx__corpus_fill(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n, const char *path, size_t base)
-{
+/* Tokens of [b, e) into the corpus: counts them, allocates, fills. */
+static int stx__corpus_fill(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n, const char *path, size_t base) {
     stx__scan k;
     const unsigned char *piece;
     size_t len, i;
@@ -5035,8 +4949,7 @@ static int stx__corpus_fill(stx_corpus *c, const stx_vocab *v, const unsigned ch
     return 1;
 }
 
-STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *path, uint64_t begin, uint64_t end)
-{
+STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *path, uint64_t begin, uint64_t end) {
     stx_corpus *c;
     size_t b = 0, e = 0, i;
     int ok;
@@ -5071,8 +4984,7 @@ STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *
     return c;
 }
 
-STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n, uint64_t raw_bytes)
-{
+STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n, uint64_t raw_bytes) {
     stx_corpus *c;
     if (!stx_ok(x)) return NULL;
     if (!tokens || !n) { stx_fail(x, STX_ERR_ARG, "stx_corpus_wrap: no tokens"); return NULL; }
@@ -5084,8 +4996,7 @@ STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n,
     return c;
 }
 
-STX_DEF void stx_corpus_close(stx_corpus *c)
-{
+STX_DEF void stx_corpus_close(stx_corpus *c) {
     stx_ctx *x;
     if (!c) return;
     x = c->x;
@@ -5095,18 +5006,15 @@ STX_DEF void stx_corpus_close(stx_corpus *c)
     stx_block_free(x, c);
 }
 
-STX_DEF size_t stx_corpus_size(const stx_corpus *c)
-{
+STX_DEF size_t stx_corpus_size(const stx_corpus *c) {
     return c ? c->size : 0;
 }
 
-STX_DEF uint64_t stx_corpus_bytes(const stx_corpus *c)
-{
+STX_DEF uint64_t stx_corpus_bytes(const stx_corpus *c) {
     return c ? c->raw : 0;
 }
 
-STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *out)
-{
+STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *out) {
     size_t i;
     if (!c || !stx_ok(c->x)) return 0;
     if (pos > c->size || n > c->size - pos || (n && !out)) {
@@ -5122,7 +5030,7 @@ STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *
 
 // ---- batches ----
 
-#define STX__BATCH_STREAM 0x6261746368657321u       // keeps these numbers apart from all others of the same seed
+#define STX__BATCH_STREAM 0x6261746368657321u       /* keeps these numbers apart from all others of the same seed */
 
 struct stx_batches {
     stx_ctx *x;
@@ -5130,12 +5038,11 @@ struct stx_batches {
     size_t T, n, row0, rows;
     uint64_t seed;
     stx_batches_state s;
-    size_t eval;                    // position of the evaluation pass
+    size_t eval;                    /* position of the evaluation pass */
     int rule;
 };
 
-STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c, const stx_batches_desc *d)
-{
+STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c, const stx_batches_desc *d) {
     stx_batches *b;
     size_t world;
     if (!stx_ok(x) || !c) return NULL;
@@ -5172,23 +5079,19 @@ STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c, const s
     return b;
 }
 
-STX_DEF void stx_batches_free(stx_batches *b)
-{
+STX_DEF void stx_batches_free(stx_batches *b) {
     if (b) stx_block_free(b->x, b);
 }
 
-STX_DEF size_t stx_batches_rows(const stx_batches *b)
-{
+STX_DEF size_t stx_batches_rows(const stx_batches *b) {
     return b ? b->rows : 0;
 }
 
-STX_DEF size_t stx_batches_stream(const stx_batches *b)
-{
+STX_DEF size_t stx_batches_stream(const stx_batches *b) {
     return b ? b->n : 0;
 }
 
-static int stx__batches_read(const stx_batches *b, size_t p, size_t T, int32_t *x, int32_t *y)
-{
+static int stx__batches_read(const stx_batches *b, size_t p, size_t T, int32_t *x, int32_t *y) {
     size_t r;
     for (r = 0; r < b->rows; ++r) {
         size_t at = (b->row0 + r) * b->n + p;
@@ -5197,8 +5100,7 @@ static int stx__batches_read(const stx_batches *b, size_t p, size_t T, int32_t *
     return 1;
 }
 
-STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y)
-{
+STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y) {
     int fresh;
     if (!b || !stx_ok(b->x)) return STX_BATCH_END;
     if (!x || !y) { stx_fail(b->x, STX_ERR_ARG, "stx_batches_next: x or y is NULL"); return STX_BATCH_END; }
@@ -5216,15 +5118,13 @@ STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y)
     return fresh ? STX_BATCH_FRESH : STX_BATCH_OK;
 }
 
-STX_DEF stx_batches_state stx_batches_get(const stx_batches *b)
-{
+STX_DEF stx_batches_state stx_batches_get(const stx_batches *b) {
     stx_batches_state s;
     memset(&s, 0, sizeof s);
     return b ? b->s : s;
 }
 
-STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s)
-{
+STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s) {
     if (!b || !stx_ok(b->x)) return 0;
     if (s.p >= b->n - b->T || s.fresh < 0 || s.fresh > 1 || (!s.fresh && s.p < b->T)) {
         stx_fail(b->x, STX_ERR_ARG, "stx_batches_set: position %llu (%s) cannot be in streams of %zu tokens and blocks of %zu; resume with the "
@@ -5236,15 +5136,13 @@ STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s)
     return 1;
 }
 
-STX_DEF void stx_batches_rewind(stx_batches *b, int rule)
-{
+STX_DEF void stx_batches_rewind(stx_batches *b, int rule) {
     if (!b) return;
     b->eval = 0;
     b->rule = rule;
 }
 
-STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t *T_this)
-{
+STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t *T_this) {
     size_t p, T;
     if (T_this) *T_this = 0;
     if (!b || !stx_ok(b->x)) return STX_BATCH_END;
