@@ -189,6 +189,7 @@ typedef struct stx_tensor {
     size_t    size;                /* product of dim */
     int       needs_grad;          /* does a gradient have to reach it? */
     int       is_param;
+    int       is_leaf;             /* parameter or variable: no op made it */
 } stx_tensor;
 
 /* Token ids, (B,T). */
@@ -222,7 +223,7 @@ typedef struct stx_params {
 
 STX_DEF stx_params *stx_params_create(stx_ctx *x);
 /* Adds a parameter with its gradient (zeroed). init: STX_ZEROS, STX_CONSTANT (value a), STX_NORMAL (mean 0,
-   standard deviation a), STX_UNIFORM (in [-a, a]). The draw depends on the seed and on the position in the list.
+   standard deviation a), STX_UNIFORM (in [-a, a]). The draw depends on the seed and on how many parameters the context had.
    name: dotted, unique ("layers.0.ff.fc1.weight"), copied. Dimensions end at the first 0. */
 STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2,
                               size_t d3);
@@ -361,6 +362,7 @@ typedef struct stx_optim_desc {
 typedef struct stx_optim {
     stx_params    *params;
     stx_optim_desc desc;
+    size_t         count;         /* parameters when it was made */
     stx_tensor   **state[2];      /* per parameter: momentum | sum of squares | Adam m, v; NULL where unused */
     uint64_t       step;          /* updates made */
     uint64_t       skipped;       /* updates left out because a gradient was not finite */
@@ -422,7 +424,7 @@ typedef struct stx_attention_args {
     size_t B, T, S, H, D, P, N;             /* P rows of pe (0: none), N persistent vectors */
     int    pe_heads;                        /* 1: shared (P,D); H: (P,H D) */
     size_t ldq, ldk, stq, stk;              /* rows and batches of q and y's gradient dq; of k, v, dk, dv */
-    size_t span;                            /* resolved: >= 1 */
+    size_t span;                            /* resolved: the largest distance that any key has */
     int    delta_min, not_causal;
     ptrdiff_t first_key;
     stx_real scale, max_span, ramp, eps, drop;
@@ -801,6 +803,12 @@ typedef struct stx__free_grad {   /* a gradient buffer that backward is done wit
     size_t size;
 } stx__free_grad;
 
+/* Scratch of one thread, in numbers: packed blocks of A and B of the matrix product (MC x KC, KC x NC), then five tiles of
+   the attention (BQ queries by BK keys and the skew). */
+enum { STX__KC = 384, STX__MC = 168, STX__NC = 256, STX__PACK = STX__MC * STX__KC + STX__KC * STX__NC };
+enum { STX__BQ = 64, STX__BK = 256, STX__ATTN_TILE = STX__BQ * (STX__BK + STX__BQ) };
+enum { STX__SCRATCH = STX__PACK + 5 * STX__ATTN_TILE };
+
 struct stx_ctx {
     stx_desc desc;
     int code;
@@ -960,8 +968,12 @@ STX_DEF void stx_set_tick(stx_ctx *x, uint64_t tick) { if (x) x->tick = tick; }
 STX_DEF size_t stx_bytes(const stx_ctx *x) { return x ? stx__reserved(x) : 0; }
 STX_DEF size_t stx_peak_bytes(const stx_ctx *x) { return x ? x->peak : 0; }
 
+static void stx__make_scratch(stx_ctx *x) {
+    x->scratch = (stx_real *)stx_persist(x, stx_bytes_of((size_t)x->desc.threads, STX__SCRATCH, sizeof(stx_real)));
+}
 STX_DEF void stx_begin(stx_ctx *x, int mode) {
     if (!x) return;
+    if (!x->scratch) stx__make_scratch(x);      /* there was no memory for it, and the caller cleared the error */
     stx__arena_rewind(&x->step);
     x->tape = NULL;
     x->free_grads = NULL;
@@ -1010,7 +1022,7 @@ static void stx__mask8(stx_real *m, uint64_t seed, uint64_t stream, uint64_t gro
 static stx_real stx__exp(stx_real v) { return exp(v); }
 #else
 /* e^v in float, 1 ulp or so, without calls or branches so that loops over it become vector code. Below -87.3 the
-   result is 0, above 88.7 infinity, NaN stays NaN. v = n ln 2 + r, |r| <= ln 2 / 2, polynomial in r (Cephes). */
+   result is 0, above 88.37 infinity, NaN stays NaN. v = n ln 2 + r, |r| <= ln 2 / 2, polynomial in r (Cephes). */
 static inline stx_real stx__exp(stx_real v) {
     float t, n, r, p, s;
     int32_t e;
@@ -1067,7 +1079,6 @@ static stx_real stx__act_slope(stx_real y, stx_real a, int act) {
    columns, KC deep, so that the micro-kernel reads both in order; a block of B (KC x NC) stays in L2 and the MR x NR
    corner of C in registers. Every number of C is summed in the same order whatever the threads or the position in a
    tile, so results do not depend on them. The packing and the loops are portable; only the micro-kernel has versions. */
-enum { STX__KC = 384, STX__MC = 168, STX__NC = 256 };
 
 /* acc (MR x NR) = a b: a holds kc columns of MR numbers, b kc rows of NR numbers, both packed. */
 typedef struct stx__micro {
@@ -1140,11 +1151,6 @@ static const stx__micro *stx__choose_micro(void) {
     return &stx__micro_generic;
 }
 
-/* Scratch of one thread: packed blocks of A and B, then the attention's tiles. */
-enum { STX__BQ = 64, STX__BK = 256, STX__PACK = STX__MC * STX__KC + STX__KC * STX__NC };
-enum { STX__ATTN_TILE = STX__BQ * (STX__BK + STX__BQ) };
-enum { STX__SCRATCH = STX__PACK + 5 * STX__ATTN_TILE };
-
 static void stx__pack_a(stx_real *to, const stx_real *A, size_t lda, int ta, size_t m, size_t k, size_t mr, stx_real alpha) {
     size_t i0, i, p;
     for (i0 = 0; i0 < m; i0 += mr) {
@@ -1215,13 +1221,14 @@ static void stx__gemm_thin(int ta, int tb, size_t M, size_t N, size_t K, stx_rea
     }
 }
 
-/* One thread's product, with its scratch of STX__PACK numbers. */
-static void stx__gemm_part(const stx__micro *mk, stx_real *scratch, int ta, int tb, size_t M, size_t N, size_t K,
+/* One thread's product, with its scratch of STX__PACK numbers. thin is decided by the caller for the whole matrix: a part
+   of few rows must sum in the order of the other parts. */
+static void stx__gemm_any(const stx__micro *mk, stx_real *scratch, int thin, int ta, int tb, size_t M, size_t N, size_t K,
                            stx_real alpha, const stx_real *A, size_t lda, const stx_real *B, size_t ldb, stx_real beta,
                            stx_real *C, size_t ldc) {
     stx_real acc[STX__MR_MAX * STX__NR_MAX];
     size_t jc, pc, ic, jr, ir, i, j;
-    if (M <= 3 || !K || !scratch) {
+    if (thin) {
         stx__gemm_thin(ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc);
         return;
     }
@@ -1254,12 +1261,18 @@ static void stx__gemm_part(const stx__micro *mk, stx_real *scratch, int ta, int 
     }
 }
 
+static void stx__gemm_part(const stx__micro *mk, stx_real *scratch, int ta, int tb, size_t M, size_t N, size_t K,
+                           stx_real alpha, const stx_real *A, size_t lda, const stx_real *B, size_t ldb, stx_real beta,
+                           stx_real *C, size_t ldc) {
+    stx__gemm_any(mk, scratch, M <= 3 || !K || !scratch, ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc);
+}
+
 static stx_real *stx__scratch(stx_ctx *x) {
     size_t me = 0;
 #ifdef _OPENMP
     me = (size_t)omp_get_thread_num();
 #endif
-    return x ? x->scratch + me * STX__SCRATCH : NULL;
+    return x && x->scratch ? x->scratch + me * STX__SCRATCH : NULL;
 }
 static const stx__micro *stx__mk(const stx_ctx *x) { return x ? x->micro : &stx__micro_generic; }
 
@@ -1288,6 +1301,7 @@ STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t
         size_t unit = rows ? mk->mr : mk->nr, parts = batch > 1 ? 1 : STX__MIN(threads, (n + unit - 1) / unit);
         size_t per = ((n + parts - 1) / parts + unit - 1) / unit * unit;
         ptrdiff_t job, jobs = (ptrdiff_t)(batch * parts);
+        int thin = M <= 3 || !K || !x || !x->scratch;    /* by the whole matrix: a part of few rows must sum like the others */
         if (work < 100000) per = n, parts = 1, jobs = (ptrdiff_t)batch;
         STX__FOR(x, jobs > 1 ? work * batch : 0)
         for (job = 0; job < jobs; job++) {
@@ -1295,8 +1309,8 @@ STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t
             const stx_real *a = A + e * sa, *b = B + e * sb;
             stx_real *c = C + e * sc;
             if (lo >= hi) continue;
-            if (rows) stx__gemm_part(mk, stx__scratch(x), ta, tb, hi - lo, N, K, alpha, a + (ta ? lo : lo * lda), lda, b, ldb, beta, c + lo * ldc, ldc);
-            else stx__gemm_part(mk, stx__scratch(x), ta, tb, M, hi - lo, K, alpha, a, lda, b + (tb ? lo * ldb : lo), ldb, beta, c + lo, ldc);
+            if (rows) stx__gemm_any(mk, stx__scratch(x), thin, ta, tb, hi - lo, N, K, alpha, a + (ta ? lo : lo * lda), lda, b, ldb, beta, c + lo * ldc, ldc);
+            else stx__gemm_any(mk, stx__scratch(x), thin, ta, tb, M, hi - lo, K, alpha, a, lda, b + (tb ? lo * ldb : lo), ldb, beta, c + lo, ldc);
         }
     }
 }
@@ -1758,7 +1772,7 @@ static size_t stx__attn_ramp(const stx_attention_args *a, const stx__attn_tile *
         delta = C + (ptrdiff_t)(t->i0 + r) - (t->j0 + c);
         w = stx__ramp(a, zl, delta);
         if (w >= 1) break;
-        m[n] = w > 0 ? w : 0;
+        m[n] = w <= 0 ? 0 : w;      /* NaN stays NaN */
     }
     return n;
 }
@@ -2262,18 +2276,28 @@ static void stx__walk(stx_ctx *x) {
 }
 STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     stx_real *g;
+    stx__node *n;
     if (!x || x->code || !y) return;
     if (!y->needs_grad) {
         stx_fail(x, STX_ERR_ARG, "stx_backward: the tensor depends on no parameter or variable, or nothing was recorded: call "
                  "stx_begin(x, STX_TRAIN) before the ops");
         return;
     }
+    for (n = x->tape; n && n->y != y; n = n->prev) {}
+    if (!n && !y->is_leaf) {
+        stx_fail(x, STX_ERR_ARG, "stx_backward: the tape of this tensor was walked already: one backward a step; add the losses (stx_add), or begin another step");
+        return;
+    }
     g = stx__grad(x, y);
     if (!g) return;
     {
         stx_tensor t = *y;
-        t.data = g;
-        if (dy) stx_set(x, &t, dy); else STX_RUN(x, stx_fill, (x, g, 1, 1));
+        stx_real *given = stx__grad_take(x, y->size);
+        if (!given) return;
+        t.data = given;
+        if (dy) stx_set(x, &t, dy); else STX_RUN(x, stx_fill, (x, given, 1, 1));
+        STX_RUN(x, stx_axpy, (x, g, given, y->size, 1, 1));
+        stx__grad_give(x, given, y->size);
     }
     stx__walk(x);
 }
@@ -2310,7 +2334,7 @@ STX_DEF stx_tensor *stx_input(stx_ctx *x, const stx_real *data, size_t d0, size_
 }
 STX_DEF stx_tensor *stx_variable(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3) {
     stx_tensor *t = stx_input(x, data, d0, d1, d2, d3);
-    if (t) t->needs_grad = 1;
+    if (t) t->needs_grad = t->is_leaf = 1;
     return t;
 }
 STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T) {
@@ -2334,7 +2358,7 @@ STX_DEF stx_params *stx_params_create(stx_ctx *x) {
 }
 STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name) {
     size_t i;
-    for (i = 0; p && i < p->count; i++) if (!strcmp(p->name[i], name)) return p->tensor[i];
+    for (i = 0; p && name && i < p->count; i++) if (!strcmp(p->name[i], name)) return p->tensor[i];
     return NULL;
 }
 STX_DEF size_t stx_params_size(const stx_params *p) {
@@ -2364,12 +2388,13 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     if (!stx_ok(x)) return NULL;
     d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
     STX__NEED(x, d0 && name && name[0], STX_ERR_ARG, "stx_param: parameter \"%s\" needs a name and a first dimension", name ? name : "");
+    STX__NEED(x, init >= STX_ZEROS && init <= STX_UNIFORM, STX_ERR_ARG, "stx_param: \"%s\": no initialiser has number %d: use STX_ZEROS, STX_CONSTANT, STX_NORMAL or STX_UNIFORM", name, init);
     STX__NEED(x, !stx_params_find(p, name), STX_ERR_ARG, "stx_param: there is a parameter \"%s\" already", name);
     t = stx__tensor(x, &x->keep, stx__dims(d), d);
     if (!t) return NULL;
     t->grad = (stx_real *)stx_persist(x, t->size * sizeof(stx_real));
     if (!t->grad) return NULL;
-    t->needs_grad = t->is_param = 1;
+    t->needs_grad = t->is_param = t->is_leaf = 1;
     if (p->count == p->capacity) {      /* the old list stays in the arena: a few hundred bytes */
         size_t cap = p->capacity ? 2 * p->capacity : 64;
         stx_tensor **nt = (stx_tensor **)stx_persist(x, cap * sizeof *nt);
@@ -2808,9 +2833,10 @@ STX_DEF stx_tensor *stx_concat(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
 STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
     size_t d[STX_MAX_DIM];
     char s[96], t[96];
-    int i;
+    int i, same = 1;
     if (!stx_ok(x) || !a || !b) return NULL;
-    STX__NEED(x, a->ndim == b->ndim && stx__rows(a) == stx__rows(b), STX_ERR_SHAPE, "stx_concat_channels: %s and %s: want all dimensions but the last equal", stx__shape(a, s), stx__shape(b, t));
+    for (i = 0; i < a->ndim - 1; i++) if (a->ndim == b->ndim && a->dim[i] != b->dim[i]) same = 0;
+    STX__NEED(x, a->ndim == b->ndim && same, STX_ERR_SHAPE, "stx_concat_channels: %s and %s: want all dimensions but the last equal", stx__shape(a, s), stx__shape(b, t));
     for (i = 0; i < a->ndim; i++) d[i] = a->dim[i];
     d[a->ndim - 1] += stx__last(b);
     return stx__cat(x, a, b, stx__rows(a), a->ndim, d);
@@ -2854,7 +2880,7 @@ static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
     if (!y) return NULL;
     *y = *a;
     y->grad = NULL;
-    y->needs_grad = y->is_param = 0;
+    y->needs_grad = y->is_param = y->is_leaf = 0;
     return y;
 }
 STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1, size_t d2, size_t d3) {
@@ -2932,6 +2958,7 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
     int i;
     if (!stx_ok(x)) return NULL;
     STX__NEED(x, count >= 0 && count <= 8, STX_ERR_ARG, "stx_recompute: %d inputs, want 0 to 8", count);
+    STX__NEED(x, fn && (in || !count), STX_ERR_ARG, "stx_recompute: %s is NULL", fn ? "in" : "fn");
     for (i = 0; i < count; i++) if (!in[i]) return NULL;
     if (!x->recording) return fn(x, user, in);
     n = (stx__node *)stx__arena_alloc(x, &x->step, sizeof *n);
@@ -2949,7 +2976,7 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
     if (!out) return NULL;
     *out = head;
     out->grad = NULL;
-    out->is_param = 0;
+    out->is_param = out->is_leaf = 0;
     out->data = (stx_real *)stx__arena_alloc(x, &x->step, head.size * sizeof(stx_real));
     if (!out->data) return NULL;
     memmove(out->data, head.data, head.size * sizeof(stx_real));
@@ -3012,10 +3039,11 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     a->stq = a->T * C;
     a->stk = a->S * C;
     a->first_key = d->first_key;
-    a->span = d->span ? d->span : a->S + (d->first_key < 0 ? (size_t)-d->first_key : 0);
+    a->span = a->S + (d->first_key < 0 ? (size_t)-(d->first_key + 1) + 1 : 0);      /* all there are */
+    if (d->span && d->span < a->span) a->span = d->span;
     if (d->first_key < 0 && (size_t)-(d->first_key + 1) + 1 > a->span) a->first_key = -(ptrdiff_t)a->span;
     if (in->pe) { a->P = in->pe->dim[0]; a->pe_heads = in->pe->dim[1] == D && H != 1 ? 1 : (int)H; a->pe = in->pe->data; }
-    if (a->P && a->span > a->P + (size_t)d->delta_min - 1) a->span = STX__MAX(a->P + (size_t)d->delta_min, 2) - 1;   /* no position, no key */
+    if (a->P && a->span > a->P + (size_t)d->delta_min - 1) a->span = a->P + (size_t)d->delta_min - 1;   /* no position, no key */
     if (in->pk) { a->N = in->pk->dim[1]; a->pk = in->pk->data; a->pv = in->pv->data; }
     a->delta_min = d->delta_min;
     a->not_causal = d->not_causal;
@@ -3046,6 +3074,30 @@ static size_t stx__cluster(const stx_adaptive *a, int32_t id) {
 static size_t stx__cluster_start(const stx_adaptive *a, size_t c) { return c ? a->end[c - 1] : 0; }
 static size_t stx__cluster_column(const stx_adaptive *a, size_t c) { return a->end[0] + (a->forward_columns ? c - 1 : a->clusters - 1 - c); }
 
+/* Is the set sound? Everything after this trusts its sizes. */
+static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, size_t d, int output) {
+    size_t c;
+    char s[96];
+    if (a->clusters < 1 || a->clusters > STX_MAX_CLUSTERS) { stx_fail(x, STX_ERR_ARG, "%s: %zu clusters, want 1 to %d", op, a->clusters, STX_MAX_CLUSTERS); return 0; }
+    for (c = 0; c < a->clusters; c++) {
+        size_t start = c ? a->end[c - 1] : 0;
+        const stx_tensor *t = a->table[c], *p = a->proj[c], *b = a->bias[c];
+        if (a->end[c] <= start || a->end[c] > INT32_MAX) { stx_fail(x, STX_ERR_ARG, "%s: cluster %zu is [%zu,%zu): the ends must rise", op, c, start, a->end[c]); return 0; }
+        if (!t || t->ndim != 2 || t->dim[0] != a->end[c] - start) { stx_fail(x, STX_ERR_SHAPE, "%s: table %zu is %s, want (%zu,width)", op, c, t ? stx__shape(t, s) : "NULL", a->end[c] - start); return 0; }
+        if (p && (p->ndim != 2 || p->dim[1] != t->dim[1] || (d && p->dim[0] != d))) { stx_fail(x, STX_ERR_SHAPE, "%s: projection %zu is %s, want (%zu,%zu)", op, c, stx__shape(p, s), d, t->dim[1]); return 0; }
+        if (!p && d && t->dim[1] != d) { stx_fail(x, STX_ERR_SHAPE, "%s: table %zu is %s, without a projection its width must be %zu", op, c, stx__shape(t, s), d); return 0; }
+        if (output && b && b->size != t->dim[0]) { stx_fail(x, STX_ERR_SHAPE, "%s: bias %zu is %s, want (%zu)", op, c, stx__shape(b, s), t->dim[0]); return 0; }
+    }
+    if (output && a->clusters > 1) {
+        const stx_tensor *w = a->cluster_w, *b = a->cluster_b;
+        if (!w || w->ndim != 2 || w->dim[0] != a->clusters - 1 || w->dim[1] != a->table[0]->dim[1] || (b && b->size != w->dim[0])) {
+            stx_fail(x, STX_ERR_SHAPE, "%s: cluster_w is %s, want (%zu,%zu), and cluster_b one number a row", op, w ? stx__shape(w, s) : "NULL", a->clusters - 1, a->table[0]->dim[1]);
+            return 0;
+        }
+    }
+    return 1;
+}
+
 /* Sorts n ids by cluster, stably: local ids, original places, and first[c] .. first[c+1] of each cluster. */
 static int stx__by_cluster(stx_ctx *x, const char *op, const stx_adaptive *a, const int32_t *ids, size_t n, int32_t *local, int32_t *place, size_t *first) {
     size_t c, i, at = 0;
@@ -3071,6 +3123,8 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
     stx_tensor *all = NULL, *y;
     if (!stx_ok(x) || !a || !ids) return NULL;
     n = ids->B * ids->T;
+    if (a->clusters && a->table[0]) d = a->proj[0] ? a->proj[0]->dim[0] : stx__last(a->table[0]);
+    if (!stx__adaptive_ok(x, "stx_adaptive_input", a, d, 0)) return NULL;
     STX__NEED(x, n <= INT32_MAX, STX_ERR_ARG, "stx_adaptive_input: %zu tokens at once, want fewer than 2^31", n);
     local = (int32_t *)stx_step_alloc(x, 3 * n * sizeof *local);
     if (!local) return NULL;
@@ -3107,6 +3161,7 @@ STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_
     stx_tensor *loss;
     if (!stx_ok(x) || !a || !h || !targets) return NULL;
     n = targets->B * targets->T;
+    if (!stx__adaptive_ok(x, "stx_adaptive_softmax", a, stx__last(h), 1)) return NULL;
     STX__NEED(x, stx__rows(h) == n && n <= INT32_MAX, STX_ERR_SHAPE, "stx_adaptive_softmax: %zu rows for %zu targets: want one target a row", stx__rows(h), n);
     h = stx_reshape(x, h, n, stx__last(h), 0, 0);
     local = (int32_t *)stx_step_alloc(x, 3 * n * sizeof *local);
@@ -3138,6 +3193,7 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
     double *gate;
     int recording;
     if (!stx_ok(x) || !a || !h) return NULL;
+    if (!stx__adaptive_ok(x, "stx_adaptive_log_probs", a, stx__last(h), 1)) return NULL;
     N = stx__rows(h);
     V = a->end[a->clusters - 1];
     d[0] = N; d[1] = V;
@@ -3184,6 +3240,7 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     STX__NEED(x, o->desc.kind != STX_ADAGRAD || o->desc.weight_decay == 0, STX_ERR_ARG, "stx_optim_create: Adagrad here has no weight decay: set it to 0 or use STX_ADAMW");
     states = o->desc.kind == STX_SGD ? o->desc.momentum > 0 : o->desc.kind == STX_ADAGRAD ? 1 : 2;
     o->params = p;
+    o->count = p->count;
     for (k = 0; k < states; k++) {
         o->state[k] = (stx_tensor **)stx_persist(x, (p->count + 1) * sizeof **o->state);
         if (!o->state[k]) return NULL;
@@ -3204,6 +3261,10 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     if (!stx_ok(x)) return 0;
     p = o->params;
     d = &o->desc;
+    if (p->count != o->count) {
+        stx_fail(x, STX_ERR_ARG, "stx_optim_step: %zu parameters, %zu when the optimiser was made: call stx_optim_create after the last stx_param", p->count, o->count);
+        return 0;
+    }
     for (i = 0; i < p->count; i++) {
         STX_RUN(x, stx_sum_squares, (x, &sq, p->tensor[i]->grad, p->tensor[i]->size));
         total += sq;
@@ -3242,7 +3303,7 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
         if (n <= 1) return s->lr;
         if (k < W) return s->lr * k / W;
         if (s->kind == STX_LR_COSINE) return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + cos(3.14159265358979323846 * k / T));
-        return W > 0 ? s->lr * (W - 1) / W : s->lr;
+        return W > 1 ? s->lr * (W - 1) / W : s->lr;    /* W = 1: never set, stays at the full lr */
     }
     if (u < W) return s->lr_start + (s->lr - s->lr_start) * u / W;
     if (s->kind == STX_LR_COSINE && T > W) return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + cos(3.14159265358979323846 * STX__MIN(1, (u - W) / (T - W))));
@@ -3345,7 +3406,7 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
         stx_fail(x, STX_ERR_DEVICE, "stx_create: device %d is not in this build: use STX_CPU", d.device);
     }
     if (d.precision != STX_PREC_F32) stx_fail(x, STX_ERR_DEVICE, "stx_create: precision %d is not in this build: use STX_PREC_F32", d.precision);
-    x->scratch = (stx_real *)stx_persist(x, (size_t)x->desc.threads * STX__SCRATCH * sizeof(stx_real));
+    stx__make_scratch(x);
     return x;
 }
 STX_DEF void stx_destroy(stx_ctx *x) {

@@ -1,0 +1,67 @@
+/* gemm_check.h - the matrix product against a naive triple loop, in the real type of the build: shared by test_grad.c
+   (double) and test_api.c (float). one and many are contexts of 1 and of several threads: they must agree bit for bit. */
+#ifndef STX_GEMM_CHECK_H
+#define STX_GEMM_CHECK_H
+
+static stx_real *gemm_random(size_t n) {
+    stx_real *a = (stx_real *)malloc((n + 1) * sizeof *a);
+    size_t i;
+    for (i = 0; i < n; i++) a[i] = (stx_real)test_rand();
+    return a;
+}
+
+/* One product, batch of them, with gaps between rows and between matrices that must stay as they were. A number of C is a
+   sum of K products below 1 in size: rounding moves it by at most K u (u the unit roundoff) times the sum, and by about
+   sqrt(K) u in fact; 2 (K + 4) u is safe and far below the effect of a lost or doubled term. */
+static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, double alpha,
+                     double beta, size_t gap) {
+    size_t ar = ta ? K : M, ac = ta ? M : K, br = tb ? N : K, bc = tb ? K : N;
+    size_t lda = ac + gap, ldb = bc + gap, ldc = N + gap, e, i, j, k;
+    size_t sa = ar * lda + gap, sb = gap % 2 ? 0 : br * ldb + gap, sc = M * ldc + gap, nc = batch * sc;
+    stx_real *A = gemm_random(batch * sa), *B = gemm_random(br * ldb + batch * sb), *C0 = gemm_random(nc);
+    stx_real *C1 = (stx_real *)malloc((nc + 1) * sizeof *C1), *C3 = (stx_real *)malloc((nc + 1) * sizeof *C3);
+    double unit = sizeof(stx_real) == 8 ? 1.2e-16 : 6e-8, bound = 2 * unit * ((double)K + 4) * (fabs(alpha) + fabs(beta) + 1);
+    int good = 1;
+    if (beta == 0)                            /* beta 0 overwrites, whatever was there */
+        for (e = 0; e < batch; e++) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C0[e * sc + i * ldc + j] = (stx_real)NAN;
+    memcpy(C1, C0, nc * sizeof *C1);
+    memcpy(C3, C0, nc * sizeof *C3);
+    stx_gemm(one, batch, ta, tb, M, N, K, (stx_real)alpha, A, lda, sa, B, ldb, sb, (stx_real)beta, C1, ldc, sc);
+    stx_gemm(many, batch, ta, tb, M, N, K, (stx_real)alpha, A, lda, sa, B, ldb, sb, (stx_real)beta, C3, ldc, sc);
+    for (e = 0; e < batch && good; e++)
+        for (i = 0; i < M && good; i++)
+            for (j = 0; j < N; j++) {
+                const stx_real *a = A + e * sa, *b = B + e * sb;
+                size_t at = e * sc + i * ldc + j;
+                double s = 0;
+                for (k = 0; k < K; k++) s += (double)a[ta ? k * lda + i : i * lda + k] * (double)b[tb ? j * ldb + k : k * ldb + j];
+                s = alpha * s + (beta == 0 ? 0 : beta * (double)C0[at]);
+                if (!(fabs((double)C1[at] - s) <= bound)) { good = 0; break; }
+                C0[at] = C1[at];              /* so that only the gaps are left to compare */
+            }
+    if (good && memcmp(C0, C1, nc * sizeof *C1)) good = 0;      /* a gap was written */
+    CHECK(good, "gemm batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g gap %zu", batch, ta, tb, M, N, K, alpha, beta, gap);
+    CHECK(!memcmp(C1, C3, nc * sizeof *C1), "threads change bits: batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g",
+          batch, ta, tb, M, N, K, alpha, beta);
+    free(A); free(B); free(C0); free(C1); free(C3);
+    return good;
+}
+
+static void gemm_check(stx_ctx *one, stx_ctx *many) {
+    static const size_t small[] = {1, 2, 3, 4, 5, 7, 9, 15, 17, 31, 40};
+    static const double ab[][2] = {{1, 0}, {1, 1}, {0.5, -2}, {-1, 0}, {0, 1}, {0, 0}, {2, 0.25}};
+    /* over the blocks of K (384), N (256), M (168); few rows (no packing); what is left for the last thread is thin */
+    static const size_t big[][3] = {{170, 257, 385}, {337, 33, 400}, {17, 17, 401}, {29, 29, 390}, {43, 31, 771}, {1, 300, 500},
+                                    {3, 513, 390}, {400, 2, 385}, {169, 259, 97}, {65, 600, 31}, {4, 1030, 64}, {85, 85, 65}};
+    size_t i, j, k, n = sizeof small / sizeof *small, turn = 0;
+    int t;
+    for (i = 0; i < n; i++) for (j = 0; j < n; j++) for (k = 0; k < n; k++)
+        for (t = 0; t < 4; t++, turn++)
+            gemm_case(one, many, 1 + turn % 3, t & 1, t >> 1, small[i], small[j], small[k], ab[turn % 7][0], ab[turn % 7][1], turn % 5 % 3);
+    for (i = 0; i < sizeof big / sizeof *big; i++)
+        for (t = 0; t < 4; t++, turn++)
+            gemm_case(one, many, 1 + turn % 2, t & 1, t >> 1, big[i][0], big[i][1], big[i][2], ab[turn % 7][0], ab[turn % 7][1], turn % 3);
+    for (t = 0; t < 4; t++)                   /* K = 0: C = beta C */
+        gemm_case(one, many, 1, t & 1, t >> 1, 5, 6, 0, 1, t & 1 ? 0 : 0.5, 0);
+}
+#endif

@@ -1,0 +1,1140 @@
+/* Gradients of every op against central differences, and the fused attention against a dense one written here. Compiled
+   with -DSEQTX_DOUBLE. ops[] below has one row a function of the ops, attention and adaptive sections of seqtx.h:
+   tests/form.sh fails when the header declares one that has no row.
+
+   The output y of an op is projected on a random dy (never summed: softmax's outputs sum to 1, so that a sum-loss has
+   gradient 0 and hides every mistake), f = sum dy y. With step h = 1e-5 on numbers about 1 the central difference is off
+   by h^2 f'''/6 ~ 1e-10 and by rounding 2e-16 |f| / h ~ 1e-10; TOL = 1e-6 of the largest entry of the gradient is far
+   above that and far below what a lost term, a wrong sign or a stale index does. Terms that are tiny by nature (eps) are
+   checked at sizes where they are not. Small inputs have every entry checked; of large ones 1 in some, and random
+   directions, which every entry has a part in. */
+#include <stdint.h>
+#define SEQTX_IMPLEMENTATION
+#include "../seqtx.h"
+#include "test.h"
+#include "gemm_check.h"
+
+#ifndef SEQTX_DOUBLE
+#error "compile with -DSEQTX_DOUBLE"
+#endif
+
+static const double TOL = 1e-6, STEP = 1e-5;
+static stx_ctx *ctx1, *ctx3;          /* one thread, three threads */
+
+/* >>harness: an op with the inputs that it is tried on */
+enum { MAX_IN = 12, TICK = 7 };
+typedef struct problem {
+    const char *label;
+    stx_tensor *(*make)(stx_ctx *x, stx_tensor **in, void *user);
+    void *user;
+    int n, random, entries;           /* inputs; does make draw random numbers; entries tried of an input (0: 200) */
+    size_t dim[MAX_IN][4], size[MAX_IN];
+    stx_real *data[MAX_IN];
+    int fixed[MAX_IN], absent[MAX_IN];          /* no gradient wanted; input is NULL */
+} problem;
+
+static problem start(const char *label, stx_tensor *(*make)(stx_ctx *, stx_tensor **, void *), void *user) {
+    problem p;
+    memset(&p, 0, sizeof p);
+    p.label = label;
+    p.make = make;
+    p.user = user;
+    return p;
+}
+static stx_real *add(problem *p, size_t d0, size_t d1, size_t d2, size_t d3) {
+    size_t n = d0 * (d1 ? d1 : 1) * (d2 ? d2 : 1) * (d3 ? d3 : 1), i;
+    stx_real *a = (stx_real *)malloc((n + 1) * sizeof *a);
+    for (i = 0; i < n; i++) a[i] = test_rand();
+    p->dim[p->n][0] = d0; p->dim[p->n][1] = d1; p->dim[p->n][2] = d2; p->dim[p->n][3] = d3;
+    p->size[p->n] = n;
+    return p->data[p->n++] = a;
+}
+static void add_absent(problem *p) { p->absent[p->n++] = 1; }
+static void add_away(problem *p, size_t d0, size_t d1, size_t d2) {      /* not near 0, where relu has its kink */
+    stx_real *a = add(p, d0, d1, d2, 0);
+    size_t i;
+    for (i = 0; i < p->size[p->n - 1]; i++) a[i] += a[i] < 0 ? -0.01 : 0.01;
+}
+static void finish(problem *p) { int i; for (i = 0; i < p->n; i++) free(p->data[i]); }
+
+/* Always the same random numbers: the tick is put back first. */
+static stx_tensor *forward(stx_ctx *x, const problem *p, stx_tensor **in) {
+    int i;
+    stx_set_tick(x, TICK);
+    stx_begin(x, STX_TRAIN);
+    for (i = 0; i < p->n; i++)
+        in[i] = p->absent[i] ? NULL : (p->fixed[i] ? stx_input : stx_variable)(x, p->data[i], p->dim[i][0], p->dim[i][1], p->dim[i][2], p->dim[i][3]);
+    return p->make(x, in, p->user);
+}
+static double project(const problem *p, const stx_real *dy, size_t ny) {
+    stx_tensor *in[MAX_IN], *y = forward(ctx1, p, in);
+    double s = 0;
+    size_t i;
+    if (!y || y->size != ny) return NAN;
+    for (i = 0; i < ny; i++) s += dy[i] * y->data[i];
+    return s;
+}
+/* Gradients of all inputs for dy, in x; uses: 1 plain, 2 the op is used twice, y + y'/2 */
+static int gradients(stx_ctx *x, const problem *p, const stx_real *dy, int uses, stx_real **g, stx_real *value) {
+    stx_tensor *in[MAX_IN], *y = forward(x, p, in);
+    int i;
+    if (y && uses == 2) y = stx_add(x, y, stx_scale(x, p->make(x, in, p->user), 0.5));
+    if (y && value) stx_get(x, y, value);
+    stx_backward_from(x, y, dy);
+    if (!stx_ok(x) || !y) return 0;
+    for (i = 0; i < p->n; i++) {
+        if (p->absent[i] || p->fixed[i]) continue;
+        if (in[i]->grad) memcpy(g[i], in[i]->grad, p->size[i] * sizeof **g);
+        else memset(g[i], 0, p->size[i] * sizeof **g);
+    }
+    return 1;
+}
+
+static void check(problem *p) {
+    stx_tensor *in[MAX_IN], *y = forward(ctx1, p, in);
+    stx_real *dy, *g[MAX_IN] = {0}, *g2[MAX_IN] = {0}, *v1, *v3;
+    size_t ny, i, limit = p->entries ? (size_t)p->entries : 200;
+    int k, d;
+    CHECK(y && y->needs_grad, "%s: %s", p->label, stx_error(ctx1));
+    if (!y) { stx_clear_error(ctx1); finish(p); return; }
+    ny = y->size;
+    dy = gemm_random(ny); v1 = gemm_random(ny); v3 = gemm_random(ny);
+    for (k = 0; k < p->n; k++) { g[k] = gemm_random(p->size[k]); g2[k] = gemm_random(p->size[k]); }
+    CHECK(gradients(ctx1, p, dy, 1, g, v1), "%s: %s", p->label, stx_error(ctx1));
+    for (k = 0; k < p->n; k++) {
+        double top = 1e-3, worst = 0;
+        size_t n = p->size[k];
+        if (p->absent[k] || p->fixed[k]) continue;
+        for (i = 0; i < n; i++) if (!(fabs(g[k][i]) <= top)) top = fabs(g[k][i]);
+        for (i = 0; i < (n <= limit ? n : limit); i++) {            /* entries */
+            size_t at = n <= limit ? i : (size_t)((test_rand() + 1) / 2 * (double)n) % n;
+            stx_real keep = p->data[k][at];
+            double up, down, e;
+            p->data[k][at] = keep + STEP; up = project(p, dy, ny);
+            p->data[k][at] = keep - STEP; down = project(p, dy, ny);
+            p->data[k][at] = keep;
+            e = fabs((up - down) / (2 * STEP) - g[k][at]) / top;
+            if (!(e <= worst)) worst = e;
+            if (isnan(e)) worst = HUGE_VAL;
+        }
+        CHECK(worst <= TOL, "%s, input %d: entry off by %g of the largest", p->label, k, worst);
+        worst = 0;
+        for (d = 0; d < (n <= limit ? 1 : 3); d++) {                /* random directions */
+            stx_real *keep = gemm_random(n), *dir = gemm_random(n);
+            double up, down, want = 0, e;
+            memcpy(keep, p->data[k], n * sizeof *keep);
+            for (i = 0; i < n; i++) { p->data[k][i] = keep[i] + STEP * dir[i]; want += g[k][i] * dir[i]; }
+            up = project(p, dy, ny);
+            for (i = 0; i < n; i++) p->data[k][i] = keep[i] - STEP * dir[i];
+            down = project(p, dy, ny);
+            memcpy(p->data[k], keep, n * sizeof *keep);
+            e = fabs((up - down) / (2 * STEP) - want) / (top * sqrt((double)n));
+            if (!(e <= worst)) worst = isnan(e) ? HUGE_VAL : e;
+            free(keep); free(dir);
+        }
+        CHECK(worst <= TOL, "%s, input %d: direction off by %g", p->label, k, worst);
+    }
+    if (!p->random) {                                               /* gradients of two uses add up */
+        CHECK(gradients(ctx1, p, dy, 2, g2, NULL), "%s twice: %s", p->label, stx_error(ctx1));
+        for (k = 0; k < p->n; k++) {
+            if (p->absent[k] || p->fixed[k]) continue;
+            for (i = 0; i < p->size[k]; i++) g2[k][i] /= 1.5;
+            CHECK(test_error(g2[k], g[k], p->size[k], 1e-3) <= 1e-12, "%s, input %d: two uses do not add up", p->label, k);
+        }
+    }
+    if (gradients(ctx3, p, dy, 1, g2, v3)) {                        /* threads */
+        CHECK(test_error(v3, v1, ny, 1e-3) <= 1e-13, "%s: three threads change the value", p->label);
+        for (k = 0; k < p->n; k++)
+            if (!p->absent[k] && !p->fixed[k]) CHECK(test_error(g2[k], g[k], p->size[k], 1e-3) <= 1e-12, "%s, input %d: three threads change the gradient", p->label, k);
+    } else CHECK(0, "%s: %s", p->label, stx_error(ctx3));
+    for (k = 0; k < p->n; k++) { free(g[k]); free(g2[k]); }
+    free(dy); free(v1); free(v3);
+    stx_clear_error(ctx1); stx_clear_error(ctx3);
+    finish(p);
+}
+static int32_t *ids_of(size_t n, size_t V) {          /* repeats, and both ends */
+    int32_t *id = (int32_t *)malloc((n + 1) * sizeof *id);
+    size_t i;
+    for (i = 0; i < n; i++) id[i] = (int32_t)((size_t)((test_rand() + 1) / 2 * (double)V) % V);
+    id[0] = 0;
+    if (n > 1) id[n - 1] = (int32_t)V - 1;
+    return id;
+}
+
+/* >>rows: one function a row of the table */
+
+typedef struct id_user { int32_t *id; size_t B, T; double divisor; } id_user;
+static stx_tensor *make_embedding(stx_ctx *x, stx_tensor **in, void *user) {
+    id_user *u = (id_user *)user;
+    return stx_embedding(x, in[0], stx_tokens(x, u->id, u->B, u->T));
+}
+static void row_embedding(void) {
+    static const size_t s[][4] = {{31, 5, 3, 7}, {65, 33, 2, 31}, {2, 1, 1, 9}};
+    int i;
+    for (i = 0; i < 3; i++) {
+        id_user u;
+        problem p = start("embedding", make_embedding, &u);
+        u.B = s[i][2]; u.T = s[i][3];
+        u.id = ids_of(u.B * u.T, s[i][0]);
+        add(&p, s[i][0], s[i][1], 0, 0);
+        check(&p);
+        free(u.id);
+    }
+}
+
+static stx_tensor *make_linear(stx_ctx *x, stx_tensor **in, void *user) { return stx_linear(x, in[0], in[1], in[2], *(int *)user); }
+static void row_linear(void) {
+    int act, bias;
+    for (act = STX_ACT_NONE; act <= STX_ACT_SIGMOID; act++)
+        for (bias = 0; bias < 2; bias++) {
+            problem p = start("linear 3x7x5", make_linear, &act), q = start("linear 2x33x31", make_linear, &act);
+            add(&p, 3, 7, 5, 0); add(&p, 11, 5, 0, 0);
+            if (bias) add(&p, 11, 0, 0, 0); else add_absent(&p);
+            check(&p);
+            q.entries = 20;
+            add(&q, 2, 33, 31, 0); add(&q, 65, 31, 0, 0);
+            if (bias) add(&q, 65, 0, 0, 0); else add_absent(&q);
+            check(&q);
+        }
+    act = STX_ACT_GELU;
+    { problem p = start("linear of one row", make_linear, &act); add(&p, 5, 0, 0, 0); add(&p, 3, 5, 0, 0); add(&p, 3, 0, 0, 0); check(&p); }
+    { problem p = start("linear 400 rows", make_linear, &act); p.entries = 10; add(&p, 401, 33, 0, 0); add(&p, 65, 33, 0, 0); add(&p, 65, 0, 0, 0); check(&p); }
+}
+
+typedef struct mm_user { int ta, tb, self; } mm_user;
+static stx_tensor *make_matmul(stx_ctx *x, stx_tensor **in, void *user) {
+    mm_user *u = (mm_user *)user;
+    return stx_matmul(x, in[0], u->self ? in[0] : in[1], u->ta, u->tb);
+}
+static void row_matmul(void) {
+    mm_user u;
+    int lead, shared;
+    for (u.ta = 0; u.ta < 2; u.ta++) for (u.tb = 0; u.tb < 2; u.tb++) {
+        u.self = 0;
+        for (lead = 0; lead < 3; lead++) for (shared = 0; shared < 2; shared++) {
+            problem p = start(shared ? "matmul, shared second" : "matmul", make_matmul, &u);
+            size_t M = 7, K = 5, N = 11, a0 = u.ta ? K : M, a1 = u.ta ? M : K, b0 = u.tb ? N : K, b1 = u.tb ? K : N;
+            if (lead == 0) { add(&p, a0, a1, 0, 0); } else if (lead == 1) { add(&p, 3, a0, a1, 0); } else add(&p, 2, 3, a0, a1);
+            if (lead == 0 || shared) { add(&p, b0, b1, 0, 0); } else if (lead == 1) { add(&p, 3, b0, b1, 0); } else add(&p, 2, 3, b0, b1);
+            check(&p);
+        }
+        { problem p = start("matmul 2x65x33", make_matmul, &u); p.entries = 20;
+          if (u.ta) add(&p, 2, 33, 65, 0); else add(&p, 2, 65, 33, 0);
+          if (u.tb) add(&p, 2, 31, 33, 0); else add(&p, 2, 33, 31, 0);
+          check(&p); }
+        u.self = 1;
+        { problem p = start("matmul with itself", make_matmul, &u); add(&p, 2, 7, 7, 0); check(&p); }
+    }
+}
+
+static stx_tensor *make_layernorm(stx_ctx *x, stx_tensor **in, void *user) { return stx_layernorm(x, in[0], in[1], in[2], *(double *)user); }
+static void row_layernorm(void) {
+    static const size_t s[][3] = {{5, 7, 0}, {3, 31, 0}, {2, 33, 65}, {67, 33, 0}, {3, 16, 0}, {4, 1, 0}};
+    double eps;
+    int i;
+    for (i = 0; i < 6; i++)
+        for (eps = 0; eps < 0.5; eps += 0.3) {
+            problem p = start("layernorm", make_layernorm, &eps);
+            size_t C = s[i][2] ? s[i][2] : s[i][1];
+            p.entries = 100;
+            if (C == 1 && eps == 0) continue;        /* x - mean = 0: the derivative at eps 1e-5 is fine, but y is flat */
+            add(&p, s[i][0], s[i][1], s[i][2], 0); add(&p, C, 0, 0, 0); add(&p, C, 0, 0, 0);
+            check(&p);
+        }
+}
+
+static stx_tensor *make_add(stx_ctx *x, stx_tensor **in, void *user) { return stx_add(x, in[0], user ? in[0] : in[1]); }
+static stx_tensor *make_mul(stx_ctx *x, stx_tensor **in, void *user) { return stx_mul(x, in[0], user ? in[0] : in[1]); }
+static void binary(const char *label, stx_tensor *(*make)(stx_ctx *, stx_tensor **, void *)) {
+    int one = 1;
+    { problem p = start(label, make, NULL); add(&p, 3, 7, 5, 0); add(&p, 3, 7, 5, 0); check(&p); }
+    { problem p = start(label, make, NULL); add(&p, 3, 7, 5, 0); add(&p, 7, 5, 0, 0); check(&p); }
+    { problem p = start(label, make, NULL); add(&p, 3, 7, 5, 0); add(&p, 5, 0, 0, 0); check(&p); }
+    { problem p = start(label, make, NULL); add(&p, 2, 3, 5, 7); add(&p, 3, 5, 7, 0); check(&p); }
+    { problem p = start(label, make, NULL); p.entries = 40; add(&p, 131, 65, 0, 0); add(&p, 65, 0, 0, 0); check(&p); }
+    { problem p = start(label, make, &one); add(&p, 33, 0, 0, 0); check(&p); }
+}
+static void row_add(void) { binary("add", make_add); }
+static void row_mul(void) { binary("mul", make_mul); }
+
+static stx_tensor *make_scale(stx_ctx *x, stx_tensor **in, void *user) { return stx_scale(x, in[0], *(double *)user); }
+static stx_tensor *make_relu(stx_ctx *x, stx_tensor **in, void *user) { (void)user; return stx_relu(x, in[0]); }
+static stx_tensor *make_gelu(stx_ctx *x, stx_tensor **in, void *user) { (void)user; return stx_gelu(x, in[0]); }
+static stx_tensor *make_tanh(stx_ctx *x, stx_tensor **in, void *user) { (void)user; return stx_tanh(x, in[0]); }
+static stx_tensor *make_sigmoid(stx_ctx *x, stx_tensor **in, void *user) { (void)user; return stx_sigmoid(x, in[0]); }
+static stx_tensor *make_softmax(stx_ctx *x, stx_tensor **in, void *user) { (void)user; return stx_softmax(x, in[0]); }
+static stx_tensor *make_mean(stx_ctx *x, stx_tensor **in, void *user) { (void)user; return stx_mean(x, in[0]); }
+static void unary(const char *label, stx_tensor *(*make)(stx_ctx *, stx_tensor **, void *), void *user) {
+    static const size_t s[][3] = {{5, 33, 0}, {2, 3, 65}, {31, 0, 0}, {4, 1, 0}};
+    int i;
+    for (i = 0; i < 4; i++) {
+        problem p = start(label, make, user);
+        add_away(&p, s[i][0], s[i][1], s[i][2]);
+        check(&p);
+    }
+}
+static void row_scale(void) { double s = -1.7; unary("scale", make_scale, &s); }
+static void row_relu(void) { unary("relu", make_relu, NULL); }
+static void row_gelu(void) { unary("gelu", make_gelu, NULL); }
+static void row_tanh(void) { unary("tanh", make_tanh, NULL); }
+static void row_sigmoid(void) { unary("sigmoid", make_sigmoid, NULL); }
+static void row_softmax(void) { unary("softmax", make_softmax, NULL); }
+static void row_mean(void) { unary("mean", make_mean, NULL); }
+
+static stx_tensor *make_dropout(stx_ctx *x, stx_tensor **in, void *user) { return stx_dropout(x, in[0], *(double *)user); }
+static void row_dropout(void) {
+    static const double rate[] = {0.3, 0.5, 0.9, 1.0 / 65536};
+    size_t n = 100003, i;
+    stx_real *a = gemm_random(n), *b = gemm_random(n), *dy = gemm_random(n), *y2 = gemm_random(n);
+    int r;
+    for (r = 0; r < 4; r++) {
+        double p = rate[r], keep = floor((1 - p) * 65536 + 0.5) / 65536, kept = 0;
+        problem q = start("dropout", make_dropout, &p);
+        stx_tensor *t, *y;
+        stx_desc d2 = {0};
+        stx_ctx *two;
+        int good = 1, same = 1;
+        q.random = 1;
+        add(&q, 7, 33, 0, 0);
+        check(&q);
+        for (i = 0; i < n; i++) a[i] = 1 + (double)i / (double)n;
+        stx_set_tick(ctx1, TICK);
+        stx_begin(ctx1, STX_TRAIN);
+        t = stx_variable(ctx1, a, n, 0, 0, 0);
+        y = stx_dropout(ctx1, t, p);
+        for (i = 0; i < n; i++) {
+            if (y->data[i] != 0) { kept++; if (!CLOSE(y->data[i], a[i] / keep, 1e-14)) good = 0; }
+            b[i] = y->data[i];
+        }
+        CHECK(good, "p %g: what is kept is not scaled by 1/keep", p);
+        CHECK(fabs(kept / (double)n - keep) <= 4.5 * sqrt(keep * (1 - keep) / (double)n), "p %g: kept %g, want %g", p, kept / (double)n, keep);
+        stx_backward_from(ctx1, y, dy);
+        for (i = 0, good = 1; i < n; i++) if (!CLOSE(t->grad[i], b[i] == 0 ? 0 : dy[i] / keep, 1e-14)) good = 0;
+        CHECK(good, "p %g: backward uses another mask", p);
+        d2.threads = 2;
+        two = stx_create(&d2);
+        stx_set_tick(two, TICK); stx_begin(two, STX_TRAIN);
+        stx_get(two, stx_dropout(two, stx_input(two, a, n, 0, 0, 0), p), y2);
+        CHECK(!memcmp(y2, b, n * sizeof *b), "p %g: two threads draw another mask", p);
+        stx_destroy(two);
+        stx_set_tick(ctx3, TICK); stx_begin(ctx3, STX_TRAIN);
+        stx_get(ctx3, stx_dropout(ctx3, stx_input(ctx3, a, n, 0, 0, 0), p), y2);
+        CHECK(!memcmp(y2, b, n * sizeof *b), "p %g: three threads draw another mask", p);
+        stx_begin(ctx1, STX_TRAIN);                     /* the next tick */
+        stx_get(ctx1, stx_dropout(ctx1, stx_input(ctx1, a, n, 0, 0, 0), p), y2);
+        CHECK(memcmp(y2, b, n * sizeof *b) != 0, "p %g: the next step has the same mask", p);
+        stx_set_tick(ctx1, TICK); stx_begin(ctx1, STX_TRAIN);
+        t = stx_input(ctx1, a, n, 0, 0, 0);
+        stx_get(ctx1, stx_dropout(ctx1, t, p), y2);
+        same = !memcmp(y2, b, n * sizeof *b);
+        CHECK(same, "p %g: the same step has another mask", p);
+        stx_get(ctx1, stx_dropout(ctx1, t, p), y2);
+        CHECK(memcmp(y2, b, n * sizeof *b) != 0, "p %g: two ops of a step share their mask", p);
+        stx_begin(ctx1, STX_EVAL);
+        stx_get(ctx1, stx_dropout(ctx1, stx_input(ctx1, a, n, 0, 0, 0), p), y2);
+        CHECK(!memcmp(y2, a, n * sizeof *a), "p %g: evaluation is not the identity", p);
+    }
+    free(a); free(b); free(dy); free(y2);
+}
+
+static stx_tensor *make_cross_entropy(stx_ctx *x, stx_tensor **in, void *user) {
+    id_user *u = (id_user *)user;
+    return stx_cross_entropy(x, in[0], stx_tokens(x, u->id, u->B, u->T), u->divisor);
+}
+static void row_cross_entropy(void) {
+    static const size_t s[][3] = {{3, 7, 31}, {2, 5, 65}, {1, 1, 2}, {1, 9, 1}};
+    int i, k;
+    for (i = 0; i < 4; i++)
+        for (k = 0; k < 2; k++) {
+            id_user u;
+            problem p = start("cross entropy", make_cross_entropy, &u);
+            u.B = s[i][0]; u.T = s[i][1]; u.divisor = k ? 3.5 : 0;
+            u.id = ids_of(u.B * u.T, s[i][2]);
+            add(&p, u.B, u.T, s[i][2], 0);
+            check(&p);
+            free(u.id);
+        }
+}
+static stx_tensor *make_mse(stx_ctx *x, stx_tensor **in, void *user) { return stx_mse(x, in[0], user ? stx_tanh(x, in[0]) : in[1]); }
+static void row_mse(void) {
+    int one = 1;
+    { problem p = start("mse", make_mse, NULL); add(&p, 3, 31, 0, 0); add(&p, 3, 31, 0, 0); check(&p); }
+    { problem p = start("mse", make_mse, NULL); add(&p, 33, 0, 0, 0); add(&p, 33, 0, 0, 0); p.fixed[1] = 1; check(&p); }
+    { problem p = start("mse", make_mse, NULL); add(&p, 33, 0, 0, 0); add(&p, 33, 0, 0, 0); p.fixed[0] = 1; check(&p); }
+    { problem p = start("mse of one tensor", make_mse, &one); add(&p, 33, 0, 0, 0); check(&p); }
+}
+
+static stx_tensor *make_concat(stx_ctx *x, stx_tensor **in, void *user) { return stx_concat(x, in[0], user ? in[0] : in[1]); }
+static stx_tensor *make_concat_channels(stx_ctx *x, stx_tensor **in, void *user) { return stx_concat_channels(x, in[0], user ? in[0] : in[1]); }
+static void row_concat(void) {
+    int one = 1;
+    { problem p = start("concat", make_concat, NULL); add(&p, 3, 7, 5, 0); add(&p, 3, 11, 5, 0); check(&p); }
+    { problem p = start("concat with itself", make_concat, &one); add(&p, 2, 1, 33, 0); check(&p); }
+}
+static void row_concat_channels(void) {
+    int one = 1;
+    { problem p = start("concat_channels", make_concat_channels, NULL); add(&p, 3, 7, 5, 0); add(&p, 3, 7, 11, 0); check(&p); }
+    { problem p = start("concat_channels", make_concat_channels, NULL); add(&p, 31, 2, 0, 0); add(&p, 31, 1, 0, 0); check(&p); }
+    { problem p = start("concat_channels with itself", make_concat_channels, &one); add(&p, 2, 3, 5, 0); check(&p); }
+}
+static stx_tensor *make_slice(stx_ctx *x, stx_tensor **in, void *user) { size_t *t = (size_t *)user; return stx_slice(x, in[0], t[0], t[1]); }
+static void row_slice(void) {
+    static size_t t[][2] = {{0, 31}, {0, 1}, {30, 31}, {7, 19}};
+    int i;
+    for (i = 0; i < 4; i++) { problem p = start("slice", make_slice, t[i]); add(&p, 3, 31, 2, 0); check(&p); }
+}
+static stx_tensor *make_gather(stx_ctx *x, stx_tensor **in, void *user) { id_user *u = (id_user *)user; return stx_gather(x, in[0], u->id, u->T); }
+static void row_gather(void) {
+    id_user u;
+    problem p = start("gather", make_gather, &u);
+    u.T = 31;
+    u.id = ids_of(u.T, 21);
+    add(&p, 3, 7, 5, 0);
+    check(&p);
+    free(u.id);
+}
+static stx_tensor *make_reshape(stx_ctx *x, stx_tensor **in, void *user) {
+    (void)user;
+    return stx_mul(x, stx_reshape(x, in[0], 5, 21, 0, 0), stx_reshape(x, in[0], 5, 21, 0, 0));
+}
+static void row_reshape(void) {
+    { problem p = start("reshape", make_reshape, NULL); add(&p, 3, 7, 5, 0); check(&p); }
+    { problem p = start("reshape", make_reshape, NULL); add(&p, 105, 0, 0, 0); check(&p); }
+}
+
+static void row_detach(void) {
+    stx_real *a = gemm_random(33), *dy = gemm_random(33);
+    stx_tensor *t, *d, *y;
+    int i, good = 1;
+    stx_begin(ctx1, STX_TRAIN);
+    t = stx_variable(ctx1, a, 33, 0, 0, 0);
+    d = stx_detach(ctx1, t);
+    CHECK(d && !d->needs_grad && !memcmp(d->data, a, 33 * sizeof *a), "the value is another one");
+    y = stx_mul(ctx1, d, t);
+    stx_backward_from(ctx1, y, dy);
+    for (i = 0; i < 33; i++) if (!CLOSE(t->grad[i], dy[i] * a[i], 1e-15)) good = 0;     /* 2 dy a without the detach */
+    CHECK(good, "a gradient passes detach");
+    stx_begin(ctx1, STX_TRAIN);
+    t = stx_variable(ctx1, a, 33, 0, 0, 0);
+    y = stx_add(ctx1, stx_scale(ctx1, stx_tanh(ctx1, stx_detach(ctx1, t)), 2), t);
+    stx_backward_from(ctx1, y, dy);
+    CHECK(stx_ok(ctx1) && !memcmp(t->grad, dy, 33 * sizeof *a), "a gradient passes detach and a chain of ops");
+    stx_begin(ctx1, STX_TRAIN);
+    t = stx_variable(ctx1, a, 33, 0, 0, 0);
+    y = stx_mean(ctx1, stx_detach(ctx1, t));
+    stx_backward(ctx1, y);
+    CHECK(!stx_ok(ctx1) && !t->grad, "nothing to go back to, and no error");
+    stx_clear_error(ctx1);
+    free(a); free(dy);
+}
+
+/* >>recompute: the same bits as without, values and gradients */
+typedef struct block_user { stx_params *p; int nested, what; } block_user;
+static stx_tensor *inner_block(stx_ctx *x, void *user, stx_tensor **in) {
+    block_user *u = (block_user *)user;
+    stx_tensor *h = stx_linear(x, in[0], stx_params_find(u->p, "w1"), stx_params_find(u->p, "b1"), STX_ACT_GELU);
+    return stx_linear(x, stx_dropout(x, h, 0.25), stx_params_find(u->p, "w2"), NULL, STX_ACT_NONE);
+}
+static stx_tensor *outer_block(stx_ctx *x, void *user, stx_tensor **in) {
+    block_user *u = (block_user *)user;
+    stx_attention_in ai;
+    stx_attention_desc ad;
+    stx_tensor *h, *ff;
+    memset(&ai, 0, sizeof ai);
+    memset(&ad, 0, sizeof ad);
+    ai.q = in[0]; ai.k = ai.v = stx_dropout(x, in[0], 0.1);
+    ai.pe = stx_params_find(u->p, "pe");
+    ad.heads = 2;
+    ad.dropout = 0.2;
+    h = stx_add(x, stx_attention(x, &ai, &ad), in[1]);
+    ff = u->nested ? stx_recompute(x, inner_block, u, &h, 1) : inner_block(x, u, &h);
+    return stx_dropout(x, stx_tanh(x, ff), 0.15);
+}
+static stx_tensor *identity_block(stx_ctx *x, void *user, stx_tensor **in) { (void)x; (void)user; return in[0]; }
+static stx_tensor *constant_block(stx_ctx *x, void *user, stx_tensor **in) { (void)user; return stx_scale(x, stx_detach(x, in[0]), 2); }
+static void recompute_run(int mode, size_t chunk, stx_real *out, stx_real *grads, size_t *peak) {
+    stx_desc d = {0};
+    stx_ctx *x;
+    stx_params *p;
+    stx_tensor *in[2], *y, *W;
+    block_user u;
+    stx_real *a, *b, *dy;
+    size_t i, n = 0, k;
+    int layer, step;
+    d.chunk_bytes = chunk;
+    d.threads = 2;
+    d.seed = 5;
+    x = stx_create(&d);
+    p = stx_params_create(x);
+    stx_param(p, STX_NORMAL, 0.4, "w1", 13, 6, 0, 0);
+    stx_param(p, STX_NORMAL, 0.4, "b1", 13, 0, 0, 0);
+    stx_param(p, STX_NORMAL, 0.4, "w2", 6, 13, 0, 0);
+    stx_param(p, STX_NORMAL, 0.4, "pe", 9, 3, 0, 0);
+    W = stx_param(p, STX_NORMAL, 0.4, "w", 6, 6, 0, 0);
+    u.p = p;
+    u.nested = mode == 2;
+    u.what = 0;
+    test_state = 99;
+    a = gemm_random(2 * 31 * 6); b = gemm_random(2 * 31 * 6); dy = gemm_random(2 * 31 * 6);
+    for (step = 0; step < 2; step++) {
+        stx_begin(x, STX_TRAIN);
+        in[0] = stx_variable(x, a, 2, 31, 6, 0);
+        in[1] = stx_variable(x, b, 2, 31, 6, 0);
+        y = stx_linear(x, in[0], W, NULL, STX_ACT_NONE);
+        for (layer = 0; layer < 3; layer++) {
+            stx_tensor *both[2];
+            both[0] = y; both[1] = in[1];
+            y = mode ? stx_recompute(x, outer_block, &u, both, 2) : outer_block(x, &u, both);
+        }
+        y = stx_dropout(x, y, 0.1);
+        CHECK(y != NULL, "recompute mode %d: %s", mode, stx_error(x));
+        if (!y) break;
+        stx_get(x, y, out);
+        stx_backward_from(x, y, dy);
+        CHECK(stx_ok(x), "recompute mode %d: %s", mode, stx_error(x));
+    }
+    for (k = 0; k < 2 && y; k++) for (i = 0; i < in[k]->size; i++) grads[n++] = in[k]->grad[i];
+    for (k = 0; k < p->count && y; k++) for (i = 0; i < p->tensor[k]->size; i++) grads[n++] = p->tensor[k]->grad[i];
+    *peak = stx_peak_bytes(x);
+    stx_destroy(x);
+    free(a); free(b); free(dy);
+}
+static stx_tensor *make_recompute(stx_ctx *x, stx_tensor **in, void *user) { return stx_recompute(x, (stx_recompute_fn)inner_block, user, in, 1); }
+static void row_recompute(void) {
+    static const size_t chunk[] = {0, 1, 5000, 40000};
+    enum { NY = 2 * 31 * 6, NG = 2 * NY + 13 * 6 * 2 + 13 + 27 + 36 };
+    static stx_real y0[NY], y1[NY], g0[NG], g1[NG];
+    size_t plain, peak;
+    int i, mode;
+    recompute_run(0, 0, y0, g0, &plain);
+    for (mode = 1; mode < 3; mode++)
+        for (i = 0; i < 4; i++) {
+            recompute_run(mode, chunk[i], y1, g1, &peak);
+            CHECK(!memcmp(y0, y1, sizeof y0), "%s, chunks of %zu: values differ", mode == 2 ? "nested" : "recompute", chunk[i]);
+            CHECK(!memcmp(g0, g1, sizeof g0), "%s, chunks of %zu: gradients differ by %g", mode == 2 ? "nested" : "recompute", chunk[i], test_error(g1, g0, NG, 1e-3));
+        }
+    {   /* against differences, too */
+        block_user u;
+        problem p = start("recompute", make_recompute, &u);
+        u.p = stx_params_create(ctx1); u.nested = 0; u.what = 0;
+        stx_param(u.p, STX_NORMAL, 0.4, "w1", 13, 6, 0, 0);
+        stx_param(u.p, STX_NORMAL, 0.4, "b1", 13, 0, 0, 0);
+        stx_param(u.p, STX_NORMAL, 0.4, "w2", 6, 13, 0, 0);
+        p.random = 1;
+        add(&p, 5, 6, 0, 0);
+        check(&p);
+    }
+    {   /* a function that gives its input back, and one whose result needs no gradient */
+        stx_real *a = gemm_random(33), *dy = gemm_random(33);
+        stx_tensor *t, *y;
+        stx_begin(ctx1, STX_TRAIN);
+        t = stx_variable(ctx1, a, 33, 0, 0, 0);
+        y = stx_recompute(ctx1, identity_block, NULL, &t, 1);
+        CHECK(y && !memcmp(y->data, a, 33 * sizeof *a), "identity: value");
+        stx_backward_from(ctx1, y, dy);
+        CHECK(stx_ok(ctx1) && t->grad && !memcmp(t->grad, dy, 33 * sizeof *a), "identity: gradient %s", stx_error(ctx1));
+        stx_begin(ctx1, STX_TRAIN);
+        t = stx_variable(ctx1, a, 33, 0, 0, 0);
+        y = stx_add(ctx1, stx_recompute(ctx1, constant_block, NULL, &t, 1), t);
+        stx_backward_from(ctx1, y, dy);
+        CHECK(stx_ok(ctx1) && t->grad && !memcmp(t->grad, dy, 33 * sizeof *a), "a gradient passes detach inside of recompute: %s", stx_error(ctx1));
+        stx_begin(ctx1, STX_EVAL);
+        t = stx_variable(ctx1, a, 33, 0, 0, 0);
+        y = stx_recompute(ctx1, constant_block, NULL, &t, 1);
+        CHECK(y && y->data[3] == 2 * a[3], "in evaluation");
+        stx_clear_error(ctx1);
+        free(a); free(dy);
+    }
+}
+
+/* >>attention */
+typedef struct attn {
+    size_t B, T, S, H, D, P;          /* P 0: no pe */
+    int pe_heads, u, vb, z;           /* z: 0 none, 1 fractions off the kinks, 2 zero, 3 one, 4 a mixture on kinks */
+    size_t N;
+    stx_attention_desc d;
+} attn;
+static stx_tensor *make_attention(stx_ctx *x, stx_tensor **in, void *user) {
+    stx_attention_in a;
+    a.q = in[0]; a.k = in[1]; a.v = in[2]; a.pe = in[3]; a.u = in[4]; a.vb = in[5]; a.z = in[6]; a.pk = in[7]; a.pv = in[8];
+    return stx_attention(x, &a, &((attn *)user)->d);
+}
+static void attn_inputs(problem *p, attn *a) {
+    size_t C = a->H * a->D, h, i;
+    add(p, a->B, a->T, C, 0);
+    add(p, a->B, a->S, C, 0);
+    add(p, a->B, a->S, C, 0);
+    if (a->P) add(p, a->P, a->pe_heads ? C : a->D, 0, 0); else add_absent(p);
+    if (a->u) add(p, C, 0, 0, 0); else add_absent(p);
+    if (a->vb) add(p, C, 0, 0, 0); else add_absent(p);
+    if (a->z) {
+        stx_real *z = add(p, a->H, 0, 0, 0);
+        for (h = 0; h < a->H; h++)
+            z[h] = a->z == 1 ? (floor((0.05 + 0.9 * (double)((h * 7 + 3) % 11) / 11) * a->d.max_span) + 0.37) / a->d.max_span
+                 : a->z == 2 ? 0 : a->z == 3 ? 1 : h % 3 == 0 ? 0 : h % 3 == 1 ? 1 : 0.25;
+        if (a->z != 1) p->fixed[6] = 1;         /* on a kink: checked against the dense derivative, not by differences */
+    } else add_absent(p);
+    if (a->N) { add(p, a->H, a->N, a->D, 0); add(p, a->H, a->N, a->D, 0); } else { add_absent(p); add_absent(p); }
+    if (a->D > 100) for (i = 0; i < p->size[0]; i++) p->data[0][i] *= 0.2;      /* softmax not saturated */
+}
+/* The formulas of seqtx.h, dense. mask: what each weight is multiplied by after normalisation, (B,H,T,span+S+N) or NULL,
+   zero keys in front. dz (H) = max_span/ramp sum over 0 <= ramp <= 1 of e^s/norm (r dy.v - dy.y), both ends inclusive. */
+static void dense(const problem *p, const attn *a, const stx_real *mask, const stx_real *dy, stx_real *y, stx_real *dz) {
+    const stx_real *q = p->data[0], *k = p->data[1], *v = p->data[2], *pe = p->data[3], *u = p->data[4], *vb = p->data[5], *z = p->data[6], *pk = p->data[7], *pv = p->data[8];
+    ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, zero = a->d.first_key < 0 ? -a->d.first_key : 0, j;
+    size_t D = a->D, H = a->H, W = (size_t)zero + a->S + a->N, b, h, i, d, n;
+    double scale = a->d.scale != 0 ? a->d.scale : 1 / sqrt((double)D);
+    double *s = (double *)malloc(W * sizeof *s), *m = (double *)malloc(W * sizeof *m), *um = (double *)malloc(W * sizeof *um), *g = (double *)malloc(W * sizeof *g);
+    int *in = (int *)malloc(W * sizeof *in);
+    for (h = 0; dz && h < H; h++) dz[h] = 0;
+    for (b = 0; b < a->B; b++) for (h = 0; h < H; h++) for (i = 0; i < a->T; i++) {
+        const stx_real *qi = q + (b * a->T + i) * H * D + h * D, *dyi = dy ? dy + (b * a->T + i) * H * D + h * D : NULL;
+        stx_real *yi = y + (b * a->T + i) * H * D + h * D;
+        double top = -1e300, sum = 0, all = 0, dot = 0;
+        for (n = 0; n < W; n++) {
+            in[n] = 0; m[n] = 1; um[n] = 9; s[n] = 0;
+            j = (ptrdiff_t)n - zero;
+            if (j >= (ptrdiff_t)a->S) {                              /* persistent */
+                for (d = 0; d < D; d++) s[n] += qi[d] * pk[(h * a->N + (size_t)(j - (ptrdiff_t)a->S)) * D + d];
+                s[n] *= scale * sqrt((double)D);
+                in[n] = 1;
+            } else {
+                ptrdiff_t delta = C + (ptrdiff_t)i - j, row = (ptrdiff_t)a->P - 1 + a->d.delta_min - delta;
+                if (j < a->d.first_key) continue;
+                if (!a->d.not_causal && (delta < a->d.delta_min || (a->d.span && delta > (ptrdiff_t)a->d.span))) continue;
+                if (a->P && row < 0) continue;                       /* no position, no key */
+                for (d = 0; d < D && j >= 0; d++) s[n] += (qi[d] + (u ? u[h * D + d] : 0)) * k[(b * a->S + (size_t)j) * H * D + h * D + d];
+                if (a->P) for (d = 0; d < D; d++) s[n] += (qi[d] + (vb ? vb[h * D + d] : 0)) * pe[a->pe_heads ? (size_t)row * H * D + h * D + d : (size_t)row * D + d];
+                s[n] *= scale;
+                if (z) {
+                    um[n] = (z[h] * a->d.max_span + a->d.ramp + 1 - (double)delta) / a->d.ramp;
+                    m[n] = um[n] < 0 ? 0 : um[n] > 1 ? 1 : um[n];
+                }
+                in[n] = 1;
+            }
+            if (a->d.eps == 0 && um[n] < 0) { in[n] = 0; continue; }       /* out of the ramp: whatever its logit */
+            if (s[n] > top) top = s[n];
+        }
+        for (n = 0; n < W; n++) if (in[n]) { s[n] = exp(s[n] - top); sum += m[n] * s[n]; all += s[n]; }
+        sum += a->d.eps * all;
+        for (d = 0; d < D; d++) yi[d] = 0;
+        for (n = 0; n < W; n++) {
+            double r = mask ? mask[((b * H + h) * a->T + i) * W + n] : 1, w = in[n] && sum > 0 ? m[n] * s[n] / sum * r : 0;
+            const stx_real *vj = NULL;
+            double f = 1;
+            j = (ptrdiff_t)n - zero;
+            if (j >= (ptrdiff_t)a->S) { vj = pv + (h * a->N + (size_t)(j - (ptrdiff_t)a->S)) * D; f = sqrt((double)a->N); }
+            else if (j >= 0) vj = v + (b * a->S + (size_t)j) * H * D + h * D;
+            g[n] = 0;
+            for (d = 0; d < D && vj; d++) { yi[d] += w * f * vj[d]; if (dyi) g[n] += r * f * dyi[d] * vj[d]; }
+        }
+        if (!dz || !z || !(sum > 0)) continue;
+        for (d = 0; d < D; d++) dot += dyi[d] * yi[d];
+        for (n = 0; n < W; n++)
+            if (in[n] && um[n] >= 0 && um[n] <= 1) dz[h] += a->d.max_span / a->d.ramp * s[n] / sum * (g[n] - dot);
+    }
+    free(s); free(m); free(um); free(g); free(in);
+}
+static const char *attn_label(const attn *a) {
+    static char t[300];
+    snprintf(t, sizeof t, "attention B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d N %zu dmin %d span %zu eps %g first %ld%s scale %g L %g R %g drop %g",
+             a->B, a->T, a->S, a->H, a->D, a->P, a->P ? (a->pe_heads ? " per head" : " shared") : "", a->u ? " u" : "", a->vb ? " vb" : "",
+             a->z, a->N, a->d.delta_min, a->d.span, a->d.eps, (long)a->d.first_key, a->d.not_causal ? " not causal" : "", a->d.scale,
+             a->d.max_span, a->d.ramp, a->d.dropout);
+    return t;
+}
+/* entries 0: values and dz only */
+static void attn_case(const attn *spec, int entries) {
+    attn a = *spec;
+    problem p = start(attn_label(&a), make_attention, &a);
+    stx_tensor *in[MAX_IN], *y;
+    size_t n = a.B * a.T * a.H * a.D;
+    stx_real *want = gemm_random(n), *dy = gemm_random(n), *dz = gemm_random(a.H);
+    double dropout = a.d.dropout;
+    a.d.heads = a.H;
+    attn_inputs(&p, &a);
+    a.d.dropout = 0;
+    p.fixed[6] = 0;
+    y = forward(ctx1, &p, in);
+    CHECK(y != NULL, "%s: %s", p.label, stx_error(ctx1));
+    if (y) {
+        dense(&p, &a, NULL, dy, want, dz);
+        CHECK(test_error(y->data, want, n, 1e-3) <= 1e-12, "%s: value off by %g", p.label, test_error(y->data, want, n, 1e-3));
+        stx_backward_from(ctx1, y, dy);
+        if (a.z && stx_ok(ctx1)) CHECK(in[6]->grad && test_error(in[6]->grad, dz, a.H, 1e-3) <= 1e-10, "%s: dz off by %g", p.label, test_error(in[6]->grad, dz, a.H, 1e-3));
+    }
+    stx_clear_error(ctx1);
+    p.fixed[6] = a.z != 1;
+    a.d.dropout = dropout;
+    p.random = dropout > 0;
+    p.entries = entries;
+    free(want); free(dy); free(dz);
+    if (entries) check(&p); else finish(&p);
+}
+/* The mask that dropout draws, seen through weights that are all equal and values that are unit vectors; then the dense
+   attention with that mask. */
+static void attn_dropout(size_t B, size_t T, size_t S, size_t H, size_t N, ptrdiff_t first, double rate) {
+    size_t D = S + N, zero = first < 0 ? (size_t)-first : 0, W = zero + S + N, b, h, i, n, nk = 0, all = 0;
+    attn a = {0};
+    problem p, e;
+    stx_tensor *in[MAX_IN], *y;
+    stx_real *mask = (stx_real *)calloc(B * H * T * W, sizeof *mask), *want = gemm_random(B * T * H * D), *y1 = gemm_random(B * T * H * D);
+    double keep = floor((1 - rate) * 65536 + 0.5) / 65536;
+    int good = 1;
+    a.B = B; a.T = T; a.S = S; a.H = H; a.D = D; a.N = N;
+    a.d.heads = H; a.d.dropout = rate; a.d.first_key = first;
+    e = start("unit values", make_attention, &a);
+    attn_inputs(&e, &a);
+    for (n = 0; n < 3; n++) memset(e.data[n], 0, e.size[n] * sizeof **e.data);
+    for (b = 0; b < B; b++) for (i = 0; i < S; i++) for (h = 0; h < H; h++) e.data[2][(b * S + i) * H * D + h * D + i] = 1;
+    for (n = 7; n < 9 && N; n++) memset(e.data[n], 0, e.size[n] * sizeof **e.data);
+    for (h = 0; h < H; h++) for (i = 0; i < N; i++) e.data[8][(h * N + i) * D + S + i] = 1 / sqrt((double)N);
+    y = forward(ctx1, &e, in);
+    CHECK(y != NULL, "dropout: %s", stx_error(ctx1));
+    for (b = 0; b < B && y; b++) for (h = 0; h < H; h++) for (i = 0; i < T; i++) {
+        size_t keys = zero + S - T + i + 1 + N;             /* every weight is 1/keys */
+        for (n = 0; n < S + N; n++) {
+            double m = y->data[(b * T + i) * H * D + h * D + n] * (double)keys;
+            if (n < S && n > S - T + i) { if (m != 0) good = 0; continue; }
+            if (m != 0 && !CLOSE(m, 1 / keep, 1e-12)) good = 0;
+            nk += m != 0; all++;
+            mask[((b * H + h) * T + i) * W + zero + n] = m;
+        }
+    }
+    CHECK(good, "attention dropout %g: what is kept is not scaled by 1/keep", rate);
+    CHECK(fabs((double)nk / (double)all - keep) <= 4.5 * sqrt(keep * (1 - keep) / (double)all), "attention dropout %g: kept %g", rate, (double)nk / (double)all);
+    if (y) memcpy(y1, y->data, y->size * sizeof *y1);
+    y = forward(ctx3, &e, in);
+    CHECK(y && !memcmp(y1, y->data, y->size * sizeof *y1), "attention dropout: threads change the mask");
+    finish(&e);
+    p = start("attention with dropout", make_attention, &a);
+    attn_inputs(&p, &a);
+    y = forward(ctx1, &p, in);
+    dense(&p, &a, mask, NULL, want, NULL);
+    if (y) CHECK(test_error(y->data, want, y->size, 1e-3) <= 1e-12, "attention with dropout: off by %g", test_error(y->data, want, y->size, 1e-3));
+    stx_begin(ctx1, STX_EVAL);
+    for (n = 0; n < 9; n++) in[n] = p.absent[n] ? NULL : stx_input(ctx1, p.data[n], p.dim[n][0], p.dim[n][1], p.dim[n][2], p.dim[n][3]);
+    y = make_attention(ctx1, in, &a);
+    dense(&p, &a, NULL, NULL, want, NULL);
+    if (y) CHECK(test_error(y->data, want, y->size, 1e-3) <= 1e-12, "attention drops in evaluation");
+    finish(&p);
+    free(mask); free(want); free(y1);
+}
+static stx_tensor *make_self_attention(stx_ctx *x, stx_tensor **in, void *user) {
+    stx_tensor *full[MAX_IN] = {0};
+    full[0] = full[1] = full[2] = in[0];
+    full[3] = in[1];
+    return make_attention(x, full, user);
+}
+#define PICK(list) list[(size_t)((test_rand() + 1) / 2 * (double)(sizeof list / sizeof *list)) % (sizeof list / sizeof *list)]
+static void row_attention(void) {
+    attn a;
+    int i;
+    /* each member of the block alone, on top of a small plain case */
+    for (i = 0; i < 40; i++) {
+        memset(&a, 0, sizeof a);
+        a.B = 2; a.T = 5; a.S = 11; a.H = 2; a.D = 3;
+        a.d.max_span = 16; a.d.ramp = 4;
+        switch (i) {
+        case 0: break;
+        case 1: a.d.delta_min = 1; break;
+        case 2: a.d.delta_min = 1; a.S = 5; break;                       /* the first query sees nothing */
+        case 3: a.P = 11; break;
+        case 4: a.P = 11; a.pe_heads = 1; break;
+        case 5: a.P = 7; a.d.delta_min = 1; break;                       /* fewer positions than keys */
+        case 6: a.P = 40; a.pe_heads = 1; a.d.delta_min = 1; break;      /* more */
+        case 7: a.u = 1; break;
+        case 8: a.P = 11; a.u = 1; a.vb = 1; break;
+        case 9: a.P = 11; a.vb = 1; break;
+        case 10: a.P = 11; a.u = 1; a.vb = 1; a.pe_heads = 1; a.N = 3; break;
+        case 11: a.z = 1; break;
+        case 12: a.z = 2; break;
+        case 13: a.z = 3; break;
+        case 14: a.z = 4; a.H = 3; break;
+        case 15: a.z = 1; a.d.eps = 1e-8; break;
+        case 16: a.z = 1; a.d.eps = 0.02; break;
+        case 17: a.z = 4; a.d.eps = 0.3; a.P = 11; a.d.delta_min = 1; a.N = 2; break;
+        case 18: a.N = 3; break;
+        case 19: a.N = 1; a.u = 1; break;
+        case 20: a.N = 3; a.z = 1; a.d.eps = 0.05; break;
+        case 21: a.d.first_key = -9; break;
+        case 22: a.d.first_key = -9; a.P = 30; a.d.delta_min = 1; break;
+        case 23: a.d.first_key = 4; break;
+        case 24: a.d.first_key = 20; break;                              /* no key at all */
+        case 25: a.d.first_key = 8; a.P = 11; a.d.delta_min = 1; break;
+        case 26: a.d.not_causal = 1; break;
+        case 27: a.d.not_causal = 1; a.S = 3; a.N = 2; break;            /* fewer keys than queries */
+        case 28: a.d.not_causal = 1; a.d.first_key = 4; a.u = 1; break;
+        case 29: a.d.scale = 1.3; break;
+        case 30: a.d.scale = -0.4; a.P = 11; a.u = a.vb = 1; a.N = 2; break;
+        case 31: a.d.span = 3; break;
+        case 32: a.d.span = 1; a.d.delta_min = 1; break;
+        case 33: a.d.span = 64; a.d.first_key = -7; break;
+        case 34: a.d.dropout = 0.4; a.N = 3; break;
+        case 35: a.d.dropout = 0.4; a.P = 11; a.z = 1; a.d.eps = 0.1; break;
+        case 36: a.D = 1; a.H = 3; a.P = 11; a.u = a.vb = 1; break;
+        case 37: a.T = a.S = 1; a.H = 1; a.P = 1; break;
+        case 38: a.P = 1; break;                                         /* only delta = 0 has a position */
+        case 39: a.P = 1; a.d.delta_min = 1; a.pe_heads = 1; a.H = 1; break;
+        }
+        attn_case(&a, 200);
+    }
+    /* tile borders of queries (64) and keys (256), values and a few entries */
+    {
+        static const size_t T[] = {1, 63, 64, 65, 129}, S[] = {0, 1, 192, 236, 300, 471};
+        size_t t, s;
+        for (t = 0; t < 5; t++) for (s = 0; s < 6; s++) {
+            memset(&a, 0, sizeof a);
+            a.B = 1; a.T = T[t]; a.S = T[t] + S[s]; a.H = 2; a.D = 3; a.P = a.S + 1; a.u = a.vb = 1; a.N = (t + s) % 3 ? 0 : 5;
+            a.d.delta_min = (int)(s & 1); a.pe_heads = (int)(t & 1);
+            a.d.max_span = 400; a.d.ramp = 32; a.z = (int)((t + s) % 5);
+            a.d.eps = s % 3 == 2 ? 0.01 : 0;
+            attn_case(&a, (t + s) % 4 == 0 ? 4 : 0);
+        }
+    }
+    /* many keys, many zero keys, many persistent vectors, wide heads */
+    memset(&a, 0, sizeof a);
+    a.B = 1; a.T = 33; a.S = 300; a.H = 2; a.D = 64; a.P = 300; a.d.delta_min = 1; a.z = 1; a.d.max_span = 290; a.d.ramp = 32;
+    attn_case(&a, 3);
+    a.S = 600; a.T = 65; a.D = 3; a.P = 600; a.d.max_span = 590; a.d.eps = 1e-8; a.d.first_key = -7;
+    attn_case(&a, 4);
+    a.d.first_key = -700; a.d.eps = 0; a.T = 5; a.S = 9; a.P = 720; a.d.max_span = 700; a.N = 300;
+    attn_case(&a, 4);
+    memset(&a, 0, sizeof a);
+    a.B = 1; a.T = 33; a.S = 37; a.H = 1; a.D = 700; a.P = 37; a.u = a.vb = 1; a.N = 3;
+    attn_case(&a, 4);
+    a.H = 2; a.D = 331; a.N = 0; a.pe_heads = 1; a.d.not_causal = 0; a.d.first_key = -3; a.P = 45;
+    attn_case(&a, 3);
+    a.T = 2; a.S = 3; a.H = 1; a.D = 10240; a.P = 0; a.u = a.vb = 0;
+    attn_case(&a, 2);
+    memset(&a, 0, sizeof a);
+    a.B = 2; a.T = 129; a.S = 300; a.H = 2; a.D = 3; a.d.not_causal = 1;
+    attn_case(&a, 3);
+    {   /* a key that the ramp hides from most queries has by far the largest logit: it must not be the running maximum */
+        problem p = start("huge logit out of span", make_attention, &a);
+        stx_tensor *in[MAX_IN], *y;
+        stx_real *want, *dy;
+        size_t j, c;
+        int fine = 1;
+        memset(&a, 0, sizeof a);
+        a.B = 1; a.T = 33; a.S = 37; a.H = 2; a.D = 3; a.z = 1; a.d.heads = 2; a.d.max_span = 40; a.d.ramp = 4;
+        attn_inputs(&p, &a);
+        for (c = 0; c < p.size[0]; c++) p.data[0][c] = fabs(p.data[0][c]) + 0.1;
+        for (c = 0; c < 6; c++) p.data[1][5 * 6 + c] = 3000;
+        want = gemm_random(p.size[0]); dy = gemm_random(p.size[0]);
+        dense(&p, &a, NULL, NULL, want, NULL);
+        y = forward(ctx1, &p, in);
+        CHECK(y && test_error(y->data, want, y->size, 1e-3) <= 1e-12, "a huge logit out of span: off by %g", y ? test_error(y->data, want, y->size, 1e-3) : 0);
+        stx_backward_from(ctx1, y, dy);
+        for (j = 0; j < 7; j++) for (c = 0; in[j] && c < in[j]->size; c++) if (!(fabs(in[j]->grad[c]) < 1e100)) fine = 0;
+        CHECK(fine, "a huge logit out of span: gradients are not finite");
+        free(want); free(dy);
+        finish(&p);
+    }
+    /* members mixed at random */
+    for (i = 0; i < 150; i++) {
+        static const size_t T[] = {1, 2, 7, 31, 33, 65}, more[] = {0, 0, 1, 5, 31, 64}, H[] = {1, 2, 3}, D[] = {1, 3, 5, 16}, N[] = {0, 0, 1, 3, 7};
+        static const double eps[] = {0, 0, 1e-8, 0.03}, scale[] = {0, 0, 0.7};
+        static const ptrdiff_t first[] = {0, 0, 0, -1, -13, -70, 3, 9};
+        static const int coin[] = {0, 1};
+        memset(&a, 0, sizeof a);
+        a.B = 1 + (size_t)PICK(coin); a.T = PICK(T); a.S = a.T + PICK(more); a.H = PICK(H); a.D = PICK(D); a.N = PICK(N);
+        a.d.eps = PICK(eps); a.d.scale = PICK(scale); a.d.first_key = PICK(first); a.u = PICK(coin);
+        a.d.not_causal = i % 8 == 7;
+        if (i % 5 == 0) a.d.dropout = 0.3;
+        if (a.d.not_causal) { if (a.d.first_key < 0) a.d.first_key = 0; }
+        else {
+            static const size_t span[] = {0, 0, 1, 6, 40, 200}, P[] = {0, 2, 9, 40, 140};
+            a.d.span = PICK(span); a.d.delta_min = PICK(coin); a.P = PICK(P); a.pe_heads = PICK(coin);
+            a.vb = a.P && PICK(coin);
+            a.z = (int)((test_rand() + 1) * 2.5) % 5;
+            a.d.max_span = 5 + 7 * (i % 9); a.d.ramp = i % 2 ? 4 : 7;
+        }
+        attn_case(&a, i % 2 ? 6 : 0);
+    }
+    attn_dropout(2, 33, 40, 2, 0, 0, 0.3);
+    attn_dropout(1, 65, 70, 3, 5, 0, 0.5);
+    attn_dropout(2, 7, 9, 1, 2, -20, 0.25);
+    {   /* one tensor as query, key and value; a span that says "all" by being huge */
+        problem p = start("self-attention of one tensor", make_self_attention, &a);
+        memset(&a, 0, sizeof a);
+        a.d.heads = 3;
+        add(&p, 2, 31, 15, 0); add(&p, 33, 5, 0, 0);
+        p.entries = 40;
+        check(&p);
+    }
+    {
+        static const size_t huge[] = {(size_t)1 << 40, SIZE_MAX / 2, SIZE_MAX};
+        for (i = 0; i < 3; i++) {
+            problem p = start("huge span", make_attention, &a);
+            stx_tensor *in[MAX_IN], *y;
+            stx_real *want;
+            memset(&a, 0, sizeof a);
+            a.B = 1; a.T = 5; a.S = 9; a.H = 2; a.D = 3;
+            a.d.heads = 2;
+            attn_inputs(&p, &a);
+            want = gemm_random(30);
+            dense(&p, &a, NULL, NULL, want, NULL);
+            a.d.span = huge[i];
+            y = forward(ctx1, &p, in);
+            CHECK(y && test_error(y->data, want, 30, 1e-3) <= 1e-12, "span %zu is not every key: %s", huge[i], stx_error(ctx1));
+            stx_clear_error(ctx1);
+            free(want);
+            finish(&p);
+        }
+    }
+}
+
+/* >>adaptive */
+typedef struct adaptive_user { stx_adaptive a; int32_t *id; size_t B, T; } adaptive_user;
+enum { K_MAX = 3 };
+static stx_adaptive with_inputs(const adaptive_user *u, stx_tensor **in) {      /* tables, projections, biases, cluster w, b */
+    stx_adaptive a = u->a;
+    size_t c, k = a.clusters;
+    for (c = 0; c < k; c++) { a.table[c] = in[c]; a.proj[c] = in[k + c]; a.bias[c] = in[2 * k + c]; }
+    a.cluster_w = in[3 * k];
+    a.cluster_b = in[3 * k + 1];
+    return a;
+}
+static stx_tensor *make_adaptive_input(stx_ctx *x, stx_tensor **in, void *user) {
+    adaptive_user *u = (adaptive_user *)user;
+    stx_adaptive a = with_inputs(u, in);
+    return stx_adaptive_input(x, &a, stx_tokens(x, u->id, u->B, u->T));
+}
+static stx_tensor *make_adaptive_softmax(stx_ctx *x, stx_tensor **in, void *user) {
+    adaptive_user *u = (adaptive_user *)user;
+    stx_adaptive a = with_inputs(u, in);
+    return stx_adaptive_softmax(x, &a, in[3 * a.clusters + 2], stx_tokens(x, u->id, u->B, u->T));
+}
+static void adaptive_inputs(problem *p, adaptive_user *u, int clusters, int project_, int forward_columns, int output) {
+    static const size_t end[3] = {7, 18, 31};
+    size_t d = 12, c, k = (size_t)clusters, w;
+    memset(u, 0, sizeof *u);
+    u->a.clusters = k;
+    u->a.forward_columns = forward_columns;
+    u->B = 3; u->T = 11;
+    u->id = ids_of(33, end[k - 1]);
+    for (c = 0; c < k; c++) u->a.end[c] = end[c];
+    for (c = 0; c < k; c++) { w = project_ ? d >> c : d; add(p, end[c] - (c ? end[c - 1] : 0), w, 0, 0); }
+    for (c = 0; c < k; c++) if (project_) add(p, d, d >> c, 0, 0); else add_absent(p);
+    for (c = 0; c < k; c++) if (output) add(p, end[c] - (c ? end[c - 1] : 0), 0, 0, 0); else add_absent(p);
+    if (output && k > 1) { add(p, k - 1, d, 0, 0); add(p, k - 1, 0, 0, 0); } else { add_absent(p); add_absent(p); }
+    if (output) add(p, 3, 11, d, 0);
+}
+static void row_adaptive_input(void) {
+    int k, pr;
+    for (k = 1; k <= 3; k++) for (pr = 0; pr < 2; pr++) {
+        adaptive_user u;
+        problem p = start("adaptive input", make_adaptive_input, &u);
+        adaptive_inputs(&p, &u, k, pr, 0, 0);
+        {   /* sqrt(d) P T[id - start] */
+            stx_tensor *in[MAX_IN], *y = forward(ctx1, &p, in);
+            size_t i, c, o, e, w;
+            int good = y != NULL;
+            for (i = 0; i < 33 && y; i++) {
+                size_t id = (size_t)u.id[i], start_;
+                for (c = 0; id >= u.a.end[c]; c++) {}
+                start_ = c ? u.a.end[c - 1] : 0;
+                w = p.dim[c][1];
+                for (o = 0; o < 12; o++) {
+                    double s = pr ? 0 : p.data[c][(id - start_) * w + o];
+                    for (e = 0; e < w && pr; e++) s += p.data[(size_t)k + c][o * w + e] * p.data[c][(id - start_) * w + e];
+                    if (!CLOSE(y->data[i * 12 + o], sqrt(12.0) * s, 1e-13)) good = 0;
+                }
+            }
+            CHECK(good, "adaptive input, %d clusters: value", k);
+        }
+        check(&p);
+        free(u.id);
+    }
+}
+/* -log p(word) of row h, as spec 1.7 says it */
+static double adaptive_nll(const problem *p, const adaptive_user *u, const stx_real *h, size_t id) {
+    size_t k = u->a.clusters, c, j, d = 12, start_, v;
+    double nll = 0, head[64], x0[12];
+    for (c = 0; id >= u->a.end[c]; c++) {}
+    for (j = 0; j <= 1; j++) {                 /* j 0: the head; 1: the tail cluster */
+        size_t cl = j ? c : 0, w = p->dim[cl][1], n = p->dim[cl][0], e, o, target;
+        double top = -1e300, s = 0;
+        if (j && !c) break;
+        start_ = cl ? u->a.end[cl - 1] : 0;
+        for (e = 0; e < w; e++) {
+            x0[e] = p->absent[k + cl] ? h[e] : 0;
+            for (o = 0; o < d && !p->absent[k + cl]; o++) x0[e] += p->data[k + cl][o * w + e] * h[o];
+        }
+        for (v = 0; v < n; v++) { head[v] = p->data[2 * k + cl][v]; for (e = 0; e < w; e++) head[v] += p->data[cl][v * w + e] * x0[e]; }
+        if (!j) for (v = 0; v + 1 < k; v++) { head[n + v] = p->data[3 * k + 1][v]; for (e = 0; e < w; e++) head[n + v] += p->data[3 * k][v * w + e] * x0[e]; }
+        if (!j) n += k - 1;
+        target = j || !c ? id - start_ : u->a.end[0] + (u->a.forward_columns ? c - 1 : k - 1 - c);
+        for (v = 0; v < n; v++) if (head[v] > top) top = head[v];
+        for (v = 0; v < n; v++) s += exp(head[v] - top);
+        nll += top + log(s) - head[target];
+    }
+    return nll;
+}
+static void row_adaptive_softmax(void) {
+    int k, pr, f;
+    for (k = 1; k <= 3; k++) for (pr = 0; pr < 2; pr++) for (f = 0; f < 2; f++) {
+        adaptive_user u;
+        problem p = start("adaptive softmax", make_adaptive_softmax, &u);
+        stx_tensor *in[MAX_IN], *y;
+        double want = 0;
+        size_t i;
+        adaptive_inputs(&p, &u, k, pr, f, 1);
+        p.entries = 60;
+        for (i = 0; i < 33; i++) want += adaptive_nll(&p, &u, p.data[3 * k + 2] + i * 12, (size_t)u.id[i]) / 33;
+        y = forward(ctx1, &p, in);
+        CHECK(y && y->size == 1 && CLOSE(y->data[0], want, 1e-13), "adaptive softmax, %d clusters: %g, want %g", k, y ? y->data[0] : 0, want);
+        check(&p);
+        free(u.id);
+    }
+}
+static void row_adaptive_log_probs(void) {
+    int k, f;
+    for (k = 1; k <= 3; k++) for (f = 0; f < 2; f++) {
+        adaptive_user u;
+        problem p = start("adaptive log probs", make_adaptive_softmax, &u);
+        stx_tensor *in[MAX_IN], *y;
+        stx_adaptive a;
+        size_t i, v, V;
+        int good = 1;
+        adaptive_inputs(&p, &u, k, 1, f, 1);
+        forward(ctx1, &p, in);
+        a = with_inputs(&u, in);
+        V = a.end[k - 1];
+        y = stx_adaptive_log_probs(ctx1, &a, in[3 * k + 2]);
+        CHECK(y && y->ndim == 2 && y->dim[0] == 33 && y->dim[1] == V && !y->needs_grad, "log probs: shape, or a tape: %s", stx_error(ctx1));
+        for (i = 0; i < 33 && y; i++) {
+            double sum = 0;
+            for (v = 0; v < V; v++) {
+                sum += exp(y->data[i * V + v]);
+                if (!CLOSE(-y->data[i * V + v], adaptive_nll(&p, &u, p.data[3 * k + 2] + i * 12, v), 1e-12)) good = 0;
+            }
+            if (!CLOSE(sum, 1, 1e-12)) good = 0;
+        }
+        CHECK(good, "log probs, %d clusters: not those of the loss, or their sum is not 1", k);
+        free(u.id);
+        finish(&p);
+    }
+}
+
+/* >>accumulation: parameters keep what earlier passes left. Each entry here is one addition a pass, so that two passes are
+   twice one exactly; sums that are added in pieces (over 64 rows, over 384 deep) round, and are checked to 1e-14. */
+static void accumulation(void) {
+    int big;
+    for (big = 0; big < 2; big++) {
+        stx_desc d = {0};
+        stx_ctx *x = stx_create(&d);
+        stx_params *p = stx_params_create(x);
+        size_t N = big ? 500 : 5, i, k, n = 0;
+        stx_tensor *W = stx_param(p, STX_NORMAL, 0.5, "w", 7, 7, 0, 0), *b = stx_param(p, STX_NORMAL, 0.5, "b", 7, 0, 0, 0);
+        stx_tensor *g = stx_param(p, STX_NORMAL, 0.5, "g", 7, 0, 0, 0), *s = stx_param(p, STX_NORMAL, 0.5, "s", 7, 0, 0, 0);
+        stx_tensor *m = stx_param(p, STX_NORMAL, 0.5, "m", 7, 0, 0, 0), *z = stx_param(p, STX_CONSTANT, 0.31, "z", 1, 0, 0, 0);
+        stx_tensor *pe = stx_param(p, STX_NORMAL, 0.5, "pe", 9, 7, 0, 0), *pk = stx_param(p, STX_NORMAL, 0.5, "pk", 1, 3, 7, 0), *pv = stx_param(p, STX_NORMAL, 0.5, "pv", 1, 3, 7, 0);
+        stx_tensor *alone = stx_param(p, STX_NORMAL, 0.5, "alone", 1, 0, 0, 0);
+        stx_real *in = gemm_random(N * 7), *once = (stx_real *)malloc(stx_params_size(p) * sizeof *once), *twice = (stx_real *)malloc(stx_params_size(p) * sizeof *twice);
+        int pass;
+        for (pass = 0; pass < 2; pass++) {
+            stx_attention_in ai;
+            stx_attention_desc ad;
+            stx_tensor *h;
+            memset(&ai, 0, sizeof ai);
+            memset(&ad, 0, sizeof ad);
+            stx_begin(x, STX_TRAIN);
+            h = stx_layernorm(x, stx_linear(x, stx_input(x, in, 1, N, 7, 0), W, b, STX_ACT_TANH), g, s, 0);
+            ai.q = ai.k = ai.v = h; ai.pe = pe; ai.z = z; ai.pk = pk; ai.pv = pv;
+            ad.heads = 1; ad.delta_min = 1; ad.max_span = 8; ad.ramp = 4;
+            h = stx_mul(x, stx_attention(x, &ai, &ad), m);
+            stx_backward(x, stx_add(x, stx_mean(x, stx_mul(x, h, h)), alone));
+            CHECK(stx_ok(x), "%s", stx_error(x));
+            for (k = 0, n = 0; k < p->count; k++) for (i = 0; i < p->tensor[k]->size; i++) (pass ? twice : once)[n++] = p->tensor[k]->grad[i];
+        }
+        for (i = 0; i < n; i++) once[i] *= 2;
+        if (!big) CHECK(!memcmp(once, twice, n * sizeof *once), "two passes are not twice one exactly: %g", test_error(twice, once, n, 1e-3));
+        CHECK(test_error(twice, once, n, 1e-3) <= 1e-14, "two passes are not twice one: %g", test_error(twice, once, n, 1e-3));
+        stx_params_zero_grad(p);
+        for (k = 0; k < p->count; k++) for (i = 0; i < p->tensor[k]->size; i++) CHECK(p->tensor[k]->grad[i] == 0, "zero_grad");
+        free(in); free(once); free(twice);
+        stx_destroy(x);
+    }
+    {   /* a parameter as the output itself: its gradient is added to, not overwritten */
+        stx_desc d = {0};
+        stx_ctx *x = stx_create(&d);
+        stx_params *p = stx_params_create(x);
+        stx_tensor *w = stx_param(p, STX_CONSTANT, 2, "w", 1, 0, 0, 0);
+        stx_real one = 1;
+        stx_begin(x, STX_TRAIN);
+        stx_backward_from(x, w, &one);
+        stx_backward_from(x, w, &one);
+        CHECK(w->grad[0] == 2, "dy of a parameter overwrites its gradient: %g, want 2", w->grad[0]);
+        stx_destroy(x);
+    }
+    {   /* two losses of one step: the second backward has its gradients, or says that it cannot */
+        stx_desc d = {0};
+        stx_ctx *x = stx_create(&d);
+        stx_params *p = stx_params_create(x);
+        stx_tensor *w = stx_param(p, STX_CONSTANT, 2, "w", 1, 0, 0, 0), *l1, *l2;
+        stx_begin(x, STX_TRAIN);
+        l1 = stx_mean(x, stx_scale(x, w, 3));
+        l2 = stx_mean(x, stx_scale(x, w, 5));
+        stx_backward(x, l1);
+        stx_backward(x, l2);
+        CHECK(!stx_ok(x) || w->grad[0] == 8, "the second backward of a step is silently nothing: %g, want 8 or an error", w->grad[0]);
+        stx_destroy(x);
+    }
+}
+
+static const struct row { const char *op; void (*run)(void); } ops[] = {
+    {"stx_embedding", row_embedding},
+    {"stx_linear", row_linear},
+    {"stx_matmul", row_matmul},
+    {"stx_layernorm", row_layernorm},
+    {"stx_add", row_add},
+    {"stx_mul", row_mul},
+    {"stx_scale", row_scale},
+    {"stx_relu", row_relu},
+    {"stx_gelu", row_gelu},
+    {"stx_tanh", row_tanh},
+    {"stx_sigmoid", row_sigmoid},
+    {"stx_softmax", row_softmax},
+    {"stx_dropout", row_dropout},
+    {"stx_mean", row_mean},
+    {"stx_cross_entropy", row_cross_entropy},
+    {"stx_mse", row_mse},
+    {"stx_concat", row_concat},
+    {"stx_slice", row_slice},
+    {"stx_gather", row_gather},
+    {"stx_concat_channels", row_concat_channels},
+    {"stx_reshape", row_reshape},
+    {"stx_detach", row_detach},
+    {"stx_recompute", row_recompute},
+    {"stx_attention", row_attention},
+    {"stx_adaptive_input", row_adaptive_input},
+    {"stx_adaptive_softmax", row_adaptive_softmax},
+    {"stx_adaptive_log_probs", row_adaptive_log_probs},
+};
+
+/* test_grad [op ...]: those rows only */
+int main(int argc, char **argv) {
+    stx_desc d = {0};
+    size_t i;
+    int k;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    d.threads = 1;
+    ctx1 = stx_create(&d);
+    d.threads = 3;
+    ctx3 = stx_create(&d);
+    for (i = 0; i < sizeof ops / sizeof *ops; i++) {
+        long before = test_failed, count = test_passed;
+        int wanted = argc < 2;
+        for (k = 1; k < argc; k++) wanted |= !strcmp(argv[k], ops[i].op);
+        if (!wanted) continue;
+        ops[i].run();
+        CHECK(test_passed > count, "%s: the row checks nothing", ops[i].op);
+        if (test_failed > before) printf("%s: %ld failed\n", ops[i].op, test_failed - before);
+    }
+    if (argc < 2) { accumulation(); gemm_check(ctx1, ctx3); }
+    stx_destroy(ctx1);
+    stx_destroy(ctx3);
+    return test_end();
+}
