@@ -148,6 +148,7 @@ typedef struct run {
     stx_span_state **memory;        /* one per part of the batch */
     stx_schedule schedule;
     uint64_t step, steps;
+    uint64_t print;                 /* of the training text: a run goes on with the same one only */
     size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;
     int words;                      /* report perplexity */
     char *config;                   /* the options as JSON */
@@ -162,6 +163,10 @@ static int refuse(const char *why) {
     fprintf(stderr, "%s: %s\n", options.program, why);
     return 2;
 }
+/* The context's error into r->err; where memory is short, with the option that says how much there may be. */
+static int say_why(run *r) {
+    return tr_fail(r->err, TR_ERR, "%s%s", stx_error_code(r->x) == STX_ERR_MEMORY ? "--max-memory: " : "", stx_error(r->x));
+}
 static double metric_of(const run *r, const stx_corpus *text, double nll) {
     if (r->words) return exp(nll);      /* of the mean, not the mean of exponentials */
     return nll / log(2.0) * (double)stx_corpus_size(text) / (double)stx_corpus_bytes(text);
@@ -170,6 +175,18 @@ static const char *metric_name(const run *r) { return r->words ? "ppl" : "bpb"; 
 
 // >>data
 
+/* A number for the training text: a hash of up to 256 pieces of it, spread evenly. Another text of the same length gives another. */
+static uint64_t print_of(const stx_corpus *c) {
+    size_t n = stx_corpus_size(c), step = n / 256 > 256 ? n / 256 : 256, at, i;
+    uint64_t h = 14695981039346656037u;
+    int32_t piece[256];
+    for (at = 0; at < n; at += step) {
+        size_t m = n - at < 256 ? n - at : 256;
+        if (!stx_corpus_read(c, at, m, piece)) return 0;
+        for (i = 0; i < m; i++) h = (h ^ (uint32_t)piece[i]) * 1099511628211u;
+    }
+    return h;
+}
 static int open_part(run *r, int part, const char *path, uint64_t begin, uint64_t end) {
     r->text[part] = stx_corpus_open(r->x, r->vocab, path, begin, end);
     return r->text[part] != NULL;
@@ -203,12 +220,13 @@ static int open_data(run *r, int have_vocab) {
         d.eos = opt.tokens == TOKENS_CHARS;
         d.order = opt.adapt_io ? STX_ORDER_COUNT_LATER : STX_ORDER_FIRST;
         r->vocab = stx_vocab_build(r->x, &d, path[0], begin[0], end[0]);
-        if (!r->vocab) return tr_fail(r->err, TR_ERR, "%s", stx_error(r->x));
+        if (!r->vocab) return say_why(r);
     }
     for (part = 0; part < 3; part++) {
         if (dir && part && stat(path[part], &st) && errno == ENOENT) continue;      /* no validation or test text: fine */
-        if (!open_part(r, part, path[part], begin[part], end[part])) return tr_fail(r->err, TR_ERR, "%s", stx_error(r->x));
+        if (!open_part(r, part, path[part], begin[part], end[part])) return say_why(r);
     }
+    r->print = print_of(r->text[0]);
     return 1;
 }
 
@@ -228,7 +246,7 @@ static int save(run *r) {
     ok = w && blob && stx_vocab_save(r->vocab, blob, len) == len;
     ok = ok && stx_writer_meta(w, "format", "seqtx.attn_span.1") && stx_writer_meta(w, "config", r->config);
     ok = ok && stx_writer_meta_u64(w, "step", r->step) && stx_writer_meta_u64(w, "tick", stx_tick(r->x)) && stx_writer_meta_u64(w, "seed", opt.seed);
-    ok = ok && stx_writer_meta_u64(w, "data.tokens", stx_corpus_size(r->text[0])) && stx_writer_meta_u64(w, "data.position", pos.p);
+    ok = ok && stx_writer_meta_u64(w, "data.tokens", stx_corpus_size(r->text[0])) && stx_writer_meta_u64(w, "data.print", r->print) && stx_writer_meta_u64(w, "data.position", pos.p);
     ok = ok && stx_writer_meta_u64(w, "data.wraps", pos.wraps) && stx_writer_meta_u64(w, "data.fresh", (uint64_t)pos.fresh);
     ok = ok && stx_params_save(w, r->model->params, "") && stx_optim_save(w, r->optim);
     for (part = 0; ok && part < opt.batch_split; part++) {
@@ -243,19 +261,21 @@ static int save(run *r) {
 /* Parameters (and what training needs besides, if wanted) from an open checkpoint whose options were adopted. */
 static int load(run *r, const stx_file *f, int training) {
     stx_batches_state pos;
-    uint64_t tick, seed, tokens, fresh;
+    uint64_t tick, seed, tokens, print, fresh;
     size_t part;
     char prefix[32];
     if (!stx_params_load(r->model->params, f, "")) return 0;
+    if (!stx_file_meta_u64(r->x, f, "step", &r->step)) return 0;
     if (!training) return 1;
-    if (!stx_file_meta_u64(r->x, f, "step", &r->step) || !stx_file_meta_u64(r->x, f, "tick", &tick) || !stx_file_meta_u64(r->x, f, "seed", &seed) ||
-        !stx_file_meta_u64(r->x, f, "data.tokens", &tokens) || !stx_file_meta_u64(r->x, f, "data.position", &pos.p) ||
+    if (!stx_file_meta_u64(r->x, f, "tick", &tick) || !stx_file_meta_u64(r->x, f, "seed", &seed) ||
+        !stx_file_meta_u64(r->x, f, "data.tokens", &tokens) || !stx_file_meta_u64(r->x, f, "data.print", &print) || !stx_file_meta_u64(r->x, f, "data.position", &pos.p) ||
         !stx_file_meta_u64(r->x, f, "data.wraps", &pos.wraps) || !stx_file_meta_u64(r->x, f, "data.fresh", &fresh)) return 0;
     if (seed != opt.seed) { stx_fail(r->x, STX_ERR_ARG, "the checkpoint was made with --seed %llu: give it again, so that the run goes on as it would have", (unsigned long long)seed); return 0; }
     if (tokens != stx_corpus_size(r->text[0])) {
         stx_fail(r->x, STX_ERR_ARG, "the training text has %zu tokens, the checkpoint's had %llu: it is another --data", stx_corpus_size(r->text[0]), (unsigned long long)tokens);
         return 0;
     }
+    if (print != r->print) { stx_fail(r->x, STX_ERR_ARG, "the training text is not the one that the checkpoint was trained on: it is another --data, or was changed"); return 0; }
     pos.fresh = fresh != 0;
     if (!stx_optim_load(r->optim, f) || !stx_batches_set(r->batches, pos)) return 0;
     for (part = 0; part < opt.batch_split; part++) {
@@ -452,7 +472,7 @@ static int generate(run *r) {
         logits = stx_span_gen_feed(g, &token, 1);
     }
     putchar('\n');
-    fflush(stdout);
+    if (fflush(stdout) || ferror(stdout)) stx_fail(r->x, STX_ERR_IO, "the generated text cannot be written: %s", strerror(errno));
     free(work);
     stx_span_gen_free(g);
     return stx_ok(r->x);
@@ -497,11 +517,12 @@ static int make_model(run *r) {
         memset(&bd, 0, sizeof bd);
         bd.B = opt.batch_sz; bd.T = opt.block_sz; bd.seed = opt.seed;
         r->batches = stx_batches_create(r->x, r->text[0], &bd);
+        if (!r->batches && stx_error_code(r->x) != STX_ERR_MEMORY) return tr_fail(r->err, TR_ERR, "--data %s, --batch-sz %llu, --block-sz %llu: %s", opt.data, (unsigned long long)opt.batch_sz, (unsigned long long)opt.block_sz, stx_error(r->x));
         r->optim = stx_optim_create(r->model->params, &od);
         r->memory = (stx_span_state **)stx_block(r->x, opt.batch_split * sizeof *r->memory);
         for (part = 0; r->memory && part < opt.batch_split; part++) r->memory[part] = stx_span_state_create(r->model, opt.batch_sz / opt.batch_split);
     }
-    if (!stx_ok(r->x)) return tr_fail(r->err, TR_ERR, "%s", stx_error(r->x));
+    if (!stx_ok(r->x)) return say_why(r);
     return 1;
 }
 static int parse_cutoffs(run *r) {
@@ -514,6 +535,19 @@ static int parse_cutoffs(run *r) {
         r->cutoff[r->cutoffs++] = (size_t)v;
         s = *end ? end + 1 : end;
     }
+    return 1;
+}
+
+/* Saving must not fail for the first time after hours: the directory has to be there and to take files. */
+static int can_save(run *r) {
+    char dir[4096];
+    const char *slash = strrchr(opt.checkpoint, '/');
+    size_t n = slash ? (size_t)(slash - opt.checkpoint) + 1 : 0;
+    if (n >= sizeof dir) return tr_fail(r->err, TR_ERR, "--checkpoint: the path is too long");
+    memcpy(dir, opt.checkpoint, n);
+    strcpy(dir + n, ".");
+    if (!*opt.checkpoint) return tr_fail(r->err, TR_ERR, "--checkpoint: got '', wants the name of a file");
+    if (access(dir, W_OK | X_OK) || (access(opt.checkpoint, W_OK) && errno != ENOENT)) return tr_fail(r->err, TR_ERR, "--checkpoint %s: cannot save there: %s", opt.checkpoint, strerror(errno));
     return 1;
 }
 
@@ -534,7 +568,7 @@ static int run_main(run *r, int argc, char **argv) {
     cd.seed = opt.seed;
     cd.max_bytes = opt.max_memory > 0 ? (size_t)(opt.max_memory * 1073741824.0) : (size_t)((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 0.9);
     r->x = stx_create(&cd);
-    if (!stx_ok(r->x)) return refuse(stx_error(r->x));
+    if (!stx_ok(r->x)) { say_why(r); return refuse(r->err); }
 
     /* the checkpoint first: it decides the shape of the model and the vocabulary */
     if (opt.checkpoint && (!stat(opt.checkpoint, &st) || errno != ENOENT)) {
@@ -571,17 +605,21 @@ static int run_main(run *r, int argc, char **argv) {
     r->schedule.lr = opt.lr; r->schedule.lr_min = opt.lr_min; r->schedule.warmup = opt.lr_warmup; r->schedule.total = r->steps;
     ok = 1;
     if (opt.batch_sz % opt.batch_split) ok = tr_fail(r->err, TR_ERR, "--batch-split %llu does not divide --batch-sz %llu", (unsigned long long)opt.batch_split, (unsigned long long)opt.batch_sz);
+    if (ok && opt.hid_sz % opt.nheads) ok = tr_fail(r->err, TR_ERR, "--nheads %llu does not divide --hid-sz %llu", (unsigned long long)opt.nheads, (unsigned long long)opt.hid_sz);
     ok = ok && parse_cutoffs(r);
     if (ok && (opt.data || !opt.no_train)) ok = open_data(r, r->vocab != NULL);
     ok = ok && make_model(r);
     if (ok && f && !load(r, f, training)) ok = tr_fail(r->err, TR_ERR, "%s: %s", opt.checkpoint, stx_error(r->x));
     stx_file_close(f);
     if (ok && opt.prompt && *opt.prompt && stx_vocab_encode(r->vocab, opt.prompt, strlen(opt.prompt), NULL, 0) == STX_NPOS) ok = tr_fail(r->err, TR_ERR, "--prompt: %s", stx_error(r->x));
+    if (ok && opt.tensorboard && !stat(opt.tensorboard, &st) && !S_ISDIR(st.st_mode)) ok = tr_fail(r->err, TR_ERR, "--tensorboard %s: not a directory", opt.tensorboard);
+    if (ok && training && opt.checkpoint) ok = can_save(r);
     r->config = tr_options_json(&options);
     if (ok && !r->config) ok = tr_fail(r->err, TR_ERR, "no memory");
     /* all that can be refused is refused by now: from here on files are written */
-    ok = ok && tr_log_open(&r->log, opt.log, r->step, r->err, TR_ERR);
-    ok = ok && tr_board_open(&r->board, opt.tensorboard, (int64_t)r->step, r->err, TR_ERR);
+    /* only a run that goes on from its checkpoint writes the later lines of its log again */
+    ok = ok && tr_log_open(&r->log, opt.log, training && r->step ? r->step : TR_KEEP_ALL, r->err, TR_ERR);
+    ok = ok && tr_board_open(&r->board, opt.tensorboard, training ? r->step : 0, r->err, TR_ERR);
     ok = ok && tr_signals(r->err, TR_ERR);
     if (!ok) return refuse(r->err);
 
@@ -602,7 +640,7 @@ static int run_main(run *r, int argc, char **argv) {
     ok = 1;
     if (training) ok = train(r);
     if (tr_stop_requested()) tr_say(&r->term, "stopped at step %llu%s", (unsigned long long)r->step, opt.checkpoint && training && ok ? "; the checkpoint is saved, the same command goes on from it" : "");
-    else if (ok && !opt.no_train) {
+    else if (ok && (training || opt.eval_only || opt.full_eval)) {
         int rule = opt.full_eval ? STX_EVAL_LITERAL : STX_EVAL_ALL;
         ok = evaluate_and_report(r, 1, training && opt.eval_blocks ? opt.eval_blocks : 0, rule);
         if (ok && !training) ok = evaluate_and_report(r, 2, 0, rule);
@@ -615,7 +653,7 @@ static int run_main(run *r, int argc, char **argv) {
             ok = generate(r);
         }
     }
-    if (!ok) { fprintf(stderr, "%s: %s\n", options.program, stx_error(r->x)); return 1; }
+    if (!ok) { say_why(r); fprintf(stderr, "%s: %s\n", options.program, r->err); return 1; }
     return 0;
 }
 int main(int argc, char **argv) {

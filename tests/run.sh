@@ -40,6 +40,7 @@ run span_san       build/test_span_san
 run golden_ops_san build/test_golden_ops_san tests/golden
 run golden_span_san build/test_golden_span_san tests/golden
 run fuzz_io_san    build/fuzz_io_san
+run readme         sh tests/readme.sh
 run form           sh tests/form.sh
 run trainer        sh tests/trainer.sh build/train_attn_span
 echo "$passed passed, $failed failed"
