@@ -1080,24 +1080,23 @@ static stx_real stx__act_slope(stx_real y, stx_real a, int act) {
    corner of C in registers. Every number of C is summed in the same order whatever the threads or the position in a
    tile, so results do not depend on them. The packing and the loops are portable; only the micro-kernel has versions. */
 
-/* acc (MR x NR) = a b: a holds kc columns of MR numbers, b kc rows of NR numbers, both packed. */
+/* C (MR x NR, rows ldc apart) = a b, or += a b if add: a holds kc columns of MR numbers, b kc rows of NR numbers, packed. */
 typedef struct stx__micro {
     size_t mr, nr;
-    void (*run)(size_t kc, const stx_real *a, const stx_real *b, stx_real *acc);
+    void (*run)(size_t kc, const stx_real *a, const stx_real *b, stx_real *c, size_t ldc, int add);
     const char *name;
 } stx__micro;
 enum { STX__MR_MAX = 14, STX__NR_MAX = 32 };
 
 static void stx__micro_plain(size_t kc, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b,
-                             stx_real *STX__RESTRICT acc) {
-    stx_real c[4][8];
-    size_t k;
-    int i, j;
-    for (i = 0; i < 4; i++) for (j = 0; j < 8; j++) c[i][j] = 0;
+                             stx_real *STX__RESTRICT c, size_t ldc, int add) {
+    stx_real t[4][8];
+    size_t k, i, j;
+    for (i = 0; i < 4; i++) for (j = 0; j < 8; j++) t[i][j] = 0;
     for (k = 0; k < kc; k++, a += 4, b += 8)
         for (i = 0; i < 4; i++)
-            for (j = 0; j < 8; j++) c[i][j] += a[i] * b[j];
-    for (i = 0; i < 4; i++) for (j = 0; j < 8; j++) acc[i * 8 + j] = c[i][j];
+            for (j = 0; j < 8; j++) t[i][j] += a[i] * b[j];
+    for (i = 0; i < 4; i++) for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i][j] : t[i][j];
 }
 static const stx__micro stx__micro_generic = {4, 8, stx__micro_plain, "portable"};
 
@@ -1109,7 +1108,7 @@ static const stx__micro stx__micro_generic = {4, 8, stx__micro_plain, "portable"
   #define STX__R14(X) STX__R6(X) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13)
 
 __attribute__((target("avx2,fma")))
-static void stx__micro_avx2_run(size_t kc, const float *a, const float *b, float *acc) {
+static void stx__micro_avx2_run(size_t kc, const float *a, const float *b, float *c, size_t ldc, int add) {
   #define STX__X(i) __m256 c##i##_0 = _mm256_setzero_ps(), c##i##_1 = _mm256_setzero_ps();
     STX__R6(STX__X)
   #undef STX__X
@@ -1119,14 +1118,19 @@ static void stx__micro_avx2_run(size_t kc, const float *a, const float *b, float
         STX__R6(STX__X)
   #undef STX__X
     }
-  #define STX__X(i) _mm256_storeu_ps(acc + 16 * i, c##i##_0); _mm256_storeu_ps(acc + 16 * i + 8, c##i##_1);
+    if (add) {
+  #define STX__X(i) c##i##_0 = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc + 8), c##i##_1);
+        STX__R6(STX__X)
+  #undef STX__X
+    }
+  #define STX__X(i) _mm256_storeu_ps(c + i * ldc, c##i##_0); _mm256_storeu_ps(c + i * ldc + 8, c##i##_1);
     STX__R6(STX__X)
   #undef STX__X
 }
 static const stx__micro stx__micro_avx2 = {6, 16, stx__micro_avx2_run, "avx2"};
 
 __attribute__((target("avx512f")))
-static void stx__micro_avx512_run(size_t kc, const float *a, const float *b, float *acc) {
+static void stx__micro_avx512_run(size_t kc, const float *a, const float *b, float *c, size_t ldc, int add) {
   #define STX__X(i) __m512 c##i##_0 = _mm512_setzero_ps(), c##i##_1 = _mm512_setzero_ps();
     STX__R14(STX__X)
   #undef STX__X
@@ -1136,7 +1140,12 @@ static void stx__micro_avx512_run(size_t kc, const float *a, const float *b, flo
         STX__R14(STX__X)
   #undef STX__X
     }
-  #define STX__X(i) _mm512_storeu_ps(acc + 32 * i, c##i##_0); _mm512_storeu_ps(acc + 32 * i + 16, c##i##_1);
+    if (add) {
+  #define STX__X(i) c##i##_0 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), c##i##_1);
+        STX__R14(STX__X)
+  #undef STX__X
+    }
+  #define STX__X(i) _mm512_storeu_ps(c + i * ldc, c##i##_0); _mm512_storeu_ps(c + i * ldc + 16, c##i##_1);
     STX__R14(STX__X)
   #undef STX__X
 }
@@ -1158,6 +1167,9 @@ static void stx__pack_a(stx_real *to, const stx_real *A, size_t lda, int ta, siz
         if (n < mr) memset(to, 0, mr * k * sizeof *to);
         if (ta) {
             for (p = 0; p < k; p++) for (i = 0; i < n; i++) to[p * mr + i] = alpha * A[p * lda + i0 + i];
+        } else if (n == mr) {       /* whole strips with k outside: the stores run in order */
+            const stx_real *rows = A + i0 * lda;
+            for (p = 0; p < k; p++) for (i = 0; i < mr; i++) to[p * mr + i] = alpha * rows[i * lda + p];
         } else {
             for (i = 0; i < n; i++) {
                 const stx_real *row = A + (i0 + i) * lda;
@@ -1226,18 +1238,19 @@ static void stx__gemm_thin(int ta, int tb, size_t M, size_t N, size_t K, stx_rea
 static void stx__gemm_any(const stx__micro *mk, stx_real *scratch, int thin, int ta, int tb, size_t M, size_t N, size_t K,
                            stx_real alpha, const stx_real *A, size_t lda, const stx_real *B, size_t ldb, stx_real beta,
                            stx_real *C, size_t ldc) {
-    stx_real acc[STX__MR_MAX * STX__NR_MAX];
+    stx_real edge[STX__MR_MAX * STX__NR_MAX];
     size_t jc, pc, ic, jr, ir, i, j;
     if (thin) {
         stx__gemm_thin(ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc);
         return;
     }
+    if (beta != 0 && beta != 1) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= beta;
     for (jc = 0; jc < N; jc += STX__NC) {
         size_t nc = STX__MIN((size_t)STX__NC, N - jc);
         for (pc = 0; pc < K; pc += STX__KC) {
             size_t kc = STX__MIN((size_t)STX__KC, K - pc);
             stx_real *pb = scratch + STX__MC * STX__KC;
-            stx_real keep = pc ? (stx_real)1 : beta;      /* what happens to C as it was */
+            int add = pc || beta != 0;
             stx__pack_b(pb, tb ? B + jc * ldb + pc : B + pc * ldb + jc, ldb, tb, kc, nc, mk->nr);
             for (ic = 0; ic < M; ic += STX__MC) {
                 size_t mc = STX__MIN((size_t)STX__MC, M - ic);
@@ -1246,14 +1259,14 @@ static void stx__gemm_any(const stx__micro *mk, stx_real *scratch, int thin, int
                     size_t w = STX__MIN(mk->nr, nc - jr);
                     for (ir = 0; ir < mc; ir += mk->mr) {
                         size_t h = STX__MIN(mk->mr, mc - ir);
-                        mk->run(kc, scratch + ir * kc, pb + jr * kc, acc);
-                        for (i = 0; i < h; i++) {
-                            stx_real *STX__RESTRICT c = C + (ic + ir + i) * ldc + jc + jr;
-                            const stx_real *STX__RESTRICT s = acc + i * mk->nr;
-                            if (keep == 0) for (j = 0; j < w; j++) c[j] = s[j];
-                            else if (keep == 1) for (j = 0; j < w; j++) c[j] += s[j];
-                            else for (j = 0; j < w; j++) c[j] = keep * c[j] + s[j];
+                        stx_real *c = C + (ic + ir) * ldc + jc + jr;
+                        if (h == mk->mr && w == mk->nr) {
+                            mk->run(kc, scratch + ir * kc, pb + jr * kc, c, ldc, add);
+                            continue;
                         }
+                        mk->run(kc, scratch + ir * kc, pb + jr * kc, edge, mk->nr, 0);
+                        for (i = 0; i < h; i++)
+                            for (j = 0; j < w; j++) c[i * ldc + j] = add ? c[i * ldc + j] + edge[i * mk->nr + j] : edge[i * mk->nr + j];
                     }
                 }
             }
