@@ -39,7 +39,7 @@ build/demo.txt: examples/demo_data.sh | build
 	sh examples/demo_data.sh $@
 DATA = build/demo.txt
 demo: build/train_attn_span $(DATA)
-	build/train_attn_span --preset demo --data $(DATA) --generate 500 --temperature 0.7
+	GOMP_SPINCOUNT=20000 build/train_attn_span --preset demo --data $(DATA) --generate 500 --temperature 0.7
 
 # >>tests: each program prints "N passed, N failed"; tests/run.sh adds them up
 UNIT = build/test_api build/test_io build/test_train_h build/test_span build/test_golden_ops build/test_golden_span

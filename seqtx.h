@@ -1085,6 +1085,7 @@ typedef struct stx__micro {
     size_t mr, nr;
     void (*run)(size_t kc, const stx_real *a, const stx_real *b, stx_real *c, size_t ldc, int add);
     const char *name;
+    void (*rows)(size_t kc, const stx_real *a, size_t lda, const stx_real *b, stx_real *c, size_t ldc, int add);   /* a not packed; or NULL */
 } stx__micro;
 enum { STX__MR_MAX = 14, STX__NR_MAX = 32 };
 
@@ -1098,7 +1099,7 @@ static void stx__micro_plain(size_t kc, const stx_real *STX__RESTRICT a, const s
             for (j = 0; j < 8; j++) t[i][j] += a[i] * b[j];
     for (i = 0; i < 4; i++) for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i][j] : t[i][j];
 }
-static const stx__micro stx__micro_generic = {4, 8, stx__micro_plain, "portable"};
+static const stx__micro stx__micro_generic = {4, 8, stx__micro_plain, "portable", NULL};
 
 #if !defined(SEQTX_DOUBLE) && defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
   #define STX__X86 1
@@ -1127,7 +1128,7 @@ static void stx__micro_avx2_run(size_t kc, const float *a, const float *b, float
     STX__R6(STX__X)
   #undef STX__X
 }
-static const stx__micro stx__micro_avx2 = {6, 16, stx__micro_avx2_run, "avx2"};
+static const stx__micro stx__micro_avx2 = {6, 16, stx__micro_avx2_run, "avx2", NULL};
 
 __attribute__((target("avx512f")))
 static void stx__micro_avx512_run(size_t kc, const float *a, const float *b, float *c, size_t ldc, int add) {
@@ -1149,7 +1150,31 @@ static void stx__micro_avx512_run(size_t kc, const float *a, const float *b, flo
     STX__R14(STX__X)
   #undef STX__X
 }
-static const stx__micro stx__micro_avx512 = {14, 32, stx__micro_avx512_run, "avx512"};
+/* The same with op(A) read where it stands, row i at a + i lda: nothing to pack. Five pointers reach all rows. */
+__attribute__((target("avx512f")))
+static void stx__micro_avx512_rows(size_t kc, const float *a, size_t lda, const float *b, float *c, size_t ldc, int add) {
+    const float *g0 = a, *g1 = a + 3 * lda, *g2 = a + 6 * lda, *g3 = a + 9 * lda, *g4 = a + 12 * lda;
+  #define STX__X(i) __m512 c##i##_0 = _mm512_setzero_ps(), c##i##_1 = _mm512_setzero_ps();
+    STX__R14(STX__X)
+  #undef STX__X
+    for (; kc; kc--, b += 32, g0++, g1++, g2++, g3++, g4++) {
+        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16), t;
+  #define STX__X(i, p) t = _mm512_set1_ps(p); c##i##_0 = _mm512_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm512_fmadd_ps(t, b1, c##i##_1);
+        STX__X(0, g0[0]) STX__X(1, g0[lda]) STX__X(2, g0[2 * lda]) STX__X(3, g1[0]) STX__X(4, g1[lda]) STX__X(5, g1[2 * lda])
+        STX__X(6, g2[0]) STX__X(7, g2[lda]) STX__X(8, g2[2 * lda]) STX__X(9, g3[0]) STX__X(10, g3[lda]) STX__X(11, g3[2 * lda])
+        STX__X(12, g4[0]) STX__X(13, g4[lda])
+  #undef STX__X
+    }
+    if (add) {
+  #define STX__X(i) c##i##_0 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), c##i##_1);
+        STX__R14(STX__X)
+  #undef STX__X
+    }
+  #define STX__X(i) _mm512_storeu_ps(c + i * ldc, c##i##_0); _mm512_storeu_ps(c + i * ldc + 16, c##i##_1);
+    STX__R14(STX__X)
+  #undef STX__X
+}
+static const stx__micro stx__micro_avx512 = {14, 32, stx__micro_avx512_run, "avx512", stx__micro_avx512_rows};
 #endif
 
 static const stx__micro *stx__choose_micro(void) {
@@ -1254,17 +1279,21 @@ static void stx__gemm_any(const stx__micro *mk, stx_real *scratch, int thin, int
             stx__pack_b(pb, tb ? B + jc * ldb + pc : B + pc * ldb + jc, ldb, tb, kc, nc, mk->nr);
             for (ic = 0; ic < M; ic += STX__MC) {
                 size_t mc = STX__MIN((size_t)STX__MC, M - ic);
-                stx__pack_a(scratch, ta ? A + pc * lda + ic : A + ic * lda + pc, lda, ta, mc, kc, mk->mr, alpha);
+                const stx_real *a = ta ? A + pc * lda + ic : A + ic * lda + pc;
+                size_t plain = mk->rows && !ta && alpha == 1 ? mc / mk->mr * mk->mr : 0;     /* rows that are read in place */
+                if (plain < mc) stx__pack_a(scratch + plain * kc, ta ? a : a + plain * lda, lda, ta, mc - plain, kc, mk->mr, alpha);
                 for (jr = 0; jr < nc; jr += mk->nr) {
                     size_t w = STX__MIN(mk->nr, nc - jr);
                     for (ir = 0; ir < mc; ir += mk->mr) {
                         size_t h = STX__MIN(mk->mr, mc - ir);
                         stx_real *c = C + (ic + ir) * ldc + jc + jr;
                         if (h == mk->mr && w == mk->nr) {
-                            mk->run(kc, scratch + ir * kc, pb + jr * kc, c, ldc, add);
+                            if (ir < plain) mk->rows(kc, a + ir * lda, lda, pb + jr * kc, c, ldc, add);
+                            else mk->run(kc, scratch + ir * kc, pb + jr * kc, c, ldc, add);
                             continue;
                         }
-                        mk->run(kc, scratch + ir * kc, pb + jr * kc, edge, mk->nr, 0);
+                        if (ir < plain) mk->rows(kc, a + ir * lda, lda, pb + jr * kc, edge, mk->nr, 0);
+                        else mk->run(kc, scratch + ir * kc, pb + jr * kc, edge, mk->nr, 0);
                         for (i = 0; i < h; i++)
                             for (j = 0; j < w; j++) c[i * ldc + j] = add ? c[i * ldc + j] + edge[i * mk->nr + j] : edge[i * mk->nr + j];
                     }
@@ -2481,7 +2510,7 @@ typedef struct stx__linear_save { stx_real *pre; int act; } stx__linear_save;
 static void stx__linear_back(stx_ctx *x, stx__node *n) {
     stx__linear_save *s = (stx__linear_save *)n->save;
     stx_tensor *in = n->in[0], *W = n->in[1], *b = n->in[2];
-    size_t I = stx__last(in), O = W->dim[0], N = stx__rows(in);
+    size_t Ci = stx__last(in), Co = W->dim[0], N = stx__rows(in);
     stx_real *da = n->y->grad, *d, *own = NULL;
     int fresh;
     if (s->act) {
@@ -2491,17 +2520,17 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
         da = own;
     }
     d = stx__grad_fresh(x, in, &fresh);
-    if (d) STX_RUN(x, stx_gemm, (x, 1, 0, 0, N, I, O, 1, da, O, 0, W->data, I, 0, fresh ? 0 : 1, d, I, 0));
+    if (d) STX_RUN(x, stx_gemm, (x, 1, 0, 0, N, Ci, Co, 1, da, Co, 0, W->data, Ci, 0, fresh ? 0 : 1, d, Ci, 0));
     d = stx__grad(x, W);
-    if (d) STX_RUN(x, stx_gemm, (x, 1, 1, 0, O, I, N, 1, da, O, 0, in->data, I, 0, 1, d, I, 0));
+    if (d) STX_RUN(x, stx_gemm, (x, 1, 1, 0, Co, Ci, N, 1, da, Co, 0, in->data, Ci, 0, 1, d, Ci, 0));
     d = b ? stx__grad(x, b) : NULL;
-    if (d) STX_RUN(x, stx_sum_rows, (x, d, da, N, O));
+    if (d) STX_RUN(x, stx_sum_rows, (x, d, da, N, Co));
     if (own) stx__grad_give(x, own, n->y->size);
 }
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act) {
     stx_tensor *y, *ins[3];
     stx__node *node;
-    size_t d[STX_MAX_DIM], N, I, O;
+    size_t d[STX_MAX_DIM], N, Ci, Co;
     stx_real *pre = NULL;
     char s[96], t[96];
     int i;
@@ -2509,12 +2538,12 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
     STX__NEED(x, W->ndim == 2 && stx__last(in) == W->dim[1] && (!b || b->size == W->dim[0]), STX_ERR_SHAPE,
               "stx_linear: input %s and weight %s: the last dimensions must agree (weights are (out,in)), and a bias has one number an output", stx__shape(in, s), stx__shape(W, t));
     STX__NEED(x, act >= STX_ACT_NONE && act <= STX_ACT_SIGMOID, STX_ERR_ARG, "stx_linear: no activation has number %d: use STX_ACT_*", act);
-    N = stx__rows(in); I = W->dim[1]; O = W->dim[0];
+    N = stx__rows(in); Ci = W->dim[1]; Co = W->dim[0];
     for (i = 0; i < in->ndim; i++) d[i] = in->dim[i];
-    d[in->ndim - 1] = O;
+    d[in->ndim - 1] = Co;
     y = stx__tensor(x, &x->step, in->ndim, d);
     if (!y) return NULL;
-    STX_RUN(x, stx_gemm, (x, 1, 0, 1, N, O, I, 1, in->data, I, 0, W->data, I, 0, 0, y->data, O, 0));
+    STX_RUN(x, stx_gemm, (x, 1, 0, 1, N, Co, Ci, 1, in->data, Ci, 0, W->data, Ci, 0, 0, y->data, Co, 0));
     ins[0] = in; ins[1] = W; ins[2] = b;
     node = stx__record(x, y, stx__linear_back, ins, 3);
     if (node) {
@@ -2528,7 +2557,7 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
         save->act = act;
         node->save = save;
     }
-    if (b || act) STX_RUN(x, stx_bias_act_fwd, (x, y->data, pre, b ? b->data : NULL, N, O, act));
+    if (b || act) STX_RUN(x, stx_bias_act_fwd, (x, y->data, pre, b ? b->data : NULL, N, Co, act));
     return y;
 }
 

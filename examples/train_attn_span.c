@@ -642,7 +642,7 @@ static int run_main(run *r, int argc, char **argv) {
     if (tr_stop_requested()) tr_say(&r->term, "stopped at step %llu%s", (unsigned long long)r->step, opt.checkpoint && training && ok ? "; the checkpoint is saved, the same command goes on from it" : "");
     else if (ok && (training || opt.eval_only || opt.full_eval)) {
         int rule = opt.full_eval ? STX_EVAL_LITERAL : STX_EVAL_ALL;
-        ok = evaluate_and_report(r, 1, training && opt.eval_blocks ? opt.eval_blocks : 0, rule);
+        ok = evaluate_and_report(r, 1, 0, rule);
         if (ok && !training) ok = evaluate_and_report(r, 2, 0, rule);
     }
     tr_term_close(&r->term);

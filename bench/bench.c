@@ -1,0 +1,895 @@
+/* bench.c - times seqtx: matrix products, the attention kernel, training and generation, beside CBLAS and PyTorch.
+
+       sh bench/run.sh            builds this file and runs it (bench/README.md)
+
+   Contenders take turns within one run, so that a busy machine is busy for all of them; numbers are medians of rounds,
+   with minimum and maximum beside them. Training contenders are processes of their own that answer a line on stdin with
+   one round of steps (the protocol of bench/peers): this program once more with --worker, and PyTorch. All read the same
+   data and start from the same parameter file, and a row whose losses are not the peer's is void. */
+#define _POSIX_C_SOURCE 200809L
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(BENCH_CBLAS) || defined(SEQTX_CBLAS)
+  #include <cblas.h>
+  #undef I      /* OpenBLAS's header brings in complex.h */
+#endif
+#ifdef BENCH_CBLAS
+  /* OpenBLAS only; NULL when another CBLAS is linked */
+  extern void openblas_set_num_threads(int n) __attribute__((weak));
+  extern char *openblas_get_corename(void) __attribute__((weak));
+  extern char *openblas_get_config(void) __attribute__((weak));
+#endif
+#define SEQTX_IMPLEMENTATION
+#include "../seqtx_attn_span.h"
+
+enum { MAX_ROUNDS = 64, MAX_COLUMNS = 12, MAX_ROWS = 64, CELL = 48, MAX_ARGS = 48 };
+enum { SPANS_FULL, SPANS_LEARNED, SPANS_SHORT, SPANS_KINDS };
+static const char *const spans_name[SPANS_KINDS] = {"full", "learned", "short"};
+
+static struct {
+    int quick, threads, rounds, warmup, steps, batch, worker, spans, literal;
+    const char *self, *data, *params, *python, *peer, *cblas, *work, *only, *append;
+} opt = {0, 0, 0, -1, 1, 8, 0, SPANS_FULL, 1, NULL, NULL, NULL, NULL, NULL, NULL, ".", "gemm,attention,training,generation", NULL};
+
+static void die(const char *what) {
+    fprintf(stderr, "bench: %s\n", what);
+    exit(1);
+}
+static void check(stx_ctx *x) { if (!stx_ok(x)) die(stx_error(x)); }
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+static void progress(const char *what) {
+    if (isatty(2)) fprintf(stderr, "\r\033[K%s", what);
+}
+
+// >>samples
+
+typedef struct { double v[MAX_ROUNDS]; int n; } samples;
+
+static void sample(samples *s, double v) { if (s->n < MAX_ROUNDS) s->v[s->n++] = v; }
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+static double quantile(const samples *s, double q) {   /* 0 least, 0.5 median, 1 greatest */
+    double v[MAX_ROUNDS], at = q * (s->n - 1);
+    int i = (int)at;
+    if (!s->n) return NAN;
+    memcpy(v, s->v, (size_t)s->n * sizeof *v);
+    qsort(v, (size_t)s->n, sizeof *v, by_value);
+    return i + 1 < s->n ? v[i] + (at - i) * (v[i + 1] - v[i]) : v[i];
+}
+static double median(const samples *s) { return quantile(s, 0.5); }
+
+// >>table: collected, then printed as an aligned Markdown table, to the terminal and to the file of --append
+
+static struct {
+    int columns, rows;
+    char cell[MAX_ROWS][MAX_COLUMNS][CELL];
+} table;
+
+static FILE *record(void) {
+    static FILE *f;
+    if (!f && opt.append && !(f = fopen(opt.append, "a"))) die("the file of --append cannot be written");
+    return f;
+}
+static void say(const char *fmt, ...) {
+    va_list ap;
+    FILE *f = record();
+    progress("");
+    va_start(ap, fmt);
+    vprintf(fmt, ap);
+    va_end(ap);
+    fflush(stdout);
+    if (!f) return;
+    va_start(ap, fmt);
+    vfprintf(f, fmt, ap);
+    va_end(ap);
+    fflush(f);
+}
+static void row_begin(void) {
+    if (table.rows == MAX_ROWS) die("more rows than the table has room for");
+    memset(table.cell[table.rows++], 0, sizeof table.cell[0]);
+}
+static void cell(int column, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(table.cell[table.rows - 1][column], CELL, fmt, ap);
+    va_end(ap);
+    if (column + 1 > table.columns) table.columns = column + 1;
+}
+static void header(const char *names) {    /* "a|b|c" */
+    int c = 0;
+    memset(&table, 0, sizeof table);
+    row_begin();
+    while (*names) {
+        size_t n = strcspn(names, "|");
+        cell(c++, "%.*s", (int)n, names);
+        names += n + (names[n] == '|');
+    }
+}
+static void print_table(void) {
+    int r, c, width[MAX_COLUMNS] = {0};
+    for (r = 0; r < table.rows; r++)
+        for (c = 0; c < table.columns; c++) {
+            int n = (int)strlen(table.cell[r][c]);
+            if (n > width[c]) width[c] = n;
+        }
+    for (r = 0; r < table.rows; r++) {
+        for (c = 0; c < table.columns; c++) say(c ? " %*s |" : "| %-*s |", width[c], table.cell[r][c]);
+        say("\n");
+        if (r) continue;
+        for (c = 0; c < table.columns; c++) {
+            char dashes[CELL + 2];
+            memset(dashes, '-', sizeof dashes);
+            dashes[width[c] + 1] = 0;
+            say(c ? "%s:|" : "|%s-|", dashes);
+        }
+        say("\n");
+    }
+    say("\n");
+}
+
+// >>machine probe: a small product of fixed size beside every sample, to see how quiet the machine was
+
+static struct { stx_ctx *x; stx_real *a; samples all; } probe;
+
+static void probe_begin(void) {
+    stx_desc d;
+    size_t i;
+    memset(&d, 0, sizeof d);
+    d.threads = opt.threads;
+    if (!probe.x) {
+        probe.x = stx_create(&d);
+        probe.a = (stx_real *)stx_persist(probe.x, 3 * 512 * 512 * sizeof *probe.a);
+        check(probe.x);
+        for (i = 0; i < 3 * 512 * 512; i++) probe.a[i] = (stx_real)((double)(i * 2654435761u % 1000) / 500 - 1);
+    }
+    probe.all.n = 0;
+}
+static void probe_now(void) {
+    samples s;
+    int i;
+    s.n = 0;
+    for (i = 0; i < 5; i++) {
+        double t = seconds();
+        stx_gemm(probe.x, 1, 0, 0, 512, 512, 512, 1, probe.a, 512, 0, probe.a + 512 * 512, 512, 0, 0, probe.a + 2 * 512 * 512, 512, 0);
+        sample(&s, 2.0 * 512 * 512 * 512 / (seconds() - t) * 1e-9);
+    }
+    sample(&probe.all, median(&s));
+}
+static void probe_say(void) {
+    say("Probe beside each sample (512-cubed stx_gemm): median %.0f GFLOP/s, %.0f to %.0f. A wide range means a busy machine.\n\n",
+        median(&probe.all), quantile(&probe.all, 0), quantile(&probe.all, 1));
+}
+
+static void fill_random(stx_real *a, size_t n, uint64_t stream) {   /* uniform in [-1,1) */
+    size_t i, e;
+    for (i = 0; i < n; i += 4) {
+        uint32_t r[4];
+        stx_philox(20190519, stream, i, r);
+        for (e = 0; e < 4 && i + e < n; e++) a[i + e] = (stx_real)((double)r[e] / 2147483648.0 - 1);
+    }
+}
+static int rounds(int usual) { return opt.rounds ? opt.rounds : opt.quick ? 3 : usual; }
+
+// >>gemm
+
+typedef struct { const char *name; int ta, tb; size_t M, N, K; int one_thread; } product;
+
+#ifdef BENCH_CBLAS
+static void cblas_product(const product *p, const stx_real *A, const stx_real *B, stx_real *C) {
+    cblas_sgemm(CblasRowMajor, p->ta ? CblasTrans : CblasNoTrans, p->tb ? CblasTrans : CblasNoTrans, (int)p->M, (int)p->N, (int)p->K, 1,
+                A, (int)(p->ta ? p->M : p->K), B, (int)(p->tb ? p->K : p->N), 0, C, (int)p->N);
+}
+#endif
+static void own_product(stx_ctx *x, const product *p, const stx_real *A, const stx_real *B, stx_real *C) {
+    stx_gemm(x, 1, p->ta, p->tb, p->M, p->N, p->K, 1, A, p->ta ? p->M : p->K, 0, B, p->tb ? p->K : p->N, 0, 0, C, p->N, 0);
+}
+/* GFLOP/s of as many calls as take about 8 ms */
+static double gemm_rate(stx_ctx *x, const product *p, const stx_real *A, const stx_real *B, stx_real *C, size_t calls) {
+    double t = seconds();
+    size_t i;
+    for (i = 0; i < calls; i++) {
+        if (x) own_product(x, p, A, B, C);
+#ifdef BENCH_CBLAS
+        else cblas_product(p, A, B, C);
+#endif
+    }
+    return 2.0 * (double)p->M * (double)p->N * (double)p->K * (double)calls / (seconds() - t) * 1e-9;
+}
+
+#ifdef BENCH_CBLAS
+/* Is the linked CBLAS a contender? The reference BLAS is not: it is a hundred times slower, and its rows would take hours. */
+static double cblas_rate(void) {
+    static const product p = {"", 0, 0, 256, 256, 256, 0};
+    stx_real *a = (stx_real *)malloc(3 * 65536 * sizeof *a);
+    double best = 0;
+    int i;
+    if (!a) die("no memory");
+    fill_random(a, 3 * 65536, 1);
+    for (i = 0; i < 3; i++) {
+        double r = gemm_rate(NULL, &p, a, a + 65536, a + 2 * 65536, 2);
+        if (r > best) best = r;
+    }
+    free(a);
+    return best;
+}
+static int cblas_check(void) {
+    double rate = cblas_rate();
+    if (openblas_get_config && openblas_get_corename) printf("%s, kernels for %s, ", openblas_get_config(), openblas_get_corename());
+    else printf("a CBLAS that is not OpenBLAS, ");
+    printf("%.0f GFLOP/s at 256\n", rate);
+    return rate >= 12 ? 0 : 1;
+}
+#endif
+
+static void bench_gemm(void) {
+    static const product list[] = {
+        {"square 64", 0, 0, 64, 64, 64, 0}, {"square 128", 0, 0, 128, 128, 128, 0}, {"square 256", 0, 0, 256, 256, 256, 0},
+        {"square 512", 0, 0, 512, 512, 512, 0}, {"square 1024", 0, 0, 1024, 1024, 1024, 0}, {"square 2048", 0, 0, 2048, 2048, 2048, 0},
+        {"x W^T  4096x256x256", 0, 1, 4096, 256, 256, 0}, {"x W^T  4096x1024x256", 0, 1, 4096, 1024, 256, 0}, {"x W^T  4096x256x1024", 0, 1, 4096, 256, 1024, 0},
+        {"dy W   4096x256x1024", 0, 0, 4096, 256, 1024, 0},
+        {"dy^T x 256x256x4096", 1, 0, 256, 256, 4096, 0}, {"dy^T x 1024x256x4096", 1, 0, 1024, 256, 4096, 0}, {"dy^T x 256x1024x4096", 1, 0, 256, 1024, 4096, 0},
+        {"tile q k^T  64x256x64", 0, 1, 64, 256, 64, 1}, {"tile p v    64x64x256", 0, 0, 64, 64, 256, 1}, {"tile ds^T q 256x64x64", 1, 0, 256, 64, 64, 1}};
+    enum { N = sizeof list / sizeof *list };
+    static samples own[N][2], blas[N][2];
+    static double calls[N][2][2], worst[N];
+    stx_ctx *x[2];
+    stx_real *A, *B, *C, *C2;
+    size_t most = (size_t)4096 * 1024, i, k;
+    int r, t, R = rounds(7), last = 0, have_blas = 0;
+    x[0] = x[1] = NULL;
+    for (t = 0; t < 2; t++) {
+        stx_desc d;
+        memset(&d, 0, sizeof d);
+        d.threads = t ? opt.threads : 1;
+        x[t] = stx_create(&d);
+        check(x[t]);
+        if (opt.threads == 1) break;
+        last = t;
+    }
+    if (opt.threads == 1) last = 0;
+    A = (stx_real *)stx_persist(x[0], most * sizeof *A);
+    B = (stx_real *)stx_persist(x[0], most * sizeof *A);
+    C = (stx_real *)stx_persist(x[0], most * sizeof *A);
+    C2 = (stx_real *)stx_persist(x[0], most * sizeof *A);
+    check(x[0]);
+    fill_random(A, most, 2);
+    fill_random(B, most, 3);
+#ifdef BENCH_CBLAS
+    have_blas = cblas_rate() >= 12;
+#endif
+    probe_begin();
+    for (r = -1; r < R; r++) {     /* round -1 warms up, finds the number of calls, and compares the results */
+        progress("matrix products ..");
+        for (i = 0; i < N; i++) {
+            const product *p = &list[i];
+            if (opt.quick && p->M == 2048) continue;
+            for (t = 0; t <= last; t++) {
+                int who, turn;
+                if (t && p->one_thread) continue;
+#ifdef BENCH_CBLAS
+                if (openblas_set_num_threads) openblas_set_num_threads(t ? opt.threads : 1);
+#endif
+                if (r < 0) {
+                    double flop = 2.0 * (double)p->M * (double)p->N * (double)p->K;
+                    for (who = 0; who < 1 + have_blas; who++) {
+                        double rate = 0;
+                        for (k = 0; k < 2; k++) rate = gemm_rate(who ? NULL : x[t], p, A, B, who ? C2 : C, 1);
+                        calls[i][t][who] = 1 + floor(0.008 * rate * 1e9 / flop);
+                    }
+                    if (have_blas) for (k = 0; k < p->M * p->N; k++) {     /* inputs are in [-1,1): the scale of a sum is sqrt(K) / 3 */
+                        double e = fabs((double)C[k] - (double)C2[k]) * 3 / sqrt((double)p->K);
+                        if (!(e <= worst[i])) worst[i] = e;
+                    }
+                    continue;
+                }
+                for (turn = 0; turn < 1 + have_blas; turn++) {
+                    who = have_blas ? (turn + r) % 2 : 0;
+                    sample(who ? &blas[i][t] : &own[i][t], gemm_rate(who ? NULL : x[t], p, A, B, C, (size_t)calls[i][t][who]));
+                }
+            }
+        }
+        if (r >= 0) probe_now();
+    }
+    say("## Matrix products, float, GFLOP/s\n\nMedian of %d rounds (least - most); ratio of the medians. op(A) op(B) as M x N x K.\n\n", R);
+    header(have_blas ? "product|threads|seqtx|range|CBLAS|range|seqtx / CBLAS" : "product|threads|seqtx|range");
+    for (i = 0; i < N; i++)
+        for (t = 0; t <= last; t++) {
+            samples *o = &own[i][t], *b = &blas[i][t];
+            if (!o->n) continue;
+            row_begin();
+            cell(0, "%s", list[i].name);
+            cell(1, "%d", t ? opt.threads : 1);
+            cell(2, "%.1f", median(o));
+            cell(3, "%.0f - %.0f", quantile(o, 0), quantile(o, 1));
+            if (!b->n) continue;
+            cell(4, "%.1f", median(b));
+            cell(5, "%.0f - %.0f", quantile(b, 0), quantile(b, 1));
+            if (worst[i] < 1e-4) cell(6, "%.2f", median(o) / median(b));
+            else cell(6, "void: differs by %.0e", worst[i]);
+        }
+    print_table();
+    probe_say();
+    if (last) stx_destroy(x[1]);
+    stx_destroy(x[0]);
+}
+
+// >>attention
+
+typedef struct {
+    char name[CELL];
+    size_t heads, span[8], longest;
+    int ramp;                        /* spans by the learned ramp (z), else by the window */
+    double pairs;                    /* keys with weight, over all queries */
+    stx_real *q, *k, *v, *pe, *dy, z[8];
+    samples fwd, both;
+} attention_case;
+
+static double attention_once(stx_ctx *x, attention_case *c, size_t B, size_t T, size_t D, int backward) {
+    stx_attention_in in;
+    stx_attention_desc d;
+    stx_tensor *y;
+    double t;
+    size_t H = c->heads, S = c->longest + T, C = H * D;
+    memset(&in, 0, sizeof in);
+    memset(&d, 0, sizeof d);
+    stx_begin(x, backward ? STX_TRAIN : STX_EVAL);
+    in.q = stx_variable(x, c->q, B, T, C, 0);
+    in.k = stx_variable(x, c->k, B, S, C, 0);
+    in.v = stx_variable(x, c->v, B, S, C, 0);
+    in.pe = stx_variable(x, c->pe, c->longest, D, 0, 0);
+    if (c->ramp) {
+        in.z = stx_variable(x, c->z, H, 0, 0, 0);
+        d.max_span = (double)c->longest;
+        d.ramp = 32;
+    }
+    d.heads = H;
+    d.span = c->longest;
+    d.delta_min = 1;
+    t = seconds();
+    y = stx_attention(x, &in, &d);
+    if (backward) stx_backward_from(x, y, c->dy);
+    t = seconds() - t;
+    check(x);
+    if (!isfinite(stx_item(x, y))) die("the attention's result is not finite");
+    return t;
+}
+static void bench_attention(void) {
+    static attention_case cases[8];
+    static const size_t spans[5] = {32, 128, 512, 2048, 8192};
+    size_t i, h, n = 8, D = 64, T = 256, B = 4;
+    stx_desc d;
+    stx_ctx *x, *inputs;
+    int r, R = rounds(7);
+    memset(&d, 0, sizeof d);
+    d.threads = opt.threads;
+    x = stx_create(&d);
+    inputs = stx_create(&d);
+    for (i = 0; i < n; i++) {
+        attention_case *c = &cases[i];
+        size_t S, Bc = i < 5 ? B : 1;
+        c->heads = i < 5 ? 4 : 8;
+        c->ramp = i >= 5;
+        for (h = 0; h < c->heads; h++) c->span[h] = i < 5 ? spans[i] : i == 5 ? 64 : i == 6 ? (h == 2 ? 8192 : 64) : 8192;
+        c->longest = i < 5 ? spans[i] : 8192;
+        for (h = 0; h < c->heads; h++) {
+            size_t keys = c->ramp && c->span[h] + 32 < c->longest ? c->span[h] + 32 : c->span[h];
+            c->z[h] = (stx_real)((double)c->span[h] / (double)c->longest);
+            c->pairs += (double)keys * (double)(Bc * T);
+        }
+        if (i < 5) snprintf(c->name, CELL, "span %zu, 4 heads", spans[i]);
+        else snprintf(c->name, CELL, "%s", i == 5 ? "8 heads of 64" : i == 6 ? "one head of 8192, seven of 64" : "8 heads of 8192");
+        S = c->longest + T;
+        c->q = (stx_real *)stx_persist(inputs, Bc * T * c->heads * D * sizeof(stx_real));
+        c->dy = (stx_real *)stx_persist(inputs, Bc * T * c->heads * D * sizeof(stx_real));
+        c->k = (stx_real *)stx_persist(inputs, Bc * S * c->heads * D * sizeof(stx_real));
+        c->v = (stx_real *)stx_persist(inputs, Bc * S * c->heads * D * sizeof(stx_real));
+        c->pe = (stx_real *)stx_persist(inputs, c->longest * D * sizeof(stx_real));
+        check(inputs);
+        fill_random(c->q, Bc * T * c->heads * D, 10);
+        fill_random(c->dy, Bc * T * c->heads * D, 11);
+        fill_random(c->k, Bc * S * c->heads * D, 12);
+        fill_random(c->v, Bc * S * c->heads * D, 13);
+        fill_random(c->pe, c->longest * D, 14);
+    }
+    probe_begin();
+    for (r = -1; r < R; r++) {
+        progress("attention ..");
+        for (i = 0; i < n; i++) {
+            int k, reps = cases[i].pairs < 4e6 ? 4 : 1;      /* short ones: several, the median of them */
+            samples f, b;
+            f.n = b.n = 0;
+            for (k = 0; k < reps; k++) {
+                sample(&f, attention_once(x, &cases[i], i < 5 ? B : 1, T, D, 0));
+                sample(&b, attention_once(x, &cases[i], i < 5 ? B : 1, T, D, 1));
+            }
+            if (r < 0) continue;
+            sample(&cases[i].fwd, median(&f));
+            sample(&cases[i].both, median(&b));
+        }
+        if (r >= 0) probe_now();
+    }
+    say("## Attention against span\n\nstx_attention with a relative table, block 256, head size 64, every key present, %d threads; batch 4 with 4 heads (spans set by the "
+        "window),\nbatch 1 with 8 heads (by the learned ramp of 32). Median of %d rounds (least - most). GFLOP/s count 6 D a key and query forward and\ntwice that "
+        "backward, nothing for recomputation or for keys without weight.\n\n", opt.threads, R);
+    header("case|fwd ms|range|GFLOP/s|fwd+bwd ms|range|GFLOP/s|cost ratio");
+    for (i = 0; i < n; i++) {
+        attention_case *c = &cases[i];
+        double gf = 6.0 * (double)D * c->pairs * 1e-9;
+        row_begin();
+        cell(0, "%s", c->name);
+        cell(1, "%.2f", median(&c->fwd) * 1e3);
+        cell(2, "%.2f - %.2f", quantile(&c->fwd, 0) * 1e3, quantile(&c->fwd, 1) * 1e3);
+        cell(3, "%.0f", gf / median(&c->fwd));
+        cell(4, "%.2f", median(&c->both) * 1e3);
+        cell(5, "%.2f - %.2f", quantile(&c->both, 0) * 1e3, quantile(&c->both, 1) * 1e3);
+        cell(6, "%.0f", 3 * gf / median(&c->both));
+        cell(7, "%.2f", median(&c->both) / median(&cases[i < 5 ? 0 : n - 1].both));
+    }
+    print_table();
+    say("Cost ratio (fwd+bwd): to span 32 in the first part, to 8 heads of 8192 in the second.\n\n");
+    probe_say();
+    stx_destroy(x);
+    stx_destroy(inputs);
+}
+
+// >>training
+
+/* Spans of the benchmark's models, as a fraction of 1024, written into the parameters. "learned" follows what trained
+   models look like: short heads below, a few long ones above. */
+static double span_of(int kind, size_t l, size_t h) {
+    if (kind == SPANS_FULL) return 1;
+    if (kind == SPANS_SHORT) return 0.05;
+    if (l < 4) return h == 0 ? 0.05 : 0.02;
+    if (l < 6) return h == 0 ? 0.3 : 0.04;
+    return h == 0 ? 0.9 : h == 1 ? 0.3 : 0.04;
+}
+static stx_span *model_create(stx_ctx *x, int kind, int literal) {   /* enwik8_small over bytes */
+    stx_span_desc d;
+    stx_span *m;
+    size_t l, h;
+    memset(&d, 0, sizeof d);
+    d.vocab = 256; d.layers = 8; d.dim = 256; d.heads = 4; d.inner = 1024; d.span = 1024;
+    d.adapt_span = 1; d.span_loss = 2e-6; d.ramp = 32;
+    d.literal_eps = d.literal_memory = literal;
+    m = stx_span_create(x, &d);
+    check(x);
+    for (l = 0; l < d.layers; l++) for (h = 0; h < d.heads; h++) m->layer[l].z->data[h] = (stx_real)span_of(kind, l, h);
+    return m;
+}
+static stx_corpus *corpus_open(stx_ctx *x) {
+    stx_vocab *v = stx_vocab_build(x, NULL, NULL, 0, 0);
+    stx_corpus *c = opt.data ? stx_corpus_open(x, v, opt.data, 0, 0) : NULL;
+    if (!opt.data) die("no --data");
+    check(x);
+    stx_vocab_free(v);
+    return c;
+}
+
+/* One contender: a round of opt.steps training steps for each line on stdin, answered as bench/peers does. */
+static int worker(void) {
+    stx_desc xd;
+    stx_optim_desc od;
+    stx_batches_desc bd;
+    stx_schedule lr;
+    stx_ctx *x;
+    stx_span *m;
+    stx_optim *optim;
+    stx_corpus *text;
+    stx_batches *b;
+    stx_span_state *memory;
+    stx_file *f;
+    int32_t *in, *out;
+    size_t B = (size_t)opt.batch, T = 256, rows = B * T;
+    uint64_t done = 0;
+    double first = NAN;
+    char line[64];
+    int warm = opt.warmup < 0 ? 0 : opt.warmup;
+    memset(&xd, 0, sizeof xd);
+    memset(&od, 0, sizeof od);
+    memset(&bd, 0, sizeof bd);
+    memset(&lr, 0, sizeof lr);
+    xd.threads = opt.threads;
+    x = stx_create(&xd);
+    m = model_create(x, opt.spans, opt.literal);
+    if (opt.params) {
+        f = stx_file_open(x, opt.params);
+        stx_params_load(m->params, f, "");
+        stx_file_close(f);
+    }
+    od.kind = STX_ADAGRAD; od.clip = 0.03;
+    lr.lr = 0.07; lr.warmup = 8000;
+    optim = stx_optim_create(m->params, &od);
+    text = corpus_open(x);
+    bd.B = B; bd.T = T;
+    b = stx_batches_create(x, text, &bd);
+    memory = stx_span_state_create(m, B);
+    in = (int32_t *)malloc(rows * sizeof *in);
+    out = (int32_t *)malloc(rows * sizeof *out);
+    if (!in || !out) die("no memory");
+    check(x);
+    while (warm > 0 || fgets(line, sizeof line, stdin)) {
+        int k, n = warm > 0 ? warm : opt.steps;
+        double round_first = NAN, nll = NAN, t = seconds();
+        for (k = 0; k < n; k++) {
+            stx_tensor *loss;
+            if (stx_batches_next(b, in, out) == STX_BATCH_FRESH) stx_span_state_reset(memory);
+            stx_begin(x, STX_TRAIN);
+            loss = stx_span_loss(m, stx_tokens(x, in, B, T), stx_tokens(x, out, B, T), memory, memory);
+            stx_backward(x, stx_span_total(m, loss));
+            nll = stx_item(x, loss);
+            if (stx_optim_step(optim, stx_schedule_lr(&lr, ++done))) stx_span_clamp(m);
+            if (done == 1) first = nll;
+            if (k == 0) round_first = nll;
+        }
+        t = seconds() - t;
+        check(x);
+        if (warm > 0) { warm = 0; continue; }
+        printf("{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": %.9g, \"steps_done\": %llu, \"seconds\": %.6g, \"peak_bytes\": %zu}\n",
+               (double)(rows * (size_t)n) / t, round_first, nll, first, (unsigned long long)done, t, stx_peak_bytes(x));
+        fflush(stdout);
+    }
+    free(in);
+    free(out);
+    stx_batches_free(b);
+    stx_corpus_close(text);
+    stx_destroy(x);
+    return 0;
+}
+
+typedef struct {
+    const char *name;
+    int same;                      /* the mathematics is the peer's: losses must agree */
+    int on;
+    pid_t pid;
+    FILE *to, *from;
+    samples rate;
+    double step1, last, peak, memory;
+    char blas[128];
+} contender;
+
+/* Starts a program with pipes to its stdin and from its stdout; stderr goes to a log file. */
+static int spawn(contender *c, char *const argv[], const char *log) {
+    int down[2], up[2];
+    if (pipe(down) || pipe(up)) die("no pipe");
+    fflush(NULL);
+    c->pid = fork();
+    if (c->pid < 0) die("no process");
+    if (c->pid == 0) {
+        FILE *f = freopen(log, "w", stderr);
+        (void)f;
+        dup2(down[0], 0);
+        dup2(up[1], 1);
+        close(down[0]); close(down[1]); close(up[0]); close(up[1]);
+        execvp(argv[0], argv);
+        perror(argv[0]);
+        _exit(127);
+    }
+    close(down[0]);
+    close(up[1]);
+    fcntl(down[1], F_SETFD, FD_CLOEXEC);      /* or the next contender holds this one's stdin open */
+    fcntl(up[0], F_SETFD, FD_CLOEXEC);
+    c->to = fdopen(down[1], "w");
+    c->from = fdopen(up[0], "r");
+    return c->to && c->from;
+}
+static double json_number(const char *line, const char *key) {
+    char want[64];
+    const char *p;
+    snprintf(want, sizeof want, "\"%s\":", key);
+    p = strstr(line, want);
+    return p ? strtod(p + strlen(want), NULL) : NAN;
+}
+static int ask(contender *c, double *rate) {
+    char line[1024];
+    fputs("\n", c->to);
+    fflush(c->to);
+    if (!fgets(line, sizeof line, c->from)) return 0;
+    *rate = json_number(line, "tokens_per_s");
+    c->step1 = json_number(line, "loss_step1");
+    c->last = json_number(line, "loss_last");
+    c->peak = json_number(line, "peak_bytes");
+    return *rate > 0;
+}
+/* From /proc, where there is one: the resident peak of the process, and the BLAS that it loaded. */
+static void look_at(contender *c) {
+    char path[64], line[4096];
+    FILE *f;
+    snprintf(path, sizeof path, "/proc/%ld/status", (long)c->pid);
+    if ((f = fopen(path, "r"))) {
+        while (fgets(line, sizeof line, f)) if (!strncmp(line, "VmHWM:", 6)) c->memory = strtod(line + 6, NULL) * 1024;
+        fclose(f);
+    }
+    snprintf(path, sizeof path, "/proc/%ld/maps", (long)c->pid);
+    if ((f = fopen(path, "r"))) {
+        while (fgets(line, sizeof line, f)) {
+            char *base = strrchr(line, '/');
+            if (!base || !(strstr(base, "blas") || strstr(base, "libmkl_core") || strstr(base, "libblis"))) continue;
+            base[strcspn(base, "\n")] = 0;
+            if (!c->blas[0] || strstr(base, "openblas")) snprintf(c->blas, sizeof c->blas, "%.100s", base + 1);
+        }
+        fclose(f);
+    }
+}
+static void stop(contender *c) {
+    if (c->to) fclose(c->to);       /* end of input ends a contender */
+    if (c->from) fclose(c->from);
+    if (c->pid > 0) waitpid(c->pid, NULL, 0);
+    c->to = c->from = NULL;
+    c->pid = 0;
+}
+static void write_params(int kind, const char *path) {
+    stx_ctx *x = stx_create(NULL);
+    stx_span *m = model_create(x, kind, 1);
+    stx_writer *w = stx_writer_create(x);
+    stx_params_save(w, m->params, "");
+    stx_writer_finish(w, path);
+    check(x);
+    stx_destroy(x);
+}
+
+static void training_setting(int kind, int first) {
+    enum { OWN, OWN_CBLAS, OWN_DEFAULT, PEER, CONTENDERS };
+    static contender c[CONTENDERS];
+    char params[512], log[512], n_threads[16], n_batch[16], n_steps[16], n_warm[16], mode[16];
+    double keys = 0, rate, base, start, rounds_start;
+    int i, r, R = rounds(5), warmup, turn;
+    size_t l, h;
+    memset(c, 0, sizeof c);
+    c[OWN].name = "seqtx"; c[OWN].same = 1;
+    c[OWN_CBLAS].name = "seqtx, CBLAS"; c[OWN_CBLAS].same = 1;
+    c[OWN_DEFAULT].name = "seqtx, default mode";
+    c[PEER].name = "PyTorch"; c[PEER].same = 1;
+    /* the memory of 1024 is full after 4 blocks of 256: these, and one more round which is discarded as well */
+    warmup = opt.warmup >= 0 ? opt.warmup : opt.quick ? 0 : kind == SPANS_SHORT ? 1 : 3;
+    start = seconds();
+    for (l = 0; l < 8; l++) for (h = 0; h < 4; h++) {
+        double e = span_of(kind, l, h) * 1024 + 32;
+        keys += (e < 1024 ? e : 1024) / 32;
+    }
+    snprintf(params, sizeof params, "%s/params.%s.safetensors", opt.work, spans_name[kind]);
+    snprintf(n_threads, sizeof n_threads, "%d", opt.threads);
+    snprintf(n_batch, sizeof n_batch, "%d", opt.batch);
+    snprintf(n_steps, sizeof n_steps, "%d", opt.steps);
+    snprintf(n_warm, sizeof n_warm, "%d", warmup);
+    write_params(kind, params);
+    for (i = 0; i < CONTENDERS; i++) {
+        char *argv[MAX_ARGS];
+        int n = 0;
+        progress("training: warm-up ..");
+        if (i == OWN_CBLAS && !opt.cblas) continue;
+        if (i == PEER && (!opt.python || !opt.peer)) continue;
+#define ARG(s) argv[n++] = (char *)(uintptr_t)(s)
+        if (i == PEER) {
+            ARG(opt.python); ARG(opt.peer);
+            ARG("--nlayers"); ARG("8"); ARG("--hid-sz"); ARG("256"); ARG("--inner-hid-sz"); ARG("1024"); ARG("--nheads"); ARG("4");
+            ARG("--attn-span"); ARG("1024"); ARG("--block-sz"); ARG("256"); ARG("--adapt-span"); ARG("--adapt-span-loss"); ARG("2e-6");
+            ARG("--lr-warmup"); ARG("8000"); ARG("--batch-sz"); ARG(n_batch);
+        } else {
+            snprintf(mode, sizeof mode, "%d", i != OWN_DEFAULT);
+            ARG(i == OWN_CBLAS ? opt.cblas : opt.self); ARG("--worker");
+            ARG("--batch"); ARG(n_batch); ARG("--spans"); ARG(spans_name[kind]); ARG("--literal"); ARG(mode);
+        }
+        ARG("--data"); ARG(opt.data); ARG("--params"); ARG(params); ARG("--steps"); ARG(n_steps); ARG("--warmup"); ARG(n_warm);
+        ARG("--threads"); ARG(n_threads);
+        argv[n] = NULL;
+#undef ARG
+        snprintf(log, sizeof log, "%s/contender.%d.log", opt.work, i);
+        c[i].on = spawn(&c[i], argv, log) && ask(&c[i], &rate);       /* the discarded round */
+        if (!c[i].on) {
+            stop(&c[i]);
+            progress("");
+            fprintf(stderr, "bench: contender \"%s\" does not answer; its messages are in %s\n", c[i].name, log);
+        }
+    }
+    probe_begin();
+    rounds_start = seconds();
+    for (r = 0; r < R; r++) {
+        /* a slow machine gets fewer rounds, at least three: under a minute a setting */
+        if (!opt.rounds && r >= 3 && seconds() - start + (seconds() - rounds_start) / r > 45) break;
+        for (turn = 0; turn < CONTENDERS; turn++) {
+            char what[80];
+            i = (turn + r) % CONTENDERS;
+            if (!c[i].on) continue;
+            snprintf(what, sizeof what, "training, %s spans: round %d of %d, %s ..", spans_name[kind], r + 1, R, c[i].name);
+            progress(what);
+            probe_now();
+            if (ask(&c[i], &rate)) sample(&c[i].rate, rate);
+            else { c[i].on = 0; fprintf(stderr, "bench: contender \"%s\" stopped answering\n", c[i].name); }
+        }
+    }
+    for (i = 0; i < CONTENDERS; i++) if (c[i].on) look_at(&c[i]);
+    if (first) {
+        say("## Training, enwik8_small\n\n8 layers, width 256, inner 1024, 4 heads, span 1024, block 256, batch %d (the preset has 64; --batch 64), Adagrad, %d threads, float.\n"
+            "The same data, first parameters and steps for all. Rounds of %d step%s, in turns. \"seqtx\" runs the literal\nmode, "
+            "whose mathematics is the peer's: softmax over the layer's whole window, empty memory as zero keys. The default mode of the\nlibrary is "
+            "another model in its first blocks: no loss of it is compared.\n\n", opt.batch, opt.threads, opt.steps, opt.steps == 1 ? "" : "s");
+    }
+    say("%s spans (%s; mean keys a head %.0f); median of %d rounds after %d discarded steps:\n\n", kind == SPANS_FULL ? "Full" : kind == SPANS_LEARNED ? "Learned-like" : "Short",
+        kind == SPANS_FULL ? "all 1024" : kind == SPANS_LEARNED ? "20 to 51 in layers 1-4, one head of 307 in 5-6, of 307 and 922 in 7-8" : "all 51 and the ramp", keys, r, warmup + opt.steps);
+    header("contender|tokens/s|range|to PyTorch|loss, step 1|loss, last step|memory MB|");
+    base = c[PEER].on ? median(&c[PEER].rate) : NAN;
+    for (i = 0; i < CONTENDERS; i++) {
+        const contender *with = c[PEER].on ? &c[PEER] : &c[OWN];
+        double worst = fmax(fabs(c[i].step1 - with->step1), fabs(c[i].last - with->last));
+        if (!c[i].on) continue;
+        row_begin();
+        cell(0, "%s", c[i].name);
+        cell(1, "%.0f", median(&c[i].rate));
+        cell(2, "%.0f - %.0f", quantile(&c[i].rate, 0), quantile(&c[i].rate, 1));
+        if (base > 0) cell(3, "%.2f", median(&c[i].rate) / base);
+        cell(4, "%.5f", c[i].step1);
+        cell(5, "%.5f", c[i].last);
+        cell(6, "%.0f", (c[i].memory > 0 ? c[i].memory : c[i].peak) * 1e-6);
+        if (!c[i].same) cell(7, "not compared");
+        else if (with != &c[i]) cell(7, worst <= 1e-3 ? "equal to %.0e" : "VOID: losses differ by %.0e", worst);
+        else cell(7, "reference");
+    }
+    print_table();
+    if (c[PEER].on && c[PEER].blas[0])
+        say("PyTorch's BLAS: %s%s\n", c[PEER].blas, strstr(c[PEER].blas, "openblas") || strstr(c[PEER].blas, "mkl") || strstr(c[PEER].blas, "blis") ? "." :
+            ". This is the slow reference BLAS: the ratio flatters seqtx. Install libopenblas0.");
+    if (!opt.python) say("PyTorch was not found: no peer.\n");
+    probe_say();
+    for (i = 0; i < CONTENDERS; i++) stop(&c[i]);
+    unlink(params);
+}
+static void bench_training(void) {
+    int kind;
+    for (kind = opt.quick ? SPANS_SHORT : SPANS_FULL; kind < SPANS_KINDS; kind++) training_setting(kind, kind == (opt.quick ? SPANS_SHORT : SPANS_FULL));
+}
+
+// >>generation
+
+static void bench_generation(void) {
+    static samples rate[SPANS_KINDS][2], prompt[SPANS_KINDS][2];
+    static double memory[SPANS_KINDS];
+    int32_t ids[1100];
+    int kind, t, r, R = rounds(5), last = opt.threads > 1, n = opt.quick ? 16 : 64;
+    stx_ctx *x[SPANS_KINDS][2];
+    stx_span_gen *g[SPANS_KINDS][2];
+    for (kind = 0; kind < SPANS_KINDS; kind++)
+        for (t = 0; t <= last; t++) {
+            stx_desc d;
+            stx_corpus *text;
+            memset(&d, 0, sizeof d);
+            d.threads = t ? opt.threads : 1;
+            x[kind][t] = stx_create(&d);
+            g[kind][t] = stx_span_gen_create(model_create(x[kind][t], kind, 0), 1);
+            text = corpus_open(x[kind][t]);
+            stx_corpus_read(text, 0, 1100, ids);
+            check(x[kind][t]);
+            stx_corpus_close(text);
+        }
+    probe_begin();
+    for (r = -1; r < R; r++) {
+        progress("generation ..");
+        for (kind = 0; kind < SPANS_KINDS; kind++)
+            for (t = 0; t <= last; t++) {
+                stx_sampling s;
+                stx_real work[256];
+                const stx_real *logits;
+                double at = seconds();
+                int i;
+                memset(&s, 0, sizeof s);
+                s.temperature = 0.8; s.top_p = 0.95; s.seed = 1;
+                stx_span_gen_reset(g[kind][t]);
+                logits = stx_span_gen_feed(g[kind][t], ids, 1100);
+                check(x[kind][t]);
+                if (r >= 0) sample(&prompt[kind][t], 1100 / (seconds() - at));
+                at = seconds();
+                for (i = 0; i < n && logits; i++) {
+                    int32_t token = stx_sample(&s, (uint64_t)i, logits, 256, work);
+                    if (token < 0) die("the logits are not finite");
+                    logits = stx_span_gen_feed(g[kind][t], &token, 1);
+                }
+                check(x[kind][t]);
+                if (r >= 0) sample(&rate[kind][t], n / (seconds() - at));
+                memory[kind] = (double)stx_bytes(x[kind][t]);
+            }
+        if (r >= 0) probe_now();
+    }
+    say("## Generation\n\nenwik8_small, one stream, cached keys and values, after a prompt of 1100 tokens (every window is full); median of %d rounds of %d tokens.\n\n", R, n);
+    header("spans|threads|tokens/s|range|prompt tokens/s|memory MB");
+    for (kind = 0; kind < SPANS_KINDS; kind++)
+        for (t = 0; t <= last; t++) {
+            row_begin();
+            cell(0, "%s", spans_name[kind]);
+            cell(1, "%d", t ? opt.threads : 1);
+            cell(2, "%.0f", median(&rate[kind][t]));
+            cell(3, "%.0f - %.0f", quantile(&rate[kind][t], 0), quantile(&rate[kind][t], 1));
+            cell(4, "%.0f", median(&prompt[kind][t]));
+            cell(5, "%.0f", memory[kind] * 1e-6);
+        }
+    print_table();
+    probe_say();
+    for (kind = 0; kind < SPANS_KINDS; kind++)
+        for (t = 0; t <= last; t++) stx_destroy(x[kind][t]);
+}
+
+// >>main
+
+static const char usage[] =
+    "bench [options]: times seqtx (sh bench/run.sh builds and runs it)\n"
+    "  --quick            fewer rounds, less than 40 s\n"
+    "  --only LIST        of gemm,attention,training,generation (default: all)\n"
+    "  --threads N        default: all\n"
+    "  --rounds N         samples of each number (default 7, 5 in training)\n"
+    "  --batch N          training: streams (default 8; the preset has 64)\n"
+    "  --steps N          training: steps in a round (default 1)\n"
+    "  --warmup N         training: steps before the first round\n"
+    "  --data FILE        text\n"
+    "  --python CMD --peer FILE    PyTorch contender\n"
+    "  --cblas FILE       this program built with SEQTX_CBLAS\n"
+    "  --work DIR         for temporary files\n"
+    "  --append FILE      write the tables there too\n"
+    "  --cblas-check      name the linked CBLAS; exit code 0 if it is worth a comparison\n";
+
+static int whole(const char *s, int least, const char *name) {
+    char *end;
+    long v = s ? strtol(s, &end, 10) : 0;
+    if (!s || end == s || *end || v < least || v > 1000000) {
+        fprintf(stderr, "bench: %s wants a whole number of at least %d\n", name, least);
+        exit(2);
+    }
+    return (int)v;
+}
+int main(int argc, char **argv) {
+    int i;
+    opt.self = argv[0];
+    for (i = 1; i < argc; i++) {
+        const char *a = argv[i], *v = i + 1 < argc ? argv[i + 1] : NULL;
+        if (!strcmp(a, "--quick")) { opt.quick = 1; continue; }
+        if (!strcmp(a, "--worker")) { opt.worker = 1; continue; }
+        if (!strcmp(a, "--help")) { fputs(usage, stdout); return 0; }
+        if (!strcmp(a, "--cblas-check")) {
+#ifdef BENCH_CBLAS
+            return cblas_check();
+#else
+            return 1;
+#endif
+        }
+        i++;
+        if (!strcmp(a, "--threads")) opt.threads = whole(v, 1, a);
+        else if (!strcmp(a, "--rounds")) { opt.rounds = whole(v, 1, a); if (opt.rounds > MAX_ROUNDS) opt.rounds = MAX_ROUNDS; }
+        else if (!strcmp(a, "--batch")) opt.batch = whole(v, 1, a);
+        else if (!strcmp(a, "--steps")) opt.steps = whole(v, 1, a);
+        else if (!strcmp(a, "--warmup")) opt.warmup = whole(v, 0, a);
+        else if (!strcmp(a, "--literal")) opt.literal = whole(v, 0, a);
+        else if (!v) { fprintf(stderr, "bench: unknown option, or no value: %s\n%s", a, usage); return 2; }
+        else if (!strcmp(a, "--only")) opt.only = v;
+        else if (!strcmp(a, "--data")) opt.data = v;
+        else if (!strcmp(a, "--params")) opt.params = v;
+        else if (!strcmp(a, "--python")) opt.python = v;
+        else if (!strcmp(a, "--peer")) opt.peer = v;
+        else if (!strcmp(a, "--cblas")) opt.cblas = v;
+        else if (!strcmp(a, "--work")) opt.work = v;
+        else if (!strcmp(a, "--append")) opt.append = v;
+        else if (!strcmp(a, "--spans")) {
+            for (opt.spans = 0; opt.spans < SPANS_KINDS && strcmp(v, spans_name[opt.spans]); opt.spans++) continue;
+            if (opt.spans == SPANS_KINDS) { fprintf(stderr, "bench: --spans full, learned or short\n"); return 2; }
+        } else { fprintf(stderr, "bench: unknown option %s\n%s", a, usage); return 2; }
+    }
+    if (!opt.threads) {
+        stx_ctx *x = stx_create(NULL);
+        opt.threads = stx_threads(x);
+        stx_destroy(x);
+    }
+    signal(SIGPIPE, SIG_IGN);       /* a contender that died is reported, and is not the end */
+    if (opt.worker) return worker();
+    if (strstr(opt.only, "gemm")) bench_gemm();
+    if (strstr(opt.only, "attention")) bench_attention();
+    if (strstr(opt.only, "training")) bench_training();
+    if (strstr(opt.only, "generation")) bench_generation();
+    if (probe.x) stx_destroy(probe.x);
+    return 0;
+}

@@ -1,0 +1,91 @@
+#!/bin/sh
+# run.sh [--record] [--quick] [options of bench.c] - builds and runs the benchmarks (bench/README.md).
+# Environment: CC (cc), CFLAGS (-O3 -march=native), DATA=FILE (text), PYTHON (a python3 with torch), CBLAS=none (no CBLAS) or
+# what to link for one (default: -lopenblas, -lcblas, -lblas, whichever is there).
+set -eu
+cd "$(dirname "$0")/.."
+CC=${CC:-cc}
+flags="-std=c99 ${CFLAGS:--O3 -march=native}"
+work=build/bench
+mkdir -p "$work"
+record= command="sh bench/run.sh"
+args=
+for a in "$@"; do
+    command="$command $a"
+    if [ "$a" = --record ]; then record=1; continue; fi
+    case $a in
+    --help) echo "sh bench/run.sh [--record] [options]; --record writes bench/results/DATE-MACHINE.md"; sed -n '/^static const char usage/,/;$/s/^ *"\(.*\)\\n".*/\1/p' bench/bench.c; exit 0 ;;
+    *[!A-Za-z0-9_./,=+-]*) echo "run.sh: an option with odd characters: $a" >&2; exit 2 ;;
+    esac
+    args="$args $a"
+done
+
+compile() {     # OUTPUT FLAGS..
+    out=$1; shift
+    $CC $flags $openmp "$@" bench/bench.c -o "$out" $libs -lm
+}
+libs=
+openmp=-fopenmp
+compile "$work/bench" 2>"$work/cc.log" || { openmp=; compile "$work/bench"; echo "run.sh: $CC has no OpenMP: one thread"; }
+
+# A CBLAS, if there is one that is worth it. Old OpenBLAS takes new AMD processors for ones without AVX-512; a contender gets
+# its best kernels (the report names them), here and inside PyTorch.
+if grep -q AuthenticAMD /proc/cpuinfo 2>/dev/null && grep -q avx512f /proc/cpuinfo; then
+    OPENBLAS_CORETYPE=SkylakeX; export OPENBLAS_CORETYPE
+fi
+blas="none" cblas=
+if [ "${CBLAS:-}" != none ]; then
+    for try in ${CBLAS:-} -lopenblas -lcblas -lblas; do
+        libs=$try
+        compile "$work/bench_with" -DBENCH_CBLAS 2>"$work/cc.log" || continue
+        if name=$("$work/bench_with" --cblas-check); then
+            blas="$name"
+            compile "$work/bench_cblas" -DSEQTX_CBLAS
+            mv "$work/bench_with" "$work/bench"
+            cblas="--cblas $work/bench_cblas"
+            break
+        fi
+        [ "$blas" != none ] || blas="not used: $try is $name, no contender (Debian: apt install libopenblas-dev)"
+    done
+fi
+[ "$blas" != none ] || blas="none found: no comparison (Debian: apt install libopenblas-dev)"
+rm -f "$work/bench_with"
+
+data=${DATA:-build/demo.txt}
+if [ -z "${DATA:-}" ] && [ ! -s "$data" ]; then sh examples/demo_data.sh "$data"; fi
+[ -r "$data" ] || { echo "run.sh: DATA=$data cannot be read" >&2; exit 2; }
+
+python= torch="none found: no comparison"
+for p in ${PYTHON:-} python3 /usr/bin/python3; do
+    if version=$("$p" -c 'import torch; print(torch.__version__)' 2>/dev/null); then
+        python="--python $p --peer bench/peers/attn_span_torch.py"; torch="PyTorch $version"; break
+    fi
+done
+
+cpu=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1)
+[ -n "$cpu" ] || cpu=$(sysctl -n machdep.cpu.brand_string 2>/dev/null || uname -m)
+cores=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+vector=$(sed -n 's/^flags[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1 | tr ' ' '\n' | grep -E '^(avx2|avx512f|avx512_bf16|amx_tile|amx_bf16)$' | tr '\n' ' ')
+commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
+git diff --quiet HEAD -- '*.h' bench/bench.c bench/peers 2>/dev/null || commit="$commit, with changes that are not committed"
+target=
+if [ -n "$record" ]; then
+    class=$(printf '%s-%sc' "$cpu" "$cores" | tr '[:upper:]' '[:lower:]' | sed 's/([^)]*)//g; s/@.*-/-/; s/[^a-z0-9]\{1,\}/-/g; s/^-//')
+    target=bench/results/$(date +%Y-%m-%d)-$class.md
+    mkdir -p bench/results
+fi
+{
+    echo "# seqtx benchmarks, $(date +%Y-%m-%d)"
+    echo
+    echo "- machine: $cpu, $cores cores, ${vector:-no vector flags known}"
+    echo "- compiler: $($CC --version | head -n 1); $flags $openmp"
+    echo "- CBLAS: $blas"
+    echo "- peer: $torch"
+    echo "- command: \`$command\`"
+    echo "- commit: $commit"
+    [ -z "${DATA:-}" ] && echo "- data: headers of the system (examples/demo_data.sh), $(wc -c <"$data") bytes" || echo "- data: a file of $(wc -c <"$data") bytes"
+    echo
+} >"$work/report.md"
+cat "$work/report.md"
+"$work/bench" --data "$data" --work "$work" --append "$work/report.md" $cblas $python $args
+if [ -n "$target" ]; then cp "$work/report.md" "$target"; echo "written: $target"; fi
