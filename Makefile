@@ -1,6 +1,6 @@
 # seqtx: header-only; this builds the examples and the tests.
 #
-#   make demo [DATA=FILE]   train a small model on real text, about two minutes on two cores
+#   make demo [DATA=FILE]   train a small model on real text, about two minutes on two cores; leaves build/demo.safetensors
 #   make test               build and run every test; ends with "N passed, N failed"
 #   make examples           build/train_attn_span, build/hello
 #   make bench              timings, against CBLAS and PyTorch where they are installed
@@ -39,7 +39,8 @@ build/demo.txt: examples/demo_data.sh | build
 	sh examples/demo_data.sh $@
 DATA = build/demo.txt
 demo: build/train_attn_span $(DATA)
-	GOMP_SPINCOUNT=20000 build/train_attn_span --preset demo --data $(DATA) --generate 500 --temperature 0.7
+	@rm -f build/demo.safetensors
+	GOMP_SPINCOUNT=20000 build/train_attn_span --preset demo --data $(DATA) --checkpoint build/demo.safetensors --generate 500 --prompt "#ifndef _"
 
 # >>tests: each program prints "N passed, N failed"; tests/run.sh adds them up
 UNIT = build/test_api build/test_io build/test_train_h build/test_span build/test_golden_ops build/test_golden_span
