@@ -1958,6 +1958,7 @@ typedef struct stx__attn_work {
     stx_real *du, *dvb, *dz;             /* one entry a (b,h) */
     int32_t *owner;                      /* thread of each (b,h) */
     size_t npe, npk;                     /* numbers in a copy */
+    size_t pe_row;                       /* first row of pe that the longest head reaches: the copies are used from here */
 } stx__attn_work;
 
 static size_t stx__attn_work_layout(const stx_attention_args *a, int threads, void *base, stx__attn_work *w) {
@@ -2076,8 +2077,8 @@ static void stx__attn_bwd_tile(stx_ctx *x, const stx_attention_args *a, const st
         if (a->P) {
             size_t ldp = (size_t)a->pe_heads * D, off = a->pe_heads > 1 ? h * D : 0;
             ptrdiff_t p0 = (ptrdiff_t)a->P - 1 + a->delta_min - C + t.j0 - (ptrdiff_t)i0 - (ptrdiff_t)(t.nb - 1);
-            ptrdiff_t w0 = p0 < 0 ? -p0 : 0, w1 = STX__MIN((ptrdiff_t)W, (ptrdiff_t)a->P - p0);
-            if (w0 < w1) {
+            ptrdiff_t w0 = STX__MAX((ptrdiff_t)w->pe_row - p0, 0), w1 = STX__MIN((ptrdiff_t)W, (ptrdiff_t)a->P - p0);
+            if (w0 < w1) {      /* rows further back than any head reaches have ds = 0 */
                 memset(t.r, 0, t.nb * W * sizeof *t.r);
                 for (r = 0; r < t.nb; r++) memcpy(t.r + r * W + (t.nb - 1 - r), g + r * bk, bk * sizeof *g);
                 if (w->npe) stx__gemm_part(mk, t.scratch, 1, 0, (size_t)(w1 - w0), D, t.nb, 1, t.r + w0, W, t.qv, D, 1, w->dpe + me * w->npe + (size_t)(p0 + w0) * ldp + off, ldp);
@@ -2112,8 +2113,11 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
     double *load;
     ptrdiff_t me;
     stx__attn_work w;
-    memset(a->work, 0, stx__attn_work_layout(a, (int)threads, a->work, &w));
+    size_t ldp = (size_t)a->pe_heads * a->D;
+    stx__attn_work_layout(a, (int)threads, a->work, &w);
     stx__attn_order(a, order, reach);
+    memset(w.du, 0, (size_t)((char *)w.owner - (char *)w.du));
+    w.pe_row = a->P > reach[0] + 1 ? a->P - reach[0] - 1 : 0;
     load = (double *)(void *)stx__scratch(x);     /* each (b,h) to the thread with the least work so far */
     for (i = 0; i < threads; i++) load[i] = 0;
     for (i = 0; i < a->H; i++)
@@ -2128,11 +2132,13 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
 #endif
     for (me = 0; me < (ptrdiff_t)threads; me++) {
         size_t k, i0;
+        if (w.npe) memset(w.dpe + (size_t)me * w.npe + w.pe_row * ldp, 0, (w.npe - w.pe_row * ldp) * sizeof(stx_real));
+        if (w.npk) { memset(w.dpk + (size_t)me * w.npk, 0, w.npk * sizeof(stx_real)); memset(w.dpv + (size_t)me * w.npk, 0, w.npk * sizeof(stx_real)); }
         for (k = 0; k < BH; k++)
             if (w.owner[k] == (int32_t)me)
                 for (i0 = 0; i0 < a->T; i0 += stx__attn_bq(a)) stx__attn_bwd_tile(x, a, &w, (size_t)me, k / a->H, k % a->H, i0);
     }
-    if (w.npe) stx__add_parts(x, a->dpe, w.dpe, w.npe, threads, w.npe);
+    if (w.npe) stx__add_parts(x, a->dpe + w.pe_row * ldp, w.dpe + w.pe_row * ldp, w.npe - w.pe_row * ldp, threads, w.npe);
     if (w.npk && a->dpk) stx__add_parts(x, a->dpk, w.dpk, w.npk, threads, w.npk);
     if (w.npk && a->dpv) stx__add_parts(x, a->dpv, w.dpv, w.npk, threads, w.npk);
     if (a->du) stx__add_parts(x, a->du, w.du, a->H * a->D, a->B, a->H * a->D);
@@ -2645,6 +2651,13 @@ static int stx__repeats(const stx_tensor *a, const stx_tensor *b) {
     for (i = 1; i <= b->ndim; i++) if (a->dim[a->ndim - i] != b->dim[b->ndim - i]) return 0;
     return 1;
 }
+/* Room for the result of a and b, b being a's shape or its last dimensions. */
+static stx_tensor *stx__binary(stx_ctx *x, const char *op, stx_tensor *a, stx_tensor *b) {
+    char s[96], t[96];
+    if (!stx_ok(x) || !a || !b) return NULL;
+    STX__NEED(x, stx__repeats(a, b), STX_ERR_SHAPE, "%s: %s and %s: want equal shapes, or the second to be the first's last dimensions", op, stx__shape(a, s), stx__shape(b, t));
+    return stx__like(x, a);
+}
 static void stx__add_back(stx_ctx *x, stx__node *n) {
     stx_tensor *b = n->in[1];
     int fresh;
@@ -2659,11 +2672,7 @@ static void stx__add_back(stx_ctx *x, stx__node *n) {
     }
 }
 STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
-    stx_tensor *y;
-    char s[96], t[96];
-    if (!stx_ok(x) || !a || !b) return NULL;
-    STX__NEED(x, stx__repeats(a, b), STX_ERR_SHAPE, "stx_add: %s and %s: want equal shapes, or the second to be the first's last dimensions", stx__shape(a, s), stx__shape(b, t));
-    y = stx__like(x, a);
+    stx_tensor *y = stx__binary(x, "stx_add", a, b);
     if (!y) return NULL;
     STX_RUN(x, stx_add_fwd, (x, y->data, a->data, b->data, a->size, b->size));
     stx__record2(x, y, stx__add_back, a, b);
@@ -2674,11 +2683,7 @@ static void stx__mul_back(stx_ctx *x, stx__node *n) {
     STX_RUN(x, stx_mul_bwd, (x, da, db, n->y->grad, n->in[0]->data, n->in[1]->data, n->y->size, n->in[1]->size));
 }
 STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
-    stx_tensor *y;
-    char s[96], t[96];
-    if (!stx_ok(x) || !a || !b) return NULL;
-    STX__NEED(x, stx__repeats(a, b), STX_ERR_SHAPE, "stx_mul: %s and %s: want equal shapes, or the second to be the first's last dimensions", stx__shape(a, s), stx__shape(b, t));
-    y = stx__like(x, a);
+    stx_tensor *y = stx__binary(x, "stx_mul", a, b);
     if (!y) return NULL;
     STX_RUN(x, stx_mul_fwd, (x, y->data, a->data, b->data, a->size, b->size));
     stx__record2(x, y, stx__mul_back, a, b);

@@ -5,6 +5,7 @@
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
 #include "test.h"
+#include "golden.h"
 
 #ifdef SEQTX_DOUBLE
 static const double TOL = 1e-10, CURVE = 1e-9;
@@ -12,40 +13,6 @@ static const double TOL = 1e-10, CURVE = 1e-9;
 static const double TOL = 1e-5, CURVE = 1e-5;
 #endif
 
-static const char *dir;
-static stx_file *open_golden(stx_ctx *x, const char *name) {
-    char path[1024];
-    stx_file *f;
-    snprintf(path, sizeof path, "%s/%s.safetensors", dir, name);
-    f = stx_file_open(x, path);
-    CHECK(f != NULL, "%s", stx_error(x));
-    return f;
-}
-static double *entry(const stx_file *f, const char *name, size_t *n) {
-    const stx_entry *e = stx_file_find(f, name);
-    double *out;
-    if (n) *n = e ? e->count : 0;
-    if (!e) return NULL;
-    out = (double *)malloc((e->count + 1) * sizeof *out);
-    if (!stx_entry_get_f64(e, out, e->count)) { free(out); return NULL; }
-    return out;
-}
-static double meta(const stx_file *f, const char *key, double otherwise) {
-    const char *s = stx_file_meta(f, key);
-    return s ? atof(s) : otherwise;
-}
-static void same(const stx_file *f, const char *what, const char *name, const stx_real *have, size_t n, double tol) {
-    size_t m, i;
-    double *want = entry(f, name, &m), *got, e;
-    CHECK(want && m == n && have, "%s %s: %zu numbers, %zu in the file", what, name, n, m);
-    if (!want || m != n || !have) { free(want); return; }
-    got = (double *)malloc((n + 1) * sizeof *got);
-    for (i = 0; i < n; i++) got[i] = (double)have[i];
-    e = test_error(got, want, n, 1e-7);
-    CHECK(e <= tol, "%s %s: error %g", what, name, e);
-    free(got);
-    free(want);
-}
 static void config(const stx_file *f, stx_span_desc *d) {
     const char *s;
     memset(d, 0, sizeof *d);
@@ -131,7 +98,7 @@ static void model_case(const char *name, int recompute, int threads) {
                 for (v = 0; v < d.vocab; v++) z += exp((double)row[v]);
                 for (v = 0; v < d.vocab; v++) row[v] = (stx_real)((double)row[v] - log(z));
             }
-            if (logits) same(f, name, "logits", logits->data, logits->size, TOL * sharp);
+            if (logits) same_as(f, name, "logits", logits->data, logits->size, TOL * sharp, 1e-7);
         }
         stx_begin(x, STX_TRAIN);
         block_of(x, tok, B, n, M, k, &in, &out);
@@ -144,7 +111,7 @@ static void model_case(const char *name, int recompute, int threads) {
     }
     for (i = 0; i < m->params->count; i++) {
         snprintf(key, sizeof key, "grad.%s", m->params->name[i]);
-        same(f, name, key, m->params->tensor[i]->grad, m->params->tensor[i]->size, TOL * sharp);
+        same_as(f, name, key, m->params->tensor[i]->grad, m->params->tensor[i]->size, TOL * sharp, 1e-7);
     }
     for (l = 0; l < d.layers; l++) {     /* the file holds the zero rows too, the state only the real ones */
         size_t count, r, b, c, w = d.dim;
@@ -219,12 +186,12 @@ static void curve(const char *name) {
     CHECK(worst <= CURVE, "%s: the loss curves differ by %g", name, worst);
     for (l = 0; l < d.layers; l++) {
         snprintf(key, sizeof key, "span_final.%zu", l);
-        if (m->layer[l].z) same(f, name, key, m->layer[l].z->data, d.heads, CURVE);
+        if (m->layer[l].z) same_as(f, name, key, m->layer[l].z->data, d.heads, CURVE, 1e-7);
     }
     /* rows of key_pe beyond every ramp feel eps only, and Adagrad makes full steps of that: not comparable in float */
     for (k = 0; k < m->params->count; k++) {
         snprintf(key, sizeof key, "final.%s", m->params->name[k]);
-        if (TOL < 1e-9 || strcmp(name, "curve_ref")) same(f, name, key, m->params->tensor[k]->data, m->params->tensor[k]->size, CURVE);
+        if (TOL < 1e-9 || strcmp(name, "curve_ref")) same_as(f, name, key, m->params->tensor[k]->data, m->params->tensor[k]->size, CURVE, 1e-7);
     }
     free(tok); free(losses);
     stx_file_close(f);
@@ -243,7 +210,7 @@ int main(int argc, char **argv) {
     static const char *const models[] = {"t_a1", "t_a2", "t_a3", "t_a4", "t_a5", "t_a6", "fix_a1", "fix_a2", "fix_a3", "fix_a4", "fix_a5", "fix_a6",
         "odd1", "odd2", "odd3", "odd4", "odd5", "odd6", "odd7", "odd8", "sharp", "sharp_fix", "blocklong", "blocklong_fix", "growth", "growth_fix"};
     size_t i;
-    dir = argc > 1 ? argv[1] : "tests/golden";
+    if (argc > 1) dir = argv[1];
     for (i = 0; i < sizeof models / sizeof *models; i++) {
         model_case(models[i], 0, 1);
         model_case(models[i], 1, 2);

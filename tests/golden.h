@@ -1,0 +1,46 @@
+/* golden.h - reading the golden vectors of tests/golden. Include after a header of the library and test.h. */
+#ifndef STX_TEST_GOLDEN_H
+#define STX_TEST_GOLDEN_H
+
+static const char *dir = "tests/golden";
+
+static stx_file *open_golden(stx_ctx *x, const char *name) {
+    char path[1024];
+    stx_file *f;
+    snprintf(path, sizeof path, "%s/%s.safetensors", dir, name);
+    f = stx_file_open(x, path);
+    CHECK(f != NULL, "%s", stx_error(x));
+    return f;
+}
+/* the numbers of an entry, to be freed; NULL when it is not there */
+static double *entry(const stx_file *f, const char *name, size_t *n) {
+    const stx_entry *e = stx_file_find(f, name);
+    double *out;
+    if (n) *n = e ? e->count : 0;
+    if (!e) return NULL;
+    out = (double *)malloc((e->count + 1) * sizeof *out);
+    if (!stx_entry_get_f64(e, out, e->count)) { free(out); return NULL; }
+    return out;
+}
+static double meta(const stx_file *f, const char *key, double otherwise) {
+    const char *s = stx_file_meta(f, key);
+    return s ? atof(s) : otherwise;
+}
+static inline double need(const stx_file *f, const char *key) {
+    CHECK(stx_file_meta(f, key) != NULL, "no metadata %s", key);
+    return meta(f, key, 0);
+}
+/* have is the entry, within tol of the entry's largest number (floor, if all are smaller) */
+static void same_as(const stx_file *f, const char *what, const char *name, const stx_real *have, size_t n, double tol, double floor_) {
+    size_t m, i;
+    double *want = entry(f, name, &m), *got, e;
+    CHECK(want && m == n && have, "%s %s: %zu numbers, %zu in the file", what, name, n, m);
+    if (!want || m != n || !have) { free(want); return; }
+    got = (double *)malloc((n + 1) * sizeof *got);
+    for (i = 0; i < n; i++) got[i] = (double)have[i];
+    e = test_error(got, want, n, floor_);
+    CHECK(e <= tol, "%s %s: error %g", what, name, e);
+    free(got);
+    free(want);
+}
+#endif
