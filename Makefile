@@ -19,15 +19,19 @@ LDLIBS += $(or $(CBLAS_LIBS),-lopenblas)
 endif
 SAN     = -fsanitize=address,undefined -fno-sanitize-recover=all -g -O1
 
-HEADERS = seqtx.h seqtx_attn_span.h
+HEADERS = seqtx.h seqtx_attn_span.h build/flags
 TESTS_H = $(wildcard tests/*.h)
 
-.PHONY: all examples demo test bench clean
+.PHONY: all examples demo test bench clean FORCE
 all: examples
 examples: build/train_attn_span build/hello
 
 build:
 	@mkdir -p build
+# build/flags changes when the flags do, and everything is built again
+build/flags: FORCE | build
+	@echo '$(CC) $(CXX) $(CFLAGS) $(OPENMP) $(LDLIBS)' | cmp -s - $@ || echo '$(CC) $(CXX) $(CFLAGS) $(OPENMP) $(LDLIBS)' > $@
+FORCE:
 
 build/train_attn_span: examples/train_attn_span.c examples/train.h $(HEADERS) | build
 	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm $(LDLIBS)
@@ -55,7 +59,7 @@ build/test_%_san: tests/test_%.c $(TESTS_H) $(HEADERS) | build
 	$(CC) -std=c99 $(WARN) $(SAN) $(OPENMP) $< -o $@ -lm
 build/fuzz_io_san: tests/fuzz_io.c $(TESTS_H) $(HEADERS) | build
 	$(CC) -std=c99 $(WARN) $(SAN) $(OPENMP) $< -o $@ -lm
-build/test_train_h: tests/test_train_h.c examples/train.h | build
+build/test_train_h: tests/test_train_h.c examples/train.h build/flags | build
 	$(CC) $(CFLAGS) $< -o $@ -lm
 build/test_%: tests/test_%.c $(TESTS_H) $(HEADERS) | build
 	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm

@@ -73,7 +73,8 @@
        SEQTX_DOUBLE     stx_real is double (gradient checks). Default: float.
        SEQTX_STATIC     the implementation is private to the including file.
        SEQTX_CBLAS      matrix products by cblas_sgemm/dgemm; link a BLAS. (Implementation file only.)
-       SEQTX_CUDA       declare the CUDA twins of the kernels (link seqtx_cuda.cu).
+       SEQTX_CUDA       declare the CUDA twins of the kernels. Their bodies are not in this version.
+       SEQTX_STDIO_FILES  no mmap, no fsync: files by stdio, as on machines without POSIX.
 
    Reading order for learners: stx_layernorm_fwd/_bwd (a kernel and its derivative), stx_layernorm (an op),
    stx_backward (the tape, ten lines), stx__gemm_part (blocking), stx__attn_fwd_tile (the one attention),
@@ -126,7 +127,7 @@ enum { STX_OK = 0, STX_ERR_ARG, STX_ERR_SHAPE, STX_ERR_MEMORY, STX_ERR_IO, STX_E
 
 /* How a context is made. Zero means default. Read the resolved one back with stx_ctx_desc. */
 typedef struct stx_desc {
-    int      device;       /* STX_CPU (default) or STX_CUDA (needs seqtx_cuda.cu) */
+    int      device;       /* STX_CPU (default) or STX_CUDA (not in this version) */
     int      precision;    /* STX_PREC_F32 (default). The bf16 paths are not in this version. */
     int      threads;      /* 0: as many as OpenMP offers (1 in a build without it) */
     uint64_t seed;         /* of every random number of this context */
@@ -390,7 +391,8 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n);
 
 /* One token from logits (V) (any additive constant): softmax(logits / temperature) cut to the top_k likeliest
    (0: all) and then to the smallest set with mass top_p (0 or 1: all). temperature 0: the likeliest. The draw is
-   a function of (seed, counter). Returns -1 if the logits are not finite or V is 0. work: V numbers of scratch. */
+   a function of (seed, counter). Returns -1 if the logits are not finite or V is 0. work: V numbers of scratch, not needed at
+   temperature 0. */
 typedef struct stx_sampling {
     double temperature, top_p;
     size_t top_k;
@@ -398,7 +400,7 @@ typedef struct stx_sampling {
 } stx_sampling;
 STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits, size_t V, stx_real *work);
 // >>kernels ------------------------------------------------------------------------------------------------
-/* The lower storey. Order of arguments: context (threads, scratch; NULL: one thread), outputs, saved values,
+/* The lower storey. Order of arguments: context (threads, scratch; NULL: one thread, but the attention needs one), outputs, saved values,
    inputs, sizes, scalars. Backward kernels ADD into dx; a NULL dx is not wanted. One STX_KERNEL line declares
    the CPU twin (stem, body below) and the CUDA twin (stem_cuda, body in seqtx_cuda.cu): a missing one does not
    link, a drifted one does not compile. */
@@ -692,6 +694,12 @@ STX_DEF int stx_entry_get(const stx_entry *e, stx_real *out, size_t n);     /* s
 STX_DEF int stx_writer_meta_u64(stx_writer *w, const char *key, uint64_t value);
 STX_DEF int stx_file_meta_u64(stx_ctx *x, const stx_file *f, const char *key, uint64_t *out);
 
+/* A seal: a 64-bit hash of all tensors and texts added so far, kept in the metadata as "seal"; the last thing to add.
+   stx_file_sealed reads the whole file and compares: 1, or 0 and an error when a bit has changed, or there is no seal. It finds
+   damage, not forgery. */
+STX_DEF int stx_writer_seal(stx_writer *w);
+STX_DEF int stx_file_sealed(const stx_file *f);
+
 /* Adds every parameter under its name (after prefix, "" for none). The data must not change until stx_writer_finish.
    Returns 1, or 0 in error. */
 STX_DEF int stx_params_save(stx_writer *w, const stx_params *p, const char *prefix);
@@ -720,6 +728,26 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#if (defined(__unix__) || defined(__APPLE__)) && !defined(SEQTX_STDIO_FILES)
+#define STX__POSIX 1
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+#if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !(defined(__GLIBC__) && defined(__USE_XOPEN2K8))
+/* -std=c99 hides these three when a system header was included before this one; they are there all the same */
+int fsync(int fd);
+int fchmod(int fd, mode_t mode);
+ssize_t readlink(const char *path, char *buf, size_t n);
+#endif
+#elif defined(_WIN32)
+#include <process.h>
+#ifdef __cplusplus
+extern "C"
+#endif
+__declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to, unsigned long flags);
+#endif
 #ifdef _OPENMP
   #include <omp.h>
 #endif
@@ -1209,7 +1237,7 @@ static void stx__pack_b(stx_real *to, const stx_real *B, size_t ldb, int tb, siz
     for (j0 = 0; j0 < n; j0 += nr) {
         size_t w = STX__MIN(nr, n - j0);
         if (w < nr) memset(to, 0, nr * k * sizeof *to);
-        if (tb) {   /* 16 rows of B a time: their cache lines are used whole */
+        if (tb) {
             for (j = 0; j < w; j++) {
                 const stx_real *row = B + (j0 + j) * ldb;
                 for (p = 0; p < k; p++) to[p * nr + j] = row[p];
@@ -1312,7 +1340,7 @@ static void stx__gemm_part(const stx__micro *mk, stx_real *scratch, int ta, int 
 static stx_real *stx__scratch(stx_ctx *x) {
     size_t me = 0;
 #ifdef _OPENMP
-    me = (size_t)omp_get_thread_num();
+    if (x && x->desc.threads > 1) me = (size_t)omp_get_thread_num() % (size_t)x->desc.threads;   /* a context of one thread may be used in a caller's own parallel region */
 #endif
     return x && x->scratch ? x->scratch + me * STX__SCRATCH : NULL;
 }
@@ -1628,7 +1656,6 @@ STX_DEF void stx_dropout_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t 
     }
 }
 
-/* Long sums: pieces of 4096 in double, added in order. */
 STX_DEF void stx_mean_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
     double s = 0;
     size_t i;
@@ -1930,7 +1957,7 @@ static void stx__attn_order(const stx_attention_args *a, size_t *order, size_t *
 }
 enum { STX__MAX_HEADS = 256 };
 
-STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
+STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {      /* x: its scratch is needed */
     size_t order[STX__MAX_HEADS], reach[STX__MAX_HEADS], bq = stx__attn_bq(a), tiles = (a->T + bq - 1) / bq;
     ptrdiff_t job, jobs = (ptrdiff_t)(a->B * a->H * tiles);
     stx__attn_order(a, order, reach);
@@ -1956,6 +1983,7 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
 typedef struct stx__attn_work {
     stx_real *dpe, *dpk, *dpv;           /* one copy a thread */
     stx_real *du, *dvb, *dz;             /* one entry a (b,h) */
+    double *load;                        /* work given to each thread so far */
     int32_t *owner;                      /* thread of each (b,h) */
     size_t npe, npk;                     /* numbers in a copy */
     size_t pe_row;                       /* first row of pe that the longest head reaches: the copies are used from here */
@@ -1966,6 +1994,7 @@ static size_t stx__attn_work_layout(const stx_attention_args *a, int threads, vo
     char *p = (char *)base;
     w->npe = a->P && a->dpe ? a->P * (size_t)a->pe_heads * a->D : 0;
     w->npk = a->N && (a->dpk || a->dpv) ? a->H * a->N * a->D : 0;
+    w->load = (double *)(void *)(p + at); at += n * sizeof(double);
     w->dpe = (stx_real *)(void *)(p + at); at += n * w->npe * sizeof(stx_real);
     w->dpk = (stx_real *)(void *)(p + at); at += n * w->npk * sizeof(stx_real);
     w->dpv = (stx_real *)(void *)(p + at); at += n * w->npk * sizeof(stx_real);
@@ -2110,7 +2139,6 @@ static void stx__add_parts(stx_ctx *x, stx_real *to, const stx_real *from, size_
 
 STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
     size_t order[STX__MAX_HEADS], reach[STX__MAX_HEADS], i, b, BH = a->B * a->H, threads = (size_t)stx_threads(x);
-    double *load;
     ptrdiff_t me;
     stx__attn_work w;
     size_t ldp = (size_t)a->pe_heads * a->D;
@@ -2118,14 +2146,13 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
     stx__attn_order(a, order, reach);
     memset(w.du, 0, (size_t)((char *)w.owner - (char *)w.du));
     w.pe_row = a->P > reach[0] + 1 ? a->P - reach[0] - 1 : 0;
-    load = (double *)(void *)stx__scratch(x);     /* each (b,h) to the thread with the least work so far */
-    for (i = 0; i < threads; i++) load[i] = 0;
+    for (i = 0; i < threads; i++) w.load[i] = 0;     /* each (b,h) to the thread with the least work so far */
     for (i = 0; i < a->H; i++)
         for (b = 0; b < a->B; b++) {
             size_t k, best = 0;
-            for (k = 1; k < threads; k++) if (load[k] < load[best]) best = k;
+            for (k = 1; k < threads; k++) if (w.load[k] < w.load[best]) best = k;
             w.owner[b * a->H + order[i]] = (int32_t)best;
-            load[best] += (double)STX__MIN(reach[i], a->S) + STX__BQ + (double)a->N;
+            w.load[best] += (double)(STX__MIN(reach[i], a->S) + STX__BQ + a->N);
         }
 #ifdef _OPENMP
     #pragma omp parallel for schedule(static, 1) num_threads(stx_threads(x)) if (threads > 1 && BH > 1)
@@ -3308,6 +3335,7 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     if (!stx_ok(x)) return 0;
     p = o->params;
     d = &o->desc;
+    if (!(lr >= 0 && lr <= DBL_MAX)) { stx_fail(x, STX_ERR_ARG, "stx_optim_step: learning rate %g, want a finite one, 0 or more", lr); return 0; }
     if (p->count != o->count) {
         stx_fail(x, STX_ERR_ARG, "stx_optim_step: %zu parameters, %zu when the optimiser was made: call stx_optim_create after the last stx_param", p->count, o->count);
         return 0;
@@ -3349,7 +3377,7 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
         if (s->kind == STX_LR_INV_SQRT) return k == 0 ? (W == 0 ? s->lr : 0) : k <= W ? s->lr * k / (W * sqrt(W)) : s->lr / sqrt(k);
         if (n <= 1) return s->lr;
         if (k < W) return s->lr * k / W;
-        if (s->kind == STX_LR_COSINE) return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + cos(3.14159265358979323846 * k / T));
+        if (s->kind == STX_LR_COSINE && T > 0) return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + cos(3.14159265358979323846 * k / T));
         return W > 1 ? s->lr * (W - 1) / W : s->lr;    /* W = 1: never set, stays at the full lr */
     }
     if (u < W) return s->lr_start + (s->lr - s->lr_start) * u / W;
@@ -3360,9 +3388,32 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
 
 // >>sampling
 
+/* The largest weight v >= least such that the weights >= v number (count) or sum to at least want. Bisection between the
+   weights' bit patterns, which rise with non-negative numbers: 32 or 64 passes, whatever the weights. */
+static stx_real stx__weight_at(const stx_real *w, size_t V, stx_real least, double want, int count) {
+#ifdef SEQTX_DOUBLE
+    uint64_t lo, hi, mid;
+#else
+    uint32_t lo, hi, mid;
+#endif
+    stx_real top = 0, v = least;
+    size_t i;
+    for (i = 0; i < V; i++) if (w[i] > top) top = w[i];
+    memcpy(&lo, &least, sizeof lo);
+    memcpy(&hi, &top, sizeof hi);
+    while (lo < hi) {
+        double have = 0;
+        mid = hi - (hi - lo) / 2;
+        memcpy(&v, &mid, sizeof v);
+        for (i = 0; i < V; i++) if (w[i] >= v) have += count ? 1 : (double)w[i];
+        if (have >= want) lo = mid; else hi = mid - 1;
+    }
+    memcpy(&v, &lo, sizeof v);
+    return v;
+}
 STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits, size_t V, stx_real *work) {
-    size_t i, best = 0, left;
-    double sum = 0, mass = 0, u, cut;
+    size_t i, best = 0;
+    double sum = 0, u;
     uint32_t r[4];
     stx_real floor_p = 0;
     if (!V || V > INT32_MAX) return -1;
@@ -3376,39 +3427,13 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
         work[i] = (stx_real)exp(((double)logits[i] - (double)logits[best]) / s->temperature);
         sum += (double)work[i];
     }
-    /* Both cuts keep a set of the likeliest words: find the smallest probability that stays, by taking words in falling
-       order (equal ones together, so that the order of the vocabulary does not matter). */
-    left = s->top_k && s->top_k < V ? s->top_k : V;
-    cut = s->top_p > 0 && s->top_p < 1 ? s->top_p : 2;
-    if (left < V || cut < 1) {
-        stx_real bound = 2, kept_sum_from = 0;
-        size_t taken = 0;
-        double total = sum;
-        if (left < V && cut < 1) {     /* top-p is a share of what top-k left */
-            total = 0;
-            while (taken < left) {
-                stx_real top = -1;
-                size_t same = 0;
-                for (i = 0; i < V; i++) if (work[i] < bound) { if (work[i] > top) { top = work[i]; same = 1; } else if (work[i] == top) same++; }
-                total += (double)top * (double)same;
-                taken += same;
-                bound = top;
-            }
-            bound = 2;
-            taken = 0;
-        }
-        while (taken < left && mass < cut * total) {
-            stx_real top = -1;
-            size_t same = 0;
-            for (i = 0; i < V; i++) if (work[i] < bound) { if (work[i] > top) { top = work[i]; same = 1; } else if (work[i] == top) same++; }
-            if (top < 0) break;
-            mass += (double)top * (double)same;
-            taken += same;
-            bound = kept_sum_from = top;
-        }
-        floor_p = kept_sum_from;
-        sum = 0;
-        for (i = 0; i < V; i++) if (work[i] >= floor_p) sum += (double)work[i];
+    /* Both cuts keep the words at or above some weight (equal ones stay or go together, so the order of the vocabulary does
+       not matter): top_k the k-th largest, top_p the largest whose words make up that share of what top_k left. */
+    if (s->top_k && s->top_k < V) floor_p = stx__weight_at(work, V, 0, (double)s->top_k, 1);
+    for (i = 0, sum = 0; i < V; i++) if (work[i] >= floor_p) sum += (double)work[i];
+    if (s->top_p > 0 && s->top_p < 1) {
+        floor_p = stx__weight_at(work, V, floor_p, s->top_p * sum, 0);
+        for (i = 0, sum = 0; i < V; i++) if (work[i] >= floor_p) sum += (double)work[i];
     }
     stx_philox(s->seed, counter, 0x73616d706c65u, r);     /* "sample" */
     u = ((double)r[0] + ((double)r[1] + 0.5) / 4294967296.0) / 4294967296.0 * sum;
@@ -3463,33 +3488,6 @@ STX_DEF void stx_destroy(stx_ctx *x) {
     stx__arena_free(x, &x->step);
     x->desc.release(x->desc.user, x);
 }
-
-// ---- includes of >>files and >>tokens; move them to the includes at the top of the implementation ----
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#if (defined(__unix__) || defined(__APPLE__)) && !defined(SEQTX_STDIO_FILES)
-#define STX__POSIX 1
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/types.h>
-#include <unistd.h>
-#if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !(defined(__GLIBC__) && defined(__USE_XOPEN2K8))
-/* -std=c99 hides these three when a system header was included before this one; they are there all the same */
-int fsync(int fd);
-int fchmod(int fd, mode_t mode);
-ssize_t readlink(const char *path, char *buf, size_t n);
-#endif
-#elif defined(_WIN32)
-#include <process.h>
-#ifdef __cplusplus
-extern "C"
-#endif
-__declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to, unsigned long flags);
-#endif
-// ---- end of the includes ----
 
 // ---------------------------------------------------------------------------------------------------------------------
 // >>files
@@ -4876,7 +4874,7 @@ static int32_t stx__vocab_id(const stx_vocab *v, const unsigned char *piece, siz
     if (id < 0) id = v->unk;
     if (id < 0)
         stx_fail(v->x, STX_ERR_FORMAT, "%s: the %s '%s' at byte %llu is not in the vocabulary (%zu pieces); build the vocabulary from a text "
-                  "that has it, or with min_count = 2, which makes <unk>%s", where, piece == stx__eos ? "line end" : what[v->kind],
+                  "that has it, or with min_count (--min-count) 2, which makes <unk>%s", where, piece == stx__eos ? "line end" : what[v->kind],
                   stx__quote(q, piece, len), (unsigned long long)at, v->d.n, v->kind == STX_TOK_BYTES ? ", or without compact" : "");
     return id;
 }
@@ -5277,6 +5275,46 @@ STX_DEF int stx_entry_get(const stx_entry *e, stx_real *out, size_t n) {
     return stx_entry_get_f32(e, out, n);
 #endif
 }
+static uint64_t stx__hash(uint64_t h, const void *data, size_t n) {
+    const unsigned char *p = (const unsigned char *)data;
+    for (; n; ) {
+        uint64_t v = n;
+        size_t k = n < 8 ? n : 8;
+        memcpy(&v, p, k);
+        h = (h ^ v) * 0x9E3779B97F4A7C15u;
+        h ^= h >> 32;
+        p += k;
+        n -= k;
+    }
+    return h;
+}
+static uint64_t stx__hash_entry(const char *name, int dtype, int ndim, const size_t *dim, const void *data, size_t bytes) {
+    uint64_t h = stx__hash((uint64_t)dtype * 16 + (uint64_t)ndim + 1, name, strlen(name) + 1);
+    int i;
+    for (i = 0; i < ndim; i++) { uint64_t d = dim[i]; h = stx__hash(h, &d, sizeof d); }
+    return stx__hash(h, data, bytes);
+}
+static uint64_t stx__hash_text(const char *key, const char *value) { return stx__hash(stx__hash(7, key, strlen(key) + 1), value, strlen(value) + 1); }
+
+/* Sums of the parts' hashes: entries and texts may be listed in any order. */
+STX_DEF int stx_writer_seal(stx_writer *w) {
+    uint64_t h = 0;
+    size_t i;
+    if (!w || !stx_ok(w->x)) return 0;
+    for (i = 0; i < w->count; i++) h += stx__hash_entry(w->item[i].name, w->item[i].dtype, w->item[i].ndim, w->item[i].dim, w->item[i].data, w->item[i].bytes);
+    for (i = 0; i < w->nmeta; i++) h += stx__hash_text(w->meta[i].key, w->meta[i].value);
+    return stx_writer_meta_u64(w, "seal", h);
+}
+STX_DEF int stx_file_sealed(const stx_file *f) {
+    uint64_t h = 0, want;
+    size_t i;
+    if (!f || !stx_file_meta_u64(f->x, f, "seal", &want)) return 0;
+    for (i = 0; i < f->count; i++) h += stx__hash_entry(f->entry[i].name, f->entry[i].dtype, f->entry[i].ndim, f->entry[i].dim, f->entry[i].data, f->entry[i].bytes);
+    for (i = 0; i < f->nmeta; i++) if (strcmp(f->meta[i].key, "seal")) h += stx__hash_text(f->meta[i].key, f->meta[i].value);
+    if (h != want) stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: its contents do not match its seal; use another copy", f->path);
+    return h == want;
+}
+
 static const char *stx__join(char *buf, size_t n, const char *a, const char *b) {
     int len = snprintf(buf, n, "%s%s", a, b);
     return len >= 0 && (size_t)len < n ? buf : NULL;
@@ -5286,7 +5324,8 @@ static int stx__save_tensors(stx_writer *w, stx_tensor *const *t, const char *co
     size_t i;
     for (i = 0; i < count; i++) {
         const char *s = stx__join(full, sizeof full, prefix, name[i]);
-        if (!s || !stx_writer_add(w, s, STX_REAL_DTYPE, t[i]->ndim, t[i]->dim, t[i]->data)) return 0;
+        if (!s) { if (w) stx_fail(w->x, STX_ERR_ARG, "the name \"%.40s%.40s..\" is longer than 511 bytes: use a shorter one", prefix, name[i]); return 0; }
+        if (!stx_writer_add(w, s, STX_REAL_DTYPE, t[i]->ndim, t[i]->dim, t[i]->data)) return 0;
     }
     return 1;
 }
@@ -5322,7 +5361,7 @@ STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix
 STX_DEF int stx_file_meta_u64(stx_ctx *x, const stx_file *f, const char *key, uint64_t *out) {
     const char *s = stx_file_meta(f, key), *p = s;
     uint64_t v = 0;
-    for (; p && *p >= '0' && *p <= '9' && v <= (UINT64_MAX - 9) / 10; p++) v = 10 * v + (uint64_t)(*p - '0');
+    for (; p && *p >= '0' && *p <= '9' && (v < UINT64_MAX / 10 || (v == UINT64_MAX / 10 && *p <= '5')); p++) v = 10 * v + (uint64_t)(*p - '0');
     if (!s || p == s || *p) {
         stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %s%s%s, want a whole number: the file is no checkpoint of this program, or is damaged", key, s ? "\"" : "", s ? s : "missing", s ? "\"" : "");
         return 0;

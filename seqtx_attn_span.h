@@ -193,7 +193,7 @@ typedef struct stx_span_state {
 STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B);
 STX_DEF void stx_span_state_free(stx_span_state *s);
 STX_DEF void stx_span_state_reset(stx_span_state *s);       /* forgets all; the sizes follow the spans of now */
-/* In a checkpoint: entries "<prefix><l>" and metadata "<prefix>rows.<l>". load fills a state of the same B; 1, or 0 and an
+/* In a checkpoint: entries "<prefix><l>" and metadata "<prefix>rows.<l>", "<prefix>real.<l>". load fills a state of the same B; 1, or 0 and an
    error (the state is then empty). */
 STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix);
 STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char *prefix);
@@ -540,6 +540,8 @@ STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const ch
     for (l = 0; l < s->model->desc.layers; l++) {
         snprintf(name, sizeof name, "%srows.%zu", prefix, l);
         if (!stx_writer_meta_u64(w, name, s->rows[l])) return 0;
+        snprintf(name, sizeof name, "%sreal.%zu", prefix, l);
+        if (!stx_writer_meta_u64(w, name, s->real[l])) return 0;
         if (!s->real[l]) continue;
         dim[0] = s->B; dim[1] = s->real[l]; dim[2] = s->model->desc.dim;
         snprintf(name, sizeof name, "%s%zu", prefix, l);
@@ -556,15 +558,18 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
     d = s->model->desc.dim;
     for (l = 0; l < s->model->desc.layers; l++) {
         const stx_entry *e;
-        uint64_t rows;
+        uint64_t rows, real;
         snprintf(name, sizeof name, "%srows.%zu", prefix, l);
         if (!stx_file_meta_u64(x, f, name, &rows)) break;
         if (rows > s->model->desc.span) { stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu, more than the span of %zu: the file is damaged", name, (unsigned long long)rows, s->model->desc.span); break; }
         snprintf(name, sizeof name, "%s%zu", prefix, l);
         e = stx_file_find(f, name);
         s->rows[l] = (size_t)rows;
-        if (!e) continue;                       /* nothing was remembered yet */
-        if (e->ndim != 3 || e->dim[0] != s->B || e->dim[1] > rows || e->dim[2] != d) {
+        snprintf(name, sizeof name, "%sreal.%zu", prefix, l);
+        if (!stx_file_meta_u64(x, f, name, &real)) break;
+        if (!real) continue;                    /* nothing was remembered yet */
+        snprintf(name, sizeof name, "%s%zu", prefix, l);
+        if (!e || e->ndim != 3 || e->dim[1] != real || e->dim[0] != s->B || e->dim[1] > rows || e->dim[2] != d) {
             stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" does not hold a memory of %zu streams of width %zu: give the batch size and model that the file was made with", name, s->B, d);
             break;
         }

@@ -24,6 +24,7 @@ static struct {
     int optim, schedule, full_eval, eval_only, no_train;
     const char *data, *checkpoint, *log, *tensorboard, *prompt;
     int tokens, unit, threads;
+    uint64_t min_count;
     uint64_t seed, eval_batch_sz, eval_every, eval_blocks, save_every, log_every, generate, top_k;
     double temperature, top_p, max_memory;
 } opt = {
@@ -36,6 +37,7 @@ static struct {
     1, 0, 0, 0, 0,
     NULL, NULL, NULL, NULL, NULL,
     TOKENS_BYTES, UNIT_AUTO, 0,
+    0,
     1, 0, 0, 0, 0, 0, 0, 0,
     0.8, 0.95, 0
 };
@@ -82,12 +84,13 @@ static tr_opt table[] = {
     TR_GROUP("Data"),
     TR_TEXT("data", &opt.data, "a text file (last 5 % test, 5 % before them validation), or a directory with train.txt, valid.txt, test.txt"),
     TR_CHOICE("tokens", &opt.tokens, "bytes|bytes-compact|chars|words", "what a token is; compact: bytes that occur, newline is <eos>"),
+    TR_SIZE("min-count", &opt.min_count, 0, TR_INF, "words or characters seen fewer times become <unk>; 2 or more makes an <unk> for what is new"),
     TR_CHOICE("data-unit", &opt.unit, "auto|bpc|ppl", "report bits per byte or perplexity; auto: perplexity for words"),
     TR_GROUP("Running"),
     TR_TEXT("checkpoint", &opt.checkpoint, "save here, and go on from it if it is there (safetensors)"),
     TR_SIZE("save-every", &opt.save_every, 0, TR_INF, "steps between saves; 0: --nbatches"),
     TR_SIZE("eval-every", &opt.eval_every, 0, TR_INF, "steps between evaluations; 0: --nbatches"),
-    TR_SIZE("eval-blocks", &opt.eval_blocks, 0, TR_INF, "blocks per evaluation while training; 0: a tenth of --nbatches"),
+    TR_SIZE("eval-blocks", &opt.eval_blocks, 0, TR_INF, "blocks per evaluation while training (given here, also of the one at the end, which is else of the whole text); 0: a tenth of --nbatches"),
     TR_SIZE("eval-batch-sz", &opt.eval_batch_sz, 0, 1u << 30, "streams in evaluation; 0: --batch-sz, fewer if the text is short"),
     TR_SIZE("log-every", &opt.log_every, 0, TR_INF, "steps between log lines; 0: 10"),
     TR_TEXT("log", &opt.log, "append JSON lines to this file"),
@@ -218,6 +221,7 @@ static int open_data(run *r, int have_vocab) {
         d.kind = opt.tokens == TOKENS_CHARS ? STX_TOK_CHARS : opt.tokens == TOKENS_WORDS ? STX_TOK_WORDS : STX_TOK_BYTES;
         d.compact = opt.tokens == TOKENS_COMPACT;
         d.eos = opt.tokens == TOKENS_CHARS;
+        d.min_count = opt.min_count;
         d.order = opt.adapt_io ? STX_ORDER_COUNT_LATER : STX_ORDER_FIRST;
         r->vocab = stx_vocab_build(r->x, &d, path[0], begin[0], end[0]);
         if (!r->vocab) return say_why(r);
@@ -226,6 +230,8 @@ static int open_data(run *r, int have_vocab) {
         if (dir && part && stat(path[part], &st) && errno == ENOENT) continue;      /* no validation or test text: fine */
         if (!open_part(r, part, path[part], begin[part], end[part])) return say_why(r);
     }
+    for (part = 0; part < 3; part++)
+        if (r->text[part] && stx_corpus_size(r->text[part]) < 2) return tr_fail(r->err, TR_ERR, "--data %s: the %s text has fewer than two tokens: nothing can be predicted in it", opt.data, part == 0 ? "training" : part == 1 ? "validation" : "test");
     r->print = print_of(r->text[0]);
     return 1;
 }
@@ -254,6 +260,7 @@ static int save(run *r) {
         ok = stx_span_state_save(w, r->memory[part], prefix);
     }
     ok = ok && stx_writer_add(w, "vocab", STX_U8, 1, &len, blob);
+    ok = ok && stx_writer_seal(w);
     ok = w && ok ? stx_writer_finish(w, opt.checkpoint) : (stx_writer_free(w), 0);
     free(blob);
     return ok;
@@ -289,7 +296,7 @@ static int load(run *r, const stx_file *f, int training) {
 // >>evaluation
 /* Mean nll over a text, nats per token, with a memory of its own: training does not notice. blocks 0: the whole text.
    NaN in error, or when a signal wants the run to stop. */
-static double evaluate(run *r, int part, uint64_t blocks, int rule) {
+static double evaluate(run *r, int part, uint64_t blocks, int rule, double *scored) {
     stx_corpus *text = r->text[part];
     size_t B = opt.eval_batch_sz ? opt.eval_batch_sz : opt.batch_sz / opt.batch_split, T = opt.block_sz, t, n = stx_corpus_size(text);
     stx_batches_desc d;
@@ -318,16 +325,17 @@ static double evaluate(run *r, int part, uint64_t blocks, int rule) {
     free(out);
     stx_span_state_free(memory);
     stx_batches_free(b);
+    *scored = count;
     return count > 0 && !tr_stop_requested() ? sum / count : (double)NAN;
 }
 static void note(run *r, const char *what, int ok) { if (!ok) tr_say(&r->term, "%s: %s", options.program, what); }
 
 static int evaluate_and_report(run *r, int part, uint64_t blocks, int rule) {
     static const char *const split[3] = {"train", "valid", "test"};
-    double nll, m;
-    char tag[32];
+    double nll, m, scored;
+    char tag[40];
     if (!r->text[part]) return 1;
-    nll = evaluate(r, part, blocks, rule);
+    nll = evaluate(r, part, blocks, rule, &scored);
     if (tr_stop_requested()) return 1;
     if (!stx_ok(r->x)) return 0;
     m = metric_of(r, r->text[part], nll);
@@ -337,8 +345,9 @@ static int evaluate_and_report(run *r, int part, uint64_t blocks, int rule) {
     tr_log_num(&r->log, "loss", nll);
     tr_log_num(&r->log, metric_name(r), m);
     tr_log_int(&r->log, "step", r->step);
+    tr_log_int(&r->log, "tokens", (uint64_t)scored);
     note(r, r->log.err, tr_log_end(&r->log));
-    snprintf(tag, sizeof tag, "%s/%s", split[part], metric_name(r));
+    snprintf(tag, sizeof tag, "%s/%s%s", split[part], metric_name(r), blocks ? "_of_part" : "");
     note(r, r->board.err, tr_board_scalar(&r->board, tag, (int64_t)r->step, m));
     return 1;
 }
@@ -418,7 +427,13 @@ static int train(run *r) {
             logged = 0;
         }
         if (r->step % eval_every == 0 && r->step < r->steps) {
-            if (!evaluate_and_report(r, 1, eval_blocks, STX_EVAL_ALL)) break;
+            if (!evaluate_and_report(r, 1, eval_blocks, STX_EVAL_ALL)) {      /* say why at the end, but lose nothing */
+                say_why(r);
+                stx_clear_error(x);
+                save(r);
+                stx_fail(x, STX_ERR_ARG, "the evaluation failed: %s", r->err);
+                break;
+            }
             tr_rate_skip(&rate, tr_seconds());
         }
         if (r->step % save_every == 0 && r->step < r->steps) {
@@ -538,16 +553,18 @@ static int parse_cutoffs(run *r) {
     return 1;
 }
 
-/* Saving must not fail for the first time after hours: the directory has to be there and to take files. */
-static int can_save(run *r) {
+/* Writing must not fail for the first time after hours: the directory has to be there and to take files. */
+static int can_write(run *r, const char *option, const char *path) {
     char dir[4096];
-    const char *slash = strrchr(opt.checkpoint, '/');
-    size_t n = slash ? (size_t)(slash - opt.checkpoint) + 1 : 0;
-    if (n >= sizeof dir) return tr_fail(r->err, TR_ERR, "--checkpoint: the path is too long");
-    memcpy(dir, opt.checkpoint, n);
-    strcpy(dir + n, ".");
-    if (!*opt.checkpoint) return tr_fail(r->err, TR_ERR, "--checkpoint: got '', wants the name of a file");
-    if (access(dir, W_OK | X_OK) || (access(opt.checkpoint, W_OK) && errno != ENOENT)) return tr_fail(r->err, TR_ERR, "--checkpoint %s: cannot save there: %s", opt.checkpoint, strerror(errno));
+    struct stat link, target;
+    const char *slash = strrchr(path, '/');
+    size_t n = slash ? (size_t)(slash - path) + 1 : 0;
+    if (n + 2 > sizeof dir) return tr_fail(r->err, TR_ERR, "--%s: the path is too long", option);
+    if (!*path) return tr_fail(r->err, TR_ERR, "--%s: got '', wants the name of a file", option);
+    memcpy(dir, path, n);
+    memcpy(dir + n, ".", 2);
+    if (!lstat(path, &link) && S_ISLNK(link.st_mode) && stat(path, &target)) return tr_fail(r->err, TR_ERR, "--%s %s: a symbolic link that leads nowhere", option, path);
+    if (access(dir, W_OK | X_OK) || (access(path, W_OK) && errno != ENOENT)) return tr_fail(r->err, TR_ERR, "--%s %s: cannot write there: %s", option, path, strerror(errno));
     return 1;
 }
 
@@ -580,7 +597,8 @@ static int run_main(run *r, int argc, char **argv) {
         config = stx_file_meta(f, "config");
         e = stx_file_find(f, "vocab");
         ok = format && !strcmp(format, "seqtx.attn_span.1") && config && e && e->dtype == STX_U8;
-        if (!ok) { snprintf(r->err, TR_ERR, "%s is a safetensors file, but no checkpoint of this program", opt.checkpoint); code = refuse(r->err); }
+        if (ok && !stx_file_sealed(f)) code = refuse(stx_error(r->x));
+        else if (!ok) { snprintf(r->err, TR_ERR, "%s is a safetensors file, but no checkpoint of this program", opt.checkpoint); code = refuse(r->err); }
         else if (!tr_options_adopt(&options, config, from_checkpoint, r->err, TR_ERR)) code = refuse(r->err);
         else {
             /* cutoffs are text, which cannot be adopted: the run's must give the same shapes, or loading says so */
@@ -613,13 +631,14 @@ static int run_main(run *r, int argc, char **argv) {
     stx_file_close(f);
     if (ok && opt.prompt && *opt.prompt && stx_vocab_encode(r->vocab, opt.prompt, strlen(opt.prompt), NULL, 0) == STX_NPOS) ok = tr_fail(r->err, TR_ERR, "--prompt: %s", stx_error(r->x));
     if (ok && opt.tensorboard && !stat(opt.tensorboard, &st) && !S_ISDIR(st.st_mode)) ok = tr_fail(r->err, TR_ERR, "--tensorboard %s: not a directory", opt.tensorboard);
-    if (ok && training && opt.checkpoint) ok = can_save(r);
+    if (ok && training && opt.checkpoint) ok = can_write(r, "checkpoint", opt.checkpoint);
+    if (ok && opt.log && strncmp(opt.log, "/dev/", 5)) ok = can_write(r, "log", opt.log);
     r->config = tr_options_json(&options);
     if (ok && !r->config) ok = tr_fail(r->err, TR_ERR, "no memory");
     /* all that can be refused is refused by now: from here on files are written */
     /* only a run that goes on from its checkpoint writes the later lines of its log again */
-    ok = ok && tr_log_open(&r->log, opt.log, training && r->step ? r->step : TR_KEEP_ALL, r->err, TR_ERR);
     ok = ok && tr_board_open(&r->board, opt.tensorboard, training ? r->step : 0, r->err, TR_ERR);
+    ok = ok && tr_log_open(&r->log, opt.log, training && r->step ? r->step : TR_KEEP_ALL, r->err, TR_ERR);
     ok = ok && tr_signals(r->err, TR_ERR);
     if (!ok) return refuse(r->err);
 
@@ -642,9 +661,10 @@ static int run_main(run *r, int argc, char **argv) {
     if (tr_stop_requested()) tr_say(&r->term, "stopped at step %llu%s", (unsigned long long)r->step, opt.checkpoint && training && ok ? "; the checkpoint is saved, the same command goes on from it" : "");
     else if (ok && (training || opt.eval_only || opt.full_eval)) {
         int rule = opt.full_eval ? STX_EVAL_LITERAL : STX_EVAL_ALL;
-        ok = evaluate_and_report(r, 1, 0, rule);
+        ok = evaluate_and_report(r, 1, training && tr_given(&options, "eval-blocks") ? opt.eval_blocks : 0, rule);
         if (ok && !training) ok = evaluate_and_report(r, 2, 0, rule);
     }
+    if (!training && tr_stop_requested()) { tr_term_close(&r->term); fprintf(stderr, "%s: stopped before the evaluation had a result\n", options.program); return 1; }
     tr_term_close(&r->term);
     if (ok && !tr_stop_requested()) {
         print_spans(r);

@@ -76,7 +76,7 @@ header_size() { od -An -tu1 -N8 "$1" | awk '{ n = $1 + 256 * ($2 + 256 * ($3 + 2
 header() { tail -c +9 "$1" | head -c "$(header_size "$1")"; }
 meta() { header "$1" | sed 's/.*"'"$2"'":"\([^"]*\)".*/\1/'; }     # FILE KEY, of what is not the configuration
 # All that a checkpoint says but the options of its run: names, shapes, step, positions, and the bytes of every tensor.
-state() { header "$1" | sed 's/"config":.*","step":/"step":/; s/ *$//'; tail -c +$((9 + $(header_size "$1"))) "$1"; }
+state() { header "$1" | sed 's/"config":.*","step":/"step":/; s/"seal":"[0-9]*"//; s/ *$//'; tail -c +$((9 + $(header_size "$1"))) "$1"; }
 same_state() { [ -s "$1" ] && [ -s "$2" ] && state "$1" >"$T/state1" && state "$2" >"$T/state2" && cmp "$T/state1" "$T/state2"; }
 differ() { [ -s "$1" ] && [ -s "$2" ] && ! cmp -s "$1" "$2"; }
 # Every F32 tensor holds finite numbers only, and there are some.
@@ -595,7 +595,7 @@ cp out said
 train_keys=event,step,loss,bpb,lr,grad_norm,tokens_per_s,peak_bytes,span_avg,span_max
 check "the log is JSON" json log/log.jsonl
 check "keys of train" only_keys log/log.jsonl train $train_keys
-check "keys of eval" only_keys log/log.jsonl eval event,split,loss,bpb,step
+check "keys of eval" only_keys log/log.jsonl eval event,split,loss,bpb,step,tokens
 check "300 lines of train" [ "$(events log/log.jsonl | wc -l)" -eq 300 ]
 check "evaluations at 100, 200, 300" [ "$(events log/log.jsonl eval | field step | tr '\n' ' ')" = "100 200 300 " ]
 check "evaluations of the validation text" [ "$(events log/log.jsonl eval | grep -c '"split":"valid"')" -eq 3 ]
@@ -630,7 +630,7 @@ check "without a checkpoint a signal ends well too" [ $rc -eq 0 ]
 check "framing after a signal" frames grow/tb/*
 good "words" log --data ../w.txt $tiny --tokens words --steps 20 --log words.jsonl --checkpoint words.st --log-every 5
 check "keys of train for words" only_keys log/words.jsonl train "$(echo $train_keys | sed s/bpb/ppl/)"
-check "keys of eval for words" only_keys log/words.jsonl eval event,split,loss,ppl,step
+check "keys of eval for words" only_keys log/words.jsonl eval event,split,loss,ppl,step,tokens
 grep -E '"event":"(train|eval)"' log/words.jsonl | sed 's/.*"loss":\([^,]*\),"ppl":\([^,]*\),.*/\1 \2/' >pairs
 check "ppl is exp(loss)" awk '{ e = $2 - exp($1); if (!($2 > 1) || !(e * e <= 1e-18 * $2 * $2)) bad = 1 } END { exit bad || NR < 5 }' pairs
 if script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
@@ -653,7 +653,7 @@ cp eval/often.st keep.st; cp eval/often.jsonl keep.jsonl
 for i in 1 2; do
     good "evaluation only" eval --data ../t.txt --checkpoint often.st --eval-only --log only$i.jsonl --threads 1
     check "it is JSON" json eval/only$i.jsonl
-    check "keys" only_keys eval/only$i.jsonl eval event,split,loss,bpb,step
+    check "keys" only_keys eval/only$i.jsonl eval event,split,loss,bpb,step,tokens
     check "validation and test" [ "$(grep -o '"split":"[a-z]*"' eval/only$i.jsonl | tr '\n' ' ')" = '"split":"valid" "split":"test" ' ]
     check "the step is the checkpoint's" [ "$(events eval/only$i.jsonl eval | field step | tr '\n' ' ')" = "100 100 " ]
 done
@@ -665,7 +665,7 @@ check "evaluation only appends to the log of the training" cmp keep.jsonl x
 check "two lines more" [ "$(wc -l <eval/often.jsonl)" -eq $(($(wc -l <keep.jsonl) + 2)) ]
 check "evaluation does not touch the checkpoint" cmp keep.st eval/often.st
 good "as the reference counts" eval --data ../t.txt --checkpoint often.st --full-eval-mode --log ref.jsonl --threads 1
-check "keys of it" only_keys eval/ref.jsonl eval event,split,loss,bpb,step
+check "keys of it" only_keys eval/ref.jsonl eval event,split,loss,bpb,step,tokens
 mkdir eval/three
 head -c 3000 t.txt >eval/three/train.txt; tail -c 900 t.txt >eval/three/valid.txt; tail -c 500 t.txt >eval/three/test.txt
 good "a directory of three texts" eval --data three $tiny --steps 20 --checkpoint three.st
