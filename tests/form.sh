@@ -95,7 +95,9 @@ for h in seqtx*.h; do
         job pass "$h $cc: quick start" "grep -q main $work/quick.$h.c && $cc -std=c99 -Wall -Wextra -Werror -O1 -I$root $work/quick.$h.c -lm && ./a.out"
     done
     for cxx in $CXXS; do
-        for std in c++11 c++17; do
+        stds="c++11 c++17"
+        printf 'int main() { return 0; }\n' | $cxx -std=c++20 -x c++ - -o "$work/probe20" 2>/dev/null && stds="$stds c++20"
+        for std in $stds; do
             job pass "$h $cxx $std: implementation" "$cxx -std=$std $base -x c++ -DFORM_IMPLEMENT $main -lm && ./a.out"
             job pass "$h $cxx $std: declarations only" "$cxx -std=$std $base -x c++ -c $main"
         done

@@ -104,12 +104,13 @@ static void generation_and_memory(void) {
         stx_span_state *s = stx_span_state_create(m, B), *s2 = stx_span_state_create(m, B);
         stx_real *whole, *other;
         stx_span_gen *g;
-        double worst = 0;
+        double worst = 0, top = 1;        /* 1e-5 of the largest logit */
         set_spans(m);
         whole = by_blocks(m, t, B, n, n, s);           /* the whole text at once */
+        for (i = 0; i < B * n * V; i++) if (fabs((double)whole[i]) > top) top = fabs((double)whole[i]);
         stx_span_state_reset(s2);
         other = by_blocks(m, t, B, n, 64, s2);         /* equal to blocks with memory: the window is where it was */
-        CHECK(difference(whole, other, B * n * V) < 1e-4, "%s: blocks with memory differ from one text by %g", name, difference(whole, other, B * n * V));
+        CHECK(difference(whole, other, B * n * V) <= 1e-5 * top, "%s: blocks with memory differ from one text by %g", name, difference(whole, other, B * n * V));
         g = stx_span_gen_create(m, B);
         for (i = 0, feeds = 0; i < n; feeds++) {       /* prompt pieces of many lengths, then token by token */
             size_t w = i < 300 ? 1 + feeds * 13 % 90 : 1;
@@ -125,7 +126,7 @@ static void generation_and_memory(void) {
             }
             if (i > 500 && !bytes) bytes = stx_bytes(x);
         }
-        CHECK(i == n && worst < 1e-5 * 4, "%s: generation differs from the forward by %g %s", name, worst, stx_error(x));
+        CHECK(i == n && worst <= 1e-5 * top, "%s: generation differs from the forward by %g %s", name, worst, stx_error(x));
         CHECK(bytes == stx_bytes(x), "%s: generation keeps allocating", name);
         {   /* causality: another token at place p changes nothing before p, and something after */
             size_t p = 411;
@@ -147,6 +148,63 @@ static void generation_and_memory(void) {
         CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
         stx_destroy(x);
     }
+}
+
+/* Dropout stands where spec attn_span 1.2 has it and nowhere else: embedding, attention weights (persistent ones too), inside
+   the feed-forward, last hidden state. The same chain built by hand from ops draws the same masks, so it must agree to the bit;
+   and each of the two rates alone must change the result. */
+static void dropout(void) {
+    int k, pers;
+    for (pers = 0; pers < 2; pers++)
+        for (k = 0; k < 4; k++) {
+            stx_span_desc d = small();
+            stx_ctx *x = context(2, 13);
+            stx_span *m;
+            int32_t *t = text(2, 40, 17);
+            stx_tensor *h, *want, *plain;
+            size_t l;
+            d.pers = pers ? 4 : 0;
+            d.dropout = k & 1 ? 0.3 : 0;
+            d.emb_dropout = k & 2 ? 0.2 : 0;
+            m = stx_span_create(x, &d);
+            set_spans(m);
+            stx_begin(x, STX_TRAIN);
+            want = stx_span_forward(m, block(x, t, 2, 40, 0, 40), NULL, NULL);
+            {
+                stx_real *got = (stx_real *)malloc(want->size * sizeof *got);
+                memcpy(got, want->data, want->size * sizeof *got);
+                stx_set_tick(x, stx_tick(x) - 1);          /* the same masks once more */
+                stx_begin(x, STX_TRAIN);
+                h = stx_dropout(x, stx_embedding(x, m->in_emb, block(x, t, 2, 40, 0, 40)), d.emb_dropout);
+                for (l = 0; l < d.layers; l++) {
+                    stx_span_layer *p = &m->layer[l];
+                    stx_attention_in in;
+                    stx_attention_desc a;
+                    stx_tensor *f;
+                    size_t S, C;
+                    memset(&in, 0, sizeof in);
+                    memset(&a, 0, sizeof a);
+                    stx__span_window(m, l, &S, &C);
+                    in.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE); in.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE); in.v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
+                    in.pe = m->key_pe; in.z = p->z; in.pk = p->pers_key; in.pv = p->pers_val;
+                    a.heads = d.heads; a.span = S; a.delta_min = 1; a.max_span = (double)d.span; a.ramp = d.ramp; a.dropout = d.dropout;
+                    f = stx_linear(x, stx_attention(x, &in, &a), p->wo, NULL, STX_ACT_NONE);
+                    h = stx_layernorm(x, stx_add(x, h, f), p->norm1_gain, p->norm1_shift, 0);
+                    if (pers) continue;
+                    f = stx_dropout(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), d.dropout);
+                    h = stx_layernorm(x, stx_add(x, h, stx_linear(x, f, p->w2, p->b2, STX_ACT_NONE)), p->norm2_gain, p->norm2_shift, 0);
+                }
+                h = stx_dropout(x, h, d.emb_dropout);
+                CHECK(h && !memcmp(h->data, got, h->size * sizeof *got), "pers %d, dropout %g, emb_dropout %g: differs from the chain by hand by %g", pers, d.dropout, d.emb_dropout, h ? difference(h->data, got, h->size) : 0);
+                stx_begin(x, STX_EVAL);
+                plain = stx_span_forward(m, block(x, t, 2, 40, 0, 40), NULL, NULL);
+                CHECK(plain && (difference(plain->data, got, plain->size) > 1e-3) == (k != 0), "pers %d, dropout %g, emb_dropout %g: no effect, or without cause", pers, d.dropout, d.emb_dropout);
+                free(got);
+            }
+            free(t);
+            CHECK(stx_ok(x), "%s", stx_error(x));
+            stx_destroy(x);
+        }
 }
 
 /* The default form of an empty memory: the first tokens see nothing at all, and padding rows have no say. */
@@ -269,6 +327,35 @@ static void repeatable(void) {
     free(a); free(b);
 }
 
+/* Contexts of one thread each, used inside a parallel region of the caller's */
+static void callers_threads(void) {
+    double loss[4] = {0, 0, 0, 0};
+    stx_real *all[4];
+    size_t n = 0;
+    int k;
+    stx_span_desc d = small();
+    d.dropout = 0.1;
+    d.span_init = 0.3;
+#ifdef _OPENMP
+    #pragma omp parallel for num_threads(4)
+#endif
+    for (k = 0; k < 4; k++) {
+        stx_ctx *x = context(1, 21);
+        stx_span *m = stx_span_create(x, &d);
+        stx_optim *o = stx_optim_create(m->params, NULL);
+        int32_t t[2 * 65];
+        size_t i;
+        for (i = 0; i < 2 * 65; i++) t[i] = (int32_t)(i * i % V);
+        for (i = 0; i < 5; i++) loss[k] = step(m, o, NULL, t, 2, 65, 0, 64);
+        all[k] = (stx_real *)malloc(m->layer[0].wq->size * sizeof(stx_real));
+        memcpy(all[k], m->layer[0].wq->data, m->layer[0].wq->size * sizeof(stx_real));
+        if (k == 0) n = m->layer[0].wq->size;
+        stx_destroy(x);
+    }
+    for (k = 1; k < 4; k++) CHECK(loss[k] == loss[0] && !memcmp(all[k], all[0], n * sizeof(stx_real)), "thread %d of the caller differs", k);
+    for (k = 0; k < 4; k++) free(all[k]);
+}
+
 static void learns(void) {
     int k;
     for (k = 0; k < 5; k++) {
@@ -328,6 +415,43 @@ static void resume(void) {
         CHECK(!memcmp(m[0]->params->tensor[i]->data, m[1]->params->tensor[i]->data, m[0]->params->tensor[i]->size * sizeof(stx_real)), "%s differs after the resume", m[0]->params->name[i]);
     stx_file_close(f);
 
+    {   /* a seal finds any changed bit */
+        stx_ctx *y = context(1, 1);
+        FILE *io;
+        long size, at;
+        int c;
+        w = stx_writer_create(y);
+        CHECK(stx_params_save(w, m[0]->params, "") == 1 && stx_writer_meta(w, "text", "abc") && stx_writer_seal(w) && stx_writer_finish(w, path), "%s", stx_error(y));
+        f = stx_file_open(y, path);
+        CHECK(f && stx_file_sealed(f), "%s", stx_error(y));
+        stx_file_close(f);
+        io = fopen(path, "r+b");
+        fseek(io, 0, SEEK_END);
+        size = ftell(io);
+        for (k = 0; k < 5; k++) {
+            at = size - 1 - k * (size / 8);
+            fseek(io, at, SEEK_SET); c = fgetc(io);
+            fseek(io, at, SEEK_SET); fputc(c ^ (1 << k), io); fflush(io);
+            f = stx_file_open(y, path);
+            CHECK(f && !stx_file_sealed(f) && strstr(stx_error(y), "damaged"), "bit %d of byte %ld: %s", k, at, stx_error(y));
+            stx_file_close(f);
+            stx_clear_error(y);
+            fseek(io, at, SEEK_SET); fputc(c, io); fflush(io);
+        }
+        fclose(io);
+        w = stx_writer_create(y);
+        CHECK(stx_writer_meta_u64(w, "big", UINT64_MAX) && stx_writer_finish(w, path), "%s", stx_error(y));
+        f = stx_file_open(y, path);
+        {
+            uint64_t big = 0;
+            CHECK(stx_file_meta_u64(y, f, "big", &big) && big == UINT64_MAX, "%s", stx_error(y));
+            CHECK(!stx_file_sealed(f) && !stx_ok(y), "an unsealed file passes");
+        }
+        stx_file_close(f);
+        stx_destroy(y);
+        w = stx_writer_create(x[0]);
+        CHECK(stx_params_save(w, m[0]->params, "") && stx_optim_save(w, o[0]) && stx_span_state_save(w, s[0], "memory.") && stx_writer_finish(w, path), "%s", stx_error(x[0]));
+    }
     for (k = 0; k < 6; k++) {       /* refused, with the reason, and nothing half loaded */
         static const char *const want[] = {"layers.1", "streams", "optimiser", "no tensor", "whole number", "dimensions"};
         stx_span_desc e = d;
@@ -442,9 +566,11 @@ static void windows(void) {
 int main(void) {
     windows();
     generation_and_memory();
+    dropout();
     beginnings();
     evaluation_is_separate();
     repeatable();
+    callers_threads();
     learns();
     resume();
     errors();
