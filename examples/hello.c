@@ -12,7 +12,7 @@ int main(int argc, char **argv) {
     stx_batches_desc bd = {0};
     stx_span_desc d = {0};
     stx_optim_desc od = {0};
-    enum { B = 4, T = 64, STEPS = 300 };
+    enum { B = 4, T = 64, STEPS = 800 };
     static int32_t in[B * T], next[B * T];
 
     bd.B = B; bd.T = T;
@@ -27,7 +27,7 @@ int main(int argc, char **argv) {
         stx_begin(x, STX_TRAIN);
         stx_tensor *nll = stx_span_loss(model, stx_tokens(x, in, B, T), stx_tokens(x, next, B, T), memory, memory);
         stx_backward(x, stx_span_total(model, nll));
-        if (step % 50 == 0) printf("step %d: %.3f bits per byte\n", step, stx_item(x, nll) / 0.6931);
+        if (step % 100 == 0) printf("step %d: %.3f bits per byte\n", step, stx_item(x, nll) / 0.6931);
         if (stx_optim_step(optim, 0.003)) stx_span_clamp(model);
     }
 
@@ -35,7 +35,7 @@ int main(int argc, char **argv) {
     stx_sampling how = {0};
     stx_real work[256];
     int32_t token = '\n';
-    how.temperature = 0.5;
+    how.temperature = 0.3;
     for (uint64_t i = 0; i < 400 && stx_ok(x); i++) {
         const stx_real *logits = stx_span_gen_feed(gen, &token, 1);
         putchar(token);
