@@ -77,7 +77,7 @@
        SEQTX_STDIO_FILES  no mmap, no fsync: files by stdio, as on machines without POSIX.
 
    Reading order for learners: stx_layernorm_fwd/_bwd (a kernel and its derivative), stx_layernorm (an op),
-   stx_backward (the tape, ten lines), stx__gemm_part (blocking), stx__attn_fwd_tile (the one attention),
+   stx_backward (the tape, ten lines), stx__gemm_any (blocking), stx__attn_fwd_tile (the one attention),
    stx_optim_step. `grep '// >>'` lists the sections.
 */
 #ifndef SEQTX_H
@@ -149,7 +149,7 @@ STX_DEF const stx_desc *stx_ctx_desc(const stx_ctx *x);     /* the resolved desc
 STX_DEF int stx_ok(const stx_ctx *x);                       /* 1 while no error has happened */
 STX_DEF int stx_error_code(const stx_ctx *x);               /* STX_OK or one of STX_ERR_* */
 STX_DEF const char *stx_error(const stx_ctx *x);            /* "" or the text of the first error */
-STX_DEF void stx_clear_error(stx_ctx *x);
+STX_DEF void stx_clear_error(stx_ctx *x);                    /* begin the next step with stx_begin: this one is torn */
 /* Sets the sticky error unless one is set. For family headers and callers' own ops. */
 STX_DEF void stx_fail(stx_ctx *x, int code, const char *fmt, ...) STX_PRINTF(3, 4);
 
@@ -279,7 +279,7 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a);
 
 /* Recomputation (gradient checkpointing, Chen et al. 2016, 1604.06174): y = fn(user, in), where everything that
    fn made on the way is dropped from memory and made again in backward. fn must depend on nothing but user,
-   in and the parameters, must not change state, and is called twice with the same random numbers. */
+   in and the parameters, must not change state, and is called twice with the same random numbers. count: at most 8. */
 typedef stx_tensor *(*stx_recompute_fn)(stx_ctx *x, void *user, stx_tensor **in);
 STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count);
 
