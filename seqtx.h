@@ -1108,101 +1108,80 @@ static stx_real stx__act_slope(stx_real y, stx_real a, int act) {
    corner of C in registers. Every number of C is summed in the same order whatever the threads or the position in a
    tile, so results do not depend on them. The packing and the loops are portable; only the micro-kernel has versions. */
 
-/* C (MR x NR, rows ldc apart) = a b, or += a b if add: a holds kc columns of MR numbers, b kc rows of NR numbers, packed. */
+/* C (MR x NR, rows ldc apart) = a b, or += a b if add. Number (i,k) of a stands at a[i rs + k ks]: rs 1, ks MR when it is packed,
+   rs lda, ks 1 when it is read where it is. b: kc rows of NR numbers, packed. */
 typedef struct stx__micro {
     size_t mr, nr;
-    void (*run)(size_t kc, const stx_real *a, const stx_real *b, stx_real *c, size_t ldc, int add);
+    void (*run)(size_t kc, const stx_real *a, size_t rs, size_t ks, const stx_real *b, stx_real *c, size_t ldc, int add);
     const char *name;
-    void (*rows)(size_t kc, const stx_real *a, size_t lda, const stx_real *b, stx_real *c, size_t ldc, int add);   /* a not packed; or NULL */
 } stx__micro;
 enum { STX__MR_MAX = 14, STX__NR_MAX = 32 };
 
-static void stx__micro_plain(size_t kc, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b,
+static void stx__micro_plain(size_t kc, const stx_real *STX__RESTRICT a, size_t rs, size_t ks, const stx_real *STX__RESTRICT b,
                              stx_real *STX__RESTRICT c, size_t ldc, int add) {
     stx_real t[4][8];
     size_t k, i, j;
     for (i = 0; i < 4; i++) for (j = 0; j < 8; j++) t[i][j] = 0;
-    for (k = 0; k < kc; k++, a += 4, b += 8)
+    for (k = 0; k < kc; k++, a += ks, b += 8)
         for (i = 0; i < 4; i++)
-            for (j = 0; j < 8; j++) t[i][j] += a[i] * b[j];
+            for (j = 0; j < 8; j++) t[i][j] += a[i * rs] * b[j];
     for (i = 0; i < 4; i++) for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i][j] : t[i][j];
 }
-static const stx__micro stx__micro_generic = {4, 8, stx__micro_plain, "portable", NULL};
+static const stx__micro stx__micro_generic = {4, 8, stx__micro_plain, "portable"};
 
 #if !defined(SEQTX_DOUBLE) && defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
   #define STX__X86 1
   #include <immintrin.h>
-  /* X(i) for each row i of the register tile, written out so that the accumulators are registers at -O1 too */
-  #define STX__R6(X) X(0) X(1) X(2) X(3) X(4) X(5)
-  #define STX__R14(X) STX__R6(X) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13)
+  /* X(i, p) for each row i of the register tile and its number p of a, written out so that the accumulators are registers at -O1
+     too. A pointer serves three rows: with rs and 2 rs as index, five reach all fourteen. */
+  #define STX__R6(X) X(0, g0[0]) X(1, g0[rs]) X(2, g0[2 * rs]) X(3, g1[0]) X(4, g1[rs]) X(5, g1[2 * rs])
+  #define STX__R14(X) STX__R6(X) X(6, g2[0]) X(7, g2[rs]) X(8, g2[2 * rs]) X(9, g3[0]) X(10, g3[rs]) X(11, g3[2 * rs]) X(12, g4[0]) X(13, g4[rs])
 
 __attribute__((target("avx2,fma")))
-static void stx__micro_avx2_run(size_t kc, const float *a, const float *b, float *c, size_t ldc, int add) {
-  #define STX__X(i) __m256 c##i##_0 = _mm256_setzero_ps(), c##i##_1 = _mm256_setzero_ps();
+static void stx__micro_avx2_run(size_t kc, const float *a, size_t rs, size_t ks, const float *b, float *c, size_t ldc, int add) {
+    const float *g0 = a, *g1 = a + 3 * rs;
+  #define STX__X(i, p) __m256 c##i##_0 = _mm256_setzero_ps(), c##i##_1 = _mm256_setzero_ps();
     STX__R6(STX__X)
   #undef STX__X
-    for (; kc; kc--, a += 6, b += 16) {
+    for (; kc; kc--, b += 16, g0 += ks, g1 += ks) {
         __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8), t;
-  #define STX__X(i) t = _mm256_broadcast_ss(a + i); c##i##_0 = _mm256_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm256_fmadd_ps(t, b1, c##i##_1);
+  #define STX__X(i, p) t = _mm256_set1_ps(p); c##i##_0 = _mm256_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm256_fmadd_ps(t, b1, c##i##_1);
         STX__R6(STX__X)
   #undef STX__X
     }
     if (add) {
-  #define STX__X(i) c##i##_0 = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc + 8), c##i##_1);
+  #define STX__X(i, p) c##i##_0 = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc + 8), c##i##_1);
         STX__R6(STX__X)
   #undef STX__X
     }
-  #define STX__X(i) _mm256_storeu_ps(c + i * ldc, c##i##_0); _mm256_storeu_ps(c + i * ldc + 8, c##i##_1);
+  #define STX__X(i, p) _mm256_storeu_ps(c + i * ldc, c##i##_0); _mm256_storeu_ps(c + i * ldc + 8, c##i##_1);
     STX__R6(STX__X)
   #undef STX__X
 }
-static const stx__micro stx__micro_avx2 = {6, 16, stx__micro_avx2_run, "avx2", NULL};
+static const stx__micro stx__micro_avx2 = {6, 16, stx__micro_avx2_run, "avx2"};
 
 __attribute__((target("avx512f")))
-static void stx__micro_avx512_run(size_t kc, const float *a, const float *b, float *c, size_t ldc, int add) {
-  #define STX__X(i) __m512 c##i##_0 = _mm512_setzero_ps(), c##i##_1 = _mm512_setzero_ps();
+static void stx__micro_avx512_run(size_t kc, const float *a, size_t rs, size_t ks, const float *b, float *c, size_t ldc, int add) {
+    const float *g0 = a, *g1 = a + 3 * rs, *g2 = a + 6 * rs, *g3 = a + 9 * rs, *g4 = a + 12 * rs;
+  #define STX__X(i, p) __m512 c##i##_0 = _mm512_setzero_ps(), c##i##_1 = _mm512_setzero_ps();
     STX__R14(STX__X)
   #undef STX__X
-    for (; kc; kc--, a += 14, b += 32) {
-        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16), t;
-  #define STX__X(i) t = _mm512_set1_ps(a[i]); c##i##_0 = _mm512_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm512_fmadd_ps(t, b1, c##i##_1);
-        STX__R14(STX__X)
-  #undef STX__X
-    }
-    if (add) {
-  #define STX__X(i) c##i##_0 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), c##i##_1);
-        STX__R14(STX__X)
-  #undef STX__X
-    }
-  #define STX__X(i) _mm512_storeu_ps(c + i * ldc, c##i##_0); _mm512_storeu_ps(c + i * ldc + 16, c##i##_1);
-    STX__R14(STX__X)
-  #undef STX__X
-}
-/* The same with op(A) read where it stands, row i at a + i lda: nothing to pack. Five pointers reach all rows. */
-__attribute__((target("avx512f")))
-static void stx__micro_avx512_rows(size_t kc, const float *a, size_t lda, const float *b, float *c, size_t ldc, int add) {
-    const float *g0 = a, *g1 = a + 3 * lda, *g2 = a + 6 * lda, *g3 = a + 9 * lda, *g4 = a + 12 * lda;
-  #define STX__X(i) __m512 c##i##_0 = _mm512_setzero_ps(), c##i##_1 = _mm512_setzero_ps();
-    STX__R14(STX__X)
-  #undef STX__X
-    for (; kc; kc--, b += 32, g0++, g1++, g2++, g3++, g4++) {
+    for (; kc; kc--, b += 32, g0 += ks, g1 += ks, g2 += ks, g3 += ks, g4 += ks) {
         __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16), t;
   #define STX__X(i, p) t = _mm512_set1_ps(p); c##i##_0 = _mm512_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm512_fmadd_ps(t, b1, c##i##_1);
-        STX__X(0, g0[0]) STX__X(1, g0[lda]) STX__X(2, g0[2 * lda]) STX__X(3, g1[0]) STX__X(4, g1[lda]) STX__X(5, g1[2 * lda])
-        STX__X(6, g2[0]) STX__X(7, g2[lda]) STX__X(8, g2[2 * lda]) STX__X(9, g3[0]) STX__X(10, g3[lda]) STX__X(11, g3[2 * lda])
-        STX__X(12, g4[0]) STX__X(13, g4[lda])
-  #undef STX__X
-    }
-    if (add) {
-  #define STX__X(i) c##i##_0 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), c##i##_1);
         STX__R14(STX__X)
   #undef STX__X
     }
-  #define STX__X(i) _mm512_storeu_ps(c + i * ldc, c##i##_0); _mm512_storeu_ps(c + i * ldc + 16, c##i##_1);
+    if (add) {
+  #define STX__X(i, p) c##i##_0 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), c##i##_1);
+        STX__R14(STX__X)
+  #undef STX__X
+    }
+  #define STX__X(i, p) _mm512_storeu_ps(c + i * ldc, c##i##_0); _mm512_storeu_ps(c + i * ldc + 16, c##i##_1);
     STX__R14(STX__X)
   #undef STX__X
 }
-static const stx__micro stx__micro_avx512 = {14, 32, stx__micro_avx512_run, "avx512", stx__micro_avx512_rows};
+static const stx__micro stx__micro_avx512 = {14, 32, stx__micro_avx512_run, "avx512"};
 #endif
 
 static const stx__micro *stx__choose_micro(void) {
@@ -1308,20 +1287,20 @@ static void stx__gemm_any(const stx__micro *mk, stx_real *scratch, int thin, int
             for (ic = 0; ic < M; ic += STX__MC) {
                 size_t mc = STX__MIN((size_t)STX__MC, M - ic);
                 const stx_real *a = ta ? A + pc * lda + ic : A + ic * lda + pc;
-                size_t plain = mk->rows && !ta && alpha == 1 ? mc / mk->mr * mk->mr : 0;     /* rows that are read in place */
+                size_t plain = !ta && alpha == 1 ? mc / mk->mr * mk->mr : 0;     /* rows that are read where they are */
                 if (plain < mc) stx__pack_a(scratch + plain * kc, ta ? a : a + plain * lda, lda, ta, mc - plain, kc, mk->mr, alpha);
                 for (jr = 0; jr < nc; jr += mk->nr) {
                     size_t w = STX__MIN(mk->nr, nc - jr);
                     for (ir = 0; ir < mc; ir += mk->mr) {
                         size_t h = STX__MIN(mk->mr, mc - ir);
                         stx_real *c = C + (ic + ir) * ldc + jc + jr;
+                        const stx_real *at = ir < plain ? a + ir * lda : scratch + ir * kc;
+                        size_t rs = ir < plain ? lda : 1, ks = ir < plain ? 1 : mk->mr;
                         if (h == mk->mr && w == mk->nr) {
-                            if (ir < plain) mk->rows(kc, a + ir * lda, lda, pb + jr * kc, c, ldc, add);
-                            else mk->run(kc, scratch + ir * kc, pb + jr * kc, c, ldc, add);
+                            mk->run(kc, at, rs, ks, pb + jr * kc, c, ldc, add);
                             continue;
                         }
-                        if (ir < plain) mk->rows(kc, a + ir * lda, lda, pb + jr * kc, edge, mk->nr, 0);
-                        else mk->run(kc, scratch + ir * kc, pb + jr * kc, edge, mk->nr, 0);
+                        mk->run(kc, at, rs, ks, pb + jr * kc, edge, mk->nr, 0);
                         for (i = 0; i < h; i++)
                             for (j = 0; j < w; j++) c[i * ldc + j] = add ? c[i * ldc + j] + edge[i * mk->nr + j] : edge[i * mk->nr + j];
                     }
