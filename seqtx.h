@@ -431,10 +431,12 @@ typedef struct stx_attention_args {
     ptrdiff_t first_key;
     stx_real scale, max_span, ramp, eps, drop;
     uint64_t seed, stream;                  /* of the dropout */
-    const stx_real *q, *k, *v, *pe, *u, *vb, *z, *pk, *pv;
+    const stx_real *q, *k, *v;              /* (B,T,H D), (B,S,H D) twice */
+    const stx_real *pe, *u, *vb, *z;        /* (P,D) or (P,H D); (H D) twice; (H): NULL where unused */
+    const stx_real *pk, *pv;                /* (H,N,D) */
     stx_real *y, *top, *inv;                /* (B,T,H D); (B,H,T): largest logit of a row, 1 / its normaliser (0: no key) */
-    const stx_real *dy;
-    stx_real *dq, *dk, *dv, *dpe, *du, *dvb, *dz, *dpk, *dpv;
+    const stx_real *dy;                     /* as y */
+    stx_real *dq, *dk, *dv, *dpe, *du, *dvb, *dz, *dpk, *dpv;      /* as what they are the gradients of; NULL: not wanted */
     void *work;                             /* stx_attention_work(args, threads) bytes, backward only */
 } stx_attention_args;
 STX_DEF size_t stx_attention_work(const stx_attention_args *a, int threads);
@@ -445,55 +447,68 @@ STX_DEF int stx_threads(const stx_ctx *x);
 STX_KERNEL(stx_gemm, (stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
                       const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
                       stx_real beta, stx_real *C, size_t ldc, size_t sc))
+/* y (n) = value */
 STX_KERNEL(stx_fill, (stx_ctx *x, stx_real *y, size_t n, stx_real value))
-/* y = s a, or y += s a */
+/* y (n) = s a, or y += s a */
 STX_KERNEL(stx_axpy, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate))
-/* rows x cols at leading dimensions ldy, lda */
+/* y (rows,cols) = or += a (rows,cols), rows ldy and lda apart */
 STX_KERNEL(stx_copy2d, (stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda, size_t rows, size_t cols,
                         int accumulate))
+/* y (N,C) = s table[ids], table (V,C), ids (N); dtable (V,C) += s dy (N,C) at ids */
 STX_KERNEL(stx_embedding_fwd, (stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C,
                                stx_real s))
 STX_KERNEL(stx_embedding_bwd, (stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C,
                                stx_real s))
+/* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b */
 STX_KERNEL(stx_bias_act_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act))
+/* y (n) = act(a (n)); da (n) = or += dy act'(a); a is read for gelu only */
 STX_KERNEL(stx_act_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act))
 STX_KERNEL(stx_act_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n,
                          int act, int accumulate))
+/* db (C) += sum over rows of dy (N,C) */
 STX_KERNEL(stx_sum_rows, (stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C))
+/* y (N,C); mean, rstd (N) are saved; in (N,C), gain, shift (C). Backward: din (N,C), dgain, dshift (C) */
 STX_KERNEL(stx_layernorm_fwd, (stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in,
                                const stx_real *gain, const stx_real *shift, size_t N, size_t C, stx_real eps))
 STX_KERNEL(stx_layernorm_bwd, (stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy,
                                const stx_real *in, const stx_real *gain, const stx_real *mean, const stx_real *rstd,
                                size_t N, size_t C))
-/* b repeats with period nb */
+/* y, a (n); b (nb) repeats: n is a multiple of nb */
 STX_KERNEL(stx_add_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb))
 STX_KERNEL(stx_mul_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb))
 STX_KERNEL(stx_mul_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b,
                          size_t n, size_t nb))
+/* y, a (N,C): over the C of a row */
 STX_KERNEL(stx_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
 STX_KERNEL(stx_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C))
-/* y = a mask / keep, and da += dy mask / keep by the same call */
+/* y (n) = a mask / keep, and da += dy mask / keep by the same call */
 STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed,
                              uint64_t stream, int accumulate))
+/* y (1) = mean of a (n) */
 STX_KERNEL(stx_mean_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
 STX_KERNEL(stx_mean_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
+/* loss (1); top, inv (N) are saved; logits (N,V), targets (N); dlogits (N,V), dloss (1) */
 STX_KERNEL(stx_cross_entropy_fwd, (stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits,
                                    const int32_t *targets, size_t N, size_t V, double divisor))
 STX_KERNEL(stx_cross_entropy_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top,
                                    const stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor))
+/* loss (1) = mean (a - b)^2, a, b (n) */
 STX_KERNEL(stx_mse_fwd, (stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n))
 STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a,
                          const stx_real *b, size_t n))
+/* Shapes: stx_attention_args. forward writes y, top, inv; backward adds to the gradients that are not NULL. */
 STX_KERNEL(stx_attention_fwd, (stx_ctx *x, const stx_attention_args *a))
 STX_KERNEL(stx_attention_bwd, (stx_ctx *x, const stx_attention_args *a))
+/* out (1) = sum of a^2, a (n) */
 STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_real *a, size_t n))
-/* One parameter tensor, one update; g is zeroed. */
+/* One parameter tensor, one update: p, g, buf, sum, m, v (n); g is zeroed. */
 STX_KERNEL(stx_sgd_update, (stx_ctx *x, stx_real *p, stx_real *buf, stx_real *g, size_t n, stx_real lr, stx_real gscale,
                             stx_real momentum, stx_real decay, int first))
 STX_KERNEL(stx_adagrad_update, (stx_ctx *x, stx_real *p, stx_real *sum, stx_real *g, size_t n, stx_real lr, stx_real eps))
 STX_KERNEL(stx_adam_update, (stx_ctx *x, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, stx_real lr,
                              stx_real gscale, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
                              stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2))
+/* y (n) into [lo, hi] */
 STX_KERNEL(stx_clamp, (stx_ctx *x, stx_real *y, size_t n, stx_real lo, stx_real hi))
 
 // ---------------------------------------------------------------------------------------------------------------------
