@@ -1331,10 +1331,11 @@ static void stx__gemm_part(const stx__micro *mk, stx_real *scratch, int ta, int 
     stx__gemm_any(mk, scratch, M <= 3 || !K || !scratch, ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc);
 }
 
+/* Only inside the library's own parallel loops: elsewhere the thread number may be that of a caller's loop. */
 static stx_real *stx__scratch(stx_ctx *x) {
     size_t me = 0;
 #ifdef _OPENMP
-    if (x && x->desc.threads > 1) me = (size_t)omp_get_thread_num() % (size_t)x->desc.threads;   /* a context of one thread may be used in a caller's own parallel region */
+    me = (size_t)omp_get_thread_num();
 #endif
     return x && x->scratch ? x->scratch + me * STX__SCRATCH : NULL;
 }

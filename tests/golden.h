@@ -26,6 +26,21 @@ static double meta(const stx_file *f, const char *key, double otherwise) {
     const char *s = stx_file_meta(f, key);
     return s ? atof(s) : otherwise;
 }
+/* the whole numbers of an entry, to be freed; NULL when it is not there */
+static int32_t *integers(const stx_file *f, const char *name, size_t *n) {
+    const stx_entry *e = stx_file_find(f, name);
+    int64_t *v;
+    int32_t *w;
+    size_t i;
+    *n = e ? e->count : 0;
+    if (!e) return NULL;
+    v = (int64_t *)malloc((e->count + 1) * sizeof *v);
+    w = (int32_t *)malloc((e->count + 1) * sizeof *w);
+    stx_entry_get_i64(e, v, e->count);
+    for (i = 0; i < e->count; i++) w[i] = (int32_t)v[i];
+    free(v);
+    return w;
+}
 static inline double need(const stx_file *f, const char *key) {
     CHECK(stx_file_meta(f, key) != NULL, "no metadata %s", key);
     return meta(f, key, 0);

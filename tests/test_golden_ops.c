@@ -91,18 +91,9 @@ static void attention_case(int number, int threads) {
 }
 
 static stx_ids *ids_of(stx_ctx *x, const stx_file *f, const char *name) {
-    const stx_entry *e = stx_file_find(f, name);
-    int64_t *v;
-    int32_t *w;
-    stx_ids *ids;
-    size_t i;
-    if (!e) return NULL;
-    v = (int64_t *)malloc((e->count + 1) * sizeof *v);
-    w = (int32_t *)malloc((e->count + 1) * sizeof *w);
-    stx_entry_get_i64(e, v, e->count);
-    for (i = 0; i < e->count; i++) w[i] = (int32_t)v[i];
-    ids = stx_tokens(x, w, 1, e->count);
-    free(v);
+    size_t n;
+    int32_t *w = integers(f, name, &n);
+    stx_ids *ids = stx_tokens(x, w, 1, n);
     free(w);
     return ids;
 }

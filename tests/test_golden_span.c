@@ -26,20 +26,6 @@ static void config(const stx_file *f, stx_span_desc *d) {
     for (s = d->adapt_io ? stx_file_meta(f, "cutoffs") : NULL; s && *s; s += strcspn(s, ","), s += *s == ',') d->cutoff[d->cutoffs++] = (size_t)atol(s);
     if (!d->inner) d->inner = 1;
 }
-static int32_t *tokens_of(const stx_file *f, size_t *n) {
-    const stx_entry *e = stx_file_find(f, "tokens");
-    int64_t *v;
-    int32_t *w;
-    size_t i;
-    *n = e ? e->count : 0;
-    if (!e) return NULL;
-    v = (int64_t *)malloc((e->count + 1) * sizeof *v);
-    w = (int32_t *)malloc((e->count + 1) * sizeof *w);
-    stx_entry_get_i64(e, v, e->count);
-    for (i = 0; i < e->count; i++) w[i] = (int32_t)v[i];
-    free(v);
-    return w;
-}
 /* block k of tokens (B,n) as ids and targets */
 static void block_of(stx_ctx *x, const int32_t *tok, size_t B, size_t n, size_t M, size_t k, stx_ids **in, stx_ids **out) {
     int32_t *buf = (int32_t *)calloc(B * M, sizeof *buf);
@@ -75,7 +61,7 @@ static void model_case(const char *name, int recompute, int threads) {
     if (!m) { stx_file_close(f); stx_destroy(x); return; }
     CHECK(stx_params_size(m->params) == stx_span_count(&d), "%s: %zu parameters, counted %zu", name, stx_params_size(m->params), stx_span_count(&d));
     s = stx_span_state_create(m, B);
-    tok = tokens_of(f, &n);
+    tok = integers(f, "tokens", &n);
     n /= B;
     nll = entry(f, "nll", NULL);
     total = entry(f, "total", NULL);
@@ -167,7 +153,7 @@ static void curve(const char *name) {
     sc.lr = meta(f, "lr", 0);
     sc.warmup = (uint64_t)meta(f, "warmup", 0);
     o = stx_optim_create(m->params, &od);
-    tok = tokens_of(f, &n);
+    tok = integers(f, "tokens", &n);
     n /= B;
     losses = entry(f, "losses", NULL);
     CHECK(steps == 50, "%s: %zu steps", name, steps);

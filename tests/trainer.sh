@@ -325,6 +325,22 @@ refused 't.txt\|--block-sz' --data t.txt $tiny $new --block-sz 100000
 refused 'dir/train.txt.*no such file' --data dir $tiny $new
 refused 'three/valid.txt' --data three $tiny $new
 refused '/dev/null' --data /dev/null $tiny $new
+mkdir one && cp t.txt one/train.txt && printf x >one/valid.txt
+refused 'one.*validation text has fewer than two' --data one $tiny $new
+# damage that leaves the form of the file whole: a bit of the last tensor, and of a number in the metadata
+size=$(wc -c <good.st)
+{ head -c $((size - 9)) good.st; printf '\377'; tail -c 8 good.st; } >bit.st
+sed 's/"step":"6"/"step":"7"/' good.st >step.st
+refused 'bit.st.*damaged' --data t.txt $span --checkpoint bit.st --steps 12
+refused 'step.st.*damaged' --data t.txt $span --checkpoint step.st --steps 12
+# words: held-out ones that are new are refused with the option that helps, and accepted with it
+awk 'BEGIN { for (i = 0; i < 400; i++) print "the same words again and again"; for (i = 0; i < 60; i++) print "fresh" i }' >new.txt
+refused 'fresh.*--min-count' --data new.txt $tiny $new --tokens words
+good "words with --min-count" . --data new.txt $tiny --tokens words --min-count 2 --steps 2
+good "the largest seed" . --data t.txt $span --steps 2 --checkpoint seed.st --seed 18446744073709551615
+good "the largest seed, resumed" . --data t.txt $span --steps 3 --checkpoint seed.st --seed 18446744073709551615
+ln -s nowhere/at/all lost.st
+refused 'lost.st.*symbolic link' --data t.txt $tiny --steps 3 --checkpoint lost.st
 refused 'latin.txt.*utf-8' --data latin.txt $tiny $new --tokens chars
 refused 'latin1.txt.*utf-8' --data latin1.txt $tiny $new --tokens chars
 if [ "$(id -u)" -ne 0 ]; then
