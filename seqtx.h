@@ -786,6 +786,42 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
   #define STX__FOR(x, work) (void)(x); (void)(work);
 #endif
 
+/* Inner loops are plain C in STX__INNER functions, compiled once for each instruction set: STX__EACH_ISA(fn, (parameters), arguments)
+   makes fn_base, fn_avx2 and fn_avx512 of fn, and STX__CALL(x, fn, (arguments)) calls the one that the processor has. No -march
+   is needed. fn's first parameter, which STX__EACH_ISA supplies, says whether there are fused multiply-adds: STX__FMA. */
+#if defined(__GNUC__) || defined(__clang__)
+  #define STX__INNER static inline __attribute__((always_inline))
+#else
+  #define STX__INNER static inline
+#endif
+enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+  #define STX__X86 1
+  #include <immintrin.h>
+  #define STX__AVX2 __attribute__((target("avx2,fma")))
+  #ifdef __clang__
+    #define STX__AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+  #else
+    #define STX__AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")))
+  #endif
+  #define STX__EACH_ISA(fn, params, ...) \
+    static void fn##_base params { fn(0, __VA_ARGS__); } \
+    STX__AVX2 static void fn##_avx2 params { fn(1, __VA_ARGS__); } \
+    STX__AVX512 static void fn##_avx512 params { fn(1, __VA_ARGS__); }
+  #define STX__CALL(x, fn, args) \
+    do { switch (stx__isa(x)) { case STX__ISA_AVX512: fn##_avx512 args; break; case STX__ISA_AVX2: fn##_avx2 args; break; default: fn##_base args; } } while (0)
+#else
+  #define STX__EACH_ISA(fn, params, ...) static void fn##_base params { fn(0, __VA_ARGS__); }
+  #define STX__CALL(x, fn, args) do { (void)(x); fn##_base args; } while (0)
+#endif
+#if defined(SEQTX_DOUBLE) && (defined(__GNUC__) || defined(__clang__))
+  #define STX__FMA(fma, a, b, c) ((fma) ? __builtin_fma(a, b, c) : (a) * (b) + (c))
+#elif defined(__GNUC__) || defined(__clang__)
+  #define STX__FMA(fma, a, b, c) ((fma) ? __builtin_fmaf(a, b, c) : (a) * (b) + (c))
+#else
+  #define STX__FMA(fma, a, b, c) ((void)(fma), (a) * (b) + (c))
+#endif
+
 // >>context
 
 /* Under AddressSanitizer every allocation of an arena stands between poisoned bytes, so that an overrun is seen
@@ -866,7 +902,19 @@ struct stx_ctx {
     uint64_t params_made;
     stx_real *scratch;            /* one piece of STX__SCRATCH numbers a thread */
     const struct stx__micro *micro;
+    int isa;                      /* STX__ISA_*: what the inner loops may use */
 };
+#ifdef STX__X86
+static int stx__isa(const stx_ctx *x) { return x ? x->isa : STX__ISA_BASE; }
+#endif
+static int stx__find_isa(void) {
+#ifdef STX__X86
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl")) return STX__ISA_AVX512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return STX__ISA_AVX2;
+#endif
+    return STX__ISA_BASE;
+}
 
 static void *stx__sys_alloc(void *user, size_t n) { (void)user; return malloc(n); }
 static void stx__sys_release(void *user, void *p) { (void)user; free(p); }
@@ -1144,9 +1192,7 @@ static void stx__micro_plain(size_t kc, const stx_real *STX__RESTRICT a, size_t 
 }
 static const stx__micro stx__micro_generic = {4, 8, stx__micro_plain, "portable"};
 
-#if !defined(SEQTX_DOUBLE) && defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-  #define STX__X86 1
-  #include <immintrin.h>
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
   /* X(i, p) for each row i of the register tile and its number p of a, written out so that the accumulators are registers at -O1
      too. A pointer serves three rows: with rs and 2 rs as index, five reach all fourteen. */
   #define STX__R6(X) X(0, g0[0]) X(1, g0[rs]) X(2, g0[2 * rs]) X(3, g1[0]) X(4, g1[rs]) X(5, g1[2 * rs])
@@ -1200,7 +1246,7 @@ static const stx__micro stx__micro_avx512 = {14, 32, stx__micro_avx512_run, "avx
 #endif
 
 static const stx__micro *stx__choose_micro(void) {
-#ifdef STX__X86
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
     if (__builtin_cpu_supports("avx512f")) return &stx__micro_avx512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &stx__micro_avx2;
 #endif
@@ -1483,7 +1529,7 @@ STX_DEF void stx_sum_rows(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N
 }
 
 /* Sums in 16 lanes, which the compiler may turn into vector code without reordering anything. */
-static stx_real stx__sum(const stx_real *a, size_t n) {
+STX__INNER stx_real stx__sum(const stx_real *a, size_t n) {
     stx_real s[16] = {0}, t = 0;
     size_t i, e;
     for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] += a[i + e];
@@ -1491,7 +1537,7 @@ static stx_real stx__sum(const stx_real *a, size_t n) {
     for (e = 0; e < 16; e++) t += s[e];
     return t;
 }
-static stx_real stx__dot(const stx_real *a, const stx_real *b, size_t n) {
+STX__INNER stx_real stx__dot(const stx_real *a, const stx_real *b, size_t n) {
     stx_real s[16] = {0}, t = 0;
     size_t i, e;
     for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] += a[i + e] * b[i + e];
@@ -1501,7 +1547,7 @@ static stx_real stx__dot(const stx_real *a, const stx_real *b, size_t n) {
 }
 /* The largest number; NaN when any is NaN and nothing larger came after it: callers that must see NaN see it in
    the exponentials, which are NaN too. */
-static stx_real stx__max(const stx_real *a, size_t n) {
+STX__INNER stx_real stx__max(const stx_real *a, size_t n) {
     stx_real m = a[0];
     size_t i;
     for (i = 1; i < n; i++) m = a[i] > m ? a[i] : m;
@@ -1509,22 +1555,25 @@ static stx_real stx__max(const stx_real *a, size_t n) {
 }
 
 /* mean = sum x / C ; rstd = 1 / sqrt(sum (x - mean)^2 / C + eps) ; y = (x - mean) rstd gain + shift */
+STX__INNER void stx__layernorm_row(int fma, stx_real *STX__RESTRICT o, stx_real *mean, stx_real *rstd, const stx_real *STX__RESTRICT a,
+                                   const stx_real *gain, const stx_real *shift, size_t C, stx_real eps) {
+    stx_real m = stx__sum(a, C) / (stx_real)C, v, r;
+    size_t c;
+    for (c = 0; c < C; c++) o[c] = a[c] - m;
+    v = stx__dot(o, o, C) / (stx_real)C;
+    r = (stx_real)(1 / sqrt((double)(v + eps)));
+    for (c = 0; c < C; c++) o[c] = STX__FMA(fma, o[c] * r, gain[c], shift[c]);
+    *mean = m;
+    *rstd = r;
+}
+STX__EACH_ISA(stx__layernorm_row, (stx_real *o, stx_real *mean, stx_real *rstd, const stx_real *a, const stx_real *gain, const stx_real *shift, size_t C, stx_real eps),
+              o, mean, rstd, a, gain, shift, C, eps)
 STX_DEF void stx_layernorm_fwd(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *gain,
                                const stx_real *shift, size_t N, size_t C, stx_real eps) {
     ptrdiff_t n;
     STX__FOR(x, 4 * N * C)
-    for (n = 0; n < (ptrdiff_t)N; n++) {
-        const stx_real *STX__RESTRICT a = in + (size_t)n * C;
-        stx_real *STX__RESTRICT o = y + (size_t)n * C;
-        stx_real m = stx__sum(a, C) / (stx_real)C, v, r;
-        size_t c;
-        for (c = 0; c < C; c++) o[c] = a[c] - m;
-        v = stx__dot(o, o, C) / (stx_real)C;
-        r = (stx_real)(1 / sqrt((double)(v + eps)));
-        for (c = 0; c < C; c++) o[c] = o[c] * r * gain[c] + shift[c];
-        mean[n] = m;
-        rstd[n] = r;
-    }
+    for (n = 0; n < (ptrdiff_t)N; n++)
+        STX__CALL(x, stx__layernorm_row, (y + (size_t)n * C, mean + n, rstd + n, in + (size_t)n * C, gain, shift, C, eps));
 }
 /* With xhat = (x - mean) rstd and g = dy gain:   y = xhat gain + shift
      dgain = sum_n dy xhat ; dshift = sum_n dy ; dx = rstd (g - mean_c(g) - xhat mean_c(g xhat)) */
@@ -3457,6 +3506,7 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
     x->blocks.prev = x->blocks.next = &x->blocks;
     x->keep.name = "persistent arena";
     x->step.name = "step arena";
+    x->isa = stx__find_isa();
     x->micro = stx__choose_micro();
 #ifdef _OPENMP
     if (d.threads == 0) d.threads = omp_get_max_threads();
