@@ -437,9 +437,9 @@ typedef struct stx_attention_args {
     stx_real *y, *top, *inv;                /* (B,T,H D); (B,H,T): largest logit of a row, 1 / its normaliser (0: no key) */
     const stx_real *dy;                     /* as y */
     stx_real *dq, *dk, *dv, *dpe, *du, *dvb, *dz, *dpk, *dpv;      /* as what they are the gradients of; NULL: not wanted */
-    void *work;                             /* stx_attention_work(args, threads) bytes, backward only */
+    void *work;                             /* stx_attention_work bytes, for the call only */
 } stx_attention_args;
-STX_DEF size_t stx_attention_work(const stx_attention_args *a, int threads);
+STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int backward);
 STX_DEF int stx_threads(const stx_ctx *x);
 
 /* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices at strides sa, sb, sc; op = transpose if ta/tb.
@@ -882,11 +882,8 @@ typedef struct stx__free_grad {   /* a gradient buffer that backward is done wit
     size_t size;
 } stx__free_grad;
 
-/* Scratch of one thread, in numbers: packed blocks of A and B of the matrix product (MC x KC, KC x NC), then five tiles of
-   the attention (BQ queries by BK keys and the skew). */
+/* Scratch of one thread, in numbers: packed blocks of A and B of the matrix product (MC x KC, KC x NC). */
 enum { STX__KC = 384, STX__MC = 168, STX__NC = 256, STX__PACK = STX__MC * STX__KC + STX__KC * STX__NC };
-enum { STX__BQ = 64, STX__BK = 256, STX__ATTN_TILE = STX__BQ * (STX__BK + STX__BQ) };
-enum { STX__SCRATCH = STX__PACK + 5 * STX__ATTN_TILE };
 
 struct stx_ctx {
     stx_desc desc;
@@ -900,13 +897,10 @@ struct stx_ctx {
     stx__free_grad *free_grads;
     uint64_t tick, op;            /* random streams: step and op within it */
     uint64_t params_made;
-    stx_real *scratch;            /* one piece of STX__SCRATCH numbers a thread */
+    stx_real *scratch;            /* one piece of STX__PACK numbers a thread */
     const struct stx__micro *micro;
     int isa;                      /* STX__ISA_*: what the inner loops may use */
 };
-#ifdef STX__X86
-static int stx__isa(const stx_ctx *x) { return x ? x->isa : STX__ISA_BASE; }
-#endif
 static int stx__find_isa(void) {
 #ifdef STX__X86
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
@@ -915,6 +909,9 @@ static int stx__find_isa(void) {
 #endif
     return STX__ISA_BASE;
 }
+#ifdef STX__X86
+static int stx__isa(const stx_ctx *x) { return x ? x->isa : stx__find_isa(); }
+#endif
 
 static void *stx__sys_alloc(void *user, size_t n) { (void)user; return malloc(n); }
 static void stx__sys_release(void *user, void *p) { (void)user; free(p); }
@@ -1060,7 +1057,7 @@ STX_DEF size_t stx_bytes(const stx_ctx *x) { return x ? stx__reserved(x) : 0; }
 STX_DEF size_t stx_peak_bytes(const stx_ctx *x) { return x ? x->peak : 0; }
 
 static void stx__make_scratch(stx_ctx *x) {
-    x->scratch = (stx_real *)stx_persist(x, stx_bytes_of((size_t)x->desc.threads, STX__SCRATCH, sizeof(stx_real)));
+    x->scratch = (stx_real *)stx_persist(x, stx_bytes_of((size_t)x->desc.threads, STX__PACK, sizeof(stx_real)));
 }
 STX_DEF void stx_begin(stx_ctx *x, int mode) {
     if (!x) return;
@@ -1139,6 +1136,7 @@ static inline stx_real stx__exp(stx_real v) {
     return v > 88.72f ? (float)HUGE_VALF : p;
 }
 #endif
+STX__INNER stx_real stx__exp_any(int fma, stx_real v) { (void)fma; return stx__exp(v); }
 static double stx__erf_scaled(double v) { return erf(v * 0.70710678118654752440); }
 
 static stx_real stx__act(stx_real v, int act) {
@@ -1166,83 +1164,125 @@ static stx_real stx__act_slope(stx_real y, stx_real a, int act) {
 // >>gemm
 
 /* The built-in matrix product (Goto & van de Geijn 2008). C is cut in row parts, one a thread (or column parts when
-   there are fewer rows than columns). Within a part, op(A) is packed in strips of MR rows and op(B) in strips of NR
-   columns, KC deep, so that the micro-kernel reads both in order; a block of B (KC x NC) stays in L2 and the MR x NR
-   corner of C in registers. Every number of C is summed in the same order whatever the threads or the position in a
-   tile, so results do not depend on them. The packing and the loops are portable; only the micro-kernel has versions. */
+   there are fewer rows than columns). Within a part, op(B) is packed in strips of NR columns and, where its rows do not
+   already lie in order, op(A) in strips of MR rows, KC deep, so that the micro-kernel reads both in order; a block of B
+   (KC x NC) stays in L2 and the MR x NR corner of C in registers. Every number of C is summed in the same order whatever the
+   threads or the position in a tile, so results do not depend on them. */
 
-/* C (MR x NR, rows ldc apart) = a b, or += a b if add. Number (i,k) of a stands at a[i rs + k ks]: rs 1, ks MR when it is packed,
-   rs lda, ks 1 when it is read where it is. b: kc rows of NR numbers, packed. */
+/* C (h x NR, rows ldc apart) = a b, or += a b if add, 1 <= h <= MR, k below kc. Number (i,k) of a stands at a[i rs + k ks]: rs lda,
+   ks 1 when it is read where it is, rs 1, ks MR when it is packed. Row k of b, NR numbers, stands at b + k ldb.
+   bf16: a number of b, and what a gives for a k, are pairs of bfloat16 that stand together in 4 bytes, of two neighbouring k: kc counts
+   pairs; rs and ks count bfloat16s and ldb pairs. So the same loops serve both, with half as many steps. */
+#define STX__MICRO_ARGS size_t h, size_t kc, const void *av, size_t rs, size_t ks, const void *bv, size_t ldb, stx_real *c, size_t ldc, int add
 typedef struct stx__micro {
     size_t mr, nr;
-    void (*run)(size_t kc, const stx_real *a, size_t rs, size_t ks, const stx_real *b, stx_real *c, size_t ldc, int add);
+    size_t kr;                   /* numbers that a step of k takes: ranges of k begin and end at multiples of it */
+    void (*run)(STX__MICRO_ARGS);
+    void (*enter)(void), (*leave)(void);    /* a thread calls them around its products; NULL: nothing to do */
+    void (*turn)(stx_real *to, const stx_real *B, size_t ldb, size_t k);    /* packs B^T, B (NR x k), as [k][NR]; NULL: plain loops */
     const char *name;
 } stx__micro;
-enum { STX__MR_MAX = 14, STX__NR_MAX = 32 };
+enum { STX__MR_MAX = 32, STX__NR_MAX = 32 };
 
-static void stx__micro_plain(size_t kc, const stx_real *STX__RESTRICT a, size_t rs, size_t ks, const stx_real *STX__RESTRICT b,
-                             stx_real *STX__RESTRICT c, size_t ldc, int add) {
+static void stx__micro_plain(STX__MICRO_ARGS) {
+    const stx_real *a = (const stx_real *)av, *STX__RESTRICT b = (const stx_real *)bv;
     stx_real t[4][8];
     size_t k, i, j;
     for (i = 0; i < 4; i++) for (j = 0; j < 8; j++) t[i][j] = 0;
-    for (k = 0; k < kc; k++, a += ks, b += 8)
-        for (i = 0; i < 4; i++)
+    for (k = 0; k < kc; k++, a += ks, b += ldb)
+        for (i = 0; i < h; i++)
             for (j = 0; j < 8; j++) t[i][j] += a[i * rs] * b[j];
-    for (i = 0; i < 4; i++) for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i][j] : t[i][j];
+    for (i = 0; i < h; i++) for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i][j] : t[i][j];
 }
-static const stx__micro stx__micro_generic = {4, 8, stx__micro_plain, "portable"};
+static const stx__micro stx__micro_generic = {4, 8, 1, stx__micro_plain, NULL, NULL, NULL, "portable"};
 
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
   /* X(i, p) for each row i of the register tile and its number p of a, written out so that the accumulators are registers at -O1
-     too. A pointer serves three rows: with rs and 2 rs as index, five reach all fourteen. */
-  #define STX__R6(X) X(0, g0[0]) X(1, g0[rs]) X(2, g0[2 * rs]) X(3, g1[0]) X(4, g1[rs]) X(5, g1[2 * rs])
-  #define STX__R14(X) STX__R6(X) X(6, g2[0]) X(7, g2[rs]) X(8, g2[2 * rs]) X(9, g3[0]) X(10, g3[rs]) X(11, g3[2 * rs]) X(12, g4[0]) X(13, g4[rs])
+     too, and once for each height, so that no row is computed for nothing. A pointer serves three rows: with rs and 2 rs as index,
+     five reach all fourteen. */
+  #define STX__R1(X) X(0, g0[0])
+  #define STX__R2(X) STX__R1(X) X(1, g0[rs])
+  #define STX__R3(X) STX__R2(X) X(2, g0[2 * rs])
+  #define STX__R4(X) STX__R3(X) X(3, g1[0])
+  #define STX__R5(X) STX__R4(X) X(4, g1[rs])
+  #define STX__R6(X) STX__R5(X) X(5, g1[2 * rs])
+  #define STX__R7(X) STX__R6(X) X(6, g2[0])
+  #define STX__R8(X) STX__R7(X) X(7, g2[rs])
+  #define STX__R9(X) STX__R8(X) X(8, g2[2 * rs])
+  #define STX__R10(X) STX__R9(X) X(9, g3[0])
+  #define STX__R11(X) STX__R10(X) X(10, g3[rs])
+  #define STX__R12(X) STX__R11(X) X(11, g3[2 * rs])
+  #define STX__R13(X) STX__R12(X) X(12, g4[0])
+  #define STX__R14(X) STX__R13(X) X(13, g4[rs])
 
-__attribute__((target("avx2,fma")))
-static void stx__micro_avx2_run(size_t kc, const float *a, size_t rs, size_t ks, const float *b, float *c, size_t ldc, int add) {
-    const float *g0 = a, *g1 = a + 3 * rs;
-  #define STX__X(i, p) __m256 c##i##_0 = _mm256_setzero_ps(), c##i##_1 = _mm256_setzero_ps();
-    STX__R6(STX__X)
-  #undef STX__X
-    for (; kc; kc--, b += 16, g0 += ks, g1 += ks) {
-        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8), t;
-  #define STX__X(i, p) t = _mm256_set1_ps(p); c##i##_0 = _mm256_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm256_fmadd_ps(t, b1, c##i##_1);
-        STX__R6(STX__X)
-  #undef STX__X
-    }
-    if (add) {
-  #define STX__X(i, p) c##i##_0 = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc + 8), c##i##_1);
-        STX__R6(STX__X)
-  #undef STX__X
-    }
-  #define STX__X(i, p) _mm256_storeu_ps(c + i * ldc, c##i##_0); _mm256_storeu_ps(c + i * ldc + 8, c##i##_1);
-    STX__R6(STX__X)
-  #undef STX__X
+  #define STX__MICRO_AVX2(n) \
+__attribute__((target("avx2,fma"))) static void stx__micro_avx2_##n(size_t kc, const float *a, size_t rs, size_t ks, const float *b, size_t ldb, float *c, size_t ldc, int add) { \
+    const float *g0 = a, *g1 = a + 3 * rs; \
+    STX__R##n(STX__ZERO) \
+    for (; kc; kc--, b += ldb, g0 += ks, g1 += ks) { \
+        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8), t; \
+        STX__R##n(STX__FMA_ROW) \
+    } \
+    (void)g1; \
+    if (add) { STX__R##n(STX__ADD_ROW) } \
+    STX__R##n(STX__STORE_ROW) \
 }
-static const stx__micro stx__micro_avx2 = {6, 16, stx__micro_avx2_run, "avx2"};
+  #define STX__ZERO(i, p) __m256 c##i##_0 = _mm256_setzero_ps(), c##i##_1 = _mm256_setzero_ps();
+  #define STX__FMA_ROW(i, p) t = _mm256_set1_ps(p); c##i##_0 = _mm256_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm256_fmadd_ps(t, b1, c##i##_1);
+  #define STX__ADD_ROW(i, p) c##i##_0 = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc + 8), c##i##_1);
+  #define STX__STORE_ROW(i, p) _mm256_storeu_ps(c + i * ldc, c##i##_0); _mm256_storeu_ps(c + i * ldc + 8, c##i##_1);
+STX__MICRO_AVX2(1) STX__MICRO_AVX2(2) STX__MICRO_AVX2(3) STX__MICRO_AVX2(4) STX__MICRO_AVX2(5) STX__MICRO_AVX2(6)
+  #undef STX__ZERO
+  #undef STX__FMA_ROW
+  #undef STX__ADD_ROW
+  #undef STX__STORE_ROW
+static void stx__micro_avx2_run(STX__MICRO_ARGS) {
+    const float *a = (const float *)av, *b = (const float *)bv;
+    switch (h) {
+    case 1: stx__micro_avx2_1(kc, a, rs, ks, b, ldb, c, ldc, add); break;
+    case 2: stx__micro_avx2_2(kc, a, rs, ks, b, ldb, c, ldc, add); break;
+    case 3: stx__micro_avx2_3(kc, a, rs, ks, b, ldb, c, ldc, add); break;
+    case 4: stx__micro_avx2_4(kc, a, rs, ks, b, ldb, c, ldc, add); break;
+    case 5: stx__micro_avx2_5(kc, a, rs, ks, b, ldb, c, ldc, add); break;
+    default: stx__micro_avx2_6(kc, a, rs, ks, b, ldb, c, ldc, add);
+    }
+}
+static const stx__micro stx__micro_avx2 = {6, 16, 1, stx__micro_avx2_run, NULL, NULL, NULL, "avx2"};
 
-__attribute__((target("avx512f")))
-static void stx__micro_avx512_run(size_t kc, const float *a, size_t rs, size_t ks, const float *b, float *c, size_t ldc, int add) {
-    const float *g0 = a, *g1 = a + 3 * rs, *g2 = a + 6 * rs, *g3 = a + 9 * rs, *g4 = a + 12 * rs;
-  #define STX__X(i, p) __m512 c##i##_0 = _mm512_setzero_ps(), c##i##_1 = _mm512_setzero_ps();
-    STX__R14(STX__X)
-  #undef STX__X
-    for (; kc; kc--, b += 32, g0 += ks, g1 += ks, g2 += ks, g3 += ks, g4 += ks) {
-        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16), t;
-  #define STX__X(i, p) t = _mm512_set1_ps(p); c##i##_0 = _mm512_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm512_fmadd_ps(t, b1, c##i##_1);
-        STX__R14(STX__X)
-  #undef STX__X
-    }
-    if (add) {
-  #define STX__X(i, p) c##i##_0 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), c##i##_1);
-        STX__R14(STX__X)
-  #undef STX__X
-    }
-  #define STX__X(i, p) _mm512_storeu_ps(c + i * ldc, c##i##_0); _mm512_storeu_ps(c + i * ldc + 16, c##i##_1);
-    STX__R14(STX__X)
-  #undef STX__X
+  #define STX__MICRO_AVX512(n) \
+__attribute__((target("avx512f"))) static void stx__micro_avx512_##n(size_t kc, const float *a, size_t rs, size_t ks, const float *b, size_t ldb, float *c, size_t ldc, int add) { \
+    const float *g0 = a, *g1 = a + 3 * rs, *g2 = a + 6 * rs, *g3 = a + 9 * rs, *g4 = a + 12 * rs; \
+    STX__R##n(STX__ZERO) \
+    for (; kc; kc--, b += ldb, g0 += ks, g1 += ks, g2 += ks, g3 += ks, g4 += ks) { \
+        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16), t; \
+        STX__R##n(STX__FMA_ROW) \
+    } \
+    (void)g1; (void)g2; (void)g3; (void)g4; \
+    if (add) { STX__R##n(STX__ADD_ROW) } \
+    STX__R##n(STX__STORE_ROW) \
 }
-static const stx__micro stx__micro_avx512 = {14, 32, stx__micro_avx512_run, "avx512"};
+  #define STX__ZERO(i, p) __m512 c##i##_0 = _mm512_setzero_ps(), c##i##_1 = _mm512_setzero_ps();
+  #define STX__FMA_ROW(i, p) t = _mm512_set1_ps(p); c##i##_0 = _mm512_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm512_fmadd_ps(t, b1, c##i##_1);
+  #define STX__ADD_ROW(i, p) c##i##_0 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), c##i##_1);
+  #define STX__STORE_ROW(i, p) _mm512_storeu_ps(c + i * ldc, c##i##_0); _mm512_storeu_ps(c + i * ldc + 16, c##i##_1);
+STX__MICRO_AVX512(1) STX__MICRO_AVX512(2) STX__MICRO_AVX512(3) STX__MICRO_AVX512(4) STX__MICRO_AVX512(5) STX__MICRO_AVX512(6) STX__MICRO_AVX512(7)
+STX__MICRO_AVX512(8) STX__MICRO_AVX512(9) STX__MICRO_AVX512(10) STX__MICRO_AVX512(11) STX__MICRO_AVX512(12) STX__MICRO_AVX512(13) STX__MICRO_AVX512(14)
+  #undef STX__ZERO
+  #undef STX__FMA_ROW
+  #undef STX__ADD_ROW
+  #undef STX__STORE_ROW
+static void stx__micro_avx512_run(STX__MICRO_ARGS) {
+    const float *a = (const float *)av, *b = (const float *)bv;
+    switch (h) {
+  #define STX__CASE(n) case n: stx__micro_avx512_##n(kc, a, rs, ks, b, ldb, c, ldc, add); break;
+    STX__CASE(1) STX__CASE(2) STX__CASE(3) STX__CASE(4) STX__CASE(5) STX__CASE(6) STX__CASE(7)
+    STX__CASE(8) STX__CASE(9) STX__CASE(10) STX__CASE(11) STX__CASE(12) STX__CASE(13)
+    default: stx__micro_avx512_14(kc, a, rs, ks, b, ldb, c, ldc, add);
+  #undef STX__CASE
+    }
+}
+STX__AVX512 static void stx__turn_avx512(float *to, const float *B, size_t ldb, size_t k);
+static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__turn_avx512, "avx512"};
 #endif
 
 static const stx__micro *stx__choose_micro(void) {
@@ -1253,115 +1293,200 @@ static const stx__micro *stx__choose_micro(void) {
     return &stx__micro_generic;
 }
 
-static void stx__pack_a(stx_real *to, const stx_real *A, size_t lda, int ta, size_t m, size_t k, size_t mr, stx_real alpha) {
+/* A bfloat16 is the upper half of a float; rounded to nearest even, NaN stays NaN. */
+STX__INNER uint32_t stx__bf16(stx_real v) {
+    float f = (float)v;
+    uint32_t b;
+    memcpy(&b, &f, 4);
+    return (b & 0x7fffffffu) > 0x7f800000u ? b >> 16 | 0x40u : (b + 0x7fffu + (b >> 16 & 1u)) >> 16;
+}
+STX__INNER void stx__round_row(int fma, uint16_t *STX__RESTRICT to, const stx_real *STX__RESTRICT from, size_t n) {
+    size_t i;
+    (void)fma;
+    for (i = 0; i < n; i++) to[i] = (uint16_t)stx__bf16(from[i]);
+}
+STX__EACH_ISA(stx__round_row, (uint16_t *to, const stx_real *from, size_t n), to, from, n)
+/* Pairs of two rows: what a product takes in one step of k */
+STX__INNER void stx__pair_rows(int fma, uint32_t *STX__RESTRICT to, const stx_real *STX__RESTRICT r0, const stx_real *STX__RESTRICT r1, size_t n) {
+    size_t i;
+    (void)fma;
+    for (i = 0; i < n; i++) to[i] = stx__bf16(r0[i]) | stx__bf16(r1[i]) << 16;
+}
+STX__EACH_ISA(stx__pair_rows, (uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n), to, r0, r1, n)
+
+static size_t stx__up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+static size_t stx__unit(const stx__micro *mk) { return mk->kr > 1 ? 2 : 1; }     /* numbers in 4 bytes of a packed operand */
+
+/* A^T, A (k x m), in strips of mr rows, as [k][mr]; rows that are not there are not written */
+static void stx__pack_at(stx_real *to, const stx_real *A, size_t lda, size_t m, size_t k, size_t mr) {
     size_t i0, i, p;
-    for (i0 = 0; i0 < m; i0 += mr) {
+    for (i0 = 0; i0 < m; i0 += mr, to += mr * k) {
         size_t n = STX__MIN(mr, m - i0);
-        if (n < mr) memset(to, 0, mr * k * sizeof *to);
-        if (ta) {
-            for (p = 0; p < k; p++) for (i = 0; i < n; i++) to[p * mr + i] = alpha * A[p * lda + i0 + i];
-        } else if (n == mr) {       /* whole strips with k outside: the stores run in order */
-            const stx_real *rows = A + i0 * lda;
-            for (p = 0; p < k; p++) for (i = 0; i < mr; i++) to[p * mr + i] = alpha * rows[i * lda + p];
-        } else {
-            for (i = 0; i < n; i++) {
-                const stx_real *row = A + (i0 + i) * lda;
-                for (p = 0; p < k; p++) to[p * mr + i] = alpha * row[p];
-            }
-        }
-        to += mr * k;
+        for (p = 0; p < k; p++) for (i = 0; i < n; i++) to[p * mr + i] = A[p * lda + i0 + i];
     }
 }
-static void stx__pack_b(stx_real *to, const stx_real *B, size_t ldb, int tb, size_t k, size_t n, size_t nr) {
-    size_t j0, j, p;
-    for (j0 = 0; j0 < n; j0 += nr) {
-        size_t w = STX__MIN(nr, n - j0);
-        if (w < nr) memset(to, 0, nr * k * sizeof *to);
-        if (tb) {
-            for (j = 0; j < w; j++) {
-                const stx_real *row = B + (j0 + j) * ldb;
-                for (p = 0; p < k; p++) to[p * nr + j] = row[p];
+/* B^T, B (n x k), n <= nr, as [k][nr] */
+static void stx__turn(stx_real *to, size_t nr, const stx_real *B, size_t ldb, size_t n, size_t k) {
+    size_t p, j;
+    for (j = 0; j < n; j++) for (p = 0; p < k; p++) to[p * nr + j] = B[j * ldb + p];
+}
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
+__attribute__((target("avx512f"))) static void stx__pack_at_avx512(float *to, const float *A, size_t lda, size_t m, size_t k) {
+    size_t i, p;
+    for (p = 0; p < k; p++)
+        for (i = 0; i < m; i += 14) {
+            __mmask16 some = (__mmask16)(m - i < 14 ? (1u << (m - i)) - 1 : 0x3fff);
+            _mm512_mask_storeu_ps(to + i * k + p * 14, some, _mm512_maskz_loadu_ps(some, A + p * lda + i));
+        }
+}
+/* stx__turn for n = nr = 32: 16 rows by 4 numbers at a time */
+STX__AVX512 static void stx__turn_avx512(float *to, const float *B, size_t ldb, size_t k) {
+    size_t p, half, i, j;
+    for (half = 0; half < 2; half++, to += 16, B += 16 * ldb) {
+        for (p = 0; p + 4 <= k; p += 4) {
+            const float *r = B + p;
+            __m512 z[4], lo0, lo1, hi0, hi1;
+            for (i = 0; i < 4; i++)         /* rows i, i+4, i+8, i+12 side by side */
+                z[i] = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(r + i * ldb)), _mm_loadu_ps(r + (i + 4) * ldb), 1)),
+                                          _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(r + (i + 8) * ldb)), _mm_loadu_ps(r + (i + 12) * ldb), 1), 1);
+            lo0 = _mm512_unpacklo_ps(z[0], z[1]); hi0 = _mm512_unpackhi_ps(z[0], z[1]);
+            lo1 = _mm512_unpacklo_ps(z[2], z[3]); hi1 = _mm512_unpackhi_ps(z[2], z[3]);
+            _mm512_storeu_ps(to + p * 32, _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(lo0), _mm512_castps_pd(lo1))));
+            _mm512_storeu_ps(to + (p + 1) * 32, _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(lo0), _mm512_castps_pd(lo1))));
+            _mm512_storeu_ps(to + (p + 2) * 32, _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(hi0), _mm512_castps_pd(hi1))));
+            _mm512_storeu_ps(to + (p + 3) * 32, _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(hi0), _mm512_castps_pd(hi1))));
+        }
+        for (; p < k; p++) for (j = 0; j < 16; j++) to[p * 32 + j] = B[j * ldb + p];
+    }
+}
+#endif
+static void stx__pack_at_for(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda, size_t m, size_t k) {
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
+    if (mk == &stx__micro_avx512) { stx__pack_at_avx512(to, A, lda, m, k); return; }
+#endif
+    stx__pack_at(to, A, lda, m, k, mk->mr);
+}
+static void stx__turn_for(const stx__micro *mk, stx_real *to, const stx_real *B, size_t ldb, size_t n, size_t k) {
+    if (n < mk->nr) memset(to, 0, mk->nr * k * sizeof *to);
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
+    if (mk->turn && n == mk->nr) { mk->turn(to, B, ldb, k); return; }
+#endif
+    stx__turn(to, mk->nr, B, ldb, n, k);
+}
+/* op(B) (k x n) in strips of nr columns, as [k][nr], filled up with zeros: k to a multiple of kr, n to one of nr. Strips are stride
+   units apart. */
+static void stx__pack_b(const stx_ctx *x, const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B, size_t ldb, int tb, size_t k, size_t n) {
+    size_t j, nr = mk->nr, p;
+    for (j = 0; j < n; j += nr, to += stride) {
+        size_t w = STX__MIN(nr, n - j);
+        const stx_real *b = B + (tb ? j * ldb : j);
+        if (mk->kr == 1) {
+            if (tb) { stx__turn_for(mk, to, b, ldb, w, k); continue; }
+            if (w < nr) memset(to, 0, nr * k * sizeof *to);
+            for (p = 0; p < k; p++) memcpy(to + p * nr, b + p * ldb, w * sizeof *to);
+        } else if (tb) {                /* pairs stand together in a row: round it, then turn it in units */
+            enum { PIECE = 128 };
+            uint16_t t[STX__NR_MAX * PIECE];
+            size_t r;
+            for (p = 0; p < k; p += PIECE) {
+                size_t kc = STX__MIN((size_t)PIECE, k - p), kk = stx__up(kc, mk->kr);
+                for (r = 0; r < w; r++) {
+                    STX__CALL(x, stx__round_row, (t + r * PIECE, b + r * ldb + p, kc));
+                    memset(t + r * PIECE + kc, 0, (kk - kc) * sizeof *t);
+                }
+                stx__turn_for(mk, to + p / 2 * nr, (const stx_real *)(const void *)t, PIECE / 2, w, kk / 2);
             }
         } else {
-            for (p = 0; p < k; p++) memcpy(to + p * nr, B + p * ldb + j0, w * sizeof *to);
+            static const stx_real zero[STX__NR_MAX] = {0};
+            size_t kk = stx__up(k, mk->kr);
+            uint32_t *t = (uint32_t *)(void *)to;
+            if (w < nr) memset(to, 0, nr * kk / 2 * sizeof *t);
+            for (p = 0; p < kk; p += 2, t += nr)
+                STX__CALL(x, stx__pair_rows, (t, p < k ? b + p * ldb : zero, p + 1 < k ? b + (p + 1) * ldb : zero, w));
         }
-        to += nr * k;
     }
 }
 
-/* A few rows only (generation): no packing, one pass over B. */
-static void stx__gemm_thin(int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda,
-                           const stx_real *B, size_t ldb, stx_real beta, stx_real *C, size_t ldc) {
+/* A few rows only (generation): no packing, one pass over B. out[j] = a . B[j] for four rows of B at once */
+STX__INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_real *b, size_t ldb, size_t k) {
+    stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
+    const stx_real *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
+    size_t p, e;
+    for (p = 0; p + 16 <= k; p += 16) {
+        for (e = 0; e < 16; e++) s0[e] = STX__FMA(fma, a[p + e], b[p + e], s0[e]);
+        for (e = 0; e < 16; e++) s1[e] = STX__FMA(fma, a[p + e], b1[p + e], s1[e]);
+        for (e = 0; e < 16; e++) s2[e] = STX__FMA(fma, a[p + e], b2[p + e], s2[e]);
+        for (e = 0; e < 16; e++) s3[e] = STX__FMA(fma, a[p + e], b3[p + e], s3[e]);
+    }
+    for (; p < k; p++) { t0 += a[p] * b[p]; t1 += a[p] * b1[p]; t2 += a[p] * b2[p]; t3 += a[p] * b3[p]; }
+    for (e = 0; e < 16; e++) { t0 += s0[e]; t1 += s1[e]; t2 += s2[e]; t3 += s3[e]; }
+    out[0] = t0; out[1] = t1; out[2] = t2; out[3] = t3;
+}
+STX__INNER void stx__thin(int fma, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda,
+                          const stx_real *B, size_t ldb, stx_real beta, stx_real *C, size_t ldc) {
     size_t i, j, k;
     for (i = 0; i < M; i++) {
         stx_real *c = C + i * ldc;
         if (beta == 0) memset(c, 0, N * sizeof *c);
         else if (beta != 1) for (j = 0; j < N; j++) c[j] *= beta;
     }
-    if (tb) {
-        for (j = 0; j < N; j++) {
-            const stx_real *b = B + j * ldb;
+    if (tb && !ta) {
+        for (j = 0; j < N; j += 4)
             for (i = 0; i < M; i++) {
-                stx_real s[16] = {0}, t = 0;
-                int e;
-                if (ta) {
-                    for (k = 0; k < K; k++) t += A[k * lda + i] * b[k];
-                } else {
-                    const stx_real *a = A + i * lda;
-                    for (k = 0; k + 16 <= K; k += 16) for (e = 0; e < 16; e++) s[e] += a[k + (size_t)e] * b[k + (size_t)e];
-                    for (; k < K; k++) t += a[k] * b[k];
-                    for (e = 0; e < 16; e++) t += s[e];
-                }
+                stx_real *c = C + i * ldc + j, t[8];
+                size_t e, n = STX__MIN((size_t)4, N - j);
+                if (n == 4) stx__dot4(fma, t, A + i * lda, B + j * ldb, ldb, K);
+                else for (e = 0; e < n; e++) stx__dot4(fma, t + e, A + i * lda, B + (j + e) * ldb, 0, K);
+                for (e = 0; e < n; e++) c[e] += alpha * t[e];
+            }
+    } else if (tb) {
+        for (j = 0; j < N; j++)
+            for (i = 0; i < M; i++) {
+                stx_real t = 0;
+                for (k = 0; k < K; k++) t += A[k * lda + i] * B[j * ldb + k];
                 C[i * ldc + j] += alpha * t;
             }
-        }
     } else {
         for (k = 0; k < K; k++) {
             const stx_real *STX__RESTRICT b = B + k * ldb;
             for (i = 0; i < M; i++) {
                 stx_real *STX__RESTRICT c = C + i * ldc, a = alpha * (ta ? A[k * lda + i] : A[i * lda + k]);
-                for (j = 0; j < N; j++) c[j] += a * b[j];
+                for (j = 0; j < N; j++) c[j] = STX__FMA(fma, a, b[j], c[j]);
             }
         }
     }
 }
+STX__EACH_ISA(stx__thin, (int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda, const stx_real *B, size_t ldb,
+                          stx_real beta, stx_real *C, size_t ldc), ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc)
 
-/* One thread's product, with its scratch of STX__PACK numbers. thin is decided by the caller for the whole matrix: a part
-   of few rows must sum in the order of the other parts. */
-static void stx__gemm_any(const stx__micro *mk, stx_real *scratch, int thin, int ta, int tb, size_t M, size_t N, size_t K,
-                           stx_real alpha, const stx_real *A, size_t lda, const stx_real *B, size_t ldb, stx_real beta,
-                           stx_real *C, size_t ldc) {
-    stx_real edge[STX__MR_MAX * STX__NR_MAX];
+/* One thread's product, with its scratch of STX__PACK numbers */
+static void stx__gemm_any(const stx_ctx *x, const stx__micro *mk, stx_real *scratch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
+                          const stx_real *A, size_t lda, const stx_real *B, size_t ldb, stx_real beta, stx_real *C, size_t ldc) {
+    stx_real edge[STX__MR_MAX * STX__NR_MAX], *pb = scratch + STX__MC * STX__KC;
     size_t jc, pc, ic, jr, ir, i, j;
-    if (thin) {
-        stx__gemm_thin(ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc);
-        return;
-    }
     if (beta != 0 && beta != 1) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= beta;
     for (jc = 0; jc < N; jc += STX__NC) {
         size_t nc = STX__MIN((size_t)STX__NC, N - jc);
         for (pc = 0; pc < K; pc += STX__KC) {
             size_t kc = STX__MIN((size_t)STX__KC, K - pc);
-            stx_real *pb = scratch + STX__MC * STX__KC;
             int add = pc || beta != 0;
-            stx__pack_b(pb, tb ? B + jc * ldb + pc : B + pc * ldb + jc, ldb, tb, kc, nc, mk->nr);
+            stx__pack_b(x, mk, pb, mk->nr * kc, tb ? B + jc * ldb + pc : B + pc * ldb + jc, ldb, tb, kc, nc);
+            if (alpha != 1) for (i = 0; i < stx__up(nc, mk->nr) * kc; i++) pb[i] *= alpha;
             for (ic = 0; ic < M; ic += STX__MC) {
-                size_t mc = STX__MIN((size_t)STX__MC, M - ic);
-                const stx_real *a = ta ? A + pc * lda + ic : A + ic * lda + pc;
-                size_t plain = !ta && alpha == 1 ? mc / mk->mr * mk->mr : 0;     /* rows that are read where they are */
-                if (plain < mc) stx__pack_a(scratch + plain * kc, ta ? a : a + plain * lda, lda, ta, mc - plain, kc, mk->mr, alpha);
+                size_t mc = STX__MIN((size_t)STX__MC, M - ic), rs = ta ? 1 : lda, ks = ta ? mk->mr : 1;
+                const stx_real *a = ta ? scratch : A + ic * lda + pc;
+                if (ta) stx__pack_at_for(mk, scratch, A + pc * lda + ic, lda, mc, kc);
                 for (jr = 0; jr < nc; jr += mk->nr) {
                     size_t w = STX__MIN(mk->nr, nc - jr);
                     for (ir = 0; ir < mc; ir += mk->mr) {
                         size_t h = STX__MIN(mk->mr, mc - ir);
                         stx_real *c = C + (ic + ir) * ldc + jc + jr;
-                        const stx_real *at = ir < plain ? a + ir * lda : scratch + ir * kc;
-                        size_t rs = ir < plain ? lda : 1, ks = ir < plain ? 1 : mk->mr;
-                        if (h == mk->mr && w == mk->nr) {
-                            mk->run(kc, at, rs, ks, pb + jr * kc, c, ldc, add);
+                        const stx_real *at = a + ir * (ta ? kc : lda);
+                        if (w == mk->nr) {
+                            mk->run(h, kc, at, rs, ks, pb + jr * kc, mk->nr, c, ldc, add);
                             continue;
                         }
-                        mk->run(kc, at, rs, ks, pb + jr * kc, edge, mk->nr, 0);
+                        mk->run(h, kc, at, rs, ks, pb + jr * kc, mk->nr, edge, mk->nr, 0);
                         for (i = 0; i < h; i++)
                             for (j = 0; j < w; j++) c[i * ldc + j] = add ? c[i * ldc + j] + edge[i * mk->nr + j] : edge[i * mk->nr + j];
                     }
@@ -1371,19 +1496,13 @@ static void stx__gemm_any(const stx__micro *mk, stx_real *scratch, int thin, int
     }
 }
 
-static void stx__gemm_part(const stx__micro *mk, stx_real *scratch, int ta, int tb, size_t M, size_t N, size_t K,
-                           stx_real alpha, const stx_real *A, size_t lda, const stx_real *B, size_t ldb, stx_real beta,
-                           stx_real *C, size_t ldc) {
-    stx__gemm_any(mk, scratch, M <= 3 || !K || !scratch, ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc);
-}
-
 /* Only inside the library's own parallel loops: elsewhere the thread number may be that of a caller's loop. */
 static stx_real *stx__scratch(stx_ctx *x) {
     size_t me = 0;
 #ifdef _OPENMP
     me = (size_t)omp_get_thread_num();
 #endif
-    return x && x->scratch ? x->scratch + me * STX__SCRATCH : NULL;
+    return x && x->scratch ? x->scratch + me * STX__PACK : NULL;
 }
 static const stx__micro *stx__mk(const stx_ctx *x) { return x ? x->micro : &stx__micro_generic; }
 
@@ -1420,8 +1539,10 @@ STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t
             const stx_real *a = A + e * sa, *b = B + e * sb;
             stx_real *c = C + e * sc;
             if (lo >= hi) continue;
-            if (rows) stx__gemm_any(mk, stx__scratch(x), thin, ta, tb, hi - lo, N, K, alpha, a + (ta ? lo : lo * lda), lda, b, ldb, beta, c + lo * ldc, ldc);
-            else stx__gemm_any(mk, stx__scratch(x), thin, ta, tb, M, hi - lo, K, alpha, a, lda, b + (tb ? lo * ldb : lo), ldb, beta, c + lo, ldc);
+            if (thin && rows) STX__CALL(x, stx__thin, (ta, tb, hi - lo, N, K, alpha, a + (ta ? lo : lo * lda), lda, b, ldb, beta, c + lo * ldc, ldc));
+            else if (thin) STX__CALL(x, stx__thin, (ta, tb, M, hi - lo, K, alpha, a, lda, b + (tb ? lo * ldb : lo), ldb, beta, c + lo, ldc));
+            else if (rows) stx__gemm_any(x, mk, stx__scratch(x), ta, tb, hi - lo, N, K, alpha, a + (ta ? lo : lo * lda), lda, b, ldb, beta, c + lo * ldc, ldc);
+            else stx__gemm_any(x, mk, stx__scratch(x), ta, tb, M, hi - lo, K, alpha, a, lda, b + (tb ? lo * ldb : lo), ldb, beta, c + lo, ldc);
         }
     }
 }
@@ -1767,16 +1888,19 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 }
 
 // >>kernels: attention
-/* One unit of work is a tile of STX__BQ queries of one head of one batch row. It walks the keys in tiles of STX__BK
-   from the oldest that its head reaches to the youngest that it may see. For tile (i0, j0):
+/* One unit of work is a few tiles of STX__BQ queries of one head of one batch row. It walks the keys in tiles of STX__BK, from
+   the oldest that its head reaches to the youngest that it may see, and for each tile of keys its tiles of queries. With the
+   keys packed once, tile (i0, j0) is a handful of small products whose operands stay in L2:
 
-       S[r][c] = scale (q_r + u).k_c                        matrix product, (nb x D) (D x bk)
-       R[r][w] = scale (q_r + vb).pe_{p0 + w}               the relative term against every row that the tile meets
-       S[r][c] += R[r][c + nb-1 - r]                        the skew: key c and query r meet at row p0 + c + nb-1 - r
+       S[r][c]  = scale (q_r + u).k_c
+       S[r][c] += scale (q_r + vb).pe_p        p = pb + c - r, for p = P - 1 + delta_min - delta and delta = C + i - j
 
-   p = P - 1 + delta_min - delta and delta = C + i - j, so p depends on j - i only, and a row of S reads R at an offset:
-   no copy, no index arithmetic in the inner loop. Masks touch only the rows and columns that need them: lo[r], hi[r]
-   bound the keys a query sees; outside, weights are zero.
+   The second product makes rows of R[r][p], and key c of query r meets p = pb + c - r: a row of R lies one column further left
+   than the row above. So R is written straight to where it belongs in S, by giving the product S with rows lds + 1 apart: the
+   skew is a stride, and R is never stored. Backward the same: dR is dS seen through rows lds + 1 apart. What the band leaves over at
+   its edges falls into a margin of STX__PAD columns between the rows.
+   Strips of rows compute only the columns that some row of theirs may see. Masks touch only the cells that need them:
+   lo[r], hi[r] bound the keys a query sees; outside, weights are zero.
    Easy to get wrong: the running maximum must skip keys whose ramp weight is 0 (they may be the largest by far); a
    row may see no key at all (y = 0); with eps > 0 every key within span counts in the normaliser, also those with m = 0;
    dz takes both ends of the ramp, 0 <= m' <= 1 inclusive (spec attn_span 2.2). */
@@ -1789,232 +1913,579 @@ static size_t stx__attn_reach(const stx_attention_args *a, size_t h) {
     if (!(e > 1)) e = 1;          /* also NaN */
     return e < (double)a->span ? (size_t)e : a->span;
 }
-/* the unclipped ramp, in the references' order of operations */
-static stx_real stx__ramp(const stx_attention_args *a, stx_real zl, ptrdiff_t delta) {
-    return ((1 - (stx_real)delta) + zl) / a->ramp + 1;
-}
 
-/* Queries a tile: fewer when the heads are so wide that their rows would not fit in the thread's buffers. */
-static size_t stx__attn_bq(const stx_attention_args *a) {
-    size_t fit = STX__ATTN_TILE / 2 / a->D;
-    return fit < STX__BQ ? fit : (size_t)STX__BQ;
-}
+enum { STX__BQ = 64, STX__BK = 256, STX__GROUP = 8 * STX__BQ, STX__PAD = 96, STX__LDS = STX__BK + STX__PAD, STX__LDK = STX__BK + 16, STX__MAX_HEADS = 256 };
 
-/* What one tile of queries works on. Buffers are pieces of the thread's scratch. */
+/* What all tiles of a call share */
+typedef struct stx__attn {
+    const stx_attention_args *a;
+    const stx__micro *mk;
+    size_t u;                        /* numbers to a unit of 4 bytes in packed operands: 1, or 2 for bf16 */
+    size_t Dk, Dp;                   /* D rounded up to the k and the columns that a product takes at a time */
+    size_t order[STX__MAX_HEADS], reach[STX__MAX_HEADS];     /* heads by falling reach, and the reach of order[i] */
+    ptrdiff_t p0;                    /* rows p0 .. p0+np-1 of pe are packed: those that a head reaches */
+    size_t np;
+    stx_real *pe_t, *pe_r;           /* (heads, np/NR, Dk/u, NR) for q.pe; (heads, Dp/NR, np/u, NR) for ds pe */
+    size_t tables;                   /* 1 or H */
+    int two;                         /* u or vb: two different queries */
+} stx__attn;
+
+/* One thread's room. Sizes in numbers, of which a bf16 takes 2 bytes; n queries of a unit, nt = n rounded up and padded. */
+typedef struct stx__attn_room {
+    void *q, *qv;                    /* (n,Dk): scale (q+u), scale (q+vb); the same when neither is there */
+    void *qt, *qvt, *dyt;            /* (D,nt): the same and dy, transposed; backward */
+    void *dyr;                       /* (n,Dk): dy; backward */
+    stx_real *stage;                 /* (BQ,D) */
+    stx_real *o, *o2;                /* (n,Dp): forward y; backward sum ds k, sum ds pe */
+    stx_real *s, *g;                 /* (BQ,LDS) between margins: logits, then weights; dy.v, then ds */
+    void *h;                         /* bf16 only: (BQ,LDS) weights, or ds */
+    uint32_t *zs, *zg, *zr;          /* bf16 only, backward: (BQ/2,LDS) pairs of rows of s, of g, of g skewed */
+    stx_real *kt, *vt;               /* units (BK/NR,Dk/u,NR): k, v as columns */
+    stx_real *kv;                    /* units (Dp/NR,BK/u,NR): v forward, k backward, as rows */
+    stx_real *dkt, *dvt;             /* (D,LDK): gradients of the tile's keys and values, transposed */
+    stx_real *state;                 /* (n,3): largest logit, sum m e, sum e; backward dy.y */
+    stx_real *ramp, *m;              /* ramp weights by distance; (BK): dropout of a row */
+} stx__attn_room;
+
 typedef struct stx__attn_tile {
-    size_t b, h, i0, nb;            /* queries i0 .. i0+nb-1 of head h, row b */
-    ptrdiff_t j0;                   /* first key of the tile; may be negative (zero keys) */
-    size_t bk;                      /* keys in the tile */
-    int persistent;                 /* keys are the persistent vectors j0 .. */
+    const stx__attn *A;
+    stx__attn_room R;
+    size_t b, h, i0, nb;             /* queries i0 .. i0+nb-1 of head h, row b; they are rows q0 .. of the room */
+    size_t q0, nt;
+    ptrdiff_t j0;                    /* first key of the tile, a multiple of NR; may be negative (zero keys) */
+    size_t bk;                       /* keys in the tile, a multiple of NR (padded with zero keys that no query sees) */
+    int persistent;                  /* keys are the persistent vectors j0 .. */
     size_t reach;
-    ptrdiff_t lo[STX__BQ], hi[STX__BQ];     /* columns [lo,hi) that each query sees */
-    stx_real *qu, *qv;              /* (nb,D): scale (q+u), scale (q+vb); one buffer when u = vb = none */
-    stx_real *s, *r;                /* (nb, bk), (nb, bk+nb-1) */
-    stx_real *scratch;              /* for the products */
+    size_t ramp_n, ramp_zeros, ramp_0, ramp_1;      /* weights below 1, zeros first among them; 0 <= m' <= 1 is [ramp_0, ramp_1) */
+    ptrdiff_t lo[STX__BQ], hi[STX__BQ];             /* columns [lo,hi) that each query sees */
+    ptrdiff_t off[STX__BQ];                         /* column of distance reach: lo, unless the tile begins later */
 } stx__attn_tile;
 
-enum { STX__ATTN_LDR = STX__BK + STX__BQ };
+static const void *stx__num(const stx__attn *A, const void *base, ptrdiff_t i) { return (const char *)base + i * (ptrdiff_t)(A->u == 2 ? 2 : sizeof(stx_real)); }
 
-/* q + u and q + vb times scale, for queries i0.. */
-static void stx__attn_queries(const stx_attention_args *a, const stx__attn_tile *t, stx_real *to, const stx_real *bias) {
-    size_t r, d;
-    for (r = 0; r < t->nb; r++) {
-        const stx_real *q = a->q + t->b * a->stq + (t->i0 + r) * a->ldq + t->h * a->D;
-        if (bias) for (d = 0; d < a->D; d++) to[r * a->D + d] = a->scale * (q[d] + bias[t->h * a->D + d]);
-        else for (d = 0; d < a->D; d++) to[r * a->D + d] = a->scale * q[d];
+static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a) {
+    size_t h, i, far;
+    A->a = a;
+    A->mk = stx__mk(x);
+    A->u = stx__unit(A->mk);
+    A->Dk = stx__up(a->D, A->mk->kr);
+    A->Dp = stx__up(a->D, A->mk->nr);
+    A->two = a->u || a->vb;
+    A->tables = a->P ? (size_t)a->pe_heads : 0;
+    for (h = 0; h < a->H; h++) {
+        size_t e = stx__attn_reach(a, h);
+        for (i = h; i > 0 && A->reach[i - 1] < e; i--) { A->reach[i] = A->reach[i - 1]; A->order[i] = A->order[i - 1]; }
+        A->reach[i] = e;
+        A->order[i] = h;
+    }
+    far = A->reach[0] + 1;
+    A->p0 = (ptrdiff_t)(a->P > far ? (a->P - far) / STX__NR_MAX * STX__NR_MAX : 0);
+    A->np = a->P ? stx__up(a->P - (size_t)A->p0, STX__MAX(A->mk->nr, A->mk->kr)) : 0;
+    A->pe_t = A->pe_r = NULL;
+}
+
+/* Room for one thread at `base` (NULL: only its size is wanted) */
+static size_t stx__attn_room_layout(const stx__attn *A, char *base, size_t n, int back, stx__attn_room *R) {
+    const stx_attention_args *a = A->a;
+    size_t at = 0, r4 = sizeof(stx_real), num = A->u == 2 ? 2 : r4, bf = A->u == 2;
+    size_t n1 = stx__up(n, 32), nt = n1 + 16, Dk = stx__up(A->Dk, 32), D1 = stx__up(a->D, 32), tile = (STX__BQ * STX__LDS + 2 * STX__PAD);
+  #define STX__TAKE(type, field, bytes, skip) do { R->field = (type)(void *)(base + at + (skip)); at += stx__up((bytes) + 64, 64); } while (0)
+    memset(R, 0, sizeof *R);
+    STX__TAKE(void *, q, n1 * Dk * num, 0);
+    if (A->two) STX__TAKE(void *, qv, n1 * Dk * num, 0); else R->qv = R->q;
+    STX__TAKE(stx_real *, stage, STX__BQ * a->D * r4, 0);
+    STX__TAKE(stx_real *, o, n1 * A->Dp * r4, 0);
+    STX__TAKE(stx_real *, s, tile * r4, STX__PAD * r4);
+    if (bf) STX__TAKE(void *, h, tile * num, STX__PAD * num);
+    STX__TAKE(stx_real *, kt, STX__BK * Dk * num, 0);
+    STX__TAKE(stx_real *, kv, STX__BK * A->Dp * num, 0);
+    STX__TAKE(stx_real *, state, 3 * n1 * r4, 0);
+    STX__TAKE(stx_real *, ramp, (a->z ? A->reach[0] + 2 : 1) * r4, 0);
+    STX__TAKE(stx_real *, m, STX__BK * r4, 0);
+    if (back) {
+        STX__TAKE(void *, qt, D1 * nt * num, 0);
+        if (A->two) STX__TAKE(void *, qvt, D1 * nt * num, 0); else R->qvt = R->qt;
+        STX__TAKE(void *, dyt, D1 * nt * num, 0);
+        STX__TAKE(void *, dyr, n1 * Dk * num, 0);
+        STX__TAKE(stx_real *, o2, n1 * A->Dp * r4, 0);
+        STX__TAKE(stx_real *, g, tile * r4, STX__PAD * r4);
+        STX__TAKE(stx_real *, vt, STX__BK * Dk * num, 0);
+        STX__TAKE(stx_real *, dkt, D1 * STX__LDK * r4, 0);
+        STX__TAKE(stx_real *, dvt, D1 * STX__LDK * r4, 0);
+        if (bf) {
+            STX__TAKE(uint32_t *, zs, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
+            STX__TAKE(uint32_t *, zg, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
+            STX__TAKE(uint32_t *, zr, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
+        }
+    }
+  #undef STX__TAKE
+    return at;
+}
+
+
+STX__INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_real *b, size_t n) { (void)fma; *s = stx__dot(a, b, n); }
+STX__EACH_ISA(stx__row_dot, (stx_real *s, const stx_real *a, const stx_real *b, size_t n), s, a, b, n)
+
+/* Operands of the products: numbers, rounded to bf16 where the product wants it. from (n,cols) -> (n,ld), filled up with zeros */
+static void stx__attn_rows(stx_ctx *x, const stx__attn *A, void *to, size_t ld, const stx_real *from, size_t ldf, size_t n, size_t cols) {
+    size_t r, c;
+    for (r = 0; r < n; r++)
+        if (A->u == 2) {
+            uint16_t *t = (uint16_t *)to + r * ld;
+            STX__CALL(x, stx__round_row, (t, from + r * ldf, cols));
+            for (c = cols; c < ld; c++) t[c] = 0;
+        } else {
+            memcpy((stx_real *)to + r * ld, from + r * ldf, cols * sizeof(stx_real));      /* ld = cols: D is a multiple of 1 */
+        }
+}
+/* from (n,cols) -> columns at .. at+n-1 of (cols,ld); zeros follow up to the next multiple of 32 */
+static void stx__attn_turn(const stx__attn *A, void *to, size_t ld, size_t at, const stx_real *from, size_t ldf, size_t n, size_t cols) {
+    size_t r, c, end = stx__up(at + n, 32) - at;
+    for (c = 0; c < cols; c++)
+        if (A->u == 2) {
+            uint16_t *t = (uint16_t *)to + c * ld + at;
+            for (r = 0; r < n; r++) t[r] = (uint16_t)stx__bf16(from[r * ldf + c]);
+            for (; r < end; r++) t[r] = 0;
+        } else {
+            stx_real *t = (stx_real *)to + c * ld + at;
+            for (r = 0; r < n; r++) t[r] = from[r * ldf + c];
+            for (; r < end; r++) t[r] = 0;
+        }
+}
+
+/* The relative table, once for all units: by strips of rows as columns (forward) and by strips of columns (backward) */
+static void stx__attn_pack_table(stx_ctx *x, const stx__attn *A, int back) {
+    const stx_attention_args *a = A->a;
+    size_t nr = A->mk->nr, rows = a->P - (size_t)A->p0, strips = A->np / nr, wide = A->Dp / nr, ldp = A->tables * a->D;
+    ptrdiff_t job, jobs = (ptrdiff_t)(A->tables * strips);
+    if (!A->tables) return;
+    STX__FOR(x, A->tables * rows * a->D)
+    for (job = 0; job < jobs; job++) {
+        size_t h = (size_t)job / strips, j = (size_t)job % strips * nr;
+        stx__pack_b(x, A->mk, A->pe_t + (h * A->np + j) * A->Dk / A->u, nr, a->pe + ((size_t)A->p0 + j) * ldp + h * a->D, ldp, 1, a->D, STX__MIN(nr, rows - j));
+    }
+    if (!back) return;
+    jobs = (ptrdiff_t)(A->tables * wide);
+    STX__FOR(x, A->tables * rows * a->D)
+    for (job = 0; job < jobs; job++) {
+        size_t h = (size_t)job / wide, j = (size_t)job % wide * nr;
+        stx__pack_b(x, A->mk, A->pe_r + (h * A->Dp + j) * A->np / A->u, nr, a->pe + (size_t)A->p0 * ldp + h * a->D + j, ldp, 0, rows, STX__MIN(nr, a->D - j));
     }
 }
 
-/* First and one-past-last key that any query of the tile may see. */
-static void stx__attn_range(const stx_attention_args *a, const stx__attn_tile *t, ptrdiff_t *first, ptrdiff_t *last) {
+/* Ramp weights by distance: ramp[t] for distance reach - t, in the references' order of operations; those that are 1 are not kept */
+static void stx__attn_ramp(stx__attn_tile *t) {
+    const stx_attention_args *a = t->A->a;
+    size_t n;
+    stx_real zl;
+    t->ramp_n = t->ramp_zeros = t->ramp_0 = t->ramp_1 = 0;
+    if (!a->z) return;
+    zl = a->z[t->h] * a->max_span;
+    for (n = 0; n <= t->reach; n++) {
+        stx_real w = ((1 - (stx_real)(t->reach - n)) + zl) / a->ramp + 1;
+        if (w < 0) t->ramp_0 = n + 1;
+        if (w <= 1) t->ramp_1 = n + 1;
+        if (w >= 1) break;
+        if (w <= 0) t->ramp_zeros = n + 1;
+        t->R.ramp[n] = w <= 0 ? 0 : w;      /* NaN stays NaN */
+    }
+    t->ramp_n = n;
+    if (n <= t->reach && t->ramp_1 < n) t->ramp_1 = n;
+}
+
+static void stx__attn_open(const stx__attn *A, stx__attn_tile *t, size_t b, size_t h) {
+    size_t i;
+    t->A = A; t->b = b; t->h = h; t->persistent = 0;
+    t->reach = stx__attn_reach(A->a, h);
+    stx__attn_ramp(t);
+    for (i = 0; i < STX__PAD; i++) {       /* the margins before the first row and after the last */
+        t->R.s[i - STX__PAD] = 0;
+        if (t->R.g) t->R.g[i - STX__PAD] = 0;
+        if (t->R.h) { ((uint16_t *)t->R.h)[i - STX__PAD] = 0; }
+        if (t->R.zr) t->R.zr[i - STX__PAD] = t->R.zr[STX__BQ / 2 * STX__LDS + i] = 0;
+    }
+}
+/* scale (q + bias) of n queries from i0 to rows q0.. of q and, if it is wanted, to columns of its transpose */
+static void stx__attn_queries(stx_ctx *x, stx__attn_tile *t, void *to, void *turned, const stx_real *bias, stx_real scale, size_t i0, size_t n) {
+    const stx_attention_args *a = t->A->a;
+    size_t r, d, q0, D = a->D;
+    for (q0 = 0; q0 < n; q0 += STX__BQ) {
+        size_t nb = STX__MIN((size_t)STX__BQ, n - q0);
+        for (r = 0; r < nb; r++) {
+            const stx_real *q = a->q + t->b * a->stq + (i0 + q0 + r) * a->ldq + t->h * D;
+            stx_real *s = t->R.stage + r * D;
+            if (bias) for (d = 0; d < D; d++) s[d] = scale * (q[d] + bias[t->h * D + d]);
+            else for (d = 0; d < D; d++) s[d] = scale * q[d];
+        }
+        stx__attn_rows(x, t->A, (void *)(uintptr_t)stx__num(t->A, to, (ptrdiff_t)(q0 * t->A->Dk)), t->A->Dk, t->R.stage, D, nb, D);
+        if (turned) stx__attn_turn(t->A, turned, t->nt, q0, t->R.stage, D, nb, D);
+    }
+}
+/* A tile of keys j0 .. : k and v as columns, k or v as rows. NULL rows: not wanted. */
+static void stx__attn_keys(stx_ctx *x, stx__attn_tile *t, const stx_real *k, size_t ld, ptrdiff_t end, stx_real *columns, stx_real *rows) {
+    const stx__attn *A = t->A;
+    size_t nr = A->mk->nr, u = A->u, D = A->a->D, Dk = A->Dk, j;
+    ptrdiff_t from = STX__MAX(t->j0, 0), to = STX__MIN(end, t->j0 + (ptrdiff_t)t->bk);
+    size_t n = to > from ? (size_t)(to - from) : 0, skip = n ? (size_t)(from - t->j0) : t->bk;     /* zero keys first */
+    const stx_real *real = n ? k + (size_t)from * ld : k;
+    if (columns) {
+        size_t done = stx__up(skip + n, nr);
+        memset(columns, 0, skip * Dk / u * sizeof *columns);
+        if (n) stx__pack_b(x, A->mk, columns + skip * Dk / u, nr * Dk / u, real, ld, 1, D, n);
+        memset(columns + done * Dk / u, 0, (t->bk - done) * Dk / u * sizeof *columns);
+    }
+    if (rows)
+        for (j = 0; j < D; j += nr) {
+            stx_real *r = rows + j * (STX__BK / u);
+            size_t done = stx__up(skip + n, A->mk->kr);
+            memset(r, 0, skip / u * nr * sizeof *r);
+            if (n) stx__pack_b(x, A->mk, r + skip / u * nr, nr, real + j, ld, 0, n, STX__MIN(nr, D - j));
+            memset(r + done / u * nr, 0, (t->bk - done) / u * nr * sizeof *r);
+        }
+}
+
+/* First and one-past-last key that any of the queries i0 .. i0+n-1 may see. */
+static void stx__attn_range(const stx_attention_args *a, size_t reach, size_t i0, size_t n, ptrdiff_t *first, ptrdiff_t *last) {
     ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T;
     if (a->not_causal) { *first = STX__MAX(a->first_key, 0); *last = (ptrdiff_t)a->S; return; }
-    *first = STX__MAX(a->first_key, C + (ptrdiff_t)t->i0 - (ptrdiff_t)t->reach);
-    *last = C + (ptrdiff_t)(t->i0 + t->nb) - a->delta_min;
+    *first = STX__MAX(a->first_key, C + (ptrdiff_t)i0 - (ptrdiff_t)reach);
+    *last = C + (ptrdiff_t)(i0 + n) - a->delta_min;
 }
-
-/* Logits of the tile into t->s, bounds into lo, hi. */
-static void stx__attn_logits(stx_ctx *x, const stx_attention_args *a, stx__attn_tile *t) {
-    const stx__micro *mk = stx__mk(x);
-    size_t D = a->D, nb = t->nb, bk = t->bk, r, c;
-    ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T;
-    if (t->persistent) {
-        const stx_real *pk = a->pk + (t->h * a->N + (size_t)t->j0) * D;
-        /* keys are sqrt(D) pk; u has no part in them, so the plain scaled q is used */
-        stx__gemm_part(mk, t->scratch, 0, 1, nb, bk, D, (stx_real)sqrt((double)D), t->qv, D, pk, D, 0, t->s, bk);
-        for (r = 0; r < nb; r++) { t->lo[r] = 0; t->hi[r] = (ptrdiff_t)bk; }
-        return;
-    }
-    if (t->j0 >= 0) stx__gemm_part(mk, t->scratch, 0, 1, nb, bk, D, 1, t->qu, D, a->k + t->b * a->stk + (size_t)t->j0 * a->ldk + t->h * D, a->ldk, 0, t->s, bk);
-    else memset(t->s, 0, nb * bk * sizeof *t->s);
-    if (a->P) {
-        size_t W = bk + nb - 1, ldp = (size_t)a->pe_heads * D;
-        ptrdiff_t p0 = (ptrdiff_t)a->P - 1 + a->delta_min - C + t->j0 - (ptrdiff_t)t->i0 - (ptrdiff_t)(nb - 1);
-        ptrdiff_t w0 = p0 < 0 ? -p0 : 0, w1 = (ptrdiff_t)a->P - p0;   /* rows of pe that exist: w in [w0,w1) */
-        if (w1 > (ptrdiff_t)W) w1 = (ptrdiff_t)W;
-        if (w0 > 0 || w1 < (ptrdiff_t)W) memset(t->r, 0, nb * W * sizeof *t->r);
-        if (w0 < w1) stx__gemm_part(mk, t->scratch, 0, 1, nb, (size_t)(w1 - w0), D, 1, t->qv, D, a->pe + (size_t)(p0 + w0) * ldp + (a->pe_heads > 1 ? t->h * D : 0), ldp, 0, t->r + w0, W);
-        for (r = 0; r < nb; r++) {
-            stx_real *STX__RESTRICT s = t->s + r * bk;
-            const stx_real *STX__RESTRICT e = t->r + r * W + (nb - 1 - r);
-            for (c = 0; c < bk; c++) s[c] += e[c];
+static ptrdiff_t stx__attn_floor(ptrdiff_t j, size_t unit) {       /* down to a multiple, also below zero */
+    ptrdiff_t u = (ptrdiff_t)unit, m = j % u;
+    return m < 0 ? j - m - u : j - m;
+}
+/* What each query of the tile sees of its keys; 0: nothing at all. lo and hi rise with r, lo - r and hi - r fall. */
+static int stx__attn_bounds(stx__attn_tile *t, size_t keys) {
+    const stx_attention_args *a = t->A->a;
+    ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, bk = (ptrdiff_t)t->bk;
+    size_t r;
+    int any = 0;
+    for (r = 0; r < t->nb; r++) {
+        ptrdiff_t lo = 0, hi = STX__MIN(bk, (ptrdiff_t)keys), i = C + (ptrdiff_t)(t->i0 + r);
+        t->off[r] = 0;
+        if (!t->persistent) {
+            if (!a->not_causal) {
+                t->off[r] = i - (ptrdiff_t)t->reach - t->j0;
+                lo = STX__MAX(lo, t->off[r]);
+                hi = STX__MIN(hi, i - a->delta_min + 1 - t->j0);
+            }
+            lo = STX__MAX(lo, a->first_key - t->j0);
         }
-    }
-    for (r = 0; r < nb; r++) {
-        ptrdiff_t lo = 0, hi = (ptrdiff_t)bk, i = C + (ptrdiff_t)(t->i0 + r);
-        if (!a->not_causal) {
-            lo = STX__MAX(lo, i - (ptrdiff_t)t->reach - t->j0);
-            hi = STX__MIN(hi, i - a->delta_min + 1 - t->j0);
-        }
-        lo = STX__MAX(lo, a->first_key - t->j0);
-        t->lo[r] = STX__MIN(lo, (ptrdiff_t)bk);
+        t->lo[r] = STX__MIN(lo, bk);
         t->hi[r] = STX__MAX(hi, t->lo[r]);
+        any |= t->hi[r] > t->lo[r];
     }
+    return any;
 }
 
-/* Ramp weights m of query r for the columns [lo,hi): returns how many leading columns have m < 1 (delta falls with c,
-   so the weights rise), with their weights in m[]. 0: all are 1. */
-static size_t stx__attn_ramp(const stx_attention_args *a, const stx__attn_tile *t, size_t r, stx_real *m) {
-    ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, delta, c;
-    stx_real zl;
-    size_t n = 0;
-    if (!a->z || t->persistent) return 0;
-    zl = a->z[t->h] * a->max_span;
-    for (c = t->lo[r]; c < t->hi[r]; c++, n++) {
-        stx_real w;
-        delta = C + (ptrdiff_t)(t->i0 + r) - (t->j0 + c);
-        w = stx__ramp(a, zl, delta);
-        if (w >= 1) break;
-        m[n] = w <= 0 ? 0 : w;      /* NaN stays NaN */
+/* to[r][c] = q_r . column c, for the columns that a strip of rows sees */
+static void stx__attn_score(const stx__attn_tile *t, const void *q, const stx_real *columns, stx_real *to) {
+    const stx__attn *A = t->A;
+    const stx__micro *mk = A->mk;
+    size_t r0, Dk = A->Dk, u = A->u;
+    for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
+        size_t h = STX__MIN(mk->mr, t->nb - r0), c = (size_t)t->lo[r0] / mk->nr * mk->nr, end = (size_t)t->hi[r0 + h - 1];
+        for (; c < end; c += mk->nr)
+            mk->run(h, Dk / u, stx__num(A, q, (ptrdiff_t)((t->q0 + r0) * Dk)), Dk, u, columns + c * Dk / u, mk->nr, to + r0 * STX__LDS + c, STX__LDS, 0);
     }
-    return n;
+}
+/* The row of the table that key 0 and query 0 of the tile meet at */
+static ptrdiff_t stx__attn_meet(const stx__attn_tile *t) {
+    const stx_attention_args *a = t->A->a;
+    return (ptrdiff_t)a->P - 1 + a->delta_min - ((ptrdiff_t)a->S - (ptrdiff_t)a->T) + t->j0 - (ptrdiff_t)t->i0;
+}
+static size_t stx__attn_table(const stx__attn *A, size_t h) { return A->tables > 1 ? h : 0; }
+/* Logits of the tile into s */
+static void stx__attn_logits(const stx__attn_tile *t) {
+    const stx__attn *A = t->A;
+    const stx__micro *mk = A->mk;
+    size_t r0, Dk = A->Dk, u = A->u;
+    const stx_real *pe;
+    ptrdiff_t pb;
+    stx__attn_score(t, t->R.q, t->R.kt, t->R.s);
+    if (!A->tables || t->persistent) return;
+    pe = A->pe_t + stx__attn_table(A, t->h) * A->np * Dk / u;
+    pb = stx__attn_meet(t) - A->p0;
+    for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
+        size_t h = STX__MIN(mk->mr, t->nb - r0), last = r0 + h - 1;
+        ptrdiff_t from = pb + t->lo[last] - (ptrdiff_t)last, to = pb + t->hi[r0] - (ptrdiff_t)r0, p;
+        if (to > (ptrdiff_t)A->np) to = (ptrdiff_t)A->np;
+        for (p = from < 0 ? 0 : from / (ptrdiff_t)mk->nr * (ptrdiff_t)mk->nr; p < to; p += (ptrdiff_t)mk->nr)
+            mk->run(h, Dk / u, stx__num(A, t->R.qv, (ptrdiff_t)((t->q0 + r0) * Dk)), Dk, u, pe + (size_t)p * Dk / u, mk->nr,
+                    t->R.s + (ptrdiff_t)(r0 * STX__LDS) + (p - pb + (ptrdiff_t)r0), STX__LDS + 1, 1);
+    }
+}
+/* to[r] += weights of row r (numbers, rows LDS apart) times the tile's rows kv */
+static void stx__attn_gather(const stx__attn_tile *t, const void *weights, stx_real *to) {
+    const stx__attn *A = t->A;
+    const stx__micro *mk = A->mk;
+    size_t r0, j, u = A->u;
+    for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
+        size_t h = STX__MIN(mk->mr, t->nb - r0), from = (size_t)t->lo[r0] / mk->kr * mk->kr, end = stx__up((size_t)t->hi[r0 + h - 1], mk->kr);
+        if (from >= end) continue;
+        for (j = 0; j < A->Dp; j += mk->nr)
+            mk->run(h, (end - from) / u, stx__num(A, weights, (ptrdiff_t)(r0 * STX__LDS + from)), STX__LDS, u,
+                    t->R.kv + j * (STX__BK / u) + from / u * mk->nr, mk->nr, to + (t->q0 + r0) * A->Dp + j, A->Dp, 1);
+    }
 }
 
 /* Dropout masks (0 or 1/keep) of query r for columns [lo,hi) into m. Keyed by (row, distance from the window's old end),
-   so that tiles do not matter; the persistent vectors come after the window. */
-static void stx__attn_dropmask(const stx_attention_args *a, const stx__attn_tile *t, size_t r, stx_real *m) {
+   so that tiles do not matter; the persistent vectors come after the window, and their values are sqrt(N) pv. */
+static const stx_real *stx__attn_drop(const stx__attn_tile *t, size_t r) {
+    const stx_attention_args *a = t->A->a;
     uint64_t S = (uint64_t)a->S + (uint64_t)a->span, groups = (S + a->N) / 8 + 2, row = ((uint64_t)t->b * a->H + t->h) * a->T + t->i0 + r;
     uint64_t at = (uint64_t)((ptrdiff_t)a->span + t->j0 + t->lo[r]), end = (uint64_t)((ptrdiff_t)a->span + t->j0 + t->hi[r]);
-    uint32_t keep = stx__keep16(a->drop);
-    stx_real inv = (stx_real)(65536.0 / keep), m8[8];
+    stx_real m8[8], *m = t->R.m, f = t->persistent ? (stx_real)sqrt((double)a->N) : 1;
+    size_t n = (size_t)(t->hi[r] - t->lo[r]), i;
     if (t->persistent) { at = S + (uint64_t)(t->j0 + t->lo[r]); end = S + (uint64_t)(t->j0 + t->hi[r]); }
-    while (at < end) {
-        uint64_t g = at / 8, stop = STX__MIN(end, g * 8 + 8);
-        stx__mask8(m8, a->seed, a->stream, row * groups + g, keep, inv);
-        for (; at < stop; at++) *m++ = m8[at % 8];
-    }
-}
-
-/* Calls for every key tile of the query tile, oldest first, then the persistent vectors. */
-static int stx__attn_next(const stx_attention_args *a, stx__attn_tile *t, ptrdiff_t *at, ptrdiff_t last) {
-    if (!t->persistent && *at < last) {
-        ptrdiff_t stop = STX__MIN(last, *at + STX__BK);
-        if (*at < 0 && stop > 0) stop = 0;           /* zero keys apart from real ones */
-        t->j0 = *at;
-        t->bk = (size_t)(stop - *at);
-        *at = stop;
-        return 1;
-    }
-    if (!t->persistent) { t->persistent = 1; *at = 0; }
-    if (*at < (ptrdiff_t)a->N) {
-        t->j0 = *at;
-        t->bk = (size_t)STX__MIN((ptrdiff_t)STX__BK, (ptrdiff_t)a->N - *at);
-        *at += (ptrdiff_t)t->bk;
-        return 1;
-    }
-    return 0;
-}
-
-static void stx__attn_fwd_tile(stx_ctx *x, const stx_attention_args *a, size_t b, size_t h, size_t i0) {
-    stx__attn_tile t;
-    stx_real *base = stx__scratch(x) + STX__PACK, *o, mrow[STX__BK];
-    stx_real top[STX__BQ], sum[STX__BQ], all[STX__BQ];     /* running maximum, sum m e, sum e */
-    size_t D = a->D, r;
-    ptrdiff_t at, last;
-    t.b = b; t.h = h; t.i0 = i0; t.nb = STX__MIN(stx__attn_bq(a), a->T - i0);
-    t.persistent = 0;
-    t.reach = stx__attn_reach(a, h);
-    t.scratch = stx__scratch(x);
-    t.s = base;
-    t.r = base + STX__ATTN_TILE;
-    t.qv = base + 2 * STX__ATTN_TILE;
-    t.qu = t.qv;
-    o = base + 4 * STX__ATTN_TILE;
-    for (r = 0; r < t.nb; r++) { top[r] = -(stx_real)HUGE_VAL; sum[r] = all[r] = 0; }
-    memset(o, 0, t.nb * D * sizeof *o);
-    stx__attn_queries(a, &t, t.qv, a->vb);
-    if (a->u || a->vb) stx__attn_queries(a, &t, t.qu = base + 3 * STX__ATTN_TILE, a->u);
-    stx__attn_range(a, &t, &at, &last);
-    while (stx__attn_next(a, &t, &at, last)) {
-        if (t.persistent && t.j0 == 0 && (a->u || a->vb)) stx__attn_queries(a, &t, t.qv, NULL);
-        stx__attn_logits(x, a, &t);
-        for (r = 0; r < t.nb; r++) {
-            stx_real *STX__RESTRICT s = t.s + r * t.bk, m, old = top[r];
-            size_t lo = (size_t)t.lo[r], hi = (size_t)t.hi[r], n, c, from;
-            if (lo >= hi) { memset(s, 0, t.bk * sizeof *s); continue; }
-            n = stx__attn_ramp(a, &t, r, mrow);
-            from = lo;
-            if (!(a->eps > 0)) while (from < hi && from - lo < n && mrow[from - lo] == 0) from++;
-            if (from == hi) { memset(s, 0, t.bk * sizeof *s); continue; }
-            m = stx__max(s + from, hi - from);
-            if (m < old) m = old;
-            if (m > old) {                                  /* rescale what was gathered so far */
-                stx_real f = stx__exp(old - m);             /* first tile: e^-inf = 0 */
-                sum[r] *= f;
-                all[r] *= f;
-                for (c = 0; c < D; c++) o[r * D + c] *= f;
-                top[r] = m;
-            }
-            for (c = from; c < hi; c++) s[c] = stx__exp(s[c] - m);
-            if (a->eps > 0) all[r] += stx__sum(s + from, hi - from);
-            for (c = from; c < hi && c - lo < n; c++) s[c] *= mrow[c - lo];
-            sum[r] += stx__sum(s + from, hi - from);
-            if (a->drop > 0) {
-                stx__attn_dropmask(a, &t, r, mrow);
-                for (c = from; c < hi; c++) s[c] *= mrow[c - lo];
-            }
-            memset(s, 0, from * sizeof *s);
-            memset(s + hi, 0, (t.bk - hi) * sizeof *s);
+    if (a->drop > 0) {
+        uint32_t keep = stx__keep16(a->drop);
+        f *= (stx_real)(65536.0 / keep);
+        while (at < end) {
+            uint64_t g = at / 8, stop = STX__MIN(end, g * 8 + 8);
+            stx__mask8(m8, a->seed, a->stream, row * groups + g, keep, f);
+            for (; at < stop; at++) *m++ = m8[at % 8];
         }
-        if (t.persistent) stx__gemm_part(stx__mk(x), t.scratch, 0, 0, t.nb, D, t.bk, (stx_real)sqrt((double)a->N), t.s, t.bk, a->pv + (h * a->N + (size_t)t.j0) * D, D, 1, o, D);
-        else if (t.j0 >= 0) stx__gemm_part(stx__mk(x), t.scratch, 0, 0, t.nb, D, t.bk, 1, t.s, t.bk, a->v + b * a->stk + (size_t)t.j0 * a->ldk + h * D, a->ldk, 1, o, D);
+    } else if (t->persistent) {
+        for (i = 0; i < n; i++) m[i] = f;
+    } else {
+        return NULL;
     }
-    for (r = 0; r < t.nb; r++) {
-        stx_real norm = sum[r] + a->eps * all[r], f = norm == 0 ? 0 : 1 / norm;   /* no key at all: y = 0 */
+    return t->R.m;
+}
+
+/* One row of n logits under the running softmax: s becomes m e^(s - top). state: top, sum of m e, sum of e. f: what earlier
+   results must be scaled by. */
+STX__INNER void stx__attn_soft(int fma, stx_real *STX__RESTRICT s, size_t n, const stx_real *STX__RESTRICT ramp, size_t nramp,
+                               const stx_real *drop, stx_real *state, stx_real *f) {
+    stx_real m[16], lane[16], old = state[0], top = old, sum = 0, all = 0;
+    size_t c, e;
+    for (e = 0; e < 16; e++) { m[e] = old; lane[e] = 0; }
+    for (c = 0; c + 16 <= n; c += 16) for (e = 0; e < 16; e++) m[e] = s[c + e] > m[e] ? s[c + e] : m[e];
+    for (; c < n; c++) top = s[c] > top ? s[c] : top;
+    for (e = 0; e < 16; e++) top = m[e] > top ? m[e] : top;
+    for (c = 0; c + 16 <= n; c += 16) for (e = 0; e < 16; e++) { stx_real w = stx__exp_any(fma, s[c + e] - top); s[c + e] = w; lane[e] += w; }
+    for (; c < n; c++) { s[c] = stx__exp_any(fma, s[c] - top); sum += s[c]; }
+    for (e = 0; e < 16; e++) sum += lane[e];
+    all = sum;
+    if (nramp) {                   /* the ramp's few columns again, and the sum anew */
+        if (nramp > n) nramp = n;
+        for (c = 0; c < nramp; c++) s[c] *= ramp[c];
+        sum = stx__sum(s, n);
+    }
+    *f = top > old ? stx__exp_any(fma, old - top) : 1;         /* first tile: e^-inf = 0 */
+    state[0] = top;
+    state[1] = state[1] * *f + sum;
+    state[2] = state[2] * *f + all;
+    if (drop) for (c = 0; c < n; c++) s[c] *= drop[c];
+}
+STX__EACH_ISA(stx__attn_soft, (stx_real *s, size_t n, const stx_real *ramp, size_t nramp, const stx_real *drop, stx_real *state, stx_real *f),
+              s, n, ramp, nramp, drop, state, f)
+
+/* Softmax over the tile's logits, rows scaled on as the largest logit rises; then y += weights times values */
+static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
+    const stx__attn *A = t->A;
+    const stx_attention_args *a = A->a;
+    const stx__micro *mk = A->mk;
+    size_t r0, r, d;
+    for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
+        size_t last = STX__MIN(r0 + mk->mr, t->nb) - 1;
+        ptrdiff_t first = t->lo[r0] / (ptrdiff_t)mk->kr * (ptrdiff_t)mk->kr, end = (ptrdiff_t)stx__up((size_t)t->hi[last], mk->kr), c;
+        for (r = r0; r <= last; r++) {
+            stx_real *s = t->R.s + r * STX__LDS, f, *o = t->R.o + (t->q0 + r) * A->Dp;
+            ptrdiff_t from = t->lo[r], at, hi = t->hi[r];
+            if (!(a->eps > 0) && !t->persistent) from = STX__MAX(from, t->off[r] + (ptrdiff_t)t->ramp_zeros);
+            from = STX__MIN(from, hi);
+            if (from < hi) {
+                const stx_real *drop = stx__attn_drop(t, r);
+                at = t->persistent ? (ptrdiff_t)t->ramp_n : from - t->off[r];
+                STX__CALL(x, stx__attn_soft, (s + from, (size_t)(hi - from), t->R.ramp + STX__MIN(at, (ptrdiff_t)t->ramp_n), t->ramp_n - (size_t)STX__MIN(at, (ptrdiff_t)t->ramp_n),
+                                              drop ? drop + (from - t->lo[r]) : NULL, t->R.state + 3 * (t->q0 + r), &f));
+                if (f != 1) for (d = 0; d < A->Dp; d++) o[d] *= f;
+            } else {
+                from = hi = end;
+            }
+            for (c = first; c < from; c++) s[c] = 0;
+            for (c = hi; c < end; c++) s[c] = 0;
+            if (A->u == 2 && end > first) STX__CALL(x, stx__round_row, ((uint16_t *)t->R.h + (ptrdiff_t)(r * STX__LDS) + first, s + first, (size_t)(end - first)));
+        }
+    }
+    stx__attn_gather(t, A->u == 2 ? t->R.h : t->R.s, t->R.o);
+}
+
+/* Forward of n queries from i0 */
+static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_room *room, size_t b, size_t h, size_t i0, size_t n) {
+    const stx_attention_args *a = A->a;
+    stx__attn_tile t;
+    size_t D = a->D, r, c;
+    ptrdiff_t first, last, p;
+    t.R = *room;
+    t.nt = 0;
+    stx__attn_open(A, &t, b, h);
+    for (r = 0; r < n; r++) { t.R.state[3 * r] = -(stx_real)HUGE_VAL; t.R.state[3 * r + 1] = t.R.state[3 * r + 2] = 0; }
+    memset(t.R.o, 0, n * A->Dp * sizeof *t.R.o);
+    stx__attn_queries(x, &t, t.R.q, NULL, a->u, a->scale, i0, n);
+    if (A->two) stx__attn_queries(x, &t, t.R.qv, NULL, a->vb, a->scale, i0, n);
+    stx__attn_range(a, t.reach, i0, n, &first, &last);
+    for (t.j0 = stx__attn_floor(first, 32); t.j0 < last; t.j0 += STX__BK) {
+        const stx_real *k = a->k + b * a->stk + h * D, *v = a->v + b * a->stk + h * D;
+        t.bk = stx__up((size_t)STX__MIN((ptrdiff_t)STX__BK, last - t.j0), 32);
+        stx__attn_keys(x, &t, k, a->ldk, (ptrdiff_t)a->S, t.R.kt, NULL);
+        stx__attn_keys(x, &t, v, a->ldk, (ptrdiff_t)a->S, NULL, t.R.kv);
+        for (t.q0 = 0; t.q0 < n; t.q0 += STX__BQ) {
+            t.i0 = i0 + t.q0;
+            t.nb = STX__MIN((size_t)STX__BQ, n - t.q0);
+            if (!stx__attn_bounds(&t, (size_t)((ptrdiff_t)a->S - t.j0))) continue;
+            stx__attn_logits(&t);
+            stx__attn_softmax(x, &t);
+        }
+    }
+    t.persistent = 1;              /* keys sqrt(D) pk: the factor goes into q, in which u has no part */
+    if (a->N) stx__attn_queries(x, &t, t.R.q, NULL, NULL, a->scale * (stx_real)sqrt((double)D), i0, n);
+    for (p = 0; p < (ptrdiff_t)a->N; p += STX__BK) {
+        t.j0 = p;
+        t.bk = stx__up(STX__MIN((size_t)STX__BK, a->N - (size_t)p), 32);
+        stx__attn_keys(x, &t, a->pk + h * a->N * D, D, (ptrdiff_t)a->N, t.R.kt, NULL);
+        stx__attn_keys(x, &t, a->pv + h * a->N * D, D, (ptrdiff_t)a->N, NULL, t.R.kv);
+        for (t.q0 = 0; t.q0 < n; t.q0 += STX__BQ) {
+            t.i0 = i0 + t.q0;
+            t.nb = STX__MIN((size_t)STX__BQ, n - t.q0);
+            stx__attn_bounds(&t, a->N - (size_t)p);
+            stx__attn_logits(&t);
+            stx__attn_softmax(x, &t);
+        }
+    }
+    for (r = 0; r < n; r++) {
+        const stx_real *state = t.R.state + 3 * r, *o = t.R.o + r * A->Dp;
+        stx_real norm = state[1] + a->eps * state[2], f = norm == 0 ? 0 : 1 / norm;   /* no key at all: y = 0 */
         stx_real *y = a->y + ((b * a->T + i0 + r) * a->H + h) * D;
-        size_t c;
-        for (c = 0; c < D; c++) y[c] = o[r * D + c] * f;
-        a->top[(b * a->H + h) * a->T + i0 + r] = top[r];
+        for (c = 0; c < D; c++) y[c] = o[c] * f;
+        a->top[(b * a->H + h) * a->T + i0 + r] = state[0];
         a->inv[(b * a->H + h) * a->T + i0 + r] = f;
     }
 }
 
-/* Heads by falling reach: long ones first, so that the threads end together. */
-static void stx__attn_order(const stx_attention_args *a, size_t *order, size_t *reach) {
-    size_t h, i;
-    for (h = 0; h < a->H; h++) {
-        size_t e = stx__attn_reach(a, h);
-        for (i = h; i > 0 && reach[i - 1] < e; i--) { reach[i] = reach[i - 1]; order[i] = order[i - 1]; }
-        reach[i] = e;
-        order[i] = h;
-    }
-}
-enum { STX__MAX_HEADS = 256 };
+/* What one call works on: the units, the packed table, a room for each thread; backward also what threads or units sum apart */
+typedef struct stx__attn_unit { size_t b, h, i0, n; ptrdiff_t first, last; int owner, part; } stx__attn_unit;
+typedef struct stx__attn_work {
+    stx__attn_unit *unit;
+    size_t count, most;              /* units, and queries of the largest one */
+    char *rooms;
+    size_t room;                     /* bytes of one */
+    stx_real *dpe, *dpk, *dpv;       /* one copy a thread: (tables,D,ldpe) and (H,N,D) */
+    size_t npe, npk, ldpe;           /* numbers in a copy */
+    stx_real *du, *dvb, *dz;         /* one entry a unit: (D), (D), 1 */
+    stx_real *part;                  /* (parts,T,D): dq of the units that share their queries with another one */
+    double *load;                    /* work given to each thread so far */
+    size_t bytes;
+} stx__attn_work;
 
-STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {      /* x: its scratch is needed */
-    size_t order[STX__MAX_HEADS], reach[STX__MAX_HEADS], bq = stx__attn_bq(a), tiles = (a->T + bq - 1) / bq;
-    ptrdiff_t job, jobs = (ptrdiff_t)(a->B * a->H * tiles);
-    stx__attn_order(a, order, reach);
+/* Cuts the call into units, by falling cost. Forward a unit is a group of queries; backward all queries and, of a head that costs more
+   than half of a thread's share, a part of the keys. w->unit NULL: only counts. */
+static void stx__attn_units(const stx__attn *A, size_t threads, int back, stx__attn_work *w) {
+    const stx_attention_args *a = A->a;
+    size_t i, b, tiles = (a->T + STX__BQ - 1) / STX__BQ;
+    double total = 0;
+    int part = 0;
+    for (i = 0; i < a->H; i++) total += (double)a->B * (double)(STX__MIN(A->reach[i], a->span) + STX__BQ + a->N);
+    w->count = 0;
+    for (i = 0; i < a->H; i++) {
+        double cost = (double)(STX__MIN(A->reach[i], a->span) + STX__BQ + a->N);
+        size_t pieces = threads > 1 ? (size_t)ceil(cost * 2 * (double)threads / total) : 1, k, per, n;
+        ptrdiff_t first, last, wide;
+        stx__attn_range(a, A->reach[i], 0, a->T, &first, &last);
+        first = stx__attn_floor(first, 32);
+        if (last < first) last = first;
+        if (!back && pieces < (tiles + STX__GROUP / STX__BQ - 1) / (STX__GROUP / STX__BQ)) pieces = (tiles + STX__GROUP / STX__BQ - 1) / (STX__GROUP / STX__BQ);
+        if (!back && pieces > tiles) pieces = tiles;
+        per = (tiles + pieces - 1) / pieces * STX__BQ;
+        wide = ((last - first) / (ptrdiff_t)pieces + STX__BK) / STX__BK * STX__BK;
+        for (b = 0; b < a->B; b++)
+            for (k = 0, n = 0; back ? k == 0 || first + (ptrdiff_t)k * wide < last : n < a->T; k++, n += per) {
+                stx__attn_unit *t = w->unit ? w->unit + w->count : NULL;
+                w->count++;
+                if (!t) continue;
+                t->b = b; t->h = A->order[i]; t->owner = 0; t->part = -1;
+                t->i0 = back ? 0 : n;
+                t->n = back ? a->T : STX__MIN(per, a->T - n);
+                t->first = first + (ptrdiff_t)k * wide;
+                t->last = STX__MIN(last, t->first + wide);
+                if (k) t->part = part++;
+            }
+    }
+    w->most = back ? a->T : STX__MIN(a->T, (size_t)STX__GROUP);
+}
+static void stx__attn_layout(stx__attn *A, size_t threads, int back, char *base, stx__attn_work *w) {
+    const stx_attention_args *a = A->a;
+    stx__attn_room room;
+    size_t at = 0, r4 = sizeof(stx_real), extra;
+    memset(w, 0, sizeof *w);
+    stx__attn_units(A, threads, back, w);
+  #define STX__TAKE(type, what, bytes) do { if (base) what = (type)(void *)(base + at); at += stx__up(bytes, 64); } while (0)
+    STX__TAKE(stx__attn_unit *, w->unit, w->count * sizeof *w->unit);
+    STX__TAKE(stx_real *, A->pe_t, A->tables * A->np * A->Dk / A->u * r4);
+    if (back) {
+        extra = w->count - a->B * a->H;
+        w->npk = a->N && (a->dpk || a->dpv) ? a->H * a->N * a->D : 0;
+        w->ldpe = A->np + 16;
+        w->npe = a->dpe ? A->tables * a->D * w->ldpe : 0;
+        STX__TAKE(stx_real *, A->pe_r, A->tables * A->Dp * A->np / A->u * r4);
+        STX__TAKE(stx_real *, w->dpe, threads * w->npe * r4);
+        STX__TAKE(stx_real *, w->dpk, threads * w->npk * r4);
+        STX__TAKE(stx_real *, w->dpv, threads * w->npk * r4);
+        STX__TAKE(stx_real *, w->du, w->count * a->D * r4);
+        STX__TAKE(stx_real *, w->dvb, w->count * a->D * r4);
+        STX__TAKE(stx_real *, w->dz, w->count * r4);
+        STX__TAKE(stx_real *, w->part, extra * a->T * a->D * r4);
+        STX__TAKE(double *, w->load, threads * sizeof(double));
+    }
+    w->room = stx__attn_room_layout(A, NULL, w->most, back, &room);
+    STX__TAKE(char *, w->rooms, threads * w->room);
+  #undef STX__TAKE
+    w->bytes = at + 64;
+}
+STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int backward) {
+    stx__attn A;
+    stx__attn_work w;
+    stx__attn_plan(&A, x, a);
+    stx__attn_layout(&A, (size_t)stx_threads(x), backward, NULL, &w);
+    return w.bytes;
+}
+static void stx__attn_start(stx_ctx *x, stx__attn *A, const stx_attention_args *a, int back, stx__attn_work *w) {
+    char *base = stx__align64(a->work);
+    stx__attn_plan(A, x, a);
+    stx__attn_layout(A, (size_t)stx_threads(x), back, base, w);
+    stx__attn_units(A, (size_t)stx_threads(x), back, w);
+    stx__attn_pack_table(x, A, back);
+}
+static size_t stx__thread(void) {       /* only inside the library's own parallel loops */
 #ifdef _OPENMP
-    #pragma omp parallel for schedule(dynamic, 1) num_threads(stx_threads(x)) if (stx_threads(x) > 1 && jobs > 1 && a->B * a->H * a->T * a->D > 2048)
+    return (size_t)omp_get_thread_num();
+#else
+    return 0;
 #endif
-    for (job = 0; job < jobs; job++) {
-        size_t h = (size_t)job / (a->B * tiles), rest = (size_t)job % (a->B * tiles);
-        stx__attn_fwd_tile(x, a, rest / tiles, order[h], rest % tiles * bq);
+}
+
+STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
+    stx__attn A;
+    stx__attn_work w;
+    ptrdiff_t job;
+    stx__attn_start(x, &A, a, 0, &w);
+#ifdef _OPENMP
+    #pragma omp parallel for schedule(dynamic, 1) num_threads(stx_threads(x)) if (stx_threads(x) > 1 && w.count > 1)
+#endif
+    for (job = 0; job < (ptrdiff_t)w.count; job++) {
+        const stx__attn_unit *u = w.unit + job;
+        stx__attn_room room;
+        stx__attn_room_layout(&A, w.rooms + stx__thread() * w.room, w.most, 0, &room);
+        if (A.mk->enter) A.mk->enter();
+        stx__attn_fwd_unit(x, &A, &room, u->b, u->h, u->i0, u->n);
+        if (A.mk->leave) A.mk->leave();
     }
 }
 
-/* Backward. Per query tile, with w = e^(s - top) inv and a = m w recomputed (inv is 1 / the row's normaliser, 0 for a
+/* Backward. For each cell, with w = e^(s - top) inv and a = m w recomputed (inv is 1 / the row's normaliser, 0 for a
    row without keys):
        y = sum_j r_j a_j v_j            r: dropout, 0 or 1/keep; 1 without it
        g_j = r_j dy.v_j ; D = dy.y
@@ -2022,151 +2493,208 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {      /
        dv_j += r_j a_j dy ; dk_j += ds_j scale (q+u) ; dpe_p += ds_j scale (q+vb) ; dq = scale sum_j ds_j (k_j + pe_p)
        du = scale sum ds_j k_j ; dvb = scale sum ds_j pe_p
        dz = max_span/ramp sum over 0 <= ramp <= 1 of w_j (g_j - D)
-   One thread owns all query tiles of a (b,h), so dq, dk, dv need no locks. What heads or rows share (pe, u, vb, z, pk,
-   pv) is summed per thread or per (b,h) in `work` and added up in a fixed order. */
-typedef struct stx__attn_work {
-    stx_real *dpe, *dpk, *dpv;           /* one copy a thread */
-    stx_real *du, *dvb, *dz;             /* one entry a (b,h) */
-    double *load;                        /* work given to each thread so far */
-    int32_t *owner;                      /* thread of each (b,h) */
-    size_t npe, npk;                     /* numbers in a copy */
-    size_t pe_row;                       /* first row of pe that the longest head reaches: the copies are used from here */
-} stx__attn_work;
+   dv, dk and dpe are made transposed, (D, keys): then the weights, as they stand, are the right factor of the product. A unit owns
+   its keys and, unless its head is cut, its queries: no locks. What is shared (pe, u, vb, z, pk, pv, the queries of a head
+   that is cut) is summed by thread or by unit in `work` and added up in a fixed order. */
 
-static size_t stx__attn_work_layout(const stx_attention_args *a, int threads, void *base, stx__attn_work *w) {
-    size_t BH = a->B * a->H, n = (size_t)threads, at = 0;
-    char *p = (char *)base;
-    w->npe = a->P && a->dpe ? a->P * (size_t)a->pe_heads * a->D : 0;
-    w->npk = a->N && (a->dpk || a->dpv) ? a->H * a->N * a->D : 0;
-    w->load = (double *)(void *)(p + at); at += n * sizeof(double);
-    w->dpe = (stx_real *)(void *)(p + at); at += n * w->npe * sizeof(stx_real);
-    w->dpk = (stx_real *)(void *)(p + at); at += n * w->npk * sizeof(stx_real);
-    w->dpv = (stx_real *)(void *)(p + at); at += n * w->npk * sizeof(stx_real);
-    w->du  = (stx_real *)(void *)(p + at); at += BH * a->D * sizeof(stx_real);
-    w->dvb = (stx_real *)(void *)(p + at); at += BH * a->D * sizeof(stx_real);
-    w->dz  = (stx_real *)(void *)(p + at); at += BH * sizeof(stx_real);
-    w->owner = (int32_t *)(void *)(p + at); at += BH * sizeof(int32_t);
-    return at;
+/* One row of n cells: s becomes r a (what multiplied v), g becomes ds */
+STX__INNER void stx__attn_soft_bwd(int fma, stx_real *STX__RESTRICT s, stx_real *STX__RESTRICT g, size_t n, const stx_real *STX__RESTRICT ramp, size_t nramp,
+                                   size_t z0, size_t z1, const stx_real *STX__RESTRICT drop, stx_real top, stx_real inv, stx_real D, stx_real eps, stx_real *dz) {
+    size_t c, end = STX__MIN(nramp, n);
+    stx_real ed = eps * D, sum = 0;
+    if (drop) for (c = 0; c < n; c++) g[c] *= drop[c];
+    if (end < z1) end = STX__MIN(z1, n);
+    for (c = 0; c < end; c++) {
+        stx_real v = s[c] - top, w = stx__exp_any(fma, v < 80 ? v : v > 80 ? 80 : v) * inv, m = c < nramp ? ramp[c] : 1;   /* m w <= 1, but w alone may not fit */
+        stx_real gd = g[c] - D;
+        if (c >= z0 && c < z1) sum += w * gd;
+        s[c] = m * w;
+        g[c] = s[c] * gd - ed * w;
+    }
+    for (; c < n; c++) {
+        stx_real w = stx__exp_any(fma, s[c] - top) * inv;
+        s[c] = w;
+        g[c] = w * (g[c] - D) - ed * w;
+    }
+    if (drop) for (c = 0; c < n; c++) s[c] *= drop[c];
+    *dz += sum;
 }
-STX_DEF size_t stx_attention_work(const stx_attention_args *a, int threads) {
-    stx__attn_work w;
-    double dummy;
-    return stx__attn_work_layout(a, threads, &dummy, &w);
+STX__EACH_ISA(stx__attn_soft_bwd, (stx_real *s, stx_real *g, size_t n, const stx_real *ramp, size_t nramp, size_t z0, size_t z1, const stx_real *drop,
+                                   stx_real top, stx_real inv, stx_real D, stx_real eps, stx_real *dz),
+              s, g, n, ramp, nramp, z0, z1, drop, top, inv, D, eps, dz)
+
+/* s and g of the tile: weights and ds; zero where nothing is seen */
+static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *tops, const stx_real *invs, stx_real *dz) {
+    const stx__attn *A = t->A;
+    size_t r, rows = stx__up(t->nb, A->mk->kr > 1 ? 32 : 1);
+    for (r = 0; r < rows; r++) {
+        stx_real *s = t->R.s + r * STX__LDS, *g = t->R.g + r * STX__LDS;
+        size_t lo = 0, hi = 0;
+        if (r < t->nb && t->hi[r] > t->lo[r] && invs[r] != 0) {
+            const stx_real *drop = stx__attn_drop(t, r);
+            size_t at = t->persistent ? t->ramp_n : STX__MIN((size_t)(t->lo[r] - t->off[r]), t->ramp_n + 1), z1 = t->persistent ? 0 : t->ramp_1;
+            lo = (size_t)t->lo[r];
+            hi = (size_t)t->hi[r];
+            STX__CALL(x, stx__attn_soft_bwd, (s + lo, g + lo, hi - lo, t->R.ramp + STX__MIN(at, t->ramp_n), at < t->ramp_n ? t->ramp_n - at : 0,
+                                              t->ramp_0 > at ? t->ramp_0 - at : 0, z1 > at ? z1 - at : 0, drop, tops[r], invs[r],
+                                              t->R.state[t->q0 + r], A->a->eps, dz));
+        }
+        memset(s, 0, lo * sizeof *s);
+        memset(g, 0, lo * sizeof *g);
+        memset(s + hi, 0, (STX__LDS - hi) * sizeof *s);
+        memset(g + hi, 0, (STX__LDS - hi) * sizeof *g);
+    }
+    if (A->u == 1) return;
+    for (r = 0; r < t->nb; r++) STX__CALL(x, stx__round_row, ((uint16_t *)t->R.h + r * STX__LDS, t->R.g + r * STX__LDS, (size_t)STX__LDS));
+    for (r = 0; r < rows; r += 2) {        /* rows r and r+1, side by side; and as pe sees them, the second one column further */
+        size_t o = r * STX__LDS, z = r / 2 * STX__LDS;
+        STX__CALL(x, stx__pair_rows, (t->R.zs + z, t->R.s + o, t->R.s + o + STX__LDS, t->bk));
+        STX__CALL(x, stx__pair_rows, (t->R.zg + z, t->R.g + o, t->R.g + o + STX__LDS, t->bk));
+        if (A->tables && !t->persistent) STX__CALL(x, stx__pair_rows, (t->R.zr + z - 1, t->R.g + o - 1, t->R.g + o + STX__LDS, (size_t)STX__LDS));
+    }
+}
+/* to (D,LDK)[d][c] += sum over the tile's queries of turned[d][r] weights[r][c] */
+static void stx__attn_scatter(const stx__attn_tile *t, const void *turned, const stx_real *weights, const uint32_t *pairs, stx_real *to) {
+    const stx__attn *A = t->A;
+    const stx__micro *mk = A->mk;
+    size_t c, d, ra, rb, u = A->u, D = A->a->D;
+    for (c = 0; c < t->bk; c += mk->nr) {
+        const void *b;
+        for (ra = 0; ra < t->nb && t->hi[ra] <= (ptrdiff_t)c; ra++) {}
+        for (rb = t->nb; rb > ra && t->lo[rb - 1] >= (ptrdiff_t)(c + mk->nr); rb--) {}
+        if (ra == rb) continue;
+        ra = ra / mk->kr * mk->kr;
+        rb = stx__up(rb, mk->kr);
+        b = u == 2 ? (const void *)(pairs + ra / 2 * STX__LDS + c) : (const void *)(weights + ra * STX__LDS + c);
+        for (d = 0; d < D; d += mk->mr)
+            mk->run(STX__MIN(mk->mr, D - d), (rb - ra) / u, stx__num(A, turned, (ptrdiff_t)(d * t->nt + t->q0 + ra)), t->nt, u, b, STX__LDS, to + d * STX__LDK + c, STX__LDK, 1);
+    }
+}
+/* The same through the skew: dpe (D,ldpe)[d][p], and sum ds pe into o2 */
+static void stx__attn_table_bwd(const stx__attn_tile *t, stx_real *dpe, size_t ldpe) {
+    const stx__attn *A = t->A;
+    const stx__micro *mk = A->mk;
+    size_t nr = mk->nr, d, r0, j, u = A->u, D = A->a->D, nb = t->nb;
+    ptrdiff_t pb = stx__attn_meet(t) - A->p0, from = pb + t->lo[nb - 1] - (ptrdiff_t)(nb - 1), to = pb + t->hi[0], p, np = (ptrdiff_t)A->np;
+    const stx_real *pe = A->pe_r + stx__attn_table(A, t->h) * A->Dp * A->np / u;
+    if (to > np) to = np;
+    if (dpe)
+        for (p = from < 0 ? 0 : from / (ptrdiff_t)nr * (ptrdiff_t)nr; p < to; p += (ptrdiff_t)nr) {
+            ptrdiff_t ra, rb, o;
+            const void *b;
+            for (ra = 0; ra < (ptrdiff_t)nb && pb + t->lo[ra] - ra >= p + (ptrdiff_t)nr; ra++) {}
+            for (rb = (ptrdiff_t)nb; rb > ra && pb + t->hi[rb - 1] - (rb - 1) <= p; rb--) {}
+            if (ra == rb) continue;
+            ra = ra / (ptrdiff_t)mk->kr * (ptrdiff_t)mk->kr;
+            rb = (ptrdiff_t)stx__up((size_t)rb, mk->kr);
+            o = p - pb + ra;                    /* column of row ra */
+            b = u == 2 ? (const void *)(t->R.zr + ra / 2 * STX__LDS + o) : (const void *)(t->R.g + ra * STX__LDS + o);
+            for (d = 0; d < D; d += mk->mr)
+                mk->run(STX__MIN(mk->mr, D - d), (size_t)(rb - ra) / u, stx__num(A, t->R.qvt, (ptrdiff_t)(d * t->nt + t->q0) + ra), t->nt, u, b, STX__LDS + u,
+                        dpe + d * ldpe + (size_t)p, ldpe, 1);
+        }
+    for (r0 = 0; r0 < nb; r0 += mk->mr) {
+        size_t h = STX__MIN(mk->mr, nb - r0), last = r0 + h - 1;
+        ptrdiff_t a0 = STX__MAX(pb + t->lo[last] - (ptrdiff_t)last, 0), a1 = STX__MIN(pb + t->hi[r0] - (ptrdiff_t)r0, np);
+        if (a0 >= a1) continue;
+        a0 = a0 / (ptrdiff_t)mk->kr * (ptrdiff_t)mk->kr;
+        a1 = (ptrdiff_t)stx__up((size_t)a1, mk->kr);
+        for (j = 0; j < A->Dp; j += nr)
+            mk->run(h, (size_t)(a1 - a0) / u, stx__num(A, u == 2 ? t->R.h : (const void *)t->R.g, (ptrdiff_t)(r0 * STX__LDS) + a0 - pb + (ptrdiff_t)r0), STX__LDS + 1, u,
+                    pe + j * (A->np / u) + (size_t)a0 / u * nr, nr, t->R.o2 + (t->q0 + r0) * A->Dp + j, A->Dp, 1);
+    }
+}
+/* to (n rows ldt apart) += s times the transpose of from (D,LDK), columns c.. */
+static void stx__attn_turn_back(stx_real *to, size_t ldt, const stx_real *from, size_t c, size_t n, size_t D, stx_real s) {
+    size_t j, d;
+    for (j = 0; j < n; j++) for (d = 0; d < D; d++) to[j * ldt + d] += s * from[d * STX__LDK + c + j];
 }
 
-static void stx__attn_bwd_tile(stx_ctx *x, const stx_attention_args *a, const stx__attn_work *w, size_t me, size_t b, size_t h, size_t i0) {
+static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_work *w, size_t me, size_t unit) {
+    const stx_attention_args *a = A->a;
+    const stx__attn_unit *U = w->unit + unit;
     stx__attn_tile t;
-    const stx__micro *mk = stx__mk(x);
-    stx_real *base = stx__scratch(x) + STX__PACK, *g, *dqu, *dqv, *qp, mrow[STX__BK], drop[STX__BK];
-    stx_real dd[STX__BQ], *dzp = w->dz + b * a->H + h;
-    const stx_real *dy, *tops = a->top + (b * a->H + h) * a->T + i0, *invs = a->inv + (b * a->H + h) * a->T + i0;
-    size_t D = a->D, r, c, ldy = a->H * D;
-    ptrdiff_t at, last, C = (ptrdiff_t)a->S - (ptrdiff_t)a->T;
-    stx_real sd = (stx_real)sqrt((double)D), sn = (stx_real)sqrt((double)a->N), zl = a->z ? a->z[h] * a->max_span : 0;
-    t.b = b; t.h = h; t.i0 = i0; t.nb = STX__MIN(stx__attn_bq(a), a->T - i0);
-    t.persistent = 0;
-    t.reach = stx__attn_reach(a, h);
-    t.scratch = stx__scratch(x);
-    t.s = base;
-    t.r = base + STX__ATTN_TILE;              /* R, then ds laid out like R */
-    g = base + 2 * STX__ATTN_TILE;            /* dy V^T, then ds */
-    t.qv = base + 3 * STX__ATTN_TILE;
-    t.qu = t.qv;
-    qp = t.qv;                                /* plain scaled q, for the persistent vectors */
-    dqu = base + 4 * STX__ATTN_TILE;          /* sum ds k, sum ds pe */
-    dqv = dqu + STX__ATTN_TILE / 2;
-    memset(dqu, 0, t.nb * D * sizeof *dqu);
-    memset(dqv, 0, t.nb * D * sizeof *dqv);
-    dy = a->dy + (b * a->T + i0) * ldy + h * D;
-    for (r = 0; r < t.nb; r++) dd[r] = stx__dot(dy + r * ldy, a->y + (b * a->T + i0 + r) * ldy + h * D, D);
-    stx__attn_queries(a, &t, t.qv, a->vb);
-    if (a->u || a->vb) stx__attn_queries(a, &t, t.qu = base + 3 * STX__ATTN_TILE + STX__ATTN_TILE / 2, a->u);
-    stx__attn_range(a, &t, &at, &last);
-    while (stx__attn_next(a, &t, &at, last)) {
-        size_t bk = t.bk, W = bk + t.nb - 1;
-        const stx_real *vv = NULL, *kk = NULL;
-        size_t ldv = a->ldk;
-        if (t.persistent) {
-            if (t.j0 == 0 && (a->u || a->vb)) stx__attn_queries(a, &t, qp, NULL);
-            vv = a->pv + (h * a->N + (size_t)t.j0) * D;
-            kk = a->pk + (h * a->N + (size_t)t.j0) * D;
-            ldv = D;
-        } else if (t.j0 >= 0) {
-            vv = a->v + b * a->stk + (size_t)t.j0 * a->ldk + h * D;
-            kk = a->k + b * a->stk + (size_t)t.j0 * a->ldk + h * D;
+    size_t D = a->D, T = a->T, b = U->b, h = U->h, r, c, ldy = a->H * D, row = (b * a->H + h) * T;
+    const stx_real *dy = a->dy + b * T * ldy + h * D, *y = a->y + b * T * ldy + h * D;
+    stx_real *dpe = w->npe ? w->dpe + me * w->npe + stx__attn_table(A, h) * D * w->ldpe : NULL, *dz = w->dz + unit;
+    stx_real *dq = a->dq ? a->dq + b * a->stq + h * D : NULL, sd = (stx_real)sqrt((double)D);
+    size_t lddq = a->ldq;
+    ptrdiff_t p;
+    stx__attn_room_layout(A, w->rooms + me * w->room, w->most, 1, &t.R);
+    t.nt = stx__up(T, 32) + 16;
+    stx__attn_open(A, &t, b, h);
+    memset(t.R.o, 0, T * A->Dp * sizeof *t.R.o);
+    memset(t.R.o2, 0, T * A->Dp * sizeof *t.R.o);
+    stx__attn_queries(x, &t, t.R.q, t.R.qt, a->u, a->scale, 0, T);
+    if (A->two) stx__attn_queries(x, &t, t.R.qv, t.R.qvt, a->vb, a->scale, 0, T);
+    stx__attn_rows(x, A, t.R.dyr, A->Dk, dy, ldy, T, D);
+    for (r = 0; r < T; r += STX__BQ) stx__attn_turn(A, t.R.dyt, t.nt, r, dy + r * ldy, ldy, STX__MIN((size_t)STX__BQ, T - r), D);
+    for (r = 0; r < T; r++) STX__CALL(x, stx__row_dot, (t.R.state + r, dy + r * ldy, y + r * ldy, D));
+    if (U->part >= 0) {      /* another unit has these queries too */
+        dq = dq ? w->part + (size_t)U->part * T * D : NULL;
+        lddq = D;
+        if (dq) memset(dq, 0, T * D * sizeof *dq);
+    }
+    for (t.j0 = U->first; t.j0 < U->last; t.j0 += STX__BK) {
+        ptrdiff_t from = STX__MAX(t.j0, 0), to;
+        size_t o = b * a->stk + h * D;
+        t.bk = stx__up((size_t)STX__MIN((ptrdiff_t)STX__BK, U->last - t.j0), 32);
+        to = STX__MIN((ptrdiff_t)a->S, t.j0 + (ptrdiff_t)t.bk);
+        stx__attn_keys(x, &t, a->k + o, a->ldk, (ptrdiff_t)a->S, t.R.kt, t.R.kv);
+        stx__attn_keys(x, &t, a->v + o, a->ldk, (ptrdiff_t)a->S, t.R.vt, NULL);
+        memset(t.R.dkt, 0, D * STX__LDK * sizeof *t.R.dkt);
+        memset(t.R.dvt, 0, D * STX__LDK * sizeof *t.R.dvt);
+        for (t.q0 = 0; t.q0 < T; t.q0 += STX__BQ) {
+            t.i0 = t.q0;
+            t.nb = STX__MIN((size_t)STX__BQ, T - t.q0);
+            if (!stx__attn_bounds(&t, (size_t)(STX__MIN((ptrdiff_t)a->S, U->last) - t.j0))) continue;
+            stx__attn_logits(&t);
+            stx__attn_score(&t, t.R.dyr, t.R.vt, t.R.g);
+            stx__attn_weights(x, &t, a->top + row + t.i0, a->inv + row + t.i0, dz);
+            if (a->dv) stx__attn_scatter(&t, t.R.dyt, t.R.s, t.R.zs, t.R.dvt);
+            if (a->dk) stx__attn_scatter(&t, t.R.qt, t.R.g, t.R.zg, t.R.dkt);
+            stx__attn_gather(&t, A->u == 2 ? t.R.h : t.R.g, t.R.o);
+            if (A->tables) stx__attn_table_bwd(&t, dpe, w->ldpe);
         }
-        stx__attn_logits(x, a, &t);
-        if (vv) stx__gemm_part(mk, t.scratch, 0, 1, t.nb, bk, D, t.persistent ? sn : (stx_real)1, dy, ldy, vv, ldv, 0, g, bk);
-        else memset(g, 0, t.nb * bk * sizeof *g);
-        for (r = 0; r < t.nb; r++) {      /* s becomes r a (what multiplied v), g becomes ds */
-            stx_real *STX__RESTRICT s = t.s + r * bk, *STX__RESTRICT gr = g + r * bk;
-            size_t lo = (size_t)t.lo[r], hi = (size_t)t.hi[r], n;
-            stx_real top = tops[r], inv = invs[r], D_r = dd[r], ed = a->eps * D_r, dz = 0;
-            memset(s, 0, lo * sizeof *s);
-            memset(gr, 0, lo * sizeof *s);
-            memset(s + hi, 0, (bk - hi) * sizeof *s);
-            memset(gr + hi, 0, (bk - hi) * sizeof *s);
-            if (lo == hi) continue;
-            if (inv == 0) { memset(s + lo, 0, (hi - lo) * sizeof *s); memset(gr + lo, 0, (hi - lo) * sizeof *s); continue; }
-            n = stx__attn_ramp(a, &t, r, mrow);
-            for (c = lo; c < hi && c - lo < n; c++) s[c] = stx__exp(STX__MIN(s[c] - top, 80)) * inv;   /* m w <= 1, but w alone may not fit */
-            for (; c < hi; c++) s[c] = stx__exp(s[c] - top) * inv;
-            if (a->drop > 0) {
-                stx__attn_dropmask(a, &t, r, drop);
-                for (c = lo; c < hi; c++) gr[c] *= drop[c - lo];
-            }
-            if (a->dz && !t.persistent)
-                for (c = lo; c < hi; c++) {
-                    stx_real m = stx__ramp(a, zl, C + (ptrdiff_t)(i0 + r) - (t.j0 + (ptrdiff_t)c));
-                    if (m > 1) break;
-                    if (m >= 0) dz += s[c] * (gr[c] - D_r);
-                }
-            *dzp += dz;
-            for (c = lo; c < hi; c++) {
-                stx_real wj = s[c], m = c - lo < n ? mrow[c - lo] : 1, aj = m * wj;
-                gr[c] = aj * (gr[c] - D_r) - ed * wj;
-                s[c] = aj;
-            }
-            if (a->drop > 0) for (c = lo; c < hi; c++) s[c] *= drop[c - lo];
+        if (to > from && a->dk) stx__attn_turn_back(a->dk + o + (size_t)from * a->ldk, a->ldk, t.R.dkt, (size_t)(from - t.j0), (size_t)(to - from), D, 1);
+        if (to > from && a->dv) stx__attn_turn_back(a->dv + o + (size_t)from * a->ldk, a->ldk, t.R.dvt, (size_t)(from - t.j0), (size_t)(to - from), D, 1);
+    }
+    for (r = 0; r < T; r++)
+        for (c = 0; c < D; c++) {
+            stx_real k = a->scale * t.R.o[r * A->Dp + c], e = a->scale * t.R.o2[r * A->Dp + c];
+            w->du[unit * D + c] += k;
+            w->dvb[unit * D + c] += e;
+            if (dq) dq[r * lddq + c] += k + e;
         }
-        if (t.persistent) {
-            stx_real *dpk = w->dpk + me * w->npk + (h * a->N + (size_t)t.j0) * D, *dpv = w->dpv + me * w->npk + (h * a->N + (size_t)t.j0) * D;
-            if (w->npk) {
-                stx__gemm_part(mk, t.scratch, 1, 0, bk, D, t.nb, sn, t.s, bk, dy, ldy, 1, dpv, D);
-                stx__gemm_part(mk, t.scratch, 1, 0, bk, D, t.nb, sd, g, bk, qp, D, 1, dpk, D);
-            }
-            if (a->dq) {   /* straight into dq: u and vb have no part in it */
-                stx_real *dq = a->dq + b * a->stq + i0 * a->ldq + h * D;
-                stx__gemm_part(mk, t.scratch, 0, 0, t.nb, D, bk, a->scale * sd, g, bk, kk, D, 1, dq, a->ldq);
-            }
-            continue;
+    if (!a->N || U->part >= 0) return;
+    t.persistent = 1;
+    stx__attn_queries(x, &t, t.R.q, t.R.qt, NULL, a->scale * sd, 0, T);
+    memset(t.R.o, 0, T * A->Dp * sizeof *t.R.o);
+    for (p = 0; p < (ptrdiff_t)a->N; p += STX__BK) {
+        size_t n = STX__MIN((size_t)STX__BK, a->N - (size_t)p), o = h * a->N * D;
+        t.j0 = p;
+        t.bk = stx__up(n, 32);
+        stx__attn_keys(x, &t, a->pk + o, D, (ptrdiff_t)a->N, t.R.kt, t.R.kv);
+        stx__attn_keys(x, &t, a->pv + o, D, (ptrdiff_t)a->N, t.R.vt, NULL);
+        memset(t.R.dkt, 0, D * STX__LDK * sizeof *t.R.dkt);
+        memset(t.R.dvt, 0, D * STX__LDK * sizeof *t.R.dvt);
+        for (t.q0 = 0; t.q0 < T; t.q0 += STX__BQ) {
+            t.i0 = t.q0;
+            t.nb = STX__MIN((size_t)STX__BQ, T - t.q0);
+            stx__attn_bounds(&t, a->N - (size_t)p);
+            stx__attn_logits(&t);
+            stx__attn_score(&t, t.R.dyr, t.R.vt, t.R.g);
+            stx__attn_weights(x, &t, a->top + row + t.i0, a->inv + row + t.i0, dz);
+            if (w->npk) stx__attn_scatter(&t, t.R.dyt, t.R.s, t.R.zs, t.R.dvt);
+            if (w->npk) stx__attn_scatter(&t, t.R.qt, t.R.g, t.R.zg, t.R.dkt);
+            stx__attn_gather(&t, A->u == 2 ? t.R.h : t.R.g, t.R.o);
         }
-        if (kk) {
-            size_t o = b * a->stk + (size_t)t.j0 * a->ldk + h * D;
-            if (a->dv) stx__gemm_part(mk, t.scratch, 1, 0, bk, D, t.nb, 1, t.s, bk, dy, ldy, 1, a->dv + o, a->ldk);
-            if (a->dk) stx__gemm_part(mk, t.scratch, 1, 0, bk, D, t.nb, 1, g, bk, t.qu, D, 1, a->dk + o, a->ldk);
-            stx__gemm_part(mk, t.scratch, 0, 0, t.nb, D, bk, a->scale, g, bk, kk, a->ldk, 1, dqu, D);
-        }
-        if (a->P) {
-            size_t ldp = (size_t)a->pe_heads * D, off = a->pe_heads > 1 ? h * D : 0;
-            ptrdiff_t p0 = (ptrdiff_t)a->P - 1 + a->delta_min - C + t.j0 - (ptrdiff_t)i0 - (ptrdiff_t)(t.nb - 1);
-            ptrdiff_t w0 = STX__MAX((ptrdiff_t)w->pe_row - p0, 0), w1 = STX__MIN((ptrdiff_t)W, (ptrdiff_t)a->P - p0);
-            if (w0 < w1) {      /* rows further back than any head reaches have ds = 0 */
-                memset(t.r, 0, t.nb * W * sizeof *t.r);
-                for (r = 0; r < t.nb; r++) memcpy(t.r + r * W + (t.nb - 1 - r), g + r * bk, bk * sizeof *g);
-                if (w->npe) stx__gemm_part(mk, t.scratch, 1, 0, (size_t)(w1 - w0), D, t.nb, 1, t.r + w0, W, t.qv, D, 1, w->dpe + me * w->npe + (size_t)(p0 + w0) * ldp + off, ldp);
-                stx__gemm_part(mk, t.scratch, 0, 0, t.nb, D, (size_t)(w1 - w0), a->scale, t.r + w0, W, a->pe + (size_t)(p0 + w0) * ldp + off, ldp, 1, dqv, D);
-            }
+        if (w->npk) {
+            stx__attn_turn_back(w->dpk + me * w->npk + o + (size_t)p * D, D, t.R.dkt, 0, n, D, 1);
+            stx__attn_turn_back(w->dpv + me * w->npk + o + (size_t)p * D, D, t.R.dvt, 0, n, D, 1);
         }
     }
-    for (r = 0; r < t.nb; r++) {
-        stx_real *du = w->du + (b * a->H + h) * D, *dvb = w->dvb + (b * a->H + h) * D;
-        if (a->dq) {
-            stx_real *dq = a->dq + b * a->stq + (i0 + r) * a->ldq + h * D;
-            for (c = 0; c < D; c++) dq[c] += dqu[r * D + c] + dqv[r * D + c];
-        }
-        for (c = 0; c < D; c++) { du[c] += dqu[r * D + c]; dvb[c] += dqv[r * D + c]; }
-    }
+    for (r = 0; r < T && dq; r++) for (c = 0; c < D; c++) dq[r * lddq + c] += a->scale * sd * t.R.o[r * A->Dp + c];
 }
 
 /* to[i] += sum over n parts of from[part stride + i], parts in order */
@@ -2182,41 +2710,57 @@ static void stx__add_parts(stx_ctx *x, stx_real *to, const stx_real *from, size_
 }
 
 STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
-    size_t order[STX__MAX_HEADS], reach[STX__MAX_HEADS], i, b, BH = a->B * a->H, threads = (size_t)stx_threads(x);
-    ptrdiff_t me;
+    stx__attn A;
     stx__attn_work w;
-    size_t ldp = (size_t)a->pe_heads * a->D;
-    stx__attn_work_layout(a, (int)threads, a->work, &w);
-    stx__attn_order(a, order, reach);
-    memset(w.du, 0, (size_t)((char *)w.owner - (char *)w.du));
-    w.pe_row = a->P > reach[0] + 1 ? a->P - reach[0] - 1 : 0;
-    for (i = 0; i < threads; i++) w.load[i] = 0;     /* each (b,h) to the thread with the least work so far */
-    for (i = 0; i < a->H; i++)
-        for (b = 0; b < a->B; b++) {
-            size_t k, best = 0;
-            for (k = 1; k < threads; k++) if (w.load[k] < w.load[best]) best = k;
-            w.owner[b * a->H + order[i]] = (int32_t)best;
-            w.load[best] += (double)(STX__MIN(reach[i], a->S) + STX__BQ + a->N);
-        }
+    size_t i, c, D = a->D, threads = (size_t)stx_threads(x);
+    ptrdiff_t me, p;
+    stx__attn_start(x, &A, a, 1, &w);
+    memset(w.du, 0, w.count * D * sizeof(stx_real));
+    memset(w.dvb, 0, w.count * D * sizeof(stx_real));
+    memset(w.dz, 0, w.count * sizeof(stx_real));
+    for (i = 0; i < threads; i++) w.load[i] = 0;     /* each unit to the thread with the least work so far */
+    for (i = 0; i < w.count; i++) {
+        size_t k, best = 0;
+        for (k = 1; k < threads; k++) if (w.load[k] < w.load[best]) best = k;
+        w.unit[i].owner = (int)best;
+        w.load[best] += (double)(w.unit[i].last - w.unit[i].first) + (w.unit[i].part < 0 ? (double)a->N : 0) + STX__BQ;
+    }
 #ifdef _OPENMP
-    #pragma omp parallel for schedule(static, 1) num_threads(stx_threads(x)) if (threads > 1 && BH > 1)
+    #pragma omp parallel for schedule(static, 1) num_threads(stx_threads(x)) if (threads > 1 && w.count > 1)
 #endif
     for (me = 0; me < (ptrdiff_t)threads; me++) {
-        size_t k, i0;
-        if (w.npe) memset(w.dpe + (size_t)me * w.npe + w.pe_row * ldp, 0, (w.npe - w.pe_row * ldp) * sizeof(stx_real));
-        if (w.npk) { memset(w.dpk + (size_t)me * w.npk, 0, w.npk * sizeof(stx_real)); memset(w.dpv + (size_t)me * w.npk, 0, w.npk * sizeof(stx_real)); }
-        for (k = 0; k < BH; k++)
-            if (w.owner[k] == (int32_t)me)
-                for (i0 = 0; i0 < a->T; i0 += stx__attn_bq(a)) stx__attn_bwd_tile(x, a, &w, (size_t)me, k / a->H, k % a->H, i0);
+        size_t k;
+        memset(w.dpe + (size_t)me * w.npe, 0, w.npe * sizeof(stx_real));
+        memset(w.dpk + (size_t)me * w.npk, 0, w.npk * sizeof(stx_real));
+        memset(w.dpv + (size_t)me * w.npk, 0, w.npk * sizeof(stx_real));
+        if (A.mk->enter) A.mk->enter();
+        for (k = 0; k < w.count; k++) if (w.unit[k].owner == (int)me) stx__attn_bwd_unit(x, &A, &w, (size_t)me, k);
+        if (A.mk->leave) A.mk->leave();
     }
-    if (w.npe) stx__add_parts(x, a->dpe + w.pe_row * ldp, w.dpe + w.pe_row * ldp, w.npe - w.pe_row * ldp, threads, w.npe);
+    if (w.npe) {
+        size_t ldp = A.tables * D;
+        STX__FOR(x, A.tables * A.np * D * threads)
+        for (p = 0; p < (ptrdiff_t)a->P - A.p0; p++) {
+            size_t h, d, k;
+            for (h = 0; h < A.tables; h++)
+                for (d = 0; d < D; d++) {
+                    stx_real s = 0;
+                    for (k = 0; k < threads; k++) s += w.dpe[k * w.npe + (h * D + d) * w.ldpe + (size_t)p];
+                    a->dpe[(size_t)(A.p0 + p) * ldp + h * D + d] += s;
+                }
+        }
+    }
     if (w.npk && a->dpk) stx__add_parts(x, a->dpk, w.dpk, w.npk, threads, w.npk);
     if (w.npk && a->dpv) stx__add_parts(x, a->dpv, w.dpv, w.npk, threads, w.npk);
-    if (a->du) stx__add_parts(x, a->du, w.du, a->H * a->D, a->B, a->H * a->D);
-    if (a->dvb) stx__add_parts(x, a->dvb, w.dvb, a->H * a->D, a->B, a->H * a->D);
-    if (a->dz) {
-        for (b = 0; b < BH; b++) w.dz[b] *= a->max_span / a->ramp;
-        stx__add_parts(x, a->dz, w.dz, a->H, a->B, a->H);
+    for (i = 0; i < w.count; i++) {
+        const stx__attn_unit *U = w.unit + i;
+        size_t r, o = U->h * D;
+        if (a->du) for (c = 0; c < D; c++) a->du[o + c] += w.du[i * D + c];
+        if (a->dvb) for (c = 0; c < D; c++) a->dvb[o + c] += w.dvb[i * D + c];
+        if (a->dz) a->dz[U->h] += w.dz[i] * (a->max_span / a->ramp);
+        if (U->part >= 0 && a->dq)
+            for (r = 0; r < a->T; r++)
+                for (c = 0; c < D; c++) a->dq[U->b * a->stq + r * a->ldq + o + c] += w.part[((size_t)U->part * a->T + r) * D + c];
     }
 }
 
@@ -3119,7 +3663,7 @@ static void stx__attention_back(stx_ctx *x, stx__node *n) {
     a->dq = stx__grad(x, n->in[0]);  a->dk = stx__grad(x, n->in[1]);  a->dv = stx__grad(x, n->in[2]);
     a->dpe = stx__grad(x, n->in[3]); a->du = stx__grad(x, n->in[4]);  a->dvb = stx__grad(x, n->in[5]);
     a->dz = stx__grad(x, n->in[6]);  a->dpk = stx__grad(x, n->in[7]); a->dpv = stx__grad(x, n->in[8]);
-    bytes = (stx_attention_work(a, stx_threads(x)) + sizeof(stx_real) - 1) / sizeof(stx_real);
+    bytes = (stx_attention_work(x, a, 1) + sizeof(stx_real) - 1) / sizeof(stx_real);
     a->work = stx__grad_take(x, bytes);
     if (!a->work || x->code) return;
     STX_RUN(x, stx_attention_bwd, (x, a));
@@ -3129,6 +3673,7 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     stx_tensor *y, *q, *k, *v, *ins[9];
     stx_attention_args *a;
     stx__node *node;
+    stx__mark mark;
     size_t C, H, D;
     char s[96], t[96];
     if (!stx_ok(x) || !in || !d || !in->q || !in->k || !in->v) return NULL;
@@ -3138,7 +3683,6 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     C = q->dim[2];
     STX__NEED(x, H >= 1 && H <= STX__MAX_HEADS && C % H == 0, STX_ERR_SHAPE, "stx_attention: %zu heads for %zu channels: want 1 to %d heads that divide the channels", H, C, (int)STX__MAX_HEADS);
     D = C / H;
-    STX__NEED(x, D <= STX__ATTN_TILE / 2, STX_ERR_SHAPE, "stx_attention: head dimension %zu, want at most %d: use more heads", D, (int)STX__ATTN_TILE / 2);
     STX__NEED(x, d->not_causal || k->dim[1] >= q->dim[1], STX_ERR_SHAPE, "stx_attention: %zu keys for %zu queries: causal attention needs the queries' own keys at the end", k->dim[1], q->dim[1]);
     STX__NEED(x, !in->z || (in->z->size == H && d->ramp > 0 && d->max_span > 0), STX_ERR_ARG, "stx_attention: the learned span wants one z a head (%zu), max_span > 0 and ramp > 0 (got %zu, %g, %g)", H, in->z ? in->z->size : 0, d->max_span, d->ramp);
     STX__NEED(x, !d->not_causal || (!in->z && !in->pe && !d->span && d->first_key >= 0), STX_ERR_ARG, "stx_attention: without causality there are no distances: no z, pe, span or zero keys");
@@ -3174,7 +3718,11 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     if (!a->top) return NULL;
     a->inv = a->top + a->B * H * a->T;
     if (stx_training(x) && d->dropout > 0) { a->drop = (stx_real)d->dropout; a->seed = x->desc.seed; a->stream = stx__stream(x); }
+    mark = stx__arena_mark(&x->step);
+    a->work = stx_step_alloc(x, stx_attention_work(x, a, 0));
+    if (!a->work) return NULL;
     STX_RUN(x, stx_attention_fwd, (x, a));
+    stx__arena_release(&x->step, mark);
     ins[0] = q; ins[1] = k; ins[2] = v; ins[3] = in->pe; ins[4] = in->u; ins[5] = in->vb; ins[6] = in->z; ins[7] = in->pk; ins[8] = in->pv;
     node = stx__record(x, y, stx__attention_back, ins, 9);
     if (node) node->save = a;

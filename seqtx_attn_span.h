@@ -800,6 +800,8 @@ STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, s
             if (!y || !a.top) return NULL;
             a.inv = a.top + a.B * a.H * t;
             a.y = y->data;
+            a.work = stx_step_alloc(x, stx_attention_work(x, &a, 0));
+            if (!a.work) return NULL;
             STX_RUN(x, stx_attention_fwd, (x, &a));
             h = stx__span_after(m, l, h, y);
         }
