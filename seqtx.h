@@ -128,7 +128,9 @@ enum { STX_OK = 0, STX_ERR_ARG, STX_ERR_SHAPE, STX_ERR_MEMORY, STX_ERR_IO, STX_E
 /* How a context is made. Zero means default. Read the resolved one back with stx_ctx_desc. */
 typedef struct stx_desc {
     int      device;       /* STX_CPU (default) or STX_CUDA (not in this version) */
-    int      precision;    /* STX_PREC_F32 (default). The bf16 paths are not in this version. */
+    int      precision;    /* STX_PREC_F32 (default), or STX_PREC_BF16: the factors of matrix products (those of more than 3 rows, and
+                              in attention) are rounded to bfloat16, sums and all else are float. Fast where the processor
+                              has AVX512-BF16, slower than f32 elsewhere; see stx_backend */
     int      threads;      /* 0: as many as OpenMP offers (1 in a build without it) */
     uint64_t seed;         /* of every random number of this context */
     size_t   max_bytes;    /* limit on all memory of the context; 0: none */
@@ -145,6 +147,7 @@ typedef struct stx_ctx stx_ctx;
 STX_DEF stx_ctx *stx_create(const stx_desc *desc);
 STX_DEF void stx_destroy(stx_ctx *x);                       /* frees everything made in x; NULL is fine */
 STX_DEF const stx_desc *stx_ctx_desc(const stx_ctx *x);     /* the resolved desc */
+STX_DEF const char *stx_backend(const stx_ctx *x);          /* what makes its matrix products: "avx512", "avx512 bf16", .. */
 
 STX_DEF int stx_ok(const stx_ctx *x);                       /* 1 while no error has happened */
 STX_DEF int stx_error_code(const stx_ctx *x);               /* STX_OK or one of STX_ERR_* */
@@ -1285,10 +1288,89 @@ STX__AVX512 static void stx__turn_avx512(float *to, const float *B, size_t ldb, 
 static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__turn_avx512, "avx512"};
 #endif
 
-static const stx__micro *stx__choose_micro(void) {
+/* bf16. Without instructions for it: a pair is taken apart and multiplied in float, which gives what they give but for the order of
+   the sums. Slower than f32, but the same on every machine. */
+STX__INNER stx_real stx__half(uint32_t bits) { float f; memcpy(&f, &bits, 4); return (stx_real)f; }
+STX__INNER void stx__micro_pairs(int fma, STX__MICRO_ARGS) {
+    stx_real t[4][16];
+    size_t k, i, j;
+    for (i = 0; i < 4; i++) for (j = 0; j < 16; j++) t[i][j] = 0;
+    for (k = 0; k < kc; k++) {
+        const uint32_t *b = (const uint32_t *)bv + k * ldb;
+        for (i = 0; i < 4; i++) {
+            uint32_t a;
+            stx_real lo, hi;
+            memcpy(&a, (const uint16_t *)av + (i < h ? i : h - 1) * rs + k * ks, 4);
+            lo = stx__half(a << 16);
+            hi = stx__half(a & 0xffff0000u);
+            for (j = 0; j < 16; j++) t[i][j] = STX__FMA(fma, hi, stx__half(b[j] & 0xffff0000u), STX__FMA(fma, lo, stx__half(b[j] << 16), t[i][j]));
+        }
+    }
+    for (i = 0; i < h; i++) for (j = 0; j < 16; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i][j] : t[i][j];
+}
+STX__EACH_ISA(stx__micro_pairs, (STX__MICRO_ARGS), h, kc, av, rs, ks, bv, ldb, c, ldc, add)
+static const stx__micro stx__micro_bf16 = {4, 16, 2, stx__micro_pairs_base, NULL, NULL, NULL, "portable, bf16 by float"};
+
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
-    if (__builtin_cpu_supports("avx512f")) return &stx__micro_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &stx__micro_avx2;
+static const stx__micro stx__micro_bf16_avx2 = {4, 16, 2, stx__micro_pairs_avx2, NULL, NULL, NULL, "avx2, bf16 by float"};
+static const stx__micro stx__micro_bf16_avx512 = {4, 16, 2, stx__micro_pairs_avx512, NULL, NULL, NULL, "avx512, bf16 by float"};
+
+  #if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
+    #define STX__BF16 1
+STX__INNER int stx__load_pair(const char *p) { int v; memcpy(&v, p, 4); return v; }     /* two bfloat16s, at any address */
+    #define STX__MICRO_DOT(n) \
+__attribute__((target("avx512f,avx512bf16"))) static void stx__micro_dot_##n(size_t kc, const uint16_t *av, size_t rs, size_t ks, const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) { \
+    const uint16_t *g0 = av, *g1 = av + 3 * rs, *g2 = av + 6 * rs, *g3 = av + 9 * rs, *g4 = av + 12 * rs; \
+    STX__R##n(STX__ZERO) \
+    for (; kc; kc--, b += ldb, g0 += ks, g1 += ks, g2 += ks, g3 += ks, g4 += ks) { \
+        __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 16), t; \
+        STX__R##n(STX__FMA_ROW) \
+    } \
+    (void)g1; (void)g2; (void)g3; (void)g4; \
+    if (add) { STX__R##n(STX__ADD_ROW) } \
+    STX__R##n(STX__STORE_ROW) \
+}
+    #define STX__ZERO(i, p) __m512 c##i##_0 = _mm512_setzero_ps(), c##i##_1 = _mm512_setzero_ps();
+    #define STX__FMA_ROW(i, p) t = (__m512bh)_mm512_set1_epi32(stx__load_pair((const char *)&p)); c##i##_0 = _mm512_dpbf16_ps(c##i##_0, t, b0); c##i##_1 = _mm512_dpbf16_ps(c##i##_1, t, b1);
+    #define STX__ADD_ROW(i, p) c##i##_0 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), c##i##_1);
+    #define STX__STORE_ROW(i, p) _mm512_storeu_ps(c + i * ldc, c##i##_0); _mm512_storeu_ps(c + i * ldc + 16, c##i##_1);
+STX__MICRO_DOT(1) STX__MICRO_DOT(2) STX__MICRO_DOT(3) STX__MICRO_DOT(4) STX__MICRO_DOT(5) STX__MICRO_DOT(6) STX__MICRO_DOT(7)
+STX__MICRO_DOT(8) STX__MICRO_DOT(9) STX__MICRO_DOT(10) STX__MICRO_DOT(11) STX__MICRO_DOT(12) STX__MICRO_DOT(13) STX__MICRO_DOT(14)
+    #undef STX__ZERO
+    #undef STX__FMA_ROW
+    #undef STX__ADD_ROW
+    #undef STX__STORE_ROW
+static void stx__micro_dot_run(STX__MICRO_ARGS) {
+    const uint16_t *a = (const uint16_t *)av;
+    const uint32_t *b = (const uint32_t *)bv;
+    switch (h) {
+    #define STX__CASE(n) case n: stx__micro_dot_##n(kc, a, rs, ks, b, ldb, c, ldc, add); break;
+    STX__CASE(1) STX__CASE(2) STX__CASE(3) STX__CASE(4) STX__CASE(5) STX__CASE(6) STX__CASE(7)
+    STX__CASE(8) STX__CASE(9) STX__CASE(10) STX__CASE(11) STX__CASE(12) STX__CASE(13)
+    default: stx__micro_dot_14(kc, a, rs, ks, b, ldb, c, ldc, add);
+    #undef STX__CASE
+    }
+}
+static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, NULL, stx__turn_avx512, "avx512 bf16"};
+  #endif
+#endif
+
+/* The micro-kernel for a precision on this processor */
+static const stx__micro *stx__choose_micro(int precision, int isa) {
+    (void)isa;
+    if (precision == STX_PREC_BF16) {
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
+  #ifdef STX__BF16
+        if (isa == STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16")) return &stx__micro_dot;
+  #endif
+        if (isa == STX__ISA_AVX512) return &stx__micro_bf16_avx512;
+        if (isa == STX__ISA_AVX2) return &stx__micro_bf16_avx2;
+#endif
+        return &stx__micro_bf16;
+    }
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
+    if (isa == STX__ISA_AVX512) return &stx__micro_avx512;
+    if (isa == STX__ISA_AVX2) return &stx__micro_avx2;
 #endif
     return &stx__micro_generic;
 }
@@ -1360,17 +1442,9 @@ STX__AVX512 static void stx__turn_avx512(float *to, const float *B, size_t ldb, 
     }
 }
 #endif
-static void stx__pack_at_for(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda, size_t m, size_t k) {
-#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
-    if (mk == &stx__micro_avx512) { stx__pack_at_avx512(to, A, lda, m, k); return; }
-#endif
-    stx__pack_at(to, A, lda, m, k, mk->mr);
-}
 static void stx__turn_for(const stx__micro *mk, stx_real *to, const stx_real *B, size_t ldb, size_t n, size_t k) {
     if (n < mk->nr) memset(to, 0, mk->nr * k * sizeof *to);
-#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
     if (mk->turn && n == mk->nr) { mk->turn(to, B, ldb, k); return; }
-#endif
     stx__turn(to, mk->nr, B, ldb, n, k);
 }
 /* op(B) (k x n) in strips of nr columns, as [k][nr], filled up with zeros: k to a multiple of kr, n to one of nr. Strips are stride
@@ -1459,34 +1533,68 @@ STX__INNER void stx__thin(int fma, int ta, int tb, size_t M, size_t N, size_t K,
 STX__EACH_ISA(stx__thin, (int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda, const stx_real *B, size_t ldb,
                           stx_real beta, stx_real *C, size_t ldc), ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc)
 
+/* op(A) (m x k) for the micro-kernel, in scratch unless it is good where it is. Row i of the result, and how its numbers lie: rs, ks. */
+static const void *stx__pack_a(const stx_ctx *x, const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda, int ta, size_t m, size_t k,
+                               size_t *step, size_t *rs, size_t *ks) {
+    size_t i, p, kk = stx__up(k, mk->kr);
+    if (mk->kr == 1) {
+        *rs = ta ? 1 : lda;
+        *ks = ta ? mk->mr : 1;
+        *step = ta ? k * sizeof *to : lda * sizeof *to;      /* strips of mr rows, or rows */
+        if (!ta) return A;
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
+        if (mk == &stx__micro_avx512) { stx__pack_at_avx512(to, A, lda, m, k); return to; }
+#endif
+        stx__pack_at(to, A, lda, m, k, mk->mr);
+        return to;
+    }
+    if (ta) {              /* pairs of rows of A, which are pairs of neighbouring k: [k/2][m] */
+        static const stx_real zero[STX__MC] = {0};
+        for (p = 0; p < kk; p += 2)
+            STX__CALL(x, stx__pair_rows, ((uint32_t *)(void *)to + p / 2 * m, p < k ? A + p * lda : zero, p + 1 < k ? A + (p + 1) * lda : zero, m));
+        *rs = 2;
+        *ks = 2 * m;
+    } else {
+        for (i = 0; i < m; i++) {
+            uint16_t *t = (uint16_t *)(void *)to + i * kk;
+            STX__CALL(x, stx__round_row, (t, A + i * lda, k));
+            for (p = k; p < kk; p++) t[p] = 0;
+        }
+        *rs = kk;
+        *ks = 2;
+    }
+    *step = *rs * sizeof(uint16_t);
+    return to;
+}
+
 /* One thread's product, with its scratch of STX__PACK numbers */
 static void stx__gemm_any(const stx_ctx *x, const stx__micro *mk, stx_real *scratch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
                           const stx_real *A, size_t lda, const stx_real *B, size_t ldb, stx_real beta, stx_real *C, size_t ldc) {
     stx_real edge[STX__MR_MAX * STX__NR_MAX], *pb = scratch + STX__MC * STX__KC;
-    size_t jc, pc, ic, jr, ir, i, j;
+    size_t jc, pc, ic, jr, ir, i, j, u = stx__unit(mk);
+    int late = u == 2 && alpha != 1;       /* pairs cannot be scaled: C is, before and after */
+    if (late) beta = alpha == 0 ? beta : beta / alpha;
     if (beta != 0 && beta != 1) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= beta;
     for (jc = 0; jc < N; jc += STX__NC) {
         size_t nc = STX__MIN((size_t)STX__NC, N - jc);
-        for (pc = 0; pc < K; pc += STX__KC) {
-            size_t kc = STX__MIN((size_t)STX__KC, K - pc);
+        for (pc = 0; pc < K; pc += STX__KC * u) {
+            size_t kc = STX__MIN(STX__KC * u, K - pc), steps = stx__up(kc, mk->kr) / u;
             int add = pc || beta != 0;
-            stx__pack_b(x, mk, pb, mk->nr * kc, tb ? B + jc * ldb + pc : B + pc * ldb + jc, ldb, tb, kc, nc);
-            if (alpha != 1) for (i = 0; i < stx__up(nc, mk->nr) * kc; i++) pb[i] *= alpha;
+            stx__pack_b(x, mk, pb, mk->nr * steps, tb ? B + jc * ldb + pc : B + pc * ldb + jc, ldb, tb, kc, nc);
+            if (alpha != 1 && !late) for (i = 0; i < stx__up(nc, mk->nr) * kc; i++) pb[i] *= alpha;
             for (ic = 0; ic < M; ic += STX__MC) {
-                size_t mc = STX__MIN((size_t)STX__MC, M - ic), rs = ta ? 1 : lda, ks = ta ? mk->mr : 1;
-                const stx_real *a = ta ? scratch : A + ic * lda + pc;
-                if (ta) stx__pack_at_for(mk, scratch, A + pc * lda + ic, lda, mc, kc);
+                size_t mc = STX__MIN((size_t)STX__MC, M - ic), step, rs, ks;
+                const char *a = (const char *)stx__pack_a(x, mk, scratch, ta ? A + pc * lda + ic : A + ic * lda + pc, lda, ta, mc, kc, &step, &rs, &ks);
                 for (jr = 0; jr < nc; jr += mk->nr) {
                     size_t w = STX__MIN(mk->nr, nc - jr);
                     for (ir = 0; ir < mc; ir += mk->mr) {
                         size_t h = STX__MIN(mk->mr, mc - ir);
                         stx_real *c = C + (ic + ir) * ldc + jc + jr;
-                        const stx_real *at = a + ir * (ta ? kc : lda);
                         if (w == mk->nr) {
-                            mk->run(h, kc, at, rs, ks, pb + jr * kc, mk->nr, c, ldc, add);
+                            mk->run(h, steps, a + ir * step, rs, ks, pb + jr * steps, mk->nr, c, ldc, add);
                             continue;
                         }
-                        mk->run(h, kc, at, rs, ks, pb + jr * kc, mk->nr, edge, mk->nr, 0);
+                        mk->run(h, steps, a + ir * step, rs, ks, pb + jr * steps, mk->nr, edge, mk->nr, 0);
                         for (i = 0; i < h; i++)
                             for (j = 0; j < w; j++) c[i * ldc + j] = add ? c[i * ldc + j] + edge[i * mk->nr + j] : edge[i * mk->nr + j];
                     }
@@ -1494,6 +1602,7 @@ static void stx__gemm_any(const stx_ctx *x, const stx__micro *mk, stx_real *scra
             }
         }
     }
+    if (late && alpha != 0) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= alpha;
 }
 
 /* Only inside the library's own parallel loops: elsewhere the thread number may be that of a caller's loop. */
@@ -1505,6 +1614,7 @@ static stx_real *stx__scratch(stx_ctx *x) {
     return x && x->scratch ? x->scratch + me * STX__PACK : NULL;
 }
 static const stx__micro *stx__mk(const stx_ctx *x) { return x ? x->micro : &stx__micro_generic; }
+STX_DEF const char *stx_backend(const stx_ctx *x) { return stx__mk(x)->name; }
 
 STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
                       const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
@@ -4055,7 +4165,6 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
     x->keep.name = "persistent arena";
     x->step.name = "step arena";
     x->isa = stx__find_isa();
-    x->micro = stx__choose_micro();
 #ifdef _OPENMP
     if (d.threads == 0) d.threads = omp_get_max_threads();
 #else
@@ -4070,7 +4179,11 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
         x->desc.device = STX_CPU;
         stx_fail(x, STX_ERR_DEVICE, "stx_create: device %d is not in this build: use STX_CPU", d.device);
     }
-    if (d.precision != STX_PREC_F32) stx_fail(x, STX_ERR_DEVICE, "stx_create: precision %d is not in this build: use STX_PREC_F32", d.precision);
+    if (d.precision != STX_PREC_F32 && (d.precision != STX_PREC_BF16 || sizeof(stx_real) != 4)) {
+        x->desc.precision = STX_PREC_F32;
+        stx_fail(x, STX_ERR_DEVICE, "stx_create: precision %d is not in this build: use STX_PREC_F32%s", d.precision, sizeof(stx_real) == 4 ? " or STX_PREC_BF16" : " (bf16 needs one without SEQTX_DOUBLE)");
+    }
+    x->micro = stx__choose_micro(x->desc.precision, x->isa);
     stx__make_scratch(x);
     return x;
 }
