@@ -886,7 +886,7 @@ typedef struct stx__free_grad {   /* a gradient buffer that backward is done wit
 } stx__free_grad;
 
 /* Scratch of one thread, in numbers: packed blocks of A and B of the matrix product (MC x KC, KC x NC). */
-enum { STX__KC = 384, STX__MC = 168, STX__NC = 256, STX__PACK = STX__MC * STX__KC + STX__KC * STX__NC };
+enum { STX__KC = 384, STX__MC = 168, STX__NC = 352, STX__PACK = STX__MC * STX__KC + STX__KC * STX__NC };
 
 struct stx_ctx {
     stx_desc desc;
@@ -1183,6 +1183,8 @@ typedef struct stx__micro {
     void (*run)(STX__MICRO_ARGS);
     void (*enter)(void), (*leave)(void);    /* a thread calls them around its products; NULL: nothing to do */
     void (*turn)(stx_real *to, const stx_real *B, size_t ldb, size_t k);    /* packs B^T, B (NR x k), as [k][NR]; NULL: plain loops */
+    void (*round)(uint16_t *to, const stx_real *from, size_t n);            /* bf16: numbers to bfloat16, and two rows to pairs */
+    void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);
     const char *name;
 } stx__micro;
 enum { STX__MR_MAX = 32, STX__NR_MAX = 32 };
@@ -1197,7 +1199,7 @@ static void stx__micro_plain(STX__MICRO_ARGS) {
             for (j = 0; j < 8; j++) t[i][j] += a[i * rs] * b[j];
     for (i = 0; i < h; i++) for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i][j] : t[i][j];
 }
-static const stx__micro stx__micro_generic = {4, 8, 1, stx__micro_plain, NULL, NULL, NULL, "portable"};
+static const stx__micro stx__micro_generic = {4, 8, 1, stx__micro_plain, NULL, NULL, NULL, NULL, NULL, "portable"};
 
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
   /* X(i, p) for each row i of the register tile and its number p of a, written out so that the accumulators are registers at -O1
@@ -1250,7 +1252,7 @@ static void stx__micro_avx2_run(STX__MICRO_ARGS) {
     default: stx__micro_avx2_6(kc, a, rs, ks, b, ldb, c, ldc, add);
     }
 }
-static const stx__micro stx__micro_avx2 = {6, 16, 1, stx__micro_avx2_run, NULL, NULL, NULL, "avx2"};
+static const stx__micro stx__micro_avx2 = {6, 16, 1, stx__micro_avx2_run, NULL, NULL, NULL, NULL, NULL, "avx2"};
 
   #define STX__MICRO_AVX512(n) \
 __attribute__((target("avx512f"))) static void stx__micro_avx512_##n(size_t kc, const float *a, size_t rs, size_t ks, const float *b, size_t ldb, float *c, size_t ldc, int add) { \
@@ -1285,8 +1287,38 @@ static void stx__micro_avx512_run(STX__MICRO_ARGS) {
     }
 }
 STX__AVX512 static void stx__turn_avx512(float *to, const float *B, size_t ldb, size_t k);
-static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__turn_avx512, "avx512"};
+static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__turn_avx512, NULL, NULL, "avx512"};
 #endif
+
+/* A bfloat16 is the upper half of a float; rounded to nearest even, NaN stays NaN. */
+STX__INNER uint32_t stx__bf16(stx_real v) {
+    float f = (float)v;
+    uint32_t b;
+    memcpy(&b, &f, 4);
+    return (b & 0x7fffffffu) > 0x7f800000u ? b >> 16 | 0x40u : (b + 0x7fffu + (b >> 16 & 1u)) >> 16;
+}
+/* Two rows of bfloat16s to pairs */
+STX__INNER void stx__zip_rows(int fma, uint32_t *STX__RESTRICT to, const uint16_t *STX__RESTRICT r0, const uint16_t *STX__RESTRICT r1, size_t n) {
+    size_t i;
+    (void)fma;
+    for (i = 0; i < n; i++) to[i] = r0[i] | (uint32_t)r1[i] << 16;
+}
+STX__EACH_ISA(stx__zip_rows, (uint32_t *to, const uint16_t *r0, const uint16_t *r1, size_t n), to, r0, r1, n)
+#ifndef SEQTX_DOUBLE
+STX__INNER void stx__round_row(int fma, uint16_t *STX__RESTRICT to, const stx_real *STX__RESTRICT from, size_t n) {
+    size_t i;
+    (void)fma;
+    for (i = 0; i < n; i++) to[i] = (uint16_t)stx__bf16(from[i]);
+}
+STX__EACH_ISA(stx__round_row, (uint16_t *to, const stx_real *from, size_t n), to, from, n)
+/* Pairs of two rows: what a product takes in one step of k. r1 NULL: zeros */
+STX__INNER void stx__pair_rows(int fma, uint32_t *STX__RESTRICT to, const stx_real *STX__RESTRICT r0, const stx_real *STX__RESTRICT r1, size_t n) {
+    size_t i;
+    (void)fma;
+    if (!r1) for (i = 0; i < n; i++) to[i] = stx__bf16(r0[i]);
+    else for (i = 0; i < n; i++) to[i] = stx__bf16(r0[i]) | stx__bf16(r1[i]) << 16;
+}
+STX__EACH_ISA(stx__pair_rows, (uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n), to, r0, r1, n)
 
 /* bf16. Without instructions for it: a pair is taken apart and multiplied in float, which gives what they give but for the order of
    the sums. Slower than f32, but the same on every machine. */
@@ -1309,11 +1341,10 @@ STX__INNER void stx__micro_pairs(int fma, STX__MICRO_ARGS) {
     for (i = 0; i < h; i++) for (j = 0; j < 16; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i][j] : t[i][j];
 }
 STX__EACH_ISA(stx__micro_pairs, (STX__MICRO_ARGS), h, kc, av, rs, ks, bv, ldb, c, ldc, add)
-static const stx__micro stx__micro_bf16 = {4, 16, 2, stx__micro_pairs_base, NULL, NULL, NULL, "portable, bf16 by float"};
-
-#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
-static const stx__micro stx__micro_bf16_avx2 = {4, 16, 2, stx__micro_pairs_avx2, NULL, NULL, NULL, "avx2, bf16 by float"};
-static const stx__micro stx__micro_bf16_avx512 = {4, 16, 2, stx__micro_pairs_avx512, NULL, NULL, NULL, "avx512, bf16 by float"};
+static const stx__micro stx__micro_bf16 = {4, 16, 2, stx__micro_pairs_base, NULL, NULL, NULL, stx__round_row_base, stx__pair_rows_base, "portable, bf16 by float"};
+  #ifdef STX__X86
+static const stx__micro stx__micro_bf16_avx2 = {4, 16, 2, stx__micro_pairs_avx2, NULL, NULL, NULL, stx__round_row_avx2, stx__pair_rows_avx2, "avx2, bf16 by float"};
+static const stx__micro stx__micro_bf16_avx512 = {4, 16, 2, stx__micro_pairs_avx512, NULL, NULL, NULL, stx__round_row_avx512, stx__pair_rows_avx512, "avx512, bf16 by float"};
 
   #if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
     #define STX__BF16 1
@@ -1351,50 +1382,138 @@ static void stx__micro_dot_run(STX__MICRO_ARGS) {
     #undef STX__CASE
     }
 }
-static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, NULL, stx__turn_avx512, "avx512 bf16"};
+/* stx__round_row and stx__pair_rows by the processor, which takes denormals as zero */
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__round_row_bf16(uint16_t *to, const float *from, size_t n) {
+    size_t i;
+    for (i = 0; i + 16 <= n; i += 16) _mm256_storeu_si256((__m256i *)(void *)(to + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
+    if (i < n) {
+        __mmask16 some = (__mmask16)((1u << (n - i)) - 1);
+        _mm256_mask_storeu_epi16(to + i, some, (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(some, from + i)));
+    }
+}
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__pair_rows_bf16(uint32_t *to, const float *r0, const float *r1, size_t n) {
+    /* cvtne2 gives 16 numbers of one row, then 16 of the other; this puts number i of both side by side */
+    const __m512i zip = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    size_t i;
+    for (i = 0; i < n; i += 16) {
+        __mmask16 some = (__mmask16)(n - i < 16 ? (1u << (n - i)) - 1 : 0xffff);
+        __m512 lo = _mm512_maskz_loadu_ps(some, r0 + i), hi = r1 ? _mm512_maskz_loadu_ps(some, r1 + i) : _mm512_setzero_ps();
+        _mm512_mask_storeu_epi32(to + i, some, _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(hi, lo)));
+    }
+}
+static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, NULL, stx__turn_avx512, stx__round_row_bf16, stx__pair_rows_bf16, "avx512 bf16"};
+  #endif
+
+  /* AMX: eight tiles of 16 rows by 64 bytes; one instruction adds the product of 16 rows of 32 bfloat16s and 32 rows of 16. Four tiles
+     hold 32 x 32 of C. SEQTX_AMX_EMULATED (tests) gives the tiles' instructions a meaning in C on processors that lack them. */
+  #if defined(SEQTX_AMX_EMULATED) || (defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11))
+    #define STX__AMX 1
+    #ifdef SEQTX_AMX_EMULATED
+      #define STX__AMX_TARGET
+static __thread uint32_t stx__tile[8][16][16];
+static void stx__tile_load(int t, const void *p, size_t stride) { int r; for (r = 0; r < 16; r++) memcpy(stx__tile[t][r], (const char *)p + (size_t)r * stride, 64); }
+static void stx__tile_store(int t, void *p, size_t stride) { int r; for (r = 0; r < 16; r++) memcpy((char *)p + (size_t)r * stride, stx__tile[t][r], 64); }
+static void stx__tile_dot(int c, int a, int b) {
+    int m, n, k;
+    for (m = 0; m < 16; m++) for (n = 0; n < 16; n++) {
+        float s = stx__half(stx__tile[c][m][n]);
+        for (k = 0; k < 16; k++) {
+            uint32_t x = stx__tile[a][m][k], y = stx__tile[b][k][n];
+            s += stx__half(x << 16) * stx__half(y << 16) + stx__half(x & 0xffff0000u) * stx__half(y & 0xffff0000u);
+        }
+        memcpy(&stx__tile[c][m][n], &s, 4);
+    }
+}
+      #define STX__TILE_ZERO(t) memset(stx__tile[t], 0, sizeof stx__tile[t])
+      #define STX__TILE_LOAD(t, p, stride) stx__tile_load(t, p, stride)
+      #define STX__TILE_STORE(t, p, stride) stx__tile_store(t, p, stride)
+      #define STX__TILE_DOT(c, a, b) stx__tile_dot(c, a, b)
+static int stx__has_amx(void) { return 1; }
+static void stx__amx_enter(void) { memset(stx__tile, 0xff, sizeof stx__tile); }      /* NaN, until a kernel writes it */
+static void stx__amx_leave(void) {}
+    #else
+      #define STX__AMX_TARGET __attribute__((target("amx-tile,amx-bf16,avx512f")))
+      #define STX__TILE_ZERO(t) _tile_zero(t)
+      #define STX__TILE_LOAD(t, p, stride) _tile_loadd(t, p, stride)
+      #define STX__TILE_STORE(t, p, stride) _tile_stored(t, p, stride)
+      #define STX__TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
+/* Has the processor AMX for bfloat16, and does the kernel let this process use it? (arch_prctl ARCH_REQ_XCOMP_PERM, XTILEDATA) */
+static int stx__has_amx(void) {
+    uint32_t a = 7, b, c = 0, d;
+    long r = 158;
+    __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    if (!(d >> 22 & 1) || !(d >> 24 & 1)) return 0;
+    __asm__ volatile("syscall" : "+a"(r) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+    return r == 0;
+}
+STX__AMX_TARGET static void stx__amx_enter(void) {
+    uint8_t config[64] = {1};                /* palette 1; eight tiles of 64 bytes by 16 rows */
+    int t;
+    for (t = 0; t < 8; t++) { config[16 + 2 * t] = 64; config[48 + t] = 16; }
+    _tile_loadconfig(config);
+}
+STX__AMX_TARGET static void stx__amx_leave(void) { _tile_release(); }
+    #endif
+STX__AMX_TARGET static void stx__micro_amx_run(STX__MICRO_ARGS) {
+    const uint16_t *a = (const uint16_t *)av;
+    const uint32_t *b = (const uint32_t *)bv;
+    float t[32 * 32], *to = c;
+    size_t k, ldt = ldc, i, j;
+    int two = h > 16, whole = h == 16 || h == 32;
+    if (!whole) { to = t; ldt = 32; }
+    if (whole && add) {
+        STX__TILE_LOAD(0, c, ldc * 4); STX__TILE_LOAD(1, c + 16, ldc * 4);
+        if (two) { STX__TILE_LOAD(2, c + 16 * ldc, ldc * 4); STX__TILE_LOAD(3, c + 16 * ldc + 16, ldc * 4); }
+    } else {
+        STX__TILE_ZERO(0); STX__TILE_ZERO(1); STX__TILE_ZERO(2); STX__TILE_ZERO(3);
+    }
+    for (k = 0; k < kc; k += 16) {           /* ks is 2: pairs follow each other */
+        STX__TILE_LOAD(6, b + k * ldb, ldb * 4); STX__TILE_LOAD(7, b + k * ldb + 16, ldb * 4);
+        STX__TILE_LOAD(4, a + k * ks, rs * 2);
+        STX__TILE_DOT(0, 4, 6); STX__TILE_DOT(1, 4, 7);
+        if (two) {
+            STX__TILE_LOAD(5, a + 16 * rs + k * ks, rs * 2);
+            STX__TILE_DOT(2, 5, 6); STX__TILE_DOT(3, 5, 7);
+        }
+    }
+    STX__TILE_STORE(0, to, ldt * 4); STX__TILE_STORE(1, to + 16, ldt * 4);
+    if (two) { STX__TILE_STORE(2, to + 16 * ldt, ldt * 4); STX__TILE_STORE(3, to + 16 * ldt + 16, ldt * 4); }
+    if (!whole) for (i = 0; i < h; i++) for (j = 0; j < 32; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i * 32 + j] : t[i * 32 + j];
+}
+    #ifdef SEQTX_AMX_EMULATED
+static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, NULL, stx__round_row_base, stx__pair_rows_base, "amx bf16, emulated"};
+    #else
+static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, stx__turn_avx512, stx__round_row_bf16, stx__pair_rows_bf16, "amx bf16"};
+    #endif
+  #endif
   #endif
 #endif
 
 /* The micro-kernel for a precision on this processor */
 static const stx__micro *stx__choose_micro(int precision, int isa) {
     (void)isa;
+    (void)precision;
+#ifndef SEQTX_DOUBLE
     if (precision == STX_PREC_BF16) {
-#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
+  #ifdef STX__X86
+  #ifdef STX__AMX
+        if (isa == STX__ISA_AVX512 && stx__has_amx()) return &stx__micro_amx;
+  #endif
   #ifdef STX__BF16
         if (isa == STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16")) return &stx__micro_dot;
   #endif
         if (isa == STX__ISA_AVX512) return &stx__micro_bf16_avx512;
         if (isa == STX__ISA_AVX2) return &stx__micro_bf16_avx2;
-#endif
+  #endif
         return &stx__micro_bf16;
     }
+#endif
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
     if (isa == STX__ISA_AVX512) return &stx__micro_avx512;
     if (isa == STX__ISA_AVX2) return &stx__micro_avx2;
 #endif
     return &stx__micro_generic;
 }
-
-/* A bfloat16 is the upper half of a float; rounded to nearest even, NaN stays NaN. */
-STX__INNER uint32_t stx__bf16(stx_real v) {
-    float f = (float)v;
-    uint32_t b;
-    memcpy(&b, &f, 4);
-    return (b & 0x7fffffffu) > 0x7f800000u ? b >> 16 | 0x40u : (b + 0x7fffu + (b >> 16 & 1u)) >> 16;
-}
-STX__INNER void stx__round_row(int fma, uint16_t *STX__RESTRICT to, const stx_real *STX__RESTRICT from, size_t n) {
-    size_t i;
-    (void)fma;
-    for (i = 0; i < n; i++) to[i] = (uint16_t)stx__bf16(from[i]);
-}
-STX__EACH_ISA(stx__round_row, (uint16_t *to, const stx_real *from, size_t n), to, from, n)
-/* Pairs of two rows: what a product takes in one step of k */
-STX__INNER void stx__pair_rows(int fma, uint32_t *STX__RESTRICT to, const stx_real *STX__RESTRICT r0, const stx_real *STX__RESTRICT r1, size_t n) {
-    size_t i;
-    (void)fma;
-    for (i = 0; i < n; i++) to[i] = stx__bf16(r0[i]) | stx__bf16(r1[i]) << 16;
-}
-STX__EACH_ISA(stx__pair_rows, (uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n), to, r0, r1, n)
 
 static size_t stx__up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 static size_t stx__unit(const stx__micro *mk) { return mk->kr > 1 ? 2 : 1; }     /* numbers in 4 bytes of a packed operand */
@@ -1447,36 +1566,35 @@ static void stx__turn_for(const stx__micro *mk, stx_real *to, const stx_real *B,
     if (mk->turn && n == mk->nr) { mk->turn(to, B, ldb, k); return; }
     stx__turn(to, mk->nr, B, ldb, n, k);
 }
+enum { STX__PIECE = 128 };
 /* op(B) (k x n) in strips of nr columns, as [k][nr], filled up with zeros: k to a multiple of kr, n to one of nr. Strips are stride
    units apart. */
-static void stx__pack_b(const stx_ctx *x, const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B, size_t ldb, int tb, size_t k, size_t n) {
-    size_t j, nr = mk->nr, p;
-    for (j = 0; j < n; j += nr, to += stride) {
-        size_t w = STX__MIN(nr, n - j);
-        const stx_real *b = B + (tb ? j * ldb : j);
-        if (mk->kr == 1) {
-            if (tb) { stx__turn_for(mk, to, b, ldb, w, k); continue; }
-            if (w < nr) memset(to, 0, nr * k * sizeof *to);
-            for (p = 0; p < k; p++) memcpy(to + p * nr, b + p * ldb, w * sizeof *to);
-        } else if (tb) {                /* pairs stand together in a row: round it, then turn it in units */
-            enum { PIECE = 128 };
-            uint16_t t[STX__NR_MAX * PIECE];
-            size_t r;
-            for (p = 0; p < k; p += PIECE) {
-                size_t kc = STX__MIN((size_t)PIECE, k - p), kk = stx__up(kc, mk->kr);
-                for (r = 0; r < w; r++) {
-                    STX__CALL(x, stx__round_row, (t + r * PIECE, b + r * ldb + p, kc));
-                    memset(t + r * PIECE + kc, 0, (kk - kc) * sizeof *t);
-                }
-                stx__turn_for(mk, to + p / 2 * nr, (const stx_real *)(const void *)t, PIECE / 2, w, kk / 2);
+static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B, size_t ldb, int tb, size_t k, size_t n) {
+    size_t j, nr = mk->nr, p, kk = stx__up(k, mk->kr), u = stx__unit(mk);
+    if (!tb) {
+        for (j = 0; j < n; j += nr) if (n - j < nr || k < kk) memset(to + j / nr * stride, 0, nr * kk / u * sizeof *to);
+        for (p = 0; p < k; p += u)
+            for (j = 0; j < n; j += nr) {
+                stx_real *t = to + j / nr * stride + p / u * nr;
+                const stx_real *b = B + p * ldb + j;
+                size_t w = STX__MIN(nr, n - j);
+                if (u == 1) memcpy(t, b, w * sizeof *t);
+                else mk->pair((uint32_t *)(void *)t, b, p + 1 < k ? b + ldb : NULL, w);
             }
-        } else {
-            static const stx_real zero[STX__NR_MAX] = {0};
-            size_t kk = stx__up(k, mk->kr);
-            uint32_t *t = (uint32_t *)(void *)to;
-            if (w < nr) memset(to, 0, nr * kk / 2 * sizeof *t);
-            for (p = 0; p < kk; p += 2, t += nr)
-                STX__CALL(x, stx__pair_rows, (t, p < k ? b + p * ldb : zero, p + 1 < k ? b + (p + 1) * ldb : zero, w));
+        return;
+    }
+    for (j = 0; j < n; j += nr, to += stride) {
+        size_t w = STX__MIN(nr, n - j), r;
+        const stx_real *b = B + j * ldb;
+        if (u == 1) { stx__turn_for(mk, to, b, ldb, w, k); continue; }
+        for (p = 0; p < k; p += STX__PIECE) {       /* pairs stand together in a row: round it, then turn it in units */
+            uint16_t t[STX__NR_MAX * STX__PIECE];
+            size_t kc = STX__MIN((size_t)STX__PIECE, k - p), up = stx__up(kc, mk->kr), i;
+            for (r = 0; r < w; r++) {
+                mk->round(t + r * STX__PIECE, b + r * ldb + p, kc);
+                for (i = kc; i < up; i++) t[r * STX__PIECE + i] = 0;
+            }
+            stx__turn_for(mk, to + p / 2 * nr, (const stx_real *)(const void *)t, STX__PIECE / 2, w, up / 2);
         }
     }
 }
@@ -1534,7 +1652,7 @@ STX__EACH_ISA(stx__thin, (int ta, int tb, size_t M, size_t N, size_t K, stx_real
                           stx_real beta, stx_real *C, size_t ldc), ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc)
 
 /* op(A) (m x k) for the micro-kernel, in scratch unless it is good where it is. Row i of the result, and how its numbers lie: rs, ks. */
-static const void *stx__pack_a(const stx_ctx *x, const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda, int ta, size_t m, size_t k,
+static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda, int ta, size_t m, size_t k,
                                size_t *step, size_t *rs, size_t *ks) {
     size_t i, p, kk = stx__up(k, mk->kr);
     if (mk->kr == 1) {
@@ -1548,16 +1666,29 @@ static const void *stx__pack_a(const stx_ctx *x, const stx__micro *mk, stx_real 
         stx__pack_at(to, A, lda, m, k, mk->mr);
         return to;
     }
-    if (ta) {              /* pairs of rows of A, which are pairs of neighbouring k: [k/2][m] */
-        static const stx_real zero[STX__MC] = {0};
-        for (p = 0; p < kk; p += 2)
-            STX__CALL(x, stx__pair_rows, ((uint32_t *)(void *)to + p / 2 * m, p < k ? A + p * lda : zero, p + 1 < k ? A + (p + 1) * lda : zero, m));
+    if (ta && mk->kr > 2) {     /* pairs of rows of A, which are pairs of neighbouring k, turned: [m][k] */
+        uint32_t t[STX__PIECE * 32], *rows = (uint32_t *)(void *)to;
+        size_t q, n;
+        for (i = 0; i < m; i += 32)
+            for (p = 0; p < kk; p += 2 * STX__PIECE) {
+                n = STX__MIN((size_t)32, m - i);
+                for (q = p; q < STX__MIN(kk, p + 2 * STX__PIECE); q += 2) {
+                    if (q < k) mk->pair(t + (q - p) / 2 * 32, A + q * lda + i, q + 1 < k ? A + (q + 1) * lda + i : NULL, n);
+                    else memset(t + (q - p) / 2 * 32, 0, sizeof *t * 32);
+                }
+                stx__turn((stx_real *)(void *)(rows + i * (kk / 2) + p / 2), kk / 2, (const stx_real *)(const void *)t, 32, (q - p) / 2, n);
+            }
+        *rs = kk;
+        *ks = 2;
+    } else if (ta) {       /* the same, not turned: [k/2][m] */
+        for (p = 0; p < k; p += 2) mk->pair((uint32_t *)(void *)to + p / 2 * m, A + p * lda, p + 1 < k ? A + (p + 1) * lda : NULL, m);
+        memset((uint32_t *)(void *)to + p / 2 * m, 0, (kk - STX__MIN(p, kk)) / 2 * m * sizeof(uint32_t));
         *rs = 2;
         *ks = 2 * m;
     } else {
         for (i = 0; i < m; i++) {
             uint16_t *t = (uint16_t *)(void *)to + i * kk;
-            STX__CALL(x, stx__round_row, (t, A + i * lda, k));
+            mk->round(t, A + i * lda, k);
             for (p = k; p < kk; p++) t[p] = 0;
         }
         *rs = kk;
@@ -1568,23 +1699,27 @@ static const void *stx__pack_a(const stx_ctx *x, const stx__micro *mk, stx_real 
 }
 
 /* One thread's product, with its scratch of STX__PACK numbers */
-static void stx__gemm_any(const stx_ctx *x, const stx__micro *mk, stx_real *scratch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
+static void stx__gemm_any(const stx__micro *mk, stx_real *scratch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
                           const stx_real *A, size_t lda, const stx_real *B, size_t ldb, stx_real beta, stx_real *C, size_t ldc) {
     stx_real edge[STX__MR_MAX * STX__NR_MAX], *pb = scratch + STX__MC * STX__KC;
-    size_t jc, pc, ic, jr, ir, i, j, u = stx__unit(mk);
+    size_t jc, pc, ic, jr, ir, i, j, u = stx__unit(mk), nc_max, mc_max;
     int late = u == 2 && alpha != 1;       /* pairs cannot be scaled: C is, before and after */
     if (late) beta = alpha == 0 ? beta : beta / alpha;
     if (beta != 0 && beta != 1) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= beta;
-    for (jc = 0; jc < N; jc += STX__NC) {
-        size_t nc = STX__MIN((size_t)STX__NC, N - jc);
+    nc_max = stx__up(STX__MIN(K, STX__KC * u), mk->kr) / u;       /* steps; a short k leaves room for more columns and rows */
+    mc_max = STX__MC * STX__KC / nc_max / mk->mr * mk->mr;
+    nc_max = STX__NC * STX__KC / nc_max / mk->nr * mk->nr;
+    if (N > nc_max) nc_max = stx__up((N + (N - 1) / nc_max) / ((N - 1) / nc_max + 1), mk->nr);     /* equal blocks */
+    for (jc = 0; jc < N; jc += nc_max) {
+        size_t nc = STX__MIN(nc_max, N - jc);
         for (pc = 0; pc < K; pc += STX__KC * u) {
             size_t kc = STX__MIN(STX__KC * u, K - pc), steps = stx__up(kc, mk->kr) / u;
             int add = pc || beta != 0;
-            stx__pack_b(x, mk, pb, mk->nr * steps, tb ? B + jc * ldb + pc : B + pc * ldb + jc, ldb, tb, kc, nc);
+            stx__pack_b(mk, pb, mk->nr * steps, tb ? B + jc * ldb + pc : B + pc * ldb + jc, ldb, tb, kc, nc);
             if (alpha != 1 && !late) for (i = 0; i < stx__up(nc, mk->nr) * kc; i++) pb[i] *= alpha;
-            for (ic = 0; ic < M; ic += STX__MC) {
-                size_t mc = STX__MIN((size_t)STX__MC, M - ic), step, rs, ks;
-                const char *a = (const char *)stx__pack_a(x, mk, scratch, ta ? A + pc * lda + ic : A + ic * lda + pc, lda, ta, mc, kc, &step, &rs, &ks);
+            for (ic = 0; ic < M; ic += mc_max) {
+                size_t mc = STX__MIN(mc_max, M - ic), step, rs, ks;
+                const char *a = (const char *)stx__pack_a(mk, scratch, ta ? A + pc * lda + ic : A + ic * lda + pc, lda, ta, mc, kc, &step, &rs, &ks);
                 for (jr = 0; jr < nc; jr += mk->nr) {
                     size_t w = STX__MIN(mk->nr, nc - jr);
                     for (ir = 0; ir < mc; ir += mk->mr) {
@@ -1651,8 +1786,12 @@ STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t
             if (lo >= hi) continue;
             if (thin && rows) STX__CALL(x, stx__thin, (ta, tb, hi - lo, N, K, alpha, a + (ta ? lo : lo * lda), lda, b, ldb, beta, c + lo * ldc, ldc));
             else if (thin) STX__CALL(x, stx__thin, (ta, tb, M, hi - lo, K, alpha, a, lda, b + (tb ? lo * ldb : lo), ldb, beta, c + lo, ldc));
-            else if (rows) stx__gemm_any(x, mk, stx__scratch(x), ta, tb, hi - lo, N, K, alpha, a + (ta ? lo : lo * lda), lda, b, ldb, beta, c + lo * ldc, ldc);
-            else stx__gemm_any(x, mk, stx__scratch(x), ta, tb, M, hi - lo, K, alpha, a, lda, b + (tb ? lo * ldb : lo), ldb, beta, c + lo, ldc);
+            else {
+                if (mk->enter) mk->enter();
+                if (rows) stx__gemm_any(mk, stx__scratch(x), ta, tb, hi - lo, N, K, alpha, a + (ta ? lo : lo * lda), lda, b, ldb, beta, c + lo * ldc, ldc);
+                else stx__gemm_any(mk, stx__scratch(x), ta, tb, M, hi - lo, K, alpha, a, lda, b + (tb ? lo * ldb : lo), ldb, beta, c + lo, ldc);
+                if (mk->leave) mk->leave();
+            }
         }
     }
 }
@@ -2137,12 +2276,12 @@ STX__INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_
 STX__EACH_ISA(stx__row_dot, (stx_real *s, const stx_real *a, const stx_real *b, size_t n), s, a, b, n)
 
 /* Operands of the products: numbers, rounded to bf16 where the product wants it. from (n,cols) -> (n,ld), filled up with zeros */
-static void stx__attn_rows(stx_ctx *x, const stx__attn *A, void *to, size_t ld, const stx_real *from, size_t ldf, size_t n, size_t cols) {
+static void stx__attn_rows(const stx__attn *A, void *to, size_t ld, const stx_real *from, size_t ldf, size_t n, size_t cols) {
     size_t r, c;
     for (r = 0; r < n; r++)
         if (A->u == 2) {
             uint16_t *t = (uint16_t *)to + r * ld;
-            STX__CALL(x, stx__round_row, (t, from + r * ldf, cols));
+            A->mk->round(t, from + r * ldf, cols);
             for (c = cols; c < ld; c++) t[c] = 0;
         } else {
             memcpy((stx_real *)to + r * ld, from + r * ldf, cols * sizeof(stx_real));      /* ld = cols: D is a multiple of 1 */
@@ -2172,14 +2311,14 @@ static void stx__attn_pack_table(stx_ctx *x, const stx__attn *A, int back) {
     STX__FOR(x, A->tables * rows * a->D)
     for (job = 0; job < jobs; job++) {
         size_t h = (size_t)job / strips, j = (size_t)job % strips * nr;
-        stx__pack_b(x, A->mk, A->pe_t + (h * A->np + j) * A->Dk / A->u, nr, a->pe + ((size_t)A->p0 + j) * ldp + h * a->D, ldp, 1, a->D, STX__MIN(nr, rows - j));
+        stx__pack_b(A->mk, A->pe_t + (h * A->np + j) * A->Dk / A->u, nr, a->pe + ((size_t)A->p0 + j) * ldp + h * a->D, ldp, 1, a->D, STX__MIN(nr, rows - j));
     }
     if (!back) return;
     jobs = (ptrdiff_t)(A->tables * wide);
     STX__FOR(x, A->tables * rows * a->D)
     for (job = 0; job < jobs; job++) {
         size_t h = (size_t)job / wide, j = (size_t)job % wide * nr;
-        stx__pack_b(x, A->mk, A->pe_r + (h * A->Dp + j) * A->np / A->u, nr, a->pe + (size_t)A->p0 * ldp + h * a->D + j, ldp, 0, rows, STX__MIN(nr, a->D - j));
+        stx__pack_b(A->mk, A->pe_r + (h * A->Dp + j) * A->np / A->u, nr, a->pe + (size_t)A->p0 * ldp + h * a->D + j, ldp, 0, rows, STX__MIN(nr, a->D - j));
     }
 }
 
@@ -2204,19 +2343,20 @@ static void stx__attn_ramp(stx__attn_tile *t) {
 }
 
 static void stx__attn_open(const stx__attn *A, stx__attn_tile *t, size_t b, size_t h) {
-    size_t i;
     t->A = A; t->b = b; t->h = h; t->persistent = 0;
     t->reach = stx__attn_reach(A->a, h);
     stx__attn_ramp(t);
-    for (i = 0; i < STX__PAD; i++) {       /* the margins before the first row and after the last */
-        t->R.s[i - STX__PAD] = 0;
-        if (t->R.g) t->R.g[i - STX__PAD] = 0;
-        if (t->R.h) { ((uint16_t *)t->R.h)[i - STX__PAD] = 0; }
-        if (t->R.zr) t->R.zr[i - STX__PAD] = t->R.zr[STX__BQ / 2 * STX__LDS + i] = 0;
-    }
+}
+/* Zeros in ds and what is made of it, also in the margins, where nothing is written until the tiles change their width. Before the first
+   row and after the last stand margins, too. */
+static void stx__attn_clear(stx__attn_tile *t) {
+    size_t n = STX__BQ * STX__LDS + 2 * STX__PAD;
+    memset(t->R.g - STX__PAD, 0, n * sizeof *t->R.g);
+    if (t->R.h) memset((uint16_t *)t->R.h - STX__PAD, 0, n * sizeof(uint16_t));
+    if (t->R.zr) memset(t->R.zr - STX__PAD, 0, (n / 2 + STX__PAD) * sizeof *t->R.zr);
 }
 /* scale (q + bias) of n queries from i0 to rows q0.. of q and, if it is wanted, to columns of its transpose */
-static void stx__attn_queries(stx_ctx *x, stx__attn_tile *t, void *to, void *turned, const stx_real *bias, stx_real scale, size_t i0, size_t n) {
+static void stx__attn_queries(stx__attn_tile *t, void *to, void *turned, const stx_real *bias, stx_real scale, size_t i0, size_t n) {
     const stx_attention_args *a = t->A->a;
     size_t r, d, q0, D = a->D;
     for (q0 = 0; q0 < n; q0 += STX__BQ) {
@@ -2227,12 +2367,12 @@ static void stx__attn_queries(stx_ctx *x, stx__attn_tile *t, void *to, void *tur
             if (bias) for (d = 0; d < D; d++) s[d] = scale * (q[d] + bias[t->h * D + d]);
             else for (d = 0; d < D; d++) s[d] = scale * q[d];
         }
-        stx__attn_rows(x, t->A, (void *)(uintptr_t)stx__num(t->A, to, (ptrdiff_t)(q0 * t->A->Dk)), t->A->Dk, t->R.stage, D, nb, D);
+        stx__attn_rows(t->A, (void *)(uintptr_t)stx__num(t->A, to, (ptrdiff_t)(q0 * t->A->Dk)), t->A->Dk, t->R.stage, D, nb, D);
         if (turned) stx__attn_turn(t->A, turned, t->nt, q0, t->R.stage, D, nb, D);
     }
 }
 /* A tile of keys j0 .. : k and v as columns, k or v as rows. NULL rows: not wanted. */
-static void stx__attn_keys(stx_ctx *x, stx__attn_tile *t, const stx_real *k, size_t ld, ptrdiff_t end, stx_real *columns, stx_real *rows) {
+static void stx__attn_keys(stx__attn_tile *t, const stx_real *k, size_t ld, ptrdiff_t end, stx_real *columns, stx_real *rows) {
     const stx__attn *A = t->A;
     size_t nr = A->mk->nr, u = A->u, D = A->a->D, Dk = A->Dk, j;
     ptrdiff_t from = STX__MAX(t->j0, 0), to = STX__MIN(end, t->j0 + (ptrdiff_t)t->bk);
@@ -2241,7 +2381,7 @@ static void stx__attn_keys(stx_ctx *x, stx__attn_tile *t, const stx_real *k, siz
     if (columns) {
         size_t done = stx__up(skip + n, nr);
         memset(columns, 0, skip * Dk / u * sizeof *columns);
-        if (n) stx__pack_b(x, A->mk, columns + skip * Dk / u, nr * Dk / u, real, ld, 1, D, n);
+        if (n) stx__pack_b(A->mk, columns + skip * Dk / u, nr * Dk / u, real, ld, 1, D, n);
         memset(columns + done * Dk / u, 0, (t->bk - done) * Dk / u * sizeof *columns);
     }
     if (rows)
@@ -2249,7 +2389,7 @@ static void stx__attn_keys(stx_ctx *x, stx__attn_tile *t, const stx_real *k, siz
             stx_real *r = rows + j * (STX__BK / u);
             size_t done = stx__up(skip + n, A->mk->kr);
             memset(r, 0, skip / u * nr * sizeof *r);
-            if (n) stx__pack_b(x, A->mk, r + skip / u * nr, nr, real + j, ld, 0, n, STX__MIN(nr, D - j));
+            if (n) stx__pack_b(A->mk, r + skip / u * nr, nr, real + j, ld, 0, n, STX__MIN(nr, D - j));
             memset(r + done / u * nr, 0, (t->bk - done) / u * nr * sizeof *r);
         }
 }
@@ -2418,7 +2558,7 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
             }
             for (c = first; c < from; c++) s[c] = 0;
             for (c = hi; c < end; c++) s[c] = 0;
-            if (A->u == 2 && end > first) STX__CALL(x, stx__round_row, ((uint16_t *)t->R.h + (ptrdiff_t)(r * STX__LDS) + first, s + first, (size_t)(end - first)));
+            if (A->u == 2 && end > first) mk->round((uint16_t *)t->R.h + (ptrdiff_t)(r * STX__LDS) + first, s + first, (size_t)(end - first));
         }
     }
     stx__attn_gather(t, A->u == 2 ? t->R.h : t->R.s, t->R.o);
@@ -2435,14 +2575,14 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_r
     stx__attn_open(A, &t, b, h);
     for (r = 0; r < n; r++) { t.R.state[3 * r] = -(stx_real)HUGE_VAL; t.R.state[3 * r + 1] = t.R.state[3 * r + 2] = 0; }
     memset(t.R.o, 0, n * A->Dp * sizeof *t.R.o);
-    stx__attn_queries(x, &t, t.R.q, NULL, a->u, a->scale, i0, n);
-    if (A->two) stx__attn_queries(x, &t, t.R.qv, NULL, a->vb, a->scale, i0, n);
+    stx__attn_queries(&t, t.R.q, NULL, a->u, a->scale, i0, n);
+    if (A->two) stx__attn_queries(&t, t.R.qv, NULL, a->vb, a->scale, i0, n);
     stx__attn_range(a, t.reach, i0, n, &first, &last);
     for (t.j0 = stx__attn_floor(first, 32); t.j0 < last; t.j0 += STX__BK) {
         const stx_real *k = a->k + b * a->stk + h * D, *v = a->v + b * a->stk + h * D;
         t.bk = stx__up((size_t)STX__MIN((ptrdiff_t)STX__BK, last - t.j0), 32);
-        stx__attn_keys(x, &t, k, a->ldk, (ptrdiff_t)a->S, t.R.kt, NULL);
-        stx__attn_keys(x, &t, v, a->ldk, (ptrdiff_t)a->S, NULL, t.R.kv);
+        stx__attn_keys(&t, k, a->ldk, (ptrdiff_t)a->S, t.R.kt, NULL);
+        stx__attn_keys(&t, v, a->ldk, (ptrdiff_t)a->S, NULL, t.R.kv);
         for (t.q0 = 0; t.q0 < n; t.q0 += STX__BQ) {
             t.i0 = i0 + t.q0;
             t.nb = STX__MIN((size_t)STX__BQ, n - t.q0);
@@ -2452,12 +2592,12 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_r
         }
     }
     t.persistent = 1;              /* keys sqrt(D) pk: the factor goes into q, in which u has no part */
-    if (a->N) stx__attn_queries(x, &t, t.R.q, NULL, NULL, a->scale * (stx_real)sqrt((double)D), i0, n);
+    if (a->N) stx__attn_queries(&t, t.R.q, NULL, NULL, a->scale * (stx_real)sqrt((double)D), i0, n);
     for (p = 0; p < (ptrdiff_t)a->N; p += STX__BK) {
         t.j0 = p;
         t.bk = stx__up(STX__MIN((size_t)STX__BK, a->N - (size_t)p), 32);
-        stx__attn_keys(x, &t, a->pk + h * a->N * D, D, (ptrdiff_t)a->N, t.R.kt, NULL);
-        stx__attn_keys(x, &t, a->pv + h * a->N * D, D, (ptrdiff_t)a->N, NULL, t.R.kv);
+        stx__attn_keys(&t, a->pk + h * a->N * D, D, (ptrdiff_t)a->N, t.R.kt, NULL);
+        stx__attn_keys(&t, a->pv + h * a->N * D, D, (ptrdiff_t)a->N, NULL, t.R.kv);
         for (t.q0 = 0; t.q0 < n; t.q0 += STX__BQ) {
             t.i0 = i0 + t.q0;
             t.nb = STX__MIN((size_t)STX__BQ, n - t.q0);
@@ -2651,16 +2791,17 @@ static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *top
         }
         memset(s, 0, lo * sizeof *s);
         memset(g, 0, lo * sizeof *g);
-        memset(s + hi, 0, (STX__LDS - hi) * sizeof *s);
-        memset(g + hi, 0, (STX__LDS - hi) * sizeof *g);
+        memset(s + hi, 0, (t->bk - hi) * sizeof *s);
+        memset(g + hi, 0, (t->bk - hi) * sizeof *g);
     }
     if (A->u == 1) return;
-    for (r = 0; r < t->nb; r++) STX__CALL(x, stx__round_row, ((uint16_t *)t->R.h + r * STX__LDS, t->R.g + r * STX__LDS, (size_t)STX__LDS));
+    for (r = 0; r < rows; r++) A->mk->round((uint16_t *)t->R.h + r * STX__LDS, t->R.g + r * STX__LDS, t->bk);
     for (r = 0; r < rows; r += 2) {        /* rows r and r+1, side by side; and as pe sees them, the second one column further */
         size_t o = r * STX__LDS, z = r / 2 * STX__LDS;
-        STX__CALL(x, stx__pair_rows, (t->R.zs + z, t->R.s + o, t->R.s + o + STX__LDS, t->bk));
-        STX__CALL(x, stx__pair_rows, (t->R.zg + z, t->R.g + o, t->R.g + o + STX__LDS, t->bk));
-        if (A->tables && !t->persistent) STX__CALL(x, stx__pair_rows, (t->R.zr + z - 1, t->R.g + o - 1, t->R.g + o + STX__LDS, (size_t)STX__LDS));
+        const uint16_t *h = (const uint16_t *)t->R.h + o;
+        A->mk->pair(t->R.zs + z, t->R.s + o, t->R.s + o + STX__LDS, t->bk);
+        STX__CALL(x, stx__zip_rows, (t->R.zg + z, h, h + STX__LDS, t->bk));
+        if (A->tables && !t->persistent) STX__CALL(x, stx__zip_rows, (t->R.zr + z - 1, h - 1, h + STX__LDS, t->bk + 1));
     }
 }
 /* to (D,LDK)[d][c] += sum over the tile's queries of turned[d][r] weights[r][c] */
@@ -2714,17 +2855,21 @@ static void stx__attn_table_bwd(const stx__attn_tile *t, stx_real *dpe, size_t l
                     pe + j * (A->np / u) + (size_t)a0 / u * nr, nr, t->R.o2 + (t->q0 + r0) * A->Dp + j, A->Dp, 1);
     }
 }
-/* to (n rows ldt apart) += s times the transpose of from (D,LDK), columns c.. */
-static void stx__attn_turn_back(stx_real *to, size_t ldt, const stx_real *from, size_t c, size_t n, size_t D, stx_real s) {
-    size_t j, d;
-    for (j = 0; j < n; j++) for (d = 0; d < D; d++) to[j * ldt + d] += s * from[d * STX__LDK + c + j];
+/* to (n,D), rows ldt apart, += the transpose of from (D,LDK), columns c..; work: BK rows of NR numbers */
+static void stx__attn_turn_back(const stx__attn *A, stx_real *to, size_t ldt, const stx_real *from, size_t c, size_t n, stx_real *work) {
+    size_t j, d, i, nr = A->mk->nr, D = A->a->D;
+    for (d = 0; d < D; d += nr) {
+        size_t w = STX__MIN(nr, D - d);
+        stx__turn_for(A->mk, work, from + d * STX__LDK + c, STX__LDK, w, n);
+        for (j = 0; j < n; j++) for (i = 0; i < w; i++) to[j * ldt + d + i] += work[j * nr + i];
+    }
 }
 
 static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_work *w, size_t me, size_t unit) {
     const stx_attention_args *a = A->a;
     const stx__attn_unit *U = w->unit + unit;
     stx__attn_tile t;
-    size_t D = a->D, T = a->T, b = U->b, h = U->h, r, c, ldy = a->H * D, row = (b * a->H + h) * T;
+    size_t D = a->D, T = a->T, b = U->b, h = U->h, r, c, ldy = a->H * D, row = (b * a->H + h) * T, wide = 0;
     const stx_real *dy = a->dy + b * T * ldy + h * D, *y = a->y + b * T * ldy + h * D;
     stx_real *dpe = w->npe ? w->dpe + me * w->npe + stx__attn_table(A, h) * D * w->ldpe : NULL, *dz = w->dz + unit;
     stx_real *dq = a->dq ? a->dq + b * a->stq + h * D : NULL, sd = (stx_real)sqrt((double)D);
@@ -2735,9 +2880,9 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
     stx__attn_open(A, &t, b, h);
     memset(t.R.o, 0, T * A->Dp * sizeof *t.R.o);
     memset(t.R.o2, 0, T * A->Dp * sizeof *t.R.o);
-    stx__attn_queries(x, &t, t.R.q, t.R.qt, a->u, a->scale, 0, T);
-    if (A->two) stx__attn_queries(x, &t, t.R.qv, t.R.qvt, a->vb, a->scale, 0, T);
-    stx__attn_rows(x, A, t.R.dyr, A->Dk, dy, ldy, T, D);
+    stx__attn_queries(&t, t.R.q, t.R.qt, a->u, a->scale, 0, T);
+    if (A->two) stx__attn_queries(&t, t.R.qv, t.R.qvt, a->vb, a->scale, 0, T);
+    stx__attn_rows(A, t.R.dyr, A->Dk, dy, ldy, T, D);
     for (r = 0; r < T; r += STX__BQ) stx__attn_turn(A, t.R.dyt, t.nt, r, dy + r * ldy, ldy, STX__MIN((size_t)STX__BQ, T - r), D);
     for (r = 0; r < T; r++) STX__CALL(x, stx__row_dot, (t.R.state + r, dy + r * ldy, y + r * ldy, D));
     if (U->part >= 0) {      /* another unit has these queries too */
@@ -2750,8 +2895,10 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
         size_t o = b * a->stk + h * D;
         t.bk = stx__up((size_t)STX__MIN((ptrdiff_t)STX__BK, U->last - t.j0), 32);
         to = STX__MIN((ptrdiff_t)a->S, t.j0 + (ptrdiff_t)t.bk);
-        stx__attn_keys(x, &t, a->k + o, a->ldk, (ptrdiff_t)a->S, t.R.kt, t.R.kv);
-        stx__attn_keys(x, &t, a->v + o, a->ldk, (ptrdiff_t)a->S, t.R.vt, NULL);
+        stx__attn_keys(&t, a->k + o, a->ldk, (ptrdiff_t)a->S, t.R.kt, t.R.kv);
+        stx__attn_keys(&t, a->v + o, a->ldk, (ptrdiff_t)a->S, t.R.vt, NULL);
+        if (t.bk != wide) stx__attn_clear(&t);
+        wide = t.bk;
         memset(t.R.dkt, 0, D * STX__LDK * sizeof *t.R.dkt);
         memset(t.R.dvt, 0, D * STX__LDK * sizeof *t.R.dvt);
         for (t.q0 = 0; t.q0 < T; t.q0 += STX__BQ) {
@@ -2766,8 +2913,8 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
             stx__attn_gather(&t, A->u == 2 ? t.R.h : t.R.g, t.R.o);
             if (A->tables) stx__attn_table_bwd(&t, dpe, w->ldpe);
         }
-        if (to > from && a->dk) stx__attn_turn_back(a->dk + o + (size_t)from * a->ldk, a->ldk, t.R.dkt, (size_t)(from - t.j0), (size_t)(to - from), D, 1);
-        if (to > from && a->dv) stx__attn_turn_back(a->dv + o + (size_t)from * a->ldk, a->ldk, t.R.dvt, (size_t)(from - t.j0), (size_t)(to - from), D, 1);
+        if (to > from && a->dk) stx__attn_turn_back(A, a->dk + o + (size_t)from * a->ldk, a->ldk, t.R.dkt, (size_t)(from - t.j0), (size_t)(to - from), t.R.s);
+        if (to > from && a->dv) stx__attn_turn_back(A, a->dv + o + (size_t)from * a->ldk, a->ldk, t.R.dvt, (size_t)(from - t.j0), (size_t)(to - from), t.R.s);
     }
     for (r = 0; r < T; r++)
         for (c = 0; c < D; c++) {
@@ -2778,14 +2925,16 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
         }
     if (!a->N || U->part >= 0) return;
     t.persistent = 1;
-    stx__attn_queries(x, &t, t.R.q, t.R.qt, NULL, a->scale * sd, 0, T);
+    stx__attn_queries(&t, t.R.q, t.R.qt, NULL, a->scale * sd, 0, T);
     memset(t.R.o, 0, T * A->Dp * sizeof *t.R.o);
     for (p = 0; p < (ptrdiff_t)a->N; p += STX__BK) {
         size_t n = STX__MIN((size_t)STX__BK, a->N - (size_t)p), o = h * a->N * D;
         t.j0 = p;
         t.bk = stx__up(n, 32);
-        stx__attn_keys(x, &t, a->pk + o, D, (ptrdiff_t)a->N, t.R.kt, t.R.kv);
-        stx__attn_keys(x, &t, a->pv + o, D, (ptrdiff_t)a->N, t.R.vt, NULL);
+        stx__attn_keys(&t, a->pk + o, D, (ptrdiff_t)a->N, t.R.kt, t.R.kv);
+        stx__attn_keys(&t, a->pv + o, D, (ptrdiff_t)a->N, t.R.vt, NULL);
+        if (t.bk != wide) stx__attn_clear(&t);
+        wide = t.bk;
         memset(t.R.dkt, 0, D * STX__LDK * sizeof *t.R.dkt);
         memset(t.R.dvt, 0, D * STX__LDK * sizeof *t.R.dvt);
         for (t.q0 = 0; t.q0 < T; t.q0 += STX__BQ) {
@@ -2800,8 +2949,8 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
             stx__attn_gather(&t, A->u == 2 ? t.R.h : t.R.g, t.R.o);
         }
         if (w->npk) {
-            stx__attn_turn_back(w->dpk + me * w->npk + o + (size_t)p * D, D, t.R.dkt, 0, n, D, 1);
-            stx__attn_turn_back(w->dpv + me * w->npk + o + (size_t)p * D, D, t.R.dvt, 0, n, D, 1);
+            stx__attn_turn_back(A, w->dpk + me * w->npk + o + (size_t)p * D, D, t.R.dkt, 0, n, t.R.s);
+            stx__attn_turn_back(A, w->dpv + me * w->npk + o + (size_t)p * D, D, t.R.dvt, 0, n, t.R.s);
         }
     }
     for (r = 0; r < T && dq; r++) for (c = 0; c < D; c++) dq[r * lddq + c] += a->scale * sd * t.R.o[r * A->Dp + c];

@@ -175,13 +175,13 @@ static void descs(void) {
     CHECK(r->seed == 12345 && r->chunk_bytes == 4096 && r->max_bytes == (size_t)1 << 30, "values are kept");
     stx_destroy(x);
     for (i = 0; i < 5; i++) {
-        static const char *needle[] = {"-1 threads", "5000", "device 1", "device 77", "precision 1"};
+        static const char *needle[] = {"-1 threads", "5000", "device 1", "device 77", "precision 7"};
         memset(&d, 0, sizeof d);
         if (i == 0) d.threads = -1;
         if (i == 1) d.threads = 5000;
         if (i == 2) d.device = STX_CUDA;
         if (i == 3) d.device = 77;
-        if (i == 4) d.precision = STX_PREC_BF16;
+        if (i == 4) d.precision = 7;
 #ifndef _OPENMP
         if (i == 1) continue;
 #endif
