@@ -788,11 +788,18 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 
 /* Inner loops are plain C in STX__INNER functions, compiled once for each instruction set: STX__EACH_ISA(fn, (parameters), arguments)
    makes fn_base, fn_avx2 and fn_avx512 of fn, and STX__CALL(x, fn, (arguments)) calls the one that the processor has. No -march
-   is needed. fn's first parameter, which STX__EACH_ISA supplies, says whether there are fused multiply-adds: STX__FMA. */
+   is needed, and no -O3: STX__VECTOR asks gcc for vector code, which it would make at -O2 only of loops whose length it knows.
+   fn's first parameter, which STX__EACH_ISA supplies, says whether there are fused multiply-adds: STX__FMA. STX__RESTRICT stands
+   in the parameters of STX__EACH_ISA, where the pointers that fn may assume to be apart are. */
 #if defined(__GNUC__) || defined(__clang__)
   #define STX__INNER static inline __attribute__((always_inline))
 #else
   #define STX__INNER static inline
+#endif
+#if defined(__GNUC__) && !defined(__clang__)
+  #define STX__VECTOR __attribute__((optimize("tree-vectorize", "vect-cost-model=dynamic")))
+#else
+  #define STX__VECTOR
 #endif
 enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
@@ -805,13 +812,13 @@ enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
     #define STX__AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")))
   #endif
   #define STX__EACH_ISA(fn, params, ...) \
-    static void fn##_base params { fn(0, __VA_ARGS__); } \
-    STX__AVX2 static void fn##_avx2 params { fn(1, __VA_ARGS__); } \
-    STX__AVX512 static void fn##_avx512 params { fn(1, __VA_ARGS__); }
+    STX__VECTOR static void fn##_base params { fn(0, __VA_ARGS__); } \
+    STX__AVX2 STX__VECTOR static void fn##_avx2 params { fn(1, __VA_ARGS__); } \
+    STX__AVX512 STX__VECTOR static void fn##_avx512 params { fn(1, __VA_ARGS__); }
   #define STX__CALL(x, fn, args) \
     do { switch (stx__isa(x)) { case STX__ISA_AVX512: fn##_avx512 args; break; case STX__ISA_AVX2: fn##_avx2 args; break; default: fn##_base args; } } while (0)
 #else
-  #define STX__EACH_ISA(fn, params, ...) static void fn##_base params { fn(0, __VA_ARGS__); }
+  #define STX__EACH_ISA(fn, params, ...) STX__VECTOR static void fn##_base params { fn(0, __VA_ARGS__); }
   #define STX__CALL(x, fn, args) do { (void)(x); fn##_base args; } while (0)
 #endif
 #if defined(SEQTX_DOUBLE) && (defined(__GNUC__) || defined(__clang__))
