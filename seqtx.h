@@ -797,7 +797,7 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
   #define STX__INNER static inline
 #endif
 #if defined(__GNUC__) && !defined(__clang__)
-  #define STX__VECTOR __attribute__((optimize("tree-vectorize", "vect-cost-model=dynamic")))
+  #define STX__VECTOR __attribute__((optimize("O2", "tree-vectorize", "vect-cost-model=dynamic")))
 #else
   #define STX__VECTOR
 #endif
