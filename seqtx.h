@@ -360,6 +360,12 @@ typedef struct stx_optim_desc {
                                references' rule); others: global norm, factor clip / (norm + 1e-6) if < 1 */
 } stx_optim_desc;
 
+/* A part of a parameter, as the optimisers' kernels want it */
+typedef struct stx_piece {
+    stx_real *p, *g, *s[2];       /* (n): parameter, gradient; momentum | sum of squares | Adam m, v; NULL where unused */
+    size_t    n, tensor;
+    stx_real  lr;
+} stx_piece;
 typedef struct stx_optim {
     stx_params    *params;
     stx_optim_desc desc;
@@ -368,6 +374,9 @@ typedef struct stx_optim {
     uint64_t       step;          /* updates made */
     uint64_t       skipped;       /* updates left out because a gradient was not finite */
     double         grad_norm;     /* global L2 norm of the last gradient, before clipping */
+    size_t         pieces;        /* all parameters cut in pieces of 4096 numbers, in order: what the threads share */
+    stx_piece     *piece;
+    double        *squares;       /* (pieces): of each one's gradient */
 } stx_optim;
 
 STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d);
@@ -502,15 +511,14 @@ STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 /* Shapes: stx_attention_args. forward writes y, top, inv; backward adds to the gradients that are not NULL. */
 STX_KERNEL(stx_attention_fwd, (stx_ctx *x, const stx_attention_args *a))
 STX_KERNEL(stx_attention_bwd, (stx_ctx *x, const stx_attention_args *a))
-/* out (1) = sum of a^2, a (n) */
-STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_real *a, size_t n))
-/* One parameter tensor, one update: p, g, buf, sum, m, v (n); g is zeroed. */
-STX_KERNEL(stx_sgd_update, (stx_ctx *x, stx_real *p, stx_real *buf, stx_real *g, size_t n, stx_real lr, stx_real gscale,
-                            stx_real momentum, stx_real decay, int first))
-STX_KERNEL(stx_adagrad_update, (stx_ctx *x, stx_real *p, stx_real *sum, stx_real *g, size_t n, stx_real lr, stx_real eps))
-STX_KERNEL(stx_adam_update, (stx_ctx *x, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, stx_real lr,
-                             stx_real gscale, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
-                             stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2))
+/* out (count) = sum of g^2 of each piece */
+STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_piece *piece, size_t count))
+/* One update of all pieces in one pass over memory; g is zeroed. */
+STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real gscale, stx_real momentum, stx_real decay))
+STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real eps))
+STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real gscale, stx_real beta1, stx_real rest1,
+                             stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled,
+                             stx_real correction1, stx_real correction2))
 /* y (n) into [lo, hi] */
 STX_KERNEL(stx_clamp, (stx_ctx *x, stx_real *y, size_t n, stx_real lo, stx_real hi))
 
@@ -2410,55 +2418,90 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>kernels: optimisers
 
-STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_real *a, size_t n) {
-    double part[64], s = 0;
+/* All pieces of all parameters share one parallel loop; a piece is never split, so threads do not change a bit. */
+static size_t stx__pieces_size(const stx_piece *piece, size_t count) {
+    size_t k, n = 0;
+    for (k = 0; k < count; k++) n += piece[k].n;
+    return n;
+}
+STX__INNER void stx__squares_n(int fma, double *sum, const stx_real *a, size_t n) {
+    double s[16] = {0}, t = 0;
+    size_t i, e;
+    (void)fma;
+    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] += (double)a[i + e] * (double)a[i + e];
+    for (; i < n; i++) t += (double)a[i] * (double)a[i];
+    for (e = 0; e < 16; e++) t += s[e];
+    *sum = t;
+}
+STX__EACH_ISA(stx__squares_n, (double *sum, const stx_real *a, size_t n), sum, a, n)
+STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_piece *piece, size_t count) {
     ptrdiff_t k;
-    STX__FOR(x, n)
-    for (k = 0; k < 64; k++) {       /* 64 fixed pieces: the sum does not depend on the threads */
-        size_t per = (n + 63) / 64, lo = STX__MIN(n, (size_t)k * per), hi = STX__MIN(n, lo + per), i;
-        double t = 0;
-        for (i = lo; i < hi; i++) t += (double)a[i] * (double)a[i];
-        part[k] = t;
-    }
-    for (k = 0; k < 64; k++) s += part[k];
-    *out = s;
+    STX__FOR(x, stx__pieces_size(piece, count))
+    for (k = 0; k < (ptrdiff_t)count; k++) STX__CALL(x, stx__squares_n, (out + k, piece[k].g, piece[k].n));
 }
-/* g' = gscale g + decay p ; buf = momentum buf + g' (first: g') ; p -= lr buf */
-STX_DEF void stx_sgd_update(stx_ctx *x, stx_real *p, stx_real *buf, stx_real *g, size_t n, stx_real lr, stx_real gscale, stx_real momentum, stx_real decay, int first) {
-    ptrdiff_t i;
-    STX__FOR(x, n)
-    for (i = 0; i < (ptrdiff_t)n; i++) {
-        stx_real d = gscale * g[i] + decay * p[i];
-        if (buf) d = buf[i] = first ? d : momentum * buf[i] + d;
-        p[i] -= lr * d;
+
+/* g' = gscale g + decay p ; buf = momentum buf + g' ; p -= lr buf */
+STX__INNER void stx__sgd_n(int fma, stx_real *p, stx_real *buf, stx_real *g, size_t n, stx_real lr, stx_real gscale, stx_real momentum, stx_real decay) {
+    size_t i;
+    for (i = 0; i < n; i++) g[i] = STX__FMA(fma, gscale, g[i], decay * p[i]);
+    if (buf) for (i = 0; i < n; i++) g[i] = buf[i] = STX__FMA(fma, momentum, buf[i], g[i]);
+    for (i = 0; i < n; i++) {
+        p[i] = STX__FMA(fma, -lr, g[i], p[i]);
         g[i] = 0;
     }
 }
+STX__EACH_ISA(stx__sgd_n, (stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT buf, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real momentum, stx_real decay),
+              p, buf, g, n, lr, gscale, momentum, decay)
+STX_DEF void stx_sgd_update(stx_ctx *x, const stx_piece *piece, size_t count, stx_real gscale, stx_real momentum, stx_real decay) {
+    ptrdiff_t k;
+    STX__FOR(x, stx__pieces_size(piece, count))
+    for (k = 0; k < (ptrdiff_t)count; k++)
+        STX__CALL(x, stx__sgd_n, (piece[k].p, piece[k].s[0], piece[k].g, piece[k].n, piece[k].lr, gscale, momentum, decay));
+}
+
 /* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) */
-STX_DEF void stx_adagrad_update(stx_ctx *x, stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT sum, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real eps) {
-    ptrdiff_t i;
-    STX__FOR(x, n)
-    for (i = 0; i < (ptrdiff_t)n; i++) {
-        stx_real d = g[i], s = sum[i] + d * d;
+STX__INNER void stx__adagrad_n(int fma, stx_real *p, stx_real *sum, stx_real *g, size_t n, stx_real lr, stx_real eps) {
+    size_t i;
+    for (i = 0; i < n; i++) {
+        stx_real s = STX__FMA(fma, g[i], g[i], sum[i]);
         sum[i] = s;
-        p[i] -= lr * d / ((stx_real)sqrt((double)s) + eps);
+        p[i] -= lr * g[i] / (stx__sqrt_any(fma, s) + eps);
         g[i] = 0;
     }
 }
+STX__EACH_ISA(stx__adagrad_n, (stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT sum, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real eps), p, sum, g, n, lr, eps)
+STX_DEF void stx_adagrad_update(stx_ctx *x, const stx_piece *piece, size_t count, stx_real eps) {
+    ptrdiff_t k;
+    STX__FOR(x, stx__pieces_size(piece, count))
+    for (k = 0; k < (ptrdiff_t)count; k++) STX__CALL(x, stx__adagrad_n, (piece[k].p, piece[k].s[0], piece[k].g, piece[k].n, piece[k].lr, eps));
+}
+
 /* rest = 1 - beta, made in double: 1 - 0.999f would be 1e-5 off.
    m = b1 m + (1-b1) g ; v = b2 v + (1-b2) g^2 ; p -= lr (m / c1) / (sqrt(v / c2) + eps), c = 1 - beta^step */
-STX_DEF void stx_adam_update(stx_ctx *x, stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT m, stx_real *STX__RESTRICT v, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2) {
-    ptrdiff_t i;
-    STX__FOR(x, n)
-    for (i = 0; i < (ptrdiff_t)n; i++) {
-        stx_real q = p[i] * (1 - lr * decoupled), d = gscale * g[i] + decay * p[i];
-        stx_real a = beta1 * m[i] + rest1 * d, s = beta2 * v[i] + rest2 * d * d;
+STX__INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1,
+                            stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2) {
+    stx_real keep = 1 - lr * decoupled, rate = lr / correction1, unbias = 1 / correction2;
+    size_t i;
+    for (i = 0; i < n; i++) {
+        stx_real d = STX__FMA(fma, gscale, g[i], decay * p[i]);
+        stx_real a = STX__FMA(fma, beta1, m[i], rest1 * d), s = STX__FMA(fma, beta2, v[i], rest2 * d * d);
         m[i] = a;
         v[i] = s;
-        p[i] = q - lr / correction1 * a / ((stx_real)sqrt((double)(s / correction2)) + eps);
+        p[i] = keep * p[i] - rate * a / (stx__sqrt_any(fma, s * unbias) + eps);
         g[i] = 0;
     }
 }
+STX__EACH_ISA(stx__adam_n, (stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT m, stx_real *STX__RESTRICT v, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1,
+                            stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2),
+              p, m, v, g, n, lr, gscale, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2)
+STX_DEF void stx_adam_update(stx_ctx *x, const stx_piece *piece, size_t count, stx_real gscale, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
+                             stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2) {
+    ptrdiff_t k;
+    STX__FOR(x, stx__pieces_size(piece, count))
+    for (k = 0; k < (ptrdiff_t)count; k++)
+        STX__CALL(x, stx__adam_n, (piece[k].p, piece[k].s[0], piece[k].s[1], piece[k].g, piece[k].n, piece[k].lr, gscale, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2));
+}
+
 STX_DEF void stx_clamp(stx_ctx *x, stx_real *y, size_t n, stx_real lo, stx_real hi) {
     ptrdiff_t i;
     STX__FOR(x, n)
@@ -3535,7 +3578,8 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
 STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     stx_ctx *x = p ? p->ctx : NULL;
     stx_optim *o;
-    size_t i;
+    stx_piece *q;
+    size_t i, at;
     int k, states;
     if (!stx_ok(x)) return NULL;
     o = (stx_optim *)stx_persist(x, sizeof *o);
@@ -3552,6 +3596,10 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     states = o->desc.kind == STX_SGD ? o->desc.momentum > 0 : o->desc.kind == STX_ADAGRAD ? 1 : 2;
     o->params = p;
     o->count = p->count;
+    for (i = 0; i < p->count; i++) o->pieces += (p->tensor[i]->size + STX__PIECE - 1) / STX__PIECE;
+    o->piece = (stx_piece *)stx_persist(x, stx_bytes_of(o->pieces, 1, sizeof *o->piece));
+    o->squares = (double *)stx_persist(x, stx_bytes_of(o->pieces, 1, sizeof *o->squares));
+    if (!o->piece || !o->squares) return NULL;
     for (k = 0; k < states; k++) {
         o->state[k] = (stx_tensor **)stx_persist(x, (p->count + 1) * sizeof **o->state);
         if (!o->state[k]) return NULL;
@@ -3561,13 +3609,21 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
             STX_RUN(x, stx_fill, (x, o->state[k][i]->data, o->state[k][i]->size, 0));
         }
     }
+    for (i = 0, q = o->piece; i < p->count; i++)
+        for (at = 0; at < p->tensor[i]->size; at += STX__PIECE, q++) {
+            q->p = p->tensor[i]->data + at;
+            q->g = p->tensor[i]->grad + at;
+            for (k = 0; k < states; k++) q->s[k] = o->state[k][i]->data + at;
+            q->n = STX__MIN((size_t)STX__PIECE, p->tensor[i]->size - at);
+            q->tensor = i;
+        }
     return o;
 }
 STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     stx_ctx *x = o ? o->params->ctx : NULL;
     stx_params *p;
-    size_t i;
-    double total = 0, factor = 1, sq;
+    size_t k, end;
+    double total = 0, factor = 1;
     const stx_optim_desc *d;
     if (!stx_ok(x)) return 0;
     p = o->params;
@@ -3577,10 +3633,8 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
         stx_fail(x, STX_ERR_ARG, "stx_optim_step: %zu parameters, %zu when the optimiser was made: call stx_optim_create after the last stx_param", p->count, o->count);
         return 0;
     }
-    for (i = 0; i < p->count; i++) {
-        STX_RUN(x, stx_sum_squares, (x, &sq, p->tensor[i]->grad, p->tensor[i]->size));
-        total += sq;
-    }
+    STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
+    for (k = 0; k < o->pieces; k++) total += o->squares[k];
     o->grad_norm = sqrt(total);
     if (!(o->grad_norm <= DBL_MAX)) {       /* true for NaN as well */
         stx_params_zero_grad(p);
@@ -3588,20 +3642,20 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
         return 0;
     }
     if (d->clip > 0 && d->kind != STX_ADAGRAD) factor = STX__MIN(1, d->clip / (o->grad_norm + 1e-6));
-    for (i = 0; i < p->count; i++) {
-        stx_tensor *t = p->tensor[i];
-        size_t n = t->size;
-        if (d->kind == STX_SGD) {
-            STX_RUN(x, stx_sgd_update, (x, t->data, o->state[0] ? o->state[0][i]->data : NULL, t->grad, n, (stx_real)lr, (stx_real)factor, (stx_real)d->momentum, (stx_real)d->weight_decay, o->step == 0));
-        } else if (d->kind == STX_ADAGRAD) {
-            double eta = lr;
-            STX_RUN(x, stx_sum_squares, (x, &sq, t->grad, n));
-            if (d->clip > 0 && sqrt(sq) > d->clip) eta = lr * d->clip / (sqrt(sq) + 1e-10);
-            STX_RUN(x, stx_adagrad_update, (x, t->data, o->state[0][i]->data, t->grad, n, (stx_real)eta, (stx_real)d->eps));
-        } else {
-            double step = (double)(o->step + 1), coupled = d->kind == STX_ADAM ? d->weight_decay : 0, decoupled = d->kind == STX_ADAMW ? d->weight_decay : 0;
-            STX_RUN(x, stx_adam_update, (x, t->data, o->state[0][i]->data, o->state[1][i]->data, t->grad, n, (stx_real)lr, (stx_real)factor, (stx_real)d->beta1, (stx_real)(1 - d->beta1), (stx_real)d->beta2, (stx_real)(1 - d->beta2), (stx_real)d->eps, (stx_real)coupled, (stx_real)decoupled, (stx_real)(1 - pow(d->beta1, step)), (stx_real)(1 - pow(d->beta2, step))));
-        }
+    for (k = 0; k < o->pieces; k = end) {
+        double sq = 0, eta = lr;
+        for (end = k; end < o->pieces && o->piece[end].tensor == o->piece[k].tensor; end++) sq += o->squares[end];
+        if (d->clip > 0 && d->kind == STX_ADAGRAD && sqrt(sq) > d->clip) eta = lr * d->clip / (sqrt(sq) + 1e-10);
+        for (; k < end; k++) o->piece[k].lr = (stx_real)eta;
+    }
+    if (d->kind == STX_SGD) {
+        STX_RUN(x, stx_sgd_update, (x, o->piece, o->pieces, (stx_real)factor, (stx_real)d->momentum, (stx_real)d->weight_decay));
+    } else if (d->kind == STX_ADAGRAD) {
+        STX_RUN(x, stx_adagrad_update, (x, o->piece, o->pieces, (stx_real)d->eps));
+    } else {
+        double step = (double)(o->step + 1), coupled = d->kind == STX_ADAM ? d->weight_decay : 0, decoupled = d->kind == STX_ADAMW ? d->weight_decay : 0;
+        STX_RUN(x, stx_adam_update, (x, o->piece, o->pieces, (stx_real)factor, (stx_real)d->beta1, (stx_real)(1 - d->beta1), (stx_real)d->beta2, (stx_real)(1 - d->beta2), (stx_real)d->eps,
+                                     (stx_real)coupled, (stx_real)decoupled, (stx_real)(1 - pow(d->beta1, step)), (stx_real)(1 - pow(d->beta2, step))));
     }
     o->step++;
     return 1;
