@@ -363,6 +363,12 @@ typedef struct stx_optim_desc {
                                references' rule); others: global norm, factor clip / (norm + 1e-6) if < 1 */
 } stx_optim_desc;
 
+/* A part of a parameter, as the optimisers' kernels want it */
+typedef struct stx_piece {
+    stx_real *p, *g, *s[2];       /* (n): parameter, gradient; momentum | sum of squares | Adam m, v; NULL where unused */
+    size_t    n, tensor;
+    stx_real  lr;
+} stx_piece;
 typedef struct stx_optim {
     stx_params    *params;
     stx_optim_desc desc;
@@ -371,6 +377,9 @@ typedef struct stx_optim {
     uint64_t       step;          /* updates made */
     uint64_t       skipped;       /* updates left out because a gradient was not finite */
     double         grad_norm;     /* global L2 norm of the last gradient, before clipping */
+    size_t         pieces;        /* all parameters cut in pieces of 4096 numbers, in order: what the threads share */
+    stx_piece     *piece;
+    double        *squares;       /* (pieces): of each one's gradient */
 } stx_optim;
 
 STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d);
@@ -404,7 +413,8 @@ typedef struct stx_sampling {
 STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits, size_t V, stx_real *work);
 // >>kernels ------------------------------------------------------------------------------------------------
 /* The lower storey. Order of arguments: context (threads, scratch; NULL: one thread, but the attention needs one), outputs, saved values,
-   inputs, sizes, scalars. Backward kernels ADD into dx; a NULL dx is not wanted. One STX_KERNEL line declares
+   inputs, sizes, scalars. Backward kernels ADD into dx; a NULL dx is not wanted. Where
+   there is an int accumulate, 0 makes them write da, din or dlogits instead, whatever was there. One STX_KERNEL line declares
    the CPU twin (stem, body below) and the CUDA twin (stem_cuda, body in seqtx_cuda.cu): a missing one does not
    link, a drifted one does not compile. */
 
@@ -475,15 +485,16 @@ STX_KERNEL(stx_layernorm_fwd, (stx_ctx *x, stx_real *y, stx_real *mean, stx_real
                                const stx_real *gain, const stx_real *shift, size_t N, size_t C, stx_real eps))
 STX_KERNEL(stx_layernorm_bwd, (stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy,
                                const stx_real *in, const stx_real *gain, const stx_real *mean, const stx_real *rstd,
-                               size_t N, size_t C))
+                               size_t N, size_t C, int accumulate))
 /* y, a (n); b (nb) repeats: n is a multiple of nb */
 STX_KERNEL(stx_add_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb))
 STX_KERNEL(stx_mul_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb))
 STX_KERNEL(stx_mul_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b,
-                         size_t n, size_t nb))
+                         size_t n, size_t nb, int accumulate))
 /* y, a (N,C): over the C of a row */
 STX_KERNEL(stx_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
-STX_KERNEL(stx_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C))
+STX_KERNEL(stx_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C,
+                             int accumulate))
 /* y (n) = a mask / keep, and da += dy mask / keep by the same call */
 STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed,
                              uint64_t stream, int accumulate))
@@ -494,7 +505,8 @@ STX_KERNEL(stx_mean_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n
 STX_KERNEL(stx_cross_entropy_fwd, (stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits,
                                    const int32_t *targets, size_t N, size_t V, double divisor))
 STX_KERNEL(stx_cross_entropy_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top,
-                                   const stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor))
+                                   const stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor,
+                                   int accumulate))
 /* loss (1) = mean (a - b)^2, a, b (n) */
 STX_KERNEL(stx_mse_fwd, (stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n))
 STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a,
@@ -502,15 +514,14 @@ STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 /* Shapes: stx_attention_args. forward writes y, top, inv; backward adds to the gradients that are not NULL. */
 STX_KERNEL(stx_attention_fwd, (stx_ctx *x, const stx_attention_args *a))
 STX_KERNEL(stx_attention_bwd, (stx_ctx *x, const stx_attention_args *a))
-/* out (1) = sum of a^2, a (n) */
-STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_real *a, size_t n))
-/* One parameter tensor, one update: p, g, buf, sum, m, v (n); g is zeroed. */
-STX_KERNEL(stx_sgd_update, (stx_ctx *x, stx_real *p, stx_real *buf, stx_real *g, size_t n, stx_real lr, stx_real gscale,
-                            stx_real momentum, stx_real decay, int first))
-STX_KERNEL(stx_adagrad_update, (stx_ctx *x, stx_real *p, stx_real *sum, stx_real *g, size_t n, stx_real lr, stx_real eps))
-STX_KERNEL(stx_adam_update, (stx_ctx *x, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, stx_real lr,
-                             stx_real gscale, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
-                             stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2))
+/* out (count) = sum of g^2 of each piece */
+STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_piece *piece, size_t count))
+/* One update of all pieces in one pass over memory; g is zeroed. */
+STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real gscale, stx_real momentum, stx_real decay))
+STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real eps))
+STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real gscale, stx_real beta1, stx_real rest1,
+                             stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled,
+                             stx_real correction1, stx_real correction2))
 /* y (n) into [lo, hi] */
 STX_KERNEL(stx_clamp, (stx_ctx *x, stx_real *y, size_t n, stx_real lo, stx_real hi))
 
@@ -791,11 +802,18 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 
 /* Inner loops are plain C in STX__INNER functions, compiled once for each instruction set: STX__EACH_ISA(fn, (parameters), arguments)
    makes fn_base, fn_avx2 and fn_avx512 of fn, and STX__CALL(x, fn, (arguments)) calls the one that the processor has. No -march
-   is needed. fn's first parameter, which STX__EACH_ISA supplies, says whether there are fused multiply-adds: STX__FMA. */
+   is needed, and no -O3: STX__VECTOR asks gcc for vector code, which it would make at -O2 only of loops whose length it knows.
+   fn's first parameter, which STX__EACH_ISA supplies, says whether there are fused multiply-adds: STX__FMA. STX__RESTRICT stands
+   in the parameters of STX__EACH_ISA, where the pointers that fn may assume to be apart are. */
 #if defined(__GNUC__) || defined(__clang__)
   #define STX__INNER static inline __attribute__((always_inline))
 #else
   #define STX__INNER static inline
+#endif
+#if defined(__GNUC__) && !defined(__clang__)
+  #define STX__VECTOR __attribute__((optimize("O2", "tree-vectorize", "vect-cost-model=dynamic")))
+#else
+  #define STX__VECTOR
 #endif
 enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
@@ -808,13 +826,13 @@ enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
     #define STX__AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")))
   #endif
   #define STX__EACH_ISA(fn, params, ...) \
-    static void fn##_base params { fn(0, __VA_ARGS__); } \
-    STX__AVX2 static void fn##_avx2 params { fn(1, __VA_ARGS__); } \
-    STX__AVX512 static void fn##_avx512 params { fn(1, __VA_ARGS__); }
+    STX__VECTOR static void fn##_base params { fn(0, __VA_ARGS__); } \
+    STX__AVX2 STX__VECTOR static void fn##_avx2 params { fn(1, __VA_ARGS__); } \
+    STX__AVX512 STX__VECTOR static void fn##_avx512 params { fn(1, __VA_ARGS__); }
   #define STX__CALL(x, fn, args) \
     do { switch (stx__isa(x)) { case STX__ISA_AVX512: fn##_avx512 args; break; case STX__ISA_AVX2: fn##_avx2 args; break; default: fn##_base args; } } while (0)
 #else
-  #define STX__EACH_ISA(fn, params, ...) static void fn##_base params { fn(0, __VA_ARGS__); }
+  #define STX__EACH_ISA(fn, params, ...) STX__VECTOR static void fn##_base params { fn(0, __VA_ARGS__); }
   #define STX__CALL(x, fn, args) do { (void)(x); fn##_base args; } while (0)
 #endif
 #if defined(SEQTX_DOUBLE) && (defined(__GNUC__) || defined(__clang__))
@@ -1109,58 +1127,115 @@ static void stx__mask8(stx_real *m, uint64_t seed, uint64_t stream, uint64_t gro
 
 // >>maths
 
+/* For inner loops: no calls and, by stx__pick, no branches, so that loops over these become vector code. The double build, which
+   checks gradients, has libm's. */
 #ifdef SEQTX_DOUBLE
-static stx_real stx__exp(stx_real v) { return exp(v); }
+STX__INNER double stx__exp_any(int fma, double v) { (void)fma; return exp(v); }
+STX__INNER double stx__tanh_any(int fma, double v) { (void)fma; return tanh(v); }
+STX__INNER double stx__sqrt_any(int fma, double v) { (void)fma; return sqrt(v); }
+STX__INNER double stx__phi_any(int fma, double v, double *density) {
+    (void)fma;
+    *density = 0.39894228040143267794 * exp(-0.5 * v * v);
+    return 0.5 * erfc(v * -0.70710678118654752440);
+}
 #else
-/* e^v in float, 1 ulp or so, without calls or branches so that loops over it become vector code. Below -87.3 the
-   result is 0, above 88.37 infinity, NaN stays NaN. v = n ln 2 + r, |r| <= ln 2 / 2, polynomial in r (Cephes). */
-static inline stx_real stx__exp(stx_real v) {
-    float t, n, r, p, s;
-    int32_t e;
-    uint32_t bits;
-    float c = v < -87.33f ? -87.33f : v;
-    c = c > 88.72f ? 88.72f : c;
-    t = c * 1.44269504088896341f + 12582912.0f;    /* 1.5 2^23: the integer part lands in the low bits */
+/* yes ? a : b by bits: compilers turn a ?: with sums in it into a branch, and then do not find their way back. yes is 0 or 1. */
+STX__INNER float stx__pick(int yes, float a, float b) {
+    uint32_t mask = 0u - (uint32_t)yes, i, k;
+    memcpy(&i, &a, 4);
+    memcpy(&k, &b, 4);
+    i = (i & mask) | (k & ~mask);
+    memcpy(&a, &i, 4);
+    return a;
+}
+/* e^v to 1 ulp. Below -87.33 the result is 0, above 88.72 infinity, NaN stays NaN. v = n ln 2 + r, |r| <= ln 2 / 2, and e^r by a
+   polynomial (minimax, 3e-9). */
+STX__INNER float stx__exp_any(int fma, float v) {
+    float t = STX__FMA(fma, v, 1.44269504088896341f, 12582912.0f), n, r, p;    /* 1.5 2^23: the integer part lands in the low bits */
+    uint32_t bits, power;
     n = t - 12582912.0f;
-    r = c - n * 0.693359375f;
-    r = r + n * 2.12194440e-4f;
-    p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    memcpy(&e, &t, 4);
-    bits = (uint32_t)(e - 0x4B400000 + 127) << 23;  /* 2^n; n = 128 gives infinity, as it should */
-    memcpy(&s, &bits, 4);
-    p = p * s;
-    p = v < -87.33f ? 0.0f : p;
-    return v > 88.72f ? (float)HUGE_VALF : p;
+    r = STX__FMA(fma, n, -0.693359375f, v);
+    r = STX__FMA(fma, n, 2.12194440e-4f, r);
+    p = STX__FMA(fma, 1.3814173990e-3f, r, 8.3689217968e-3f);
+    p = STX__FMA(fma, p, r, 4.1668407976e-2f);
+    p = STX__FMA(fma, p, r, 1.6666518939e-1f);
+    p = STX__FMA(fma, p, r, 4.9999993333e-1f);
+    p = STX__FMA(fma, p, r, 1.0f);
+    p = STX__FMA(fma, p, r, 1.0f);
+    memcpy(&bits, &p, 4);
+    memcpy(&power, &t, 4);
+    bits += power << 23;                    /* times 2^n; for n = 128 too, where p < 1 */
+    memcpy(&p, &bits, 4);
+    return stx__pick(v < -87.33f, 0, stx__pick(v <= 88.72f, p, v + (float)HUGE_VALF));
+}
+/* tanh v to 1.5 ulp: a polynomial near 0 (Cephes), 1 - 2 / (e^2|v| + 1) elsewhere */
+STX__INNER float stx__tanh_any(int fma, float v) {
+    float a = stx__pick(v < 0, -v, v), z = v * v, far_ = 1 - 2 / (stx__exp_any(fma, 2 * a) + 1), p;
+    p = STX__FMA(fma, -5.70498872745e-3f, z, 2.06390887954e-2f);
+    p = STX__FMA(fma, p, z, -5.37397155531e-2f);
+    p = STX__FMA(fma, p, z, 1.33314422036e-1f);
+    p = STX__FMA(fma, p, z, -3.33332819422e-1f);
+    p = STX__FMA(fma, p * z, v, v);
+    return stx__pick(a < 0.625f, p, stx__pick(v < 0, -far_, far_));
+}
+/* The root of v >= 0 to 1 ulp (sqrtf may set errno, so compilers do not make vector code of it): 1/sqrt by its famous guess and
+   two steps of Newton's, one more for the root itself. Denormals come out too small, as 0 or nearly so. */
+STX__INNER float stx__sqrt_any(int fma, float v) {
+    float y, h = 0.5f * v, s;
+    uint32_t bits;
+    memcpy(&bits, &v, 4);
+    bits = 0x5f3759dfu - (bits >> 1);
+    memcpy(&y, &bits, 4);
+    y *= STX__FMA(fma, -h * y, y, 1.5f);
+    y *= STX__FMA(fma, -h * y, y, 1.5f);
+    s = v * y;
+    s = STX__FMA(fma, STX__FMA(fma, -s, s, v), 0.5f * y, s);
+    return stx__pick(v <= FLT_MAX, s, v);
+}
+/* The normal distribution, Phi(v), and its density. The tail 1 - Phi(a), a = |v|, is e^(-a^2/2) times a polynomial in a / (a + 1/0.33),
+   which is 1/2 at 0 (like Abramowitz and Stegun 26.2.17; minimax, 1e-8): so it keeps its digits where 1 + erf would lose them. */
+STX__INNER float stx__phi_any(int fma, float v, float *density) {
+    float a = stx__pick(v < 0, -v, v), u, e, p;
+    a = stx__pick(a > 15, 15, a);
+    u = a / (a + 3.03030303f);
+    e = stx__exp_any(fma, -0.5f * a * a);
+    p = STX__FMA(fma, 2.652815441e-2f, u, -8.680494655e-2f);
+    p = STX__FMA(fma, p, u, 6.920907668e-2f);
+    p = STX__FMA(fma, p, u, 1.867111309e-2f);
+    p = STX__FMA(fma, p, u, 6.716024318e-2f);
+    p = STX__FMA(fma, p, u, -1.548621056e-1f);
+    p = STX__FMA(fma, p, u, -3.177386036e-1f);
+    p = STX__FMA(fma, p, u, 1.086760542f);
+    p = STX__FMA(fma, p, u, -1.208915990f);
+    p = STX__FMA(fma, p, u, 0.5f) * e;
+    *density = 0.39894228040143267794f * e;
+    return stx__pick(v < 0, p, 1 - p);
 }
 #endif
-STX__INNER stx_real stx__exp_any(int fma, stx_real v) { (void)fma; return stx__exp(v); }
-static double stx__erf_scaled(double v) { return erf(v * 0.70710678118654752440); }
+STX__INNER stx_real stx__exp(stx_real v) { return stx__exp_any(0, v); }
+STX__INNER stx_real stx__sigmoid_any(int fma, stx_real v) { return 1 / (1 + stx__exp_any(fma, -v)); }
 
-static stx_real stx__act(stx_real v, int act) {
+STX__INNER stx_real stx__act_any(int fma, stx_real v, int act) {
+    stx_real density;
     switch (act) {
     case STX_ACT_RELU: return v < 0 ? 0 : v;      /* NaN stays NaN */
-    case STX_ACT_GELU: return (stx_real)(0.5 * (double)v * (1.0 + stx__erf_scaled((double)v)));
-    case STX_ACT_TANH: return (stx_real)tanh((double)v);
-    case STX_ACT_SIGMOID: return (stx_real)(1.0 / (1.0 + exp(-(double)v)));
+    case STX_ACT_GELU: return v * stx__phi_any(fma, v, &density);
+    case STX_ACT_TANH: return stx__tanh_any(fma, v);
+    case STX_ACT_SIGMOID: return stx__sigmoid_any(fma, v);
     default: return v;
     }
 }
-/* d act / d a, given y = act(a) and, for gelu, a */
-static stx_real stx__act_slope(stx_real y, stx_real a, int act) {
+/* g times d act / d a, given y = act(a) and, for gelu, a */
+STX__INNER stx_real stx__act_slope_any(int fma, stx_real g, stx_real y, stx_real a, int act) {
+    stx_real density, phi;
     switch (act) {
-    case STX_ACT_RELU: return y > 0 ? (stx_real)1 : (stx_real)0;
+    case STX_ACT_RELU: return y > 0 ? g : 0;
     case STX_ACT_GELU:
-        return (stx_real)(0.5 * (1.0 + stx__erf_scaled((double)a)) +
-                          (double)a * 0.39894228040143267794 * exp(-0.5 * (double)a * (double)a));
-    case STX_ACT_TANH: return 1 - y * y;
-    case STX_ACT_SIGMOID: return y * (1 - y);
-    default: return 1;
+        phi = stx__phi_any(fma, a, &density);
+        return g * STX__FMA(fma, a, density, phi);
+    case STX_ACT_TANH: return g * STX__FMA(fma, -y, y, 1);
+    case STX_ACT_SIGMOID: return g * (y * (1 - y));
+    default: return g;
     }
 }
 
@@ -1566,7 +1641,7 @@ static void stx__turn_for(const stx__micro *mk, stx_real *to, const stx_real *B,
     if (mk->turn && n == mk->nr) { mk->turn(to, B, ldb, k); return; }
     stx__turn(to, mk->nr, B, ldb, n, k);
 }
-enum { STX__PIECE = 128 };
+enum { STX__TURN_PIECE = 128 };
 /* op(B) (k x n) in strips of nr columns, as [k][nr], filled up with zeros: k to a multiple of kr, n to one of nr. Strips are stride
    units apart. */
 static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B, size_t ldb, int tb, size_t k, size_t n) {
@@ -1587,14 +1662,14 @@ static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const
         size_t w = STX__MIN(nr, n - j), r;
         const stx_real *b = B + j * ldb;
         if (u == 1) { stx__turn_for(mk, to, b, ldb, w, k); continue; }
-        for (p = 0; p < k; p += STX__PIECE) {       /* pairs stand together in a row: round it, then turn it in units */
-            uint16_t t[STX__NR_MAX * STX__PIECE];
-            size_t kc = STX__MIN((size_t)STX__PIECE, k - p), up = stx__up(kc, mk->kr), i;
+        for (p = 0; p < k; p += STX__TURN_PIECE) {       /* pairs stand together in a row: round it, then turn it in units */
+            uint16_t t[STX__NR_MAX * STX__TURN_PIECE];
+            size_t kc = STX__MIN((size_t)STX__TURN_PIECE, k - p), up = stx__up(kc, mk->kr), i;
             for (r = 0; r < w; r++) {
-                mk->round(t + r * STX__PIECE, b + r * ldb + p, kc);
-                for (i = kc; i < up; i++) t[r * STX__PIECE + i] = 0;
+                mk->round(t + r * STX__TURN_PIECE, b + r * ldb + p, kc);
+                for (i = kc; i < up; i++) t[r * STX__TURN_PIECE + i] = 0;
             }
-            stx__turn_for(mk, to + p / 2 * nr, (const stx_real *)(const void *)t, STX__PIECE / 2, w, up / 2);
+            stx__turn_for(mk, to + p / 2 * nr, (const stx_real *)(const void *)t, STX__TURN_PIECE / 2, w, up / 2);
         }
     }
 }
@@ -1667,12 +1742,12 @@ static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_rea
         return to;
     }
     if (ta && mk->kr > 2) {     /* pairs of rows of A, which are pairs of neighbouring k, turned: [m][k] */
-        uint32_t t[STX__PIECE * 32], *rows = (uint32_t *)(void *)to;
+        uint32_t t[STX__TURN_PIECE * 32], *rows = (uint32_t *)(void *)to;
         size_t q, n;
         for (i = 0; i < m; i += 32)
-            for (p = 0; p < kk; p += 2 * STX__PIECE) {
+            for (p = 0; p < kk; p += 2 * STX__TURN_PIECE) {
                 n = STX__MIN((size_t)32, m - i);
-                for (q = p; q < STX__MIN(kk, p + 2 * STX__PIECE); q += 2) {
+                for (q = p; q < STX__MIN(kk, p + 2 * STX__TURN_PIECE); q += 2) {
                     if (q < k) mk->pair(t + (q - p) / 2 * 32, A + q * lda + i, q + 1 < k ? A + (q + 1) * lda + i : NULL, n);
                     else memset(t + (q - p) / 2 * 32, 0, sizeof *t * 32);
                 }
@@ -1798,29 +1873,88 @@ STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t
 
 // >>kernels: elementwise, embedding, normalisation, losses
 
-STX_DEF void stx_fill(stx_ctx *x, stx_real *y, size_t n, stx_real value) {
-    ptrdiff_t i;
-    STX__FOR(x, n)
-    for (i = 0; i < (ptrdiff_t)n; i++) y[i] = value;
+/* STX__TURN_PIECES calls fn for pieces of n numbers in parallel: [at, at + len), as its arguments may call them. STX__SUM_PIECES adds up
+   what fn leaves in *sum for 64 pieces. Pieces do not depend on the number of threads, so neither do the sums. */
+enum { STX__PIECE = 4096 };
+#define STX__PIECES(x, work, n, fn, args) \
+    do { \
+        ptrdiff_t piece, pieces = (ptrdiff_t)(((n) + STX__PIECE - 1) / STX__PIECE); \
+        STX__FOR(x, work) \
+        for (piece = 0; piece < pieces; piece++) { \
+            size_t at = (size_t)piece * STX__PIECE, len = STX__MIN((size_t)STX__PIECE, (n) - at); \
+            STX__CALL(x, fn, args); \
+        } \
+    } while (0)
+#define STX__SUM_PIECES(x, work, total, n, fn, args) \
+    do { \
+        double sums[64]; \
+        ptrdiff_t piece; \
+        STX__FOR(x, work) \
+        for (piece = 0; piece < 64; piece++) { \
+            size_t each = ((n) + 63) / 64, at = STX__MIN((n), (size_t)piece * each), len = STX__MIN(each, (n) - at); \
+            double *sum = sums + piece; \
+            STX__CALL(x, fn, args); \
+        } \
+        for (total = 0, piece = 0; piece < 64; piece++) total += sums[piece]; \
+    } while (0)
+
+/* Sums in 16 lanes, which the compiler may turn into vector code without reordering anything. */
+STX__INNER stx_real stx__lanes(stx_real *s) {
+    size_t e;
+    for (e = 0; e < 8; e++) s[e] += s[e + 8];
+    for (e = 0; e < 4; e++) s[e] += s[e + 4];
+    return (s[0] + s[2]) + (s[1] + s[3]);
 }
-STX_DEF void stx_axpy(stx_ctx *x, stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, stx_real s, int accumulate) {
-    ptrdiff_t i;
-    if (accumulate) {
-        STX__FOR(x, n)
-        for (i = 0; i < (ptrdiff_t)n; i++) y[i] += s * a[i];
-    } else {
-        STX__FOR(x, n)
-        for (i = 0; i < (ptrdiff_t)n; i++) y[i] = s * a[i];
-    }
+STX__INNER stx_real stx__sum(const stx_real *a, size_t n) {
+    stx_real s[16] = {0}, t = 0;
+    size_t i, e;
+    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] += a[i + e];
+    for (; i < n; i++) t += a[i];
+    return t + stx__lanes(s);
+}
+STX__INNER stx_real stx__dot_any(int fma, const stx_real *a, const stx_real *b, size_t n) {
+    stx_real s[16] = {0}, t = 0;
+    size_t i, e;
+    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] = STX__FMA(fma, a[i + e], b[i + e], s[e]);
+    for (; i < n; i++) t = STX__FMA(fma, a[i], b[i], t);
+    return t + stx__lanes(s);
+}
+STX__INNER stx_real stx__dot(const stx_real *a, const stx_real *b, size_t n) { return stx__dot_any(0, a, b, n); }
+/* The largest number; NaN counts or not as it comes: callers that must see it see it in the exponentials, which are NaN too. */
+STX__INNER stx_real stx__max(const stx_real *a, size_t n) {
+    stx_real s[16], m = a[0];
+    size_t i, e;
+    for (e = 0; e < 16; e++) s[e] = m;
+    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] = a[i + e] > s[e] ? a[i + e] : s[e];
+    for (; i < n; i++) m = a[i] > m ? a[i] : m;
+    for (e = 0; e < 16; e++) m = s[e] > m ? s[e] : m;
+    return m;
+}
+
+STX__INNER void stx__fill_n(int fma, stx_real *y, size_t n, stx_real value) {
+    size_t i;
+    (void)fma;
+    for (i = 0; i < n; i++) y[i] = value;
+}
+STX__EACH_ISA(stx__fill_n, (stx_real *y, size_t n, stx_real value), y, n, value)
+STX_DEF void stx_fill(stx_ctx *x, stx_real *y, size_t n, stx_real value) { STX__PIECES(x, n, n, stx__fill_n, (y + at, len, value)); }
+
+STX__INNER void stx__axpy_n(int fma, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate) {
+    size_t i;
+    if (accumulate) for (i = 0; i < n; i++) y[i] = STX__FMA(fma, s, a[i], y[i]);
+    else for (i = 0; i < n; i++) y[i] = s * a[i];
+}
+STX__EACH_ISA(stx__axpy_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, stx_real s, int accumulate), y, a, n, s, accumulate)
+STX_DEF void stx_axpy(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate) {
+    STX__PIECES(x, n, n, stx__axpy_n, (y + at, a + at, len, s, accumulate));
 }
 STX_DEF void stx_copy2d(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda, size_t rows, size_t cols, int accumulate) {
     ptrdiff_t r;
     STX__FOR(x, rows * cols)
     for (r = 0; r < (ptrdiff_t)rows; r++) {
-        stx_real *STX__RESTRICT to = y + (size_t)r * ldy;
-        const stx_real *STX__RESTRICT from = a + (size_t)r * lda;
-        size_t c;
-        if (accumulate) for (c = 0; c < cols; c++) to[c] += from[c];
+        stx_real *to = y + (size_t)r * ldy;
+        const stx_real *from = a + (size_t)r * lda;
+        if (accumulate) STX__CALL(x, stx__axpy_n, (to, from, cols, 1, 1));
         else memcpy(to, from, cols * sizeof *to);
     }
 }
@@ -1829,12 +1963,7 @@ STX_DEF void stx_copy2d(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, 
 STX_DEF void stx_embedding_fwd(stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C, stx_real s) {
     ptrdiff_t n;
     STX__FOR(x, N * C)
-    for (n = 0; n < (ptrdiff_t)N; n++) {
-        const stx_real *from = table + (size_t)ids[n] * C;
-        stx_real *to = y + (size_t)n * C;
-        size_t c;
-        for (c = 0; c < C; c++) to[c] = s * from[c];
-    }
+    for (n = 0; n < (ptrdiff_t)N; n++) STX__CALL(x, stx__axpy_n, (y + (size_t)n * C, table + (size_t)ids[n] * C, C, s, 0));
 }
 /* dtable[ids[n]] += s dy[n]. Rows repeat, so threads share the channels and not the rows: same order always. */
 STX_DEF void stx_embedding_bwd(stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C, stx_real s) {
@@ -1842,101 +1971,98 @@ STX_DEF void stx_embedding_bwd(stx_ctx *x, stx_real *dtable, const stx_real *dy,
     size_t per = parts ? ((C + (size_t)parts - 1) / (size_t)parts + 15) / 16 * 16 : 0;
     STX__FOR(x, N * C)
     for (part = 0; part < parts; part++) {
-        size_t lo = (size_t)part * per, hi = STX__MIN(C, lo + per), n, c;
-        for (n = 0; n < N; n++) {
-            stx_real *to = dtable + (size_t)ids[n] * C;
-            const stx_real *from = dy + n * C;
-            for (c = lo; c < hi; c++) to[c] += s * from[c];
-        }
+        size_t lo = (size_t)part * per, hi = STX__MIN(C, lo + per), n;
+        if (lo < hi) for (n = 0; n < N; n++) STX__CALL(x, stx__axpy_n, (dtable + (size_t)ids[n] * C + lo, dy + n * C + lo, hi - lo, s, 1));
     }
 }
 
+/* y (n) = act(a (n)), where y may be a; a loop for each act, so that none decides again for every number */
+STX__INNER void stx__act_n(int fma, stx_real *y, const stx_real *a, size_t n, int act) {
+    size_t i;
+    switch (act) {
+    case STX_ACT_RELU:    for (i = 0; i < n; i++) y[i] = stx__act_any(fma, a[i], STX_ACT_RELU); break;
+    case STX_ACT_GELU:    for (i = 0; i < n; i++) y[i] = stx__act_any(fma, a[i], STX_ACT_GELU); break;
+    case STX_ACT_TANH:    for (i = 0; i < n; i++) y[i] = stx__act_any(fma, a[i], STX_ACT_TANH); break;
+    case STX_ACT_SIGMOID: for (i = 0; i < n; i++) y[i] = stx__act_any(fma, a[i], STX_ACT_SIGMOID); break;
+    default:              for (i = 0; i < n; i++) y[i] = a[i];
+    }
+}
+STX__EACH_ISA(stx__act_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, int act), y, a, n, act)
 /* y (N,C) = act(y + b), in place; pre, if given, gets y + b (gelu's backward needs it). */
+STX__INNER void stx__bias_act_row(int fma, stx_real *y, stx_real *pre, const stx_real *b, size_t C, int act) {
+    size_t c;
+    if (b) for (c = 0; c < C; c++) y[c] += b[c];
+    if (pre) memcpy(pre, y, C * sizeof *y);
+    if (act) stx__act_n(fma, y, y, C, act);
+}
+STX__EACH_ISA(stx__bias_act_row, (stx_real *STX__RESTRICT y, stx_real *STX__RESTRICT pre, const stx_real *STX__RESTRICT b, size_t C, int act), y, pre, b, C, act)
 STX_DEF void stx_bias_act_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act) {
     ptrdiff_t n;
     STX__FOR(x, N * C)
-    for (n = 0; n < (ptrdiff_t)N; n++) {
-        stx_real *row = y + (size_t)n * C;
-        size_t c;
-        if (b) for (c = 0; c < C; c++) row[c] += b[c];
-        if (pre) memcpy(pre + (size_t)n * C, row, C * sizeof *row);
-        if (act == STX_ACT_RELU) for (c = 0; c < C; c++) row[c] = row[c] < 0 ? 0 : row[c];
-        else if (act) for (c = 0; c < C; c++) row[c] = stx__act(row[c], act);
-    }
+    for (n = 0; n < (ptrdiff_t)N; n++) STX__CALL(x, stx__bias_act_row, (y + (size_t)n * C, pre ? pre + (size_t)n * C : NULL, b, C, act));
 }
 STX_DEF void stx_act_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act) {
-    ptrdiff_t i;
-    STX__FOR(x, n)
-    for (i = 0; i < (ptrdiff_t)n; i++) y[i] = stx__act(a[i], act);
+    STX__PIECES(x, n, n, stx__act_n, (y + at, a + at, len, act));
 }
 /* da (+)= dy act'(a) */
-STX_DEF void stx_act_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
-    ptrdiff_t i;
-    if (act == STX_ACT_RELU && !accumulate) {
-        STX__FOR(x, n)
-        for (i = 0; i < (ptrdiff_t)n; i++) da[i] = y[i] > 0 ? dy[i] : 0;
-        return;
-    }
-    STX__FOR(x, n)
-    for (i = 0; i < (ptrdiff_t)n; i++) {
-        stx_real g = dy[i] * stx__act_slope(y[i], a ? a[i] : 0, act);
-        da[i] = accumulate ? da[i] + g : g;
+STX__INNER void stx__act_bwd_as(int fma, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
+    size_t i;
+    if (accumulate) for (i = 0; i < n; i++) da[i] += stx__act_slope_any(fma, dy[i], y[i], act == STX_ACT_GELU ? a[i] : 0, act);
+    else for (i = 0; i < n; i++) da[i] = stx__act_slope_any(fma, dy[i], y[i], act == STX_ACT_GELU ? a[i] : 0, act);
+}
+STX__INNER void stx__act_bwd_n(int fma, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
+    switch (act) {
+    case STX_ACT_RELU:    stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_RELU, accumulate); break;
+    case STX_ACT_GELU:    stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_GELU, accumulate); break;
+    case STX_ACT_TANH:    stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_TANH, accumulate); break;
+    case STX_ACT_SIGMOID: stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_SIGMOID, accumulate); break;
+    default:              stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_NONE, accumulate);
     }
 }
-/* db (C) += sum over rows of dy (N,C), in blocks of 64 rows (less rounding than one long sum) */
-STX_DEF void stx_sum_rows(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) {
+STX__EACH_ISA(stx__act_bwd_n, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, int act, int accumulate),
+              da, dy, y, a, n, act, accumulate)
+STX_DEF void stx_act_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
+    STX__PIECES(x, n, n, stx__act_bwd_n, (da + at, dy + at, y + at, a ? a + at : NULL, len, act, accumulate));
+}
+
+/* d (w) += sum over rows of dy (N,w), rows C apart, or of dy times f (N,w). w <= 64; in blocks of 64 rows (less rounding than one
+   long sum) */
+STX__INNER void stx__sum_rows_part(int fma, stx_real *d, const stx_real *dy, const stx_real *f, size_t N, size_t C, size_t w) {
+    size_t n0, n, c;
+    for (n0 = 0; n0 < N; n0 += 64) {
+        stx_real s[64] = {0};
+        for (n = n0; n < STX__MIN(N, n0 + 64); n++) {
+            const stx_real *a = dy + n * C, *b = f ? f + n * C : a;
+            if (f) for (c = 0; c < w; c++) s[c] = STX__FMA(fma, a[c], b[c], s[c]);
+            else for (c = 0; c < w; c++) s[c] += a[c];
+        }
+        for (c = 0; c < w; c++) d[c] += s[c];
+    }
+}
+STX__EACH_ISA(stx__sum_rows_part, (stx_real *STX__RESTRICT d, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT f, size_t N, size_t C, size_t w), d, dy, f, N, C, w)
+static void stx__sum_rows(stx_ctx *x, stx_real *d, const stx_real *dy, const stx_real *f, size_t N, size_t C) {
     ptrdiff_t part, parts = (ptrdiff_t)((C + 63) / 64);
     STX__FOR(x, N * C)
     for (part = 0; part < parts; part++) {
-        size_t lo = (size_t)part * 64, w = STX__MIN((size_t)64, C - lo), n0, n, c;
-        for (n0 = 0; n0 < N; n0 += 64) {
-            stx_real s[64] = {0};
-            for (n = n0; n < STX__MIN(N, n0 + 64); n++)
-                for (c = 0; c < w; c++) s[c] += dy[n * C + lo + c];
-            for (c = 0; c < w; c++) db[lo + c] += s[c];
-        }
+        size_t lo = (size_t)part * 64;
+        STX__CALL(x, stx__sum_rows_part, (d + lo, dy + lo, f ? f + lo : NULL, N, C, STX__MIN((size_t)64, C - lo)));
     }
 }
-
-/* Sums in 16 lanes, which the compiler may turn into vector code without reordering anything. */
-STX__INNER stx_real stx__sum(const stx_real *a, size_t n) {
-    stx_real s[16] = {0}, t = 0;
-    size_t i, e;
-    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] += a[i + e];
-    for (; i < n; i++) t += a[i];
-    for (e = 0; e < 16; e++) t += s[e];
-    return t;
-}
-STX__INNER stx_real stx__dot(const stx_real *a, const stx_real *b, size_t n) {
-    stx_real s[16] = {0}, t = 0;
-    size_t i, e;
-    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] += a[i + e] * b[i + e];
-    for (; i < n; i++) t += a[i] * b[i];
-    for (e = 0; e < 16; e++) t += s[e];
-    return t;
-}
-/* The largest number; NaN when any is NaN and nothing larger came after it: callers that must see NaN see it in
-   the exponentials, which are NaN too. */
-STX__INNER stx_real stx__max(const stx_real *a, size_t n) {
-    stx_real m = a[0];
-    size_t i;
-    for (i = 1; i < n; i++) m = a[i] > m ? a[i] : m;
-    return m;
-}
+/* db (C) += sum over rows of dy (N,C) */
+STX_DEF void stx_sum_rows(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) { stx__sum_rows(x, db, dy, NULL, N, C); }
 
 /* mean = sum x / C ; rstd = 1 / sqrt(sum (x - mean)^2 / C + eps) ; y = (x - mean) rstd gain + shift */
-STX__INNER void stx__layernorm_row(int fma, stx_real *STX__RESTRICT o, stx_real *mean, stx_real *rstd, const stx_real *STX__RESTRICT a,
-                                   const stx_real *gain, const stx_real *shift, size_t C, stx_real eps) {
+STX__INNER void stx__layernorm_row(int fma, stx_real *o, stx_real *mean, stx_real *rstd, const stx_real *a, const stx_real *gain, const stx_real *shift, size_t C, stx_real eps) {
     stx_real m = stx__sum(a, C) / (stx_real)C, v, r;
     size_t c;
     for (c = 0; c < C; c++) o[c] = a[c] - m;
-    v = stx__dot(o, o, C) / (stx_real)C;
+    v = stx__dot_any(fma, o, o, C) / (stx_real)C;
     r = (stx_real)(1 / sqrt((double)(v + eps)));
     for (c = 0; c < C; c++) o[c] = STX__FMA(fma, o[c] * r, gain[c], shift[c]);
     *mean = m;
     *rstd = r;
 }
-STX__EACH_ISA(stx__layernorm_row, (stx_real *o, stx_real *mean, stx_real *rstd, const stx_real *a, const stx_real *gain, const stx_real *shift, size_t C, stx_real eps),
+STX__EACH_ISA(stx__layernorm_row, (stx_real *STX__RESTRICT o, stx_real *mean, stx_real *rstd, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT gain, const stx_real *STX__RESTRICT shift, size_t C, stx_real eps),
               o, mean, rstd, a, gain, shift, C, eps)
 STX_DEF void stx_layernorm_fwd(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *gain,
                                const stx_real *shift, size_t N, size_t C, stx_real eps) {
@@ -1946,135 +2072,193 @@ STX_DEF void stx_layernorm_fwd(stx_ctx *x, stx_real *y, stx_real *mean, stx_real
         STX__CALL(x, stx__layernorm_row, (y + (size_t)n * C, mean + n, rstd + n, in + (size_t)n * C, gain, shift, C, eps));
 }
 /* With xhat = (x - mean) rstd and g = dy gain:   y = xhat gain + shift
-     dgain = sum_n dy xhat ; dshift = sum_n dy ; dx = rstd (g - mean_c(g) - xhat mean_c(g xhat)) */
+     dx (+)= rstd (g - mean_c(g) - xhat mean_c(g xhat)) */
+STX__INNER void stx__layernorm_bwd_row(int fma, stx_real *d, const stx_real *dy, const stx_real *a, const stx_real *gain, size_t C, stx_real m, stx_real r, int accumulate) {
+    stx_real s[16] = {0}, q[16] = {0}, ts = 0, tq = 0, k, k0;
+    size_t c, e;
+    for (c = 0; c + 16 <= C; c += 16)
+        for (e = 0; e < 16; e++) {
+            stx_real g = dy[c + e] * gain[c + e];
+            s[e] += g;
+            q[e] = STX__FMA(fma, g, a[c + e] - m, q[e]);
+        }
+    for (; c < C; c++) {
+        stx_real g = dy[c] * gain[c];
+        ts += g;
+        tq = STX__FMA(fma, g, a[c] - m, tq);
+    }
+    k0 = (ts + stx__lanes(s)) / (stx_real)C;
+    k = (tq + stx__lanes(q)) * r * r / (stx_real)C;
+    if (accumulate) for (c = 0; c < C; c++) d[c] = STX__FMA(fma, r, STX__FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k, d[c]);
+    else for (c = 0; c < C; c++) d[c] = r * (STX__FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k);
+}
+STX__EACH_ISA(stx__layernorm_bwd_row, (stx_real *STX__RESTRICT d, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT gain, size_t C, stx_real m, stx_real r, int accumulate),
+              d, dy, a, gain, C, m, r, accumulate)
+/*   dgain += sum_n dy xhat ; dshift += sum_n dy ; 64 channels or fewer, as in stx__sum_rows_part */
+STX__INNER void stx__layernorm_bwd_part(int fma, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in, const stx_real *mean, const stx_real *rstd, size_t N, size_t C, size_t w) {
+    size_t n0, n, c;
+    for (n0 = 0; n0 < N; n0 += 64) {
+        stx_real sg[64] = {0}, ss[64] = {0};
+        for (n = n0; n < STX__MIN(N, n0 + 64); n++) {
+            const stx_real *g = dy + n * C, *a = in + n * C;
+            stx_real m = mean[n], r = rstd[n];
+            for (c = 0; c < w; c++) {
+                sg[c] = STX__FMA(fma, g[c] * r, a[c] - m, sg[c]);
+                ss[c] += g[c];
+            }
+        }
+        if (dgain) for (c = 0; c < w; c++) dgain[c] += sg[c];
+        if (dshift) for (c = 0; c < w; c++) dshift[c] += ss[c];
+    }
+}
+STX__EACH_ISA(stx__layernorm_bwd_part, (stx_real *STX__RESTRICT dgain, stx_real *STX__RESTRICT dshift, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT in, const stx_real *STX__RESTRICT mean, const stx_real *STX__RESTRICT rstd, size_t N, size_t C, size_t w),
+              dgain, dshift, dy, in, mean, rstd, N, C, w)
 STX_DEF void stx_layernorm_bwd(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in,
-                               const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C) {
+                               const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C, int accumulate) {
     ptrdiff_t n, part, parts = (ptrdiff_t)((C + 63) / 64);
     if (din) {
         STX__FOR(x, 6 * N * C)
-        for (n = 0; n < (ptrdiff_t)N; n++) {
-            const stx_real *STX__RESTRICT a = in + (size_t)n * C, *STX__RESTRICT g = dy + (size_t)n * C;
-            stx_real *STX__RESTRICT d = din + (size_t)n * C;
-            stx_real m = mean[n], r = rstd[n], s[16] = {0}, q[16] = {0}, gm = 0, gx = 0;
-            size_t c, e;
-            for (c = 0; c + 16 <= C; c += 16)
-                for (e = 0; e < 16; e++) {
-                    stx_real v = g[c + e] * gain[c + e];
-                    s[e] += v;
-                    q[e] += v * (a[c + e] - m);
-                }
-            for (; c < C; c++) { gm += g[c] * gain[c]; gx += g[c] * gain[c] * (a[c] - m); }
-            for (e = 0; e < 16; e++) { gm += s[e]; gx += q[e]; }
-            gm /= (stx_real)C;
-            gx = gx * r * r / (stx_real)C;
-            for (c = 0; c < C; c++) d[c] += r * (g[c] * gain[c] - gm - (a[c] - m) * gx);
-        }
+        for (n = 0; n < (ptrdiff_t)N; n++)
+            STX__CALL(x, stx__layernorm_bwd_row, (din + (size_t)n * C, dy + (size_t)n * C, in + (size_t)n * C, gain, C, mean[n], rstd[n], accumulate));
     }
     if (dgain || dshift) {
         STX__FOR(x, 4 * N * C)
         for (part = 0; part < parts; part++) {
-            size_t lo = (size_t)part * 64, w = STX__MIN((size_t)64, C - lo), n0, r, c;
-            for (n0 = 0; n0 < N; n0 += 64) {
-                stx_real sg[64] = {0}, ss[64] = {0};
-                for (r = n0; r < STX__MIN(N, n0 + 64); r++)
-                    for (c = 0; c < w; c++) {
-                        stx_real g = dy[r * C + lo + c];
-                        sg[c] += g * (in[r * C + lo + c] - mean[r]) * rstd[r];
-                        ss[c] += g;
-                    }
-                for (c = 0; c < w; c++) {
-                    if (dgain) dgain[lo + c] += sg[c];
-                    if (dshift) dshift[lo + c] += ss[c];
-                }
-            }
+            size_t lo = (size_t)part * 64;
+            STX__CALL(x, stx__layernorm_bwd_part, (dgain ? dgain + lo : NULL, dshift ? dshift + lo : NULL, dy + lo, in + lo, mean, rstd, N, C, STX__MIN((size_t)64, C - lo)));
         }
     }
 }
 
+STX__INNER void stx__add_n(int fma, stx_real *y, const stx_real *a, const stx_real *b, size_t n) {
+    size_t i;
+    (void)fma;
+    for (i = 0; i < n; i++) y[i] = a[i] + b[i];
+}
+STX__EACH_ISA(stx__add_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b, size_t n), y, a, b, n)
 STX_DEF void stx_add_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
     ptrdiff_t r, rows = (ptrdiff_t)(n / nb);
-    if (rows == 1) {
-        STX__FOR(x, n)
-        for (r = 0; r < (ptrdiff_t)n; r++) y[r] = a[r] + b[r];
-        return;
-    }
+    if (rows == 1) { STX__PIECES(x, n, n, stx__add_n, (y + at, a + at, b + at, len)); return; }
     STX__FOR(x, n)
-    for (r = 0; r < rows; r++) {
-        size_t i, o = (size_t)r * nb;
-        for (i = 0; i < nb; i++) y[o + i] = a[o + i] + b[i];
-    }
+    for (r = 0; r < rows; r++) STX__CALL(x, stx__add_n, (y + (size_t)r * nb, a + (size_t)r * nb, b, nb));
 }
-STX_DEF void stx_mul_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
+/* y (+)= a b */
+STX__INNER void stx__mul_n(int fma, stx_real *y, const stx_real *a, const stx_real *b, size_t n, int accumulate) {
+    size_t i;
+    if (accumulate) for (i = 0; i < n; i++) y[i] = STX__FMA(fma, a[i], b[i], y[i]);
+    else for (i = 0; i < n; i++) y[i] = a[i] * b[i];
+}
+STX__EACH_ISA(stx__mul_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b, size_t n, int accumulate), y, a, b, n, accumulate)
+static void stx__mul(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
     ptrdiff_t r, rows = (ptrdiff_t)(n / nb);
+    if (rows == 1) { STX__PIECES(x, n, n, stx__mul_n, (y + at, a + at, b + at, len, accumulate)); return; }
     STX__FOR(x, n)
-    for (r = 0; r < rows; r++) {
-        size_t i, o = (size_t)r * nb;
-        for (i = 0; i < nb; i++) y[o + i] = a[o + i] * b[i];
-    }
+    for (r = 0; r < rows; r++) STX__CALL(x, stx__mul_n, (y + (size_t)r * nb, a + (size_t)r * nb, b, nb, accumulate));
 }
-/* y = a b:   da += dy b ; db += sum over repeats of dy a */
-STX_DEF void stx_mul_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
-    ptrdiff_t i, r, rows = (ptrdiff_t)(n / nb);
-    if (da) {
-        STX__FOR(x, n)
-        for (r = 0; r < rows; r++) {
-            size_t c, o = (size_t)r * nb;
-            for (c = 0; c < nb; c++) da[o + c] += dy[o + c] * b[c];
-        }
-    }
-    if (db) {
-        STX__FOR(x, n)
-        for (i = 0; i < (ptrdiff_t)nb; i++) {
-            stx_real s = 0;
-            size_t c;
-            for (c = 0; c < (size_t)rows; c++) s += dy[c * nb + (size_t)i] * a[c * nb + (size_t)i];
-            db[i] += s;
-        }
-    }
+STX_DEF void stx_mul_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) { stx__mul(x, y, a, b, n, nb, 0); }
+/* y = a b:   da (+)= dy b ; db += sum over repeats of dy a */
+STX_DEF void stx_mul_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
+    if (da) stx__mul(x, da, dy, b, n, nb, accumulate);
+    if (db && n == nb) stx__mul(x, db, dy, a, n, n, 1);
+    else if (db) stx__sum_rows(x, db, dy, a, n / nb, nb);
 }
 
+/* Sum of e^(a - m); y (n) gets them if store (a constant: a test of y would be a branch). */
+STX__INNER stx_real stx__exp_sum(int fma, stx_real *y, int store, const stx_real *a, size_t n, stx_real m) {
+    stx_real s[16] = {0}, t = 0, v;
+    size_t i, e;
+    for (i = 0; i + 16 <= n; i += 16)
+        for (e = 0; e < 16; e++) {
+            v = stx__exp_any(fma, a[i + e] - m);
+            if (store) y[i + e] = v;
+            s[e] += v;
+        }
+    for (; i < n; i++) {
+        v = stx__exp_any(fma, a[i] - m);
+        if (store) y[i] = v;
+        t += v;
+    }
+    return t + stx__lanes(s);
+}
+STX__INNER void stx__softmax_row(int fma, stx_real *y, const stx_real *a, size_t C) {
+    stx_real s = 1 / stx__exp_sum(fma, y, 1, a, C, stx__max(a, C));
+    size_t c;
+    for (c = 0; c < C; c++) y[c] *= s;
+}
+STX__EACH_ISA(stx__softmax_row, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t C), y, a, C)
 STX_DEF void stx_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
     ptrdiff_t n;
     STX__FOR(x, 8 * N * C)
-    for (n = 0; n < (ptrdiff_t)N; n++) {
-        const stx_real *STX__RESTRICT in = a + (size_t)n * C;
-        stx_real *STX__RESTRICT o = y + (size_t)n * C;
-        stx_real m = stx__max(in, C), s;
-        size_t c;
-        for (c = 0; c < C; c++) o[c] = stx__exp(in[c] - m);
-        s = 1 / stx__sum(o, C);
-        for (c = 0; c < C; c++) o[c] *= s;
-    }
+    for (n = 0; n < (ptrdiff_t)N; n++) STX__CALL(x, stx__softmax_row, (y + (size_t)n * C, a + (size_t)n * C, C));
 }
-/* da += y (dy - sum y dy) */
-STX_DEF void stx_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C) {
+/* da (+)= y (dy - sum y dy) */
+STX__INNER void stx__softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, const stx_real *y, size_t C, int accumulate) {
+    stx_real s = stx__dot_any(fma, dy, y, C);
+    size_t c;
+    if (accumulate) for (c = 0; c < C; c++) da[c] = STX__FMA(fma, y[c], dy[c] - s, da[c]);
+    else for (c = 0; c < C; c++) da[c] = y[c] * (dy[c] - s);
+}
+STX__EACH_ISA(stx__softmax_bwd_row, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT y, size_t C, int accumulate), da, dy, y, C, accumulate)
+STX_DEF void stx_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
     ptrdiff_t n;
     STX__FOR(x, 4 * N * C)
-    for (n = 0; n < (ptrdiff_t)N; n++) {
-        size_t o = (size_t)n * C, c;
-        stx_real s = stx__dot(dy + o, y + o, C);
-        for (c = 0; c < C; c++) da[o + c] += y[o + c] * (dy[o + c] - s);
-    }
+    for (n = 0; n < (ptrdiff_t)N; n++) STX__CALL(x, stx__softmax_bwd_row, (da + (size_t)n * C, dy + (size_t)n * C, y + (size_t)n * C, C, accumulate));
 }
 
+/* What stx__mask8 makes for the 16 groups from group on, 128 masks: Philox in 16 lanes. */
+STX__INNER void stx__mask128(stx_real *m, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv) {
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32), c[4][16], bits[64], r, e;
+    for (e = 0; e < 16; e++) {
+        c[0][e] = (uint32_t)(group + e); c[1][e] = (uint32_t)((group + e) >> 32);
+        c[2][e] = (uint32_t)stream;      c[3][e] = (uint32_t)(stream >> 32);
+    }
+    for (r = 0; r < 10; r++) {
+        for (e = 0; e < 16; e++) {
+            uint64_t p0 = (uint64_t)0xD2511F53u * c[0][e], p1 = (uint64_t)0xCD9E8D57u * c[2][e];
+            c[0][e] = (uint32_t)(p1 >> 32) ^ c[1][e] ^ k0;
+            c[1][e] = (uint32_t)p1;
+            c[2][e] = (uint32_t)(p0 >> 32) ^ c[3][e] ^ k1;
+            c[3][e] = (uint32_t)p0;
+        }
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    for (e = 0; e < 16; e++) { bits[4 * e] = c[0][e]; bits[4 * e + 1] = c[1][e]; bits[4 * e + 2] = c[2][e]; bits[4 * e + 3] = c[3][e]; }
+    for (e = 0; e < 64; e++) {
+        m[2 * e] = (bits[e] & 0xffffu) < keep16 ? inv : 0;
+        m[2 * e + 1] = (bits[e] >> 16) < keep16 ? inv : 0;
+    }
+}
+STX__INNER void stx__dropout_n(int fma, stx_real *y, const stx_real *a, size_t n, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv, int accumulate) {
+    stx_real m[128];
+    size_t i;
+    for (; n; n -= i, y += i, a += i, group += 16) {
+        size_t w = STX__MIN((size_t)128, n);
+        stx__mask128(m, seed, stream, group, keep16, inv);
+        if (accumulate) for (i = 0; i < w; i++) y[i] = STX__FMA(fma, a[i], m[i], y[i]);
+        else for (i = 0; i < w; i++) y[i] = a[i] * m[i];
+    }
+}
+STX__EACH_ISA(stx__dropout_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv, int accumulate),
+              y, a, n, seed, stream, group, keep16, inv, accumulate)
 STX_DEF void stx_dropout_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream, int accumulate) {
     uint32_t keep = stx__keep16(p);
-    stx_real inv = (stx_real)(65536.0 / keep);
-    ptrdiff_t g, groups = (ptrdiff_t)((n + 7) / 8);
-    STX__FOR(x, 8 * n)
-    for (g = 0; g < groups; g++) {
-        stx_real m[8];
-        size_t i, lo = (size_t)g * 8, w = STX__MIN((size_t)8, n - lo);
-        stx__mask8(m, seed, stream, (uint64_t)g, keep, inv);
-        for (i = 0; i < w; i++) y[lo + i] = accumulate ? y[lo + i] + a[lo + i] * m[i] : a[lo + i] * m[i];
-    }
+    STX__PIECES(x, 8 * n, n, stx__dropout_n, (y + at, a + at, len, seed, stream, at / 8, keep, (stx_real)(65536.0 / keep), accumulate));
 }
 
+STX__INNER void stx__mean_n(int fma, double *sum, const stx_real *a, size_t n) {
+    double s[16] = {0}, t = 0;
+    size_t i, e;
+    (void)fma;
+    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] += (double)a[i + e];
+    for (; i < n; i++) t += (double)a[i];
+    for (e = 0; e < 16; e++) t += s[e];
+    *sum = t;
+}
+STX__EACH_ISA(stx__mean_n, (double *sum, const stx_real *a, size_t n), sum, a, n)
 STX_DEF void stx_mean_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
-    double s = 0;
-    size_t i;
-    (void)x;
-    for (i = 0; i < n; i++) s += (double)a[i];
+    double s;
+    STX__SUM_PIECES(x, n, s, n, stx__mean_n, (sum, a + at, len));
     *y = (stx_real)(s / (double)n);
 }
 STX_DEF void stx_mean_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
@@ -2086,54 +2270,65 @@ STX_DEF void stx_mean_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n
 
 /* top = max_v logits, inv = 1 / sum_v e^(logits - top): kept apart, for their log-sum would lose digits in backward.
    loss = sum_n (top - log inv - logits[n,target]) / divisor */
-STX_DEF void stx_cross_entropy_fwd(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor) {
-    ptrdiff_t n;
-    double s = 0;
-    STX__FOR(x, 8 * N * V)
-    for (n = 0; n < (ptrdiff_t)N; n++) {
-        const stx_real *row = logits + (size_t)n * V;
-        stx_real m = stx__max(row, V), part[16] = {0}, t = 0;
-        size_t v, e;
-        for (v = 0; v + 16 <= V; v += 16) for (e = 0; e < 16; e++) part[e] += stx__exp(row[v + e] - m);
-        for (; v < V; v++) t += stx__exp(row[v] - m);
-        for (e = 0; e < 16; e++) t += part[e];
+STX__INNER void stx__cross_entropy_rows(int fma, double *sum, stx_real *top, stx_real *inv, const stx_real *row, const int32_t *targets, size_t N, size_t V) {
+    size_t n;
+    for (*sum = 0, n = 0; n < N; n++, row += V) {
+        stx_real m = stx__max(row, V), t = stx__exp_sum(fma, NULL, 0, row, V, m);
         top[n] = m;
         inv[n] = 1 / t;
+        *sum += (double)m + log((double)t) - (double)row[targets[n]];
     }
-    for (n = 0; n < (ptrdiff_t)N; n++) s += (double)top[n] - log((double)inv[n]) - (double)logits[(size_t)n * V + (size_t)targets[n]];
+}
+STX__EACH_ISA(stx__cross_entropy_rows, (double *STX__RESTRICT sum, stx_real *STX__RESTRICT top, stx_real *STX__RESTRICT inv, const stx_real *STX__RESTRICT row, const int32_t *targets, size_t N, size_t V), sum, top, inv, row, targets, N, V)
+STX_DEF void stx_cross_entropy_fwd(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor) {
+    double s;
+    STX__SUM_PIECES(x, 8 * N * V, s, N, stx__cross_entropy_rows, (sum, top + at, inv + at, logits + at * V, targets + at, len, V));
     *loss = (stx_real)(s / divisor);
 }
-/* dlogits[n,v] += dloss / divisor (e^(logits - top) inv - [v = target]) */
+/* dlogits[n,v] (+)= dloss / divisor (e^(logits - top) inv - [v = target]) */
+STX__INNER void stx__cross_entropy_bwd_row(int fma, stx_real *d, const stx_real *row, size_t V, stx_real top, stx_real f, int accumulate) {
+    size_t v;
+    if (accumulate) for (v = 0; v < V; v++) d[v] = STX__FMA(fma, f, stx__exp_any(fma, row[v] - top), d[v]);
+    else for (v = 0; v < V; v++) d[v] = f * stx__exp_any(fma, row[v] - top);
+}
+STX__EACH_ISA(stx__cross_entropy_bwd_row, (stx_real *STX__RESTRICT d, const stx_real *STX__RESTRICT row, size_t V, stx_real top, stx_real f, int accumulate), d, row, V, top, f, accumulate)
 STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv, const stx_real *logits,
-                                   const int32_t *targets, size_t N, size_t V, double divisor) {
+                                   const int32_t *targets, size_t N, size_t V, double divisor, int accumulate) {
     ptrdiff_t n;
     stx_real g = (stx_real)((double)dloss[0] / divisor);
     STX__FOR(x, 8 * N * V)
     for (n = 0; n < (ptrdiff_t)N; n++) {
-        const stx_real *STX__RESTRICT row = logits + (size_t)n * V;
-        stx_real *STX__RESTRICT d = dlogits + (size_t)n * V, m = top[n], f = g * inv[n];
-        size_t v;
-        for (v = 0; v < V; v++) d[v] += f * stx__exp(row[v] - m);
+        stx_real *d = dlogits + (size_t)n * V;
+        STX__CALL(x, stx__cross_entropy_bwd_row, (d, logits + (size_t)n * V, V, top[n], g * inv[n], accumulate));
         d[targets[n]] -= g;
     }
 }
+
+STX__INNER void stx__mse_n(int fma, double *sum, const stx_real *a, const stx_real *b, size_t n) {
+    double s[16] = {0}, t = 0;
+    size_t i, e;
+    (void)fma;
+    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) { double d = (double)a[i + e] - (double)b[i + e]; s[e] += d * d; }
+    for (; i < n; i++) { double d = (double)a[i] - (double)b[i]; t += d * d; }
+    for (e = 0; e < 16; e++) t += s[e];
+    *sum = t;
+}
+STX__EACH_ISA(stx__mse_n, (double *sum, const stx_real *a, const stx_real *b, size_t n), sum, a, b, n)
 STX_DEF void stx_mse_fwd(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) {
-    double s = 0;
-    size_t i;
-    (void)x;
-    for (i = 0; i < n; i++) { double d = (double)a[i] - (double)b[i]; s += d * d; }
+    double s;
+    STX__SUM_PIECES(x, n, s, n, stx__mse_n, (sum, a + at, b + at, len));
     *loss = (stx_real)(s / (double)n);
 }
 /* da += 2 (a - b) dloss / n ; db -= the same */
+STX__INNER void stx__mse_bwd_n(int fma, stx_real *da, const stx_real *a, const stx_real *b, size_t n, stx_real g) {
+    size_t i;
+    for (i = 0; i < n; i++) da[i] = STX__FMA(fma, g, a[i] - b[i], da[i]);
+}
+STX__EACH_ISA(stx__mse_bwd_n, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b, size_t n, stx_real g), da, a, b, n, g)
 STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a, const stx_real *b, size_t n) {
-    ptrdiff_t i;
     stx_real g = 2 * dloss[0] / (stx_real)n;
-    STX__FOR(x, n)
-    for (i = 0; i < (ptrdiff_t)n; i++) {
-        stx_real d = g * (a[i] - b[i]);
-        if (da) da[i] += d;
-        if (db) db[i] -= d;
-    }
+    if (da) STX__PIECES(x, n, n, stx__mse_bwd_n, (da + at, a + at, b + at, len, g));
+    if (db) STX__PIECES(x, n, n, stx__mse_bwd_n, (db + at, a + at, b + at, len, -g));
 }
 
 // >>kernels: attention
@@ -3025,55 +3220,90 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>kernels: optimisers
 
-STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_real *a, size_t n) {
-    double part[64], s = 0;
+/* All pieces of all parameters share one parallel loop; a piece is never split, so threads do not change a bit. */
+static size_t stx__pieces_size(const stx_piece *piece, size_t count) {
+    size_t k, n = 0;
+    for (k = 0; k < count; k++) n += piece[k].n;
+    return n;
+}
+STX__INNER void stx__squares_n(int fma, double *sum, const stx_real *a, size_t n) {
+    double s[16] = {0}, t = 0;
+    size_t i, e;
+    (void)fma;
+    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] += (double)a[i + e] * (double)a[i + e];
+    for (; i < n; i++) t += (double)a[i] * (double)a[i];
+    for (e = 0; e < 16; e++) t += s[e];
+    *sum = t;
+}
+STX__EACH_ISA(stx__squares_n, (double *sum, const stx_real *a, size_t n), sum, a, n)
+STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_piece *piece, size_t count) {
     ptrdiff_t k;
-    STX__FOR(x, n)
-    for (k = 0; k < 64; k++) {       /* 64 fixed pieces: the sum does not depend on the threads */
-        size_t per = (n + 63) / 64, lo = STX__MIN(n, (size_t)k * per), hi = STX__MIN(n, lo + per), i;
-        double t = 0;
-        for (i = lo; i < hi; i++) t += (double)a[i] * (double)a[i];
-        part[k] = t;
-    }
-    for (k = 0; k < 64; k++) s += part[k];
-    *out = s;
+    STX__FOR(x, stx__pieces_size(piece, count))
+    for (k = 0; k < (ptrdiff_t)count; k++) STX__CALL(x, stx__squares_n, (out + k, piece[k].g, piece[k].n));
 }
-/* g' = gscale g + decay p ; buf = momentum buf + g' (first: g') ; p -= lr buf */
-STX_DEF void stx_sgd_update(stx_ctx *x, stx_real *p, stx_real *buf, stx_real *g, size_t n, stx_real lr, stx_real gscale, stx_real momentum, stx_real decay, int first) {
-    ptrdiff_t i;
-    STX__FOR(x, n)
-    for (i = 0; i < (ptrdiff_t)n; i++) {
-        stx_real d = gscale * g[i] + decay * p[i];
-        if (buf) d = buf[i] = first ? d : momentum * buf[i] + d;
-        p[i] -= lr * d;
+
+/* g' = gscale g + decay p ; buf = momentum buf + g' ; p -= lr buf */
+STX__INNER void stx__sgd_n(int fma, stx_real *p, stx_real *buf, stx_real *g, size_t n, stx_real lr, stx_real gscale, stx_real momentum, stx_real decay) {
+    size_t i;
+    for (i = 0; i < n; i++) g[i] = STX__FMA(fma, gscale, g[i], decay * p[i]);
+    if (buf) for (i = 0; i < n; i++) g[i] = buf[i] = STX__FMA(fma, momentum, buf[i], g[i]);
+    for (i = 0; i < n; i++) {
+        p[i] = STX__FMA(fma, -lr, g[i], p[i]);
         g[i] = 0;
     }
 }
+STX__EACH_ISA(stx__sgd_n, (stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT buf, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real momentum, stx_real decay),
+              p, buf, g, n, lr, gscale, momentum, decay)
+STX_DEF void stx_sgd_update(stx_ctx *x, const stx_piece *piece, size_t count, stx_real gscale, stx_real momentum, stx_real decay) {
+    ptrdiff_t k;
+    STX__FOR(x, stx__pieces_size(piece, count))
+    for (k = 0; k < (ptrdiff_t)count; k++)
+        STX__CALL(x, stx__sgd_n, (piece[k].p, piece[k].s[0], piece[k].g, piece[k].n, piece[k].lr, gscale, momentum, decay));
+}
+
 /* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) */
-STX_DEF void stx_adagrad_update(stx_ctx *x, stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT sum, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real eps) {
-    ptrdiff_t i;
-    STX__FOR(x, n)
-    for (i = 0; i < (ptrdiff_t)n; i++) {
-        stx_real d = g[i], s = sum[i] + d * d;
+STX__INNER void stx__adagrad_n(int fma, stx_real *p, stx_real *sum, stx_real *g, size_t n, stx_real lr, stx_real eps) {
+    size_t i;
+    for (i = 0; i < n; i++) {
+        stx_real s = STX__FMA(fma, g[i], g[i], sum[i]);
         sum[i] = s;
-        p[i] -= lr * d / ((stx_real)sqrt((double)s) + eps);
+        p[i] -= lr * g[i] / (stx__sqrt_any(fma, s) + eps);
         g[i] = 0;
     }
 }
+STX__EACH_ISA(stx__adagrad_n, (stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT sum, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real eps), p, sum, g, n, lr, eps)
+STX_DEF void stx_adagrad_update(stx_ctx *x, const stx_piece *piece, size_t count, stx_real eps) {
+    ptrdiff_t k;
+    STX__FOR(x, stx__pieces_size(piece, count))
+    for (k = 0; k < (ptrdiff_t)count; k++) STX__CALL(x, stx__adagrad_n, (piece[k].p, piece[k].s[0], piece[k].g, piece[k].n, piece[k].lr, eps));
+}
+
 /* rest = 1 - beta, made in double: 1 - 0.999f would be 1e-5 off.
    m = b1 m + (1-b1) g ; v = b2 v + (1-b2) g^2 ; p -= lr (m / c1) / (sqrt(v / c2) + eps), c = 1 - beta^step */
-STX_DEF void stx_adam_update(stx_ctx *x, stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT m, stx_real *STX__RESTRICT v, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2) {
-    ptrdiff_t i;
-    STX__FOR(x, n)
-    for (i = 0; i < (ptrdiff_t)n; i++) {
-        stx_real q = p[i] * (1 - lr * decoupled), d = gscale * g[i] + decay * p[i];
-        stx_real a = beta1 * m[i] + rest1 * d, s = beta2 * v[i] + rest2 * d * d;
+STX__INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1,
+                            stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2) {
+    stx_real keep = 1 - lr * decoupled, rate = lr / correction1, unbias = 1 / correction2;
+    size_t i;
+    for (i = 0; i < n; i++) {
+        stx_real d = STX__FMA(fma, gscale, g[i], decay * p[i]);
+        stx_real a = STX__FMA(fma, beta1, m[i], rest1 * d), s = STX__FMA(fma, beta2, v[i], rest2 * d * d);
         m[i] = a;
         v[i] = s;
-        p[i] = q - lr / correction1 * a / ((stx_real)sqrt((double)(s / correction2)) + eps);
+        p[i] = keep * p[i] - rate * a / (stx__sqrt_any(fma, s * unbias) + eps);
         g[i] = 0;
     }
 }
+STX__EACH_ISA(stx__adam_n, (stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT m, stx_real *STX__RESTRICT v, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1,
+                            stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2),
+              p, m, v, g, n, lr, gscale, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2)
+STX_DEF void stx_adam_update(stx_ctx *x, const stx_piece *piece, size_t count, stx_real gscale, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
+                             stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2) {
+    ptrdiff_t k;
+    STX__FOR(x, stx__pieces_size(piece, count))
+    for (k = 0; k < (ptrdiff_t)count; k++)
+        STX__CALL(x, stx__adam_n, (piece[k].p, piece[k].s[0], piece[k].s[1], piece[k].g, piece[k].n, piece[k].lr, gscale, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2));
+}
+
 STX_DEF void stx_clamp(stx_ctx *x, stx_real *y, size_t n, stx_real lo, stx_real hi) {
     ptrdiff_t i;
     STX__FOR(x, n)
@@ -3495,8 +3725,9 @@ STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta,
 typedef struct stx__layernorm_save { stx_real *mean, *rstd; } stx__layernorm_save;
 static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
     stx__layernorm_save *s = (stx__layernorm_save *)n->save;
-    stx_real *din = stx__grad(x, n->in[0]), *dg = stx__grad(x, n->in[1]), *ds = stx__grad(x, n->in[2]);
-    STX_RUN(x, stx_layernorm_bwd, (x, din, dg, ds, n->y->grad, n->in[0]->data, n->in[1]->data, s->mean, s->rstd, stx__rows(n->y), stx__last(n->y)));
+    int fresh;
+    stx_real *din = stx__grad_fresh(x, n->in[0], &fresh), *dg = stx__grad(x, n->in[1]), *ds = stx__grad(x, n->in[2]);
+    STX_RUN(x, stx_layernorm_bwd, (x, din, dg, ds, n->y->grad, n->in[0]->data, n->in[1]->data, s->mean, s->rstd, stx__rows(n->y), stx__last(n->y), !fresh));
 }
 STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift, double eps) {
     stx_tensor *y, *ins[3];
@@ -3553,8 +3784,9 @@ STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
     return y;
 }
 static void stx__mul_back(stx_ctx *x, stx__node *n) {
-    stx_real *da = stx__grad(x, n->in[0]), *db = stx__grad(x, n->in[1]);
-    STX_RUN(x, stx_mul_bwd, (x, da, db, n->y->grad, n->in[0]->data, n->in[1]->data, n->y->size, n->in[1]->size));
+    int fresh;
+    stx_real *da = stx__grad_fresh(x, n->in[0], &fresh), *db = stx__grad(x, n->in[1]);
+    STX_RUN(x, stx_mul_bwd, (x, da, db, n->y->grad, n->in[0]->data, n->in[1]->data, n->y->size, n->in[1]->size, !fresh));
 }
 STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
     stx_tensor *y = stx__binary(x, "stx_mul", a, b);
@@ -3610,8 +3842,9 @@ STX_DEF stx_tensor *stx_tanh(stx_ctx *x, stx_tensor *a) { return stx__activation
 STX_DEF stx_tensor *stx_sigmoid(stx_ctx *x, stx_tensor *a) { return stx__activation(x, a, STX_ACT_SIGMOID); }
 
 static void stx__softmax_back(stx_ctx *x, stx__node *n) {
-    stx_real *d = stx__grad(x, n->in[0]);
-    if (d) STX_RUN(x, stx_softmax_bwd, (x, d, n->y->grad, n->y->data, stx__rows(n->y), stx__last(n->y)));
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
+    if (d) STX_RUN(x, stx_softmax_bwd, (x, d, n->y->grad, n->y->data, stx__rows(n->y), stx__last(n->y), !fresh));
 }
 STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a) {
     stx_tensor *y;
@@ -3626,8 +3859,9 @@ STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a) {
 typedef struct stx__dropout_save { uint64_t stream; stx_real p; } stx__dropout_save;
 static void stx__dropout_back(stx_ctx *x, stx__node *n) {
     stx__dropout_save *s = (stx__dropout_save *)n->save;
-    stx_real *d = stx__grad(x, n->in[0]);
-    if (d) STX_RUN(x, stx_dropout_fwd, (x, d, n->y->grad, n->y->size, s->p, x->desc.seed, s->stream, 1));
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
+    if (d) STX_RUN(x, stx_dropout_fwd, (x, d, n->y->grad, n->y->size, s->p, x->desc.seed, s->stream, !fresh));
 }
 STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p) {
     stx_tensor *y;
@@ -3671,8 +3905,9 @@ typedef struct stx__ce_save { const int32_t *targets; stx_real *top, *inv; doubl
 static void stx__cross_entropy_back(stx_ctx *x, stx__node *n) {
     stx__ce_save *s = (stx__ce_save *)n->save;
     stx_tensor *a = n->in[0];
-    stx_real *d = stx__grad(x, a);
-    if (d) STX_RUN(x, stx_cross_entropy_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), stx__last(a), s->divisor));
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, a, &fresh);
+    if (d) STX_RUN(x, stx_cross_entropy_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), stx__last(a), s->divisor, !fresh));
 }
 STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) {
     stx_tensor *y;
@@ -4149,7 +4384,8 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
 STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     stx_ctx *x = p ? p->ctx : NULL;
     stx_optim *o;
-    size_t i;
+    stx_piece *q;
+    size_t i, at;
     int k, states;
     if (!stx_ok(x)) return NULL;
     o = (stx_optim *)stx_persist(x, sizeof *o);
@@ -4166,6 +4402,10 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     states = o->desc.kind == STX_SGD ? o->desc.momentum > 0 : o->desc.kind == STX_ADAGRAD ? 1 : 2;
     o->params = p;
     o->count = p->count;
+    for (i = 0; i < p->count; i++) o->pieces += (p->tensor[i]->size + STX__PIECE - 1) / STX__PIECE;
+    o->piece = (stx_piece *)stx_persist(x, stx_bytes_of(o->pieces, 1, sizeof *o->piece));
+    o->squares = (double *)stx_persist(x, stx_bytes_of(o->pieces, 1, sizeof *o->squares));
+    if (!o->piece || !o->squares) return NULL;
     for (k = 0; k < states; k++) {
         o->state[k] = (stx_tensor **)stx_persist(x, (p->count + 1) * sizeof **o->state);
         if (!o->state[k]) return NULL;
@@ -4175,13 +4415,21 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
             STX_RUN(x, stx_fill, (x, o->state[k][i]->data, o->state[k][i]->size, 0));
         }
     }
+    for (i = 0, q = o->piece; i < p->count; i++)
+        for (at = 0; at < p->tensor[i]->size; at += STX__PIECE, q++) {
+            q->p = p->tensor[i]->data + at;
+            q->g = p->tensor[i]->grad + at;
+            for (k = 0; k < states; k++) q->s[k] = o->state[k][i]->data + at;
+            q->n = STX__MIN((size_t)STX__PIECE, p->tensor[i]->size - at);
+            q->tensor = i;
+        }
     return o;
 }
 STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     stx_ctx *x = o ? o->params->ctx : NULL;
     stx_params *p;
-    size_t i;
-    double total = 0, factor = 1, sq;
+    size_t k, end;
+    double total = 0, factor = 1;
     const stx_optim_desc *d;
     if (!stx_ok(x)) return 0;
     p = o->params;
@@ -4191,10 +4439,8 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
         stx_fail(x, STX_ERR_ARG, "stx_optim_step: %zu parameters, %zu when the optimiser was made: call stx_optim_create after the last stx_param", p->count, o->count);
         return 0;
     }
-    for (i = 0; i < p->count; i++) {
-        STX_RUN(x, stx_sum_squares, (x, &sq, p->tensor[i]->grad, p->tensor[i]->size));
-        total += sq;
-    }
+    STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
+    for (k = 0; k < o->pieces; k++) total += o->squares[k];
     o->grad_norm = sqrt(total);
     if (!(o->grad_norm <= DBL_MAX)) {       /* true for NaN as well */
         stx_params_zero_grad(p);
@@ -4202,20 +4448,20 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
         return 0;
     }
     if (d->clip > 0 && d->kind != STX_ADAGRAD) factor = STX__MIN(1, d->clip / (o->grad_norm + 1e-6));
-    for (i = 0; i < p->count; i++) {
-        stx_tensor *t = p->tensor[i];
-        size_t n = t->size;
-        if (d->kind == STX_SGD) {
-            STX_RUN(x, stx_sgd_update, (x, t->data, o->state[0] ? o->state[0][i]->data : NULL, t->grad, n, (stx_real)lr, (stx_real)factor, (stx_real)d->momentum, (stx_real)d->weight_decay, o->step == 0));
-        } else if (d->kind == STX_ADAGRAD) {
-            double eta = lr;
-            STX_RUN(x, stx_sum_squares, (x, &sq, t->grad, n));
-            if (d->clip > 0 && sqrt(sq) > d->clip) eta = lr * d->clip / (sqrt(sq) + 1e-10);
-            STX_RUN(x, stx_adagrad_update, (x, t->data, o->state[0][i]->data, t->grad, n, (stx_real)eta, (stx_real)d->eps));
-        } else {
-            double step = (double)(o->step + 1), coupled = d->kind == STX_ADAM ? d->weight_decay : 0, decoupled = d->kind == STX_ADAMW ? d->weight_decay : 0;
-            STX_RUN(x, stx_adam_update, (x, t->data, o->state[0][i]->data, o->state[1][i]->data, t->grad, n, (stx_real)lr, (stx_real)factor, (stx_real)d->beta1, (stx_real)(1 - d->beta1), (stx_real)d->beta2, (stx_real)(1 - d->beta2), (stx_real)d->eps, (stx_real)coupled, (stx_real)decoupled, (stx_real)(1 - pow(d->beta1, step)), (stx_real)(1 - pow(d->beta2, step))));
-        }
+    for (k = 0; k < o->pieces; k = end) {
+        double sq = 0, eta = lr;
+        for (end = k; end < o->pieces && o->piece[end].tensor == o->piece[k].tensor; end++) sq += o->squares[end];
+        if (d->clip > 0 && d->kind == STX_ADAGRAD && sqrt(sq) > d->clip) eta = lr * d->clip / (sqrt(sq) + 1e-10);
+        for (; k < end; k++) o->piece[k].lr = (stx_real)eta;
+    }
+    if (d->kind == STX_SGD) {
+        STX_RUN(x, stx_sgd_update, (x, o->piece, o->pieces, (stx_real)factor, (stx_real)d->momentum, (stx_real)d->weight_decay));
+    } else if (d->kind == STX_ADAGRAD) {
+        STX_RUN(x, stx_adagrad_update, (x, o->piece, o->pieces, (stx_real)d->eps));
+    } else {
+        double step = (double)(o->step + 1), coupled = d->kind == STX_ADAM ? d->weight_decay : 0, decoupled = d->kind == STX_ADAMW ? d->weight_decay : 0;
+        STX_RUN(x, stx_adam_update, (x, o->piece, o->pieces, (stx_real)factor, (stx_real)d->beta1, (stx_real)(1 - d->beta1), (stx_real)d->beta2, (stx_real)(1 - d->beta2), (stx_real)d->eps,
+                                     (stx_real)coupled, (stx_real)decoupled, (stx_real)(1 - pow(d->beta1, step)), (stx_real)(1 - pow(d->beta2, step))));
     }
     o->step++;
     return 1;

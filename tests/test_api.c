@@ -664,7 +664,7 @@ static void step_arena(void) {
         counter c;
         stx_ctx *x;
         model m;
-        const void *first[SEEN], *seen[SEEN];
+        const void *first[SEEN] = {NULL}, *seen[SEEN];
         long calls = 0;
         size_t bytes = 0, peak = 0;
         memset(&c, 0, sizeof c);
