@@ -2482,18 +2482,19 @@ static void stx__attn_rows(const stx__attn *A, void *to, size_t ld, const stx_re
             memcpy((stx_real *)to + r * ld, from + r * ldf, cols * sizeof(stx_real));      /* ld = cols: D is a multiple of 1 */
         }
 }
-/* from (n,cols) -> columns at .. at+n-1 of (cols,ld); zeros follow up to the next multiple of 32 */
+/* from (n,cols), n <= BQ -> columns at .. at+n-1 of (cols,ld); zeros follow up to the next multiple of 32. By pieces of NR units of columns:
+   bf16s are paired with the row below first, so that the turn moves units of 4 bytes */
 static void stx__attn_turn(const stx__attn *A, void *to, size_t ld, size_t at, const stx_real *from, size_t ldf, size_t n, size_t cols) {
-    size_t r, c, end = stx__up(at + n, 32) - at;
-    for (c = 0; c < cols; c++)
-        if (A->u == 2) {
-            uint16_t *t = (uint16_t *)to + c * ld + at;
-            for (r = 0; r < n; r++) t[r] = (uint16_t)stx__bf16(from[r * ldf + c]);
-            for (; r < end; r++) t[r] = 0;
-        } else {
-            stx_real *t = (stx_real *)to + c * ld + at;
-            for (r = 0; r < n; r++) t[r] = from[r * ldf + c];
-            for (; r < end; r++) t[r] = 0;
+    const stx__micro *mk = A->mk;
+    stx_real pairs[STX__NR_MAX * STX__TURN_PIECE], turned[STX__NR_MAX * STX__TURN_PIECE];
+    size_t c, r, d, i, u = A->u, nr = mk->nr, size = u == 2 ? 2 : sizeof(stx_real), end = stx__up(n, 32);
+    for (c = 0; c < cols; c += STX__TURN_PIECE)
+        for (r = 0; r < end; r += u * nr) {
+            size_t w = STX__MIN((size_t)STX__TURN_PIECE, cols - c), rows = r < n ? STX__MIN(u * nr, n - r) : 0;
+            const stx_real *f = from + r * ldf + c;
+            if (u == 2) for (i = 0; i < rows; i += 2) mk->pair((uint32_t *)(void *)pairs + i / 2 * STX__TURN_PIECE, f + i * ldf, i + 1 < rows ? f + (i + 1) * ldf : NULL, w);
+            stx__turn_for(mk, turned, u == 2 ? pairs : f, u == 2 ? (size_t)STX__TURN_PIECE : ldf, (rows + u - 1) / u, w);
+            for (d = 0; d < w; d++) memcpy((char *)to + ((c + d) * ld + at + r) * size, turned + d * nr, STX__MIN(u * nr, end - r) * size);
         }
 }
 
@@ -2587,6 +2588,17 @@ static void stx__attn_keys(stx__attn_tile *t, const stx_real *k, size_t ld, ptrd
             if (n) stx__pack_b(A->mk, r + skip / u * nr, nr, real + j, ld, 0, n, STX__MIN(nr, D - j));
             memset(r + done / u * nr, 0, (t->bk - done) / u * nr * sizeof *r);
         }
+}
+
+/* Asks for n rows of a head, which lie too far apart for the processor to guess, while a tile is worked on */
+static void stx__attn_prefetch(const stx_real *rows, size_t ld, ptrdiff_t from, ptrdiff_t to, size_t D) {
+#if defined(__GNUC__) || defined(__clang__)
+    ptrdiff_t j;
+    size_t d;
+    for (j = STX__MAX(from, 0); j < to; j++) for (d = 0; d < D; d += 64 / sizeof *rows) __builtin_prefetch(rows + (size_t)j * ld + d, 0, 2);
+#else
+    (void)rows; (void)ld; (void)from; (void)to; (void)D;
+#endif
 }
 
 /* First and one-past-last key that any of the queries i0 .. i0+n-1 may see. */
@@ -2704,16 +2716,19 @@ static const stx_real *stx__attn_drop(const stx__attn_tile *t, size_t r) {
    results must be scaled by. */
 STX__INNER void stx__attn_soft(int fma, stx_real *STX__RESTRICT s, size_t n, const stx_real *STX__RESTRICT ramp, size_t nramp,
                                const stx_real *drop, stx_real *state, stx_real *f) {
-    stx_real m[16], lane[16], old = state[0], top = old, sum = 0, all = 0;
-    size_t c, e;
-    for (e = 0; e < 16; e++) { m[e] = old; lane[e] = 0; }
-    for (c = 0; c + 16 <= n; c += 16) for (e = 0; e < 16; e++) m[e] = s[c + e] > m[e] ? s[c + e] : m[e];
-    for (; c < n; c++) top = s[c] > top ? s[c] : top;
-    for (e = 0; e < 16; e++) top = m[e] > top ? m[e] : top;
-    for (c = 0; c + 16 <= n; c += 16) for (e = 0; e < 16; e++) { stx_real w = stx__exp_any(fma, s[c + e] - top); s[c + e] = w; lane[e] += w; }
-    for (; c < n; c++) { s[c] = stx__exp_any(fma, s[c] - top); sum += s[c]; }
-    for (e = 0; e < 16; e++) sum += lane[e];
-    all = sum;
+    stx_real m[16], lane[16], old = state[0], top, sum, all;
+    size_t c, e, n16 = n / 16 * 16;
+    for (e = 0; e < 16; e++) m[e] = old;
+    for (c = 0; c < n16; c += 16) for (e = 0; e < 16; e++) m[e] = s[c + e] > m[e] ? s[c + e] : m[e];
+    for (; c < n; c++) m[c - n16] = s[c] > m[c - n16] ? s[c] : m[c - n16];
+    for (e = 0; e < 8; e++) m[e] = m[e] > m[e + 8] ? m[e] : m[e + 8];
+    for (e = 0; e < 4; e++) m[e] = m[e] > m[e + 4] ? m[e] : m[e + 4];
+    for (e = 0; e < 2; e++) m[e] = m[e] > m[e + 2] ? m[e] : m[e + 2];
+    top = m[0] > m[1] ? m[0] : m[1];
+    for (e = 0; e < 16; e++) lane[e] = 0;
+    for (c = 0; c < n16; c += 16) for (e = 0; e < 16; e++) { stx_real w = stx__exp_any(fma, s[c + e] - top); s[c + e] = w; lane[e] += w; }
+    for (; c < n; c++) { s[c] = stx__exp_any(fma, s[c] - top); lane[c - n16] += s[c]; }
+    sum = all = stx__lanes(lane);
     if (nramp) {                   /* the ramp's few columns again, and the sum anew */
         if (nramp > n) nramp = n;
         for (c = 0; c < nramp; c++) s[c] *= ramp[c];
@@ -2778,6 +2793,8 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_r
         t.bk = stx__up((size_t)STX__MIN((ptrdiff_t)STX__BK, last - t.j0), 32);
         stx__attn_keys(&t, k, a->ldk, (ptrdiff_t)a->S, t.R.kt, NULL);
         stx__attn_keys(&t, v, a->ldk, (ptrdiff_t)a->S, NULL, t.R.kv);
+        stx__attn_prefetch(k, a->ldk, t.j0 + STX__BK, STX__MIN(last, t.j0 + 2 * STX__BK), D);
+        stx__attn_prefetch(v, a->ldk, t.j0 + STX__BK, STX__MIN(last, t.j0 + 2 * STX__BK), D);
         for (t.q0 = 0; t.q0 < n; t.q0 += STX__BQ) {
             t.i0 = i0 + t.q0;
             t.nb = STX__MIN((size_t)STX__BQ, n - t.q0);
@@ -3092,6 +3109,10 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
         to = STX__MIN((ptrdiff_t)a->S, t.j0 + (ptrdiff_t)t.bk);
         stx__attn_keys(&t, a->k + o, a->ldk, (ptrdiff_t)a->S, t.R.kt, t.R.kv);
         stx__attn_keys(&t, a->v + o, a->ldk, (ptrdiff_t)a->S, t.R.vt, NULL);
+        if (a->dk) stx__attn_prefetch(a->dk + o, a->ldk, t.j0, to, D);
+        if (a->dv) stx__attn_prefetch(a->dv + o, a->ldk, t.j0, to, D);
+        stx__attn_prefetch(a->k + o, a->ldk, t.j0 + STX__BK, STX__MIN(U->last, t.j0 + 2 * STX__BK), D);
+        stx__attn_prefetch(a->v + o, a->ldk, t.j0 + STX__BK, STX__MIN(U->last, t.j0 + 2 * STX__BK), D);
         if (t.bk != wide) stx__attn_clear(&t);
         wide = t.bk;
         memset(t.R.dkt, 0, D * STX__LDK * sizeof *t.R.dkt);
