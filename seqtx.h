@@ -474,7 +474,7 @@ STX_KERNEL(stx_embedding_bwd, (stx_ctx *x, stx_real *dtable, const stx_real *dy,
                                stx_real s))
 /* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b */
 STX_KERNEL(stx_bias_act_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act))
-/* y (n) = act(a (n)); da (n) = or += dy act'(a); a is read for gelu only */
+/* y (n) = act(a (n)); da (n) = or += dy act'(a); a is read for gelu only; da may be dy, without accumulate */
 STX_KERNEL(stx_act_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act))
 STX_KERNEL(stx_act_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n,
                          int act, int accumulate))
@@ -2021,8 +2021,11 @@ STX__INNER void stx__act_bwd_n(int fma, stx_real *da, const stx_real *dy, const 
 }
 STX__EACH_ISA(stx__act_bwd_n, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, int act, int accumulate),
               da, dy, y, a, n, act, accumulate)
+STX__INNER void stx__act_bwd_self(int fma, stx_real *d, const stx_real *y, const stx_real *a, size_t n, int act) { stx__act_bwd_n(fma, d, d, y, a, n, act, 0); }
+STX__EACH_ISA(stx__act_bwd_self, (stx_real *STX__RESTRICT d, const stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, int act), d, y, a, n, act)
 STX_DEF void stx_act_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
-    STX__PIECES(x, n, n, stx__act_bwd_n, (da + at, dy + at, y + at, a ? a + at : NULL, len, act, accumulate));
+    if (da == dy) STX__PIECES(x, n, n, stx__act_bwd_self, (da + at, y + at, a ? a + at : NULL, len, act));
+    else STX__PIECES(x, n, n, stx__act_bwd_n, (da + at, dy + at, y + at, a ? a + at : NULL, len, act, accumulate));
 }
 
 /* d (w) += sum over rows of dy (N,w), rows C apart, or of dy times f (N,w). w <= 64; in blocks of 64 rows (less rounding than one
@@ -3434,6 +3437,23 @@ static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
     return g;
 }
 
+/* For an op whose gradient is dy itself, or made in its place: t, in which there is none yet, takes the buffer of the op's result,
+   which nobody reads any more. 1 if it did. */
+static int stx__grad_pass(stx__node *n, stx_tensor *t) {
+    if (!t->needs_grad || t->grad) return 0;
+    t->grad = n->y->grad;
+    n->y->grad = NULL;
+    return 1;
+}
+/* Adds dy to the gradient of t; last: nobody reads dy after this. */
+static void stx__grad_dy(stx_ctx *x, stx__node *n, stx_tensor *t, int last) {
+    int fresh;
+    stx_real *d;
+    if (last && stx__grad_pass(n, t)) return;
+    d = stx__grad_fresh(x, t, &fresh);
+    if (d) STX_RUN(x, stx_axpy, (x, d, n->y->grad, n->y->size, 1, !fresh));
+}
+
 static void stx__walk(stx_ctx *x) {
     int recording = x->recording;
     x->recording = 0;
@@ -3642,21 +3662,15 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
     stx__linear_save *s = (stx__linear_save *)n->save;
     stx_tensor *in = n->in[0], *W = n->in[1], *b = n->in[2];
     size_t Ci = stx__last(in), Co = W->dim[0], N = stx__rows(in);
-    stx_real *da = n->y->grad, *d, *own = NULL;
+    stx_real *da = n->y->grad, *d;
     int fresh;
-    if (s->act) {
-        own = stx__grad_take(x, n->y->size);
-        if (!own) return;
-        STX_RUN(x, stx_act_bwd, (x, own, da, n->y->data, s->pre, n->y->size, s->act, 0));
-        da = own;
-    }
+    if (s->act) STX_RUN(x, stx_act_bwd, (x, da, da, n->y->data, s->pre, n->y->size, s->act, 0));      /* nobody else reads dy */
     d = stx__grad_fresh(x, in, &fresh);
     if (d) STX_RUN(x, stx_gemm, (x, 1, 0, 0, N, Ci, Co, 1, da, Co, 0, W->data, Ci, 0, fresh ? 0 : 1, d, Ci, 0));
     d = stx__grad(x, W);
     if (d) STX_RUN(x, stx_gemm, (x, 1, 1, 0, Co, Ci, N, 1, da, Co, 0, in->data, Ci, 0, 1, d, Ci, 0));
     d = b ? stx__grad(x, b) : NULL;
     if (d) STX_RUN(x, stx_sum_rows, (x, d, da, N, Co));
-    if (own) stx__grad_give(x, own, n->y->size);
 }
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act) {
     stx_tensor *y, *ins[3];
@@ -3698,17 +3712,19 @@ static void stx__matmul_back(stx_ctx *x, stx__node *n) {
     stx__matmul_save *s = (stx__matmul_save *)n->save;
     stx_tensor *a = n->in[0], *b = n->in[1];
     size_t M = s->M, N = s->N, K = s->K, lda = s->ta ? M : K, ldb = s->tb ? K : N, e;
-    stx_real *da = stx__grad(x, a), *db = stx__grad(x, b), *g = n->y->grad;
-    if (da) {
-        if (s->ta) STX_RUN(x, stx_gemm, (x, s->batch, s->tb, 1, K, M, N, 1, b->data, ldb, s->sb, g, N, M * N, 1, da, lda, M * K));
-        else       STX_RUN(x, stx_gemm, (x, s->batch, 0, !s->tb, M, K, N, 1, g, N, M * N, b->data, ldb, s->sb, 1, da, lda, M * K));
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, a, &fresh), *g = n->y->grad;
+    if (d) {
+        if (s->ta) STX_RUN(x, stx_gemm, (x, s->batch, s->tb, 1, K, M, N, 1, b->data, ldb, s->sb, g, N, M * N, (stx_real)!fresh, d, lda, M * K));
+        else       STX_RUN(x, stx_gemm, (x, s->batch, 0, !s->tb, M, K, N, 1, g, N, M * N, b->data, ldb, s->sb, (stx_real)!fresh, d, lda, M * K));
     }
-    if (db) {
+    d = stx__grad_fresh(x, b, &fresh);
+    if (d) {
         size_t count = s->sb ? 1 : s->batch, each = s->sb ? s->batch : 1;   /* a shared b: one product after the other */
         for (e = 0; e < count; e++) {
-            stx_real *A = a->data + e * M * K, *G = g + e * M * N;
-            if (s->tb) STX_RUN(x, stx_gemm, (x, each, 1, s->ta, N, K, M, 1, G, N, M * N, A, lda, M * K, 1, db, ldb, s->sb));
-            else       STX_RUN(x, stx_gemm, (x, each, !s->ta, 0, K, N, M, 1, A, lda, M * K, G, N, M * N, 1, db, ldb, s->sb));
+            stx_real *A = a->data + e * M * K, *G = g + e * M * N, beta = (stx_real)(!fresh || e > 0);
+            if (s->tb) STX_RUN(x, stx_gemm, (x, each, 1, s->ta, N, K, M, 1, G, N, M * N, A, lda, M * K, beta, d, ldb, s->sb));
+            else       STX_RUN(x, stx_gemm, (x, each, !s->ta, 0, K, N, M, 1, A, lda, M * K, G, N, M * N, beta, d, ldb, s->sb));
         }
     }
 }
@@ -3785,16 +3801,17 @@ static stx_tensor *stx__binary(stx_ctx *x, const char *op, stx_tensor *a, stx_te
     return stx__like(x, a);
 }
 static void stx__add_back(stx_ctx *x, stx__node *n) {
-    stx_tensor *b = n->in[1];
-    int fresh;
-    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
-    if (d) STX_RUN(x, stx_axpy, (x, d, n->y->grad, n->y->size, 1, !fresh));
-    if (b->size == n->y->size) {
-        d = stx__grad_fresh(x, b, &fresh);
-        if (d) STX_RUN(x, stx_axpy, (x, d, n->y->grad, n->y->size, 1, !fresh));
-    } else {
-        d = stx__grad(x, b);
+    stx_tensor *a = n->in[0], *b = n->in[1];
+    if (b->size != n->y->size) {
+        stx_real *d = stx__grad(x, b);
         if (d) STX_RUN(x, stx_sum_rows, (x, d, n->y->grad, n->y->size / b->size, b->size));
+        stx__grad_dy(x, n, a, 1);
+    } else if (a->grad || !a->needs_grad) {      /* the one that can take dy over comes last */
+        stx__grad_dy(x, n, a, 0);
+        stx__grad_dy(x, n, b, 1);
+    } else {
+        stx__grad_dy(x, n, b, 0);
+        stx__grad_dy(x, n, a, 1);
     }
 }
 STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
@@ -3838,9 +3855,8 @@ STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s) {
 }
 
 static void stx__act_back(stx_ctx *x, stx__node *n) {
-    int fresh;
-    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
-    if (d) STX_RUN(x, stx_act_bwd, (x, d, n->y->grad, n->y->data, n->in[0]->data, n->y->size, *(int *)n->save, !fresh));
+    stx_real *dy = n->y->grad, *d = stx__grad_pass(n, n->in[0]) ? dy : stx__grad(x, n->in[0]);
+    if (d) STX_RUN(x, stx_act_bwd, (x, d, dy, n->y->data, n->in[0]->data, n->y->size, *(int *)n->save, d != dy));
 }
 static stx_tensor *stx__activation(stx_ctx *x, stx_tensor *a, int act) {
     stx_tensor *y;

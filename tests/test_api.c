@@ -748,7 +748,7 @@ static void thread_counts(void) {
         int count = 0, k;
         micro[count++] = x1->micro;
         if (x1->micro != &stx__micro_generic) micro[count++] = &stx__micro_generic;
-#ifdef STX__X86
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
         if (x1->micro == &stx__micro_avx512) micro[count++] = &stx__micro_avx2;
 #endif
         for (k = 0; k < count; k++) {
@@ -1059,7 +1059,7 @@ static void exponentials(void) {
           if (!CLOSE((double)y->data[0] + (double)y->data[1], 1, 3 * unit)) worst = 1; }
     }
     CHECK(worst <= 6 * unit, "softmax: e^v off by %g", worst);
-    for (worst = 0, i = -873; i <= 882; i++) {
+    for (worst = 0, i = -873; i <= 886; i++) {
         int k;
         for (k = 0; k < 50; k++) {
             stx_real v = (stx_real)(i / 10.0 + k * 0.002);
@@ -1067,7 +1067,6 @@ static void exponentials(void) {
             if (!(e <= worst)) worst = e;
         }
     }
-    /* above 88.37 the float version is infinite, a little early: nothing here takes the exponential of a positive number */
     CHECK(worst <= 3 * unit, "exp: off by %g, %g roundings", worst, worst / unit);
     CHECK(stx__exp(0) == 1 && stx__exp(-(stx_real)HUGE_VAL) == 0 && stx__exp(-2000) == 0 && stx__exp((stx_real)HUGE_VAL) == (stx_real)HUGE_VAL && stx__exp(2000) == (stx_real)HUGE_VAL && isnan(stx__exp((stx_real)NAN)), "exp: extremes");
     {
@@ -1082,6 +1081,225 @@ static void exponentials(void) {
         CHECK(y->data[0] == 1 && y->data[2] == 1, "softmax of single numbers");
     }
     stx_destroy(x);
+}
+
+/* Units in the last place between a and the exact b; a denormal counts in the unit of the smallest normal number. */
+static double ulps(double a, double b) {
+    int digits = sizeof(stx_real) == 8 ? 53 : 24, least = sizeof(stx_real) == 8 ? -1022 : -126;
+    int e = b == 0 ? least : ilogb(b);
+    if (a == b) return 0;
+    return fabs(a - b) / ldexp(1, (e < least ? least : e) - digits + 1);
+}
+/* The functions of the inner loops against libm: over the whole line and densely where they turn, with and without fma. */
+static void maths(void) {
+    static const double special[] = {0.0, -0.0, 1e-45, -1e-45, 1e-39, -1e-39, FLT_MIN, -FLT_MIN, 0.625, -0.625, 15, -15, 87.33, -87.33, 88.376, 88.72, -88.72, 3e38, -3e38};
+    int fma, single = sizeof(stx_real) == 4, rounds = 400000, i;
+    for (fma = 0; fma < 2; fma++) {
+        double w_exp = 0, w_tanh = 0, w_sig = 0, w_phi = 0, w_tail = 0, w_den = 0, w_root = 0, e;
+        int bad = 0;
+        for (i = 0; i < rounds; i++) {
+            float f;
+            uint32_t bits = (uint32_t)i * 21467u;               /* every exponent, both signs, NaN as well */
+            stx_real v, den;
+            double d, phi;
+            memcpy(&f, &bits, 4);
+            v = f;
+            if (i & 1) v = (stx_real)((i - rounds / 2) * (30.0 / rounds));       /* [-15,15] */
+            if (i < (int)(2 * sizeof special / sizeof *special) && i & 1) v = (stx_real)special[i / 2];
+            d = (double)v;
+            phi = (double)stx__phi_any(fma, v, &den);
+            if (isnan(d)) {
+                bad += !isnan(stx__exp_any(fma, v)) || !isnan(stx__tanh_any(fma, v)) || !isnan(stx__sigmoid_any(fma, v)) || !isnan(stx__sqrt_any(fma, v)) || !isnan(phi) || !isnan(den);
+                continue;
+            }
+            if (single && d < (double)-87.33f) bad += stx__exp_any(fma, v) != 0;
+            else if (single && d > (double)88.72f) bad += !isinf(stx__exp_any(fma, v));
+            else if (!((e = ulps((double)stx__exp_any(fma, v), exp(d))) <= w_exp)) w_exp = e;
+            if (!((e = ulps((double)stx__tanh_any(fma, v), tanh(d))) <= w_tanh)) w_tanh = e;
+            if (d > -87 && !((e = ulps((double)stx__sigmoid_any(fma, v), 1 / (1 + exp(-d)))) <= w_sig)) w_sig = e;
+            bad += d <= -87 && !((double)stx__sigmoid_any(fma, v) <= 2e-38);
+            if (!((e = fabs(phi - 0.5 * erfc(-d * 0.70710678118654752440))) <= w_phi)) w_phi = e;
+            if (d < 0 && d > -13 && !((e = fabs(phi / (0.5 * erfc(-d * 0.70710678118654752440)) - 1)) <= w_tail)) w_tail = e;
+            if (!((e = fabs((double)den - 0.39894228040143267794 * exp(-0.5 * d * d))) <= w_den)) w_den = e;
+            if ((!single || d >= FLT_MIN) && d >= 0 && !((e = ulps((double)stx__sqrt_any(fma, v), sqrt(d))) <= w_root)) w_root = e;
+        }
+        CHECK(!bad, "fma %d: %d numbers at the ends or NaN", fma, bad);
+        CHECK(w_exp <= 1.3, "fma %d: exp off by %g ulp", fma, w_exp);
+        CHECK(w_tanh <= 2, "fma %d: tanh off by %g ulp", fma, w_tanh);
+        CHECK(w_sig <= 2.5, "fma %d: sigmoid off by %g ulp", fma, w_sig);
+        CHECK(w_phi <= (single ? 1e-7 : 4e-16) && w_tail <= (single ? 1e-5 : 1e-13), "fma %d: the normal distribution off by %g, its tail by a factor of 1 + %g", fma, w_phi, w_tail);
+        CHECK(w_den <= (single ? 1e-7 : 4e-16), "fma %d: the normal density off by %g", fma, w_den);
+        CHECK(w_root <= 1, "fma %d: sqrt off by %g ulp", fma, w_root);
+        CHECK(stx__tanh_any(fma, (stx_real)HUGE_VAL) == 1 && stx__tanh_any(fma, -(stx_real)HUGE_VAL) == -1 && stx__sigmoid_any(fma, (stx_real)HUGE_VAL) == 1 && stx__sigmoid_any(fma, -(stx_real)HUGE_VAL) == 0, "fma %d: infinity", fma);
+        CHECK(stx__sqrt_any(fma, 0) == 0 && isinf(stx__sqrt_any(fma, (stx_real)HUGE_VAL)) && stx__exp_any(fma, 0) == 1 && isinf(stx__act_any(fma, (stx_real)HUGE_VAL, STX_ACT_GELU)), "fma %d: extremes", fma);
+    }
+}
+
+/* >>kernels: each on every instruction set that this machine has, against a plain loop in double, with one thread and with three,
+   which must agree to the bit. Outputs begin as c, so that what is added to and what is overwritten both show. */
+static double act_of(double v, int act) {
+    return act == STX_ACT_RELU ? (v > 0 ? v : 0) : act == STX_ACT_GELU ? v * 0.5 * erfc(-v * 0.70710678118654752440) : act == STX_ACT_TANH ? tanh(v) : act == STX_ACT_SIGMOID ? 1 / (1 + exp(-v)) : v;
+}
+static double slope_of(double v, int act) {
+    double y = act_of(v, act);
+    return act == STX_ACT_RELU ? v > 0 : act == STX_ACT_GELU ? 0.5 * erfc(-v * 0.70710678118654752440) + v * 0.39894228040143267794 * exp(-0.5 * v * v) : act == STX_ACT_TANH ? 1 - y * y : act == STX_ACT_SIGMOID ? y * (1 - y) : 1;
+}
+#define KERNEL(what, count, units, call, want) do { \
+        double worst = 0; \
+        size_t t, count_ = (count); \
+        for (t = 0; t < 2; t++) { stx_ctx *x = t ? many : one; stx_real *y = t ? y3 : y1; memcpy(y, c, size * sizeof *y); call; } \
+        for (i = 0; i < count_; i++) { double w_ = (want), e_ = fabs((double)y1[i] - w_) / (fabs(w_) > 1 ? fabs(w_) : 1); if (!(e_ <= worst)) worst = e_; } \
+        CHECK(worst <= (units) * unit, "%s, (%zu,%zu), instruction set %d: off by %g roundings", what, N, C, one->isa, worst / unit); \
+        CHECK(!memcmp(y1, y3, size * sizeof *y1), "%s, (%zu,%zu), instruction set %d: threads change bits", what, N, C, one->isa); \
+    } while (0)
+static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
+    size_t n = N * C, size = n + 2 * C + 2 * N + 80, V = 7, i, r, j;
+    stx_real *a = numbers(size), *b = numbers(size), *c = numbers(size), *dy = numbers(size), *mask = (stx_real *)malloc((n + 8) * sizeof *mask);
+    stx_real *y1 = numbers(size), *y3 = numbers(size), *act_y = numbers(size), *mean = numbers(N), *rstd = numbers(N), *sm = numbers(size), *m = numbers(n), *v = numbers(n), *v0 = numbers(n);
+    double *s = (double *)malloc(size * sizeof *s), *q = (double *)malloc((C + N) * sizeof *q), *w = (double *)malloc(size * sizeof *w), unit = sizeof(stx_real) == 8 ? 1.2e-16 : 6e-8, sum, sum2, loss;
+    stx_piece p;
+    int32_t *ids = (int32_t *)malloc(N * sizeof *ids);
+    int act;
+    for (i = 0; i < n; i++) { a[i] *= 3; s[i] = 0; }
+    for (i = 0; i < N; i++) ids[i] = (int32_t)((i * 5 + 3) % (C < V ? C : V));
+    KERNEL("fill", n, 0, stx_fill(x, y, n, 3), 3);
+    KERNEL("axpy =", n, 1, stx_axpy(x, y, a, n, (stx_real)0.3, 0), (double)(stx_real)0.3 * (double)a[i]);
+    KERNEL("axpy +=", n, 2, stx_axpy(x, y, a, n, (stx_real)0.3, 1), (double)c[i] + (double)(stx_real)0.3 * (double)a[i]);
+    KERNEL("copy2d +=", N * (C + 2), 2, stx_copy2d(x, y, C + 2, a, C, N, C, 1), (double)c[i] + (i % (C + 2) < C ? (double)a[i / (C + 2) * C + i % (C + 2)] : 0));
+    KERNEL("copy2d =", N * (C + 2), 0, stx_copy2d(x, y, C + 2, a, C, N, C, 0), (double)(i % (C + 2) < C ? a[i / (C + 2) * C + i % (C + 2)] : c[i]));
+    KERNEL("add", n, 1, stx_add_fwd(x, y, a, b, n, n), (double)a[i] + (double)b[i]);
+    KERNEL("add rows", n, 1, stx_add_fwd(x, y, a, b, n, C), (double)a[i] + (double)b[i % C]);
+    KERNEL("mul", n, 1, stx_mul_fwd(x, y, a, b, n, n), (double)a[i] * (double)b[i]);
+    KERNEL("mul rows", n, 1, stx_mul_fwd(x, y, a, b, n, C), (double)a[i] * (double)b[i % C]);
+    KERNEL("mul da =", n, 1, stx_mul_bwd(x, y, NULL, dy, a, b, n, C, 0), (double)dy[i] * (double)b[i % C]);
+    KERNEL("mul da +=", n, 2, stx_mul_bwd(x, y, NULL, dy, a, b, n, C, 1), (double)c[i] + (double)dy[i] * (double)b[i % C]);
+    KERNEL("mul db", n, 4, stx_mul_bwd(x, NULL, y, dy, a, b, n, n, 0), (double)c[i] + (double)dy[i] * (double)a[i]);
+    for (j = 0; j < C; j++) for (q[j] = 0, r = 0; r < N; r++) q[j] += (double)dy[r * C + j] * (double)a[r * C + j];
+    KERNEL("mul db rows", C, 16 + 2 * (double)N, stx_mul_bwd(x, NULL, y, dy, a, b, n, C, 0), (double)c[i] + q[i]);
+    for (j = 0; j < C; j++) for (q[j] = 0, r = 0; r < N; r++) q[j] += (double)dy[r * C + j];
+    KERNEL("sum_rows", C, 16 + 2 * (double)N, stx_sum_rows(x, y, dy, N, C), (double)c[i] + q[i]);
+    KERNEL("clamp", n, 0, (stx_axpy(x, y, a, n, 1, 0), stx_clamp(x, y, n, -1, 1)), a[i] < -1 ? -1 : a[i] > 1 ? 1 : (double)a[i]);
+    if (N >= V) {
+        KERNEL("embedding", n, 1, stx_embedding_fwd(x, y, a, ids, N, C, 2), 2 * (double)a[(size_t)ids[i / C] * C + i % C]);
+        for (i = 0; i < n; i++) s[(size_t)ids[i / C] * C + i % C] += 2 * (double)dy[i];
+        KERNEL("embedding dtable", V * C, 16 + 2 * (double)N, stx_embedding_bwd(x, y, dy, ids, N, C, 2), (double)c[i] + s[i]);
+    }
+    for (act = STX_ACT_NONE; act <= STX_ACT_SIGMOID; act++) {
+        stx_act_fwd(one, act_y, a, n, act);
+        KERNEL("act", n, 4, stx_act_fwd(x, y, a, n, act), act_of((double)a[i], act));
+        KERNEL("act da =", n, 8, stx_act_bwd(x, y, dy, act_y, a, n, act, 0), (double)dy[i] * slope_of((double)a[i], act));
+        KERNEL("act da +=", n, 8, stx_act_bwd(x, y, dy, act_y, a, n, act, 1), (double)c[i] + (double)dy[i] * slope_of((double)a[i], act));
+        KERNEL("act da in place", n, 8, stx_act_bwd(x, y, y, act_y, a, n, act, 0), (double)c[i] * slope_of((double)a[i], act));
+        KERNEL("bias_act", n, 6, stx_bias_act_fwd(x, y, NULL, b, N, C, act), act_of((double)c[i] + (double)b[i % C], act));
+        KERNEL("bias_act pre", n, 1, stx_bias_act_fwd(x, sm, y, b, (memcpy(sm, a, n * sizeof *sm), N), C, act), (double)a[i] + (double)b[i % C]);
+        KERNEL("bias_act without", n, 4, stx_bias_act_fwd(x, y, NULL, NULL, N, C, act), act_of((double)c[i], act));
+    }
+    for (r = 0; r < N; r++) {           /* layer normalisation: s the normalised row, q the root's inverse */
+        for (sum = 0, j = 0; j < C; j++) sum += (double)a[r * C + j] / (double)C;
+        for (sum2 = 0, j = 0; j < C; j++) sum2 += ((double)a[r * C + j] - sum) * ((double)a[r * C + j] - sum) / (double)C;
+        q[r] = 1 / sqrt(sum2 + (double)(stx_real)0.01);
+        for (j = 0; j < C; j++) s[r * C + j] = ((double)a[r * C + j] - sum) * q[r];
+    }
+    KERNEL("layernorm", n, 60, stx_layernorm_fwd(x, y, mean, rstd, a, b, dy, N, C, (stx_real)0.01), s[i] * (double)b[i % C] + (double)dy[i % C]);
+    for (r = 0; r < N; r++) CHECK(CLOSE(rstd[r], q[r], 60 * unit), "layernorm: 1 / standard deviation");
+    for (j = 0; j < C; j++) for (w[j] = (double)c[j], r = 0; r < N; r++) w[j] += (double)dy[r * C + j] * s[r * C + j];
+    KERNEL("layernorm dgain", C, 100 + 2 * (double)N, stx_layernorm_bwd(x, NULL, y, NULL, dy, a, b, mean, rstd, N, C, 1), w[i]);
+    for (j = 0; j < C; j++) for (w[j] = (double)c[j], r = 0; r < N; r++) w[j] += (double)dy[r * C + j];
+    KERNEL("layernorm dshift", C, 16 + 2 * (double)N, stx_layernorm_bwd(x, NULL, NULL, y, dy, a, b, mean, rstd, N, C, 1), w[i]);
+    for (r = 0; r < N; r++) {
+        for (sum = sum2 = 0, j = 0; j < C; j++) { double g = (double)dy[r * C + j] * (double)b[j]; sum += g / (double)C; sum2 += g * s[r * C + j] / (double)C; }
+        for (j = 0; j < C; j++) w[r * C + j] = q[r] * ((double)dy[r * C + j] * (double)b[j] - sum - s[r * C + j] * sum2);
+    }
+    KERNEL("layernorm din =", n, 400, stx_layernorm_bwd(x, y, NULL, NULL, dy, a, b, mean, rstd, N, C, 0), w[i]);
+    KERNEL("layernorm din +=", n, 400, stx_layernorm_bwd(x, y, NULL, NULL, dy, a, b, mean, rstd, N, C, 1), (double)c[i] + w[i]);
+
+    for (loss = 0, r = 0; r < N; r++) { /* softmax: s; cross-entropy */
+        for (sum = 0, j = 0; j < C; j++) sum += s[r * C + j] = exp((double)a[r * C + j]);
+        for (j = 0; j < C; j++) s[r * C + j] /= sum;
+        loss -= log(s[r * C + (size_t)ids[r]]) / 3;
+    }
+    KERNEL("softmax", n, 16, stx_softmax_fwd(x, y, a, N, C), s[i]);
+    stx_softmax_fwd(one, sm, a, N, C);
+    for (r = 0; r < N; r++) {
+        for (sum = 0, j = 0; j < C; j++) sum += s[r * C + j] * (double)dy[r * C + j];
+        for (j = 0; j < C; j++) w[r * C + j] = s[r * C + j] * ((double)dy[r * C + j] - sum);
+    }
+    KERNEL("softmax da =", n, 32, stx_softmax_bwd(x, y, dy, sm, N, C, 0), w[i]);
+    KERNEL("softmax da +=", n, 32, stx_softmax_bwd(x, y, dy, sm, N, C, 1), (double)c[i] + w[i]);
+    KERNEL("cross_entropy", 1, 16, stx_cross_entropy_fwd(x, y, mean, rstd, a, ids, N, C, 3), loss);
+    KERNEL("cross_entropy dlogits =", n, 16, stx_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, 3, 0), (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
+    KERNEL("cross_entropy dlogits +=", n, 16, stx_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, 3, 1), (double)c[i] + (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
+
+    for (i = 0; i < n; i += 8) stx__mask8(mask + i, 11, 5, i / 8, stx__keep16((stx_real)0.3), (stx_real)(65536.0 / stx__keep16((stx_real)0.3)));
+    KERNEL("dropout", n, 0, stx_dropout_fwd(x, y, a, n, (stx_real)0.3, 11, 5, 0), (double)(stx_real)(a[i] * mask[i]));
+    KERNEL("dropout +=", n, 4, stx_dropout_fwd(x, y, a, n, (stx_real)0.3, 11, 5, 1), (double)c[i] + (double)a[i] * (double)mask[i]);
+    for (sum = sum2 = 0, i = 0; i < n; i++) { sum += (double)a[i]; sum2 += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]); }
+    KERNEL("mean", 1, 2 + (double)(sizeof(stx_real) / 8 * n), stx_mean_fwd(x, y, a, n), sum / (double)n);
+    KERNEL("mean da", n, 2, stx_mean_bwd(x, y, b, n), (double)c[i] + (double)b[0] / (double)n);
+    KERNEL("mse", 1, 2 + (double)(sizeof(stx_real) / 8 * n), stx_mse_fwd(x, y, a, b, n), sum2 / (double)n);
+    KERNEL("mse da", n, 8, stx_mse_bwd(x, y, NULL, b, a, b, n), (double)c[i] + 2 * (double)b[0] / (double)n * ((double)a[i] - (double)b[i]));
+    KERNEL("mse db", n, 8, stx_mse_bwd(x, NULL, y, b, a, b, n), (double)c[i] - 2 * (double)b[0] / (double)n * ((double)a[i] - (double)b[i]));
+
+    memset(&p, 0, sizeof p);            /* one step of each optimiser: y is the parameter, g its gradient, m and v the state */
+    p.n = n; p.lr = (stx_real)0.1; p.g = sm; p.s[0] = m; p.s[1] = v;
+    #define UPDATE(call) (p.p = y, memcpy(sm, dy, n * sizeof *sm), memcpy(m, b, n * sizeof *m), memcpy(v, v0, n * sizeof *v), call)
+    for (i = 0; i < n; i++) v0[i] = (stx_real)((double)a[i] * (double)a[i]);
+    KERNEL("sgd", n, 8, UPDATE(stx_sgd_update(x, &p, 1, (stx_real)0.5, (stx_real)0.9, (stx_real)0.01)), (double)c[i] - 0.1 * (0.9 * (double)b[i] + 0.5 * (double)dy[i] + 0.01 * (double)c[i]));
+    KERNEL("adam", n, 16, UPDATE(stx_adam_update(x, &p, 1, (stx_real)0.5, (stx_real)0.9, (stx_real)0.1, (stx_real)0.99, (stx_real)0.01, (stx_real)1e-3, (stx_real)0.02, (stx_real)0.03, (stx_real)0.4, (stx_real)0.25)),
+           (double)c[i] * (1 - 0.1 * 0.03) - 0.1 / 0.4 * (0.9 * (double)b[i] + 0.1 * (0.5 * (double)dy[i] + 0.02 * (double)c[i])) /
+           (sqrt((0.99 * (double)v0[i] + 0.01 * pow(0.5 * (double)dy[i] + 0.02 * (double)c[i], 2)) / 0.25) + 1e-3));
+    memcpy(b, v0, n * sizeof *b);
+    KERNEL("adagrad", n, 16, UPDATE(stx_adagrad_update(x, &p, 1, (stx_real)0.01)), (double)c[i] - 0.1 * (double)dy[i] / (sqrt((double)v0[i] + (double)dy[i] * (double)dy[i]) + 0.01));
+    for (sum = 0, i = 0; i < n; i++) sum += (double)sm[i] * (double)sm[i];
+    CHECK(sum == 0, "the gradient is not zeroed");
+    p.g = a;
+    for (sum2 = 0, i = 0; i < n; i++) sum2 += (double)a[i] * (double)a[i];
+    stx_sum_squares(one, &sum, &p, 1);
+    CHECK(CLOSE(sum, sum2, 1e-12), "sum of squares");
+    free(a); free(b); free(c); free(dy); free(mask); free(y1); free(y3); free(act_y); free(mean); free(rstd); free(sm); free(m); free(v); free(v0); free(s); free(q); free(w); free(ids);
+}
+/* Parameters of many sizes, cut in pieces: three threads change no bit, and every number moves. */
+static void pieces(void) {
+    static const size_t size[] = {1, 4096, 4097, 3, 12289, 64, 30000, 1, 511};
+    int kind;
+    for (kind = STX_SGD; kind <= STX_ADAMW; kind++) {
+        stx_params *p[2];
+        stx_optim *o[2];
+        size_t t, i, k, still = 0, left = 0;
+        for (t = 0; t < 2; t++) {
+            stx_optim_desc od;
+            char name[16];
+            p[t] = stx_params_create(plain(5, t ? 3 : 1));
+            for (k = 0; k < sizeof size / sizeof *size; k++) { snprintf(name, sizeof name, "p%d", (int)k); stx_param(p[t], STX_NORMAL, 1, name, size[k], 0, 0, 0); }
+            memset(&od, 0, sizeof od);
+            od.kind = kind; od.clip = 0.5; od.momentum = 0.9;
+            o[t] = stx_optim_create(p[t], &od);
+            for (i = 0; i < 3; i++) {
+                for (k = 0; k < p[t]->count; k++) { size_t e; for (e = 0; e < size[k]; e++) p[t]->tensor[k]->grad[e] = (stx_real)sin((double)(e + 7 * k + i)); }
+                CHECK(stx_optim_step(o[t], 0.1) == 1, "step");
+            }
+        }
+        for (k = 0; k < p[0]->count; k++) {
+            for (i = 0; i < size[k]; i++) { still += o[0]->state[0][k]->data[i] == 0; left += p[0]->tensor[k]->grad[i] != 0; }
+            CHECK(!memcmp(p[0]->tensor[k]->data, p[1]->tensor[k]->data, size[k] * sizeof(stx_real)), "optimiser %d: threads change bits of parameter %zu", kind, k);
+        }
+        CHECK(!still && !left && o[0]->grad_norm == o[1]->grad_norm, "optimiser %d: %zu numbers without an update, %zu gradients not zeroed", kind, still, left);
+        stx_destroy(p[0]->ctx);
+        stx_destroy(p[1]->ctx);
+    }
+}
+static void kernels(void) {
+    static const size_t shape[][2] = {{1, 1}, {3, 2}, {2, 15}, {5, 16}, {8, 17}, {7, 31}, {9, 33}, {65, 64}, {66, 65}, {130, 100}, {1, 4097}, {67, 1031}};
+    stx_ctx *one = plain(1, 1), *many = plain(1, 3);
+    int best = one->isa;
+    size_t k;
+    for (one->isa = STX__ISA_BASE; one->isa <= best; one->isa++) {
+        many->isa = one->isa;
+        for (k = 0; k < sizeof shape / sizeof *shape; k++) kernels_of_shape(one, many, shape[k][0], shape[k][1]);
+    }
+    stx_destroy(one);
+    stx_destroy(many);
+    pieces();
 }
 
 /* >>sampling */
@@ -1229,7 +1447,7 @@ int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
         {"descs", descs}, {"errors", errors}, {"nulls", nulls}, {"allocation failures", allocation_failures}, {"limits", limits}, {"overflows", overflows},
         {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"nans", nans}, {"optimisers", optimisers},
-        {"schedules", schedules}, {"philox", philox}, {"initialisers", initialisers}, {"exponentials", exponentials}, {"sampling", sampling}};
+        {"schedules", schedules}, {"philox", philox}, {"initialisers", initialisers}, {"exponentials", exponentials}, {"maths", maths}, {"kernels", kernels}, {"sampling", sampling}};
     size_t i;
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (i = 0; i < sizeof parts / sizeof *parts; i++) {
