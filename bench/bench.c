@@ -1,4 +1,5 @@
-/* bench.c - times seqtx: matrix products, the attention kernel, training and generation, beside CBLAS and PyTorch.
+/* bench.c - times seqtx, float and bfloat16: matrix products, the attention kernel, training and generation, beside CBLAS
+   and PyTorch.
 
        sh bench/run.sh            builds this file and runs it (bench/README.md)
 
@@ -26,20 +27,41 @@
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
 
-enum { MAX_ROUNDS = 64, MAX_COLUMNS = 12, MAX_ROWS = 64, CELL = 48, MAX_ARGS = 48 };
+enum { MAX_ROUNDS = 64, MAX_COLUMNS = 12, MAX_ROWS = 64, CELL = 80, MAX_ARGS = 48 };
+enum { F32, BF16, PRECISIONS };            /* as STX_PREC_F32, STX_PREC_BF16 */
+static const char *const precision_name[PRECISIONS] = {"f32", "bf16"};
 enum { SPANS_FULL, SPANS_LEARNED, SPANS_SHORT, SPANS_KINDS };
 static const char *const spans_name[SPANS_KINDS] = {"full", "learned", "short"};
 
 static struct {
-    int quick, threads, rounds, warmup, steps, batch, worker, spans, literal;
+    int quick, threads, rounds, warmup, steps, batch, worker, spans, literal, precision;
     const char *self, *data, *params, *python, *peer, *cblas, *work, *only, *append;
-} opt = {0, 0, 0, -1, 1, 8, 0, SPANS_FULL, 1, NULL, NULL, NULL, NULL, NULL, NULL, ".", "gemm,attention,training,generation", NULL};
+} opt = {0, 0, 0, -1, 1, 8, 0, SPANS_FULL, 1, F32, NULL, NULL, NULL, NULL, NULL, NULL, ".", "gemm,attention,context,training,generation", NULL};
 
 static void die(const char *what) {
     fprintf(stderr, "bench: %s\n", what);
     exit(1);
 }
 static void check(stx_ctx *x) { if (!stx_ok(x)) die(stx_error(x)); }
+/* A context, or NULL when this library has not the precision; anything else that is wrong ends the program. */
+static stx_ctx *context(int precision, int threads) {
+    stx_desc d;
+    stx_ctx *x;
+    memset(&d, 0, sizeof d);
+    d.threads = threads;
+    d.precision = precision;
+    x = stx_create(&d);
+    if (!x) die("no memory");
+    if (precision != F32 && stx_error_code(x) == STX_ERR_DEVICE) { stx_destroy(x); return NULL; }
+    check(x);
+    return x;
+}
+/* 1 if bf16 can be measured; else the report says why it is not. */
+static int have_bf16(void) {
+    stx_ctx *x = context(BF16, 1);
+    stx_destroy(x);
+    return x != NULL;
+}
 static double seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -142,12 +164,9 @@ static void print_table(void) {
 static struct { stx_ctx *x; stx_real *a; samples all; } probe;
 
 static void probe_begin(void) {
-    stx_desc d;
     size_t i;
-    memset(&d, 0, sizeof d);
-    d.threads = opt.threads;
     if (!probe.x) {
-        probe.x = stx_create(&d);
+        probe.x = context(F32, opt.threads);
         probe.a = (stx_real *)stx_persist(probe.x, 3 * 512 * 512 * sizeof *probe.a);
         check(probe.x);
         for (i = 0; i < 3 * 512 * 512; i++) probe.a[i] = (stx_real)((double)(i * 2654435761u % 1000) / 500 - 1);
@@ -179,6 +198,26 @@ static void fill_random(stx_real *a, size_t n, uint64_t stream) {   /* uniform i
     }
 }
 static int rounds(int usual) { return opt.rounds ? opt.rounds : opt.quick ? 3 : usual; }
+
+// >>found: what the summary at the end needs; NaN where nothing was measured
+
+enum { OWN, OWN_BF16, OWN_CBLAS, OWN_DEFAULT, OWN_DEFAULT_BF16, PEER, PEER_BF16, PEER_COMPILED, PEER_COMPILED_BF16, CONTENDERS };
+
+static struct {
+    double squares, tiles, bf16_least, bf16_most;      /* ratio to CBLAS on one thread; the least of the shapes, and the most */
+    double one_long[PRECISIONS];                       /* cost of one long head among short ones, to all long */
+    double context[PRECISIONS];                        /* step at the largest maximum span, to that at 1024 */
+    double rate[SPANS_KINDS][CONTENDERS], memory[SPANS_KINDS][CONTENDERS];
+    double generation[SPANS_KINDS][PRECISIONS];
+} found;
+
+static void found_nothing(void) {
+    double *v = (double *)(void *)&found;
+    size_t i;
+    for (i = 0; i < sizeof found / sizeof *v; i++) v[i] = NAN;
+}
+static void least(double *at, double v) { if (!(*at <= v)) *at = v; }
+static void most(double *at, double v) { if (!(*at >= v)) *at = v; }
 
 // >>gemm
 
@@ -238,34 +277,26 @@ static void bench_gemm(void) {
         {"x W^T  4096x256x256", 0, 1, 4096, 256, 256, 0}, {"x W^T  4096x1024x256", 0, 1, 4096, 1024, 256, 0}, {"x W^T  4096x256x1024", 0, 1, 4096, 256, 1024, 0},
         {"dy W   4096x256x1024", 0, 0, 4096, 256, 1024, 0},
         {"dy^T x 256x256x4096", 1, 0, 256, 256, 4096, 0}, {"dy^T x 1024x256x4096", 1, 0, 1024, 256, 4096, 0}, {"dy^T x 256x1024x4096", 1, 0, 256, 1024, 4096, 0},
-        {"tile q k^T  64x256x64", 0, 1, 64, 256, 64, 1}, {"tile p v    64x64x256", 0, 0, 64, 64, 256, 1}, {"tile ds^T q 256x64x64", 1, 0, 256, 64, 64, 1}};
-    enum { N = sizeof list / sizeof *list };
-    static samples own[N][2], blas[N][2];
-    static double calls[N][2][2], worst[N];
-    stx_ctx *x[2];
-    stx_real *A, *B, *C, *C2;
-    size_t most = (size_t)4096 * 1024, i, k;
-    int r, t, R = rounds(7), last = 0, have_blas = 0;
-    x[0] = x[1] = NULL;
-    for (t = 0; t < 2; t++) {
-        stx_desc d;
-        memset(&d, 0, sizeof d);
-        d.threads = t ? opt.threads : 1;
-        x[t] = stx_create(&d);
-        check(x[t]);
-        if (opt.threads == 1) break;
-        last = t;
-    }
-    if (opt.threads == 1) last = 0;
-    A = (stx_real *)stx_persist(x[0], most * sizeof *A);
-    B = (stx_real *)stx_persist(x[0], most * sizeof *A);
-    C = (stx_real *)stx_persist(x[0], most * sizeof *A);
-    C2 = (stx_real *)stx_persist(x[0], most * sizeof *A);
-    check(x[0]);
-    fill_random(A, most, 2);
-    fill_random(B, most, 3);
+        {"tile q k^T  64x256x64", 0, 1, 64, 256, 64, 1}, {"tile p v    64x64x256", 0, 0, 64, 64, 256, 1}, {"tile ds^T q 256x64x64", 1, 0, 256, 64, 64, 1},
+        {"tile q k^T  64x1024x64", 0, 1, 64, 1024, 64, 1}, {"tile p v    64x64x1024", 0, 0, 64, 64, 1024, 1}, {"tile ds^T q 1024x64x64", 1, 0, 1024, 64, 64, 1}};
+    enum { N = sizeof list / sizeof *list, BLAS = PRECISIONS, WHO };     /* who: own f32, own bf16, CBLAS */
+    static samples rate[N][2][WHO];
+    static double calls[N][2][WHO], worst[N][WHO];
+    stx_ctx *x[WHO][2];
+    stx_real *A, *B, *C[WHO];
+    size_t room = (size_t)4096 * 1024, i, k;
+    int r, t, w, R = rounds(7), last = opt.threads > 1, on[WHO] = {1, 0, 0};
+    memset(x, 0, sizeof x);
+    for (w = 0; w < PRECISIONS; w++) for (t = 0; t <= last; t++) x[w][t] = context(w, t ? opt.threads : 1);
+    on[BF16] = x[BF16][0] != NULL;
+    A = (stx_real *)stx_persist(x[F32][0], room * sizeof *A);
+    B = (stx_real *)stx_persist(x[F32][0], room * sizeof *A);
+    for (w = 0; w < WHO; w++) C[w] = (stx_real *)stx_persist(x[F32][0], room * sizeof *A);
+    check(x[F32][0]);
+    fill_random(A, room, 2);
+    fill_random(B, room, 3);
 #ifdef BENCH_CBLAS
-    have_blas = cblas_rate() >= 12;
+    on[BLAS] = cblas_rate() >= 12;
 #endif
     probe_begin();
     for (r = -1; r < R; r++) {     /* round -1 warms up, finds the number of calls, and compares the results */
@@ -274,53 +305,61 @@ static void bench_gemm(void) {
             const product *p = &list[i];
             if (opt.quick && p->M == 2048) continue;
             for (t = 0; t <= last; t++) {
-                int who, turn;
+                int turn;
                 if (t && p->one_thread) continue;
 #ifdef BENCH_CBLAS
                 if (openblas_set_num_threads) openblas_set_num_threads(t ? opt.threads : 1);
 #endif
-                if (r < 0) {
-                    double flop = 2.0 * (double)p->M * (double)p->N * (double)p->K;
-                    for (who = 0; who < 1 + have_blas; who++) {
-                        double rate = 0;
-                        for (k = 0; k < 2; k++) rate = gemm_rate(who ? NULL : x[t], p, A, B, who ? C2 : C, 1);
-                        calls[i][t][who] = 1 + floor(0.008 * rate * 1e9 / flop);
-                    }
-                    if (have_blas) for (k = 0; k < p->M * p->N; k++) {     /* inputs are in [-1,1): the scale of a sum is sqrt(K) / 3 */
-                        double e = fabs((double)C[k] - (double)C2[k]) * 3 / sqrt((double)p->K);
-                        if (!(e <= worst[i])) worst[i] = e;
-                    }
-                    continue;
+                for (turn = 0; turn < WHO; turn++) {
+                    double v = 0;
+                    w = (turn + r + 1) % WHO;
+                    if (!on[w]) continue;
+                    if (r >= 0) { sample(&rate[i][t][w], gemm_rate(w == BLAS ? NULL : x[w][t], p, A, B, C[w], (size_t)calls[i][t][w])); continue; }
+                    for (k = 0; k < 2; k++) v = gemm_rate(w == BLAS ? NULL : x[w][t], p, A, B, C[w], 1);
+                    calls[i][t][w] = 1 + floor(0.008 * v * 1e9 / (2.0 * (double)p->M * (double)p->N * (double)p->K));
                 }
-                for (turn = 0; turn < 1 + have_blas; turn++) {
-                    who = have_blas ? (turn + r) % 2 : 0;
-                    sample(who ? &blas[i][t] : &own[i][t], gemm_rate(who ? NULL : x[t], p, A, B, C, (size_t)calls[i][t][who]));
-                }
+                /* inputs are in [-1,1): the scale of a sum is sqrt(K) / 3 */
+                if (r < 0) for (w = 1; w < WHO; w++) for (k = 0; on[w] && k < p->M * p->N; k++)
+                    most(&worst[i][w], fabs((double)C[F32][k] - (double)C[w][k]) * 3 / sqrt((double)p->K));
             }
         }
         if (r >= 0) probe_now();
     }
-    say("## Matrix products, float, GFLOP/s\n\nMedian of %d rounds (least - most); ratio of the medians. op(A) op(B) as M x N x K.\n\n", R);
-    header(have_blas ? "product|threads|seqtx|range|CBLAS|range|seqtx / CBLAS" : "product|threads|seqtx|range");
+    say("## Matrix products, GFLOP/s\n\nMedian of %d rounds (least - most); ratios of the medians, to CBLAS's float product. op(A) op(B) as M x N x K.%s\n\n", R,
+        on[BF16] ? "\nbf16: the same call in a context of that precision; packing and rounding the float inputs is part of the time." : "\nbf16: not in this build of the library.");
+    header(on[BF16] ? "product|threads|f32|range|bf16|range|CBLAS f32|range|f32 / CBLAS|bf16 / CBLAS" : "product|threads|f32|range|CBLAS f32|range|f32 / CBLAS");
     for (i = 0; i < N; i++)
         for (t = 0; t <= last; t++) {
-            samples *o = &own[i][t], *b = &blas[i][t];
-            if (!o->n) continue;
+            int c = 0, ratios;
+            if (!rate[i][t][F32].n) continue;
             row_begin();
-            cell(0, "%s", list[i].name);
-            cell(1, "%d", t ? opt.threads : 1);
-            cell(2, "%.1f", median(o));
-            cell(3, "%.0f - %.0f", quantile(o, 0), quantile(o, 1));
-            if (!b->n) continue;
-            cell(4, "%.1f", median(b));
-            cell(5, "%.0f - %.0f", quantile(b, 0), quantile(b, 1));
-            if (worst[i] < 1e-4) cell(6, "%.2f", median(o) / median(b));
-            else cell(6, "void: differs by %.0e", worst[i]);
+            cell(c++, "%s", list[i].name);
+            cell(c++, "%d", t ? opt.threads : 1);
+            for (w = 0; w < WHO; w++) {
+                if (w == BF16 && !on[BF16]) continue;
+                if (on[w]) {
+                    cell(c, "%.1f", median(&rate[i][t][w]));
+                    cell(c + 1, "%.0f - %.0f", quantile(&rate[i][t][w], 0), quantile(&rate[i][t][w], 1));
+                }
+                c += 2;
+            }
+            /* rounding both factors to 8 bits moves a sum by a few 2^-9 of its scale, the largest of 10^6 sums by 1e-2 */
+            for (w = 0, ratios = on[BLAS]; ratios && w < PRECISIONS; w++) {
+                double v = median(&rate[i][t][w]) / median(&rate[i][t][BLAS]), off = w == F32 ? worst[i][BLAS] : worst[i][BF16];
+                int fits = off < (w == F32 ? 1e-4 : 2e-2);
+                if (!on[w]) continue;
+                if (fits) cell(c++, "%.2f", v); else cell(c++, "void: differs by %.0e", off);
+                if (t) continue;
+                if (!fits) v = NAN;
+                if (w == F32 && list[i].one_thread) least(&found.tiles, v);
+                else if (list[i].one_thread || list[i].M < 256) continue;
+                else if (w == F32) least(&found.squares, v);
+                else { least(&found.bf16_least, v); most(&found.bf16_most, v); }
+            }
         }
     print_table();
     probe_say();
-    if (last) stx_destroy(x[1]);
-    stx_destroy(x[0]);
+    for (w = 0; w < PRECISIONS; w++) for (t = 0; t <= last; t++) stx_destroy(x[w][t]);
 }
 
 // >>attention
@@ -331,7 +370,7 @@ typedef struct {
     int ramp;                        /* spans by the learned ramp (z), else by the window */
     double pairs;                    /* keys with weight, over all queries */
     stx_real *q, *k, *v, *pe, *dy, z[8];
-    samples fwd, both;
+    samples fwd[PRECISIONS], both[PRECISIONS];
 } attention_case;
 
 static double attention_once(stx_ctx *x, attention_case *c, size_t B, size_t T, size_t D, int backward) {
@@ -367,13 +406,9 @@ static void bench_attention(void) {
     static attention_case cases[8];
     static const size_t spans[5] = {32, 128, 512, 2048, 8192};
     size_t i, h, n = 8, D = 64, T = 256, B = 4;
-    stx_desc d;
-    stx_ctx *x, *inputs;
-    int r, R = rounds(7);
-    memset(&d, 0, sizeof d);
-    d.threads = opt.threads;
-    x = stx_create(&d);
-    inputs = stx_create(&d);
+    stx_ctx *x[PRECISIONS], *inputs = context(F32, opt.threads);
+    int r, p, R = rounds(7);
+    for (p = 0; p < PRECISIONS; p++) x[p] = context(p, opt.threads);
     for (i = 0; i < n; i++) {
         attention_case *c = &cases[i];
         size_t S, Bc = i < 5 ? B : 1;
@@ -404,41 +439,47 @@ static void bench_attention(void) {
     probe_begin();
     for (r = -1; r < R; r++) {
         progress("attention ..");
-        for (i = 0; i < n; i++) {
-            int k, reps = cases[i].pairs < 4e6 ? 4 : 1;      /* short ones: several, the median of them */
-            samples f, b;
-            f.n = b.n = 0;
-            for (k = 0; k < reps; k++) {
-                sample(&f, attention_once(x, &cases[i], i < 5 ? B : 1, T, D, 0));
-                sample(&b, attention_once(x, &cases[i], i < 5 ? B : 1, T, D, 1));
+        for (i = 0; i < n; i++)
+            for (p = 0; p < PRECISIONS; p++) {
+                int k, reps = cases[i].pairs < 4e6 ? 4 : 1;      /* short ones: several, the median of them */
+                samples f, b;
+                f.n = b.n = 0;
+                if (!x[p]) continue;
+                for (k = 0; k < reps; k++) {
+                    sample(&f, attention_once(x[p], &cases[i], i < 5 ? B : 1, T, D, 0));
+                    sample(&b, attention_once(x[p], &cases[i], i < 5 ? B : 1, T, D, 1));
+                }
+                if (r < 0) continue;
+                sample(&cases[i].fwd[p], median(&f));
+                sample(&cases[i].both[p], median(&b));
             }
-            if (r < 0) continue;
-            sample(&cases[i].fwd, median(&f));
-            sample(&cases[i].both, median(&b));
-        }
         if (r >= 0) probe_now();
     }
     say("## Attention against span\n\nstx_attention with a relative table, block 256, head size 64, every key present, %d threads; batch 4 with 4 heads (spans set by the "
         "window),\nbatch 1 with 8 heads (by the learned ramp of 32). Median of %d rounds (least - most). GFLOP/s count 6 D a key and query forward and\ntwice that "
-        "backward, nothing for recomputation or for keys without weight.\n\n", opt.threads, R);
-    header("case|fwd ms|range|GFLOP/s|fwd+bwd ms|range|GFLOP/s|cost ratio");
-    for (i = 0; i < n; i++) {
-        attention_case *c = &cases[i];
-        double gf = 6.0 * (double)D * c->pairs * 1e-9;
-        row_begin();
-        cell(0, "%s", c->name);
-        cell(1, "%.2f", median(&c->fwd) * 1e3);
-        cell(2, "%.2f - %.2f", quantile(&c->fwd, 0) * 1e3, quantile(&c->fwd, 1) * 1e3);
-        cell(3, "%.0f", gf / median(&c->fwd));
-        cell(4, "%.2f", median(&c->both) * 1e3);
-        cell(5, "%.2f - %.2f", quantile(&c->both, 0) * 1e3, quantile(&c->both, 1) * 1e3);
-        cell(6, "%.0f", 3 * gf / median(&c->both));
-        cell(7, "%.2f", median(&c->both) / median(&cases[i < 5 ? 0 : n - 1].both));
-    }
+        "backward, nothing for recomputation or for keys without weight.%s\n\n", opt.threads, R, x[BF16] ? "" : " bf16: not in this build of the library.");
+    header("case|precision|fwd ms|range|GFLOP/s|fwd+bwd ms|range|GFLOP/s|cost ratio");
+    for (i = 0; i < n; i++)
+        for (p = 0; p < PRECISIONS; p++) {
+            attention_case *c = &cases[i];
+            double gf = 6.0 * (double)D * c->pairs * 1e-9, ratio = median(&c->both[p]) / median(&cases[i < 5 ? 0 : n - 1].both[p]);
+            if (!x[p]) continue;
+            if (i == 6) found.one_long[p] = ratio;
+            row_begin();
+            cell(0, "%s", c->name);
+            cell(1, "%s", precision_name[p]);
+            cell(2, "%.2f", median(&c->fwd[p]) * 1e3);
+            cell(3, "%.2f - %.2f", quantile(&c->fwd[p], 0) * 1e3, quantile(&c->fwd[p], 1) * 1e3);
+            cell(4, "%.0f", gf / median(&c->fwd[p]));
+            cell(5, "%.2f", median(&c->both[p]) * 1e3);
+            cell(6, "%.2f - %.2f", quantile(&c->both[p], 0) * 1e3, quantile(&c->both[p], 1) * 1e3);
+            cell(7, "%.0f", 3 * gf / median(&c->both[p]));
+            cell(8, "%.3f", ratio);
+        }
     print_table();
-    say("Cost ratio (fwd+bwd): to span 32 in the first part, to 8 heads of 8192 in the second.\n\n");
+    say("Cost ratio (fwd+bwd, within a precision): to span 32 in the first part, to 8 heads of 8192 in the second.\n\n");
     probe_say();
-    stx_destroy(x);
+    for (p = 0; p < PRECISIONS; p++) stx_destroy(x[p]);
     stx_destroy(inputs);
 }
 
@@ -453,17 +494,21 @@ static double span_of(int kind, size_t l, size_t h) {
     if (l < 6) return h == 0 ? 0.3 : 0.04;
     return h == 0 ? 0.9 : h == 1 ? 0.3 : 0.04;
 }
-static stx_span *model_create(stx_ctx *x, int kind, int literal) {   /* enwik8_small over bytes */
+static void set_spans(stx_span *m, int kind) {     /* in tokens, whatever the largest span is */
+    size_t l, h;
+    for (l = 0; l < m->desc.layers; l++)
+        for (h = 0; h < m->desc.heads; h++) m->layer[l].z->data[h] = (stx_real)(span_of(kind, l, h) * 1024 / (double)m->desc.span);
+}
+static stx_span *model_create(stx_ctx *x, int kind, int literal, size_t span) {   /* enwik8_small over bytes */
     stx_span_desc d;
     stx_span *m;
-    size_t l, h;
     memset(&d, 0, sizeof d);
-    d.vocab = 256; d.layers = 8; d.dim = 256; d.heads = 4; d.inner = 1024; d.span = 1024;
+    d.vocab = 256; d.layers = 8; d.dim = 256; d.heads = 4; d.inner = 1024; d.span = span;
     d.adapt_span = 1; d.span_loss = 2e-6; d.ramp = 32;
     d.literal_eps = d.literal_memory = literal;
     m = stx_span_create(x, &d);
     check(x);
-    for (l = 0; l < d.layers; l++) for (h = 0; h < d.heads; h++) m->layer[l].z->data[h] = (stx_real)span_of(kind, l, h);
+    set_spans(m, kind);
     return m;
 }
 static stx_corpus *corpus_open(stx_ctx *x) {
@@ -475,86 +520,176 @@ static stx_corpus *corpus_open(stx_ctx *x) {
     return c;
 }
 
-/* One contender: a round of opt.steps training steps for each line on stdin, answered as bench/peers does. */
-static int worker(void) {
-    stx_desc xd;
-    stx_optim_desc od;
-    stx_batches_desc bd;
-    stx_schedule lr;
+/* A model in training: everything that a step needs. */
+typedef struct {
     stx_ctx *x;
     stx_span *m;
     stx_optim *optim;
     stx_corpus *text;
     stx_batches *b;
     stx_span_state *memory;
-    stx_file *f;
+    stx_schedule lr;
     int32_t *in, *out;
-    size_t B = (size_t)opt.batch, T = 256, rows = B * T;
-    uint64_t done = 0;
-    double first = NAN;
-    char line[64];
-    int warm = opt.warmup < 0 ? 0 : opt.warmup;
-    memset(&xd, 0, sizeof xd);
+    size_t B, T;
+    uint64_t done;
+} trainee;
+
+static void trainee_create(trainee *t, stx_ctx *x, size_t B, size_t span) {
+    stx_optim_desc od;
+    stx_batches_desc bd;
+    memset(t, 0, sizeof *t);
     memset(&od, 0, sizeof od);
     memset(&bd, 0, sizeof bd);
-    memset(&lr, 0, sizeof lr);
-    xd.threads = opt.threads;
-    x = stx_create(&xd);
-    m = model_create(x, opt.spans, opt.literal);
+    t->x = x;
+    t->B = bd.B = B;
+    t->T = bd.T = 256;
+    t->m = model_create(x, opt.spans, opt.literal, span);
     if (opt.params) {
-        f = stx_file_open(x, opt.params);
-        stx_params_load(m->params, f, "");
+        stx_file *f = stx_file_open(x, opt.params);
+        stx_params_load(t->m->params, f, "");
         stx_file_close(f);
     }
     od.kind = STX_ADAGRAD; od.clip = 0.03;
-    lr.lr = 0.07; lr.warmup = 8000;
-    optim = stx_optim_create(m->params, &od);
-    text = corpus_open(x);
-    bd.B = B; bd.T = T;
-    b = stx_batches_create(x, text, &bd);
-    memory = stx_span_state_create(m, B);
-    in = (int32_t *)malloc(rows * sizeof *in);
-    out = (int32_t *)malloc(rows * sizeof *out);
-    if (!in || !out) die("no memory");
+    t->lr.lr = 0.07; t->lr.warmup = 8000;
+    t->optim = stx_optim_create(t->m->params, &od);
+    t->text = corpus_open(x);
+    t->b = stx_batches_create(x, t->text, &bd);
+    t->memory = stx_span_state_create(t->m, B);
+    t->in = (int32_t *)malloc(B * t->T * sizeof *t->in);
+    t->out = (int32_t *)malloc(B * t->T * sizeof *t->out);
+    if (!t->in || !t->out) die("no memory");
     check(x);
+}
+static double trainee_step(trainee *t) {    /* gives the mean nll, in nats */
+    stx_tensor *loss;
+    double nll;
+    if (stx_batches_next(t->b, t->in, t->out) == STX_BATCH_FRESH) stx_span_state_reset(t->memory);
+    stx_begin(t->x, STX_TRAIN);
+    loss = stx_span_loss(t->m, stx_tokens(t->x, t->in, t->B, t->T), stx_tokens(t->x, t->out, t->B, t->T), t->memory, t->memory);
+    stx_backward(t->x, stx_span_total(t->m, loss));
+    nll = stx_item(t->x, loss);
+    if (stx_optim_step(t->optim, stx_schedule_lr(&t->lr, ++t->done))) stx_span_clamp(t->m);
+    return nll;
+}
+static void trainee_destroy(trainee *t) {
+    free(t->in);
+    free(t->out);
+    stx_batches_free(t->b);
+    stx_corpus_close(t->text);
+    stx_destroy(t->x);
+}
+
+/* One contender: a round of opt.steps training steps for each line on stdin, answered as bench/peers does. */
+static int worker(void) {
+    trainee t;
+    double first = NAN;
+    char line[64];
+    int warm = opt.warmup < 0 ? 0 : opt.warmup;
+    stx_ctx *x = context(opt.precision, opt.threads);
+    if (!x) { fprintf(stderr, "cannot: %s is not in this build of the library\n", precision_name[opt.precision]); return 3; }
+    trainee_create(&t, x, (size_t)opt.batch, 1024);
     while (warm > 0 || fgets(line, sizeof line, stdin)) {
         int k, n = warm > 0 ? warm : opt.steps;
-        double round_first = NAN, nll = NAN, t = seconds();
+        double round_first = NAN, nll = NAN, at = seconds();
         for (k = 0; k < n; k++) {
-            stx_tensor *loss;
-            if (stx_batches_next(b, in, out) == STX_BATCH_FRESH) stx_span_state_reset(memory);
-            stx_begin(x, STX_TRAIN);
-            loss = stx_span_loss(m, stx_tokens(x, in, B, T), stx_tokens(x, out, B, T), memory, memory);
-            stx_backward(x, stx_span_total(m, loss));
-            nll = stx_item(x, loss);
-            if (stx_optim_step(optim, stx_schedule_lr(&lr, ++done))) stx_span_clamp(m);
-            if (done == 1) first = nll;
+            nll = trainee_step(&t);
+            if (t.done == 1) first = nll;
             if (k == 0) round_first = nll;
         }
-        t = seconds() - t;
+        at = seconds() - at;
         check(x);
         if (warm > 0) { warm = 0; continue; }
         printf("{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": %.9g, \"steps_done\": %llu, \"seconds\": %.6g, \"peak_bytes\": %zu}\n",
-               (double)(rows * (size_t)n) / t, round_first, nll, first, (unsigned long long)done, t, stx_peak_bytes(x));
+               (double)(t.B * t.T * (size_t)n) / at, round_first, nll, first, (unsigned long long)t.done, at, stx_peak_bytes(x));
         fflush(stdout);
     }
-    free(in);
-    free(out);
-    stx_batches_free(b);
-    stx_corpus_close(text);
-    stx_destroy(x);
+    trainee_destroy(&t);
     return 0;
 }
 
+// >>context: the step against the largest span that a model may learn, with spans that are learned the same
+
+static void bench_context(void) {
+    enum { N = 6 };
+    static trainee model[N][PRECISIONS];
+    static samples ms[N][PRECISIONS];
+    static double memory[N][PRECISIONS];
+    int r, p, i, n = opt.quick ? 2 : N, R = rounds(9), warm = opt.quick ? 2 : 5;
+    size_t span[N], B = opt.quick ? 2 : 4;
+    int spans = opt.spans, literal = opt.literal, bf16 = have_bf16();
+    opt.spans = SPANS_LEARNED;
+    opt.literal = 0;
+    for (i = 0; i < n; i++) {
+        span[i] = n == 2 ? (i ? 32768 : 1024) : (size_t)1024 << i;
+        for (p = 0; p <= bf16; p++) trainee_create(&model[i][p], context(p, opt.threads), B, span[i]);
+    }
+    probe_begin();
+    for (r = -warm; r < R; r++) {
+        char what[64];
+        snprintf(what, sizeof what, "context: %s %d ..", r < 0 ? "warm-up" : "round", r < 0 ? r + warm + 1 : r + 1);
+        progress(what);
+        for (p = 0; p <= bf16; p++)
+            for (i = 0; i < n; i++) {
+                int at = (i + r + warm) % n;         /* in turns, each time from another one on */
+                trainee *t = &model[at][p];
+                double from = seconds();
+                trainee_step(t);
+                if (r >= 0) sample(&ms[at][p], (seconds() - from) * 1e3);
+                check(t->x);
+                set_spans(t->m, SPANS_LEARNED);     /* an update of z is worth more tokens where the largest span is longer */
+                memory[at][p] = (double)stx_peak_bytes(t->x);
+            }
+        if (r >= 0) probe_now();
+    }
+    say("## Training step against the largest span\n\nThe model of the training table with another largest span S, and spans of the same number of tokens (the learned-like ones below, put "
+        "back\nafter every step), batch %zu, %d threads, default mode. Median of %d rounds (least - most), in turns.%s\n\n", B, opt.threads, R, bf16 ? "" : " bf16: not in this build of the library.");
+    header(bf16 ? "S|f32 ms|range|ratio|MB|bf16 ms|range|ratio|MB" : "S|f32 ms|range|ratio|MB");
+    for (i = 0; i < n; i++) {
+        row_begin();
+        cell(0, "%zu", span[i]);
+        for (p = 0; p <= bf16; p++) {
+            double ratio = median(&ms[i][p]) / median(&ms[0][p]);
+            cell(1 + 4 * p, "%.1f", median(&ms[i][p]));
+            cell(2 + 4 * p, "%.1f - %.1f", quantile(&ms[i][p], 0), quantile(&ms[i][p], 1));
+            cell(3 + 4 * p, "%.3f", ratio);
+            cell(4 + 4 * p, "%.0f", memory[i][p] * 1e-6);
+            found.context[p] = ratio;               /* of the last, which is the largest */
+            trainee_destroy(&model[i][p]);
+        }
+    }
+    print_table();
+    probe_say();
+    opt.spans = spans;
+    opt.literal = literal;
+}
+
+// >>contenders
+
+enum { OTHER_MODEL, SAME, SAME_BF16 };     /* the peer's mathematics? Then losses must agree, rounded products to a wider tolerance */
+static const double loss_tolerance[] = {0, 1e-3, 2e-2};
+
 typedef struct {
     const char *name;
-    int same;                      /* the mathematics is the peer's: losses must agree */
+    int same, literal, precision, compile;
+} contender_kind;
+static const contender_kind contenders[CONTENDERS] = {
+    {"seqtx f32", SAME, 1, F32, 0},
+    {"seqtx bf16", SAME_BF16, 1, BF16, 0},
+    {"seqtx f32, CBLAS", SAME, 1, F32, 0},
+    {"seqtx f32, default mode", OTHER_MODEL, 0, F32, 0},
+    {"seqtx bf16, default mode", OTHER_MODEL, 0, BF16, 0},
+    {"PyTorch eager f32", SAME, 0, F32, 0},
+    {"PyTorch eager bf16 autocast", SAME_BF16, 0, BF16, 0},
+    {"PyTorch compiled f32", SAME, 0, F32, 1},
+    {"PyTorch compiled bf16 autocast", SAME_BF16, 0, BF16, 1}};
+
+typedef struct {
     int on;
     pid_t pid;
     FILE *to, *from;
     samples rate;
     double step1, last, peak, memory;
-    char blas[128];
+    char blas[128], cannot[160];
 } contender;
 
 /* Starts a program with pipes to its stdin and from its stdout; stderr goes to a log file. */
@@ -589,6 +724,7 @@ static double json_number(const char *line, const char *key) {
     p = strstr(line, want);
     return p ? strtod(p + strlen(want), NULL) : NAN;
 }
+/* One round; a rate of 0 is of a round that does not count, since something was compiled in it. */
 static int ask(contender *c, double *rate) {
     char line[1024];
     fputs("\n", c->to);
@@ -598,7 +734,20 @@ static int ask(contender *c, double *rate) {
     c->step1 = json_number(line, "loss_step1");
     c->last = json_number(line, "loss_last");
     c->peak = json_number(line, "peak_bytes");
-    return *rate > 0;
+    if (!(*rate > 0)) return 0;
+    if (json_number(line, "compiled") > 0) *rate = 0;
+    return 1;
+}
+/* The line "cannot: why" of a contender that ended, if it left one. */
+static void why_not(contender *c, const char *log) {
+    char line[4096];
+    FILE *f = fopen(log, "r");
+    while (f && fgets(line, sizeof line, f)) {
+        if (strncmp(line, "cannot: ", 8)) continue;
+        line[strcspn(line, "\n")] = 0;
+        snprintf(c->cannot, sizeof c->cannot, "%.150s", line + 8);
+    }
+    if (f) fclose(f);
 }
 /* From /proc, where there is one: the resident peak of the process, and the BLAS that it loaded. */
 static void look_at(contender *c) {
@@ -613,7 +762,7 @@ static void look_at(contender *c) {
     if ((f = fopen(path, "r"))) {
         while (fgets(line, sizeof line, f)) {
             char *base = strrchr(line, '/');
-            if (!base || !(strstr(base, "blas") || strstr(base, "libmkl_core") || strstr(base, "libblis"))) continue;
+            if (!base || strstr(base, "scipy") || !(strstr(base, "blas") || strstr(base, "libmkl_core") || strstr(base, "libblis"))) continue;
             base[strcspn(base, "\n")] = 0;
             if (!c->blas[0] || strstr(base, "openblas")) snprintf(c->blas, sizeof c->blas, "%.100s", base + 1);
         }
@@ -629,7 +778,7 @@ static void stop(contender *c) {
 }
 static void write_params(int kind, const char *path) {
     stx_ctx *x = stx_create(NULL);
-    stx_span *m = model_create(x, kind, 1);
+    stx_span *m = model_create(x, kind, 1, 1024);
     stx_writer *w = stx_writer_create(x);
     stx_params_save(w, m->params, "");
     stx_writer_finish(w, path);
@@ -638,20 +787,14 @@ static void write_params(int kind, const char *path) {
 }
 
 static void training_setting(int kind, int first) {
-    enum { OWN, OWN_CBLAS, OWN_DEFAULT, PEER, CONTENDERS };
     static contender c[CONTENDERS];
     char params[512], log[512], n_threads[16], n_batch[16], n_steps[16], n_warm[16], mode[16];
-    double keys = 0, rate, base, start, rounds_start;
-    int i, r, R = rounds(5), warmup, turn;
+    double keys = 0, rate, base, rounds_start;
+    int i, r, R = rounds(7), warmup, turn;
     size_t l, h;
     memset(c, 0, sizeof c);
-    c[OWN].name = "seqtx"; c[OWN].same = 1;
-    c[OWN_CBLAS].name = "seqtx, CBLAS"; c[OWN_CBLAS].same = 1;
-    c[OWN_DEFAULT].name = "seqtx, default mode";
-    c[PEER].name = "PyTorch"; c[PEER].same = 1;
     /* the memory of 1024 is full after 4 blocks of 256: these, and one more round which is discarded as well */
-    warmup = opt.warmup >= 0 ? opt.warmup : opt.quick ? 0 : kind == SPANS_SHORT ? 1 : 3;
-    start = seconds();
+    warmup = opt.warmup >= 0 ? opt.warmup : opt.quick || kind == SPANS_SHORT ? 1 : 3;
     for (l = 0; l < 8; l++) for (h = 0; h < 4; h++) {
         double e = span_of(kind, l, h) * 1024 + 32;
         keys += (e < 1024 ? e : 1024) / 32;
@@ -663,21 +806,26 @@ static void training_setting(int kind, int first) {
     snprintf(n_warm, sizeof n_warm, "%d", warmup);
     write_params(kind, params);
     for (i = 0; i < CONTENDERS; i++) {
-        char *argv[MAX_ARGS];
+        const contender_kind *k = &contenders[i];
+        char *argv[MAX_ARGS], what[80];
         int n = 0;
-        progress("training: warm-up ..");
-        if (i == OWN_CBLAS && !opt.cblas) continue;
-        if (i == PEER && (!opt.python || !opt.peer)) continue;
+        if (i == OWN_CBLAS && !opt.cblas) { snprintf(c[i].cannot, sizeof c[i].cannot, "no CBLAS was found"); continue; }
+        if (i >= PEER && (!opt.python || !opt.peer)) { snprintf(c[i].cannot, sizeof c[i].cannot, "no python3 with torch was found"); continue; }
+        snprintf(what, sizeof what, "training, %s spans: warm-up of %s ..", spans_name[kind], k->name);
+        progress(what);
 #define ARG(s) argv[n++] = (char *)(uintptr_t)(s)
-        if (i == PEER) {
+        if (i >= PEER) {
             ARG(opt.python); ARG(opt.peer);
             ARG("--nlayers"); ARG("8"); ARG("--hid-sz"); ARG("256"); ARG("--inner-hid-sz"); ARG("1024"); ARG("--nheads"); ARG("4");
             ARG("--attn-span"); ARG("1024"); ARG("--block-sz"); ARG("256"); ARG("--adapt-span"); ARG("--adapt-span-loss"); ARG("2e-6");
             ARG("--lr-warmup"); ARG("8000"); ARG("--batch-sz"); ARG(n_batch);
+            ARG("--dtype"); ARG(precision_name[k->precision]);
+            if (k->compile) ARG("--compile");
         } else {
-            snprintf(mode, sizeof mode, "%d", i != OWN_DEFAULT);
+            snprintf(mode, sizeof mode, "%d", k->literal);
             ARG(i == OWN_CBLAS ? opt.cblas : opt.self); ARG("--worker");
             ARG("--batch"); ARG(n_batch); ARG("--spans"); ARG(spans_name[kind]); ARG("--literal"); ARG(mode);
+            ARG("--precision"); ARG(precision_name[k->precision]);
         }
         ARG("--data"); ARG(opt.data); ARG("--params"); ARG(params); ARG("--steps"); ARG(n_steps); ARG("--warmup"); ARG(n_warm);
         ARG("--threads"); ARG(n_threads);
@@ -687,58 +835,72 @@ static void training_setting(int kind, int first) {
         c[i].on = spawn(&c[i], argv, log) && ask(&c[i], &rate);       /* the discarded round */
         if (!c[i].on) {
             stop(&c[i]);
+            why_not(&c[i], log);
             progress("");
-            fprintf(stderr, "bench: contender \"%s\" does not answer; its messages are in %s\n", c[i].name, log);
+            if (!c[i].cannot[0]) {
+                fprintf(stderr, "bench: contender \"%s\" does not answer; its messages are in %s\n", k->name, log);
+                snprintf(c[i].cannot, sizeof c[i].cannot, "it ended without an answer");
+            }
         }
     }
     probe_begin();
     rounds_start = seconds();
     for (r = 0; r < R; r++) {
         /* a slow machine gets fewer rounds, at least three: under a minute a setting */
-        if (!opt.rounds && r >= 3 && seconds() - start + (seconds() - rounds_start) / r > 45) break;
+        if (!opt.rounds && r >= 3 && (seconds() - rounds_start) * (r + 1) / r > 45) break;
         for (turn = 0; turn < CONTENDERS; turn++) {
-            char what[80];
+            char what[100];
             i = (turn + r) % CONTENDERS;
             if (!c[i].on) continue;
-            snprintf(what, sizeof what, "training, %s spans: round %d of %d, %s ..", spans_name[kind], r + 1, R, c[i].name);
+            snprintf(what, sizeof what, "training, %s spans: round %d of %d, %s ..", spans_name[kind], r + 1, R, contenders[i].name);
             progress(what);
             probe_now();
-            if (ask(&c[i], &rate)) sample(&c[i].rate, rate);
-            else { c[i].on = 0; fprintf(stderr, "bench: contender \"%s\" stopped answering\n", c[i].name); }
+            if (!ask(&c[i], &rate)) {
+                c[i].on = 0;
+                snprintf(c[i].cannot, sizeof c[i].cannot, "it stopped answering");
+                fprintf(stderr, "bench: contender \"%s\" stopped answering\n", contenders[i].name);
+            } else if (rate > 0) sample(&c[i].rate, rate);
         }
     }
     for (i = 0; i < CONTENDERS; i++) if (c[i].on) look_at(&c[i]);
     if (first) {
-        say("## Training, enwik8_small\n\n8 layers, width 256, inner 1024, 4 heads, span 1024, block 256, batch %d (the preset has 64; --batch 64), Adagrad, %d threads, float.\n"
+        say("## Training, enwik8_small\n\n8 layers, width 256, inner 1024, 4 heads, span 1024, block 256, batch %d (the preset has 64; --batch 64), Adagrad, %d threads.\n"
             "The same data, first parameters and steps for all. Rounds of %d step%s, in turns. \"seqtx\" runs the literal\nmode, "
             "whose mathematics is the peer's: softmax over the layer's whole window, empty memory as zero keys. The default mode of the\nlibrary is "
-            "another model in its first blocks: no loss of it is compared.\n\n", opt.batch, opt.threads, opt.steps, opt.steps == 1 ? "" : "s");
+            "another model in its first blocks: no loss of it is compared. Losses must agree with the first PyTorch row to %g (f32) and\n%g (bf16), or "
+            "the row is void.\n\n", opt.batch, opt.threads, opt.steps, opt.steps == 1 ? "" : "s", loss_tolerance[SAME], loss_tolerance[SAME_BF16]);
     }
     say("%s spans (%s; mean keys a head %.0f); median of %d rounds after %d discarded steps:\n\n", kind == SPANS_FULL ? "Full" : kind == SPANS_LEARNED ? "Learned-like" : "Short",
         kind == SPANS_FULL ? "all 1024" : kind == SPANS_LEARNED ? "20 to 51 in layers 1-4, one head of 307 in 5-6, of 307 and 922 in 7-8" : "all 51 and the ramp", keys, r, warmup + opt.steps);
-    header("contender|tokens/s|range|to PyTorch|loss, step 1|loss, last step|memory MB|");
+    header("contender|tokens/s|range|to PyTorch eager f32|loss, step 1|loss, last step|memory MB|");
     base = c[PEER].on ? median(&c[PEER].rate) : NAN;
     for (i = 0; i < CONTENDERS; i++) {
         const contender *with = c[PEER].on ? &c[PEER] : &c[OWN];
-        double worst = fmax(fabs(c[i].step1 - with->step1), fabs(c[i].last - with->last));
-        if (!c[i].on) continue;
+        double off = fmax(fabs(c[i].step1 - with->step1), fabs(c[i].last - with->last));
+        int same = contenders[i].same, fits = same == OTHER_MODEL || off <= loss_tolerance[same];
+        if (!c[i].on || !c[i].rate.n) continue;
+        if (!(off <= 1e9)) fits = 0;
         row_begin();
-        cell(0, "%s", c[i].name);
+        cell(0, "%s", contenders[i].name);
         cell(1, "%.0f", median(&c[i].rate));
         cell(2, "%.0f - %.0f", quantile(&c[i].rate, 0), quantile(&c[i].rate, 1));
         if (base > 0) cell(3, "%.2f", median(&c[i].rate) / base);
         cell(4, "%.5f", c[i].step1);
         cell(5, "%.5f", c[i].last);
         cell(6, "%.0f", (c[i].memory > 0 ? c[i].memory : c[i].peak) * 1e-6);
-        if (!c[i].same) cell(7, "not compared");
-        else if (with != &c[i]) cell(7, worst <= 1e-3 ? "equal to %.0e" : "VOID: losses differ by %.0e", worst);
+        if (same == OTHER_MODEL) cell(7, fits ? "not compared" : "VOID: no number");
+        else if (with != &c[i]) cell(7, fits ? "equal to %.0e" : "VOID: losses differ by %.0e", off);
         else cell(7, "reference");
+        if (!fits) continue;
+        found.rate[kind][i] = median(&c[i].rate);
+        found.memory[kind][i] = c[i].memory > 0 ? c[i].memory : c[i].peak;
     }
     print_table();
+    for (i = 0; i < CONTENDERS; i++)
+        if (!c[i].on || !c[i].rate.n) say("Left out: %s: %s.\n", contenders[i].name, c[i].cannot[0] ? c[i].cannot : "every round compiled something");
     if (c[PEER].on && c[PEER].blas[0])
         say("PyTorch's BLAS: %s%s\n", c[PEER].blas, strstr(c[PEER].blas, "openblas") || strstr(c[PEER].blas, "mkl") || strstr(c[PEER].blas, "blis") ? "." :
             ". This is the slow reference BLAS: the ratio flatters seqtx. Install libopenblas0.");
-    if (!opt.python) say("PyTorch was not found: no peer.\n");
     probe_say();
     for (i = 0; i < CONTENDERS; i++) stop(&c[i]);
     unlink(params);
@@ -751,79 +913,139 @@ static void bench_training(void) {
 // >>generation
 
 static void bench_generation(void) {
-    static samples rate[SPANS_KINDS][2], prompt[SPANS_KINDS][2];
-    static double memory[SPANS_KINDS];
+    typedef struct { stx_ctx *x; stx_span_gen *g; samples rate, prompt; double memory; } stream;
+    static stream streams[SPANS_KINDS][PRECISIONS][2];
     int32_t ids[1100];
-    int kind, t, r, R = rounds(5), last = opt.threads > 1, n = opt.quick ? 16 : 64;
-    stx_ctx *x[SPANS_KINDS][2];
-    stx_span_gen *g[SPANS_KINDS][2];
-    for (kind = 0; kind < SPANS_KINDS; kind++)
-        for (t = 0; t <= last; t++) {
-            stx_desc d;
-            stx_corpus *text;
-            memset(&d, 0, sizeof d);
-            d.threads = t ? opt.threads : 1;
-            x[kind][t] = stx_create(&d);
-            g[kind][t] = stx_span_gen_create(model_create(x[kind][t], kind, 0), 1);
-            text = corpus_open(x[kind][t]);
-            stx_corpus_read(text, 0, 1100, ids);
-            check(x[kind][t]);
-            stx_corpus_close(text);
-        }
+    int kind, p, t, r, R = rounds(5), last = opt.threads > 1, n = opt.quick ? 16 : 64, bf16 = have_bf16();
+#define EACH_STREAM for (kind = 0; kind < SPANS_KINDS; kind++) for (p = 0; p <= bf16; p++) for (t = 0; t <= last; t++)
+    EACH_STREAM {
+        stream *s = &streams[kind][p][t];
+        stx_corpus *text;
+        s->x = context(p, t ? opt.threads : 1);
+        s->g = stx_span_gen_create(model_create(s->x, kind, 0, 1024), 1);
+        text = corpus_open(s->x);
+        stx_corpus_read(text, 0, 1100, ids);
+        check(s->x);
+        stx_corpus_close(text);
+    }
     probe_begin();
     for (r = -1; r < R; r++) {
         progress("generation ..");
-        for (kind = 0; kind < SPANS_KINDS; kind++)
-            for (t = 0; t <= last; t++) {
-                stx_sampling s;
-                stx_real work[256];
-                const stx_real *logits;
-                double at = seconds();
-                int i;
-                memset(&s, 0, sizeof s);
-                s.temperature = 0.8; s.top_p = 0.95; s.seed = 1;
-                stx_span_gen_reset(g[kind][t]);
-                logits = stx_span_gen_feed(g[kind][t], ids, 1100);
-                check(x[kind][t]);
-                if (r >= 0) sample(&prompt[kind][t], 1100 / (seconds() - at));
-                at = seconds();
-                for (i = 0; i < n && logits; i++) {
-                    int32_t token = stx_sample(&s, (uint64_t)i, logits, 256, work);
-                    if (token < 0) die("the logits are not finite");
-                    logits = stx_span_gen_feed(g[kind][t], &token, 1);
-                }
-                check(x[kind][t]);
-                if (r >= 0) sample(&rate[kind][t], n / (seconds() - at));
-                memory[kind] = (double)stx_bytes(x[kind][t]);
+        EACH_STREAM {
+            stream *s = &streams[kind][p][t];
+            stx_sampling how;
+            stx_real work[256];
+            const stx_real *logits;
+            double at = seconds();
+            int i;
+            memset(&how, 0, sizeof how);
+            how.temperature = 0.8; how.top_p = 0.95; how.seed = 1;
+            stx_span_gen_reset(s->g);
+            logits = stx_span_gen_feed(s->g, ids, 1100);
+            check(s->x);
+            if (r >= 0) sample(&s->prompt, 1100 / (seconds() - at));
+            at = seconds();
+            for (i = 0; i < n && logits; i++) {
+                int32_t token = stx_sample(&how, (uint64_t)i, logits, 256, work);
+                if (token < 0) die("the logits are not finite");
+                logits = stx_span_gen_feed(s->g, &token, 1);
             }
+            check(s->x);
+            if (r >= 0) sample(&s->rate, n / (seconds() - at));
+            s->memory = (double)stx_bytes(s->x);
+        }
         if (r >= 0) probe_now();
     }
-    say("## Generation\n\nenwik8_small, one stream, cached keys and values, after a prompt of 1100 tokens (every window is full); median of %d rounds of %d tokens.\n\n", R, n);
-    header("spans|threads|tokens/s|range|prompt tokens/s|memory MB");
-    for (kind = 0; kind < SPANS_KINDS; kind++)
-        for (t = 0; t <= last; t++) {
-            row_begin();
-            cell(0, "%s", spans_name[kind]);
-            cell(1, "%d", t ? opt.threads : 1);
-            cell(2, "%.0f", median(&rate[kind][t]));
-            cell(3, "%.0f - %.0f", quantile(&rate[kind][t], 0), quantile(&rate[kind][t], 1));
-            cell(4, "%.0f", median(&prompt[kind][t]));
-            cell(5, "%.0f", memory[kind] * 1e-6);
-        }
+    say("## Generation\n\nenwik8_small, one stream, cached keys and values, after a prompt of 1100 tokens (every window is full); median of %d rounds of %d tokens.%s\n\n", R, n,
+        bf16 ? "" : "\nbf16: not in this build of the library.");
+    header("spans|precision|threads|tokens/s|range|prompt tokens/s|memory MB");
+    EACH_STREAM {
+        stream *s = &streams[kind][p][t];
+        row_begin();
+        cell(0, "%s", spans_name[kind]);
+        cell(1, "%s", precision_name[p]);
+        cell(2, "%d", t ? opt.threads : 1);
+        cell(3, "%.0f", median(&s->rate));
+        cell(4, "%.0f - %.0f", quantile(&s->rate, 0), quantile(&s->rate, 1));
+        cell(5, "%.0f", median(&s->prompt));
+        cell(6, "%.0f", s->memory * 1e-6);
+        most(&found.generation[kind][p], median(&s->rate));
+    }
     print_table();
     probe_say();
-    for (kind = 0; kind < SPANS_KINDS; kind++)
-        for (t = 0; t <= last; t++) stx_destroy(x[kind][t]);
+    EACH_STREAM stx_destroy(streams[kind][p][t].x);
+#undef EACH_STREAM
+}
+
+// >>summary: what was aimed at, and what this run measured
+
+/* wanted and, if it is not 0, then: where the target goes next. less: the smaller the better. */
+static void goal(const char *what, double value, int less, double wanted, double then) {
+    if (!(value == value)) return;
+    row_begin();
+    cell(0, "%s", what);
+    if (then > 0) cell(1, "%s %.3g, then %.3g", less ? "at most" : "at least", wanted, then);
+    else cell(1, "%s %.3g", less ? "at most" : "at least", wanted);
+    cell(2, "%.*f", value < 1.2 ? 3 : 2, value);
+    if (then > 0 && (less ? value <= then : value >= then)) cell(3, "yes, both");
+    else if (less ? value <= wanted : value >= wanted) cell(3, "yes");
+    else cell(3, "no: %.0f %% %s", less ? 100 * (value / wanted - 1) : 100 * (1 - value / wanted), less ? "above" : "short");
+}
+static void bench_summary(void) {
+    static const char *const of[SPANS_KINDS] = {"full", "learned-like", "short"};
+    char what[CELL];
+    int kind, p, any = 0;
+    say("## Summary\n\nRatios within this run, of medians. Training is the step of enwik8_small against PyTorch eager f32 of the same model.\n\n");
+    header("measured|target|here|met");
+    for (p = 0; p < PRECISIONS; p++)
+        for (kind = 0; kind < SPANS_KINDS; kind++) {
+            double with = found.rate[kind][PEER];
+            snprintf(what, sizeof what, "training %s, %s spans", precision_name[p], of[kind]);
+            goal(what, found.rate[kind][p ? OWN_BF16 : OWN] / with, 0, p ? 8 : 3, p ? 0 : 5);
+            snprintf(what, sizeof what, "training %s, %s spans, default mode", precision_name[p], of[kind]);
+            goal(what, found.rate[kind][p ? OWN_DEFAULT_BF16 : OWN_DEFAULT] / with, 0, p ? 8 : 3, p ? 0 : 5);
+        }
+    goal("product f32 / OpenBLAS, worst of dims >= 256", found.squares, 0, 0.85, 0);
+    goal("product f32 / OpenBLAS, worst 64-row tile", found.tiles, 0, 0.65, 0);
+    for (p = 0; p < PRECISIONS; p++) {
+        snprintf(what, sizeof what, "attention %s, one head of 8192 with seven of 64 / all 8192", precision_name[p]);
+        goal(what, found.one_long[p], 1, 0.20, 0.15);
+        snprintf(what, sizeof what, "step %s, largest span 32768 / 1024", precision_name[p]);
+        goal(what, found.context[p], 1, 1.05, 0);
+    }
+    if (table.rows > 1) print_table();
+    header("also measured|seqtx f32|seqtx bf16|PyTorch eager f32|eager bf16|compiled f32|compiled bf16");
+    for (kind = 0; kind < SPANS_KINDS; kind++) {
+        static const int order[6] = {OWN, OWN_BF16, PEER, PEER_BF16, PEER_COMPILED, PEER_COMPILED_BF16};
+        int i, memory;
+        for (memory = 0; memory < 2; memory++) {
+            const double *v = memory ? found.memory[kind] : found.rate[kind];
+            if (!(v[OWN] == v[OWN])) continue;
+            any = 1;
+            row_begin();
+            cell(0, "training, %s spans, %s", of[kind], memory ? "peak memory MB" : "tokens/s");
+            for (i = 0; i < 6; i++) if (v[order[i]] == v[order[i]]) cell(1 + i, "%.0f", v[order[i]] * (memory ? 1e-6 : 1));
+        }
+    }
+    for (kind = 0; kind < SPANS_KINDS; kind++) {
+        if (!(found.generation[kind][F32] > 0)) continue;
+        any = 1;
+        row_begin();
+        cell(0, "generation, %s spans, tokens/s", of[kind]);
+        for (p = 0; p < PRECISIONS; p++) if (found.generation[kind][p] > 0) cell(1 + p, "%.0f", found.generation[kind][p]);
+    }
+    if (any) print_table();
+    if (found.bf16_least > 0) say("bf16 product / CBLAS's float product, one thread, dims >= 256: %.2f to %.2f.\n\n", found.bf16_least, found.bf16_most);
 }
 
 // >>main
 
 static const char usage[] =
     "bench [options]: times seqtx (sh bench/run.sh builds and runs it)\n"
-    "  --quick            fewer rounds, less than 40 s\n"
-    "  --only LIST        of gemm,attention,training,generation (default: all)\n"
+    "  --quick            fewer rounds and cases, less than 3 minutes\n"
+    "  --only LIST        of gemm,attention,context,training,generation (default: all)\n"
     "  --threads N        default: all\n"
-    "  --rounds N         samples of each number (default 7, 5 in training)\n"
+    "  --rounds N         samples of each number (default 7; 9 of context, 5 of generation)\n"
     "  --batch N          training: streams (default 8; the preset has 64)\n"
     "  --steps N          training: steps in a round (default 1)\n"
     "  --warmup N         training: steps before the first round\n"
@@ -877,6 +1099,9 @@ int main(int argc, char **argv) {
         else if (!strcmp(a, "--spans")) {
             for (opt.spans = 0; opt.spans < SPANS_KINDS && strcmp(v, spans_name[opt.spans]); opt.spans++) continue;
             if (opt.spans == SPANS_KINDS) { fprintf(stderr, "bench: --spans full, learned or short\n"); return 2; }
+        } else if (!strcmp(a, "--precision")) {
+            for (opt.precision = 0; opt.precision < PRECISIONS && strcmp(v, precision_name[opt.precision]); opt.precision++) continue;
+            if (opt.precision == PRECISIONS) { fprintf(stderr, "bench: --precision f32 or bf16\n"); return 2; }
         } else { fprintf(stderr, "bench: unknown option %s\n%s", a, usage); return 2; }
     }
     if (!opt.threads) {
@@ -886,10 +1111,13 @@ int main(int argc, char **argv) {
     }
     signal(SIGPIPE, SIG_IGN);       /* a contender that died is reported, and is not the end */
     if (opt.worker) return worker();
+    found_nothing();
     if (strstr(opt.only, "gemm")) bench_gemm();
     if (strstr(opt.only, "attention")) bench_attention();
+    if (strstr(opt.only, "context")) bench_context();
     if (strstr(opt.only, "training")) bench_training();
     if (strstr(opt.only, "generation")) bench_generation();
+    bench_summary();
     if (probe.x) stx_destroy(probe.x);
     return 0;
 }

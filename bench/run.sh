@@ -1,5 +1,6 @@
 #!/bin/sh
 # run.sh [--record] [--quick] [options of bench.c] - builds and runs the benchmarks (bench/README.md).
+# (bench/curve.sh draws the training curves in float and bfloat16.)
 # Environment: CC (cc), CFLAGS (-O3 -march=native), DATA=FILE (text), PYTHON (a python3 with torch), CBLAS=none (no CBLAS) or
 # what to link for one (default: -lopenblas, -lcblas, -lblas, whichever is there).
 set -eu
@@ -60,22 +61,39 @@ data=${DATA:-build/demo.txt}
 if [ -z "${DATA:-}" ] && [ ! -s "$data" ]; then sh examples/demo_data.sh "$data"; fi
 [ -r "$data" ] || { echo "run.sh: DATA=$data cannot be read" >&2; exit 2; }
 
+# PyTorch, in the surroundings that its tuning guide asks for: memory is kept by the process instead of being mapped and
+# zeroed anew for every temporary (a third of the full-span step), and MKL, which gives AMD processors its slower kernels,
+# is told to use its best ones where that is faster (twice, on the first machine this ran on).
 python= torch="none found: no comparison"
 for p in ${PYTHON:-} python3 /usr/bin/python3; do
     if version=$("$p" -c 'import torch; print(torch.__version__)' 2>/dev/null); then
-        python="--python $p --peer bench/peers/attn_span_torch.py"; torch="PyTorch $version"; break
+        torch="PyTorch $version, malloc keeps its memory"
+        preload=
+        if grep -q AuthenticAMD /proc/cpuinfo 2>/dev/null && "$p" -c 'import sys, torch; sys.exit(not torch.backends.mkl.is_available())' 2>/dev/null; then
+            echo 'int mkl_serv_intel_cpu_true(void) { return 1; }' >"$work/mkl_amd.c"
+            if $CC -shared -fPIC "$work/mkl_amd.c" -o "$work/mkl_amd.so" 2>/dev/null; then
+                try=$PWD/$work/mkl_amd.so
+                plain=$("$p" bench/peers/attn_span_torch.py --probe 2>/dev/null || echo 0)
+                told=$(LD_PRELOAD=$try "$p" bench/peers/attn_span_torch.py --probe 2>/dev/null || echo 0)
+                if [ "$told" -gt "$plain" ]; then preload=$try; torch="$torch, MKL told to use its AVX-512 kernels on AMD (product of 2048x1024x256: $told GFLOP/s, not $plain)"; fi
+            fi
+        fi
+        {
+            echo '#!/bin/sh'
+            echo 'export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776 MALLOC_ARENA_MAX=1'
+            echo "export TORCHINDUCTOR_CACHE_DIR='$PWD/$work/inductor' TORCHINDUCTOR_COMPILE_THREADS=1"
+            [ -z "$preload" ] || echo "export LD_PRELOAD='$preload'"
+            echo "exec '$p' \"\$@\""
+        } >"$work/python"
+        chmod +x "$work/python"
+        python="--python $work/python --peer bench/peers/attn_span_torch.py"
+        break
     fi
 done
 
-cpu=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1)
-[ -n "$cpu" ] || cpu=$(sysctl -n machdep.cpu.brand_string 2>/dev/null || uname -m)
-cores=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
-vector=$(sed -n 's/^flags[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1 | tr ' ' '\n' | grep -E '^(avx2|avx512f|avx512_bf16|amx_tile|amx_bf16)$' | tr '\n' ' ')
-commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
-git diff --quiet HEAD -- '*.h' bench/bench.c bench/peers 2>/dev/null || commit="$commit, with changes that are not committed"
+. bench/machine.sh
 target=
 if [ -n "$record" ]; then
-    class=$(printf '%s-%sc' "$cpu" "$cores" | tr '[:upper:]' '[:lower:]' | sed 's/([^)]*)//g; s/@.*-/-/; s/[^a-z0-9]\{1,\}/-/g; s/^-//')
     target=bench/results/$(date +%Y-%m-%d)-$class.md
     mkdir -p bench/results
 fi

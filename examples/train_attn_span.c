@@ -23,7 +23,7 @@ static struct {
     uint64_t lr_warmup, batch_sz, batch_split, niter, nbatches, steps;
     int optim, schedule, full_eval, eval_only, no_train;
     const char *data, *checkpoint, *log, *tensorboard, *prompt;
-    int tokens, unit, threads;
+    int tokens, unit, threads, precision;
     uint64_t min_count;
     uint64_t seed, eval_batch_sz, eval_every, eval_blocks, save_every, log_every, generate, top_k;
     double temperature, top_p, max_memory;
@@ -36,7 +36,7 @@ static struct {
     0, 64, 1, 1000, 1000, 0,
     1, 0, 0, 0, 0,
     NULL, NULL, NULL, NULL, NULL,
-    TOKENS_BYTES, UNIT_AUTO, 0,
+    TOKENS_BYTES, UNIT_AUTO, 0, STX_PREC_F32,
     0,
     1, 0, 0, 0, 0, 0, 0, 0,
     0.8, 0.95, 0
@@ -99,6 +99,7 @@ static tr_opt table[] = {
     TR_FLAG("eval-only", &opt.eval_only, "evaluate on the whole validation and test text, every token, then stop"),
     TR_FLAG("no-train", &opt.no_train, "do not train: only --generate"),
     TR_INT("threads", &opt.threads, 0, 4096, "threads; 0: all"),
+    TR_CHOICE("precision", &opt.precision, "f32|bf16", "of matrix products; bf16: factors rounded to bfloat16, sums and everything stored float"),
     TR_REAL("max-memory", &opt.max_memory, 0, 1e9, "GiB; 0: nine tenths of the machine's"),
     TR_GROUP("Generation"),
     TR_SIZE("generate", &opt.generate, 0, TR_INF, "write this many tokens at the end"),
@@ -136,6 +137,8 @@ static const tr_preset presets[] = {
 /* What a checkpoint decides: these are taken from it, and must agree when they are given as well. */
 static const char *const from_checkpoint[] = {"nlayers", "hid-sz", "inner-hid-sz", "nheads", "attn-span", "pers-mem-size", "literal", "adapt-span",
     "adapt-span-ramp", "adapt-span-cache", "adapt-io", "adapt-io-tied", "adapt-io-divval", "optim", "momentum", "batch-sz", "batch-split", "block-sz", "tokens", NULL};
+/* The same, but what is stored does not depend on it: evaluation and generation may ask for another. */
+static const char *const from_checkpoint_run[] = {"precision", NULL};
 
 static tr_options options = {"train_attn_span", "Trains a Sequential Transformer (adaptive attention span, all-attention) on text.", table, presets, NULL};
 
@@ -568,8 +571,21 @@ static int can_write(run *r, const char *option, const char *path) {
     return 1;
 }
 
-static int run_main(run *r, int argc, char **argv) {
+static int make_context(run *r) {
     stx_desc cd;
+    memset(&cd, 0, sizeof cd);
+    cd.threads = opt.threads;
+    cd.precision = opt.precision;
+    cd.seed = opt.seed;
+    cd.max_bytes = opt.max_memory > 0 ? (size_t)(opt.max_memory * 1073741824.0) : (size_t)((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 0.9);
+    r->x = stx_create(&cd);
+    if (!r->x) return tr_fail(r->err, TR_ERR, "no memory");
+    if (stx_ok(r->x)) return 1;
+    if (stx_error_code(r->x) == STX_ERR_DEVICE) return tr_fail(r->err, TR_ERR, "--precision %s: %s", opt.precision ? "bf16" : "f32", stx_error(r->x));
+    return say_why(r);
+}
+
+static int run_main(run *r, int argc, char **argv) {
     stx_file *f = NULL;
     struct stat st;
     int training, code = 0, ok;
@@ -580,14 +596,9 @@ static int run_main(run *r, int argc, char **argv) {
     default: break;
     }
     training = !opt.eval_only && !opt.full_eval && !opt.no_train;
-    memset(&cd, 0, sizeof cd);
-    cd.threads = opt.threads;
-    cd.seed = opt.seed;
-    cd.max_bytes = opt.max_memory > 0 ? (size_t)(opt.max_memory * 1073741824.0) : (size_t)((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 0.9);
-    r->x = stx_create(&cd);
-    if (!stx_ok(r->x)) { say_why(r); return refuse(r->err); }
+    if (!make_context(r)) return refuse(r->err);
 
-    /* the checkpoint first: it decides the shape of the model and the vocabulary */
+    /* the checkpoint first: it decides the shape of the model, the precision and the vocabulary */
     if (opt.checkpoint && (!stat(opt.checkpoint, &st) || errno != ENOENT)) {
         const char *config, *format;
         const stx_entry *e;
@@ -600,6 +611,7 @@ static int run_main(run *r, int argc, char **argv) {
         if (ok && !stx_file_sealed(f)) code = refuse(stx_error(r->x));
         else if (!ok) { snprintf(r->err, TR_ERR, "%s is a safetensors file, but no checkpoint of this program", opt.checkpoint); code = refuse(r->err); }
         else if (!tr_options_adopt(&options, config, from_checkpoint, r->err, TR_ERR)) code = refuse(r->err);
+        else if ((training || !tr_given(&options, "precision")) && !tr_options_adopt(&options, config, from_checkpoint_run, r->err, TR_ERR)) code = refuse(r->err);
         else {
             /* cutoffs are text, which cannot be adopted: the run's must give the same shapes, or loading says so */
             char text[256];
@@ -608,7 +620,14 @@ static int run_main(run *r, int argc, char **argv) {
                 memcpy(keep, text, sizeof keep);
                 opt.cutoffs = keep;
             }
-            r->vocab = stx_vocab_load(r->x, e->data, e->bytes);
+            if (stx_ctx_desc(r->x)->precision != opt.precision) {       /* the checkpoint's: a context has one from its beginning */
+                stx_file_close(f);
+                stx_destroy(r->x);
+                if (!make_context(r)) return refuse(r->err);
+                f = stx_file_open(r->x, opt.checkpoint);
+                e = f ? stx_file_find(f, "vocab") : NULL;
+            }
+            r->vocab = e ? stx_vocab_load(r->x, e->data, e->bytes) : NULL;
             if (!r->vocab) code = refuse(stx_error(r->x));
         }
         if (code) { stx_file_close(f); return code; }
@@ -645,7 +664,7 @@ static int run_main(run *r, int argc, char **argv) {
     tr_term_open(&r->term, stdout);
     tr_count(size, (double)stx_params_size(r->model->params));
     tr_bytes(mem, (double)stx_bytes(r->x));
-    tr_say(&r->term, "%s parameters, vocabulary %zu, %d thread%s, %s of memory so far", size, r->model->desc.vocab, stx_threads(r->x), stx_threads(r->x) > 1 ? "s" : "", mem);
+    tr_say(&r->term, "%s parameters, vocabulary %zu, %d thread%s, %s, %s of memory so far", size, r->model->desc.vocab, stx_threads(r->x), stx_threads(r->x) > 1 ? "s" : "", opt.precision ? "bf16 products" : "f32", mem);
     if (r->text[0]) {
         tr_bytes(size, (double)stx_corpus_bytes(r->text[0]));
         tr_say(&r->term, "training text: %s, %zu tokens; step %llu of %llu", size, stx_corpus_size(r->text[0]), (unsigned long long)r->step, (unsigned long long)r->steps);

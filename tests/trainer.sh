@@ -275,6 +275,27 @@ variant "recompute" --data ../t.txt $span --recompute
 mkdir plain
 good "without recompute" plain --checkpoint run.st --data ../t.txt $span --steps 60
 check "recompute changes no bit" same_state plain/run.st v1/run.st
+# bfloat16 products: the checkpoint says so, and a run goes on as it began
+mkdir bf16
+run bf16 --checkpoint first.st --data ../t.txt $span --steps 2 --precision bf16
+if [ $rc -eq 2 ] && grep -q -e '--precision bf16.*not in this build' err; then
+    echo "left out: --precision bf16 (the library refuses it)"
+else
+    variant "bf16" --data ../t.txt $span --precision bf16
+    check "bf16: in the checkpoint" [ "$(header v1/run.st | grep -c 'precision\\":\\"bf16')" -eq 1 ]
+    good "bf16: 30 steps" bf16 --checkpoint run.st --data ../t.txt $span --steps 30 --precision bf16 --log log.jsonl
+    check "bf16: in the first record of the log" [ "$(head -n 1 bf16/log.jsonl | grep -c '"precision":"bf16"')" -eq 1 ]
+    good "bf16: evaluated as it is" bf16 --checkpoint run.st --data ../t.txt --eval-only --log bf16.jsonl --threads 1
+    good "bf16: evaluated in float" bf16 --checkpoint run.st --data ../t.txt --eval-only --log f32.jsonl --threads 1 --precision f32
+    check "bf16: the two evaluations agree to 0.02" awk -v a="$(head -n 1 bf16/bf16.jsonl | field loss)" -v b="$(head -n 1 bf16/f32.jsonl | field loss)" 'BEGIN { exit !(a > 0 && b > 0 && a - b < 0.02 && b - a < 0.02) }'
+    cp bf16/run.st keep.st
+    run bf16 --checkpoint run.st --data ../t.txt $span --steps 60 --precision f32
+    check "bf16: training does not go on in float: exit code 2, not $rc" [ $rc -eq 2 ]
+    check "bf16: the message says why: $(cat err)" grep -q -e '--precision is f32 here.*bf16 in the checkpoint' err
+    check "bf16: the checkpoint is as it was" cmp keep.st bf16/run.st
+    good "bf16: goes on without the option" bf16 --checkpoint run.st --data ../t.txt $span --steps 60
+    check "bf16: as it would have" cmp v1/run.st bf16/run.st
+fi
 mkdir other
 good "another seed" other --checkpoint run.st --data ../t.txt $span --steps 60 --seed 2
 check "another seed gives another run" differ plain/run.st other/run.st
@@ -407,7 +428,7 @@ done
 printf '\070\0\0\0\0\0\0\0{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}  \0\0\200\077' >x.st
 refused 'x.st' --data t.txt $tiny $old --checkpoint x.st
 refused 'x.st' --data t.txt --eval-only --checkpoint x.st --log L.jsonl --tensorboard TB
-for option in "--nlayers 3" "--hid-sz 32" "--inner-hid-sz 64" "--nheads 4" "--attn-span 64" "--tokens chars" "--optim adam" "--batch-sz 8" "--block-sz 32" "--pers-mem-size 4" "--no-adapt-span" "--literal"; do
+for option in "--precision bf16" "--nlayers 3" "--hid-sz 32" "--inner-hid-sz 64" "--nheads 4" "--attn-span 64" "--tokens chars" "--optim adam" "--batch-sz 8" "--block-sz 32" "--pers-mem-size 4" "--no-adapt-span" "--literal"; do
     name=${option%% *}; name=${name#--no-}; name=${name#--}
     refused "$name" --data t.txt $old --checkpoint good.st $option
 done
@@ -468,6 +489,9 @@ refused 'dropout' $t $tiny $new --dropout 1
 refused 'dropout' $t $tiny $new --dropout -0.1
 refused 'optim' $t $tiny $new --optim adamm
 refused 'tokens' $t $tiny $new --tokens letters
+refused '--precision.*f16.*f32.*bf16' $t $tiny $new --precision f16
+refused 'precision' $t $tiny $new --precision=
+refused 'precision' $t $tiny $new --precision
 refused 'adapt-span' $t $tiny $new --adapt-span=maybe
 refused 'cutoffs' $t $tiny $new --adapt-io --adapt-io-cutoffs 5,x
 refused 'cutoff' $t $tiny $new --adapt-io --adapt-io-cutoffs 12,5
@@ -735,7 +759,7 @@ check "a prompt with an unknown character: the message" grep -q -e '--prompt' er
 good "help" . --help
 cp out help
 check "nothing on standard error" [ ! -s err ]
-for name in help preset nlayers hid-sz inner-hid-sz nheads attn-span block-sz adapt-span adapt-span-loss adapt-span-ramp adapt-span-init adapt-span-cache \
+for name in help preset nlayers hid-sz inner-hid-sz nheads attn-span block-sz precision adapt-span adapt-span-loss adapt-span-ramp adapt-span-init adapt-span-cache \
     pers-mem-size adapt-io dropout emb-dropout lr lr-warmup optim grad-clip batch-sz batch-split niter nbatches full-eval-mode data steps seed threads \
     checkpoint log tensorboard eval-only generate prompt; do
     check "help has --$name" grep -q -e "^ *--$name\( \|$\)" help

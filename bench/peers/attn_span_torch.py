@@ -1,19 +1,25 @@
 #!/usr/bin/env python3
-"""Adaptive-span transformer training step in plain PyTorch (1.13 and newer), a benchmark contender.
+"""Adaptive-span transformer training step in PyTorch (1.13 and newer), a benchmark contender: eager or compiled, float32
+or bfloat16 autocast.
 
-What a careful PyTorch user writes: dense batched matmuls, distances aligned by pad + reshape, hidden states cached and
-re-projected to keys and values, layers trimmed to their longest head in units of 64, one host synchronisation per step.
-Semantics are the literal ones: softmax over the whole working span, then span mask and renormalisation with 1e-8, and
-zero rows of a fresh cache are ordinary keys.
+What a careful PyTorch user writes: queries, keys and values of the block by one product, those of the cache by another that
+needs no gradient of its input, keys and values laid out by one concatenation, distances aligned by strided views, the
+division by the masked sum on the (M, D) result and not on the (M, S) weights, the optimiser by foreach; hidden states
+cached and projected again, layers trimmed to their longest head in units of 64, two host synchronisations per step. Compiled
+is every layer for itself (torch.compile, shapes constant). Semantics are the literal ones: softmax over the whole working
+span, then span mask and renormalisation with 1e-8, and zero rows of a fresh cache are ordinary keys.
 
     attn_span_torch.py --nlayers 12 --hid-sz 512 --inner-hid-sz 2048 --nheads 8 --attn-span 8192 --block-sz 512 \
-        --batch-sz 16 --adapt-span --data FILE --steps 10 --warmup 20 --threads 2
+        --batch-sz 16 --adapt-span --data FILE --steps 10 --warmup 20 --threads 2 [--dtype bf16] [--compile]
 
 Protocol: parameters and data are loaded and --warmup steps run, then "ready" goes to stderr. Every line on stdin asks for
 one round of --steps training steps; the answer is one JSON line on stdout: tokens_per_s, loss_first and loss_last (mean nll
 in nats of the round's first and last step), loss_step1 (of the very first step), steps_done, seconds, peak_bytes,
-span_max. End of input ends the program. peak_bytes is the resident peak of the process on a CPU and the allocator's peak on
-a GPU.
+span_max, compiled (graphs that were compiled inside the round: its time is none if there are any). End of input ends the
+program. peak_bytes is the resident peak of the process on a CPU and the allocator's peak on a GPU. What this PyTorch cannot
+do ends the program with exit code 3 and a line "cannot: why" on stderr.
+
+    attn_span_torch.py --probe [--threads 2]            GFLOP/s of the feed-forward's product, to compare surroundings
 
     attn_span_torch.py --check tests/golden/curve_ref.safetensors     replay a golden training curve
 
@@ -28,6 +34,7 @@ import resource
 import struct
 import sys
 import time
+import traceback
 
 import numpy as np
 import torch
@@ -35,16 +42,41 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 
-def unskew(x, S):
-    """(B, M, S+M) indexed by key row -> (B, M, S): out[i,l] = x[i,i+l], so that column l is distance S-l."""
+def unskewed(x, S):
+    """(B, M, S+M) indexed by key row -> (B, M, S): out[i,l] = x[i,i+l], so that column l is distance S-l. A view."""
     B, M, W = x.shape
-    return F.pad(x.reshape(B, M * W), (0, M)).view(B, M, W + 1)[:, :, :S]
+    x = x.contiguous()
+    return x.as_strided((B, M, S), (M * W, W + 1, 1))
 
 
-def skew(x):
-    """(B, M, S) -> (B, M, S+M), the inverse; zeros elsewhere."""
+def skewed(x):
+    """(B, M, S) -> (B, M, S+M), the inverse; zeros elsewhere. One pass over the memory."""
     B, M, S = x.shape
-    return F.pad(x, (0, M + 1)).view(B, M * (S + M + 1))[:, :M * (S + M)].view(B, M, S + M)
+    y = x.new_empty(B, M, S + M + 1)
+    y[:, :, :S] = x
+    y[:, :, S:] = 0
+    return y.view(B, M * (S + M + 1))[:, :M * (S + M)].view(B, M, S + M)
+
+
+class Unskew(torch.autograd.Function):      # each is the other's adjoint; autograd's own would fill with zeros first
+    @staticmethod
+    def forward(ctx, x, S):
+        return unskewed(x, S)
+
+    @staticmethod
+    def backward(ctx, g):
+        return skewed(g), None
+
+
+class Skew(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.S = x.shape[2]
+        return skewed(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return unskewed(g, ctx.S)
 
 
 def working_span(largest, L, R, adapt):
@@ -65,28 +97,27 @@ class Attention(nn.Module):
         self.span = nn.Parameter(torch.full((a.nheads,), a.span_init)) if a.adapt_span else None
         self.register_buffer("distance", torch.arange(a.attn_span, 0, -1).float(), persistent=False)
 
-    def split(self, x):
-        B, T, _ = x.shape
-        return x.view(B, T, self.H, self.D).transpose(1, 2).reshape(B * self.H, T, self.D)
-
     def forward(self, h, cache, key_pe, S):
         B, M, d = h.shape
-        memory = torch.cat([cache, h], 1)
-        q = self.split(self.wq(h)) * (1.0 / math.sqrt(self.D))
-        missing = S + M - memory.shape[1]
-        if missing < 0:
-            memory = memory[:, -missing:]
-        k, v = self.split(self.wk(memory)), self.split(self.wv(memory))
-        if missing > 0:
-            k, v = F.pad(k, (0, 0, missing, 0)), F.pad(v, (0, 0, missing, 0))
-        score = unskew(torch.matmul(q, k.transpose(1, 2)), S) + torch.matmul(q, key_pe[-S:].t())
-        p = torch.softmax(score.float(), -1)
-        if self.span is not None:
+        H, D = self.H, self.D
+        # Three products of h in one; one of the cache, whose rows need no gradient
+        w = torch.cat((self.wk.weight, self.wv.weight, self.wq.weight))
+        x = F.linear(h, w)
+        old = F.linear(cache[:, max(0, cache.shape[1] - S):], w[:2 * d])
+        q = (x[:, :, 2 * d:] * (1.0 / math.sqrt(D))).view(B, M, H, D).transpose(1, 2).reshape(B * H, M, D)
+        kv = [t.unflatten(-1, (2, H, D)).permute(2, 0, 3, 1, 4) for t in (old, x[:, :, :2 * d])]
+        if old.shape[1] < S:
+            kv.insert(0, old.new_zeros(2, B, H, S - old.shape[1], D))
+        k, v = torch.cat(kv, 3).view(2, B * H, S + M, D).unbind()
+        score = torch.matmul(q, key_pe[-S:].t()).add_(Unskew.apply(torch.bmm(q, k.transpose(1, 2)), S))
+        p = torch.softmax(score, -1, dtype=torch.float32)
+        if self.span is None:
+            y = torch.bmm(Skew.apply(p.to(v.dtype)), v)
+        else:
             m = ((1.0 - self.distance[-S:] + self.span[:, None] * self.L) / self.R + 1.0).clamp(0.0, 1.0)
-            w = (p.view(B, self.H, M, S) * m[None, :, None, :]).view(B * self.H, M, S)
-            p = w / (w.sum(-1, keepdim=True) + 1e-8)
-        y = torch.matmul(skew(p.to(v.dtype)), v)
-        return self.wo(y.view(B, self.H, M, self.D).transpose(1, 2).reshape(B, M, d))
+            p = p * m.expand(B, H, S).reshape(B * H, 1, S)      # its gradient is summed over M first, then over B
+            y = torch.bmm(Skew.apply(p.to(v.dtype)), v) / (p.sum(-1, keepdim=True) + 1e-8)       # rows of D, not of S
+        return self.wo(y.view(B, H, M, D).transpose(1, 2).reshape(B, M, d))
 
 
 class Layer(nn.Module):
@@ -112,7 +143,7 @@ class Model(nn.Module):
         self.layers = nn.ModuleList(Layer(a) for _ in range(a.nlayers))
 
     def plan(self):
-        """(S, C) of every layer; the only host synchronisation of a step."""
+        """(S, C) of every layer: synchronises with the device."""
         a = self.a
         if not a.adapt_span:
             return [(a.attn_span, a.attn_span)] * a.nlayers
@@ -146,13 +177,14 @@ class AdagradClip:
     def step(self):
         self.n += 1
         lr = self.lr * (min(1.0, self.n / self.warmup) if self.warmup > 0 else 1.0)
-        for p, s in zip(self.params, self.sums):
-            g = p.grad
-            s.addcmul_(g, g)
-            step = g / s.sqrt().add_(1e-10)
-            if self.clip > 0:
-                step *= (self.clip / (g.norm() + 1e-10)).clamp(max=1.0)
-            p.add_(step, alpha=-lr)
+        grads, scale = [p.grad for p in self.params], [-lr] * len(self.params)
+        torch._foreach_addcmul_(self.sums, grads, grads)
+        if self.clip > 0:
+            norms = torch.stack([g.norm() for g in grads]).tolist()
+            scale = [-lr * min(1.0, self.clip / (n + 1e-10)) for n in norms]
+        root = torch._foreach_sqrt(self.sums)
+        torch._foreach_add_(root, 1e-10)
+        torch._foreach_addcdiv_(self.params, grads, root, scale)
 
 
 class Trainer:
@@ -165,7 +197,9 @@ class Trainer:
         self.model.to(self.device)
         self.position, self.caches = 0, self.model.initial_cache(self.device)
         self.optimiser = AdagradClip(self.model.parameters(), a.lr, a.grad_clip, a.lr_warmup)
-        self.run = torch.compile(self.model, dynamic=True) if a.compile else self.model
+        if a.compile:       # layer by layer: one graph for each window, not one eight times as long; shapes stay constants
+            for layer in self.model.layers:
+                layer.compile(dynamic=False)
         self.first_loss, self.done = None, 0
 
     def load(self, tensors):
@@ -184,7 +218,7 @@ class Trainer:
             q.grad = None
         auto = torch.autocast(self.device.type, dtype=torch.bfloat16) if a.dtype == "bf16" else contextlib.nullcontext()
         with auto:
-            nll, self.caches = self.run(x, y, self.caches, self.model.plan())
+            nll, self.caches = self.model(x, y, self.caches, self.model.plan())
         loss = nll
         if a.adapt_span:
             for l in self.model.layers:
@@ -204,12 +238,17 @@ class Trainer:
             self.first_loss = nll
         return nll
 
+    def graphs(self):
+        """Graphs compiled so far."""
+        return torch._dynamo.utils.counters["stats"]["unique_graphs"] if self.a.compile else 0
+
     def synchronise(self):
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
     def round(self, steps):
         self.synchronise()
+        graphs = self.graphs()
         start = time.monotonic()
         losses = [self.step() for _ in range(steps)]
         self.synchronise()
@@ -218,7 +257,8 @@ class Trainer:
                 else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         return {"tokens_per_s": steps * self.a.batch_sz * self.a.block_sz / seconds, "loss_first": float(losses[0]),
                 "loss_last": float(losses[-1]), "loss_step1": float(self.first_loss), "steps_done": self.done,
-                "seconds": seconds, "peak_bytes": int(peak), "span_max": max(S for S, _ in self.model.plan())}
+                "seconds": seconds, "peak_bytes": int(peak), "span_max": max(S for S, _ in self.model.plan()),
+                "compiled": self.graphs() - graphs}
 
 
 def load_safetensors(path):
@@ -240,6 +280,22 @@ def load_bytes(path, batch, device):
         data = np.frombuffer(f.read(), dtype=np.uint8)
     n = len(data) // batch
     return torch.from_numpy(data[:n * batch].reshape(batch, n).copy()).to(device)
+
+
+def cannot(why):
+    print(f"cannot: {why}", file=sys.stderr, flush=True)
+    raise SystemExit(3)
+
+
+def probe():
+    """GFLOP/s of one product of enwik8_small, the best of 30: a busy machine does not decide."""
+    x, w, best = torch.rand(2048, 256) - 0.5, torch.rand(1024, 256) - 0.5, math.inf
+    for _ in range(30):
+        start = time.monotonic()
+        F.linear(x, w)
+        best = min(best, time.monotonic() - start)
+    print(round(2 * 2048 * 1024 * 256 / best * 1e-9))
+    return 0
 
 
 def check(a):
@@ -288,20 +344,31 @@ def main():
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--device", default="cpu")
     p.add_argument("--tf32", action="store_true")
-    p.add_argument("--compile", action="store_true", help="torch.compile, needs PyTorch 2")
+    p.add_argument("--compile", action="store_true", help="torch.compile, needs PyTorch 2 and a C++ compiler")
+    p.add_argument("--probe", action="store_true", help="print the GFLOP/s of a product, and end")
     p.add_argument("--check", metavar="GOLDEN", help="replay a golden curve and compare the losses")
     a = p.parse_args()
     if a.threads > 0:
         torch.set_num_threads(a.threads)
     torch.backends.cuda.matmul.allow_tf32 = a.tf32
+    if a.probe:
+        return probe()
+    if a.compile and not hasattr(nn.Module, "compile"):
+        cannot(f"PyTorch {torch.__version__} has no torch.compile (2.2 and newer)")
     if a.check:
         return check(a)
     if not a.data:
         p.error("--data is required")
     trainer = Trainer(a, load_bytes(a.data, a.batch_sz, a.device))
-    for _ in range(a.warmup):
-        trainer.step()
-    trainer.synchronise()
+    try:
+        for _ in range(a.warmup):
+            trainer.step()
+        trainer.synchronise()
+    except Exception as e:
+        if not a.compile:
+            raise
+        traceback.print_exc()
+        cannot("torch.compile: " + (str(e).strip() or type(e).__name__).splitlines()[0])
     print("ready", file=sys.stderr, flush=True)
     for _ in sys.stdin:
         print(json.dumps(trainer.round(a.steps)), flush=True)
