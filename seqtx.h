@@ -794,10 +794,24 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
    enough work to pay for it (about 10 us). Every iteration writes its own part of the output, so results do not
    depend on the number of threads. */
 #define STX__PRAGMA(p) _Pragma(#p)
-#ifdef _OPENMP
-  #define STX__FOR(x, work) STX__PRAGMA(omp parallel for schedule(static) num_threads(stx_threads(x)) if ((work) > 32768 && stx_threads(x) > 1))
+/* Denormals are flushed to zero inside the library's loops, on each of their threads: some processors take a hundred cycles for
+   one. The caller's mode is back when a loop ends. */
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+  #include <immintrin.h>
+static inline uint64_t stx__flush_on(void) { unsigned mode = _mm_getcsr(); _mm_setcsr(mode | 0x8040u); return mode; }    /* FTZ, DAZ */
+static inline void stx__flush_off(uint64_t mode) { _mm_setcsr((unsigned)mode); }
+#elif defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__))
+static inline uint64_t stx__flush_on(void) { uint64_t mode; __asm__ volatile("mrs %0, fpcr" : "=r"(mode)); __asm__ volatile("msr fpcr, %0" : : "r"(mode | (uint64_t)1 << 24)); return mode; }
+static inline void stx__flush_off(uint64_t mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode)); }
 #else
-  #define STX__FOR(x, work) (void)(x); (void)(work);
+static inline uint64_t stx__flush_on(void) { return 0; }
+static inline void stx__flush_off(uint64_t mode) { (void)mode; }
+#endif
+#define STX__FLUSHED for (uint64_t mode_ = stx__flush_on(), once_ = 1; once_; stx__flush_off(mode_), once_ = 0)
+#ifdef _OPENMP
+  #define STX__FOR(x, work) STX__PRAGMA(omp parallel num_threads(stx_threads(x)) if ((work) > 32768 && stx_threads(x) > 1)) STX__FLUSHED STX__PRAGMA(omp for schedule(static) nowait)
+#else
+  #define STX__FOR(x, work) (void)(x); (void)(work); STX__FLUSHED
 #endif
 
 /* Inner loops are plain C in STX__INNER functions, compiled once for each instruction set: STX__EACH_ISA(fn, (parameters), arguments)
@@ -1212,7 +1226,6 @@ STX__INNER float stx__phi_any(int fma, float v, float *density) {
     return stx__pick(v < 0, p, 1 - p);
 }
 #endif
-STX__INNER stx_real stx__exp(stx_real v) { return stx__exp_any(0, v); }
 STX__INNER stx_real stx__sigmoid_any(int fma, stx_real v) { return 1 / (1 + stx__exp_any(fma, -v)); }
 
 STX__INNER stx_real stx__act_any(int fma, stx_real v, int act) {
@@ -1365,13 +1378,6 @@ STX__AVX512 static void stx__turn_avx512(float *to, const float *B, size_t ldb, 
 static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__turn_avx512, NULL, NULL, "avx512"};
 #endif
 
-/* A bfloat16 is the upper half of a float; rounded to nearest even, NaN stays NaN. */
-STX__INNER uint32_t stx__bf16(stx_real v) {
-    float f = (float)v;
-    uint32_t b;
-    memcpy(&b, &f, 4);
-    return (b & 0x7fffffffu) > 0x7f800000u ? b >> 16 | 0x40u : (b + 0x7fffu + (b >> 16 & 1u)) >> 16;
-}
 /* Two rows of bfloat16s to pairs */
 STX__INNER void stx__zip_rows(int fma, uint32_t *STX__RESTRICT to, const uint16_t *STX__RESTRICT r0, const uint16_t *STX__RESTRICT r1, size_t n) {
     size_t i;
@@ -1380,6 +1386,13 @@ STX__INNER void stx__zip_rows(int fma, uint32_t *STX__RESTRICT to, const uint16_
 }
 STX__EACH_ISA(stx__zip_rows, (uint32_t *to, const uint16_t *r0, const uint16_t *r1, size_t n), to, r0, r1, n)
 #ifndef SEQTX_DOUBLE
+/* A bfloat16 is the upper half of a float; rounded to nearest even, NaN stays NaN. */
+STX__INNER uint32_t stx__bf16(stx_real v) {
+    float f = (float)v;
+    uint32_t b;
+    memcpy(&b, &f, 4);
+    return (b & 0x7fffffffu) > 0x7f800000u ? b >> 16 | 0x40u : (b + 0x7fffu + (b >> 16 & 1u)) >> 16;
+}
 STX__INNER void stx__round_row(int fma, uint16_t *STX__RESTRICT to, const stx_real *STX__RESTRICT from, size_t n) {
     size_t i;
     (void)fma;
@@ -1625,12 +1638,12 @@ STX__AVX512 static void stx__turn_avx512(float *to, const float *B, size_t ldb, 
             for (i = 0; i < 4; i++)         /* rows i, i+4, i+8, i+12 side by side */
                 z[i] = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(r + i * ldb)), _mm_loadu_ps(r + (i + 4) * ldb), 1)),
                                           _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(r + (i + 8) * ldb)), _mm_loadu_ps(r + (i + 12) * ldb), 1), 1);
-            lo0 = _mm512_unpacklo_ps(z[0], z[1]); hi0 = _mm512_unpackhi_ps(z[0], z[1]);
-            lo1 = _mm512_unpacklo_ps(z[2], z[3]); hi1 = _mm512_unpackhi_ps(z[2], z[3]);
-            _mm512_storeu_ps(to + p * 32, _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(lo0), _mm512_castps_pd(lo1))));
-            _mm512_storeu_ps(to + (p + 1) * 32, _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(lo0), _mm512_castps_pd(lo1))));
-            _mm512_storeu_ps(to + (p + 2) * 32, _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(hi0), _mm512_castps_pd(hi1))));
-            _mm512_storeu_ps(to + (p + 3) * 32, _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(hi0), _mm512_castps_pd(hi1))));
+            lo0 = _mm512_maskz_unpacklo_ps(0xffff, z[0], z[1]); hi0 = _mm512_maskz_unpackhi_ps(0xffff, z[0], z[1]);
+            lo1 = _mm512_maskz_unpacklo_ps(0xffff, z[2], z[3]); hi1 = _mm512_maskz_unpackhi_ps(0xffff, z[2], z[3]);
+            _mm512_storeu_ps(to + p * 32, _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(lo0), _mm512_castps_pd(lo1))));
+            _mm512_storeu_ps(to + (p + 1) * 32, _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(lo0), _mm512_castps_pd(lo1))));
+            _mm512_storeu_ps(to + (p + 2) * 32, _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(hi0), _mm512_castps_pd(hi1))));
+            _mm512_storeu_ps(to + (p + 3) * 32, _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(hi0), _mm512_castps_pd(hi1))));
         }
         for (; p < k; p++) for (j = 0; j < 16; j++) to[p * 32 + j] = B[j * ldb + p];
     }
@@ -1919,7 +1932,6 @@ STX__INNER stx_real stx__dot_any(int fma, const stx_real *a, const stx_real *b, 
     for (; i < n; i++) t = STX__FMA(fma, a[i], b[i], t);
     return t + stx__lanes(s);
 }
-STX__INNER stx_real stx__dot(const stx_real *a, const stx_real *b, size_t n) { return stx__dot_any(0, a, b, n); }
 /* The largest number; NaN counts or not as it comes: callers that must see it see it in the exponentials, which are NaN too. */
 STX__INNER stx_real stx__max(const stx_real *a, size_t n) {
     stx_real s[16], m = a[0];
@@ -2470,7 +2482,7 @@ static size_t stx__attn_room_layout(const stx__attn *A, char *base, size_t n, in
 }
 
 
-STX__INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_real *b, size_t n) { (void)fma; *s = stx__dot(a, b, n); }
+STX__INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_real *b, size_t n) { *s = stx__dot_any(fma, a, b, n); }
 STX__EACH_ISA(stx__row_dot, (stx_real *s, const stx_real *a, const stx_real *b, size_t n), s, a, b, n)
 
 /* Operands of the products: numbers, rounded to bf16 where the product wants it. from (n,cols) -> (n,ld), filled up with zeros */
@@ -2831,6 +2843,95 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_r
     }
 }
 
+/* A query or three (generation): keys are read once, so packing them would cost as much as the products. Scores of n keys, whose rows
+   of the table follow each other; k or pe NULL: zeros */
+STX__INNER void stx__attn_thin_score(int fma, stx_real *STX__RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k, size_t ldk,
+                                     const stx_real *pe, size_t ldp, size_t n, size_t D) {
+    size_t j, d, e;
+    for (j = 0; j < n; j++) {
+        stx_real m[16] = {0}, t = 0;
+        if (k) {
+            for (d = 0; d + 16 <= D; d += 16) for (e = 0; e < 16; e++) m[e] = STX__FMA(fma, q[d + e], k[d + e], m[e]);
+            for (; d < D; d++) t += q[d] * k[d];
+            k += ldk;
+        }
+        if (pe) {
+            for (d = 0; d + 16 <= D; d += 16) for (e = 0; e < 16; e++) m[e] = STX__FMA(fma, qv[d + e], pe[d + e], m[e]);
+            for (; d < D; d++) t += qv[d] * pe[d];
+            pe += ldp;
+        }
+        s[j] = t + stx__lanes(m);
+    }
+}
+STX__EACH_ISA(stx__attn_thin_score, (stx_real *STX__RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k, size_t ldk, const stx_real *pe, size_t ldp, size_t n, size_t D),
+              s, q, qv, k, ldk, pe, ldp, n, D)
+/* o (D) += f sum_j w_j v_j, four values at a time */
+STX__INNER void stx__attn_thin_sum(int fma, stx_real *STX__RESTRICT o, const stx_real *w, const stx_real *v, size_t ldv, size_t n, size_t D, stx_real f) {
+    size_t j, d;
+    for (j = 0; j + 4 <= n; j += 4, v += 4 * ldv) {
+        stx_real w0 = f * w[j], w1 = f * w[j + 1], w2 = f * w[j + 2], w3 = f * w[j + 3];
+        for (d = 0; d < D; d++) o[d] = STX__FMA(fma, w3, v[3 * ldv + d], STX__FMA(fma, w2, v[2 * ldv + d], STX__FMA(fma, w1, v[ldv + d], STX__FMA(fma, w0, v[d], o[d]))));
+    }
+    for (; j < n; j++, v += ldv) for (d = 0; d < D; d++) o[d] = STX__FMA(fma, f * w[j], v[d], o[d]);
+}
+STX__EACH_ISA(stx__attn_thin_sum, (stx_real *STX__RESTRICT o, const stx_real *w, const stx_real *v, size_t ldv, size_t n, size_t D, stx_real f), o, w, v, ldv, n, D, f)
+
+enum { STX__THIN = 3 };
+static int stx__attn_is_thin(const stx_attention_args *a) { return a->T <= STX__THIN && !(a->drop > 0); }
+/* numbers of room: ramp, scores, two queries, output */
+static size_t stx__attn_thin_room(const stx__attn *A) { return stx__up(2 * (A->a->S + A->a->span) + A->a->N + 2 + 3 * A->a->D, 16); }
+static void stx__attn_thin(stx_ctx *x, const stx__attn *A, stx_real *room, size_t b, size_t h, size_t i0) {
+    const stx_attention_args *a = A->a;
+    size_t D = a->D, d, row = (b * a->H + h) * a->T + i0;
+    stx_real *q = room, *qv = q + D, *o = qv + D, *s = o + D, *y = a->y + ((b * a->T + i0) * a->H + h) * D, state[3], f, norm;
+    const stx_real *k = a->k + b * a->stk + h * D, *v = a->v + b * a->stk + h * D, *query = a->q + b * a->stq + i0 * a->ldq + h * D;
+    ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, first, last, from, p, real;
+    stx__attn_tile t;
+    memset(&t, 0, sizeof t);
+    t.A = A; t.h = h;
+    t.reach = stx__attn_reach(a, h);
+    t.R.ramp = s + a->S + a->span + a->N;
+    stx__attn_ramp(&t);
+    state[0] = -(stx_real)HUGE_VAL;
+    state[1] = state[2] = 0;
+    for (d = 0; d < D; d++) {
+        q[d] = a->scale * (query[d] + (a->u ? a->u[h * D + d] : 0));
+        qv[d] = a->scale * (query[d] + (a->vb ? a->vb[h * D + d] : 0));
+        o[d] = 0;
+    }
+    stx__attn_range(a, t.reach, i0, 1, &first, &last);
+    from = first;
+    if (a->z && !(a->eps > 0)) from = STX__MAX(from, C + (ptrdiff_t)i0 - (ptrdiff_t)t.reach + (ptrdiff_t)t.ramp_zeros);
+    if (from < last) {
+        size_t n = (size_t)(last - from), skip = a->not_causal ? 0 : (size_t)(from - (C + (ptrdiff_t)i0 - (ptrdiff_t)t.reach)), zeros, ldp = A->tables * D;
+        p = (ptrdiff_t)a->P - 1 + a->delta_min - (C + (ptrdiff_t)i0 - from);         /* row of the table for key `from`; below 0 there is none */
+        real = STX__MAX(from, 0);
+        zeros = STX__MIN((size_t)(real - from), n);
+        for (d = 0; d < 2; d++) {        /* zero keys, then real ones */
+            size_t at = d ? zeros : 0, m = d ? n - zeros : zeros, none;
+            const stx_real *key = d ? k + (size_t)real * a->ldk : NULL, *pe = a->pe ? a->pe + stx__attn_table(A, h) * D : NULL;
+            ptrdiff_t r = p + (ptrdiff_t)at;
+            none = !pe ? m : r < 0 ? STX__MIN((size_t)-r, m) : 0;
+            STX__CALL(x, stx__attn_thin_score, (s + at, q, qv, key, a->ldk, NULL, 0, none, D));
+            if (none < m) STX__CALL(x, stx__attn_thin_score, (s + at + none, q, qv, key ? key + none * a->ldk : NULL, a->ldk, pe + (size_t)(r + (ptrdiff_t)none) * ldp, ldp, m - none, D));
+        }
+        STX__CALL(x, stx__attn_soft, (s, n, t.R.ramp + STX__MIN(skip, t.ramp_n), t.ramp_n - STX__MIN(skip, t.ramp_n), NULL, state, &f));
+        if (n > zeros) STX__CALL(x, stx__attn_thin_sum, (o, s + zeros, v + (size_t)real * a->ldk, a->ldk, n - zeros, D, 1));
+    }
+    if (a->N) {
+        for (d = 0; d < D; d++) q[d] = a->scale * (stx_real)sqrt((double)D) * query[d];
+        STX__CALL(x, stx__attn_thin_score, (s, q, q, a->pk + h * a->N * D, D, NULL, 0, a->N, D));
+        STX__CALL(x, stx__attn_soft, (s, a->N, t.R.ramp, 0, NULL, state, &f));
+        for (d = 0; d < D; d++) o[d] *= f;
+        STX__CALL(x, stx__attn_thin_sum, (o, s, a->pv + h * a->N * D, D, a->N, D, (stx_real)sqrt((double)a->N)));
+    }
+    norm = state[1] + a->eps * state[2];
+    f = norm == 0 ? 0 : 1 / norm;
+    for (d = 0; d < D; d++) y[d] = o[d] * f;
+    a->top[row] = state[0];
+    a->inv[row] = f;
+}
+
 /* What one call works on: the units, the packed table, a room for each thread; backward also what threads or units sum apart */
 typedef struct stx__attn_unit { size_t b, h, i0, n; ptrdiff_t first, last; int owner, part; } stx__attn_unit;
 typedef struct stx__attn_work {
@@ -2914,6 +3015,7 @@ STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int b
     stx__attn A;
     stx__attn_work w;
     stx__attn_plan(&A, x, a);
+    if (!backward && stx__attn_is_thin(a)) return (size_t)stx_threads(x) * stx__attn_thin_room(&A) * sizeof(stx_real);
     stx__attn_layout(&A, (size_t)stx_threads(x), backward, NULL, &w);
     return w.bytes;
 }
@@ -2935,7 +3037,16 @@ static size_t stx__thread(void) {       /* only inside the library's own paralle
 STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
     stx__attn A;
     stx__attn_work w;
-    ptrdiff_t job;
+    ptrdiff_t job, jobs = (ptrdiff_t)(a->B * a->H * a->T);
+    if (stx__attn_is_thin(a)) {
+        stx__attn_plan(&A, x, a);
+        STX__FOR(x, 2 * a->B * a->T * A.reach[0] * a->H * a->D)
+        for (job = 0; job < jobs; job++) {
+            size_t j = (size_t)job;
+            stx__attn_thin(x, &A, (stx_real *)a->work + stx__thread() * stx__attn_thin_room(&A), j / (a->H * a->T), j / a->T % a->H, j % a->T);
+        }
+        return;
+    }
     stx__attn_start(x, &A, a, 0, &w);
 #ifdef _OPENMP
     #pragma omp parallel for schedule(dynamic, 1) num_threads(stx_threads(x)) if (stx_threads(x) > 1 && w.count > 1)
@@ -2943,10 +3054,12 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
     for (job = 0; job < (ptrdiff_t)w.count; job++) {
         const stx__attn_unit *u = w.unit + job;
         stx__attn_room room;
+        uint64_t mode = stx__flush_on();
         stx__attn_room_layout(&A, w.rooms + stx__thread() * w.room, w.most, 0, &room);
         if (A.mk->enter) A.mk->enter();
         stx__attn_fwd_unit(x, &A, &room, u->b, u->h, u->i0, u->n);
         if (A.mk->leave) A.mk->leave();
+        stx__flush_off(mode);
     }
 }
 
@@ -3207,6 +3320,7 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
     #pragma omp parallel for schedule(static, 1) num_threads(stx_threads(x)) if (threads > 1 && w.count > 1)
 #endif
     for (me = 0; me < (ptrdiff_t)threads; me++) {
+        uint64_t mode = stx__flush_on();
         size_t k;
         memset(w.dpe + (size_t)me * w.npe, 0, w.npe * sizeof(stx_real));
         memset(w.dpk + (size_t)me * w.npk, 0, w.npk * sizeof(stx_real));
@@ -3214,6 +3328,7 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
         if (A.mk->enter) A.mk->enter();
         for (k = 0; k < w.count; k++) if (w.unit[k].owner == (int)me) stx__attn_bwd_unit(x, &A, &w, (size_t)me, k);
         if (A.mk->leave) A.mk->leave();
+        stx__flush_off(mode);
     }
     if (w.npe) {
         size_t ldp = A.tables * D;
@@ -3995,9 +4110,11 @@ typedef struct stx__cat_save { size_t rows, wa, wb; } stx__cat_save;
 static void stx__cat_back(stx_ctx *x, stx__node *n) {
     stx__cat_save *s = (stx__cat_save *)n->save;
     size_t w = s->wa + s->wb;
-    stx_real *da = stx__grad(x, n->in[0]), *db = stx__grad(x, n->in[1]);
-    if (da) STX_RUN(x, stx_copy2d, (x, da, s->wa, n->y->grad, w, s->rows, s->wa, 1));
-    if (db) STX_RUN(x, stx_copy2d, (x, db, s->wb, n->y->grad + s->wa, w, s->rows, s->wb, 1));
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
+    if (d) STX_RUN(x, stx_copy2d, (x, d, s->wa, n->y->grad, w, s->rows, s->wa, !fresh));
+    d = stx__grad_fresh(x, n->in[1], &fresh);
+    if (d) STX_RUN(x, stx_copy2d, (x, d, s->wb, n->y->grad + s->wa, w, s->rows, s->wb, !fresh));
 }
 static stx_tensor *stx__cat(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t rows, int ndim, const size_t *dim) {
     stx_tensor *y = stx__tensor(x, &x->step, ndim, dim);
@@ -4063,11 +4180,7 @@ STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1) {
     }
     return y;
 }
-static void stx__reshape_back(stx_ctx *x, stx__node *n) {
-    int fresh;
-    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
-    if (d) STX_RUN(x, stx_axpy, (x, d, n->y->grad, n->y->size, 1, !fresh));
-}
+static void stx__reshape_back(stx_ctx *x, stx__node *n) { stx__grad_dy(x, n, n->in[0], 1); }
 static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
     stx_tensor *y = (stx_tensor *)stx__arena_alloc(x, &x->step, sizeof *y);
     if (!y) return NULL;

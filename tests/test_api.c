@@ -1063,12 +1063,12 @@ static void exponentials(void) {
         int k;
         for (k = 0; k < 50; k++) {
             stx_real v = (stx_real)(i / 10.0 + k * 0.002);
-            e = fabs((double)stx__exp(v) / exp((double)v) - 1);
+            e = fabs((double)stx__exp_any(0, v) / exp((double)v) - 1);
             if (!(e <= worst)) worst = e;
         }
     }
     CHECK(worst <= 3 * unit, "exp: off by %g, %g roundings", worst, worst / unit);
-    CHECK(stx__exp(0) == 1 && stx__exp(-(stx_real)HUGE_VAL) == 0 && stx__exp(-2000) == 0 && stx__exp((stx_real)HUGE_VAL) == (stx_real)HUGE_VAL && stx__exp(2000) == (stx_real)HUGE_VAL && isnan(stx__exp((stx_real)NAN)), "exp: extremes");
+    CHECK(stx__exp_any(0, 0) == 1 && stx__exp_any(0, -(stx_real)HUGE_VAL) == 0 && stx__exp_any(0, -2000) == 0 && stx__exp_any(0, (stx_real)HUGE_VAL) == (stx_real)HUGE_VAL && stx__exp_any(0, 2000) == (stx_real)HUGE_VAL && isnan(stx__exp_any(0, (stx_real)NAN)), "exp: extremes");
     {
         stx_real in[5] = {(stx_real)1e30, (stx_real)-1e30, 0, (stx_real)1e30, -(stx_real)HUGE_VAL}, same[3] = {(stx_real)-3e38, (stx_real)-3e38, (stx_real)-3e38};
         stx_tensor *y;
