@@ -5,11 +5,11 @@
 #   make examples           build/train_attn_span, build/hello
 #   make bench              timings, against CBLAS and PyTorch where they are installed
 #
-# Set CC, CXX, ARCH (say ARCH= for a portable build), OPENMP= (to build without threads), CBLAS=1 (to link a CBLAS).
+# Set CC, CXX, ARCH (-march=native, say: the fast paths do not need it), OPENMP= (to build without threads), CBLAS=1 (to link a CBLAS).
 
 CC      = cc
 CXX     = c++
-ARCH    = -march=native
+ARCH    =
 WARN    = -Wall -Wextra -Wpedantic -Wshadow -Werror
 OPENMP := $(shell printf 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
 CFLAGS  = -std=c99 -O3 $(ARCH) $(WARN)

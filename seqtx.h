@@ -67,7 +67,11 @@
    Random numbers are counter based (Philox4x32-10), keyed by (seed, step, op, element): they need no storage,
    do not depend on the number of threads, and a resumed run draws what the unbroken run would have drawn.
 
-   Repeatability: the same device, build and thread count give the same bits.
+   Repeatability: the same device, build, precision and thread count give the same bits.
+
+   Speed on a CPU: give the compiler -O2 or -O3 and -fopenmp; no -march is needed. Inner loops exist for AVX-512, AVX2 and any
+   processor, and the right ones are taken at run time. desc.precision = STX_PREC_BF16 makes matrix products of bfloat16 factors
+   (AMX, AVX512-BF16): twice the speed or more on processors that have them, parameters and sums stay float.
 
    Compile-time options (give the same to every file that includes this header)
        SEQTX_DOUBLE     stx_real is double (gradient checks). Default: float.
@@ -77,7 +81,7 @@
        SEQTX_STDIO_FILES  no mmap, no fsync: files by stdio, as on machines without POSIX.
 
    Reading order for learners: stx_layernorm_fwd/_bwd (a kernel and its derivative), stx_layernorm (an op),
-   stx_backward (the tape, ten lines), stx__gemm_any (blocking), stx__attn_fwd_tile (the one attention),
+   stx_backward (the tape, ten lines), stx__gemm_any (blocking), stx__attn_fwd_unit (the one attention),
    stx_optim_step. `grep '// >>'` lists the sections.
 */
 #ifndef SEQTX_H

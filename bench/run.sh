@@ -1,7 +1,7 @@
 #!/bin/sh
 # run.sh [--record] [--quick] [options of bench.c] - builds and runs the benchmarks (bench/README.md).
 # (bench/curve.sh draws the training curves in float and bfloat16.)
-# Environment: CC (cc), CFLAGS (-O3 -march=native), DATA=FILE (text), PYTHON (a python3 with torch), CBLAS=none (no CBLAS) or
+# Environment: CC (cc), CFLAGS (-O3), DATA=FILE (text), PYTHON (a python3 with torch), CBLAS=none (no CBLAS) or
 # what to link for one (default: -lopenblas, -lcblas, -lblas, whichever is there).
 set -eu
 
@@ -11,7 +11,7 @@ export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-20000}"
 
 cd "$(dirname "$0")/.."
 CC=${CC:-cc}
-flags="-std=c99 ${CFLAGS:--O3 -march=native}"
+flags="-std=c99 ${CFLAGS:--O3}"
 work=build/bench
 mkdir -p "$work"
 record= command="sh bench/run.sh"
