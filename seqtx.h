@@ -1704,7 +1704,7 @@ static void stx__gemm_any(const stx__micro *mk, stx_real *scratch, int ta, int t
     stx_real edge[STX__MR_MAX * STX__NR_MAX], *pb = scratch + STX__MC * STX__KC;
     size_t jc, pc, ic, jr, ir, i, j, u = stx__unit(mk), nc_max, mc_max;
     int late = u == 2 && alpha != 1;       /* pairs cannot be scaled: C is, before and after */
-    if (late) beta = alpha == 0 ? beta : beta / alpha;
+    if (late) beta /= alpha;
     if (beta != 0 && beta != 1) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= beta;
     nc_max = stx__up(STX__MIN(K, STX__KC * u), mk->kr) / u;       /* steps; a short k leaves room for more columns and rows */
     mc_max = STX__MC * STX__KC / nc_max / mk->mr * mk->mr;
@@ -1737,7 +1737,7 @@ static void stx__gemm_any(const stx__micro *mk, stx_real *scratch, int ta, int t
             }
         }
     }
-    if (late && alpha != 0) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= alpha;
+    if (late) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= alpha;
 }
 
 /* Only inside the library's own parallel loops: elsewhere the thread number may be that of a caller's loop. */
@@ -1776,7 +1776,7 @@ STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t
         size_t unit = rows ? mk->mr : mk->nr, parts = batch > 1 ? 1 : STX__MIN(threads, (n + unit - 1) / unit);
         size_t per = ((n + parts - 1) / parts + unit - 1) / unit * unit;
         ptrdiff_t job, jobs = (ptrdiff_t)(batch * parts);
-        int thin = M <= 3 || !K || !x || !x->scratch;    /* by the whole matrix: a part of few rows must sum like the others */
+        int thin = M <= 3 || !K || alpha == 0 || !x || !x->scratch;    /* by the whole matrix: a part of few rows must sum like the others */
         if (work < 100000) per = n, parts = 1, jobs = (ptrdiff_t)batch;
         STX__FOR(x, jobs > 1 ? work * batch : 0)
         for (job = 0; job < jobs; job++) {
