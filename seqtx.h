@@ -2317,8 +2317,10 @@ static void stx__attn_pack_table(stx_ctx *x, const stx__attn *A, int back) {
     jobs = (ptrdiff_t)(A->tables * wide);
     STX__FOR(x, A->tables * rows * a->D)
     for (job = 0; job < jobs; job++) {
-        size_t h = (size_t)job / wide, j = (size_t)job % wide * nr;
-        stx__pack_b(A->mk, A->pe_r + (h * A->Dp + j) * A->np / A->u, nr, a->pe + (size_t)A->p0 * ldp + h * a->D + j, ldp, 0, rows, STX__MIN(nr, a->D - j));
+        size_t h = (size_t)job / wide, j = (size_t)job % wide * nr, done = stx__up(rows, A->mk->kr);
+        stx_real *to = A->pe_r + (h * A->Dp + j) * A->np / A->u;
+        stx__pack_b(A->mk, to, nr, a->pe + (size_t)A->p0 * ldp + h * a->D + j, ldp, 0, rows, STX__MIN(nr, a->D - j));
+        memset(to + done / A->u * nr, 0, (A->np - done) / A->u * nr * sizeof *to);     /* met by zeros of ds, so it must not be NaN */
     }
 }
 
