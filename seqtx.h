@@ -2376,8 +2376,9 @@ static void stx__attn_queries(stx__attn_tile *t, void *to, void *turned, const s
 /* A tile of keys j0 .. : k and v as columns, k or v as rows. NULL rows: not wanted. */
 static void stx__attn_keys(stx__attn_tile *t, const stx_real *k, size_t ld, ptrdiff_t end, stx_real *columns, stx_real *rows) {
     const stx__attn *A = t->A;
-    size_t nr = A->mk->nr, u = A->u, D = A->a->D, Dk = A->Dk, j;
-    ptrdiff_t from = STX__MAX(t->j0, 0), to = STX__MIN(end, t->j0 + (ptrdiff_t)t->bk);
+    size_t nr = A->mk->nr, u = A->u, D = A->a->D, Dk = A->Dk, j, i;
+    ptrdiff_t from = STX__MAX(t->j0, 0), to = STX__MIN(end, t->j0 + (ptrdiff_t)t->bk), ghosts = t->persistent ? 0 : A->a->first_key - t->j0;
+    size_t hidden = ghosts > 0 ? (size_t)STX__MIN(ghosts, (ptrdiff_t)t->bk) : 0;      /* keys that do not exist share a step of k with those that do */
     size_t n = to > from ? (size_t)(to - from) : 0, skip = n ? (size_t)(from - t->j0) : t->bk;     /* zero keys first */
     const stx_real *real = n ? k + (size_t)from * ld : k;
     if (columns) {
@@ -2392,6 +2393,8 @@ static void stx__attn_keys(stx__attn_tile *t, const stx_real *k, size_t ld, ptrd
             size_t done = stx__up(skip + n, A->mk->kr);
             memset(r, 0, skip / u * nr * sizeof *r);
             if (n) stx__pack_b(A->mk, r + skip / u * nr, nr, real + j, ld, 0, n, STX__MIN(nr, D - j));
+            memset(r, 0, hidden / u * nr * sizeof *r);
+            if (hidden % u) for (i = 0; i < nr; i++) ((uint32_t *)(void *)r)[hidden / u * nr + i] &= 0xffff0000u;
             memset(r + done / u * nr, 0, (t->bk - done) / u * nr * sizeof *r);
         }
 }
