@@ -47,9 +47,9 @@ demo: build/train_attn_span $(DATA)
 	GOMP_SPINCOUNT=20000 build/train_attn_span --preset demo --data $(DATA) --checkpoint build/demo.safetensors --generate 500 --prompt "#ifndef _"
 
 # >>tests: each program prints "N passed, N failed"; tests/run.sh adds them up
-UNIT = build/test_api build/test_io build/test_train_h build/test_span build/test_golden_ops build/test_golden_span
-F64  = build/test_grad build/test_golden_ops_f64 build/test_golden_span_f64
-ASAN = build/test_api_san build/test_io_san build/test_span_san build/test_golden_ops_san build/test_golden_span_san build/fuzz_io_san
+UNIT = build/test_api build/test_io build/test_train_h build/test_span build/test_golden_ops build/test_golden_span build/test_bf16
+F64  = build/test_grad build/test_golden_ops_f64 build/test_golden_span_f64 build/test_bf16_f64
+ASAN = build/test_api_san build/test_io_san build/test_span_san build/test_golden_ops_san build/test_golden_span_san build/fuzz_io_san build/test_bf16_san
 
 build/test_grad: tests/test_grad.c $(TESTS_H) $(HEADERS) | build
 	$(CC) $(CFLAGS) -DSEQTX_DOUBLE $(OPENMP) $< -o $@ -lm
@@ -57,6 +57,8 @@ build/test_%_f64: tests/test_%.c $(TESTS_H) $(HEADERS) | build
 	$(CC) $(CFLAGS) -DSEQTX_DOUBLE $(OPENMP) $< -o $@ -lm
 build/test_%_san: tests/test_%.c $(TESTS_H) $(HEADERS) | build
 	$(CC) -std=c99 $(WARN) $(SAN) $(OPENMP) $< -o $@ -lm
+build/test_bf16_san: tests/test_bf16.c $(TESTS_H) $(HEADERS) | build
+	$(CC) -std=c99 $(WARN) $(SAN) -DSEQTX_AMX_EMULATED $(OPENMP) $< -o $@ -lm
 build/fuzz_io_san: tests/fuzz_io.c $(TESTS_H) $(HEADERS) | build
 	$(CC) -std=c99 $(WARN) $(SAN) $(OPENMP) $< -o $@ -lm
 build/test_train_h: tests/test_train_h.c examples/train.h build/flags | build

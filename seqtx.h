@@ -1796,7 +1796,7 @@ static void stx__gemm_any(const stx__micro *mk, stx_real *scratch, int ta, int t
     stx_real edge[STX__MR_MAX * STX__NR_MAX], *pb = scratch + STX__MC * STX__KC;
     size_t jc, pc, ic, jr, ir, i, j, u = stx__unit(mk), nc_max, mc_max;
     int late = u == 2 && alpha != 1;       /* pairs cannot be scaled: C is, before and after */
-    if (late) beta = alpha == 0 ? beta : beta / alpha;
+    if (late) beta /= alpha;
     if (beta != 0 && beta != 1) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= beta;
     nc_max = stx__up(STX__MIN(K, STX__KC * u), mk->kr) / u;       /* steps; a short k leaves room for more columns and rows */
     mc_max = STX__MC * STX__KC / nc_max / mk->mr * mk->mr;
@@ -1829,7 +1829,7 @@ static void stx__gemm_any(const stx__micro *mk, stx_real *scratch, int ta, int t
             }
         }
     }
-    if (late && alpha != 0) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= alpha;
+    if (late) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= alpha;
 }
 
 /* Only inside the library's own parallel loops: elsewhere the thread number may be that of a caller's loop. */
@@ -1868,7 +1868,7 @@ STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t
         size_t unit = rows ? mk->mr : mk->nr, parts = batch > 1 ? 1 : STX__MIN(threads, (n + unit - 1) / unit);
         size_t per = ((n + parts - 1) / parts + unit - 1) / unit * unit;
         ptrdiff_t job, jobs = (ptrdiff_t)(batch * parts);
-        int thin = M <= 3 || !K || !x || !x->scratch;    /* by the whole matrix: a part of few rows must sum like the others */
+        int thin = M <= 3 || !K || alpha == 0 || !x || !x->scratch;    /* by the whole matrix: a part of few rows must sum like the others */
         if (work < 100000) per = n, parts = 1, jobs = (ptrdiff_t)batch;
         STX__FOR(x, jobs > 1 ? work * batch : 0)
         for (job = 0; job < jobs; job++) {
@@ -2532,8 +2532,10 @@ static void stx__attn_pack_table(stx_ctx *x, const stx__attn *A, int back) {
     jobs = (ptrdiff_t)(A->tables * wide);
     STX__FOR(x, A->tables * rows * a->D)
     for (job = 0; job < jobs; job++) {
-        size_t h = (size_t)job / wide, j = (size_t)job % wide * nr;
-        stx__pack_b(A->mk, A->pe_r + (h * A->Dp + j) * A->np / A->u, nr, a->pe + (size_t)A->p0 * ldp + h * a->D + j, ldp, 0, rows, STX__MIN(nr, a->D - j));
+        size_t h = (size_t)job / wide, j = (size_t)job % wide * nr, done = stx__up(rows, A->mk->kr);
+        stx_real *to = A->pe_r + (h * A->Dp + j) * A->np / A->u;
+        stx__pack_b(A->mk, to, nr, a->pe + (size_t)A->p0 * ldp + h * a->D + j, ldp, 0, rows, STX__MIN(nr, a->D - j));
+        memset(to + done / A->u * nr, 0, (A->np - done) / A->u * nr * sizeof *to);     /* met by zeros of ds, so it must not be NaN */
     }
 }
 
@@ -2589,8 +2591,9 @@ static void stx__attn_queries(stx__attn_tile *t, void *to, void *turned, const s
 /* A tile of keys j0 .. : k and v as columns, k or v as rows. NULL rows: not wanted. */
 static void stx__attn_keys(stx__attn_tile *t, const stx_real *k, size_t ld, ptrdiff_t end, stx_real *columns, stx_real *rows) {
     const stx__attn *A = t->A;
-    size_t nr = A->mk->nr, u = A->u, D = A->a->D, Dk = A->Dk, j;
-    ptrdiff_t from = STX__MAX(t->j0, 0), to = STX__MIN(end, t->j0 + (ptrdiff_t)t->bk);
+    size_t nr = A->mk->nr, u = A->u, D = A->a->D, Dk = A->Dk, j, i;
+    ptrdiff_t from = STX__MAX(t->j0, 0), to = STX__MIN(end, t->j0 + (ptrdiff_t)t->bk), ghosts = t->persistent ? 0 : A->a->first_key - t->j0;
+    size_t hidden = ghosts > 0 ? (size_t)STX__MIN(ghosts, (ptrdiff_t)t->bk) : 0;      /* keys that do not exist share a step of k with those that do */
     size_t n = to > from ? (size_t)(to - from) : 0, skip = n ? (size_t)(from - t->j0) : t->bk;     /* zero keys first */
     const stx_real *real = n ? k + (size_t)from * ld : k;
     if (columns) {
@@ -2605,6 +2608,8 @@ static void stx__attn_keys(stx__attn_tile *t, const stx_real *k, size_t ld, ptrd
             size_t done = stx__up(skip + n, A->mk->kr);
             memset(r, 0, skip / u * nr * sizeof *r);
             if (n) stx__pack_b(A->mk, r + skip / u * nr, nr, real + j, ld, 0, n, STX__MIN(nr, D - j));
+            memset(r, 0, hidden / u * nr * sizeof *r);
+            if (hidden % u) for (i = 0; i < nr; i++) ((uint32_t *)(void *)r)[hidden / u * nr + i] &= 0xffff0000u;
             memset(r + done / u * nr, 0, (t->bk - done) / u * nr * sizeof *r);
         }
 }

@@ -31,14 +31,17 @@ run train.h        build/test_train_h
 run golden_ops     build/test_golden_ops tests/golden
 run golden_span    build/test_golden_span tests/golden
 run span           build/test_span
+run bf16           build/test_bf16
 run grad_f64       build/test_grad
 run golden_ops_f64 build/test_golden_ops_f64 tests/golden
 run golden_span_f64 build/test_golden_span_f64 tests/golden
+run bf16_f64       build/test_bf16_f64
 run api_san        build/test_api_san
 run io_san         build/test_io_san
 run span_san       build/test_span_san
 run golden_ops_san build/test_golden_ops_san tests/golden
 run golden_span_san build/test_golden_span_san tests/golden
+run bf16_san       build/test_bf16_san
 run fuzz_io_san    build/fuzz_io_san
 run readme         sh tests/readme.sh
 run form           sh tests/form.sh
