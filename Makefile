@@ -52,9 +52,9 @@ F64  = build/test_grad build/test_golden_ops_f64 build/test_golden_span_f64
 ASAN = build/test_api_san build/test_io_san build/test_span_san build/test_golden_ops_san build/test_golden_span_san build/fuzz_io_san
 
 build/test_grad: tests/test_grad.c $(TESTS_H) $(HEADERS) | build
-	$(CC) $(CFLAGS) -DSEQTX_DOUBLE $(OPENMP) $< -o $@ -lm
+	$(CC) $(CFLAGS) -DSEQTX_DOUBLE $(OPENMP) $< -o $@ -lm $(LDLIBS)
 build/test_%_f64: tests/test_%.c $(TESTS_H) $(HEADERS) | build
-	$(CC) $(CFLAGS) -DSEQTX_DOUBLE $(OPENMP) $< -o $@ -lm
+	$(CC) $(CFLAGS) -DSEQTX_DOUBLE $(OPENMP) $< -o $@ -lm $(LDLIBS)
 build/test_%_san: tests/test_%.c $(TESTS_H) $(HEADERS) | build
 	$(CC) -std=c99 $(WARN) $(SAN) $(OPENMP) $< -o $@ -lm
 build/fuzz_io_san: tests/fuzz_io.c $(TESTS_H) $(HEADERS) | build
@@ -62,7 +62,7 @@ build/fuzz_io_san: tests/fuzz_io.c $(TESTS_H) $(HEADERS) | build
 build/test_train_h: tests/test_train_h.c examples/train.h build/flags | build
 	$(CC) $(CFLAGS) $< -o $@ -lm
 build/test_%: tests/test_%.c $(TESTS_H) $(HEADERS) | build
-	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm
+	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm $(LDLIBS)
 
 test: $(UNIT) $(F64) $(ASAN) examples
 	@CC="$(CC)" CXX="$(CXX)" sh tests/run.sh

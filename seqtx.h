@@ -72,7 +72,8 @@
    Compile-time options (give the same to every file that includes this header)
        SEQTX_DOUBLE     stx_real is double (gradient checks). Default: float.
        SEQTX_STATIC     the implementation is private to the including file.
-       SEQTX_CBLAS      matrix products by cblas_sgemm/dgemm; link a BLAS. (Implementation file only.)
+       SEQTX_CBLAS      matrix products by cblas_sgemm/dgemm; link a BLAS. (Implementation file only.) bf16 contexts keep the
+                        built-in products.
        SEQTX_CUDA       declare the CUDA twins of the kernels. Their bodies are not in this version.
        SEQTX_STDIO_FILES  no mmap, no fsync: files by stdio, as on machines without POSIX.
 
@@ -147,7 +148,7 @@ typedef struct stx_ctx stx_ctx;
 STX_DEF stx_ctx *stx_create(const stx_desc *desc);
 STX_DEF void stx_destroy(stx_ctx *x);                       /* frees everything made in x; NULL is fine */
 STX_DEF const stx_desc *stx_ctx_desc(const stx_ctx *x);     /* the resolved desc */
-STX_DEF const char *stx_backend(const stx_ctx *x);          /* what makes its matrix products: "avx512", "avx512 bf16", .. */
+STX_DEF const char *stx_backend(const stx_ctx *x);          /* what makes its matrix products: "avx512", "avx512 bf16", "cblas", .. */
 
 STX_DEF int stx_ok(const stx_ctx *x);                       /* 1 while no error has happened */
 STX_DEF int stx_error_code(const stx_ctx *x);               /* STX_OK or one of STX_ERR_* */
@@ -1749,14 +1750,19 @@ static stx_real *stx__scratch(stx_ctx *x) {
     return x && x->scratch ? x->scratch + me * STX__PACK : NULL;
 }
 static const stx__micro *stx__mk(const stx_ctx *x) { return x ? x->micro : &stx__micro_generic; }
-STX_DEF const char *stx_backend(const stx_ctx *x) { return stx__mk(x)->name; }
+STX_DEF const char *stx_backend(const stx_ctx *x) {
+#ifdef SEQTX_CBLAS
+    if (!x || x->desc.precision == STX_PREC_F32) return "cblas";
+#endif
+    return stx__mk(x)->name;
+}
 
 STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
                       const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
                       stx_real beta, stx_real *C, size_t ldc, size_t sc) {
     if (!batch || !M || !N) return;
 #ifdef SEQTX_CBLAS
-    if (M <= INT_MAX && N <= INT_MAX && K <= INT_MAX && lda <= INT_MAX && ldb <= INT_MAX && ldc <= INT_MAX && K) {
+    if ((!x || x->desc.precision == STX_PREC_F32) && K && M <= INT_MAX && N <= INT_MAX && K <= INT_MAX && lda <= INT_MAX && ldb <= INT_MAX && ldc <= INT_MAX) {
         size_t e;
         for (e = 0; e < batch; e++)
   #ifdef SEQTX_DOUBLE
