@@ -5,7 +5,8 @@
 #   make examples           build/train_attn_span, build/hello
 #   make bench              timings, against CBLAS and PyTorch where they are installed
 #
-# Set CC, CXX, ARCH (say ARCH= for a portable build), OPENMP= (to build without threads), CBLAS=1 (to link a CBLAS).
+# Set CC, CXX, ARCH (say ARCH= for a portable build), OPENMP= (to build without threads), CBLAS=1 (to link a CBLAS),
+# ONEDNN=1 (oneDNN; ONEDNN_FLAGS and ONEDNN_LIBS where it is not in the usual places: -I.., -L.. -ldnnl).
 
 CC      = cc
 CXX     = c++
@@ -16,6 +17,10 @@ CFLAGS  = -std=c99 -O3 $(ARCH) $(WARN)
 ifdef CBLAS
 CFLAGS += -DSEQTX_CBLAS
 LDLIBS += $(or $(CBLAS_LIBS),-lopenblas)
+endif
+ifdef ONEDNN
+CFLAGS += -DSEQTX_ONEDNN $(ONEDNN_FLAGS)
+LDLIBS += $(or $(ONEDNN_LIBS),-ldnnl)
 endif
 SAN     = -fsanitize=address,undefined -fno-sanitize-recover=all -g -O1
 
@@ -65,7 +70,7 @@ build/test_%: tests/test_%.c $(TESTS_H) $(HEADERS) | build
 	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm $(LDLIBS)
 
 test: $(UNIT) $(F64) $(ASAN) examples
-	@CC="$(CC)" CXX="$(CXX)" sh tests/run.sh
+	@CC="$(CC)" CXX="$(CXX)" ONEDNN_FLAGS="$(ONEDNN_FLAGS)" ONEDNN_LIBS="$(ONEDNN_LIBS)" sh tests/run.sh
 
 bench:
 	CC="$(CC)" sh bench/run.sh $(BENCH)
