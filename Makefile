@@ -5,7 +5,8 @@
 #   make examples           build/train_attn_span, build/hello
 #   make bench              timings, against CBLAS and PyTorch where they are installed
 #
-# Set CC, CXX, ARCH (-march=native, say: the fast paths do not need it), OPENMP= (to build without threads), CBLAS=1 (to link a CBLAS).
+# Set CC, CXX, ARCH (-march=native, say: the fast paths do not need it), OPENMP= (to build without threads), CBLAS=1 (to link a CBLAS),
+# ONEDNN=1 (oneDNN; ONEDNN_FLAGS and ONEDNN_LIBS where it is not in the usual places: -I.., -L.. -ldnnl).
 
 CC      = cc
 CXX     = c++
@@ -16,6 +17,10 @@ CFLAGS  = -std=c99 -O3 $(ARCH) $(WARN)
 ifdef CBLAS
 CFLAGS += -DSEQTX_CBLAS
 LDLIBS += $(or $(CBLAS_LIBS),-lopenblas)
+endif
+ifdef ONEDNN
+CFLAGS += -DSEQTX_ONEDNN $(ONEDNN_FLAGS)
+LDLIBS += $(or $(ONEDNN_LIBS),-ldnnl)
 endif
 SAN     = -fsanitize=address,undefined -fno-sanitize-recover=all -g -O1
 
@@ -52,9 +57,9 @@ F64  = build/test_grad build/test_golden_ops_f64 build/test_golden_span_f64 buil
 ASAN = build/test_api_san build/test_io_san build/test_span_san build/test_golden_ops_san build/test_golden_span_san build/fuzz_io_san build/test_bf16_san
 
 build/test_grad: tests/test_grad.c $(TESTS_H) $(HEADERS) | build
-	$(CC) $(CFLAGS) -DSEQTX_DOUBLE $(OPENMP) $< -o $@ -lm
+	$(CC) $(CFLAGS) -DSEQTX_DOUBLE $(OPENMP) $< -o $@ -lm $(LDLIBS)
 build/test_%_f64: tests/test_%.c $(TESTS_H) $(HEADERS) | build
-	$(CC) $(CFLAGS) -DSEQTX_DOUBLE $(OPENMP) $< -o $@ -lm
+	$(CC) $(CFLAGS) -DSEQTX_DOUBLE $(OPENMP) $< -o $@ -lm $(LDLIBS)
 build/test_%_san: tests/test_%.c $(TESTS_H) $(HEADERS) | build
 	$(CC) -std=c99 $(WARN) $(SAN) $(OPENMP) $< -o $@ -lm
 build/test_bf16_san: tests/test_bf16.c $(TESTS_H) $(HEADERS) | build
@@ -64,10 +69,10 @@ build/fuzz_io_san: tests/fuzz_io.c $(TESTS_H) $(HEADERS) | build
 build/test_train_h: tests/test_train_h.c examples/train.h build/flags | build
 	$(CC) $(CFLAGS) $< -o $@ -lm
 build/test_%: tests/test_%.c $(TESTS_H) $(HEADERS) | build
-	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm
+	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm $(LDLIBS)
 
 test: $(UNIT) $(F64) $(ASAN) examples
-	@CC="$(CC)" CXX="$(CXX)" sh tests/run.sh
+	@CC="$(CC)" CXX="$(CXX)" ONEDNN_FLAGS="$(ONEDNN_FLAGS)" ONEDNN_LIBS="$(ONEDNN_LIBS)" sh tests/run.sh
 
 bench:
 	CC="$(CC)" sh bench/run.sh $(BENCH)

@@ -76,7 +76,10 @@
    Compile-time options (give the same to every file that includes this header)
        SEQTX_DOUBLE     stx_real is double (gradient checks). Default: float.
        SEQTX_STATIC     the implementation is private to the including file.
-       SEQTX_CBLAS      matrix products by cblas_sgemm/dgemm; link a BLAS. (Implementation file only.)
+       SEQTX_CBLAS      matrix products by cblas_sgemm/dgemm; link a BLAS. (Implementation file only.) bf16 contexts keep the
+                        built-in products.
+       SEQTX_ONEDNN     matrix products, f32 and bf16, by oneDNN 2.5 or later (2.x and 3.x); link -ldnnl. (Implementation file
+                        only.) What stays built in, how its threads follow desc.threads, its memory: see stx__dnnl_gemm.
        SEQTX_CUDA       declare the CUDA twins of the kernels. Their bodies are not in this version.
        SEQTX_STDIO_FILES  no mmap, no fsync: files by stdio, as on machines without POSIX.
 
@@ -151,7 +154,8 @@ typedef struct stx_ctx stx_ctx;
 STX_DEF stx_ctx *stx_create(const stx_desc *desc);
 STX_DEF void stx_destroy(stx_ctx *x);                       /* frees everything made in x; NULL is fine */
 STX_DEF const stx_desc *stx_ctx_desc(const stx_ctx *x);     /* the resolved desc */
-STX_DEF const char *stx_backend(const stx_ctx *x);          /* what makes its matrix products: "avx512", "avx512 bf16", .. */
+STX_DEF const char *stx_backend(const stx_ctx *x);          /* what makes its matrix products: "avx512", "avx512 bf16", "cblas",
+                                                               "onednn 3.2 f32", .. */
 
 STX_DEF int stx_ok(const stx_ctx *x);                       /* 1 while no error has happened */
 STX_DEF int stx_error_code(const stx_ctx *x);               /* STX_OK or one of STX_ERR_* */
@@ -784,8 +788,15 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 #ifdef _OPENMP
   #include <omp.h>
 #endif
+#if defined(SEQTX_CBLAS) && defined(SEQTX_ONEDNN)
+  #error "SEQTX_CBLAS or SEQTX_ONEDNN, not both"
+#endif
 #ifdef SEQTX_CBLAS
   #include <cblas.h>
+#endif
+#if defined(SEQTX_ONEDNN) && !defined(SEQTX_DOUBLE)     /* oneDNN has no double on CPUs */
+  #include <dnnl.h>
+  #define STX__ONEDNN 1
 #endif
 
 #if defined(__GNUC__) || defined(__clang__)
@@ -939,6 +950,9 @@ struct stx_ctx {
     stx_real *scratch;            /* one piece of STX__PACK numbers a thread */
     const struct stx__micro *micro;
     int isa;                      /* STX__ISA_*: what the inner loops may use */
+#ifdef STX__ONEDNN
+    struct stx__dnnl *dnnl;       /* NULL: oneDNN cannot do it, the products are built in */
+#endif
 };
 static int stx__find_isa(void) {
 #ifdef STX__X86
@@ -1841,14 +1855,213 @@ static stx_real *stx__scratch(stx_ctx *x) {
     return x && x->scratch ? x->scratch + me * STX__PACK : NULL;
 }
 static const stx__micro *stx__mk(const stx_ctx *x) { return x ? x->micro : &stx__micro_generic; }
-STX_DEF const char *stx_backend(const stx_ctx *x) { return stx__mk(x)->name; }
+
+#ifdef STX__ONEDNN
+/* Products by oneDNN's matmul primitive: C = A B or C += A B of at least `from` multiplications and 4 rows. Another alpha or beta,
+   attention, and what oneDNN has no fast implementation for, are built in. Measured against dnnl_sgemm: as fast on average, but that
+   one is two to five times slower than the built-in product for x W^T of few rows. bf16: the factors are rounded here, so the results
+   are those of the built-in product but for the order of sums; oneDNN's "fpmath" mode would take floats, but need not round them, and
+   without AMX does not.
+   A primitive is made once for each shape and kept in the context. With an OpenMP oneDNN, and this header compiled with OpenMP, both
+   take desc.threads. A program without OpenMP, or an oneDNN on another runtime (TBB, SYCL), does not follow desc.threads:
+   OMP_NUM_THREADS or that runtime's own setting holds. oneDNN's memory (code, scratch) is not from desc.alloc and not in stx_bytes; the
+   rounded factors are. */
+typedef struct stx__dnnl_plan {
+    size_t key[7];                /* ta + 2 tb + 4 add, M, N, K, lda, ldb, ldc; M 0: free */
+    dnnl_primitive_t run;         /* NULL: built in */
+    dnnl_memory_t m[3];           /* A, B, C: layouts, the addresses come with each call */
+} stx__dnnl_plan;
+enum { STX__PLANS = 64 };
+typedef struct stx__dnnl {
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;
+    size_t from, next;            /* smallest M N K; the plan to give up next */
+    stx__dnnl_plan plan[STX__PLANS];
+    uint16_t *half[2];            /* rounded A and B */
+    size_t room[2];
+    char name[32];
+} stx__dnnl;
+
+/* What oneDNN's OpenMP will use; gives what it was */
+static int stx__dnnl_threads(int n) {
+    int was = n;
+  #ifdef _OPENMP
+    was = omp_get_max_threads();
+    omp_set_num_threads(n);
+  #endif
+    return was;
+}
+
+static void stx__dnnl_drop(stx__dnnl_plan *p) {
+    int i;
+    if (p->run) dnnl_primitive_destroy(p->run);
+    for (i = 0; i < 3; i++) if (p->m[i]) dnnl_memory_destroy(p->m[i]);
+    memset(p, 0, sizeof *p);
+}
+/* Makes p->run and p->m for the key; 0 when oneDNN cannot, or only by its plain reference loops. */
+static int stx__dnnl_make(stx__dnnl *d, stx__dnnl_plan *p, int bf16) {
+    const size_t *k = p->key;
+    dnnl_data_type_t in = bf16 ? dnnl_bf16 : dnnl_f32;
+    dnnl_dims_t dim[3], step[3];
+    dnnl_primitive_attr_t attr = NULL;
+    dnnl_post_ops_t post = NULL;
+    dnnl_primitive_desc_t pd = NULL;
+    const char *how = NULL;
+    int i, r, good;
+    for (i = 0; i < 3; i++) {                /* A (M x K), B (K x N), C (M x N): rows, columns and their distances */
+        int turned = i < 2 && (k[0] >> i & 1);
+        dim[i][0] = (dnnl_dim_t)(i == 1 ? k[3] : k[1]);
+        dim[i][1] = (dnnl_dim_t)(i == 0 ? k[3] : k[2]);
+        for (r = 0; r < 2; r++) step[i][r] = r == turned ? (dnnl_dim_t)k[4 + i] : 1;
+    }
+    good = dnnl_primitive_attr_create(&attr) == dnnl_success && dnnl_post_ops_create(&post) == dnnl_success &&
+           dnnl_primitive_attr_set_fpmath_mode(attr, dnnl_fpmath_mode_strict) == dnnl_success;   /* whatever the environment says */
+  #if DNNL_VERSION_MAJOR >= 3
+    {
+        dnnl_memory_desc_t md[3] = {NULL, NULL, NULL};
+        if (good && (k[0] & 4))
+            good = dnnl_post_ops_append_sum(post, 1, 0, dnnl_data_type_undef) == dnnl_success && dnnl_primitive_attr_set_post_ops(attr, post) == dnnl_success;
+        for (i = 0; i < 3 && good; i++) good = dnnl_memory_desc_create_with_strides(&md[i], 2, dim[i], i < 2 ? in : dnnl_f32, step[i]) == dnnl_success;
+        good = good && dnnl_matmul_primitive_desc_create(&pd, d->engine, md[0], md[1], NULL, md[2], attr) == dnnl_success;
+        for (i = 0; i < 3 && good; i++) good = dnnl_memory_create(&p->m[i], md[i], d->engine, DNNL_MEMORY_NONE) == dnnl_success;
+        for (i = 0; i < 3; i++) if (md[i]) dnnl_memory_desc_destroy(md[i]);
+    }
+  #else
+    {
+        dnnl_memory_desc_t md[3];
+        dnnl_matmul_desc_t op;
+        if (good && (k[0] & 4))
+            good = dnnl_post_ops_append_sum(post, 1) == dnnl_success && dnnl_primitive_attr_set_post_ops(attr, post) == dnnl_success;
+        for (i = 0; i < 3 && good; i++) good = dnnl_memory_desc_init_by_strides(&md[i], 2, dim[i], i < 2 ? in : dnnl_f32, step[i]) == dnnl_success;
+        good = good && dnnl_matmul_desc_init(&op, &md[0], &md[1], NULL, &md[2]) == dnnl_success &&
+               dnnl_primitive_desc_create(&pd, &op, attr, d->engine, NULL) == dnnl_success;
+        for (i = 0; i < 3 && good; i++) good = dnnl_memory_create(&p->m[i], &md[i], d->engine, DNNL_MEMORY_NONE) == dnnl_success;
+    }
+  #endif
+    good = good && dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, (void *)&how) == dnnl_success && how && strncmp(how, "ref", 3) &&
+           dnnl_primitive_create(&p->run, pd) == dnnl_success;
+    if (pd) dnnl_primitive_desc_destroy(pd);
+    if (post) dnnl_post_ops_destroy(post);
+    if (attr) dnnl_primitive_attr_destroy(attr);
+    return good;
+}
+static stx__dnnl_plan *stx__dnnl_find(stx__dnnl *d, int bf16, size_t how, size_t M, size_t N, size_t K, size_t lda, size_t ldb, size_t ldc) {
+    size_t key[7], i;
+    stx__dnnl_plan *p = d->plan;
+    key[0] = how; key[1] = M; key[2] = N; key[3] = K; key[4] = lda; key[5] = ldb; key[6] = ldc;
+    for (i = 0; i < STX__PLANS && p[i].key[1]; i++) if (!memcmp(p[i].key, key, sizeof key)) return p + i;
+    p += d->next++ % STX__PLANS;
+    stx__dnnl_drop(p);
+    memcpy(p->key, key, sizeof key);
+    if (!stx__dnnl_make(d, p, bf16)) {       /* an empty plan says: built in */
+        stx__dnnl_drop(p);
+        memcpy(p->key, key, sizeof key);
+    }
+    return p;
+}
+
+static void stx__dnnl_close(stx_ctx *x) {
+    stx__dnnl *d = x->dnnl;
+    int i;
+    if (!d) return;
+    for (i = 0; i < STX__PLANS; i++) stx__dnnl_drop(d->plan + i);
+    if (d->stream) dnnl_stream_destroy(d->stream);
+    if (d->engine) dnnl_engine_destroy(d->engine);
+    x->dnnl = NULL;
+}
+/* For stx_create: leaves x->dnnl NULL when this processor has no oneDNN product in the context's precision. */
+static void stx__dnnl_open(stx_ctx *x) {
+    int bf16 = x->desc.precision == STX_PREC_BF16, good, was;
+    stx__dnnl *d = (stx__dnnl *)stx_persist(x, sizeof *d);
+    const dnnl_version_t *v = dnnl_version();
+    if (!d) return;
+    x->dnnl = d;
+    d->from = (size_t)1 << 21;               /* 128 cubed: below, the built-in product is faster with two threads, and as fast with one (measured) */
+    snprintf(d->name, sizeof d->name, "onednn %d.%d %s", v->major, v->minor, bf16 ? "bf16" : "f32");
+    was = stx__dnnl_threads(x->desc.threads);
+    good = dnnl_engine_create(&d->engine, dnnl_cpu, 0) == dnnl_success && dnnl_stream_create(&d->stream, d->engine, dnnl_stream_default_flags) == dnnl_success &&
+           stx__dnnl_find(d, bf16, 0, 64, 64, 64, 64, 64, 64)->run;
+    stx__dnnl_threads(was);
+    if (!good) stx__dnnl_close(x);
+}
+
+/* A matrix in bfloat16, without gaps, in the context's buffer `which`; NULL when there is no memory for it */
+static void *stx__dnnl_round(stx_ctx *x, int which, const stx_real *from, size_t ld, size_t rows, size_t cols) {
+    stx__dnnl *d = x->dnnl;
+    uint16_t *to;
+    ptrdiff_t r;
+    if (d->room[which] < rows * cols) {
+        int code = x->code;
+        stx_block_free(x, d->half[which]);
+        d->half[which] = (uint16_t *)stx_block(x, stx_bytes_of(rows, cols, sizeof *to));
+        d->room[which] = d->half[which] ? rows * cols : 0;
+        if (!d->half[which]) {
+            if (!code) stx_clear_error(x);   /* no harm done: the built-in product needs no such buffer */
+            return NULL;
+        }
+    }
+    to = d->half[which];
+    STX__FOR(x, rows * cols)
+    for (r = 0; r < (ptrdiff_t)rows; r++) x->micro->round(to + (size_t)r * cols, from + (size_t)r * ld, cols);
+    return to;
+}
+
+/* 1 when the product is done, or in error; 0 when it is for the built-in one. */
+static int stx__dnnl_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda,
+                          size_t sa, const stx_real *B, size_t ldb, size_t sb, stx_real beta, stx_real *C, size_t ldc, size_t sc) {
+    stx__dnnl *d = x ? x->dnnl : NULL;
+    stx__dnnl_plan *p;
+    size_t ar = ta ? K : M, ac = ta ? M : K, br = tb ? N : K, bc = tb ? K : N, e;
+    int bf16, was, status = dnnl_success;
+    if (!d || M <= 3 || !K || M * N * K < d->from || alpha != 1 || (beta != 0 && beta != 1)) return 0;
+    bf16 = x->desc.precision == STX_PREC_BF16;
+    was = stx__dnnl_threads(x->desc.threads);
+    p = stx__dnnl_find(d, bf16, (ta ? 1u : 0u) + (tb ? 2u : 0u) + (beta != 0 ? 4u : 0u), M, N, K, bf16 ? ac : lda, bf16 ? bc : ldb, ldc);
+    for (e = 0; e < batch && p->run && status == dnnl_success; e++) {
+        dnnl_exec_arg_t arg[3];
+        void *at[3];
+        int i;
+        at[0] = (void *)(A + e * sa);
+        at[1] = (void *)(B + e * sb);
+        at[2] = C + e * sc;
+        if (bf16) {
+            at[0] = stx__dnnl_round(x, 0, A + e * sa, lda, ar, ac);
+            at[1] = e && !sb ? d->half[1] : stx__dnnl_round(x, 1, B + e * sb, ldb, br, bc);
+            if (!at[0] || !at[1]) break;     /* at e 0: later ones find the room they need */
+        }
+        for (i = 0; i < 3 && status == dnnl_success; i++) {
+            static const int which[] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST};
+            arg[i].arg = which[i];
+            arg[i].memory = p->m[i];
+            status = dnnl_memory_set_data_handle(p->m[i], at[i]);
+        }
+        if (status == dnnl_success) status = dnnl_primitive_execute(p->run, d->stream, 3, arg);
+        if (status == dnnl_success) status = dnnl_stream_wait(d->stream);
+    }
+    stx__dnnl_threads(was);
+    if (status != dnnl_success)              /* C may be half written, so nothing can take over */
+        stx_fail(x, STX_ERR_DEVICE, "stx_gemm: %s gave status %d for %zu products of (%zu,%zu) and (%zu,%zu): build without SEQTX_ONEDNN",
+                 d->name, status, batch, M, K, K, N);
+    return e == batch || status != dnnl_success;
+}
+#endif
+
+STX_DEF const char *stx_backend(const stx_ctx *x) {
+#ifdef SEQTX_CBLAS
+    if (!x || x->desc.precision == STX_PREC_F32) return "cblas";
+#endif
+#ifdef STX__ONEDNN
+    if (x && x->dnnl) return x->dnnl->name;
+#endif
+    return stx__mk(x)->name;
+}
 
 STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
                       const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
                       stx_real beta, stx_real *C, size_t ldc, size_t sc) {
     if (!batch || !M || !N) return;
 #ifdef SEQTX_CBLAS
-    if (M <= INT_MAX && N <= INT_MAX && K <= INT_MAX && lda <= INT_MAX && ldb <= INT_MAX && ldc <= INT_MAX && K) {
+    if ((!x || x->desc.precision == STX_PREC_F32) && K && M <= INT_MAX && N <= INT_MAX && K <= INT_MAX && lda <= INT_MAX && ldb <= INT_MAX && ldc <= INT_MAX) {
         size_t e;
         for (e = 0; e < batch; e++)
   #ifdef SEQTX_DOUBLE
@@ -1860,6 +2073,9 @@ STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t
                 A + e * sa, (int)lda, B + e * sb, (int)ldb, beta, C + e * sc, (int)ldc);
         return;
     }
+#endif
+#ifdef STX__ONEDNN
+    if (stx__dnnl_gemm(x, batch, ta, tb, M, N, K, alpha, A, lda, sa, B, ldb, sb, beta, C, ldc, sc)) return;
 #endif
     {
         const stx__micro *mk = stx__mk(x);
@@ -4739,10 +4955,16 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
     }
     x->micro = stx__choose_micro(x->desc.precision, x->isa);
     stx__make_scratch(x);
+#ifdef STX__ONEDNN
+    stx__dnnl_open(x);
+#endif
     return x;
 }
 STX_DEF void stx_destroy(stx_ctx *x) {
     if (!x) return;
+#ifdef STX__ONEDNN
+    stx__dnnl_close(x);
+#endif
     while (x->blocks.next != &x->blocks) stx_block_free(x, (char *)x->blocks.next + 64);
     stx__arena_free(x, &x->keep);
     stx__arena_free(x, &x->step);

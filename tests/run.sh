@@ -45,6 +45,7 @@ run bf16_san       build/test_bf16_san
 run fuzz_io_san    build/fuzz_io_san
 run readme         sh tests/readme.sh
 run form           sh tests/form.sh
+if sh tests/onednn.sh --probe; then run onednn sh tests/onednn.sh; else echo "onednn                   skipped: no dnnl.h, or no libdnnl (ONEDNN_FLAGS, ONEDNN_LIBS)"; fi
 run trainer        sh tests/trainer.sh build/train_attn_span
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -1,0 +1,38 @@
+#!/bin/sh
+# onednn.sh - SEQTX_ONEDNN: builds the header as C99 and C++11 and runs test_onednn.c with each compiler that there is. --probe: does a
+# program with dnnl.h compile, link and run?
+#   CC, CXX; ONEDNN_FLAGS (-I..) and ONEDNN_LIBS (-L.. -Wl,-rpath,.. -ldnnl) where oneDNN is not in the usual places.
+cd "$(dirname "$0")/.." || exit 1
+work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-onednn.XXXXXX") || exit 1
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' INT TERM
+W="-Wall -Wextra -Wpedantic -Wshadow -Werror"
+libs=${ONEDNN_LIBS:--ldnnl}
+omp=
+printf 'int main(void) { return 0; }\n' | ${CC:-cc} -fopenmp -x c - -o "$work/probe" 2>/dev/null && omp=-fopenmp
+probe() { printf '#include <dnnl.h>\nint main(void) { return !dnnl_version(); }\n' | $1 -x c $ONEDNN_FLAGS - -o "$work/probe" $libs 2>/dev/null && "$work/probe"; }
+if [ "$1" = --probe ]; then probe "${CC:-cc}"; exit; fi
+
+passed=0 failed=0
+count() {       # count NAME COMMAND...: one check
+    name=$1; shift
+    if "$@" > "$work/log" 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED $name"; head -n 20 "$work/log"; fi
+}
+for cc in "${CC:-cc}" gcc clang; do
+    probe "$cc" || continue
+    id=$($cc --version | head -n 1 | sed 's/^[^ ]* //')
+    case "$seen" in *"|$id|"*) continue;; esac
+    seen="$seen|$id|"
+    count "$cc: without OpenMP, for double" $cc -std=c99 $W -I. $ONEDNN_FLAGS -DSEQTX_ONEDNN -DSEQTX_DOUBLE -DSEQTX_IMPLEMENTATION -x c -c seqtx.h -o "$work/o.o"
+    count "$cc: test_onednn.c" $cc -std=c99 -O2 $W $omp -I. $ONEDNN_FLAGS tests/test_onednn.c -o "$work/test" -lm $libs
+    "$work/test" > "$work/out" 2>&1
+    grep -v ' passed, ' "$work/out" | head -n 40
+    p=$(sed -n 's/^\([0-9]*\) passed, .*/\1/p' "$work/out") f=$(sed -n 's/.* passed, \([0-9]*\) failed/\1/p' "$work/out")
+    passed=$((passed + ${p:-0})) failed=$((failed + ${f:-1}))
+done
+for cxx in "${CXX:-c++}" g++ clang++; do
+    printf 'int main() { return 0; }\n' | $cxx -x c++ - -o "$work/probe" 2>/dev/null || continue
+    count "$cxx: C++11" $cxx -std=c++11 $W -I. $ONEDNN_FLAGS -DSEQTX_ONEDNN -DSEQTX_IMPLEMENTATION -x c++ -c seqtx.h -o "$work/o.o"
+done
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ] && [ $passed -gt 0 ]
