@@ -988,7 +988,7 @@ static void goal(const char *what, double value, int less, double wanted, double
     else cell(1, "%s %.3g", less ? "at most" : "at least", wanted);
     cell(2, "%.*f", value < 1.2 ? 3 : 2, value);
     if (then > 0 && (less ? value <= then : value >= then)) cell(3, "yes, both");
-    else if (less ? value <= wanted : value >= wanted) cell(3, "yes");
+    else if (less ? value <= wanted : value >= wanted) cell(3, then > 0 ? "yes, the first" : "yes");
     else cell(3, "no: %.0f %% %s", less ? 100 * (value / wanted - 1) : 100 * (1 - value / wanted), less ? "above" : "short");
 }
 static void bench_summary(void) {
