@@ -531,7 +531,7 @@ static void attn_case(attn *a) {
         if (slow_kernel(bf16s + k) && a->B * a->H * a->T * a->S * ((a->D + 31) / 32) > 300000) continue;
         if (!attn_run(on(bf16s + k, 2), a, got)) continue;
         attn_compare(a, got, ref, units, ROUNDED, 2, bf16s[k].m->name, f32s[nf - 1].m->name);
-        CHECK(off(got[9], ref[9], a->size[9], units[9]) > 1e-6 || units[9] == 0, "%s: y is f32's: nothing was rounded: %s", bf16s[k].m->name, attn_label(a));
+        CHECK(a->T <= 3 || off(got[9], ref[9], a->size[9], units[9]) > 1e-6 || units[9] == 0, "%s: y is f32's: nothing was rounded: %s", bf16s[k].m->name, attn_label(a));
         if (!first) { first = got; got = outputs(a); }
         else attn_compare(a, got, first, units, KERNELS, 3, bf16s[k].m->name, bf16s[0].m->name);
         attn_run(on(bf16s + k, 2), a, again);
