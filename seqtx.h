@@ -1976,7 +1976,7 @@ static void stx__dnnl_open(stx_ctx *x) {
     const dnnl_version_t *v = dnnl_version();
     if (!d) return;
     x->dnnl = d;
-    d->from = (size_t)1 << 21;               /* 128 cubed: below, the built-in product is faster with two threads, and as fast with one (measured) */
+    d->from = (size_t)1 << (bf16 ? 24 : 21);      /* 256 and 128 cubed: below, with two threads, the built-in product is faster (measured) */
     snprintf(d->name, sizeof d->name, "onednn %d.%d %s", v->major, v->minor, bf16 ? "bf16" : "f32");
     was = stx__dnnl_threads(x->desc.threads);
     good = dnnl_engine_create(&d->engine, dnnl_cpu, 0) == dnnl_success && dnnl_stream_create(&d->stream, d->engine, dnnl_stream_default_flags) == dnnl_success &&
@@ -1985,25 +1985,16 @@ static void stx__dnnl_open(stx_ctx *x) {
     if (!good) stx__dnnl_close(x);
 }
 
-/* A matrix in bfloat16, without gaps, in the context's buffer `which`; NULL when there is no memory for it */
-static void *stx__dnnl_round(stx_ctx *x, int which, const stx_real *from, size_t ld, size_t rows, size_t cols) {
+/* Room for a rounded factor in the context's buffer `which`; 0 when there is no memory for it */
+static int stx__dnnl_room(stx_ctx *x, int which, size_t rows, size_t cols) {
     stx__dnnl *d = x->dnnl;
-    uint16_t *to;
-    ptrdiff_t r;
-    if (d->room[which] < rows * cols) {
-        int code = x->code;
-        stx_block_free(x, d->half[which]);
-        d->half[which] = (uint16_t *)stx_block(x, stx_bytes_of(rows, cols, sizeof *to));
-        d->room[which] = d->half[which] ? rows * cols : 0;
-        if (!d->half[which]) {
-            if (!code) stx_clear_error(x);   /* no harm done: the built-in product needs no such buffer */
-            return NULL;
-        }
-    }
-    to = d->half[which];
-    STX__FOR(x, rows * cols)
-    for (r = 0; r < (ptrdiff_t)rows; r++) x->micro->round(to + (size_t)r * cols, from + (size_t)r * ld, cols);
-    return to;
+    int code = x->code;
+    if (d->room[which] >= rows * cols) return 1;
+    stx_block_free(x, d->half[which]);
+    d->half[which] = (uint16_t *)stx_block(x, stx_bytes_of(rows, cols, sizeof(uint16_t)));
+    d->room[which] = d->half[which] ? rows * cols : 0;
+    if (!d->half[which] && !code) stx_clear_error(x);      /* no harm done: the built-in product needs no such buffer */
+    return d->half[which] != NULL;
 }
 
 /* 1 when the product is done, or in error; 0 when it is for the built-in one. */
@@ -2025,9 +2016,16 @@ static int stx__dnnl_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, si
         at[1] = (void *)(B + e * sb);
         at[2] = C + e * sc;
         if (bf16) {
-            at[0] = stx__dnnl_round(x, 0, A + e * sa, lda, ar, ac);
-            at[1] = e && !sb ? d->half[1] : stx__dnnl_round(x, 1, B + e * sb, ldb, br, bc);
-            if (!at[0] || !at[1]) break;     /* at e 0: later ones find the room they need */
+            ptrdiff_t r, rows = (ptrdiff_t)(ar + (e && !sb ? 0 : br));      /* A, then B unless it is the one before */
+            if (!stx__dnnl_room(x, 0, ar, ac) || !stx__dnnl_room(x, 1, br, bc)) break;      /* at e 0: later ones find the room */
+            STX__FOR(x, ar * ac + br * bc)
+            for (r = 0; r < rows; r++) {
+                size_t n = (size_t)r;
+                if (n < ar) x->micro->round(d->half[0] + n * ac, A + e * sa + n * lda, ac);
+                else x->micro->round(d->half[1] + (n - ar) * bc, B + e * sb + (n - ar) * ldb, bc);
+            }
+            at[0] = d->half[0];
+            at[1] = d->half[1];
         }
         for (i = 0; i < 3 && status == dnnl_success; i++) {
             static const int which[] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST};
