@@ -762,7 +762,7 @@ static void look_at(contender *c) {
     if ((f = fopen(path, "r"))) {
         while (fgets(line, sizeof line, f)) {
             char *base = strrchr(line, '/');
-            if (!base || strstr(base, "scipy") || !(strstr(base, "blas") || strstr(base, "libmkl_core") || strstr(base, "libblis"))) continue;
+            if (!base || strstr(base, "scipy") || strstr(base, "libcu") || !(strstr(base, "blas") || strstr(base, "libmkl_core") || strstr(base, "libblis"))) continue;
             base[strcspn(base, "\n")] = 0;
             if (!c->blas[0] || strstr(base, "openblas")) snprintf(c->blas, sizeof c->blas, "%.100s", base + 1);
         }
