@@ -1491,7 +1491,8 @@ static void stx__micro_dot_run(STX__MICRO_ARGS) {
 /* stx__round_row and stx__pair_rows by the processor, which takes denormals as zero */
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__round_row_bf16(uint16_t *to, const float *from, size_t n) {
     size_t i;
-    for (i = 0; i + 16 <= n; i += 16) _mm256_storeu_si256((__m256i *)(void *)(to + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
+    for (i = 0; i + 32 <= n; i += 32) _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + i + 16), _mm512_loadu_ps(from + i)));
+    for (; i + 16 <= n; i += 16) _mm256_storeu_si256((__m256i *)(void *)(to + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
     if (i < n) {
         __mmask16 some = (__mmask16)((1u << (n - i)) - 1);
         _mm256_mask_storeu_epi16(to + i, some, (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(some, from + i)));
@@ -1501,7 +1502,9 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx_
     /* cvtne2 gives 16 numbers of one row, then 16 of the other; this puts number i of both side by side */
     const __m512i zip = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     size_t i;
-    for (i = 0; i < n; i += 16) {
+    for (i = 0; r1 && i + 16 <= n; i += 16)
+        _mm512_storeu_si512(to + i, _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(r1 + i), _mm512_loadu_ps(r0 + i))));
+    for (; i < n; i += 16) {
         __mmask16 some = (__mmask16)(n - i < 16 ? (1u << (n - i)) - 1 : 0xffff);
         __m512 lo = _mm512_maskz_loadu_ps(some, r0 + i), hi = r1 ? _mm512_maskz_loadu_ps(some, r1 + i) : _mm512_setzero_ps();
         _mm512_mask_storeu_epi32(to + i, some, _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(hi, lo)));

@@ -9,7 +9,7 @@
 #
 # The three runs go on at the same time, each with its share of the cores: losses are compared here, not times. Needs a build
 # of the library that has bf16. With a python3 that has matplotlib also build/bench/curve.png.
-# Environment: CC (cc), CFLAGS (-O3 -march=native), DATA, PYTHON (for the picture).
+# Environment: CC (cc), CFLAGS (-O3), DATA, PYTHON (for the picture).
 set -eu
 cd "$(dirname "$0")/.."
 CC=${CC:-cc}
@@ -34,7 +34,7 @@ done
 every=${every:-$(((steps + 9) / 10))}
 
 bin=$work/train_attn_span
-flags="-std=c99 ${CFLAGS:--O3 -march=native}"
+flags="-std=c99 ${CFLAGS:--O3}"
 $CC $flags -fopenmp examples/train_attn_span.c -o "$bin" -lm 2>"$work/cc.log" || $CC $flags examples/train_attn_span.c -o "$bin" -lm
 data=${DATA:-build/demo.txt}
 if [ -z "${DATA:-}" ] && [ ! -s "$data" ]; then sh examples/demo_data.sh "$data"; fi

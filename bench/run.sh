@@ -85,8 +85,9 @@ for p in ${PYTHON:-} python3 /usr/bin/python3; do
             [ -z "$preload" ] || echo "export LD_PRELOAD='$preload'"
             echo "exec '$p' \"\$@\""
         } >"$work/python"
-        chmod +x "$work/python"
-        python="--python $work/python --peer bench/peers/attn_span_torch.py"
+        grep -v 'MALLOC_\|LD_PRELOAD' "$work/python" >"$work/python-plain"        # what a user gets who does none of this
+        chmod +x "$work/python" "$work/python-plain"
+        python="--python $work/python --python-plain $work/python-plain --peer bench/peers/attn_span_torch.py"
         break
     fi
 done
