@@ -385,9 +385,9 @@ static int same_bits(const attn *a, float **p, float **q) {
 /* Bounds of errors, by the largest entry of an output, or by units[i] (NULL: none) where its terms cancel:
      f32 against the dense one: sums of up to 1100 terms under e^s, each rounded to 6e-8; 2e-6 in fact
      f32 kernels against each other: the order of the sums, fused or not; 2e-6 in fact. Thread counts: the order only
-     bf16 against f32: every factor is off by up to 2^-9 = 2e-3, weights by that of their logits, too. Twice as much for dz: its terms
-     are not products but logits and dy.y of a row, whose errors move all terms of the row together
-     bf16 kernels against each other: equal roundings of q, k, v, pe, dy; weights and ds next to a tie may round either way */
+     bf16 against f32: every factor is off by up to 2^-9 = 2e-3, weights by that of their logits, too
+     bf16 kernels against each other: equal roundings of q, k, v, pe, dy; weights and ds next to a tie may round either way
+   Three times as much for dz: its terms are not products but logits and dy.y of a row, whose errors move all terms of the row together. */
 static const double DENSE = 5e-6, F32 = 5e-6, THREADS = 1e-6, ROUNDED = 2e-2, KERNELS = 2e-3;
 static double worst_seen[7];
 static void attn_compare(const attn *a, float **got, float **want, const double *units, double tol, int meter, const char *who, const char *whom) {
@@ -395,7 +395,7 @@ static void attn_compare(const attn *a, float **got, float **want, const double 
     for (i = 0; i < OUT; i++) {
         double e = off(got[i], want[i], a->size[i], units ? units[i] : 0);
         if (e > worst_seen[meter]) worst_seen[meter] = e;
-        CHECK(e <= (tol == ROUNDED && i == 6 ? 2 * tol : tol), "%s of %s against %s: off by %.2e: %s", out_name[i], who, whom, e, attn_label(a));
+        CHECK(e <= (i == 6 ? 3 * tol : tol), "%s of %s against %s: off by %.2e: %s", out_name[i], who, whom, e, attn_label(a));
     }
 }
 
@@ -572,8 +572,8 @@ static attn random_attn(size_t turn) {
     static const ptrdiff_t firsts[] = {0, 0, 0, -1, -40, -300, 3, 37};
     attn a;
     for (;;) {
-        size_t T = Ts[SLOW ? pick(13) : turn % 17], D = Ds[pick(13)];
-        a = plain(1 + pick(2), T, T + more[pick(8)], 1 + pick(4), D);
+        size_t T = Ts[SLOW ? pick(13) : turn % 17], D = Ds[pick(13)], B = 1 + pick(2), H = 1 + pick(4), S = T + more[pick(8)];
+        a = plain(B, T, S, H, D);       /* one draw after the other: the same cases whatever the compiler */
         if (a.B * a.H * a.T * a.S * (a.D + 20) <= (SLOW ? 1500000u : 12000000u)) break;
     }
     a.N = Ns[pick(7)];
@@ -891,10 +891,10 @@ static void model(void) {
             m[i] = train(x[i], text, n, B, T, i ? again : loss);
         }
         /* The curve: nll of about 3.4 falls to 2.8. A rounding of 2^-9 of factors shifts logits of size 1 by 1e-3; the steps carry differences
-           on. Within 0.5 %. */
+           on; 6e-4 in fact. */
         for (i = 0; i < STEPS; i++) { double e = fabs(loss[i] - f32_loss[i]); if (!(e <= worst)) worst = e; }
         if (worst > worst_seen[6]) worst_seen[6] = worst;
-        CHECK(worst <= 0.015, "%s: the loss leaves f32's by %g", bf16s[k].m->name, worst);
+        CHECK(worst <= 3e-3, "%s: the loss leaves f32's by %g", bf16s[k].m->name, worst);
         CHECK(memcmp(loss, f32_loss, sizeof loss), "%s: the very losses of f32: nothing was rounded", bf16s[k].m->name);
         CHECK(!memcmp(loss, again, sizeof loss), "%s: training is not repeatable", bf16s[k].m->name);
         for (i = 0; i < m[0]->params->count; i++) if (memcmp(m[0]->params->tensor[i]->data, m[1]->params->tensor[i]->data, m[0]->params->tensor[i]->size * sizeof(float))) good = 0;
