@@ -482,6 +482,8 @@ STX_KERNEL(stx_embedding_bwd, (stx_ctx *x, stx_real *dtable, const stx_real *dy,
                                stx_real s))
 /* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b */
 STX_KERNEL(stx_bias_act_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act))
+/* y (N,O) = act(in W^T + b) in one pass: in (N,I), W (O,I), b (O) or NULL; pre (N,O) or NULL gets in W^T + b */
+STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t I, size_t O, int act))
 /* y (n) = act(a (n)); da (n) = or += dy act'(a); a is read for gelu only; da may be dy, without accumulate */
 STX_KERNEL(stx_act_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act))
 STX_KERNEL(stx_act_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n,
@@ -1807,9 +1809,15 @@ static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_rea
     return to;
 }
 
-/* One thread's product, with its scratch of STX__PACK numbers */
-static void stx__gemm_any(const stx__micro *mk, stx_real *scratch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
-                          const stx_real *A, size_t lda, const stx_real *B, size_t ldb, stx_real beta, stx_real *C, size_t ldc) {
+/* What becomes of the product while its rows are in cache: bias and activation of stx_linear_fwd. pre stands to C as stx_bias_act_fwd's
+   to y. */
+typedef struct stx__after { const stx_real *b; stx_real *pre; int act; } stx__after;
+static void stx__after_rows(stx_ctx *x, const stx__after *after, size_t j, stx_real *C, size_t at, size_t ldc, size_t rows, size_t cols);
+
+/* One thread's product, with its scratch of STX__PACK numbers. C stands `at` numbers into its matrix, from column j0 on. */
+static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
+                          const stx_real *A, size_t lda, const stx_real *B, size_t ldb, stx_real beta, stx_real *C, size_t ldc,
+                          const stx__after *after, size_t at, size_t j0) {
     stx_real edge[STX__MR_MAX * STX__NR_MAX], *pb = scratch + STX__MC * STX__KC;
     size_t jc, pc, ic, jr, ir, i, j, u = stx__unit(mk), nc_max, mc_max;
     int late = u == 2 && alpha != 1;       /* pairs cannot be scaled: C is, before and after */
@@ -1843,6 +1851,7 @@ static void stx__gemm_any(const stx__micro *mk, stx_real *scratch, int ta, int t
                             for (j = 0; j < w; j++) c[i * ldc + j] = add ? c[i * ldc + j] + edge[i * mk->nr + j] : edge[i * mk->nr + j];
                     }
                 }
+                if (after && pc + kc == K) stx__after_rows(x, after, j0 + jc, C + ic * ldc + jc, at + ic * ldc + jc, ldc, mc, nc);
             }
         }
     }
@@ -2057,9 +2066,9 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
     return stx__mk(x)->name;
 }
 
-STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
-                      const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
-                      stx_real beta, stx_real *C, size_t ldc, size_t sc) {
+static void stx__product(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
+                         const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
+                         stx_real beta, stx_real *C, size_t ldc, size_t sc, const stx__after *after) {
     if (!batch || !M || !N) return;
 #ifdef SEQTX_CBLAS
     if ((!x || x->desc.precision == STX_PREC_F32) && K && M <= INT_MAX && N <= INT_MAX && K <= INT_MAX && lda <= INT_MAX && ldb <= INT_MAX && ldc <= INT_MAX) {
@@ -2072,11 +2081,15 @@ STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t
   #endif
                 CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, (int)M, (int)N, (int)K, alpha,
                 A + e * sa, (int)lda, B + e * sb, (int)ldb, beta, C + e * sc, (int)ldc);
+        if (after) stx_bias_act_fwd(x, C, after->pre, after->b, M, N, after->act);
         return;
     }
 #endif
 #ifdef STX__ONEDNN
-    if (stx__dnnl_gemm(x, batch, ta, tb, M, N, K, alpha, A, lda, sa, B, ldb, sb, beta, C, ldc, sc)) return;
+    if (stx__dnnl_gemm(x, batch, ta, tb, M, N, K, alpha, A, lda, sa, B, ldb, sb, beta, C, ldc, sc)) {
+        if (after) stx_bias_act_fwd(x, C, after->pre, after->b, M, N, after->act);
+        return;
+    }
 #endif
     {
         const stx__micro *mk = stx__mk(x);
@@ -2089,7 +2102,7 @@ STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t
         if (work < 100000) per = n, parts = 1, jobs = (ptrdiff_t)batch;
         STX__FOR(x, jobs > 1 ? work * batch : 0)
         for (job = 0; job < jobs; job++) {
-            size_t e = (size_t)job / parts, lo = (size_t)job % parts * per, hi = STX__MIN(n, lo + per);
+            size_t e = (size_t)job / parts, lo = (size_t)job % parts * per, hi = STX__MIN(n, lo + per), at = rows ? lo * ldc : lo;
             const stx_real *a = A + e * sa, *b = B + e * sb;
             stx_real *c = C + e * sc;
             if (lo >= hi) continue;
@@ -2097,12 +2110,24 @@ STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t
             else if (thin) STX__CALL(x, stx__thin, (ta, tb, M, hi - lo, K, alpha, a, lda, b + (tb ? lo * ldb : lo), ldb, beta, c + lo, ldc));
             else {
                 if (mk->enter) mk->enter();
-                if (rows) stx__gemm_any(mk, stx__scratch(x), ta, tb, hi - lo, N, K, alpha, a + (ta ? lo : lo * lda), lda, b, ldb, beta, c + lo * ldc, ldc);
-                else stx__gemm_any(mk, stx__scratch(x), ta, tb, M, hi - lo, K, alpha, a, lda, b + (tb ? lo * ldb : lo), ldb, beta, c + lo, ldc);
+                if (rows) stx__gemm_any(x, mk, stx__scratch(x), ta, tb, hi - lo, N, K, alpha, a + (ta ? lo : lo * lda), lda, b, ldb, beta, c + at, ldc, after, at, 0);
+                else stx__gemm_any(x, mk, stx__scratch(x), ta, tb, M, hi - lo, K, alpha, a, lda, b + (tb ? lo * ldb : lo), ldb, beta, c + at, ldc, after, at, lo);
                 if (mk->leave) mk->leave();
             }
+            if (thin && after) stx__after_rows(x, after, rows ? 0 : lo, c + at, at, ldc, rows ? hi - lo : M, rows ? N : hi - lo);
         }
     }
+}
+
+STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
+                      const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
+                      stx_real beta, stx_real *C, size_t ldc, size_t sc) {
+    stx__product(x, batch, ta, tb, M, N, K, alpha, A, lda, sa, B, ldb, sb, beta, C, ldc, sc, NULL);
+}
+STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t I, size_t O, int act) {
+    stx__after after;
+    after.b = b; after.pre = pre; after.act = act;
+    stx__product(x, 1, 0, 1, N, O, I, 1, in, I, 0, W, I, 0, 0, y, O, 0, b || pre || act ? &after : NULL);
 }
 
 // >>kernels: elementwise, embedding, normalisation, losses
@@ -2229,6 +2254,11 @@ STX__INNER void stx__bias_act_row(int fma, stx_real *y, stx_real *pre, const stx
     if (act) stx__act_n(fma, y, y, C, act);
 }
 STX__EACH_ISA(stx__bias_act_row, (stx_real *STX__RESTRICT y, stx_real *STX__RESTRICT pre, const stx_real *STX__RESTRICT b, size_t C, int act), y, pre, b, C, act)
+static void stx__after_rows(stx_ctx *x, const stx__after *after, size_t j, stx_real *C, size_t at, size_t ldc, size_t rows, size_t cols) {
+    size_t i;
+    for (i = 0; i < rows; i++)
+        STX__CALL(x, stx__bias_act_row, (C + i * ldc, after->pre ? after->pre + at + i * ldc : NULL, after->b ? after->b + j : NULL, cols, after->act));
+}
 STX_DEF void stx_bias_act_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act) {
     ptrdiff_t n;
     STX__FOR(x, N * C)
@@ -4029,7 +4059,6 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
     d[in->ndim - 1] = Co;
     y = stx__tensor(x, &x->step, in->ndim, d);
     if (!y) return NULL;
-    STX_RUN(x, stx_gemm, (x, 1, 0, 1, N, Co, Ci, 1, in->data, Ci, 0, W->data, Ci, 0, 0, y->data, Co, 0));
     ins[0] = in; ins[1] = W; ins[2] = b;
     node = stx__record(x, y, stx__linear_back, ins, 3);
     if (node) {
@@ -4043,7 +4072,7 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
         save->act = act;
         node->save = save;
     }
-    if (b || act) STX_RUN(x, stx_bias_act_fwd, (x, y->data, pre, b ? b->data : NULL, N, Co, act));
+    STX_RUN(x, stx_linear_fwd, (x, y->data, pre, in->data, W->data, b ? b->data : NULL, N, Ci, Co, act));
     return y;
 }
 

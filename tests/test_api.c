@@ -763,6 +763,38 @@ static void thread_counts(void) {
     }
 }
 
+/* The product with bias and activation in one pass is, to the bit, the product followed by them; sizes over the blocks of K, N and M */
+static void linear_fused(void) {
+    static const size_t size[][3] = {{1, 5, 7}, {3, 300, 700}, {2, 40, 3}, {70, 600, 300}, {700, 385, 520}, {5, 33, 1100}, {260, 1600, 90}, {513, 64, 33}};
+    size_t k, i, n;
+    int act, precision, threads;
+    for (precision = 0; precision <= (sizeof(stx_real) == 4); precision++)
+        for (threads = 1; threads <= 3; threads += 2)
+            for (k = 0; k < sizeof size / sizeof *size; k++) {
+                size_t N = size[k][0], I = size[k][1], O = size[k][2];
+                stx_real *in = gemm_random(N * I), *W = gemm_random(O * I), *b = gemm_random(O), *y, *want, *pre, *pre_want;
+                stx_desc d;
+                stx_ctx *x;
+                memset(&d, 0, sizeof d);
+                d.threads = threads;
+                d.precision = precision;
+                x = stx_create(&d);
+                n = N * O;
+                y = gemm_random(n); want = gemm_random(n); pre = gemm_random(n); pre_want = gemm_random(n);
+                for (act = STX_ACT_NONE; act <= STX_ACT_SIGMOID; act++)
+                    for (i = 0; i < 4; i++) {
+                        const stx_real *bias = i & 1 ? b : NULL;
+                        stx_linear_fwd(x, y, i & 2 ? pre : NULL, in, W, bias, N, I, O, act);
+                        stx_gemm(x, 1, 0, 1, N, O, I, 1, in, I, 0, W, I, 0, 0, want, O, 0);
+                        stx_bias_act_fwd(x, want, i & 2 ? pre_want : NULL, bias, N, O, act);
+                        CHECK(stx_ok(x) && !memcmp(y, want, n * sizeof *y) && (!(i & 2) || !memcmp(pre, pre_want, n * sizeof *y)),
+                              "linear fused: (%zu,%zu) to %zu, act %d, bias %d, precision %d, %d threads", N, I, O, act, (int)(i & 1), precision, threads);
+                    }
+                free(in); free(W); free(b); free(y); free(want); free(pre); free(pre_want);
+                stx_destroy(x);
+            }
+}
+
 /* >>NaN: never hidden */
 typedef stx_tensor *(*nan_op)(stx_ctx *x, stx_tensor **in);
 static stx_tensor *n_linear(stx_ctx *x, stx_tensor **in) { return stx_linear(x, in[0], in[1], in[2], STX_ACT_NONE); }
@@ -1446,7 +1478,7 @@ static void sampling(void) {
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
         {"descs", descs}, {"errors", errors}, {"nulls", nulls}, {"allocation failures", allocation_failures}, {"limits", limits}, {"overflows", overflows},
-        {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"nans", nans}, {"optimisers", optimisers},
+        {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"linear fused", linear_fused}, {"nans", nans}, {"optimisers", optimisers},
         {"schedules", schedules}, {"philox", philox}, {"initialisers", initialisers}, {"exponentials", exponentials}, {"maths", maths}, {"kernels", kernels}, {"sampling", sampling}};
     size_t i;
     setvbuf(stdout, NULL, _IOLBF, 0);
