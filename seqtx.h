@@ -1295,7 +1295,7 @@ typedef struct stx__micro {
     void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);
     const char *name;
 } stx__micro;
-enum { STX__MR_MAX = 32, STX__NR_MAX = 32 };
+enum { STX__MR_MAX = 32, STX__NR_MAX = 32, STX__TURN_PIECE = 128 };      /* the last: numbers of a row that packing takes at a time */
 
 static void stx__micro_plain(STX__MICRO_ARGS) {
     const stx_real *a = (const stx_real *)av, *STX__RESTRICT b = (const stx_real *)bv;
@@ -1677,7 +1677,6 @@ static void stx__turn_for(const stx__micro *mk, stx_real *to, const stx_real *B,
     if (mk->turn && n == mk->nr) { mk->turn(to, B, ldb, k); return; }
     stx__turn(to, mk->nr, B, ldb, n, k);
 }
-enum { STX__TURN_PIECE = 128 };
 /* op(B) (k x n) in strips of nr columns, as [k][nr], filled up with zeros: k to a multiple of kr, n to one of nr. Strips are stride
    units apart. */
 static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B, size_t ldb, int tb, size_t k, size_t n) {
@@ -3570,7 +3569,7 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
         size_t k, best = 0;
         for (k = 1; k < threads; k++) if (w.load[k] < w.load[best]) best = k;
         w.unit[i].owner = (int)best;
-        w.load[best] += (double)(w.unit[i].last - w.unit[i].first) + (w.unit[i].part < 0 ? (double)a->N : 0) + STX__BQ;
+        w.load[best] += (double)(w.unit[i].last - w.unit[i].first) + (w.unit[i].part < 0 ? (double)a->N : 0) + (double)STX__BQ;
     }
 #ifdef _OPENMP
     #pragma omp parallel for schedule(static, 1) num_threads(stx_threads(x)) if (threads > 1 && w.count > 1)
