@@ -71,7 +71,7 @@
 
    Speed on a CPU: give the compiler -O2 or -O3 and -fopenmp; no -march is needed. Inner loops exist for AVX-512, AVX2 and any
    processor, and the right ones are taken at run time. desc.precision = STX_PREC_BF16 makes matrix products of bfloat16 factors
-   (AMX, AVX512-BF16): twice the speed or more on processors that have them, parameters and sums stay float.
+   (AVX512-BF16: about twice the products' speed; AMX: so far run by emulation only). Parameters and sums stay float.
 
    Compile-time options (give the same to every file that includes this header)
        SEQTX_DOUBLE     stx_real is double (gradient checks). Default: float.
@@ -444,7 +444,7 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
 /* Everything that stx_attention's kernels need; see stx_attention for the formulas and shapes. Row strides ld* and
    batch strides st* count numbers, so that q, k, v may be slices of larger buffers. */
 typedef struct stx_attention_args {
-    size_t B, T, S, H, D, P, N;             /* P rows of pe (0: none), N persistent vectors */
+    size_t B, T, S, H, D, P, N;             /* P rows of pe (0: none), N persistent vectors; H at most 256 */
     int    pe_heads;                        /* 1: shared (P,D); H: (P,H D) */
     size_t ldq, ldk, stq, stk;              /* rows and batches of q and y's gradient dq; of k, v, dk, dv */
     size_t span;                            /* resolved: the largest distance that any key has */
@@ -780,6 +780,12 @@ int fsync(int fd);
 int fchmod(int fd, mode_t mode);
 ssize_t readlink(const char *path, char *buf, size_t n);
 #endif
+#if defined(__linux__)
+#define STX__HUGE ((size_t)2 << 20)
+#if !defined(__cplusplus) && !defined(__USE_MISC)
+int madvise(void *p, size_t n, int advice);
+#endif
+#endif
 #elif defined(_WIN32)
 #include <process.h>
 #ifdef __cplusplus
@@ -847,7 +853,7 @@ static inline void stx__flush_off(uint64_t mode) { (void)mode; }
   #define STX__VECTOR
 #endif
 enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#if defined(__x86_64__) && (defined(__clang__) || (defined(__GNUC__) && !defined(_WIN32)))     /* gcc spills vectors unaligned on Windows */
   #define STX__X86 1
   #include <immintrin.h>
   #define STX__AVX2 __attribute__((target("avx2,fma")))
@@ -968,7 +974,18 @@ static int stx__find_isa(void) {
 static int stx__isa(const stx_ctx *x) { return x ? x->isa : stx__find_isa(); }
 #endif
 
-static void *stx__sys_alloc(void *user, size_t n) { (void)user; return malloc(n); }
+/* Large pieces in large pages, where the system has them to give: rows of a head lie a page apart or so */
+static void *stx__sys_alloc(void *user, size_t n) {
+    char *p = (char *)malloc(n);
+    (void)user;
+#ifdef STX__HUGE
+    if (p && n >= 2 * (size_t)STX__HUGE) {
+        size_t skip = (STX__HUGE - (uintptr_t)p % STX__HUGE) % STX__HUGE;
+        (void)madvise(p + skip, (n - skip) / STX__HUGE * STX__HUGE, 14 /* MADV_HUGEPAGE */);
+    }
+#endif
+    return p;
+}
 static void stx__sys_release(void *user, void *p) { (void)user; free(p); }
 
 STX_DEF void stx_fail(stx_ctx *x, int code, const char *fmt, ...) {
@@ -1277,8 +1294,8 @@ STX__INNER stx_real stx__act_slope_any(int fma, stx_real g, stx_real y, stx_real
 /* The built-in matrix product (Goto & van de Geijn 2008). C is cut in row parts, one a thread (or column parts when
    there are fewer rows than columns). Within a part, op(B) is packed in strips of NR columns and, where its rows do not
    already lie in order, op(A) in strips of MR rows, KC deep, so that the micro-kernel reads both in order; a block of B
-   (KC x NC) stays in L2 and the MR x NR corner of C in registers. Every number of C is summed in the same order whatever the
-   threads or the position in a tile, so results do not depend on them. */
+   (KC x NC) stays in L2 and the MR x NR corner of C in registers. Threads get whole strips, so the
+   order of the sums, and with it every bit of C, does not depend on their number. */
 
 /* C (h x NR, rows ldc apart) = a b, or += a b if add, 1 <= h <= MR, k below kc. Number (i,k) of a stands at a[i rs + k ks]: rs lda,
    ks 1 when it is read where it is, rs 1, ks MR when it is packed. Row k of b, NR numbers, stands at b + k ldb.
@@ -1561,6 +1578,7 @@ STX__AMX_TARGET static void stx__amx_enter(void) {
     uint8_t config[64] = {1};                /* palette 1; eight tiles of 64 bytes by 16 rows */
     int t;
     for (t = 0; t < 8; t++) { config[16 + 2 * t] = 64; config[48 + t] = 16; }
+    __asm__ volatile("" : : "r"(config) : "memory");       /* gcc's _tile_loadconfig says that it reads 8 bytes of the 64: without this the loop is dropped */
     _tile_loadconfig(config);
 }
 STX__AMX_TARGET static void stx__amx_leave(void) { _tile_release(); }
@@ -1593,7 +1611,9 @@ STX__AMX_TARGET static void stx__micro_amx_run(STX__MICRO_ARGS) {
 }
     #ifdef SEQTX_AMX_EMULATED
 static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, NULL, stx__round_row_base, stx__pair_rows_base, "amx bf16, emulated"};
+      #define STX__AMX_ROUNDS 1
     #else
+      #define STX__AMX_ROUNDS __builtin_cpu_supports("avx512bf16")
 static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, stx__turn_avx512, stx__round_row_bf16, stx__pair_rows_bf16, "amx bf16"};
     #endif
   #endif
@@ -1608,7 +1628,7 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
     if (precision == STX_PREC_BF16) {
   #ifdef STX__X86
   #ifdef STX__AMX
-        if (isa == STX__ISA_AVX512 && stx__has_amx()) return &stx__micro_amx;
+        if (isa == STX__ISA_AVX512 && STX__AMX_ROUNDS && stx__has_amx()) return &stx__micro_amx;
   #endif
   #ifdef STX__BF16
         if (isa == STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16")) return &stx__micro_dot;
@@ -1640,7 +1660,7 @@ static void stx__pack_at(stx_real *to, const stx_real *A, size_t lda, size_t m, 
 /* B^T, B (n x k), n <= nr, as [k][nr] */
 static void stx__turn(stx_real *to, size_t nr, const stx_real *B, size_t ldb, size_t n, size_t k) {
     size_t p, j;
-    for (j = 0; j < n; j++) for (p = 0; p < k; p++) to[p * nr + j] = B[j * ldb + p];
+    for (j = 0; j < n; j++) for (p = 0; p < k; p++) memcpy(to + p * nr + j, B + j * ldb + p, sizeof *to);       /* floats, or pairs */
 }
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
 __attribute__((target("avx512f"))) static void stx__pack_at_avx512(float *to, const float *A, size_t lda, size_t m, size_t k) {
@@ -1698,13 +1718,14 @@ static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const
         const stx_real *b = B + j * ldb;
         if (u == 1) { stx__turn_for(mk, to, b, ldb, w, k); continue; }
         for (p = 0; p < k; p += STX__TURN_PIECE) {       /* pairs stand together in a row: round it, then turn it in units */
-            uint16_t t[STX__NR_MAX * STX__TURN_PIECE];
-            size_t kc = STX__MIN((size_t)STX__TURN_PIECE, k - p), up = stx__up(kc, mk->kr), i;
+            uint32_t units[STX__NR_MAX * STX__TURN_PIECE / 2];
+            uint16_t *t = (uint16_t *)(void *)units;
+            size_t kc = STX__MIN((size_t)STX__TURN_PIECE, k - p), up = stx__up(kc, mk->kr);
             for (r = 0; r < w; r++) {
                 mk->round(t + r * STX__TURN_PIECE, b + r * ldb + p, kc);
-                for (i = kc; i < up; i++) t[r * STX__TURN_PIECE + i] = 0;
+                memset(t + r * STX__TURN_PIECE + kc, 0, (up - kc) * sizeof *t);
             }
-            stx__turn_for(mk, to + p / 2 * nr, (const stx_real *)(const void *)t, STX__TURN_PIECE / 2, w, up / 2);
+            stx__turn_for(mk, to + p / 2 * nr, (const stx_real *)(const void *)units, STX__TURN_PIECE / 2, w, up / 2);
         }
     }
 }
@@ -1732,6 +1753,7 @@ STX__INNER void stx__thin(int fma, int ta, int tb, size_t M, size_t N, size_t K,
         if (beta == 0) memset(c, 0, N * sizeof *c);
         else if (beta != 1) for (j = 0; j < N; j++) c[j] *= beta;
     }
+    if (alpha == 0) return;           /* A and B are not looked at */
     if (tb && !ta) {
         for (j = 0; j < N; j += 4)
             for (i = 0; i < M; i++) {
@@ -1819,8 +1841,7 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, i
                           const stx__after *after, size_t at, size_t j0) {
     stx_real edge[STX__MR_MAX * STX__NR_MAX], *pb = scratch + STX__MC * STX__KC;
     size_t jc, pc, ic, jr, ir, i, j, u = stx__unit(mk), nc_max, mc_max;
-    int late = u == 2 && alpha != 1;       /* pairs cannot be scaled: C is, before and after */
-    if (late) beta /= alpha;
+    int late = u == 2 && alpha != 1;       /* pairs cannot be scaled: what is added to C is */
     if (beta != 0 && beta != 1) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= beta;
     nc_max = stx__up(STX__MIN(K, STX__KC * u), mk->kr) / u;       /* steps; a short k leaves room for more columns and rows */
     mc_max = STX__MC * STX__KC / nc_max / mk->mr * mk->mr;
@@ -1841,11 +1862,12 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, i
                     for (ir = 0; ir < mc; ir += mk->mr) {
                         size_t h = STX__MIN(mk->mr, mc - ir);
                         stx_real *c = C + (ic + ir) * ldc + jc + jr;
-                        if (w == mk->nr) {
+                        if (w == mk->nr && !late) {
                             mk->run(h, steps, a + ir * step, rs, ks, pb + jr * steps, mk->nr, c, ldc, add);
                             continue;
                         }
                         mk->run(h, steps, a + ir * step, rs, ks, pb + jr * steps, mk->nr, edge, mk->nr, 0);
+                        if (late) for (i = 0; i < h * mk->nr; i++) edge[i] *= alpha;
                         for (i = 0; i < h; i++)
                             for (j = 0; j < w; j++) c[i * ldc + j] = add ? c[i * ldc + j] + edge[i * mk->nr + j] : edge[i * mk->nr + j];
                     }
@@ -1854,7 +1876,6 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, i
             }
         }
     }
-    if (late) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= alpha;
 }
 
 /* Only inside the library's own parallel loops: elsewhere the thread number may be that of a caller's loop. */
@@ -2744,7 +2765,7 @@ static void stx__attn_rows(const stx__attn *A, void *to, size_t ld, const stx_re
             A->mk->round(t, from + r * ldf, cols);
             for (c = cols; c < ld; c++) t[c] = 0;
         } else {
-            memcpy((stx_real *)to + r * ld, from + r * ldf, cols * sizeof(stx_real));      /* ld = cols: D is a multiple of 1 */
+            memcpy((stx_real *)to + r * ld, from + r * ldf, cols * sizeof(stx_real));      /* ld is cols: nothing to fill up */
         }
 }
 /* from (n,cols), n <= BQ -> columns at .. at+n-1 of (cols,ld); zeros follow up to the next multiple of 32. By pieces of NR units of columns:
@@ -3269,6 +3290,7 @@ static void stx__attn_layout(stx__attn *A, size_t threads, int back, char *base,
 STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int backward) {
     stx__attn A;
     stx__attn_work w;
+    if (a->H > STX__MAX_HEADS) return 0;         /* the kernels refuse it */
     stx__attn_plan(&A, x, a);
     if (!backward && stx__attn_is_thin(a)) return (size_t)stx_threads(x) * stx__attn_thin_room(&A) * sizeof(stx_real);
     stx__attn_layout(&A, (size_t)stx_threads(x), backward, NULL, &w);
@@ -3293,6 +3315,7 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
     stx__attn A;
     stx__attn_work w;
     ptrdiff_t job, jobs = (ptrdiff_t)(a->B * a->H * a->T);
+    if (a->H > STX__MAX_HEADS) { stx_fail(x, STX_ERR_SHAPE, "stx_attention_fwd: %zu heads, want at most %d", a->H, (int)STX__MAX_HEADS); return; }
     if (stx__attn_is_thin(a)) {
         stx__attn_plan(&A, x, a);
         STX__FOR(x, 2 * a->B * a->T * A.reach[0] * a->H * a->D)
@@ -3560,6 +3583,7 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
     stx__attn_work w;
     size_t i, c, D = a->D, threads = (size_t)stx_threads(x);
     ptrdiff_t me, p;
+    if (a->H > STX__MAX_HEADS) { stx_fail(x, STX_ERR_SHAPE, "stx_attention_bwd: %zu heads, want at most %d", a->H, (int)STX__MAX_HEADS); return; }
     stx__attn_start(x, &A, a, 1, &w);
     memset(w.du, 0, w.count * D * sizeof(stx_real));
     memset(w.dvb, 0, w.count * D * sizeof(stx_real));
@@ -4598,7 +4622,7 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     a->ldq = a->ldk = C;
     a->stq = a->T * C;
     a->stk = a->S * C;
-    a->first_key = d->first_key;
+    a->first_key = d->first_key < (ptrdiff_t)a->S ? d->first_key : (ptrdiff_t)a->S;      /* S: none exists */
     a->span = a->S + (d->first_key < 0 ? (size_t)-(d->first_key + 1) + 1 : 0);      /* all there are */
     if (d->span && d->span < a->span) a->span = d->span;
     if (d->first_key < 0 && (size_t)-(d->first_key + 1) + 1 > a->span) a->first_key = -(ptrdiff_t)a->span;

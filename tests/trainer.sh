@@ -457,7 +457,7 @@ refused 'max-memory' $t $tiny $new --pers-mem-size 1073741824 --nlayers 4096 --n
 refused 'max-memory' $t $tiny $new --nlayers 4096 --hid-sz 536870912 --nheads 256
 refused 'max-memory' $t $tiny $new --hid-sz 1024 --max-memory 0.01
 refused 'max-memory' $t $tiny $new --max-memory 0.00001
-refused 'max-memory' $t $tiny $new --max-memory 0.0015
+refused 'max-memory' $t $tiny $new --max-memory 0.0009
 refused 'max-memory' $t $tiny $new --attn-span 65536 --max-memory 0.005
 # what a step needs shows in the first step only: then it is an error of the run, but a clear one
 run . $t $tiny $new --block-sz 512 --max-memory 0.006
