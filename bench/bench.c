@@ -36,7 +36,7 @@ static const char *const spans_name[SPANS_KINDS] = {"full", "learned", "short"};
 static struct {
     int quick, threads, rounds, warmup, steps, batch, worker, spans, literal, precision;
     const char *self, *data, *params, *python, *python_plain, *peer, *cblas, *work, *only, *append;
-} opt = {0, 0, 0, -1, 1, 8, 0, SPANS_FULL, 1, F32, NULL, NULL, NULL, NULL, NULL, NULL, NULL, ".", "gemm,attention,context,training,generation", NULL};
+} opt = {0, 0, 0, -1, 3, 8, 0, SPANS_FULL, 1, F32, NULL, NULL, NULL, NULL, NULL, NULL, NULL, ".", "gemm,attention,context,training,generation", NULL};
 
 static void die(const char *what) {
     fprintf(stderr, "bench: %s\n", what);
@@ -1049,7 +1049,7 @@ static const char usage[] =
     "  --threads N        default: all\n"
     "  --rounds N         samples of each number (default 7; 9 of context, 5 of generation)\n"
     "  --batch N          training: streams (default 8; the preset has 64)\n"
-    "  --steps N          training: steps in a round (default 1)\n"
+    "  --steps N          training: steps in a round (default 3)\n"
     "  --warmup N         training: steps before the first round\n"
     "  --data FILE        text\n"
     "  --python CMD --peer FILE    PyTorch contender\n"
