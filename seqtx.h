@@ -1164,16 +1164,10 @@ STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]
 static uint64_t stx__stream(stx_ctx *x) { return (x->tick << 24) | (x->op++ & 0xffffffu); }
 #define STX__PARAM_STREAM ((uint64_t)1 << 63)
 
-/* Dropout masks of 8 neighbours from one Philox call: lane e is kept when its 16 bits are below keep16. */
+/* Dropout takes 16 bits of a Philox call for each of 8 neighbours: those below keep16 are kept. */
 static uint32_t stx__keep16(stx_real p) {
     double k = floor((1.0 - (double)p) * 65536.0 + 0.5);
     return (uint32_t)(k < 1 ? 1 : k);
-}
-static void stx__mask8(stx_real *m, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv) {
-    uint32_t r[4];
-    int e;
-    stx_philox(seed, stream, group, r);
-    for (e = 0; e < 8; e++) m[e] = ((r[e >> 1] >> (16 * (e & 1))) & 0xffffu) < keep16 ? inv : 0;
 }
 
 // >>maths
@@ -2491,7 +2485,7 @@ STX_DEF void stx_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const
     for (n = 0; n < (ptrdiff_t)N; n++) STX__CALL(x, stx__softmax_bwd_row, (da + (size_t)n * C, dy + (size_t)n * C, y + (size_t)n * C, C, accumulate));
 }
 
-/* What stx__mask8 makes for the 16 groups from group on, 128 masks: Philox in 16 lanes. */
+/* Dropout masks (0 or inv) of the 16 groups of 8 from group on: stx_philox in 16 lanes, one call a group. */
 STX__INNER void stx__mask128(stx_real *m, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32), c[4][16], bits[64], r, e;
     for (e = 0; e < 16; e++) {
@@ -2978,23 +2972,35 @@ static void stx__attn_gather(const stx__attn_tile *t, const void *weights, stx_r
     }
 }
 
+/* m = f times the masks of lanes [at,end), counted from group base on, of 8 lanes each */
+STX__INNER void stx__mask_row(int fma, stx_real *STX__RESTRICT m, uint64_t at, uint64_t end, uint64_t seed, uint64_t stream, uint64_t base, uint32_t keep, stx_real f) {
+    stx_real t[128];
+    uint64_t g;
+    (void)fma;
+    for (g = at / 8; at < end; g += 16) {
+        uint64_t stop = STX__MIN(end, g * 8 + 128);
+        stx__mask128(t, seed, stream, base + g, keep, f);
+        memcpy(m, t + (at - g * 8), (size_t)(stop - at) * sizeof *m);
+        m += stop - at;
+        at = stop;
+    }
+}
+STX__EACH_ISA(stx__mask_row, (stx_real *STX__RESTRICT m, uint64_t at, uint64_t end, uint64_t seed, uint64_t stream, uint64_t base, uint32_t keep, stx_real f),
+              m, at, end, seed, stream, base, keep, f)
+
 /* Dropout masks (0 or 1/keep) of query r for columns [lo,hi) into m. Keyed by (row, distance from the window's old end),
    so that tiles do not matter; the persistent vectors come after the window, and their values are sqrt(N) pv. */
-static const stx_real *stx__attn_drop(const stx__attn_tile *t, size_t r) {
+static const stx_real *stx__attn_drop(stx_ctx *x, const stx__attn_tile *t, size_t r) {
     const stx_attention_args *a = t->A->a;
     uint64_t S = (uint64_t)a->S + (uint64_t)a->span, groups = (S + a->N) / 8 + 2, row = ((uint64_t)t->b * a->H + t->h) * a->T + t->i0 + r;
     uint64_t at = (uint64_t)((ptrdiff_t)a->span + t->j0 + t->lo[r]), end = (uint64_t)((ptrdiff_t)a->span + t->j0 + t->hi[r]);
-    stx_real m8[8], *m = t->R.m, f = t->persistent ? (stx_real)sqrt((double)a->N) : 1;
+    stx_real *m = t->R.m, f = t->persistent ? (stx_real)sqrt((double)a->N) : 1;
     size_t n = (size_t)(t->hi[r] - t->lo[r]), i;
     if (t->persistent) { at = S + (uint64_t)(t->j0 + t->lo[r]); end = S + (uint64_t)(t->j0 + t->hi[r]); }
     if (a->drop > 0) {
         uint32_t keep = stx__keep16(a->drop);
         f *= (stx_real)(65536.0 / keep);
-        while (at < end) {
-            uint64_t g = at / 8, stop = STX__MIN(end, g * 8 + 8);
-            stx__mask8(m8, a->seed, a->stream, row * groups + g, keep, f);
-            for (; at < stop; at++) *m++ = m8[at % 8];
-        }
+        STX__CALL(x, stx__mask_row, (m, at, end, a->seed, a->stream, row * groups, keep, f));
     } else if (t->persistent) {
         for (i = 0; i < n; i++) m[i] = f;
     } else {
@@ -3049,7 +3055,7 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
             if (!(a->eps > 0) && !t->persistent) from = STX__MAX(from, t->off[r] + (ptrdiff_t)t->ramp_zeros);
             from = STX__MIN(from, hi);
             if (from < hi) {
-                const stx_real *drop = stx__attn_drop(t, r);
+                const stx_real *drop = stx__attn_drop(x, t, r);
                 at = t->persistent ? (ptrdiff_t)t->ramp_n : from - t->off[r];
                 STX__CALL(x, stx__attn_soft, (s + from, (size_t)(hi - from), t->R.ramp + STX__MIN(at, (ptrdiff_t)t->ramp_n), t->ramp_n - (size_t)STX__MIN(at, (ptrdiff_t)t->ramp_n),
                                               drop ? drop + (from - t->lo[r]) : NULL, t->R.state + 3 * (t->q0 + r), &f));
@@ -3387,7 +3393,7 @@ static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *top
         stx_real *s = t->R.s + r * STX__LDS, *g = t->R.g + r * STX__LDS;
         size_t lo = 0, hi = 0;
         if (r < t->nb && t->hi[r] > t->lo[r] && invs[r] != 0) {
-            const stx_real *drop = stx__attn_drop(t, r);
+            const stx_real *drop = stx__attn_drop(x, t, r);
             size_t at = t->persistent ? t->ramp_n : STX__MIN((size_t)(t->lo[r] - t->off[r]), t->ramp_n + 1), z1 = t->persistent ? 0 : t->ramp_1;
             lo = (size_t)t->lo[r];
             hi = (size_t)t->hi[r];

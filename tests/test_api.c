@@ -795,6 +795,14 @@ static void linear_fused(void) {
             }
 }
 
+/* dropout's definition: lane e of a group of 8 takes 16 bits of the group's Philox call */
+static void mask8(stx_real *m, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv) {
+    uint32_t r[4];
+    int e;
+    stx_philox(seed, stream, group, r);
+    for (e = 0; e < 8; e++) m[e] = ((r[e >> 1] >> (16 * (e & 1))) & 0xffffu) < keep16 ? inv : 0;
+}
+
 /* >>NaN: never hidden */
 typedef stx_tensor *(*nan_op)(stx_ctx *x, stx_tensor **in);
 static stx_tensor *n_linear(stx_ctx *x, stx_tensor **in) { return stx_linear(x, in[0], in[1], in[2], STX_ACT_NONE); }
@@ -1262,7 +1270,7 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     KERNEL("cross_entropy dlogits =", n, 16, stx_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, 3, 0), (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
     KERNEL("cross_entropy dlogits +=", n, 16, stx_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, 3, 1), (double)c[i] + (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
 
-    for (i = 0; i < n; i += 8) stx__mask8(mask + i, 11, 5, i / 8, stx__keep16((stx_real)0.3), (stx_real)(65536.0 / stx__keep16((stx_real)0.3)));
+    for (i = 0; i < n; i += 8) mask8(mask + i, 11, 5, i / 8, stx__keep16((stx_real)0.3), (stx_real)(65536.0 / stx__keep16((stx_real)0.3)));
     KERNEL("dropout", n, 0, stx_dropout_fwd(x, y, a, n, (stx_real)0.3, 11, 5, 0), (double)(stx_real)(a[i] * mask[i]));
     KERNEL("dropout +=", n, 4, stx_dropout_fwd(x, y, a, n, (stx_real)0.3, 11, 5, 1), (double)c[i] + (double)a[i] * (double)mask[i]);
     for (sum = sum2 = 0, i = 0; i < n; i++) { sum += (double)a[i]; sum2 += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]); }
