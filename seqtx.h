@@ -1374,38 +1374,43 @@ static void stx__micro_avx2_run(STX__MICRO_ARGS) {
 }
 static const stx__micro stx__micro_avx2 = {6, 16, 1, stx__micro_avx2_run, NULL, NULL, NULL, NULL, NULL, "avx2"};
 
-  #define STX__MICRO_AVX512(n) \
-__attribute__((target("avx512f"))) static void stx__micro_avx512_##n(size_t kc, const float *a, size_t rs, size_t ks, const float *b, size_t ldb, float *c, size_t ldc, int add) { \
-    const float *g0 = a, *g1 = a + 3 * rs, *g2 = a + 6 * rs, *g3 = a + 9 * rs, *g4 = a + 12 * rs; \
+  /* The 14 x 32 kernels, float and bf16, differ in how they load (STX__LOAD) and multiply (STX__FMA_ROW) only: a of type A, b of type B,
+     vectors V of it. */
+  #define STX__MICRO_512(n, stem, isa, A, B, V) \
+__attribute__((target(isa))) static void stem##_##n(size_t kc, const A *a, size_t rs, size_t ks, const B *b, size_t ldb, float *c, size_t ldc, int add) { \
+    const A *g0 = a, *g1 = a + 3 * rs, *g2 = a + 6 * rs, *g3 = a + 9 * rs, *g4 = a + 12 * rs; \
     STX__R##n(STX__ZERO) \
     for (; kc; kc--, b += ldb, g0 += ks, g1 += ks, g2 += ks, g3 += ks, g4 += ks) { \
-        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16), t; \
+        V b0 = STX__LOAD(b), b1 = STX__LOAD(b + 16), t; \
         STX__R##n(STX__FMA_ROW) \
     } \
     (void)g1; (void)g2; (void)g3; (void)g4; \
     if (add) { STX__R##n(STX__ADD_ROW) } \
     STX__R##n(STX__STORE_ROW) \
 }
+  #define STX__CASE(n, stem) case n: stem##_##n(kc, a, rs, ks, b, ldb, c, ldc, add); break;
+  #define STX__MICROS_512(stem, isa, A, B, V) \
+    STX__MICRO_512(1, stem, isa, A, B, V) STX__MICRO_512(2, stem, isa, A, B, V) STX__MICRO_512(3, stem, isa, A, B, V) STX__MICRO_512(4, stem, isa, A, B, V) \
+    STX__MICRO_512(5, stem, isa, A, B, V) STX__MICRO_512(6, stem, isa, A, B, V) STX__MICRO_512(7, stem, isa, A, B, V) STX__MICRO_512(8, stem, isa, A, B, V) \
+    STX__MICRO_512(9, stem, isa, A, B, V) STX__MICRO_512(10, stem, isa, A, B, V) STX__MICRO_512(11, stem, isa, A, B, V) STX__MICRO_512(12, stem, isa, A, B, V) \
+    STX__MICRO_512(13, stem, isa, A, B, V) STX__MICRO_512(14, stem, isa, A, B, V) \
+static void stem##_run(STX__MICRO_ARGS) { \
+    const A *a = (const A *)av; \
+    const B *b = (const B *)bv; \
+    switch (h) { \
+    STX__CASE(1, stem) STX__CASE(2, stem) STX__CASE(3, stem) STX__CASE(4, stem) STX__CASE(5, stem) STX__CASE(6, stem) STX__CASE(7, stem) \
+    STX__CASE(8, stem) STX__CASE(9, stem) STX__CASE(10, stem) STX__CASE(11, stem) STX__CASE(12, stem) STX__CASE(13, stem) \
+    default: stem##_14(kc, a, rs, ks, b, ldb, c, ldc, add); \
+    } \
+}
   #define STX__ZERO(i, p) __m512 c##i##_0 = _mm512_setzero_ps(), c##i##_1 = _mm512_setzero_ps();
-  #define STX__FMA_ROW(i, p) t = _mm512_set1_ps(p); c##i##_0 = _mm512_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm512_fmadd_ps(t, b1, c##i##_1);
   #define STX__ADD_ROW(i, p) c##i##_0 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), c##i##_1);
   #define STX__STORE_ROW(i, p) _mm512_storeu_ps(c + i * ldc, c##i##_0); _mm512_storeu_ps(c + i * ldc + 16, c##i##_1);
-STX__MICRO_AVX512(1) STX__MICRO_AVX512(2) STX__MICRO_AVX512(3) STX__MICRO_AVX512(4) STX__MICRO_AVX512(5) STX__MICRO_AVX512(6) STX__MICRO_AVX512(7)
-STX__MICRO_AVX512(8) STX__MICRO_AVX512(9) STX__MICRO_AVX512(10) STX__MICRO_AVX512(11) STX__MICRO_AVX512(12) STX__MICRO_AVX512(13) STX__MICRO_AVX512(14)
-  #undef STX__ZERO
+  #define STX__LOAD(p) _mm512_loadu_ps(p)
+  #define STX__FMA_ROW(i, p) t = _mm512_set1_ps(p); c##i##_0 = _mm512_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm512_fmadd_ps(t, b1, c##i##_1);
+STX__MICROS_512(stx__micro_avx512, "avx512f", float, float, __m512)
+  #undef STX__LOAD
   #undef STX__FMA_ROW
-  #undef STX__ADD_ROW
-  #undef STX__STORE_ROW
-static void stx__micro_avx512_run(STX__MICRO_ARGS) {
-    const float *a = (const float *)av, *b = (const float *)bv;
-    switch (h) {
-  #define STX__CASE(n) case n: stx__micro_avx512_##n(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-    STX__CASE(1) STX__CASE(2) STX__CASE(3) STX__CASE(4) STX__CASE(5) STX__CASE(6) STX__CASE(7)
-    STX__CASE(8) STX__CASE(9) STX__CASE(10) STX__CASE(11) STX__CASE(12) STX__CASE(13)
-    default: stx__micro_avx512_14(kc, a, rs, ks, b, ldb, c, ldc, add);
-  #undef STX__CASE
-    }
-}
 STX__AVX512 static void stx__turn_avx512(float *to, const float *B, size_t ldb, size_t k);
 static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__turn_avx512, NULL, NULL, "avx512"};
 #endif
@@ -1469,39 +1474,11 @@ static const stx__micro stx__micro_bf16_avx512 = {4, 16, 2, stx__micro_pairs_avx
   #if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
     #define STX__BF16 1
 STX__INNER int stx__load_pair(const char *p) { int v; memcpy(&v, p, 4); return v; }     /* two bfloat16s, at any address */
-    #define STX__MICRO_DOT(n) \
-__attribute__((target("avx512f,avx512bf16"))) static void stx__micro_dot_##n(size_t kc, const uint16_t *av, size_t rs, size_t ks, const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) { \
-    const uint16_t *g0 = av, *g1 = av + 3 * rs, *g2 = av + 6 * rs, *g3 = av + 9 * rs, *g4 = av + 12 * rs; \
-    STX__R##n(STX__ZERO) \
-    for (; kc; kc--, b += ldb, g0 += ks, g1 += ks, g2 += ks, g3 += ks, g4 += ks) { \
-        __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 16), t; \
-        STX__R##n(STX__FMA_ROW) \
-    } \
-    (void)g1; (void)g2; (void)g3; (void)g4; \
-    if (add) { STX__R##n(STX__ADD_ROW) } \
-    STX__R##n(STX__STORE_ROW) \
-}
-    #define STX__ZERO(i, p) __m512 c##i##_0 = _mm512_setzero_ps(), c##i##_1 = _mm512_setzero_ps();
+    #define STX__LOAD(p) (__m512bh)_mm512_loadu_si512(p)
     #define STX__FMA_ROW(i, p) t = (__m512bh)_mm512_set1_epi32(stx__load_pair((const char *)&p)); c##i##_0 = _mm512_dpbf16_ps(c##i##_0, t, b0); c##i##_1 = _mm512_dpbf16_ps(c##i##_1, t, b1);
-    #define STX__ADD_ROW(i, p) c##i##_0 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), c##i##_1);
-    #define STX__STORE_ROW(i, p) _mm512_storeu_ps(c + i * ldc, c##i##_0); _mm512_storeu_ps(c + i * ldc + 16, c##i##_1);
-STX__MICRO_DOT(1) STX__MICRO_DOT(2) STX__MICRO_DOT(3) STX__MICRO_DOT(4) STX__MICRO_DOT(5) STX__MICRO_DOT(6) STX__MICRO_DOT(7)
-STX__MICRO_DOT(8) STX__MICRO_DOT(9) STX__MICRO_DOT(10) STX__MICRO_DOT(11) STX__MICRO_DOT(12) STX__MICRO_DOT(13) STX__MICRO_DOT(14)
-    #undef STX__ZERO
+STX__MICROS_512(stx__micro_dot, "avx512f,avx512bf16", uint16_t, uint32_t, __m512bh)
+    #undef STX__LOAD
     #undef STX__FMA_ROW
-    #undef STX__ADD_ROW
-    #undef STX__STORE_ROW
-static void stx__micro_dot_run(STX__MICRO_ARGS) {
-    const uint16_t *a = (const uint16_t *)av;
-    const uint32_t *b = (const uint32_t *)bv;
-    switch (h) {
-    #define STX__CASE(n) case n: stx__micro_dot_##n(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-    STX__CASE(1) STX__CASE(2) STX__CASE(3) STX__CASE(4) STX__CASE(5) STX__CASE(6) STX__CASE(7)
-    STX__CASE(8) STX__CASE(9) STX__CASE(10) STX__CASE(11) STX__CASE(12) STX__CASE(13)
-    default: stx__micro_dot_14(kc, a, rs, ks, b, ldb, c, ldc, add);
-    #undef STX__CASE
-    }
-}
 /* stx__round_row and stx__pair_rows by the processor, which takes denormals as zero */
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__round_row_bf16(uint16_t *to, const float *from, size_t n) {
     size_t i;
@@ -1874,13 +1851,14 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, i
 }
 
 /* Only inside the library's own parallel loops: elsewhere the thread number may be that of a caller's loop. */
-static stx_real *stx__scratch(stx_ctx *x) {
-    size_t me = 0;
+static size_t stx__thread(void) {
 #ifdef _OPENMP
-    me = (size_t)omp_get_thread_num();
+    return (size_t)omp_get_thread_num();
+#else
+    return 0;
 #endif
-    return x && x->scratch ? x->scratch + me * STX__PACK : NULL;
 }
+static stx_real *stx__scratch(stx_ctx *x) { return x && x->scratch ? x->scratch + stx__thread() * STX__PACK : NULL; }
 static const stx__micro *stx__mk(const stx_ctx *x) { return x ? x->micro : &stx__micro_generic; }
 
 #ifdef STX__ONEDNN
@@ -2121,8 +2099,8 @@ static void stx__product(stx_ctx *x, size_t batch, int ta, int tb, size_t M, siz
             const stx_real *a = A + e * sa, *b = B + e * sb;
             stx_real *c = C + e * sc;
             if (lo >= hi) continue;
-            if (thin && rows) STX__CALL(x, stx__thin, (ta, tb, hi - lo, N, K, alpha, a + (ta ? lo : lo * lda), lda, b, ldb, beta, c + lo * ldc, ldc));
-            else if (thin) STX__CALL(x, stx__thin, (ta, tb, M, hi - lo, K, alpha, a, lda, b + (tb ? lo * ldb : lo), ldb, beta, c + lo, ldc));
+            if (thin && rows) STX__CALL(x, stx__thin, (ta, tb, hi - lo, N, K, alpha, a + (ta ? lo : lo * lda), lda, b, ldb, beta, c + at, ldc));
+            else if (thin) STX__CALL(x, stx__thin, (ta, tb, M, hi - lo, K, alpha, a, lda, b + (tb ? lo * ldb : lo), ldb, beta, c + at, ldc));
             else {
                 if (mk->enter) mk->enter();
                 if (rows) stx__gemm_any(x, mk, stx__scratch(x), ta, tb, hi - lo, N, K, alpha, a + (ta ? lo : lo * lda), lda, b, ldb, beta, c + at, ldc, after, at, 0);
@@ -2147,7 +2125,7 @@ STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_re
 
 // >>kernels: elementwise, embedding, normalisation, losses
 
-/* STX__TURN_PIECES calls fn for pieces of n numbers in parallel: [at, at + len), as its arguments may call them. STX__SUM_PIECES adds up
+/* STX__PIECES calls fn for pieces of n numbers in parallel: [at, at + len), as its arguments may call them. STX__SUM_PIECES adds up
    what fn leaves in *sum for 64 pieces. Pieces do not depend on the number of threads, so neither do the sums. */
 enum { STX__PIECE = 4096 };
 #define STX__PIECES(x, work, n, fn, args) \
@@ -2679,6 +2657,7 @@ typedef struct stx__attn_tile {
     size_t q0, nt;
     ptrdiff_t j0;                    /* first key of the tile, a multiple of NR; may be negative (zero keys) */
     size_t bk;                       /* keys in the tile, a multiple of NR (padded with zero keys that no query sees) */
+    size_t wide;                     /* bk of the tile before, whose margins are clear; 0: none */
     int persistent;                  /* keys are the persistent vectors j0 .. */
     size_t reach;
     size_t ramp_n, ramp_zeros, ramp_0, ramp_1;      /* weights below 1, zeros first among them; 0 <= m' <= 1 is [ramp_0, ramp_1) */
@@ -2746,7 +2725,6 @@ static size_t stx__attn_room_layout(const stx__attn *A, char *base, size_t n, in
   #undef STX__TAKE
     return at;
 }
-
 
 STX__INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_real *b, size_t n) { *s = stx__dot_any(fma, a, b, n); }
 STX__EACH_ISA(stx__row_dot, (stx_real *s, const stx_real *a, const stx_real *b, size_t n), s, a, b, n)
@@ -2818,11 +2796,10 @@ static void stx__attn_ramp(stx__attn_tile *t) {
         t->R.ramp[n] = w <= 0 ? 0 : w;      /* NaN stays NaN */
     }
     t->ramp_n = n;
-    if (n <= t->reach && t->ramp_1 < n) t->ramp_1 = n;
 }
 
 static void stx__attn_open(const stx__attn *A, stx__attn_tile *t, size_t b, size_t h) {
-    t->A = A; t->b = b; t->h = h; t->persistent = 0;
+    t->A = A; t->b = b; t->h = h; t->wide = 0; t->persistent = 0;
     t->reach = stx__attn_reach(A->a, h);
     stx__attn_ramp(t);
 }
@@ -3007,7 +2984,7 @@ static const stx_real *stx__attn_drop(stx_ctx *x, const stx__attn_tile *t, size_
     } else {
         return NULL;
     }
-    return t->R.m;
+    return m;
 }
 
 /* One row of n logits under the running softmax: s becomes m e^(s - top). state: top, sum of m e, sum of e. f: what earlier
@@ -3072,6 +3049,16 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
     stx__attn_gather(t, A->u == 2 ? t->R.h : t->R.s, t->R.o);
 }
 
+/* All n queries of a unit, from i0 on, past the tile of keys, of which `keys` are there */
+static void stx__attn_fwd_keys(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t n, ptrdiff_t keys) {
+    for (t->q0 = 0; t->q0 < n; t->q0 += STX__BQ) {
+        t->i0 = i0 + t->q0;
+        t->nb = STX__MIN((size_t)STX__BQ, n - t->q0);
+        if (!stx__attn_bounds(t, (size_t)keys)) continue;
+        stx__attn_logits(t);
+        stx__attn_softmax(x, t);
+    }
+}
 /* Forward of n queries from i0 */
 static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_room *room, size_t b, size_t h, size_t i0, size_t n) {
     const stx_attention_args *a = A->a;
@@ -3093,13 +3080,7 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_r
         stx__attn_keys(&t, v, a->ldk, (ptrdiff_t)a->S, NULL, t.R.kv);
         stx__attn_prefetch(k, a->ldk, t.j0 + STX__BK, STX__MIN(last, t.j0 + 2 * STX__BK), D);
         stx__attn_prefetch(v, a->ldk, t.j0 + STX__BK, STX__MIN(last, t.j0 + 2 * STX__BK), D);
-        for (t.q0 = 0; t.q0 < n; t.q0 += STX__BQ) {
-            t.i0 = i0 + t.q0;
-            t.nb = STX__MIN((size_t)STX__BQ, n - t.q0);
-            if (!stx__attn_bounds(&t, (size_t)((ptrdiff_t)a->S - t.j0))) continue;
-            stx__attn_logits(&t);
-            stx__attn_softmax(x, &t);
-        }
+        stx__attn_fwd_keys(x, &t, i0, n, (ptrdiff_t)a->S - t.j0);
     }
     t.persistent = 1;              /* keys sqrt(D) pk: the factor goes into q, in which u has no part */
     if (a->N) stx__attn_queries(&t, t.R.q, NULL, NULL, a->scale * (stx_real)sqrt((double)D), i0, n);
@@ -3108,13 +3089,7 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_r
         t.bk = stx__up(STX__MIN((size_t)STX__BK, a->N - (size_t)p), 32);
         stx__attn_keys(&t, a->pk + h * a->N * D, D, (ptrdiff_t)a->N, t.R.kt, NULL);
         stx__attn_keys(&t, a->pv + h * a->N * D, D, (ptrdiff_t)a->N, NULL, t.R.kv);
-        for (t.q0 = 0; t.q0 < n; t.q0 += STX__BQ) {
-            t.i0 = i0 + t.q0;
-            t.nb = STX__MIN((size_t)STX__BQ, n - t.q0);
-            stx__attn_bounds(&t, a->N - (size_t)p);
-            stx__attn_logits(&t);
-            stx__attn_softmax(x, &t);
-        }
+        stx__attn_fwd_keys(x, &t, i0, n, (ptrdiff_t)a->N - p);
     }
     for (r = 0; r < n; r++) {
         const stx_real *state = t.R.state + 3 * r, *o = t.R.o + r * A->Dp;
@@ -3310,13 +3285,6 @@ static void stx__attn_start(stx_ctx *x, stx__attn *A, const stx_attention_args *
     stx__attn_units(A, (size_t)stx_threads(x), back, w);
     stx__attn_pack_table(x, A, back);
 }
-static size_t stx__thread(void) {       /* only inside the library's own parallel loops */
-#ifdef _OPENMP
-    return (size_t)omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
 
 STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
     stx__attn A;
@@ -3478,11 +3446,33 @@ static void stx__attn_turn_back(const stx__attn *A, stx_real *to, size_t ldt, co
     }
 }
 
+/* All queries past the tile of keys, of which `keys` are there: gradients of its keys into dkt, of its values into dvt */
+static void stx__attn_bwd_keys(stx_ctx *x, stx__attn_tile *t, ptrdiff_t keys, int want_k, int want_v, stx_real *dz, stx_real *dpe, size_t ldpe) {
+    const stx__attn *A = t->A;
+    const stx_attention_args *a = A->a;
+    size_t row = (t->b * a->H + t->h) * a->T;
+    if (t->bk != t->wide) stx__attn_clear(t);
+    t->wide = t->bk;
+    memset(t->R.dkt, 0, a->D * STX__LDK * sizeof *t->R.dkt);
+    memset(t->R.dvt, 0, a->D * STX__LDK * sizeof *t->R.dvt);
+    for (t->q0 = 0; t->q0 < a->T; t->q0 += STX__BQ) {
+        t->i0 = t->q0;
+        t->nb = STX__MIN((size_t)STX__BQ, a->T - t->q0);
+        if (!stx__attn_bounds(t, (size_t)keys)) continue;
+        stx__attn_logits(t);
+        stx__attn_score(t, t->R.dyr, t->R.vt, t->R.g);
+        stx__attn_weights(x, t, a->top + row + t->i0, a->inv + row + t->i0, dz);
+        if (want_v) stx__attn_scatter(t, t->R.dyt, t->R.s, t->R.zs, t->R.dvt);
+        if (want_k) stx__attn_scatter(t, t->R.qt, t->R.g, t->R.zg, t->R.dkt);
+        stx__attn_gather(t, A->u == 2 ? t->R.h : t->R.g, t->R.o);
+        if (A->tables && !t->persistent) stx__attn_table_bwd(t, dpe, ldpe);
+    }
+}
 static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_work *w, size_t me, size_t unit) {
     const stx_attention_args *a = A->a;
     const stx__attn_unit *U = w->unit + unit;
     stx__attn_tile t;
-    size_t D = a->D, T = a->T, b = U->b, h = U->h, r, c, ldy = a->H * D, row = (b * a->H + h) * T, wide = 0;
+    size_t D = a->D, T = a->T, b = U->b, h = U->h, r, c, ldy = a->H * D;
     const stx_real *dy = a->dy + b * T * ldy + h * D, *y = a->y + b * T * ldy + h * D;
     stx_real *dpe = w->npe ? w->dpe + me * w->npe + stx__attn_table(A, h) * D * w->ldpe : NULL, *dz = w->dz + unit;
     stx_real *dq = a->dq ? a->dq + b * a->stq + h * D : NULL, sd = (stx_real)sqrt((double)D);
@@ -3514,22 +3504,7 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
         if (a->dv) stx__attn_prefetch(a->dv + o, a->ldk, t.j0, to, D);
         stx__attn_prefetch(a->k + o, a->ldk, t.j0 + STX__BK, STX__MIN(U->last, t.j0 + 2 * STX__BK), D);
         stx__attn_prefetch(a->v + o, a->ldk, t.j0 + STX__BK, STX__MIN(U->last, t.j0 + 2 * STX__BK), D);
-        if (t.bk != wide) stx__attn_clear(&t);
-        wide = t.bk;
-        memset(t.R.dkt, 0, D * STX__LDK * sizeof *t.R.dkt);
-        memset(t.R.dvt, 0, D * STX__LDK * sizeof *t.R.dvt);
-        for (t.q0 = 0; t.q0 < T; t.q0 += STX__BQ) {
-            t.i0 = t.q0;
-            t.nb = STX__MIN((size_t)STX__BQ, T - t.q0);
-            if (!stx__attn_bounds(&t, (size_t)(STX__MIN((ptrdiff_t)a->S, U->last) - t.j0))) continue;
-            stx__attn_logits(&t);
-            stx__attn_score(&t, t.R.dyr, t.R.vt, t.R.g);
-            stx__attn_weights(x, &t, a->top + row + t.i0, a->inv + row + t.i0, dz);
-            if (a->dv) stx__attn_scatter(&t, t.R.dyt, t.R.s, t.R.zs, t.R.dvt);
-            if (a->dk) stx__attn_scatter(&t, t.R.qt, t.R.g, t.R.zg, t.R.dkt);
-            stx__attn_gather(&t, A->u == 2 ? t.R.h : t.R.g, t.R.o);
-            if (A->tables) stx__attn_table_bwd(&t, dpe, w->ldpe);
-        }
+        stx__attn_bwd_keys(x, &t, STX__MIN((ptrdiff_t)a->S, U->last) - t.j0, a->dk != NULL, a->dv != NULL, dz, dpe, w->ldpe);
         if (to > from && a->dk) stx__attn_turn_back(A, a->dk + o + (size_t)from * a->ldk, a->ldk, t.R.dkt, (size_t)(from - t.j0), (size_t)(to - from), t.R.s);
         if (to > from && a->dv) stx__attn_turn_back(A, a->dv + o + (size_t)from * a->ldk, a->ldk, t.R.dvt, (size_t)(from - t.j0), (size_t)(to - from), t.R.s);
     }
@@ -3550,21 +3525,7 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
         t.bk = stx__up(n, 32);
         stx__attn_keys(&t, a->pk + o, D, (ptrdiff_t)a->N, t.R.kt, t.R.kv);
         stx__attn_keys(&t, a->pv + o, D, (ptrdiff_t)a->N, t.R.vt, NULL);
-        if (t.bk != wide) stx__attn_clear(&t);
-        wide = t.bk;
-        memset(t.R.dkt, 0, D * STX__LDK * sizeof *t.R.dkt);
-        memset(t.R.dvt, 0, D * STX__LDK * sizeof *t.R.dvt);
-        for (t.q0 = 0; t.q0 < T; t.q0 += STX__BQ) {
-            t.i0 = t.q0;
-            t.nb = STX__MIN((size_t)STX__BQ, T - t.q0);
-            stx__attn_bounds(&t, a->N - (size_t)p);
-            stx__attn_logits(&t);
-            stx__attn_score(&t, t.R.dyr, t.R.vt, t.R.g);
-            stx__attn_weights(x, &t, a->top + row + t.i0, a->inv + row + t.i0, dz);
-            if (w->npk) stx__attn_scatter(&t, t.R.dyt, t.R.s, t.R.zs, t.R.dvt);
-            if (w->npk) stx__attn_scatter(&t, t.R.qt, t.R.g, t.R.zg, t.R.dkt);
-            stx__attn_gather(&t, A->u == 2 ? t.R.h : t.R.g, t.R.o);
-        }
+        stx__attn_bwd_keys(x, &t, (ptrdiff_t)n, w->npk > 0, w->npk > 0, dz, NULL, 0);
         if (w->npk) {
             stx__attn_turn_back(A, w->dpk + me * w->npk + o + (size_t)p * D, D, t.R.dkt, 0, n, t.R.s);
             stx__attn_turn_back(A, w->dpv + me * w->npk + o + (size_t)p * D, D, t.R.dvt, 0, n, t.R.s);
