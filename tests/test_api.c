@@ -803,6 +803,50 @@ static void mask8(stx_real *m, uint64_t seed, uint64_t stream, uint64_t group, u
     for (e = 0; e < 8; e++) m[e] = ((r[e >> 1] >> (16 * (e & 1))) & 0xffffu) < keep16 ? inv : 0;
 }
 
+/* Inside the library's loops denormals are zero; the caller's arithmetic is as it was afterwards, on its own thread and on the others. */
+static int denormals_live(void) {
+    volatile float tiny = 1e-40f, one = 1;
+    return tiny * one != 0;
+}
+static void float_environment(void) {
+    int threads, good, before = denormals_live();
+    CHECK(before, "this program was built without denormals: nothing can be seen");
+    for (threads = 1; threads <= 3; threads += 2) {
+        stx_ctx *x = plain(1, threads);
+        stx_params *p = stx_params_create(x);
+        stx_tensor *W = stx_param(p, STX_NORMAL, 0.1, "w", 96, 96, 0, 0), *y;
+        stx_optim *optim = stx_optim_create(p, NULL);
+        stx_attention_in in;
+        stx_attention_desc d;
+        stx_real *a = gemm_random(2 * 200 * 96), flushed;
+        size_t i;
+        memset(&in, 0, sizeof in);
+        memset(&d, 0, sizeof d);
+        d.heads = 3;
+        stx_begin(x, STX_TRAIN);
+        y = stx_linear(x, stx_input(x, a, 2, 200, 96, 0), W, NULL, STX_ACT_GELU);
+        in.q = in.k = in.v = y;
+        stx_backward(x, stx_mean(x, stx_softmax(x, stx_attention(x, &in, &d))));
+        stx_optim_step(optim, 0.1);
+        CHECK(stx_ok(x), "%s", stx_error(x));
+        good = denormals_live();
+#ifdef _OPENMP
+        #pragma omp parallel num_threads(3) reduction(&: good)
+        good &= denormals_live();
+#endif
+        CHECK(good, "%d threads: denormals are flushed after the library's calls", threads);
+        for (i = 0; i < 64; i++) a[i] = (stx_real)(sizeof(stx_real) == 4 ? 1e-40 : 1e-310);
+        stx_axpy(x, a + 64, a, 64, 1, 0);
+        flushed = a[64];
+        CHECK(!memcmp(&flushed, &a[127], sizeof flushed), "neighbours differ");
+#ifdef STX__X86
+        CHECK(flushed == 0, "denormals are not flushed inside");
+#endif
+        free(a);
+        stx_destroy(x);
+    }
+}
+
 /* >>NaN: never hidden */
 typedef stx_tensor *(*nan_op)(stx_ctx *x, stx_tensor **in);
 static stx_tensor *n_linear(stx_ctx *x, stx_tensor **in) { return stx_linear(x, in[0], in[1], in[2], STX_ACT_NONE); }
@@ -1486,7 +1530,7 @@ static void sampling(void) {
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
         {"descs", descs}, {"errors", errors}, {"nulls", nulls}, {"allocation failures", allocation_failures}, {"limits", limits}, {"overflows", overflows},
-        {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"linear fused", linear_fused}, {"nans", nans}, {"optimisers", optimisers},
+        {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"linear fused", linear_fused}, {"float environment", float_environment}, {"nans", nans}, {"optimisers", optimisers},
         {"schedules", schedules}, {"philox", philox}, {"initialisers", initialisers}, {"exponentials", exponentials}, {"maths", maths}, {"kernels", kernels}, {"sampling", sampling}};
     size_t i;
     setvbuf(stdout, NULL, _IOLBF, 0);
