@@ -135,13 +135,18 @@ enum { STX_OK = 0, STX_ERR_ARG, STX_ERR_SHAPE, STX_ERR_MEMORY, STX_ERR_IO, STX_E
 
 /* How a context is made. Zero means default. Read the resolved one back with stx_ctx_desc. */
 typedef struct stx_desc {
-    int      device;       /* STX_CPU (default) or STX_CUDA (not in this version) */
-    int      precision;    /* STX_PREC_F32 (default), or STX_PREC_BF16: the factors of matrix products (those of more than 3 rows, and
-                              in attention) are rounded to bfloat16, sums and all else are float. Fast where the processor
-                              has AVX512-BF16, slower than f32 elsewhere; see stx_backend */
+    int      device;       /* STX_CPU (default), or STX_CUDA in builds with SEQTX_CUDA */
+    int      precision;    /* STX_PREC_F32 (default), or STX_PREC_BF16. On a CPU: the factors of matrix products (those of more than 3
+                              rows, and in attention) are rounded to bfloat16, sums and all else are float. Fast where the
+                              processor has AVX512-BF16, slower than f32 elsewhere; see stx_backend. On a GPU: activations and
+                              their gradients are stored as bfloat16; parameters, their gradients, optimiser state, statistics,
+                              scalars and all sums are float */
+    int      gpu;          /* which one, as CUDA counts them from 0 */
+    int      tf32;         /* GPU, STX_PREC_F32: matrix products of TF32 factors (10 bits of mantissa), several times as fast */
+    int      no_graph;     /* GPU: stx_step_run runs every step anew */
     int      threads;      /* 0: as many as OpenMP offers (1 in a build without it) */
     uint64_t seed;         /* of every random number of this context */
-    size_t   max_bytes;    /* limit on all memory of the context; 0: none */
+    size_t   max_bytes;    /* limit on all memory of the context (on a GPU: on its device memory); 0: none */
     size_t   chunk_bytes;  /* smallest piece in which an arena grows; 0: 1 MiB */
     void  *(*alloc)(void *user, size_t bytes);   /* NULL: malloc */
     void   (*release)(void *user, void *p);      /* NULL: free */
@@ -174,13 +179,24 @@ STX_DEF void stx_set_tick(stx_ctx *x, uint64_t tick);       /* ... and put it ba
 STX_DEF size_t stx_bytes(const stx_ctx *x);                 /* memory reserved now, bytes */
 STX_DEF size_t stx_peak_bytes(const stx_ctx *x);            /* the most that was in use, both arenas and buffers */
 
-/* Memory that lives as long as the context, zeroed, 64-byte aligned; NULL and a sticky error when there is none. */
+/* Memory on the host, whatever the device. What lives as long as the context, zeroed, 64-byte aligned; NULL and a sticky error when there is none. */
 STX_DEF void *stx_persist(stx_ctx *x, size_t bytes);
 /* The same from the step arena, not zeroed. */
 STX_DEF void *stx_step_alloc(stx_ctx *x, size_t bytes);
 /* A block that can be freed before the context goes (and is freed with it at the latest), zeroed. */
 STX_DEF void *stx_block(stx_ctx *x, size_t bytes);
 STX_DEF void stx_block_free(stx_ctx *x, void *p);           /* NULL is fine */
+
+/* Memory of the device, for tensors' numbers. On a CPU it is the host's, and these are no more than the functions above.
+   On a GPU only kernels may touch it, and addresses count in the elements that are stored: 2 bytes for activations in
+   STX_PREC_BF16. So the address of number i is stx_at(x, p, i), not p + i. */
+STX_DEF stx_real *stx_step_numbers(stx_ctx *x, size_t n);               /* n activations in the step arena */
+STX_DEF void *stx_step_bytes(stx_ctx *x, size_t bytes);                 /* anything else there: statistics, scratch */
+STX_DEF stx_real *stx_block_numbers(stx_ctx *x, size_t n);              /* n activations in a block, zeroed */
+STX_DEF void stx_block_numbers_free(stx_ctx *x, stx_real *p);           /* NULL is fine */
+STX_DEF stx_real *stx_at(const stx_ctx *x, const stx_real *p, size_t i);
+STX_DEF void stx_put(stx_ctx *x, stx_real *to, const stx_real *host, size_t n);     /* n numbers from the host, */
+STX_DEF void stx_fetch(stx_ctx *x, stx_real *host, const stx_real *from, size_t n); /* and back (waits for the device) */
 
 /* a b c, or SIZE_MAX when it overflows (an allocation of that size is an error and not a crash). */
 STX_DEF size_t stx_bytes_of(size_t a, size_t b, size_t c);
@@ -193,7 +209,7 @@ STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]
 
 #define STX_MAX_DIM 4
 
-/* A dense row-major tensor. Fields are for reading; on the CPU data and grad may be used directly. */
+/* A dense row-major tensor. Fields are for reading; on the CPU data and grad may be used directly, on a GPU by kernels only. */
 typedef struct stx_tensor {
     stx_real *data;                /* dim[0] x .. x dim[ndim-1] numbers */
     stx_real *grad;                /* same shape; NULL until something flowed back */
@@ -203,11 +219,12 @@ typedef struct stx_tensor {
     int       needs_grad;          /* does a gradient have to reach it? */
     int       is_param;
     int       is_leaf;             /* parameter or variable: no op made it */
+    int       full;                /* float also in STX_PREC_BF16 on a GPU: parameters, scalars, what is made of them */
 } stx_tensor;
 
-/* Token ids, (B,T). */
+/* Token ids, (B,T): on the host, which checks them, and on the device (the same memory on a CPU). */
 typedef struct stx_ids {
-    int32_t *data;
+    int32_t *data, *device;
     size_t   B, T;
 } stx_ids;
 
@@ -217,6 +234,10 @@ STX_DEF stx_tensor *stx_input(stx_ctx *x, const stx_real *data, size_t d0, size_
 STX_DEF stx_tensor *stx_variable(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3);
 /* Token ids from host memory (B*T numbers), copied into the step arena. */
 STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T);
+/* Token ids that outlive the step, zeros at first, and new ones for them: a step that stx_step_run repeats reads these. They live
+   as long as the context. */
+STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T);
+STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data);
 
 /* An uninitialised tensor in the step arena, for ops of your own. */
 STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3);
@@ -275,6 +296,10 @@ STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a);
 /* Sum of -log softmax(logits)[target] over the rows, divided by divisor (0: by the number of rows) -> (1).
    logits (..,V), targets with one id a row. */
 STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
+/* The same, but backward leaves the gradient in the logits' own memory: nothing else may use them afterwards. */
+STX_DEF stx_tensor *stx_cross_entropy_over(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
+/* layernorm(h + dropout(f, p)) in one pass: h, f (..,C), p as in stx_dropout, the rest as in stx_layernorm. */
+STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps);
 /* Mean of (a-b)^2 -> (1). */
 STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 /* Over time, dimension 1: (B,Ta,C), (B,Tb,C) -> (B,Ta+Tb,C), and rows [t0,t1) -> (B,t1-t0,C). */
@@ -378,23 +403,59 @@ typedef struct stx_piece {
     size_t    n, tensor;
     stx_real  lr;
 } stx_piece;
+/* What one update needs to know beyond the pieces. It stands in the memory of the device, which decides by itself whether to
+   update: the host does not wait for the norm of a gradient. */
+typedef struct stx_update {
+    double   lr;                  /* of the next update */
+    double   norm;                /* global L2 norm of the last gradient, before clipping */
+    uint64_t step, skipped;       /* updates made, and left out because a gradient was not finite */
+    int      ok;                  /* 1: the last one was made */
+    stx_real factor;              /* the gradient is multiplied by it: global clipping */
+    stx_real correction1, correction2;      /* Adam: 1 - beta^step */
+} stx_update;
 typedef struct stx_optim {
     stx_params    *params;
     stx_optim_desc desc;
     size_t         count;         /* parameters when it was made */
     stx_tensor   **state[2];      /* per parameter: momentum | sum of squares | Adam m, v; NULL where unused */
-    uint64_t       step;          /* updates made */
-    uint64_t       skipped;       /* updates left out because a gradient was not finite */
-    double         grad_norm;     /* global L2 norm of the last gradient, before clipping */
+    uint64_t       step;          /* updates made;                                          these three are as old as the last */
+    uint64_t       skipped;       /* updates left out because a gradient was not finite;    stx_optim_sync (on a CPU: always */
+    double         grad_norm;     /* global L2 norm of the last gradient, before clipping   current) */
     size_t         pieces;        /* all parameters cut in pieces of 4096 numbers, in order: what the threads share */
     stx_piece     *piece;
     double        *squares;       /* (pieces): of each one's gradient */
+    stx_update    *update;
 } stx_optim;
 
 STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d);
 /* Updates the parameters with learning rate lr from their accumulated gradients and zeroes the gradients. Returns 1,
-   or 0 when a gradient is not finite (nothing changes but the gradients, which are zeroed) or in error. */
+   or 0 when a gradient is not finite (nothing changes but the gradients, which are zeroed) or in error. On a GPU the device
+   decides, the host does not wait, and 1 says no more than that the update is under way: ask stx_optim_sync. */
 STX_DEF int stx_optim_step(stx_optim *o, double lr);
+/* The learning rate of the steps that stx_step_run repeats: stx_optim_step is not called for them. */
+STX_DEF void stx_optim_rate(stx_optim *o, double lr);
+/* Waits for the last update; o->step, skipped and grad_norm are current then. What stx_optim_step would have returned. */
+STX_DEF int stx_optim_sync(stx_optim *o);
+
+// >>steps --------------------------------------------------------------------------------------------------
+
+/* What a step leaves behind. Device memory is not for reading while a step runs, and waiting for it costs the time that the host
+   is ahead. So a step may note scalars: slot = or += s t[0], in double; and the host asks for them afterwards. */
+enum { STX_NOTES = 32, STX_MAX_OPTIMS = 8 };
+STX_DEF void stx_note(stx_ctx *x, int slot, const stx_tensor *t, double s, int add);
+STX_DEF double stx_noted(stx_ctx *x, int slot);             /* waits for the last step; NaN in error */
+/* A small tensor that outlives steps (a parameter) whose values the host needs between them: the host's copy, current. Waits
+   for the last step. All of a context's together: at most 4096 numbers. */
+STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t);
+
+/* Runs fn(user): one step, from stx_begin to stx_optim_step. On a GPU a step that comes again and again is captured, once, as a CUDA
+   graph and then replayed: fn is not called, the host launches the whole step at once.
+   key: a number for all that the host decides in fn (shapes, memories' sizes, which branches): when it is the same, fn would do the
+   same. A step is captured when two in a row have the same key. What may change from one replay to the next: tokens
+   (stx_tokens_set), learning rates (stx_optim_rate), and random numbers, which go on as if fn had run. A step that takes anything else
+   from the host (stx_input, stx_tokens, stx_set) is run anew each time. Returns stx_ok(x). */
+typedef void (*stx_step_fn)(void *user);
+STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user);
 
 /* Learning rate at update n = 1, 2, .. */
 enum { STX_LR_CONSTANT = 0, STX_LR_COSINE, STX_LR_INV_SQRT };
@@ -442,6 +503,44 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
 #define STX__MIN(a, b) ((a) < (b) ? (a) : (b))
 #define STX__MAX(a, b) ((a) > (b) ? (a) : (b))
 
+#ifdef SEQTX_CUDA
+/* The device below the kernels; bodies in seqtx_cuda.cu. All work goes to one stream of the context, in order. Errors become the
+   context's (STX_ERR_DEVICE, STX_ERR_MEMORY). An address alone says how numbers are stored there: by the allocation it lies in. */
+enum { STX_MEM_BYTES = 0,           /* floats, or anything */
+       STX_MEM_NUMBERS,             /* activations: bfloat16 in STX_PREC_BF16, float otherwise */
+       STX_MEM_PARAMS };            /* float; in STX_PREC_BF16 with a bfloat16 copy that every kernel that writes keeps current */
+typedef struct stx_gpu stx_gpu;
+extern stx_gpu *stx_cuda_open(stx_ctx *x);                                  /* NULL and an error: no device, or not one for this code */
+extern void   stx_cuda_close(stx_gpu *g);                                   /* waits, then frees all */
+extern void  *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind);           /* 256-byte aligned; NULL without an error: no memory */
+extern void   stx_cuda_free(stx_ctx *x, void *p);                           /* after the work that uses it */
+extern int    stx_cuda_half(const stx_ctx *x, const void *p);               /* are numbers stored as bfloat16 there? */
+extern void   stx_cuda_put(stx_ctx *x, void *to, const void *host, size_t bytes);           /* the host's memory is free on return */
+extern void   stx_cuda_get(stx_ctx *x, void *host, const void *from, size_t bytes);         /* waits */
+extern void   stx_cuda_put_numbers(stx_ctx *x, stx_real *to, const stx_real *host, size_t n);       /* floats, stored as they are there */
+extern void   stx_cuda_get_numbers(stx_ctx *x, stx_real *host, const stx_real *from, size_t n);
+extern void   stx_cuda_zero(stx_ctx *x, void *p, size_t bytes);
+extern void   stx_cuda_move(stx_ctx *x, void *to, const void *from, size_t bytes);          /* on the device; must not overlap */
+extern void   stx_cuda_sync(stx_ctx *x);
+extern void  *stx_cuda_stream(const stx_ctx *x);                            /* the cudaStream_t */
+extern const char *stx_cuda_name(const stx_ctx *x);                         /* "NVIDIA H200, sm_90" */
+extern void   stx_cuda_set_f64(stx_ctx *x, double *p, double v);            /* one number, without waiting */
+extern void   stx_cuda_shift(stx_ctx *x, uint64_t shift);                   /* what is added to the streams of all random numbers */
+/* Copies pieces' p, one after the other, to the floats at `to`; then bytes of report to the host. report_wait waits for the last one and
+   gives its address. */
+extern void   stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_piece *piece, size_t count);
+extern void   stx_cuda_report(stx_ctx *x, const void *report, size_t bytes);
+extern const void *stx_cuda_report_wait(stx_ctx *x);
+/* Work between begin and end is recorded and not run. end: NULL if the step cannot be repeated; launch runs it. */
+typedef struct stx_graph stx_graph;
+extern int    stx_cuda_capture_begin(stx_ctx *x);
+extern stx_graph *stx_cuda_capture_end(stx_ctx *x);
+extern void   stx_cuda_graph_launch(stx_ctx *x, stx_graph *graph);
+extern void   stx_cuda_graph_free(stx_ctx *x, stx_graph *graph);
+extern int    stx_cuda_capturing(const stx_ctx *x);
+#endif
+STX_DEF void *stx_ctx_gpu(const stx_ctx *x);                /* the stx_gpu of a context on a GPU, or NULL */
+
 /* Everything that stx_attention's kernels need; see stx_attention for the formulas and shapes. Row strides ld* and
    batch strides st* count numbers, so that q, k, v may be slices of larger buffers. */
 typedef struct stx_attention_args {
@@ -462,6 +561,9 @@ typedef struct stx_attention_args {
     void *work;                             /* stx_attention_work bytes, for the call only */
 } stx_attention_args;
 STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int backward);
+#ifdef SEQTX_CUDA
+extern size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward);
+#endif
 STX_DEF int stx_threads(const stx_ctx *x);
 
 /* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices at strides sa, sb, sc; op = transpose if ta/tb.
@@ -485,6 +587,10 @@ STX_KERNEL(stx_embedding_bwd, (stx_ctx *x, stx_real *dtable, const stx_real *dy,
 STX_KERNEL(stx_bias_act_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act))
 /* y (N,O) = act(in W^T + b) in one pass: in (N,I), W (O,I), b (O) or NULL; pre (N,O) or NULL gets in W^T + b */
 STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t I, size_t O, int act))
+/* Backward of linear_fwd: da (N,O) holds dy and is overwritten by dy act'; then dx (N,I) = or += da W, dW (O,I) += da^T in, db (O) +=
+   the sum of da's rows; each NULL if not wanted. y is read for act, pre for gelu. accumulate: of dx. */
+STX_KERNEL(stx_linear_bwd, (stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre,
+                            const stx_real *in, const stx_real *W, size_t N, size_t I, size_t O, int act, int accumulate))
 /* y (n) = act(a (n)); da (n) = or += dy act'(a); a is read for gelu only; da may be dy, without accumulate */
 STX_KERNEL(stx_act_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act))
 STX_KERNEL(stx_act_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n,
@@ -497,6 +603,14 @@ STX_KERNEL(stx_layernorm_fwd, (stx_ctx *x, stx_real *y, stx_real *mean, stx_real
 STX_KERNEL(stx_layernorm_bwd, (stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy,
                                const stx_real *in, const stx_real *gain, const stx_real *mean, const stx_real *rstd,
                                size_t N, size_t C, int accumulate))
+/* s (N,C) = h + dropout(f), as stx_dropout_fwd with drop, seed, stream; y (N,C) = layernorm(s). Backward: ds (N,C) is written: the
+   gradient of s, and of h; df (N,C) = or += ds through the dropout, or NULL. */
+STX_KERNEL(stx_residual_norm_fwd, (stx_ctx *x, stx_real *y, stx_real *s, stx_real *mean, stx_real *rstd, const stx_real *h, const stx_real *f,
+                                   const stx_real *gain, const stx_real *shift, size_t N, size_t C, stx_real eps, stx_real drop, uint64_t seed,
+                                   uint64_t stream))
+STX_KERNEL(stx_residual_norm_bwd, (stx_ctx *x, stx_real *ds, stx_real *df, stx_real *dgain, stx_real *dshift, const stx_real *dy,
+                                   const stx_real *s, const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C,
+                                   stx_real drop, uint64_t seed, uint64_t stream, int accumulate))
 /* y, a (n); b (nb) repeats: n is a multiple of nb */
 STX_KERNEL(stx_add_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb))
 STX_KERNEL(stx_mul_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb))
@@ -512,7 +626,7 @@ STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t 
 /* y (1) = mean of a (n) */
 STX_KERNEL(stx_mean_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
 STX_KERNEL(stx_mean_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
-/* loss (1); top, inv (N) are saved; logits (N,V), targets (N); dlogits (N,V), dloss (1) */
+/* loss (1); top, inv (N) are saved; logits (N,V), targets (N); dlogits (N,V), dloss (1). dlogits may be logits, without accumulate. */
 STX_KERNEL(stx_cross_entropy_fwd, (stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits,
                                    const int32_t *targets, size_t N, size_t V, double divisor))
 STX_KERNEL(stx_cross_entropy_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top,
@@ -525,16 +639,25 @@ STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 /* Shapes: stx_attention_args. forward writes y, top, inv; backward adds to the gradients that are not NULL. */
 STX_KERNEL(stx_attention_fwd, (stx_ctx *x, const stx_attention_args *a))
 STX_KERNEL(stx_attention_bwd, (stx_ctx *x, const stx_attention_args *a))
-/* out (count) = sum of g^2 of each piece */
+/* out (count) = sum of g^2 of each piece. Then optim_plan decides: u's norm, ok, factor (clip, kinds other than Adagrad), step or
+   skipped, corrections, and each piece's lr (Adagrad clips per tensor; tensors have their pieces together). The updates do it:
+   if u->ok, and in any case g is zeroed. */
 STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_piece *piece, size_t count))
-/* One update of all pieces in one pass over memory; g is zeroed. */
-STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real gscale, stx_real momentum, stx_real decay))
-STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real eps))
-STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real gscale, stx_real beta1, stx_real rest1,
-                             stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled,
-                             stx_real correction1, stx_real correction2))
-/* y (n) into [lo, hi] */
-STX_KERNEL(stx_clamp, (stx_ctx *x, stx_real *y, size_t n, stx_real lo, stx_real hi))
+STX_KERNEL(stx_optim_plan, (stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip,
+                            double beta1, double beta2))
+STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real momentum, stx_real decay))
+STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real eps))
+STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1,
+                             stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled))
+/* p of each piece into [lo, hi] */
+STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi))
+/* meter[0] = or += s a[0], in double: what a step leaves behind to be read */
+STX_KERNEL(stx_meter, (stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate))
+/* Adaptive softmax, cluster c of K: log p of the words start .. start+size-1 into out (N,V), from the cluster's logits (N,w). For c = 0 the
+   columns size .. w-1 are the other clusters', gate (N,K) gets their log p (cluster i: column size + K-1-i, or size + i-1 if forward);
+   for c > 0 gate[n,c] is added. */
+STX_KERNEL(stx_cluster_log_probs, (stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start, size_t size,
+                                   size_t w, size_t K, size_t c, int forward))
 
 // ---------------------------------------------------------------------------------------------------------------------
 // >>files: safetensors, read and written
@@ -739,6 +862,11 @@ STX_DEF int stx_file_meta_u64(stx_ctx *x, const stx_file *f, const char *key, ui
    damage, not forgery. */
 STX_DEF int stx_writer_seal(stx_writer *w);
 STX_DEF int stx_file_sealed(const stx_file *f);
+
+/* Numbers of the device, floats in the file: taken from the device now. */
+STX_DEF int stx_writer_add_numbers(stx_writer *w, const char *name, int ndim, const size_t *dim, const stx_real *data);
+/* Fills n numbers of the device from an entry. */
+STX_DEF int stx_entry_put(const stx_entry *e, stx_real *to, size_t n);
 
 /* Adds every parameter under its name (after prefix, "" for none). The data must not change until stx_writer_finish.
    Returns 1, or 0 in error. */
@@ -2309,6 +2437,14 @@ static void stx__sum_rows(stx_ctx *x, stx_real *d, const stx_real *dy, const stx
 }
 /* db (C) += sum over rows of dy (N,C) */
 STX_DEF void stx_sum_rows(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) { stx__sum_rows(x, db, dy, NULL, N, C); }
+/* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da */
+STX_DEF void stx_linear_bwd(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, const stx_real *in, const stx_real *W,
+                            size_t N, size_t I, size_t O, int act, int accumulate) {
+    if (act) stx_act_bwd(x, da, da, y, pre, N * O, act, 0);
+    if (dx) stx_gemm(x, 1, 0, 0, N, I, O, 1, da, O, 0, W, I, 0, (stx_real)(accumulate ? 1 : 0), dx, I, 0);
+    if (dW) stx_gemm(x, 1, 1, 0, O, I, N, 1, da, O, 0, in, I, 0, 1, dW, I, 0);
+    if (db) stx_sum_rows(x, db, da, N, O);
+}
 
 /* mean = sum x / C ; rstd = 1 / sqrt(sum (x - mean)^2 / C + eps) ; y = (x - mean) rstd gain + shift */
 STX__INNER void stx__layernorm_row(int fma, stx_real *o, stx_real *mean, stx_real *rstd, const stx_real *a, const stx_real *gain, const stx_real *shift, size_t C, stx_real eps) {
@@ -2387,6 +2523,25 @@ STX_DEF void stx_layernorm_bwd(stx_ctx *x, stx_real *din, stx_real *dgain, stx_r
             STX__CALL(x, stx__layernorm_bwd_part, (dgain ? dgain + lo : NULL, dshift ? dshift + lo : NULL, dy + lo, in + lo, mean, rstd, N, C, STX__MIN((size_t)64, C - lo)));
         }
     }
+}
+
+/* s = h + dropout(f) ; y = layernorm(s) */
+STX_DEF void stx_residual_norm_fwd(stx_ctx *x, stx_real *y, stx_real *s, stx_real *mean, stx_real *rstd, const stx_real *h, const stx_real *f, const stx_real *gain,
+                                   const stx_real *shift, size_t N, size_t C, stx_real eps, stx_real drop, uint64_t seed, uint64_t stream) {
+    if (drop > 0) {
+        stx_dropout_fwd(x, s, f, N * C, drop, seed, stream, 0);
+        stx_axpy(x, s, h, N * C, 1, 1);
+    } else {
+        stx_add_fwd(x, s, h, f, N * C, N * C);
+    }
+    stx_layernorm_fwd(x, y, mean, rstd, s, gain, shift, N, C, eps);
+}
+/* ds = layernorm' ; df (+)= ds mask / keep */
+STX_DEF void stx_residual_norm_bwd(stx_ctx *x, stx_real *ds, stx_real *df, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *s, const stx_real *gain,
+                                   const stx_real *mean, const stx_real *rstd, size_t N, size_t C, stx_real drop, uint64_t seed, uint64_t stream, int accumulate) {
+    stx_layernorm_bwd(x, ds, dgain, dshift, dy, s, gain, mean, rstd, N, C, 0);
+    if (df && drop > 0) stx_dropout_fwd(x, df, ds, N * C, drop, seed, stream, accumulate);
+    else if (df) stx_axpy(x, df, ds, N * C, 1, accumulate);
 }
 
 STX__INNER void stx__add_n(int fma, stx_real *y, const stx_real *a, const stx_real *b, size_t n) {
@@ -2551,6 +2706,8 @@ STX__INNER void stx__cross_entropy_bwd_row(int fma, stx_real *d, const stx_real 
     else for (v = 0; v < V; v++) d[v] = f * stx__exp_any(fma, row[v] - top);
 }
 STX__EACH_ISA(stx__cross_entropy_bwd_row, (stx_real *STX__RESTRICT d, const stx_real *STX__RESTRICT row, size_t V, stx_real top, stx_real f, int accumulate), d, row, V, top, f, accumulate)
+STX__INNER void stx__cross_entropy_bwd_self(int fma, stx_real *d, size_t V, stx_real top, stx_real f) { stx__cross_entropy_bwd_row(fma, d, d, V, top, f, 0); }
+STX__EACH_ISA(stx__cross_entropy_bwd_self, (stx_real *d, size_t V, stx_real top, stx_real f), d, V, top, f)
 STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv, const stx_real *logits,
                                    const int32_t *targets, size_t N, size_t V, double divisor, int accumulate) {
     ptrdiff_t n;
@@ -2558,7 +2715,8 @@ STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real
     STX__FOR(x, 8 * N * V)
     for (n = 0; n < (ptrdiff_t)N; n++) {
         stx_real *d = dlogits + (size_t)n * V;
-        STX__CALL(x, stx__cross_entropy_bwd_row, (d, logits + (size_t)n * V, V, top[n], g * inv[n], accumulate));
+        if (dlogits == logits) STX__CALL(x, stx__cross_entropy_bwd_self, (d, V, top[n], g * inv[n]));
+        else STX__CALL(x, stx__cross_entropy_bwd_row, (d, logits + (size_t)n * V, V, top[n], g * inv[n], accumulate));
         d[targets[n]] -= g;
     }
 }
@@ -2588,6 +2746,28 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
     stx_real g = 2 * dloss[0] / (stx_real)n;
     if (da) STX__PIECES(x, n, n, stx__mse_bwd_n, (da + at, a + at, b + at, len, g));
     if (db) STX__PIECES(x, n, n, stx__mse_bwd_n, (db + at, a + at, b + at, len, -g));
+}
+
+static double stx__row_lse(const stx_real *a, size_t n) {
+    stx_real m = stx__max(a, n);
+    double s = 0;
+    size_t i;
+    for (i = 0; i < n; i++) s += exp((double)(a[i] - m));
+    return (double)m + log(s);
+}
+/* log p(word) = logit - log sum e^logits, plus the log p of its cluster; sums in double */
+STX_DEF void stx_cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start, size_t size, size_t w, size_t K, size_t c,
+                                   int forward) {
+    ptrdiff_t n;
+    STX__FOR(x, 16 * N * w)
+    for (n = 0; n < (ptrdiff_t)N; n++) {
+        const stx_real *row = logits + (size_t)n * w;
+        stx_real *to = out + (size_t)n * V + start, *g = gate + (size_t)n * K;
+        double z = stx__row_lse(row, w), add = c ? (double)g[c] : 0;
+        size_t j;
+        if (!c) for (j = 1; j < K; j++) g[j] = (stx_real)((double)row[forward ? size + j - 1 : size + K - 1 - j] - z);
+        for (j = 0; j < size; j++) to[j] = (stx_real)((double)row[j] - z + add);
+    }
 }
 
 // >>kernels: attention
@@ -3628,6 +3808,34 @@ STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_piece *piece, si
     for (k = 0; k < (ptrdiff_t)count; k++) STX__CALL(x, stx__squares_n, (out + k, piece[k].g, piece[k].n));
 }
 
+/* From the squares' sums: the norm, and whether there is an update at all. True for NaN as well: !(norm <= DBL_MAX). */
+STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2) {
+    double total = 0, step;
+    size_t k, end;
+    (void)x;
+    for (k = 0; k < count; k++) total += squares[k];
+    u->norm = sqrt(total);
+    u->ok = u->norm <= DBL_MAX;
+    if (!u->ok) { u->skipped++; return; }
+    u->factor = (stx_real)(clip > 0 && kind != STX_ADAGRAD ? STX__MIN(1, clip / (u->norm + 1e-6)) : 1);
+    for (k = 0; k < count; k = end) {
+        double sq = 0, eta = u->lr;
+        for (end = k; end < count && piece[end].tensor == piece[k].tensor; end++) sq += squares[end];
+        if (clip > 0 && kind == STX_ADAGRAD && sqrt(sq) > clip) eta = u->lr * clip / (sqrt(sq) + 1e-10);
+        for (; k < end; k++) piece[k].lr = (stx_real)eta;
+    }
+    step = (double)++u->step;
+    u->correction1 = (stx_real)(1 - pow(beta1, step));
+    u->correction2 = (stx_real)(1 - pow(beta2, step));
+}
+static int stx__not_updated(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count) {
+    ptrdiff_t k;
+    if (u->ok) return 0;
+    STX__FOR(x, stx__pieces_size(piece, count))
+    for (k = 0; k < (ptrdiff_t)count; k++) STX__CALL(x, stx__fill_n, (piece[k].g, piece[k].n, 0));
+    return 1;
+}
+
 /* g' = gscale g + decay p ; buf = momentum buf + g' ; p -= lr buf */
 STX__INNER void stx__sgd_n(int fma, stx_real *p, stx_real *buf, stx_real *g, size_t n, stx_real lr, stx_real gscale, stx_real momentum, stx_real decay) {
     size_t i;
@@ -3640,11 +3848,12 @@ STX__INNER void stx__sgd_n(int fma, stx_real *p, stx_real *buf, stx_real *g, siz
 }
 STX__EACH_ISA(stx__sgd_n, (stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT buf, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real momentum, stx_real decay),
               p, buf, g, n, lr, gscale, momentum, decay)
-STX_DEF void stx_sgd_update(stx_ctx *x, const stx_piece *piece, size_t count, stx_real gscale, stx_real momentum, stx_real decay) {
+STX_DEF void stx_sgd_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real momentum, stx_real decay) {
     ptrdiff_t k;
+    if (stx__not_updated(x, u, piece, count)) return;
     STX__FOR(x, stx__pieces_size(piece, count))
     for (k = 0; k < (ptrdiff_t)count; k++)
-        STX__CALL(x, stx__sgd_n, (piece[k].p, piece[k].s[0], piece[k].g, piece[k].n, piece[k].lr, gscale, momentum, decay));
+        STX__CALL(x, stx__sgd_n, (piece[k].p, piece[k].s[0], piece[k].g, piece[k].n, piece[k].lr, u->factor, momentum, decay));
 }
 
 /* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) */
@@ -3658,8 +3867,9 @@ STX__INNER void stx__adagrad_n(int fma, stx_real *p, stx_real *sum, stx_real *g,
     }
 }
 STX__EACH_ISA(stx__adagrad_n, (stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT sum, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real eps), p, sum, g, n, lr, eps)
-STX_DEF void stx_adagrad_update(stx_ctx *x, const stx_piece *piece, size_t count, stx_real eps) {
+STX_DEF void stx_adagrad_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real eps) {
     ptrdiff_t k;
+    if (stx__not_updated(x, u, piece, count)) return;
     STX__FOR(x, stx__pieces_size(piece, count))
     for (k = 0; k < (ptrdiff_t)count; k++) STX__CALL(x, stx__adagrad_n, (piece[k].p, piece[k].s[0], piece[k].g, piece[k].n, piece[k].lr, eps));
 }
@@ -3682,18 +3892,27 @@ STX__INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_
 STX__EACH_ISA(stx__adam_n, (stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT m, stx_real *STX__RESTRICT v, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1,
                             stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2),
               p, m, v, g, n, lr, gscale, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2)
-STX_DEF void stx_adam_update(stx_ctx *x, const stx_piece *piece, size_t count, stx_real gscale, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
-                             stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2) {
+STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
+                             stx_real decay, stx_real decoupled) {
     ptrdiff_t k;
+    if (stx__not_updated(x, u, piece, count)) return;
     STX__FOR(x, stx__pieces_size(piece, count))
     for (k = 0; k < (ptrdiff_t)count; k++)
-        STX__CALL(x, stx__adam_n, (piece[k].p, piece[k].s[0], piece[k].s[1], piece[k].g, piece[k].n, piece[k].lr, gscale, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2));
+        STX__CALL(x, stx__adam_n, (piece[k].p, piece[k].s[0], piece[k].s[1], piece[k].g, piece[k].n, piece[k].lr, u->factor, beta1, rest1, beta2, rest2, eps, decay, decoupled, u->correction1, u->correction2));
 }
 
-STX_DEF void stx_clamp(stx_ctx *x, stx_real *y, size_t n, stx_real lo, stx_real hi) {
-    ptrdiff_t i;
-    STX__FOR(x, n)
-    for (i = 0; i < (ptrdiff_t)n; i++) y[i] = y[i] < lo ? lo : y[i] > hi ? hi : y[i];
+STX_DEF void stx_clamp(stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi) {
+    ptrdiff_t k;
+    STX__FOR(x, stx__pieces_size(piece, count))
+    for (k = 0; k < (ptrdiff_t)count; k++) {
+        stx_real *y = piece[k].p;
+        size_t i;
+        for (i = 0; i < piece[k].n; i++) y[i] = y[i] < lo ? lo : y[i] > hi ? hi : y[i];
+    }
+}
+STX_DEF void stx_meter(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
+    (void)x;
+    *meter = (accumulate ? *meter : 0) + s * (double)a[0];
 }
 
 // >>ops: the tape
@@ -4024,15 +4243,12 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
     stx__linear_save *s = (stx__linear_save *)n->save;
     stx_tensor *in = n->in[0], *W = n->in[1], *b = n->in[2];
     size_t Ci = stx__last(in), Co = W->dim[0], N = stx__rows(in);
-    stx_real *da = n->y->grad, *d;
+    stx_real *dx, *dW, *db;
     int fresh;
-    if (s->act) STX_RUN(x, stx_act_bwd, (x, da, da, n->y->data, s->pre, n->y->size, s->act, 0));      /* nobody else reads dy */
-    d = stx__grad_fresh(x, in, &fresh);
-    if (d) STX_RUN(x, stx_gemm, (x, 1, 0, 0, N, Ci, Co, 1, da, Co, 0, W->data, Ci, 0, fresh ? 0 : 1, d, Ci, 0));
-    d = stx__grad(x, W);
-    if (d) STX_RUN(x, stx_gemm, (x, 1, 1, 0, Co, Ci, N, 1, da, Co, 0, in->data, Ci, 0, 1, d, Ci, 0));
-    d = b ? stx__grad(x, b) : NULL;
-    if (d) STX_RUN(x, stx_sum_rows, (x, d, da, N, Co));
+    dx = stx__grad_fresh(x, in, &fresh);
+    dW = stx__grad(x, W);
+    db = b ? stx__grad(x, b) : NULL;
+    STX_RUN(x, stx_linear_bwd, (x, dx, dW, db, n->y->grad, n->y->data, s->pre, in->data, W->data, N, Ci, Co, s->act, !fresh));      /* nobody else reads dy */
 }
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act) {
     stx_tensor *y, *ins[3];
@@ -4735,13 +4951,6 @@ STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_
                                                   stx_tokens(x, local + first[c], 1, m), (double)n));
     }
     return loss;
-}
-static double stx__row_lse(const stx_real *a, size_t n) {
-    stx_real m = stx__max(a, n);
-    double s = 0;
-    size_t i;
-    for (i = 0; i < n; i++) s += exp((double)(a[i] - m));
-    return (double)m + log(s);
 }
 STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h) {
     size_t N, V, c, n, j, d[2];
