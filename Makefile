@@ -101,6 +101,10 @@ build/test_shim: tests/cuda_host/test_shim.cpp tests/test.h build/cuda_host.o
 build/test_shim_san: tests/cuda_host/test_shim.cpp tests/test.h build/cuda_host_san.o
 	$(CXX) $(CXXSHIM) $(SAN) $(STACK) $< build/cuda_host_san.o -o $@ -lm -lpthread
 
+build/train_shim: examples/train_attn_span.c examples/train.h $(HEADERS) build/cuda_kernels.o build/cuda_host.o
+	$(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -c $< -o build/train_shim.o
+	$(CXX) build/train_shim.o build/cuda_kernels.o build/cuda_host.o -o $@ -lm -lpthread $(LDLIBS)
+
 # >>cuda: seqtx_cuda.cu by nvcc, the rest by the C compiler
 NVCC    = nvcc
 CUDA_ARCH =
@@ -127,7 +131,7 @@ check-cuda: cuda
 bench-cuda: build/cuda/bench_cuda
 	sh bench/run_cuda.sh $(BENCH)
 
-test: $(UNIT) $(F64) $(ASAN) $(SHIM) $(SHIM_S) examples
+test: $(UNIT) $(F64) $(ASAN) $(SHIM) $(SHIM_S) build/train_shim examples
 	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" ONEDNN_FLAGS="$(ONEDNN_FLAGS)" ONEDNN_LIBS="$(ONEDNN_LIBS)" sh tests/run.sh
 
 bench:
