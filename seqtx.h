@@ -68,11 +68,17 @@
    Random numbers are counter based (Philox4x32-10), keyed by (seed, step, op, element): they need no storage,
    do not depend on the number of threads, and a resumed run draws what the unbroken run would have drawn.
 
-   Repeatability: the same device, build, precision and thread count give the same bits.
+   Repeatability: the same device, build, precision and thread count give the same bits. No atomics on numbers anywhere.
 
    Speed on a CPU: give the compiler -O2 or -O3 and -fopenmp; no -march is needed. Inner loops exist for AVX-512, AVX2 and any
    processor, and the right ones are taken at run time. desc.precision = STX_PREC_BF16 makes matrix products of bfloat16 factors
    (AVX512-BF16: about twice the products' speed; AMX: so far run by emulation only). Parameters and sums stay float.
+
+   GPU. Add seqtx_cuda.cu to the program (nvcc -O3 -arch=sm_90 -c seqtx_cuda.cu; CUDA 12 or later, sm_80 or newer), define SEQTX_CUDA
+   in every file that includes this header, link -lcublasLt -lcudart -lstdc++, and set desc.device = STX_CUDA. Nothing else changes in a model.
+   t->data is then device memory, which the host must not touch: stx_get, stx_set, stx_item copy (and wait); stx_note, stx_noted read a step's
+   results without stopping it; stx_step_run replays a step as a CUDA graph. desc.precision = STX_PREC_BF16 stores activations as
+   bfloat16. The same numbers as on the CPU, but for the order of sums; the same random numbers; checkpoints go from one to the other.
 
    Compile-time options (give the same to every file that includes this header)
        SEQTX_DOUBLE     stx_real is double (gradient checks). Default: float.
@@ -81,7 +87,7 @@
                         built-in products.
        SEQTX_ONEDNN     matrix products, f32 and bf16, by oneDNN 2.5 or later (2.x and 3.x); link -ldnnl. (Implementation file
                         only.) What stays built in, how its threads follow desc.threads, its memory: see stx__dnnl_gemm.
-       SEQTX_CUDA       declare the CUDA twins of the kernels. Their bodies are not in this version.
+       SEQTX_CUDA       desc.device may be STX_CUDA. Compile seqtx_cuda.cu with nvcc and link it (see GPU above).
        SEQTX_STDIO_FILES  no mmap, no fsync: files by stdio, as on machines without POSIX.
 
    Reading order for learners: stx_layernorm_fwd/_bwd (a kernel and its derivative), stx_layernorm (an op),
