@@ -165,6 +165,8 @@ static __device__ __forceinline__ uint4 stx__philox(uint64_t seed, uint64_t hi, 
 typedef struct stx__range { char *base; size_t bytes; int kind; stx__bf16 *twin; struct stx__range *next; } stx__range;
 struct stx_gpu {
     int index, sms, major, minor, half, capturing, repeatable, failed, tf32;
+    int tune;                           /* of a new kind of product: 0 the heuristic's first algorithm, 1 the fastest, -1 our own kernel: >>gemm */
+    int attention;                      /* which version, see stx_cuda_attention */
     size_t shared_max;                  /* shared memory that a block may ask for, bytes */
     cudaStream_t stream;
     cublasLtHandle_t lt;
@@ -1517,13 +1519,1028 @@ void stx_meter_cuda(stx_ctx *x, double *meter, const stx_real *a, double s, int 
 
 // >>gemm --------------------------------------------------------------------------------------------------------------
 
+/* Every matrix product goes through one wrapper of cublasLt, stx__lt_product. cublasLt's matrices are column-major, so a row-major
+   C (M,N) = op(A) op(B) is handed over as C^T (N,M) = op(B)^T op(A)^T: the operands change places, and no memory changes. (Its row-major
+   order would forbid the epilogues: "not supported when D matrix memory order is defined as CUBLASLT_ORDER_ROW", cublasLtMatmul.)
+
+   Types, from the table of cublasLtMatmul: A and B alike; bfloat16 gives bfloat16 or float, float gives float; the bias has the type of
+   the output. Hence in a bf16 context
+     activations are read as they are, parameters through their bfloat16 twin, and what is float and has no twin is rounded on the way;
+     two operands that are both float, for a float result, are multiplied as floats;
+     a gradient of a weight is a float sum of bfloat16 products, added to what is there.
+
+   A plan is what one kind of product needs: descriptors, layouts and cublasLt's choice of algorithm. They are made when a kind comes for
+   the first time and kept. Which algorithm decides the order of the sums, and so the last bits. The default is the heuristic's first
+   answer, which depends on nothing but the kind of product, the GPU and the version of cublasLt. g->tune = 1 times the first eight instead:
+   faster at times, but another process may choose otherwise.
+
+   Repeatability: "all cuBLAS API routines from a given toolkit version, generate the same bit-wise results at every run when executed on
+   GPUs with the same architecture and the same number of SMs" (Results Reproducibility), with a workspace of one's own where there are
+   several streams. Of the ways to add up a split K, only COMPUTE_TYPE is allowed ("intermediate results are stored in compute type in the
+   workspace and reduced in a separate step"): INPLACE promises sequence but not which, OUTPUT_TYPE would round partial sums to bfloat16. */
+
+typedef struct stx__plan_key {          /* compared as bytes: set to zero first */
+    size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
+    size_t room;                        /* bytes of workspace */
+    int ta, tb, half_in, half_out, epilogue, tf32, beta0;
+    int align_a, align_b, align_c;
+} stx__plan_key;
+typedef struct stx__plan {
+    stx__plan_key key;
+    cublasLtMatmulDesc_t op;
+    cublasLtMatrixLayout_t a, b, c;     /* ours, not cublasLt's, which has a and b the other way round */
+    cublasLtMatmulAlgo_t algo;
+    size_t used;                        /* of the workspace, bytes */
+    int plain;                          /* cublasLt has no algorithm: stx__gemm_plain */
+    struct stx__plan *next;
+} stx__plan;
+enum { STX__PLAN_SLOTS = 512, STX__CANDIDATES = 8 };
+typedef struct stx__plans {
+    stx__plan *slot[STX__PLAN_SLOTS];
+    size_t count;
+    void *room;                         /* the workspace, STX__ROOM bytes */
+} stx__plans;
+/* "Recommended size of user-provided workspace": 32 MiB on Hopper (cublasSetWorkspace) */
+static const size_t STX__ROOM = (size_t)32 << 20;
+
+/* What one call brings, beyond its kind */
+typedef struct stx__operands { const void *A, *B, *bias; void *C; float alpha, beta; } stx__operands;
+
+/* The plans of a context, with the workspace: made by the first product, or earlier by whoever is about to capture. */
+static stx__plans *stx__plans_of(stx_ctx *x) {
+    stx_gpu *g = stx__gpu(x);
+    stx__plans *p = (stx__plans *)g->plans;
+    if (!p) {
+        p = (stx__plans *)calloc(1, sizeof *p);
+        if (!p) { stx_fail(x, STX_ERR_MEMORY, "stx_gemm: no memory for the table of products"); return NULL; }
+        g->plans = p;
+    }
+    if (!p->room && !g->capturing && cudaMalloc(&p->room, STX__ROOM) != cudaSuccess) {
+        cudaGetLastError();
+        p->room = NULL;
+        stx_fail(x, STX_ERR_MEMORY, "stx_gemm: no %zu MiB of memory on %s for cublasLt's workspace: use smaller batches or a smaller model", STX__ROOM >> 20, g->name);
+        return NULL;
+    }
+    return p;
+}
+static void stx__plan_free(stx__plan *p) {
+    if (p->a) cublasLtMatrixLayoutDestroy(p->a);
+    if (p->b) cublasLtMatrixLayoutDestroy(p->b);
+    if (p->c) cublasLtMatrixLayoutDestroy(p->c);
+    if (p->op) cublasLtMatmulDescDestroy(p->op);
+    free(p);
+}
+/* For stx_cuda_close, after the device's work is done and before cublasLtDestroy. */
+static void stx__plans_free(stx_gpu *g) {
+    stx__plans *p = (stx__plans *)g->plans;
+    if (!p) return;
+    for (size_t i = 0; i < STX__PLAN_SLOTS; i++)
+        while (p->slot[i]) {
+            stx__plan *next = p->slot[i]->next;
+            stx__plan_free(p->slot[i]);
+            p->slot[i] = next;
+        }
+    cudaFree(p->room);
+    free(p);
+    g->plans = NULL;
+}
+/* For tests: how many plans there are; g->tune */
+extern "C" size_t stx__plans_count(const stx_ctx *x) { const stx__plans *p = (const stx__plans *)stx__gpu(x)->plans; return p ? p->count : 0; }
+extern "C" void stx__plans_tune(stx_ctx *x, int tune) { stx__gpu(x)->tune = tune; }
+
+static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const stx__plan_key *k) {
+    stx__gpu(x)->failed = 1;
+    stx_fail(x, STX_ERR_DEVICE, "%s: cublasLt says %s for %zu products of (%zu,%zu) and (%zu,%zu), %s to %s, on %s: nothing that this step made can be "
+             "used; free the context and go on from the last checkpoint", what, cublasLtGetStatusName(s), k->batch, k->M, k->K, k->K, k->N,
+             k->half_in ? "bf16" : "f32", k->half_out ? "bf16" : "f32", stx__gpu(x)->name);
+}
+/* Calls one after the other until one fails */
+#define STX__LT(call) do { if (s == CUBLAS_STATUS_SUCCESS) s = (call); } while (0)
+
+/* A row-major (rows,cols) is a column-major (cols,rows). */
+static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t rows, size_t cols, size_t ld, size_t batch, size_t stride) {
+    cublasStatus_t s = cublasLtMatrixLayoutCreate(l, half ? CUDA_R_16BF : CUDA_R_32F, cols, rows, (int64_t)ld);
+    int32_t count = (int32_t)batch;
+    int64_t step = (int64_t)stride;
+    if (batch > 1) {
+        STX__LT(cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+        STX__LT(cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step));
+    }
+    return s;
+}
+static cublasStatus_t stx__lt_run(stx_gpu *g, const stx__plan *p, const stx__operands *o, const cublasLtMatmulAlgo_t *algo, size_t used, void *D) {
+    stx__plans *all = (stx__plans *)g->plans;
+    cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+    if (o->bias) STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
+    STX__LT(cublasLtMatmul(g->lt, p->op, &o->alpha, o->B, p->b, o->A, p->a, &o->beta, o->C, p->c, D, p->c, algo, used ? all->room : NULL, used, g->stream));
+    return s;
+}
+/* The fastest of n candidates: the best of three runs each, after one that does not count. They write to memory of their own: C must be
+   added to once, and may be an operand of the next. */
+static int stx__plan_fastest(stx_gpu *g, const stx__plan *p, const stx__operands *o, const cublasLtMatmulHeuristicResult_t *r, int n) {
+    const stx__plan_key *k = &p->key;
+    size_t bytes = ((k->batch - 1) * k->sc + (k->M - 1) * k->ldc + k->N) * (k->half_out ? 2 : 4);
+    cudaEvent_t from = NULL, to = NULL;
+    void *D = NULL;
+    float best = 0, ms;
+    int i, j, choice = 0, timed = 0;
+    if (cudaMalloc(&D, bytes) != cudaSuccess || cudaEventCreate(&from) != cudaSuccess || cudaEventCreate(&to) != cudaSuccess) n = 0;
+    for (i = 0; i < n; i++) {
+        if (r[i].state != CUBLAS_STATUS_SUCCESS || r[i].workspaceSize > k->room) continue;
+        for (j = 0; j < 4; j++) {
+            if (cudaEventRecord(from, g->stream) != cudaSuccess) break;
+            if (stx__lt_run(g, p, o, &r[i].algo, r[i].workspaceSize, D) != CUBLAS_STATUS_SUCCESS) break;
+            if (cudaEventRecord(to, g->stream) != cudaSuccess || cudaEventSynchronize(to) != cudaSuccess || cudaEventElapsedTime(&ms, from, to) != cudaSuccess) break;
+            if (j && (!timed || ms < best)) { best = ms; choice = i; timed = 1; }
+        }
+    }
+    if (from) cudaEventDestroy(from);
+    if (to) cudaEventDestroy(to);
+    cudaStreamSynchronize(g->stream);
+    cudaFree(D);
+    if (!timed) { cudaGetLastError(); choice = -1; }        /* no memory to write to: the first one then */
+    return choice;
+}
+static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operands *o) {
+    const stx__plan_key *k = &p->key;
+    cublasLtMatmulPreference_t pref = NULL;
+    cublasLtMatmulHeuristicResult_t r[STX__CANDIDATES];
+    cublasOperation_t opA = k->ta ? CUBLAS_OP_T : CUBLAS_OP_N, opB = k->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)k->epilogue;
+    cudaDataType_t bias = k->half_out ? CUDA_R_16BF : CUDA_R_32F;
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, aa = (uint32_t)k->align_a, ab = (uint32_t)k->align_b, ac = (uint32_t)k->align_c;
+    uint64_t room = k->room;
+    int i, n = 0, choice = -1;
+    cublasStatus_t s;
+    if (g->tune < 0) { p->plain = 1; return CUBLAS_STATUS_SUCCESS; }
+    s = cublasLtMatmulDescCreate(&p->op, k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &opB, sizeof opB));
+    STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &opA, sizeof opA));
+    STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    if (o->bias) {
+        STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias, sizeof bias));
+        STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
+    }
+    STX__LT(stx__layout(&p->a, k->half_in, k->ta ? k->K : k->M, k->ta ? k->M : k->K, k->lda, k->batch, k->sa));
+    STX__LT(stx__layout(&p->b, k->half_in, k->tb ? k->N : k->K, k->tb ? k->K : k->N, k->ldb, k->batch, k->sb));
+    STX__LT(stx__layout(&p->c, k->half_out, k->M, k->N, k->ldc, k->batch, k->sc));
+    STX__LT(cublasLtMatmulPreferenceCreate(&pref));
+    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room));
+    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
+    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &ab, sizeof ab));
+    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &aa, sizeof aa));
+    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &ac, sizeof ac));
+    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &ac, sizeof ac));
+    if (s == CUBLAS_STATUS_SUCCESS) {
+        s = cublasLtMatmulAlgoGetHeuristic(g->lt, p->op, p->b, p->a, p->c, p->c, pref, STX__CANDIDATES, r, &n);
+        if (s == CUBLAS_STATUS_NOT_SUPPORTED) { s = CUBLAS_STATUS_SUCCESS; n = 0; }
+    }
+    if (pref) cublasLtMatmulPreferenceDestroy(pref);
+    if (s != CUBLAS_STATUS_SUCCESS) return s;
+    if (n > 1 && g->tune > 0 && !g->capturing) choice = stx__plan_fastest(g, p, o, r, n);
+    for (i = 0; i < n && choice < 0; i++) if (r[i].state == CUBLAS_STATUS_SUCCESS && r[i].workspaceSize <= k->room) choice = i;
+    p->plain = choice < 0;
+    if (!p->plain) { p->algo = r[choice].algo; p->used = r[choice].workspaceSize; }
+    return s;
+}
+static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key, const stx__operands *o) {
+    stx__plans *all = (stx__plans *)stx__gpu(x)->plans;
+    const unsigned char *bytes = (const unsigned char *)key;
+    uint64_t h = 14695981039346656037u;
+    stx__plan *p;
+    cublasStatus_t s;
+    for (size_t i = 0; i < sizeof *key; i++) h = (h ^ bytes[i]) * 1099511628211u;
+    h = (h ^ h >> 32) % STX__PLAN_SLOTS;
+    for (p = all->slot[h]; p; p = p->next) if (!memcmp(&p->key, key, sizeof *key)) return p;
+    p = (stx__plan *)calloc(1, sizeof *p);
+    if (!p) { stx_fail(x, STX_ERR_MEMORY, "%s: no memory for the table of products", what); return NULL; }
+    memcpy(&p->key, key, sizeof *key);          /* padding as well */
+    s = stx__plan_make(stx__gpu(x), p, o);
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        stx__plan_free(p);
+        stx__lt_fail(x, what, s, key);
+        return NULL;
+    }
+    p->next = all->slot[h];
+    all->slot[h] = p;
+    all->count++;
+    return p;
+}
+
+/* C (batch,M,N) = beta C, rows ldc and matrices sc apart; beta 0 writes 0 whatever was there, and beta 1 renews a parameter's twin after a
+   product. A block takes rows in turn, its threads the columns. */
+static __global__ void stx__scale_kernel(stx__num C, size_t ldc, size_t sc, size_t M, size_t N, size_t rows, float beta) {
+    for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        size_t at = row / M * sc + row % M * ldc;
+        for (size_t j = threadIdx.x; j < N; j += blockDim.x) stx__put(C, at + j, beta == 0 ? 0 : beta * stx__get(C, at + j));
+    }
+}
+/* to (rows of all matrices, ldt) = a (batch,each,cols) as bfloat16, rows lda and matrices sa apart. As stx__scale_kernel. */
+static __global__ void stx__round_kernel(stx__bf16 *to, size_t ldt, stx__num a, size_t lda, size_t sa, size_t each, size_t cols, size_t rows) {
+    for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        size_t at = row / each * sa + row % each * lda;
+        for (size_t j = threadIdx.x; j < cols; j += blockDim.x) to[row * ldt + j] = __float2bfloat16(stx__get(a, at + j));
+    }
+}
+
+/* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices, of any types, strides and alignment: for what cublasLt has no algorithm
+   for. A block of 256 threads makes a tile of 64 x 64, 4 x 4 numbers a thread, 16 of K at a time through shared memory: each number is one
+   sum over K in order. */
+enum { STX__TILE = 64, STX__SLAB = 16, STX__TILE_LD = STX__TILE + 1 };
+static __global__ void __launch_bounds__(256) stx__gemm_plain_kernel(stx__num C, size_t ldc, size_t sc, stx__num A, size_t lda, size_t sa, stx__num B, size_t ldb, size_t sb,
+                                                                     size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, float beta) {
+    STX__SHARED(float, as, STX__SLAB * STX__TILE_LD);
+    STX__SHARED(float, bs, STX__SLAB * STX__TILE_LD);
+    size_t across = (N + STX__TILE - 1) / STX__TILE, tiles = (M + STX__TILE - 1) / STX__TILE * across;
+    int t = (int)threadIdx.x, tx = t % 16, ty = t / 16;
+    for (size_t job = blockIdx.x; job < tiles * batch; job += gridDim.x) {
+        size_t e = job / tiles, m0 = job % tiles / across * STX__TILE, n0 = job % tiles % across * STX__TILE;
+        float s[4][4] = {{0}};
+        for (size_t k0 = 0; k0 < K; k0 += STX__SLAB) {
+            for (int q = t; q < STX__TILE * STX__SLAB; q += 256) {          /* neighbouring threads read neighbours, whichever way the matrix lies */
+                int k = ta ? q / STX__TILE : q % STX__SLAB, m = ta ? q % STX__TILE : q / STX__SLAB;
+                size_t kk = k0 + (size_t)k, mm = m0 + (size_t)m;
+                as[k * STX__TILE_LD + m] = kk < K && mm < M ? stx__get(A, e * sa + (ta ? kk * lda + mm : mm * lda + kk)) : 0;
+                k = tb ? q % STX__SLAB : q / STX__TILE;
+                m = tb ? q / STX__SLAB : q % STX__TILE;
+                kk = k0 + (size_t)k;
+                mm = n0 + (size_t)m;
+                bs[k * STX__TILE_LD + m] = kk < K && mm < N ? stx__get(B, e * sb + (tb ? mm * ldb + kk : kk * ldb + mm)) : 0;
+            }
+            __syncthreads();
+            for (int k = 0; k < STX__SLAB; k++) {
+                float a[4], b[4];
+                #pragma unroll
+                for (int i = 0; i < 4; i++) { a[i] = as[k * STX__TILE_LD + ty + 16 * i]; b[i] = bs[k * STX__TILE_LD + tx + 16 * i]; }
+                #pragma unroll
+                for (int i = 0; i < 4; i++)
+                    #pragma unroll
+                    for (int j = 0; j < 4; j++) s[i][j] = fmaf(a[i], b[j], s[i][j]);
+            }
+            __syncthreads();
+        }
+        #pragma unroll
+        for (int i = 0; i < 4; i++)
+            #pragma unroll
+            for (int j = 0; j < 4; j++) {
+                size_t m = m0 + (size_t)(ty + 16 * i), n = n0 + (size_t)(tx + 16 * j), at = e * sc + m * ldc + n;
+                if (m < M && n < N) stx__put(C, at, beta == 0 ? alpha * s[i][j] : fmaf(alpha, s[i][j], beta * stx__get(C, at)));
+            }
+    }
+}
+static void stx__gemm_plain(stx_ctx *x, const char *what, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, const stx__num &A, size_t lda, size_t sa,
+                            const stx__num &B, size_t ldb, size_t sb, float beta, const stx__num &C, size_t ldc, size_t sc) {
+    size_t tiles = (M + STX__TILE - 1) / STX__TILE * ((N + STX__TILE - 1) / STX__TILE) * batch;
+    STX__RUN_KERNEL(x, what, stx__gemm_plain_kernel, stx__blocks(tiles, 1, 1u << 30), 256, 0, C, ldc, sc, A, lda, sa, B, ldb, sb, batch, ta, tb, M, N, K, alpha, beta);
+}
+
+/* An operand as the product will read it */
+typedef struct stx__operand { stx__num v; size_t rows, cols, ld, stride, count; int round; } stx__operand;
+static stx__operand stx__operand_of(const stx_ctx *x, const stx_real *p, size_t rows, size_t cols, size_t ld, size_t stride, size_t batch) {
+    stx__operand o;
+    o.v = stx__num_of(x, p);
+    o.rows = rows;
+    o.cols = cols;
+    o.ld = rows > 1 ? ld : cols;                /* cublasLt wants ld >= cols of a single row, too */
+    o.stride = batch > 1 ? stride : 0;
+    o.count = o.stride ? batch : 1;
+    o.round = 0;
+    return o;
+}
+/* Numbers of a rounded copy, rows of 8 numbers so that they are aligned as tensor cores like it, and 256 bytes for the next one. */
+static size_t stx__rounded(const stx__operand *o) { return o->round ? (o->count * o->rows * ((o->cols + 7) / 8 * 8) + 127) / 128 * 128 : 0; }
+static void stx__round(stx_ctx *x, const char *what, stx__operand *o, stx__bf16 *to) {
+    size_t rows = o->count * o->rows, ld = (o->cols + 7) / 8 * 8;
+    if (!o->round) return;
+    STX__RUN_KERNEL(x, what, stx__round_kernel, stx__blocks(rows, 1, 4096), 256, 0, to, ld, o->v, o->ld, o->stride, o->rows, o->cols, rows);
+    o->v.p = to;
+    o->v.half = 1;
+    o->ld = ld;
+    if (o->stride) o->stride = o->rows * ld;
+}
+/* Alignment in three classes, not in all powers of two, so that a tensor that moves in the arena keeps its plan and its bits */
+static int stx__align(const void *p) {
+    uintptr_t a = (uintptr_t)p;
+    return a % 256 == 0 ? 256 : a % 16 == 0 ? 16 : (int)(a & (0 - a));
+}
+
+/* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices at strides sa, sb, sc; then, with bias (N) or relu, C = relu(C + bias) in
+   the same pass. Returns 0 if that is left to be done: where cublasLt cannot, or the bias is not of C's type or not aligned. ("cuBLASLt's
+   alignment preferences cover A, B, C, D but not the epilogue bias pointer, so the heuristic can pick a kernel that assumes 16-byte bias
+   alignment", pytorch/pytorch 194497.) */
+static int stx__lt_product(stx_ctx *x, const char *what, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, const stx_real *A, size_t lda, size_t sa,
+                           const stx_real *B, size_t ldb, size_t sb, float beta, stx_real *C, size_t ldc, size_t sc, const stx_real *bias, int relu) {
+    stx_gpu *g = stx__gpu(x);
+    stx__plans *all;
+    stx__plan_key key;
+    stx__plan *plan = NULL;
+    stx__operands o;
+    stx__operand a, b;
+    stx__num c, v;
+    int low, fuse = bias || relu;
+    cublasStatus_t s;
+    if (!stx_ok(x) || !batch || !M || !N) return 1;
+    c = stx__num_of(x, C);
+    if (!K || alpha == 0) {
+        STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, ldc, sc, M, N, batch * M, beta);
+        return !fuse;
+    }
+    /* one matrix for all: then the batch is more rows of one product */
+    if (batch > 1 && !ta && !sb && sa == M * lda && sc == M * ldc) { M *= batch; batch = 1; }
+    if (M > INT32_MAX || N > INT32_MAX || K > INT32_MAX || batch > INT32_MAX) {
+        stx_fail(x, STX_ERR_ARG, "%s: %zu products of (%zu,%zu) and (%zu,%zu): a GPU takes sizes up to 2147483647; use smaller batches", what, batch, M, K, K, N);
+        return 1;
+    }
+    all = stx__plans_of(x);
+    if (!all) return 1;
+    a = stx__operand_of(x, A, ta ? K : M, ta ? M : K, lda, sa, batch);
+    b = stx__operand_of(x, B, tb ? N : K, tb ? K : N, ldb, sb, batch);
+    low = a.v.half || a.v.twin || b.v.half || b.v.twin || c.half;
+    if (low) {
+        size_t of_a, of_b;
+        if (a.v.twin) { a.v.p = a.v.twin; a.v.half = 1; }
+        if (b.v.twin) { b.v.p = b.v.twin; b.v.half = 1; }
+        a.round = !a.v.half;
+        b.round = !b.v.half;
+        of_a = stx__rounded(&a);
+        of_b = stx__rounded(&b);
+        if (of_a + of_b) {
+            stx__bf16 *to = (stx__bf16 *)stx__scratch_of(x, (of_a + of_b) * sizeof *to, what);
+            if (!to) return 1;
+            stx__round(x, what, &a, to);
+            stx__round(x, what, &b, to + of_a);
+        }
+    }
+    a.v.twin = b.v.twin = NULL;
+    memset(&key, 0, sizeof key);
+    key.batch = batch; key.M = M; key.N = N; key.K = K;
+    key.lda = a.ld; key.ldb = b.ld; key.ldc = M > 1 ? ldc : N;
+    key.sa = a.stride; key.sb = b.stride; key.sc = batch > 1 ? sc : 0;
+    key.room = all->room ? STX__ROOM : 0;
+    key.ta = !!ta; key.tb = !!tb;
+    key.half_in = low; key.half_out = c.half;
+    key.tf32 = g->tf32 && !low; key.beta0 = beta == 0;
+    key.align_a = stx__align(a.v.p); key.align_b = stx__align(b.v.p); key.align_c = stx__align(c.p);
+    o.A = a.v.p; o.B = b.v.p; o.C = c.p;
+    o.alpha = alpha; o.beta = beta;
+    o.bias = NULL;
+    if (bias) {
+        v = stx__num_of(x, bias);
+        o.bias = c.half == v.half ? v.p : c.half ? (void *)v.twin : NULL;
+        if ((uintptr_t)o.bias % 16) o.bias = NULL;
+    }
+    if (fuse && !bias == !o.bias && batch == 1) {
+        key.epilogue = bias ? relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_RELU;
+        plan = stx__plan_of(x, what, &key, &o);
+        if (plan && plan->plain) plan = NULL;
+    }
+    if (!plan) {                                /* nothing to fuse, or it cannot be */
+        o.bias = NULL;
+        key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+        plan = stx__plan_of(x, what, &key, &o);
+    }
+    if (!plan || !stx_ok(x)) return 1;
+    if (plan->plain) {
+        stx__gemm_plain(x, what, batch, ta, tb, M, N, K, alpha, a.v, key.lda, key.sa, b.v, key.ldb, key.sb, beta, c, key.ldc, key.sc);
+        return !fuse;
+    }
+    s = stx__lt_run(g, plan, &o, &plan->algo, plan->used, c.p);
+    if (s != CUBLAS_STATUS_SUCCESS) { stx__lt_fail(x, what, s, &key); return 1; }
+    if (c.twin) STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, key.ldc, key.sc, M, N, batch * M, 1.0f);
+    return key.epilogue != CUBLASLT_EPILOGUE_DEFAULT || !fuse;
+}
+
+/* As stx_gemm; see stx__lt_product. */
+void stx_gemm_cuda(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda, size_t sa,
+                   const stx_real *B, size_t ldb, size_t sb, stx_real beta, stx_real *C, size_t ldc, size_t sc) {
+    stx__lt_product(x, "stx_gemm", batch, ta, tb, M, N, K, alpha, A, lda, sa, B, ldb, sb, beta, C, ldc, sc, NULL, 0);
+}
+
+/* y = act(in W^T + b): product, bias and relu are one pass. cublasLt's GELU is the tanh approximation and ours is exact, so gelu, tanh and
+   sigmoid are a pass of their own over what the product left: pre, where it is wanted, or y itself. */
+void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t I, size_t O, int act) {
+    stx_real *to = pre ? pre : y;
+    int relu = act == STX_ACT_RELU && !pre;
+    if (!stx_ok(x) || !N || !O) return;
+    if (!stx__lt_product(x, "stx_linear_fwd", 1, 0, 1, N, O, I, 1, in, I, 0, W, I, 0, 0, to, O, 0, b, relu)) {
+        stx_bias_act_fwd_cuda(x, to, NULL, b, N, O, pre ? STX_ACT_NONE : act);
+        act = pre ? act : STX_ACT_NONE;
+    } else if (relu) act = STX_ACT_NONE;
+    if (pre) stx_act_fwd_cuda(x, y, pre, N * O, act);
+    else if (act) stx_bias_act_fwd_cuda(x, y, NULL, NULL, N, O, act);
+}
+
+/* g times d act / d a, given y = act(a) and, for gelu, a: stx__act_slope_any of seqtx.h */
+static __device__ __forceinline__ float stx__linear_slope(float g, float y, float a, int act) {
+    switch (act) {
+    case STX_ACT_RELU: return y > 0 ? g : 0;
+    case STX_ACT_GELU: return g * fmaf(a, 0.39894228040143267794f * expf(-0.5f * a * a), 0.5f * erfcf(-0.70710678118654752440f * a));
+    case STX_ACT_TANH: return g * fmaf(-y, y, 1);
+    case STX_ACT_SIGMOID: return g * (y * (1 - y));
+    default: return g;
+    }
+}
+/* da (N,O) = da act'(a), unless act is none; sums (chunks,O), if wanted: of da's rows, `each` rows a chunk. In one pass: da is read once.
+   A block has a chunk of 32 V columns, 8 rows at a time, each thread V columns of a row; then 8 sums of a column become one, in order. */
+enum { STX__SUM_ROWS = 8 };
+template<int V> static __global__ void stx__slope_sums_kernel(stx__num da, stx__num y, stx__num pre, float *sums, size_t N, size_t O, size_t each, int act) {
+    STX__SHARED(float, part, STX__SUM_ROWS * STX__WARP * V);
+    size_t c = ((size_t)blockIdx.x * STX__WARP + threadIdx.x) * V, n = (size_t)blockIdx.y * each, end = n + each < N ? n + each : N;
+    float s[V] = {0};
+    if (c < O)
+        for (n += threadIdx.y; n < end; n += STX__SUM_ROWS) {
+            size_t at = n * O + c;
+            if (V == 4) {
+                float4 g = stx__get4(da, at), v = make_float4(0, 0, 0, 0), a = v;
+                if (act) {
+                    if (act == STX_ACT_GELU) a = stx__get4(pre, at);
+                    else v = stx__get4(y, at);
+                    g.x = stx__linear_slope(g.x, v.x, a.x, act);
+                    g.y = stx__linear_slope(g.y, v.y, a.y, act);
+                    g.z = stx__linear_slope(g.z, v.z, a.z, act);
+                    g.w = stx__linear_slope(g.w, v.w, a.w, act);
+                    stx__put4(da, at, g);
+                }
+                s[0] += g.x;
+                s[1 % V] += g.y;
+                s[2 % V] += g.z;
+                s[3 % V] += g.w;
+            } else {
+                float g = stx__get(da, at);
+                if (act) {
+                    g = stx__linear_slope(g, act == STX_ACT_GELU ? 0 : stx__get(y, at), act == STX_ACT_GELU ? stx__get(pre, at) : 0, act);
+                    stx__put(da, at, g);
+                }
+                s[0] += g;
+            }
+        }
+    if (!sums) return;
+    for (int v = 0; v < V; v++) part[(v * STX__SUM_ROWS + threadIdx.y) * STX__WARP + threadIdx.x] = s[v];
+    __syncthreads();
+    if (threadIdx.y || c >= O) return;
+    for (int v = 0; v < V; v++) {
+        float t = 0;
+        for (int r = 0; r < STX__SUM_ROWS; r++) t += part[(v * STX__SUM_ROWS + r) * STX__WARP + threadIdx.x];
+        sums[(size_t)blockIdx.y * O + c + v] = t;
+    }
+}
+/* db (O) += the sum of sums (chunks,O) over the chunks. A block has 32 columns, 16 chunks at a time. */
+static __global__ void stx__sum_chunks_kernel(stx__num db, const float *sums, size_t O, size_t chunks) {
+    STX__SHARED(float, part, 16 * STX__WARP);
+    size_t c = (size_t)blockIdx.x * STX__WARP + threadIdx.x;
+    float s = 0;
+    if (c < O) for (size_t k = threadIdx.y; k < chunks; k += 16) s += sums[k * O + c];
+    part[threadIdx.y * STX__WARP + threadIdx.x] = s;
+    __syncthreads();
+    if (threadIdx.y || c >= O) return;
+    s = 0;
+    for (int k = 0; k < 16; k++) s += part[k * STX__WARP + threadIdx.x];
+    stx__add(db, c, s, 1);
+}
+/* da = da act'(a), and db += the sum of da's rows if db is wanted. The chunks depend on N alone, so the sums are the same on every GPU. */
+static void stx__slope_sums(stx_ctx *x, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, size_t N, size_t O, int act) {
+    static const char what[] = "stx_linear_bwd";
+    size_t chunks = (N + 63) / 64 < 256 ? (N + 63) / 64 : 256, each = (N + chunks - 1) / chunks;
+    stx__num a = stx__num_of(x, da), v = stx__num_of(x, act == STX_ACT_GELU ? NULL : y), p = stx__num_of(x, act == STX_ACT_GELU ? pre : NULL);
+    float *sums = NULL;
+    if (db) {
+        sums = (float *)stx__scratch_of(x, chunks * O * sizeof *sums, what);
+        if (!sums) return;
+    }
+    if (O % 4 == 0 && stx__by4(a) && (!act || (stx__by4(v) && stx__by4(p))))
+        STX__RUN_KERNEL(x, what, stx__slope_sums_kernel<4>, dim3(stx__blocks(O, 128, 1u << 30), (unsigned)chunks), dim3(STX__WARP, STX__SUM_ROWS), 0, a, v, p, sums, N, O, each, act);
+    else
+        STX__RUN_KERNEL(x, what, stx__slope_sums_kernel<1>, dim3(stx__blocks(O, 32, 1u << 30), (unsigned)chunks), dim3(STX__WARP, STX__SUM_ROWS), 0, a, v, p, sums, N, O, each, act);
+    if (db) STX__RUN_KERNEL(x, what, stx__sum_chunks_kernel, stx__blocks(O, STX__WARP, 1u << 30), dim3(STX__WARP, 16), 0, stx__num_of(x, db), sums, O, chunks);
+}
+/* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da
+   db is not left to cublasLt's epilogue BGRADB of dW's product: that one stores and does not add, in the type of dW, and narrows the choice
+   of algorithms, while with an activation da has to be read and written anyway and the sums come with it. */
+void stx_linear_bwd_cuda(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, const stx_real *in, const stx_real *W,
+                         size_t N, size_t I, size_t O, int act, int accumulate) {
+    if (!stx_ok(x)) return;
+    if (N && O && (act || db)) stx__slope_sums(x, db, da, y, pre, N, O, act);
+    if (dx) stx__lt_product(x, "stx_linear_bwd, dx", 1, 0, 0, N, I, O, 1, da, O, 0, W, I, 0, accumulate ? 1.0f : 0.0f, dx, I, 0, NULL, 0);
+    if (dW) stx__lt_product(x, "stx_linear_bwd, dW", 1, 1, 0, O, I, N, 1, da, O, 0, in, I, 0, 1, dW, I, 0, NULL, 0);
+}
+
 // >>attention: oracle -------------------------------------------------------------------------------------------------
+
+/* Version 0 of the attention: products, and between them one kernel a direction that works on whole rows of scores. It takes every call,
+   is what the fused kernels are compared with, and does what they refuse. All of it is float, whatever is stored.
+
+   Units (batch row, head) are worked on in chunks, a chunk in panels of queries, such that the scores of a panel stay small. Of a panel
+   whose queries see the keys j0 .. j0+W-1 at most, a unit has the rows
+
+       s (n, W + N)      column c < W: key j0 + c; column W + m: persistent vector m
+
+   The relative term needs no matrix of its own: row r of (q + vb) PE^T belongs into s one column further left than row r - 1, and dR is
+   ds seen the same way (skew of stx__mat). What all queries of a unit add to (dk, dv) or several units share (pe, u, vb, z, pk, pv) is
+   summed in float by unit, then over the units of a chunk in their order, and added to the gradient once, at the end. */
+
+/* A matrix of each unit (b,h): row r, column c stands at `at` + b sb + h sh + chunk's unit sz + (first + r) ld + c. Rows that are not in
+   [0,rows) there are zero (keys before the first). bias: h sh + c of it is added. skew: column c is column c + r + off of what is stored,
+   and zero outside of [0,width). */
+typedef struct stx__mat {
+    stx__num a, bias;
+    size_t at, sb, sh, sz, ld;
+    ptrdiff_t first, rows, off, width;
+    int skew;
+} stx__mat;
+static stx__mat stx__mat_of(const stx__num &a, size_t ld, ptrdiff_t first, ptrdiff_t rows) {
+    stx__mat m;
+    memset(&m, 0, sizeof m);
+    m.a = a; m.ld = ld; m.first = first; m.rows = rows;
+    return m;
+}
+/* rows of scratch: n of them, sz numbers a unit */
+static stx__mat stx__mat_scratch(float *p, size_t ld, size_t n, size_t sz) {
+    stx__num a = {p, NULL, 0};
+    stx__mat m = stx__mat_of(a, ld, 0, (ptrdiff_t)n);
+    m.sz = sz;
+    return m;
+}
+static __device__ __forceinline__ size_t stx__mat_base(const stx__mat &m, size_t b, size_t h, size_t z) { return m.at + b * m.sb + h * m.sh + z * m.sz; }
+static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, size_t base, size_t bias, ptrdiff_t r, ptrdiff_t c) {
+    ptrdiff_t row = r + m.first;
+    if (m.skew) {
+        c += r + m.off;
+        if (c < 0 || c >= m.width) return 0;
+    }
+    if (row < 0 || row >= m.rows) return 0;
+    float v = stx__get(m.a, base + (size_t)row * m.ld + (size_t)c);
+    return m.bias.p ? v + stx__get(m.bias, bias + (size_t)c) : v;
+}
+
+/* C (M,N) of each unit = or += alpha op(A) op(B), op = transpose if ta, tb; C is scratch, and may be skewed.
+   A block makes 64 x 64 numbers of one unit (grid: columns, rows, units), a thread 4 x 4 of them; operands pass through shared memory
+   16 columns of op(A) at a time. */
+enum { STX__P = 64, STX__PK = 16 };
+static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__mat B, int ta, int tb, size_t M, size_t N, size_t K, float alpha,
+                                                 int accumulate, size_t u0, size_t H) {
+    STX__SHARED(float, as, STX__PK * (STX__P + 4));
+    STX__SHARED(float, bs, STX__PK * (STX__P + 4));
+    const size_t z = blockIdx.z, b = (u0 + z) / H, h = (u0 + z) % H, m0 = (size_t)blockIdx.y * STX__P, n0 = (size_t)blockIdx.x * STX__P;
+    const size_t ab = stx__mat_base(A, b, h, z), bb = stx__mat_base(B, b, h, z), cb = stx__mat_base(C, b, h, z);
+    const int tid = (int)threadIdx.x, tx = tid % 16, ty = tid / 16;
+    float c[4][4] = {{0}};
+    for (size_t k0 = 0; k0 < K; k0 += STX__PK) {
+        for (int e = tid; e < STX__P * STX__PK; e += 256) {      /* neighbouring threads take neighbouring numbers of what is stored */
+            int ka = ta ? e / STX__P : e % STX__PK, ma = ta ? e % STX__P : e / STX__PK, kb = tb ? e % STX__PK : e / STX__P, nb = tb ? e / STX__PK : e % STX__P;
+            size_t k = k0 + (size_t)ka, m = m0 + (size_t)ma, l = k0 + (size_t)kb, n = n0 + (size_t)nb;
+            as[ka * (STX__P + 4) + ma] = k < K && m < M ? stx__mat_get(A, ab, h * A.sh, (ptrdiff_t)(ta ? k : m), (ptrdiff_t)(ta ? m : k)) : 0;
+            bs[kb * (STX__P + 4) + nb] = l < K && n < N ? stx__mat_get(B, bb, h * B.sh, (ptrdiff_t)(tb ? n : l), (ptrdiff_t)(tb ? l : n)) : 0;
+        }
+        __syncthreads();
+        for (int k = 0; k < STX__PK; k++) {
+            float av[4], bv[4];
+            for (int i = 0; i < 4; i++) { av[i] = as[k * (STX__P + 4) + 4 * ty + i]; bv[i] = bs[k * (STX__P + 4) + 4 * tx + i]; }
+            for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) c[i][j] = fmaf(av[i], bv[j], c[i][j]);
+        }
+        __syncthreads();
+    }
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) {
+            size_t m = m0 + (size_t)(4 * ty + i), n = n0 + (size_t)(4 * tx + j);
+            ptrdiff_t at = (ptrdiff_t)n;
+            if (m >= M || n >= N) continue;
+            if (C.skew) {
+                at += (ptrdiff_t)m + C.off;
+                if (at < 0 || at >= C.width) continue;
+            }
+            float *to = (float *)C.a.p + cb + (size_t)((ptrdiff_t)m + C.first) * C.ld + (size_t)at;
+            *to = accumulate ? *to + alpha * c[i][j] : alpha * c[i][j];
+        }
+}
+
+/* What the kernels of rows need: rows z n + r of s and g, query i0 + r of unit u0 + z */
+typedef struct stx__attn0_rows {
+    float *s, *g, *top, *inv, *dz;      /* (units,n,ld) twice; (B,H,T) twice; (units,n) or NULL */
+    size_t T, H, S, N, n, ld, u0, i0, units;
+    ptrdiff_t C, j0, W, span, first;
+    int delta_min, not_causal;
+    float max_span, ramp, eps, wide, inv_keep;      /* wide: sqrt(N), a persistent value's factor; inv_keep: a kept weight's */
+    uint32_t keep;                      /* of 65536; 0: no dropout */
+    uint64_t seed, stream;
+    const uint64_t *shift;
+    stx__num z;
+} stx__attn0_rows;
+/* The largest distance that head h reaches: stx__attn_reach */
+static __device__ ptrdiff_t stx__attn0_reach(const stx__attn0_rows &p, size_t h) {
+    double e;
+    if (!p.z.p || p.eps > 0) return p.span;
+    e = ceil((double)stx__get(p.z, h) * (double)p.max_span) + (double)p.ramp + 1;
+    if (!(e > 1)) e = 1;                /* also NaN */
+    return e < (double)p.span ? (ptrdiff_t)e : p.span;
+}
+/* Columns [lo,hi) of the window that query i0 + r sees */
+static __device__ void stx__attn0_bounds(const stx__attn0_rows &p, size_t h, size_t r, ptrdiff_t *lo, ptrdiff_t *hi) {
+    ptrdiff_t i = p.C + (ptrdiff_t)(p.i0 + r), from = p.first, to = (ptrdiff_t)p.S;
+    if (!p.not_causal) {
+        ptrdiff_t reach = stx__attn0_reach(p, h);
+        if (from < i - reach) from = i - reach;
+        to = i - p.delta_min + 1;
+    }
+    *lo = from > p.j0 ? from - p.j0 : 0;
+    *hi = to - p.j0 < p.W ? to - p.j0 : p.W;
+}
+/* The ramp's weight before it is clamped, of column c: 2 without a ramp. Operations in stx__attn_ramp's order, and none fused. */
+static __device__ __forceinline__ float stx__attn0_ramp(const stx__attn0_rows &p, float zl, size_t r, ptrdiff_t c) {
+    float delta;
+    if (!p.z.p || c >= p.W) return 2;
+    delta = (float)(p.C + (ptrdiff_t)(p.i0 + r) - p.j0 - c);
+    return __fadd_rn(__fadd_rn(1.0f - delta, zl) / p.ramp, 1.0f);
+}
+/* What column c's weight is multiplied by after normalisation: stx__attn_drop */
+static __device__ float stx__attn0_factor(const stx__attn0_rows &p, size_t u, size_t r, ptrdiff_t c, uint64_t stream) {
+    uint64_t S = (uint64_t)p.S + (uint64_t)p.span, groups = (S + p.N) / 8 + 2, row = (uint64_t)u * p.T + p.i0 + r, at;
+    float f = c < p.W ? 1.0f : p.wide;
+    if (!p.keep) return f;
+    at = c < p.W ? (uint64_t)(p.span + p.j0 + c) : S + (uint64_t)(c - p.W);
+    uint4 v = stx__philox(p.seed, stream, row * groups + at / 8);
+    uint32_t word = at % 8 < 2 ? v.x : at % 8 < 4 ? v.y : at % 8 < 6 ? v.z : v.w;
+    return (at % 2 ? word >> 16 : word & 0xffffu) < p.keep ? __fmul_rn(f, p.inv_keep) : 0.0f;
+}
+
+/* s: logits become what multiplies the values, dropout and sqrt(N) included, 0 for keys that are not seen; top, inv: see the args.
+   A warp a row: maximum, sums, weights. */
+static __global__ void stx__attn0_soft_kernel(stx__attn0_rows p) {
+    const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
+    const int lane = (int)(threadIdx.x % STX__WARP);
+    if (row >= p.units * p.n) return;
+    const size_t u = p.u0 + row / p.n, r = row % p.n, h = u % p.H;
+    const ptrdiff_t columns = p.W + (ptrdiff_t)p.N;
+    const uint64_t stream = p.keep ? p.stream + *p.shift : 0;
+    const float zl = p.z.p ? __fmul_rn(stx__get(p.z, h), p.max_span) : 0.0f;
+    float *s = p.s + row * p.ld, top = -HUGE_VALF, sum = 0, all = 0, norm, inv;
+    ptrdiff_t lo, hi, c;
+    stx__attn0_bounds(p, h, r, &lo, &hi);
+    for (c = lane; c < columns; c += STX__WARP)
+        if (c >= p.W || (c >= lo && c < hi && (p.eps > 0 || !(stx__attn0_ramp(p, zl, r, c) <= 0)))) top = fmaxf(top, s[c]);
+    top = stx__warp_max(top);
+    for (c = lane; c < columns; c += STX__WARP) {
+        float m = stx__attn0_ramp(p, zl, r, c), e;
+        if (c < p.W && (c < lo || c >= hi || (!(p.eps > 0) && m <= 0))) { s[c] = 0; continue; }
+        m = m <= 0 ? 0 : m >= 1 ? 1 : m;         /* NaN stays NaN */
+        e = expf(s[c] - top);
+        s[c] = m * e;
+        sum += m * e;
+        all += e;
+    }
+    sum = stx__warp_sum(sum);
+    all = stx__warp_sum(all);
+    norm = sum + p.eps * all;
+    inv = norm == 0 ? 0 : 1 / norm;              /* no key at all: y = 0 */
+    for (c = lane; c < columns; c += STX__WARP) if (s[c] != 0) s[c] *= inv * stx__attn0_factor(p, u, r, c, stream);
+    if (lane == 0) {
+        p.top[u * p.T + p.i0 + r] = top;
+        p.inv[u * p.T + p.i0 + r] = inv;
+    }
+}
+
+/* s: logits become what multiplied the values, as forward left them; g: dy.v becomes ds. With w = e^(s - top) inv, a = m w, f the factor
+   of dropout: G = f g, D = sum a G (which is dy.y, without y's rounding), ds = a (G - D) - eps D w. dz: the row's sum of w (G - D) over
+   0 <= ramp <= 1. A warp a row, twice over its columns. */
+static __global__ void stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
+    const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
+    const int lane = (int)(threadIdx.x % STX__WARP);
+    if (row >= p.units * p.n) return;
+    const size_t u = p.u0 + row / p.n, r = row % p.n, h = u % p.H;
+    const ptrdiff_t columns = p.W + (ptrdiff_t)p.N;
+    const uint64_t stream = p.keep ? p.stream + *p.shift : 0;
+    const float zl = p.z.p ? __fmul_rn(stx__get(p.z, h), p.max_span) : 0.0f, top = p.top[u * p.T + p.i0 + r], inv = p.inv[u * p.T + p.i0 + r];
+    float *s = p.s + row * p.ld, *g = p.g + row * p.ld, D = 0, dz = 0;
+    ptrdiff_t lo, hi, c;
+    stx__attn0_bounds(p, h, r, &lo, &hi);
+    for (c = lane; c < columns; c += STX__WARP) {
+        float m = stx__attn0_ramp(p, zl, r, c), v = s[c] - top;
+        if (inv == 0 || (c < p.W && (c < lo || c >= hi))) { s[c] = g[c] = 0; continue; }
+        m = m <= 0 ? 0 : m >= 1 ? 1 : m;
+        s[c] = expf(v < 80 ? v : v > 80 ? 80 : v) * inv;         /* m w <= 1, but w alone may not fit */
+        g[c] *= stx__attn0_factor(p, u, r, c, stream);
+        D += m * s[c] * g[c];
+    }
+    D = stx__warp_sum(D);
+    for (c = lane; c < columns; c += STX__WARP) {
+        float raw = stx__attn0_ramp(p, zl, r, c), m = raw <= 0 ? 0 : raw >= 1 ? 1 : raw, w = s[c], gd = g[c] - D;
+        if (inv == 0 || (c < p.W && (c < lo || c >= hi))) continue;
+        if (raw >= 0 && raw <= 1) dz += w * gd;
+        g[c] = m * w * gd - p.eps * D * w;
+        s[c] = m * w != 0 ? m * w * stx__attn0_factor(p, u, r, c, stream) : m * w;
+    }
+    dz = stx__warp_sum(dz);
+    if (lane == 0 && p.dz) p.dz[row] = dz;
+}
+
+/* to (rows,D) of each unit = or += p + q, scratch of stride sz a unit; q may be NULL. A thread a number. */
+static __global__ void stx__attn0_out_kernel(stx__mat to, const float *p, const float *q, size_t sz, size_t rows, size_t D, int accumulate, size_t units, size_t u0, size_t H) {
+    size_t n = units * rows * D, step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        size_t z = i / (rows * D), e = i % (rows * D), u = u0 + z;
+        size_t at = stx__mat_base(to, u / H, u % H, z) + (size_t)((ptrdiff_t)(e / D) + to.first) * to.ld + e % D;
+        stx__add(to.a, at, q ? p[z * sz + e] + q[z * sz + e] : p[z * sz + e], accumulate);
+    }
+}
+/* to (units,D) += the sums of the columns of from (units,n,D). A thread a column. */
+static __global__ void stx__attn0_columns_kernel(float *to, const float *from, size_t sz, size_t n, size_t D, size_t units) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, r;
+    float s = 0;
+    if (i >= units * D) return;
+    for (r = 0; r < n; r++) s += from[i / D * sz + r * D + i % D];
+    to[i] += s;
+}
+/* all (tables,size) += the sums over the chunk's units of parts (units,size), those of a table's heads, in order. A thread a number. */
+static __global__ void stx__attn0_sum_kernel(float *all, const float *parts, size_t size, size_t tables, size_t units, size_t u0) {
+    size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < tables * size; i += step) {
+        size_t t = i / size, z;
+        float s = 0;
+        for (z = (t + tables - u0 % tables) % tables; z < units; z += tables) s += parts[z * size + i % size];
+        all[i] += s;
+    }
+}
+/* grad += f all (tables,rows,D): number (t,r,d) is at + t st + r ld + d of grad. A thread a number. */
+static __global__ void stx__attn0_add_kernel(stx__num grad, const float *all, float f, size_t tables, size_t rows, size_t D, size_t at, size_t st, size_t ld) {
+    size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < tables * rows * D; i += step)
+        stx__add(grad, at + i / (rows * D) * st + i / D % rows * ld + i % D, f * all[i], 1);
+}
+
+/* How a call is cut, and its scratch. Sums that units share, one copy a unit and one for all: */
+enum { STX__S_PE, STX__S_U, STX__S_VB, STX__S_Z, STX__S_PK, STX__S_PV, STX__SHARED_SUMS };
+typedef struct stx__attn0 {
+    stx_ctx *x;
+    const stx_attention_args *a;
+    size_t n, units, ld, tables, p0, np;                /* queries of a panel, units of a chunk, numbers of a row; rows p0 .. p0+np-1 of pe are met */
+    size_t size[STX__SHARED_SUMS], copies[STX__SHARED_SUMS];    /* numbers of one copy (0: not wanted), and how many there are in the gradient */
+    float *s, *g, *o, *o2, *rows, *dk, *dv, *part[STX__SHARED_SUMS], *all[STX__SHARED_SUMS];
+    float *parts;                                       /* dk, dv and part[] */
+    size_t parts_bytes, all_bytes, bytes;
+    size_t u0, nu, i0, nb;                              /* the chunk and the panel at hand */
+    ptrdiff_t j0, W;
+    stx__num q, k, v, pe, u, vb, pk, pv, y, dy;
+} stx__attn0;
+
+static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
+    const stx_attention_args *a = A->a;
+    const size_t budget = (size_t)200 << 20, few = stx__gpu(A->x)->attention == 3;
+    size_t at = 0, i, all = a->B * a->H, window = (size_t)((ptrdiff_t)a->S - STX__MIN(a->first_key, (ptrdiff_t)a->S)), unit;
+    char *base = a->work ? (char *)(((uintptr_t)a->work + 255) / 256 * 256) : NULL;
+    if (a->not_causal && a->first_key < 0) window = a->S;
+    A->tables = a->P ? (size_t)a->pe_heads : 0;
+    A->p0 = a->P + (size_t)a->delta_min > a->span + 1 ? a->P + (size_t)a->delta_min - a->span - 1 : 0;
+    if (A->p0 > a->P) A->p0 = a->P;
+    A->np = a->P - A->p0;
+    memset(A->size, 0, sizeof A->size);
+    for (i = 0; i < STX__SHARED_SUMS; i++) A->copies[i] = a->H;
+    if (backward) {
+        if (a->dpe) { A->size[STX__S_PE] = A->np * a->D; A->copies[STX__S_PE] = A->tables; }
+        if (a->du)  A->size[STX__S_U] = a->D;
+        if (a->dvb) A->size[STX__S_VB] = a->D;
+        if (a->dz)  A->size[STX__S_Z] = 1;
+        if (a->dpk) A->size[STX__S_PK] = a->N * a->D;
+        if (a->dpv) A->size[STX__S_PV] = a->N * a->D;
+    }
+    for (A->n = STX__MIN(a->T, (size_t)(few ? 16 : 256));; A->n = (A->n + 1) / 2) {
+        A->ld = (a->not_causal ? window : STX__MIN(window, a->span + A->n)) + a->N;
+        unit = A->n * (A->ld * (backward ? 2 : 1) + 2 * a->D + 1);
+        if (A->n <= 16 || unit * sizeof(float) <= budget / 2) break;
+    }
+    if (backward) unit += (a->dk ? a->S * a->D : 0) + (a->dv ? a->S * a->D : 0);
+    for (i = 0; i < STX__SHARED_SUMS; i++) unit += A->size[i];
+    A->units = few ? 3 : budget / (unit * sizeof(float));
+    A->units = STX__MAX((size_t)1, STX__MIN(STX__MIN(A->units, all), (size_t)65535));
+  #define STX__TAKE(field, count) do { A->field = base ? (float *)(void *)(base + at) : NULL; at += ((count) * sizeof(float) + 255) / 256 * 256; } while (0)
+    STX__TAKE(s, A->units * A->n * A->ld);
+    STX__TAKE(o, A->units * A->n * a->D);
+    if (backward) {
+        STX__TAKE(g, A->units * A->n * A->ld);
+        STX__TAKE(o2, A->units * A->n * a->D);
+        STX__TAKE(rows, A->units * A->n);
+        A->parts_bytes = at;
+        STX__TAKE(dk, a->dk ? A->units * a->S * a->D : 0);
+        STX__TAKE(dv, a->dv ? A->units * a->S * a->D : 0);
+        A->parts = A->dk;
+        for (i = 0; i < STX__SHARED_SUMS; i++) STX__TAKE(part[i], A->units * A->size[i]);
+        A->parts_bytes = at - A->parts_bytes;
+        A->all_bytes = at;
+        for (i = 0; i < STX__SHARED_SUMS; i++) STX__TAKE(all[i], A->copies[i] * A->size[i]);
+        A->all_bytes = at - A->all_bytes;
+    }
+  #undef STX__TAKE
+    return A->bytes = at + 256;
+}
+static void stx__attn0_open(stx__attn0 *A, stx_ctx *x, const stx_attention_args *a, int backward) {
+    memset(A, 0, sizeof *A);
+    A->x = x; A->a = a;
+    stx__attn0_layout(A, backward);
+    A->q = stx__num_of(x, a->q); A->k = stx__num_of(x, a->k); A->v = stx__num_of(x, a->v);
+    A->pe = stx__num_of(x, a->pe); A->u = stx__num_of(x, a->u); A->vb = stx__num_of(x, a->vb);
+    A->pk = stx__num_of(x, a->pk); A->pv = stx__num_of(x, a->pv);
+    A->y = stx__num_of(x, a->y); A->dy = stx__num_of(x, a->dy);
+}
+static void stx__attn0_product(const stx__attn0 *A, const stx__mat &C, const stx__mat &L, int ta, const stx__mat &R, int tb, size_t M, size_t N, size_t K, float alpha, int accumulate) {
+    dim3 grid((unsigned)((N + STX__P - 1) / STX__P), (unsigned)((M + STX__P - 1) / STX__P), (unsigned)A->nu);
+    if (!M || !N || (!K && accumulate)) return;
+    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_product_kernel, grid, 256, 0, C, L, R, ta, tb, M, N, K, alpha, accumulate, A->u0, A->a->H);
+}
+static void stx__attn0_out(const stx__attn0 *A, const stx__mat &to, const float *p, const float *q, size_t sz, size_t rows, int accumulate) {
+    if (!rows) return;
+    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_out_kernel, stx__blocks(A->nu * rows * A->a->D, 256, 65535), 256, 0, to, p, q, sz, rows, A->a->D, accumulate,
+                    A->nu, A->u0, A->a->H);
+}
+static void stx__attn0_columns(const stx__attn0 *A, float *to, const float *from, size_t sz, size_t D) {
+    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_columns_kernel, stx__blocks(A->nu * D, 128, (size_t)1 << 30), 128, 0, to, from, sz, A->nb, D, A->nu);
+}
+/* The matrices of a panel: rows of queries, keys and tables by unit; scratch */
+static stx__mat stx__attn0_rows_q(const stx__attn0 *A, const stx__num &q, const stx__num *bias) {
+    stx__mat m = stx__mat_of(q, A->a->ldq, (ptrdiff_t)A->i0, (ptrdiff_t)A->a->T);
+    m.sb = A->a->stq; m.sh = A->a->D;
+    if (bias) m.bias = *bias;
+    return m;
+}
+static stx__mat stx__attn0_rows_y(const stx__attn0 *A, const stx__num &y) {
+    stx__mat m = stx__mat_of(y, A->a->H * A->a->D, (ptrdiff_t)A->i0, (ptrdiff_t)A->a->T);
+    m.sb = A->a->T * m.ld; m.sh = A->a->D;
+    return m;
+}
+static stx__mat stx__attn0_rows_k(const stx__attn0 *A, const stx__num &k, ptrdiff_t first) {
+    stx__mat m = stx__mat_of(k, A->a->ldk, first, (ptrdiff_t)A->a->S);
+    m.sb = A->a->stk; m.sh = A->a->D;
+    return m;
+}
+static stx__mat stx__attn0_rows_pe(const stx__attn0 *A) {
+    stx__mat m = stx__mat_of(A->pe, A->tables * A->a->D, (ptrdiff_t)A->p0, (ptrdiff_t)A->a->P);
+    m.sh = A->tables > 1 ? A->a->D : 0;
+    return m;
+}
+static stx__mat stx__attn0_rows_p(const stx__attn0 *A, const stx__num &p) {
+    stx__mat m = stx__mat_of(p, A->a->D, 0, (ptrdiff_t)A->a->N);
+    m.sh = A->a->N * A->a->D;
+    return m;
+}
+/* columns from `column` on of s or g; skewed: column p is what meets row p0 + p of pe */
+static stx__mat stx__attn0_cells(const stx__attn0 *A, float *s, size_t column, int skew) {
+    const stx_attention_args *a = A->a;
+    stx__mat m = stx__mat_scratch(s + column, A->ld, A->nb, A->nb * A->ld);
+    m.skew = skew;
+    m.off = (ptrdiff_t)A->p0 - ((ptrdiff_t)a->P - 1 + a->delta_min) + (ptrdiff_t)a->S - (ptrdiff_t)a->T + (ptrdiff_t)A->i0 - A->j0;
+    m.width = A->W;
+    return m;
+}
+static stx__mat stx__attn0_wide(const stx__attn0 *A, float *o) { return stx__mat_scratch(o, A->a->D, A->nb, A->nb * A->a->D); }
+
+/* Panel i0 .. of nb queries: the keys that they may see, and their logits into s */
+static void stx__attn0_logits(stx__attn0 *A, size_t i0) {
+    const stx_attention_args *a = A->a;
+    ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, last = (ptrdiff_t)a->S;
+    A->i0 = i0;
+    A->nb = STX__MIN(A->n, a->T - i0);
+    A->j0 = a->not_causal ? STX__MAX(a->first_key, 0) : STX__MAX(a->first_key, C + (ptrdiff_t)i0 - (ptrdiff_t)a->span);
+    if (!a->not_causal) last = C + (ptrdiff_t)(i0 + A->nb) - a->delta_min;
+    A->W = STX__MAX(last - A->j0, (ptrdiff_t)0);
+    stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 0), stx__attn0_rows_q(A, A->q, &A->u), 0, stx__attn0_rows_k(A, A->k, A->j0), 1, A->nb, (size_t)A->W, a->D, a->scale, 0);
+    if (a->P) stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 1), stx__attn0_rows_q(A, A->q, &A->vb), 0, stx__attn0_rows_pe(A), 1, A->nb, A->np, a->D, a->scale, 1);
+    stx__attn0_product(A, stx__attn0_cells(A, A->s, (size_t)A->W, 0), stx__attn0_rows_q(A, A->q, NULL), 0, stx__attn0_rows_p(A, A->pk), 1, A->nb, a->N, a->D,
+                       a->scale * (float)sqrt((double)a->D), 0);
+}
+static stx__attn0_rows stx__attn0_rows_of(const stx__attn0 *A) {
+    const stx_attention_args *a = A->a;
+    stx__attn0_rows p;
+    memset(&p, 0, sizeof p);
+    p.s = A->s; p.g = A->g; p.top = a->top; p.inv = a->inv;
+    p.T = a->T; p.H = a->H; p.S = a->S; p.N = a->N; p.n = A->nb; p.ld = A->ld; p.u0 = A->u0; p.i0 = A->i0; p.units = A->nu;
+    p.C = (ptrdiff_t)a->S - (ptrdiff_t)a->T; p.j0 = A->j0; p.W = A->W; p.span = (ptrdiff_t)a->span; p.first = a->first_key;
+    p.delta_min = a->delta_min; p.not_causal = a->not_causal;
+    p.max_span = a->max_span; p.ramp = a->ramp; p.eps = a->eps;
+    p.wide = (float)sqrt((double)a->N);
+    if (a->drop > 0) {
+        double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5);      /* stx__keep16 */
+        p.keep = (uint32_t)(k < 1 ? 1 : k);
+        p.inv_keep = (float)(65536.0 / p.keep);
+        p.seed = a->seed; p.stream = a->stream; p.shift = stx__gpu(A->x)->shift;
+    }
+    p.z = stx__num_of(A->x, a->z);
+    return p;
+}
+
+static void stx__attn0_fwd(stx_ctx *x, const stx_attention_args *a) {
+    stx__attn0 A;
+    size_t i0;
+    stx__attn0_open(&A, x, a, 0);
+    for (A.u0 = 0; A.u0 < a->B * a->H; A.u0 += A.nu) {
+        A.nu = STX__MIN(A.units, a->B * a->H - A.u0);
+        for (i0 = 0; i0 < a->T; i0 += A.nb) {
+            stx__attn0_logits(&A, i0);
+            STX__RUN_KERNEL(x, "stx_attention_fwd", stx__attn0_soft_kernel, stx__blocks(A.nu * A.nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0, stx__attn0_rows_of(&A));
+            stx__attn0_product(&A, stx__attn0_wide(&A, A.o), stx__attn0_cells(&A, A.s, 0, 0), 0, stx__attn0_rows_k(&A, A.v, A.j0), 0, A.nb, a->D, (size_t)A.W, 1, 0);
+            stx__attn0_product(&A, stx__attn0_wide(&A, A.o), stx__attn0_cells(&A, A.s, (size_t)A.W, 0), 0, stx__attn0_rows_p(&A, A.pv), 0, A.nb, a->D, a->N, 1, 1);
+            stx__attn0_out(&A, stx__attn0_rows_y(&A, A.y), A.o, NULL, A.nb * a->D, A.nb, 0);
+        }
+    }
+}
+
+/* One panel of the backward pass, after the logits */
+static void stx__attn0_bwd_panel(stx__attn0 *A) {
+    const stx_attention_args *a = A->a;
+    const size_t D = a->D, W = (size_t)A->W, zeros = (size_t)STX__MIN(STX__MAX(-A->j0, (ptrdiff_t)0), A->W), real = (size_t)STX__MAX(A->j0, (ptrdiff_t)0);
+    const float far = a->scale * (float)sqrt((double)D);
+    stx__mat dy = stx__attn0_rows_y(A, A->dy), o = stx__attn0_wide(A, A->o), o2 = stx__attn0_wide(A, A->o2);
+    stx__attn0_rows p = stx__attn0_rows_of(A);
+    if (a->dz && p.z.p) p.dz = A->rows;
+    stx__attn0_product(A, stx__attn0_cells(A, A->g, 0, 0), dy, 0, stx__attn0_rows_k(A, A->v, A->j0), 1, A->nb, W, D, 1, 0);
+    stx__attn0_product(A, stx__attn0_cells(A, A->g, W, 0), dy, 0, stx__attn0_rows_p(A, A->pv), 1, A->nb, a->N, D, 1, 0);
+    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_soft_bwd_kernel, stx__blocks(A->nu * A->nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0, p);
+    if (a->dv) stx__attn0_product(A, stx__mat_scratch(A->dv + real * D, D, a->S, a->S * D), stx__attn0_cells(A, A->s, zeros, 0), 1, dy, 0, W - zeros, D, A->nb, 1, 1);
+    if (a->dk) stx__attn0_product(A, stx__mat_scratch(A->dk + real * D, D, a->S, a->S * D), stx__attn0_cells(A, A->g, zeros, 0), 1, stx__attn0_rows_q(A, A->q, &A->u), 0,
+                                  W - zeros, D, A->nb, a->scale, 1);
+    if (p.dz) stx__attn0_columns(A, A->part[STX__S_Z], A->rows, A->nb, 1);
+    if (A->size[STX__S_PV]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PV], D, a->N, a->N * D), stx__attn0_cells(A, A->s, W, 0), 1, dy, 0, a->N, D, A->nb, 1, 1);
+    if (A->size[STX__S_PK]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PK], D, a->N, a->N * D), stx__attn0_cells(A, A->g, W, 0), 1,
+                                               stx__attn0_rows_q(A, A->q, NULL), 0, a->N, D, A->nb, far, 1);
+    if (A->size[STX__S_PE]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PE], D, A->np, A->np * D), stx__attn0_cells(A, A->g, 0, 1), 1,
+                                               stx__attn0_rows_q(A, A->q, &A->vb), 0, A->np, D, A->nb, a->scale, 1);
+    if (a->dq || a->du) stx__attn0_product(A, o, stx__attn0_cells(A, A->g, 0, 0), 0, stx__attn0_rows_k(A, A->k, A->j0), 0, A->nb, D, W, a->scale, 0);
+    if (a->P && (a->dq || a->dvb)) stx__attn0_product(A, o2, stx__attn0_cells(A, A->g, 0, 1), 0, stx__attn0_rows_pe(A), 0, A->nb, D, A->np, a->scale, 0);
+    if (a->du) stx__attn0_columns(A, A->part[STX__S_U], A->o, A->nb * D, D);
+    if (a->dvb && a->P) stx__attn0_columns(A, A->part[STX__S_VB], A->o2, A->nb * D, D);
+    if (a->dq) {
+        stx__attn0_product(A, o, stx__attn0_cells(A, A->g, W, 0), 0, stx__attn0_rows_p(A, A->pk), 0, A->nb, D, a->N, far, 1);
+        stx__attn0_out(A, stx__attn0_rows_q(A, stx__num_of(A->x, a->dq), NULL), A->o, a->P ? A->o2 : NULL, A->nb * D, A->nb, 1);
+    }
+}
+static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
+    stx_real *const grads[STX__SHARED_SUMS] = {a->dpe, a->du, a->dvb, a->dz, a->dpk, a->dpv};
+    stx__attn0 A;
+    size_t i0, i;
+    stx__attn0_open(&A, x, a, 1);
+    if (A.all_bytes && stx_ok(x)) stx__cuda_failed(x, cudaMemsetAsync(A.all[0], 0, A.all_bytes, stx__gpu(x)->stream), "stx_attention_bwd");
+    for (A.u0 = 0; A.u0 < a->B * a->H; A.u0 += A.nu) {
+        A.nu = STX__MIN(A.units, a->B * a->H - A.u0);
+        if (A.parts_bytes && stx_ok(x)) stx__cuda_failed(x, cudaMemsetAsync(A.parts, 0, A.parts_bytes, stx__gpu(x)->stream), "stx_attention_bwd");
+        for (i0 = 0; i0 < a->T; i0 += A.nb) {
+            stx__attn0_logits(&A, i0);
+            stx__attn0_bwd_panel(&A);
+        }
+        if (a->dk) stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dk), 0), A.dk, NULL, a->S * a->D, a->S, 1);
+        if (a->dv) stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dv), 0), A.dv, NULL, a->S * a->D, a->S, 1);
+        for (i = 0; i < STX__SHARED_SUMS; i++)
+            if (A.size[i]) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_sum_kernel, stx__blocks(A.copies[i] * A.size[i], 256, 65535), 256, 0, A.all[i], A.part[i], A.size[i],
+                                           A.copies[i], A.nu, A.u0);
+    }
+    for (i = 0; i < STX__SHARED_SUMS; i++) {
+        size_t rows = A.size[i] >= a->D && i != STX__S_Z ? A.size[i] / a->D : 1, cols = rows ? A.size[i] / rows : 0, n = A.copies[i] * A.size[i];
+        size_t ld = i == STX__S_PE ? A.tables * a->D : cols, st = i == STX__S_PE ? a->D : A.size[i], at = i == STX__S_PE ? A.p0 * ld : 0;
+        if (n) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_add_kernel, stx__blocks(n, 256, 65535), 256, 0, stx__num_of(x, grads[i]), A.all[i],
+                               i == STX__S_Z ? a->max_span / a->ramp : 1.0f, A.copies[i], rows, cols, at, st, ld);
+    }
+}
 
 // >>attention: forward ------------------------------------------------------------------------------------------------
 
+static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; return 0; }
+static size_t stx__attn2_fwd_work(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; return 0; }
+static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; }
+
 // >>attention: backward -----------------------------------------------------------------------------------------------
 
+static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; return 0; }
+static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; }
+
 // >>attention: launchers ----------------------------------------------------------------------------------------------
+
+enum { STX__MOST_HEADS = 256 };
+
+/* Version 2 where it can take the call, else version 0: g->attention decides (stx_cuda_attention). top, inv are floats in any case: rows
+   of the two passes may come from different versions. */
+static int stx__attn_fused(stx_ctx *x, const stx_attention_args *a) {
+    int version = stx__gpu(x)->attention;
+    return (version == 0 || version == 2) && stx__attn2_can(x, a);
+}
+static int stx__attn_refused(stx_ctx *x, const stx_attention_args *a, const char *what) {
+    if (a->H <= STX__MOST_HEADS) return !stx_ok(x) || !a->B || !a->T || !a->H || !a->D;
+    stx_fail(x, STX_ERR_SHAPE, "%s: %zu heads, want at most %d", what, a->H, (int)STX__MOST_HEADS);
+    return 1;
+}
+extern "C" size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward) {
+    stx__attn0 A;
+    if (a->H > STX__MOST_HEADS || !a->B || !a->T || !a->H || !a->D) return 0;
+    if (stx__attn_fused(x, a)) return backward ? stx__attn2_bwd_work(x, a) : stx__attn2_fwd_work(x, a);
+    memset(&A, 0, sizeof A);
+    A.x = x; A.a = a;
+    return stx__attn0_layout(&A, backward);
+}
+extern "C" void stx_attention_fwd_cuda(stx_ctx *x, const stx_attention_args *a) {
+    if (stx__attn_refused(x, a, "stx_attention_fwd")) return;
+    if (stx__attn_fused(x, a)) stx__attn2_fwd(x, a);
+    else stx__attn0_fwd(x, a);
+}
+extern "C" void stx_attention_bwd_cuda(stx_ctx *x, const stx_attention_args *a) {
+    if (stx__attn_refused(x, a, "stx_attention_bwd")) return;
+    if (stx__attn_fused(x, a)) stx__attn2_bwd(x, a);
+    else stx__attn0_bwd(x, a);
+}
+extern "C" void stx_cuda_attention(stx_ctx *x, int version) { if (stx__gpu(x)) stx__gpu(x)->attention = version; }
 
 // >>device ------------------------------------------------------------------------------------------------------------
 
