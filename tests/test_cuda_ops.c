@@ -7,6 +7,7 @@
 static stx_ctx *cx, *gx;        /* CPU and GPU */
 static int half;                /* gx is bf16 */
 static size_t off;              /* 1: arrays start one number after an aligned address */
+static double least;            /* what arr_check's tolerance is relative to, if the largest number is smaller: sums that cancel */
 static const size_t sizes[] = {1, 2, 3, 5, 31, 32, 33, 127, 129, 257, 1000, 1024, 1025, 4099, 20000};
 static const size_t widths[] = {1, 3, 4, 28, 33, 128, 260, 515, 1000, 1024, 1025, 2052};
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
@@ -67,7 +68,7 @@ static void twin_check(const char *name, const arr *a) {
 static void arr_check(const char *name, const arr *a, double tol) {
     size_t all = a->lead + a->n + 8, i, bad = 0, guards = 0, at = 0;
     float *v = (float *)malloc(all * sizeof *v), *w = v + a->lead;
-    double top = 0, worst = 0;
+    double top = least, worst = 0;
     CHECK(stx_ok(gx), "%s: %s", name, stx_error(gx));
     stx_cuda_get_numbers(gx, v, a->base, all);
     for (i = 0; i < all; i++) if ((i < a->lead || i >= a->lead + a->n) && !(v[i] == guard)) guards++;
@@ -84,6 +85,7 @@ static void arr_check(const char *name, const arr *a, double tol) {
     twin_check(name, a);
     free(v);
 }
+static void mean_check(const char *name, const arr *a) { least = 1; arr_check(name, a, 3e-7); least = 0; }
 static int32_t *ids_to(const int32_t *ids, size_t n) { return (int32_t *)cuda_bytes(gx, ids, n * sizeof *ids); }
 
 #define N_ STX_MEM_NUMBERS
@@ -100,7 +102,7 @@ static void test_flat(void) {
         int act;
         BOTH(stx_fill, (cx, y.c, n, 3), (gx, y.d, n, 3)); arr_check("fill", &y, 0);
         BOTH(stx_fill, (cx, p.c, n, 1.2345f), (gx, p.d, n, 1.2345f)); arr_check("fill a parameter", &p, 0);
-        BOTH(stx_axpy, (cx, y.c, a.c, n, 0.7f, 0), (gx, y.d, a.d, n, 0.7f, 0)); arr_check("axpy", &y, half ? 0 : 0);
+        BOTH(stx_axpy, (cx, y.c, a.c, n, 0.7f, 0), (gx, y.d, a.d, n, 0.7f, 0)); arr_check("axpy", &y, 0);
         BOTH(stx_axpy, (cx, y.c, a.c, n, 0.7f, 1), (gx, y.d, a.d, n, 0.7f, 1)); arr_check("axpy +=", &y, 1e-6);
         BOTH(stx_axpy, (cx, j.c, i.c, n, 3, 1), (gx, j.d, i.d, n, 3, 1)); arr_check("axpy of integers", &j, 0);
         BOTH(stx_axpy, (cx, p.c, a.c, n, 0.7f, 1), (gx, p.d, a.d, n, 0.7f, 1)); arr_check("axpy to a parameter", &p, 1e-6);
@@ -136,14 +138,12 @@ static void test_flat(void) {
         stx_cuda_shift(gx, 0);
         {
             arr l = arr_of(1, 1, 0, B_), g = arr_of(1, 1, 0, B_), d = arr_of(n, 1, 0, N_), e = arr_of(n, 1, 0, N_);
-            float m = 2 / (float)n;
             BOTH(stx_mean_fwd, (cx, l.c, b.c, n), (gx, l.d, b.d, n)); arr_check("mean", &l, 1e-6);
             BOTH(stx_mean_bwd, (cx, d.c, g.c, n), (gx, d.d, g.d, n)); arr_check("mean da", &d, 1e-6);
             BOTH(stx_mse_fwd, (cx, l.c, b.c, i.c, n), (gx, l.d, b.d, i.d, n)); arr_check("mse", &l, 1e-6);
             BOTH(stx_mse_bwd, (cx, d.c, e.c, g.c, b.c, i.c, n), (gx, d.d, e.d, g.d, b.d, i.d, n));
             arr_check("mse da", &d, 1e-6); arr_check("mse db", &e, 1e-6);
             BOTH(stx_mse_bwd, (cx, NULL, e.c, g.c, b.c, i.c, n), (gx, NULL, e.d, g.d, b.d, i.d, n)); arr_check("mse db alone", &e, 1e-6);
-            (void)m;
             arr_free(&l); arr_free(&g); arr_free(&d); arr_free(&e);
         }
         arr_free(&y); arr_free(&a); arr_free(&b); arr_free(&p); arr_free(&i); arr_free(&j);
@@ -180,7 +180,7 @@ static void test_rows(void) {
         { arr t = arr_of(C, 5, 1, B_); BOTH(stx_sum_rows, (cx, t.c, i1.c, N, C), (gx, t.d, i1.d, N, C)); arr_check("sum_rows of integers", &t, 0); arr_free(&t); }
 
         BOTH(stx_layernorm_fwd, (cx, y.c, mean.c, rstd.c, a.c, gain.c, shift.c, N, C, 1e-5f), (gx, y.d, mean.d, rstd.d, a.d, gain.d, shift.d, N, C, 1e-5f));
-        arr_check("layernorm", &y, C == 1 ? 1e-4 : 4e-6); arr_check("layernorm mean", &mean, 1e-6); arr_check("layernorm rstd", &rstd, 1e-5);
+        arr_check("layernorm", &y, C == 1 ? 1e-4 : 4e-6); mean_check("layernorm mean", &mean); arr_check("layernorm rstd", &rstd, 1e-5);
         for (acc = 0; acc < 2; acc++) {
             BOTH(stx_layernorm_bwd, (cx, d.c, dgain.c, dshift.c, g.c, a.c, gain.c, mean.c, rstd.c, N, C, (int)acc), (gx, d.d, dgain.d, dshift.d, g.d, a.d, gain.d, mean.d, rstd.d, N, C, (int)acc));
             arr_check("layernorm din", &d, C < 4 ? 1e-3 : 4e-6); arr_check("layernorm dgain", &dgain, 4e-6); arr_check("layernorm dshift", &dshift, 4e-6);
@@ -196,7 +196,7 @@ static void test_rows(void) {
                  (gx, y.d, s.d, mean.d, rstd.d, a.d, f.d, gain.d, shift.d, N, C, 1e-5f, drop, 77, 99));
             arr_check("residual_norm s", &s, 1e-6);
             stx_layernorm_fwd(cx, y.c, mean.c, rstd.c, s.c, gain.c, shift.c, N, C, 1e-5f);
-            arr_check("residual_norm y", &y, C == 1 ? 1e-4 : 4e-6); arr_check("residual_norm mean", &mean, 1e-6); arr_check("residual_norm rstd", &rstd, 1e-5);
+            arr_check("residual_norm y", &y, C == 1 ? 1e-4 : 4e-6); mean_check("residual_norm mean", &mean); arr_check("residual_norm rstd", &rstd, 1e-5);
             BOTH(stx_residual_norm_bwd, (cx, d.c, df.c, dgain.c, dshift.c, g.c, s.c, gain.c, mean.c, rstd.c, N, C, drop, 77, 99, (int)acc),
                  (gx, d.d, df.d, dgain.d, dshift.d, g.d, s.d, gain.d, mean.d, rstd.d, N, C, drop, 77, 99, (int)acc));
             arr_check("residual_norm ds", &d, C < 4 ? 1e-3 : 4e-6); arr_check("residual_norm df", &df, C < 4 ? 1e-3 : 4e-6);
@@ -261,7 +261,7 @@ static void test_cross_entropy(void) {
         for (i = 0; i < N; i++) ids[i] = (int32_t)(i ? (i * 7919) % V : V - 1);
         dev = ids_to(ids, N);
         BOTH(stx_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, N, V, (double)N), (gx, loss.d, top.d, inv.d, logits.d, dev, N, V, (double)N));
-        arr_check("cross_entropy", &loss, 1e-6); arr_check("cross_entropy top", &top, 0); arr_check("cross_entropy inv", &inv, 2e-6);
+        arr_check("cross_entropy", &loss, 1e-6); arr_check("cross_entropy top", &top, 0); arr_check("cross_entropy inv", &inv, 5e-6);
         for (acc = 0; acc < 2; acc++) {
             BOTH(stx_cross_entropy_bwd, (cx, d.c, g.c, top.c, inv.c, logits.c, ids, N, V, 3, (int)acc), (gx, d.d, g.d, top.d, inv.d, logits.d, dev, N, V, 3, (int)acc));
             arr_check("cross_entropy dlogits", &d, 1e-6);
