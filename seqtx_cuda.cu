@@ -27,6 +27,7 @@
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #include <cublasLt.h>
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -165,6 +166,7 @@ typedef struct stx__range { char *base; size_t bytes; int kind; stx__bf16 *twin;
 struct stx_gpu {
     int index, sms, major, minor, half, capturing, repeatable, failed, tf32;
     int tune;                           /* of a new kind of product: 0 the heuristic's first algorithm, 1 the fastest, -1 our own kernel: >>gemm */
+    int attention;                      /* which version, see stx_cuda_attention */
     size_t shared_max;                  /* shared memory that a block may ask for, bytes */
     cudaStream_t stream;
     cublasLtHandle_t lt;
@@ -228,13 +230,1292 @@ static void stx__gemm_close(stx_gpu *g);
 
 // >>elementwise -------------------------------------------------------------------------------------------------------
 
+/* W = 4 or 1 neighbours at once. A kernel of W = 4 takes rows that all begin on a multiple of four numbers and whose lengths are such
+   multiples; anything else goes through the same code one by one. */
+template<int W> static __device__ __forceinline__ void stx__getn(float (&v)[W], const stx__num &a, size_t i) {
+    if constexpr (W == 4) {
+        float4 q = stx__get4(a, i);
+        v[0] = q.x; v[1] = q.y; v[2] = q.z; v[3] = q.w;
+    } else {
+        v[0] = stx__get(a, i);
+    }
+}
+template<int W> static __device__ __forceinline__ void stx__putn(const stx__num &a, size_t i, const float (&v)[W]) {
+    if constexpr (W == 4) stx__put4(a, i, make_float4(v[0], v[1], v[2], v[3]));
+    else stx__put(a, i, v[0]);
+}
+template<int W> static __device__ __forceinline__ void stx__addn(const stx__num &a, size_t i, float (&v)[W], int accumulate) {
+    if (accumulate) {
+        float was[W];
+        stx__getn<W>(was, a, i);
+        for (int e = 0; e < W; e++) v[e] += was[e];
+    }
+    stx__putn<W>(a, i, v);
+}
+/* Every W-th i below n, shared by all threads of the grid, which may be smaller than n */
+#define STX__STEP(i, n, W) for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W; i < n; i += (size_t)gridDim.x * blockDim.x * W)
+/* Blocks of 256 for so many threads' work: enough to fill the GPU twice over, the rest by the loop. What they compute does not depend on it. */
+static unsigned stx__grid(stx_ctx *x, size_t threads) { return stx__blocks(threads, 256, (size_t)stx__gpu(x)->sms * 16); }
+#define STX__RUN_BY(x, name, four, kernel, n, ...) \
+    do { \
+        if (four) STX__RUN_KERNEL(x, name, kernel<4>, stx__grid(x, (n) / 4), 256, 0, __VA_ARGS__); \
+        else STX__RUN_KERNEL(x, name, kernel<1>, stx__grid(x, n), 256, 0, __VA_ARGS__); \
+    } while (0)
+
+/* y (n) = value. A thread writes four neighbours at a time. */
+template<int W> static __global__ void stx__fill_kernel(stx__num y, size_t n, float value) {
+    float v[W];
+    for (int e = 0; e < W; e++) v[e] = value;
+    STX__STEP(i, n, W) stx__putn<W>(y, i, v);
+}
+void stx_fill_cuda(stx_ctx *x, stx_real *y, size_t n, stx_real value) {
+    stx__num Y = stx__num_of(x, y);
+    if (n) STX__RUN_BY(x, "stx_fill", n % 4 == 0 && stx__by4(Y), stx__fill_kernel, n, Y, n, value);
+}
+
+/* y (n) = s a, or y += s a. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__axpy_kernel(stx__num y, stx__num a, size_t n, float s, int accumulate) {
+    STX__STEP(i, n, W) {
+        float v[W];
+        stx__getn<W>(v, a, i);
+        if (accumulate) {
+            float was[W];
+            stx__getn<W>(was, y, i);
+            for (int e = 0; e < W; e++) v[e] = fmaf(s, v[e], was[e]);
+        } else {
+            for (int e = 0; e < W; e++) v[e] *= s;
+        }
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_axpy_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    if (n) STX__RUN_BY(x, "stx_axpy", n % 4 == 0 && stx__by4(Y) && stx__by4(A), stx__axpy_kernel, n, Y, A, n, s, accumulate);
+}
+
+/* y (rows,cols) = or += a (rows,cols), rows ldy and lda apart. A thread takes four neighbours of a row at a time. */
+template<int W> static __global__ void stx__copy2d_kernel(stx__num y, size_t ldy, stx__num a, size_t lda, size_t n, size_t cols, int accumulate) {
+    STX__STEP(i, n, W) {
+        size_t r = i / cols, c = i - r * cols;
+        float v[W];
+        stx__getn<W>(v, a, r * lda + c);
+        stx__addn<W>(y, r * ldy + c, v, accumulate);
+    }
+}
+void stx_copy2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda, size_t rows, size_t cols, int accumulate) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    size_t n = rows * cols;
+    int four = (cols | (rows > 1 ? ldy | lda : 0)) % 4 == 0 && stx__by4(Y) && stx__by4(A);
+    if (n) STX__RUN_BY(x, "stx_copy2d", four, stx__copy2d_kernel, n, Y, ldy, A, lda, n, cols, accumulate);
+}
+
+/* e^v, tanh and erf are CUDA's accurate ones (1 to 5 ulp), whatever -use_fast_math would make of shorter names; NaN stays NaN. */
+#ifdef CUDA_HOST
+static inline float stx__phi(float v) { return (float)(0.5 * erfc(v * -0.70710678118654752440)); }
+#else
+static __device__ __forceinline__ float stx__phi(float v) { return normcdff(v); }
+#endif
+static __device__ __forceinline__ float stx__act(float v, int act) {
+    switch (act) {
+    case STX_ACT_RELU: return v < 0 ? 0 : v;
+    case STX_ACT_GELU: return v * stx__phi(v);
+    case STX_ACT_TANH: return tanhf(v);
+    case STX_ACT_SIGMOID: return 1 / (1 + expf(-v));
+    default: return v;
+    }
+}
+/* g times d act / d a, given y = act(a) and, for gelu, a */
+static __device__ __forceinline__ float stx__act_slope(float g, float y, float a, int act) {
+    switch (act) {
+    case STX_ACT_RELU: return y > 0 ? g : 0;
+    case STX_ACT_GELU: return g * fmaf(a, 0.39894228040143267794f * expf(-0.5f * a * a), stx__phi(a));
+    case STX_ACT_TANH: return g * fmaf(-y, y, 1.0f);
+    case STX_ACT_SIGMOID: return g * (y * (1 - y));
+    default: return g;
+    }
+}
+
+/* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b. A thread takes four neighbours of a row at a time. */
+template<int W> static __global__ void stx__bias_act_kernel(stx__num y, stx__num pre, stx__num b, size_t n, size_t C, int act) {
+    STX__STEP(i, n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, y, i);
+        if (b.p) {
+            stx__getn<W>(w, b, i % C);
+            for (int e = 0; e < W; e++) v[e] += w[e];
+        }
+        if (pre.p) stx__putn<W>(pre, i, v);
+        for (int e = 0; e < W; e++) v[e] = stx__act(v[e], act);
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_bias_act_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act) {
+    stx__num Y = stx__num_of(x, y), P = stx__num_of(x, pre), B = stx__num_of(x, b);
+    size_t n = N * C;
+    if (n && (b || pre || act)) STX__RUN_BY(x, "stx_bias_act_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(P) && stx__by4(B), stx__bias_act_kernel, n, Y, P, B, n, C, act);
+}
+
+/* y (n) = act(a (n)), y may be a. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__act_fwd_kernel(stx__num y, stx__num a, size_t n, int act) {
+    STX__STEP(i, n, W) {
+        float v[W];
+        stx__getn<W>(v, a, i);
+        for (int e = 0; e < W; e++) v[e] = stx__act(v[e], act);
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_act_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    if (n) STX__RUN_BY(x, "stx_act_fwd", n % 4 == 0 && stx__by4(Y) && stx__by4(A), stx__act_fwd_kernel, n, Y, A, n, act);
+}
+
+/* y = act(a):   da = or += dy act'(a); a is read for gelu only, y for the others; da may be dy. As forward. */
+template<int W> static __global__ void stx__act_bwd_kernel(stx__num da, stx__num dy, stx__num y, stx__num a, size_t n, int act, int accumulate) {
+    STX__STEP(i, n, W) {
+        float g[W], v[W] = {0}, u[W] = {0};
+        stx__getn<W>(g, dy, i);
+        if (act == STX_ACT_GELU) stx__getn<W>(u, a, i);
+        else if (act) stx__getn<W>(v, y, i);
+        for (int e = 0; e < W; e++) g[e] = stx__act_slope(g[e], v[e], u[e], act);
+        stx__addn<W>(da, i, g, accumulate);
+    }
+}
+void stx_act_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y), A = stx__num_of(x, act == STX_ACT_GELU ? a : NULL);
+    int four = n % 4 == 0 && stx__by4(D) && stx__by4(G) && stx__by4(Y) && stx__by4(A);
+    if (n) STX__RUN_BY(x, "stx_act_bwd", four, stx__act_bwd_kernel, n, D, G, Y, A, n, act, accumulate && da != dy);
+}
+
+/* y (n) = a (n) + b (nb), b repeats. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__add_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb) {
+    STX__STEP(i, n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, a, i);
+        stx__getn<W>(w, b, n == nb ? i : i % nb);
+        for (int e = 0; e < W; e++) v[e] += w[e];
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_add_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    if (n) STX__RUN_BY(x, "stx_add_fwd", nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B), stx__add_kernel, n, Y, A, B, n, nb);
+}
+
+/* y (n) = or += a (n) b (nb), b repeats: forward, and da and db of backward. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__mul_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb, int accumulate) {
+    STX__STEP(i, n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, a, i);
+        stx__getn<W>(w, b, n == nb ? i : i % nb);
+        for (int e = 0; e < W; e++) v[e] *= w[e];
+        stx__addn<W>(y, i, v, accumulate);
+    }
+}
+static void stx__mul_cuda(stx_ctx *x, const char *name, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    if (n) STX__RUN_BY(x, name, nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B), stx__mul_kernel, n, Y, A, B, n, nb, accumulate);
+}
+void stx_mul_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) { stx__mul_cuda(x, "stx_mul_fwd", y, a, b, n, nb, 0); }
+/* y = a b:   da = or += dy b ; db += sum over repeats of dy a (a sum of columns when b repeats) */
+static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2, const stx_real *dy, const stx_real *f, const stx_real *mean, const stx_real *rstd, size_t N, size_t C);
+void stx_mul_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
+    if (da) stx__mul_cuda(x, "stx_mul_bwd", da, dy, b, n, nb, accumulate);
+    if (db && n == nb) stx__mul_cuda(x, "stx_mul_bwd", db, dy, a, n, n, 1);
+    else if (db && n) stx__columns(x, "stx_mul_bwd", db, NULL, dy, a, NULL, NULL, n / nb, nb);
+}
+
+/* Dropout masks, the CPU's bit for bit: 16 bits of a Philox call for each of 8 neighbours, kept if below keep. by[e] is the factor of
+   number i + e; i is a multiple of W. */
+typedef struct stx__drop { uint64_t seed, stream; const uint64_t *shift; uint32_t keep; float inv; } stx__drop;
+static stx__drop stx__drop_of(stx_ctx *x, stx_real p, uint64_t seed, uint64_t stream) {
+    stx__drop d = {seed, stream, stx__gpu(x)->shift, 0, 1};
+    if (p > 0) {                            /* keep 0: no dropout */
+        double k = floor((1.0 - (double)p) * 65536.0 + 0.5);
+        d.keep = (uint32_t)(k < 1 ? 1 : k);
+        d.inv = (float)(65536.0 / d.keep);
+    }
+    return d;
+}
+static __device__ __forceinline__ uint64_t stx__drop_stream(const stx__drop &d) { return d.stream + *d.shift; }
+template<int W> static __device__ __forceinline__ void stx__mask(float (&by)[W], const stx__drop &d, uint64_t stream, size_t i) {
+    uint4 r = stx__philox(d.seed, stream, (uint64_t)i / 8);
+    uint32_t lo = i & 4 ? r.z : r.x, hi = i & 4 ? r.w : r.y;
+    if constexpr (W == 4) {
+        by[0] = (lo & 0xffffu) < d.keep ? d.inv : 0;
+        by[1] = (lo >> 16) < d.keep ? d.inv : 0;
+        by[2] = (hi & 0xffffu) < d.keep ? d.inv : 0;
+        by[3] = (hi >> 16) < d.keep ? d.inv : 0;
+    } else {
+        uint32_t word = i & 2 ? hi : lo;
+        by[0] = (i & 1 ? word >> 16 : word & 0xffffu) < d.keep ? d.inv : 0;
+    }
+}
+
+/* y (n) = or += a mask / keep. A thread takes the 8 neighbours of one Philox call, as two fours if it can. */
+template<int W> static __global__ void stx__dropout_kernel(stx__num y, stx__num a, size_t n, stx__drop d, int accumulate) {
+    uint64_t stream = stx__drop_stream(d);
+    STX__STEP(i, n, 8) {
+        uint4 r = stx__philox(d.seed, stream, (uint64_t)i / 8);
+        uint32_t bits[4] = {r.x, r.y, r.z, r.w};
+        #pragma unroll
+        for (int e = 0; e < 8; e += W) {
+            if (i + e < n) {
+                float v[W];
+                stx__getn<W>(v, a, i + e);
+                #pragma unroll
+                for (int k = 0; k < W; k++) v[k] *= ((e + k) & 1 ? bits[(e + k) / 2] >> 16 : bits[(e + k) / 2] & 0xffffu) < d.keep ? d.inv : 0;
+                stx__addn<W>(y, i + e, v, accumulate);
+            }
+        }
+    }
+}
+void stx_dropout_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream, int accumulate) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    stx__drop d = stx__drop_of(x, p, seed, stream);
+    unsigned grid = stx__grid(x, (n + 7) / 8);
+    if (!d.keep) d.keep = 65536;            /* p = 0 keeps all, as on the CPU */
+    if (n && n % 4 == 0 && stx__by4(Y) && stx__by4(A)) STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<4>, grid, 256, 0, Y, A, n, d, accumulate);
+    else if (n) STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<1>, grid, 256, 0, Y, A, n, d, accumulate);
+}
+
+/* Sums of columns in two stages. The rows are cut in chunks, at most 1024, by their number alone, so that the result is the same on every
+   GPU; sums of a chunk go to scratch, and are then added in a fixed tree.
+   MODE 0: sum of dy; 1: of dy f; 2: of dy (f - mean) rstd, and of dy into the second half of a chunk's sums.
+   First stage: a block of 8 rows of 32 lanes takes 32 W columns of a chunk, every lane W of them. */
+template<int W, int MODE> static __global__ void stx__columns_kernel(float *part, stx__num dy, stx__num f, stx__num mean, stx__num rstd, size_t N, size_t C, size_t rows) {
+    STX__SHARED(float, sh, 8 * 32 * 4);
+    STX__SHARED(float, sh2, 8 * 32 * 4);
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
+    const size_t ld = MODE == 2 ? 2 * C : C;
+    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < C; c0 += (size_t)gridDim.y * 32 * W) {
+        size_t c = c0 + lane * W;
+        float s[W] = {0}, s2[W] = {0};
+        if (c < C) {
+            #pragma unroll 4
+            for (size_t n = lo + row; n < hi; n += 8) {
+                float v[W], w[W];
+                stx__getn<W>(v, dy, n * C + c);
+                if (MODE) stx__getn<W>(w, f, n * C + c);
+                if (MODE == 2) {
+                    float m = stx__get(mean, n), r = stx__get(rstd, n);
+                    for (int e = 0; e < W; e++) {
+                        s2[e] += v[e];
+                        v[e] *= r;
+                        w[e] -= m;
+                    }
+                }
+                for (int e = 0; e < W; e++) s[e] = MODE ? fmaf(v[e], w[e], s[e]) : s[e] + v[e];
+            }
+        }
+        for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[e];
+        if (MODE == 2) for (int e = 0; e < W; e++) sh2[(row * W + e) * 32 + lane] = s2[e];
+        __syncthreads();
+        if (row < W && c < C) {             /* the rows' sums, number `row` of each lane's W */
+            float t = 0, t2 = 0;
+            for (int k = 0; k < 8; k++) {
+                t += sh[(k * W + row) * 32 + lane];
+                if (MODE == 2) t2 += sh2[(k * W + row) * 32 + lane];
+            }
+            part[blockIdx.x * ld + c + row] = t;
+            if (MODE == 2) part[blockIdx.x * ld + C + c + row] = t2;
+        }
+        __syncthreads();
+    }
+}
+/* Second stage: d (C) += sum over the chunks of part (chunks,ld). A block of 32 by 32 takes 32 columns; a thread adds every 32nd chunk, a
+   warp the 32 sums of a column. */
+static __global__ void stx__columns_sum_kernel(stx__num d, const float *part, size_t ld, size_t chunks, size_t C) {
+    STX__SHARED(float, sh, 32 * 33);
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32;
+    for (size_t c0 = (size_t)blockIdx.x * 32; c0 < C; c0 += (size_t)gridDim.x * 32) {
+        float s = 0;
+        if (c0 + lane < C) {
+            #pragma unroll 8
+            for (size_t k = row; k < chunks; k += 32) s += part[k * ld + c0 + lane];
+        }
+        sh[row * 33 + lane] = s;
+        __syncthreads();
+        s = stx__warp_sum(sh[lane * 33 + row]);
+        if (lane == 0 && c0 + row < C) stx__add(d, c0 + row, s, 1);
+        __syncthreads();
+    }
+}
+static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *d, const float *part, size_t ld, size_t chunks, size_t C) {
+    STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, stx__blocks(C, 32, 65535), 1024, 0, stx__num_of(x, d), part, ld, chunks, C);
+}
+/* How many rows a chunk of N rows has: at least `least`, a multiple of 8, and at most `most` chunks */
+static size_t stx__chunk(size_t N, size_t least, size_t most) {
+    size_t rows = ((N + most - 1) / most + 7) / 8 * 8;
+    return rows < least ? least : rows;
+}
+static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2, const stx_real *dy, const stx_real *f, const stx_real *mean, const stx_real *rstd, size_t N, size_t C) {
+    stx__num G = stx__num_of(x, dy), F = stx__num_of(x, f), M = stx__num_of(x, mean), R = stx__num_of(x, rstd);
+    size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows, ld = mean ? 2 * C : C;
+    int four = C % 4 == 0 && stx__by4(G) && stx__by4(F);
+    dim3 grid((unsigned)chunks, stx__blocks(C, four ? 128 : 32, 65535));
+    float *part;
+    if (!N || !C) return;
+    part = (float *)stx__scratch_of(x, chunks * ld * sizeof *part, name);
+    if (!part) return;
+    if (mean && four) STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 2>), grid, 256, 0, part, G, F, M, R, N, C, rows);
+    else if (mean) STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 2>), grid, 256, 0, part, G, F, M, R, N, C, rows);
+    else if (f && four) STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 1>), grid, 256, 0, part, G, F, M, R, N, C, rows);
+    else if (f) STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 1>), grid, 256, 0, part, G, F, M, R, N, C, rows);
+    else if (four) STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 0>), grid, 256, 0, part, G, F, M, R, N, C, rows);
+    else STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 0>), grid, 256, 0, part, G, F, M, R, N, C, rows);
+    if (d) stx__columns_sum(x, name, d, part, ld, chunks, C);
+    if (d2) stx__columns_sum(x, name, d2, part + C, ld, chunks, C);
+}
+/* db (C) += sum over rows of dy (N,C). In two stages, see stx__columns. */
+void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) { stx__columns(x, "stx_sum_rows", db, NULL, dy, NULL, NULL, NULL, N, C); }
+
 // >>embedding ---------------------------------------------------------------------------------------------------------
+
+/* y (N,C) = s table[ids], table (V,C), ids (N). A thread takes four neighbours of a row at a time. */
+template<int W> static __global__ void stx__embedding_fwd_kernel(stx__num y, stx__num table, const int32_t *ids, size_t n, size_t C, float s) {
+    STX__STEP(i, n, W) {
+        size_t r = i / C;
+        float v[W];
+        stx__getn<W>(v, table, (size_t)ids[r] * C + (i - r * C));
+        for (int e = 0; e < W; e++) v[e] *= s;
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_embedding_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C, stx_real s) {
+    stx__num Y = stx__num_of(x, y), T = stx__num_of(x, table);
+    size_t n = N * C;
+    if (n) STX__RUN_BY(x, "stx_embedding_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(T), stx__embedding_fwd_kernel, n, Y, T, ids, n, C, s);
+}
+
+/* y[n] = s table[ids[n]]:   dtable[ids[n]] += s dy[n]. Rows repeat, and no two blocks may add to one. So the positions are sorted by
+   (id, position), on the GPU, for the ids are there; then runs of one id are summed in tiles of 32 sorted positions, and what a run leaves in
+   several tiles is added up, in order. A run belongs to one block at every stage: the order of sums is a function of the ids alone, and a
+   frequent id (all N, even) keeps as many blocks busy as N rare ones.
+
+   Sort, first: a block of 1024 sorts a chunk of 2048 keys = id 2^11 + place in the chunk, by a bitonic network in shared memory. */
+enum { STX__SORT = 2048, STX__TILE = 32 };
+static __global__ void stx__sort_kernel(uint64_t *keys, const int32_t *ids, size_t N) {
+    STX__SHARED(uint64_t, k, STX__SORT);
+    size_t base = (size_t)blockIdx.x * STX__SORT;
+    for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) k[i] = base + i < N ? (uint64_t)(uint32_t)ids[base + i] * STX__SORT + i : ~(uint64_t)0;
+    for (unsigned size = 2; size <= STX__SORT; size *= 2)
+        for (unsigned gap = size / 2; gap; gap /= 2) {
+            unsigned i = 2 * threadIdx.x - (threadIdx.x & (gap - 1)), j = i + gap;
+            __syncthreads();
+            uint64_t a = k[i], b = k[j];
+            if ((a > b) == !(i & size)) { k[i] = b; k[j] = a; }
+        }
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) keys[base + i] = k[i];
+}
+/* Sort, second: the place of a position among all is the number of keys before it, found in every chunk by bisection: earlier chunks have
+   the equal ids before it, later ones after it. A thread does one position. */
+static __global__ void stx__rank_kernel(int32_t *id, size_t *at, const uint64_t *keys, size_t N, size_t chunks) {
+    STX__STEP(i, chunks * STX__SORT, 1) {
+        size_t mine = i / STX__SORT, place = i % STX__SORT;
+        uint64_t key = keys[i];
+        if (key == ~(uint64_t)0) continue;
+        for (size_t c = 0; c < chunks; c++) {
+            const uint64_t *k = keys + c * STX__SORT, limit = (key / STX__SORT + (c < mine)) * STX__SORT;
+            unsigned below = 0;
+            if (c == mine) continue;
+            for (unsigned step = STX__SORT / 2; step; step /= 2) if (k[below + step - 1] < limit) below += step;
+            place += below + (k[below] < limit);
+        }
+        id[place] = (int32_t)(uint32_t)(key / STX__SORT);
+        at[place] = mine * STX__SORT + key % STX__SORT;
+    }
+}
+/* Sums, first: block (tile, columns) adds the rows of each run in its tile. A run that lies in the tile as a whole goes to dtable; what a run
+   has here at the tile's beginning goes to part[tile][0], at its end (and not at its beginning) to part[tile][1]. A thread takes W columns,
+   and loads eight rows before it adds the first. */
+template<int W> static __global__ void stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy, const int32_t *id, const size_t *at, size_t N, size_t C, float s) {
+    STX__SHARED(int32_t, ids, STX__TILE + 2);           /* with a neighbour on each side */
+    STX__SHARED(size_t, rows, STX__TILE);
+    const size_t lo = (size_t)blockIdx.x * STX__TILE;
+    const int n = (int)(N - lo < STX__TILE ? N - lo : STX__TILE);
+    for (int i = threadIdx.x; i < n + 2; i += blockDim.x) {
+        ids[i] = lo + i >= 1 && lo + i - 1 < N ? id[lo + i - 1] : -1;
+        if (i < n) rows[i] = at[lo + i];
+    }
+    __syncthreads();
+    for (size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W; c < C; c += (size_t)gridDim.y * blockDim.x * W) {
+        for (int i = 0, end; i < n; i = end) {
+            int32_t me = ids[i + 1];
+            int open = (i == 0 && lo && ids[0] == me), on;
+            float sum[W] = {0};
+            for (end = i + 1; end < n && ids[end + 1] == me; ) end++;
+            on = end == n && lo + n < N && ids[n + 1] == me;
+            for (int k = i; k < end; k += 8) {
+                float v[8][W];
+                #pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    if (k + j < end) stx__getn<W>(v[j], dy, rows[k + j] * C + c);
+                    else for (int e = 0; e < W; e++) v[j][e] = 0;
+                }
+                #pragma unroll
+                for (int j = 0; j < 8; j++) for (int e = 0; e < W; e++) sum[e] += v[j][e];
+            }
+            if (open || on) {
+                for (int e = 0; e < W; e++) part[(2 * (size_t)blockIdx.x + (i != 0)) * C + c + e] = sum[e];
+            } else {
+                for (int e = 0; e < W; e++) sum[e] *= s;
+                stx__addn<W>(dtable, (size_t)me * C + c, sum, 1);
+            }
+        }
+    }
+}
+/* Sums, second: the block of the tile in which a run begins that goes on in the next adds that run's parts. */
+template<int W> static __global__ void stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id, size_t N, size_t C, float s) {
+    const size_t tile = blockIdx.x, last = (tile + 1) * STX__TILE - 1, tiles = (N + STX__TILE - 1) / STX__TILE;
+    const int32_t me = last + 1 < N ? id[last] : -1;
+    const int whole = last < N && id[tile * STX__TILE] == me;
+    size_t end = tile + 1;
+    if (last + 1 >= N || id[last + 1] != me) return;            /* nothing goes on from here */
+    if (whole && tile && id[tile * STX__TILE - 1] == me) return;        /* it began earlier */
+    while (end < tiles && id[end * STX__TILE] == me) end++;
+    for (size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W; c < C; c += (size_t)gridDim.y * blockDim.x * W) {
+        float sum[W];
+        for (int e = 0; e < W; e++) sum[e] = part[(2 * tile + !whole) * C + c + e];
+        for (size_t k = tile + 1; k < end; k += 16) {
+            float v[16][W];
+            #pragma unroll
+            for (int j = 0; j < 16; j++) for (int e = 0; e < W; e++) v[j][e] = k + j < end ? part[2 * (k + j) * C + c + e] : 0;
+            #pragma unroll
+            for (int j = 0; j < 16; j++) for (int e = 0; e < W; e++) sum[e] += v[j][e];
+        }
+        for (int e = 0; e < W; e++) sum[e] *= s;
+        stx__addn<W>(dtable, (size_t)me * C + c, sum, 1);
+    }
+}
+void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C, stx_real s) {
+    const char *name = "stx_embedding_bwd";
+    stx__num D = stx__num_of(x, dtable), G = stx__num_of(x, dy);
+    size_t chunks = (N + STX__SORT - 1) / STX__SORT, tiles = (N + STX__TILE - 1) / STX__TILE;
+    int four = C % 4 == 0 && stx__by4(D) && stx__by4(G);
+    dim3 grid((unsigned)tiles, stx__blocks(C, four ? 512 : 128, 65535));
+    char *work;
+    uint64_t *keys;
+    size_t *at;
+    float *part;
+    int32_t *id;
+    if (!N || !C) return;
+    work = (char *)stx__scratch_of(x, chunks * STX__SORT * sizeof *keys + N * sizeof *at + 2 * tiles * C * sizeof *part + N * sizeof *id, name);
+    if (!work) return;
+    keys = (uint64_t *)(void *)work;
+    at = (size_t *)(void *)(keys + chunks * STX__SORT);
+    part = (float *)(void *)(at + N);
+    id = (int32_t *)(void *)(part + 2 * tiles * C);
+    STX__RUN_KERNEL(x, name, stx__sort_kernel, (unsigned)chunks, 1024, 0, keys, ids, N);
+    STX__RUN_KERNEL(x, name, stx__rank_kernel, stx__grid(x, chunks * STX__SORT), 256, 0, id, at, keys, N, chunks);
+    if (four) {
+        STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<4>, grid, 128, 0, D, part, G, id, at, N, C, s);
+        STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<4>, grid, 128, 0, D, part, id, N, C, s);
+    } else {
+        STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<1>, grid, 128, 0, D, part, G, id, at, N, C, s);
+        STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<1>, grid, 128, 0, D, part, id, N, C, s);
+    }
+}
 
 // >>layernorm ---------------------------------------------------------------------------------------------------------
 
+/* v as it will be read again, so that statistics are those of the numbers that backward finds */
+static __device__ __forceinline__ float stx__as_stored(const stx__num &a, float v) { return a.half ? __bfloat162float(__float2bfloat16(v)) : v; }
+
+/* y (N,C) = layernorm(in); with RESIDUAL s = h + dropout(f) is made first, written and normalised:
+     mean = sum s / C ; rstd = 1 / sqrt(sum (s - mean)^2 / C + eps) ; y = (s - mean) rstd gain + shift
+   A warp does a row, which stays in registers: lane l holds the fours l, l + 32, .., Q of them. C a multiple of 4, at most 128 Q. */
+template<int Q, int RESIDUAL> static __global__ void __launch_bounds__(256) stx__norm_fwd_kernel(stx__num y, stx__num s, stx__num mean, stx__num rstd, stx__num in, stx__num f,
+        stx__num gain, stx__num shift, size_t N, size_t C, float eps, stx__drop d) {
+    const size_t lane = threadIdx.x % 32;
+    uint64_t stream = RESIDUAL && d.keep ? stx__drop_stream(d) : 0;
+    for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
+        float v[Q][4], sum = 0, m, r;
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k), i = n * C + c;
+            for (int e = 0; e < 4; e++) v[k][e] = 0;
+            if (c < C) {
+                stx__getn<4>(v[k], in, i);
+                if (RESIDUAL) {
+                    float u[4], by[4] = {1, 1, 1, 1};
+                    stx__getn<4>(u, f, i);
+                    if (d.keep) stx__mask<4>(by, d, stream, i);
+                    for (int e = 0; e < 4; e++) v[k][e] = stx__as_stored(s, u[e] * by[e] + v[k][e]);
+                    stx__putn<4>(s, i, v[k]);
+                }
+            }
+        }
+        #pragma unroll
+        for (int k = 0; k < Q; k++) sum += (v[k][0] + v[k][1]) + (v[k][2] + v[k][3]);
+        m = stx__warp_sum(sum) / (float)C;
+        sum = 0;
+        #pragma unroll
+        for (int k = 0; k < Q; k++)
+            if (4 * (lane + 32 * k) < C)
+                for (int e = 0; e < 4; e++) {
+                    v[k][e] -= m;
+                    sum = fmaf(v[k][e], v[k][e], sum);
+                }
+        r = 1 / sqrtf(stx__warp_sum(sum) / (float)C + eps);
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k);
+            if (c < C) {
+                float g[4], b[4];
+                stx__getn<4>(g, gain, c);
+                stx__getn<4>(b, shift, c);
+                for (int e = 0; e < 4; e++) v[k][e] = fmaf(v[k][e] * r, g[e], b[e]);
+                stx__putn<4>(y, n * C + c, v[k]);
+            }
+        }
+        if (lane == 0) {
+            stx__put(mean, n, m);
+            stx__put(rstd, n, r);
+        }
+    }
+}
+/* The same for any C: a warp reads its row three times, which finds it in the caches. A lane reads what it has itself written. */
+template<int W, int RESIDUAL> static __global__ void stx__norm_fwd_any_kernel(stx__num y, stx__num s, stx__num mean, stx__num rstd, stx__num in, stx__num f,
+        stx__num gain, stx__num shift, size_t N, size_t C, float eps, stx__drop d) {
+    const size_t lane = threadIdx.x % 32;
+    uint64_t stream = RESIDUAL && d.keep ? stx__drop_stream(d) : 0;
+    for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
+        float sum = 0, m, r, v[W];
+        for (size_t c = lane * W; c < C; c += 32 * W) {
+            stx__getn<W>(v, in, n * C + c);
+            if (RESIDUAL) {
+                float u[W], by[W];
+                stx__getn<W>(u, f, n * C + c);
+                for (int e = 0; e < W; e++) by[e] = 1;
+                if (d.keep) stx__mask<W>(by, d, stream, n * C + c);
+                for (int e = 0; e < W; e++) v[e] = stx__as_stored(s, u[e] * by[e] + v[e]);
+                stx__putn<W>(s, n * C + c, v);
+            }
+            for (int e = 0; e < W; e++) sum += v[e];
+        }
+        m = stx__warp_sum(sum) / (float)C;
+        sum = 0;
+        for (size_t c = lane * W; c < C; c += 32 * W) {
+            stx__getn<W>(v, RESIDUAL ? s : in, n * C + c);
+            for (int e = 0; e < W; e++) sum = fmaf(v[e] - m, v[e] - m, sum);
+        }
+        r = 1 / sqrtf(stx__warp_sum(sum) / (float)C + eps);
+        for (size_t c = lane * W; c < C; c += 32 * W) {
+            float g[W], b[W];
+            stx__getn<W>(v, RESIDUAL ? s : in, n * C + c);
+            stx__getn<W>(g, gain, c);
+            stx__getn<W>(b, shift, c);
+            for (int e = 0; e < W; e++) v[e] = fmaf((v[e] - m) * r, g[e], b[e]);
+            stx__putn<W>(y, n * C + c, v);
+        }
+        if (lane == 0) {
+            stx__put(mean, n, m);
+            stx__put(rstd, n, r);
+        }
+    }
+}
+template<int RESIDUAL> static void stx__norm_fwd(stx_ctx *x, const char *name, stx_real *y, stx_real *s, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *f,
+                                                 const stx_real *gain, const stx_real *shift, size_t N, size_t C, stx_real eps, stx__drop d) {
+    stx__num Y = stx__num_of(x, y), S = stx__num_of(x, s), M = stx__num_of(x, mean), R = stx__num_of(x, rstd), A = stx__num_of(x, in), F = stx__num_of(x, f);
+    stx__num G = stx__num_of(x, gain), B = stx__num_of(x, shift);
+    int four = C % 4 == 0 && stx__by4(Y) && stx__by4(S) && stx__by4(A) && stx__by4(F) && stx__by4(G) && stx__by4(B);
+    unsigned grid = stx__blocks(N, 8, (size_t)1 << 20);
+    if (!N || !C) return;
+    if (!four) STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<1, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+    else if (C <= 128) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<1, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+    else if (C <= 256) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<2, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+    else if (C <= 512) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<4, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+    else if (C <= 1024) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<8, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+    else STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<4, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+}
+void stx_layernorm_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *gain, const stx_real *shift, size_t N, size_t C,
+                            stx_real eps) {
+    stx__norm_fwd<0>(x, "stx_layernorm_fwd", y, NULL, mean, rstd, in, NULL, gain, shift, N, C, eps, stx__drop_of(x, 0, 0, 0));
+}
+/* s = h + dropout(f) ; y = layernorm(s) */
+void stx_residual_norm_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *s, stx_real *mean, stx_real *rstd, const stx_real *h, const stx_real *f, const stx_real *gain,
+                                const stx_real *shift, size_t N, size_t C, stx_real eps, stx_real drop, uint64_t seed, uint64_t stream) {
+    stx__norm_fwd<1>(x, "stx_residual_norm_fwd", y, s, mean, rstd, h, f, gain, shift, N, C, eps, stx__drop_of(x, drop, seed, stream));
+}
+
+/* With xhat = (x - mean) rstd and g = dy gain:   y = xhat gain + shift
+     din = or += rstd (g - mean_c(g) - xhat mean_c(g xhat)) ; dgain += sum_n dy xhat ; dshift += sum_n dy
+   With df (s = h + dropout(f)):   df = or += din mask / keep, where din is written and not added to.
+   A warp does a row in registers, as forward, and keeps the sums over its rows in registers too: dy and in are read once for all four
+   gradients. A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums in part (blocks, 2, C). */
+template<int Q> static __global__ void __launch_bounds__(128) stx__norm_bwd_kernel(stx__num din, stx__num df, float *part, stx__num dy, stx__num in, stx__num gain, stx__num mean,
+        stx__num rstd, size_t N, size_t C, size_t rows, int add_din, int add_df, stx__drop d) {
+    STX__SHARED(float, sh, 4 * 128 * Q);
+    const size_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
+    uint64_t stream = df.p && d.keep ? stx__drop_stream(d) : 0;
+    float sum_gain[Q][4], sum_shift[Q][4];
+    #pragma unroll
+    for (int k = 0; k < Q; k++) for (int e = 0; e < 4; e++) sum_gain[k][e] = sum_shift[k][e] = 0;
+    for (size_t n = lo + warp; n < hi; n += 4) {
+        float g[Q][4], a[Q][4], s = 0, q = 0;
+        const float m = stx__get(mean, n), r = stx__get(rstd, n);
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k);
+            for (int e = 0; e < 4; e++) g[k][e] = a[k][e] = 0;
+            if (c < C) {
+                stx__getn<4>(g[k], dy, n * C + c);
+                stx__getn<4>(a[k], in, n * C + c);
+                for (int e = 0; e < 4; e++) a[k][e] -= m;
+            }
+        }
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k);
+            if (c < C) {
+                float w[4];
+                stx__getn<4>(w, gain, c);
+                for (int e = 0; e < 4; e++) {
+                    sum_gain[k][e] = fmaf(g[k][e] * r, a[k][e], sum_gain[k][e]);
+                    sum_shift[k][e] += g[k][e];
+                    g[k][e] *= w[e];
+                    s += g[k][e];
+                    q = fmaf(g[k][e], a[k][e], q);
+                }
+            }
+        }
+        s = stx__warp_sum(s) / (float)C;
+        q = stx__warp_sum(q) * r * r / (float)C;
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k), i = n * C + c;
+            if (c < C) {
+                for (int e = 0; e < 4; e++) g[k][e] = r * ((g[k][e] - s) - a[k][e] * q);
+                if (df.p) {
+                    float u[4], by[4] = {1, 1, 1, 1};
+                    if (d.keep) stx__mask<4>(by, d, stream, i);
+                    for (int e = 0; e < 4; e++) u[e] = g[k][e] * by[e];
+                    stx__addn<4>(df, i, u, add_df);
+                }
+                if (din.p) stx__addn<4>(din, i, g[k], add_din);
+            }
+        }
+    }
+    if (!part) return;
+    for (int both = 0; both < 2; both++) {          /* the four warps' sums, in order */
+        #pragma unroll
+        for (int k = 0; k < Q; k++)
+            for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = both ? sum_shift[k][e] : sum_gain[k][e];
+        __syncthreads();
+        for (size_t c = threadIdx.x; c < C; c += 128)
+            part[(2 * (size_t)blockIdx.x + both) * C + c] = ((sh[c] + sh[128 * Q + c]) + sh[2 * 128 * Q + c]) + sh[3 * 128 * Q + c];
+        __syncthreads();
+    }
+}
+/* din and df for any C: a warp reads its row twice. dgain and dshift are stx__columns'. */
+template<int W> static __global__ void stx__norm_bwd_any_kernel(stx__num din, stx__num df, stx__num dy, stx__num in, stx__num gain, stx__num mean, stx__num rstd, size_t N, size_t C,
+        int add_din, int add_df, stx__drop d) {
+    const size_t lane = threadIdx.x % 32;
+    uint64_t stream = df.p && d.keep ? stx__drop_stream(d) : 0;
+    for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
+        float s = 0, q = 0, g[W], a[W], w[W];
+        const float m = stx__get(mean, n), r = stx__get(rstd, n);
+        for (size_t c = lane * W; c < C; c += 32 * W) {
+            stx__getn<W>(g, dy, n * C + c);
+            stx__getn<W>(a, in, n * C + c);
+            stx__getn<W>(w, gain, c);
+            for (int e = 0; e < W; e++) {
+                g[e] *= w[e];
+                s += g[e];
+                q = fmaf(g[e], a[e] - m, q);
+            }
+        }
+        s = stx__warp_sum(s) / (float)C;
+        q = stx__warp_sum(q) * r * r / (float)C;
+        for (size_t c = lane * W; c < C; c += 32 * W) {
+            size_t i = n * C + c;
+            stx__getn<W>(g, dy, i);
+            stx__getn<W>(a, in, i);
+            stx__getn<W>(w, gain, c);
+            for (int e = 0; e < W; e++) g[e] = r * (fmaf(g[e], w[e], -s) - (a[e] - m) * q);
+            if (df.p) {
+                float by[W];
+                for (int e = 0; e < W; e++) by[e] = 1;
+                if (d.keep) stx__mask<W>(by, d, stream, i);
+                for (int e = 0; e < W; e++) by[e] *= g[e];
+                stx__addn<W>(df, i, by, add_df);
+            }
+            if (din.p) stx__addn<W>(din, i, g, add_din);
+        }
+    }
+}
+static void stx__norm_bwd(stx_ctx *x, const char *name, stx_real *din, stx_real *df, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in, const stx_real *gain,
+                          const stx_real *mean, const stx_real *rstd, size_t N, size_t C, int add_din, int add_df, stx__drop d) {
+    stx__num D = stx__num_of(x, din), F = stx__num_of(x, df), G = stx__num_of(x, dy), A = stx__num_of(x, in), W = stx__num_of(x, gain);
+    stx__num M = stx__num_of(x, mean), R = stx__num_of(x, rstd);
+    int four = C % 4 == 0 && stx__by4(D) && stx__by4(F) && stx__by4(G) && stx__by4(A) && stx__by4(W);
+    if (!N || !C) return;
+    if (four && C <= 1024) {
+        size_t rows = stx__chunk(N, 32, 2048), blocks = (N + rows - 1) / rows;
+        float *part = NULL;
+        if ((dgain || dshift) && !(part = (float *)stx__scratch_of(x, blocks * 2 * C * sizeof *part, name))) return;
+        if (C <= 128) STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<1>, (unsigned)blocks, 128, 0, D, F, part, G, A, W, M, R, N, C, rows, add_din, add_df, d);
+        else if (C <= 256) STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<2>, (unsigned)blocks, 128, 0, D, F, part, G, A, W, M, R, N, C, rows, add_din, add_df, d);
+        else if (C <= 512) STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<4>, (unsigned)blocks, 128, 0, D, F, part, G, A, W, M, R, N, C, rows, add_din, add_df, d);
+        else STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<8>, (unsigned)blocks, 128, 0, D, F, part, G, A, W, M, R, N, C, rows, add_din, add_df, d);
+        if (dgain) stx__columns_sum(x, name, dgain, part, 2 * C, blocks, C);
+        if (dshift) stx__columns_sum(x, name, dshift, part + C, 2 * C, blocks, C);
+        return;
+    }
+    if (dgain || dshift) stx__columns(x, name, dgain, dshift, dy, in, mean, rstd, N, C);
+    if (!din && !df) return;
+    if (four) STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<4>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, D, F, G, A, W, M, R, N, C, add_din, add_df, d);
+    else STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<1>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, D, F, G, A, W, M, R, N, C, add_din, add_df, d);
+}
+void stx_layernorm_bwd_cuda(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in, const stx_real *gain, const stx_real *mean,
+                            const stx_real *rstd, size_t N, size_t C, int accumulate) {
+    stx__norm_bwd(x, "stx_layernorm_bwd", din, NULL, dgain, dshift, dy, in, gain, mean, rstd, N, C, accumulate, 0, stx__drop_of(x, 0, 0, 0));
+}
+/* ds = layernorm' ; df = or += ds mask / keep */
+void stx_residual_norm_bwd_cuda(stx_ctx *x, stx_real *ds, stx_real *df, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *s, const stx_real *gain,
+                                const stx_real *mean, const stx_real *rstd, size_t N, size_t C, stx_real drop, uint64_t seed, uint64_t stream, int accumulate) {
+    stx__norm_bwd(x, "stx_residual_norm_bwd", ds, df, dgain, dshift, dy, s, gain, mean, rstd, N, C, 0, accumulate, stx__drop_of(x, drop, seed, stream));
+}
+
 // >>softmax, losses ---------------------------------------------------------------------------------------------------
 
+/* The 32, 256 or 1024 threads of a row: T. Warps of T = 32 are on their own, 8 in a block; otherwise the block is the row. Sums and maxima
+   come to all threads, in a fixed tree; sh: 32 numbers. */
+template<int T, class F> static __device__ __forceinline__ F stx__row_sum(F v, F *sh) {
+    if constexpr (sizeof v == 8) v = stx__warp_sum_f64(v); else v = stx__warp_sum(v);
+    if constexpr (T > 32) {
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) sh[threadIdx.x / 32] = v;
+        __syncthreads();
+        v = threadIdx.x % 32 < T / 32 ? sh[threadIdx.x % 32] : 0;
+        if constexpr (sizeof v == 8) v = stx__warp_sum_f64(v); else v = stx__warp_sum(v);
+    }
+    return v;
+}
+template<int T> static __device__ __forceinline__ float stx__row_max(float v, float *sh) {
+    v = stx__warp_max(v);
+    if constexpr (T > 32) {
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) sh[threadIdx.x / 32] = v;
+        __syncthreads();
+        v = stx__warp_max(sh[threadIdx.x % (T / 32)]);
+    }
+    return v;
+}
+#define STX__ROW_BLOCK(T) ((T) == 32 ? 256 : (T))
+#define STX__EACH_ROW(n, N, T) \
+    for (size_t n = (size_t)blockIdx.x * (STX__ROW_BLOCK(T) / T) + threadIdx.x / T; n < N; n += (size_t)gridDim.x * (STX__ROW_BLOCK(T) / T))
+/* Row lengths need not be multiples of four (a vocabulary): numbers [0, head) of a row stand before the first four that is aligned, the
+   fours follow, then the tail. Rows of several arrays go together if their heads are the same. */
+static __device__ __forceinline__ size_t stx__head(const stx__num &a, size_t start, size_t n) {
+    size_t h = (size_t)(0 - ((uintptr_t)a.p / (a.half ? 2 : 4) + start)) & 3;
+    return h < n ? h : n;
+}
+static __device__ __forceinline__ int stx__fours(const stx__num &a, const stx__num &b) {
+    return (((uintptr_t)a.p / (a.half ? 2 : 4)) & 3) == (((uintptr_t)b.p / (b.half ? 2 : 4)) & 3);
+}
+#define STX__RUN_ROWS(x, name, N, C, kernel, ...) \
+    do { \
+        if ((C) <= 512) STX__RUN_KERNEL(x, name, kernel<32>, stx__blocks(N, 8, (size_t)1 << 30), 256, 0, __VA_ARGS__); \
+        else if ((C) <= 32768) STX__RUN_KERNEL(x, name, kernel<256>, stx__blocks(N, 1, (size_t)1 << 30), 256, 0, __VA_ARGS__); \
+        else STX__RUN_KERNEL(x, name, kernel<1024>, stx__blocks(N, 1, (size_t)1 << 30), 1024, 0, __VA_ARGS__); \
+    } while (0)
+
+/* The running maximum of some numbers and the sum of e^(v - max). NaN is not a maximum, but gets into the sum. */
+typedef struct stx__lse { float top, sum; } stx__lse;
+template<int K> static __device__ __forceinline__ void stx__lse_add(stx__lse &l, const float (&v)[K]) {
+    float top = v[0];
+    #pragma unroll
+    for (int e = 1; e < K; e++) top = fmaxf(top, v[e]);
+    if (top > l.top) {
+        l.sum *= expf(l.top - top);
+        l.top = top;
+    }
+    #pragma unroll
+    for (int e = 0; e < K; e++) l.sum += v[e] == -HUGE_VALF ? 0 : expf(v[e] - l.top);
+}
+/* max and sum of e^(v - max) over the n numbers at a[start], in one pass, the same in all threads of the row. A thread has four fours under
+   way. -infinity alone gives NaN, as e^(a - max) would. */
+template<int T> static __device__ __forceinline__ stx__lse stx__row_lse(const stx__num &a, size_t start, size_t n, float *sh) {
+    const size_t t = threadIdx.x % T, head = stx__head(a, start, n), fours = (n - head) / 4, body = start + head;
+    stx__lse l = {-HUGE_VALF, 0};
+    float v[16], one[1], top;
+    size_t i, q;
+    if (t < head) {
+        one[0] = stx__get(a, start + t);
+        stx__lse_add(l, one);
+    }
+    for (q = t; q + 3 * T < fours; q += 4 * T) {
+        float4 u[4];
+        #pragma unroll
+        for (int e = 0; e < 4; e++) u[e] = stx__get4(a, body + 4 * (q + e * T));
+        #pragma unroll
+        for (int e = 0; e < 4; e++) { v[4 * e] = u[e].x; v[4 * e + 1] = u[e].y; v[4 * e + 2] = u[e].z; v[4 * e + 3] = u[e].w; }
+        stx__lse_add(l, v);
+    }
+    for (; q < fours; q += T) {
+        float w[4];
+        stx__getn<4>(w, a, body + 4 * q);
+        stx__lse_add(l, w);
+    }
+    i = head + 4 * fours + t;
+    if (i < n) {
+        one[0] = stx__get(a, start + i);
+        stx__lse_add(l, one);
+    }
+    top = stx__row_max<T>(l.top, sh);
+    l.sum = stx__row_sum<T>(l.top == top ? l.sum : l.sum * expf(l.top - top), sh);
+    if (top == -HUGE_VALF) l.sum = top - top;
+    l.top = top;
+    return l;
+}
+
+/* y (N,C) = softmax over the C of a row; y may be a. A warp or a block does a row: one pass for the maximum and the sum, one that writes. */
+template<int T> static __global__ void stx__softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * C, t = threadIdx.x % T;
+        stx__lse l = stx__row_lse<T>(a, start, C, sh);
+        const size_t head = stx__fours(y, a) ? stx__head(a, start, C) : C, fours = (C - head) / 4;
+        float s = 1 / l.sum;
+        for (size_t i = t; i < C - 4 * fours; i += T) {
+            size_t j = start + (i < head ? i : i + 4 * fours);
+            stx__put(y, j, expf(stx__get(a, j) - l.top) * s);
+        }
+        for (size_t q = t; q < fours; q += T) {
+            float v[4];
+            stx__getn<4>(v, a, start + head + 4 * q);
+            for (int e = 0; e < 4; e++) v[e] = expf(v[e] - l.top) * s;
+            stx__putn<4>(y, start + head + 4 * q, v);
+        }
+    }
+}
+void stx_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    if (N && C) STX__RUN_ROWS(x, "stx_softmax_fwd", N, C, stx__softmax_fwd_kernel, Y, A, N, C);
+}
+/* da (N,C) = or += y (dy - sum y dy). As forward. */
+template<int T> static __global__ void stx__softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C, int accumulate) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * C, t = threadIdx.x % T;
+        const size_t head = stx__fours(da, dy) && stx__fours(da, y) ? stx__head(y, start, C) : C, fours = (C - head) / 4;
+        float s = 0;
+        for (size_t i = t; i < C - 4 * fours; i += T) {
+            size_t j = start + (i < head ? i : i + 4 * fours);
+            s = fmaf(stx__get(dy, j), stx__get(y, j), s);
+        }
+        for (size_t q = t; q < fours; q += T) {
+            float v[4], w[4];
+            stx__getn<4>(v, dy, start + head + 4 * q);
+            stx__getn<4>(w, y, start + head + 4 * q);
+            for (int e = 0; e < 4; e++) s = fmaf(v[e], w[e], s);
+        }
+        s = stx__row_sum<T>(s, sh);
+        for (size_t i = t; i < C - 4 * fours; i += T) {
+            size_t j = start + (i < head ? i : i + 4 * fours);
+            stx__add(da, j, stx__get(y, j) * (stx__get(dy, j) - s), accumulate);
+        }
+        for (size_t q = t; q < fours; q += T) {
+            float v[4], w[4];
+            stx__getn<4>(v, dy, start + head + 4 * q);
+            stx__getn<4>(w, y, start + head + 4 * q);
+            for (int e = 0; e < 4; e++) v[e] = w[e] * (v[e] - s);
+            stx__addn<4>(da, start + head + 4 * q, v, accumulate);
+        }
+    }
+}
+void stx_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y);
+    if (N && C) STX__RUN_ROWS(x, "stx_softmax_bwd", N, C, stx__softmax_bwd_kernel, D, G, Y, N, C, accumulate);
+}
+
+/* y (1) = sum of part (n) / divisor. One block: a thread adds every 1024th, then a fixed tree. */
+static __global__ void stx__total_kernel(stx__num y, const double *part, size_t n, double divisor) {
+    STX__SHARED(double, sh, 32);
+    double s = 0;
+    #pragma unroll 8
+    for (size_t i = threadIdx.x; i < n; i += 1024) s += part[i];
+    s = stx__row_sum<1024>(s, sh);
+    if (threadIdx.x == 0) stx__put(y, 0, (float)(s / divisor));
+}
+/* part (pieces) = sum of a, or of (a - b)^2, over `each` numbers a piece, each a multiple of four: a block has a piece. */
+template<int SQUARED> static __global__ void stx__pieces_kernel(double *part, stx__num a, stx__num b, size_t n, size_t each, int four) {
+    STX__SHARED(double, sh, 32);
+    const size_t lo = blockIdx.x * each, hi = lo + each < n ? lo + each : n, fours = four ? (hi - lo) / 4 : 0;
+    double s = 0;
+    #pragma unroll 4
+    for (size_t q = threadIdx.x; q < fours; q += 256) {
+        float v[4], w[4] = {0};
+        stx__getn<4>(v, a, lo + 4 * q);
+        if (SQUARED) stx__getn<4>(w, b, lo + 4 * q);
+        for (int e = 0; e < 4; e++) {
+            double d = (double)v[e] - (double)w[e];
+            s += SQUARED ? d * d : (double)v[e];
+        }
+    }
+    for (size_t i = lo + 4 * fours + threadIdx.x; i < hi; i += 256) {
+        double d = SQUARED ? (double)stx__get(a, i) - (double)stx__get(b, i) : (double)stx__get(a, i);
+        s += SQUARED ? d * d : d;
+    }
+    s = stx__row_sum<256>(s, sh);
+    if (threadIdx.x == 0) part[blockIdx.x] = s;
+}
+/* y (1) = mean of a (n), or of (a - b)^2: in two stages, at most 2048 pieces, cut by n alone. */
+static void stx__mean_cuda(stx_ctx *x, const char *name, stx_real *y, const stx_real *a, const stx_real *b, size_t n) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    size_t each = stx__chunk(n, 4096, 2048), pieces = (n + each - 1) / each;
+    double *part;
+    if (!n || !(part = (double *)stx__scratch_of(x, pieces * sizeof *part, name))) return;
+    if (b) STX__RUN_KERNEL(x, name, stx__pieces_kernel<1>, (unsigned)pieces, 256, 0, part, A, B, n, each, stx__by4(A) && stx__by4(B));
+    else STX__RUN_KERNEL(x, name, stx__pieces_kernel<0>, (unsigned)pieces, 256, 0, part, A, B, n, each, stx__by4(A));
+    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, Y, part, pieces, (double)n);
+}
+void stx_mean_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) { stx__mean_cuda(x, "stx_mean_fwd", y, a, NULL, n); }
+/* da (n) += dy / n. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n) {
+    float g = stx__get(dy, 0) / (float)n;
+    STX__STEP(i, n, W) {
+        float v[W];
+        for (int e = 0; e < W; e++) v[e] = g;
+        stx__addn<W>(da, i, v, 1);
+    }
+}
+void stx_mean_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
+    if (n) STX__RUN_BY(x, "stx_mean_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n);
+}
+
+/* top = max_v logits, inv = 1 / sum_v e^(logits - top) ; loss = sum_n (top - log inv - logits[n,target]) / divisor
+   A warp or a block does a row in one pass; the rows' losses go to scratch, in double, and are added in a fixed tree. */
+template<int T> static __global__ void stx__cross_entropy_fwd_kernel(double *loss, stx__num top, stx__num inv, stx__num logits, const int32_t *targets, size_t N, size_t V) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        stx__lse l = stx__row_lse<T>(logits, n * V, V, sh);
+        if (threadIdx.x % T == 0) {
+            stx__put(top, n, l.top);
+            stx__put(inv, n, 1 / l.sum);
+            loss[n] = (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * V + (size_t)targets[n]);
+        }
+    }
+}
+void stx_cross_entropy_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor) {
+    const char *name = "stx_cross_entropy_fwd";
+    stx__num L = stx__num_of(x, loss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits);
+    double *part;
+    if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
+    STX__RUN_ROWS(x, name, N, V, stx__cross_entropy_fwd_kernel, part, M, I, A, targets, N, V);
+    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, divisor);
+}
+/* dlogits[n,v] = or += dloss / divisor (e^(logits - top) inv - [v = target]); dlogits may be logits, without accumulate.
+   A warp or a block does a row; every number is read and written by one thread. */
+template<int T> static __global__ void stx__cross_entropy_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv, stx__num logits, const int32_t *targets, size_t N,
+        size_t V, double divisor, int accumulate) {
+    const float g = (float)((double)stx__get(dloss, 0) / divisor);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * V, t = threadIdx.x % T, target = (size_t)targets[n];
+        const size_t head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V, fours = (V - head) / 4;
+        const float m = stx__get(top, n), f = g * stx__get(inv, n);
+        for (size_t i = t; i < V - 4 * fours; i += T) {
+            size_t v = i < head ? i : i + 4 * fours;
+            float d = f * expf(stx__get(logits, start + v) - m), was = accumulate ? stx__get(dlogits, start + v) : 0;
+            stx__put(dlogits, start + v, d + was - (v == target ? g : 0));
+        }
+        #pragma unroll 2
+        for (size_t q = t; q < fours; q += T) {
+            size_t v = head + 4 * q;
+            float d[4], was[4] = {0, 0, 0, 0};
+            stx__getn<4>(d, logits, start + v);
+            if (accumulate) stx__getn<4>(was, dlogits, start + v);
+            for (int e = 0; e < 4; e++) d[e] = f * expf(d[e] - m) + was[e] - (v + e == target ? g : 0);
+            stx__putn<4>(dlogits, start + v, d);
+        }
+    }
+}
+void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv, const stx_real *logits, const int32_t *targets,
+                                size_t N, size_t V, double divisor, int accumulate) {
+    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits);
+    if (dlogits == logits) accumulate = 0;
+    if (N && V) STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I, A, targets, N, V, divisor, accumulate);
+}
+
+/* loss (1) = mean (a - b)^2, a, b (n) */
+void stx_mse_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) { stx__mean_cuda(x, "stx_mse_fwd", loss, a, b, n); }
+/* da += 2 (a - b) dloss / n ; db -= the same. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__mse_bwd_kernel(stx__num da, stx__num db, stx__num dloss, stx__num a, stx__num b, size_t n) {
+    float g = 2 * stx__get(dloss, 0) / (float)n;
+    STX__STEP(i, n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, a, i);
+        stx__getn<W>(w, b, i);
+        for (int e = 0; e < W; e++) {
+            v[e] = g * (v[e] - w[e]);
+            w[e] = -v[e];
+        }
+        if (da.p) stx__addn<W>(da, i, v, 1);
+        if (db.p) stx__addn<W>(db, i, w, 1);
+    }
+}
+void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a, const stx_real *b, size_t n) {
+    stx__num D = stx__num_of(x, da), E = stx__num_of(x, db), G = stx__num_of(x, dloss), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    int four = n % 4 == 0 && stx__by4(D) && stx__by4(E) && stx__by4(A) && stx__by4(B);
+    if (n) STX__RUN_BY(x, "stx_mse_bwd", four, stx__mse_bwd_kernel, n, D, E, G, A, B, n);
+}
+
+/* Adaptive softmax: log p(word) = logit - log sum e^logits (N,w), plus the log p of its cluster, gate (N,K), for c > 0; for c = 0 the columns
+   from size on are the other clusters', and make gate. A block does a row, with sums in double: this is for evaluation and generation. */
+static __global__ void stx__cluster_kernel(stx__num out, stx__num gate, stx__num logits, size_t N, size_t V, size_t start, size_t size, size_t w, size_t K, size_t c, int forward) {
+    STX__SHARED(float, sh, 32);
+    STX__SHARED(double, sums, 32);
+    for (size_t n = blockIdx.x; n < N; n += gridDim.x) {
+        float m = -HUGE_VALF;
+        double z = 0, add = c ? (double)stx__get(gate, n * K + c) : 0;
+        for (size_t j = threadIdx.x; j < w; j += 256) m = fmaxf(m, stx__get(logits, n * w + j));
+        m = stx__row_max<256>(m, sh);
+        for (size_t j = threadIdx.x; j < w; j += 256) z += exp((double)(stx__get(logits, n * w + j) - m));
+        z = (double)m + log(stx__row_sum<256>(z, sums));
+        if (!c) for (size_t j = 1 + threadIdx.x; j < K; j += 256)
+            stx__put(gate, n * K + j, (float)((double)stx__get(logits, n * w + (forward ? size + j - 1 : size + K - 1 - j)) - z));
+        for (size_t j = threadIdx.x; j < size; j += 256) stx__put(out, n * V + start + j, (float)((double)stx__get(logits, n * w + j) - z + add));
+    }
+}
+void stx_cluster_log_probs_cuda(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start, size_t size, size_t w, size_t K, size_t c,
+                                int forward) {
+    stx__num O = stx__num_of(x, out), G = stx__num_of(x, gate), A = stx__num_of(x, logits);
+    if (N && w) STX__RUN_KERNEL(x, "stx_cluster_log_probs", stx__cluster_kernel, stx__blocks(N, 1, (size_t)1 << 30), 256, 0, O, G, A, N, V, start, size, w, K, c, forward);
+}
+
 // >>optimisers --------------------------------------------------------------------------------------------------------
+
+/* Where the parameters' bfloat16 twins are: a kernel finds a piece's by its address. More allocations than the table holds are left to
+   stx__twin_kernel, table by table, after the update. */
+enum { STX__TWINS = 64 };
+typedef struct stx__twins { const char *base[STX__TWINS]; size_t bytes[STX__TWINS]; stx__bf16 *twin[STX__TWINS]; int n; } stx__twins;
+/* Fills t from the allocations r, ..; what is left over, or NULL */
+static const stx__range *stx__twins_from(const stx__range *r, stx__twins *t) {
+    memset(t, 0, sizeof *t);
+    for (; r && t->n < STX__TWINS; r = r->next)
+        if (r->twin) {
+            t->base[t->n] = r->base;
+            t->bytes[t->n] = r->bytes;
+            t->twin[t->n++] = r->twin;
+        }
+    while (r && !r->twin) r = r->next;
+    return r;
+}
+/* The twin of the numbers at p, or NULL, for the whole block: thread i looks at allocation i. */
+static __device__ __forceinline__ stx__num stx__piece_num(const stx__twins &t, float *p, stx__bf16 **sh) {
+    stx__num a = {p, NULL, 0};
+    if (!t.n) return a;
+    __syncthreads();
+    if (threadIdx.x == 0) *sh = NULL;
+    __syncthreads();
+    if ((int)threadIdx.x < t.n && (const char *)p >= t.base[threadIdx.x] && (const char *)p < t.base[threadIdx.x] + t.bytes[threadIdx.x])
+        *sh = t.twin[threadIdx.x] + (p - (const float *)(const void *)t.base[threadIdx.x]);
+    __syncthreads();
+    a.twin = *sh;
+    return a;
+}
+static __device__ __forceinline__ int stx__aligned(const void *p, size_t to) { return (uintptr_t)p % to == 0; }
+/* A block of 256 per piece */
+#define STX__EACH_PIECE(k, count) for (size_t k = blockIdx.x; k < count; k += gridDim.x)
+static unsigned stx__piece_blocks(size_t count) { return stx__blocks(count, 1, (size_t)1 << 20); }
+
+/* update(p, g, s0, s1) for every number of a piece, then g = 0; or g = 0 alone if not ok. States that the piece has not are 0 and stay away. */
+template<int W, class F> static __device__ __forceinline__ void stx__update_range(const stx_piece &q, const stx__num &p, size_t lo, size_t hi, F update) {
+    const stx__num g = {q.g, NULL, 0}, s0 = {q.s[0], NULL, 0}, s1 = {q.s[1], NULL, 0};
+    const float zero[W] = {0};
+    for (size_t i = lo + (size_t)threadIdx.x * W; i < hi; i += 256 * W) {
+        float vp[W], vg[W], v0[W] = {0}, v1[W] = {0};
+        stx__getn<W>(vp, p, i);
+        stx__getn<W>(vg, g, i);
+        if (s0.p) stx__getn<W>(v0, s0, i);
+        if (s1.p) stx__getn<W>(v1, s1, i);
+        for (int e = 0; e < W; e++) update(vp[e], vg[e], v0[e], v1[e]);
+        stx__putn<W>(p, i, vp);
+        stx__putn<W>(g, i, zero);
+        if (s0.p) stx__putn<W>(s0, i, v0);
+        if (s1.p) stx__putn<W>(s1, i, v1);
+    }
+}
+template<class F> static __device__ __forceinline__ void stx__update_piece(const stx_piece &q, const stx__num &p, int ok, F update) {
+    size_t fours = stx__aligned(q.p, 16) && stx__aligned(q.g, 16) && stx__aligned(q.s[0], 16) && stx__aligned(q.s[1], 16) && stx__aligned(p.twin, 8) ? q.n / 4 * 4 : 0;
+    if (!ok) {
+        for (size_t i = threadIdx.x; i < q.n; i += 256) q.g[i] = 0;
+        return;
+    }
+    stx__update_range<4>(q, p, 0, fours, update);
+    stx__update_range<1>(q, p, fours, q.n, update);
+}
+/* What writers of parameters whose allocations the first table could not hold have left to do: the twins of t = p. */
+static __global__ void stx__twin_kernel(const stx_piece *piece, size_t count, const stx__twins t) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    STX__EACH_PIECE(k, count) {
+        stx__num p = stx__piece_num(t, piece[k].p, sh);
+        if (p.twin) for (size_t i = threadIdx.x; i < piece[k].n; i += 256) p.twin[i] = __float2bfloat16(((const float *)p.p)[i]);
+    }
+}
+#define STX__RUN_PIECES(x, name, kernel, piece, count, ...) \
+    do { \
+        stx__twins twins; \
+        const stx__range *rest = stx__twins_from(stx__gpu(x)->ranges, &twins); \
+        STX__RUN_KERNEL(x, name, kernel, stx__piece_blocks(count), 256, 0, piece, count, twins, __VA_ARGS__); \
+        while (rest) { \
+            rest = stx__twins_from(rest, &twins); \
+            STX__RUN_KERNEL(x, name, stx__twin_kernel, stx__piece_blocks(count), 256, 0, piece, count, twins); \
+        } \
+    } while (0)
+
+/* out (count) = sum of g^2 of each piece, in double. A block has a piece. */
+static __global__ void stx__sum_squares_kernel(double *out, const stx_piece *piece, size_t count) {
+    STX__SHARED(double, sh, 32);
+    STX__EACH_PIECE(k, count) {
+        const stx__num g = {piece[k].g, NULL, 0};
+        size_t n = piece[k].n, fours = stx__aligned(g.p, 16) ? n / 4 * 4 : 0;
+        double s = 0;
+        for (size_t i = 4 * (size_t)threadIdx.x; i < fours; i += 1024) {
+            float4 v = stx__get4(g, i);
+            s += ((double)v.x * v.x + (double)v.y * v.y) + ((double)v.z * v.z + (double)v.w * v.w);
+        }
+        for (size_t i = fours + threadIdx.x; i < n; i += 256) s += (double)piece[k].g[i] * piece[k].g[i];
+        s = stx__row_sum<256>(s, sh);
+        if (threadIdx.x == 0) out[k] = s;
+    }
+}
+void stx_sum_squares_cuda(stx_ctx *x, double *out, const stx_piece *piece, size_t count) {
+    if (count) STX__RUN_KERNEL(x, "stx_sum_squares", stx__sum_squares_kernel, stx__piece_blocks(count), 256, 0, out, piece, count);
+}
+
+/* From the squares' sums: the norm, whether there is an update at all, and the pieces' lr. One block. The total is a fixed tree over every
+   1024th piece, where the CPU adds in order: the same but for the rounding of doubles. Adagrad's clipping needs the norm of each tensor: the
+   warp in whose 32 pieces a tensor begins finds its end by bisection (its pieces are together) and adds its squares. */
+static __global__ void stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2) {
+    STX__SHARED(double, sh, 32);
+    const unsigned lane = threadIdx.x % 32;
+    const double lr = u->lr;
+    double total = 0, norm;
+    #pragma unroll 8
+    for (size_t k = threadIdx.x; k < count; k += 1024) total += squares[k];
+    norm = sqrt(stx__row_sum<1024>(total, sh));
+    if (threadIdx.x == 0) {
+        u->norm = norm;
+        u->ok = norm <= DBL_MAX;                        /* false for NaN as well */
+        if (u->ok) {
+            double step = (double)++u->step;
+            u->factor = (float)(clip > 0 && kind != STX_ADAGRAD && clip / (norm + 1e-6) < 1 ? clip / (norm + 1e-6) : 1);
+            u->correction1 = (float)(1 - pow(beta1, step));
+            u->correction2 = (float)(1 - pow(beta2, step));
+        } else {
+            u->skipped++;
+        }
+    }
+    if (!(norm <= DBL_MAX)) return;
+    if (!(clip > 0 && kind == STX_ADAGRAD)) {
+        for (size_t k = threadIdx.x; k < count; k += 1024) piece[k].lr = (float)lr;
+        return;
+    }
+    for (size_t base = threadIdx.x - lane; base < count; base += 1024) {
+        size_t k = base + lane;
+        unsigned begins = __ballot_sync(STX__ALL, k < count && (k == 0 || piece[k - 1].tensor != piece[k].tensor));
+        for (; begins; begins &= begins - 1) {
+            size_t first = base + (size_t)(__ffs((int)begins) - 1), tensor = piece[first].tensor, end = first + 1, above = count;
+            double sq = 0, eta = lr;
+            while (end < above) {
+                size_t mid = end + (above - end) / 2;
+                if (piece[mid].tensor == tensor) end = mid + 1; else above = mid;
+            }
+            #pragma unroll 8
+            for (size_t i = first + lane; i < end; i += 32) sq += squares[i];
+            sq = sqrt(stx__warp_sum_f64(sq));
+            if (sq > clip) eta = lr * clip / (sq + 1e-10);
+            for (size_t i = first + lane; i < end; i += 32) piece[i].lr = (float)eta;
+        }
+    }
+}
+void stx_optim_plan_cuda(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2) {
+    STX__RUN_KERNEL(x, "stx_optim_plan", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares, kind, clip, beta1, beta2);
+}
+
+/* g' = factor g + decay p ; buf = momentum buf + g' ; p -= lr buf ; g = 0. A block has a piece, a thread four neighbours at a time; so
+   the others below. */
+static __global__ void stx__sgd_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float momentum, float decay) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    const float factor = u->factor;
+    STX__EACH_PIECE(k, count) {
+        const stx_piece q = piece[k];
+        const stx__num p = stx__piece_num(t, q.p, sh);
+        const int kept = q.s[0] != NULL;
+        stx__update_piece(q, p, u->ok, [=](float &v, float g, float &buf, float &) {
+            g = fmaf(factor, g, decay * v);
+            if (kept) g = buf = fmaf(momentum, buf, g);
+            v = fmaf(-q.lr, g, v);
+        });
+    }
+}
+void stx_sgd_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real momentum, stx_real decay) {
+    if (count) STX__RUN_PIECES(x, "stx_sgd_update", stx__sgd_kernel, piece, count, u, momentum, decay);
+}
+
+/* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) ; g = 0 */
+static __global__ void stx__adagrad_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float eps) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    STX__EACH_PIECE(k, count) {
+        const stx_piece q = piece[k];
+        const stx__num p = stx__piece_num(t, q.p, sh);
+        stx__update_piece(q, p, u->ok, [=](float &v, float g, float &sum, float &) {
+            sum = fmaf(g, g, sum);
+            v -= q.lr * g / (sqrtf(sum) + eps);
+        });
+    }
+}
+void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real eps) {
+    if (count) STX__RUN_PIECES(x, "stx_adagrad_update", stx__adagrad_kernel, piece, count, u, eps);
+}
+
+/* g' = factor g + decay p ; m = b1 m + (1-b1) g' ; v = b2 v + (1-b2) g'^2
+   p = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), c = 1 - beta^step ; g = 0.   rest = 1 - beta, made in double */
+static __global__ void stx__adam_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float beta1, float rest1, float beta2, float rest2, float eps,
+                                        float decay, float decoupled) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    const float factor = u->factor, unbias = 1 / u->correction2;
+    STX__EACH_PIECE(k, count) {
+        const stx_piece q = piece[k];
+        const stx__num p = stx__piece_num(t, q.p, sh);
+        const float keep = 1 - q.lr * decoupled, rate = q.lr / u->correction1;
+        stx__update_piece(q, p, u->ok, [=](float &w, float g, float &m, float &v) {
+            float d = fmaf(factor, g, decay * w);
+            m = fmaf(beta1, m, rest1 * d);
+            v = fmaf(beta2, v, rest2 * d * d);
+            w = keep * w - rate * m / (sqrtf(v * unbias) + eps);
+        });
+    }
+}
+void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
+                          stx_real decay, stx_real decoupled) {
+    if (count) STX__RUN_PIECES(x, "stx_adam_update", stx__adam_kernel, piece, count, u, beta1, rest1, beta2, rest2, eps, decay, decoupled);
+}
+
+/* p of each piece into [lo, hi]; NaN stays. A block has a piece. */
+static __global__ void stx__clamp_kernel(const stx_piece *piece, size_t count, const stx__twins t, float lo, float hi) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    STX__EACH_PIECE(k, count) {
+        const stx__num p = stx__piece_num(t, piece[k].p, sh);
+        for (size_t i = threadIdx.x; i < piece[k].n; i += 256) {
+            float v = stx__get(p, i);
+            stx__put(p, i, v < lo ? lo : v > hi ? hi : v);
+        }
+    }
+}
+void stx_clamp_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi) {
+    if (count) STX__RUN_PIECES(x, "stx_clamp", stx__clamp_kernel, piece, count, lo, hi);
+}
+
+/* meter[0] = or += s a[0], in double. One thread. */
+static __global__ void stx__meter_kernel(double *meter, stx__num a, double s, int accumulate) { *meter = (accumulate ? *meter : 0) + s * (double)stx__get(a, 0); }
+void stx_meter_cuda(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
+    STX__RUN_KERNEL(x, "stx_meter", stx__meter_kernel, 1, 1, 0, meter, stx__num_of(x, a), s, accumulate);
+}
 
 // >>gemm --------------------------------------------------------------------------------------------------------------
 
@@ -749,11 +2030,521 @@ void stx_linear_bwd_cuda(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, s
 
 // >>attention: oracle -------------------------------------------------------------------------------------------------
 
+/* Version 0 of the attention: products, and between them one kernel a direction that works on whole rows of scores. It takes every call,
+   is what the fused kernels are compared with, and does what they refuse. All of it is float, whatever is stored.
+
+   Units (batch row, head) are worked on in chunks, a chunk in panels of queries, such that the scores of a panel stay small. Of a panel
+   whose queries see the keys j0 .. j0+W-1 at most, a unit has the rows
+
+       s (n, W + N)      column c < W: key j0 + c; column W + m: persistent vector m
+
+   The relative term needs no matrix of its own: row r of (q + vb) PE^T belongs into s one column further left than row r - 1, and dR is
+   ds seen the same way (skew of stx__mat). What all queries of a unit add to (dk, dv) or several units share (pe, u, vb, z, pk, pv) is
+   summed in float by unit, then over the units of a chunk in their order, and added to the gradient once, at the end. */
+
+/* A matrix of each unit (b,h): row r, column c stands at `at` + b sb + h sh + chunk's unit sz + (first + r) ld + c. Rows that are not in
+   [0,rows) there are zero (keys before the first). bias: h sh + c of it is added. skew: column c is column c + r + off of what is stored,
+   and zero outside of [0,width). */
+typedef struct stx__mat {
+    stx__num a, bias;
+    size_t at, sb, sh, sz, ld;
+    ptrdiff_t first, rows, off, width;
+    int skew;
+} stx__mat;
+static stx__mat stx__mat_of(const stx__num &a, size_t ld, ptrdiff_t first, ptrdiff_t rows) {
+    stx__mat m;
+    memset(&m, 0, sizeof m);
+    m.a = a; m.ld = ld; m.first = first; m.rows = rows;
+    return m;
+}
+/* rows of scratch: n of them, sz numbers a unit */
+static stx__mat stx__mat_scratch(float *p, size_t ld, size_t n, size_t sz) {
+    stx__num a = {p, NULL, 0};
+    stx__mat m = stx__mat_of(a, ld, 0, (ptrdiff_t)n);
+    m.sz = sz;
+    return m;
+}
+static __device__ __forceinline__ size_t stx__mat_base(const stx__mat &m, size_t b, size_t h, size_t z) { return m.at + b * m.sb + h * m.sh + z * m.sz; }
+static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, size_t base, size_t bias, ptrdiff_t r, ptrdiff_t c) {
+    ptrdiff_t row = r + m.first;
+    if (m.skew) {
+        c += r + m.off;
+        if (c < 0 || c >= m.width) return 0;
+    }
+    if (row < 0 || row >= m.rows) return 0;
+    float v = stx__get(m.a, base + (size_t)row * m.ld + (size_t)c);
+    return m.bias.p ? v + stx__get(m.bias, bias + (size_t)c) : v;
+}
+
+/* C (M,N) of each unit = or += alpha op(A) op(B), op = transpose if ta, tb; C is scratch, and may be skewed.
+   A block makes 64 x 64 numbers of one unit (grid: columns, rows, units), a thread 4 x 4 of them; operands pass through shared memory
+   16 columns of op(A) at a time. */
+enum { STX__P = 64, STX__PK = 16 };
+static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__mat B, int ta, int tb, size_t M, size_t N, size_t K, float alpha,
+                                                 int accumulate, size_t u0, size_t H) {
+    STX__SHARED(float, as, STX__PK * (STX__P + 4));
+    STX__SHARED(float, bs, STX__PK * (STX__P + 4));
+    const size_t z = blockIdx.z, b = (u0 + z) / H, h = (u0 + z) % H, m0 = (size_t)blockIdx.y * STX__P, n0 = (size_t)blockIdx.x * STX__P;
+    const size_t ab = stx__mat_base(A, b, h, z), bb = stx__mat_base(B, b, h, z), cb = stx__mat_base(C, b, h, z);
+    const int tid = (int)threadIdx.x, tx = tid % 16, ty = tid / 16;
+    float c[4][4] = {{0}};
+    for (size_t k0 = 0; k0 < K; k0 += STX__PK) {
+        for (int e = tid; e < STX__P * STX__PK; e += 256) {      /* neighbouring threads take neighbouring numbers of what is stored */
+            int ka = ta ? e / STX__P : e % STX__PK, ma = ta ? e % STX__P : e / STX__PK, kb = tb ? e % STX__PK : e / STX__P, nb = tb ? e / STX__PK : e % STX__P;
+            size_t k = k0 + (size_t)ka, m = m0 + (size_t)ma, l = k0 + (size_t)kb, n = n0 + (size_t)nb;
+            as[ka * (STX__P + 4) + ma] = k < K && m < M ? stx__mat_get(A, ab, h * A.sh, (ptrdiff_t)(ta ? k : m), (ptrdiff_t)(ta ? m : k)) : 0;
+            bs[kb * (STX__P + 4) + nb] = l < K && n < N ? stx__mat_get(B, bb, h * B.sh, (ptrdiff_t)(tb ? n : l), (ptrdiff_t)(tb ? l : n)) : 0;
+        }
+        __syncthreads();
+        for (int k = 0; k < STX__PK; k++) {
+            float av[4], bv[4];
+            for (int i = 0; i < 4; i++) { av[i] = as[k * (STX__P + 4) + 4 * ty + i]; bv[i] = bs[k * (STX__P + 4) + 4 * tx + i]; }
+            for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) c[i][j] = fmaf(av[i], bv[j], c[i][j]);
+        }
+        __syncthreads();
+    }
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) {
+            size_t m = m0 + (size_t)(4 * ty + i), n = n0 + (size_t)(4 * tx + j);
+            ptrdiff_t at = (ptrdiff_t)n;
+            if (m >= M || n >= N) continue;
+            if (C.skew) {
+                at += (ptrdiff_t)m + C.off;
+                if (at < 0 || at >= C.width) continue;
+            }
+            float *to = (float *)C.a.p + cb + (size_t)((ptrdiff_t)m + C.first) * C.ld + (size_t)at;
+            *to = accumulate ? *to + alpha * c[i][j] : alpha * c[i][j];
+        }
+}
+
+/* What the kernels of rows need: rows z n + r of s and g, query i0 + r of unit u0 + z */
+typedef struct stx__attn0_rows {
+    float *s, *g, *top, *inv, *dz;      /* (units,n,ld) twice; (B,H,T) twice; (units,n) or NULL */
+    size_t T, H, S, N, n, ld, u0, i0, units;
+    ptrdiff_t C, j0, W, span, first;
+    int delta_min, not_causal;
+    float max_span, ramp, eps, wide, inv_keep;      /* wide: sqrt(N), a persistent value's factor; inv_keep: a kept weight's */
+    uint32_t keep;                      /* of 65536; 0: no dropout */
+    uint64_t seed, stream;
+    const uint64_t *shift;
+    stx__num z;
+} stx__attn0_rows;
+/* The largest distance that head h reaches: stx__attn_reach */
+static __device__ ptrdiff_t stx__attn0_reach(const stx__attn0_rows &p, size_t h) {
+    double e;
+    if (!p.z.p || p.eps > 0) return p.span;
+    e = ceil((double)stx__get(p.z, h) * (double)p.max_span) + (double)p.ramp + 1;
+    if (!(e > 1)) e = 1;                /* also NaN */
+    return e < (double)p.span ? (ptrdiff_t)e : p.span;
+}
+/* Columns [lo,hi) of the window that query i0 + r sees */
+static __device__ void stx__attn0_bounds(const stx__attn0_rows &p, size_t h, size_t r, ptrdiff_t *lo, ptrdiff_t *hi) {
+    ptrdiff_t i = p.C + (ptrdiff_t)(p.i0 + r), from = p.first, to = (ptrdiff_t)p.S;
+    if (!p.not_causal) {
+        ptrdiff_t reach = stx__attn0_reach(p, h);
+        if (from < i - reach) from = i - reach;
+        to = i - p.delta_min + 1;
+    }
+    *lo = from > p.j0 ? from - p.j0 : 0;
+    *hi = to - p.j0 < p.W ? to - p.j0 : p.W;
+}
+/* The ramp's weight before it is clamped, of column c: 2 without a ramp. Operations in stx__attn_ramp's order, and none fused. */
+static __device__ __forceinline__ float stx__attn0_ramp(const stx__attn0_rows &p, float zl, size_t r, ptrdiff_t c) {
+    float delta;
+    if (!p.z.p || c >= p.W) return 2;
+    delta = (float)(p.C + (ptrdiff_t)(p.i0 + r) - p.j0 - c);
+    return __fadd_rn(__fadd_rn(1.0f - delta, zl) / p.ramp, 1.0f);
+}
+/* What column c's weight is multiplied by after normalisation: stx__attn_drop */
+static __device__ float stx__attn0_factor(const stx__attn0_rows &p, size_t u, size_t r, ptrdiff_t c, uint64_t stream) {
+    uint64_t S = (uint64_t)p.S + (uint64_t)p.span, groups = (S + p.N) / 8 + 2, row = (uint64_t)u * p.T + p.i0 + r, at;
+    float f = c < p.W ? 1.0f : p.wide;
+    if (!p.keep) return f;
+    at = c < p.W ? (uint64_t)(p.span + p.j0 + c) : S + (uint64_t)(c - p.W);
+    uint4 v = stx__philox(p.seed, stream, row * groups + at / 8);
+    uint32_t word = at % 8 < 2 ? v.x : at % 8 < 4 ? v.y : at % 8 < 6 ? v.z : v.w;
+    return (at % 2 ? word >> 16 : word & 0xffffu) < p.keep ? __fmul_rn(f, p.inv_keep) : 0.0f;
+}
+
+/* s: logits become what multiplies the values, dropout and sqrt(N) included, 0 for keys that are not seen; top, inv: see the args.
+   A warp a row: maximum, sums, weights. */
+static __global__ void stx__attn0_soft_kernel(stx__attn0_rows p) {
+    const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
+    const int lane = (int)(threadIdx.x % STX__WARP);
+    if (row >= p.units * p.n) return;
+    const size_t u = p.u0 + row / p.n, r = row % p.n, h = u % p.H;
+    const ptrdiff_t columns = p.W + (ptrdiff_t)p.N;
+    const uint64_t stream = p.keep ? p.stream + *p.shift : 0;
+    const float zl = p.z.p ? __fmul_rn(stx__get(p.z, h), p.max_span) : 0.0f;
+    float *s = p.s + row * p.ld, top = -HUGE_VALF, sum = 0, all = 0, norm, inv;
+    ptrdiff_t lo, hi, c;
+    stx__attn0_bounds(p, h, r, &lo, &hi);
+    for (c = lane; c < columns; c += STX__WARP)
+        if (c >= p.W || (c >= lo && c < hi && (p.eps > 0 || !(stx__attn0_ramp(p, zl, r, c) <= 0)))) top = fmaxf(top, s[c]);
+    top = stx__warp_max(top);
+    for (c = lane; c < columns; c += STX__WARP) {
+        float m = stx__attn0_ramp(p, zl, r, c), e;
+        if (c < p.W && (c < lo || c >= hi || (!(p.eps > 0) && m <= 0))) { s[c] = 0; continue; }
+        m = m <= 0 ? 0 : m >= 1 ? 1 : m;         /* NaN stays NaN */
+        e = expf(s[c] - top);
+        s[c] = m * e;
+        sum += m * e;
+        all += e;
+    }
+    sum = stx__warp_sum(sum);
+    all = stx__warp_sum(all);
+    norm = sum + p.eps * all;
+    inv = norm == 0 ? 0 : 1 / norm;              /* no key at all: y = 0 */
+    for (c = lane; c < columns; c += STX__WARP) if (s[c] != 0) s[c] *= inv * stx__attn0_factor(p, u, r, c, stream);
+    if (lane == 0) {
+        p.top[u * p.T + p.i0 + r] = top;
+        p.inv[u * p.T + p.i0 + r] = inv;
+    }
+}
+
+/* s: logits become what multiplied the values, as forward left them; g: dy.v becomes ds. With w = e^(s - top) inv, a = m w, f the factor
+   of dropout: G = f g, D = sum a G (which is dy.y, without y's rounding), ds = a (G - D) - eps D w. dz: the row's sum of w (G - D) over
+   0 <= ramp <= 1. A warp a row, twice over its columns. */
+static __global__ void stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
+    const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
+    const int lane = (int)(threadIdx.x % STX__WARP);
+    if (row >= p.units * p.n) return;
+    const size_t u = p.u0 + row / p.n, r = row % p.n, h = u % p.H;
+    const ptrdiff_t columns = p.W + (ptrdiff_t)p.N;
+    const uint64_t stream = p.keep ? p.stream + *p.shift : 0;
+    const float zl = p.z.p ? __fmul_rn(stx__get(p.z, h), p.max_span) : 0.0f, top = p.top[u * p.T + p.i0 + r], inv = p.inv[u * p.T + p.i0 + r];
+    float *s = p.s + row * p.ld, *g = p.g + row * p.ld, D = 0, dz = 0;
+    ptrdiff_t lo, hi, c;
+    stx__attn0_bounds(p, h, r, &lo, &hi);
+    for (c = lane; c < columns; c += STX__WARP) {
+        float m = stx__attn0_ramp(p, zl, r, c), v = s[c] - top;
+        if (inv == 0 || (c < p.W && (c < lo || c >= hi))) { s[c] = g[c] = 0; continue; }
+        m = m <= 0 ? 0 : m >= 1 ? 1 : m;
+        s[c] = expf(v < 80 ? v : v > 80 ? 80 : v) * inv;         /* m w <= 1, but w alone may not fit */
+        g[c] *= stx__attn0_factor(p, u, r, c, stream);
+        D += m * s[c] * g[c];
+    }
+    D = stx__warp_sum(D);
+    for (c = lane; c < columns; c += STX__WARP) {
+        float raw = stx__attn0_ramp(p, zl, r, c), m = raw <= 0 ? 0 : raw >= 1 ? 1 : raw, w = s[c], gd = g[c] - D;
+        if (inv == 0 || (c < p.W && (c < lo || c >= hi))) continue;
+        if (raw >= 0 && raw <= 1) dz += w * gd;
+        g[c] = m * w * gd - p.eps * D * w;
+        s[c] = m * w != 0 ? m * w * stx__attn0_factor(p, u, r, c, stream) : m * w;
+    }
+    dz = stx__warp_sum(dz);
+    if (lane == 0 && p.dz) p.dz[row] = dz;
+}
+
+/* to (rows,D) of each unit = or += p + q, scratch of stride sz a unit; q may be NULL. A thread a number. */
+static __global__ void stx__attn0_out_kernel(stx__mat to, const float *p, const float *q, size_t sz, size_t rows, size_t D, int accumulate, size_t units, size_t u0, size_t H) {
+    size_t n = units * rows * D, step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        size_t z = i / (rows * D), e = i % (rows * D), u = u0 + z;
+        size_t at = stx__mat_base(to, u / H, u % H, z) + (size_t)((ptrdiff_t)(e / D) + to.first) * to.ld + e % D;
+        stx__add(to.a, at, q ? p[z * sz + e] + q[z * sz + e] : p[z * sz + e], accumulate);
+    }
+}
+/* to (units,D) += the sums of the columns of from (units,n,D). A thread a column. */
+static __global__ void stx__attn0_columns_kernel(float *to, const float *from, size_t sz, size_t n, size_t D, size_t units) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, r;
+    float s = 0;
+    if (i >= units * D) return;
+    for (r = 0; r < n; r++) s += from[i / D * sz + r * D + i % D];
+    to[i] += s;
+}
+/* all (tables,size) += the sums over the chunk's units of parts (units,size), those of a table's heads, in order. A thread a number. */
+static __global__ void stx__attn0_sum_kernel(float *all, const float *parts, size_t size, size_t tables, size_t units, size_t u0) {
+    size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < tables * size; i += step) {
+        size_t t = i / size, z;
+        float s = 0;
+        for (z = (t + tables - u0 % tables) % tables; z < units; z += tables) s += parts[z * size + i % size];
+        all[i] += s;
+    }
+}
+/* grad += f all (tables,rows,D): number (t,r,d) is at + t st + r ld + d of grad. A thread a number. */
+static __global__ void stx__attn0_add_kernel(stx__num grad, const float *all, float f, size_t tables, size_t rows, size_t D, size_t at, size_t st, size_t ld) {
+    size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < tables * rows * D; i += step)
+        stx__add(grad, at + i / (rows * D) * st + i / D % rows * ld + i % D, f * all[i], 1);
+}
+
+/* How a call is cut, and its scratch. Sums that units share, one copy a unit and one for all: */
+enum { STX__S_PE, STX__S_U, STX__S_VB, STX__S_Z, STX__S_PK, STX__S_PV, STX__SHARED_SUMS };
+typedef struct stx__attn0 {
+    stx_ctx *x;
+    const stx_attention_args *a;
+    size_t n, units, ld, tables, p0, np;                /* queries of a panel, units of a chunk, numbers of a row; rows p0 .. p0+np-1 of pe are met */
+    size_t size[STX__SHARED_SUMS], copies[STX__SHARED_SUMS];    /* numbers of one copy (0: not wanted), and how many there are in the gradient */
+    float *s, *g, *o, *o2, *rows, *dk, *dv, *part[STX__SHARED_SUMS], *all[STX__SHARED_SUMS];
+    float *parts;                                       /* dk, dv and part[] */
+    size_t parts_bytes, all_bytes, bytes;
+    size_t u0, nu, i0, nb;                              /* the chunk and the panel at hand */
+    ptrdiff_t j0, W;
+    stx__num q, k, v, pe, u, vb, pk, pv, y, dy;
+} stx__attn0;
+
+static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
+    const stx_attention_args *a = A->a;
+    const size_t budget = (size_t)200 << 20, few = stx__gpu(A->x)->attention == 3;
+    size_t at = 0, i, all = a->B * a->H, window = (size_t)((ptrdiff_t)a->S - STX__MIN(a->first_key, (ptrdiff_t)a->S)), unit;
+    char *base = a->work ? (char *)(((uintptr_t)a->work + 255) / 256 * 256) : NULL;
+    if (a->not_causal && a->first_key < 0) window = a->S;
+    A->tables = a->P ? (size_t)a->pe_heads : 0;
+    A->p0 = a->P + (size_t)a->delta_min > a->span + 1 ? a->P + (size_t)a->delta_min - a->span - 1 : 0;
+    if (A->p0 > a->P) A->p0 = a->P;
+    A->np = a->P - A->p0;
+    memset(A->size, 0, sizeof A->size);
+    for (i = 0; i < STX__SHARED_SUMS; i++) A->copies[i] = a->H;
+    if (backward) {
+        if (a->dpe) { A->size[STX__S_PE] = A->np * a->D; A->copies[STX__S_PE] = A->tables; }
+        if (a->du)  A->size[STX__S_U] = a->D;
+        if (a->dvb) A->size[STX__S_VB] = a->D;
+        if (a->dz)  A->size[STX__S_Z] = 1;
+        if (a->dpk) A->size[STX__S_PK] = a->N * a->D;
+        if (a->dpv) A->size[STX__S_PV] = a->N * a->D;
+    }
+    for (A->n = STX__MIN(a->T, (size_t)(few ? 16 : 256));; A->n = (A->n + 1) / 2) {
+        A->ld = (a->not_causal ? window : STX__MIN(window, a->span + A->n)) + a->N;
+        unit = A->n * (A->ld * (backward ? 2 : 1) + 2 * a->D + 1);
+        if (A->n <= 16 || unit * sizeof(float) <= budget / 2) break;
+    }
+    if (backward) unit += (a->dk ? a->S * a->D : 0) + (a->dv ? a->S * a->D : 0);
+    for (i = 0; i < STX__SHARED_SUMS; i++) unit += A->size[i];
+    A->units = few ? 3 : budget / (unit * sizeof(float));
+    A->units = STX__MAX((size_t)1, STX__MIN(STX__MIN(A->units, all), (size_t)65535));
+  #define STX__TAKE(field, count) do { A->field = base ? (float *)(void *)(base + at) : NULL; at += ((count) * sizeof(float) + 255) / 256 * 256; } while (0)
+    STX__TAKE(s, A->units * A->n * A->ld);
+    STX__TAKE(o, A->units * A->n * a->D);
+    if (backward) {
+        STX__TAKE(g, A->units * A->n * A->ld);
+        STX__TAKE(o2, A->units * A->n * a->D);
+        STX__TAKE(rows, A->units * A->n);
+        A->parts_bytes = at;
+        STX__TAKE(dk, a->dk ? A->units * a->S * a->D : 0);
+        STX__TAKE(dv, a->dv ? A->units * a->S * a->D : 0);
+        A->parts = A->dk;
+        for (i = 0; i < STX__SHARED_SUMS; i++) STX__TAKE(part[i], A->units * A->size[i]);
+        A->parts_bytes = at - A->parts_bytes;
+        A->all_bytes = at;
+        for (i = 0; i < STX__SHARED_SUMS; i++) STX__TAKE(all[i], A->copies[i] * A->size[i]);
+        A->all_bytes = at - A->all_bytes;
+    }
+  #undef STX__TAKE
+    return A->bytes = at + 256;
+}
+static void stx__attn0_open(stx__attn0 *A, stx_ctx *x, const stx_attention_args *a, int backward) {
+    memset(A, 0, sizeof *A);
+    A->x = x; A->a = a;
+    stx__attn0_layout(A, backward);
+    A->q = stx__num_of(x, a->q); A->k = stx__num_of(x, a->k); A->v = stx__num_of(x, a->v);
+    A->pe = stx__num_of(x, a->pe); A->u = stx__num_of(x, a->u); A->vb = stx__num_of(x, a->vb);
+    A->pk = stx__num_of(x, a->pk); A->pv = stx__num_of(x, a->pv);
+    A->y = stx__num_of(x, a->y); A->dy = stx__num_of(x, a->dy);
+}
+static void stx__attn0_product(const stx__attn0 *A, const stx__mat &C, const stx__mat &L, int ta, const stx__mat &R, int tb, size_t M, size_t N, size_t K, float alpha, int accumulate) {
+    dim3 grid((unsigned)((N + STX__P - 1) / STX__P), (unsigned)((M + STX__P - 1) / STX__P), (unsigned)A->nu);
+    if (!M || !N || (!K && accumulate)) return;
+    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_product_kernel, grid, 256, 0, C, L, R, ta, tb, M, N, K, alpha, accumulate, A->u0, A->a->H);
+}
+static void stx__attn0_out(const stx__attn0 *A, const stx__mat &to, const float *p, const float *q, size_t sz, size_t rows, int accumulate) {
+    if (!rows) return;
+    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_out_kernel, stx__blocks(A->nu * rows * A->a->D, 256, 65535), 256, 0, to, p, q, sz, rows, A->a->D, accumulate,
+                    A->nu, A->u0, A->a->H);
+}
+static void stx__attn0_columns(const stx__attn0 *A, float *to, const float *from, size_t sz, size_t D) {
+    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_columns_kernel, stx__blocks(A->nu * D, 128, (size_t)1 << 30), 128, 0, to, from, sz, A->nb, D, A->nu);
+}
+/* The matrices of a panel: rows of queries, keys and tables by unit; scratch */
+static stx__mat stx__attn0_rows_q(const stx__attn0 *A, const stx__num &q, const stx__num *bias) {
+    stx__mat m = stx__mat_of(q, A->a->ldq, (ptrdiff_t)A->i0, (ptrdiff_t)A->a->T);
+    m.sb = A->a->stq; m.sh = A->a->D;
+    if (bias) m.bias = *bias;
+    return m;
+}
+static stx__mat stx__attn0_rows_y(const stx__attn0 *A, const stx__num &y) {
+    stx__mat m = stx__mat_of(y, A->a->H * A->a->D, (ptrdiff_t)A->i0, (ptrdiff_t)A->a->T);
+    m.sb = A->a->T * m.ld; m.sh = A->a->D;
+    return m;
+}
+static stx__mat stx__attn0_rows_k(const stx__attn0 *A, const stx__num &k, ptrdiff_t first) {
+    stx__mat m = stx__mat_of(k, A->a->ldk, first, (ptrdiff_t)A->a->S);
+    m.sb = A->a->stk; m.sh = A->a->D;
+    return m;
+}
+static stx__mat stx__attn0_rows_pe(const stx__attn0 *A) {
+    stx__mat m = stx__mat_of(A->pe, A->tables * A->a->D, (ptrdiff_t)A->p0, (ptrdiff_t)A->a->P);
+    m.sh = A->tables > 1 ? A->a->D : 0;
+    return m;
+}
+static stx__mat stx__attn0_rows_p(const stx__attn0 *A, const stx__num &p) {
+    stx__mat m = stx__mat_of(p, A->a->D, 0, (ptrdiff_t)A->a->N);
+    m.sh = A->a->N * A->a->D;
+    return m;
+}
+/* columns from `column` on of s or g; skewed: column p is what meets row p0 + p of pe */
+static stx__mat stx__attn0_cells(const stx__attn0 *A, float *s, size_t column, int skew) {
+    const stx_attention_args *a = A->a;
+    stx__mat m = stx__mat_scratch(s + column, A->ld, A->nb, A->nb * A->ld);
+    m.skew = skew;
+    m.off = (ptrdiff_t)A->p0 - ((ptrdiff_t)a->P - 1 + a->delta_min) + (ptrdiff_t)a->S - (ptrdiff_t)a->T + (ptrdiff_t)A->i0 - A->j0;
+    m.width = A->W;
+    return m;
+}
+static stx__mat stx__attn0_wide(const stx__attn0 *A, float *o) { return stx__mat_scratch(o, A->a->D, A->nb, A->nb * A->a->D); }
+
+/* Panel i0 .. of nb queries: the keys that they may see, and their logits into s */
+static void stx__attn0_logits(stx__attn0 *A, size_t i0) {
+    const stx_attention_args *a = A->a;
+    ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, last = (ptrdiff_t)a->S;
+    A->i0 = i0;
+    A->nb = STX__MIN(A->n, a->T - i0);
+    A->j0 = a->not_causal ? STX__MAX(a->first_key, 0) : STX__MAX(a->first_key, C + (ptrdiff_t)i0 - (ptrdiff_t)a->span);
+    if (!a->not_causal) last = C + (ptrdiff_t)(i0 + A->nb) - a->delta_min;
+    A->W = STX__MAX(last - A->j0, (ptrdiff_t)0);
+    stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 0), stx__attn0_rows_q(A, A->q, &A->u), 0, stx__attn0_rows_k(A, A->k, A->j0), 1, A->nb, (size_t)A->W, a->D, a->scale, 0);
+    if (a->P) stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 1), stx__attn0_rows_q(A, A->q, &A->vb), 0, stx__attn0_rows_pe(A), 1, A->nb, A->np, a->D, a->scale, 1);
+    stx__attn0_product(A, stx__attn0_cells(A, A->s, (size_t)A->W, 0), stx__attn0_rows_q(A, A->q, NULL), 0, stx__attn0_rows_p(A, A->pk), 1, A->nb, a->N, a->D,
+                       a->scale * (float)sqrt((double)a->D), 0);
+}
+static stx__attn0_rows stx__attn0_rows_of(const stx__attn0 *A) {
+    const stx_attention_args *a = A->a;
+    stx__attn0_rows p;
+    memset(&p, 0, sizeof p);
+    p.s = A->s; p.g = A->g; p.top = a->top; p.inv = a->inv;
+    p.T = a->T; p.H = a->H; p.S = a->S; p.N = a->N; p.n = A->nb; p.ld = A->ld; p.u0 = A->u0; p.i0 = A->i0; p.units = A->nu;
+    p.C = (ptrdiff_t)a->S - (ptrdiff_t)a->T; p.j0 = A->j0; p.W = A->W; p.span = (ptrdiff_t)a->span; p.first = a->first_key;
+    p.delta_min = a->delta_min; p.not_causal = a->not_causal;
+    p.max_span = a->max_span; p.ramp = a->ramp; p.eps = a->eps;
+    p.wide = (float)sqrt((double)a->N);
+    if (a->drop > 0) {
+        double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5);      /* stx__keep16 */
+        p.keep = (uint32_t)(k < 1 ? 1 : k);
+        p.inv_keep = (float)(65536.0 / p.keep);
+        p.seed = a->seed; p.stream = a->stream; p.shift = stx__gpu(A->x)->shift;
+    }
+    p.z = stx__num_of(A->x, a->z);
+    return p;
+}
+
+static void stx__attn0_fwd(stx_ctx *x, const stx_attention_args *a) {
+    stx__attn0 A;
+    size_t i0;
+    stx__attn0_open(&A, x, a, 0);
+    for (A.u0 = 0; A.u0 < a->B * a->H; A.u0 += A.nu) {
+        A.nu = STX__MIN(A.units, a->B * a->H - A.u0);
+        for (i0 = 0; i0 < a->T; i0 += A.nb) {
+            stx__attn0_logits(&A, i0);
+            STX__RUN_KERNEL(x, "stx_attention_fwd", stx__attn0_soft_kernel, stx__blocks(A.nu * A.nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0, stx__attn0_rows_of(&A));
+            stx__attn0_product(&A, stx__attn0_wide(&A, A.o), stx__attn0_cells(&A, A.s, 0, 0), 0, stx__attn0_rows_k(&A, A.v, A.j0), 0, A.nb, a->D, (size_t)A.W, 1, 0);
+            stx__attn0_product(&A, stx__attn0_wide(&A, A.o), stx__attn0_cells(&A, A.s, (size_t)A.W, 0), 0, stx__attn0_rows_p(&A, A.pv), 0, A.nb, a->D, a->N, 1, 1);
+            stx__attn0_out(&A, stx__attn0_rows_y(&A, A.y), A.o, NULL, A.nb * a->D, A.nb, 0);
+        }
+    }
+}
+
+/* One panel of the backward pass, after the logits */
+static void stx__attn0_bwd_panel(stx__attn0 *A) {
+    const stx_attention_args *a = A->a;
+    const size_t D = a->D, W = (size_t)A->W, zeros = (size_t)STX__MIN(STX__MAX(-A->j0, (ptrdiff_t)0), A->W), real = (size_t)STX__MAX(A->j0, (ptrdiff_t)0);
+    const float far = a->scale * (float)sqrt((double)D);
+    stx__mat dy = stx__attn0_rows_y(A, A->dy), o = stx__attn0_wide(A, A->o), o2 = stx__attn0_wide(A, A->o2);
+    stx__attn0_rows p = stx__attn0_rows_of(A);
+    if (a->dz && p.z.p) p.dz = A->rows;
+    stx__attn0_product(A, stx__attn0_cells(A, A->g, 0, 0), dy, 0, stx__attn0_rows_k(A, A->v, A->j0), 1, A->nb, W, D, 1, 0);
+    stx__attn0_product(A, stx__attn0_cells(A, A->g, W, 0), dy, 0, stx__attn0_rows_p(A, A->pv), 1, A->nb, a->N, D, 1, 0);
+    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_soft_bwd_kernel, stx__blocks(A->nu * A->nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0, p);
+    if (a->dv) stx__attn0_product(A, stx__mat_scratch(A->dv + real * D, D, a->S, a->S * D), stx__attn0_cells(A, A->s, zeros, 0), 1, dy, 0, W - zeros, D, A->nb, 1, 1);
+    if (a->dk) stx__attn0_product(A, stx__mat_scratch(A->dk + real * D, D, a->S, a->S * D), stx__attn0_cells(A, A->g, zeros, 0), 1, stx__attn0_rows_q(A, A->q, &A->u), 0,
+                                  W - zeros, D, A->nb, a->scale, 1);
+    if (p.dz) stx__attn0_columns(A, A->part[STX__S_Z], A->rows, A->nb, 1);
+    if (A->size[STX__S_PV]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PV], D, a->N, a->N * D), stx__attn0_cells(A, A->s, W, 0), 1, dy, 0, a->N, D, A->nb, 1, 1);
+    if (A->size[STX__S_PK]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PK], D, a->N, a->N * D), stx__attn0_cells(A, A->g, W, 0), 1,
+                                               stx__attn0_rows_q(A, A->q, NULL), 0, a->N, D, A->nb, far, 1);
+    if (A->size[STX__S_PE]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PE], D, A->np, A->np * D), stx__attn0_cells(A, A->g, 0, 1), 1,
+                                               stx__attn0_rows_q(A, A->q, &A->vb), 0, A->np, D, A->nb, a->scale, 1);
+    if (a->dq || a->du) stx__attn0_product(A, o, stx__attn0_cells(A, A->g, 0, 0), 0, stx__attn0_rows_k(A, A->k, A->j0), 0, A->nb, D, W, a->scale, 0);
+    if (a->P && (a->dq || a->dvb)) stx__attn0_product(A, o2, stx__attn0_cells(A, A->g, 0, 1), 0, stx__attn0_rows_pe(A), 0, A->nb, D, A->np, a->scale, 0);
+    if (a->du) stx__attn0_columns(A, A->part[STX__S_U], A->o, A->nb * D, D);
+    if (a->dvb && a->P) stx__attn0_columns(A, A->part[STX__S_VB], A->o2, A->nb * D, D);
+    if (a->dq) {
+        stx__attn0_product(A, o, stx__attn0_cells(A, A->g, W, 0), 0, stx__attn0_rows_p(A, A->pk), 0, A->nb, D, a->N, far, 1);
+        stx__attn0_out(A, stx__attn0_rows_q(A, stx__num_of(A->x, a->dq), NULL), A->o, a->P ? A->o2 : NULL, A->nb * D, A->nb, 1);
+    }
+}
+static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
+    stx_real *const grads[STX__SHARED_SUMS] = {a->dpe, a->du, a->dvb, a->dz, a->dpk, a->dpv};
+    stx__attn0 A;
+    size_t i0, i;
+    stx__attn0_open(&A, x, a, 1);
+    if (A.all_bytes && stx_ok(x)) stx__cuda_failed(x, cudaMemsetAsync(A.all[0], 0, A.all_bytes, stx__gpu(x)->stream), "stx_attention_bwd");
+    for (A.u0 = 0; A.u0 < a->B * a->H; A.u0 += A.nu) {
+        A.nu = STX__MIN(A.units, a->B * a->H - A.u0);
+        if (A.parts_bytes && stx_ok(x)) stx__cuda_failed(x, cudaMemsetAsync(A.parts, 0, A.parts_bytes, stx__gpu(x)->stream), "stx_attention_bwd");
+        for (i0 = 0; i0 < a->T; i0 += A.nb) {
+            stx__attn0_logits(&A, i0);
+            stx__attn0_bwd_panel(&A);
+        }
+        if (a->dk) stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dk), 0), A.dk, NULL, a->S * a->D, a->S, 1);
+        if (a->dv) stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dv), 0), A.dv, NULL, a->S * a->D, a->S, 1);
+        for (i = 0; i < STX__SHARED_SUMS; i++)
+            if (A.size[i]) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_sum_kernel, stx__blocks(A.copies[i] * A.size[i], 256, 65535), 256, 0, A.all[i], A.part[i], A.size[i],
+                                           A.copies[i], A.nu, A.u0);
+    }
+    for (i = 0; i < STX__SHARED_SUMS; i++) {
+        size_t rows = A.size[i] >= a->D && i != STX__S_Z ? A.size[i] / a->D : 1, cols = rows ? A.size[i] / rows : 0, n = A.copies[i] * A.size[i];
+        size_t ld = i == STX__S_PE ? A.tables * a->D : cols, st = i == STX__S_PE ? a->D : A.size[i], at = i == STX__S_PE ? A.p0 * ld : 0;
+        if (n) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_add_kernel, stx__blocks(n, 256, 65535), 256, 0, stx__num_of(x, grads[i]), A.all[i],
+                               i == STX__S_Z ? a->max_span / a->ramp : 1.0f, A.copies[i], rows, cols, at, st, ld);
+    }
+}
+
 // >>attention: forward ------------------------------------------------------------------------------------------------
+
+static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; return 0; }
+static size_t stx__attn2_fwd_work(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; return 0; }
+static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; }
 
 // >>attention: backward -----------------------------------------------------------------------------------------------
 
+static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; return 0; }
+static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; }
+
 // >>attention: launchers ----------------------------------------------------------------------------------------------
+
+enum { STX__MOST_HEADS = 256 };
+
+/* Version 2 where it can take the call, else version 0: g->attention decides (stx_cuda_attention). top, inv are floats in any case: rows
+   of the two passes may come from different versions. */
+static int stx__attn_fused(stx_ctx *x, const stx_attention_args *a) {
+    int version = stx__gpu(x)->attention;
+    return (version == 0 || version == 2) && stx__attn2_can(x, a);
+}
+static int stx__attn_refused(stx_ctx *x, const stx_attention_args *a, const char *what) {
+    if (a->H <= STX__MOST_HEADS) return !stx_ok(x) || !a->B || !a->T || !a->H || !a->D;
+    stx_fail(x, STX_ERR_SHAPE, "%s: %zu heads, want at most %d", what, a->H, (int)STX__MOST_HEADS);
+    return 1;
+}
+extern "C" size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward) {
+    stx__attn0 A;
+    if (a->H > STX__MOST_HEADS || !a->B || !a->T || !a->H || !a->D) return 0;
+    if (stx__attn_fused(x, a)) return backward ? stx__attn2_bwd_work(x, a) : stx__attn2_fwd_work(x, a);
+    memset(&A, 0, sizeof A);
+    A.x = x; A.a = a;
+    return stx__attn0_layout(&A, backward);
+}
+extern "C" void stx_attention_fwd_cuda(stx_ctx *x, const stx_attention_args *a) {
+    if (stx__attn_refused(x, a, "stx_attention_fwd")) return;
+    if (stx__attn_fused(x, a)) stx__attn2_fwd(x, a);
+    else stx__attn0_fwd(x, a);
+}
+extern "C" void stx_attention_bwd_cuda(stx_ctx *x, const stx_attention_args *a) {
+    if (stx__attn_refused(x, a, "stx_attention_bwd")) return;
+    if (stx__attn_fused(x, a)) stx__attn2_bwd(x, a);
+    else stx__attn0_bwd(x, a);
+}
+extern "C" void stx_cuda_attention(stx_ctx *x, int version) { if (stx__gpu(x)) stx__gpu(x)->attention = version; }
 
 // >>device ------------------------------------------------------------------------------------------------------------
 
