@@ -1752,32 +1752,32 @@ static __global__ void stx__pack_kernel(stx__num to, size_t ldt, stx__num a, siz
 /* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices, then + bias (N) and relu if wanted; of any types, strides and alignment:
    for what cublasLt has no algorithm for. A block of 256 threads makes a tile of 64 x 64, 4 x 4 numbers a thread, 16 of K at a time through shared memory: each number is one
    sum over K in order. */
-enum { STX__TILE = 64, STX__SLAB = 16, STX__TILE_LD = STX__TILE + 1 };
+enum { STX__GEMM_TILE = 64, STX__GEMM_SLAB = 16, STX__GEMM_LD = STX__GEMM_TILE + 1 };
 static __global__ void __launch_bounds__(256) stx__gemm_plain_kernel(stx__num C, size_t ldc, size_t sc, stx__num A, size_t lda, size_t sa, stx__num B, size_t ldb, size_t sb,
                                                                      size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, float beta, stx__num bias, int relu) {
-    STX__SHARED(float, as, STX__SLAB * STX__TILE_LD);
-    STX__SHARED(float, bs, STX__SLAB * STX__TILE_LD);
-    size_t across = (N + STX__TILE - 1) / STX__TILE, tiles = (M + STX__TILE - 1) / STX__TILE * across;
+    STX__SHARED(float, as, STX__GEMM_SLAB * STX__GEMM_LD);
+    STX__SHARED(float, bs, STX__GEMM_SLAB * STX__GEMM_LD);
+    size_t across = (N + STX__GEMM_TILE - 1) / STX__GEMM_TILE, tiles = (M + STX__GEMM_TILE - 1) / STX__GEMM_TILE * across;
     int t = (int)threadIdx.x, tx = t % 16, ty = t / 16;
     for (size_t job = blockIdx.x; job < tiles * batch; job += gridDim.x) {
-        size_t e = job / tiles, m0 = job % tiles / across * STX__TILE, n0 = job % tiles % across * STX__TILE;
+        size_t e = job / tiles, m0 = job % tiles / across * STX__GEMM_TILE, n0 = job % tiles % across * STX__GEMM_TILE;
         float s[4][4] = {{0}};
-        for (size_t k0 = 0; k0 < K; k0 += STX__SLAB) {
-            for (int q = t; q < STX__TILE * STX__SLAB; q += 256) {          /* neighbouring threads read neighbours, whichever way the matrix lies */
-                int k = ta ? q / STX__TILE : q % STX__SLAB, m = ta ? q % STX__TILE : q / STX__SLAB;
+        for (size_t k0 = 0; k0 < K; k0 += STX__GEMM_SLAB) {
+            for (int q = t; q < STX__GEMM_TILE * STX__GEMM_SLAB; q += 256) {          /* neighbouring threads read neighbours, whichever way the matrix lies */
+                int k = ta ? q / STX__GEMM_TILE : q % STX__GEMM_SLAB, m = ta ? q % STX__GEMM_TILE : q / STX__GEMM_SLAB;
                 size_t kk = k0 + (size_t)k, mm = m0 + (size_t)m;
-                as[k * STX__TILE_LD + m] = kk < K && mm < M ? stx__get(A, e * sa + (ta ? kk * lda + mm : mm * lda + kk)) : 0;
-                k = tb ? q % STX__SLAB : q / STX__TILE;
-                m = tb ? q / STX__SLAB : q % STX__TILE;
+                as[k * STX__GEMM_LD + m] = kk < K && mm < M ? stx__get(A, e * sa + (ta ? kk * lda + mm : mm * lda + kk)) : 0;
+                k = tb ? q % STX__GEMM_SLAB : q / STX__GEMM_TILE;
+                m = tb ? q / STX__GEMM_SLAB : q % STX__GEMM_TILE;
                 kk = k0 + (size_t)k;
                 mm = n0 + (size_t)m;
-                bs[k * STX__TILE_LD + m] = kk < K && mm < N ? stx__get(B, e * sb + (tb ? mm * ldb + kk : kk * ldb + mm)) : 0;
+                bs[k * STX__GEMM_LD + m] = kk < K && mm < N ? stx__get(B, e * sb + (tb ? mm * ldb + kk : kk * ldb + mm)) : 0;
             }
             __syncthreads();
-            for (int k = 0; k < STX__SLAB; k++) {
+            for (int k = 0; k < STX__GEMM_SLAB; k++) {
                 float a[4], b[4];
                 #pragma unroll
-                for (int i = 0; i < 4; i++) { a[i] = as[k * STX__TILE_LD + ty + 16 * i]; b[i] = bs[k * STX__TILE_LD + tx + 16 * i]; }
+                for (int i = 0; i < 4; i++) { a[i] = as[k * STX__GEMM_LD + ty + 16 * i]; b[i] = bs[k * STX__GEMM_LD + tx + 16 * i]; }
                 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     #pragma unroll
@@ -1800,7 +1800,7 @@ static __global__ void __launch_bounds__(256) stx__gemm_plain_kernel(stx__num C,
 }
 static void stx__gemm_plain(stx_ctx *x, const char *what, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, const stx__num &A, size_t lda, size_t sa,
                             const stx__num &B, size_t ldb, size_t sb, float beta, const stx__num &C, size_t ldc, size_t sc, const stx__num &bias, int relu) {
-    size_t tiles = (M + STX__TILE - 1) / STX__TILE * ((N + STX__TILE - 1) / STX__TILE) * batch;
+    size_t tiles = (M + STX__GEMM_TILE - 1) / STX__GEMM_TILE * ((N + STX__GEMM_TILE - 1) / STX__GEMM_TILE) * batch;
     STX__RUN_KERNEL(x, what, stx__gemm_plain_kernel, stx__blocks(tiles, 1, 1u << 30), 256, 0, C, ldc, sc, A, lda, sa, B, ldb, sb, batch, ta, tb, M, N, K, alpha, beta, bias, relu);
 }
 
@@ -1928,94 +1928,52 @@ void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real 
     if (!stx_ok(x) || !N || !O) return;
     if (!stx__lt_product(x, "stx_linear_fwd", 1, 0, 1, N, O, I, 1, in, I, 0, W, I, 0, 0, to, O, 0, b, relu)) {
         stx_bias_act_fwd_cuda(x, to, NULL, b, N, O, pre ? STX_ACT_NONE : act);
-        act = pre ? act : STX_ACT_NONE;
-    } else if (relu) act = STX_ACT_NONE;
-    if (pre) stx_act_fwd_cuda(x, y, pre, N * O, act);
-    else if (act) stx_bias_act_fwd_cuda(x, y, NULL, NULL, N, O, act);
+        if (!pre) return;
+    }
+    if (pre || (act && !relu)) stx_act_fwd_cuda(x, y, to, N * O, act);
 }
 
-/* g times d act / d a, given y = act(a) and, for gelu, a: stx__act_slope_any of seqtx.h */
-static __device__ __forceinline__ float stx__linear_slope(float g, float y, float a, int act) {
-    switch (act) {
-    case STX_ACT_RELU: return y > 0 ? g : 0;
-    case STX_ACT_GELU: return g * fmaf(a, 0.39894228040143267794f * expf(-0.5f * a * a), 0.5f * erfcf(-0.70710678118654752440f * a));
-    case STX_ACT_TANH: return g * fmaf(-y, y, 1);
-    case STX_ACT_SIGMOID: return g * (y * (1 - y));
-    default: return g;
-    }
-}
-/* da (N,O) = da act'(a), unless act is none; sums (chunks,O), if wanted: of da's rows, `each` rows a chunk. In one pass: da is read once.
-   A block has a chunk of 32 V columns, 8 rows at a time, each thread V columns of a row; then 8 sums of a column become one, in order. */
-enum { STX__SUM_ROWS = 8 };
-template<int V> static __global__ void stx__slope_sums_kernel(stx__num da, stx__num y, stx__num pre, float *sums, size_t N, size_t O, size_t each, int act) {
-    STX__SHARED(float, part, STX__SUM_ROWS * STX__WARP * V);
-    size_t c = ((size_t)blockIdx.x * STX__WARP + threadIdx.x) * V, n = (size_t)blockIdx.y * each, end = n + each < N ? n + each : N;
-    float s[V] = {0};
-    if (c < O)
-        for (n += threadIdx.y; n < end; n += STX__SUM_ROWS) {
-            size_t at = n * O + c;
-            if (V == 4) {
-                float4 g = stx__get4(da, at), v = make_float4(0, 0, 0, 0), a = v;
-                if (act) {
-                    if (act == STX_ACT_GELU) a = stx__get4(pre, at);
-                    else v = stx__get4(y, at);
-                    g.x = stx__linear_slope(g.x, v.x, a.x, act);
-                    g.y = stx__linear_slope(g.y, v.y, a.y, act);
-                    g.z = stx__linear_slope(g.z, v.z, a.z, act);
-                    g.w = stx__linear_slope(g.w, v.w, a.w, act);
-                    stx__put4(da, at, g);
+/* da (N,O) = da act'(a), and part (chunks,O) = the sums of da's columns, `rows` rows a chunk: in one pass, which reads da once. As
+   stx__columns_kernel: a block of 8 rows of 32 lanes takes 32 W columns of a chunk, every lane W of them. */
+template<int W> static __global__ void stx__slope_columns_kernel(float *part, stx__num da, stx__num y, stx__num pre, size_t N, size_t O, size_t rows, int act) {
+    STX__SHARED(float, sh, 8 * 32 * W);
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
+    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < O; c0 += (size_t)gridDim.y * 32 * W) {
+        size_t c = c0 + lane * W;
+        float s[W] = {0};
+        if (c < O)
+            for (size_t n = lo + row; n < hi; n += 8) {
+                float g[W], v[W] = {0}, u[W] = {0};
+                stx__getn<W>(g, da, n * O + c);
+                if (act == STX_ACT_GELU) stx__getn<W>(u, pre, n * O + c);
+                else stx__getn<W>(v, y, n * O + c);
+                for (int e = 0; e < W; e++) {
+                    g[e] = stx__act_slope(g[e], v[e], u[e], act);
+                    s[e] += g[e];
                 }
-                s[0] += g.x;
-                s[1 % V] += g.y;
-                s[2 % V] += g.z;
-                s[3 % V] += g.w;
-            } else {
-                float g = stx__get(da, at);
-                if (act) {
-                    g = stx__linear_slope(g, act == STX_ACT_GELU ? 0 : stx__get(y, at), act == STX_ACT_GELU ? stx__get(pre, at) : 0, act);
-                    stx__put(da, at, g);
-                }
-                s[0] += g;
+                stx__putn<W>(da, n * O + c, g);
             }
+        for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[e];
+        __syncthreads();
+        if (row < W && c < O) {             /* the rows' sums, number `row` of each lane's W */
+            float t = 0;
+            for (int k = 0; k < 8; k++) t += sh[(k * W + row) * 32 + lane];
+            part[blockIdx.x * O + c + row] = t;
         }
-    if (!sums) return;
-    for (int v = 0; v < V; v++) part[(v * STX__SUM_ROWS + threadIdx.y) * STX__WARP + threadIdx.x] = s[v];
-    __syncthreads();
-    if (threadIdx.y || c >= O) return;
-    for (int v = 0; v < V; v++) {
-        float t = 0;
-        for (int r = 0; r < STX__SUM_ROWS; r++) t += part[(v * STX__SUM_ROWS + r) * STX__WARP + threadIdx.x];
-        sums[(size_t)blockIdx.y * O + c + v] = t;
+        __syncthreads();
     }
 }
-/* db (O) += the sum of sums (chunks,O) over the chunks. A block has 32 columns, 16 chunks at a time. */
-static __global__ void stx__sum_chunks_kernel(stx__num db, const float *sums, size_t O, size_t chunks) {
-    STX__SHARED(float, part, 16 * STX__WARP);
-    size_t c = (size_t)blockIdx.x * STX__WARP + threadIdx.x;
-    float s = 0;
-    if (c < O) for (size_t k = threadIdx.y; k < chunks; k += 16) s += sums[k * O + c];
-    part[threadIdx.y * STX__WARP + threadIdx.x] = s;
-    __syncthreads();
-    if (threadIdx.y || c >= O) return;
-    s = 0;
-    for (int k = 0; k < 16; k++) s += part[k * STX__WARP + threadIdx.x];
-    stx__add(db, c, s, 1);
-}
-/* da = da act'(a), and db += the sum of da's rows if db is wanted. The chunks depend on N alone, so the sums are the same on every GPU. */
-static void stx__slope_sums(stx_ctx *x, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, size_t N, size_t O, int act) {
-    static const char what[] = "stx_linear_bwd";
-    size_t chunks = (N + 63) / 64 < 256 ? (N + 63) / 64 : 256, each = (N + chunks - 1) / chunks;
-    stx__num a = stx__num_of(x, da), v = stx__num_of(x, act == STX_ACT_GELU ? NULL : y), p = stx__num_of(x, act == STX_ACT_GELU ? pre : NULL);
-    float *sums = NULL;
-    if (db) {
-        sums = (float *)stx__scratch_of(x, chunks * O * sizeof *sums, what);
-        if (!sums) return;
-    }
-    if (O % 4 == 0 && stx__by4(a) && (!act || (stx__by4(v) && stx__by4(p))))
-        STX__RUN_KERNEL(x, what, stx__slope_sums_kernel<4>, dim3(stx__blocks(O, 128, 1u << 30), (unsigned)chunks), dim3(STX__WARP, STX__SUM_ROWS), 0, a, v, p, sums, N, O, each, act);
-    else
-        STX__RUN_KERNEL(x, what, stx__slope_sums_kernel<1>, dim3(stx__blocks(O, 32, 1u << 30), (unsigned)chunks), dim3(STX__WARP, STX__SUM_ROWS), 0, a, v, p, sums, N, O, each, act);
-    if (db) STX__RUN_KERNEL(x, what, stx__sum_chunks_kernel, stx__blocks(O, STX__WARP, 1u << 30), dim3(STX__WARP, 16), 0, stx__num_of(x, db), sums, O, chunks);
+/* da = da act'(a), and db += the sum of da's rows. The chunks depend on N alone, so the sums are the same on every GPU. */
+static void stx__slope_columns(stx_ctx *x, const char *what, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, size_t N, size_t O, int act) {
+    stx__num D = stx__num_of(x, da), Y = stx__num_of(x, act == STX_ACT_GELU ? NULL : y), P = stx__num_of(x, act == STX_ACT_GELU ? pre : NULL);
+    size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows;
+    int four = O % 4 == 0 && stx__by4(D) && stx__by4(Y) && stx__by4(P);
+    dim3 grid((unsigned)chunks, stx__blocks(O, four ? 128 : 32, 65535));
+    float *part = (float *)stx__scratch_of(x, chunks * O * sizeof *part, what);
+    if (!part) return;
+    if (four) STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<4>, grid, 256, 0, part, D, Y, P, N, O, rows, act);
+    else STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<1>, grid, 256, 0, part, D, Y, P, N, O, rows, act);
+    stx__columns_sum(x, what, db, part, O, chunks, O);
 }
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da
    db is not left to cublasLt's epilogue BGRADB of dW's product: that one stores and does not add, in the type of dW, and narrows the choice
@@ -2023,7 +1981,10 @@ static void stx__slope_sums(stx_ctx *x, stx_real *db, stx_real *da, const stx_re
 void stx_linear_bwd_cuda(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, const stx_real *in, const stx_real *W,
                          size_t N, size_t I, size_t O, int act, int accumulate) {
     if (!stx_ok(x)) return;
-    if (N && O && (act || db)) stx__slope_sums(x, db, da, y, pre, N, O, act);
+    if (!N || !O) db = NULL;
+    if (act && db) stx__slope_columns(x, "stx_linear_bwd, db", db, da, y, pre, N, O, act);
+    else if (act) stx_act_bwd_cuda(x, da, da, y, pre, N * O, act, 0);
+    else if (db) stx__columns(x, "stx_linear_bwd, db", db, NULL, da, NULL, NULL, NULL, N, O);
     if (dx) stx__lt_product(x, "stx_linear_bwd, dx", 1, 0, 0, N, I, O, 1, da, O, 0, W, I, 0, accumulate ? 1.0f : 0.0f, dx, I, 0, NULL, 0);
     if (dW) stx__lt_product(x, "stx_linear_bwd, dW", 1, 1, 0, O, I, N, 1, da, O, 0, in, I, 0, 1, dW, I, 0, NULL, 0);
 }
