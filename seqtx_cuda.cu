@@ -165,7 +165,7 @@ static __device__ __forceinline__ uint4 stx__philox(uint64_t seed, uint64_t hi, 
 typedef struct stx__range { char *base; size_t bytes; int kind; stx__bf16 *twin; struct stx__range *next; } stx__range;
 struct stx_gpu {
     int index, sms, major, minor, half, capturing, repeatable, failed, tf32;
-    int tune;                           /* of a new kind of product: 0 the heuristic's first algorithm, 1 the fastest, -1 our own kernel: >>gemm */
+    int tune;                           /* of a new kind of product: 0 the heuristic's first algorithm, 1 the fastest, -1 our own kernel, -2 no epilogues (tests): >>gemm */
     int attention;                      /* which version, see stx_cuda_attention */
     size_t shared_max;                  /* shared memory that a block may ask for, bytes */
     cudaStream_t stream;
@@ -1678,7 +1678,7 @@ static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operan
     uint64_t room = STX__ROOM;
     int i, n = 0, choice = -1;
     cublasStatus_t s;
-    if (g->tune < 0) { p->plain = 1; return CUBLAS_STATUS_SUCCESS; }
+    if (g->tune == -1 || (g->tune == -2 && epilogue != CUBLASLT_EPILOGUE_DEFAULT)) { p->plain = 1; return CUBLAS_STATUS_SUCCESS; }
     s = cublasLtMatmulDescCreate(&p->op, k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
     STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &opB, sizeof opB));
     STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &opA, sizeof opA));

@@ -5,7 +5,7 @@
 #include "cuda_test.h"
 
 /* Of seqtx_cuda.cu, for tests: how many kinds of product it knows; of the next new one: 0 the heuristic's first algorithm, 1 the
-   fastest, -1 our own kernel */
+   fastest, -1 our own kernel, -2 as 0 but bias and relu by a pass of their own */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -261,6 +261,31 @@ static void plans(stx_ctx *x) {
     CHECK(stx__plans_count(x) == after + 1, "no plan of its own for another shape");
 }
 
+/* A product may be captured, even one that comes for the first time; each replay adds once. */
+static void captured(stx_ctx *x) {
+    size_t M = 19, N = 24, K = 37, i, before = stx__plans_count(x);
+    float *A = cuda_random(M * K, 3, 1), *B = cuda_random(K * N, 3, 1), *C = cuda_random(M * N, 3, 1), *got;
+    stx_real *dA = cuda_numbers(x, A, M * K, STX_MEM_NUMBERS), *dB = cuda_numbers(x, B, K * N, STX_MEM_NUMBERS), *dC = cuda_numbers(x, C, M * N, STX_MEM_BYTES);
+    stx_graph *graph;
+    CHECK(stx_cuda_capture_begin(x), "no capture");
+    stx_gemm_cuda(x, 1, 0, 0, M, N, K, 1, dA, K, 0, dB, N, 0, 1, dC, N, 0);
+    graph = stx_cuda_capture_end(x);
+    CHECK(graph && stx_ok(x), "%s", stx_error(x));
+    CHECK(stx__plans_count(x) == before + 1, "no plan made while capturing");
+    got = fetch(x, dC, M * N);
+    CHECK(near(got, C, M * N, 0, 0), "a product runs while it is captured");
+    free(got);
+    for (i = 0; i < 2; i++) {
+        stx_cuda_graph_launch(x, graph);
+        stx_gemm(cpu, 1, 0, 0, M, N, K, 1, A, K, 0, B, N, 0, 1, C, N, 0);
+    }
+    got = fetch(x, dC, M * N);
+    CHECK(near(got, C, M * N, 0, 0), "a replayed product is wrong");
+    stx_cuda_graph_free(x, graph);
+    stx_cuda_free(x, dA); stx_cuda_free(x, dB); stx_cuda_free(x, dC);
+    free(A); free(B); free(C); free(got);
+}
+
 /* Sizes that cublasLt does not take are refused, by name and number, before anything is touched. */
 static void refused(int precision) {
     stx_ctx *x = cuda_ctx(STX_CUDA, precision);
@@ -321,11 +346,18 @@ int main(void) {
             twin(x);
             layers(x);
             plans(x);
+            captured(x);
             again_ctx = x;
             cuda_orders(k < 0 ? "linear by the own kernel" : "linear by cublasLt", again, numbers);
             CHECK(stx_ok(x), "%s", stx_error(x));
             stx_destroy(x);
         }
+    {
+        stx_ctx *x = cuda_ctx(STX_CUDA, STX_PREC_F32);      /* not in bfloat16: a pass of its own rounds twice */
+        stx__plans_tune(x, -2);
+        layers(x);
+        stx_destroy(x);
+    }
     refused(STX_PREC_F32);
     refused(STX_PREC_BF16);
 #ifdef SEQTX_CUDA_HOST
