@@ -309,7 +309,7 @@ static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__ma
         for (int k = 0; k < STX__PK; k++) {
             float av[4], bv[4];
             for (int i = 0; i < 4; i++) { av[i] = as[k * (STX__P + 4) + 4 * ty + i]; bv[i] = bs[k * (STX__P + 4) + 4 * tx + i]; }
-            for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) c[i][j] = fmaf(av[i], bv[j], c[i][j]);
+            for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) c[i][j] += av[i] * bv[j];
         }
         __syncthreads();
     }
