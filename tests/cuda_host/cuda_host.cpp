@@ -13,6 +13,7 @@
 #include <mutex>
 #include <set>
 #include <vector>
+#include <errno.h>
 #include <fenv.h>
 #include <pthread.h>
 #include <signal.h>
@@ -197,12 +198,22 @@ static void fill_bytes(void *p, size_t n) {
     }
 }
 /* Canaries are laid by address, so that a zone may begin at any byte. */
+static inline unsigned char canary_at(const unsigned char *p) { return (unsigned char)(CANARY >> 8 * ((word)p & 3)); }
 static void lay_canary(unsigned char *p, size_t n) {
-    for (size_t i = 0; i < n; i++) p[i] = (unsigned char)(CANARY >> 8 * ((word)(p + i) & 3));
+    size_t i = 0;
+    for (; i < n && ((word)(p + i) & 3); i++) p[i] = canary_at(p + i);
+    for (; i + 4 <= n; i += 4) memcpy(p + i, &CANARY, 4);
+    for (; i < n; i++) p[i] = canary_at(p + i);
 }
 static ptrdiff_t broken_canary(const unsigned char *p, size_t n) {     /* index of the first wrong byte, or -1 */
-    for (size_t i = 0; i < n; i++) if (p[i] != (unsigned char)(CANARY >> 8 * ((word)(p + i) & 3))) return (ptrdiff_t)i;
-    return -1;
+    size_t i = 0;
+    uint32_t wrong = 0, u;
+    for (; i < n && ((word)(p + i) & 3); i++) wrong |= (uint32_t)(p[i] ^ canary_at(p + i));
+    for (; i + 4 <= n; i += 4) { memcpy(&u, p + i, 4); wrong |= u ^ CANARY; }
+    for (; i < n; i++) wrong |= (uint32_t)(p[i] ^ canary_at(p + i));
+    if (!wrong) return -1;
+    for (i = 0; p[i] == canary_at(p + i); i++) {}
+    return (ptrdiff_t)i;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -367,6 +378,8 @@ static const char *host_memory(word p) {
         }
     }
     if (p >= stack_lo && p < stack_hi) return "the host's stack";
+    unsigned char resident;     /* most words of a struct that are no pointer end here, without the parsing below */
+    if (mincore((void *)(p & ~(word)(PAGE - 1)), 1, &resident) && errno == ENOMEM) return NULL;
     FILE *f = fopen("/proc/self/maps", "r");
     char line[512];
     const char *found = NULL;
@@ -1960,7 +1973,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
     if (!ok) return CUBLAS_STATUS_EXECUTION_FAILED;
     if (!G.devices || G.sticky || stream_error(stream)) return CUBLAS_STATUS_EXECUTION_FAILED;
     submit_work(stream, [call, workspace, workspace_bytes] {
-        if (workspace) fill_bytes(workspace, workspace_bytes);      /* whatever was there is gone */
+        if (workspace) fill_bytes(workspace, std::min(workspace_bytes, (size_t)1 << 18));     /* what was there is gone */
+        deliver();
         call.run();
     });
     return CUBLAS_STATUS_SUCCESS;

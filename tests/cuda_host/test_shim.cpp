@@ -339,7 +339,7 @@ static void test_async(void) {
     OK(cudaFree(x)); OK(cudaFree(out));
 }
 
-struct scale_args { const float *x; float *y; double s; int n; char rest[200]; };
+struct scale_args { const float *x; float *y; double s; int n, m; char rest[200]; };
 static __global__ void scale_kernel(const scale_args a, const float *extra) {
     int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i < a.n) a.y[i] = (float)(a.s * a.x[i]) + (extra ? extra[i] : 0);
@@ -691,7 +691,7 @@ static void test_violations(void) {
 
     /* Host pointers */
     std::vector<float> heap(64), large(1 << 20);
-    args.n = 0;
+    args.n = 0; args.m = 7; args.s = 1e-3;      /* words that are no pointers */
     is_reported("stack", "the host's", [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, host); });
     is_reported("heap", "argument 2", [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, heap.data()); });
     is_reported("large heap", "heap", [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, large.data()); });
@@ -803,7 +803,10 @@ static void print_speed(void) {
     double t2 = seconds();
     for (int i = 0; i < 2000; i++) STX__LAUNCH(empty_kernel, 1, 32, 0, 0);
     double t3 = seconds();
-    printf("an mma %.0f ns, a switch %.1f ns, a launch of 32 threads %.1f us\n", (t1 - t0) / 20000 * 1e9, (t2 - t1) / (128 * 5000) * 1e9, (t3 - t2) / 2000 * 1e6);
+    STX__LAUNCH(empty_kernel, 2000, 256, 0, 0);
+    double t4 = seconds();
+    printf("an mma %.0f ns, a switch %.1f ns, a launch of 32 threads %.1f us, a block of 256 threads %.1f us\n", (t1 - t0) / 20000 * 1e9,
+           (t2 - t1) / (128 * 5000) * 1e9, (t3 - t2) / 2000 * 1e6, (t4 - t3) / 2000 * 1e6);
     cudaFree(y);
 }
 
