@@ -2060,7 +2060,7 @@ static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__ma
         for (int k = 0; k < STX__PK; k++) {
             float av[4], bv[4];
             for (int i = 0; i < 4; i++) { av[i] = as[k * (STX__P + 4) + 4 * ty + i]; bv[i] = bs[k * (STX__P + 4) + 4 * tx + i]; }
-            for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) c[i][j] = fmaf(av[i], bv[j], c[i][j]);
+            for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) c[i][j] += av[i] * bv[j];
         }
         __syncthreads();
     }
@@ -2266,10 +2266,10 @@ static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
         if (a->dpk) A->size[STX__S_PK] = a->N * a->D;
         if (a->dpv) A->size[STX__S_PV] = a->N * a->D;
     }
-    for (A->n = STX__MIN(a->T, (size_t)(few ? 16 : 256));; A->n = (A->n + 1) / 2) {
+    for (A->n = STX__MIN(a->T, (size_t)(few ? 32 : 256));; A->n = (A->n + 1) / 2) {
         A->ld = (a->not_causal ? window : STX__MIN(window, a->span + A->n)) + a->N;
         unit = A->n * (A->ld * (backward ? 2 : 1) + 2 * a->D + 1);
-        if (A->n <= 16 || unit * sizeof(float) <= budget / 2) break;
+        if (A->n <= 32 || unit * sizeof(float) <= budget / 2) break;
     }
     if (backward) unit += (a->dk ? a->S * a->D : 0) + (a->dv ? a->S * a->D : 0);
     for (i = 0; i < STX__SHARED_SUMS; i++) unit += A->size[i];
