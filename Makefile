@@ -78,14 +78,15 @@ build/test_%: tests/test_%.c $(TESTS_H) $(HEADERS) | build
 SHIM    = build/test_cuda_ops build/test_cuda_gemm build/test_cuda_attention build/test_cuda_model build/test_shim
 SHIM_S  = build/test_cuda_ops_san build/test_cuda_gemm_san build/test_cuda_attention_san build/test_shim_san
 SHIM_H  = $(wildcard tests/cuda_host/*.h)
-CXXSHIM = -std=c++17 $(WARN) -Wno-error -Wno-unused-function -Wno-unknown-pragmas -DSEQTX_CUDA -DSEQTX_CUDA_HOST -Itests/cuda_host -I.
+CXXHOST = -std=c++17 $(WARN) -Itests/cuda_host
+CXXSHIM = $(CXXHOST) -Wno-unused-function -Wno-unknown-pragmas -DSEQTX_CUDA -DSEQTX_CUDA_HOST
 STACK   := $(shell printf 'int main(void){return 0;}' | $(CXX) --param asan-stack=0 -x c++ - -o /dev/null 2>/dev/null && echo --param asan-stack=0 || echo -mllvm -asan-stack=0)
 build/cuda_host.o: tests/cuda_host/cuda_host.cpp $(SHIM_H) $(HEADERS) | build
-	$(CXX) $(CXXSHIM) -O2 -c $< -o $@
+	$(CXX) $(CXXHOST) -O2 -c $< -o $@
 build/cuda_kernels.o: seqtx_cuda.cu $(SHIM_H) $(HEADERS) | build
 	$(CXX) $(CXXSHIM) -O2 -x c++ -c $< -o $@
 build/cuda_host_san.o: tests/cuda_host/cuda_host.cpp $(SHIM_H) $(HEADERS) | build
-	$(CXX) $(CXXSHIM) $(SAN) $(STACK) -c $< -o $@
+	$(CXX) $(CXXHOST) -O2 -DCUDA_HOST_ASAN -c $< -o $@
 build/cuda_kernels_san.o: seqtx_cuda.cu $(SHIM_H) $(HEADERS) | build
 	$(CXX) $(CXXSHIM) $(SAN) $(STACK) -x c++ -c $< -o $@
 build/test_cuda_%.o: tests/test_cuda_%.c $(TESTS_H) $(SHIM_H) $(HEADERS) | build
@@ -97,9 +98,9 @@ $(filter build/test_cuda_%,$(SHIM)): build/test_cuda_%: build/test_cuda_%.o buil
 $(filter build/test_cuda_%,$(SHIM_S)): build/test_cuda_%_san: build/test_cuda_%_san.o build/cuda_kernels_san.o build/cuda_host_san.o
 	$(CXX) $(SAN) $^ -o $@ -lm -lpthread
 build/test_shim: tests/cuda_host/test_shim.cpp tests/test.h build/cuda_host.o
-	$(CXX) $(CXXSHIM) -O1 $< build/cuda_host.o -o $@ -lm -lpthread
+	$(CXX) $(CXXHOST) -Wno-unknown-pragmas -O1 $< build/cuda_host.o -o $@ -lm -lpthread
 build/test_shim_san: tests/cuda_host/test_shim.cpp tests/test.h build/cuda_host_san.o
-	$(CXX) $(CXXSHIM) $(SAN) $(STACK) $< build/cuda_host_san.o -o $@ -lm -lpthread
+	$(CXX) $(CXXHOST) -Wno-unknown-pragmas $(SAN) $(STACK) $< build/cuda_host_san.o -o $@ -lm -lpthread
 
 build/train_shim: examples/train_attn_span.c examples/train.h $(HEADERS) build/cuda_kernels.o build/cuda_host.o
 	$(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -c $< -o build/train_shim.o
