@@ -236,6 +236,261 @@ static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what);
 
 // >>attention: forward ------------------------------------------------------------------------------------------------
 
+/* What the fused kernels, forward and backward, share (prefix stx__at_).
+
+   THE WINDOW. Query i of T is key C + i of S, C = S - T; the distance to key j is delta = C + i - j. Head h sees the keys
+       dmin <= delta <= live        live <= reach <= span
+       lo <= j < S
+   reach: the CPU's formula, from z in device memory. live: the largest delta whose ramp weight is not 0, for such a key must not even
+   enter the running maximum (far keys may have the largest logits). full: up to here the weight is surely 1. Between full and live it is
+       m(delta) = min(1, ((1 - delta) + z max_span) / ramp + 1)        in floats, in this order of operations, as on the CPU.
+   With u = j - i, delta = C - u, and the row of the relative table is p = P - 1 + dmin - delta = (P - 1 + dmin - C) + u: it depends on
+   j - i alone. Rows outside [0,P) are zeros.
+
+   DROPOUT. Key j of row (b,h,i) has position at = span + j in its row's random numbers, persistent vector n has S + span + n. Philox call
+   (row groups + at / 8) gives 16 bits to each of 8 neighbours: kept if they are below keep. So the tiles of keys begin where span + j is
+   a multiple of 8, and a block of 8 columns is one call. */
+typedef struct stx__at {
+    const void *q, *k, *v, *pe, *pk, *pv;       /* (B,T,H D), (B,S,H D) twice, (P,D) or (P,H D), (H,N,D) twice: bfloat16s or floats, as the policy says */
+    void *y;                                    /* (B,T,H D) */
+    float *top, *inv;                           /* (B,H,T) */
+    stx__num u, vb, z;                          /* (H D) twice, (H) */
+    size_t ldq, ldk, stq, stk;                  /* numbers between rows and batches */
+    uint64_t groups, seed, stream;              /* Philox calls of a row of the dropout */
+    const uint64_t *shift;
+    int B, T, S, H, D, P, N, C, ldpe, pe_head;  /* numbers between rows of pe, and between its heads (0: shared) */
+    int span, dmin, lo;                         /* lo: the first key that there is */
+    uint32_t keep;                              /* of 65536; 0: no dropout */
+    float scale, max_span, ramp, unkeep;        /* unkeep: 65536 / keep, or 1 */
+} stx__at;
+
+/* An operand as the kernels read it: activations' bfloat16s and parameters' twins, or floats. ok becomes 0 if it is stored otherwise or rows
+   are not 16 bytes apart and aligned. */
+static const void *stx__at_in(const stx_ctx *x, const void *p, int half, size_t ld, int *ok) {
+    stx__num v;
+    const void *r = p;
+    if (!p) return NULL;
+    v = stx__num_of(x, p);
+    if (half && !v.half) r = v.twin;
+    if (!r || (!half && v.half) || (uintptr_t)r % 16 || ld % (half ? 8 : 4)) *ok = 0;
+    return r;
+}
+/* The kernels' view of a call, and whether they can run it: 1, or 0 with *p half filled */
+static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *p, int *half) {
+    stx_gpu *g = stx__gpu(x);
+    size_t big = (size_t)1 << 30, tables = a->P ? (size_t)a->pe_heads : 0;
+    int ok = 1, h;
+    memset(p, 0, sizeof *p);
+    *half = h = g->half && stx__num_of(x, a->q).half;
+    if (a->eps > 0 || a->not_causal || a->first_key < 0 || !(a->scale > 0) || a->D < 8 || a->D > 128 || a->D % 8 || !a->B || !a->T || !a->H || a->H > 256) return 0;
+    if (a->B >= big || a->T >= big || a->S >= big || a->P >= big || a->N >= big || a->span >= big || a->S + a->span + a->N >= big || a->T > a->S) return 0;
+    p->q = stx__at_in(x, a->q, h, a->ldq, &ok);
+    p->k = stx__at_in(x, a->k, h, a->ldk, &ok);
+    p->v = stx__at_in(x, a->v, h, a->ldk, &ok);
+    p->y = (void *)(uintptr_t)stx__at_in(x, a->y, h, a->D, &ok);
+    if (a->P) p->pe = stx__at_in(x, a->pe, h, a->D, &ok);
+    if (a->N) { p->pk = stx__at_in(x, a->pk, h, a->D, &ok); p->pv = stx__at_in(x, a->pv, h, a->D, &ok); }
+    if (!ok || a->stq % 8 || a->stk % 8 || (h && !stx__num_of(x, a->y).half)) return 0;
+    p->top = (float *)a->top;
+    p->inv = (float *)a->inv;
+    p->u = stx__num_of(x, a->u);
+    p->vb = stx__num_of(x, a->P ? a->vb : NULL);
+    p->z = stx__num_of(x, a->z);
+    p->ldq = a->ldq; p->ldk = a->ldk; p->stq = a->stq; p->stk = a->stk;
+    p->B = (int)a->B; p->T = (int)a->T; p->S = (int)a->S; p->H = (int)a->H; p->D = (int)a->D; p->P = (int)a->P; p->N = (int)a->N;
+    p->C = p->S - p->T;
+    p->ldpe = (int)(tables * a->D);
+    p->pe_head = tables > 1 ? (int)a->D : 0;
+    p->span = (int)a->span; p->dmin = a->delta_min;
+    p->lo = a->first_key > (ptrdiff_t)a->S ? p->S : (int)a->first_key;
+    p->scale = a->scale; p->max_span = a->max_span; p->ramp = a->ramp;
+    p->unkeep = 1;
+    if (a->drop > 0) {
+        double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5);      /* stx__keep16 */
+        p->keep = (uint32_t)(k < 1 ? 1 : k);
+        p->unkeep = (float)(65536.0 / p->keep);
+        p->groups = ((uint64_t)a->S + a->span + a->N) / 8 + 2;
+        p->seed = a->seed; p->stream = a->stream; p->shift = g->shift;
+    }
+    return 1;
+}
+
+/* What head h sees */
+typedef struct stx__at_head { int reach, live, full; float zl; } stx__at_head;
+/* The ramp at a distance before its clamps; 1 and more where the span is not learned */
+static __device__ __forceinline__ float stx__at_ramp(const stx__at &p, const stx__at_head &w, int delta) {
+    return __fadd_rn(__fdiv_rn(__fadd_rn((float)(1 - delta), w.zl), p.ramp), 1.0f);
+}
+static __device__ __forceinline__ int stx__at_reach(const stx__at &p, float z) {
+    double e = ceil((double)z * (double)p.max_span) + (double)p.ramp + 1;
+    if (!(e > 1)) e = 1;                                /* also NaN */
+    return e < (double)p.span ? (int)e : p.span;
+}
+static __device__ __forceinline__ stx__at_head stx__at_open(const stx__at &p, int h) {
+    stx__at_head w;
+    w.reach = w.live = w.full = p.span;
+    w.zl = 0;
+    if (p.z.p) {
+        float z = stx__get(p.z, (size_t)h), f;
+        w.zl = __fmul_rn(z, p.max_span);
+        w.reach = w.live = stx__at_reach(p, z);
+        while (w.live >= p.dmin && stx__at_ramp(p, w, w.live) <= 0) w.live--;      /* a step or two: reach is hardly more */
+        f = floorf(w.zl) + 1;                           /* (1 - delta) + zl >= 0, so nothing is taken from 1 */
+        w.full = f >= (float)w.live ? w.live : f >= 0 ? (int)f : -1;                /* NaN: -1 */
+    }
+    return w;
+}
+/* Keys [first,last) that queries i0 .. i0+n-1 may see; empty: last <= first. Begins where a block of 8 does: first may be below lo, or
+   even below 0, by 7. */
+static __device__ __forceinline__ void stx__at_range(const stx__at &p, const stx__at_head &w, int i0, int n, int *first, int *last) {
+    int f = max(p.lo, p.C + i0 - w.live);
+    *last = p.C + min(i0 + n, p.T) - p.dmin;
+    *first = *last > f ? ((f + p.span) & ~7) - p.span : *last;
+}
+/* The word of the dropout for lanes 2t and 2t+1 of a call: low and high half. row: (b H + h) T + i; at: position of the first of 8 */
+static __device__ __forceinline__ uint4 stx__at_bits(const stx__at &p, uint64_t stream, uint64_t row, int at) {
+    return stx__philox(p.seed, stream, row * p.groups + (uint64_t)(at >> 3));
+}
+
+/* THE WORK LIST: all (head, tile of queries) by falling number of key tiles, ties by head and tile: the blocks that take longest start
+   first, and the short ones fill the gaps at the end. The lengths depend on z, so a kernel makes the list in each step. Within a head a
+   later tile is never shorter (of the window at its old end only the beginning of the keys cuts anything off), so an entry's rank is a
+   sum over the heads of what a binary search finds: no sort, no atomics. One thread an entry; the batch is not in the list, its rows
+   have equal lengths. */
+static __device__ __forceinline__ int stx__at_length(const stx__at &p, const stx__at_head &w, int tile, int bq, int bk) {
+    int last = p.C + (tile + 1) * bq - p.dmin;        /* a last tile that T cuts counts as a whole one: never shorter than the tile before */
+    return (max(last - max(p.lo, p.C + tile * bq - w.live), 0) + bk - 1) / bk;
+}
+static __global__ void stx__at_list(stx__at p, uint32_t *list, int tiles, int bq, int bk) {
+    STX__SHARED(stx__at_head, head, 256);
+    int h, e;
+    for (h = (int)threadIdx.x; h < p.H; h += (int)blockDim.x) head[h] = stx__at_open(p, h);
+    __syncthreads();
+    e = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (e < p.H * tiles) {
+        int mine = e / tiles, tile = e % tiles, n = stx__at_length(p, head[mine], tile, bq, bk), rank = 0;
+        for (h = 0; h < p.H; h++) {
+            int a = 0, b = tiles;           /* the first tile of head h that comes before this entry */
+            while (a < b) {
+                int m = (a + b) / 2, len = stx__at_length(p, head[h], m, bq, bk);
+                if (len > n || (len == n && (h < mine || (h == mine && m > tile)))) b = m; else a = m + 1;
+            }
+            rank += tiles - a;
+        }
+        list[rank] = (uint32_t)e;
+    }
+}
+
+/* TILES IN SHARED MEMORY: rows of D numbers, filled up with zeros to a power of two, in pieces of 16 bytes (CH a row). Piece c of row r
+   stands at c ^ r: the 8 rows that ldmatrix reads at once, all at the same c, so lie in 8 different groups of 4 banks; and so do the 4 x 8
+   floats of a transposed fragment. Rows of 64 bytes: two of them make a line of 128. */
+template<int CH> static __device__ __forceinline__ unsigned stx__at_piece(int r, int c) {
+    return (unsigned)(r * CH + (CH >= 8 ? c ^ (r & 7) : c ^ ((r >> 1) & 3))) * 16;
+}
+/* Rows r0 .. of a table at `from`, row 0 first, into n rows of a tile; those outside [lo,hi) become zeros. All threads of the block; there
+   after the next cp_wait and barrier. bytes: of a row's numbers, a multiple of 16. */
+template<int CH, int THREADS> static __device__ __forceinline__ void stx__at_load(unsigned char *tile, int n, const void *from, size_t ld, int bytes, int r0, int lo, int hi) {
+    int i;
+    for (i = (int)threadIdx.x; i < n * CH; i += THREADS) {
+        int r = i / CH, c = i % CH, row = r0 + r, yes = row >= lo && row < hi && c * 16 < bytes;
+        stx__cp16(tile + stx__at_piece<CH>(r, c), (const char *)from + (yes ? (size_t)row * ld + (size_t)c * 16 : 0), yes ? 16 : 0);
+    }
+}
+
+/* FRAGMENTS. 32 bytes of a row are one step of k in either precision: 16 bfloat16s or 8 tf32s, and ldmatrix, which moves units of 4
+   bytes, gives the fragments of both.
+   a: 16 rows r0.. (r0 % 8 == 0) and step k of a tile, as the left factor: rows r0 + g, r0 + g + 8
+   b: the same rows as two right factors of 8 columns each (the tile transposed): b[0..1] for rows r0 .. r0+7, b[2..3] for the next 8
+   v: rows r0 .. r0+15 as k, 16 columns 8c.. as two right factors of 8 columns each; bfloat16 only (ldmatrix turns units of 2 bytes) */
+template<int CH> static __device__ __forceinline__ void stx__at_frag_a(uint32_t (&a)[4], const unsigned char *tile, int r0, int k) {
+    int lane = (int)threadIdx.x & 31;
+    stx__ldmatrix_x4(a, tile + stx__at_piece<CH>(r0 + (lane & 15), 2 * k + (lane >> 4)));
+}
+template<int CH> static __device__ __forceinline__ void stx__at_frag_b(uint32_t (&b)[4], const unsigned char *tile, int r0, int k) {
+    int lane = (int)threadIdx.x & 31;
+    stx__ldmatrix_x4(b, tile + stx__at_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8, 2 * k + ((lane >> 3) & 1)));
+}
+template<int CH> static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const unsigned char *tile, int r0, int c) {
+    int lane = (int)threadIdx.x & 31;
+    stx__ldmatrix_x4_trans(b, tile + stx__at_piece<CH>(r0 + (lane & 15), c + (lane >> 4)));
+}
+
+/* PRECISION. num: how numbers are stored; SIZE their bytes; mma: c (16,8) += a (16,32 bytes) b. A kernel is a template over these.
+   f32: each operand in two tf32 parts, x = hi + lo up to 2^-22 x, and three products: nearly float accuracy. tf32: the high parts alone. */
+struct stx__at_bf16 {
+    typedef stx__bf16 num;
+    enum { SIZE = 2, K = 16 };
+    static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+        uint32_t b[2] = {b0, b1};
+        stx__mma_bf16(c, a, b);
+    }
+};
+static __device__ __forceinline__ uint32_t stx__at_hi(uint32_t v) { return (v + 0x1000u) & 0xffffe000u; }
+static __device__ __forceinline__ uint32_t stx__at_lo(uint32_t v, uint32_t hi) { return stx__at_hi(__float_as_uint(__uint_as_float(v) - __uint_as_float(hi))); }
+struct stx__at_tf32 {
+    typedef float num;
+    enum { SIZE = 4, K = 8 };
+    static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+        uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
+        stx__mma_tf32(c, h, b);
+    }
+};
+struct stx__at_f32 {
+    typedef float num;
+    enum { SIZE = 4, K = 8 };
+    static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+        uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
+        uint32_t l[4] = {stx__at_lo(a[0], h[0]), stx__at_lo(a[1], h[1]), stx__at_lo(a[2], h[2]), stx__at_lo(a[3], h[3])};
+        uint32_t m[2] = {stx__at_lo(b0, b[0]), stx__at_lo(b1, b[1])};
+        stx__mma_tf32(c, l, b);
+        stx__mma_tf32(c, h, m);
+        stx__mma_tf32(c, h, b);
+    }
+};
+/* The float of a stored number, and back */
+static __device__ __forceinline__ float stx__at_float(stx__bf16 v) { return __bfloat162float(v); }
+static __device__ __forceinline__ float stx__at_float(float v) { return v; }
+static __device__ __forceinline__ void stx__at_store(stx__bf16 *p, float v) { *p = __float2bfloat16(v); }
+static __device__ __forceinline__ void stx__at_store(float *p, float v) { *p = v; }
+static __device__ __forceinline__ void stx__at_store2(stx__bf16 *p, float a, float b) { *(uint32_t *)p = stx__pair(a, b); }
+static __device__ __forceinline__ void stx__at_store2(float *p, float a, float b) { *(float2 *)p = make_float2(a, b); }
+
+/* THE SKEW, in registers. R[r][c'] = q_r . pe of column c' is wanted at S[r][c'+r], for the rows r = 0 .. 15 of one strip. A thread (g, t) of
+   a fragment holds columns 8n+2t and 8n+2t+1 of rows g and g+8, and wants, for its cells of S,
+       row g:    column 8n + 2t + e - g          lies in block n or n-1, in the same row, so in one of the 4 lanes of the same g
+       row g+8:  column 8(n-1) + 2t + e - g      what the formula above gives for block n-1
+   Whose? 2t + e - g = 2(t - k) + e' with k = (g + 1 - e) / 2 rounded down and e' = e ^ (g & 1): lane (t - k) mod 4, its element e', of
+   block n if t >= k and of block n-1 otherwise. Each lane is asked by exactly one other for each e, so it can put the right block's
+   number forward itself: a shuffle for each cell, no shared memory, no rounding, no barrier. Two blocks of 8 columns are carried from one
+   tile of keys to the next: that is the ring.
+   turn: one block of R; returns in s what belongs to block n of S. */
+struct stx__at_skew {
+    float lo[2], hi[2], next[2];        /* the block before, its elements already in the order e; row g+8's part of the next block of S */
+};
+struct stx__at_lanes { int from[2], odd, now[2]; };
+static __device__ __forceinline__ stx__at_lanes stx__at_lanes_of(void) {
+    stx__at_lanes l;
+    int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, e;
+    l.odd = g & 1;
+    for (e = 0; e < 2; e++) {
+        int k = (g + 1 - e) >> 1;
+        l.from[e] = (t - k) & 3;
+        l.now[e] = t + k < 4;           /* the one who asks this lane has t + k as his t, or has it 4 less and wants the block before */
+    }
+    return l;
+}
+static __device__ __forceinline__ void stx__at_turn(stx__at_skew &w, const stx__at_lanes &l, const float (&r)[4], float (&s)[4]) {
+    int e;
+    for (e = 0; e < 2; e++) {
+        float lo = l.odd ? r[1 - e] : r[e], hi = l.odd ? r[3 - e] : r[2 + e];
+        s[e] = __shfl_sync(STX__ALL, l.now[e] ? lo : w.lo[e], l.from[e], 4);
+        s[2 + e] = w.next[e];
+        w.next[e] = __shfl_sync(STX__ALL, l.now[e] ? hi : w.hi[e], l.from[e], 4);
+        w.lo[e] = lo;
+        w.hi[e] = hi;
+    }
+}
+
 // >>attention: backward -----------------------------------------------------------------------------------------------
 
 // >>attention: launchers ----------------------------------------------------------------------------------------------
