@@ -491,6 +491,394 @@ static __device__ __forceinline__ void stx__at_turn(stx__at_skew &w, const stx__
     }
 }
 
+/* FORWARD. One block has BQ queries of one head of one batch row, its 4 warps 16 MT rows each; it walks the keys in tiles of BK, from the
+   oldest that its head reaches to the youngest that it may see, then the persistent vectors, under one running softmax.
+
+       for each tile:     S  = Q K^T                          tensor cores, sums in registers
+                          S += skew(Qv PE^T)                  BK new columns a tile, see THE SKEW; window only
+                          x  = S scale log2 e ;  top' = max(top, max x) ;  w = m 2^(x - top')
+                          sum = sum 2^(top - top') + sum w ;  O = O 2^(top - top') + (dropped w) V
+
+   Memory: K and V have two tiles each, the relative table a ring of BQ + 2 BK rows: what the 4 warps' skewed bands meet, BQ + BK, and the
+   next BK. While tile s is worked on, tile s + 1 is on its way by cp.async. One barrier a tile is enough: it says that everybody's copies
+   of tile s have come (each thread waits for its own before), and that everybody has left tile s - 1, whose room the copies issued right
+   after it take. Q stands in registers as fragments, if numbers are bfloat16s; a second query (u or vb is there) and floats in shared
+   memory, read back by the warp that wrote it, so that a barrier of the warp is enough.
+   A warp passes tiles by that none of its 16 MT rows sees. Its first tile starts the skew: 16 columns to the left of the tile. Masks are
+   applied only where a tile meets an edge of some row's window or the ramp (the test is the same for a whole warp). A row without keys
+   has top = -inf, inv = 0 and y = 0, as on the CPU. w may be dropped after it was summed; 1/keep waits until the end.
+
+   Of every tile of 64 queries, 64 keys and D = 64 (bfloat16), 3 x 2 x 64 x 64 x 64 = 1.57 MFLOP run, against 3 x 8 KiB from L2. A warp with 16
+   rows reads each tile of keys once from shared memory: 4 x 3 x 8 KiB = 98 KiB, 768 clocks, more than the tensor cores need (~620).
+   With 32 rows (MT = 2) each fragment serves two products; so long spans take 128 queries a block. */
+/* Numbers of a warp's rows r0 .. r0+n-1 of queries, plus a bias, into a tile; rows beyond T become zeros */
+template<class P, int CH> static __device__ __forceinline__ void stx__at_query(const stx__at &p, unsigned char *tile, int r0, int n, int i0, int b, int h, const stx__num &bias) {
+    enum { PER = 16 / P::SIZE };
+    const typename P::num *q = (const typename P::num *)p.q + (size_t)b * p.stq + (size_t)h * p.D;
+    int i;
+    for (i = (int)threadIdx.x & 31; i < n * CH; i += 32) {
+        int r = r0 + i / CH, c = i % CH, row = i0 + r, e;
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (row < p.T && c * PER < p.D) {
+            v = *(const uint4 *)(q + (size_t)row * p.ldq + c * PER);
+            if (bias.p) {
+                typename P::num x[PER];
+                memcpy(x, &v, 16);
+                for (e = 0; e < PER; e++) stx__at_store(x + e, stx__at_float(x[e]) + stx__get(bias, (size_t)(h * p.D + c * PER + e)));
+                memcpy(&v, x, 16);
+            }
+        }
+        *(uint4 *)(tile + stx__at_piece<CH>(r, c)) = v;
+    }
+    __syncwarp();
+}
+/* Words of 4 calls, one in each lane of a quad: afterwards x[l] is what lane l had as x[t] */
+static __device__ __forceinline__ void stx__at_swap(uint32_t (&x)[4]) {
+    int t = (int)threadIdx.x & 3, e;
+    for (e = 0; e < 4; e += 2) {
+        uint32_t v = __shfl_xor_sync(STX__ALL, t & 1 ? x[e] : x[e + 1], 1);
+        if (t & 1) x[e] = v; else x[e + 1] = v;
+    }
+    for (e = 0; e < 2; e++) {
+        uint32_t v = __shfl_xor_sync(STX__ALL, t & 2 ? x[e] : x[e + 2], 2);
+        if (t & 2) x[e] = v; else x[e + 2] = v;
+    }
+}
+/* Dropout of NB blocks of 8 columns of a strip of 16 rows, in the layout of an accumulator: what is dropped becomes 0. row: of g = 0; at:
+   position of the first column, a multiple of 8. The 4 lanes of a quad share the calls of their two rows. */
+template<int NB> static __device__ __forceinline__ void stx__at_drop(const stx__at &p, uint64_t stream, uint64_t row, int at, float (&s)[NB][4]) {
+    int lane = (int)threadIdx.x & 31, t = lane & 3, q, l;
+    row += (uint64_t)(lane >> 2);
+    #pragma unroll
+    for (q = 0; q < NB / 2; q++) {
+        int mine = 4 * q + t;
+        uint4 w = stx__at_bits(p, stream, row + (mine >= NB ? 8 : 0), at + (mine >= NB ? mine - NB : mine) * 8);
+        uint32_t x[4] = {w.x, w.y, w.z, w.w};
+        stx__at_swap(x);
+        #pragma unroll
+        for (l = 0; l < 4; l++) {
+            const int c = 4 * q + l, n = c % NB, half = c / NB * 2;
+            if ((x[l] & 0xffffu) >= p.keep) s[n][half] = 0;
+            if ((x[l] >> 16) >= p.keep) s[n][half + 1] = 0;
+        }
+    }
+}
+/* o += w V for one strip of rows; the tile's rows are k. Accumulators of S are, packed, fragments of a left factor: bfloat16s as they stand,
+   tf32s if key 2t is taken for k = t and key 2t+1 for k = t+4, by both factors. */
+template<class P, int CH, int MT, int NB, int ND> struct stx__at_values {
+    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile) {
+        int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, k, n, m;
+        #pragma unroll
+        for (k = 0; k < NB; k++) {
+            #pragma unroll
+            for (n = 0; n < ND; n++) {
+                uint32_t b0 = *(const uint32_t *)(tile + stx__at_piece<CH>(8 * k + 2 * t, 2 * n + (g >> 2)) + (g & 3) * 4);
+                uint32_t b1 = *(const uint32_t *)(tile + stx__at_piece<CH>(8 * k + 2 * t + 1, 2 * n + (g >> 2)) + (g & 3) * 4);
+                #pragma unroll
+                for (m = 0; m < MT; m++) {
+                    uint32_t a[4] = {__float_as_uint(w[m][k][0]), __float_as_uint(w[m][k][2]), __float_as_uint(w[m][k][1]), __float_as_uint(w[m][k][3])};
+                    P::mma(o[m][n], a, b0, b1);
+                }
+            }
+        }
+    }
+};
+template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH, MT, NB, ND> {
+    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile) {
+        int k, n, m;
+        #pragma unroll
+        for (k = 0; k < NB / 2; k++) {
+            uint32_t a[MT][4];
+            #pragma unroll
+            for (m = 0; m < MT; m++) {
+                a[m][0] = stx__pair(w[m][2 * k][0], w[m][2 * k][1]);
+                a[m][1] = stx__pair(w[m][2 * k][2], w[m][2 * k][3]);
+                a[m][2] = stx__pair(w[m][2 * k + 1][0], w[m][2 * k + 1][1]);
+                a[m][3] = stx__pair(w[m][2 * k + 1][2], w[m][2 * k + 1][3]);
+            }
+            #pragma unroll
+            for (n = 0; n < ND; n += 2) {
+                uint32_t b[4];
+                stx__at_frag_v<CH>(b, tile, 16 * k, n);
+                #pragma unroll
+                for (m = 0; m < MT; m++) {
+                    stx__at_bf16::mma(o[m][n], a[m], b[0], b[1]);
+                    stx__at_bf16::mma(o[m][n + 1], a[m], b[2], b[3]);
+                }
+            }
+        }
+    }
+};
+
+/* DP: D filled up; TWO: Q for S stands in shared memory and not in registers (two queries, or floats) */
+template<class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
+    enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, RING = BQ + 2 * BK, REGS = P::SIZE == 2, THREADS = 128 };
+    /* K, V, K, V; then the ring; then the queries, which may use the second K and V if they move on to registers */
+    static size_t shared(int pe, int two) { return (size_t)ROW * (4 * BK + (pe ? RING : 0) + (!REGS ? (two ? 2 * BQ : BQ) : TWO ? BQ : 0)); }
+};
+/* Copies of step s, into what step s - 2 had */
+template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, unsigned char *shared, int s, int windows, int first, int i0, int b, int h, int size, int bk) {
+    unsigned char *k = shared + (size_t)(s & 1) * 2 * bk * X::ROW, *v = k + bk * X::ROW, *ring = shared + (size_t)4 * bk * X::ROW;
+    int bytes = p.D * size;
+    if (s < windows) {
+        size_t o = ((size_t)b * p.stk + (size_t)h * p.D) * size;
+        int j0 = first + s * bk, row = p.P - 1 + p.dmin - p.C + j0 - i0;
+        stx__at_load<X::CH, X::THREADS>(k, bk, (const char *)p.k + o, p.ldk * size, bytes, j0, p.lo, p.S);
+        if (p.pe) {
+            const char *pe = (const char *)p.pe + (size_t)h * p.pe_head * size;
+            if (!s) stx__at_load<X::CH, X::THREADS>(ring, X::BQ + bk, pe, (size_t)p.ldpe * size, bytes, row - X::BQ, 0, p.P);
+            else stx__at_load<X::CH, X::THREADS>(ring + (X::BQ + bk * s) % X::RING * X::ROW, bk, pe, (size_t)p.ldpe * size, bytes, row, 0, p.P);
+        }
+        stx__at_load<X::CH, X::THREADS>(v, bk, (const char *)p.v + o, p.ldk * size, bytes, j0, p.lo, p.S);
+    } else {
+        size_t o = (size_t)h * p.N * p.D * size;
+        int j0 = (s - windows) * bk - ((p.S + p.span) & 7);
+        stx__at_load<X::CH, X::THREADS>(k, bk, (const char *)p.pk + o, (size_t)p.D * size, bytes, j0, 0, p.N);
+        stx__at_load<X::CH, X::THREADS>(v, bk, (const char *)p.pv + o, (size_t)p.D * size, bytes, j0, 0, p.N);
+    }
+    stx__cp_commit();
+}
+/* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
+template<class P, int DP, int BK, int MT, int TWO> static __global__ void __launch_bounds__(128) stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
+    typedef stx__at_shape<P, DP, BK, MT, TWO> X;
+    enum { CH = X::CH, KS = X::KS, NB = X::NB, ND = X::ND, BQ = X::BQ, ROWS = 16 * MT };
+    STX__DYNAMIC(shared);
+    unsigned char *ring = shared + 4 * BK * X::ROW, *qs = X::REGS && !TWO ? shared + 2 * BK * X::ROW : ring + (p.pe ? X::RING * X::ROW : 0);
+    unsigned char *qr = X::REGS || !(p.u.p || p.vb.p) ? qs : qs + BQ * X::ROW;
+    const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B], h = entry / tiles, i0 = entry % tiles * BQ;
+    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, r0 = warp * ROWS, iw = i0 + r0;
+    const float LOG2E = 1.44269504f;
+    const stx__at_head w = stx__at_open(p, h);
+    const stx__at_lanes lanes = stx__at_lanes_of();
+    const stx__num none = {NULL, NULL, 0};
+    const uint64_t stream = p.keep ? p.stream + *p.shift : 0;
+    uint32_t qf[MT][X::REGS ? KS : 1][4];
+    float o[MT][ND][4], top[MT][2], sum[MT][2];
+    stx__at_skew skew[MT];
+    int first, last, windows, steps, s, m, n, k, e, started = 0;
+
+    stx__at_range(p, w, i0, BQ, &first, &last);
+    windows = (last - first + BK - 1) / BK;
+    steps = windows + (p.N ? (p.N + ((p.S + p.span) & 7) + BK - 1) / BK : 0);
+    if (steps) stx__at_fwd_load<X>(p, shared, 0, windows, first, i0, b, h, P::SIZE, BK);
+    /* the queries, first those that meet positions */
+    if (X::REGS) {
+        stx__at_query<P, CH>(p, qs, r0, ROWS, i0, b, h, p.vb);
+        #pragma unroll
+        for (m = 0; m < MT; m++)
+            #pragma unroll
+            for (k = 0; k < KS; k++) stx__at_frag_a<CH>(qf[m][X::REGS ? k : 0], qs, r0 + 16 * m, k);
+        __syncwarp();
+    } else if (qr != qs) {
+        stx__at_query<P, CH>(p, qr, r0, ROWS, i0, b, h, p.vb);
+    }
+    if (TWO) stx__at_query<P, CH>(p, qs, r0, ROWS, i0, b, h, p.u);
+    #pragma unroll
+    for (m = 0; m < MT; m++) {
+        #pragma unroll
+        for (n = 0; n < ND; n++) o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0;
+        top[m][0] = top[m][1] = -INFINITY;
+        sum[m][0] = sum[m][1] = 0;
+        #pragma unroll
+        for (e = 0; e < 2; e++) skew[m].lo[e] = skew[m].hi[e] = skew[m].next[e] = 0;
+    }
+
+    for (s = 0; s < steps; s++) {
+        const unsigned char *kt = shared + (s & 1) * 2 * BK * X::ROW, *vt = kt + BK * X::ROW;
+        const int window = s < windows, j0 = window ? first + s * BK : (s - windows) * BK - ((p.S + p.span) & 7);
+        const int far = p.C + iw + ROWS - 1 - j0, near = p.C + iw - (j0 + BK - 1);          /* the largest and the smallest delta of the warp's rows */
+        const float sc = (window ? p.scale : p.scale * sqrtf((float)p.D)) * LOG2E;
+        float x[MT][NB][4];
+        int edge;
+        stx__cp_wait<0>();
+        __syncthreads();
+        if (s + 1 < steps) stx__at_fwd_load<X>(p, shared, s + 1, windows, first, i0, b, h, P::SIZE, BK);
+        if (TWO && s == windows && p.u.p) {                     /* u has no part in the persistent keys' logits */
+            __syncwarp();
+            stx__at_query<P, CH>(p, qs, r0, ROWS, i0, b, h, none);
+        }
+        if (iw >= p.T || (window && (near > w.live || far < p.dmin))) continue;
+
+        #pragma unroll
+        for (m = 0; m < MT; m++)
+            #pragma unroll
+            for (n = 0; n < NB; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0;
+        #pragma unroll
+        for (k = 0; k < KS; k++) {
+            uint32_t a[MT][4], f[4];
+            #pragma unroll
+            for (m = 0; m < MT; m++) {
+                if (TWO) stx__at_frag_a<CH>(a[m], qs, r0 + 16 * m, k);
+                else for (e = 0; e < 4; e++) a[m][e] = qf[m][X::REGS ? k : 0][e];
+            }
+            #pragma unroll
+            for (n = 0; n < NB; n += 2) {
+                stx__at_frag_b<CH>(f, kt, 8 * n, k);
+                #pragma unroll
+                for (m = 0; m < MT; m++) {
+                    P::mma(x[m][n], a[m], f[0], f[1]);
+                    P::mma(x[m][n + 1], a[m], f[2], f[3]);
+                }
+            }
+        }
+        if (window && p.pe) {
+            /* Strip m of rows needs the columns from c' = -16 on, which for strip 0 are those of the ring's row `at`; strip 1 lies 16 further left.
+               So round c serves column c + m of strip m, and a fragment of the table both strips. */
+            const int at = (BK * s + BQ - r0) % X::RING;
+            int c;
+            #pragma unroll
+            for (c = -2 * MT + (MT > 1); c < BK / 16; c++) {
+                float r[MT][2][4];
+                uint32_t f[4], a[4];
+                int row = at + 16 * c;
+                if (c < 1 - MT && started) continue;            /* what the tile before left behind is there */
+                row += row < 0 ? (int)X::RING : row >= (int)X::RING ? -(int)X::RING : 0;
+                #pragma unroll
+                for (m = 0; m < MT; m++)
+                    #pragma unroll
+                    for (e = 0; e < 4; e++) r[m][0][e] = r[m][1][e] = 0;
+                #pragma unroll
+                for (k = 0; k < KS; k++) {
+                    stx__at_frag_b<CH>(f, ring, row, k);
+                    #pragma unroll
+                    for (m = 0; m < MT; m++) {
+                        if (c + m < -1 || c + m >= BK / 16) continue;
+                        if (X::REGS) { for (e = 0; e < 4; e++) a[e] = qf[m][X::REGS ? k : 0][e]; }
+                        else stx__at_frag_a<CH>(a, qr, r0 + 16 * m, k);
+                        P::mma(r[m][0], a, f[0], f[1]);
+                        P::mma(r[m][1], a, f[2], f[3]);
+                    }
+                }
+                #pragma unroll
+                for (m = 0; m < MT; m++) {
+                    if (c + m < -1 || c + m >= BK / 16) continue;
+                    #pragma unroll
+                    for (n = 0; n < 2; n++) {
+                        float add[4];
+                        stx__at_turn(skew[m], lanes, r[m][n], add);
+                        if (c + m >= 0) for (e = 0; e < 4; e++) x[m][c + m >= 0 ? 2 * (c + m) + n : 0][e] += add[e];
+                    }
+                }
+            }
+            started = 1;
+        }
+
+        edge = window ? near < p.dmin || far > w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
+        #pragma unroll
+        for (m = 0; m < MT; m++) {
+            const int i = p.C + iw + 16 * m + g;
+            #pragma unroll
+            for (e = 0; e < 2; e++) {
+                const int d = i + 8 * e - j0 - 2 * t;          /* delta of the thread's first column */
+                float most = -INFINITY, old = top[m][e], from, f, add = 0;
+                if (edge) {
+                    const int lo = (window ? max(i + 8 * e - w.live, p.lo) : 0) - j0 - 2 * t, hi = (window ? i + 8 * e - p.dmin + 1 : p.N) - j0 - 2 * t;
+                    #pragma unroll
+                    for (n = 0; n < NB; n++) {
+                        if (8 * n < lo || 8 * n >= hi) x[m][n][2 * e] = -INFINITY;
+                        if (8 * n + 1 < lo || 8 * n + 1 >= hi) x[m][n][2 * e + 1] = -INFINITY;
+                    }
+                }
+                #pragma unroll
+                for (n = 0; n < NB; n++) most = fmaxf(most, fmaxf(x[m][n][2 * e], x[m][n][2 * e + 1]));
+                most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 1));
+                most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 2));
+                top[m][e] = fmaxf(old, most * sc);
+                from = top[m][e] == -INFINITY ? 0 : top[m][e];        /* no key yet: 2^-inf, and not 2^(-inf + inf) */
+                f = stx__exp2(old - from);
+                #pragma unroll
+                for (n = 0; n < NB; n++) {
+                    x[m][n][2 * e] = stx__exp2(fmaf(x[m][n][2 * e], sc, -from));
+                    x[m][n][2 * e + 1] = stx__exp2(fmaf(x[m][n][2 * e + 1], sc, -from));
+                }
+                if (edge && window && far > w.full) {
+                    #pragma unroll
+                    for (n = 0; n < NB; n++) {
+                        float m0 = stx__at_ramp(p, w, d - 8 * n), m1 = stx__at_ramp(p, w, d - 8 * n - 1);
+                        if (!(m0 >= 1)) x[m][n][2 * e] *= m0 <= 0 ? 0 : m0;
+                        if (!(m1 >= 1)) x[m][n][2 * e + 1] *= m1 <= 0 ? 0 : m1;
+                    }
+                }
+                #pragma unroll
+                for (n = 0; n < NB; n++) add += x[m][n][2 * e] + x[m][n][2 * e + 1];
+                sum[m][e] = fmaf(sum[m][e], f, add);
+                #pragma unroll
+                for (n = 0; n < ND; n++) { o[m][n][2 * e] *= f; o[m][n][2 * e + 1] *= f; }
+            }
+            if (p.keep) stx__at_drop<NB>(p, stream, ((uint64_t)b * p.H + h) * p.T + iw + 16 * m, (window ? p.span : p.S + p.span) + j0, x[m]);
+            if (!window) {
+                float f = sqrtf((float)p.N);
+                #pragma unroll
+                for (n = 0; n < NB; n++) for (e = 0; e < 4; e++) x[m][n][e] *= f;
+            }
+        }
+        stx__at_values<P, CH, MT, NB, ND>::run(o, x, vt);
+    }
+
+    #pragma unroll
+    for (m = 0; m < MT; m++)
+        #pragma unroll
+        for (e = 0; e < 2; e++) {
+            const int i = iw + 16 * m + g + 8 * e;
+            float norm = sum[m][e], f;
+            norm += __shfl_xor_sync(STX__ALL, norm, 1);
+            norm += __shfl_xor_sync(STX__ALL, norm, 2);
+            f = norm == 0 ? 0 : 1 / norm;
+            if (i < p.T) {
+                typename P::num *y = (typename P::num *)p.y + (((size_t)b * p.T + i) * p.H + h) * p.D;
+                const float of = f * p.unkeep;
+                #pragma unroll
+                for (n = 0; n < ND; n++) if (8 * n < p.D) stx__at_store2(y + 8 * n + 2 * t, o[m][n][2 * e] * of, o[m][n][2 * e + 1] * of);
+                if (!t) {
+                    const size_t row = ((size_t)b * p.H + h) * p.T + i;
+                    p.top[row] = top[m][e] * 0.69314718f;
+                    p.inv[row] = f;
+                }
+            }
+        }
+}
+
+typedef void (*stx__at_kernel)(stx__at, const uint32_t *, int);
+typedef struct stx__at_pick { stx__at_kernel run; size_t shared; int bq, bk, tiles; } stx__at_pick;
+template<class P, int DP, int BK, int MT, int TWO> static stx__at_pick stx__at_choice(const stx__at *p, int two) {
+    typedef stx__at_shape<P, DP, BK, MT, TWO> X;
+    stx__at_pick c = {stx__at_fwd<P, DP, BK, MT, TWO>, X::shared(p->pe != NULL, two), X::BQ, BK, (p->T + X::BQ - 1) / X::BQ};
+    return c;
+}
+template<class P> static stx__at_pick stx__at_choose_float(const stx__at *p, int two) {
+    return p->D <= 32 ? stx__at_choice<P, 32, 64, 1, 1>(p, two) : p->D <= 64 ? stx__at_choice<P, 64, 32, 1, 1>(p, two) : stx__at_choice<P, 128, 16, 1, 1>(p, two);
+}
+/* Two strips a warp where the span is worth a tile of 128 queries and there are blocks enough for all multiprocessors */
+static stx__at_pick stx__at_choose(stx_ctx *x, const stx__at *p, int half) {
+    const stx_gpu *g = stx__gpu(x);
+    int two = p->u.p || p->vb.p, wide = p->span >= 512 && p->T >= 128 && (size_t)p->B * p->H * ((p->T + 127) / 128) >= 2 * (size_t)g->sms;
+    if (!half) return g->tf32 ? stx__at_choose_float<stx__at_tf32>(p, two) : stx__at_choose_float<stx__at_f32>(p, two);
+#define STX__AT(DP, BK, MT) (two ? stx__at_choice<stx__at_bf16, DP, BK, MT, 1>(p, 1) : stx__at_choice<stx__at_bf16, DP, BK, MT, 0>(p, 0))
+    if (p->D <= 32) return wide ? STX__AT(32, 64, 2) : STX__AT(32, 64, 1);
+    if (p->D <= 64) return wide ? STX__AT(64, 64, 2) : STX__AT(64, 64, 1);
+    return STX__AT(128, 32, 1);
+#undef STX__AT
+}
+/* Can the fused kernels run this call? From the host's knowledge alone. */
+static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) {
+    stx__at p;
+    int half;
+    return stx__at_make(x, a, &p, &half) && stx__at_choose((stx_ctx *)x, &p, half).shared <= stx__gpu(x)->shared_max &&
+           (size_t)p.B * p.H * ((size_t)p.T + 63) / 64 < ((size_t)1 << 31);
+}
+static size_t stx__attn2_fwd_work(stx_ctx *x, const stx_attention_args *a) { (void)x; return a->H * ((a->T + 63) / 64) * sizeof(uint32_t); }
+static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
+    stx__at p;
+    stx__at_pick c;
+    int half, n;
+    if (!stx_ok(x) || !stx__at_make(x, a, &p, &half)) return;
+    c = stx__at_choose(x, &p, half);
+    n = p.H * c.tiles;
+    if (c.shared > 48 * 1024 && stx__cuda_failed(x, cudaFuncSetAttribute((const void *)c.run, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.shared), "stx_attention_fwd")) return;
+    STX__RUN_KERNEL(x, "stx_attention_fwd", stx__at_list, stx__blocks((size_t)n, 128, (size_t)1 << 30), 128, 0, p, (uint32_t *)a->work, c.tiles, c.bq, c.bk);
+    STX__RUN_KERNEL(x, "stx_attention_fwd", c.run, (unsigned)n * (unsigned)p.B, 128, c.shared, p, (const uint32_t *)a->work, c.tiles);
+}
+
 // >>attention: backward -----------------------------------------------------------------------------------------------
 
 // >>attention: launchers ----------------------------------------------------------------------------------------------
