@@ -264,6 +264,11 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
 STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name);   /* NULL if there is none */
 STX_DEF size_t stx_params_size(const stx_params *p);                          /* how many numbers, all together */
 STX_DEF void stx_params_zero_grad(stx_params *p);
+/* All parameters of a list into [lo, hi], in one go: stx_pick_params makes the list (it lives as long as the context), before the first
+   step. */
+typedef struct stx_picked stx_picked;
+STX_DEF stx_picked *stx_pick_params(stx_ctx *x, stx_tensor *const *t, size_t count);
+STX_DEF void stx_clamp_params(stx_ctx *x, const stx_picked *p, double lo, double hi);
 
 // >>ops ----------------------------------------------------------------------------------------------------
 /* Every op returns a new tensor in the step arena, or NULL in error; NULL inputs give NULL. "(..,C)" is any
@@ -296,7 +301,8 @@ STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a);
 /* Sum of -log softmax(logits)[target] over the rows, divided by divisor (0: by the number of rows) -> (1).
    logits (..,V), targets with one id a row. */
 STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
-/* The same, but backward leaves the gradient in the logits' own memory: nothing else may use them afterwards. */
+/* The same, but backward leaves the gradient in the logits' own memory, which nothing may read afterwards: they come from an op whose
+   backward does not need its result (stx_linear without activation). */
 STX_DEF stx_tensor *stx_cross_entropy_over(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
 /* layernorm(h + dropout(f, p)) in one pass: h, f (..,C), p as in stx_dropout, the rest as in stx_layernorm. */
 STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps);
@@ -424,7 +430,8 @@ typedef struct stx_optim {
     size_t         pieces;        /* all parameters cut in pieces of 4096 numbers, in order: what the threads share */
     stx_piece     *piece;
     double        *squares;       /* (pieces): of each one's gradient */
-    stx_update    *update;
+    stx_update    *update;        /* these three on the device */
+    int            slot;
 } stx_optim;
 
 STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d);
@@ -564,6 +571,7 @@ STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int b
 #ifdef SEQTX_CUDA
 extern size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward);
 #endif
+STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a);     /* the forward kernel of the context's device, with work from the step arena */
 STX_DEF int stx_threads(const stx_ctx *x);
 
 /* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices at strides sa, sb, sc; op = transpose if ta/tb.
@@ -1038,14 +1046,24 @@ void __asan_unpoison_memory_region(void const volatile *addr, size_t size);
   #define STX__RED_ZONE 0
 #endif
 
+/* Device memory has no shadow, unless the GPU is tests/cuda_host. */
+#ifdef SEQTX_CUDA_HOST
+  #define STX__GUARDED(a) ((void)(a), 1)
+#else
+  #define STX__GUARDED(a) ((a)->kind == STX__HOST)
+#endif
+
 typedef struct stx__chunk {
     struct stx__chunk *next;
     size_t size, used;
     char *base;                  /* 64-byte aligned, size bytes */
 } stx__chunk;
 
+/* kind: STX__HOST, or one of STX_MEM_*: then the bytes are the GPU's and the chunks' heads the host's */
+enum { STX__HOST = -1 };
 typedef struct stx__arena {
     const char *name;
+    int kind;
     stx__chunk *first, *cur;
     size_t used, reserved;
 } stx__arena;
@@ -1064,10 +1082,28 @@ typedef struct stx__node {
     void *save;
 } stx__node;
 
-typedef struct stx__free_grad {   /* a gradient buffer that backward is done with */
+typedef struct stx__free_grad {   /* a gradient buffer that backward is done with, or (in the other list) room for such an entry */
     struct stx__free_grad *next;
-    size_t size;
+    void *p;
+    size_t bytes;
+    int full;
 } stx__free_grad;
+
+/* What the host reads between steps, in one piece of the device's memory (and a copy of it on the host): notes, what the optimisers
+   decided, and the watched tensors' values. */
+enum { STX__WATCHED = 64, STX__WATCH_NUMBERS = 4096 };
+typedef struct stx__report {
+    double note[STX_NOTES];
+    stx_update update[STX_MAX_OPTIMS];
+    stx_real watch[STX__WATCH_NUMBERS];
+} stx__report;
+enum { STX__STALE, STX__PENDING, STX__CURRENT };      /* the host's copy */
+
+typedef struct stx__replay {      /* a step captured as a graph */
+    uint64_t key, tick, ticks, used;      /* stx_tick before it and how many it takes; when it ran last */
+    void *graph;                  /* NULL: cannot be repeated */
+} stx__replay;
+enum { STX__REPLAYS = 8 };
 
 /* Scratch of one thread, in numbers: packed blocks of A and B of the matrix product (MC x KC, KC x NC). */
 enum { STX__KC = 384, STX__MC = 168, STX__NC = 352, STX__PACK = STX__MC * STX__KC + STX__KC * STX__NC };
@@ -1077,11 +1113,23 @@ struct stx_ctx {
     int code;
     char text[512];
     stx__arena keep, step;
+    stx__arena dev_keep, dev_params, dev_step, dev_bytes;      /* on a GPU: state, parameters, activations, the rest of a step */
+    struct stx__dev_block *dev_blocks;
+    void *gpu;                    /* stx_gpu */
     stx__block_head blocks;       /* ring of stx_blocks */
-    size_t block_bytes, peak;
+    size_t block_bytes, dev_block_bytes, peak;
     int mode, recording;
     stx__node *tape;
-    stx__free_grad *free_grads;
+    stx__free_grad *free_grads, *free_entries;
+    stx__report *report, *reported;       /* on the device, and the host's copy; the same on a CPU */
+    int report_age, optims;       /* STX__STALE .. */
+    size_t watched, watch_numbers;
+    const stx_tensor *watch[STX__WATCHED];
+    size_t watch_at[STX__WATCHED];
+    stx_piece *watch_piece;       /* (watched), on the device */
+    stx__replay replay[STX__REPLAYS];
+    uint64_t last_key, runs;
+    int ran;                      /* last_key is of a step */
     uint64_t tick, op;            /* random streams: step and op within it */
     uint64_t params_made;
     stx_real *scratch;            /* one piece of STX__PACK numbers a thread */
@@ -1130,21 +1178,38 @@ STX_DEF int stx_error_code(const stx_ctx *x) { return x ? x->code : STX_ERR_MEMO
 STX_DEF const char *stx_error(const stx_ctx *x) { return x ? x->text : "no context (stx_create found no memory)"; }
 STX_DEF void stx_clear_error(stx_ctx *x) { if (x) { x->code = STX_OK; x->text[0] = 0; } }
 
-static size_t stx__reserved(const stx_ctx *x) { return x->keep.reserved + x->step.reserved + x->block_bytes; }
+static int stx__on_gpu(const stx_ctx *x) { return x->desc.device == STX_CUDA; }
+/* Are activations 2 bytes each? */
+static int stx__halved(const stx_ctx *x) { return x->desc.device == STX_CUDA && x->desc.precision == STX_PREC_BF16; }
+/* Memory of the device; on a GPU the host's few kilobytes of heads and shapes are not counted. */
+static size_t stx__reserved(const stx_ctx *x) {
+    if (stx__on_gpu(x)) return x->dev_keep.reserved + x->dev_params.reserved + x->dev_step.reserved + x->dev_bytes.reserved + x->dev_block_bytes;
+    return x->keep.reserved + x->step.reserved + x->block_bytes;
+}
 static void stx__note_peak(stx_ctx *x) {
     size_t now = x->keep.used + x->step.used + x->block_bytes;
+    if (stx__on_gpu(x)) now = x->dev_keep.used + x->dev_params.used + x->dev_step.used + x->dev_bytes.used + x->dev_block_bytes;
     if (now > x->peak) x->peak = now;
 }
 
-/* n + room to align, from the user's allocator, within the limit. what and knob go into the error text. */
-static void *stx__raw_alloc(stx_ctx *x, size_t n, const char *what) {
+/* n + room to align, from the user's allocator or (kind: not STX__HOST) the GPU, within the limit. what and knob go into the error text. */
+static void *stx__raw_alloc(stx_ctx *x, size_t n, const char *what, int kind) {
     void *p = NULL;
     size_t have = stx__reserved(x);
-    if (x->desc.max_bytes && (n > x->desc.max_bytes || have > x->desc.max_bytes - n)) {
+    int limited = x->desc.max_bytes && (kind != STX__HOST || !stx__on_gpu(x));
+    if (limited && (n > x->desc.max_bytes || have > x->desc.max_bytes - n)) {
         stx_fail(x, STX_ERR_MEMORY, "%s: %zu more bytes would pass the limit of %zu (%zu in use): raise desc.max_bytes, or "
                  "use a smaller batch, block or model", what, n, x->desc.max_bytes, have);
         return NULL;
     }
+#ifdef SEQTX_CUDA
+    if (kind != STX__HOST) {
+        p = stx_cuda_alloc(x, n, kind);
+        if (!p) stx_fail(x, STX_ERR_MEMORY, "%s: the GPU has no memory for %zu more bytes (%zu in use here): use a smaller batch, block or model, "
+                         "recomputation, or STX_PREC_BF16", what, n, have);
+        return p;
+    }
+#endif
     if (n < SIZE_MAX - 64) p = x->desc.alloc(x->desc.user, n + 64);
     if (!p) stx_fail(x, STX_ERR_MEMORY, "%s: no memory for %zu more bytes (%zu in use): use a smaller batch, block or model, "
                      "or recomputation", what, n, have);
@@ -1152,34 +1217,50 @@ static void *stx__raw_alloc(stx_ctx *x, size_t n, const char *what) {
 }
 static char *stx__align64(void *p) { return (char *)(((uintptr_t)p + 63) & ~(uintptr_t)63); }
 
+static void stx__gpu_release(stx_ctx *x, void *p) {
+#ifdef SEQTX_CUDA
+    if (p) stx_cuda_free(x, p);
+#else
+    (void)x; (void)p;
+#endif
+}
 static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
     size_t want;
     stx__chunk *c;
+    size_t unit = a->kind == STX__HOST ? 64 : 256;
     if (x->code) return NULL;
     if (n > SIZE_MAX - 4096) { stx_fail(x, STX_ERR_MEMORY, "%s arena: a size overflows: use smaller dimensions", a->name); return NULL; }
-    want = ((n + 63) & ~(size_t)63) + STX__RED_ZONE;
-    if (!want) want = 64;
+    want = ((n + unit - 1) & ~(unit - 1)) + (STX__RED_ZONE ? unit : 0);
+    if (!want) want = unit;
     while (a->cur && a->cur->size - a->cur->used < want && a->cur->next) {
         a->cur = a->cur->next;
         a->cur->used = 0;
     }
     if (!a->cur || a->cur->size - a->cur->used < want) {
         size_t size = STX__MAX(want, x->desc.chunk_bytes);
-        void *raw;
+        void *raw, *base = NULL;
         size = STX__MAX(size, a->reserved / 2);   /* few chunks, whatever the final size */
         if (x->desc.max_bytes && stx__reserved(x) < x->desc.max_bytes)
             size = STX__MAX(want, STX__MIN(size, x->desc.max_bytes - stx__reserved(x)));
-        raw = stx__raw_alloc(x, size + sizeof(stx__chunk), a->name);
-        if (!raw) return NULL;
+        size = (size + unit - 1) & ~(unit - 1);
+        if (a->kind != STX__HOST) {
+            base = stx__raw_alloc(x, size, a->name, a->kind);
+            if (!base) return NULL;
+        }
+        raw = stx__raw_alloc(x, (base ? 0 : size) + sizeof(stx__chunk), a->name, STX__HOST);
+        if (!raw) {
+            stx__gpu_release(x, base);
+            return NULL;
+        }
         c = (stx__chunk *)raw;
-        c->base = stx__align64((char *)raw + sizeof(stx__chunk));
+        c->base = base ? (char *)base : stx__align64((char *)raw + sizeof(stx__chunk));
         c->size = size;
         c->used = 0;
         c->next = NULL;
-        STX__POISON(c->base, size);
+        if (STX__GUARDED(a)) STX__POISON(c->base, size);
         if (a->cur) a->cur->next = c; else a->first = c;
         a->cur = c;
-        a->reserved += size + sizeof(stx__chunk);
+        a->reserved += size + (base ? 0 : sizeof(stx__chunk));
     }
     c = a->cur;
     {
@@ -1187,13 +1268,13 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
         c->used += want;
         a->used += want;
         stx__note_peak(x);
-        STX__UNPOISON(p, n);
+        if (STX__GUARDED(a)) STX__UNPOISON(p, n);
         return p;
     }
 }
 static void stx__arena_rewind(stx__arena *a) {
     stx__chunk *c;
-    for (c = a->first; c; c = c->next) { STX__POISON(c->base, c->used); c->used = 0; }
+    for (c = a->first; c; c = c->next) { if (STX__GUARDED(a)) STX__POISON(c->base, c->used); c->used = 0; }
     a->cur = a->first;
     a->used = 0;
 }
@@ -1201,7 +1282,8 @@ static void stx__arena_free(stx_ctx *x, stx__arena *a) {
     stx__chunk *c = a->first, *next;
     for (; c; c = next) {
         next = c->next;
-        STX__UNPOISON(c->base, c->size);
+        if (STX__GUARDED(a)) STX__UNPOISON(c->base, c->size);
+        if (a->kind != STX__HOST) stx__gpu_release(x, c->base);
         x->desc.release(x->desc.user, c);
     }
     a->first = a->cur = NULL;
@@ -1219,7 +1301,7 @@ STX_DEF void *stx_block(stx_ctx *x, size_t n) {
     void *raw;
     if (!x || x->code) return NULL;
     if (n > SIZE_MAX - 4096) { stx_fail(x, STX_ERR_MEMORY, "block: a size overflows: use smaller dimensions"); return NULL; }
-    raw = stx__raw_alloc(x, n + 128, "block");
+    raw = stx__raw_alloc(x, n + 128, "block", STX__HOST);
     if (!raw) return NULL;
     h = (stx__block_head *)(void *)stx__align64(raw);
     h->raw = raw;
@@ -1243,12 +1325,100 @@ STX_DEF void stx_block_free(stx_ctx *x, void *p) {
     x->desc.release(x->desc.user, h->raw);
 }
 
+/* On a GPU: blocks of device memory in a list, for their heads cannot stand before them. */
+typedef struct stx__dev_block { struct stx__dev_block *next; void *p; size_t bytes; } stx__dev_block;
+static void stx__zero(stx_ctx *x, void *p, size_t bytes) {
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) { stx_cuda_zero(x, p, bytes); return; }
+#endif
+    (void)x;
+    memset(p, 0, bytes);
+}
+STX_DEF stx_real *stx_block_numbers(stx_ctx *x, size_t n) {
+    stx__dev_block *b;
+    size_t bytes;
+    if (!x || x->code) return NULL;
+    bytes = n > SIZE_MAX / sizeof(stx_real) ? SIZE_MAX : n * (stx__halved(x) ? 2 : sizeof(stx_real));
+    if (!stx__on_gpu(x)) return (stx_real *)stx_block(x, bytes);
+    b = (stx__dev_block *)stx_block(x, sizeof *b);
+    if (!b) return NULL;
+    b->p = stx__raw_alloc(x, bytes, "block", 1 /* STX_MEM_NUMBERS */);
+    if (!b->p) { stx_block_free(x, b); return NULL; }
+    b->bytes = bytes;
+    b->next = x->dev_blocks;
+    x->dev_blocks = b;
+    x->dev_block_bytes += bytes;
+    stx__note_peak(x);
+    stx__zero(x, b->p, bytes);
+    return (stx_real *)b->p;
+}
+STX_DEF void stx_block_numbers_free(stx_ctx *x, stx_real *p) {
+    stx__dev_block **at, *b;
+    if (!x || !p) return;
+    if (!stx__on_gpu(x)) { stx_block_free(x, p); return; }
+    for (at = &x->dev_blocks; *at && (*at)->p != (void *)p; at = &(*at)->next) {}
+    b = *at;
+    if (!b) return;
+    *at = b->next;
+    x->dev_block_bytes -= b->bytes;
+    stx__gpu_release(x, b->p);
+    stx_block_free(x, b);
+}
+/* Where things stand. On a CPU there are two arenas for all. */
+enum { STX__STEP, STX__STEP_FULL, STX__PARAM, STX__STATE };
+static stx__arena *stx__arena_of(stx_ctx *x, int where) {
+    if (!stx__on_gpu(x)) return where == STX__STEP || where == STX__STEP_FULL ? &x->step : &x->keep;
+    return where == STX__STEP ? &x->dev_step : where == STX__STEP_FULL ? &x->dev_bytes : where == STX__PARAM ? &x->dev_params : &x->dev_keep;
+}
+static size_t stx__stored(const stx_ctx *x, int where) { return where == STX__STEP && stx__halved(x) ? 2 : sizeof(stx_real); }
+static stx_real *stx__numbers(stx_ctx *x, int where, size_t n) {
+    return (stx_real *)stx__arena_alloc(x, stx__arena_of(x, where), n > SIZE_MAX / sizeof(stx_real) ? SIZE_MAX : n * stx__stored(x, where));
+}
+/* The same of the kinds that live as long as the context, zeroed */
+static void *stx__state(stx_ctx *x, int where, size_t bytes) {
+    void *p = stx__arena_alloc(x, stx__arena_of(x, where), bytes);
+    if (p) stx__zero(x, p, bytes);
+    return p;
+}
+STX_DEF stx_real *stx_step_numbers(stx_ctx *x, size_t n) { return x ? stx__numbers(x, STX__STEP, n) : NULL; }
+STX_DEF void *stx_step_bytes(stx_ctx *x, size_t n) { return x ? stx__arena_alloc(x, stx__arena_of(x, STX__STEP_FULL), n) : NULL; }
+STX_DEF stx_real *stx_at(const stx_ctx *x, const stx_real *p, size_t i) {
+#ifdef SEQTX_CUDA
+    if (p && stx__halved(x) && stx_cuda_half(x, p)) return (stx_real *)(uintptr_t)((uintptr_t)p + 2 * i);
+#endif
+    (void)x;
+    return p ? (stx_real *)(uintptr_t)(p + i) : NULL;
+}
+STX_DEF void stx_put(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
+    if (!stx_ok(x) || !n) return;
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) { stx_cuda_put_numbers(x, to, host, n); return; }
+#endif
+    memcpy(to, host, n * sizeof *to);
+}
+STX_DEF void stx_fetch(stx_ctx *x, stx_real *host, const stx_real *from, size_t n) {
+    if (!stx_ok(x) || !n) return;
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) { stx_cuda_get_numbers(x, host, from, n); return; }
+#endif
+    memcpy(host, from, n * sizeof *host);
+}
+/* Bytes from the host to the device: identifiers, tables */
+static void stx__put_bytes(stx_ctx *x, void *to, const void *host, size_t bytes) {
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) { stx_cuda_put(x, to, host, bytes); return; }
+#endif
+    (void)x;
+    if (to != host) memcpy(to, host, bytes);
+}
+
 STX_DEF size_t stx_bytes_of(size_t a, size_t b, size_t c) {
     if (!a || !b || !c) return 0;
     if (a > SIZE_MAX / b || a * b > SIZE_MAX / c) return SIZE_MAX;
     return a * b * c;
 }
 
+STX_DEF void *stx_ctx_gpu(const stx_ctx *x) { return x ? x->gpu : NULL; }
 STX_DEF int stx_threads(const stx_ctx *x) { return x ? x->desc.threads : 1; }
 STX_DEF const stx_desc *stx_ctx_desc(const stx_ctx *x) { return x ? &x->desc : NULL; }
 STX_DEF int stx_training(const stx_ctx *x) { return x && x->mode == STX_TRAIN; }
@@ -1257,15 +1427,19 @@ STX_DEF void stx_set_tick(stx_ctx *x, uint64_t tick) { if (x) x->tick = tick; }
 STX_DEF size_t stx_bytes(const stx_ctx *x) { return x ? stx__reserved(x) : 0; }
 STX_DEF size_t stx_peak_bytes(const stx_ctx *x) { return x ? x->peak : 0; }
 
+/* On a GPU the host computes nothing */
 static void stx__make_scratch(stx_ctx *x) {
+    if (stx__on_gpu(x)) return;
     x->scratch = (stx_real *)stx_persist(x, stx_bytes_of((size_t)x->desc.threads, STX__PACK, sizeof(stx_real)));
 }
 STX_DEF void stx_begin(stx_ctx *x, int mode) {
     if (!x) return;
     if (!x->scratch) stx__make_scratch(x);      /* there was no memory for it, and the caller cleared the error */
     stx__arena_rewind(&x->step);
+    stx__arena_rewind(&x->dev_step);
+    stx__arena_rewind(&x->dev_bytes);
     x->tape = NULL;
-    x->free_grads = NULL;
+    x->free_grads = x->free_entries = NULL;
     x->mode = mode;
     x->recording = mode == STX_TRAIN;
     x->op = 0;
@@ -2178,6 +2352,9 @@ static int stx__dnnl_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, si
 #endif
 
 STX_DEF const char *stx_backend(const stx_ctx *x) {
+#ifdef SEQTX_CUDA
+    if (x && x->gpu) return stx_cuda_name(x);
+#endif
 #ifdef SEQTX_CBLAS
     if (!x || x->desc.precision == STX_PREC_F32) return "cblas";
 #endif
@@ -3917,7 +4094,8 @@ STX_DEF void stx_meter(stx_ctx *x, double *meter, const stx_real *a, double s, i
 
 // >>ops: the tape
 
-static stx_tensor *stx__tensor(stx_ctx *x, stx__arena *arena, int ndim, const size_t *dim) {
+/* where: STX__STEP .. */
+static stx_tensor *stx__tensor(stx_ctx *x, int where, int ndim, const size_t *dim) {
     stx_tensor *t;
     size_t n = 1;
     int i;
@@ -3928,16 +4106,17 @@ static stx_tensor *stx__tensor(stx_ctx *x, stx__arena *arena, int ndim, const si
         }
         n *= dim[i];
     }
-    t = (stx_tensor *)stx__arena_alloc(x, arena, sizeof *t);
+    t = (stx_tensor *)stx__arena_alloc(x, where == STX__STEP || where == STX__STEP_FULL ? &x->step : &x->keep, sizeof *t);
     if (!t) return NULL;
     memset(t, 0, sizeof *t);
+    t->full = where != STX__STEP;
     t->ndim = ndim;
     for (i = 0; i < ndim; i++) t->dim[i] = dim[i];
     t->size = n;
-    t->data = (stx_real *)stx__arena_alloc(x, arena, n * sizeof(stx_real));
+    t->data = stx__numbers(x, where, n);
     return t->data ? t : NULL;
 }
-static stx_tensor *stx__like(stx_ctx *x, const stx_tensor *a) { return stx__tensor(x, &x->step, a->ndim, a->dim); }
+static stx_tensor *stx__like(stx_ctx *x, const stx_tensor *a) { return stx__tensor(x, a->full ? STX__STEP_FULL : STX__STEP, a->ndim, a->dim); }
 static size_t stx__last(const stx_tensor *t) { return t->dim[t->ndim - 1]; }
 static size_t stx__rows(const stx_tensor *t) { return stx__last(t) ? t->size / stx__last(t) : 0; }
 static int stx__dims(const size_t *d) { int n = 0; while (n < STX_MAX_DIM && d[n]) n++; return n; }
@@ -3982,22 +4161,31 @@ static stx__node *stx__record2(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *
     return stx__record(x, y, back, in, 2);
 }
 
-/* n numbers for a gradient, from those that backward is done with if one of that size is there. Not zeroed. */
-static stx_real *stx__grad_take(stx_ctx *x, size_t n) {
-    stx__free_grad **p, *f;
-    size_t bytes = STX__MAX(n * sizeof(stx_real), sizeof *f);
-    for (p = &x->free_grads; *p; p = &(*p)->next)
-        if ((*p)->size == bytes) {
-            f = *p;
-            *p = f->next;
-            return (stx_real *)(void *)f;
+/* n numbers for a gradient, from those that backward is done with if one of that size is there. Not zeroed. full: floats, whatever the
+   precision. */
+static stx_real *stx__grad_take(stx_ctx *x, size_t n, int full) {
+    stx__free_grad **at, *f;
+    size_t bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
+    int kind = stx__halved(x) && full;        /* one kind of memory serves for both otherwise */
+    for (at = &x->free_grads; *at; at = &(*at)->next)
+        if ((*at)->bytes == bytes && (*at)->full == kind) {
+            f = *at;
+            *at = f->next;
+            f->next = x->free_entries;
+            x->free_entries = f;
+            return (stx_real *)f->p;
         }
-    return (stx_real *)stx__arena_alloc(x, &x->step, bytes);
+    return stx__numbers(x, kind ? STX__STEP_FULL : STX__STEP, n);
 }
-static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n) {
-    stx__free_grad *f = (stx__free_grad *)(void *)g;
-    if (!g || x->desc.device != STX_CPU) return;
-    f->size = STX__MAX(n * sizeof(stx_real), sizeof *f);
+static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n, int full) {
+    stx__free_grad *f = x->free_entries;
+    if (!g) return;
+    if (f) x->free_entries = f->next;
+    else f = (stx__free_grad *)stx__arena_alloc(x, &x->step, sizeof *f);
+    if (!f) return;
+    f->p = g;
+    f->bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
+    f->full = stx__halved(x) && full;
     f->next = x->free_grads;
     x->free_grads = f;
 }
@@ -4006,7 +4194,7 @@ static stx_real *stx__grad_fresh(stx_ctx *x, stx_tensor *t, int *fresh) {
     *fresh = 0;
     if (!t || !t->needs_grad) return NULL;
     if (!t->grad) {
-        t->grad = stx__grad_take(x, t->size);
+        t->grad = stx__grad_take(x, t->size, t->full);
         *fresh = 1;
     }
     return t->grad;
@@ -4021,7 +4209,7 @@ static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
 /* For an op whose gradient is dy itself, or made in its place: t, in which there is none yet, takes the buffer of the op's result,
    which nobody reads any more. 1 if it did. */
 static int stx__grad_pass(stx__node *n, stx_tensor *t) {
-    if (!t->needs_grad || t->grad) return 0;
+    if (!t->needs_grad || t->grad || t->full != n->y->full) return 0;
     t->grad = n->y->grad;
     n->y->grad = NULL;
     return 1;
@@ -4043,7 +4231,7 @@ static void stx__walk(stx_ctx *x) {
         x->tape = n->prev;
         if (!n->y->grad) continue;              /* nothing flowed to it */
         n->back(x, n);
-        stx__grad_give(x, n->y->grad, n->y->size);   /* all its readers came before */
+        if (n->y->grad != n->y->data) stx__grad_give(x, n->y->grad, n->y->size, n->y->full);   /* all its readers came before */
         n->y->grad = NULL;
     }
     x->recording = recording;
@@ -4066,12 +4254,12 @@ STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     if (!g) return;
     {
         stx_tensor t = *y;
-        stx_real *given = stx__grad_take(x, y->size);
+        stx_real *given = stx__grad_take(x, y->size, y->full);
         if (!given) return;
         t.data = given;
         if (dy) stx_set(x, &t, dy); else STX_RUN(x, stx_fill, (x, given, 1, 1));
         STX_RUN(x, stx_axpy, (x, g, given, y->size, 1, 1));
-        stx__grad_give(x, given, y->size);
+        stx__grad_give(x, given, y->size, y->full);
     }
     stx__walk(x);
 }
@@ -4087,16 +4275,25 @@ STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss) {
 
 // >>ops: leaves
 
-STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out) { if (stx_ok(x) && t) memcpy(out, t->data, t->size * sizeof *out); }
-STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in) { if (stx_ok(x) && t) memcpy(t->data, in, t->size * sizeof *in); }
-STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t) { return stx_ok(x) && t ? (double)t->data[0] : (double)NAN; }
+STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out) { if (stx_ok(x) && t) stx_fetch(x, out, t->data, t->size); }
+STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in) {
+    if (!stx_ok(x) || !t) return;
+    stx_put(x, t->data, in, t->size);
+    x->report_age = STX__STALE;
+}
+STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t) {
+    stx_real v = 0;
+    if (!stx_ok(x) || !t) return (double)NAN;
+    stx_fetch(x, &v, t->data, 1);
+    return stx_ok(x) ? (double)v : (double)NAN;
+}
 
 STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3) {
     size_t d[STX_MAX_DIM];
     if (!stx_ok(x)) return NULL;
     d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
     STX__NEED(x, d0, STX_ERR_ARG, "stx_new: no first dimension");
-    return stx__tensor(x, &x->step, stx__dims(d), d);
+    return stx__tensor(x, STX__STEP, stx__dims(d), d);
 }
 STX_DEF stx_tensor *stx_input(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3) {
     stx_tensor *t;
@@ -4111,6 +4308,14 @@ STX_DEF stx_tensor *stx_variable(stx_ctx *x, const stx_real *data, size_t d0, si
     if (t) t->needs_grad = t->is_leaf = 1;
     return t;
 }
+/* A copy of n ids for kernels; on a CPU the ids themselves. The step arena's. */
+static int32_t *stx__ids_device(stx_ctx *x, int32_t *ids, size_t n) {
+    int32_t *p = ids;
+    if (!stx__on_gpu(x)) return p;
+    p = (int32_t *)stx_step_bytes(x, n * sizeof *p);
+    if (p) stx__put_bytes(x, p, ids, n * sizeof *p);
+    return p;
+}
 STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T) {
     stx_ids *t;
     if (!stx_ok(x)) return NULL;
@@ -4120,9 +4325,27 @@ STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T)
     t->data = (int32_t *)stx__arena_alloc(x, &x->step, B * T * sizeof *data);
     if (!t->data) return NULL;
     memcpy(t->data, data, B * T * sizeof *data);
+    t->device = stx__ids_device(x, t->data, B * T);
     t->B = B;
     t->T = T;
-    return t;
+    return t->device ? t : NULL;
+}
+STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T) {
+    stx_ids *t;
+    if (!stx_ok(x)) return NULL;
+    STX__NEED(x, B && T && T <= SIZE_MAX / sizeof *t->data / B, STX_ERR_ARG, "stx_tokens_create: %zu x %zu tokens, want at least 1 x 1", B, T);
+    t = (stx_ids *)stx_persist(x, sizeof *t);
+    if (!t) return NULL;
+    t->data = (int32_t *)stx_persist(x, B * T * sizeof *t->data);
+    t->device = stx__on_gpu(x) && t->data ? (int32_t *)stx__state(x, STX__STATE, B * T * sizeof *t->data) : t->data;
+    t->B = B;
+    t->T = T;
+    return t->device ? t : NULL;
+}
+STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
+    if (!stx_ok(x) || !ids || !data) return;
+    memcpy(ids->data, data, ids->B * ids->T * sizeof *data);
+    stx__put_bytes(x, ids->device, ids->data, ids->B * ids->T * sizeof *data);
 }
 
 STX_DEF stx_params *stx_params_create(stx_ctx *x) {
@@ -4157,6 +4380,7 @@ static double stx__draw(stx_ctx *x, uint64_t stream, size_t i, int init, double 
 STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2, size_t d3) {
     stx_ctx *x = p ? p->ctx : NULL;
     stx_tensor *t;
+    stx_real *host;
     size_t d[STX_MAX_DIM], i, len;
     char *copy;
     if (!stx_ok(x)) return NULL;
@@ -4164,9 +4388,9 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     STX__NEED(x, d0 && name && name[0], STX_ERR_ARG, "stx_param: parameter \"%s\" needs a name and a first dimension", name ? name : "");
     STX__NEED(x, init >= STX_ZEROS && init <= STX_UNIFORM, STX_ERR_ARG, "stx_param: \"%s\": no initialiser has number %d: use STX_ZEROS, STX_CONSTANT, STX_NORMAL or STX_UNIFORM", name, init);
     STX__NEED(x, !stx_params_find(p, name), STX_ERR_ARG, "stx_param: there is a parameter \"%s\" already", name);
-    t = stx__tensor(x, &x->keep, stx__dims(d), d);
+    t = stx__tensor(x, STX__PARAM, stx__dims(d), d);
     if (!t) return NULL;
-    t->grad = (stx_real *)stx_persist(x, t->size * sizeof(stx_real));
+    t->grad = (stx_real *)stx__state(x, STX__STATE, t->size * sizeof(stx_real));
     if (!t->grad) return NULL;
     t->needs_grad = t->is_param = t->is_leaf = 1;
     if (p->count == p->capacity) {      /* the old list stays in the arena: a few hundred bytes */
@@ -4183,8 +4407,14 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     copy = (char *)stx_persist(x, len);
     if (!copy) return NULL;
     memcpy(copy, name, len);
+    host = stx__on_gpu(x) ? (stx_real *)stx_block(x, t->size * sizeof *host) : t->data;
+    if (!host) return NULL;
     for (i = 0; i < t->size; i++)
-        t->data[i] = (stx_real)(init == STX_ZEROS ? 0 : init == STX_CONSTANT ? a : stx__draw(x, STX__PARAM_STREAM | x->params_made, i, init, a));
+        host[i] = (stx_real)(init == STX_ZEROS ? 0 : init == STX_CONSTANT ? a : stx__draw(x, STX__PARAM_STREAM | x->params_made, i, init, a));
+    if (host != t->data) {
+        stx_put(x, t->data, host, t->size);
+        stx_block_free(x, host);
+    }
     x->params_made++;
     p->name[p->count] = copy;
     p->tensor[p->count++] = t;
@@ -4199,20 +4429,20 @@ static void stx__embedding_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad(x, n->in[0]);
     if (d) STX_RUN(x, stx_embedding_bwd, (x, d, n->y->grad, s->ids, s->n, s->C, s->s));
 }
-static stx_tensor *stx__lookup(stx_ctx *x, const char *op, stx_tensor *table, size_t V, size_t C, const int32_t *ids, size_t n, int ndim, const size_t *dim) {
+static stx_tensor *stx__lookup(stx_ctx *x, const char *op, stx_tensor *table, size_t V, size_t C, const int32_t *ids, const int32_t *device, size_t n, int ndim, const size_t *dim) {
     stx_tensor *y;
     stx__node *node;
     size_t i;
     for (i = 0; i < n; i++)
         STX__NEED(x, ids[i] >= 0 && (size_t)ids[i] < V, STX_ERR_ARG, "%s: id %ld at position %zu is outside the table of %zu rows: check the vocabulary size", op, (long)ids[i], i, V);
-    y = stx__tensor(x, &x->step, ndim, dim);
+    y = stx__tensor(x, STX__STEP, ndim, dim);
     if (!y) return NULL;
-    STX_RUN(x, stx_embedding_fwd, (x, y->data, table->data, ids, n, C, 1));
+    STX_RUN(x, stx_embedding_fwd, (x, y->data, table->data, device, n, C, 1));
     node = stx__record1(x, y, stx__embedding_back, table);
     if (node) {
         stx__ids_save *s = (stx__ids_save *)stx_step_alloc(x, sizeof *s);
         if (!s) return NULL;
-        s->ids = ids; s->n = n; s->C = C; s->s = 1;
+        s->ids = device; s->n = n; s->C = C; s->s = 1;
         node->save = s;
     }
     return y;
@@ -4223,18 +4453,20 @@ STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *
     if (!stx_ok(x) || !table || !ids) return NULL;
     STX__NEED(x, table->ndim == 2, STX_ERR_SHAPE, "stx_embedding: table %s, want (V,C)", stx__shape(table, s));
     d[0] = ids->B; d[1] = ids->T; d[2] = table->dim[1];
-    return stx__lookup(x, "stx_embedding", table, table->dim[0], table->dim[1], ids->data, ids->B * ids->T, 3, d);
+    return stx__lookup(x, "stx_embedding", table, table->dim[0], table->dim[1], ids->data, ids->device, ids->B * ids->T, 3, d);
 }
 STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, size_t n) {
     size_t d[2];
-    int32_t *copy;
+    int32_t *copy, *device;
     if (!stx_ok(x) || !a) return NULL;
     STX__NEED(x, n && idx && n <= SIZE_MAX / sizeof *copy, STX_ERR_ARG, "stx_gather: no rows asked for");
     copy = (int32_t *)stx_step_alloc(x, n * sizeof *copy);
     if (!copy) return NULL;
     memcpy(copy, idx, n * sizeof *copy);
+    device = stx__ids_device(x, copy, n);
+    if (!device) return NULL;
     d[0] = n; d[1] = stx__last(a);
-    return stx__lookup(x, "stx_gather", a, stx__rows(a), d[1], copy, n, 2, d);
+    return stx__lookup(x, "stx_gather", a, stx__rows(a), d[1], copy, device, n, 2, d);
 }
 
 typedef struct stx__linear_save { stx_real *pre; int act; } stx__linear_save;
@@ -4264,7 +4496,7 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
     N = stx__rows(in); Ci = W->dim[1]; Co = W->dim[0];
     for (i = 0; i < in->ndim; i++) d[i] = in->dim[i];
     d[in->ndim - 1] = Co;
-    y = stx__tensor(x, &x->step, in->ndim, d);
+    y = stx__tensor(x, STX__STEP, in->ndim, d);
     if (!y) return NULL;
     ins[0] = in; ins[1] = W; ins[2] = b;
     node = stx__record(x, y, stx__linear_back, ins, 3);
@@ -4272,7 +4504,7 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
         stx__linear_save *save = (stx__linear_save *)stx_step_alloc(x, sizeof *save);
         if (!save) return NULL;
         if (act == STX_ACT_GELU) {
-            pre = (stx_real *)stx_step_alloc(x, y->size * sizeof *pre);
+            pre = stx_step_numbers(x, y->size);
             if (!pre) return NULL;
         }
         save->pre = pre;
@@ -4299,7 +4531,7 @@ static void stx__matmul_back(stx_ctx *x, stx__node *n) {
     if (d) {
         size_t count = s->sb ? 1 : s->batch, each = s->sb ? s->batch : 1;   /* a shared b: one product after the other */
         for (e = 0; e < count; e++) {
-            stx_real *A = a->data + e * M * K, *G = g + e * M * N, beta = (stx_real)(!fresh || e > 0);
+            stx_real *A = stx_at(x, a->data, e * M * K), *G = stx_at(x, g, e * M * N), beta = (stx_real)(!fresh || e > 0);
             if (s->tb) STX_RUN(x, stx_gemm, (x, each, 1, s->ta, N, K, M, 1, G, N, M * N, A, lda, M * K, beta, d, ldb, s->sb));
             else       STX_RUN(x, stx_gemm, (x, each, !s->ta, 0, K, N, M, 1, A, lda, M * K, G, N, M * N, beta, d, ldb, s->sb));
         }
@@ -4320,7 +4552,7 @@ STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta,
     STX__NEED(x, K == b->dim[b->ndim - (tb ? 1 : 2)], STX_ERR_SHAPE, "stx_matmul: %s%s by %s%s: the inner dimensions differ", stx__shape(a, s), ta ? "^T" : "", stx__shape(b, t), tb ? "^T" : "");
     for (i = 0; i < a->ndim; i++) d[i] = a->dim[i];
     d[a->ndim - 2] = M; d[a->ndim - 1] = N;
-    y = stx__tensor(x, &x->step, a->ndim, d);
+    y = stx__tensor(x, STX__STEP, a->ndim, d);
     if (!y) return NULL;
     sb = b->ndim == 2 ? 0 : K * N;
     STX_RUN(x, stx_gemm, (x, batch, ta, tb, M, N, K, 1, a->data, ta ? M : K, M * K, b->data, tb ? K : N, sb, 0, y->data, N, M * N));
@@ -4353,13 +4585,54 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
     y = stx__like(x, in);
     save = (stx__layernorm_save *)stx_step_alloc(x, sizeof *save);
     if (!y || !save) return NULL;
-    save->mean = (stx_real *)stx_step_alloc(x, stx__rows(in) * sizeof(stx_real));
-    save->rstd = (stx_real *)stx_step_alloc(x, stx__rows(in) * sizeof(stx_real));
+    save->mean = (stx_real *)stx_step_bytes(x, stx__rows(in) * sizeof(stx_real));
+    save->rstd = (stx_real *)stx_step_bytes(x, stx__rows(in) * sizeof(stx_real));
     if (!save->mean || !save->rstd) return NULL;
     STX_RUN(x, stx_layernorm_fwd, (x, y->data, save->mean, save->rstd, in->data, gain->data, shift->data, stx__rows(in), stx__last(in), (stx_real)(eps > 0 ? eps : 1e-5)));
     ins[0] = in; ins[1] = gain; ins[2] = shift;
     node = stx__record(x, y, stx__layernorm_back, ins, 3);
     if (node) node->save = save;
+    return y;
+}
+
+typedef struct stx__residual_save { stx_real *s, *mean, *rstd, p; uint64_t stream; } stx__residual_save;
+static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
+    stx__residual_save *v = (stx__residual_save *)n->save;
+    stx_tensor *h = n->in[0];
+    int fresh_f, fresh_h = h->needs_grad && !h->grad;
+    stx_real *df = stx__grad_fresh(x, n->in[1], &fresh_f), *dg = stx__grad(x, n->in[2]), *dt = stx__grad(x, n->in[3]);
+    stx_real *ds = stx__grad_take(x, n->y->size, n->y->full);
+    if (!ds) return;
+    STX_RUN(x, stx_residual_norm_bwd, (x, ds, df, dg, dt, n->y->grad, v->s, n->in[2]->data, v->mean, v->rstd, stx__rows(n->y), stx__last(n->y), v->p, x->desc.seed, v->stream, !fresh_f));
+    if (fresh_h && !h->grad && h->full == n->y->full) { h->grad = ds; return; }      /* h is f: df has it */
+    if (h->needs_grad) {
+        stx_real *dh = stx__grad(x, h);
+        if (dh) STX_RUN(x, stx_axpy, (x, dh, ds, n->y->size, 1, 1));
+    }
+    stx__grad_give(x, ds, n->y->size, n->y->full);
+}
+STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps) {
+    stx_tensor *y, *ins[4];
+    stx__residual_save *v;
+    stx__node *node;
+    char a[96], b[96];
+    if (!stx_ok(x) || !h || !f || !gain || !shift) return NULL;
+    STX__NEED(x, stx__same(h, f), STX_ERR_SHAPE, "stx_residual_norm: %s and %s: want equal shapes", stx__shape(h, a), stx__shape(f, b));
+    STX__NEED(x, gain->size == stx__last(h) && shift->size == stx__last(h), STX_ERR_SHAPE, "stx_residual_norm: input %s with %zu gains and %zu shifts: want one each a channel", stx__shape(h, a), gain->size, shift->size);
+    STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG, "stx_residual_norm: dropout probability %g, want 0 <= p < 1", p);
+    y = stx__like(x, h);
+    v = (stx__residual_save *)stx_step_alloc(x, sizeof *v);
+    if (!y || !v) return NULL;
+    v->p = (stx_real)(stx_training(x) ? p : 0);
+    v->stream = v->p > 0 ? stx__stream(x) : 0;
+    v->s = stx__numbers(x, h->full ? STX__STEP_FULL : STX__STEP, h->size);
+    v->mean = (stx_real *)stx_step_bytes(x, 2 * stx__rows(h) * sizeof(stx_real));
+    if (!v->s || !v->mean) return NULL;
+    v->rstd = v->mean + stx__rows(h);
+    STX_RUN(x, stx_residual_norm_fwd, (x, y->data, v->s, v->mean, v->rstd, h->data, f->data, gain->data, shift->data, stx__rows(h), stx__last(h), (stx_real)(eps > 0 ? eps : 1e-5), v->p, x->desc.seed, v->stream));
+    ins[0] = h; ins[1] = f; ins[2] = gain; ins[3] = shift;
+    node = stx__record(x, y, stx__residual_norm_back, ins, 4);
+    if (node) node->save = v;
     return y;
 }
 
@@ -4505,7 +4778,7 @@ static void stx__mean_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad(x, n->in[0]);
     if (d) STX_RUN(x, stx_mean_bwd, (x, d, n->y->grad, n->in[0]->size));
 }
-static stx_tensor *stx__scalar(stx_ctx *x) { size_t one = 1; return stx__tensor(x, &x->step, 1, &one); }
+static stx_tensor *stx__scalar(stx_ctx *x) { size_t one = 1; return stx__tensor(x, STX__STEP_FULL, 1, &one); }
 STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a) {
     stx_tensor *y;
     if (!stx_ok(x) || !a) return NULL;
@@ -4515,15 +4788,17 @@ STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a) {
     stx__record1(x, y, stx__mean_back, a);
     return y;
 }
-typedef struct stx__ce_save { const int32_t *targets; stx_real *top, *inv; double divisor; } stx__ce_save;
+typedef struct stx__ce_save { const int32_t *targets; stx_real *top, *inv; double divisor; int over; } stx__ce_save;
 static void stx__cross_entropy_back(stx_ctx *x, stx__node *n) {
     stx__ce_save *s = (stx__ce_save *)n->save;
     stx_tensor *a = n->in[0];
-    int fresh;
-    stx_real *d = stx__grad_fresh(x, a, &fresh);
+    int fresh = 1;
+    stx_real *d;
+    if (s->over && a->needs_grad && !a->grad && !a->is_leaf) d = a->grad = a->data;
+    else d = stx__grad_fresh(x, a, &fresh);
     if (d) STX_RUN(x, stx_cross_entropy_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), stx__last(a), s->divisor, !fresh));
 }
-STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) {
+static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor, int over) {
     stx_tensor *y;
     stx__ce_save *s;
     stx__node *node;
@@ -4538,16 +4813,19 @@ STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_
     y = stx__scalar(x);
     s = (stx__ce_save *)stx_step_alloc(x, sizeof *s);
     if (!y || !s) return NULL;
-    s->top = (stx_real *)stx_step_alloc(x, 2 * N * sizeof(stx_real));
+    s->top = (stx_real *)stx_step_bytes(x, 2 * N * sizeof(stx_real));
     if (!s->top) return NULL;
     s->inv = s->top + N;
-    s->targets = targets->data;
+    s->targets = targets->device;
+    s->over = over;
     s->divisor = divisor > 0 ? divisor : (double)N;
     STX_RUN(x, stx_cross_entropy_fwd, (x, y->data, s->top, s->inv, logits->data, s->targets, N, V, s->divisor));
     node = stx__record1(x, y, stx__cross_entropy_back, logits);
     if (node) node->save = s;
     return y;
 }
+STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) { return stx__cross_entropy(x, logits, targets, divisor, 0); }
+STX_DEF stx_tensor *stx_cross_entropy_over(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) { return stx__cross_entropy(x, logits, targets, divisor, 1); }
 static void stx__mse_back(stx_ctx *x, stx__node *n) {
     stx_real *da = stx__grad(x, n->in[0]), *db = stx__grad(x, n->in[1]);
     STX_RUN(x, stx_mse_bwd, (x, da, db, n->y->grad, n->in[0]->data, n->in[1]->data, n->in[0]->size));
@@ -4576,15 +4854,15 @@ static void stx__cat_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
     if (d) STX_RUN(x, stx_copy2d, (x, d, s->wa, n->y->grad, w, s->rows, s->wa, !fresh));
     d = stx__grad_fresh(x, n->in[1], &fresh);
-    if (d) STX_RUN(x, stx_copy2d, (x, d, s->wb, n->y->grad + s->wa, w, s->rows, s->wb, !fresh));
+    if (d) STX_RUN(x, stx_copy2d, (x, d, s->wb, stx_at(x, n->y->grad, s->wa), w, s->rows, s->wb, !fresh));
 }
 static stx_tensor *stx__cat(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t rows, int ndim, const size_t *dim) {
-    stx_tensor *y = stx__tensor(x, &x->step, ndim, dim);
+    stx_tensor *y = stx__tensor(x, STX__STEP, ndim, dim);
     size_t wa = a->size / rows, wb = b->size / rows;
     stx__node *node;
     if (!y) return NULL;
     STX_RUN(x, stx_copy2d, (x, y->data, wa + wb, a->data, wa, rows, wa, 0));
-    STX_RUN(x, stx_copy2d, (x, y->data + wa, wa + wb, b->data, wb, rows, wb, 0));
+    STX_RUN(x, stx_copy2d, (x, stx_at(x, y->data, wa), wa + wb, b->data, wb, rows, wb, 0));
     node = stx__record2(x, y, stx__cat_back, a, b);
     if (node) {
         stx__cat_save *s = (stx__cat_save *)stx_step_alloc(x, sizeof *s);
@@ -4618,7 +4896,7 @@ static void stx__slice_back(stx_ctx *x, stx__node *n) {
     stx__slice_save *s = (stx__slice_save *)n->save;
     stx_tensor *a = n->in[0];
     stx_real *d = stx__grad(x, a);
-    if (d) STX_RUN(x, stx_copy2d, (x, d + s->at, a->size / a->dim[0], n->y->grad, s->w, a->dim[0], s->w, 1));
+    if (d) STX_RUN(x, stx_copy2d, (x, stx_at(x, d, s->at), a->size / a->dim[0], n->y->grad, s->w, a->dim[0], s->w, 1));
 }
 STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1) {
     size_t d[3], C;
@@ -4629,9 +4907,9 @@ STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1) {
     STX__NEED(x, a->ndim == 3 && t0 < t1 && t1 <= a->dim[1], STX_ERR_SHAPE, "stx_slice: rows [%zu,%zu) of %s: want 0 <= t0 < t1 <= T of (B,T,C)", t0, t1, stx__shape(a, s));
     C = a->dim[2];
     d[0] = a->dim[0]; d[1] = t1 - t0; d[2] = C;
-    y = stx__tensor(x, &x->step, 3, d);
+    y = stx__tensor(x, STX__STEP, 3, d);
     if (!y) return NULL;
-    STX_RUN(x, stx_copy2d, (x, y->data, d[1] * C, a->data + t0 * C, a->dim[1] * C, d[0], d[1] * C, 0));
+    STX_RUN(x, stx_copy2d, (x, y->data, d[1] * C, stx_at(x, a->data, t0 * C), a->dim[1] * C, d[0], d[1] * C, 0));
     node = stx__record1(x, y, stx__slice_back, a);
     if (node) {
         stx__slice_save *save = (stx__slice_save *)stx_step_alloc(x, sizeof *save);
@@ -4671,26 +4949,35 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) { return stx_ok(x) && 
 
 // >>ops: recomputation
 
-typedef struct stx__mark { stx__chunk *cur; size_t chunk_used, used; } stx__mark;
-static stx__mark stx__arena_mark(const stx__arena *a) {
+typedef struct stx__mark { stx__chunk *cur[3]; size_t chunk_used[3], used[3]; } stx__mark;
+static stx__arena *stx__step_arena(stx_ctx *x, int i) { return i == 0 ? &x->step : i == 1 ? &x->dev_step : &x->dev_bytes; }
+static stx__mark stx__step_mark(stx_ctx *x) {
     stx__mark m;
-    m.cur = a->cur;
-    m.chunk_used = a->cur ? a->cur->used : 0;
-    m.used = a->used;
+    int i;
+    for (i = 0; i < 3; i++) {
+        stx__arena *a = stx__step_arena(x, i);
+        m.cur[i] = a->cur;
+        m.chunk_used[i] = a->cur ? a->cur->used : 0;
+        m.used[i] = a->used;
+    }
     return m;
 }
 /* Back to the mark. The memory stays readable until it is allocated again (poisoned only by the caller's choice). */
-static void stx__arena_release(stx__arena *a, stx__mark m) {
-    a->cur = m.cur ? m.cur : a->first;
-    if (a->cur) a->cur->used = m.chunk_used;
-    a->used = m.used;
+static void stx__step_release(stx_ctx *x, stx__mark m) {
+    int i;
+    for (i = 0; i < 3; i++) {
+        stx__arena *a = stx__step_arena(x, i);
+        a->cur = m.cur[i] ? m.cur[i] : a->first;
+        if (a->cur) a->cur->used = m.chunk_used[i];
+        a->used = m.used[i];
+    }
 }
 typedef struct stx__recompute_save { stx_recompute_fn fn; void *user; uint64_t op; int count; } stx__recompute_save;
 static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     stx__recompute_save *s = (stx__recompute_save *)n->save;
     stx_tensor leaf[8], *in[8], *y;
     stx__node *tape = x->tape;
-    stx__free_grad *free_grads;
+    stx__free_grad *free_grads, *free_entries;
     uint64_t op = x->op;
     stx__mark mark;
     int i;
@@ -4699,9 +4986,10 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
         leaf[i].grad = stx__grad(x, n->in[i]);
         in[i] = &leaf[i];
     }
-    mark = stx__arena_mark(&x->step);
+    mark = stx__step_mark(x);
     free_grads = x->free_grads;
-    x->free_grads = NULL;
+    free_entries = x->free_entries;
+    x->free_grads = x->free_entries = NULL;
     x->tape = NULL;
     x->op = s->op;
     x->recording = 1;
@@ -4715,7 +5003,15 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     x->op = op;
     x->tape = tape;
     x->free_grads = free_grads;
-    stx__arena_release(&x->step, mark);
+    x->free_entries = free_entries;
+    stx__step_release(x, mark);
+}
+static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, int full) {
+    size_t bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) { stx_cuda_move(x, to, from, bytes); return; }
+#endif
+    memmove(to, from, bytes);
 }
 STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count) {
     stx_tensor *y, *out, head;
@@ -4733,21 +5029,26 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
     s = (stx__recompute_save *)stx_step_alloc(x, sizeof *s);
     if (!n || !s) return NULL;
     op = x->op;
-    mark = stx__arena_mark(&x->step);
+    mark = stx__step_mark(x);
     x->recording = 0;
     y = fn(x, user, in);
     x->recording = 1;
     if (!y) { stx_fail(x, STX_ERR_ARG, "stx_recompute: the function returned NULL"); return NULL; }
     head = *y;
-    stx__arena_release(&x->step, mark);      /* all that fn made goes; its result moves down into the room */
+    if (stx__on_gpu(x)) {            /* a copy on a GPU must not overlap: by way of room above what fn made */
+        head.data = stx__numbers(x, head.full ? STX__STEP_FULL : STX__STEP, head.size);
+        if (!head.data) return NULL;
+        stx__move(x, head.data, y->data, head.size, head.full);
+    }
+    stx__step_release(x, mark);      /* all that fn made goes; its result moves down into the room */
     out = (stx_tensor *)stx__arena_alloc(x, &x->step, sizeof *out);
     if (!out) return NULL;
     *out = head;
     out->grad = NULL;
     out->is_param = out->is_leaf = 0;
-    out->data = (stx_real *)stx__arena_alloc(x, &x->step, head.size * sizeof(stx_real));
+    out->data = stx__numbers(x, head.full ? STX__STEP_FULL : STX__STEP, head.size);
     if (!out->data) return NULL;
-    memmove(out->data, head.data, head.size * sizeof(stx_real));
+    stx__move(x, out->data, head.data, head.size, head.full);
     out->needs_grad = 1;
     memset(n, 0, sizeof *n);
     for (i = 0; i < count; i++) n->in[i] = in[i];
@@ -4762,6 +5063,21 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
 
 // >>ops: attention
 
+static size_t stx__attention_bytes(stx_ctx *x, const stx_attention_args *a, int backward) {
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) return stx_attention_work_cuda(x, a, backward);
+#endif
+    return stx_attention_work(x, a, backward);
+}
+/* The forward kernel with room of the step arena that it gives back */
+STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a) {
+    stx__mark mark;
+    if (!stx_ok(x) || !a) return;
+    mark = stx__step_mark(x);
+    a->work = stx_step_bytes(x, stx__attention_bytes(x, a, 0));
+    if (a->work) STX_RUN(x, stx_attention_fwd, (x, a));
+    stx__step_release(x, mark);
+}
 static void stx__attention_back(stx_ctx *x, stx__node *n) {
     stx_attention_args *a = (stx_attention_args *)n->save;
     size_t bytes;
@@ -4769,17 +5085,16 @@ static void stx__attention_back(stx_ctx *x, stx__node *n) {
     a->dq = stx__grad(x, n->in[0]);  a->dk = stx__grad(x, n->in[1]);  a->dv = stx__grad(x, n->in[2]);
     a->dpe = stx__grad(x, n->in[3]); a->du = stx__grad(x, n->in[4]);  a->dvb = stx__grad(x, n->in[5]);
     a->dz = stx__grad(x, n->in[6]);  a->dpk = stx__grad(x, n->in[7]); a->dpv = stx__grad(x, n->in[8]);
-    bytes = (stx_attention_work(x, a, 1) + sizeof(stx_real) - 1) / sizeof(stx_real);
-    a->work = stx__grad_take(x, bytes);
+    bytes = (stx__attention_bytes(x, a, 1) + sizeof(stx_real) - 1) / sizeof(stx_real);
+    a->work = stx__grad_take(x, bytes, 1);
     if (!a->work || x->code) return;
     STX_RUN(x, stx_attention_bwd, (x, a));
-    stx__grad_give(x, (stx_real *)a->work, bytes);
+    stx__grad_give(x, (stx_real *)a->work, bytes, 1);
 }
 STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d) {
     stx_tensor *y, *q, *k, *v, *ins[9];
     stx_attention_args *a;
     stx__node *node;
-    stx__mark mark;
     size_t C, H, D;
     char s[96], t[96];
     if (!stx_ok(x) || !in || !d || !in->q || !in->k || !in->v) return NULL;
@@ -4820,15 +5135,11 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     a->q = q->data; a->k = k->data; a->v = v->data;
     a->u = in->u ? in->u->data : NULL; a->vb = in->vb ? in->vb->data : NULL; a->z = in->z ? in->z->data : NULL;
     a->y = y->data;
-    a->top = (stx_real *)stx_step_alloc(x, 2 * a->B * H * a->T * sizeof(stx_real));
+    a->top = (stx_real *)stx_step_bytes(x, 2 * a->B * H * a->T * sizeof(stx_real));
     if (!a->top) return NULL;
     a->inv = a->top + a->B * H * a->T;
     if (stx_training(x) && d->dropout > 0) { a->drop = (stx_real)d->dropout; a->seed = x->desc.seed; a->stream = stx__stream(x); }
-    mark = stx__arena_mark(&x->step);
-    a->work = stx_step_alloc(x, stx_attention_work(x, a, 0));
-    if (!a->work) return NULL;
-    STX_RUN(x, stx_attention_fwd, (x, a));
-    stx__arena_release(&x->step, mark);
+    stx_attention_run(x, a);
     ins[0] = q; ins[1] = k; ins[2] = v; ins[3] = in->pe; ins[4] = in->u; ins[5] = in->vb; ins[6] = in->z; ins[7] = in->pk; ins[8] = in->pv;
     node = stx__record(x, y, stx__attention_back, ins, 9);
     if (node) node->save = a;
@@ -4953,9 +5264,9 @@ STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_
     return loss;
 }
 STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h) {
-    size_t N, V, c, n, j, d[2];
+    size_t N, V, c, d[2];
     stx_tensor *out;
-    double *gate;
+    stx_real *gate;
     int recording;
     if (!stx_ok(x) || !a || !h) return NULL;
     if (!stx__adaptive_ok(x, "stx_adaptive_log_probs", a, stx__last(h), 1)) return NULL;
@@ -4965,20 +5276,13 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
     recording = x->recording;
     x->recording = 0;
     h = stx_reshape(x, h, N, stx__last(h), 0, 0);
-    out = stx__tensor(x, &x->step, 2, d);
-    gate = (double *)stx_step_alloc(x, N * a->clusters * sizeof *gate);    /* log p of cluster c for row n */
+    out = stx__tensor(x, STX__STEP_FULL, 2, d);
+    gate = (stx_real *)stx_step_bytes(x, N * a->clusters * sizeof *gate);    /* log p of cluster c for row n */
     for (c = 0; c < a->clusters; c++) {
         stx_tensor *l = stx__adaptive_logits(x, a, h, c);
-        size_t start = stx__cluster_start(a, c), size = a->end[c] - start, w;
+        size_t start = stx__cluster_start(a, c);
         if (!l || !out || !gate) { out = NULL; break; }
-        w = stx__last(l);
-        for (n = 0; n < N; n++) {
-            const stx_real *row = l->data + n * w;
-            double z = stx__row_lse(row, w), g;
-            if (c == 0) for (j = 1; j < a->clusters; j++) gate[n * a->clusters + j] = (double)row[stx__cluster_column(a, j)] - z;
-            g = c ? gate[n * a->clusters + c] : 0;
-            for (j = 0; j < size; j++) out->data[n * V + start + j] = (stx_real)((double)row[j] - z + g);
-        }
+        STX_RUN(x, stx_cluster_log_probs, (x, out->data, gate, l->data, N, V, start, a->end[c] - start, stx__last(l), a->clusters, c, a->forward_columns));
     }
     x->recording = recording;
     return out;
@@ -4986,10 +5290,39 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
 
 // >>optimisers
 
+struct stx_picked { stx_piece *piece; size_t count; };
+STX_DEF stx_picked *stx_pick_params(stx_ctx *x, stx_tensor *const *t, size_t count) {
+    stx_picked *p;
+    size_t i;
+    if (!stx_ok(x) || !t) return NULL;
+    p = (stx_picked *)stx_persist(x, sizeof *p);
+    if (!p) return NULL;
+    p->piece = (stx_piece *)stx__state(x, STX__STATE, stx_bytes_of(count, 1, sizeof *p->piece));
+    if (!p->piece) return NULL;
+    for (i = 0; i < count; i++) {
+        stx_piece piece;
+        if (!t[i]) return NULL;
+        memset(&piece, 0, sizeof piece);
+        piece.p = t[i]->data;
+        piece.g = t[i]->grad;
+        piece.n = t[i]->size;
+        stx__put_bytes(x, p->piece + i, &piece, sizeof piece);
+    }
+    p->count = count;
+    return p;
+}
+STX_DEF void stx_clamp_params(stx_ctx *x, const stx_picked *p, double lo, double hi) {
+    if (!stx_ok(x) || !p || !p->count) return;
+    STX_RUN(x, stx_clamp, (x, p->piece, p->count, (stx_real)lo, (stx_real)hi));
+    x->report_age = STX__STALE;
+}
+
+static int stx__make_report(stx_ctx *x);
+static int stx__reports(stx_ctx *x);
 STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     stx_ctx *x = p ? p->ctx : NULL;
     stx_optim *o;
-    stx_piece *q;
+    stx_piece *q, *pieces;
     size_t i, at;
     int k, states;
     if (!stx_ok(x)) return NULL;
@@ -5008,19 +5341,23 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     o->params = p;
     o->count = p->count;
     for (i = 0; i < p->count; i++) o->pieces += (p->tensor[i]->size + STX__PIECE - 1) / STX__PIECE;
-    o->piece = (stx_piece *)stx_persist(x, stx_bytes_of(o->pieces, 1, sizeof *o->piece));
-    o->squares = (double *)stx_persist(x, stx_bytes_of(o->pieces, 1, sizeof *o->squares));
-    if (!o->piece || !o->squares) return NULL;
+    o->piece = (stx_piece *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, 1, sizeof *o->piece));
+    o->squares = (double *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, 1, sizeof *o->squares));
+    pieces = stx__on_gpu(x) ? (stx_piece *)stx_block(x, stx_bytes_of(o->pieces, 1, sizeof *o->piece)) : o->piece;
+    if (!o->piece || !o->squares || !pieces || !stx__make_report(x)) return NULL;
+    STX__NEED(x, x->optims < STX_MAX_OPTIMS, STX_ERR_ARG, "stx_optim_create: a context has room for %d optimisers: use another context", (int)STX_MAX_OPTIMS);
+    o->slot = x->optims++;
+    o->update = &x->report->update[o->slot];
     for (k = 0; k < states; k++) {
         o->state[k] = (stx_tensor **)stx_persist(x, (p->count + 1) * sizeof **o->state);
         if (!o->state[k]) return NULL;
         for (i = 0; i < p->count; i++) {
-            o->state[k][i] = stx__tensor(x, &x->keep, p->tensor[i]->ndim, p->tensor[i]->dim);
+            o->state[k][i] = stx__tensor(x, STX__STATE, p->tensor[i]->ndim, p->tensor[i]->dim);
             if (!o->state[k][i]) return NULL;
             STX_RUN(x, stx_fill, (x, o->state[k][i]->data, o->state[k][i]->size, 0));
         }
     }
-    for (i = 0, q = o->piece; i < p->count; i++)
+    for (i = 0, q = pieces; i < p->count; i++)
         for (at = 0; at < p->tensor[i]->size; at += STX__PIECE, q++) {
             q->p = p->tensor[i]->data + at;
             q->g = p->tensor[i]->grad + at;
@@ -5028,48 +5365,185 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
             q->n = STX__MIN((size_t)STX__PIECE, p->tensor[i]->size - at);
             q->tensor = i;
         }
+    if (pieces != o->piece) {
+        stx__put_bytes(x, o->piece, pieces, o->pieces * sizeof *pieces);
+        stx_block_free(x, pieces);
+    }
     return o;
+}
+STX_DEF void stx_optim_rate(stx_optim *o, double lr) {
+    stx_ctx *x = o ? o->params->ctx : NULL;
+    if (!stx_ok(x)) return;
+    if (!(lr >= 0 && lr <= DBL_MAX)) { stx_fail(x, STX_ERR_ARG, "stx_optim_step: learning rate %g, want a finite one, 0 or more", lr); return; }
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) { if (!stx_cuda_capturing(x)) stx_cuda_set_f64(x, &o->update->lr, lr); return; }
+#endif
+    o->update->lr = lr;
+}
+STX_DEF int stx_optim_sync(stx_optim *o) {
+    stx_ctx *x = o ? o->params->ctx : NULL;
+    const stx_update *u;
+    if (!stx_ok(x) || !stx__reports(x)) return 0;
+    u = &x->reported->update[o->slot];
+    o->step = u->step;
+    o->skipped = u->skipped;
+    o->grad_norm = u->norm;
+    return u->ok;
 }
 STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     stx_ctx *x = o ? o->params->ctx : NULL;
-    stx_params *p;
-    size_t k, end;
-    double total = 0, factor = 1;
     const stx_optim_desc *d;
     if (!stx_ok(x)) return 0;
-    p = o->params;
     d = &o->desc;
-    if (!(lr >= 0 && lr <= DBL_MAX)) { stx_fail(x, STX_ERR_ARG, "stx_optim_step: learning rate %g, want a finite one, 0 or more", lr); return 0; }
-    if (p->count != o->count) {
-        stx_fail(x, STX_ERR_ARG, "stx_optim_step: %zu parameters, %zu when the optimiser was made: call stx_optim_create after the last stx_param", p->count, o->count);
+    if (o->params->count != o->count) {
+        stx_fail(x, STX_ERR_ARG, "stx_optim_step: %zu parameters, %zu when the optimiser was made: call stx_optim_create after the last stx_param", o->params->count, o->count);
         return 0;
     }
+    stx_optim_rate(o, lr);
+    if (!stx_ok(x)) return 0;
     STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
-    for (k = 0; k < o->pieces; k++) total += o->squares[k];
-    o->grad_norm = sqrt(total);
-    if (!(o->grad_norm <= DBL_MAX)) {       /* true for NaN as well */
-        stx_params_zero_grad(p);
-        o->skipped++;
-        return 0;
-    }
-    if (d->clip > 0 && d->kind != STX_ADAGRAD) factor = STX__MIN(1, d->clip / (o->grad_norm + 1e-6));
-    for (k = 0; k < o->pieces; k = end) {
-        double sq = 0, eta = lr;
-        for (end = k; end < o->pieces && o->piece[end].tensor == o->piece[k].tensor; end++) sq += o->squares[end];
-        if (d->clip > 0 && d->kind == STX_ADAGRAD && sqrt(sq) > d->clip) eta = lr * d->clip / (sqrt(sq) + 1e-10);
-        for (; k < end; k++) o->piece[k].lr = (stx_real)eta;
-    }
+    STX_RUN(x, stx_optim_plan, (x, o->update, o->piece, o->pieces, o->squares, d->kind, d->clip, d->beta1, d->beta2));
     if (d->kind == STX_SGD) {
-        STX_RUN(x, stx_sgd_update, (x, o->piece, o->pieces, (stx_real)factor, (stx_real)d->momentum, (stx_real)d->weight_decay));
+        STX_RUN(x, stx_sgd_update, (x, o->update, o->piece, o->pieces, (stx_real)d->momentum, (stx_real)d->weight_decay));
     } else if (d->kind == STX_ADAGRAD) {
-        STX_RUN(x, stx_adagrad_update, (x, o->piece, o->pieces, (stx_real)d->eps));
+        STX_RUN(x, stx_adagrad_update, (x, o->update, o->piece, o->pieces, (stx_real)d->eps));
     } else {
-        double step = (double)(o->step + 1), coupled = d->kind == STX_ADAM ? d->weight_decay : 0, decoupled = d->kind == STX_ADAMW ? d->weight_decay : 0;
-        STX_RUN(x, stx_adam_update, (x, o->piece, o->pieces, (stx_real)factor, (stx_real)d->beta1, (stx_real)(1 - d->beta1), (stx_real)d->beta2, (stx_real)(1 - d->beta2), (stx_real)d->eps,
-                                     (stx_real)coupled, (stx_real)decoupled, (stx_real)(1 - pow(d->beta1, step)), (stx_real)(1 - pow(d->beta2, step))));
+        double coupled = d->kind == STX_ADAM ? d->weight_decay : 0, decoupled = d->kind == STX_ADAMW ? d->weight_decay : 0;
+        STX_RUN(x, stx_adam_update, (x, o->update, o->piece, o->pieces, (stx_real)d->beta1, (stx_real)(1 - d->beta1), (stx_real)d->beta2, (stx_real)(1 - d->beta2), (stx_real)d->eps,
+                                     (stx_real)coupled, (stx_real)decoupled));
     }
-    o->step++;
-    return 1;
+    x->report_age = STX__STALE;
+    return stx__on_gpu(x) ? stx_ok(x) : stx_optim_sync(o);
+}
+
+// >>steps
+
+static int stx__make_report(stx_ctx *x) {
+    if (x->report) return 1;
+    if (stx__on_gpu(x)) {
+        x->reported = (stx__report *)stx_persist(x, sizeof *x->reported);
+        if (!x->reported) return 0;
+    }
+    x->report = (stx__report *)stx__state(x, STX__STATE, sizeof *x->report);
+    if (!stx__on_gpu(x)) x->reported = x->report;
+    return x->report != NULL;
+}
+/* On a GPU: asks for the report, behind all work so far; without waiting. */
+#ifdef SEQTX_CUDA
+static void stx__ask(stx_ctx *x) {
+    if (!stx__on_gpu(x) || !x->report || !stx_ok(x)) return;
+    if (x->watched) stx_cuda_gather(x, x->report->watch, x->watch_piece, x->watched);
+    stx_cuda_report(x, x->report, offsetof(stx__report, watch) + x->watch_numbers * sizeof(stx_real));
+    x->report_age = STX__PENDING;
+}
+#endif
+/* The host's copy is current: 1. On a CPU it always is, but for the watched values, which are read where they are. */
+static int stx__reports(stx_ctx *x) {
+    if (!stx__make_report(x)) return 0;
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) {
+        if (stx_cuda_capturing(x)) return 1;           /* nothing that is being captured has run: the copy is of before */
+        if (x->report_age == STX__STALE) stx__ask(x);
+        if (x->report_age == STX__PENDING && stx_ok(x)) {
+            const void *r = stx_cuda_report_wait(x);
+            if (!r) return 0;
+            memcpy(x->reported, r, offsetof(stx__report, watch) + x->watch_numbers * sizeof(stx_real));
+            x->report_age = STX__CURRENT;
+        }
+    }
+#endif
+    return stx_ok(x);
+}
+STX_DEF void stx_note(stx_ctx *x, int slot, const stx_tensor *t, double s, int add) {
+    if (!stx_ok(x) || !t) return;
+    if (slot < 0 || slot >= STX_NOTES) { stx_fail(x, STX_ERR_ARG, "stx_note: slot %d, want 0 to %d", slot, STX_NOTES - 1); return; }
+    if (!stx__make_report(x)) return;
+    STX_RUN(x, stx_meter, (x, &x->report->note[slot], t->data, s, add));
+    x->report_age = STX__STALE;
+}
+STX_DEF double stx_noted(stx_ctx *x, int slot) {
+    if (!stx_ok(x) || slot < 0 || slot >= STX_NOTES || !stx__reports(x)) return (double)NAN;
+    return x->reported->note[slot];
+}
+STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t) {
+    size_t i;
+    if (!stx_ok(x) || !t) return NULL;
+    if (!stx__on_gpu(x)) return t->data;
+    if (!stx__make_report(x)) return NULL;
+    for (i = 0; i < x->watched && x->watch[i] != t; i++) {}
+    if (i == x->watched) {
+        stx_piece piece;
+        STX__NEED(x, i < STX__WATCHED && t->full && t->size <= STX__WATCH_NUMBERS - x->watch_numbers, STX_ERR_ARG,
+                  "stx_watch: %zu tensors of %zu numbers so far: want at most %d of %d together, of float (parameters)", i, x->watch_numbers, (int)STX__WATCHED, (int)STX__WATCH_NUMBERS);
+        if (!x->watch_piece) x->watch_piece = (stx_piece *)stx__state(x, STX__STATE, STX__WATCHED * sizeof piece);
+        if (!x->watch_piece) return NULL;
+        memset(&piece, 0, sizeof piece);
+        piece.p = t->data;
+        piece.n = t->size;
+        stx__put_bytes(x, x->watch_piece + i, &piece, sizeof piece);
+        x->watch[i] = t;
+        x->watch_at[i] = x->watch_numbers;
+        x->watch_numbers += t->size;
+        x->watched++;
+        x->report_age = STX__STALE;
+    }
+    return stx__reports(x) ? x->reported->watch + x->watch_at[i] : NULL;
+}
+
+#ifdef SEQTX_CUDA
+/* Captures fn as a graph, which launches it the first time; 0 if it cannot be repeated (then nothing has happened). */
+static int stx__capture(stx_ctx *x, stx__replay *r, stx_step_fn fn, void *user) {
+    uint64_t tick = x->tick;
+    if (!stx__reports(x)) return 0;              /* what fn may ask for must be known by now */
+    if (!stx_cuda_capture_begin(x)) return 0;
+    fn(user);
+    r->graph = stx_cuda_capture_end(x);
+    r->tick = tick;
+    r->ticks = x->tick - tick;
+    if (r->graph && stx_ok(x)) {
+        stx_cuda_graph_launch(x, (stx_graph *)r->graph);
+        return 1;
+    }
+    x->tick = tick;
+    return 0;
+}
+static void stx__run_on_gpu(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user) {
+    stx__replay *r = NULL;
+    int i;
+    if (!x->desc.no_graph) for (i = 0; i < STX__REPLAYS; i++) if (x->replay[i].used && x->replay[i].key == key) r = &x->replay[i];
+    if (r && r->graph) {
+        stx_cuda_shift(x, (x->tick - r->tick) << 24);
+        stx_cuda_graph_launch(x, (stx_graph *)r->graph);
+        stx_cuda_shift(x, 0);
+        x->tick += r->ticks;
+        x->tape = NULL;
+    } else if (r || x->desc.no_graph || !x->ran || x->last_key != key) {
+        fn(user);
+    } else {
+        for (r = x->replay, i = 1; i < STX__REPLAYS; i++) if (x->replay[i].used < r->used) r = &x->replay[i];      /* the one that ran longest ago */
+        stx_cuda_graph_free(x, (stx_graph *)r->graph);
+        r->graph = NULL;
+        r->key = key;
+        if (!stx__capture(x, r, fn, user) && stx_ok(x)) fn(user);
+    }
+    if (r) r->used = ++x->runs;
+    x->last_key = key;
+    x->ran = 1;
+}
+#endif
+STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user) {
+    if (!stx_ok(x)) return 0;
+    if (!fn) { stx_fail(x, STX_ERR_ARG, "stx_step_run: no function"); return 0; }
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) {
+        stx__run_on_gpu(x, key, fn, user);
+        stx__ask(x);
+        return stx_ok(x);
+    }
+#endif
+    (void)key;
+    fn(user);
+    return stx_ok(x);
 }
 
 STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
@@ -5162,8 +5636,14 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
     memset(x, 0, sizeof *x);
     if (!d.chunk_bytes) d.chunk_bytes = (size_t)1 << 20;
     x->blocks.prev = x->blocks.next = &x->blocks;
-    x->keep.name = "persistent arena";
-    x->step.name = "step arena";
+    x->keep.name = x->dev_keep.name = x->dev_params.name = "persistent arena";
+    x->step.name = x->dev_step.name = x->dev_bytes.name = "step arena";
+    x->keep.kind = x->step.kind = STX__HOST;
+#ifdef SEQTX_CUDA
+    x->dev_keep.kind = x->dev_bytes.kind = STX_MEM_BYTES;
+    x->dev_params.kind = STX_MEM_PARAMS;
+    x->dev_step.kind = STX_MEM_NUMBERS;
+#endif
     x->isa = stx__find_isa();
 #ifdef _OPENMP
     if (d.threads == 0) d.threads = omp_get_max_threads();
@@ -5177,16 +5657,27 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
     }
     if (d.device != STX_CPU) {
         x->desc.device = STX_CPU;
-        stx_fail(x, STX_ERR_DEVICE, "stx_create: device %d is not in this build: use STX_CPU", d.device);
+#ifdef SEQTX_CUDA
+        if (d.device != STX_CUDA) stx_fail(x, STX_ERR_DEVICE, "stx_create: there is no device %d: use STX_CPU or STX_CUDA", d.device);
+#else
+        stx_fail(x, STX_ERR_DEVICE, "stx_create: device %d is not in this build: use STX_CPU, or define SEQTX_CUDA and link seqtx_cuda.cu", d.device);
+#endif
     }
     if (d.precision != STX_PREC_F32 && (d.precision != STX_PREC_BF16 || sizeof(stx_real) != 4)) {
         x->desc.precision = STX_PREC_F32;
         stx_fail(x, STX_ERR_DEVICE, "stx_create: precision %d is not in this build: use STX_PREC_F32%s", d.precision, sizeof(stx_real) == 4 ? " or STX_PREC_BF16" : " (bf16 needs one without SEQTX_DOUBLE)");
     }
     x->micro = stx__choose_micro(x->desc.precision, x->isa);
+#ifdef SEQTX_CUDA
+    if (d.device == STX_CUDA && stx_ok(x)) {
+        x->desc.device = STX_CUDA;
+        x->gpu = stx_cuda_open(x);
+        if (!x->gpu) x->desc.device = STX_CPU;
+    }
+#endif
     stx__make_scratch(x);
 #ifdef STX__ONEDNN
-    stx__dnnl_open(x);
+    if (!stx__on_gpu(x)) stx__dnnl_open(x);
 #endif
     return x;
 }
@@ -5194,6 +5685,19 @@ STX_DEF void stx_destroy(stx_ctx *x) {
     if (!x) return;
 #ifdef STX__ONEDNN
     stx__dnnl_close(x);
+#endif
+#ifdef SEQTX_CUDA
+    if (x->gpu) {
+        int i;
+        stx_cuda_sync(x);
+        for (i = 0; i < STX__REPLAYS; i++) stx_cuda_graph_free(x, (stx_graph *)x->replay[i].graph);
+        while (x->dev_blocks) stx_block_numbers_free(x, (stx_real *)x->dev_blocks->p);
+        stx__arena_free(x, &x->dev_keep);
+        stx__arena_free(x, &x->dev_params);
+        stx__arena_free(x, &x->dev_step);
+        stx__arena_free(x, &x->dev_bytes);
+        stx_cuda_close((stx_gpu *)x->gpu);
+    }
 #endif
     while (x->blocks.next != &x->blocks) stx_block_free(x, (char *)x->blocks.next + 64);
     stx__arena_free(x, &x->keep);
@@ -6001,7 +6505,9 @@ struct stx_writer {
     stx__pair *meta;
     size_t count, cap, nmeta, capmeta;
     int failed;
+    struct stx__fetched *copies;      /* numbers fetched from a GPU */
 };
+typedef struct stx__fetched { struct stx__fetched *next; stx_real *data; } stx__fetched;
 
 STX_DEF stx_writer *stx_writer_create(stx_ctx *x) {
     stx_writer *w;
@@ -6019,6 +6525,12 @@ STX_DEF void stx_writer_free(stx_writer *w) {
     for (i = 0; i < w->nmeta; ++i) {
         stx_block_free(x, (void *)(uintptr_t)w->meta[i].key);
         stx_block_free(x, (void *)(uintptr_t)w->meta[i].value);
+    }
+    while (w->copies) {
+        stx__fetched *c = w->copies;
+        w->copies = c->next;
+        stx_block_free(x, c->data);
+        stx_block_free(x, c);
     }
     stx_block_free(x, w->item);
     stx_block_free(x, w->meta);
@@ -7031,13 +7543,42 @@ static const char *stx__join(char *buf, size_t n, const char *a, const char *b) 
     int len = snprintf(buf, n, "%s%s", a, b);
     return len >= 0 && (size_t)len < n ? buf : NULL;
 }
+STX_DEF int stx_writer_add_numbers(stx_writer *w, const char *name, int ndim, const size_t *dim, const stx_real *data) {
+    stx__fetched *c;
+    size_t n = 1;
+    int i;
+    if (!w || !stx_ok(w->x)) return 0;
+    if (!stx__on_gpu(w->x)) return stx_writer_add(w, name, STX_REAL_DTYPE, ndim, dim, data);
+    for (i = 0; i < ndim; i++) n = stx_bytes_of(n, dim[i], 1);
+    c = (stx__fetched *)stx_block(w->x, sizeof *c);
+    if (!c) { w->failed = 1; return 0; }
+    c->data = (stx_real *)stx_block(w->x, stx_bytes_of(n, 1, sizeof *c->data));
+    c->next = w->copies;
+    w->copies = c;
+    if (!c->data) { w->failed = 1; return 0; }
+    stx_fetch(w->x, c->data, data, n);
+    return stx_writer_add(w, name, STX_REAL_DTYPE, ndim, dim, c->data);
+}
+STX_DEF int stx_entry_put(const stx_entry *e, stx_real *to, size_t n) {
+    stx_ctx *x = e ? e->file->x : NULL;
+    stx_real *host;
+    int ok;
+    if (!e) return 0;
+    if (!stx__on_gpu(x)) return stx_entry_get(e, to, n);
+    host = (stx_real *)stx_block(x, stx_bytes_of(n, 1, sizeof *host));
+    ok = host && stx_entry_get(e, host, n);
+    if (ok) stx_put(x, to, host, n);
+    stx_block_free(x, host);
+    x->report_age = STX__STALE;
+    return ok && stx_ok(x);
+}
 static int stx__save_tensors(stx_writer *w, stx_tensor *const *t, const char *const *name, size_t count, const char *prefix) {
     char full[512];
     size_t i;
     for (i = 0; i < count; i++) {
         const char *s = stx__join(full, sizeof full, prefix, name[i]);
         if (!s) { if (w) stx_fail(w->x, STX_ERR_ARG, "the name \"%.40s%.40s..\" is longer than 511 bytes: use a shorter one", prefix, name[i]); return 0; }
-        if (!stx_writer_add(w, s, STX_REAL_DTYPE, t[i]->ndim, t[i]->dim, t[i]->data)) return 0;
+        if (!stx_writer_add_numbers(w, s, t[i]->ndim, t[i]->dim, t[i]->data)) return 0;
     }
     return 1;
 }
@@ -7059,7 +7600,7 @@ static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const
             stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" in the file has %d dimensions, the first %zu, of dtype %d; the model wants %s: give the options that the file was made with", full, e->ndim, e->ndim ? e->dim[0] : 1, e->dtype, stx__shape(t[i], want));
             return 0;
         }
-        if (copy && !stx_entry_get(e, t[i]->data, e->count)) return 0;
+        if (copy && !stx_entry_put(e, t[i]->data, e->count)) return 0;
     }
     return 1;
 }
@@ -7091,6 +7632,7 @@ STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o) {
     static const char *const prefix[2] = {"optim.0.", "optim.1."};
     int k;
     if (!o || !stx_ok(o->params->ctx)) return 0;
+    stx_optim_sync((stx_optim *)(uintptr_t)o);
     for (k = 0; k < 2; k++) if (o->state[k] && !stx__save_tensors(w, o->state[k], o->params->name, o->params->count, prefix[k])) return 0;
     return stx_writer_meta_u64(w, "optim.kind", (uint64_t)o->desc.kind) && stx_writer_meta_u64(w, "optim.step", o->step) &&
            stx_writer_meta_u64(w, "optim.skipped", o->skipped);
@@ -7098,6 +7640,7 @@ STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o) {
 STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
     static const char *const prefix[2] = {"optim.0.", "optim.1."};
     stx_ctx *x = o ? o->params->ctx : NULL;
+    stx_update u;
     uint64_t kind, step, skipped;
     int k, copy;
     if (!stx_ok(x) || !f || !stx_file_meta_u64(x, f, "optim.kind", &kind) || !stx_file_meta_u64(x, f, "optim.step", &step) || !stx_file_meta_u64(x, f, "optim.skipped", &skipped)) return 0;
@@ -7107,9 +7650,15 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
     }
     for (copy = 0; copy < 2; copy++)
         for (k = 0; k < 2; k++) if (o->state[k] && !stx__load_tensors(x, o->state[k], o->params->name, o->params->count, f, prefix[k], copy)) return 0;
+    if (!stx__reports(x)) return 0;
     o->step = step;
     o->skipped = skipped;
-    return 1;
+    u = x->reported->update[o->slot];
+    u.step = step;
+    u.skipped = skipped;
+    if (stx__on_gpu(x)) x->reported->update[o->slot] = u;
+    stx__put_bytes(x, o->update, &u, sizeof u);
+    return stx_ok(x);
 }
 
 #endif /* SEQTX_IMPLEMENTATION */

@@ -168,6 +168,7 @@ typedef struct stx_span {
     stx_tensor     *in_emb, *out_w, *out_b; /* (V,d) (V,d) (V); NULL with adapt_io */
     stx_adaptive    in, out;                /* adapt_io only */
     stx_span_layer *layer;
+    stx_picked     *spans;                  /* z of all layers; adapt_span only */
 } stx_span;
 
 /* Makes a model with fresh parameters in x; it lives as long as x. NULL and the context's error when the sizes make no
@@ -211,6 +212,10 @@ STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids
 STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll);
 /* z into [0,1]: after every update. */
 STX_DEF void stx_span_clamp(stx_span *m);
+/* A number for all that the host decides in a step of this model with this memory (NULL: none): windows, sizes, addresses. The key
+   of stx_step_run; salt: what else decides (a batch that does not continue the last one, say). With adapt_io sizes depend on the
+   tokens: such steps must not be repeated. Waits for the last step's spans. */
+STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_span_state *s, uint64_t salt);
 
 /* Span of head h of layer l, tokens: z L (L when fixed). */
 STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t h);
@@ -228,14 +233,15 @@ typedef struct stx_span_gen {
     size_t    *window;      /* per layer: S */
     size_t    *capacity;    /* ... rows of room in keys and values */
     size_t    *len;         /* ... rows used */
-    stx_real **keys, **values;   /* ... (B, capacity, d) */
+    stx_real **keys, **values;   /* ... (B, capacity, d), on the device */
+    stx_real  *out;         /* (B,V), on the host */
 } stx_span_gen;
 
 STX_DEF stx_span_gen *stx_span_gen_create(stx_span *m, size_t B);
 STX_DEF void stx_span_gen_free(stx_span_gen *g);
 STX_DEF void stx_span_gen_reset(stx_span_gen *g);           /* empty memory, spans of now */
-/* Feeds ids (B,n), n >= 1, and returns the logits (B,V) after the last of them; log-probabilities with adapt_io. They live
-   in the step arena, until the next stx_begin. Calls stx_begin(x, STX_EVAL): not between a forward and its backward. */
+/* Feeds ids (B,n), n >= 1, and returns the logits (B,V) after the last of them, in host memory; log-probabilities with adapt_io.
+   They stay until the next call. Calls stx_begin(x, STX_EVAL): not between a forward and its backward. */
 STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, size_t n);
 
 #ifdef __cplusplus
@@ -403,6 +409,12 @@ STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
         y->norm2_gain = stx__span_param(m, l, "norm2.weight", STX_CONSTANT, 1, d->dim, 0, 0);
         y->norm2_shift = stx__span_param(m, l, "norm2.bias", STX_ZEROS, 0, d->dim, 0, 0);
     }
+    if (d->adapt_span) {
+        stx_tensor **z = (stx_tensor **)stx_block(x, d->layers * sizeof *z);
+        for (l = 0; z && l < d->layers; l++) z[l] = m->layer[l].z;
+        m->spans = stx_pick_params(x, z, d->layers);
+        stx_block_free(x, z);
+    }
     return stx_ok(x) ? m : NULL;
 }
 STX_DEF stx_params *stx_span_params(stx_span *m) { return m ? m->params : NULL; }
@@ -411,11 +423,11 @@ STX_DEF stx_params *stx_span_params(stx_span *m) { return m ? m->params : NULL; 
 
 static void stx__span_z(const stx_span *m, size_t l, double *mean, double *max) {
     const stx_tensor *z = m->layer[l].z;
-    stx_real v[256];
+    const stx_real *v = stx_watch(m->ctx, z);
     size_t h;
     *mean = 0;
     *max = 0;
-    stx_get(m->ctx, z, v);
+    if (!v) return;
     for (h = 0; h < z->size; h++) {
         *mean += (double)v[h] / (double)z->size;
         if ((double)v[h] > *max) *max = (double)v[h];
@@ -440,12 +452,30 @@ static void stx__span_window(const stx_span *m, size_t l, size_t *S, size_t *C) 
     *S = L - trim;
     *C = !d->adapt_span || d->full_cache || *S + 64 > L ? L : *S + 64;
 }
+/* All that the host decides in a step of this model: the key of stx_step_run. FNV-1a. */
+static uint64_t stx__span_hash(uint64_t h, uint64_t v) {
+    int i;
+    for (i = 0; i < 8; i++) h = (h ^ ((v >> (8 * i)) & 255)) * 1099511628211u;
+    return h;
+}
+STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_span_state *s, uint64_t salt) {
+    uint64_t h = stx__span_hash(14695981039346656037u, salt);
+    size_t l, S, C;
+    if (!m || !stx_ok(m->ctx)) return h;
+    for (l = 0; l < m->desc.layers; l++) {
+        stx__span_window(m, l, &S, &C);
+        h = stx__span_hash(stx__span_hash(h, S), C);
+        if (s) h = stx__span_hash(stx__span_hash(stx__span_hash(h, s->rows[l]), s->real[l]), (uint64_t)(uintptr_t)s->cache[l]);
+    }
+    return h;
+}
+
 STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t h) {
-    stx_real v[256];
+    const stx_real *v;
     if (!m || l >= m->desc.layers || h >= m->desc.heads) return 0;
     if (!m->desc.adapt_span) return (double)m->desc.span;
-    stx_get(m->ctx, m->layer[l].z, v);
-    return (double)v[h] * (double)m->desc.span;
+    v = stx_watch(m->ctx, m->layer[l].z);
+    return v ? (double)v[h] * (double)m->desc.span : 0;
 }
 STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max) {
     size_t l;
@@ -460,9 +490,7 @@ STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max) {
     }
 }
 STX_DEF void stx_span_clamp(stx_span *m) {
-    size_t l;
-    for (l = 0; m && stx_ok(m->ctx) && l < m->desc.layers; l++)
-        if (m->layer[l].z) STX_RUN(m->ctx, stx_clamp, (m->ctx, m->layer[l].z->data, m->layer[l].z->size, 0, 1));
+    if (m && stx_ok(m->ctx) && m->desc.adapt_span) stx_clamp_params(m->ctx, m->spans, 0, 1);
 }
 
 // >>model: memory
@@ -479,7 +507,7 @@ STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B) {
     s->model = m;
     s->B = B;
     s->rows = (size_t *)stx_block(x, 3 * n * sizeof *s->rows);
-    s->cache = (stx_real **)stx_block(x, n * sizeof *s->cache);
+    s->cache = (stx_real **)stx_block(x, n * sizeof *s->cache);      /* of addresses on the device */
     if (!s->rows || !s->cache) return NULL;
     s->real = s->rows + n;
     s->capacity = s->real + n;
@@ -491,7 +519,7 @@ STX_DEF void stx_span_state_free(stx_span_state *s) {
     size_t l;
     if (!s) return;
     x = s->model->ctx;
-    for (l = 0; l < s->model->desc.layers; l++) stx_block_free(x, s->cache[l]);
+    for (l = 0; l < s->model->desc.layers; l++) stx_block_numbers_free(x, s->cache[l]);
     stx_block_free(x, s->cache);
     stx_block_free(x, s->rows);
     stx_block_free(x, s);
@@ -510,9 +538,9 @@ static int stx__span_room(stx_span_state *s, size_t l, size_t rows) {
     size_t want = stx_bytes_of(s->B, rows, s->model->desc.dim), n;
     if (want <= s->capacity[l]) return 1;
     n = stx_bytes_of(s->B, STX__MIN(rows + rows / 2, STX__MAX(rows, s->model->desc.span)), s->model->desc.dim);
-    stx_block_free(x, s->cache[l]);
+    stx_block_numbers_free(x, s->cache[l]);
     s->capacity[l] = 0;
-    s->cache[l] = (stx_real *)stx_block(x, n > SIZE_MAX / sizeof(stx_real) ? SIZE_MAX : n * sizeof(stx_real));
+    s->cache[l] = stx_block_numbers(x, n);
     if (!s->cache[l]) return 0;
     s->capacity[l] = n;
     return 1;
@@ -522,10 +550,10 @@ static int stx__span_remember(stx_span *m, size_t l, size_t C, const stx_tensor 
     stx_ctx *x = m->ctx;
     size_t d = m->desc.dim, B = h->dim[0], T = h->dim[1], c = in ? in->rows[l] : C, real = in ? in->real[l] : 0;
     size_t keep = C > T ? STX__MIN(c, C - T) : 0, own = C > T ? T : C, old = STX__MIN(real, keep), n = old + own;
-    stx_real *t = (stx_real *)stx_step_alloc(x, stx_bytes_of(B * n, d, sizeof *t));
+    stx_real *t = stx_step_numbers(x, stx_bytes_of(B, n, d));
     if (!t) return 0;
-    if (old) STX_RUN(x, stx_copy2d, (x, t, n * d, in->cache[l] + (real - old) * d, real * d, B, old * d, 0));
-    STX_RUN(x, stx_copy2d, (x, t + old * d, n * d, h->data + (T - own) * d, T * d, B, own * d, 0));
+    if (old) STX_RUN(x, stx_copy2d, (x, t, n * d, stx_at(x, in->cache[l], (real - old) * d), real * d, B, old * d, 0));
+    STX_RUN(x, stx_copy2d, (x, stx_at(x, t, old * d), n * d, stx_at(x, h->data, (T - own) * d), T * d, B, own * d, 0));
     if (!stx__span_room(out, l, n)) return 0;      /* in may be out: the old rows are copied by now */
     STX_RUN(x, stx_copy2d, (x, out->cache[l], B * n * d, t, B * n * d, 1, B * n * d, 0));
     out->rows[l] = keep + own;
@@ -545,7 +573,7 @@ STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const ch
         if (!s->real[l]) continue;
         dim[0] = s->B; dim[1] = s->real[l]; dim[2] = s->model->desc.dim;
         snprintf(name, sizeof name, "%s%zu", prefix, l);
-        if (!stx_writer_add(w, name, STX_REAL_DTYPE, 3, dim, s->cache[l])) return 0;
+        if (!stx_writer_add_numbers(w, name, 3, dim, s->cache[l])) return 0;
     }
     return 1;
 }
@@ -574,7 +602,7 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
             break;
         }
         if (!stx__span_room(s, l, e->dim[1])) break;
-        if (!stx_entry_get(e, s->cache[l], e->count)) break;
+        if (!stx_entry_put(e, s->cache[l], e->count)) break;
         s->real[l] = e->dim[1];
     }
     if (l == s->model->desc.layers) return 1;
@@ -603,10 +631,10 @@ static stx_tensor *stx__span_after(stx_span *m, size_t l, stx_tensor *h, stx_ten
     stx_ctx *x = m->ctx;
     const stx_span_layer *p = &m->layer[l];
     stx_tensor *f;
-    h = stx_layernorm(x, stx_add(x, h, stx_linear(x, y, p->wo, NULL, STX_ACT_NONE)), p->norm1_gain, p->norm1_shift, 1e-5);
+    h = stx_residual_norm(x, h, stx_linear(x, y, p->wo, NULL, STX_ACT_NONE), 0, p->norm1_gain, p->norm1_shift, 1e-5);
     if (m->desc.pers) return h;
     f = stx_dropout(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), m->desc.dropout);
-    return stx_layernorm(x, stx_add(x, h, stx_linear(x, f, p->w2, p->b2, STX_ACT_NONE)), p->norm2_gain, p->norm2_shift, 1e-5);
+    return stx_residual_norm(x, h, stx_linear(x, f, p->w2, p->b2, STX_ACT_NONE), 0, p->norm2_gain, p->norm2_shift, 1e-5);
 }
 /* One layer: in[0] = h (B,T,d), in[1] = X (B,c+T,d), memory and h. */
 static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in) {
@@ -653,7 +681,7 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
             size_t real = in->real[l];
             stx_tensor *mem = stx_new(x, ids->B, have, d, 0);
             if (!mem) return NULL;
-            STX_RUN(x, stx_copy2d, (x, mem->data, have * d, in->cache[l] + (real - have) * d, real * d, ids->B, have * d, 0));
+            STX_RUN(x, stx_copy2d, (x, mem->data, have * d, stx_at(x, in->cache[l], (real - have) * d), real * d, ids->B, have * d, 0));
             lay[1] = stx_concat(x, mem, h);
         }
         if (out && !stx__span_remember(m, l, C, h, in, out)) return NULL;
@@ -672,7 +700,7 @@ STX_DEF stx_tensor *stx_span_logits(stx_span *m, stx_tensor *h) {
 STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *in, stx_span_state *out) {
     stx_tensor *h = stx_span_forward(m, ids, in, out);
     if (!h || !targets) return NULL;
-    return m->desc.adapt_io ? stx_adaptive_softmax(m->ctx, &m->out, h, targets) : stx_cross_entropy(m->ctx, stx_span_logits(m, h), targets, 0);
+    return m->desc.adapt_io ? stx_adaptive_softmax(m->ctx, &m->out, h, targets) : stx_cross_entropy_over(m->ctx, stx_span_logits(m, h), targets, 0);
 }
 STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll) {
     size_t l;
@@ -702,6 +730,8 @@ STX_DEF stx_span_gen *stx_span_gen_create(stx_span *m, size_t B) {
     g->capacity = g->window + n;
     g->len = g->capacity + n;
     g->values = g->keys + n;
+    g->out = (stx_real *)stx_block(x, stx_bytes_of(B, m->desc.vocab, sizeof *g->out));
+    if (!g->out) return NULL;
     stx_span_gen_reset(g);
     return stx_ok(x) ? g : NULL;
 }
@@ -710,8 +740,9 @@ STX_DEF void stx_span_gen_free(stx_span_gen *g) {
     size_t l;
     if (!g) return;
     x = g->model->ctx;
-    for (l = 0; l < 2 * g->model->desc.layers; l++) stx_block_free(x, g->keys[l]);
+    for (l = 0; l < 2 * g->model->desc.layers; l++) stx_block_numbers_free(x, g->keys[l]);
     stx_block_free(x, g->keys);
+    stx_block_free(x, g->out);
     stx_block_free(x, g->window);
     stx_block_free(x, g);
 }
@@ -720,19 +751,18 @@ STX_DEF void stx_span_gen_reset(stx_span_gen *g) {
     size_t l, S, C;
     if (!g) return;
     for (l = 0; l < g->model->desc.layers; l++) {
-        size_t rows, bytes;
+        size_t rows;
         stx__span_window(g->model, l, &S, &C);
         rows = 2 * S + g->chunk;        /* the window, a chunk, and S more so that moving down costs one copy a token */
         g->window[l] = S;
         g->len[l] = 0;
         if (rows <= g->capacity[l]) continue;
-        stx_block_free(x, g->keys[l]);
-        stx_block_free(x, g->values[l]);
+        stx_block_numbers_free(x, g->keys[l]);
+        stx_block_numbers_free(x, g->values[l]);
         g->keys[l] = g->values[l] = NULL;
         g->capacity[l] = 0;
-        bytes = stx_bytes_of(g->B * sizeof(stx_real), rows, g->model->desc.dim);
-        g->keys[l] = (stx_real *)stx_block(x, bytes);
-        g->values[l] = (stx_real *)stx_block(x, bytes);
+        g->keys[l] = stx_block_numbers(x, stx_bytes_of(g->B, rows, g->model->desc.dim));
+        g->values[l] = stx_block_numbers(x, stx_bytes_of(g->B, rows, g->model->desc.dim));
         if (!g->keys[l] || !g->values[l]) return;
         g->capacity[l] = rows;
     }
@@ -742,10 +772,10 @@ STX_DEF void stx_span_gen_reset(stx_span_gen *g) {
 static size_t stx__span_append(stx_ctx *x, stx_real *buf, size_t capacity, size_t len, size_t keep, const stx_tensor *rows) {
     size_t B = rows->dim[0], n = rows->dim[1], d = rows->dim[2];
     if (len + n > capacity) {
-        STX_RUN(x, stx_copy2d, (x, buf, capacity * d, buf + (len - keep) * d, capacity * d, B, keep * d, 0));
+        STX_RUN(x, stx_copy2d, (x, buf, capacity * d, stx_at(x, buf, (len - keep) * d), capacity * d, B, keep * d, 0));
         len = keep;
     }
-    STX_RUN(x, stx_copy2d, (x, buf + len * d, capacity * d, rows->data, n * d, B, n * d, 0));
+    STX_RUN(x, stx_copy2d, (x, stx_at(x, buf, len * d), capacity * d, rows->data, n * d, B, n * d, 0));
     return len + n;
 }
 STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, size_t n) {
@@ -789,20 +819,18 @@ STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, s
             a.scale = (stx_real)(1 / sqrt((double)a.D));
             a.max_span = (stx_real)ad.max_span; a.ramp = (stx_real)ad.ramp; a.eps = (stx_real)ad.eps;
             a.q = q->data;
-            a.k = g->keys[l] + first * d;
-            a.v = g->values[l] + first * d;
+            a.k = stx_at(x, g->keys[l], first * d);
+            a.v = stx_at(x, g->values[l], first * d);
             a.pe = m->key_pe->data;
             a.z = p->z ? p->z->data : NULL;
             a.pk = p->pers_key ? p->pers_key->data : NULL;
             a.pv = p->pers_val ? p->pers_val->data : NULL;
             y = stx_new(x, g->B, t, d, 0);
-            a.top = (stx_real *)stx_step_alloc(x, 2 * a.B * a.H * t * sizeof(stx_real));
+            a.top = (stx_real *)stx_step_bytes(x, 2 * a.B * a.H * t * sizeof(stx_real));
             if (!y || !a.top) return NULL;
             a.inv = a.top + a.B * a.H * t;
             a.y = y->data;
-            a.work = stx_step_alloc(x, stx_attention_work(x, &a, 0));
-            if (!a.work) return NULL;
-            STX_RUN(x, stx_attention_fwd, (x, &a));
+            stx_attention_run(x, &a);
             h = stx__span_after(m, l, h, y);
         }
         i = t;
@@ -810,7 +838,9 @@ STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, s
     if (!h) return NULL;
     i = h->dim[1];
     y = stx_span_logits(m, i > 1 ? stx_slice(x, h, i - 1, i) : h);
-    return y ? y->data : NULL;
+    if (!y) return NULL;
+    stx_get(x, y, g->out);
+    return stx_ok(x) ? g->out : NULL;
 }
 
 #endif /* SEQTX_ATTN_SPAN_IMPLEMENTATION */

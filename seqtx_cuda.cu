@@ -219,6 +219,11 @@ static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
 /* bytes of device scratch for the inside of one launcher: the next launcher may use the same, in stream order. NULL and an error when
    there is no memory. */
 static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what);
+enum { STX__REPORT_BYTES = 1 << 16 };
+
+/* >>gemm's part of opening and closing a device: 1, or 0 and an error */
+static int stx__gemm_open(stx_ctx *x, stx_gpu *g);
+static void stx__gemm_close(stx_gpu *g);
 
 // >>elementwise -------------------------------------------------------------------------------------------------------
 
@@ -885,4 +890,283 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>device ------------------------------------------------------------------------------------------------------------
 
+static int stx__ok_or(stx_ctx *x, stx_gpu *g, cudaError_t e, const char *what) {
+    if (e == cudaSuccess) return 1;
+    (void)cudaGetLastError();               /* not sticky: it is told here */
+    stx_fail(x, e == cudaErrorMemoryAllocation ? STX_ERR_MEMORY : STX_ERR_DEVICE, "%s: CUDA says \"%s\" (%s)%s%s", what, cudaGetErrorString(e), cudaGetErrorName(e),
+             g && g->name[0] ? " on " : "", g && g->name[0] ? g->name : "");
+    return 0;
+}
+/* One kernel in this file that does nothing: whether the device can run the code is asked of it, before anything is allocated. */
+static __global__ void stx__probe_kernel(void) {}
+
+stx_gpu *stx_cuda_open(stx_ctx *x) {
+    const stx_desc *d = stx_ctx_desc(x);
+    cudaDeviceProp p;
+    cudaFuncAttributes attributes;
+    stx_gpu *g;
+    cudaError_t e;
+    int count = 0, i;
+    e = cudaGetDeviceCount(&count);
+    if (e != cudaSuccess || count < 1) {
+        (void)cudaGetLastError();
+        stx_fail(x, STX_ERR_DEVICE, "stx_create: no CUDA device (%s): use STX_CPU, or look whether the driver is loaded (nvidia-smi) and CUDA_VISIBLE_DEVICES hides it",
+                 e == cudaSuccess ? "none found" : cudaGetErrorString(e));
+        return NULL;
+    }
+    if (d->gpu < 0 || d->gpu >= count) {
+        stx_fail(x, STX_ERR_DEVICE, "stx_create: desc.gpu is %d, there are %d: want 0 to %d", d->gpu, count, count - 1);
+        return NULL;
+    }
+    g = (stx_gpu *)calloc(1, sizeof *g);
+    if (!g) { stx_fail(x, STX_ERR_MEMORY, "stx_create: no memory"); return NULL; }
+    g->index = d->gpu;
+    g->half = d->precision == STX_PREC_BF16;
+    g->tf32 = d->tf32;
+    if (!stx__ok_or(x, g, cudaSetDevice(d->gpu), "stx_create") || !stx__ok_or(x, g, cudaGetDeviceProperties(&p, d->gpu), "stx_create")) { stx_cuda_close(g); return NULL; }
+    g->sms = p.multiProcessorCount;
+    g->major = p.major;
+    g->minor = p.minor;
+    g->shared_max = p.sharedMemPerBlockOptin;
+    snprintf(g->name, sizeof g->name, "%.80s, sm_%d%d", p.name, p.major, p.minor);
+    if (p.major < 8 || cudaFuncGetAttributes(&attributes, stx__probe_kernel) != cudaSuccess) {
+        (void)cudaGetLastError();
+        stx_fail(x, STX_ERR_DEVICE, "stx_create: this program has no code for GPU %d (%s): build seqtx_cuda.cu with -arch=sm_%d%d (sm_80 or newer is needed)", d->gpu, g->name, p.major, p.minor);
+        stx_cuda_close(g);
+        return NULL;
+    }
+    if (!stx__ok_or(x, g, cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking), "stx_create")) { stx_cuda_close(g); return NULL; }
+    for (i = 0; i < 4; i++)
+        if (!stx__ok_or(x, g, cudaEventCreateWithFlags(&g->reported[i], cudaEventDisableTiming), "stx_create") ||
+            !stx__ok_or(x, g, cudaMallocHost(&g->report[i], STX__REPORT_BYTES), "stx_create")) { stx_cuda_close(g); return NULL; }
+    if (!stx__ok_or(x, g, cudaMalloc((void **)&g->shift, 256), "stx_create") || !stx__ok_or(x, g, cudaMemsetAsync(g->shift, 0, 256, g->stream), "stx_create") ||
+        !stx__gemm_open(x, g)) { stx_cuda_close(g); return NULL; }
+    return g;
+}
+void stx_cuda_close(stx_gpu *g) {
+    int i;
+    if (!g) return;
+    (void)cudaSetDevice(g->index);
+    if (g->stream) (void)cudaStreamSynchronize(g->stream);
+    stx__gemm_close(g);
+    while (g->ranges) {
+        stx__range *r = g->ranges;
+        g->ranges = r->next;
+        (void)cudaFree(r->base);
+        if (r->twin) (void)cudaFree(r->twin);
+        free(r);
+    }
+    for (i = 0; i < 4; i++) {
+        if (g->reported[i]) (void)cudaEventDestroy(g->reported[i]);
+        if (g->report[i]) (void)cudaFreeHost(g->report[i]);
+    }
+    if (g->shift) (void)cudaFree(g->shift);
+    if (g->scratch) (void)cudaFree(g->scratch);
+    if (g->stream) (void)cudaStreamDestroy(g->stream);
+    free(g);
+}
+void *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind) {
+    stx_gpu *g = stx__gpu(x);
+    stx__range *r = (stx__range *)calloc(1, sizeof *r);
+    void *p = NULL, *twin = NULL;
+    if (!r || g->capturing) {
+        if (r) stx_fail(x, STX_ERR_MEMORY, "%zu more bytes of GPU memory are wanted while a step is captured: its key does not tell it from one that wants less", bytes);
+        free(r);
+        return NULL;
+    }
+    if (cudaMalloc(&p, bytes) != cudaSuccess || (kind == STX_MEM_PARAMS && g->half && cudaMalloc(&twin, bytes / 2) != cudaSuccess)) {
+        (void)cudaGetLastError();
+        if (p) (void)cudaFree(p);
+        free(r);
+        return NULL;
+    }
+    r->base = (char *)p;
+    r->bytes = bytes;
+    r->kind = kind;
+    r->twin = (stx__bf16 *)twin;
+    r->next = g->ranges;
+    g->ranges = r;
+    return p;
+}
+void stx_cuda_free(stx_ctx *x, void *p) {
+    stx_gpu *g = stx__gpu(x);
+    stx__range **at, *r;
+    for (at = &g->ranges; *at && (*at)->base != (char *)p; at = &(*at)->next) {}
+    r = *at;
+    if (!r) return;
+    *at = r->next;
+    if (g->last == r) g->last = NULL;
+    (void)cudaStreamSynchronize(g->stream);
+    (void)cudaFree(r->base);
+    if (r->twin) (void)cudaFree(r->twin);
+    free(r);
+}
+int stx_cuda_half(const stx_ctx *x, const void *p) {
+    stx_gpu *g = stx__gpu(x);
+    const stx__range *r = stx__range_of(g, p);
+    return g->half && r && r->kind == STX_MEM_NUMBERS;
+}
+static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what) {
+    stx_gpu *g = stx__gpu(x);
+    if (!stx_ok(x)) return NULL;
+    if (bytes > g->scratch_bytes) {
+        void *p = NULL;
+        size_t want = bytes < ((size_t)1 << 20) ? (size_t)1 << 20 : bytes + bytes / 4;
+        if (g->capturing) { stx_fail(x, STX_ERR_MEMORY, "%s: %zu bytes of scratch are wanted while a step is captured: its key does not tell it from one that wants less", what, bytes); return NULL; }
+        if (cudaMalloc(&p, want) != cudaSuccess && ((void)cudaGetLastError(), want = bytes, cudaMalloc(&p, want)) != cudaSuccess) {
+            (void)cudaGetLastError();
+            stx_fail(x, STX_ERR_MEMORY, "%s: the GPU has no memory for %zu bytes of scratch: use a smaller batch, block or model", what, bytes);
+            return NULL;
+        }
+        if (g->scratch) {                            /* the old one stays: a captured step may know its address */
+            stx__range *r = (stx__range *)calloc(1, sizeof *r);
+            if (!r) { (void)cudaFree(p); stx_fail(x, STX_ERR_MEMORY, "%s: no memory", what); return NULL; }
+            r->base = g->scratch;
+            r->bytes = g->scratch_bytes;
+            r->next = g->ranges;
+            g->ranges = r;
+        }
+        g->scratch = (char *)p;
+        g->scratch_bytes = want;
+    }
+    return g->scratch;
+}
+
+/* What comes from the host while a step is captured would be the same in every replay: such a step cannot be repeated. */
+static int stx__not_captured(stx_gpu *g) {
+    if (g->capturing) g->repeatable = 0;
+    return !g->capturing;
+}
+void stx_cuda_put(stx_ctx *x, void *to, const void *host, size_t bytes) {
+    stx_gpu *g = stx__gpu(x);
+    if (!stx_ok(x) || !bytes || !stx__not_captured(g)) return;
+    stx__ok_or(x, g, cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, g->stream), "a copy to the GPU");
+}
+void stx_cuda_get(stx_ctx *x, void *host, const void *from, size_t bytes) {
+    stx_gpu *g = stx__gpu(x);
+    if (!stx_ok(x) || !bytes) return;
+    if (!stx__not_captured(g)) { memset(host, 0, bytes); return; }
+    if (stx__ok_or(x, g, cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, g->stream), "a copy from the GPU"))
+        stx__ok_or(x, g, cudaStreamSynchronize(g->stream), "a copy from the GPU");
+}
+/* to (n) = from (n), whatever is stored in either; a thread a number. */
+static __global__ void stx__convert_kernel(stx__num to, stx__num from, size_t n) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) stx__put(to, i, stx__get(from, i));
+}
+void stx_cuda_put_numbers(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
+    stx_gpu *g = stx__gpu(x);
+    stx__num v = stx__num_of(x, to), f = {NULL, NULL, 0};
+    size_t at, part = (size_t)1 << 22;
+    if (!v.half && !v.twin) { stx_cuda_put(x, to, host, n * sizeof *host); return; }
+    if (!stx_ok(x) || !stx__not_captured(g)) return;
+    for (at = 0; at < n && stx_ok(x); at += part) {
+        size_t w = n - at < part ? n - at : part;
+        f.p = stx__scratch_of(x, w * sizeof *host, "a copy to the GPU");
+        v = stx__num_of(x, stx_at(x, to, at));
+        if (!f.p) return;
+        stx_cuda_put(x, f.p, host + at, w * sizeof *host);
+        STX__RUN_KERNEL(x, "a copy to the GPU", stx__convert_kernel, stx__blocks(w, 256, 4096), 256, 0, v, f, w);
+    }
+}
+void stx_cuda_get_numbers(stx_ctx *x, stx_real *host, const stx_real *from, size_t n) {
+    stx_gpu *g = stx__gpu(x);
+    stx__num v = stx__num_of(x, from), t = {NULL, NULL, 0};
+    size_t at, part = (size_t)1 << 22;
+    if (!v.half || g->capturing) { stx_cuda_get(x, host, from, n * sizeof *host); return; }
+    for (at = 0; at < n && stx_ok(x); at += part) {
+        size_t w = n - at < part ? n - at : part;
+        t.p = stx__scratch_of(x, w * sizeof *host, "a copy from the GPU");
+        v = stx__num_of(x, stx_at(x, from, at));
+        if (!t.p) return;
+        STX__RUN_KERNEL(x, "a copy from the GPU", stx__convert_kernel, stx__blocks(w, 256, 4096), 256, 0, t, v, w);
+        stx_cuda_get(x, host + at, t.p, w * sizeof *host);
+    }
+}
+void stx_cuda_zero(stx_ctx *x, void *p, size_t bytes) {
+    stx_gpu *g = stx__gpu(x);
+    stx__num v = stx__num_of(x, p);
+    if (!stx_ok(x) || !bytes) return;
+    stx__ok_or(x, g, cudaMemsetAsync(p, 0, bytes, g->stream), "clearing GPU memory");
+    if (v.twin) stx__ok_or(x, g, cudaMemsetAsync(v.twin, 0, bytes / 2, g->stream), "clearing GPU memory");
+}
+void stx_cuda_move(stx_ctx *x, void *to, const void *from, size_t bytes) {
+    stx_gpu *g = stx__gpu(x);
+    if (stx_ok(x) && bytes) stx__ok_or(x, g, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, g->stream), "a copy on the GPU");
+}
+void stx_cuda_sync(stx_ctx *x) {
+    stx_gpu *g = stx__gpu(x);
+    if (g && !g->capturing) stx__ok_or(x, g, cudaStreamSynchronize(g->stream), "waiting for the GPU");
+}
+void *stx_cuda_stream(const stx_ctx *x) { return (void *)stx__gpu(x)->stream; }
+const char *stx_cuda_name(const stx_ctx *x) { return stx__gpu(x)->name; }
+
+static __global__ void stx__set_f64_kernel(double *p, double v) { *p = v; }
+static __global__ void stx__set_u64_kernel(uint64_t *p, uint64_t v) { *p = v; }
+void stx_cuda_set_f64(stx_ctx *x, double *p, double v) {
+    if (stx__not_captured(stx__gpu(x))) STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f64_kernel, 1, 1, 0, p, v);
+}
+void stx_cuda_shift(stx_ctx *x, uint64_t shift) { STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_u64_kernel, 1, 1, 0, stx__gpu(x)->shift, shift); }
+
+/* to = the pieces' p, one after the other; a block a piece, whose place is the sum of the sizes before it. */
+static __global__ void stx__gather_kernel(float *to, const stx_piece *piece) {
+    size_t at = 0, i;
+    for (i = 0; i < blockIdx.x; i++) at += piece[i].n;
+    for (i = threadIdx.x; i < piece[blockIdx.x].n; i += blockDim.x) to[at + i] = piece[blockIdx.x].p[i];
+}
+void stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_piece *piece, size_t count) {
+    if (count) STX__RUN_KERNEL(x, "stx_watch", stx__gather_kernel, (unsigned)count, 128, 0, to, piece);
+}
+void stx_cuda_report(stx_ctx *x, const void *report, size_t bytes) {
+    stx_gpu *g = stx__gpu(x);
+    unsigned k = ++g->reports % 4;
+    if (!stx_ok(x)) return;
+    if (bytes > STX__REPORT_BYTES) { stx_fail(x, STX_ERR_ARG, "the report of a step has %zu bytes, want at most %zu", bytes, (size_t)STX__REPORT_BYTES); return; }
+    if (stx__ok_or(x, g, cudaMemcpyAsync(g->report[k], report, bytes, cudaMemcpyDeviceToHost, g->stream), "the report of a step"))
+        stx__ok_or(x, g, cudaEventRecord(g->reported[k], g->stream), "the report of a step");
+}
+const void *stx_cuda_report_wait(stx_ctx *x) {
+    stx_gpu *g = stx__gpu(x);
+    unsigned k = g->reports % 4;
+    return stx_ok(x) && stx__ok_or(x, g, cudaEventSynchronize(g->reported[k]), "a step on the GPU") ? g->report[k] : NULL;
+}
+
 // >>graph -------------------------------------------------------------------------------------------------------------
+
+struct stx_graph { cudaGraphExec_t exec; };
+
+int stx_cuda_capturing(const stx_ctx *x) { return stx__gpu(x) && stx__gpu(x)->capturing; }
+int stx_cuda_capture_begin(stx_ctx *x) {
+    stx_gpu *g = stx__gpu(x);
+    if (!stx_ok(x) || g->capturing) return 0;
+    if (!stx__ok_or(x, g, cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal), "capturing a step")) return 0;
+    g->capturing = g->repeatable = 1;
+    return 1;
+}
+stx_graph *stx_cuda_capture_end(stx_ctx *x) {
+    stx_gpu *g = stx__gpu(x);
+    cudaGraph_t graph = NULL;
+    stx_graph *r = NULL;
+    cudaError_t e = cudaStreamEndCapture(g->stream, &graph);
+    g->capturing = 0;
+    if (e != cudaSuccess) { (void)cudaGetLastError(); g->repeatable = 0; }
+    if (graph && g->repeatable && stx_ok(x)) {
+        r = (stx_graph *)calloc(1, sizeof *r);
+        if (r && cudaGraphInstantiate(&r->exec, graph, 0) != cudaSuccess) {
+            (void)cudaGetLastError();
+            free(r);
+            r = NULL;
+        }
+    }
+    if (graph) (void)cudaGraphDestroy(graph);
+    return r;
+}
+void stx_cuda_graph_launch(stx_ctx *x, stx_graph *r) {
+    stx_gpu *g = stx__gpu(x);
+    if (stx_ok(x) && r) stx__ok_or(x, g, cudaGraphLaunch(r->exec, g->stream), "replaying a step");
+}
+void stx_cuda_graph_free(stx_ctx *x, stx_graph *r) {
+    if (!r) return;
+    stx_cuda_sync(x);
+    (void)cudaGraphExecDestroy(r->exec);
+    free(r);
+}

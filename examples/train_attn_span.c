@@ -23,7 +23,8 @@ static struct {
     uint64_t lr_warmup, batch_sz, batch_split, niter, nbatches, steps;
     int optim, schedule, full_eval, eval_only, no_train;
     const char *data, *checkpoint, *log, *tensorboard, *prompt;
-    int tokens, unit, threads, precision;
+    int tokens, unit, threads, precision, device, tf32, no_graph;
+    uint64_t gpu;
     uint64_t min_count;
     uint64_t seed, eval_batch_sz, eval_every, eval_blocks, save_every, log_every, generate, top_k;
     double temperature, top_p, max_memory;
@@ -36,7 +37,8 @@ static struct {
     0, 64, 1, 1000, 1000, 0,
     1, 0, 0, 0, 0,
     NULL, NULL, NULL, NULL, NULL,
-    TOKENS_BYTES, UNIT_AUTO, 0, STX_PREC_F32,
+    TOKENS_BYTES, UNIT_AUTO, 0, STX_PREC_F32, STX_CPU, 0, 0,
+    0,
     0,
     1, 0, 0, 0, 0, 0, 0, 0,
     0.8, 0.95, 0
@@ -99,8 +101,12 @@ static tr_opt table[] = {
     TR_FLAG("eval-only", &opt.eval_only, "evaluate on the whole validation and test text, every token, then stop"),
     TR_FLAG("no-train", &opt.no_train, "do not train: only --generate"),
     TR_INT("threads", &opt.threads, 0, 4096, "threads; 0: all"),
-    TR_CHOICE("precision", &opt.precision, "f32|bf16", "of matrix products; bf16: factors rounded to bfloat16, sums and everything stored float"),
-    TR_REAL("max-memory", &opt.max_memory, 0, 1e9, "GiB; 0: nine tenths of the machine's"),
+    TR_CHOICE("precision", &opt.precision, "f32|bf16", "bf16 on a CPU: factors of products rounded to bfloat16, all else float; on a GPU: activations stored as bfloat16, parameters and sums float"),
+    TR_CHOICE("device", &opt.device, "cpu|cuda", "cuda: in programs built with CUDA (make cuda)"),
+    TR_SIZE("gpu", &opt.gpu, 0, 1023, "which one, as CUDA counts them from 0"),
+    TR_FLAG("tf32", &opt.tf32, "cuda, f32: products of TF32 factors, faster and less exact"),
+    TR_FLAG("no-graph", &opt.no_graph, "cuda: launch every kernel of every step, in place of replaying steps as CUDA graphs"),
+    TR_REAL("max-memory", &opt.max_memory, 0, 1e9, "GiB of the device; 0: nine tenths of the machine's, on a GPU all that it has"),
     TR_GROUP("Generation"),
     TR_SIZE("generate", &opt.generate, 0, TR_INF, "write this many tokens at the end"),
     TR_TEXT("prompt", &opt.prompt, "text to go on from"),
@@ -152,8 +158,10 @@ typedef struct run {
     stx_span *model;
     stx_optim *optim;
     stx_span_state **memory;        /* one per part of the batch */
+    stx_ids **in, **out;            /* the same: tokens and targets of a step */
     stx_schedule schedule;
     uint64_t step, steps;
+    double lr;                      /* of this step */
     uint64_t print;                 /* of the training text: a run goes on with the same one only */
     size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;
     int words;                      /* report perplexity */
@@ -357,6 +365,25 @@ static int evaluate_and_report(run *r, int part, uint64_t blocks, int rule) {
 
 // >>training
 
+enum { NOTE_LOSS };      /* the mean loss of a step, nats per token */
+
+/* One step: forward, backward, update. What changes from step to step comes from r->in, r->out and the optimiser's rate, so that a GPU can
+   repeat it without this function (stx_step_run). */
+static void step(void *user) {
+    run *r = (run *)user;
+    stx_ctx *x = r->x;
+    size_t part, parts = opt.batch_split;
+    for (part = 0; part < parts; part++) {      /* gradients add up over the parts of the batch */
+        stx_tensor *loss;
+        stx_begin(x, STX_TRAIN);
+        loss = stx_span_loss(r->model, r->in[part], r->out[part], r->memory[part], r->memory[part]);
+        stx_note(x, NOTE_LOSS, loss, 1.0 / (double)parts, part > 0);
+        stx_backward(x, stx_scale(x, stx_span_total(r->model, loss), 1.0 / (double)parts));
+    }
+    stx_optim_step(r->optim, r->lr);
+    stx_span_clamp(r->model);
+}
+
 static int train(run *r) {
     stx_ctx *x = r->x;
     size_t B = opt.batch_sz, T = opt.block_sz, parts = opt.batch_split, rows = B / parts, part, bad = 0;
@@ -368,24 +395,22 @@ static int train(run *r) {
     if (!in || !out) { stx_fail(x, STX_ERR_MEMORY, "no memory for a batch of %zu x %zu tokens", B, T); return 0; }
     tr_rate_start(&rate, tr_seconds());
     while (r->step < r->steps && !tr_stop_requested() && stx_ok(x)) {
-        double nll = 0, lr = stx_schedule_lr(&r->schedule, r->step + 1);
-        int fresh = stx_batches_next(r->batches, in, out), done = 0;
+        double nll, lr = r->lr = stx_schedule_lr(&r->schedule, r->step + 1);
+        int fresh = stx_batches_next(r->batches, in, out), done;
+        uint64_t key = 0;
         if (fresh == STX_BATCH_END) break;
 
-        for (part = 0; part < parts; part++) {      /* gradients add up over the parts of the batch */
-            stx_span_state *memory = r->memory[part];
-            stx_tensor *loss, *total;
-            if (fresh == STX_BATCH_FRESH) stx_span_state_reset(memory);
-            stx_begin(x, STX_TRAIN);
-            loss = stx_span_loss(r->model, stx_tokens(x, in + part * rows * T, rows, T), stx_tokens(x, out + part * rows * T, rows, T), memory, memory);
-            total = stx_scale(x, stx_span_total(r->model, loss), 1.0 / (double)parts);
-            nll += stx_item(x, loss) / (double)parts;
-            stx_backward(x, total);
+        for (part = 0; part < parts; part++) {
+            if (fresh == STX_BATCH_FRESH) stx_span_state_reset(r->memory[part]);
+            stx_tokens_set(x, r->in[part], in + part * rows * T);
+            stx_tokens_set(x, r->out[part], out + part * rows * T);
+            key = stx_span_key(r->model, r->memory[part], key);
         }
+        stx_optim_rate(r->optim, lr);
+        stx_step_run(x, key, step, r);
+        nll = stx_noted(x, NOTE_LOSS);
+        done = stx_optim_sync(r->optim);
         if (!stx_ok(x)) break;
-        if (isfinite(nll)) done = stx_optim_step(r->optim, lr);
-        else { stx_params_zero_grad(r->model->params); r->optim->skipped++; }
-        if (done) stx_span_clamp(r->model);
         r->step++;
         if (done) { sum += nll; logged++; last = nll; bad = 0; }
         else {                                      /* the memory may hold what is not a number: start it again */
@@ -526,7 +551,7 @@ static int make_model(run *r) {
     memcpy(d.cutoff, r->cutoff, sizeof d.cutoff);
     d.cutoffs = r->cutoffs;
     need = (double)stx_span_count(&d) * sizeof(stx_real) * 4;      /* value, gradient, two optimiser states */
-    if (need > limit) return tr_fail(r->err, TR_ERR, "the model alone needs %.3g GiB, more than the %.3g GiB of --max-memory: use smaller sizes", need / (1 << 30), limit / (1 << 30));
+    if (limit > 0 && need > limit) return tr_fail(r->err, TR_ERR, "the model alone needs %.3g GiB, more than the %.3g GiB of --max-memory: use smaller sizes", need / (1 << 30), limit / (1 << 30));
     r->model = stx_span_create(r->x, &d);
     od.kind = opt.optim == 0 ? STX_ADAGRAD : opt.optim == 1 ? STX_SGD : opt.optim == 2 ? STX_ADAM : STX_ADAMW;
     od.momentum = opt.momentum; od.clip = opt.grad_clip; od.weight_decay = opt.weight_decay;
@@ -538,7 +563,13 @@ static int make_model(run *r) {
         if (!r->batches && stx_error_code(r->x) != STX_ERR_MEMORY) return tr_fail(r->err, TR_ERR, "--data %s, --batch-sz %llu, --block-sz %llu: %s", opt.data, (unsigned long long)opt.batch_sz, (unsigned long long)opt.block_sz, stx_error(r->x));
         r->optim = stx_optim_create(r->model->params, &od);
         r->memory = (stx_span_state **)stx_block(r->x, opt.batch_split * sizeof *r->memory);
-        for (part = 0; r->memory && part < opt.batch_split; part++) r->memory[part] = stx_span_state_create(r->model, opt.batch_sz / opt.batch_split);
+        r->in = (stx_ids **)stx_block(r->x, 2 * opt.batch_split * sizeof *r->in);
+        r->out = r->in + opt.batch_split;
+        for (part = 0; r->memory && r->in && part < opt.batch_split; part++) {
+            r->memory[part] = stx_span_state_create(r->model, opt.batch_sz / opt.batch_split);
+            r->in[part] = stx_tokens_create(r->x, opt.batch_sz / opt.batch_split, opt.block_sz);
+            r->out[part] = stx_tokens_create(r->x, opt.batch_sz / opt.batch_split, opt.block_sz);
+        }
     }
     if (!stx_ok(r->x)) return say_why(r);
     return 1;
@@ -576,12 +607,16 @@ static int make_context(run *r) {
     memset(&cd, 0, sizeof cd);
     cd.threads = opt.threads;
     cd.precision = opt.precision;
+    cd.device = opt.device;
+    cd.gpu = (int)opt.gpu;
+    cd.tf32 = opt.tf32;
+    cd.no_graph = opt.no_graph || opt.adapt_io;      /* with adapt_io the sizes of a step depend on its tokens */
     cd.seed = opt.seed;
-    cd.max_bytes = opt.max_memory > 0 ? (size_t)(opt.max_memory * 1073741824.0) : (size_t)((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 0.9);
+    cd.max_bytes = opt.max_memory > 0 ? (size_t)(opt.max_memory * 1073741824.0) : opt.device == STX_CUDA ? 0 : (size_t)((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 0.9);
     r->x = stx_create(&cd);
     if (!r->x) return tr_fail(r->err, TR_ERR, "no memory");
     if (stx_ok(r->x)) return 1;
-    if (stx_error_code(r->x) == STX_ERR_DEVICE) return tr_fail(r->err, TR_ERR, "--precision %s: %s", opt.precision ? "bf16" : "f32", stx_error(r->x));
+    if (stx_error_code(r->x) == STX_ERR_DEVICE) return tr_fail(r->err, TR_ERR, "--device %s --precision %s: %s", opt.device ? "cuda" : "cpu", opt.precision ? "bf16" : "f32", stx_error(r->x));
     return say_why(r);
 }
 
@@ -664,7 +699,8 @@ static int run_main(run *r, int argc, char **argv) {
     tr_term_open(&r->term, stdout);
     tr_count(size, (double)stx_params_size(r->model->params));
     tr_bytes(mem, (double)stx_bytes(r->x));
-    tr_say(&r->term, "%s parameters, vocabulary %zu, %d thread%s, %s, %s of memory so far", size, r->model->desc.vocab, stx_threads(r->x), stx_threads(r->x) > 1 ? "s" : "", opt.precision ? "bf16 products" : "f32", mem);
+    if (opt.device) tr_say(&r->term, "%s parameters, vocabulary %zu, %s, %s, %s of its memory so far", size, r->model->desc.vocab, stx_backend(r->x), opt.precision ? "bf16" : opt.tf32 ? "f32 (tf32 products)" : "f32", mem);
+    else tr_say(&r->term, "%s parameters, vocabulary %zu, %d thread%s, %s, %s of memory so far", size, r->model->desc.vocab, stx_threads(r->x), stx_threads(r->x) > 1 ? "s" : "", opt.precision ? "bf16 products" : "f32", mem);
     if (r->text[0]) {
         tr_bytes(size, (double)stx_corpus_bytes(r->text[0]));
         tr_say(&r->term, "training text: %s, %zu tokens; step %llu of %llu", size, stx_corpus_size(r->text[0]), (unsigned long long)r->step, (unsigned long long)r->steps);

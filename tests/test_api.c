@@ -1242,6 +1242,7 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     stx_real *y1 = numbers(size), *y3 = numbers(size), *act_y = numbers(size), *mean = numbers(N), *rstd = numbers(N), *sm = numbers(size), *m = numbers(n), *v = numbers(n), *v0 = numbers(n);
     double *s = (double *)malloc(size * sizeof *s), *q = (double *)malloc((C + N) * sizeof *q), *w = (double *)malloc(size * sizeof *w), unit = sizeof(stx_real) == 8 ? 1.2e-16 : 6e-8, sum, sum2, loss;
     stx_piece p;
+    stx_update u;
     int32_t *ids = (int32_t *)malloc(N * sizeof *ids);
     int act;
     for (i = 0; i < n; i++) { a[i] *= 3; s[i] = 0; }
@@ -1262,7 +1263,7 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     KERNEL("mul db rows", C, 16 + 2 * (double)N, stx_mul_bwd(x, NULL, y, dy, a, b, n, C, 0), (double)c[i] + q[i]);
     for (j = 0; j < C; j++) for (q[j] = 0, r = 0; r < N; r++) q[j] += (double)dy[r * C + j];
     KERNEL("sum_rows", C, 16 + 2 * (double)N, stx_sum_rows(x, y, dy, N, C), (double)c[i] + q[i]);
-    KERNEL("clamp", n, 0, (stx_axpy(x, y, a, n, 1, 0), stx_clamp(x, y, n, -1, 1)), a[i] < -1 ? -1 : a[i] > 1 ? 1 : (double)a[i]);
+    KERNEL("clamp", n, 0, (stx_axpy(x, y, a, n, 1, 0), p.p = y, p.n = n, stx_clamp(x, &p, 1, -1, 1)), a[i] < -1 ? -1 : a[i] > 1 ? 1 : (double)a[i]);
     if (N >= V) {
         KERNEL("embedding", n, 1, stx_embedding_fwd(x, y, a, ids, N, C, 2), 2 * (double)a[(size_t)ids[i / C] * C + i % C]);
         for (i = 0; i < n; i++) s[(size_t)ids[i / C] * C + i % C] += 2 * (double)dy[i];
@@ -1314,9 +1315,40 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     KERNEL("cross_entropy dlogits =", n, 16, stx_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, 3, 0), (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
     KERNEL("cross_entropy dlogits +=", n, 16, stx_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, 3, 1), (double)c[i] + (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
 
+    KERNEL("cross_entropy dlogits over", n, 16, (memcpy(y, a, n * sizeof *y), stx_cross_entropy_bwd(x, y, b, mean, rstd, y, ids, N, C, 3, 0)), (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
+    if (C > 3) {                        /* two clusters more: the last two columns of the head, the second cluster's first */
+        for (r = 0; r < N; r++) {
+            for (sum = 0, j = 0; j < C; j++) sum += exp((double)a[r * C + j]);
+            for (sum2 = 0, j = 0; j < 2; j++) sum2 += exp((double)dy[r * 2 + j]);
+            for (j = 0; j < C; j++) w[r * C + j] = j < C - 2 ? (double)a[r * C + j] - log(sum) : (double)dy[r * 2 + j - (C - 2)] - log(sum2) + (double)a[r * C + C - 1] - log(sum);
+        }
+        KERNEL("cluster_log_probs", n, 64, (stx_cluster_log_probs(x, y, sm, a, N, C, 0, C - 2, C, 3, 0, 0), stx_cluster_log_probs(x, y, sm, dy, N, C, C - 2, 2, 2, 3, 1, 0)), w[i]);
+        for (r = 0; r < N; r++) for (j = C - 2; j < C; j++) w[r * C + j] += (double)a[r * C + C - 2] - (double)a[r * C + C - 1];
+        KERNEL("cluster_log_probs forward", n, 64, (stx_cluster_log_probs(x, y, sm, a, N, C, 0, C - 2, C, 3, 0, 1), stx_cluster_log_probs(x, y, sm, dy, N, C, C - 2, 2, 2, 3, 1, 1)), w[i]);
+    }
+
     for (i = 0; i < n; i += 8) mask8(mask + i, 11, 5, i / 8, stx__keep16((stx_real)0.3), (stx_real)(65536.0 / stx__keep16((stx_real)0.3)));
     KERNEL("dropout", n, 0, stx_dropout_fwd(x, y, a, n, (stx_real)0.3, 11, 5, 0), (double)(stx_real)(a[i] * mask[i]));
     KERNEL("dropout +=", n, 4, stx_dropout_fwd(x, y, a, n, (stx_real)0.3, 11, 5, 1), (double)c[i] + (double)a[i] * (double)mask[i]);
+    for (act = 0; act < 2; act++) {     /* residual and normalisation in one against the three kernels, without and with dropout */
+        stx_real drop = (stx_real)(act ? 0.3 : 0);
+        for (i = 0; i < n; i++) sm[i] = c[i];
+        if (act) stx_dropout_fwd(one, v, a, n, drop, 11, 5, 0); else memcpy(v, a, n * sizeof *v);
+        stx_axpy(one, v, sm, n, 1, 1);
+        stx_layernorm_fwd(one, m, mean, rstd, v, b, dy, N, C, (stx_real)0.01);
+        for (i = 0; i < n; i++) w[i] = (double)m[i];
+        KERNEL("residual_norm", n, 4, stx_residual_norm_fwd(x, y, v0, mean, rstd, sm, a, b, dy, N, C, (stx_real)0.01, drop, 11, 5), w[i]);
+        for (sum = 0, i = 0; i < n; i++) if (fabs((double)v0[i] - (double)v[i]) > sum) sum = fabs((double)v0[i] - (double)v[i]);
+        CHECK(sum <= 8 * unit * 4, "residual_norm: the sum is off by %g", sum);
+        stx_layernorm_bwd(one, m, NULL, NULL, dy, v0, b, mean, rstd, N, C, 0);
+        for (i = 0; i < n; i++) w[i] = (double)m[i];
+        KERNEL("residual_norm ds", n, 0, stx_residual_norm_bwd(x, y, v, NULL, NULL, dy, v0, b, mean, rstd, N, C, drop, 11, 5, 0), w[i]);
+        for (i = 0; i < n; i++) w[i] *= act ? (double)mask[i] : 1;
+        KERNEL("residual_norm df =", n, 4, stx_residual_norm_bwd(x, m, y, NULL, NULL, dy, v0, b, mean, rstd, N, C, drop, 11, 5, 0), w[i]);
+        KERNEL("residual_norm df +=", n, 4, stx_residual_norm_bwd(x, m, y, NULL, NULL, dy, v0, b, mean, rstd, N, C, drop, 11, 5, 1), (double)c[i] + w[i]);
+        for (j = 0; j < C; j++) for (w[j] = (double)c[j], r = 0; r < N; r++) w[j] += (double)dy[r * C + j];
+        KERNEL("residual_norm dshift", C, 16 + 2 * (double)N, stx_residual_norm_bwd(x, m, NULL, NULL, y, dy, v0, b, mean, rstd, N, C, drop, 11, 5, 0), w[i]);
+    }
     for (sum = sum2 = 0, i = 0; i < n; i++) { sum += (double)a[i]; sum2 += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]); }
     KERNEL("mean", 1, 2 + (double)(sizeof(stx_real) / 8 * n), stx_mean_fwd(x, y, a, n), sum / (double)n);
     KERNEL("mean da", n, 2, stx_mean_bwd(x, y, b, n), (double)c[i] + (double)b[0] / (double)n);
@@ -1324,18 +1356,27 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     KERNEL("mse da", n, 8, stx_mse_bwd(x, y, NULL, b, a, b, n), (double)c[i] + 2 * (double)b[0] / (double)n * ((double)a[i] - (double)b[i]));
     KERNEL("mse db", n, 8, stx_mse_bwd(x, NULL, y, b, a, b, n), (double)c[i] - 2 * (double)b[0] / (double)n * ((double)a[i] - (double)b[i]));
 
+    memset(&u, 0, sizeof u);
+    u.ok = 1;
+    u.factor = (stx_real)0.5; u.correction1 = (stx_real)0.4; u.correction2 = (stx_real)0.25;
     memset(&p, 0, sizeof p);            /* one step of each optimiser: y is the parameter, g its gradient, m and v the state */
     p.n = n; p.lr = (stx_real)0.1; p.g = sm; p.s[0] = m; p.s[1] = v;
     #define UPDATE(call) (p.p = y, memcpy(sm, dy, n * sizeof *sm), memcpy(m, b, n * sizeof *m), memcpy(v, v0, n * sizeof *v), call)
     for (i = 0; i < n; i++) v0[i] = (stx_real)((double)a[i] * (double)a[i]);
-    KERNEL("sgd", n, 8, UPDATE(stx_sgd_update(x, &p, 1, (stx_real)0.5, (stx_real)0.9, (stx_real)0.01)), (double)c[i] - 0.1 * (0.9 * (double)b[i] + 0.5 * (double)dy[i] + 0.01 * (double)c[i]));
-    KERNEL("adam", n, 16, UPDATE(stx_adam_update(x, &p, 1, (stx_real)0.5, (stx_real)0.9, (stx_real)0.1, (stx_real)0.99, (stx_real)0.01, (stx_real)1e-3, (stx_real)0.02, (stx_real)0.03, (stx_real)0.4, (stx_real)0.25)),
+    KERNEL("sgd", n, 8, UPDATE(stx_sgd_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.01)), (double)c[i] - 0.1 * (0.9 * (double)b[i] + 0.5 * (double)dy[i] + 0.01 * (double)c[i]));
+    KERNEL("adam", n, 16, UPDATE(stx_adam_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.1, (stx_real)0.99, (stx_real)0.01, (stx_real)1e-3, (stx_real)0.02, (stx_real)0.03)),
            (double)c[i] * (1 - 0.1 * 0.03) - 0.1 / 0.4 * (0.9 * (double)b[i] + 0.1 * (0.5 * (double)dy[i] + 0.02 * (double)c[i])) /
            (sqrt((0.99 * (double)v0[i] + 0.01 * pow(0.5 * (double)dy[i] + 0.02 * (double)c[i], 2)) / 0.25) + 1e-3));
     memcpy(b, v0, n * sizeof *b);
-    KERNEL("adagrad", n, 16, UPDATE(stx_adagrad_update(x, &p, 1, (stx_real)0.01)), (double)c[i] - 0.1 * (double)dy[i] / (sqrt((double)v0[i] + (double)dy[i] * (double)dy[i]) + 0.01));
+    KERNEL("adagrad", n, 16, UPDATE(stx_adagrad_update(x, &u, &p, 1, (stx_real)0.01)), (double)c[i] - 0.1 * (double)dy[i] / (sqrt((double)v0[i] + (double)dy[i] * (double)dy[i]) + 0.01));
     for (sum = 0, i = 0; i < n; i++) sum += (double)sm[i] * (double)sm[i];
     CHECK(sum == 0, "the gradient is not zeroed");
+    u.ok = 0;                           /* no update: the gradient goes, all else stays */
+    KERNEL("sgd skipped", n, 0, UPDATE(stx_sgd_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.01)), (double)c[i]);
+    KERNEL("adam skipped", n, 0, UPDATE(stx_adam_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.1, (stx_real)0.99, (stx_real)0.01, (stx_real)1e-3, 0, 0)), (double)c[i]);
+    KERNEL("adagrad skipped", n, 0, UPDATE(stx_adagrad_update(x, &u, &p, 1, (stx_real)0.01)), (double)c[i]);
+    for (sum = 0, i = 0; i < n; i++) sum += (double)sm[i] * (double)sm[i];
+    CHECK(sum == 0 && !memcmp(m, b, n * sizeof *m) && !memcmp(v, v0, n * sizeof *v), "a skipped update leaves a gradient or changes the state");
     p.g = a;
     for (sum2 = 0, i = 0; i < n; i++) sum2 += (double)a[i] * (double)a[i];
     stx_sum_squares(one, &sum, &p, 1);

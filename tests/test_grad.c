@@ -243,6 +243,33 @@ static void row_layernorm(void) {
         }
 }
 
+/* user: dropout, and which inputs are one tensor (2: h and f), or have a gradient from elsewhere already (1) */
+typedef struct residual_user { double p; int how; } residual_user;
+static stx_tensor *make_residual_norm(stx_ctx *x, stx_tensor **in, void *user) {
+    residual_user *u = (residual_user *)user;
+    stx_tensor *h = in[0], *f = u->how == 2 ? h : in[1], *y = stx_residual_norm(x, h, f, u->p, in[2], in[3], 0.1);
+    return u->how == 1 ? stx_add(x, y, stx_mul(x, h, f)) : y;
+}
+static void row_residual_norm(void) {
+    static const size_t s[][3] = {{5, 7, 0}, {2, 33, 65}, {67, 33, 0}, {4, 16, 0}};
+    int i, k, fixed;
+    for (i = 0; i < 4; i++)
+        for (k = 0; k < 6; k++)
+            for (fixed = 0; fixed < 3; fixed++) {
+                residual_user u;
+                problem p = start("residual_norm", make_residual_norm, &u);
+                size_t C = s[i][2] ? s[i][2] : s[i][1];
+                u.p = k % 2 ? 0.3 : 0;
+                u.how = k / 2;
+                p.entries = 60;
+                p.random = u.p > 0;
+                add(&p, s[i][0], s[i][1], s[i][2], 0); add(&p, s[i][0], s[i][1], s[i][2], 0); add(&p, C, 0, 0, 0); add(&p, C, 0, 0, 0);
+                if (fixed && u.how != 2) p.fixed[fixed - 1] = 1;
+                if (u.how == 2) p.fixed[1] = 1;
+                check(&p);
+            }
+}
+
 static stx_tensor *make_add(stx_ctx *x, stx_tensor **in, void *user) { return stx_add(x, in[0], user ? in[0] : in[1]); }
 static stx_tensor *make_mul(stx_ctx *x, stx_tensor **in, void *user) { return stx_mul(x, in[0], user ? in[0] : in[1]); }
 static void binary(const char *label, stx_tensor *(*make)(stx_ctx *, stx_tensor **, void *)) {
@@ -341,13 +368,17 @@ static stx_tensor *make_cross_entropy(stx_ctx *x, stx_tensor **in, void *user) {
     id_user *u = (id_user *)user;
     return stx_cross_entropy(x, in[0], stx_tokens(x, u->id, u->B, u->T), u->divisor);
 }
-static void row_cross_entropy(void) {
+static stx_tensor *make_cross_entropy_over(stx_ctx *x, stx_tensor **in, void *user) {
+    id_user *u = (id_user *)user;
+    return stx_cross_entropy_over(x, stx_reshape(x, stx_scale(x, in[0], 1.5), u->B * u->T, in[0]->dim[2], 0, 0), stx_tokens(x, u->id, u->B, u->T), u->divisor);
+}
+static void rows_cross_entropy(const char *label, stx_tensor *(*make)(stx_ctx *, stx_tensor **, void *)) {
     static const size_t s[][3] = {{3, 7, 31}, {2, 5, 65}, {1, 1, 2}, {1, 9, 1}};
     int i, k;
     for (i = 0; i < 4; i++)
         for (k = 0; k < 2; k++) {
             id_user u;
-            problem p = start("cross entropy", make_cross_entropy, &u);
+            problem p = start(label, make, &u);
             u.B = s[i][0]; u.T = s[i][1]; u.divisor = k ? 3.5 : 0;
             u.id = ids_of(u.B * u.T, s[i][2]);
             add(&p, u.B, u.T, s[i][2], 0);
@@ -355,6 +386,8 @@ static void row_cross_entropy(void) {
             free(u.id);
         }
 }
+static void row_cross_entropy(void) { rows_cross_entropy("cross entropy", make_cross_entropy); }
+static void row_cross_entropy_over(void) { rows_cross_entropy("cross entropy over", make_cross_entropy_over); }
 static stx_tensor *make_mse(stx_ctx *x, stx_tensor **in, void *user) { return stx_mse(x, in[0], user ? stx_tanh(x, in[0]) : in[1]); }
 static void row_mse(void) {
     int one = 1;
@@ -1089,6 +1122,7 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_linear", row_linear},
     {"stx_matmul", row_matmul},
     {"stx_layernorm", row_layernorm},
+    {"stx_residual_norm", row_residual_norm},
     {"stx_add", row_add},
     {"stx_mul", row_mul},
     {"stx_scale", row_scale},
@@ -1100,6 +1134,7 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_dropout", row_dropout},
     {"stx_mean", row_mean},
     {"stx_cross_entropy", row_cross_entropy},
+    {"stx_cross_entropy_over", row_cross_entropy_over},
     {"stx_mse", row_mse},
     {"stx_concat", row_concat},
     {"stx_slice", row_slice},
