@@ -164,6 +164,7 @@ static __device__ __forceinline__ uint4 stx__philox(uint64_t seed, uint64_t hi, 
 typedef struct stx__range { char *base; size_t bytes; int kind; stx__bf16 *twin; struct stx__range *next; } stx__range;
 struct stx_gpu {
     int index, sms, major, minor, half, capturing, repeatable, failed, tf32;
+    int attention;                      /* which version, see stx_cuda_attention */
     size_t shared_max;                  /* shared memory that a block may ask for, bytes */
     cudaStream_t stream;
     cublasLtHandle_t lt;
@@ -238,6 +239,476 @@ static void stx__gemm_close(stx_gpu *g);
 // >>gemm --------------------------------------------------------------------------------------------------------------
 
 // >>attention: oracle -------------------------------------------------------------------------------------------------
+
+/* Version 0 of the attention: products, and between them one kernel a direction that works on whole rows of scores. It takes every call,
+   is what the fused kernels are compared with, and does what they refuse. All of it is float, whatever is stored.
+
+   Units (batch row, head) are worked on in chunks, a chunk in panels of queries, such that the scores of a panel stay small. Of a panel
+   whose queries see the keys j0 .. j0+W-1 at most, a unit has the rows
+
+       s (n, W + N)      column c < W: key j0 + c; column W + m: persistent vector m
+
+   The relative term needs no matrix of its own: row r of (q + vb) PE^T belongs into s one column further left than row r - 1, and dR is
+   ds seen the same way (skew of stx__mat). What all queries of a unit add to (dk, dv) or several units share (pe, u, vb, z, pk, pv) is
+   summed in float by unit, then over the units of a chunk in their order, and added to the gradient once, at the end. */
+
+/* A matrix of each unit (b,h): row r, column c stands at `at` + b sb + h sh + chunk's unit sz + (first + r) ld + c. Rows that are not in
+   [0,rows) there are zero (keys before the first). bias: h sh + c of it is added. skew: column c is column c + r + off of what is stored,
+   and zero outside of [0,width). */
+typedef struct stx__mat {
+    stx__num a, bias;
+    size_t at, sb, sh, sz, ld;
+    ptrdiff_t first, rows, off, width;
+    int skew;
+} stx__mat;
+static stx__mat stx__mat_of(const stx__num &a, size_t ld, ptrdiff_t first, ptrdiff_t rows) {
+    stx__mat m;
+    memset(&m, 0, sizeof m);
+    m.a = a; m.ld = ld; m.first = first; m.rows = rows;
+    return m;
+}
+/* rows of scratch: n of them, sz numbers a unit */
+static stx__mat stx__mat_scratch(float *p, size_t ld, size_t n, size_t sz) {
+    stx__num a = {p, NULL, 0};
+    stx__mat m = stx__mat_of(a, ld, 0, (ptrdiff_t)n);
+    m.sz = sz;
+    return m;
+}
+static __device__ __forceinline__ size_t stx__mat_base(const stx__mat &m, size_t b, size_t h, size_t z) { return m.at + b * m.sb + h * m.sh + z * m.sz; }
+static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, size_t base, size_t bias, ptrdiff_t r, ptrdiff_t c) {
+    ptrdiff_t row = r + m.first;
+    if (m.skew) {
+        c += r + m.off;
+        if (c < 0 || c >= m.width) return 0;
+    }
+    if (row < 0 || row >= m.rows) return 0;
+    float v = stx__get(m.a, base + (size_t)row * m.ld + (size_t)c);
+    return m.bias.p ? v + stx__get(m.bias, bias + (size_t)c) : v;
+}
+
+/* C (M,N) of each unit = or += alpha op(A) op(B), op = transpose if ta, tb; C is scratch, and may be skewed.
+   A block makes 64 x 64 numbers of one unit (grid: columns, rows, units), a thread 4 x 4 of them; operands pass through shared memory
+   16 columns of op(A) at a time. */
+enum { STX__P = 64, STX__PK = 16 };
+static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__mat B, int ta, int tb, size_t M, size_t N, size_t K, float alpha,
+                                                 int accumulate, size_t u0, size_t H) {
+    STX__SHARED(float, as, STX__PK * (STX__P + 4));
+    STX__SHARED(float, bs, STX__PK * (STX__P + 4));
+    const size_t z = blockIdx.z, b = (u0 + z) / H, h = (u0 + z) % H, m0 = (size_t)blockIdx.y * STX__P, n0 = (size_t)blockIdx.x * STX__P;
+    const size_t ab = stx__mat_base(A, b, h, z), bb = stx__mat_base(B, b, h, z), cb = stx__mat_base(C, b, h, z);
+    const int tid = (int)threadIdx.x, tx = tid % 16, ty = tid / 16;
+    float c[4][4] = {{0}};
+    for (size_t k0 = 0; k0 < K; k0 += STX__PK) {
+        for (int e = tid; e < STX__P * STX__PK; e += 256) {      /* neighbouring threads take neighbouring numbers of what is stored */
+            int ka = ta ? e / STX__P : e % STX__PK, ma = ta ? e % STX__P : e / STX__PK, kb = tb ? e % STX__PK : e / STX__P, nb = tb ? e / STX__PK : e % STX__P;
+            size_t k = k0 + (size_t)ka, m = m0 + (size_t)ma, l = k0 + (size_t)kb, n = n0 + (size_t)nb;
+            as[ka * (STX__P + 4) + ma] = k < K && m < M ? stx__mat_get(A, ab, h * A.sh, (ptrdiff_t)(ta ? k : m), (ptrdiff_t)(ta ? m : k)) : 0;
+            bs[kb * (STX__P + 4) + nb] = l < K && n < N ? stx__mat_get(B, bb, h * B.sh, (ptrdiff_t)(tb ? n : l), (ptrdiff_t)(tb ? l : n)) : 0;
+        }
+        __syncthreads();
+        for (int k = 0; k < STX__PK; k++) {
+            float av[4], bv[4];
+            for (int i = 0; i < 4; i++) { av[i] = as[k * (STX__P + 4) + 4 * ty + i]; bv[i] = bs[k * (STX__P + 4) + 4 * tx + i]; }
+            for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) c[i][j] = fmaf(av[i], bv[j], c[i][j]);
+        }
+        __syncthreads();
+    }
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) {
+            size_t m = m0 + (size_t)(4 * ty + i), n = n0 + (size_t)(4 * tx + j);
+            ptrdiff_t at = (ptrdiff_t)n;
+            if (m >= M || n >= N) continue;
+            if (C.skew) {
+                at += (ptrdiff_t)m + C.off;
+                if (at < 0 || at >= C.width) continue;
+            }
+            float *to = (float *)C.a.p + cb + (size_t)((ptrdiff_t)m + C.first) * C.ld + (size_t)at;
+            *to = accumulate ? *to + alpha * c[i][j] : alpha * c[i][j];
+        }
+}
+
+/* What the kernels of rows need: rows z n + r of s and g, query i0 + r of unit u0 + z */
+typedef struct stx__attn0_rows {
+    float *s, *g, *top, *inv, *dz;      /* (units,n,ld) twice; (B,H,T) twice; (units,n) or NULL */
+    size_t T, H, S, N, n, ld, u0, i0, units;
+    ptrdiff_t C, j0, W, span, first;
+    int delta_min, not_causal;
+    float max_span, ramp, eps, wide, inv_keep;      /* wide: sqrt(N), a persistent value's factor; inv_keep: a kept weight's */
+    uint32_t keep;                      /* of 65536; 0: no dropout */
+    uint64_t seed, stream;
+    const uint64_t *shift;
+    stx__num z;
+} stx__attn0_rows;
+/* The largest distance that head h reaches: stx__attn_reach */
+static __device__ ptrdiff_t stx__attn0_reach(const stx__attn0_rows &p, size_t h) {
+    double e;
+    if (!p.z.p || p.eps > 0) return p.span;
+    e = ceil((double)stx__get(p.z, h) * (double)p.max_span) + (double)p.ramp + 1;
+    if (!(e > 1)) e = 1;                /* also NaN */
+    return e < (double)p.span ? (ptrdiff_t)e : p.span;
+}
+/* Columns [lo,hi) of the window that query i0 + r sees */
+static __device__ void stx__attn0_bounds(const stx__attn0_rows &p, size_t h, size_t r, ptrdiff_t *lo, ptrdiff_t *hi) {
+    ptrdiff_t i = p.C + (ptrdiff_t)(p.i0 + r), from = p.first, to = (ptrdiff_t)p.S;
+    if (!p.not_causal) {
+        ptrdiff_t reach = stx__attn0_reach(p, h);
+        if (from < i - reach) from = i - reach;
+        to = i - p.delta_min + 1;
+    }
+    *lo = from > p.j0 ? from - p.j0 : 0;
+    *hi = to - p.j0 < p.W ? to - p.j0 : p.W;
+}
+/* The ramp's weight before it is clamped, of column c: 2 without a ramp. Operations in stx__attn_ramp's order, and none fused. */
+static __device__ __forceinline__ float stx__attn0_ramp(const stx__attn0_rows &p, float zl, size_t r, ptrdiff_t c) {
+    float delta;
+    if (!p.z.p || c >= p.W) return 2;
+    delta = (float)(p.C + (ptrdiff_t)(p.i0 + r) - p.j0 - c);
+    return __fadd_rn(__fadd_rn(1.0f - delta, zl) / p.ramp, 1.0f);
+}
+/* What column c's weight is multiplied by after normalisation: stx__attn_drop */
+static __device__ float stx__attn0_factor(const stx__attn0_rows &p, size_t u, size_t r, ptrdiff_t c, uint64_t stream) {
+    uint64_t S = (uint64_t)p.S + (uint64_t)p.span, groups = (S + p.N) / 8 + 2, row = (uint64_t)u * p.T + p.i0 + r, at;
+    float f = c < p.W ? 1.0f : p.wide;
+    if (!p.keep) return f;
+    at = c < p.W ? (uint64_t)(p.span + p.j0 + c) : S + (uint64_t)(c - p.W);
+    uint4 v = stx__philox(p.seed, stream, row * groups + at / 8);
+    uint32_t word = at % 8 < 2 ? v.x : at % 8 < 4 ? v.y : at % 8 < 6 ? v.z : v.w;
+    return (at % 2 ? word >> 16 : word & 0xffffu) < p.keep ? __fmul_rn(f, p.inv_keep) : 0.0f;
+}
+
+/* s: logits become what multiplies the values, dropout and sqrt(N) included, 0 for keys that are not seen; top, inv: see the args.
+   A warp a row: maximum, sums, weights. */
+static __global__ void stx__attn0_soft_kernel(stx__attn0_rows p) {
+    const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
+    const int lane = (int)(threadIdx.x % STX__WARP);
+    if (row >= p.units * p.n) return;
+    const size_t u = p.u0 + row / p.n, r = row % p.n, h = u % p.H;
+    const ptrdiff_t columns = p.W + (ptrdiff_t)p.N;
+    const uint64_t stream = p.keep ? p.stream + *p.shift : 0;
+    const float zl = p.z.p ? __fmul_rn(stx__get(p.z, h), p.max_span) : 0.0f;
+    float *s = p.s + row * p.ld, top = -HUGE_VALF, sum = 0, all = 0, norm, inv;
+    ptrdiff_t lo, hi, c;
+    stx__attn0_bounds(p, h, r, &lo, &hi);
+    for (c = lane; c < columns; c += STX__WARP)
+        if (c >= p.W || (c >= lo && c < hi && (p.eps > 0 || !(stx__attn0_ramp(p, zl, r, c) <= 0)))) top = fmaxf(top, s[c]);
+    top = stx__warp_max(top);
+    for (c = lane; c < columns; c += STX__WARP) {
+        float m = stx__attn0_ramp(p, zl, r, c), e;
+        if (c < p.W && (c < lo || c >= hi || (!(p.eps > 0) && m <= 0))) { s[c] = 0; continue; }
+        m = m <= 0 ? 0 : m >= 1 ? 1 : m;         /* NaN stays NaN */
+        e = expf(s[c] - top);
+        s[c] = m * e;
+        sum += m * e;
+        all += e;
+    }
+    sum = stx__warp_sum(sum);
+    all = stx__warp_sum(all);
+    norm = sum + p.eps * all;
+    inv = norm == 0 ? 0 : 1 / norm;              /* no key at all: y = 0 */
+    for (c = lane; c < columns; c += STX__WARP) if (s[c] != 0) s[c] *= inv * stx__attn0_factor(p, u, r, c, stream);
+    if (lane == 0) {
+        p.top[u * p.T + p.i0 + r] = top;
+        p.inv[u * p.T + p.i0 + r] = inv;
+    }
+}
+
+/* s: logits become what multiplied the values, as forward left them; g: dy.v becomes ds. With w = e^(s - top) inv, a = m w, f the factor
+   of dropout: G = f g, D = sum a G (which is dy.y, without y's rounding), ds = a (G - D) - eps D w. dz: the row's sum of w (G - D) over
+   0 <= ramp <= 1. A warp a row, twice over its columns. */
+static __global__ void stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
+    const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
+    const int lane = (int)(threadIdx.x % STX__WARP);
+    if (row >= p.units * p.n) return;
+    const size_t u = p.u0 + row / p.n, r = row % p.n, h = u % p.H;
+    const ptrdiff_t columns = p.W + (ptrdiff_t)p.N;
+    const uint64_t stream = p.keep ? p.stream + *p.shift : 0;
+    const float zl = p.z.p ? __fmul_rn(stx__get(p.z, h), p.max_span) : 0.0f, top = p.top[u * p.T + p.i0 + r], inv = p.inv[u * p.T + p.i0 + r];
+    float *s = p.s + row * p.ld, *g = p.g + row * p.ld, D = 0, dz = 0;
+    ptrdiff_t lo, hi, c;
+    stx__attn0_bounds(p, h, r, &lo, &hi);
+    for (c = lane; c < columns; c += STX__WARP) {
+        float m = stx__attn0_ramp(p, zl, r, c), v = s[c] - top;
+        if (inv == 0 || (c < p.W && (c < lo || c >= hi))) { s[c] = g[c] = 0; continue; }
+        m = m <= 0 ? 0 : m >= 1 ? 1 : m;
+        s[c] = expf(v < 80 ? v : v > 80 ? 80 : v) * inv;         /* m w <= 1, but w alone may not fit */
+        g[c] *= stx__attn0_factor(p, u, r, c, stream);
+        D += m * s[c] * g[c];
+    }
+    D = stx__warp_sum(D);
+    for (c = lane; c < columns; c += STX__WARP) {
+        float raw = stx__attn0_ramp(p, zl, r, c), m = raw <= 0 ? 0 : raw >= 1 ? 1 : raw, w = s[c], gd = g[c] - D;
+        if (inv == 0 || (c < p.W && (c < lo || c >= hi))) continue;
+        if (raw >= 0 && raw <= 1) dz += w * gd;
+        g[c] = m * w * gd - p.eps * D * w;
+        s[c] = m * w != 0 ? m * w * stx__attn0_factor(p, u, r, c, stream) : m * w;
+    }
+    dz = stx__warp_sum(dz);
+    if (lane == 0 && p.dz) p.dz[row] = dz;
+}
+
+/* to (rows,D) of each unit = or += p + q, scratch of stride sz a unit; q may be NULL. A thread a number. */
+static __global__ void stx__attn0_out_kernel(stx__mat to, const float *p, const float *q, size_t sz, size_t rows, size_t D, int accumulate, size_t units, size_t u0, size_t H) {
+    size_t n = units * rows * D, step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        size_t z = i / (rows * D), e = i % (rows * D), u = u0 + z;
+        size_t at = stx__mat_base(to, u / H, u % H, z) + (size_t)((ptrdiff_t)(e / D) + to.first) * to.ld + e % D;
+        stx__add(to.a, at, q ? p[z * sz + e] + q[z * sz + e] : p[z * sz + e], accumulate);
+    }
+}
+/* to (units,D) += the sums of the columns of from (units,n,D). A thread a column. */
+static __global__ void stx__attn0_columns_kernel(float *to, const float *from, size_t sz, size_t n, size_t D, size_t units) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, r;
+    float s = 0;
+    if (i >= units * D) return;
+    for (r = 0; r < n; r++) s += from[i / D * sz + r * D + i % D];
+    to[i] += s;
+}
+/* all (tables,size) += the sums over the chunk's units of parts (units,size), those of a table's heads, in order. A thread a number. */
+static __global__ void stx__attn0_sum_kernel(float *all, const float *parts, size_t size, size_t tables, size_t units, size_t u0) {
+    size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < tables * size; i += step) {
+        size_t t = i / size, z;
+        float s = 0;
+        for (z = (t + tables - u0 % tables) % tables; z < units; z += tables) s += parts[z * size + i % size];
+        all[i] += s;
+    }
+}
+/* grad += f all (tables,rows,D): number (t,r,d) is at + t st + r ld + d of grad. A thread a number. */
+static __global__ void stx__attn0_add_kernel(stx__num grad, const float *all, float f, size_t tables, size_t rows, size_t D, size_t at, size_t st, size_t ld) {
+    size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < tables * rows * D; i += step)
+        stx__add(grad, at + i / (rows * D) * st + i / D % rows * ld + i % D, f * all[i], 1);
+}
+
+/* How a call is cut, and its scratch. Sums that units share, one copy a unit and one for all: */
+enum { STX__S_PE, STX__S_U, STX__S_VB, STX__S_Z, STX__S_PK, STX__S_PV, STX__SHARED_SUMS };
+typedef struct stx__attn0 {
+    stx_ctx *x;
+    const stx_attention_args *a;
+    size_t n, units, ld, tables, p0, np;                /* queries of a panel, units of a chunk, numbers of a row; rows p0 .. p0+np-1 of pe are met */
+    size_t size[STX__SHARED_SUMS], copies[STX__SHARED_SUMS];    /* numbers of one copy (0: not wanted), and how many there are in the gradient */
+    float *s, *g, *o, *o2, *rows, *dk, *dv, *part[STX__SHARED_SUMS], *all[STX__SHARED_SUMS];
+    float *parts;                                       /* dk, dv and part[] */
+    size_t parts_bytes, all_bytes, bytes;
+    size_t u0, nu, i0, nb;                              /* the chunk and the panel at hand */
+    ptrdiff_t j0, W;
+    stx__num q, k, v, pe, u, vb, pk, pv, y, dy;
+} stx__attn0;
+
+static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
+    const stx_attention_args *a = A->a;
+    const size_t budget = (size_t)200 << 20, few = stx__gpu(A->x)->attention == 3;
+    size_t at = 0, i, all = a->B * a->H, window = (size_t)((ptrdiff_t)a->S - STX__MIN(a->first_key, (ptrdiff_t)a->S)), unit;
+    char *base = a->work ? (char *)(((uintptr_t)a->work + 255) / 256 * 256) : NULL;
+    if (a->not_causal && a->first_key < 0) window = a->S;
+    A->tables = a->P ? (size_t)a->pe_heads : 0;
+    A->p0 = a->P + (size_t)a->delta_min > a->span + 1 ? a->P + (size_t)a->delta_min - a->span - 1 : 0;
+    if (A->p0 > a->P) A->p0 = a->P;
+    A->np = a->P - A->p0;
+    memset(A->size, 0, sizeof A->size);
+    for (i = 0; i < STX__SHARED_SUMS; i++) A->copies[i] = a->H;
+    if (backward) {
+        if (a->dpe) { A->size[STX__S_PE] = A->np * a->D; A->copies[STX__S_PE] = A->tables; }
+        if (a->du)  A->size[STX__S_U] = a->D;
+        if (a->dvb) A->size[STX__S_VB] = a->D;
+        if (a->dz)  A->size[STX__S_Z] = 1;
+        if (a->dpk) A->size[STX__S_PK] = a->N * a->D;
+        if (a->dpv) A->size[STX__S_PV] = a->N * a->D;
+    }
+    for (A->n = STX__MIN(a->T, (size_t)(few ? 16 : 256));; A->n = (A->n + 1) / 2) {
+        A->ld = (a->not_causal ? window : STX__MIN(window, a->span + A->n)) + a->N;
+        unit = A->n * (A->ld * (backward ? 2 : 1) + 2 * a->D + 1);
+        if (A->n <= 16 || unit * sizeof(float) <= budget / 2) break;
+    }
+    if (backward) unit += (a->dk ? a->S * a->D : 0) + (a->dv ? a->S * a->D : 0);
+    for (i = 0; i < STX__SHARED_SUMS; i++) unit += A->size[i];
+    A->units = few ? 3 : budget / (unit * sizeof(float));
+    A->units = STX__MAX((size_t)1, STX__MIN(STX__MIN(A->units, all), (size_t)65535));
+  #define STX__TAKE(field, count) do { A->field = base ? (float *)(void *)(base + at) : NULL; at += ((count) * sizeof(float) + 255) / 256 * 256; } while (0)
+    STX__TAKE(s, A->units * A->n * A->ld);
+    STX__TAKE(o, A->units * A->n * a->D);
+    if (backward) {
+        STX__TAKE(g, A->units * A->n * A->ld);
+        STX__TAKE(o2, A->units * A->n * a->D);
+        STX__TAKE(rows, A->units * A->n);
+        A->parts_bytes = at;
+        STX__TAKE(dk, a->dk ? A->units * a->S * a->D : 0);
+        STX__TAKE(dv, a->dv ? A->units * a->S * a->D : 0);
+        A->parts = A->dk;
+        for (i = 0; i < STX__SHARED_SUMS; i++) STX__TAKE(part[i], A->units * A->size[i]);
+        A->parts_bytes = at - A->parts_bytes;
+        A->all_bytes = at;
+        for (i = 0; i < STX__SHARED_SUMS; i++) STX__TAKE(all[i], A->copies[i] * A->size[i]);
+        A->all_bytes = at - A->all_bytes;
+    }
+  #undef STX__TAKE
+    return A->bytes = at + 256;
+}
+static void stx__attn0_open(stx__attn0 *A, stx_ctx *x, const stx_attention_args *a, int backward) {
+    memset(A, 0, sizeof *A);
+    A->x = x; A->a = a;
+    stx__attn0_layout(A, backward);
+    A->q = stx__num_of(x, a->q); A->k = stx__num_of(x, a->k); A->v = stx__num_of(x, a->v);
+    A->pe = stx__num_of(x, a->pe); A->u = stx__num_of(x, a->u); A->vb = stx__num_of(x, a->vb);
+    A->pk = stx__num_of(x, a->pk); A->pv = stx__num_of(x, a->pv);
+    A->y = stx__num_of(x, a->y); A->dy = stx__num_of(x, a->dy);
+}
+static void stx__attn0_product(const stx__attn0 *A, const stx__mat &C, const stx__mat &L, int ta, const stx__mat &R, int tb, size_t M, size_t N, size_t K, float alpha, int accumulate) {
+    dim3 grid((unsigned)((N + STX__P - 1) / STX__P), (unsigned)((M + STX__P - 1) / STX__P), (unsigned)A->nu);
+    if (!M || !N || (!K && accumulate)) return;
+    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_product_kernel, grid, 256, 0, C, L, R, ta, tb, M, N, K, alpha, accumulate, A->u0, A->a->H);
+}
+static void stx__attn0_out(const stx__attn0 *A, const stx__mat &to, const float *p, const float *q, size_t sz, size_t rows, int accumulate) {
+    if (!rows) return;
+    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_out_kernel, stx__blocks(A->nu * rows * A->a->D, 256, 65535), 256, 0, to, p, q, sz, rows, A->a->D, accumulate,
+                    A->nu, A->u0, A->a->H);
+}
+static void stx__attn0_columns(const stx__attn0 *A, float *to, const float *from, size_t sz, size_t D) {
+    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_columns_kernel, stx__blocks(A->nu * D, 128, (size_t)1 << 30), 128, 0, to, from, sz, A->nb, D, A->nu);
+}
+/* The matrices of a panel: rows of queries, keys and tables by unit; scratch */
+static stx__mat stx__attn0_rows_q(const stx__attn0 *A, const stx__num &q, const stx__num *bias) {
+    stx__mat m = stx__mat_of(q, A->a->ldq, (ptrdiff_t)A->i0, (ptrdiff_t)A->a->T);
+    m.sb = A->a->stq; m.sh = A->a->D;
+    if (bias) m.bias = *bias;
+    return m;
+}
+static stx__mat stx__attn0_rows_y(const stx__attn0 *A, const stx__num &y) {
+    stx__mat m = stx__mat_of(y, A->a->H * A->a->D, (ptrdiff_t)A->i0, (ptrdiff_t)A->a->T);
+    m.sb = A->a->T * m.ld; m.sh = A->a->D;
+    return m;
+}
+static stx__mat stx__attn0_rows_k(const stx__attn0 *A, const stx__num &k, ptrdiff_t first) {
+    stx__mat m = stx__mat_of(k, A->a->ldk, first, (ptrdiff_t)A->a->S);
+    m.sb = A->a->stk; m.sh = A->a->D;
+    return m;
+}
+static stx__mat stx__attn0_rows_pe(const stx__attn0 *A) {
+    stx__mat m = stx__mat_of(A->pe, A->tables * A->a->D, (ptrdiff_t)A->p0, (ptrdiff_t)A->a->P);
+    m.sh = A->tables > 1 ? A->a->D : 0;
+    return m;
+}
+static stx__mat stx__attn0_rows_p(const stx__attn0 *A, const stx__num &p) {
+    stx__mat m = stx__mat_of(p, A->a->D, 0, (ptrdiff_t)A->a->N);
+    m.sh = A->a->N * A->a->D;
+    return m;
+}
+/* columns from `column` on of s or g; skewed: column p is what meets row p0 + p of pe */
+static stx__mat stx__attn0_cells(const stx__attn0 *A, float *s, size_t column, int skew) {
+    const stx_attention_args *a = A->a;
+    stx__mat m = stx__mat_scratch(s + column, A->ld, A->nb, A->nb * A->ld);
+    m.skew = skew;
+    m.off = (ptrdiff_t)A->p0 - ((ptrdiff_t)a->P - 1 + a->delta_min) + (ptrdiff_t)a->S - (ptrdiff_t)a->T + (ptrdiff_t)A->i0 - A->j0;
+    m.width = A->W;
+    return m;
+}
+static stx__mat stx__attn0_wide(const stx__attn0 *A, float *o) { return stx__mat_scratch(o, A->a->D, A->nb, A->nb * A->a->D); }
+
+/* Panel i0 .. of nb queries: the keys that they may see, and their logits into s */
+static void stx__attn0_logits(stx__attn0 *A, size_t i0) {
+    const stx_attention_args *a = A->a;
+    ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, last = (ptrdiff_t)a->S;
+    A->i0 = i0;
+    A->nb = STX__MIN(A->n, a->T - i0);
+    A->j0 = a->not_causal ? STX__MAX(a->first_key, 0) : STX__MAX(a->first_key, C + (ptrdiff_t)i0 - (ptrdiff_t)a->span);
+    if (!a->not_causal) last = C + (ptrdiff_t)(i0 + A->nb) - a->delta_min;
+    A->W = STX__MAX(last - A->j0, (ptrdiff_t)0);
+    stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 0), stx__attn0_rows_q(A, A->q, &A->u), 0, stx__attn0_rows_k(A, A->k, A->j0), 1, A->nb, (size_t)A->W, a->D, a->scale, 0);
+    if (a->P) stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 1), stx__attn0_rows_q(A, A->q, &A->vb), 0, stx__attn0_rows_pe(A), 1, A->nb, A->np, a->D, a->scale, 1);
+    stx__attn0_product(A, stx__attn0_cells(A, A->s, (size_t)A->W, 0), stx__attn0_rows_q(A, A->q, NULL), 0, stx__attn0_rows_p(A, A->pk), 1, A->nb, a->N, a->D,
+                       a->scale * (float)sqrt((double)a->D), 0);
+}
+static stx__attn0_rows stx__attn0_rows_of(const stx__attn0 *A) {
+    const stx_attention_args *a = A->a;
+    stx__attn0_rows p;
+    memset(&p, 0, sizeof p);
+    p.s = A->s; p.g = A->g; p.top = a->top; p.inv = a->inv;
+    p.T = a->T; p.H = a->H; p.S = a->S; p.N = a->N; p.n = A->nb; p.ld = A->ld; p.u0 = A->u0; p.i0 = A->i0; p.units = A->nu;
+    p.C = (ptrdiff_t)a->S - (ptrdiff_t)a->T; p.j0 = A->j0; p.W = A->W; p.span = (ptrdiff_t)a->span; p.first = a->first_key;
+    p.delta_min = a->delta_min; p.not_causal = a->not_causal;
+    p.max_span = a->max_span; p.ramp = a->ramp; p.eps = a->eps;
+    p.wide = (float)sqrt((double)a->N);
+    if (a->drop > 0) {
+        double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5);      /* stx__keep16 */
+        p.keep = (uint32_t)(k < 1 ? 1 : k);
+        p.inv_keep = (float)(65536.0 / p.keep);
+        p.seed = a->seed; p.stream = a->stream; p.shift = stx__gpu(A->x)->shift;
+    }
+    p.z = stx__num_of(A->x, a->z);
+    return p;
+}
+
+static void stx__attn0_fwd(stx_ctx *x, const stx_attention_args *a) {
+    stx__attn0 A;
+    size_t i0;
+    stx__attn0_open(&A, x, a, 0);
+    for (A.u0 = 0; A.u0 < a->B * a->H; A.u0 += A.nu) {
+        A.nu = STX__MIN(A.units, a->B * a->H - A.u0);
+        for (i0 = 0; i0 < a->T; i0 += A.nb) {
+            stx__attn0_logits(&A, i0);
+            STX__RUN_KERNEL(x, "stx_attention_fwd", stx__attn0_soft_kernel, stx__blocks(A.nu * A.nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0, stx__attn0_rows_of(&A));
+            stx__attn0_product(&A, stx__attn0_wide(&A, A.o), stx__attn0_cells(&A, A.s, 0, 0), 0, stx__attn0_rows_k(&A, A.v, A.j0), 0, A.nb, a->D, (size_t)A.W, 1, 0);
+            stx__attn0_product(&A, stx__attn0_wide(&A, A.o), stx__attn0_cells(&A, A.s, (size_t)A.W, 0), 0, stx__attn0_rows_p(&A, A.pv), 0, A.nb, a->D, a->N, 1, 1);
+            stx__attn0_out(&A, stx__attn0_rows_y(&A, A.y), A.o, NULL, A.nb * a->D, A.nb, 0);
+        }
+    }
+}
+
+/* One panel of the backward pass, after the logits */
+static void stx__attn0_bwd_panel(stx__attn0 *A) {
+    const stx_attention_args *a = A->a;
+    const size_t D = a->D, W = (size_t)A->W, zeros = (size_t)STX__MIN(STX__MAX(-A->j0, (ptrdiff_t)0), A->W), real = (size_t)STX__MAX(A->j0, (ptrdiff_t)0);
+    const float far = a->scale * (float)sqrt((double)D);
+    stx__mat dy = stx__attn0_rows_y(A, A->dy), o = stx__attn0_wide(A, A->o), o2 = stx__attn0_wide(A, A->o2);
+    stx__attn0_rows p = stx__attn0_rows_of(A);
+    if (a->dz && p.z.p) p.dz = A->rows;
+    stx__attn0_product(A, stx__attn0_cells(A, A->g, 0, 0), dy, 0, stx__attn0_rows_k(A, A->v, A->j0), 1, A->nb, W, D, 1, 0);
+    stx__attn0_product(A, stx__attn0_cells(A, A->g, W, 0), dy, 0, stx__attn0_rows_p(A, A->pv), 1, A->nb, a->N, D, 1, 0);
+    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_soft_bwd_kernel, stx__blocks(A->nu * A->nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0, p);
+    if (a->dv) stx__attn0_product(A, stx__mat_scratch(A->dv + real * D, D, a->S, a->S * D), stx__attn0_cells(A, A->s, zeros, 0), 1, dy, 0, W - zeros, D, A->nb, 1, 1);
+    if (a->dk) stx__attn0_product(A, stx__mat_scratch(A->dk + real * D, D, a->S, a->S * D), stx__attn0_cells(A, A->g, zeros, 0), 1, stx__attn0_rows_q(A, A->q, &A->u), 0,
+                                  W - zeros, D, A->nb, a->scale, 1);
+    if (p.dz) stx__attn0_columns(A, A->part[STX__S_Z], A->rows, A->nb, 1);
+    if (A->size[STX__S_PV]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PV], D, a->N, a->N * D), stx__attn0_cells(A, A->s, W, 0), 1, dy, 0, a->N, D, A->nb, 1, 1);
+    if (A->size[STX__S_PK]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PK], D, a->N, a->N * D), stx__attn0_cells(A, A->g, W, 0), 1,
+                                               stx__attn0_rows_q(A, A->q, NULL), 0, a->N, D, A->nb, far, 1);
+    if (A->size[STX__S_PE]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PE], D, A->np, A->np * D), stx__attn0_cells(A, A->g, 0, 1), 1,
+                                               stx__attn0_rows_q(A, A->q, &A->vb), 0, A->np, D, A->nb, a->scale, 1);
+    if (a->dq || a->du) stx__attn0_product(A, o, stx__attn0_cells(A, A->g, 0, 0), 0, stx__attn0_rows_k(A, A->k, A->j0), 0, A->nb, D, W, a->scale, 0);
+    if (a->P && (a->dq || a->dvb)) stx__attn0_product(A, o2, stx__attn0_cells(A, A->g, 0, 1), 0, stx__attn0_rows_pe(A), 0, A->nb, D, A->np, a->scale, 0);
+    if (a->du) stx__attn0_columns(A, A->part[STX__S_U], A->o, A->nb * D, D);
+    if (a->dvb && a->P) stx__attn0_columns(A, A->part[STX__S_VB], A->o2, A->nb * D, D);
+    if (a->dq) {
+        stx__attn0_product(A, o, stx__attn0_cells(A, A->g, W, 0), 0, stx__attn0_rows_p(A, A->pk), 0, A->nb, D, a->N, far, 1);
+        stx__attn0_out(A, stx__attn0_rows_q(A, stx__num_of(A->x, a->dq), NULL), A->o, a->P ? A->o2 : NULL, A->nb * D, A->nb, 1);
+    }
+}
+static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
+    stx_real *const grads[STX__SHARED_SUMS] = {a->dpe, a->du, a->dvb, a->dz, a->dpk, a->dpv};
+    stx__attn0 A;
+    size_t i0, i;
+    stx__attn0_open(&A, x, a, 1);
+    if (A.all_bytes && stx_ok(x)) stx__cuda_failed(x, cudaMemsetAsync(A.all[0], 0, A.all_bytes, stx__gpu(x)->stream), "stx_attention_bwd");
+    for (A.u0 = 0; A.u0 < a->B * a->H; A.u0 += A.nu) {
+        A.nu = STX__MIN(A.units, a->B * a->H - A.u0);
+        if (A.parts_bytes && stx_ok(x)) stx__cuda_failed(x, cudaMemsetAsync(A.parts, 0, A.parts_bytes, stx__gpu(x)->stream), "stx_attention_bwd");
+        for (i0 = 0; i0 < a->T; i0 += A.nb) {
+            stx__attn0_logits(&A, i0);
+            stx__attn0_bwd_panel(&A);
+        }
+        if (a->dk) stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dk), 0), A.dk, NULL, a->S * a->D, a->S, 1);
+        if (a->dv) stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dv), 0), A.dv, NULL, a->S * a->D, a->S, 1);
+        for (i = 0; i < STX__SHARED_SUMS; i++)
+            if (A.size[i]) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_sum_kernel, stx__blocks(A.copies[i] * A.size[i], 256, 65535), 256, 0, A.all[i], A.part[i], A.size[i],
+                                           A.copies[i], A.nu, A.u0);
+    }
+    for (i = 0; i < STX__SHARED_SUMS; i++) {
+        size_t rows = A.size[i] >= a->D && i != STX__S_Z ? A.size[i] / a->D : 1, cols = rows ? A.size[i] / rows : 0, n = A.copies[i] * A.size[i];
+        size_t ld = i == STX__S_PE ? A.tables * a->D : cols, st = i == STX__S_PE ? a->D : A.size[i], at = i == STX__S_PE ? A.p0 * ld : 0;
+        if (n) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_add_kernel, stx__blocks(n, 256, 65535), 256, 0, stx__num_of(x, grads[i]), A.all[i],
+                               i == STX__S_Z ? a->max_span / a->ramp : 1.0f, A.copies[i], rows, cols, at, st, ld);
+    }
+}
 
 // >>attention: forward ------------------------------------------------------------------------------------------------
 
@@ -886,7 +1357,43 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>attention: backward -----------------------------------------------------------------------------------------------
 
+static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; return 0; }
+static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; }
+
 // >>attention: launchers ----------------------------------------------------------------------------------------------
+
+enum { STX__MOST_HEADS = 256 };
+
+/* Version 2 where it can take the call, else version 0: g->attention decides (stx_cuda_attention). top, inv are floats in any case: rows
+   of the two passes may come from different versions. */
+static int stx__attn_fused(stx_ctx *x, const stx_attention_args *a) {
+    int version = stx__gpu(x)->attention;
+    return (version == 0 || version == 2) && stx__attn2_can(x, a);
+}
+static int stx__attn_refused(stx_ctx *x, const stx_attention_args *a, const char *what) {
+    if (a->H <= STX__MOST_HEADS) return !stx_ok(x) || !a->B || !a->T || !a->H || !a->D;
+    stx_fail(x, STX_ERR_SHAPE, "%s: %zu heads, want at most %d", what, a->H, (int)STX__MOST_HEADS);
+    return 1;
+}
+extern "C" size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward) {
+    stx__attn0 A;
+    if (a->H > STX__MOST_HEADS || !a->B || !a->T || !a->H || !a->D) return 0;
+    if (stx__attn_fused(x, a)) return backward ? stx__attn2_bwd_work(x, a) : stx__attn2_fwd_work(x, a);
+    memset(&A, 0, sizeof A);
+    A.x = x; A.a = a;
+    return stx__attn0_layout(&A, backward);
+}
+extern "C" void stx_attention_fwd_cuda(stx_ctx *x, const stx_attention_args *a) {
+    if (stx__attn_refused(x, a, "stx_attention_fwd")) return;
+    if (stx__attn_fused(x, a)) stx__attn2_fwd(x, a);
+    else stx__attn0_fwd(x, a);
+}
+extern "C" void stx_attention_bwd_cuda(stx_ctx *x, const stx_attention_args *a) {
+    if (stx__attn_refused(x, a, "stx_attention_bwd")) return;
+    if (stx__attn_fused(x, a)) stx__attn2_bwd(x, a);
+    else stx__attn0_bwd(x, a);
+}
+extern "C" void stx_cuda_attention(stx_ctx *x, int version) { if (stx__gpu(x)) stx__gpu(x)->attention = version; }
 
 // >>device ------------------------------------------------------------------------------------------------------------
 
