@@ -1,0 +1,1924 @@
+/* cuda_host.cpp - the CUDA-on-CPU shim: fibers, barriers and warp collectives; shared memory; device memory and the runtime
+   API; graphs; cuBLASLt on top of stx_gemm. One translation unit, linked into the tests. See README.md.
+
+   >>state  >>reports  >>memory  >>fibers  >>collectives  >>launch  >>runtime  >>graphs  >>cublaslt */
+#ifndef _GNU_SOURCE
+  #define _GNU_SOURCE
+#endif
+#include "cuda_runtime.h"
+#include "cuda_bf16.h"
+#include "cublasLt.h"
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <set>
+#include <vector>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+  #define HOST_ASAN 1
+#elif defined(__has_feature)
+  #if __has_feature(address_sanitizer)
+    #define HOST_ASAN 1
+  #endif
+#endif
+#ifdef HOST_ASAN
+  #include <sanitizer/asan_interface.h>
+  #include <sanitizer/common_interface_defs.h>
+  #define POISON(p, n) __asan_poison_memory_region(p, n)
+  #define UNPOISON(p, n) __asan_unpoison_memory_region(p, n)
+#else
+  #define POISON(p, n) ((void)(p), (void)(n))
+  #define UNPOISON(p, n) ((void)(p), (void)(n))
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>state
+
+typedef uintptr_t word;
+enum { WARP = 32, MAX_THREADS = 1024, PAGE = 4096, ZONE = 256, SHARED_STATIC = 48 << 10, SHARED_MAX = 227 << 10, REPORTS_PRINTED = 40 };
+static const word DEVICE_RANGE = (word)64 << 30;
+static const uint32_t CANARY = 0xFFF5FFF5u;     /* NaN as a float, as two bf16 and, doubled, as a double */
+
+/* Operands of one lane in a warp collective: on the waiting lane's stack, read by the last lane to come. */
+struct lane_args {
+    uint64_t in, out;
+    int param, width;
+    float *c;
+    const uint32_t *a, *b;
+    uint32_t *r;
+    const void *row;
+};
+struct async_copy { unsigned char *dst; const unsigned char *src; int size, src_bytes; long group; };
+
+enum { READY, IN_WARP, IN_BLOCK, EXITED };
+struct warp;
+struct fiber {
+    cuda_host_thread id;        /* first: cuda_host_self points here */
+    void *sp;
+    unsigned number;            /* in the block */
+    warp *w;
+    int state, line, kind;
+    unsigned mask;
+    lane_args *args;
+    async_copy *copy;           /* cp.async not waited for */
+    int copies, copies_size;
+    long group;                 /* groups committed so far */
+    unsigned char *stack;       /* lowest byte above the guard page */
+    void *fake;                 /* AddressSanitizer's */
+};
+struct meeting { unsigned mask, arrived; int kind, line, mixed; };
+struct warp { fiber *first; unsigned exists, exited; int meetings; meeting meet[WARP]; };
+struct shared_object { const void *site; unsigned char *p; size_t bytes; const char *name; };
+
+struct allocation { size_t bytes; long serial; };
+struct capture;
+struct function_info { int dynamic_limit; size_t static_bytes; };
+
+static struct {
+    /* knobs */
+    int thread_order, block_order, fill, devices, major, minor, allow_pinned, trap, quiet;
+    uint64_t rng, fill_count;
+    size_t memory, stack_bytes;
+    long fail_alloc, fail_launch;
+    /* counters */
+    long reports, printed, launches, allocs, serial, syncs, graph_launches;
+    size_t in_use, pinned_in_use;
+    char last_report[512];
+    /* device memory */
+    word lo, next;
+    int open;
+    word open_lo, open_hi;
+    int handler;
+    struct sigaction old_segv, old_bus;
+    cudaError_t sticky;
+    /* the running launch */
+    const cuda_host_kernel *kernel;
+    cuda_host_place place;
+    int running;                /* in a fiber */
+    cudaError_t launch_error;
+    /* the running block */
+    fiber *self;
+    unsigned threads, exited, at_barrier;
+    int stopped, barrier_kind, barrier_line, barrier_mixed, barrier_sum, barrier_result;
+    void *scheduler_sp, *scheduler_fake;
+    unsigned ready_head, ready_count;
+    fiber *ready[MAX_THREADS];
+    fiber fibers[MAX_THREADS];
+    warp warps[MAX_THREADS / WARP];
+    unsigned char *stacks;
+    size_t stack_pitch;
+    unsigned char *arena;       /* shared memory with its red zones */
+    size_t arena_used, static_bytes, smem;
+    int objects;
+    shared_object object[256];
+} G = {};
+
+enum { ARENA = 1 << 20 };
+const cuda_host_thread *cuda_host_self;
+const cuda_host_place *cuda_host_where;
+
+static std::recursive_mutex &lock_of(void) { static std::recursive_mutex m; return m; }
+static std::map<word, allocation> &live(void) { static auto *m = new std::map<word, allocation>; return *m; }
+static std::map<word, size_t> &pinned(void) { static auto *m = new std::map<word, size_t>; return *m; }
+static std::map<const void *, function_info> &functions(void) { static auto *m = new std::map<const void *, function_info>; return *m; }
+static thread_local cudaError_t last_error;
+#define LOCK std::lock_guard<std::recursive_mutex> guard_(lock_of())
+
+static void defaults(void) {
+    static int done;
+    if (done) return;
+    done = 1;
+    G.fill = CUDA_HOST_FILL_NAN; G.devices = 1; G.major = 9; G.allow_pinned = 1; G.trap = 1;
+    G.rng = 88172645463325252u; G.memory = (size_t)8 << 30; G.stack_bytes = 65536;
+}
+static struct initialiser { initialiser() { defaults(); } } at_start;
+
+static inline uint32_t draw(uint32_t n) {       /* in [0, n) */
+    G.rng ^= G.rng << 13; G.rng ^= G.rng >> 7; G.rng ^= G.rng << 17;
+    return (uint32_t)((G.rng >> 32) * n >> 32);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>reports
+
+static int kernel_name(char *out, size_t size, const char *text) {     /* up to the first comma outside brackets */
+    size_t n = 0;
+    int depth = 0;
+    for (; text[n]; n++) {
+        if (strchr("(<[{", text[n])) depth++;
+        else if (strchr(")>]}", text[n])) depth--;
+        else if (text[n] == ',' && depth <= 0) break;
+    }
+    return snprintf(out, size, "%.*s", (int)n, text);
+}
+static int where_text(char *out, size_t size) {
+    char name[160];
+    if (!G.kernel) return snprintf(out, size, "cuda_host: ");
+    kernel_name(name, sizeof name, G.kernel->text);
+    const uint3 &b = G.place.block;
+    if (!G.running) return snprintf(out, size, "cuda_host: kernel %s, block (%u,%u,%u): ", name, b.x, b.y, b.z);
+    const uint3 &t = G.self->id.index;
+    return snprintf(out, size, "cuda_host: kernel %s, block (%u,%u,%u), thread (%u,%u,%u): ", name, b.x, b.y, b.z, t.x, t.y, t.z);
+}
+__attribute__((format(printf, 1, 2)))
+static void report(const char *format, ...) {
+    va_list list;
+    int n = where_text(G.last_report, sizeof G.last_report);
+    if (n < 0 || n > (int)sizeof G.last_report - 1) n = (int)sizeof G.last_report - 1;
+    va_start(list, format);
+    vsnprintf(G.last_report + n, sizeof G.last_report - (size_t)n, format, list);
+    va_end(list);
+    G.reports++;
+    if (G.quiet || G.printed >= REPORTS_PRINTED) return;
+    fprintf(stderr, "%s\n", G.last_report);
+    if (++G.printed == REPORTS_PRINTED) fprintf(stderr, "cuda_host: further reports are counted, not printed\n");
+}
+
+static void fill_bytes(void *p, size_t n) {
+    unsigned char *b = (unsigned char *)p;
+    if (G.fill != CUDA_HOST_FILL_RANDOM) { memset(b, G.fill, n); return; }
+    uint64_t s = (++G.fill_count) * 0x9E3779B97F4A7C15u;
+    for (size_t i = 0; i < n; i += 8) {
+        uint64_t z = (s += 0x9E3779B97F4A7C15u);
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u; z = (z ^ (z >> 27)) * 0x94D049BB133111EBu; z ^= z >> 31;
+        memcpy(b + i, &z, n - i < 8 ? n - i : 8);
+    }
+}
+/* Canaries are laid by address, so that a zone may begin at any byte. */
+static void lay_canary(unsigned char *p, size_t n) {
+    for (size_t i = 0; i < n; i++) p[i] = (unsigned char)(CANARY >> 8 * ((word)(p + i) & 3));
+}
+static ptrdiff_t broken_canary(const unsigned char *p, size_t n) {     /* index of the first wrong byte, or -1 */
+    for (size_t i = 0; i < n; i++) if (p[i] != (unsigned char)(CANARY >> 8 * ((word)(p + i) & 3))) return (ptrdiff_t)i;
+    return -1;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>memory
+/* Device memory is one range of addresses, PROT_NONE while host code runs: a host access faults. device_open makes the used
+   part accessible for a kernel, a copy or a product. Freed addresses are used again only after the whole range was. */
+
+static inline bool in_device(const void *p) { return G.lo && (word)p >= G.lo && (word)p < G.lo + DEVICE_RANGE; }
+
+static void fault_text(char *out, size_t size, word p) {
+    int n = where_text(out, size);
+    auto i = live().upper_bound(p);
+    if (i == live().begin()) { snprintf(out + n, size - (size_t)n, "below all device memory, at %#zx\n", (size_t)p); return; }
+    --i;
+    const char *who = G.running ? "a kernel left the device's memory" : "host code touched device memory";
+    if (p < i->first + i->second.bytes)
+        snprintf(out + n, size - (size_t)n, "%s at %#zx: byte %zu of allocation #%ld of %zu bytes\n", who, (size_t)p, (size_t)(p - i->first),
+                 i->second.serial, i->second.bytes);
+    else
+        snprintf(out + n, size - (size_t)n, "%s at %#zx: %zu bytes past allocation #%ld of %zu bytes\n", who, (size_t)p,
+                 (size_t)(p - i->first - i->second.bytes), i->second.serial, i->second.bytes);
+}
+static void on_fault(int signal_number, siginfo_t *info, void *context) {
+    word p = (word)info->si_addr;
+    char text[640];
+    if (G.trap && in_device((void *)p)) fault_text(text, sizeof text, p);
+    else if (G.trap && G.stacks && p >= (word)G.stacks && p < (word)G.stacks + G.stack_pitch * MAX_THREADS) {
+        int n = where_text(text, sizeof text);
+        snprintf(text + n, sizeof text - (size_t)n, "the thread's stack of %zu bytes overflowed (cuda_host_stack)\n", G.stack_bytes);
+    } else {
+        const struct sigaction *old = signal_number == SIGBUS ? &G.old_bus : &G.old_segv;
+        if (G.running) {
+            int n = where_text(text, sizeof text);
+            n += snprintf(text + n, sizeof text - (size_t)n, "fault at %#zx\n", (size_t)p);
+            if (write(2, text, strlen(text)) < 0) {}
+        }
+        if (old->sa_flags & SA_SIGINFO) { old->sa_sigaction(signal_number, info, context); return; }
+        sigaction(signal_number, old, NULL);      /* the access is repeated, and meets the old action */
+        return;
+    }
+    if (write(2, text, strlen(text)) < 0) {}
+    _exit(99);
+}
+static void install_handler(void) {
+    static thread_local int has_stack;
+    if (!has_stack) {       /* a fiber that has run out of stack cannot run the handler on it */
+        stack_t s;
+        has_stack = 1;
+        if (sigaltstack(NULL, &s) == 0 && (s.ss_flags & SS_DISABLE)) {
+            memset(&s, 0, sizeof s);
+            s.ss_size = 65536;
+            s.ss_sp = mmap(NULL, s.ss_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (s.ss_sp != MAP_FAILED) sigaltstack(&s, NULL);
+        }
+    }
+    if (G.handler) return;
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigaction(SIGSEGV, &action, &G.old_segv);
+    sigaction(SIGBUS, &action, &G.old_bus);
+    G.handler = 1;
+}
+
+static bool reserve(void) {
+    if (G.lo) return true;
+    void *p = mmap(NULL, DEVICE_RANGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) return false;
+    G.lo = (word)p;
+    G.next = G.lo + PAGE;
+    return true;
+}
+static void device_open(void) {
+    install_handler();
+    if (G.open++ || live().empty()) return;
+    auto last = live().rbegin();
+    G.open_lo = (live().begin()->first - ZONE) & ~(word)(PAGE - 1);
+    G.open_hi = (last->first + last->second.bytes + 2 * ZONE + PAGE - 1) & ~(word)(PAGE - 1);
+    mprotect((void *)G.open_lo, G.open_hi - G.open_lo, PROT_READ | PROT_WRITE);
+}
+static void device_close(void) {
+    if (--G.open || G.open_lo == G.open_hi) return;
+    mprotect((void *)G.open_lo, G.open_hi - G.open_lo, PROT_NONE);
+    G.open_lo = G.open_hi = 0;
+}
+/* Each allocation: ZONE bytes of canary, the memory (256-byte aligned), canary up to the next multiple of ZONE and ZONE more. */
+static size_t tail_zone(size_t bytes) { return (ZONE - bytes % ZONE) % ZONE + ZONE; }
+
+static void check_zones(word p, const allocation &a) {
+    unsigned char *b = (unsigned char *)p;
+    size_t tail = tail_zone(a.bytes);
+    ptrdiff_t bad;
+    UNPOISON(b - ZONE, ZONE);
+    UNPOISON(b + a.bytes, tail);
+    if ((bad = broken_canary(b - ZONE, ZONE)) >= 0) {
+        report("allocation #%ld of %zu bytes: written %zu bytes below its start", a.serial, a.bytes, (size_t)(ZONE - bad));
+        lay_canary(b - ZONE, ZONE);
+    }
+    if ((bad = broken_canary(b + a.bytes, tail)) >= 0) {
+        report("allocation #%ld of %zu bytes: written %zu bytes past its end", a.serial, a.bytes, (size_t)bad);
+        lay_canary(b + a.bytes, tail);
+    }
+    POISON(b - ZONE, ZONE);
+    POISON(b + a.bytes, tail);
+}
+extern "C" void cuda_host_check(void) {
+    LOCK;
+    if (live().empty()) return;
+    device_open();
+    for (auto &i : live()) check_zones(i.first, i.second);
+    device_close();
+}
+/* The live allocation that holds [p, p + bytes), or NULL. */
+static const allocation *find_device(const void *p, size_t bytes) {
+    auto i = live().upper_bound((word)p);
+    if (i == live().begin()) return NULL;
+    --i;
+    return (word)p + bytes <= i->first + i->second.bytes ? &i->second : NULL;
+}
+static bool in_pinned(const void *p, size_t bytes) {
+    auto i = pinned().upper_bound((word)p);
+    if (i == pinned().begin()) return false;
+    --i;
+    return (word)p + bytes <= i->first + i->second;
+}
+
+/* What host memory an address lies in, or NULL if in none that is certain: the images of program and libraries with their
+   static variables are not counted, for device constants live there too in this build. */
+static const char *host_memory(word p) {
+    static thread_local word stack_lo, stack_hi;
+    if (p < PAGE || p >> 47 || in_device((void *)p)) return NULL;
+    if (G.stacks && p >= (word)G.stacks && p < (word)G.stacks + G.stack_pitch * MAX_THREADS) return NULL;
+    if (G.arena && p >= (word)G.arena && p < (word)G.arena + ARENA) return NULL;
+    if (in_pinned((void *)p, 0)) return G.allow_pinned ? NULL : "page-locked host memory";
+    if (!stack_hi) {
+        pthread_attr_t attr;
+        void *base;
+        size_t size;
+        stack_hi = 1;
+        if (pthread_getattr_np(pthread_self(), &attr) == 0) {
+            if (pthread_attr_getstack(&attr, &base, &size) == 0) { stack_lo = (word)base; stack_hi = (word)base + size; }
+            pthread_attr_destroy(&attr);
+        }
+    }
+    if (p >= stack_lo && p < stack_hi) return "the host's stack";
+    FILE *f = fopen("/proc/self/maps", "r");
+    char line[512];
+    const char *found = NULL;
+    word image_end = 0;     /* an unnamed map that begins where an image ends is its .bss */
+    while (f && fgets(line, sizeof line, f)) {
+        unsigned long lo, hi, inode;
+        char access[8], name[256] = "";
+        if (sscanf(line, "%lx-%lx %7s %*s %*s %lu %255s", &lo, &hi, access, &inode, name) < 4) continue;
+        bool image = inode != 0 || (!name[0] && lo == image_end);
+        if (image) image_end = hi;
+        if (p < lo || p >= hi) continue;
+        if (image || access[0] != 'r' || access[1] != 'w') break;
+        found = !strcmp(name, "[stack]") ? "the host's stack" : !strcmp(name, "[heap]") || !name[0] ? "the host's heap" : NULL;
+        break;
+    }
+    if (f) fclose(f);
+    return found;
+}
+void cuda_host_check_argument(const char *text, int number, const void *data, size_t bytes, int exact) {
+    char name[160];
+    LOCK;
+    for (size_t i = 0; i + 8 <= bytes; i += 8) {
+        word p;
+        const char *what;
+        memcpy(&p, (const char *)data + i, 8);
+        if (!exact && p >> 32 == 0) continue;        /* two small numbers, not an address */
+        if ((what = host_memory(p)) == NULL) continue;
+        kernel_name(name, sizeof name, text);
+        if (exact) report("launch of %s: argument %d, %p, points to %s", name, number, (void *)p, what);
+        else report("launch of %s: argument %d holds %p at byte %zu, which points to %s", name, number, (void *)p, i, what);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>fibers
+/* cuda_host_switch saves the registers that a call preserves on the stack it leaves and stores that stack's pointer in *from. */
+
+#if defined(__x86_64__)
+extern "C" void cuda_host_switch(void **from, void *to);
+__asm__(".text\n.align 16\n.globl cuda_host_switch\n.type cuda_host_switch,@function\ncuda_host_switch:\n"
+        "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
+        "  subq $8, %rsp\n  stmxcsr (%rsp)\n  fnstcw 4(%rsp)\n"
+        "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
+        "  ldmxcsr (%rsp)\n  fldcw 4(%rsp)\n  addq $8, %rsp\n"
+        "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n  ret\n"
+        ".size cuda_host_switch,.-cuda_host_switch\n");
+static void *new_stack(unsigned char *top, void (*entry)(void)) {
+    void **s = (void **)((word)top & ~(word)15);
+    uint32_t control[2] = { 0x1f80, 0x037f };   /* round to nearest, denormals kept, as the device does */
+    *--s = NULL;                /* where entry would return to; it never does */
+    *--s = (void *)entry;       /* after the return that takes it, the stack is as a call leaves it: 8 mod 16 */
+    for (int i = 0; i < 6; i++) *--s = NULL;
+    memcpy(--s, control, 8);
+    return s;
+}
+#elif defined(__aarch64__)
+extern "C" void cuda_host_switch(void **from, void *to);
+__asm__(".text\n.align 4\n.globl cuda_host_switch\n.type cuda_host_switch,%function\ncuda_host_switch:\n"
+        "  sub sp, sp, #176\n"
+        "  stp x19, x20, [sp, #0]\n  stp x21, x22, [sp, #16]\n  stp x23, x24, [sp, #32]\n  stp x25, x26, [sp, #48]\n"
+        "  stp x27, x28, [sp, #64]\n  stp x29, x30, [sp, #80]\n  stp d8, d9, [sp, #96]\n  stp d10, d11, [sp, #112]\n"
+        "  stp d12, d13, [sp, #128]\n  stp d14, d15, [sp, #144]\n  mrs x9, fpcr\n  str x9, [sp, #160]\n"
+        "  mov x9, sp\n  str x9, [x0]\n  mov sp, x1\n"
+        "  ldp x19, x20, [sp, #0]\n  ldp x21, x22, [sp, #16]\n  ldp x23, x24, [sp, #32]\n  ldp x25, x26, [sp, #48]\n"
+        "  ldp x27, x28, [sp, #64]\n  ldp x29, x30, [sp, #80]\n  ldp d8, d9, [sp, #96]\n  ldp d10, d11, [sp, #112]\n"
+        "  ldp d12, d13, [sp, #128]\n  ldp d14, d15, [sp, #144]\n  ldr x9, [sp, #160]\n  msr fpcr, x9\n"
+        "  add sp, sp, #176\n  ret\n"
+        ".size cuda_host_switch,.-cuda_host_switch\n");
+static void *new_stack(unsigned char *top, void (*entry)(void)) {
+    unsigned char *s = (unsigned char *)((word)top & ~(word)15) - 176;
+    memset(s, 0, 176);
+    memcpy(s + 88, &entry, 8);      /* x30 */
+    return s;
+}
+#else
+#include <ucontext.h>
+static void cuda_host_switch(void **from, void *to) {
+    ucontext_t here;
+    *from = &here;
+    swapcontext(&here, (ucontext_t *)to);
+}
+static void *new_stack(unsigned char *top, void (*entry)(void)) {
+    ucontext_t *c = (ucontext_t *)(((word)top - sizeof(ucontext_t)) & ~(word)63);
+    getcontext(c);
+    c->uc_stack.ss_sp = (unsigned char *)c - G.stack_bytes / 2;
+    c->uc_stack.ss_size = G.stack_bytes / 2;
+    c->uc_link = NULL;
+    makecontext(c, entry, 0);
+    return c;
+}
+#endif
+
+#ifdef HOST_ASAN
+static thread_local const void *host_stack;
+static thread_local size_t host_stack_size;
+#endif
+/* Leaves the running fiber for another one, or, with NULL, for the scheduler. */
+static inline void leave(fiber *from, fiber *to, bool for_ever) {
+    void *sp = to ? to->sp : G.scheduler_sp;
+    if (to) { G.self = to; cuda_host_self = &to->id; }
+#ifdef HOST_ASAN
+    __sanitizer_start_switch_fiber(for_ever ? NULL : &from->fake, to ? to->stack : host_stack, to ? G.stack_bytes : host_stack_size);
+#endif
+    (void)for_ever;
+    cuda_host_switch(&from->sp, sp);
+#ifdef HOST_ASAN
+    __sanitizer_finish_switch_fiber(from->fake, NULL, NULL);
+#endif
+}
+static inline fiber *take_ready(void) {
+    if (!G.ready_count) return NULL;
+    if (G.thread_order == CUDA_HOST_RANDOM) {
+        unsigned i = (G.ready_head + draw(G.ready_count)) % MAX_THREADS;
+        std::swap(G.ready[i], G.ready[G.ready_head]);
+    }
+    fiber *f = G.ready[G.ready_head];
+    G.ready_head = (G.ready_head + 1) % MAX_THREADS;
+    G.ready_count--;
+    f->state = READY;
+    return f;
+}
+static inline void push_back(fiber *f) { G.ready[(G.ready_head + G.ready_count++) % MAX_THREADS] = f; }
+static inline void push_front(fiber *f) {
+    G.ready_head = (G.ready_head + MAX_THREADS - 1) % MAX_THREADS;
+    G.ready[G.ready_head] = f;
+    G.ready_count++;
+}
+static inline void wait_for_others(fiber *from) {
+    fiber *to = take_ready();
+    if (to != from) leave(from, to, false);
+}
+/* Gives the block up: its fibers are never resumed. Returns to no caller, though the compiler may not know. */
+static void stop_block(void) {
+    G.stopped = 1;
+    leave(G.self, NULL, true);
+}
+static void finish_copies(fiber *f, long before) {     /* those of groups below before */
+    int kept = 0;
+    for (int i = 0; i < f->copies; i++) {
+        async_copy &c = f->copy[i];
+        if (c.group >= before) { f->copy[kept++] = c; continue; }
+        memcpy(c.dst, c.src, (size_t)c.src_bytes);
+        memset(c.dst + c.src_bytes, 0, (size_t)(c.size - c.src_bytes));
+    }
+    f->copies = kept;
+}
+static void fiber_main(void) {
+#ifdef HOST_ASAN
+    __sanitizer_finish_switch_fiber(NULL, NULL, NULL);
+#endif
+    G.kernel->call();
+    fiber *f = G.self;
+    finish_copies(f, f->group + 1);
+    f->state = EXITED;
+    f->w->exited |= 1u << f->id.lane;
+    G.exited++;
+    leave(f, take_ready(), true);
+}
+
+/* All threads, in the order of the knob: at the start and after a barrier, when no other fiber is ready. */
+static void push_all(void) {
+    unsigned n = G.threads;
+    G.ready_head = 0;
+    if (G.thread_order == CUDA_HOST_DESCENDING) for (unsigned i = n; i-- > 0;) push_back(&G.fibers[i]);
+    else if (G.thread_order == CUDA_HOST_INTERLEAVED) {
+        for (unsigned lane = 0; lane < WARP; lane++) for (unsigned i = lane; i < n; i += WARP) push_back(&G.fibers[i]);
+    } else for (unsigned i = 0; i < n; i++) push_back(&G.fibers[i]);
+}
+static void push_lanes(warp *w, unsigned mask) {
+    if (G.thread_order == CUDA_HOST_ASCENDING) {
+        for (int i = WARP - 1; i >= 0; i--) if (mask >> i & 1) push_front(w->first + i);
+    } else if (G.thread_order == CUDA_HOST_DESCENDING) {
+        for (int i = 0; i < WARP; i++) if (mask >> i & 1) push_front(w->first + i);
+    } else for (int i = 0; i < WARP; i++) if (mask >> i & 1) push_back(w->first + i);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>collectives
+
+static const char *const barrier_names[] = { "__syncthreads", "__syncthreads_or", "__syncthreads_and", "__syncthreads_count" };
+enum { MEET_SYNCWARP = 100, MEET_MMA_BF16, MEET_MMA_TF32, MEET_LDMATRIX };
+static const char *meeting_name(int kind) {
+    static const char *const name[] = { "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync", "__ballot_sync", "__any_sync",
+        "__all_sync", "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync", "__reduce_max_sync",
+        "__reduce_or_sync", "__reduce_and_sync", "__reduce_xor_sync" };
+    return kind < MEET_SYNCWARP ? name[kind] : kind == MEET_SYNCWARP ? "__syncwarp" : kind == MEET_MMA_BF16 ? "mma (bf16)" :
+           kind == MEET_MMA_TF32 ? "mma (tf32)" : "ldmatrix";
+}
+
+int cuda_host_barrier(int kind, int predicate, int line) {
+    fiber *f = G.self;
+    int p = predicate != 0;
+    if (G.at_barrier == 0) {
+        G.barrier_kind = kind; G.barrier_line = line; G.barrier_mixed = 0;
+        G.barrier_sum = kind == CUDA_HOST_SYNC_AND;
+    } else if ((G.barrier_line != line || G.barrier_kind != kind) && !G.barrier_mixed) {
+        G.barrier_mixed = 1;
+        report("barrier divergence: this thread is at %s of line %d, others at %s of line %d", barrier_names[kind], line,
+               barrier_names[G.barrier_kind], G.barrier_line);
+        stop_block();
+    }
+    G.barrier_sum = kind == CUDA_HOST_SYNC_OR ? G.barrier_sum | p : kind == CUDA_HOST_SYNC_AND ? G.barrier_sum & p : G.barrier_sum + p;
+    f->state = IN_BLOCK; f->line = line; f->kind = kind;
+    if (++G.at_barrier == G.threads) {
+        G.at_barrier = 0;
+        G.barrier_result = G.barrier_sum;
+        push_all();
+    }
+    wait_for_others(f);
+    return G.barrier_result;
+}
+
+/* The last lane of mask to come performs op for all. */
+static inline void meet(int kind, unsigned mask, int line, lane_args *args, void (*op)(warp *, unsigned, int)) {
+    fiber *f = G.self;
+    warp *w = f->w;
+    unsigned bit = 1u << f->id.lane;
+    int i;
+    if (!(mask & bit)) {
+        report("%s of line %d: the mask %#x does not hold the calling lane %u", meeting_name(kind), line, mask, f->id.lane);
+        stop_block();
+    }
+    for (i = 0; i < w->meetings; i++) if (w->meet[i].mask == mask && w->meet[i].kind == kind) break;
+    meeting *m = &w->meet[i];
+    if (i == w->meetings) {
+        w->meetings++;
+        m->mask = mask; m->kind = kind; m->line = line; m->arrived = 0; m->mixed = 0;
+    } else if (m->line != line && !m->mixed) {
+        m->mixed = 1;
+        report("%s: lanes of one mask %#x come from different places, lines %d and %d", meeting_name(kind), mask, m->line, line);
+    }
+    f->args = args; f->state = IN_WARP; f->line = line; f->kind = kind; f->mask = mask;
+    m->arrived |= bit;
+    if (m->arrived == (mask & w->exists)) {
+        unsigned arrived = m->arrived;
+        *m = w->meet[--w->meetings];
+        if (op) op(w, arrived, kind);
+        push_lanes(w, arrived);
+    }
+    wait_for_others(f);
+}
+static void whole_warp(int kind, int line) {
+    if (G.self->w->exists == 0xffffffffu) return;
+    report("%s of line %d: the warp has only the lanes %#x", meeting_name(kind), line, G.self->w->exists);
+    stop_block();
+}
+
+void cuda_host_syncwarp(unsigned mask, int line) { meet(MEET_SYNCWARP, mask, line, NULL, NULL); }
+
+static void do_shuffle(warp *w, unsigned lanes, int kind) {
+    for (int i = 0; i < WARP; i++) {
+        if (!(lanes >> i & 1)) continue;
+        lane_args *a = w->first[i].args;
+        int low = i & ~(a->width - 1), p = a->param & 31, from;     /* the device takes 5 bits of the operand */
+        if (kind == CUDA_HOST_SHFL) from = low | (p & (a->width - 1));
+        else if (kind == CUDA_HOST_SHFL_UP) from = i - p < low ? i : i - p;
+        else if (kind == CUDA_HOST_SHFL_DOWN) from = i + p >= low + a->width ? i : i + p;
+        else from = (i ^ p) >= low + a->width ? i : i ^ p;
+        if (lanes >> from & 1) a->out = w->first[from].args->in;
+        else fill_bytes(&a->out, 8);        /* undefined in CUDA: a lane that takes no part */
+    }
+}
+uint64_t cuda_host_shfl(int kind, unsigned mask, uint64_t bits, int param, int width, int line) {
+    lane_args a;
+    if (width < 1 || width > WARP || (width & (width - 1))) {
+        report("%s of line %d: width %d is no power of two up to 32", meeting_name(kind), line, width);
+        stop_block();
+    }
+    a.in = bits; a.param = param; a.width = width;
+    meet(kind, mask, line, &a, do_shuffle);
+    return a.out;
+}
+static void do_vote(warp *w, unsigned lanes, int kind) {
+    unsigned result = 0, first = 1;
+    for (int i = 0; i < WARP; i++) {
+        if (!(lanes >> i & 1)) continue;
+        int v = w->first[i].args->param;
+        unsigned u = (unsigned)v, p = v != 0;
+        if (first && kind != CUDA_HOST_BALLOT) result = kind == CUDA_HOST_ANY || kind == CUDA_HOST_ALL ? p : u;
+        switch (kind) {
+            case CUDA_HOST_BALLOT: result |= p << i; break;
+            case CUDA_HOST_ANY: result |= p; break;
+            case CUDA_HOST_ALL: result &= p; break;
+            case CUDA_HOST_RADD: if (!first) result += u; break;
+            case CUDA_HOST_RMIN: if (v < (int)result) result = u; break;
+            case CUDA_HOST_RMAX: if (v > (int)result) result = u; break;
+            case CUDA_HOST_RMIN_U: if (u < result) result = u; break;
+            case CUDA_HOST_RMAX_U: if (u > result) result = u; break;
+            case CUDA_HOST_ROR: result |= u; break;
+            case CUDA_HOST_RAND: result &= u; break;
+            default: if (!first) result ^= u;
+        }
+        first = 0;
+    }
+    for (int i = 0; i < WARP; i++) if (lanes >> i & 1) w->first[i].args->out = result;
+}
+unsigned cuda_host_vote(int kind, unsigned mask, int value, int line) {
+    lane_args a;
+    a.param = value;
+    meet(kind, mask, line, &a, do_vote);
+    return (unsigned)a.out;
+}
+unsigned cuda_host_activemask(void) { return G.self->w->exists & ~G.self->w->exited; }
+void cuda_host_trap_thread(const char *what, int line) { report("%s of line %d", what, line); stop_block(); }
+
+/* Fragments, PTX ISA "Matrix Fragments for mma.m16n8k16 with floating point type" and "mma.m16n8k8", with g = lane / 4 and
+   t = lane % 4. bf16, two elements a register, the lower column (of B: row) in the low half:
+     a[0] (g, 2t..)  a[1] (g+8, 2t..)  a[2] (g, 2t+8..)  a[3] (g+8, 2t+8..)    b[0] (2t.., g)  b[1] (2t+8.., g)
+   tf32, one element a register:
+     a[0] (g, t)  a[1] (g+8, t)  a[2] (g, t+4)  a[3] (g+8, t+4)                b[0] (t, g)  b[1] (t+4, g)
+   both:
+     c[0], c[1] (g, 2t), (g, 2t+1)   c[2], c[3] (g+8, 2t), (g+8, 2t+1)
+   Products of bf16 or tf32 are exact in f32; they are added to c in the order of k, rounded to nearest at each step. */
+template<int K> static inline void multiply(warp *w, const float (&A)[16][K], const float (&B)[K][8]) {
+    float C[16][8];
+    for (int i = 0; i < WARP; i++) {
+        const float *c = w->first[i].args->c;
+        int g = i >> 2, t = i & 3;
+        C[g][2 * t] = c[0]; C[g][2 * t + 1] = c[1]; C[g + 8][2 * t] = c[2]; C[g + 8][2 * t + 1] = c[3];
+    }
+    for (int i = 0; i < 16; i++) {
+        float s[8];
+        for (int j = 0; j < 8; j++) s[j] = C[i][j];
+        for (int k = 0; k < K; k++) {
+            float a = A[i][k];
+            for (int j = 0; j < 8; j++) s[j] += a * B[k][j];
+        }
+        for (int j = 0; j < 8; j++) C[i][j] = s[j];
+    }
+    for (int i = 0; i < WARP; i++) {
+        float *c = w->first[i].args->c;
+        int g = i >> 2, t = i & 3;
+        c[0] = C[g][2 * t]; c[1] = C[g][2 * t + 1]; c[2] = C[g + 8][2 * t]; c[3] = C[g + 8][2 * t + 1];
+    }
+}
+static inline float low_half(uint32_t u) { return __uint_as_float(u << 16); }
+static inline float high_half(uint32_t u) { return __uint_as_float(u & 0xffff0000u); }
+static void do_mma_bf16(warp *w, unsigned, int) {
+    float A[16][16], B[16][8];
+    for (int i = 0; i < WARP; i++) {
+        const lane_args *l = w->first[i].args;
+        int g = i >> 2, t = i & 3;
+        for (int r = 0; r < 4; r++) {
+            float *a = &A[g + (r & 1) * 8][2 * t + (r >> 1) * 8];
+            a[0] = low_half(l->a[r]); a[1] = high_half(l->a[r]);
+        }
+        for (int r = 0; r < 2; r++) { B[2 * t + r * 8][g] = low_half(l->b[r]); B[2 * t + r * 8 + 1][g] = high_half(l->b[r]); }
+    }
+    multiply<16>(w, A, B);
+}
+static void do_mma_tf32(warp *w, unsigned, int) {
+    float A[16][8], B[8][8];
+    for (int i = 0; i < WARP; i++) {
+        const lane_args *l = w->first[i].args;
+        int g = i >> 2, t = i & 3;
+        for (int r = 0; r < 4; r++) A[g + (r & 1) * 8][t + (r >> 1) * 4] = __uint_as_float(l->a[r] & 0xffffe000u);
+        for (int r = 0; r < 2; r++) B[t + r * 4][g] = __uint_as_float(l->b[r] & 0xffffe000u);
+    }
+    multiply<8>(w, A, B);
+}
+void cuda_host_mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2], int line) {
+    lane_args l;
+    whole_warp(MEET_MMA_BF16, line);
+    l.c = c; l.a = a; l.b = b;
+    meet(MEET_MMA_BF16, 0xffffffffu, line, &l, do_mma_bf16);
+}
+void cuda_host_mma_tf32(float c[4], const uint32_t a[4], const uint32_t b[2], int line) {
+    lane_args l;
+    whole_warp(MEET_MMA_TF32, line);
+    l.c = c; l.a = a; l.b = b;
+    meet(MEET_MMA_TF32, 0xffffffffu, line, &l, do_mma_tf32);
+}
+
+static bool in_shared(const void *p, size_t bytes) {
+    for (int i = 0; i < G.objects; i++)
+        if ((word)p >= (word)G.object[i].p && (word)p + bytes <= (word)G.object[i].p + G.object[i].bytes) return true;
+    return false;
+}
+/* Lane l gets of matrix m the elements (l / 4, 2 (l % 4)) and (.., + 1) in the low and high half, or with trans those of the
+   transposed matrix; row r of matrix m is the 16 bytes that lane 8 m + r points to. */
+static void do_ldmatrix(warp *w, unsigned, int kind) {
+    int count = (kind - MEET_LDMATRIX) >> 1, trans = (kind - MEET_LDMATRIX) & 1;
+    for (int m = 0; m < count; m++) {
+        uint16_t e[8][8];
+        for (int r = 0; r < 8; r++) memcpy(e[r], w->first[8 * m + r].args->row, 16);
+        for (int i = 0; i < WARP; i++) {
+            int g = i >> 2, t = i & 3;
+            uint32_t lo = trans ? e[2 * t][g] : e[g][2 * t], hi = trans ? e[2 * t + 1][g] : e[g][2 * t + 1];
+            w->first[i].args->r[m] = lo | hi << 16;
+        }
+    }
+}
+void cuda_host_ldmatrix(uint32_t *r, int count, int trans, const void *row, int line) {
+    lane_args l;
+    int kind = MEET_LDMATRIX + 2 * count + (trans != 0);
+    whole_warp(kind, line);
+    if (count != 1 && count != 2 && count != 4) { report("ldmatrix of line %d: x%d", line, count); stop_block(); }
+    if (G.self->id.lane < 8u * (unsigned)count) {
+        if ((word)row & 15) { report("ldmatrix of line %d: the row %p is not 16-byte aligned", line, row); stop_block(); }
+        if (!in_shared(row, 16)) { report("ldmatrix of line %d: the row %p is not in the block's shared memory", line, row); stop_block(); }
+    }
+    l.r = r; l.row = row;
+    meet(kind, 0xffffffffu, line, &l, do_ldmatrix);
+}
+
+void cuda_host_cp_async(void *smem, const void *gmem, int size, int src_bytes, int line) {
+    fiber *f = G.self;
+    if (size != 4 && size != 8 && size != 16) { report("cp.async of line %d: size %d", line, size); stop_block(); }
+    if (src_bytes < 0 || src_bytes > size) { report("cp.async of line %d: %d bytes of %d", line, src_bytes, size); stop_block(); }
+    if ((word)smem & (word)(size - 1)) { report("cp.async of line %d: destination %p, size %d: not aligned", line, smem, size); stop_block(); }
+    if (!in_shared(smem, (size_t)size)) { report("cp.async of line %d: destination %p is not in the block's shared memory", line, smem); stop_block(); }
+    if (src_bytes && ((word)gmem & (word)(size - 1))) { report("cp.async of line %d: source %p, size %d: not aligned", line, gmem, size); stop_block(); }
+    if (src_bytes && !find_device(gmem, (size_t)src_bytes) && !in_pinned(gmem, (size_t)src_bytes)) {
+        report("cp.async of line %d: source %p, %d bytes, is not in device memory", line, gmem, src_bytes);
+        stop_block();
+    }
+    if (f->copies == f->copies_size) {
+        f->copies_size = f->copies_size ? 2 * f->copies_size : 16;
+        f->copy = (async_copy *)realloc(f->copy, sizeof(async_copy) * (size_t)f->copies_size);
+        if (!f->copy) abort();
+    }
+    async_copy &c = f->copy[f->copies++];
+    c.dst = (unsigned char *)smem; c.src = (const unsigned char *)gmem; c.size = size; c.src_bytes = src_bytes; c.group = f->group;
+    fill_bytes(smem, (size_t)size);
+}
+void cuda_host_cp_commit(void) { G.self->group++; }
+void cuda_host_cp_wait(int n) { finish_copies(G.self, n < 0 ? G.self->group + 1 : G.self->group - n); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>launch
+
+/* Shared objects lie in the arena, 128-byte aligned, each followed by a zone of canary; one zone precedes the first. */
+static unsigned char *new_object(const void *site, size_t bytes, const char *name) {
+    unsigned char *p = G.arena + G.arena_used;
+    size_t end = (G.arena_used + bytes + ZONE + 127) & ~(size_t)127;
+    shared_object &o = G.object[G.objects++];
+    UNPOISON(p, end - G.arena_used);
+    fill_bytes(p, bytes);
+    lay_canary(p + bytes, end - G.arena_used - bytes);
+    POISON(p + bytes, end - G.arena_used - bytes);
+    o.site = site; o.p = p; o.bytes = bytes; o.name = name;
+    G.arena_used = end;
+    return p;
+}
+void *cuda_host_shared(const void *site, size_t bytes, size_t align, const char *name) {
+    for (int i = 0; i < G.objects; i++) if (G.object[i].site == site) return G.object[i].p;
+    function_info &info = functions()[G.kernel->function];
+    G.static_bytes = ((G.static_bytes + 15) & ~(size_t)15) + bytes;
+    info.static_bytes = std::max(info.static_bytes, G.static_bytes);
+    if (G.static_bytes > SHARED_STATIC) {
+        report("%zu bytes of static shared memory with %s: at most %d compile", G.static_bytes, name, (int)SHARED_STATIC);
+        G.launch_error = cudaErrorInvalidValue;
+    } else if (G.static_bytes + G.smem > (info.dynamic_limit ? (size_t)SHARED_MAX : (size_t)SHARED_STATIC)) {
+        report("%zu bytes of static and %zu of dynamic shared memory: too much for this launch", G.static_bytes, G.smem);
+        G.launch_error = cudaErrorInvalidValue;
+    }
+    if (G.objects == 256) { report("more than 256 shared arrays"); G.launch_error = cudaErrorInvalidValue; }
+    if (G.launch_error) stop_block();
+    if (align > 128) { report("%s: alignment %zu", name, align); stop_block(); }
+    return new_object(site, bytes, name);
+}
+void *cuda_host_dynamic(size_t) { return G.object[0].p; }
+
+static void shared_begin(void) {
+    if (!G.arena) {
+        G.arena = (unsigned char *)mmap(NULL, ARENA, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        lay_canary(G.arena, ZONE);
+        POISON(G.arena, ARENA);
+    }
+    G.arena_used = ZONE; G.objects = 0; G.static_bytes = 0;
+    new_object(NULL, G.smem, "the dynamic array");      /* also where smem is 0: then its zone takes stray accesses */
+}
+static void shared_end(void) {
+    UNPOISON(G.arena, G.arena_used);
+    if (broken_canary(G.arena, ZONE) >= 0) { report("shared memory: written below the dynamic array"); lay_canary(G.arena, ZONE); }
+    for (int i = 0; i < G.objects; i++) {
+        const shared_object &o = G.object[i];
+        unsigned char *end = i + 1 < G.objects ? G.object[i + 1].p : G.arena + G.arena_used;
+        ptrdiff_t bad = broken_canary(o.p + o.bytes, (size_t)(end - o.p) - o.bytes);
+        if (bad >= 0) report("shared memory: %s of %zu bytes was written %zu bytes past its end", o.name, o.bytes, (size_t)bad);
+    }
+    POISON(G.arena, G.arena_used);
+}
+
+static void report_stuck(void) {
+    fiber *w = NULL, *b = NULL;
+    for (unsigned i = 0; i < G.threads; i++) {
+        fiber *f = &G.fibers[i];
+        if (f->state == IN_WARP && !w) w = f;
+        if (f->state == IN_BLOCK && !b) b = f;
+    }
+    if (w) {
+        unsigned arrived = 0, exited = w->w->exited, mask = w->mask;
+        for (int i = 0; i < w->w->meetings; i++)
+            if (w->w->meet[i].mask == mask && w->w->meet[i].kind == w->kind) arrived = w->w->meet[i].arrived;
+        unsigned absent = mask & w->w->exists & ~arrived;
+        report("warp %u: lanes %#x wait in %s of line %d with mask %#x, lanes %#x never come (%#x of them have exited)", w->number / WARP,
+               arrived, meeting_name(w->kind), w->line, mask, absent, absent & exited);
+    } else if (b) {
+        report("barrier divergence: %u of %u threads wait at %s of line %d (thread %u is the first), %u have exited", G.at_barrier, G.threads,
+               barrier_names[b->kind], b->line, b->number, G.exited);
+    }
+}
+static void make_stacks(void) {
+    if (G.stacks) return;
+    G.stack_bytes = (G.stack_bytes + PAGE - 1) & ~(size_t)(PAGE - 1);
+    G.stack_pitch = G.stack_bytes + PAGE;
+    G.stacks = (unsigned char *)mmap(NULL, G.stack_pitch * MAX_THREADS, PROT_READ | PROT_WRITE,
+                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (G.stacks == MAP_FAILED) { fprintf(stderr, "cuda_host: no memory for stacks\n"); abort(); }
+    for (unsigned i = 0; i < MAX_THREADS; i++) {
+        mprotect(G.stacks + i * G.stack_pitch, PAGE, PROT_NONE);
+        G.fibers[i].stack = G.stacks + i * G.stack_pitch + PAGE;
+    }
+}
+static void run_block(uint3 block, const dim3 &dim) {
+    G.place.block = block;
+    G.exited = G.at_barrier = 0;
+    G.stopped = 0;
+    G.ready_count = 0;
+    shared_begin();
+    for (unsigned i = 0; i < G.threads; i++) {
+        fiber &f = G.fibers[i];
+        f.id.index.x = i % dim.x; f.id.index.y = i / dim.x % dim.y; f.id.index.z = i / dim.x / dim.y;
+        f.id.lane = i % WARP;
+        f.number = i;
+        f.w = &G.warps[i / WARP];
+        f.state = READY;
+        f.copies = 0; f.group = 0;
+        /* Stacks begin at different offsets, or their hot ends would all fall into the same sets of the cache. */
+        f.sp = new_stack(f.stack + G.stack_bytes - (i * 832 & 8191), fiber_main);
+    }
+    for (unsigned i = 0; i * WARP < G.threads; i++) {
+        warp &w = G.warps[i];
+        unsigned lanes = std::min(G.threads - i * WARP, (unsigned)WARP);
+        w.first = &G.fibers[i * WARP];
+        w.exists = lanes == WARP ? 0xffffffffu : (1u << lanes) - 1;
+        w.exited = 0; w.meetings = 0;
+    }
+    push_all();
+    fiber *first = take_ready();
+    G.self = first;
+    cuda_host_self = &first->id;
+    G.running = 1;
+#ifdef HOST_ASAN
+    __sanitizer_start_switch_fiber(&G.scheduler_fake, first->stack, G.stack_bytes);
+#endif
+    cuda_host_switch(&G.scheduler_sp, first->sp);
+#ifdef HOST_ASAN
+    __sanitizer_finish_switch_fiber(G.scheduler_fake, NULL, NULL);
+#endif
+    G.running = 0;
+    if (!G.stopped && G.exited < G.threads) { report_stuck(); G.stopped = 1; }
+    if (G.stopped) UNPOISON(G.stacks, G.stack_pitch * G.threads);       /* frames that were never left */
+    shared_end();
+}
+static void run_kernel(const cuda_host_kernel &k) {
+    if (G.sticky) return;
+    G.launches++;
+    if (G.fail_launch && --G.fail_launch == 0) { G.sticky = last_error = cudaErrorLaunchFailure; return; }
+    make_stacks();
+#ifdef HOST_ASAN
+    if (!host_stack) {
+        pthread_attr_t attr;
+        void *base = NULL;
+        size_t size = 0;
+        if (pthread_getattr_np(pthread_self(), &attr) == 0) { pthread_attr_getstack(&attr, &base, &size); pthread_attr_destroy(&attr); }
+        host_stack = base; host_stack_size = size;
+    }
+#endif
+    uint64_t blocks = (uint64_t)k.grid.x * k.grid.y * k.grid.z;
+    std::vector<uint32_t> order;
+    if (G.block_order == CUDA_HOST_RANDOM && blocks < 1u << 24) {
+        order.resize((size_t)blocks);
+        for (size_t i = 0; i < order.size(); i++) order[i] = (uint32_t)i;
+        for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[draw((uint32_t)i)]);
+    }
+    G.kernel = &k;
+    G.place.grid_dim = k.grid; G.place.block_dim = k.block;
+    G.threads = k.block.x * k.block.y * k.block.z;
+    G.smem = k.smem;
+    G.launch_error = cudaSuccess;
+    cuda_host_where = &G.place;
+    device_open();
+    for (uint64_t n = 0; n < blocks && !G.launch_error; n++) {
+        uint64_t i = !order.empty() ? order[(size_t)n] : G.block_order == CUDA_HOST_DESCENDING ? blocks - 1 - n : n;
+        uint3 b = { (unsigned)(i % k.grid.x), (unsigned)(i / k.grid.x % k.grid.y), (unsigned)(i / k.grid.x / k.grid.y) };
+        run_block(b, k.block);
+    }
+    device_close();
+    G.kernel = NULL;
+    if (G.launch_error) last_error = G.launch_error;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>graphs: streams, events and captures. Work runs at once, or is kept as a closure while its stream captures.
+
+struct graph_node { std::unique_ptr<cuda_host_kernel> kernel; std::function<void()> work; bool host; };
+typedef std::vector<std::shared_ptr<graph_node>> node_list;
+struct capture {
+    CUstream_st *origin;
+    cudaStreamCaptureMode mode;
+    pthread_t thread;
+    bool valid;
+    node_list nodes;
+    std::vector<CUstream_st *> streams;
+};
+struct CUstream_st { bool blocking; std::shared_ptr<capture> cap; long work, joined; };     /* work captured, and waited for by another */
+struct CUevent_st { unsigned flags; bool recorded; double ms; std::shared_ptr<capture> cap; CUstream_st *stream; long work; };
+struct CUgraph_st { node_list nodes; };
+struct CUgraphExec_st { node_list nodes; };
+struct CUgraphNode_st { int unused; };
+
+static std::set<CUstream_st *> &streams(void) { static auto *s = new std::set<CUstream_st *>; return *s; }
+static std::set<CUevent_st *> &events(void) { static auto *s = new std::set<CUevent_st *>; return *s; }
+static std::set<CUgraph_st *> &graphs(void) { static auto *s = new std::set<CUgraph_st *>; return *s; }
+static std::set<CUgraphExec_st *> &execs(void) { static auto *s = new std::set<CUgraphExec_st *>; return *s; }
+static std::vector<std::shared_ptr<capture>> &captures(void) { static auto *s = new std::vector<std::shared_ptr<capture>>; return *s; }
+
+static cudaError_t fail(cudaError_t e) { if (e != cudaSuccess) last_error = e; return e; }
+#define ENTER LOCK; if (!G.devices) return fail(cudaErrorNoDevice); if (G.sticky) return fail(G.sticky)
+
+static bool is_default(cudaStream_t s) { return s == NULL || s == cudaStreamLegacy || s == cudaStreamPerThread; }
+static bool bad_stream(cudaStream_t s) { return !is_default(s) && !streams().count(s); }
+static capture *capturing(cudaStream_t s) { return is_default(s) ? NULL : s->cap.get(); }
+
+/* Calls that CUDA forbids while any capture runs that is not relaxed (and not another thread's): they invalidate it. */
+static cudaError_t unsafe_call(void) {
+    cudaError_t e = cudaSuccess;
+    for (auto &c : captures()) {
+        if (c->mode == cudaStreamCaptureModeRelaxed) continue;
+        if (c->mode == cudaStreamCaptureModeThreadLocal && !pthread_equal(c->thread, pthread_self())) continue;
+        c->valid = false;
+        e = cudaErrorStreamCaptureUnsupported;
+    }
+    return e;
+}
+/* The legacy stream waits for blocking streams, which it must not where they capture. */
+static cudaError_t legacy_use(void) {
+    cudaError_t e = cudaSuccess;
+    for (auto &c : captures()) for (auto *s : c->streams) if (s->blocking) { c->valid = false; e = cudaErrorStreamCaptureImplicit; }
+    return e;
+}
+static cudaError_t stream_error(cudaStream_t s) {
+    if (bad_stream(s)) return cudaErrorInvalidResourceHandle;
+    if (is_default(s) && s != cudaStreamPerThread) return legacy_use();
+    capture *c = capturing(s);
+    return c && !c->valid ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
+}
+static void keep(cudaStream_t s, std::shared_ptr<graph_node> n) { s->cap->nodes.push_back(n); s->work++; }
+
+template<class F> static cudaError_t submit_work(cudaStream_t s, F f, bool host = false) {
+    if (capturing(s)) {
+        auto n = std::make_shared<graph_node>();
+        n->work = f; n->host = host;
+        keep(s, n);
+    } else if (host) f();
+    else { device_open(); f(); device_close(); }
+    return cudaSuccess;
+}
+void cuda_host_submit(const cuda_host_kernel &k, cudaStream_t stream) {
+    LOCK;
+    if (!G.devices) { fail(cudaErrorNoDevice); return; }
+    if (G.sticky) { fail(G.sticky); return; }
+    uint64_t threads = (uint64_t)k.block.x * k.block.y * k.block.z;
+    if (!threads || threads > MAX_THREADS || k.block.x > 1024 || k.block.y > 1024 || k.block.z > 64 || !k.grid.x || !k.grid.y || !k.grid.z ||
+        k.grid.x > 2147483647u || k.grid.y > 65535 || k.grid.z > 65535) { fail(cudaErrorInvalidConfiguration); return; }
+    auto i = functions().find(k.function);
+    size_t limit = i != functions().end() && i->second.dynamic_limit ? (size_t)i->second.dynamic_limit : (size_t)SHARED_STATIC;
+    if (k.smem > limit) { fail(cudaErrorInvalidValue); return; }
+    if (cudaError_t e = stream_error(stream)) { fail(e); return; }
+    if (capturing(stream)) {
+        auto n = std::make_shared<graph_node>();
+        n->kernel.reset(k.clone()); n->host = false;
+        keep(stream, n);
+    } else run_kernel(k);
+}
+static void run_nodes(const node_list &nodes) {
+    for (auto &n : nodes) {
+        if (G.sticky) return;
+        if (n->kernel) run_kernel(*n->kernel);
+        else if (n->host) n->work();
+        else { device_open(); n->work(); device_close(); }
+    }
+}
+
+extern "C" {
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned int flags) {
+    ENTER;
+    if (!s || flags > 1) return fail(cudaErrorInvalidValue);
+    *s = new CUstream_st();
+    (*s)->blocking = !(flags & cudaStreamNonBlocking);
+    (*s)->work = (*s)->joined = 0;
+    streams().insert(*s);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithFlags(s, cudaStreamDefault); }
+static void drop_capture(std::shared_ptr<capture> c) {
+    for (auto *s : c->streams) s->cap.reset();
+    for (size_t i = 0; i < captures().size(); i++) if (captures()[i] == c) { captures().erase(captures().begin() + (ptrdiff_t)i); break; }
+}
+cudaError_t cudaStreamDestroy(cudaStream_t s) {
+    LOCK;       /* also after a sticky error */
+    if (is_default(s) || bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
+    if (s->cap) drop_capture(s->cap);
+    for (auto *e : events()) if (e->stream == s) e->stream = NULL;
+    streams().erase(s);
+    delete s;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t s) {
+    ENTER;
+    if (bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
+    if (capturing(s)) { s->cap->valid = false; return fail(cudaErrorStreamCaptureUnsupported); }
+    if (cudaError_t e = unsafe_call()) return fail(e);
+    G.syncs++;
+    cuda_host_check();
+    return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t s) {
+    ENTER;
+    if (bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
+    if (capturing(s)) { s->cap->valid = false; return fail(cudaErrorStreamCaptureUnsupported); }
+    return fail(unsafe_call());
+}
+cudaError_t cudaDeviceSynchronize(void) {
+    ENTER;
+    if (!captures().empty()) {
+        for (auto &c : captures()) c->valid = false;
+        return fail(cudaErrorStreamCaptureUnsupported);
+    }
+    G.syncs++;
+    cuda_host_check();
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned int flags) {
+    ENTER;
+    if (!e || flags > 7) return fail(cudaErrorInvalidValue);
+    *e = new CUevent_st();
+    (*e)->flags = flags;
+    events().insert(*e);
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, cudaEventDefault); }
+cudaError_t cudaEventDestroy(cudaEvent_t e) {
+    LOCK;
+    if (!events().count(e)) return fail(cudaErrorInvalidResourceHandle);
+    events().erase(e);
+    delete e;
+    return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+    ENTER;
+    if (!events().count(e)) return fail(cudaErrorInvalidResourceHandle);
+    if (cudaError_t error = stream_error(s)) return fail(error);
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    e->recorded = true;
+    e->ms = 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+    e->stream = s;
+    e->cap = is_default(s) ? NULL : s->cap;
+    e->work = is_default(s) ? 0 : s->work;
+    return cudaSuccess;
+}
+static cudaError_t captured_event(cudaEvent_t e) {      /* one whose capture still runs cannot be waited for by the host */
+    if (!e->cap) return cudaSuccess;
+    for (auto &c : captures()) if (c == e->cap) c->valid = false;
+    return cudaErrorCapturedEvent;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t e) {
+    ENTER;
+    if (!events().count(e)) return fail(cudaErrorInvalidResourceHandle);
+    if (cudaError_t error = captured_event(e)) return fail(error);
+    if (cudaError_t error = unsafe_call()) return fail(error);
+    G.syncs++;
+    cuda_host_check();
+    return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t e) {
+    ENTER;
+    if (!events().count(e)) return fail(cudaErrorInvalidResourceHandle);
+    if (cudaError_t error = captured_event(e)) return fail(error);
+    return fail(unsafe_call());
+}
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b) {
+    ENTER;
+    if (!ms) return fail(cudaErrorInvalidValue);
+    if (!events().count(a) || !events().count(b) || !a->recorded || !b->recorded || ((a->flags | b->flags) & cudaEventDisableTiming))
+        return fail(cudaErrorInvalidResourceHandle);
+    if (a->cap || b->cap) return fail(cudaErrorCapturedEvent);
+    *ms = (float)(b->ms - a->ms);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned int flags) {
+    ENTER;
+    if (!events().count(e)) return fail(cudaErrorInvalidResourceHandle);
+    if (flags > 1) return fail(cudaErrorInvalidValue);
+    if (cudaError_t error = stream_error(s)) return fail(error);
+    if (!e->recorded) return cudaSuccess;
+    capture *mine = capturing(s);
+    if (!e->cap) {
+        if (!mine) return cudaSuccess;
+        mine->valid = false;
+        return fail(cudaErrorStreamCaptureIsolation);
+    }
+    if (std::find(captures().begin(), captures().end(), e->cap) == captures().end()) return fail(cudaErrorCapturedEvent);
+    if (!e->cap->valid) return fail(cudaErrorStreamCaptureInvalidated);
+    if (is_default(s)) { e->cap->valid = false; return fail(cudaErrorStreamCaptureUnsupported); }
+    if (mine && mine != e->cap.get()) { mine->valid = e->cap->valid = false; return fail(cudaErrorStreamCaptureMerge); }
+    if (!mine) {        /* the fork: s joins the capture */
+        s->cap = e->cap;
+        s->work = s->joined = 0;
+        e->cap->streams.push_back(s);
+    }
+    if (e->stream && e->stream != s) e->stream->joined = std::max(e->stream->joined, e->work);
+    return cudaSuccess;
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void *data) {
+    ENTER;
+    if (!fn) return fail(cudaErrorInvalidValue);
+    if (cudaError_t e = stream_error(s)) return fail(e);
+    return submit_work(s, [fn, data] { fn(data); }, true);
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode) {
+    ENTER;
+    if (bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
+    if (is_default(s)) return fail(cudaErrorStreamCaptureUnsupported);
+    if (s->cap) return fail(cudaErrorIllegalState);
+    auto c = std::make_shared<capture>();
+    c->origin = s; c->mode = mode; c->thread = pthread_self(); c->valid = true;
+    c->streams.push_back(s);
+    s->cap = c;
+    s->work = s->joined = 0;
+    captures().push_back(c);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph) {
+    ENTER;
+    if (!graph) return fail(cudaErrorInvalidValue);
+    *graph = NULL;
+    if (bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
+    std::shared_ptr<capture> c = is_default(s) ? NULL : s->cap;
+    if (!c) return fail(cudaErrorIllegalState);
+    if (c->origin != s) { c->valid = false; return fail(cudaErrorStreamCaptureUnmatched); }
+    if (c->mode != cudaStreamCaptureModeRelaxed && !pthread_equal(c->thread, pthread_self())) return fail(cudaErrorStreamCaptureWrongThread);
+    bool joined = true;
+    for (auto *other : c->streams) if (other != s && other->work > other->joined) joined = false;
+    drop_capture(c);
+    if (!c->valid) return fail(cudaErrorStreamCaptureInvalidated);
+    if (!joined) return fail(cudaErrorStreamCaptureUnjoined);
+    *graph = new CUgraph_st();
+    (*graph)->nodes = c->nodes;
+    graphs().insert(*graph);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *status) {
+    ENTER;
+    if (!status) return fail(cudaErrorInvalidValue);
+    if (bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
+    if (is_default(s)) if (cudaError_t e = legacy_use()) return fail(e);
+    capture *c = capturing(s);
+    *status = !c ? cudaStreamCaptureStatusNone : c->valid ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusInvalidated;
+    return cudaSuccess;
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
+    static thread_local cudaStreamCaptureMode mine;
+    if (!mode) return fail(cudaErrorInvalidValue);
+    std::swap(mine, *mode);
+    return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
+    ENTER;
+    if (!exec || !graphs().count(graph)) return fail(cudaErrorInvalidValue);
+    *exec = new CUgraphExec_st();
+    (*exec)->nodes = graph->nodes;
+    execs().insert(*exec);
+    return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s) {
+    ENTER;
+    if (!execs().count(exec)) return fail(cudaErrorInvalidValue);
+    if (cudaError_t e = stream_error(s)) return fail(e);
+    if (capturing(s)) { for (auto &n : exec->nodes) keep(s, n); return cudaSuccess; }
+    G.graph_launches++;
+    run_nodes(exec->nodes);
+    return fail(G.sticky);
+}
+cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t s) {
+    ENTER;
+    return fail(execs().count(exec) ? stream_error(s) : cudaErrorInvalidValue);
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    LOCK;
+    if (!graphs().erase(graph)) return fail(cudaErrorInvalidValue);
+    delete graph;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    LOCK;
+    if (!execs().erase(exec)) return fail(cudaErrorInvalidValue);
+    delete exec;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
+    ENTER;
+    if (!count || !graphs().count(graph)) return fail(cudaErrorInvalidValue);
+    size_t have = graph->nodes.size();
+    if (nodes) for (size_t i = 0; i < *count; i++) nodes[i] = i < have ? (cudaGraphNode_t)(void *)graph->nodes[i].get() : NULL;
+    if (!nodes || *count > have) *count = have;
+    return cudaSuccess;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>runtime
+
+cudaError_t cudaGetLastError(void) { LOCK; cudaError_t e = G.sticky ? G.sticky : last_error; last_error = cudaSuccess; return e; }
+cudaError_t cudaPeekAtLastError(void) { LOCK; return G.sticky ? G.sticky : last_error; }
+const char *cudaGetErrorString(cudaError_t error) {
+    switch (error) {
+#define TEXT(name, value, text) case name: return text;
+        CUDA_HOST__ERRORS(TEXT)
+        default: return "unrecognized error code";
+    }
+}
+const char *cudaGetErrorName(cudaError_t error) {
+    switch (error) {
+#define NAME(name, value, text) case name: return #name;
+        CUDA_HOST__ERRORS(NAME)
+        default: return "unrecognized error code";
+    }
+}
+cudaError_t cudaGetDeviceCount(int *count) {
+    LOCK;
+    if (!count) return fail(cudaErrorInvalidValue);
+    *count = G.devices;
+    return G.devices ? cudaSuccess : fail(cudaErrorNoDevice);
+}
+static thread_local int current_device;
+cudaError_t cudaSetDevice(int device) {
+    ENTER;
+    if (device < 0 || device >= G.devices) return fail(cudaErrorInvalidDevice);
+    current_device = device;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int *device) {
+    ENTER;
+    if (!device) return fail(cudaErrorInvalidValue);
+    *device = current_device;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
+    ENTER;
+    if (!p) return fail(cudaErrorInvalidValue);
+    if (device < 0 || device >= G.devices) return fail(cudaErrorInvalidDevice);
+    memset(p, 0, sizeof *p);
+    snprintf(p->name, sizeof p->name, "CUDA on CPU");
+    p->totalGlobalMem = G.memory; p->sharedMemPerBlock = SHARED_STATIC; p->sharedMemPerBlockOptin = SHARED_MAX;
+    p->sharedMemPerMultiprocessor = 228 << 10; p->reservedSharedMemPerBlock = 1024; p->totalConstMem = 65536;
+    p->regsPerBlock = p->regsPerMultiprocessor = 65536; p->warpSize = WARP;
+    p->maxThreadsPerBlock = MAX_THREADS; p->maxThreadsPerMultiProcessor = 2048; p->maxBlocksPerMultiProcessor = 32;
+    p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024; p->maxThreadsDim[2] = 64;
+    p->maxGridSize[0] = 2147483647; p->maxGridSize[1] = p->maxGridSize[2] = 65535;
+    p->major = G.major; p->minor = G.minor; p->multiProcessorCount = 4; p->l2CacheSize = 4 << 20; p->memoryBusWidth = 64;
+    p->concurrentKernels = 1; p->asyncEngineCount = 1; p->unifiedAddressing = 1; p->canMapHostMemory = 1;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int device) {
+    ENTER;
+    cudaDeviceProp p;
+    if (!value) return fail(cudaErrorInvalidValue);
+    if (cudaError_t e = cudaGetDeviceProperties(&p, device)) return e;
+    switch (attr) {
+        case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
+        case cudaDevAttrMaxBlockDimX: case cudaDevAttrMaxBlockDimY: *value = 1024; break;
+        case cudaDevAttrMaxBlockDimZ: *value = 64; break;
+        case cudaDevAttrMaxGridDimX: *value = 2147483647; break;
+        case cudaDevAttrMaxGridDimY: case cudaDevAttrMaxGridDimZ: *value = 65535; break;
+        case cudaDevAttrMaxSharedMemoryPerBlock: *value = SHARED_STATIC; break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = SHARED_MAX; break;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = 228 << 10; break;
+        case cudaDevAttrReservedSharedMemoryPerBlock: *value = 1024; break;
+        case cudaDevAttrTotalConstantMemory: *value = 65536; break;
+        case cudaDevAttrWarpSize: *value = WARP; break;
+        case cudaDevAttrMaxRegistersPerBlock: case cudaDevAttrMaxRegistersPerMultiprocessor: *value = 65536; break;
+        case cudaDevAttrClockRate: case cudaDevAttrMemoryClockRate: *value = 1000000; break;
+        case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
+        case cudaDevAttrGlobalMemoryBusWidth: *value = p.memoryBusWidth; break;
+        case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
+        case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
+        case cudaDevAttrMaxBlocksPerMultiprocessor: *value = p.maxBlocksPerMultiProcessor; break;
+        case cudaDevAttrConcurrentKernels: case cudaDevAttrAsyncEngineCount: case cudaDevAttrUnifiedAddressing: *value = 1; break;
+        case cudaDevAttrComputeCapabilityMajor: *value = G.major; break;
+        case cudaDevAttrComputeCapabilityMinor: *value = G.minor; break;
+        default: *value = 0;
+    }
+    return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int *v) { if (!v) return fail(cudaErrorInvalidValue); *v = CUDART_VERSION; return cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int *v) { if (!v) return fail(cudaErrorInvalidValue); *v = G.devices ? CUDART_VERSION : 0; return cudaSuccess; }
+
+cudaError_t cudaMalloc(void **out, size_t bytes) {
+    ENTER;
+    if (!out) return fail(cudaErrorInvalidValue);
+    *out = NULL;
+    if (cudaError_t e = unsafe_call()) return fail(e);
+    if (!bytes) return cudaSuccess;
+    if (G.fail_alloc && --G.fail_alloc == 0) return fail(cudaErrorMemoryAllocation);
+    if (bytes > G.memory - std::min(G.memory, G.in_use) || !reserve()) return fail(cudaErrorMemoryAllocation);
+    size_t need = ZONE + bytes + tail_zone(bytes);
+    word end = G.lo + DEVICE_RANGE - PAGE, at = G.next;
+    if (at + need > end) {      /* round again: the first hole from the start */
+        at = G.lo + PAGE;
+        for (auto &i : live()) {
+            if (at + need <= i.first - ZONE) break;
+            at = i.first + i.second.bytes + tail_zone(i.second.bytes);
+        }
+        if (at + need > end) return fail(cudaErrorMemoryAllocation);
+    } else for (auto i = live().upper_bound(at); i != live().end() && at + need > i->first - ZONE; ++i)
+        at = i->first + i->second.bytes + tail_zone(i->second.bytes);
+    if (at + need > end) return fail(cudaErrorMemoryAllocation);
+    G.next = at + need;
+    unsigned char *p = (unsigned char *)at + ZONE;
+    allocation a = { bytes, ++G.serial };
+    live()[(word)p] = a;
+    G.allocs++;
+    G.in_use += bytes;
+    device_open();
+    UNPOISON(p - ZONE, need);
+    fill_bytes(p, bytes);
+    lay_canary(p - ZONE, ZONE);
+    lay_canary(p + bytes, tail_zone(bytes));
+    POISON(p - ZONE, ZONE);
+    POISON(p + bytes, tail_zone(bytes));
+    device_close();
+    *out = p;
+    return cudaSuccess;
+}
+cudaError_t cudaFree(void *p) {
+    LOCK;       /* also after a sticky error: the host still gives back what it has */
+    if (!p) return cudaSuccess;
+    if (cudaError_t e = unsafe_call()) return fail(e);
+    auto i = live().find((word)p);
+    if (i == live().end()) { report("cudaFree of %p, which is no allocation", p); return fail(cudaErrorInvalidValue); }
+    size_t need = ZONE + i->second.bytes + tail_zone(i->second.bytes);
+    device_open();
+    check_zones(i->first, i->second);
+    device_close();
+    POISON((unsigned char *)p - ZONE, need);
+    word lo = ((word)p - ZONE + PAGE - 1) & ~(word)(PAGE - 1), hi = ((word)p - ZONE + need) & ~(word)(PAGE - 1);
+    if (lo < hi) madvise((void *)lo, hi - lo, MADV_DONTNEED);
+    G.in_use -= i->second.bytes;
+    live().erase(i);
+    return fail(G.sticky);
+}
+cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned int) {
+    ENTER;
+    if (!out) return fail(cudaErrorInvalidValue);
+    *out = NULL;
+    if (cudaError_t e = unsafe_call()) return fail(e);
+    if (!bytes) return cudaSuccess;
+    void *p = NULL;
+    if (posix_memalign(&p, PAGE, bytes)) return fail(cudaErrorMemoryAllocation);
+    fill_bytes(p, bytes);
+    pinned()[(word)p] = bytes;
+    G.pinned_in_use += bytes;
+    *out = p;
+    return cudaSuccess;
+}
+cudaError_t cudaMallocHost(void **out, size_t bytes) { return cudaHostAlloc(out, bytes, 0); }
+cudaError_t cudaFreeHost(void *p) {
+    LOCK;
+    if (!p) return cudaSuccess;
+    if (cudaError_t e = unsafe_call()) return fail(e);
+    auto i = pinned().find((word)p);
+    if (i == pinned().end()) { report("cudaFreeHost of %p, which is no allocation", p); return fail(cudaErrorInvalidValue); }
+    G.pinned_in_use -= i->second;
+    pinned().erase(i);
+    free(p);
+    return fail(G.sticky);
+}
+cudaError_t cudaMemGetInfo(size_t *unused, size_t *total) {
+    ENTER;
+    if (!unused || !total) return fail(cudaErrorInvalidValue);
+    *total = G.memory;
+    *unused = G.memory - std::min(G.memory, G.in_use);
+    return cudaSuccess;
+}
+
+/* Do both ends of a copy lie where its kind says? to_host and from_host: the ends that are host memory. */
+static cudaError_t check_copy(const char *call, const void *dst, size_t dst_bytes, const void *src, size_t src_bytes, int kind) {
+    static const char *const names[] = { "HostToHost", "HostToDevice", "DeviceToHost", "DeviceToDevice", "Default" };
+    if (kind < 0 || kind > 4) return cudaErrorInvalidMemcpyDirection;
+    bool dst_device = in_device(dst), src_device = in_device(src);
+    bool dst_pinned = in_pinned(dst, 0), src_pinned = in_pinned(src, 0);
+    if (kind != cudaMemcpyDefault) {
+        bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+        bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+        if (to_device != dst_device || from_device != src_device) {
+            report("%s %s: the destination %p is %s memory, the source %p is %s memory", call, names[kind], dst,
+                   dst_device ? "device" : dst_pinned ? "page-locked" : "host", src, src_device ? "device" : src_pinned ? "page-locked" : "host");
+            return cudaErrorInvalidValue;
+        }
+    }
+    if (dst_device && !find_device(dst, dst_bytes)) { report("%s: the destination %p, %zu bytes, is not within an allocation", call, dst, dst_bytes); return cudaErrorInvalidValue; }
+    if (src_device && !find_device(src, src_bytes)) { report("%s: the source %p, %zu bytes, is not within an allocation", call, src, src_bytes); return cudaErrorInvalidValue; }
+    if (dst_pinned && !in_pinned(dst, dst_bytes)) { report("%s: the destination %p, %zu bytes, leaves its allocation", call, dst, dst_bytes); return cudaErrorInvalidValue; }
+    if (src_pinned && !in_pinned(src, src_bytes)) { report("%s: the source %p, %zu bytes, leaves its allocation", call, src, src_bytes); return cudaErrorInvalidValue; }
+    return cudaSuccess;
+}
+static cudaError_t copy_rows(const char *call, void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height, int kind,
+                             cudaStream_t s, bool blocking) {
+    if (!width || !height) return cudaSuccess;
+    if (!dst || !src) return fail(cudaErrorInvalidValue);
+    if (height > 1 && (width > dpitch || width > spitch)) return fail(cudaErrorInvalidPitchValue);
+    if (blocking) { if (cudaError_t e = unsafe_call()) return fail(e); }
+    if (cudaError_t e = stream_error(s)) return fail(e);
+    if (cudaError_t e = check_copy(call, dst, dpitch * (height - 1) + width, src, spitch * (height - 1) + width, kind)) return fail(e);
+    if (blocking || (!capturing(s) && in_device(src) && !in_device(dst) && !in_pinned(dst, 0))) G.syncs++;
+    submit_work(s, [=] {
+        for (size_t i = 0; i < height; i++) memmove((char *)dst + i * dpitch, (const char *)src + i * spitch, width);
+    });
+    if (blocking) cuda_host_check();
+    return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void *dst, const void *src, size_t n, enum cudaMemcpyKind kind) {
+    ENTER; return copy_rows("cudaMemcpy", dst, n, src, n, n, 1, kind, NULL, true);
+}
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, enum cudaMemcpyKind kind, cudaStream_t s) {
+    ENTER; return copy_rows("cudaMemcpyAsync", dst, n, src, n, n, 1, kind, s, false);
+}
+cudaError_t cudaMemcpy2D(void *dst, size_t dp, const void *src, size_t sp, size_t w, size_t h, enum cudaMemcpyKind kind) {
+    ENTER; return copy_rows("cudaMemcpy2D", dst, dp, src, sp, w, h, kind, NULL, true);
+}
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dp, const void *src, size_t sp, size_t w, size_t h, enum cudaMemcpyKind kind, cudaStream_t s) {
+    ENTER; return copy_rows("cudaMemcpy2DAsync", dst, dp, src, sp, w, h, kind, s, false);
+}
+static cudaError_t set_rows(const char *call, void *p, size_t pitch, int value, size_t width, size_t height, cudaStream_t s, bool blocking) {
+    if (!width || !height) return cudaSuccess;
+    if (height > 1 && width > pitch) return fail(cudaErrorInvalidPitchValue);
+    if (blocking) { if (cudaError_t e = unsafe_call()) return fail(e); }
+    if (cudaError_t e = stream_error(s)) return fail(e);
+    size_t bytes = pitch * (height - 1) + width;
+    if (!find_device(p, bytes) && !in_pinned(p, bytes)) {
+        report("%s: %p, %zu bytes, is not within device memory", call, p, bytes);
+        return fail(cudaErrorInvalidValue);
+    }
+    if (blocking) G.syncs++;
+    return submit_work(s, [=] { for (size_t i = 0; i < height; i++) memset((char *)p + i * pitch, value, width); });
+}
+cudaError_t cudaMemset(void *p, int value, size_t n) { ENTER; return set_rows("cudaMemset", p, n, value, n, 1, NULL, true); }
+cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s) { ENTER; return set_rows("cudaMemsetAsync", p, n, value, n, 1, s, false); }
+cudaError_t cudaMemset2DAsync(void *p, size_t pitch, int value, size_t w, size_t h, cudaStream_t s) {
+    ENTER; return set_rows("cudaMemset2DAsync", p, pitch, value, w, h, s, false);
+}
+} // extern "C"
+
+cudaError_t cuda_host_func_set(const void *func, enum cudaFuncAttribute attr, int value) {
+    ENTER;
+    if (!func) return fail(cudaErrorInvalidDeviceFunction);
+    if (attr == cudaFuncAttributePreferredSharedMemoryCarveout) return value < -1 || value > 100 ? fail(cudaErrorInvalidValue) : cudaSuccess;
+    if (attr != cudaFuncAttributeMaxDynamicSharedMemorySize) return fail(cudaErrorInvalidValue);
+    function_info &info = functions()[func];
+    if (value < 0 || (size_t)value + info.static_bytes > (size_t)SHARED_MAX) return fail(cudaErrorInvalidValue);
+    info.dynamic_limit = value;
+    return cudaSuccess;
+}
+cudaError_t cuda_host_func_get(struct cudaFuncAttributes *attr, const void *func) {
+    ENTER;
+    if (!attr) return fail(cudaErrorInvalidValue);
+    function_info &info = functions()[func];
+    memset(attr, 0, sizeof *attr);
+    attr->sharedSizeBytes = info.static_bytes;      /* of the runs so far: the host compiler cannot tell */
+    attr->maxThreadsPerBlock = MAX_THREADS;
+    attr->numRegs = 64;
+    attr->ptxVersion = attr->binaryVersion = G.major * 10 + G.minor;
+    attr->maxDynamicSharedSizeBytes = info.dynamic_limit ? info.dynamic_limit : (int)(SHARED_STATIC - info.static_bytes);
+    return cudaSuccess;
+}
+cudaError_t cuda_host_occupancy(int *blocks, int threads, size_t smem) {
+    ENTER;
+    if (!blocks || threads < 1) return fail(cudaErrorInvalidValue);
+    *blocks = threads > MAX_THREADS || smem > (size_t)SHARED_MAX ? 0 : std::min(std::min(32, 2048 / ((threads + 31) / 32 * 32)), (int)((228 << 10) / (smem + 1024)));
+    return cudaSuccess;
+}
+
+extern "C" {
+void cuda_host_order(int thread_order, int block_order, uint64_t seed) {
+    LOCK;
+    G.thread_order = thread_order; G.block_order = block_order;
+    G.rng = (seed + 1) * 0x9E3779B97F4A7C15u | 1;
+}
+void cuda_host_fill(int pattern) { LOCK; G.fill = pattern == CUDA_HOST_FILL_RANDOM ? pattern : pattern & 255; }
+void cuda_host_fail_alloc(long n) { LOCK; G.fail_alloc = n; }
+void cuda_host_fail_launch(long n) { LOCK; G.fail_launch = n; }
+void cuda_host_reset_errors(void) { LOCK; G.sticky = last_error = cudaSuccess; G.fail_alloc = G.fail_launch = 0; }
+void cuda_host_devices(int n) { LOCK; G.devices = n; }
+void cuda_host_arch(int major, int minor) { LOCK; G.major = major; G.minor = minor; }
+void cuda_host_memory(size_t bytes) { LOCK; G.memory = std::min(bytes, (size_t)DEVICE_RANGE); }
+void cuda_host_allow_pinned(int yes) { LOCK; G.allow_pinned = yes; }
+void cuda_host_trap(int yes) { LOCK; G.trap = yes; }
+void cuda_host_stack(size_t bytes) { LOCK; if (!G.stacks) G.stack_bytes = std::max(bytes, (size_t)16384); }
+long cuda_host_reports(void) { LOCK; return G.reports; }
+void cuda_host_clear_reports(void) { LOCK; G.reports = G.printed = 0; G.last_report[0] = 0; }
+const char *cuda_host_last_report(void) { return G.last_report; }
+void cuda_host_quiet(int yes) { LOCK; G.quiet = yes; }
+long cuda_host_launches(void) { LOCK; return G.launches; }
+long cuda_host_allocs(void) { LOCK; return G.allocs; }
+long cuda_host_syncs(void) { LOCK; return G.syncs; }
+long cuda_host_graph_launches(void) { LOCK; return G.graph_launches; }
+size_t cuda_host_bytes_in_use(void) { LOCK; return G.in_use; }
+size_t cuda_host_pinned_in_use(void) { LOCK; return G.pinned_in_use; }
+int cuda_host_is_device(const void *p) { return in_device(p); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>cublaslt
+/* A column-major product is the row-major product of the swapped operands, so that stx_gemm sees the very call that the CPU
+   device would make, and f32 results are equal to its bit for bit. */
+
+struct stx_ctx;
+extern "C" void stx_gemm(struct stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, const float *A, size_t lda,
+                         size_t sa, const float *B, size_t ldb, size_t sb, float beta, float *C, size_t ldc, size_t sc);
+
+struct lt_layout { uint32_t magic; int32_t type, order, batch; uint64_t rows, cols; int64_t ld, stride; };
+struct lt_desc {
+    uint32_t magic;
+    int32_t compute, scale, mode, ta, tb, bias_type, aux_type;
+    uint32_t epilogue;
+    void *bias, *aux;
+    int64_t bias_stride, aux_ld, aux_stride;
+};
+struct lt_preference { uint32_t magic, align[4]; uint64_t workspace; };
+struct lt_algo { uint32_t magic, index; uint64_t workspace; };
+enum { MAGIC_LAYOUT = 0x4c41594f, MAGIC_DESC = 0x44455343, MAGIC_PREFERENCE = 0x50524546, MAGIC_ALGO = 0x414c474f };
+static_assert(sizeof(lt_layout) <= sizeof(cublasLtMatrixLayoutOpaque_t) && sizeof(lt_desc) <= sizeof(cublasLtMatmulDescOpaque_t) &&
+              sizeof(lt_preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t) && sizeof(lt_algo) <= sizeof(cublasLtMatmulAlgo_t), "opaque");
+struct cublasLtContext { uint32_t magic; };
+
+template<class T> static bool take(T *to, const void *buf, size_t bytes) {
+    if (!buf || bytes != sizeof *to) return false;
+    memcpy(to, buf, sizeof *to);
+    return true;
+}
+#define LT_SET(ok) return (ok) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE
+
+static size_t lt_size(int type) { return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 0; }
+static int lt_bias_type(const lt_desc &d, const lt_layout &D) { return d.bias_type < 0 ? D.type : d.bias_type; }
+static bool lt_has_aux(uint32_t e) { return e & 128; }
+static bool lt_has_bias(uint32_t e) { return e & (4 | 16 | 256 | 512); }
+
+static bool lt_known_epilogue(uint32_t e) {
+    static const int known[] = { CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_RELU, CUBLASLT_EPILOGUE_RELU_AUX, CUBLASLT_EPILOGUE_BIAS,
+        CUBLASLT_EPILOGUE_RELU_BIAS, CUBLASLT_EPILOGUE_RELU_AUX_BIAS, CUBLASLT_EPILOGUE_DRELU, CUBLASLT_EPILOGUE_DRELU_BGRAD,
+        CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+        CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_DGELU_BGRAD, CUBLASLT_EPILOGUE_BGRADA, CUBLASLT_EPILOGUE_BGRADB };
+    for (int k : known) if ((uint32_t)k == e) return true;
+    return false;
+}
+static size_t lt_extent(const lt_layout &l) {      /* bytes from the first to past the last element */
+    uint64_t lines = l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows, length = l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols;
+    if (!lines || !length || !l.batch) return 0;
+    return (size_t)((uint64_t)(l.batch - 1) * (uint64_t)l.stride + (lines - 1) * (uint64_t)l.ld + length) * lt_size(l.type);
+}
+/* What cublasLtMatmul and the heuristic demand of their descriptors. */
+static cublasStatus_t lt_check(const lt_desc &d, const lt_layout &A, const lt_layout &B, const lt_layout &C, const lt_layout &D) {
+    const lt_layout *all[] = { &A, &B, &C, &D };
+    if (d.magic != MAGIC_DESC) return CUBLAS_STATUS_INVALID_VALUE;
+    for (auto *l : all) {
+        if (l->magic != MAGIC_LAYOUT || l->batch < 1) return CUBLAS_STATUS_INVALID_VALUE;
+        if (!lt_size(l->type)) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (!l->rows || !l->cols) return CUBLAS_STATUS_INVALID_VALUE;
+        if (l->ld < (int64_t)(l->order == CUBLASLT_ORDER_COL ? l->rows : l->cols)) return CUBLAS_STATUS_INVALID_VALUE;
+        if (l->batch != D.batch) return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    uint64_t m = d.ta ? A.cols : A.rows, k = d.ta ? A.rows : A.cols, kb = d.tb ? B.cols : B.rows, n = d.tb ? B.rows : B.cols;
+    if (k != kb || D.rows != m || D.cols != n || C.rows != m || C.cols != n) return CUBLAS_STATUS_INVALID_VALUE;
+    if (C.order != D.order) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (d.compute != CUBLAS_COMPUTE_32F && d.compute != CUBLAS_COMPUTE_32F_PEDANTIC && d.compute != CUBLAS_COMPUTE_32F_FAST_TF32 &&
+        d.compute != CUBLAS_COMPUTE_32F_FAST_16BF) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (d.scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+    /* The table of types: A and B alike; C and D alike, and f32 for f32 inputs. */
+    if (A.type != B.type || C.type != D.type || (A.type == CUDA_R_32F && D.type != CUDA_R_32F)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (A.type != CUDA_R_32F && d.compute != CUBLAS_COMPUTE_32F && d.compute != CUBLAS_COMPUTE_32F_PEDANTIC) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (d.mode != CUBLASLT_POINTER_MODE_HOST) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!lt_known_epilogue(d.epilogue)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (d.epilogue != CUBLASLT_EPILOGUE_DEFAULT && D.order != CUBLASLT_ORDER_COL) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (lt_has_bias(d.epilogue)) {
+        int type = lt_bias_type(d, D);
+        if (type != D.type && !(type == CUDA_R_32F && D.type == CUDA_R_16BF)) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if ((word)d.bias % lt_size(type)) return CUBLAS_STATUS_INVALID_VALUE;
+        if (D.batch > 1 && (d.epilogue & (256 | 512))) return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    if (lt_has_aux(d.epilogue)) {
+        int multiple = d.epilogue & (32 | 64) ? 8 : 128;
+        if (d.aux_ld < (int64_t)m || d.aux_ld % multiple || d.aux_stride % multiple) return CUBLAS_STATUS_INVALID_VALUE;
+        if ((word)d.aux & 15) return CUBLAS_STATUS_INVALID_VALUE;
+        if (d.aux_type >= 0 && d.aux_type != D.type) return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+static bool lt_in_device(const char *what, const void *p, size_t bytes) {
+    if (find_device(p, bytes)) return true;
+    report("cublasLtMatmul: %s, %p and %zu bytes, is not within device memory", what, p, bytes);
+    return false;
+}
+static float lt_load(const void *p, size_t i, int type) {
+    return type == CUDA_R_32F ? ((const float *)p)[i] : cuda_host_from_bf16(((const unsigned short *)p)[i]);
+}
+static void lt_store(void *p, size_t i, int type, float v) {
+    if (type == CUDA_R_32F) ((float *)p)[i] = v;
+    else ((unsigned short *)p)[i] = cuda_host_to_bf16(v);
+}
+static float gelu(float x) { return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x))); }
+static float gelu_slope(float x) {
+    float t = tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x));
+    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608028654f * (1.0f + 3.0f * 0.044715f * x * x);
+}
+/* Inputs of another type than f32 become a packed f32 copy of the same order. */
+static const float *lt_floats(std::vector<float> &copy, const void *p, const lt_layout &l, size_t *ld, size_t *stride) {
+    *ld = (size_t)l.ld; *stride = (size_t)l.stride;
+    if (l.type == CUDA_R_32F) return (const float *)p;
+    size_t lines = (size_t)(l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows), length = (size_t)(l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols);
+    copy.resize(lines * length * (size_t)l.batch);
+    for (size_t b = 0; b < (size_t)l.batch; b++) for (size_t j = 0; j < lines; j++) for (size_t i = 0; i < length; i++)
+        copy[(b * lines + j) * length + i] = lt_load(p, b * (size_t)l.stride + j * (size_t)l.ld + i, l.type);
+    *ld = length; *stride = lines * length;
+    return copy.data();
+}
+struct lt_call {
+    lt_desc d;
+    lt_layout A, B, C, D;
+    const void *a, *b, *c;
+    void *out;
+    float alpha, beta;
+    void run(void) const;
+};
+void lt_call::run(void) const {
+    bool columns = D.order == CUBLASLT_ORDER_COL, plain = D.type == CUDA_R_32F;
+    size_t m = (size_t)D.rows, n = (size_t)D.cols, k = (size_t)(d.ta ? A.rows : A.cols), batch = (size_t)D.batch;
+    size_t lines = columns ? n : m, length = columns ? m : n, lda, ldb, sa, sb, ldr, sr;
+    std::vector<float> copy_a, copy_b, copy_d;
+    const float *fa = lt_floats(copy_a, a, A, &lda, &sa), *fb = lt_floats(copy_b, b, B, &ldb, &sb);
+    float *r = (float *)out;
+    ldr = (size_t)D.ld; sr = (size_t)D.stride;
+    if (!plain) { copy_d.resize(lines * length * batch); r = copy_d.data(); ldr = length; sr = lines * length; }
+    if (beta != 0 && !(plain && c == out && C.ld == D.ld && C.stride == D.stride))
+        for (size_t q = 0; q < batch; q++) for (size_t j = 0; j < lines; j++) for (size_t i = 0; i < length; i++)
+            r[q * sr + j * ldr + i] = lt_load(c, q * (size_t)C.stride + j * (size_t)C.ld + i, C.type);
+    int ta = (d.ta != 0) ^ (A.order == CUBLASLT_ORDER_COL), tb = (d.tb != 0) ^ (B.order == CUBLASLT_ORDER_COL);   /* seen row-major */
+    if (columns) stx_gemm(NULL, batch, !tb, !ta, n, m, k, alpha, fb, ldb, sb, fa, lda, sa, beta, r, ldr, sr);
+    else stx_gemm(NULL, batch, ta, tb, m, n, k, alpha, fa, lda, sa, fb, ldb, sb, beta, r, ldr, sr);
+
+    uint32_t e = d.epilogue;
+    int bias_type = lt_bias_type(d, D);
+    for (size_t q = 0; q < batch && e != CUBLASLT_EPILOGUE_DEFAULT; q++) {
+        float *x = r + q * sr;
+        size_t bias_at = q * (size_t)d.bias_stride, aux_at = q * (size_t)d.aux_stride;
+        for (size_t j = 0; j < n; j++) for (size_t i = 0; i < m; i++) {
+            float v = x[j * ldr + i];
+            size_t at = aux_at + j * (size_t)d.aux_ld + i;
+            unsigned char *bits = (unsigned char *)d.aux + (at >> 3), bit = (unsigned char)(1u << (at & 7));
+            if (e & 4) v += lt_load(d.bias, bias_at + i, bias_type);
+            if (e & 2) {
+                if (e & 128) *bits = (unsigned char)(v > 0 ? *bits | bit : *bits & ~bit);
+                v = v > 0 ? v : 0;
+            }
+            if (e & 8) v = *bits & bit ? v : 0;
+            if (e & 32) {
+                if (e & 128) lt_store(d.aux, at, D.type, v);
+                v = gelu(v);
+            }
+            if (e & 64) v *= gelu_slope(lt_load(d.aux, at, D.type));
+            x[j * ldr + i] = v;
+        }
+        if (e & 16) for (size_t i = 0; i < m; i++) {
+            float s = 0;
+            for (size_t j = 0; j < n; j++) s += x[j * ldr + i];
+            lt_store(d.bias, bias_at + i, bias_type, s);
+        }
+        if (e & 256) for (size_t i = 0; i < m; i++) {          /* rows of op(A) */
+            float s = 0;
+            for (size_t p = 0; p < k; p++) s += ta ? fa[p * lda + i] : fa[i * lda + p];
+            lt_store(d.bias, i, bias_type, s);
+        }
+        if (e & 512) for (size_t j = 0; j < n; j++) {          /* columns of op(B) */
+            float s = 0;
+            for (size_t p = 0; p < k; p++) s += tb ? fb[j * ldb + p] : fb[p * ldb + j];
+            lt_store(d.bias, j, bias_type, s);
+        }
+    }
+    if (!plain)
+        for (size_t q = 0; q < batch; q++) for (size_t j = 0; j < lines; j++) for (size_t i = 0; i < length; i++)
+            lt_store(out, q * (size_t)D.stride + j * (size_t)D.ld + i, D.type, r[q * sr + j * ldr + i]);
+}
+
+extern "C" {
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) {
+    if (!h) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!G.devices || G.sticky) return CUBLAS_STATUS_NOT_INITIALIZED;
+    *h = new cublasLtContext();
+    (*h)->magic = MAGIC_DESC;
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) {
+    if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
+    delete h;
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t compute, cudaDataType_t scale) {
+    if (!out) return CUBLAS_STATUS_INVALID_VALUE;
+    lt_desc d;
+    memset(&d, 0, sizeof d);
+    d.magic = MAGIC_DESC; d.compute = compute; d.scale = scale; d.epilogue = CUBLASLT_EPILOGUE_DEFAULT; d.bias_type = d.aux_type = -1;
+    *out = new cublasLtMatmulDescOpaque_t();
+    memcpy(*out, &d, sizeof d);
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) { delete d; return CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attr, const void *buf, size_t n) {
+    if (!desc) return CUBLAS_STATUS_INVALID_VALUE;
+    lt_desc *d = (lt_desc *)(void *)desc;
+    int32_t op, unused;
+    switch (attr) {
+        case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE: LT_SET(take(&d->compute, buf, n));
+        case CUBLASLT_MATMUL_DESC_SCALE_TYPE: LT_SET(take(&d->scale, buf, n));
+        case CUBLASLT_MATMUL_DESC_POINTER_MODE: LT_SET(take(&d->mode, buf, n));
+        case CUBLASLT_MATMUL_DESC_TRANSA: if (!take(&op, buf, n) || op < 0 || op > 2) LT_SET(false); d->ta = op != 0; LT_SET(true);
+        case CUBLASLT_MATMUL_DESC_TRANSB: if (!take(&op, buf, n) || op < 0 || op > 2) LT_SET(false); d->tb = op != 0; LT_SET(true);
+        case CUBLASLT_MATMUL_DESC_TRANSC: LT_SET(take(&op, buf, n) && op == CUBLAS_OP_N);
+        case CUBLASLT_MATMUL_DESC_EPILOGUE: LT_SET(take(&d->epilogue, buf, n));
+        case CUBLASLT_MATMUL_DESC_BIAS_POINTER: LT_SET(take(&d->bias, buf, n));
+        case CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE: LT_SET(take(&d->bias_stride, buf, n));
+        case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: LT_SET(take(&d->bias_type, buf, n));
+        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: LT_SET(take(&d->aux, buf, n));
+        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: LT_SET(take(&d->aux_ld, buf, n));
+        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE: LT_SET(take(&d->aux_stride, buf, n));
+        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: LT_SET(take(&d->aux_type, buf, n));
+        case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET: LT_SET(take(&unused, buf, n));
+        default: return CUBLAS_STATUS_INVALID_VALUE;
+    }
+}
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType type, uint64_t rows, uint64_t cols, int64_t ld) {
+    if (!out) return CUBLAS_STATUS_INVALID_VALUE;
+    lt_layout l;
+    memset(&l, 0, sizeof l);
+    l.magic = MAGIC_LAYOUT; l.type = type; l.order = CUBLASLT_ORDER_COL; l.batch = 1; l.rows = rows; l.cols = cols; l.ld = ld;
+    *out = new cublasLtMatrixLayoutOpaque_t();
+    memcpy(*out, &l, sizeof l);
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { delete l; return CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attr, const void *buf, size_t n) {
+    if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
+    lt_layout *l = (lt_layout *)(void *)layout;
+    switch (attr) {
+        case CUBLASLT_MATRIX_LAYOUT_TYPE: LT_SET(take(&l->type, buf, n));
+        case CUBLASLT_MATRIX_LAYOUT_ORDER: LT_SET(take(&l->order, buf, n) && (l->order == CUBLASLT_ORDER_COL || l->order == CUBLASLT_ORDER_ROW));
+        case CUBLASLT_MATRIX_LAYOUT_ROWS: LT_SET(take(&l->rows, buf, n));
+        case CUBLASLT_MATRIX_LAYOUT_COLS: LT_SET(take(&l->cols, buf, n));
+        case CUBLASLT_MATRIX_LAYOUT_LD: LT_SET(take(&l->ld, buf, n));
+        case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: LT_SET(take(&l->batch, buf, n));
+        case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: LT_SET(take(&l->stride, buf, n));
+        default: return CUBLAS_STATUS_INVALID_VALUE;
+    }
+}
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out) {
+    if (!out) return CUBLAS_STATUS_INVALID_VALUE;
+    lt_preference p;
+    memset(&p, 0, sizeof p);
+    p.magic = MAGIC_PREFERENCE;
+    for (int i = 0; i < 4; i++) p.align[i] = 256;
+    *out = new cublasLtMatmulPreferenceOpaque_t();
+    memcpy(*out, &p, sizeof p);
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) { delete p; return CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attr,
+                                                    const void *buf, size_t n) {
+    if (!preference) return CUBLAS_STATUS_INVALID_VALUE;
+    lt_preference *p = (lt_preference *)(void *)preference;
+    uint32_t unused;
+    switch (attr) {
+        case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: LT_SET(take(&p->workspace, buf, n));
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: LT_SET(take(&p->align[0], buf, n));
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: LT_SET(take(&p->align[1], buf, n));
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: LT_SET(take(&p->align[2], buf, n));
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: LT_SET(take(&p->align[3], buf, n));
+        case CUBLASLT_MATMUL_PREF_SEARCH_MODE: case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+        case CUBLASLT_MATMUL_PREF_MAX_WAVES_COUNT: LT_SET(take(&unused, buf, n));
+        default: return CUBLAS_STATUS_INVALID_VALUE;
+    }
+}
+/* Up to five algorithms; every second one wants workspace, and is left out where the preference has too little. */
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
+                                              cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D, cublasLtMatmulPreference_t preference,
+                                              int requested, cublasLtMatmulHeuristicResult_t results[], int *count) {
+    if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (!desc || !A || !B || !C || !D || !preference || !results || !count || requested < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    *count = 0;
+    const lt_preference *p = (const lt_preference *)(const void *)preference;
+    cublasStatus_t status = lt_check(*(lt_desc *)(void *)desc, *(lt_layout *)(void *)A, *(lt_layout *)(void *)B, *(lt_layout *)(void *)C,
+                                     *(lt_layout *)(void *)D);
+    if (p->magic != MAGIC_PREFERENCE) return CUBLAS_STATUS_INVALID_VALUE;
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    for (uint32_t i = 0; i < 5 && *count < requested; i++) {
+        lt_algo algo;
+        memset(&algo, 0, sizeof algo);
+        algo.magic = MAGIC_ALGO; algo.index = i; algo.workspace = i & 1 ? (uint64_t)(i + 1) << 16 : 0;
+        if (algo.workspace > p->workspace) continue;
+        cublasLtMatmulHeuristicResult_t *r = &results[(*count)++];
+        memset(r, 0, sizeof *r);
+        memcpy(&r->algo, &algo, sizeof algo);
+        r->workspaceSize = (size_t)algo.workspace;
+        r->state = CUBLAS_STATUS_SUCCESS;
+        r->wavesCount = 1.0f;
+    }
+    return *count ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, const void *alpha, const void *A, cublasLtMatrixLayout_t Adesc,
+                              const void *B, cublasLtMatrixLayout_t Bdesc, const void *beta, const void *C, cublasLtMatrixLayout_t Cdesc,
+                              void *D, cublasLtMatrixLayout_t Ddesc, const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes,
+                              cudaStream_t stream) {
+    LOCK;
+    if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (!desc || !alpha || !beta || !A || !Adesc || !B || !Bdesc || !Cdesc || !D || !Ddesc) return CUBLAS_STATUS_INVALID_VALUE;
+    if (in_device(alpha) || in_device(beta)) { report("cublasLtMatmul: alpha or beta in device memory, in host pointer mode"); return CUBLAS_STATUS_INVALID_VALUE; }
+    lt_call call;
+    memcpy(&call.d, desc, sizeof call.d);
+    memcpy(&call.A, Adesc, sizeof call.A); memcpy(&call.B, Bdesc, sizeof call.B);
+    memcpy(&call.C, Cdesc, sizeof call.C); memcpy(&call.D, Ddesc, sizeof call.D);
+    memcpy(&call.alpha, alpha, 4); memcpy(&call.beta, beta, 4);
+    call.a = A; call.b = B; call.c = C; call.out = D;
+    cublasStatus_t status = lt_check(call.d, call.A, call.B, call.C, call.D);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (call.beta != 0 && !C) return CUBLAS_STATUS_INVALID_VALUE;
+    const lt_desc &d = call.d;
+    uint32_t e = d.epilogue;
+    if ((lt_has_bias(e) && !d.bias) || (lt_has_aux(e) && !d.aux)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (C == D && (call.C.ld != call.D.ld || call.C.stride != call.D.stride)) return CUBLAS_STATUS_INVALID_VALUE;    /* in place: one layout */
+    if (algo) {
+        lt_algo chosen;
+        memcpy(&chosen, algo, sizeof chosen);
+        if (chosen.magic != MAGIC_ALGO) return CUBLAS_STATUS_INVALID_VALUE;
+        if (chosen.workspace > workspace_bytes || (chosen.workspace && !workspace)) return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    if (workspace && ((word)workspace & 15)) return CUBLAS_STATUS_INVALID_VALUE;
+    size_t rows = (size_t)call.D.rows, batch = (size_t)call.D.batch, bias_size = lt_size(lt_bias_type(d, call.D));
+    size_t bias_count = e & 512 ? (size_t)call.D.cols : rows;
+    size_t aux_count = (batch - 1) * (size_t)d.aux_stride + ((size_t)call.D.cols - 1) * (size_t)d.aux_ld + rows;
+    bool ok = lt_in_device("A", A, lt_extent(call.A));
+    ok = lt_in_device("B", B, lt_extent(call.B)) && ok;
+    ok = lt_in_device("D", D, lt_extent(call.D)) && ok;
+    if (call.beta != 0) ok = lt_in_device("C", C, lt_extent(call.C)) && ok;
+    if (lt_has_bias(e)) ok = lt_in_device("the bias", d.bias, ((batch - 1) * (size_t)d.bias_stride + bias_count) * bias_size) && ok;
+    if (lt_has_aux(e))
+        ok = lt_in_device("the auxiliary matrix", d.aux, e & (32 | 64) ? aux_count * lt_size(call.D.type) : (aux_count + 7) / 8) && ok;
+    if (workspace && workspace_bytes) ok = lt_in_device("the workspace", workspace, workspace_bytes) && ok;
+    if (!ok) return CUBLAS_STATUS_EXECUTION_FAILED;
+    if (!G.devices || G.sticky || stream_error(stream)) return CUBLAS_STATUS_EXECUTION_FAILED;
+    submit_work(stream, [call, workspace, workspace_bytes] {
+        if (workspace) fill_bytes(workspace, workspace_bytes);      /* whatever was there is gone */
+        call.run();
+    });
+    return CUBLAS_STATUS_SUCCESS;
+}
+const char *cublasGetStatusName(cublasStatus_t status) {
+    switch (status) {
+#define STATUS(name, value) case name: return #name;
+        CUDA_HOST__STATUS(STATUS)
+        default: return "unknown status";
+    }
+}
+const char *cublasGetStatusString(cublasStatus_t status) { return cublasGetStatusName(status); }
+const char *cublasLtGetStatusName(cublasStatus_t status) { return cublasGetStatusName(status); }
+const char *cublasLtGetStatusString(cublasStatus_t status) { return cublasGetStatusName(status); }
+size_t cublasLtGetVersion(void) { return 130000; }
+}

@@ -1,0 +1,49 @@
+/* cuda_host.h - what tests turn and read in the CUDA-on-CPU shim. See README.md. C and C++. */
+#ifndef CUDA_HOST_H
+#define CUDA_HOST_H
+#include <stddef.h>
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Order in which the threads of a block run between two synchronisations, and the blocks of a grid. ASCENDING and
+   DESCENDING let each warp run ahead until the barrier of the block stops it; INTERLEAVED takes lane 0 of every warp, then
+   lane 1, and warps take turns at each collective; RANDOM draws anew at every switch. */
+enum { CUDA_HOST_ASCENDING, CUDA_HOST_DESCENDING, CUDA_HOST_RANDOM, CUDA_HOST_INTERLEAVED, CUDA_HOST_ORDERS };
+void cuda_host_order(int thread_order, int block_order, uint64_t seed);
+
+/* What fresh device memory, shared memory at the start of a block and cp.async destinations before their wait hold: a byte
+   (0xFF: NaN in every float type, the default), or CUDA_HOST_FILL_RANDOM. */
+enum { CUDA_HOST_FILL_NAN = 0xFF, CUDA_HOST_FILL_RANDOM = 0x100 };
+void cuda_host_fill(int pattern);
+
+void cuda_host_fail_alloc(long n);      /* the n-th cudaMalloc from now (1: the next) returns cudaErrorMemoryAllocation; 0: none */
+void cuda_host_fail_launch(long n);     /* the n-th kernel that runs from now ends in cudaErrorLaunchFailure, which sticks; 0: none */
+void cuda_host_reset_errors(void);      /* forgets the sticky error, the last error and both counts above */
+
+void cuda_host_devices(int n);                  /* 0: every call returns cudaErrorNoDevice; default 1 */
+void cuda_host_arch(int major, int minor);      /* default 9.0 */
+void cuda_host_memory(size_t bytes);            /* of the device; default 8 GiB, at most 64 GiB */
+void cuda_host_allow_pinned(int yes);           /* may kernels get pointers from cudaMallocHost (CUDA allows it)? default 1 */
+void cuda_host_trap(int yes);                   /* on a host access to device memory print what was hit and _exit(99); default 1 */
+void cuda_host_stack(size_t bytes);             /* stack of each thread, default 65536; only before the first launch */
+
+long cuda_host_reports(void);           /* violations so far; each is printed to stderr (the first 40 of them) */
+void cuda_host_clear_reports(void);
+const char *cuda_host_last_report(void);        /* its text, "" if none */
+void cuda_host_quiet(int yes);          /* 1: reports are counted, not printed: for tests that provoke them */
+void cuda_host_check(void);             /* verifies the canaries around device memory now (synchronisations and cudaFree do too) */
+
+long   cuda_host_launches(void);        /* kernels that ran, those of graphs included */
+long   cuda_host_allocs(void);          /* successful cudaMalloc */
+long   cuda_host_syncs(void);           /* host waits: stream, device and event synchronisation, blocking copies and cudaMemset */
+long   cuda_host_graph_launches(void);
+size_t cuda_host_bytes_in_use(void);    /* device memory */
+size_t cuda_host_pinned_in_use(void);   /* cudaMallocHost, cudaHostAlloc */
+int    cuda_host_is_device(const void *p);      /* does p lie in the device's address range? */
+
+#ifdef __cplusplus
+}
+#endif
+#endif
