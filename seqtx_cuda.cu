@@ -1267,7 +1267,7 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
                     x[m][n][2 * e] = stx__exp2(fmaf(x[m][n][2 * e], sc, -from));
                     x[m][n][2 * e + 1] = stx__exp2(fmaf(x[m][n][2 * e + 1], sc, -from));
                 }
-                if (edge && window && far > w.full) {
+                if (p.z.p && window && far > w.full) {
                     #pragma unroll
                     for (n = 0; n < NB; n++) {
                         float m0 = stx__at_ramp(p, w, d - 8 * n), m1 = stx__at_ramp(p, w, d - 8 * n - 1);
