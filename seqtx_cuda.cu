@@ -864,12 +864,15 @@ template<int CH> static __device__ __forceinline__ unsigned stx__at_piece(int r,
     return (unsigned)(r * CH + (CH >= 8 ? c ^ (r & 7) : c ^ ((r >> 1) & 3))) * 16;
 }
 /* Rows r0 .. of a table at `from`, row 0 first, into n rows of a tile; those outside [lo,hi) become zeros. All threads of the block; there
-   after the next cp_wait and barrier. bytes: of a row's numbers, a multiple of 16. */
+   after the next cp_wait and barrier. ld: bytes from row to row; bytes: of a row's numbers, a multiple of 16. */
 template<int CH, int THREADS> static __device__ __forceinline__ void stx__at_load(unsigned char *tile, int n, const void *from, size_t ld, int bytes, int r0, int lo, int hi) {
-    int i;
-    for (i = (int)threadIdx.x; i < n * CH; i += THREADS) {
-        int r = i / CH, c = i % CH, row = r0 + r, yes = row >= lo && row < hi && c * 16 < bytes;
-        stx__cp16(tile + stx__at_piece<CH>(r, c), (const char *)from + (yes ? (size_t)row * ld + (size_t)c * 16 : 0), yes ? 16 : 0);
+    int r = (int)threadIdx.x / CH, c = (int)threadIdx.x % CH, k;
+    const char *p = (const char *)from + (ptrdiff_t)(r0 + r) * (ptrdiff_t)ld + c * 16;          /* one product; the others are sums */
+    #pragma unroll
+    for (k = 0; k < n; k += THREADS / CH) {
+        int yes = r0 + r + k >= lo && r0 + r + k < hi && c * 16 < bytes;
+        if (n % (THREADS / CH) == 0 || r + k < n) stx__cp16(tile + stx__at_piece<CH>(r + k, c), yes ? p : (const char *)from, yes ? 16 : 0);
+        p += THREADS / CH * ld;
     }
 }
 
@@ -877,17 +880,18 @@ template<int CH, int THREADS> static __device__ __forceinline__ void stx__at_loa
    bytes, gives the fragments of both.
    a: 16 rows r0.. (r0 % 8 == 0) and step k of a tile, as the left factor: rows r0 + g, r0 + g + 8
    b: the same rows as two right factors of 8 columns each (the tile transposed): b[0..1] for rows r0 .. r0+7, b[2..3] for the next 8
+   b2: rows r0 .. r0+7 as a right factor, steps k (b[0..1]) and k + 1
    v: rows r0 .. r0+15 as k, 16 columns 8c.. as two right factors of 8 columns each; bfloat16 only (ldmatrix turns units of 2 bytes) */
-template<int CH> static __device__ __forceinline__ void stx__at_frag_a(uint32_t (&a)[4], const unsigned char *tile, int r0, int k) {
-    int lane = (int)threadIdx.x & 31;
+template<int CH> static __device__ __forceinline__ void stx__at_frag_a(uint32_t (&a)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4(a, tile + stx__at_piece<CH>(r0 + (lane & 15), 2 * k + (lane >> 4)));
 }
-template<int CH> static __device__ __forceinline__ void stx__at_frag_b(uint32_t (&b)[4], const unsigned char *tile, int r0, int k) {
-    int lane = (int)threadIdx.x & 31;
+template<int CH> static __device__ __forceinline__ void stx__at_frag_b(uint32_t (&b)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4(b, tile + stx__at_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8, 2 * k + ((lane >> 3) & 1)));
 }
-template<int CH> static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const unsigned char *tile, int r0, int c) {
-    int lane = (int)threadIdx.x & 31;
+template<int CH> static __device__ __forceinline__ void stx__at_frag_b2(uint32_t (&b)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
+    stx__ldmatrix_x4(b, tile + stx__at_piece<CH>(r0 + (lane & 7), 2 * k + (lane >> 3)));
+}
+template<int CH> static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const unsigned char *tile, int r0, int c, int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4_trans(b, tile + stx__at_piece<CH>(r0 + (lane & 15), c + (lane >> 4)));
 }
 
@@ -944,9 +948,9 @@ struct stx__at_skew {
     float lo[2], hi[2], next[2];        /* the block before, its elements already in the order e; row g+8's part of the next block of S */
 };
 struct stx__at_lanes { int from[2], odd, now[2]; };
-static __device__ __forceinline__ stx__at_lanes stx__at_lanes_of(void) {
+static __device__ __forceinline__ stx__at_lanes stx__at_lanes_of(int lane = (int)threadIdx.x & 31) {
     stx__at_lanes l;
-    int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, e;
+    int g = lane >> 2, t = lane & 3, e;
     l.odd = g & 1;
     for (e = 0; e < 2; e++) {
         int k = (g + 1 - e) >> 1;
@@ -1044,8 +1048,8 @@ template<int NB> static __device__ __forceinline__ uint32_t stx__at_kept(const s
 /* o += w V for one strip of rows; the tile's rows are k. Accumulators of S are, packed, fragments of a left factor: bfloat16s as they stand,
    tf32s if key 2t is taken for k = t and key 2t+1 for k = t+4, by both factors. */
 template<class P, int CH, int MT, int NB, int ND> struct stx__at_values {
-    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile) {
-        int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, k, n, m;
+    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane) {
+        int g = lane >> 2, t = lane & 3, k, n, m;
         #pragma unroll
         for (k = 0; k < NB; k++) {
             #pragma unroll
@@ -1062,7 +1066,7 @@ template<class P, int CH, int MT, int NB, int ND> struct stx__at_values {
     }
 };
 template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH, MT, NB, ND> {
-    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile) {
+    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane) {
         int k, n, m;
         #pragma unroll
         for (k = 0; k < NB / 2; k++) {
@@ -1077,7 +1081,7 @@ template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH,
             #pragma unroll
             for (n = 0; n < ND; n += 2) {
                 uint32_t b[4];
-                stx__at_frag_v<CH>(b, tile, 16 * k, n);
+                stx__at_frag_v<CH>(b, tile, 16 * k, n, lane);
                 #pragma unroll
                 for (m = 0; m < MT; m++) {
                     stx__at_bf16::mma(o[m][n], a[m], b[0], b[1]);
@@ -1090,70 +1094,76 @@ template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH,
 
 /* DP: D filled up; TWO: Q for S stands in shared memory and not in registers (two queries, or floats) */
 template<class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
-    enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, RING = BQ + 2 * BK, REGS = P::SIZE == 2, THREADS = 128 };
+    enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, KEYS = BK, TILE = BK * ROW, SIZE = P::SIZE, RING = BQ + 2 * BK, REGS = P::SIZE == 2, THREADS = 128 };
     /* K, V, K, V; then the ring; then the queries, which may use the second K and V if they move on to registers */
     static size_t shared(int pe, int two) { return (size_t)ROW * (4 * BK + (pe ? RING : 0) + (!REGS ? (two ? 2 * BQ : BQ) : TWO ? BQ : 0)); }
     /* blocks that should fit on a multiprocessor: so many registers less may a thread take */
     enum { BLOCKS = MT > 1 || DP > 64 ? 2 : 3 };
 };
+/* What a block works on. In shared memory, for registers are scarce. */
+typedef struct stx__at_job { stx__at_head w; int b, h, i0, first, windows, steps; } stx__at_job;
 /* Copies of step s, into what step s - 2 had */
-template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, unsigned char *shared, int s, int windows, int first, int i0, int b, int h, int size, int bk) {
-    unsigned char *k = shared + (size_t)(s & 1) * 2 * bk * X::ROW, *v = k + bk * X::ROW, *ring = shared + (size_t)4 * bk * X::ROW;
-    int bytes = p.D * size;
-    if (s < windows) {
-        size_t o = ((size_t)b * p.stk + (size_t)h * p.D) * size;
-        int j0 = first + s * bk, row = p.P - 1 + p.dmin - p.C + j0 - i0;
-        stx__at_load<X::CH, X::THREADS>(k, bk, (const char *)p.k + o, p.ldk * size, bytes, j0, p.lo, p.S);
-        if (p.pe) {
-            const char *pe = (const char *)p.pe + (size_t)h * p.pe_head * size;
-            if (!s) stx__at_load<X::CH, X::THREADS>(ring, X::BQ + bk, pe, (size_t)p.ldpe * size, bytes, row - X::BQ, 0, p.P);
-            else stx__at_load<X::CH, X::THREADS>(ring + (X::BQ + bk * s) % X::RING * X::ROW, bk, pe, (size_t)p.ldpe * size, bytes, row, 0, p.P);
-        }
-        stx__at_load<X::CH, X::THREADS>(v, bk, (const char *)p.v + o, p.ldk * size, bytes, j0, p.lo, p.S);
-    } else {
-        size_t o = (size_t)h * p.N * p.D * size;
-        int j0 = (s - windows) * bk - ((p.S + p.span) & 7);
-        stx__at_load<X::CH, X::THREADS>(k, bk, (const char *)p.pk + o, (size_t)p.D * size, bytes, j0, 0, p.N);
-        stx__at_load<X::CH, X::THREADS>(v, bk, (const char *)p.pv + o, (size_t)p.D * size, bytes, j0, 0, p.N);
+template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, const stx__at_job &job, unsigned char *shared, int s) {
+    const int window = s < job.windows, j0 = window ? job.first + s * X::KEYS : (s - job.windows) * X::KEYS - ((p.S + p.span) & 7), bytes = p.D * X::SIZE;
+    const size_t o = (window ? (size_t)job.b * p.stk + (size_t)job.h * p.D : (size_t)job.h * p.N * p.D) * X::SIZE, ld = (window ? p.ldk : (size_t)p.D) * X::SIZE;
+    const char *k = (const char *)(window ? p.k : p.pk) + o, *v = (const char *)(window ? p.v : p.pv) + o;
+    unsigned char *to = shared + (s & 1) * 2 * X::TILE, *ring = shared + 4 * X::TILE;
+    stx__at_load<X::CH, X::THREADS>(to, X::KEYS, k, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
+    if (window && p.pe) {
+        const char *pe = (const char *)p.pe + (size_t)job.h * p.pe_head * X::SIZE;
+        int row = p.P - 1 + p.dmin - p.C + j0 - job.i0, at = (X::BQ + X::KEYS * s) % X::RING;
+        if (!s) stx__at_load<X::CH, X::THREADS>(ring, X::BQ, pe, (size_t)p.ldpe * X::SIZE, bytes, row - X::BQ, 0, p.P);
+        stx__at_load<X::CH, X::THREADS>(ring + at * X::ROW, X::KEYS, pe, (size_t)p.ldpe * X::SIZE, bytes, row, 0, p.P);
     }
+    stx__at_load<X::CH, X::THREADS>(to + X::TILE, X::KEYS, v, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
     stx__cp_commit();
 }
+/* v, but the compiler cannot know: what is made of it inside a loop is not worth a register throughout the loop */
+static __device__ __forceinline__ int stx__at_again(int v) { asm volatile("" : "+r"(v)); return v; }
+
 /* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
 template<class P, int DP, int BK, int MT, int TWO> static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
     typedef stx__at_shape<P, DP, BK, MT, TWO> X;
     enum { CH = X::CH, KS = X::KS, NB = X::NB, ND = X::ND, BQ = X::BQ, ROWS = 16 * MT };
     STX__DYNAMIC(shared);
     STX__SHARED(float, ramps, 4 * (BK + ROWS));
+    STX__SHARED(stx__at_job, jobs, 1);
+    const stx__at_job &job = jobs[0];
     unsigned char *ring = shared + 4 * BK * X::ROW, *qs = X::REGS && !TWO ? shared + 2 * BK * X::ROW : ring + (p.pe ? X::RING * X::ROW : 0);
     unsigned char *qr = X::REGS || !(p.u.p || p.vb.p) ? qs : qs + BQ * X::ROW;
-    const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B], h = entry / tiles, i0 = entry % tiles * BQ;
-    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, r0 = warp * ROWS, iw = i0 + r0;
+    const int warp = (int)threadIdx.x >> 5, r0 = warp * ROWS;
     const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1, *ramp = ramps + warp * (BK + ROWS);
-    const stx__at_head w = stx__at_open(p, h);
-    const stx__at_lanes lanes = stx__at_lanes_of();
     const stx__num none = {NULL, NULL, 0};
-    const uint64_t stream = p.keep ? p.stream + *p.shift : 0;
     uint32_t kept[MT], qf[MT][X::REGS ? KS : 1][4];
     float o[MT][ND][4], top[MT][2], sum[MT][2];
     stx__at_skew skew[MT];
-    int first, last, windows, steps, s, m, n, k, e, started = 0;
+    int s, m, n, k, e, started = 0;
 
-    stx__at_range(p, w, i0, BQ, &first, &last);
-    windows = (last - first + BK - 1) / BK;
-    steps = windows + (p.N ? (p.N + ((p.S + p.span) & 7) + BK - 1) / BK : 0);
-    if (steps) stx__at_fwd_load<X>(p, shared, 0, windows, first, i0, b, h, P::SIZE, BK);
+    if (!threadIdx.x) {
+        stx__at_job *j = jobs;
+        int entry = (int)list[blockIdx.x / (unsigned)p.B], last;
+        j->b = (int)(blockIdx.x % (unsigned)p.B);
+        j->h = entry / tiles;
+        j->i0 = entry % tiles * BQ;
+        j->w = stx__at_open(p, j->h);
+        stx__at_range(p, j->w, j->i0, BQ, &j->first, &last);
+        j->windows = (last - j->first + BK - 1) / BK;
+        j->steps = j->windows + (p.N ? (p.N + ((p.S + p.span) & 7) + BK - 1) / BK : 0);
+    }
+    __syncthreads();
+    if (job.steps) stx__at_fwd_load<X>(p, job, shared, 0);
     /* the queries, first those that meet positions */
     if (X::REGS) {
-        stx__at_query<P, CH>(p, qs, r0, ROWS, i0, b, h, p.vb);
+        stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.vb);
         #pragma unroll
         for (m = 0; m < MT; m++)
             #pragma unroll
             for (k = 0; k < KS; k++) stx__at_frag_a<CH>(qf[m][X::REGS ? k : 0], qs, r0 + 16 * m, k);
         __syncwarp();
     } else if (qr != qs) {
-        stx__at_query<P, CH>(p, qr, r0, ROWS, i0, b, h, p.vb);
+        stx__at_query<P, CH>(p, qr, r0, ROWS, job.i0, job.b, job.h, p.vb);
     }
-    if (TWO) stx__at_query<P, CH>(p, qs, r0, ROWS, i0, b, h, p.u);
+    if (TWO) stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.u);
     #pragma unroll
     for (m = 0; m < MT; m++) {
         #pragma unroll
@@ -1164,30 +1174,31 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
         for (e = 0; e < 2; e++) skew[m].lo[e] = skew[m].hi[e] = skew[m].next[e] = 0;
     }
 
-    for (s = 0; s < steps; s++) {
+    for (s = 0; s < job.steps; s++) {
+        const int lane = stx__at_again((int)threadIdx.x & 31), g = lane >> 2, t = lane & 3;
         const unsigned char *kt = shared + (s & 1) * 2 * BK * X::ROW, *vt = kt + BK * X::ROW;
-        const int window = s < windows, j0 = window ? first + s * BK : (s - windows) * BK - ((p.S + p.span) & 7);
+        const int window = s < job.windows, j0 = window ? job.first + s * BK : (s - job.windows) * BK - ((p.S + p.span) & 7), iw = job.i0 + r0;
         const int far = p.C + iw + ROWS - 1 - j0, near = p.C + iw - (j0 + BK - 1);          /* the largest and the smallest delta of the warp's rows */
         const float sc = (window ? p.scale : p.scale * sqrtf((float)p.D)) * unit;
         float x[MT][NB][4];
         int edge, ramped;
         stx__cp_wait<0>();
         __syncthreads();
-        if (s + 1 < steps) stx__at_fwd_load<X>(p, shared, s + 1, windows, first, i0, b, h, P::SIZE, BK);
-        if (TWO && s == windows && p.u.p) {                     /* u has no part in the persistent keys' logits */
+        if (s + 1 < job.steps) stx__at_fwd_load<X>(p, job, shared, s + 1);
+        if (TWO && s == job.windows && p.u.p) {                     /* u has no part in the persistent keys' logits */
             __syncwarp();
-            stx__at_query<P, CH>(p, qs, r0, ROWS, i0, b, h, none);
+            stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, none);
         }
-        if (iw >= p.T || (window && (near > w.live || far < p.dmin))) continue;
+        if (iw >= p.T || (window && (near > job.w.live || far < p.dmin))) continue;
 
         if (p.keep)
             #pragma unroll
-            for (m = 0; m < MT; m++) kept[m] = stx__at_kept<NB>(p, stream, ((uint64_t)b * p.H + h) * p.T + iw + 16 * m, (window ? p.span : p.S + p.span) + j0);
-        ramped = p.z.p && window && far > w.full;
+            for (m = 0; m < MT; m++) kept[m] = stx__at_kept<NB>(p, p.stream + *p.shift, ((uint64_t)job.b * p.H + job.h) * p.T + iw + 16 * m, (window ? p.span : p.S + p.span) + j0);
+        ramped = p.z.p && window && far > job.w.full;
         if (ramped) {                                           /* m by near + e */
             __syncwarp();
             for (e = lane; e < BK + ROWS - 1; e += 32) {
-                float f = stx__at_ramp(p, w, near + e);
+                float f = stx__at_ramp(p, job.w, near + e);
                 ramps[warp * (BK + ROWS) + e] = f <= 0 ? 0 : f >= 1 ? 1 : f;        /* NaN stays NaN */
             }
             __syncwarp();
@@ -1201,12 +1212,12 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
             uint32_t a[MT][4], f[4];
             #pragma unroll
             for (m = 0; m < MT; m++) {
-                if (TWO) stx__at_frag_a<CH>(a[m], qs, r0 + 16 * m, k);
+                if (TWO) stx__at_frag_a<CH>(a[m], qs, r0 + 16 * m, k, lane);
                 else for (e = 0; e < 4; e++) a[m][e] = qf[m][X::REGS ? k : 0][e];
             }
             #pragma unroll
             for (n = 0; n < NB; n += 2) {
-                stx__at_frag_b<CH>(f, kt, 8 * n, k);
+                stx__at_frag_b<CH>(f, kt, 8 * n, k, lane);
                 #pragma unroll
                 for (m = 0; m < MT; m++) {
                     P::mma(x[m][n], a[m], f[0], f[1]);
@@ -1215,48 +1226,50 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
             }
         }
         if (window && p.pe) {
-            /* Strip m of rows needs the columns from c' = -16 on, which for strip 0 are those of the ring's row `at`; strip 1 lies 16 further left.
-               So round c serves column c + m of strip m, and a fragment of the table both strips. */
-            const int at = (BK * s + BQ - r0) % X::RING;
+            /* By blocks of 8 columns. Strip m of rows needs blocks n = 0 .. NB-1 and, at the start, two to their left. Block 0 of strip 0 is
+               row `at` of the ring; strip 1 lies 16 columns further left. So round c serves block c + 2m of strip m: a fragment for both. */
+            const int at = (BK / 16 * s + BQ / 16 - MT * warp) % (X::RING / 16) * 16;         /* in this way the compiler sees that it is a multiple of 16 */
+            const stx__at_lanes lanes = stx__at_lanes_of(lane);
             int c;
             #pragma unroll
-            for (c = -2 * MT + (MT > 1); c < BK / 16; c++) {
-                float r[MT][2][4];
-                uint32_t f[4], a[4];
-                int row = at + 16 * c;
-                if (c < 1 - MT && started) continue;            /* what the tile before left behind is there */
+            for (c = -2 * MT; c < NB; c++) {
+                float r[MT][4];
+                int row = at + 8 * c;
+                if (c < 2 - 2 * MT && started) continue;        /* what the tile before left behind is there */
                 row += row < 0 ? (int)X::RING : row >= (int)X::RING ? -(int)X::RING : 0;
                 #pragma unroll
-                for (m = 0; m < MT; m++)
-                    #pragma unroll
-                    for (e = 0; e < 4; e++) r[m][0][e] = r[m][1][e] = 0;
+                for (m = 0; m < MT; m++) r[m][0] = r[m][1] = r[m][2] = r[m][3] = 0;
                 #pragma unroll
-                for (k = 0; k < KS; k++) {
-                    stx__at_frag_b<CH>(f, ring, row, k);
+                for (k = 0; k < KS; k += 2) {
+                    uint32_t f[4];
+                    stx__at_frag_b2<CH>(f, ring, row, k, lane);
                     #pragma unroll
                     for (m = 0; m < MT; m++) {
-                        if (c + m < -1 || c + m >= BK / 16) continue;
-                        if (X::REGS) { for (e = 0; e < 4; e++) a[e] = qf[m][X::REGS ? k : 0][e]; }
-                        else stx__at_frag_a<CH>(a, qr, r0 + 16 * m, k);
-                        P::mma(r[m][0], a, f[0], f[1]);
-                        P::mma(r[m][1], a, f[2], f[3]);
+                        if (c + 2 * m < -2 || c + 2 * m >= NB) continue;
+                        #pragma unroll
+                        for (e = 0; e < 2; e++) {
+                            if (X::REGS) P::mma(r[m], qf[m][X::REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
+                            else {
+                                uint32_t a[4];
+                                stx__at_frag_a<CH>(a, qr, r0 + 16 * m, k + e, lane);
+                                P::mma(r[m], a, f[2 * e], f[2 * e + 1]);
+                            }
+                        }
                     }
                 }
                 #pragma unroll
                 for (m = 0; m < MT; m++) {
-                    if (c + m < -1 || c + m >= BK / 16) continue;
-                    #pragma unroll
-                    for (n = 0; n < 2; n++) {
-                        float add[4];
-                        stx__at_turn(skew[m], lanes, r[m][n], add);
-                        if (c + m >= 0) for (e = 0; e < 4; e++) x[m][c + m >= 0 ? 2 * (c + m) + n : 0][e] += add[e];
-                    }
+                    const int n = c + 2 * m;
+                    float add[4];
+                    if (n < -2 || n >= NB) continue;
+                    stx__at_turn(skew[m], lanes, r[m], add);
+                    if (n >= 0) for (e = 0; e < 4; e++) x[m][n >= 0 ? n : 0][e] += add[e];
                 }
             }
             started = 1;
         }
 
-        edge = window ? near < p.dmin || far > w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
+        edge = window ? near < p.dmin || far > job.w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
         #pragma unroll
         for (m = 0; m < MT; m++) {
             const int i = p.C + iw + 16 * m + g;
@@ -1264,7 +1277,7 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
             for (e = 0; e < 2; e++) {
                 float most = -INFINITY, old = top[m][e], from, f, add = 0;
                 if (edge) {
-                    const int lo = (window ? max(i + 8 * e - w.live, p.lo) : 0) - j0 - 2 * t, hi = (window ? i + 8 * e - p.dmin + 1 : p.N) - j0 - 2 * t;
+                    const int lo = (window ? max(i + 8 * e - job.w.live, p.lo) : 0) - j0 - 2 * t, hi = (window ? i + 8 * e - p.dmin + 1 : p.N) - j0 - 2 * t;
                     #pragma unroll
                     for (n = 0; n < NB; n++) {
                         if (8 * n < lo || 8 * n >= hi) x[m][n][2 * e] = -INFINITY;
@@ -1303,25 +1316,25 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
                 for (n = 0; n < NB; n++) for (e = 0; e < 4; e++) x[m][n][e] *= f;
             }
         }
-        stx__at_values<P, CH, MT, NB, ND>::run(o, x, vt);
+        stx__at_values<P, CH, MT, NB, ND>::run(o, x, vt, lane);
     }
 
     #pragma unroll
     for (m = 0; m < MT; m++)
         #pragma unroll
         for (e = 0; e < 2; e++) {
-            const int i = iw + 16 * m + g + 8 * e;
+            const int t = (int)threadIdx.x & 3, i = job.i0 + r0 + 16 * m + ((int)threadIdx.x >> 2 & 7) + 8 * e;
             float norm = sum[m][e], f;
             norm += __shfl_xor_sync(STX__ALL, norm, 1);
             norm += __shfl_xor_sync(STX__ALL, norm, 2);
             f = norm == 0 ? 0 : 1 / norm;
             if (i < p.T) {
-                typename P::num *y = (typename P::num *)p.y + (((size_t)b * p.T + i) * p.H + h) * p.D;
+                typename P::num *y = (typename P::num *)p.y + (((size_t)job.b * p.T + i) * p.H + job.h) * p.D;
                 const float of = f * p.unkeep;
                 #pragma unroll
                 for (n = 0; n < ND; n++) if (8 * n < p.D) stx__at_store2(y + 8 * n + 2 * t, o[m][n][2 * e] * of, o[m][n][2 * e + 1] * of);
                 if (!t) {
-                    const size_t row = ((size_t)b * p.H + h) * p.T + i;
+                    const size_t row = ((size_t)job.b * p.H + job.h) * p.T + i;
                     p.top[row] = X::REGS ? top[m][e] * 0.69314718f : top[m][e];
                     p.inv[row] = f;
                 }
