@@ -1203,28 +1203,6 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
             }
             __syncwarp();
         }
-        #pragma unroll
-        for (m = 0; m < MT; m++)
-            #pragma unroll
-            for (n = 0; n < NB; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0;
-        #pragma unroll
-        for (k = 0; k < KS; k++) {
-            uint32_t a[MT][4], f[4];
-            #pragma unroll
-            for (m = 0; m < MT; m++) {
-                if (TWO) stx__at_frag_a<CH>(a[m], qs, r0 + 16 * m, k, lane);
-                else for (e = 0; e < 4; e++) a[m][e] = qf[m][X::REGS ? k : 0][e];
-            }
-            #pragma unroll
-            for (n = 0; n < NB; n += 2) {
-                stx__at_frag_b<CH>(f, kt, 8 * n, k, lane);
-                #pragma unroll
-                for (m = 0; m < MT; m++) {
-                    P::mma(x[m][n], a[m], f[0], f[1]);
-                    P::mma(x[m][n + 1], a[m], f[2], f[3]);
-                }
-            }
-        }
         if (window && p.pe) {
             /* By blocks of 8 columns. Strip m of rows needs blocks n = 0 .. NB-1 and, at the start, two to their left. Block 0 of strip 0 is
                row `at` of the ring; strip 1 lies 16 columns further left. So round c serves block c + 2m of strip m: a fragment for both. */
@@ -1260,13 +1238,36 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
                 #pragma unroll
                 for (m = 0; m < MT; m++) {
                     const int n = c + 2 * m;
-                    float add[4];
+                    float none[4];
                     if (n < -2 || n >= NB) continue;
-                    stx__at_turn(skew[m], lanes, r[m], add);
-                    if (n >= 0) for (e = 0; e < 4; e++) x[m][n >= 0 ? n : 0][e] += add[e];
+                    if (n < 0) stx__at_turn(skew[m], lanes, r[m], none);
+                    else stx__at_turn(skew[m], lanes, r[m], x[m][n < 0 ? 0 : n]);
                 }
             }
             started = 1;
+        } else {
+            #pragma unroll
+            for (m = 0; m < MT; m++)
+                #pragma unroll
+                for (n = 0; n < NB; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0;
+        }
+        #pragma unroll
+        for (k = 0; k < KS; k++) {
+            uint32_t a[MT][4], f[4];
+            #pragma unroll
+            for (m = 0; m < MT; m++) {
+                if (TWO) stx__at_frag_a<CH>(a[m], qs, r0 + 16 * m, k, lane);
+                else for (e = 0; e < 4; e++) a[m][e] = qf[m][X::REGS ? k : 0][e];
+            }
+            #pragma unroll
+            for (n = 0; n < NB; n += 2) {
+                stx__at_frag_b<CH>(f, kt, 8 * n, k, lane);
+                #pragma unroll
+                for (m = 0; m < MT; m++) {
+                    P::mma(x[m][n], a[m], f[0], f[1]);
+                    P::mma(x[m][n + 1], a[m], f[2], f[3]);
+                }
+            }
         }
 
         edge = window ? near < p.dmin || far > job.w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
