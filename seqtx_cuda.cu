@@ -2463,9 +2463,677 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>attention: forward ------------------------------------------------------------------------------------------------
 
-static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; return 0; }
-static size_t stx__attn2_fwd_work(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; return 0; }
-static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; }
+/* What the fused kernels, forward and backward, share (prefix stx__at_).
+
+   THE WINDOW. Query i of T is key C + i of S, C = S - T; the distance to key j is delta = C + i - j. Head h sees the keys
+       dmin <= delta <= live        live <= reach <= span
+       lo <= j < S
+   reach: the CPU's formula, from z in device memory. live: the largest delta whose ramp weight is not 0, for such a key must not even
+   enter the running maximum (far keys may have the largest logits). full: up to here the weight is surely 1. Between full and live it is
+       m(delta) = min(1, ((1 - delta) + z max_span) / ramp + 1)        in floats, in this order of operations, as on the CPU.
+   With u = j - i, delta = C - u, and the row of the relative table is p = P - 1 + dmin - delta = (P - 1 + dmin - C) + u: it depends on
+   j - i alone. Rows outside [0,P) are zeros.
+
+   DROPOUT. Key j of row (b,h,i) has position at = span + j in its row's random numbers, persistent vector n has S + span + n. Philox call
+   (row groups + at / 8) gives 16 bits to each of 8 neighbours: kept if they are below keep. So the tiles of keys begin where span + j is
+   a multiple of 8, and a block of 8 columns is one call. */
+typedef struct stx__at {
+    const void *q, *k, *v, *pe, *pk, *pv;       /* (B,T,H D), (B,S,H D) twice, (P,D) or (P,H D), (H,N,D) twice: bfloat16s or floats, as the policy says */
+    void *y;                                    /* (B,T,H D) */
+    float *top, *inv;                           /* (B,H,T) */
+    stx__num u, vb, z;                          /* (H D) twice, (H) */
+    size_t ldq, ldk, stq, stk;                  /* numbers between rows and batches */
+    uint64_t groups, seed, stream;              /* Philox calls of a row of the dropout */
+    const uint64_t *shift;
+    int B, T, S, H, D, P, N, C, ldpe, pe_head;  /* numbers between rows of pe, and between its heads (0: shared) */
+    int span, dmin, lo;                         /* lo: the first key that there is */
+    uint32_t keep;                              /* of 65536; 0: no dropout */
+    float scale, max_span, ramp, unkeep;        /* unkeep: 65536 / keep, or 1 */
+} stx__at;
+
+/* An operand as the kernels read it: activations' bfloat16s and parameters' twins, or floats. ok becomes 0 if it is stored otherwise or rows
+   are not 16 bytes apart and aligned. */
+static const void *stx__at_in(const stx_ctx *x, const void *p, int half, size_t ld, int *ok) {
+    stx__num v;
+    const void *r = p;
+    if (!p) return NULL;
+    v = stx__num_of(x, p);
+    if (half && !v.half) r = v.twin;
+    if (!r || (!half && v.half) || (uintptr_t)r % 16 || ld % (half ? 8 : 4)) *ok = 0;
+    return r;
+}
+/* The kernels' view of a call, and whether they can run it: 1, or 0 with *p half filled */
+static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *p, int *half) {
+    stx_gpu *g = stx__gpu(x);
+    size_t big = (size_t)1 << 30, tables = a->P ? (size_t)a->pe_heads : 0;
+    int ok = 1, h;
+    memset(p, 0, sizeof *p);
+    *half = h = g->half && stx__num_of(x, a->q).half;
+    if (a->eps > 0 || a->not_causal || a->first_key < 0 || !(a->scale > 0) || a->D < 8 || a->D > 128 || a->D % 8 || !a->B || !a->T || !a->H || a->H > 256) return 0;
+    if (a->B >= big || a->T >= big || a->S >= big || a->P >= big || a->N >= big || a->span >= big || a->S + a->span + a->N >= big || a->T > a->S) return 0;
+    p->q = stx__at_in(x, a->q, h, a->ldq, &ok);
+    p->k = stx__at_in(x, a->k, h, a->ldk, &ok);
+    p->v = stx__at_in(x, a->v, h, a->ldk, &ok);
+    p->y = (void *)(uintptr_t)stx__at_in(x, a->y, h, a->D, &ok);
+    if (a->P) p->pe = stx__at_in(x, a->pe, h, a->D, &ok);
+    if (a->N) { p->pk = stx__at_in(x, a->pk, h, a->D, &ok); p->pv = stx__at_in(x, a->pv, h, a->D, &ok); }
+    if (!ok || a->stq % 8 || a->stk % 8 || (h && !stx__num_of(x, a->y).half)) return 0;
+    p->top = (float *)a->top;
+    p->inv = (float *)a->inv;
+    p->u = stx__num_of(x, a->u);
+    p->vb = stx__num_of(x, a->P ? a->vb : NULL);
+    p->z = stx__num_of(x, a->z);
+    p->ldq = a->ldq; p->ldk = a->ldk; p->stq = a->stq; p->stk = a->stk;
+    p->B = (int)a->B; p->T = (int)a->T; p->S = (int)a->S; p->H = (int)a->H; p->D = (int)a->D; p->P = (int)a->P; p->N = (int)a->N;
+    p->C = p->S - p->T;
+    p->ldpe = (int)(tables * a->D);
+    p->pe_head = tables > 1 ? (int)a->D : 0;
+    p->span = (int)a->span; p->dmin = a->delta_min;
+    p->lo = a->first_key > (ptrdiff_t)a->S ? p->S : (int)a->first_key;
+    p->scale = a->scale; p->max_span = a->max_span; p->ramp = a->ramp;
+    p->unkeep = 1;
+    if (a->drop > 0) {
+        double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5);      /* stx__keep16 */
+        p->keep = (uint32_t)(k < 1 ? 1 : k);
+        p->unkeep = (float)(65536.0 / p->keep);
+        p->groups = ((uint64_t)a->S + a->span + a->N) / 8 + 2;
+        p->seed = a->seed; p->stream = a->stream; p->shift = g->shift;
+    }
+    return 1;
+}
+
+/* What head h sees */
+typedef struct stx__at_head { int reach, live, full; float zl; } stx__at_head;
+/* The ramp at a distance before its clamps; 1 and more where the span is not learned */
+static __device__ __forceinline__ float stx__at_ramp(const stx__at &p, const stx__at_head &w, int delta) {
+    return __fadd_rn(__fdiv_rn(__fadd_rn((float)(1 - delta), w.zl), p.ramp), 1.0f);
+}
+static __device__ __forceinline__ int stx__at_reach(const stx__at &p, float z) {
+    double e = ceil((double)z * (double)p.max_span) + (double)p.ramp + 1;
+    if (!(e > 1)) e = 1;                                /* also NaN */
+    return e < (double)p.span ? (int)e : p.span;
+}
+static __device__ __forceinline__ stx__at_head stx__at_open(const stx__at &p, int h) {
+    stx__at_head w;
+    w.reach = w.live = w.full = p.span;
+    w.zl = 0;
+    if (p.z.p) {
+        float z = stx__get(p.z, (size_t)h), f;
+        w.zl = __fmul_rn(z, p.max_span);
+        w.reach = w.live = stx__at_reach(p, z);
+        while (w.live >= p.dmin && stx__at_ramp(p, w, w.live) <= 0) w.live--;      /* a step or two: reach is hardly more */
+        f = floorf(w.zl) + 1;                           /* (1 - delta) + zl >= 0, so nothing is taken from 1 */
+        w.full = f >= (float)w.live ? w.live : f >= 0 ? (int)f : -1;                /* NaN: -1 */
+    }
+    return w;
+}
+/* Keys [first,last) that queries i0 .. i0+n-1 may see; empty: last <= first. Begins where a block of 8 does: first may be below lo, or
+   even below 0, by 7. */
+static __device__ __forceinline__ void stx__at_range(const stx__at &p, const stx__at_head &w, int i0, int n, int *first, int *last) {
+    int f = max(p.lo, p.C + i0 - w.live);
+    *last = p.C + min(i0 + n, p.T) - p.dmin;
+    *first = *last > f ? ((f + p.span) & ~7) - p.span : *last;
+}
+/* The word of the dropout for lanes 2t and 2t+1 of a call: low and high half. row: (b H + h) T + i; at: position of the first of 8 */
+static __device__ __forceinline__ uint4 stx__at_bits(const stx__at &p, uint64_t stream, uint64_t row, int at) {
+    return stx__philox(p.seed, stream, row * p.groups + (uint64_t)(at >> 3));
+}
+
+/* THE WORK LIST: all (head, tile of queries) by falling number of key tiles, ties by head and tile: the blocks that take longest start
+   first, and the short ones fill the gaps at the end. The lengths depend on z, so a kernel makes the list in each step. Within a head a
+   later tile is never shorter (of the window at its old end only the beginning of the keys cuts anything off), so an entry's rank is a
+   sum over the heads of what a binary search finds: no sort, no atomics. One thread an entry; the batch is not in the list, its rows
+   have equal lengths. */
+static __device__ __forceinline__ int stx__at_length(const stx__at &p, const stx__at_head &w, int tile, int bq, int bk) {
+    int last = p.C + (tile + 1) * bq - p.dmin;        /* a last tile that T cuts counts as a whole one: never shorter than the tile before */
+    return (max(last - max(p.lo, p.C + tile * bq - w.live), 0) + bk - 1) / bk;
+}
+static __global__ void stx__at_list(stx__at p, uint32_t *list, int tiles, int bq, int bk) {
+    STX__SHARED(stx__at_head, head, 256);
+    int h, e;
+    for (h = (int)threadIdx.x; h < p.H; h += (int)blockDim.x) head[h] = stx__at_open(p, h);
+    __syncthreads();
+    e = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (e < p.H * tiles) {
+        int mine = e / tiles, tile = e % tiles, n = stx__at_length(p, head[mine], tile, bq, bk), rank = 0;
+        for (h = 0; h < p.H; h++) {
+            int a = 0, b = tiles;           /* the first tile of head h that comes before this entry */
+            while (a < b) {
+                int m = (a + b) / 2, len = stx__at_length(p, head[h], m, bq, bk);
+                if (len > n || (len == n && (h < mine || (h == mine && m > tile)))) b = m; else a = m + 1;
+            }
+            rank += tiles - a;
+        }
+        list[rank] = (uint32_t)e;
+    }
+}
+
+/* TILES IN SHARED MEMORY: rows of D numbers, filled up with zeros to a power of two, in pieces of 16 bytes (CH a row). Piece c of row r
+   stands at c ^ r: the 8 rows that ldmatrix reads at once, all at the same c, so lie in 8 different groups of 4 banks; and so do the 4 x 8
+   floats of a transposed fragment. Rows of 64 bytes: two of them make a line of 128. */
+template<int CH> static __device__ __forceinline__ unsigned stx__at_piece(int r, int c) {
+    return (unsigned)(r * CH + (CH >= 8 ? c ^ (r & 7) : c ^ ((r >> 1) & 3))) * 16;
+}
+/* Rows r0 .. of a table at `from`, row 0 first, into n rows of a tile; those outside [lo,hi) become zeros. All threads of the block; there
+   after the next cp_wait and barrier. ld: bytes from row to row; bytes: of a row's numbers, a multiple of 16. */
+template<int CH, int THREADS> static __device__ __forceinline__ void stx__at_load(unsigned char *tile, int n, const void *from, size_t ld, int bytes, int r0, int lo, int hi) {
+    int r = (int)threadIdx.x / CH, c = (int)threadIdx.x % CH, k;
+    const char *p = (const char *)from + (ptrdiff_t)(r0 + r) * (ptrdiff_t)ld + c * 16;          /* one product; the others are sums */
+    #pragma unroll
+    for (k = 0; k < n; k += THREADS / CH) {
+        int yes = r0 + r + k >= lo && r0 + r + k < hi && c * 16 < bytes;
+        if (n % (THREADS / CH) == 0 || r + k < n) stx__cp16(tile + stx__at_piece<CH>(r + k, c), yes ? p : (const char *)from, yes ? 16 : 0);
+        p += THREADS / CH * ld;
+    }
+}
+
+/* FRAGMENTS. 32 bytes of a row are one step of k in either precision: 16 bfloat16s or 8 tf32s, and ldmatrix, which moves units of 4
+   bytes, gives the fragments of both.
+   a: 16 rows r0.. (r0 % 8 == 0) and step k of a tile, as the left factor: rows r0 + g, r0 + g + 8
+   b: the same rows as two right factors of 8 columns each (the tile transposed): b[0..1] for rows r0 .. r0+7, b[2..3] for the next 8
+   b2: rows r0 .. r0+7 as a right factor, steps k (b[0..1]) and k + 1
+   v: rows r0 .. r0+15 as k, 16 columns 8c.. as two right factors of 8 columns each; bfloat16 only (ldmatrix turns units of 2 bytes) */
+template<int CH> static __device__ __forceinline__ void stx__at_frag_a(uint32_t (&a)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
+    stx__ldmatrix_x4(a, tile + stx__at_piece<CH>(r0 + (lane & 15), 2 * k + (lane >> 4)));
+}
+template<int CH> static __device__ __forceinline__ void stx__at_frag_b(uint32_t (&b)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
+    stx__ldmatrix_x4(b, tile + stx__at_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8, 2 * k + ((lane >> 3) & 1)));
+}
+template<int CH> static __device__ __forceinline__ void stx__at_frag_b2(uint32_t (&b)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
+    stx__ldmatrix_x4(b, tile + stx__at_piece<CH>(r0 + (lane & 7), 2 * k + (lane >> 3)));
+}
+template<int CH> static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const unsigned char *tile, int r0, int c, int lane = (int)threadIdx.x & 31) {
+    stx__ldmatrix_x4_trans(b, tile + stx__at_piece<CH>(r0 + (lane & 15), c + (lane >> 4)));
+}
+
+/* PRECISION. num: how numbers are stored; SIZE their bytes; mma: c (16,8) += a (16,32 bytes) b. A kernel is a template over these.
+   f32: each operand in two tf32 parts, x = hi + lo up to 2^-22 x, and three products: nearly float accuracy. tf32: the high parts alone. */
+struct stx__at_bf16 {
+    typedef stx__bf16 num;
+    enum { SIZE = 2, K = 16 };
+    static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+        uint32_t b[2] = {b0, b1};
+        stx__mma_bf16(c, a, b);
+    }
+};
+static __device__ __forceinline__ uint32_t stx__at_hi(uint32_t v) { return (v + 0x1000u) & 0xffffe000u; }
+static __device__ __forceinline__ uint32_t stx__at_lo(uint32_t v, uint32_t hi) { return stx__at_hi(__float_as_uint(__uint_as_float(v) - __uint_as_float(hi))); }
+struct stx__at_tf32 {
+    typedef float num;
+    enum { SIZE = 4, K = 8 };
+    static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+        uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
+        stx__mma_tf32(c, h, b);
+    }
+};
+struct stx__at_f32 {
+    typedef float num;
+    enum { SIZE = 4, K = 8 };
+    static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+        uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
+        uint32_t l[4] = {stx__at_lo(a[0], h[0]), stx__at_lo(a[1], h[1]), stx__at_lo(a[2], h[2]), stx__at_lo(a[3], h[3])};
+        uint32_t m[2] = {stx__at_lo(b0, b[0]), stx__at_lo(b1, b[1])};
+        stx__mma_tf32(c, l, b);
+        stx__mma_tf32(c, h, m);
+        stx__mma_tf32(c, h, b);
+    }
+};
+/* The float of a stored number, and back */
+static __device__ __forceinline__ float stx__at_float(stx__bf16 v) { return __bfloat162float(v); }
+static __device__ __forceinline__ float stx__at_float(float v) { return v; }
+static __device__ __forceinline__ void stx__at_store(stx__bf16 *p, float v) { *p = __float2bfloat16(v); }
+static __device__ __forceinline__ void stx__at_store(float *p, float v) { *p = v; }
+static __device__ __forceinline__ void stx__at_store2(stx__bf16 *p, float a, float b) { *(uint32_t *)p = stx__pair(a, b); }
+static __device__ __forceinline__ void stx__at_store2(float *p, float a, float b) { *(float2 *)p = make_float2(a, b); }
+
+/* THE SKEW, in registers. R[r][c'] = q_r . pe of column c' is wanted at S[r][c'+r], for the rows r = 0 .. 15 of one strip. A thread (g, t) of
+   a fragment holds columns 8n+2t and 8n+2t+1 of rows g and g+8, and wants, for its cells of S,
+       row g:    column 8n + 2t + e - g          lies in block n or n-1, in the same row, so in one of the 4 lanes of the same g
+       row g+8:  column 8(n-1) + 2t + e - g      what the formula above gives for block n-1
+   Whose? 2t + e - g = 2(t - k) + e' with k = (g + 1 - e) / 2 rounded down and e' = e ^ (g & 1): lane (t - k) mod 4, its element e', of
+   block n if t >= k and of block n-1 otherwise. Each lane is asked by exactly one other for each e, so it can put the right block's
+   number forward itself: a shuffle for each cell, no shared memory, no rounding, no barrier. Two blocks of 8 columns are carried from one
+   tile of keys to the next: that is the ring.
+   turn: one block of R; returns in s what belongs to block n of S. */
+struct stx__at_skew {
+    float lo[2], hi[2], next[2];        /* the block before, its elements already in the order e; row g+8's part of the next block of S */
+};
+struct stx__at_lanes { int from[2], odd, now[2]; };
+static __device__ __forceinline__ stx__at_lanes stx__at_lanes_of(int lane = (int)threadIdx.x & 31) {
+    stx__at_lanes l;
+    int g = lane >> 2, t = lane & 3, e;
+    l.odd = g & 1;
+    for (e = 0; e < 2; e++) {
+        int k = (g + 1 - e) >> 1;
+        l.from[e] = (t - k) & 3;
+        l.now[e] = t + k < 4;           /* the one who asks this lane has t + k as his t, or has it 4 less and wants the block before */
+    }
+    return l;
+}
+static __device__ __forceinline__ void stx__at_turn(stx__at_skew &w, const stx__at_lanes &l, const float (&r)[4], float (&s)[4]) {
+    int e;
+    for (e = 0; e < 2; e++) {
+        float lo = l.odd ? r[1 - e] : r[e], hi = l.odd ? r[3 - e] : r[2 + e];
+        s[e] = __shfl_sync(STX__ALL, l.now[e] ? lo : w.lo[e], l.from[e], 4);
+        s[2 + e] = w.next[e];
+        w.next[e] = __shfl_sync(STX__ALL, l.now[e] ? hi : w.hi[e], l.from[e], 4);
+        w.lo[e] = lo;
+        w.hi[e] = hi;
+    }
+}
+
+/* FORWARD. One block has BQ queries of one head of one batch row, its 4 warps 16 MT rows each; it walks the keys in tiles of BK, from the
+   oldest that its head reaches to the youngest that it may see, then the persistent vectors, under one running softmax.
+
+       for each tile:     S  = Q K^T                          tensor cores, sums in registers
+                          S += skew(Qv PE^T)                  BK new columns a tile, see THE SKEW; window only
+                          x  = S scale log2 e ;  top' = max(top, max x) ;  w = m 2^(x - top')
+                          sum = sum 2^(top - top') + sum w ;  O = O 2^(top - top') + (dropped w) V
+
+   Memory: K and V have two tiles each, the relative table a ring of BQ + 2 BK rows: what the 4 warps' skewed bands meet, BQ + BK, and the
+   next BK. While tile s is worked on, tile s + 1 is on its way by cp.async. One barrier a tile is enough: it says that everybody's copies
+   of tile s have come (each thread waits for its own before), and that everybody has left tile s - 1, whose room the copies issued right
+   after it take. Q stands in registers as fragments, if numbers are bfloat16s; a second query (u or vb is there) and floats in shared
+   memory, read back by the warp that wrote it, so that a barrier of the warp is enough.
+   A warp passes tiles by that none of its 16 MT rows sees. Its first tile starts the skew: 16 columns to the left of the tile. Masks are
+   applied only where a tile meets an edge of some row's window or the ramp (the test is the same for a whole warp). A row without keys
+   has top = -inf, inv = 0 and y = 0, as on the CPU. w may be dropped after it was summed; 1/keep waits until the end.
+
+   Of every tile of 64 queries, 64 keys and D = 64 (bfloat16), 3 x 2 x 64 x 64 x 64 = 1.57 MFLOP run, against 3 x 8 KiB from L2. A warp with 16
+   rows reads each tile of keys once from shared memory: 4 x 3 x 8 KiB = 98 KiB, 768 clocks, more than the tensor cores need (~620).
+   With 32 rows (MT = 2) each fragment serves two products; so long spans take 128 queries a block. */
+/* Numbers of a warp's rows r0 .. r0+n-1 of queries, plus a bias, into a tile; rows beyond T become zeros */
+template<class P, int CH> static __device__ __forceinline__ void stx__at_query(const stx__at &p, unsigned char *tile, int r0, int n, int i0, int b, int h, const stx__num &bias) {
+    enum { PER = 16 / P::SIZE };
+    const typename P::num *q = (const typename P::num *)p.q + (size_t)b * p.stq + (size_t)h * p.D;
+    int i;
+    for (i = (int)threadIdx.x & 31; i < n * CH; i += 32) {
+        int r = r0 + i / CH, c = i % CH, row = i0 + r, e;
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (row < p.T && c * PER < p.D) {
+            v = *(const uint4 *)(q + (size_t)row * p.ldq + c * PER);
+            if (bias.p) {
+                typename P::num x[PER];
+                memcpy(x, &v, 16);
+                for (e = 0; e < PER; e++) stx__at_store(x + e, stx__at_float(x[e]) + stx__get(bias, (size_t)(h * p.D + c * PER + e)));
+                memcpy(&v, x, 16);
+            }
+        }
+        *(uint4 *)(tile + stx__at_piece<CH>(r, c)) = v;
+    }
+    __syncwarp();
+}
+/* Words of 4 calls, one in each lane of a quad: afterwards x[l] is what lane l had as x[t] */
+static __device__ __forceinline__ void stx__at_swap(uint32_t (&x)[4]) {
+    int t = (int)threadIdx.x & 3, e;
+    for (e = 0; e < 4; e += 2) {
+        uint32_t v = __shfl_xor_sync(STX__ALL, t & 1 ? x[e] : x[e + 1], 1);
+        if (t & 1) x[e] = v; else x[e + 1] = v;
+    }
+    for (e = 0; e < 2; e++) {
+        uint32_t v = __shfl_xor_sync(STX__ALL, t & 2 ? x[e] : x[e + 2], 2);
+        if (t & 2) x[e] = v; else x[e + 2] = v;
+    }
+}
+/* Which cells of a strip of 16 rows and NB blocks of 8 columns the dropout keeps, as bits: 4 n + e for cell e of block n of an accumulator. The
+   4 lanes of a quad share the calls of their two rows. row: of g = 0; at: position of the first column, a multiple of 8. All lanes. */
+template<int NB> static __device__ __forceinline__ uint32_t stx__at_kept(const stx__at &p, uint64_t stream, uint64_t row, int at) {
+    int lane = (int)threadIdx.x & 31, t = lane & 3, q, l;
+    uint32_t kept = 0;
+    row += (uint64_t)(lane >> 2);
+    #pragma unroll 1
+    for (q = 0; q < NB / 2; q++) {
+        int c = 4 * q + t;
+        uint4 w = stx__at_bits(p, stream, row + (c >= NB ? 8 : 0), at + (c >= NB ? c - NB : c) * 8);
+        uint32_t x[4] = {w.x, w.y, w.z, w.w};
+        stx__at_swap(x);
+        #pragma unroll
+        for (l = 0; l < 4; l++) {
+            uint32_t two = ((x[l] & 0xffffu) < p.keep) | ((x[l] >> 16) < p.keep) << 1;
+            c = 4 * q + l;
+            kept |= two << (c >= NB ? (c - NB) * 4 + 2 : c * 4);
+        }
+    }
+    return kept;
+}
+/* o += w V for one strip of rows; the tile's rows are k. Accumulators of S are, packed, fragments of a left factor: bfloat16s as they stand,
+   tf32s if key 2t is taken for k = t and key 2t+1 for k = t+4, by both factors. */
+template<class P, int CH, int MT, int NB, int ND> struct stx__at_values {
+    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane) {
+        int g = lane >> 2, t = lane & 3, k, n, m;
+        #pragma unroll
+        for (k = 0; k < NB; k++) {
+            #pragma unroll
+            for (n = 0; n < ND; n++) {
+                uint32_t b0 = *(const uint32_t *)(tile + stx__at_piece<CH>(8 * k + 2 * t, 2 * n + (g >> 2)) + (g & 3) * 4);
+                uint32_t b1 = *(const uint32_t *)(tile + stx__at_piece<CH>(8 * k + 2 * t + 1, 2 * n + (g >> 2)) + (g & 3) * 4);
+                #pragma unroll
+                for (m = 0; m < MT; m++) {
+                    uint32_t a[4] = {__float_as_uint(w[m][k][0]), __float_as_uint(w[m][k][2]), __float_as_uint(w[m][k][1]), __float_as_uint(w[m][k][3])};
+                    P::mma(o[m][n], a, b0, b1);
+                }
+            }
+        }
+    }
+};
+template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH, MT, NB, ND> {
+    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane) {
+        int k, n, m;
+        #pragma unroll
+        for (k = 0; k < NB / 2; k++) {
+            uint32_t a[MT][4];
+            #pragma unroll
+            for (m = 0; m < MT; m++) {
+                a[m][0] = stx__pair(w[m][2 * k][0], w[m][2 * k][1]);
+                a[m][1] = stx__pair(w[m][2 * k][2], w[m][2 * k][3]);
+                a[m][2] = stx__pair(w[m][2 * k + 1][0], w[m][2 * k + 1][1]);
+                a[m][3] = stx__pair(w[m][2 * k + 1][2], w[m][2 * k + 1][3]);
+            }
+            #pragma unroll
+            for (n = 0; n < ND; n += 2) {
+                uint32_t b[4];
+                stx__at_frag_v<CH>(b, tile, 16 * k, n, lane);
+                #pragma unroll
+                for (m = 0; m < MT; m++) {
+                    stx__at_bf16::mma(o[m][n], a[m], b[0], b[1]);
+                    stx__at_bf16::mma(o[m][n + 1], a[m], b[2], b[3]);
+                }
+            }
+        }
+    }
+};
+
+/* What a block works on. In shared memory, for registers are scarce. */
+typedef struct stx__at_job { stx__at_head w; int b, h, i0, first, windows, steps; } stx__at_job;
+/* DP: D filled up; TWO: Q for S stands in shared memory and not in registers (two queries, or floats) */
+template<class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
+    enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, KEYS = BK, TILE = BK * ROW, SIZE = P::SIZE, RING = BQ + 2 * BK, REGS = P::SIZE == 2, THREADS = 128, RAMP = BK + 16 * MT, HEAD = (64 + 16 * RAMP + 127) / 128 * 128 };
+    /* The job and each warp's ramp weights; K, V, K, V; the ring; the queries, which may use the second K and V if they move on to registers */
+    static size_t shared(int pe, int two) { return HEAD + (size_t)ROW * (4 * BK + (pe ? RING : 0) + (!REGS ? (two ? 2 * BQ : BQ) : TWO ? BQ : 0)); }
+    /* blocks that should fit on a multiprocessor: so many registers less may a thread take */
+    enum { BLOCKS = MT > 1 || DP > 64 ? 2 : 3 };
+};
+/* Copies of step s, into what step s - 2 had */
+template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, const stx__at_job &job, unsigned char *shared, int s) {
+    const int window = s < job.windows, j0 = window ? job.first + s * X::KEYS : (s - job.windows) * X::KEYS - ((p.S + p.span) & 7), bytes = p.D * X::SIZE;
+    const size_t o = (window ? (size_t)job.b * p.stk + (size_t)job.h * p.D : (size_t)job.h * p.N * p.D) * X::SIZE, ld = (window ? p.ldk : (size_t)p.D) * X::SIZE;
+    const char *k = (const char *)(window ? p.k : p.pk) + o, *v = (const char *)(window ? p.v : p.pv) + o;
+    unsigned char *to = shared + (s & 1) * 2 * X::TILE, *ring = shared + 4 * X::TILE;
+    stx__at_load<X::CH, X::THREADS>(to, X::KEYS, k, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
+    if (window && p.pe) {
+        const char *pe = (const char *)p.pe + (size_t)job.h * p.pe_head * X::SIZE;
+        int row = p.P - 1 + p.dmin - p.C + j0 - job.i0, at = (X::BQ + X::KEYS * s) % X::RING;
+        if (!s) stx__at_load<X::CH, X::THREADS>(ring, X::BQ, pe, (size_t)p.ldpe * X::SIZE, bytes, row - X::BQ, 0, p.P);
+        stx__at_load<X::CH, X::THREADS>(ring + at * X::ROW, X::KEYS, pe, (size_t)p.ldpe * X::SIZE, bytes, row, 0, p.P);
+    }
+    stx__at_load<X::CH, X::THREADS>(to + X::TILE, X::KEYS, v, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
+    stx__cp_commit();
+}
+/* v, but the compiler cannot know: what is made of it inside a loop is not worth a register throughout the loop */
+static __device__ __forceinline__ int stx__at_again(int v) { asm volatile("" : "+r"(v)); return v; }
+
+/* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
+template<class P, int DP, int BK, int MT, int TWO> static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
+    typedef stx__at_shape<P, DP, BK, MT, TWO> X;
+    enum { CH = X::CH, KS = X::KS, NB = X::NB, ND = X::ND, BQ = X::BQ, ROWS = 16 * MT };
+    STX__DYNAMIC(memory);
+    const stx__at_job &job = *(const stx__at_job *)memory;
+    unsigned char *shared = memory + X::HEAD;
+    unsigned char *ring = shared + 4 * BK * X::ROW, *qs = X::REGS && !TWO ? shared + 2 * BK * X::ROW : ring + (p.pe ? X::RING * X::ROW : 0);
+    unsigned char *qr = X::REGS || !(p.u.p || p.vb.p) ? qs : qs + BQ * X::ROW;
+    const int warp = (int)threadIdx.x >> 5, r0 = warp * ROWS;
+    const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1;
+    float *ramp = (float *)(memory + 64) + warp * X::RAMP;
+    const stx__num none = {NULL, NULL, 0};
+    uint32_t kept[MT], qf[MT][X::REGS ? KS : 1][4];
+    float o[MT][ND][4], top[MT][2], sum[MT][2];
+    stx__at_skew skew[MT];
+    int s, m, n, k, e, started = 0;
+
+    if (!threadIdx.x) {
+        stx__at_job *j = (stx__at_job *)memory;
+        int entry = (int)list[blockIdx.x / (unsigned)p.B], last;
+        j->b = (int)(blockIdx.x % (unsigned)p.B);
+        j->h = entry / tiles;
+        j->i0 = entry % tiles * BQ;
+        j->w = stx__at_open(p, j->h);
+        stx__at_range(p, j->w, j->i0, BQ, &j->first, &last);
+        j->windows = (last - j->first + BK - 1) / BK;
+        j->steps = j->windows + (p.N ? (p.N + ((p.S + p.span) & 7) + BK - 1) / BK : 0);
+    }
+    __syncthreads();
+    if (job.steps) stx__at_fwd_load<X>(p, job, shared, 0);
+    /* the queries, first those that meet positions */
+    if (X::REGS) {
+        stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.vb);
+        #pragma unroll
+        for (m = 0; m < MT; m++)
+            #pragma unroll
+            for (k = 0; k < KS; k++) stx__at_frag_a<CH>(qf[m][X::REGS ? k : 0], qs, r0 + 16 * m, k);
+        __syncwarp();
+    } else if (qr != qs) {
+        stx__at_query<P, CH>(p, qr, r0, ROWS, job.i0, job.b, job.h, p.vb);
+    }
+    if (TWO) stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.u);
+    #pragma unroll
+    for (m = 0; m < MT; m++) {
+        #pragma unroll
+        for (n = 0; n < ND; n++) o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0;
+        top[m][0] = top[m][1] = -INFINITY;
+        sum[m][0] = sum[m][1] = 0;
+        #pragma unroll
+        for (e = 0; e < 2; e++) skew[m].lo[e] = skew[m].hi[e] = skew[m].next[e] = 0;
+    }
+
+    for (s = 0; s < job.steps; s++) {
+        const int lane = stx__at_again((int)threadIdx.x & 31), g = lane >> 2, t = lane & 3;
+        const unsigned char *kt = shared + (s & 1) * 2 * BK * X::ROW, *vt = kt + BK * X::ROW;
+        const int window = s < job.windows, j0 = window ? job.first + s * BK : (s - job.windows) * BK - ((p.S + p.span) & 7), iw = job.i0 + r0;
+        const int far = p.C + iw + ROWS - 1 - j0, near = p.C + iw - (j0 + BK - 1);          /* the largest and the smallest delta of the warp's rows */
+        const float sc = (window ? p.scale : p.scale * sqrtf((float)p.D)) * unit;
+        float x[MT][NB][4];
+        int edge, ramped;
+        stx__cp_wait<0>();
+        __syncthreads();
+        if (s + 1 < job.steps) stx__at_fwd_load<X>(p, job, shared, s + 1);
+        if (TWO && s == job.windows && p.u.p) {                     /* u has no part in the persistent keys' logits */
+            __syncwarp();
+            stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, none);
+        }
+        if (iw >= p.T || (window && (near > job.w.live || far < p.dmin))) continue;
+
+        if (p.keep)
+            #pragma unroll
+            for (m = 0; m < MT; m++) kept[m] = stx__at_kept<NB>(p, p.stream + *p.shift, ((uint64_t)job.b * p.H + job.h) * p.T + iw + 16 * m, (window ? p.span : p.S + p.span) + j0);
+        ramped = p.z.p && window && far > job.w.full;
+        if (ramped) {                                           /* m by near + e */
+            __syncwarp();
+            for (e = lane; e < BK + ROWS - 1; e += 32) {
+                float f = stx__at_ramp(p, job.w, near + e);
+                ramp[e] = f <= 0 ? 0 : f >= 1 ? 1 : f;        /* NaN stays NaN */
+            }
+            __syncwarp();
+        }
+        if (window && p.pe) {
+            /* By blocks of 8 columns. Strip m of rows needs blocks n = 0 .. NB-1 and, at the start, two to their left. Block 0 of strip 0 is
+               row `at` of the ring; strip 1 lies 16 columns further left. So round c serves block c + 2m of strip m: a fragment for both. */
+            const int at = (BK / 16 * s + BQ / 16 - MT * warp) % (X::RING / 16) * 16;         /* in this way the compiler sees that it is a multiple of 16 */
+            const stx__at_lanes lanes = stx__at_lanes_of(lane);
+            int c;
+            #pragma unroll
+            for (c = -2 * MT; c < NB; c++) {
+                float r[MT][4];
+                int row = at + 8 * c;
+                if (c < 2 - 2 * MT && started) continue;        /* what the tile before left behind is there */
+                row += row < 0 ? (int)X::RING : row >= (int)X::RING ? -(int)X::RING : 0;
+                #pragma unroll
+                for (m = 0; m < MT; m++) r[m][0] = r[m][1] = r[m][2] = r[m][3] = 0;
+                #pragma unroll
+                for (k = 0; k < KS; k += 2) {
+                    uint32_t f[4];
+                    stx__at_frag_b2<CH>(f, ring, row, k, lane);
+                    #pragma unroll
+                    for (m = 0; m < MT; m++) {
+                        if (c + 2 * m < -2 || c + 2 * m >= NB) continue;
+                        #pragma unroll
+                        for (e = 0; e < 2; e++) {
+                            if (X::REGS) P::mma(r[m], qf[m][X::REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
+                            else {
+                                uint32_t a[4];
+                                stx__at_frag_a<CH>(a, qr, r0 + 16 * m, k + e, lane);
+                                P::mma(r[m], a, f[2 * e], f[2 * e + 1]);
+                            }
+                        }
+                    }
+                }
+                #pragma unroll
+                for (m = 0; m < MT; m++) {
+                    const int n = c + 2 * m;
+                    float none[4];
+                    if (n < -2 || n >= NB) continue;
+                    if (n < 0) stx__at_turn(skew[m], lanes, r[m], none);
+                    else stx__at_turn(skew[m], lanes, r[m], x[m][n < 0 ? 0 : n]);
+                }
+            }
+            started = 1;
+        } else {
+            #pragma unroll
+            for (m = 0; m < MT; m++)
+                #pragma unroll
+                for (n = 0; n < NB; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0;
+        }
+        #pragma unroll
+        for (k = 0; k < KS; k++) {
+            uint32_t a[MT][4], f[4];
+            #pragma unroll
+            for (m = 0; m < MT; m++) {
+                if (TWO) stx__at_frag_a<CH>(a[m], qs, r0 + 16 * m, k, lane);
+                else for (e = 0; e < 4; e++) a[m][e] = qf[m][X::REGS ? k : 0][e];
+            }
+            #pragma unroll
+            for (n = 0; n < NB; n += 2) {
+                stx__at_frag_b<CH>(f, kt, 8 * n, k, lane);
+                #pragma unroll
+                for (m = 0; m < MT; m++) {
+                    P::mma(x[m][n], a[m], f[0], f[1]);
+                    P::mma(x[m][n + 1], a[m], f[2], f[3]);
+                }
+            }
+        }
+
+        edge = window ? near < p.dmin || far > job.w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
+        #pragma unroll
+        for (m = 0; m < MT; m++) {
+            const int i = p.C + iw + 16 * m + g;
+            #pragma unroll
+            for (e = 0; e < 2; e++) {
+                float most = -INFINITY, old = top[m][e], from, f, add = 0;
+                if (edge) {
+                    const int lo = (window ? max(i + 8 * e - job.w.live, p.lo) : 0) - j0 - 2 * t, hi = (window ? i + 8 * e - p.dmin + 1 : p.N) - j0 - 2 * t;
+                    #pragma unroll
+                    for (n = 0; n < NB; n++) {
+                        if (8 * n < lo || 8 * n >= hi) x[m][n][2 * e] = -INFINITY;
+                        if (8 * n + 1 < lo || 8 * n + 1 >= hi) x[m][n][2 * e + 1] = -INFINITY;
+                    }
+                }
+                #pragma unroll
+                for (n = 0; n < NB; n++) most = fmaxf(most, fmaxf(x[m][n][2 * e], x[m][n][2 * e + 1]));
+                most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 1));
+                most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 2));
+                top[m][e] = fmaxf(old, most * sc);
+                from = top[m][e] == -INFINITY ? 0 : top[m][e];        /* no key yet: 2^-inf, and not 2^(-inf + inf) */
+                f = stx__exp2((old - from) * (LOG2E / unit));
+                #pragma unroll
+                for (n = 0; n < NB; n++) {
+                    x[m][n][2 * e] = stx__exp2(fmaf(x[m][n][2 * e], sc, -from) * (LOG2E / unit));
+                    x[m][n][2 * e + 1] = stx__exp2(fmaf(x[m][n][2 * e + 1], sc, -from) * (LOG2E / unit));
+                }
+                if (ramped) {
+                    const float *f0 = ramp + BK - 1 + 16 * m + g + 8 * e - 2 * t;
+                    #pragma unroll
+                    for (n = 0; n < NB; n++) { x[m][n][2 * e] *= f0[-8 * n]; x[m][n][2 * e + 1] *= f0[-8 * n - 1]; }
+                }
+                #pragma unroll
+                for (n = 0; n < NB; n++) add += x[m][n][2 * e] + x[m][n][2 * e + 1];
+                sum[m][e] = fmaf(sum[m][e], f, add);
+                #pragma unroll
+                for (n = 0; n < ND; n++) { o[m][n][2 * e] *= f; o[m][n][2 * e + 1] *= f; }
+            }
+            if (p.keep)
+                #pragma unroll
+                for (n = 0; n < NB; n++) for (e = 0; e < 4; e++) if (!(kept[m] >> (4 * n + e) & 1)) x[m][n][e] = 0;
+            if (!window) {
+                float f = sqrtf((float)p.N);
+                #pragma unroll
+                for (n = 0; n < NB; n++) for (e = 0; e < 4; e++) x[m][n][e] *= f;
+            }
+        }
+        stx__at_values<P, CH, MT, NB, ND>::run(o, x, vt, lane);
+    }
+
+    #pragma unroll
+    for (m = 0; m < MT; m++)
+        #pragma unroll
+        for (e = 0; e < 2; e++) {
+            const int t = (int)threadIdx.x & 3, i = job.i0 + r0 + 16 * m + ((int)threadIdx.x >> 2 & 7) + 8 * e;
+            float norm = sum[m][e], f;
+            norm += __shfl_xor_sync(STX__ALL, norm, 1);
+            norm += __shfl_xor_sync(STX__ALL, norm, 2);
+            f = norm == 0 ? 0 : 1 / norm;
+            if (i < p.T) {
+                typename P::num *y = (typename P::num *)p.y + (((size_t)job.b * p.T + i) * p.H + job.h) * p.D;
+                const float of = f * p.unkeep;
+                #pragma unroll
+                for (n = 0; n < ND; n++) if (8 * n < p.D) stx__at_store2(y + 8 * n + 2 * t, o[m][n][2 * e] * of, o[m][n][2 * e + 1] * of);
+                if (!t) {
+                    const size_t row = ((size_t)job.b * p.H + job.h) * p.T + i;
+                    p.top[row] = X::REGS ? top[m][e] * 0.69314718f : top[m][e];
+                    p.inv[row] = f;
+                }
+            }
+        }
+}
+
+typedef void (*stx__at_kernel)(stx__at, const uint32_t *, int);
+typedef struct stx__at_pick { stx__at_kernel run; size_t shared; int bq, bk, tiles; } stx__at_pick;
+template<class P, int DP, int BK, int MT, int TWO> static stx__at_pick stx__at_choice(const stx__at *p, int two) {
+    typedef stx__at_shape<P, DP, BK, MT, TWO> X;
+    stx__at_pick c = {stx__at_fwd<P, DP, BK, MT, TWO>, X::shared(p->pe != NULL, two), X::BQ, BK, (p->T + X::BQ - 1) / X::BQ};
+    return c;
+}
+template<class P> static stx__at_pick stx__at_choose_float(const stx__at *p, int two) {
+    return p->D <= 32 ? stx__at_choice<P, 32, 64, 1, 1>(p, two) : p->D <= 64 ? stx__at_choice<P, 64, 32, 1, 1>(p, two) : stx__at_choice<P, 128, 16, 1, 1>(p, two);
+}
+/* Two strips a warp where the span is worth a tile of 128 queries and there are blocks enough for all multiprocessors */
+static stx__at_pick stx__at_choose(stx_ctx *x, const stx__at *p, int half) {
+    const stx_gpu *g = stx__gpu(x);
+    int two = p->u.p || p->vb.p, wide = p->span >= 512 && p->T >= 128 && (size_t)p->B * p->H * ((p->T + 127) / 128) >= 2 * (size_t)g->sms;
+    if (!half) return g->tf32 ? stx__at_choose_float<stx__at_tf32>(p, two) : stx__at_choose_float<stx__at_f32>(p, two);
+#define STX__AT(DP, BK, MT) (two ? stx__at_choice<stx__at_bf16, DP, BK, MT, 1>(p, 1) : stx__at_choice<stx__at_bf16, DP, BK, MT, 0>(p, 0))
+    if (p->D <= 32) return wide ? STX__AT(32, 64, 2) : STX__AT(32, 64, 1);
+    if (p->D <= 64) return wide ? STX__AT(64, 64, 2) : STX__AT(64, 64, 1);
+    return STX__AT(128, 32, 1);
+#undef STX__AT
+}
+/* Can the fused kernels run this call? From the host's knowledge alone. */
+static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) {
+    stx__at p;
+    int half;
+    return stx__at_make(x, a, &p, &half) && stx__at_choose((stx_ctx *)x, &p, half).shared <= stx__gpu(x)->shared_max &&
+           (size_t)p.B * p.H * ((size_t)p.T + 63) / 64 < ((size_t)1 << 31);
+}
+static size_t stx__attn2_fwd_work(stx_ctx *x, const stx_attention_args *a) { (void)x; return a->H * ((a->T + 63) / 64) * sizeof(uint32_t); }
+static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
+    stx__at p;
+    stx__at_pick c;
+    int half, n;
+    if (!stx_ok(x) || !stx__at_make(x, a, &p, &half)) return;
+    c = stx__at_choose(x, &p, half);
+    n = p.H * c.tiles;
+    if (c.shared > 48 * 1024 && stx__cuda_failed(x, cudaFuncSetAttribute((const void *)c.run, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.shared), "stx_attention_fwd")) return;
+    STX__RUN_KERNEL(x, "stx_attention_fwd", stx__at_list, stx__blocks((size_t)n, 128, (size_t)1 << 30), 128, 0, p, (uint32_t *)a->work, c.tiles, c.bq, c.bk);
+    STX__RUN_KERNEL(x, "stx_attention_fwd", c.run, (unsigned)n * (unsigned)p.B, 128, c.shared, p, (const uint32_t *)a->work, c.tiles);
+}
 
 // >>attention: backward -----------------------------------------------------------------------------------------------
 
