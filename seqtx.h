@@ -1126,6 +1126,7 @@ struct stx_ctx {
     stx__free_grad *free_grads, *free_entries;
     stx__report *report, *reported;       /* on the device, and the host's copy; the same on a CPU */
     int report_age, optims;       /* STX__STALE .. */
+    int watch_stale;              /* a parameter may have changed since the host's copy was made */
     size_t watched, watch_numbers;
     const stx_tensor *watch[STX__WATCHED];
     size_t watch_at[STX__WATCHED];
@@ -4278,11 +4279,13 @@ STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss) {
 
 // >>ops: leaves
 
+/* Something that the host may have a copy of */
+static void stx__changed(stx_ctx *x) { x->report_age = STX__STALE; x->watch_stale = 1; }
 STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out) { if (stx_ok(x) && t) stx_fetch(x, out, t->data, t->size); }
 STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in) {
     if (!stx_ok(x) || !t) return;
     stx_put(x, t->data, in, t->size);
-    x->report_age = STX__STALE;
+    stx__changed(x);
 }
 STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t) {
     stx_real v = 0;
@@ -5317,7 +5320,7 @@ STX_DEF stx_picked *stx_pick_params(stx_ctx *x, stx_tensor *const *t, size_t cou
 STX_DEF void stx_clamp_params(stx_ctx *x, const stx_picked *p, double lo, double hi) {
     if (!stx_ok(x) || !p || !p->count) return;
     STX_RUN(x, stx_clamp, (x, p->piece, p->count, (stx_real)lo, (stx_real)hi));
-    x->report_age = STX__STALE;
+    stx__changed(x);
 }
 
 static int stx__make_report(stx_ctx *x);
@@ -5415,7 +5418,7 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
         STX_RUN(x, stx_adam_update, (x, o->update, o->piece, o->pieces, (stx_real)d->beta1, (stx_real)(1 - d->beta1), (stx_real)d->beta2, (stx_real)(1 - d->beta2), (stx_real)d->eps,
                                      (stx_real)coupled, (stx_real)decoupled));
     }
-    x->report_age = STX__STALE;
+    stx__changed(x);
     return stx__on_gpu(x) ? stx_ok(x) : stx_optim_sync(o);
 }
 
@@ -5452,6 +5455,7 @@ static int stx__reports(stx_ctx *x) {
             if (!r) return 0;
             memcpy(x->reported, r, offsetof(stx__report, watch) + x->watch_numbers * sizeof(stx_real));
             x->report_age = STX__CURRENT;
+            x->watch_stale = 0;
         }
     }
 #endif
@@ -5488,9 +5492,9 @@ STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t) {
         x->watch_at[i] = x->watch_numbers;
         x->watch_numbers += t->size;
         x->watched++;
-        x->report_age = STX__STALE;
+        stx__changed(x);
     }
-    return stx__reports(x) ? x->reported->watch + x->watch_at[i] : NULL;
+    return !x->watch_stale || stx__reports(x) ? x->reported->watch + x->watch_at[i] : NULL;
 }
 
 #ifdef SEQTX_CUDA
@@ -7572,7 +7576,7 @@ STX_DEF int stx_entry_put(const stx_entry *e, stx_real *to, size_t n) {
     ok = host && stx_entry_get(e, host, n);
     if (ok) stx_put(x, to, host, n);
     stx_block_free(x, host);
-    x->report_age = STX__STALE;
+    stx__changed(x);
     return ok && stx_ok(x);
 }
 static int stx__save_tensors(stx_writer *w, stx_tensor *const *t, const char *const *name, size_t count, const char *prefix) {

@@ -27,6 +27,7 @@
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #include <cublasLt.h>
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -164,6 +165,7 @@ static __device__ __forceinline__ uint4 stx__philox(uint64_t seed, uint64_t hi, 
 typedef struct stx__range { char *base; size_t bytes; int kind; stx__bf16 *twin; struct stx__range *next; } stx__range;
 struct stx_gpu {
     int index, sms, major, minor, half, capturing, repeatable, failed, tf32;
+    int tune;                           /* of a new kind of product: 0 the heuristic's first algorithm, 1 the fastest, -1 our own kernel: >>gemm */
     int attention;                      /* which version, see stx_cuda_attention */
     size_t shared_max;                  /* shared memory that a block may ask for, bytes */
     cudaStream_t stream;
@@ -228,15 +230,1799 @@ static void stx__gemm_close(stx_gpu *g);
 
 // >>elementwise -------------------------------------------------------------------------------------------------------
 
+/* W = 4 or 1 neighbours at once. A kernel of W = 4 takes rows that all begin on a multiple of four numbers and whose lengths are such
+   multiples; anything else goes through the same code one by one. */
+template<int W> static __device__ __forceinline__ void stx__getn(float (&v)[W], const stx__num &a, size_t i) {
+    if constexpr (W == 4) {
+        float4 q = stx__get4(a, i);
+        v[0] = q.x; v[1] = q.y; v[2] = q.z; v[3] = q.w;
+    } else {
+        v[0] = stx__get(a, i);
+    }
+}
+template<int W> static __device__ __forceinline__ void stx__putn(const stx__num &a, size_t i, const float (&v)[W]) {
+    if constexpr (W == 4) stx__put4(a, i, make_float4(v[0], v[1], v[2], v[3]));
+    else stx__put(a, i, v[0]);
+}
+template<int W> static __device__ __forceinline__ void stx__addn(const stx__num &a, size_t i, float (&v)[W], int accumulate) {
+    if (accumulate) {
+        float was[W];
+        stx__getn<W>(was, a, i);
+        for (int e = 0; e < W; e++) v[e] += was[e];
+    }
+    stx__putn<W>(a, i, v);
+}
+/* Every W-th i below n, shared by all threads of the grid, which may be smaller than n */
+#define STX__STEP(i, n, W) for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W; i < n; i += (size_t)gridDim.x * blockDim.x * W)
+/* Blocks of 256 for so many threads' work: enough to fill the GPU twice over, the rest by the loop. What they compute does not depend on it. */
+static unsigned stx__grid(stx_ctx *x, size_t threads) { return stx__blocks(threads, 256, (size_t)stx__gpu(x)->sms * 16); }
+#define STX__RUN_BY(x, name, four, kernel, n, ...) \
+    do { \
+        if (four) STX__RUN_KERNEL(x, name, kernel<4>, stx__grid(x, (n) / 4), 256, 0, __VA_ARGS__); \
+        else STX__RUN_KERNEL(x, name, kernel<1>, stx__grid(x, n), 256, 0, __VA_ARGS__); \
+    } while (0)
+
+/* y (n) = value. A thread writes four neighbours at a time. */
+template<int W> static __global__ void stx__fill_kernel(stx__num y, size_t n, float value) {
+    float v[W];
+    for (int e = 0; e < W; e++) v[e] = value;
+    STX__STEP(i, n, W) stx__putn<W>(y, i, v);
+}
+void stx_fill_cuda(stx_ctx *x, stx_real *y, size_t n, stx_real value) {
+    stx__num Y = stx__num_of(x, y);
+    if (n) STX__RUN_BY(x, "stx_fill", n % 4 == 0 && stx__by4(Y), stx__fill_kernel, n, Y, n, value);
+}
+
+/* y (n) = s a, or y += s a. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__axpy_kernel(stx__num y, stx__num a, size_t n, float s, int accumulate) {
+    STX__STEP(i, n, W) {
+        float v[W];
+        stx__getn<W>(v, a, i);
+        if (accumulate) {
+            float was[W];
+            stx__getn<W>(was, y, i);
+            for (int e = 0; e < W; e++) v[e] = fmaf(s, v[e], was[e]);
+        } else {
+            for (int e = 0; e < W; e++) v[e] *= s;
+        }
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_axpy_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    if (n) STX__RUN_BY(x, "stx_axpy", n % 4 == 0 && stx__by4(Y) && stx__by4(A), stx__axpy_kernel, n, Y, A, n, s, accumulate);
+}
+
+/* y (rows,cols) = or += a (rows,cols), rows ldy and lda apart. A thread takes four neighbours of a row at a time. */
+template<int W> static __global__ void stx__copy2d_kernel(stx__num y, size_t ldy, stx__num a, size_t lda, size_t n, size_t cols, int accumulate) {
+    STX__STEP(i, n, W) {
+        size_t r = i / cols, c = i - r * cols;
+        float v[W];
+        stx__getn<W>(v, a, r * lda + c);
+        stx__addn<W>(y, r * ldy + c, v, accumulate);
+    }
+}
+void stx_copy2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda, size_t rows, size_t cols, int accumulate) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    size_t n = rows * cols;
+    int four = (cols | (rows > 1 ? ldy | lda : 0)) % 4 == 0 && stx__by4(Y) && stx__by4(A);
+    if (n) STX__RUN_BY(x, "stx_copy2d", four, stx__copy2d_kernel, n, Y, ldy, A, lda, n, cols, accumulate);
+}
+
+/* e^v, tanh and erf are CUDA's accurate ones (1 to 5 ulp), whatever -use_fast_math would make of shorter names; NaN stays NaN. */
+#ifdef CUDA_HOST
+static inline float stx__phi(float v) { return (float)(0.5 * erfc(v * -0.70710678118654752440)); }
+#else
+static __device__ __forceinline__ float stx__phi(float v) { return normcdff(v); }
+#endif
+static __device__ __forceinline__ float stx__act(float v, int act) {
+    switch (act) {
+    case STX_ACT_RELU: return v < 0 ? 0 : v;
+    case STX_ACT_GELU: return v * stx__phi(v);
+    case STX_ACT_TANH: return tanhf(v);
+    case STX_ACT_SIGMOID: return 1 / (1 + expf(-v));
+    default: return v;
+    }
+}
+/* g times d act / d a, given y = act(a) and, for gelu, a */
+static __device__ __forceinline__ float stx__act_slope(float g, float y, float a, int act) {
+    switch (act) {
+    case STX_ACT_RELU: return y > 0 ? g : 0;
+    case STX_ACT_GELU: return g * fmaf(a, 0.39894228040143267794f * expf(-0.5f * a * a), stx__phi(a));
+    case STX_ACT_TANH: return g * fmaf(-y, y, 1.0f);
+    case STX_ACT_SIGMOID: return g * (y * (1 - y));
+    default: return g;
+    }
+}
+
+/* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b. A thread takes four neighbours of a row at a time. */
+template<int W> static __global__ void stx__bias_act_kernel(stx__num y, stx__num pre, stx__num b, size_t n, size_t C, int act) {
+    STX__STEP(i, n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, y, i);
+        if (b.p) {
+            stx__getn<W>(w, b, i % C);
+            for (int e = 0; e < W; e++) v[e] += w[e];
+        }
+        if (pre.p) stx__putn<W>(pre, i, v);
+        for (int e = 0; e < W; e++) v[e] = stx__act(v[e], act);
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_bias_act_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act) {
+    stx__num Y = stx__num_of(x, y), P = stx__num_of(x, pre), B = stx__num_of(x, b);
+    size_t n = N * C;
+    if (n && (b || pre || act)) STX__RUN_BY(x, "stx_bias_act_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(P) && stx__by4(B), stx__bias_act_kernel, n, Y, P, B, n, C, act);
+}
+
+/* y (n) = act(a (n)), y may be a. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__act_fwd_kernel(stx__num y, stx__num a, size_t n, int act) {
+    STX__STEP(i, n, W) {
+        float v[W];
+        stx__getn<W>(v, a, i);
+        for (int e = 0; e < W; e++) v[e] = stx__act(v[e], act);
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_act_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    if (n) STX__RUN_BY(x, "stx_act_fwd", n % 4 == 0 && stx__by4(Y) && stx__by4(A), stx__act_fwd_kernel, n, Y, A, n, act);
+}
+
+/* y = act(a):   da = or += dy act'(a); a is read for gelu only, y for the others; da may be dy. As forward. */
+template<int W> static __global__ void stx__act_bwd_kernel(stx__num da, stx__num dy, stx__num y, stx__num a, size_t n, int act, int accumulate) {
+    STX__STEP(i, n, W) {
+        float g[W], v[W] = {0}, u[W] = {0};
+        stx__getn<W>(g, dy, i);
+        if (act == STX_ACT_GELU) stx__getn<W>(u, a, i);
+        else if (act) stx__getn<W>(v, y, i);
+        for (int e = 0; e < W; e++) g[e] = stx__act_slope(g[e], v[e], u[e], act);
+        stx__addn<W>(da, i, g, accumulate);
+    }
+}
+void stx_act_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y), A = stx__num_of(x, act == STX_ACT_GELU ? a : NULL);
+    int four = n % 4 == 0 && stx__by4(D) && stx__by4(G) && stx__by4(Y) && stx__by4(A);
+    if (n) STX__RUN_BY(x, "stx_act_bwd", four, stx__act_bwd_kernel, n, D, G, Y, A, n, act, accumulate && da != dy);
+}
+
+/* y (n) = a (n) + b (nb), b repeats. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__add_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb) {
+    STX__STEP(i, n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, a, i);
+        stx__getn<W>(w, b, n == nb ? i : i % nb);
+        for (int e = 0; e < W; e++) v[e] += w[e];
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_add_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    if (n) STX__RUN_BY(x, "stx_add_fwd", nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B), stx__add_kernel, n, Y, A, B, n, nb);
+}
+
+/* y (n) = or += a (n) b (nb), b repeats: forward, and da and db of backward. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__mul_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb, int accumulate) {
+    STX__STEP(i, n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, a, i);
+        stx__getn<W>(w, b, n == nb ? i : i % nb);
+        for (int e = 0; e < W; e++) v[e] *= w[e];
+        stx__addn<W>(y, i, v, accumulate);
+    }
+}
+static void stx__mul_cuda(stx_ctx *x, const char *name, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    if (n) STX__RUN_BY(x, name, nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B), stx__mul_kernel, n, Y, A, B, n, nb, accumulate);
+}
+void stx_mul_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) { stx__mul_cuda(x, "stx_mul_fwd", y, a, b, n, nb, 0); }
+/* y = a b:   da = or += dy b ; db += sum over repeats of dy a (a sum of columns when b repeats) */
+static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2, const stx_real *dy, const stx_real *f, const stx_real *mean, const stx_real *rstd, size_t N, size_t C);
+void stx_mul_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
+    if (da) stx__mul_cuda(x, "stx_mul_bwd", da, dy, b, n, nb, accumulate);
+    if (db && n == nb) stx__mul_cuda(x, "stx_mul_bwd", db, dy, a, n, n, 1);
+    else if (db && n) stx__columns(x, "stx_mul_bwd", db, NULL, dy, a, NULL, NULL, n / nb, nb);
+}
+
+/* Dropout masks, the CPU's bit for bit: 16 bits of a Philox call for each of 8 neighbours, kept if below keep. by[e] is the factor of
+   number i + e; i is a multiple of W. */
+typedef struct stx__drop { uint64_t seed, stream; const uint64_t *shift; uint32_t keep; float inv; } stx__drop;
+static stx__drop stx__drop_of(stx_ctx *x, stx_real p, uint64_t seed, uint64_t stream) {
+    stx__drop d = {seed, stream, stx__gpu(x)->shift, 0, 1};
+    if (p > 0) {                            /* keep 0: no dropout */
+        double k = floor((1.0 - (double)p) * 65536.0 + 0.5);
+        d.keep = (uint32_t)(k < 1 ? 1 : k);
+        d.inv = (float)(65536.0 / d.keep);
+    }
+    return d;
+}
+static __device__ __forceinline__ uint64_t stx__drop_stream(const stx__drop &d) { return d.stream + *d.shift; }
+template<int W> static __device__ __forceinline__ void stx__mask(float (&by)[W], const stx__drop &d, uint64_t stream, size_t i) {
+    uint4 r = stx__philox(d.seed, stream, (uint64_t)i / 8);
+    uint32_t lo = i & 4 ? r.z : r.x, hi = i & 4 ? r.w : r.y;
+    if constexpr (W == 4) {
+        by[0] = (lo & 0xffffu) < d.keep ? d.inv : 0;
+        by[1] = (lo >> 16) < d.keep ? d.inv : 0;
+        by[2] = (hi & 0xffffu) < d.keep ? d.inv : 0;
+        by[3] = (hi >> 16) < d.keep ? d.inv : 0;
+    } else {
+        uint32_t word = i & 2 ? hi : lo;
+        by[0] = (i & 1 ? word >> 16 : word & 0xffffu) < d.keep ? d.inv : 0;
+    }
+}
+
+/* y (n) = or += a mask / keep. A thread takes the 8 neighbours of one Philox call, as two fours if it can. */
+template<int W> static __global__ void stx__dropout_kernel(stx__num y, stx__num a, size_t n, stx__drop d, int accumulate) {
+    uint64_t stream = stx__drop_stream(d);
+    STX__STEP(i, n, 8) {
+        uint4 r = stx__philox(d.seed, stream, (uint64_t)i / 8);
+        uint32_t bits[4] = {r.x, r.y, r.z, r.w};
+        #pragma unroll
+        for (int e = 0; e < 8; e += W) {
+            if (i + e < n) {
+                float v[W];
+                stx__getn<W>(v, a, i + e);
+                #pragma unroll
+                for (int k = 0; k < W; k++) v[k] *= ((e + k) & 1 ? bits[(e + k) / 2] >> 16 : bits[(e + k) / 2] & 0xffffu) < d.keep ? d.inv : 0;
+                stx__addn<W>(y, i + e, v, accumulate);
+            }
+        }
+    }
+}
+void stx_dropout_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream, int accumulate) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    stx__drop d = stx__drop_of(x, p, seed, stream);
+    unsigned grid = stx__grid(x, (n + 7) / 8);
+    if (!d.keep) d.keep = 65536;            /* p = 0 keeps all, as on the CPU */
+    if (n && n % 4 == 0 && stx__by4(Y) && stx__by4(A)) STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<4>, grid, 256, 0, Y, A, n, d, accumulate);
+    else if (n) STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<1>, grid, 256, 0, Y, A, n, d, accumulate);
+}
+
+/* Sums of columns in two stages. The rows are cut in chunks, at most 1024, by their number alone, so that the result is the same on every
+   GPU; sums of a chunk go to scratch, and are then added in a fixed tree.
+   MODE 0: sum of dy; 1: of dy f; 2: of dy (f - mean) rstd, and of dy into the second half of a chunk's sums.
+   First stage: a block of 8 rows of 32 lanes takes 32 W columns of a chunk, every lane W of them. */
+template<int W, int MODE> static __global__ void stx__columns_kernel(float *part, stx__num dy, stx__num f, stx__num mean, stx__num rstd, size_t N, size_t C, size_t rows) {
+    STX__SHARED(float, sh, 8 * 32 * 4);
+    STX__SHARED(float, sh2, 8 * 32 * 4);
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
+    const size_t ld = MODE == 2 ? 2 * C : C;
+    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < C; c0 += (size_t)gridDim.y * 32 * W) {
+        size_t c = c0 + lane * W;
+        float s[W] = {0}, s2[W] = {0};
+        if (c < C) {
+            #pragma unroll 4
+            for (size_t n = lo + row; n < hi; n += 8) {
+                float v[W], w[W];
+                stx__getn<W>(v, dy, n * C + c);
+                if (MODE) stx__getn<W>(w, f, n * C + c);
+                if (MODE == 2) {
+                    float m = stx__get(mean, n), r = stx__get(rstd, n);
+                    for (int e = 0; e < W; e++) {
+                        s2[e] += v[e];
+                        v[e] *= r;
+                        w[e] -= m;
+                    }
+                }
+                for (int e = 0; e < W; e++) s[e] = MODE ? fmaf(v[e], w[e], s[e]) : s[e] + v[e];
+            }
+        }
+        for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[e];
+        if (MODE == 2) for (int e = 0; e < W; e++) sh2[(row * W + e) * 32 + lane] = s2[e];
+        __syncthreads();
+        if (row < W && c < C) {             /* the rows' sums, number `row` of each lane's W */
+            float t = 0, t2 = 0;
+            for (int k = 0; k < 8; k++) {
+                t += sh[(k * W + row) * 32 + lane];
+                if (MODE == 2) t2 += sh2[(k * W + row) * 32 + lane];
+            }
+            part[blockIdx.x * ld + c + row] = t;
+            if (MODE == 2) part[blockIdx.x * ld + C + c + row] = t2;
+        }
+        __syncthreads();
+    }
+}
+/* Second stage: d (C) += sum over the chunks of part (chunks,ld). A block of 32 by 32 takes 32 columns; a thread adds every 32nd chunk, a
+   warp the 32 sums of a column. */
+static __global__ void stx__columns_sum_kernel(stx__num d, const float *part, size_t ld, size_t chunks, size_t C) {
+    STX__SHARED(float, sh, 32 * 33);
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32;
+    for (size_t c0 = (size_t)blockIdx.x * 32; c0 < C; c0 += (size_t)gridDim.x * 32) {
+        float s = 0;
+        if (c0 + lane < C) {
+            #pragma unroll 8
+            for (size_t k = row; k < chunks; k += 32) s += part[k * ld + c0 + lane];
+        }
+        sh[row * 33 + lane] = s;
+        __syncthreads();
+        s = stx__warp_sum(sh[lane * 33 + row]);
+        if (lane == 0 && c0 + row < C) stx__add(d, c0 + row, s, 1);
+        __syncthreads();
+    }
+}
+static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *d, const float *part, size_t ld, size_t chunks, size_t C) {
+    STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, stx__blocks(C, 32, 65535), 1024, 0, stx__num_of(x, d), part, ld, chunks, C);
+}
+/* How many rows a chunk of N rows has: at least `least`, a multiple of 8, and at most `most` chunks */
+static size_t stx__chunk(size_t N, size_t least, size_t most) {
+    size_t rows = ((N + most - 1) / most + 7) / 8 * 8;
+    return rows < least ? least : rows;
+}
+static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2, const stx_real *dy, const stx_real *f, const stx_real *mean, const stx_real *rstd, size_t N, size_t C) {
+    stx__num G = stx__num_of(x, dy), F = stx__num_of(x, f), M = stx__num_of(x, mean), R = stx__num_of(x, rstd);
+    size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows, ld = mean ? 2 * C : C;
+    int four = C % 4 == 0 && stx__by4(G) && stx__by4(F);
+    dim3 grid((unsigned)chunks, stx__blocks(C, four ? 128 : 32, 65535));
+    float *part;
+    if (!N || !C) return;
+    part = (float *)stx__scratch_of(x, chunks * ld * sizeof *part, name);
+    if (!part) return;
+    if (mean && four) STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 2>), grid, 256, 0, part, G, F, M, R, N, C, rows);
+    else if (mean) STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 2>), grid, 256, 0, part, G, F, M, R, N, C, rows);
+    else if (f && four) STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 1>), grid, 256, 0, part, G, F, M, R, N, C, rows);
+    else if (f) STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 1>), grid, 256, 0, part, G, F, M, R, N, C, rows);
+    else if (four) STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 0>), grid, 256, 0, part, G, F, M, R, N, C, rows);
+    else STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 0>), grid, 256, 0, part, G, F, M, R, N, C, rows);
+    if (d) stx__columns_sum(x, name, d, part, ld, chunks, C);
+    if (d2) stx__columns_sum(x, name, d2, part + C, ld, chunks, C);
+}
+/* db (C) += sum over rows of dy (N,C). In two stages, see stx__columns. */
+void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) { stx__columns(x, "stx_sum_rows", db, NULL, dy, NULL, NULL, NULL, N, C); }
+
 // >>embedding ---------------------------------------------------------------------------------------------------------
+
+/* y (N,C) = s table[ids], table (V,C), ids (N). A thread takes four neighbours of a row at a time. */
+template<int W> static __global__ void stx__embedding_fwd_kernel(stx__num y, stx__num table, const int32_t *ids, size_t n, size_t C, float s) {
+    STX__STEP(i, n, W) {
+        size_t r = i / C;
+        float v[W];
+        stx__getn<W>(v, table, (size_t)ids[r] * C + (i - r * C));
+        for (int e = 0; e < W; e++) v[e] *= s;
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_embedding_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C, stx_real s) {
+    stx__num Y = stx__num_of(x, y), T = stx__num_of(x, table);
+    size_t n = N * C;
+    if (n) STX__RUN_BY(x, "stx_embedding_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(T), stx__embedding_fwd_kernel, n, Y, T, ids, n, C, s);
+}
+
+/* y[n] = s table[ids[n]]:   dtable[ids[n]] += s dy[n]. Rows repeat, and no two blocks may add to one. So the positions are sorted by
+   (id, position), on the GPU, for the ids are there; then runs of one id are summed in tiles of 32 sorted positions, and what a run leaves in
+   several tiles is added up, in order. A run belongs to one block at every stage: the order of sums is a function of the ids alone, and a
+   frequent id (all N, even) keeps as many blocks busy as N rare ones.
+
+   Sort, first: a block of 1024 sorts a chunk of 2048 keys = id 2^11 + place in the chunk, by a bitonic network in shared memory. */
+enum { STX__SORT = 2048, STX__TILE = 32 };
+static __global__ void stx__sort_kernel(uint64_t *keys, const int32_t *ids, size_t N) {
+    STX__SHARED(uint64_t, k, STX__SORT);
+    size_t base = (size_t)blockIdx.x * STX__SORT;
+    for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) k[i] = base + i < N ? (uint64_t)(uint32_t)ids[base + i] * STX__SORT + i : ~(uint64_t)0;
+    for (unsigned size = 2; size <= STX__SORT; size *= 2)
+        for (unsigned gap = size / 2; gap; gap /= 2) {
+            unsigned i = 2 * threadIdx.x - (threadIdx.x & (gap - 1)), j = i + gap;
+            __syncthreads();
+            uint64_t a = k[i], b = k[j];
+            if ((a > b) == !(i & size)) { k[i] = b; k[j] = a; }
+        }
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) keys[base + i] = k[i];
+}
+/* Sort, second: the place of a position among all is the number of keys before it, found in every chunk by bisection: earlier chunks have
+   the equal ids before it, later ones after it. A thread does one position. */
+static __global__ void stx__rank_kernel(int32_t *id, size_t *at, const uint64_t *keys, size_t N, size_t chunks) {
+    STX__STEP(i, chunks * STX__SORT, 1) {
+        size_t mine = i / STX__SORT, place = i % STX__SORT;
+        uint64_t key = keys[i];
+        if (key == ~(uint64_t)0) continue;
+        for (size_t c = 0; c < chunks; c++) {
+            const uint64_t *k = keys + c * STX__SORT, limit = (key / STX__SORT + (c < mine)) * STX__SORT;
+            unsigned below = 0;
+            if (c == mine) continue;
+            for (unsigned step = STX__SORT / 2; step; step /= 2) if (k[below + step - 1] < limit) below += step;
+            place += below + (k[below] < limit);
+        }
+        id[place] = (int32_t)(uint32_t)(key / STX__SORT);
+        at[place] = mine * STX__SORT + key % STX__SORT;
+    }
+}
+/* Sums, first: block (tile, columns) adds the rows of each run in its tile. A run that lies in the tile as a whole goes to dtable; what a run
+   has here at the tile's beginning goes to part[tile][0], at its end (and not at its beginning) to part[tile][1]. A thread takes W columns,
+   and loads eight rows before it adds the first. */
+template<int W> static __global__ void stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy, const int32_t *id, const size_t *at, size_t N, size_t C, float s) {
+    STX__SHARED(int32_t, ids, STX__TILE + 2);           /* with a neighbour on each side */
+    STX__SHARED(size_t, rows, STX__TILE);
+    const size_t lo = (size_t)blockIdx.x * STX__TILE;
+    const int n = (int)(N - lo < STX__TILE ? N - lo : STX__TILE);
+    for (int i = threadIdx.x; i < n + 2; i += blockDim.x) {
+        ids[i] = lo + i >= 1 && lo + i - 1 < N ? id[lo + i - 1] : -1;
+        if (i < n) rows[i] = at[lo + i];
+    }
+    __syncthreads();
+    for (size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W; c < C; c += (size_t)gridDim.y * blockDim.x * W) {
+        for (int i = 0, end; i < n; i = end) {
+            int32_t me = ids[i + 1];
+            int open = (i == 0 && lo && ids[0] == me), on;
+            float sum[W] = {0};
+            for (end = i + 1; end < n && ids[end + 1] == me; ) end++;
+            on = end == n && lo + n < N && ids[n + 1] == me;
+            for (int k = i; k < end; k += 8) {
+                float v[8][W];
+                #pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    if (k + j < end) stx__getn<W>(v[j], dy, rows[k + j] * C + c);
+                    else for (int e = 0; e < W; e++) v[j][e] = 0;
+                }
+                #pragma unroll
+                for (int j = 0; j < 8; j++) for (int e = 0; e < W; e++) sum[e] += v[j][e];
+            }
+            if (open || on) {
+                for (int e = 0; e < W; e++) part[(2 * (size_t)blockIdx.x + (i != 0)) * C + c + e] = sum[e];
+            } else {
+                for (int e = 0; e < W; e++) sum[e] *= s;
+                stx__addn<W>(dtable, (size_t)me * C + c, sum, 1);
+            }
+        }
+    }
+}
+/* Sums, second: the block of the tile in which a run begins that goes on in the next adds that run's parts. */
+template<int W> static __global__ void stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id, size_t N, size_t C, float s) {
+    const size_t tile = blockIdx.x, last = (tile + 1) * STX__TILE - 1, tiles = (N + STX__TILE - 1) / STX__TILE;
+    const int32_t me = last + 1 < N ? id[last] : -1;
+    const int whole = last < N && id[tile * STX__TILE] == me;
+    size_t end = tile + 1;
+    if (last + 1 >= N || id[last + 1] != me) return;            /* nothing goes on from here */
+    if (whole && tile && id[tile * STX__TILE - 1] == me) return;        /* it began earlier */
+    while (end < tiles && id[end * STX__TILE] == me) end++;
+    for (size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W; c < C; c += (size_t)gridDim.y * blockDim.x * W) {
+        float sum[W];
+        for (int e = 0; e < W; e++) sum[e] = part[(2 * tile + !whole) * C + c + e];
+        for (size_t k = tile + 1; k < end; k += 16) {
+            float v[16][W];
+            #pragma unroll
+            for (int j = 0; j < 16; j++) for (int e = 0; e < W; e++) v[j][e] = k + j < end ? part[2 * (k + j) * C + c + e] : 0;
+            #pragma unroll
+            for (int j = 0; j < 16; j++) for (int e = 0; e < W; e++) sum[e] += v[j][e];
+        }
+        for (int e = 0; e < W; e++) sum[e] *= s;
+        stx__addn<W>(dtable, (size_t)me * C + c, sum, 1);
+    }
+}
+void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C, stx_real s) {
+    const char *name = "stx_embedding_bwd";
+    stx__num D = stx__num_of(x, dtable), G = stx__num_of(x, dy);
+    size_t chunks = (N + STX__SORT - 1) / STX__SORT, tiles = (N + STX__TILE - 1) / STX__TILE;
+    int four = C % 4 == 0 && stx__by4(D) && stx__by4(G);
+    dim3 grid((unsigned)tiles, stx__blocks(C, four ? 512 : 128, 65535));
+    char *work;
+    uint64_t *keys;
+    size_t *at;
+    float *part;
+    int32_t *id;
+    if (!N || !C) return;
+    work = (char *)stx__scratch_of(x, chunks * STX__SORT * sizeof *keys + N * sizeof *at + 2 * tiles * C * sizeof *part + N * sizeof *id, name);
+    if (!work) return;
+    keys = (uint64_t *)(void *)work;
+    at = (size_t *)(void *)(keys + chunks * STX__SORT);
+    part = (float *)(void *)(at + N);
+    id = (int32_t *)(void *)(part + 2 * tiles * C);
+    STX__RUN_KERNEL(x, name, stx__sort_kernel, (unsigned)chunks, 1024, 0, keys, ids, N);
+    STX__RUN_KERNEL(x, name, stx__rank_kernel, stx__grid(x, chunks * STX__SORT), 256, 0, id, at, keys, N, chunks);
+    if (four) {
+        STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<4>, grid, 128, 0, D, part, G, id, at, N, C, s);
+        STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<4>, grid, 128, 0, D, part, id, N, C, s);
+    } else {
+        STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<1>, grid, 128, 0, D, part, G, id, at, N, C, s);
+        STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<1>, grid, 128, 0, D, part, id, N, C, s);
+    }
+}
 
 // >>layernorm ---------------------------------------------------------------------------------------------------------
 
+/* v as it will be read again, so that statistics are those of the numbers that backward finds */
+static __device__ __forceinline__ float stx__as_stored(const stx__num &a, float v) { return a.half ? __bfloat162float(__float2bfloat16(v)) : v; }
+
+/* y (N,C) = layernorm(in); with RESIDUAL s = h + dropout(f) is made first, written and normalised:
+     mean = sum s / C ; rstd = 1 / sqrt(sum (s - mean)^2 / C + eps) ; y = (s - mean) rstd gain + shift
+   A warp does a row, which stays in registers: lane l holds the fours l, l + 32, .., Q of them. C a multiple of 4, at most 128 Q. */
+template<int Q, int RESIDUAL> static __global__ void __launch_bounds__(256) stx__norm_fwd_kernel(stx__num y, stx__num s, stx__num mean, stx__num rstd, stx__num in, stx__num f,
+        stx__num gain, stx__num shift, size_t N, size_t C, float eps, stx__drop d) {
+    const size_t lane = threadIdx.x % 32;
+    uint64_t stream = RESIDUAL && d.keep ? stx__drop_stream(d) : 0;
+    for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
+        float v[Q][4], sum = 0, m, r;
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k), i = n * C + c;
+            for (int e = 0; e < 4; e++) v[k][e] = 0;
+            if (c < C) {
+                stx__getn<4>(v[k], in, i);
+                if (RESIDUAL) {
+                    float u[4], by[4] = {1, 1, 1, 1};
+                    stx__getn<4>(u, f, i);
+                    if (d.keep) stx__mask<4>(by, d, stream, i);
+                    for (int e = 0; e < 4; e++) v[k][e] = stx__as_stored(s, u[e] * by[e] + v[k][e]);
+                    stx__putn<4>(s, i, v[k]);
+                }
+            }
+        }
+        #pragma unroll
+        for (int k = 0; k < Q; k++) sum += (v[k][0] + v[k][1]) + (v[k][2] + v[k][3]);
+        m = stx__warp_sum(sum) / (float)C;
+        sum = 0;
+        #pragma unroll
+        for (int k = 0; k < Q; k++)
+            if (4 * (lane + 32 * k) < C)
+                for (int e = 0; e < 4; e++) {
+                    v[k][e] -= m;
+                    sum = fmaf(v[k][e], v[k][e], sum);
+                }
+        r = 1 / sqrtf(stx__warp_sum(sum) / (float)C + eps);
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k);
+            if (c < C) {
+                float g[4], b[4];
+                stx__getn<4>(g, gain, c);
+                stx__getn<4>(b, shift, c);
+                for (int e = 0; e < 4; e++) v[k][e] = fmaf(v[k][e] * r, g[e], b[e]);
+                stx__putn<4>(y, n * C + c, v[k]);
+            }
+        }
+        if (lane == 0) {
+            stx__put(mean, n, m);
+            stx__put(rstd, n, r);
+        }
+    }
+}
+/* The same for any C: a warp reads its row three times, which finds it in the caches. A lane reads what it has itself written. */
+template<int W, int RESIDUAL> static __global__ void stx__norm_fwd_any_kernel(stx__num y, stx__num s, stx__num mean, stx__num rstd, stx__num in, stx__num f,
+        stx__num gain, stx__num shift, size_t N, size_t C, float eps, stx__drop d) {
+    const size_t lane = threadIdx.x % 32;
+    uint64_t stream = RESIDUAL && d.keep ? stx__drop_stream(d) : 0;
+    for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
+        float sum = 0, m, r, v[W];
+        for (size_t c = lane * W; c < C; c += 32 * W) {
+            stx__getn<W>(v, in, n * C + c);
+            if (RESIDUAL) {
+                float u[W], by[W];
+                stx__getn<W>(u, f, n * C + c);
+                for (int e = 0; e < W; e++) by[e] = 1;
+                if (d.keep) stx__mask<W>(by, d, stream, n * C + c);
+                for (int e = 0; e < W; e++) v[e] = stx__as_stored(s, u[e] * by[e] + v[e]);
+                stx__putn<W>(s, n * C + c, v);
+            }
+            for (int e = 0; e < W; e++) sum += v[e];
+        }
+        m = stx__warp_sum(sum) / (float)C;
+        sum = 0;
+        for (size_t c = lane * W; c < C; c += 32 * W) {
+            stx__getn<W>(v, RESIDUAL ? s : in, n * C + c);
+            for (int e = 0; e < W; e++) sum = fmaf(v[e] - m, v[e] - m, sum);
+        }
+        r = 1 / sqrtf(stx__warp_sum(sum) / (float)C + eps);
+        for (size_t c = lane * W; c < C; c += 32 * W) {
+            float g[W], b[W];
+            stx__getn<W>(v, RESIDUAL ? s : in, n * C + c);
+            stx__getn<W>(g, gain, c);
+            stx__getn<W>(b, shift, c);
+            for (int e = 0; e < W; e++) v[e] = fmaf((v[e] - m) * r, g[e], b[e]);
+            stx__putn<W>(y, n * C + c, v);
+        }
+        if (lane == 0) {
+            stx__put(mean, n, m);
+            stx__put(rstd, n, r);
+        }
+    }
+}
+template<int RESIDUAL> static void stx__norm_fwd(stx_ctx *x, const char *name, stx_real *y, stx_real *s, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *f,
+                                                 const stx_real *gain, const stx_real *shift, size_t N, size_t C, stx_real eps, stx__drop d) {
+    stx__num Y = stx__num_of(x, y), S = stx__num_of(x, s), M = stx__num_of(x, mean), R = stx__num_of(x, rstd), A = stx__num_of(x, in), F = stx__num_of(x, f);
+    stx__num G = stx__num_of(x, gain), B = stx__num_of(x, shift);
+    int four = C % 4 == 0 && stx__by4(Y) && stx__by4(S) && stx__by4(A) && stx__by4(F) && stx__by4(G) && stx__by4(B);
+    unsigned grid = stx__blocks(N, 8, (size_t)1 << 20);
+    if (!N || !C) return;
+    if (!four) STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<1, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+    else if (C <= 128) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<1, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+    else if (C <= 256) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<2, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+    else if (C <= 512) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<4, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+    else if (C <= 1024) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<8, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+    else STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<4, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+}
+void stx_layernorm_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *gain, const stx_real *shift, size_t N, size_t C,
+                            stx_real eps) {
+    stx__norm_fwd<0>(x, "stx_layernorm_fwd", y, NULL, mean, rstd, in, NULL, gain, shift, N, C, eps, stx__drop_of(x, 0, 0, 0));
+}
+/* s = h + dropout(f) ; y = layernorm(s) */
+void stx_residual_norm_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *s, stx_real *mean, stx_real *rstd, const stx_real *h, const stx_real *f, const stx_real *gain,
+                                const stx_real *shift, size_t N, size_t C, stx_real eps, stx_real drop, uint64_t seed, uint64_t stream) {
+    stx__norm_fwd<1>(x, "stx_residual_norm_fwd", y, s, mean, rstd, h, f, gain, shift, N, C, eps, stx__drop_of(x, drop, seed, stream));
+}
+
+/* With xhat = (x - mean) rstd and g = dy gain:   y = xhat gain + shift
+     din = or += rstd (g - mean_c(g) - xhat mean_c(g xhat)) ; dgain += sum_n dy xhat ; dshift += sum_n dy
+   With df (s = h + dropout(f)):   df = or += din mask / keep, where din is written and not added to.
+   A warp does a row in registers, as forward, and keeps the sums over its rows in registers too: dy and in are read once for all four
+   gradients. A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums in part (blocks, 2, C). */
+template<int Q> static __global__ void __launch_bounds__(128) stx__norm_bwd_kernel(stx__num din, stx__num df, float *part, stx__num dy, stx__num in, stx__num gain, stx__num mean,
+        stx__num rstd, size_t N, size_t C, size_t rows, int add_din, int add_df, stx__drop d) {
+    STX__SHARED(float, sh, 4 * 128 * Q);
+    const size_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
+    uint64_t stream = df.p && d.keep ? stx__drop_stream(d) : 0;
+    float sum_gain[Q][4], sum_shift[Q][4];
+    #pragma unroll
+    for (int k = 0; k < Q; k++) for (int e = 0; e < 4; e++) sum_gain[k][e] = sum_shift[k][e] = 0;
+    for (size_t n = lo + warp; n < hi; n += 4) {
+        float g[Q][4], a[Q][4], s = 0, q = 0;
+        const float m = stx__get(mean, n), r = stx__get(rstd, n);
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k);
+            for (int e = 0; e < 4; e++) g[k][e] = a[k][e] = 0;
+            if (c < C) {
+                stx__getn<4>(g[k], dy, n * C + c);
+                stx__getn<4>(a[k], in, n * C + c);
+                for (int e = 0; e < 4; e++) a[k][e] -= m;
+            }
+        }
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k);
+            if (c < C) {
+                float w[4];
+                stx__getn<4>(w, gain, c);
+                for (int e = 0; e < 4; e++) {
+                    sum_gain[k][e] = fmaf(g[k][e] * r, a[k][e], sum_gain[k][e]);
+                    sum_shift[k][e] += g[k][e];
+                    g[k][e] *= w[e];
+                    s += g[k][e];
+                    q = fmaf(g[k][e], a[k][e], q);
+                }
+            }
+        }
+        s = stx__warp_sum(s) / (float)C;
+        q = stx__warp_sum(q) * r * r / (float)C;
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k), i = n * C + c;
+            if (c < C) {
+                for (int e = 0; e < 4; e++) g[k][e] = r * ((g[k][e] - s) - a[k][e] * q);
+                if (df.p) {
+                    float u[4], by[4] = {1, 1, 1, 1};
+                    if (d.keep) stx__mask<4>(by, d, stream, i);
+                    for (int e = 0; e < 4; e++) u[e] = g[k][e] * by[e];
+                    stx__addn<4>(df, i, u, add_df);
+                }
+                if (din.p) stx__addn<4>(din, i, g[k], add_din);
+            }
+        }
+    }
+    if (!part) return;
+    for (int both = 0; both < 2; both++) {          /* the four warps' sums, in order */
+        #pragma unroll
+        for (int k = 0; k < Q; k++)
+            for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = both ? sum_shift[k][e] : sum_gain[k][e];
+        __syncthreads();
+        for (size_t c = threadIdx.x; c < C; c += 128)
+            part[(2 * (size_t)blockIdx.x + both) * C + c] = ((sh[c] + sh[128 * Q + c]) + sh[2 * 128 * Q + c]) + sh[3 * 128 * Q + c];
+        __syncthreads();
+    }
+}
+/* din and df for any C: a warp reads its row twice. dgain and dshift are stx__columns'. */
+template<int W> static __global__ void stx__norm_bwd_any_kernel(stx__num din, stx__num df, stx__num dy, stx__num in, stx__num gain, stx__num mean, stx__num rstd, size_t N, size_t C,
+        int add_din, int add_df, stx__drop d) {
+    const size_t lane = threadIdx.x % 32;
+    uint64_t stream = df.p && d.keep ? stx__drop_stream(d) : 0;
+    for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
+        float s = 0, q = 0, g[W], a[W], w[W];
+        const float m = stx__get(mean, n), r = stx__get(rstd, n);
+        for (size_t c = lane * W; c < C; c += 32 * W) {
+            stx__getn<W>(g, dy, n * C + c);
+            stx__getn<W>(a, in, n * C + c);
+            stx__getn<W>(w, gain, c);
+            for (int e = 0; e < W; e++) {
+                g[e] *= w[e];
+                s += g[e];
+                q = fmaf(g[e], a[e] - m, q);
+            }
+        }
+        s = stx__warp_sum(s) / (float)C;
+        q = stx__warp_sum(q) * r * r / (float)C;
+        for (size_t c = lane * W; c < C; c += 32 * W) {
+            size_t i = n * C + c;
+            stx__getn<W>(g, dy, i);
+            stx__getn<W>(a, in, i);
+            stx__getn<W>(w, gain, c);
+            for (int e = 0; e < W; e++) g[e] = r * (fmaf(g[e], w[e], -s) - (a[e] - m) * q);
+            if (df.p) {
+                float by[W];
+                for (int e = 0; e < W; e++) by[e] = 1;
+                if (d.keep) stx__mask<W>(by, d, stream, i);
+                for (int e = 0; e < W; e++) by[e] *= g[e];
+                stx__addn<W>(df, i, by, add_df);
+            }
+            if (din.p) stx__addn<W>(din, i, g, add_din);
+        }
+    }
+}
+static void stx__norm_bwd(stx_ctx *x, const char *name, stx_real *din, stx_real *df, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in, const stx_real *gain,
+                          const stx_real *mean, const stx_real *rstd, size_t N, size_t C, int add_din, int add_df, stx__drop d) {
+    stx__num D = stx__num_of(x, din), F = stx__num_of(x, df), G = stx__num_of(x, dy), A = stx__num_of(x, in), W = stx__num_of(x, gain);
+    stx__num M = stx__num_of(x, mean), R = stx__num_of(x, rstd);
+    int four = C % 4 == 0 && stx__by4(D) && stx__by4(F) && stx__by4(G) && stx__by4(A) && stx__by4(W);
+    if (!N || !C) return;
+    if (four && C <= 1024) {
+        size_t rows = stx__chunk(N, 32, 2048), blocks = (N + rows - 1) / rows;
+        float *part = NULL;
+        if ((dgain || dshift) && !(part = (float *)stx__scratch_of(x, blocks * 2 * C * sizeof *part, name))) return;
+        if (C <= 128) STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<1>, (unsigned)blocks, 128, 0, D, F, part, G, A, W, M, R, N, C, rows, add_din, add_df, d);
+        else if (C <= 256) STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<2>, (unsigned)blocks, 128, 0, D, F, part, G, A, W, M, R, N, C, rows, add_din, add_df, d);
+        else if (C <= 512) STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<4>, (unsigned)blocks, 128, 0, D, F, part, G, A, W, M, R, N, C, rows, add_din, add_df, d);
+        else STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<8>, (unsigned)blocks, 128, 0, D, F, part, G, A, W, M, R, N, C, rows, add_din, add_df, d);
+        if (dgain) stx__columns_sum(x, name, dgain, part, 2 * C, blocks, C);
+        if (dshift) stx__columns_sum(x, name, dshift, part + C, 2 * C, blocks, C);
+        return;
+    }
+    if (dgain || dshift) stx__columns(x, name, dgain, dshift, dy, in, mean, rstd, N, C);
+    if (!din && !df) return;
+    if (four) STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<4>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, D, F, G, A, W, M, R, N, C, add_din, add_df, d);
+    else STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<1>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, D, F, G, A, W, M, R, N, C, add_din, add_df, d);
+}
+void stx_layernorm_bwd_cuda(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in, const stx_real *gain, const stx_real *mean,
+                            const stx_real *rstd, size_t N, size_t C, int accumulate) {
+    stx__norm_bwd(x, "stx_layernorm_bwd", din, NULL, dgain, dshift, dy, in, gain, mean, rstd, N, C, accumulate, 0, stx__drop_of(x, 0, 0, 0));
+}
+/* ds = layernorm' ; df = or += ds mask / keep */
+void stx_residual_norm_bwd_cuda(stx_ctx *x, stx_real *ds, stx_real *df, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *s, const stx_real *gain,
+                                const stx_real *mean, const stx_real *rstd, size_t N, size_t C, stx_real drop, uint64_t seed, uint64_t stream, int accumulate) {
+    stx__norm_bwd(x, "stx_residual_norm_bwd", ds, df, dgain, dshift, dy, s, gain, mean, rstd, N, C, 0, accumulate, stx__drop_of(x, drop, seed, stream));
+}
+
 // >>softmax, losses ---------------------------------------------------------------------------------------------------
+
+/* The 32, 256 or 1024 threads of a row: T. Warps of T = 32 are on their own, 8 in a block; otherwise the block is the row. Sums and maxima
+   come to all threads, in a fixed tree; sh: 32 numbers. */
+template<int T, class F> static __device__ __forceinline__ F stx__row_sum(F v, F *sh) {
+    if constexpr (sizeof v == 8) v = stx__warp_sum_f64(v); else v = stx__warp_sum(v);
+    if constexpr (T > 32) {
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) sh[threadIdx.x / 32] = v;
+        __syncthreads();
+        v = threadIdx.x % 32 < T / 32 ? sh[threadIdx.x % 32] : 0;
+        if constexpr (sizeof v == 8) v = stx__warp_sum_f64(v); else v = stx__warp_sum(v);
+    }
+    return v;
+}
+template<int T> static __device__ __forceinline__ float stx__row_max(float v, float *sh) {
+    v = stx__warp_max(v);
+    if constexpr (T > 32) {
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) sh[threadIdx.x / 32] = v;
+        __syncthreads();
+        v = stx__warp_max(sh[threadIdx.x % (T / 32)]);
+    }
+    return v;
+}
+#define STX__ROW_BLOCK(T) ((T) == 32 ? 256 : (T))
+#define STX__EACH_ROW(n, N, T) \
+    for (size_t n = (size_t)blockIdx.x * (STX__ROW_BLOCK(T) / T) + threadIdx.x / T; n < N; n += (size_t)gridDim.x * (STX__ROW_BLOCK(T) / T))
+/* Row lengths need not be multiples of four (a vocabulary): numbers [0, head) of a row stand before the first four that is aligned, the
+   fours follow, then the tail. Rows of several arrays go together if their heads are the same. */
+static __device__ __forceinline__ size_t stx__head(const stx__num &a, size_t start, size_t n) {
+    size_t h = (size_t)(0 - ((uintptr_t)a.p / (a.half ? 2 : 4) + start)) & 3;
+    return h < n ? h : n;
+}
+static __device__ __forceinline__ int stx__fours(const stx__num &a, const stx__num &b) {
+    return (((uintptr_t)a.p / (a.half ? 2 : 4)) & 3) == (((uintptr_t)b.p / (b.half ? 2 : 4)) & 3);
+}
+#define STX__RUN_ROWS(x, name, N, C, kernel, ...) \
+    do { \
+        if ((C) <= 512) STX__RUN_KERNEL(x, name, kernel<32>, stx__blocks(N, 8, (size_t)1 << 30), 256, 0, __VA_ARGS__); \
+        else if ((C) <= 32768) STX__RUN_KERNEL(x, name, kernel<256>, stx__blocks(N, 1, (size_t)1 << 30), 256, 0, __VA_ARGS__); \
+        else STX__RUN_KERNEL(x, name, kernel<1024>, stx__blocks(N, 1, (size_t)1 << 30), 1024, 0, __VA_ARGS__); \
+    } while (0)
+
+/* The running maximum of some numbers and the sum of e^(v - max). NaN is not a maximum, but gets into the sum. */
+typedef struct stx__lse { float top, sum; } stx__lse;
+template<int K> static __device__ __forceinline__ void stx__lse_add(stx__lse &l, const float (&v)[K]) {
+    float top = v[0];
+    #pragma unroll
+    for (int e = 1; e < K; e++) top = fmaxf(top, v[e]);
+    if (top > l.top) {
+        l.sum *= expf(l.top - top);
+        l.top = top;
+    }
+    #pragma unroll
+    for (int e = 0; e < K; e++) l.sum += v[e] == -HUGE_VALF ? 0 : expf(v[e] - l.top);
+}
+/* max and sum of e^(v - max) over the n numbers at a[start], in one pass, the same in all threads of the row. A thread has four fours under
+   way. -infinity alone gives NaN, as e^(a - max) would. */
+template<int T> static __device__ __forceinline__ stx__lse stx__row_lse(const stx__num &a, size_t start, size_t n, float *sh) {
+    const size_t t = threadIdx.x % T, head = stx__head(a, start, n), fours = (n - head) / 4, body = start + head;
+    stx__lse l = {-HUGE_VALF, 0};
+    float v[16], one[1], top;
+    size_t i, q;
+    if (t < head) {
+        one[0] = stx__get(a, start + t);
+        stx__lse_add(l, one);
+    }
+    for (q = t; q + 3 * T < fours; q += 4 * T) {
+        float4 u[4];
+        #pragma unroll
+        for (int e = 0; e < 4; e++) u[e] = stx__get4(a, body + 4 * (q + e * T));
+        #pragma unroll
+        for (int e = 0; e < 4; e++) { v[4 * e] = u[e].x; v[4 * e + 1] = u[e].y; v[4 * e + 2] = u[e].z; v[4 * e + 3] = u[e].w; }
+        stx__lse_add(l, v);
+    }
+    for (; q < fours; q += T) {
+        float w[4];
+        stx__getn<4>(w, a, body + 4 * q);
+        stx__lse_add(l, w);
+    }
+    i = head + 4 * fours + t;
+    if (i < n) {
+        one[0] = stx__get(a, start + i);
+        stx__lse_add(l, one);
+    }
+    top = stx__row_max<T>(l.top, sh);
+    l.sum = stx__row_sum<T>(l.top == top ? l.sum : l.sum * expf(l.top - top), sh);
+    if (top == -HUGE_VALF) l.sum = top - top;
+    l.top = top;
+    return l;
+}
+
+/* y (N,C) = softmax over the C of a row; y may be a. A warp or a block does a row: one pass for the maximum and the sum, one that writes. */
+template<int T> static __global__ void stx__softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * C, t = threadIdx.x % T;
+        stx__lse l = stx__row_lse<T>(a, start, C, sh);
+        const size_t head = stx__fours(y, a) ? stx__head(a, start, C) : C, fours = (C - head) / 4;
+        float s = 1 / l.sum;
+        for (size_t i = t; i < C - 4 * fours; i += T) {
+            size_t j = start + (i < head ? i : i + 4 * fours);
+            stx__put(y, j, expf(stx__get(a, j) - l.top) * s);
+        }
+        for (size_t q = t; q < fours; q += T) {
+            float v[4];
+            stx__getn<4>(v, a, start + head + 4 * q);
+            for (int e = 0; e < 4; e++) v[e] = expf(v[e] - l.top) * s;
+            stx__putn<4>(y, start + head + 4 * q, v);
+        }
+    }
+}
+void stx_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    if (N && C) STX__RUN_ROWS(x, "stx_softmax_fwd", N, C, stx__softmax_fwd_kernel, Y, A, N, C);
+}
+/* da (N,C) = or += y (dy - sum y dy). As forward. */
+template<int T> static __global__ void stx__softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C, int accumulate) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * C, t = threadIdx.x % T;
+        const size_t head = stx__fours(da, dy) && stx__fours(da, y) ? stx__head(y, start, C) : C, fours = (C - head) / 4;
+        float s = 0;
+        for (size_t i = t; i < C - 4 * fours; i += T) {
+            size_t j = start + (i < head ? i : i + 4 * fours);
+            s = fmaf(stx__get(dy, j), stx__get(y, j), s);
+        }
+        for (size_t q = t; q < fours; q += T) {
+            float v[4], w[4];
+            stx__getn<4>(v, dy, start + head + 4 * q);
+            stx__getn<4>(w, y, start + head + 4 * q);
+            for (int e = 0; e < 4; e++) s = fmaf(v[e], w[e], s);
+        }
+        s = stx__row_sum<T>(s, sh);
+        for (size_t i = t; i < C - 4 * fours; i += T) {
+            size_t j = start + (i < head ? i : i + 4 * fours);
+            stx__add(da, j, stx__get(y, j) * (stx__get(dy, j) - s), accumulate);
+        }
+        for (size_t q = t; q < fours; q += T) {
+            float v[4], w[4];
+            stx__getn<4>(v, dy, start + head + 4 * q);
+            stx__getn<4>(w, y, start + head + 4 * q);
+            for (int e = 0; e < 4; e++) v[e] = w[e] * (v[e] - s);
+            stx__addn<4>(da, start + head + 4 * q, v, accumulate);
+        }
+    }
+}
+void stx_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y);
+    if (N && C) STX__RUN_ROWS(x, "stx_softmax_bwd", N, C, stx__softmax_bwd_kernel, D, G, Y, N, C, accumulate);
+}
+
+/* y (1) = sum of part (n) / divisor. One block: a thread adds every 1024th, then a fixed tree. */
+static __global__ void stx__total_kernel(stx__num y, const double *part, size_t n, double divisor) {
+    STX__SHARED(double, sh, 32);
+    double s = 0;
+    #pragma unroll 8
+    for (size_t i = threadIdx.x; i < n; i += 1024) s += part[i];
+    s = stx__row_sum<1024>(s, sh);
+    if (threadIdx.x == 0) stx__put(y, 0, (float)(s / divisor));
+}
+/* part (pieces) = sum of a, or of (a - b)^2, over `each` numbers a piece, each a multiple of four: a block has a piece. */
+template<int SQUARED> static __global__ void stx__pieces_kernel(double *part, stx__num a, stx__num b, size_t n, size_t each, int four) {
+    STX__SHARED(double, sh, 32);
+    const size_t lo = blockIdx.x * each, hi = lo + each < n ? lo + each : n, fours = four ? (hi - lo) / 4 : 0;
+    double s = 0;
+    #pragma unroll 4
+    for (size_t q = threadIdx.x; q < fours; q += 256) {
+        float v[4], w[4] = {0};
+        stx__getn<4>(v, a, lo + 4 * q);
+        if (SQUARED) stx__getn<4>(w, b, lo + 4 * q);
+        for (int e = 0; e < 4; e++) {
+            double d = (double)v[e] - (double)w[e];
+            s += SQUARED ? d * d : (double)v[e];
+        }
+    }
+    for (size_t i = lo + 4 * fours + threadIdx.x; i < hi; i += 256) {
+        double d = SQUARED ? (double)stx__get(a, i) - (double)stx__get(b, i) : (double)stx__get(a, i);
+        s += SQUARED ? d * d : d;
+    }
+    s = stx__row_sum<256>(s, sh);
+    if (threadIdx.x == 0) part[blockIdx.x] = s;
+}
+/* y (1) = mean of a (n), or of (a - b)^2: in two stages, at most 2048 pieces, cut by n alone. */
+static void stx__mean_cuda(stx_ctx *x, const char *name, stx_real *y, const stx_real *a, const stx_real *b, size_t n) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    size_t each = stx__chunk(n, 4096, 2048), pieces = (n + each - 1) / each;
+    double *part;
+    if (!n || !(part = (double *)stx__scratch_of(x, pieces * sizeof *part, name))) return;
+    if (b) STX__RUN_KERNEL(x, name, stx__pieces_kernel<1>, (unsigned)pieces, 256, 0, part, A, B, n, each, stx__by4(A) && stx__by4(B));
+    else STX__RUN_KERNEL(x, name, stx__pieces_kernel<0>, (unsigned)pieces, 256, 0, part, A, B, n, each, stx__by4(A));
+    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, Y, part, pieces, (double)n);
+}
+void stx_mean_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) { stx__mean_cuda(x, "stx_mean_fwd", y, a, NULL, n); }
+/* da (n) += dy / n. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n) {
+    float g = stx__get(dy, 0) / (float)n;
+    STX__STEP(i, n, W) {
+        float v[W];
+        for (int e = 0; e < W; e++) v[e] = g;
+        stx__addn<W>(da, i, v, 1);
+    }
+}
+void stx_mean_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
+    if (n) STX__RUN_BY(x, "stx_mean_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n);
+}
+
+/* top = max_v logits, inv = 1 / sum_v e^(logits - top) ; loss = sum_n (top - log inv - logits[n,target]) / divisor
+   A warp or a block does a row in one pass; the rows' losses go to scratch, in double, and are added in a fixed tree. */
+template<int T> static __global__ void stx__cross_entropy_fwd_kernel(double *loss, stx__num top, stx__num inv, stx__num logits, const int32_t *targets, size_t N, size_t V) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        stx__lse l = stx__row_lse<T>(logits, n * V, V, sh);
+        if (threadIdx.x % T == 0) {
+            stx__put(top, n, l.top);
+            stx__put(inv, n, 1 / l.sum);
+            loss[n] = (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * V + (size_t)targets[n]);
+        }
+    }
+}
+void stx_cross_entropy_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor) {
+    const char *name = "stx_cross_entropy_fwd";
+    stx__num L = stx__num_of(x, loss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits);
+    double *part;
+    if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
+    STX__RUN_ROWS(x, name, N, V, stx__cross_entropy_fwd_kernel, part, M, I, A, targets, N, V);
+    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, divisor);
+}
+/* dlogits[n,v] = or += dloss / divisor (e^(logits - top) inv - [v = target]); dlogits may be logits, without accumulate.
+   A warp or a block does a row; every number is read and written by one thread. */
+template<int T> static __global__ void stx__cross_entropy_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv, stx__num logits, const int32_t *targets, size_t N,
+        size_t V, double divisor, int accumulate) {
+    const float g = (float)((double)stx__get(dloss, 0) / divisor);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * V, t = threadIdx.x % T, target = (size_t)targets[n];
+        const size_t head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V, fours = (V - head) / 4;
+        const float m = stx__get(top, n), f = g * stx__get(inv, n);
+        for (size_t i = t; i < V - 4 * fours; i += T) {
+            size_t v = i < head ? i : i + 4 * fours;
+            float d = f * expf(stx__get(logits, start + v) - m), was = accumulate ? stx__get(dlogits, start + v) : 0;
+            stx__put(dlogits, start + v, d + was - (v == target ? g : 0));
+        }
+        #pragma unroll 2
+        for (size_t q = t; q < fours; q += T) {
+            size_t v = head + 4 * q;
+            float d[4], was[4] = {0, 0, 0, 0};
+            stx__getn<4>(d, logits, start + v);
+            if (accumulate) stx__getn<4>(was, dlogits, start + v);
+            for (int e = 0; e < 4; e++) d[e] = f * expf(d[e] - m) + was[e] - (v + e == target ? g : 0);
+            stx__putn<4>(dlogits, start + v, d);
+        }
+    }
+}
+void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv, const stx_real *logits, const int32_t *targets,
+                                size_t N, size_t V, double divisor, int accumulate) {
+    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits);
+    if (dlogits == logits) accumulate = 0;
+    if (N && V) STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I, A, targets, N, V, divisor, accumulate);
+}
+
+/* loss (1) = mean (a - b)^2, a, b (n) */
+void stx_mse_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) { stx__mean_cuda(x, "stx_mse_fwd", loss, a, b, n); }
+/* da += 2 (a - b) dloss / n ; db -= the same. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__mse_bwd_kernel(stx__num da, stx__num db, stx__num dloss, stx__num a, stx__num b, size_t n) {
+    float g = 2 * stx__get(dloss, 0) / (float)n;
+    STX__STEP(i, n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, a, i);
+        stx__getn<W>(w, b, i);
+        for (int e = 0; e < W; e++) {
+            v[e] = g * (v[e] - w[e]);
+            w[e] = -v[e];
+        }
+        if (da.p) stx__addn<W>(da, i, v, 1);
+        if (db.p) stx__addn<W>(db, i, w, 1);
+    }
+}
+void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a, const stx_real *b, size_t n) {
+    stx__num D = stx__num_of(x, da), E = stx__num_of(x, db), G = stx__num_of(x, dloss), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    int four = n % 4 == 0 && stx__by4(D) && stx__by4(E) && stx__by4(A) && stx__by4(B);
+    if (n) STX__RUN_BY(x, "stx_mse_bwd", four, stx__mse_bwd_kernel, n, D, E, G, A, B, n);
+}
+
+/* Adaptive softmax: log p(word) = logit - log sum e^logits (N,w), plus the log p of its cluster, gate (N,K), for c > 0; for c = 0 the columns
+   from size on are the other clusters', and make gate. A block does a row, with sums in double: this is for evaluation and generation. */
+static __global__ void stx__cluster_kernel(stx__num out, stx__num gate, stx__num logits, size_t N, size_t V, size_t start, size_t size, size_t w, size_t K, size_t c, int forward) {
+    STX__SHARED(float, sh, 32);
+    STX__SHARED(double, sums, 32);
+    for (size_t n = blockIdx.x; n < N; n += gridDim.x) {
+        float m = -HUGE_VALF;
+        double z = 0, add = c ? (double)stx__get(gate, n * K + c) : 0;
+        for (size_t j = threadIdx.x; j < w; j += 256) m = fmaxf(m, stx__get(logits, n * w + j));
+        m = stx__row_max<256>(m, sh);
+        for (size_t j = threadIdx.x; j < w; j += 256) z += exp((double)(stx__get(logits, n * w + j) - m));
+        z = (double)m + log(stx__row_sum<256>(z, sums));
+        if (!c) for (size_t j = 1 + threadIdx.x; j < K; j += 256)
+            stx__put(gate, n * K + j, (float)((double)stx__get(logits, n * w + (forward ? size + j - 1 : size + K - 1 - j)) - z));
+        for (size_t j = threadIdx.x; j < size; j += 256) stx__put(out, n * V + start + j, (float)((double)stx__get(logits, n * w + j) - z + add));
+    }
+}
+void stx_cluster_log_probs_cuda(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start, size_t size, size_t w, size_t K, size_t c,
+                                int forward) {
+    stx__num O = stx__num_of(x, out), G = stx__num_of(x, gate), A = stx__num_of(x, logits);
+    if (N && w) STX__RUN_KERNEL(x, "stx_cluster_log_probs", stx__cluster_kernel, stx__blocks(N, 1, (size_t)1 << 30), 256, 0, O, G, A, N, V, start, size, w, K, c, forward);
+}
 
 // >>optimisers --------------------------------------------------------------------------------------------------------
 
+/* Where the parameters' bfloat16 twins are: a kernel finds a piece's by its address. More allocations than the table holds are left to
+   stx__twin_kernel, table by table, after the update. */
+enum { STX__TWINS = 64 };
+typedef struct stx__twins { const char *base[STX__TWINS]; size_t bytes[STX__TWINS]; stx__bf16 *twin[STX__TWINS]; int n; } stx__twins;
+/* Fills t from the allocations r, ..; what is left over, or NULL */
+static const stx__range *stx__twins_from(const stx__range *r, stx__twins *t) {
+    memset(t, 0, sizeof *t);
+    for (; r && t->n < STX__TWINS; r = r->next)
+        if (r->twin) {
+            t->base[t->n] = r->base;
+            t->bytes[t->n] = r->bytes;
+            t->twin[t->n++] = r->twin;
+        }
+    while (r && !r->twin) r = r->next;
+    return r;
+}
+/* The twin of the numbers at p, or NULL, for the whole block: thread i looks at allocation i. */
+static __device__ __forceinline__ stx__num stx__piece_num(const stx__twins &t, float *p, stx__bf16 **sh) {
+    stx__num a = {p, NULL, 0};
+    if (!t.n) return a;
+    __syncthreads();
+    if (threadIdx.x == 0) *sh = NULL;
+    __syncthreads();
+    if ((int)threadIdx.x < t.n && (const char *)p >= t.base[threadIdx.x] && (const char *)p < t.base[threadIdx.x] + t.bytes[threadIdx.x])
+        *sh = t.twin[threadIdx.x] + (p - (const float *)(const void *)t.base[threadIdx.x]);
+    __syncthreads();
+    a.twin = *sh;
+    return a;
+}
+static __device__ __forceinline__ int stx__aligned(const void *p, size_t to) { return (uintptr_t)p % to == 0; }
+/* A block of 256 per piece */
+#define STX__EACH_PIECE(k, count) for (size_t k = blockIdx.x; k < count; k += gridDim.x)
+static unsigned stx__piece_blocks(size_t count) { return stx__blocks(count, 1, (size_t)1 << 20); }
+
+/* update(p, g, s0, s1) for every number of a piece, then g = 0; or g = 0 alone if not ok. States that the piece has not are 0 and stay away. */
+template<int W, class F> static __device__ __forceinline__ void stx__update_range(const stx_piece &q, const stx__num &p, size_t lo, size_t hi, F update) {
+    const stx__num g = {q.g, NULL, 0}, s0 = {q.s[0], NULL, 0}, s1 = {q.s[1], NULL, 0};
+    const float zero[W] = {0};
+    for (size_t i = lo + (size_t)threadIdx.x * W; i < hi; i += 256 * W) {
+        float vp[W], vg[W], v0[W] = {0}, v1[W] = {0};
+        stx__getn<W>(vp, p, i);
+        stx__getn<W>(vg, g, i);
+        if (s0.p) stx__getn<W>(v0, s0, i);
+        if (s1.p) stx__getn<W>(v1, s1, i);
+        for (int e = 0; e < W; e++) update(vp[e], vg[e], v0[e], v1[e]);
+        stx__putn<W>(p, i, vp);
+        stx__putn<W>(g, i, zero);
+        if (s0.p) stx__putn<W>(s0, i, v0);
+        if (s1.p) stx__putn<W>(s1, i, v1);
+    }
+}
+template<class F> static __device__ __forceinline__ void stx__update_piece(const stx_piece &q, const stx__num &p, int ok, F update) {
+    size_t fours = stx__aligned(q.p, 16) && stx__aligned(q.g, 16) && stx__aligned(q.s[0], 16) && stx__aligned(q.s[1], 16) && stx__aligned(p.twin, 8) ? q.n / 4 * 4 : 0;
+    if (!ok) {
+        for (size_t i = threadIdx.x; i < q.n; i += 256) q.g[i] = 0;
+        return;
+    }
+    stx__update_range<4>(q, p, 0, fours, update);
+    stx__update_range<1>(q, p, fours, q.n, update);
+}
+/* What writers of parameters whose allocations the first table could not hold have left to do: the twins of t = p. */
+static __global__ void stx__twin_kernel(const stx_piece *piece, size_t count, const stx__twins t) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    STX__EACH_PIECE(k, count) {
+        stx__num p = stx__piece_num(t, piece[k].p, sh);
+        if (p.twin) for (size_t i = threadIdx.x; i < piece[k].n; i += 256) p.twin[i] = __float2bfloat16(((const float *)p.p)[i]);
+    }
+}
+#define STX__RUN_PIECES(x, name, kernel, piece, count, ...) \
+    do { \
+        stx__twins twins; \
+        const stx__range *rest = stx__twins_from(stx__gpu(x)->ranges, &twins); \
+        STX__RUN_KERNEL(x, name, kernel, stx__piece_blocks(count), 256, 0, piece, count, twins, __VA_ARGS__); \
+        while (rest) { \
+            rest = stx__twins_from(rest, &twins); \
+            STX__RUN_KERNEL(x, name, stx__twin_kernel, stx__piece_blocks(count), 256, 0, piece, count, twins); \
+        } \
+    } while (0)
+
+/* out (count) = sum of g^2 of each piece, in double. A block has a piece. */
+static __global__ void stx__sum_squares_kernel(double *out, const stx_piece *piece, size_t count) {
+    STX__SHARED(double, sh, 32);
+    STX__EACH_PIECE(k, count) {
+        const stx__num g = {piece[k].g, NULL, 0};
+        size_t n = piece[k].n, fours = stx__aligned(g.p, 16) ? n / 4 * 4 : 0;
+        double s = 0;
+        for (size_t i = 4 * (size_t)threadIdx.x; i < fours; i += 1024) {
+            float4 v = stx__get4(g, i);
+            s += ((double)v.x * v.x + (double)v.y * v.y) + ((double)v.z * v.z + (double)v.w * v.w);
+        }
+        for (size_t i = fours + threadIdx.x; i < n; i += 256) s += (double)piece[k].g[i] * piece[k].g[i];
+        s = stx__row_sum<256>(s, sh);
+        if (threadIdx.x == 0) out[k] = s;
+    }
+}
+void stx_sum_squares_cuda(stx_ctx *x, double *out, const stx_piece *piece, size_t count) {
+    if (count) STX__RUN_KERNEL(x, "stx_sum_squares", stx__sum_squares_kernel, stx__piece_blocks(count), 256, 0, out, piece, count);
+}
+
+/* From the squares' sums: the norm, whether there is an update at all, and the pieces' lr. One block. The total is a fixed tree over every
+   1024th piece, where the CPU adds in order: the same but for the rounding of doubles. Adagrad's clipping needs the norm of each tensor: the
+   warp in whose 32 pieces a tensor begins finds its end by bisection (its pieces are together) and adds its squares. */
+static __global__ void stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2) {
+    STX__SHARED(double, sh, 32);
+    const unsigned lane = threadIdx.x % 32;
+    const double lr = u->lr;
+    double total = 0, norm;
+    #pragma unroll 8
+    for (size_t k = threadIdx.x; k < count; k += 1024) total += squares[k];
+    norm = sqrt(stx__row_sum<1024>(total, sh));
+    if (threadIdx.x == 0) {
+        u->norm = norm;
+        u->ok = norm <= DBL_MAX;                        /* false for NaN as well */
+        if (u->ok) {
+            double step = (double)++u->step;
+            u->factor = (float)(clip > 0 && kind != STX_ADAGRAD && clip / (norm + 1e-6) < 1 ? clip / (norm + 1e-6) : 1);
+            u->correction1 = (float)(1 - pow(beta1, step));
+            u->correction2 = (float)(1 - pow(beta2, step));
+        } else {
+            u->skipped++;
+        }
+    }
+    if (!(norm <= DBL_MAX)) return;
+    if (!(clip > 0 && kind == STX_ADAGRAD)) {
+        for (size_t k = threadIdx.x; k < count; k += 1024) piece[k].lr = (float)lr;
+        return;
+    }
+    for (size_t base = threadIdx.x - lane; base < count; base += 1024) {
+        size_t k = base + lane;
+        unsigned begins = __ballot_sync(STX__ALL, k < count && (k == 0 || piece[k - 1].tensor != piece[k].tensor));
+        for (; begins; begins &= begins - 1) {
+            size_t first = base + (size_t)(__ffs((int)begins) - 1), tensor = piece[first].tensor, end = first + 1, above = count;
+            double sq = 0, eta = lr;
+            while (end < above) {
+                size_t mid = end + (above - end) / 2;
+                if (piece[mid].tensor == tensor) end = mid + 1; else above = mid;
+            }
+            #pragma unroll 8
+            for (size_t i = first + lane; i < end; i += 32) sq += squares[i];
+            sq = sqrt(stx__warp_sum_f64(sq));
+            if (sq > clip) eta = lr * clip / (sq + 1e-10);
+            for (size_t i = first + lane; i < end; i += 32) piece[i].lr = (float)eta;
+        }
+    }
+}
+void stx_optim_plan_cuda(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2) {
+    STX__RUN_KERNEL(x, "stx_optim_plan", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares, kind, clip, beta1, beta2);
+}
+
+/* g' = factor g + decay p ; buf = momentum buf + g' ; p -= lr buf ; g = 0. A block has a piece, a thread four neighbours at a time; so
+   the others below. */
+static __global__ void stx__sgd_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float momentum, float decay) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    const float factor = u->factor;
+    STX__EACH_PIECE(k, count) {
+        const stx_piece q = piece[k];
+        const stx__num p = stx__piece_num(t, q.p, sh);
+        const int kept = q.s[0] != NULL;
+        stx__update_piece(q, p, u->ok, [=](float &v, float g, float &buf, float &) {
+            g = fmaf(factor, g, decay * v);
+            if (kept) g = buf = fmaf(momentum, buf, g);
+            v = fmaf(-q.lr, g, v);
+        });
+    }
+}
+void stx_sgd_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real momentum, stx_real decay) {
+    if (count) STX__RUN_PIECES(x, "stx_sgd_update", stx__sgd_kernel, piece, count, u, momentum, decay);
+}
+
+/* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) ; g = 0 */
+static __global__ void stx__adagrad_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float eps) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    STX__EACH_PIECE(k, count) {
+        const stx_piece q = piece[k];
+        const stx__num p = stx__piece_num(t, q.p, sh);
+        stx__update_piece(q, p, u->ok, [=](float &v, float g, float &sum, float &) {
+            sum = fmaf(g, g, sum);
+            v -= q.lr * g / (sqrtf(sum) + eps);
+        });
+    }
+}
+void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real eps) {
+    if (count) STX__RUN_PIECES(x, "stx_adagrad_update", stx__adagrad_kernel, piece, count, u, eps);
+}
+
+/* g' = factor g + decay p ; m = b1 m + (1-b1) g' ; v = b2 v + (1-b2) g'^2
+   p = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), c = 1 - beta^step ; g = 0.   rest = 1 - beta, made in double */
+static __global__ void stx__adam_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float beta1, float rest1, float beta2, float rest2, float eps,
+                                        float decay, float decoupled) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    const float factor = u->factor, unbias = 1 / u->correction2;
+    STX__EACH_PIECE(k, count) {
+        const stx_piece q = piece[k];
+        const stx__num p = stx__piece_num(t, q.p, sh);
+        const float keep = 1 - q.lr * decoupled, rate = q.lr / u->correction1;
+        stx__update_piece(q, p, u->ok, [=](float &w, float g, float &m, float &v) {
+            float d = fmaf(factor, g, decay * w);
+            m = fmaf(beta1, m, rest1 * d);
+            v = fmaf(beta2, v, rest2 * d * d);
+            w = keep * w - rate * m / (sqrtf(v * unbias) + eps);
+        });
+    }
+}
+void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
+                          stx_real decay, stx_real decoupled) {
+    if (count) STX__RUN_PIECES(x, "stx_adam_update", stx__adam_kernel, piece, count, u, beta1, rest1, beta2, rest2, eps, decay, decoupled);
+}
+
+/* p of each piece into [lo, hi]; NaN stays. A block has a piece. */
+static __global__ void stx__clamp_kernel(const stx_piece *piece, size_t count, const stx__twins t, float lo, float hi) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    STX__EACH_PIECE(k, count) {
+        const stx__num p = stx__piece_num(t, piece[k].p, sh);
+        for (size_t i = threadIdx.x; i < piece[k].n; i += 256) {
+            float v = stx__get(p, i);
+            stx__put(p, i, v < lo ? lo : v > hi ? hi : v);
+        }
+    }
+}
+void stx_clamp_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi) {
+    if (count) STX__RUN_PIECES(x, "stx_clamp", stx__clamp_kernel, piece, count, lo, hi);
+}
+
+/* meter[0] = or += s a[0], in double. One thread. */
+static __global__ void stx__meter_kernel(double *meter, stx__num a, double s, int accumulate) { *meter = (accumulate ? *meter : 0) + s * (double)stx__get(a, 0); }
+void stx_meter_cuda(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
+    STX__RUN_KERNEL(x, "stx_meter", stx__meter_kernel, 1, 1, 0, meter, stx__num_of(x, a), s, accumulate);
+}
+
 // >>gemm --------------------------------------------------------------------------------------------------------------
+
+/* Every matrix product goes through one wrapper of cublasLt, stx__lt_product. cublasLt's matrices are column-major, so a row-major
+   C (M,N) = op(A) op(B) is handed over as C^T (N,M) = op(B)^T op(A)^T: the operands change places, and no memory changes. (Its row-major
+   order would forbid the epilogues: "not supported when D matrix memory order is defined as CUBLASLT_ORDER_ROW", cublasLtMatmul.)
+
+   Types, from the table of cublasLtMatmul: A and B alike; bfloat16 gives bfloat16 or float, float gives float; the bias has the type of
+   the output. Hence in a bf16 context
+     activations are read as they are, parameters through their bfloat16 twin, and what is float and has no twin is rounded on the way;
+     two operands that are both float, for a float result, are multiplied as floats;
+     a gradient of a weight is a float sum of bfloat16 products, added to what is there.
+
+   A plan is what one kind of product needs: descriptors, layouts and cublasLt's choice of algorithm. They are made when a kind comes for
+   the first time and kept. Which algorithm decides the order of the sums, and so the last bits. The default is the heuristic's first
+   answer, which depends on nothing but the kind of product, the GPU and the version of cublasLt. g->tune = 1 times the first eight instead:
+   faster at times, but another process may choose otherwise.
+
+   Repeatability: "all cuBLAS API routines from a given toolkit version, generate the same bit-wise results at every run when executed on
+   GPUs with the same architecture and the same number of SMs" (Results Reproducibility), with a workspace of one's own where there are
+   several streams. Of the ways to add up a split K, only COMPUTE_TYPE is allowed ("intermediate results are stored in compute type in the
+   workspace and reduced in a separate step"): INPLACE promises sequence but not which, OUTPUT_TYPE would round partial sums to bfloat16. */
+
+typedef struct stx__plan_key {          /* compared as bytes: set to zero first */
+    size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
+    size_t room;                        /* bytes of workspace */
+    int ta, tb, half_in, half_out, epilogue, tf32, beta0;
+    int align_a, align_b, align_c;
+} stx__plan_key;
+typedef struct stx__plan {
+    stx__plan_key key;
+    cublasLtMatmulDesc_t op;
+    cublasLtMatrixLayout_t a, b, c;     /* ours, not cublasLt's, which has a and b the other way round */
+    cublasLtMatmulAlgo_t algo;
+    size_t used;                        /* of the workspace, bytes */
+    int plain;                          /* cublasLt has no algorithm: stx__gemm_plain */
+    struct stx__plan *next;
+} stx__plan;
+enum { STX__PLAN_SLOTS = 512, STX__CANDIDATES = 8 };
+typedef struct stx__plans {
+    stx__plan *slot[STX__PLAN_SLOTS];
+    size_t count;
+    void *room;                         /* the workspace, STX__ROOM bytes */
+} stx__plans;
+/* "Recommended size of user-provided workspace": 32 MiB on Hopper (cublasSetWorkspace) */
+static const size_t STX__ROOM = (size_t)32 << 20;
+
+/* What one call brings, beyond its kind */
+typedef struct stx__operands { const void *A, *B, *bias; void *C; float alpha, beta; } stx__operands;
+
+/* The plans of a context, with the workspace: made by the first product, or earlier by whoever is about to capture. */
+static stx__plans *stx__plans_of(stx_ctx *x) {
+    stx_gpu *g = stx__gpu(x);
+    stx__plans *p = (stx__plans *)g->plans;
+    if (!p) {
+        p = (stx__plans *)calloc(1, sizeof *p);
+        if (!p) { stx_fail(x, STX_ERR_MEMORY, "stx_gemm: no memory for the table of products"); return NULL; }
+        g->plans = p;
+    }
+    if (!p->room && !g->capturing && cudaMalloc(&p->room, STX__ROOM) != cudaSuccess) {
+        cudaGetLastError();
+        p->room = NULL;
+        stx_fail(x, STX_ERR_MEMORY, "stx_gemm: no %zu MiB of memory on %s for cublasLt's workspace: use smaller batches or a smaller model", STX__ROOM >> 20, g->name);
+        return NULL;
+    }
+    return p;
+}
+static void stx__plan_free(stx__plan *p) {
+    if (p->a) cublasLtMatrixLayoutDestroy(p->a);
+    if (p->b) cublasLtMatrixLayoutDestroy(p->b);
+    if (p->c) cublasLtMatrixLayoutDestroy(p->c);
+    if (p->op) cublasLtMatmulDescDestroy(p->op);
+    free(p);
+}
+/* For stx_cuda_close, after the device's work is done and before cublasLtDestroy. */
+static void stx__plans_free(stx_gpu *g) {
+    stx__plans *p = (stx__plans *)g->plans;
+    if (!p) return;
+    for (size_t i = 0; i < STX__PLAN_SLOTS; i++)
+        while (p->slot[i]) {
+            stx__plan *next = p->slot[i]->next;
+            stx__plan_free(p->slot[i]);
+            p->slot[i] = next;
+        }
+    cudaFree(p->room);
+    free(p);
+    g->plans = NULL;
+}
+/* For tests: how many plans there are; g->tune */
+extern "C" size_t stx__plans_count(const stx_ctx *x) { const stx__plans *p = (const stx__plans *)stx__gpu(x)->plans; return p ? p->count : 0; }
+extern "C" void stx__plans_tune(stx_ctx *x, int tune) { stx__gpu(x)->tune = tune; }
+
+static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const stx__plan_key *k) {
+    stx__gpu(x)->failed = 1;
+    stx_fail(x, STX_ERR_DEVICE, "%s: cublasLt says %s for %zu products of (%zu,%zu) and (%zu,%zu), %s to %s, on %s: nothing that this step made can be "
+             "used; free the context and go on from the last checkpoint", what, cublasLtGetStatusName(s), k->batch, k->M, k->K, k->K, k->N,
+             k->half_in ? "bf16" : "f32", k->half_out ? "bf16" : "f32", stx__gpu(x)->name);
+}
+/* Calls one after the other until one fails */
+#define STX__LT(call) do { if (s == CUBLAS_STATUS_SUCCESS) s = (call); } while (0)
+
+/* A row-major (rows,cols) is a column-major (cols,rows). */
+static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t rows, size_t cols, size_t ld, size_t batch, size_t stride) {
+    cublasStatus_t s = cublasLtMatrixLayoutCreate(l, half ? CUDA_R_16BF : CUDA_R_32F, cols, rows, (int64_t)ld);
+    int32_t count = (int32_t)batch;
+    int64_t step = (int64_t)stride;
+    if (batch > 1) {
+        STX__LT(cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+        STX__LT(cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step));
+    }
+    return s;
+}
+static cublasStatus_t stx__lt_run(stx_gpu *g, const stx__plan *p, const stx__operands *o, const cublasLtMatmulAlgo_t *algo, size_t used, void *D) {
+    stx__plans *all = (stx__plans *)g->plans;
+    cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+    if (o->bias) STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
+    STX__LT(cublasLtMatmul(g->lt, p->op, &o->alpha, o->B, p->b, o->A, p->a, &o->beta, o->C, p->c, D, p->c, algo, used ? all->room : NULL, used, g->stream));
+    return s;
+}
+/* The fastest of n candidates: the best of three runs each, after one that does not count. They write to memory of their own: C must be
+   added to once, and may be an operand of the next. */
+static int stx__plan_fastest(stx_gpu *g, const stx__plan *p, const stx__operands *o, const cublasLtMatmulHeuristicResult_t *r, int n) {
+    const stx__plan_key *k = &p->key;
+    size_t bytes = ((k->batch - 1) * k->sc + (k->M - 1) * k->ldc + k->N) * (k->half_out ? 2 : 4);
+    cudaEvent_t from = NULL, to = NULL;
+    void *D = NULL;
+    float best = 0, ms;
+    int i, j, choice = 0, timed = 0;
+    if (cudaMalloc(&D, bytes) != cudaSuccess || cudaEventCreate(&from) != cudaSuccess || cudaEventCreate(&to) != cudaSuccess) n = 0;
+    for (i = 0; i < n; i++) {
+        if (r[i].state != CUBLAS_STATUS_SUCCESS || r[i].workspaceSize > k->room) continue;
+        for (j = 0; j < 4; j++) {
+            if (cudaEventRecord(from, g->stream) != cudaSuccess) break;
+            if (stx__lt_run(g, p, o, &r[i].algo, r[i].workspaceSize, D) != CUBLAS_STATUS_SUCCESS) break;
+            if (cudaEventRecord(to, g->stream) != cudaSuccess || cudaEventSynchronize(to) != cudaSuccess || cudaEventElapsedTime(&ms, from, to) != cudaSuccess) break;
+            if (j && (!timed || ms < best)) { best = ms; choice = i; timed = 1; }
+        }
+    }
+    if (from) cudaEventDestroy(from);
+    if (to) cudaEventDestroy(to);
+    cudaStreamSynchronize(g->stream);
+    cudaFree(D);
+    if (!timed) { cudaGetLastError(); choice = -1; }        /* no memory to write to: the first one then */
+    return choice;
+}
+static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operands *o) {
+    const stx__plan_key *k = &p->key;
+    cublasLtMatmulPreference_t pref = NULL;
+    cublasLtMatmulHeuristicResult_t r[STX__CANDIDATES];
+    cublasOperation_t opA = k->ta ? CUBLAS_OP_T : CUBLAS_OP_N, opB = k->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)k->epilogue;
+    cudaDataType_t bias = k->half_out ? CUDA_R_16BF : CUDA_R_32F;
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, aa = (uint32_t)k->align_a, ab = (uint32_t)k->align_b, ac = (uint32_t)k->align_c;
+    uint64_t room = k->room;
+    int i, n = 0, choice = -1;
+    cublasStatus_t s;
+    if (g->tune < 0) { p->plain = 1; return CUBLAS_STATUS_SUCCESS; }
+    s = cublasLtMatmulDescCreate(&p->op, k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &opB, sizeof opB));
+    STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &opA, sizeof opA));
+    STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    if (o->bias) {
+        STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias, sizeof bias));
+        STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
+    }
+    STX__LT(stx__layout(&p->a, k->half_in, k->ta ? k->K : k->M, k->ta ? k->M : k->K, k->lda, k->batch, k->sa));
+    STX__LT(stx__layout(&p->b, k->half_in, k->tb ? k->N : k->K, k->tb ? k->K : k->N, k->ldb, k->batch, k->sb));
+    STX__LT(stx__layout(&p->c, k->half_out, k->M, k->N, k->ldc, k->batch, k->sc));
+    STX__LT(cublasLtMatmulPreferenceCreate(&pref));
+    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room));
+    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
+    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &ab, sizeof ab));
+    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &aa, sizeof aa));
+    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &ac, sizeof ac));
+    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &ac, sizeof ac));
+    if (s == CUBLAS_STATUS_SUCCESS) {
+        s = cublasLtMatmulAlgoGetHeuristic(g->lt, p->op, p->b, p->a, p->c, p->c, pref, STX__CANDIDATES, r, &n);
+        if (s == CUBLAS_STATUS_NOT_SUPPORTED) { s = CUBLAS_STATUS_SUCCESS; n = 0; }
+    }
+    if (pref) cublasLtMatmulPreferenceDestroy(pref);
+    if (s != CUBLAS_STATUS_SUCCESS) return s;
+    if (n > 1 && g->tune > 0 && !g->capturing) choice = stx__plan_fastest(g, p, o, r, n);
+    for (i = 0; i < n && choice < 0; i++) if (r[i].state == CUBLAS_STATUS_SUCCESS && r[i].workspaceSize <= k->room) choice = i;
+    p->plain = choice < 0;
+    if (!p->plain) { p->algo = r[choice].algo; p->used = r[choice].workspaceSize; }
+    return s;
+}
+static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key, const stx__operands *o) {
+    stx__plans *all = (stx__plans *)stx__gpu(x)->plans;
+    const unsigned char *bytes = (const unsigned char *)key;
+    uint64_t h = 14695981039346656037u;
+    stx__plan *p;
+    cublasStatus_t s;
+    for (size_t i = 0; i < sizeof *key; i++) h = (h ^ bytes[i]) * 1099511628211u;
+    h = (h ^ h >> 32) % STX__PLAN_SLOTS;
+    for (p = all->slot[h]; p; p = p->next) if (!memcmp(&p->key, key, sizeof *key)) return p;
+    p = (stx__plan *)calloc(1, sizeof *p);
+    if (!p) { stx_fail(x, STX_ERR_MEMORY, "%s: no memory for the table of products", what); return NULL; }
+    memcpy(&p->key, key, sizeof *key);          /* padding as well */
+    s = stx__plan_make(stx__gpu(x), p, o);
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        stx__plan_free(p);
+        stx__lt_fail(x, what, s, key);
+        return NULL;
+    }
+    p->next = all->slot[h];
+    all->slot[h] = p;
+    all->count++;
+    return p;
+}
+
+/* C (batch,M,N) = beta C, rows ldc and matrices sc apart; beta 0 writes 0 whatever was there, and beta 1 renews a parameter's twin after a
+   product. A block takes rows in turn, its threads the columns. */
+static __global__ void stx__scale_kernel(stx__num C, size_t ldc, size_t sc, size_t M, size_t N, size_t rows, float beta) {
+    for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        size_t at = row / M * sc + row % M * ldc;
+        for (size_t j = threadIdx.x; j < N; j += blockDim.x) stx__put(C, at + j, beta == 0 ? 0 : beta * stx__get(C, at + j));
+    }
+}
+/* to (rows of all matrices, ldt) = a (batch,each,cols) as bfloat16, rows lda and matrices sa apart. As stx__scale_kernel. */
+static __global__ void stx__round_kernel(stx__bf16 *to, size_t ldt, stx__num a, size_t lda, size_t sa, size_t each, size_t cols, size_t rows) {
+    for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        size_t at = row / each * sa + row % each * lda;
+        for (size_t j = threadIdx.x; j < cols; j += blockDim.x) to[row * ldt + j] = __float2bfloat16(stx__get(a, at + j));
+    }
+}
+
+/* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices, of any types, strides and alignment: for what cublasLt has no algorithm
+   for. A block of 256 threads makes a tile of 64 x 64, 4 x 4 numbers a thread, 16 of K at a time through shared memory: each number is one
+   sum over K in order. */
+enum { STX__TILE = 64, STX__SLAB = 16, STX__TILE_LD = STX__TILE + 1 };
+static __global__ void __launch_bounds__(256) stx__gemm_plain_kernel(stx__num C, size_t ldc, size_t sc, stx__num A, size_t lda, size_t sa, stx__num B, size_t ldb, size_t sb,
+                                                                     size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, float beta) {
+    STX__SHARED(float, as, STX__SLAB * STX__TILE_LD);
+    STX__SHARED(float, bs, STX__SLAB * STX__TILE_LD);
+    size_t across = (N + STX__TILE - 1) / STX__TILE, tiles = (M + STX__TILE - 1) / STX__TILE * across;
+    int t = (int)threadIdx.x, tx = t % 16, ty = t / 16;
+    for (size_t job = blockIdx.x; job < tiles * batch; job += gridDim.x) {
+        size_t e = job / tiles, m0 = job % tiles / across * STX__TILE, n0 = job % tiles % across * STX__TILE;
+        float s[4][4] = {{0}};
+        for (size_t k0 = 0; k0 < K; k0 += STX__SLAB) {
+            for (int q = t; q < STX__TILE * STX__SLAB; q += 256) {          /* neighbouring threads read neighbours, whichever way the matrix lies */
+                int k = ta ? q / STX__TILE : q % STX__SLAB, m = ta ? q % STX__TILE : q / STX__SLAB;
+                size_t kk = k0 + (size_t)k, mm = m0 + (size_t)m;
+                as[k * STX__TILE_LD + m] = kk < K && mm < M ? stx__get(A, e * sa + (ta ? kk * lda + mm : mm * lda + kk)) : 0;
+                k = tb ? q % STX__SLAB : q / STX__TILE;
+                m = tb ? q / STX__SLAB : q % STX__TILE;
+                kk = k0 + (size_t)k;
+                mm = n0 + (size_t)m;
+                bs[k * STX__TILE_LD + m] = kk < K && mm < N ? stx__get(B, e * sb + (tb ? mm * ldb + kk : kk * ldb + mm)) : 0;
+            }
+            __syncthreads();
+            for (int k = 0; k < STX__SLAB; k++) {
+                float a[4], b[4];
+                #pragma unroll
+                for (int i = 0; i < 4; i++) { a[i] = as[k * STX__TILE_LD + ty + 16 * i]; b[i] = bs[k * STX__TILE_LD + tx + 16 * i]; }
+                #pragma unroll
+                for (int i = 0; i < 4; i++)
+                    #pragma unroll
+                    for (int j = 0; j < 4; j++) s[i][j] = fmaf(a[i], b[j], s[i][j]);
+            }
+            __syncthreads();
+        }
+        #pragma unroll
+        for (int i = 0; i < 4; i++)
+            #pragma unroll
+            for (int j = 0; j < 4; j++) {
+                size_t m = m0 + (size_t)(ty + 16 * i), n = n0 + (size_t)(tx + 16 * j), at = e * sc + m * ldc + n;
+                if (m < M && n < N) stx__put(C, at, beta == 0 ? alpha * s[i][j] : fmaf(alpha, s[i][j], beta * stx__get(C, at)));
+            }
+    }
+}
+static void stx__gemm_plain(stx_ctx *x, const char *what, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, const stx__num &A, size_t lda, size_t sa,
+                            const stx__num &B, size_t ldb, size_t sb, float beta, const stx__num &C, size_t ldc, size_t sc) {
+    size_t tiles = (M + STX__TILE - 1) / STX__TILE * ((N + STX__TILE - 1) / STX__TILE) * batch;
+    STX__RUN_KERNEL(x, what, stx__gemm_plain_kernel, stx__blocks(tiles, 1, 1u << 30), 256, 0, C, ldc, sc, A, lda, sa, B, ldb, sb, batch, ta, tb, M, N, K, alpha, beta);
+}
+
+/* An operand as the product will read it */
+typedef struct stx__operand { stx__num v; size_t rows, cols, ld, stride, count; int round; } stx__operand;
+static stx__operand stx__operand_of(const stx_ctx *x, const stx_real *p, size_t rows, size_t cols, size_t ld, size_t stride, size_t batch) {
+    stx__operand o;
+    o.v = stx__num_of(x, p);
+    o.rows = rows;
+    o.cols = cols;
+    o.ld = rows > 1 ? ld : cols;                /* cublasLt wants ld >= cols of a single row, too */
+    o.stride = batch > 1 ? stride : 0;
+    o.count = o.stride ? batch : 1;
+    o.round = 0;
+    return o;
+}
+/* Numbers of a rounded copy, rows of 8 numbers so that they are aligned as tensor cores like it, and 256 bytes for the next one. */
+static size_t stx__rounded(const stx__operand *o) { return o->round ? (o->count * o->rows * ((o->cols + 7) / 8 * 8) + 127) / 128 * 128 : 0; }
+static void stx__round(stx_ctx *x, const char *what, stx__operand *o, stx__bf16 *to) {
+    size_t rows = o->count * o->rows, ld = (o->cols + 7) / 8 * 8;
+    if (!o->round) return;
+    STX__RUN_KERNEL(x, what, stx__round_kernel, stx__blocks(rows, 1, 4096), 256, 0, to, ld, o->v, o->ld, o->stride, o->rows, o->cols, rows);
+    o->v.p = to;
+    o->v.half = 1;
+    o->ld = ld;
+    if (o->stride) o->stride = o->rows * ld;
+}
+/* Alignment in three classes, not in all powers of two, so that a tensor that moves in the arena keeps its plan and its bits */
+static int stx__align(const void *p) {
+    uintptr_t a = (uintptr_t)p;
+    return a % 256 == 0 ? 256 : a % 16 == 0 ? 16 : (int)(a & (0 - a));
+}
+
+/* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices at strides sa, sb, sc; then, with bias (N) or relu, C = relu(C + bias) in
+   the same pass. Returns 0 if that is left to be done: where cublasLt cannot, or the bias is not of C's type or not aligned. ("cuBLASLt's
+   alignment preferences cover A, B, C, D but not the epilogue bias pointer, so the heuristic can pick a kernel that assumes 16-byte bias
+   alignment", pytorch/pytorch 194497.) */
+static int stx__lt_product(stx_ctx *x, const char *what, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, const stx_real *A, size_t lda, size_t sa,
+                           const stx_real *B, size_t ldb, size_t sb, float beta, stx_real *C, size_t ldc, size_t sc, const stx_real *bias, int relu) {
+    stx_gpu *g = stx__gpu(x);
+    stx__plans *all;
+    stx__plan_key key;
+    stx__plan *plan = NULL;
+    stx__operands o;
+    stx__operand a, b;
+    stx__num c, v;
+    int low, fuse = bias || relu;
+    cublasStatus_t s;
+    if (!stx_ok(x) || !batch || !M || !N) return 1;
+    c = stx__num_of(x, C);
+    if (!K || alpha == 0) {
+        STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, ldc, sc, M, N, batch * M, beta);
+        return !fuse;
+    }
+    /* one matrix for all: then the batch is more rows of one product */
+    if (batch > 1 && !ta && !sb && sa == M * lda && sc == M * ldc) { M *= batch; batch = 1; }
+    if (M > INT32_MAX || N > INT32_MAX || K > INT32_MAX || batch > INT32_MAX) {
+        stx_fail(x, STX_ERR_ARG, "%s: %zu products of (%zu,%zu) and (%zu,%zu): a GPU takes sizes up to 2147483647; use smaller batches", what, batch, M, K, K, N);
+        return 1;
+    }
+    all = stx__plans_of(x);
+    if (!all) return 1;
+    a = stx__operand_of(x, A, ta ? K : M, ta ? M : K, lda, sa, batch);
+    b = stx__operand_of(x, B, tb ? N : K, tb ? K : N, ldb, sb, batch);
+    low = a.v.half || a.v.twin || b.v.half || b.v.twin || c.half;
+    if (low) {
+        size_t of_a, of_b;
+        if (a.v.twin) { a.v.p = a.v.twin; a.v.half = 1; }
+        if (b.v.twin) { b.v.p = b.v.twin; b.v.half = 1; }
+        a.round = !a.v.half;
+        b.round = !b.v.half;
+        of_a = stx__rounded(&a);
+        of_b = stx__rounded(&b);
+        if (of_a + of_b) {
+            stx__bf16 *to = (stx__bf16 *)stx__scratch_of(x, (of_a + of_b) * sizeof *to, what);
+            if (!to) return 1;
+            stx__round(x, what, &a, to);
+            stx__round(x, what, &b, to + of_a);
+        }
+    }
+    a.v.twin = b.v.twin = NULL;
+    memset(&key, 0, sizeof key);
+    key.batch = batch; key.M = M; key.N = N; key.K = K;
+    key.lda = a.ld; key.ldb = b.ld; key.ldc = M > 1 ? ldc : N;
+    key.sa = a.stride; key.sb = b.stride; key.sc = batch > 1 ? sc : 0;
+    key.room = all->room ? STX__ROOM : 0;
+    key.ta = !!ta; key.tb = !!tb;
+    key.half_in = low; key.half_out = c.half;
+    key.tf32 = g->tf32 && !low; key.beta0 = beta == 0;
+    key.align_a = stx__align(a.v.p); key.align_b = stx__align(b.v.p); key.align_c = stx__align(c.p);
+    o.A = a.v.p; o.B = b.v.p; o.C = c.p;
+    o.alpha = alpha; o.beta = beta;
+    o.bias = NULL;
+    if (bias) {
+        v = stx__num_of(x, bias);
+        o.bias = c.half == v.half ? v.p : c.half ? (void *)v.twin : NULL;
+        if ((uintptr_t)o.bias % 16) o.bias = NULL;
+    }
+    if (fuse && !bias == !o.bias && batch == 1) {
+        key.epilogue = bias ? relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_RELU;
+        plan = stx__plan_of(x, what, &key, &o);
+        if (plan && plan->plain) plan = NULL;
+    }
+    if (!plan) {                                /* nothing to fuse, or it cannot be */
+        o.bias = NULL;
+        key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+        plan = stx__plan_of(x, what, &key, &o);
+    }
+    if (!plan || !stx_ok(x)) return 1;
+    if (plan->plain) {
+        stx__gemm_plain(x, what, batch, ta, tb, M, N, K, alpha, a.v, key.lda, key.sa, b.v, key.ldb, key.sb, beta, c, key.ldc, key.sc);
+        return !fuse;
+    }
+    s = stx__lt_run(g, plan, &o, &plan->algo, plan->used, c.p);
+    if (s != CUBLAS_STATUS_SUCCESS) { stx__lt_fail(x, what, s, &key); return 1; }
+    if (c.twin) STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, key.ldc, key.sc, M, N, batch * M, 1.0f);
+    return key.epilogue != CUBLASLT_EPILOGUE_DEFAULT || !fuse;
+}
+
+/* As stx_gemm; see stx__lt_product. */
+void stx_gemm_cuda(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda, size_t sa,
+                   const stx_real *B, size_t ldb, size_t sb, stx_real beta, stx_real *C, size_t ldc, size_t sc) {
+    stx__lt_product(x, "stx_gemm", batch, ta, tb, M, N, K, alpha, A, lda, sa, B, ldb, sb, beta, C, ldc, sc, NULL, 0);
+}
+
+/* y = act(in W^T + b): product, bias and relu are one pass. cublasLt's GELU is the tanh approximation and ours is exact, so gelu, tanh and
+   sigmoid are a pass of their own over what the product left: pre, where it is wanted, or y itself. */
+void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t I, size_t O, int act) {
+    stx_real *to = pre ? pre : y;
+    int relu = act == STX_ACT_RELU && !pre;
+    if (!stx_ok(x) || !N || !O) return;
+    if (!stx__lt_product(x, "stx_linear_fwd", 1, 0, 1, N, O, I, 1, in, I, 0, W, I, 0, 0, to, O, 0, b, relu)) {
+        stx_bias_act_fwd_cuda(x, to, NULL, b, N, O, pre ? STX_ACT_NONE : act);
+        act = pre ? act : STX_ACT_NONE;
+    } else if (relu) act = STX_ACT_NONE;
+    if (pre) stx_act_fwd_cuda(x, y, pre, N * O, act);
+    else if (act) stx_bias_act_fwd_cuda(x, y, NULL, NULL, N, O, act);
+}
+
+/* g times d act / d a, given y = act(a) and, for gelu, a: stx__act_slope_any of seqtx.h */
+static __device__ __forceinline__ float stx__linear_slope(float g, float y, float a, int act) {
+    switch (act) {
+    case STX_ACT_RELU: return y > 0 ? g : 0;
+    case STX_ACT_GELU: return g * fmaf(a, 0.39894228040143267794f * expf(-0.5f * a * a), 0.5f * erfcf(-0.70710678118654752440f * a));
+    case STX_ACT_TANH: return g * fmaf(-y, y, 1);
+    case STX_ACT_SIGMOID: return g * (y * (1 - y));
+    default: return g;
+    }
+}
+/* da (N,O) = da act'(a), unless act is none; sums (chunks,O), if wanted: of da's rows, `each` rows a chunk. In one pass: da is read once.
+   A block has a chunk of 32 V columns, 8 rows at a time, each thread V columns of a row; then 8 sums of a column become one, in order. */
+enum { STX__SUM_ROWS = 8 };
+template<int V> static __global__ void stx__slope_sums_kernel(stx__num da, stx__num y, stx__num pre, float *sums, size_t N, size_t O, size_t each, int act) {
+    STX__SHARED(float, part, STX__SUM_ROWS * STX__WARP * V);
+    size_t c = ((size_t)blockIdx.x * STX__WARP + threadIdx.x) * V, n = (size_t)blockIdx.y * each, end = n + each < N ? n + each : N;
+    float s[V] = {0};
+    if (c < O)
+        for (n += threadIdx.y; n < end; n += STX__SUM_ROWS) {
+            size_t at = n * O + c;
+            if (V == 4) {
+                float4 g = stx__get4(da, at), v = make_float4(0, 0, 0, 0), a = v;
+                if (act) {
+                    if (act == STX_ACT_GELU) a = stx__get4(pre, at);
+                    else v = stx__get4(y, at);
+                    g.x = stx__linear_slope(g.x, v.x, a.x, act);
+                    g.y = stx__linear_slope(g.y, v.y, a.y, act);
+                    g.z = stx__linear_slope(g.z, v.z, a.z, act);
+                    g.w = stx__linear_slope(g.w, v.w, a.w, act);
+                    stx__put4(da, at, g);
+                }
+                s[0] += g.x;
+                s[1 % V] += g.y;
+                s[2 % V] += g.z;
+                s[3 % V] += g.w;
+            } else {
+                float g = stx__get(da, at);
+                if (act) {
+                    g = stx__linear_slope(g, act == STX_ACT_GELU ? 0 : stx__get(y, at), act == STX_ACT_GELU ? stx__get(pre, at) : 0, act);
+                    stx__put(da, at, g);
+                }
+                s[0] += g;
+            }
+        }
+    if (!sums) return;
+    for (int v = 0; v < V; v++) part[(v * STX__SUM_ROWS + threadIdx.y) * STX__WARP + threadIdx.x] = s[v];
+    __syncthreads();
+    if (threadIdx.y || c >= O) return;
+    for (int v = 0; v < V; v++) {
+        float t = 0;
+        for (int r = 0; r < STX__SUM_ROWS; r++) t += part[(v * STX__SUM_ROWS + r) * STX__WARP + threadIdx.x];
+        sums[(size_t)blockIdx.y * O + c + v] = t;
+    }
+}
+/* db (O) += the sum of sums (chunks,O) over the chunks. A block has 32 columns, 16 chunks at a time. */
+static __global__ void stx__sum_chunks_kernel(stx__num db, const float *sums, size_t O, size_t chunks) {
+    STX__SHARED(float, part, 16 * STX__WARP);
+    size_t c = (size_t)blockIdx.x * STX__WARP + threadIdx.x;
+    float s = 0;
+    if (c < O) for (size_t k = threadIdx.y; k < chunks; k += 16) s += sums[k * O + c];
+    part[threadIdx.y * STX__WARP + threadIdx.x] = s;
+    __syncthreads();
+    if (threadIdx.y || c >= O) return;
+    s = 0;
+    for (int k = 0; k < 16; k++) s += part[k * STX__WARP + threadIdx.x];
+    stx__add(db, c, s, 1);
+}
+/* da = da act'(a), and db += the sum of da's rows if db is wanted. The chunks depend on N alone, so the sums are the same on every GPU. */
+static void stx__slope_sums(stx_ctx *x, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, size_t N, size_t O, int act) {
+    static const char what[] = "stx_linear_bwd";
+    size_t chunks = (N + 63) / 64 < 256 ? (N + 63) / 64 : 256, each = (N + chunks - 1) / chunks;
+    stx__num a = stx__num_of(x, da), v = stx__num_of(x, act == STX_ACT_GELU ? NULL : y), p = stx__num_of(x, act == STX_ACT_GELU ? pre : NULL);
+    float *sums = NULL;
+    if (db) {
+        sums = (float *)stx__scratch_of(x, chunks * O * sizeof *sums, what);
+        if (!sums) return;
+    }
+    if (O % 4 == 0 && stx__by4(a) && (!act || (stx__by4(v) && stx__by4(p))))
+        STX__RUN_KERNEL(x, what, stx__slope_sums_kernel<4>, dim3(stx__blocks(O, 128, 1u << 30), (unsigned)chunks), dim3(STX__WARP, STX__SUM_ROWS), 0, a, v, p, sums, N, O, each, act);
+    else
+        STX__RUN_KERNEL(x, what, stx__slope_sums_kernel<1>, dim3(stx__blocks(O, 32, 1u << 30), (unsigned)chunks), dim3(STX__WARP, STX__SUM_ROWS), 0, a, v, p, sums, N, O, each, act);
+    if (db) STX__RUN_KERNEL(x, what, stx__sum_chunks_kernel, stx__blocks(O, STX__WARP, 1u << 30), dim3(STX__WARP, 16), 0, stx__num_of(x, db), sums, O, chunks);
+}
+/* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da
+   db is not left to cublasLt's epilogue BGRADB of dW's product: that one stores and does not add, in the type of dW, and narrows the choice
+   of algorithms, while with an activation da has to be read and written anyway and the sums come with it. */
+void stx_linear_bwd_cuda(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, const stx_real *in, const stx_real *W,
+                         size_t N, size_t I, size_t O, int act, int accumulate) {
+    if (!stx_ok(x)) return;
+    if (N && O && (act || db)) stx__slope_sums(x, db, da, y, pre, N, O, act);
+    if (dx) stx__lt_product(x, "stx_linear_bwd, dx", 1, 0, 0, N, I, O, 1, da, O, 0, W, I, 0, accumulate ? 1.0f : 0.0f, dx, I, 0, NULL, 0);
+    if (dW) stx__lt_product(x, "stx_linear_bwd, dW", 1, 1, 0, O, I, N, 1, da, O, 0, in, I, 0, 1, dW, I, 0, NULL, 0);
+}
 
 // >>attention: oracle -------------------------------------------------------------------------------------------------
 
