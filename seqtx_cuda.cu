@@ -593,7 +593,7 @@ void stx_embedding_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *table, cons
    frequent id (all N, even) keeps as many blocks busy as N rare ones.
 
    Sort, first: a block of 1024 sorts a chunk of 2048 keys = id 2^11 + place in the chunk, by a bitonic network in shared memory. */
-enum { STX__SORT = 2048, STX__TILE = 32 };
+enum { STX__SORT = 2048, STX__ID_TILE = 32 };
 static __global__ void stx__sort_kernel(uint64_t *keys, const int32_t *ids, size_t N) {
     STX__SHARED(uint64_t, k, STX__SORT);
     size_t base = (size_t)blockIdx.x * STX__SORT;
@@ -610,7 +610,7 @@ static __global__ void stx__sort_kernel(uint64_t *keys, const int32_t *ids, size
 }
 /* Sort, second: the place of a position among all is the number of keys before it, found in every chunk by bisection: earlier chunks have
    the equal ids before it, later ones after it. A thread does one position. */
-static __global__ void stx__rank_kernel(int32_t *id, size_t *at, const uint64_t *keys, size_t N, size_t chunks) {
+static __global__ void stx__rank_kernel(int32_t *id, size_t *at, const uint64_t *keys, size_t chunks) {
     STX__STEP(i, chunks * STX__SORT, 1) {
         size_t mine = i / STX__SORT, place = i % STX__SORT;
         uint64_t key = keys[i];
@@ -630,10 +630,10 @@ static __global__ void stx__rank_kernel(int32_t *id, size_t *at, const uint64_t 
    has here at the tile's beginning goes to part[tile][0], at its end (and not at its beginning) to part[tile][1]. A thread takes W columns,
    and loads eight rows before it adds the first. */
 template<int W> static __global__ void stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy, const int32_t *id, const size_t *at, size_t N, size_t C, float s) {
-    STX__SHARED(int32_t, ids, STX__TILE + 2);           /* with a neighbour on each side */
-    STX__SHARED(size_t, rows, STX__TILE);
-    const size_t lo = (size_t)blockIdx.x * STX__TILE;
-    const int n = (int)(N - lo < STX__TILE ? N - lo : STX__TILE);
+    STX__SHARED(int32_t, ids, STX__ID_TILE + 2);           /* with a neighbour on each side */
+    STX__SHARED(size_t, rows, STX__ID_TILE);
+    const size_t lo = (size_t)blockIdx.x * STX__ID_TILE;
+    const int n = (int)(N - lo < (size_t)STX__ID_TILE ? N - lo : (size_t)STX__ID_TILE);
     for (int i = threadIdx.x; i < n + 2; i += blockDim.x) {
         ids[i] = lo + i >= 1 && lo + i - 1 < N ? id[lo + i - 1] : -1;
         if (i < n) rows[i] = at[lo + i];
@@ -667,13 +667,13 @@ template<int W> static __global__ void stx__embedding_tile_kernel(stx__num dtabl
 }
 /* Sums, second: the block of the tile in which a run begins that goes on in the next adds that run's parts. */
 template<int W> static __global__ void stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id, size_t N, size_t C, float s) {
-    const size_t tile = blockIdx.x, last = (tile + 1) * STX__TILE - 1, tiles = (N + STX__TILE - 1) / STX__TILE;
+    const size_t tile = blockIdx.x, last = (tile + 1) * STX__ID_TILE - 1, tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
     const int32_t me = last + 1 < N ? id[last] : -1;
-    const int whole = last < N && id[tile * STX__TILE] == me;
+    const int whole = last < N && id[tile * STX__ID_TILE] == me;
     size_t end = tile + 1;
     if (last + 1 >= N || id[last + 1] != me) return;            /* nothing goes on from here */
-    if (whole && tile && id[tile * STX__TILE - 1] == me) return;        /* it began earlier */
-    while (end < tiles && id[end * STX__TILE] == me) end++;
+    if (whole && tile && id[tile * STX__ID_TILE - 1] == me) return;        /* it began earlier */
+    while (end < tiles && id[end * STX__ID_TILE] == me) end++;
     for (size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W; c < C; c += (size_t)gridDim.y * blockDim.x * W) {
         float sum[W];
         for (int e = 0; e < W; e++) sum[e] = part[(2 * tile + !whole) * C + c + e];
@@ -691,7 +691,7 @@ template<int W> static __global__ void stx__embedding_run_kernel(stx__num dtable
 void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C, stx_real s) {
     const char *name = "stx_embedding_bwd";
     stx__num D = stx__num_of(x, dtable), G = stx__num_of(x, dy);
-    size_t chunks = (N + STX__SORT - 1) / STX__SORT, tiles = (N + STX__TILE - 1) / STX__TILE;
+    size_t chunks = (N + STX__SORT - 1) / STX__SORT, tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
     int four = C % 4 == 0 && stx__by4(D) && stx__by4(G);
     dim3 grid((unsigned)tiles, stx__blocks(C, four ? 512 : 128, 65535));
     char *work;
@@ -707,7 +707,7 @@ void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, co
     part = (float *)(void *)(at + N);
     id = (int32_t *)(void *)(part + 2 * tiles * C);
     STX__RUN_KERNEL(x, name, stx__sort_kernel, (unsigned)chunks, 1024, 0, keys, ids, N);
-    STX__RUN_KERNEL(x, name, stx__rank_kernel, stx__grid(x, chunks * STX__SORT), 256, 0, id, at, keys, N, chunks);
+    STX__RUN_KERNEL(x, name, stx__rank_kernel, stx__grid(x, chunks * STX__SORT), 256, 0, id, at, keys, chunks);
     if (four) {
         STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<4>, grid, 128, 0, D, part, G, id, at, N, C, s);
         STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<4>, grid, 128, 0, D, part, id, N, C, s);

@@ -232,8 +232,8 @@ static double model_run(model *r, int n, long *syncs) {
     long before = 0;
     stx_tokens_set(r->x, r->in, id);
     stx_tokens_set(r->x, r->out, id + 1);
-    stx_optim_rate(r->o, r->lr * (1 + 0.1 * (n % 3)));
-    r->lr *= 0.99;
+    r->lr *= n % 3 ? 1.05 : 0.85;
+    stx_optim_rate(r->o, r->lr);
     key = stx_span_key(r->m, r->s, 0);
 #ifdef SEQTX_CUDA_HOST
     before = cuda_host_syncs();

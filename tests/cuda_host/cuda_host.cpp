@@ -13,6 +13,7 @@
 #include <mutex>
 #include <set>
 #include <vector>
+#include <fenv.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -22,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__) || defined(CUDA_HOST_ASAN)
   #define HOST_ASAN 1
 #elif defined(__has_feature)
   #if __has_feature(address_sanitizer)
@@ -43,7 +44,7 @@
 // >>state
 
 typedef uintptr_t word;
-enum { WARP = 32, MAX_THREADS = 1024, PAGE = 4096, ZONE = 256, SHARED_STATIC = 48 << 10, SHARED_MAX = 227 << 10, REPORTS_PRINTED = 40 };
+enum { WARP = 32, MAX_THREADS = 1024, PAGE = 4096, GUARD = 16 * PAGE, HUGE = 2 << 20, ZONE = 256, SHARED_STATIC = 48 << 10, SHARED_MAX = 227 << 10, REPORTS_PRINTED = 40 };
 static const word DEVICE_RANGE = (word)64 << 30;
 static const uint32_t CANARY = 0xFFF5FFF5u;     /* NaN as a float, as two bf16 and, doubled, as a double */
 
@@ -79,6 +80,7 @@ struct warp { fiber *first; unsigned exists, exited; int meetings; meeting meet[
 struct shared_object { const void *site; unsigned char *p; size_t bytes; const char *name; };
 
 struct allocation { size_t bytes; long serial; };
+struct late_copy { unsigned char *dst; size_t pitch, width, height; std::vector<unsigned char> data; };
 struct capture;
 struct function_info { int dynamic_limit; size_t static_bytes; };
 
@@ -93,10 +95,10 @@ static struct {
     size_t in_use, pinned_in_use;
     char last_report[512];
     /* device memory */
-    word lo, next;
+    word lo, next;                      /* the range, and where the next allocation is tried */
     int open;
     word open_lo, open_hi;
-    int handler;
+    int handler, in_callback;
     struct sigaction old_segv, old_bus;
     cudaError_t sticky;
     /* the running launch */
@@ -115,6 +117,7 @@ static struct {
     warp warps[MAX_THREADS / WARP];
     unsigned char *stacks;
     size_t stack_pitch;
+    unsigned stacks_made;
     unsigned char *arena;       /* shared memory with its red zones */
     size_t arena_used, static_bytes, smem;
     int objects;
@@ -129,6 +132,7 @@ static std::recursive_mutex &lock_of(void) { static std::recursive_mutex m; retu
 static std::map<word, allocation> &live(void) { static auto *m = new std::map<word, allocation>; return *m; }
 static std::map<word, size_t> &pinned(void) { static auto *m = new std::map<word, size_t>; return *m; }
 static std::map<const void *, function_info> &functions(void) { static auto *m = new std::map<const void *, function_info>; return *m; }
+static std::vector<late_copy> &late(void) { static auto *v = new std::vector<late_copy>; return *v; }
 static thread_local cudaError_t last_error;
 #define LOCK std::lock_guard<std::recursive_mutex> guard_(lock_of())
 
@@ -204,9 +208,10 @@ static ptrdiff_t broken_canary(const unsigned char *p, size_t n) {     /* index 
 // ---------------------------------------------------------------------------------------------------------------------
 // >>memory
 /* Device memory is one range of addresses, PROT_NONE while host code runs: a host access faults. device_open makes the used
-   part accessible for a kernel, a copy or a product. Freed addresses are used again only after the whole range was. */
+   part accessible for a kernel, a copy or a product. Addresses go round in a window of at least 64 MB and four times what is in
+   use, so that what was freed is not used again at once. */
 
-static inline bool in_device(const void *p) { return G.lo && (word)p >= G.lo && (word)p < G.lo + DEVICE_RANGE; }
+static inline bool in_device(const void *p) { return G.lo && (word)p >= G.lo && (word)p < G.lo + DEVICE_RANGE - HUGE; }
 
 static void fault_text(char *out, size_t size, word p) {
     int n = where_text(out, size);
@@ -268,16 +273,18 @@ static bool reserve(void) {
     if (G.lo) return true;
     void *p = mmap(NULL, DEVICE_RANGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return false;
-    G.lo = (word)p;
-    G.next = G.lo + PAGE;
+    /* mprotect's time goes with the number of pages: of 4 KB, it would be 0.1 ms a launch for each MB. */
+    madvise(p, DEVICE_RANGE, MADV_HUGEPAGE);
+    G.lo = ((word)p + HUGE - 1) & ~(word)(HUGE - 1);
+    G.next = G.lo;
     return true;
 }
 static void device_open(void) {
     install_handler();
     if (G.open++ || live().empty()) return;
     auto last = live().rbegin();
-    G.open_lo = (live().begin()->first - ZONE) & ~(word)(PAGE - 1);
-    G.open_hi = (last->first + last->second.bytes + 2 * ZONE + PAGE - 1) & ~(word)(PAGE - 1);
+    G.open_lo = (live().begin()->first - ZONE) & ~(word)(HUGE - 1);
+    G.open_hi = (last->first + last->second.bytes + 2 * ZONE + HUGE - 1) & ~(word)(HUGE - 1);
     mprotect((void *)G.open_lo, G.open_hi - G.open_lo, PROT_READ | PROT_WRITE);
 }
 static void device_close(void) {
@@ -324,6 +331,21 @@ static bool in_pinned(const void *p, size_t bytes) {
     if (i == pinned().begin()) return false;
     --i;
     return (word)p + bytes <= i->first + i->second;
+}
+
+/* Copies to page-locked memory arrive only when something could order the host behind them, or needs the memory: until then
+   the destination holds the fill pattern, so that a missing synchronisation is seen. */
+static void deliver(void) {
+    for (auto &c : late()) for (size_t i = 0; i < c.height; i++) memcpy(c.dst + i * c.pitch, c.data.data() + i * c.width, c.width);
+    late().clear();
+}
+static void copy_late(void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height) {
+    late_copy c = { (unsigned char *)dst, dpitch, width, height, std::vector<unsigned char>(width * height) };
+    for (size_t i = 0; i < height; i++) {
+        memcpy(c.data.data() + i * width, (const char *)src + i * spitch, width);
+        fill_bytes(c.dst + i * dpitch, width);
+    }
+    late().push_back(std::move(c));
 }
 
 /* What host memory an address lies in, or NULL if in none that is certain: the images of program and libraries with their
@@ -380,24 +402,22 @@ void cuda_host_check_argument(const char *text, int number, const void *data, si
 
 // ---------------------------------------------------------------------------------------------------------------------
 // >>fibers
-/* cuda_host_switch saves the registers that a call preserves on the stack it leaves and stores that stack's pointer in *from. */
+/* cuda_host_switch saves the registers that a call preserves on the stack it leaves and stores that stack's pointer in *from.
+   The floating-point control words are set once a block, for kernels do not change them: storing and loading them would be
+   most of a switch. */
 
 #if defined(__x86_64__)
 extern "C" void cuda_host_switch(void **from, void *to);
 __asm__(".text\n.align 16\n.globl cuda_host_switch\n.type cuda_host_switch,@function\ncuda_host_switch:\n"
         "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
-        "  subq $8, %rsp\n  stmxcsr (%rsp)\n  fnstcw 4(%rsp)\n"
         "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
-        "  ldmxcsr (%rsp)\n  fldcw 4(%rsp)\n  addq $8, %rsp\n"
         "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n  ret\n"
         ".size cuda_host_switch,.-cuda_host_switch\n");
 static void *new_stack(unsigned char *top, void (*entry)(void)) {
     void **s = (void **)((word)top & ~(word)15);
-    uint32_t control[2] = { 0x1f80, 0x037f };   /* round to nearest, denormals kept, as the device does */
     *--s = NULL;                /* where entry would return to; it never does */
     *--s = (void *)entry;       /* after the return that takes it, the stack is as a call leaves it: 8 mod 16 */
     for (int i = 0; i < 6; i++) *--s = NULL;
-    memcpy(--s, control, 8);
     return s;
 }
 #elif defined(__aarch64__)
@@ -436,6 +456,25 @@ static void *new_stack(unsigned char *top, void (*entry)(void)) {
     return c;
 }
 #endif
+
+/* Kernels round to nearest and keep denormals, as the device does, whatever the caller's mode is. */
+struct float_mode {
+#if defined(__x86_64__)
+    uint32_t mxcsr;
+    uint16_t x87;
+    float_mode() {
+        uint32_t device = 0x1f80;
+        uint16_t device87 = 0x037f;
+        __asm__ volatile("stmxcsr %0\n\tfnstcw %1" : "=m"(mxcsr), "=m"(x87));
+        __asm__ volatile("ldmxcsr %0\n\tfldcw %1" : : "m"(device), "m"(device87));
+    }
+    ~float_mode() { __asm__ volatile("ldmxcsr %0\n\tfldcw %1" : : "m"(mxcsr), "m"(x87)); }
+#else
+    fenv_t env;
+    float_mode() { fegetenv(&env); fesetenv(FE_DFL_ENV); }
+    ~float_mode() { fesetenv(&env); }
+#endif
+};
 
 #ifdef HOST_ASAN
 static thread_local const void *host_stack;
@@ -849,15 +888,17 @@ static void report_stuck(void) {
     }
 }
 static void make_stacks(void) {
-    if (G.stacks) return;
-    G.stack_bytes = (G.stack_bytes + PAGE - 1) & ~(size_t)(PAGE - 1);
-    G.stack_pitch = G.stack_bytes + PAGE;
-    G.stacks = (unsigned char *)mmap(NULL, G.stack_pitch * MAX_THREADS, PROT_READ | PROT_WRITE,
-                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (G.stacks == MAP_FAILED) { fprintf(stderr, "cuda_host: no memory for stacks\n"); abort(); }
-    for (unsigned i = 0; i < MAX_THREADS; i++) {
-        mprotect(G.stacks + i * G.stack_pitch, PAGE, PROT_NONE);
-        G.fibers[i].stack = G.stacks + i * G.stack_pitch + PAGE;
+    if (!G.stacks) {
+        G.stack_bytes = (G.stack_bytes + PAGE - 1) & ~(size_t)(PAGE - 1);
+        G.stack_pitch = G.stack_bytes + GUARD;
+        void *p = mmap(NULL, G.stack_pitch * MAX_THREADS, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED) { fprintf(stderr, "cuda_host: no memory for stacks\n"); abort(); }
+        G.stacks = (unsigned char *)p;
+    }
+    for (; G.stacks_made < G.threads; G.stacks_made++) {
+        unsigned char *p = G.stacks + G.stacks_made * G.stack_pitch + GUARD;
+        if (mprotect(p, G.stack_bytes, PROT_READ | PROT_WRITE)) { fprintf(stderr, "cuda_host: no memory for stacks\n"); abort(); }
+        G.fibers[G.stacks_made].stack = p;
     }
 }
 static void run_block(uint3 block, const dim3 &dim) {
@@ -892,20 +933,23 @@ static void run_block(uint3 block, const dim3 &dim) {
 #ifdef HOST_ASAN
     __sanitizer_start_switch_fiber(&G.scheduler_fake, first->stack, G.stack_bytes);
 #endif
-    cuda_host_switch(&G.scheduler_sp, first->sp);
+    {
+        float_mode device;
+        cuda_host_switch(&G.scheduler_sp, first->sp);
+    }
 #ifdef HOST_ASAN
     __sanitizer_finish_switch_fiber(G.scheduler_fake, NULL, NULL);
 #endif
     G.running = 0;
     if (!G.stopped && G.exited < G.threads) { report_stuck(); G.stopped = 1; }
-    if (G.stopped) UNPOISON(G.stacks, G.stack_pitch * G.threads);       /* frames that were never left */
+    if (G.stopped) for (unsigned i = 0; i < G.threads; i++) UNPOISON(G.fibers[i].stack, G.stack_bytes);     /* frames never left */
     shared_end();
 }
 static void run_kernel(const cuda_host_kernel &k) {
     if (G.sticky) return;
+    deliver();
     G.launches++;
     if (G.fail_launch && --G.fail_launch == 0) { G.sticky = last_error = cudaErrorLaunchFailure; return; }
-    make_stacks();
 #ifdef HOST_ASAN
     if (!host_stack) {
         pthread_attr_t attr;
@@ -926,6 +970,7 @@ static void run_kernel(const cuda_host_kernel &k) {
     G.place.grid_dim = k.grid; G.place.block_dim = k.block;
     G.threads = k.block.x * k.block.y * k.block.z;
     G.smem = k.smem;
+    make_stacks();
     G.launch_error = cudaSuccess;
     cuda_host_where = &G.place;
     device_open();
@@ -965,7 +1010,8 @@ static std::set<CUgraphExec_st *> &execs(void) { static auto *s = new std::set<C
 static std::vector<std::shared_ptr<capture>> &captures(void) { static auto *s = new std::vector<std::shared_ptr<capture>>; return *s; }
 
 static cudaError_t fail(cudaError_t e) { if (e != cudaSuccess) last_error = e; return e; }
-#define ENTER LOCK; if (!G.devices) return fail(cudaErrorNoDevice); if (G.sticky) return fail(G.sticky)
+#define ENTER LOCK; if (G.in_callback) return no_callback(); if (!G.devices) return fail(cudaErrorNoDevice); if (G.sticky) return fail(G.sticky)
+static cudaError_t no_callback(void) { report("a call of the CUDA API from a function of cudaLaunchHostFunc"); return fail(cudaErrorNotPermitted); }
 
 static bool is_default(cudaStream_t s) { return s == NULL || s == cudaStreamLegacy || s == cudaStreamPerThread; }
 static bool bad_stream(cudaStream_t s) { return !is_default(s) && !streams().count(s); }
@@ -1061,6 +1107,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     if (capturing(s)) { s->cap->valid = false; return fail(cudaErrorStreamCaptureUnsupported); }
     if (cudaError_t e = unsafe_call()) return fail(e);
     G.syncs++;
+    deliver();
     cuda_host_check();
     return cudaSuccess;
 }
@@ -1068,6 +1115,7 @@ cudaError_t cudaStreamQuery(cudaStream_t s) {
     ENTER;
     if (bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
     if (capturing(s)) { s->cap->valid = false; return fail(cudaErrorStreamCaptureUnsupported); }
+    deliver();
     return fail(unsafe_call());
 }
 cudaError_t cudaDeviceSynchronize(void) {
@@ -1077,6 +1125,7 @@ cudaError_t cudaDeviceSynchronize(void) {
         return fail(cudaErrorStreamCaptureUnsupported);
     }
     G.syncs++;
+    deliver();
     cuda_host_check();
     return cudaSuccess;
 }
@@ -1120,6 +1169,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     if (cudaError_t error = captured_event(e)) return fail(error);
     if (cudaError_t error = unsafe_call()) return fail(error);
     G.syncs++;
+    deliver();
     cuda_host_check();
     return cudaSuccess;
 }
@@ -1127,6 +1177,7 @@ cudaError_t cudaEventQuery(cudaEvent_t e) {
     ENTER;
     if (!events().count(e)) return fail(cudaErrorInvalidResourceHandle);
     if (cudaError_t error = captured_event(e)) return fail(error);
+    deliver();
     return fail(unsafe_call());
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b) {
@@ -1166,7 +1217,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void *data) {
     ENTER;
     if (!fn) return fail(cudaErrorInvalidValue);
     if (cudaError_t e = stream_error(s)) return fail(e);
-    return submit_work(s, [fn, data] { fn(data); }, true);
+    return submit_work(s, [fn, data] { deliver(); G.in_callback++; fn(data); G.in_callback--; }, true);
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode) {
     ENTER;
@@ -1354,9 +1405,9 @@ cudaError_t cudaMalloc(void **out, size_t bytes) {
     if (G.fail_alloc && --G.fail_alloc == 0) return fail(cudaErrorMemoryAllocation);
     if (bytes > G.memory - std::min(G.memory, G.in_use) || !reserve()) return fail(cudaErrorMemoryAllocation);
     size_t need = ZONE + bytes + tail_zone(bytes);
-    word end = G.lo + DEVICE_RANGE - PAGE, at = G.next;
-    if (at + need > end) {      /* round again: the first hole from the start */
-        at = G.lo + PAGE;
+    word end = G.lo + DEVICE_RANGE - 2 * HUGE, at = G.next, window = std::max((word)64 << 20, 4 * (word)(G.in_use + need));
+    if (at + need > std::min(end, G.lo + window)) {     /* round again: the first hole from the start */
+        at = G.lo;
         for (auto &i : live()) {
             if (at + need <= i.first - ZONE) break;
             at = i.first + i.second.bytes + tail_zone(i.second.bytes);
@@ -1393,8 +1444,8 @@ cudaError_t cudaFree(void *p) {
     check_zones(i->first, i->second);
     device_close();
     POISON((unsigned char *)p - ZONE, need);
-    word lo = ((word)p - ZONE + PAGE - 1) & ~(word)(PAGE - 1), hi = ((word)p - ZONE + need) & ~(word)(PAGE - 1);
-    if (lo < hi) madvise((void *)lo, hi - lo, MADV_DONTNEED);
+    word lo = ((word)p - ZONE + HUGE - 1) & ~(word)(HUGE - 1), hi = ((word)p - ZONE + need) & ~(word)(HUGE - 1);
+    if (hi > lo + 16 * (word)HUGE) madvise((void *)lo, hi - lo, MADV_DONTNEED);      /* large: give the pages back */
     G.in_use -= i->second.bytes;
     live().erase(i);
     return fail(G.sticky);
@@ -1419,6 +1470,7 @@ cudaError_t cudaFreeHost(void *p) {
     if (!p) return cudaSuccess;
     if (cudaError_t e = unsafe_call()) return fail(e);
     auto i = pinned().find((word)p);
+    deliver();
     if (i == pinned().end()) { report("cudaFreeHost of %p, which is no allocation", p); return fail(cudaErrorInvalidValue); }
     G.pinned_in_use -= i->second;
     pinned().erase(i);
@@ -1463,7 +1515,10 @@ static cudaError_t copy_rows(const char *call, void *dst, size_t dpitch, const v
     if (cudaError_t e = stream_error(s)) return fail(e);
     if (cudaError_t e = check_copy(call, dst, dpitch * (height - 1) + width, src, spitch * (height - 1) + width, kind)) return fail(e);
     if (blocking || (!capturing(s) && in_device(src) && !in_device(dst) && !in_pinned(dst, 0))) G.syncs++;
+    bool is_late = !blocking && in_device(src) && in_pinned(dst, 0);
     submit_work(s, [=] {
+        if (is_late) { copy_late(dst, dpitch, src, spitch, width, height); return; }
+        deliver();
         for (size_t i = 0; i < height; i++) memmove((char *)dst + i * dpitch, (const char *)src + i * spitch, width);
     });
     if (blocking) cuda_host_check();
@@ -1492,7 +1547,7 @@ static cudaError_t set_rows(const char *call, void *p, size_t pitch, int value, 
         return fail(cudaErrorInvalidValue);
     }
     if (blocking) G.syncs++;
-    return submit_work(s, [=] { for (size_t i = 0; i < height; i++) memset((char *)p + i * pitch, value, width); });
+    return submit_work(s, [=] { deliver(); for (size_t i = 0; i < height; i++) memset((char *)p + i * pitch, value, width); });
 }
 cudaError_t cudaMemset(void *p, int value, size_t n) { ENTER; return set_rows("cudaMemset", p, n, value, n, 1, NULL, true); }
 cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s) { ENTER; return set_rows("cudaMemsetAsync", p, n, value, n, 1, s, false); }

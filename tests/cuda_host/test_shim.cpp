@@ -692,7 +692,7 @@ static void test_violations(void) {
     /* Host pointers */
     std::vector<float> heap(64), large(1 << 20);
     args.n = 0;
-    is_reported("stack", "stack", [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, host); });
+    is_reported("stack", "the host's", [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, host); });
     is_reported("heap", "argument 2", [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, heap.data()); });
     is_reported("large heap", "heap", [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, large.data()); });
     args.x = heap.data();
@@ -710,6 +710,12 @@ static void test_violations(void) {
     is_reported("kind", "DeviceToDevice", [&] { GIVES(cudaMemcpyAsync(y, pinned, 16, cudaMemcpyDeviceToDevice, 0), cudaErrorInvalidValue); });
     is_reported("extent", "allocation", [&] { GIVES(cudaMemcpy(host, y + 60, 20, cudaMemcpyDeviceToHost), cudaErrorInvalidValue); });
     is_reported("extent", "allocation", [&] { GIVES(cudaMemcpy2DAsync(y, 32, host, 32, 32, 9, cudaMemcpyHostToDevice, 0), cudaErrorInvalidValue); });
+    OK(cudaMemset(y, 0, 64));
+    OK(cudaMemcpyAsync(pinned, y, 64, cudaMemcpyDeviceToHost, 0));
+    CHECK(pinned[0] != pinned[0], "a copy that the host does not wait for has not arrived");
+    OK(cudaStreamSynchronize(0));
+    CHECK(pinned[0] == 0 && pinned[15] == 0, "and has then");
+    is_reported("callback", "cudaLaunchHostFunc", [&] { OK(cudaLaunchHostFunc(0, [](void *) { cudaDeviceSynchronize(); }, NULL)); });
     is_reported("memset", "device memory", [&] { GIVES(cudaMemsetAsync(host, 0, 4, 0), cudaErrorInvalidValue); });
     is_reported("cudaFree", "no allocation", [&] { GIVES(cudaFree(y + 1), cudaErrorInvalidValue); });
     OK(cudaMemcpy(host, y, 16, cudaMemcpyDefault));
