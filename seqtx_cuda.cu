@@ -2806,24 +2806,26 @@ static __device__ __forceinline__ void stx__at_swap(uint32_t (&x)[4]) {
         if (t & 2) x[e] = v; else x[e + 2] = v;
     }
 }
-/* Dropout of NB blocks of 8 columns of a strip of 16 rows, in the layout of an accumulator: what is dropped becomes 0. row: of g = 0; at:
-   position of the first column, a multiple of 8. The 4 lanes of a quad share the calls of their two rows. */
-template<int NB> static __device__ __forceinline__ void stx__at_drop(const stx__at &p, uint64_t stream, uint64_t row, int at, float (&s)[NB][4]) {
+/* Which cells of a strip of 16 rows and NB blocks of 8 columns the dropout keeps, as bits: 4 n + e for cell e of block n of an accumulator. The
+   4 lanes of a quad share the calls of their two rows. row: of g = 0; at: position of the first column, a multiple of 8. All lanes. */
+template<int NB> static __device__ __forceinline__ uint32_t stx__at_kept(const stx__at &p, uint64_t stream, uint64_t row, int at) {
     int lane = (int)threadIdx.x & 31, t = lane & 3, q, l;
+    uint32_t kept = 0;
     row += (uint64_t)(lane >> 2);
-    #pragma unroll
+    #pragma unroll 1
     for (q = 0; q < NB / 2; q++) {
-        int mine = 4 * q + t;
-        uint4 w = stx__at_bits(p, stream, row + (mine >= NB ? 8 : 0), at + (mine >= NB ? mine - NB : mine) * 8);
+        int c = 4 * q + t;
+        uint4 w = stx__at_bits(p, stream, row + (c >= NB ? 8 : 0), at + (c >= NB ? c - NB : c) * 8);
         uint32_t x[4] = {w.x, w.y, w.z, w.w};
         stx__at_swap(x);
         #pragma unroll
         for (l = 0; l < 4; l++) {
-            const int c = 4 * q + l, n = c % NB, half = c / NB * 2;
-            if ((x[l] & 0xffffu) >= p.keep) s[n][half] = 0;
-            if ((x[l] >> 16) >= p.keep) s[n][half + 1] = 0;
+            uint32_t two = ((x[l] & 0xffffu) < p.keep) | ((x[l] >> 16) < p.keep) << 1;
+            c = 4 * q + l;
+            kept |= two << (c >= NB ? (c - NB) * 4 + 2 : c * 4);
         }
     }
+    return kept;
 }
 /* o += w V for one strip of rows; the tile's rows are k. Accumulators of S are, packed, fragments of a left factor: bfloat16s as they stand,
    tf32s if key 2t is taken for k = t and key 2t+1 for k = t+4, by both factors. */
@@ -2877,6 +2879,8 @@ template<class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
     enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, RING = BQ + 2 * BK, REGS = P::SIZE == 2, THREADS = 128 };
     /* K, V, K, V; then the ring; then the queries, which may use the second K and V if they move on to registers */
     static size_t shared(int pe, int two) { return (size_t)ROW * (4 * BK + (pe ? RING : 0) + (!REGS ? (two ? 2 * BQ : BQ) : TWO ? BQ : 0)); }
+    /* blocks that should fit on a multiprocessor: so many registers less may a thread take */
+    enum { BLOCKS = MT > 1 || DP > 64 ? 2 : 3 };
 };
 /* Copies of step s, into what step s - 2 had */
 template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, unsigned char *shared, int s, int windows, int first, int i0, int b, int h, int size, int bk) {
@@ -2901,20 +2905,21 @@ template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const 
     stx__cp_commit();
 }
 /* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
-template<class P, int DP, int BK, int MT, int TWO> static __global__ void __launch_bounds__(128) stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
+template<class P, int DP, int BK, int MT, int TWO> static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
     typedef stx__at_shape<P, DP, BK, MT, TWO> X;
     enum { CH = X::CH, KS = X::KS, NB = X::NB, ND = X::ND, BQ = X::BQ, ROWS = 16 * MT };
     STX__DYNAMIC(shared);
+    STX__SHARED(float, ramps, 4 * (BK + ROWS));
     unsigned char *ring = shared + 4 * BK * X::ROW, *qs = X::REGS && !TWO ? shared + 2 * BK * X::ROW : ring + (p.pe ? X::RING * X::ROW : 0);
     unsigned char *qr = X::REGS || !(p.u.p || p.vb.p) ? qs : qs + BQ * X::ROW;
     const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B], h = entry / tiles, i0 = entry % tiles * BQ;
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, r0 = warp * ROWS, iw = i0 + r0;
-    const float LOG2E = 1.44269504f;
+    const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1, *ramp = ramps + warp * (BK + ROWS);
     const stx__at_head w = stx__at_open(p, h);
     const stx__at_lanes lanes = stx__at_lanes_of();
     const stx__num none = {NULL, NULL, 0};
     const uint64_t stream = p.keep ? p.stream + *p.shift : 0;
-    uint32_t qf[MT][X::REGS ? KS : 1][4];
+    uint32_t kept[MT], qf[MT][X::REGS ? KS : 1][4];
     float o[MT][ND][4], top[MT][2], sum[MT][2];
     stx__at_skew skew[MT];
     int first, last, windows, steps, s, m, n, k, e, started = 0;
@@ -2949,9 +2954,9 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
         const unsigned char *kt = shared + (s & 1) * 2 * BK * X::ROW, *vt = kt + BK * X::ROW;
         const int window = s < windows, j0 = window ? first + s * BK : (s - windows) * BK - ((p.S + p.span) & 7);
         const int far = p.C + iw + ROWS - 1 - j0, near = p.C + iw - (j0 + BK - 1);          /* the largest and the smallest delta of the warp's rows */
-        const float sc = (window ? p.scale : p.scale * sqrtf((float)p.D)) * LOG2E;
+        const float sc = (window ? p.scale : p.scale * sqrtf((float)p.D)) * unit;
         float x[MT][NB][4];
-        int edge;
+        int edge, ramped;
         stx__cp_wait<0>();
         __syncthreads();
         if (s + 1 < steps) stx__at_fwd_load<X>(p, shared, s + 1, windows, first, i0, b, h, P::SIZE, BK);
@@ -2961,6 +2966,18 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
         }
         if (iw >= p.T || (window && (near > w.live || far < p.dmin))) continue;
 
+        if (p.keep)
+            #pragma unroll
+            for (m = 0; m < MT; m++) kept[m] = stx__at_kept<NB>(p, stream, ((uint64_t)b * p.H + h) * p.T + iw + 16 * m, (window ? p.span : p.S + p.span) + j0);
+        ramped = p.z.p && window && far > w.full;
+        if (ramped) {                                           /* m by near + e */
+            __syncwarp();
+            for (e = lane; e < BK + ROWS - 1; e += 32) {
+                float f = stx__at_ramp(p, w, near + e);
+                ramps[warp * (BK + ROWS) + e] = f <= 0 ? 0 : f >= 1 ? 1 : f;        /* NaN stays NaN */
+            }
+            __syncwarp();
+        }
         #pragma unroll
         for (m = 0; m < MT; m++)
             #pragma unroll
@@ -3031,7 +3048,6 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
             const int i = p.C + iw + 16 * m + g;
             #pragma unroll
             for (e = 0; e < 2; e++) {
-                const int d = i + 8 * e - j0 - 2 * t;          /* delta of the thread's first column */
                 float most = -INFINITY, old = top[m][e], from, f, add = 0;
                 if (edge) {
                     const int lo = (window ? max(i + 8 * e - w.live, p.lo) : 0) - j0 - 2 * t, hi = (window ? i + 8 * e - p.dmin + 1 : p.N) - j0 - 2 * t;
@@ -3047,19 +3063,16 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
                 most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 2));
                 top[m][e] = fmaxf(old, most * sc);
                 from = top[m][e] == -INFINITY ? 0 : top[m][e];        /* no key yet: 2^-inf, and not 2^(-inf + inf) */
-                f = stx__exp2(old - from);
+                f = stx__exp2((old - from) * (LOG2E / unit));
                 #pragma unroll
                 for (n = 0; n < NB; n++) {
-                    x[m][n][2 * e] = stx__exp2(fmaf(x[m][n][2 * e], sc, -from));
-                    x[m][n][2 * e + 1] = stx__exp2(fmaf(x[m][n][2 * e + 1], sc, -from));
+                    x[m][n][2 * e] = stx__exp2(fmaf(x[m][n][2 * e], sc, -from) * (LOG2E / unit));
+                    x[m][n][2 * e + 1] = stx__exp2(fmaf(x[m][n][2 * e + 1], sc, -from) * (LOG2E / unit));
                 }
-                if (edge && window && far > w.full) {
+                if (ramped) {
+                    const float *f0 = ramp + BK - 1 + 16 * m + g + 8 * e - 2 * t;
                     #pragma unroll
-                    for (n = 0; n < NB; n++) {
-                        float m0 = stx__at_ramp(p, w, d - 8 * n), m1 = stx__at_ramp(p, w, d - 8 * n - 1);
-                        if (!(m0 >= 1)) x[m][n][2 * e] *= m0 <= 0 ? 0 : m0;
-                        if (!(m1 >= 1)) x[m][n][2 * e + 1] *= m1 <= 0 ? 0 : m1;
-                    }
+                    for (n = 0; n < NB; n++) { x[m][n][2 * e] *= f0[-8 * n]; x[m][n][2 * e + 1] *= f0[-8 * n - 1]; }
                 }
                 #pragma unroll
                 for (n = 0; n < NB; n++) add += x[m][n][2 * e] + x[m][n][2 * e + 1];
@@ -3067,7 +3080,9 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
                 #pragma unroll
                 for (n = 0; n < ND; n++) { o[m][n][2 * e] *= f; o[m][n][2 * e + 1] *= f; }
             }
-            if (p.keep) stx__at_drop<NB>(p, stream, ((uint64_t)b * p.H + h) * p.T + iw + 16 * m, (window ? p.span : p.S + p.span) + j0, x[m]);
+            if (p.keep)
+                #pragma unroll
+                for (n = 0; n < NB; n++) for (e = 0; e < 4; e++) if (!(kept[m] >> (4 * n + e) & 1)) x[m][n][e] = 0;
             if (!window) {
                 float f = sqrtf((float)p.N);
                 #pragma unroll
@@ -3093,7 +3108,7 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
                 for (n = 0; n < ND; n++) if (8 * n < p.D) stx__at_store2(y + 8 * n + 2 * t, o[m][n][2 * e] * of, o[m][n][2 * e + 1] * of);
                 if (!t) {
                     const size_t row = ((size_t)b * p.H + h) * p.T + i;
-                    p.top[row] = top[m][e] * 0.69314718f;
+                    p.top[row] = X::REGS ? top[m][e] * 0.69314718f : top[m][e];
                     p.inv[row] = f;
                 }
             }
