@@ -68,11 +68,17 @@
    Random numbers are counter based (Philox4x32-10), keyed by (seed, step, op, element): they need no storage,
    do not depend on the number of threads, and a resumed run draws what the unbroken run would have drawn.
 
-   Repeatability: the same device, build, precision and thread count give the same bits.
+   Repeatability: the same device, build, precision and thread count give the same bits. No atomics on numbers anywhere.
 
    Speed on a CPU: give the compiler -O2 or -O3 and -fopenmp; no -march is needed. Inner loops exist for AVX-512, AVX2 and any
    processor, and the right ones are taken at run time. desc.precision = STX_PREC_BF16 makes matrix products of bfloat16 factors
    (AVX512-BF16: about twice the products' speed; AMX: so far run by emulation only). Parameters and sums stay float.
+
+   GPU. Add seqtx_cuda.cu to the program (nvcc -O3 -arch=sm_90 -c seqtx_cuda.cu; CUDA 12 or later, sm_80 or newer), define SEQTX_CUDA
+   in every file that includes this header, link -lcublasLt -lcudart -lstdc++, and set desc.device = STX_CUDA. Nothing else changes in a model.
+   t->data is then device memory, which the host must not touch: stx_get, stx_set, stx_item copy (and wait); stx_note, stx_noted read a step's
+   results without stopping it; stx_step_run replays a step as a CUDA graph. desc.precision = STX_PREC_BF16 stores activations as
+   bfloat16. The same numbers as on the CPU, but for the order of sums; the same random numbers; checkpoints go from one to the other.
 
    Compile-time options (give the same to every file that includes this header)
        SEQTX_DOUBLE     stx_real is double (gradient checks). Default: float.
@@ -81,7 +87,7 @@
                         built-in products.
        SEQTX_ONEDNN     matrix products, f32 and bf16, by oneDNN 2.5 or later (2.x and 3.x); link -ldnnl. (Implementation file
                         only.) What stays built in, how its threads follow desc.threads, its memory: see stx__dnnl_gemm.
-       SEQTX_CUDA       declare the CUDA twins of the kernels. Their bodies are not in this version.
+       SEQTX_CUDA       desc.device may be STX_CUDA. Compile seqtx_cuda.cu with nvcc and link it (see GPU above).
        SEQTX_STDIO_FILES  no mmap, no fsync: files by stdio, as on machines without POSIX.
 
    Reading order for learners: stx_layernorm_fwd/_bwd (a kernel and its derivative), stx_layernorm (an op),
@@ -280,6 +286,9 @@ enum { STX_ACT_NONE = 0, STX_ACT_RELU, STX_ACT_GELU, STX_ACT_TANH, STX_ACT_SIGMO
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids);
 /* act(x W^T + b): in (..,I), W (O,I), b (O) or NULL -> (..,O). */
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act);
+/* X W^T, X (B,S,I), W (O,I) -> (B,S,O), where the last T rows of X are a copy of h (B,T,I): gradients reach h and W, and cost nothing for
+   the S - T rows before, which are memory. X itself gets none. */
+STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W);
 /* op(a) op(b), op = transpose of the last two dimensions if ta / tb. a (..,M,K), b (..,K,N), equal leading
    dimensions, or b with two dimensions only, used for every batch entry -> (..,M,N). */
 STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb);
@@ -4518,6 +4527,32 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
         node->save = save;
     }
     STX_RUN(x, stx_linear_fwd, (x, y->data, pre, in->data, W->data, b ? b->data : NULL, N, Ci, Co, act));
+    return y;
+}
+
+/* Y = X W^T, the end of X is h:   dh += the end of dY W ; dW += dY^T X */
+static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
+    stx_tensor *h = n->in[0], *W = n->in[1], *X = (stx_tensor *)n->save;
+    size_t B = X->dim[0], S = X->dim[1], T = h->dim[1], I = W->dim[1], O = W->dim[0];
+    int fresh;
+    stx_real *dh = stx__grad_fresh(x, h, &fresh), *dW = stx__grad(x, W);
+    if (dh) STX_RUN(x, stx_gemm, (x, B, 0, 0, T, I, O, 1, stx_at(x, n->y->grad, (S - T) * O), O, S * O, W->data, I, 0, (stx_real)!fresh, dh, I, T * I));
+    if (dW) STX_RUN(x, stx_linear_bwd, (x, NULL, dW, NULL, n->y->grad, n->y->data, NULL, X->data, W->data, B * S, I, O, STX_ACT_NONE, 0));
+}
+STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W) {
+    stx_tensor *y;
+    stx__node *node;
+    size_t d[3];
+    char s[96], t[96];
+    if (!stx_ok(x) || !X || !h || !W) return NULL;
+    STX__NEED(x, W->ndim == 2 && X->ndim == 3 && h->ndim == 3 && X->dim[2] == W->dim[1] && h->dim[2] == W->dim[1] && X->dim[0] == h->dim[0] && X->dim[1] >= h->dim[1], STX_ERR_SHAPE,
+              "stx_linear_memory: %s that ends in %s: want (B,S,I) and (B,T,I) with T <= S and a weight (O,I)", stx__shape(X, s), stx__shape(h, t));
+    d[0] = X->dim[0]; d[1] = X->dim[1]; d[2] = W->dim[0];
+    y = stx__tensor(x, STX__STEP, 3, d);
+    if (!y) return NULL;
+    STX_RUN(x, stx_linear_fwd, (x, y->data, NULL, X->data, W->data, NULL, d[0] * d[1], X->dim[2], d[2], STX_ACT_NONE));
+    node = stx__record2(x, y, stx__linear_memory_back, h, W);
+    if (node) node->save = X;
     return y;
 }
 

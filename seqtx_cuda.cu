@@ -165,7 +165,7 @@ static __device__ __forceinline__ uint4 stx__philox(uint64_t seed, uint64_t hi, 
 typedef struct stx__range { char *base; size_t bytes; int kind; stx__bf16 *twin; struct stx__range *next; } stx__range;
 struct stx_gpu {
     int index, sms, major, minor, half, capturing, repeatable, failed, tf32;
-    int tune;                           /* of a new kind of product: 0 the heuristic's first algorithm, 1 the fastest, -1 our own kernel: >>gemm */
+    int tune;                           /* of a new kind of product: 0 the heuristic's first algorithm, 1 the fastest, -1 our own kernel, -2 no epilogues (tests): >>gemm */
     int attention;                      /* which version, see stx_cuda_attention */
     size_t shared_max;                  /* shared memory that a block may ask for, bytes */
     cudaStream_t stream;
@@ -1541,7 +1541,6 @@ void stx_meter_cuda(stx_ctx *x, double *meter, const stx_real *a, double s, int 
 
 typedef struct stx__plan_key {          /* compared as bytes: set to zero first */
     size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
-    size_t room;                        /* bytes of workspace */
     int ta, tb, half_in, half_out, epilogue, tf32, beta0;
     int align_a, align_b, align_c;
 } stx__plan_key;
@@ -1560,29 +1559,15 @@ typedef struct stx__plans {
     size_t count;
     void *room;                         /* the workspace, STX__ROOM bytes */
 } stx__plans;
-/* "Recommended size of user-provided workspace": 32 MiB on Hopper (cublasSetWorkspace) */
-static const size_t STX__ROOM = (size_t)32 << 20;
+#ifndef CUDA_HOST
+  #define STX__ROOM ((size_t)32 << 20)      /* "Recommended size of user-provided workspace": 32 MiB on Hopper (cublasSetWorkspace) */
+#else
+  #define STX__ROOM ((size_t)1 << 18)       /* where every page costs time at every launch */
+#endif
 
 /* What one call brings, beyond its kind */
 typedef struct stx__operands { const void *A, *B, *bias; void *C; float alpha, beta; } stx__operands;
 
-/* The plans of a context, with the workspace: made by the first product, or earlier by whoever is about to capture. */
-static stx__plans *stx__plans_of(stx_ctx *x) {
-    stx_gpu *g = stx__gpu(x);
-    stx__plans *p = (stx__plans *)g->plans;
-    if (!p) {
-        p = (stx__plans *)calloc(1, sizeof *p);
-        if (!p) { stx_fail(x, STX_ERR_MEMORY, "stx_gemm: no memory for the table of products"); return NULL; }
-        g->plans = p;
-    }
-    if (!p->room && !g->capturing && cudaMalloc(&p->room, STX__ROOM) != cudaSuccess) {
-        cudaGetLastError();
-        p->room = NULL;
-        stx_fail(x, STX_ERR_MEMORY, "stx_gemm: no %zu MiB of memory on %s for cublasLt's workspace: use smaller batches or a smaller model", STX__ROOM >> 20, g->name);
-        return NULL;
-    }
-    return p;
-}
 static void stx__plan_free(stx__plan *p) {
     if (p->a) cublasLtMatrixLayoutDestroy(p->a);
     if (p->b) cublasLtMatrixLayoutDestroy(p->b);
@@ -1590,8 +1575,27 @@ static void stx__plan_free(stx__plan *p) {
     if (p->op) cublasLtMatmulDescDestroy(p->op);
     free(p);
 }
-/* For stx_cuda_close, after the device's work is done and before cublasLtDestroy. */
-static void stx__plans_free(stx_gpu *g) {
+/* For stx_cuda_open, before anything can be captured: nothing is allocated later. For stx_cuda_close, when the device has nothing to do. */
+static int stx__gemm_open(stx_ctx *x, stx_gpu *g) {
+    stx__plans *p = (stx__plans *)calloc(1, sizeof *p);
+    cublasStatus_t s;
+    if (!p) { stx_fail(x, STX_ERR_MEMORY, "stx_create: no memory"); return 0; }
+    g->plans = p;
+    s = cublasLtCreate(&g->lt);
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        g->lt = NULL;
+        stx_fail(x, STX_ERR_DEVICE, "stx_create: cublasLt says %s on %s: look whether libcublasLt fits the driver (nvidia-smi)", cublasLtGetStatusName(s), g->name);
+        return 0;
+    }
+    if (cudaMalloc(&p->room, STX__ROOM) != cudaSuccess) {
+        (void)cudaGetLastError();
+        p->room = NULL;
+        stx_fail(x, STX_ERR_MEMORY, "stx_create: no %zu KiB of memory on %s for cublasLt's workspace: is another program using the GPU?", STX__ROOM >> 10, g->name);
+        return 0;
+    }
+    return 1;
+}
+static void stx__gemm_close(stx_gpu *g) {
     stx__plans *p = (stx__plans *)g->plans;
     if (!p) return;
     for (size_t i = 0; i < STX__PLAN_SLOTS; i++)
@@ -1600,9 +1604,11 @@ static void stx__plans_free(stx_gpu *g) {
             stx__plan_free(p->slot[i]);
             p->slot[i] = next;
         }
-    cudaFree(p->room);
+    if (p->room) (void)cudaFree(p->room);
+    if (g->lt) (void)cublasLtDestroy(g->lt);
     free(p);
     g->plans = NULL;
+    g->lt = NULL;
 }
 /* For tests: how many plans there are; g->tune */
 extern "C" size_t stx__plans_count(const stx_ctx *x) { const stx__plans *p = (const stx__plans *)stx__gpu(x)->plans; return p ? p->count : 0; }
@@ -1629,10 +1635,10 @@ static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t ro
     return s;
 }
 static cublasStatus_t stx__lt_run(stx_gpu *g, const stx__plan *p, const stx__operands *o, const cublasLtMatmulAlgo_t *algo, size_t used, void *D) {
-    stx__plans *all = (stx__plans *)g->plans;
+    void *room = used ? ((stx__plans *)g->plans)->room : NULL;
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
     if (o->bias) STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
-    STX__LT(cublasLtMatmul(g->lt, p->op, &o->alpha, o->B, p->b, o->A, p->a, &o->beta, o->C, p->c, D, p->c, algo, used ? all->room : NULL, used, g->stream));
+    STX__LT(cublasLtMatmul(g->lt, p->op, &o->alpha, o->B, p->b, o->A, p->a, &o->beta, o->C, p->c, D, p->c, algo, room, used, g->stream));
     return s;
 }
 /* The fastest of n candidates: the best of three runs each, after one that does not count. They write to memory of their own: C must be
@@ -1646,7 +1652,7 @@ static int stx__plan_fastest(stx_gpu *g, const stx__plan *p, const stx__operands
     int i, j, choice = 0, timed = 0;
     if (cudaMalloc(&D, bytes) != cudaSuccess || cudaEventCreate(&from) != cudaSuccess || cudaEventCreate(&to) != cudaSuccess) n = 0;
     for (i = 0; i < n; i++) {
-        if (r[i].state != CUBLAS_STATUS_SUCCESS || r[i].workspaceSize > k->room) continue;
+        if (r[i].state != CUBLAS_STATUS_SUCCESS || r[i].workspaceSize > STX__ROOM) continue;
         for (j = 0; j < 4; j++) {
             if (cudaEventRecord(from, g->stream) != cudaSuccess) break;
             if (stx__lt_run(g, p, o, &r[i].algo, r[i].workspaceSize, D) != CUBLAS_STATUS_SUCCESS) break;
@@ -1656,9 +1662,9 @@ static int stx__plan_fastest(stx_gpu *g, const stx__plan *p, const stx__operands
     }
     if (from) cudaEventDestroy(from);
     if (to) cudaEventDestroy(to);
-    cudaStreamSynchronize(g->stream);
-    cudaFree(D);
-    if (!timed) { cudaGetLastError(); choice = -1; }        /* no memory to write to: the first one then */
+    (void)cudaStreamSynchronize(g->stream);
+    if (D) (void)cudaFree(D);
+    if (!timed) { (void)cudaGetLastError(); choice = -1; }        /* no memory to write to: the first one then */
     return choice;
 }
 static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operands *o) {
@@ -1669,10 +1675,10 @@ static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operan
     cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)k->epilogue;
     cudaDataType_t bias = k->half_out ? CUDA_R_16BF : CUDA_R_32F;
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, aa = (uint32_t)k->align_a, ab = (uint32_t)k->align_b, ac = (uint32_t)k->align_c;
-    uint64_t room = k->room;
+    uint64_t room = STX__ROOM;
     int i, n = 0, choice = -1;
     cublasStatus_t s;
-    if (g->tune < 0) { p->plain = 1; return CUBLAS_STATUS_SUCCESS; }
+    if (g->tune == -1 || (g->tune == -2 && epilogue != CUBLASLT_EPILOGUE_DEFAULT)) { p->plain = 1; return CUBLAS_STATUS_SUCCESS; }
     s = cublasLtMatmulDescCreate(&p->op, k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
     STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &opB, sizeof opB));
     STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &opA, sizeof opA));
@@ -1698,7 +1704,7 @@ static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operan
     if (pref) cublasLtMatmulPreferenceDestroy(pref);
     if (s != CUBLAS_STATUS_SUCCESS) return s;
     if (n > 1 && g->tune > 0 && !g->capturing) choice = stx__plan_fastest(g, p, o, r, n);
-    for (i = 0; i < n && choice < 0; i++) if (r[i].state == CUBLAS_STATUS_SUCCESS && r[i].workspaceSize <= k->room) choice = i;
+    for (i = 0; i < n && choice < 0; i++) if (r[i].state == CUBLAS_STATUS_SUCCESS && r[i].workspaceSize <= STX__ROOM) choice = i;
     p->plain = choice < 0;
     if (!p->plain) { p->algo = r[choice].algo; p->used = r[choice].workspaceSize; }
     return s;
@@ -1735,43 +1741,43 @@ static __global__ void stx__scale_kernel(stx__num C, size_t ldc, size_t sc, size
         for (size_t j = threadIdx.x; j < N; j += blockDim.x) stx__put(C, at + j, beta == 0 ? 0 : beta * stx__get(C, at + j));
     }
 }
-/* to (rows of all matrices, ldt) = a (batch,each,cols) as bfloat16, rows lda and matrices sa apart. As stx__scale_kernel. */
-static __global__ void stx__round_kernel(stx__bf16 *to, size_t ldt, stx__num a, size_t lda, size_t sa, size_t each, size_t cols, size_t rows) {
+/* to (rows of all matrices, ldt) = a (batch,each,cols), rows lda and matrices sa apart: as bfloat16, or as floats. As stx__scale_kernel. */
+static __global__ void stx__pack_kernel(stx__num to, size_t ldt, stx__num a, size_t lda, size_t sa, size_t each, size_t cols, size_t rows) {
     for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
         size_t at = row / each * sa + row % each * lda;
-        for (size_t j = threadIdx.x; j < cols; j += blockDim.x) to[row * ldt + j] = __float2bfloat16(stx__get(a, at + j));
+        for (size_t j = threadIdx.x; j < cols; j += blockDim.x) stx__put(to, row * ldt + j, stx__get(a, at + j));
     }
 }
 
-/* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices, of any types, strides and alignment: for what cublasLt has no algorithm
-   for. A block of 256 threads makes a tile of 64 x 64, 4 x 4 numbers a thread, 16 of K at a time through shared memory: each number is one
+/* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices, then + bias (N) and relu if wanted; of any types, strides and alignment:
+   for what cublasLt has no algorithm for. A block of 256 threads makes a tile of 64 x 64, 4 x 4 numbers a thread, 16 of K at a time through shared memory: each number is one
    sum over K in order. */
-enum { STX__TILE = 64, STX__SLAB = 16, STX__TILE_LD = STX__TILE + 1 };
+enum { STX__GEMM_TILE = 64, STX__GEMM_SLAB = 16, STX__GEMM_LD = STX__GEMM_TILE + 1 };
 static __global__ void __launch_bounds__(256) stx__gemm_plain_kernel(stx__num C, size_t ldc, size_t sc, stx__num A, size_t lda, size_t sa, stx__num B, size_t ldb, size_t sb,
-                                                                     size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, float beta) {
-    STX__SHARED(float, as, STX__SLAB * STX__TILE_LD);
-    STX__SHARED(float, bs, STX__SLAB * STX__TILE_LD);
-    size_t across = (N + STX__TILE - 1) / STX__TILE, tiles = (M + STX__TILE - 1) / STX__TILE * across;
+                                                                     size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, float beta, stx__num bias, int relu) {
+    STX__SHARED(float, as, STX__GEMM_SLAB * STX__GEMM_LD);
+    STX__SHARED(float, bs, STX__GEMM_SLAB * STX__GEMM_LD);
+    size_t across = (N + STX__GEMM_TILE - 1) / STX__GEMM_TILE, tiles = (M + STX__GEMM_TILE - 1) / STX__GEMM_TILE * across;
     int t = (int)threadIdx.x, tx = t % 16, ty = t / 16;
     for (size_t job = blockIdx.x; job < tiles * batch; job += gridDim.x) {
-        size_t e = job / tiles, m0 = job % tiles / across * STX__TILE, n0 = job % tiles % across * STX__TILE;
+        size_t e = job / tiles, m0 = job % tiles / across * STX__GEMM_TILE, n0 = job % tiles % across * STX__GEMM_TILE;
         float s[4][4] = {{0}};
-        for (size_t k0 = 0; k0 < K; k0 += STX__SLAB) {
-            for (int q = t; q < STX__TILE * STX__SLAB; q += 256) {          /* neighbouring threads read neighbours, whichever way the matrix lies */
-                int k = ta ? q / STX__TILE : q % STX__SLAB, m = ta ? q % STX__TILE : q / STX__SLAB;
+        for (size_t k0 = 0; k0 < K; k0 += STX__GEMM_SLAB) {
+            for (int q = t; q < STX__GEMM_TILE * STX__GEMM_SLAB; q += 256) {          /* neighbouring threads read neighbours, whichever way the matrix lies */
+                int k = ta ? q / STX__GEMM_TILE : q % STX__GEMM_SLAB, m = ta ? q % STX__GEMM_TILE : q / STX__GEMM_SLAB;
                 size_t kk = k0 + (size_t)k, mm = m0 + (size_t)m;
-                as[k * STX__TILE_LD + m] = kk < K && mm < M ? stx__get(A, e * sa + (ta ? kk * lda + mm : mm * lda + kk)) : 0;
-                k = tb ? q % STX__SLAB : q / STX__TILE;
-                m = tb ? q / STX__SLAB : q % STX__TILE;
+                as[k * STX__GEMM_LD + m] = kk < K && mm < M ? stx__get(A, e * sa + (ta ? kk * lda + mm : mm * lda + kk)) : 0;
+                k = tb ? q % STX__GEMM_SLAB : q / STX__GEMM_TILE;
+                m = tb ? q / STX__GEMM_SLAB : q % STX__GEMM_TILE;
                 kk = k0 + (size_t)k;
                 mm = n0 + (size_t)m;
-                bs[k * STX__TILE_LD + m] = kk < K && mm < N ? stx__get(B, e * sb + (tb ? mm * ldb + kk : kk * ldb + mm)) : 0;
+                bs[k * STX__GEMM_LD + m] = kk < K && mm < N ? stx__get(B, e * sb + (tb ? mm * ldb + kk : kk * ldb + mm)) : 0;
             }
             __syncthreads();
-            for (int k = 0; k < STX__SLAB; k++) {
+            for (int k = 0; k < STX__GEMM_SLAB; k++) {
                 float a[4], b[4];
                 #pragma unroll
-                for (int i = 0; i < 4; i++) { a[i] = as[k * STX__TILE_LD + ty + 16 * i]; b[i] = bs[k * STX__TILE_LD + tx + 16 * i]; }
+                for (int i = 0; i < 4; i++) { a[i] = as[k * STX__GEMM_LD + ty + 16 * i]; b[i] = bs[k * STX__GEMM_LD + tx + 16 * i]; }
                 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     #pragma unroll
@@ -1784,18 +1790,22 @@ static __global__ void __launch_bounds__(256) stx__gemm_plain_kernel(stx__num C,
             #pragma unroll
             for (int j = 0; j < 4; j++) {
                 size_t m = m0 + (size_t)(ty + 16 * i), n = n0 + (size_t)(tx + 16 * j), at = e * sc + m * ldc + n;
-                if (m < M && n < N) stx__put(C, at, beta == 0 ? alpha * s[i][j] : fmaf(alpha, s[i][j], beta * stx__get(C, at)));
+                if (m < M && n < N) {
+                    float v = beta == 0 ? alpha * s[i][j] : fmaf(alpha, s[i][j], beta * stx__get(C, at));
+                    if (bias.p) v += stx__get(bias, n);
+                    stx__put(C, at, relu && v < 0 ? 0 : v);
+                }
             }
     }
 }
 static void stx__gemm_plain(stx_ctx *x, const char *what, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, const stx__num &A, size_t lda, size_t sa,
-                            const stx__num &B, size_t ldb, size_t sb, float beta, const stx__num &C, size_t ldc, size_t sc) {
-    size_t tiles = (M + STX__TILE - 1) / STX__TILE * ((N + STX__TILE - 1) / STX__TILE) * batch;
-    STX__RUN_KERNEL(x, what, stx__gemm_plain_kernel, stx__blocks(tiles, 1, 1u << 30), 256, 0, C, ldc, sc, A, lda, sa, B, ldb, sb, batch, ta, tb, M, N, K, alpha, beta);
+                            const stx__num &B, size_t ldb, size_t sb, float beta, const stx__num &C, size_t ldc, size_t sc, const stx__num &bias, int relu) {
+    size_t tiles = (M + STX__GEMM_TILE - 1) / STX__GEMM_TILE * ((N + STX__GEMM_TILE - 1) / STX__GEMM_TILE) * batch;
+    STX__RUN_KERNEL(x, what, stx__gemm_plain_kernel, stx__blocks(tiles, 1, 1u << 30), 256, 0, C, ldc, sc, A, lda, sa, B, ldb, sb, batch, ta, tb, M, N, K, alpha, beta, bias, relu);
 }
 
-/* An operand as the product will read it */
-typedef struct stx__operand { stx__num v; size_t rows, cols, ld, stride, count; int round; } stx__operand;
+/* An operand as the product will read it; pack: it has to be copied first, to bfloat16 if half */
+typedef struct stx__operand { stx__num v; size_t rows, cols, ld, stride, count; int pack, half; } stx__operand;
 static stx__operand stx__operand_of(const stx_ctx *x, const stx_real *p, size_t rows, size_t cols, size_t ld, size_t stride, size_t batch) {
     stx__operand o;
     o.v = stx__num_of(x, p);
@@ -1804,17 +1814,24 @@ static stx__operand stx__operand_of(const stx_ctx *x, const stx_real *p, size_t 
     o.ld = rows > 1 ? ld : cols;                /* cublasLt wants ld >= cols of a single row, too */
     o.stride = batch > 1 ? stride : 0;
     o.count = o.stride ? batch : 1;
-    o.round = 0;
+    o.pack = o.half = 0;
     return o;
 }
-/* Numbers of a rounded copy, rows of 8 numbers so that they are aligned as tensor cores like it, and 256 bytes for the next one. */
-static size_t stx__rounded(const stx__operand *o) { return o->round ? (o->count * o->rows * ((o->cols + 7) / 8 * 8) + 127) / 128 * 128 : 0; }
-static void stx__round(stx_ctx *x, const char *what, stx__operand *o, stx__bf16 *to) {
+/* It must be bfloat16, or float: decides how. */
+static void stx__want(stx__operand *o, int half, size_t align) {
+    if (half && o->v.twin) { o->v.p = o->v.twin; o->v.half = 1; }
+    o->v.twin = NULL;
+    o->half = half;
+    o->pack = o->v.p && (o->v.half != half || (uintptr_t)o->v.p % align);
+}
+/* Bytes of its copy: rows of whole 16 bytes, as tensor cores like them, and up to where another may begin */
+static size_t stx__packed(const stx__operand *o) { return o->pack ? (o->count * o->rows * ((o->cols + 7) / 8 * 8) * (o->half ? 2 : 4) + 255) / 256 * 256 : 0; }
+static void stx__pack(stx_ctx *x, const char *what, stx__operand *o, char *to) {
     size_t rows = o->count * o->rows, ld = (o->cols + 7) / 8 * 8;
-    if (!o->round) return;
-    STX__RUN_KERNEL(x, what, stx__round_kernel, stx__blocks(rows, 1, 4096), 256, 0, to, ld, o->v, o->ld, o->stride, o->rows, o->cols, rows);
-    o->v.p = to;
-    o->v.half = 1;
+    stx__num t = {to, NULL, o->half};
+    if (!o->pack) return;
+    STX__RUN_KERNEL(x, what, stx__pack_kernel, stx__blocks(rows, 1, 4096), 256, 0, t, ld, o->v, o->ld, o->stride, o->rows, o->cols, rows);
+    o->v = t;
     o->ld = ld;
     if (o->stride) o->stride = o->rows * ld;
 }
@@ -1825,18 +1842,18 @@ static int stx__align(const void *p) {
 }
 
 /* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices at strides sa, sb, sc; then, with bias (N) or relu, C = relu(C + bias) in
-   the same pass. Returns 0 if that is left to be done: where cublasLt cannot, or the bias is not of C's type or not aligned. ("cuBLASLt's
-   alignment preferences cover A, B, C, D but not the epilogue bias pointer, so the heuristic can pick a kernel that assumes 16-byte bias
-   alignment", pytorch/pytorch 194497.) */
+   the same pass. Returns 0 if that is left to be done, where cublasLt has no algorithm that does it. The bias has C's type and is aligned to
+   16 bytes, if need be by a copy: "cuBLASLt's alignment preferences cover A, B, C, D but not the epilogue bias pointer, so the heuristic can
+   pick a kernel that assumes 16-byte bias alignment" (pytorch/pytorch 194497). */
 static int stx__lt_product(stx_ctx *x, const char *what, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, const stx_real *A, size_t lda, size_t sa,
                            const stx_real *B, size_t ldb, size_t sb, float beta, stx_real *C, size_t ldc, size_t sc, const stx_real *bias, int relu) {
     stx_gpu *g = stx__gpu(x);
-    stx__plans *all;
     stx__plan_key key;
     stx__plan *plan = NULL;
     stx__operands o;
-    stx__operand a, b;
-    stx__num c, v;
+    stx__operand a, b, v;
+    stx__num c;
+    size_t of_a, of_b, of_v;
     int low, fuse = bias || relu;
     cublasStatus_t s;
     if (!stx_ok(x) || !batch || !M || !N) return 1;
@@ -1851,58 +1868,45 @@ static int stx__lt_product(stx_ctx *x, const char *what, size_t batch, int ta, i
         stx_fail(x, STX_ERR_ARG, "%s: %zu products of (%zu,%zu) and (%zu,%zu): a GPU takes sizes up to 2147483647; use smaller batches", what, batch, M, K, K, N);
         return 1;
     }
-    all = stx__plans_of(x);
-    if (!all) return 1;
     a = stx__operand_of(x, A, ta ? K : M, ta ? M : K, lda, sa, batch);
     b = stx__operand_of(x, B, tb ? N : K, tb ? K : N, ldb, sb, batch);
+    v = stx__operand_of(x, bias, 1, N, N, 0, 1);
     low = a.v.half || a.v.twin || b.v.half || b.v.twin || c.half;
-    if (low) {
-        size_t of_a, of_b;
-        if (a.v.twin) { a.v.p = a.v.twin; a.v.half = 1; }
-        if (b.v.twin) { b.v.p = b.v.twin; b.v.half = 1; }
-        a.round = !a.v.half;
-        b.round = !b.v.half;
-        of_a = stx__rounded(&a);
-        of_b = stx__rounded(&b);
-        if (of_a + of_b) {
-            stx__bf16 *to = (stx__bf16 *)stx__scratch_of(x, (of_a + of_b) * sizeof *to, what);
-            if (!to) return 1;
-            stx__round(x, what, &a, to);
-            stx__round(x, what, &b, to + of_a);
-        }
+    stx__want(&a, low, 1);
+    stx__want(&b, low, 1);
+    stx__want(&v, c.half, 16);
+    of_a = stx__packed(&a);
+    of_b = stx__packed(&b);
+    of_v = stx__packed(&v);
+    if (of_a + of_b + of_v) {
+        char *to = (char *)stx__scratch_of(x, of_a + of_b + of_v, what);
+        if (!to) return 1;
+        stx__pack(x, what, &a, to);
+        stx__pack(x, what, &b, to + of_a);
+        stx__pack(x, what, &v, to + of_a + of_b);
     }
-    a.v.twin = b.v.twin = NULL;
     memset(&key, 0, sizeof key);
     key.batch = batch; key.M = M; key.N = N; key.K = K;
     key.lda = a.ld; key.ldb = b.ld; key.ldc = M > 1 ? ldc : N;
     key.sa = a.stride; key.sb = b.stride; key.sc = batch > 1 ? sc : 0;
-    key.room = all->room ? STX__ROOM : 0;
     key.ta = !!ta; key.tb = !!tb;
     key.half_in = low; key.half_out = c.half;
     key.tf32 = g->tf32 && !low; key.beta0 = beta == 0;
     key.align_a = stx__align(a.v.p); key.align_b = stx__align(b.v.p); key.align_c = stx__align(c.p);
     o.A = a.v.p; o.B = b.v.p; o.C = c.p;
     o.alpha = alpha; o.beta = beta;
-    o.bias = NULL;
-    if (bias) {
-        v = stx__num_of(x, bias);
-        o.bias = c.half == v.half ? v.p : c.half ? (void *)v.twin : NULL;
-        if ((uintptr_t)o.bias % 16) o.bias = NULL;
-    }
-    if (fuse && !bias == !o.bias && batch == 1) {
-        key.epilogue = bias ? relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_RELU;
-        plan = stx__plan_of(x, what, &key, &o);
-        if (plan && plan->plain) plan = NULL;
-    }
-    if (!plan) {                                /* nothing to fuse, or it cannot be */
+    o.bias = v.v.p;
+    key.epilogue = bias ? relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS : relu ? CUBLASLT_EPILOGUE_RELU : CUBLASLT_EPILOGUE_DEFAULT;
+    plan = stx__plan_of(x, what, &key, &o);
+    if (plan && plan->plain && fuse) {          /* perhaps without */
         o.bias = NULL;
         key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
         plan = stx__plan_of(x, what, &key, &o);
     }
     if (!plan || !stx_ok(x)) return 1;
     if (plan->plain) {
-        stx__gemm_plain(x, what, batch, ta, tb, M, N, K, alpha, a.v, key.lda, key.sa, b.v, key.ldb, key.sb, beta, c, key.ldc, key.sc);
-        return !fuse;
+        stx__gemm_plain(x, what, batch, ta, tb, M, N, K, alpha, a.v, key.lda, key.sa, b.v, key.ldb, key.sb, beta, c, key.ldc, key.sc, v.v, relu);
+        return 1;
     }
     s = stx__lt_run(g, plan, &o, &plan->algo, plan->used, c.p);
     if (s != CUBLAS_STATUS_SUCCESS) { stx__lt_fail(x, what, s, &key); return 1; }
@@ -1924,94 +1928,52 @@ void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real 
     if (!stx_ok(x) || !N || !O) return;
     if (!stx__lt_product(x, "stx_linear_fwd", 1, 0, 1, N, O, I, 1, in, I, 0, W, I, 0, 0, to, O, 0, b, relu)) {
         stx_bias_act_fwd_cuda(x, to, NULL, b, N, O, pre ? STX_ACT_NONE : act);
-        act = pre ? act : STX_ACT_NONE;
-    } else if (relu) act = STX_ACT_NONE;
-    if (pre) stx_act_fwd_cuda(x, y, pre, N * O, act);
-    else if (act) stx_bias_act_fwd_cuda(x, y, NULL, NULL, N, O, act);
+        if (!pre) return;
+    }
+    if (pre || (act && !relu)) stx_act_fwd_cuda(x, y, to, N * O, act);
 }
 
-/* g times d act / d a, given y = act(a) and, for gelu, a: stx__act_slope_any of seqtx.h */
-static __device__ __forceinline__ float stx__linear_slope(float g, float y, float a, int act) {
-    switch (act) {
-    case STX_ACT_RELU: return y > 0 ? g : 0;
-    case STX_ACT_GELU: return g * fmaf(a, 0.39894228040143267794f * expf(-0.5f * a * a), 0.5f * erfcf(-0.70710678118654752440f * a));
-    case STX_ACT_TANH: return g * fmaf(-y, y, 1);
-    case STX_ACT_SIGMOID: return g * (y * (1 - y));
-    default: return g;
-    }
-}
-/* da (N,O) = da act'(a), unless act is none; sums (chunks,O), if wanted: of da's rows, `each` rows a chunk. In one pass: da is read once.
-   A block has a chunk of 32 V columns, 8 rows at a time, each thread V columns of a row; then 8 sums of a column become one, in order. */
-enum { STX__SUM_ROWS = 8 };
-template<int V> static __global__ void stx__slope_sums_kernel(stx__num da, stx__num y, stx__num pre, float *sums, size_t N, size_t O, size_t each, int act) {
-    STX__SHARED(float, part, STX__SUM_ROWS * STX__WARP * V);
-    size_t c = ((size_t)blockIdx.x * STX__WARP + threadIdx.x) * V, n = (size_t)blockIdx.y * each, end = n + each < N ? n + each : N;
-    float s[V] = {0};
-    if (c < O)
-        for (n += threadIdx.y; n < end; n += STX__SUM_ROWS) {
-            size_t at = n * O + c;
-            if (V == 4) {
-                float4 g = stx__get4(da, at), v = make_float4(0, 0, 0, 0), a = v;
-                if (act) {
-                    if (act == STX_ACT_GELU) a = stx__get4(pre, at);
-                    else v = stx__get4(y, at);
-                    g.x = stx__linear_slope(g.x, v.x, a.x, act);
-                    g.y = stx__linear_slope(g.y, v.y, a.y, act);
-                    g.z = stx__linear_slope(g.z, v.z, a.z, act);
-                    g.w = stx__linear_slope(g.w, v.w, a.w, act);
-                    stx__put4(da, at, g);
+/* da (N,O) = da act'(a), and part (chunks,O) = the sums of da's columns, `rows` rows a chunk: in one pass, which reads da once. As
+   stx__columns_kernel: a block of 8 rows of 32 lanes takes 32 W columns of a chunk, every lane W of them. */
+template<int W> static __global__ void stx__slope_columns_kernel(float *part, stx__num da, stx__num y, stx__num pre, size_t N, size_t O, size_t rows, int act) {
+    STX__SHARED(float, sh, 8 * 32 * W);
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
+    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < O; c0 += (size_t)gridDim.y * 32 * W) {
+        size_t c = c0 + lane * W;
+        float s[W] = {0};
+        if (c < O)
+            for (size_t n = lo + row; n < hi; n += 8) {
+                float g[W], v[W] = {0}, u[W] = {0};
+                stx__getn<W>(g, da, n * O + c);
+                if (act == STX_ACT_GELU) stx__getn<W>(u, pre, n * O + c);
+                else stx__getn<W>(v, y, n * O + c);
+                for (int e = 0; e < W; e++) {
+                    g[e] = stx__act_slope(g[e], v[e], u[e], act);
+                    s[e] += g[e];
                 }
-                s[0] += g.x;
-                s[1 % V] += g.y;
-                s[2 % V] += g.z;
-                s[3 % V] += g.w;
-            } else {
-                float g = stx__get(da, at);
-                if (act) {
-                    g = stx__linear_slope(g, act == STX_ACT_GELU ? 0 : stx__get(y, at), act == STX_ACT_GELU ? stx__get(pre, at) : 0, act);
-                    stx__put(da, at, g);
-                }
-                s[0] += g;
+                stx__putn<W>(da, n * O + c, g);
             }
+        for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[e];
+        __syncthreads();
+        if (row < W && c < O) {             /* the rows' sums, number `row` of each lane's W */
+            float t = 0;
+            for (int k = 0; k < 8; k++) t += sh[(k * W + row) * 32 + lane];
+            part[blockIdx.x * O + c + row] = t;
         }
-    if (!sums) return;
-    for (int v = 0; v < V; v++) part[(v * STX__SUM_ROWS + threadIdx.y) * STX__WARP + threadIdx.x] = s[v];
-    __syncthreads();
-    if (threadIdx.y || c >= O) return;
-    for (int v = 0; v < V; v++) {
-        float t = 0;
-        for (int r = 0; r < STX__SUM_ROWS; r++) t += part[(v * STX__SUM_ROWS + r) * STX__WARP + threadIdx.x];
-        sums[(size_t)blockIdx.y * O + c + v] = t;
+        __syncthreads();
     }
 }
-/* db (O) += the sum of sums (chunks,O) over the chunks. A block has 32 columns, 16 chunks at a time. */
-static __global__ void stx__sum_chunks_kernel(stx__num db, const float *sums, size_t O, size_t chunks) {
-    STX__SHARED(float, part, 16 * STX__WARP);
-    size_t c = (size_t)blockIdx.x * STX__WARP + threadIdx.x;
-    float s = 0;
-    if (c < O) for (size_t k = threadIdx.y; k < chunks; k += 16) s += sums[k * O + c];
-    part[threadIdx.y * STX__WARP + threadIdx.x] = s;
-    __syncthreads();
-    if (threadIdx.y || c >= O) return;
-    s = 0;
-    for (int k = 0; k < 16; k++) s += part[k * STX__WARP + threadIdx.x];
-    stx__add(db, c, s, 1);
-}
-/* da = da act'(a), and db += the sum of da's rows if db is wanted. The chunks depend on N alone, so the sums are the same on every GPU. */
-static void stx__slope_sums(stx_ctx *x, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, size_t N, size_t O, int act) {
-    static const char what[] = "stx_linear_bwd";
-    size_t chunks = (N + 63) / 64 < 256 ? (N + 63) / 64 : 256, each = (N + chunks - 1) / chunks;
-    stx__num a = stx__num_of(x, da), v = stx__num_of(x, act == STX_ACT_GELU ? NULL : y), p = stx__num_of(x, act == STX_ACT_GELU ? pre : NULL);
-    float *sums = NULL;
-    if (db) {
-        sums = (float *)stx__scratch_of(x, chunks * O * sizeof *sums, what);
-        if (!sums) return;
-    }
-    if (O % 4 == 0 && stx__by4(a) && (!act || (stx__by4(v) && stx__by4(p))))
-        STX__RUN_KERNEL(x, what, stx__slope_sums_kernel<4>, dim3(stx__blocks(O, 128, 1u << 30), (unsigned)chunks), dim3(STX__WARP, STX__SUM_ROWS), 0, a, v, p, sums, N, O, each, act);
-    else
-        STX__RUN_KERNEL(x, what, stx__slope_sums_kernel<1>, dim3(stx__blocks(O, 32, 1u << 30), (unsigned)chunks), dim3(STX__WARP, STX__SUM_ROWS), 0, a, v, p, sums, N, O, each, act);
-    if (db) STX__RUN_KERNEL(x, what, stx__sum_chunks_kernel, stx__blocks(O, STX__WARP, 1u << 30), dim3(STX__WARP, 16), 0, stx__num_of(x, db), sums, O, chunks);
+/* da = da act'(a), and db += the sum of da's rows. The chunks depend on N alone, so the sums are the same on every GPU. */
+static void stx__slope_columns(stx_ctx *x, const char *what, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, size_t N, size_t O, int act) {
+    stx__num D = stx__num_of(x, da), Y = stx__num_of(x, act == STX_ACT_GELU ? NULL : y), P = stx__num_of(x, act == STX_ACT_GELU ? pre : NULL);
+    size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows;
+    int four = O % 4 == 0 && stx__by4(D) && stx__by4(Y) && stx__by4(P);
+    dim3 grid((unsigned)chunks, stx__blocks(O, four ? 128 : 32, 65535));
+    float *part = (float *)stx__scratch_of(x, chunks * O * sizeof *part, what);
+    if (!part) return;
+    if (four) STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<4>, grid, 256, 0, part, D, Y, P, N, O, rows, act);
+    else STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<1>, grid, 256, 0, part, D, Y, P, N, O, rows, act);
+    stx__columns_sum(x, what, db, part, O, chunks, O);
 }
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da
    db is not left to cublasLt's epilogue BGRADB of dW's product: that one stores and does not add, in the type of dW, and narrows the choice
@@ -2019,7 +1981,10 @@ static void stx__slope_sums(stx_ctx *x, stx_real *db, stx_real *da, const stx_re
 void stx_linear_bwd_cuda(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, const stx_real *in, const stx_real *W,
                          size_t N, size_t I, size_t O, int act, int accumulate) {
     if (!stx_ok(x)) return;
-    if (N && O && (act || db)) stx__slope_sums(x, db, da, y, pre, N, O, act);
+    if (!N || !O) db = NULL;
+    if (act && db) stx__slope_columns(x, "stx_linear_bwd, db", db, da, y, pre, N, O, act);
+    else if (act) stx_act_bwd_cuda(x, da, da, y, pre, N * O, act, 0);
+    else if (db) stx__columns(x, "stx_linear_bwd, db", db, NULL, da, NULL, NULL, NULL, N, O);
     if (dx) stx__lt_product(x, "stx_linear_bwd, dx", 1, 0, 0, N, I, O, 1, da, O, 0, W, I, 0, accumulate ? 1.0f : 0.0f, dx, I, 0, NULL, 0);
     if (dW) stx__lt_product(x, "stx_linear_bwd, dW", 1, 1, 0, O, I, N, 1, da, O, 0, in, I, 0, 1, dW, I, 0, NULL, 0);
 }
@@ -2095,7 +2060,7 @@ static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__ma
         for (int k = 0; k < STX__PK; k++) {
             float av[4], bv[4];
             for (int i = 0; i < 4; i++) { av[i] = as[k * (STX__P + 4) + 4 * ty + i]; bv[i] = bs[k * (STX__P + 4) + 4 * tx + i]; }
-            for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) c[i][j] = fmaf(av[i], bv[j], c[i][j]);
+            for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) c[i][j] += av[i] * bv[j];
         }
         __syncthreads();
     }
@@ -2301,10 +2266,10 @@ static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
         if (a->dpk) A->size[STX__S_PK] = a->N * a->D;
         if (a->dpv) A->size[STX__S_PV] = a->N * a->D;
     }
-    for (A->n = STX__MIN(a->T, (size_t)(few ? 16 : 256));; A->n = (A->n + 1) / 2) {
+    for (A->n = STX__MIN(a->T, (size_t)(few ? 32 : 256));; A->n = (A->n + 1) / 2) {
         A->ld = (a->not_causal ? window : STX__MIN(window, a->span + A->n)) + a->N;
         unit = A->n * (A->ld * (backward ? 2 : 1) + 2 * a->D + 1);
-        if (A->n <= 16 || unit * sizeof(float) <= budget / 2) break;
+        if (A->n <= 32 || unit * sizeof(float) <= budget / 2) break;
     }
     if (backward) unit += (a->dk ? a->S * a->D : 0) + (a->dv ? a->S * a->D : 0);
     for (i = 0; i < STX__SHARED_SUMS; i++) unit += A->size[i];
@@ -2650,12 +2615,15 @@ template<int CH> static __device__ __forceinline__ unsigned stx__at_piece(int r,
     return (unsigned)(r * CH + (CH >= 8 ? c ^ (r & 7) : c ^ ((r >> 1) & 3))) * 16;
 }
 /* Rows r0 .. of a table at `from`, row 0 first, into n rows of a tile; those outside [lo,hi) become zeros. All threads of the block; there
-   after the next cp_wait and barrier. bytes: of a row's numbers, a multiple of 16. */
+   after the next cp_wait and barrier. ld: bytes from row to row; bytes: of a row's numbers, a multiple of 16. */
 template<int CH, int THREADS> static __device__ __forceinline__ void stx__at_load(unsigned char *tile, int n, const void *from, size_t ld, int bytes, int r0, int lo, int hi) {
-    int i;
-    for (i = (int)threadIdx.x; i < n * CH; i += THREADS) {
-        int r = i / CH, c = i % CH, row = r0 + r, yes = row >= lo && row < hi && c * 16 < bytes;
-        stx__cp16(tile + stx__at_piece<CH>(r, c), (const char *)from + (yes ? (size_t)row * ld + (size_t)c * 16 : 0), yes ? 16 : 0);
+    int r = (int)threadIdx.x / CH, c = (int)threadIdx.x % CH, k;
+    const char *p = (const char *)from + (ptrdiff_t)(r0 + r) * (ptrdiff_t)ld + c * 16;          /* one product; the others are sums */
+    #pragma unroll
+    for (k = 0; k < n; k += THREADS / CH) {
+        int yes = r0 + r + k >= lo && r0 + r + k < hi && c * 16 < bytes;
+        if (n % (THREADS / CH) == 0 || r + k < n) stx__cp16(tile + stx__at_piece<CH>(r + k, c), yes ? p : (const char *)from, yes ? 16 : 0);
+        p += THREADS / CH * ld;
     }
 }
 
@@ -2663,17 +2631,18 @@ template<int CH, int THREADS> static __device__ __forceinline__ void stx__at_loa
    bytes, gives the fragments of both.
    a: 16 rows r0.. (r0 % 8 == 0) and step k of a tile, as the left factor: rows r0 + g, r0 + g + 8
    b: the same rows as two right factors of 8 columns each (the tile transposed): b[0..1] for rows r0 .. r0+7, b[2..3] for the next 8
+   b2: rows r0 .. r0+7 as a right factor, steps k (b[0..1]) and k + 1
    v: rows r0 .. r0+15 as k, 16 columns 8c.. as two right factors of 8 columns each; bfloat16 only (ldmatrix turns units of 2 bytes) */
-template<int CH> static __device__ __forceinline__ void stx__at_frag_a(uint32_t (&a)[4], const unsigned char *tile, int r0, int k) {
-    int lane = (int)threadIdx.x & 31;
+template<int CH> static __device__ __forceinline__ void stx__at_frag_a(uint32_t (&a)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4(a, tile + stx__at_piece<CH>(r0 + (lane & 15), 2 * k + (lane >> 4)));
 }
-template<int CH> static __device__ __forceinline__ void stx__at_frag_b(uint32_t (&b)[4], const unsigned char *tile, int r0, int k) {
-    int lane = (int)threadIdx.x & 31;
+template<int CH> static __device__ __forceinline__ void stx__at_frag_b(uint32_t (&b)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4(b, tile + stx__at_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8, 2 * k + ((lane >> 3) & 1)));
 }
-template<int CH> static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const unsigned char *tile, int r0, int c) {
-    int lane = (int)threadIdx.x & 31;
+template<int CH> static __device__ __forceinline__ void stx__at_frag_b2(uint32_t (&b)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
+    stx__ldmatrix_x4(b, tile + stx__at_piece<CH>(r0 + (lane & 7), 2 * k + (lane >> 3)));
+}
+template<int CH> static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const unsigned char *tile, int r0, int c, int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4_trans(b, tile + stx__at_piece<CH>(r0 + (lane & 15), c + (lane >> 4)));
 }
 
@@ -2730,9 +2699,9 @@ struct stx__at_skew {
     float lo[2], hi[2], next[2];        /* the block before, its elements already in the order e; row g+8's part of the next block of S */
 };
 struct stx__at_lanes { int from[2], odd, now[2]; };
-static __device__ __forceinline__ stx__at_lanes stx__at_lanes_of(void) {
+static __device__ __forceinline__ stx__at_lanes stx__at_lanes_of(int lane = (int)threadIdx.x & 31) {
     stx__at_lanes l;
-    int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, e;
+    int g = lane >> 2, t = lane & 3, e;
     l.odd = g & 1;
     for (e = 0; e < 2; e++) {
         int k = (g + 1 - e) >> 1;
@@ -2830,8 +2799,8 @@ template<int NB> static __device__ __forceinline__ uint32_t stx__at_kept(const s
 /* o += w V for one strip of rows; the tile's rows are k. Accumulators of S are, packed, fragments of a left factor: bfloat16s as they stand,
    tf32s if key 2t is taken for k = t and key 2t+1 for k = t+4, by both factors. */
 template<class P, int CH, int MT, int NB, int ND> struct stx__at_values {
-    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile) {
-        int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, k, n, m;
+    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane) {
+        int g = lane >> 2, t = lane & 3, k, n, m;
         #pragma unroll
         for (k = 0; k < NB; k++) {
             #pragma unroll
@@ -2848,7 +2817,7 @@ template<class P, int CH, int MT, int NB, int ND> struct stx__at_values {
     }
 };
 template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH, MT, NB, ND> {
-    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile) {
+    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane) {
         int k, n, m;
         #pragma unroll
         for (k = 0; k < NB / 2; k++) {
@@ -2863,7 +2832,7 @@ template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH,
             #pragma unroll
             for (n = 0; n < ND; n += 2) {
                 uint32_t b[4];
-                stx__at_frag_v<CH>(b, tile, 16 * k, n);
+                stx__at_frag_v<CH>(b, tile, 16 * k, n, lane);
                 #pragma unroll
                 for (m = 0; m < MT; m++) {
                     stx__at_bf16::mma(o[m][n], a[m], b[0], b[1]);
@@ -2876,70 +2845,76 @@ template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH,
 
 /* DP: D filled up; TWO: Q for S stands in shared memory and not in registers (two queries, or floats) */
 template<class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
-    enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, RING = BQ + 2 * BK, REGS = P::SIZE == 2, THREADS = 128 };
+    enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, KEYS = BK, TILE = BK * ROW, SIZE = P::SIZE, RING = BQ + 2 * BK, REGS = P::SIZE == 2, THREADS = 128 };
     /* K, V, K, V; then the ring; then the queries, which may use the second K and V if they move on to registers */
     static size_t shared(int pe, int two) { return (size_t)ROW * (4 * BK + (pe ? RING : 0) + (!REGS ? (two ? 2 * BQ : BQ) : TWO ? BQ : 0)); }
     /* blocks that should fit on a multiprocessor: so many registers less may a thread take */
     enum { BLOCKS = MT > 1 || DP > 64 ? 2 : 3 };
 };
+/* What a block works on. In shared memory, for registers are scarce. */
+typedef struct stx__at_job { stx__at_head w; int b, h, i0, first, windows, steps; } stx__at_job;
 /* Copies of step s, into what step s - 2 had */
-template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, unsigned char *shared, int s, int windows, int first, int i0, int b, int h, int size, int bk) {
-    unsigned char *k = shared + (size_t)(s & 1) * 2 * bk * X::ROW, *v = k + bk * X::ROW, *ring = shared + (size_t)4 * bk * X::ROW;
-    int bytes = p.D * size;
-    if (s < windows) {
-        size_t o = ((size_t)b * p.stk + (size_t)h * p.D) * size;
-        int j0 = first + s * bk, row = p.P - 1 + p.dmin - p.C + j0 - i0;
-        stx__at_load<X::CH, X::THREADS>(k, bk, (const char *)p.k + o, p.ldk * size, bytes, j0, p.lo, p.S);
-        if (p.pe) {
-            const char *pe = (const char *)p.pe + (size_t)h * p.pe_head * size;
-            if (!s) stx__at_load<X::CH, X::THREADS>(ring, X::BQ + bk, pe, (size_t)p.ldpe * size, bytes, row - X::BQ, 0, p.P);
-            else stx__at_load<X::CH, X::THREADS>(ring + (X::BQ + bk * s) % X::RING * X::ROW, bk, pe, (size_t)p.ldpe * size, bytes, row, 0, p.P);
-        }
-        stx__at_load<X::CH, X::THREADS>(v, bk, (const char *)p.v + o, p.ldk * size, bytes, j0, p.lo, p.S);
-    } else {
-        size_t o = (size_t)h * p.N * p.D * size;
-        int j0 = (s - windows) * bk - ((p.S + p.span) & 7);
-        stx__at_load<X::CH, X::THREADS>(k, bk, (const char *)p.pk + o, (size_t)p.D * size, bytes, j0, 0, p.N);
-        stx__at_load<X::CH, X::THREADS>(v, bk, (const char *)p.pv + o, (size_t)p.D * size, bytes, j0, 0, p.N);
+template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, const stx__at_job &job, unsigned char *shared, int s) {
+    const int window = s < job.windows, j0 = window ? job.first + s * X::KEYS : (s - job.windows) * X::KEYS - ((p.S + p.span) & 7), bytes = p.D * X::SIZE;
+    const size_t o = (window ? (size_t)job.b * p.stk + (size_t)job.h * p.D : (size_t)job.h * p.N * p.D) * X::SIZE, ld = (window ? p.ldk : (size_t)p.D) * X::SIZE;
+    const char *k = (const char *)(window ? p.k : p.pk) + o, *v = (const char *)(window ? p.v : p.pv) + o;
+    unsigned char *to = shared + (s & 1) * 2 * X::TILE, *ring = shared + 4 * X::TILE;
+    stx__at_load<X::CH, X::THREADS>(to, X::KEYS, k, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
+    if (window && p.pe) {
+        const char *pe = (const char *)p.pe + (size_t)job.h * p.pe_head * X::SIZE;
+        int row = p.P - 1 + p.dmin - p.C + j0 - job.i0, at = (X::BQ + X::KEYS * s) % X::RING;
+        if (!s) stx__at_load<X::CH, X::THREADS>(ring, X::BQ, pe, (size_t)p.ldpe * X::SIZE, bytes, row - X::BQ, 0, p.P);
+        stx__at_load<X::CH, X::THREADS>(ring + at * X::ROW, X::KEYS, pe, (size_t)p.ldpe * X::SIZE, bytes, row, 0, p.P);
     }
+    stx__at_load<X::CH, X::THREADS>(to + X::TILE, X::KEYS, v, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
     stx__cp_commit();
 }
+/* v, but the compiler cannot know: what is made of it inside a loop is not worth a register throughout the loop */
+static __device__ __forceinline__ int stx__at_again(int v) { asm volatile("" : "+r"(v)); return v; }
+
 /* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
 template<class P, int DP, int BK, int MT, int TWO> static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
     typedef stx__at_shape<P, DP, BK, MT, TWO> X;
     enum { CH = X::CH, KS = X::KS, NB = X::NB, ND = X::ND, BQ = X::BQ, ROWS = 16 * MT };
     STX__DYNAMIC(shared);
     STX__SHARED(float, ramps, 4 * (BK + ROWS));
+    STX__SHARED(stx__at_job, jobs, 1);
+    const stx__at_job &job = jobs[0];
     unsigned char *ring = shared + 4 * BK * X::ROW, *qs = X::REGS && !TWO ? shared + 2 * BK * X::ROW : ring + (p.pe ? X::RING * X::ROW : 0);
     unsigned char *qr = X::REGS || !(p.u.p || p.vb.p) ? qs : qs + BQ * X::ROW;
-    const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B], h = entry / tiles, i0 = entry % tiles * BQ;
-    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, r0 = warp * ROWS, iw = i0 + r0;
+    const int warp = (int)threadIdx.x >> 5, r0 = warp * ROWS;
     const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1, *ramp = ramps + warp * (BK + ROWS);
-    const stx__at_head w = stx__at_open(p, h);
-    const stx__at_lanes lanes = stx__at_lanes_of();
     const stx__num none = {NULL, NULL, 0};
-    const uint64_t stream = p.keep ? p.stream + *p.shift : 0;
     uint32_t kept[MT], qf[MT][X::REGS ? KS : 1][4];
     float o[MT][ND][4], top[MT][2], sum[MT][2];
     stx__at_skew skew[MT];
-    int first, last, windows, steps, s, m, n, k, e, started = 0;
+    int s, m, n, k, e, started = 0;
 
-    stx__at_range(p, w, i0, BQ, &first, &last);
-    windows = (last - first + BK - 1) / BK;
-    steps = windows + (p.N ? (p.N + ((p.S + p.span) & 7) + BK - 1) / BK : 0);
-    if (steps) stx__at_fwd_load<X>(p, shared, 0, windows, first, i0, b, h, P::SIZE, BK);
+    if (!threadIdx.x) {
+        stx__at_job *j = jobs;
+        int entry = (int)list[blockIdx.x / (unsigned)p.B], last;
+        j->b = (int)(blockIdx.x % (unsigned)p.B);
+        j->h = entry / tiles;
+        j->i0 = entry % tiles * BQ;
+        j->w = stx__at_open(p, j->h);
+        stx__at_range(p, j->w, j->i0, BQ, &j->first, &last);
+        j->windows = (last - j->first + BK - 1) / BK;
+        j->steps = j->windows + (p.N ? (p.N + ((p.S + p.span) & 7) + BK - 1) / BK : 0);
+    }
+    __syncthreads();
+    if (job.steps) stx__at_fwd_load<X>(p, job, shared, 0);
     /* the queries, first those that meet positions */
     if (X::REGS) {
-        stx__at_query<P, CH>(p, qs, r0, ROWS, i0, b, h, p.vb);
+        stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.vb);
         #pragma unroll
         for (m = 0; m < MT; m++)
             #pragma unroll
             for (k = 0; k < KS; k++) stx__at_frag_a<CH>(qf[m][X::REGS ? k : 0], qs, r0 + 16 * m, k);
         __syncwarp();
     } else if (qr != qs) {
-        stx__at_query<P, CH>(p, qr, r0, ROWS, i0, b, h, p.vb);
+        stx__at_query<P, CH>(p, qr, r0, ROWS, job.i0, job.b, job.h, p.vb);
     }
-    if (TWO) stx__at_query<P, CH>(p, qs, r0, ROWS, i0, b, h, p.u);
+    if (TWO) stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.u);
     #pragma unroll
     for (m = 0; m < MT; m++) {
         #pragma unroll
@@ -2950,30 +2925,31 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
         for (e = 0; e < 2; e++) skew[m].lo[e] = skew[m].hi[e] = skew[m].next[e] = 0;
     }
 
-    for (s = 0; s < steps; s++) {
+    for (s = 0; s < job.steps; s++) {
+        const int lane = stx__at_again((int)threadIdx.x & 31), g = lane >> 2, t = lane & 3;
         const unsigned char *kt = shared + (s & 1) * 2 * BK * X::ROW, *vt = kt + BK * X::ROW;
-        const int window = s < windows, j0 = window ? first + s * BK : (s - windows) * BK - ((p.S + p.span) & 7);
+        const int window = s < job.windows, j0 = window ? job.first + s * BK : (s - job.windows) * BK - ((p.S + p.span) & 7), iw = job.i0 + r0;
         const int far = p.C + iw + ROWS - 1 - j0, near = p.C + iw - (j0 + BK - 1);          /* the largest and the smallest delta of the warp's rows */
         const float sc = (window ? p.scale : p.scale * sqrtf((float)p.D)) * unit;
         float x[MT][NB][4];
         int edge, ramped;
         stx__cp_wait<0>();
         __syncthreads();
-        if (s + 1 < steps) stx__at_fwd_load<X>(p, shared, s + 1, windows, first, i0, b, h, P::SIZE, BK);
-        if (TWO && s == windows && p.u.p) {                     /* u has no part in the persistent keys' logits */
+        if (s + 1 < job.steps) stx__at_fwd_load<X>(p, job, shared, s + 1);
+        if (TWO && s == job.windows && p.u.p) {                     /* u has no part in the persistent keys' logits */
             __syncwarp();
-            stx__at_query<P, CH>(p, qs, r0, ROWS, i0, b, h, none);
+            stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, none);
         }
-        if (iw >= p.T || (window && (near > w.live || far < p.dmin))) continue;
+        if (iw >= p.T || (window && (near > job.w.live || far < p.dmin))) continue;
 
         if (p.keep)
             #pragma unroll
-            for (m = 0; m < MT; m++) kept[m] = stx__at_kept<NB>(p, stream, ((uint64_t)b * p.H + h) * p.T + iw + 16 * m, (window ? p.span : p.S + p.span) + j0);
-        ramped = p.z.p && window && far > w.full;
+            for (m = 0; m < MT; m++) kept[m] = stx__at_kept<NB>(p, p.stream + *p.shift, ((uint64_t)job.b * p.H + job.h) * p.T + iw + 16 * m, (window ? p.span : p.S + p.span) + j0);
+        ramped = p.z.p && window && far > job.w.full;
         if (ramped) {                                           /* m by near + e */
             __syncwarp();
             for (e = lane; e < BK + ROWS - 1; e += 32) {
-                float f = stx__at_ramp(p, w, near + e);
+                float f = stx__at_ramp(p, job.w, near + e);
                 ramps[warp * (BK + ROWS) + e] = f <= 0 ? 0 : f >= 1 ? 1 : f;        /* NaN stays NaN */
             }
             __syncwarp();
@@ -2987,12 +2963,12 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
             uint32_t a[MT][4], f[4];
             #pragma unroll
             for (m = 0; m < MT; m++) {
-                if (TWO) stx__at_frag_a<CH>(a[m], qs, r0 + 16 * m, k);
+                if (TWO) stx__at_frag_a<CH>(a[m], qs, r0 + 16 * m, k, lane);
                 else for (e = 0; e < 4; e++) a[m][e] = qf[m][X::REGS ? k : 0][e];
             }
             #pragma unroll
             for (n = 0; n < NB; n += 2) {
-                stx__at_frag_b<CH>(f, kt, 8 * n, k);
+                stx__at_frag_b<CH>(f, kt, 8 * n, k, lane);
                 #pragma unroll
                 for (m = 0; m < MT; m++) {
                     P::mma(x[m][n], a[m], f[0], f[1]);
@@ -3001,48 +2977,50 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
             }
         }
         if (window && p.pe) {
-            /* Strip m of rows needs the columns from c' = -16 on, which for strip 0 are those of the ring's row `at`; strip 1 lies 16 further left.
-               So round c serves column c + m of strip m, and a fragment of the table both strips. */
-            const int at = (BK * s + BQ - r0) % X::RING;
+            /* By blocks of 8 columns. Strip m of rows needs blocks n = 0 .. NB-1 and, at the start, two to their left. Block 0 of strip 0 is
+               row `at` of the ring; strip 1 lies 16 columns further left. So round c serves block c + 2m of strip m: a fragment for both. */
+            const int at = (BK / 16 * s + BQ / 16 - MT * warp) % (X::RING / 16) * 16;         /* in this way the compiler sees that it is a multiple of 16 */
+            const stx__at_lanes lanes = stx__at_lanes_of(lane);
             int c;
             #pragma unroll
-            for (c = -2 * MT + (MT > 1); c < BK / 16; c++) {
-                float r[MT][2][4];
-                uint32_t f[4], a[4];
-                int row = at + 16 * c;
-                if (c < 1 - MT && started) continue;            /* what the tile before left behind is there */
+            for (c = -2 * MT; c < NB; c++) {
+                float r[MT][4];
+                int row = at + 8 * c;
+                if (c < 2 - 2 * MT && started) continue;        /* what the tile before left behind is there */
                 row += row < 0 ? (int)X::RING : row >= (int)X::RING ? -(int)X::RING : 0;
                 #pragma unroll
-                for (m = 0; m < MT; m++)
-                    #pragma unroll
-                    for (e = 0; e < 4; e++) r[m][0][e] = r[m][1][e] = 0;
+                for (m = 0; m < MT; m++) r[m][0] = r[m][1] = r[m][2] = r[m][3] = 0;
                 #pragma unroll
-                for (k = 0; k < KS; k++) {
-                    stx__at_frag_b<CH>(f, ring, row, k);
+                for (k = 0; k < KS; k += 2) {
+                    uint32_t f[4];
+                    stx__at_frag_b2<CH>(f, ring, row, k, lane);
                     #pragma unroll
                     for (m = 0; m < MT; m++) {
-                        if (c + m < -1 || c + m >= BK / 16) continue;
-                        if (X::REGS) { for (e = 0; e < 4; e++) a[e] = qf[m][X::REGS ? k : 0][e]; }
-                        else stx__at_frag_a<CH>(a, qr, r0 + 16 * m, k);
-                        P::mma(r[m][0], a, f[0], f[1]);
-                        P::mma(r[m][1], a, f[2], f[3]);
+                        if (c + 2 * m < -2 || c + 2 * m >= NB) continue;
+                        #pragma unroll
+                        for (e = 0; e < 2; e++) {
+                            if (X::REGS) P::mma(r[m], qf[m][X::REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
+                            else {
+                                uint32_t a[4];
+                                stx__at_frag_a<CH>(a, qr, r0 + 16 * m, k + e, lane);
+                                P::mma(r[m], a, f[2 * e], f[2 * e + 1]);
+                            }
+                        }
                     }
                 }
                 #pragma unroll
                 for (m = 0; m < MT; m++) {
-                    if (c + m < -1 || c + m >= BK / 16) continue;
-                    #pragma unroll
-                    for (n = 0; n < 2; n++) {
-                        float add[4];
-                        stx__at_turn(skew[m], lanes, r[m][n], add);
-                        if (c + m >= 0) for (e = 0; e < 4; e++) x[m][c + m >= 0 ? 2 * (c + m) + n : 0][e] += add[e];
-                    }
+                    const int n = c + 2 * m;
+                    float add[4];
+                    if (n < -2 || n >= NB) continue;
+                    stx__at_turn(skew[m], lanes, r[m], add);
+                    if (n >= 0) for (e = 0; e < 4; e++) x[m][n >= 0 ? n : 0][e] += add[e];
                 }
             }
             started = 1;
         }
 
-        edge = window ? near < p.dmin || far > w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
+        edge = window ? near < p.dmin || far > job.w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
         #pragma unroll
         for (m = 0; m < MT; m++) {
             const int i = p.C + iw + 16 * m + g;
@@ -3050,7 +3028,7 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
             for (e = 0; e < 2; e++) {
                 float most = -INFINITY, old = top[m][e], from, f, add = 0;
                 if (edge) {
-                    const int lo = (window ? max(i + 8 * e - w.live, p.lo) : 0) - j0 - 2 * t, hi = (window ? i + 8 * e - p.dmin + 1 : p.N) - j0 - 2 * t;
+                    const int lo = (window ? max(i + 8 * e - job.w.live, p.lo) : 0) - j0 - 2 * t, hi = (window ? i + 8 * e - p.dmin + 1 : p.N) - j0 - 2 * t;
                     #pragma unroll
                     for (n = 0; n < NB; n++) {
                         if (8 * n < lo || 8 * n >= hi) x[m][n][2 * e] = -INFINITY;
@@ -3089,25 +3067,25 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
                 for (n = 0; n < NB; n++) for (e = 0; e < 4; e++) x[m][n][e] *= f;
             }
         }
-        stx__at_values<P, CH, MT, NB, ND>::run(o, x, vt);
+        stx__at_values<P, CH, MT, NB, ND>::run(o, x, vt, lane);
     }
 
     #pragma unroll
     for (m = 0; m < MT; m++)
         #pragma unroll
         for (e = 0; e < 2; e++) {
-            const int i = iw + 16 * m + g + 8 * e;
+            const int t = (int)threadIdx.x & 3, i = job.i0 + r0 + 16 * m + ((int)threadIdx.x >> 2 & 7) + 8 * e;
             float norm = sum[m][e], f;
             norm += __shfl_xor_sync(STX__ALL, norm, 1);
             norm += __shfl_xor_sync(STX__ALL, norm, 2);
             f = norm == 0 ? 0 : 1 / norm;
             if (i < p.T) {
-                typename P::num *y = (typename P::num *)p.y + (((size_t)b * p.T + i) * p.H + h) * p.D;
+                typename P::num *y = (typename P::num *)p.y + (((size_t)job.b * p.T + i) * p.H + job.h) * p.D;
                 const float of = f * p.unkeep;
                 #pragma unroll
                 for (n = 0; n < ND; n++) if (8 * n < p.D) stx__at_store2(y + 8 * n + 2 * t, o[m][n][2 * e] * of, o[m][n][2 * e + 1] * of);
                 if (!t) {
-                    const size_t row = ((size_t)b * p.H + h) * p.T + i;
+                    const size_t row = ((size_t)job.b * p.H + job.h) * p.T + i;
                     p.top[row] = X::REGS ? top[m][e] * 0.69314718f : top[m][e];
                     p.inv[row] = f;
                 }
