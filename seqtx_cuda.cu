@@ -3315,38 +3315,21 @@ static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_t
     }
 }
 
-/* Which cells of a strip the dropout keeps, one bit each: cell e of block n is bit e of kept[n]'s 4, 8 blocks a word. Calls as in stx__at_drop, each
-   made by one of the four lanes that need it. */
-template<int NB> static __device__ __forceinline__ void stx__ab_kept(const stx__at &p, uint64_t stream, uint64_t row, int at, uint32_t (&kept)[(NB + 7) / 8]) {
-    int lane = (int)threadIdx.x & 31, t = lane & 3, q, l;
-    row += (uint64_t)(lane >> 2);
-#pragma unroll
-    for (q = 0; q < (NB + 7) / 8; q++) kept[q] = 0;
-#pragma unroll
-    for (q = 0; q < NB / 2; q++) {              /* 4 calls: of the strip's 2 NB pairs of block and row half */
-        int mine = 4 * q + t;
-        uint4 v = stx__at_bits(p, stream, row + (mine >= NB ? 8 : 0), at + (mine >= NB ? mine - NB : mine) * 8);
-        uint32_t x[4] = {v.x, v.y, v.z, v.w};
-        stx__at_swap(x);
-#pragma unroll
-        for (l = 0; l < 4; l++) {
-            const int c = 4 * q + l, n = c % NB, bit = n % 8 * 4 + c / NB * 2;
-            if ((x[l] & 0xffffu) < p.keep) kept[n / 8] |= 1u << bit;
-            if ((x[l] >> 16) < p.keep) kept[n / 8] |= 2u << bit;
-        }
-    }
-}
-
 /* The front half of a tile, for one strip: s becomes r a, what multiplied V; g becomes ds. Zeros where a query does not see a key. dz += its
-   sum. The window, K and V and the strip's own rows of q, qv and dO must have landed; nothing is written to shared memory, so that warps
-   need not meet. */
-template<class Sh> static __device__ __forceinline__ void stx__ab_front(const stx__ab &a, const stx__at_head &w, const stx__ab_room<Sh> &m, const stx__ab_tile &t,
+   sum. 0: no query of the strip sees a key of the tile. The window, K and V and the strip's own rows of q, qv and dO must have landed;
+   nothing is written to shared memory, so that warps need not meet. */
+template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx__ab &a, const stx__at_head &w, const stx__ab_room<Sh> &m, const stx__ab_tile &t,
                                                                         float (&s)[Sh::NB][4], float (&g)[Sh::NB][4], float &dz) {
     typedef typename Sh::P P;
     const stx__at &p = a.p;
     int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2, c2 = (lane & 3) * 2, k, n, e;
-    uint32_t kept[(Sh::NB + 7) / 8];
+    uint32_t kept = 0xffffffffu;
     float to2 = p.scale * STX__AB_LOG2E, vf = 1;
+    if (t.i >= p.T || (!t.persistent && (p.C + t.i + 15 - t.j0 < p.dmin || p.C + t.i - (t.j0 + Sh::BK - 1) > t.far))) {
+        stx__ab_clear(s);
+        stx__ab_clear(g);
+        return 0;
+    }
     if (p.P && !t.persistent) {
         /* R, 16 columns at a time; the first 16 only fill the shuffles' carry */
         stx__at_lanes l = stx__at_lanes_of();
@@ -3382,7 +3365,7 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_front(const st
     stx__ab_dot<Sh>(g, m.dy, strip * 16, m.v);
 
     if (t.persistent) { to2 *= a.root_d; vf = a.root_n; }
-    if (p.keep) stx__ab_kept<Sh::NB>(p, t.stream, t.row, (t.persistent ? p.S : 0) + p.span + t.j0, kept);
+    if (p.keep) kept = stx__at_kept<Sh::NB>(p, t.stream, t.row, (t.persistent ? p.S : 0) + p.span + t.j0);
     vf *= p.unkeep;
     {
         int plain = t.persistent ? t.j0 >= 0 && t.j0 + Sh::BK <= p.N
@@ -3393,7 +3376,7 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_front(const st
             for (e = 0; e < 4; e++) {
                 int hi = e >> 1, j = t.j0 + 8 * n + c2 + (e & 1), delta = p.C + t.i + r + 8 * hi - j;
                 /* m w <= 1, but w alone may not fit where m is 0: far keys may have the largest logits */
-                float f = p.keep ? (kept[n / 8] >> (4 * (n % 8) + e) & 1 ? vf : 0) : vf;
+                float f = kept >> (4 * n + e) & 1 ? vf : 0;
                 float x = stx__exp2(fminf(fmaf(s[n][e], to2, -t.top[hi]), 115.0f)) * t.inv[hi], d = fmaf(f, g[n][e], -t.dsum[hi]), mx = x;
                 if (!plain) {
                     if (t.persistent) {
@@ -3410,6 +3393,7 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_front(const st
                 g[n][e] = mx * d;
             }
     }
+    return 1;
 }
 
 /* dR from ds, a block of 8 columns: u[g][8m + 2t + e] = ds[g][8m + 2t + e + g - 16]. With k = (g + e) / 2 and e' = e ^ (g & 1) that is element e'
@@ -3434,9 +3418,10 @@ template<int NB> static __device__ __forceinline__ void stx__ab_back(float (&u)[
    must be added with ordinary loads. */
 template<class Sh> static __device__ __forceinline__ void stx__ab_load_q(const stx__ab &a, const stx__ab_room<Sh> &m, int i0, int b, int h, int plain) {
     const stx__at &p = a.p;
-    const stx__num none = {NULL, NULL, 0};
     int strip = (int)threadIdx.x / 32 * 16;
-    stx__at_query<typename Sh::P, Sh::CH>(p, m.q, strip, 16, i0, b, h, plain ? none : p.u);
+    stx__num bias = p.u;
+    if (plain) bias.p = NULL;
+    stx__at_query<typename Sh::P, Sh::CH>(p, m.q, strip, 16, i0, b, h, bias);
     if (m.qv != m.q && !plain) stx__at_query<typename Sh::P, Sh::CH>(p, m.qv, strip, 16, i0, b, h, p.vb);
 }
 template<class Sh> static __device__ __forceinline__ void stx__ab_load_dy(const stx__ab &a, const stx__ab_room<Sh> &m, int i0, int b, int h) {
@@ -3525,7 +3510,6 @@ static __global__ void stx__ab_dot_rows(stx__num dy, stx__num y, float *dsum, in
    In between nothing is shared: ds goes from accumulators to left factors as it stands, or turned by shuffles. Two blocks fit on an SM, and
    one computes while the other waits. Then the persistent vectors: q without u, no positions. */
 template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_queries(stx__ab a, const uint32_t *list) {
-    typedef typename Sh::P P;
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
     const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B], h = entry / a.tiles, tile = entry % a.tiles, i0 = tile * Sh::BQ;
@@ -3554,11 +3538,10 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
         stx__cp_commit();
         stx__cp_wait<0>();
         __syncthreads();
-        stx__ab_front<Sh>(a, w, m, t, s, g, dz);
-        stx__ab_times<Sh, Sh::NB>(dk, g, m.k);
-        if (table) {
+        if (stx__ab_front<Sh>(a, w, m, t, s, g, dz)) {
+            stx__ab_times<Sh, Sh::NB>(dk, g, m.k);
 #pragma unroll
-            for (n = 0; n < Sh::BK / 16 + 1; n++) {
+            for (n = 0; n < (table ? Sh::BK / 16 + 1 : 0); n++) {
                 float u[2][4];
                 stx__ab_back<Sh::NB>(u[0], g, 2 * n);
                 stx__ab_back<Sh::NB>(u[1], g, 2 * n + 1);
@@ -3615,8 +3598,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
             stx__cp_commit();
             stx__cp_wait<0>();
             __syncthreads();
-            stx__ab_front<Sh>(a, w, m, t, s, g, dz);
-            stx__ab_times<Sh, Sh::NB>(dk, g, m.k);
+            if (stx__ab_front<Sh>(a, w, m, t, s, g, dz)) stx__ab_times<Sh, Sh::NB>(dk, g, m.k);
             __syncthreads();
         }
     }
@@ -3839,7 +3821,7 @@ template<class P, int DP, int BQ, int BK> static stx__ab_pick stx__ab_choice(con
     return c;
 }
 template<class P> static stx__ab_pick stx__ab_choose_float(const stx_attention_args *a) {
-    return a->D <= 32 ? stx__ab_choice<P, 32, 64, 32>(a) : a->D <= 64 ? stx__ab_choice<P, 64, 64, 32>(a) : stx__ab_choice<P, 128, 32, 32>(a);
+    return a->D <= 32 ? stx__ab_choice<P, 32, 64, 32>(a) : a->D <= 64 ? stx__ab_choice<P, 64, 64, 32>(a) : stx__ab_choice<P, 128, 32, 16>(a);
 }
 static stx__ab_pick stx__ab_choose(const stx_ctx *x, const stx_attention_args *a, int half) {
     if (!half) return stx__gpu(x)->tf32 ? stx__ab_choose_float<stx__at_tf32>(a) : stx__ab_choose_float<stx__at_f32>(a);
