@@ -3188,7 +3188,7 @@ typedef struct stx__ab {
 template<class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
     typedef P_ P;
     enum { DP = DP_, BQ = BQ_, BK = BK_, STRIPS = BQ / 16, THREADS = 32 * STRIPS, W = BQ + BK, CHUNKS = W / 16, NB = BK / 8,
-           SIZE = P_::SIZE, CH = DP * SIZE / 16, STEPS = DP / P_::K,
+           SIZE = P_::SIZE, CH = DP * SIZE / 16, STEPS = DP / P_::K, UNROLL = STEPS > 4 ? 4 : STEPS,       /* addresses of more steps cost registers */
            CHA = BK * SIZE / 16,                                /* pieces in a row of a or ds */
            CHG = (BK + 16) * SIZE > 256 ? 32 : (BK + 16) * SIZE > 128 ? 16 : 8,     /* of dR, up to a power of two */
            KEY_PIECES = STRIPS / (BK / 16),                     /* keys: a warp has 16 keys and DP / KEY_PIECES columns */
@@ -3260,7 +3260,7 @@ template<int N> static __device__ __forceinline__ void stx__ab_clear(float (&c)[
 /* c (16,8 NB) += rows r0.. of tile a times NB * 8 rows of tile b, transposed */
 template<class Sh> static __device__ __forceinline__ void stx__ab_dot(float (&c)[Sh::NB][4], const unsigned char *a, int r0, const unsigned char *b) {
     int k, n;
-#pragma unroll
+#pragma unroll (Sh::UNROLL)
     for (k = 0; k < Sh::STEPS; k++) {
         uint32_t f[4], h[4];
         stx__at_frag_a<Sh::CH>(f, a, r0, k);
@@ -3296,7 +3296,7 @@ typedef struct stx__ab_tile {
     int far, ring;                      /* largest distance that counts; chunk of the window's first row */
     int persistent;
     uint64_t row, stream;               /* dropout: row of query i, stream of the step */
-    float top[2], inv[2], dsum[2];      /* of the thread's rows g and g + 8: top in powers of 2; zeros where there is no query */
+    float top[2], inv[2], dsum[2];      /* of the thread's rows g and g + 8; zeros where there is no query */
 } stx__ab_tile;
 template<class Sh> static __device__ __forceinline__ int stx__ab_chunk(int ring, int strip, int n) {
     int c = ring + Sh::STRIPS - 1 - strip + n;
@@ -3310,7 +3310,7 @@ static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_t
     for (e = 0; e < 2; e++) {
         int i = t.i + g + 8 * e, yes = i >= 0 && i < a.p.T;
         t.inv[e] = yes ? a.p.inv[row + i] : 0;
-        t.top[e] = yes && t.inv[e] != 0 ? a.p.top[row + i] * STX__AB_LOG2E : 0;      /* a row that saw no key has top = -infinity */
+        t.top[e] = yes && t.inv[e] != 0 ? a.p.top[row + i] : 0;       /* a row that saw no key has top = -infinity */
         t.dsum[e] = yes ? a.dsum[row + i] : 0;
     }
 }
@@ -3324,12 +3324,15 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx
     const stx__at &p = a.p;
     int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2, c2 = (lane & 3) * 2, k, n, e;
     uint32_t kept = 0xffffffffu;
-    float to2 = p.scale * STX__AB_LOG2E, vf = 1;
+    const float unit = P::SIZE == 2 ? STX__AB_LOG2E : 1;        /* logits in powers of 2, or of e: as the forward has them, to the last bit */
+    float sc = (t.persistent ? p.scale * a.root_d : p.scale) * unit, vf = t.persistent ? a.root_n * p.unkeep : p.unkeep;
     if (t.i >= p.T || (!t.persistent && (p.C + t.i + 15 - t.j0 < p.dmin || p.C + t.i - (t.j0 + Sh::BK - 1) > t.far))) {
         stx__ab_clear(s);
         stx__ab_clear(g);
         return 0;
     }
+    stx__ab_clear(s);
+    stx__ab_dot<Sh>(s, m.q, strip * 16, m.k);
     if (p.P && !t.persistent) {
         /* R, 16 columns at a time; the first 16 only fill the shuffles' carry */
         stx__at_lanes l = stx__at_lanes_of();
@@ -3338,10 +3341,10 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx
         for (e = 0; e < 2; e++) turn.lo[e] = turn.hi[e] = turn.next[e] = 0;
 #pragma unroll
         for (n = 0; n < Sh::BK / 16 + 1; n++) {
-            float u[2][4], none[4];
-            int chunk = stx__ab_chunk<Sh>(t.ring, strip, n);
+            float u[2][4], add[4];
+            int chunk = stx__ab_chunk<Sh>(t.ring, strip, n), half;
             stx__ab_clear(u);
-#pragma unroll
+#pragma unroll (Sh::UNROLL)
             for (k = 0; k < Sh::STEPS; k++) {
                 uint32_t f[4], h[4];
                 stx__at_frag_a<Sh::CH>(f, m.qv, strip * 16, k);
@@ -3349,24 +3352,19 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx
                 P::mma(u[0], f, h[0], h[1]);
                 P::mma(u[1], f, h[2], h[3]);
             }
-            if (n) {
-                stx__at_turn(turn, l, u[0], s[n ? 2 * n - 2 : 0]);
-                stx__at_turn(turn, l, u[1], s[n ? 2 * n - 1 : 0]);
-            } else {
-                stx__at_turn(turn, l, u[0], none);
-                stx__at_turn(turn, l, u[1], none);
+#pragma unroll
+            for (half = 0; half < 2; half++) {
+                stx__at_turn(turn, l, u[half], add);
+                if (n)
+#pragma unroll
+                    for (e = 0; e < 4; e++) s[n ? 2 * n - 2 + half : 0][e] += add[e];
             }
         }
-    } else {
-        stx__ab_clear(s);
     }
-    stx__ab_dot<Sh>(s, m.q, strip * 16, m.k);
     stx__ab_clear(g);
     stx__ab_dot<Sh>(g, m.dy, strip * 16, m.v);
 
-    if (t.persistent) { to2 *= a.root_d; vf = a.root_n; }
     if (p.keep) kept = stx__at_kept<Sh::NB>(p, t.stream, t.row, (t.persistent ? p.S : 0) + p.span + t.j0);
-    vf *= p.unkeep;
     {
         int plain = t.persistent ? t.j0 >= 0 && t.j0 + Sh::BK <= p.N
                                  : t.j0 >= p.lo && p.C + t.i - (t.j0 + Sh::BK - 1) >= p.dmin && p.C + t.i + 15 - t.j0 <= t.far && p.C + t.i + 15 - t.j0 < w.full;
@@ -3377,7 +3375,7 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx
                 int hi = e >> 1, j = t.j0 + 8 * n + c2 + (e & 1), delta = p.C + t.i + r + 8 * hi - j;
                 /* m w <= 1, but w alone may not fit where m is 0: far keys may have the largest logits */
                 float f = kept >> (4 * n + e) & 1 ? vf : 0;
-                float x = stx__exp2(fminf(fmaf(s[n][e], to2, -t.top[hi]), 115.0f)) * t.inv[hi], d = fmaf(f, g[n][e], -t.dsum[hi]), mx = x;
+                float x = stx__exp2(fminf(fmaf(s[n][e], sc, -t.top[hi] * unit) * (STX__AB_LOG2E / unit), 115.0f)) * t.inv[hi], d = fmaf(f, g[n][e], -t.dsum[hi]), mx = x;
                 if (!plain) {
                     if (t.persistent) {
                         if (j < 0 || j >= p.N) mx = 0;
@@ -3747,7 +3745,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
                 stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8, 8 * n + c2, u[2], u[3]);
             }
             __syncthreads();
-#pragma unroll
+#pragma unroll (Sh::DP > 64 ? 1 : (int)Sh::STRIPS)
             for (i = 0; i < Sh::STRIPS; i++)
 #pragma unroll
                 for (k = 0; k < 16; k += P::K) {
@@ -3888,7 +3886,7 @@ static int stx__ab_make(stx_ctx *x, const stx_attention_args *a, stx__ab *p, stx
     if (!stx__at_make(x, a, &p->p, &half)) return 0;
     *c = stx__ab_choose(x, a, half);
     p->dy = stx__at_in(x, a->dy, half, a->D, &ok);
-    return ok && c->shared_keys <= stx__gpu(x)->shared_max && c->shared_diagonals <= stx__gpu(x)->shared_max;
+    return ok && p->p.B < 65536 && c->shared_keys <= stx__gpu(x)->shared_max && c->shared_diagonals <= stx__gpu(x)->shared_max;
 }
 /* Beside stx__attn2_can: is dy stored as y, and is there shared memory enough? */
 static int stx__attn2_bwd_can(stx_ctx *x, const stx_attention_args *a) {
