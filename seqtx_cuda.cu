@@ -3137,8 +3137,826 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>attention: backward -----------------------------------------------------------------------------------------------
 
-static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; return 0; }
-static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; }
+/* For each cell, with w = e^(s - top) inv, a = m w, and r the dropout (0 or 1/keep; 1 without it):
+
+       gamma = r dO.V_j     Dsum = dO.O      ds = a (gamma - Dsum)
+       dV_j += r a dO       dK_j += scale ds (q+u)       dPE_p += scale ds (q+vb)       dQ_i += scale ds (K_j + PE_p)
+       dz   += max_span/ramp  sum of w (gamma - Dsum) over 0 <= m' <= 1, both ends, whatever m is
+
+   ds is a matrix of queries by keys, and every gradient sums it along another line: dQ along its rows, dK and dV along its columns, dPE
+   along its diagonals, where j - i and so the row of the table is the same. Three sweeps, each stationary in what it sums, so that sums
+   stay in registers and have one order, without atomics:
+
+       stx__ab_queries      a block for each query tile, walks key tiles           dQ; its part of du, dvb, dz
+       stx__ab_keys         a block for each key tile, walks query tiles           dK, dV; for persistent vectors its part of dpk, dpv
+       stx__ab_diagonals    a block for each diagonal, walks batch, heads, tiles   its part of dPE
+
+   Parts are then added up in order (stx__ab_fold, stx__ab_fold_table). The front half of a tile, from operands to a and ds, is one function
+   of all three (stx__ab_front). Products in units of one attention GEMM, 2 BQ BK D flops, at BQ = BK = 64:
+
+       queries     R 1.25   S 1   dP 1   ds K 1    dR PE 1.25      5.5
+       keys        R 1.25   S 1   dP 1   dV 1      dK 1            5.25
+       diagonals   R 1.25   S 1   dP 1   dPE 1.25                  4.5
+
+   The third sweep stands for writing dR to memory and multiplying that by q: 1 unit instead of 4.5, but 4 bytes a score to write and read
+   (8 GB at B 64, T 512, span 8192, 8 heads) or many launches over pieces of the batch. At 250 TFLOP/s and D 64 it costs 1.8 ps a score,
+   where those bytes cost 1.2; and its parts need a few megabytes, whatever the spans.
+
+   THE SKEW. A warp owns a strip of 16 queries. Query r of the strip and key c of the tile meet row u'' = c - r + 16 of the BK + 16 rows of the
+   table that the strip meets. R turns into S by shuffles (stx__at_turn), ds into dR by the same shuffles the other way (stx__ab_back).
+   The tile meets a window of W = BQ + BK rows; strip n's begin BQ - 16 - 16 n in. It lies in shared memory as a ring of chunks of 16 rows,
+   so that a step of a sweep loads only the BK or BQ rows that come in. */
+
+/* What the three sweeps take beside the forward's */
+typedef struct stx__ab {
+    stx__at p;
+    const void *dy;                     /* (B,T,H D), stored as y */
+    stx__num dq, dk, dv;
+    float *dsum;                        /* (B,H,T): dO.O */
+    float *du, *dvb, *dz;               /* parts of queries: (B tiles,H D) twice, (B tiles,H) */
+    float *dpk, *dpv;                   /* parts of keys: (splits,H,N,D) */
+    float *dpe;                         /* parts of diagonals: (diagonals,tables,splits,W,D) */
+    int *used;                          /* (diagonals,tables,splits): was a part written? */
+    int tiles;                          /* of queries */
+    int first;                          /* keys: the first key of tile 0. diagonals: key less query of diagonal 0's tiles */
+    int splits, combos;                 /* into how many parts the batch is cut (diagonals with a shared table: batch and heads); its size */
+    int persistent;                     /* keys: are they the persistent vectors? */
+    float root_d, root_n;               /* sqrt(D), sqrt(N) */
+} stx__ab;
+#define STX__AB_LOG2E 1.44269504f
+
+/* The shape of a tile: BQ queries, a warp for each 16, by BK keys; rows of DP numbers, CH pieces of 16 bytes. */
+template<class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
+    typedef P_ P;
+    enum { DP = DP_, BQ = BQ_, BK = BK_, STRIPS = BQ / 16, THREADS = 32 * STRIPS, W = BQ + BK, CHUNKS = W / 16, NB = BK / 8,
+           SIZE = P_::SIZE, CH = DP * SIZE / 16, STEPS = DP / P_::K, UNROLL = STEPS > 4 ? 4 : STEPS,       /* addresses of more steps cost registers */
+           CHA = BK * SIZE / 16,                                /* pieces in a row of a or ds */
+           CHG = (BK + 16) * SIZE > 256 ? 32 : (BK + 16) * SIZE > 128 ? 16 : 8,     /* of dR, up to a power of two */
+           KEY_PIECES = STRIPS / (BK / 16),                     /* keys: a warp has 16 keys and DP / KEY_PIECES columns */
+           KEY_NB = DP / KEY_PIECES / 8,
+           ROW_PIECES = DP / 16 < STRIPS ? DP / 16 : STRIPS,    /* diagonals: a warp has every ROW_GROUPS-th chunk and DP / ROW_PIECES columns */
+           ROW_GROUPS = STRIPS / ROW_PIECES, ROW_NB = DP / ROW_PIECES / 8,
+           TILE_Q = BQ * CH * 16, TILE_K = BK * CH * 16, TILE_W = W * CH * 16 };
+};
+/* Shared memory: q, q for the table, dO, K, V, the window, and what a sweep exchanges between warps */
+template<class Sh> struct stx__ab_room {
+    unsigned char *q, *qv, *dy, *k, *v, *pe, *more;
+    __device__ __forceinline__ stx__ab_room(unsigned char *base, int two, int table) {
+        q = base;
+        qv = two ? q + Sh::TILE_Q : q;
+        dy = qv + Sh::TILE_Q;
+        k = dy + Sh::TILE_Q;
+        v = k + Sh::TILE_K;
+        pe = v + Sh::TILE_K;
+        more = pe + (table ? Sh::TILE_W : 0);
+    }
+};
+
+/* FRAGMENTS that the forward does not need. A step of k is P::K rows here.
+   acc: 16 rows by P::K columns of an accumulator as a left factor. Of floats it takes k in the order 0 2 4 6 1 3 5 7, which leaves every
+   number in its lane; rows: P::K rows r0.. and 16 columns 8c.. as two right factors, with k in that order; cols: the same and 16 columns
+   as a left factor, transposed. */
+static __device__ __forceinline__ void stx__ab_acc(stx__at_bf16, uint32_t (&a)[4], const float (*c)[4], int step) {
+    a[0] = stx__pair(c[2 * step][0], c[2 * step][1]);
+    a[1] = stx__pair(c[2 * step][2], c[2 * step][3]);
+    a[2] = stx__pair(c[2 * step + 1][0], c[2 * step + 1][1]);
+    a[3] = stx__pair(c[2 * step + 1][2], c[2 * step + 1][3]);
+}
+template<class P> static __device__ __forceinline__ void stx__ab_acc(P, uint32_t (&a)[4], const float (*c)[4], int step) {
+    a[0] = __float_as_uint(c[step][0]);
+    a[1] = __float_as_uint(c[step][2]);
+    a[2] = __float_as_uint(c[step][1]);
+    a[3] = __float_as_uint(c[step][3]);
+}
+template<int CH> static __device__ __forceinline__ void stx__ab_rows(stx__at_bf16, uint32_t (&b)[4], const unsigned char *tile, int r0, int c) {
+    stx__at_frag_v<CH>(b, tile, r0, c);
+}
+template<int CH, class P> static __device__ __forceinline__ void stx__ab_rows(P, uint32_t (&b)[4], const unsigned char *tile, int r0, int c) {
+    int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, e;
+#pragma unroll
+    for (e = 0; e < 4; e++) b[e] = *(const uint32_t *)(tile + stx__at_piece<CH>(r0 + 2 * t + (e & 1), 2 * c + (e & 2) + (g >> 2)) + (g & 3) * 4);
+}
+template<int CH> static __device__ __forceinline__ void stx__ab_cols(stx__at_bf16, uint32_t (&a)[4], const unsigned char *tile, int r0, int c) {
+    int lane = (int)threadIdx.x & 31;
+    stx__ldmatrix_x4_trans(a, tile + stx__at_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8, c + ((lane >> 3) & 1)));
+}
+template<int CH, class P> static __device__ __forceinline__ void stx__ab_cols(P, uint32_t (&a)[4], const unsigned char *tile, int r0, int c) {
+    int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, e;
+#pragma unroll
+    for (e = 0; e < 4; e++) a[e] = *(const uint32_t *)(tile + stx__at_piece<CH>(r0 + 2 * t + (e >> 1), 2 * c + (e & 1) * 2 + (g >> 2)) + (g & 3) * 4);
+}
+/* A pair of neighbours, column c even, into row r of a tile of numbers */
+template<class P, int CH> static __device__ __forceinline__ void stx__ab_put2(unsigned char *tile, int r, int c, float x, float y) {
+    int at = c * P::SIZE;
+    stx__at_store2((typename P::num *)(tile + stx__at_piece<CH>(r, at / 16) + at % 16), x, y);
+}
+template<int N> static __device__ __forceinline__ void stx__ab_clear(float (&c)[N][4]) {
+    int n, e;
+#pragma unroll
+    for (n = 0; n < N; n++)
+#pragma unroll
+        for (e = 0; e < 4; e++) c[n][e] = 0;
+}
+
+/* c (16,8 NB) += rows r0.. of tile a times NB * 8 rows of tile b, transposed */
+template<class Sh> static __device__ __forceinline__ void stx__ab_dot(float (&c)[Sh::NB][4], const unsigned char *a, int r0, const unsigned char *b) {
+    int k, n;
+#pragma unroll (Sh::UNROLL)
+    for (k = 0; k < Sh::STEPS; k++) {
+        uint32_t f[4], h[4];
+        stx__at_frag_a<Sh::CH>(f, a, r0, k);
+#pragma unroll
+        for (n = 0; n < Sh::NB; n += 2) {
+            stx__at_frag_b<Sh::CH>(h, b, n * 8, k);
+            Sh::P::mma(c[n], f, h[0], h[1]);
+            Sh::P::mma(c[n + 1], f, h[2], h[3]);
+        }
+    }
+}
+
+/* c (16,DP) += x (16,8 NB) times the tile's NB * 8 rows; x is an accumulator */
+template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_times(float (&c)[Sh::DP / 8][4], const float (&x)[NB][4], const unsigned char *tile) {
+    typedef typename Sh::P P;
+    int k, n;
+#pragma unroll
+    for (k = 0; k < NB * 8 / P::K; k++) {
+        uint32_t f[4], h[4];
+        stx__ab_acc(P(), f, x, k);
+#pragma unroll
+        for (n = 0; n < Sh::DP / 8; n += 2) {
+            stx__ab_rows<Sh::CH>(P(), h, tile, k * P::K, n);
+            P::mma(c[n], f, h[0], h[1]);
+            P::mma(c[n + 1], f, h[2], h[3]);
+        }
+    }
+}
+
+/* Where a strip stands */
+typedef struct stx__ab_tile {
+    int i, j0;                          /* first query of the strip, first key of the tile (or persistent vector) */
+    int far, ring;                      /* largest distance that counts; chunk of the window's first row */
+    int persistent;
+    uint64_t row, stream;               /* dropout: row of query i, stream of the step */
+    float top[2], inv[2], dsum[2];      /* of the thread's rows g and g + 8; zeros where there is no query */
+} stx__ab_tile;
+template<class Sh> static __device__ __forceinline__ int stx__ab_chunk(int ring, int strip, int n) {
+    int c = ring + Sh::STRIPS - 1 - strip + n;
+    return c >= Sh::CHUNKS ? c - Sh::CHUNKS : c;
+}
+static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_tile &t, int b, int h) {
+    int g = ((int)threadIdx.x & 31) >> 2, e;
+    size_t row = ((size_t)b * a.p.H + h) * a.p.T;
+    t.row = (uint64_t)((int64_t)row + t.i);
+#pragma unroll
+    for (e = 0; e < 2; e++) {
+        int i = t.i + g + 8 * e, yes = i >= 0 && i < a.p.T;
+        t.inv[e] = yes ? a.p.inv[row + i] : 0;
+        t.top[e] = yes && t.inv[e] != 0 ? a.p.top[row + i] : 0;       /* a row that saw no key has top = -infinity */
+        t.dsum[e] = yes ? a.dsum[row + i] : 0;
+    }
+}
+
+/* The front half of a tile, for one strip: s becomes r a, what multiplied V; g becomes ds. Zeros where a query does not see a key. dz += its
+   sum. 0: no query of the strip sees a key of the tile. The window, K and V and the strip's own rows of q, qv and dO must have landed;
+   nothing is written to shared memory, so that warps need not meet. */
+template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx__ab &a, const stx__at_head &w, const stx__ab_room<Sh> &m, const stx__ab_tile &t,
+                                                                        float (&s)[Sh::NB][4], float (&g)[Sh::NB][4], float &dz) {
+    typedef typename Sh::P P;
+    const stx__at &p = a.p;
+    int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2, c2 = (lane & 3) * 2, k, n, e;
+    uint32_t kept = 0xffffffffu;
+    const float unit = P::SIZE == 2 ? STX__AB_LOG2E : 1;        /* logits in powers of 2, or of e: as the forward has them, to the last bit */
+    float sc = (t.persistent ? p.scale * a.root_d : p.scale) * unit, vf = t.persistent ? a.root_n * p.unkeep : p.unkeep;
+    if (t.i >= p.T || (!t.persistent && (p.C + t.i + 15 - t.j0 < p.dmin || p.C + t.i - (t.j0 + Sh::BK - 1) > t.far))) {
+        stx__ab_clear(s);
+        stx__ab_clear(g);
+        return 0;
+    }
+    stx__ab_clear(s);
+    stx__ab_dot<Sh>(s, m.q, strip * 16, m.k);
+    if (p.P && !t.persistent) {
+        /* R, 16 columns at a time; the first 16 only fill the shuffles' carry */
+        stx__at_lanes l = stx__at_lanes_of();
+        stx__at_skew turn;
+#pragma unroll
+        for (e = 0; e < 2; e++) turn.lo[e] = turn.hi[e] = turn.next[e] = 0;
+#pragma unroll
+        for (n = 0; n < Sh::BK / 16 + 1; n++) {
+            float u[2][4], add[4];
+            int chunk = stx__ab_chunk<Sh>(t.ring, strip, n), half;
+            stx__ab_clear(u);
+#pragma unroll (Sh::UNROLL)
+            for (k = 0; k < Sh::STEPS; k++) {
+                uint32_t f[4], h[4];
+                stx__at_frag_a<Sh::CH>(f, m.qv, strip * 16, k);
+                stx__at_frag_b<Sh::CH>(h, m.pe, chunk * 16, k);
+                P::mma(u[0], f, h[0], h[1]);
+                P::mma(u[1], f, h[2], h[3]);
+            }
+#pragma unroll
+            for (half = 0; half < 2; half++) {
+                stx__at_turn(turn, l, u[half], add);
+                if (n)
+#pragma unroll
+                    for (e = 0; e < 4; e++) s[n ? 2 * n - 2 + half : 0][e] += add[e];
+            }
+        }
+    }
+    stx__ab_clear(g);
+    stx__ab_dot<Sh>(g, m.dy, strip * 16, m.v);
+
+    if (p.keep) kept = stx__at_kept<Sh::NB>(p, t.stream, t.row, (t.persistent ? p.S : 0) + p.span + t.j0);
+    {
+        int plain = t.persistent ? t.j0 >= 0 && t.j0 + Sh::BK <= p.N
+                                 : t.j0 >= p.lo && p.C + t.i - (t.j0 + Sh::BK - 1) >= p.dmin && p.C + t.i + 15 - t.j0 <= t.far && p.C + t.i + 15 - t.j0 < w.full;
+#pragma unroll
+        for (n = 0; n < Sh::NB; n++)
+#pragma unroll
+            for (e = 0; e < 4; e++) {
+                int hi = e >> 1, j = t.j0 + 8 * n + c2 + (e & 1), delta = p.C + t.i + r + 8 * hi - j;
+                /* m w <= 1, but w alone may not fit where m is 0: far keys may have the largest logits */
+                float f = kept >> (4 * n + e) & 1 ? vf : 0;
+                float x = stx__exp2(fminf(fmaf(s[n][e], sc, -t.top[hi] * unit) * (STX__AB_LOG2E / unit), 115.0f)) * t.inv[hi], d = fmaf(f, g[n][e], -t.dsum[hi]), mx = x;
+                if (!plain) {
+                    if (t.persistent) {
+                        if (j < 0 || j >= p.N) mx = 0;
+                    } else if (j < p.lo || delta < p.dmin || delta > t.far) {
+                        mx = 0;
+                    } else if (p.z.p && delta >= w.full) {
+                        float ramp = stx__at_ramp(p, w, delta);
+                        if (ramp >= 0 && ramp <= 1) dz += x * d;
+                        mx = ramp >= 1 ? x : ramp <= 0 ? 0 : ramp * x;          /* NaN stays NaN */
+                    }
+                }
+                s[n][e] = mx * f;
+                g[n][e] = mx * d;
+            }
+    }
+    return 1;
+}
+
+/* dR from ds, a block of 8 columns: u[g][8m + 2t + e] = ds[g][8m + 2t + e + g - 16]. With k = (g + e) / 2 and e' = e ^ (g & 1) that is element e'
+   of lane (t + k) mod 4 of the same g, in block m-2, or m-1 if t + k passes 3; for row g+8 one block further. As in stx__at_turn each lane
+   is asked by one other, and puts forward the right block's number. Blocks outside the tile are zeros: the corners that no key meets. */
+template<int NB> static __device__ __forceinline__ void stx__ab_back(float (&u)[4], const float (&ds)[NB][4], int m) {
+    int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, odd = g & 1, e, half;
+#pragma unroll
+    for (e = 0; e < 2; e++) {
+        int k = (g + e) >> 1;
+#pragma unroll
+        for (half = 0; half < 2; half++) {
+            int lo = m - 2 + half, hi = m - 1 + half;
+            float a = lo >= 0 && lo < NB ? (odd ? ds[lo >= 0 && lo < NB ? lo : 0][2 * half + 1 - e] : ds[lo >= 0 && lo < NB ? lo : 0][2 * half + e]) : 0;
+            float b = hi >= 0 && hi < NB ? (odd ? ds[hi >= 0 && hi < NB ? hi : 0][2 * half + 1 - e] : ds[hi >= 0 && hi < NB ? hi : 0][2 * half + e]) : 0;
+            u[2 * half + e] = __shfl_sync(STX__ALL, t >= k ? a : b, (t + k) & 3, 4);
+        }
+    }
+}
+
+/* Copies. A block's queries: q (plus u unless plain), q plus vb if the table wants its own, dO. Each warp brings its own strip, where a bias
+   must be added with ordinary loads. */
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_q(const stx__ab &a, const stx__ab_room<Sh> &m, int i0, int b, int h, int plain) {
+    const stx__at &p = a.p;
+    int strip = (int)threadIdx.x / 32 * 16;
+    stx__num bias = p.u;
+    if (plain) bias.p = NULL;
+    stx__at_query<typename Sh::P, Sh::CH>(p, m.q, strip, 16, i0, b, h, bias);
+    if (m.qv != m.q && !plain) stx__at_query<typename Sh::P, Sh::CH>(p, m.qv, strip, 16, i0, b, h, p.vb);
+}
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_dy(const stx__ab &a, const stx__ab_room<Sh> &m, int i0, int b, int h) {
+    const stx__at &p = a.p;
+    size_t ld = (size_t)p.H * p.D;
+    stx__at_load<Sh::CH, Sh::THREADS>(m.dy, Sh::BQ, (const char *)a.dy + ((size_t)b * p.T * ld + (size_t)h * p.D) * Sh::SIZE, ld * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
+}
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_k(const stx__ab &a, const stx__ab_room<Sh> &m, int j0, int b, int h, int persistent) {
+    const stx__at &p = a.p;
+    if (persistent) {
+        size_t o = (size_t)h * p.N * p.D * Sh::SIZE;
+        stx__at_load<Sh::CH, Sh::THREADS>(m.k, Sh::BK, (const char *)p.pk + o, (size_t)p.D * Sh::SIZE, p.D * Sh::SIZE, j0, 0, p.N);
+        stx__at_load<Sh::CH, Sh::THREADS>(m.v, Sh::BK, (const char *)p.pv + o, (size_t)p.D * Sh::SIZE, p.D * Sh::SIZE, j0, 0, p.N);
+    } else {
+        size_t o = ((size_t)b * p.stk + (size_t)h * p.D) * Sh::SIZE;
+        stx__at_load<Sh::CH, Sh::THREADS>(m.k, Sh::BK, (const char *)p.k + o, p.ldk * Sh::SIZE, p.D * Sh::SIZE, j0, p.lo, p.S);
+        stx__at_load<Sh::CH, Sh::THREADS>(m.v, Sh::BK, (const char *)p.v + o, p.ldk * Sh::SIZE, p.D * Sh::SIZE, j0, p.lo, p.S);
+    }
+}
+/* Rows from .. from+n-1 of the window whose row 0 stands at chunk `ring` and is table row p0; by pieces that do not wrap */
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_pe(const stx__ab &a, const stx__ab_room<Sh> &m, int ring, int p0, int h, int from, int n) {
+    const stx__at &p = a.p;
+    const char *pe = (const char *)p.pe + (size_t)h * p.pe_head * Sh::SIZE;
+    int r;
+    for (r = from; r < from + n; r += Sh::BK)
+        stx__at_load<Sh::CH, Sh::THREADS>(m.pe + (ring * 16 + r) % Sh::W * (Sh::CH * 16), Sh::BK, pe, (size_t)p.ldpe * Sh::SIZE, p.D * Sh::SIZE, p0 + r, 0, p.P);
+}
+/* The table row of the window's row 0 for queries from i0 and keys from j0 */
+template<class Sh> static __device__ __forceinline__ int stx__ab_window(const stx__at &p, int i0, int j0) { return p.P - 1 + p.dmin - p.C + j0 - i0 - Sh::BQ; }
+
+/* x += a and y += b at i, i+1 */
+static __device__ __forceinline__ void stx__ab_add2(const stx__num &to, size_t i, float x, float y) {
+    if (to.half && (uintptr_t)to.p % 4 == 0 && i % 2 == 0) {
+        uint32_t *p = (uint32_t *)((stx__bf16 *)to.p + i), v = *p;
+        *p = stx__pair(__uint_as_float(v << 16) + x, __uint_as_float(v & 0xffff0000u) + y);
+    } else {
+        stx__add(to, i, x, 1);
+        stx__add(to, i + 1, y, 1);
+    }
+}
+/* Rows row .. row+15 of an array, those in [lo,hi), columns d.., += f c */
+template<int NB> static __device__ __forceinline__ void stx__ab_add_rows(const stx__num &to, size_t base, size_t ld, int row, int lo, int hi, int d, int D, const float (&c)[NB][4], float f) {
+    int lane = (int)threadIdx.x & 31, n, e;
+#pragma unroll
+    for (e = 0; e < 2; e++) {
+        int i = row + (lane >> 2) + 8 * e;
+        if (i < lo || i >= hi) continue;
+#pragma unroll
+        for (n = 0; n < NB; n++) {
+            int at = d + 8 * n + (lane & 3) * 2;
+            if (at < D) stx__ab_add2(to, base + (size_t)i * ld + at, f * c[n][2 * e], f * c[n][2 * e + 1]);
+        }
+    }
+}
+/* The same into a part: written, not added */
+template<int NB> static __device__ __forceinline__ void stx__ab_put_rows(float *to, size_t ld, int row, int lo, int hi, int d, int D, const float (&c)[NB][4], float f) {
+    int lane = (int)threadIdx.x & 31, n, e;
+#pragma unroll
+    for (e = 0; e < 2; e++) {
+        int i = row + (lane >> 2) + 8 * e;
+        if (i < lo || i >= hi) continue;
+#pragma unroll
+        for (n = 0; n < NB; n++) {
+            int at = d + 8 * n + (lane & 3) * 2;
+            if (at < D) *(float2 *)(to + (size_t)i * ld + at) = make_float2(f * c[n][2 * e], f * c[n][2 * e + 1]);
+        }
+    }
+}
+
+/* dsum (B,H,T) = sum over D of dy y. A warp a row; lanes D apart by 32, then the warp's sum. */
+static __global__ void stx__ab_dot_rows(stx__num dy, stx__num y, float *dsum, int B, int T, int H, int D) {
+    size_t row = (size_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, n = (size_t)B * T * H;
+    int lane = (int)threadIdx.x & 31, d;
+    float s = 0;
+    if (row >= n) return;
+    for (d = lane; d < D; d += 32) s += stx__get(dy, row * D + d) * stx__get(y, row * D + d);
+    s = stx__warp_sum(s);
+    if (!lane) dsum[(row / ((size_t)T * H) * H + row % H) * T + row / H % T] = s;
+}
+
+/* QUERIES. A block has BQ queries of one head of one batch row, a warp 16 of them, and walks the keys as the forward does; longest blocks
+   first (stx__at_list). dQ's two halves, ds K and dR PE, stand in registers, apart, because du and dvb are their sums over the queries.
+       for each tile:  barrier: K, V and the BK new rows of the table have come
+                       front: a, ds in registers;  dk += ds K;  dp += dR PE
+                       barrier: everybody has left them, so that the next may come
+   In between nothing is shared: ds goes from accumulators to left factors as it stands, or turned by shuffles. Two blocks fit on an SM, and
+   one computes while the other waits. Then the persistent vectors: q without u, no positions. */
+template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_queries(stx__ab a, const uint32_t *list) {
+    STX__DYNAMIC(shared);
+    const stx__at &p = a.p;
+    const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B], h = entry / a.tiles, tile = entry % a.tiles, i0 = tile * Sh::BQ;
+    const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, table = p.P > 0;
+    const stx__ab_room<Sh> m(shared, table && (p.u.p || p.vb.p), table);
+    const stx__at_head w = stx__at_open(p, h);
+    stx__at_head all = w;
+    stx__ab_tile t;
+    float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0, f = p.scale;
+    int first, last, j0, n, e, k;
+
+    all.live = w.reach;                 /* dz counts the key at which the ramp has just come down to 0 */
+    stx__at_range(p, all, i0, Sh::BQ, &first, &last);
+    t.i = i0 + strip * 16; t.far = w.reach; t.ring = 0; t.persistent = 0;
+    t.stream = p.keep ? p.stream + *p.shift : 0;
+    stx__ab_state(a, t, b, h);
+    stx__ab_clear(dk);
+    stx__ab_clear(dp);
+    stx__ab_load_dy<Sh>(a, m, i0, b, h);
+    if (table) stx__ab_load_pe<Sh>(a, m, 0, stx__ab_window<Sh>(p, i0, first), h, 0, Sh::BQ);
+    stx__ab_load_q<Sh>(a, m, i0, b, h, 0);
+    for (j0 = first; j0 < last; j0 += Sh::BK) {
+        t.j0 = j0;
+        stx__ab_load_k<Sh>(a, m, j0, b, h, 0);
+        if (table) stx__ab_load_pe<Sh>(a, m, t.ring, stx__ab_window<Sh>(p, i0, j0), h, Sh::BQ, Sh::BK);
+        stx__cp_commit();
+        stx__cp_wait<0>();
+        __syncthreads();
+        if (stx__ab_front<Sh>(a, w, m, t, s, g, dz)) {
+            stx__ab_times<Sh, Sh::NB>(dk, g, m.k);
+#pragma unroll
+            for (n = 0; n < (table ? Sh::BK / 16 + 1 : 0); n++) {
+                float u[2][4];
+                stx__ab_back<Sh::NB>(u[0], g, 2 * n);
+                stx__ab_back<Sh::NB>(u[1], g, 2 * n + 1);
+                stx__ab_times<Sh, 2>(dp, u, m.pe + stx__ab_chunk<Sh>(t.ring, strip, n) * 16 * (Sh::CH * 16));
+            }
+        }
+        __syncthreads();
+        t.ring = (t.ring + Sh::BK / 16) % Sh::CHUNKS;
+    }
+    if (a.du || a.dvb || a.dz) {        /* sums over the block's queries: a strip's by shuffles, then the strips' in order */
+        float *red = (float *)m.k;      /* (STRIPS,2,DP), then (STRIPS) */
+        size_t part = (size_t)b * a.tiles + tile, C = (size_t)p.H * p.D;
+#pragma unroll
+        for (n = 0; n < Sh::DP / 8; n++)
+#pragma unroll
+            for (e = 0; e < 2; e++) {
+                float x = dk[n][e] + dk[n][e + 2], y = dp[n][e] + dp[n][e + 2];
+                for (k = 4; k < 32; k *= 2) { x += __shfl_xor_sync(STX__ALL, x, k); y += __shfl_xor_sync(STX__ALL, y, k); }
+                if (lane < 4) {
+                    red[2 * strip * Sh::DP + 8 * n + 2 * lane + e] = x;
+                    red[(2 * strip + 1) * Sh::DP + 8 * n + 2 * lane + e] = y;
+                }
+            }
+        dz = stx__warp_sum(dz);
+        if (!lane) red[2 * Sh::STRIPS * Sh::DP + strip] = dz;
+        __syncthreads();
+        for (k = (int)threadIdx.x; k < p.D; k += Sh::THREADS) {
+            float x = 0, y = 0;
+            for (n = 0; n < Sh::STRIPS; n++) { x += red[2 * n * Sh::DP + k]; y += red[(2 * n + 1) * Sh::DP + k]; }
+            if (a.du) a.du[part * C + (size_t)h * p.D + k] = x;
+            if (a.dvb) a.dvb[part * C + (size_t)h * p.D + k] = y;
+        }
+        if (a.dz && !threadIdx.x) {
+            for (dz = 0, n = 0; n < Sh::STRIPS; n++) dz += red[2 * Sh::STRIPS * Sh::DP + n];
+            a.dz[part * p.H + h] = dz;
+        }
+        __syncthreads();                /* the persistent keys take the same room */
+    }
+#pragma unroll
+    for (n = 0; n < Sh::DP / 8; n++)
+#pragma unroll
+        for (e = 0; e < 4; e++) dk[n][e] += dp[n][e];
+    if (p.N && a.dq.p) {
+        f *= a.root_d;                  /* of the persistent keys; what is there has had none */
+#pragma unroll
+        for (n = 0; n < Sh::DP / 8; n++)
+#pragma unroll
+            for (e = 0; e < 4; e++) dk[n][e] /= a.root_d;
+        if (p.u.p) stx__ab_load_q<Sh>(a, m, i0, b, h, 1);           /* a warp's own rows, which only it reads */
+        t.persistent = 1;
+        for (j0 = -((p.S + p.span) & 7); j0 < p.N; j0 += Sh::BK) {
+            t.j0 = j0;
+            stx__ab_load_k<Sh>(a, m, j0, b, h, 1);
+            stx__cp_commit();
+            stx__cp_wait<0>();
+            __syncthreads();
+            if (stx__ab_front<Sh>(a, w, m, t, s, g, dz)) stx__ab_times<Sh, Sh::NB>(dk, g, m.k);
+            __syncthreads();
+        }
+    }
+    if (a.dq.p) stx__ab_add_rows(a.dq, (size_t)b * p.stq + (size_t)h * p.D, p.ldq, t.i, 0, p.T, 0, p.D, dk, f);
+    stx__cp_commit();
+    stx__cp_wait<0>();                  /* a block without keys has not waited for its queries */
+}
+
+/* KEYS. A block has BK keys of one head of one batch row and walks the tiles of queries that see one of them. The front half is as above, so
+   that a warp has rows of queries; but dK and dV sum over the queries, so a and ds go through shared memory, and there a warp takes 16 keys
+   (and, where warps are left over, a piece of the columns): transposed left factors.
+       for each tile:  barrier: q, dO and the BQ new rows of the table have come
+                       front;  a, ds to shared memory
+                       barrier: they are all there
+                       dV += a^T dO;  dK += ds^T (q+u)
+                       barrier: everybody has left a, ds and the queries
+   The window of the table moves down by BQ rows a tile. Persistent vectors: a block walks its part of the batch, too, and its sums are a part
+   of dpk, dpv. */
+template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_keys(stx__ab a) {
+    typedef typename Sh::P P;
+    STX__DYNAMIC(shared);
+    const stx__at &p = a.p;
+    const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2, c2 = (lane & 3) * 2;
+    const int h = (int)blockIdx.y, z = (int)blockIdx.z, j0 = a.first + (int)blockIdx.x * Sh::BK, table = p.P > 0 && !a.persistent;
+    const int b0 = a.persistent ? (int)((int64_t)p.B * z / a.splits) : z, b1 = a.persistent ? (int)((int64_t)p.B * (z + 1) / a.splits) : z + 1;
+    const int group = strip % (Sh::BK / 16), column = strip / (Sh::BK / 16) * Sh::KEY_NB;       /* the warp's 16 keys, and its columns / 8 */
+    const stx__ab_room<Sh> m(shared, table && (p.u.p || p.vb.p), table);
+    unsigned char *wa = m.more, *wg = wa + Sh::BQ * Sh::CHA * 16;
+    const stx__at_head w = stx__at_open(p, h);
+    stx__ab_tile t;
+    float dk[Sh::KEY_NB][4], dv[Sh::KEY_NB][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
+    int lo = 0, hi = p.T, b, i0, n, k;
+
+    if (!a.persistent) {
+        lo = max(0, j0 + p.dmin - p.C);
+        hi = min(p.T, j0 + Sh::BK + w.live - p.C);
+        if (lo >= hi) return;
+    }
+    t.j0 = j0; t.far = w.live; t.ring = 0; t.persistent = a.persistent;
+    t.stream = p.keep ? p.stream + *p.shift : 0;
+    stx__ab_clear(dk);
+    stx__ab_clear(dv);
+    stx__ab_load_k<Sh>(a, m, j0, b0, h, a.persistent);
+    for (b = b0; b < b1; b++) {
+        if (table) stx__ab_load_pe<Sh>(a, m, t.ring, stx__ab_window<Sh>(p, lo, j0), h, Sh::BQ, Sh::BK);
+        for (i0 = lo; i0 < hi; i0 += Sh::BQ) {
+            t.i = i0 + strip * 16;
+            stx__ab_load_dy<Sh>(a, m, i0, b, h);
+            if (table) stx__ab_load_pe<Sh>(a, m, t.ring, stx__ab_window<Sh>(p, i0, j0), h, 0, Sh::BQ);
+            stx__cp_commit();
+            stx__ab_load_q<Sh>(a, m, i0, b, h, a.persistent);
+            stx__ab_state(a, t, b, h);
+            stx__cp_wait<0>();
+            __syncthreads();
+            stx__ab_front<Sh>(a, w, m, t, s, g, dz);
+#pragma unroll
+            for (n = 0; n < Sh::NB; n++) {
+                stx__ab_put2<P, Sh::CHA>(wa, strip * 16 + r, 8 * n + c2, s[n][0], s[n][1]);
+                stx__ab_put2<P, Sh::CHA>(wa, strip * 16 + r + 8, 8 * n + c2, s[n][2], s[n][3]);
+                stx__ab_put2<P, Sh::CHA>(wg, strip * 16 + r, 8 * n + c2, g[n][0], g[n][1]);
+                stx__ab_put2<P, Sh::CHA>(wg, strip * 16 + r + 8, 8 * n + c2, g[n][2], g[n][3]);
+            }
+            __syncthreads();
+#pragma unroll
+            for (k = 0; k < Sh::BQ; k += P::K) {
+                uint32_t fa[4], fg[4], x[4];
+                stx__ab_cols<Sh::CHA>(P(), fa, wa, k, 2 * group);
+                stx__ab_cols<Sh::CHA>(P(), fg, wg, k, 2 * group);
+#pragma unroll
+                for (n = 0; n < Sh::KEY_NB; n += 2) {
+                    stx__ab_rows<Sh::CH>(P(), x, m.dy, k, column + n);
+                    P::mma(dv[n], fa, x[0], x[1]);
+                    P::mma(dv[n + 1], fa, x[2], x[3]);
+                    stx__ab_rows<Sh::CH>(P(), x, m.q, k, column + n);
+                    P::mma(dk[n], fg, x[0], x[1]);
+                    P::mma(dk[n + 1], fg, x[2], x[3]);
+                }
+            }
+            __syncthreads();
+            t.ring = (t.ring + Sh::CHUNKS - Sh::BQ / 16) % Sh::CHUNKS;
+        }
+    }
+    if (a.persistent) {
+        size_t o = ((size_t)z * p.H + h) * p.N * p.D;
+        if (a.dpk) stx__ab_put_rows(a.dpk + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dk, p.scale * a.root_d);
+        if (a.dpv) stx__ab_put_rows(a.dpv + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dv, 1.0f);
+    } else {
+        size_t o = (size_t)z * p.stk + (size_t)h * p.D;
+        if (a.dk.p) stx__ab_add_rows(a.dk, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dk, p.scale);
+        if (a.dv.p) stx__ab_add_rows(a.dv, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dv, 1.0f);
+    }
+}
+
+/* DIAGONALS. Diagonal n has the tiles (i0, j0 = i0 + first - BK n) for all i0; together the diagonals hold every cell once. All tiles of one
+   meet the same window of the table, which stays in shared memory, and the gradient of its W rows stays in registers: row u' of the
+   window is table row P - 1 + e - BK (n+1) + u', with e = first + dmin - C - BQ + BK what rounding `first` up for the dropout has added.
+   A block walks its part of the batch (for a shared table: of heads and batch) and its tiles. dR of all strips goes through shared memory,
+   each with its own BK + 16 columns; then a warp takes its columns of D, and of the window every ROW_GROUPS-th chunk. Barriers as in
+   stx__ab_keys. What a block found is a part: (W,D) floats, added up by stx__ab_fold_table; a block that found nothing writes only that. */
+template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_diagonals(stx__ab a) {
+    typedef typename Sh::P P;
+    STX__DYNAMIC(shared);
+    const stx__at &p = a.p;
+    enum { XS = Sh::CHUNKS / Sh::ROW_GROUPS, GROW = Sh::CHG * 16 };
+    const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2, c2 = (lane & 3) * 2;
+    const int diagonal = (int)blockIdx.x, own = p.pe_head > 0, split = (int)blockIdx.z, off = a.first - Sh::BK * diagonal;
+    const int c0 = (int)((int64_t)a.combos * split / a.splits), c1 = (int)((int64_t)a.combos * (split + 1) / a.splits);
+    const int group = strip / Sh::ROW_PIECES, column = strip % Sh::ROW_PIECES * Sh::ROW_NB;
+    const int nearest = p.C - off - (Sh::BK - 1);           /* the smallest distance in these tiles: query 0, key BK - 1 */
+    const size_t part = ((size_t)diagonal * gridDim.y + blockIdx.y) * a.splits + split;
+    const stx__ab_room<Sh> m(shared, p.u.p || p.vb.p, 1);
+    stx__at_head w;
+    stx__ab_tile t;
+    float acc[XS][Sh::ROW_NB][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
+    int c, i0, n, x, k, i, at = -1, used = 0;
+
+    w.reach = w.live = w.full = 0; w.zl = 0;
+    t.ring = 0; t.persistent = 0;
+    t.stream = p.keep ? p.stream + *p.shift : 0;
+#pragma unroll
+    for (x = 0; x < XS; x++) stx__ab_clear(acc[x]);
+    for (c = c0; c < c1; c++) {
+        const int h = own ? (int)blockIdx.y : c / p.B, b = own ? c : c % p.B;
+        if (h != at) w = stx__at_open(p, at = h);
+        if (nearest > w.live) continue;
+        t.far = w.live;
+        for (i0 = 0; i0 < p.T; i0 += Sh::BQ) {
+            const int j0 = i0 + off;
+            if (j0 + Sh::BK <= p.lo || j0 >= p.S) continue;
+            if (!used) stx__ab_load_pe<Sh>(a, m, 0, stx__ab_window<Sh>(p, i0, j0), h, 0, Sh::W);
+            used = 1;
+            t.i = i0 + strip * 16; t.j0 = j0;
+            stx__ab_load_k<Sh>(a, m, j0, b, h, 0);
+            stx__ab_load_dy<Sh>(a, m, i0, b, h);
+            stx__cp_commit();
+            stx__ab_load_q<Sh>(a, m, i0, b, h, 0);
+            stx__ab_state(a, t, b, h);
+            stx__cp_wait<0>();
+            __syncthreads();
+            stx__ab_front<Sh>(a, w, m, t, s, g, dz);
+#pragma unroll
+            for (n = 0; n < Sh::NB + 2; n++) {
+                float u[4];
+                stx__ab_back<Sh::NB>(u, g, n);
+                stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r, 8 * n + c2, u[0], u[1]);
+                stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8, 8 * n + c2, u[2], u[3]);
+            }
+            __syncthreads();
+#pragma unroll (Sh::DP > 64 ? 1 : (int)Sh::STRIPS)
+            for (i = 0; i < Sh::STRIPS; i++)
+#pragma unroll
+                for (k = 0; k < 16; k += P::K) {
+                    uint32_t f[4], y[(Sh::ROW_NB + 1) / 2][4];
+#pragma unroll
+                    for (n = 0; n < Sh::ROW_NB; n += 2) stx__ab_rows<Sh::CH>(P(), y[n / 2], m.qv, i * 16 + k, column + n);
+#pragma unroll
+                    for (x = 0; x < XS; x++) {
+                        int chunk = x * Sh::ROW_GROUPS + group - (Sh::STRIPS - 1 - i);      /* of the strip's BK + 16 columns */
+                        if (chunk < 0 || chunk > Sh::BK / 16) continue;
+                        stx__ab_cols<Sh::CHG>(P(), f, m.more, i * 16 + k, 2 * chunk);
+#pragma unroll
+                        for (n = 0; n < Sh::ROW_NB; n += 2) {
+                            P::mma(acc[x][n], f, y[n / 2][0], y[n / 2][1]);
+                            P::mma(acc[x][n + 1], f, y[n / 2][2], y[n / 2][3]);
+                        }
+                    }
+                }
+            __syncthreads();
+        }
+    }
+    if (!threadIdx.x) a.used[part] = used;
+    if (used)
+#pragma unroll
+        for (x = 0; x < XS; x++)
+            stx__ab_put_rows(a.dpe + part * Sh::W * p.D, p.D, (x * Sh::ROW_GROUPS + group) * 16, 0, Sh::W, column * 8, p.D, acc[x], p.scale);
+}
+
+/* to[i] += f times the sum over k of part[k stride + i], i < n. 32 numbers a block of 8 x 32 threads: warp s sums parts s, s + 8, .., and the
+   eight sums are added in order. */
+static __global__ void stx__ab_fold(stx__num to, const float *part, size_t n, size_t parts, size_t stride, float f) {
+    STX__SHARED(float, sum, 256);
+    int lane = (int)threadIdx.x & 31, slice = (int)threadIdx.x / 32;
+    size_t i = (size_t)blockIdx.x * 32 + lane, k;
+    float s = 0;
+    if (i < n) for (k = slice; k < parts; k += 8) s += part[k * stride + i];
+    sum[threadIdx.x] = s;
+    __syncthreads();
+    if (slice || i >= n) return;
+    for (k = 1; k < 8; k++) s += sum[k * 32 + lane];
+    stx__add(to, i, f * s, 1);
+}
+/* dpe (P,tables D) += the parts of the diagonals whose windows hold a row: neighbours, in order, and within one its splits. A thread a number. */
+static __global__ void stx__ab_fold_table(stx__num dpe, const float *part, const int *used, int P, int tables, int D, int W, int BK, int e, int diagonals, int splits) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, C = (size_t)tables * D;
+    int row = (int)(i / C), d = (int)(i % D), own = (int)(i / D % tables), from = P - 1 - row + e, n, s;      /* u' = BK (n+1) - from */
+    float sum = 0;
+    if (i >= (size_t)P * C) return;
+    for (n = from / BK; n < diagonals && BK * (n + 1) - from < W; n++)
+        for (s = 0; s < splits; s++) {
+            size_t k = ((size_t)n * tables + own) * splits + s;
+            if (used[k]) sum += part[(k * W + (size_t)(BK * (n + 1) - from)) * D + d];
+        }
+    if (sum != 0) stx__add(dpe, i, sum, 1);
+}
+
+typedef void (*stx__ab_kernel)(stx__ab);
+typedef void (*stx__ab_kernel_list)(stx__ab, const uint32_t *);
+typedef struct stx__ab_pick {
+    stx__ab_kernel_list queries;
+    stx__ab_kernel keys, diagonals;
+    size_t shared_queries, shared_keys, shared_diagonals;
+    int bq, bk, threads;
+} stx__ab_pick;
+template<class P, int DP, int BQ, int BK> static stx__ab_pick stx__ab_choice(const stx_attention_args *a) {
+    typedef stx__ab_shape<P, DP, BQ, BK> Sh;
+    stx__ab_pick c = {stx__ab_queries<Sh>, stx__ab_keys<Sh>, stx__ab_diagonals<Sh>, 0, 0, 0, BQ, BK, Sh::THREADS};
+    c.shared_queries = (size_t)Sh::TILE_Q * (a->P && (a->u || a->vb) ? 3 : 2) + 2 * (size_t)Sh::TILE_K + (a->P ? (size_t)Sh::TILE_W : 0);
+    c.shared_keys = c.shared_queries + 2 * (size_t)Sh::BQ * Sh::CHA * 16;
+    c.shared_diagonals = c.shared_queries + (size_t)Sh::BQ * Sh::CHG * 16;
+    return c;
+}
+template<class P> static stx__ab_pick stx__ab_choose_float(const stx_attention_args *a) {
+    return a->D <= 32 ? stx__ab_choice<P, 32, 64, 32>(a) : a->D <= 64 ? stx__ab_choice<P, 64, 64, 32>(a) : stx__ab_choice<P, 128, 32, 16>(a);
+}
+static stx__ab_pick stx__ab_choose(const stx_ctx *x, const stx_attention_args *a, int half) {
+    if (!half) return stx__gpu(x)->tf32 ? stx__ab_choose_float<stx__at_tf32>(a) : stx__ab_choose_float<stx__at_f32>(a);
+    return a->D <= 32 ? stx__ab_choice<stx__at_bf16, 32, 64, 64>(a) : a->D <= 64 ? stx__ab_choice<stx__at_bf16, 64, 64, 64>(a) : stx__ab_choice<stx__at_bf16, 128, 64, 32>(a);
+}
+
+/* How the work is cut, and the scratch: from sizes alone */
+typedef struct stx__ab_plan {
+    int tiles;                                  /* of queries */
+    int first, key_tiles;                       /* of keys */
+    int vector_tiles, vector_splits;            /* of persistent vectors */
+    int diagonal_first, diagonal_extra, diagonals, tables, combos, table_splits;
+    int W, queries, keys, vectors, table;       /* which sweeps are wanted */
+    size_t list, dsum, du, dvb, dz, dpk, dpv, dpe, used, bytes;       /* offsets; their end */
+} stx__ab_plan;
+enum { STX__AB_PARTS = 128 << 20 };             /* bytes for the parts of dpe, at most, if one split fits */
+static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_pick *c) {
+    stx__ab_plan s;
+    int T = (int)a->T, S = (int)a->S, C = S - T, lo, span = (int)a->span, B = (int)a->B, H = (int)a->H;
+    size_t at = 0, one, most;
+    memset(&s, 0, sizeof s);
+    s.queries = a->dq || a->du || a->dvb || a->dz;
+    s.keys = a->dk || a->dv;
+    s.vectors = a->N && (a->dpk || a->dpv);
+    s.table = a->P && a->dpe;
+    s.tiles = (T + c->bq - 1) / c->bq;
+    /* keys that some query may see; tiles begin where a block of 8 of the dropout does */
+    lo = STX__MAX(STX__MIN((int)STX__MAX(a->first_key, 0), S), C - span);
+    lo = STX__MAX(lo, 0);
+    s.first = ((lo + span) & ~7) - span;
+    s.key_tiles = (S - s.first + c->bk - 1) / c->bk;
+    s.vector_tiles = ((int)a->N + ((S + span) & 7) + c->bk - 1) / c->bk;
+    s.vector_splits = s.vectors ? STX__MAX(1, STX__MIN(B, 512 / STX__MAX(1, H * s.vector_tiles))) : 0;
+    s.W = c->bq + c->bk;
+    if (s.table) {
+        /* diagonal 0 ends with the youngest key of a tile's last query, or up to 7 keys later */
+        s.diagonal_first = C - a->delta_min + c->bq - c->bk;
+        s.diagonal_extra = -(s.diagonal_first + span) & 7;
+        s.diagonal_first += s.diagonal_extra;
+        s.diagonals = (span - a->delta_min + c->bq - 1 + s.diagonal_extra) / c->bk + 1;
+        s.tables = a->pe_heads > 1 ? H : 1;
+        s.combos = s.tables > 1 ? B : B * H;
+        one = (size_t)s.diagonals * s.tables * s.W * a->D * sizeof(float);
+        most = STX__MAX((size_t)1, STX__AB_PARTS / one);
+        s.table_splits = (int)STX__MIN(most, (size_t)STX__MIN(s.combos, STX__MAX(1, 64 / s.tables)));
+    }
+#define STX__TAKE(what, want, bytes) do { s.what = at; if (want) at += ((size_t)(bytes) + 255) / 256 * 256; } while (0)
+    STX__TAKE(list, s.queries, (size_t)H * s.tiles * 4);
+    STX__TAKE(dsum, 1, a->B * a->H * a->T * 4);
+    STX__TAKE(du, a->du, a->B * s.tiles * a->H * a->D * 4);
+    STX__TAKE(dvb, a->dvb, a->B * s.tiles * a->H * a->D * 4);
+    STX__TAKE(dz, a->dz, a->B * s.tiles * a->H * 4);
+    STX__TAKE(dpk, s.vectors && a->dpk, s.vector_splits * a->H * a->N * a->D * 4);
+    STX__TAKE(dpv, s.vectors && a->dpv, s.vector_splits * a->H * a->N * a->D * 4);
+    STX__TAKE(dpe, s.table, s.table_splits * one);
+    STX__TAKE(used, s.table, (size_t)s.diagonals * s.tables * s.table_splits * 4);
+#undef STX__TAKE
+    s.bytes = at;
+    return s;
+}
+static int stx__ab_make(stx_ctx *x, const stx_attention_args *a, stx__ab *p, stx__ab_pick *c) {
+    int half, ok = 1;
+    memset(p, 0, sizeof *p);
+    if (!stx__at_make(x, a, &p->p, &half)) return 0;
+    *c = stx__ab_choose(x, a, half);
+    p->dy = stx__at_in(x, a->dy, half, a->D, &ok);
+    return ok && p->p.B < 65536 && c->shared_keys <= stx__gpu(x)->shared_max && c->shared_diagonals <= stx__gpu(x)->shared_max;
+}
+/* Beside stx__attn2_can: is dy stored as y, and is there shared memory enough? */
+static int stx__attn2_bwd_can(stx_ctx *x, const stx_attention_args *a) {
+    stx__ab p;
+    stx__ab_pick c;
+    return stx__ab_make(x, a, &p, &c);
+}
+static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) {
+    stx__ab p;
+    stx__ab_pick c;
+    return stx__ab_make(x, a, &p, &c) ? stx__ab_plan_of(a, &c).bytes : 0;
+}
+static int stx__ab_room_for(stx_ctx *x, const void *kernel, size_t bytes) {
+    return bytes <= 48 * 1024 || !stx__cuda_failed(x, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "stx_attention_bwd");
+}
+static void stx__ab_add_parts(stx_ctx *x, const stx_real *to, const float *part, size_t n, size_t parts, float f) {
+    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold, stx__blocks(n, 32, (size_t)1 << 30), 256, 0, stx__num_of(x, to), part, n, parts, n, f);
+}
+static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
+    stx__ab p;
+    stx__ab_pick c;
+    stx__ab_plan s;
+    char *work = (char *)a->work;
+    size_t C = a->H * a->D, rows = a->B * a->T * a->H;
+    if (!stx_ok(x) || !stx__ab_make(x, a, &p, &c)) return;
+    s = stx__ab_plan_of(a, &c);
+    p.tiles = s.tiles;
+    p.root_d = (float)sqrt((double)a->D);
+    p.root_n = (float)sqrt((double)a->N);
+    p.dq = stx__num_of(x, a->dq); p.dk = stx__num_of(x, a->dk); p.dv = stx__num_of(x, a->dv);
+    p.dsum = (float *)(work + s.dsum);
+    if (a->du) p.du = (float *)(work + s.du);
+    if (a->dvb) p.dvb = (float *)(work + s.dvb);
+    if (a->dz) p.dz = (float *)(work + s.dz);
+    if (a->dpk) p.dpk = (float *)(work + s.dpk);
+    if (a->dpv) p.dpv = (float *)(work + s.dpv);
+    p.dpe = (float *)(work + s.dpe);
+    p.used = (int *)(work + s.used);
+    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_dot_rows, stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dy), stx__num_of(x, a->y), p.dsum, p.p.B, p.p.T, p.p.H, p.p.D);
+    if (s.queries && stx__ab_room_for(x, (const void *)c.queries, c.shared_queries)) {
+        uint32_t *list = (uint32_t *)(work + s.list);
+        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__at_list, stx__blocks((size_t)p.p.H * s.tiles, 128, (size_t)1 << 30), 128, 0, p.p, list, s.tiles, c.bq, c.bk);
+        STX__RUN_KERNEL(x, "stx_attention_bwd", c.queries, (unsigned)(p.p.H * s.tiles * p.p.B), c.threads, c.shared_queries, p, (const uint32_t *)list);
+        if (a->du) stx__ab_add_parts(x, a->du, p.du, C, a->B * s.tiles, a->scale);
+        if (a->dvb && a->P) stx__ab_add_parts(x, a->dvb, p.dvb, C, a->B * s.tiles, a->scale);
+        if (a->dz && a->z) stx__ab_add_parts(x, a->dz, p.dz, a->H, a->B * s.tiles, a->max_span / a->ramp);
+    }
+    if (s.keys && stx__ab_room_for(x, (const void *)c.keys, c.shared_keys)) {
+        p.first = s.first;
+        if (s.key_tiles > 0) STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys, dim3((unsigned)s.key_tiles, (unsigned)a->H, (unsigned)a->B), c.threads, c.shared_keys, p);
+    }
+    if (s.vectors && stx__ab_room_for(x, (const void *)c.keys, c.shared_keys)) {
+        p.persistent = 1;
+        p.first = -(int)((a->S + a->span) & 7);
+        p.splits = s.vector_splits;
+        STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys, dim3((unsigned)s.vector_tiles, (unsigned)a->H, (unsigned)s.vector_splits), c.threads, c.shared_keys, p);
+        if (a->dpk) stx__ab_add_parts(x, a->dpk, p.dpk, C * a->N, (size_t)s.vector_splits, 1);
+        if (a->dpv) stx__ab_add_parts(x, a->dpv, p.dpv, C * a->N, (size_t)s.vector_splits, 1);
+        p.persistent = 0;
+    }
+    if (s.table && stx__ab_room_for(x, (const void *)c.diagonals, c.shared_diagonals)) {
+        p.first = s.diagonal_first;
+        p.splits = s.table_splits;
+        p.combos = s.combos;
+        STX__RUN_KERNEL(x, "stx_attention_bwd", c.diagonals, dim3((unsigned)s.diagonals, (unsigned)s.tables, (unsigned)s.table_splits), c.threads, c.shared_diagonals, p);
+        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold_table, stx__blocks(a->P * s.tables * a->D, 256, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dpe), (const float *)p.dpe,
+                        (const int *)p.used, p.p.P, s.tables, p.p.D, s.W, c.bk, s.diagonal_extra, s.diagonals, s.table_splits);
+    }
+}
 
 // >>attention: launchers ----------------------------------------------------------------------------------------------
 
@@ -3158,7 +3976,7 @@ static int stx__attn_refused(stx_ctx *x, const stx_attention_args *a, const char
 extern "C" size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward) {
     stx__attn0 A;
     if (a->H > STX__MOST_HEADS || !a->B || !a->T || !a->H || !a->D) return 0;
-    if (stx__attn_fused(x, a)) return backward ? stx__attn2_bwd_work(x, a) : stx__attn2_fwd_work(x, a);
+    if (stx__attn_fused(x, a) && (!backward || stx__attn2_bwd_can(x, a))) return backward ? stx__attn2_bwd_work(x, a) : stx__attn2_fwd_work(x, a);
     memset(&A, 0, sizeof A);
     A.x = x; A.a = a;
     return stx__attn0_layout(&A, backward);
@@ -3170,7 +3988,7 @@ extern "C" void stx_attention_fwd_cuda(stx_ctx *x, const stx_attention_args *a) 
 }
 extern "C" void stx_attention_bwd_cuda(stx_ctx *x, const stx_attention_args *a) {
     if (stx__attn_refused(x, a, "stx_attention_bwd")) return;
-    if (stx__attn_fused(x, a)) stx__attn2_bwd(x, a);
+    if (stx__attn_fused(x, a) && stx__attn2_bwd_can(x, a)) stx__attn2_bwd(x, a);
     else stx__attn0_bwd(x, a);
 }
 extern "C" void stx_cuda_attention(stx_ctx *x, int version) { if (stx__gpu(x)) stx__gpu(x)->attention = version; }
