@@ -2843,16 +2843,16 @@ template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH,
     }
 };
 
+/* What a block works on. In shared memory, for registers are scarce. */
+typedef struct stx__at_job { stx__at_head w; int b, h, i0, first, windows, steps; } stx__at_job;
 /* DP: D filled up; TWO: Q for S stands in shared memory and not in registers (two queries, or floats) */
 template<class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
-    enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, KEYS = BK, TILE = BK * ROW, SIZE = P::SIZE, RING = BQ + 2 * BK, REGS = P::SIZE == 2, THREADS = 128 };
-    /* K, V, K, V; then the ring; then the queries, which may use the second K and V if they move on to registers */
-    static size_t shared(int pe, int two) { return (size_t)ROW * (4 * BK + (pe ? RING : 0) + (!REGS ? (two ? 2 * BQ : BQ) : TWO ? BQ : 0)); }
+    enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, KEYS = BK, TILE = BK * ROW, SIZE = P::SIZE, RING = BQ + 2 * BK, REGS = P::SIZE == 2, THREADS = 128, RAMP = BK + 16 * MT, HEAD = (64 + 16 * RAMP + 127) / 128 * 128 };
+    /* The job and each warp's ramp weights; K, V, K, V; the ring; the queries, which may use the second K and V if they move on to registers */
+    static size_t shared(int pe, int two) { return HEAD + (size_t)ROW * (4 * BK + (pe ? RING : 0) + (!REGS ? (two ? 2 * BQ : BQ) : TWO ? BQ : 0)); }
     /* blocks that should fit on a multiprocessor: so many registers less may a thread take */
     enum { BLOCKS = MT > 1 || DP > 64 ? 2 : 3 };
 };
-/* What a block works on. In shared memory, for registers are scarce. */
-typedef struct stx__at_job { stx__at_head w; int b, h, i0, first, windows, steps; } stx__at_job;
 /* Copies of step s, into what step s - 2 had */
 template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, const stx__at_job &job, unsigned char *shared, int s) {
     const int window = s < job.windows, j0 = window ? job.first + s * X::KEYS : (s - job.windows) * X::KEYS - ((p.S + p.span) & 7), bytes = p.D * X::SIZE;
@@ -2876,14 +2876,14 @@ static __device__ __forceinline__ int stx__at_again(int v) { asm volatile("" : "
 template<class P, int DP, int BK, int MT, int TWO> static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
     typedef stx__at_shape<P, DP, BK, MT, TWO> X;
     enum { CH = X::CH, KS = X::KS, NB = X::NB, ND = X::ND, BQ = X::BQ, ROWS = 16 * MT };
-    STX__DYNAMIC(shared);
-    STX__SHARED(float, ramps, 4 * (BK + ROWS));
-    STX__SHARED(stx__at_job, jobs, 1);
-    const stx__at_job &job = jobs[0];
+    STX__DYNAMIC(memory);
+    const stx__at_job &job = *(const stx__at_job *)memory;
+    unsigned char *shared = memory + X::HEAD;
     unsigned char *ring = shared + 4 * BK * X::ROW, *qs = X::REGS && !TWO ? shared + 2 * BK * X::ROW : ring + (p.pe ? X::RING * X::ROW : 0);
     unsigned char *qr = X::REGS || !(p.u.p || p.vb.p) ? qs : qs + BQ * X::ROW;
     const int warp = (int)threadIdx.x >> 5, r0 = warp * ROWS;
-    const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1, *ramp = ramps + warp * (BK + ROWS);
+    const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1;
+    float *ramp = (float *)(memory + 64) + warp * X::RAMP;
     const stx__num none = {NULL, NULL, 0};
     uint32_t kept[MT], qf[MT][X::REGS ? KS : 1][4];
     float o[MT][ND][4], top[MT][2], sum[MT][2];
@@ -2891,7 +2891,7 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
     int s, m, n, k, e, started = 0;
 
     if (!threadIdx.x) {
-        stx__at_job *j = jobs;
+        stx__at_job *j = (stx__at_job *)memory;
         int entry = (int)list[blockIdx.x / (unsigned)p.B], last;
         j->b = (int)(blockIdx.x % (unsigned)p.B);
         j->h = entry / tiles;
@@ -2950,31 +2950,9 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
             __syncwarp();
             for (e = lane; e < BK + ROWS - 1; e += 32) {
                 float f = stx__at_ramp(p, job.w, near + e);
-                ramps[warp * (BK + ROWS) + e] = f <= 0 ? 0 : f >= 1 ? 1 : f;        /* NaN stays NaN */
+                ramp[e] = f <= 0 ? 0 : f >= 1 ? 1 : f;        /* NaN stays NaN */
             }
             __syncwarp();
-        }
-        #pragma unroll
-        for (m = 0; m < MT; m++)
-            #pragma unroll
-            for (n = 0; n < NB; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0;
-        #pragma unroll
-        for (k = 0; k < KS; k++) {
-            uint32_t a[MT][4], f[4];
-            #pragma unroll
-            for (m = 0; m < MT; m++) {
-                if (TWO) stx__at_frag_a<CH>(a[m], qs, r0 + 16 * m, k, lane);
-                else for (e = 0; e < 4; e++) a[m][e] = qf[m][X::REGS ? k : 0][e];
-            }
-            #pragma unroll
-            for (n = 0; n < NB; n += 2) {
-                stx__at_frag_b<CH>(f, kt, 8 * n, k, lane);
-                #pragma unroll
-                for (m = 0; m < MT; m++) {
-                    P::mma(x[m][n], a[m], f[0], f[1]);
-                    P::mma(x[m][n + 1], a[m], f[2], f[3]);
-                }
-            }
         }
         if (window && p.pe) {
             /* By blocks of 8 columns. Strip m of rows needs blocks n = 0 .. NB-1 and, at the start, two to their left. Block 0 of strip 0 is
@@ -3011,13 +2989,36 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
                 #pragma unroll
                 for (m = 0; m < MT; m++) {
                     const int n = c + 2 * m;
-                    float add[4];
+                    float none[4];
                     if (n < -2 || n >= NB) continue;
-                    stx__at_turn(skew[m], lanes, r[m], add);
-                    if (n >= 0) for (e = 0; e < 4; e++) x[m][n >= 0 ? n : 0][e] += add[e];
+                    if (n < 0) stx__at_turn(skew[m], lanes, r[m], none);
+                    else stx__at_turn(skew[m], lanes, r[m], x[m][n < 0 ? 0 : n]);
                 }
             }
             started = 1;
+        } else {
+            #pragma unroll
+            for (m = 0; m < MT; m++)
+                #pragma unroll
+                for (n = 0; n < NB; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0;
+        }
+        #pragma unroll
+        for (k = 0; k < KS; k++) {
+            uint32_t a[MT][4], f[4];
+            #pragma unroll
+            for (m = 0; m < MT; m++) {
+                if (TWO) stx__at_frag_a<CH>(a[m], qs, r0 + 16 * m, k, lane);
+                else for (e = 0; e < 4; e++) a[m][e] = qf[m][X::REGS ? k : 0][e];
+            }
+            #pragma unroll
+            for (n = 0; n < NB; n += 2) {
+                stx__at_frag_b<CH>(f, kt, 8 * n, k, lane);
+                #pragma unroll
+                for (m = 0; m < MT; m++) {
+                    P::mma(x[m][n], a[m], f[0], f[1]);
+                    P::mma(x[m][n + 1], a[m], f[2], f[3]);
+                }
+            }
         }
 
         edge = window ? near < p.dmin || far > job.w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
