@@ -52,7 +52,7 @@ enum { STX__WARP = 32 };
 /* A row of numbers in device memory, as a kernel sees it: floats or bfloat16s, decided by the allocation that it lies in. twin: the
    bfloat16 copy of a parameter, which writers keep current and matrix products read. The branch is the same for all threads, and what
    these kernels do is wait for memory. */
-typedef struct stx__num { void *p; stx__bf16 *twin; int half; } stx__num;
+typedef struct stx__num { void *p; stx__bf16 *twin; ptrdiff_t half; } stx__num;
 static __device__ __forceinline__ float stx__get(const stx__num &a, size_t i) {
     return a.half ? __bfloat162float(((const stx__bf16 *)a.p)[i]) : ((const float *)a.p)[i];
 }

@@ -53,7 +53,7 @@ static inline double cuda_error(stx_ctx *x, const stx_real *p, const float *want
     float *a = (float *)malloc((n + 1) * sizeof *a);
     double worst = 0, top = floor_;
     size_t i;
-    stx_cuda_get_numbers(x, a, p, n);
+    stx_fetch(x, a, p, n);
     for (i = 0; i < n; i++) if (fabs((double)want[i]) > top) top = fabs((double)want[i]);
     for (i = 0; i < n; i++) {
         double e = fabs((double)a[i] - (double)want[i]);
@@ -67,7 +67,7 @@ static inline double cuda_error(stx_ctx *x, const stx_real *p, const float *want
 static inline uint64_t cuda_hash(stx_ctx *x, const stx_real *p, size_t n, uint64_t h) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
     size_t i;
-    stx_cuda_get_numbers(x, a, p, n);
+    stx_fetch(x, a, p, n);
     for (i = 0; i < n; i++) {
         uint32_t u;
         memcpy(&u, a + i, 4);

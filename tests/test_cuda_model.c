@@ -272,7 +272,7 @@ static void test_train(void) {
                 CHECK(stx_ok(b.x), "%s, step %d: %s", model_names[which], n, stx_error(b.x));
                 CHECK(fabs(la - lb) <= tol * la, "%s, precision %d, step %d: loss %.7f on the CPU, %.7f on the GPU", model_names[which], precision, n, la, lb);
             }
-            CHECK(a.loss < 3.5 && a.loss > 0.1, "%s: the loss is %g", model_names[which], a.loss);
+            CHECK(a.loss < (which == IO ? 20 : 3.5) && a.loss > 0.1, "%s: the loss is %g", model_names[which], a.loss);
             for (i = 0; i < a.m->params->count && !precision; i++) {
                 double e = off(b.x, b.m->params->tensor[i], b.m->params->tensor[i]->data, a.m->params->tensor[i]->data);
                 if (!(e <= worst)) worst = e;
