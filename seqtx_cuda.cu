@@ -3336,17 +3336,15 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx
         stx__ab_clear(g);
         return 0;
     }
-    stx__ab_clear(s);
-    stx__ab_dot<Sh>(s, m.q, strip * 16, m.k);
     if (p.P && !t.persistent) {
-        /* R, 16 columns at a time; the first 16 only fill the shuffles' carry */
+        /* R, 16 columns at a time; the first 16 only fill the shuffles' carry. Then q.k is summed onto it: the forward's order. */
         stx__at_lanes l = stx__at_lanes_of();
         stx__at_skew turn;
 #pragma unroll
         for (e = 0; e < 2; e++) turn.lo[e] = turn.hi[e] = turn.next[e] = 0;
 #pragma unroll
         for (n = 0; n < Sh::BK / 16 + 1; n++) {
-            float u[2][4], add[4];
+            float u[2][4], none[4];
             int chunk = stx__ab_chunk<Sh>(t.ring, strip, n), half;
             stx__ab_clear(u);
 #pragma unroll (Sh::UNROLL)
@@ -3359,13 +3357,14 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx
             }
 #pragma unroll
             for (half = 0; half < 2; half++) {
-                stx__at_turn(turn, l, u[half], add);
-                if (n)
-#pragma unroll
-                    for (e = 0; e < 4; e++) s[n ? 2 * n - 2 + half : 0][e] += add[e];
+                if (n) stx__at_turn(turn, l, u[half], s[n ? 2 * n - 2 + half : 0]);
+                else stx__at_turn(turn, l, u[half], none);
             }
         }
+    } else {
+        stx__ab_clear(s);
     }
+    stx__ab_dot<Sh>(s, m.q, strip * 16, m.k);
     stx__ab_clear(g);
     stx__ab_dot<Sh>(g, m.dy, strip * 16, m.v);
 
