@@ -3160,7 +3160,11 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
 
    The third sweep stands for writing dR to memory and multiplying that by q: 1 unit instead of 4.5, but 4 bytes a score to write and read
    (8 GB at B 64, T 512, span 8192, 8 heads) or many launches over pieces of the batch. At 250 TFLOP/s and D 64 it costs 1.8 ps a score,
-   where those bytes cost 1.2; and its parts need a few megabytes, whatever the spans.
+   where those bytes cost 1.2; and its parts, diagonals x splits of the batch x W D floats, stay below STX__AB_PARTS by fewer splits.
+
+   Loads of one tile, D 64, bfloat16: queries K, V, 64 rows of the table, 24 KiB for 2.88 MFLOP; keys q (twice with biases), dO, 64 rows of
+   the table, 24 to 32 KiB for 2.75 MFLOP; diagonals q, dO, K, V, 32 to 40 KiB for 2.36 MFLOP; all from L2. Shared memory a block: queries
+   56 KiB, keys and diagonals 72 (with u or vb; 8 less without).
 
    THE SKEW. A warp owns a strip of 16 queries. Query r of the strip and key c of the tile meet row u'' = c - r + 16 of the BK + 16 rows of the
    table that the strip meets. R turns into S by shuffles (stx__at_turn), ds into dR by the same shuffles the other way (stx__ab_back).
@@ -3189,7 +3193,7 @@ typedef struct stx__ab {
 template<class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
     typedef P_ P;
     enum { DP = DP_, BQ = BQ_, BK = BK_, STRIPS = BQ / 16, THREADS = 32 * STRIPS, W = BQ + BK, CHUNKS = W / 16, NB = BK / 8,
-           SIZE = P_::SIZE, CH = DP * SIZE / 16, STEPS = DP / P_::K, UNROLL = STEPS > 4 ? 4 : STEPS,       /* addresses of more steps cost registers */
+           SIZE = P_::SIZE, CH = DP * SIZE / 16, STEPS = DP / P_::K, UNROLL = STEPS > 8 ? 1 : STEPS > 4 ? 4 : STEPS,       /* addresses of more steps cost registers */
            CHA = BK * SIZE / 16,                                /* pieces in a row of a or ds */
            CHG = (BK + 16) * SIZE > 256 ? 32 : (BK + 16) * SIZE > 128 ? 16 : 8,     /* of dR, up to a power of two */
            KEY_PIECES = STRIPS / (BK / 16),                     /* keys: a warp has 16 keys and DP / KEY_PIECES columns */
@@ -3332,17 +3336,15 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx
         stx__ab_clear(g);
         return 0;
     }
-    stx__ab_clear(s);
-    stx__ab_dot<Sh>(s, m.q, strip * 16, m.k);
     if (p.P && !t.persistent) {
-        /* R, 16 columns at a time; the first 16 only fill the shuffles' carry */
+        /* R, 16 columns at a time; the first 16 only fill the shuffles' carry. Then q.k is summed onto it: the forward's order. */
         stx__at_lanes l = stx__at_lanes_of();
         stx__at_skew turn;
 #pragma unroll
         for (e = 0; e < 2; e++) turn.lo[e] = turn.hi[e] = turn.next[e] = 0;
 #pragma unroll
         for (n = 0; n < Sh::BK / 16 + 1; n++) {
-            float u[2][4], add[4];
+            float u[2][4], none[4];
             int chunk = stx__ab_chunk<Sh>(t.ring, strip, n), half;
             stx__ab_clear(u);
 #pragma unroll (Sh::UNROLL)
@@ -3355,13 +3357,14 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx
             }
 #pragma unroll
             for (half = 0; half < 2; half++) {
-                stx__at_turn(turn, l, u[half], add);
-                if (n)
-#pragma unroll
-                    for (e = 0; e < 4; e++) s[n ? 2 * n - 2 + half : 0][e] += add[e];
+                if (n) stx__at_turn(turn, l, u[half], s[n ? 2 * n - 2 + half : 0]);
+                else stx__at_turn(turn, l, u[half], none);
             }
         }
+    } else {
+        stx__ab_clear(s);
     }
+    stx__ab_dot<Sh>(s, m.q, strip * 16, m.k);
     stx__ab_clear(g);
     stx__ab_dot<Sh>(g, m.dy, strip * 16, m.v);
 
@@ -3836,7 +3839,7 @@ typedef struct stx__ab_plan {
     int W, queries, keys, vectors, table;       /* which sweeps are wanted */
     size_t list, dsum, du, dvb, dz, dpk, dpv, dpe, used, bytes;       /* offsets; their end */
 } stx__ab_plan;
-enum { STX__AB_PARTS = 128 << 20 };             /* bytes for the parts of dpe, at most, if one split fits */
+enum { STX__AB_PARTS = 128 << 20 };             /* bytes for the parts of dpe, at most, unless a single split needs more */
 static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_pick *c) {
     stx__ab_plan s;
     int T = (int)a->T, S = (int)a->S, C = S - T, lo, span = (int)a->span, B = (int)a->B, H = (int)a->H;
