@@ -974,23 +974,29 @@ static __device__ __forceinline__ void stx__at_turn(stx__at_skew &w, const stx__
 /* FORWARD. One block has BQ queries of one head of one batch row, its 4 warps 16 MT rows each; it walks the keys in tiles of BK, from the
    oldest that its head reaches to the youngest that it may see, then the persistent vectors, under one running softmax.
 
-       for each tile:     S  = Q K^T                          tensor cores, sums in registers
-                          S += skew(Qv PE^T)                  BK new columns a tile, see THE SKEW; window only
+       for each tile:     S  = skew(Qv PE^T)                  BK new columns a tile, see THE SKEW; 0 for persistent vectors
+                          S += Q K^T                          summed onto it by the tensor cores
                           x  = S scale log2 e ;  top' = max(top, max x) ;  w = m 2^(x - top')
                           sum = sum 2^(top - top') + sum w ;  O = O 2^(top - top') + (dropped w) V
+
+   A tile of persistent vectors has other scales (keys sqrt(D) pk: in x; values sqrt(N) pv: in w) and q without u: nothing else is different.
 
    Memory: K and V have two tiles each, the relative table a ring of BQ + 2 BK rows: what the 4 warps' skewed bands meet, BQ + BK, and the
    next BK. While tile s is worked on, tile s + 1 is on its way by cp.async. One barrier a tile is enough: it says that everybody's copies
    of tile s have come (each thread waits for its own before), and that everybody has left tile s - 1, whose room the copies issued right
-   after it take. Q stands in registers as fragments, if numbers are bfloat16s; a second query (u or vb is there) and floats in shared
-   memory, read back by the warp that wrote it, so that a barrier of the warp is enough.
-   A warp passes tiles by that none of its 16 MT rows sees. Its first tile starts the skew: 16 columns to the left of the tile. Masks are
-   applied only where a tile meets an edge of some row's window or the ramp (the test is the same for a whole warp). A row without keys
-   has top = -inf, inv = 0 and y = 0, as on the CPU. w may be dropped after it was summed; 1/keep waits until the end.
+   after it take. Q stands in registers as fragments, if numbers are bfloat16s; a second query (u or vb is there) and floats stand in shared
+   memory, read back by the warp that wrote them, so that a barrier of the warp is enough. One block an entry of the work list: the GPU
+   starts blocks in order, so the longest come first, and a multiprocessor takes the next one when it has room.
 
-   Of every tile of 64 queries, 64 keys and D = 64 (bfloat16), 3 x 2 x 64 x 64 x 64 = 1.57 MFLOP run, against 3 x 8 KiB from L2. A warp with 16
-   rows reads each tile of keys once from shared memory: 4 x 3 x 8 KiB = 98 KiB, 768 clocks, more than the tensor cores need (~620).
-   With 32 rows (MT = 2) each fragment serves two products; so long spans take 128 queries a block. */
+   A warp passes tiles by that none of its rows sees. Its first tile starts the skew: 16 columns to the left of the tile. Masks are
+   applied only where a tile meets an edge of some row's window or the ramp (the test is the same for a whole warp). A row without keys
+   has top = -inf, inv = 0 and y = 0, as on the CPU. w may be dropped after it was summed; 1/keep waits until the end. top is the largest
+   logit of a key with m > 0, in natural units, inv = 1 / sum m e^(s - top).
+
+   Cost of a tile of 64 queries, 64 keys and D = 64 in bfloat16: 3 x 2 x 64^3 = 1.57 MFLOP against 3 x 8 KiB from L2. With 16 rows a warp
+   each of the 4 warps reads K, V and 64 rows of the table once from shared memory, 96 KiB = 768 clocks, more than the tensor cores need
+   (~620). With 32 rows (MT = 2) a fragment serves two products: twice the work for 104 KiB. So long spans take 128 queries a block. Tiles
+   have 8 KiB whatever D and the precision, which is what sets BK. */
 /* Numbers of a warp's rows r0 .. r0+n-1 of queries, plus a bias, into a tile; rows beyond T become zeros */
 template<class P, int CH> static __device__ __forceinline__ void stx__at_query(const stx__at &p, unsigned char *tile, int r0, int n, int i0, int b, int h, const stx__num &bias) {
     enum { PER = 16 / P::SIZE };
@@ -1100,7 +1106,7 @@ template<class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
     /* The job and each warp's ramp weights; K, V, K, V; the ring; the queries, which may use the second K and V if they move on to registers */
     static size_t shared(int pe, int two) { return HEAD + (size_t)ROW * (4 * BK + (pe ? RING : 0) + (!REGS ? (two ? 2 * BQ : BQ) : TWO ? BQ : 0)); }
     /* blocks that should fit on a multiprocessor: so many registers less may a thread take */
-    enum { BLOCKS = MT > 1 || DP > 64 ? 2 : 3 };
+    enum { BLOCKS = MT > 1 || DP > 64 || !REGS ? 2 : 3 };
 };
 /* Copies of step s, into what step s - 2 had */
 template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, const stx__at_job &job, unsigned char *shared, int s) {
@@ -1118,7 +1124,7 @@ template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const 
     stx__at_load<X::CH, X::THREADS>(to + X::TILE, X::KEYS, v, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
     stx__cp_commit();
 }
-/* v, but the compiler cannot know: what is made of it inside a loop is not worth a register throughout the loop */
+/* v, but the compiler cannot know: what is made of it inside a loop is not worth registers throughout the loop */
 static __device__ __forceinline__ int stx__at_again(int v) { asm volatile("" : "+r"(v)); return v; }
 
 /* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
