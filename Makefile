@@ -4,6 +4,9 @@
 #   make test               build and run every test; ends with "N passed, N failed"
 #   make examples           build/train_attn_span, build/hello
 #   make bench              timings, against CBLAS and PyTorch where they are installed
+#   make cuda CUDA_ARCH=sm_90         build/cuda: the same programs with CUDA (several: CUDA_ARCH="sm_80 sm_90"; sm_80 and newer)
+#   make check-cuda CUDA_ARCH=sm_90   the tests of the GPU's side on a GPU, also under compute-sanitizer where there is one
+#   make bench-cuda CUDA_ARCH=sm_90   timings on a GPU against PyTorch
 #
 # Set CC, CXX, ARCH (-march=native, say: the fast paths do not need it), OPENMP= (to build without threads), CBLAS=1 (to link a CBLAS),
 # ONEDNN=1 (oneDNN; ONEDNN_FLAGS and ONEDNN_LIBS where it is not in the usual places: -I.., -L.. -ldnnl).
@@ -27,7 +30,7 @@ SAN     = -fsanitize=address,undefined -fno-sanitize-recover=all -g -O1
 HEADERS = seqtx.h seqtx_attn_span.h build/flags
 TESTS_H = $(wildcard tests/*.h)
 
-.PHONY: all examples demo test bench clean FORCE
+.PHONY: all examples demo test bench cuda check-cuda bench-cuda clean FORCE
 all: examples
 examples: build/train_attn_span build/hello
 
@@ -71,8 +74,70 @@ build/test_train_h: tests/test_train_h.c examples/train.h build/flags | build
 build/test_%: tests/test_%.c $(TESTS_H) $(HEADERS) | build
 	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm $(LDLIBS)
 
-test: $(UNIT) $(F64) $(ASAN) examples
-	@CC="$(CC)" CXX="$(CXX)" ONEDNN_FLAGS="$(ONEDNN_FLAGS)" ONEDNN_LIBS="$(ONEDNN_LIBS)" sh tests/run.sh
+# >>cuda on the host: seqtx_cuda.cu by the host's compiler (tests/cuda_host), so that every kernel runs where there is no GPU
+SHIM    = build/test_cuda_ops build/test_cuda_gemm build/test_cuda_attention build/test_cuda_model build/test_cuda_golden_ops build/test_cuda_golden_span build/test_shim
+SHIM_S  = build/test_cuda_ops_san build/test_cuda_gemm_san build/test_cuda_attention_san build/test_shim_san
+SHIM_H  = $(wildcard tests/cuda_host/*.h)
+CXXHOST = -std=c++17 $(WARN) -Itests/cuda_host
+CXXSHIM = $(CXXHOST) -Wno-unused-function -Wno-unknown-pragmas -DSEQTX_CUDA -DSEQTX_CUDA_HOST
+STACK   := $(shell printf 'int main(void){return 0;}' | $(CXX) --param asan-stack=0 -x c++ - -o /dev/null 2>/dev/null && echo --param asan-stack=0 || echo -mllvm -asan-stack=0)
+build/cuda_host.o: tests/cuda_host/cuda_host.cpp $(SHIM_H) $(HEADERS) | build
+	$(CXX) $(CXXHOST) -O2 -c $< -o $@
+build/cuda_kernels.o: seqtx_cuda.cu $(SHIM_H) $(HEADERS) | build
+	$(CXX) $(CXXSHIM) -O2 -x c++ -c $< -o $@
+build/cuda_host_san.o: tests/cuda_host/cuda_host.cpp $(SHIM_H) $(HEADERS) | build
+	$(CXX) $(CXXHOST) -O2 -DCUDA_HOST_ASAN -c $< -o $@
+build/cuda_kernels_san.o: seqtx_cuda.cu $(SHIM_H) $(HEADERS) | build
+	$(CXX) $(CXXSHIM) $(SAN) $(STACK) -x c++ -c $< -o $@
+build/test_cuda_%.o: tests/test_cuda_%.c $(TESTS_H) $(SHIM_H) $(HEADERS) | build
+	$(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -c $< -o $@
+build/test_cuda_golden_%.o: tests/test_golden_%.c $(TESTS_H) $(SHIM_H) $(HEADERS) | build
+	$(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -DGOLDEN_DEVICE=STX_CUDA -c $< -o $@
+build/test_cuda_%_san.o: tests/test_cuda_%.c $(TESTS_H) $(SHIM_H) $(HEADERS) | build
+	$(CC) -std=c99 $(WARN) $(SAN) $(STACK) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -c $< -o $@
+$(filter build/test_cuda_%,$(SHIM)): build/test_cuda_%: build/test_cuda_%.o build/cuda_kernels.o build/cuda_host.o
+	$(CXX) $^ -o $@ -lm -lpthread $(LDLIBS)
+$(filter build/test_cuda_%,$(SHIM_S)): build/test_cuda_%_san: build/test_cuda_%_san.o build/cuda_kernels_san.o build/cuda_host_san.o
+	$(CXX) $(SAN) $^ -o $@ -lm -lpthread
+build/test_shim: tests/cuda_host/test_shim.cpp tests/test.h build/cuda_host.o
+	$(CXX) $(CXXHOST) -Wno-unknown-pragmas -O1 $< build/cuda_host.o -o $@ -lm -lpthread
+build/test_shim_san: tests/cuda_host/test_shim.cpp tests/test.h build/cuda_host_san.o
+	$(CXX) $(CXXHOST) -Wno-unknown-pragmas $(SAN) $(STACK) $< build/cuda_host_san.o -o $@ -lm -lpthread
+
+build/train_shim: examples/train_attn_span.c examples/train.h $(HEADERS) build/cuda_kernels.o build/cuda_host.o
+	$(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -c $< -o build/train_shim.o
+	$(CXX) build/train_shim.o build/cuda_kernels.o build/cuda_host.o -o $@ -lm -lpthread $(LDLIBS)
+
+# >>cuda: seqtx_cuda.cu by nvcc, the rest by the C compiler
+NVCC    = nvcc
+CUDA_ARCH =
+CUDA_DIR := $(shell d=$$(dirname "$$(command -v $(NVCC) 2>/dev/null)" 2>/dev/null); cd "$$d/.." 2>/dev/null && pwd)
+CUDA_LIBS = -L$(CUDA_DIR)/lib64 -lcublasLt -lcudart -lstdc++ -lm
+CUDA_TESTS = build/cuda/test_cuda_ops build/cuda/test_cuda_gemm build/cuda/test_cuda_attention build/cuda/test_cuda_model build/cuda/test_cuda_golden_ops build/cuda/test_cuda_golden_span
+GENCODE = $(foreach a,$(patsubst sm_%,%,$(CUDA_ARCH)),-gencode arch=compute_$(a),code=sm_$(a))
+build/cuda:
+	@mkdir -p build/cuda
+build/cuda/arch: FORCE | build/cuda
+	@sh tests/cuda_arch.sh "$(NVCC)" $(CUDA_ARCH)
+	@echo '$(NVCC) $(CUDA_ARCH)' | cmp -s - $@ || echo '$(NVCC) $(CUDA_ARCH)' > $@
+build/cuda/seqtx_cuda.o: seqtx_cuda.cu seqtx.h build/cuda/arch
+	$(NVCC) -O3 -std=c++17 $(GENCODE) -Xcompiler -Wall,-Wextra -c $< -o $@
+build/cuda/train_attn_span: examples/train_attn_span.c examples/train.h $(HEADERS) build/cuda/seqtx_cuda.o
+	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
+build/cuda/test_cuda_%: tests/test_cuda_%.c $(TESTS_H) $(HEADERS) build/cuda/seqtx_cuda.o
+	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
+build/cuda/test_cuda_golden_%: tests/test_golden_%.c $(TESTS_H) $(HEADERS) build/cuda/seqtx_cuda.o
+	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA -DGOLDEN_DEVICE=STX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
+build/cuda/bench_cuda: bench/bench_cuda.c $(HEADERS) build/cuda/seqtx_cuda.o
+	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ -L$(CUDA_DIR)/lib64 -I$(CUDA_DIR)/include $(CUDA_LIBS) $(LDLIBS)
+cuda: build/cuda/train_attn_span $(CUDA_TESTS)
+check-cuda: cuda
+	@sh tests/check_cuda.sh
+bench-cuda: build/cuda/bench_cuda
+	sh bench/run_cuda.sh $(BENCH)
+
+test: $(UNIT) $(F64) $(ASAN) $(SHIM) $(SHIM_S) build/train_shim examples
+	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" ONEDNN_FLAGS="$(ONEDNN_FLAGS)" ONEDNN_LIBS="$(ONEDNN_LIBS)" sh tests/run.sh
 
 bench:
 	CC="$(CC)" sh bench/run.sh $(BENCH)

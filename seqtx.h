@@ -68,11 +68,17 @@
    Random numbers are counter based (Philox4x32-10), keyed by (seed, step, op, element): they need no storage,
    do not depend on the number of threads, and a resumed run draws what the unbroken run would have drawn.
 
-   Repeatability: the same device, build, precision and thread count give the same bits.
+   Repeatability: the same device, build, precision and thread count give the same bits. No atomics on numbers anywhere.
 
    Speed on a CPU: give the compiler -O2 or -O3 and -fopenmp; no -march is needed. Inner loops exist for AVX-512, AVX2 and any
    processor, and the right ones are taken at run time. desc.precision = STX_PREC_BF16 makes matrix products of bfloat16 factors
    (AVX512-BF16: about twice the products' speed; AMX: so far run by emulation only). Parameters and sums stay float.
+
+   GPU. Add seqtx_cuda.cu to the program (nvcc -O3 -arch=sm_90 -c seqtx_cuda.cu; CUDA 12 or later, sm_80 or newer), define SEQTX_CUDA
+   in every file that includes this header, link -lcublasLt -lcudart -lstdc++, and set desc.device = STX_CUDA. Nothing else changes in a model.
+   t->data is then device memory, which the host must not touch: stx_get, stx_set, stx_item copy (and wait); stx_note, stx_noted read a step's
+   results without stopping it; stx_step_run replays a step as a CUDA graph. desc.precision = STX_PREC_BF16 stores activations as
+   bfloat16. The same numbers as on the CPU, but for the order of sums; the same random numbers; checkpoints go from one to the other.
 
    Compile-time options (give the same to every file that includes this header)
        SEQTX_DOUBLE     stx_real is double (gradient checks). Default: float.
@@ -81,7 +87,7 @@
                         built-in products.
        SEQTX_ONEDNN     matrix products, f32 and bf16, by oneDNN 2.5 or later (2.x and 3.x); link -ldnnl. (Implementation file
                         only.) What stays built in, how its threads follow desc.threads, its memory: see stx__dnnl_gemm.
-       SEQTX_CUDA       declare the CUDA twins of the kernels. Their bodies are not in this version.
+       SEQTX_CUDA       desc.device may be STX_CUDA. Compile seqtx_cuda.cu with nvcc and link it (see GPU above).
        SEQTX_STDIO_FILES  no mmap, no fsync: files by stdio, as on machines without POSIX.
 
    Reading order for learners: stx_layernorm_fwd/_bwd (a kernel and its derivative), stx_layernorm (an op),
@@ -280,6 +286,9 @@ enum { STX_ACT_NONE = 0, STX_ACT_RELU, STX_ACT_GELU, STX_ACT_TANH, STX_ACT_SIGMO
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids);
 /* act(x W^T + b): in (..,I), W (O,I), b (O) or NULL -> (..,O). */
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act);
+/* X W^T, X (B,S,I), W (O,I) -> (B,S,O), where the last T rows of X are a copy of h (B,T,I): gradients reach h and W, and cost nothing for
+   the S - T rows before, which are memory. X itself gets none. */
+STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W);
 /* op(a) op(b), op = transpose of the last two dimensions if ta / tb. a (..,M,K), b (..,K,N), equal leading
    dimensions, or b with two dimensions only, used for every batch entry -> (..,M,N). */
 STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb);
@@ -1126,6 +1135,7 @@ struct stx_ctx {
     stx__free_grad *free_grads, *free_entries;
     stx__report *report, *reported;       /* on the device, and the host's copy; the same on a CPU */
     int report_age, optims;       /* STX__STALE .. */
+    int watch_stale;              /* a parameter may have changed since the host's copy was made */
     size_t watched, watch_numbers;
     const stx_tensor *watch[STX__WATCHED];
     size_t watch_at[STX__WATCHED];
@@ -4278,11 +4288,13 @@ STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss) {
 
 // >>ops: leaves
 
+/* Something that the host may have a copy of */
+static void stx__changed(stx_ctx *x) { x->report_age = STX__STALE; x->watch_stale = 1; }
 STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out) { if (stx_ok(x) && t) stx_fetch(x, out, t->data, t->size); }
 STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in) {
     if (!stx_ok(x) || !t) return;
     stx_put(x, t->data, in, t->size);
-    x->report_age = STX__STALE;
+    stx__changed(x);
 }
 STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t) {
     stx_real v = 0;
@@ -4515,6 +4527,32 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
         node->save = save;
     }
     STX_RUN(x, stx_linear_fwd, (x, y->data, pre, in->data, W->data, b ? b->data : NULL, N, Ci, Co, act));
+    return y;
+}
+
+/* Y = X W^T, the end of X is h:   dh += the end of dY W ; dW += dY^T X */
+static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
+    stx_tensor *h = n->in[0], *W = n->in[1], *X = (stx_tensor *)n->save;
+    size_t B = X->dim[0], S = X->dim[1], T = h->dim[1], I = W->dim[1], O = W->dim[0];
+    int fresh;
+    stx_real *dh = stx__grad_fresh(x, h, &fresh), *dW = stx__grad(x, W);
+    if (dh) STX_RUN(x, stx_gemm, (x, B, 0, 0, T, I, O, 1, stx_at(x, n->y->grad, (S - T) * O), O, S * O, W->data, I, 0, (stx_real)!fresh, dh, I, T * I));
+    if (dW) STX_RUN(x, stx_linear_bwd, (x, NULL, dW, NULL, n->y->grad, n->y->data, NULL, X->data, W->data, B * S, I, O, STX_ACT_NONE, 0));
+}
+STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W) {
+    stx_tensor *y;
+    stx__node *node;
+    size_t d[3];
+    char s[96], t[96];
+    if (!stx_ok(x) || !X || !h || !W) return NULL;
+    STX__NEED(x, W->ndim == 2 && X->ndim == 3 && h->ndim == 3 && X->dim[2] == W->dim[1] && h->dim[2] == W->dim[1] && X->dim[0] == h->dim[0] && X->dim[1] >= h->dim[1], STX_ERR_SHAPE,
+              "stx_linear_memory: %s that ends in %s: want (B,S,I) and (B,T,I) with T <= S and a weight (O,I)", stx__shape(X, s), stx__shape(h, t));
+    d[0] = X->dim[0]; d[1] = X->dim[1]; d[2] = W->dim[0];
+    y = stx__tensor(x, STX__STEP, 3, d);
+    if (!y) return NULL;
+    STX_RUN(x, stx_linear_fwd, (x, y->data, NULL, X->data, W->data, NULL, d[0] * d[1], X->dim[2], d[2], STX_ACT_NONE));
+    node = stx__record2(x, y, stx__linear_memory_back, h, W);
+    if (node) node->save = X;
     return y;
 }
 
@@ -5317,7 +5355,7 @@ STX_DEF stx_picked *stx_pick_params(stx_ctx *x, stx_tensor *const *t, size_t cou
 STX_DEF void stx_clamp_params(stx_ctx *x, const stx_picked *p, double lo, double hi) {
     if (!stx_ok(x) || !p || !p->count) return;
     STX_RUN(x, stx_clamp, (x, p->piece, p->count, (stx_real)lo, (stx_real)hi));
-    x->report_age = STX__STALE;
+    stx__changed(x);
 }
 
 static int stx__make_report(stx_ctx *x);
@@ -5415,7 +5453,7 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
         STX_RUN(x, stx_adam_update, (x, o->update, o->piece, o->pieces, (stx_real)d->beta1, (stx_real)(1 - d->beta1), (stx_real)d->beta2, (stx_real)(1 - d->beta2), (stx_real)d->eps,
                                      (stx_real)coupled, (stx_real)decoupled));
     }
-    x->report_age = STX__STALE;
+    stx__changed(x);
     return stx__on_gpu(x) ? stx_ok(x) : stx_optim_sync(o);
 }
 
@@ -5452,6 +5490,7 @@ static int stx__reports(stx_ctx *x) {
             if (!r) return 0;
             memcpy(x->reported, r, offsetof(stx__report, watch) + x->watch_numbers * sizeof(stx_real));
             x->report_age = STX__CURRENT;
+            x->watch_stale = 0;
         }
     }
 #endif
@@ -5488,9 +5527,9 @@ STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t) {
         x->watch_at[i] = x->watch_numbers;
         x->watch_numbers += t->size;
         x->watched++;
-        x->report_age = STX__STALE;
+        stx__changed(x);
     }
-    return stx__reports(x) ? x->reported->watch + x->watch_at[i] : NULL;
+    return !x->watch_stale || stx__reports(x) ? x->reported->watch + x->watch_at[i] : NULL;
 }
 
 #ifdef SEQTX_CUDA
@@ -7572,7 +7611,7 @@ STX_DEF int stx_entry_put(const stx_entry *e, stx_real *to, size_t n) {
     ok = host && stx_entry_get(e, host, n);
     if (ok) stx_put(x, to, host, n);
     stx_block_free(x, host);
-    x->report_age = STX__STALE;
+    stx__changed(x);
     return ok && stx_ok(x);
 }
 static int stx__save_tensors(stx_writer *w, stx_tensor *const *t, const char *const *name, size_t count, const char *prefix) {

@@ -645,8 +645,8 @@ static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in) {
     stx_attention_desc d;
     memset(&a, 0, sizeof a);
     a.q = stx_linear(x, in[0], p->wq, NULL, STX_ACT_NONE);
-    a.k = stx_linear(x, in[1], p->wk, NULL, STX_ACT_NONE);
-    a.v = stx_linear(x, in[1], p->wv, NULL, STX_ACT_NONE);
+    a.k = stx_linear_memory(x, in[1], in[0], p->wk);
+    a.v = stx_linear_memory(x, in[1], in[0], p->wv);
     a.pe = m->key_pe;
     a.z = p->z;
     a.pk = p->pers_key;
@@ -679,10 +679,11 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
         lay[0] = lay[1] = h;
         if (have) {
             size_t real = in->real[l];
-            stx_tensor *mem = stx_new(x, ids->B, have, d, 0);
-            if (!mem) return NULL;
-            STX_RUN(x, stx_copy2d, (x, mem->data, have * d, stx_at(x, in->cache[l], (real - have) * d), real * d, ids->B, have * d, 0));
-            lay[1] = stx_concat(x, mem, h);
+            stx_tensor *X = stx_new(x, ids->B, have + ids->T, d, 0);
+            if (!X) return NULL;
+            STX_RUN(x, stx_copy2d, (x, X->data, (have + ids->T) * d, stx_at(x, in->cache[l], (real - have) * d), real * d, ids->B, have * d, 0));
+            STX_RUN(x, stx_copy2d, (x, stx_at(x, X->data, have * d), (have + ids->T) * d, h->data, ids->T * d, ids->B, ids->T * d, 0));
+            lay[1] = X;
         }
         if (out && !stx__span_remember(m, l, C, h, in, out)) return NULL;
         job->m = m; job->l = l; job->S = S;

@@ -27,6 +27,7 @@
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #include <cublasLt.h>
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,7 +52,7 @@ enum { STX__WARP = 32 };
 /* A row of numbers in device memory, as a kernel sees it: floats or bfloat16s, decided by the allocation that it lies in. twin: the
    bfloat16 copy of a parameter, which writers keep current and matrix products read. The branch is the same for all threads, and what
    these kernels do is wait for memory. */
-typedef struct stx__num { void *p; stx__bf16 *twin; int half; } stx__num;
+typedef struct stx__num { void *p; stx__bf16 *twin; ptrdiff_t half; } stx__num;
 static __device__ __forceinline__ float stx__get(const stx__num &a, size_t i) {
     return a.half ? __bfloat162float(((const stx__bf16 *)a.p)[i]) : ((const float *)a.p)[i];
 }
@@ -164,6 +165,7 @@ static __device__ __forceinline__ uint4 stx__philox(uint64_t seed, uint64_t hi, 
 typedef struct stx__range { char *base; size_t bytes; int kind; stx__bf16 *twin; struct stx__range *next; } stx__range;
 struct stx_gpu {
     int index, sms, major, minor, half, capturing, repeatable, failed, tf32;
+    int tune;                           /* of a new kind of product: 0 the heuristic's first algorithm, 1 the fastest, -1 our own kernel, -2 no epilogues (tests): >>gemm */
     int attention;                      /* which version, see stx_cuda_attention */
     size_t shared_max;                  /* shared memory that a block may ask for, bytes */
     cudaStream_t stream;
@@ -228,15 +230,1764 @@ static void stx__gemm_close(stx_gpu *g);
 
 // >>elementwise -------------------------------------------------------------------------------------------------------
 
+/* W = 4 or 1 neighbours at once. A kernel of W = 4 takes rows that all begin on a multiple of four numbers and whose lengths are such
+   multiples; anything else goes through the same code one by one. */
+template<int W> static __device__ __forceinline__ void stx__getn(float (&v)[W], const stx__num &a, size_t i) {
+    if constexpr (W == 4) {
+        float4 q = stx__get4(a, i);
+        v[0] = q.x; v[1] = q.y; v[2] = q.z; v[3] = q.w;
+    } else {
+        v[0] = stx__get(a, i);
+    }
+}
+template<int W> static __device__ __forceinline__ void stx__putn(const stx__num &a, size_t i, const float (&v)[W]) {
+    if constexpr (W == 4) stx__put4(a, i, make_float4(v[0], v[1], v[2], v[3]));
+    else stx__put(a, i, v[0]);
+}
+template<int W> static __device__ __forceinline__ void stx__addn(const stx__num &a, size_t i, float (&v)[W], int accumulate) {
+    if (accumulate) {
+        float was[W];
+        stx__getn<W>(was, a, i);
+        for (int e = 0; e < W; e++) v[e] += was[e];
+    }
+    stx__putn<W>(a, i, v);
+}
+/* Every W-th i below n, shared by all threads of the grid, which may be smaller than n */
+#define STX__STEP(i, n, W) for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W; i < n; i += (size_t)gridDim.x * blockDim.x * W)
+/* Blocks of 256 for so many threads' work: enough to fill the GPU twice over, the rest by the loop. What they compute does not depend on it. */
+static unsigned stx__grid(stx_ctx *x, size_t threads) { return stx__blocks(threads, 256, (size_t)stx__gpu(x)->sms * 16); }
+#define STX__RUN_BY(x, name, four, kernel, n, ...) \
+    do { \
+        if (four) STX__RUN_KERNEL(x, name, kernel<4>, stx__grid(x, (n) / 4), 256, 0, __VA_ARGS__); \
+        else STX__RUN_KERNEL(x, name, kernel<1>, stx__grid(x, n), 256, 0, __VA_ARGS__); \
+    } while (0)
+
+/* y (n) = value. A thread writes four neighbours at a time. */
+template<int W> static __global__ void stx__fill_kernel(stx__num y, size_t n, float value) {
+    float v[W];
+    for (int e = 0; e < W; e++) v[e] = value;
+    STX__STEP(i, n, W) stx__putn<W>(y, i, v);
+}
+void stx_fill_cuda(stx_ctx *x, stx_real *y, size_t n, stx_real value) {
+    stx__num Y = stx__num_of(x, y);
+    if (n) STX__RUN_BY(x, "stx_fill", n % 4 == 0 && stx__by4(Y), stx__fill_kernel, n, Y, n, value);
+}
+
+/* y (n) = s a, or y += s a. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__axpy_kernel(stx__num y, stx__num a, size_t n, float s, int accumulate) {
+    STX__STEP(i, n, W) {
+        float v[W];
+        stx__getn<W>(v, a, i);
+        if (accumulate) {
+            float was[W];
+            stx__getn<W>(was, y, i);
+            for (int e = 0; e < W; e++) v[e] = fmaf(s, v[e], was[e]);
+        } else {
+            for (int e = 0; e < W; e++) v[e] *= s;
+        }
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_axpy_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    if (n) STX__RUN_BY(x, "stx_axpy", n % 4 == 0 && stx__by4(Y) && stx__by4(A), stx__axpy_kernel, n, Y, A, n, s, accumulate);
+}
+
+/* y (rows,cols) = or += a (rows,cols), rows ldy and lda apart. A thread takes four neighbours of a row at a time. */
+template<int W> static __global__ void stx__copy2d_kernel(stx__num y, size_t ldy, stx__num a, size_t lda, size_t n, size_t cols, int accumulate) {
+    STX__STEP(i, n, W) {
+        size_t r = i / cols, c = i - r * cols;
+        float v[W];
+        stx__getn<W>(v, a, r * lda + c);
+        stx__addn<W>(y, r * ldy + c, v, accumulate);
+    }
+}
+void stx_copy2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda, size_t rows, size_t cols, int accumulate) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    size_t n = rows * cols;
+    int four = (cols | (rows > 1 ? ldy | lda : 0)) % 4 == 0 && stx__by4(Y) && stx__by4(A);
+    if (n) STX__RUN_BY(x, "stx_copy2d", four, stx__copy2d_kernel, n, Y, ldy, A, lda, n, cols, accumulate);
+}
+
+/* e^v, tanh and erf are CUDA's accurate ones (1 to 5 ulp), whatever -use_fast_math would make of shorter names; NaN stays NaN. */
+#ifdef CUDA_HOST
+static inline float stx__phi(float v) { return (float)(0.5 * erfc(v * -0.70710678118654752440)); }
+#else
+static __device__ __forceinline__ float stx__phi(float v) { return normcdff(v); }
+#endif
+static __device__ __forceinline__ float stx__act(float v, int act) {
+    switch (act) {
+    case STX_ACT_RELU: return v < 0 ? 0 : v;
+    case STX_ACT_GELU: return v * stx__phi(v);
+    case STX_ACT_TANH: return tanhf(v);
+    case STX_ACT_SIGMOID: return 1 / (1 + expf(-v));
+    default: return v;
+    }
+}
+/* g times d act / d a, given y = act(a) and, for gelu, a */
+static __device__ __forceinline__ float stx__act_slope(float g, float y, float a, int act) {
+    switch (act) {
+    case STX_ACT_RELU: return y > 0 ? g : 0;
+    case STX_ACT_GELU: return g * fmaf(a, 0.39894228040143267794f * expf(-0.5f * a * a), stx__phi(a));
+    case STX_ACT_TANH: return g * fmaf(-y, y, 1.0f);
+    case STX_ACT_SIGMOID: return g * (y * (1 - y));
+    default: return g;
+    }
+}
+
+/* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b. A thread takes four neighbours of a row at a time. */
+template<int W> static __global__ void stx__bias_act_kernel(stx__num y, stx__num pre, stx__num b, size_t n, size_t C, int act) {
+    STX__STEP(i, n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, y, i);
+        if (b.p) {
+            stx__getn<W>(w, b, i % C);
+            for (int e = 0; e < W; e++) v[e] += w[e];
+        }
+        if (pre.p) stx__putn<W>(pre, i, v);
+        for (int e = 0; e < W; e++) v[e] = stx__act(v[e], act);
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_bias_act_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act) {
+    stx__num Y = stx__num_of(x, y), P = stx__num_of(x, pre), B = stx__num_of(x, b);
+    size_t n = N * C;
+    if (n && (b || pre || act)) STX__RUN_BY(x, "stx_bias_act_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(P) && stx__by4(B), stx__bias_act_kernel, n, Y, P, B, n, C, act);
+}
+
+/* y (n) = act(a (n)), y may be a. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__act_fwd_kernel(stx__num y, stx__num a, size_t n, int act) {
+    STX__STEP(i, n, W) {
+        float v[W];
+        stx__getn<W>(v, a, i);
+        for (int e = 0; e < W; e++) v[e] = stx__act(v[e], act);
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_act_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    if (n) STX__RUN_BY(x, "stx_act_fwd", n % 4 == 0 && stx__by4(Y) && stx__by4(A), stx__act_fwd_kernel, n, Y, A, n, act);
+}
+
+/* y = act(a):   da = or += dy act'(a); a is read for gelu only, y for the others; da may be dy. As forward. */
+template<int W> static __global__ void stx__act_bwd_kernel(stx__num da, stx__num dy, stx__num y, stx__num a, size_t n, int act, int accumulate) {
+    STX__STEP(i, n, W) {
+        float g[W], v[W] = {0}, u[W] = {0};
+        stx__getn<W>(g, dy, i);
+        if (act == STX_ACT_GELU) stx__getn<W>(u, a, i);
+        else if (act) stx__getn<W>(v, y, i);
+        for (int e = 0; e < W; e++) g[e] = stx__act_slope(g[e], v[e], u[e], act);
+        stx__addn<W>(da, i, g, accumulate);
+    }
+}
+void stx_act_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y), A = stx__num_of(x, act == STX_ACT_GELU ? a : NULL);
+    int four = n % 4 == 0 && stx__by4(D) && stx__by4(G) && stx__by4(Y) && stx__by4(A);
+    if (n) STX__RUN_BY(x, "stx_act_bwd", four, stx__act_bwd_kernel, n, D, G, Y, A, n, act, accumulate && da != dy);
+}
+
+/* y (n) = a (n) + b (nb), b repeats. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__add_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb) {
+    STX__STEP(i, n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, a, i);
+        stx__getn<W>(w, b, n == nb ? i : i % nb);
+        for (int e = 0; e < W; e++) v[e] += w[e];
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_add_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    if (n) STX__RUN_BY(x, "stx_add_fwd", nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B), stx__add_kernel, n, Y, A, B, n, nb);
+}
+
+/* y (n) = or += a (n) b (nb), b repeats: forward, and da and db of backward. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__mul_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb, int accumulate) {
+    STX__STEP(i, n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, a, i);
+        stx__getn<W>(w, b, n == nb ? i : i % nb);
+        for (int e = 0; e < W; e++) v[e] *= w[e];
+        stx__addn<W>(y, i, v, accumulate);
+    }
+}
+static void stx__mul_cuda(stx_ctx *x, const char *name, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    if (n) STX__RUN_BY(x, name, nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B), stx__mul_kernel, n, Y, A, B, n, nb, accumulate);
+}
+void stx_mul_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) { stx__mul_cuda(x, "stx_mul_fwd", y, a, b, n, nb, 0); }
+/* y = a b:   da = or += dy b ; db += sum over repeats of dy a (a sum of columns when b repeats) */
+static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2, const stx_real *dy, const stx_real *f, const stx_real *mean, const stx_real *rstd, size_t N, size_t C);
+void stx_mul_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
+    if (da) stx__mul_cuda(x, "stx_mul_bwd", da, dy, b, n, nb, accumulate);
+    if (db && n == nb) stx__mul_cuda(x, "stx_mul_bwd", db, dy, a, n, n, 1);
+    else if (db && n) stx__columns(x, "stx_mul_bwd", db, NULL, dy, a, NULL, NULL, n / nb, nb);
+}
+
+/* Dropout masks, the CPU's bit for bit: 16 bits of a Philox call for each of 8 neighbours, kept if below keep. by[e] is the factor of
+   number i + e; i is a multiple of W. */
+typedef struct stx__drop { uint64_t seed, stream; const uint64_t *shift; uint32_t keep; float inv; } stx__drop;
+static stx__drop stx__drop_of(stx_ctx *x, stx_real p, uint64_t seed, uint64_t stream) {
+    stx__drop d = {seed, stream, stx__gpu(x)->shift, 0, 1};
+    if (p > 0) {                            /* keep 0: no dropout */
+        double k = floor((1.0 - (double)p) * 65536.0 + 0.5);
+        d.keep = (uint32_t)(k < 1 ? 1 : k);
+        d.inv = (float)(65536.0 / d.keep);
+    }
+    return d;
+}
+static __device__ __forceinline__ uint64_t stx__drop_stream(const stx__drop &d) { return d.stream + *d.shift; }
+template<int W> static __device__ __forceinline__ void stx__mask(float (&by)[W], const stx__drop &d, uint64_t stream, size_t i) {
+    uint4 r = stx__philox(d.seed, stream, (uint64_t)i / 8);
+    uint32_t lo = i & 4 ? r.z : r.x, hi = i & 4 ? r.w : r.y;
+    if constexpr (W == 4) {
+        by[0] = (lo & 0xffffu) < d.keep ? d.inv : 0;
+        by[1] = (lo >> 16) < d.keep ? d.inv : 0;
+        by[2] = (hi & 0xffffu) < d.keep ? d.inv : 0;
+        by[3] = (hi >> 16) < d.keep ? d.inv : 0;
+    } else {
+        uint32_t word = i & 2 ? hi : lo;
+        by[0] = (i & 1 ? word >> 16 : word & 0xffffu) < d.keep ? d.inv : 0;
+    }
+}
+
+/* y (n) = or += a mask / keep. A thread takes the 8 neighbours of one Philox call, as two fours if it can. */
+template<int W> static __global__ void stx__dropout_kernel(stx__num y, stx__num a, size_t n, stx__drop d, int accumulate) {
+    uint64_t stream = stx__drop_stream(d);
+    STX__STEP(i, n, 8) {
+        uint4 r = stx__philox(d.seed, stream, (uint64_t)i / 8);
+        uint32_t bits[4] = {r.x, r.y, r.z, r.w};
+        #pragma unroll
+        for (int e = 0; e < 8; e += W) {
+            if (i + e < n) {
+                float v[W];
+                stx__getn<W>(v, a, i + e);
+                #pragma unroll
+                for (int k = 0; k < W; k++) v[k] *= ((e + k) & 1 ? bits[(e + k) / 2] >> 16 : bits[(e + k) / 2] & 0xffffu) < d.keep ? d.inv : 0;
+                stx__addn<W>(y, i + e, v, accumulate);
+            }
+        }
+    }
+}
+void stx_dropout_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream, int accumulate) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    stx__drop d = stx__drop_of(x, p, seed, stream);
+    unsigned grid = stx__grid(x, (n + 7) / 8);
+    if (!d.keep) d.keep = 65536;            /* p = 0 keeps all, as on the CPU */
+    if (n && n % 4 == 0 && stx__by4(Y) && stx__by4(A)) STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<4>, grid, 256, 0, Y, A, n, d, accumulate);
+    else if (n) STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<1>, grid, 256, 0, Y, A, n, d, accumulate);
+}
+
+/* Sums of columns in two stages. The rows are cut in chunks, at most 1024, by their number alone, so that the result is the same on every
+   GPU; sums of a chunk go to scratch, and are then added in a fixed tree.
+   MODE 0: sum of dy; 1: of dy f; 2: of dy (f - mean) rstd, and of dy into the second half of a chunk's sums.
+   First stage: a block of 8 rows of 32 lanes takes 32 W columns of a chunk, every lane W of them. */
+template<int W, int MODE> static __global__ void stx__columns_kernel(float *part, stx__num dy, stx__num f, stx__num mean, stx__num rstd, size_t N, size_t C, size_t rows) {
+    STX__SHARED(float, sh, 8 * 32 * 4);
+    STX__SHARED(float, sh2, 8 * 32 * 4);
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
+    const size_t ld = MODE == 2 ? 2 * C : C;
+    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < C; c0 += (size_t)gridDim.y * 32 * W) {
+        size_t c = c0 + lane * W;
+        float s[W] = {0}, s2[W] = {0};
+        if (c < C) {
+            #pragma unroll 4
+            for (size_t n = lo + row; n < hi; n += 8) {
+                float v[W], w[W];
+                stx__getn<W>(v, dy, n * C + c);
+                if (MODE) stx__getn<W>(w, f, n * C + c);
+                if (MODE == 2) {
+                    float m = stx__get(mean, n), r = stx__get(rstd, n);
+                    for (int e = 0; e < W; e++) {
+                        s2[e] += v[e];
+                        v[e] *= r;
+                        w[e] -= m;
+                    }
+                }
+                for (int e = 0; e < W; e++) s[e] = MODE ? fmaf(v[e], w[e], s[e]) : s[e] + v[e];
+            }
+        }
+        for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[e];
+        if (MODE == 2) for (int e = 0; e < W; e++) sh2[(row * W + e) * 32 + lane] = s2[e];
+        __syncthreads();
+        if (row < W && c < C) {             /* the rows' sums, number `row` of each lane's W */
+            float t = 0, t2 = 0;
+            for (int k = 0; k < 8; k++) {
+                t += sh[(k * W + row) * 32 + lane];
+                if (MODE == 2) t2 += sh2[(k * W + row) * 32 + lane];
+            }
+            part[blockIdx.x * ld + c + row] = t;
+            if (MODE == 2) part[blockIdx.x * ld + C + c + row] = t2;
+        }
+        __syncthreads();
+    }
+}
+/* Second stage: d (C) += sum over the chunks of part (chunks,ld). A block of 32 by 32 takes 32 columns; a thread adds every 32nd chunk, a
+   warp the 32 sums of a column. */
+static __global__ void stx__columns_sum_kernel(stx__num d, const float *part, size_t ld, size_t chunks, size_t C) {
+    STX__SHARED(float, sh, 32 * 33);
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32;
+    for (size_t c0 = (size_t)blockIdx.x * 32; c0 < C; c0 += (size_t)gridDim.x * 32) {
+        float s = 0;
+        if (c0 + lane < C) {
+            #pragma unroll 8
+            for (size_t k = row; k < chunks; k += 32) s += part[k * ld + c0 + lane];
+        }
+        sh[row * 33 + lane] = s;
+        __syncthreads();
+        s = stx__warp_sum(sh[lane * 33 + row]);
+        if (lane == 0 && c0 + row < C) stx__add(d, c0 + row, s, 1);
+        __syncthreads();
+    }
+}
+static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *d, const float *part, size_t ld, size_t chunks, size_t C) {
+    STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, stx__blocks(C, 32, 65535), 1024, 0, stx__num_of(x, d), part, ld, chunks, C);
+}
+/* How many rows a chunk of N rows has: at least `least`, a multiple of 8, and at most `most` chunks */
+static size_t stx__chunk(size_t N, size_t least, size_t most) {
+    size_t rows = ((N + most - 1) / most + 7) / 8 * 8;
+    return rows < least ? least : rows;
+}
+static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2, const stx_real *dy, const stx_real *f, const stx_real *mean, const stx_real *rstd, size_t N, size_t C) {
+    stx__num G = stx__num_of(x, dy), F = stx__num_of(x, f), M = stx__num_of(x, mean), R = stx__num_of(x, rstd);
+    size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows, ld = mean ? 2 * C : C;
+    int four = C % 4 == 0 && stx__by4(G) && stx__by4(F);
+    dim3 grid((unsigned)chunks, stx__blocks(C, four ? 128 : 32, 65535));
+    float *part;
+    if (!N || !C) return;
+    part = (float *)stx__scratch_of(x, chunks * ld * sizeof *part, name);
+    if (!part) return;
+    if (mean && four) STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 2>), grid, 256, 0, part, G, F, M, R, N, C, rows);
+    else if (mean) STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 2>), grid, 256, 0, part, G, F, M, R, N, C, rows);
+    else if (f && four) STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 1>), grid, 256, 0, part, G, F, M, R, N, C, rows);
+    else if (f) STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 1>), grid, 256, 0, part, G, F, M, R, N, C, rows);
+    else if (four) STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 0>), grid, 256, 0, part, G, F, M, R, N, C, rows);
+    else STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 0>), grid, 256, 0, part, G, F, M, R, N, C, rows);
+    if (d) stx__columns_sum(x, name, d, part, ld, chunks, C);
+    if (d2) stx__columns_sum(x, name, d2, part + C, ld, chunks, C);
+}
+/* db (C) += sum over rows of dy (N,C). In two stages, see stx__columns. */
+void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) { stx__columns(x, "stx_sum_rows", db, NULL, dy, NULL, NULL, NULL, N, C); }
+
 // >>embedding ---------------------------------------------------------------------------------------------------------
+
+/* y (N,C) = s table[ids], table (V,C), ids (N). A thread takes four neighbours of a row at a time. */
+template<int W> static __global__ void stx__embedding_fwd_kernel(stx__num y, stx__num table, const int32_t *ids, size_t n, size_t C, float s) {
+    STX__STEP(i, n, W) {
+        size_t r = i / C;
+        float v[W];
+        stx__getn<W>(v, table, (size_t)ids[r] * C + (i - r * C));
+        for (int e = 0; e < W; e++) v[e] *= s;
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_embedding_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C, stx_real s) {
+    stx__num Y = stx__num_of(x, y), T = stx__num_of(x, table);
+    size_t n = N * C;
+    if (n) STX__RUN_BY(x, "stx_embedding_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(T), stx__embedding_fwd_kernel, n, Y, T, ids, n, C, s);
+}
+
+/* y[n] = s table[ids[n]]:   dtable[ids[n]] += s dy[n]. Rows repeat, and no two blocks may add to one. So the positions are sorted by
+   (id, position), on the GPU, for the ids are there; then runs of one id are summed in tiles of 32 sorted positions, and what a run leaves in
+   several tiles is added up, in order. A run belongs to one block at every stage: the order of sums is a function of the ids alone, and a
+   frequent id (all N, even) keeps as many blocks busy as N rare ones.
+
+   Sort, first: a block of 1024 sorts a chunk of 2048 keys = id 2^11 + place in the chunk, by a bitonic network in shared memory. */
+enum { STX__SORT = 2048, STX__ID_TILE = 32 };
+static __global__ void stx__sort_kernel(uint64_t *keys, const int32_t *ids, size_t N) {
+    STX__SHARED(uint64_t, k, STX__SORT);
+    size_t base = (size_t)blockIdx.x * STX__SORT;
+    for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) k[i] = base + i < N ? (uint64_t)(uint32_t)ids[base + i] * STX__SORT + i : ~(uint64_t)0;
+    for (unsigned size = 2; size <= STX__SORT; size *= 2)
+        for (unsigned gap = size / 2; gap; gap /= 2) {
+            unsigned i = 2 * threadIdx.x - (threadIdx.x & (gap - 1)), j = i + gap;
+            __syncthreads();
+            uint64_t a = k[i], b = k[j];
+            if ((a > b) == !(i & size)) { k[i] = b; k[j] = a; }
+        }
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) keys[base + i] = k[i];
+}
+/* Sort, second: the place of a position among all is the number of keys before it, found in every chunk by bisection: earlier chunks have
+   the equal ids before it, later ones after it. A thread does one position. */
+static __global__ void stx__rank_kernel(int32_t *id, size_t *at, const uint64_t *keys, size_t chunks) {
+    STX__STEP(i, chunks * STX__SORT, 1) {
+        size_t mine = i / STX__SORT, place = i % STX__SORT;
+        uint64_t key = keys[i];
+        if (key == ~(uint64_t)0) continue;
+        for (size_t c = 0; c < chunks; c++) {
+            const uint64_t *k = keys + c * STX__SORT, limit = (key / STX__SORT + (c < mine)) * STX__SORT;
+            unsigned below = 0;
+            if (c == mine) continue;
+            for (unsigned step = STX__SORT / 2; step; step /= 2) if (k[below + step - 1] < limit) below += step;
+            place += below + (k[below] < limit);
+        }
+        id[place] = (int32_t)(uint32_t)(key / STX__SORT);
+        at[place] = mine * STX__SORT + key % STX__SORT;
+    }
+}
+/* Sums, first: block (tile, columns) adds the rows of each run in its tile. A run that lies in the tile as a whole goes to dtable; what a run
+   has here at the tile's beginning goes to part[tile][0], at its end (and not at its beginning) to part[tile][1]. A thread takes W columns,
+   and loads eight rows before it adds the first. */
+template<int W> static __global__ void stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy, const int32_t *id, const size_t *at, size_t N, size_t C, float s) {
+    STX__SHARED(int32_t, ids, STX__ID_TILE + 2);           /* with a neighbour on each side */
+    STX__SHARED(size_t, rows, STX__ID_TILE);
+    const size_t lo = (size_t)blockIdx.x * STX__ID_TILE;
+    const int n = (int)(N - lo < (size_t)STX__ID_TILE ? N - lo : (size_t)STX__ID_TILE);
+    for (int i = threadIdx.x; i < n + 2; i += blockDim.x) {
+        ids[i] = lo + i >= 1 && lo + i - 1 < N ? id[lo + i - 1] : -1;
+        if (i < n) rows[i] = at[lo + i];
+    }
+    __syncthreads();
+    for (size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W; c < C; c += (size_t)gridDim.y * blockDim.x * W) {
+        for (int i = 0, end; i < n; i = end) {
+            int32_t me = ids[i + 1];
+            int open = (i == 0 && lo && ids[0] == me), on;
+            float sum[W] = {0};
+            for (end = i + 1; end < n && ids[end + 1] == me; ) end++;
+            on = end == n && lo + n < N && ids[n + 1] == me;
+            for (int k = i; k < end; k += 8) {
+                float v[8][W];
+                #pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    if (k + j < end) stx__getn<W>(v[j], dy, rows[k + j] * C + c);
+                    else for (int e = 0; e < W; e++) v[j][e] = 0;
+                }
+                #pragma unroll
+                for (int j = 0; j < 8; j++) for (int e = 0; e < W; e++) sum[e] += v[j][e];
+            }
+            if (open || on) {
+                for (int e = 0; e < W; e++) part[(2 * (size_t)blockIdx.x + (i != 0)) * C + c + e] = sum[e];
+            } else {
+                for (int e = 0; e < W; e++) sum[e] *= s;
+                stx__addn<W>(dtable, (size_t)me * C + c, sum, 1);
+            }
+        }
+    }
+}
+/* Sums, second: the block of the tile in which a run begins that goes on in the next adds that run's parts. */
+template<int W> static __global__ void stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id, size_t N, size_t C, float s) {
+    const size_t tile = blockIdx.x, last = (tile + 1) * STX__ID_TILE - 1, tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
+    const int32_t me = last + 1 < N ? id[last] : -1;
+    const int whole = last < N && id[tile * STX__ID_TILE] == me;
+    size_t end = tile + 1;
+    if (last + 1 >= N || id[last + 1] != me) return;            /* nothing goes on from here */
+    if (whole && tile && id[tile * STX__ID_TILE - 1] == me) return;        /* it began earlier */
+    while (end < tiles && id[end * STX__ID_TILE] == me) end++;
+    for (size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W; c < C; c += (size_t)gridDim.y * blockDim.x * W) {
+        float sum[W];
+        for (int e = 0; e < W; e++) sum[e] = part[(2 * tile + !whole) * C + c + e];
+        for (size_t k = tile + 1; k < end; k += 16) {
+            float v[16][W];
+            #pragma unroll
+            for (int j = 0; j < 16; j++) for (int e = 0; e < W; e++) v[j][e] = k + j < end ? part[2 * (k + j) * C + c + e] : 0;
+            #pragma unroll
+            for (int j = 0; j < 16; j++) for (int e = 0; e < W; e++) sum[e] += v[j][e];
+        }
+        for (int e = 0; e < W; e++) sum[e] *= s;
+        stx__addn<W>(dtable, (size_t)me * C + c, sum, 1);
+    }
+}
+void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C, stx_real s) {
+    const char *name = "stx_embedding_bwd";
+    stx__num D = stx__num_of(x, dtable), G = stx__num_of(x, dy);
+    size_t chunks = (N + STX__SORT - 1) / STX__SORT, tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
+    int four = C % 4 == 0 && stx__by4(D) && stx__by4(G);
+    dim3 grid((unsigned)tiles, stx__blocks(C, four ? 512 : 128, 65535));
+    char *work;
+    uint64_t *keys;
+    size_t *at;
+    float *part;
+    int32_t *id;
+    if (!N || !C) return;
+    work = (char *)stx__scratch_of(x, chunks * STX__SORT * sizeof *keys + N * sizeof *at + 2 * tiles * C * sizeof *part + N * sizeof *id, name);
+    if (!work) return;
+    keys = (uint64_t *)(void *)work;
+    at = (size_t *)(void *)(keys + chunks * STX__SORT);
+    part = (float *)(void *)(at + N);
+    id = (int32_t *)(void *)(part + 2 * tiles * C);
+    STX__RUN_KERNEL(x, name, stx__sort_kernel, (unsigned)chunks, 1024, 0, keys, ids, N);
+    STX__RUN_KERNEL(x, name, stx__rank_kernel, stx__grid(x, chunks * STX__SORT), 256, 0, id, at, keys, chunks);
+    if (four) {
+        STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<4>, grid, 128, 0, D, part, G, id, at, N, C, s);
+        STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<4>, grid, 128, 0, D, part, id, N, C, s);
+    } else {
+        STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<1>, grid, 128, 0, D, part, G, id, at, N, C, s);
+        STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<1>, grid, 128, 0, D, part, id, N, C, s);
+    }
+}
 
 // >>layernorm ---------------------------------------------------------------------------------------------------------
 
+/* v as it will be read again, so that statistics are those of the numbers that backward finds */
+static __device__ __forceinline__ float stx__as_stored(const stx__num &a, float v) { return a.half ? __bfloat162float(__float2bfloat16(v)) : v; }
+
+/* y (N,C) = layernorm(in); with RESIDUAL s = h + dropout(f) is made first, written and normalised:
+     mean = sum s / C ; rstd = 1 / sqrt(sum (s - mean)^2 / C + eps) ; y = (s - mean) rstd gain + shift
+   A warp does a row, which stays in registers: lane l holds the fours l, l + 32, .., Q of them. C a multiple of 4, at most 128 Q. */
+template<int Q, int RESIDUAL> static __global__ void __launch_bounds__(256) stx__norm_fwd_kernel(stx__num y, stx__num s, stx__num mean, stx__num rstd, stx__num in, stx__num f,
+        stx__num gain, stx__num shift, size_t N, size_t C, float eps, stx__drop d) {
+    const size_t lane = threadIdx.x % 32;
+    uint64_t stream = RESIDUAL && d.keep ? stx__drop_stream(d) : 0;
+    for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
+        float v[Q][4], sum = 0, m, r;
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k), i = n * C + c;
+            for (int e = 0; e < 4; e++) v[k][e] = 0;
+            if (c < C) {
+                stx__getn<4>(v[k], in, i);
+                if (RESIDUAL) {
+                    float u[4], by[4] = {1, 1, 1, 1};
+                    stx__getn<4>(u, f, i);
+                    if (d.keep) stx__mask<4>(by, d, stream, i);
+                    for (int e = 0; e < 4; e++) v[k][e] = stx__as_stored(s, u[e] * by[e] + v[k][e]);
+                    stx__putn<4>(s, i, v[k]);
+                }
+            }
+        }
+        #pragma unroll
+        for (int k = 0; k < Q; k++) sum += (v[k][0] + v[k][1]) + (v[k][2] + v[k][3]);
+        m = stx__warp_sum(sum) / (float)C;
+        sum = 0;
+        #pragma unroll
+        for (int k = 0; k < Q; k++)
+            if (4 * (lane + 32 * k) < C)
+                for (int e = 0; e < 4; e++) {
+                    v[k][e] -= m;
+                    sum = fmaf(v[k][e], v[k][e], sum);
+                }
+        r = 1 / sqrtf(stx__warp_sum(sum) / (float)C + eps);
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k);
+            if (c < C) {
+                float g[4], b[4];
+                stx__getn<4>(g, gain, c);
+                stx__getn<4>(b, shift, c);
+                for (int e = 0; e < 4; e++) v[k][e] = fmaf(v[k][e] * r, g[e], b[e]);
+                stx__putn<4>(y, n * C + c, v[k]);
+            }
+        }
+        if (lane == 0) {
+            stx__put(mean, n, m);
+            stx__put(rstd, n, r);
+        }
+    }
+}
+/* The same for any C: a warp reads its row three times, which finds it in the caches. A lane reads what it has itself written. */
+template<int W, int RESIDUAL> static __global__ void stx__norm_fwd_any_kernel(stx__num y, stx__num s, stx__num mean, stx__num rstd, stx__num in, stx__num f,
+        stx__num gain, stx__num shift, size_t N, size_t C, float eps, stx__drop d) {
+    const size_t lane = threadIdx.x % 32;
+    uint64_t stream = RESIDUAL && d.keep ? stx__drop_stream(d) : 0;
+    for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
+        float sum = 0, m, r, v[W];
+        for (size_t c = lane * W; c < C; c += 32 * W) {
+            stx__getn<W>(v, in, n * C + c);
+            if (RESIDUAL) {
+                float u[W], by[W];
+                stx__getn<W>(u, f, n * C + c);
+                for (int e = 0; e < W; e++) by[e] = 1;
+                if (d.keep) stx__mask<W>(by, d, stream, n * C + c);
+                for (int e = 0; e < W; e++) v[e] = stx__as_stored(s, u[e] * by[e] + v[e]);
+                stx__putn<W>(s, n * C + c, v);
+            }
+            for (int e = 0; e < W; e++) sum += v[e];
+        }
+        m = stx__warp_sum(sum) / (float)C;
+        sum = 0;
+        for (size_t c = lane * W; c < C; c += 32 * W) {
+            stx__getn<W>(v, RESIDUAL ? s : in, n * C + c);
+            for (int e = 0; e < W; e++) sum = fmaf(v[e] - m, v[e] - m, sum);
+        }
+        r = 1 / sqrtf(stx__warp_sum(sum) / (float)C + eps);
+        for (size_t c = lane * W; c < C; c += 32 * W) {
+            float g[W], b[W];
+            stx__getn<W>(v, RESIDUAL ? s : in, n * C + c);
+            stx__getn<W>(g, gain, c);
+            stx__getn<W>(b, shift, c);
+            for (int e = 0; e < W; e++) v[e] = fmaf((v[e] - m) * r, g[e], b[e]);
+            stx__putn<W>(y, n * C + c, v);
+        }
+        if (lane == 0) {
+            stx__put(mean, n, m);
+            stx__put(rstd, n, r);
+        }
+    }
+}
+template<int RESIDUAL> static void stx__norm_fwd(stx_ctx *x, const char *name, stx_real *y, stx_real *s, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *f,
+                                                 const stx_real *gain, const stx_real *shift, size_t N, size_t C, stx_real eps, stx__drop d) {
+    stx__num Y = stx__num_of(x, y), S = stx__num_of(x, s), M = stx__num_of(x, mean), R = stx__num_of(x, rstd), A = stx__num_of(x, in), F = stx__num_of(x, f);
+    stx__num G = stx__num_of(x, gain), B = stx__num_of(x, shift);
+    int four = C % 4 == 0 && stx__by4(Y) && stx__by4(S) && stx__by4(A) && stx__by4(F) && stx__by4(G) && stx__by4(B);
+    unsigned grid = stx__blocks(N, 8, (size_t)1 << 20);
+    if (!N || !C) return;
+    if (!four) STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<1, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+    else if (C <= 128) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<1, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+    else if (C <= 256) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<2, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+    else if (C <= 512) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<4, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+    else if (C <= 1024) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<8, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+    else STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<4, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+}
+void stx_layernorm_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *gain, const stx_real *shift, size_t N, size_t C,
+                            stx_real eps) {
+    stx__norm_fwd<0>(x, "stx_layernorm_fwd", y, NULL, mean, rstd, in, NULL, gain, shift, N, C, eps, stx__drop_of(x, 0, 0, 0));
+}
+/* s = h + dropout(f) ; y = layernorm(s) */
+void stx_residual_norm_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *s, stx_real *mean, stx_real *rstd, const stx_real *h, const stx_real *f, const stx_real *gain,
+                                const stx_real *shift, size_t N, size_t C, stx_real eps, stx_real drop, uint64_t seed, uint64_t stream) {
+    stx__norm_fwd<1>(x, "stx_residual_norm_fwd", y, s, mean, rstd, h, f, gain, shift, N, C, eps, stx__drop_of(x, drop, seed, stream));
+}
+
+/* With xhat = (x - mean) rstd and g = dy gain:   y = xhat gain + shift
+     din = or += rstd (g - mean_c(g) - xhat mean_c(g xhat)) ; dgain += sum_n dy xhat ; dshift += sum_n dy
+   With df (s = h + dropout(f)):   df = or += din mask / keep, where din is written and not added to.
+   A warp does a row in registers, as forward, and keeps the sums over its rows in registers too: dy and in are read once for all four
+   gradients. A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums in part (blocks, 2, C). */
+template<int Q> static __global__ void __launch_bounds__(128) stx__norm_bwd_kernel(stx__num din, stx__num df, float *part, stx__num dy, stx__num in, stx__num gain, stx__num mean,
+        stx__num rstd, size_t N, size_t C, size_t rows, int add_din, int add_df, stx__drop d) {
+    STX__SHARED(float, sh, 4 * 128 * Q);
+    const size_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
+    uint64_t stream = df.p && d.keep ? stx__drop_stream(d) : 0;
+    float sum_gain[Q][4], sum_shift[Q][4];
+    #pragma unroll
+    for (int k = 0; k < Q; k++) for (int e = 0; e < 4; e++) sum_gain[k][e] = sum_shift[k][e] = 0;
+    for (size_t n = lo + warp; n < hi; n += 4) {
+        float g[Q][4], a[Q][4], s = 0, q = 0;
+        const float m = stx__get(mean, n), r = stx__get(rstd, n);
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k);
+            for (int e = 0; e < 4; e++) g[k][e] = a[k][e] = 0;
+            if (c < C) {
+                stx__getn<4>(g[k], dy, n * C + c);
+                stx__getn<4>(a[k], in, n * C + c);
+                for (int e = 0; e < 4; e++) a[k][e] -= m;
+            }
+        }
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k);
+            if (c < C) {
+                float w[4];
+                stx__getn<4>(w, gain, c);
+                for (int e = 0; e < 4; e++) {
+                    sum_gain[k][e] = fmaf(g[k][e] * r, a[k][e], sum_gain[k][e]);
+                    sum_shift[k][e] += g[k][e];
+                    g[k][e] *= w[e];
+                    s += g[k][e];
+                    q = fmaf(g[k][e], a[k][e], q);
+                }
+            }
+        }
+        s = stx__warp_sum(s) / (float)C;
+        q = stx__warp_sum(q) * r * r / (float)C;
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k), i = n * C + c;
+            if (c < C) {
+                for (int e = 0; e < 4; e++) g[k][e] = r * ((g[k][e] - s) - a[k][e] * q);
+                if (df.p) {
+                    float u[4], by[4] = {1, 1, 1, 1};
+                    if (d.keep) stx__mask<4>(by, d, stream, i);
+                    for (int e = 0; e < 4; e++) u[e] = g[k][e] * by[e];
+                    stx__addn<4>(df, i, u, add_df);
+                }
+                if (din.p) stx__addn<4>(din, i, g[k], add_din);
+            }
+        }
+    }
+    if (!part) return;
+    for (int both = 0; both < 2; both++) {          /* the four warps' sums, in order */
+        #pragma unroll
+        for (int k = 0; k < Q; k++)
+            for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = both ? sum_shift[k][e] : sum_gain[k][e];
+        __syncthreads();
+        for (size_t c = threadIdx.x; c < C; c += 128)
+            part[(2 * (size_t)blockIdx.x + both) * C + c] = ((sh[c] + sh[128 * Q + c]) + sh[2 * 128 * Q + c]) + sh[3 * 128 * Q + c];
+        __syncthreads();
+    }
+}
+/* din and df for any C: a warp reads its row twice. dgain and dshift are stx__columns'. */
+template<int W> static __global__ void stx__norm_bwd_any_kernel(stx__num din, stx__num df, stx__num dy, stx__num in, stx__num gain, stx__num mean, stx__num rstd, size_t N, size_t C,
+        int add_din, int add_df, stx__drop d) {
+    const size_t lane = threadIdx.x % 32;
+    uint64_t stream = df.p && d.keep ? stx__drop_stream(d) : 0;
+    for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
+        float s = 0, q = 0, g[W], a[W], w[W];
+        const float m = stx__get(mean, n), r = stx__get(rstd, n);
+        for (size_t c = lane * W; c < C; c += 32 * W) {
+            stx__getn<W>(g, dy, n * C + c);
+            stx__getn<W>(a, in, n * C + c);
+            stx__getn<W>(w, gain, c);
+            for (int e = 0; e < W; e++) {
+                g[e] *= w[e];
+                s += g[e];
+                q = fmaf(g[e], a[e] - m, q);
+            }
+        }
+        s = stx__warp_sum(s) / (float)C;
+        q = stx__warp_sum(q) * r * r / (float)C;
+        for (size_t c = lane * W; c < C; c += 32 * W) {
+            size_t i = n * C + c;
+            stx__getn<W>(g, dy, i);
+            stx__getn<W>(a, in, i);
+            stx__getn<W>(w, gain, c);
+            for (int e = 0; e < W; e++) g[e] = r * (fmaf(g[e], w[e], -s) - (a[e] - m) * q);
+            if (df.p) {
+                float by[W];
+                for (int e = 0; e < W; e++) by[e] = 1;
+                if (d.keep) stx__mask<W>(by, d, stream, i);
+                for (int e = 0; e < W; e++) by[e] *= g[e];
+                stx__addn<W>(df, i, by, add_df);
+            }
+            if (din.p) stx__addn<W>(din, i, g, add_din);
+        }
+    }
+}
+static void stx__norm_bwd(stx_ctx *x, const char *name, stx_real *din, stx_real *df, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in, const stx_real *gain,
+                          const stx_real *mean, const stx_real *rstd, size_t N, size_t C, int add_din, int add_df, stx__drop d) {
+    stx__num D = stx__num_of(x, din), F = stx__num_of(x, df), G = stx__num_of(x, dy), A = stx__num_of(x, in), W = stx__num_of(x, gain);
+    stx__num M = stx__num_of(x, mean), R = stx__num_of(x, rstd);
+    int four = C % 4 == 0 && stx__by4(D) && stx__by4(F) && stx__by4(G) && stx__by4(A) && stx__by4(W);
+    if (!N || !C) return;
+    if (four && C <= 1024) {
+        size_t rows = stx__chunk(N, 32, 2048), blocks = (N + rows - 1) / rows;
+        float *part = NULL;
+        if ((dgain || dshift) && !(part = (float *)stx__scratch_of(x, blocks * 2 * C * sizeof *part, name))) return;
+        if (C <= 128) STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<1>, (unsigned)blocks, 128, 0, D, F, part, G, A, W, M, R, N, C, rows, add_din, add_df, d);
+        else if (C <= 256) STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<2>, (unsigned)blocks, 128, 0, D, F, part, G, A, W, M, R, N, C, rows, add_din, add_df, d);
+        else if (C <= 512) STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<4>, (unsigned)blocks, 128, 0, D, F, part, G, A, W, M, R, N, C, rows, add_din, add_df, d);
+        else STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<8>, (unsigned)blocks, 128, 0, D, F, part, G, A, W, M, R, N, C, rows, add_din, add_df, d);
+        if (dgain) stx__columns_sum(x, name, dgain, part, 2 * C, blocks, C);
+        if (dshift) stx__columns_sum(x, name, dshift, part + C, 2 * C, blocks, C);
+        return;
+    }
+    if (dgain || dshift) stx__columns(x, name, dgain, dshift, dy, in, mean, rstd, N, C);
+    if (!din && !df) return;
+    if (four) STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<4>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, D, F, G, A, W, M, R, N, C, add_din, add_df, d);
+    else STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<1>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, D, F, G, A, W, M, R, N, C, add_din, add_df, d);
+}
+void stx_layernorm_bwd_cuda(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in, const stx_real *gain, const stx_real *mean,
+                            const stx_real *rstd, size_t N, size_t C, int accumulate) {
+    stx__norm_bwd(x, "stx_layernorm_bwd", din, NULL, dgain, dshift, dy, in, gain, mean, rstd, N, C, accumulate, 0, stx__drop_of(x, 0, 0, 0));
+}
+/* ds = layernorm' ; df = or += ds mask / keep */
+void stx_residual_norm_bwd_cuda(stx_ctx *x, stx_real *ds, stx_real *df, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *s, const stx_real *gain,
+                                const stx_real *mean, const stx_real *rstd, size_t N, size_t C, stx_real drop, uint64_t seed, uint64_t stream, int accumulate) {
+    stx__norm_bwd(x, "stx_residual_norm_bwd", ds, df, dgain, dshift, dy, s, gain, mean, rstd, N, C, 0, accumulate, stx__drop_of(x, drop, seed, stream));
+}
+
 // >>softmax, losses ---------------------------------------------------------------------------------------------------
+
+/* The 32, 256 or 1024 threads of a row: T. Warps of T = 32 are on their own, 8 in a block; otherwise the block is the row. Sums and maxima
+   come to all threads, in a fixed tree; sh: 32 numbers. */
+template<int T, class F> static __device__ __forceinline__ F stx__row_sum(F v, F *sh) {
+    if constexpr (sizeof v == 8) v = stx__warp_sum_f64(v); else v = stx__warp_sum(v);
+    if constexpr (T > 32) {
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) sh[threadIdx.x / 32] = v;
+        __syncthreads();
+        v = threadIdx.x % 32 < T / 32 ? sh[threadIdx.x % 32] : 0;
+        if constexpr (sizeof v == 8) v = stx__warp_sum_f64(v); else v = stx__warp_sum(v);
+    }
+    return v;
+}
+template<int T> static __device__ __forceinline__ float stx__row_max(float v, float *sh) {
+    v = stx__warp_max(v);
+    if constexpr (T > 32) {
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) sh[threadIdx.x / 32] = v;
+        __syncthreads();
+        v = stx__warp_max(sh[threadIdx.x % (T / 32)]);
+    }
+    return v;
+}
+#define STX__ROW_BLOCK(T) ((T) == 32 ? 256 : (T))
+#define STX__EACH_ROW(n, N, T) \
+    for (size_t n = (size_t)blockIdx.x * (STX__ROW_BLOCK(T) / T) + threadIdx.x / T; n < N; n += (size_t)gridDim.x * (STX__ROW_BLOCK(T) / T))
+/* Row lengths need not be multiples of four (a vocabulary): numbers [0, head) of a row stand before the first four that is aligned, the
+   fours follow, then the tail. Rows of several arrays go together if their heads are the same. */
+static __device__ __forceinline__ size_t stx__head(const stx__num &a, size_t start, size_t n) {
+    size_t h = (size_t)(0 - ((uintptr_t)a.p / (a.half ? 2 : 4) + start)) & 3;
+    return h < n ? h : n;
+}
+static __device__ __forceinline__ int stx__fours(const stx__num &a, const stx__num &b) {
+    return (((uintptr_t)a.p / (a.half ? 2 : 4)) & 3) == (((uintptr_t)b.p / (b.half ? 2 : 4)) & 3);
+}
+#define STX__RUN_ROWS(x, name, N, C, kernel, ...) \
+    do { \
+        if ((C) <= 512) STX__RUN_KERNEL(x, name, kernel<32>, stx__blocks(N, 8, (size_t)1 << 30), 256, 0, __VA_ARGS__); \
+        else if ((C) <= 32768) STX__RUN_KERNEL(x, name, kernel<256>, stx__blocks(N, 1, (size_t)1 << 30), 256, 0, __VA_ARGS__); \
+        else STX__RUN_KERNEL(x, name, kernel<1024>, stx__blocks(N, 1, (size_t)1 << 30), 1024, 0, __VA_ARGS__); \
+    } while (0)
+
+/* The running maximum of some numbers and the sum of e^(v - max). NaN is not a maximum, but gets into the sum. */
+typedef struct stx__lse { float top, sum; } stx__lse;
+template<int K> static __device__ __forceinline__ void stx__lse_add(stx__lse &l, const float (&v)[K]) {
+    float top = v[0];
+    #pragma unroll
+    for (int e = 1; e < K; e++) top = fmaxf(top, v[e]);
+    if (top > l.top) {
+        l.sum *= expf(l.top - top);
+        l.top = top;
+    }
+    #pragma unroll
+    for (int e = 0; e < K; e++) l.sum += v[e] == -HUGE_VALF ? 0 : expf(v[e] - l.top);
+}
+/* max and sum of e^(v - max) over the n numbers at a[start], in one pass, the same in all threads of the row. A thread has four fours under
+   way. -infinity alone gives NaN, as e^(a - max) would. */
+template<int T> static __device__ __forceinline__ stx__lse stx__row_lse(const stx__num &a, size_t start, size_t n, float *sh) {
+    const size_t t = threadIdx.x % T, head = stx__head(a, start, n), fours = (n - head) / 4, body = start + head;
+    stx__lse l = {-HUGE_VALF, 0};
+    float v[16], one[1], top;
+    size_t i, q;
+    if (t < head) {
+        one[0] = stx__get(a, start + t);
+        stx__lse_add(l, one);
+    }
+    for (q = t; q + 3 * T < fours; q += 4 * T) {
+        float4 u[4];
+        #pragma unroll
+        for (int e = 0; e < 4; e++) u[e] = stx__get4(a, body + 4 * (q + e * T));
+        #pragma unroll
+        for (int e = 0; e < 4; e++) { v[4 * e] = u[e].x; v[4 * e + 1] = u[e].y; v[4 * e + 2] = u[e].z; v[4 * e + 3] = u[e].w; }
+        stx__lse_add(l, v);
+    }
+    for (; q < fours; q += T) {
+        float w[4];
+        stx__getn<4>(w, a, body + 4 * q);
+        stx__lse_add(l, w);
+    }
+    i = head + 4 * fours + t;
+    if (i < n) {
+        one[0] = stx__get(a, start + i);
+        stx__lse_add(l, one);
+    }
+    top = stx__row_max<T>(l.top, sh);
+    l.sum = stx__row_sum<T>(l.top == top ? l.sum : l.sum * expf(l.top - top), sh);
+    if (top == -HUGE_VALF) l.sum = top - top;
+    l.top = top;
+    return l;
+}
+
+/* y (N,C) = softmax over the C of a row; y may be a. A warp or a block does a row: one pass for the maximum and the sum, one that writes. */
+template<int T> static __global__ void stx__softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * C, t = threadIdx.x % T;
+        stx__lse l = stx__row_lse<T>(a, start, C, sh);
+        const size_t head = stx__fours(y, a) ? stx__head(a, start, C) : C, fours = (C - head) / 4;
+        float s = 1 / l.sum;
+        for (size_t i = t; i < C - 4 * fours; i += T) {
+            size_t j = start + (i < head ? i : i + 4 * fours);
+            stx__put(y, j, expf(stx__get(a, j) - l.top) * s);
+        }
+        for (size_t q = t; q < fours; q += T) {
+            float v[4];
+            stx__getn<4>(v, a, start + head + 4 * q);
+            for (int e = 0; e < 4; e++) v[e] = expf(v[e] - l.top) * s;
+            stx__putn<4>(y, start + head + 4 * q, v);
+        }
+    }
+}
+void stx_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    if (N && C) STX__RUN_ROWS(x, "stx_softmax_fwd", N, C, stx__softmax_fwd_kernel, Y, A, N, C);
+}
+/* da (N,C) = or += y (dy - sum y dy). As forward. */
+template<int T> static __global__ void stx__softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C, int accumulate) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * C, t = threadIdx.x % T;
+        const size_t head = stx__fours(da, dy) && stx__fours(da, y) ? stx__head(y, start, C) : C, fours = (C - head) / 4;
+        float s = 0;
+        for (size_t i = t; i < C - 4 * fours; i += T) {
+            size_t j = start + (i < head ? i : i + 4 * fours);
+            s = fmaf(stx__get(dy, j), stx__get(y, j), s);
+        }
+        for (size_t q = t; q < fours; q += T) {
+            float v[4], w[4];
+            stx__getn<4>(v, dy, start + head + 4 * q);
+            stx__getn<4>(w, y, start + head + 4 * q);
+            for (int e = 0; e < 4; e++) s = fmaf(v[e], w[e], s);
+        }
+        s = stx__row_sum<T>(s, sh);
+        for (size_t i = t; i < C - 4 * fours; i += T) {
+            size_t j = start + (i < head ? i : i + 4 * fours);
+            stx__add(da, j, stx__get(y, j) * (stx__get(dy, j) - s), accumulate);
+        }
+        for (size_t q = t; q < fours; q += T) {
+            float v[4], w[4];
+            stx__getn<4>(v, dy, start + head + 4 * q);
+            stx__getn<4>(w, y, start + head + 4 * q);
+            for (int e = 0; e < 4; e++) v[e] = w[e] * (v[e] - s);
+            stx__addn<4>(da, start + head + 4 * q, v, accumulate);
+        }
+    }
+}
+void stx_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y);
+    if (N && C) STX__RUN_ROWS(x, "stx_softmax_bwd", N, C, stx__softmax_bwd_kernel, D, G, Y, N, C, accumulate);
+}
+
+/* y (1) = sum of part (n) / divisor. One block: a thread adds every 1024th, then a fixed tree. */
+static __global__ void stx__total_kernel(stx__num y, const double *part, size_t n, double divisor) {
+    STX__SHARED(double, sh, 32);
+    double s = 0;
+    #pragma unroll 8
+    for (size_t i = threadIdx.x; i < n; i += 1024) s += part[i];
+    s = stx__row_sum<1024>(s, sh);
+    if (threadIdx.x == 0) stx__put(y, 0, (float)(s / divisor));
+}
+/* part (pieces) = sum of a, or of (a - b)^2, over `each` numbers a piece, each a multiple of four: a block has a piece. */
+template<int SQUARED> static __global__ void stx__pieces_kernel(double *part, stx__num a, stx__num b, size_t n, size_t each, int four) {
+    STX__SHARED(double, sh, 32);
+    const size_t lo = blockIdx.x * each, hi = lo + each < n ? lo + each : n, fours = four ? (hi - lo) / 4 : 0;
+    double s = 0;
+    #pragma unroll 4
+    for (size_t q = threadIdx.x; q < fours; q += 256) {
+        float v[4], w[4] = {0};
+        stx__getn<4>(v, a, lo + 4 * q);
+        if (SQUARED) stx__getn<4>(w, b, lo + 4 * q);
+        for (int e = 0; e < 4; e++) {
+            double d = (double)v[e] - (double)w[e];
+            s += SQUARED ? d * d : (double)v[e];
+        }
+    }
+    for (size_t i = lo + 4 * fours + threadIdx.x; i < hi; i += 256) {
+        double d = SQUARED ? (double)stx__get(a, i) - (double)stx__get(b, i) : (double)stx__get(a, i);
+        s += SQUARED ? d * d : d;
+    }
+    s = stx__row_sum<256>(s, sh);
+    if (threadIdx.x == 0) part[blockIdx.x] = s;
+}
+/* y (1) = mean of a (n), or of (a - b)^2: in two stages, at most 2048 pieces, cut by n alone. */
+static void stx__mean_cuda(stx_ctx *x, const char *name, stx_real *y, const stx_real *a, const stx_real *b, size_t n) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    size_t each = stx__chunk(n, 4096, 2048), pieces = (n + each - 1) / each;
+    double *part;
+    if (!n || !(part = (double *)stx__scratch_of(x, pieces * sizeof *part, name))) return;
+    if (b) STX__RUN_KERNEL(x, name, stx__pieces_kernel<1>, (unsigned)pieces, 256, 0, part, A, B, n, each, stx__by4(A) && stx__by4(B));
+    else STX__RUN_KERNEL(x, name, stx__pieces_kernel<0>, (unsigned)pieces, 256, 0, part, A, B, n, each, stx__by4(A));
+    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, Y, part, pieces, (double)n);
+}
+void stx_mean_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) { stx__mean_cuda(x, "stx_mean_fwd", y, a, NULL, n); }
+/* da (n) += dy / n. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n) {
+    float g = stx__get(dy, 0) / (float)n;
+    STX__STEP(i, n, W) {
+        float v[W];
+        for (int e = 0; e < W; e++) v[e] = g;
+        stx__addn<W>(da, i, v, 1);
+    }
+}
+void stx_mean_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
+    if (n) STX__RUN_BY(x, "stx_mean_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n);
+}
+
+/* top = max_v logits, inv = 1 / sum_v e^(logits - top) ; loss = sum_n (top - log inv - logits[n,target]) / divisor
+   A warp or a block does a row in one pass; the rows' losses go to scratch, in double, and are added in a fixed tree. */
+template<int T> static __global__ void stx__cross_entropy_fwd_kernel(double *loss, stx__num top, stx__num inv, stx__num logits, const int32_t *targets, size_t N, size_t V) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        stx__lse l = stx__row_lse<T>(logits, n * V, V, sh);
+        if (threadIdx.x % T == 0) {
+            stx__put(top, n, l.top);
+            stx__put(inv, n, 1 / l.sum);
+            loss[n] = (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * V + (size_t)targets[n]);
+        }
+    }
+}
+void stx_cross_entropy_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor) {
+    const char *name = "stx_cross_entropy_fwd";
+    stx__num L = stx__num_of(x, loss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits);
+    double *part;
+    if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
+    STX__RUN_ROWS(x, name, N, V, stx__cross_entropy_fwd_kernel, part, M, I, A, targets, N, V);
+    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, divisor);
+}
+/* dlogits[n,v] = or += dloss / divisor (e^(logits - top) inv - [v = target]); dlogits may be logits, without accumulate.
+   A warp or a block does a row; every number is read and written by one thread. */
+template<int T> static __global__ void stx__cross_entropy_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv, stx__num logits, const int32_t *targets, size_t N,
+        size_t V, double divisor, int accumulate) {
+    const float g = (float)((double)stx__get(dloss, 0) / divisor);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * V, t = threadIdx.x % T, target = (size_t)targets[n];
+        const size_t head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V, fours = (V - head) / 4;
+        const float m = stx__get(top, n), f = g * stx__get(inv, n);
+        for (size_t i = t; i < V - 4 * fours; i += T) {
+            size_t v = i < head ? i : i + 4 * fours;
+            float d = f * expf(stx__get(logits, start + v) - m), was = accumulate ? stx__get(dlogits, start + v) : 0;
+            stx__put(dlogits, start + v, d + was - (v == target ? g : 0));
+        }
+        #pragma unroll 2
+        for (size_t q = t; q < fours; q += T) {
+            size_t v = head + 4 * q;
+            float d[4], was[4] = {0, 0, 0, 0};
+            stx__getn<4>(d, logits, start + v);
+            if (accumulate) stx__getn<4>(was, dlogits, start + v);
+            for (int e = 0; e < 4; e++) d[e] = f * expf(d[e] - m) + was[e] - (v + e == target ? g : 0);
+            stx__putn<4>(dlogits, start + v, d);
+        }
+    }
+}
+void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv, const stx_real *logits, const int32_t *targets,
+                                size_t N, size_t V, double divisor, int accumulate) {
+    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits);
+    if (dlogits == logits) accumulate = 0;
+    if (N && V) STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I, A, targets, N, V, divisor, accumulate);
+}
+
+/* loss (1) = mean (a - b)^2, a, b (n) */
+void stx_mse_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) { stx__mean_cuda(x, "stx_mse_fwd", loss, a, b, n); }
+/* da += 2 (a - b) dloss / n ; db -= the same. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__mse_bwd_kernel(stx__num da, stx__num db, stx__num dloss, stx__num a, stx__num b, size_t n) {
+    float g = 2 * stx__get(dloss, 0) / (float)n;
+    STX__STEP(i, n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, a, i);
+        stx__getn<W>(w, b, i);
+        for (int e = 0; e < W; e++) {
+            v[e] = g * (v[e] - w[e]);
+            w[e] = -v[e];
+        }
+        if (da.p) stx__addn<W>(da, i, v, 1);
+        if (db.p) stx__addn<W>(db, i, w, 1);
+    }
+}
+void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a, const stx_real *b, size_t n) {
+    stx__num D = stx__num_of(x, da), E = stx__num_of(x, db), G = stx__num_of(x, dloss), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    int four = n % 4 == 0 && stx__by4(D) && stx__by4(E) && stx__by4(A) && stx__by4(B);
+    if (n) STX__RUN_BY(x, "stx_mse_bwd", four, stx__mse_bwd_kernel, n, D, E, G, A, B, n);
+}
+
+/* Adaptive softmax: log p(word) = logit - log sum e^logits (N,w), plus the log p of its cluster, gate (N,K), for c > 0; for c = 0 the columns
+   from size on are the other clusters', and make gate. A block does a row, with sums in double: this is for evaluation and generation. */
+static __global__ void stx__cluster_kernel(stx__num out, stx__num gate, stx__num logits, size_t N, size_t V, size_t start, size_t size, size_t w, size_t K, size_t c, int forward) {
+    STX__SHARED(float, sh, 32);
+    STX__SHARED(double, sums, 32);
+    for (size_t n = blockIdx.x; n < N; n += gridDim.x) {
+        float m = -HUGE_VALF;
+        double z = 0, add = c ? (double)stx__get(gate, n * K + c) : 0;
+        for (size_t j = threadIdx.x; j < w; j += 256) m = fmaxf(m, stx__get(logits, n * w + j));
+        m = stx__row_max<256>(m, sh);
+        for (size_t j = threadIdx.x; j < w; j += 256) z += exp((double)(stx__get(logits, n * w + j) - m));
+        z = (double)m + log(stx__row_sum<256>(z, sums));
+        if (!c) for (size_t j = 1 + threadIdx.x; j < K; j += 256)
+            stx__put(gate, n * K + j, (float)((double)stx__get(logits, n * w + (forward ? size + j - 1 : size + K - 1 - j)) - z));
+        for (size_t j = threadIdx.x; j < size; j += 256) stx__put(out, n * V + start + j, (float)((double)stx__get(logits, n * w + j) - z + add));
+    }
+}
+void stx_cluster_log_probs_cuda(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start, size_t size, size_t w, size_t K, size_t c,
+                                int forward) {
+    stx__num O = stx__num_of(x, out), G = stx__num_of(x, gate), A = stx__num_of(x, logits);
+    if (N && w) STX__RUN_KERNEL(x, "stx_cluster_log_probs", stx__cluster_kernel, stx__blocks(N, 1, (size_t)1 << 30), 256, 0, O, G, A, N, V, start, size, w, K, c, forward);
+}
 
 // >>optimisers --------------------------------------------------------------------------------------------------------
 
+/* Where the parameters' bfloat16 twins are: a kernel finds a piece's by its address. More allocations than the table holds are left to
+   stx__twin_kernel, table by table, after the update. */
+enum { STX__TWINS = 64 };
+typedef struct stx__twins { const char *base[STX__TWINS]; size_t bytes[STX__TWINS]; stx__bf16 *twin[STX__TWINS]; int n; } stx__twins;
+/* Fills t from the allocations r, ..; what is left over, or NULL */
+static const stx__range *stx__twins_from(const stx__range *r, stx__twins *t) {
+    memset(t, 0, sizeof *t);
+    for (; r && t->n < STX__TWINS; r = r->next)
+        if (r->twin) {
+            t->base[t->n] = r->base;
+            t->bytes[t->n] = r->bytes;
+            t->twin[t->n++] = r->twin;
+        }
+    while (r && !r->twin) r = r->next;
+    return r;
+}
+/* The twin of the numbers at p, or NULL, for the whole block: thread i looks at allocation i. */
+static __device__ __forceinline__ stx__num stx__piece_num(const stx__twins &t, float *p, stx__bf16 **sh) {
+    stx__num a = {p, NULL, 0};
+    if (!t.n) return a;
+    __syncthreads();
+    if (threadIdx.x == 0) *sh = NULL;
+    __syncthreads();
+    if ((int)threadIdx.x < t.n && (const char *)p >= t.base[threadIdx.x] && (const char *)p < t.base[threadIdx.x] + t.bytes[threadIdx.x])
+        *sh = t.twin[threadIdx.x] + (p - (const float *)(const void *)t.base[threadIdx.x]);
+    __syncthreads();
+    a.twin = *sh;
+    return a;
+}
+static __device__ __forceinline__ int stx__aligned(const void *p, size_t to) { return (uintptr_t)p % to == 0; }
+/* A block of 256 per piece */
+#define STX__EACH_PIECE(k, count) for (size_t k = blockIdx.x; k < count; k += gridDim.x)
+static unsigned stx__piece_blocks(size_t count) { return stx__blocks(count, 1, (size_t)1 << 20); }
+
+/* update(p, g, s0, s1) for every number of a piece, then g = 0; or g = 0 alone if not ok. States that the piece has not are 0 and stay away. */
+template<int W, class F> static __device__ __forceinline__ void stx__update_range(const stx_piece &q, const stx__num &p, size_t lo, size_t hi, F update) {
+    const stx__num g = {q.g, NULL, 0}, s0 = {q.s[0], NULL, 0}, s1 = {q.s[1], NULL, 0};
+    const float zero[W] = {0};
+    for (size_t i = lo + (size_t)threadIdx.x * W; i < hi; i += 256 * W) {
+        float vp[W], vg[W], v0[W] = {0}, v1[W] = {0};
+        stx__getn<W>(vp, p, i);
+        stx__getn<W>(vg, g, i);
+        if (s0.p) stx__getn<W>(v0, s0, i);
+        if (s1.p) stx__getn<W>(v1, s1, i);
+        for (int e = 0; e < W; e++) update(vp[e], vg[e], v0[e], v1[e]);
+        stx__putn<W>(p, i, vp);
+        stx__putn<W>(g, i, zero);
+        if (s0.p) stx__putn<W>(s0, i, v0);
+        if (s1.p) stx__putn<W>(s1, i, v1);
+    }
+}
+template<class F> static __device__ __forceinline__ void stx__update_piece(const stx_piece &q, const stx__num &p, int ok, F update) {
+    size_t fours = stx__aligned(q.p, 16) && stx__aligned(q.g, 16) && stx__aligned(q.s[0], 16) && stx__aligned(q.s[1], 16) && stx__aligned(p.twin, 8) ? q.n / 4 * 4 : 0;
+    if (!ok) {
+        for (size_t i = threadIdx.x; i < q.n; i += 256) q.g[i] = 0;
+        return;
+    }
+    stx__update_range<4>(q, p, 0, fours, update);
+    stx__update_range<1>(q, p, fours, q.n, update);
+}
+/* What writers of parameters whose allocations the first table could not hold have left to do: the twins of t = p. */
+static __global__ void stx__twin_kernel(const stx_piece *piece, size_t count, const stx__twins t) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    STX__EACH_PIECE(k, count) {
+        stx__num p = stx__piece_num(t, piece[k].p, sh);
+        if (p.twin) for (size_t i = threadIdx.x; i < piece[k].n; i += 256) p.twin[i] = __float2bfloat16(((const float *)p.p)[i]);
+    }
+}
+#define STX__RUN_PIECES(x, name, kernel, piece, count, ...) \
+    do { \
+        stx__twins twins; \
+        const stx__range *rest = stx__twins_from(stx__gpu(x)->ranges, &twins); \
+        STX__RUN_KERNEL(x, name, kernel, stx__piece_blocks(count), 256, 0, piece, count, twins, __VA_ARGS__); \
+        while (rest) { \
+            rest = stx__twins_from(rest, &twins); \
+            STX__RUN_KERNEL(x, name, stx__twin_kernel, stx__piece_blocks(count), 256, 0, piece, count, twins); \
+        } \
+    } while (0)
+
+/* out (count) = sum of g^2 of each piece, in double. A block has a piece. */
+static __global__ void stx__sum_squares_kernel(double *out, const stx_piece *piece, size_t count) {
+    STX__SHARED(double, sh, 32);
+    STX__EACH_PIECE(k, count) {
+        const stx__num g = {piece[k].g, NULL, 0};
+        size_t n = piece[k].n, fours = stx__aligned(g.p, 16) ? n / 4 * 4 : 0;
+        double s = 0;
+        for (size_t i = 4 * (size_t)threadIdx.x; i < fours; i += 1024) {
+            float4 v = stx__get4(g, i);
+            s += ((double)v.x * v.x + (double)v.y * v.y) + ((double)v.z * v.z + (double)v.w * v.w);
+        }
+        for (size_t i = fours + threadIdx.x; i < n; i += 256) s += (double)piece[k].g[i] * piece[k].g[i];
+        s = stx__row_sum<256>(s, sh);
+        if (threadIdx.x == 0) out[k] = s;
+    }
+}
+void stx_sum_squares_cuda(stx_ctx *x, double *out, const stx_piece *piece, size_t count) {
+    if (count) STX__RUN_KERNEL(x, "stx_sum_squares", stx__sum_squares_kernel, stx__piece_blocks(count), 256, 0, out, piece, count);
+}
+
+/* From the squares' sums: the norm, whether there is an update at all, and the pieces' lr. One block. The total is a fixed tree over every
+   1024th piece, where the CPU adds in order: the same but for the rounding of doubles. Adagrad's clipping needs the norm of each tensor: the
+   warp in whose 32 pieces a tensor begins finds its end by bisection (its pieces are together) and adds its squares. */
+static __global__ void stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2) {
+    STX__SHARED(double, sh, 32);
+    const unsigned lane = threadIdx.x % 32;
+    const double lr = u->lr;
+    double total = 0, norm;
+    #pragma unroll 8
+    for (size_t k = threadIdx.x; k < count; k += 1024) total += squares[k];
+    norm = sqrt(stx__row_sum<1024>(total, sh));
+    if (threadIdx.x == 0) {
+        u->norm = norm;
+        u->ok = norm <= DBL_MAX;                        /* false for NaN as well */
+        if (u->ok) {
+            double step = (double)++u->step;
+            u->factor = (float)(clip > 0 && kind != STX_ADAGRAD && clip / (norm + 1e-6) < 1 ? clip / (norm + 1e-6) : 1);
+            u->correction1 = (float)(1 - pow(beta1, step));
+            u->correction2 = (float)(1 - pow(beta2, step));
+        } else {
+            u->skipped++;
+        }
+    }
+    if (!(norm <= DBL_MAX)) return;
+    if (!(clip > 0 && kind == STX_ADAGRAD)) {
+        for (size_t k = threadIdx.x; k < count; k += 1024) piece[k].lr = (float)lr;
+        return;
+    }
+    for (size_t base = threadIdx.x - lane; base < count; base += 1024) {
+        size_t k = base + lane;
+        unsigned begins = __ballot_sync(STX__ALL, k < count && (k == 0 || piece[k - 1].tensor != piece[k].tensor));
+        for (; begins; begins &= begins - 1) {
+            size_t first = base + (size_t)(__ffs((int)begins) - 1), tensor = piece[first].tensor, end = first + 1, above = count;
+            double sq = 0, eta = lr;
+            while (end < above) {
+                size_t mid = end + (above - end) / 2;
+                if (piece[mid].tensor == tensor) end = mid + 1; else above = mid;
+            }
+            #pragma unroll 8
+            for (size_t i = first + lane; i < end; i += 32) sq += squares[i];
+            sq = sqrt(stx__warp_sum_f64(sq));
+            if (sq > clip) eta = lr * clip / (sq + 1e-10);
+            for (size_t i = first + lane; i < end; i += 32) piece[i].lr = (float)eta;
+        }
+    }
+}
+void stx_optim_plan_cuda(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2) {
+    STX__RUN_KERNEL(x, "stx_optim_plan", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares, kind, clip, beta1, beta2);
+}
+
+/* g' = factor g + decay p ; buf = momentum buf + g' ; p -= lr buf ; g = 0. A block has a piece, a thread four neighbours at a time; so
+   the others below. */
+static __global__ void stx__sgd_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float momentum, float decay) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    const float factor = u->factor;
+    STX__EACH_PIECE(k, count) {
+        const stx_piece q = piece[k];
+        const stx__num p = stx__piece_num(t, q.p, sh);
+        const int kept = q.s[0] != NULL;
+        stx__update_piece(q, p, u->ok, [=](float &v, float g, float &buf, float &) {
+            g = fmaf(factor, g, decay * v);
+            if (kept) g = buf = fmaf(momentum, buf, g);
+            v = fmaf(-q.lr, g, v);
+        });
+    }
+}
+void stx_sgd_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real momentum, stx_real decay) {
+    if (count) STX__RUN_PIECES(x, "stx_sgd_update", stx__sgd_kernel, piece, count, u, momentum, decay);
+}
+
+/* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) ; g = 0 */
+static __global__ void stx__adagrad_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float eps) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    STX__EACH_PIECE(k, count) {
+        const stx_piece q = piece[k];
+        const stx__num p = stx__piece_num(t, q.p, sh);
+        stx__update_piece(q, p, u->ok, [=](float &v, float g, float &sum, float &) {
+            sum = fmaf(g, g, sum);
+            v -= q.lr * g / (sqrtf(sum) + eps);
+        });
+    }
+}
+void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real eps) {
+    if (count) STX__RUN_PIECES(x, "stx_adagrad_update", stx__adagrad_kernel, piece, count, u, eps);
+}
+
+/* g' = factor g + decay p ; m = b1 m + (1-b1) g' ; v = b2 v + (1-b2) g'^2
+   p = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), c = 1 - beta^step ; g = 0.   rest = 1 - beta, made in double */
+static __global__ void stx__adam_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float beta1, float rest1, float beta2, float rest2, float eps,
+                                        float decay, float decoupled) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    const float factor = u->factor, unbias = 1 / u->correction2;
+    STX__EACH_PIECE(k, count) {
+        const stx_piece q = piece[k];
+        const stx__num p = stx__piece_num(t, q.p, sh);
+        const float keep = 1 - q.lr * decoupled, rate = q.lr / u->correction1;
+        stx__update_piece(q, p, u->ok, [=](float &w, float g, float &m, float &v) {
+            float d = fmaf(factor, g, decay * w);
+            m = fmaf(beta1, m, rest1 * d);
+            v = fmaf(beta2, v, rest2 * d * d);
+            w = keep * w - rate * m / (sqrtf(v * unbias) + eps);
+        });
+    }
+}
+void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
+                          stx_real decay, stx_real decoupled) {
+    if (count) STX__RUN_PIECES(x, "stx_adam_update", stx__adam_kernel, piece, count, u, beta1, rest1, beta2, rest2, eps, decay, decoupled);
+}
+
+/* p of each piece into [lo, hi]; NaN stays. A block has a piece. */
+static __global__ void stx__clamp_kernel(const stx_piece *piece, size_t count, const stx__twins t, float lo, float hi) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    STX__EACH_PIECE(k, count) {
+        const stx__num p = stx__piece_num(t, piece[k].p, sh);
+        for (size_t i = threadIdx.x; i < piece[k].n; i += 256) {
+            float v = stx__get(p, i);
+            stx__put(p, i, v < lo ? lo : v > hi ? hi : v);
+        }
+    }
+}
+void stx_clamp_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi) {
+    if (count) STX__RUN_PIECES(x, "stx_clamp", stx__clamp_kernel, piece, count, lo, hi);
+}
+
+/* meter[0] = or += s a[0], in double. One thread. */
+static __global__ void stx__meter_kernel(double *meter, stx__num a, double s, int accumulate) { *meter = (accumulate ? *meter : 0) + s * (double)stx__get(a, 0); }
+void stx_meter_cuda(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
+    STX__RUN_KERNEL(x, "stx_meter", stx__meter_kernel, 1, 1, 0, meter, stx__num_of(x, a), s, accumulate);
+}
+
 // >>gemm --------------------------------------------------------------------------------------------------------------
+
+/* Every matrix product goes through one wrapper of cublasLt, stx__lt_product. cublasLt's matrices are column-major, so a row-major
+   C (M,N) = op(A) op(B) is handed over as C^T (N,M) = op(B)^T op(A)^T: the operands change places, and no memory changes. (Its row-major
+   order would forbid the epilogues: "not supported when D matrix memory order is defined as CUBLASLT_ORDER_ROW", cublasLtMatmul.)
+
+   Types, from the table of cublasLtMatmul: A and B alike; bfloat16 gives bfloat16 or float, float gives float; the bias has the type of
+   the output. Hence in a bf16 context
+     activations are read as they are, parameters through their bfloat16 twin, and what is float and has no twin is rounded on the way;
+     two operands that are both float, for a float result, are multiplied as floats;
+     a gradient of a weight is a float sum of bfloat16 products, added to what is there.
+
+   A plan is what one kind of product needs: descriptors, layouts and cublasLt's choice of algorithm. They are made when a kind comes for
+   the first time and kept. Which algorithm decides the order of the sums, and so the last bits. The default is the heuristic's first
+   answer, which depends on nothing but the kind of product, the GPU and the version of cublasLt. g->tune = 1 times the first eight instead:
+   faster at times, but another process may choose otherwise.
+
+   Repeatability: "all cuBLAS API routines from a given toolkit version, generate the same bit-wise results at every run when executed on
+   GPUs with the same architecture and the same number of SMs" (Results Reproducibility), with a workspace of one's own where there are
+   several streams. Of the ways to add up a split K, only COMPUTE_TYPE is allowed ("intermediate results are stored in compute type in the
+   workspace and reduced in a separate step"): INPLACE promises sequence but not which, OUTPUT_TYPE would round partial sums to bfloat16. */
+
+typedef struct stx__plan_key {          /* compared as bytes: set to zero first */
+    size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
+    int ta, tb, half_in, half_out, epilogue, tf32, beta0;
+    int align_a, align_b, align_c;
+} stx__plan_key;
+typedef struct stx__plan {
+    stx__plan_key key;
+    cublasLtMatmulDesc_t op;
+    cublasLtMatrixLayout_t a, b, c;     /* ours, not cublasLt's, which has a and b the other way round */
+    cublasLtMatmulAlgo_t algo;
+    size_t used;                        /* of the workspace, bytes */
+    int plain;                          /* cublasLt has no algorithm: stx__gemm_plain */
+    struct stx__plan *next;
+} stx__plan;
+enum { STX__PLAN_SLOTS = 512, STX__CANDIDATES = 8 };
+typedef struct stx__plans {
+    stx__plan *slot[STX__PLAN_SLOTS];
+    size_t count;
+    void *room;                         /* the workspace, STX__ROOM bytes */
+} stx__plans;
+#ifndef CUDA_HOST
+  #define STX__ROOM ((size_t)32 << 20)      /* "Recommended size of user-provided workspace": 32 MiB on Hopper (cublasSetWorkspace) */
+#else
+  #define STX__ROOM ((size_t)1 << 18)       /* where every page costs time at every launch */
+#endif
+
+/* What one call brings, beyond its kind */
+typedef struct stx__operands { const void *A, *B, *bias; void *C; float alpha, beta; } stx__operands;
+
+static void stx__plan_free(stx__plan *p) {
+    if (p->a) cublasLtMatrixLayoutDestroy(p->a);
+    if (p->b) cublasLtMatrixLayoutDestroy(p->b);
+    if (p->c) cublasLtMatrixLayoutDestroy(p->c);
+    if (p->op) cublasLtMatmulDescDestroy(p->op);
+    free(p);
+}
+/* For stx_cuda_open, before anything can be captured: nothing is allocated later. For stx_cuda_close, when the device has nothing to do. */
+static int stx__gemm_open(stx_ctx *x, stx_gpu *g) {
+    stx__plans *p = (stx__plans *)calloc(1, sizeof *p);
+    cublasStatus_t s;
+    if (!p) { stx_fail(x, STX_ERR_MEMORY, "stx_create: no memory"); return 0; }
+    g->plans = p;
+    s = cublasLtCreate(&g->lt);
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        g->lt = NULL;
+        stx_fail(x, STX_ERR_DEVICE, "stx_create: cublasLt says %s on %s: look whether libcublasLt fits the driver (nvidia-smi)", cublasLtGetStatusName(s), g->name);
+        return 0;
+    }
+    if (cudaMalloc(&p->room, STX__ROOM) != cudaSuccess) {
+        (void)cudaGetLastError();
+        p->room = NULL;
+        stx_fail(x, STX_ERR_MEMORY, "stx_create: no %zu KiB of memory on %s for cublasLt's workspace: is another program using the GPU?", STX__ROOM >> 10, g->name);
+        return 0;
+    }
+    return 1;
+}
+static void stx__gemm_close(stx_gpu *g) {
+    stx__plans *p = (stx__plans *)g->plans;
+    if (!p) return;
+    for (size_t i = 0; i < STX__PLAN_SLOTS; i++)
+        while (p->slot[i]) {
+            stx__plan *next = p->slot[i]->next;
+            stx__plan_free(p->slot[i]);
+            p->slot[i] = next;
+        }
+    if (p->room) (void)cudaFree(p->room);
+    if (g->lt) (void)cublasLtDestroy(g->lt);
+    free(p);
+    g->plans = NULL;
+    g->lt = NULL;
+}
+/* For tests: how many plans there are; g->tune */
+extern "C" size_t stx__plans_count(const stx_ctx *x) { const stx__plans *p = (const stx__plans *)stx__gpu(x)->plans; return p ? p->count : 0; }
+extern "C" void stx__plans_tune(stx_ctx *x, int tune) { stx__gpu(x)->tune = tune; }
+
+static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const stx__plan_key *k) {
+    stx__gpu(x)->failed = 1;
+    stx_fail(x, STX_ERR_DEVICE, "%s: cublasLt says %s for %zu products of (%zu,%zu) and (%zu,%zu), %s to %s, on %s: nothing that this step made can be "
+             "used; free the context and go on from the last checkpoint", what, cublasLtGetStatusName(s), k->batch, k->M, k->K, k->K, k->N,
+             k->half_in ? "bf16" : "f32", k->half_out ? "bf16" : "f32", stx__gpu(x)->name);
+}
+/* Calls one after the other until one fails */
+#define STX__LT(call) do { if (s == CUBLAS_STATUS_SUCCESS) s = (call); } while (0)
+
+/* A row-major (rows,cols) is a column-major (cols,rows). */
+static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t rows, size_t cols, size_t ld, size_t batch, size_t stride) {
+    cublasStatus_t s = cublasLtMatrixLayoutCreate(l, half ? CUDA_R_16BF : CUDA_R_32F, cols, rows, (int64_t)ld);
+    int32_t count = (int32_t)batch;
+    int64_t step = (int64_t)stride;
+    if (batch > 1) {
+        STX__LT(cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+        STX__LT(cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step));
+    }
+    return s;
+}
+static cublasStatus_t stx__lt_run(stx_gpu *g, const stx__plan *p, const stx__operands *o, const cublasLtMatmulAlgo_t *algo, size_t used, void *D) {
+    void *room = used ? ((stx__plans *)g->plans)->room : NULL;
+    cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+    if (o->bias) STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
+    STX__LT(cublasLtMatmul(g->lt, p->op, &o->alpha, o->B, p->b, o->A, p->a, &o->beta, o->C, p->c, D, p->c, algo, room, used, g->stream));
+    return s;
+}
+/* The fastest of n candidates: the best of three runs each, after one that does not count. They write to memory of their own: C must be
+   added to once, and may be an operand of the next. */
+static int stx__plan_fastest(stx_gpu *g, const stx__plan *p, const stx__operands *o, const cublasLtMatmulHeuristicResult_t *r, int n) {
+    const stx__plan_key *k = &p->key;
+    size_t bytes = ((k->batch - 1) * k->sc + (k->M - 1) * k->ldc + k->N) * (k->half_out ? 2 : 4);
+    cudaEvent_t from = NULL, to = NULL;
+    void *D = NULL;
+    float best = 0, ms;
+    int i, j, choice = 0, timed = 0;
+    if (cudaMalloc(&D, bytes) != cudaSuccess || cudaEventCreate(&from) != cudaSuccess || cudaEventCreate(&to) != cudaSuccess) n = 0;
+    for (i = 0; i < n; i++) {
+        if (r[i].state != CUBLAS_STATUS_SUCCESS || r[i].workspaceSize > STX__ROOM) continue;
+        for (j = 0; j < 4; j++) {
+            if (cudaEventRecord(from, g->stream) != cudaSuccess) break;
+            if (stx__lt_run(g, p, o, &r[i].algo, r[i].workspaceSize, D) != CUBLAS_STATUS_SUCCESS) break;
+            if (cudaEventRecord(to, g->stream) != cudaSuccess || cudaEventSynchronize(to) != cudaSuccess || cudaEventElapsedTime(&ms, from, to) != cudaSuccess) break;
+            if (j && (!timed || ms < best)) { best = ms; choice = i; timed = 1; }
+        }
+    }
+    if (from) cudaEventDestroy(from);
+    if (to) cudaEventDestroy(to);
+    (void)cudaStreamSynchronize(g->stream);
+    if (D) (void)cudaFree(D);
+    if (!timed) { (void)cudaGetLastError(); choice = -1; }        /* no memory to write to: the first one then */
+    return choice;
+}
+static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operands *o) {
+    const stx__plan_key *k = &p->key;
+    cublasLtMatmulPreference_t pref = NULL;
+    cublasLtMatmulHeuristicResult_t r[STX__CANDIDATES];
+    cublasOperation_t opA = k->ta ? CUBLAS_OP_T : CUBLAS_OP_N, opB = k->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)k->epilogue;
+    cudaDataType_t bias = k->half_out ? CUDA_R_16BF : CUDA_R_32F;
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, aa = (uint32_t)k->align_a, ab = (uint32_t)k->align_b, ac = (uint32_t)k->align_c;
+    uint64_t room = STX__ROOM;
+    int i, n = 0, choice = -1;
+    cublasStatus_t s;
+    if (g->tune == -1 || (g->tune == -2 && epilogue != CUBLASLT_EPILOGUE_DEFAULT)) { p->plain = 1; return CUBLAS_STATUS_SUCCESS; }
+    s = cublasLtMatmulDescCreate(&p->op, k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &opB, sizeof opB));
+    STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &opA, sizeof opA));
+    STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    if (o->bias) {
+        STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias, sizeof bias));
+        STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
+    }
+    STX__LT(stx__layout(&p->a, k->half_in, k->ta ? k->K : k->M, k->ta ? k->M : k->K, k->lda, k->batch, k->sa));
+    STX__LT(stx__layout(&p->b, k->half_in, k->tb ? k->N : k->K, k->tb ? k->K : k->N, k->ldb, k->batch, k->sb));
+    STX__LT(stx__layout(&p->c, k->half_out, k->M, k->N, k->ldc, k->batch, k->sc));
+    STX__LT(cublasLtMatmulPreferenceCreate(&pref));
+    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room));
+    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
+    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &ab, sizeof ab));
+    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &aa, sizeof aa));
+    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &ac, sizeof ac));
+    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &ac, sizeof ac));
+    if (s == CUBLAS_STATUS_SUCCESS) {
+        s = cublasLtMatmulAlgoGetHeuristic(g->lt, p->op, p->b, p->a, p->c, p->c, pref, STX__CANDIDATES, r, &n);
+        if (s == CUBLAS_STATUS_NOT_SUPPORTED) { s = CUBLAS_STATUS_SUCCESS; n = 0; }
+    }
+    if (pref) cublasLtMatmulPreferenceDestroy(pref);
+    if (s != CUBLAS_STATUS_SUCCESS) return s;
+    if (n > 1 && g->tune > 0 && !g->capturing) choice = stx__plan_fastest(g, p, o, r, n);
+    for (i = 0; i < n && choice < 0; i++) if (r[i].state == CUBLAS_STATUS_SUCCESS && r[i].workspaceSize <= STX__ROOM) choice = i;
+    p->plain = choice < 0;
+    if (!p->plain) { p->algo = r[choice].algo; p->used = r[choice].workspaceSize; }
+    return s;
+}
+static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key, const stx__operands *o) {
+    stx__plans *all = (stx__plans *)stx__gpu(x)->plans;
+    const unsigned char *bytes = (const unsigned char *)key;
+    uint64_t h = 14695981039346656037u;
+    stx__plan *p;
+    cublasStatus_t s;
+    for (size_t i = 0; i < sizeof *key; i++) h = (h ^ bytes[i]) * 1099511628211u;
+    h = (h ^ h >> 32) % STX__PLAN_SLOTS;
+    for (p = all->slot[h]; p; p = p->next) if (!memcmp(&p->key, key, sizeof *key)) return p;
+    p = (stx__plan *)calloc(1, sizeof *p);
+    if (!p) { stx_fail(x, STX_ERR_MEMORY, "%s: no memory for the table of products", what); return NULL; }
+    memcpy(&p->key, key, sizeof *key);          /* padding as well */
+    s = stx__plan_make(stx__gpu(x), p, o);
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        stx__plan_free(p);
+        stx__lt_fail(x, what, s, key);
+        return NULL;
+    }
+    p->next = all->slot[h];
+    all->slot[h] = p;
+    all->count++;
+    return p;
+}
+
+/* C (batch,M,N) = beta C, rows ldc and matrices sc apart; beta 0 writes 0 whatever was there, and beta 1 renews a parameter's twin after a
+   product. A block takes rows in turn, its threads the columns. */
+static __global__ void stx__scale_kernel(stx__num C, size_t ldc, size_t sc, size_t M, size_t N, size_t rows, float beta) {
+    for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        size_t at = row / M * sc + row % M * ldc;
+        for (size_t j = threadIdx.x; j < N; j += blockDim.x) stx__put(C, at + j, beta == 0 ? 0 : beta * stx__get(C, at + j));
+    }
+}
+/* to (rows of all matrices, ldt) = a (batch,each,cols), rows lda and matrices sa apart: as bfloat16, or as floats. As stx__scale_kernel. */
+static __global__ void stx__pack_kernel(stx__num to, size_t ldt, stx__num a, size_t lda, size_t sa, size_t each, size_t cols, size_t rows) {
+    for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        size_t at = row / each * sa + row % each * lda;
+        for (size_t j = threadIdx.x; j < cols; j += blockDim.x) stx__put(to, row * ldt + j, stx__get(a, at + j));
+    }
+}
+
+/* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices, then + bias (N) and relu if wanted; of any types, strides and alignment:
+   for what cublasLt has no algorithm for. A block of 256 threads makes a tile of 64 x 64, 4 x 4 numbers a thread, 16 of K at a time through shared memory: each number is one
+   sum over K in order. */
+enum { STX__GEMM_TILE = 64, STX__GEMM_SLAB = 16, STX__GEMM_LD = STX__GEMM_TILE + 1 };
+static __global__ void __launch_bounds__(256) stx__gemm_plain_kernel(stx__num C, size_t ldc, size_t sc, stx__num A, size_t lda, size_t sa, stx__num B, size_t ldb, size_t sb,
+                                                                     size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, float beta, stx__num bias, int relu) {
+    STX__SHARED(float, as, STX__GEMM_SLAB * STX__GEMM_LD);
+    STX__SHARED(float, bs, STX__GEMM_SLAB * STX__GEMM_LD);
+    size_t across = (N + STX__GEMM_TILE - 1) / STX__GEMM_TILE, tiles = (M + STX__GEMM_TILE - 1) / STX__GEMM_TILE * across;
+    int t = (int)threadIdx.x, tx = t % 16, ty = t / 16;
+    for (size_t job = blockIdx.x; job < tiles * batch; job += gridDim.x) {
+        size_t e = job / tiles, m0 = job % tiles / across * STX__GEMM_TILE, n0 = job % tiles % across * STX__GEMM_TILE;
+        float s[4][4] = {{0}};
+        for (size_t k0 = 0; k0 < K; k0 += STX__GEMM_SLAB) {
+            for (int q = t; q < STX__GEMM_TILE * STX__GEMM_SLAB; q += 256) {          /* neighbouring threads read neighbours, whichever way the matrix lies */
+                int k = ta ? q / STX__GEMM_TILE : q % STX__GEMM_SLAB, m = ta ? q % STX__GEMM_TILE : q / STX__GEMM_SLAB;
+                size_t kk = k0 + (size_t)k, mm = m0 + (size_t)m;
+                as[k * STX__GEMM_LD + m] = kk < K && mm < M ? stx__get(A, e * sa + (ta ? kk * lda + mm : mm * lda + kk)) : 0;
+                k = tb ? q % STX__GEMM_SLAB : q / STX__GEMM_TILE;
+                m = tb ? q / STX__GEMM_SLAB : q % STX__GEMM_TILE;
+                kk = k0 + (size_t)k;
+                mm = n0 + (size_t)m;
+                bs[k * STX__GEMM_LD + m] = kk < K && mm < N ? stx__get(B, e * sb + (tb ? mm * ldb + kk : kk * ldb + mm)) : 0;
+            }
+            __syncthreads();
+            for (int k = 0; k < STX__GEMM_SLAB; k++) {
+                float a[4], b[4];
+                #pragma unroll
+                for (int i = 0; i < 4; i++) { a[i] = as[k * STX__GEMM_LD + ty + 16 * i]; b[i] = bs[k * STX__GEMM_LD + tx + 16 * i]; }
+                #pragma unroll
+                for (int i = 0; i < 4; i++)
+                    #pragma unroll
+                    for (int j = 0; j < 4; j++) s[i][j] = fmaf(a[i], b[j], s[i][j]);
+            }
+            __syncthreads();
+        }
+        #pragma unroll
+        for (int i = 0; i < 4; i++)
+            #pragma unroll
+            for (int j = 0; j < 4; j++) {
+                size_t m = m0 + (size_t)(ty + 16 * i), n = n0 + (size_t)(tx + 16 * j), at = e * sc + m * ldc + n;
+                if (m < M && n < N) {
+                    float v = beta == 0 ? alpha * s[i][j] : fmaf(alpha, s[i][j], beta * stx__get(C, at));
+                    if (bias.p) v += stx__get(bias, n);
+                    stx__put(C, at, relu && v < 0 ? 0 : v);
+                }
+            }
+    }
+}
+static void stx__gemm_plain(stx_ctx *x, const char *what, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, const stx__num &A, size_t lda, size_t sa,
+                            const stx__num &B, size_t ldb, size_t sb, float beta, const stx__num &C, size_t ldc, size_t sc, const stx__num &bias, int relu) {
+    size_t tiles = (M + STX__GEMM_TILE - 1) / STX__GEMM_TILE * ((N + STX__GEMM_TILE - 1) / STX__GEMM_TILE) * batch;
+    STX__RUN_KERNEL(x, what, stx__gemm_plain_kernel, stx__blocks(tiles, 1, 1u << 30), 256, 0, C, ldc, sc, A, lda, sa, B, ldb, sb, batch, ta, tb, M, N, K, alpha, beta, bias, relu);
+}
+
+/* An operand as the product will read it; pack: it has to be copied first, to bfloat16 if half */
+typedef struct stx__operand { stx__num v; size_t rows, cols, ld, stride, count; int pack, half; } stx__operand;
+static stx__operand stx__operand_of(const stx_ctx *x, const stx_real *p, size_t rows, size_t cols, size_t ld, size_t stride, size_t batch) {
+    stx__operand o;
+    o.v = stx__num_of(x, p);
+    o.rows = rows;
+    o.cols = cols;
+    o.ld = rows > 1 ? ld : cols;                /* cublasLt wants ld >= cols of a single row, too */
+    o.stride = batch > 1 ? stride : 0;
+    o.count = o.stride ? batch : 1;
+    o.pack = o.half = 0;
+    return o;
+}
+/* It must be bfloat16, or float: decides how. */
+static void stx__want(stx__operand *o, int half, size_t align) {
+    if (half && o->v.twin) { o->v.p = o->v.twin; o->v.half = 1; }
+    o->v.twin = NULL;
+    o->half = half;
+    o->pack = o->v.p && (o->v.half != half || (uintptr_t)o->v.p % align);
+}
+/* Bytes of its copy: rows of whole 16 bytes, as tensor cores like them, and up to where another may begin */
+static size_t stx__packed(const stx__operand *o) { return o->pack ? (o->count * o->rows * ((o->cols + 7) / 8 * 8) * (o->half ? 2 : 4) + 255) / 256 * 256 : 0; }
+static void stx__pack(stx_ctx *x, const char *what, stx__operand *o, char *to) {
+    size_t rows = o->count * o->rows, ld = (o->cols + 7) / 8 * 8;
+    stx__num t = {to, NULL, o->half};
+    if (!o->pack) return;
+    STX__RUN_KERNEL(x, what, stx__pack_kernel, stx__blocks(rows, 1, 4096), 256, 0, t, ld, o->v, o->ld, o->stride, o->rows, o->cols, rows);
+    o->v = t;
+    o->ld = ld;
+    if (o->stride) o->stride = o->rows * ld;
+}
+/* Alignment in three classes, not in all powers of two, so that a tensor that moves in the arena keeps its plan and its bits */
+static int stx__align(const void *p) {
+    uintptr_t a = (uintptr_t)p;
+    return a % 256 == 0 ? 256 : a % 16 == 0 ? 16 : (int)(a & (0 - a));
+}
+
+/* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices at strides sa, sb, sc; then, with bias (N) or relu, C = relu(C + bias) in
+   the same pass. Returns 0 if that is left to be done, where cublasLt has no algorithm that does it. The bias has C's type and is aligned to
+   16 bytes, if need be by a copy: "cuBLASLt's alignment preferences cover A, B, C, D but not the epilogue bias pointer, so the heuristic can
+   pick a kernel that assumes 16-byte bias alignment" (pytorch/pytorch 194497). */
+static int stx__lt_product(stx_ctx *x, const char *what, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, const stx_real *A, size_t lda, size_t sa,
+                           const stx_real *B, size_t ldb, size_t sb, float beta, stx_real *C, size_t ldc, size_t sc, const stx_real *bias, int relu) {
+    stx_gpu *g = stx__gpu(x);
+    stx__plan_key key;
+    stx__plan *plan = NULL;
+    stx__operands o;
+    stx__operand a, b, v;
+    stx__num c;
+    size_t of_a, of_b, of_v;
+    int low, fuse = bias || relu;
+    cublasStatus_t s;
+    if (!stx_ok(x) || !batch || !M || !N) return 1;
+    c = stx__num_of(x, C);
+    if (!K || alpha == 0) {
+        STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, ldc, sc, M, N, batch * M, beta);
+        return !fuse;
+    }
+    /* one matrix for all: then the batch is more rows of one product */
+    if (batch > 1 && !ta && !sb && sa == M * lda && sc == M * ldc) { M *= batch; batch = 1; }
+    if (M > INT32_MAX || N > INT32_MAX || K > INT32_MAX || batch > INT32_MAX) {
+        stx_fail(x, STX_ERR_ARG, "%s: %zu products of (%zu,%zu) and (%zu,%zu): a GPU takes sizes up to 2147483647; use smaller batches", what, batch, M, K, K, N);
+        return 1;
+    }
+    a = stx__operand_of(x, A, ta ? K : M, ta ? M : K, lda, sa, batch);
+    b = stx__operand_of(x, B, tb ? N : K, tb ? K : N, ldb, sb, batch);
+    v = stx__operand_of(x, bias, 1, N, N, 0, 1);
+    low = a.v.half || a.v.twin || b.v.half || b.v.twin || c.half;
+    stx__want(&a, low, 1);
+    stx__want(&b, low, 1);
+    stx__want(&v, c.half, 16);
+    of_a = stx__packed(&a);
+    of_b = stx__packed(&b);
+    of_v = stx__packed(&v);
+    if (of_a + of_b + of_v) {
+        char *to = (char *)stx__scratch_of(x, of_a + of_b + of_v, what);
+        if (!to) return 1;
+        stx__pack(x, what, &a, to);
+        stx__pack(x, what, &b, to + of_a);
+        stx__pack(x, what, &v, to + of_a + of_b);
+    }
+    memset(&key, 0, sizeof key);
+    key.batch = batch; key.M = M; key.N = N; key.K = K;
+    key.lda = a.ld; key.ldb = b.ld; key.ldc = M > 1 ? ldc : N;
+    key.sa = a.stride; key.sb = b.stride; key.sc = batch > 1 ? sc : 0;
+    key.ta = !!ta; key.tb = !!tb;
+    key.half_in = low; key.half_out = c.half;
+    key.tf32 = g->tf32 && !low; key.beta0 = beta == 0;
+    key.align_a = stx__align(a.v.p); key.align_b = stx__align(b.v.p); key.align_c = stx__align(c.p);
+    o.A = a.v.p; o.B = b.v.p; o.C = c.p;
+    o.alpha = alpha; o.beta = beta;
+    o.bias = v.v.p;
+    key.epilogue = bias ? relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS : relu ? CUBLASLT_EPILOGUE_RELU : CUBLASLT_EPILOGUE_DEFAULT;
+    plan = stx__plan_of(x, what, &key, &o);
+    if (plan && plan->plain && fuse) {          /* perhaps without */
+        o.bias = NULL;
+        key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+        plan = stx__plan_of(x, what, &key, &o);
+    }
+    if (!plan || !stx_ok(x)) return 1;
+    if (plan->plain) {
+        stx__gemm_plain(x, what, batch, ta, tb, M, N, K, alpha, a.v, key.lda, key.sa, b.v, key.ldb, key.sb, beta, c, key.ldc, key.sc, v.v, relu);
+        return 1;
+    }
+    s = stx__lt_run(g, plan, &o, &plan->algo, plan->used, c.p);
+    if (s != CUBLAS_STATUS_SUCCESS) { stx__lt_fail(x, what, s, &key); return 1; }
+    if (c.twin) STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, key.ldc, key.sc, M, N, batch * M, 1.0f);
+    return key.epilogue != CUBLASLT_EPILOGUE_DEFAULT || !fuse;
+}
+
+/* As stx_gemm; see stx__lt_product. */
+void stx_gemm_cuda(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda, size_t sa,
+                   const stx_real *B, size_t ldb, size_t sb, stx_real beta, stx_real *C, size_t ldc, size_t sc) {
+    stx__lt_product(x, "stx_gemm", batch, ta, tb, M, N, K, alpha, A, lda, sa, B, ldb, sb, beta, C, ldc, sc, NULL, 0);
+}
+
+/* y = act(in W^T + b): product, bias and relu are one pass. cublasLt's GELU is the tanh approximation and ours is exact, so gelu, tanh and
+   sigmoid are a pass of their own over what the product left: pre, where it is wanted, or y itself. */
+void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t I, size_t O, int act) {
+    stx_real *to = pre ? pre : y;
+    int relu = act == STX_ACT_RELU && !pre;
+    if (!stx_ok(x) || !N || !O) return;
+    if (!stx__lt_product(x, "stx_linear_fwd", 1, 0, 1, N, O, I, 1, in, I, 0, W, I, 0, 0, to, O, 0, b, relu)) {
+        stx_bias_act_fwd_cuda(x, to, NULL, b, N, O, pre ? STX_ACT_NONE : act);
+        if (!pre) return;
+    }
+    if (pre || (act && !relu)) stx_act_fwd_cuda(x, y, to, N * O, act);
+}
+
+/* da (N,O) = da act'(a), and part (chunks,O) = the sums of da's columns, `rows` rows a chunk: in one pass, which reads da once. As
+   stx__columns_kernel: a block of 8 rows of 32 lanes takes 32 W columns of a chunk, every lane W of them. */
+template<int W> static __global__ void stx__slope_columns_kernel(float *part, stx__num da, stx__num y, stx__num pre, size_t N, size_t O, size_t rows, int act) {
+    STX__SHARED(float, sh, 8 * 32 * W);
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
+    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < O; c0 += (size_t)gridDim.y * 32 * W) {
+        size_t c = c0 + lane * W;
+        float s[W] = {0};
+        if (c < O)
+            for (size_t n = lo + row; n < hi; n += 8) {
+                float g[W], v[W] = {0}, u[W] = {0};
+                stx__getn<W>(g, da, n * O + c);
+                if (act == STX_ACT_GELU) stx__getn<W>(u, pre, n * O + c);
+                else stx__getn<W>(v, y, n * O + c);
+                for (int e = 0; e < W; e++) {
+                    g[e] = stx__act_slope(g[e], v[e], u[e], act);
+                    s[e] += g[e];
+                }
+                stx__putn<W>(da, n * O + c, g);
+            }
+        for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[e];
+        __syncthreads();
+        if (row < W && c < O) {             /* the rows' sums, number `row` of each lane's W */
+            float t = 0;
+            for (int k = 0; k < 8; k++) t += sh[(k * W + row) * 32 + lane];
+            part[blockIdx.x * O + c + row] = t;
+        }
+        __syncthreads();
+    }
+}
+/* da = da act'(a), and db += the sum of da's rows. The chunks depend on N alone, so the sums are the same on every GPU. */
+static void stx__slope_columns(stx_ctx *x, const char *what, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, size_t N, size_t O, int act) {
+    stx__num D = stx__num_of(x, da), Y = stx__num_of(x, act == STX_ACT_GELU ? NULL : y), P = stx__num_of(x, act == STX_ACT_GELU ? pre : NULL);
+    size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows;
+    int four = O % 4 == 0 && stx__by4(D) && stx__by4(Y) && stx__by4(P);
+    dim3 grid((unsigned)chunks, stx__blocks(O, four ? 128 : 32, 65535));
+    float *part = (float *)stx__scratch_of(x, chunks * O * sizeof *part, what);
+    if (!part) return;
+    if (four) STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<4>, grid, 256, 0, part, D, Y, P, N, O, rows, act);
+    else STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<1>, grid, 256, 0, part, D, Y, P, N, O, rows, act);
+    stx__columns_sum(x, what, db, part, O, chunks, O);
+}
+/* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da
+   db is not left to cublasLt's epilogue BGRADB of dW's product: that one stores and does not add, in the type of dW, and narrows the choice
+   of algorithms, while with an activation da has to be read and written anyway and the sums come with it. */
+void stx_linear_bwd_cuda(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, const stx_real *in, const stx_real *W,
+                         size_t N, size_t I, size_t O, int act, int accumulate) {
+    if (!stx_ok(x)) return;
+    if (!N || !O) db = NULL;
+    if (act && db) stx__slope_columns(x, "stx_linear_bwd, db", db, da, y, pre, N, O, act);
+    else if (act) stx_act_bwd_cuda(x, da, da, y, pre, N * O, act, 0);
+    else if (db) stx__columns(x, "stx_linear_bwd, db", db, NULL, da, NULL, NULL, NULL, N, O);
+    if (dx) stx__lt_product(x, "stx_linear_bwd, dx", 1, 0, 0, N, I, O, 1, da, O, 0, W, I, 0, accumulate ? 1.0f : 0.0f, dx, I, 0, NULL, 0);
+    if (dW) stx__lt_product(x, "stx_linear_bwd, dW", 1, 1, 0, O, I, N, 1, da, O, 0, in, I, 0, 1, dW, I, 0, NULL, 0);
+}
 
 // >>attention: oracle -------------------------------------------------------------------------------------------------
 
@@ -309,7 +2060,7 @@ static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__ma
         for (int k = 0; k < STX__PK; k++) {
             float av[4], bv[4];
             for (int i = 0; i < 4; i++) { av[i] = as[k * (STX__P + 4) + 4 * ty + i]; bv[i] = bs[k * (STX__P + 4) + 4 * tx + i]; }
-            for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) c[i][j] = fmaf(av[i], bv[j], c[i][j]);
+            for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) c[i][j] += av[i] * bv[j];
         }
         __syncthreads();
     }
@@ -515,10 +2266,10 @@ static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
         if (a->dpk) A->size[STX__S_PK] = a->N * a->D;
         if (a->dpv) A->size[STX__S_PV] = a->N * a->D;
     }
-    for (A->n = STX__MIN(a->T, (size_t)(few ? 16 : 256));; A->n = (A->n + 1) / 2) {
+    for (A->n = STX__MIN(a->T, (size_t)(few ? 32 : 256));; A->n = (A->n + 1) / 2) {
         A->ld = (a->not_causal ? window : STX__MIN(window, a->span + A->n)) + a->N;
         unit = A->n * (A->ld * (backward ? 2 : 1) + 2 * a->D + 1);
-        if (A->n <= 16 || unit * sizeof(float) <= budget / 2) break;
+        if (A->n <= 32 || unit * sizeof(float) <= budget / 2) break;
     }
     if (backward) unit += (a->dk ? a->S * a->D : 0) + (a->dv ? a->S * a->D : 0);
     for (i = 0; i < STX__SHARED_SUMS; i++) unit += A->size[i];
@@ -1392,8 +3143,826 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>attention: backward -----------------------------------------------------------------------------------------------
 
-static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; return 0; }
-static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; }
+/* For each cell, with w = e^(s - top) inv, a = m w, and r the dropout (0 or 1/keep; 1 without it):
+
+       gamma = r dO.V_j     Dsum = dO.O      ds = a (gamma - Dsum)
+       dV_j += r a dO       dK_j += scale ds (q+u)       dPE_p += scale ds (q+vb)       dQ_i += scale ds (K_j + PE_p)
+       dz   += max_span/ramp  sum of w (gamma - Dsum) over 0 <= m' <= 1, both ends, whatever m is
+
+   ds is a matrix of queries by keys, and every gradient sums it along another line: dQ along its rows, dK and dV along its columns, dPE
+   along its diagonals, where j - i and so the row of the table is the same. Three sweeps, each stationary in what it sums, so that sums
+   stay in registers and have one order, without atomics:
+
+       stx__ab_queries      a block for each query tile, walks key tiles           dQ; its part of du, dvb, dz
+       stx__ab_keys         a block for each key tile, walks query tiles           dK, dV; for persistent vectors its part of dpk, dpv
+       stx__ab_diagonals    a block for each diagonal, walks batch, heads, tiles   its part of dPE
+
+   Parts are then added up in order (stx__ab_fold, stx__ab_fold_table). The front half of a tile, from operands to a and ds, is one function
+   of all three (stx__ab_front). Products in units of one attention GEMM, 2 BQ BK D flops, at BQ = BK = 64:
+
+       queries     R 1.25   S 1   dP 1   ds K 1    dR PE 1.25      5.5
+       keys        R 1.25   S 1   dP 1   dV 1      dK 1            5.25
+       diagonals   R 1.25   S 1   dP 1   dPE 1.25                  4.5
+
+   The third sweep stands for writing dR to memory and multiplying that by q: 1 unit instead of 4.5, but 4 bytes a score to write and read
+   (8 GB at B 64, T 512, span 8192, 8 heads) or many launches over pieces of the batch. At 250 TFLOP/s and D 64 it costs 1.8 ps a score,
+   where those bytes cost 1.2; and its parts need a few megabytes, whatever the spans.
+
+   THE SKEW. A warp owns a strip of 16 queries. Query r of the strip and key c of the tile meet row u'' = c - r + 16 of the BK + 16 rows of the
+   table that the strip meets. R turns into S by shuffles (stx__at_turn), ds into dR by the same shuffles the other way (stx__ab_back).
+   The tile meets a window of W = BQ + BK rows; strip n's begin BQ - 16 - 16 n in. It lies in shared memory as a ring of chunks of 16 rows,
+   so that a step of a sweep loads only the BK or BQ rows that come in. */
+
+/* What the three sweeps take beside the forward's */
+typedef struct stx__ab {
+    stx__at p;
+    const void *dy;                     /* (B,T,H D), stored as y */
+    stx__num dq, dk, dv;
+    float *dsum;                        /* (B,H,T): dO.O */
+    float *du, *dvb, *dz;               /* parts of queries: (B tiles,H D) twice, (B tiles,H) */
+    float *dpk, *dpv;                   /* parts of keys: (splits,H,N,D) */
+    float *dpe;                         /* parts of diagonals: (diagonals,tables,splits,W,D) */
+    int *used;                          /* (diagonals,tables,splits): was a part written? */
+    int tiles;                          /* of queries */
+    int first;                          /* keys: the first key of tile 0. diagonals: key less query of diagonal 0's tiles */
+    int splits, combos;                 /* into how many parts the batch is cut (diagonals with a shared table: batch and heads); its size */
+    int persistent;                     /* keys: are they the persistent vectors? */
+    float root_d, root_n;               /* sqrt(D), sqrt(N) */
+} stx__ab;
+#define STX__AB_LOG2E 1.44269504f
+
+/* The shape of a tile: BQ queries, a warp for each 16, by BK keys; rows of DP numbers, CH pieces of 16 bytes. */
+template<class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
+    typedef P_ P;
+    enum { DP = DP_, BQ = BQ_, BK = BK_, STRIPS = BQ / 16, THREADS = 32 * STRIPS, W = BQ + BK, CHUNKS = W / 16, NB = BK / 8,
+           SIZE = P_::SIZE, CH = DP * SIZE / 16, STEPS = DP / P_::K, UNROLL = STEPS > 4 ? 4 : STEPS,       /* addresses of more steps cost registers */
+           CHA = BK * SIZE / 16,                                /* pieces in a row of a or ds */
+           CHG = (BK + 16) * SIZE > 256 ? 32 : (BK + 16) * SIZE > 128 ? 16 : 8,     /* of dR, up to a power of two */
+           KEY_PIECES = STRIPS / (BK / 16),                     /* keys: a warp has 16 keys and DP / KEY_PIECES columns */
+           KEY_NB = DP / KEY_PIECES / 8,
+           ROW_PIECES = DP / 16 < STRIPS ? DP / 16 : STRIPS,    /* diagonals: a warp has every ROW_GROUPS-th chunk and DP / ROW_PIECES columns */
+           ROW_GROUPS = STRIPS / ROW_PIECES, ROW_NB = DP / ROW_PIECES / 8,
+           TILE_Q = BQ * CH * 16, TILE_K = BK * CH * 16, TILE_W = W * CH * 16 };
+};
+/* Shared memory: q, q for the table, dO, K, V, the window, and what a sweep exchanges between warps */
+template<class Sh> struct stx__ab_room {
+    unsigned char *q, *qv, *dy, *k, *v, *pe, *more;
+    __device__ __forceinline__ stx__ab_room(unsigned char *base, int two, int table) {
+        q = base;
+        qv = two ? q + Sh::TILE_Q : q;
+        dy = qv + Sh::TILE_Q;
+        k = dy + Sh::TILE_Q;
+        v = k + Sh::TILE_K;
+        pe = v + Sh::TILE_K;
+        more = pe + (table ? Sh::TILE_W : 0);
+    }
+};
+
+/* FRAGMENTS that the forward does not need. A step of k is P::K rows here.
+   acc: 16 rows by P::K columns of an accumulator as a left factor. Of floats it takes k in the order 0 2 4 6 1 3 5 7, which leaves every
+   number in its lane; rows: P::K rows r0.. and 16 columns 8c.. as two right factors, with k in that order; cols: the same and 16 columns
+   as a left factor, transposed. */
+static __device__ __forceinline__ void stx__ab_acc(stx__at_bf16, uint32_t (&a)[4], const float (*c)[4], int step) {
+    a[0] = stx__pair(c[2 * step][0], c[2 * step][1]);
+    a[1] = stx__pair(c[2 * step][2], c[2 * step][3]);
+    a[2] = stx__pair(c[2 * step + 1][0], c[2 * step + 1][1]);
+    a[3] = stx__pair(c[2 * step + 1][2], c[2 * step + 1][3]);
+}
+template<class P> static __device__ __forceinline__ void stx__ab_acc(P, uint32_t (&a)[4], const float (*c)[4], int step) {
+    a[0] = __float_as_uint(c[step][0]);
+    a[1] = __float_as_uint(c[step][2]);
+    a[2] = __float_as_uint(c[step][1]);
+    a[3] = __float_as_uint(c[step][3]);
+}
+template<int CH> static __device__ __forceinline__ void stx__ab_rows(stx__at_bf16, uint32_t (&b)[4], const unsigned char *tile, int r0, int c) {
+    stx__at_frag_v<CH>(b, tile, r0, c);
+}
+template<int CH, class P> static __device__ __forceinline__ void stx__ab_rows(P, uint32_t (&b)[4], const unsigned char *tile, int r0, int c) {
+    int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, e;
+#pragma unroll
+    for (e = 0; e < 4; e++) b[e] = *(const uint32_t *)(tile + stx__at_piece<CH>(r0 + 2 * t + (e & 1), 2 * c + (e & 2) + (g >> 2)) + (g & 3) * 4);
+}
+template<int CH> static __device__ __forceinline__ void stx__ab_cols(stx__at_bf16, uint32_t (&a)[4], const unsigned char *tile, int r0, int c) {
+    int lane = (int)threadIdx.x & 31;
+    stx__ldmatrix_x4_trans(a, tile + stx__at_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8, c + ((lane >> 3) & 1)));
+}
+template<int CH, class P> static __device__ __forceinline__ void stx__ab_cols(P, uint32_t (&a)[4], const unsigned char *tile, int r0, int c) {
+    int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, e;
+#pragma unroll
+    for (e = 0; e < 4; e++) a[e] = *(const uint32_t *)(tile + stx__at_piece<CH>(r0 + 2 * t + (e >> 1), 2 * c + (e & 1) * 2 + (g >> 2)) + (g & 3) * 4);
+}
+/* A pair of neighbours, column c even, into row r of a tile of numbers */
+template<class P, int CH> static __device__ __forceinline__ void stx__ab_put2(unsigned char *tile, int r, int c, float x, float y) {
+    int at = c * P::SIZE;
+    stx__at_store2((typename P::num *)(tile + stx__at_piece<CH>(r, at / 16) + at % 16), x, y);
+}
+template<int N> static __device__ __forceinline__ void stx__ab_clear(float (&c)[N][4]) {
+    int n, e;
+#pragma unroll
+    for (n = 0; n < N; n++)
+#pragma unroll
+        for (e = 0; e < 4; e++) c[n][e] = 0;
+}
+
+/* c (16,8 NB) += rows r0.. of tile a times NB * 8 rows of tile b, transposed */
+template<class Sh> static __device__ __forceinline__ void stx__ab_dot(float (&c)[Sh::NB][4], const unsigned char *a, int r0, const unsigned char *b) {
+    int k, n;
+#pragma unroll (Sh::UNROLL)
+    for (k = 0; k < Sh::STEPS; k++) {
+        uint32_t f[4], h[4];
+        stx__at_frag_a<Sh::CH>(f, a, r0, k);
+#pragma unroll
+        for (n = 0; n < Sh::NB; n += 2) {
+            stx__at_frag_b<Sh::CH>(h, b, n * 8, k);
+            Sh::P::mma(c[n], f, h[0], h[1]);
+            Sh::P::mma(c[n + 1], f, h[2], h[3]);
+        }
+    }
+}
+
+/* c (16,DP) += x (16,8 NB) times the tile's NB * 8 rows; x is an accumulator */
+template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_times(float (&c)[Sh::DP / 8][4], const float (&x)[NB][4], const unsigned char *tile) {
+    typedef typename Sh::P P;
+    int k, n;
+#pragma unroll
+    for (k = 0; k < NB * 8 / P::K; k++) {
+        uint32_t f[4], h[4];
+        stx__ab_acc(P(), f, x, k);
+#pragma unroll
+        for (n = 0; n < Sh::DP / 8; n += 2) {
+            stx__ab_rows<Sh::CH>(P(), h, tile, k * P::K, n);
+            P::mma(c[n], f, h[0], h[1]);
+            P::mma(c[n + 1], f, h[2], h[3]);
+        }
+    }
+}
+
+/* Where a strip stands */
+typedef struct stx__ab_tile {
+    int i, j0;                          /* first query of the strip, first key of the tile (or persistent vector) */
+    int far, ring;                      /* largest distance that counts; chunk of the window's first row */
+    int persistent;
+    uint64_t row, stream;               /* dropout: row of query i, stream of the step */
+    float top[2], inv[2], dsum[2];      /* of the thread's rows g and g + 8; zeros where there is no query */
+} stx__ab_tile;
+template<class Sh> static __device__ __forceinline__ int stx__ab_chunk(int ring, int strip, int n) {
+    int c = ring + Sh::STRIPS - 1 - strip + n;
+    return c >= Sh::CHUNKS ? c - Sh::CHUNKS : c;
+}
+static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_tile &t, int b, int h) {
+    int g = ((int)threadIdx.x & 31) >> 2, e;
+    size_t row = ((size_t)b * a.p.H + h) * a.p.T;
+    t.row = (uint64_t)((int64_t)row + t.i);
+#pragma unroll
+    for (e = 0; e < 2; e++) {
+        int i = t.i + g + 8 * e, yes = i >= 0 && i < a.p.T;
+        t.inv[e] = yes ? a.p.inv[row + i] : 0;
+        t.top[e] = yes && t.inv[e] != 0 ? a.p.top[row + i] : 0;       /* a row that saw no key has top = -infinity */
+        t.dsum[e] = yes ? a.dsum[row + i] : 0;
+    }
+}
+
+/* The front half of a tile, for one strip: s becomes r a, what multiplied V; g becomes ds. Zeros where a query does not see a key. dz += its
+   sum. 0: no query of the strip sees a key of the tile. The window, K and V and the strip's own rows of q, qv and dO must have landed;
+   nothing is written to shared memory, so that warps need not meet. */
+template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx__ab &a, const stx__at_head &w, const stx__ab_room<Sh> &m, const stx__ab_tile &t,
+                                                                        float (&s)[Sh::NB][4], float (&g)[Sh::NB][4], float &dz) {
+    typedef typename Sh::P P;
+    const stx__at &p = a.p;
+    int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2, c2 = (lane & 3) * 2, k, n, e;
+    uint32_t kept = 0xffffffffu;
+    const float unit = P::SIZE == 2 ? STX__AB_LOG2E : 1;        /* logits in powers of 2, or of e: as the forward has them, to the last bit */
+    float sc = (t.persistent ? p.scale * a.root_d : p.scale) * unit, vf = t.persistent ? a.root_n * p.unkeep : p.unkeep;
+    if (t.i >= p.T || (!t.persistent && (p.C + t.i + 15 - t.j0 < p.dmin || p.C + t.i - (t.j0 + Sh::BK - 1) > t.far))) {
+        stx__ab_clear(s);
+        stx__ab_clear(g);
+        return 0;
+    }
+    stx__ab_clear(s);
+    stx__ab_dot<Sh>(s, m.q, strip * 16, m.k);
+    if (p.P && !t.persistent) {
+        /* R, 16 columns at a time; the first 16 only fill the shuffles' carry */
+        stx__at_lanes l = stx__at_lanes_of();
+        stx__at_skew turn;
+#pragma unroll
+        for (e = 0; e < 2; e++) turn.lo[e] = turn.hi[e] = turn.next[e] = 0;
+#pragma unroll
+        for (n = 0; n < Sh::BK / 16 + 1; n++) {
+            float u[2][4], add[4];
+            int chunk = stx__ab_chunk<Sh>(t.ring, strip, n), half;
+            stx__ab_clear(u);
+#pragma unroll (Sh::UNROLL)
+            for (k = 0; k < Sh::STEPS; k++) {
+                uint32_t f[4], h[4];
+                stx__at_frag_a<Sh::CH>(f, m.qv, strip * 16, k);
+                stx__at_frag_b<Sh::CH>(h, m.pe, chunk * 16, k);
+                P::mma(u[0], f, h[0], h[1]);
+                P::mma(u[1], f, h[2], h[3]);
+            }
+#pragma unroll
+            for (half = 0; half < 2; half++) {
+                stx__at_turn(turn, l, u[half], add);
+                if (n)
+#pragma unroll
+                    for (e = 0; e < 4; e++) s[n ? 2 * n - 2 + half : 0][e] += add[e];
+            }
+        }
+    }
+    stx__ab_clear(g);
+    stx__ab_dot<Sh>(g, m.dy, strip * 16, m.v);
+
+    if (p.keep) kept = stx__at_kept<Sh::NB>(p, t.stream, t.row, (t.persistent ? p.S : 0) + p.span + t.j0);
+    {
+        int plain = t.persistent ? t.j0 >= 0 && t.j0 + Sh::BK <= p.N
+                                 : t.j0 >= p.lo && p.C + t.i - (t.j0 + Sh::BK - 1) >= p.dmin && p.C + t.i + 15 - t.j0 <= t.far && p.C + t.i + 15 - t.j0 < w.full;
+#pragma unroll
+        for (n = 0; n < Sh::NB; n++)
+#pragma unroll
+            for (e = 0; e < 4; e++) {
+                int hi = e >> 1, j = t.j0 + 8 * n + c2 + (e & 1), delta = p.C + t.i + r + 8 * hi - j;
+                /* m w <= 1, but w alone may not fit where m is 0: far keys may have the largest logits */
+                float f = kept >> (4 * n + e) & 1 ? vf : 0;
+                float x = stx__exp2(fminf(fmaf(s[n][e], sc, -t.top[hi] * unit) * (STX__AB_LOG2E / unit), 115.0f)) * t.inv[hi], d = fmaf(f, g[n][e], -t.dsum[hi]), mx = x;
+                if (!plain) {
+                    if (t.persistent) {
+                        if (j < 0 || j >= p.N) mx = 0;
+                    } else if (j < p.lo || delta < p.dmin || delta > t.far) {
+                        mx = 0;
+                    } else if (p.z.p && delta >= w.full) {
+                        float ramp = stx__at_ramp(p, w, delta);
+                        if (ramp >= 0 && ramp <= 1) dz += x * d;
+                        mx = ramp >= 1 ? x : ramp <= 0 ? 0 : ramp * x;          /* NaN stays NaN */
+                    }
+                }
+                s[n][e] = mx * f;
+                g[n][e] = mx * d;
+            }
+    }
+    return 1;
+}
+
+/* dR from ds, a block of 8 columns: u[g][8m + 2t + e] = ds[g][8m + 2t + e + g - 16]. With k = (g + e) / 2 and e' = e ^ (g & 1) that is element e'
+   of lane (t + k) mod 4 of the same g, in block m-2, or m-1 if t + k passes 3; for row g+8 one block further. As in stx__at_turn each lane
+   is asked by one other, and puts forward the right block's number. Blocks outside the tile are zeros: the corners that no key meets. */
+template<int NB> static __device__ __forceinline__ void stx__ab_back(float (&u)[4], const float (&ds)[NB][4], int m) {
+    int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, odd = g & 1, e, half;
+#pragma unroll
+    for (e = 0; e < 2; e++) {
+        int k = (g + e) >> 1;
+#pragma unroll
+        for (half = 0; half < 2; half++) {
+            int lo = m - 2 + half, hi = m - 1 + half;
+            float a = lo >= 0 && lo < NB ? (odd ? ds[lo >= 0 && lo < NB ? lo : 0][2 * half + 1 - e] : ds[lo >= 0 && lo < NB ? lo : 0][2 * half + e]) : 0;
+            float b = hi >= 0 && hi < NB ? (odd ? ds[hi >= 0 && hi < NB ? hi : 0][2 * half + 1 - e] : ds[hi >= 0 && hi < NB ? hi : 0][2 * half + e]) : 0;
+            u[2 * half + e] = __shfl_sync(STX__ALL, t >= k ? a : b, (t + k) & 3, 4);
+        }
+    }
+}
+
+/* Copies. A block's queries: q (plus u unless plain), q plus vb if the table wants its own, dO. Each warp brings its own strip, where a bias
+   must be added with ordinary loads. */
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_q(const stx__ab &a, const stx__ab_room<Sh> &m, int i0, int b, int h, int plain) {
+    const stx__at &p = a.p;
+    int strip = (int)threadIdx.x / 32 * 16;
+    stx__num bias = p.u;
+    if (plain) bias.p = NULL;
+    stx__at_query<typename Sh::P, Sh::CH>(p, m.q, strip, 16, i0, b, h, bias);
+    if (m.qv != m.q && !plain) stx__at_query<typename Sh::P, Sh::CH>(p, m.qv, strip, 16, i0, b, h, p.vb);
+}
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_dy(const stx__ab &a, const stx__ab_room<Sh> &m, int i0, int b, int h) {
+    const stx__at &p = a.p;
+    size_t ld = (size_t)p.H * p.D;
+    stx__at_load<Sh::CH, Sh::THREADS>(m.dy, Sh::BQ, (const char *)a.dy + ((size_t)b * p.T * ld + (size_t)h * p.D) * Sh::SIZE, ld * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
+}
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_k(const stx__ab &a, const stx__ab_room<Sh> &m, int j0, int b, int h, int persistent) {
+    const stx__at &p = a.p;
+    if (persistent) {
+        size_t o = (size_t)h * p.N * p.D * Sh::SIZE;
+        stx__at_load<Sh::CH, Sh::THREADS>(m.k, Sh::BK, (const char *)p.pk + o, (size_t)p.D * Sh::SIZE, p.D * Sh::SIZE, j0, 0, p.N);
+        stx__at_load<Sh::CH, Sh::THREADS>(m.v, Sh::BK, (const char *)p.pv + o, (size_t)p.D * Sh::SIZE, p.D * Sh::SIZE, j0, 0, p.N);
+    } else {
+        size_t o = ((size_t)b * p.stk + (size_t)h * p.D) * Sh::SIZE;
+        stx__at_load<Sh::CH, Sh::THREADS>(m.k, Sh::BK, (const char *)p.k + o, p.ldk * Sh::SIZE, p.D * Sh::SIZE, j0, p.lo, p.S);
+        stx__at_load<Sh::CH, Sh::THREADS>(m.v, Sh::BK, (const char *)p.v + o, p.ldk * Sh::SIZE, p.D * Sh::SIZE, j0, p.lo, p.S);
+    }
+}
+/* Rows from .. from+n-1 of the window whose row 0 stands at chunk `ring` and is table row p0; by pieces that do not wrap */
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_pe(const stx__ab &a, const stx__ab_room<Sh> &m, int ring, int p0, int h, int from, int n) {
+    const stx__at &p = a.p;
+    const char *pe = (const char *)p.pe + (size_t)h * p.pe_head * Sh::SIZE;
+    int r;
+    for (r = from; r < from + n; r += Sh::BK)
+        stx__at_load<Sh::CH, Sh::THREADS>(m.pe + (ring * 16 + r) % Sh::W * (Sh::CH * 16), Sh::BK, pe, (size_t)p.ldpe * Sh::SIZE, p.D * Sh::SIZE, p0 + r, 0, p.P);
+}
+/* The table row of the window's row 0 for queries from i0 and keys from j0 */
+template<class Sh> static __device__ __forceinline__ int stx__ab_window(const stx__at &p, int i0, int j0) { return p.P - 1 + p.dmin - p.C + j0 - i0 - Sh::BQ; }
+
+/* x += a and y += b at i, i+1 */
+static __device__ __forceinline__ void stx__ab_add2(const stx__num &to, size_t i, float x, float y) {
+    if (to.half && (uintptr_t)to.p % 4 == 0 && i % 2 == 0) {
+        uint32_t *p = (uint32_t *)((stx__bf16 *)to.p + i), v = *p;
+        *p = stx__pair(__uint_as_float(v << 16) + x, __uint_as_float(v & 0xffff0000u) + y);
+    } else {
+        stx__add(to, i, x, 1);
+        stx__add(to, i + 1, y, 1);
+    }
+}
+/* Rows row .. row+15 of an array, those in [lo,hi), columns d.., += f c */
+template<int NB> static __device__ __forceinline__ void stx__ab_add_rows(const stx__num &to, size_t base, size_t ld, int row, int lo, int hi, int d, int D, const float (&c)[NB][4], float f) {
+    int lane = (int)threadIdx.x & 31, n, e;
+#pragma unroll
+    for (e = 0; e < 2; e++) {
+        int i = row + (lane >> 2) + 8 * e;
+        if (i < lo || i >= hi) continue;
+#pragma unroll
+        for (n = 0; n < NB; n++) {
+            int at = d + 8 * n + (lane & 3) * 2;
+            if (at < D) stx__ab_add2(to, base + (size_t)i * ld + at, f * c[n][2 * e], f * c[n][2 * e + 1]);
+        }
+    }
+}
+/* The same into a part: written, not added */
+template<int NB> static __device__ __forceinline__ void stx__ab_put_rows(float *to, size_t ld, int row, int lo, int hi, int d, int D, const float (&c)[NB][4], float f) {
+    int lane = (int)threadIdx.x & 31, n, e;
+#pragma unroll
+    for (e = 0; e < 2; e++) {
+        int i = row + (lane >> 2) + 8 * e;
+        if (i < lo || i >= hi) continue;
+#pragma unroll
+        for (n = 0; n < NB; n++) {
+            int at = d + 8 * n + (lane & 3) * 2;
+            if (at < D) *(float2 *)(to + (size_t)i * ld + at) = make_float2(f * c[n][2 * e], f * c[n][2 * e + 1]);
+        }
+    }
+}
+
+/* dsum (B,H,T) = sum over D of dy y. A warp a row; lanes D apart by 32, then the warp's sum. */
+static __global__ void stx__ab_dot_rows(stx__num dy, stx__num y, float *dsum, int B, int T, int H, int D) {
+    size_t row = (size_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, n = (size_t)B * T * H;
+    int lane = (int)threadIdx.x & 31, d;
+    float s = 0;
+    if (row >= n) return;
+    for (d = lane; d < D; d += 32) s += stx__get(dy, row * D + d) * stx__get(y, row * D + d);
+    s = stx__warp_sum(s);
+    if (!lane) dsum[(row / ((size_t)T * H) * H + row % H) * T + row / H % T] = s;
+}
+
+/* QUERIES. A block has BQ queries of one head of one batch row, a warp 16 of them, and walks the keys as the forward does; longest blocks
+   first (stx__at_list). dQ's two halves, ds K and dR PE, stand in registers, apart, because du and dvb are their sums over the queries.
+       for each tile:  barrier: K, V and the BK new rows of the table have come
+                       front: a, ds in registers;  dk += ds K;  dp += dR PE
+                       barrier: everybody has left them, so that the next may come
+   In between nothing is shared: ds goes from accumulators to left factors as it stands, or turned by shuffles. Two blocks fit on an SM, and
+   one computes while the other waits. Then the persistent vectors: q without u, no positions. */
+template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_queries(stx__ab a, const uint32_t *list) {
+    STX__DYNAMIC(shared);
+    const stx__at &p = a.p;
+    const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B], h = entry / a.tiles, tile = entry % a.tiles, i0 = tile * Sh::BQ;
+    const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, table = p.P > 0;
+    const stx__ab_room<Sh> m(shared, table && (p.u.p || p.vb.p), table);
+    const stx__at_head w = stx__at_open(p, h);
+    stx__at_head all = w;
+    stx__ab_tile t;
+    float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0, f = p.scale;
+    int first, last, j0, n, e, k;
+
+    all.live = w.reach;                 /* dz counts the key at which the ramp has just come down to 0 */
+    stx__at_range(p, all, i0, Sh::BQ, &first, &last);
+    t.i = i0 + strip * 16; t.far = w.reach; t.ring = 0; t.persistent = 0;
+    t.stream = p.keep ? p.stream + *p.shift : 0;
+    stx__ab_state(a, t, b, h);
+    stx__ab_clear(dk);
+    stx__ab_clear(dp);
+    stx__ab_load_dy<Sh>(a, m, i0, b, h);
+    if (table) stx__ab_load_pe<Sh>(a, m, 0, stx__ab_window<Sh>(p, i0, first), h, 0, Sh::BQ);
+    stx__ab_load_q<Sh>(a, m, i0, b, h, 0);
+    for (j0 = first; j0 < last; j0 += Sh::BK) {
+        t.j0 = j0;
+        stx__ab_load_k<Sh>(a, m, j0, b, h, 0);
+        if (table) stx__ab_load_pe<Sh>(a, m, t.ring, stx__ab_window<Sh>(p, i0, j0), h, Sh::BQ, Sh::BK);
+        stx__cp_commit();
+        stx__cp_wait<0>();
+        __syncthreads();
+        if (stx__ab_front<Sh>(a, w, m, t, s, g, dz)) {
+            stx__ab_times<Sh, Sh::NB>(dk, g, m.k);
+#pragma unroll
+            for (n = 0; n < (table ? Sh::BK / 16 + 1 : 0); n++) {
+                float u[2][4];
+                stx__ab_back<Sh::NB>(u[0], g, 2 * n);
+                stx__ab_back<Sh::NB>(u[1], g, 2 * n + 1);
+                stx__ab_times<Sh, 2>(dp, u, m.pe + stx__ab_chunk<Sh>(t.ring, strip, n) * 16 * (Sh::CH * 16));
+            }
+        }
+        __syncthreads();
+        t.ring = (t.ring + Sh::BK / 16) % Sh::CHUNKS;
+    }
+    if (a.du || a.dvb || a.dz) {        /* sums over the block's queries: a strip's by shuffles, then the strips' in order */
+        float *red = (float *)m.k;      /* (STRIPS,2,DP), then (STRIPS) */
+        size_t part = (size_t)b * a.tiles + tile, C = (size_t)p.H * p.D;
+#pragma unroll
+        for (n = 0; n < Sh::DP / 8; n++)
+#pragma unroll
+            for (e = 0; e < 2; e++) {
+                float x = dk[n][e] + dk[n][e + 2], y = dp[n][e] + dp[n][e + 2];
+                for (k = 4; k < 32; k *= 2) { x += __shfl_xor_sync(STX__ALL, x, k); y += __shfl_xor_sync(STX__ALL, y, k); }
+                if (lane < 4) {
+                    red[2 * strip * Sh::DP + 8 * n + 2 * lane + e] = x;
+                    red[(2 * strip + 1) * Sh::DP + 8 * n + 2 * lane + e] = y;
+                }
+            }
+        dz = stx__warp_sum(dz);
+        if (!lane) red[2 * Sh::STRIPS * Sh::DP + strip] = dz;
+        __syncthreads();
+        for (k = (int)threadIdx.x; k < p.D; k += Sh::THREADS) {
+            float x = 0, y = 0;
+            for (n = 0; n < Sh::STRIPS; n++) { x += red[2 * n * Sh::DP + k]; y += red[(2 * n + 1) * Sh::DP + k]; }
+            if (a.du) a.du[part * C + (size_t)h * p.D + k] = x;
+            if (a.dvb) a.dvb[part * C + (size_t)h * p.D + k] = y;
+        }
+        if (a.dz && !threadIdx.x) {
+            for (dz = 0, n = 0; n < Sh::STRIPS; n++) dz += red[2 * Sh::STRIPS * Sh::DP + n];
+            a.dz[part * p.H + h] = dz;
+        }
+        __syncthreads();                /* the persistent keys take the same room */
+    }
+#pragma unroll
+    for (n = 0; n < Sh::DP / 8; n++)
+#pragma unroll
+        for (e = 0; e < 4; e++) dk[n][e] += dp[n][e];
+    if (p.N && a.dq.p) {
+        f *= a.root_d;                  /* of the persistent keys; what is there has had none */
+#pragma unroll
+        for (n = 0; n < Sh::DP / 8; n++)
+#pragma unroll
+            for (e = 0; e < 4; e++) dk[n][e] /= a.root_d;
+        if (p.u.p) stx__ab_load_q<Sh>(a, m, i0, b, h, 1);           /* a warp's own rows, which only it reads */
+        t.persistent = 1;
+        for (j0 = -((p.S + p.span) & 7); j0 < p.N; j0 += Sh::BK) {
+            t.j0 = j0;
+            stx__ab_load_k<Sh>(a, m, j0, b, h, 1);
+            stx__cp_commit();
+            stx__cp_wait<0>();
+            __syncthreads();
+            if (stx__ab_front<Sh>(a, w, m, t, s, g, dz)) stx__ab_times<Sh, Sh::NB>(dk, g, m.k);
+            __syncthreads();
+        }
+    }
+    if (a.dq.p) stx__ab_add_rows(a.dq, (size_t)b * p.stq + (size_t)h * p.D, p.ldq, t.i, 0, p.T, 0, p.D, dk, f);
+    stx__cp_commit();
+    stx__cp_wait<0>();                  /* a block without keys has not waited for its queries */
+}
+
+/* KEYS. A block has BK keys of one head of one batch row and walks the tiles of queries that see one of them. The front half is as above, so
+   that a warp has rows of queries; but dK and dV sum over the queries, so a and ds go through shared memory, and there a warp takes 16 keys
+   (and, where warps are left over, a piece of the columns): transposed left factors.
+       for each tile:  barrier: q, dO and the BQ new rows of the table have come
+                       front;  a, ds to shared memory
+                       barrier: they are all there
+                       dV += a^T dO;  dK += ds^T (q+u)
+                       barrier: everybody has left a, ds and the queries
+   The window of the table moves down by BQ rows a tile. Persistent vectors: a block walks its part of the batch, too, and its sums are a part
+   of dpk, dpv. */
+template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_keys(stx__ab a) {
+    typedef typename Sh::P P;
+    STX__DYNAMIC(shared);
+    const stx__at &p = a.p;
+    const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2, c2 = (lane & 3) * 2;
+    const int h = (int)blockIdx.y, z = (int)blockIdx.z, j0 = a.first + (int)blockIdx.x * Sh::BK, table = p.P > 0 && !a.persistent;
+    const int b0 = a.persistent ? (int)((int64_t)p.B * z / a.splits) : z, b1 = a.persistent ? (int)((int64_t)p.B * (z + 1) / a.splits) : z + 1;
+    const int group = strip % (Sh::BK / 16), column = strip / (Sh::BK / 16) * Sh::KEY_NB;       /* the warp's 16 keys, and its columns / 8 */
+    const stx__ab_room<Sh> m(shared, table && (p.u.p || p.vb.p), table);
+    unsigned char *wa = m.more, *wg = wa + Sh::BQ * Sh::CHA * 16;
+    const stx__at_head w = stx__at_open(p, h);
+    stx__ab_tile t;
+    float dk[Sh::KEY_NB][4], dv[Sh::KEY_NB][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
+    int lo = 0, hi = p.T, b, i0, n, k;
+
+    if (!a.persistent) {
+        lo = max(0, j0 + p.dmin - p.C);
+        hi = min(p.T, j0 + Sh::BK + w.live - p.C);
+        if (lo >= hi) return;
+    }
+    t.j0 = j0; t.far = w.live; t.ring = 0; t.persistent = a.persistent;
+    t.stream = p.keep ? p.stream + *p.shift : 0;
+    stx__ab_clear(dk);
+    stx__ab_clear(dv);
+    stx__ab_load_k<Sh>(a, m, j0, b0, h, a.persistent);
+    for (b = b0; b < b1; b++) {
+        if (table) stx__ab_load_pe<Sh>(a, m, t.ring, stx__ab_window<Sh>(p, lo, j0), h, Sh::BQ, Sh::BK);
+        for (i0 = lo; i0 < hi; i0 += Sh::BQ) {
+            t.i = i0 + strip * 16;
+            stx__ab_load_dy<Sh>(a, m, i0, b, h);
+            if (table) stx__ab_load_pe<Sh>(a, m, t.ring, stx__ab_window<Sh>(p, i0, j0), h, 0, Sh::BQ);
+            stx__cp_commit();
+            stx__ab_load_q<Sh>(a, m, i0, b, h, a.persistent);
+            stx__ab_state(a, t, b, h);
+            stx__cp_wait<0>();
+            __syncthreads();
+            stx__ab_front<Sh>(a, w, m, t, s, g, dz);
+#pragma unroll
+            for (n = 0; n < Sh::NB; n++) {
+                stx__ab_put2<P, Sh::CHA>(wa, strip * 16 + r, 8 * n + c2, s[n][0], s[n][1]);
+                stx__ab_put2<P, Sh::CHA>(wa, strip * 16 + r + 8, 8 * n + c2, s[n][2], s[n][3]);
+                stx__ab_put2<P, Sh::CHA>(wg, strip * 16 + r, 8 * n + c2, g[n][0], g[n][1]);
+                stx__ab_put2<P, Sh::CHA>(wg, strip * 16 + r + 8, 8 * n + c2, g[n][2], g[n][3]);
+            }
+            __syncthreads();
+#pragma unroll
+            for (k = 0; k < Sh::BQ; k += P::K) {
+                uint32_t fa[4], fg[4], x[4];
+                stx__ab_cols<Sh::CHA>(P(), fa, wa, k, 2 * group);
+                stx__ab_cols<Sh::CHA>(P(), fg, wg, k, 2 * group);
+#pragma unroll
+                for (n = 0; n < Sh::KEY_NB; n += 2) {
+                    stx__ab_rows<Sh::CH>(P(), x, m.dy, k, column + n);
+                    P::mma(dv[n], fa, x[0], x[1]);
+                    P::mma(dv[n + 1], fa, x[2], x[3]);
+                    stx__ab_rows<Sh::CH>(P(), x, m.q, k, column + n);
+                    P::mma(dk[n], fg, x[0], x[1]);
+                    P::mma(dk[n + 1], fg, x[2], x[3]);
+                }
+            }
+            __syncthreads();
+            t.ring = (t.ring + Sh::CHUNKS - Sh::BQ / 16) % Sh::CHUNKS;
+        }
+    }
+    if (a.persistent) {
+        size_t o = ((size_t)z * p.H + h) * p.N * p.D;
+        if (a.dpk) stx__ab_put_rows(a.dpk + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dk, p.scale * a.root_d);
+        if (a.dpv) stx__ab_put_rows(a.dpv + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dv, 1.0f);
+    } else {
+        size_t o = (size_t)z * p.stk + (size_t)h * p.D;
+        if (a.dk.p) stx__ab_add_rows(a.dk, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dk, p.scale);
+        if (a.dv.p) stx__ab_add_rows(a.dv, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dv, 1.0f);
+    }
+}
+
+/* DIAGONALS. Diagonal n has the tiles (i0, j0 = i0 + first - BK n) for all i0; together the diagonals hold every cell once. All tiles of one
+   meet the same window of the table, which stays in shared memory, and the gradient of its W rows stays in registers: row u' of the
+   window is table row P - 1 + e - BK (n+1) + u', with e = first + dmin - C - BQ + BK what rounding `first` up for the dropout has added.
+   A block walks its part of the batch (for a shared table: of heads and batch) and its tiles. dR of all strips goes through shared memory,
+   each with its own BK + 16 columns; then a warp takes its columns of D, and of the window every ROW_GROUPS-th chunk. Barriers as in
+   stx__ab_keys. What a block found is a part: (W,D) floats, added up by stx__ab_fold_table; a block that found nothing writes only that. */
+template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_diagonals(stx__ab a) {
+    typedef typename Sh::P P;
+    STX__DYNAMIC(shared);
+    const stx__at &p = a.p;
+    enum { XS = Sh::CHUNKS / Sh::ROW_GROUPS, GROW = Sh::CHG * 16 };
+    const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2, c2 = (lane & 3) * 2;
+    const int diagonal = (int)blockIdx.x, own = p.pe_head > 0, split = (int)blockIdx.z, off = a.first - Sh::BK * diagonal;
+    const int c0 = (int)((int64_t)a.combos * split / a.splits), c1 = (int)((int64_t)a.combos * (split + 1) / a.splits);
+    const int group = strip / Sh::ROW_PIECES, column = strip % Sh::ROW_PIECES * Sh::ROW_NB;
+    const int nearest = p.C - off - (Sh::BK - 1);           /* the smallest distance in these tiles: query 0, key BK - 1 */
+    const size_t part = ((size_t)diagonal * gridDim.y + blockIdx.y) * a.splits + split;
+    const stx__ab_room<Sh> m(shared, p.u.p || p.vb.p, 1);
+    stx__at_head w;
+    stx__ab_tile t;
+    float acc[XS][Sh::ROW_NB][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
+    int c, i0, n, x, k, i, at = -1, used = 0;
+
+    w.reach = w.live = w.full = 0; w.zl = 0;
+    t.ring = 0; t.persistent = 0;
+    t.stream = p.keep ? p.stream + *p.shift : 0;
+#pragma unroll
+    for (x = 0; x < XS; x++) stx__ab_clear(acc[x]);
+    for (c = c0; c < c1; c++) {
+        const int h = own ? (int)blockIdx.y : c / p.B, b = own ? c : c % p.B;
+        if (h != at) w = stx__at_open(p, at = h);
+        if (nearest > w.live) continue;
+        t.far = w.live;
+        for (i0 = 0; i0 < p.T; i0 += Sh::BQ) {
+            const int j0 = i0 + off;
+            if (j0 + Sh::BK <= p.lo || j0 >= p.S) continue;
+            if (!used) stx__ab_load_pe<Sh>(a, m, 0, stx__ab_window<Sh>(p, i0, j0), h, 0, Sh::W);
+            used = 1;
+            t.i = i0 + strip * 16; t.j0 = j0;
+            stx__ab_load_k<Sh>(a, m, j0, b, h, 0);
+            stx__ab_load_dy<Sh>(a, m, i0, b, h);
+            stx__cp_commit();
+            stx__ab_load_q<Sh>(a, m, i0, b, h, 0);
+            stx__ab_state(a, t, b, h);
+            stx__cp_wait<0>();
+            __syncthreads();
+            stx__ab_front<Sh>(a, w, m, t, s, g, dz);
+#pragma unroll
+            for (n = 0; n < Sh::NB + 2; n++) {
+                float u[4];
+                stx__ab_back<Sh::NB>(u, g, n);
+                stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r, 8 * n + c2, u[0], u[1]);
+                stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8, 8 * n + c2, u[2], u[3]);
+            }
+            __syncthreads();
+#pragma unroll (Sh::DP > 64 ? 1 : (int)Sh::STRIPS)
+            for (i = 0; i < Sh::STRIPS; i++)
+#pragma unroll
+                for (k = 0; k < 16; k += P::K) {
+                    uint32_t f[4], y[(Sh::ROW_NB + 1) / 2][4];
+#pragma unroll
+                    for (n = 0; n < Sh::ROW_NB; n += 2) stx__ab_rows<Sh::CH>(P(), y[n / 2], m.qv, i * 16 + k, column + n);
+#pragma unroll
+                    for (x = 0; x < XS; x++) {
+                        int chunk = x * Sh::ROW_GROUPS + group - (Sh::STRIPS - 1 - i);      /* of the strip's BK + 16 columns */
+                        if (chunk < 0 || chunk > Sh::BK / 16) continue;
+                        stx__ab_cols<Sh::CHG>(P(), f, m.more, i * 16 + k, 2 * chunk);
+#pragma unroll
+                        for (n = 0; n < Sh::ROW_NB; n += 2) {
+                            P::mma(acc[x][n], f, y[n / 2][0], y[n / 2][1]);
+                            P::mma(acc[x][n + 1], f, y[n / 2][2], y[n / 2][3]);
+                        }
+                    }
+                }
+            __syncthreads();
+        }
+    }
+    if (!threadIdx.x) a.used[part] = used;
+    if (used)
+#pragma unroll
+        for (x = 0; x < XS; x++)
+            stx__ab_put_rows(a.dpe + part * Sh::W * p.D, p.D, (x * Sh::ROW_GROUPS + group) * 16, 0, Sh::W, column * 8, p.D, acc[x], p.scale);
+}
+
+/* to[i] += f times the sum over k of part[k stride + i], i < n. 32 numbers a block of 8 x 32 threads: warp s sums parts s, s + 8, .., and the
+   eight sums are added in order. */
+static __global__ void stx__ab_fold(stx__num to, const float *part, size_t n, size_t parts, size_t stride, float f) {
+    STX__SHARED(float, sum, 256);
+    int lane = (int)threadIdx.x & 31, slice = (int)threadIdx.x / 32;
+    size_t i = (size_t)blockIdx.x * 32 + lane, k;
+    float s = 0;
+    if (i < n) for (k = slice; k < parts; k += 8) s += part[k * stride + i];
+    sum[threadIdx.x] = s;
+    __syncthreads();
+    if (slice || i >= n) return;
+    for (k = 1; k < 8; k++) s += sum[k * 32 + lane];
+    stx__add(to, i, f * s, 1);
+}
+/* dpe (P,tables D) += the parts of the diagonals whose windows hold a row: neighbours, in order, and within one its splits. A thread a number. */
+static __global__ void stx__ab_fold_table(stx__num dpe, const float *part, const int *used, int P, int tables, int D, int W, int BK, int e, int diagonals, int splits) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, C = (size_t)tables * D;
+    int row = (int)(i / C), d = (int)(i % D), own = (int)(i / D % tables), from = P - 1 - row + e, n, s;      /* u' = BK (n+1) - from */
+    float sum = 0;
+    if (i >= (size_t)P * C) return;
+    for (n = from / BK; n < diagonals && BK * (n + 1) - from < W; n++)
+        for (s = 0; s < splits; s++) {
+            size_t k = ((size_t)n * tables + own) * splits + s;
+            if (used[k]) sum += part[(k * W + (size_t)(BK * (n + 1) - from)) * D + d];
+        }
+    if (sum != 0) stx__add(dpe, i, sum, 1);
+}
+
+typedef void (*stx__ab_kernel)(stx__ab);
+typedef void (*stx__ab_kernel_list)(stx__ab, const uint32_t *);
+typedef struct stx__ab_pick {
+    stx__ab_kernel_list queries;
+    stx__ab_kernel keys, diagonals;
+    size_t shared_queries, shared_keys, shared_diagonals;
+    int bq, bk, threads;
+} stx__ab_pick;
+template<class P, int DP, int BQ, int BK> static stx__ab_pick stx__ab_choice(const stx_attention_args *a) {
+    typedef stx__ab_shape<P, DP, BQ, BK> Sh;
+    stx__ab_pick c = {stx__ab_queries<Sh>, stx__ab_keys<Sh>, stx__ab_diagonals<Sh>, 0, 0, 0, BQ, BK, Sh::THREADS};
+    c.shared_queries = (size_t)Sh::TILE_Q * (a->P && (a->u || a->vb) ? 3 : 2) + 2 * (size_t)Sh::TILE_K + (a->P ? (size_t)Sh::TILE_W : 0);
+    c.shared_keys = c.shared_queries + 2 * (size_t)Sh::BQ * Sh::CHA * 16;
+    c.shared_diagonals = c.shared_queries + (size_t)Sh::BQ * Sh::CHG * 16;
+    return c;
+}
+template<class P> static stx__ab_pick stx__ab_choose_float(const stx_attention_args *a) {
+    return a->D <= 32 ? stx__ab_choice<P, 32, 64, 32>(a) : a->D <= 64 ? stx__ab_choice<P, 64, 64, 32>(a) : stx__ab_choice<P, 128, 32, 16>(a);
+}
+static stx__ab_pick stx__ab_choose(const stx_ctx *x, const stx_attention_args *a, int half) {
+    if (!half) return stx__gpu(x)->tf32 ? stx__ab_choose_float<stx__at_tf32>(a) : stx__ab_choose_float<stx__at_f32>(a);
+    return a->D <= 32 ? stx__ab_choice<stx__at_bf16, 32, 64, 64>(a) : a->D <= 64 ? stx__ab_choice<stx__at_bf16, 64, 64, 64>(a) : stx__ab_choice<stx__at_bf16, 128, 64, 32>(a);
+}
+
+/* How the work is cut, and the scratch: from sizes alone */
+typedef struct stx__ab_plan {
+    int tiles;                                  /* of queries */
+    int first, key_tiles;                       /* of keys */
+    int vector_tiles, vector_splits;            /* of persistent vectors */
+    int diagonal_first, diagonal_extra, diagonals, tables, combos, table_splits;
+    int W, queries, keys, vectors, table;       /* which sweeps are wanted */
+    size_t list, dsum, du, dvb, dz, dpk, dpv, dpe, used, bytes;       /* offsets; their end */
+} stx__ab_plan;
+enum { STX__AB_PARTS = 128 << 20 };             /* bytes for the parts of dpe, at most, if one split fits */
+static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_pick *c) {
+    stx__ab_plan s;
+    int T = (int)a->T, S = (int)a->S, C = S - T, lo, span = (int)a->span, B = (int)a->B, H = (int)a->H;
+    size_t at = 0, one, most;
+    memset(&s, 0, sizeof s);
+    s.queries = a->dq || a->du || a->dvb || a->dz;
+    s.keys = a->dk || a->dv;
+    s.vectors = a->N && (a->dpk || a->dpv);
+    s.table = a->P && a->dpe;
+    s.tiles = (T + c->bq - 1) / c->bq;
+    /* keys that some query may see; tiles begin where a block of 8 of the dropout does */
+    lo = STX__MAX(STX__MIN((int)STX__MAX(a->first_key, 0), S), C - span);
+    lo = STX__MAX(lo, 0);
+    s.first = ((lo + span) & ~7) - span;
+    s.key_tiles = (S - s.first + c->bk - 1) / c->bk;
+    s.vector_tiles = ((int)a->N + ((S + span) & 7) + c->bk - 1) / c->bk;
+    s.vector_splits = s.vectors ? STX__MAX(1, STX__MIN(B, 512 / STX__MAX(1, H * s.vector_tiles))) : 0;
+    s.W = c->bq + c->bk;
+    if (s.table) {
+        /* diagonal 0 ends with the youngest key of a tile's last query, or up to 7 keys later */
+        s.diagonal_first = C - a->delta_min + c->bq - c->bk;
+        s.diagonal_extra = -(s.diagonal_first + span) & 7;
+        s.diagonal_first += s.diagonal_extra;
+        s.diagonals = (span - a->delta_min + c->bq - 1 + s.diagonal_extra) / c->bk + 1;
+        s.tables = a->pe_heads > 1 ? H : 1;
+        s.combos = s.tables > 1 ? B : B * H;
+        one = (size_t)s.diagonals * s.tables * s.W * a->D * sizeof(float);
+        most = STX__MAX((size_t)1, STX__AB_PARTS / one);
+        s.table_splits = (int)STX__MIN(most, (size_t)STX__MIN(s.combos, STX__MAX(1, 64 / s.tables)));
+    }
+#define STX__TAKE(what, want, bytes) do { s.what = at; if (want) at += ((size_t)(bytes) + 255) / 256 * 256; } while (0)
+    STX__TAKE(list, s.queries, (size_t)H * s.tiles * 4);
+    STX__TAKE(dsum, 1, a->B * a->H * a->T * 4);
+    STX__TAKE(du, a->du, a->B * s.tiles * a->H * a->D * 4);
+    STX__TAKE(dvb, a->dvb, a->B * s.tiles * a->H * a->D * 4);
+    STX__TAKE(dz, a->dz, a->B * s.tiles * a->H * 4);
+    STX__TAKE(dpk, s.vectors && a->dpk, s.vector_splits * a->H * a->N * a->D * 4);
+    STX__TAKE(dpv, s.vectors && a->dpv, s.vector_splits * a->H * a->N * a->D * 4);
+    STX__TAKE(dpe, s.table, s.table_splits * one);
+    STX__TAKE(used, s.table, (size_t)s.diagonals * s.tables * s.table_splits * 4);
+#undef STX__TAKE
+    s.bytes = at;
+    return s;
+}
+static int stx__ab_make(stx_ctx *x, const stx_attention_args *a, stx__ab *p, stx__ab_pick *c) {
+    int half, ok = 1;
+    memset(p, 0, sizeof *p);
+    if (!stx__at_make(x, a, &p->p, &half)) return 0;
+    *c = stx__ab_choose(x, a, half);
+    p->dy = stx__at_in(x, a->dy, half, a->D, &ok);
+    return ok && p->p.B < 65536 && c->shared_keys <= stx__gpu(x)->shared_max && c->shared_diagonals <= stx__gpu(x)->shared_max;
+}
+/* Beside stx__attn2_can: is dy stored as y, and is there shared memory enough? */
+static int stx__attn2_bwd_can(stx_ctx *x, const stx_attention_args *a) {
+    stx__ab p;
+    stx__ab_pick c;
+    return stx__ab_make(x, a, &p, &c);
+}
+static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) {
+    stx__ab p;
+    stx__ab_pick c;
+    return stx__ab_make(x, a, &p, &c) ? stx__ab_plan_of(a, &c).bytes : 0;
+}
+static int stx__ab_room_for(stx_ctx *x, const void *kernel, size_t bytes) {
+    return bytes <= 48 * 1024 || !stx__cuda_failed(x, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "stx_attention_bwd");
+}
+static void stx__ab_add_parts(stx_ctx *x, const stx_real *to, const float *part, size_t n, size_t parts, float f) {
+    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold, stx__blocks(n, 32, (size_t)1 << 30), 256, 0, stx__num_of(x, to), part, n, parts, n, f);
+}
+static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
+    stx__ab p;
+    stx__ab_pick c;
+    stx__ab_plan s;
+    char *work = (char *)a->work;
+    size_t C = a->H * a->D, rows = a->B * a->T * a->H;
+    if (!stx_ok(x) || !stx__ab_make(x, a, &p, &c)) return;
+    s = stx__ab_plan_of(a, &c);
+    p.tiles = s.tiles;
+    p.root_d = (float)sqrt((double)a->D);
+    p.root_n = (float)sqrt((double)a->N);
+    p.dq = stx__num_of(x, a->dq); p.dk = stx__num_of(x, a->dk); p.dv = stx__num_of(x, a->dv);
+    p.dsum = (float *)(work + s.dsum);
+    if (a->du) p.du = (float *)(work + s.du);
+    if (a->dvb) p.dvb = (float *)(work + s.dvb);
+    if (a->dz) p.dz = (float *)(work + s.dz);
+    if (a->dpk) p.dpk = (float *)(work + s.dpk);
+    if (a->dpv) p.dpv = (float *)(work + s.dpv);
+    p.dpe = (float *)(work + s.dpe);
+    p.used = (int *)(work + s.used);
+    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_dot_rows, stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dy), stx__num_of(x, a->y), p.dsum, p.p.B, p.p.T, p.p.H, p.p.D);
+    if (s.queries && stx__ab_room_for(x, (const void *)c.queries, c.shared_queries)) {
+        uint32_t *list = (uint32_t *)(work + s.list);
+        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__at_list, stx__blocks((size_t)p.p.H * s.tiles, 128, (size_t)1 << 30), 128, 0, p.p, list, s.tiles, c.bq, c.bk);
+        STX__RUN_KERNEL(x, "stx_attention_bwd", c.queries, (unsigned)(p.p.H * s.tiles * p.p.B), c.threads, c.shared_queries, p, (const uint32_t *)list);
+        if (a->du) stx__ab_add_parts(x, a->du, p.du, C, a->B * s.tiles, a->scale);
+        if (a->dvb && a->P) stx__ab_add_parts(x, a->dvb, p.dvb, C, a->B * s.tiles, a->scale);
+        if (a->dz && a->z) stx__ab_add_parts(x, a->dz, p.dz, a->H, a->B * s.tiles, a->max_span / a->ramp);
+    }
+    if (s.keys && stx__ab_room_for(x, (const void *)c.keys, c.shared_keys)) {
+        p.first = s.first;
+        if (s.key_tiles > 0) STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys, dim3((unsigned)s.key_tiles, (unsigned)a->H, (unsigned)a->B), c.threads, c.shared_keys, p);
+    }
+    if (s.vectors && stx__ab_room_for(x, (const void *)c.keys, c.shared_keys)) {
+        p.persistent = 1;
+        p.first = -(int)((a->S + a->span) & 7);
+        p.splits = s.vector_splits;
+        STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys, dim3((unsigned)s.vector_tiles, (unsigned)a->H, (unsigned)s.vector_splits), c.threads, c.shared_keys, p);
+        if (a->dpk) stx__ab_add_parts(x, a->dpk, p.dpk, C * a->N, (size_t)s.vector_splits, 1);
+        if (a->dpv) stx__ab_add_parts(x, a->dpv, p.dpv, C * a->N, (size_t)s.vector_splits, 1);
+        p.persistent = 0;
+    }
+    if (s.table && stx__ab_room_for(x, (const void *)c.diagonals, c.shared_diagonals)) {
+        p.first = s.diagonal_first;
+        p.splits = s.table_splits;
+        p.combos = s.combos;
+        STX__RUN_KERNEL(x, "stx_attention_bwd", c.diagonals, dim3((unsigned)s.diagonals, (unsigned)s.tables, (unsigned)s.table_splits), c.threads, c.shared_diagonals, p);
+        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold_table, stx__blocks(a->P * s.tables * a->D, 256, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dpe), (const float *)p.dpe,
+                        (const int *)p.used, p.p.P, s.tables, p.p.D, s.W, c.bk, s.diagonal_extra, s.diagonals, s.table_splits);
+    }
+}
 
 // >>attention: launchers ----------------------------------------------------------------------------------------------
 
@@ -1413,7 +3982,7 @@ static int stx__attn_refused(stx_ctx *x, const stx_attention_args *a, const char
 extern "C" size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward) {
     stx__attn0 A;
     if (a->H > STX__MOST_HEADS || !a->B || !a->T || !a->H || !a->D) return 0;
-    if (stx__attn_fused(x, a)) return backward ? stx__attn2_bwd_work(x, a) : stx__attn2_fwd_work(x, a);
+    if (stx__attn_fused(x, a) && (!backward || stx__attn2_bwd_can(x, a))) return backward ? stx__attn2_bwd_work(x, a) : stx__attn2_fwd_work(x, a);
     memset(&A, 0, sizeof A);
     A.x = x; A.a = a;
     return stx__attn0_layout(&A, backward);
@@ -1425,7 +3994,7 @@ extern "C" void stx_attention_fwd_cuda(stx_ctx *x, const stx_attention_args *a) 
 }
 extern "C" void stx_attention_bwd_cuda(stx_ctx *x, const stx_attention_args *a) {
     if (stx__attn_refused(x, a, "stx_attention_bwd")) return;
-    if (stx__attn_fused(x, a)) stx__attn2_bwd(x, a);
+    if (stx__attn_fused(x, a) && stx__attn2_bwd_can(x, a)) stx__attn2_bwd(x, a);
     else stx__attn0_bwd(x, a);
 }
 extern "C" void stx_cuda_attention(stx_ctx *x, int version) { if (stx__gpu(x)) stx__gpu(x)->attention = version; }

@@ -9,7 +9,7 @@
 #endif
 
 /* precision of the GPU's context; the CPU's is always float */
-static stx_ctx *cuda_ctx(int device, int precision) {
+static inline stx_ctx *cuda_ctx(int device, int precision) {
     stx_desc d;
     memset(&d, 0, sizeof d);
     d.device = device;
@@ -19,14 +19,14 @@ static stx_ctx *cuda_ctx(int device, int precision) {
     return stx_create(&d);
 }
 /* n random numbers in (-s, s) on the host; whole: small integers, for products and sums that are exact in any order */
-static float *cuda_random(size_t n, double s, int whole) {
+static inline float *cuda_random(size_t n, double s, int whole) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
     size_t i;
     for (i = 0; i < n; i++) a[i] = (float)(whole ? floor(test_rand() * s + 0.5) : test_rand() * s);
     return a;
 }
 /* The nearest bfloat16, as the GPU stores activations in bf16 contexts: the CPU twin then gets the same inputs */
-static void cuda_round(float *a, size_t n) {
+static inline void cuda_round(float *a, size_t n) {
     size_t i;
     for (i = 0; i < n; i++) {
         uint32_t u;
@@ -37,23 +37,23 @@ static void cuda_round(float *a, size_t n) {
     }
 }
 /* n numbers on the device of x, in memory of a kind (STX_MEM_*), between nothing else: an overrun leaves the allocation */
-static stx_real *cuda_numbers(stx_ctx *x, const float *a, size_t n, int kind) {
+static inline stx_real *cuda_numbers(stx_ctx *x, const float *a, size_t n, int kind) {
     int half = kind == STX_MEM_NUMBERS && stx_ctx_desc(x)->precision == STX_PREC_BF16;
     stx_real *p = (stx_real *)stx_cuda_alloc(x, (n ? n : 1) * (half ? 2 : 4), kind);
     if (p && a) stx_cuda_put_numbers(x, p, a, n);
     return p;
 }
-static void *cuda_bytes(stx_ctx *x, const void *a, size_t bytes) {
+static inline void *cuda_bytes(stx_ctx *x, const void *a, size_t bytes) {
     void *p = stx_cuda_alloc(x, bytes ? bytes : 1, STX_MEM_BYTES);
     if (p && a) stx_cuda_put(x, p, a, bytes);
     return p;
 }
 /* largest |device - want| over the largest |want| (or floor_); infinity if anything is not finite */
-static double cuda_error(stx_ctx *x, const stx_real *p, const float *want, size_t n, double floor_) {
+static inline double cuda_error(stx_ctx *x, const stx_real *p, const float *want, size_t n, double floor_) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
     double worst = 0, top = floor_;
     size_t i;
-    stx_cuda_get_numbers(x, a, p, n);
+    stx_fetch(x, a, p, n);
     for (i = 0; i < n; i++) if (fabs((double)want[i]) > top) top = fabs((double)want[i]);
     for (i = 0; i < n; i++) {
         double e = fabs((double)a[i] - (double)want[i]);
@@ -64,10 +64,10 @@ static double cuda_error(stx_ctx *x, const stx_real *p, const float *want, size_
     return worst == 0 ? 0 : worst / top;
 }
 /* A hash of n numbers' bits: runs that must be equal have equal ones. */
-static uint64_t cuda_hash(stx_ctx *x, const stx_real *p, size_t n, uint64_t h) {
+static inline uint64_t cuda_hash(stx_ctx *x, const stx_real *p, size_t n, uint64_t h) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
     size_t i;
-    stx_cuda_get_numbers(x, a, p, n);
+    stx_fetch(x, a, p, n);
     for (i = 0; i < n; i++) {
         uint32_t u;
         memcpy(&u, a + i, 4);

@@ -43,6 +43,19 @@ run golden_ops_san build/test_golden_ops_san tests/golden
 run golden_span_san build/test_golden_span_san tests/golden
 run bf16_san       build/test_bf16_san
 run fuzz_io_san    build/fuzz_io_san
+run cuda_host      build/test_shim
+run cuda_ops       build/test_cuda_ops
+run cuda_gemm      build/test_cuda_gemm
+run cuda_attention build/test_cuda_attention
+run cuda_golden_ops build/test_cuda_golden_ops tests/golden
+run cuda_golden_span build/test_cuda_golden_span tests/golden
+run cuda_model     build/test_cuda_model
+run cuda_host_san  build/test_shim_san
+run cuda_ops_san   build/test_cuda_ops_san short
+run cuda_gemm_san  build/test_cuda_gemm_san short
+run cuda_attention_san build/test_cuda_attention_san short
+run cuda_trainer   sh tests/trainer_cuda.sh build/train_shim
+if command -v "${NVCC:-nvcc}" >/dev/null 2>&1; then run cuda_nvcc sh tests/cuda_regs.sh; else echo "cuda_nvcc                skipped: no nvcc"; fi
 run readme         sh tests/readme.sh
 run form           sh tests/form.sh
 if sh tests/onednn.sh --probe; then run onednn sh tests/onednn.sh; else echo "onednn                   skipped: no dnnl.h, or no libdnnl (ONEDNN_FLAGS, ONEDNN_LIBS)"; fi

@@ -227,6 +227,22 @@ static void row_matmul(void) {
     }
 }
 
+/* in: what came before (no gradient), h, W */
+static stx_tensor *make_linear_memory(stx_ctx *x, stx_tensor **in, void *user) {
+    stx_tensor *X = in[0] ? stx_detach(x, stx_concat(x, in[0], in[1])) : stx_detach(x, in[1]), *y = stx_linear_memory(x, X, in[1], in[2]);
+    return user ? stx_add(x, y, stx_linear(x, stx_concat(x, in[0], in[1]), in[2], NULL, STX_ACT_NONE)) : y;
+}
+static void row_linear_memory(void) {
+    int one = 1, k;
+    for (k = 0; k < 3; k++) {
+        problem p = start("linear_memory", make_linear_memory, k == 2 ? &one : NULL);
+        add(&p, 3, 5, 7, 0); add(&p, 3, 4, 7, 0); add(&p, 11, 7, 0, 0);
+        p.fixed[0] = 1;
+        if (k == 1) p.absent[0] = 1;
+        check(&p);
+    }
+}
+
 static stx_tensor *make_layernorm(stx_ctx *x, stx_tensor **in, void *user) { return stx_layernorm(x, in[0], in[1], in[2], *(double *)user); }
 static void row_layernorm(void) {
     static const size_t s[][3] = {{5, 7, 0}, {3, 31, 0}, {2, 33, 65}, {67, 33, 0}, {3, 16, 0}, {4, 1, 0}};
@@ -1120,6 +1136,7 @@ static void accumulation(void) {
 static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_embedding", row_embedding},
     {"stx_linear", row_linear},
+    {"stx_linear_memory", row_linear_memory},
     {"stx_matmul", row_matmul},
     {"stx_layernorm", row_layernorm},
     {"stx_residual_norm", row_residual_norm},

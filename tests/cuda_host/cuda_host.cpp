@@ -13,6 +13,8 @@
 #include <mutex>
 #include <set>
 #include <vector>
+#include <errno.h>
+#include <fenv.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -22,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__) || defined(CUDA_HOST_ASAN)
   #define HOST_ASAN 1
 #elif defined(__has_feature)
   #if __has_feature(address_sanitizer)
@@ -43,7 +45,8 @@
 // >>state
 
 typedef uintptr_t word;
-enum { WARP = 32, MAX_THREADS = 1024, PAGE = 4096, ZONE = 256, SHARED_STATIC = 48 << 10, SHARED_MAX = 227 << 10, REPORTS_PRINTED = 40 };
+enum { WARP = 32, MAX_THREADS = 1024, PAGE = 4096, GUARD = 16 * PAGE, HUGE = 2 << 20, ZONE = 256, SHARED_STATIC = 48 << 10,
+    SHARED_MAX = 227 << 10, REPORTS_PRINTED = 40 };
 static const word DEVICE_RANGE = (word)64 << 30;
 static const uint32_t CANARY = 0xFFF5FFF5u;     /* NaN as a float, as two bf16 and, doubled, as a double */
 
@@ -62,7 +65,7 @@ enum { READY, IN_WARP, IN_BLOCK, EXITED };
 struct warp;
 struct fiber {
     cuda_host_thread id;        /* first: cuda_host_self points here */
-    void *sp;
+    void *sp;                   /* NULL before it starts */
     unsigned number;            /* in the block */
     warp *w;
     int state, line, kind;
@@ -71,7 +74,7 @@ struct fiber {
     async_copy *copy;           /* cp.async not waited for */
     int copies, copies_size;
     long group;                 /* groups committed so far */
-    unsigned char *stack;       /* lowest byte above the guard page */
+    unsigned char *stack;       /* lowest byte above the guard; set when it starts */
     void *fake;                 /* AddressSanitizer's */
 };
 struct meeting { unsigned mask, arrived; int kind, line, mixed; };
@@ -79,6 +82,7 @@ struct warp { fiber *first; unsigned exists, exited; int meetings; meeting meet[
 struct shared_object { const void *site; unsigned char *p; size_t bytes; const char *name; };
 
 struct allocation { size_t bytes; long serial; };
+struct late_copy { unsigned char *dst; size_t pitch, width, height; std::vector<unsigned char> data; };
 struct capture;
 struct function_info { int dynamic_limit; size_t static_bytes; };
 
@@ -93,10 +97,10 @@ static struct {
     size_t in_use, pinned_in_use;
     char last_report[512];
     /* device memory */
-    word lo, next;
+    word lo, next;                      /* the range, and where the next allocation is tried */
     int open;
     word open_lo, open_hi;
-    int handler;
+    int handler, in_callback;
     struct sigaction old_segv, old_bus;
     cudaError_t sticky;
     /* the running launch */
@@ -108,13 +112,14 @@ static struct {
     fiber *self;
     unsigned threads, exited, at_barrier;
     int stopped, barrier_kind, barrier_line, barrier_mixed, barrier_sum, barrier_result;
-    void *scheduler_sp, *scheduler_fake;
     unsigned ready_head, ready_count;
     fiber *ready[MAX_THREADS];
-    fiber fibers[MAX_THREADS];
+    fiber fibers[MAX_THREADS], scheduler;       /* of the scheduler only sp and fake are used */
     warp warps[MAX_THREADS / WARP];
     unsigned char *stacks;
     size_t stack_pitch;
+    unsigned stacks_made, free_count;
+    unsigned char *free_stack[MAX_THREADS];     /* lowest bytes above the guards; the last one given back is taken first */
     unsigned char *arena;       /* shared memory with its red zones */
     size_t arena_used, static_bytes, smem;
     int objects;
@@ -129,6 +134,7 @@ static std::recursive_mutex &lock_of(void) { static std::recursive_mutex m; retu
 static std::map<word, allocation> &live(void) { static auto *m = new std::map<word, allocation>; return *m; }
 static std::map<word, size_t> &pinned(void) { static auto *m = new std::map<word, size_t>; return *m; }
 static std::map<const void *, function_info> &functions(void) { static auto *m = new std::map<const void *, function_info>; return *m; }
+static std::vector<late_copy> &late(void) { static auto *v = new std::vector<late_copy>; return *v; }
 static thread_local cudaError_t last_error;
 #define LOCK std::lock_guard<std::recursive_mutex> guard_(lock_of())
 
@@ -193,20 +199,31 @@ static void fill_bytes(void *p, size_t n) {
     }
 }
 /* Canaries are laid by address, so that a zone may begin at any byte. */
+static inline unsigned char canary_at(const unsigned char *p) { return (unsigned char)(CANARY >> 8 * ((word)p & 3)); }
 static void lay_canary(unsigned char *p, size_t n) {
-    for (size_t i = 0; i < n; i++) p[i] = (unsigned char)(CANARY >> 8 * ((word)(p + i) & 3));
+    size_t i = 0;
+    for (; i < n && ((word)(p + i) & 3); i++) p[i] = canary_at(p + i);
+    for (; i + 4 <= n; i += 4) memcpy(p + i, &CANARY, 4);
+    for (; i < n; i++) p[i] = canary_at(p + i);
 }
 static ptrdiff_t broken_canary(const unsigned char *p, size_t n) {     /* index of the first wrong byte, or -1 */
-    for (size_t i = 0; i < n; i++) if (p[i] != (unsigned char)(CANARY >> 8 * ((word)(p + i) & 3))) return (ptrdiff_t)i;
-    return -1;
+    size_t i = 0;
+    uint32_t wrong = 0, u;
+    for (; i < n && ((word)(p + i) & 3); i++) wrong |= (uint32_t)(p[i] ^ canary_at(p + i));
+    for (; i + 4 <= n; i += 4) { memcpy(&u, p + i, 4); wrong |= u ^ CANARY; }
+    for (; i < n; i++) wrong |= (uint32_t)(p[i] ^ canary_at(p + i));
+    if (!wrong) return -1;
+    for (i = 0; p[i] == canary_at(p + i); i++) {}
+    return (ptrdiff_t)i;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // >>memory
 /* Device memory is one range of addresses, PROT_NONE while host code runs: a host access faults. device_open makes the used
-   part accessible for a kernel, a copy or a product. Freed addresses are used again only after the whole range was. */
+   part accessible for a kernel, a copy or a product. Addresses go round in a window of at least 64 MB and four times what is in
+   use, so that what was freed is not used again at once. */
 
-static inline bool in_device(const void *p) { return G.lo && (word)p >= G.lo && (word)p < G.lo + DEVICE_RANGE; }
+static inline bool in_device(const void *p) { return G.lo && (word)p >= G.lo && (word)p < G.lo + DEVICE_RANGE - HUGE; }
 
 static void fault_text(char *out, size_t size, word p) {
     int n = where_text(out, size);
@@ -215,8 +232,8 @@ static void fault_text(char *out, size_t size, word p) {
     --i;
     const char *who = G.running ? "a kernel left the device's memory" : "host code touched device memory";
     if (p < i->first + i->second.bytes)
-        snprintf(out + n, size - (size_t)n, "%s at %#zx: byte %zu of allocation #%ld of %zu bytes\n", who, (size_t)p, (size_t)(p - i->first),
-                 i->second.serial, i->second.bytes);
+        snprintf(out + n, size - (size_t)n, "%s at %#zx: byte %zu of allocation #%ld of %zu bytes\n", who, (size_t)p,
+                 (size_t)(p - i->first), i->second.serial, i->second.bytes);
     else
         snprintf(out + n, size - (size_t)n, "%s at %#zx: %zu bytes past allocation #%ld of %zu bytes\n", who, (size_t)p,
                  (size_t)(p - i->first - i->second.bytes), i->second.serial, i->second.bytes);
@@ -268,16 +285,18 @@ static bool reserve(void) {
     if (G.lo) return true;
     void *p = mmap(NULL, DEVICE_RANGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return false;
-    G.lo = (word)p;
-    G.next = G.lo + PAGE;
+    /* mprotect's time goes with the number of pages: of 4 KB, it would be 0.1 ms a launch for each MB. */
+    madvise(p, DEVICE_RANGE, MADV_HUGEPAGE);
+    G.lo = ((word)p + HUGE - 1) & ~(word)(HUGE - 1);
+    G.next = G.lo;
     return true;
 }
 static void device_open(void) {
     install_handler();
     if (G.open++ || live().empty()) return;
     auto last = live().rbegin();
-    G.open_lo = (live().begin()->first - ZONE) & ~(word)(PAGE - 1);
-    G.open_hi = (last->first + last->second.bytes + 2 * ZONE + PAGE - 1) & ~(word)(PAGE - 1);
+    G.open_lo = (live().begin()->first - ZONE) & ~(word)(HUGE - 1);
+    G.open_hi = (last->first + last->second.bytes + 2 * ZONE + HUGE - 1) & ~(word)(HUGE - 1);
     mprotect((void *)G.open_lo, G.open_hi - G.open_lo, PROT_READ | PROT_WRITE);
 }
 static void device_close(void) {
@@ -326,6 +345,21 @@ static bool in_pinned(const void *p, size_t bytes) {
     return (word)p + bytes <= i->first + i->second;
 }
 
+/* Copies to page-locked memory arrive only when something could order the host behind them, or needs the memory: until then
+   the destination holds the fill pattern, so that a missing synchronisation is seen. */
+static void deliver(void) {
+    for (auto &c : late()) for (size_t i = 0; i < c.height; i++) memcpy(c.dst + i * c.pitch, c.data.data() + i * c.width, c.width);
+    late().clear();
+}
+static void copy_late(void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height) {
+    late_copy c = { (unsigned char *)dst, dpitch, width, height, std::vector<unsigned char>(width * height) };
+    for (size_t i = 0; i < height; i++) {
+        memcpy(c.data.data() + i * width, (const char *)src + i * spitch, width);
+        fill_bytes(c.dst + i * dpitch, width);
+    }
+    late().push_back(std::move(c));
+}
+
 /* What host memory an address lies in, or NULL if in none that is certain: the images of program and libraries with their
    static variables are not counted, for device constants live there too in this build. */
 static const char *host_memory(word p) {
@@ -345,6 +379,8 @@ static const char *host_memory(word p) {
         }
     }
     if (p >= stack_lo && p < stack_hi) return "the host's stack";
+    unsigned char resident;     /* most words of a struct that are no pointer end here, without the parsing below */
+    if (mincore((void *)(p & ~(word)(PAGE - 1)), 1, &resident) && errno == ENOMEM) return NULL;
     FILE *f = fopen("/proc/self/maps", "r");
     char line[512];
     const char *found = NULL;
@@ -380,24 +416,22 @@ void cuda_host_check_argument(const char *text, int number, const void *data, si
 
 // ---------------------------------------------------------------------------------------------------------------------
 // >>fibers
-/* cuda_host_switch saves the registers that a call preserves on the stack it leaves and stores that stack's pointer in *from. */
+/* cuda_host_switch saves the registers that a call preserves on the stack it leaves and stores that stack's pointer in *from.
+   The floating-point control words are set once a block, for kernels do not change them: storing and loading them would be
+   most of a switch. */
 
 #if defined(__x86_64__)
 extern "C" void cuda_host_switch(void **from, void *to);
 __asm__(".text\n.align 16\n.globl cuda_host_switch\n.type cuda_host_switch,@function\ncuda_host_switch:\n"
         "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
-        "  subq $8, %rsp\n  stmxcsr (%rsp)\n  fnstcw 4(%rsp)\n"
         "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
-        "  ldmxcsr (%rsp)\n  fldcw 4(%rsp)\n  addq $8, %rsp\n"
         "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n  ret\n"
         ".size cuda_host_switch,.-cuda_host_switch\n");
 static void *new_stack(unsigned char *top, void (*entry)(void)) {
     void **s = (void **)((word)top & ~(word)15);
-    uint32_t control[2] = { 0x1f80, 0x037f };   /* round to nearest, denormals kept, as the device does */
     *--s = NULL;                /* where entry would return to; it never does */
     *--s = (void *)entry;       /* after the return that takes it, the stack is as a call leaves it: 8 mod 16 */
     for (int i = 0; i < 6; i++) *--s = NULL;
-    memcpy(--s, control, 8);
     return s;
 }
 #elif defined(__aarch64__)
@@ -437,13 +471,39 @@ static void *new_stack(unsigned char *top, void (*entry)(void)) {
 }
 #endif
 
+/* Kernels round to nearest and keep denormals, as the device does, whatever the caller's mode is. */
+struct float_mode {
+#if defined(__x86_64__)
+    uint32_t mxcsr;
+    uint16_t x87;
+    float_mode() {
+        uint32_t device = 0x1f80;
+        uint16_t device87 = 0x037f;
+        __asm__ volatile("stmxcsr %0\n\tfnstcw %1" : "=m"(mxcsr), "=m"(x87));
+        __asm__ volatile("ldmxcsr %0\n\tfldcw %1" : : "m"(device), "m"(device87));
+    }
+    ~float_mode() { __asm__ volatile("ldmxcsr %0\n\tfldcw %1" : : "m"(mxcsr), "m"(x87)); }
+#else
+    fenv_t env;
+    float_mode() { fegetenv(&env); fesetenv(FE_DFL_ENV); }
+    ~float_mode() { fesetenv(&env); }
+#endif
+};
+
 #ifdef HOST_ASAN
 static thread_local const void *host_stack;
 static thread_local size_t host_stack_size;
 #endif
 /* Leaves the running fiber for another one, or, with NULL, for the scheduler. */
+static void fiber_main(void);
 static inline void leave(fiber *from, fiber *to, bool for_ever) {
-    void *sp = to ? to->sp : G.scheduler_sp;
+    if (to && !to->sp) {
+        to->stack = G.free_stack[--G.free_count];
+        /* Stacks begin at different offsets, or their hot ends would all fall into the same sets of the cache. */
+        size_t color = (size_t)(to->stack - G.stacks) / G.stack_pitch * 832 & 8191;
+        to->sp = new_stack(to->stack + G.stack_bytes - color, fiber_main);
+    }
+    void *sp = to ? to->sp : G.scheduler.sp;
     if (to) { G.self = to; cuda_host_self = &to->id; }
 #ifdef HOST_ASAN
     __sanitizer_start_switch_fiber(for_ever ? NULL : &from->fake, to ? to->stack : host_stack, to ? G.stack_bytes : host_stack_size);
@@ -495,13 +555,23 @@ static void fiber_main(void) {
 #ifdef HOST_ASAN
     __sanitizer_finish_switch_fiber(NULL, NULL, NULL);
 #endif
-    G.kernel->call();
-    fiber *f = G.self;
-    finish_copies(f, f->group + 1);
-    f->state = EXITED;
-    f->w->exited |= 1u << f->id.lane;
-    G.exited++;
-    leave(f, take_ready(), true);
+    for (;;) {
+        fiber *f = G.self;
+        G.kernel->call();
+        finish_copies(f, f->group + 1);
+        f->state = EXITED;
+        f->w->exited |= 1u << f->id.lane;
+        G.exited++;
+        fiber *to = take_ready();
+        if (!to || to->sp) {
+            G.free_stack[G.free_count++] = f->stack;    /* free once this fiber has left it, and nothing runs before that */
+            leave(f, to, true);
+        }
+        to->stack = f->stack;       /* one that has not started goes on here: threads that never wait share one warm stack */
+        to->sp = to->stack;
+        G.self = to;
+        cuda_host_self = &to->id;
+    }
 }
 
 /* All threads, in the order of the knob: at the start and after a barrier, when no other fiber is ready. */
@@ -527,8 +597,8 @@ static void push_lanes(warp *w, unsigned mask) {
 static const char *const barrier_names[] = { "__syncthreads", "__syncthreads_or", "__syncthreads_and", "__syncthreads_count" };
 enum { MEET_SYNCWARP = 100, MEET_MMA_BF16, MEET_MMA_TF32, MEET_LDMATRIX };
 static const char *meeting_name(int kind) {
-    static const char *const name[] = { "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync", "__ballot_sync", "__any_sync",
-        "__all_sync", "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync", "__reduce_max_sync",
+    static const char *const name[] = { "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync", "__ballot_sync",
+        "__any_sync", "__all_sync", "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync", "__reduce_max_sync",
         "__reduce_or_sync", "__reduce_and_sync", "__reduce_xor_sync" };
     return kind < MEET_SYNCWARP ? name[kind] : kind == MEET_SYNCWARP ? "__syncwarp" : kind == MEET_MMA_BF16 ? "mma (bf16)" :
            kind == MEET_MMA_TF32 ? "mma (tf32)" : "ldmatrix";
@@ -754,9 +824,18 @@ void cuda_host_cp_async(void *smem, const void *gmem, int size, int src_bytes, i
     fiber *f = G.self;
     if (size != 4 && size != 8 && size != 16) { report("cp.async of line %d: size %d", line, size); stop_block(); }
     if (src_bytes < 0 || src_bytes > size) { report("cp.async of line %d: %d bytes of %d", line, src_bytes, size); stop_block(); }
-    if ((word)smem & (word)(size - 1)) { report("cp.async of line %d: destination %p, size %d: not aligned", line, smem, size); stop_block(); }
-    if (!in_shared(smem, (size_t)size)) { report("cp.async of line %d: destination %p is not in the block's shared memory", line, smem); stop_block(); }
-    if (src_bytes && ((word)gmem & (word)(size - 1))) { report("cp.async of line %d: source %p, size %d: not aligned", line, gmem, size); stop_block(); }
+    if ((word)smem & (word)(size - 1)) {
+        report("cp.async of line %d: destination %p, size %d: not aligned", line, smem, size);
+        stop_block();
+    }
+    if (!in_shared(smem, (size_t)size)) {
+        report("cp.async of line %d: destination %p is not in the block's shared memory", line, smem);
+        stop_block();
+    }
+    if (src_bytes && ((word)gmem & (word)(size - 1))) {
+        report("cp.async of line %d: source %p, size %d: not aligned", line, gmem, size);
+        stop_block();
+    }
     if (src_bytes && !find_device(gmem, (size_t)src_bytes) && !in_pinned(gmem, (size_t)src_bytes)) {
         report("cp.async of line %d: source %p, %d bytes, is not in device memory", line, gmem, src_bytes);
         stop_block();
@@ -844,20 +923,21 @@ static void report_stuck(void) {
         report("warp %u: lanes %#x wait in %s of line %d with mask %#x, lanes %#x never come (%#x of them have exited)", w->number / WARP,
                arrived, meeting_name(w->kind), w->line, mask, absent, absent & exited);
     } else if (b) {
-        report("barrier divergence: %u of %u threads wait at %s of line %d (thread %u is the first), %u have exited", G.at_barrier, G.threads,
-               barrier_names[b->kind], b->line, b->number, G.exited);
+        report("barrier divergence: %u of %u threads wait at %s of line %d (thread %u is the first), %u have exited", G.at_barrier,
+               G.threads, barrier_names[b->kind], b->line, b->number, G.exited);
     }
 }
 static void make_stacks(void) {
-    if (G.stacks) return;
-    G.stack_bytes = (G.stack_bytes + PAGE - 1) & ~(size_t)(PAGE - 1);
-    G.stack_pitch = G.stack_bytes + PAGE;
-    G.stacks = (unsigned char *)mmap(NULL, G.stack_pitch * MAX_THREADS, PROT_READ | PROT_WRITE,
-                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (G.stacks == MAP_FAILED) { fprintf(stderr, "cuda_host: no memory for stacks\n"); abort(); }
-    for (unsigned i = 0; i < MAX_THREADS; i++) {
-        mprotect(G.stacks + i * G.stack_pitch, PAGE, PROT_NONE);
-        G.fibers[i].stack = G.stacks + i * G.stack_pitch + PAGE;
+    if (!G.stacks) {
+        G.stack_bytes = (G.stack_bytes + PAGE - 1) & ~(size_t)(PAGE - 1);
+        G.stack_pitch = G.stack_bytes + GUARD;
+        void *p = mmap(NULL, G.stack_pitch * MAX_THREADS, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED) { fprintf(stderr, "cuda_host: no memory for stacks\n"); abort(); }
+        G.stacks = (unsigned char *)p;
+    }
+    for (; G.stacks_made < G.threads; G.stacks_made++) {
+        unsigned char *p = G.stacks + G.stacks_made * G.stack_pitch + GUARD;
+        if (mprotect(p, G.stack_bytes, PROT_READ | PROT_WRITE)) { fprintf(stderr, "cuda_host: no memory for stacks\n"); abort(); }
     }
 }
 static void run_block(uint3 block, const dim3 &dim) {
@@ -874,9 +954,10 @@ static void run_block(uint3 block, const dim3 &dim) {
         f.w = &G.warps[i / WARP];
         f.state = READY;
         f.copies = 0; f.group = 0;
-        /* Stacks begin at different offsets, or their hot ends would all fall into the same sets of the cache. */
-        f.sp = new_stack(f.stack + G.stack_bytes - (i * 832 & 8191), fiber_main);
+        f.sp = NULL;
     }
+    G.free_count = 0;
+    for (unsigned i = G.threads; i-- > 0;) G.free_stack[G.free_count++] = G.stacks + i * G.stack_pitch + GUARD;
     for (unsigned i = 0; i * WARP < G.threads; i++) {
         warp &w = G.warps[i];
         unsigned lanes = std::min(G.threads - i * WARP, (unsigned)WARP);
@@ -886,26 +967,22 @@ static void run_block(uint3 block, const dim3 &dim) {
     }
     push_all();
     fiber *first = take_ready();
-    G.self = first;
-    cuda_host_self = &first->id;
     G.running = 1;
-#ifdef HOST_ASAN
-    __sanitizer_start_switch_fiber(&G.scheduler_fake, first->stack, G.stack_bytes);
-#endif
-    cuda_host_switch(&G.scheduler_sp, first->sp);
-#ifdef HOST_ASAN
-    __sanitizer_finish_switch_fiber(G.scheduler_fake, NULL, NULL);
-#endif
+    {
+        float_mode device;
+        leave(&G.scheduler, first, false);
+    }
     G.running = 0;
     if (!G.stopped && G.exited < G.threads) { report_stuck(); G.stopped = 1; }
-    if (G.stopped) UNPOISON(G.stacks, G.stack_pitch * G.threads);       /* frames that were never left */
+    /* frames never left */
+    if (G.stopped) for (unsigned i = 0; i < G.threads; i++) UNPOISON(G.stacks + i * G.stack_pitch + GUARD, G.stack_bytes);
     shared_end();
 }
 static void run_kernel(const cuda_host_kernel &k) {
     if (G.sticky) return;
+    deliver();
     G.launches++;
     if (G.fail_launch && --G.fail_launch == 0) { G.sticky = last_error = cudaErrorLaunchFailure; return; }
-    make_stacks();
 #ifdef HOST_ASAN
     if (!host_stack) {
         pthread_attr_t attr;
@@ -926,6 +1003,7 @@ static void run_kernel(const cuda_host_kernel &k) {
     G.place.grid_dim = k.grid; G.place.block_dim = k.block;
     G.threads = k.block.x * k.block.y * k.block.z;
     G.smem = k.smem;
+    make_stacks();
     G.launch_error = cudaSuccess;
     cuda_host_where = &G.place;
     device_open();
@@ -965,7 +1043,11 @@ static std::set<CUgraphExec_st *> &execs(void) { static auto *s = new std::set<C
 static std::vector<std::shared_ptr<capture>> &captures(void) { static auto *s = new std::vector<std::shared_ptr<capture>>; return *s; }
 
 static cudaError_t fail(cudaError_t e) { if (e != cudaSuccess) last_error = e; return e; }
-#define ENTER LOCK; if (!G.devices) return fail(cudaErrorNoDevice); if (G.sticky) return fail(G.sticky)
+#define ENTER LOCK; if (G.in_callback) return no_callback(); if (!G.devices) return fail(cudaErrorNoDevice); if (G.sticky) return fail(G.sticky)
+static cudaError_t no_callback(void) {
+    report("a call of the CUDA API from a function of cudaLaunchHostFunc");
+    return fail(cudaErrorNotPermitted);
+}
 
 static bool is_default(cudaStream_t s) { return s == NULL || s == cudaStreamLegacy || s == cudaStreamPerThread; }
 static bool bad_stream(cudaStream_t s) { return !is_default(s) && !streams().count(s); }
@@ -1010,8 +1092,8 @@ void cuda_host_submit(const cuda_host_kernel &k, cudaStream_t stream) {
     if (!G.devices) { fail(cudaErrorNoDevice); return; }
     if (G.sticky) { fail(G.sticky); return; }
     uint64_t threads = (uint64_t)k.block.x * k.block.y * k.block.z;
-    if (!threads || threads > MAX_THREADS || k.block.x > 1024 || k.block.y > 1024 || k.block.z > 64 || !k.grid.x || !k.grid.y || !k.grid.z ||
-        k.grid.x > 2147483647u || k.grid.y > 65535 || k.grid.z > 65535) { fail(cudaErrorInvalidConfiguration); return; }
+    if (!threads || threads > MAX_THREADS || k.block.x > 1024 || k.block.y > 1024 || k.block.z > 64 || !k.grid.x || !k.grid.y ||
+        !k.grid.z || k.grid.x > 2147483647u || k.grid.y > 65535 || k.grid.z > 65535) { fail(cudaErrorInvalidConfiguration); return; }
     auto i = functions().find(k.function);
     size_t limit = i != functions().end() && i->second.dynamic_limit ? (size_t)i->second.dynamic_limit : (size_t)SHARED_STATIC;
     if (k.smem > limit) { fail(cudaErrorInvalidValue); return; }
@@ -1061,6 +1143,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     if (capturing(s)) { s->cap->valid = false; return fail(cudaErrorStreamCaptureUnsupported); }
     if (cudaError_t e = unsafe_call()) return fail(e);
     G.syncs++;
+    deliver();
     cuda_host_check();
     return cudaSuccess;
 }
@@ -1068,6 +1151,7 @@ cudaError_t cudaStreamQuery(cudaStream_t s) {
     ENTER;
     if (bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
     if (capturing(s)) { s->cap->valid = false; return fail(cudaErrorStreamCaptureUnsupported); }
+    deliver();
     return fail(unsafe_call());
 }
 cudaError_t cudaDeviceSynchronize(void) {
@@ -1077,6 +1161,7 @@ cudaError_t cudaDeviceSynchronize(void) {
         return fail(cudaErrorStreamCaptureUnsupported);
     }
     G.syncs++;
+    deliver();
     cuda_host_check();
     return cudaSuccess;
 }
@@ -1120,6 +1205,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     if (cudaError_t error = captured_event(e)) return fail(error);
     if (cudaError_t error = unsafe_call()) return fail(error);
     G.syncs++;
+    deliver();
     cuda_host_check();
     return cudaSuccess;
 }
@@ -1127,6 +1213,7 @@ cudaError_t cudaEventQuery(cudaEvent_t e) {
     ENTER;
     if (!events().count(e)) return fail(cudaErrorInvalidResourceHandle);
     if (cudaError_t error = captured_event(e)) return fail(error);
+    deliver();
     return fail(unsafe_call());
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b) {
@@ -1166,7 +1253,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void *data) {
     ENTER;
     if (!fn) return fail(cudaErrorInvalidValue);
     if (cudaError_t e = stream_error(s)) return fail(e);
-    return submit_work(s, [fn, data] { fn(data); }, true);
+    return submit_work(s, [fn, data] { deliver(); G.in_callback++; fn(data); G.in_callback--; }, true);
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode) {
     ENTER;
@@ -1189,7 +1276,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph) {
     std::shared_ptr<capture> c = is_default(s) ? NULL : s->cap;
     if (!c) return fail(cudaErrorIllegalState);
     if (c->origin != s) { c->valid = false; return fail(cudaErrorStreamCaptureUnmatched); }
-    if (c->mode != cudaStreamCaptureModeRelaxed && !pthread_equal(c->thread, pthread_self())) return fail(cudaErrorStreamCaptureWrongThread);
+    if (c->mode != cudaStreamCaptureModeRelaxed && !pthread_equal(c->thread, pthread_self()))
+        return fail(cudaErrorStreamCaptureWrongThread);
     bool joined = true;
     for (auto *other : c->streams) if (other != s && other->work > other->joined) joined = false;
     drop_capture(c);
@@ -1343,7 +1431,11 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int dev
     return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int *v) { if (!v) return fail(cudaErrorInvalidValue); *v = CUDART_VERSION; return cudaSuccess; }
-cudaError_t cudaDriverGetVersion(int *v) { if (!v) return fail(cudaErrorInvalidValue); *v = G.devices ? CUDART_VERSION : 0; return cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int *v) {
+    if (!v) return fail(cudaErrorInvalidValue);
+    *v = G.devices ? CUDART_VERSION : 0;
+    return cudaSuccess;
+}
 
 cudaError_t cudaMalloc(void **out, size_t bytes) {
     ENTER;
@@ -1354,9 +1446,9 @@ cudaError_t cudaMalloc(void **out, size_t bytes) {
     if (G.fail_alloc && --G.fail_alloc == 0) return fail(cudaErrorMemoryAllocation);
     if (bytes > G.memory - std::min(G.memory, G.in_use) || !reserve()) return fail(cudaErrorMemoryAllocation);
     size_t need = ZONE + bytes + tail_zone(bytes);
-    word end = G.lo + DEVICE_RANGE - PAGE, at = G.next;
-    if (at + need > end) {      /* round again: the first hole from the start */
-        at = G.lo + PAGE;
+    word end = G.lo + DEVICE_RANGE - 2 * HUGE, at = G.next, window = std::max((word)64 << 20, 4 * (word)(G.in_use + need));
+    if (at + need > std::min(end, G.lo + window)) {     /* round again: the first hole from the start */
+        at = G.lo;
         for (auto &i : live()) {
             if (at + need <= i.first - ZONE) break;
             at = i.first + i.second.bytes + tail_zone(i.second.bytes);
@@ -1393,8 +1485,8 @@ cudaError_t cudaFree(void *p) {
     check_zones(i->first, i->second);
     device_close();
     POISON((unsigned char *)p - ZONE, need);
-    word lo = ((word)p - ZONE + PAGE - 1) & ~(word)(PAGE - 1), hi = ((word)p - ZONE + need) & ~(word)(PAGE - 1);
-    if (lo < hi) madvise((void *)lo, hi - lo, MADV_DONTNEED);
+    word lo = ((word)p - ZONE + HUGE - 1) & ~(word)(HUGE - 1), hi = ((word)p - ZONE + need) & ~(word)(HUGE - 1);
+    if (hi > lo + 16 * (word)HUGE) madvise((void *)lo, hi - lo, MADV_DONTNEED);      /* large: give the pages back */
     G.in_use -= i->second.bytes;
     live().erase(i);
     return fail(G.sticky);
@@ -1419,6 +1511,7 @@ cudaError_t cudaFreeHost(void *p) {
     if (!p) return cudaSuccess;
     if (cudaError_t e = unsafe_call()) return fail(e);
     auto i = pinned().find((word)p);
+    deliver();
     if (i == pinned().end()) { report("cudaFreeHost of %p, which is no allocation", p); return fail(cudaErrorInvalidValue); }
     G.pinned_in_use -= i->second;
     pinned().erase(i);
@@ -1444,18 +1537,31 @@ static cudaError_t check_copy(const char *call, const void *dst, size_t dst_byte
         bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
         if (to_device != dst_device || from_device != src_device) {
             report("%s %s: the destination %p is %s memory, the source %p is %s memory", call, names[kind], dst,
-                   dst_device ? "device" : dst_pinned ? "page-locked" : "host", src, src_device ? "device" : src_pinned ? "page-locked" : "host");
+                   dst_device ? "device" : dst_pinned ? "page-locked" : "host", src,
+                   src_device ? "device" : src_pinned ? "page-locked" : "host");
             return cudaErrorInvalidValue;
         }
     }
-    if (dst_device && !find_device(dst, dst_bytes)) { report("%s: the destination %p, %zu bytes, is not within an allocation", call, dst, dst_bytes); return cudaErrorInvalidValue; }
-    if (src_device && !find_device(src, src_bytes)) { report("%s: the source %p, %zu bytes, is not within an allocation", call, src, src_bytes); return cudaErrorInvalidValue; }
-    if (dst_pinned && !in_pinned(dst, dst_bytes)) { report("%s: the destination %p, %zu bytes, leaves its allocation", call, dst, dst_bytes); return cudaErrorInvalidValue; }
-    if (src_pinned && !in_pinned(src, src_bytes)) { report("%s: the source %p, %zu bytes, leaves its allocation", call, src, src_bytes); return cudaErrorInvalidValue; }
+    if (dst_device && !find_device(dst, dst_bytes)) {
+        report("%s: the destination %p, %zu bytes, is not within an allocation", call, dst, dst_bytes);
+        return cudaErrorInvalidValue;
+    }
+    if (src_device && !find_device(src, src_bytes)) {
+        report("%s: the source %p, %zu bytes, is not within an allocation", call, src, src_bytes);
+        return cudaErrorInvalidValue;
+    }
+    if (dst_pinned && !in_pinned(dst, dst_bytes)) {
+        report("%s: the destination %p, %zu bytes, leaves its allocation", call, dst, dst_bytes);
+        return cudaErrorInvalidValue;
+    }
+    if (src_pinned && !in_pinned(src, src_bytes)) {
+        report("%s: the source %p, %zu bytes, leaves its allocation", call, src, src_bytes);
+        return cudaErrorInvalidValue;
+    }
     return cudaSuccess;
 }
-static cudaError_t copy_rows(const char *call, void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height, int kind,
-                             cudaStream_t s, bool blocking) {
+static cudaError_t copy_rows(const char *call, void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height,
+                             int kind, cudaStream_t s, bool blocking) {
     if (!width || !height) return cudaSuccess;
     if (!dst || !src) return fail(cudaErrorInvalidValue);
     if (height > 1 && (width > dpitch || width > spitch)) return fail(cudaErrorInvalidPitchValue);
@@ -1463,7 +1569,10 @@ static cudaError_t copy_rows(const char *call, void *dst, size_t dpitch, const v
     if (cudaError_t e = stream_error(s)) return fail(e);
     if (cudaError_t e = check_copy(call, dst, dpitch * (height - 1) + width, src, spitch * (height - 1) + width, kind)) return fail(e);
     if (blocking || (!capturing(s) && in_device(src) && !in_device(dst) && !in_pinned(dst, 0))) G.syncs++;
+    bool is_late = !blocking && in_device(src) && in_pinned(dst, 0);
     submit_work(s, [=] {
+        if (is_late) { copy_late(dst, dpitch, src, spitch, width, height); return; }
+        deliver();
         for (size_t i = 0; i < height; i++) memmove((char *)dst + i * dpitch, (const char *)src + i * spitch, width);
     });
     if (blocking) cuda_host_check();
@@ -1478,10 +1587,12 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, enum cudaMemcp
 cudaError_t cudaMemcpy2D(void *dst, size_t dp, const void *src, size_t sp, size_t w, size_t h, enum cudaMemcpyKind kind) {
     ENTER; return copy_rows("cudaMemcpy2D", dst, dp, src, sp, w, h, kind, NULL, true);
 }
-cudaError_t cudaMemcpy2DAsync(void *dst, size_t dp, const void *src, size_t sp, size_t w, size_t h, enum cudaMemcpyKind kind, cudaStream_t s) {
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dp, const void *src, size_t sp, size_t w, size_t h, enum cudaMemcpyKind kind,
+    cudaStream_t s) {
     ENTER; return copy_rows("cudaMemcpy2DAsync", dst, dp, src, sp, w, h, kind, s, false);
 }
-static cudaError_t set_rows(const char *call, void *p, size_t pitch, int value, size_t width, size_t height, cudaStream_t s, bool blocking) {
+static cudaError_t set_rows(const char *call, void *p, size_t pitch, int value, size_t width, size_t height, cudaStream_t s,
+    bool blocking) {
     if (!width || !height) return cudaSuccess;
     if (height > 1 && width > pitch) return fail(cudaErrorInvalidPitchValue);
     if (blocking) { if (cudaError_t e = unsafe_call()) return fail(e); }
@@ -1492,10 +1603,12 @@ static cudaError_t set_rows(const char *call, void *p, size_t pitch, int value, 
         return fail(cudaErrorInvalidValue);
     }
     if (blocking) G.syncs++;
-    return submit_work(s, [=] { for (size_t i = 0; i < height; i++) memset((char *)p + i * pitch, value, width); });
+    return submit_work(s, [=] { deliver(); for (size_t i = 0; i < height; i++) memset((char *)p + i * pitch, value, width); });
 }
 cudaError_t cudaMemset(void *p, int value, size_t n) { ENTER; return set_rows("cudaMemset", p, n, value, n, 1, NULL, true); }
-cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s) { ENTER; return set_rows("cudaMemsetAsync", p, n, value, n, 1, s, false); }
+cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s) {
+    ENTER; return set_rows("cudaMemsetAsync", p, n, value, n, 1, s, false);
+}
 cudaError_t cudaMemset2DAsync(void *p, size_t pitch, int value, size_t w, size_t h, cudaStream_t s) {
     ENTER; return set_rows("cudaMemset2DAsync", p, pitch, value, w, h, s, false);
 }
@@ -1504,7 +1617,8 @@ cudaError_t cudaMemset2DAsync(void *p, size_t pitch, int value, size_t w, size_t
 cudaError_t cuda_host_func_set(const void *func, enum cudaFuncAttribute attr, int value) {
     ENTER;
     if (!func) return fail(cudaErrorInvalidDeviceFunction);
-    if (attr == cudaFuncAttributePreferredSharedMemoryCarveout) return value < -1 || value > 100 ? fail(cudaErrorInvalidValue) : cudaSuccess;
+    if (attr == cudaFuncAttributePreferredSharedMemoryCarveout)
+        return value < -1 || value > 100 ? fail(cudaErrorInvalidValue) : cudaSuccess;
     if (attr != cudaFuncAttributeMaxDynamicSharedMemorySize) return fail(cudaErrorInvalidValue);
     function_info &info = functions()[func];
     if (value < 0 || (size_t)value + info.static_bytes > (size_t)SHARED_MAX) return fail(cudaErrorInvalidValue);
@@ -1526,7 +1640,8 @@ cudaError_t cuda_host_func_get(struct cudaFuncAttributes *attr, const void *func
 cudaError_t cuda_host_occupancy(int *blocks, int threads, size_t smem) {
     ENTER;
     if (!blocks || threads < 1) return fail(cudaErrorInvalidValue);
-    *blocks = threads > MAX_THREADS || smem > (size_t)SHARED_MAX ? 0 : std::min(std::min(32, 2048 / ((threads + 31) / 32 * 32)), (int)((228 << 10) / (smem + 1024)));
+    int by_threads = std::min(32, 2048 / ((threads + 31) / 32 * 32)), by_shared = (int)((228 << 10) / (smem + 1024));
+    *blocks = threads > MAX_THREADS || smem > (size_t)SHARED_MAX ? 0 : std::min(by_threads, by_shared);
     return cudaSuccess;
 }
 
@@ -1565,8 +1680,8 @@ int cuda_host_is_device(const void *p) { return in_device(p); }
    device would make, and f32 results are equal to its bit for bit. */
 
 struct stx_ctx;
-extern "C" void stx_gemm(struct stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, const float *A, size_t lda,
-                         size_t sa, const float *B, size_t ldb, size_t sb, float beta, float *C, size_t ldc, size_t sc);
+extern "C" void stx_gemm(struct stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, const float *A,
+                         size_t lda, size_t sa, const float *B, size_t ldb, size_t sb, float beta, float *C, size_t ldc, size_t sc);
 
 struct lt_layout { uint32_t magic; int32_t type, order, batch; uint64_t rows, cols; int64_t ld, stride; };
 struct lt_desc {
@@ -1580,7 +1695,8 @@ struct lt_preference { uint32_t magic, align[4]; uint64_t workspace; };
 struct lt_algo { uint32_t magic, index; uint64_t workspace; };
 enum { MAGIC_LAYOUT = 0x4c41594f, MAGIC_DESC = 0x44455343, MAGIC_PREFERENCE = 0x50524546, MAGIC_ALGO = 0x414c474f };
 static_assert(sizeof(lt_layout) <= sizeof(cublasLtMatrixLayoutOpaque_t) && sizeof(lt_desc) <= sizeof(cublasLtMatmulDescOpaque_t) &&
-              sizeof(lt_preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t) && sizeof(lt_algo) <= sizeof(cublasLtMatmulAlgo_t), "opaque");
+              sizeof(lt_preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t) && sizeof(lt_algo) <= sizeof(cublasLtMatmulAlgo_t),
+                  "opaque");
 struct cublasLtContext { uint32_t magic; };
 
 template<class T> static bool take(T *to, const void *buf, size_t bytes) {
@@ -1627,7 +1743,8 @@ static cublasStatus_t lt_check(const lt_desc &d, const lt_layout &A, const lt_la
     if (d.scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
     /* The table of types: A and B alike; C and D alike, and f32 for f32 inputs. */
     if (A.type != B.type || C.type != D.type || (A.type == CUDA_R_32F && D.type != CUDA_R_32F)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (A.type != CUDA_R_32F && d.compute != CUBLAS_COMPUTE_32F && d.compute != CUBLAS_COMPUTE_32F_PEDANTIC) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (A.type != CUDA_R_32F && d.compute != CUBLAS_COMPUTE_32F && d.compute != CUBLAS_COMPUTE_32F_PEDANTIC)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     if (d.mode != CUBLASLT_POINTER_MODE_HOST) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (!lt_known_epilogue(d.epilogue)) return CUBLAS_STATUS_INVALID_VALUE;
     if (d.epilogue != CUBLASLT_EPILOGUE_DEFAULT && D.order != CUBLASLT_ORDER_COL) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -1666,7 +1783,8 @@ static float gelu_slope(float x) {
 static const float *lt_floats(std::vector<float> &copy, const void *p, const lt_layout &l, size_t *ld, size_t *stride) {
     *ld = (size_t)l.ld; *stride = (size_t)l.stride;
     if (l.type == CUDA_R_32F) return (const float *)p;
-    size_t lines = (size_t)(l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows), length = (size_t)(l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols);
+    size_t lines = (size_t)(l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows),
+        length = (size_t)(l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols);
     copy.resize(lines * length * (size_t)l.batch);
     for (size_t b = 0; b < (size_t)l.batch; b++) for (size_t j = 0; j < lines; j++) for (size_t i = 0; i < length; i++)
         copy[(b * lines + j) * length + i] = lt_load(p, b * (size_t)l.stride + j * (size_t)l.ld + i, l.type);
@@ -1796,12 +1914,14 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataT
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { delete l; return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attr, const void *buf, size_t n) {
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attr, const void *buf,
+    size_t n) {
     if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
     lt_layout *l = (lt_layout *)(void *)layout;
     switch (attr) {
         case CUBLASLT_MATRIX_LAYOUT_TYPE: LT_SET(take(&l->type, buf, n));
-        case CUBLASLT_MATRIX_LAYOUT_ORDER: LT_SET(take(&l->order, buf, n) && (l->order == CUBLASLT_ORDER_COL || l->order == CUBLASLT_ORDER_ROW));
+        case CUBLASLT_MATRIX_LAYOUT_ORDER:
+            LT_SET(take(&l->order, buf, n) && (l->order == CUBLASLT_ORDER_COL || l->order == CUBLASLT_ORDER_ROW));
         case CUBLASLT_MATRIX_LAYOUT_ROWS: LT_SET(take(&l->rows, buf, n));
         case CUBLASLT_MATRIX_LAYOUT_COLS: LT_SET(take(&l->cols, buf, n));
         case CUBLASLT_MATRIX_LAYOUT_LD: LT_SET(take(&l->ld, buf, n));
@@ -1838,9 +1958,9 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     }
 }
 /* Up to five algorithms; every second one wants workspace, and is left out where the preference has too little. */
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
-                                              cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D, cublasLtMatmulPreference_t preference,
-                                              int requested, cublasLtMatmulHeuristicResult_t results[], int *count) {
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t A,
+                                              cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
+                                              cublasLtMatmulPreference_t preference, int requested, cublasLtMatmulHeuristicResult_t results[], int *count) {
     if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (!desc || !A || !B || !C || !D || !preference || !results || !count || requested < 1) return CUBLAS_STATUS_INVALID_VALUE;
     *count = 0;
@@ -1865,12 +1985,15 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
 }
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, const void *alpha, const void *A, cublasLtMatrixLayout_t Adesc,
                               const void *B, cublasLtMatrixLayout_t Bdesc, const void *beta, const void *C, cublasLtMatrixLayout_t Cdesc,
-                              void *D, cublasLtMatrixLayout_t Ddesc, const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes,
-                              cudaStream_t stream) {
+                              void *D, cublasLtMatrixLayout_t Ddesc, const cublasLtMatmulAlgo_t *algo, void *workspace,
+                              size_t workspace_bytes, cudaStream_t stream) {
     LOCK;
     if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (!desc || !alpha || !beta || !A || !Adesc || !B || !Bdesc || !Cdesc || !D || !Ddesc) return CUBLAS_STATUS_INVALID_VALUE;
-    if (in_device(alpha) || in_device(beta)) { report("cublasLtMatmul: alpha or beta in device memory, in host pointer mode"); return CUBLAS_STATUS_INVALID_VALUE; }
+    if (in_device(alpha) || in_device(beta)) {
+        report("cublasLtMatmul: alpha or beta in device memory, in host pointer mode");
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
     lt_call call;
     memcpy(&call.d, desc, sizeof call.d);
     memcpy(&call.A, Adesc, sizeof call.A); memcpy(&call.B, Bdesc, sizeof call.B);
@@ -1883,7 +2006,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
     const lt_desc &d = call.d;
     uint32_t e = d.epilogue;
     if ((lt_has_bias(e) && !d.bias) || (lt_has_aux(e) && !d.aux)) return CUBLAS_STATUS_INVALID_VALUE;
-    if (C == D && (call.C.ld != call.D.ld || call.C.stride != call.D.stride)) return CUBLAS_STATUS_INVALID_VALUE;    /* in place: one layout */
+    if (C == D && (call.C.ld != call.D.ld || call.C.stride != call.D.stride)) return CUBLAS_STATUS_INVALID_VALUE;    /* one layout */
     if (algo) {
         lt_algo chosen;
         memcpy(&chosen, algo, sizeof chosen);
@@ -1905,7 +2028,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
     if (!ok) return CUBLAS_STATUS_EXECUTION_FAILED;
     if (!G.devices || G.sticky || stream_error(stream)) return CUBLAS_STATUS_EXECUTION_FAILED;
     submit_work(stream, [call, workspace, workspace_bytes] {
-        if (workspace) fill_bytes(workspace, workspace_bytes);      /* whatever was there is gone */
+        if (workspace) fill_bytes(workspace, std::min(workspace_bytes, (size_t)1 << 18));     /* what was there is gone */
+        deliver();
         call.run();
     });
     return CUBLAS_STATUS_SUCCESS;

@@ -22,7 +22,8 @@
 #endif
 
 #define OK(call) do { cudaError_t e_ = (call); CHECK(e_ == cudaSuccess, "%s: %s", #call, cudaGetErrorString(e_)); } while (0)
-#define GIVES(call, error) do { cudaError_t e_ = (call); CHECK(e_ == (error), "%s: %s", #call, cudaGetErrorName(e_)); cudaGetLastError(); } while (0)
+#define GIVES(call, error) do { \
+    cudaError_t e_ = (call); CHECK(e_ == (error), "%s: %s", #call, cudaGetErrorName(e_)); cudaGetLastError(); } while (0)
 #define LT(call) do { cublasStatus_t e_ = (call); CHECK(e_ == CUBLAS_STATUS_SUCCESS, "%s: %s", #call, cublasGetStatusString(e_)); } while (0)
 
 static float *device_copy(const std::vector<float> &v) {
@@ -58,7 +59,8 @@ template<class F> static void is_reported(const char *what, const char *word, F 
     body();
     cuda_host_check();
     cuda_host_quiet(0);
-    CHECK(cuda_host_reports() > 0 && strstr(cuda_host_last_report(), word), "%s: %ld reports, last: %s", what, cuda_host_reports(), cuda_host_last_report());
+    CHECK(cuda_host_reports() > 0 && strstr(cuda_host_last_report(), word), "%s: %ld reports, last: %s", what, cuda_host_reports(),
+        cuda_host_last_report());
     cuda_host_clear_reports();
     cudaGetLastError();
 }
@@ -128,7 +130,8 @@ static void test_scan(void) {
     unsigned *votes;
     unsigned odd = 0;
     for (int i = 0; i < 64; i++) { host[i] = i * 7 % 31; odd += host[i] & 1; }
-    OK(cudaMalloc(&y, sizeof host)); OK(cudaMalloc(&a, sizeof host)); OK(cudaMalloc(&wide, 512)); OK(cudaMalloc(&dbl, 512)); OK(cudaMalloc(&votes, 1024));
+    OK(cudaMalloc(&y, sizeof host)); OK(cudaMalloc(&a, sizeof host)); OK(cudaMalloc(&wide, 512)); OK(cudaMalloc(&dbl, 512));
+    OK(cudaMalloc(&votes, 1024));
     OK(cudaMemcpy(a, host, sizeof host, cudaMemcpyHostToDevice));
     in_every_order([&] {
         STX__LAUNCH((scan_kernel), 1, 64, 0, 0, y, a, wide, dbl, votes);
@@ -225,7 +228,8 @@ static void test_mma(void) {
         std::vector<float> got = host_copy(d, 16 * 8);
         for (int i = 0; i < 16; i++) for (int j = 0; j < 8; j++) {
             double s = C[(size_t)(i * 8 + j)];
-            for (int k = 0; k < 16; k++) s += (double)(float)__nv_bfloat16(A[(size_t)(i * 16 + k)]) * (float)__nv_bfloat16(B[(size_t)(k * 8 + j)]);
+            for (int k = 0; k < 16; k++)
+                s += (double)(float)__nv_bfloat16(A[(size_t)(i * 16 + k)]) * (float)__nv_bfloat16(B[(size_t)(k * 8 + j)]);
             CHECK(CLOSE(got[(size_t)(i * 8 + j)], s, 2e-6), "bf16 (%d,%d): %g, want %g", i, j, got[(size_t)(i * 8 + j)], s);
         }
         STX__LAUNCH(mma_tf32_kernel, 1, 32, 0, 0, d, a, b, c);
@@ -339,7 +343,7 @@ static void test_async(void) {
     OK(cudaFree(x)); OK(cudaFree(out));
 }
 
-struct scale_args { const float *x; float *y; double s; int n; char rest[200]; };
+struct scale_args { const float *x; float *y; double s; int n, m; char rest[200]; };
 static __global__ void scale_kernel(const scale_args a, const float *extra) {
     int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i < a.n) a.y[i] = (float)(a.s * a.x[i]) + (extra ? extra[i] : 0);
@@ -408,8 +412,9 @@ static void test_graph(void) {
         float y[64];
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
         OK(cudaEventRecord(e, s));
-        cudaError_t got = i == 0 ? cudaMalloc(&p, 16) : i == 1 ? cudaFree(c) : i == 2 ? cudaStreamSynchronize(s) : i == 3 ? cudaDeviceSynchronize() :
-                          i == 4 ? cudaMemcpy(y, c, 256, cudaMemcpyDeviceToHost) : i == 5 ? cudaEventQuery(e) : i == 6 ? cudaEventSynchronize(e) :
+        cudaError_t got = i == 0 ? cudaMalloc(&p, 16) : i == 1 ? cudaFree(c) : i == 2 ? cudaStreamSynchronize(s) :
+                          i == 3 ? cudaDeviceSynchronize() : i == 4 ? cudaMemcpy(y, c, 256, cudaMemcpyDeviceToHost) : i == 5 ? cudaEventQuery(e) :
+                          i == 6 ? cudaEventSynchronize(e) :
                           cudaStreamQuery(s);
         CHECK(got == bad[i].want, "%s while capturing: %s", bad[i].name, cudaGetErrorName(got));
         STX__LAUNCH(empty_kernel, 1, 1, 0, s);
@@ -445,10 +450,12 @@ static float read_any(const std::vector<unsigned char> &v, size_t i, int type) {
 static double gelu_of(double x) { return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
 
 static void one_product(int in_type, int out_type, int ta, int tb, int order, uint32_t epilogue, float beta, int batch) {
-    size_t m = 37, n = 29, k = 21, lda = (size_t)((order ? !ta : ta) ? k : m) + 3, ldb = (size_t)((order ? !tb : tb) ? n : k) + 2, ldd = (order ? n : m) + 1;
+    size_t m = 37, n = 29, k = 21, lda = (size_t)((order ? !ta : ta) ? k : m) + 3, ldb = (size_t)((order ? !tb : tb) ? n : k) + 2,
+        ldd = (order ? n : m) + 1;
     size_t la = (order ? !ta : ta) ? m : k, lb = (order ? !tb : tb) ? k : n, ld_lines = order ? m : n;
     size_t os = out_type == CUDA_R_32F ? 4 : 2, bt = (size_t)batch, aux_ld = epilogue & (32 | 64) ? 40 : 128;
-    size_t sa = lda * la + 5, sb = ldb * lb + 1, sd = ldd * ld_lines + 4, aux_bytes = epilogue & (32 | 64) ? aux_ld * n * os : aux_ld / 8 * n;
+    size_t sa = lda * la + 5, sb = ldb * lb + 1, sd = ldd * ld_lines + 4, aux_bytes = epilogue & (32 | 64) ? aux_ld * n * os :
+        aux_ld / 8 * n;
     auto fill = [&](size_t count, int type) {
         std::vector<unsigned char> v(count * (type == CUDA_R_32F ? 4 : 2));
         for (size_t i = 0; i < count; i++) {
@@ -458,10 +465,12 @@ static void one_product(int in_type, int out_type, int ta, int tb, int order, ui
         }
         return v;
     };
-    std::vector<unsigned char> A = fill(sa * bt, in_type), B = fill(sb * bt, in_type), D0 = fill(sd * bt, out_type), bias = fill(m > n ? m : n, out_type);
+    std::vector<unsigned char> A = fill(sa * bt, in_type), B = fill(sb * bt, in_type), D0 = fill(sd * bt, out_type),
+        bias = fill(m > n ? m : n, out_type);
     std::vector<unsigned char> aux = fill(aux_bytes / os + 1, out_type);
     void *a, *b, *d, *pb, *px;
-    OK(cudaMalloc(&a, A.size())); OK(cudaMalloc(&b, B.size())); OK(cudaMalloc(&d, D0.size())); OK(cudaMalloc(&pb, bias.size())); OK(cudaMalloc(&px, aux.size()));
+    OK(cudaMalloc(&a, A.size())); OK(cudaMalloc(&b, B.size())); OK(cudaMalloc(&d, D0.size())); OK(cudaMalloc(&pb, bias.size()));
+    OK(cudaMalloc(&px, aux.size()));
     OK(cudaMemcpy(a, A.data(), A.size(), cudaMemcpyHostToDevice)); OK(cudaMemcpy(b, B.data(), B.size(), cudaMemcpyHostToDevice));
     OK(cudaMemcpy(d, D0.data(), D0.size(), cudaMemcpyHostToDevice)); OK(cudaMemcpy(pb, bias.data(), bias.size(), cudaMemcpyHostToDevice));
     OK(cudaMemcpy(px, aux.data(), aux.size(), cudaMemcpyHostToDevice));
@@ -513,7 +522,8 @@ static void one_product(int in_type, int out_type, int ta, int tb, int order, ui
         s = 0.75 * s + (beta != 0 ? beta * elem(D0, q, sd, ldd, false, i, j, out_type) : 0);
         if (epilogue & 4) s += read_any(bias, i, out_type);
         size_t at = j * aux_ld + i;
-        int bit_before = aux[at / 8 < aux.size() ? at / 8 : 0] >> (at & 7) & 1, bit_after = aux_after[at / 8 < aux.size() ? at / 8 : 0] >> (at & 7) & 1;
+        int bit_before = aux[at / 8 < aux.size() ? at / 8 : 0] >> (at & 7) & 1,
+            bit_after = aux_after[at / 8 < aux.size() ? at / 8 : 0] >> (at & 7) & 1;
         pre = s;
         if (epilogue & 2) { if ((epilogue & 128) && fabs(s) > 1e-4) bad += bit_after != (s > 0); s = s > 0 ? s : 0; }
         if (epilogue & 8) s = bit_before ? s : 0;
@@ -522,7 +532,8 @@ static void one_product(int in_type, int out_type, int ta, int tb, int order, ui
         column_sum[i] += s;
         bad += !CLOSE(elem(D, q, sd, ldd, false, i, j, out_type), s, tol);
     }
-    CHECK(bad == 0, "types %d %d, trans %d %d, order %d, epilogue %u, beta %g, batch %d: %ld wrong", in_type, out_type, ta, tb, order, epilogue, beta, batch, bad);
+    CHECK(bad == 0, "types %d %d, trans %d %d, order %d, epilogue %u, beta %g, batch %d: %ld wrong", in_type, out_type, ta, tb,
+        order, epilogue, beta, batch, bad);
     bad = 0;
     if (epilogue & 16) for (size_t i = 0; i < m; i++) bad += !CLOSE(read_any(bias_after, i, out_type), column_sum[i], tol);
     if (epilogue & 256) for (size_t i = 0; i < m; i++) {
@@ -541,7 +552,8 @@ static void one_product(int in_type, int out_type, int ta, int tb, int order, ui
     int64_t small = (int64_t)aux_ld - 4;
     if (epilogue & 128) {
         LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &small, sizeof small));
-        CHECK(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, NULL, NULL, 0, 0) == CUBLAS_STATUS_INVALID_VALUE, "aux ld");
+        CHECK(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, NULL, NULL, 0, 0) == CUBLAS_STATUS_INVALID_VALUE,
+            "aux ld");
         LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &ld, sizeof ld));
     }
     small = (int64_t)(order ? (ta ? m : k) : (ta ? k : m)) - 1;
@@ -558,7 +570,8 @@ static void test_cublaslt(void) {
     static const uint32_t epilogues[] = { 2, 130, 4, 6, 134, 136, 152, 32, 160, 36, 164, 192, 208, 256, 512 };
     static const int types[][2] = { { CUDA_R_32F, CUDA_R_32F }, { CUDA_R_16BF, CUDA_R_16BF }, { CUDA_R_16BF, CUDA_R_32F } };
     for (auto &t : types) {
-        for (int i = 0; i < 16; i++) one_product(t[0], t[1], i & 1, i >> 1 & 1, i >> 2 & 1, CUBLASLT_EPILOGUE_DEFAULT, i & 8 ? 0.5f : 0, i & 8 ? 1 : 3);
+        for (int i = 0; i < 16; i++) one_product(t[0], t[1], i & 1, i >> 1 & 1, i >> 2 & 1, CUBLASLT_EPILOGUE_DEFAULT,
+            i & 8 ? 0.5f : 0, i & 8 ? 1 : 3);
         for (uint32_t e : epilogues) one_product(t[0], t[1], 1, 0, 0, e, 0.5f, 1);
     }
     CHECK(cuda_host_reports() == 0, "reports: %s", cuda_host_last_report());
@@ -620,13 +633,15 @@ static void test_violations(void) {
     scale_args args;
     OK(cudaMalloc(&y, 256)); OK(cudaMallocHost(&pinned, 256));
     memset(&args, 0, sizeof args);
-    static const char *const words[] = { "divergence", "divergence", "divergence", "never come", "never come", "does not hold", "wait", "different places", "never come", "width" };
+    static const char *const words[] = { "divergence", "divergence", "divergence", "never come", "never come", "does not hold",
+        "wait", "different places", "never come", "width" };
     for (int how = 0; how < 10; how++) for (int t = 0; t < CUDA_HOST_ORDERS; t++) {
         cuda_host_order(t, 0, 1);
         is_reported("divergence", how == 6 ? "" : words[how], [&] { STX__LAUNCH(diverge_kernel, 2, 64, 0, 0, y, how); });
     }
     cuda_host_order(0, 0, 0);
-    static const char *const fragment_words[] = { "aligned", "shared memory", "the warp has only", "aligned", "device memory", "shared memory", "size 12", "__trap" };
+    static const char *const fragment_words[] = { "aligned", "shared memory", "the warp has only", "aligned", "device memory",
+        "shared memory", "size 12", "__trap" };
     for (int how = 0; how < 8; how++)
         is_reported("fragment", fragment_words[how], [&] { STX__LAUNCH(fragment_kernel, 1, how == 2 ? 48 : 32, 0, 0, how); });
 
@@ -671,7 +686,10 @@ static void test_violations(void) {
         STX__LAUNCH(shared_kernel, 1, 1, (16 << 10) + 1, 0, y);
         CHECK(cudaGetLastError() == cudaErrorInvalidValue, "32 + 16 KB and a byte");
     });
-    is_reported("static", "static", [&] { STX__LAUNCH(big_shared_kernel, 1, 1, 0, 0, y); CHECK(cudaGetLastError() == cudaErrorInvalidValue, "48 KB"); });
+    is_reported("static", "static", [&] {
+        STX__LAUNCH(big_shared_kernel, 1, 1, 0, 0, y);
+        CHECK(cudaGetLastError() == cudaErrorInvalidValue, "48 KB");
+    });
     STX__LAUNCH(dynamic_kernel, 1, 1, 49153, 0, y, 49153);
     CHECK(cudaGetLastError() == cudaErrorInvalidValue, "48 KB and a byte");
     GIVES(cudaFuncSetAttribute(dynamic_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 232449), cudaErrorInvalidValue);
@@ -684,15 +702,16 @@ static void test_violations(void) {
     dim3 blocks[] = { dim3(1), dim3(1), dim3(1), dim3(1025), dim3(1, 0), dim3(1, 1, 65) };
     for (int i = 0; i < 6; i++) {
         STX__LAUNCH(empty_kernel, grids[i], blocks[i], 0, 0);
-        CHECK(cudaPeekAtLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaErrorInvalidConfiguration, "configuration %d", i);
+        CHECK(cudaPeekAtLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaErrorInvalidConfiguration,
+            "configuration %d", i);
     }
     STX__LAUNCH(empty_kernel, 1, 1024, 0, 0);
     CHECK(cudaGetLastError() == cudaSuccess, "1024 threads");
 
     /* Host pointers */
     std::vector<float> heap(64), large(1 << 20);
-    args.n = 0;
-    is_reported("stack", "stack", [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, host); });
+    args.n = 0; args.m = 7; args.s = 1e-3;      /* words that are no pointers */
+    is_reported("stack", "the host's", [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, host); });
     is_reported("heap", "argument 2", [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, heap.data()); });
     is_reported("large heap", "heap", [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, large.data()); });
     args.x = heap.data();
@@ -707,9 +726,17 @@ static void test_violations(void) {
     /* Copies */
     is_reported("kind", "HostToDevice", [&] { GIVES(cudaMemcpy(host, y, 16, cudaMemcpyHostToDevice), cudaErrorInvalidValue); });
     is_reported("kind", "DeviceToHost", [&] { GIVES(cudaMemcpy(y, host, 16, cudaMemcpyDeviceToHost), cudaErrorInvalidValue); });
-    is_reported("kind", "DeviceToDevice", [&] { GIVES(cudaMemcpyAsync(y, pinned, 16, cudaMemcpyDeviceToDevice, 0), cudaErrorInvalidValue); });
+    is_reported("kind", "DeviceToDevice", [&] { GIVES(cudaMemcpyAsync(y, pinned, 16, cudaMemcpyDeviceToDevice, 0),
+        cudaErrorInvalidValue); });
     is_reported("extent", "allocation", [&] { GIVES(cudaMemcpy(host, y + 60, 20, cudaMemcpyDeviceToHost), cudaErrorInvalidValue); });
-    is_reported("extent", "allocation", [&] { GIVES(cudaMemcpy2DAsync(y, 32, host, 32, 32, 9, cudaMemcpyHostToDevice, 0), cudaErrorInvalidValue); });
+    is_reported("extent", "allocation", [&] { GIVES(cudaMemcpy2DAsync(y, 32, host, 32, 32, 9, cudaMemcpyHostToDevice, 0),
+        cudaErrorInvalidValue); });
+    OK(cudaMemset(y, 0, 64));
+    OK(cudaMemcpyAsync(pinned, y, 64, cudaMemcpyDeviceToHost, 0));
+    CHECK(pinned[0] != pinned[0], "a copy that the host does not wait for has not arrived");
+    OK(cudaStreamSynchronize(0));
+    CHECK(pinned[0] == 0 && pinned[15] == 0, "and has then");
+    is_reported("callback", "cudaLaunchHostFunc", [&] { OK(cudaLaunchHostFunc(0, [](void *) { cudaDeviceSynchronize(); }, NULL)); });
     is_reported("memset", "device memory", [&] { GIVES(cudaMemsetAsync(host, 0, 4, 0), cudaErrorInvalidValue); });
     is_reported("cudaFree", "no allocation", [&] { GIVES(cudaFree(y + 1), cudaErrorInvalidValue); });
     OK(cudaMemcpy(host, y, 16, cudaMemcpyDefault));
@@ -772,11 +799,14 @@ static void test_runtime(void) {
     OK(cudaFree(p)); OK(cudaFree(count));
     CHECK(cuda_host_bytes_in_use() == before && cuda_host_pinned_in_use() == 0, "all is given back");
 
-    CHECK(__bfloat16_as_ushort(__float2bfloat16(1.00390625f)) == 0x3f80 && __bfloat16_as_ushort(__float2bfloat16(1.01171875f)) == 0x3f82, "ties to even");
-    CHECK(__bfloat16_as_ushort(__float2bfloat16_rn(nanf(""))) == 0x7fff && isinf(__bfloat162float(__float2bfloat16(3.4e38f))), "NaN and overflow");
+    CHECK(__bfloat16_as_ushort(__float2bfloat16(1.00390625f)) == 0x3f80 &&
+        __bfloat16_as_ushort(__float2bfloat16(1.01171875f)) == 0x3f82, "ties to even");
+    CHECK(__bfloat16_as_ushort(__float2bfloat16_rn(nanf(""))) == 0x7fff && isinf(__bfloat162float(__float2bfloat16(3.4e38f))),
+        "NaN and overflow");
     __nv_bfloat162 two = __floats2bfloat162_rn(1, -2);
     CHECK(__low2float(two) == 1 && __high2float(two) == -2 && __bfloat1622float2(two).y == -2, "pairs");
-    CHECK(__umulhi(0xffffffffu, 0xffffffffu) == 0xfffffffeu && __umul64hi(~0ull, ~0ull) == ~0ull - 1 && __clz(1) == 31 && __ffs(8) == 4, "integers");
+    CHECK(__umulhi(0xffffffffu, 0xffffffffu) == 0xfffffffeu && __umul64hi(~0ull, ~0ull) == ~0ull - 1 && __clz(1) == 31 &&
+        __ffs(8) == 4, "integers");
 }
 
 static __global__ void speed_kernel(float *y, int rounds) {
@@ -797,7 +827,10 @@ static void print_speed(void) {
     double t2 = seconds();
     for (int i = 0; i < 2000; i++) STX__LAUNCH(empty_kernel, 1, 32, 0, 0);
     double t3 = seconds();
-    printf("an mma %.0f ns, a switch %.1f ns, a launch of 32 threads %.1f us\n", (t1 - t0) / 20000 * 1e9, (t2 - t1) / (128 * 5000) * 1e9, (t3 - t2) / 2000 * 1e6);
+    STX__LAUNCH(empty_kernel, 2000, 256, 0, 0);
+    double t4 = seconds();
+    printf("an mma %.0f ns, a switch %.1f ns, a launch of 32 threads %.1f us, a block of 256 threads %.1f us\n", (t1 - t0) / 20000 * 1e9,
+           (t2 - t1) / (128 * 5000) * 1e9, (t3 - t2) / 2000 * 1e6, (t4 - t3) / 2000 * 1e6);
     cudaFree(y);
 }
 

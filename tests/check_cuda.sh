@@ -1,0 +1,34 @@
+#!/bin/sh
+# check_cuda.sh - the tests of the GPU's side on a GPU, then once more under compute-sanitizer's memcheck and racecheck where it is
+# installed. Run by `make check-cuda`. Ends with "N passed, N failed".
+cd "$(dirname "$0")/.." || exit 1
+passed=0 failed=0
+out=build/cuda/check-output.txt
+run() {     # run NAME COMMAND...
+    name=$1; shift
+    "$@" > "$out" 2>&1
+    code=$?
+    p=$(sed -n 's/^\([0-9][0-9]*\) passed, \([0-9][0-9]*\) failed$/\1/p' "$out" | tail -n 1)
+    f=$(sed -n 's/^\([0-9][0-9]*\) passed, \([0-9][0-9]*\) failed$/\2/p' "$out" | tail -n 1)
+    if [ -z "$p" ] || { [ "$code" -ne 0 ] && [ "${f:-0}" -eq 0 ]; }; then f=$((${f:-0} + 1)); fi
+    passed=$((passed + ${p:-0})) failed=$((failed + f))
+    printf '%-36s %6d passed %4d failed\n' "$name" "${p:-0}" "$f"
+    [ "$f" -eq 0 ] || { grep -v ' passed, ' "$out" | tail -n 40; echo "($name ended with exit code $code)"; }
+}
+command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+for t in ops gemm attention model; do run "$t" "build/cuda/test_cuda_$t"; done
+for t in golden_ops golden_span; do run "$t" "build/cuda/test_cuda_$t" tests/golden; done
+run trainer sh tests/trainer_cuda.sh build/cuda/train_attn_span
+if command -v compute-sanitizer >/dev/null 2>&1; then
+    for tool in memcheck racecheck synccheck initcheck; do
+        for t in ops gemm attention; do
+            # initcheck sees padding that kernels copy and never use; only its count of errors in our kernels is wanted
+            [ "$tool" = initcheck ] && [ "$t" = gemm ] && continue
+            run "$tool $t" compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-name regex:stx "build/cuda/test_cuda_$t" short
+        done
+    done
+else
+    echo "compute-sanitizer                    not installed: skipped"
+fi
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

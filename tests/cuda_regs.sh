@@ -1,0 +1,53 @@
+#!/bin/sh
+# cuda_regs.sh [--record] - compiles seqtx_cuda.cu with nvcc, links it with the trainer, and compares registers, stack and spills of the
+# attention's kernels with tests/cuda_regs.txt. No GPU is needed. Run by `make test` where nvcc is installed; it must then be NVCC or on
+# the PATH. --record writes the table. Ends with "N passed, N failed".
+cd "$(dirname "$0")/.." || exit 1
+nvcc=${NVCC:-nvcc} table=tests/cuda_regs.txt archs="sm_80 sm_90" passed=0 failed=0
+out=build/cuda_regs
+mkdir -p "$out"
+check() {   # check WHAT CONDITION...
+    what=$1; shift
+    if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "tests/cuda_regs.sh: FAILED: $what"; fi
+}
+demangle=cat
+command -v c++filt >/dev/null 2>&1 && demangle=c++filt
+: > "$out/now.txt"
+pids=
+for a in $archs; do
+    ( "$nvcc" -O3 -std=c++17 -arch="$a" -Xptxas -v -c seqtx_cuda.cu -o "$out/$a.o" > "$out/$a.log" 2>&1; echo $? > "$out/$a.code" ) &
+    pids="$pids $!"
+done
+for p in $pids; do wait "$p"; done
+for a in $archs; do
+    check "$a: nvcc compiles seqtx_cuda.cu: $(grep -m 3 -i 'error' "$out/$a.log")" [ "$(cat "$out/$a.code")" -eq 0 ]
+    check "$a: nvcc warns: $(grep -m 3 'warning' "$out/$a.log")" [ "$(grep -c 'warning' "$out/$a.log")" -eq 0 ]
+    # one line a kernel: arch, name with template arguments, registers, stack, spilled bytes written and read, static shared memory
+    sed -n 's/^ptxas info *: Compiling entry function .\([^'"'"']*\). for .*/K \1/p; s/^ *\([0-9]*\) bytes stack frame, \([0-9]*\) bytes spill stores, \([0-9]*\) bytes spill loads/S \1 \2 \3/p; s/^ptxas info *: Used \([0-9]*\) registers\(.*\)/R \1 \2/p' "$out/$a.log" |
+        "$demangle" | awk -v arch="$a" '
+            $1 == "K" { sub(/^K /, ""); sub(/^void /, ""); sub(/\(.*/, ""); gsub(/ /, ""); gsub(/\([a-z]*\)/, ""); name = $0 }
+            $1 == "S" { stack = $2; stores = $3; loads = $4 }
+            $1 == "R" { shared = 0; for (i = 3; i < NF; i++) if ($(i + 1) == "bytes" && $(i + 2) ~ /smem/) shared = $i; print arch, name, $2, stack, stores, loads, shared }' |
+        grep -E ' stx__(at|af|ab|a0)' >> "$out/now.txt"
+done
+sort "$out/now.txt" -o "$out/now.txt"
+version=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+if [ "$1" = --record ]; then
+    { echo "# registers, stack, spill stores, spill loads and static shared memory (bytes) of the attention's kernels by nvcc $version; tests/cuda_regs.sh --record"; cat "$out/now.txt"; } > "$table"
+fi
+check "there are attention kernels" [ -s "$out/now.txt" ]
+# spills must not grow; registers may by 8 with another nvcc (none with the one of the table)
+slack=8; grep -q "nvcc $version;" "$table" && slack=0
+while read -r arch name regs stack stores loads shared; do
+    want=$(grep -v '^#' "$table" | awk -v a="$arch" -v n="$name" '$1 == a && $2 == n { print $3, $4, $5, $6 }')
+    check "$arch $name is not in $table: run tests/cuda_regs.sh --record and look at the difference" [ -n "$want" ]
+    [ -n "$want" ] || continue
+    set -- $want
+    check "$arch $name uses $regs registers, $1 are recorded" [ "$regs" -le "$(($1 + slack))" ]
+    check "$arch $name spills $stores and $loads bytes, stack $stack; recorded are $3, $4 and $2" [ "$stores" -le "$3" -a "$loads" -le "$4" -a "$stack" -le "$2" ]
+done < "$out/now.txt"
+lib=$(cd "$(dirname "$(command -v "$nvcc")")/.." && pwd)/lib64
+check "the trainer links with it" ${CC:-cc} -std=c99 -O1 -DSEQTX_CUDA examples/train_attn_span.c "$out/sm_90.o" -o "$out/train" -L"$lib" -lcublasLt -lcudart -lstdc++ -lm
+check "and says that there is no GPU, or trains" sh -c "LD_LIBRARY_PATH=$lib '$out/train' --help | grep -q -- --device"
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

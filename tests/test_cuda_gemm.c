@@ -1,0 +1,370 @@
+/* test_cuda_gemm.c - the CUDA twins of stx_gemm, stx_linear_fwd and stx_linear_bwd against those of the CPU, in float and in bfloat16, by
+   cublasLt and by the kernel that stands in where cublasLt has no algorithm. */
+#define SEQTX_IMPLEMENTATION
+#include "../seqtx.h"
+#include "cuda_test.h"
+
+/* Of seqtx_cuda.cu, for tests: how many kinds of product it knows; of the next new one: 0 the heuristic's first algorithm, 1 the
+   fastest, -1 our own kernel, -2 as 0 but bias and relu by a pass of their own */
+#ifdef __cplusplus
+extern "C" {
+#endif
+extern size_t stx__plans_count(const stx_ctx *x);
+extern void stx__plans_tune(stx_ctx *x, int tune);
+#ifdef __cplusplus
+}
+#endif
+
+static stx_ctx *cpu;
+
+/* |a - b| <= rel |b| + abs_ max |b| for all; NaN never. tol of a bfloat16 result: one rounding is 2^-9 |b|, and what lies between two
+   bfloat16s may go either way */
+static int near(const float *a, const float *b, size_t n, double rel, double abs_) {
+    double top = 0;
+    size_t i;
+    for (i = 0; i < n; i++) if (fabs((double)b[i]) > top) top = fabs((double)b[i]);
+    for (i = 0; i < n; i++) if (!(fabs((double)a[i] - (double)b[i]) <= rel * fabs((double)b[i]) + abs_ * (top > 1e-3 ? top : 1e-3))) return 0;
+    return 1;
+}
+#define HALF (1.0 / 256)
+
+static float *fetch(stx_ctx *x, const stx_real *p, size_t n) {
+    float *a = (float *)malloc((n + 1) * sizeof *a);
+    stx_cuda_get_numbers(x, a, p, n);
+    return a;
+}
+
+typedef struct product {
+    size_t batch, M, N, K;
+    int ta, tb;
+    double alpha, beta;
+    size_t gap, off;                /* between rows and matrices; numbers before the first, which break the alignment */
+    int shared;                     /* one B for all */
+    int ka, kb, kc;                 /* kinds of memory */
+    int whole;                      /* small integers: exact in any order */
+} product;
+
+/* One product, with gaps that must stay as they were. */
+static int product_case(stx_ctx *x, const product *p) {
+    int bf16 = stx_ctx_desc(x)->precision == STX_PREC_BF16, half = bf16 && p->kc == STX_MEM_NUMBERS;
+    int low = bf16 && (p->ka != STX_MEM_BYTES || p->kb != STX_MEM_BYTES || half);
+    size_t ar = p->ta ? p->K : p->M, ac = p->ta ? p->M : p->K, br = p->tb ? p->N : p->K, bc = p->tb ? p->K : p->N;
+    size_t lda = ac + p->gap, ldb = bc + p->gap, ldc = p->N + p->gap, sa = ar * lda + p->gap, sb = p->shared ? 0 : br * ldb + p->gap, sc = p->M * ldc + p->gap;
+    size_t na = p->batch * sa + p->off, nb = br * ldb + p->batch * sb + p->off, nc = p->batch * sc + p->off, n = 0, e, i, j, at;
+    double s = p->whole ? 3 : 1;
+    float *A = cuda_random(na, s, p->whole), *B = cuda_random(nb, s, p->whole), *C = cuda_random(nc, s, p->whole), *got, *want, *a, *b;
+    stx_real *dA, *dB, *dC;
+    int good;
+    if (low) { cuda_round(A, na); cuda_round(B, nb); }
+    if (half) cuda_round(C, nc);
+    if (p->beta == 0)
+        for (e = 0; e < p->batch; e++) for (i = 0; i < p->M; i++) for (j = 0; j < p->N; j++) C[p->off + e * sc + i * ldc + j] = (float)NAN;
+    dA = cuda_numbers(x, A, na, p->ka);
+    dB = cuda_numbers(x, B, nb, p->kb);
+    dC = cuda_numbers(x, C, nc, p->kc);
+    want = (float *)malloc((nc + 1) * sizeof *want);
+    memcpy(want, C, nc * sizeof *want);
+    stx_gemm(cpu, p->batch, p->ta, p->tb, p->M, p->N, p->K, (float)p->alpha, A + p->off, lda, sa, B + p->off, ldb, sb, (float)p->beta, want + p->off, ldc, sc);
+    stx_gemm_cuda(x, p->batch, p->ta, p->tb, p->M, p->N, p->K, (float)p->alpha, stx_at(x, dA, p->off), lda, sa, stx_at(x, dB, p->off), ldb, sb, (float)p->beta,
+                  stx_at(x, dC, p->off), ldc, sc);
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    got = fetch(x, dC, nc);
+    a = (float *)malloc((nc + 1) * sizeof *a);
+    b = (float *)malloc((nc + 1) * sizeof *b);
+    for (e = 0; e < p->batch; e++) for (i = 0; i < p->M; i++) for (j = 0; j < p->N; j++) {
+        at = p->off + e * sc + i * ldc + j;
+        a[n] = got[at];
+        b[n++] = want[at];
+        got[at] = want[at];             /* so that only the gaps are left to compare */
+    }
+    good = near(a, b, n, half ? HALF : 0, p->whole && !half ? 0 : half || low ? 1e-5 : 1e-6) && !memcmp(got, want, nc * sizeof *got);
+    CHECK(good, "%s: batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g gap %zu off %zu shared %d kinds %d %d %d whole %d", bf16 ? "bf16" : "f32", p->batch,
+          p->ta, p->tb, p->M, p->N, p->K, p->alpha, p->beta, p->gap, p->off, p->shared, p->ka, p->kb, p->kc, p->whole);
+    stx_cuda_free(x, dA);
+    stx_cuda_free(x, dB);
+    stx_cuda_free(x, dC);
+    free(A); free(B); free(C); free(got); free(want); free(a); free(b);
+    return good;
+}
+
+static void products(stx_ctx *x) {
+    static const size_t size[] = {1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65, 127, 129};
+    static const double ab[][2] = {{1, 0}, {1, 1}, {0.5, -2}, {-1, 0}, {0, 1}, {0, 0}, {2, 0.25}};
+    static const int kinds[] = {STX_MEM_NUMBERS, STX_MEM_PARAMS, STX_MEM_BYTES};
+    product p;
+    size_t i, n = sizeof size / sizeof *size;
+    memset(&p, 0, sizeof p);
+    for (i = 0; i < 126; i++) {                 /* strides that share no factor: all pairs of the short lists, many of the rest */
+        p.batch = 1 + i % 3;
+        p.ta = (int)(i & 1);
+        p.tb = (int)(i >> 1 & 1);
+        p.M = size[i * 3 % n];
+        p.N = size[(i * 5 + i / n) % n];
+        p.K = size[(i * 9 + i / 3) % n];
+        p.alpha = ab[i % 7][0];
+        p.beta = ab[i % 7][1];
+        p.gap = i % 5 % 3;
+        p.off = i % 11 == 4 ? i % 3 + 1 : 0;
+        p.shared = i % 4 == 1;
+        p.ka = kinds[i % 3];
+        p.kb = kinds[i / 3 % 3];
+        p.kc = kinds[i / 9 % 3];
+        p.whole = i % 2;
+        product_case(x, &p);
+    }
+    memset(&p, 0, sizeof p);
+    p.batch = 1; p.M = 256; p.N = 384; p.K = 192; p.alpha = 1;
+    for (i = 0; i < 4; i++) {
+        p.ta = (int)(i & 1);
+        p.tb = (int)(i >> 1);
+        p.ka = p.kb = STX_MEM_NUMBERS;
+        p.kc = i == 2 ? STX_MEM_BYTES : STX_MEM_NUMBERS;
+        p.beta = i == 2;
+        product_case(x, &p);
+    }
+    for (i = 0; i < 8; i++) {                   /* K = 0: C = beta C, in every kind of memory; nothing at all to do */
+        p.batch = 1 + i % 2; p.M = 5; p.N = 6; p.K = 0; p.gap = 1; p.kc = kinds[i % 3]; p.whole = 1;
+        p.beta = i & 4 ? 0 : 0.5;
+        if (i == 3) p.M = 0;
+        if (i == 5) p.N = 0;
+        if (i == 7) p.batch = 0;
+        product_case(x, &p);
+    }
+}
+
+/* A product into a parameter leaves its bfloat16 twin current: a product by one reads it. */
+static void twin(stx_ctx *x) {
+    float one = 1, *A = cuda_random(12, 1, 0), *want, *got;
+    int half = stx_ctx_desc(x)->precision == STX_PREC_BF16;
+    stx_real *dA, *d1, *P, *y;
+    cuda_round(A, 12);
+    dA = cuda_numbers(x, A, 12, STX_MEM_NUMBERS);
+    d1 = cuda_numbers(x, &one, 1, STX_MEM_NUMBERS);
+    P = cuda_numbers(x, NULL, 16, STX_MEM_PARAMS);
+    y = cuda_numbers(x, NULL, 16, STX_MEM_BYTES);
+    stx_gemm_cuda(x, 1, 0, 1, 4, 4, 3, 1, dA, 3, 0, dA, 3, 0, 0, P, 4, 0);
+    stx_gemm_cuda(x, 1, 0, 0, 16, 1, 1, 1, P, 1, 0, d1, 1, 0, 0, y, 1, 0);
+    want = fetch(x, P, 16);
+    got = fetch(x, y, 16);
+    if (half) cuda_round(want, 16);
+    CHECK(!memcmp(got, want, 16 * sizeof *got), "the twin of a parameter is not what a product left in the parameter");
+    stx_gemm_cuda(x, 1, 0, 0, 4, 4, 0, 1, dA, 3, 0, dA, 3, 0, 0.5f, P, 4, 0);
+    stx_gemm_cuda(x, 1, 0, 0, 16, 1, 1, 1, P, 1, 0, d1, 1, 0, 0, y, 1, 0);
+    free(want); free(got);
+    want = fetch(x, P, 16);
+    got = fetch(x, y, 16);
+    if (half) cuda_round(want, 16);
+    CHECK(!memcmp(got, want, 16 * sizeof *got), "the twin of a parameter is not what scaling left in the parameter");
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    stx_cuda_free(x, dA); stx_cuda_free(x, d1); stx_cuda_free(x, P); stx_cuda_free(x, y);
+    free(A); free(want); free(got);
+}
+
+typedef struct layer { size_t N, I, O; int act, bias, pre, dx, accumulate; size_t off; } layer;     /* off: of the bias, breaks its alignment */
+
+static void layer_case(stx_ctx *x, const layer *l) {
+    int bf16 = stx_ctx_desc(x)->precision == STX_PREC_BF16;
+    size_t N = l->N, I = l->I, O = l->O, n = N * O;
+    double half = bf16 ? HALF : 0, small = bf16 ? 1e-5 : 2e-6;
+    float *in = cuda_random(N * I, 1, 0), *W = cuda_random(O * I, 0.4, 0), *b = cuda_random(O + l->off, 0.5, 0), *y = (float *)malloc((n + 1) * 4), *pre = (float *)malloc((n + 1) * 4);
+    float *dy = cuda_random(n, 1, 0), *dx = cuda_random(N * I, 1, 0), *dW = cuda_random(O * I, 1, 0), *db = cuda_random(O, 1, 0), *got;
+    stx_real *gin, *gW, *gb, *gy, *gpre, *gdy, *gdx, *gdW, *gdb;
+    if (bf16) { cuda_round(in, N * I); cuda_round(W, O * I); cuda_round(b, O + l->off); cuda_round(dy, n); cuda_round(dx, N * I); }
+    gin = cuda_numbers(x, in, N * I, STX_MEM_NUMBERS);
+    gW = cuda_numbers(x, W, O * I, STX_MEM_PARAMS);
+    gb = cuda_numbers(x, b, O + l->off, STX_MEM_PARAMS);
+    gy = cuda_numbers(x, NULL, n, STX_MEM_NUMBERS);
+    gpre = cuda_numbers(x, NULL, n, STX_MEM_NUMBERS);
+    gdy = cuda_numbers(x, dy, n, STX_MEM_NUMBERS);
+    gdx = cuda_numbers(x, dx, N * I, STX_MEM_NUMBERS);
+    gdW = cuda_numbers(x, dW, O * I, STX_MEM_BYTES);
+    gdb = cuda_numbers(x, db, O, STX_MEM_BYTES);
+
+    stx_linear_fwd(cpu, y, pre, in, W, l->bias ? b + l->off : NULL, N, I, O, l->act);
+    stx_linear_fwd_cuda(x, gy, l->pre ? gpre : NULL, gin, gW, l->bias ? stx_at(x, gb, l->off) : NULL, N, I, O, l->act);
+    if (l->pre) {
+        got = fetch(x, gpre, n);
+        CHECK(near(got, pre, n, half, small), "pre of linear N %zu I %zu O %zu act %d bias %d", N, I, O, l->act, l->bias);
+        free(got);
+    }
+    got = fetch(x, gy, n);              /* an activation of its own pass sees a rounded argument; all slopes are below 1.13 */
+    CHECK(near(got, y, n, half, bf16 ? (l->act ? 2 * HALF : small) : small), "y of linear N %zu I %zu O %zu act %d bias %d pre %d", N, I, O, l->act, l->bias, l->pre);
+    free(got);
+
+    /* backward, of the CPU's y and pre as they can be stored */
+    if (bf16) { cuda_round(y, n); cuda_round(pre, n); }
+    stx_cuda_put_numbers(x, gy, y, n);
+    stx_cuda_put_numbers(x, gpre, pre, n);
+    stx_linear_bwd_cuda(x, l->dx ? gdx : NULL, gdW, l->bias ? gdb : NULL, gdy, l->act ? gy : NULL, l->act == STX_ACT_GELU ? gpre : NULL, gin, gW, N, I, O, l->act, l->accumulate);
+    if (l->act) stx_act_bwd(cpu, dy, dy, y, pre, n, l->act, 0);
+    if (l->bias) {                      /* sums of what was not yet rounded */
+        stx_sum_rows(cpu, db, dy, N, O);
+        got = fetch(x, gdb, O);
+        CHECK(near(got, db, O, 0, small), "db of linear N %zu I %zu O %zu act %d", N, I, O, l->act);
+        free(got);
+    }
+    got = fetch(x, gdy, n);
+    CHECK(near(got, dy, n, half, small), "da of linear N %zu I %zu O %zu act %d", N, I, O, l->act);
+    memcpy(dy, got, n * sizeof *dy);    /* what the products see */
+    free(got);
+    stx_linear_bwd(cpu, l->dx ? dx : NULL, dW, NULL, dy, NULL, NULL, in, W, N, I, O, STX_ACT_NONE, l->accumulate);
+    got = fetch(x, gdx, N * I);
+    CHECK(near(got, dx, N * I, l->dx ? half : 0, l->dx ? small : 0), "dx of linear N %zu I %zu O %zu act %d accumulate %d dx %d", N, I, O, l->act, l->accumulate, l->dx);
+    free(got);
+    got = fetch(x, gdW, O * I);
+    CHECK(near(got, dW, O * I, 0, small), "dW of linear N %zu I %zu O %zu act %d", N, I, O, l->act);
+    free(got);
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    stx_cuda_free(x, gin); stx_cuda_free(x, gW); stx_cuda_free(x, gb); stx_cuda_free(x, gy); stx_cuda_free(x, gpre); stx_cuda_free(x, gdy); stx_cuda_free(x, gdx);
+    stx_cuda_free(x, gdW); stx_cuda_free(x, gdb);
+    free(in); free(W); free(b); free(y); free(pre); free(dy); free(dx); free(dW); free(db);
+}
+static void layers(stx_ctx *x) {
+    static const size_t size[][3] = {{1, 8, 16}, {3, 5, 7}, {8, 64, 128}, {65, 24, 33}, {200, 16, 132}, {129, 31, 4}, {1, 1, 1}, {700, 3, 9}};
+    layer l;
+    size_t i, k;
+    memset(&l, 0, sizeof l);
+    for (i = 0; i < sizeof size / sizeof *size; i++)
+        for (k = 0; k < 10; k++) {
+            l.N = size[i][0]; l.I = size[i][1]; l.O = size[i][2];
+            l.act = (int)(k % 5);
+            l.bias = k < 5 ? (int)(i & 1) : !(i & 1);
+            l.pre = l.act == STX_ACT_GELU || (i + k) % 4 == 0;
+            l.dx = (i + k) % 5 != 0;
+            l.accumulate = (int)((i + k / 2) & 1);
+            l.off = k % 3 == 2;
+            layer_case(x, &l);
+        }
+    l.N = 5; l.I = 0; l.O = 8; l.act = STX_ACT_SIGMOID; l.bias = 1; l.pre = 0; l.dx = 1; l.accumulate = 0; l.off = 0;     /* y = act(b) */
+    layer_case(x, &l);
+    l.N = 0; l.I = 4;
+    layer_case(x, &l);
+    l.N = 4; l.O = 0;                   /* dx = 0 */
+    layer_case(x, &l);
+}
+
+/* A kind of product is planned once, whatever alpha and the addresses are. */
+static void plans(stx_ctx *x) {
+    product p;
+    size_t before, after;
+    memset(&p, 0, sizeof p);
+    p.batch = 2; p.M = 24; p.N = 40; p.K = 56; p.alpha = 1; p.beta = 1;
+    before = stx__plans_count(x);
+    product_case(x, &p);
+    after = stx__plans_count(x);
+    CHECK(after == before + 1, "%zu plans for one product", after - before);
+    p.alpha = 0.5;
+    product_case(x, &p);
+    CHECK(stx__plans_count(x) == after, "a second plan for the same kind of product");
+    p.M++;
+    product_case(x, &p);
+    CHECK(stx__plans_count(x) == after + 1, "no plan of its own for another shape");
+}
+
+/* A product may be captured, even one that comes for the first time; each replay adds once. */
+static void captured(stx_ctx *x) {
+    size_t M = 19, N = 24, K = 37, i, before = stx__plans_count(x);
+    float *A = cuda_random(M * K, 3, 1), *B = cuda_random(K * N, 3, 1), *C = cuda_random(M * N, 3, 1), *got;
+    stx_real *dA = cuda_numbers(x, A, M * K, STX_MEM_NUMBERS), *dB = cuda_numbers(x, B, K * N, STX_MEM_NUMBERS), *dC = cuda_numbers(x, C, M * N, STX_MEM_BYTES);
+    stx_graph *graph;
+    CHECK(stx_cuda_capture_begin(x), "no capture");
+    stx_gemm_cuda(x, 1, 0, 0, M, N, K, 1, dA, K, 0, dB, N, 0, 1, dC, N, 0);
+    graph = stx_cuda_capture_end(x);
+    CHECK(graph && stx_ok(x), "%s", stx_error(x));
+    CHECK(stx__plans_count(x) == before + 1, "no plan made while capturing");
+    got = fetch(x, dC, M * N);
+    CHECK(near(got, C, M * N, 0, 0), "a product runs while it is captured");
+    free(got);
+    for (i = 0; i < 2; i++) {
+        stx_cuda_graph_launch(x, graph);
+        stx_gemm(cpu, 1, 0, 0, M, N, K, 1, A, K, 0, B, N, 0, 1, C, N, 0);
+    }
+    got = fetch(x, dC, M * N);
+    CHECK(near(got, C, M * N, 0, 0), "a replayed product is wrong");
+    stx_cuda_graph_free(x, graph);
+    stx_cuda_free(x, dA); stx_cuda_free(x, dB); stx_cuda_free(x, dC);
+    free(A); free(B); free(C); free(got);
+}
+
+/* Sizes that cublasLt does not take are refused, by name and number, before anything is touched. */
+static void refused(int precision) {
+    stx_ctx *x = cuda_ctx(STX_CUDA, precision);
+    stx_real *a = cuda_numbers(x, NULL, 64, STX_MEM_NUMBERS);
+    stx_gemm_cuda(x, 1, 0, 0, (size_t)1 << 32, 3, 5, 1, a, 5, 0, a, 3, 0, 0, a, 3, 0);
+    CHECK(!stx_ok(x) && strstr(stx_error(x), "stx_gemm") && strstr(stx_error(x), "(4294967296,5) and (5,3)"), "%s", stx_error(x));
+    stx_gemm_cuda(x, 1, 0, 0, 3, 3, 3, 1, a, 3, 0, a, 3, 0, 0, a, 3, 0);        /* nothing in error */
+    stx_destroy(x);
+}
+
+#ifdef SEQTX_CUDA_HOST
+/* A device that has failed: the product says so, with its name, shape and status. */
+static void failing(int precision) {
+    stx_ctx *x = cuda_ctx(STX_CUDA, precision), *y = cuda_ctx(STX_CUDA, precision);
+    stx_real *a = cuda_numbers(x, NULL, 64, STX_MEM_NUMBERS), *b = cuda_numbers(y, NULL, 64, STX_MEM_NUMBERS);
+    cuda_host_fail_launch(1);
+    stx_gemm_cuda(x, 1, 0, 0, 5, 3, 0, 1, a, 5, 0, a, 3, 0, 0, a, 3, 0);
+    stx_cuda_sync(x);
+    CHECK(!stx_ok(x), "a failed launch goes unnoticed");
+    stx_gemm_cuda(y, 1, 0, 0, 4, 3, 2, 1, b, 2, 0, stx_at(y, b, 16), 3, 0, 0, stx_at(y, b, 32), 3, 0);
+    CHECK(!stx_ok(y) && strstr(stx_error(y), "stx_gemm") && strstr(stx_error(y), "(4,2) and (2,3)") && strstr(stx_error(y), "CUBLAS_STATUS_EXECUTION_FAILED"), "%s", stx_error(y));
+    cuda_host_reset_errors();
+    stx_destroy(x);
+    stx_destroy(y);
+}
+#endif
+
+/* The same bits each time, in every order of threads */
+static stx_ctx *again_ctx;
+static void again(void *user, uint64_t *hash) {
+    stx_ctx *x = again_ctx;
+    size_t N = 150, I = 40, O = 72;
+    float *in = (float *)user;
+    stx_real *gin = cuda_numbers(x, in, N * I, STX_MEM_NUMBERS), *gW = cuda_numbers(x, in + 100, O * I, STX_MEM_PARAMS), *gb = cuda_numbers(x, in + 7, O, STX_MEM_PARAMS);
+    stx_real *gy = cuda_numbers(x, NULL, N * O, STX_MEM_NUMBERS), *gp = cuda_numbers(x, NULL, N * O, STX_MEM_NUMBERS), *gdx = cuda_numbers(x, NULL, N * I, STX_MEM_NUMBERS);
+    stx_real *gdW = cuda_numbers(x, in, O * I, STX_MEM_BYTES), *gdb = cuda_numbers(x, in, O, STX_MEM_BYTES);
+    stx_linear_fwd_cuda(x, gy, gp, gin, gW, gb, N, I, O, STX_ACT_GELU);
+    *hash = cuda_hash(x, gy, N * O, *hash);
+    stx_linear_bwd_cuda(x, gdx, gdW, gdb, gy, NULL, gp, gin, gW, N, I, O, STX_ACT_GELU, 0);
+    *hash = cuda_hash(x, gdx, N * I, *hash);
+    *hash = cuda_hash(x, gdW, O * I, *hash);
+    *hash = cuda_hash(x, gdb, O, *hash);
+    stx_cuda_free(x, gin); stx_cuda_free(x, gW); stx_cuda_free(x, gb); stx_cuda_free(x, gy); stx_cuda_free(x, gp); stx_cuda_free(x, gdx);
+    stx_cuda_free(x, gdW); stx_cuda_free(x, gdb);
+}
+
+int main(void) {
+    static const int precision[] = {STX_PREC_F32, STX_PREC_BF16};
+    float *numbers = cuda_random(12000, 1, 0);
+    int i, k;
+    cpu = cuda_ctx(STX_CPU, STX_PREC_F32);
+    for (i = 0; i < 2; i++)
+        for (k = -1; k < 2; k++) {
+            stx_ctx *x = cuda_ctx(STX_CUDA, precision[i]);
+            if (!stx_ok(x)) { CHECK(0, "%s", stx_error(x)); stx_destroy(x); continue; }
+            stx__plans_tune(x, k);
+            products(x);
+            twin(x);
+            layers(x);
+            plans(x);
+            captured(x);
+            again_ctx = x;
+            cuda_orders(k < 0 ? "linear by the own kernel" : "linear by cublasLt", again, numbers);
+            CHECK(stx_ok(x), "%s", stx_error(x));
+            stx_destroy(x);
+        }
+    {
+        stx_ctx *x = cuda_ctx(STX_CUDA, STX_PREC_F32);      /* not in bfloat16: a pass of its own rounds twice */
+        stx__plans_tune(x, -2);
+        layers(x);
+        stx_destroy(x);
+    }
+    refused(STX_PREC_F32);
+    refused(STX_PREC_BF16);
+#ifdef SEQTX_CUDA_HOST
+    failing(STX_PREC_F32);
+    failing(STX_PREC_BF16);
+#endif
+    stx_destroy(cpu);
+    free(numbers);
+    return test_end();
+}

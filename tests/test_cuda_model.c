@@ -1,0 +1,558 @@
+/* The upper storey on a GPU: every op with its gradients against the CPU, whole models trained on both, steps replayed as graphs,
+   checkpoints that move between devices, and what goes wrong. */
+#if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
+  #define _POSIX_C_SOURCE 200809L
+#endif
+#define SEQTX_IMPLEMENTATION
+#include "../seqtx_attn_span.h"
+#include "cuda_test.h"
+#include <unistd.h>
+
+/* >>helpers */
+
+static const char *part = "";       /* argv[1]: only this one */
+
+/* tensor t of x against host numbers */
+static double off(stx_ctx *x, const stx_tensor *t, const stx_real *data, const float *want) {
+    (void)t;
+    return cuda_error(x, data, want, t->size, 1e-3);
+}
+static int32_t *ids_of(size_t n, size_t V, size_t salt) {
+    int32_t *id = (int32_t *)malloc(n * sizeof *id);
+    size_t i;
+    for (i = 0; i < n; i++) id[i] = (int32_t)((i * i / 3 + 7 * i + 5 * salt + (i >> 3) * salt) % V);
+    return id;
+}
+
+/* >>ops: the same chain on both devices, gradients of all inputs */
+
+enum { MAX_IN = 4 };
+typedef stx_tensor *(*op_fn)(stx_ctx *x, stx_tensor **in);
+static stx_tensor *op_linear(stx_ctx *x, stx_tensor **in) { return stx_linear(x, in[0], in[1], in[2], STX_ACT_NONE); }
+static stx_tensor *op_linear_relu(stx_ctx *x, stx_tensor **in) { return stx_linear(x, in[0], in[1], in[2], STX_ACT_RELU); }
+static stx_tensor *op_linear_gelu(stx_ctx *x, stx_tensor **in) { return stx_linear(x, in[0], in[1], in[2], STX_ACT_GELU); }
+static stx_tensor *op_linear_tanh(stx_ctx *x, stx_tensor **in) { return stx_linear(x, in[0], in[1], in[2], STX_ACT_TANH); }
+static stx_tensor *op_matmul(stx_ctx *x, stx_tensor **in) { return stx_matmul(x, in[0], in[1], 0, 0); }
+static stx_tensor *op_matmul_t(stx_ctx *x, stx_tensor **in) { return stx_matmul(x, in[0], in[1], 1, 1); }
+static stx_tensor *op_layernorm(stx_ctx *x, stx_tensor **in) { return stx_layernorm(x, in[0], in[1], in[2], 0); }
+static stx_tensor *op_residual(stx_ctx *x, stx_tensor **in) { return stx_residual_norm(x, in[0], in[1], 0.2, in[2], in[3], 0); }
+static stx_tensor *op_add(stx_ctx *x, stx_tensor **in) { return stx_add(x, in[0], in[1]); }
+static stx_tensor *op_mul(stx_ctx *x, stx_tensor **in) { return stx_mul(x, in[0], in[1]); }
+static stx_tensor *op_scale(stx_ctx *x, stx_tensor **in) { return stx_scale(x, in[0], 0.7); }
+static stx_tensor *op_relu(stx_ctx *x, stx_tensor **in) { return stx_relu(x, in[0]); }
+static stx_tensor *op_gelu(stx_ctx *x, stx_tensor **in) { return stx_gelu(x, in[0]); }
+static stx_tensor *op_tanh(stx_ctx *x, stx_tensor **in) { return stx_tanh(x, in[0]); }
+static stx_tensor *op_sigmoid(stx_ctx *x, stx_tensor **in) { return stx_sigmoid(x, in[0]); }
+static stx_tensor *op_softmax(stx_ctx *x, stx_tensor **in) { return stx_softmax(x, in[0]); }
+static stx_tensor *op_dropout(stx_ctx *x, stx_tensor **in) { return stx_dropout(x, in[0], 0.3); }
+static stx_tensor *op_mean(stx_ctx *x, stx_tensor **in) { return stx_mean(x, in[0]); }
+static stx_tensor *op_mse(stx_ctx *x, stx_tensor **in) { return stx_mse(x, in[0], in[1]); }
+static stx_tensor *op_concat(stx_ctx *x, stx_tensor **in) { return stx_concat(x, in[0], in[1]); }
+static stx_tensor *op_slice(stx_ctx *x, stx_tensor **in) { return stx_slice(x, in[0], 1, 4); }
+static stx_tensor *op_channels(stx_ctx *x, stx_tensor **in) { return stx_concat_channels(x, in[0], in[1]); }
+static stx_tensor *op_reshape(stx_ctx *x, stx_tensor **in) { return stx_tanh(x, stx_reshape(x, stx_scale(x, in[0], 2), in[0]->size, 0, 0, 0)); }
+static stx_tensor *op_detach(stx_ctx *x, stx_tensor **in) { return stx_mul(x, in[0], stx_detach(x, in[0])); }
+static stx_tensor *op_gather(stx_ctx *x, stx_tensor **in) { static const int32_t idx[7] = {3, 0, 3, 3, 1, 14, 0}; return stx_gather(x, in[0], idx, 7); }
+static stx_tensor *op_embedding(stx_ctx *x, stx_tensor **in) {
+    int32_t *id = ids_of(2 * 37, in[0]->dim[0], 3);
+    stx_tensor *y = stx_embedding(x, in[0], stx_tokens(x, id, 2, 37));
+    free(id);
+    return y;
+}
+static stx_tensor *cross_entropy(stx_ctx *x, stx_tensor *in, int over) {
+    int32_t *id = ids_of(in->dim[0] * in->dim[1], in->dim[2], 5);
+    stx_ids *t = stx_tokens(x, id, in->dim[0], in->dim[1]);
+    free(id);
+    return over ? stx_cross_entropy_over(x, stx_scale(x, in, 1.5), t, 0) : stx_cross_entropy(x, in, t, 9);
+}
+static stx_tensor *op_cross_entropy(stx_ctx *x, stx_tensor **in) { return cross_entropy(x, in[0], 0); }
+static stx_tensor *op_cross_entropy_over(stx_ctx *x, stx_tensor **in) { return cross_entropy(x, in[0], 1); }
+static stx_tensor *twice(stx_ctx *x, void *user, stx_tensor **in) { (void)user; return stx_dropout(x, stx_tanh(x, stx_mul(x, in[0], in[1])), 0.25); }
+static stx_tensor *op_recompute(stx_ctx *x, stx_tensor **in) { return stx_add(x, stx_recompute(x, twice, NULL, in, 2), in[0]); }
+
+static const struct op_row { const char *name; op_fn fn; size_t dim[MAX_IN][3]; double half; } ops[] = {
+    {"linear", op_linear, {{3, 5, 7}, {11, 7, 0}, {11, 0, 0}}, 2e-2},
+    {"linear relu", op_linear_relu, {{3, 5, 16}, {24, 16, 0}, {24, 0, 0}}, 2e-2},
+    {"linear gelu", op_linear_gelu, {{3, 5, 16}, {24, 16, 0}, {24, 0, 0}}, 2e-2},
+    {"linear tanh", op_linear_tanh, {{3, 5, 7}, {9, 7, 0}, {9, 0, 0}}, 3e-2},
+    {"matmul", op_matmul, {{3, 5, 7}, {3, 7, 9}}, 2e-2},
+    {"matmul shared", op_matmul, {{3, 5, 7}, {7, 9, 0}}, 2e-2},
+    {"matmul transposed", op_matmul_t, {{3, 7, 5}, {3, 9, 7}}, 2e-2},
+    {"layernorm", op_layernorm, {{3, 5, 33}, {33, 0, 0}, {33, 0, 0}}, 2e-2},
+    {"residual_norm", op_residual, {{3, 5, 64}, {3, 5, 64}, {64, 0, 0}, {64, 0, 0}}, 2e-2},
+    {"add", op_add, {{3, 5, 7}, {3, 5, 7}}, 1e-2},
+    {"add rows", op_add, {{3, 5, 7}, {7, 0, 0}}, 1e-2},
+    {"mul", op_mul, {{3, 5, 7}, {3, 5, 7}}, 1e-2},
+    {"mul rows", op_mul, {{3, 5, 7}, {5, 7, 0}}, 1e-2},
+    {"scale", op_scale, {{3, 5, 7}}, 1e-2},
+    {"relu", op_relu, {{3, 5, 7}}, 1e-2},
+    {"gelu", op_gelu, {{3, 5, 7}}, 1e-2},
+    {"tanh", op_tanh, {{3, 5, 7}}, 2e-2},
+    {"sigmoid", op_sigmoid, {{3, 5, 7}}, 2e-2},
+    {"softmax", op_softmax, {{3, 5, 37}}, 2e-2},
+    {"dropout", op_dropout, {{3, 5, 37}}, 1e-2},
+    {"mean", op_mean, {{3, 5, 37}}, 1e-2},
+    {"mse", op_mse, {{3, 5, 37}, {3, 5, 37}}, 2e-2},
+    {"concat", op_concat, {{3, 5, 7}, {3, 2, 7}}, 1e-2},
+    {"slice", op_slice, {{3, 5, 7}}, 1e-2},
+    {"concat_channels", op_channels, {{3, 5, 7}, {3, 5, 4}}, 1e-2},
+    {"reshape", op_reshape, {{3, 5, 7}}, 2e-2},
+    {"detach", op_detach, {{3, 5, 7}}, 1e-2},
+    {"gather", op_gather, {{3, 5, 7}}, 2e-2},
+    {"embedding", op_embedding, {{19, 13, 0}}, 2e-2},
+    {"cross_entropy", op_cross_entropy, {{3, 5, 41}}, 2e-2},
+    {"cross_entropy_over", op_cross_entropy_over, {{3, 5, 41}}, 2e-2},
+    {"recompute", op_recompute, {{3, 5, 7}, {3, 5, 7}}, 2e-2},
+};
+
+/* Values and gradients of a row in x: into out[0], out[1..]; inputs as parameters (floats with bf16 copies) if params. */
+static void op_run(const struct op_row *o, int device, int precision, int params, float **data, float **out, size_t *size) {
+    stx_ctx *x = cuda_ctx(device, precision);
+    stx_params *p = stx_params_create(x);
+    stx_tensor *in[MAX_IN] = {0}, *y;
+    float *dy;
+    char name[8];
+    int i, n;
+    for (n = 0; n < MAX_IN && o->dim[n][0]; n++)
+        if (params) {
+            snprintf(name, sizeof name, "p%d", n);
+            in[n] = stx_param(p, STX_ZEROS, 0, name, o->dim[n][0], o->dim[n][1], o->dim[n][2], 0);
+            stx_set(x, in[n], data[n]);
+        }
+    stx_begin(x, STX_TRAIN);
+    for (i = 0; i < n && !params; i++) in[i] = stx_variable(x, data[i], o->dim[i][0], o->dim[i][1], o->dim[i][2], 0);
+    y = o->fn(x, in);
+    CHECK(stx_ok(x) && y, "%s, device %d: %s", o->name, device, stx_error(x));
+    if (!y) { stx_destroy(x); return; }
+    size[0] = y->size;
+    out[0] = (float *)calloc(y->size, sizeof(float));
+    stx_get(x, y, out[0]);
+    dy = (float *)malloc(y->size * sizeof *dy);
+    for (i = 0; i < (int)y->size; i++) dy[i] = (float)(((i * 37) % 17) - 8) / 8;
+    stx_backward_from(x, y, dy);
+    CHECK(stx_ok(x), "%s backward, device %d: %s", o->name, device, stx_error(x));
+    for (i = 0; i < n; i++) {
+        size[i + 1] = in[i]->size;
+        out[i + 1] = (float *)calloc(in[i]->size, sizeof(float));
+        if (in[i]->grad) stx_fetch(x, out[i + 1], in[i]->grad, in[i]->size);
+        else CHECK(0, "%s: input %d has no gradient", o->name, i);
+    }
+    free(dy);
+    stx_destroy(x);
+}
+static void test_ops(void) {
+    size_t k, i, n;
+    int precision, params, t;
+    for (k = 0; k < sizeof ops / sizeof *ops; k++)
+        for (precision = 0; precision < 2; precision++)
+            for (params = 0; params < 2; params++) {
+                const struct op_row *o = &ops[k];
+                float *data[MAX_IN] = {0}, *want[MAX_IN + 1] = {0}, *got[MAX_IN + 1] = {0};
+                size_t size[MAX_IN + 1] = {0};
+                double tol = precision ? o->half : 2e-6;
+                for (t = 0; t < MAX_IN && o->dim[t][0]; t++) {
+                    n = o->dim[t][0] * (o->dim[t][1] ? o->dim[t][1] : 1) * (o->dim[t][2] ? o->dim[t][2] : 1);
+                    data[t] = cuda_random(n, 1.5, 0);
+                    if (precision) cuda_round(data[t], n);
+                }
+                op_run(o, STX_CPU, STX_PREC_F32, params, data, want, size);
+                op_run(o, STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32, params, data, got, size);
+                for (t = 0; t <= MAX_IN; t++) {
+                    double worst = 0, top = 1e-3;
+                    if (!want[t] || !got[t]) continue;
+                    for (i = 0; i < size[t]; i++) if (fabs((double)want[t][i]) > top) top = fabs((double)want[t][i]);
+                    for (i = 0; i < size[t]; i++) { double e = fabs((double)want[t][i] - (double)got[t][i]); if (!(e <= worst)) worst = e; }
+                    CHECK(worst <= tol * top, "%s, precision %d, %s, %s %d: off by %g of %g", o->name, precision, params ? "parameters" : "variables", t ? "gradient" : "value", t, worst, top);
+                    free(want[t]); free(got[t]);
+                }
+                for (t = 0; t < MAX_IN; t++) free(data[t]);
+            }
+}
+
+/* >>models */
+
+typedef struct model {
+    stx_ctx *x;
+    stx_span *m;
+    stx_optim *o;
+    stx_span_state *s;
+    stx_ids *in, *out;
+    size_t B, T, V;
+    double lr, loss;
+    int parts;
+} model;
+
+enum { SMALL, DROP, PERS, IO, LITERAL, RECOMPUTE, WIDE, MODELS };
+static const char *const model_names[MODELS] = {"adaptive span", "dropout", "all-attention", "adaptive input and output", "literal", "recomputation", "wide"};
+
+static void model_make(model *r, int which, int device, int precision, int no_graph) {
+    stx_span_desc d;
+    stx_optim_desc od;
+    stx_desc cd;
+    memset(r, 0, sizeof *r);
+    memset(&d, 0, sizeof d);
+    memset(&od, 0, sizeof od);
+    memset(&cd, 0, sizeof cd);
+    cd.device = device; cd.precision = precision; cd.no_graph = no_graph; cd.seed = 5; cd.threads = 1;
+    r->x = stx_create(&cd);
+    r->B = 3; r->T = 16; r->V = which == IO ? 41 : 23;
+    d.vocab = r->V;
+    d.layers = 2; d.dim = which == WIDE ? 128 : 32; d.heads = 2; d.inner = 48; d.span = which == WIDE ? 96 : 40;
+    d.adapt_span = 1; d.ramp = 8; d.span_init = 0.3; d.span_loss = 1e-4;
+    if (which == DROP) { d.dropout = 0.2; d.emb_dropout = 0.1; }
+    if (which == PERS) d.pers = 9;
+    if (which == IO) { d.adapt_io = 1; d.cutoff[0] = 11; d.cutoffs = 1; d.adapt_io_tied = 1; d.divval = 2; }
+    if (which == LITERAL) { d.literal_eps = 1; d.literal_memory = 1; d.adapt_span = 1; }
+    if (which == RECOMPUTE) { d.recompute = 1; d.dropout = 0.2; }
+    r->m = stx_span_create(r->x, &d);
+    od.kind = which == DROP ? STX_ADAM : which == PERS || which == WIDE ? STX_SGD : STX_ADAGRAD;
+    od.clip = which == PERS || which == WIDE ? 1 : 0.1;
+    od.momentum = 0.9;
+    r->o = stx_optim_create(r->m->params, &od);
+    r->s = stx_span_state_create(r->m, r->B);
+    r->in = stx_tokens_create(r->x, r->B, r->T);
+    r->out = stx_tokens_create(r->x, r->B, r->T);
+    r->lr = which == DROP ? 0.003 : which == PERS || which == WIDE ? 0.05 : which == IO ? 0.002 : 0.02;
+    CHECK(stx_ok(r->x), "%s, device %d: %s", model_names[which], device, stx_error(r->x));
+}
+static void model_step(void *user) {
+    model *r = (model *)user;
+    stx_tensor *loss;
+    stx_begin(r->x, STX_TRAIN);
+    loss = stx_span_loss(r->m, r->in, r->out, r->s, r->s);
+    stx_note(r->x, 0, loss, 1, 0);
+    stx_backward(r->x, stx_span_total(r->m, loss));
+    stx_optim_step(r->o, r->lr);
+    stx_span_clamp(r->m);
+}
+/* Step n on its own tokens: the loss. What waits for the device waits outside of stx_step_run; *syncs gets the waits inside. */
+static double model_run(model *r, int n, long *syncs) {
+    int32_t *id = ids_of(r->B * r->T + 1, r->V, (size_t)n + 1);
+    uint64_t key;
+    long before = 0;
+    stx_tokens_set(r->x, r->in, id);
+    stx_tokens_set(r->x, r->out, id + 1);
+    r->lr *= n % 3 ? 1.05 : 0.85;
+    stx_optim_rate(r->o, r->lr);
+    key = stx_span_key(r->m, r->s, 0);
+#ifdef SEQTX_CUDA_HOST
+    before = cuda_host_syncs();
+#endif
+    stx_step_run(r->x, key, model_step, r);
+#ifdef SEQTX_CUDA_HOST
+    if (syncs) *syncs += cuda_host_syncs() - before;
+#else
+    (void)syncs; (void)before;
+#endif
+    free(id);
+    r->loss = stx_noted(r->x, 0);
+    return r->loss;
+}
+static uint64_t model_hash(model *r) {
+    uint64_t h = 1;
+    size_t i;
+    for (i = 0; i < r->m->params->count; i++) h = cuda_hash(r->x, r->m->params->tensor[i]->data, r->m->params->tensor[i]->size, h);
+    return h;
+}
+static void model_free(model *r) { stx_span_state_free(r->s); stx_destroy(r->x); }
+
+enum { STEPS = 20 };
+static void test_train(void) {
+    int which, n, precision;
+    for (precision = 0; precision < 2; precision++)
+        for (which = 0; which < MODELS; which++) {
+            model a, b;
+            double worst = 0, tol = precision ? 3e-2 : which == LITERAL ? 2e-4 : 1e-4;
+            size_t i;
+            long syncs = 0;
+            model_make(&a, which, STX_CPU, STX_PREC_F32, 0);
+            model_make(&b, which, STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32, which == IO);
+            for (n = 0; n < STEPS; n++) {
+                double la = model_run(&a, n, NULL), lb = model_run(&b, n, n > 10 && which != IO ? &syncs : NULL);       /* memories have their size by then */
+                CHECK(stx_ok(b.x), "%s, step %d: %s", model_names[which], n, stx_error(b.x));
+                CHECK(fabs(la - lb) <= tol * la, "%s, precision %d, step %d: loss %.7f on the CPU, %.7f on the GPU", model_names[which], precision, n, la, lb);
+            }
+            CHECK(a.loss < (which == IO ? 20 : 3.5) && a.loss > 0.1, "%s: the loss is %g", model_names[which], a.loss);
+            for (i = 0; i < a.m->params->count && !precision; i++) {
+                double e = off(b.x, b.m->params->tensor[i], b.m->params->tensor[i]->data, a.m->params->tensor[i]->data);
+                if (!(e <= worst)) worst = e;
+            }
+            /* Adagrad and Adam divide by the size of the gradient: of one that is nothing but rounding, too */
+            CHECK(worst <= (a.o->desc.kind == STX_SGD ? 1e-4 : 1e-2), "%s: after %d steps a parameter is off by %g", model_names[which], STEPS, worst);
+            CHECK(stx_optim_sync(b.o) && stx_optim_sync(a.o) && a.o->step == STEPS && b.o->step == STEPS && CLOSE(b.o->grad_norm, a.o->grad_norm, precision ? 0.1 : 1e-3),
+                  "%s: %d updates, norm %g; CPU %g", model_names[which], (int)b.o->step, b.o->grad_norm, a.o->grad_norm);
+            CHECK(syncs == 0, "%s: the host waited %ld times inside steps", model_names[which], syncs);
+            model_free(&a);
+            model_free(&b);
+        }
+}
+
+/* A replayed step gives the same bits as one that is launched anew, dropout and the optimiser's counts included. */
+static void test_graph(void) {
+    int which, n;
+    static const int models[] = {SMALL, DROP, PERS};
+    for (which = 0; which < 3; which++) {
+        model a, b;
+        long graphs = 0;
+        model_make(&a, models[which], STX_CUDA, STX_PREC_F32, 1);
+        model_make(&b, models[which], STX_CUDA, STX_PREC_F32, 0);
+#ifdef SEQTX_CUDA_HOST
+        graphs = cuda_host_graph_launches();
+#endif
+        for (n = 0; n < 14; n++) {
+            double la = model_run(&a, n, NULL), lb = model_run(&b, n, NULL);
+            CHECK(la == lb, "%s, step %d: %.9g anew, %.9g replayed", model_names[models[which]], n, la, lb);
+            if (n == 9) {       /* something else in between, in the same arenas */
+                int32_t *id = ids_of(5, a.V, 9);
+                stx_begin(b.x, STX_EVAL);
+                CHECK(isfinite(stx_item(b.x, stx_span_loss(b.m, stx_tokens(b.x, id, 1, 4), stx_tokens(b.x, id + 1, 1, 4), NULL, NULL))), "an evaluation between replays");
+                free(id);
+            }
+        }
+        CHECK(model_hash(&a) == model_hash(&b), "%s: replays leave other parameters", model_names[models[which]]);
+        CHECK(stx_tick(a.x) == stx_tick(b.x), "the random stream: tick %d anew, %d replayed", (int)stx_tick(a.x), (int)stx_tick(b.x));
+#ifdef SEQTX_CUDA_HOST
+        CHECK(cuda_host_graph_launches() - graphs >= 5, "%s: %ld replays of 14 steps", model_names[models[which]], cuda_host_graph_launches() - graphs);
+#else
+        (void)graphs;
+#endif
+        model_free(&a);
+        model_free(&b);
+    }
+}
+/* A step that takes its tokens from the host is not replayed, and right nevertheless. */
+typedef struct fresh_user { model *r; int n; } fresh_user;
+static void fresh_step(void *user) {
+    fresh_user *u = (fresh_user *)user;
+    model *r = u->r;
+    int32_t *id = ids_of(r->B * r->T + 1, r->V, (size_t)u->n + 1);
+    stx_tensor *loss;
+    stx_begin(r->x, STX_TRAIN);
+    loss = stx_span_loss(r->m, stx_tokens(r->x, id, r->B, r->T), stx_tokens(r->x, id + 1, r->B, r->T), r->s, r->s);
+    free(id);
+    stx_note(r->x, 0, loss, 1, 0);
+    stx_backward(r->x, loss);
+    stx_optim_step(r->o, 0.02);
+    stx_span_clamp(r->m);
+}
+static void test_not_repeatable(void) {
+    model a, b;
+    fresh_user u;
+    int n;
+    model_make(&a, DROP, STX_CUDA, STX_PREC_F32, 1);
+    model_make(&b, DROP, STX_CUDA, STX_PREC_F32, 0);
+    for (n = 0; n < 9; n++) {
+        u.n = n;
+        u.r = &a; stx_step_run(a.x, 7, fresh_step, &u);
+        u.r = &b; stx_step_run(b.x, stx_span_key(b.m, b.s, 7), fresh_step, &u);
+        CHECK(stx_noted(a.x, 0) == stx_noted(b.x, 0) && stx_ok(b.x), "step %d with tokens from the host: %g and %g (%s)", n, stx_noted(a.x, 0), stx_noted(b.x, 0), stx_error(b.x));
+    }
+    CHECK(stx_tick(a.x) == stx_tick(b.x), "tick %d and %d", (int)stx_tick(a.x), (int)stx_tick(b.x));
+    model_free(&a);
+    model_free(&b);
+}
+
+/* Saved on one device, loaded on the other: the next steps are those of the run that went on. */
+static int save_model(model *r, const char *path) {
+    stx_writer *w = stx_writer_create(r->x);
+    int ok = stx_params_save(w, r->m->params, "") && stx_optim_save(w, r->o) && stx_span_state_save(w, r->s, "memory.") && stx_writer_seal(w);
+    return stx_writer_finish(w, path) && ok;
+}
+static int load_model(model *r, const char *path) {
+    stx_file *f = stx_file_open(r->x, path);
+    int ok = f && stx_file_sealed(f) && stx_params_load(r->m->params, f, "") && stx_optim_load(r->o, f) && stx_span_state_load(r->s, f, "memory.");
+    stx_file_close(f);
+    return ok;
+}
+static void test_checkpoint(void) {
+    static const int device[4][2] = {{STX_CPU, STX_CUDA}, {STX_CUDA, STX_CPU}, {STX_CUDA, STX_CUDA}, {STX_CPU, STX_CPU}};
+    char path[] = "/tmp/seqtx_cuda_XXXXXX";
+    int k, n, fd = mkstemp(path), precision;
+    if (fd >= 0) close(fd);
+    for (precision = 0; precision < 2; precision++)
+        for (k = 0; k < 4; k++) {
+            model a, b;
+            int prec = precision ? STX_PREC_BF16 : STX_PREC_F32, same = device[k][0] == device[k][1];
+            model_make(&a, SMALL, device[k][0], device[k][0] ? prec : STX_PREC_F32, 0);
+            model_make(&b, SMALL, device[k][1], device[k][1] ? prec : STX_PREC_F32, 0);
+            for (n = 0; n < 6; n++) model_run(&a, n, NULL);
+            CHECK(save_model(&a, path) && load_model(&b, path), "from device %d to %d: %s %s", device[k][0], device[k][1], stx_error(a.x), stx_error(b.x));
+            stx_set_tick(b.x, stx_tick(a.x));
+            b.lr = a.lr;
+            CHECK(b.o->step == 6, "%d updates in the file", (int)b.o->step);
+            CHECK(model_hash(&a) == model_hash(&b), "from device %d to %d: other parameters", device[k][0], device[k][1]);
+            for (n = 6; n < 10; n++) {
+                double la = model_run(&a, n, NULL), lb = model_run(&b, n, NULL);
+                CHECK(same ? la == lb : fabs(la - lb) <= (precision ? 3e-2 : 1e-4) * la, "from device %d to %d, precision %d, step %d: %.8f, going on %.8f", device[k][0], device[k][1], precision, n, lb, la);
+            }
+            stx_optim_sync(b.o);
+            CHECK(b.o->step == 10, "%d updates after going on", (int)b.o->step);
+            model_free(&a);
+            model_free(&b);
+        }
+    remove(path);
+}
+
+static void test_generation(void) {
+    int which;
+    for (which = 0; which < MODELS; which++) {
+        model a, b;
+        stx_span_gen *ga, *gb;
+        int32_t *id;
+        size_t at;
+        model_make(&a, which, STX_CPU, STX_PREC_F32, 0);
+        model_make(&b, which, STX_CUDA, STX_PREC_F32, 0);
+        ga = stx_span_gen_create(a.m, 2);
+        gb = stx_span_gen_create(b.m, 2);
+        id = ids_of(2 * 70, a.V, 2);
+        for (at = 0; at < 64; at += at ? 1 : 50) {
+            const stx_real *la = stx_span_gen_feed(ga, id, at ? 1 : 50), *lb = stx_span_gen_feed(gb, id, at ? 1 : 50);
+            double worst = 0;
+            size_t i;
+            CHECK(la && lb, "%s: %s", model_names[which], stx_error(b.x));
+            for (i = 0; la && lb && i < 2 * a.V; i++) { double e = fabs((double)la[i] - (double)lb[i]); if (!(e <= worst)) worst = e; }
+            CHECK(worst < 2e-4, "%s, token %d: logits off by %g", model_names[which], (int)at, worst);
+        }
+        free(id);
+        stx_span_gen_free(ga);
+        stx_span_gen_free(gb);
+        model_free(&a);
+        model_free(&b);
+    }
+}
+
+/* A gradient that is not finite: the device leaves the update out, and the host hears of it. */
+static void test_skip(void) {
+    model r;
+    uint64_t before;
+    stx_real bad[1] = {0};
+    stx_tensor *g;
+    int n;
+    model_make(&r, SMALL, STX_CUDA, STX_PREC_F32, 0);
+    for (n = 0; n < 3; n++) model_run(&r, n, NULL);
+    before = model_hash(&r);
+    g = stx_params_find(r.m->params, "out_emb.bias");
+    bad[0] = (stx_real)NAN;
+    stx_put(r.x, g->grad, bad, 1);
+    stx_optim_step(r.o, 0.1);
+    CHECK(!stx_optim_sync(r.o) && r.o->skipped == 1 && r.o->step == 3 && model_hash(&r) == before, "a NaN in a gradient: skipped %d, step %d", (int)r.o->skipped, (int)r.o->step);
+    stx_fetch(r.x, bad, g->grad, 1);
+    CHECK(bad[0] == 0, "the gradient is not zeroed: %g", (double)bad[0]);
+    model_run(&r, 3, NULL);
+    CHECK(stx_optim_sync(r.o) && r.o->step == 4 && r.o->skipped == 1 && model_hash(&r) != before, "the update after it");
+    model_free(&r);
+}
+
+#ifdef SEQTX_CUDA_HOST
+/* >>errors: what only the shim can bring about */
+
+static void test_errors(void) {
+    stx_ctx *x;
+    stx_desc d;
+    model r;
+    long n, most;
+    size_t bytes;
+    memset(&d, 0, sizeof d);
+    d.device = STX_CUDA;
+    cuda_host_devices(0);
+    x = stx_create(&d);
+    CHECK(!stx_ok(x) && stx_error_code(x) == STX_ERR_DEVICE && strstr(stx_error(x), "no CUDA device") && stx_ctx_desc(x)->device == STX_CPU, "no device: %s", stx_error(x));
+    stx_destroy(x);
+    cuda_host_devices(1);
+    d.gpu = 3;
+    x = stx_create(&d);
+    CHECK(!stx_ok(x) && strstr(stx_error(x), "desc.gpu is 3"), "no fourth device: %s", stx_error(x));
+    stx_destroy(x);
+    d.gpu = 0;
+    cuda_host_arch(7, 5);
+    x = stx_create(&d);
+    CHECK(!stx_ok(x) && stx_error_code(x) == STX_ERR_DEVICE && strstr(stx_error(x), "sm_75") && strstr(stx_error(x), "-arch"), "an old device: %s", stx_error(x));
+    stx_destroy(x);
+    cuda_host_arch(9, 0);
+    CHECK(cuda_host_bytes_in_use() == 0, "%zu bytes of the device are left after refusals", cuda_host_bytes_in_use());
+
+    /* the n-th allocation fails: an error that names the arena, nothing left behind */
+    model_make(&r, SMALL, STX_CUDA, STX_PREC_BF16, 0);
+    model_run(&r, 0, NULL);
+    model_free(&r);
+    CHECK(cuda_host_bytes_in_use() == 0, "%zu bytes of the device are left", cuda_host_bytes_in_use());
+    most = cuda_host_allocs();
+    for (n = 1; n < 40; n++) {
+        stx_span_desc sd;
+        int stopped;
+        memset(&sd, 0, sizeof sd);
+        sd.vocab = 23; sd.layers = 1; sd.dim = 32; sd.heads = 2; sd.span = 40;
+        cuda_host_fail_alloc(n);
+        memset(&r, 0, sizeof r);
+        r.x = stx_create(&d);
+        r.B = 2; r.T = 8; r.V = 23; r.lr = 0.1;
+        r.m = stx_span_create(r.x, &sd);
+        if (r.m) {
+            r.o = stx_optim_create(r.m->params, NULL);
+            r.s = stx_span_state_create(r.m, r.B);
+            r.in = stx_tokens_create(r.x, r.B, r.T);
+            r.out = stx_tokens_create(r.x, r.B, r.T);
+            if (r.o && r.s && r.in && r.out) model_run(&r, 0, NULL);
+        }
+        stopped = !stx_ok(r.x);
+        if (stopped) CHECK(stx_error_code(r.x) == STX_ERR_MEMORY && strlen(stx_error(r.x)) > 20, "allocation %ld fails: code %d, %s", n, stx_error_code(r.x), stx_error(r.x));
+        stx_span_state_free(r.s);
+        stx_destroy(r.x);
+        cuda_host_fail_alloc(0);
+        CHECK(cuda_host_bytes_in_use() == 0, "allocation %ld fails: %zu bytes of the device are left", n, cuda_host_bytes_in_use());
+        if (!stopped) break;
+    }
+    CHECK(n > 3 && n < 40, "%ld allocations in a run of one step", n - 1);
+    (void)most;
+
+    /* desc.max_bytes counts the device's memory */
+    d.max_bytes = 3 << 20;
+    x = stx_create(&d);
+    CHECK(stx_block_numbers(x, 1 << 18) && !stx_block_numbers(x, 1 << 20) && strstr(stx_error(x), "max_bytes"), "the limit: %s", stx_error(x));
+    bytes = stx_bytes(x);
+    CHECK(bytes == 1 << 20, "%zu bytes in use", bytes);
+    stx_destroy(x);
+    d.max_bytes = 0;
+
+    /* the n-th launch fails: latched, told once with its name, and the host goes on */
+    for (n = 1; n < 400; n += 23) {
+        stx_span_desc sd;
+        memset(&sd, 0, sizeof sd);
+        model_make(&r, SMALL, STX_CUDA, STX_PREC_F32, 1);
+        cuda_host_fail_launch(n);
+        model_run(&r, 0, NULL);
+        model_run(&r, 1, NULL);
+        if (!stx_ok(r.x)) {
+            char text[512];
+            snprintf(text, sizeof text, "%s", stx_error(r.x));
+            CHECK(stx_error_code(r.x) == STX_ERR_DEVICE && strstr(text, "CUDA"), "launch %ld fails: %s", n, text);
+            model_run(&r, 2, NULL);
+            CHECK(!strcmp(text, stx_error(r.x)), "the first error stays: %s", stx_error(r.x));
+        }
+        model_free(&r);
+        cuda_host_reset_errors();
+    }
+    model_make(&r, SMALL, STX_CUDA, STX_PREC_F32, 0);
+    CHECK(isfinite(model_run(&r, 0, NULL)), "a new context after it: %s", stx_error(r.x));
+    model_free(&r);
+    CHECK(cuda_host_bytes_in_use() == 0 && cuda_host_pinned_in_use() == 0, "%zu bytes of the device and %zu of pinned memory are left at the end", cuda_host_bytes_in_use(), cuda_host_pinned_in_use());
+}
+#endif
+
+int main(int argc, char **argv) {
+    static const struct { const char *name; void (*run)(void); } parts[] = {
+        {"ops", test_ops}, {"train", test_train}, {"graph", test_graph}, {"not repeatable", test_not_repeatable}, {"checkpoint", test_checkpoint},
+        {"generation", test_generation}, {"skip", test_skip},
+#ifdef SEQTX_CUDA_HOST
+        {"errors", test_errors},
+#endif
+    };
+    size_t i;
+    if (argc > 1) part = argv[1];
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    for (i = 0; i < sizeof parts / sizeof *parts; i++) if (!*part || !strcmp(part, parts[i].name)) parts[i].run();
+#ifdef SEQTX_CUDA_HOST
+    CHECK(cuda_host_reports() == 0, "the shim reports %ld violations, the last: %s", cuda_host_reports(), cuda_host_last_report());
+#endif
+    return test_end();
+}

@@ -1,0 +1,510 @@
+/* test_cuda_ops.c - the CUDA twins of the elementwise kernels, embedding, normalisation, softmax, losses and optimisers against their CPU
+   bodies: in f32 and bf16, at odd sizes, from misaligned starts, with guard numbers around every array, and in any order of threads. */
+#define SEQTX_IMPLEMENTATION
+#include "../seqtx.h"
+#include "cuda_test.h"
+
+static stx_ctx *cx, *gx;        /* CPU and GPU */
+static int half;                /* gx is bf16 */
+static size_t off;              /* 1: arrays start one number after an aligned address */
+static double least;            /* what arr_check's tolerance is relative to, if the largest number is smaller: sums that cancel */
+static const size_t sizes[] = {1, 2, 3, 5, 31, 32, 33, 127, 129, 257, 1000, 1024, 1025, 4099, 20000};
+static const size_t widths[] = {1, 3, 4, 28, 33, 128, 260, 515, 1000, 1024, 1025, 2052};
+#define COUNT(a) (sizeof(a) / sizeof(a)[0])
+
+/* n numbers on both sides: c for the CPU twin, d for the GPU's, equal at first; 8 or 9 guards before and 8 after */
+enum { GUARD = 9 };
+static const float guard = 77;
+typedef struct arr { size_t n, lead; int kind; float *c; stx_real *base, *d; } arr;
+static int is_half(int kind) { return half && kind == STX_MEM_NUMBERS; }
+static arr arr_from(const float *v, size_t n, int kind) {
+    arr a;
+    size_t i;
+    float *all;
+    a.n = n; a.lead = 8 + off; a.kind = kind;
+    all = (float *)malloc((a.lead + n + 8) * sizeof *all);
+    a.c = (float *)malloc((n + 1) * sizeof *a.c);
+    memcpy(a.c, v, n * sizeof *v);
+    if (is_half(kind)) cuda_round(a.c, n);
+    for (i = 0; i < a.lead + n + 8; i++) all[i] = guard;
+    memcpy(all + a.lead, a.c, n * sizeof *all);
+    a.base = cuda_numbers(gx, all, a.lead + n + 8, kind);
+    a.d = stx_at(gx, a.base, a.lead);
+    free(all);
+    return a;
+}
+static arr arr_of(size_t n, double s, int whole, int kind) {
+    float *v = cuda_random(n, s, whole);
+    arr a = arr_from(v, n, kind);
+    free(v);
+    return a;
+}
+static void arr_free(arr *a) { free(a->c); stx_cuda_free(gx, a->base); }
+static float *arr_get(const arr *a) {
+    float *v = (float *)malloc((a->n + 1) * sizeof *v);
+    stx_cuda_get_numbers(gx, v, a->d, a->n);
+    return v;
+}
+/* The bfloat16 twin of a parameter is what products read: t = p 1 has its values. */
+static void twin_check(const char *name, const arr *a) {
+    float one = 1, *p, *t;
+    stx_real *b, *y;
+    size_t i, bad = 0;
+    if (!half || a->kind != STX_MEM_PARAMS || !a->n) return;
+    b = cuda_numbers(gx, &one, 1, STX_MEM_NUMBERS);
+    y = cuda_numbers(gx, NULL, a->n, STX_MEM_NUMBERS);
+    stx_gemm_cuda(gx, 1, 0, 0, a->n, 1, 1, 1, a->d, 1, 0, b, 1, 0, 0, y, 1, 0);
+    p = arr_get(a);
+    cuda_round(p, a->n);
+    t = (float *)malloc(a->n * sizeof *t);
+    stx_cuda_get_numbers(gx, t, y, a->n);
+    for (i = 0; i < a->n; i++) bad += t[i] != p[i] && !(t[i] != t[i] && p[i] != p[i]);
+    CHECK(!bad, "%s: %zu of %zu numbers have an old twin", name, bad, a->n);
+    free(p); free(t);
+    stx_cuda_free(gx, b); stx_cuda_free(gx, y);
+}
+/* a.d is a.c to tol of the largest (0: bit for bit, but for the sign of 0 and NaN's bits); in bf16 one rounding more. NaN and infinities must
+   be where the CPU has them. Guards are whole, the twin is current. Then both sides are equal again. */
+static void arr_check(const char *name, const arr *a, double tol) {
+    size_t all = a->lead + a->n + 8, i, bad = 0, guards = 0, at = 0;
+    float *v = (float *)malloc(all * sizeof *v), *w = v + a->lead;
+    double top = least, worst = 0;
+    CHECK(stx_ok(gx), "%s: %s", name, stx_error(gx));
+    stx_cuda_get_numbers(gx, v, a->base, all);
+    for (i = 0; i < all; i++) if ((i < a->lead || i >= a->lead + a->n) && !(v[i] == guard)) guards++;
+    for (i = 0; i < a->n; i++) if (fabs((double)a->c[i]) > top && fabs((double)a->c[i]) < 1e300) top = fabs((double)a->c[i]);
+    for (i = 0; i < a->n; i++) {
+        double c = (double)a->c[i], d = (double)w[i], e = fabs(d - c), limit = tol * top + (is_half(a->kind) ? fabs(c) / 256 + 1e-38 : 0);
+        int same = c == d || (c != c && d != d);
+        if (!same && !(e <= limit && c - c == 0)) { if (!bad++) at = i; }
+        if (!same && e > worst) worst = e;
+    }
+    CHECK(!bad, "%s (%s, n %zu, off %zu): %zu differ, [%zu] is %.9g, want %.9g; worst %g of %g", name, half ? "bf16" : "f32", a->n, off, bad, at, (double)w[at], (double)a->c[at], worst, top);
+    CHECK(!guards, "%s (n %zu, off %zu): %zu neighbours were written", name, a->n, off, guards);
+    memcpy(a->c, w, a->n * sizeof *w);
+    twin_check(name, a);
+    free(v);
+}
+static void mean_check(const char *name, const arr *a) { least = 1; arr_check(name, a, 3e-7); least = 0; }
+static int32_t *ids_to(const int32_t *ids, size_t n) { return (int32_t *)cuda_bytes(gx, ids, n * sizeof *ids); }
+
+#define N_ STX_MEM_NUMBERS
+#define P_ STX_MEM_PARAMS
+#define B_ STX_MEM_BYTES
+/* Both twins with the same arguments, in which A(a) stands for the numbers of arr a */
+#define BOTH(stem, cpu, gpu) do { stem cpu; stem##_cuda gpu; } while (0)
+
+static void test_flat(void) {
+    size_t k, acc;
+    for (k = 0; k < COUNT(sizes); k++) {
+        size_t n = sizes[k];
+        arr y = arr_of(n, 1, 0, N_), a = arr_of(n, 2, 0, N_), b = arr_of(n, 2, 0, N_), p = arr_of(n, 1, 0, P_), i = arr_of(n, 9, 1, N_), j = arr_of(n, 9, 1, N_);
+        int act;
+        BOTH(stx_fill, (cx, y.c, n, 3), (gx, y.d, n, 3)); arr_check("fill", &y, 0);
+        BOTH(stx_fill, (cx, p.c, n, 1.2345f), (gx, p.d, n, 1.2345f)); arr_check("fill a parameter", &p, 0);
+        BOTH(stx_axpy, (cx, y.c, a.c, n, 0.7f, 0), (gx, y.d, a.d, n, 0.7f, 0)); arr_check("axpy", &y, 0);
+        BOTH(stx_axpy, (cx, y.c, a.c, n, 0.7f, 1), (gx, y.d, a.d, n, 0.7f, 1)); arr_check("axpy +=", &y, 1e-6);
+        BOTH(stx_axpy, (cx, j.c, i.c, n, 3, 1), (gx, j.d, i.d, n, 3, 1)); arr_check("axpy of integers", &j, 0);
+        BOTH(stx_axpy, (cx, p.c, a.c, n, 0.7f, 1), (gx, p.d, a.d, n, 0.7f, 1)); arr_check("axpy to a parameter", &p, 1e-6);
+        BOTH(stx_axpy, (cx, y.c, p.c, n, 1, 0), (gx, y.d, p.d, n, 1, 0)); arr_check("axpy from a parameter", &y, 0);
+        BOTH(stx_add_fwd, (cx, y.c, a.c, b.c, n, n), (gx, y.d, a.d, b.d, n, n)); arr_check("add", &y, 0);
+        BOTH(stx_mul_fwd, (cx, y.c, a.c, b.c, n, n), (gx, y.d, a.d, b.d, n, n)); arr_check("mul", &y, 0);
+        for (acc = 0; acc < 2; acc++) {
+            BOTH(stx_mul_bwd, (cx, y.c, j.c, i.c, a.c, b.c, n, n, (int)acc), (gx, y.d, j.d, i.d, a.d, b.d, n, n, (int)acc));
+            arr_check("mul da", &y, 1e-6); arr_check("mul db", &j, 1e-6);
+        }
+        for (act = 0; act <= STX_ACT_SIGMOID; act++) {
+            arr z = arr_of(n, 1, 0, N_), d = arr_of(n, 1, 0, N_), g = arr_of(n, 1, 0, N_);
+            BOTH(stx_act_fwd, (cx, z.c, a.c, n, act), (gx, z.d, a.d, n, act)); arr_check("act", &z, 1e-6);
+            for (acc = 0; acc < 2; acc++) {
+                BOTH(stx_act_bwd, (cx, d.c, g.c, z.c, a.c, n, act, (int)acc), (gx, d.d, g.d, z.d, a.d, n, act, (int)acc));
+                arr_check("act da", &d, 1e-6);
+            }
+            BOTH(stx_act_bwd, (cx, g.c, g.c, z.c, a.c, n, act, 0), (gx, g.d, g.d, z.d, a.d, n, act, 0)); arr_check("act da in place", &g, 1e-6);
+            BOTH(stx_act_bwd, (cx, g.c, a.c, z.c, act == STX_ACT_GELU ? a.c : NULL, n, act, 1), (gx, g.d, a.d, z.d, act == STX_ACT_GELU ? a.d : NULL, n, act, 1));
+            arr_check("act da without a", &g, 1e-6);
+            BOTH(stx_act_fwd, (cx, g.c, g.c, n, act), (gx, g.d, g.d, n, act)); arr_check("act in place", &g, 1e-6);
+            arr_free(&z); arr_free(&d); arr_free(&g);
+        }
+        for (acc = 0; acc < 2; acc++) {
+            BOTH(stx_dropout_fwd, (cx, y.c, a.c, n, 0.3f, 0x9e3779b97f4a7c15u, (uint64_t)1 << 63 | 5, (int)acc), (gx, y.d, a.d, n, 0.3f, 0x9e3779b97f4a7c15u, (uint64_t)1 << 63 | 5, (int)acc));
+            arr_check("dropout", &y, 1e-6);
+        }
+        BOTH(stx_fill, (cx, a.c, n, 1), (gx, a.d, n, 1));
+        BOTH(stx_dropout_fwd, (cx, y.c, a.c, n, 0.5f, 9, 11, 0), (gx, y.d, a.d, n, 0.5f, 9, 11, 0)); arr_check("dropout mask", &y, 0);
+        BOTH(stx_dropout_fwd, (cx, y.c, b.c, n, 0, 9, 11, 0), (gx, y.d, b.d, n, 0, 9, 11, 0)); arr_check("dropout 0", &y, 0);
+        stx_cuda_shift(gx, 1000);       /* a replayed step: the stream moves on */
+        BOTH(stx_dropout_fwd, (cx, y.c, a.c, n, 0.5f, 9, 1011, 0), (gx, y.d, a.d, n, 0.5f, 9, 11, 0)); arr_check("dropout shifted", &y, 0);
+        stx_cuda_shift(gx, 0);
+        {
+            arr l = arr_of(1, 1, 0, B_), g = arr_of(1, 1, 0, B_), d = arr_of(n, 1, 0, N_), e = arr_of(n, 1, 0, N_);
+            BOTH(stx_mean_fwd, (cx, l.c, b.c, n), (gx, l.d, b.d, n)); arr_check("mean", &l, 1e-6);
+            BOTH(stx_mean_bwd, (cx, d.c, g.c, n), (gx, d.d, g.d, n)); arr_check("mean da", &d, 1e-6);
+            BOTH(stx_mse_fwd, (cx, l.c, b.c, i.c, n), (gx, l.d, b.d, i.d, n)); arr_check("mse", &l, 1e-6);
+            BOTH(stx_mse_bwd, (cx, d.c, e.c, g.c, b.c, i.c, n), (gx, d.d, e.d, g.d, b.d, i.d, n));
+            arr_check("mse da", &d, 1e-6); arr_check("mse db", &e, 1e-6);
+            BOTH(stx_mse_bwd, (cx, NULL, e.c, g.c, b.c, i.c, n), (gx, NULL, e.d, g.d, b.d, i.d, n)); arr_check("mse db alone", &e, 1e-6);
+            arr_free(&l); arr_free(&g); arr_free(&d); arr_free(&e);
+        }
+        arr_free(&y); arr_free(&a); arr_free(&b); arr_free(&p); arr_free(&i); arr_free(&j);
+    }
+    {   /* nothing to do, nothing done */
+        arr y = arr_of(8, 1, 0, N_);
+        stx_fill_cuda(gx, y.d, 0, 5); stx_axpy_cuda(gx, y.d, y.d, 0, 5, 1); stx_copy2d_cuda(gx, y.d, 4, y.d, 4, 0, 4, 0); stx_sum_rows_cuda(gx, y.d, y.d, 0, 8);
+        stx_dropout_fwd_cuda(gx, y.d, y.d, 0, 0.5f, 1, 1, 0); stx_layernorm_fwd_cuda(gx, y.d, y.d, y.d, y.d, y.d, y.d, 0, 8, 0); stx_softmax_fwd_cuda(gx, y.d, y.d, 0, 8);
+        stx_embedding_bwd_cuda(gx, y.d, y.d, NULL, 0, 8, 1); stx_add_fwd_cuda(gx, y.d, y.d, y.d, 0, 8);
+        arr_check("no numbers", &y, 0);
+        arr_free(&y);
+    }
+}
+
+static void test_rows(void) {
+    static const size_t rows[] = {1, 3, 37, 200};
+    size_t k, r, acc;
+    for (k = 0; k < COUNT(widths); k++) for (r = 0; r < COUNT(rows); r++) {
+        size_t C = widths[k], N = rows[r], n = N * C, i;
+        int kind = r % 2 ? P_ : B_;
+        arr y, a, i1, f, b, db, g, s, mean, rstd, gain, shift, dgain, dshift, d, df;
+        if (n > 200000) continue;
+        y = arr_of(n, 1, 0, N_); a = arr_of(n, 2, 0, N_); i1 = arr_of(n, 9, 1, N_); f = arr_of(n, 1, 0, N_); b = arr_of(C, 1, 0, kind); db = arr_of(C, 5, 1, B_);
+        g = arr_of(n, 1, 0, N_); s = arr_of(n, 1, 0, N_); mean = arr_of(N, 1, 0, B_); rstd = arr_of(N, 1, 0, B_); gain = arr_of(C, 1, 0, P_); shift = arr_of(C, 1, 0, P_);
+        dgain = arr_of(C, 1, 0, B_); dshift = arr_of(C, 1, 0, B_); d = arr_of(n, 1, 0, N_); df = arr_of(n, 1, 0, N_);
+        for (i = 0; i < C; i++) gain.c[i] += 1;
+        stx_cuda_put_numbers(gx, gain.d, gain.c, C);
+        BOTH(stx_add_fwd, (cx, y.c, a.c, b.c, n, C), (gx, y.d, a.d, b.d, n, C)); arr_check("add a row", &y, 0);
+        BOTH(stx_mul_fwd, (cx, y.c, a.c, b.c, n, C), (gx, y.d, a.d, b.d, n, C)); arr_check("mul by a row", &y, 0);
+        BOTH(stx_mul_bwd, (cx, y.c, db.c, f.c, a.c, b.c, n, C, 1), (gx, y.d, db.d, f.d, a.d, b.d, n, C, 1)); arr_check("mul da", &y, 1e-6); arr_check("mul db, b repeats", &db, 2e-6);
+        BOTH(stx_bias_act_fwd, (cx, y.c, d.c, b.c, N, C, STX_ACT_GELU), (gx, y.d, d.d, b.d, N, C, STX_ACT_GELU)); arr_check("bias_act", &y, 1e-6); arr_check("bias_act pre", &d, 1e-6);
+        BOTH(stx_bias_act_fwd, (cx, y.c, NULL, NULL, N, C, STX_ACT_RELU), (gx, y.d, NULL, NULL, N, C, STX_ACT_RELU)); arr_check("bias_act without b", &y, 0);
+        BOTH(stx_sum_rows, (cx, db.c, f.c, N, C), (gx, db.d, f.d, N, C)); arr_check("sum_rows", &db, 2e-6);
+        { arr t = arr_of(C, 5, 1, B_); BOTH(stx_sum_rows, (cx, t.c, i1.c, N, C), (gx, t.d, i1.d, N, C)); arr_check("sum_rows of integers", &t, 0); arr_free(&t); }
+
+        BOTH(stx_layernorm_fwd, (cx, y.c, mean.c, rstd.c, a.c, gain.c, shift.c, N, C, 1e-5f), (gx, y.d, mean.d, rstd.d, a.d, gain.d, shift.d, N, C, 1e-5f));
+        arr_check("layernorm", &y, C == 1 ? 1e-4 : 4e-6); mean_check("layernorm mean", &mean); arr_check("layernorm rstd", &rstd, 1e-5);
+        for (acc = 0; acc < 2; acc++) {
+            BOTH(stx_layernorm_bwd, (cx, d.c, dgain.c, dshift.c, g.c, a.c, gain.c, mean.c, rstd.c, N, C, (int)acc), (gx, d.d, dgain.d, dshift.d, g.d, a.d, gain.d, mean.d, rstd.d, N, C, (int)acc));
+            arr_check("layernorm din", &d, C < 4 ? 1e-3 : 4e-6); arr_check("layernorm dgain", &dgain, 4e-6); arr_check("layernorm dshift", &dshift, 4e-6);
+        }
+        BOTH(stx_layernorm_bwd, (cx, NULL, dgain.c, NULL, g.c, a.c, gain.c, mean.c, rstd.c, N, C, 0), (gx, NULL, dgain.d, NULL, g.d, a.d, gain.d, mean.d, rstd.d, N, C, 0));
+        arr_check("layernorm dgain alone", &dgain, 4e-6);
+        BOTH(stx_layernorm_bwd, (cx, d.c, NULL, NULL, g.c, a.c, gain.c, mean.c, rstd.c, N, C, 0), (gx, d.d, NULL, NULL, g.d, a.d, gain.d, mean.d, rstd.d, N, C, 0));
+        arr_check("layernorm din alone", &d, C < 4 ? 1e-3 : 4e-6);
+        for (acc = 0; acc < 2; acc++) {
+            float drop = acc ? 0.25f : 0;
+            /* the CPU normalises s as the GPU has stored it: in bf16 y is compared from there */
+            BOTH(stx_residual_norm_fwd, (cx, y.c, s.c, mean.c, rstd.c, a.c, f.c, gain.c, shift.c, N, C, 1e-5f, drop, 77, 99),
+                 (gx, y.d, s.d, mean.d, rstd.d, a.d, f.d, gain.d, shift.d, N, C, 1e-5f, drop, 77, 99));
+            arr_check("residual_norm s", &s, 1e-6);
+            stx_layernorm_fwd(cx, y.c, mean.c, rstd.c, s.c, gain.c, shift.c, N, C, 1e-5f);
+            arr_check("residual_norm y", &y, C == 1 ? 1e-4 : 4e-6); mean_check("residual_norm mean", &mean); arr_check("residual_norm rstd", &rstd, 1e-5);
+            BOTH(stx_residual_norm_bwd, (cx, d.c, df.c, dgain.c, dshift.c, g.c, s.c, gain.c, mean.c, rstd.c, N, C, drop, 77, 99, (int)acc),
+                 (gx, d.d, df.d, dgain.d, dshift.d, g.d, s.d, gain.d, mean.d, rstd.d, N, C, drop, 77, 99, (int)acc));
+            arr_check("residual_norm ds", &d, C < 4 ? 1e-3 : 4e-6); arr_check("residual_norm df", &df, C < 4 ? 1e-3 : 4e-6);
+            arr_check("residual_norm dgain", &dgain, 4e-6); arr_check("residual_norm dshift", &dshift, 4e-6);
+        }
+        BOTH(stx_residual_norm_bwd, (cx, d.c, NULL, dgain.c, dshift.c, g.c, s.c, gain.c, mean.c, rstd.c, N, C, 0.25f, 77, 99, 0),
+             (gx, d.d, NULL, dgain.d, dshift.d, g.d, s.d, gain.d, mean.d, rstd.d, N, C, 0.25f, 77, 99, 0));
+        arr_check("residual_norm ds alone", &d, C < 4 ? 1e-3 : 4e-6);
+
+        BOTH(stx_softmax_fwd, (cx, y.c, a.c, N, C), (gx, y.d, a.d, N, C)); arr_check("softmax", &y, 1e-6);
+        for (acc = 0; acc < 2; acc++) {
+            BOTH(stx_softmax_bwd, (cx, d.c, g.c, y.c, N, C, (int)acc), (gx, d.d, g.d, y.d, N, C, (int)acc)); arr_check("softmax da", &d, 2e-6);
+        }
+        {   /* columns [1, 1 + w) of y = or += columns [2, 2 + w) of a, and an aligned block of them */
+            size_t w = C > 4 ? C - 4 : 1, ac = C > 4 ? 2 : 0, yc = C > 4 ? 1 : 0;
+            for (acc = 0; acc < 2; acc++) {
+                BOTH(stx_copy2d, (cx, y.c + yc, C, a.c + ac, C, N, w, (int)acc), (gx, stx_at(gx, y.d, yc), C, stx_at(gx, a.d, ac), C, N, w, (int)acc)); arr_check("copy2d", &y, 1e-7);
+                BOTH(stx_copy2d, (cx, y.c, C, a.c + (C > 4 ? 4 : 0), C, N, w, (int)acc), (gx, y.d, C, stx_at(gx, a.d, C > 4 ? 4 : 0), C, N, w, (int)acc)); arr_check("copy2d by fours", &y, 1e-7);
+            }
+        }
+        arr_free(&y); arr_free(&a); arr_free(&i1); arr_free(&f); arr_free(&b); arr_free(&db); arr_free(&g); arr_free(&s); arr_free(&mean); arr_free(&rstd);
+        arr_free(&gain); arr_free(&shift); arr_free(&dgain); arr_free(&dshift); arr_free(&d); arr_free(&df);
+    }
+}
+
+static void test_embedding(void) {
+    static const size_t cases[][3] = {{1, 1, 1}, {5, 7, 3}, {28, 300, 33}, {256, 4500, 12}, {3000, 2048, 5}, {9000, 6000, 4}, {50, 200, 516}, {50, 200, 1030}};
+    size_t k, i;
+    int how;
+    for (k = 0; k < COUNT(cases); k++) for (how = 0; how < 3; how++) {      /* all equal, all different, Zipf */
+        size_t V = cases[k][0], N = cases[k][1], C = cases[k][2];
+        int32_t *ids = (int32_t *)malloc(N * sizeof *ids), *dev;
+        arr table, y, dy, dt, dw;
+        if (how == 1 && N > V) N = V;
+        for (i = 0; i < N; i++) {
+            double u = (test_rand() + 1) / 2;
+            ids[i] = how == 0 ? (int32_t)(V - 1) : how == 1 ? (int32_t)((i * 7919) % V) : (int32_t)((double)V * u * u * u * u);
+        }
+        dev = ids_to(ids, N);
+        table = arr_of(V * C, 1, 0, P_); y = arr_of(N * C, 1, 0, N_); dy = arr_of(N * C, 3, 1, N_); dt = arr_of(V * C, 3, 1, B_); dw = arr_of(N * C, 1, 0, N_);
+        BOTH(stx_embedding_fwd, (cx, y.c, table.c, ids, N, C, 1.5f), (gx, y.d, table.d, dev, N, C, 1.5f)); arr_check("embedding", &y, 0);
+        BOTH(stx_embedding_bwd, (cx, dt.c, dy.c, ids, N, C, 2), (gx, dt.d, dy.d, dev, N, C, 2)); arr_check("embedding dtable, integers", &dt, 0);
+        BOTH(stx_embedding_bwd, (cx, dt.c, dw.c, ids, N, C, 0.3f), (gx, dt.d, dw.d, dev, N, C, 0.3f)); arr_check("embedding dtable", &dt, how ? 2e-6 : 2e-5);
+        if (how != 0 && N < 400) {      /* the gradient of an activation (stx_gather) */
+            arr da = arr_of(V * C, 3, 0, N_);
+            BOTH(stx_embedding_bwd, (cx, da.c, dw.c, ids, N, C, 1), (gx, da.d, dw.d, dev, N, C, 1)); arr_check("gather da", &da, 2e-6);
+            arr_free(&da);
+        }
+        arr_free(&table); arr_free(&y); arr_free(&dy); arr_free(&dt); arr_free(&dw);
+        stx_cuda_free(gx, dev);
+        free(ids);
+    }
+}
+
+static void test_cross_entropy(void) {
+    static const size_t cases[][2] = {{1, 1}, {3, 2}, {70, 28}, {9, 127}, {5, 513}, {4, 1024}, {3, 4099}, {2, 40001}};
+    size_t k, i, acc;
+    for (k = 0; k < COUNT(cases); k++) {
+        size_t N = cases[k][0], V = cases[k][1];
+        int32_t *ids = (int32_t *)malloc(N * sizeof *ids), *dev;
+        arr logits = arr_of(N * V, 8, 0, N_), loss = arr_of(1, 1, 0, B_), top = arr_of(N, 1, 0, B_), inv = arr_of(N, 1, 0, B_), g = arr_of(1, 1, 0, B_), d = arr_of(N * V, 1, 0, N_);
+        for (i = 0; i < N; i++) ids[i] = (int32_t)(i ? (i * 7919) % V : V - 1);
+        dev = ids_to(ids, N);
+        BOTH(stx_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, N, V, (double)N), (gx, loss.d, top.d, inv.d, logits.d, dev, N, V, (double)N));
+        arr_check("cross_entropy", &loss, 1e-6); arr_check("cross_entropy top", &top, 0); arr_check("cross_entropy inv", &inv, 5e-6);
+        for (acc = 0; acc < 2; acc++) {
+            BOTH(stx_cross_entropy_bwd, (cx, d.c, g.c, top.c, inv.c, logits.c, ids, N, V, 3, (int)acc), (gx, d.d, g.d, top.d, inv.d, logits.d, dev, N, V, 3, (int)acc));
+            arr_check("cross_entropy dlogits", &d, 1e-6);
+        }
+        BOTH(stx_cross_entropy_bwd, (cx, logits.c, g.c, top.c, inv.c, logits.c, ids, N, V, 3, 0), (gx, logits.d, g.d, top.d, inv.d, logits.d, dev, N, V, 3, 0));
+        arr_check("cross_entropy dlogits in place", &logits, 1e-6);
+        arr_free(&logits); arr_free(&loss); arr_free(&top); arr_free(&inv); arr_free(&g); arr_free(&d);
+        stx_cuda_free(gx, dev);
+        free(ids);
+    }
+    {   /* infinities and NaN: rows with -infinity among numbers, alone, +infinity, NaN, all NaN */
+        enum { V = 530, R = 6 };
+        float *v = cuda_random(R * V, 3, 0);
+        int32_t ids[R] = {5, 6, 7, 8, 9, 10}, *dev = ids_to(ids, R);
+        arr logits, loss, top, inv, y;
+        for (i = 0; i < V; i++) {
+            v[i] = i % 600 < 500 ? -HUGE_VALF : v[i];
+            v[V + i] = -HUGE_VALF;
+            v[4 * V + i] = NAN;
+        }
+        v[2 * V + 100] = HUGE_VALF;
+        v[3 * V + 100] = NAN;
+        ids[0] = 525;
+        stx_cuda_put(gx, dev, ids, sizeof ids);
+        logits = arr_from(v, R * V, N_); loss = arr_of(1, 1, 0, B_); top = arr_of(R, 1, 0, B_); inv = arr_of(R, 1, 0, B_); y = arr_of(R * V, 1, 0, N_);
+        BOTH(stx_softmax_fwd, (cx, y.c, logits.c, R, V), (gx, y.d, logits.d, R, V)); arr_check("softmax of infinities and NaN", &y, 1e-6);
+        BOTH(stx_softmax_fwd, (cx, y.c, logits.c, 53, 60), (gx, y.d, logits.d, 53, 60)); arr_check("softmax of infinities and NaN, narrow", &y, 1e-6);
+        BOTH(stx_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, R, V, 6), (gx, loss.d, top.d, inv.d, logits.d, dev, R, V, 6));
+        arr_check("cross_entropy of infinities and NaN", &loss, 1e-6); arr_check("inv of infinities and NaN", &inv, 2e-6);
+        BOTH(stx_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, 1, V, 6), (gx, loss.d, top.d, inv.d, logits.d, dev, 1, V, 6));
+        arr_check("cross_entropy of one row with -infinity", &loss, 1e-6);
+        arr_free(&logits); arr_free(&loss); arr_free(&top); arr_free(&inv); arr_free(&y);
+        stx_cuda_free(gx, dev);
+        free(v);
+    }
+    {   /* clusters of an adaptive softmax: the head with two gates, then a cluster */
+        int forward;
+        for (forward = 0; forward < 2; forward++) {
+            size_t N = 7, V = 900, K = 3, size0 = 300, size1 = 500;
+            arr out = arr_of(N * V, 1, 0, N_), gate = arr_of(N * K, 1, 0, B_), l0 = arr_of(N * (size0 + 2), 5, 0, N_), l1 = arr_of(N * size1, 5, 0, N_);
+            BOTH(stx_cluster_log_probs, (cx, out.c, gate.c, l0.c, N, V, 0, size0, size0 + 2, K, 0, forward), (gx, out.d, gate.d, l0.d, N, V, 0, size0, size0 + 2, K, 0, forward));
+            arr_check("cluster 0", &out, 1e-6); arr_check("cluster gates", &gate, 1e-6);
+            BOTH(stx_cluster_log_probs, (cx, out.c, gate.c, l1.c, N, V, size0, size1, size1, K, 1, forward), (gx, out.d, gate.d, l1.d, N, V, size0, size1, size1, K, 1, forward));
+            arr_check("cluster 1", &out, 1e-6);
+            arr_free(&out); arr_free(&gate); arr_free(&l0); arr_free(&l1);
+        }
+    }
+}
+
+static void test_special(void) {        /* NaN, infinities, zeros, extremes through everything elementwise */
+    float v[64];
+    size_t i, n = 64;
+    arr a, y, g, d;
+    int act;
+    for (i = 0; i < n; i++) v[i] = (float)((double)i - 32);
+    v[0] = NAN; v[1] = HUGE_VALF; v[2] = -HUGE_VALF; v[3] = -0.0f; v[4] = 1e30f; v[5] = -1e30f; v[6] = 1e-20f; v[7] = 90; v[8] = -90; v[9] = 10; v[10] = -10; v[11] = 15.5f; v[12] = -14;
+    a = arr_from(v, n, N_); y = arr_of(n, 1, 0, N_); g = arr_of(n, 1, 0, N_); d = arr_of(n, 1, 0, N_);
+    for (act = 0; act <= STX_ACT_SIGMOID; act++) {
+        BOTH(stx_act_fwd, (cx, y.c, a.c, n, act), (gx, y.d, a.d, n, act)); arr_check("act of extremes", &y, 1e-6);
+        BOTH(stx_act_bwd, (cx, d.c, g.c, y.c, a.c, n, act, 0), (gx, d.d, g.d, y.d, a.d, n, act, 0)); arr_check("act da of extremes", &d, 1e-6);
+        BOTH(stx_act_bwd, (cx, d.c, a.c, y.c, a.c, n, act, 0), (gx, d.d, a.d, y.d, a.d, n, act, 0)); arr_check("act da of extreme dy", &d, 1e-6);
+    }
+    BOTH(stx_add_fwd, (cx, y.c, a.c, g.c, n, n), (gx, y.d, a.d, g.d, n, n)); arr_check("add extremes", &y, 0);
+    BOTH(stx_mul_fwd, (cx, y.c, a.c, g.c, n, n), (gx, y.d, a.d, g.d, n, n)); arr_check("mul extremes", &y, 0);
+    BOTH(stx_dropout_fwd, (cx, y.c, a.c, n, 0.5f, 3, 4, 0), (gx, y.d, a.d, n, 0.5f, 3, 4, 0)); arr_check("dropout of extremes", &y, 0);
+    BOTH(stx_copy2d, (cx, y.c, 8, a.c, 8, 8, 8, 0), (gx, y.d, 8, a.d, 8, 8, 8, 0)); arr_check("copy2d of extremes", &y, 0);
+    arr_free(&a); arr_free(&y); arr_free(&g); arr_free(&d);
+}
+
+/* Optimisers. Tensors of odd sizes, one after the other in a parameter allocation, or each in its own (more than the kernels' table holds) */
+enum { TENSORS = 70 };
+typedef struct opt { size_t tensors, pieces; arr p[TENSORS], g[TENSORS], s0[TENSORS], s1[TENSORS]; stx_piece *c, *host, *d; stx_update u, *du; double *squares, *dsq; } opt;
+static void opt_make(opt *o, size_t tensors, int states) {
+    static const size_t size[] = {4096, 1, 5, 8197, 129, 12288, 1000, 33};
+    size_t t, k, at;
+    o->tensors = tensors;
+    for (t = 0, o->pieces = 0; t < tensors; t++) o->pieces += ((tensors > 8 ? 40 + t : size[t]) + 4095) / 4096;
+    o->c = (stx_piece *)calloc(o->pieces, sizeof *o->c);
+    o->host = (stx_piece *)calloc(o->pieces, sizeof *o->host);
+    o->squares = (double *)calloc(o->pieces, sizeof *o->squares);
+    for (t = 0, k = 0; t < tensors; t++) {
+        size_t n = tensors > 8 ? 40 + t : size[t];
+        o->p[t] = arr_of(n, 1, 0, P_);
+        o->g[t] = arr_of(n, 1, 0, B_);
+        o->s0[t] = arr_of(n, 0, 0, B_);
+        o->s1[t] = arr_of(n, 0, 0, B_);
+        for (at = 0; at < n; at += 4096, k++) {
+            stx_piece *c = o->c + k, *d = o->host + k;
+            c->n = d->n = n - at < 4096 ? n - at : 4096;
+            c->tensor = d->tensor = t;
+            c->p = o->p[t].c + at; c->g = o->g[t].c + at; c->s[0] = states > 0 ? o->s0[t].c + at : NULL; c->s[1] = states > 1 ? o->s1[t].c + at : NULL;
+            d->p = o->p[t].d + at; d->g = o->g[t].d + at; d->s[0] = states > 0 ? o->s0[t].d + at : NULL; d->s[1] = states > 1 ? o->s1[t].d + at : NULL;
+        }
+    }
+    memset(&o->u, 0, sizeof o->u);
+    o->d = (stx_piece *)cuda_bytes(gx, o->host, o->pieces * sizeof *o->d);
+    o->du = (stx_update *)cuda_bytes(gx, &o->u, sizeof o->u);
+    o->dsq = (double *)stx_cuda_alloc(gx, o->pieces * sizeof(double), STX_MEM_BYTES);
+}
+static void opt_free(opt *o) {
+    size_t t;
+    for (t = 0; t < o->tensors; t++) { arr_free(o->p + t); arr_free(o->g + t); arr_free(o->s0 + t); arr_free(o->s1 + t); }
+    free(o->c); free(o->host); free(o->squares);
+    stx_cuda_free(gx, o->d); stx_cuda_free(gx, o->du); stx_cuda_free(gx, o->dsq);
+}
+static void opt_run(const char *name, size_t tensors, int kind, float momentum, float decay, double clip) {
+    static opt o;
+    int step, states = kind == STX_SGD ? momentum > 0 : kind == STX_ADAGRAD ? 1 : 2;
+    size_t t, i, k;
+    opt_make(&o, tensors, states);
+    for (step = 0; step < 10; step++) {
+        stx_update u;
+        double *sq = (double *)malloc(o.pieces * sizeof *sq);
+        for (t = 0; t < tensors; t++) {
+            double s = t % 3 == 1 ? 3 : 0.01;       /* some tensors are clipped on their own, some not */
+            for (i = 0; i < o.g[t].n; i++) o.g[t].c[i] = (float)(test_rand() * s);
+            if (step == 4 && t == 1) o.g[t].c[0] = NAN;
+            if (step == 6 && t == 0) o.g[t].c[o.g[t].n - 1] = HUGE_VALF;
+            stx_cuda_put_numbers(gx, o.g[t].d, o.g[t].c, o.g[t].n);
+        }
+        o.u.lr = 0.01 * (step + 1);
+        stx_cuda_set_f64(gx, &o.du->lr, o.u.lr);
+        BOTH(stx_sum_squares, (cx, o.squares, o.c, o.pieces), (gx, o.dsq, o.d, o.pieces));
+        stx_cuda_get(gx, sq, o.dsq, o.pieces * sizeof *sq);
+        for (k = 0; k < o.pieces; k++) CHECK(CLOSE(sq[k], o.squares[k], 1e-13) || (!(sq[k] <= 1e300) && !(o.squares[k] <= 1e300)), "%s: squares of piece %zu are %g, want %g", name, k, sq[k], o.squares[k]);
+        BOTH(stx_optim_plan, (cx, &o.u, o.c, o.pieces, o.squares, kind, clip, 0.9, 0.999), (gx, o.du, o.d, o.pieces, o.dsq, kind, clip, 0.9, 0.999));
+        stx_cuda_get(gx, &u, o.du, sizeof u);
+        CHECK(u.ok == o.u.ok && u.ok == (step != 4 && step != 6) && u.step == o.u.step && u.skipped == o.u.skipped, "%s: step %d: ok %d, %llu made, %llu left out", name, step, u.ok,
+              (unsigned long long)u.step, (unsigned long long)u.skipped);
+        CHECK(!u.ok || CLOSE(u.norm / o.u.norm, 1, 1e-12), "%s: norm %.17g, want %.17g", name, u.norm, o.u.norm);
+        CHECK(!u.ok || (CLOSE(u.factor, o.u.factor, 1e-7) && CLOSE(u.correction1, o.u.correction1, 1e-7) && CLOSE(u.correction2, o.u.correction2, 1e-9)), "%s: factor %g, want %g", name, (double)u.factor, (double)o.u.factor);
+        stx_cuda_get(gx, o.host, o.d, o.pieces * sizeof *o.host);
+        for (k = 0; k < o.pieces; k++) CHECK(CLOSE(o.host[k].lr / (o.c[k].lr > 0 ? o.c[k].lr : 1), o.c[k].lr > 0, 2e-7), "%s: lr of piece %zu is %g, want %g", name, k, (double)o.host[k].lr, (double)o.c[k].lr);
+        if (kind == STX_SGD) BOTH(stx_sgd_update, (cx, &o.u, o.c, o.pieces, momentum, decay), (gx, o.du, o.d, o.pieces, momentum, decay));
+        else if (kind == STX_ADAGRAD) BOTH(stx_adagrad_update, (cx, &o.u, o.c, o.pieces, 1e-10f), (gx, o.du, o.d, o.pieces, 1e-10f));
+        else BOTH(stx_adam_update, (cx, &o.u, o.c, o.pieces, 0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, kind == STX_ADAM ? decay : 0, kind == STX_ADAMW ? decay : 0),
+                  (gx, o.du, o.d, o.pieces, 0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, kind == STX_ADAM ? decay : 0, kind == STX_ADAMW ? decay : 0));
+        for (t = 0; t < tensors; t++) {
+            float *was = NULL;
+            if (step == 4 || step == 6) { was = (float *)malloc(o.p[t].n * sizeof *was); memcpy(was, o.p[t].c, o.p[t].n * sizeof *was); }
+            arr_check(name, o.p + t, step == 4 || step == 6 ? 0 : 1e-6);
+            if (was) CHECK(!memcmp(was, o.p[t].c, o.p[t].n * sizeof *was), "%s: a skipped update changed tensor %zu", name, t);
+            free(was);
+            arr_check(name, o.g + t, 0);
+            for (i = 0; i < o.g[t].n; i++) if (!(o.g[t].c[i] == 0)) break;
+            CHECK(i == o.g[t].n, "%s: gradient %zu is not cleared", name, t);
+            if (states > 0) arr_check(name, o.s0 + t, 1e-6);
+            if (states > 1) arr_check(name, o.s1 + t, 1e-6);
+        }
+        if (step == 8) {
+            BOTH(stx_clamp, (cx, o.c, o.pieces, -0.5f, 0.25f), (gx, o.d, o.pieces, -0.5f, 0.25f));
+            for (t = 0; t < tensors; t++) arr_check("clamp", o.p + t, 0);
+        }
+        free(sq);
+    }
+    opt_free(&o);
+}
+static void test_optimisers(void) {
+    opt_run("sgd", 8, STX_SGD, 0, 0, 0);
+    opt_run("sgd momentum decay clip", 8, STX_SGD, 0.9f, 0.01f, 1);
+    opt_run("adagrad", 8, STX_ADAGRAD, 0, 0, 0);
+    opt_run("adagrad clip", 8, STX_ADAGRAD, 0, 0, 2);
+    opt_run("adam decay", 8, STX_ADAM, 0, 0.01f, 0);
+    opt_run("adamw clip", 8, STX_ADAMW, 0, 0.1f, 1);
+    opt_run("adam, many allocations", TENSORS, STX_ADAM, 0, 0, 1);
+    opt_run("adagrad clip, many allocations", TENSORS, STX_ADAGRAD, 0, 0, 2);
+    {
+        double m = 3, got = 0, *dm = (double *)cuda_bytes(gx, &m, sizeof m);
+        arr a = arr_of(1, 1, 0, B_);
+        BOTH(stx_meter, (cx, &m, a.c, 0.3, 1), (gx, dm, a.d, 0.3, 1));
+        stx_cuda_get(gx, &got, dm, sizeof got);
+        CHECK(CLOSE(got, m, 1e-15), "meter is %.17g, want %.17g", got, m);
+        BOTH(stx_meter, (cx, &m, a.c, -7, 0), (gx, dm, a.d, -7, 0));
+        stx_cuda_get(gx, &got, dm, sizeof got);
+        CHECK(CLOSE(got, m, 1e-15), "meter is %.17g, want %.17g", got, m);
+        arr_free(&a);
+        stx_cuda_free(gx, dm);
+    }
+}
+
+/* Everything that sums, from the same numbers: the same bits each time */
+static void sums(void *user, uint64_t *h) {
+    enum { N = 300, C = 132, V = 40 };
+    int32_t ids[N], *dev;
+    arr a, b, g, y, s, d, df, gain, shift, dgain, dshift, mean, rstd, dt, loss;
+    stx_piece piece;
+    double sq, *dsq;
+    size_t i;
+    (void)user;
+    test_state = 88172645463325252u;
+    gx = cuda_ctx(STX_CUDA, half ? STX_PREC_BF16 : STX_PREC_F32);
+    for (i = 0; i < N; i++) ids[i] = (int32_t)(i * i * 7 % V);
+    dev = ids_to(ids, N);
+    a = arr_of(N * C, 1, 0, N_); b = arr_of(C, 1, 0, P_); g = arr_of(N * C, 1, 0, N_); y = arr_of(N * C, 1, 0, N_); s = arr_of(N * C, 1, 0, N_); d = arr_of(N * C, 1, 0, N_);
+    df = arr_of(N * C, 1, 0, N_); gain = arr_of(C, 1, 0, P_); shift = arr_of(C, 1, 0, P_); dgain = arr_of(C, 1, 0, B_); dshift = arr_of(C, 1, 0, B_);
+    mean = arr_of(N, 1, 0, B_); rstd = arr_of(N, 1, 0, B_); dt = arr_of(V * C, 1, 0, B_); loss = arr_of(1, 1, 0, B_);
+    stx_residual_norm_fwd_cuda(gx, y.d, s.d, mean.d, rstd.d, a.d, g.d, gain.d, shift.d, N, C, 1e-5f, 0.1f, 1, 2);
+    stx_residual_norm_bwd_cuda(gx, d.d, df.d, dgain.d, dshift.d, g.d, s.d, gain.d, mean.d, rstd.d, N, C, 0.1f, 1, 2, 1);
+    *h = cuda_hash(gx, y.d, N * C, *h); *h = cuda_hash(gx, d.d, N * C, *h); *h = cuda_hash(gx, df.d, N * C, *h);
+    stx_sum_rows_cuda(gx, dshift.d, g.d, N, C);
+    stx_layernorm_bwd_cuda(gx, d.d, dgain.d, dshift.d, g.d, s.d, gain.d, mean.d, rstd.d, N, 33, 0);
+    stx_mul_bwd_cuda(gx, d.d, dgain.d, g.d, a.d, b.d, N * C, C, 0);
+    *h = cuda_hash(gx, dgain.d, C, *h); *h = cuda_hash(gx, dshift.d, C, *h);
+    stx_embedding_bwd_cuda(gx, dt.d, g.d, dev, N, C, 0.7f);
+    stx_embedding_bwd_cuda(gx, dt.d, g.d, dev, N, 33, 0.7f);
+    *h = cuda_hash(gx, dt.d, V * C, *h);
+    stx_mean_fwd_cuda(gx, loss.d, a.d, N * C);
+    *h = cuda_hash(gx, loss.d, 1, *h);
+    stx_cross_entropy_fwd_cuda(gx, loss.d, mean.d, rstd.d, a.d, dev, N, C, 3);
+    *h = cuda_hash(gx, loss.d, 1, *h); *h = cuda_hash(gx, rstd.d, N, *h);
+    stx_cross_entropy_fwd_cuda(gx, loss.d, mean.d, rstd.d, a.d, dev, 3, N * C / 3, 3);
+    stx_cross_entropy_bwd_cuda(gx, a.d, loss.d, mean.d, rstd.d, a.d, dev, 3, N * C / 3, 3, 0);
+    *h = cuda_hash(gx, a.d, N * C, *h);
+    stx_softmax_bwd_cuda(gx, d.d, g.d, y.d, 10, N * C / 10, 1);
+    *h = cuda_hash(gx, d.d, N * C, *h);
+    memset(&piece, 0, sizeof piece);
+    piece.g = dt.d; piece.n = 4096;
+    { stx_piece *dp = (stx_piece *)cuda_bytes(gx, &piece, sizeof piece);
+      dsq = (double *)stx_cuda_alloc(gx, sizeof *dsq, STX_MEM_BYTES);
+      stx_sum_squares_cuda(gx, dsq, dp, 1);
+      stx_cuda_get(gx, &sq, dsq, sizeof sq); }
+    { uint64_t u; memcpy(&u, &sq, 8); *h = (*h ^ u) * 1099511628211u; }
+    CHECK(stx_ok(gx), "sums: %s", stx_error(gx));
+    free(a.c); free(b.c); free(g.c); free(y.c); free(s.c); free(d.c); free(df.c); free(gain.c); free(shift.c); free(dgain.c); free(dshift.c); free(mean.c); free(rstd.c); free(dt.c); free(loss.c);
+    stx_destroy(gx);
+}
+
+int main(void) {
+    cx = cuda_ctx(STX_CPU, STX_PREC_F32);
+    for (half = 0; half < 2; half++) {
+        gx = cuda_ctx(STX_CUDA, half ? STX_PREC_BF16 : STX_PREC_F32);
+        CHECK(stx_ok(gx), "%s", stx_error(gx));
+        for (off = 0; off < 2 && stx_ok(gx); off++) {
+            test_flat();
+            test_rows();
+            test_embedding();
+            test_cross_entropy();
+            test_special();
+            test_optimisers();
+        }
+        stx_destroy(gx);
+        for (off = 0; off < 2; off++) cuda_orders(off ? "sums, misaligned" : "sums", sums, NULL);
+    }
+    stx_destroy(cx);
+    return test_end();
+}
