@@ -79,7 +79,7 @@ SHIM    = build/test_cuda_ops build/test_cuda_gemm build/test_cuda_attention bui
 SHIM_S  = build/test_cuda_ops_san build/test_cuda_gemm_san build/test_cuda_attention_san build/test_shim_san
 SHIM_H  = $(wildcard tests/cuda_host/*.h)
 CXXHOST = -std=c++17 $(WARN) -Itests/cuda_host
-CXXSHIM = $(CXXHOST) -Wno-unused-function -Wno-unknown-pragmas -DSEQTX_CUDA -DSEQTX_CUDA_HOST
+CXXSHIM = $(CXXHOST) -Wno-unused-function -Wno-unknown-pragmas -Wno-maybe-uninitialized -DSEQTX_CUDA -DSEQTX_CUDA_HOST
 STACK   := $(shell printf 'int main(void){return 0;}' | $(CXX) --param asan-stack=0 -x c++ - -o /dev/null 2>/dev/null && echo --param asan-stack=0 || echo -mllvm -asan-stack=0)
 build/cuda_host.o: tests/cuda_host/cuda_host.cpp $(SHIM_H) $(HEADERS) | build
 	$(CXX) $(CXXHOST) -O2 -c $< -o $@

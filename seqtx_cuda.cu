@@ -3002,11 +3002,11 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
                 }
                 #pragma unroll
                 for (m = 0; m < MT; m++) {
-                    const int n = c + 2 * m;
-                    float none[4];
-                    if (n < -2 || n >= NB) continue;
-                    if (n < 0) stx__at_turn(skew[m], lanes, r[m], none);
-                    else stx__at_turn(skew[m], lanes, r[m], x[m][n < 0 ? 0 : n]);
+                    const int col = c + 2 * m;
+                    float unseen[4];
+                    if (col < -2 || col >= NB) continue;
+                    if (col < 0) stx__at_turn(skew[m], lanes, r[m], unseen);
+                    else stx__at_turn(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
                 }
             }
             started = 1;
