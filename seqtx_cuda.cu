@@ -2748,6 +2748,9 @@ static __device__ __forceinline__ void stx__at_turn(stx__at_skew &w, const stx__
    applied only where a tile meets an edge of some row's window or the ramp (the test is the same for a whole warp). A row without keys
    has top = -inf, inv = 0 and y = 0, as on the CPU. w may be dropped after it was summed; 1/keep waits until the end. top is the largest
    logit of a key with m > 0, in natural units, inv = 1 / sum m e^(s - top).
+   bfloat16: w is rounded before it is summed, so that the rounding of numerator and normaliser cancel where one key has most of the mass:
+   a row of one key gives exactly its value. Else y would be off by a common factor of up to 2^-9, and with it dy.y, from which backward
+   takes nearly the same number away: there gradients that are 0 came out as 3.
 
    Cost of a tile of 64 queries, 64 keys and D = 64 in bfloat16: 3 x 2 x 64^3 = 1.57 MFLOP against 3 x 8 KiB from L2. With 16 rows a warp
    each of the 4 warps reads K, V and 64 rows of the table once from shared memory, 96 KiB = 768 clocks, more than the tensor cores need
@@ -3067,6 +3070,13 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
                     #pragma unroll
                     for (n = 0; n < NB; n++) { x[m][n][2 * e] *= f0[-8 * n]; x[m][n][2 * e + 1] *= f0[-8 * n - 1]; }
                 }
+                if (X::REGS)                    /* what multiplies V is what is summed: see the comment above */
+                    #pragma unroll
+                    for (n = 0; n < NB; n++) {
+                        uint32_t u = stx__pair(x[m][n][2 * e], x[m][n][2 * e + 1]);
+                        x[m][n][2 * e] = __uint_as_float(u << 16);
+                        x[m][n][2 * e + 1] = __uint_as_float(u & 0xffff0000u);
+                    }
                 #pragma unroll
                 for (n = 0; n < NB; n++) add += x[m][n][2 * e] + x[m][n][2 * e + 1];
                 sum[m][e] = fmaf(sum[m][e], f, add);
