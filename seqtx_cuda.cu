@@ -2616,7 +2616,8 @@ template<int CH> static __device__ __forceinline__ unsigned stx__at_piece(int r,
 }
 /* Rows r0 .. of a table at `from`, row 0 first, into n rows of a tile; those outside [lo,hi) become zeros. All threads of the block; there
    after the next cp_wait and barrier. ld: bytes from row to row; bytes: of a row's numbers, a multiple of 16. */
-template<int CH, int THREADS> static __device__ __forceinline__ void stx__at_load(unsigned char *tile, int n, const void *from, size_t ld, int bytes, int r0, int lo, int hi) {
+template<int CH, int THREADS>
+static __device__ __forceinline__ void stx__at_load(unsigned char *tile, int n, const void *from, size_t ld, int bytes, int r0, int lo, int hi) {
     int r = (int)threadIdx.x / CH, c = (int)threadIdx.x % CH, k;
     const char *p = (const char *)from + (ptrdiff_t)(r0 + r) * (ptrdiff_t)ld + c * 16;          /* one product; the others are sums */
     #pragma unroll
@@ -2633,16 +2634,20 @@ template<int CH, int THREADS> static __device__ __forceinline__ void stx__at_loa
    b: the same rows as two right factors of 8 columns each (the tile transposed): b[0..1] for rows r0 .. r0+7, b[2..3] for the next 8
    b2: rows r0 .. r0+7 as a right factor, steps k (b[0..1]) and k + 1
    v: rows r0 .. r0+15 as k, 16 columns 8c.. as two right factors of 8 columns each; bfloat16 only (ldmatrix turns units of 2 bytes) */
-template<int CH> static __device__ __forceinline__ void stx__at_frag_a(uint32_t (&a)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
+template<int CH>
+static __device__ __forceinline__ void stx__at_frag_a(uint32_t (&a)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4(a, tile + stx__at_piece<CH>(r0 + (lane & 15), 2 * k + (lane >> 4)));
 }
-template<int CH> static __device__ __forceinline__ void stx__at_frag_b(uint32_t (&b)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
+template<int CH>
+static __device__ __forceinline__ void stx__at_frag_b(uint32_t (&b)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4(b, tile + stx__at_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8, 2 * k + ((lane >> 3) & 1)));
 }
-template<int CH> static __device__ __forceinline__ void stx__at_frag_b2(uint32_t (&b)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
+template<int CH>
+static __device__ __forceinline__ void stx__at_frag_b2(uint32_t (&b)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4(b, tile + stx__at_piece<CH>(r0 + (lane & 7), 2 * k + (lane >> 3)));
 }
-template<int CH> static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const unsigned char *tile, int r0, int c, int lane = (int)threadIdx.x & 31) {
+template<int CH>
+static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const unsigned char *tile, int r0, int c, int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4_trans(b, tile + stx__at_piece<CH>(r0 + (lane & 15), c + (lane >> 4)));
 }
 
@@ -2725,25 +2730,35 @@ static __device__ __forceinline__ void stx__at_turn(stx__at_skew &w, const stx__
 /* FORWARD. One block has BQ queries of one head of one batch row, its 4 warps 16 MT rows each; it walks the keys in tiles of BK, from the
    oldest that its head reaches to the youngest that it may see, then the persistent vectors, under one running softmax.
 
-       for each tile:     S  = Q K^T                          tensor cores, sums in registers
-                          S += skew(Qv PE^T)                  BK new columns a tile, see THE SKEW; window only
+       for each tile:     S  = skew(Qv PE^T)                  BK new columns a tile, see THE SKEW; 0 for persistent vectors
+                          S += Q K^T                          summed onto it by the tensor cores
                           x  = S scale log2 e ;  top' = max(top, max x) ;  w = m 2^(x - top')
                           sum = sum 2^(top - top') + sum w ;  O = O 2^(top - top') + (dropped w) V
+
+   A tile of persistent vectors has other scales (keys sqrt(D) pk: in x; values sqrt(N) pv: in w) and q without u: nothing else is different.
 
    Memory: K and V have two tiles each, the relative table a ring of BQ + 2 BK rows: what the 4 warps' skewed bands meet, BQ + BK, and the
    next BK. While tile s is worked on, tile s + 1 is on its way by cp.async. One barrier a tile is enough: it says that everybody's copies
    of tile s have come (each thread waits for its own before), and that everybody has left tile s - 1, whose room the copies issued right
-   after it take. Q stands in registers as fragments, if numbers are bfloat16s; a second query (u or vb is there) and floats in shared
-   memory, read back by the warp that wrote it, so that a barrier of the warp is enough.
-   A warp passes tiles by that none of its 16 MT rows sees. Its first tile starts the skew: 16 columns to the left of the tile. Masks are
-   applied only where a tile meets an edge of some row's window or the ramp (the test is the same for a whole warp). A row without keys
-   has top = -inf, inv = 0 and y = 0, as on the CPU. w may be dropped after it was summed; 1/keep waits until the end.
+   after it take. Q stands in registers as fragments, if numbers are bfloat16s; a second query (u or vb is there) and floats stand in shared
+   memory, read back by the warp that wrote them, so that a barrier of the warp is enough. One block an entry of the work list: the GPU
+   starts blocks in order, so the longest come first, and a multiprocessor takes the next one when it has room.
 
-   Of every tile of 64 queries, 64 keys and D = 64 (bfloat16), 3 x 2 x 64 x 64 x 64 = 1.57 MFLOP run, against 3 x 8 KiB from L2. A warp with 16
-   rows reads each tile of keys once from shared memory: 4 x 3 x 8 KiB = 98 KiB, 768 clocks, more than the tensor cores need (~620).
-   With 32 rows (MT = 2) each fragment serves two products; so long spans take 128 queries a block. */
+   A warp passes tiles by that none of its rows sees. Its first tile starts the skew: 16 columns to the left of the tile. Masks are
+   applied only where a tile meets an edge of some row's window or the ramp (the test is the same for a whole warp). A row without keys
+   has top = -inf, inv = 0 and y = 0, as on the CPU. w may be dropped after it was summed; 1/keep waits until the end. top is the largest
+   logit of a key with m > 0, in natural units, inv = 1 / sum m e^(s - top).
+   bfloat16: w is rounded before it is summed, so that the rounding of numerator and normaliser cancel where one key has most of the mass:
+   a row of one key gives exactly its value. Else y would be off by a common factor of up to 2^-9, and with it dy.y, from which backward
+   takes nearly the same number away: there gradients that are 0 came out as 3.
+
+   Cost of a tile of 64 queries, 64 keys and D = 64 in bfloat16: 3 x 2 x 64^3 = 1.57 MFLOP against 3 x 8 KiB from L2. With 16 rows a warp
+   each of the 4 warps reads K, V and 64 rows of the table once from shared memory, 96 KiB = 768 clocks, more than the tensor cores need
+   (~620). With 32 rows (MT = 2) a fragment serves two products: twice the work for 104 KiB. So long spans take 128 queries a block. Tiles
+   have 8 KiB or less whatever D and the precision: that sets BK. */
 /* Numbers of a warp's rows r0 .. r0+n-1 of queries, plus a bias, into a tile; rows beyond T become zeros */
-template<class P, int CH> static __device__ __forceinline__ void stx__at_query(const stx__at &p, unsigned char *tile, int r0, int n, int i0, int b, int h, const stx__num &bias) {
+template<class P, int CH>
+static __device__ __forceinline__ void stx__at_query(const stx__at &p, unsigned char *tile, int r0, int n, int i0, int b, int h, const stx__num &bias) {
     enum { PER = 16 / P::SIZE };
     const typename P::num *q = (const typename P::num *)p.q + (size_t)b * p.stq + (size_t)h * p.D;
     int i;
@@ -2851,7 +2866,7 @@ template<class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
     /* The job and each warp's ramp weights; K, V, K, V; the ring; the queries, which may use the second K and V if they move on to registers */
     static size_t shared(int pe, int two) { return HEAD + (size_t)ROW * (4 * BK + (pe ? RING : 0) + (!REGS ? (two ? 2 * BQ : BQ) : TWO ? BQ : 0)); }
     /* blocks that should fit on a multiprocessor: so many registers less may a thread take */
-    enum { BLOCKS = MT > 1 || DP > 64 ? 2 : 3 };
+    enum { BLOCKS = MT > 1 || DP > 64 || !REGS ? 2 : 3 };
 };
 /* Copies of step s, into what step s - 2 had */
 template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, const stx__at_job &job, unsigned char *shared, int s) {
@@ -2869,11 +2884,12 @@ template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const 
     stx__at_load<X::CH, X::THREADS>(to + X::TILE, X::KEYS, v, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
     stx__cp_commit();
 }
-/* v, but the compiler cannot know: what is made of it inside a loop is not worth a register throughout the loop */
+/* v, but the compiler cannot know: what is made of it inside a loop is not worth registers throughout the loop */
 static __device__ __forceinline__ int stx__at_again(int v) { asm volatile("" : "+r"(v)); return v; }
 
 /* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
-template<class P, int DP, int BK, int MT, int TWO> static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
+template<class P, int DP, int BK, int MT, int TWO>
+static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
     typedef stx__at_shape<P, DP, BK, MT, TWO> X;
     enum { CH = X::CH, KS = X::KS, NB = X::NB, ND = X::ND, BQ = X::BQ, ROWS = 16 * MT };
     STX__DYNAMIC(memory);
@@ -2944,7 +2960,8 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
 
         if (p.keep)
             #pragma unroll
-            for (m = 0; m < MT; m++) kept[m] = stx__at_kept<NB>(p, p.stream + *p.shift, ((uint64_t)job.b * p.H + job.h) * p.T + iw + 16 * m, (window ? p.span : p.S + p.span) + j0);
+            for (m = 0; m < MT; m++)
+                kept[m] = stx__at_kept<NB>(p, p.stream + *p.shift, ((uint64_t)job.b * p.H + job.h) * p.T + iw + 16 * m, (window ? p.span : p.S + p.span) + j0);
         ramped = p.z.p && window && far > job.w.full;
         if (ramped) {                                           /* m by near + e */
             __syncwarp();
@@ -3053,6 +3070,13 @@ template<class P, int DP, int BK, int MT, int TWO> static __global__ void __laun
                     #pragma unroll
                     for (n = 0; n < NB; n++) { x[m][n][2 * e] *= f0[-8 * n]; x[m][n][2 * e + 1] *= f0[-8 * n - 1]; }
                 }
+                if (X::REGS)                    /* what multiplies V is what is summed: see the comment above */
+                    #pragma unroll
+                    for (n = 0; n < NB; n++) {
+                        uint32_t u = stx__pair(x[m][n][2 * e], x[m][n][2 * e + 1]);
+                        x[m][n][2 * e] = __uint_as_float(u << 16);
+                        x[m][n][2 * e + 1] = __uint_as_float(u & 0xffff0000u);
+                    }
                 #pragma unroll
                 for (n = 0; n < NB; n++) add += x[m][n][2 * e] + x[m][n][2 * e + 1];
                 sum[m][e] = fmaf(sum[m][e], f, add);
@@ -3102,7 +3126,8 @@ template<class P, int DP, int BK, int MT, int TWO> static stx__at_pick stx__at_c
     return c;
 }
 template<class P> static stx__at_pick stx__at_choose_float(const stx__at *p, int two) {
-    return p->D <= 32 ? stx__at_choice<P, 32, 64, 1, 1>(p, two) : p->D <= 64 ? stx__at_choice<P, 64, 32, 1, 1>(p, two) : stx__at_choice<P, 128, 16, 1, 1>(p, two);
+    return p->D <= 32 ? stx__at_choice<P, 32, 64, 1, 1>(p, two)
+         : p->D <= 64 ? stx__at_choice<P, 64, 32, 1, 1>(p, two) : stx__at_choice<P, 128, 16, 1, 1>(p, two);
 }
 /* Two strips a warp where the span is worth a tile of 128 queries and there are blocks enough for all multiprocessors */
 static stx__at_pick stx__at_choose(stx_ctx *x, const stx__at *p, int half) {
