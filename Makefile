@@ -75,21 +75,24 @@ build/test_%: tests/test_%.c $(TESTS_H) $(HEADERS) | build
 	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm $(LDLIBS)
 
 # >>cuda on the host: seqtx_cuda.cu by the host's compiler (tests/cuda_host), so that every kernel runs where there is no GPU
-SHIM    = build/test_cuda_ops build/test_cuda_gemm build/test_cuda_attention build/test_cuda_model build/test_shim
+SHIM    = build/test_cuda_ops build/test_cuda_gemm build/test_cuda_attention build/test_cuda_model build/test_cuda_golden_ops build/test_cuda_golden_span build/test_shim
 SHIM_S  = build/test_cuda_ops_san build/test_cuda_gemm_san build/test_cuda_attention_san build/test_shim_san
 SHIM_H  = $(wildcard tests/cuda_host/*.h)
-CXXSHIM = -std=c++17 $(WARN) -Wno-error -Wno-unused-function -Wno-unknown-pragmas -DSEQTX_CUDA -DSEQTX_CUDA_HOST -Itests/cuda_host -I.
+CXXHOST = -std=c++17 $(WARN) -Itests/cuda_host
+CXXSHIM = $(CXXHOST) -Wno-unused-function -Wno-unknown-pragmas -Wno-maybe-uninitialized -DSEQTX_CUDA -DSEQTX_CUDA_HOST
 STACK   := $(shell printf 'int main(void){return 0;}' | $(CXX) --param asan-stack=0 -x c++ - -o /dev/null 2>/dev/null && echo --param asan-stack=0 || echo -mllvm -asan-stack=0)
 build/cuda_host.o: tests/cuda_host/cuda_host.cpp $(SHIM_H) $(HEADERS) | build
-	$(CXX) $(CXXSHIM) -O2 -c $< -o $@
+	$(CXX) $(CXXHOST) -O2 -c $< -o $@
 build/cuda_kernels.o: seqtx_cuda.cu $(SHIM_H) $(HEADERS) | build
 	$(CXX) $(CXXSHIM) -O2 -x c++ -c $< -o $@
 build/cuda_host_san.o: tests/cuda_host/cuda_host.cpp $(SHIM_H) $(HEADERS) | build
-	$(CXX) $(CXXSHIM) $(SAN) $(STACK) -c $< -o $@
+	$(CXX) $(CXXHOST) -O2 -DCUDA_HOST_ASAN -c $< -o $@
 build/cuda_kernels_san.o: seqtx_cuda.cu $(SHIM_H) $(HEADERS) | build
 	$(CXX) $(CXXSHIM) $(SAN) $(STACK) -x c++ -c $< -o $@
 build/test_cuda_%.o: tests/test_cuda_%.c $(TESTS_H) $(SHIM_H) $(HEADERS) | build
 	$(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -c $< -o $@
+build/test_cuda_golden_%.o: tests/test_golden_%.c $(TESTS_H) $(SHIM_H) $(HEADERS) | build
+	$(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -DGOLDEN_DEVICE=STX_CUDA -c $< -o $@
 build/test_cuda_%_san.o: tests/test_cuda_%.c $(TESTS_H) $(SHIM_H) $(HEADERS) | build
 	$(CC) -std=c99 $(WARN) $(SAN) $(STACK) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -c $< -o $@
 $(filter build/test_cuda_%,$(SHIM)): build/test_cuda_%: build/test_cuda_%.o build/cuda_kernels.o build/cuda_host.o
@@ -97,9 +100,9 @@ $(filter build/test_cuda_%,$(SHIM)): build/test_cuda_%: build/test_cuda_%.o buil
 $(filter build/test_cuda_%,$(SHIM_S)): build/test_cuda_%_san: build/test_cuda_%_san.o build/cuda_kernels_san.o build/cuda_host_san.o
 	$(CXX) $(SAN) $^ -o $@ -lm -lpthread
 build/test_shim: tests/cuda_host/test_shim.cpp tests/test.h build/cuda_host.o
-	$(CXX) $(CXXSHIM) -O1 $< build/cuda_host.o -o $@ -lm -lpthread
+	$(CXX) $(CXXHOST) -Wno-unknown-pragmas -O1 $< build/cuda_host.o -o $@ -lm -lpthread
 build/test_shim_san: tests/cuda_host/test_shim.cpp tests/test.h build/cuda_host_san.o
-	$(CXX) $(CXXSHIM) $(SAN) $(STACK) $< build/cuda_host_san.o -o $@ -lm -lpthread
+	$(CXX) $(CXXHOST) -Wno-unknown-pragmas $(SAN) $(STACK) $< build/cuda_host_san.o -o $@ -lm -lpthread
 
 build/train_shim: examples/train_attn_span.c examples/train.h $(HEADERS) build/cuda_kernels.o build/cuda_host.o
 	$(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -c $< -o build/train_shim.o
@@ -110,7 +113,7 @@ NVCC    = nvcc
 CUDA_ARCH =
 CUDA_DIR := $(shell d=$$(dirname "$$(command -v $(NVCC) 2>/dev/null)" 2>/dev/null); cd "$$d/.." 2>/dev/null && pwd)
 CUDA_LIBS = -L$(CUDA_DIR)/lib64 -lcublasLt -lcudart -lstdc++ -lm
-CUDA_TESTS = build/cuda/test_cuda_ops build/cuda/test_cuda_gemm build/cuda/test_cuda_attention build/cuda/test_cuda_model
+CUDA_TESTS = build/cuda/test_cuda_ops build/cuda/test_cuda_gemm build/cuda/test_cuda_attention build/cuda/test_cuda_model build/cuda/test_cuda_golden_ops build/cuda/test_cuda_golden_span
 GENCODE = $(foreach a,$(patsubst sm_%,%,$(CUDA_ARCH)),-gencode arch=compute_$(a),code=sm_$(a))
 build/cuda:
 	@mkdir -p build/cuda
@@ -123,6 +126,8 @@ build/cuda/train_attn_span: examples/train_attn_span.c examples/train.h $(HEADER
 	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
 build/cuda/test_cuda_%: tests/test_cuda_%.c $(TESTS_H) $(HEADERS) build/cuda/seqtx_cuda.o
 	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
+build/cuda/test_cuda_golden_%: tests/test_golden_%.c $(TESTS_H) $(HEADERS) build/cuda/seqtx_cuda.o
+	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA -DGOLDEN_DEVICE=STX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
 build/cuda/bench_cuda: bench/bench_cuda.c bench/cuda_model.h bench/report.h $(HEADERS) build/cuda/seqtx_cuda.o
 	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA -isystem $(CUDA_DIR)/include $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
 build/bench_cuda_host: bench/bench_cuda.c bench/cuda_model.h bench/report.h build/cuda_kernels.o build/cuda_host.o

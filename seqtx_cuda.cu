@@ -52,7 +52,7 @@ enum { STX__WARP = 32 };
 /* A row of numbers in device memory, as a kernel sees it: floats or bfloat16s, decided by the allocation that it lies in. twin: the
    bfloat16 copy of a parameter, which writers keep current and matrix products read. The branch is the same for all threads, and what
    these kernels do is wait for memory. */
-typedef struct stx__num { void *p; stx__bf16 *twin; int half; } stx__num;
+typedef struct stx__num { void *p; stx__bf16 *twin; ptrdiff_t half; } stx__num;
 static __device__ __forceinline__ float stx__get(const stx__num &a, size_t i) {
     return a.half ? __bfloat162float(((const stx__bf16 *)a.p)[i]) : ((const float *)a.p)[i];
 }
@@ -2463,14 +2463,1500 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>attention: forward ------------------------------------------------------------------------------------------------
 
-static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; return 0; }
-static size_t stx__attn2_fwd_work(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; return 0; }
-static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; }
+/* What the fused kernels, forward and backward, share (prefix stx__at_).
+
+   THE WINDOW. Query i of T is key C + i of S, C = S - T; the distance to key j is delta = C + i - j. Head h sees the keys
+       dmin <= delta <= live        live <= reach <= span
+       lo <= j < S
+   reach: the CPU's formula, from z in device memory. live: the largest delta whose ramp weight is not 0, for such a key must not even
+   enter the running maximum (far keys may have the largest logits). full: up to here the weight is surely 1. Between full and live it is
+       m(delta) = min(1, ((1 - delta) + z max_span) / ramp + 1)        in floats, in this order of operations, as on the CPU.
+   With u = j - i, delta = C - u, and the row of the relative table is p = P - 1 + dmin - delta = (P - 1 + dmin - C) + u: it depends on
+   j - i alone. Rows outside [0,P) are zeros.
+
+   DROPOUT. Key j of row (b,h,i) has position at = span + j in its row's random numbers, persistent vector n has S + span + n. Philox call
+   (row groups + at / 8) gives 16 bits to each of 8 neighbours: kept if they are below keep. So the tiles of keys begin where span + j is
+   a multiple of 8, and a block of 8 columns is one call. */
+typedef struct stx__at {
+    const void *q, *k, *v, *pe, *pk, *pv;       /* (B,T,H D), (B,S,H D) twice, (P,D) or (P,H D), (H,N,D) twice: bfloat16s or floats, as the policy says */
+    void *y;                                    /* (B,T,H D) */
+    float *top, *inv;                           /* (B,H,T) */
+    stx__num u, vb, z;                          /* (H D) twice, (H) */
+    size_t ldq, ldk, stq, stk;                  /* numbers between rows and batches */
+    uint64_t groups, seed, stream;              /* Philox calls of a row of the dropout */
+    const uint64_t *shift;
+    int B, T, S, H, D, P, N, C, ldpe, pe_head;  /* numbers between rows of pe, and between its heads (0: shared) */
+    int span, dmin, lo;                         /* lo: the first key that there is */
+    uint32_t keep;                              /* of 65536; 0: no dropout */
+    float scale, max_span, ramp, unkeep;        /* unkeep: 65536 / keep, or 1 */
+} stx__at;
+
+/* An operand as the kernels read it: activations' bfloat16s and parameters' twins, or floats. ok becomes 0 if it is stored otherwise or rows
+   are not 16 bytes apart and aligned. */
+static const void *stx__at_in(const stx_ctx *x, const void *p, int half, size_t ld, int *ok) {
+    stx__num v;
+    const void *r = p;
+    if (!p) return NULL;
+    v = stx__num_of(x, p);
+    if (half && !v.half) r = v.twin;
+    if (!r || (!half && v.half) || (uintptr_t)r % 16 || ld % (half ? 8 : 4)) *ok = 0;
+    return r;
+}
+/* The kernels' view of a call, and whether they can run it: 1, or 0 with *p half filled */
+static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *p, int *half) {
+    stx_gpu *g = stx__gpu(x);
+    size_t big = (size_t)1 << 30, tables = a->P ? (size_t)a->pe_heads : 0;
+    int ok = 1, h;
+    memset(p, 0, sizeof *p);
+    *half = h = g->half && stx__num_of(x, a->q).half;
+    if (a->eps > 0 || a->not_causal || a->first_key < 0 || !(a->scale > 0) || a->D < 8 || a->D > 128 || a->D % 8 || !a->B || !a->T || !a->H || a->H > 256) return 0;
+    if (a->B >= big || a->T >= big || a->S >= big || a->P >= big || a->N >= big || a->span >= big || a->S + a->span + a->N >= big || a->T > a->S) return 0;
+    p->q = stx__at_in(x, a->q, h, a->ldq, &ok);
+    p->k = stx__at_in(x, a->k, h, a->ldk, &ok);
+    p->v = stx__at_in(x, a->v, h, a->ldk, &ok);
+    p->y = (void *)(uintptr_t)stx__at_in(x, a->y, h, a->D, &ok);
+    if (a->P) p->pe = stx__at_in(x, a->pe, h, a->D, &ok);
+    if (a->N) { p->pk = stx__at_in(x, a->pk, h, a->D, &ok); p->pv = stx__at_in(x, a->pv, h, a->D, &ok); }
+    if (!ok || a->stq % 8 || a->stk % 8 || (h && !stx__num_of(x, a->y).half)) return 0;
+    p->top = (float *)a->top;
+    p->inv = (float *)a->inv;
+    p->u = stx__num_of(x, a->u);
+    p->vb = stx__num_of(x, a->P ? a->vb : NULL);
+    p->z = stx__num_of(x, a->z);
+    p->ldq = a->ldq; p->ldk = a->ldk; p->stq = a->stq; p->stk = a->stk;
+    p->B = (int)a->B; p->T = (int)a->T; p->S = (int)a->S; p->H = (int)a->H; p->D = (int)a->D; p->P = (int)a->P; p->N = (int)a->N;
+    p->C = p->S - p->T;
+    p->ldpe = (int)(tables * a->D);
+    p->pe_head = tables > 1 ? (int)a->D : 0;
+    p->span = (int)a->span; p->dmin = a->delta_min;
+    p->lo = a->first_key > (ptrdiff_t)a->S ? p->S : (int)a->first_key;
+    p->scale = a->scale; p->max_span = a->max_span; p->ramp = a->ramp;
+    p->unkeep = 1;
+    if (a->drop > 0) {
+        double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5);      /* stx__keep16 */
+        p->keep = (uint32_t)(k < 1 ? 1 : k);
+        p->unkeep = (float)(65536.0 / p->keep);
+        p->groups = ((uint64_t)a->S + a->span + a->N) / 8 + 2;
+        p->seed = a->seed; p->stream = a->stream; p->shift = g->shift;
+    }
+    return 1;
+}
+
+/* What head h sees */
+typedef struct stx__at_head { int reach, live, full; float zl; } stx__at_head;
+/* The ramp at a distance before its clamps; 1 and more where the span is not learned */
+static __device__ __forceinline__ float stx__at_ramp(const stx__at &p, const stx__at_head &w, int delta) {
+    return __fadd_rn(__fdiv_rn(__fadd_rn((float)(1 - delta), w.zl), p.ramp), 1.0f);
+}
+static __device__ __forceinline__ int stx__at_reach(const stx__at &p, float z) {
+    double e = ceil((double)z * (double)p.max_span) + (double)p.ramp + 1;
+    if (!(e > 1)) e = 1;                                /* also NaN */
+    return e < (double)p.span ? (int)e : p.span;
+}
+static __device__ __forceinline__ stx__at_head stx__at_open(const stx__at &p, int h) {
+    stx__at_head w;
+    w.reach = w.live = w.full = p.span;
+    w.zl = 0;
+    if (p.z.p) {
+        float z = stx__get(p.z, (size_t)h), f;
+        w.zl = __fmul_rn(z, p.max_span);
+        w.reach = w.live = stx__at_reach(p, z);
+        while (w.live >= p.dmin && stx__at_ramp(p, w, w.live) <= 0) w.live--;      /* a step or two: reach is hardly more */
+        f = floorf(w.zl) + 1;                           /* (1 - delta) + zl >= 0, so nothing is taken from 1 */
+        w.full = f >= (float)w.live ? w.live : f >= 0 ? (int)f : -1;                /* NaN: -1 */
+    }
+    return w;
+}
+/* Keys [first,last) that queries i0 .. i0+n-1 may see; empty: last <= first. Begins where a block of 8 does: first may be below lo, or
+   even below 0, by 7. */
+static __device__ __forceinline__ void stx__at_range(const stx__at &p, const stx__at_head &w, int i0, int n, int *first, int *last) {
+    int f = max(p.lo, p.C + i0 - w.live);
+    *last = p.C + min(i0 + n, p.T) - p.dmin;
+    *first = *last > f ? ((f + p.span) & ~7) - p.span : *last;
+}
+/* The word of the dropout for lanes 2t and 2t+1 of a call: low and high half. row: (b H + h) T + i; at: position of the first of 8 */
+static __device__ __forceinline__ uint4 stx__at_bits(const stx__at &p, uint64_t stream, uint64_t row, int at) {
+    return stx__philox(p.seed, stream, row * p.groups + (uint64_t)(at >> 3));
+}
+
+/* THE WORK LIST: all (head, tile of queries) by falling number of key tiles, ties by head and tile: the blocks that take longest start
+   first, and the short ones fill the gaps at the end. The lengths depend on z, so a kernel makes the list in each step. Within a head a
+   later tile is never shorter (of the window at its old end only the beginning of the keys cuts anything off), so an entry's rank is a
+   sum over the heads of what a binary search finds: no sort, no atomics. One thread an entry; the batch is not in the list, its rows
+   have equal lengths. */
+static __device__ __forceinline__ int stx__at_length(const stx__at &p, const stx__at_head &w, int tile, int bq, int bk) {
+    int last = p.C + (tile + 1) * bq - p.dmin;        /* a last tile that T cuts counts as a whole one: never shorter than the tile before */
+    return (max(last - max(p.lo, p.C + tile * bq - w.live), 0) + bk - 1) / bk;
+}
+static __global__ void stx__at_list(stx__at p, uint32_t *list, int tiles, int bq, int bk) {
+    STX__SHARED(stx__at_head, head, 256);
+    int h, e;
+    for (h = (int)threadIdx.x; h < p.H; h += (int)blockDim.x) head[h] = stx__at_open(p, h);
+    __syncthreads();
+    e = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (e < p.H * tiles) {
+        int mine = e / tiles, tile = e % tiles, n = stx__at_length(p, head[mine], tile, bq, bk), rank = 0;
+        for (h = 0; h < p.H; h++) {
+            int a = 0, b = tiles;           /* the first tile of head h that comes before this entry */
+            while (a < b) {
+                int m = (a + b) / 2, len = stx__at_length(p, head[h], m, bq, bk);
+                if (len > n || (len == n && (h < mine || (h == mine && m > tile)))) b = m; else a = m + 1;
+            }
+            rank += tiles - a;
+        }
+        list[rank] = (uint32_t)e;
+    }
+}
+
+/* TILES IN SHARED MEMORY: rows of D numbers, filled up with zeros to a power of two, in pieces of 16 bytes (CH a row). Piece c of row r
+   stands at c ^ r: the 8 rows that ldmatrix reads at once, all at the same c, so lie in 8 different groups of 4 banks; and so do the 4 x 8
+   floats of a transposed fragment. Rows of 64 bytes: two of them make a line of 128. */
+template<int CH> static __device__ __forceinline__ unsigned stx__at_piece(int r, int c) {
+    return (unsigned)(r * CH + (CH >= 8 ? c ^ (r & 7) : c ^ ((r >> 1) & 3))) * 16;
+}
+/* Rows r0 .. of a table at `from`, row 0 first, into n rows of a tile; those outside [lo,hi) become zeros. All threads of the block; there
+   after the next cp_wait and barrier. ld: bytes from row to row; bytes: of a row's numbers, a multiple of 16. */
+template<int CH, int THREADS> static __device__ __forceinline__ void stx__at_load(unsigned char *tile, int n, const void *from, size_t ld, int bytes, int r0, int lo, int hi) {
+    int r = (int)threadIdx.x / CH, c = (int)threadIdx.x % CH, k;
+    const char *p = (const char *)from + (ptrdiff_t)(r0 + r) * (ptrdiff_t)ld + c * 16;          /* one product; the others are sums */
+    #pragma unroll
+    for (k = 0; k < n; k += THREADS / CH) {
+        int yes = r0 + r + k >= lo && r0 + r + k < hi && c * 16 < bytes;
+        if (n % (THREADS / CH) == 0 || r + k < n) stx__cp16(tile + stx__at_piece<CH>(r + k, c), yes ? p : (const char *)from, yes ? 16 : 0);
+        p += THREADS / CH * ld;
+    }
+}
+
+/* FRAGMENTS. 32 bytes of a row are one step of k in either precision: 16 bfloat16s or 8 tf32s, and ldmatrix, which moves units of 4
+   bytes, gives the fragments of both.
+   a: 16 rows r0.. (r0 % 8 == 0) and step k of a tile, as the left factor: rows r0 + g, r0 + g + 8
+   b: the same rows as two right factors of 8 columns each (the tile transposed): b[0..1] for rows r0 .. r0+7, b[2..3] for the next 8
+   b2: rows r0 .. r0+7 as a right factor, steps k (b[0..1]) and k + 1
+   v: rows r0 .. r0+15 as k, 16 columns 8c.. as two right factors of 8 columns each; bfloat16 only (ldmatrix turns units of 2 bytes) */
+template<int CH> static __device__ __forceinline__ void stx__at_frag_a(uint32_t (&a)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
+    stx__ldmatrix_x4(a, tile + stx__at_piece<CH>(r0 + (lane & 15), 2 * k + (lane >> 4)));
+}
+template<int CH> static __device__ __forceinline__ void stx__at_frag_b(uint32_t (&b)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
+    stx__ldmatrix_x4(b, tile + stx__at_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8, 2 * k + ((lane >> 3) & 1)));
+}
+template<int CH> static __device__ __forceinline__ void stx__at_frag_b2(uint32_t (&b)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
+    stx__ldmatrix_x4(b, tile + stx__at_piece<CH>(r0 + (lane & 7), 2 * k + (lane >> 3)));
+}
+template<int CH> static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const unsigned char *tile, int r0, int c, int lane = (int)threadIdx.x & 31) {
+    stx__ldmatrix_x4_trans(b, tile + stx__at_piece<CH>(r0 + (lane & 15), c + (lane >> 4)));
+}
+
+/* PRECISION. num: how numbers are stored; SIZE their bytes; mma: c (16,8) += a (16,32 bytes) b. A kernel is a template over these.
+   f32: each operand in two tf32 parts, x = hi + lo up to 2^-22 x, and three products: nearly float accuracy. tf32: the high parts alone. */
+struct stx__at_bf16 {
+    typedef stx__bf16 num;
+    enum { SIZE = 2, K = 16 };
+    static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+        uint32_t b[2] = {b0, b1};
+        stx__mma_bf16(c, a, b);
+    }
+};
+static __device__ __forceinline__ uint32_t stx__at_hi(uint32_t v) { return (v + 0x1000u) & 0xffffe000u; }
+static __device__ __forceinline__ uint32_t stx__at_lo(uint32_t v, uint32_t hi) { return stx__at_hi(__float_as_uint(__uint_as_float(v) - __uint_as_float(hi))); }
+struct stx__at_tf32 {
+    typedef float num;
+    enum { SIZE = 4, K = 8 };
+    static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+        uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
+        stx__mma_tf32(c, h, b);
+    }
+};
+struct stx__at_f32 {
+    typedef float num;
+    enum { SIZE = 4, K = 8 };
+    static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+        uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
+        uint32_t l[4] = {stx__at_lo(a[0], h[0]), stx__at_lo(a[1], h[1]), stx__at_lo(a[2], h[2]), stx__at_lo(a[3], h[3])};
+        uint32_t m[2] = {stx__at_lo(b0, b[0]), stx__at_lo(b1, b[1])};
+        stx__mma_tf32(c, l, b);
+        stx__mma_tf32(c, h, m);
+        stx__mma_tf32(c, h, b);
+    }
+};
+/* The float of a stored number, and back */
+static __device__ __forceinline__ float stx__at_float(stx__bf16 v) { return __bfloat162float(v); }
+static __device__ __forceinline__ float stx__at_float(float v) { return v; }
+static __device__ __forceinline__ void stx__at_store(stx__bf16 *p, float v) { *p = __float2bfloat16(v); }
+static __device__ __forceinline__ void stx__at_store(float *p, float v) { *p = v; }
+static __device__ __forceinline__ void stx__at_store2(stx__bf16 *p, float a, float b) { *(uint32_t *)p = stx__pair(a, b); }
+static __device__ __forceinline__ void stx__at_store2(float *p, float a, float b) { *(float2 *)p = make_float2(a, b); }
+
+/* THE SKEW, in registers. R[r][c'] = q_r . pe of column c' is wanted at S[r][c'+r], for the rows r = 0 .. 15 of one strip. A thread (g, t) of
+   a fragment holds columns 8n+2t and 8n+2t+1 of rows g and g+8, and wants, for its cells of S,
+       row g:    column 8n + 2t + e - g          lies in block n or n-1, in the same row, so in one of the 4 lanes of the same g
+       row g+8:  column 8(n-1) + 2t + e - g      what the formula above gives for block n-1
+   Whose? 2t + e - g = 2(t - k) + e' with k = (g + 1 - e) / 2 rounded down and e' = e ^ (g & 1): lane (t - k) mod 4, its element e', of
+   block n if t >= k and of block n-1 otherwise. Each lane is asked by exactly one other for each e, so it can put the right block's
+   number forward itself: a shuffle for each cell, no shared memory, no rounding, no barrier. Two blocks of 8 columns are carried from one
+   tile of keys to the next: that is the ring.
+   turn: one block of R; returns in s what belongs to block n of S. */
+struct stx__at_skew {
+    float lo[2], hi[2], next[2];        /* the block before, its elements already in the order e; row g+8's part of the next block of S */
+};
+struct stx__at_lanes { int from[2], odd, now[2]; };
+static __device__ __forceinline__ stx__at_lanes stx__at_lanes_of(int lane = (int)threadIdx.x & 31) {
+    stx__at_lanes l;
+    int g = lane >> 2, t = lane & 3, e;
+    l.odd = g & 1;
+    for (e = 0; e < 2; e++) {
+        int k = (g + 1 - e) >> 1;
+        l.from[e] = (t - k) & 3;
+        l.now[e] = t + k < 4;           /* the one who asks this lane has t + k as his t, or has it 4 less and wants the block before */
+    }
+    return l;
+}
+static __device__ __forceinline__ void stx__at_turn(stx__at_skew &w, const stx__at_lanes &l, const float (&r)[4], float (&s)[4]) {
+    int e;
+    for (e = 0; e < 2; e++) {
+        float lo = l.odd ? r[1 - e] : r[e], hi = l.odd ? r[3 - e] : r[2 + e];
+        s[e] = __shfl_sync(STX__ALL, l.now[e] ? lo : w.lo[e], l.from[e], 4);
+        s[2 + e] = w.next[e];
+        w.next[e] = __shfl_sync(STX__ALL, l.now[e] ? hi : w.hi[e], l.from[e], 4);
+        w.lo[e] = lo;
+        w.hi[e] = hi;
+    }
+}
+
+/* FORWARD. One block has BQ queries of one head of one batch row, its 4 warps 16 MT rows each; it walks the keys in tiles of BK, from the
+   oldest that its head reaches to the youngest that it may see, then the persistent vectors, under one running softmax.
+
+       for each tile:     S  = Q K^T                          tensor cores, sums in registers
+                          S += skew(Qv PE^T)                  BK new columns a tile, see THE SKEW; window only
+                          x  = S scale log2 e ;  top' = max(top, max x) ;  w = m 2^(x - top')
+                          sum = sum 2^(top - top') + sum w ;  O = O 2^(top - top') + (dropped w) V
+
+   Memory: K and V have two tiles each, the relative table a ring of BQ + 2 BK rows: what the 4 warps' skewed bands meet, BQ + BK, and the
+   next BK. While tile s is worked on, tile s + 1 is on its way by cp.async. One barrier a tile is enough: it says that everybody's copies
+   of tile s have come (each thread waits for its own before), and that everybody has left tile s - 1, whose room the copies issued right
+   after it take. Q stands in registers as fragments, if numbers are bfloat16s; a second query (u or vb is there) and floats in shared
+   memory, read back by the warp that wrote it, so that a barrier of the warp is enough.
+   A warp passes tiles by that none of its 16 MT rows sees. Its first tile starts the skew: 16 columns to the left of the tile. Masks are
+   applied only where a tile meets an edge of some row's window or the ramp (the test is the same for a whole warp). A row without keys
+   has top = -inf, inv = 0 and y = 0, as on the CPU. w may be dropped after it was summed; 1/keep waits until the end.
+
+   Of every tile of 64 queries, 64 keys and D = 64 (bfloat16), 3 x 2 x 64 x 64 x 64 = 1.57 MFLOP run, against 3 x 8 KiB from L2. A warp with 16
+   rows reads each tile of keys once from shared memory: 4 x 3 x 8 KiB = 98 KiB, 768 clocks, more than the tensor cores need (~620).
+   With 32 rows (MT = 2) each fragment serves two products; so long spans take 128 queries a block. */
+/* Numbers of a warp's rows r0 .. r0+n-1 of queries, plus a bias, into a tile; rows beyond T become zeros */
+template<class P, int CH> static __device__ __forceinline__ void stx__at_query(const stx__at &p, unsigned char *tile, int r0, int n, int i0, int b, int h, const stx__num &bias) {
+    enum { PER = 16 / P::SIZE };
+    const typename P::num *q = (const typename P::num *)p.q + (size_t)b * p.stq + (size_t)h * p.D;
+    int i;
+    for (i = (int)threadIdx.x & 31; i < n * CH; i += 32) {
+        int r = r0 + i / CH, c = i % CH, row = i0 + r, e;
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (row < p.T && c * PER < p.D) {
+            v = *(const uint4 *)(q + (size_t)row * p.ldq + c * PER);
+            if (bias.p) {
+                typename P::num x[PER];
+                memcpy(x, &v, 16);
+                for (e = 0; e < PER; e++) stx__at_store(x + e, stx__at_float(x[e]) + stx__get(bias, (size_t)(h * p.D + c * PER + e)));
+                memcpy(&v, x, 16);
+            }
+        }
+        *(uint4 *)(tile + stx__at_piece<CH>(r, c)) = v;
+    }
+    __syncwarp();
+}
+/* Words of 4 calls, one in each lane of a quad: afterwards x[l] is what lane l had as x[t] */
+static __device__ __forceinline__ void stx__at_swap(uint32_t (&x)[4]) {
+    int t = (int)threadIdx.x & 3, e;
+    for (e = 0; e < 4; e += 2) {
+        uint32_t v = __shfl_xor_sync(STX__ALL, t & 1 ? x[e] : x[e + 1], 1);
+        if (t & 1) x[e] = v; else x[e + 1] = v;
+    }
+    for (e = 0; e < 2; e++) {
+        uint32_t v = __shfl_xor_sync(STX__ALL, t & 2 ? x[e] : x[e + 2], 2);
+        if (t & 2) x[e] = v; else x[e + 2] = v;
+    }
+}
+/* Which cells of a strip of 16 rows and NB blocks of 8 columns the dropout keeps, as bits: 4 n + e for cell e of block n of an accumulator. The
+   4 lanes of a quad share the calls of their two rows. row: of g = 0; at: position of the first column, a multiple of 8. All lanes. */
+template<int NB> static __device__ __forceinline__ uint32_t stx__at_kept(const stx__at &p, uint64_t stream, uint64_t row, int at) {
+    int lane = (int)threadIdx.x & 31, t = lane & 3, q, l;
+    uint32_t kept = 0;
+    row += (uint64_t)(lane >> 2);
+    #pragma unroll 1
+    for (q = 0; q < NB / 2; q++) {
+        int c = 4 * q + t;
+        uint4 w = stx__at_bits(p, stream, row + (c >= NB ? 8 : 0), at + (c >= NB ? c - NB : c) * 8);
+        uint32_t x[4] = {w.x, w.y, w.z, w.w};
+        stx__at_swap(x);
+        #pragma unroll
+        for (l = 0; l < 4; l++) {
+            uint32_t two = ((x[l] & 0xffffu) < p.keep) | ((x[l] >> 16) < p.keep) << 1;
+            c = 4 * q + l;
+            kept |= two << (c >= NB ? (c - NB) * 4 + 2 : c * 4);
+        }
+    }
+    return kept;
+}
+/* o += w V for one strip of rows; the tile's rows are k. Accumulators of S are, packed, fragments of a left factor: bfloat16s as they stand,
+   tf32s if key 2t is taken for k = t and key 2t+1 for k = t+4, by both factors. */
+template<class P, int CH, int MT, int NB, int ND> struct stx__at_values {
+    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane) {
+        int g = lane >> 2, t = lane & 3, k, n, m;
+        #pragma unroll
+        for (k = 0; k < NB; k++) {
+            #pragma unroll
+            for (n = 0; n < ND; n++) {
+                uint32_t b0 = *(const uint32_t *)(tile + stx__at_piece<CH>(8 * k + 2 * t, 2 * n + (g >> 2)) + (g & 3) * 4);
+                uint32_t b1 = *(const uint32_t *)(tile + stx__at_piece<CH>(8 * k + 2 * t + 1, 2 * n + (g >> 2)) + (g & 3) * 4);
+                #pragma unroll
+                for (m = 0; m < MT; m++) {
+                    uint32_t a[4] = {__float_as_uint(w[m][k][0]), __float_as_uint(w[m][k][2]), __float_as_uint(w[m][k][1]), __float_as_uint(w[m][k][3])};
+                    P::mma(o[m][n], a, b0, b1);
+                }
+            }
+        }
+    }
+};
+template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH, MT, NB, ND> {
+    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane) {
+        int k, n, m;
+        #pragma unroll
+        for (k = 0; k < NB / 2; k++) {
+            uint32_t a[MT][4];
+            #pragma unroll
+            for (m = 0; m < MT; m++) {
+                a[m][0] = stx__pair(w[m][2 * k][0], w[m][2 * k][1]);
+                a[m][1] = stx__pair(w[m][2 * k][2], w[m][2 * k][3]);
+                a[m][2] = stx__pair(w[m][2 * k + 1][0], w[m][2 * k + 1][1]);
+                a[m][3] = stx__pair(w[m][2 * k + 1][2], w[m][2 * k + 1][3]);
+            }
+            #pragma unroll
+            for (n = 0; n < ND; n += 2) {
+                uint32_t b[4];
+                stx__at_frag_v<CH>(b, tile, 16 * k, n, lane);
+                #pragma unroll
+                for (m = 0; m < MT; m++) {
+                    stx__at_bf16::mma(o[m][n], a[m], b[0], b[1]);
+                    stx__at_bf16::mma(o[m][n + 1], a[m], b[2], b[3]);
+                }
+            }
+        }
+    }
+};
+
+/* What a block works on. In shared memory, for registers are scarce. */
+typedef struct stx__at_job { stx__at_head w; int b, h, i0, first, windows, steps; } stx__at_job;
+/* DP: D filled up; TWO: Q for S stands in shared memory and not in registers (two queries, or floats) */
+template<class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
+    enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, KEYS = BK, TILE = BK * ROW, SIZE = P::SIZE, RING = BQ + 2 * BK, REGS = P::SIZE == 2, THREADS = 128, RAMP = BK + 16 * MT, HEAD = (64 + 16 * RAMP + 127) / 128 * 128 };
+    /* The job and each warp's ramp weights; K, V, K, V; the ring; the queries, which may use the second K and V if they move on to registers */
+    static size_t shared(int pe, int two) { return HEAD + (size_t)ROW * (4 * BK + (pe ? RING : 0) + (!REGS ? (two ? 2 * BQ : BQ) : TWO ? BQ : 0)); }
+    /* blocks that should fit on a multiprocessor: so many registers less may a thread take */
+    enum { BLOCKS = MT > 1 || DP > 64 ? 2 : 3 };
+};
+/* Copies of step s, into what step s - 2 had */
+template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, const stx__at_job &job, unsigned char *shared, int s) {
+    const int window = s < job.windows, j0 = window ? job.first + s * X::KEYS : (s - job.windows) * X::KEYS - ((p.S + p.span) & 7), bytes = p.D * X::SIZE;
+    const size_t o = (window ? (size_t)job.b * p.stk + (size_t)job.h * p.D : (size_t)job.h * p.N * p.D) * X::SIZE, ld = (window ? p.ldk : (size_t)p.D) * X::SIZE;
+    const char *k = (const char *)(window ? p.k : p.pk) + o, *v = (const char *)(window ? p.v : p.pv) + o;
+    unsigned char *to = shared + (s & 1) * 2 * X::TILE, *ring = shared + 4 * X::TILE;
+    stx__at_load<X::CH, X::THREADS>(to, X::KEYS, k, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
+    if (window && p.pe) {
+        const char *pe = (const char *)p.pe + (size_t)job.h * p.pe_head * X::SIZE;
+        int row = p.P - 1 + p.dmin - p.C + j0 - job.i0, at = (X::BQ + X::KEYS * s) % X::RING;
+        if (!s) stx__at_load<X::CH, X::THREADS>(ring, X::BQ, pe, (size_t)p.ldpe * X::SIZE, bytes, row - X::BQ, 0, p.P);
+        stx__at_load<X::CH, X::THREADS>(ring + at * X::ROW, X::KEYS, pe, (size_t)p.ldpe * X::SIZE, bytes, row, 0, p.P);
+    }
+    stx__at_load<X::CH, X::THREADS>(to + X::TILE, X::KEYS, v, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
+    stx__cp_commit();
+}
+/* v, but the compiler cannot know: what is made of it inside a loop is not worth a register throughout the loop */
+static __device__ __forceinline__ int stx__at_again(int v) { asm volatile("" : "+r"(v)); return v; }
+
+/* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
+template<class P, int DP, int BK, int MT, int TWO> static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
+    typedef stx__at_shape<P, DP, BK, MT, TWO> X;
+    enum { CH = X::CH, KS = X::KS, NB = X::NB, ND = X::ND, BQ = X::BQ, ROWS = 16 * MT };
+    STX__DYNAMIC(memory);
+    const stx__at_job &job = *(const stx__at_job *)memory;
+    unsigned char *shared = memory + X::HEAD;
+    unsigned char *ring = shared + 4 * BK * X::ROW, *qs = X::REGS && !TWO ? shared + 2 * BK * X::ROW : ring + (p.pe ? X::RING * X::ROW : 0);
+    unsigned char *qr = X::REGS || !(p.u.p || p.vb.p) ? qs : qs + BQ * X::ROW;
+    const int warp = (int)threadIdx.x >> 5, r0 = warp * ROWS;
+    const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1;
+    float *ramp = (float *)(memory + 64) + warp * X::RAMP;
+    const stx__num none = {NULL, NULL, 0};
+    uint32_t kept[MT], qf[MT][X::REGS ? KS : 1][4];
+    float o[MT][ND][4], top[MT][2], sum[MT][2];
+    stx__at_skew skew[MT];
+    int s, m, n, k, e, started = 0;
+
+    if (!threadIdx.x) {
+        stx__at_job *j = (stx__at_job *)memory;
+        int entry = (int)list[blockIdx.x / (unsigned)p.B], last;
+        j->b = (int)(blockIdx.x % (unsigned)p.B);
+        j->h = entry / tiles;
+        j->i0 = entry % tiles * BQ;
+        j->w = stx__at_open(p, j->h);
+        stx__at_range(p, j->w, j->i0, BQ, &j->first, &last);
+        j->windows = (last - j->first + BK - 1) / BK;
+        j->steps = j->windows + (p.N ? (p.N + ((p.S + p.span) & 7) + BK - 1) / BK : 0);
+    }
+    __syncthreads();
+    if (job.steps) stx__at_fwd_load<X>(p, job, shared, 0);
+    /* the queries, first those that meet positions */
+    if (X::REGS) {
+        stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.vb);
+        #pragma unroll
+        for (m = 0; m < MT; m++)
+            #pragma unroll
+            for (k = 0; k < KS; k++) stx__at_frag_a<CH>(qf[m][X::REGS ? k : 0], qs, r0 + 16 * m, k);
+        __syncwarp();
+    } else if (qr != qs) {
+        stx__at_query<P, CH>(p, qr, r0, ROWS, job.i0, job.b, job.h, p.vb);
+    }
+    if (TWO) stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.u);
+    #pragma unroll
+    for (m = 0; m < MT; m++) {
+        #pragma unroll
+        for (n = 0; n < ND; n++) o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0;
+        top[m][0] = top[m][1] = -INFINITY;
+        sum[m][0] = sum[m][1] = 0;
+        #pragma unroll
+        for (e = 0; e < 2; e++) skew[m].lo[e] = skew[m].hi[e] = skew[m].next[e] = 0;
+    }
+
+    for (s = 0; s < job.steps; s++) {
+        const int lane = stx__at_again((int)threadIdx.x & 31), g = lane >> 2, t = lane & 3;
+        const unsigned char *kt = shared + (s & 1) * 2 * BK * X::ROW, *vt = kt + BK * X::ROW;
+        const int window = s < job.windows, j0 = window ? job.first + s * BK : (s - job.windows) * BK - ((p.S + p.span) & 7), iw = job.i0 + r0;
+        const int far = p.C + iw + ROWS - 1 - j0, near = p.C + iw - (j0 + BK - 1);          /* the largest and the smallest delta of the warp's rows */
+        const float sc = (window ? p.scale : p.scale * sqrtf((float)p.D)) * unit;
+        float x[MT][NB][4];
+        int edge, ramped;
+        stx__cp_wait<0>();
+        __syncthreads();
+        if (s + 1 < job.steps) stx__at_fwd_load<X>(p, job, shared, s + 1);
+        if (TWO && s == job.windows && p.u.p) {                     /* u has no part in the persistent keys' logits */
+            __syncwarp();
+            stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, none);
+        }
+        if (iw >= p.T || (window && (near > job.w.live || far < p.dmin))) continue;
+
+        if (p.keep)
+            #pragma unroll
+            for (m = 0; m < MT; m++) kept[m] = stx__at_kept<NB>(p, p.stream + *p.shift, ((uint64_t)job.b * p.H + job.h) * p.T + iw + 16 * m, (window ? p.span : p.S + p.span) + j0);
+        ramped = p.z.p && window && far > job.w.full;
+        if (ramped) {                                           /* m by near + e */
+            __syncwarp();
+            for (e = lane; e < BK + ROWS - 1; e += 32) {
+                float f = stx__at_ramp(p, job.w, near + e);
+                ramp[e] = f <= 0 ? 0 : f >= 1 ? 1 : f;        /* NaN stays NaN */
+            }
+            __syncwarp();
+        }
+        if (window && p.pe) {
+            /* By blocks of 8 columns. Strip m of rows needs blocks n = 0 .. NB-1 and, at the start, two to their left. Block 0 of strip 0 is
+               row `at` of the ring; strip 1 lies 16 columns further left. So round c serves block c + 2m of strip m: a fragment for both. */
+            const int at = (BK / 16 * s + BQ / 16 - MT * warp) % (X::RING / 16) * 16;         /* in this way the compiler sees that it is a multiple of 16 */
+            const stx__at_lanes lanes = stx__at_lanes_of(lane);
+            int c;
+            #pragma unroll
+            for (c = -2 * MT; c < NB; c++) {
+                float r[MT][4];
+                int row = at + 8 * c;
+                if (c < 2 - 2 * MT && started) continue;        /* what the tile before left behind is there */
+                row += row < 0 ? (int)X::RING : row >= (int)X::RING ? -(int)X::RING : 0;
+                #pragma unroll
+                for (m = 0; m < MT; m++) r[m][0] = r[m][1] = r[m][2] = r[m][3] = 0;
+                #pragma unroll
+                for (k = 0; k < KS; k += 2) {
+                    uint32_t f[4];
+                    stx__at_frag_b2<CH>(f, ring, row, k, lane);
+                    #pragma unroll
+                    for (m = 0; m < MT; m++) {
+                        if (c + 2 * m < -2 || c + 2 * m >= NB) continue;
+                        #pragma unroll
+                        for (e = 0; e < 2; e++) {
+                            if (X::REGS) P::mma(r[m], qf[m][X::REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
+                            else {
+                                uint32_t a[4];
+                                stx__at_frag_a<CH>(a, qr, r0 + 16 * m, k + e, lane);
+                                P::mma(r[m], a, f[2 * e], f[2 * e + 1]);
+                            }
+                        }
+                    }
+                }
+                #pragma unroll
+                for (m = 0; m < MT; m++) {
+                    const int col = c + 2 * m;
+                    float unseen[4];
+                    if (col < -2 || col >= NB) continue;
+                    if (col < 0) stx__at_turn(skew[m], lanes, r[m], unseen);
+                    else stx__at_turn(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
+                }
+            }
+            started = 1;
+        } else {
+            #pragma unroll
+            for (m = 0; m < MT; m++)
+                #pragma unroll
+                for (n = 0; n < NB; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0;
+        }
+        #pragma unroll
+        for (k = 0; k < KS; k++) {
+            uint32_t a[MT][4], f[4];
+            #pragma unroll
+            for (m = 0; m < MT; m++) {
+                if (TWO) stx__at_frag_a<CH>(a[m], qs, r0 + 16 * m, k, lane);
+                else for (e = 0; e < 4; e++) a[m][e] = qf[m][X::REGS ? k : 0][e];
+            }
+            #pragma unroll
+            for (n = 0; n < NB; n += 2) {
+                stx__at_frag_b<CH>(f, kt, 8 * n, k, lane);
+                #pragma unroll
+                for (m = 0; m < MT; m++) {
+                    P::mma(x[m][n], a[m], f[0], f[1]);
+                    P::mma(x[m][n + 1], a[m], f[2], f[3]);
+                }
+            }
+        }
+
+        edge = window ? near < p.dmin || far > job.w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
+        #pragma unroll
+        for (m = 0; m < MT; m++) {
+            const int i = p.C + iw + 16 * m + g;
+            #pragma unroll
+            for (e = 0; e < 2; e++) {
+                float most = -INFINITY, old = top[m][e], from, f, add = 0;
+                if (edge) {
+                    const int lo = (window ? max(i + 8 * e - job.w.live, p.lo) : 0) - j0 - 2 * t, hi = (window ? i + 8 * e - p.dmin + 1 : p.N) - j0 - 2 * t;
+                    #pragma unroll
+                    for (n = 0; n < NB; n++) {
+                        if (8 * n < lo || 8 * n >= hi) x[m][n][2 * e] = -INFINITY;
+                        if (8 * n + 1 < lo || 8 * n + 1 >= hi) x[m][n][2 * e + 1] = -INFINITY;
+                    }
+                }
+                #pragma unroll
+                for (n = 0; n < NB; n++) most = fmaxf(most, fmaxf(x[m][n][2 * e], x[m][n][2 * e + 1]));
+                most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 1));
+                most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 2));
+                top[m][e] = fmaxf(old, most * sc);
+                from = top[m][e] == -INFINITY ? 0 : top[m][e];        /* no key yet: 2^-inf, and not 2^(-inf + inf) */
+                f = stx__exp2((old - from) * (LOG2E / unit));
+                #pragma unroll
+                for (n = 0; n < NB; n++) {
+                    x[m][n][2 * e] = stx__exp2(fmaf(x[m][n][2 * e], sc, -from) * (LOG2E / unit));
+                    x[m][n][2 * e + 1] = stx__exp2(fmaf(x[m][n][2 * e + 1], sc, -from) * (LOG2E / unit));
+                }
+                if (ramped) {
+                    const float *f0 = ramp + BK - 1 + 16 * m + g + 8 * e - 2 * t;
+                    #pragma unroll
+                    for (n = 0; n < NB; n++) { x[m][n][2 * e] *= f0[-8 * n]; x[m][n][2 * e + 1] *= f0[-8 * n - 1]; }
+                }
+                #pragma unroll
+                for (n = 0; n < NB; n++) add += x[m][n][2 * e] + x[m][n][2 * e + 1];
+                sum[m][e] = fmaf(sum[m][e], f, add);
+                #pragma unroll
+                for (n = 0; n < ND; n++) { o[m][n][2 * e] *= f; o[m][n][2 * e + 1] *= f; }
+            }
+            if (p.keep)
+                #pragma unroll
+                for (n = 0; n < NB; n++) for (e = 0; e < 4; e++) if (!(kept[m] >> (4 * n + e) & 1)) x[m][n][e] = 0;
+            if (!window) {
+                float f = sqrtf((float)p.N);
+                #pragma unroll
+                for (n = 0; n < NB; n++) for (e = 0; e < 4; e++) x[m][n][e] *= f;
+            }
+        }
+        stx__at_values<P, CH, MT, NB, ND>::run(o, x, vt, lane);
+    }
+
+    #pragma unroll
+    for (m = 0; m < MT; m++)
+        #pragma unroll
+        for (e = 0; e < 2; e++) {
+            const int t = (int)threadIdx.x & 3, i = job.i0 + r0 + 16 * m + ((int)threadIdx.x >> 2 & 7) + 8 * e;
+            float norm = sum[m][e], f;
+            norm += __shfl_xor_sync(STX__ALL, norm, 1);
+            norm += __shfl_xor_sync(STX__ALL, norm, 2);
+            f = norm == 0 ? 0 : 1 / norm;
+            if (i < p.T) {
+                typename P::num *y = (typename P::num *)p.y + (((size_t)job.b * p.T + i) * p.H + job.h) * p.D;
+                const float of = f * p.unkeep;
+                #pragma unroll
+                for (n = 0; n < ND; n++) if (8 * n < p.D) stx__at_store2(y + 8 * n + 2 * t, o[m][n][2 * e] * of, o[m][n][2 * e + 1] * of);
+                if (!t) {
+                    const size_t row = ((size_t)job.b * p.H + job.h) * p.T + i;
+                    p.top[row] = X::REGS ? top[m][e] * 0.69314718f : top[m][e];
+                    p.inv[row] = f;
+                }
+            }
+        }
+}
+
+typedef void (*stx__at_kernel)(stx__at, const uint32_t *, int);
+typedef struct stx__at_pick { stx__at_kernel run; size_t shared; int bq, bk, tiles; } stx__at_pick;
+template<class P, int DP, int BK, int MT, int TWO> static stx__at_pick stx__at_choice(const stx__at *p, int two) {
+    typedef stx__at_shape<P, DP, BK, MT, TWO> X;
+    stx__at_pick c = {stx__at_fwd<P, DP, BK, MT, TWO>, X::shared(p->pe != NULL, two), X::BQ, BK, (p->T + X::BQ - 1) / X::BQ};
+    return c;
+}
+template<class P> static stx__at_pick stx__at_choose_float(const stx__at *p, int two) {
+    return p->D <= 32 ? stx__at_choice<P, 32, 64, 1, 1>(p, two) : p->D <= 64 ? stx__at_choice<P, 64, 32, 1, 1>(p, two) : stx__at_choice<P, 128, 16, 1, 1>(p, two);
+}
+/* Two strips a warp where the span is worth a tile of 128 queries and there are blocks enough for all multiprocessors */
+static stx__at_pick stx__at_choose(stx_ctx *x, const stx__at *p, int half) {
+    const stx_gpu *g = stx__gpu(x);
+    int two = p->u.p || p->vb.p, wide = p->span >= 512 && p->T >= 128 && (size_t)p->B * p->H * ((p->T + 127) / 128) >= 2 * (size_t)g->sms;
+    if (!half) return g->tf32 ? stx__at_choose_float<stx__at_tf32>(p, two) : stx__at_choose_float<stx__at_f32>(p, two);
+#define STX__AT(DP, BK, MT) (two ? stx__at_choice<stx__at_bf16, DP, BK, MT, 1>(p, 1) : stx__at_choice<stx__at_bf16, DP, BK, MT, 0>(p, 0))
+    if (p->D <= 32) return wide ? STX__AT(32, 64, 2) : STX__AT(32, 64, 1);
+    if (p->D <= 64) return wide ? STX__AT(64, 64, 2) : STX__AT(64, 64, 1);
+    return STX__AT(128, 32, 1);
+#undef STX__AT
+}
+/* Can the fused kernels run this call? From the host's knowledge alone. */
+static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) {
+    stx__at p;
+    int half;
+    return stx__at_make(x, a, &p, &half) && stx__at_choose((stx_ctx *)x, &p, half).shared <= stx__gpu(x)->shared_max &&
+           (size_t)p.B * p.H * ((size_t)p.T + 63) / 64 < ((size_t)1 << 31);
+}
+static size_t stx__attn2_fwd_work(stx_ctx *x, const stx_attention_args *a) { (void)x; return a->H * ((a->T + 63) / 64) * sizeof(uint32_t); }
+static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
+    stx__at p;
+    stx__at_pick c;
+    int half, n;
+    if (!stx_ok(x) || !stx__at_make(x, a, &p, &half)) return;
+    c = stx__at_choose(x, &p, half);
+    n = p.H * c.tiles;
+    if (c.shared > 48 * 1024 && stx__cuda_failed(x, cudaFuncSetAttribute((const void *)c.run, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.shared), "stx_attention_fwd")) return;
+    STX__RUN_KERNEL(x, "stx_attention_fwd", stx__at_list, stx__blocks((size_t)n, 128, (size_t)1 << 30), 128, 0, p, (uint32_t *)a->work, c.tiles, c.bq, c.bk);
+    STX__RUN_KERNEL(x, "stx_attention_fwd", c.run, (unsigned)n * (unsigned)p.B, 128, c.shared, p, (const uint32_t *)a->work, c.tiles);
+}
 
 // >>attention: backward -----------------------------------------------------------------------------------------------
 
-static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; return 0; }
-static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) { (void)x; (void)a; }
+/* For each cell, with w = e^(s - top) inv, a = m w, and r the dropout (0 or 1/keep; 1 without it):
+
+       gamma = r dO.V_j     Dsum = dO.O      ds = a (gamma - Dsum)
+       dV_j += r a dO       dK_j += scale ds (q+u)       dPE_p += scale ds (q+vb)       dQ_i += scale ds (K_j + PE_p)
+       dz   += max_span/ramp  sum of w (gamma - Dsum) over 0 <= m' <= 1, both ends, whatever m is
+
+   ds is a matrix of queries by keys, and every gradient sums it along another line: dQ along its rows, dK and dV along its columns, dPE
+   along its diagonals, where j - i and so the row of the table is the same. Three sweeps, each stationary in what it sums, so that sums
+   stay in registers and have one order, without atomics:
+
+       stx__ab_queries      a block for each query tile, walks key tiles           dQ; its part of du, dvb, dz
+       stx__ab_keys         a block for each key tile, walks query tiles           dK, dV; for persistent vectors its part of dpk, dpv
+       stx__ab_diagonals    a block for each diagonal, walks batch, heads, tiles   its part of dPE
+
+   Parts are then added up in order (stx__ab_fold, stx__ab_fold_table). The front half of a tile, from operands to a and ds, is one function
+   of all three (stx__ab_front). Products in units of one attention GEMM, 2 BQ BK D flops, at BQ = BK = 64:
+
+       queries     R 1.25   S 1   dP 1   ds K 1    dR PE 1.25      5.5
+       keys        R 1.25   S 1   dP 1   dV 1      dK 1            5.25
+       diagonals   R 1.25   S 1   dP 1   dPE 1.25                  4.5
+
+   The third sweep stands for writing dR to memory and multiplying that by q: 1 unit instead of 4.5, but 4 bytes a score to write and read
+   (8 GB at B 64, T 512, span 8192, 8 heads) or many launches over pieces of the batch. At 250 TFLOP/s and D 64 it costs 1.8 ps a score,
+   where those bytes cost 1.2; and its parts need a few megabytes, whatever the spans.
+
+   THE SKEW. A warp owns a strip of 16 queries. Query r of the strip and key c of the tile meet row u'' = c - r + 16 of the BK + 16 rows of the
+   table that the strip meets. R turns into S by shuffles (stx__at_turn), ds into dR by the same shuffles the other way (stx__ab_back).
+   The tile meets a window of W = BQ + BK rows; strip n's begin BQ - 16 - 16 n in. It lies in shared memory as a ring of chunks of 16 rows,
+   so that a step of a sweep loads only the BK or BQ rows that come in. */
+
+/* What the three sweeps take beside the forward's */
+typedef struct stx__ab {
+    stx__at p;
+    const void *dy;                     /* (B,T,H D), stored as y */
+    stx__num dq, dk, dv;
+    float *dsum;                        /* (B,H,T): dO.O */
+    float *du, *dvb, *dz;               /* parts of queries: (B tiles,H D) twice, (B tiles,H) */
+    float *dpk, *dpv;                   /* parts of keys: (splits,H,N,D) */
+    float *dpe;                         /* parts of diagonals: (diagonals,tables,splits,W,D) */
+    int *used;                          /* (diagonals,tables,splits): was a part written? */
+    int tiles;                          /* of queries */
+    int first;                          /* keys: the first key of tile 0. diagonals: key less query of diagonal 0's tiles */
+    int splits, combos;                 /* into how many parts the batch is cut (diagonals with a shared table: batch and heads); its size */
+    int persistent;                     /* keys: are they the persistent vectors? */
+    float root_d, root_n;               /* sqrt(D), sqrt(N) */
+} stx__ab;
+#define STX__AB_LOG2E 1.44269504f
+
+/* The shape of a tile: BQ queries, a warp for each 16, by BK keys; rows of DP numbers, CH pieces of 16 bytes. */
+template<class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
+    typedef P_ P;
+    enum { DP = DP_, BQ = BQ_, BK = BK_, STRIPS = BQ / 16, THREADS = 32 * STRIPS, W = BQ + BK, CHUNKS = W / 16, NB = BK / 8,
+           SIZE = P_::SIZE, CH = DP * SIZE / 16, STEPS = DP / P_::K, UNROLL = STEPS > 4 ? 4 : STEPS,       /* addresses of more steps cost registers */
+           CHA = BK * SIZE / 16,                                /* pieces in a row of a or ds */
+           CHG = (BK + 16) * SIZE > 256 ? 32 : (BK + 16) * SIZE > 128 ? 16 : 8,     /* of dR, up to a power of two */
+           KEY_PIECES = STRIPS / (BK / 16),                     /* keys: a warp has 16 keys and DP / KEY_PIECES columns */
+           KEY_NB = DP / KEY_PIECES / 8,
+           ROW_PIECES = DP / 16 < STRIPS ? DP / 16 : STRIPS,    /* diagonals: a warp has every ROW_GROUPS-th chunk and DP / ROW_PIECES columns */
+           ROW_GROUPS = STRIPS / ROW_PIECES, ROW_NB = DP / ROW_PIECES / 8,
+           TILE_Q = BQ * CH * 16, TILE_K = BK * CH * 16, TILE_W = W * CH * 16 };
+};
+/* Shared memory: q, q for the table, dO, K, V, the window, and what a sweep exchanges between warps */
+template<class Sh> struct stx__ab_room {
+    unsigned char *q, *qv, *dy, *k, *v, *pe, *more;
+    __device__ __forceinline__ stx__ab_room(unsigned char *base, int two, int table) {
+        q = base;
+        qv = two ? q + Sh::TILE_Q : q;
+        dy = qv + Sh::TILE_Q;
+        k = dy + Sh::TILE_Q;
+        v = k + Sh::TILE_K;
+        pe = v + Sh::TILE_K;
+        more = pe + (table ? Sh::TILE_W : 0);
+    }
+};
+
+/* FRAGMENTS that the forward does not need. A step of k is P::K rows here.
+   acc: 16 rows by P::K columns of an accumulator as a left factor. Of floats it takes k in the order 0 2 4 6 1 3 5 7, which leaves every
+   number in its lane; rows: P::K rows r0.. and 16 columns 8c.. as two right factors, with k in that order; cols: the same and 16 columns
+   as a left factor, transposed. */
+static __device__ __forceinline__ void stx__ab_acc(stx__at_bf16, uint32_t (&a)[4], const float (*c)[4], int step) {
+    a[0] = stx__pair(c[2 * step][0], c[2 * step][1]);
+    a[1] = stx__pair(c[2 * step][2], c[2 * step][3]);
+    a[2] = stx__pair(c[2 * step + 1][0], c[2 * step + 1][1]);
+    a[3] = stx__pair(c[2 * step + 1][2], c[2 * step + 1][3]);
+}
+template<class P> static __device__ __forceinline__ void stx__ab_acc(P, uint32_t (&a)[4], const float (*c)[4], int step) {
+    a[0] = __float_as_uint(c[step][0]);
+    a[1] = __float_as_uint(c[step][2]);
+    a[2] = __float_as_uint(c[step][1]);
+    a[3] = __float_as_uint(c[step][3]);
+}
+template<int CH> static __device__ __forceinline__ void stx__ab_rows(stx__at_bf16, uint32_t (&b)[4], const unsigned char *tile, int r0, int c) {
+    stx__at_frag_v<CH>(b, tile, r0, c);
+}
+template<int CH, class P> static __device__ __forceinline__ void stx__ab_rows(P, uint32_t (&b)[4], const unsigned char *tile, int r0, int c) {
+    int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, e;
+#pragma unroll
+    for (e = 0; e < 4; e++) b[e] = *(const uint32_t *)(tile + stx__at_piece<CH>(r0 + 2 * t + (e & 1), 2 * c + (e & 2) + (g >> 2)) + (g & 3) * 4);
+}
+template<int CH> static __device__ __forceinline__ void stx__ab_cols(stx__at_bf16, uint32_t (&a)[4], const unsigned char *tile, int r0, int c) {
+    int lane = (int)threadIdx.x & 31;
+    stx__ldmatrix_x4_trans(a, tile + stx__at_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8, c + ((lane >> 3) & 1)));
+}
+template<int CH, class P> static __device__ __forceinline__ void stx__ab_cols(P, uint32_t (&a)[4], const unsigned char *tile, int r0, int c) {
+    int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, e;
+#pragma unroll
+    for (e = 0; e < 4; e++) a[e] = *(const uint32_t *)(tile + stx__at_piece<CH>(r0 + 2 * t + (e >> 1), 2 * c + (e & 1) * 2 + (g >> 2)) + (g & 3) * 4);
+}
+/* A pair of neighbours, column c even, into row r of a tile of numbers */
+template<class P, int CH> static __device__ __forceinline__ void stx__ab_put2(unsigned char *tile, int r, int c, float x, float y) {
+    int at = c * P::SIZE;
+    stx__at_store2((typename P::num *)(tile + stx__at_piece<CH>(r, at / 16) + at % 16), x, y);
+}
+template<int N> static __device__ __forceinline__ void stx__ab_clear(float (&c)[N][4]) {
+    int n, e;
+#pragma unroll
+    for (n = 0; n < N; n++)
+#pragma unroll
+        for (e = 0; e < 4; e++) c[n][e] = 0;
+}
+
+/* c (16,8 NB) += rows r0.. of tile a times NB * 8 rows of tile b, transposed */
+template<class Sh> static __device__ __forceinline__ void stx__ab_dot(float (&c)[Sh::NB][4], const unsigned char *a, int r0, const unsigned char *b) {
+    int k, n;
+#pragma unroll (Sh::UNROLL)
+    for (k = 0; k < Sh::STEPS; k++) {
+        uint32_t f[4], h[4];
+        stx__at_frag_a<Sh::CH>(f, a, r0, k);
+#pragma unroll
+        for (n = 0; n < Sh::NB; n += 2) {
+            stx__at_frag_b<Sh::CH>(h, b, n * 8, k);
+            Sh::P::mma(c[n], f, h[0], h[1]);
+            Sh::P::mma(c[n + 1], f, h[2], h[3]);
+        }
+    }
+}
+
+/* c (16,DP) += x (16,8 NB) times the tile's NB * 8 rows; x is an accumulator */
+template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_times(float (&c)[Sh::DP / 8][4], const float (&x)[NB][4], const unsigned char *tile) {
+    typedef typename Sh::P P;
+    int k, n;
+#pragma unroll
+    for (k = 0; k < NB * 8 / P::K; k++) {
+        uint32_t f[4], h[4];
+        stx__ab_acc(P(), f, x, k);
+#pragma unroll
+        for (n = 0; n < Sh::DP / 8; n += 2) {
+            stx__ab_rows<Sh::CH>(P(), h, tile, k * P::K, n);
+            P::mma(c[n], f, h[0], h[1]);
+            P::mma(c[n + 1], f, h[2], h[3]);
+        }
+    }
+}
+
+/* Where a strip stands */
+typedef struct stx__ab_tile {
+    int i, j0;                          /* first query of the strip, first key of the tile (or persistent vector) */
+    int far, ring;                      /* largest distance that counts; chunk of the window's first row */
+    int persistent;
+    uint64_t row, stream;               /* dropout: row of query i, stream of the step */
+    float top[2], inv[2], dsum[2];      /* of the thread's rows g and g + 8; zeros where there is no query */
+} stx__ab_tile;
+template<class Sh> static __device__ __forceinline__ int stx__ab_chunk(int ring, int strip, int n) {
+    int c = ring + Sh::STRIPS - 1 - strip + n;
+    return c >= Sh::CHUNKS ? c - Sh::CHUNKS : c;
+}
+static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_tile &t, int b, int h) {
+    int g = ((int)threadIdx.x & 31) >> 2, e;
+    size_t row = ((size_t)b * a.p.H + h) * a.p.T;
+    t.row = (uint64_t)((int64_t)row + t.i);
+#pragma unroll
+    for (e = 0; e < 2; e++) {
+        int i = t.i + g + 8 * e, yes = i >= 0 && i < a.p.T;
+        t.inv[e] = yes ? a.p.inv[row + i] : 0;
+        t.top[e] = yes && t.inv[e] != 0 ? a.p.top[row + i] : 0;       /* a row that saw no key has top = -infinity */
+        t.dsum[e] = yes ? a.dsum[row + i] : 0;
+    }
+}
+
+/* The front half of a tile, for one strip: s becomes r a, what multiplied V; g becomes ds. Zeros where a query does not see a key. dz += its
+   sum. 0: no query of the strip sees a key of the tile. The window, K and V and the strip's own rows of q, qv and dO must have landed;
+   nothing is written to shared memory, so that warps need not meet. */
+template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx__ab &a, const stx__at_head &w, const stx__ab_room<Sh> &m, const stx__ab_tile &t,
+                                                                        float (&s)[Sh::NB][4], float (&g)[Sh::NB][4], float &dz) {
+    typedef typename Sh::P P;
+    const stx__at &p = a.p;
+    int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2, c2 = (lane & 3) * 2, k, n, e;
+    uint32_t kept = 0xffffffffu;
+    const float unit = P::SIZE == 2 ? STX__AB_LOG2E : 1;        /* logits in powers of 2, or of e: as the forward has them, to the last bit */
+    float sc = (t.persistent ? p.scale * a.root_d : p.scale) * unit, vf = t.persistent ? a.root_n * p.unkeep : p.unkeep;
+    if (t.i >= p.T || (!t.persistent && (p.C + t.i + 15 - t.j0 < p.dmin || p.C + t.i - (t.j0 + Sh::BK - 1) > t.far))) {
+        stx__ab_clear(s);
+        stx__ab_clear(g);
+        return 0;
+    }
+    stx__ab_clear(s);
+    stx__ab_dot<Sh>(s, m.q, strip * 16, m.k);
+    if (p.P && !t.persistent) {
+        /* R, 16 columns at a time; the first 16 only fill the shuffles' carry */
+        stx__at_lanes l = stx__at_lanes_of();
+        stx__at_skew turn;
+#pragma unroll
+        for (e = 0; e < 2; e++) turn.lo[e] = turn.hi[e] = turn.next[e] = 0;
+#pragma unroll
+        for (n = 0; n < Sh::BK / 16 + 1; n++) {
+            float u[2][4], add[4];
+            int chunk = stx__ab_chunk<Sh>(t.ring, strip, n), half;
+            stx__ab_clear(u);
+#pragma unroll (Sh::UNROLL)
+            for (k = 0; k < Sh::STEPS; k++) {
+                uint32_t f[4], h[4];
+                stx__at_frag_a<Sh::CH>(f, m.qv, strip * 16, k);
+                stx__at_frag_b<Sh::CH>(h, m.pe, chunk * 16, k);
+                P::mma(u[0], f, h[0], h[1]);
+                P::mma(u[1], f, h[2], h[3]);
+            }
+#pragma unroll
+            for (half = 0; half < 2; half++) {
+                stx__at_turn(turn, l, u[half], add);
+                if (n)
+#pragma unroll
+                    for (e = 0; e < 4; e++) s[n ? 2 * n - 2 + half : 0][e] += add[e];
+            }
+        }
+    }
+    stx__ab_clear(g);
+    stx__ab_dot<Sh>(g, m.dy, strip * 16, m.v);
+
+    if (p.keep) kept = stx__at_kept<Sh::NB>(p, t.stream, t.row, (t.persistent ? p.S : 0) + p.span + t.j0);
+    {
+        int plain = t.persistent ? t.j0 >= 0 && t.j0 + Sh::BK <= p.N
+                                 : t.j0 >= p.lo && p.C + t.i - (t.j0 + Sh::BK - 1) >= p.dmin && p.C + t.i + 15 - t.j0 <= t.far && p.C + t.i + 15 - t.j0 < w.full;
+#pragma unroll
+        for (n = 0; n < Sh::NB; n++)
+#pragma unroll
+            for (e = 0; e < 4; e++) {
+                int hi = e >> 1, j = t.j0 + 8 * n + c2 + (e & 1), delta = p.C + t.i + r + 8 * hi - j;
+                /* m w <= 1, but w alone may not fit where m is 0: far keys may have the largest logits */
+                float f = kept >> (4 * n + e) & 1 ? vf : 0;
+                float x = stx__exp2(fminf(fmaf(s[n][e], sc, -t.top[hi] * unit) * (STX__AB_LOG2E / unit), 115.0f)) * t.inv[hi], d = fmaf(f, g[n][e], -t.dsum[hi]), mx = x;
+                if (!plain) {
+                    if (t.persistent) {
+                        if (j < 0 || j >= p.N) mx = 0;
+                    } else if (j < p.lo || delta < p.dmin || delta > t.far) {
+                        mx = 0;
+                    } else if (p.z.p && delta >= w.full) {
+                        float ramp = stx__at_ramp(p, w, delta);
+                        if (ramp >= 0 && ramp <= 1) dz += x * d;
+                        mx = ramp >= 1 ? x : ramp <= 0 ? 0 : ramp * x;          /* NaN stays NaN */
+                    }
+                }
+                s[n][e] = mx * f;
+                g[n][e] = mx * d;
+            }
+    }
+    return 1;
+}
+
+/* dR from ds, a block of 8 columns: u[g][8m + 2t + e] = ds[g][8m + 2t + e + g - 16]. With k = (g + e) / 2 and e' = e ^ (g & 1) that is element e'
+   of lane (t + k) mod 4 of the same g, in block m-2, or m-1 if t + k passes 3; for row g+8 one block further. As in stx__at_turn each lane
+   is asked by one other, and puts forward the right block's number. Blocks outside the tile are zeros: the corners that no key meets. */
+template<int NB> static __device__ __forceinline__ void stx__ab_back(float (&u)[4], const float (&ds)[NB][4], int m) {
+    int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, odd = g & 1, e, half;
+#pragma unroll
+    for (e = 0; e < 2; e++) {
+        int k = (g + e) >> 1;
+#pragma unroll
+        for (half = 0; half < 2; half++) {
+            int lo = m - 2 + half, hi = m - 1 + half;
+            float a = lo >= 0 && lo < NB ? (odd ? ds[lo >= 0 && lo < NB ? lo : 0][2 * half + 1 - e] : ds[lo >= 0 && lo < NB ? lo : 0][2 * half + e]) : 0;
+            float b = hi >= 0 && hi < NB ? (odd ? ds[hi >= 0 && hi < NB ? hi : 0][2 * half + 1 - e] : ds[hi >= 0 && hi < NB ? hi : 0][2 * half + e]) : 0;
+            u[2 * half + e] = __shfl_sync(STX__ALL, t >= k ? a : b, (t + k) & 3, 4);
+        }
+    }
+}
+
+/* Copies. A block's queries: q (plus u unless plain), q plus vb if the table wants its own, dO. Each warp brings its own strip, where a bias
+   must be added with ordinary loads. */
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_q(const stx__ab &a, const stx__ab_room<Sh> &m, int i0, int b, int h, int plain) {
+    const stx__at &p = a.p;
+    int strip = (int)threadIdx.x / 32 * 16;
+    stx__num bias = p.u;
+    if (plain) bias.p = NULL;
+    stx__at_query<typename Sh::P, Sh::CH>(p, m.q, strip, 16, i0, b, h, bias);
+    if (m.qv != m.q && !plain) stx__at_query<typename Sh::P, Sh::CH>(p, m.qv, strip, 16, i0, b, h, p.vb);
+}
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_dy(const stx__ab &a, const stx__ab_room<Sh> &m, int i0, int b, int h) {
+    const stx__at &p = a.p;
+    size_t ld = (size_t)p.H * p.D;
+    stx__at_load<Sh::CH, Sh::THREADS>(m.dy, Sh::BQ, (const char *)a.dy + ((size_t)b * p.T * ld + (size_t)h * p.D) * Sh::SIZE, ld * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
+}
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_k(const stx__ab &a, const stx__ab_room<Sh> &m, int j0, int b, int h, int persistent) {
+    const stx__at &p = a.p;
+    if (persistent) {
+        size_t o = (size_t)h * p.N * p.D * Sh::SIZE;
+        stx__at_load<Sh::CH, Sh::THREADS>(m.k, Sh::BK, (const char *)p.pk + o, (size_t)p.D * Sh::SIZE, p.D * Sh::SIZE, j0, 0, p.N);
+        stx__at_load<Sh::CH, Sh::THREADS>(m.v, Sh::BK, (const char *)p.pv + o, (size_t)p.D * Sh::SIZE, p.D * Sh::SIZE, j0, 0, p.N);
+    } else {
+        size_t o = ((size_t)b * p.stk + (size_t)h * p.D) * Sh::SIZE;
+        stx__at_load<Sh::CH, Sh::THREADS>(m.k, Sh::BK, (const char *)p.k + o, p.ldk * Sh::SIZE, p.D * Sh::SIZE, j0, p.lo, p.S);
+        stx__at_load<Sh::CH, Sh::THREADS>(m.v, Sh::BK, (const char *)p.v + o, p.ldk * Sh::SIZE, p.D * Sh::SIZE, j0, p.lo, p.S);
+    }
+}
+/* Rows from .. from+n-1 of the window whose row 0 stands at chunk `ring` and is table row p0; by pieces that do not wrap */
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_pe(const stx__ab &a, const stx__ab_room<Sh> &m, int ring, int p0, int h, int from, int n) {
+    const stx__at &p = a.p;
+    const char *pe = (const char *)p.pe + (size_t)h * p.pe_head * Sh::SIZE;
+    int r;
+    for (r = from; r < from + n; r += Sh::BK)
+        stx__at_load<Sh::CH, Sh::THREADS>(m.pe + (ring * 16 + r) % Sh::W * (Sh::CH * 16), Sh::BK, pe, (size_t)p.ldpe * Sh::SIZE, p.D * Sh::SIZE, p0 + r, 0, p.P);
+}
+/* The table row of the window's row 0 for queries from i0 and keys from j0 */
+template<class Sh> static __device__ __forceinline__ int stx__ab_window(const stx__at &p, int i0, int j0) { return p.P - 1 + p.dmin - p.C + j0 - i0 - Sh::BQ; }
+
+/* x += a and y += b at i, i+1 */
+static __device__ __forceinline__ void stx__ab_add2(const stx__num &to, size_t i, float x, float y) {
+    if (to.half && (uintptr_t)to.p % 4 == 0 && i % 2 == 0) {
+        uint32_t *p = (uint32_t *)((stx__bf16 *)to.p + i), v = *p;
+        *p = stx__pair(__uint_as_float(v << 16) + x, __uint_as_float(v & 0xffff0000u) + y);
+    } else {
+        stx__add(to, i, x, 1);
+        stx__add(to, i + 1, y, 1);
+    }
+}
+/* Rows row .. row+15 of an array, those in [lo,hi), columns d.., += f c */
+template<int NB> static __device__ __forceinline__ void stx__ab_add_rows(const stx__num &to, size_t base, size_t ld, int row, int lo, int hi, int d, int D, const float (&c)[NB][4], float f) {
+    int lane = (int)threadIdx.x & 31, n, e;
+#pragma unroll
+    for (e = 0; e < 2; e++) {
+        int i = row + (lane >> 2) + 8 * e;
+        if (i < lo || i >= hi) continue;
+#pragma unroll
+        for (n = 0; n < NB; n++) {
+            int at = d + 8 * n + (lane & 3) * 2;
+            if (at < D) stx__ab_add2(to, base + (size_t)i * ld + at, f * c[n][2 * e], f * c[n][2 * e + 1]);
+        }
+    }
+}
+/* The same into a part: written, not added */
+template<int NB> static __device__ __forceinline__ void stx__ab_put_rows(float *to, size_t ld, int row, int lo, int hi, int d, int D, const float (&c)[NB][4], float f) {
+    int lane = (int)threadIdx.x & 31, n, e;
+#pragma unroll
+    for (e = 0; e < 2; e++) {
+        int i = row + (lane >> 2) + 8 * e;
+        if (i < lo || i >= hi) continue;
+#pragma unroll
+        for (n = 0; n < NB; n++) {
+            int at = d + 8 * n + (lane & 3) * 2;
+            if (at < D) *(float2 *)(to + (size_t)i * ld + at) = make_float2(f * c[n][2 * e], f * c[n][2 * e + 1]);
+        }
+    }
+}
+
+/* dsum (B,H,T) = sum over D of dy y. A warp a row; lanes D apart by 32, then the warp's sum. */
+static __global__ void stx__ab_dot_rows(stx__num dy, stx__num y, float *dsum, int B, int T, int H, int D) {
+    size_t row = (size_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, n = (size_t)B * T * H;
+    int lane = (int)threadIdx.x & 31, d;
+    float s = 0;
+    if (row >= n) return;
+    for (d = lane; d < D; d += 32) s += stx__get(dy, row * D + d) * stx__get(y, row * D + d);
+    s = stx__warp_sum(s);
+    if (!lane) dsum[(row / ((size_t)T * H) * H + row % H) * T + row / H % T] = s;
+}
+
+/* QUERIES. A block has BQ queries of one head of one batch row, a warp 16 of them, and walks the keys as the forward does; longest blocks
+   first (stx__at_list). dQ's two halves, ds K and dR PE, stand in registers, apart, because du and dvb are their sums over the queries.
+       for each tile:  barrier: K, V and the BK new rows of the table have come
+                       front: a, ds in registers;  dk += ds K;  dp += dR PE
+                       barrier: everybody has left them, so that the next may come
+   In between nothing is shared: ds goes from accumulators to left factors as it stands, or turned by shuffles. Two blocks fit on an SM, and
+   one computes while the other waits. Then the persistent vectors: q without u, no positions. */
+template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_queries(stx__ab a, const uint32_t *list) {
+    STX__DYNAMIC(shared);
+    const stx__at &p = a.p;
+    const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B], h = entry / a.tiles, tile = entry % a.tiles, i0 = tile * Sh::BQ;
+    const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, table = p.P > 0;
+    const stx__ab_room<Sh> m(shared, table && (p.u.p || p.vb.p), table);
+    const stx__at_head w = stx__at_open(p, h);
+    stx__at_head all = w;
+    stx__ab_tile t;
+    float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0, f = p.scale;
+    int first, last, j0, n, e, k;
+
+    all.live = w.reach;                 /* dz counts the key at which the ramp has just come down to 0 */
+    stx__at_range(p, all, i0, Sh::BQ, &first, &last);
+    t.i = i0 + strip * 16; t.far = w.reach; t.ring = 0; t.persistent = 0;
+    t.stream = p.keep ? p.stream + *p.shift : 0;
+    stx__ab_state(a, t, b, h);
+    stx__ab_clear(dk);
+    stx__ab_clear(dp);
+    stx__ab_load_dy<Sh>(a, m, i0, b, h);
+    if (table) stx__ab_load_pe<Sh>(a, m, 0, stx__ab_window<Sh>(p, i0, first), h, 0, Sh::BQ);
+    stx__ab_load_q<Sh>(a, m, i0, b, h, 0);
+    for (j0 = first; j0 < last; j0 += Sh::BK) {
+        t.j0 = j0;
+        stx__ab_load_k<Sh>(a, m, j0, b, h, 0);
+        if (table) stx__ab_load_pe<Sh>(a, m, t.ring, stx__ab_window<Sh>(p, i0, j0), h, Sh::BQ, Sh::BK);
+        stx__cp_commit();
+        stx__cp_wait<0>();
+        __syncthreads();
+        if (stx__ab_front<Sh>(a, w, m, t, s, g, dz)) {
+            stx__ab_times<Sh, Sh::NB>(dk, g, m.k);
+#pragma unroll
+            for (n = 0; n < (table ? Sh::BK / 16 + 1 : 0); n++) {
+                float u[2][4];
+                stx__ab_back<Sh::NB>(u[0], g, 2 * n);
+                stx__ab_back<Sh::NB>(u[1], g, 2 * n + 1);
+                stx__ab_times<Sh, 2>(dp, u, m.pe + stx__ab_chunk<Sh>(t.ring, strip, n) * 16 * (Sh::CH * 16));
+            }
+        }
+        __syncthreads();
+        t.ring = (t.ring + Sh::BK / 16) % Sh::CHUNKS;
+    }
+    if (a.du || a.dvb || a.dz) {        /* sums over the block's queries: a strip's by shuffles, then the strips' in order */
+        float *red = (float *)m.k;      /* (STRIPS,2,DP), then (STRIPS) */
+        size_t part = (size_t)b * a.tiles + tile, C = (size_t)p.H * p.D;
+#pragma unroll
+        for (n = 0; n < Sh::DP / 8; n++)
+#pragma unroll
+            for (e = 0; e < 2; e++) {
+                float x = dk[n][e] + dk[n][e + 2], y = dp[n][e] + dp[n][e + 2];
+                for (k = 4; k < 32; k *= 2) { x += __shfl_xor_sync(STX__ALL, x, k); y += __shfl_xor_sync(STX__ALL, y, k); }
+                if (lane < 4) {
+                    red[2 * strip * Sh::DP + 8 * n + 2 * lane + e] = x;
+                    red[(2 * strip + 1) * Sh::DP + 8 * n + 2 * lane + e] = y;
+                }
+            }
+        dz = stx__warp_sum(dz);
+        if (!lane) red[2 * Sh::STRIPS * Sh::DP + strip] = dz;
+        __syncthreads();
+        for (k = (int)threadIdx.x; k < p.D; k += Sh::THREADS) {
+            float x = 0, y = 0;
+            for (n = 0; n < Sh::STRIPS; n++) { x += red[2 * n * Sh::DP + k]; y += red[(2 * n + 1) * Sh::DP + k]; }
+            if (a.du) a.du[part * C + (size_t)h * p.D + k] = x;
+            if (a.dvb) a.dvb[part * C + (size_t)h * p.D + k] = y;
+        }
+        if (a.dz && !threadIdx.x) {
+            for (dz = 0, n = 0; n < Sh::STRIPS; n++) dz += red[2 * Sh::STRIPS * Sh::DP + n];
+            a.dz[part * p.H + h] = dz;
+        }
+        __syncthreads();                /* the persistent keys take the same room */
+    }
+#pragma unroll
+    for (n = 0; n < Sh::DP / 8; n++)
+#pragma unroll
+        for (e = 0; e < 4; e++) dk[n][e] += dp[n][e];
+    if (p.N && a.dq.p) {
+        f *= a.root_d;                  /* of the persistent keys; what is there has had none */
+#pragma unroll
+        for (n = 0; n < Sh::DP / 8; n++)
+#pragma unroll
+            for (e = 0; e < 4; e++) dk[n][e] /= a.root_d;
+        if (p.u.p) stx__ab_load_q<Sh>(a, m, i0, b, h, 1);           /* a warp's own rows, which only it reads */
+        t.persistent = 1;
+        for (j0 = -((p.S + p.span) & 7); j0 < p.N; j0 += Sh::BK) {
+            t.j0 = j0;
+            stx__ab_load_k<Sh>(a, m, j0, b, h, 1);
+            stx__cp_commit();
+            stx__cp_wait<0>();
+            __syncthreads();
+            if (stx__ab_front<Sh>(a, w, m, t, s, g, dz)) stx__ab_times<Sh, Sh::NB>(dk, g, m.k);
+            __syncthreads();
+        }
+    }
+    if (a.dq.p) stx__ab_add_rows(a.dq, (size_t)b * p.stq + (size_t)h * p.D, p.ldq, t.i, 0, p.T, 0, p.D, dk, f);
+    stx__cp_commit();
+    stx__cp_wait<0>();                  /* a block without keys has not waited for its queries */
+}
+
+/* KEYS. A block has BK keys of one head of one batch row and walks the tiles of queries that see one of them. The front half is as above, so
+   that a warp has rows of queries; but dK and dV sum over the queries, so a and ds go through shared memory, and there a warp takes 16 keys
+   (and, where warps are left over, a piece of the columns): transposed left factors.
+       for each tile:  barrier: q, dO and the BQ new rows of the table have come
+                       front;  a, ds to shared memory
+                       barrier: they are all there
+                       dV += a^T dO;  dK += ds^T (q+u)
+                       barrier: everybody has left a, ds and the queries
+   The window of the table moves down by BQ rows a tile. Persistent vectors: a block walks its part of the batch, too, and its sums are a part
+   of dpk, dpv. */
+template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_keys(stx__ab a) {
+    typedef typename Sh::P P;
+    STX__DYNAMIC(shared);
+    const stx__at &p = a.p;
+    const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2, c2 = (lane & 3) * 2;
+    const int h = (int)blockIdx.y, z = (int)blockIdx.z, j0 = a.first + (int)blockIdx.x * Sh::BK, table = p.P > 0 && !a.persistent;
+    const int b0 = a.persistent ? (int)((int64_t)p.B * z / a.splits) : z, b1 = a.persistent ? (int)((int64_t)p.B * (z + 1) / a.splits) : z + 1;
+    const int group = strip % (Sh::BK / 16), column = strip / (Sh::BK / 16) * Sh::KEY_NB;       /* the warp's 16 keys, and its columns / 8 */
+    const stx__ab_room<Sh> m(shared, table && (p.u.p || p.vb.p), table);
+    unsigned char *wa = m.more, *wg = wa + Sh::BQ * Sh::CHA * 16;
+    const stx__at_head w = stx__at_open(p, h);
+    stx__ab_tile t;
+    float dk[Sh::KEY_NB][4], dv[Sh::KEY_NB][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
+    int lo = 0, hi = p.T, b, i0, n, k;
+
+    if (!a.persistent) {
+        lo = max(0, j0 + p.dmin - p.C);
+        hi = min(p.T, j0 + Sh::BK + w.live - p.C);
+        if (lo >= hi) return;
+    }
+    t.j0 = j0; t.far = w.live; t.ring = 0; t.persistent = a.persistent;
+    t.stream = p.keep ? p.stream + *p.shift : 0;
+    stx__ab_clear(dk);
+    stx__ab_clear(dv);
+    stx__ab_load_k<Sh>(a, m, j0, b0, h, a.persistent);
+    for (b = b0; b < b1; b++) {
+        if (table) stx__ab_load_pe<Sh>(a, m, t.ring, stx__ab_window<Sh>(p, lo, j0), h, Sh::BQ, Sh::BK);
+        for (i0 = lo; i0 < hi; i0 += Sh::BQ) {
+            t.i = i0 + strip * 16;
+            stx__ab_load_dy<Sh>(a, m, i0, b, h);
+            if (table) stx__ab_load_pe<Sh>(a, m, t.ring, stx__ab_window<Sh>(p, i0, j0), h, 0, Sh::BQ);
+            stx__cp_commit();
+            stx__ab_load_q<Sh>(a, m, i0, b, h, a.persistent);
+            stx__ab_state(a, t, b, h);
+            stx__cp_wait<0>();
+            __syncthreads();
+            stx__ab_front<Sh>(a, w, m, t, s, g, dz);
+#pragma unroll
+            for (n = 0; n < Sh::NB; n++) {
+                stx__ab_put2<P, Sh::CHA>(wa, strip * 16 + r, 8 * n + c2, s[n][0], s[n][1]);
+                stx__ab_put2<P, Sh::CHA>(wa, strip * 16 + r + 8, 8 * n + c2, s[n][2], s[n][3]);
+                stx__ab_put2<P, Sh::CHA>(wg, strip * 16 + r, 8 * n + c2, g[n][0], g[n][1]);
+                stx__ab_put2<P, Sh::CHA>(wg, strip * 16 + r + 8, 8 * n + c2, g[n][2], g[n][3]);
+            }
+            __syncthreads();
+#pragma unroll
+            for (k = 0; k < Sh::BQ; k += P::K) {
+                uint32_t fa[4], fg[4], x[4];
+                stx__ab_cols<Sh::CHA>(P(), fa, wa, k, 2 * group);
+                stx__ab_cols<Sh::CHA>(P(), fg, wg, k, 2 * group);
+#pragma unroll
+                for (n = 0; n < Sh::KEY_NB; n += 2) {
+                    stx__ab_rows<Sh::CH>(P(), x, m.dy, k, column + n);
+                    P::mma(dv[n], fa, x[0], x[1]);
+                    P::mma(dv[n + 1], fa, x[2], x[3]);
+                    stx__ab_rows<Sh::CH>(P(), x, m.q, k, column + n);
+                    P::mma(dk[n], fg, x[0], x[1]);
+                    P::mma(dk[n + 1], fg, x[2], x[3]);
+                }
+            }
+            __syncthreads();
+            t.ring = (t.ring + Sh::CHUNKS - Sh::BQ / 16) % Sh::CHUNKS;
+        }
+    }
+    if (a.persistent) {
+        size_t o = ((size_t)z * p.H + h) * p.N * p.D;
+        if (a.dpk) stx__ab_put_rows(a.dpk + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dk, p.scale * a.root_d);
+        if (a.dpv) stx__ab_put_rows(a.dpv + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dv, 1.0f);
+    } else {
+        size_t o = (size_t)z * p.stk + (size_t)h * p.D;
+        if (a.dk.p) stx__ab_add_rows(a.dk, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dk, p.scale);
+        if (a.dv.p) stx__ab_add_rows(a.dv, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dv, 1.0f);
+    }
+}
+
+/* DIAGONALS. Diagonal n has the tiles (i0, j0 = i0 + first - BK n) for all i0; together the diagonals hold every cell once. All tiles of one
+   meet the same window of the table, which stays in shared memory, and the gradient of its W rows stays in registers: row u' of the
+   window is table row P - 1 + e - BK (n+1) + u', with e = first + dmin - C - BQ + BK what rounding `first` up for the dropout has added.
+   A block walks its part of the batch (for a shared table: of heads and batch) and its tiles. dR of all strips goes through shared memory,
+   each with its own BK + 16 columns; then a warp takes its columns of D, and of the window every ROW_GROUPS-th chunk. Barriers as in
+   stx__ab_keys. What a block found is a part: (W,D) floats, added up by stx__ab_fold_table; a block that found nothing writes only that. */
+template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_diagonals(stx__ab a) {
+    typedef typename Sh::P P;
+    STX__DYNAMIC(shared);
+    const stx__at &p = a.p;
+    enum { XS = Sh::CHUNKS / Sh::ROW_GROUPS, GROW = Sh::CHG * 16 };
+    const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2, c2 = (lane & 3) * 2;
+    const int diagonal = (int)blockIdx.x, own = p.pe_head > 0, split = (int)blockIdx.z, off = a.first - Sh::BK * diagonal;
+    const int c0 = (int)((int64_t)a.combos * split / a.splits), c1 = (int)((int64_t)a.combos * (split + 1) / a.splits);
+    const int group = strip / Sh::ROW_PIECES, column = strip % Sh::ROW_PIECES * Sh::ROW_NB;
+    const int nearest = p.C - off - (Sh::BK - 1);           /* the smallest distance in these tiles: query 0, key BK - 1 */
+    const size_t part = ((size_t)diagonal * gridDim.y + blockIdx.y) * a.splits + split;
+    const stx__ab_room<Sh> m(shared, p.u.p || p.vb.p, 1);
+    stx__at_head w;
+    stx__ab_tile t;
+    float acc[XS][Sh::ROW_NB][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
+    int c, i0, n, x, k, i, at = -1, used = 0;
+
+    w.reach = w.live = w.full = 0; w.zl = 0;
+    t.ring = 0; t.persistent = 0;
+    t.stream = p.keep ? p.stream + *p.shift : 0;
+#pragma unroll
+    for (x = 0; x < XS; x++) stx__ab_clear(acc[x]);
+    for (c = c0; c < c1; c++) {
+        const int h = own ? (int)blockIdx.y : c / p.B, b = own ? c : c % p.B;
+        if (h != at) w = stx__at_open(p, at = h);
+        if (nearest > w.live) continue;
+        t.far = w.live;
+        for (i0 = 0; i0 < p.T; i0 += Sh::BQ) {
+            const int j0 = i0 + off;
+            if (j0 + Sh::BK <= p.lo || j0 >= p.S) continue;
+            if (!used) stx__ab_load_pe<Sh>(a, m, 0, stx__ab_window<Sh>(p, i0, j0), h, 0, Sh::W);
+            used = 1;
+            t.i = i0 + strip * 16; t.j0 = j0;
+            stx__ab_load_k<Sh>(a, m, j0, b, h, 0);
+            stx__ab_load_dy<Sh>(a, m, i0, b, h);
+            stx__cp_commit();
+            stx__ab_load_q<Sh>(a, m, i0, b, h, 0);
+            stx__ab_state(a, t, b, h);
+            stx__cp_wait<0>();
+            __syncthreads();
+            stx__ab_front<Sh>(a, w, m, t, s, g, dz);
+#pragma unroll
+            for (n = 0; n < Sh::NB + 2; n++) {
+                float u[4];
+                stx__ab_back<Sh::NB>(u, g, n);
+                stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r, 8 * n + c2, u[0], u[1]);
+                stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8, 8 * n + c2, u[2], u[3]);
+            }
+            __syncthreads();
+#pragma unroll (Sh::DP > 64 ? 1 : (int)Sh::STRIPS)
+            for (i = 0; i < Sh::STRIPS; i++)
+#pragma unroll
+                for (k = 0; k < 16; k += P::K) {
+                    uint32_t f[4], y[(Sh::ROW_NB + 1) / 2][4];
+#pragma unroll
+                    for (n = 0; n < Sh::ROW_NB; n += 2) stx__ab_rows<Sh::CH>(P(), y[n / 2], m.qv, i * 16 + k, column + n);
+#pragma unroll
+                    for (x = 0; x < XS; x++) {
+                        int chunk = x * Sh::ROW_GROUPS + group - (Sh::STRIPS - 1 - i);      /* of the strip's BK + 16 columns */
+                        if (chunk < 0 || chunk > Sh::BK / 16) continue;
+                        stx__ab_cols<Sh::CHG>(P(), f, m.more, i * 16 + k, 2 * chunk);
+#pragma unroll
+                        for (n = 0; n < Sh::ROW_NB; n += 2) {
+                            P::mma(acc[x][n], f, y[n / 2][0], y[n / 2][1]);
+                            P::mma(acc[x][n + 1], f, y[n / 2][2], y[n / 2][3]);
+                        }
+                    }
+                }
+            __syncthreads();
+        }
+    }
+    if (!threadIdx.x) a.used[part] = used;
+    if (used)
+#pragma unroll
+        for (x = 0; x < XS; x++)
+            stx__ab_put_rows(a.dpe + part * Sh::W * p.D, p.D, (x * Sh::ROW_GROUPS + group) * 16, 0, Sh::W, column * 8, p.D, acc[x], p.scale);
+}
+
+/* to[i] += f times the sum over k of part[k stride + i], i < n. 32 numbers a block of 8 x 32 threads: warp s sums parts s, s + 8, .., and the
+   eight sums are added in order. */
+static __global__ void stx__ab_fold(stx__num to, const float *part, size_t n, size_t parts, size_t stride, float f) {
+    STX__SHARED(float, sum, 256);
+    int lane = (int)threadIdx.x & 31, slice = (int)threadIdx.x / 32;
+    size_t i = (size_t)blockIdx.x * 32 + lane, k;
+    float s = 0;
+    if (i < n) for (k = slice; k < parts; k += 8) s += part[k * stride + i];
+    sum[threadIdx.x] = s;
+    __syncthreads();
+    if (slice || i >= n) return;
+    for (k = 1; k < 8; k++) s += sum[k * 32 + lane];
+    stx__add(to, i, f * s, 1);
+}
+/* dpe (P,tables D) += the parts of the diagonals whose windows hold a row: neighbours, in order, and within one its splits. A thread a number. */
+static __global__ void stx__ab_fold_table(stx__num dpe, const float *part, const int *used, int P, int tables, int D, int W, int BK, int e, int diagonals, int splits) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, C = (size_t)tables * D;
+    int row = (int)(i / C), d = (int)(i % D), own = (int)(i / D % tables), from = P - 1 - row + e, n, s;      /* u' = BK (n+1) - from */
+    float sum = 0;
+    if (i >= (size_t)P * C) return;
+    for (n = from / BK; n < diagonals && BK * (n + 1) - from < W; n++)
+        for (s = 0; s < splits; s++) {
+            size_t k = ((size_t)n * tables + own) * splits + s;
+            if (used[k]) sum += part[(k * W + (size_t)(BK * (n + 1) - from)) * D + d];
+        }
+    if (sum != 0) stx__add(dpe, i, sum, 1);
+}
+
+typedef void (*stx__ab_kernel)(stx__ab);
+typedef void (*stx__ab_kernel_list)(stx__ab, const uint32_t *);
+typedef struct stx__ab_pick {
+    stx__ab_kernel_list queries;
+    stx__ab_kernel keys, diagonals;
+    size_t shared_queries, shared_keys, shared_diagonals;
+    int bq, bk, threads;
+} stx__ab_pick;
+template<class P, int DP, int BQ, int BK> static stx__ab_pick stx__ab_choice(const stx_attention_args *a) {
+    typedef stx__ab_shape<P, DP, BQ, BK> Sh;
+    stx__ab_pick c = {stx__ab_queries<Sh>, stx__ab_keys<Sh>, stx__ab_diagonals<Sh>, 0, 0, 0, BQ, BK, Sh::THREADS};
+    c.shared_queries = (size_t)Sh::TILE_Q * (a->P && (a->u || a->vb) ? 3 : 2) + 2 * (size_t)Sh::TILE_K + (a->P ? (size_t)Sh::TILE_W : 0);
+    c.shared_keys = c.shared_queries + 2 * (size_t)Sh::BQ * Sh::CHA * 16;
+    c.shared_diagonals = c.shared_queries + (size_t)Sh::BQ * Sh::CHG * 16;
+    return c;
+}
+template<class P> static stx__ab_pick stx__ab_choose_float(const stx_attention_args *a) {
+    return a->D <= 32 ? stx__ab_choice<P, 32, 64, 32>(a) : a->D <= 64 ? stx__ab_choice<P, 64, 64, 32>(a) : stx__ab_choice<P, 128, 32, 16>(a);
+}
+static stx__ab_pick stx__ab_choose(const stx_ctx *x, const stx_attention_args *a, int half) {
+    if (!half) return stx__gpu(x)->tf32 ? stx__ab_choose_float<stx__at_tf32>(a) : stx__ab_choose_float<stx__at_f32>(a);
+    return a->D <= 32 ? stx__ab_choice<stx__at_bf16, 32, 64, 64>(a) : a->D <= 64 ? stx__ab_choice<stx__at_bf16, 64, 64, 64>(a) : stx__ab_choice<stx__at_bf16, 128, 64, 32>(a);
+}
+
+/* How the work is cut, and the scratch: from sizes alone */
+typedef struct stx__ab_plan {
+    int tiles;                                  /* of queries */
+    int first, key_tiles;                       /* of keys */
+    int vector_tiles, vector_splits;            /* of persistent vectors */
+    int diagonal_first, diagonal_extra, diagonals, tables, combos, table_splits;
+    int W, queries, keys, vectors, table;       /* which sweeps are wanted */
+    size_t list, dsum, du, dvb, dz, dpk, dpv, dpe, used, bytes;       /* offsets; their end */
+} stx__ab_plan;
+enum { STX__AB_PARTS = 128 << 20 };             /* bytes for the parts of dpe, at most, if one split fits */
+static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_pick *c) {
+    stx__ab_plan s;
+    int T = (int)a->T, S = (int)a->S, C = S - T, lo, span = (int)a->span, B = (int)a->B, H = (int)a->H;
+    size_t at = 0, one, most;
+    memset(&s, 0, sizeof s);
+    s.queries = a->dq || a->du || a->dvb || a->dz;
+    s.keys = a->dk || a->dv;
+    s.vectors = a->N && (a->dpk || a->dpv);
+    s.table = a->P && a->dpe;
+    s.tiles = (T + c->bq - 1) / c->bq;
+    /* keys that some query may see; tiles begin where a block of 8 of the dropout does */
+    lo = STX__MAX(STX__MIN((int)STX__MAX(a->first_key, 0), S), C - span);
+    lo = STX__MAX(lo, 0);
+    s.first = ((lo + span) & ~7) - span;
+    s.key_tiles = (S - s.first + c->bk - 1) / c->bk;
+    s.vector_tiles = ((int)a->N + ((S + span) & 7) + c->bk - 1) / c->bk;
+    s.vector_splits = s.vectors ? STX__MAX(1, STX__MIN(B, 512 / STX__MAX(1, H * s.vector_tiles))) : 0;
+    s.W = c->bq + c->bk;
+    if (s.table) {
+        /* diagonal 0 ends with the youngest key of a tile's last query, or up to 7 keys later */
+        s.diagonal_first = C - a->delta_min + c->bq - c->bk;
+        s.diagonal_extra = -(s.diagonal_first + span) & 7;
+        s.diagonal_first += s.diagonal_extra;
+        s.diagonals = (span - a->delta_min + c->bq - 1 + s.diagonal_extra) / c->bk + 1;
+        s.tables = a->pe_heads > 1 ? H : 1;
+        s.combos = s.tables > 1 ? B : B * H;
+        one = (size_t)s.diagonals * s.tables * s.W * a->D * sizeof(float);
+        most = STX__MAX((size_t)1, STX__AB_PARTS / one);
+        s.table_splits = (int)STX__MIN(most, (size_t)STX__MIN(s.combos, STX__MAX(1, 64 / s.tables)));
+    }
+#define STX__TAKE(what, want, bytes) do { s.what = at; if (want) at += ((size_t)(bytes) + 255) / 256 * 256; } while (0)
+    STX__TAKE(list, s.queries, (size_t)H * s.tiles * 4);
+    STX__TAKE(dsum, 1, a->B * a->H * a->T * 4);
+    STX__TAKE(du, a->du, a->B * s.tiles * a->H * a->D * 4);
+    STX__TAKE(dvb, a->dvb, a->B * s.tiles * a->H * a->D * 4);
+    STX__TAKE(dz, a->dz, a->B * s.tiles * a->H * 4);
+    STX__TAKE(dpk, s.vectors && a->dpk, s.vector_splits * a->H * a->N * a->D * 4);
+    STX__TAKE(dpv, s.vectors && a->dpv, s.vector_splits * a->H * a->N * a->D * 4);
+    STX__TAKE(dpe, s.table, s.table_splits * one);
+    STX__TAKE(used, s.table, (size_t)s.diagonals * s.tables * s.table_splits * 4);
+#undef STX__TAKE
+    s.bytes = at;
+    return s;
+}
+static int stx__ab_make(stx_ctx *x, const stx_attention_args *a, stx__ab *p, stx__ab_pick *c) {
+    int half, ok = 1;
+    memset(p, 0, sizeof *p);
+    if (!stx__at_make(x, a, &p->p, &half)) return 0;
+    *c = stx__ab_choose(x, a, half);
+    p->dy = stx__at_in(x, a->dy, half, a->D, &ok);
+    return ok && p->p.B < 65536 && c->shared_keys <= stx__gpu(x)->shared_max && c->shared_diagonals <= stx__gpu(x)->shared_max;
+}
+/* Beside stx__attn2_can: is dy stored as y, and is there shared memory enough? */
+static int stx__attn2_bwd_can(stx_ctx *x, const stx_attention_args *a) {
+    stx__ab p;
+    stx__ab_pick c;
+    return stx__ab_make(x, a, &p, &c);
+}
+static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) {
+    stx__ab p;
+    stx__ab_pick c;
+    return stx__ab_make(x, a, &p, &c) ? stx__ab_plan_of(a, &c).bytes : 0;
+}
+static int stx__ab_room_for(stx_ctx *x, const void *kernel, size_t bytes) {
+    return bytes <= 48 * 1024 || !stx__cuda_failed(x, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "stx_attention_bwd");
+}
+static void stx__ab_add_parts(stx_ctx *x, const stx_real *to, const float *part, size_t n, size_t parts, float f) {
+    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold, stx__blocks(n, 32, (size_t)1 << 30), 256, 0, stx__num_of(x, to), part, n, parts, n, f);
+}
+static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
+    stx__ab p;
+    stx__ab_pick c;
+    stx__ab_plan s;
+    char *work = (char *)a->work;
+    size_t C = a->H * a->D, rows = a->B * a->T * a->H;
+    if (!stx_ok(x) || !stx__ab_make(x, a, &p, &c)) return;
+    s = stx__ab_plan_of(a, &c);
+    p.tiles = s.tiles;
+    p.root_d = (float)sqrt((double)a->D);
+    p.root_n = (float)sqrt((double)a->N);
+    p.dq = stx__num_of(x, a->dq); p.dk = stx__num_of(x, a->dk); p.dv = stx__num_of(x, a->dv);
+    p.dsum = (float *)(work + s.dsum);
+    if (a->du) p.du = (float *)(work + s.du);
+    if (a->dvb) p.dvb = (float *)(work + s.dvb);
+    if (a->dz) p.dz = (float *)(work + s.dz);
+    if (a->dpk) p.dpk = (float *)(work + s.dpk);
+    if (a->dpv) p.dpv = (float *)(work + s.dpv);
+    p.dpe = (float *)(work + s.dpe);
+    p.used = (int *)(work + s.used);
+    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_dot_rows, stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dy), stx__num_of(x, a->y), p.dsum, p.p.B, p.p.T, p.p.H, p.p.D);
+    if (s.queries && stx__ab_room_for(x, (const void *)c.queries, c.shared_queries)) {
+        uint32_t *list = (uint32_t *)(work + s.list);
+        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__at_list, stx__blocks((size_t)p.p.H * s.tiles, 128, (size_t)1 << 30), 128, 0, p.p, list, s.tiles, c.bq, c.bk);
+        STX__RUN_KERNEL(x, "stx_attention_bwd", c.queries, (unsigned)(p.p.H * s.tiles * p.p.B), c.threads, c.shared_queries, p, (const uint32_t *)list);
+        if (a->du) stx__ab_add_parts(x, a->du, p.du, C, a->B * s.tiles, a->scale);
+        if (a->dvb && a->P) stx__ab_add_parts(x, a->dvb, p.dvb, C, a->B * s.tiles, a->scale);
+        if (a->dz && a->z) stx__ab_add_parts(x, a->dz, p.dz, a->H, a->B * s.tiles, a->max_span / a->ramp);
+    }
+    if (s.keys && stx__ab_room_for(x, (const void *)c.keys, c.shared_keys)) {
+        p.first = s.first;
+        if (s.key_tiles > 0) STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys, dim3((unsigned)s.key_tiles, (unsigned)a->H, (unsigned)a->B), c.threads, c.shared_keys, p);
+    }
+    if (s.vectors && stx__ab_room_for(x, (const void *)c.keys, c.shared_keys)) {
+        p.persistent = 1;
+        p.first = -(int)((a->S + a->span) & 7);
+        p.splits = s.vector_splits;
+        STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys, dim3((unsigned)s.vector_tiles, (unsigned)a->H, (unsigned)s.vector_splits), c.threads, c.shared_keys, p);
+        if (a->dpk) stx__ab_add_parts(x, a->dpk, p.dpk, C * a->N, (size_t)s.vector_splits, 1);
+        if (a->dpv) stx__ab_add_parts(x, a->dpv, p.dpv, C * a->N, (size_t)s.vector_splits, 1);
+        p.persistent = 0;
+    }
+    if (s.table && stx__ab_room_for(x, (const void *)c.diagonals, c.shared_diagonals)) {
+        p.first = s.diagonal_first;
+        p.splits = s.table_splits;
+        p.combos = s.combos;
+        STX__RUN_KERNEL(x, "stx_attention_bwd", c.diagonals, dim3((unsigned)s.diagonals, (unsigned)s.tables, (unsigned)s.table_splits), c.threads, c.shared_diagonals, p);
+        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold_table, stx__blocks(a->P * s.tables * a->D, 256, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dpe), (const float *)p.dpe,
+                        (const int *)p.used, p.p.P, s.tables, p.p.D, s.W, c.bk, s.diagonal_extra, s.diagonals, s.table_splits);
+    }
+}
 
 // >>attention: launchers ----------------------------------------------------------------------------------------------
 
@@ -2490,7 +3976,7 @@ static int stx__attn_refused(stx_ctx *x, const stx_attention_args *a, const char
 extern "C" size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward) {
     stx__attn0 A;
     if (a->H > STX__MOST_HEADS || !a->B || !a->T || !a->H || !a->D) return 0;
-    if (stx__attn_fused(x, a)) return backward ? stx__attn2_bwd_work(x, a) : stx__attn2_fwd_work(x, a);
+    if (stx__attn_fused(x, a) && (!backward || stx__attn2_bwd_can(x, a))) return backward ? stx__attn2_bwd_work(x, a) : stx__attn2_fwd_work(x, a);
     memset(&A, 0, sizeof A);
     A.x = x; A.a = a;
     return stx__attn0_layout(&A, backward);
@@ -2502,7 +3988,7 @@ extern "C" void stx_attention_fwd_cuda(stx_ctx *x, const stx_attention_args *a) 
 }
 extern "C" void stx_attention_bwd_cuda(stx_ctx *x, const stx_attention_args *a) {
     if (stx__attn_refused(x, a, "stx_attention_bwd")) return;
-    if (stx__attn_fused(x, a)) stx__attn2_bwd(x, a);
+    if (stx__attn_fused(x, a) && stx__attn2_bwd_can(x, a)) stx__attn2_bwd(x, a);
     else stx__attn0_bwd(x, a);
 }
 extern "C" void stx_cuda_attention(stx_ctx *x, int version) { if (stx__gpu(x)) stx__gpu(x)->attention = version; }

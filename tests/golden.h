@@ -3,6 +3,29 @@
 #define STX_TEST_GOLDEN_H
 
 static const char *dir = "tests/golden";
+#ifndef GOLDEN_DEVICE               /* STX_CUDA: the same vectors for the GPU */
+  #define GOLDEN_DEVICE STX_CPU
+#endif
+static inline stx_ctx *golden_ctx(int threads) {
+    stx_desc d;
+    memset(&d, 0, sizeof d);
+    d.device = GOLDEN_DEVICE;
+    d.threads = threads;
+    return stx_create(&d);
+}
+/* n numbers of a context to the host and back; to be freed */
+static inline stx_real *host_of(stx_ctx *x, const stx_real *p, size_t n) {
+    stx_real *h = (stx_real *)malloc((n + 1) * sizeof *h);
+    stx_fetch(x, h, p, n);
+    return h;
+}
+static inline void put_f64(stx_ctx *x, stx_real *p, const double *a, size_t n) {
+    stx_real *h = (stx_real *)malloc((n + 1) * sizeof *h);
+    size_t i;
+    for (i = 0; i < n; i++) h[i] = (stx_real)a[i];
+    stx_put(x, p, h, n);
+    free(h);
+}
 
 static stx_file *open_golden(stx_ctx *x, const char *name) {
     char path[1024];
@@ -46,13 +69,16 @@ static inline double need(const stx_file *f, const char *key) {
     return meta(f, key, 0);
 }
 /* have is the entry, within tol of the entry's largest number (floor, if all are smaller) */
-static void same_as(const stx_file *f, const char *what, const char *name, const stx_real *have, size_t n, double tol, double floor_) {
+static void same_as(stx_ctx *x, const stx_file *f, const char *what, const char *name, const stx_real *have, size_t n, double tol, double floor_) {
     size_t m, i;
     double *want = entry(f, name, &m), *got, e;
+    stx_real *host;
     CHECK(want && m == n && have, "%s %s: %zu numbers, %zu in the file", what, name, n, m);
     if (!want || m != n || !have) { free(want); return; }
     got = (double *)malloc((n + 1) * sizeof *got);
-    for (i = 0; i < n; i++) got[i] = (double)have[i];
+    host = host_of(x, have, n);
+    for (i = 0; i < n; i++) got[i] = (double)host[i];
+    free(host);
     e = test_error(got, want, n, floor_);
     CHECK(e <= tol, "%s %s: error %g", what, name, e);
     free(got);

@@ -47,6 +47,8 @@ run cuda_host      build/test_shim
 run cuda_ops       build/test_cuda_ops
 run cuda_gemm      build/test_cuda_gemm
 run cuda_attention build/test_cuda_attention
+run cuda_golden_ops build/test_cuda_golden_ops tests/golden
+run cuda_golden_span build/test_cuda_golden_span tests/golden
 run cuda_model     build/test_cuda_model
 run cuda_host_san  build/test_shim_san
 run cuda_ops_san   build/test_cuda_ops_san short

@@ -30,7 +30,6 @@ static stx_tensor *var(stx_ctx *x, const stx_file *f, const char *name) {
 }
 static void attention_case(int number, int threads) {
     char name[32];
-    stx_desc cd;
     stx_ctx *x;
     stx_file *f;
     stx_attention_in in;
@@ -39,11 +38,9 @@ static void attention_case(int number, int threads) {
     size_t n, i;
     double *dy;
     stx_real *g;
-    memset(&cd, 0, sizeof cd);
     memset(&in, 0, sizeof in);
     memset(&d, 0, sizeof d);
-    cd.threads = threads;
-    x = stx_create(&cd);
+    x = golden_ctx(threads);
     snprintf(name, sizeof name, "attn_%02d", number);
     f = open_golden(x, name);
     if (!f) { stx_destroy(x); return; }
@@ -68,21 +65,21 @@ static void attention_case(int number, int threads) {
     y = stx_attention(x, &in, &d);
     CHECK(y != NULL, "%s: %s", name, stx_error(x));
     if (y) {
-        same_as(f, name, "y", y->data, y->size, TOL, 1e-3);
+        same_as(x, f, name, "y", y->data, y->size, TOL, 1e-3);
         dy = entry(f, "dy", &n);
         g = (stx_real *)malloc((n + 1) * sizeof *g);
         for (i = 0; i < n; i++) g[i] = (stx_real)dy[i];
         stx_backward_from(x, y, g);
         CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
-        same_as(f, name, "dq", in.q->grad, in.q->size, TOL, 1e-3);
-        same_as(f, name, "dk", in.k->grad, in.k->size, TOL, 1e-3);
-        same_as(f, name, "dv", in.v->grad, in.v->size, TOL, 1e-3);
-        if (in.pe) same_as(f, name, "dpe", in.pe->grad, in.pe->size, TOL, 1e-3);
-        if (in.u) same_as(f, name, "du", in.u->grad, in.u->size, TOL, 1e-3);
-        if (in.vb) same_as(f, name, "dvb", in.vb->grad, in.vb->size, TOL, 1e-3);
-        if (in.z) same_as(f, name, "dz", in.z->grad, in.z->size, TOL, 1e-3);
-        if (in.pk) same_as(f, name, "dpk", in.pk->grad, in.pk->size, TOL, 1e-3);
-        if (in.pv) same_as(f, name, "dpv", in.pv->grad, in.pv->size, TOL, 1e-3);
+        same_as(x, f, name, "dq", in.q->grad, in.q->size, TOL, 1e-3);
+        same_as(x, f, name, "dk", in.k->grad, in.k->size, TOL, 1e-3);
+        same_as(x, f, name, "dv", in.v->grad, in.v->size, TOL, 1e-3);
+        if (in.pe) same_as(x, f, name, "dpe", in.pe->grad, in.pe->size, TOL, 1e-3);
+        if (in.u) same_as(x, f, name, "du", in.u->grad, in.u->size, TOL, 1e-3);
+        if (in.vb) same_as(x, f, name, "dvb", in.vb->grad, in.vb->size, TOL, 1e-3);
+        if (in.z) same_as(x, f, name, "dz", in.z->grad, in.z->size, TOL, 1e-3);
+        if (in.pk) same_as(x, f, name, "dpk", in.pk->grad, in.pk->size, TOL, 1e-3);
+        if (in.pv) same_as(x, f, name, "dpv", in.pv->grad, in.pv->size, TOL, 1e-3);
         free(g);
         free(dy);
     }
@@ -105,7 +102,7 @@ static void finish(stx_ctx *x, const stx_file *f, const char *op, stx_tensor *y,
     CHECK(y != NULL, "%s: %s", op, stx_error(x));
     if (!y) return;
     snprintf(name, sizeof name, "%s.y", op);
-    same_as(f, op, name, y->data, y->size, TOL, 1e-3);
+    same_as(x, f, op, name, y->data, y->size, TOL, 1e-3);
     snprintf(name, sizeof name, "%s.dy", op);
     dy = entry(f, name, &n);
     g = (stx_real *)malloc((y->size + 1) * sizeof *g);
@@ -113,12 +110,12 @@ static void finish(stx_ctx *x, const stx_file *f, const char *op, stx_tensor *y,
     stx_backward_from(x, y, g);
     free(dy);
     free(g);
-    if (in) { snprintf(name, sizeof name, "%s.dx", op); same_as(f, op, name, in->grad, in->size, TOL, 1e-3); }
-    if (w) { snprintf(name, sizeof name, "%s.dw", op); same_as(f, op, name, w->grad, w->size, TOL, 1e-3); }
-    if (b) { snprintf(name, sizeof name, "%s.db", op); same_as(f, op, name, b->grad, b->size, TOL, 1e-3); }
+    if (in) { snprintf(name, sizeof name, "%s.dx", op); same_as(x, f, op, name, in->grad, in->size, TOL, 1e-3); }
+    if (w) { snprintf(name, sizeof name, "%s.dw", op); same_as(x, f, op, name, w->grad, w->size, TOL, 1e-3); }
+    if (b) { snprintf(name, sizeof name, "%s.db", op); same_as(x, f, op, name, b->grad, b->size, TOL, 1e-3); }
 }
 static void plain_ops(void) {
-    stx_ctx *x = stx_create(NULL);
+    stx_ctx *x = golden_ctx(0);
     stx_file *f = open_golden(x, "ops");
     stx_tensor *a, *b, *w;
     if (!f) return;
@@ -138,7 +135,7 @@ static void plain_ops(void) {
     finish(x, f, "cross_entropy", stx_cross_entropy(x, a, ids_of(x, f, "cross_entropy.target"), 0), a, NULL, NULL);
     a = var(x, f, "mse.x"); b = var(x, f, "mse.target");
     finish(x, f, "mse", stx_mse(x, a, b), a, NULL, NULL);
-    same_as(f, "mse", "mse.dtarget", b->grad, b->size, TOL, 1e-3);
+    same_as(x, f, "mse", "mse.dtarget", b->grad, b->size, TOL, 1e-3);
     w = var(x, f, "embedding.w");
     finish(x, f, "embedding", stx_embedding(x, w, ids_of(x, f, "embedding.ids")), NULL, w, NULL);
     CHECK(stx_ok(x), "%s", stx_error(x));
@@ -150,7 +147,7 @@ static void optimisers(void) {
     static const char *const variants[] = {"sgd", "sgd_clip", "adam", "adam_clip", "adamw", "adamw_clip", "adagrad", "adagrad_clip", "adagrad_warm", "spec"};
     size_t v, step, k, i;
     for (v = 0; v < sizeof variants / sizeof *variants; v++) {
-        stx_ctx *x = stx_create(NULL);
+        stx_ctx *x = golden_ctx(0);
         stx_file *f = open_golden(x, "optim");
         stx_params *p = stx_params_create(x);
         stx_optim_desc od;
@@ -178,7 +175,7 @@ static void optimisers(void) {
             steps /= n[k];
             snprintf(key, sizeof key, "p%d", (int)k);
             stx_param(p, STX_ZEROS, 0, key, n[k], 0, 0, 0);
-            for (i = 0; i < n[k]; i++) p->tensor[k]->data[i] = (stx_real)init[k][i];
+            put_f64(x, p->tensor[k]->data, init[k], n[k]);
         }
         memset(&od, 0, sizeof od);
         memset(&sc, 0, sizeof sc);
@@ -195,13 +192,17 @@ static void optimisers(void) {
         o = stx_optim_create(p, &od);
         CHECK(o != NULL, "%s: %s", var_, stx_error(x));
         for (step = 0; o && step < steps; step++) {
-            for (k = 0; k < 2; k++) for (i = 0; i < n[k]; i++) p->tensor[k]->grad[i] = (stx_real)grads[k][step * n[k] + i];
-            CHECK(stx_optim_step(o, stx_schedule_lr(&sc, step + 1)) == 1, "%s step %zu", var_, step);
-            for (k = 0; k < 2; k++)
+            for (k = 0; k < 2; k++) put_f64(x, p->tensor[k]->grad, grads[k] + step * n[k], n[k]);
+            CHECK(stx_optim_step(o, stx_schedule_lr(&sc, step + 1)) == 1 && stx_optim_sync(o), "%s step %zu", var_, step);
+            for (k = 0; k < 2; k++) {
+                stx_real *value = host_of(x, p->tensor[k]->data, n[k]), *grad = host_of(x, p->tensor[k]->grad, n[k]);
                 for (i = 0; i < n[k]; i++) {
-                    CHECK(CLOSE(p->tensor[k]->data[i], want[k][step * n[k] + i], spec ? (TOL > 1e-9 ? 1e-5 : 1e-11) : TOL), "%s step %zu tensor %zu[%zu]: %.12g, want %.12g", var_, step, k, i, (double)p->tensor[k]->data[i], want[k][step * n[k] + i]);
-                    CHECK(p->tensor[k]->grad[i] == 0, "%s: the gradient is not zeroed", var_);
+                    CHECK(CLOSE(value[i], want[k][step * n[k] + i], spec ? (TOL > 1e-9 ? 1e-5 : 1e-11) : TOL), "%s step %zu tensor %zu[%zu]: %.12g, want %.12g", var_, step, k, i, (double)value[i], want[k][step * n[k] + i]);
+                    CHECK(grad[i] == 0, "%s: the gradient is not zeroed", var_);
                 }
+                free(value);
+                free(grad);
+            }
         }
         for (k = 0; k < 2; k++) { free(init[k]); free(grads[k]); free(want[k]); }
         stx_file_close(f);

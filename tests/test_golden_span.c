@@ -38,7 +38,6 @@ static void block_of(stx_ctx *x, const int32_t *tok, size_t B, size_t n, size_t 
 }
 
 static void model_case(const char *name, int recompute, int threads) {
-    stx_desc cd;
     stx_ctx *x;
     stx_file *f;
     stx_span_desc d;
@@ -48,9 +47,7 @@ static void model_case(const char *name, int recompute, int threads) {
     int32_t *tok;
     double *nll, *total, *zs, sharp = strstr(name, "sharp") && TOL > 1e-9 ? 10 : 1;   /* ill-conditioned on purpose: see golden/README.md */
     char key[128];
-    memset(&cd, 0, sizeof cd);
-    cd.threads = threads;
-    x = stx_create(&cd);
+    x = golden_ctx(threads);
     f = open_golden(x, name);
     if (!f) { stx_destroy(x); return; }
     config(f, &d);
@@ -69,7 +66,12 @@ static void model_case(const char *name, int recompute, int threads) {
     for (k = 0; k < blocks; k++) {
         stx_ids *in, *out;
         stx_tensor *h, *loss, *logits, *sum;
-        if (zs) for (l = 0; l < d.layers; l++) for (i = 0; i < d.heads; i++) m->layer[l].z->data[i] = (stx_real)zs[(k * d.layers + l) * d.heads + i];
+        stx_real *values;
+        for (l = 0; zs && l < d.layers; l++) {
+            stx_real z[64];
+            for (i = 0; i < d.heads; i++) z[i] = (stx_real)zs[(k * d.layers + l) * d.heads + i];
+            stx_set(x, m->layer[l].z, z);
+        }
         /* values by an evaluation that leaves the memory alone, then the training step */
         if (k == blocks - 1) {
             stx_begin(x, STX_EVAL);
@@ -77,14 +79,17 @@ static void model_case(const char *name, int recompute, int threads) {
             h = stx_span_forward(m, in, s, NULL);
             logits = stx_span_logits(m, h);
             logits = logits ? logits : h;
+            values = logits ? host_of(x, logits->data, logits->size) : NULL;
             for (i = 0; logits && i < B * M; i++) {     /* log-softmax; of log-probabilities it is the identity */
-                stx_real *row = logits->data + i * d.vocab;
+                stx_real *row = values + i * d.vocab;
                 double z = 0;
                 size_t v;
                 for (v = 0; v < d.vocab; v++) z += exp((double)row[v]);
                 for (v = 0; v < d.vocab; v++) row[v] = (stx_real)((double)row[v] - log(z));
             }
-            if (logits) same_as(f, name, "logits", logits->data, logits->size, TOL * sharp, 1e-7);
+            if (logits) stx_put(x, logits->data, values, logits->size);
+            if (logits) same_as(x, f, name, "logits", logits->data, logits->size, TOL * sharp, 1e-7);
+            free(values);
         }
         stx_begin(x, STX_TRAIN);
         block_of(x, tok, B, n, M, k, &in, &out);
@@ -97,24 +102,27 @@ static void model_case(const char *name, int recompute, int threads) {
     }
     for (i = 0; i < m->params->count; i++) {
         snprintf(key, sizeof key, "grad.%s", m->params->name[i]);
-        same_as(f, name, key, m->params->tensor[i]->grad, m->params->tensor[i]->size, TOL * sharp, 1e-7);
+        same_as(x, f, name, key, m->params->tensor[i]->grad, m->params->tensor[i]->size, TOL * sharp, 1e-7);
     }
     for (l = 0; l < d.layers; l++) {     /* the file holds the zero rows too, the state only the real ones */
         size_t count, r, b, c, w = d.dim;
         double *want, worst = 0, top = 1;
+        stx_real *cache;
         snprintf(key, sizeof key, "cache.%zu", l);
         want = entry(f, key, &count);
         CHECK(want && s->rows[l] * B * w == count, "%s %s: %zu rows, want %zu", name, key, s->rows[l], count / B / w);
         if (!want) continue;
         for (r = 0; r < count; r++) if (fabs(want[r]) > top) top = fabs(want[r]);
+        cache = host_of(x, s->cache[l], B * s->real[l] * w);
         for (b = 0; b < B; b++)
             for (r = 0; r < s->rows[l]; r++)
                 for (c = 0; c < w; c++) {
                     size_t pad = s->rows[l] - s->real[l];
-                    double have = r < pad ? 0 : (double)s->cache[l][(b * s->real[l] + r - pad) * w + c], e = fabs(have - want[(b * s->rows[l] + r) * w + c]);
+                    double have = r < pad ? 0 : (double)cache[(b * s->real[l] + r - pad) * w + c], e = fabs(have - want[(b * s->rows[l] + r) * w + c]);
                     if (!(e <= worst)) worst = e;
                 }
         CHECK(worst <= TOL * top * sharp, "%s %s: error %g", name, key, worst);
+        free(cache);
         free(want);
     }
     CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
@@ -125,7 +133,7 @@ static void model_case(const char *name, int recompute, int threads) {
 }
 
 static void curve(const char *name) {
-    stx_ctx *x = stx_create(NULL);
+    stx_ctx *x = golden_ctx(0);
     stx_file *f = open_golden(x, name);
     stx_span_desc d;
     stx_span *m;
@@ -173,12 +181,12 @@ static void curve(const char *name) {
     CHECK(worst <= CURVE, "%s: the loss curves differ by %g", name, worst);
     for (l = 0; l < d.layers; l++) {
         snprintf(key, sizeof key, "span_final.%zu", l);
-        if (m->layer[l].z) same_as(f, name, key, m->layer[l].z->data, d.heads, CURVE, 1e-7);
+        if (m->layer[l].z) same_as(x, f, name, key, m->layer[l].z->data, d.heads, CURVE, 1e-7);
     }
     /* rows of key_pe beyond every ramp feel eps only, and Adagrad makes full steps of that: not comparable in float */
     for (k = 0; k < m->params->count; k++) {
         snprintf(key, sizeof key, "final.%s", m->params->name[k]);
-        if (TOL < 1e-9 || strcmp(name, "curve_ref")) same_as(f, name, key, m->params->tensor[k]->data, m->params->tensor[k]->size, CURVE, 1e-7);
+        if (TOL < 1e-9 || strcmp(name, "curve_ref")) same_as(x, f, name, key, m->params->tensor[k]->data, m->params->tensor[k]->size, CURVE, 1e-7);
     }
     free(tok); free(losses);
     stx_file_close(f);
