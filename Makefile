@@ -128,8 +128,11 @@ build/cuda/test_cuda_%: tests/test_cuda_%.c $(TESTS_H) $(HEADERS) build/cuda/seq
 	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
 build/cuda/test_cuda_golden_%: tests/test_golden_%.c $(TESTS_H) $(HEADERS) build/cuda/seqtx_cuda.o
 	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA -DGOLDEN_DEVICE=STX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
-build/cuda/bench_cuda: bench/bench_cuda.c $(HEADERS) build/cuda/seqtx_cuda.o
-	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ -L$(CUDA_DIR)/lib64 -I$(CUDA_DIR)/include $(CUDA_LIBS) $(LDLIBS)
+build/cuda/bench_cuda: bench/bench_cuda.c bench/cuda_model.h bench/report.h $(HEADERS) build/cuda/seqtx_cuda.o
+	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA -isystem $(CUDA_DIR)/include $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
+build/bench_cuda_host: bench/bench_cuda.c bench/cuda_model.h bench/report.h build/cuda_kernels.o build/cuda_host.o
+	$(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -c $< -o $@.o
+	$(CXX) $@.o build/cuda_kernels.o build/cuda_host.o -o $@ -lm -lpthread $(LDLIBS)
 cuda: build/cuda/train_attn_span $(CUDA_TESTS)
 check-cuda: cuda
 	@sh tests/check_cuda.sh

@@ -109,21 +109,29 @@ class Attention(nn.Module):
         if old.shape[1] < S:
             kv.insert(0, old.new_zeros(2, B, H, S - old.shape[1], D))
         k, v = torch.cat(kv, 3).view(2, B * H, S + M, D).unbind()
+        y = self.attend(q, k, v, key_pe, S)
+        return self.wo(y.view(B, H, M, D).transpose(1, 2).reshape(B, M, d))
+
+    def attend(self, q, k, v, key_pe, S):
+        """(B H, M, D), (B H, S+M, D) twice -> (B H, M, D)"""
+        H = self.H
         score = torch.matmul(q, key_pe[-S:].t()).add_(Unskew.apply(torch.bmm(q, k.transpose(1, 2)), S))
         p = torch.softmax(score, -1, dtype=torch.float32)
         if self.span is None:
-            y = torch.bmm(Skew.apply(p.to(v.dtype)), v)
-        else:
-            m = ((1.0 - self.distance[-S:] + self.span[:, None] * self.L) / self.R + 1.0).clamp(0.0, 1.0)
-            p = p * m.expand(B, H, S).reshape(B * H, 1, S)      # its gradient is summed over M first, then over B
-            y = torch.bmm(Skew.apply(p.to(v.dtype)), v) / (p.sum(-1, keepdim=True) + 1e-8)       # rows of D, not of S
-        return self.wo(y.view(B, H, M, D).transpose(1, 2).reshape(B, M, d))
+            return torch.bmm(Skew.apply(p.to(v.dtype)), v)
+        m = self.mask(S)
+        p = p * m.expand(q.shape[0] // H, H, S).reshape(-1, 1, S)      # its gradient is summed over M first, then over B
+        return torch.bmm(Skew.apply(p.to(v.dtype)), v) / (p.sum(-1, keepdim=True) + 1e-8)       # rows of D, not of S
+
+    def mask(self, S):
+        """(H, S): of distance S-l in column l"""
+        return ((1.0 - self.distance[-S:] + self.span[:, None] * self.L) / self.R + 1.0).clamp(0.0, 1.0)
 
 
 class Layer(nn.Module):
-    def __init__(self, a):
+    def __init__(self, a, attention=Attention):
         super().__init__()
-        self.attn = Attention(a)
+        self.attn = attention(a)
         self.norm1 = nn.LayerNorm(a.hid_sz)
         self.ff = nn.ModuleDict({"fc1": nn.Linear(a.hid_sz, a.inner_hid_sz), "fc2": nn.Linear(a.inner_hid_sz, a.hid_sz)})
         self.norm2 = nn.LayerNorm(a.hid_sz)
@@ -134,13 +142,13 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, a):
+    def __init__(self, a, layer=Layer):
         super().__init__()
         self.a = a
         self.in_emb = nn.Embedding(a.vocab, a.hid_sz)
         self.out_emb = nn.Linear(a.hid_sz, a.vocab)
         self.key_pe = nn.Parameter(torch.randn(a.attn_span, a.hid_sz // a.nheads))
-        self.layers = nn.ModuleList(Layer(a) for _ in range(a.nlayers))
+        self.layers = nn.ModuleList(layer(a) for _ in range(a.nlayers))
 
     def plan(self):
         """(S, C) of every layer: synchronises with the device."""
@@ -188,10 +196,10 @@ class AdagradClip:
 
 
 class Trainer:
-    def __init__(self, a, data):
+    def __init__(self, a, data, model=Model):
         self.a, self.data, self.device = a, data, torch.device(a.device)
         torch.manual_seed(a.seed)
-        self.model = Model(a)
+        self.model = model(a)
         if a.params:
             self.load(load_safetensors(a.params)[0])
         self.model.to(self.device)
@@ -318,8 +326,8 @@ def check(a):
     return 0 if worst < 1e-4 else 1
 
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(doc):
+    p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--nlayers", type=int, default=2)
     p.add_argument("--hid-sz", type=int, default=64)
     p.add_argument("--inner-hid-sz", type=int, default=256)
@@ -345,6 +353,11 @@ def main():
     p.add_argument("--device", default="cpu")
     p.add_argument("--tf32", action="store_true")
     p.add_argument("--compile", action="store_true", help="torch.compile, needs PyTorch 2 and a C++ compiler")
+    return p
+
+
+def main():
+    p = options(__doc__)
     p.add_argument("--probe", action="store_true", help="print the GFLOP/s of a product, and end")
     p.add_argument("--check", metavar="GOLDEN", help="replay a golden curve and compare the losses")
     a = p.parse_args()

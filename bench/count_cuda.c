@@ -1,0 +1,57 @@
+/* count_cuda.c - counts the operations and bytes of a training step of each configuration of the GPU benchmark, kernel by kernel, from
+   formulas (cuda_model.h). Nothing is run and nothing is measured.
+
+       cc -O2 bench/count_cuda.c -o build/count_cuda -lm && build/count_cuda [--kernels] [--tiny] */
+#define _DEFAULT_SOURCE
+#include "report.h"
+#include "cuda_model.h"
+
+int main(int argc, char **argv) {
+    int kernels = 0, small = 0, i, k;
+    for (i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--kernels")) kernels = 1;
+        else if (!strcmp(argv[i], "--tiny")) small = 1;
+        else if (!strcmp(argv[i], "--append") && i + 1 < argc) report_path = argv[++i];
+        else { fprintf(stderr, "count_cuda [--kernels] [--tiny] [--append FILE]\n"); return 2; }
+    }
+    say("## Counted, not measured: one training step in bf16\n\nFrom formulas: every operand of a kernel once, memory full, attention backward with the recomputation that the kernels do. "
+        "Roofline: for each\nkernel the longer of its operations at %.0f TFLOP/s and its bytes at %.1f TB/s (an H200). E: mean keys of a query and head, S: mean rows of memory in a layer.\n\n", ROOF_FLOPS * 1e-12, ROOF_BYTES * 1e-12);
+    header("configuration|tokens|params M|E|S|products TFLOP|attention TFLOP|together|of the model (MFU)|products GB|attention GB|passes GB|optimiser GB|together|roofline ms");
+    for (i = 0; i < CONFIGS; i++) {
+        config c = small ? tiny(configs[i]) : configs[i];
+        work w;
+        work_count(&w, &c);
+        row_begin();
+        cell(0, "%s", c.name);
+        cell(1, "%zu", c.batch * c.block);
+        cell(2, "%.1f", parameters(&c) * 1e-6);
+        cell(3, "%.0f", mean_keys(&c));
+        cell(4, "%.0f", mean_window(&c));
+        for (k = 0; k < 2; k++) cell(5 + k, "%.3f", work_sum(&w, k, 0) * 1e-12);
+        cell(7, "%.3f", work_sum(&w, -1, 0) * 1e-12);
+        cell(8, "%.3f", w.model_flop * 1e-12);
+        for (k = 0; k < GROUPS; k++) cell(9 + k, "%.2f", work_sum(&w, k, 1) * 1e-9);
+        cell(13, "%.2f", work_sum(&w, -1, 1) * 1e-9);
+        cell(14, "%.2f", work_sum(&w, -1, 2));
+    }
+    print_table();
+    for (i = 0; kernels && i < CONFIGS; i++) {
+        config c = small ? tiny(configs[i]) : configs[i];
+        work w;
+        work_count(&w, &c);
+        say("Counted: %s (%s), %zu streams of %zu tokens\n\n", c.name, c.what, c.batch, c.block);
+        header("kernel|calls|GFLOP|GB|FLOP a byte|roofline ms");
+        for (k = 0; k < w.rows; k++) {
+            const work_row *r = &w.row[k];
+            row_begin();
+            cell(0, "%s", r->name);
+            cell(1, "%.0f", r->calls);
+            cell(2, "%.1f", r->flop * 1e-9);
+            cell(3, "%.3f", r->bytes * 1e-9);
+            cell(4, "%.0f", r->flop / r->bytes);
+            cell(5, "%.3f", r->ms);
+        }
+        print_table();
+    }
+    return 0;
+}

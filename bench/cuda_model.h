@@ -1,0 +1,150 @@
+/* cuda_model.h - the configurations of the GPU benchmarks, and what one training step of each has to do, by formulas. No device is
+   needed to count. Letters: B streams, M block, N = B M tokens, d width, f inner width, H heads, D = d / H, L largest span, S_l working
+   span of layer l, E mean keys of a query and head, P persistent vectors, V vocabulary. */
+#ifndef BENCH_CUDA_MODEL_H
+#define BENCH_CUDA_MODEL_H
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { SPANS_FULL, SPANS_LEARNED, SPANS_ALL, SPANS_ONE };      /* all L; learned-like; all `reach`; one head L, the others `reach` */
+
+typedef struct config {
+    const char *name, *what;
+    size_t layers, dim, inner, heads, span, block, batch, pers;
+    int spans;
+    double reach;                       /* of SPANS_ALL and SPANS_ONE, tokens */
+    int steps;                          /* timed in a round */
+} config;
+
+enum { VOCAB = 256, RAMP = 32, TRIM = 64 };
+static const config configs[] = {
+    {"small-full", "adaptive-span small, all spans 1024", 8, 256, 1024, 4, 1024, 256, 64, 0, SPANS_FULL, 0, 30},
+    {"small",      "adaptive-span small, learned-like spans", 8, 256, 1024, 4, 1024, 256, 64, 0, SPANS_LEARNED, 0, 30},
+    {"12x512",     "adaptive-span 12x512, learned-like spans", 12, 512, 2048, 8, 8192, 512, 64, 0, SPANS_LEARNED, 0, 10},
+    {"24x768",     "adaptive-span 24x768, learned-like spans", 24, 768, 4096, 8, 8192, 512, 64, 0, SPANS_LEARNED, 0, 4},
+    {"all-attention", "all-attention 18x512, 1024 persistent vectors, learned-like spans", 18, 512, 0, 8, 8192, 512, 64, 1024, SPANS_LEARNED, 0, 8}};
+enum { CONFIGS = sizeof configs / sizeof *configs };
+
+/* The same in miniature, for a machine without a GPU */
+static inline config tiny(config c) {
+    c.layers = 3; c.dim = 32; c.inner = 64; c.heads = 2; c.span = c.span > 1024 ? 160 : 96; c.block = 16; c.batch = 2; c.pers = c.pers ? 8 : 0; c.steps = 1;
+    if (c.reach > 40) c.reach = 40;
+    return c;
+}
+
+/* Span of head h of layer l, tokens. Learned-like: short below, a few long heads above, as trained models have them. The longest of a
+   layer is a multiple of 64 (tokens of L = 1024 or 8192): the working span goes by steps of 64, and with the ramp of 32 half a step is
+   between these spans and the next step on either side, so that the few updates of a benchmark do not change it. */
+static inline double span_of(const config *c, size_t l, size_t h) {
+    static const double small[3][4] = {{64, 20, 20, 20}, {320, 40, 40, 40}, {896, 320, 40, 40}};
+    static const double large[3][8] = {{192, 24, 24, 24, 24, 24, 24, 24}, {1024, 512, 128, 48, 48, 48, 48, 48}, {2048, 1024, 1024, 512, 64, 64, 64, 64}};
+    size_t third = 3 * l / c->layers;
+    double v;
+    if (c->spans == SPANS_FULL) return (double)c->span;
+    if (c->spans == SPANS_ALL || (c->spans == SPANS_ONE && h)) return c->reach;
+    if (c->spans == SPANS_ONE) return (double)c->span;
+    v = c->span > 1024 || c->heads > 4 ? large[third][h % 8] : small[third][h % 4];
+    if (c->reach > 0 && v > c->reach) v = c->reach;              /* capped: the same in models of any L */
+    return v < (double)c->span ? v : (double)c->span;
+}
+/* Keys of a query of that head: distances 1 .. z L + R, where the mask is above 0 */
+static inline double keys_of(const config *c, size_t l, size_t h) {
+    double e = span_of(c, l, h) + RAMP;
+    return e < (double)c->span ? e : (double)c->span;
+}
+/* Working span of a layer: rows of memory that are projected in a step, once it is full */
+static inline double window_of(const config *c, size_t l) {
+    double top = 0, L = (double)c->span, reach, trim;
+    size_t h;
+    for (h = 0; h < c->heads; h++) if (span_of(c, l, h) > top) top = span_of(c, l, h);
+    reach = ceil(top) + RAMP < L ? ceil(top) + RAMP : L;
+    trim = L - reach < L - 1 ? L - reach : L - 1;
+    return L - TRIM * floor(trim / TRIM);
+}
+static inline double mean_keys(const config *c) {
+    double sum = 0;
+    size_t l, h;
+    for (l = 0; l < c->layers; l++) for (h = 0; h < c->heads; h++) sum += keys_of(c, l, h);
+    return sum / (double)(c->layers * c->heads);
+}
+static inline double mean_window(const config *c) {
+    double sum = 0;
+    size_t l;
+    for (l = 0; l < c->layers; l++) sum += window_of(c, l);
+    return sum / (double)c->layers;
+}
+static inline double parameters(const config *c) {
+    double d = (double)c->dim, f = (double)c->inner, layer = 4 * d * d + 2 * d + (double)c->heads;
+    layer += c->pers ? 2 * (double)c->pers * d : 2 * d * f + f + 3 * d;
+    return d / (double)c->heads * (double)c->span + 2.0 * VOCAB * d + VOCAB + (double)c->layers * layer;
+}
+
+// >>counted work of one training step in bfloat16: activations 2 bytes, parameters and their gradients 4, bfloat16 copies of weights 2
+
+enum { PRODUCTS, ATTENTION, PASSES, UPDATE, GROUPS };
+typedef struct work_row { const char *name; int group; double calls, flop, bytes, ms; } work_row;
+typedef struct work {
+    work_row row[24];
+    int rows;
+    double model_flop;                  /* of MFU: attention 3 products forward and 6 backward, nothing made twice */
+} work;
+
+/* Of the machine that "roofline" is about: an H200 */
+static const double ROOF_FLOPS = 790e12, ROOF_BYTES = 4.3e12;
+
+static inline void work_add(work *w, const char *name, int group, double calls, double flop, double bytes) {
+    double a = flop / ROOF_FLOPS, b = bytes / ROOF_BYTES;
+    int i;
+    for (i = 0; i < w->rows && strcmp(w->row[i].name, name); i++) continue;
+    if (i == w->rows) { w->row[i].name = name; w->row[i].group = group; w->rows++; }
+    w->row[i].calls += calls;
+    w->row[i].flop += flop;
+    w->row[i].bytes += bytes;
+    w->row[i].ms += 1e3 * (a > b ? a : b);
+}
+/* y (n,o) = x (n,i) W^T, and backward: dx if it is wanted (added to what is there: more), dW into floats */
+static inline void work_linear(work *w, const char *fwd, const char *dx, const char *dw, double n, double i, double o, double n_dx, int added) {
+    work_add(w, fwd, PRODUCTS, 1, 2 * n * i * o, 2 * (n * i + i * o + n * o));
+    if (n_dx > 0) work_add(w, dx, PRODUCTS, 1, 2 * n_dx * i * o, 2 * (n_dx * o + i * o + (added ? 2 : 1) * n_dx * i));
+    work_add(w, dw, PRODUCTS, 1, 2 * n * i * o, 2 * (n * i + n * o) + 8 * i * o);
+    w->model_flop += 4 * n * i * o + 2 * n_dx * i * o;
+}
+/* Every operand of a pass counts once. Memory is full. */
+static inline void work_count(work *w, const config *c) {
+    double B = (double)c->batch, M = (double)c->block, N = B * M, d = (double)c->dim, f = (double)c->inner, L = (double)c->span, P = (double)c->pers, p = parameters(c);
+    size_t l, h;
+    memset(w, 0, sizeof *w);
+    work_add(w, "embedding", PASSES, 2, 0, N * d * 2 + N * d * 4 + N * d * 2 + VOCAB * d * 8);
+    for (l = 0; l < c->layers; l++) {
+        double S = window_of(c, l), X = B * (S + M), C = S + TRIM < L ? S + TRIM : L, pairs = 0, D = d / (double)c->heads;
+        for (h = 0; h < c->heads; h++) pairs += N * keys_of(c, l, h);
+        work_add(w, "memory: rows kept, memory ++ block", PASSES, 6, 0, 2 * d * (2 * B * S + 2 * X + 4 * B * (C > M ? C : M)));
+        work_linear(w, "Wq, Wo forward", "Wq, Wo backward, dx", "Wq, Wo backward, dW", N, d, d, N, 1);
+        work_linear(w, "Wk, Wv forward", "Wk, Wv backward, dx (of the block)", "Wk, Wv backward, dW", X, d, d, N, 1);
+        work_linear(w, "Wk, Wv forward", "Wk, Wv backward, dx (of the block)", "Wk, Wv backward, dW", X, d, d, N, 1);
+        work_linear(w, "Wq, Wo forward", "Wq, Wo backward, dx", "Wq, Wo backward, dW", N, d, d, N, 0);
+        work_add(w, "attention forward", ATTENTION, 1, 6 * D * pairs + 4 * d * N * P, 2 * (2 * N * d + 2 * X * d) + 8 * N * (double)c->heads + 2 * S * D + 4 * P * d);
+        work_add(w, "attention backward", ATTENTION, 1, 16 * D * pairs + 10 * d * N * P, 2 * (4 * N * d + 4 * X * d) + 8 * N * (double)c->heads + 10 * S * D + 12 * P * d);
+        w->model_flop += 18 * D * pairs + 12 * d * N * P;
+        work_add(w, "residual, LayerNorm forward", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));
+        work_add(w, "residual, LayerNorm backward", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));
+        work_add(w, "gradients where branches meet", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * 2 * 3 * N * d);
+        if (c->pers) continue;
+        work_linear(w, "W1, W2 forward", "W1, W2 backward, dx", "W1, W2 backward, dW", N, d, f, N, 0);
+        work_linear(w, "W1, W2 forward", "W1, W2 backward, dx", "W1, W2 backward, dW", N, f, d, N, 0);
+        work_add(w, "bias, relu backward, sums of rows", PASSES, 3, 0, 2 * (3 * N * f + N * f + N * d));
+    }
+    work_linear(w, "output layer forward", "output layer backward, dx", "output layer backward, dW", N, d, VOCAB, N, 0);
+    work_add(w, "cross entropy, output bias", PASSES, 3, 0, 2 * (1 + 2 + 1) * N * VOCAB + 16 * N);
+    work_add(w, "Adagrad: norms, update, gradients to 0", UPDATE, 3, 0, 30 * p);
+}
+static inline double work_sum(const work *w, int group, int what) {      /* group < 0: all; what: 0 flop, 1 bytes, 2 roofline ms */
+    double sum = 0;
+    int i;
+    for (i = 0; i < w->rows; i++)
+        if (group < 0 || w->row[i].group == group) sum += what == 0 ? w->row[i].flop : what == 1 ? w->row[i].bytes : w->row[i].ms;
+    return sum;
+}
+#endif

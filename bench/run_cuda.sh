@@ -1,0 +1,84 @@
+#!/bin/sh
+# run_cuda.sh [--record] [--count] [options of bench_cuda.c] - runs the GPU benchmarks (bench/README.md); make bench-cuda builds them first.
+# --record also appends the report to bench/results/DATE-GPU.md. --count prints counted operations and bytes and needs no GPU.
+# Environment: PYTHON (a python3 with torch), BENCH_CUDA (the program; build/cuda/bench_cuda), CC (for --count), COMMIT (where there is no git).
+set -eu
+
+cd "$(dirname "$0")/.."
+work=build/bench_cuda
+mkdir -p "$work"
+record= count= command="sh bench/run_cuda.sh" args=
+for a in "$@"; do
+    command="$command $a"
+    case $a in
+    --record) record=1 ;;
+    --count) count=1 ;;
+    --help) sed -n '2,4s/^# //p' "$0"; sed -n '/^static const char usage/,/;$/s/^ *"\(.*\)\\n".*/\1/p' bench/bench_cuda.c; exit 0 ;;
+    *[!A-Za-z0-9_./,=+-]*) echo "run_cuda.sh: an option with odd characters: $a" >&2; exit 2 ;;
+    *) args="$args $a" ;;
+    esac
+done
+. bench/machine.sh
+[ -z "${COMMIT:-}" ] || commit=$COMMIT
+
+finish() {      # NAME: the report under its name, behind what is there from today
+    [ -n "$record" ] || return 0
+    mkdir -p bench/results
+    target=bench/results/$(date +%Y-%m-%d)-$1.md
+    [ ! -s "$target" ] || echo >>"$target"
+    cat "$work/report.md" >>"$target"
+    echo "written: $target"
+}
+
+if [ -n "$count" ]; then
+    ${CC:-cc} -std=c99 -O2 bench/count_cuda.c -o "$work/count_cuda" -lm
+    {
+        echo "# seqtx on a GPU: counted work, $(date +%Y-%m-%d)"
+        echo
+        echo "- nothing here was measured: no GPU took part"
+        echo "- command: \`$command\`"
+        echo "- commit: $commit"
+        echo
+    } >"$work/report.md"
+    cat "$work/report.md"
+    "$work/count_cuda" --append "$work/report.md" $args
+    finish cuda-counted
+    exit 0
+fi
+
+bench=${BENCH_CUDA:-build/cuda/bench_cuda}
+[ -x "$bench" ] || { echo "run_cuda.sh: $bench is not built: make bench-cuda CUDA_ARCH=sm_90" >&2; exit 2; }
+about=$("$bench" --about)
+gpu=$(printf '%s' "$about" | sed 's/,.*//')
+driver=
+if command -v nvidia-smi >/dev/null 2>&1; then driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true); fi
+
+python= torch="none found: no comparison"
+for p in ${PYTHON:-} python3 /usr/bin/python3; do
+    if version=$("$p" -c 'import torch; print(torch.__version__, "with CUDA", torch.version.cuda)' 2>/dev/null); then
+        torch="PyTorch $version"
+        {
+            echo '#!/bin/sh'
+            echo "export TORCHINDUCTOR_CACHE_DIR='$PWD/$work/inductor' PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            echo "exec '$p' \"\$@\""
+        } >"$work/python"
+        chmod +x "$work/python"
+        python="--python $work/python --peer bench/peers/attn_span_torch_cuda.py"
+        break
+    fi
+done
+
+{
+    echo "# seqtx on a GPU, $(date +%Y-%m-%d)"
+    echo
+    echo "- GPU: $about"
+    echo "- driver: ${driver:-unknown}"
+    echo "- peer: $torch"
+    echo "- host: $cpu, $cores cores"
+    echo "- command: \`$command\`"
+    echo "- commit: $commit"
+    echo
+} >"$work/report.md"
+cat "$work/report.md"
+"$bench" --work "$work" --append "$work/report.md" $python $args
+finish "$(printf '%s' "$gpu" | tr '[:upper:]' '[:lower:]' | sed 's/[^a-z0-9]\{1,\}/-/g')"
