@@ -150,6 +150,8 @@ typedef struct stx_desc {
     int      gpu;          /* which one, as CUDA counts them from 0 */
     int      tf32;         /* GPU, STX_PREC_F32: matrix products of TF32 factors (10 bits of mantissa), several times as fast */
     int      no_graph;     /* GPU: stx_step_run runs every step anew */
+    int      tune;         /* GPU: time up to 8 algorithms for each shape of matrix product and keep the fastest. Another process may
+                              find another one fastest: then its last bits differ */
     int      threads;      /* 0: as many as OpenMP offers (1 in a build without it) */
     uint64_t seed;         /* of every random number of this context */
     size_t   max_bytes;    /* limit on all memory of the context (on a GPU: on its device memory); 0: none */

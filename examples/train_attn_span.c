@@ -23,7 +23,7 @@ static struct {
     uint64_t lr_warmup, batch_sz, batch_split, niter, nbatches, steps;
     int optim, schedule, full_eval, eval_only, no_train;
     const char *data, *checkpoint, *log, *tensorboard, *prompt;
-    int tokens, unit, threads, precision, device, tf32, no_graph;
+    int tokens, unit, threads, precision, device, tf32, no_graph, tune;
     uint64_t gpu;
     uint64_t min_count;
     uint64_t seed, eval_batch_sz, eval_every, eval_blocks, save_every, log_every, generate, top_k;
@@ -37,7 +37,7 @@ static struct {
     0, 64, 1, 1000, 1000, 0,
     1, 0, 0, 0, 0,
     NULL, NULL, NULL, NULL, NULL,
-    TOKENS_BYTES, UNIT_AUTO, 0, STX_PREC_F32, STX_CPU, 0, 0,
+    TOKENS_BYTES, UNIT_AUTO, 0, STX_PREC_F32, STX_CPU, 0, 0, 0,
     0,
     0,
     1, 0, 0, 0, 0, 0, 0, 0,
@@ -105,6 +105,7 @@ static tr_opt table[] = {
     TR_CHOICE("device", &opt.device, "cpu|cuda", "cuda: in programs built with CUDA (make cuda)"),
     TR_SIZE("gpu", &opt.gpu, 0, 1023, "which one, as CUDA counts them from 0"),
     TR_FLAG("tf32", &opt.tf32, "cuda, f32: products of TF32 factors, faster and less exact"),
+    TR_FLAG("tune", &opt.tune, "cuda: time the algorithms of each product and keep the fastest; a repeated run may differ in the last bits"),
     TR_FLAG("no-graph", &opt.no_graph, "cuda: launch every kernel of every step, in place of replaying steps as CUDA graphs"),
     TR_REAL("max-memory", &opt.max_memory, 0, 1e9, "GiB of the device; 0: nine tenths of the machine's, on a GPU all that it has"),
     TR_GROUP("Generation"),
@@ -610,6 +611,7 @@ static int make_context(run *r) {
     cd.device = opt.device;
     cd.gpu = (int)opt.gpu;
     cd.tf32 = opt.tf32;
+    cd.tune = opt.tune;
     cd.no_graph = opt.no_graph || opt.adapt_io;      /* with adapt_io the sizes of a step depend on its tokens */
     cd.seed = opt.seed;
     cd.max_bytes = opt.max_memory > 0 ? (size_t)(opt.max_memory * 1073741824.0) : opt.device == STX_CUDA ? 0 : (size_t)((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 0.9);
