@@ -173,6 +173,12 @@ struct stx_gpu {
     char name[96];
 };
 static stx_gpu *stx__gpu(const stx_ctx *x) { return (stx_gpu *)stx_ctx_gpu(x); }
+/* The same, and its GPU is the thread's current one: contexts on several GPUs may take turns in a thread, and threads begin with GPU 0. */
+static stx_gpu *stx__use(const stx_ctx *x) {
+    stx_gpu *g = stx__gpu(x);
+    if (g) (void)cudaSetDevice(g->index);
+    return g;
+}
 
 /* How numbers are stored at p */
 static const stx__range *stx__range_of(stx_gpu *g, const void *p) {
@@ -209,7 +215,7 @@ static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
 #define STX__CHECK(x, name) stx__cuda_failed(x, cudaGetLastError(), name)
 /* STX__RUN_KERNEL(x, "stx_fill", kernel, grid, block, shared bytes, arguments...): launches on the context's stream and checks */
 #define STX__RUN_KERNEL(x, name, kernel, grid, block, smem, ...) \
-    do { if (stx_ok(x)) { STX__LAUNCH(kernel, grid, block, smem, stx__gpu(x)->stream, __VA_ARGS__); STX__CHECK(x, name); } } while (0)
+    do { if (stx_ok(x)) { STX__LAUNCH(kernel, grid, block, smem, stx__use(x)->stream, __VA_ARGS__); STX__CHECK(x, name); } } while (0)
 
 /* bytes of device scratch for the inside of one launcher: the next launcher may use the same, in stream order. NULL and an error when
    there is no memory. */
@@ -1630,6 +1636,7 @@ static cublasStatus_t stx__lt_run(stx_gpu *g, const stx__plan *p, const stx__ope
     void *room = used ? ((stx__plans *)g->plans)->room : NULL;
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
     if (o->bias) STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
+    (void)cudaSetDevice(g->index);
     STX__LT(cublasLtMatmul(g->lt, p->op, &o->alpha, o->B, p->b, o->A, p->a, &o->beta, o->C, p->c, D, p->c, algo, room, used, g->stream));
     return s;
 }
@@ -3147,6 +3154,7 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
     if (!stx_ok(x) || !stx__at_make(x, a, &p, &half)) return;
     c = stx__at_choose(x, &p, half);
     n = p.H * c.tiles;
+    (void)stx__use(x);
     if (c.shared > 48 * 1024 && stx__cuda_failed(x, cudaFuncSetAttribute((const void *)c.run, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.shared), "stx_attention_fwd")) return;
     STX__RUN_KERNEL(x, "stx_attention_fwd", stx__at_list, stx__blocks((size_t)n, 128, (size_t)1 << 30), 128, 0, p, (uint32_t *)a->work, c.tiles, c.bq, c.bk);
     STX__RUN_KERNEL(x, "stx_attention_fwd", c.run, (unsigned)n * (unsigned)p.B, 128, c.shared, p, (const uint32_t *)a->work, c.tiles);
@@ -3921,6 +3929,7 @@ static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) {
     return stx__ab_make(x, a, &p, &c) ? stx__ab_plan_of(a, &c).bytes : 0;
 }
 static int stx__ab_room_for(stx_ctx *x, const void *kernel, size_t bytes) {
+    (void)stx__use(x);
     return bytes <= 48 * 1024 || !stx__cuda_failed(x, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "stx_attention_bwd");
 }
 static void stx__ab_add_parts(stx_ctx *x, const stx_real *to, const float *part, size_t n, size_t parts, float f) {
@@ -4092,7 +4101,7 @@ void stx_cuda_close(stx_gpu *g) {
     free(g);
 }
 void *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind) {
-    stx_gpu *g = stx__gpu(x);
+    stx_gpu *g = stx__use(x);
     stx__range *r = (stx__range *)calloc(1, sizeof *r);
     void *p = NULL, *twin = NULL;
     if (!r || g->capturing) {
@@ -4115,7 +4124,7 @@ void *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind) {
     return p;
 }
 void stx_cuda_free(stx_ctx *x, void *p) {
-    stx_gpu *g = stx__gpu(x);
+    stx_gpu *g = stx__use(x);
     stx__range **at, *r;
     for (at = &g->ranges; *at && (*at)->base != (char *)p; at = &(*at)->next) {}
     r = *at;
@@ -4133,7 +4142,7 @@ int stx_cuda_half(const stx_ctx *x, const void *p) {
     return g->half && r && r->kind == STX_MEM_NUMBERS;
 }
 static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what) {
-    stx_gpu *g = stx__gpu(x);
+    stx_gpu *g = stx__use(x);
     if (!stx_ok(x)) return NULL;
     if (bytes > g->scratch_bytes) {
         void *p = NULL;
@@ -4164,12 +4173,12 @@ static int stx__not_captured(stx_gpu *g) {
     return !g->capturing;
 }
 void stx_cuda_put(stx_ctx *x, void *to, const void *host, size_t bytes) {
-    stx_gpu *g = stx__gpu(x);
+    stx_gpu *g = stx__use(x);
     if (!stx_ok(x) || !bytes || !stx__not_captured(g)) return;
     stx__ok_or(x, g, cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, g->stream), "a copy to the GPU");
 }
 void stx_cuda_get(stx_ctx *x, void *host, const void *from, size_t bytes) {
-    stx_gpu *g = stx__gpu(x);
+    stx_gpu *g = stx__use(x);
     if (!stx_ok(x) || !bytes) return;
     if (!stx__not_captured(g)) { memset(host, 0, bytes); return; }
     if (stx__ok_or(x, g, cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, g->stream), "a copy from the GPU"))
@@ -4180,7 +4189,7 @@ static __global__ void stx__convert_kernel(stx__num to, stx__num from, size_t n)
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) stx__put(to, i, stx__get(from, i));
 }
 void stx_cuda_put_numbers(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
-    stx_gpu *g = stx__gpu(x);
+    stx_gpu *g = stx__use(x);
     stx__num v = stx__num_of(x, to), f = {NULL, NULL, 0};
     size_t at, part = (size_t)1 << 22;
     if (!v.half && !v.twin) { stx_cuda_put(x, to, host, n * sizeof *host); return; }
@@ -4195,7 +4204,7 @@ void stx_cuda_put_numbers(stx_ctx *x, stx_real *to, const stx_real *host, size_t
     }
 }
 void stx_cuda_get_numbers(stx_ctx *x, stx_real *host, const stx_real *from, size_t n) {
-    stx_gpu *g = stx__gpu(x);
+    stx_gpu *g = stx__use(x);
     stx__num v = stx__num_of(x, from), t = {NULL, NULL, 0};
     size_t at, part = (size_t)1 << 22;
     if (!v.half || g->capturing) { stx_cuda_get(x, host, from, n * sizeof *host); return; }
@@ -4209,18 +4218,18 @@ void stx_cuda_get_numbers(stx_ctx *x, stx_real *host, const stx_real *from, size
     }
 }
 void stx_cuda_zero(stx_ctx *x, void *p, size_t bytes) {
-    stx_gpu *g = stx__gpu(x);
+    stx_gpu *g = stx__use(x);
     stx__num v = stx__num_of(x, p);
     if (!stx_ok(x) || !bytes) return;
     stx__ok_or(x, g, cudaMemsetAsync(p, 0, bytes, g->stream), "clearing GPU memory");
     if (v.twin) stx__ok_or(x, g, cudaMemsetAsync(v.twin, 0, bytes / 2, g->stream), "clearing GPU memory");
 }
 void stx_cuda_move(stx_ctx *x, void *to, const void *from, size_t bytes) {
-    stx_gpu *g = stx__gpu(x);
+    stx_gpu *g = stx__use(x);
     if (stx_ok(x) && bytes) stx__ok_or(x, g, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, g->stream), "a copy on the GPU");
 }
 void stx_cuda_sync(stx_ctx *x) {
-    stx_gpu *g = stx__gpu(x);
+    stx_gpu *g = stx__use(x);
     if (g && !g->capturing) stx__ok_or(x, g, cudaStreamSynchronize(g->stream), "waiting for the GPU");
 }
 void *stx_cuda_stream(const stx_ctx *x) { return (void *)stx__gpu(x)->stream; }
@@ -4243,7 +4252,7 @@ void stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_piece *piece, size_t co
     if (count) STX__RUN_KERNEL(x, "stx_watch", stx__gather_kernel, (unsigned)count, 128, 0, to, piece);
 }
 void stx_cuda_report(stx_ctx *x, const void *report, size_t bytes) {
-    stx_gpu *g = stx__gpu(x);
+    stx_gpu *g = stx__use(x);
     unsigned k = ++g->reports % 4;
     if (!stx_ok(x)) return;
     if (bytes > STX__REPORT_BYTES) { stx_fail(x, STX_ERR_ARG, "the report of a step has %zu bytes, want at most %zu", bytes, (size_t)STX__REPORT_BYTES); return; }
@@ -4251,7 +4260,7 @@ void stx_cuda_report(stx_ctx *x, const void *report, size_t bytes) {
         stx__ok_or(x, g, cudaEventRecord(g->reported[k], g->stream), "the report of a step");
 }
 const void *stx_cuda_report_wait(stx_ctx *x) {
-    stx_gpu *g = stx__gpu(x);
+    stx_gpu *g = stx__use(x);
     unsigned k = g->reports % 4;
     return stx_ok(x) && stx__ok_or(x, g, cudaEventSynchronize(g->reported[k]), "a step on the GPU") ? g->report[k] : NULL;
 }
@@ -4262,14 +4271,14 @@ struct stx_graph { cudaGraphExec_t exec; };
 
 int stx_cuda_capturing(const stx_ctx *x) { return stx__gpu(x) && stx__gpu(x)->capturing; }
 int stx_cuda_capture_begin(stx_ctx *x) {
-    stx_gpu *g = stx__gpu(x);
+    stx_gpu *g = stx__use(x);
     if (!stx_ok(x) || g->capturing) return 0;
     if (!stx__ok_or(x, g, cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal), "capturing a step")) return 0;
     g->capturing = g->repeatable = 1;
     return 1;
 }
 stx_graph *stx_cuda_capture_end(stx_ctx *x) {
-    stx_gpu *g = stx__gpu(x);
+    stx_gpu *g = stx__use(x);
     cudaGraph_t graph = NULL;
     stx_graph *r = NULL;
     cudaError_t e = cudaStreamEndCapture(g->stream, &graph);
@@ -4287,7 +4296,7 @@ stx_graph *stx_cuda_capture_end(stx_ctx *x) {
     return r;
 }
 void stx_cuda_graph_launch(stx_ctx *x, stx_graph *r) {
-    stx_gpu *g = stx__gpu(x);
+    stx_gpu *g = stx__use(x);
     if (stx_ok(x) && r) stx__ok_or(x, g, cudaGraphLaunch(r->exec, g->stream), "replaying a step");
 }
 void stx_cuda_graph_free(stx_ctx *x, stx_graph *r) {
