@@ -26,8 +26,9 @@
 #endif
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
+#include "report.h"
 
-enum { MAX_ROUNDS = 64, MAX_COLUMNS = 12, MAX_ROWS = 64, CELL = 80, MAX_ARGS = 48 };
+enum { MAX_ROUNDS = 64 };
 enum { F32, BF16, PRECISIONS };            /* as STX_PREC_F32, STX_PREC_BF16 */
 static const char *const precision_name[PRECISIONS] = {"f32", "bf16"};
 enum { SPANS_FULL, SPANS_LEARNED, SPANS_SHORT, SPANS_KINDS };
@@ -35,13 +36,9 @@ static const char *const spans_name[SPANS_KINDS] = {"full", "learned", "short"};
 
 static struct {
     int quick, threads, rounds, warmup, steps, batch, worker, spans, literal, precision;
-    const char *self, *data, *params, *python, *python_plain, *peer, *cblas, *work, *only, *append;
-} opt = {0, 0, 0, -1, 3, 8, 0, SPANS_FULL, 1, F32, NULL, NULL, NULL, NULL, NULL, NULL, NULL, ".", "gemm,attention,context,training,generation", NULL};
+    const char *self, *data, *params, *python, *python_plain, *peer, *cblas, *work, *only;
+} opt = {0, 0, 0, -1, 3, 8, 0, SPANS_FULL, 1, F32, NULL, NULL, NULL, NULL, NULL, NULL, NULL, ".", "gemm,attention,context,training,generation"};
 
-static void die(const char *what) {
-    fprintf(stderr, "bench: %s\n", what);
-    exit(1);
-}
 static void check(stx_ctx *x) { if (!stx_ok(x)) die(stx_error(x)); }
 /* A context, or NULL when this library has not the precision; anything else that is wrong ends the program. */
 static stx_ctx *context(int precision, int threads) {
@@ -62,103 +59,6 @@ static int have_bf16(void) {
     stx_destroy(x);
     return x != NULL;
 }
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-static void progress(const char *what) {
-    if (isatty(2)) fprintf(stderr, "\r\033[K%s", what);
-}
-
-// >>samples
-
-typedef struct { double v[MAX_ROUNDS]; int n; } samples;
-
-static void sample(samples *s, double v) { if (s->n < MAX_ROUNDS) s->v[s->n++] = v; }
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-static double quantile(const samples *s, double q) {   /* 0 least, 0.5 median, 1 greatest */
-    double v[MAX_ROUNDS], at = q * (s->n - 1);
-    int i = (int)at;
-    if (!s->n) return NAN;
-    memcpy(v, s->v, (size_t)s->n * sizeof *v);
-    qsort(v, (size_t)s->n, sizeof *v, by_value);
-    return i + 1 < s->n ? v[i] + (at - i) * (v[i + 1] - v[i]) : v[i];
-}
-static double median(const samples *s) { return quantile(s, 0.5); }
-
-// >>table: collected, then printed as an aligned Markdown table, to the terminal and to the file of --append
-
-static struct {
-    int columns, rows;
-    char cell[MAX_ROWS][MAX_COLUMNS][CELL];
-} table;
-
-static FILE *record(void) {
-    static FILE *f;
-    if (!f && opt.append && !(f = fopen(opt.append, "a"))) die("the file of --append cannot be written");
-    return f;
-}
-static void say(const char *fmt, ...) {
-    va_list ap;
-    FILE *f = record();
-    progress("");
-    va_start(ap, fmt);
-    vprintf(fmt, ap);
-    va_end(ap);
-    fflush(stdout);
-    if (!f) return;
-    va_start(ap, fmt);
-    vfprintf(f, fmt, ap);
-    va_end(ap);
-    fflush(f);
-}
-static void row_begin(void) {
-    if (table.rows == MAX_ROWS) die("more rows than the table has room for");
-    memset(table.cell[table.rows++], 0, sizeof table.cell[0]);
-}
-static void cell(int column, const char *fmt, ...) {
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(table.cell[table.rows - 1][column], CELL, fmt, ap);
-    va_end(ap);
-    if (column + 1 > table.columns) table.columns = column + 1;
-}
-static void header(const char *names) {    /* "a|b|c" */
-    int c = 0;
-    memset(&table, 0, sizeof table);
-    row_begin();
-    while (*names) {
-        size_t n = strcspn(names, "|");
-        cell(c++, "%.*s", (int)n, names);
-        names += n + (names[n] == '|');
-    }
-}
-static void print_table(void) {
-    int r, c, width[MAX_COLUMNS] = {0};
-    for (r = 0; r < table.rows; r++)
-        for (c = 0; c < table.columns; c++) {
-            int n = (int)strlen(table.cell[r][c]);
-            if (n > width[c]) width[c] = n;
-        }
-    for (r = 0; r < table.rows; r++) {
-        for (c = 0; c < table.columns; c++) say(c ? " %*s |" : "| %-*s |", width[c], table.cell[r][c]);
-        say("\n");
-        if (r) continue;
-        for (c = 0; c < table.columns; c++) {
-            char dashes[CELL + 2];
-            memset(dashes, '-', sizeof dashes);
-            dashes[width[c] + 1] = 0;
-            say(c ? "%s:|" : "|%s-|", dashes);
-        }
-        say("\n");
-    }
-    say("\n");
-}
-
 // >>machine probe: a small product of fixed size beside every sample, to see how quiet the machine was
 
 static struct { stx_ctx *x; stx_real *a; samples all; } probe;
@@ -687,51 +587,16 @@ static const contender_kind contenders[CONTENDERS] = {
 
 typedef struct {
     int on;
-    pid_t pid;
-    FILE *to, *from;
+    process p;
     samples rate;
     double step1, last, peak, memory;
-    char blas[128], cannot[160];
+    char blas[128], cannot[256];
 } contender;
 
-/* Starts a program with pipes to its stdin and from its stdout; stderr goes to a log file. */
-static int spawn(contender *c, char *const argv[], const char *log) {
-    int down[2], up[2];
-    if (pipe(down) || pipe(up)) die("no pipe");
-    fflush(NULL);
-    c->pid = fork();
-    if (c->pid < 0) die("no process");
-    if (c->pid == 0) {
-        FILE *f = freopen(log, "w", stderr);
-        (void)f;
-        dup2(down[0], 0);
-        dup2(up[1], 1);
-        close(down[0]); close(down[1]); close(up[0]); close(up[1]);
-        execvp(argv[0], argv);
-        perror(argv[0]);
-        _exit(127);
-    }
-    close(down[0]);
-    close(up[1]);
-    fcntl(down[1], F_SETFD, FD_CLOEXEC);      /* or the next contender holds this one's stdin open */
-    fcntl(up[0], F_SETFD, FD_CLOEXEC);
-    c->to = fdopen(down[1], "w");
-    c->from = fdopen(up[0], "r");
-    return c->to && c->from;
-}
-static double json_number(const char *line, const char *key) {
-    char want[64];
-    const char *p;
-    snprintf(want, sizeof want, "\"%s\":", key);
-    p = strstr(line, want);
-    return p ? strtod(p + strlen(want), NULL) : NAN;
-}
 /* One round; a rate of 0 is of a round that does not count, since something was compiled in it. */
-static int ask(contender *c, double *rate) {
-    char line[1024];
-    fputs("\n", c->to);
-    fflush(c->to);
-    if (!fgets(line, sizeof line, c->from)) return 0;
+static int ask_round(contender *c, double *rate) {
+    const char *line = c->p.line;
+    if (ask(&c->p, "", 3600) != 1) return 0;
     *rate = json_number(line, "tokens_per_s");
     c->step1 = json_number(line, "loss_step1");
     c->last = json_number(line, "loss_last");
@@ -740,27 +605,16 @@ static int ask(contender *c, double *rate) {
     if (json_number(line, "compiled") > 0) *rate = 0;
     return 1;
 }
-/* The line "cannot: why" of a contender that ended, if it left one. */
-static void why_not(contender *c, const char *log) {
-    char line[4096];
-    FILE *f = fopen(log, "r");
-    while (f && fgets(line, sizeof line, f)) {
-        if (strncmp(line, "cannot: ", 8)) continue;
-        line[strcspn(line, "\n")] = 0;
-        snprintf(c->cannot, sizeof c->cannot, "%.150s", line + 8);
-    }
-    if (f) fclose(f);
-}
 /* From /proc, where there is one: the resident peak of the process, and the BLAS that it loaded. */
 static void look_at(contender *c) {
     char path[64], line[4096];
     FILE *f;
-    snprintf(path, sizeof path, "/proc/%ld/status", (long)c->pid);
+    snprintf(path, sizeof path, "/proc/%ld/status", (long)c->p.pid);
     if ((f = fopen(path, "r"))) {
         while (fgets(line, sizeof line, f)) if (!strncmp(line, "VmHWM:", 6)) c->memory = strtod(line + 6, NULL) * 1024;
         fclose(f);
     }
-    snprintf(path, sizeof path, "/proc/%ld/maps", (long)c->pid);
+    snprintf(path, sizeof path, "/proc/%ld/maps", (long)c->p.pid);
     if ((f = fopen(path, "r"))) {
         while (fgets(line, sizeof line, f)) {
             char *base = strrchr(line, '/');
@@ -770,13 +624,6 @@ static void look_at(contender *c) {
         }
         fclose(f);
     }
-}
-static void stop(contender *c) {
-    if (c->to) fclose(c->to);       /* end of input ends a contender */
-    if (c->from) fclose(c->from);
-    if (c->pid > 0) waitpid(c->pid, NULL, 0);
-    c->to = c->from = NULL;
-    c->pid = 0;
 }
 static void write_params(int kind, const char *path) {
     stx_ctx *x = stx_create(NULL);
@@ -834,15 +681,12 @@ static void training_setting(int kind, int first) {
         argv[n] = NULL;
 #undef ARG
         snprintf(log, sizeof log, "%s/contender.%d.log", opt.work, i);
-        c[i].on = spawn(&c[i], argv, log) && ask(&c[i], &rate);       /* the discarded round */
+        c[i].on = spawn(&c[i].p, argv, log) && ask_round(&c[i], &rate);       /* the discarded round */
         if (!c[i].on) {
-            stop(&c[i]);
-            why_not(&c[i], log);
+            stop(&c[i].p);
+            why_not(log, c[i].cannot, sizeof c[i].cannot);
             progress("");
-            if (!c[i].cannot[0]) {
-                fprintf(stderr, "bench: contender \"%s\" does not answer; its messages are in %s\n", k->name, log);
-                snprintf(c[i].cannot, sizeof c[i].cannot, "it ended without an answer");
-            }
+            fprintf(stderr, "bench: contender \"%s\" does not answer: %s; its messages are in %s\n", k->name, c[i].cannot, log);
         }
     }
     probe_begin();
@@ -857,7 +701,7 @@ static void training_setting(int kind, int first) {
             snprintf(what, sizeof what, "training, %s spans: round %d of %d, %s ..", spans_name[kind], r + 1, R, contenders[i].name);
             progress(what);
             probe_now();
-            if (!ask(&c[i], &rate)) {
+            if (!ask_round(&c[i], &rate)) {
                 c[i].on = 0;
                 snprintf(c[i].cannot, sizeof c[i].cannot, "it stopped answering");
                 fprintf(stderr, "bench: contender \"%s\" stopped answering\n", contenders[i].name);
@@ -901,7 +745,7 @@ static void training_setting(int kind, int first) {
         say("PyTorch's BLAS: %s%s\n", c[PEER].blas, strstr(c[PEER].blas, "openblas") || strstr(c[PEER].blas, "mkl") || strstr(c[PEER].blas, "blis") ? "." :
             ". This is the slow reference BLAS: the ratio flatters seqtx. Install libopenblas0.");
     probe_say();
-    for (i = 0; i < CONTENDERS; i++) stop(&c[i]);
+    for (i = 0; i < CONTENDERS; i++) stop(&c[i].p);
     unlink(params);
 }
 static void bench_training(void) {
@@ -1099,7 +943,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(a, "--peer")) opt.peer = v;
         else if (!strcmp(a, "--cblas")) opt.cblas = v;
         else if (!strcmp(a, "--work")) opt.work = v;
-        else if (!strcmp(a, "--append")) opt.append = v;
+        else if (!strcmp(a, "--append")) report_path = v;
         else if (!strcmp(a, "--spans")) {
             for (opt.spans = 0; opt.spans < SPANS_KINDS && strcmp(v, spans_name[opt.spans]); opt.spans++) continue;
             if (opt.spans == SPANS_KINDS) { fprintf(stderr, "bench: --spans full, learned or short\n"); return 2; }

@@ -186,13 +186,14 @@ static inline int ask(process *c, const char *what, double limit) {
 }
 /* End of input ends a contender; one that does not listen is killed. */
 static inline void stop(process *c) {
+    static const struct timespec wait = {0, 50000000};
     int i;
     if (c->pid <= 0) return;
     close(c->to);
     for (i = 0; i < 200; i++) {
         if (waitpid(c->pid, NULL, WNOHANG) == c->pid) { c->pid = 0; break; }
         if (i == 100) kill(c->pid, SIGKILL);
-        usleep(50000);
+        nanosleep(&wait, NULL);
     }
     close(c->from);
     c->pid = 0;
