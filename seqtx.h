@@ -5561,6 +5561,7 @@ static void stx__run_on_gpu(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user
         stx_cuda_shift(x, 0);
         x->tick += r->ticks;
         x->tape = NULL;
+        stx__changed(x);
     } else if (r || x->desc.no_graph || !x->ran || x->last_key != key) {
         fn(user);
     } else {

@@ -548,7 +548,7 @@ static void refused(void) {
 }
 
 int main(int argc, char **argv) {
-    int half, only = argc > 1 ? atoi(argv[1]) : -1;      /* one section, while working on it */
+    int half, only = argc < 2 ? -1 : !strcmp(argv[1], "short") ? 0 : atoi(argv[1]);      /* one section; short: the table of cases (sanitizers) */
     size_t i;
     cpu = cuda_ctx(STX_CPU, STX_PREC_F32);
     gpu[0] = cuda_ctx(STX_CUDA, STX_PREC_F32);

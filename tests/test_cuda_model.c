@@ -225,6 +225,17 @@ static void model_step(void *user) {
     stx_optim_step(r->o, r->lr);
     stx_span_clamp(r->m);
 }
+/* The host's copy of the spans is that of the device, also when nothing else was asked for after the step. */
+static void spans_current(model *r, const char *when) {
+    size_t l, h;
+    for (l = 0; l < r->m->desc.layers; l++)
+        for (h = 0; h < r->m->desc.heads; h++) {
+            stx_real z[8];
+            double span = stx_span_of(r->m, l, h);
+            stx_get(r->x, r->m->layer[l].z, z);
+            CHECK(span == (double)z[h] * (double)r->m->desc.span, "%s: the host takes span %g of layer %d, head %d, it is %g", when, span, (int)l, (int)h, (double)z[h] * (double)r->m->desc.span);
+        }
+}
 /* Step n on its own tokens: the loss. What waits for the device waits outside of stx_step_run; *syncs gets the waits inside. */
 static double model_run(model *r, int n, long *syncs) {
     int32_t *id = ids_of(r->B * r->T + 1, r->V, (size_t)n + 1);
@@ -245,6 +256,7 @@ static double model_run(model *r, int n, long *syncs) {
     (void)syncs; (void)before;
 #endif
     free(id);
+    if (r->m->desc.adapt_span && n % 4 == 3) spans_current(r, n < 10 ? "early" : "late");
     r->loss = stx_noted(r->x, 0);
     return r->loss;
 }
