@@ -234,6 +234,7 @@ typedef struct stx_tensor {
 typedef struct stx_ids {
     int32_t *data, *device;
     size_t   B, T;
+    size_t   below;                /* the smallest number of rows or classes that an op used them for; 0: none yet */
 } stx_ids;
 
 /* A constant (B x ..) from host memory, copied into the step arena. Dimensions end at the first 0. */
@@ -468,8 +469,8 @@ STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t);
 
 /* Runs fn(user): one step, from stx_begin to stx_optim_step. On a GPU a step that comes again and again is captured, once, as a CUDA
    graph and then replayed: fn is not called, the host launches the whole step at once.
-   key: a number for all that the host decides in fn (shapes, memories' sizes, which branches): when it is the same, fn would do the
-   same. A step is captured when two in a row have the same key. What may change from one replay to the next: tokens
+   key: a number for all that the host decides in fn (shapes, memories' sizes and addresses, which branches): when it is the same, fn
+   would do the same. A step is captured when two in a row have the same key. What may change from one replay to the next: tokens
    (stx_tokens_set), learning rates (stx_optim_rate), and random numbers, which go on as if fn had run. A step that takes anything else
    from the host (stx_input, stx_tokens, stx_set) is run anew each time. Returns stx_ok(x). */
 typedef void (*stx_step_fn)(void *user);
@@ -4343,6 +4344,7 @@ STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T)
     if (!t->data) return NULL;
     memcpy(t->data, data, B * T * sizeof *data);
     t->device = stx__ids_device(x, t->data, B * T);
+    t->below = 0;
     t->B = B;
     t->T = T;
     return t->device ? t : NULL;
@@ -4359,8 +4361,17 @@ STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T) {
     t->T = T;
     return t->device ? t : NULL;
 }
+static void stx__ids_below(const stx_ids *ids, size_t n) {
+    if (!ids->below || n < ids->below) ((stx_ids *)(uintptr_t)ids)->below = n;
+}
 STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
+    size_t i;
     if (!stx_ok(x) || !ids || !data) return;
+    for (i = 0; ids->below && i < ids->B * ids->T; i++)         /* a step that is replayed does not look */
+        if (data[i] < 0 || (size_t)data[i] >= ids->below) {
+            stx_fail(x, STX_ERR_ARG, "stx_tokens_set: id %ld at position %zu, want 0 to %zu: check the vocabulary size", (long)data[i], i, ids->below - 1);
+            return;
+        }
     memcpy(ids->data, data, ids->B * ids->T * sizeof *data);
     stx__put_bytes(x, ids->device, ids->data, ids->B * ids->T * sizeof *data);
 }
@@ -4469,6 +4480,7 @@ STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *
     char s[96];
     if (!stx_ok(x) || !table || !ids) return NULL;
     STX__NEED(x, table->ndim == 2, STX_ERR_SHAPE, "stx_embedding: table %s, want (V,C)", stx__shape(table, s));
+    stx__ids_below(ids, table->dim[0]);
     d[0] = ids->B; d[1] = ids->T; d[2] = table->dim[1];
     return stx__lookup(x, "stx_embedding", table, table->dim[0], table->dim[1], ids->data, ids->device, ids->B * ids->T, 3, d);
 }
@@ -4853,6 +4865,7 @@ static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_
     STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE, "stx_cross_entropy: logits %s for %zu x %zu targets: want one target a row", stx__shape(logits, t), targets->B, targets->T);
     for (i = 0; i < N; i++)
         STX__NEED(x, targets->data[i] >= 0 && (size_t)targets->data[i] < V, STX_ERR_ARG, "stx_cross_entropy: target %ld at position %zu is outside the %zu classes", (long)targets->data[i], i, V);
+    stx__ids_below(targets, V);
     y = stx__scalar(x);
     s = (stx__ce_save *)stx_step_alloc(x, sizeof *s);
     if (!y || !s) return NULL;

@@ -156,7 +156,7 @@ static __device__ __forceinline__ uint4 stx__philox(uint64_t seed, uint64_t hi, 
 /* The GPU of a context */
 typedef struct stx__range { char *base; size_t bytes; int kind; stx__bf16 *twin; struct stx__range *next; } stx__range;
 struct stx_gpu {
-    int index, sms, major, minor, half, capturing, repeatable, failed, tf32;
+    int index, sms, major, minor, half, capturing, repeatable, tf32;
     int tune;                           /* of a new kind of product: 0 the heuristic's first algorithm, 1 the fastest, -1 our own kernel, -2 no epilogues (tests): >>gemm */
     int attention;                      /* which version, see stx_cuda_attention */
     size_t shared_max;                  /* shared memory that a block may ask for, bytes */
@@ -167,6 +167,9 @@ struct stx_gpu {
     char *scratch;                      /* for the inside of one kernel's launcher, on the device; grows, never in a capture */
     size_t scratch_bytes;
     void *plans;                        /* >>gemm's */
+    char *stage[4];                     /* pinned host memory for copies to the GPU, in turn: the caller's is free at once, and none waits */
+    cudaEvent_t staged[4];
+    unsigned stages;
     void *report[4];                    /* pinned host memory, in turn */
     cudaEvent_t reported[4];
     unsigned reports;
@@ -207,7 +210,6 @@ static unsigned stx__blocks(size_t n, size_t each, size_t most) {
 /* After a launch: an error becomes the context's, once, with the kernel's name. */
 static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
     if (e == cudaSuccess) return 0;
-    stx__gpu(x)->failed = 1;
     stx_fail(x, STX_ERR_DEVICE, "%s: CUDA says \"%s\" (%s) on %s: nothing that this step made can be used; free the context and go on from the last checkpoint",
              what, cudaGetErrorString(e), cudaGetErrorName(e), stx__gpu(x)->name);
     return 1;
@@ -220,7 +222,7 @@ static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
 /* bytes of device scratch for the inside of one launcher: the next launcher may use the same, in stream order. NULL and an error when
    there is no memory. */
 static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what);
-enum { STX__REPORT_BYTES = 1 << 16 };
+enum { STX__REPORT_BYTES = 1 << 16, STX__STAGE_BYTES = 1 << 20 };
 
 /* >>gemm's part of opening and closing a device: 1, or 0 and an error */
 static int stx__gemm_open(stx_ctx *x, stx_gpu *g);
@@ -522,7 +524,7 @@ template<int W, int MODE> static __global__ void stx__columns_kernel(float *part
 }
 /* Second stage: d (C) += sum over the chunks of part (chunks,ld). A block of 32 by 32 takes 32 columns; a thread adds every 32nd chunk, a
    warp the 32 sums of a column. */
-static __global__ void stx__columns_sum_kernel(stx__num d, const float *part, size_t ld, size_t chunks, size_t C) {
+static __global__ void __launch_bounds__(1024) stx__columns_sum_kernel(stx__num d, const float *part, size_t ld, size_t chunks, size_t C) {
     STX__SHARED(float, sh, 32 * 33);
     const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32;
     for (size_t c0 = (size_t)blockIdx.x * 32; c0 < C; c0 += (size_t)gridDim.x * 32) {
@@ -592,7 +594,7 @@ void stx_embedding_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *table, cons
 
    Sort, first: a block of 1024 sorts a chunk of 2048 keys = id 2^11 + place in the chunk, by a bitonic network in shared memory. */
 enum { STX__SORT = 2048, STX__ID_TILE = 32 };
-static __global__ void stx__sort_kernel(uint64_t *keys, const int32_t *ids, size_t N) {
+static __global__ void __launch_bounds__(1024) stx__sort_kernel(uint64_t *keys, const int32_t *ids, size_t N) {
     STX__SHARED(uint64_t, k, STX__SORT);
     size_t base = (size_t)blockIdx.x * STX__SORT;
     for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) k[i] = base + i < N ? (uint64_t)(uint32_t)ids[base + i] * STX__SORT + i : ~(uint64_t)0;
@@ -1130,7 +1132,7 @@ void stx_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const st
 }
 
 /* y (1) = sum of part (n) / divisor. One block: a thread adds every 1024th, then a fixed tree. */
-static __global__ void stx__total_kernel(stx__num y, const double *part, size_t n, double divisor) {
+static __global__ void __launch_bounds__(1024) stx__total_kernel(stx__num y, const double *part, size_t n, double divisor) {
     STX__SHARED(double, sh, 32);
     double s = 0;
     #pragma unroll 8
@@ -1388,7 +1390,7 @@ void stx_sum_squares_cuda(stx_ctx *x, double *out, const stx_piece *piece, size_
 /* From the squares' sums: the norm, whether there is an update at all, and the pieces' lr. One block. The total is a fixed tree over every
    1024th piece, where the CPU adds in order: the same but for the rounding of doubles. Adagrad's clipping needs the norm of each tensor: the
    warp in whose 32 pieces a tensor begins finds its end by bisection (its pieces are together) and adds its squares. */
-static __global__ void stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2) {
+static __global__ void __launch_bounds__(1024) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2) {
     STX__SHARED(double, sh, 32);
     const unsigned lane = threadIdx.x % 32;
     const double lr = u->lr;
@@ -1613,7 +1615,6 @@ extern "C" size_t stx__plans_count(const stx_ctx *x) { const stx__plans *p = (co
 extern "C" void stx__plans_tune(stx_ctx *x, int tune) { stx__gpu(x)->tune = tune; }
 
 static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const stx__plan_key *k) {
-    stx__gpu(x)->failed = 1;
     stx_fail(x, STX_ERR_DEVICE, "%s: cublasLt says %s for %zu products of (%zu,%zu) and (%zu,%zu), %s to %s, on %s: nothing that this step made can be "
              "used; free the context and go on from the last checkpoint", what, cublasLtGetStatusName(s), k->batch, k->M, k->K, k->K, k->N,
              k->half_in ? "bf16" : "f32", k->half_out ? "bf16" : "f32", stx__gpu(x)->name);
@@ -2659,8 +2660,18 @@ struct stx__at_bf16 {
         uint32_t b[2] = {b0, b1};
         stx__mma_bf16(c, a, b);
     }
+    static __device__ __forceinline__ void add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { mma(c, a, b0, b1); }
 };
-static __device__ __forceinline__ uint32_t stx__at_hi(uint32_t v) { return (v + 0x1000u) & 0xffffe000u; }
+/* The nearest tf32. A NaN must stay one: CUDA's has all bits set, and would be rounded up to -0. */
+#ifdef CUDA_HOST
+static inline uint32_t stx__at_hi(uint32_t v) { return ((v & 0x7fffffffu) < 0x7f800000u ? v + 0x1000u : v) & 0xffffe000u; }
+#else
+static __device__ __forceinline__ uint32_t stx__at_hi(uint32_t v) {
+    uint32_t r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(__uint_as_float(v)));
+    return r;
+}
+#endif
 static __device__ __forceinline__ uint32_t stx__at_lo(uint32_t v, uint32_t hi) { return stx__at_hi(__float_as_uint(__uint_as_float(v) - __uint_as_float(hi))); }
 struct stx__at_tf32 {
     typedef float num;
@@ -2669,6 +2680,7 @@ struct stx__at_tf32 {
         uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
         stx__mma_tf32(c, h, b);
     }
+    static __device__ __forceinline__ void add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { mma(c, a, b0, b1); }
 };
 struct stx__at_f32 {
     typedef float num;
@@ -2680,6 +2692,13 @@ struct stx__at_f32 {
         stx__mma_tf32(c, l, b);
         stx__mma_tf32(c, h, m);
         stx__mma_tf32(c, h, b);
+    }
+    /* The same for sums over thousands of keys or queries: tensor cores cut off what they add to c, which in a long sum of one sign leaves
+       a part in 1e4; so each product is summed apart and added as floats are. */
+    static __device__ __forceinline__ void add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+        float d[4] = {0, 0, 0, 0};
+        mma(d, a, b0, b1);
+        c[0] += d[0]; c[1] += d[1]; c[2] += d[2]; c[3] += d[3];
     }
 };
 /* The float of a stored number, and back */
@@ -2824,7 +2843,7 @@ template<class P, int CH, int MT, int NB, int ND> struct stx__at_values {
                 #pragma unroll
                 for (m = 0; m < MT; m++) {
                     uint32_t a[4] = {__float_as_uint(w[m][k][0]), __float_as_uint(w[m][k][2]), __float_as_uint(w[m][k][1]), __float_as_uint(w[m][k][3])};
-                    P::mma(o[m][n], a, b0, b1);
+                    P::add(o[m][n], a, b0, b1);
                 }
             }
         }
@@ -3303,7 +3322,8 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_dot(float (&c)
     }
 }
 
-/* c (16,DP) += x (16,8 NB) times the tile's NB * 8 rows; x is an accumulator */
+/* c (16,DP) += x (16,8 NB) times the tile's NB * 8 rows; x is an accumulator. Not P::add, for which there are no registers left: a row of ds
+   sums to nothing, so what is cut off goes both ways. */
 template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_times(float (&c)[Sh::DP / 8][4], const float (&x)[NB][4], const unsigned char *tile) {
     typedef typename Sh::P P;
     int k, n;
@@ -3697,11 +3717,11 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
 #pragma unroll
                 for (n = 0; n < Sh::KEY_NB; n += 2) {
                     stx__ab_rows<Sh::CH>(P(), x, m.dy, k, column + n);
-                    P::mma(dv[n], fa, x[0], x[1]);
-                    P::mma(dv[n + 1], fa, x[2], x[3]);
+                    P::add(dv[n], fa, x[0], x[1]);
+                    P::add(dv[n + 1], fa, x[2], x[3]);
                     stx__ab_rows<Sh::CH>(P(), x, m.q, k, column + n);
-                    P::mma(dk[n], fg, x[0], x[1]);
-                    P::mma(dk[n + 1], fg, x[2], x[3]);
+                    P::add(dk[n], fg, x[0], x[1]);
+                    P::add(dk[n + 1], fg, x[2], x[3]);
                 }
             }
             __syncthreads();
@@ -3788,8 +3808,8 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
                         stx__ab_cols<Sh::CHG>(P(), f, m.more, i * 16 + k, 2 * chunk);
 #pragma unroll
                         for (n = 0; n < Sh::ROW_NB; n += 2) {
-                            P::mma(acc[x][n], f, y[n / 2][0], y[n / 2][1]);
-                            P::mma(acc[x][n + 1], f, y[n / 2][2], y[n / 2][3]);
+                            P::add(acc[x][n], f, y[n / 2][0], y[n / 2][1]);
+                            P::add(acc[x][n + 1], f, y[n / 2][2], y[n / 2][3]);
                         }
                     }
                 }
@@ -4024,6 +4044,7 @@ extern "C" void stx_cuda_attention(stx_ctx *x, int version) { if (stx__gpu(x)) s
 
 // >>device ------------------------------------------------------------------------------------------------------------
 
+/* An error of the runtime becomes the context's: 1 if there is none. What a kernel does wrong while it runs is told by whoever waits next. */
 static int stx__ok_or(stx_ctx *x, stx_gpu *g, cudaError_t e, const char *what) {
     if (e == cudaSuccess) return 1;
     (void)cudaGetLastError();               /* not sticky: it is told here */
@@ -4072,10 +4093,13 @@ stx_gpu *stx_cuda_open(stx_ctx *x) {
     }
     if (!stx__ok_or(x, g, cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking), "stx_create")) { stx_cuda_close(g); return NULL; }
     for (i = 0; i < 4; i++)
-        if (!stx__ok_or(x, g, cudaEventCreateWithFlags(&g->reported[i], cudaEventDisableTiming), "stx_create") ||
+        if (!stx__ok_or(x, g, cudaEventCreateWithFlags(&g->staged[i], cudaEventDisableTiming), "stx_create") ||
+            !stx__ok_or(x, g, cudaMallocHost((void **)&g->stage[i], STX__STAGE_BYTES), "stx_create") ||
+            !stx__ok_or(x, g, cudaEventCreateWithFlags(&g->reported[i], cudaEventDisableTiming), "stx_create") ||
             !stx__ok_or(x, g, cudaMallocHost(&g->report[i], STX__REPORT_BYTES), "stx_create")) { stx_cuda_close(g); return NULL; }
     if (!stx__ok_or(x, g, cudaMalloc((void **)&g->shift, 256), "stx_create") || !stx__ok_or(x, g, cudaMemsetAsync(g->shift, 0, 256, g->stream), "stx_create") ||
         !stx__gemm_open(x, g)) { stx_cuda_close(g); return NULL; }
+    (void)cudaGetLastError();                   /* what others left there is not ours */
     return g;
 }
 void stx_cuda_close(stx_gpu *g) {
@@ -4092,6 +4116,8 @@ void stx_cuda_close(stx_gpu *g) {
         free(r);
     }
     for (i = 0; i < 4; i++) {
+        if (g->staged[i]) (void)cudaEventDestroy(g->staged[i]);
+        if (g->stage[i]) (void)cudaFreeHost(g->stage[i]);
         if (g->reported[i]) (void)cudaEventDestroy(g->reported[i]);
         if (g->report[i]) (void)cudaFreeHost(g->report[i]);
     }
@@ -4104,14 +4130,18 @@ void *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind) {
     stx_gpu *g = stx__use(x);
     stx__range *r = (stx__range *)calloc(1, sizeof *r);
     void *p = NULL, *twin = NULL;
+    cudaError_t e;
     if (!r || g->capturing) {
         if (r) stx_fail(x, STX_ERR_MEMORY, "%zu more bytes of GPU memory are wanted while a step is captured: its key does not tell it from one that wants less", bytes);
         free(r);
         return NULL;
     }
-    if (cudaMalloc(&p, bytes) != cudaSuccess || (kind == STX_MEM_PARAMS && g->half && cudaMalloc(&twin, bytes / 2) != cudaSuccess)) {
+    e = cudaMalloc(&p, bytes);
+    if (e == cudaSuccess && kind == STX_MEM_PARAMS && g->half) e = cudaMalloc(&twin, bytes / 2);
+    if (e != cudaSuccess) {
         (void)cudaGetLastError();
         if (p) (void)cudaFree(p);
+        if (e != cudaErrorMemoryAllocation) stx__ok_or(x, g, e, "allocating GPU memory");      /* something that went wrong before */
         free(r);
         return NULL;
     }
@@ -4129,6 +4159,10 @@ void stx_cuda_free(stx_ctx *x, void *p) {
     for (at = &g->ranges; *at && (*at)->base != (char *)p; at = &(*at)->next) {}
     r = *at;
     if (!r) return;
+    if (g->capturing) {                         /* what is freed here would be freed once, not in every replay; it goes when the device is closed */
+        g->repeatable = 0;
+        return;
+    }
     *at = r->next;
     if (g->last == r) g->last = NULL;
     (void)cudaStreamSynchronize(g->stream);
@@ -4175,7 +4209,17 @@ static int stx__not_captured(stx_gpu *g) {
 void stx_cuda_put(stx_ctx *x, void *to, const void *host, size_t bytes) {
     stx_gpu *g = stx__use(x);
     if (!stx_ok(x) || !bytes || !stx__not_captured(g)) return;
-    stx__ok_or(x, g, cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, g->stream), "a copy to the GPU");
+    while (bytes && stx_ok(x)) {
+        unsigned k = g->stages++ % 4;
+        size_t n = bytes < (size_t)STX__STAGE_BYTES ? bytes : (size_t)STX__STAGE_BYTES;
+        if (!stx__ok_or(x, g, cudaEventSynchronize(g->staged[k]), "a copy to the GPU")) return;      /* the copy before the last three has left */
+        memcpy(g->stage[k], host, n);
+        if (!stx__ok_or(x, g, cudaMemcpyAsync(to, g->stage[k], n, cudaMemcpyHostToDevice, g->stream), "a copy to the GPU")) return;
+        stx__ok_or(x, g, cudaEventRecord(g->staged[k], g->stream), "a copy to the GPU");
+        to = (char *)to + n;
+        host = (const char *)host + n;
+        bytes -= n;
+    }
 }
 void stx_cuda_get(stx_ctx *x, void *host, const void *from, size_t bytes) {
     stx_gpu *g = stx__use(x);

@@ -455,6 +455,53 @@ static void test_skip(void) {
     model_free(&r);
 }
 
+/* A bad token in a step that is replayed: nobody looks at it there, so it must not get that far. */
+static void test_bad_token(void) {
+    model r;
+    int32_t *id;
+    uint64_t before;
+    int n;
+    model_make(&r, SMALL, STX_CUDA, STX_PREC_F32, 0);
+    for (n = 0; n < 8; n++) model_run(&r, n, NULL);
+    id = ids_of(r.B * r.T, r.V, 1);
+    id[5] = (int32_t)r.V;
+    before = model_hash(&r);
+    stx_tokens_set(r.x, r.in, id);
+    CHECK(!stx_ok(r.x) && strstr(stx_error(r.x), "stx_tokens_set") && strstr(stx_error(r.x), "position 5"), "token %d of %d: %s", (int)r.V, (int)r.V, stx_error(r.x));
+    stx_clear_error(r.x);
+    CHECK(model_hash(&r) == before, "a refused token changes the model");
+    id[5] = 0;
+    stx_tokens_set(r.x, r.in, id);
+    CHECK(stx_ok(r.x), "the next tokens: %s", stx_error(r.x));
+    free(id);
+    model_free(&r);
+}
+/* A NaN with all bits set, as CUDA's own are, does not become a number in the attention's products. */
+static void test_nan(void) {
+    static const uint32_t bits = 0x7fffffffu;
+    stx_ctx *x = cuda_ctx(STX_CUDA, STX_PREC_F32);
+    stx_attention_in in;
+    stx_attention_desc d;
+    stx_tensor *y;
+    float a[2 * 24 * 16], out[2 * 24 * 16];
+    size_t i, bad = 0, good = 0;
+    for (i = 0; i < sizeof a / sizeof *a; i++) a[i] = (float)test_rand();
+    memset(&in, 0, sizeof in);
+    memset(&d, 0, sizeof d);
+    d.heads = 2;
+    stx_begin(x, STX_EVAL);
+    in.k = stx_input(x, a, 2, 24, 16, 0);
+    in.v = stx_input(x, a, 2, 24, 16, 0);
+    memcpy(a + 7 * 16 + 3, &bits, 4);        /* row 7, head 0 */
+    in.q = stx_input(x, a, 2, 24, 16, 0);
+    y = stx_attention(x, &in, &d);
+    CHECK(y && stx_ok(x), "%s", stx_error(x));
+    if (y) stx_get(x, y, out);
+    for (i = 0; i < 16; i++) if (isnan(out[7 * 16 + i])) bad++; else good++;
+    CHECK(bad == 8 && good == 8, "a NaN in a query: %d of its head's 8 numbers are NaN, %d of the other's are not", (int)bad, (int)good);
+    stx_destroy(x);
+}
+
 #ifdef SEQTX_CUDA_HOST
 /* >>errors: what only the shim can bring about */
 
@@ -554,7 +601,7 @@ static void test_errors(void) {
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
         {"ops", test_ops}, {"train", test_train}, {"graph", test_graph}, {"not repeatable", test_not_repeatable}, {"checkpoint", test_checkpoint},
-        {"generation", test_generation}, {"skip", test_skip},
+        {"generation", test_generation}, {"skip", test_skip}, {"bad token", test_bad_token}, {"nan", test_nan},
 #ifdef SEQTX_CUDA_HOST
         {"errors", test_errors},
 #endif
