@@ -121,6 +121,9 @@
   #define STX_PRINTF(f, a)
 #endif
 
+#if defined(SEQTX_CUDA) && (defined(SEQTX_DOUBLE) || defined(SEQTX_STATIC))
+  #error "SEQTX_CUDA goes neither with SEQTX_DOUBLE (seqtx_cuda.cu has float kernels) nor with SEQTX_STATIC (it links with this file's functions)"
+#endif
 #ifdef SEQTX_DOUBLE
 typedef double stx_real;
 #define stx_create stx_create_f64   /* so that a float file and a double file do not link by accident */
@@ -313,8 +316,8 @@ STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a);
 /* Sum of -log softmax(logits)[target] over the rows, divided by divisor (0: by the number of rows) -> (1).
    logits (..,V), targets with one id a row. */
 STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
-/* The same, but backward leaves the gradient in the logits' own memory, which nothing may read afterwards: they come from an op whose
-   backward does not need its result (stx_linear without activation). */
+/* The same, but backward leaves the gradient in the logits' own memory, which nothing may read afterwards. It does so where the op that
+   made them lets it (stx_linear without activation, stx_matmul, stx_scale); otherwise this is stx_cross_entropy. */
 STX_DEF stx_tensor *stx_cross_entropy_over(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
 /* layernorm(h + dropout(f, p)) in one pass: h, f (..,C), p as in stx_dropout, the rest as in stx_layernorm. */
 STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps);
@@ -444,6 +447,7 @@ typedef struct stx_optim {
     double        *squares;       /* (pieces): of each one's gradient */
     stx_update    *update;        /* these three on the device */
     int            slot;
+    double         rate;          /* the learning rate that was set last */
 } stx_optim;
 
 STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d);
@@ -460,19 +464,21 @@ STX_DEF int stx_optim_sync(stx_optim *o);
 
 /* What a step leaves behind. Device memory is not for reading while a step runs, and waiting for it costs the time that the host
    is ahead. So a step may note scalars: slot = or += s t[0], in double; and the host asks for them afterwards. */
-enum { STX_NOTES = 32, STX_MAX_OPTIMS = 8 };
+enum { STX_NOTES = 32, STX_MAX_OPTIMS = 64 };
 STX_DEF void stx_note(stx_ctx *x, int slot, const stx_tensor *t, double s, int add);
 STX_DEF double stx_noted(stx_ctx *x, int slot);             /* waits for the last step; NaN in error */
 /* A small tensor that outlives steps (a parameter) whose values the host needs between them: the host's copy, current. Waits
-   for the last step. All of a context's together: at most 4096 numbers. */
+   for the last step. All of a context's together: at most 512 tensors of 8192 numbers. */
 STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t);
 
 /* Runs fn(user): one step, from stx_begin to stx_optim_step. On a GPU a step that comes again and again is captured, once, as a CUDA
    graph and then replayed: fn is not called, the host launches the whole step at once.
    key: a number for all that the host decides in fn (shapes, memories' sizes and addresses, which branches): when it is the same, fn
-   would do the same. A step is captured when two in a row have the same key. What may change from one replay to the next: tokens
+   would do the same. A step is captured after one with the same key in which nothing went between host and device: then fn is called once
+   more, to be recorded. What may change from one replay to the next: tokens
    (stx_tokens_set), learning rates (stx_optim_rate), and random numbers, which go on as if fn had run. A step that takes anything else
-   from the host (stx_input, stx_tokens, stx_set) is run anew each time. Returns stx_ok(x). */
+   from the host (stx_input, stx_tokens, stx_set, a learning rate that stx_optim_rate did not set), asks it for something (stx_get, stx_item,
+   stx_noted, stx_optim_sync) or allocates is run anew each time. New parameters and optimisers end all replays. Returns stx_ok(x). */
 typedef void (*stx_step_fn)(void *user);
 STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user);
 
@@ -533,6 +539,7 @@ extern stx_gpu *stx_cuda_open(stx_ctx *x);                                  /* N
 extern void   stx_cuda_close(stx_gpu *g);                                   /* waits, then frees all */
 extern void  *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind);           /* 256-byte aligned; NULL without an error: no memory */
 extern void   stx_cuda_free(stx_ctx *x, void *p);                           /* after the work that uses it */
+extern size_t stx_cuda_bytes(const stx_ctx *x);                             /* in use on the device: also copies of parameters, scratch, cublasLt's */
 extern int    stx_cuda_half(const stx_ctx *x, const void *p);               /* are numbers stored as bfloat16 there? */
 extern void   stx_cuda_put(stx_ctx *x, void *to, const void *host, size_t bytes);           /* the host's memory is free on return */
 extern void   stx_cuda_get(stx_ctx *x, void *host, const void *from, size_t bytes);         /* waits */
@@ -1106,7 +1113,7 @@ typedef struct stx__free_grad {   /* a gradient buffer that backward is done wit
 
 /* What the host reads between steps, in one piece of the device's memory (and a copy of it on the host): notes, what the optimisers
    decided, and the watched tensors' values. */
-enum { STX__WATCHED = 64, STX__WATCH_NUMBERS = 4096 };
+enum { STX__WATCHED = 512, STX__WATCH_NUMBERS = 8192 };
 typedef struct stx__report {
     double note[STX_NOTES];
     stx_update update[STX_MAX_OPTIMS];
@@ -1139,13 +1146,14 @@ struct stx_ctx {
     stx__report *report, *reported;       /* on the device, and the host's copy; the same on a CPU */
     int report_age, optims;       /* STX__STALE .. */
     int watch_stale;              /* a parameter may have changed since the host's copy was made */
+    int touched;                  /* on a GPU: something went between host and device, or was allocated there */
     size_t watched, watch_numbers;
-    const stx_tensor *watch[STX__WATCHED];
-    size_t watch_at[STX__WATCHED];
+    const stx_tensor **watch;     /* (watched), room for STX__WATCHED; and where each stands in the report */
+    size_t *watch_at;
     stx_piece *watch_piece;       /* (watched), on the device */
     stx__replay replay[STX__REPLAYS];
     uint64_t last_key, runs;
-    int ran;                      /* last_key is of a step */
+    int ran, clean;               /* last_key is of a step; which took nothing from the host and gave it nothing */
     uint64_t tick, op;            /* random streams: step and op within it */
     uint64_t params_made;
     stx_real *scratch;            /* one piece of STX__PACK numbers a thread */
@@ -1199,20 +1207,28 @@ static int stx__on_gpu(const stx_ctx *x) { return x->desc.device == STX_CUDA; }
 static int stx__halved(const stx_ctx *x) { return x->desc.device == STX_CUDA && x->desc.precision == STX_PREC_BF16; }
 /* Memory of the device; on a GPU the host's few kilobytes of heads and shapes are not counted. */
 static size_t stx__reserved(const stx_ctx *x) {
-    if (stx__on_gpu(x)) return x->dev_keep.reserved + x->dev_params.reserved + x->dev_step.reserved + x->dev_bytes.reserved + x->dev_block_bytes;
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) return stx_cuda_bytes(x);
+#endif
     return x->keep.reserved + x->step.reserved + x->block_bytes;
 }
 static void stx__note_peak(stx_ctx *x) {
     size_t now = x->keep.used + x->step.used + x->block_bytes;
-    if (stx__on_gpu(x)) now = x->dev_keep.used + x->dev_params.used + x->dev_step.used + x->dev_bytes.used + x->dev_block_bytes;
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x))        /* all but what the arenas have in hand */
+        now = stx_cuda_bytes(x) - (x->dev_keep.reserved - x->dev_keep.used) - (x->dev_params.reserved - x->dev_params.used) -
+              (x->dev_step.reserved - x->dev_step.used) - (x->dev_bytes.reserved - x->dev_bytes.used);
+#endif
     if (now > x->peak) x->peak = now;
 }
 
-/* n + room to align, from the user's allocator or (kind: not STX__HOST) the GPU, within the limit. what and knob go into the error text. */
+/* n + room to align, from the user's allocator or (kind: not STX__HOST) the GPU, within the limit. what and knob go into the error text; without what
+   there is none. */
 static void *stx__raw_alloc(stx_ctx *x, size_t n, const char *what, int kind) {
     void *p = NULL;
     size_t have = stx__reserved(x);
     int limited = x->desc.max_bytes && (kind != STX__HOST || !stx__on_gpu(x));
+    if (!what && limited && (n > x->desc.max_bytes || have > x->desc.max_bytes - n)) return NULL;      /* the caller asks again, for less */
     if (limited && (n > x->desc.max_bytes || have > x->desc.max_bytes - n)) {
         stx_fail(x, STX_ERR_MEMORY, "%s: %zu more bytes would pass the limit of %zu (%zu in use): raise desc.max_bytes, or "
                  "use a smaller batch, block or model", what, n, x->desc.max_bytes, have);
@@ -1220,8 +1236,8 @@ static void *stx__raw_alloc(stx_ctx *x, size_t n, const char *what, int kind) {
     }
 #ifdef SEQTX_CUDA
     if (kind != STX__HOST) {
-        p = stx_cuda_alloc(x, n, kind);
-        if (!p) stx_fail(x, STX_ERR_MEMORY, "%s: the GPU has no memory for %zu more bytes (%zu in use here): use a smaller batch, block or model, "
+        p = n ? stx_cuda_alloc(x, n, kind) : NULL;
+        if (!p && what) stx_fail(x, STX_ERR_MEMORY, "%s: the GPU has no memory for %zu more bytes (%zu in use here): use a smaller batch, block or model, "
                          "recomputation, or STX_PREC_BF16", what, n, have);
         return p;
     }
@@ -1260,7 +1276,9 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
             size = STX__MAX(want, STX__MIN(size, x->desc.max_bytes - stx__reserved(x)));
         size = (size + unit - 1) & ~(unit - 1);
         if (a->kind != STX__HOST) {
-            base = stx__raw_alloc(x, size, a->name, a->kind);
+            x->touched = 1;
+            base = stx__raw_alloc(x, size, size > want ? NULL : a->name, a->kind);
+            if (!base && !x->code) base = stx__raw_alloc(x, size = want, a->name, a->kind);      /* no room for more than is needed */
             if (!base) return NULL;
         }
         raw = stx__raw_alloc(x, (base ? 0 : size) + sizeof(stx__chunk), a->name, STX__HOST);
@@ -1358,7 +1376,7 @@ STX_DEF stx_real *stx_block_numbers(stx_ctx *x, size_t n) {
     if (!stx__on_gpu(x)) return (stx_real *)stx_block(x, bytes);
     b = (stx__dev_block *)stx_block(x, sizeof *b);
     if (!b) return NULL;
-    b->p = stx__raw_alloc(x, bytes, "block", 1 /* STX_MEM_NUMBERS */);
+    b->p = stx__raw_alloc(x, bytes ? bytes : 256, "block", 1 /* STX_MEM_NUMBERS */);
     if (!b->p) { stx_block_free(x, b); return NULL; }
     b->bytes = bytes;
     b->next = x->dev_blocks;
@@ -1407,22 +1425,24 @@ STX_DEF stx_real *stx_at(const stx_ctx *x, const stx_real *p, size_t i) {
 }
 STX_DEF void stx_put(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
     if (!stx_ok(x) || !n) return;
+    x->report_age = STX__STALE;
+    x->watch_stale = 1;
 #ifdef SEQTX_CUDA
-    if (stx__on_gpu(x)) { stx_cuda_put_numbers(x, to, host, n); return; }
+    if (stx__on_gpu(x)) { x->touched = 1; stx_cuda_put_numbers(x, to, host, n); return; }
 #endif
     memcpy(to, host, n * sizeof *to);
 }
 STX_DEF void stx_fetch(stx_ctx *x, stx_real *host, const stx_real *from, size_t n) {
     if (!stx_ok(x) || !n) return;
 #ifdef SEQTX_CUDA
-    if (stx__on_gpu(x)) { stx_cuda_get_numbers(x, host, from, n); return; }
+    if (stx__on_gpu(x)) { x->touched = 1; stx_cuda_get_numbers(x, host, from, n); return; }
 #endif
     memcpy(host, from, n * sizeof *host);
 }
 /* Bytes from the host to the device: identifiers, tables */
 static void stx__put_bytes(stx_ctx *x, void *to, const void *host, size_t bytes) {
 #ifdef SEQTX_CUDA
-    if (stx__on_gpu(x)) { stx_cuda_put(x, to, host, bytes); return; }
+    if (stx__on_gpu(x)) { x->touched = 1; stx_cuda_put(x, to, host, bytes); return; }
 #endif
     (void)x;
     if (to != host) memcpy(to, host, bytes);
@@ -4376,6 +4396,12 @@ STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
     stx__put_bytes(x, ids->device, ids->data, ids->B * ids->T * sizeof *data);
 }
 
+/* What was captured knows nothing of a parameter or an optimiser that is made now. */
+static void stx__forget_steps(stx_ctx *x) {
+    int i;
+    for (i = 0; i < STX__REPLAYS; i++) x->replay[i].used = 0;
+    x->ran = 0;
+}
 STX_DEF stx_params *stx_params_create(stx_ctx *x) {
     stx_params *p = (stx_params *)stx_persist(x, sizeof *p);
     if (p) p->ctx = x;
@@ -4444,6 +4470,7 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
         stx_block_free(x, host);
     }
     x->params_made++;
+    stx__forget_steps(x);
     p->name[p->count] = copy;
     p->tensor[p->count++] = t;
     return t;
@@ -4843,13 +4870,23 @@ STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a) {
     stx__record1(x, y, stx__mean_back, a);
     return y;
 }
+static void stx__reshape_back(stx_ctx *x, stx__node *n);
 typedef struct stx__ce_save { const int32_t *targets; stx_real *top, *inv; double divisor; int over; } stx__ce_save;
+/* May a's memory take its gradient? Only where the op that made it does not need its result in backward. */
+static int stx__may_overwrite(const stx_ctx *x, const stx_tensor *a) {
+    const stx__node *n;
+    for (n = x->tape; n && n->y != a; n = n->prev) {}
+    if (!n) return 0;
+    if (n->back == stx__linear_back) return !((const stx__linear_save *)n->save)->act;
+    if (n->back == stx__reshape_back) return stx__may_overwrite(x, n->in[0]);
+    return n->back == stx__matmul_back || n->back == stx__scale_back;
+}
 static void stx__cross_entropy_back(stx_ctx *x, stx__node *n) {
     stx__ce_save *s = (stx__ce_save *)n->save;
     stx_tensor *a = n->in[0];
     int fresh = 1;
     stx_real *d;
-    if (s->over && a->needs_grad && !a->grad && !a->is_leaf) d = a->grad = a->data;
+    if (s->over && a->needs_grad && !a->grad && stx__may_overwrite(x, a)) d = a->grad = a->data;
     else d = stx__grad_fresh(x, a, &fresh);
     if (d) STX_RUN(x, stx_cross_entropy_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), stx__last(a), s->divisor, !fresh));
 }
@@ -5357,7 +5394,7 @@ STX_DEF stx_picked *stx_pick_params(stx_ctx *x, stx_tensor *const *t, size_t cou
     if (!p->piece) return NULL;
     for (i = 0; i < count; i++) {
         stx_piece piece;
-        if (!t[i]) return NULL;
+        STX__NEED(x, t[i] && t[i]->is_param, STX_ERR_ARG, "stx_pick_params: number %zu is %s, want parameters", i, t[i] ? "no parameter" : "NULL");
         memset(&piece, 0, sizeof piece);
         piece.p = t[i]->data;
         piece.g = t[i]->grad;
@@ -5403,6 +5440,8 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     if (!o->piece || !o->squares || !pieces || !stx__make_report(x)) return NULL;
     STX__NEED(x, x->optims < STX_MAX_OPTIMS, STX_ERR_ARG, "stx_optim_create: a context has room for %d optimisers: use another context", (int)STX_MAX_OPTIMS);
     o->slot = x->optims++;
+    o->rate = -1;
+    stx__forget_steps(x);
     o->update = &x->report->update[o->slot];
     for (k = 0; k < states; k++) {
         o->state[k] = (stx_tensor **)stx_persist(x, (p->count + 1) * sizeof **o->state);
@@ -5430,16 +5469,23 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
 STX_DEF void stx_optim_rate(stx_optim *o, double lr) {
     stx_ctx *x = o ? o->params->ctx : NULL;
     if (!stx_ok(x)) return;
-    if (!(lr >= 0 && lr <= DBL_MAX)) { stx_fail(x, STX_ERR_ARG, "stx_optim_step: learning rate %g, want a finite one, 0 or more", lr); return; }
+    if (!(lr >= 0 && lr <= DBL_MAX)) { stx_fail(x, STX_ERR_ARG, "stx_optim_step, stx_optim_rate: learning rate %g, want a finite one, 0 or more", lr); return; }
 #ifdef SEQTX_CUDA
-    if (stx__on_gpu(x)) { if (!stx_cuda_capturing(x)) stx_cuda_set_f64(x, &o->update->lr, lr); return; }
+    if (stx__on_gpu(x)) {
+        if (lr != o->rate) { x->touched = 1; stx_cuda_set_f64(x, &o->update->lr, lr); }      /* while capturing: no, and then it is not repeated */
+        o->rate = lr;
+        return;
+    }
 #endif
+    o->rate = lr;
     o->update->lr = lr;
 }
 STX_DEF int stx_optim_sync(stx_optim *o) {
     stx_ctx *x = o ? o->params->ctx : NULL;
     const stx_update *u;
-    if (!stx_ok(x) || !stx__reports(x)) return 0;
+    if (!stx_ok(x)) return 0;
+    x->touched = 1;
+    if (!stx__reports(x)) return 0;
     u = &x->reported->update[o->slot];
     o->step = u->step;
     o->skipped = u->skipped;
@@ -5480,7 +5526,7 @@ static int stx__make_report(stx_ctx *x) {
         x->reported = (stx__report *)stx_persist(x, sizeof *x->reported);
         if (!x->reported) return 0;
     }
-    x->report = (stx__report *)stx__state(x, STX__STATE, sizeof *x->report);
+    x->report = (stx__report *)stx__state(x, STX__STATE, stx__on_gpu(x) ? sizeof *x->report : offsetof(stx__report, watch));      /* a CPU's watched values stay where they are */
     if (!stx__on_gpu(x)) x->reported = x->report;
     return x->report != NULL;
 }
@@ -5519,7 +5565,9 @@ STX_DEF void stx_note(stx_ctx *x, int slot, const stx_tensor *t, double s, int a
     x->report_age = STX__STALE;
 }
 STX_DEF double stx_noted(stx_ctx *x, int slot) {
-    if (!stx_ok(x) || slot < 0 || slot >= STX_NOTES || !stx__reports(x)) return (double)NAN;
+    if (!stx_ok(x) || slot < 0 || slot >= STX_NOTES) return (double)NAN;
+    x->touched = 1;
+    if (!stx__reports(x)) return (double)NAN;
     return x->reported->note[slot];
 }
 STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t) {
@@ -5530,9 +5578,13 @@ STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t) {
     for (i = 0; i < x->watched && x->watch[i] != t; i++) {}
     if (i == x->watched) {
         stx_piece piece;
-        STX__NEED(x, i < STX__WATCHED && t->full && t->size <= STX__WATCH_NUMBERS - x->watch_numbers, STX_ERR_ARG,
-                  "stx_watch: %zu tensors of %zu numbers so far: want at most %d of %d together, of float (parameters)", i, x->watch_numbers, (int)STX__WATCHED, (int)STX__WATCH_NUMBERS);
-        if (!x->watch_piece) x->watch_piece = (stx_piece *)stx__state(x, STX__STATE, STX__WATCHED * sizeof piece);
+        STX__NEED(x, i < STX__WATCHED && t->is_param && t->size <= STX__WATCH_NUMBERS - x->watch_numbers, STX_ERR_ARG,
+                  "stx_watch: %zu tensors of %zu numbers so far: want at most %d of %d together, and parameters", i, x->watch_numbers, (int)STX__WATCHED, (int)STX__WATCH_NUMBERS);
+        if (!x->watch_piece) {
+            x->watch = (const stx_tensor **)stx_persist(x, STX__WATCHED * sizeof *x->watch);
+            x->watch_at = (size_t *)stx_persist(x, STX__WATCHED * sizeof *x->watch_at);
+            x->watch_piece = x->watch && x->watch_at ? (stx_piece *)stx__state(x, STX__STATE, STX__WATCHED * sizeof piece) : NULL;
+        }
         if (!x->watch_piece) return NULL;
         memset(&piece, 0, sizeof piece);
         piece.p = t->data;
@@ -5575,8 +5627,10 @@ static void stx__run_on_gpu(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user
         x->tick += r->ticks;
         x->tape = NULL;
         stx__changed(x);
-    } else if (r || x->desc.no_graph || !x->ran || x->last_key != key) {
+    } else if (r || x->desc.no_graph || !x->ran || x->last_key != key || !x->clean) {
+        x->touched = 0;
         fn(user);
+        x->clean = !x->touched;      /* only then may it be captured */
     } else {
         for (r = x->replay, i = 1; i < STX__REPLAYS; i++) if (x->replay[i].used < r->used) r = &x->replay[i];      /* the one that ran longest ago */
         stx_cuda_graph_free(x, (stx_graph *)r->graph);
@@ -7714,6 +7768,7 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
     u = x->reported->update[o->slot];
     u.step = step;
     u.skipped = skipped;
+    if (o->rate >= 0) u.lr = o->rate;
     if (stx__on_gpu(x)) x->reported->update[o->slot] = u;
     stx__put_bytes(x, o->update, &u, sizeof u);
     return stx_ok(x);

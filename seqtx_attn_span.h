@@ -115,6 +115,12 @@
        - z is clamped to [0,1] after the update, not in the forward.
 
    Compile-time options: those of seqtx.h.
+   GPU. Nothing changes in a program but desc.device (see seqtx.h), and that a step written as a function can be replayed:
+       stx_tokens_set(x, in, ..); stx_tokens_set(x, out, ..); stx_optim_rate(optim, lr);
+       stx_step_run(x, stx_span_key(model, in, out, memory, 0), step, user);      step: stx_begin .. stx_optim_step, stx_span_clamp
+   (examples/train_attn_span.c). The fused kernel wants d/H of 8 to 128, a multiple of 8, and neither literal_eps nor literal_memory;
+   otherwise scores go through memory, piece by piece.
+
    Reading order: stx__span_layer (the layer), stx_span_forward (cache and loop), stx__span_window (1.5), stx_span_gen_feed.
 */
 #ifndef SEQTX_ATTN_SPAN_H
@@ -212,10 +218,10 @@ STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids
 STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll);
 /* z into [0,1]: after every update. */
 STX_DEF void stx_span_clamp(stx_span *m);
-/* A number for all that the host decides in a step of this model with this memory (NULL: none): windows, sizes, addresses. The key
-   of stx_step_run; salt: what else decides (a batch that does not continue the last one, say). With adapt_io sizes depend on the
+/* A number for all that the host decides in a step of this model with these tokens and this memory (each NULL: none): windows, sizes,
+   addresses. The key of stx_step_run; salt: what else decides (for a batch in parts, the key of the part before). With adapt_io sizes depend on the
    tokens: such steps must not be repeated. Waits for the last step's spans. */
-STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_span_state *s, uint64_t salt);
+STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *s, uint64_t salt);
 
 /* Span of head h of layer l, tokens: z L (L when fixed). */
 STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t h);
@@ -458,8 +464,10 @@ static uint64_t stx__span_hash(uint64_t h, uint64_t v) {
     for (i = 0; i < 8; i++) h = (h ^ ((v >> (8 * i)) & 255)) * 1099511628211u;
     return h;
 }
-STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_span_state *s, uint64_t salt) {
+STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *s, uint64_t salt) {
     uint64_t h = stx__span_hash(14695981039346656037u, salt);
+    if (ids) h = stx__span_hash(stx__span_hash(stx__span_hash(h, ids->B), ids->T), (uint64_t)(uintptr_t)ids->device);
+    if (targets) h = stx__span_hash(stx__span_hash(stx__span_hash(h, targets->B), targets->T), (uint64_t)(uintptr_t)targets->device);
     size_t l, S, C;
     if (!m || !stx_ok(m->ctx)) return h;
     for (l = 0; l < m->desc.layers; l++) {

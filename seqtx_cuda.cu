@@ -165,7 +165,7 @@ struct stx_gpu {
     stx__range *ranges, *last;          /* allocations, and the one that was asked for last */
     uint64_t *shift;                    /* on the device: added to the stream of every random number (a replayed step draws new ones) */
     char *scratch;                      /* for the inside of one kernel's launcher, on the device; grows, never in a capture */
-    size_t scratch_bytes;
+    size_t scratch_bytes, bytes;        /* bytes: of all but scratch */
     void *plans;                        /* >>gemm's */
     char *stage[4];                     /* pinned host memory for copies to the GPU, in turn: the caller's is free at once, and none waits */
     cudaEvent_t staged[4];
@@ -1593,6 +1593,7 @@ static int stx__gemm_open(stx_ctx *x, stx_gpu *g) {
         stx_fail(x, STX_ERR_MEMORY, "stx_create: no %zu KiB of memory on %s for cublasLt's workspace: is another program using the GPU?", STX__ROOM >> 10, g->name);
         return 0;
     }
+    g->bytes += STX__ROOM;
     return 1;
 }
 static void stx__gemm_close(stx_gpu *g) {
@@ -4151,6 +4152,7 @@ void *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind) {
     r->twin = (stx__bf16 *)twin;
     r->next = g->ranges;
     g->ranges = r;
+    g->bytes += bytes + (twin ? bytes / 2 : 0);
     return p;
 }
 void stx_cuda_free(stx_ctx *x, void *p) {
@@ -4166,9 +4168,14 @@ void stx_cuda_free(stx_ctx *x, void *p) {
     *at = r->next;
     if (g->last == r) g->last = NULL;
     (void)cudaStreamSynchronize(g->stream);
+    g->bytes -= r->bytes + (r->twin ? r->bytes / 2 : 0);
     (void)cudaFree(r->base);
     if (r->twin) (void)cudaFree(r->twin);
     free(r);
+}
+size_t stx_cuda_bytes(const stx_ctx *x) {
+    const stx_gpu *g = stx__gpu(x);
+    return g ? g->bytes + g->scratch_bytes : 0;
 }
 int stx_cuda_half(const stx_ctx *x, const void *p) {
     stx_gpu *g = stx__gpu(x);
@@ -4194,6 +4201,7 @@ static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what) {
             r->bytes = g->scratch_bytes;
             r->next = g->ranges;
             g->ranges = r;
+            g->bytes += r->bytes;
         }
         g->scratch = (char *)p;
         g->scratch_bytes = want;
@@ -4306,7 +4314,7 @@ void stx_cuda_report(stx_ctx *x, const void *report, size_t bytes) {
 const void *stx_cuda_report_wait(stx_ctx *x) {
     stx_gpu *g = stx__use(x);
     unsigned k = g->reports % 4;
-    return stx_ok(x) && stx__ok_or(x, g, cudaEventSynchronize(g->reported[k]), "a step on the GPU") ? g->report[k] : NULL;
+    return stx_ok(x) && stx__ok_or(x, g, cudaEventSynchronize(g->reported[k]), "a step on the GPU (desc.no_graph and CUDA_LAUNCH_BLOCKING=1 tell which op it is)") ? g->report[k] : NULL;
 }
 
 // >>graph -------------------------------------------------------------------------------------------------------------
@@ -4341,7 +4349,7 @@ stx_graph *stx_cuda_capture_end(stx_ctx *x) {
 }
 void stx_cuda_graph_launch(stx_ctx *x, stx_graph *r) {
     stx_gpu *g = stx__use(x);
-    if (stx_ok(x) && r) stx__ok_or(x, g, cudaGraphLaunch(r->exec, g->stream), "replaying a step");
+    if (stx_ok(x) && r) stx__ok_or(x, g, cudaGraphLaunch(r->exec, g->stream), "replaying a step (desc.no_graph and CUDA_LAUNCH_BLOCKING=1 tell which op it is)");
 }
 void stx_cuda_graph_free(stx_ctx *x, stx_graph *r) {
     if (!r) return;

@@ -321,7 +321,7 @@ static void trainee_feed(trainee *t) {
 /* One step as a training program makes it, which asks for the loss after each: the host waits for the device once a step. */
 static int trainee_step(trainee *t) {
     trainee_feed(t);
-    t->key = stx_span_key(t->m, t->memory, 0);
+    t->key = stx_span_key(t->m, t->in, t->out, t->memory, 0);
     stx_step_run(t->x, t->key, step, t);
     t->nll = stx_noted(t->x, 0);
     if (t->done == 1) t->first = t->nll;
@@ -1111,7 +1111,7 @@ static void bench_idle(void) {
                     sample(&wall, trainee_round(&t, c.steps, NULL) * 1e3 / c.steps);
                     sample(&busy, back_to_back(&t, c.steps, &h));
                     sample(&host, h);
-                    same = same && key == stx_span_key(t.m, t.memory, 0);
+                    same = same && key == stx_span_key(t.m, t.in, t.out, t.memory, 0);
                 }
             if (!stx_ok(t.x) || !wall.n) { cell(8, "left out: %.80s", stx_error(t.x)); trainee_destroy(&t); continue; }
             cell(2, "%.3f", median(&wall));

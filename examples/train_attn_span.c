@@ -405,7 +405,7 @@ static int train(run *r) {
             if (fresh == STX_BATCH_FRESH) stx_span_state_reset(r->memory[part]);
             stx_tokens_set(x, r->in[part], in + part * rows * T);
             stx_tokens_set(x, r->out[part], out + part * rows * T);
-            key = stx_span_key(r->model, r->memory[part], key);
+            key = stx_span_key(r->model, r->in[part], r->out[part], r->memory[part], key);
         }
         stx_optim_rate(r->optim, lr);
         stx_step_run(x, key, step, r);

@@ -245,7 +245,7 @@ static double model_run(model *r, int n, long *syncs) {
     stx_tokens_set(r->x, r->out, id + 1);
     r->lr *= n % 3 ? 1.05 : 0.85;
     stx_optim_rate(r->o, r->lr);
-    key = stx_span_key(r->m, r->s, 0);
+    key = stx_span_key(r->m, r->in, r->out, r->s, 0);
 #ifdef SEQTX_CUDA_HOST
     before = cuda_host_syncs();
 #endif
@@ -278,7 +278,7 @@ static void test_train(void) {
             size_t i;
             long syncs = 0;
             model_make(&a, which, STX_CPU, STX_PREC_F32, 0);
-            model_make(&b, which, STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32, which == IO);
+            model_make(&b, which, STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32, which == IO || which % 2 == 0);      /* launched and replayed */
             for (n = 0; n < STEPS; n++) {
                 double la = model_run(&a, n, NULL), lb = model_run(&b, n, n > 10 && which != IO ? &syncs : NULL);       /* memories have their size by then */
                 CHECK(stx_ok(b.x), "%s, step %d: %s", model_names[which], n, stx_error(b.x));
@@ -356,10 +356,64 @@ static void test_not_repeatable(void) {
     for (n = 0; n < 9; n++) {
         u.n = n;
         u.r = &a; stx_step_run(a.x, 7, fresh_step, &u);
-        u.r = &b; stx_step_run(b.x, stx_span_key(b.m, b.s, 7), fresh_step, &u);
+        u.r = &b; stx_step_run(b.x, stx_span_key(b.m, NULL, NULL, b.s, 7), fresh_step, &u);
         CHECK(stx_noted(a.x, 0) == stx_noted(b.x, 0) && stx_ok(b.x), "step %d with tokens from the host: %g and %g (%s)", n, stx_noted(a.x, 0), stx_noted(b.x, 0), stx_error(b.x));
     }
     CHECK(stx_tick(a.x) == stx_tick(b.x), "tick %d and %d", (int)stx_tick(a.x), (int)stx_tick(b.x));
+    model_free(&a);
+    model_free(&b);
+}
+
+/* A step that changes something of its own when it is called: it must be called once a step, since it takes tokens from the host. */
+typedef struct counting { model *r; int calls; double lr; } counting;
+static void counting_step(void *user) {
+    counting *u = (counting *)user;
+    fresh_user f;
+    f.r = u->r;
+    f.n = u->calls++;
+    fresh_step(&f);
+}
+static void rate_step(void *user) {
+    counting *u = (counting *)user;
+    u->r->lr = u->lr;
+    model_step(u->r);
+}
+static void test_keys(void) {
+    model a, b;
+    counting u, v;
+    int n;
+    model_make(&b, SMALL, STX_CUDA, STX_PREC_F32, 0);
+    u.r = &b; u.calls = 0; u.lr = 0;
+    for (n = 0; n < 9; n++) stx_step_run(b.x, 7, counting_step, &u);
+    CHECK(u.calls == 9 && stx_ok(b.x), "9 steps called their function %d times: %s", u.calls, stx_error(b.x));
+    model_free(&b);
+
+    model_make(&a, SMALL, STX_CUDA, STX_PREC_F32, 1);         /* learning rates that only the step knows */
+    model_make(&b, SMALL, STX_CUDA, STX_PREC_F32, 0);
+    u.r = &a; v.r = &b;
+    for (n = 0; n < 12; n++) {
+        u.lr = v.lr = 0.01 * (1 + n);
+        stx_step_run(a.x, stx_span_key(a.m, a.in, a.out, a.s, 0), rate_step, &u);
+        stx_step_run(b.x, stx_span_key(b.m, b.in, b.out, b.s, 0), rate_step, &v);
+        CHECK(stx_noted(a.x, 0) == stx_noted(b.x, 0), "step %d with a rate of its own: %g and %g", n, stx_noted(a.x, 0), stx_noted(b.x, 0));
+    }
+    model_free(&a);
+    model_free(&b);
+
+    model_make(&a, SMALL, STX_CUDA, STX_PREC_F32, 1);         /* other shapes of tokens, memory full */
+    model_make(&b, SMALL, STX_CUDA, STX_PREC_F32, 0);
+    for (n = 0; n < 16; n++) {
+        stx_ids *keep[4];
+        keep[0] = a.in; keep[1] = a.out; keep[2] = b.in; keep[3] = b.out;
+        if (n > 10 && n % 2) {
+            a.T = b.T = 5;
+            a.in = stx_tokens_create(a.x, a.B, 5); a.out = stx_tokens_create(a.x, a.B, 5);
+            b.in = stx_tokens_create(b.x, b.B, 5); b.out = stx_tokens_create(b.x, b.B, 5);
+        }
+        CHECK(model_run(&a, n, NULL) == model_run(&b, n, NULL), "step %d of blocks of %d: %g and %g", n, (int)a.T, a.loss, b.loss);
+        a.in = keep[0]; a.out = keep[1]; b.in = keep[2]; b.out = keep[3];
+        a.T = b.T = 16;
+    }
     model_free(&a);
     model_free(&b);
 }
@@ -509,7 +563,7 @@ static void test_errors(void) {
     stx_ctx *x;
     stx_desc d;
     model r;
-    long n, most;
+    long n, refused = 0;
     size_t bytes;
     memset(&d, 0, sizeof d);
     d.device = STX_CUDA;
@@ -535,13 +589,12 @@ static void test_errors(void) {
     model_run(&r, 0, NULL);
     model_free(&r);
     CHECK(cuda_host_bytes_in_use() == 0, "%zu bytes of the device are left", cuda_host_bytes_in_use());
-    most = cuda_host_allocs();
-    for (n = 1; n < 40; n++) {
+    for (n = 1; n < 100; n++) {         /* a device of more and more memory, then one whose n-th allocation fails: arenas ask again, for less */
         stx_span_desc sd;
         int stopped;
         memset(&sd, 0, sizeof sd);
         sd.vocab = 23; sd.layers = 1; sd.dim = 32; sd.heads = 2; sd.span = 40;
-        cuda_host_fail_alloc(n);
+        if (n < 60) cuda_host_memory((size_t)n * 60000); else cuda_host_fail_alloc(n - 59);
         memset(&r, 0, sizeof r);
         r.x = stx_create(&d);
         r.B = 2; r.T = 8; r.V = 23; r.lr = 0.1;
@@ -554,22 +607,23 @@ static void test_errors(void) {
             if (r.o && r.s && r.in && r.out) model_run(&r, 0, NULL);
         }
         stopped = !stx_ok(r.x);
+        if (stopped && !strstr(stx_error(r.x), "stx_create") && !strstr(stx_error(r.x), "workspace")) CHECK((strstr(stx_error(r.x), "arena") || strstr(stx_error(r.x), "block") || strstr(stx_error(r.x), "scratch")) && strstr(stx_error(r.x), "use"), "allocation %ld fails: %s names neither place nor knob", n, stx_error(r.x));
         if (stopped) CHECK(stx_error_code(r.x) == STX_ERR_MEMORY && strlen(stx_error(r.x)) > 20, "allocation %ld fails: code %d, %s", n, stx_error_code(r.x), stx_error(r.x));
         stx_span_state_free(r.s);
         stx_destroy(r.x);
         cuda_host_fail_alloc(0);
+        cuda_host_memory((size_t)8 << 30);
         CHECK(cuda_host_bytes_in_use() == 0, "allocation %ld fails: %zu bytes of the device are left", n, cuda_host_bytes_in_use());
-        if (!stopped) break;
+        refused += stopped;
     }
-    CHECK(n > 3 && n < 40, "%ld allocations in a run of one step", n - 1);
-    (void)most;
+    CHECK(refused > 5, "%ld of 99 runs short of memory were refused", refused);
 
     /* desc.max_bytes counts the device's memory */
     d.max_bytes = 3 << 20;
     x = stx_create(&d);
     CHECK(stx_block_numbers(x, 1 << 18) && !stx_block_numbers(x, 1 << 20) && strstr(stx_error(x), "max_bytes"), "the limit: %s", stx_error(x));
     bytes = stx_bytes(x);
-    CHECK(bytes == 1 << 20, "%zu bytes in use", bytes);
+    CHECK(bytes >= 1 << 20 && bytes == cuda_host_bytes_in_use() - 256, "%zu bytes in use, %zu by the device's count", bytes, cuda_host_bytes_in_use());
     stx_destroy(x);
     d.max_bytes = 0;
 
@@ -584,7 +638,7 @@ static void test_errors(void) {
         if (!stx_ok(r.x)) {
             char text[512];
             snprintf(text, sizeof text, "%s", stx_error(r.x));
-            CHECK(stx_error_code(r.x) == STX_ERR_DEVICE && strstr(text, "CUDA"), "launch %ld fails: %s", n, text);
+            CHECK(stx_error_code(r.x) == STX_ERR_DEVICE && strstr(text, "CUDA") && (!strncmp(text, "stx_", 4) || strstr(text, "copy") || strstr(text, "clearing") || strstr(text, "report")), "launch %ld fails: %s", n, text);
             model_run(&r, 2, NULL);
             CHECK(!strcmp(text, stx_error(r.x)), "the first error stays: %s", stx_error(r.x));
         }
@@ -600,7 +654,7 @@ static void test_errors(void) {
 
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
-        {"ops", test_ops}, {"train", test_train}, {"graph", test_graph}, {"not repeatable", test_not_repeatable}, {"checkpoint", test_checkpoint},
+        {"ops", test_ops}, {"train", test_train}, {"graph", test_graph}, {"not repeatable", test_not_repeatable}, {"keys", test_keys}, {"checkpoint", test_checkpoint},
         {"generation", test_generation}, {"skip", test_skip}, {"bad token", test_bad_token}, {"nan", test_nan},
 #ifdef SEQTX_CUDA_HOST
         {"errors", test_errors},
