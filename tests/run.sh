@@ -25,6 +25,10 @@ run() {     # run NAME COMMAND...
     fi
 }
 
+# the slowest one, mostly compilers at work, beside the others
+( sh tests/form.sh > build/form-output.txt 2>&1; echo $? > build/form-code.txt ) &
+form=$!
+
 run api            build/test_api
 run io             build/test_io
 run train.h        build/test_train_h
@@ -57,7 +61,8 @@ run cuda_attention_san build/test_cuda_attention_san short
 run cuda_trainer   sh tests/trainer_cuda.sh build/train_shim
 if command -v "${NVCC:-nvcc}" >/dev/null 2>&1; then run cuda_nvcc sh tests/cuda_regs.sh; else echo "cuda_nvcc                skipped: no nvcc"; fi
 run readme         sh tests/readme.sh
-run form           sh tests/form.sh
+wait "$form"
+run form           sh -c 'cat build/form-output.txt; exit "$(cat build/form-code.txt)"'
 if sh tests/onednn.sh --probe; then run onednn sh tests/onednn.sh; else echo "onednn                   skipped: no dnnl.h, or no libdnnl (ONEDNN_FLAGS, ONEDNN_LIBS)"; fi
 run trainer        sh tests/trainer.sh build/train_attn_span
 echo "$passed passed, $failed failed"
