@@ -204,6 +204,7 @@ STX_DEF void stx_block_free(stx_ctx *x, void *p);           /* NULL is fine */
 STX_DEF stx_real *stx_step_numbers(stx_ctx *x, size_t n);               /* n activations in the step arena */
 STX_DEF void *stx_step_bytes(stx_ctx *x, size_t bytes);                 /* anything else there: statistics, scratch */
 STX_DEF stx_real *stx_block_numbers(stx_ctx *x, size_t n);              /* n activations in a block, zeroed */
+STX_DEF stx_real *stx_block_full(stx_ctx *x, size_t n);                 /* n floats in a block, whatever the precision; freed in the same way */
 STX_DEF void stx_block_numbers_free(stx_ctx *x, stx_real *p);           /* NULL is fine */
 STX_DEF stx_real *stx_at(const stx_ctx *x, const stx_real *p, size_t i);
 STX_DEF void stx_put(stx_ctx *x, stx_real *to, const stx_real *host, size_t n);     /* n numbers from the host, */
@@ -253,6 +254,7 @@ STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data);
 
 /* An uninitialised tensor in the step arena, for ops of your own. */
 STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3);
+STX_DEF stx_tensor *stx_new_full(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3);      /* float in every precision: states, statistics */
 
 STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out);      /* copies t->size numbers to the host */
 STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in);       /* and from it */
@@ -311,6 +313,10 @@ STX_DEF stx_tensor *stx_sigmoid(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a);     /* over the last dimension */
 /* Zero with probability p, scale the rest by 1/(1-p); the identity in STX_EVAL. p is resolved to 1/65536. */
 STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p);
+/* The same with one draw for all times: a (B,T,C), mask (B,C) (variational dropout, Gal & Ghahramani 2016, 1512.05287). */
+STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p);
+/* h + alpha f, alpha (1) learned: h, f of one shape (ReZero, Bachlechner et al. 2020, 2003.04887). */
+STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *alpha);
 /* Mean over all numbers -> (1). */
 STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a);
 /* Sum of -log softmax(logits)[target] over the rows, divided by divisor (0: by the number of rows) -> (1).
@@ -345,6 +351,15 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
 STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss);
 /* The same from any tensor y and a given dL/dy (host memory, y->size numbers): a vector-Jacobian product. */
 STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy);
+
+/* Ops of your own: a kernel made y (stx_new) of in[0..count), at most 9, NULLs among them allowed. stx_record puts it on the tape: in
+   stx_backward, once y->grad is complete, back is called, which adds to the gradients that stx_grad gives it. save: what back needs, from
+   the step arena. Returns 1, or 0 when no gradient will be asked for (or in error): then nothing has to be saved. */
+typedef void (*stx_back_fn)(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save);
+STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int count, stx_back_fn back, void *save);
+/* In back: the gradient of t, to add to. NULL: not wanted. With fresh it may hold anything: then *fresh is 1 and it is to be written. */
+STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh);
+STX_DEF uint64_t stx_random_stream(stx_ctx *x);     /* of the random numbers of an op, as stx_dropout_fwd wants it; each call gives another one */
 
 // >>attention ----------------------------------------------------------------------------------------------
 
@@ -653,6 +668,10 @@ STX_KERNEL(stx_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const
 /* y (n) = a mask / keep, and da += dy mask / keep by the same call */
 STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed,
                              uint64_t stream, int accumulate))
+/* y (n) = h + alpha[0] f; backward: df (n) = or += alpha dy, dalpha (1) += sum of dy f; each NULL if not wanted */
+STX_KERNEL(stx_rezero_fwd, (stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n))
+STX_KERNEL(stx_rezero_bwd, (stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha, size_t n,
+                            int accumulate))
 /* y (1) = mean of a (n) */
 STX_KERNEL(stx_mean_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
 STX_KERNEL(stx_mean_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
@@ -1368,15 +1387,15 @@ static void stx__zero(stx_ctx *x, void *p, size_t bytes) {
     (void)x;
     memset(p, 0, bytes);
 }
-STX_DEF stx_real *stx_block_numbers(stx_ctx *x, size_t n) {
+static stx_real *stx__block_of(stx_ctx *x, size_t n, int full) {
     stx__dev_block *b;
     size_t bytes;
     if (!x || x->code) return NULL;
-    bytes = n > SIZE_MAX / sizeof(stx_real) ? SIZE_MAX : n * (stx__halved(x) ? 2 : sizeof(stx_real));
+    bytes = n > SIZE_MAX / sizeof(stx_real) ? SIZE_MAX : n * (stx__halved(x) && !full ? 2 : sizeof(stx_real));
     if (!stx__on_gpu(x)) return (stx_real *)stx_block(x, bytes);
     b = (stx__dev_block *)stx_block(x, sizeof *b);
     if (!b) return NULL;
-    b->p = stx__raw_alloc(x, bytes ? bytes : 256, "block", 1 /* STX_MEM_NUMBERS */);
+    b->p = stx__raw_alloc(x, bytes ? bytes : 256, "block", full ? 0 : 1 /* STX_MEM_BYTES, STX_MEM_NUMBERS */);
     if (!b->p) { stx_block_free(x, b); return NULL; }
     b->bytes = bytes;
     b->next = x->dev_blocks;
@@ -1386,6 +1405,8 @@ STX_DEF stx_real *stx_block_numbers(stx_ctx *x, size_t n) {
     stx__zero(x, b->p, bytes);
     return (stx_real *)b->p;
 }
+STX_DEF stx_real *stx_block_numbers(stx_ctx *x, size_t n) { return stx__block_of(x, n, 0); }
+STX_DEF stx_real *stx_block_full(stx_ctx *x, size_t n) { return stx__block_of(x, n, 1); }
 STX_DEF void stx_block_numbers_free(stx_ctx *x, stx_real *p) {
     stx__dev_block **at, *b;
     if (!x || !p) return;
@@ -2873,6 +2894,28 @@ STX_DEF void stx_dropout_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t 
     STX__PIECES(x, 8 * n, n, stx__dropout_n, (y + at, a + at, len, seed, stream, at / 8, keep, (stx_real)(65536.0 / keep), accumulate));
 }
 
+/* y = h + alpha f:   df = alpha dy ; dalpha = sum dy f */
+STX__INNER void stx__rezero_n(int fma, stx_real *y, const stx_real *h, const stx_real *f, stx_real a, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) y[i] = STX__FMA(fma, a, f[i], h[i]);
+}
+STX__EACH_ISA(stx__rezero_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT h, const stx_real *STX__RESTRICT f, stx_real a, size_t n), y, h, f, a, n)
+STX_DEF void stx_rezero_fwd(stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n) {
+    STX__PIECES(x, n, n, stx__rezero_n, (y + at, h + at, f + at, alpha[0], len));
+}
+STX__INNER void stx__dot_n(int fma, double *sum, const stx_real *a, const stx_real *b, size_t n) {
+    size_t i;
+    for (*sum = 0, i = 0; i < n; i += 256) *sum += (double)stx__dot_any(fma, a + i, b + i, STX__MIN((size_t)256, n - i));
+}
+STX__EACH_ISA(stx__dot_n, (double *sum, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b, size_t n), sum, a, b, n)
+STX_DEF void stx_rezero_bwd(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha, size_t n, int accumulate) {
+    if (dalpha) {
+        double s;
+        STX__SUM_PIECES(x, n, s, n, stx__dot_n, (sum, dy + at, f + at, len));
+        dalpha[0] += (stx_real)s;
+    }
+    if (df) stx_axpy(x, df, dy, n, alpha[0], accumulate);
+}
 STX__INNER void stx__mean_n(int fma, double *sum, const stx_real *a, size_t n) {
     double s[16] = {0}, t = 0;
     size_t i, e;
@@ -4259,6 +4302,34 @@ static void stx__grad_dy(stx_ctx *x, stx__node *n, stx_tensor *t, int last) {
     if (d) STX_RUN(x, stx_axpy, (x, d, n->y->grad, n->y->size, 1, !fresh));
 }
 
+typedef struct stx__own { stx_back_fn back; void *save; } stx__own;
+static void stx__own_back(stx_ctx *x, stx__node *n) {
+    const stx__own *o = (const stx__own *)n->save;
+    o->back(x, n->y, n->in, o->save);
+}
+STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int count, stx_back_fn back, void *save) {
+    stx_tensor *ins[9];
+    stx__node *n;
+    stx__own *o;
+    int i;
+    if (!stx_ok(x) || !y) return 0;
+    if (count < 0 || count > 9 || !back || (count && !in)) { stx_fail(x, STX_ERR_ARG, "stx_record: %d inputs%s, want at most 9 and a backward function", count, back ? "" : " and no function"); return 0; }
+    for (i = 0; i < count; i++) ins[i] = in[i];
+    n = stx__record(x, y, stx__own_back, ins, count);
+    if (!n) return 0;
+    o = (stx__own *)stx_step_alloc(x, sizeof *o);
+    if (!o) return 0;
+    o->back = back;
+    o->save = save;
+    n->save = o;
+    return 1;
+}
+STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh) {
+    if (!stx_ok(x)) return NULL;
+    return fresh ? stx__grad_fresh(x, t, fresh) : stx__grad(x, t);
+}
+STX_DEF uint64_t stx_random_stream(stx_ctx *x) { return x ? stx__stream(x) : 0; }
+
 static void stx__walk(stx_ctx *x) {
     int recording = x->recording;
     x->recording = 0;
@@ -4332,6 +4403,13 @@ STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t 
     d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
     STX__NEED(x, d0, STX_ERR_ARG, "stx_new: no first dimension");
     return stx__tensor(x, STX__STEP, stx__dims(d), d);
+}
+STX_DEF stx_tensor *stx_new_full(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3) {
+    size_t d[STX_MAX_DIM];
+    if (!stx_ok(x)) return NULL;
+    d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
+    STX__NEED(x, d0, STX_ERR_ARG, "stx_new_full: no first dimension");
+    return stx__tensor(x, STX__STEP_FULL, stx__dims(d), d);
 }
 STX_DEF stx_tensor *stx_input(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3) {
     stx_tensor *t;
@@ -4851,6 +4929,59 @@ STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p) {
         s->p = (stx_real)p;
         node->save = s;
     }
+    return y;
+}
+
+typedef struct stx__time_save { stx_real *mask; size_t B, n, C; } stx__time_save;
+static void stx__dropout_time_back(stx_ctx *x, stx__node *n) {
+    stx__time_save *s = (stx__time_save *)n->save;
+    size_t b;
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
+    for (b = 0; d && b < s->B; b++)
+        STX_RUN(x, stx_mul_bwd, (x, stx_at(x, d, b * s->n), NULL, stx_at(x, n->y->grad, b * s->n), stx_at(x, n->in[0]->data, b * s->n), s->mask + b * s->C, s->n, s->C, !fresh));
+}
+STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p) {
+    stx_tensor *y, *ones;
+    stx__time_save *s;
+    stx__node *node;
+    char t[96];
+    size_t b;
+    if (!stx_ok(x) || !a) return NULL;
+    STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG, "stx_dropout_time: probability %g, want 0 <= p < 1", p);
+    STX__NEED(x, a->ndim == 3, STX_ERR_SHAPE, "stx_dropout_time: %s, want (B,T,C)", stx__shape(a, t));
+    if (!stx_training(x) || p == 0) return a;
+    ones = stx_new_full(x, a->dim[0], a->dim[2], 0, 0);
+    s = (stx__time_save *)stx_step_alloc(x, sizeof *s);
+    y = stx__like(x, a);
+    if (!ones || !s || !y) return NULL;
+    STX_RUN(x, stx_fill, (x, ones->data, ones->size, 1));
+    ones = stx_dropout(x, ones, p);
+    if (!ones) return NULL;
+    s->mask = ones->data; s->B = a->dim[0]; s->C = a->dim[2]; s->n = a->dim[1] * s->C;
+    for (b = 0; b < s->B; b++)
+        STX_RUN(x, stx_mul_fwd, (x, stx_at(x, y->data, b * s->n), stx_at(x, a->data, b * s->n), s->mask + b * s->C, s->n, s->C));
+    node = stx__record1(x, y, stx__dropout_time_back, a);
+    if (node) node->save = s;
+    return y;
+}
+
+static void stx__rezero_back(stx_ctx *x, stx__node *n) {
+    int fresh;
+    stx_real *df = stx__grad_fresh(x, n->in[1], &fresh), *da = stx__grad(x, n->in[2]);
+    STX_RUN(x, stx_rezero_bwd, (x, df, da, n->y->grad, n->in[1]->data, n->in[2]->data, n->y->size, !fresh));
+    stx__grad_dy(x, n, n->in[0], 1);
+}
+STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *alpha) {
+    stx_tensor *y, *in[3];
+    char s[96], t[96];
+    if (!stx_ok(x) || !h || !f || !alpha) return NULL;
+    STX__NEED(x, stx__same(h, f) && alpha->size == 1, STX_ERR_SHAPE, "stx_rezero: %s, %s and %zu factors: want two of one shape and one factor", stx__shape(h, s), stx__shape(f, t), alpha->size);
+    y = stx__like(x, h);
+    if (!y) return NULL;
+    STX_RUN(x, stx_rezero_fwd, (x, y->data, h->data, f->data, alpha->data, y->size));
+    in[0] = h; in[1] = f; in[2] = alpha;
+    stx__record(x, y, stx__rezero_back, in, 3);
     return y;
 }
 
