@@ -39,7 +39,8 @@ typedef struct stx_sru_desc {
     int    tanh;            /* g(c) = tanh c in place of c */
     int    no_skip;         /* no highway term */
     int    rescale;         /* the highway input is multiplied by alpha = sqrt(1 + 2 e^highway_bias) */
-    double highway_bias;    /* first value of the reset gate's bias; SRU++: 0 means -2, and NAN 0 */
+    double highway_bias;    /* first value of the reset gate's bias; 0: 0, but in SRU++ -2, */
+    int    no_highway_bias; /* unless this is set */
     int    v1;              /* gate vectors v are zero and stay it (SRU of 2017): forward is a parallel scan */
     int    norm;            /* layer norm in every cell: before the transform, or after the recurrence */
     double dropout;         /* one draw for all times, on g(c) - x in every layer but the last; SRU++ also before W3, drawn for each time */
