@@ -610,6 +610,7 @@ extern size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, i
 #endif
 STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a);     /* the forward kernel of the context's device, with work from the step arena */
 STX_DEF int stx_threads(const stx_ctx *x);
+STX_DEF int stx_isa(const stx_ctx *x);                      /* which inner loops its processor runs: STX__CALL */
 
 /* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices at strides sa, sb, sc; op = transpose if ta/tb.
    beta 0 overwrites C, whatever was in it. */
@@ -934,56 +935,19 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
 /* Stop here if you only want the API. */
 #endif /* SEQTX_H */
 
-#if defined(SEQTX_IMPLEMENTATION) && !defined(SEQTX_IMPLEMENTATION_DONE)
-#define SEQTX_IMPLEMENTATION_DONE
+/* What inner loops are made of, for this implementation and for those of the family headers (which define STX__LOOPS and include this
+   file again when they are compiled apart from it). */
+#if (defined(SEQTX_IMPLEMENTATION) || defined(STX__LOOPS)) && !defined(STX__LOOPS_DONE)
+#define STX__LOOPS_DONE
 
-#include <errno.h>
 #include <float.h>
-#include <limits.h>
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#if (defined(__unix__) || defined(__APPLE__)) && !defined(SEQTX_STDIO_FILES)
-#define STX__POSIX 1
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/types.h>
-#include <unistd.h>
-#if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !(defined(__GLIBC__) && defined(__USE_XOPEN2K8))
-/* -std=c99 hides these three when a system header was included before this one; they are there all the same */
-int fsync(int fd);
-int fchmod(int fd, mode_t mode);
-ssize_t readlink(const char *path, char *buf, size_t n);
-#endif
-#if defined(__linux__)
-#define STX__HUGE ((size_t)2 << 20)
-#if !defined(__cplusplus) && !defined(__USE_MISC)
-int madvise(void *p, size_t n, int advice);
-#endif
-#endif
-#elif defined(_WIN32)
-#include <process.h>
-#ifdef __cplusplus
-extern "C"
-#endif
-__declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to, unsigned long flags);
-#endif
 #ifdef _OPENMP
   #include <omp.h>
 #endif
-#if defined(SEQTX_CBLAS) && defined(SEQTX_ONEDNN)
-  #error "SEQTX_CBLAS or SEQTX_ONEDNN, not both"
-#endif
-#ifdef SEQTX_CBLAS
-  #include <cblas.h>
-#endif
-#if defined(SEQTX_ONEDNN) && !defined(SEQTX_DOUBLE)     /* oneDNN has no double on CPUs */
-  #include <dnnl.h>
-  #define STX__ONEDNN 1
-#endif
+
+// >>loops
 
 #if defined(__GNUC__) || defined(__clang__)
   #define STX__RESTRICT __restrict__
@@ -1045,7 +1009,7 @@ enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
     STX__AVX2 STX__VECTOR static void fn##_avx2 params { fn(1, __VA_ARGS__); } \
     STX__AVX512 STX__VECTOR static void fn##_avx512 params { fn(1, __VA_ARGS__); }
   #define STX__CALL(x, fn, args) \
-    do { switch (stx__isa(x)) { case STX__ISA_AVX512: fn##_avx512 args; break; case STX__ISA_AVX2: fn##_avx2 args; break; default: fn##_base args; } } while (0)
+    do { switch (stx_isa(x)) { case STX__ISA_AVX512: fn##_avx512 args; break; case STX__ISA_AVX2: fn##_avx2 args; break; default: fn##_base args; } } while (0)
 #else
   #define STX__EACH_ISA(fn, params, ...) STX__VECTOR static void fn##_base params { fn(0, __VA_ARGS__); }
   #define STX__CALL(x, fn, args) do { (void)(x); fn##_base args; } while (0)
@@ -1056,6 +1020,172 @@ enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
   #define STX__FMA(fma, a, b, c) ((fma) ? __builtin_fmaf(a, b, c) : (a) * (b) + (c))
 #else
   #define STX__FMA(fma, a, b, c) ((void)(fma), (a) * (b) + (c))
+#endif
+
+// >>maths
+
+/* For inner loops: no calls and, by stx__pick, no branches, so that loops over these become vector code. The double build, which
+   checks gradients, has libm's. */
+#ifdef SEQTX_DOUBLE
+STX__INNER double stx__exp_any(int fma, double v) { (void)fma; return exp(v); }
+STX__INNER double stx__tanh_any(int fma, double v) { (void)fma; return tanh(v); }
+STX__INNER double stx__sqrt_any(int fma, double v) { (void)fma; return sqrt(v); }
+STX__INNER double stx__phi_any(int fma, double v, double *density) {
+    (void)fma;
+    *density = 0.39894228040143267794 * exp(-0.5 * v * v);
+    return 0.5 * erfc(v * -0.70710678118654752440);
+}
+#else
+/* yes ? a : b by bits: compilers turn a ?: with sums in it into a branch, and then do not find their way back. yes is 0 or 1. */
+STX__INNER float stx__pick(int yes, float a, float b) {
+    uint32_t mask = 0u - (uint32_t)yes, i, k;
+    memcpy(&i, &a, 4);
+    memcpy(&k, &b, 4);
+    i = (i & mask) | (k & ~mask);
+    memcpy(&a, &i, 4);
+    return a;
+}
+/* e^v to 1 ulp. Below -87.33 the result is 0, above 88.72 infinity, NaN stays NaN. v = n ln 2 + r, |r| <= ln 2 / 2, and e^r by a
+   polynomial (minimax, 3e-9). */
+STX__INNER float stx__exp_any(int fma, float v) {
+    float t = STX__FMA(fma, v, 1.44269504088896341f, 12582912.0f), n, r, p;    /* 1.5 2^23: the integer part lands in the low bits */
+    uint32_t bits, power;
+    n = t - 12582912.0f;
+    r = STX__FMA(fma, n, -0.693359375f, v);
+    r = STX__FMA(fma, n, 2.12194440e-4f, r);
+    p = STX__FMA(fma, 1.3814173990e-3f, r, 8.3689217968e-3f);
+    p = STX__FMA(fma, p, r, 4.1668407976e-2f);
+    p = STX__FMA(fma, p, r, 1.6666518939e-1f);
+    p = STX__FMA(fma, p, r, 4.9999993333e-1f);
+    p = STX__FMA(fma, p, r, 1.0f);
+    p = STX__FMA(fma, p, r, 1.0f);
+    memcpy(&bits, &p, 4);
+    memcpy(&power, &t, 4);
+    bits += power << 23;                    /* times 2^n; for n = 128 too, where p < 1 */
+    memcpy(&p, &bits, 4);
+    return stx__pick(v < -87.33f, 0, stx__pick(v <= 88.72f, p, v + (float)HUGE_VALF));
+}
+/* tanh v to 1.5 ulp: a polynomial near 0 (Cephes), 1 - 2 / (e^2|v| + 1) elsewhere */
+STX__INNER float stx__tanh_any(int fma, float v) {
+    float a = stx__pick(v < 0, -v, v), z = v * v, far_ = 1 - 2 / (stx__exp_any(fma, 2 * a) + 1), p;
+    p = STX__FMA(fma, -5.70498872745e-3f, z, 2.06390887954e-2f);
+    p = STX__FMA(fma, p, z, -5.37397155531e-2f);
+    p = STX__FMA(fma, p, z, 1.33314422036e-1f);
+    p = STX__FMA(fma, p, z, -3.33332819422e-1f);
+    p = STX__FMA(fma, p * z, v, v);
+    return stx__pick(a < 0.625f, p, stx__pick(v < 0, -far_, far_));
+}
+/* The root of v >= 0 to 1 ulp (sqrtf may set errno, so compilers do not make vector code of it): 1/sqrt by its famous guess and
+   two steps of Newton's, one more for the root itself. Denormals come out too small, as 0 or nearly so. */
+STX__INNER float stx__sqrt_any(int fma, float v) {
+    float y, h = 0.5f * v, s;
+    uint32_t bits;
+    memcpy(&bits, &v, 4);
+    bits = 0x5f3759dfu - (bits >> 1);
+    memcpy(&y, &bits, 4);
+    y *= STX__FMA(fma, -h * y, y, 1.5f);
+    y *= STX__FMA(fma, -h * y, y, 1.5f);
+    s = v * y;
+    s = STX__FMA(fma, STX__FMA(fma, -s, s, v), 0.5f * y, s);
+    return stx__pick(v <= FLT_MAX, s, v);
+}
+/* The normal distribution, Phi(v), and its density. The tail 1 - Phi(a), a = |v|, is e^(-a^2/2) times a polynomial in a / (a + 1/0.33),
+   which is 1/2 at 0 (like Abramowitz and Stegun 26.2.17; minimax, 1e-8): so it keeps its digits where 1 + erf would lose them. */
+STX__INNER float stx__phi_any(int fma, float v, float *density) {
+    float a = stx__pick(v < 0, -v, v), u, e, p;
+    a = stx__pick(a > 15, 15, a);
+    u = a / (a + 3.03030303f);
+    e = stx__exp_any(fma, -0.5f * a * a);
+    p = STX__FMA(fma, 2.652815441e-2f, u, -8.680494655e-2f);
+    p = STX__FMA(fma, p, u, 6.920907668e-2f);
+    p = STX__FMA(fma, p, u, 1.867111309e-2f);
+    p = STX__FMA(fma, p, u, 6.716024318e-2f);
+    p = STX__FMA(fma, p, u, -1.548621056e-1f);
+    p = STX__FMA(fma, p, u, -3.177386036e-1f);
+    p = STX__FMA(fma, p, u, 1.086760542f);
+    p = STX__FMA(fma, p, u, -1.208915990f);
+    p = STX__FMA(fma, p, u, 0.5f) * e;
+    *density = 0.39894228040143267794f * e;
+    return stx__pick(v < 0, p, 1 - p);
+}
+#endif
+STX__INNER stx_real stx__sigmoid_any(int fma, stx_real v) { return 1 / (1 + stx__exp_any(fma, -v)); }
+
+STX__INNER stx_real stx__act_any(int fma, stx_real v, int act) {
+    stx_real density;
+    switch (act) {
+    case STX_ACT_RELU: return v < 0 ? 0 : v;      /* NaN stays NaN */
+    case STX_ACT_GELU: return v * stx__phi_any(fma, v, &density);
+    case STX_ACT_TANH: return stx__tanh_any(fma, v);
+    case STX_ACT_SIGMOID: return stx__sigmoid_any(fma, v);
+    default: return v;
+    }
+}
+/* g times d act / d a, given y = act(a) and, for gelu, a */
+STX__INNER stx_real stx__act_slope_any(int fma, stx_real g, stx_real y, stx_real a, int act) {
+    stx_real density, phi;
+    switch (act) {
+    case STX_ACT_RELU: return y > 0 ? g : 0;
+    case STX_ACT_GELU:
+        phi = stx__phi_any(fma, a, &density);
+        return g * STX__FMA(fma, a, density, phi);
+    case STX_ACT_TANH: return g * STX__FMA(fma, -y, y, 1);
+    case STX_ACT_SIGMOID: return g * (y * (1 - y));
+    default: return g;
+    }
+}
+
+#endif /* STX__LOOPS */
+
+#if defined(SEQTX_IMPLEMENTATION) && !defined(SEQTX_IMPLEMENTATION_DONE)
+#define SEQTX_IMPLEMENTATION_DONE
+
+#include <errno.h>
+#include <float.h>
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#if (defined(__unix__) || defined(__APPLE__)) && !defined(SEQTX_STDIO_FILES)
+#define STX__POSIX 1
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+#if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !(defined(__GLIBC__) && defined(__USE_XOPEN2K8))
+/* -std=c99 hides these three when a system header was included before this one; they are there all the same */
+int fsync(int fd);
+int fchmod(int fd, mode_t mode);
+ssize_t readlink(const char *path, char *buf, size_t n);
+#endif
+#if defined(__linux__)
+#define STX__HUGE ((size_t)2 << 20)
+#if !defined(__cplusplus) && !defined(__USE_MISC)
+int madvise(void *p, size_t n, int advice);
+#endif
+#endif
+#elif defined(_WIN32)
+#include <process.h>
+#ifdef __cplusplus
+extern "C"
+#endif
+__declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to, unsigned long flags);
+#endif
+#ifdef _OPENMP
+  #include <omp.h>
+#endif
+#if defined(SEQTX_CBLAS) && defined(SEQTX_ONEDNN)
+  #error "SEQTX_CBLAS or SEQTX_ONEDNN, not both"
+#endif
+#ifdef SEQTX_CBLAS
+  #include <cblas.h>
+#endif
+#if defined(SEQTX_ONEDNN) && !defined(SEQTX_DOUBLE)     /* oneDNN has no double on CPUs */
+  #include <dnnl.h>
+  #define STX__ONEDNN 1
 #endif
 
 // >>context
@@ -1190,9 +1320,7 @@ static int stx__find_isa(void) {
 #endif
     return STX__ISA_BASE;
 }
-#ifdef STX__X86
-static int stx__isa(const stx_ctx *x) { return x ? x->isa : stx__find_isa(); }
-#endif
+STX_DEF int stx_isa(const stx_ctx *x) { return x ? x->isa : stx__find_isa(); }
 
 /* Large pieces in large pages, where the system has them to give: rows of a head lie a page apart or so */
 static void *stx__sys_alloc(void *user, size_t n) {
@@ -1528,119 +1656,6 @@ static uint64_t stx__stream(stx_ctx *x) { return (x->tick << 24) | (x->op++ & 0x
 static uint32_t stx__keep16(stx_real p) {
     double k = floor((1.0 - (double)p) * 65536.0 + 0.5);
     return (uint32_t)(k < 1 ? 1 : k);
-}
-
-// >>maths
-
-/* For inner loops: no calls and, by stx__pick, no branches, so that loops over these become vector code. The double build, which
-   checks gradients, has libm's. */
-#ifdef SEQTX_DOUBLE
-STX__INNER double stx__exp_any(int fma, double v) { (void)fma; return exp(v); }
-STX__INNER double stx__tanh_any(int fma, double v) { (void)fma; return tanh(v); }
-STX__INNER double stx__sqrt_any(int fma, double v) { (void)fma; return sqrt(v); }
-STX__INNER double stx__phi_any(int fma, double v, double *density) {
-    (void)fma;
-    *density = 0.39894228040143267794 * exp(-0.5 * v * v);
-    return 0.5 * erfc(v * -0.70710678118654752440);
-}
-#else
-/* yes ? a : b by bits: compilers turn a ?: with sums in it into a branch, and then do not find their way back. yes is 0 or 1. */
-STX__INNER float stx__pick(int yes, float a, float b) {
-    uint32_t mask = 0u - (uint32_t)yes, i, k;
-    memcpy(&i, &a, 4);
-    memcpy(&k, &b, 4);
-    i = (i & mask) | (k & ~mask);
-    memcpy(&a, &i, 4);
-    return a;
-}
-/* e^v to 1 ulp. Below -87.33 the result is 0, above 88.72 infinity, NaN stays NaN. v = n ln 2 + r, |r| <= ln 2 / 2, and e^r by a
-   polynomial (minimax, 3e-9). */
-STX__INNER float stx__exp_any(int fma, float v) {
-    float t = STX__FMA(fma, v, 1.44269504088896341f, 12582912.0f), n, r, p;    /* 1.5 2^23: the integer part lands in the low bits */
-    uint32_t bits, power;
-    n = t - 12582912.0f;
-    r = STX__FMA(fma, n, -0.693359375f, v);
-    r = STX__FMA(fma, n, 2.12194440e-4f, r);
-    p = STX__FMA(fma, 1.3814173990e-3f, r, 8.3689217968e-3f);
-    p = STX__FMA(fma, p, r, 4.1668407976e-2f);
-    p = STX__FMA(fma, p, r, 1.6666518939e-1f);
-    p = STX__FMA(fma, p, r, 4.9999993333e-1f);
-    p = STX__FMA(fma, p, r, 1.0f);
-    p = STX__FMA(fma, p, r, 1.0f);
-    memcpy(&bits, &p, 4);
-    memcpy(&power, &t, 4);
-    bits += power << 23;                    /* times 2^n; for n = 128 too, where p < 1 */
-    memcpy(&p, &bits, 4);
-    return stx__pick(v < -87.33f, 0, stx__pick(v <= 88.72f, p, v + (float)HUGE_VALF));
-}
-/* tanh v to 1.5 ulp: a polynomial near 0 (Cephes), 1 - 2 / (e^2|v| + 1) elsewhere */
-STX__INNER float stx__tanh_any(int fma, float v) {
-    float a = stx__pick(v < 0, -v, v), z = v * v, far_ = 1 - 2 / (stx__exp_any(fma, 2 * a) + 1), p;
-    p = STX__FMA(fma, -5.70498872745e-3f, z, 2.06390887954e-2f);
-    p = STX__FMA(fma, p, z, -5.37397155531e-2f);
-    p = STX__FMA(fma, p, z, 1.33314422036e-1f);
-    p = STX__FMA(fma, p, z, -3.33332819422e-1f);
-    p = STX__FMA(fma, p * z, v, v);
-    return stx__pick(a < 0.625f, p, stx__pick(v < 0, -far_, far_));
-}
-/* The root of v >= 0 to 1 ulp (sqrtf may set errno, so compilers do not make vector code of it): 1/sqrt by its famous guess and
-   two steps of Newton's, one more for the root itself. Denormals come out too small, as 0 or nearly so. */
-STX__INNER float stx__sqrt_any(int fma, float v) {
-    float y, h = 0.5f * v, s;
-    uint32_t bits;
-    memcpy(&bits, &v, 4);
-    bits = 0x5f3759dfu - (bits >> 1);
-    memcpy(&y, &bits, 4);
-    y *= STX__FMA(fma, -h * y, y, 1.5f);
-    y *= STX__FMA(fma, -h * y, y, 1.5f);
-    s = v * y;
-    s = STX__FMA(fma, STX__FMA(fma, -s, s, v), 0.5f * y, s);
-    return stx__pick(v <= FLT_MAX, s, v);
-}
-/* The normal distribution, Phi(v), and its density. The tail 1 - Phi(a), a = |v|, is e^(-a^2/2) times a polynomial in a / (a + 1/0.33),
-   which is 1/2 at 0 (like Abramowitz and Stegun 26.2.17; minimax, 1e-8): so it keeps its digits where 1 + erf would lose them. */
-STX__INNER float stx__phi_any(int fma, float v, float *density) {
-    float a = stx__pick(v < 0, -v, v), u, e, p;
-    a = stx__pick(a > 15, 15, a);
-    u = a / (a + 3.03030303f);
-    e = stx__exp_any(fma, -0.5f * a * a);
-    p = STX__FMA(fma, 2.652815441e-2f, u, -8.680494655e-2f);
-    p = STX__FMA(fma, p, u, 6.920907668e-2f);
-    p = STX__FMA(fma, p, u, 1.867111309e-2f);
-    p = STX__FMA(fma, p, u, 6.716024318e-2f);
-    p = STX__FMA(fma, p, u, -1.548621056e-1f);
-    p = STX__FMA(fma, p, u, -3.177386036e-1f);
-    p = STX__FMA(fma, p, u, 1.086760542f);
-    p = STX__FMA(fma, p, u, -1.208915990f);
-    p = STX__FMA(fma, p, u, 0.5f) * e;
-    *density = 0.39894228040143267794f * e;
-    return stx__pick(v < 0, p, 1 - p);
-}
-#endif
-STX__INNER stx_real stx__sigmoid_any(int fma, stx_real v) { return 1 / (1 + stx__exp_any(fma, -v)); }
-
-STX__INNER stx_real stx__act_any(int fma, stx_real v, int act) {
-    stx_real density;
-    switch (act) {
-    case STX_ACT_RELU: return v < 0 ? 0 : v;      /* NaN stays NaN */
-    case STX_ACT_GELU: return v * stx__phi_any(fma, v, &density);
-    case STX_ACT_TANH: return stx__tanh_any(fma, v);
-    case STX_ACT_SIGMOID: return stx__sigmoid_any(fma, v);
-    default: return v;
-    }
-}
-/* g times d act / d a, given y = act(a) and, for gelu, a */
-STX__INNER stx_real stx__act_slope_any(int fma, stx_real g, stx_real y, stx_real a, int act) {
-    stx_real density, phi;
-    switch (act) {
-    case STX_ACT_RELU: return y > 0 ? g : 0;
-    case STX_ACT_GELU:
-        phi = stx__phi_any(fma, a, &density);
-        return g * STX__FMA(fma, a, density, phi);
-    case STX_ACT_TANH: return g * STX__FMA(fma, -y, y, 1);
-    case STX_ACT_SIGMOID: return g * (y * (1 - y));
-    default: return g;
-    }
 }
 
 // >>gemm
