@@ -4340,6 +4340,7 @@ STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int cou
     return 1;
 }
 STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh) {
+    if (fresh) *fresh = 0;
     if (!stx_ok(x)) return NULL;
     return fresh ? stx__grad_fresh(x, t, fresh) : stx__grad(x, t);
 }
