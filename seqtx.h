@@ -369,7 +369,8 @@ STX_DEF uint64_t stx_random_stream(stx_ctx *x);     /* of the random numbers of 
        a_ij = m e^s_ij / (sum_j m e^s_ij + eps sum_j e^s_ij)
        y_i  = sum_j a_ij v_j
    over the keys with delta_min <= delta <= span, plus N persistent vectors (1907.01470) with key sqrt(D) pk,
-   value sqrt(N) pv, m = 1 and no position. Scores are made tile by tile under a running softmax and never
+   value sqrt(N) pv, m = 1 and no position. A key that pad marks does not exist for its batch row, whatever else would let it be seen
+   (it may hold anything; its gradients are exactly zero). A query without any key has y = 0 and passes no gradient. Scores are made tile by tile under a running softmax and never
    stored; keys that a head's span does not reach are skipped; backward recomputes the tiles. */
 typedef struct stx_attention_desc {
     size_t heads;          /* H; C = H D */
@@ -385,13 +386,15 @@ typedef struct stx_attention_desc {
                               zero keys with zero values (the references' zero memory). Default 0: none */
 } stx_attention_desc;
 
-/* Inputs of stx_attention; unused ones NULL. */
+/* Inputs of stx_attention; unused ones NULL: begin with all of it zero. */
 typedef struct stx_attention_in {
     stx_tensor *q, *k, *v;   /* (B,T,C), (B,S,C), (B,S,C) */
     stx_tensor *pe;          /* (P,D) shared by the heads, or (P,C) one slice a head */
     stx_tensor *u, *vb;      /* (C): Transformer-XL's r_w_bias and r_r_bias (1901.02860) */
     stx_tensor *z;           /* (H): learned span as a fraction of max_span */
     stx_tensor *pk, *pv;     /* (H,N,D) persistent keys and values */
+    const stx_ids *pad;      /* (B,S): not 0 where a batch row has no such key; must stay as it is until stx_backward. The zero keys
+                                before the first and the persistent vectors always exist */
 } stx_attention_in;
 
 STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d);
@@ -599,6 +602,8 @@ typedef struct stx_attention_args {
     const stx_real *q, *k, *v;              /* (B,T,H D), (B,S,H D) twice */
     const stx_real *pe, *u, *vb, *z;        /* (P,D) or (P,H D); (H D) twice; (H): NULL where unused */
     const stx_real *pk, *pv;                /* (H,N,D) */
+    const int32_t *pad;                     /* (B,S), batches stpad apart, on the device: not 0 where there is no such key; NULL: all exist */
+    size_t stpad;
     stx_real *y, *top, *inv;                /* (B,T,H D); (B,H,T): largest logit of a row, 1 / its normaliser (0: no key) */
     const stx_real *dy;                     /* as y */
     stx_real *dq, *dk, *dv, *dpe, *du, *dvb, *dz, *dpk, *dpv;      /* as what they are the gradients of; NULL: not wanted */
@@ -3056,7 +3061,7 @@ STX_DEF void stx_cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, co
    Strips of rows compute only the columns that some row of theirs may see. Masks touch only the cells that need them:
    lo[r], hi[r] bound the keys a query sees; outside, weights are zero.
    Easy to get wrong: the running maximum must skip keys whose ramp weight is 0 (they may be the largest by far); a
-   row may see no key at all (y = 0); with eps > 0 every key within span counts in the normaliser, also those with m = 0;
+   row may see no key at all (y = 0), or none in a tile; a padded key counts nowhere, its value may be NaN; with eps > 0 every key within span counts in the normaliser, also those with m = 0;
    dz takes both ends of the ramp, 0 <= m' <= 1 inclusive (spec attn_span 2.2). */
 
 /* Keys a head reaches: the largest delta with a ramp weight, or the whole window when eps counts it all. */
@@ -3110,6 +3115,10 @@ typedef struct stx__attn_tile {
     size_t bk;                       /* keys in the tile, a multiple of NR (padded with zero keys that no query sees) */
     size_t wide;                     /* bk of the tile before, whose margins are clear; 0: none */
     int persistent;                  /* keys are the persistent vectors j0 .. */
+    const int32_t *pad;              /* (S) of batch row b, or NULL */
+    ptrdiff_t live0, live1;          /* columns of the first key that exists and past the last one; 0, bk without pad */
+    int holes;                       /* is a key between them padded? */
+    char gone[STX__BK];              /* with pad: which columns are no keys */
     size_t reach;
     size_t ramp_n, ramp_zeros, ramp_0, ramp_1;      /* weights below 1, zeros first among them; 0 <= m' <= 1 is [ramp_0, ramp_1) */
     ptrdiff_t lo[STX__BQ], hi[STX__BQ];             /* columns [lo,hi) that each query sees */
@@ -3251,6 +3260,7 @@ static void stx__attn_ramp(stx__attn_tile *t) {
 
 static void stx__attn_open(const stx__attn *A, stx__attn_tile *t, size_t b, size_t h) {
     t->A = A; t->b = b; t->h = h; t->wide = 0; t->persistent = 0;
+    t->pad = A->a->pad ? A->a->pad + b * A->a->stpad : NULL;
     t->reach = stx__attn_reach(A->a, h);
     stx__attn_ramp(t);
 }
@@ -3278,6 +3288,31 @@ static void stx__attn_queries(stx__attn_tile *t, void *to, void *turned, const s
         if (turned) stx__attn_turn(t->A, turned, t->nt, q0, t->R.stage, D, nb, D);
     }
 }
+/* Which keys of the tile exist; 0: none */
+static int stx__attn_live(stx__attn_tile *t) {
+    ptrdiff_t c, j;
+    t->live0 = 0;
+    t->live1 = (ptrdiff_t)t->bk;
+    t->holes = 0;
+    if (!t->pad || t->persistent) return 1;
+    for (c = 0; c < t->live1; c++) {
+        j = t->j0 + c;
+        t->gone[c] = j >= (ptrdiff_t)t->A->a->S || (j >= 0 && t->pad[j] != 0);
+    }
+    while (t->live1 > 0 && t->gone[t->live1 - 1]) t->live1--;
+    while (t->live0 < t->live1 && t->gone[t->live0]) t->live0++;
+    for (c = t->live0; c < t->live1; c++) t->holes |= t->gone[c];
+    return t->live0 < t->live1;
+}
+/* Logits of padded keys among columns [lo,hi) of a row become -inf, their cells of g (unless NULL) 0: e^-inf = 0. 0: no other key is there */
+static int stx__attn_holes(const stx__attn_tile *t, stx_real *s, stx_real *g, ptrdiff_t lo, ptrdiff_t hi) {
+    ptrdiff_t c;
+    int any = 0;
+    for (c = lo; c < hi; c++)
+        if (!t->gone[c]) any = 1;
+        else { s[c] = -(stx_real)HUGE_VAL; if (g) g[c] = 0; }
+    return any;
+}
 /* A tile of keys j0 .. : k and v as columns, k or v as rows. NULL rows: not wanted. */
 static void stx__attn_keys(stx__attn_tile *t, const stx_real *k, size_t ld, ptrdiff_t end, stx_real *columns, stx_real *rows) {
     const stx__attn *A = t->A;
@@ -3301,6 +3336,13 @@ static void stx__attn_keys(stx__attn_tile *t, const stx_real *k, size_t ld, ptrd
             memset(r, 0, hidden / u * nr * sizeof *r);
             if (hidden % u) for (i = 0; i < nr; i++) ((uint32_t *)(void *)r)[hidden / u * nr + i] &= 0xffff0000u;
             memset(r + done / u * nr, 0, (t->bk - done) / u * nr * sizeof *r);
+            if (!t->pad || t->persistent) continue;
+            for (i = 0; i < t->bk; i++) {        /* a weight of 0 meets them all the same */
+                size_t e;
+                if (!t->gone[i]) continue;
+                if (u == 1) memset(r + i * nr, 0, nr * sizeof *r);
+                else for (e = 0; e < nr; e++) ((uint32_t *)(void *)r)[i / u * nr + e] &= i % u ? 0x0000ffffu : 0xffff0000u;
+            }
         }
 }
 
@@ -3343,6 +3385,8 @@ static int stx__attn_bounds(stx__attn_tile *t, size_t keys) {
             }
             lo = STX__MAX(lo, a->first_key - t->j0);
         }
+        lo = STX__MAX(lo, t->live0);
+        hi = STX__MIN(hi, t->live1);
         t->lo[r] = STX__MIN(lo, bk);
         t->hi[r] = STX__MAX(hi, t->lo[r]);
         any |= t->hi[r] > t->lo[r];
@@ -3483,6 +3527,7 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
             ptrdiff_t from = t->lo[r], at, hi = t->hi[r];
             if (!(a->eps > 0) && !t->persistent) from = STX__MAX(from, t->off[r] + (ptrdiff_t)t->ramp_zeros);
             from = STX__MIN(from, hi);
+            if (t->holes && !stx__attn_holes(t, s, NULL, from, hi)) from = hi;
             if (from < hi) {
                 const stx_real *drop = stx__attn_drop(x, t, r);
                 at = t->persistent ? (ptrdiff_t)t->ramp_n : from - t->off[r];
@@ -3527,6 +3572,7 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_r
     for (t.j0 = stx__attn_floor(first, 32); t.j0 < last; t.j0 += STX__BK) {
         const stx_real *k = a->k + b * a->stk + h * D, *v = a->v + b * a->stk + h * D;
         t.bk = stx__up((size_t)STX__MIN((ptrdiff_t)STX__BK, last - t.j0), 32);
+        if (!stx__attn_live(&t)) continue;
         stx__attn_keys(&t, k, a->ldk, (ptrdiff_t)a->S, t.R.kt, NULL);
         stx__attn_keys(&t, v, a->ldk, (ptrdiff_t)a->S, NULL, t.R.kv);
         stx__attn_prefetch(k, a->ldk, t.j0 + STX__BK, STX__MIN(last, t.j0 + 2 * STX__BK), D);
@@ -3538,6 +3584,7 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_r
     for (p = 0; p < (ptrdiff_t)a->N; p += STX__BK) {
         t.j0 = p;
         t.bk = stx__up(STX__MIN((size_t)STX__BK, a->N - (size_t)p), 32);
+        (void)stx__attn_live(&t);
         stx__attn_keys(&t, a->pk + h * a->N * D, D, (ptrdiff_t)a->N, t.R.kt, NULL);
         stx__attn_keys(&t, a->pv + h * a->N * D, D, (ptrdiff_t)a->N, NULL, t.R.kv);
         stx__attn_fwd_keys(x, &t, i0, n, (ptrdiff_t)a->N - p);
@@ -3594,6 +3641,7 @@ static void stx__attn_thin(stx_ctx *x, const stx__attn *A, stx_real *room, size_
     size_t D = a->D, d, row = (b * a->H + h) * a->T + i0;
     stx_real *q = room, *qv = q + D, *o = qv + D, *s = o + D, *y = a->y + ((b * a->T + i0) * a->H + h) * D, state[3], f, norm;
     const stx_real *k = a->k + b * a->stk + h * D, *v = a->v + b * a->stk + h * D, *query = a->q + b * a->stq + i0 * a->ldq + h * D;
+    const int32_t *pad = a->pad ? a->pad + b * a->stpad : NULL;
     ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, first, last, from, p, real;
     stx__attn_tile t;
     memset(&t, 0, sizeof t);
@@ -3611,6 +3659,8 @@ static void stx__attn_thin(stx_ctx *x, const stx__attn *A, stx_real *room, size_
     stx__attn_range(a, t.reach, i0, 1, &first, &last);
     from = first;
     if (a->z && !(a->eps > 0)) from = STX__MAX(from, C + (ptrdiff_t)i0 - (ptrdiff_t)t.reach + (ptrdiff_t)t.ramp_zeros);
+    while (pad && from < last && from >= 0 && pad[from]) from++;
+    while (pad && from < last && last > 0 && pad[last - 1]) last--;
     if (from < last) {
         size_t n = (size_t)(last - from), skip = a->not_causal ? 0 : (size_t)(from - (C + (ptrdiff_t)i0 - (ptrdiff_t)t.reach)), zeros, ldp = A->tables * D;
         p = (ptrdiff_t)a->P - 1 + a->delta_min - (C + (ptrdiff_t)i0 - from);         /* row of the table for key `from`; below 0 there is none */
@@ -3624,8 +3674,16 @@ static void stx__attn_thin(stx_ctx *x, const stx__attn *A, stx_real *room, size_
             STX__CALL(x, stx__attn_thin_score, (s + at, q, qv, key, a->ldk, NULL, 0, none, D));
             if (none < m) STX__CALL(x, stx__attn_thin_score, (s + at + none, q, qv, key ? key + none * a->ldk : NULL, a->ldk, pe + (size_t)(r + (ptrdiff_t)none) * ldp, ldp, m - none, D));
         }
+        for (d = zeros; pad && d < n; d++) if (pad[(size_t)real + d - zeros]) s[d] = -(stx_real)HUGE_VAL;      /* e^-inf = 0; key `from` exists */
         STX__CALL(x, stx__attn_soft, (s, n, t.R.ramp + STX__MIN(skip, t.ramp_n), t.ramp_n - STX__MIN(skip, t.ramp_n), NULL, state, &f));
-        if (n > zeros) STX__CALL(x, stx__attn_thin_sum, (o, s + zeros, v + (size_t)real * a->ldk, a->ldk, n - zeros, D, 1));
+        for (d = zeros; d < n;) {         /* by runs of keys that exist */
+            const stx_real *value = v + ((size_t)real + d - zeros) * a->ldk;
+            size_t begin = d;
+            if (!pad) d = n;
+            for (; d < n && !pad[(size_t)real + d - zeros]; d++) {}
+            if (d > begin) STX__CALL(x, stx__attn_thin_sum, (o, s + begin, value, a->ldk, d - begin, D, 1));
+            for (; d < n && pad[(size_t)real + d - zeros]; d++) {}
+        }
     }
     if (a->N) {
         for (d = 0; d < D; d++) q[d] = a->scale * (stx_real)sqrt((double)D) * query[d];
@@ -3817,6 +3875,7 @@ static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *top
             size_t at = t->persistent ? t->ramp_n : STX__MIN((size_t)(t->lo[r] - t->off[r]), t->ramp_n + 1), z1 = t->persistent ? 0 : t->ramp_1;
             lo = (size_t)t->lo[r];
             hi = (size_t)t->hi[r];
+            if (t->holes) (void)stx__attn_holes(t, s, g, t->lo[r], t->hi[r]);
             STX__CALL(x, stx__attn_soft_bwd, (s + lo, g + lo, hi - lo, t->R.ramp + STX__MIN(at, t->ramp_n), at < t->ramp_n ? t->ramp_n - at : 0,
                                               t->ramp_0 > at ? t->ramp_0 - at : 0, z1 > at ? z1 - at : 0, drop, tops[r], invs[r],
                                               t->R.state[t->q0 + r], A->a->eps, dz));
@@ -3948,6 +4007,7 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
         ptrdiff_t from = STX__MAX(t.j0, 0), to;
         size_t o = b * a->stk + h * D;
         t.bk = stx__up((size_t)STX__MIN((ptrdiff_t)STX__BK, U->last - t.j0), 32);
+        if (!stx__attn_live(&t)) continue;
         to = STX__MIN((ptrdiff_t)a->S, t.j0 + (ptrdiff_t)t.bk);
         stx__attn_keys(&t, a->k + o, a->ldk, (ptrdiff_t)a->S, t.R.kt, t.R.kv);
         stx__attn_keys(&t, a->v + o, a->ldk, (ptrdiff_t)a->S, t.R.vt, NULL);
@@ -3974,6 +4034,7 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
         size_t n = STX__MIN((size_t)STX__BK, a->N - (size_t)p), o = h * a->N * D;
         t.j0 = p;
         t.bk = stx__up(n, 32);
+        (void)stx__attn_live(&t);
         stx__attn_keys(&t, a->pk + o, D, (ptrdiff_t)a->N, t.R.kt, t.R.kv);
         stx__attn_keys(&t, a->pv + o, D, (ptrdiff_t)a->N, t.R.vt, NULL);
         stx__attn_bwd_keys(x, &t, (ptrdiff_t)n, w->npk > 0, w->npk > 0, dz, NULL, 0);
@@ -5350,6 +5411,8 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     STX__NEED(x, !in->pe || (in->pe->ndim == 2 && (in->pe->dim[1] == D || in->pe->dim[1] == C)), STX_ERR_SHAPE, "stx_attention: pe %s, want (P,%zu) or (P,%zu)", stx__shape(in->pe ? in->pe : q, s), D, C);
     STX__NEED(x, (!in->u || in->u->size == C) && (!in->vb || (in->vb->size == C && in->pe)), STX_ERR_SHAPE, "stx_attention: u and vb have %zu numbers, and vb needs pe", C);
     STX__NEED(x, !in->pk == !in->pv && (!in->pk || (in->pk->ndim == 3 && in->pk->dim[0] == H && in->pk->dim[2] == D && stx__same(in->pk, in->pv))), STX_ERR_SHAPE, "stx_attention: persistent keys and values want (H,N,D) = (%zu,N,%zu), both or none", H, D);
+    STX__NEED(x, !in->pad || (in->pad->B == k->dim[0] && in->pad->T == k->dim[1]), STX_ERR_SHAPE, "stx_attention: pad (%zu,%zu) for keys %s: want a number for each key, (B,S) = (%zu,%zu)",
+              in->pad ? in->pad->B : 0, in->pad ? in->pad->T : 0, stx__shape(k, t), k->dim[0], k->dim[1]);
     STX__NEED(x, d->dropout >= 0 && d->dropout < 1, STX_ERR_ARG, "stx_attention: dropout %g, want 0 <= p < 1", d->dropout);
     STX__NEED(x, d->delta_min == 0 || d->delta_min == 1, STX_ERR_ARG, "stx_attention: delta_min %d, want 0 or 1", d->delta_min);
     STX__NEED(x, d->eps >= 0, STX_ERR_ARG, "stx_attention: eps %g, want 0 or more", d->eps);
@@ -5374,6 +5437,7 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     a->max_span = (stx_real)d->max_span; a->ramp = (stx_real)d->ramp; a->eps = (stx_real)d->eps;
     a->q = q->data; a->k = k->data; a->v = v->data;
     a->u = in->u ? in->u->data : NULL; a->vb = in->vb ? in->vb->data : NULL; a->z = in->z ? in->z->data : NULL;
+    if (in->pad) { a->pad = in->pad->device; a->stpad = a->S; }
     a->y = y->data;
     a->top = (stx_real *)stx_step_bytes(x, 2 * a->B * H * a->T * sizeof(stx_real));
     if (!a->top) return NULL;
