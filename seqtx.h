@@ -528,12 +528,14 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
 #define STX__MIN(a, b) ((a) < (b) ? (a) : (b))
 #define STX__MAX(a, b) ((a) > (b) ? (a) : (b))
 
-#ifdef SEQTX_CUDA
-/* The device below the kernels; bodies in seqtx_cuda.cu. All work goes to one stream of the context, in order. Errors become the
-   context's (STX_ERR_DEVICE, STX_ERR_MEMORY). An address alone says how numbers are stored there: by the allocation it lies in. */
+/* What device memory holds. An address alone says how numbers are stored there: by the allocation it lies in. */
 enum { STX_MEM_BYTES = 0,           /* floats, or anything */
        STX_MEM_NUMBERS,             /* activations: bfloat16 in STX_PREC_BF16, float otherwise */
        STX_MEM_PARAMS };            /* float; in STX_PREC_BF16 with a bfloat16 copy that every kernel that writes keeps current */
+
+#ifdef SEQTX_CUDA
+/* The device below the kernels; bodies in seqtx_cuda.cu. All work goes to one stream of the context, in order. Errors become the
+   context's (STX_ERR_DEVICE, STX_ERR_MEMORY). */
 typedef struct stx_gpu stx_gpu;
 extern stx_gpu *stx_cuda_open(stx_ctx *x);                                  /* NULL and an error: no device, or not one for this code */
 extern void   stx_cuda_close(stx_gpu *g);                                   /* waits, then frees all */
@@ -1139,7 +1141,7 @@ struct stx_ctx {
     struct stx__dev_block *dev_blocks;
     void *gpu;                    /* stx_gpu */
     stx__block_head blocks;       /* ring of stx_blocks */
-    size_t block_bytes, dev_block_bytes, peak;
+    size_t block_bytes, peak;
     int mode, recording;
     stx__node *tape;
     stx__free_grad *free_grads, *free_entries;
@@ -1360,7 +1362,7 @@ STX_DEF void stx_block_free(stx_ctx *x, void *p) {
 }
 
 /* On a GPU: blocks of device memory in a list, for their heads cannot stand before them. */
-typedef struct stx__dev_block { struct stx__dev_block *next; void *p; size_t bytes; } stx__dev_block;
+typedef struct stx__dev_block { struct stx__dev_block *next; void *p; } stx__dev_block;
 static void stx__zero(stx_ctx *x, void *p, size_t bytes) {
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) { stx_cuda_zero(x, p, bytes); return; }
@@ -1376,12 +1378,10 @@ STX_DEF stx_real *stx_block_numbers(stx_ctx *x, size_t n) {
     if (!stx__on_gpu(x)) return (stx_real *)stx_block(x, bytes);
     b = (stx__dev_block *)stx_block(x, sizeof *b);
     if (!b) return NULL;
-    b->p = stx__raw_alloc(x, bytes ? bytes : 256, "block", 1 /* STX_MEM_NUMBERS */);
+    b->p = stx__raw_alloc(x, bytes ? bytes : 256, "block", STX_MEM_NUMBERS);
     if (!b->p) { stx_block_free(x, b); return NULL; }
-    b->bytes = bytes;
     b->next = x->dev_blocks;
     x->dev_blocks = b;
-    x->dev_block_bytes += bytes;
     stx__note_peak(x);
     stx__zero(x, b->p, bytes);
     return (stx_real *)b->p;
@@ -1394,7 +1394,6 @@ STX_DEF void stx_block_numbers_free(stx_ctx *x, stx_real *p) {
     b = *at;
     if (!b) return;
     *at = b->next;
-    x->dev_block_bytes -= b->bytes;
     stx__gpu_release(x, b->p);
     stx_block_free(x, b);
 }
