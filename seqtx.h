@@ -389,6 +389,7 @@ typedef struct stx_attention_desc {
 /* Inputs of stx_attention; unused ones NULL: begin with all of it zero. */
 typedef struct stx_attention_in {
     stx_tensor *q, *k, *v;   /* (B,T,C), (B,S,C), (B,S,C) */
+    stx_tensor *kv;          /* (B,S,2C): k and v side by side, as one product gives them; then k and v are NULL */
     stx_tensor *pe;          /* (P,D) shared by the heads, or (P,C) one slice a head */
     stx_tensor *u, *vb;      /* (C): Transformer-XL's r_w_bias and r_r_bias (1901.02860) */
     stx_tensor *z;           /* (H): learned span as a fraction of max_span */
@@ -546,12 +547,14 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
 #define STX__MIN(a, b) ((a) < (b) ? (a) : (b))
 #define STX__MAX(a, b) ((a) > (b) ? (a) : (b))
 
-#ifdef SEQTX_CUDA
-/* The device below the kernels; bodies in seqtx_cuda.cu. All work goes to one stream of the context, in order. Errors become the
-   context's (STX_ERR_DEVICE, STX_ERR_MEMORY). An address alone says how numbers are stored there: by the allocation it lies in. */
+/* What device memory holds. An address alone says how numbers are stored there: by the allocation it lies in. */
 enum { STX_MEM_BYTES = 0,           /* floats, or anything */
        STX_MEM_NUMBERS,             /* activations: bfloat16 in STX_PREC_BF16, float otherwise */
        STX_MEM_PARAMS };            /* float; in STX_PREC_BF16 with a bfloat16 copy that every kernel that writes keeps current */
+
+#ifdef SEQTX_CUDA
+/* The device below the kernels; bodies in seqtx_cuda.cu. All work goes to one stream of the context, in order. Errors become the
+   context's (STX_ERR_DEVICE, STX_ERR_MEMORY). */
 typedef struct stx_gpu stx_gpu;
 extern stx_gpu *stx_cuda_open(stx_ctx *x);                                  /* NULL and an error: no device, or not one for this code */
 extern void   stx_cuda_close(stx_gpu *g);                                   /* waits, then frees all */
@@ -1293,7 +1296,7 @@ struct stx_ctx {
     struct stx__dev_block *dev_blocks;
     void *gpu;                    /* stx_gpu */
     stx__block_head blocks;       /* ring of stx_blocks */
-    size_t block_bytes, dev_block_bytes, peak;
+    size_t block_bytes, peak;
     int mode, recording;
     stx__node *tape;
     stx__free_grad *free_grads, *free_entries;
@@ -1512,7 +1515,7 @@ STX_DEF void stx_block_free(stx_ctx *x, void *p) {
 }
 
 /* On a GPU: blocks of device memory in a list, for their heads cannot stand before them. */
-typedef struct stx__dev_block { struct stx__dev_block *next; void *p; size_t bytes; } stx__dev_block;
+typedef struct stx__dev_block { struct stx__dev_block *next; void *p; } stx__dev_block;
 static void stx__zero(stx_ctx *x, void *p, size_t bytes) {
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) { stx_cuda_zero(x, p, bytes); return; }
@@ -1528,12 +1531,10 @@ static stx_real *stx__block_of(stx_ctx *x, size_t n, int full) {
     if (!stx__on_gpu(x)) return (stx_real *)stx_block(x, bytes);
     b = (stx__dev_block *)stx_block(x, sizeof *b);
     if (!b) return NULL;
-    b->p = stx__raw_alloc(x, bytes ? bytes : 256, "block", full ? 0 : 1 /* STX_MEM_BYTES, STX_MEM_NUMBERS */);
+    b->p = stx__raw_alloc(x, bytes ? bytes : 256, "block", full ? STX_MEM_BYTES : STX_MEM_NUMBERS);
     if (!b->p) { stx_block_free(x, b); return NULL; }
-    b->bytes = bytes;
     b->next = x->dev_blocks;
     x->dev_blocks = b;
-    x->dev_block_bytes += bytes;
     stx__note_peak(x);
     stx__zero(x, b->p, bytes);
     return (stx_real *)b->p;
@@ -1548,7 +1549,6 @@ STX_DEF void stx_block_numbers_free(stx_ctx *x, stx_real *p) {
     b = *at;
     if (!b) return;
     *at = b->next;
-    x->dev_block_bytes -= b->bytes;
     stx__gpu_release(x, b->p);
     stx_block_free(x, b);
 }
@@ -5383,7 +5383,8 @@ static void stx__attention_back(stx_ctx *x, stx__node *n) {
     stx_attention_args *a = (stx_attention_args *)n->save;
     size_t bytes;
     a->dy = n->y->grad;
-    a->dq = stx__grad(x, n->in[0]);  a->dk = stx__grad(x, n->in[1]);  a->dv = stx__grad(x, n->in[2]);
+    a->dq = stx__grad(x, n->in[0]);  a->dk = stx__grad(x, n->in[1]);
+    a->dv = n->in[2] ? stx__grad(x, n->in[2]) : stx_at(x, a->dk, a->H * a->D);        /* side by side */
     a->dpe = stx__grad(x, n->in[3]); a->du = stx__grad(x, n->in[4]);  a->dvb = stx__grad(x, n->in[5]);
     a->dz = stx__grad(x, n->in[6]);  a->dpk = stx__grad(x, n->in[7]); a->dpv = stx__grad(x, n->in[8]);
     bytes = (stx__attention_bytes(x, a, 1) + sizeof(stx_real) - 1) / sizeof(stx_real);
@@ -5398,10 +5399,11 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     stx__node *node;
     size_t C, H, D;
     char s[96], t[96];
-    if (!stx_ok(x) || !in || !d || !in->q || !in->k || !in->v) return NULL;
-    q = in->q; k = in->k; v = in->v; H = d->heads;
-    STX__NEED(x, q->ndim == 3 && k->ndim == 3 && stx__same(k, v) && q->dim[0] == k->dim[0] && q->dim[2] == k->dim[2], STX_ERR_SHAPE,
-              "stx_attention: q %s, k %s: want q (B,T,C) and equal k, v (B,S,C)", stx__shape(q, s), stx__shape(k, t));
+    if (!stx_ok(x) || !in || !d || !in->q || (!in->kv && (!in->k || !in->v))) return NULL;
+    q = in->q; k = in->kv ? in->kv : in->k; v = in->kv ? in->kv : in->v; H = d->heads;
+    STX__NEED(x, !in->kv || (!in->k && !in->v), STX_ERR_ARG, "stx_attention: kv and also k or v: give kv alone, or both of the others");
+    STX__NEED(x, q->ndim == 3 && k->ndim == 3 && stx__same(k, v) && q->dim[0] == k->dim[0] && (in->kv ? 2 : 1) * q->dim[2] == k->dim[2], STX_ERR_SHAPE,
+              "stx_attention: q %s, %s %s: want q (B,T,C) and equal k, v (B,S,C), or kv (B,S,2C)", stx__shape(q, s), in->kv ? "kv" : "k", stx__shape(k, t));
     C = q->dim[2];
     STX__NEED(x, H >= 1 && H <= STX__MAX_HEADS && C % H == 0, STX_ERR_SHAPE, "stx_attention: %zu heads for %zu channels: want 1 to %d heads that divide the channels", H, C, (int)STX__MAX_HEADS);
     D = C / H;
@@ -5421,9 +5423,10 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     if (!y || !a) return NULL;
     memset(a, 0, sizeof *a);
     a->B = q->dim[0]; a->T = q->dim[1]; a->S = k->dim[1]; a->H = H; a->D = D;
-    a->ldq = a->ldk = C;
+    a->ldq = C;
+    a->ldk = k->dim[2];
     a->stq = a->T * C;
-    a->stk = a->S * C;
+    a->stk = a->S * a->ldk;
     a->first_key = d->first_key < (ptrdiff_t)a->S ? d->first_key : (ptrdiff_t)a->S;      /* S: none exists */
     a->span = a->S + (d->first_key < 0 ? (size_t)-(d->first_key + 1) + 1 : 0);      /* all there are */
     if (d->span && d->span < a->span) a->span = d->span;
@@ -5435,7 +5438,7 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     a->not_causal = d->not_causal;
     a->scale = (stx_real)(d->scale != 0 ? d->scale : 1 / sqrt((double)D));
     a->max_span = (stx_real)d->max_span; a->ramp = (stx_real)d->ramp; a->eps = (stx_real)d->eps;
-    a->q = q->data; a->k = k->data; a->v = v->data;
+    a->q = q->data; a->k = k->data; a->v = in->kv ? stx_at(x, k->data, C) : v->data;
     a->u = in->u ? in->u->data : NULL; a->vb = in->vb ? in->vb->data : NULL; a->z = in->z ? in->z->data : NULL;
     if (in->pad) { a->pad = in->pad->device; a->stpad = a->S; }
     a->y = y->data;
@@ -5444,7 +5447,7 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     a->inv = a->top + a->B * H * a->T;
     if (stx_training(x) && d->dropout > 0) { a->drop = (stx_real)d->dropout; a->seed = x->desc.seed; a->stream = stx__stream(x); }
     stx_attention_run(x, a);
-    ins[0] = q; ins[1] = k; ins[2] = v; ins[3] = in->pe; ins[4] = in->u; ins[5] = in->vb; ins[6] = in->z; ins[7] = in->pk; ins[8] = in->pv;
+    ins[0] = q; ins[1] = k; ins[2] = in->kv ? NULL : v; ins[3] = in->pe; ins[4] = in->u; ins[5] = in->vb; ins[6] = in->z; ins[7] = in->pk; ins[8] = in->pv;
     node = stx__record(x, y, stx__attention_back, ins, 9);
     if (node) node->save = a;
     return y;

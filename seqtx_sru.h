@@ -70,7 +70,7 @@ typedef struct stx_sru_layer {
     size_t I, P, k;                         /* features in, width between (0: none), planes of U */
     int    attends, xr_k3;                  /* has attention; has a highway from its raw input */
     stx_real alpha;                         /* scale of the highway */
-    stx_tensor *w1, *wk, *wv, *w3;          /* (P,I) (P,P) (P,P) (k O, P or I); NULL where there is none */
+    stx_tensor *w1, *w2, *w3;               /* (P,I) (2P,P) (k O, P or I); NULL where there is none */
     stx_tensor *alpha_attn;                 /* (1) */
     stx_tensor *attn_gain, *attn_shift;     /* (P) */
     stx_tensor *gain, *shift;               /* (I), or (O) with STX_SRU_NORM_AFTER */
@@ -724,6 +724,447 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_cell *in, stx_t
     if (!stx_ok(x)) return NULL;
     STX_RUN(x, stx_sru_fwd, (x, a));
     return y;
+}
+
+// >>stack: creation
+
+static int stx__sru_wrong(stx_ctx *x, const char *what, double got, const char *want) {
+    stx_fail(x, STX_ERR_ARG, "stx_sru_create: %s is %g, want %s", what, got, want);
+    return 0;
+}
+static size_t stx__sru_proj(const stx_sru_desc *d, size_t l) { return d->projs ? d->projs[l] : d->proj; }
+static size_t stx__sru_input(const stx_sru_desc *d, size_t l) {        /* I of layer l */
+    size_t O = d->hidden * (d->bidirectional ? 2 : 1);
+    return l || (d->input_first && d->input != O) ? O : d->input;
+}
+/* Attention in layer i (from 1): spec sru 2.3 */
+static int stx__sru_attends(const stx_sru_desc *d, size_t l) {
+    if (d->transform != STX_SRU_ATTENTION || d->custom || d->no_attention) return 0;
+    return d->attention_last ? d->layers - l <= d->attention_last : (l + 1) % d->attention_every == 0;
+}
+/* Fills in the defaults and checks; 0 and an error (if x) when the desc makes no sense. */
+static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *d) {
+    const size_t most = (size_t)1 << 28;
+    size_t l, P;
+    int plus;
+    *d = *from;
+    plus = d->transform == STX_SRU_ATTENTION && !d->custom;
+    if (d->transform != STX_SRU_LINEAR && d->transform != STX_SRU_ATTENTION) return stx__sru_wrong(x, "transform", d->transform, "STX_SRU_LINEAR or STX_SRU_ATTENTION");
+    if (!d->hidden) d->hidden = d->bidirectional ? d->input / 2 : d->input;
+    if (!d->layers) d->layers = 2;
+    if (!d->heads) d->heads = 1;
+    if (!d->input || d->input > most) return stx__sru_wrong(x, "input", (double)d->input, "1 to 2^28");
+    if (!d->hidden || d->hidden > most) return stx__sru_wrong(x, "hidden", (double)d->hidden, "1 to 2^28");
+    if (d->layers > 4096) return stx__sru_wrong(x, "layers", (double)d->layers, "1 to 4096");
+    if (plus && !d->proj && !d->projs) d->proj = d->input >= 4 ? d->input / 4 : 1;
+    if (plus && d->highway_bias == 0 && !d->no_highway_bias) d->highway_bias = -2;
+    if (plus) d->init_xavier = 1;
+    if (d->v_init == 0) d->v_init = d->init_xavier ? 1 : sqrt(1.5);
+    if (d->norm < STX_SRU_NORM_NONE || d->norm > STX_SRU_NORM_AFTER) return stx__sru_wrong(x, "norm", d->norm, "STX_SRU_NORM_NONE, _BEFORE or _AFTER");
+    if (!(d->dropout >= 0 && d->dropout < 1)) return stx__sru_wrong(x, "dropout", d->dropout, "0 <= p < 1");
+    if (!(d->rnn_dropout >= 0 && d->rnn_dropout < 1)) return stx__sru_wrong(x, "rnn_dropout", d->rnn_dropout, "0 <= p < 1");
+    if (!(d->attn_dropout >= 0 && d->attn_dropout < 1)) return stx__sru_wrong(x, "attn_dropout", d->attn_dropout, "0 <= p < 1");
+    if (!(fabs(d->highway_bias) < 80)) return stx__sru_wrong(x, "highway_bias", d->highway_bias, "between -80 and 80");
+    if (!(d->v_init > 0 && d->v_init < 1e6)) return stx__sru_wrong(x, "v_init", d->v_init, "more than 0");
+    if (!(fabs(d->alpha_init) < 1e6)) return stx__sru_wrong(x, "alpha_init", d->alpha_init, "a small number");
+    if (plus && d->attention_every && d->attention_last) { stx_fail(x, STX_ERR_ARG, "stx_sru_create: attention_every %zu and attention_last %zu: give one of them", d->attention_every, d->attention_last); return 0; }
+    if (!d->attention_every) d->attention_every = 1;
+    if (d->attention_last > d->layers) return stx__sru_wrong(x, "attention_last", (double)d->attention_last, "at most the number of layers");
+    for (l = 0; l < d->layers; l++) {
+        P = stx__sru_proj(d, l);
+        if (P > most) return stx__sru_wrong(x, "proj", (double)P, "at most 2^28");
+        if (plus && !P) return stx__sru_wrong(x, "proj of a layer of SRU++", (double)P, "1 or more");
+        if (stx__sru_attends(d, l) && (P % d->heads || d->heads > 256)) { stx_fail(x, STX_ERR_ARG, "stx_sru_create: %zu heads do not divide the projection %zu of layer %zu: choose heads (at most 256) that do", d->heads, P, l); return 0; }
+    }
+    return 1;
+}
+static size_t stx__sru_planes(const stx_sru_desc *d, size_t l) { return !d->no_skip && stx__sru_input(d, l) != d->hidden * (d->bidirectional ? 2 : 1) ? 4 : 3; }
+
+STX_DEF size_t stx_sru_count(const stx_sru_desc *desc) {
+    stx_sru_desc d;
+    size_t l, n = 0, O;
+    if (!desc || !stx__sru_resolve(NULL, desc, &d)) return 0;
+    O = d.hidden * (d.bidirectional ? 2 : 1);
+    if (d.input_first && d.input != O) n += d.input * O;
+    for (l = 0; l < d.layers; l++) {
+        size_t I = stx__sru_input(&d, l), P = d.custom ? 0 : stx__sru_proj(&d, l);
+        n += (d.v1 ? 2 : 4) * O + (d.norm == STX_SRU_NORM_BEFORE ? 2 * I : d.norm == STX_SRU_NORM_AFTER ? 2 * O : 0);
+        if (d.custom) continue;
+        n += P * I + stx__sru_planes(&d, l) * O * (P ? P : I);
+        if (d.transform == STX_SRU_ATTENTION && !d.no_attn_norm) n += 2 * P;
+        if (stx__sru_attends(&d, l)) n += 2 * P * P + 1;
+    }
+    return n;
+}
+
+/* Rows [r0, r0 + rows) of a parameter times s, or (set) set to s */
+static void stx__sru_rows(stx_ctx *x, stx_tensor *t, size_t r0, size_t rows, double s, int set) {
+    size_t i, C = t ? t->size / t->dim[0] : 0;
+    stx_real *host;
+    if (!t || (s == 1 && !set)) return;
+    host = (stx_real *)stx_block(x, t->size * sizeof *host);
+    if (!host) return;
+    stx_get(x, t, host);
+    for (i = r0 * C; i < (r0 + rows) * C; i++) host[i] = (stx_real)(set ? s : (double)host[i] * s);
+    stx_set(x, t, host);
+    stx_block_free(x, host);
+}
+static stx_tensor *stx__sru_param(stx_params *p, const char *prefix, size_t l, const char *name, int init, double a, size_t d0, size_t d1) {
+    char full[160];
+    snprintf(full, sizeof full, "%slayers.%zu.%s", prefix, l, name);
+    return stx_param(p, init, a, full, d0, d1, 0, 0);
+}
+/* Initialisers: spec sru 1.7 and 2.1 */
+STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru_desc *desc) {
+    stx_ctx *x = p ? p->ctx : NULL;
+    stx_sru *m;
+    stx_sru_desc *d;
+    size_t l, O, *projs = NULL;
+    char full[160];
+    if (!stx_ok(x)) return NULL;
+    if (!desc) { stx_fail(x, STX_ERR_ARG, "stx_sru_create: no desc; at least input is needed"); return NULL; }
+    if (!prefix) prefix = "";
+    if (strlen(prefix) > 96) { stx_fail(x, STX_ERR_ARG, "stx_sru_create: a prefix of %zu letters, want at most 96", strlen(prefix)); return NULL; }
+    m = (stx_sru *)stx_persist(x, sizeof *m);
+    if (!m || !stx__sru_resolve(x, desc, &m->desc)) return NULL;
+    d = &m->desc;
+    m->ctx = x;
+    m->O = O = d->hidden * (d->bidirectional ? 2 : 1);
+    m->layer = (stx_sru_layer *)stx_persist(x, d->layers * sizeof *m->layer);
+    if (d->projs) {
+        projs = (size_t *)stx_persist(x, d->layers * sizeof *projs);
+        if (projs) memcpy(projs, d->projs, d->layers * sizeof *projs);
+        d->projs = projs;
+    }
+    if (!stx_ok(x)) return NULL;
+    if (d->input_first && d->input != O) {
+        snprintf(full, sizeof full, "%sinput.weight", prefix);
+        m->w_input = stx_param(p, STX_UNIFORM, d->transform == STX_SRU_ATTENTION ? sqrt(6.0 / (double)(d->input + O)) : 1 / sqrt((double)d->input), full, O, d->input, 0, 0);
+    }
+    for (l = 0; l < d->layers && stx_ok(x); l++) {
+        stx_sru_layer *y = &m->layer[l];
+        size_t I, P, fan, i;
+        double drop = l + 1 < d->layers ? d->dropout : 0, highway = sqrt(1 + 2 * exp(d->highway_bias));
+        y->I = I = stx__sru_input(d, l);
+        y->P = P = d->custom ? 0 : stx__sru_proj(d, l);
+        y->k = stx__sru_planes(d, l);
+        y->attends = stx__sru_attends(d, l);
+        y->xr_k3 = !d->no_skip && y->k == 3;
+        y->alpha = (stx_real)(d->rescale && y->xr_k3 ? highway : 1);
+        fan = P ? P : I;
+        if (P) y->w1 = stx__sru_param(p, prefix, l, "w1", STX_UNIFORM, d->init_xavier ? sqrt(6.0 / (double)(I + P)) : sqrt(3.0 / (double)I), P, I);
+        if (y->attends) {
+            y->w2 = stx__sru_param(p, prefix, l, "w2", STX_UNIFORM, sqrt(2.0 / (double)P), 2 * P, P);
+            y->alpha_attn = stx__sru_param(p, prefix, l, "alpha", STX_CONSTANT, d->alpha_init, 1, 0);
+        }
+        if (P && d->transform == STX_SRU_ATTENTION && !d->no_attn_norm) {
+            y->attn_gain = stx__sru_param(p, prefix, l, "attn_norm.weight", STX_CONSTANT, 1, P, 0);
+            y->attn_shift = stx__sru_param(p, prefix, l, "attn_norm.bias", STX_ZEROS, 0, P, 0);
+        }
+        if (!d->custom) {
+            y->w3 = stx__sru_param(p, prefix, l, "w3", STX_UNIFORM, d->init_xavier ? sqrt(6.0 / (double)(fan + y->k * O)) : sqrt(3.0 / (double)fan), y->k * O, fan);
+            if (d->transform == STX_SRU_ATTENTION) stx__sru_rows(x, y->w3, 0, y->k * O, sqrt(1 - d->dropout), 0);
+            else if (!d->init_xavier) {
+                double all = sqrt(1 - d->rnn_dropout) * (d->norm ? 0.1 : 1);
+                for (i = 0; i < y->k; i++) {
+                    double s = i == 0 ? sqrt(1 - drop) : i == 3 ? (d->rescale ? highway : 1) : d->v1 ? 1 : sqrt(0.5);
+                    stx__sru_rows(x, y->w3, i * O, O, all * s, 0);
+                }
+            }
+        }
+        if (!d->v1) y->v = stx__sru_param(p, prefix, l, "v", STX_UNIFORM, d->v_init, 2, O);
+        y->bias = stx__sru_param(p, prefix, l, "bias", STX_ZEROS, 0, 2, O);
+        if (d->highway_bias != 0) stx__sru_rows(x, y->bias, 1, 1, d->highway_bias, 1);
+        if (d->norm) {
+            y->gain = stx__sru_param(p, prefix, l, "norm.weight", STX_CONSTANT, 1, d->norm == STX_SRU_NORM_BEFORE ? I : O, 0);
+            y->shift = stx__sru_param(p, prefix, l, "norm.bias", STX_ZEROS, 0, d->norm == STX_SRU_NORM_BEFORE ? I : O, 0);
+        }
+    }
+    return stx_ok(x) ? m : NULL;
+}
+
+// >>stack: forward
+
+STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, size_t T) {
+    stx_ids *pad;
+    int32_t *v;
+    size_t b, t;
+    if (!stx_ok(x)) return NULL;
+    if (!length || !B || !T || T > SIZE_MAX / sizeof *v / B) { stx_fail(x, STX_ERR_ARG, "stx_sru_lengths: no lengths, or %zu x %zu times", B, T); return NULL; }
+    for (b = 0; b < B; b++) if (length[b] > T) { stx_fail(x, STX_ERR_ARG, "stx_sru_lengths: sequence %zu has %zu times, more than the %zu there are", b, length[b], T); return NULL; }
+    v = (int32_t *)stx_step_alloc(x, B * T * sizeof *v);
+    if (!v) return NULL;
+    for (b = 0; b < B; b++) for (t = 0; t < T; t++) v[b * T + t] = t >= length[b];
+    pad = stx_tokens(x, v, B, T);
+    return pad;
+}
+
+/* Rows of y (B,T,C) where keep (B,T, host) is 0 become 0: for what is rare, by a product with a mask */
+static stx_tensor *stx__sru_keep(stx_ctx *x, stx_tensor *y, const unsigned char *keep, int sense) {
+    size_t rows = y ? y->dim[0] * y->dim[1] : 0, C = y ? y->dim[2] : 0, i, j;
+    stx_real *v;
+    if (!y) return NULL;
+    v = (stx_real *)stx_step_alloc(x, stx_bytes_of(rows, C, sizeof *v));
+    if (!v) return NULL;
+    for (i = 0; i < rows; i++) for (j = 0; j < C; j++) v[i * C + j] = (stx_real)((keep[i] != 0) == sense);
+    return stx_mul(x, y, stx_input(x, v, y->dim[0], y->dim[1], C, 0));
+}
+/* q (B,T,P), kv (B,M+T,2P) -> o (B,T,P), with the masks of io */
+static stx_tensor *stx__sru_attend(stx_sru *m, stx_tensor *q, stx_tensor *kv, const stx_ids *pad, size_t window) {
+    stx_ctx *x = m->ctx;
+    stx_attention_in a;
+    stx_attention_desc d;
+    stx_tensor *o;
+    unsigned char *empty;
+    size_t B, T, S, b, t, j, count = 0;
+    if (!q || !kv) return NULL;
+    memset(&a, 0, sizeof a);
+    memset(&d, 0, sizeof d);
+    a.q = q; a.kv = kv; a.pad = pad;
+    d.heads = m->desc.heads;
+    d.span = window;
+    d.not_causal = m->desc.not_causal;
+    d.dropout = m->desc.attn_dropout;
+    o = stx_attention(x, &a, &d);
+    if (!m->desc.literal_mask || !pad || m->desc.not_causal || !o) return o;
+    /* -10000 for the future and -inf for padding: where all that may be seen is padding the future is what is left */
+    B = q->dim[0]; T = q->dim[1]; S = kv->dim[1];
+    empty = (unsigned char *)stx_step_alloc(x, B * T);
+    if (!empty) return NULL;
+    for (b = 0; b < B; b++)
+        for (t = 0; t < T; t++) {
+            size_t last = S - T + t, first = window && last > window ? last - window : 0;
+            for (j = first; j <= last && pad->data[b * S + j]; j++) {}
+            count += empty[b * T + t] = j > last;
+        }
+    if (!count) return o;
+    d.not_causal = 1;
+    d.span = 0;
+    return stx_add(x, stx__sru_keep(x, o, empty, 0), stx__sru_keep(x, stx_attention(x, &a, &d), empty, 1));
+}
+/* What follows the attention's o: y = LN(z + alpha o), dropout, U = W3 y */
+static stx_tensor *stx__sru_after(stx_sru *m, const stx_sru_layer *p, stx_tensor *z, stx_tensor *o) {
+    stx_ctx *x = m->ctx;
+    stx_tensor *y = p->attends ? stx_rezero(x, z, o, p->alpha_attn) : z;
+    if (p->attn_gain && (!p->attends || !m->desc.attn_norm_first)) y = stx_layernorm(x, y, p->attn_gain, p->attn_shift, 1e-5);
+    if (m->desc.transform == STX_SRU_ATTENTION) y = stx_dropout(x, y, m->desc.dropout);
+    return stx_linear(x, y, p->w3, NULL, STX_ACT_NONE);
+}
+/* U (B,T,k O) of layer l, from its input h, normalised and dropped, and memory M, normalised (B,M,I) or NULL; spec sru 2.1 */
+static stx_tensor *stx__sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_tensor *M, const stx_ids *pad, size_t window) {
+    stx_ctx *x = m->ctx;
+    const stx_sru_layer *p = &m->layer[l];
+    stx_tensor *z, *zn, *q;
+    size_t S, T;
+    if (!h) return NULL;
+    if (!p->w1) return stx_linear(x, h, p->w3, NULL, STX_ACT_NONE);
+    z = stx_linear(x, h, p->w1, NULL, STX_ACT_NONE);
+    if (!p->attends) return stx__sru_after(m, p, z, NULL);
+    zn = M ? stx_concat(x, stx_linear(x, M, p->w1, NULL, STX_ACT_NONE), z) : z;
+    if (p->attn_gain && m->desc.attn_norm_first) zn = stx_layernorm(x, zn, p->attn_gain, p->attn_shift, 1e-5);
+    if (!zn) return NULL;
+    S = zn->dim[1]; T = h->dim[1];
+    q = S > T ? (p->attn_gain && m->desc.attn_norm_first ? stx_slice(x, zn, S - T, S) : z) : zn;
+    return stx__sru_after(m, p, z, stx__sru_attend(m, q, stx_linear(x, zn, p->w2, NULL, STX_ACT_NONE), pad, window));
+}
+/* The padding of all keys, memory's first */
+static const stx_ids *stx__sru_pads(stx_ctx *x, const stx_ids *before, const stx_ids *pad, size_t B, size_t M, size_t T) {
+    int32_t *v;
+    size_t b;
+    if (!before && !pad) return NULL;
+    if (!M) return pad;
+    v = (int32_t *)stx_step_alloc(x, B * (M + T) * sizeof *v);
+    if (!v) return NULL;
+    for (b = 0; b < B; b++) {
+        if (before) memcpy(v + b * (M + T), before->data + b * M, M * sizeof *v); else memset(v + b * (M + T), 0, M * sizeof *v);
+        if (pad) memcpy(v + b * (M + T) + M, pad->data + b * T, T * sizeof *v); else memset(v + b * (M + T) + M, 0, T * sizeof *v);
+    }
+    return stx_tokens(x, v, B, M + T);
+}
+static stx_tensor *stx__sru_no(stx_ctx *x, const char *what) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: %s", what); return NULL; }
+STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *h, stx_sru_io *io) {
+    stx_sru_io none;
+    stx_ctx *x = m ? m->ctx : NULL;
+    const stx_sru_desc *d;
+    const stx_ids *pads = NULL;
+    unsigned char *padded = NULL;
+    size_t l, B, T, M = 0, i;
+    int seen = 0;
+    if (!stx_ok(x) || !h) return NULL;
+    memset(&none, 0, sizeof none);
+    if (!io) io = &none;
+    d = &m->desc;
+    if (h->ndim != 3 || h->dim[2] != d->input) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: x wants the shape (B,T,%zu), the desc's input", d->input); return NULL; }
+    B = h->dim[0]; T = h->dim[1];
+    if (io->pad && (io->pad->B != B || io->pad->T != T)) return stx__sru_no(x, "pad wants the shape (B,T) of x");
+    if (io->window && d->not_causal) return stx__sru_no(x, "a window needs causal attention: set window to 0");
+    for (l = 0; l < d->layers; l++) {
+        const stx_tensor *M_l = io->memory ? io->memory[l] : NULL, *c = io->c0 ? io->c0[l] : NULL;
+        if (c && c->size != B * m->O) return stx__sru_no(x, "states want B O numbers a layer");
+        if (!m->layer[l].attends) continue;
+        if (M_l && (M_l->ndim != 3 || M_l->dim[0] != B || M_l->dim[2] != m->layer[l].I)) return stx__sru_no(x, "memory wants the shape (B,M,I) of its layer's input");
+        if (seen && M != (M_l ? M_l->dim[1] : 0)) return stx__sru_no(x, "all memories want the same number of rows, for one mask is for all");
+        M = M_l ? M_l->dim[1] : 0;
+        seen = 1;
+    }
+    if (io->memory_pad && (io->memory_pad->B != B || io->memory_pad->T != M)) return stx__sru_no(x, "memory_pad wants the shape (B,M) of the memories");
+    if (seen) pads = stx__sru_pads(x, M ? io->memory_pad : NULL, io->pad, B, M, T);
+    if (d->zero_pads && io->pad && d->norm == STX_SRU_NORM_AFTER) {
+        padded = (unsigned char *)stx_step_alloc(x, B * T);
+        for (i = 0; padded && i < B * T; i++) padded[i] = io->pad->data[i] != 0;
+    }
+    if (m->w_input) h = stx_linear(x, h, m->w_input, NULL, STX_ACT_NONE);
+    for (l = 0; l < d->layers && h; l++) {
+        stx_sru_layer *p = &m->layer[l];
+        stx_sru_cell cell;
+        stx_tensor *in = h, *mem = p->attends && io->memory ? io->memory[l] : NULL, *U, *V = NULL;
+        if (io->inputs) io->inputs[l] = h;
+        memset(&cell, 0, sizeof cell);
+        if (d->norm == STX_SRU_NORM_BEFORE) {
+            in = stx_layernorm(x, in, p->gain, p->shift, 1e-5);
+            if (mem && !d->literal_norm) mem = stx_layernorm(x, mem, p->gain, p->shift, 1e-5);
+        }
+        in = stx_dropout_time(x, in, d->rnn_dropout);
+        if (d->dropout > 0 && l + 1 < d->layers && stx_training(x)) {
+            stx_tensor *ones = stx_new_full(x, B, m->O, 0, 0);
+            if (!ones) return NULL;
+            STX_RUN(x, stx_fill, (x, ones->data, ones->size, 1));
+            cell.mask = stx_dropout(x, ones, d->dropout);
+        }
+        if (d->custom) {
+            U = NULL;
+            if (in && !d->custom(x, d->user, l, in, &U, &V)) { stx_fail(x, STX_ERR_ARG, "stx_sru_forward: the transform of layer %zu failed", l); return NULL; }
+            if (!U || U->size != B * T * p->k * m->O) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: the transform of layer %zu gave %zu numbers, want B T %zu O", l, U ? U->size : 0, p->k); return NULL; }
+        } else U = stx__sru_transform(m, l, in, mem, pads, io->window);
+        if (!U) return NULL;
+        cell.u = stx_reshape(x, U, B, T, p->k, m->O);
+        cell.xr = p->xr_k3 ? h : NULL;
+        cell.v = p->v; cell.bias = p->bias; cell.V = V;
+        cell.c0 = io->c0 ? io->c0[l] : NULL;
+        cell.pad = io->pad;
+        cell.directions = d->bidirectional ? 2 : 1;
+        cell.alpha = (double)p->alpha;
+        cell.tanh = d->tanh;
+        h = stx_sru_recurrence(x, &cell, io->last ? &io->last[l] : NULL);
+        if (d->norm == STX_SRU_NORM_AFTER) h = stx_layernorm(x, h, p->gain, p->shift, 1e-5);
+        if (padded) h = stx__sru_keep(x, h, padded, 0);
+    }
+    return h;
+}
+
+// >>stack: state
+
+STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B) {
+    stx_ctx *x = m ? m->ctx : NULL;
+    stx_sru_state *s;
+    if (!stx_ok(x)) return NULL;
+    if (!B) { stx_fail(x, STX_ERR_ARG, "stx_sru_state_create: no streams, want B >= 1"); return NULL; }
+    s = (stx_sru_state *)stx_block(x, sizeof *s);
+    if (!s) return NULL;
+    s->model = m;
+    s->B = B;
+    s->memory = (stx_real **)stx_block(x, m->desc.layers * sizeof *s->memory);
+    s->c = stx_block_full(x, stx_bytes_of(m->desc.layers, B, m->O));
+    return s->memory && s->c ? s : NULL;
+}
+STX_DEF void stx_sru_state_free(stx_sru_state *s) {
+    stx_ctx *x;
+    size_t l;
+    if (!s) return;
+    x = s->model->ctx;
+    for (l = 0; l < s->model->desc.layers; l++) stx_block_numbers_free(x, s->memory[l]);
+    stx_block_free(x, s->memory);
+    stx_block_free(x, s->pad);
+    stx_block_numbers_free(x, s->c);
+    stx_block_free(x, s);
+}
+STX_DEF void stx_sru_state_reset(stx_sru_state *s) {
+    stx_ctx *x = s ? s->model->ctx : NULL;
+    if (!stx_ok(x)) return;
+    STX_RUN(x, stx_fill, (x, s->c, s->model->desc.layers * s->B * s->model->O, 0));
+    s->rows = 0;
+}
+/* Room for rows of memory in all layers that attend. What was there is lost. */
+static int stx__sru_room_for(stx_sru_state *s, size_t rows) {
+    stx_ctx *x = s->model->ctx;
+    size_t l;
+    if (rows <= s->capacity) return stx_ok(x);
+    s->rows = s->capacity = 0;
+    stx_block_free(x, s->pad);
+    s->pad = (int32_t *)stx_block(x, stx_bytes_of(s->B, rows, sizeof *s->pad));
+    for (l = 0; l < s->model->desc.layers; l++) {
+        if (!s->model->layer[l].attends) continue;
+        stx_block_numbers_free(x, s->memory[l]);
+        s->memory[l] = stx_block_numbers(x, stx_bytes_of(s->B, rows, s->model->layer[l].I));
+    }
+    if (!stx_ok(x)) return 0;
+    s->capacity = rows;
+    return 1;
+}
+STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pad, const stx_sru_state *in, stx_sru_state *out) {
+    stx_ctx *x = m ? m->ctx : NULL;
+    stx_sru_io io;
+    stx_tensor **c0, **memory, **last, **inputs;
+    size_t l, n, b, B, T, M, O;
+    int any = 0;
+    if (!stx_ok(x) || !h) return NULL;
+    if ((in && (in->model != m || in->B != h->dim[0])) || (out && (out->model != m || out->B != h->dim[0]))) {
+        stx_fail(x, STX_ERR_SHAPE, "stx_sru_segment: %zu streams with a state of %zu, or of another model: make the state with B = %zu", h->dim[0], in ? in->B : out->B, h->dim[0]);
+        return NULL;
+    }
+    if (h->ndim != 3) return stx__sru_no(x, "x wants the shape (B,T,I)");
+    n = m->desc.layers; B = h->dim[0]; T = h->dim[1]; O = m->O; M = in ? in->rows : 0;
+    memset(&io, 0, sizeof io);
+    c0 = (stx_tensor **)stx_step_alloc(x, 4 * n * sizeof *c0);
+    if (!c0) return NULL;
+    memset(c0, 0, 4 * n * sizeof *c0);
+    memory = c0 + n; last = memory + n; inputs = last + n;
+    for (l = 0; l < n; l++) {
+        size_t I = m->layer[l].I;
+        if (in) {
+            c0[l] = stx_new_full(x, B, O, 0, 0);
+            if (!c0[l]) return NULL;
+            STX_RUN(x, stx_copy2d, (x, c0[l]->data, B * O, stx_at(x, in->c, l * B * O), B * O, 1, B * O, 0));
+        }
+        if (!m->layer[l].attends) continue;
+        any = 1;
+        if (!M) continue;
+        memory[l] = stx_new(x, B, M, I, 0);      /* a copy: backward needs it when the state holds something else */
+        if (!memory[l]) return NULL;
+        STX_RUN(x, stx_copy2d, (x, memory[l]->data, B * M * I, in->memory[l], B * M * I, 1, B * M * I, 0));
+    }
+    io.c0 = c0; io.memory = memory; io.last = last; io.inputs = inputs; io.pad = pad;
+    io.window = in ? in->window : 0;
+    if (any && M) {
+        for (b = 0; b < B * M && !in->pad[b]; b++) {}
+        if (b < B * M) io.memory_pad = stx_tokens(x, in->pad, B, M);
+    }
+    h = stx_sru_forward(m, h, &io);
+    if (!h || !out) return h;
+    for (l = 0; l < n; l++) STX_RUN(x, stx_copy2d, (x, stx_at(x, out->c, l * B * O), B * O, last[l]->data, B * O, 1, B * O, 0));
+    if (any) {      /* the last rows of memory and segment */
+        size_t keep = out->keep ? out->keep : T, own = STX__MIN(keep, T), old = STX__MIN(keep - own, M), rows = own + old;
+        int32_t *before = NULL;
+        if (M) {
+            before = (int32_t *)stx_step_alloc(x, B * M * sizeof *before);
+            if (!before) return NULL;
+            memcpy(before, in->pad, B * M * sizeof *before);
+        }
+        if (!stx__sru_room_for(out, STX__MAX(rows, out->keep))) return NULL;
+        for (l = 0; l < n; l++) {
+            size_t I = m->layer[l].I;
+            if (!m->layer[l].attends) continue;
+            if (old) STX_RUN(x, stx_copy2d, (x, out->memory[l], rows * I, stx_at(x, memory[l]->data, (M - old) * I), M * I, B, old * I, 0));
+            STX_RUN(x, stx_copy2d, (x, stx_at(x, out->memory[l], old * I), rows * I, stx_at(x, inputs[l]->data, (T - own) * I), T * I, B, own * I, 0));
+        }
+        for (b = 0; b < B; b++) {
+            if (old) memcpy(out->pad + b * rows, before + b * M + (M - old), old * sizeof *before);
+            if (pad) memcpy(out->pad + b * rows + old, pad->data + b * T + (T - own), own * sizeof *before);
+            else memset(out->pad + b * rows + old, 0, own * sizeof *before);
+        }
+        out->rows = rows;
+    }
+    return h;
 }
 
 #endif /* SEQTX_SRU_IMPLEMENTATION */
