@@ -407,20 +407,28 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
 
 // >>optimisers ---------------------------------------------------------------------------------------------
 
-enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW };
+enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM };
 typedef struct stx_optim_desc {
     int    kind;            /* 0: STX_ADAM */
     double momentum;        /* SGD: buf = momentum buf + g, theta -= lr buf */
-    double beta1, beta2;    /* Adam: 0 means 0.9, 0.999 */
-    double eps;             /* 0: 1e-8 for Adam, 1e-10 for Adagrad */
-    double weight_decay;    /* SGD, Adam: added to the gradient. AdamW: decoupled (1711.05101) */
+    double beta1, beta2;    /* Adam, RAdam: 0 means 0.9, 0.999 */
+    double eps;             /* 0: 1e-8 for Adam and RAdam, 1e-10 for Adagrad */
+    double weight_decay;    /* SGD, Adam: added to the gradient. AdamW, RAdam: decoupled (1711.05101) */
     double clip;            /* 0: none. Adagrad: per tensor, scales the step and not what is accumulated (the
                                references' rule); others: global norm, factor clip / (norm + 1e-6) if < 1 */
+    int    radam_skip;      /* RAdam: 1: its first updates change m and v alone, without even decay (its authors' package since
+                               July 2021); 0: they are steps along m (before) */
 } stx_optim_desc;
+/* RAdam (Liu et al. 2019, 1908.03265), at update t = 1, 2, .. (those left out do not count):
+       rho_inf = 2 / (1 - beta2) - 1        rho = rho_inf - 2 t beta2^t / (1 - beta2^t)
+       m = beta1 m + (1 - beta1) g          v = beta2 v + (1 - beta2) g^2          theta -= lr weight_decay theta
+       rho >= 5:  r = sqrt((1 - beta2^t) (rho - 4) (rho - 2) rho_inf / ((rho_inf - 4) (rho_inf - 2) rho))
+                  theta -= lr r m / (1 - beta1^t) / (sqrt(v) + eps)       eps stands beside v as it is: (1 - beta2^t) is in r
+       rho < 5:   theta -= lr m / (1 - beta1^t)                           t = 1 .. 5 with beta2 = 0.999; see radam_skip */
 
 /* A part of a parameter, as the optimisers' kernels want it */
 typedef struct stx_piece {
-    stx_real *p, *g, *s[2];       /* (n): parameter, gradient; momentum | sum of squares | Adam m, v; NULL where unused */
+    stx_real *p, *g, *s[2];       /* (n): parameter, gradient; momentum | sum of squares | m, v of the Adams; NULL where unused */
     size_t    n, tensor;
     stx_real  lr;
 } stx_piece;
@@ -432,13 +440,14 @@ typedef struct stx_update {
     uint64_t step, skipped;       /* updates made, and left out because a gradient was not finite */
     int      ok;                  /* 1: the last one was made */
     stx_real factor;              /* the gradient is multiplied by it: global clipping */
-    stx_real correction1, correction2;      /* Adam: 1 - beta^step */
+    stx_real correction1, correction2;      /* what m and v are divided by. Adam: 1 - beta^step; RAdam: (1 - beta1^step) / r, and 1 */
+    int      plain;               /* RAdam, rho < 5: m is not divided by the root of v */
 } stx_update;
 typedef struct stx_optim {
     stx_params    *params;
     stx_optim_desc desc;
     size_t         count;         /* parameters when it was made */
-    stx_tensor   **state[2];      /* per parameter: momentum | sum of squares | Adam m, v; NULL where unused */
+    stx_tensor   **state[2];      /* per parameter: momentum | sum of squares | m, v of the Adams; NULL where unused */
     uint64_t       step;          /* updates made;                                          these three are as old as the last */
     uint64_t       skipped;       /* updates left out because a gradient was not finite;    stx_optim_sync (on a CPU: always */
     double         grad_norm;     /* global L2 norm of the last gradient, before clipping   current) */
@@ -672,11 +681,11 @@ STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 STX_KERNEL(stx_attention_fwd, (stx_ctx *x, const stx_attention_args *a))
 STX_KERNEL(stx_attention_bwd, (stx_ctx *x, const stx_attention_args *a))
 /* out (count) = sum of g^2 of each piece. Then optim_plan decides: u's norm, ok, factor (clip, kinds other than Adagrad), step or
-   skipped, corrections, and each piece's lr (Adagrad clips per tensor; tensors have their pieces together). The updates do it:
-   if u->ok, and in any case g is zeroed. */
+   skipped, corrections, plain, and each piece's lr (Adagrad clips per tensor; tensors have their pieces together; 0 where radam_skip
+   leaves the parameters alone). The updates do it: if u->ok, and in any case g is zeroed. adam_update is all Adams'. */
 STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_piece *piece, size_t count))
 STX_KERNEL(stx_optim_plan, (stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip,
-                            double beta1, double beta2))
+                            double beta1, double beta2, int radam_skip))
 STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real momentum, stx_real decay))
 STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real eps))
 STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1,
@@ -4021,8 +4030,9 @@ STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_piece *piece, si
 }
 
 /* From the squares' sums: the norm, and whether there is an update at all. True for NaN as well: !(norm <= DBL_MAX). */
-STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2) {
-    double total = 0, step;
+STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2,
+                            int radam_skip) {
+    double total = 0, lr = u->lr, rectify = 1, step;
     size_t k, end;
     (void)x;
     for (k = 0; k < count; k++) total += squares[k];
@@ -4030,15 +4040,22 @@ STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t 
     u->ok = u->norm <= DBL_MAX;
     if (!u->ok) { u->skipped++; return; }
     u->factor = (stx_real)(clip > 0 && kind != STX_ADAGRAD ? STX__MIN(1, clip / (u->norm + 1e-6)) : 1);
+    step = (double)++u->step;
+    u->plain = 0;
+    if (kind == STX_RADAM) {
+        double power = pow(beta2, step), most = 2 / (1 - beta2) - 1, rho = most - 2 * step * power / (1 - power);
+        u->plain = !(rho >= 5);
+        if (!u->plain) rectify = sqrt((1 - power) * (rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho));
+        else if (radam_skip) lr = 0;
+    }
+    u->correction1 = (stx_real)((1 - pow(beta1, step)) / rectify);
+    u->correction2 = kind == STX_RADAM ? 1 : (stx_real)(1 - pow(beta2, step));
     for (k = 0; k < count; k = end) {
-        double sq = 0, eta = u->lr;
+        double sq = 0, eta = lr;
         for (end = k; end < count && piece[end].tensor == piece[k].tensor; end++) sq += squares[end];
-        if (clip > 0 && kind == STX_ADAGRAD && sqrt(sq) > clip) eta = u->lr * clip / (sqrt(sq) + 1e-10);
+        if (clip > 0 && kind == STX_ADAGRAD && sqrt(sq) > clip) eta = lr * clip / (sqrt(sq) + 1e-10);
         for (; k < end; k++) piece[k].lr = (stx_real)eta;
     }
-    step = (double)++u->step;
-    u->correction1 = (stx_real)(1 - pow(beta1, step));
-    u->correction2 = (stx_real)(1 - pow(beta2, step));
 }
 static int stx__not_updated(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count) {
     ptrdiff_t k;
@@ -4087,12 +4104,12 @@ STX_DEF void stx_adagrad_update(stx_ctx *x, const stx_update *u, const stx_piece
 }
 
 /* rest = 1 - beta, made in double: 1 - 0.999f would be 1e-5 off.
-   m = b1 m + (1-b1) g ; v = b2 v + (1-b2) g^2 ; p -= lr (m / c1) / (sqrt(v / c2) + eps), c = 1 - beta^step */
+   m = b1 m + (1-b1) g ; v = b2 v + (1-b2) g^2 ; p -= lr (m / c1) / (sqrt(v / c2) + eps), c = corrections; plain: p -= lr m / c1 */
 STX__INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1,
-                            stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2) {
+                            stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2, int plain) {
     stx_real keep = 1 - lr * decoupled, rate = lr / correction1, unbias = 1 / correction2;
-    size_t i;
-    for (i = 0; i < n; i++) {
+    size_t i = 0;
+    if (!plain) for (; i < n; i++) {
         stx_real d = STX__FMA(fma, gscale, g[i], decay * p[i]);
         stx_real a = STX__FMA(fma, beta1, m[i], rest1 * d), s = STX__FMA(fma, beta2, v[i], rest2 * d * d);
         m[i] = a;
@@ -4100,17 +4117,25 @@ STX__INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_
         p[i] = keep * p[i] - rate * a / (stx__sqrt_any(fma, s * unbias) + eps);
         g[i] = 0;
     }
+    for (; i < n; i++) {            /* plain, in a loop of its own: gcc makes no vectors of a root behind a condition */
+        stx_real d = STX__FMA(fma, gscale, g[i], decay * p[i]);
+        stx_real a = STX__FMA(fma, beta1, m[i], rest1 * d);
+        m[i] = a;
+        v[i] = STX__FMA(fma, beta2, v[i], rest2 * d * d);
+        p[i] = keep * p[i] - rate * a;
+        g[i] = 0;
+    }
 }
 STX__EACH_ISA(stx__adam_n, (stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT m, stx_real *STX__RESTRICT v, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1,
-                            stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2),
-              p, m, v, g, n, lr, gscale, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2)
+                            stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2, int plain),
+              p, m, v, g, n, lr, gscale, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2, plain)
 STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
                              stx_real decay, stx_real decoupled) {
     ptrdiff_t k;
     if (stx__not_updated(x, u, piece, count)) return;
     STX__FOR(x, stx__pieces_size(piece, count))
     for (k = 0; k < (ptrdiff_t)count; k++)
-        STX__CALL(x, stx__adam_n, (piece[k].p, piece[k].s[0], piece[k].s[1], piece[k].g, piece[k].n, piece[k].lr, u->factor, beta1, rest1, beta2, rest2, eps, decay, decoupled, u->correction1, u->correction2));
+        STX__CALL(x, stx__adam_n, (piece[k].p, piece[k].s[0], piece[k].s[1], piece[k].g, piece[k].n, piece[k].lr, u->factor, beta1, rest1, beta2, rest2, eps, decay, decoupled, u->correction1, u->correction2, u->plain));
 }
 
 STX_DEF void stx_clamp(stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi) {
@@ -5422,7 +5447,7 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     if (!o) return NULL;
     if (d) o->desc = *d;
     if (!o->desc.kind) o->desc.kind = STX_ADAM;
-    STX__NEED(x, o->desc.kind >= STX_SGD && o->desc.kind <= STX_ADAMW, STX_ERR_ARG, "stx_optim_create: no optimiser has number %d: use STX_SGD, STX_ADAGRAD, STX_ADAM or STX_ADAMW", o->desc.kind);
+    STX__NEED(x, o->desc.kind >= STX_SGD && o->desc.kind <= STX_RADAM, STX_ERR_ARG, "stx_optim_create: no optimiser has number %d: use STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW or STX_RADAM", o->desc.kind);
     if (o->desc.beta1 == 0) o->desc.beta1 = 0.9;
     if (o->desc.beta2 == 0) o->desc.beta2 = 0.999;
     if (o->desc.eps == 0) o->desc.eps = o->desc.kind == STX_ADAGRAD ? 1e-10 : 1e-8;
@@ -5503,13 +5528,13 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     stx_optim_rate(o, lr);
     if (!stx_ok(x)) return 0;
     STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
-    STX_RUN(x, stx_optim_plan, (x, o->update, o->piece, o->pieces, o->squares, d->kind, d->clip, d->beta1, d->beta2));
+    STX_RUN(x, stx_optim_plan, (x, o->update, o->piece, o->pieces, o->squares, d->kind, d->clip, d->beta1, d->beta2, d->radam_skip));
     if (d->kind == STX_SGD) {
         STX_RUN(x, stx_sgd_update, (x, o->update, o->piece, o->pieces, (stx_real)d->momentum, (stx_real)d->weight_decay));
     } else if (d->kind == STX_ADAGRAD) {
         STX_RUN(x, stx_adagrad_update, (x, o->update, o->piece, o->pieces, (stx_real)d->eps));
     } else {
-        double coupled = d->kind == STX_ADAM ? d->weight_decay : 0, decoupled = d->kind == STX_ADAMW ? d->weight_decay : 0;
+        double coupled = d->kind == STX_ADAM ? d->weight_decay : 0, decoupled = d->kind == STX_ADAM ? 0 : d->weight_decay;
         STX_RUN(x, stx_adam_update, (x, o->update, o->piece, o->pieces, (stx_real)d->beta1, (stx_real)(1 - d->beta1), (stx_real)d->beta2, (stx_real)(1 - d->beta2), (stx_real)d->eps,
                                      (stx_real)coupled, (stx_real)decoupled));
     }
@@ -7756,7 +7781,7 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
     int k, copy;
     if (!stx_ok(x) || !f || !stx_file_meta_u64(x, f, "optim.kind", &kind) || !stx_file_meta_u64(x, f, "optim.step", &step) || !stx_file_meta_u64(x, f, "optim.skipped", &skipped)) return 0;
     if (kind != (uint64_t)o->desc.kind) {
-        stx_fail(x, STX_ERR_FORMAT, "the file holds the state of optimiser %d, this run has %d (1 sgd, 2 adagrad, 3 adam, 4 adamw): use the same", (int)kind, o->desc.kind);
+        stx_fail(x, STX_ERR_FORMAT, "the file holds the state of optimiser %d, this run has %d (1 sgd, 2 adagrad, 3 adam, 4 adamw, 5 radam): use the same", (int)kind, o->desc.kind);
         return 0;
     }
     for (copy = 0; copy < 2; copy++)
