@@ -492,16 +492,24 @@ typedef void (*stx_step_fn)(void *user);
 STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user);
 
 /* Learning rate at update n = 1, 2, .. */
-enum { STX_LR_CONSTANT = 0, STX_LR_COSINE, STX_LR_INV_SQRT };
+enum { STX_LR_CONSTANT = 0, STX_LR_COSINE, STX_LR_INV_SQRT,
+       STX_LR_RECURSIVE,         /* SRU++'s, its cosine goes on from where the warm-up of W updates ends (spec sru 2.7):
+                                    lr_W (1 + cos(pi (n-1) / total)) / (1 + cos(pi (W-1) / total)) */
+       STX_LR_NOAM };            /* lr / sqrt(dim) min(n^-0.5, n warmup^-1.5)  (1706.03762, section 5.3) */
 typedef struct stx_schedule {
     int      kind;
     double   lr;         /* the peak */
     double   lr_start;   /* warm-up rises linearly from here (at n = 0) */
-    double   lr_min;     /* cosine: the end */
+    double   lr_min;     /* cosines: the end */
     uint64_t warmup;     /* updates: lr_start + (lr - lr_start) min(1, n / warmup) */
-    uint64_t total;      /* cosine: reaches lr_min at n = total, and stays */
+    uint64_t total;      /* cosine: reaches lr_min at n = total, and stays; recursive: at n = total + 1. 0: no descent */
     int      literal;    /* 1: Transformer-XL's own formulas: first update at full lr, cosine not shifted by the
-                            warm-up, constant stuck at lr (W-1)/W, inverse root lr s / W^1.5 (spec attn_span 2.8) */
+                            warm-up, constant stuck at lr (W-1)/W, inverse root lr s / W^1.5 (spec attn_span 2.8).
+                            Recursive: a warm-up of lr (n - 1) / warmup, as SRU++ has it for words: first update at lr 0, and the
+                            cosine starts from lr (W-1)/W; noam: nothing */
+    double   dim;        /* noam: width of the model; 0: 1 */
+    double   decay;      /* every kind: the rate is multiplied by this after decay_from updates, and again after each decay_every */
+    uint64_t decay_from, decay_every;            /* more (0: only once). decay 0: never */
 } stx_schedule;
 STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n);
 
@@ -5682,8 +5690,18 @@ STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user) {
     return stx_ok(x);
 }
 
-STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
+static double stx__schedule_lr(const stx_schedule *s, uint64_t n) {
     double u = (double)n, W = (double)s->warmup, T = (double)s->total;
+    if (s->kind == STX_LR_NOAM) {
+        double k = STX__MAX(u, 1), rise = W > 0 ? k / (W * sqrt(W)) : HUGE_VAL;
+        return s->lr / sqrt(s->dim > 0 ? s->dim : 1) * STX__MIN(1 / sqrt(k), rise);
+    }
+    if (s->kind == STX_LR_RECURSIVE) {       /* spec sru 2.7 counts updates from 0: k */
+        double k = STX__MAX(u, 1) - 1, last = STX__MAX(W, 1) - 1, top = W > 0 && s->literal ? s->lr * last / W : s->lr;
+        if (k < last) return s->literal ? s->lr * k / W : s->lr_start + (s->lr - s->lr_start) * (k + 1) / W;
+        if (!(T > last)) return top;
+        return s->lr_min + (top - s->lr_min) * (1 + cos(3.14159265358979323846 * STX__MIN(k, T) / T)) / (1 + cos(3.14159265358979323846 * last / T));
+    }
     if (s->literal) {        /* Transformer-XL (spec attn_span 2.8, Q22): s = n - 1 */
         double k = u - 1;
         if (s->kind == STX_LR_INV_SQRT) return k == 0 ? (W == 0 ? s->lr : 0) : k <= W ? s->lr * k / (W * sqrt(W)) : s->lr / sqrt(k);
@@ -5696,6 +5714,11 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
     if (s->kind == STX_LR_COSINE && T > W) return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + cos(3.14159265358979323846 * STX__MIN(1, (u - W) / (T - W))));
     if (s->kind == STX_LR_INV_SQRT) return s->lr * sqrt(STX__MAX(W, 1) / STX__MAX(u, 1));
     return s->lr;
+}
+STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
+    double lr = stx__schedule_lr(s, n);
+    if (s->decay == 0 || n <= s->decay_from) return lr;
+    return lr * pow(s->decay, 1 + (double)(s->decay_every ? (n - 1 - s->decay_from) / s->decay_every : 0));
 }
 
 // >>sampling

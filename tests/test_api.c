@@ -1165,6 +1165,55 @@ static void schedules(void) {
         }
     CHECK(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 10) == 2 && CLOSE(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 100), 0.1, 1e-14) && CLOSE(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 1000000), 0.1, 1e-14), "ends of the cosine");
     CHECK(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 0, 0, 5) >= 0.1, "a cosine without total is finite");
+
+    {   /* spec sru 2.7: update n here is n - 1 there */
+        static const struct { uint64_t n; double want; } sru[] = {{16001, 2.99999852e-4}, {200001, 1.50593664e-4}, {300001, 4.41078630e-5}};
+        static const uint64_t warm[] = {0, 1, 2, 7, 300};
+        for (i = 0; i < 3; i++) {
+            double lr = lr_of(STX_LR_RECURSIVE, 0, 3e-4, 0, 0, 16000, 400000, sru[i].n);
+            CHECK(fabs(lr - sru[i].want) <= 6e-9 * sru[i].want, "recursive cosine, update %d: %.9g, want %.9g", (int)sru[i].n, lr, sru[i].want);
+        }
+        for (i = 0; i < 5; i++) {            /* each rate from the one before, as the trainer goes along, in both warm-ups */
+            double w = (double)warm[i], was = 0, wordy = 0, low = 0;
+            for (n = 1; n <= 1000; n++) {
+                double k = (double)(n - 1), f = (1 + cos(pi * k / 1000)) / (1 + cos(pi * (k - 1) / 1000));
+                was = k < w ? 2 * (k + 1) / w : k == 0 ? 2 : was * f;
+                wordy = k < w ? 2 * k / w : k == 0 ? 2 : wordy * f;
+                low = k < w ? 0.5 + 1.5 * (k + 1) / w : k == 0 ? 2 : 0.1 + (low - 0.1) * f;
+                CHECK(CLOSE(lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, warm[i], 1000, n), was, 1e-11), "recursive cosine, W %d, update %d: %g, want %g", (int)warm[i], (int)n, lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, warm[i], 1000, n), was);
+                CHECK(CLOSE(lr_of(STX_LR_RECURSIVE, 1, 2, 0, 0, warm[i], 1000, n), wordy, 1e-11), "literal recursive cosine, W %d, update %d", (int)warm[i], (int)n);
+                CHECK(CLOSE(lr_of(STX_LR_RECURSIVE, 0, 2, 0.5, 0.1, warm[i], 1000, n), low, 1e-11), "recursive cosine between two rates, W %d, update %d", (int)warm[i], (int)n);
+            }
+            CHECK(fabs(lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0.1, warm[i], 1000, 1001) - 0.1) <= 1e-14 && lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0.1, warm[i], 1000, 1500) == lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0.1, warm[i], 1000, 1001), "the end of the recursive cosine");
+        }
+        CHECK(lr_of(STX_LR_RECURSIVE, 1, 3e-4, 0, 0, 16000, 400000, 1) == 0 && lr_of(STX_LR_RECURSIVE, 0, 3e-4, 0, 0, 16000, 400000, 16000) == 3e-4, "both warm-ups' ends");
+        CHECK(lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, 10, 0, 50) == 2 && lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, 10, 9, 50) == 2, "a recursive cosine without descent");
+    }
+    for (n = 0; n < 100000; n += n < 5 ? 1 : 997) {      /* spec sru 2.10 */
+        stx_schedule s;
+        double k = n ? (double)n : 1;
+        memset(&s, 0, sizeof s);
+        s.kind = STX_LR_NOAM; s.lr = 3; s.dim = 1024; s.warmup = 32000;
+        CHECK(CLOSE(stx_schedule_lr(&s, n) * 1e4, 3e4 / 32 * (k < 32000 ? k * pow(32000, -1.5) : pow(k, -0.5)), 1e-12), "noam, update %d: %g", (int)n, stx_schedule_lr(&s, n));
+        s.warmup = 0; s.dim = 0;
+        CHECK(CLOSE(stx_schedule_lr(&s, n), 3 / sqrt(k), 1e-14), "noam without warm-up, update %d", (int)n);
+    }
+    for (i = STX_LR_CONSTANT; i <= STX_LR_NOAM; i++)     /* 0.98 an epoch of 40 updates, from the fourth on; or once; or never */
+        for (n = 1; n < 400; n++) {
+            stx_schedule s;
+            double plain_lr, factor = 1;
+            uint64_t k;
+            memset(&s, 0, sizeof s);
+            s.kind = i; s.lr = 2; s.warmup = 10; s.total = 500; s.decay_from = 160; s.decay_every = 40;
+            plain_lr = stx_schedule_lr(&s, n);
+            s.decay = 0.98;
+            for (k = 0; k < n; k++) if (k >= 160 && k % 40 == 0) factor *= 0.98;
+            CHECK(n > 160 ? CLOSE(stx_schedule_lr(&s, n), plain_lr * factor, 1e-14) : stx_schedule_lr(&s, n) == plain_lr, "decay of schedule %d, update %d", i, (int)n);
+            s.decay_every = 0;
+            CHECK(CLOSE(stx_schedule_lr(&s, n), plain_lr * (n > 160 ? 0.98 : 1), 1e-15), "one decay of schedule %d, update %d", i, (int)n);
+            s.decay = 0;
+            CHECK(stx_schedule_lr(&s, n) == plain_lr, "no decay");
+        }
 }
 
 /* >>random numbers */
