@@ -396,13 +396,16 @@ typedef struct stx_adaptive {
     stx_tensor *cluster_w, *cluster_b;         /* (K, d_0), (K): output only, K > 0 */
     int forward_columns;                       /* head column of cluster i: 0 = c_1 + K - i, the order of the
                                                   PyTorch references; 1 = c_1 + i - 1, that of TF and HF */
+    double scale;                              /* of the input; 0: sqrt(d), SRU++ has 1 */
+    double dropout;                            /* D below, as in stx_dropout: each number by itself, in STX_TRAIN alone */
 } stx_adaptive;
 
-/* sqrt(d) P_i T_i[id - start_i] -> (B,T,d) */
+/* scale P_i D(T_i[id - start_i]) -> (B,T,d) */
 STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const stx_ids *ids);
-/* Mean over rows of -log p(target). h (..,d), one target a row -> (1) */
+/* Mean over rows of -log p(target). h (..,d), one target a row -> (1). Logits of cluster i: T_i D(P_i^T h) + b_i; the head's columns of
+   the other clusters see the D of cluster 0. */
 STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets);
-/* log p of every word, no tape: h (..,d) -> (N,V). For generation. */
+/* log p of every word, no tape, no dropout: h (..,d) -> (N,V). For generation. */
 STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h);
 
 // >>optimisers ---------------------------------------------------------------------------------------------
@@ -5287,6 +5290,8 @@ static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, s
     size_t c;
     char s[96];
     if (a->clusters < 1 || a->clusters > STX_MAX_CLUSTERS) { stx_fail(x, STX_ERR_ARG, "%s: %zu clusters, want 1 to %d", op, a->clusters, STX_MAX_CLUSTERS); return 0; }
+    if (!(a->dropout >= 0 && a->dropout < 1)) { stx_fail(x, STX_ERR_ARG, "%s: dropout %g, want 0 <= dropout < 1", op, a->dropout); return 0; }
+    if (!output && !(fabs(a->scale) <= DBL_MAX)) { stx_fail(x, STX_ERR_ARG, "%s: scale %g, want a finite one (0: sqrt(d))", op, a->scale); return 0; }
     for (c = 0; c < a->clusters; c++) {
         size_t start = c ? a->end[c - 1] : 0;
         const stx_tensor *t = a->table[c], *p = a->proj[c], *b = a->bias[c];
@@ -5345,7 +5350,7 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
         stx_tensor *e;
         if (!m) continue;
         part = stx_tokens(x, local + first[c], 1, m);
-        e = stx_embedding(x, a->table[c], part);
+        e = stx_dropout(x, stx_embedding(x, a->table[c], part), a->dropout);
         if (a->proj[c]) e = stx_linear(x, e, a->proj[c], NULL, STX_ACT_NONE);
         if (!e) return NULL;
         d = stx__last(e);
@@ -5353,12 +5358,13 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
     }
     for (i = 0; i < n; i++) back[place[i]] = (int32_t)i;
     y = stx_gather(x, all, back, n);
-    return stx_scale(x, stx_reshape(x, y, ids->B, ids->T, d, 0), sqrt((double)d));
+    y = stx_reshape(x, y, ids->B, ids->T, d, 0);
+    return a->scale == 1 ? y : stx_scale(x, y, a->scale != 0 ? a->scale : sqrt((double)d));
 }
-/* Logits of cluster c for rows h (n,d): x_c = P_c^T h ; T_c x_c + b_c, and for the head also the clusters' columns in
+/* Logits of cluster c for rows h (n,d): x_c = dropout(P_c^T h) ; T_c x_c + b_c, and for the head also the clusters' columns in
    ascending order of column. */
-static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c) {
-    stx_tensor *e = a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h;
+static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c, double dropout) {
+    stx_tensor *e = stx_dropout(x, a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h, dropout);
     stx_tensor *l = stx_linear(x, e, a->table[c], a->bias[c], STX_ACT_NONE);
     if (c == 0 && a->clusters > 1) l = stx_concat_channels(x, l, stx_linear(x, e, a->cluster_w, a->cluster_b, STX_ACT_NONE));
     return l;
@@ -5379,11 +5385,11 @@ STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_
     if (!stx__by_cluster(x, "stx_adaptive_softmax", a, targets->data, n, local, place, first)) return NULL;
     for (c = 0; c < a->clusters; c++)
         for (i = first[c]; i < first[c + 1]; i++) head[place[i]] = c ? (int32_t)stx__cluster_column(a, c) : local[i];
-    loss = stx_cross_entropy(x, stx__adaptive_logits(x, a, h, 0), stx_tokens(x, head, 1, n), (double)n);
+    loss = stx_cross_entropy(x, stx__adaptive_logits(x, a, h, 0, a->dropout), stx_tokens(x, head, 1, n), (double)n);
     for (c = 1; c < a->clusters; c++) {
         size_t m = first[c + 1] - first[c];
         if (!m) continue;
-        loss = stx_add(x, loss, stx_cross_entropy(x, stx__adaptive_logits(x, a, stx_gather(x, h, place + first[c], m), c),
+        loss = stx_add(x, loss, stx_cross_entropy(x, stx__adaptive_logits(x, a, stx_gather(x, h, place + first[c], m), c, a->dropout),
                                                   stx_tokens(x, local + first[c], 1, m), (double)n));
     }
     return loss;
@@ -5404,7 +5410,7 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
     out = stx__tensor(x, STX__STEP_FULL, 2, d);
     gate = (stx_real *)stx_step_bytes(x, N * a->clusters * sizeof *gate);    /* log p of cluster c for row n */
     for (c = 0; c < a->clusters; c++) {
-        stx_tensor *l = stx__adaptive_logits(x, a, h, c);
+        stx_tensor *l = stx__adaptive_logits(x, a, h, c, 0);
         size_t start = stx__cluster_start(a, c);
         if (!l || !out || !gate) { out = NULL; break; }
         STX_RUN(x, stx_cluster_log_probs, (x, out->data, gate, l->data, N, V, start, a->end[c] - start, stx__last(l), a->clusters, c, a->forward_columns));

@@ -254,10 +254,14 @@ static int broken_adaptive(void) {         /* each must be an error of its own, 
         if (broken == 6) a.table[1] = NULL;
         if (broken == 7) a.cluster_w = T_(2, 4, 0, 0), a.cluster_b = T_(2, 0, 0, 0);
         if (broken == 8) a.proj[1] = T_(3, 2, 0, 0);
+        if (broken == 9) a.dropout = 1;
+        if (broken == 10) a.dropout = NAN;
+        if (broken == 11) a.scale = HUGE_VAL;
         if (which == 0) {
             if (broken == 5 || broken == 7) continue;           /* output only */
             if (stx_adaptive_input(ex, &a, stx_tokens(ex, id, 1, 3))) return 0;
         }
+        if (broken == 11 && which) continue;                    /* input only */
         if (which == 1 && stx_adaptive_softmax(ex, &a, T_(1, 3, 4, 0), stx_tokens(ex, id, 1, 3))) return 0;
         if (which == 2 && stx_adaptive_log_probs(ex, &a, T_(1, 3, 4, 0))) return 0;
         t = stx_error(ex);
@@ -412,7 +416,7 @@ static void errors(void) {
     WANT(stx_adaptive_softmax(ex, &a, T_(2, 4, 0, 0), stx_tokens(ex, id, 1, 3)), STX_ERR_SHAPE, "stx_adaptive_softmax", "2 rows", "3 targets");
     { int32_t big = 12; WANT(stx_adaptive_softmax(ex, &a, T_(1, 4, 0, 0), stx_tokens(ex, &big, 1, 1)), STX_ERR_ARG, "stx_adaptive_softmax", "id 12", "12"); }
     { int32_t big = -1; WANT(stx_adaptive_input(ex, &a, stx_tokens(ex, &big, 1, 1)), STX_ERR_ARG, "stx_adaptive_input", "id -1", "vocabulary of 12"); }
-    for (broken = 0; broken < 9; broken++) CHECK(survives(broken_adaptive), "a broken stx_adaptive, number %d of broken_adaptive: no error, or a crash", broken);
+    for (broken = 0; broken < 12; broken++) CHECK(survives(broken_adaptive), "a broken stx_adaptive, number %d of broken_adaptive: no error, or a crash", broken);
     /* optimisers */
     WANT(optim_of(p, 9, 0, 0, 0, 0, 0, 0), STX_ERR_ARG, "stx_optim_create", "9", "STX_ADAM");
     WANT(optim_of(p, -1, 0, 0, 0, 0, 0, 0), STX_ERR_ARG, "stx_optim_create", "-1", "STX_ADAM");
