@@ -602,14 +602,24 @@ typedef struct attn {
     int pe_heads, u, vb, z;           /* z: 0 none, 1 fractions off the kinks, 2 zero, 3 one, 4 a mixture on kinks */
     size_t N;
     stx_attention_desc d;
+    int pad;                          /* 0 none, 1 scattered, 2 before, 3 after the sequence, 4 all keys of batch row 0, 5 all but a few, far apart */
+    int32_t *gone;                    /* (B,S), made by attn_inputs */
 } attn;
 static stx_tensor *make_attention(stx_ctx *x, stx_tensor **in, void *user) {
     stx_attention_in a;
+    memset(&a, 0, sizeof a);
+    if (((attn *)user)->pad) a.pad = stx_tokens(x, ((attn *)user)->gone, ((attn *)user)->B, ((attn *)user)->S);
     a.q = in[0]; a.k = in[1]; a.v = in[2]; a.pe = in[3]; a.u = in[4]; a.vb = in[5]; a.z = in[6]; a.pk = in[7]; a.pv = in[8];
     return stx_attention(x, &a, &((attn *)user)->d);
 }
 static void attn_inputs(problem *p, attn *a) {
-    size_t C = a->H * a->D, h, i;
+    size_t C = a->H * a->D, h, i, b, j;
+    a->gone = a->pad ? (int32_t *)calloc(a->B * a->S, sizeof *a->gone) : NULL;
+    for (b = 0; a->pad && b < a->B; b++) for (j = 0; j < a->S; j++) {
+        size_t n = (a->S * (b + 1) + 1) / 3 % (a->S + 1);       /* the padding's length before or after */
+        int g = a->pad == 1 ? test_rand() < -0.2 : a->pad == 2 ? j < n : a->pad == 3 ? a->S - j <= n : a->pad == 4 ? b == 0 || j % 3 == 1 : j % 97 != b;
+        a->gone[b * a->S + j] = g ? (j % 4 == 3 ? -5 : j % 4 == 2 ? 1 << 30 : 1) : 0;
+    }
     add(p, a->B, a->T, C, 0);
     add(p, a->B, a->S, C, 0);
     add(p, a->B, a->S, C, 0);
@@ -649,7 +659,7 @@ static void dense(const problem *p, const attn *a, const stx_real *mask, const s
                 in[n] = 1;
             } else {
                 ptrdiff_t delta = C + (ptrdiff_t)i - j, row = (ptrdiff_t)a->P - 1 + a->d.delta_min - delta;
-                if (j < a->d.first_key) continue;
+                if (j < a->d.first_key || (a->gone && j >= 0 && a->gone[b * a->S + (size_t)j])) continue;
                 if (!a->d.not_causal && (delta < a->d.delta_min || (a->d.span && delta > (ptrdiff_t)a->d.span))) continue;
                 if (a->P && row < 0) continue;                       /* no position, no key */
                 for (d = 0; d < D && j >= 0; d++) s[n] += (qi[d] + (u ? u[h * D + d] : 0)) * k[(b * a->S + (size_t)j) * H * D + h * D + d];
@@ -686,11 +696,49 @@ static void dense(const problem *p, const attn *a, const stx_real *mask, const s
 }
 static const char *attn_label(const attn *a) {
     static char t[300];
-    snprintf(t, sizeof t, "attention B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d N %zu dmin %d span %zu eps %g first %ld%s scale %g L %g R %g drop %g",
+    snprintf(t, sizeof t, "attention B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d N %zu dmin %d span %zu eps %g first %ld%s scale %g L %g R %g drop %g pad %d",
              a->B, a->T, a->S, a->H, a->D, a->P, a->P ? (a->pe_heads ? " per head" : " shared") : "", a->u ? " u" : "", a->vb ? " vb" : "",
              a->z, a->N, a->d.delta_min, a->d.span, a->d.eps, (long)a->d.first_key, a->d.not_causal ? " not causal" : "", a->d.scale,
-             a->d.max_span, a->d.ramp, a->d.dropout);
+             a->d.max_span, a->d.ramp, a->d.dropout, a->pad);
     return t;
+}
+/* Padded keys hold NaN: nothing may change, and their gradients are 0, as are those of queries without a key. y: with numbers there */
+static void attn_padding(problem *p, const attn *a, const stx_tensor *y, stx_tensor **in, const stx_real *dy) {
+    size_t C = a->H * a->D, n, i, c, j;
+    stx_real *was[10], *kept[2];
+    stx_tensor *again;
+    int same = 1, zero = 1;
+    for (n = 0; n < 10; n++) {
+        const stx_real *from = n == 9 ? y->data : in[n] ? in[n]->grad : NULL;
+        size_t size = n == 9 ? y->size : p->size[n];
+        was[n] = from ? (stx_real *)malloc(size * sizeof *from) : NULL;
+        if (from) memcpy(was[n], from, size * sizeof *from);
+    }
+    for (n = 0; n < 2; n++) {
+        kept[n] = p->data[1 + n];
+        p->data[1 + n] = (stx_real *)malloc(p->size[1 + n] * sizeof **kept);
+        memcpy(p->data[1 + n], kept[n], p->size[1 + n] * sizeof **kept);
+        for (j = 0; j < a->B * a->S; j++) for (c = 0; a->gone[j] && c < C; c++) {
+            p->data[1 + n][j * C + c] = NAN;
+            if (!was[1 + n] || was[1 + n][j * C + c] != 0) zero = 0;
+        }
+    }
+    for (i = 0; i < a->B * a->T && !a->N && was[0]; i++) for (n = 0; n < a->H; n++) {       /* y = 0 only where there is no key */
+        for (c = 0; c < a->D && was[9][i * C + n * a->D + c] == 0; c++) {}
+        if (c == a->D) for (c = 0; c < a->D; c++) if (was[0][i * C + n * a->D + c] != 0) zero = 0;
+    }
+    CHECK(zero, "%s: gradients of padded keys, or of queries without a key, are not 0", p->label);
+    again = forward(ctx1, p, in);
+    if (again) stx_backward_from(ctx1, again, dy);
+    CHECK(again && stx_ok(ctx1), "%s: %s", p->label, stx_error(ctx1));
+    for (n = 0; n < 10 && again; n++) {
+        const stx_real *now = n == 9 ? again->data : in[n] ? in[n]->grad : NULL;
+        size_t size = n == 9 ? again->size : p->size[n];
+        for (i = 0; was[n] && i < size; i++) if (!now || !(now[i] == was[n][i])) same = 0;
+    }
+    CHECK(same, "%s: what padded keys hold is seen", p->label);
+    for (n = 0; n < 2; n++) { free(p->data[1 + n]); p->data[1 + n] = kept[n]; }
+    for (n = 0; n < 10; n++) free(was[n]);
 }
 /* entries 0: values and dz only */
 static void attn_case(const attn *spec, int entries) {
@@ -711,6 +759,7 @@ static void attn_case(const attn *spec, int entries) {
         CHECK(test_error(y->data, want, n, 1e-3) <= 1e-12, "%s: value off by %g", p.label, test_error(y->data, want, n, 1e-3));
         stx_backward_from(ctx1, y, dy);
         if (a.z && stx_ok(ctx1)) CHECK(in[6]->grad && test_error(in[6]->grad, dz, a.H, 1e-3) <= 1e-10, "%s: dz off by %g", p.label, test_error(in[6]->grad, dz, a.H, 1e-3));
+        if (a.pad && stx_ok(ctx1)) attn_padding(&p, &a, y, in, dy);
     }
     stx_clear_error(ctx1);
     p.fixed[6] = a.z != 1;
@@ -719,6 +768,7 @@ static void attn_case(const attn *spec, int entries) {
     p.entries = entries;
     free(want); free(dy); free(dz);
     if (entries) check(&p); else finish(&p);
+    free(a.gone);
 }
 /* The mask that dropout draws, seen through weights that are all equal and values that are unit vectors; then the dense
    attention with that mask. */
@@ -774,6 +824,61 @@ static stx_tensor *make_self_attention(stx_ctx *x, stx_tensor **in, void *user) 
     full[0] = full[1] = full[2] = in[0];
     full[3] = in[1];
     return make_attention(x, full, user);
+}
+/* Padded keys, with every member of the block, the tiles' borders, few queries, and queries that see no key */
+static void attn_pads(void) {
+    attn a;
+    int i, kind;
+    for (kind = 1; kind <= 5; kind++) for (i = 0; i < 16; i++) {
+        memset(&a, 0, sizeof a);
+        a.B = 3; a.T = 5; a.S = 11; a.H = 2; a.D = 3; a.pad = kind;
+        a.d.max_span = 16; a.d.ramp = 4;
+        switch (i) {
+        case 0: break;
+        case 1: a.T = a.S = 7; a.d.delta_min = 1; break;
+        case 2: a.P = 11; a.u = a.vb = 1; a.pe_heads = 1; break;
+        case 3: a.P = 7; a.d.delta_min = 1; a.z = 1; break;
+        case 4: a.z = 4; a.H = 3; a.d.eps = 0.3; a.P = 11; a.d.delta_min = 1; a.N = 2; break;
+        case 5: a.z = 1; a.d.eps = 0.02; break;
+        case 6: a.N = 3; a.u = 1; break;
+        case 7: a.d.first_key = -4; a.P = 20; a.d.delta_min = 1; break;
+        case 8: a.d.first_key = 4; break;
+        case 9: a.d.not_causal = 1; break;
+        case 10: a.d.not_causal = 1; a.S = 4; a.N = 2; a.d.first_key = 1; break;
+        case 11: a.d.span = 3; break;
+        case 12: a.d.dropout = 0.4; a.N = 3; a.P = 11; break;
+        case 13: a.T = 2; a.P = 11; a.u = a.vb = 1; a.z = 1; break;
+        case 14: a.T = 3; a.S = 9; a.d.first_key = -5; a.P = 8; a.N = 2; a.z = 4; a.d.eps = 0.1; break;
+        case 15: a.T = 1; a.d.not_causal = 1; break;
+        }
+        attn_case(&a, 30);
+    }
+    for (kind = 1; kind <= 5; kind++) for (i = 0; i < 6; i++) {
+        memset(&a, 0, sizeof a);
+        a.B = 2; a.H = 2; a.D = 3; a.T = i % 3 == 0 ? 2 : i % 3 == 1 ? 65 : 129; a.S = a.T + (i % 2 ? 471 : 236); a.pad = kind;
+        if (i < 4) { a.P = a.S + 1; a.u = a.vb = 1; a.z = 1; a.d.max_span = 400; a.d.ramp = 32; a.d.delta_min = i & 1; }
+        if (i == 1) { a.d.first_key = -300; a.z = 4; }      /* dz is small there: differences of so steep a ramp are not good enough */
+        if (i == 2) a.d.eps = 0.01;
+        if (i == 3) a.N = 300;
+        if (i > 3) a.d.not_causal = 1;
+        attn_case(&a, i % 2 ? 4 : 0);
+    }
+}
+/* Heads as wide as a model */
+static void attn_wide(void) {
+    static const size_t D[] = {256, 257, 744, 768, 1024}, T[] = {1, 5, 33, 130};
+    attn a;
+    size_t d, t;
+    for (d = 0; d < 5; d++) for (t = 0; t < 4; t++) {
+        memset(&a, 0, sizeof a);
+        a.B = 1 + t % 2; a.T = T[t]; a.S = a.T + (t == 3 ? 300 : 7 * t); a.H = 1; a.D = D[d]; a.pad = (int)((d + t) % 4);
+        if (d % 2) { a.P = a.S; a.u = a.vb = 1; a.N = 2; a.z = 1; a.d.max_span = 40; a.d.ramp = 8; }
+        attn_case(&a, 2);
+        if (t != 2 || d % 2) continue;
+        a.H = 2;
+        a.d.not_causal = 1; a.P = 0; a.u = a.vb = a.z = 0;
+        attn_case(&a, 2);
+    }
 }
 #define PICK(list) list[(size_t)((test_rand() + 1) / 2 * (double)(sizeof list / sizeof *list)) % (sizeof list / sizeof *list)]
 static void row_attention(void) {
@@ -899,8 +1004,11 @@ static void row_attention(void) {
             a.z = (int)((test_rand() + 1) * 2.5) % 5;
             a.d.max_span = 5 + 7 * (i % 9); a.d.ramp = i % 2 ? 4 : 7;
         }
+        a.pad = i % 3 == 2 ? 1 + i / 3 % 5 : 0;
         attn_case(&a, i % 2 ? 6 : 0);
     }
+    attn_pads();
+    attn_wide();
     attn_dropout(2, 33, 40, 2, 0, 0, 0.3);
     attn_dropout(1, 65, 70, 3, 5, 0, 0.5);
     attn_dropout(2, 7, 9, 1, 2, -20, 0.25);
@@ -955,6 +1063,27 @@ static stx_tensor *make_adaptive_softmax(stx_ctx *x, stx_tensor **in, void *user
     stx_adaptive a = with_inputs(u, in);
     return stx_adaptive_softmax(x, &a, in[3 * a.clusters + 2], stx_tokens(x, u->id, u->B, u->T));
 }
+/* The masks that u's dropout draws in TICK's step, by asking stx_dropout for them in the same order: rows of cluster c, in the order of
+   their positions (all: every position has a row of cluster 0), widths dim[c][1] (d: the rows' width without a projection). NULL: none. */
+static stx_real *masks_of(const problem *p, const adaptive_user *u, int all, size_t c_wanted) {
+    size_t c, i, k = u->a.clusters;
+    stx_real *mask = NULL, one[33 * 12];
+    if (u->a.dropout == 0) return NULL;
+    stx_set_tick(ctx1, TICK);
+    stx_begin(ctx1, STX_TRAIN);
+    for (i = 0; i < 33 * 12; i++) one[i] = 1;
+    for (c = 0; c < k; c++) {
+        size_t m = 0, w = p->dim[c][1];
+        stx_tensor *t;
+        for (i = 0; i < 33; i++) m += (all && c == 0) || ((size_t)u->id[i] < u->a.end[c] && (c == 0 || (size_t)u->id[i] >= u->a.end[c - 1]));
+        if (!m) continue;
+        t = stx_dropout(ctx1, stx_input(ctx1, one, m, w, 0, 0), u->a.dropout);
+        if (!t || c != c_wanted) continue;
+        mask = gemm_random(m * w);
+        stx_get(ctx1, t, mask);
+    }
+    return mask;
+}
 static void adaptive_inputs(problem *p, adaptive_user *u, int clusters, int project_, int forward_columns, int output) {
     static const size_t end[3] = {7, 18, 31};
     size_t d = 12, c, k = (size_t)clusters, w;
@@ -971,34 +1100,52 @@ static void adaptive_inputs(problem *p, adaptive_user *u, int clusters, int proj
     if (output) add(p, 3, 11, d, 0);
 }
 static void row_adaptive_input(void) {
-    int k, pr;
-    for (k = 1; k <= 3; k++) for (pr = 0; pr < 2; pr++) {
+    int k, pr, drop;
+    for (k = 1; k <= 3; k++) for (pr = 0; pr < 2; pr++) for (drop = 0; drop < 3; drop++) {
         adaptive_user u;
-        problem p = start("adaptive input", make_adaptive_input, &u);
+        problem p = start(drop ? "adaptive input with dropout" : "adaptive input", make_adaptive_input, &u);
         adaptive_inputs(&p, &u, k, pr, 0, 0);
-        {   /* sqrt(d) P T[id - start] */
-            stx_tensor *in[MAX_IN], *y = forward(ctx1, &p, in);
-            size_t i, c, o, e, w;
-            int good = y != NULL;
+        u.a.dropout = drop ? 0.3 : 0;
+        u.a.scale = drop == 1 ? 1 : drop == 2 ? -0.7 : 0;
+        p.random = drop;
+        {   /* scale P D(T[id - start]) */
+            stx_real *mask[K_MAX] = {NULL};
+            stx_tensor *in[MAX_IN], *y;
+            size_t i, c, o, e, w, at[K_MAX] = {0};
+            double scale = drop ? u.a.scale : sqrt(12.0);
+            int good, dropped = 0;
+            for (c = 0; c < (size_t)k; c++) mask[c] = masks_of(&p, &u, 0, c);
+            y = forward(ctx1, &p, in);
+            good = y != NULL && y->ndim == 3 && y->dim[0] == 3 && y->dim[1] == 11 && y->dim[2] == 12;
             for (i = 0; i < 33 && y; i++) {
                 size_t id = (size_t)u.id[i], start_;
+                double row[12];
                 for (c = 0; id >= u.a.end[c]; c++) {}
                 start_ = c ? u.a.end[c - 1] : 0;
                 w = p.dim[c][1];
+                for (e = 0; e < w; e++) { row[e] = p.data[c][(id - start_) * w + e] * (mask[c] ? mask[c][at[c] * w + e] : 1); dropped += row[e] == 0; }
+                at[c]++;
                 for (o = 0; o < 12; o++) {
-                    double s = pr ? 0 : p.data[c][(id - start_) * w + o];
-                    for (e = 0; e < w && pr; e++) s += p.data[(size_t)k + c][o * w + e] * p.data[c][(id - start_) * w + e];
-                    if (!CLOSE(y->data[i * 12 + o], sqrt(12.0) * s, 1e-13)) good = 0;
+                    double s = pr ? 0 : row[o];
+                    for (e = 0; e < w && pr; e++) s += p.data[(size_t)k + c][o * w + e] * row[e];
+                    if (!CLOSE(y->data[i * 12 + o], scale * s, 1e-13)) good = 0;
                 }
             }
-            CHECK(good, "adaptive input, %d clusters: value", k);
+            CHECK(good && (dropped > 0) == (drop > 0), "adaptive input, %d clusters, dropout %g: value", k, u.a.dropout);
+            for (c = 0; c < (size_t)k; c++) free(mask[c]);
+            stx_begin(ctx1, STX_EVAL);
+            for (i = 0; i < (size_t)p.n; i++) in[i] = p.absent[i] ? NULL : stx_input(ctx1, p.data[i], p.dim[i][0], p.dim[i][1], 0, 0);
+            y = make_adaptive_input(ctx1, in, &u);
+            u.a.dropout = 0;
+            { stx_tensor *y0 = make_adaptive_input(ctx1, in, &u); CHECK(y && y0 && !memcmp(y->data, y0->data, y->size * sizeof(stx_real)), "adaptive input: dropout in STX_EVAL"); }
+            u.a.dropout = drop ? 0.3 : 0;
         }
         check(&p);
         free(u.id);
     }
 }
-/* -log p(word) of row h, as spec 1.7 says it */
-static double adaptive_nll(const problem *p, const adaptive_user *u, const stx_real *h, size_t id) {
+/* -log p(word) of row h, as spec 1.7 says it; mask0 and mask: of the row in the head and in its cluster, or NULL */
+static double adaptive_nll(const problem *p, const adaptive_user *u, const stx_real *h, size_t id, const stx_real *mask0, const stx_real *mask) {
     size_t k = u->a.clusters, c, j, d = 12, start_, v;
     double nll = 0, head[64], x0[12];
     for (c = 0; id >= u->a.end[c]; c++) {}
@@ -1010,6 +1157,7 @@ static double adaptive_nll(const problem *p, const adaptive_user *u, const stx_r
         for (e = 0; e < w; e++) {
             x0[e] = p->absent[k + cl] ? h[e] : 0;
             for (o = 0; o < d && !p->absent[k + cl]; o++) x0[e] += p->data[k + cl][o * w + e] * h[o];
+            if (j ? mask != NULL : mask0 != NULL) x0[e] *= (j ? mask : mask0)[e];
         }
         for (v = 0; v < n; v++) { head[v] = p->data[2 * k + cl][v]; for (e = 0; e < w; e++) head[v] += p->data[cl][v * w + e] * x0[e]; }
         if (!j) for (v = 0; v + 1 < k; v++) { head[n + v] = p->data[3 * k + 1][v]; for (e = 0; e < w; e++) head[n + v] += p->data[3 * k][v * w + e] * x0[e]; }
@@ -1022,18 +1170,27 @@ static double adaptive_nll(const problem *p, const adaptive_user *u, const stx_r
     return nll;
 }
 static void row_adaptive_softmax(void) {
-    int k, pr, f;
-    for (k = 1; k <= 3; k++) for (pr = 0; pr < 2; pr++) for (f = 0; f < 2; f++) {
+    int k, pr, f, drop;
+    for (k = 1; k <= 3; k++) for (pr = 0; pr < 2; pr++) for (f = 0; f < 2; f++) for (drop = 0; drop < 2; drop++) {
         adaptive_user u;
-        problem p = start("adaptive softmax", make_adaptive_softmax, &u);
+        problem p = start(drop ? "adaptive softmax with dropout" : "adaptive softmax", make_adaptive_softmax, &u);
+        stx_real *mask[K_MAX] = {NULL};
         stx_tensor *in[MAX_IN], *y;
         double want = 0;
-        size_t i;
+        size_t i, c, at[K_MAX] = {0};
         adaptive_inputs(&p, &u, k, pr, f, 1);
+        u.a.dropout = drop ? 0.3 : 0;
+        p.random = drop;
         p.entries = 60;
-        for (i = 0; i < 33; i++) want += adaptive_nll(&p, &u, p.data[3 * k + 2] + i * 12, (size_t)u.id[i]) / 33;
+        for (c = 0; c < (size_t)k; c++) mask[c] = masks_of(&p, &u, 1, c);
+        for (i = 0; i < 33; i++) {
+            for (c = 0; (size_t)u.id[i] >= u.a.end[c]; c++) {}
+            want += adaptive_nll(&p, &u, p.data[3 * k + 2] + i * 12, (size_t)u.id[i], mask[0] ? mask[0] + i * p.dim[0][1] : NULL, mask[c] ? mask[c] + at[c] * p.dim[c][1] : NULL) / 33;
+            at[c]++;
+        }
         y = forward(ctx1, &p, in);
-        CHECK(y && y->size == 1 && CLOSE(y->data[0], want, 1e-13), "adaptive softmax, %d clusters: %g, want %g", k, y ? y->data[0] : 0, want);
+        CHECK(y && y->size == 1 && CLOSE(y->data[0], want, 1e-13), "adaptive softmax, %d clusters, dropout %g: %g, want %g", k, u.a.dropout, y ? y->data[0] : 0, want);
+        for (c = 0; c < (size_t)k; c++) free(mask[c]);
         check(&p);
         free(u.id);
     }
@@ -1048,6 +1205,7 @@ static void row_adaptive_log_probs(void) {
         size_t i, v, V;
         int good = 1;
         adaptive_inputs(&p, &u, k, 1, f, 1);
+        u.a.dropout = 0.4;                   /* in training as well: not here */
         forward(ctx1, &p, in);
         a = with_inputs(&u, in);
         V = a.end[k - 1];
@@ -1057,7 +1215,7 @@ static void row_adaptive_log_probs(void) {
             double sum = 0;
             for (v = 0; v < V; v++) {
                 sum += exp(y->data[i * V + v]);
-                if (!CLOSE(-y->data[i * V + v], adaptive_nll(&p, &u, p.data[3 * k + 2] + i * 12, v), 1e-12)) good = 0;
+                if (!CLOSE(-y->data[i * V + v], adaptive_nll(&p, &u, p.data[3 * k + 2] + i * 12, v, NULL, NULL), 1e-12)) good = 0;
             }
             if (!CLOSE(sum, 1, 1e-12)) good = 0;
         }
