@@ -45,9 +45,9 @@ static tr_opt table[] = {
     TR_GROUP("Model"),
     TR_CHOICE("cell", &opt.cell, "sru++|sru", "sru++: attention inside the products of every layer; sru: recurrence alone"),
     TR_SIZE("nlayers", &opt.nlayers, 1, 4096, "layers"),
-    TR_SIZE("hid-sz", &opt.hid_sz, 1, 1u << 29, "hidden size d"),
-    TR_SIZE("emb-sz", &opt.emb_sz, 0, 1u << 29, "width of the embedding, with --adapt-io of its first cluster; 0: --hid-sz"),
-    TR_SIZE("proj-sz", &opt.proj_sz, 0, 1u << 29, "width d' inside a layer's product; sru++: 0 is a quarter of --hid-sz; sru: 0 is none, and a layer that is not wider has none"),
+    TR_SIZE("hid-sz", &opt.hid_sz, 1, 1u << 28, "hidden size d"),
+    TR_SIZE("emb-sz", &opt.emb_sz, 0, 1u << 28, "width of the embedding, with --adapt-io of its first cluster; 0: --hid-sz"),
+    TR_SIZE("proj-sz", &opt.proj_sz, 0, 1u << 28, "width d' inside a layer's product; sru++: 0 is a quarter of --hid-sz; sru: 0 is none, and a layer that is not wider has none"),
     TR_FLAG("skip", &opt.skip, "highway from a layer's input to its output"),
     TR_REAL("highway-bias", &opt.highway_bias, -1e6, 1e6, "first bias of the reset gate"),
     TR_FLAG("rescale", &opt.rescale, "multiply the highway by sqrt(1 + 2 e^bias)"),
@@ -88,7 +88,7 @@ static tr_opt table[] = {
     TR_SIZE("lr-decay-from", &opt.lr_decay_from, 0, TR_INF, "..."),
     TR_SIZE("lr-decay-every", &opt.lr_decay_every, 0, TR_INF, "... and again after each so many more; 0: only once"),
     TR_REAL("momentum", &opt.momentum, 0, 1, "of sgd"),
-    TR_REAL("weight-decay", &opt.weight_decay, 0, 1e6, "of radam and adamw (decoupled), adam and sgd (in the gradient)"),
+    TR_REAL("weight-decay", &opt.weight_decay, 0, 1e6, "of radam and adamw (decoupled), adam and sgd (in the gradient); adagrad has none"),
     TR_REAL("grad-clip", &opt.grad_clip, 0, 1e9, "largest gradient norm: per tensor with adagrad, of all together otherwise; 0: none"),
     TR_FLAG("sum-loss", &opt.sum_loss, "the loss is the sum over a block's times, not the mean: gradients are --block-sz times as large"),
     TR_SIZE("batch-sz", &opt.batch_sz, 1, 1u << 30, "parallel streams of text"),
@@ -175,6 +175,7 @@ typedef struct run {
     stx_sru_state **state;          /* one per part of the batch: c of every layer, and the block before, to attend to */
     stx_ids **in, **out;            /* tokens and targets of an update: part p of its block k is [k parts + p] */
     double best;                    /* of the evaluations so far; NaN: none */
+    uint64_t evaluated, blocks;     /* step and --eval-blocks of the last evaluation */
     stx_sru_lm_desc desc;
     size_t *projs;
 } run;
@@ -231,6 +232,8 @@ static int evaluate(run *r, int part, uint64_t blocks, double *nll) {
     if (p.state) p.state->keep = p.state->window = eval_unroll();
     *nll = tr_lm_pass(&r->t, r->t.text[part], B, T, blocks, STX_EVAL_ALL, score, &p, &scored);
     stx_sru_state_free(p.state);
+    r->evaluated = r->t.step;
+    r->blocks = blocks;
     return tr_lm_report(&r->t, part, *nll, scored, blocks != 0);
 }
 
@@ -417,7 +420,7 @@ static int make_model(run *r) {
         memset(&od, 0, sizeof od);
         od.kind = kinds[opt.optim];
         od.radam_skip = opt.radam_skip;
-        od.momentum = opt.momentum; od.clip = opt.grad_clip; od.weight_decay = opt.weight_decay;
+        od.momentum = opt.momentum; od.clip = opt.grad_clip; od.weight_decay = od.kind == STX_ADAGRAD && !tr_given(&options, "weight-decay") ? 0 : opt.weight_decay;
         if (!tr_lm_batches(t, opt.batch_sz, opt.block_sz)) return 0;
         if (t->batches && stx_batches_stream(t->batches) <= opt.update_param_freq * opt.block_sz)
             return tr_fail(t->err, TR_ERR, "--update-param-freq %llu: the streams of %zu tokens are too short for so many blocks of %llu", (unsigned long long)opt.update_param_freq, stx_batches_stream(t->batches), (unsigned long long)opt.block_sz);
@@ -499,8 +502,10 @@ static int run_main(run *r, int argc, char **argv) {
     tr_lm *t = &r->t;
     double nll;
     int ok = 1, training;
+    uint64_t blocks;
     t->options = &options; t->opt = &opt.lm; t->kind = &kind;
     r->best = (double)NAN;
+    r->evaluated = UINT64_MAX;
     switch (tr_parse(&options, argc, argv, t->err, TR_ERR)) {
     case 0: return tr_lm_refuse(t);
     case 2: return 0;
@@ -514,7 +519,8 @@ static int run_main(run *r, int argc, char **argv) {
     if (training) ok = train(r);
     if (tr_stop_requested()) tr_say(&t->term, "stopped at step %llu%s", (unsigned long long)t->step, opt.lm.checkpoint && training && ok ? "; the checkpoint is saved, the same command goes on from it" : "");
     else if (ok && (training || opt.lm.eval_only)) {
-        ok = evaluate(r, 1, training && tr_given(&options, "eval-blocks") ? opt.lm.eval_blocks : 0, &nll);
+        blocks = training && tr_given(&options, "eval-blocks") ? opt.lm.eval_blocks : 0;
+        if (r->evaluated != t->step || r->blocks != blocks) ok = evaluate(r, 1, blocks, &nll);      /* else --best wanted it already */
         if (ok && !training) ok = evaluate(r, 2, 0, &nll);
     }
     tr_term_close(&t->term);

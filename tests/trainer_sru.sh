@@ -113,9 +113,10 @@ fi
 section "repeat and resume"
 
 variant "sru++" --data ../t.txt $flat
-for optim in sgd adam adamw adagrad; do
+for optim in sgd adam adamw; do
     variant $optim --data ../t.txt $flat --optim $optim --lr 0.003
 done
+variant "adagrad" --data ../t.txt $flat --optim adagrad --lr 0.07 --weight-decay 0
 variant "radam that skips" --data ../t.txt $flat --radam-skip
 variant "attention in every second layer" --data ../t.txt $flat --nlayers 4 --attention-every 2
 variant "attention in the last layer" --data ../t.txt $flat --attention-last 1 --attn-norm-first --alpha-init 0.5
@@ -215,7 +216,7 @@ refused 'cell' $t $tiny $new --cell lstm
 refused 'norm' $t $tiny $new --norm between
 refused 'dropout' $t $tiny $new --dropout 1
 refused 'max-memory' $t $tiny $new --hid-sz 1024 --max-memory 0.01
-refused 'max-memory' $t $tiny $new --hid-sz 536870912
+refused 'max-memory' $t $tiny $new --hid-sz 268435456
 refused 'max-memory' --preset lm1b-large-k5 $t $new --tokens bytes --no-adapt-io --max-memory 1
 refused 'unknown option.*block-sz' $t $tiny $new --blok-sz 3
 refused 'enwik8-base' $t $tiny $new --preset enwik8-bas
@@ -305,7 +306,7 @@ section "loss that is not finite"
 mkdir wild
 wild="$tiny --data ../t.txt --checkpoint run.st --log log.jsonl --log-every 1 --optim sgd --grad-clip 0 --dropout 0 --schedule constant --weight-decay 0"
 good "a good start" wild $wild --steps 5
-run wild $wild --lr 1e30 --lr-warmup 0 --steps 5000 --save-every 1
+run wild $wild --lr 1e6 --lr-warmup 0 --steps 5000 --save-every 1
 check "ends with an error, not $rc" [ $rc -eq 1 ]
 check "skipped updates are reported" grep -q 'step [0-9]*: the .* is not finite' out
 check "the end says what to change" grep -q '50 .*--lr' err
@@ -317,7 +318,7 @@ check "the log counts them" [ "$(events wild/log.jsonl | tail -n 1 | field skipp
 section "log and terminal"
 
 mkdir log
-learn="--data ../t.txt $tiny --dropout 0 --attn-dropout 0 --lr 0.02 --lr-warmup 10"
+learn="--data ../t.txt $tiny --hid-sz 32 --proj-sz 16 --dropout 0 --attn-dropout 0 --lr 0.03 --lr-warmup 10"
 good "learns" log $learn --checkpoint run.st --best best.st --log log.jsonl --log-every 1 --tensorboard deep/tb --steps 300 --eval-every 50
 cp out said
 check "the log is JSON" json log/log.jsonl
@@ -325,7 +326,7 @@ train_keys=event,step,loss,bpb,lr,grad_norm,tokens_per_s,peak_bytes,skipped
 check "keys of train" only_keys log/log.jsonl train $train_keys
 check "keys of eval" only_keys log/log.jsonl eval event,split,loss,bpb,step,tokens
 check "300 lines of train" [ "$(events log/log.jsonl | wc -l)" -eq 300 ]
-check "evaluations at 50, 100, .. 300, and at the end" [ "$(events log/log.jsonl eval | field step | tr '\n' ' ')" = "50 100 150 200 250 300 300 " ]
+check "evaluations at 50, 100, .. 300" [ "$(events log/log.jsonl eval | field step | tr '\n' ' ')" = "50 100 150 200 250 300 " ]
 check "the loss falls" awk -v a="$(events log/log.jsonl | head -n 1 | field loss)" -v b="$(events log/log.jsonl | tail -n 1 | field loss)" 'BEGIN { exit !(a > 4 && a < 8 && b > 0 && b < 1) }'
 check "progress" grep -q 'step 300/300 .*bpb.*tok/s' said
 check "alpha at the end" grep -q '^learned weight of attention: .*(layer 1), .*(layer 2)$' said
