@@ -768,7 +768,7 @@ static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *
     if (!(d->v_init > 0 && d->v_init < 1e6)) return stx__sru_wrong(x, "v_init", d->v_init, "more than 0");
     if (!(fabs(d->alpha_init) < 1e6)) return stx__sru_wrong(x, "alpha_init", d->alpha_init, "a small number");
     if (plus && d->attention_every && d->attention_last) { stx_fail(x, STX_ERR_ARG, "stx_sru_create: attention_every %zu and attention_last %zu: give one of them", d->attention_every, d->attention_last); return 0; }
-    if (!d->attention_every) d->attention_every = 1;
+    if (!d->attention_every && !d->attention_last) d->attention_every = 1;      /* resolving twice changes nothing */
     if (d->attention_last > d->layers) return stx__sru_wrong(x, "attention_last", (double)d->attention_last, "at most the number of layers");
     for (l = 0; l < d->layers; l++) {
         P = stx__sru_proj(d, l);
