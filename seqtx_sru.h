@@ -768,7 +768,7 @@ static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *
     if (!(d->v_init > 0 && d->v_init < 1e6)) return stx__sru_wrong(x, "v_init", d->v_init, "more than 0");
     if (!(fabs(d->alpha_init) < 1e6)) return stx__sru_wrong(x, "alpha_init", d->alpha_init, "a small number");
     if (plus && d->attention_every && d->attention_last) { stx_fail(x, STX_ERR_ARG, "stx_sru_create: attention_every %zu and attention_last %zu: give one of them", d->attention_every, d->attention_last); return 0; }
-    if (!d->attention_every) d->attention_every = 1;
+    if (!d->attention_every && !d->attention_last) d->attention_every = 1;      /* resolving twice changes nothing */
     if (d->attention_last > d->layers) return stx__sru_wrong(x, "attention_last", (double)d->attention_last, "at most the number of layers");
     for (l = 0; l < d->layers; l++) {
         P = stx__sru_proj(d, l);
@@ -1165,6 +1165,406 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
         out->rows = rows;
     }
     return h;
+}
+STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix) {
+    size_t l, i, dim[3];
+    char name[96];
+    if (!s || !stx_ok(s->model->ctx)) return 0;
+    for (i = 0; i < s->B * s->rows && s->pad && !s->pad[i]; i++) {}
+    if (s->rows && s->pad && i < s->B * s->rows) {
+        dim[0] = s->B; dim[1] = s->rows;
+        snprintf(name, sizeof name, "%spad", prefix);
+        if (!stx_writer_add(w, name, STX_I32, 2, dim, s->pad)) return 0;
+    }
+    snprintf(name, sizeof name, "%srows", prefix);
+    if (!stx_writer_meta_u64(w, name, s->rows)) return 0;
+    dim[0] = s->model->desc.layers; dim[1] = s->B; dim[2] = s->model->O;
+    snprintf(name, sizeof name, "%sc", prefix);
+    if (!stx_writer_add_numbers(w, name, 3, dim, s->c)) return 0;
+    for (l = 0; l < s->model->desc.layers; l++) {
+        if (!s->rows || !s->model->layer[l].attends) continue;
+        dim[0] = s->B; dim[1] = s->rows; dim[2] = s->model->layer[l].I;
+        snprintf(name, sizeof name, "%smemory.%zu", prefix, l);
+        if (!stx_writer_add_numbers(w, name, 3, dim, s->memory[l])) return 0;
+    }
+    return 1;
+}
+/* The entry if it has these dimensions; NULL and an error if not */
+static const stx_entry *stx__sru_entry(stx_ctx *x, const stx_file *f, const char *name, size_t d0, size_t d1, size_t d2) {
+    const stx_entry *e = stx_file_find(f, name);
+    if (e && e->ndim == 3 && e->dim[0] == d0 && e->dim[1] == d1 && e->dim[2] == d2) return e;
+    stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" is %s, want (%zu,%zu,%zu): give the batch size and model that the file was made with", name, e ? "of another shape" : "not there", d0, d1, d2);
+    return NULL;
+}
+STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix) {
+    size_t l, i, n;
+    uint64_t rows;
+    char name[96];
+    const stx_entry *e;
+    stx_ctx *x = s ? s->model->ctx : NULL;
+    int attends = 0, good;
+    if (!stx_ok(x) || !f) return 0;
+    n = s->model->desc.layers;
+    stx_sru_state_reset(s);
+    for (l = 0; l < n; l++) attends |= s->model->layer[l].attends;
+    snprintf(name, sizeof name, "%srows", prefix);
+    if (!stx_file_meta_u64(x, f, name, &rows)) return 0;
+    if (rows > ((uint64_t)1 << 31) || (rows && !attends)) { stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu: the file is damaged, or of a model with attention in other layers", name, (unsigned long long)rows); return 0; }
+    snprintf(name, sizeof name, "%sc", prefix);
+    e = stx__sru_entry(x, f, name, n, s->B, s->model->O);
+    for (l = 0; e && l < n && rows; l++) {      /* all are looked at before the first is copied */
+        if (!s->model->layer[l].attends) continue;
+        snprintf(name, sizeof name, "%smemory.%zu", prefix, l);
+        if (!stx__sru_entry(x, f, name, s->B, (size_t)rows, s->model->layer[l].I)) e = NULL;
+    }
+    if (!e || (rows && !stx__sru_room_for(s, STX__MAX((size_t)rows, s->keep)))) return 0;
+    good = stx_entry_put(e, s->c, e->count);
+    for (l = 0; good && l < n && rows; l++) {
+        if (!s->model->layer[l].attends) continue;
+        snprintf(name, sizeof name, "%smemory.%zu", prefix, l);
+        e = stx_file_find(f, name);
+        good = stx_entry_put(e, s->memory[l], e->count);
+    }
+    if (good && rows) {
+        memset(s->pad, 0, s->B * (size_t)rows * sizeof *s->pad);
+        snprintf(name, sizeof name, "%spad", prefix);
+        e = stx_file_find(f, name);
+        if (e) {
+            int64_t *v = (int64_t *)stx_block(x, s->B * (size_t)rows * sizeof *v);
+            good = v && stx_entry_get_i64(e, v, s->B * (size_t)rows);
+            for (i = 0; good && i < s->B * rows; i++) s->pad[i] = v[i] != 0;
+            stx_block_free(x, v);
+        }
+    }
+    if (!good) {        /* in error nothing can be filled with zeros: the caller clears it and resets */
+        s->rows = 0;
+        return 0;
+    }
+    s->rows = (size_t)rows;
+    return 1;
+}
+/* (layers,B,D,H) here, (layers D,B,H) there */
+static void stx__sru_nn(const stx_sru *m, size_t B, stx_real *nn, stx_real *own, int out) {
+    size_t D = m->desc.bidirectional ? 2 : 1, H = m->desc.hidden, l, b, s;
+    for (l = 0; l < m->desc.layers; l++)
+        for (b = 0; b < B; b++)
+            for (s = 0; s < D; s++) {
+                stx_real *p = nn + ((l * D + s) * B + b) * H, *q = own + ((l * B + b) * D + s) * H;
+                memcpy(out ? p : q, out ? q : p, H * sizeof *p);
+            }
+}
+STX_DEF void stx_sru_state_get_nn(const stx_sru_state *s, stx_real *out) {
+    stx_ctx *x = s ? s->model->ctx : NULL;
+    stx_real *own;
+    size_t n;
+    if (!stx_ok(x) || !out) return;
+    n = s->model->desc.layers * s->B * s->model->O;
+    own = (stx_real *)stx_block(x, n * sizeof *own);
+    if (!own) return;
+    stx_fetch(x, own, s->c, n);
+    stx__sru_nn(s->model, s->B, out, own, 1);
+    stx_block_free(x, own);
+}
+STX_DEF void stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in) {
+    stx_ctx *x = s ? s->model->ctx : NULL;
+    stx_real *own, *copy;
+    size_t n;
+    if (!stx_ok(x) || !in) return;
+    n = s->model->desc.layers * s->B * s->model->O;
+    own = (stx_real *)stx_block(x, 2 * n * sizeof *own);
+    if (!own) return;
+    copy = own + n;
+    memcpy(copy, in, n * sizeof *copy);
+    stx__sru_nn(s->model, s->B, copy, own, 0);
+    stx_put(x, s->c, own, n);
+    stx_block_free(x, own);
+}
+
+// >>language model
+
+static int stx__sru_lm_wrong(stx_ctx *x, const char *what, double got, const char *want) {
+    stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: %s is %g, want %s", what, got, want);
+    return 0;
+}
+static size_t stx__sru_lm_width(const stx_sru_lm_desc *d, size_t cluster) { return (size_t)floor((double)d->emb_adaptive / pow(d->divval, (double)cluster)); }
+static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_lm_desc *d) {
+    static const size_t usual[3] = {20000, 40000, 200000};
+    const size_t most = (size_t)1 << 28;
+    stx_sru_desc s;
+    size_t i;
+    *d = *from;
+    if (!d->dim) d->dim = 512;
+    if (!d->emb) d->emb = d->dim;
+    if (!d->emb_adaptive) d->emb_adaptive = d->dim;
+    if (d->divval == 0) d->divval = 4;
+    if (!d->vocab || d->vocab > (size_t)1 << 31) return stx__sru_lm_wrong(x, "vocab", (double)d->vocab, "1 to 2^31");
+    if (d->dim > most || d->emb > most || d->emb_adaptive > most) return stx__sru_lm_wrong(x, "dim, emb or emb_adaptive", (double)d->dim, "at most 2^28");
+    if (d->sru.bidirectional || d->sru.not_causal) { stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: a language model must not see what it predicts: bidirectional and not_causal stay 0"); return 0; }
+    if (!(d->dropout >= 0 && d->dropout < 1)) return stx__sru_lm_wrong(x, "dropout", d->dropout, "0 <= p < 1");
+    if (!(d->emb_dropout >= 0 && d->emb_dropout < 1)) return stx__sru_lm_wrong(x, "emb_dropout", d->emb_dropout, "0 <= p < 1");
+    if (d->tied && (d->emb != d->dim || d->adapt_io)) { stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: tied with %s: want emb equal to dim %zu, and adapt_io 0 (its tables are always shared)", d->adapt_io ? "adapt_io" : "another emb", d->dim); return 0; }
+    if (d->adapt_io && d->emb != d->dim) return stx__sru_lm_wrong(x, "emb with adapt_io", (double)d->emb, "dim: the embedding's projections lead there");
+    d->sru.input = d->emb;
+    d->sru.hidden = d->dim;
+    d->sru.dropout = d->dropout;
+    if (d->adapt_io) {
+        if (!(d->divval > 1 && d->divval < 1e6)) return stx__sru_lm_wrong(x, "divval", d->divval, "more than 1");
+        if (!d->cutoffs) for (i = 0; i < 3 && usual[i] < d->vocab; i++) d->cutoff[d->cutoffs++] = usual[i];
+        if (d->cutoffs > STX_MAX_CLUSTERS - 1) return stx__sru_lm_wrong(x, "cutoffs", (double)d->cutoffs, "at most 7");
+        for (i = 0; i < d->cutoffs; i++)
+            if (d->cutoff[i] <= (i ? d->cutoff[i - 1] : 0) || d->cutoff[i] >= d->vocab) {
+                stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: cutoff %zu (number %zu): cutoffs rise and stay below the vocabulary of %zu", d->cutoff[i], i + 1, d->vocab);
+                return 0;
+            }
+        if (!stx__sru_lm_width(d, d->cutoffs)) return stx__sru_lm_wrong(x, "emb_adaptive / divval^cutoffs", 0, "1 or more: use fewer cutoffs, a smaller divval or a larger width");
+    }
+    if (!stx__sru_resolve(x, &d->sru, &s)) return 0;
+    d->sru = s;
+    return 1;
+}
+STX_DEF size_t stx_sru_lm_count(const stx_sru_lm_desc *desc) {
+    stx_sru_lm_desc d;
+    size_t n, i, start = 0;
+    if (!desc || !stx__sru_lm_resolve(NULL, desc, &d)) return 0;
+    n = stx_sru_count(&d.sru);
+    if (!d.adapt_io) return n + d.vocab * d.emb + (d.tied ? 0 : d.vocab * d.dim) + d.vocab;
+    for (i = 0; i <= d.cutoffs; i++) {
+        size_t end = i < d.cutoffs ? d.cutoff[i] : d.vocab, w = stx__sru_lm_width(&d, i);
+        n += (end - start) * (w + 1) + (d.separate_projs ? 2 : 1) * d.dim * w;
+        start = end;
+    }
+    return n + d.cutoffs * (d.emb_adaptive + 1);
+}
+/* Initialisers: spec sru 2.4 and 2.6 */
+STX_DEF stx_sru_lm *stx_sru_lm_create(stx_ctx *x, const stx_sru_lm_desc *desc) {
+    stx_sru_lm *m;
+    stx_sru_lm_desc *d;
+    size_t i, start;
+    double s;
+    char name[64];
+    if (!stx_ok(x)) return NULL;
+    if (!desc) { stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: no desc; at least vocab is needed"); return NULL; }
+    m = (stx_sru_lm *)stx_persist(x, sizeof *m);
+    if (!m || !stx__sru_lm_resolve(x, desc, &m->desc)) return NULL;
+    d = &m->desc;
+    m->ctx = x;
+    m->params = stx_params_create(x);
+    if (!m->params) return NULL;
+    s = sqrt(3 / (double)d->dim);
+    if (!d->adapt_io) {
+        m->in_emb = stx_param(m->params, STX_UNIFORM, sqrt(3 / (double)d->emb), "in_emb.weight", d->vocab, d->emb, 0, 0);
+        m->out_w = d->tied ? m->in_emb : stx_param(m->params, STX_UNIFORM, s, "out_emb.weight", d->vocab, d->dim, 0, 0);
+        m->out_b = stx_param(m->params, STX_ZEROS, 0, "out_emb.bias", d->vocab, 0, 0, 0);
+    } else {
+        m->in.clusters = m->out.clusters = d->cutoffs + 1;
+        m->in.scale = 1;
+        m->in.dropout = m->out.dropout = d->emb_dropout;
+        m->out.forward_columns = d->forward_columns;
+        for (i = 0, start = 0; i <= d->cutoffs; i++) {
+            size_t end = i < d->cutoffs ? d->cutoff[i] : d->vocab, w = stx__sru_lm_width(d, i);
+            double xavier = sqrt(6 / (double)(d->dim + w));
+            m->in.end[i] = m->out.end[i] = end;
+            snprintf(name, sizeof name, "out_emb.tables.%zu", i);
+            m->in.table[i] = m->out.table[i] = stx_param(m->params, STX_UNIFORM, s, name, end - start, w, 0, 0);
+            snprintf(name, sizeof name, "out_emb.projs.%zu", i);
+            m->in.proj[i] = m->out.proj[i] = stx_param(m->params, STX_UNIFORM, xavier, name, d->dim, w, 0, 0);
+            if (d->separate_projs) {
+                snprintf(name, sizeof name, "in_emb.projs.%zu", i);
+                m->in.proj[i] = stx_param(m->params, STX_UNIFORM, xavier, name, d->dim, w, 0, 0);
+            }
+            snprintf(name, sizeof name, "out_emb.biases.%zu", i);
+            m->out.bias[i] = stx_param(m->params, STX_ZEROS, 0, name, end - start, 0, 0, 0);
+            start = end;
+        }
+        if (d->cutoffs) {
+            m->out.cluster_w = stx_param(m->params, STX_UNIFORM, s, "out_emb.cluster.weight", d->cutoffs, d->emb_adaptive, 0, 0);
+            m->out.cluster_b = stx_param(m->params, STX_ZEROS, 0, "out_emb.cluster.bias", d->cutoffs, 0, 0, 0);
+        }
+    }
+    m->sru = stx_sru_create(m->params, "", &d->sru);
+    if (!m->sru) return NULL;
+    d->sru = m->sru->desc;
+    return stx_ok(x) ? m : NULL;
+}
+STX_DEF stx_params *stx_sru_lm_params(stx_sru_lm *m) { return m ? m->params : NULL; }
+
+static stx_tensor *stx__sru_lm_embed(stx_sru_lm *m, const stx_ids *ids) {
+    stx_tensor *h = m->desc.adapt_io ? stx_adaptive_input(m->ctx, &m->in, ids) : stx_embedding(m->ctx, m->in_emb, ids);
+    return stx_dropout(m->ctx, h, m->desc.dropout);
+}
+STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const stx_sru_state *in, stx_sru_state *out) {
+    if (!m || !ids) return NULL;
+    return stx_dropout(m->ctx, stx_sru_segment(m->sru, stx__sru_lm_embed(m, ids), NULL, in, out), m->desc.dropout);
+}
+STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h) {
+    stx_tensor *y;
+    if (!m || !h) return NULL;
+    if (!m->desc.adapt_io) return stx_linear(m->ctx, h, m->out_w, m->out_b, STX_ACT_NONE);
+    y = stx_adaptive_log_probs(m->ctx, &m->out, h);
+    return y && h->ndim == 3 ? stx_reshape(m->ctx, y, h->dim[0], h->dim[1], m->desc.vocab, 0) : y;
+}
+STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *in, stx_sru_state *out) {
+    stx_tensor *h = stx_sru_lm_forward(m, ids, in, out);
+    if (!h || !targets) return NULL;
+    return m->desc.adapt_io ? stx_adaptive_softmax(m->ctx, &m->out, h, targets) : stx_cross_entropy_over(m->ctx, stx_sru_lm_logits(m, h), targets, 0);
+}
+/* FNV-1a */
+static uint64_t stx__sru_hash(uint64_t h, uint64_t v) {
+    int i;
+    for (i = 0; i < 8; i++) h = (h ^ ((v >> (8 * i)) & 255)) * 1099511628211u;
+    return h;
+}
+STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *s, uint64_t salt) {
+    uint64_t h = stx__sru_hash(14695981039346656037u, salt);
+    size_t l;
+    if (ids) h = stx__sru_hash(stx__sru_hash(stx__sru_hash(h, ids->B), ids->T), (uint64_t)(uintptr_t)ids->device);
+    if (targets) h = stx__sru_hash(stx__sru_hash(stx__sru_hash(h, targets->B), targets->T), (uint64_t)(uintptr_t)targets->device);
+    if (!m || !s) return h;
+    h = stx__sru_hash(stx__sru_hash(stx__sru_hash(stx__sru_hash(h, s->rows), s->keep), s->window), (uint64_t)(uintptr_t)s->c);
+    for (l = 0; l < m->sru->desc.layers; l++) h = stx__sru_hash(h, (uint64_t)(uintptr_t)s->memory[l]);
+    return h;
+}
+
+// >>language model: generation
+
+STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window) {
+    stx_ctx *x = m ? m->ctx : NULL;
+    stx_sru_gen *g;
+    size_t n, l;
+    if (!stx_ok(x)) return NULL;
+    if (!B) { stx_fail(x, STX_ERR_ARG, "stx_sru_gen_create: no streams, want B >= 1"); return NULL; }
+    n = m->sru->desc.layers;
+    g = (stx_sru_gen *)stx_block(x, sizeof *g);
+    if (!g) return NULL;
+    g->model = m;
+    g->B = B;
+    g->window = window ? window : 1024;
+    g->chunk = 64;
+    g->capacity = 2 * g->window + g->chunk;     /* the window, a chunk, and a window more so that moving down costs one copy a token */
+    g->state = stx_sru_state_create(m->sru, B);
+    g->keys = (stx_real **)stx_block(x, 2 * n * sizeof *g->keys);
+    g->out = (stx_real *)stx_block(x, stx_bytes_of(B, m->desc.vocab, sizeof *g->out));
+    if (!g->state || !g->keys || !g->out) return NULL;
+    g->values = g->keys + n;
+    for (l = 0; l < n; l++) {
+        const stx_sru_layer *p = &m->sru->layer[l];
+        if (!p->attends) continue;
+        g->keys[l] = stx_block_numbers(x, stx_bytes_of(B, g->capacity, p->P));
+        g->values[l] = stx_block_numbers(x, stx_bytes_of(B, g->capacity, p->P));
+    }
+    return stx_ok(x) ? g : NULL;
+}
+STX_DEF void stx_sru_gen_free(stx_sru_gen *g) {
+    stx_ctx *x;
+    size_t l;
+    if (!g) return;
+    x = g->model->ctx;
+    for (l = 0; l < 2 * g->model->sru->desc.layers; l++) stx_block_numbers_free(x, g->keys[l]);
+    stx_sru_state_free(g->state);
+    stx_block_free(x, g->keys);
+    stx_block_free(x, g->out);
+    stx_block_free(x, g);
+}
+STX_DEF void stx_sru_gen_reset(stx_sru_gen *g) {
+    if (!g) return;
+    stx_sru_state_reset(g->state);
+    g->len = 0;
+}
+/* Attention of t new times over the window, whose keys and values are kept; spec sru 2.1 */
+static stx_tensor *stx__sru_gen_transform(stx_sru_gen *g, size_t l, stx_tensor *h, size_t t) {
+    stx_sru *m = g->model->sru;
+    stx_ctx *x = m->ctx;
+    const stx_sru_layer *p = &m->layer[l];
+    stx_tensor *z, *zn, *kv, *o;
+    stx_attention_args a;
+    size_t P = p->P, B = g->B, cap = g->capacity, have = STX__MIN(g->len, g->window), len = g->len, i;
+    stx_real *to[2];
+    if (!p->attends) return stx__sru_transform(m, l, h, NULL, NULL, 0);
+    z = zn = stx_linear(x, h, p->w1, NULL, STX_ACT_NONE);
+    if (p->attn_gain && m->desc.attn_norm_first) zn = stx_layernorm(x, z, p->attn_gain, p->attn_shift, 1e-5);
+    kv = stx_linear(x, zn, p->w2, NULL, STX_ACT_NONE);
+    o = stx_new(x, B, t, P, 0);
+    if (!kv || !o) return NULL;
+    to[0] = g->keys[l]; to[1] = g->values[l];
+    for (i = 0; i < 2; i++) {       /* when it is full the window moves to the front: rows that stay and rows that go never overlap */
+        if (g->len + t > cap) {
+            STX_RUN(x, stx_copy2d, (x, to[i], cap * P, stx_at(x, to[i], (g->len - have) * P), cap * P, B, have * P, 0));
+            len = have;
+        }
+        {
+            size_t b;
+            for (b = 0; b < B; b++)
+                STX_RUN(x, stx_copy2d, (x, stx_at(x, to[i], (b * cap + len) * P), P, stx_at(x, kv->data, (b * t * 2 + i) * P), 2 * P, t, P, 0));
+        }
+    }
+    memset(&a, 0, sizeof a);
+    a.B = B; a.T = t; a.S = have + t; a.H = m->desc.heads; a.D = P / a.H;
+    a.ldq = a.ldk = P;
+    a.stq = t * P;
+    a.stk = cap * P;
+    a.span = g->window;
+    a.scale = (stx_real)(1 / sqrt((double)a.D));
+    a.q = zn->data;
+    a.k = stx_at(x, g->keys[l], (len - have) * P);
+    a.v = stx_at(x, g->values[l], (len - have) * P);
+    a.y = o->data;
+    a.top = (stx_real *)stx_step_bytes(x, 2 * B * a.H * t * sizeof(stx_real));
+    if (!a.top) return NULL;
+    a.inv = a.top + B * a.H * t;
+    stx_attention_run(x, &a);
+    return stx__sru_after(m, p, z, o);
+}
+STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, size_t n) {
+    stx_sru_lm *lm = g ? g->model : NULL;
+    stx_sru *m = lm ? lm->sru : NULL;
+    stx_ctx *x = m ? m->ctx : NULL;
+    stx_tensor *h = NULL, *y;
+    size_t l, at, b, t, O;
+    if (!stx_ok(x)) return NULL;
+    if (!ids || !n) { stx_fail(x, STX_ERR_ARG, "stx_sru_gen_feed: no tokens, want at least one a stream"); return NULL; }
+    if (m->desc.custom) { stx_fail(x, STX_ERR_ARG, "stx_sru_gen_feed: a transform of your own may look at other times, so it cannot be fed token by token: use stx_sru_segment"); return NULL; }
+    O = m->O;
+    for (at = 0; at < n; at += t) {
+        stx_ids *part;
+        int32_t *copy;
+        t = STX__MIN(g->chunk, n - at);
+        stx_begin(x, STX_EVAL);
+        copy = (int32_t *)stx_step_alloc(x, g->B * t * sizeof *copy);
+        if (!copy) return NULL;
+        for (b = 0; b < g->B; b++) memcpy(copy + b * t, ids + b * n + at, t * sizeof *copy);
+        part = stx_tokens(x, copy, g->B, t);
+        h = part ? stx__sru_lm_embed(lm, part) : NULL;
+        if (m->w_input) h = stx_linear(x, h, m->w_input, NULL, STX_ACT_NONE);
+        for (l = 0; l < m->desc.layers && h; l++) {
+            const stx_sru_layer *p = &m->layer[l];
+            stx_tensor *in = h, *last;
+            stx_sru_cell cell;
+            memset(&cell, 0, sizeof cell);
+            if (m->desc.norm == STX_SRU_NORM_BEFORE) in = stx_layernorm(x, in, p->gain, p->shift, 1e-5);
+            in = in ? stx__sru_gen_transform(g, l, in, t) : NULL;
+            if (!in) return NULL;
+            cell.u = stx_reshape(x, in, g->B, t, p->k, O);
+            cell.xr = p->xr_k3 ? h : NULL;
+            cell.v = p->v; cell.bias = p->bias;
+            cell.c0 = stx_new_full(x, g->B, O, 0, 0);
+            if (!cell.c0) return NULL;
+            STX_RUN(x, stx_copy2d, (x, cell.c0->data, g->B * O, stx_at(x, g->state->c, l * g->B * O), g->B * O, 1, g->B * O, 0));
+            cell.alpha = (double)p->alpha;
+            cell.tanh = m->desc.tanh;
+            h = stx_sru_recurrence(x, &cell, &last);
+            if (!h) return NULL;
+            STX_RUN(x, stx_copy2d, (x, stx_at(x, g->state->c, l * g->B * O), g->B * O, last->data, g->B * O, 1, g->B * O, 0));
+            if (m->desc.norm == STX_SRU_NORM_AFTER) h = stx_layernorm(x, h, p->gain, p->shift, 1e-5);
+        }
+        if (!h) return NULL;
+        if (g->len + t > g->capacity) g->len = STX__MIN(g->len, g->window);
+        g->len += t;
+    }
+    t = h->dim[1];
+    y = stx_sru_lm_logits(lm, t > 1 ? stx_slice(x, h, t - 1, t) : h);
+    if (!y) return NULL;
+    stx_get(x, y, g->out);
+    return stx_ok(x) ? g->out : NULL;
 }
 
 #endif /* SEQTX_SRU_IMPLEMENTATION */
