@@ -282,48 +282,68 @@ STX_KERNEL(stx_sru_bwd, (stx_ctx *x, const stx_sru_args *a))
    so chunks of time first find the product of their J and their offset, in parallel; the adjoints at the chunks' ends follow by a short
    walk over the chunks; then all chunks run at once. Forward is affine in c only if f does not depend on it: v zero. */
 
-enum { STX__SRU_W = sizeof(stx_real) == 4 ? 128 : 64 };      /* columns of a block: a tile of them is 50 KB on the stack */
+/* Columns of a block: rows of a few KB, so that the streams run through whole pages, while its constants and state stay in the first
+   cache and, in backward, its tile of states in the second. Fewer when there are too few blocks for the threads. */
+enum { STX__SRU_FAR = 8 << 20 };        /* bytes of h that are too much for the caches, with all that belongs to them */
+enum { STX__SRU_WIDE = 4096 / sizeof(stx_real), STX__SRU_WIDE_BACK = 2048 / sizeof(stx_real), STX__SRU_NARROW = 16 };
 
-typedef struct stx__sru_plan { size_t O, blocks, units, tiles, chunks, each, ldu; } stx__sru_plan;      /* each: tiles of a chunk */
+typedef struct stx__sru_plan { size_t O, W, blocks, units, tiles, chunks, each, ldu, slots, scratch, carries; } stx__sru_plan;
+/* each: tiles of a chunk; slots: threads at work, scratch: numbers that each has for itself, carries: those of the chunks */
 static void stx__sru_plan_of(stx__sru_plan *p, const stx_sru_args *a, size_t threads, int backward) {
     p->O = a->D * a->H;
-    p->blocks = (a->H + STX__SRU_W - 1) / STX__SRU_W;
-    p->units = a->B * a->D * p->blocks;
     p->tiles = stx_sru_tiles(a);
     p->ldu = a->k * p->O;
+    for (p->W = backward ? STX__SRU_WIDE_BACK : STX__SRU_WIDE;; p->W /= 2) {
+        p->blocks = (a->H + p->W - 1) / p->W;
+        p->units = a->B * a->D * p->blocks;
+        if (p->W <= STX__SRU_NARROW || p->units >= threads * (p->W > 128 ? 4 : 1)) break;
+    }
     p->chunks = 1;
-    if (p->units < threads && (backward || (!a->v && !a->V))) {     /* two passes have to pay: two threads and more for one block */
-        size_t want = 2 * threads / p->units;
-        p->chunks = want < p->tiles / 2 ? want : p->tiles / 2;
-        if (!p->chunks || threads < 2 * p->units) p->chunks = 1;
+    if (2 * p->units <= threads && (backward || (!a->v && !a->V))) {     /* two passes have to pay: two threads and more for one block */
+        p->chunks = STX__MIN(2 * threads / p->units, p->tiles / 2);
+        if (!p->chunks) p->chunks = 1;
     }
     p->each = (p->tiles + p->chunks - 1) / p->chunks;
     p->chunks = p->each ? (p->tiles + p->each - 1) / p->each : 1;
+    p->slots = STX__MIN(threads, p->units * p->chunks);
+    p->scratch = p->W * (backward ? 3 * STX_SRU_TILE + 13 : 3);
+    p->carries = p->chunks > 1 ? 2 * a->B * p->chunks * p->O : 0;
 }
-/* Work: forward (chunks > 1): product and offset of each chunk; backward also the four sums of dv and dbias. (B,chunks,O) each. */
+/* Work: product and offset of each chunk, (B,chunks,2,O); in backward the sums of dv and of dbias, (B chunks,2,O) each; scratch. */
 STX_DEF size_t stx_sru_work(stx_ctx *x, const stx_sru_args *a, int backward) {
     stx__sru_plan p;
     stx__sru_plan_of(&p, a, (size_t)stx_threads(x), backward);
-    return stx_bytes_of(a->B * p.chunks, p.O, ((p.chunks > 1 ? 2 : 0) + (backward ? 4 : 0)) * sizeof(stx_real));
+    return (p.carries + (backward ? 4 * a->B * p.chunks * p.O : 0) + p.slots * p.scratch) * sizeof(stx_real);
 }
+/* The units of a slot are [units slot / slots, units (slot + 1) / slots) of all chunks of all blocks */
+#define STX__SRU_SLOTS(x, plan, slot, i) \
+    STX__FOR(x, a->B * a->T * a->D * a->H * 16) \
+    for (slot = 0; slot < (ptrdiff_t)(plan).slots; slot++) \
+        for (i = (plan).units * (plan).chunks * (size_t)slot / (plan).slots; i < (plan).units * (plan).chunks * ((size_t)slot + 1) / (plan).slots; i++)
 
 /* One block of columns: where its numbers stand, constants filled in */
 typedef struct stx__sru_block {
     const stx_sru_args *a;
     size_t b, s, o, n, O, ldu;
+    int far_;
     ptrdiff_t step;                         /* 1, or -1 in the second direction */
     const stx_real *vf, *vr, *bf, *br, *m;
-    stx_real c[STX__SRU_W], none[STX__SRU_W], ones[STX__SRU_W];
+    stx_real *c, *none, *ones, *rest;       /* (n) each; scratch */
 } stx__sru_block;
-static void stx__sru_open(stx__sru_block *k, const stx_sru_args *a, const stx__sru_plan *p, size_t unit) {
+static void stx__sru_open(stx__sru_block *k, const stx_sru_args *a, const stx__sru_plan *p, stx_real *scratch, size_t unit) {
     size_t j, at;
+    k->c = scratch;
+    k->none = k->c + p->W;
+    k->ones = k->none + p->W;
+    k->rest = k->ones + p->W;
     k->a = a;
     k->O = p->O;
     k->ldu = p->ldu;
+    k->far_ = a->B * a->T * p->O * sizeof(stx_real) > STX__SRU_FAR;
     k->b = unit / (a->D * p->blocks);
     k->s = unit / p->blocks % a->D;
-    at = unit % p->blocks * STX__SRU_W;
-    k->n = STX__MIN((size_t)STX__SRU_W, a->H - at);
+    at = unit % p->blocks * p->W;
+    k->n = STX__MIN(p->W, a->H - at);
     k->o = k->s * a->H + at;
     k->step = k->s ? -1 : 1;
     for (j = 0; j < k->n; j++) { k->none[j] = 0; k->ones[j] = 1; }
@@ -348,32 +368,60 @@ static const stx_real *stx__sru_x(const stx__sru_block *k, size_t row, ptrdiff_t
 }
 static stx_real stx__sru_alpha(const stx_sru_args *a) { return a->k == 4 ? 1 : a->alpha; }
 
+/* A row is walked in pieces; before each one the same columns of the row that comes next are asked for: rows are many pages apart, which
+   is more than the processor's own prefetching sees. */
+enum { STX__SRU_PIECE = 128 };
+#if defined(__GNUC__) || defined(__clang__)
+  #define STX__SRU_AHEAD(row, from, to) do { size_t l_; for (l_ = (from); l_ < (to); l_ += 64 / sizeof(stx_real)) __builtin_prefetch((row) + l_, 0, 2); } while (0)
+#else
+  #define STX__SRU_AHEAD(row, from, to) ((void)(row))
+#endif
+
+/* What a piece gives is made in the first cache and then put where it belongs. When all of it together is more than the caches hold,
+   past them (stream): an ordinary store would first read from memory the line that it is about to overwrite. */
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__)) && !defined(SEQTX_DOUBLE)
+static inline void stx__sru_put(stx_real *to, const stx_real *from, size_t n, int stream) {
+    size_t j = 0;
+    if (stream && (uintptr_t)to % 16 == 0) for (; j + 4 <= n; j += 4) _mm_stream_ps(to + j, _mm_loadu_ps(from + j));
+    memcpy(to + j, from + j, (n - j) * sizeof *to);
+}
+static inline void stx__sru_settle(int stream) { if (stream) _mm_sfence(); }       /* before anybody else reads it */
+#else
+static inline void stx__sru_put(stx_real *to, const stx_real *from, size_t n, int stream) { (void)stream; memcpy(to, from, n * sizeof *to); }
+static inline void stx__sru_settle(int stream) { (void)stream; }
+#endif
 /* `steps` steps of n columns, rows ld* apart; vf, vr have V's rows added if gates */
 #define STX__SRU_IN const stx_real *STX__RESTRICT u0, const stx_real *STX__RESTRICT u2, ptrdiff_t ldu, const stx_real *STX__RESTRICT xt, ptrdiff_t ldx, \
     const stx_real *STX__RESTRICT V, ptrdiff_t ldv, size_t O, const stx_real *STX__RESTRICT vf, const stx_real *STX__RESTRICT vr, const stx_real *STX__RESTRICT br, \
     const stx_real *STX__RESTRICT m, stx_real alpha, size_t steps, size_t n
 #define STX__SRU_ARGS u0, u2, ldu, xt, ldx, V, ldv, O, vf, vr, br, m, alpha, steps, n
 
-STX__INNER void stx__sru_steps_as(int fma, stx_real *h, ptrdiff_t ldh, stx_real *c, const stx_real *u1, const stx_real *bf, STX__SRU_IN, int tanh_, int gates) {
-    size_t p, j;
+STX__INNER void stx__sru_steps_as(int fma, stx_real *h, ptrdiff_t ldh, stx_real *c, const stx_real *u1, const stx_real *bf, STX__SRU_IN, int far_, int tanh_, int gates) {
+    size_t p, j, j0, j1;
+    stx_real out[STX__SRU_PIECE];
     for (p = 0; p < steps; p++, h += ldh, u0 += ldu, u1 += ldu, u2 += ldu, xt += ldx, V += ldv)
-        for (j = 0; j < n; j++) {
+      for (j0 = 0; j0 < n; j0 = j1) {
+        j1 = STX__MIN(n, j0 + STX__SRU_PIECE);
+        if (far_) { STX__SRU_AHEAD(u0 + ldu, j0, j1); STX__SRU_AHEAD(u1 + ldu, j0, j1); STX__SRU_AHEAD(u2 + ldu, j0, j1); STX__SRU_AHEAD(xt + ldx, j0, j1); }
+        for (j = j0; j < j1; j++) {
             stx_real cp = c[j], f, r, cn, g, xv = alpha * xt[j];
             f = stx__sigmoid_any(fma, STX__FMA(fma, gates ? vf[j] + V[j] : vf[j], cp, u1[j] + bf[j]));
             r = stx__sigmoid_any(fma, STX__FMA(fma, gates ? vr[j] + V[O + j] : vr[j], cp, u2[j] + br[j]));
             cn = STX__FMA(fma, cp - u0[j], f, u0[j]);
             g = tanh_ ? stx__tanh_any(fma, cn) : cn;
             c[j] = cn;
-            h[j] = STX__FMA(fma, (g - xv) * m[j], r, xv);
+            out[j - j0] = STX__FMA(fma, (g - xv) * m[j], r, xv);
         }
+        stx__sru_put(h + j0, out, j1 - j0, far_);
+      }
 }
-STX__INNER void stx__sru_steps(int fma, stx_real *h, ptrdiff_t ldh, stx_real *c, const stx_real *u1, const stx_real *bf, STX__SRU_IN, int tanh_, int gates) {
-    if (tanh_) { if (gates) stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, 1, 1); else stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, 1, 0); }
-    else if (gates) stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, 0, 1);
-    else stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, 0, 0);
+STX__INNER void stx__sru_steps(int fma, stx_real *h, ptrdiff_t ldh, stx_real *c, const stx_real *u1, const stx_real *bf, STX__SRU_IN, int far_, int tanh_, int gates) {
+    if (tanh_) { if (gates) stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, far_, 1, 1); else stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, far_, 1, 0); }
+    else if (gates) stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, far_, 0, 1);
+    else stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, far_, 0, 0);
 }
-STX__EACH_ISA(stx__sru_steps, (stx_real *STX__RESTRICT h, ptrdiff_t ldh, stx_real *STX__RESTRICT c, const stx_real *STX__RESTRICT u1, const stx_real *STX__RESTRICT bf, STX__SRU_IN, int tanh_, int gates),
-              h, ldh, c, u1, bf, STX__SRU_ARGS, tanh_, gates)
+STX__EACH_ISA(stx__sru_steps, (stx_real *STX__RESTRICT h, ptrdiff_t ldh, stx_real *STX__RESTRICT c, const stx_real *STX__RESTRICT u1, const stx_real *STX__RESTRICT bf, STX__SRU_IN, int far_, int tanh_, int gates),
+              h, ldh, c, u1, bf, STX__SRU_ARGS, far_, tanh_, gates)
 
 /* Steps [p0, p1) of a block, whose state before them is k->c */
 static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *k, const stx__sru_plan *plan, size_t p0, size_t p1) {
@@ -391,7 +439,7 @@ static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *k, const stx__sru_pla
             const stx_real *xt = stx__sru_x(k, row, &ldx), *V = a->V ? a->V + row * 2 * k->O + k->o : k->none;
             STX__CALL(x, stx__sru_steps, (a->h + row * k->O + k->o, k->step * (ptrdiff_t)k->O, k->c, stx__sru_u(k, row, 1), k->bf, stx__sru_u(k, row, 0), stx__sru_u(k, row, 2),
                                           k->step * (ptrdiff_t)k->ldu, xt, ldx, V, a->V ? k->step * 2 * (ptrdiff_t)k->O : 0, k->O, k->vf, k->vr, k->br, k->m,
-                                          stx__sru_alpha(a), end - p, k->n, a->tanh, a->V != NULL));
+                                          stx__sru_alpha(a), end - p, k->n, k->far_, a->tanh, a->V != NULL));
             p = end;
         }
     }
@@ -418,16 +466,17 @@ static stx_real *stx__sru_carry(const stx_sru_args *a, const stx__sru_plan *p, s
 
 STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
     stx__sru_plan plan;
-    size_t work = a->B * a->T * a->D * a->H * 16;
-    ptrdiff_t i;
+    stx_real *scratch;
+    ptrdiff_t slot;
+    size_t i;
     stx__sru_plan_of(&plan, a, (size_t)stx_threads(x), 0);
+    scratch = (stx_real *)a->work + plan.carries;
     if (plan.chunks > 1) {
-        STX__FOR(x, work)
-        for (i = 0; i < (ptrdiff_t)(plan.units * plan.chunks); i++) {
+        STX__SRU_SLOTS(x, plan, slot, i) {
             stx__sru_block k;
-            size_t q = (size_t)i % plan.chunks, p = q * plan.each * STX_SRU_TILE, last = STX__MIN(a->T, p + plan.each * STX_SRU_TILE), j;
+            size_t q = i % plan.chunks, p = q * plan.each * STX_SRU_TILE, last = STX__MIN(a->T, p + plan.each * STX_SRU_TILE), j;
             stx_real *P, *Q;
-            stx__sru_open(&k, a, &plan, (size_t)i / plan.chunks);
+            stx__sru_open(&k, a, &plan, scratch + (size_t)slot * plan.scratch, i / plan.chunks);
             P = stx__sru_carry(a, &plan, k.b, q) + k.o;
             Q = P + k.O;
             for (j = 0; j < k.n; j++) { P[j] = 1; Q[j] = 0; }
@@ -438,40 +487,44 @@ STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
             }
         }
     }
-    STX__FOR(x, work)
-    for (i = 0; i < (ptrdiff_t)(plan.units * plan.chunks); i++) {
+    STX__SRU_SLOTS(x, plan, slot, i) {
         stx__sru_block k;
-        size_t q = (size_t)i % plan.chunks, p0 = q * plan.each * STX_SRU_TILE, p1 = STX__MIN(a->T, p0 + plan.each * STX_SRU_TILE), e, j;
-        stx__sru_open(&k, a, &plan, (size_t)i / plan.chunks);
+        size_t q = i % plan.chunks, p0 = q * plan.each * STX_SRU_TILE, p1 = STX__MIN(a->T, p0 + plan.each * STX_SRU_TILE), e, j;
+        stx__sru_open(&k, a, &plan, scratch + (size_t)slot * plan.scratch, i / plan.chunks);
         stx__sru_state_in(&k);
         for (e = 0; e < q; e++) {       /* the chunks before, short: nobody waits for another one */
             const stx_real *P = stx__sru_carry(a, &plan, k.b, e) + k.o, *Q = P + k.O;
             for (j = 0; j < k.n; j++) k.c[j] = P[j] * k.c[j] + Q[j];
         }
         stx__sru_fwd_range(x, &k, &plan, p0, p1);
+        stx__sru_settle(k.far_);
         if (a->last && q + 1 == plan.chunks) memcpy(a->last + k.b * k.O + k.o, k.c, k.n * sizeof *k.c);
     }
 }
 
-/* Backward. The states of a tile again: cs (steps+1,n), whose first row is there, and fs (steps,n), both rows W apart:
+/* Backward. The states of a tile again: cs (steps+1,n), whose first row is there, and fs (steps,n), rows W apart:
        f = sigmoid(u1 + vf c + bf) ; c' = u0 + (c - u0) f */
 STX__INNER void stx__sru_again_as(int fma, stx_real *cs, stx_real *fs, const stx_real *u0, const stx_real *u1, ptrdiff_t ldu, const stx_real *V, ptrdiff_t ldv, const stx_real *vf, const stx_real *bf,
-                                  size_t steps, size_t n, int gates) {
-    size_t p, j;
-    for (p = 0; p < steps; p++, cs += STX__SRU_W, fs += STX__SRU_W, u0 += ldu, u1 += ldu, V += ldv)
-        for (j = 0; j < n; j++) {
+                                  size_t steps, size_t n, int far_, size_t W, int gates) {
+    size_t p, j, j0, j1;
+    for (p = 0; p < steps; p++, cs += W, fs += W, u0 += ldu, u1 += ldu, V += ldv)
+      for (j0 = 0; j0 < n; j0 = j1) {
+        j1 = STX__MIN(n, j0 + STX__SRU_PIECE);
+        if (far_) { STX__SRU_AHEAD(u0 + ldu, j0, j1); STX__SRU_AHEAD(u1 + ldu, j0, j1); }
+        for (j = j0; j < j1; j++) {
             stx_real f = stx__sigmoid_any(fma, STX__FMA(fma, gates ? vf[j] + V[j] : vf[j], cs[j], u1[j] + bf[j]));
             fs[j] = f;
-            cs[STX__SRU_W + j] = STX__FMA(fma, cs[j] - u0[j], f, u0[j]);
+            cs[W + j] = STX__FMA(fma, cs[j] - u0[j], f, u0[j]);
         }
+      }
 }
 STX__INNER void stx__sru_again(int fma, stx_real *cs, stx_real *fs, const stx_real *u0, const stx_real *u1, ptrdiff_t ldu, const stx_real *V, ptrdiff_t ldv, const stx_real *vf, const stx_real *bf,
-                               size_t steps, size_t n, int gates) {
-    if (gates) stx__sru_again_as(fma, cs, fs, u0, u1, ldu, V, ldv, vf, bf, steps, n, 1);
-    else stx__sru_again_as(fma, cs, fs, u0, u1, ldu, V, ldv, vf, bf, steps, n, 0);
+                               size_t steps, size_t n, int far_, size_t W, int gates) {
+    if (gates) stx__sru_again_as(fma, cs, fs, u0, u1, ldu, V, ldv, vf, bf, steps, n, far_, W, 1);
+    else stx__sru_again_as(fma, cs, fs, u0, u1, ldu, V, ldv, vf, bf, steps, n, far_, W, 0);
 }
 STX__EACH_ISA(stx__sru_again, (stx_real *cs, stx_real *STX__RESTRICT fs, const stx_real *STX__RESTRICT u0, const stx_real *STX__RESTRICT u1, ptrdiff_t ldu, const stx_real *STX__RESTRICT V, ptrdiff_t ldv,
-                               const stx_real *STX__RESTRICT vf, const stx_real *STX__RESTRICT bf, size_t steps, size_t n, int gates), cs, fs, u0, u1, ldu, V, ldv, vf, bf, steps, n, gates)
+                               const stx_real *STX__RESTRICT vf, const stx_real *STX__RESTRICT bf, size_t steps, size_t n, int far_, size_t W, int gates), cs, fs, u0, u1, ldu, V, ldv, vf, bf, steps, n, far_, W, gates)
 
 /* One step back, for one column:
        h  = xt + (g(c') - xt) m r        dzr = dh (g - xt) m r (1-r) ;  a = dh m r g' + e ;  dxt = dh (1 - m r)
@@ -479,45 +532,53 @@ STX__EACH_ISA(stx__sru_again, (stx_real *cs, stx_real *STX__RESTRICT fs, const s
        e  <- a f + dzf vf + dzr vr */
 #define STX__SRU_BACK \
     stx_real cp = cs[j], f = fs[j], xv = alpha * xt[j], gm = dh[j] * m[j], wf = gates ? vf[j] + V[j] : vf[j], wr = gates ? vr[j] + V[O + j] : vr[j]; \
-    stx_real r = stx__sigmoid_any(fma, STX__FMA(fma, wr, cp, u2[j] + br[j])), g = tanh_ ? stx__tanh_any(fma, cs[STX__SRU_W + j]) : cs[STX__SRU_W + j]; \
+    stx_real r = stx__sigmoid_any(fma, STX__FMA(fma, wr, cp, u2[j] + br[j])), g = tanh_ ? stx__tanh_any(fma, cs[W + j]) : cs[W + j]; \
     stx_real slope = tanh_ ? 1 - g * g : 1, dzr = gm * (g - xv) * (r - r * r), in = gm * r * slope, df = (cp - u0[j]) * (f - f * f)
 
 /* Where the gradients go: du, its planes O apart, and dx with rows ldd apart; dV as V; sums (4,n), W apart, of dvf, dvr, dbf, dbr. All
    pointers at the last step; rows before it by ld*. */
 STX__INNER void stx__sru_back_as(int fma, stx_real *du, stx_real *dx, ptrdiff_t ldd, stx_real *dV, stx_real *e, stx_real *sums, const stx_real *dh, ptrdiff_t ldh,
-                                 const stx_real *cs, const stx_real *fs, STX__SRU_IN, int tanh_, int gates) {
-    size_t p, j;
-    for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, du -= ldu, xt -= ldx, dx -= ldd, V -= ldv, dV -= ldv, dh -= ldh, cs -= STX__SRU_W, fs -= STX__SRU_W)
-        for (j = 0; j < n; j++) {
+                                 const stx_real *cs, const stx_real *fs, STX__SRU_IN, int far_, size_t W, int tanh_, int gates) {
+    size_t p, j, j0, j1;
+    stx_real out[6][STX__SRU_PIECE];
+    for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, du -= ldu, xt -= ldx, dx -= ldd, V -= ldv, dV -= ldv, dh -= ldh, cs -= W, fs -= W)
+      for (j0 = 0; j0 < n; j0 = j1) {
+        j1 = STX__MIN(n, j0 + STX__SRU_PIECE);
+        if (far_) { STX__SRU_AHEAD(u2 - ldu, j0, j1); STX__SRU_AHEAD(xt - ldx, j0, j1); STX__SRU_AHEAD(dh - ldh, j0, j1); }
+        for (j = j0; j < j1; j++) {
             STX__SRU_BACK;
             stx_real a = in + e[j], dzf = a * df;
-            du[j] = a - a * f;
-            du[O + j] = dzf;
-            du[2 * O + j] = dzr;
-            dx[j] = alpha * STX__FMA(fma, -gm, r, dh[j]);
-            if (gates) { dV[j] = dzf * cp; dV[O + j] = dzr * cp; }
+            out[0][j - j0] = a - a * f;
+            out[1][j - j0] = dzf;
+            out[2][j - j0] = dzr;
+            out[3][j - j0] = alpha * STX__FMA(fma, -gm, r, dh[j]);
+            if (gates) { out[4][j - j0] = dzf * cp; out[5][j - j0] = dzr * cp; }
             sums[j] = STX__FMA(fma, dzf, cp, sums[j]);
-            sums[STX__SRU_W + j] = STX__FMA(fma, dzr, cp, sums[STX__SRU_W + j]);
-            sums[2 * STX__SRU_W + j] += dzf;
-            sums[3 * STX__SRU_W + j] += dzr;
+            sums[W + j] = STX__FMA(fma, dzr, cp, sums[W + j]);
+            sums[2 * W + j] += dzf;
+            sums[3 * W + j] += dzr;
             e[j] = STX__FMA(fma, dzr, wr, STX__FMA(fma, dzf, wf, a * f));
         }
+        for (j = 0; j < 3; j++) stx__sru_put(du + j * O + j0, out[j], j1 - j0, far_);
+        stx__sru_put(dx + j0, out[3], j1 - j0, far_);
+        if (gates) for (j = 0; j < 2; j++) stx__sru_put(dV + j * O + j0, out[4 + j], j1 - j0, far_);
+      }
 }
 STX__INNER void stx__sru_back(int fma, stx_real *du, stx_real *dx, ptrdiff_t ldd, stx_real *dV, stx_real *e, stx_real *sums, const stx_real *dh, ptrdiff_t ldh,
-                              const stx_real *cs, const stx_real *fs, STX__SRU_IN, int tanh_, int gates) {
+                              const stx_real *cs, const stx_real *fs, STX__SRU_IN, int far_, size_t W, int tanh_, int gates) {
     if (tanh_) {
-        if (gates) stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, 1, 1);
-        else stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, 1, 0);
-    } else if (gates) stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, 0, 1);
-    else stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, 0, 0);
+        if (gates) stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 1, 1);
+        else stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 1, 0);
+    } else if (gates) stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 0, 1);
+    else stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 0, 0);
 }
 STX__EACH_ISA(stx__sru_back, (stx_real *STX__RESTRICT du, stx_real *STX__RESTRICT dx, ptrdiff_t ldd, stx_real *STX__RESTRICT dV, stx_real *STX__RESTRICT e, stx_real *STX__RESTRICT sums,
-                              const stx_real *STX__RESTRICT dh, ptrdiff_t ldh, const stx_real *STX__RESTRICT cs, const stx_real *STX__RESTRICT fs, STX__SRU_IN, int tanh_, int gates),
-              du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, tanh_, gates)
+                              const stx_real *STX__RESTRICT dh, ptrdiff_t ldh, const stx_real *STX__RESTRICT cs, const stx_real *STX__RESTRICT fs, STX__SRU_IN, int far_, size_t W, int tanh_, int gates),
+              du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, tanh_, gates)
 /* The affine map of these steps for e, after those of the steps behind them: Q <- J Q + q, P <- J P */
-STX__INNER void stx__sru_affine(int fma, stx_real *P, stx_real *Q, const stx_real *dh, ptrdiff_t ldh, const stx_real *cs, const stx_real *fs, STX__SRU_IN, int tanh_, int gates) {
+STX__INNER void stx__sru_affine(int fma, stx_real *P, stx_real *Q, const stx_real *dh, ptrdiff_t ldh, const stx_real *cs, const stx_real *fs, STX__SRU_IN, size_t W, int tanh_, int gates) {
     size_t p, j;
-    for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, xt -= ldx, V -= ldv, dh -= ldh, cs -= STX__SRU_W, fs -= STX__SRU_W)
+    for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, xt -= ldx, V -= ldv, dh -= ldh, cs -= W, fs -= W)
         for (j = 0; j < n; j++) {
             STX__SRU_BACK;
             stx_real J = STX__FMA(fma, wf, df, f);
@@ -526,23 +587,30 @@ STX__INNER void stx__sru_affine(int fma, stx_real *P, stx_real *Q, const stx_rea
         }
 }
 STX__EACH_ISA(stx__sru_affine, (stx_real *STX__RESTRICT P, stx_real *STX__RESTRICT Q, const stx_real *STX__RESTRICT dh, ptrdiff_t ldh, const stx_real *STX__RESTRICT cs, const stx_real *STX__RESTRICT fs,
-                                STX__SRU_IN, int tanh_, int gates), P, Q, dh, ldh, cs, fs, STX__SRU_ARGS, tanh_, gates)
+                                STX__SRU_IN, size_t W, int tanh_, int gates), P, Q, dh, ldh, cs, fs, STX__SRU_ARGS, W, tanh_, gates)
 
 /* A tile on the way back: states and gates again, then its steps, last first. With P: only the map of e into P and Q. */
-typedef struct stx__sru_tile {
-    stx_real cs[(STX_SRU_TILE + 1) * STX__SRU_W], fs[STX_SRU_TILE * STX__SRU_W], dx[STX_SRU_TILE * STX__SRU_W], sums[4 * STX__SRU_W];
-} stx__sru_tile;
-static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan *plan, stx__sru_tile *w, size_t tile, stx_real *e, stx_real *P, stx_real *Q) {
+typedef struct stx__sru_tile { stx_real *cs, *fs, *dx, *sums, *total, *e; } stx__sru_tile;
+static void stx__sru_tile_in(stx__sru_tile *w, const stx__sru_block *k, size_t W) {
+    w->cs = k->rest;                                    /* (33,W): the states before the tile's first step and after each */
+    w->fs = w->cs + (STX_SRU_TILE + 1) * W;             /* (32,W): forget gates */
+    w->dx = w->fs + STX_SRU_TILE * W;                   /* (32,W): where dx and dV go when their place is not free */
+    w->sums = w->dx + STX_SRU_TILE * W;                 /* (4,W): of a tile */
+    w->total = w->sums + 4 * W;                         /* (4,W): of all: sums of tiles, then their sum, so that fewer digits are lost */
+    w->e = w->total + 4 * W;                            /* (W) */
+}
+static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan *plan, stx__sru_tile *w, size_t tile, stx_real *P, stx_real *Q) {
     const stx_sru_args *a = k->a;
     size_t first = tile * STX_SRU_TILE, last = STX__MIN(a->T, first + STX_SRU_TILE), p, end, row, j;
     ptrdiff_t ldu = k->step * (ptrdiff_t)k->ldu, ldO = k->step * (ptrdiff_t)k->O, ldv = a->V ? 2 * ldO : 0, ldx;
+    const size_t W = plan->W;
     memcpy(w->cs, a->c + (k->b * plan->tiles + tile) * k->O + k->o, k->n * sizeof *w->cs);
     for (p = first; p < last; p = end) {
-        stx_real *at = w->cs + (p - first) * STX__SRU_W;
+        stx_real *at = w->cs + (p - first) * W;
         end = stx__sru_run(k, p, last);
         row = stx__sru_row(k, p);
-        if (end == p) { memcpy(at + STX__SRU_W, at, k->n * sizeof *at); end++; }      /* padding: the state passes by */
-        else STX__CALL(x, stx__sru_again, (at, w->fs + (p - first) * STX__SRU_W, stx__sru_u(k, row, 0), stx__sru_u(k, row, 1), ldu, a->V ? a->V + row * 2 * k->O + k->o : k->none, ldv, k->vf, k->bf, end - p, k->n, a->V != NULL));
+        if (end == p) { memcpy(at + W, at, k->n * sizeof *at); end++; }      /* padding: the state passes by */
+        else STX__CALL(x, stx__sru_again, (at, w->fs + (p - first) * W, stx__sru_u(k, row, 0), stx__sru_u(k, row, 1), ldu, a->V ? a->V + row * 2 * k->O + k->o : k->none, ldv, k->vf, k->bf, end - p, k->n, k->far_, plan->W, a->V != NULL));
     }
     for (end = last; end > first; end = p) {
         const stx_real *xt, *V, *dh, *cs, *fs;
@@ -559,21 +627,21 @@ static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan
         xt = stx__sru_x(k, row, &ldx);
         V = a->V ? a->V + row * 2 * k->O + k->o : k->none;
         dh = a->dh ? a->dh + row * k->O + k->o : k->none;
-        cs = w->cs + (end - 1 - first) * STX__SRU_W;
-        fs = w->fs + (end - 1 - first) * STX__SRU_W;
-        if (P) STX__CALL(x, stx__sru_affine, (P, Q, dh, a->dh ? ldO : 0, cs, fs, stx__sru_u(k, row, 0), stx__sru_u(k, row, 2), ldu, xt, ldx, V, ldv, k->O, k->vf, k->vr, k->br, k->m, stx__sru_alpha(a), end - p, k->n, a->tanh, a->V != NULL));
+        cs = w->cs + (end - 1 - first) * W;
+        fs = w->fs + (end - 1 - first) * W;
+        if (P) STX__CALL(x, stx__sru_affine, (P, Q, dh, a->dh ? ldO : 0, cs, fs, stx__sru_u(k, row, 0), stx__sru_u(k, row, 2), ldu, xt, ldx, V, ldv, k->O, k->vf, k->vr, k->br, k->m, stx__sru_alpha(a), end - p, k->n, plan->W, a->tanh, a->V != NULL));
         else {
-            stx_real *du = a->du + row * k->ldu + k->o, *dx = w->dx + (end - 1 - first) * STX__SRU_W, *dV = w->dx;
-            ptrdiff_t ldd = STX__SRU_W;
+            stx_real *du = a->du + row * k->ldu + k->o, *dx = w->dx + (end - 1 - first) * W, *dV = w->dx;
+            ptrdiff_t ldd = W;
             int direct = 1;
             if (a->k == 4) { dx = du + 3 * k->O; ldd = ldu; }
             else if (a->dxr && !a->add_xr) { dx = a->dxr + row * k->O + k->o; ldd = ldO; }
             else direct = !a->dxr;
             if (a->dV) dV = a->dV + row * 2 * k->O + k->o;
-            STX__CALL(x, stx__sru_back, (du, dx, ldd, dV, e, w->sums, dh, a->dh ? ldO : 0, cs, fs, stx__sru_u(k, row, 0), stx__sru_u(k, row, 2), ldu, xt, ldx, V, ldv, k->O, k->vf, k->vr, k->br, k->m, stx__sru_alpha(a), end - p, k->n, a->tanh, a->V != NULL));
+            STX__CALL(x, stx__sru_back, (du, dx, ldd, dV, w->e, w->sums, dh, a->dh ? ldO : 0, cs, fs, stx__sru_u(k, row, 0), stx__sru_u(k, row, 2), ldu, xt, ldx, V, ldv, k->O, k->vf, k->vr, k->br, k->m, stx__sru_alpha(a), end - p, k->n, k->far_, plan->W, a->tanh, a->V != NULL));
             for (; !direct && end > p; end--) {
                 stx_real *to = a->dxr + stx__sru_row(k, end - 1) * k->O + k->o;
-                for (j = 0; j < k->n; j++) to[j] += w->dx[(end - 1 - first) * STX__SRU_W + j];
+                for (j = 0; j < k->n; j++) to[j] += w->dx[(end - 1 - first) * W + j];
             }
         }
     }
@@ -581,49 +649,50 @@ static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan
 
 STX_DEF void stx_sru_bwd(stx_ctx *x, const stx_sru_args *a) {
     stx__sru_plan plan;
-    size_t work = a->B * a->T * a->D * a->H * 32, rows;
-    stx_real *sums_v, *sums_b;
-    ptrdiff_t i;
+    size_t rows, i;
+    stx_real *sums_v, *sums_b, *scratch;
+    ptrdiff_t slot;
     stx__sru_plan_of(&plan, a, (size_t)stx_threads(x), 1);
     rows = a->B * plan.chunks;
-    sums_v = (stx_real *)a->work + (plan.chunks > 1 ? 2 * rows * plan.O : 0);      /* (B chunks, 2, O) twice */
+    sums_v = (stx_real *)a->work + plan.carries;      /* (B chunks, 2, O) twice */
     sums_b = sums_v + 2 * rows * plan.O;
+    scratch = sums_b + 2 * rows * plan.O;
     if (plan.chunks > 1) {
-        STX__FOR(x, work)
-        for (i = 0; i < (ptrdiff_t)(plan.units * plan.chunks); i++) {
+        STX__SRU_SLOTS(x, plan, slot, i) {
             stx__sru_block k;
             stx__sru_tile w;
-            size_t q = (size_t)i % plan.chunks, tile, j;
+            size_t q = i % plan.chunks, tile, j;
             stx_real *P, *Q;
             if (!q) continue;           /* nobody asks for the map of the first one */
-            stx__sru_open(&k, a, &plan, (size_t)i / plan.chunks);
+            stx__sru_open(&k, a, &plan, scratch + (size_t)slot * plan.scratch, i / plan.chunks);
+            stx__sru_tile_in(&w, &k, plan.W);
             P = stx__sru_carry(a, &plan, k.b, q) + k.o;
             Q = P + k.O;
             for (j = 0; j < k.n; j++) { P[j] = 1; Q[j] = 0; }
-            for (tile = STX__MIN(plan.tiles, (q + 1) * plan.each); tile-- > q * plan.each;) stx__sru_bwd_tile(x, &k, &plan, &w, tile, NULL, P, Q);
+            for (tile = STX__MIN(plan.tiles, (q + 1) * plan.each); tile-- > q * plan.each;) stx__sru_bwd_tile(x, &k, &plan, &w, tile, P, Q);
         }
     }
-    STX__FOR(x, work)
-    for (i = 0; i < (ptrdiff_t)(plan.units * plan.chunks); i++) {
+    STX__SRU_SLOTS(x, plan, slot, i) {
         stx__sru_block k;
         stx__sru_tile w;
-        stx_real e[STX__SRU_W], total[4 * STX__SRU_W];
-        size_t q = (size_t)i % plan.chunks, tile, behind, j, g;
-        stx__sru_open(&k, a, &plan, (size_t)i / plan.chunks);
-        for (j = 0; j < k.n; j++) e[j] = a->dlast ? a->dlast[k.b * k.O + k.o + j] : 0;
+        size_t q = i % plan.chunks, tile, behind, j, g;
+        stx__sru_open(&k, a, &plan, scratch + (size_t)slot * plan.scratch, i / plan.chunks);
+        stx__sru_tile_in(&w, &k, plan.W);
+        for (j = 0; j < k.n; j++) w.e[j] = a->dlast ? a->dlast[k.b * k.O + k.o + j] : 0;
         for (behind = plan.chunks; --behind > q;) {
             const stx_real *P = stx__sru_carry(a, &plan, k.b, behind) + k.o, *Q = P + k.O;
-            for (j = 0; j < k.n; j++) e[j] = P[j] * e[j] + Q[j];
+            for (j = 0; j < k.n; j++) w.e[j] = P[j] * w.e[j] + Q[j];
         }
-        memset(total, 0, sizeof total);
+        for (j = 0; j < 4 * plan.W; j++) w.total[j] = 0;
         for (tile = STX__MIN(plan.tiles, (q + 1) * plan.each); tile-- > q * plan.each;) {
-            memset(w.sums, 0, sizeof w.sums);
-            stx__sru_bwd_tile(x, &k, &plan, &w, tile, e, NULL, NULL);
-            for (j = 0; j < 4 * STX__SRU_W; j++) total[j] += w.sums[j];      /* sums of tiles, then their sum: fewer digits are lost */
+            for (j = 0; j < 4 * plan.W; j++) w.sums[j] = 0;
+            stx__sru_bwd_tile(x, &k, &plan, &w, tile, NULL, NULL);
+            for (j = 0; j < 4 * plan.W; j++) w.total[j] += w.sums[j];
         }
+        stx__sru_settle(k.far_);
         for (g = 0; g < 4; g++)
-            memcpy((g < 2 ? sums_v : sums_b) + ((k.b * plan.chunks + q) * 2 + g % 2) * k.O + k.o, total + g * STX__SRU_W, k.n * sizeof *total);
-        if (a->dc0 && !q) for (j = 0; j < k.n; j++) a->dc0[k.b * k.O + k.o + j] += e[j];
+            memcpy((g < 2 ? sums_v : sums_b) + ((k.b * plan.chunks + q) * 2 + g % 2) * k.O + k.o, w.total + g * plan.W, k.n * sizeof *w.total);
+        if (a->dc0 && !q) for (j = 0; j < k.n; j++) a->dc0[k.b * k.O + k.o + j] += w.e[j];
     }
     if (a->dv) stx_sum_rows(x, a->dv, sums_v, rows, 2 * plan.O);
     if (a->dbias) stx_sum_rows(x, a->dbias, sums_b, rows, 2 * plan.O);
