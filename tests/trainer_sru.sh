@@ -176,6 +176,13 @@ check "up to the fourth and down: $(rates rates/n.jsonl)" [ "$(events rates/n.js
 good "decay" rates $smooth --steps 8 --lr 1 --lr-warmup 0 --lr-decay 0.5 --lr-decay-from 4 --lr-decay-every 2 --log d.jsonl
 check "halved from the fifth on, every second: $(rates rates/d.jsonl)" [ "$(rates rates/d.jsonl)" = "1 1 1 1 0.5 0.5 0.25 0.25 " ]
 
+# streams of 749 tokens: 46 blocks of 16, or 11 updates of four, then an epoch begins at the beginning
+mkdir epoch
+good "46 blocks and one" epoch $smooth --steps 47 --checkpoint one.st
+check "an epoch begins at the beginning" [ "$(meta epoch/one.st data.wraps) $(meta epoch/one.st data.position)" = "1 16" ]
+good "11 updates of four blocks and one" epoch $smooth --steps 12 --update-param-freq 4 --checkpoint four.st
+check "... also when blocks are left that make no update" [ "$(meta epoch/four.st data.wraps) $(meta epoch/four.st data.position)" = "1 64" ]
+
 # =====================================================================================================================
 section "bad input"
 
