@@ -369,7 +369,8 @@ STX_DEF uint64_t stx_random_stream(stx_ctx *x);     /* of the random numbers of 
        a_ij = m e^s_ij / (sum_j m e^s_ij + eps sum_j e^s_ij)
        y_i  = sum_j a_ij v_j
    over the keys with delta_min <= delta <= span, plus N persistent vectors (1907.01470) with key sqrt(D) pk,
-   value sqrt(N) pv, m = 1 and no position. Scores are made tile by tile under a running softmax and never
+   value sqrt(N) pv, m = 1 and no position. A key that pad marks does not exist for its batch row, whatever else would let it be seen
+   (it may hold anything; its gradients are exactly zero). A query without any key has y = 0 and passes no gradient. Scores are made tile by tile under a running softmax and never
    stored; keys that a head's span does not reach are skipped; backward recomputes the tiles. */
 typedef struct stx_attention_desc {
     size_t heads;          /* H; C = H D */
@@ -385,13 +386,15 @@ typedef struct stx_attention_desc {
                               zero keys with zero values (the references' zero memory). Default 0: none */
 } stx_attention_desc;
 
-/* Inputs of stx_attention; unused ones NULL. */
+/* Inputs of stx_attention; unused ones NULL: begin with all of it zero. */
 typedef struct stx_attention_in {
     stx_tensor *q, *k, *v;   /* (B,T,C), (B,S,C), (B,S,C) */
     stx_tensor *pe;          /* (P,D) shared by the heads, or (P,C) one slice a head */
     stx_tensor *u, *vb;      /* (C): Transformer-XL's r_w_bias and r_r_bias (1901.02860) */
     stx_tensor *z;           /* (H): learned span as a fraction of max_span */
     stx_tensor *pk, *pv;     /* (H,N,D) persistent keys and values */
+    const stx_ids *pad;      /* (B,S): not 0 where a batch row has no such key; must stay as it is until stx_backward. The zero keys
+                                before the first and the persistent vectors always exist */
 } stx_attention_in;
 
 STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d);
@@ -599,6 +602,8 @@ typedef struct stx_attention_args {
     const stx_real *q, *k, *v;              /* (B,T,H D), (B,S,H D) twice */
     const stx_real *pe, *u, *vb, *z;        /* (P,D) or (P,H D); (H D) twice; (H): NULL where unused */
     const stx_real *pk, *pv;                /* (H,N,D) */
+    const int32_t *pad;                     /* (B,S), batches stpad apart, on the device: not 0 where there is no such key; NULL: all exist */
+    size_t stpad;
     stx_real *y, *top, *inv;                /* (B,T,H D); (B,H,T): largest logit of a row, 1 / its normaliser (0: no key) */
     const stx_real *dy;                     /* as y */
     stx_real *dq, *dk, *dv, *dpe, *du, *dvb, *dz, *dpk, *dpv;      /* as what they are the gradients of; NULL: not wanted */
@@ -610,6 +615,7 @@ extern size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, i
 #endif
 STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a);     /* the forward kernel of the context's device, with work from the step arena */
 STX_DEF int stx_threads(const stx_ctx *x);
+STX_DEF int stx_isa(const stx_ctx *x);                      /* which inner loops its processor runs: STX__CALL */
 
 /* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices at strides sa, sb, sc; op = transpose if ta/tb.
    beta 0 overwrites C, whatever was in it. */
@@ -934,56 +940,19 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
 /* Stop here if you only want the API. */
 #endif /* SEQTX_H */
 
-#if defined(SEQTX_IMPLEMENTATION) && !defined(SEQTX_IMPLEMENTATION_DONE)
-#define SEQTX_IMPLEMENTATION_DONE
+/* What inner loops are made of, for this implementation and for those of the family headers (which define STX__LOOPS and include this
+   file again when they are compiled apart from it). */
+#if (defined(SEQTX_IMPLEMENTATION) || defined(STX__LOOPS)) && !defined(STX__LOOPS_DONE)
+#define STX__LOOPS_DONE
 
-#include <errno.h>
 #include <float.h>
-#include <limits.h>
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#if (defined(__unix__) || defined(__APPLE__)) && !defined(SEQTX_STDIO_FILES)
-#define STX__POSIX 1
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/types.h>
-#include <unistd.h>
-#if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !(defined(__GLIBC__) && defined(__USE_XOPEN2K8))
-/* -std=c99 hides these three when a system header was included before this one; they are there all the same */
-int fsync(int fd);
-int fchmod(int fd, mode_t mode);
-ssize_t readlink(const char *path, char *buf, size_t n);
-#endif
-#if defined(__linux__)
-#define STX__HUGE ((size_t)2 << 20)
-#if !defined(__cplusplus) && !defined(__USE_MISC)
-int madvise(void *p, size_t n, int advice);
-#endif
-#endif
-#elif defined(_WIN32)
-#include <process.h>
-#ifdef __cplusplus
-extern "C"
-#endif
-__declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to, unsigned long flags);
-#endif
 #ifdef _OPENMP
   #include <omp.h>
 #endif
-#if defined(SEQTX_CBLAS) && defined(SEQTX_ONEDNN)
-  #error "SEQTX_CBLAS or SEQTX_ONEDNN, not both"
-#endif
-#ifdef SEQTX_CBLAS
-  #include <cblas.h>
-#endif
-#if defined(SEQTX_ONEDNN) && !defined(SEQTX_DOUBLE)     /* oneDNN has no double on CPUs */
-  #include <dnnl.h>
-  #define STX__ONEDNN 1
-#endif
+
+// >>loops
 
 #if defined(__GNUC__) || defined(__clang__)
   #define STX__RESTRICT __restrict__
@@ -1045,7 +1014,7 @@ enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
     STX__AVX2 STX__VECTOR static void fn##_avx2 params { fn(1, __VA_ARGS__); } \
     STX__AVX512 STX__VECTOR static void fn##_avx512 params { fn(1, __VA_ARGS__); }
   #define STX__CALL(x, fn, args) \
-    do { switch (stx__isa(x)) { case STX__ISA_AVX512: fn##_avx512 args; break; case STX__ISA_AVX2: fn##_avx2 args; break; default: fn##_base args; } } while (0)
+    do { switch (stx_isa(x)) { case STX__ISA_AVX512: fn##_avx512 args; break; case STX__ISA_AVX2: fn##_avx2 args; break; default: fn##_base args; } } while (0)
 #else
   #define STX__EACH_ISA(fn, params, ...) STX__VECTOR static void fn##_base params { fn(0, __VA_ARGS__); }
   #define STX__CALL(x, fn, args) do { (void)(x); fn##_base args; } while (0)
@@ -1056,6 +1025,172 @@ enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
   #define STX__FMA(fma, a, b, c) ((fma) ? __builtin_fmaf(a, b, c) : (a) * (b) + (c))
 #else
   #define STX__FMA(fma, a, b, c) ((void)(fma), (a) * (b) + (c))
+#endif
+
+// >>maths
+
+/* For inner loops: no calls and, by stx__pick, no branches, so that loops over these become vector code. The double build, which
+   checks gradients, has libm's. */
+#ifdef SEQTX_DOUBLE
+STX__INNER double stx__exp_any(int fma, double v) { (void)fma; return exp(v); }
+STX__INNER double stx__tanh_any(int fma, double v) { (void)fma; return tanh(v); }
+STX__INNER double stx__sqrt_any(int fma, double v) { (void)fma; return sqrt(v); }
+STX__INNER double stx__phi_any(int fma, double v, double *density) {
+    (void)fma;
+    *density = 0.39894228040143267794 * exp(-0.5 * v * v);
+    return 0.5 * erfc(v * -0.70710678118654752440);
+}
+#else
+/* yes ? a : b by bits: compilers turn a ?: with sums in it into a branch, and then do not find their way back. yes is 0 or 1. */
+STX__INNER float stx__pick(int yes, float a, float b) {
+    uint32_t mask = 0u - (uint32_t)yes, i, k;
+    memcpy(&i, &a, 4);
+    memcpy(&k, &b, 4);
+    i = (i & mask) | (k & ~mask);
+    memcpy(&a, &i, 4);
+    return a;
+}
+/* e^v to 1 ulp. Below -87.33 the result is 0, above 88.72 infinity, NaN stays NaN. v = n ln 2 + r, |r| <= ln 2 / 2, and e^r by a
+   polynomial (minimax, 3e-9). */
+STX__INNER float stx__exp_any(int fma, float v) {
+    float t = STX__FMA(fma, v, 1.44269504088896341f, 12582912.0f), n, r, p;    /* 1.5 2^23: the integer part lands in the low bits */
+    uint32_t bits, power;
+    n = t - 12582912.0f;
+    r = STX__FMA(fma, n, -0.693359375f, v);
+    r = STX__FMA(fma, n, 2.12194440e-4f, r);
+    p = STX__FMA(fma, 1.3814173990e-3f, r, 8.3689217968e-3f);
+    p = STX__FMA(fma, p, r, 4.1668407976e-2f);
+    p = STX__FMA(fma, p, r, 1.6666518939e-1f);
+    p = STX__FMA(fma, p, r, 4.9999993333e-1f);
+    p = STX__FMA(fma, p, r, 1.0f);
+    p = STX__FMA(fma, p, r, 1.0f);
+    memcpy(&bits, &p, 4);
+    memcpy(&power, &t, 4);
+    bits += power << 23;                    /* times 2^n; for n = 128 too, where p < 1 */
+    memcpy(&p, &bits, 4);
+    return stx__pick(v < -87.33f, 0, stx__pick(v <= 88.72f, p, v + (float)HUGE_VALF));
+}
+/* tanh v to 1.5 ulp: a polynomial near 0 (Cephes), 1 - 2 / (e^2|v| + 1) elsewhere */
+STX__INNER float stx__tanh_any(int fma, float v) {
+    float a = stx__pick(v < 0, -v, v), z = v * v, far_ = 1 - 2 / (stx__exp_any(fma, 2 * a) + 1), p;
+    p = STX__FMA(fma, -5.70498872745e-3f, z, 2.06390887954e-2f);
+    p = STX__FMA(fma, p, z, -5.37397155531e-2f);
+    p = STX__FMA(fma, p, z, 1.33314422036e-1f);
+    p = STX__FMA(fma, p, z, -3.33332819422e-1f);
+    p = STX__FMA(fma, p * z, v, v);
+    return stx__pick(a < 0.625f, p, stx__pick(v < 0, -far_, far_));
+}
+/* The root of v >= 0 to 1 ulp (sqrtf may set errno, so compilers do not make vector code of it): 1/sqrt by its famous guess and
+   two steps of Newton's, one more for the root itself. Denormals come out too small, as 0 or nearly so. */
+STX__INNER float stx__sqrt_any(int fma, float v) {
+    float y, h = 0.5f * v, s;
+    uint32_t bits;
+    memcpy(&bits, &v, 4);
+    bits = 0x5f3759dfu - (bits >> 1);
+    memcpy(&y, &bits, 4);
+    y *= STX__FMA(fma, -h * y, y, 1.5f);
+    y *= STX__FMA(fma, -h * y, y, 1.5f);
+    s = v * y;
+    s = STX__FMA(fma, STX__FMA(fma, -s, s, v), 0.5f * y, s);
+    return stx__pick(v <= FLT_MAX, s, v);
+}
+/* The normal distribution, Phi(v), and its density. The tail 1 - Phi(a), a = |v|, is e^(-a^2/2) times a polynomial in a / (a + 1/0.33),
+   which is 1/2 at 0 (like Abramowitz and Stegun 26.2.17; minimax, 1e-8): so it keeps its digits where 1 + erf would lose them. */
+STX__INNER float stx__phi_any(int fma, float v, float *density) {
+    float a = stx__pick(v < 0, -v, v), u, e, p;
+    a = stx__pick(a > 15, 15, a);
+    u = a / (a + 3.03030303f);
+    e = stx__exp_any(fma, -0.5f * a * a);
+    p = STX__FMA(fma, 2.652815441e-2f, u, -8.680494655e-2f);
+    p = STX__FMA(fma, p, u, 6.920907668e-2f);
+    p = STX__FMA(fma, p, u, 1.867111309e-2f);
+    p = STX__FMA(fma, p, u, 6.716024318e-2f);
+    p = STX__FMA(fma, p, u, -1.548621056e-1f);
+    p = STX__FMA(fma, p, u, -3.177386036e-1f);
+    p = STX__FMA(fma, p, u, 1.086760542f);
+    p = STX__FMA(fma, p, u, -1.208915990f);
+    p = STX__FMA(fma, p, u, 0.5f) * e;
+    *density = 0.39894228040143267794f * e;
+    return stx__pick(v < 0, p, 1 - p);
+}
+#endif
+STX__INNER stx_real stx__sigmoid_any(int fma, stx_real v) { return 1 / (1 + stx__exp_any(fma, -v)); }
+
+STX__INNER stx_real stx__act_any(int fma, stx_real v, int act) {
+    stx_real density;
+    switch (act) {
+    case STX_ACT_RELU: return v < 0 ? 0 : v;      /* NaN stays NaN */
+    case STX_ACT_GELU: return v * stx__phi_any(fma, v, &density);
+    case STX_ACT_TANH: return stx__tanh_any(fma, v);
+    case STX_ACT_SIGMOID: return stx__sigmoid_any(fma, v);
+    default: return v;
+    }
+}
+/* g times d act / d a, given y = act(a) and, for gelu, a */
+STX__INNER stx_real stx__act_slope_any(int fma, stx_real g, stx_real y, stx_real a, int act) {
+    stx_real density, phi;
+    switch (act) {
+    case STX_ACT_RELU: return y > 0 ? g : 0;
+    case STX_ACT_GELU:
+        phi = stx__phi_any(fma, a, &density);
+        return g * STX__FMA(fma, a, density, phi);
+    case STX_ACT_TANH: return g * STX__FMA(fma, -y, y, 1);
+    case STX_ACT_SIGMOID: return g * (y * (1 - y));
+    default: return g;
+    }
+}
+
+#endif /* STX__LOOPS */
+
+#if defined(SEQTX_IMPLEMENTATION) && !defined(SEQTX_IMPLEMENTATION_DONE)
+#define SEQTX_IMPLEMENTATION_DONE
+
+#include <errno.h>
+#include <float.h>
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#if (defined(__unix__) || defined(__APPLE__)) && !defined(SEQTX_STDIO_FILES)
+#define STX__POSIX 1
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+#if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !(defined(__GLIBC__) && defined(__USE_XOPEN2K8))
+/* -std=c99 hides these three when a system header was included before this one; they are there all the same */
+int fsync(int fd);
+int fchmod(int fd, mode_t mode);
+ssize_t readlink(const char *path, char *buf, size_t n);
+#endif
+#if defined(__linux__)
+#define STX__HUGE ((size_t)2 << 20)
+#if !defined(__cplusplus) && !defined(__USE_MISC)
+int madvise(void *p, size_t n, int advice);
+#endif
+#endif
+#elif defined(_WIN32)
+#include <process.h>
+#ifdef __cplusplus
+extern "C"
+#endif
+__declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to, unsigned long flags);
+#endif
+#ifdef _OPENMP
+  #include <omp.h>
+#endif
+#if defined(SEQTX_CBLAS) && defined(SEQTX_ONEDNN)
+  #error "SEQTX_CBLAS or SEQTX_ONEDNN, not both"
+#endif
+#ifdef SEQTX_CBLAS
+  #include <cblas.h>
+#endif
+#if defined(SEQTX_ONEDNN) && !defined(SEQTX_DOUBLE)     /* oneDNN has no double on CPUs */
+  #include <dnnl.h>
+  #define STX__ONEDNN 1
 #endif
 
 // >>context
@@ -1190,9 +1325,7 @@ static int stx__find_isa(void) {
 #endif
     return STX__ISA_BASE;
 }
-#ifdef STX__X86
-static int stx__isa(const stx_ctx *x) { return x ? x->isa : stx__find_isa(); }
-#endif
+STX_DEF int stx_isa(const stx_ctx *x) { return x ? x->isa : stx__find_isa(); }
 
 /* Large pieces in large pages, where the system has them to give: rows of a head lie a page apart or so */
 static void *stx__sys_alloc(void *user, size_t n) {
@@ -1528,119 +1661,6 @@ static uint64_t stx__stream(stx_ctx *x) { return (x->tick << 24) | (x->op++ & 0x
 static uint32_t stx__keep16(stx_real p) {
     double k = floor((1.0 - (double)p) * 65536.0 + 0.5);
     return (uint32_t)(k < 1 ? 1 : k);
-}
-
-// >>maths
-
-/* For inner loops: no calls and, by stx__pick, no branches, so that loops over these become vector code. The double build, which
-   checks gradients, has libm's. */
-#ifdef SEQTX_DOUBLE
-STX__INNER double stx__exp_any(int fma, double v) { (void)fma; return exp(v); }
-STX__INNER double stx__tanh_any(int fma, double v) { (void)fma; return tanh(v); }
-STX__INNER double stx__sqrt_any(int fma, double v) { (void)fma; return sqrt(v); }
-STX__INNER double stx__phi_any(int fma, double v, double *density) {
-    (void)fma;
-    *density = 0.39894228040143267794 * exp(-0.5 * v * v);
-    return 0.5 * erfc(v * -0.70710678118654752440);
-}
-#else
-/* yes ? a : b by bits: compilers turn a ?: with sums in it into a branch, and then do not find their way back. yes is 0 or 1. */
-STX__INNER float stx__pick(int yes, float a, float b) {
-    uint32_t mask = 0u - (uint32_t)yes, i, k;
-    memcpy(&i, &a, 4);
-    memcpy(&k, &b, 4);
-    i = (i & mask) | (k & ~mask);
-    memcpy(&a, &i, 4);
-    return a;
-}
-/* e^v to 1 ulp. Below -87.33 the result is 0, above 88.72 infinity, NaN stays NaN. v = n ln 2 + r, |r| <= ln 2 / 2, and e^r by a
-   polynomial (minimax, 3e-9). */
-STX__INNER float stx__exp_any(int fma, float v) {
-    float t = STX__FMA(fma, v, 1.44269504088896341f, 12582912.0f), n, r, p;    /* 1.5 2^23: the integer part lands in the low bits */
-    uint32_t bits, power;
-    n = t - 12582912.0f;
-    r = STX__FMA(fma, n, -0.693359375f, v);
-    r = STX__FMA(fma, n, 2.12194440e-4f, r);
-    p = STX__FMA(fma, 1.3814173990e-3f, r, 8.3689217968e-3f);
-    p = STX__FMA(fma, p, r, 4.1668407976e-2f);
-    p = STX__FMA(fma, p, r, 1.6666518939e-1f);
-    p = STX__FMA(fma, p, r, 4.9999993333e-1f);
-    p = STX__FMA(fma, p, r, 1.0f);
-    p = STX__FMA(fma, p, r, 1.0f);
-    memcpy(&bits, &p, 4);
-    memcpy(&power, &t, 4);
-    bits += power << 23;                    /* times 2^n; for n = 128 too, where p < 1 */
-    memcpy(&p, &bits, 4);
-    return stx__pick(v < -87.33f, 0, stx__pick(v <= 88.72f, p, v + (float)HUGE_VALF));
-}
-/* tanh v to 1.5 ulp: a polynomial near 0 (Cephes), 1 - 2 / (e^2|v| + 1) elsewhere */
-STX__INNER float stx__tanh_any(int fma, float v) {
-    float a = stx__pick(v < 0, -v, v), z = v * v, far_ = 1 - 2 / (stx__exp_any(fma, 2 * a) + 1), p;
-    p = STX__FMA(fma, -5.70498872745e-3f, z, 2.06390887954e-2f);
-    p = STX__FMA(fma, p, z, -5.37397155531e-2f);
-    p = STX__FMA(fma, p, z, 1.33314422036e-1f);
-    p = STX__FMA(fma, p, z, -3.33332819422e-1f);
-    p = STX__FMA(fma, p * z, v, v);
-    return stx__pick(a < 0.625f, p, stx__pick(v < 0, -far_, far_));
-}
-/* The root of v >= 0 to 1 ulp (sqrtf may set errno, so compilers do not make vector code of it): 1/sqrt by its famous guess and
-   two steps of Newton's, one more for the root itself. Denormals come out too small, as 0 or nearly so. */
-STX__INNER float stx__sqrt_any(int fma, float v) {
-    float y, h = 0.5f * v, s;
-    uint32_t bits;
-    memcpy(&bits, &v, 4);
-    bits = 0x5f3759dfu - (bits >> 1);
-    memcpy(&y, &bits, 4);
-    y *= STX__FMA(fma, -h * y, y, 1.5f);
-    y *= STX__FMA(fma, -h * y, y, 1.5f);
-    s = v * y;
-    s = STX__FMA(fma, STX__FMA(fma, -s, s, v), 0.5f * y, s);
-    return stx__pick(v <= FLT_MAX, s, v);
-}
-/* The normal distribution, Phi(v), and its density. The tail 1 - Phi(a), a = |v|, is e^(-a^2/2) times a polynomial in a / (a + 1/0.33),
-   which is 1/2 at 0 (like Abramowitz and Stegun 26.2.17; minimax, 1e-8): so it keeps its digits where 1 + erf would lose them. */
-STX__INNER float stx__phi_any(int fma, float v, float *density) {
-    float a = stx__pick(v < 0, -v, v), u, e, p;
-    a = stx__pick(a > 15, 15, a);
-    u = a / (a + 3.03030303f);
-    e = stx__exp_any(fma, -0.5f * a * a);
-    p = STX__FMA(fma, 2.652815441e-2f, u, -8.680494655e-2f);
-    p = STX__FMA(fma, p, u, 6.920907668e-2f);
-    p = STX__FMA(fma, p, u, 1.867111309e-2f);
-    p = STX__FMA(fma, p, u, 6.716024318e-2f);
-    p = STX__FMA(fma, p, u, -1.548621056e-1f);
-    p = STX__FMA(fma, p, u, -3.177386036e-1f);
-    p = STX__FMA(fma, p, u, 1.086760542f);
-    p = STX__FMA(fma, p, u, -1.208915990f);
-    p = STX__FMA(fma, p, u, 0.5f) * e;
-    *density = 0.39894228040143267794f * e;
-    return stx__pick(v < 0, p, 1 - p);
-}
-#endif
-STX__INNER stx_real stx__sigmoid_any(int fma, stx_real v) { return 1 / (1 + stx__exp_any(fma, -v)); }
-
-STX__INNER stx_real stx__act_any(int fma, stx_real v, int act) {
-    stx_real density;
-    switch (act) {
-    case STX_ACT_RELU: return v < 0 ? 0 : v;      /* NaN stays NaN */
-    case STX_ACT_GELU: return v * stx__phi_any(fma, v, &density);
-    case STX_ACT_TANH: return stx__tanh_any(fma, v);
-    case STX_ACT_SIGMOID: return stx__sigmoid_any(fma, v);
-    default: return v;
-    }
-}
-/* g times d act / d a, given y = act(a) and, for gelu, a */
-STX__INNER stx_real stx__act_slope_any(int fma, stx_real g, stx_real y, stx_real a, int act) {
-    stx_real density, phi;
-    switch (act) {
-    case STX_ACT_RELU: return y > 0 ? g : 0;
-    case STX_ACT_GELU:
-        phi = stx__phi_any(fma, a, &density);
-        return g * STX__FMA(fma, a, density, phi);
-    case STX_ACT_TANH: return g * STX__FMA(fma, -y, y, 1);
-    case STX_ACT_SIGMOID: return g * (y * (1 - y));
-    default: return g;
-    }
 }
 
 // >>gemm
@@ -3041,7 +3061,7 @@ STX_DEF void stx_cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, co
    Strips of rows compute only the columns that some row of theirs may see. Masks touch only the cells that need them:
    lo[r], hi[r] bound the keys a query sees; outside, weights are zero.
    Easy to get wrong: the running maximum must skip keys whose ramp weight is 0 (they may be the largest by far); a
-   row may see no key at all (y = 0); with eps > 0 every key within span counts in the normaliser, also those with m = 0;
+   row may see no key at all (y = 0), or none in a tile; a padded key counts nowhere, its value may be NaN; with eps > 0 every key within span counts in the normaliser, also those with m = 0;
    dz takes both ends of the ramp, 0 <= m' <= 1 inclusive (spec attn_span 2.2). */
 
 /* Keys a head reaches: the largest delta with a ramp weight, or the whole window when eps counts it all. */
@@ -3095,6 +3115,10 @@ typedef struct stx__attn_tile {
     size_t bk;                       /* keys in the tile, a multiple of NR (padded with zero keys that no query sees) */
     size_t wide;                     /* bk of the tile before, whose margins are clear; 0: none */
     int persistent;                  /* keys are the persistent vectors j0 .. */
+    const int32_t *pad;              /* (S) of batch row b, or NULL */
+    ptrdiff_t live0, live1;          /* columns of the first key that exists and past the last one; 0, bk without pad */
+    int holes;                       /* is a key between them padded? */
+    char gone[STX__BK];              /* with pad: which columns are no keys */
     size_t reach;
     size_t ramp_n, ramp_zeros, ramp_0, ramp_1;      /* weights below 1, zeros first among them; 0 <= m' <= 1 is [ramp_0, ramp_1) */
     ptrdiff_t lo[STX__BQ], hi[STX__BQ];             /* columns [lo,hi) that each query sees */
@@ -3236,6 +3260,7 @@ static void stx__attn_ramp(stx__attn_tile *t) {
 
 static void stx__attn_open(const stx__attn *A, stx__attn_tile *t, size_t b, size_t h) {
     t->A = A; t->b = b; t->h = h; t->wide = 0; t->persistent = 0;
+    t->pad = A->a->pad ? A->a->pad + b * A->a->stpad : NULL;
     t->reach = stx__attn_reach(A->a, h);
     stx__attn_ramp(t);
 }
@@ -3263,6 +3288,31 @@ static void stx__attn_queries(stx__attn_tile *t, void *to, void *turned, const s
         if (turned) stx__attn_turn(t->A, turned, t->nt, q0, t->R.stage, D, nb, D);
     }
 }
+/* Which keys of the tile exist; 0: none */
+static int stx__attn_live(stx__attn_tile *t) {
+    ptrdiff_t c, j;
+    t->live0 = 0;
+    t->live1 = (ptrdiff_t)t->bk;
+    t->holes = 0;
+    if (!t->pad || t->persistent) return 1;
+    for (c = 0; c < t->live1; c++) {
+        j = t->j0 + c;
+        t->gone[c] = j >= (ptrdiff_t)t->A->a->S || (j >= 0 && t->pad[j] != 0);
+    }
+    while (t->live1 > 0 && t->gone[t->live1 - 1]) t->live1--;
+    while (t->live0 < t->live1 && t->gone[t->live0]) t->live0++;
+    for (c = t->live0; c < t->live1; c++) t->holes |= t->gone[c];
+    return t->live0 < t->live1;
+}
+/* Logits of padded keys among columns [lo,hi) of a row become -inf, their cells of g (unless NULL) 0: e^-inf = 0. 0: no other key is there */
+static int stx__attn_holes(const stx__attn_tile *t, stx_real *s, stx_real *g, ptrdiff_t lo, ptrdiff_t hi) {
+    ptrdiff_t c;
+    int any = 0;
+    for (c = lo; c < hi; c++)
+        if (!t->gone[c]) any = 1;
+        else { s[c] = -(stx_real)HUGE_VAL; if (g) g[c] = 0; }
+    return any;
+}
 /* A tile of keys j0 .. : k and v as columns, k or v as rows. NULL rows: not wanted. */
 static void stx__attn_keys(stx__attn_tile *t, const stx_real *k, size_t ld, ptrdiff_t end, stx_real *columns, stx_real *rows) {
     const stx__attn *A = t->A;
@@ -3286,6 +3336,13 @@ static void stx__attn_keys(stx__attn_tile *t, const stx_real *k, size_t ld, ptrd
             memset(r, 0, hidden / u * nr * sizeof *r);
             if (hidden % u) for (i = 0; i < nr; i++) ((uint32_t *)(void *)r)[hidden / u * nr + i] &= 0xffff0000u;
             memset(r + done / u * nr, 0, (t->bk - done) / u * nr * sizeof *r);
+            if (!t->pad || t->persistent) continue;
+            for (i = 0; i < t->bk; i++) {        /* a weight of 0 meets them all the same */
+                size_t e;
+                if (!t->gone[i]) continue;
+                if (u == 1) memset(r + i * nr, 0, nr * sizeof *r);
+                else for (e = 0; e < nr; e++) ((uint32_t *)(void *)r)[i / u * nr + e] &= i % u ? 0x0000ffffu : 0xffff0000u;
+            }
         }
 }
 
@@ -3328,6 +3385,8 @@ static int stx__attn_bounds(stx__attn_tile *t, size_t keys) {
             }
             lo = STX__MAX(lo, a->first_key - t->j0);
         }
+        lo = STX__MAX(lo, t->live0);
+        hi = STX__MIN(hi, t->live1);
         t->lo[r] = STX__MIN(lo, bk);
         t->hi[r] = STX__MAX(hi, t->lo[r]);
         any |= t->hi[r] > t->lo[r];
@@ -3468,6 +3527,7 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
             ptrdiff_t from = t->lo[r], at, hi = t->hi[r];
             if (!(a->eps > 0) && !t->persistent) from = STX__MAX(from, t->off[r] + (ptrdiff_t)t->ramp_zeros);
             from = STX__MIN(from, hi);
+            if (t->holes && !stx__attn_holes(t, s, NULL, from, hi)) from = hi;
             if (from < hi) {
                 const stx_real *drop = stx__attn_drop(x, t, r);
                 at = t->persistent ? (ptrdiff_t)t->ramp_n : from - t->off[r];
@@ -3512,6 +3572,7 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_r
     for (t.j0 = stx__attn_floor(first, 32); t.j0 < last; t.j0 += STX__BK) {
         const stx_real *k = a->k + b * a->stk + h * D, *v = a->v + b * a->stk + h * D;
         t.bk = stx__up((size_t)STX__MIN((ptrdiff_t)STX__BK, last - t.j0), 32);
+        if (!stx__attn_live(&t)) continue;
         stx__attn_keys(&t, k, a->ldk, (ptrdiff_t)a->S, t.R.kt, NULL);
         stx__attn_keys(&t, v, a->ldk, (ptrdiff_t)a->S, NULL, t.R.kv);
         stx__attn_prefetch(k, a->ldk, t.j0 + STX__BK, STX__MIN(last, t.j0 + 2 * STX__BK), D);
@@ -3523,6 +3584,7 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_r
     for (p = 0; p < (ptrdiff_t)a->N; p += STX__BK) {
         t.j0 = p;
         t.bk = stx__up(STX__MIN((size_t)STX__BK, a->N - (size_t)p), 32);
+        (void)stx__attn_live(&t);
         stx__attn_keys(&t, a->pk + h * a->N * D, D, (ptrdiff_t)a->N, t.R.kt, NULL);
         stx__attn_keys(&t, a->pv + h * a->N * D, D, (ptrdiff_t)a->N, NULL, t.R.kv);
         stx__attn_fwd_keys(x, &t, i0, n, (ptrdiff_t)a->N - p);
@@ -3579,6 +3641,7 @@ static void stx__attn_thin(stx_ctx *x, const stx__attn *A, stx_real *room, size_
     size_t D = a->D, d, row = (b * a->H + h) * a->T + i0;
     stx_real *q = room, *qv = q + D, *o = qv + D, *s = o + D, *y = a->y + ((b * a->T + i0) * a->H + h) * D, state[3], f, norm;
     const stx_real *k = a->k + b * a->stk + h * D, *v = a->v + b * a->stk + h * D, *query = a->q + b * a->stq + i0 * a->ldq + h * D;
+    const int32_t *pad = a->pad ? a->pad + b * a->stpad : NULL;
     ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, first, last, from, p, real;
     stx__attn_tile t;
     memset(&t, 0, sizeof t);
@@ -3596,6 +3659,8 @@ static void stx__attn_thin(stx_ctx *x, const stx__attn *A, stx_real *room, size_
     stx__attn_range(a, t.reach, i0, 1, &first, &last);
     from = first;
     if (a->z && !(a->eps > 0)) from = STX__MAX(from, C + (ptrdiff_t)i0 - (ptrdiff_t)t.reach + (ptrdiff_t)t.ramp_zeros);
+    while (pad && from < last && from >= 0 && pad[from]) from++;
+    while (pad && from < last && last > 0 && pad[last - 1]) last--;
     if (from < last) {
         size_t n = (size_t)(last - from), skip = a->not_causal ? 0 : (size_t)(from - (C + (ptrdiff_t)i0 - (ptrdiff_t)t.reach)), zeros, ldp = A->tables * D;
         p = (ptrdiff_t)a->P - 1 + a->delta_min - (C + (ptrdiff_t)i0 - from);         /* row of the table for key `from`; below 0 there is none */
@@ -3609,8 +3674,16 @@ static void stx__attn_thin(stx_ctx *x, const stx__attn *A, stx_real *room, size_
             STX__CALL(x, stx__attn_thin_score, (s + at, q, qv, key, a->ldk, NULL, 0, none, D));
             if (none < m) STX__CALL(x, stx__attn_thin_score, (s + at + none, q, qv, key ? key + none * a->ldk : NULL, a->ldk, pe + (size_t)(r + (ptrdiff_t)none) * ldp, ldp, m - none, D));
         }
+        for (d = zeros; pad && d < n; d++) if (pad[(size_t)real + d - zeros]) s[d] = -(stx_real)HUGE_VAL;      /* e^-inf = 0; key `from` exists */
         STX__CALL(x, stx__attn_soft, (s, n, t.R.ramp + STX__MIN(skip, t.ramp_n), t.ramp_n - STX__MIN(skip, t.ramp_n), NULL, state, &f));
-        if (n > zeros) STX__CALL(x, stx__attn_thin_sum, (o, s + zeros, v + (size_t)real * a->ldk, a->ldk, n - zeros, D, 1));
+        for (d = zeros; d < n;) {         /* by runs of keys that exist */
+            const stx_real *value = v + ((size_t)real + d - zeros) * a->ldk;
+            size_t begin = d;
+            if (!pad) d = n;
+            for (; d < n && !pad[(size_t)real + d - zeros]; d++) {}
+            if (d > begin) STX__CALL(x, stx__attn_thin_sum, (o, s + begin, value, a->ldk, d - begin, D, 1));
+            for (; d < n && pad[(size_t)real + d - zeros]; d++) {}
+        }
     }
     if (a->N) {
         for (d = 0; d < D; d++) q[d] = a->scale * (stx_real)sqrt((double)D) * query[d];
@@ -3802,6 +3875,7 @@ static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *top
             size_t at = t->persistent ? t->ramp_n : STX__MIN((size_t)(t->lo[r] - t->off[r]), t->ramp_n + 1), z1 = t->persistent ? 0 : t->ramp_1;
             lo = (size_t)t->lo[r];
             hi = (size_t)t->hi[r];
+            if (t->holes) (void)stx__attn_holes(t, s, g, t->lo[r], t->hi[r]);
             STX__CALL(x, stx__attn_soft_bwd, (s + lo, g + lo, hi - lo, t->R.ramp + STX__MIN(at, t->ramp_n), at < t->ramp_n ? t->ramp_n - at : 0,
                                               t->ramp_0 > at ? t->ramp_0 - at : 0, z1 > at ? z1 - at : 0, drop, tops[r], invs[r],
                                               t->R.state[t->q0 + r], A->a->eps, dz));
@@ -3933,6 +4007,7 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
         ptrdiff_t from = STX__MAX(t.j0, 0), to;
         size_t o = b * a->stk + h * D;
         t.bk = stx__up((size_t)STX__MIN((ptrdiff_t)STX__BK, U->last - t.j0), 32);
+        if (!stx__attn_live(&t)) continue;
         to = STX__MIN((ptrdiff_t)a->S, t.j0 + (ptrdiff_t)t.bk);
         stx__attn_keys(&t, a->k + o, a->ldk, (ptrdiff_t)a->S, t.R.kt, t.R.kv);
         stx__attn_keys(&t, a->v + o, a->ldk, (ptrdiff_t)a->S, t.R.vt, NULL);
@@ -3959,6 +4034,7 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
         size_t n = STX__MIN((size_t)STX__BK, a->N - (size_t)p), o = h * a->N * D;
         t.j0 = p;
         t.bk = stx__up(n, 32);
+        (void)stx__attn_live(&t);
         stx__attn_keys(&t, a->pk + o, D, (ptrdiff_t)a->N, t.R.kt, t.R.kv);
         stx__attn_keys(&t, a->pv + o, D, (ptrdiff_t)a->N, t.R.vt, NULL);
         stx__attn_bwd_keys(x, &t, (ptrdiff_t)n, w->npk > 0, w->npk > 0, dz, NULL, 0);
@@ -4325,6 +4401,7 @@ STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int cou
     return 1;
 }
 STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh) {
+    if (fresh) *fresh = 0;
     if (!stx_ok(x)) return NULL;
     return fresh ? stx__grad_fresh(x, t, fresh) : stx__grad(x, t);
 }
@@ -5334,6 +5411,8 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     STX__NEED(x, !in->pe || (in->pe->ndim == 2 && (in->pe->dim[1] == D || in->pe->dim[1] == C)), STX_ERR_SHAPE, "stx_attention: pe %s, want (P,%zu) or (P,%zu)", stx__shape(in->pe ? in->pe : q, s), D, C);
     STX__NEED(x, (!in->u || in->u->size == C) && (!in->vb || (in->vb->size == C && in->pe)), STX_ERR_SHAPE, "stx_attention: u and vb have %zu numbers, and vb needs pe", C);
     STX__NEED(x, !in->pk == !in->pv && (!in->pk || (in->pk->ndim == 3 && in->pk->dim[0] == H && in->pk->dim[2] == D && stx__same(in->pk, in->pv))), STX_ERR_SHAPE, "stx_attention: persistent keys and values want (H,N,D) = (%zu,N,%zu), both or none", H, D);
+    STX__NEED(x, !in->pad || (in->pad->B == k->dim[0] && in->pad->T == k->dim[1]), STX_ERR_SHAPE, "stx_attention: pad (%zu,%zu) for keys %s: want a number for each key, (B,S) = (%zu,%zu)",
+              in->pad ? in->pad->B : 0, in->pad ? in->pad->T : 0, stx__shape(k, t), k->dim[0], k->dim[1]);
     STX__NEED(x, d->dropout >= 0 && d->dropout < 1, STX_ERR_ARG, "stx_attention: dropout %g, want 0 <= p < 1", d->dropout);
     STX__NEED(x, d->delta_min == 0 || d->delta_min == 1, STX_ERR_ARG, "stx_attention: delta_min %d, want 0 or 1", d->delta_min);
     STX__NEED(x, d->eps >= 0, STX_ERR_ARG, "stx_attention: eps %g, want 0 or more", d->eps);
@@ -5358,6 +5437,7 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     a->max_span = (stx_real)d->max_span; a->ramp = (stx_real)d->ramp; a->eps = (stx_real)d->eps;
     a->q = q->data; a->k = k->data; a->v = v->data;
     a->u = in->u ? in->u->data : NULL; a->vb = in->vb ? in->vb->data : NULL; a->z = in->z ? in->z->data : NULL;
+    if (in->pad) { a->pad = in->pad->device; a->stpad = a->S; }
     a->y = y->data;
     a->top = (stx_real *)stx_step_bytes(x, 2 * a->B * H * a->T * sizeof(stx_real));
     if (!a->top) return NULL;

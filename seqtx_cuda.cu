@@ -2046,13 +2046,15 @@ void stx_linear_bwd_cuda(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, s
    summed in float by unit, then over the units of a chunk in their order, and added to the gradient once, at the end. */
 
 /* A matrix of each unit (b,h): row r, column c stands at `at` + b sb + h sh + chunk's unit sz + (first + r) ld + c. Rows that are not in
-   [0,rows) there are zero (keys before the first). bias: h sh + c of it is added. skew: column c is column c + r + off of what is stored,
+   [0,rows) there are zero (keys before the first), and rows r for which gone[b sgone + r] is not 0 (padded keys). bias: h sh + c of it is added. skew: column c is column c + r + off of what is stored,
    and zero outside of [0,width). */
 typedef struct stx__mat {
     stx__num a, bias;
     size_t at, sb, sh, sz, ld;
     ptrdiff_t first, rows, off, width;
     int skew;
+    const int32_t *gone;
+    size_t sgone;
 } stx__mat;
 static stx__mat stx__mat_of(const stx__num &a, size_t ld, ptrdiff_t first, ptrdiff_t rows) {
     stx__mat m;
@@ -2068,13 +2070,14 @@ static stx__mat stx__mat_scratch(float *p, size_t ld, size_t n, size_t sz) {
     return m;
 }
 static __device__ __forceinline__ size_t stx__mat_base(const stx__mat &m, size_t b, size_t h, size_t z) { return m.at + b * m.sb + h * m.sh + z * m.sz; }
-static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, size_t base, size_t bias, ptrdiff_t r, ptrdiff_t c) {
+static __device__ __forceinline__ const int32_t *stx__mat_gone(const stx__mat &m, size_t b) { return m.gone ? m.gone + b * m.sgone : NULL; }
+static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, size_t base, size_t bias, const int32_t *gone, ptrdiff_t r, ptrdiff_t c) {
     ptrdiff_t row = r + m.first;
     if (m.skew) {
         c += r + m.off;
         if (c < 0 || c >= m.width) return 0;
     }
-    if (row < 0 || row >= m.rows) return 0;
+    if (row < 0 || row >= m.rows || (gone && gone[row])) return 0;
     float v = stx__get(m.a, base + (size_t)row * m.ld + (size_t)c);
     return m.bias.p ? v + stx__get(m.bias, bias + (size_t)c) : v;
 }
@@ -2089,14 +2092,15 @@ static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__ma
     STX__SHARED(float, bs, STX__PK * (STX__P + 4));
     const size_t z = blockIdx.z, b = (u0 + z) / H, h = (u0 + z) % H, m0 = (size_t)blockIdx.y * STX__P, n0 = (size_t)blockIdx.x * STX__P;
     const size_t ab = stx__mat_base(A, b, h, z), bb = stx__mat_base(B, b, h, z), cb = stx__mat_base(C, b, h, z);
+    const int32_t *ag = stx__mat_gone(A, b), *bg = stx__mat_gone(B, b);
     const int tid = (int)threadIdx.x, tx = tid % 16, ty = tid / 16;
     float c[4][4] = {{0}};
     for (size_t k0 = 0; k0 < K; k0 += STX__PK) {
         for (int e = tid; e < STX__P * STX__PK; e += 256) {      /* neighbouring threads take neighbouring numbers of what is stored */
             int ka = ta ? e / STX__P : e % STX__PK, ma = ta ? e % STX__P : e / STX__PK, kb = tb ? e % STX__PK : e / STX__P, nb = tb ? e / STX__PK : e % STX__P;
             size_t k = k0 + (size_t)ka, m = m0 + (size_t)ma, l = k0 + (size_t)kb, n = n0 + (size_t)nb;
-            as[ka * (STX__P + 4) + ma] = k < K && m < M ? stx__mat_get(A, ab, h * A.sh, (ptrdiff_t)(ta ? k : m), (ptrdiff_t)(ta ? m : k)) : 0;
-            bs[kb * (STX__P + 4) + nb] = l < K && n < N ? stx__mat_get(B, bb, h * B.sh, (ptrdiff_t)(tb ? n : l), (ptrdiff_t)(tb ? l : n)) : 0;
+            as[ka * (STX__P + 4) + ma] = k < K && m < M ? stx__mat_get(A, ab, h * A.sh, ag, (ptrdiff_t)(ta ? k : m), (ptrdiff_t)(ta ? m : k)) : 0;
+            bs[kb * (STX__P + 4) + nb] = l < K && n < N ? stx__mat_get(B, bb, h * B.sh, bg, (ptrdiff_t)(tb ? n : l), (ptrdiff_t)(tb ? l : n)) : 0;
         }
         __syncthreads();
         for (int k = 0; k < STX__PK; k++) {
@@ -2131,6 +2135,8 @@ typedef struct stx__attn0_rows {
     uint64_t seed, stream;
     const uint64_t *shift;
     stx__num z;
+    const int32_t *pad;                 /* see stx_attention_args */
+    size_t stpad;
 } stx__attn0_rows;
 /* The largest distance that head h reaches: stx__attn_reach */
 static __device__ ptrdiff_t stx__attn0_reach(const stx__attn0_rows &p, size_t h) {
@@ -2150,6 +2156,11 @@ static __device__ void stx__attn0_bounds(const stx__attn0_rows &p, size_t h, siz
     }
     *lo = from > p.j0 ? from - p.j0 : 0;
     *hi = to - p.j0 < p.W ? to - p.j0 : p.W;
+}
+/* Does column c of unit u stand for a key that exists and is in [lo,hi), or for a persistent vector? */
+static __device__ __forceinline__ int stx__attn0_sees(const stx__attn0_rows &p, size_t u, ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t c) {
+    if (c >= p.W) return 1;
+    return c >= lo && c < hi && !(p.pad && p.j0 + c >= 0 && p.pad[u / p.H * p.stpad + (size_t)(p.j0 + c)]);
 }
 /* The ramp's weight before it is clamped, of column c: 2 without a ramp. Operations in stx__attn_ramp's order, and none fused. */
 static __device__ __forceinline__ float stx__attn0_ramp(const stx__attn0_rows &p, float zl, size_t r, ptrdiff_t c) {
@@ -2183,11 +2194,11 @@ static __global__ void stx__attn0_soft_kernel(stx__attn0_rows p) {
     ptrdiff_t lo, hi, c;
     stx__attn0_bounds(p, h, r, &lo, &hi);
     for (c = lane; c < columns; c += STX__WARP)
-        if (c >= p.W || (c >= lo && c < hi && (p.eps > 0 || !(stx__attn0_ramp(p, zl, r, c) <= 0)))) top = fmaxf(top, s[c]);
+        if (stx__attn0_sees(p, u, lo, hi, c) && (c >= p.W || p.eps > 0 || !(stx__attn0_ramp(p, zl, r, c) <= 0))) top = fmaxf(top, s[c]);
     top = stx__warp_max(top);
     for (c = lane; c < columns; c += STX__WARP) {
         float m = stx__attn0_ramp(p, zl, r, c), e;
-        if (c < p.W && (c < lo || c >= hi || (!(p.eps > 0) && m <= 0))) { s[c] = 0; continue; }
+        if (!stx__attn0_sees(p, u, lo, hi, c) || (c < p.W && !(p.eps > 0) && m <= 0)) { s[c] = 0; continue; }
         m = m <= 0 ? 0 : m >= 1 ? 1 : m;         /* NaN stays NaN */
         e = expf(s[c] - top);
         s[c] = m * e;
@@ -2221,7 +2232,7 @@ static __global__ void stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
     stx__attn0_bounds(p, h, r, &lo, &hi);
     for (c = lane; c < columns; c += STX__WARP) {
         float m = stx__attn0_ramp(p, zl, r, c), v = s[c] - top;
-        if (inv == 0 || (c < p.W && (c < lo || c >= hi))) { s[c] = g[c] = 0; continue; }
+        if (inv == 0 || !stx__attn0_sees(p, u, lo, hi, c)) { s[c] = g[c] = 0; continue; }
         m = m <= 0 ? 0 : m >= 1 ? 1 : m;
         s[c] = expf(v < 80 ? v : v > 80 ? 80 : v) * inv;         /* m w <= 1, but w alone may not fit */
         g[c] *= stx__attn0_factor(p, u, r, c, stream);
@@ -2230,7 +2241,7 @@ static __global__ void stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
     D = stx__warp_sum(D);
     for (c = lane; c < columns; c += STX__WARP) {
         float raw = stx__attn0_ramp(p, zl, r, c), m = raw <= 0 ? 0 : raw >= 1 ? 1 : raw, w = s[c], gd = g[c] - D;
-        if (inv == 0 || (c < p.W && (c < lo || c >= hi))) continue;
+        if (inv == 0 || !stx__attn0_sees(p, u, lo, hi, c)) continue;
         if (raw >= 0 && raw <= 1) dz += w * gd;
         g[c] = m * w * gd - p.eps * D * w;
         s[c] = m * w != 0 ? m * w * stx__attn0_factor(p, u, r, c, stream) : m * w;
@@ -2374,6 +2385,7 @@ static stx__mat stx__attn0_rows_y(const stx__attn0 *A, const stx__num &y) {
 static stx__mat stx__attn0_rows_k(const stx__attn0 *A, const stx__num &k, ptrdiff_t first) {
     stx__mat m = stx__mat_of(k, A->a->ldk, first, (ptrdiff_t)A->a->S);
     m.sb = A->a->stk; m.sh = A->a->D;
+    m.gone = A->a->pad; m.sgone = A->a->stpad;
     return m;
 }
 static stx__mat stx__attn0_rows_pe(const stx__attn0 *A) {
@@ -2428,6 +2440,7 @@ static stx__attn0_rows stx__attn0_rows_of(const stx__attn0 *A) {
         p.seed = a->seed; p.stream = a->stream; p.shift = stx__gpu(A->x)->shift;
     }
     p.z = stx__num_of(A->x, a->z);
+    p.pad = a->pad; p.stpad = a->stpad;
     return p;
 }
 
@@ -2551,7 +2564,7 @@ static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *
     int ok = 1, h;
     memset(p, 0, sizeof *p);
     *half = h = g->half && stx__num_of(x, a->q).half;
-    if (a->eps > 0 || a->not_causal || a->first_key < 0 || !(a->scale > 0) || a->D < 8 || a->D > 128 || a->D % 8 || !a->B || !a->T || !a->H || a->H > 256) return 0;
+    if (a->pad || a->eps > 0 || a->not_causal || a->first_key < 0 || !(a->scale > 0) || a->D < 8 || a->D > 128 || a->D % 8 || !a->B || !a->T || !a->H || a->H > 256) return 0;
     if (a->B >= big || a->T >= big || a->S >= big || a->P >= big || a->N >= big || a->span >= big || a->S + a->span + a->N >= big || a->T > a->S) return 0;
     p->q = stx__at_in(x, a->q, h, a->ldq, &ok);
     p->k = stx__at_in(x, a->k, h, a->ldk, &ok);

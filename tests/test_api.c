@@ -221,6 +221,7 @@ static stx_tensor *T_(size_t a, size_t b, size_t c, size_t d) {
 }
 static stx_tensor *attend(stx_tensor *q, stx_tensor *k, stx_tensor *v, stx_tensor *pe, stx_tensor *u, stx_tensor *vb, stx_tensor *z, stx_tensor *pk, stx_tensor *pv, const stx_attention_desc *d) {
     stx_attention_in in;
+    memset(&in, 0, sizeof in);
     in.q = q; in.k = k; in.v = v; in.pe = pe; in.u = u; in.vb = vb; in.z = z; in.pk = pk; in.pv = pv;
     return stx_attention(ex, &in, d);
 }
@@ -292,7 +293,7 @@ static int find_null(void) { stx_ctx *x = plain(1, 1); stx_params *p = stx_param
 static int recompute_null(void) { stx_ctx *x = plain(1, 1); stx_begin(x, STX_TRAIN); return !stx_recompute(x, NULL, NULL, NULL, 1) && !stx_recompute(x, NULL, NULL, NULL, 0); }
 static void errors(void) {
     static stx_real zero[4096];
-    static const int32_t id[6] = {0, 1, 2, 3, 4, 5}, bad[3] = {0, 7, 1}, neg[3] = {0, 1, -1};
+    static const int32_t id[6] = {0, 1, 2, 3, 4, 5}, flags[10] = {0, 1, 0, -1, 2, 7, 0, 0, 1, 1}, bad[3] = {0, 7, 1}, neg[3] = {0, 1, -1};
     stx_params *p;
     stx_attention_desc d, e;
     stx_tensor *w;
@@ -403,6 +404,15 @@ static void errors(void) {
     WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, T_(2, 3, 4, 0), NULL, &d), STX_ERR_SHAPE, "stx_attention", "persistent", "both or none");
     WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, T_(2, 3, 4, 0), T_(2, 2, 4, 0), &d), STX_ERR_SHAPE, "stx_attention", "persistent", "(H,N,D)");
     WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, T_(1, 3, 4, 0), T_(1, 3, 4, 0), &d), STX_ERR_SHAPE, "stx_attention", "persistent", "(2,N,4)");
+    for (i = 0; i < 3; i++) {
+        stx_attention_in in;
+        memset(&in, 0, sizeof in);
+        in.q = Q; in.k = in.v = K_;
+        in.pad = stx_tokens(ex, flags, i == 2 ? 2 : i == 1 ? 1 : 5, i == 1 ? 5 : i == 2 ? 3 : 2);
+        WANT(stx_attention(ex, &in, &d), STX_ERR_SHAPE, "stx_attention: pad", i == 0 ? "(5,2)" : i == 1 ? "(1,5)" : "(2,3)", "(B,S) = (2,5)");
+        in.pad = stx_tokens(ex, flags, 2, 5);
+        CHECK(stx_attention(ex, &in, &d) != NULL, "%s", stx_error(ex));
+    }
     e = d; e.dropout = 1; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "dropout 1", "< 1");
     e = d; e.delta_min = 2; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "delta_min 2", "0 or 1");
     e = d; e.eps = -1; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "eps -1", "0 or more");
@@ -913,6 +923,7 @@ static void nans(void) {
                 stx_attention_in in;
                 stx_attention_desc ad;
                 int j;
+                memset(&in, 0, sizeof in);
                 memset(&ad, 0, sizeof ad);
                 ad.heads = 2; ad.max_span = 20; ad.ramp = 4; ad.eps = mode ? 0.01 : 0;
                 for (j = 0; j < 9; j++) d[j] = numbers(size[j]);

@@ -304,6 +304,7 @@ enum { IN = 9, OUT = 10 };        /* gradients of q k v pe u vb z pk pv, and y *
 static const char *const out_name[OUT] = {"dq", "dk", "dv", "dpe", "du", "dvb", "dz", "dpk", "dpv", "y"};
 typedef struct attn {
     size_t B, T, S, H, D, P, N;   /* P 0: no pe */
+    int pad;                      /* 0 none, 1 scattered, 2 before the sequence, 3 all keys of a batch row, 4 all but a few */
     int pe_heads, u, vb, z;       /* z: 0 none, 1 a mixture, 2 all short, 3 one long among short, 4 only 0 and 1 */
     stx_attention_desc d;
     float *data[IN], *dy;         /* NULL: not there */
@@ -335,6 +336,10 @@ static void attn_open(attn *a) {
     a->size[9] = a->size[0];
     a->dy = numbers(a->size[9]);
 }
+/* Is key j of batch row b padded? */
+static int gone(const attn *a, size_t b, size_t j) {
+    return a->pad == 1 ? (j * j + 3 * b) % 5 < 2 : a->pad == 2 ? j < a->S * (b + 1) / 3 : a->pad == 3 ? b == 0 || j % 2 : a->pad == 4 ? j % 83 != b + 1 : 0;
+}
 static void attn_close(attn *a) {
     size_t i;
     for (i = 0; i < IN; i++) free(a->data[i]);
@@ -342,9 +347,9 @@ static void attn_close(attn *a) {
 }
 static const char *attn_label(const attn *a) {
     static char t[400];
-    snprintf(t, sizeof t, "B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d N %zu dmin %d span %zu eps %g first %ld%s scale %g L %g R %g drop %g", a->B, a->T, a->S, a->H, a->D, a->P,
+    snprintf(t, sizeof t, "B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d N %zu dmin %d span %zu eps %g first %ld%s scale %g L %g R %g drop %g pad %d", a->B, a->T, a->S, a->H, a->D, a->P,
              a->P ? (a->pe_heads ? " per head" : " shared") : "", a->u ? " u" : "", a->vb ? " vb" : "", a->z, a->N, a->d.delta_min, a->d.span, a->d.eps, (long)a->d.first_key,
-             a->d.not_causal ? " not causal" : "", a->d.scale, a->d.max_span, a->d.ramp, a->d.dropout);
+             a->d.not_causal ? " not causal" : "", a->d.scale, a->d.max_span, a->d.ramp, a->d.dropout, a->pad);
     return t;
 }
 static float **outputs(const attn *a) {
@@ -363,10 +368,17 @@ static int attn_run(stx_ctx *x, const attn *a, float **out) {
     stx_attention_in in;
     stx_tensor *t[OUT];
     size_t i;
+    memset(&in, 0, sizeof in);
     stx_set_tick(x, 4);
     stx_begin(x, STX_TRAIN);
     for (i = 0; i < IN; i++) t[i] = a->data[i] ? stx_variable(x, a->data[i], a->dim[i][0], a->dim[i][1], a->dim[i][2], a->dim[i][3]) : NULL;
     in.q = t[0]; in.k = t[1]; in.v = t[2]; in.pe = t[3]; in.u = t[4]; in.vb = t[5]; in.z = t[6]; in.pk = t[7]; in.pv = t[8];
+    if (a->pad) {
+        int32_t *pad = (int32_t *)calloc(a->B * a->S, sizeof *pad);
+        for (i = 0; i < a->B * a->S; i++) pad[i] = gone(a, i / a->S, i % a->S);
+        in.pad = stx_tokens(x, pad, a->B, a->S);
+        free(pad);
+    }
     t[9] = stx_attention(x, &in, &a->d);
     stx_backward_from(x, t[9], a->dy);
     CHECK(stx_ok(x), "%s: %s", attn_label(a), stx_error(x));
@@ -429,7 +441,7 @@ static void dense(const attn *a, float **out, double *units) {
                 for (d = 0; d < D; d++) s += (double)q[d] * (double)pk[d];
                 s *= sd;
             } else {
-                if (j < a->d.first_key) continue;
+                if (j < a->d.first_key || (j >= 0 && gone(a, b, (size_t)j))) continue;
                 if (!a->d.not_causal && (delta < a->d.delta_min || (a->d.span && delta > (ptrdiff_t)a->d.span))) continue;
                 if (a->P && p < 0) continue;
                 if (j >= 0) {
@@ -652,6 +664,38 @@ static void attention_ghosts(void) {
             CHECK(same_bits(&a, zeros, nans), "%s: keys that do not exist count: %s", x->micro->name, attn_label(&a));
             for (b = 0; b < a.B; b++) for (c = 0; c < lost * C; c++) if (nans[1][b * a.S * C + c] != 0 || nans[2][b * a.S * C + c] != 0) good = 0;
             CHECK(good, "%s: gradients of keys that do not exist: %s", x->micro->name, attn_label(&a));
+            outputs_free(zeros); outputs_free(nans);
+        }
+        attn_close(&a);
+    }
+}
+/* Padded keys: the cases above with them; and whatever they hold, NaN too, changes no bit, their gradients are 0 */
+static void attention_pads(void) {
+    size_t i, k, j, c;
+    test_state = 777;
+    for (i = 0; i < (SLOW ? 16 : 60); i++) {
+        attn a = random_attn(i);
+        a.pad = 1 + (int)(i % 4);
+        attn_case(&a);
+    }
+    for (i = 0; i < 16; i++) {
+        attn a = plain(2, i % 3 ? 70 : 2, 301, 2, i % 3 ? 7 : 33);
+        size_t C = a.H * a.D;
+        a.pad = 1 + (int)(i / 4);
+        a.z = i % 2; a.P = i % 4 == 1 ? 0 : a.S; a.N = i % 3; a.d.max_span = 400; a.d.eps = i % 5 ? 0 : 1e-3; a.d.first_key = i % 4 == 3 ? -40 : 0;
+        attn_open(&a);
+        for (k = 0; k < nf + nb; k++) {
+            stx_ctx *x = on(k < nf ? f32s + k : bf16s + k - nf, 2);
+            float **zeros = outputs(&a), **nans = outputs(&a);
+            int pass, good = 1;
+            if (SLOW && i % 4) { outputs_free(zeros); outputs_free(nans); continue; }
+            for (pass = 0; pass < 2; pass++) {
+                for (j = 0; j < a.B * a.S; j++) for (c = 0; c < C && gone(&a, j / a.S, j % a.S); c++) a.data[1][j * C + c] = a.data[2][j * C + c] = pass ? (float)NAN : 0;
+                attn_run(x, &a, pass ? nans : zeros);
+            }
+            CHECK(same_bits(&a, zeros, nans), "%s: padded keys count: %s", x->micro->name, attn_label(&a));
+            for (j = 0; j < a.B * a.S; j++) for (c = 0; c < C && gone(&a, j / a.S, j % a.S); c++) if (nans[1][j * C + c] != 0 || nans[2][j * C + c] != 0) good = 0;
+            CHECK(good, "%s: gradients of padded keys: %s", x->micro->name, attn_label(&a));
             outputs_free(zeros); outputs_free(nans);
         }
         attn_close(&a);
@@ -968,6 +1012,7 @@ int main(void) {
     attention();
     attention_cut();
     attention_ghosts();
+    attention_pads();
     attention_borders();
     red_zones();
     model();

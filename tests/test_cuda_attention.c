@@ -16,6 +16,7 @@ typedef struct attn {
     double scale, L, R, eps, drop, big;     /* 0: 1/sqrt(D), 150, 32, 0, 0, 1; big: the size of q and k */
     int gap;                      /* 0: rows side by side; 1: odd strides and offsets; 2: q, k, v slices of one row, multiples of 8 */
     int acts;                     /* pe, u, vb, pk, pv are activations */
+    int pad;                      /* padded keys, which hold NaN: 0 none, 1 scattered, 2 before the sequence, 3 all of batch row 0, 4 all but a few */
 } attn;
 enum { Q, KV, PE, U, VB, Z, PK, PV, DY, INS, GRADS = DY };         /* k and v in one buffer */
 enum { OUT_Y, OUT_TOP, OUT_INV, OUT_GRADS, OUTS = OUT_GRADS + GRADS };
@@ -23,9 +24,9 @@ static const char *const out_name[OUTS] = {"y", "top", "inv", "dq", "dk, dv", "d
 
 static const char *label(const attn *c) {
     static char t[400];
-    snprintf(t, sizeof t, "B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d N %zu dmin %d span %zu eps %g first %ld%s%s scale %g L %g R %g drop %g big %g gap %d%s", c->B, c->T, c->S, c->H,
+    snprintf(t, sizeof t, "B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d N %zu dmin %d span %zu eps %g first %ld%s%s scale %g L %g R %g drop %g big %g gap %d%s pad %d", c->B, c->T, c->S, c->H,
              c->D, c->P, c->P ? (c->shared ? " shared" : " per head") : "", c->u ? " u" : "", c->vb ? " vb" : "", c->z, c->N, c->dmin, c->span, c->eps, (long)c->first,
-             c->not_causal ? " not causal" : "", c->loose ? " loose" : "", c->scale, c->L, c->R, c->drop, c->big, c->gap, c->acts ? " activations" : "");
+             c->not_causal ? " not causal" : "", c->loose ? " loose" : "", c->scale, c->L, c->R, c->drop, c->big, c->gap, c->acts ? " activations" : "", c->pad);
     return t;
 }
 
@@ -36,6 +37,7 @@ typedef struct data {
     size_t size[INS], qo, ko, vo, rows;      /* offsets of q, k, v in their buffers; B H T */
     float *in[INS], *start[GRADS], *want[OUTS];
     size_t out_size[OUTS];
+    int32_t *pad;                 /* (B, S + 3), or NULL */
 } data;
 
 /* Points the args at buffers: in, start of gradients (NULL: not wanted), y, top, inv */
@@ -76,6 +78,14 @@ static void data_open(data *d, const attn *c, int half, int add) {
     if (c->P && !c->loose && a->span > c->P + (size_t)c->dmin - 1) a->span = c->P + (size_t)c->dmin - 1;
     a->scale = (stx_real)(c->scale != 0 ? c->scale : 1 / sqrt((double)c->D));
     a->max_span = (stx_real)L; a->ramp = (stx_real)(c->R > 0 ? c->R : 32); a->eps = (stx_real)c->eps; a->drop = (stx_real)c->drop;
+    if (c->pad) {
+        static const int32_t marks[] = {1, -1, 1 << 30, 2};
+        size_t b, j;
+        a->stpad = c->S + 3;
+        d->pad = (int32_t *)calloc(c->B * a->stpad, sizeof *d->pad);
+        for (b = 0; b < c->B; b++) for (j = 0; j < c->S; j++)
+            if (c->pad == 1 ? test_rand() < -0.2 : c->pad == 2 ? j < c->S * (b + 1) / 3 : c->pad == 3 ? b == 0 || j % 2 : j % 19 != b + 1) d->pad[b * a->stpad + j] = marks[j % 4];
+    }
     a->seed = 0x1234567890abcdefu; a->stream = ((uint64_t)7 << 24) + 5;
     if (c->gap == 0) {
         a->ldq = a->ldk = C; a->stq = c->T * C; a->stk = c->S * C;
@@ -101,6 +111,8 @@ static void data_open(data *d, const attn *c, int half, int add) {
         d->in[i] = cuda_random(d->size[i], s, 0);
         if (half && i != Z) cuda_round(d->in[i], d->size[i]);        /* parameters too: their bfloat16 copies are as good then */
     }
+    for (i = 0; d->pad && i < c->B; i++) for (h = 0; h < c->S; h++) for (n = 0; d->pad[i * a->stpad + h] && n < C; n++)
+        d->in[KV][d->ko + i * a->stk + h * a->ldk + n] = d->in[KV][d->vo + i * a->stk + h * a->ldk + n] = (float)NAN;
     for (h = 0; c->z && h < c->H; h++) {      /* off the kinks of the ramp, but for kinds 4 and 5 */
         double f = c->z == 2 ? 0.03 * (double)(h % 3) : c->z == 3 ? (h == c->H / 2 ? 0.97 : 0.01) : 0.05 + 0.9 * (double)((h * 7 + 3) % 11) / 11;
         static const float ends[] = {0, 1, 0.5f, 0.25f}, beyond[] = {-0.3f, 1.7f, 0.4f, -5};
@@ -119,6 +131,7 @@ static void data_open(data *d, const attn *c, int half, int add) {
 }
 static void data_close(data *d) {
     size_t i;
+    free(d->pad);
     for (i = 0; i < INS; i++) free(d->in[i]);
     for (i = 0; i < GRADS; i++) free(d->start[i]);
     for (i = 0; i < OUTS; i++) free(d->want[i]);
@@ -145,6 +158,7 @@ static void on_cpu(stx_ctx *x, data *d) {
     }
     point(d, &a, d->in, grad, d->want[OUT_Y], d->want[OUT_TOP], d->want[OUT_INV]);
     offsets(d, x, &a);
+    a.pad = d->pad;
     a.work = malloc(stx_attention_work(x, &a, 0) + 1);
     stx_attention_fwd(x, &a);
     free(a.work);
@@ -159,6 +173,7 @@ enum { FORWARD_ONLY = 1 << 16 };
 static void on_gpu(stx_ctx *x, data *d, int version, int without, float **out) {
     stx_attention_args a;
     stx_real *in[INS], *grad[GRADS], *y, *top, *inv;
+    void *pad = NULL;
     size_t i, bytes;
     stx_cuda_attention(x, version);
     for (i = 0; i < INS; i++) {
@@ -175,6 +190,7 @@ static void on_gpu(stx_ctx *x, data *d, int version, int without, float **out) {
     point(d, &a, in, grad, y, top, inv);
     offsets(d, x, &a);
     if (without & 1 << GRADS) a.dv = NULL;
+    if (d->pad) a.pad = (const int32_t *)(pad = cuda_bytes(x, d->pad, a.B * a.stpad * sizeof *d->pad));
     bytes = stx_attention_work_cuda(x, &a, 0);
     a.work = cuda_bytes(x, NULL, bytes);
     stx_attention_fwd_cuda(x, &a);
@@ -195,7 +211,7 @@ static void on_gpu(stx_ctx *x, data *d, int version, int without, float **out) {
         stx_cuda_free(x, grad[i]);
     }
     for (i = 0; i < INS; i++) stx_cuda_free(x, in[i]);
-    stx_cuda_free(x, y); stx_cuda_free(x, top); stx_cuda_free(x, inv);
+    stx_cuda_free(x, y); stx_cuda_free(x, top); stx_cuda_free(x, inv); stx_cuda_free(x, pad);
 }
 
 /* >>comparison
@@ -241,14 +257,19 @@ static void compare(const data *d, float **got, int half, int version, int forwa
             for (i = 0; i < d->out_size[o]; i++) if (fabs((double)d->want[o][i]) <= 1e30 && fabs((double)d->want[o][i]) > top) top = fabs((double)d->want[o][i]);
             for (i = 0; i < d->out_size[o]; i++) {
                 double g = (double)got[o][i], w = (double)d->want[o][i], e = g == w ? 0 : fabs(g - w);      /* -inf is top's where nothing is seen */
-                if (!owned(d, o, i)) { if (memcmp(&got[o][i], &d->start[o - OUT_GRADS][i], sizeof(float))) exact = 0; continue; }
+                if (o >= OUT_GRADS && !owned(d, o, i)) { if (memcmp(&got[o][i], &d->start[o - OUT_GRADS][i], sizeof(float))) exact = 0; continue; }
                 if (!(e <= 1e300)) off = HUGE_VAL; else if (e > off) off = e;
             }
             if (off > 0) off /= top > 0 ? top : 1;
         }
         if (off > worst[half][o]) worst[half][o] = off;
         CHECK(off <= tol, "%s of version %d, %s: off by %.2e: %s", out_name[o], version, half ? "bf16" : "float", off, label(d->c));
-        CHECK(exact, "%s of version %d, %s: a gap was written, or a row that sees nothing: %s", out_name[o], version, half ? "bf16" : "float", label(d->c));
+        for (i = 0; d->pad && o == OUT_GRADS + KV && i < d->a.B * d->a.S; i++) {       /* padded keys: what was there */
+            size_t at = i / d->a.S * d->a.stk + i % d->a.S * d->a.ldk, e;
+            for (e = 0; e < d->a.H * d->a.D && d->pad[i / d->a.S * d->a.stpad + i % d->a.S]; e++)
+                if (got[o][d->ko + at + e] != d->start[KV][d->ko + at + e] || got[o][d->vo + at + e] != d->start[KV][d->vo + at + e]) exact = 0;
+        }
+        CHECK(exact, "%s of version %d, %s: a gap was written, or a row that sees nothing, or a padded key: %s", out_name[o], version, half ? "bf16" : "float", label(d->c));
     }
 }
 
@@ -338,6 +359,23 @@ static const attn table[] = {
     {.B = 1, .T = 33, .S = 65, .H = 2, .D = 16, .P = 65, .big = 30, .scale = 1},
     {.B = 1, .T = 33, .S = 65, .H = 2, .D = 16, .P = 65, .big = 40, .scale = 1, .z = 1, .L = 50, .N = 2},
     {.B = 1, .T = 20, .S = 65, .H = 2, .D = 16, .P = 65, .scale = -0.3, .u = 1},
+    /* padded keys */
+    {.B = 2, .T = 5, .S = 9, .H = 2, .D = 8, .pad = 1},
+    {.B = 3, .T = 20, .S = 33, .H = 2, .D = 16, .P = 33, .dmin = 1, .u = 1, .vb = 1, .pad = 1},
+    {.B = 3, .T = 33, .S = 33, .H = 2, .D = 16, .pad = 2},
+    {.B = 2, .T = 17, .S = 40, .H = 3, .D = 8, .P = 40, .shared = 1, .z = 1, .L = 30, .R = 8, .N = 3, .pad = 3},
+    {.B = 2, .T = 17, .S = 40, .H = 2, .D = 8, .pad = 3, .gap = 1},
+    {.B = 2, .T = 33, .S = 100, .H = 2, .D = 16, .z = 2, .L = 60, .R = 8, .eps = 0.01, .pad = 4},
+    {.B = 2, .T = 33, .S = 70, .H = 2, .D = 16, .P = 120, .first = -40, .dmin = 1, .pad = 1, .drop = 0.3},
+    {.B = 2, .T = 20, .S = 30, .H = 2, .D = 16, .not_causal = 1, .pad = 4, .gap = 2},
+    {.B = 3, .T = 20, .S = 12, .H = 1, .D = 16, .not_causal = 1, .pad = 3, .N = 2, .first = 3},
+    {.B = 2, .T = 1, .S = 30, .H = 2, .D = 8, .P = 30, .span = 11, .pad = 4},
+    {.B = 1, .T = 65, .S = 70, .H = 2, .D = 16, .P = 20, .loose = 1, .pad = 1, .acts = 1, .u = 1},
+    /* heads as wide as a model */
+    {.B = 1, .T = 5, .S = 9, .H = 1, .D = 744, .P = 9, .N = 2, .drop = 0.2, .big = 0.3},
+    {.B = 2, .T = 3, .S = 7, .H = 1, .D = 1024, .pad = 1},
+    {.B = 1, .T = 17, .S = 33, .H = 1, .D = 1024, .z = 1, .L = 30, .R = 8, .u = 1, .dmin = 1, .P = 33, .vb = 1},
+    {.B = 1, .T = 20, .S = 20, .H = 1, .D = 744, .not_causal = 1, .pad = 2, .gap = 1},
     /* longer ones */
     {.B = 1, .T = 129, .S = 400, .H = 2, .D = 64, .P = 300, .shared = 1, .dmin = 1, .z = 3, .L = 290},
     {.B = 1, .T = 140, .S = 300, .H = 2, .D = 64, .P = 300, .u = 1, .vb = 1, .drop = 0.1},
@@ -524,6 +562,37 @@ static void orders(int half) {
     }
 }
 
+/* The op, whose pad is on the device where the kernel is, in a step that trains */
+static void padded_op(int half) {
+    static const int32_t pad[2 * 12] = {1, 1, 0, 0, 3, 0, 0, 0, 0, 0, 0, -1, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0};
+    float *in[3], out[2][3 * 2 * 12 * 16], *dy;
+    size_t size[3] = {2 * 8 * 16, 2 * 12 * 16, 2 * 12 * 16}, n, at, i;
+    int k;
+    for (n = 0; n < 3; n++) { in[n] = cuda_random(size[n], 1, 0); if (half) cuda_round(in[n], size[n]); }
+    dy = cuda_random(size[0], 1, 0);
+    if (half) cuda_round(dy, size[0]);
+    for (k = 0; k < 2; k++) {
+        stx_ctx *x = k ? gpu[half] : cpu;
+        stx_attention_in ai;
+        stx_attention_desc d;
+        stx_tensor *t[3];
+        memset(&ai, 0, sizeof ai); memset(&d, 0, sizeof d);
+        d.heads = 2;
+        if (k) stx_cuda_attention(x, 0);
+        stx_begin(x, STX_TRAIN);
+        for (n = 0; n < 3; n++) t[n] = stx_variable(x, in[n], 2, n ? 12 : 8, 16, 0);
+        ai.q = t[0]; ai.k = t[1]; ai.v = t[2];
+        ai.pad = stx_tokens(x, pad, 2, 12);
+        stx_backward_from(x, stx_attention(x, &ai, &d), dy);
+        CHECK(stx_ok(x), "%s", stx_error(x));
+        for (n = at = 0; n < 3 && stx_ok(x); at += size[n++]) stx_fetch(x, out[k] + at, t[n]->grad, size[n]);
+    }
+    for (i = 0, k = 1; i < size[0] + size[1] + size[2]; i++) if (!(fabs((double)(out[0][i] - out[1][i])) <= (half ? 2e-2 : 1e-5))) k = 0;
+    CHECK(k, "%s: gradients of the padded op", half ? "bf16" : "float");
+    for (n = 0; n < 3; n++) free(in[n]);
+    free(dy);
+}
+
 static void refused(void) {
     stx_attention_args a;
     memset(&a, 0, sizeof a);
@@ -561,10 +630,13 @@ int main(int argc, char **argv) {
     for (half = 0; half < 2; half++) {
         test_state = 20250;
         if (only < 0 || only == 0) for (i = 0; i < TABLE; i++) one_case(table + i, half, (int)(i % 3 == 1));
-        if (only < 0 || only == 1) for (i = 0; i < 40; i++) {
+        if (only < 0 || only == 1) for (i = 0; i < 60; i++) {
             attn c = random_case();
+            if (i >= 40) c.pad = 1 + (int)(i % 4);
+            if (c.pad && c.N == 1) c.N = 2;         /* a vector alone: its gradient is what rounding leaves of 0 */
             one_case(&c, half, (int)(i % 2));
         }
+        padded_op(half);
         if (only < 0 || only == 2) masks(half);
         if (only < 0 || only == 3) unseen(half);
         if (only < 0 || only == 4) wanted(half);

@@ -602,14 +602,24 @@ typedef struct attn {
     int pe_heads, u, vb, z;           /* z: 0 none, 1 fractions off the kinks, 2 zero, 3 one, 4 a mixture on kinks */
     size_t N;
     stx_attention_desc d;
+    int pad;                          /* 0 none, 1 scattered, 2 before, 3 after the sequence, 4 all keys of batch row 0, 5 all but a few, far apart */
+    int32_t *gone;                    /* (B,S), made by attn_inputs */
 } attn;
 static stx_tensor *make_attention(stx_ctx *x, stx_tensor **in, void *user) {
     stx_attention_in a;
+    memset(&a, 0, sizeof a);
+    if (((attn *)user)->pad) a.pad = stx_tokens(x, ((attn *)user)->gone, ((attn *)user)->B, ((attn *)user)->S);
     a.q = in[0]; a.k = in[1]; a.v = in[2]; a.pe = in[3]; a.u = in[4]; a.vb = in[5]; a.z = in[6]; a.pk = in[7]; a.pv = in[8];
     return stx_attention(x, &a, &((attn *)user)->d);
 }
 static void attn_inputs(problem *p, attn *a) {
-    size_t C = a->H * a->D, h, i;
+    size_t C = a->H * a->D, h, i, b, j;
+    a->gone = a->pad ? (int32_t *)calloc(a->B * a->S, sizeof *a->gone) : NULL;
+    for (b = 0; a->pad && b < a->B; b++) for (j = 0; j < a->S; j++) {
+        size_t n = (a->S * (b + 1) + 1) / 3 % (a->S + 1);       /* the padding's length before or after */
+        int g = a->pad == 1 ? test_rand() < -0.2 : a->pad == 2 ? j < n : a->pad == 3 ? a->S - j <= n : a->pad == 4 ? b == 0 || j % 3 == 1 : j % 97 != b;
+        a->gone[b * a->S + j] = g ? (j % 4 == 3 ? -5 : j % 4 == 2 ? 1 << 30 : 1) : 0;
+    }
     add(p, a->B, a->T, C, 0);
     add(p, a->B, a->S, C, 0);
     add(p, a->B, a->S, C, 0);
@@ -649,7 +659,7 @@ static void dense(const problem *p, const attn *a, const stx_real *mask, const s
                 in[n] = 1;
             } else {
                 ptrdiff_t delta = C + (ptrdiff_t)i - j, row = (ptrdiff_t)a->P - 1 + a->d.delta_min - delta;
-                if (j < a->d.first_key) continue;
+                if (j < a->d.first_key || (a->gone && j >= 0 && a->gone[b * a->S + (size_t)j])) continue;
                 if (!a->d.not_causal && (delta < a->d.delta_min || (a->d.span && delta > (ptrdiff_t)a->d.span))) continue;
                 if (a->P && row < 0) continue;                       /* no position, no key */
                 for (d = 0; d < D && j >= 0; d++) s[n] += (qi[d] + (u ? u[h * D + d] : 0)) * k[(b * a->S + (size_t)j) * H * D + h * D + d];
@@ -686,11 +696,49 @@ static void dense(const problem *p, const attn *a, const stx_real *mask, const s
 }
 static const char *attn_label(const attn *a) {
     static char t[300];
-    snprintf(t, sizeof t, "attention B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d N %zu dmin %d span %zu eps %g first %ld%s scale %g L %g R %g drop %g",
+    snprintf(t, sizeof t, "attention B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d N %zu dmin %d span %zu eps %g first %ld%s scale %g L %g R %g drop %g pad %d",
              a->B, a->T, a->S, a->H, a->D, a->P, a->P ? (a->pe_heads ? " per head" : " shared") : "", a->u ? " u" : "", a->vb ? " vb" : "",
              a->z, a->N, a->d.delta_min, a->d.span, a->d.eps, (long)a->d.first_key, a->d.not_causal ? " not causal" : "", a->d.scale,
-             a->d.max_span, a->d.ramp, a->d.dropout);
+             a->d.max_span, a->d.ramp, a->d.dropout, a->pad);
     return t;
+}
+/* Padded keys hold NaN: nothing may change, and their gradients are 0, as are those of queries without a key. y: with numbers there */
+static void attn_padding(problem *p, const attn *a, const stx_tensor *y, stx_tensor **in, const stx_real *dy) {
+    size_t C = a->H * a->D, n, i, c, j;
+    stx_real *was[10], *kept[2];
+    stx_tensor *again;
+    int same = 1, zero = 1;
+    for (n = 0; n < 10; n++) {
+        const stx_real *from = n == 9 ? y->data : in[n] ? in[n]->grad : NULL;
+        size_t size = n == 9 ? y->size : p->size[n];
+        was[n] = from ? (stx_real *)malloc(size * sizeof *from) : NULL;
+        if (from) memcpy(was[n], from, size * sizeof *from);
+    }
+    for (n = 0; n < 2; n++) {
+        kept[n] = p->data[1 + n];
+        p->data[1 + n] = (stx_real *)malloc(p->size[1 + n] * sizeof **kept);
+        memcpy(p->data[1 + n], kept[n], p->size[1 + n] * sizeof **kept);
+        for (j = 0; j < a->B * a->S; j++) for (c = 0; a->gone[j] && c < C; c++) {
+            p->data[1 + n][j * C + c] = NAN;
+            if (!was[1 + n] || was[1 + n][j * C + c] != 0) zero = 0;
+        }
+    }
+    for (i = 0; i < a->B * a->T && !a->N && was[0]; i++) for (n = 0; n < a->H; n++) {       /* y = 0 only where there is no key */
+        for (c = 0; c < a->D && was[9][i * C + n * a->D + c] == 0; c++) {}
+        if (c == a->D) for (c = 0; c < a->D; c++) if (was[0][i * C + n * a->D + c] != 0) zero = 0;
+    }
+    CHECK(zero, "%s: gradients of padded keys, or of queries without a key, are not 0", p->label);
+    again = forward(ctx1, p, in);
+    if (again) stx_backward_from(ctx1, again, dy);
+    CHECK(again && stx_ok(ctx1), "%s: %s", p->label, stx_error(ctx1));
+    for (n = 0; n < 10 && again; n++) {
+        const stx_real *now = n == 9 ? again->data : in[n] ? in[n]->grad : NULL;
+        size_t size = n == 9 ? again->size : p->size[n];
+        for (i = 0; was[n] && i < size; i++) if (!now || !(now[i] == was[n][i])) same = 0;
+    }
+    CHECK(same, "%s: what padded keys hold is seen", p->label);
+    for (n = 0; n < 2; n++) { free(p->data[1 + n]); p->data[1 + n] = kept[n]; }
+    for (n = 0; n < 10; n++) free(was[n]);
 }
 /* entries 0: values and dz only */
 static void attn_case(const attn *spec, int entries) {
@@ -711,6 +759,7 @@ static void attn_case(const attn *spec, int entries) {
         CHECK(test_error(y->data, want, n, 1e-3) <= 1e-12, "%s: value off by %g", p.label, test_error(y->data, want, n, 1e-3));
         stx_backward_from(ctx1, y, dy);
         if (a.z && stx_ok(ctx1)) CHECK(in[6]->grad && test_error(in[6]->grad, dz, a.H, 1e-3) <= 1e-10, "%s: dz off by %g", p.label, test_error(in[6]->grad, dz, a.H, 1e-3));
+        if (a.pad && stx_ok(ctx1)) attn_padding(&p, &a, y, in, dy);
     }
     stx_clear_error(ctx1);
     p.fixed[6] = a.z != 1;
@@ -719,6 +768,7 @@ static void attn_case(const attn *spec, int entries) {
     p.entries = entries;
     free(want); free(dy); free(dz);
     if (entries) check(&p); else finish(&p);
+    free(a.gone);
 }
 /* The mask that dropout draws, seen through weights that are all equal and values that are unit vectors; then the dense
    attention with that mask. */
@@ -774,6 +824,61 @@ static stx_tensor *make_self_attention(stx_ctx *x, stx_tensor **in, void *user) 
     full[0] = full[1] = full[2] = in[0];
     full[3] = in[1];
     return make_attention(x, full, user);
+}
+/* Padded keys, with every member of the block, the tiles' borders, few queries, and queries that see no key */
+static void attn_pads(void) {
+    attn a;
+    int i, kind;
+    for (kind = 1; kind <= 5; kind++) for (i = 0; i < 16; i++) {
+        memset(&a, 0, sizeof a);
+        a.B = 3; a.T = 5; a.S = 11; a.H = 2; a.D = 3; a.pad = kind;
+        a.d.max_span = 16; a.d.ramp = 4;
+        switch (i) {
+        case 0: break;
+        case 1: a.T = a.S = 7; a.d.delta_min = 1; break;
+        case 2: a.P = 11; a.u = a.vb = 1; a.pe_heads = 1; break;
+        case 3: a.P = 7; a.d.delta_min = 1; a.z = 1; break;
+        case 4: a.z = 4; a.H = 3; a.d.eps = 0.3; a.P = 11; a.d.delta_min = 1; a.N = 2; break;
+        case 5: a.z = 1; a.d.eps = 0.02; break;
+        case 6: a.N = 3; a.u = 1; break;
+        case 7: a.d.first_key = -4; a.P = 20; a.d.delta_min = 1; break;
+        case 8: a.d.first_key = 4; break;
+        case 9: a.d.not_causal = 1; break;
+        case 10: a.d.not_causal = 1; a.S = 4; a.N = 2; a.d.first_key = 1; break;
+        case 11: a.d.span = 3; break;
+        case 12: a.d.dropout = 0.4; a.N = 3; a.P = 11; break;
+        case 13: a.T = 2; a.P = 11; a.u = a.vb = 1; a.z = 1; break;
+        case 14: a.T = 3; a.S = 9; a.d.first_key = -5; a.P = 8; a.N = 2; a.z = 4; a.d.eps = 0.1; break;
+        case 15: a.T = 1; a.d.not_causal = 1; break;
+        }
+        attn_case(&a, 30);
+    }
+    for (kind = 1; kind <= 5; kind++) for (i = 0; i < 6; i++) {
+        memset(&a, 0, sizeof a);
+        a.B = 2; a.H = 2; a.D = 3; a.T = i % 3 == 0 ? 2 : i % 3 == 1 ? 65 : 129; a.S = a.T + (i % 2 ? 471 : 236); a.pad = kind;
+        if (i < 4) { a.P = a.S + 1; a.u = a.vb = 1; a.z = 1; a.d.max_span = 400; a.d.ramp = 32; a.d.delta_min = i & 1; }
+        if (i == 1) { a.d.first_key = -300; a.z = 4; }      /* dz is small there: differences of so steep a ramp are not good enough */
+        if (i == 2) a.d.eps = 0.01;
+        if (i == 3) a.N = 300;
+        if (i > 3) a.d.not_causal = 1;
+        attn_case(&a, i % 2 ? 4 : 0);
+    }
+}
+/* Heads as wide as a model */
+static void attn_wide(void) {
+    static const size_t D[] = {256, 257, 744, 768, 1024}, T[] = {1, 5, 33, 130};
+    attn a;
+    size_t d, t;
+    for (d = 0; d < 5; d++) for (t = 0; t < 4; t++) {
+        memset(&a, 0, sizeof a);
+        a.B = 1 + t % 2; a.T = T[t]; a.S = a.T + (t == 3 ? 300 : 7 * t); a.H = 1; a.D = D[d]; a.pad = (int)((d + t) % 4);
+        if (d % 2) { a.P = a.S; a.u = a.vb = 1; a.N = 2; a.z = 1; a.d.max_span = 40; a.d.ramp = 8; }
+        attn_case(&a, 2);
+        if (t != 2 || d % 2) continue;
+        a.H = 2;
+        a.d.not_causal = 1; a.P = 0; a.u = a.vb = a.z = 0;
+        attn_case(&a, 2);
+    }
 }
 #define PICK(list) list[(size_t)((test_rand() + 1) / 2 * (double)(sizeof list / sizeof *list)) % (sizeof list / sizeof *list)]
 static void row_attention(void) {
@@ -899,8 +1004,11 @@ static void row_attention(void) {
             a.z = (int)((test_rand() + 1) * 2.5) % 5;
             a.d.max_span = 5 + 7 * (i % 9); a.d.ramp = i % 2 ? 4 : 7;
         }
+        a.pad = i % 3 == 2 ? 1 + i / 3 % 5 : 0;
         attn_case(&a, i % 2 ? 6 : 0);
     }
+    attn_pads();
+    attn_wide();
     attn_dropout(2, 33, 40, 2, 0, 0, 0.3);
     attn_dropout(1, 65, 70, 3, 5, 0, 0.5);
     attn_dropout(2, 7, 9, 1, 2, -20, 0.25);
