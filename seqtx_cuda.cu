@@ -4123,10 +4123,11 @@ typedef struct stx__sru {
     float *c, *part;                        /* (B,tiles,O); (B,4,O): sums of dvf, dvr, dbf, dbr of a batch row, or NULL */
 } stx__sru;
 
-/* A lane's column: o of batch row b, if it is there. Step n in the order of the direction has row(n) of (B,T). */
+/* A lane's column: o of batch row b. Lanes that have none take lane 0's, and write what it writes, so that nothing has to be asked about them.
+   Step n in the order of the direction has row(n) of (B,T). */
 typedef struct stx__sru_column {
     size_t b, o, o0, first;                 /* o0: of lane 0; first: row of step 0 */
-    int lane, width, there, back;
+    int lane, col, width, back;             /* col: place among the warp's columns */
     float vf, vr, bf, br, m;                /* gates' numbers times -log2 e, for e^-z is 2^(that) */
 } stx__sru_column;
 #define STX__NLOG2E (-1.44269504088896340736f)
@@ -4141,10 +4142,10 @@ static __device__ __forceinline__ stx__sru_column stx__sru_place(const stx__sru 
     j0 = (at - s * p.groups) * 32;
     q.lane = threadIdx.x % 32;
     q.width = p.H - j0 < 32 ? (int)(p.H - j0) : 32;
-    q.there = q.lane < q.width;
+    q.col = q.lane < q.width ? q.lane : 0;
     q.back = s == 1;
     q.o0 = s * p.H + j0;
-    q.o = q.o0 + (q.there ? q.lane : 0);    /* the others compute what column o0 does not want to know */
+    q.o = q.o0 + q.col;
     q.first = q.b * p.T + (q.back ? p.T - 1 : 0);
     q.vf = STX__NLOG2E * stx__sru_number(p.v, q.o, 0);
     q.vr = STX__NLOG2E * stx__sru_number(p.v, p.O + q.o, 0);
@@ -4154,39 +4155,83 @@ static __device__ __forceinline__ stx__sru_column stx__sru_place(const stx__sru 
     return q;
 }
 
-/* Steps n0 .. n0+STEPS-1 of 32 columns into slot (STEPS,32): row(n) of a is `ld` numbers long, the columns begin at `plane` + o0. Zero where
-   there is nothing. In pieces of 16 bytes, to be waited for; PLAIN: one by one, whatever the storage, each lane its own column. */
-template<class E, int PLAIN, int STEPS> static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__num &a, size_t ld, size_t plane, const stx__sru &p, const stx__sru_column &q, size_t n0) {
-    if constexpr (PLAIN) {
-        #pragma unroll 8
-        for (int i = 0; i < STEPS; i++) slot[i * 32 + q.lane] = a.p && q.there && n0 + i < p.T ? stx__get(a, stx__sru_row(q, n0 + i) * ld + plane + q.o) : 0.0f;
-    } else {
-        constexpr int IN = 16 / (int)sizeof(E), PIECES = 32 / IN, ROWS = 32 / PIECES;
-        const E *from = (const E *)a.p + plane + q.o0;
-        const int c = q.lane % PIECES * IN;
+/* What a warp reads of one array: planes of 32 columns. p: where this lane's first piece of step 0 is; by: bytes to the next step. */
+typedef struct stx__sru_in { const char *p; ptrdiff_t by, plane; int there; } stx__sru_in;
+template<class E> static __device__ __forceinline__ stx__sru_in stx__sru_in_of(const stx__num &a, size_t ld, size_t plane, const stx__sru &p, const stx__sru_column &q) {
+    constexpr int IN = 16 / (int)sizeof(E), PIECES = 32 / IN;
+    stx__sru_in f;
+    f.by = (q.back ? -(ptrdiff_t)ld : (ptrdiff_t)ld) * (ptrdiff_t)sizeof(E);
+    f.p = (const char *)((const E *)a.p + q.first * ld + plane + q.o0 + q.lane % PIECES * IN) + q.lane / PIECES * f.by;
+    f.plane = (ptrdiff_t)(p.O * sizeof(E));
+    f.there = a.p && q.lane % PIECES * IN < q.width;
+    return f;
+}
+/* Steps n0 .. n0+STEPS-1 into PLANES slots (STEPS,32), zero where there is nothing: in pieces of 16 bytes, to be waited for. Addresses of
+   pieces that are not there are not looked at. */
+template<class E, int STEPS, int PLANES> static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_in &f, const stx__sru &p, const stx__sru_column &q, size_t n0) {
+    constexpr int IN = 16 / (int)sizeof(E), PIECES = 32 / IN, ROWS = 32 / PIECES;
+    const char *from = f.p + (ptrdiff_t)n0 * f.by;
+    const int left = f.there ? (int)(p.T > n0 ? p.T - n0 < (size_t)STEPS ? p.T - n0 : (size_t)STEPS : 0) : 0, i = q.lane / PIECES;
+    E *to = slot + q.lane * IN;
+    #pragma unroll
+    for (int j = 0; j < STEPS / ROWS; j++) {
         #pragma unroll
-        for (int j = 0; j < STEPS / ROWS; j++) {
-            const int i = q.lane / PIECES + j * ROWS, ok = a.p && c < q.width && n0 + i < p.T;
-            stx__cp16(slot + i * 32 + c, ok ? (const void *)(from + stx__sru_row(q, n0 + i) * ld + c) : p.u.p, ok ? 16 : 0);
-        }
+        for (int k = 0; k < PLANES; k++) stx__cp16(to + (k * STEPS + j * ROWS) * 32, from + k * f.plane, i + j * ROWS < left ? 16 : 0);
+        from += ROWS * f.by;
     }
 }
-/* Slots: u0 u1 u2, the highway (u3 or xr), and with HASV V's two */
-template<class E, int PLAIN, int HASV, int STEPS> static __device__ __forceinline__ void stx__sru_fetch_all(E *slot, const stx__sru &p, const stx__sru_column &q, size_t n0) {
-    #pragma unroll
-    for (int i = 0; i < 3; i++) stx__sru_fetch<E, PLAIN, STEPS>(slot + i * 32 * STEPS, p.u, p.k * p.O, i * p.O, p, q, n0);
-    if (p.k == 4) stx__sru_fetch<E, PLAIN, STEPS>(slot + 3 * 32 * STEPS, p.u, p.k * p.O, 3 * p.O, p, q, n0);
-    else stx__sru_fetch<E, PLAIN, STEPS>(slot + 3 * 32 * STEPS, p.xr, p.O, 0, p, q, n0);
-    if (HASV) for (int i = 0; i < 2; i++) stx__sru_fetch<E, PLAIN, STEPS>(slot + (4 + i) * 32 * STEPS, p.V, 2 * p.O, i * p.O, p, q, n0);
+/* The same for any storage and address: one by one, each lane its own column */
+template<class E, int STEPS> static __device__ __forceinline__ void stx__sru_fetch_plain(E *slot, const stx__num &a, size_t ld, size_t plane, const stx__sru &p, const stx__sru_column &q, size_t n0) {
+    #pragma unroll 4
+    for (int i = 0; i < STEPS; i++) slot[i * 32 + q.lane] = a.p && n0 + i < p.T ? stx__get(a, stx__sru_row(q, n0 + i) * ld + plane + q.o) : 0.0f;
 }
+/* Slots: u0 u1 u2, the highway (u3 or xr), with HASV V's two, in backward dh and, if it is added to, dxr */
+template<class E, int PLAIN, int HASV, int STEPS, int BACK> struct stx__sru_source {
+    stx__sru_in u, x, V, dh, dxr;
+    __device__ __forceinline__ stx__sru_source(const stx__sru &p, const stx__sru_column &q) {
+        if (PLAIN) return;
+        u = stx__sru_in_of<E>(p.u, p.k * p.O, 0, p, q);
+        x = p.k == 4 ? stx__sru_in_of<E>(p.u, 4 * p.O, 3 * p.O, p, q) : stx__sru_in_of<E>(p.xr, p.O, 0, p, q);
+        if (HASV) V = stx__sru_in_of<E>(p.V, 2 * p.O, 0, p, q);
+        if (BACK) dh = stx__sru_in_of<E>(p.dh, p.O, 0, p, q);
+        if (BACK && p.add_xr) dxr = stx__sru_in_of<E>(p.dxr, p.O, 0, p, q);
+    }
+    __device__ __forceinline__ void fetch(E *slot, const stx__sru &p, const stx__sru_column &q, size_t n0) const {
+        constexpr int N = 32 * STEPS, GRAD = HASV ? 6 : 4;
+        if constexpr (PLAIN) {
+            for (int i = 0; i < 3; i++) stx__sru_fetch_plain<E, STEPS>(slot + i * N, p.u, p.k * p.O, i * p.O, p, q, n0);
+            stx__sru_fetch_plain<E, STEPS>(slot + 3 * N, p.k == 4 ? p.u : p.xr, p.k == 4 ? 4 * p.O : p.O, p.k == 4 ? 3 * p.O : 0, p, q, n0);
+            if (HASV) for (int i = 0; i < 2; i++) stx__sru_fetch_plain<E, STEPS>(slot + (4 + i) * N, p.V, 2 * p.O, i * p.O, p, q, n0);
+            if (BACK) stx__sru_fetch_plain<E, STEPS>(slot + GRAD * N, p.dh, p.O, 0, p, q, n0);
+            if (BACK && p.add_xr) stx__sru_fetch_plain<E, STEPS>(slot + (GRAD + 1) * N, p.dxr, p.O, 0, p, q, n0);
+        } else {
+            stx__sru_fetch<E, STEPS, 3>(slot, u, p, q, n0);
+            stx__sru_fetch<E, STEPS, 1>(slot + 3 * N, x, p, q, n0);
+            if (HASV) stx__sru_fetch<E, STEPS, 2>(slot + 4 * N, V, p, q, n0);
+            if (BACK) stx__sru_fetch<E, STEPS, 1>(slot + GRAD * N, dh, p, q, n0);
+            if (BACK && p.add_xr) stx__sru_fetch<E, STEPS, 1>(slot + (GRAD + 1) * N, dxr, p, q, n0);
+        }
+        stx__cp_commit();
+    }
+};
 static __device__ __forceinline__ float stx__sru_float(float v) { return v; }
 static __device__ __forceinline__ float stx__sru_float(stx__bf16 v) { return __bfloat162float(v); }
 static __device__ __forceinline__ void stx__sru_store(float *p, float v) { *p = v; }
 static __device__ __forceinline__ void stx__sru_store(stx__bf16 *p, float v) { *p = __float2bfloat16(v); }
-template<class E, int PLAIN> static __device__ __forceinline__ void stx__sru_put(const stx__num &a, size_t i, float v) {
-    if constexpr (PLAIN) stx__put(a, i, v);
-    else stx__sru_store((E *)a.p + i, v);
-}
+/* A place in an array that is written, and walks */
+template<class E, int PLAIN> struct stx__sru_to {
+    E *p;
+    __device__ __forceinline__ stx__sru_to(const stx__num &a, size_t i) : p((E *)a.p + i) {}
+    __device__ __forceinline__ void put(size_t i, float v) const { stx__sru_store(p + i, v); }
+    __device__ __forceinline__ void step(ptrdiff_t by) { p += by; }
+};
+template<class E> struct stx__sru_to<E, 1> {
+    stx__num a;
+    size_t at;
+    __device__ __forceinline__ stx__sru_to(const stx__num &b, size_t i) : a(b), at(i) {}
+    __device__ __forceinline__ void put(size_t i, float v) const { stx__put(a, at + i, v); }
+    __device__ __forceinline__ void step(ptrdiff_t by) { at += (size_t)by; }
+};
 /* Bits of the 32 steps from n0: is there no step, or padding? pad: stx__sru_pad of step n0 + lane. */
 static __device__ __forceinline__ int stx__sru_pad(const stx__sru &p, const stx__sru_column &q, size_t n) { return p.pad && n < p.T ? p.pad[stx__sru_row(q, n)] != 0 : 0; }
 static __device__ __forceinline__ uint32_t stx__sru_skips(const stx__sru &p, const stx__sru_column &q, size_t n0, int pad) { return __ballot_sync(STX__ALL, pad || n0 + q.lane >= p.T); }
@@ -4204,21 +4249,20 @@ template<class E, int TANH, int STEPS> static __device__ __forceinline__ float s
 }
 /* STEPS steps from n0 in slot; skip: bits of those that are padding, or beyond the last. FULL: none is. A v of zero for SCAN. */
 template<class E, int PLAIN, int HASV, int TANH, int STEPS, int FULL, int SCAN> static __device__ __forceinline__ float stx__sru_walk(const E *slot, const stx__sru &p, const stx__sru_column &q, size_t n0, uint32_t skip, float c) {
-    size_t row = stx__sru_row(q, n0) * p.O + q.o;
-    const size_t by = q.back ? 0 - p.O : p.O;
-    #pragma unroll (FULL ? (STEPS < 16 ? STEPS : 16) : 1)
-    for (int i = 0; i < STEPS; i++, row += by) {
-        int at = i * 32 + q.lane;
+    stx__sru_to<E, PLAIN> to(p.h, stx__sru_row(q, n0) * p.O + q.o);
+    const ptrdiff_t by = q.back ? -(ptrdiff_t)p.O : (ptrdiff_t)p.O;
+    #pragma unroll (!FULL ? 1 : PLAIN ? 4 : STEPS < 16 ? STEPS : 16)
+    for (int i = 0; i < STEPS; i++, to.step(by)) {
+        int at = i * 32 + q.col;
         if (!FULL && (skip >> i & 1)) {
-            if (q.there && n0 + i < p.T) stx__sru_put<E, PLAIN>(p.h, row, 0);
+            if (n0 + i < p.T) to.put(0, 0);
             continue;
         }
         float u0 = stx__sru_float(slot[at]);
         float f = stx__sru_gate<E, HASV, STEPS>(slot, 0, at, q, SCAN ? 0 : c);
         float r = stx__sru_gate<E, HASV, STEPS>(slot, 1, at, q, SCAN ? 0 : c);
         c = fmaf(c - u0, f, u0);
-        float h = stx__sru_out<E, TANH, STEPS>(slot, at, p, q, c, r);
-        if (q.there) stx__sru_put<E, PLAIN>(p.h, row, h);
+        to.put(0, stx__sru_out<E, TANH, STEPS>(slot, at, p, q, c, r));
     }
     return c;
 }
@@ -4228,26 +4272,23 @@ template<class E, int PLAIN, int HASV, int TANH> static __global__ void __launch
     constexpr int STEPS = sizeof(E) == 2 ? 16 : 8, STAGES = sizeof(E) == 2 ? 4 : 6, STAGE = (HASV ? 6 : 4) * 32 * STEPS;
     STX__SHARED(E, ring, STAGES * STAGE);
     const stx__sru_column q = stx__sru_place(p);
+    const stx__sru_source<E, PLAIN, HASV, STEPS, 0> from(p, q);
     float c = stx__sru_number(p.c0, q.b * p.O + q.o, 0);
     int at = 0, pad = stx__sru_pad(p, q, q.lane);
-    for (int s = 0; s + 1 < STAGES; s++) {
-        stx__sru_fetch_all<E, PLAIN, HASV, STEPS>(ring + s * STAGE, p, q, (size_t)s * STEPS);
-        stx__cp_commit();
-    }
+    for (int s = 0; s + 1 < STAGES; s++) from.fetch(ring + s * STAGE, p, q, (size_t)s * STEPS);
     for (size_t n0 = 0; n0 < p.T; n0 += STEPS) {
         uint32_t skip = stx__sru_skips(p, q, n0, pad) & ((1u << STEPS) - 1);
         pad = stx__sru_pad(p, q, n0 + STEPS + q.lane);
         stx__cp_wait<STAGES - 2>();
         __syncwarp();                       /* this stage is there for all lanes, and none reads the one before it any more */
-        stx__sru_fetch_all<E, PLAIN, HASV, STEPS>(ring + (at ? at - 1 : STAGES - 1) * STAGE, p, q, n0 + (STAGES - 1) * STEPS);
-        stx__cp_commit();
-        if (p.c && n0 % STX_SRU_TILE == 0 && q.there) p.c[(q.b * p.tiles + n0 / STX_SRU_TILE) * p.O + q.o] = c;
+        from.fetch(ring + (at ? at - 1 : STAGES - 1) * STAGE, p, q, n0 + (STAGES - 1) * STEPS);
+        if (p.c && n0 % STX_SRU_TILE == 0) p.c[(q.b * p.tiles + n0 / STX_SRU_TILE) * p.O + q.o] = c;
         if (skip) c = stx__sru_walk<E, PLAIN, HASV, TANH, STEPS, 0, 0>(ring + at * STAGE, p, q, n0, skip, c);
         else c = stx__sru_walk<E, PLAIN, HASV, TANH, STEPS, 1, 0>(ring + at * STAGE, p, q, n0, 0, c);
         at = at + 1 < STAGES ? at + 1 : 0;
     }
     stx__cp_wait<0>();
-    if (p.last.p && q.there) stx__put(p.last, q.b * p.O + q.o, c);
+    if (p.last.p) stx__put(p.last, q.b * p.O + q.o, c);
 }
 
 /* What a tile does to the number that goes through it, P and Q, told to all warps of the block: `mine` becomes the number before this warp's
@@ -4268,6 +4309,7 @@ template<class E, int PLAIN, int TANH> static __global__ void __launch_bounds__(
     STX__DYNAMIC(raw);
     const stx__sru_column q = stx__sru_place(p);
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
+    const stx__sru_source<E, PLAIN, 0, STX_SRU_TILE, 0> from(p, q);
     E *slot = (E *)raw + warp * 4 * STX__SRU_SLOT;
     float *told = (float *)((E *)raw + warps * 4 * STX__SRU_SLOT), c = stx__sru_number(p.c0, q.b * p.O + q.o, 0);
     for (size_t tile = warp, round = 0; tile - warp < p.tiles; tile += warps, round++) {
@@ -4276,14 +4318,13 @@ template<class E, int PLAIN, int TANH> static __global__ void __launch_bounds__(
         uint32_t skip = 0;
         if (tile < p.tiles) {
             __syncwarp();
-            stx__sru_fetch_all<E, PLAIN, 0, STX_SRU_TILE>(slot, p, q, n0);
-            stx__cp_commit();
+            from.fetch(slot, p, q, n0);
             skip = stx__sru_skips(p, q, n0, stx__sru_pad(p, q, n0 + q.lane));
             stx__cp_wait<0>();
             __syncwarp();
             #pragma unroll 8
             for (int i = 0; i < STX_SRU_TILE; i++) {
-                int at = i * 32 + q.lane;
+                int at = i * 32 + q.col;
                 float u0 = stx__sru_float(slot[at]), f = stx__sru_gate<E, 0, STX_SRU_TILE>(slot, 0, at, q, 0), next = fmaf(Q - u0, f, u0);
                 P = skip >> i & 1 ? P : P * f;
                 Q = skip >> i & 1 ? Q : next;
@@ -4291,11 +4332,11 @@ template<class E, int PLAIN, int TANH> static __global__ void __launch_bounds__(
         }
         stx__sru_tell(told, (int)round, warps, warp, q.lane, P, Q, mine, c);
         if (tile >= p.tiles) continue;
-        if (p.c && q.there) p.c[(q.b * p.tiles + tile) * p.O + q.o] = mine;
+        if (p.c) p.c[(q.b * p.tiles + tile) * p.O + q.o] = mine;
         if (skip) (void)stx__sru_walk<E, PLAIN, 0, TANH, STX_SRU_TILE, 0, 1>(slot, p, q, n0, skip, mine);
         else (void)stx__sru_walk<E, PLAIN, 0, TANH, STX_SRU_TILE, 1, 1>(slot, p, q, n0, 0, mine);
     }
-    if (p.last.p && warp == 0 && q.there) stx__put(p.last, q.b * p.O + q.o, c);
+    if (p.last.p && warp == 0) stx__put(p.last, q.b * p.O + q.o, c);
 }
 
 /* c' = u0 + (c - u0) f ; h = xt + (g(c') - xt) m r:
@@ -4330,8 +4371,8 @@ template<class E, int HASV, int TANH> static __device__ __forceinline__ stx__sru
 template<class E, int HASV, int TANH, int MANY, int FULL> static __device__ __forceinline__ float stx__sru_states(float *state, const E *slot, const stx__sru &p, const stx__sru_column &q, uint32_t skip, float c, float &P, float &Q) {
     #pragma unroll (FULL ? 8 : 1)
     for (int i = 0; i < STX_SRU_TILE; i++) {
-        int at = i * 32 + q.lane;
-        state[at] = c;
+        int at = i * 32 + q.col;
+        state[i * 32 + q.lane] = c;
         if (!FULL && (skip >> i & 1)) continue;
         float u0 = stx__sru_float(slot[at]), f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c), cn = fmaf(c - u0, f, u0);
         if (MANY) {
@@ -4346,35 +4387,37 @@ template<class E, int HASV, int TANH, int MANY, int FULL> static __device__ __fo
 /* The walk back: from e after the tile to e before it, and all gradients. sum: dvf, dvr, dbf, dbr of this tile. */
 template<class E, int PLAIN, int HASV, int TANH, int FULL> static __device__ __forceinline__ float stx__sru_walk_back(const float *state, const E *slot, const stx__sru &p, const stx__sru_column &q, size_t n0, uint32_t skip, float cn, float e, float (&sum)[4]) {
     constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
-    const size_t row = stx__sru_row(q, n0 + STX_SRU_TILE - 1), by = q.back ? p.O : 0 - p.O;     /* row may be beyond the last: it is not used then */
-    size_t to = row * p.k * p.O + q.o, x = row * p.O + q.o, w = row * 2 * p.O + q.o;
-    #pragma unroll (FULL ? 4 : 1)
-    for (int i = STX_SRU_TILE - 1; i >= 0; i--, to += by * p.k, x += by, w += 2 * by) {
-        int at = i * 32 + q.lane;
-        float c = state[at], du[3] = {0, 0, 0}, dx = 0;
+    const size_t row = stx__sru_row(q, n0 + STX_SRU_TILE - 1);      /* may be beyond the last: it is not used then */
+    const ptrdiff_t by = q.back ? (ptrdiff_t)p.O : -(ptrdiff_t)p.O, by_u = by * (ptrdiff_t)p.k, by_x = p.k == 4 ? by_u : by;
+    stx__sru_to<E, PLAIN> du(p.du, row * p.k * p.O + q.o), dx(p.k == 4 ? p.du : p.dxr, p.k == 4 ? (row * 4 + 3) * p.O + q.o : row * p.O + q.o), dV(p.dV, row * 2 * p.O + q.o);
+    const int has_x = p.k == 4 || p.dxr.p, has_V = HASV && p.dV.p;
+    #pragma unroll (FULL && !PLAIN ? 4 : 1)
+    for (int i = STX_SRU_TILE - 1; i >= 0; i--, du.step(by_u), dx.step(by_x), dV.step(2 * by)) {
+        int at = i * 32 + q.col;
+        float c = state[i * 32 + q.lane], du0 = 0, dzf = 0, dzr = 0, dxt = 0, was = p.add_xr ? stx__sru_float(slot[(GRAD + 1) * N + at]) : 0.0f;
         if (FULL || !(skip >> i & 1)) {
             float f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c), r = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at, q, c);
             stx__sru_slope k = stx__sru_slopes<E, HASV, TANH>(slot, at, p, q, c, cn, f, r);
             float a = k.gr + e;
-            du[0] = a * (1 - f);
-            du[1] = a * (k.d * k.s);
-            du[2] = k.dzr;
-            dx = stx__sru_float(slot[GRAD * N + at]) * (1 - k.kept);
+            du0 = fmaf(-a, f, a);
+            dzf = a * (k.d * k.s);
+            dzr = k.dzr;
+            dxt = stx__sru_float(slot[GRAD * N + at]) * (1 - k.kept);
             e = fmaf(a, k.J, k.rest);
-            sum[0] = fmaf(du[1], c, sum[0]);
-            sum[1] = fmaf(du[2], c, sum[1]);
-            sum[2] += du[1];
-            sum[3] += du[2];
+            sum[0] = fmaf(dzf, c, sum[0]);
+            sum[1] = fmaf(dzr, c, sum[1]);
+            sum[2] += dzf;
+            sum[3] += dzr;
         }
         cn = c;
-        if (!q.there || (!FULL && n0 + i >= p.T)) continue;
-        #pragma unroll
-        for (int j = 0; j < 3; j++) stx__sru_put<E, PLAIN>(p.du, to + j * p.O, du[j]);
-        if (p.k == 4) stx__sru_put<E, PLAIN>(p.du, to + 3 * p.O, dx);
-        else if (p.dxr.p) stx__sru_put<E, PLAIN>(p.dxr, x, p.add_xr ? fmaf(p.alpha, dx, stx__sru_float(slot[(GRAD + 1) * N + at])) : p.alpha * dx);
-        if (HASV && p.dV.p) {
-            stx__sru_put<E, PLAIN>(p.dV, w, du[1] * c);
-            stx__sru_put<E, PLAIN>(p.dV, w + p.O, du[2] * c);
+        if (!FULL && n0 + i >= p.T) continue;
+        du.put(0, du0);
+        du.put(p.O, dzf);
+        du.put(2 * p.O, dzr);
+        if (has_x) dx.put(0, fmaf(p.alpha, dxt, was));
+        if (has_V) {
+            dV.put(0, dzf * c);
+            dV.put(p.O, dzr * c);
         }
     }
     return e;
@@ -4385,6 +4428,7 @@ template<class E, int PLAIN, int HASV, int TANH, int MANY> static __global__ voi
     STX__DYNAMIC(raw);
     const stx__sru_column q = stx__sru_place(p);
     const int warps = MANY ? blockDim.x / 32 : 1, warp = MANY ? threadIdx.x / 32 : 0, slots = GRAD + 1 + p.add_xr;
+    const stx__sru_source<E, PLAIN, HASV, STX_SRU_TILE, 1> from(p, q);
     const size_t each = N * (slots * sizeof(E) + sizeof(float));
     E *slot = (E *)(raw + warp * each);
     float *state = (float *)(slot + slots * N), *told = (float *)(raw + warps * each);
@@ -4395,10 +4439,7 @@ template<class E, int PLAIN, int HASV, int TANH, int MANY> static __global__ voi
         uint32_t skip = 0;
         if (turn < p.tiles) {
             __syncwarp();
-            stx__sru_fetch_all<E, PLAIN, HASV, STX_SRU_TILE>(slot, p, q, n0);
-            stx__sru_fetch<E, PLAIN, STX_SRU_TILE>(slot + GRAD * N, p.dh, p.O, 0, p, q, n0);
-            if (p.add_xr) stx__sru_fetch<E, PLAIN, STX_SRU_TILE>(slot + (GRAD + 1) * N, p.dxr, p.O, 0, p, q, n0);
-            stx__cp_commit();
+            from.fetch(slot, p, q, n0);
             c = p.c[(q.b * p.tiles + tile) * p.O + q.o];
             skip = stx__sru_skips(p, q, n0, stx__sru_pad(p, q, n0 + q.lane));
             stx__cp_wait<0>();
@@ -4422,7 +4463,7 @@ template<class E, int PLAIN, int HASV, int TANH, int MANY> static __global__ voi
         __syncthreads();
         if (warp == 0) for (int k = 0; k < 4; k++) for (int w = 1; w < warps; w++) total[k] += told[(w * 4 + k) * 32 + q.lane];
     }
-    if (warp || !q.there) return;
+    if (warp || q.lane >= q.width) return;
     if (p.part) for (int k = 0; k < 4; k++) p.part[(q.b * 4 + k) * p.O + q.o] = total[k];
     if (p.dc0.p) stx__add(p.dc0, q.b * p.O + q.o, e, 1);
 }
