@@ -4305,7 +4305,7 @@ static __device__ __forceinline__ void stx__sru_tell(float *told, int round, int
 }
 
 /* Forward without v and V: each warp of a block has a tile, by turns. */
-template<class E, int PLAIN, int TANH> static __global__ void __launch_bounds__(256) stx__sru_scan_kernel(stx__sru p) {
+template<class E, int PLAIN, int TANH> static __global__ void __launch_bounds__(256, 1) stx__sru_scan_kernel(stx__sru p) {
     STX__DYNAMIC(raw);
     const stx__sru_column q = stx__sru_place(p);
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
@@ -4423,7 +4423,7 @@ template<class E, int PLAIN, int HASV, int TANH, int FULL> static __device__ __f
     return e;
 }
 /* Backward. MANY: each warp of a block has a tile, by turns, from the last one on; else a block is a warp. */
-template<class E, int PLAIN, int HASV, int TANH, int MANY> static __global__ void __launch_bounds__(MANY ? 256 : 32) stx__sru_bwd_kernel(stx__sru p) {
+template<class E, int PLAIN, int HASV, int TANH, int MANY> static __global__ void __launch_bounds__(MANY ? 256 : 32, 1) stx__sru_bwd_kernel(stx__sru p) {
     constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
     STX__DYNAMIC(raw);
     const stx__sru_column q = stx__sru_place(p);
