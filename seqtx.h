@@ -389,6 +389,7 @@ typedef struct stx_attention_desc {
 /* Inputs of stx_attention; unused ones NULL: begin with all of it zero. */
 typedef struct stx_attention_in {
     stx_tensor *q, *k, *v;   /* (B,T,C), (B,S,C), (B,S,C) */
+    stx_tensor *kv;          /* (B,S,2C): k and v side by side, as one product gives them; then k and v are NULL */
     stx_tensor *pe;          /* (P,D) shared by the heads, or (P,C) one slice a head */
     stx_tensor *u, *vb;      /* (C): Transformer-XL's r_w_bias and r_r_bias (1901.02860) */
     stx_tensor *z;           /* (H): learned span as a fraction of max_span */
@@ -414,31 +415,42 @@ typedef struct stx_adaptive {
     stx_tensor *cluster_w, *cluster_b;         /* (K, d_0), (K): output only, K > 0 */
     int forward_columns;                       /* head column of cluster i: 0 = c_1 + K - i, the order of the
                                                   PyTorch references; 1 = c_1 + i - 1, that of TF and HF */
+    double scale;                              /* of the input; 0: sqrt(d), SRU++ has 1 */
+    double dropout;                            /* D below, as in stx_dropout: each number by itself, in STX_TRAIN alone */
 } stx_adaptive;
 
-/* sqrt(d) P_i T_i[id - start_i] -> (B,T,d) */
+/* scale P_i D(T_i[id - start_i]) -> (B,T,d) */
 STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const stx_ids *ids);
-/* Mean over rows of -log p(target). h (..,d), one target a row -> (1) */
+/* Mean over rows of -log p(target). h (..,d), one target a row -> (1). Logits of cluster i: T_i D(P_i^T h) + b_i; the head's columns of
+   the other clusters see the D of cluster 0. */
 STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets);
-/* log p of every word, no tape: h (..,d) -> (N,V). For generation. */
+/* log p of every word, no tape, no dropout: h (..,d) -> (N,V). For generation. */
 STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h);
 
 // >>optimisers ---------------------------------------------------------------------------------------------
 
-enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW };
+enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM };
 typedef struct stx_optim_desc {
     int    kind;            /* 0: STX_ADAM */
     double momentum;        /* SGD: buf = momentum buf + g, theta -= lr buf */
-    double beta1, beta2;    /* Adam: 0 means 0.9, 0.999 */
-    double eps;             /* 0: 1e-8 for Adam, 1e-10 for Adagrad */
-    double weight_decay;    /* SGD, Adam: added to the gradient. AdamW: decoupled (1711.05101) */
+    double beta1, beta2;    /* Adam, RAdam: 0 means 0.9, 0.999 */
+    double eps;             /* 0: 1e-8 for Adam and RAdam, 1e-10 for Adagrad */
+    double weight_decay;    /* SGD, Adam: added to the gradient. AdamW, RAdam: decoupled (1711.05101) */
     double clip;            /* 0: none. Adagrad: per tensor, scales the step and not what is accumulated (the
                                references' rule); others: global norm, factor clip / (norm + 1e-6) if < 1 */
+    int    radam_skip;      /* RAdam: 1: its first updates change m and v alone, without even decay (its authors' package since
+                               July 2021); 0: they are steps along m (before) */
 } stx_optim_desc;
+/* RAdam (Liu et al. 2019, 1908.03265), at update t = 1, 2, .. (those left out do not count):
+       rho_inf = 2 / (1 - beta2) - 1        rho = rho_inf - 2 t beta2^t / (1 - beta2^t)
+       m = beta1 m + (1 - beta1) g          v = beta2 v + (1 - beta2) g^2          theta -= lr weight_decay theta
+       rho >= 5:  r = sqrt((1 - beta2^t) (rho - 4) (rho - 2) rho_inf / ((rho_inf - 4) (rho_inf - 2) rho))
+                  theta -= lr r m / (1 - beta1^t) / (sqrt(v) + eps)       eps stands beside v as it is: (1 - beta2^t) is in r
+       rho < 5:   theta -= lr m / (1 - beta1^t)                           t = 1 .. 5 with beta2 = 0.999; see radam_skip */
 
 /* A part of a parameter, as the optimisers' kernels want it */
 typedef struct stx_piece {
-    stx_real *p, *g, *s[2];       /* (n): parameter, gradient; momentum | sum of squares | Adam m, v; NULL where unused */
+    stx_real *p, *g, *s[2];       /* (n): parameter, gradient; momentum | sum of squares | m, v of the Adams; NULL where unused */
     size_t    n, tensor;
     stx_real  lr;
 } stx_piece;
@@ -450,13 +462,14 @@ typedef struct stx_update {
     uint64_t step, skipped;       /* updates made, and left out because a gradient was not finite */
     int      ok;                  /* 1: the last one was made */
     stx_real factor;              /* the gradient is multiplied by it: global clipping */
-    stx_real correction1, correction2;      /* Adam: 1 - beta^step */
+    stx_real correction1, correction2;      /* what m and v are divided by. Adam: 1 - beta^step; RAdam: (1 - beta1^step) / r, and 1 */
+    int      plain;               /* RAdam, rho < 5: m is not divided by the root of v */
 } stx_update;
 typedef struct stx_optim {
     stx_params    *params;
     stx_optim_desc desc;
     size_t         count;         /* parameters when it was made */
-    stx_tensor   **state[2];      /* per parameter: momentum | sum of squares | Adam m, v; NULL where unused */
+    stx_tensor   **state[2];      /* per parameter: momentum | sum of squares | m, v of the Adams; NULL where unused */
     uint64_t       step;          /* updates made;                                          these three are as old as the last */
     uint64_t       skipped;       /* updates left out because a gradient was not finite;    stx_optim_sync (on a CPU: always */
     double         grad_norm;     /* global L2 norm of the last gradient, before clipping   current) */
@@ -501,16 +514,24 @@ typedef void (*stx_step_fn)(void *user);
 STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user);
 
 /* Learning rate at update n = 1, 2, .. */
-enum { STX_LR_CONSTANT = 0, STX_LR_COSINE, STX_LR_INV_SQRT };
+enum { STX_LR_CONSTANT = 0, STX_LR_COSINE, STX_LR_INV_SQRT,
+       STX_LR_RECURSIVE,         /* SRU++'s, its cosine goes on from where the warm-up of W updates ends (spec sru 2.7):
+                                    lr_W (1 + cos(pi (n-1) / total)) / (1 + cos(pi (W-1) / total)) */
+       STX_LR_NOAM };            /* lr / sqrt(dim) min(n^-0.5, n warmup^-1.5)  (1706.03762, section 5.3) */
 typedef struct stx_schedule {
     int      kind;
     double   lr;         /* the peak */
     double   lr_start;   /* warm-up rises linearly from here (at n = 0) */
-    double   lr_min;     /* cosine: the end */
+    double   lr_min;     /* cosines: the end */
     uint64_t warmup;     /* updates: lr_start + (lr - lr_start) min(1, n / warmup) */
-    uint64_t total;      /* cosine: reaches lr_min at n = total, and stays */
+    uint64_t total;      /* cosine: reaches lr_min at n = total, and stays; recursive: at n = total + 1. 0: no descent */
     int      literal;    /* 1: Transformer-XL's own formulas: first update at full lr, cosine not shifted by the
-                            warm-up, constant stuck at lr (W-1)/W, inverse root lr s / W^1.5 (spec attn_span 2.8) */
+                            warm-up, constant stuck at lr (W-1)/W, inverse root lr s / W^1.5 (spec attn_span 2.8).
+                            Recursive: a warm-up of lr (n - 1) / warmup, as SRU++ has it for words: first update at lr 0, and the
+                            cosine starts from lr (W-1)/W; noam: nothing */
+    double   dim;        /* noam: width of the model; 0: 1 */
+    double   decay;      /* every kind: the rate is multiplied by this after decay_from updates, and again after each decay_every */
+    uint64_t decay_from, decay_every;            /* more (0: only once). decay 0: never */
 } stx_schedule;
 STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n);
 
@@ -546,12 +567,14 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
 #define STX__MIN(a, b) ((a) < (b) ? (a) : (b))
 #define STX__MAX(a, b) ((a) > (b) ? (a) : (b))
 
-#ifdef SEQTX_CUDA
-/* The device below the kernels; bodies in seqtx_cuda.cu. All work goes to one stream of the context, in order. Errors become the
-   context's (STX_ERR_DEVICE, STX_ERR_MEMORY). An address alone says how numbers are stored there: by the allocation it lies in. */
+/* What device memory holds. An address alone says how numbers are stored there: by the allocation it lies in. */
 enum { STX_MEM_BYTES = 0,           /* floats, or anything */
        STX_MEM_NUMBERS,             /* activations: bfloat16 in STX_PREC_BF16, float otherwise */
        STX_MEM_PARAMS };            /* float; in STX_PREC_BF16 with a bfloat16 copy that every kernel that writes keeps current */
+
+#ifdef SEQTX_CUDA
+/* The device below the kernels; bodies in seqtx_cuda.cu. All work goes to one stream of the context, in order. Errors become the
+   context's (STX_ERR_DEVICE, STX_ERR_MEMORY). */
 typedef struct stx_gpu stx_gpu;
 extern stx_gpu *stx_cuda_open(stx_ctx *x);                                  /* NULL and an error: no device, or not one for this code */
 extern void   stx_cuda_close(stx_gpu *g);                                   /* waits, then frees all */
@@ -695,11 +718,11 @@ STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 STX_KERNEL(stx_attention_fwd, (stx_ctx *x, const stx_attention_args *a))
 STX_KERNEL(stx_attention_bwd, (stx_ctx *x, const stx_attention_args *a))
 /* out (count) = sum of g^2 of each piece. Then optim_plan decides: u's norm, ok, factor (clip, kinds other than Adagrad), step or
-   skipped, corrections, and each piece's lr (Adagrad clips per tensor; tensors have their pieces together). The updates do it:
-   if u->ok, and in any case g is zeroed. */
+   skipped, corrections, plain, and each piece's lr (Adagrad clips per tensor; tensors have their pieces together; 0 where radam_skip
+   leaves the parameters alone). The updates do it: if u->ok, and in any case g is zeroed. adam_update is all Adams'. */
 STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_piece *piece, size_t count))
 STX_KERNEL(stx_optim_plan, (stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip,
-                            double beta1, double beta2))
+                            double beta1, double beta2, int radam_skip))
 STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real momentum, stx_real decay))
 STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real eps))
 STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1,
@@ -1293,7 +1316,7 @@ struct stx_ctx {
     struct stx__dev_block *dev_blocks;
     void *gpu;                    /* stx_gpu */
     stx__block_head blocks;       /* ring of stx_blocks */
-    size_t block_bytes, dev_block_bytes, peak;
+    size_t block_bytes, peak;
     int mode, recording;
     stx__node *tape;
     stx__free_grad *free_grads, *free_entries;
@@ -1512,7 +1535,7 @@ STX_DEF void stx_block_free(stx_ctx *x, void *p) {
 }
 
 /* On a GPU: blocks of device memory in a list, for their heads cannot stand before them. */
-typedef struct stx__dev_block { struct stx__dev_block *next; void *p; size_t bytes; } stx__dev_block;
+typedef struct stx__dev_block { struct stx__dev_block *next; void *p; } stx__dev_block;
 static void stx__zero(stx_ctx *x, void *p, size_t bytes) {
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) { stx_cuda_zero(x, p, bytes); return; }
@@ -1528,12 +1551,10 @@ static stx_real *stx__block_of(stx_ctx *x, size_t n, int full) {
     if (!stx__on_gpu(x)) return (stx_real *)stx_block(x, bytes);
     b = (stx__dev_block *)stx_block(x, sizeof *b);
     if (!b) return NULL;
-    b->p = stx__raw_alloc(x, bytes ? bytes : 256, "block", full ? 0 : 1 /* STX_MEM_BYTES, STX_MEM_NUMBERS */);
+    b->p = stx__raw_alloc(x, bytes ? bytes : 256, "block", full ? STX_MEM_BYTES : STX_MEM_NUMBERS);
     if (!b->p) { stx_block_free(x, b); return NULL; }
-    b->bytes = bytes;
     b->next = x->dev_blocks;
     x->dev_blocks = b;
-    x->dev_block_bytes += bytes;
     stx__note_peak(x);
     stx__zero(x, b->p, bytes);
     return (stx_real *)b->p;
@@ -1548,7 +1569,6 @@ STX_DEF void stx_block_numbers_free(stx_ctx *x, stx_real *p) {
     b = *at;
     if (!b) return;
     *at = b->next;
-    x->dev_block_bytes -= b->bytes;
     stx__gpu_release(x, b->p);
     stx_block_free(x, b);
 }
@@ -4141,8 +4161,9 @@ STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_piece *piece, si
 }
 
 /* From the squares' sums: the norm, and whether there is an update at all. True for NaN as well: !(norm <= DBL_MAX). */
-STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2) {
-    double total = 0, step;
+STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2,
+                            int radam_skip) {
+    double total = 0, lr = u->lr, rectify = 1, step;
     size_t k, end;
     (void)x;
     for (k = 0; k < count; k++) total += squares[k];
@@ -4150,15 +4171,22 @@ STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t 
     u->ok = u->norm <= DBL_MAX;
     if (!u->ok) { u->skipped++; return; }
     u->factor = (stx_real)(clip > 0 && kind != STX_ADAGRAD ? STX__MIN(1, clip / (u->norm + 1e-6)) : 1);
+    step = (double)++u->step;
+    u->plain = 0;
+    if (kind == STX_RADAM) {
+        double power = pow(beta2, step), most = 2 / (1 - beta2) - 1, rho = most - 2 * step * power / (1 - power);
+        u->plain = !(rho >= 5);
+        if (!u->plain) rectify = sqrt((1 - power) * (rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho));
+        else if (radam_skip) lr = 0;
+    }
+    u->correction1 = (stx_real)((1 - pow(beta1, step)) / rectify);
+    u->correction2 = kind == STX_RADAM ? 1 : (stx_real)(1 - pow(beta2, step));
     for (k = 0; k < count; k = end) {
-        double sq = 0, eta = u->lr;
+        double sq = 0, eta = lr;
         for (end = k; end < count && piece[end].tensor == piece[k].tensor; end++) sq += squares[end];
-        if (clip > 0 && kind == STX_ADAGRAD && sqrt(sq) > clip) eta = u->lr * clip / (sqrt(sq) + 1e-10);
+        if (clip > 0 && kind == STX_ADAGRAD && sqrt(sq) > clip) eta = lr * clip / (sqrt(sq) + 1e-10);
         for (; k < end; k++) piece[k].lr = (stx_real)eta;
     }
-    step = (double)++u->step;
-    u->correction1 = (stx_real)(1 - pow(beta1, step));
-    u->correction2 = (stx_real)(1 - pow(beta2, step));
 }
 static int stx__not_updated(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count) {
     ptrdiff_t k;
@@ -4207,12 +4235,12 @@ STX_DEF void stx_adagrad_update(stx_ctx *x, const stx_update *u, const stx_piece
 }
 
 /* rest = 1 - beta, made in double: 1 - 0.999f would be 1e-5 off.
-   m = b1 m + (1-b1) g ; v = b2 v + (1-b2) g^2 ; p -= lr (m / c1) / (sqrt(v / c2) + eps), c = 1 - beta^step */
+   m = b1 m + (1-b1) g ; v = b2 v + (1-b2) g^2 ; p -= lr (m / c1) / (sqrt(v / c2) + eps), c = corrections; plain: p -= lr m / c1 */
 STX__INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1,
-                            stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2) {
+                            stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2, int plain) {
     stx_real keep = 1 - lr * decoupled, rate = lr / correction1, unbias = 1 / correction2;
-    size_t i;
-    for (i = 0; i < n; i++) {
+    size_t i = 0;
+    if (!plain) for (; i < n; i++) {
         stx_real d = STX__FMA(fma, gscale, g[i], decay * p[i]);
         stx_real a = STX__FMA(fma, beta1, m[i], rest1 * d), s = STX__FMA(fma, beta2, v[i], rest2 * d * d);
         m[i] = a;
@@ -4220,17 +4248,25 @@ STX__INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_
         p[i] = keep * p[i] - rate * a / (stx__sqrt_any(fma, s * unbias) + eps);
         g[i] = 0;
     }
+    for (; i < n; i++) {            /* plain, in a loop of its own: gcc makes no vectors of a root behind a condition */
+        stx_real d = STX__FMA(fma, gscale, g[i], decay * p[i]);
+        stx_real a = STX__FMA(fma, beta1, m[i], rest1 * d);
+        m[i] = a;
+        v[i] = STX__FMA(fma, beta2, v[i], rest2 * d * d);
+        p[i] = keep * p[i] - rate * a;
+        g[i] = 0;
+    }
 }
 STX__EACH_ISA(stx__adam_n, (stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT m, stx_real *STX__RESTRICT v, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1,
-                            stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2),
-              p, m, v, g, n, lr, gscale, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2)
+                            stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2, int plain),
+              p, m, v, g, n, lr, gscale, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2, plain)
 STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
                              stx_real decay, stx_real decoupled) {
     ptrdiff_t k;
     if (stx__not_updated(x, u, piece, count)) return;
     STX__FOR(x, stx__pieces_size(piece, count))
     for (k = 0; k < (ptrdiff_t)count; k++)
-        STX__CALL(x, stx__adam_n, (piece[k].p, piece[k].s[0], piece[k].s[1], piece[k].g, piece[k].n, piece[k].lr, u->factor, beta1, rest1, beta2, rest2, eps, decay, decoupled, u->correction1, u->correction2));
+        STX__CALL(x, stx__adam_n, (piece[k].p, piece[k].s[0], piece[k].s[1], piece[k].g, piece[k].n, piece[k].lr, u->factor, beta1, rest1, beta2, rest2, eps, decay, decoupled, u->correction1, u->correction2, u->plain));
 }
 
 STX_DEF void stx_clamp(stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi) {
@@ -5383,7 +5419,8 @@ static void stx__attention_back(stx_ctx *x, stx__node *n) {
     stx_attention_args *a = (stx_attention_args *)n->save;
     size_t bytes;
     a->dy = n->y->grad;
-    a->dq = stx__grad(x, n->in[0]);  a->dk = stx__grad(x, n->in[1]);  a->dv = stx__grad(x, n->in[2]);
+    a->dq = stx__grad(x, n->in[0]);  a->dk = stx__grad(x, n->in[1]);
+    a->dv = n->in[2] ? stx__grad(x, n->in[2]) : stx_at(x, a->dk, a->H * a->D);        /* side by side */
     a->dpe = stx__grad(x, n->in[3]); a->du = stx__grad(x, n->in[4]);  a->dvb = stx__grad(x, n->in[5]);
     a->dz = stx__grad(x, n->in[6]);  a->dpk = stx__grad(x, n->in[7]); a->dpv = stx__grad(x, n->in[8]);
     bytes = (stx__attention_bytes(x, a, 1) + sizeof(stx_real) - 1) / sizeof(stx_real);
@@ -5398,10 +5435,11 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     stx__node *node;
     size_t C, H, D;
     char s[96], t[96];
-    if (!stx_ok(x) || !in || !d || !in->q || !in->k || !in->v) return NULL;
-    q = in->q; k = in->k; v = in->v; H = d->heads;
-    STX__NEED(x, q->ndim == 3 && k->ndim == 3 && stx__same(k, v) && q->dim[0] == k->dim[0] && q->dim[2] == k->dim[2], STX_ERR_SHAPE,
-              "stx_attention: q %s, k %s: want q (B,T,C) and equal k, v (B,S,C)", stx__shape(q, s), stx__shape(k, t));
+    if (!stx_ok(x) || !in || !d || !in->q || (!in->kv && (!in->k || !in->v))) return NULL;
+    q = in->q; k = in->kv ? in->kv : in->k; v = in->kv ? in->kv : in->v; H = d->heads;
+    STX__NEED(x, !in->kv || (!in->k && !in->v), STX_ERR_ARG, "stx_attention: kv and also k or v: give kv alone, or both of the others");
+    STX__NEED(x, q->ndim == 3 && k->ndim == 3 && stx__same(k, v) && q->dim[0] == k->dim[0] && (in->kv ? 2 : 1) * q->dim[2] == k->dim[2], STX_ERR_SHAPE,
+              "stx_attention: q %s, %s %s: want q (B,T,C) and equal k, v (B,S,C), or kv (B,S,2C)", stx__shape(q, s), in->kv ? "kv" : "k", stx__shape(k, t));
     C = q->dim[2];
     STX__NEED(x, H >= 1 && H <= STX__MAX_HEADS && C % H == 0, STX_ERR_SHAPE, "stx_attention: %zu heads for %zu channels: want 1 to %d heads that divide the channels", H, C, (int)STX__MAX_HEADS);
     D = C / H;
@@ -5421,9 +5459,10 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     if (!y || !a) return NULL;
     memset(a, 0, sizeof *a);
     a->B = q->dim[0]; a->T = q->dim[1]; a->S = k->dim[1]; a->H = H; a->D = D;
-    a->ldq = a->ldk = C;
+    a->ldq = C;
+    a->ldk = k->dim[2];
     a->stq = a->T * C;
-    a->stk = a->S * C;
+    a->stk = a->S * a->ldk;
     a->first_key = d->first_key < (ptrdiff_t)a->S ? d->first_key : (ptrdiff_t)a->S;      /* S: none exists */
     a->span = a->S + (d->first_key < 0 ? (size_t)-(d->first_key + 1) + 1 : 0);      /* all there are */
     if (d->span && d->span < a->span) a->span = d->span;
@@ -5435,7 +5474,7 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     a->not_causal = d->not_causal;
     a->scale = (stx_real)(d->scale != 0 ? d->scale : 1 / sqrt((double)D));
     a->max_span = (stx_real)d->max_span; a->ramp = (stx_real)d->ramp; a->eps = (stx_real)d->eps;
-    a->q = q->data; a->k = k->data; a->v = v->data;
+    a->q = q->data; a->k = k->data; a->v = in->kv ? stx_at(x, k->data, C) : v->data;
     a->u = in->u ? in->u->data : NULL; a->vb = in->vb ? in->vb->data : NULL; a->z = in->z ? in->z->data : NULL;
     if (in->pad) { a->pad = in->pad->device; a->stpad = a->S; }
     a->y = y->data;
@@ -5444,7 +5483,7 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     a->inv = a->top + a->B * H * a->T;
     if (stx_training(x) && d->dropout > 0) { a->drop = (stx_real)d->dropout; a->seed = x->desc.seed; a->stream = stx__stream(x); }
     stx_attention_run(x, a);
-    ins[0] = q; ins[1] = k; ins[2] = v; ins[3] = in->pe; ins[4] = in->u; ins[5] = in->vb; ins[6] = in->z; ins[7] = in->pk; ins[8] = in->pv;
+    ins[0] = q; ins[1] = k; ins[2] = in->kv ? NULL : v; ins[3] = in->pe; ins[4] = in->u; ins[5] = in->vb; ins[6] = in->z; ins[7] = in->pk; ins[8] = in->pv;
     node = stx__record(x, y, stx__attention_back, ins, 9);
     if (node) node->save = a;
     return y;
@@ -5466,6 +5505,8 @@ static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, s
     size_t c;
     char s[96];
     if (a->clusters < 1 || a->clusters > STX_MAX_CLUSTERS) { stx_fail(x, STX_ERR_ARG, "%s: %zu clusters, want 1 to %d", op, a->clusters, STX_MAX_CLUSTERS); return 0; }
+    if (!(a->dropout >= 0 && a->dropout < 1)) { stx_fail(x, STX_ERR_ARG, "%s: dropout %g, want 0 <= dropout < 1", op, a->dropout); return 0; }
+    if (!output && !(fabs(a->scale) <= DBL_MAX)) { stx_fail(x, STX_ERR_ARG, "%s: scale %g, want a finite one (0: sqrt(d))", op, a->scale); return 0; }
     for (c = 0; c < a->clusters; c++) {
         size_t start = c ? a->end[c - 1] : 0;
         const stx_tensor *t = a->table[c], *p = a->proj[c], *b = a->bias[c];
@@ -5524,7 +5565,7 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
         stx_tensor *e;
         if (!m) continue;
         part = stx_tokens(x, local + first[c], 1, m);
-        e = stx_embedding(x, a->table[c], part);
+        e = stx_dropout(x, stx_embedding(x, a->table[c], part), a->dropout);
         if (a->proj[c]) e = stx_linear(x, e, a->proj[c], NULL, STX_ACT_NONE);
         if (!e) return NULL;
         d = stx__last(e);
@@ -5532,12 +5573,13 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
     }
     for (i = 0; i < n; i++) back[place[i]] = (int32_t)i;
     y = stx_gather(x, all, back, n);
-    return stx_scale(x, stx_reshape(x, y, ids->B, ids->T, d, 0), sqrt((double)d));
+    y = stx_reshape(x, y, ids->B, ids->T, d, 0);
+    return a->scale == 1 ? y : stx_scale(x, y, a->scale != 0 ? a->scale : sqrt((double)d));
 }
-/* Logits of cluster c for rows h (n,d): x_c = P_c^T h ; T_c x_c + b_c, and for the head also the clusters' columns in
+/* Logits of cluster c for rows h (n,d): x_c = dropout(P_c^T h) ; T_c x_c + b_c, and for the head also the clusters' columns in
    ascending order of column. */
-static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c) {
-    stx_tensor *e = a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h;
+static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c, double dropout) {
+    stx_tensor *e = stx_dropout(x, a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h, dropout);
     stx_tensor *l = stx_linear(x, e, a->table[c], a->bias[c], STX_ACT_NONE);
     if (c == 0 && a->clusters > 1) l = stx_concat_channels(x, l, stx_linear(x, e, a->cluster_w, a->cluster_b, STX_ACT_NONE));
     return l;
@@ -5558,11 +5600,11 @@ STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_
     if (!stx__by_cluster(x, "stx_adaptive_softmax", a, targets->data, n, local, place, first)) return NULL;
     for (c = 0; c < a->clusters; c++)
         for (i = first[c]; i < first[c + 1]; i++) head[place[i]] = c ? (int32_t)stx__cluster_column(a, c) : local[i];
-    loss = stx_cross_entropy(x, stx__adaptive_logits(x, a, h, 0), stx_tokens(x, head, 1, n), (double)n);
+    loss = stx_cross_entropy(x, stx__adaptive_logits(x, a, h, 0, a->dropout), stx_tokens(x, head, 1, n), (double)n);
     for (c = 1; c < a->clusters; c++) {
         size_t m = first[c + 1] - first[c];
         if (!m) continue;
-        loss = stx_add(x, loss, stx_cross_entropy(x, stx__adaptive_logits(x, a, stx_gather(x, h, place + first[c], m), c),
+        loss = stx_add(x, loss, stx_cross_entropy(x, stx__adaptive_logits(x, a, stx_gather(x, h, place + first[c], m), c, a->dropout),
                                                   stx_tokens(x, local + first[c], 1, m), (double)n));
     }
     return loss;
@@ -5583,7 +5625,7 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
     out = stx__tensor(x, STX__STEP_FULL, 2, d);
     gate = (stx_real *)stx_step_bytes(x, N * a->clusters * sizeof *gate);    /* log p of cluster c for row n */
     for (c = 0; c < a->clusters; c++) {
-        stx_tensor *l = stx__adaptive_logits(x, a, h, c);
+        stx_tensor *l = stx__adaptive_logits(x, a, h, c, 0);
         size_t start = stx__cluster_start(a, c);
         if (!l || !out || !gate) { out = NULL; break; }
         STX_RUN(x, stx_cluster_log_probs, (x, out->data, gate, l->data, N, V, start, a->end[c] - start, stx__last(l), a->clusters, c, a->forward_columns));
@@ -5634,7 +5676,7 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     if (!o) return NULL;
     if (d) o->desc = *d;
     if (!o->desc.kind) o->desc.kind = STX_ADAM;
-    STX__NEED(x, o->desc.kind >= STX_SGD && o->desc.kind <= STX_ADAMW, STX_ERR_ARG, "stx_optim_create: no optimiser has number %d: use STX_SGD, STX_ADAGRAD, STX_ADAM or STX_ADAMW", o->desc.kind);
+    STX__NEED(x, o->desc.kind >= STX_SGD && o->desc.kind <= STX_RADAM, STX_ERR_ARG, "stx_optim_create: no optimiser has number %d: use STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW or STX_RADAM", o->desc.kind);
     if (o->desc.beta1 == 0) o->desc.beta1 = 0.9;
     if (o->desc.beta2 == 0) o->desc.beta2 = 0.999;
     if (o->desc.eps == 0) o->desc.eps = o->desc.kind == STX_ADAGRAD ? 1e-10 : 1e-8;
@@ -5715,13 +5757,13 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     stx_optim_rate(o, lr);
     if (!stx_ok(x)) return 0;
     STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
-    STX_RUN(x, stx_optim_plan, (x, o->update, o->piece, o->pieces, o->squares, d->kind, d->clip, d->beta1, d->beta2));
+    STX_RUN(x, stx_optim_plan, (x, o->update, o->piece, o->pieces, o->squares, d->kind, d->clip, d->beta1, d->beta2, d->radam_skip));
     if (d->kind == STX_SGD) {
         STX_RUN(x, stx_sgd_update, (x, o->update, o->piece, o->pieces, (stx_real)d->momentum, (stx_real)d->weight_decay));
     } else if (d->kind == STX_ADAGRAD) {
         STX_RUN(x, stx_adagrad_update, (x, o->update, o->piece, o->pieces, (stx_real)d->eps));
     } else {
-        double coupled = d->kind == STX_ADAM ? d->weight_decay : 0, decoupled = d->kind == STX_ADAMW ? d->weight_decay : 0;
+        double coupled = d->kind == STX_ADAM ? d->weight_decay : 0, decoupled = d->kind == STX_ADAM ? 0 : d->weight_decay;
         STX_RUN(x, stx_adam_update, (x, o->update, o->piece, o->pieces, (stx_real)d->beta1, (stx_real)(1 - d->beta1), (stx_real)d->beta2, (stx_real)(1 - d->beta2), (stx_real)d->eps,
                                      (stx_real)coupled, (stx_real)decoupled));
     }
@@ -5869,8 +5911,18 @@ STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user) {
     return stx_ok(x);
 }
 
-STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
+static double stx__schedule_lr(const stx_schedule *s, uint64_t n) {
     double u = (double)n, W = (double)s->warmup, T = (double)s->total;
+    if (s->kind == STX_LR_NOAM) {
+        double k = STX__MAX(u, 1), rise = W > 0 ? k / (W * sqrt(W)) : HUGE_VAL;
+        return s->lr / sqrt(s->dim > 0 ? s->dim : 1) * STX__MIN(1 / sqrt(k), rise);
+    }
+    if (s->kind == STX_LR_RECURSIVE) {       /* spec sru 2.7 counts updates from 0: k */
+        double k = STX__MAX(u, 1) - 1, last = STX__MAX(W, 1) - 1, top = W > 0 && s->literal ? s->lr * last / W : s->lr;
+        if (k < last) return s->literal ? s->lr * k / W : s->lr_start + (s->lr - s->lr_start) * (k + 1) / W;
+        if (!(T > last)) return top;
+        return s->lr_min + (top - s->lr_min) * (1 + cos(3.14159265358979323846 * STX__MIN(k, T) / T)) / (1 + cos(3.14159265358979323846 * last / T));
+    }
     if (s->literal) {        /* Transformer-XL (spec attn_span 2.8, Q22): s = n - 1 */
         double k = u - 1;
         if (s->kind == STX_LR_INV_SQRT) return k == 0 ? (W == 0 ? s->lr : 0) : k <= W ? s->lr * k / (W * sqrt(W)) : s->lr / sqrt(k);
@@ -5883,6 +5935,11 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
     if (s->kind == STX_LR_COSINE && T > W) return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + cos(3.14159265358979323846 * STX__MIN(1, (u - W) / (T - W))));
     if (s->kind == STX_LR_INV_SQRT) return s->lr * sqrt(STX__MAX(W, 1) / STX__MAX(u, 1));
     return s->lr;
+}
+STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
+    double lr = stx__schedule_lr(s, n);
+    if (s->decay == 0 || n <= s->decay_from) return lr;
+    return lr * pow(s->decay, 1 + (double)(s->decay_every ? (n - 1 - s->decay_from) / s->decay_every : 0));
 }
 
 // >>sampling
@@ -7968,7 +8025,7 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
     int k, copy;
     if (!stx_ok(x) || !f || !stx_file_meta_u64(x, f, "optim.kind", &kind) || !stx_file_meta_u64(x, f, "optim.step", &step) || !stx_file_meta_u64(x, f, "optim.skipped", &skipped)) return 0;
     if (kind != (uint64_t)o->desc.kind) {
-        stx_fail(x, STX_ERR_FORMAT, "the file holds the state of optimiser %d, this run has %d (1 sgd, 2 adagrad, 3 adam, 4 adamw): use the same", (int)kind, o->desc.kind);
+        stx_fail(x, STX_ERR_FORMAT, "the file holds the state of optimiser %d, this run has %d (1 sgd, 2 adagrad, 3 adam, 4 adamw, 5 radam): use the same", (int)kind, o->desc.kind);
         return 0;
     }
     for (copy = 0; copy < 2; copy++)

@@ -1431,11 +1431,11 @@ void stx_sum_squares_cuda(stx_ctx *x, double *out, const stx_piece *piece, size_
 /* From the squares' sums: the norm, whether there is an update at all, and the pieces' lr. One block. The total is a fixed tree over every
    1024th piece, where the CPU adds in order: the same but for the rounding of doubles. Adagrad's clipping needs the norm of each tensor: the
    warp in whose 32 pieces a tensor begins finds its end by bisection (its pieces are together) and adds its squares. */
-static __global__ void __launch_bounds__(1024) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2) {
+static __global__ void __launch_bounds__(1024, 1) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2,
+                                                                    int radam_skip) {
     STX__SHARED(double, sh, 32);
     const unsigned lane = threadIdx.x % 32;
-    const double lr = u->lr;
-    double total = 0, norm;
+    double lr = u->lr, total = 0, norm;
     #pragma unroll 8
     for (size_t k = threadIdx.x; k < count; k += 1024) total += squares[k];
     norm = sqrt(stx__row_sum<1024>(total, sh));
@@ -1443,15 +1443,26 @@ static __global__ void __launch_bounds__(1024) stx__plan_kernel(stx_update *u, s
         u->norm = norm;
         u->ok = norm <= DBL_MAX;                        /* false for NaN as well */
         if (u->ok) {
-            double step = (double)++u->step;
+            double step = (double)++u->step, power = pow(beta2, step), rectify = 1;
+            u->plain = 0;
+            u->correction2 = (float)(1 - power);
+            if (kind == STX_RADAM) {
+                double most = 2 / (1 - beta2) - 1, rho = most - 2 * step * power / (1 - power);
+                u->plain = !(rho >= 5);
+                u->correction2 = 1;
+                if (rho >= 5) rectify = sqrt((1 - power) * (rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho));
+            }
             u->factor = (float)(clip > 0 && kind != STX_ADAGRAD && clip / (norm + 1e-6) < 1 ? clip / (norm + 1e-6) : 1);
-            u->correction1 = (float)(1 - pow(beta1, step));
-            u->correction2 = (float)(1 - pow(beta2, step));
+            u->correction1 = (float)((1 - pow(beta1, step)) / rectify);
         } else {
             u->skipped++;
         }
     }
     if (!(norm <= DBL_MAX)) return;
+    if (radam_skip) {
+        __syncthreads();                                /* what the first thread wrote */
+        if (u->plain) lr = 0;
+    }
     if (!(clip > 0 && kind == STX_ADAGRAD)) {
         for (size_t k = threadIdx.x; k < count; k += 1024) piece[k].lr = (float)lr;
         return;
@@ -1474,8 +1485,9 @@ static __global__ void __launch_bounds__(1024) stx__plan_kernel(stx_update *u, s
         }
     }
 }
-void stx_optim_plan_cuda(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2) {
-    STX__RUN_KERNEL(x, "stx_optim_plan", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares, kind, clip, beta1, beta2);
+void stx_optim_plan_cuda(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2,
+                         int radam_skip) {
+    STX__RUN_KERNEL(x, "stx_optim_plan", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares, kind, clip, beta1, beta2, radam_skip);
 }
 
 /* g' = factor g + decay p ; buf = momentum buf + g' ; p -= lr buf ; g = 0. A block has a piece, a thread four neighbours at a time; so
@@ -1515,11 +1527,13 @@ void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *p
 }
 
 /* g' = factor g + decay p ; m = b1 m + (1-b1) g' ; v = b2 v + (1-b2) g'^2
-   p = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), c = 1 - beta^step ; g = 0.   rest = 1 - beta, made in double */
+   p = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), c = corrections, or plain: - lr m / c1 ; g = 0.   rest = 1 - beta, made in
+   double */
 static __global__ void stx__adam_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float beta1, float rest1, float beta2, float rest2, float eps,
                                         float decay, float decoupled) {
     STX__SHARED(stx__bf16 *, sh, 1);
     const float factor = u->factor, unbias = 1 / u->correction2;
+    const int plain = u->plain;
     STX__EACH_PIECE(k, count) {
         const stx_piece q = piece[k];
         const stx__num p = stx__piece_num(t, q.p, sh);
@@ -1528,7 +1542,7 @@ static __global__ void stx__adam_kernel(const stx_piece *piece, size_t count, co
             float d = fmaf(factor, g, decay * w);
             m = fmaf(beta1, m, rest1 * d);
             v = fmaf(beta2, v, rest2 * d * d);
-            w = keep * w - rate * m / (sqrtf(v * unbias) + eps);
+            w = keep * w - rate * m / (plain ? 1 : sqrtf(v * unbias) + eps);
         });
     }
 }

@@ -70,7 +70,7 @@ typedef struct stx_sru_layer {
     size_t I, P, k;                         /* features in, width between (0: none), planes of U */
     int    attends, xr_k3;                  /* has attention; has a highway from its raw input */
     stx_real alpha;                         /* scale of the highway */
-    stx_tensor *w1, *wk, *wv, *w3;          /* (P,I) (P,P) (P,P) (k O, P or I); NULL where there is none */
+    stx_tensor *w1, *w2, *w3;               /* (P,I) (2P,P) (k O, P or I); NULL where there is none */
     stx_tensor *alpha_attn;                 /* (1) */
     stx_tensor *attn_gain, *attn_shift;     /* (P) */
     stx_tensor *gain, *shift;               /* (I), or (O) with STX_SRU_NORM_AFTER */
@@ -282,48 +282,68 @@ STX_KERNEL(stx_sru_bwd, (stx_ctx *x, const stx_sru_args *a))
    so chunks of time first find the product of their J and their offset, in parallel; the adjoints at the chunks' ends follow by a short
    walk over the chunks; then all chunks run at once. Forward is affine in c only if f does not depend on it: v zero. */
 
-enum { STX__SRU_W = sizeof(stx_real) == 4 ? 128 : 64 };      /* columns of a block: a tile of them is 50 KB on the stack */
+/* Columns of a block: rows of a few KB, so that the streams run through whole pages, while its constants and state stay in the first
+   cache and, in backward, its tile of states in the second. Fewer when there are too few blocks for the threads. */
+enum { STX__SRU_FAR = 8 << 20 };        /* bytes of h that are too much for the caches, with all that belongs to them */
+enum { STX__SRU_WIDE = 4096 / sizeof(stx_real), STX__SRU_WIDE_BACK = 2048 / sizeof(stx_real), STX__SRU_NARROW = 16 };
 
-typedef struct stx__sru_plan { size_t O, blocks, units, tiles, chunks, each, ldu; } stx__sru_plan;      /* each: tiles of a chunk */
+typedef struct stx__sru_plan { size_t O, W, blocks, units, tiles, chunks, each, ldu, slots, scratch, carries; } stx__sru_plan;
+/* each: tiles of a chunk; slots: threads at work, scratch: numbers that each has for itself, carries: those of the chunks */
 static void stx__sru_plan_of(stx__sru_plan *p, const stx_sru_args *a, size_t threads, int backward) {
     p->O = a->D * a->H;
-    p->blocks = (a->H + STX__SRU_W - 1) / STX__SRU_W;
-    p->units = a->B * a->D * p->blocks;
     p->tiles = stx_sru_tiles(a);
     p->ldu = a->k * p->O;
+    for (p->W = backward ? STX__SRU_WIDE_BACK : STX__SRU_WIDE;; p->W /= 2) {
+        p->blocks = (a->H + p->W - 1) / p->W;
+        p->units = a->B * a->D * p->blocks;
+        if (p->W <= STX__SRU_NARROW || p->units >= threads * (p->W > 128 ? 4 : 1)) break;
+    }
     p->chunks = 1;
-    if (p->units < threads && (backward || (!a->v && !a->V))) {     /* two passes have to pay: two threads and more for one block */
-        size_t want = 2 * threads / p->units;
-        p->chunks = want < p->tiles / 2 ? want : p->tiles / 2;
-        if (!p->chunks || threads < 2 * p->units) p->chunks = 1;
+    if (2 * p->units <= threads && (backward || (!a->v && !a->V))) {     /* two passes have to pay: two threads and more for one block */
+        p->chunks = STX__MIN(2 * threads / p->units, p->tiles / 2);
+        if (!p->chunks) p->chunks = 1;
     }
     p->each = (p->tiles + p->chunks - 1) / p->chunks;
     p->chunks = p->each ? (p->tiles + p->each - 1) / p->each : 1;
+    p->slots = STX__MIN(threads, p->units * p->chunks);
+    p->scratch = p->W * (backward ? 3 * STX_SRU_TILE + 13 : 3);
+    p->carries = p->chunks > 1 ? 2 * a->B * p->chunks * p->O : 0;
 }
-/* Work: forward (chunks > 1): product and offset of each chunk; backward also the four sums of dv and dbias. (B,chunks,O) each. */
+/* Work: product and offset of each chunk, (B,chunks,2,O); in backward the sums of dv and of dbias, (B chunks,2,O) each; scratch. */
 STX_DEF size_t stx_sru_work(stx_ctx *x, const stx_sru_args *a, int backward) {
     stx__sru_plan p;
     stx__sru_plan_of(&p, a, (size_t)stx_threads(x), backward);
-    return stx_bytes_of(a->B * p.chunks, p.O, ((p.chunks > 1 ? 2 : 0) + (backward ? 4 : 0)) * sizeof(stx_real));
+    return (p.carries + (backward ? 4 * a->B * p.chunks * p.O : 0) + p.slots * p.scratch) * sizeof(stx_real);
 }
+/* The units of a slot are [units slot / slots, units (slot + 1) / slots) of all chunks of all blocks */
+#define STX__SRU_SLOTS(x, plan, slot, i) \
+    STX__FOR(x, a->B * a->T * a->D * a->H * 16) \
+    for (slot = 0; slot < (ptrdiff_t)(plan).slots; slot++) \
+        for (i = (plan).units * (plan).chunks * (size_t)slot / (plan).slots; i < (plan).units * (plan).chunks * ((size_t)slot + 1) / (plan).slots; i++)
 
 /* One block of columns: where its numbers stand, constants filled in */
 typedef struct stx__sru_block {
     const stx_sru_args *a;
     size_t b, s, o, n, O, ldu;
+    int far_;
     ptrdiff_t step;                         /* 1, or -1 in the second direction */
     const stx_real *vf, *vr, *bf, *br, *m;
-    stx_real c[STX__SRU_W], none[STX__SRU_W], ones[STX__SRU_W];
+    stx_real *c, *none, *ones, *rest;       /* (n) each; scratch */
 } stx__sru_block;
-static void stx__sru_open(stx__sru_block *k, const stx_sru_args *a, const stx__sru_plan *p, size_t unit) {
+static void stx__sru_open(stx__sru_block *k, const stx_sru_args *a, const stx__sru_plan *p, stx_real *scratch, size_t unit) {
     size_t j, at;
+    k->c = scratch;
+    k->none = k->c + p->W;
+    k->ones = k->none + p->W;
+    k->rest = k->ones + p->W;
     k->a = a;
     k->O = p->O;
     k->ldu = p->ldu;
+    k->far_ = a->B * a->T * p->O * sizeof(stx_real) > STX__SRU_FAR;
     k->b = unit / (a->D * p->blocks);
     k->s = unit / p->blocks % a->D;
-    at = unit % p->blocks * STX__SRU_W;
-    k->n = STX__MIN((size_t)STX__SRU_W, a->H - at);
+    at = unit % p->blocks * p->W;
+    k->n = STX__MIN(p->W, a->H - at);
     k->o = k->s * a->H + at;
     k->step = k->s ? -1 : 1;
     for (j = 0; j < k->n; j++) { k->none[j] = 0; k->ones[j] = 1; }
@@ -348,32 +368,60 @@ static const stx_real *stx__sru_x(const stx__sru_block *k, size_t row, ptrdiff_t
 }
 static stx_real stx__sru_alpha(const stx_sru_args *a) { return a->k == 4 ? 1 : a->alpha; }
 
+/* A row is walked in pieces; before each one the same columns of the row that comes next are asked for: rows are many pages apart, which
+   is more than the processor's own prefetching sees. */
+enum { STX__SRU_PIECE = 128 };
+#if defined(__GNUC__) || defined(__clang__)
+  #define STX__SRU_AHEAD(row, from, to) do { size_t l_; for (l_ = (from); l_ < (to); l_ += 64 / sizeof(stx_real)) __builtin_prefetch((row) + l_, 0, 2); } while (0)
+#else
+  #define STX__SRU_AHEAD(row, from, to) ((void)(row))
+#endif
+
+/* What a piece gives is made in the first cache and then put where it belongs. When all of it together is more than the caches hold,
+   past them (stream): an ordinary store would first read from memory the line that it is about to overwrite. */
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__)) && !defined(SEQTX_DOUBLE)
+static inline void stx__sru_put(stx_real *to, const stx_real *from, size_t n, int stream) {
+    size_t j = 0;
+    if (stream && (uintptr_t)to % 16 == 0) for (; j + 4 <= n; j += 4) _mm_stream_ps(to + j, _mm_loadu_ps(from + j));
+    memcpy(to + j, from + j, (n - j) * sizeof *to);
+}
+static inline void stx__sru_settle(int stream) { if (stream) _mm_sfence(); }       /* before anybody else reads it */
+#else
+static inline void stx__sru_put(stx_real *to, const stx_real *from, size_t n, int stream) { (void)stream; memcpy(to, from, n * sizeof *to); }
+static inline void stx__sru_settle(int stream) { (void)stream; }
+#endif
 /* `steps` steps of n columns, rows ld* apart; vf, vr have V's rows added if gates */
 #define STX__SRU_IN const stx_real *STX__RESTRICT u0, const stx_real *STX__RESTRICT u2, ptrdiff_t ldu, const stx_real *STX__RESTRICT xt, ptrdiff_t ldx, \
     const stx_real *STX__RESTRICT V, ptrdiff_t ldv, size_t O, const stx_real *STX__RESTRICT vf, const stx_real *STX__RESTRICT vr, const stx_real *STX__RESTRICT br, \
     const stx_real *STX__RESTRICT m, stx_real alpha, size_t steps, size_t n
 #define STX__SRU_ARGS u0, u2, ldu, xt, ldx, V, ldv, O, vf, vr, br, m, alpha, steps, n
 
-STX__INNER void stx__sru_steps_as(int fma, stx_real *h, ptrdiff_t ldh, stx_real *c, const stx_real *u1, const stx_real *bf, STX__SRU_IN, int tanh_, int gates) {
-    size_t p, j;
+STX__INNER void stx__sru_steps_as(int fma, stx_real *h, ptrdiff_t ldh, stx_real *c, const stx_real *u1, const stx_real *bf, STX__SRU_IN, int far_, int tanh_, int gates) {
+    size_t p, j, j0, j1;
+    stx_real out[STX__SRU_PIECE];
     for (p = 0; p < steps; p++, h += ldh, u0 += ldu, u1 += ldu, u2 += ldu, xt += ldx, V += ldv)
-        for (j = 0; j < n; j++) {
+      for (j0 = 0; j0 < n; j0 = j1) {
+        j1 = STX__MIN(n, j0 + STX__SRU_PIECE);
+        if (far_) { STX__SRU_AHEAD(u0 + ldu, j0, j1); STX__SRU_AHEAD(u1 + ldu, j0, j1); STX__SRU_AHEAD(u2 + ldu, j0, j1); STX__SRU_AHEAD(xt + ldx, j0, j1); }
+        for (j = j0; j < j1; j++) {
             stx_real cp = c[j], f, r, cn, g, xv = alpha * xt[j];
             f = stx__sigmoid_any(fma, STX__FMA(fma, gates ? vf[j] + V[j] : vf[j], cp, u1[j] + bf[j]));
             r = stx__sigmoid_any(fma, STX__FMA(fma, gates ? vr[j] + V[O + j] : vr[j], cp, u2[j] + br[j]));
             cn = STX__FMA(fma, cp - u0[j], f, u0[j]);
             g = tanh_ ? stx__tanh_any(fma, cn) : cn;
             c[j] = cn;
-            h[j] = STX__FMA(fma, (g - xv) * m[j], r, xv);
+            out[j - j0] = STX__FMA(fma, (g - xv) * m[j], r, xv);
         }
+        stx__sru_put(h + j0, out, j1 - j0, far_);
+      }
 }
-STX__INNER void stx__sru_steps(int fma, stx_real *h, ptrdiff_t ldh, stx_real *c, const stx_real *u1, const stx_real *bf, STX__SRU_IN, int tanh_, int gates) {
-    if (tanh_) { if (gates) stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, 1, 1); else stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, 1, 0); }
-    else if (gates) stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, 0, 1);
-    else stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, 0, 0);
+STX__INNER void stx__sru_steps(int fma, stx_real *h, ptrdiff_t ldh, stx_real *c, const stx_real *u1, const stx_real *bf, STX__SRU_IN, int far_, int tanh_, int gates) {
+    if (tanh_) { if (gates) stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, far_, 1, 1); else stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, far_, 1, 0); }
+    else if (gates) stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, far_, 0, 1);
+    else stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, far_, 0, 0);
 }
-STX__EACH_ISA(stx__sru_steps, (stx_real *STX__RESTRICT h, ptrdiff_t ldh, stx_real *STX__RESTRICT c, const stx_real *STX__RESTRICT u1, const stx_real *STX__RESTRICT bf, STX__SRU_IN, int tanh_, int gates),
-              h, ldh, c, u1, bf, STX__SRU_ARGS, tanh_, gates)
+STX__EACH_ISA(stx__sru_steps, (stx_real *STX__RESTRICT h, ptrdiff_t ldh, stx_real *STX__RESTRICT c, const stx_real *STX__RESTRICT u1, const stx_real *STX__RESTRICT bf, STX__SRU_IN, int far_, int tanh_, int gates),
+              h, ldh, c, u1, bf, STX__SRU_ARGS, far_, tanh_, gates)
 
 /* Steps [p0, p1) of a block, whose state before them is k->c */
 static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *k, const stx__sru_plan *plan, size_t p0, size_t p1) {
@@ -391,7 +439,7 @@ static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *k, const stx__sru_pla
             const stx_real *xt = stx__sru_x(k, row, &ldx), *V = a->V ? a->V + row * 2 * k->O + k->o : k->none;
             STX__CALL(x, stx__sru_steps, (a->h + row * k->O + k->o, k->step * (ptrdiff_t)k->O, k->c, stx__sru_u(k, row, 1), k->bf, stx__sru_u(k, row, 0), stx__sru_u(k, row, 2),
                                           k->step * (ptrdiff_t)k->ldu, xt, ldx, V, a->V ? k->step * 2 * (ptrdiff_t)k->O : 0, k->O, k->vf, k->vr, k->br, k->m,
-                                          stx__sru_alpha(a), end - p, k->n, a->tanh, a->V != NULL));
+                                          stx__sru_alpha(a), end - p, k->n, k->far_, a->tanh, a->V != NULL));
             p = end;
         }
     }
@@ -418,16 +466,17 @@ static stx_real *stx__sru_carry(const stx_sru_args *a, const stx__sru_plan *p, s
 
 STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
     stx__sru_plan plan;
-    size_t work = a->B * a->T * a->D * a->H * 16;
-    ptrdiff_t i;
+    stx_real *scratch;
+    ptrdiff_t slot;
+    size_t i;
     stx__sru_plan_of(&plan, a, (size_t)stx_threads(x), 0);
+    scratch = (stx_real *)a->work + plan.carries;
     if (plan.chunks > 1) {
-        STX__FOR(x, work)
-        for (i = 0; i < (ptrdiff_t)(plan.units * plan.chunks); i++) {
+        STX__SRU_SLOTS(x, plan, slot, i) {
             stx__sru_block k;
-            size_t q = (size_t)i % plan.chunks, p = q * plan.each * STX_SRU_TILE, last = STX__MIN(a->T, p + plan.each * STX_SRU_TILE), j;
+            size_t q = i % plan.chunks, p = q * plan.each * STX_SRU_TILE, last = STX__MIN(a->T, p + plan.each * STX_SRU_TILE), j;
             stx_real *P, *Q;
-            stx__sru_open(&k, a, &plan, (size_t)i / plan.chunks);
+            stx__sru_open(&k, a, &plan, scratch + (size_t)slot * plan.scratch, i / plan.chunks);
             P = stx__sru_carry(a, &plan, k.b, q) + k.o;
             Q = P + k.O;
             for (j = 0; j < k.n; j++) { P[j] = 1; Q[j] = 0; }
@@ -438,40 +487,44 @@ STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
             }
         }
     }
-    STX__FOR(x, work)
-    for (i = 0; i < (ptrdiff_t)(plan.units * plan.chunks); i++) {
+    STX__SRU_SLOTS(x, plan, slot, i) {
         stx__sru_block k;
-        size_t q = (size_t)i % plan.chunks, p0 = q * plan.each * STX_SRU_TILE, p1 = STX__MIN(a->T, p0 + plan.each * STX_SRU_TILE), e, j;
-        stx__sru_open(&k, a, &plan, (size_t)i / plan.chunks);
+        size_t q = i % plan.chunks, p0 = q * plan.each * STX_SRU_TILE, p1 = STX__MIN(a->T, p0 + plan.each * STX_SRU_TILE), e, j;
+        stx__sru_open(&k, a, &plan, scratch + (size_t)slot * plan.scratch, i / plan.chunks);
         stx__sru_state_in(&k);
         for (e = 0; e < q; e++) {       /* the chunks before, short: nobody waits for another one */
             const stx_real *P = stx__sru_carry(a, &plan, k.b, e) + k.o, *Q = P + k.O;
             for (j = 0; j < k.n; j++) k.c[j] = P[j] * k.c[j] + Q[j];
         }
         stx__sru_fwd_range(x, &k, &plan, p0, p1);
+        stx__sru_settle(k.far_);
         if (a->last && q + 1 == plan.chunks) memcpy(a->last + k.b * k.O + k.o, k.c, k.n * sizeof *k.c);
     }
 }
 
-/* Backward. The states of a tile again: cs (steps+1,n), whose first row is there, and fs (steps,n), both rows W apart:
+/* Backward. The states of a tile again: cs (steps+1,n), whose first row is there, and fs (steps,n), rows W apart:
        f = sigmoid(u1 + vf c + bf) ; c' = u0 + (c - u0) f */
 STX__INNER void stx__sru_again_as(int fma, stx_real *cs, stx_real *fs, const stx_real *u0, const stx_real *u1, ptrdiff_t ldu, const stx_real *V, ptrdiff_t ldv, const stx_real *vf, const stx_real *bf,
-                                  size_t steps, size_t n, int gates) {
-    size_t p, j;
-    for (p = 0; p < steps; p++, cs += STX__SRU_W, fs += STX__SRU_W, u0 += ldu, u1 += ldu, V += ldv)
-        for (j = 0; j < n; j++) {
+                                  size_t steps, size_t n, int far_, size_t W, int gates) {
+    size_t p, j, j0, j1;
+    for (p = 0; p < steps; p++, cs += W, fs += W, u0 += ldu, u1 += ldu, V += ldv)
+      for (j0 = 0; j0 < n; j0 = j1) {
+        j1 = STX__MIN(n, j0 + STX__SRU_PIECE);
+        if (far_) { STX__SRU_AHEAD(u0 + ldu, j0, j1); STX__SRU_AHEAD(u1 + ldu, j0, j1); }
+        for (j = j0; j < j1; j++) {
             stx_real f = stx__sigmoid_any(fma, STX__FMA(fma, gates ? vf[j] + V[j] : vf[j], cs[j], u1[j] + bf[j]));
             fs[j] = f;
-            cs[STX__SRU_W + j] = STX__FMA(fma, cs[j] - u0[j], f, u0[j]);
+            cs[W + j] = STX__FMA(fma, cs[j] - u0[j], f, u0[j]);
         }
+      }
 }
 STX__INNER void stx__sru_again(int fma, stx_real *cs, stx_real *fs, const stx_real *u0, const stx_real *u1, ptrdiff_t ldu, const stx_real *V, ptrdiff_t ldv, const stx_real *vf, const stx_real *bf,
-                               size_t steps, size_t n, int gates) {
-    if (gates) stx__sru_again_as(fma, cs, fs, u0, u1, ldu, V, ldv, vf, bf, steps, n, 1);
-    else stx__sru_again_as(fma, cs, fs, u0, u1, ldu, V, ldv, vf, bf, steps, n, 0);
+                               size_t steps, size_t n, int far_, size_t W, int gates) {
+    if (gates) stx__sru_again_as(fma, cs, fs, u0, u1, ldu, V, ldv, vf, bf, steps, n, far_, W, 1);
+    else stx__sru_again_as(fma, cs, fs, u0, u1, ldu, V, ldv, vf, bf, steps, n, far_, W, 0);
 }
 STX__EACH_ISA(stx__sru_again, (stx_real *cs, stx_real *STX__RESTRICT fs, const stx_real *STX__RESTRICT u0, const stx_real *STX__RESTRICT u1, ptrdiff_t ldu, const stx_real *STX__RESTRICT V, ptrdiff_t ldv,
-                               const stx_real *STX__RESTRICT vf, const stx_real *STX__RESTRICT bf, size_t steps, size_t n, int gates), cs, fs, u0, u1, ldu, V, ldv, vf, bf, steps, n, gates)
+                               const stx_real *STX__RESTRICT vf, const stx_real *STX__RESTRICT bf, size_t steps, size_t n, int far_, size_t W, int gates), cs, fs, u0, u1, ldu, V, ldv, vf, bf, steps, n, far_, W, gates)
 
 /* One step back, for one column:
        h  = xt + (g(c') - xt) m r        dzr = dh (g - xt) m r (1-r) ;  a = dh m r g' + e ;  dxt = dh (1 - m r)
@@ -479,45 +532,53 @@ STX__EACH_ISA(stx__sru_again, (stx_real *cs, stx_real *STX__RESTRICT fs, const s
        e  <- a f + dzf vf + dzr vr */
 #define STX__SRU_BACK \
     stx_real cp = cs[j], f = fs[j], xv = alpha * xt[j], gm = dh[j] * m[j], wf = gates ? vf[j] + V[j] : vf[j], wr = gates ? vr[j] + V[O + j] : vr[j]; \
-    stx_real r = stx__sigmoid_any(fma, STX__FMA(fma, wr, cp, u2[j] + br[j])), g = tanh_ ? stx__tanh_any(fma, cs[STX__SRU_W + j]) : cs[STX__SRU_W + j]; \
+    stx_real r = stx__sigmoid_any(fma, STX__FMA(fma, wr, cp, u2[j] + br[j])), g = tanh_ ? stx__tanh_any(fma, cs[W + j]) : cs[W + j]; \
     stx_real slope = tanh_ ? 1 - g * g : 1, dzr = gm * (g - xv) * (r - r * r), in = gm * r * slope, df = (cp - u0[j]) * (f - f * f)
 
 /* Where the gradients go: du, its planes O apart, and dx with rows ldd apart; dV as V; sums (4,n), W apart, of dvf, dvr, dbf, dbr. All
    pointers at the last step; rows before it by ld*. */
 STX__INNER void stx__sru_back_as(int fma, stx_real *du, stx_real *dx, ptrdiff_t ldd, stx_real *dV, stx_real *e, stx_real *sums, const stx_real *dh, ptrdiff_t ldh,
-                                 const stx_real *cs, const stx_real *fs, STX__SRU_IN, int tanh_, int gates) {
-    size_t p, j;
-    for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, du -= ldu, xt -= ldx, dx -= ldd, V -= ldv, dV -= ldv, dh -= ldh, cs -= STX__SRU_W, fs -= STX__SRU_W)
-        for (j = 0; j < n; j++) {
+                                 const stx_real *cs, const stx_real *fs, STX__SRU_IN, int far_, size_t W, int tanh_, int gates) {
+    size_t p, j, j0, j1;
+    stx_real out[6][STX__SRU_PIECE];
+    for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, du -= ldu, xt -= ldx, dx -= ldd, V -= ldv, dV -= ldv, dh -= ldh, cs -= W, fs -= W)
+      for (j0 = 0; j0 < n; j0 = j1) {
+        j1 = STX__MIN(n, j0 + STX__SRU_PIECE);
+        if (far_) { STX__SRU_AHEAD(u2 - ldu, j0, j1); STX__SRU_AHEAD(xt - ldx, j0, j1); STX__SRU_AHEAD(dh - ldh, j0, j1); }
+        for (j = j0; j < j1; j++) {
             STX__SRU_BACK;
             stx_real a = in + e[j], dzf = a * df;
-            du[j] = a - a * f;
-            du[O + j] = dzf;
-            du[2 * O + j] = dzr;
-            dx[j] = alpha * STX__FMA(fma, -gm, r, dh[j]);
-            if (gates) { dV[j] = dzf * cp; dV[O + j] = dzr * cp; }
+            out[0][j - j0] = a - a * f;
+            out[1][j - j0] = dzf;
+            out[2][j - j0] = dzr;
+            out[3][j - j0] = alpha * STX__FMA(fma, -gm, r, dh[j]);
+            if (gates) { out[4][j - j0] = dzf * cp; out[5][j - j0] = dzr * cp; }
             sums[j] = STX__FMA(fma, dzf, cp, sums[j]);
-            sums[STX__SRU_W + j] = STX__FMA(fma, dzr, cp, sums[STX__SRU_W + j]);
-            sums[2 * STX__SRU_W + j] += dzf;
-            sums[3 * STX__SRU_W + j] += dzr;
+            sums[W + j] = STX__FMA(fma, dzr, cp, sums[W + j]);
+            sums[2 * W + j] += dzf;
+            sums[3 * W + j] += dzr;
             e[j] = STX__FMA(fma, dzr, wr, STX__FMA(fma, dzf, wf, a * f));
         }
+        for (j = 0; j < 3; j++) stx__sru_put(du + j * O + j0, out[j], j1 - j0, far_);
+        stx__sru_put(dx + j0, out[3], j1 - j0, far_);
+        if (gates) for (j = 0; j < 2; j++) stx__sru_put(dV + j * O + j0, out[4 + j], j1 - j0, far_);
+      }
 }
 STX__INNER void stx__sru_back(int fma, stx_real *du, stx_real *dx, ptrdiff_t ldd, stx_real *dV, stx_real *e, stx_real *sums, const stx_real *dh, ptrdiff_t ldh,
-                              const stx_real *cs, const stx_real *fs, STX__SRU_IN, int tanh_, int gates) {
+                              const stx_real *cs, const stx_real *fs, STX__SRU_IN, int far_, size_t W, int tanh_, int gates) {
     if (tanh_) {
-        if (gates) stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, 1, 1);
-        else stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, 1, 0);
-    } else if (gates) stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, 0, 1);
-    else stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, 0, 0);
+        if (gates) stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 1, 1);
+        else stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 1, 0);
+    } else if (gates) stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 0, 1);
+    else stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 0, 0);
 }
 STX__EACH_ISA(stx__sru_back, (stx_real *STX__RESTRICT du, stx_real *STX__RESTRICT dx, ptrdiff_t ldd, stx_real *STX__RESTRICT dV, stx_real *STX__RESTRICT e, stx_real *STX__RESTRICT sums,
-                              const stx_real *STX__RESTRICT dh, ptrdiff_t ldh, const stx_real *STX__RESTRICT cs, const stx_real *STX__RESTRICT fs, STX__SRU_IN, int tanh_, int gates),
-              du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, tanh_, gates)
+                              const stx_real *STX__RESTRICT dh, ptrdiff_t ldh, const stx_real *STX__RESTRICT cs, const stx_real *STX__RESTRICT fs, STX__SRU_IN, int far_, size_t W, int tanh_, int gates),
+              du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, tanh_, gates)
 /* The affine map of these steps for e, after those of the steps behind them: Q <- J Q + q, P <- J P */
-STX__INNER void stx__sru_affine(int fma, stx_real *P, stx_real *Q, const stx_real *dh, ptrdiff_t ldh, const stx_real *cs, const stx_real *fs, STX__SRU_IN, int tanh_, int gates) {
+STX__INNER void stx__sru_affine(int fma, stx_real *P, stx_real *Q, const stx_real *dh, ptrdiff_t ldh, const stx_real *cs, const stx_real *fs, STX__SRU_IN, size_t W, int tanh_, int gates) {
     size_t p, j;
-    for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, xt -= ldx, V -= ldv, dh -= ldh, cs -= STX__SRU_W, fs -= STX__SRU_W)
+    for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, xt -= ldx, V -= ldv, dh -= ldh, cs -= W, fs -= W)
         for (j = 0; j < n; j++) {
             STX__SRU_BACK;
             stx_real J = STX__FMA(fma, wf, df, f);
@@ -526,23 +587,30 @@ STX__INNER void stx__sru_affine(int fma, stx_real *P, stx_real *Q, const stx_rea
         }
 }
 STX__EACH_ISA(stx__sru_affine, (stx_real *STX__RESTRICT P, stx_real *STX__RESTRICT Q, const stx_real *STX__RESTRICT dh, ptrdiff_t ldh, const stx_real *STX__RESTRICT cs, const stx_real *STX__RESTRICT fs,
-                                STX__SRU_IN, int tanh_, int gates), P, Q, dh, ldh, cs, fs, STX__SRU_ARGS, tanh_, gates)
+                                STX__SRU_IN, size_t W, int tanh_, int gates), P, Q, dh, ldh, cs, fs, STX__SRU_ARGS, W, tanh_, gates)
 
 /* A tile on the way back: states and gates again, then its steps, last first. With P: only the map of e into P and Q. */
-typedef struct stx__sru_tile {
-    stx_real cs[(STX_SRU_TILE + 1) * STX__SRU_W], fs[STX_SRU_TILE * STX__SRU_W], dx[STX_SRU_TILE * STX__SRU_W], sums[4 * STX__SRU_W];
-} stx__sru_tile;
-static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan *plan, stx__sru_tile *w, size_t tile, stx_real *e, stx_real *P, stx_real *Q) {
+typedef struct stx__sru_tile { stx_real *cs, *fs, *dx, *sums, *total, *e; } stx__sru_tile;
+static void stx__sru_tile_in(stx__sru_tile *w, const stx__sru_block *k, size_t W) {
+    w->cs = k->rest;                                    /* (33,W): the states before the tile's first step and after each */
+    w->fs = w->cs + (STX_SRU_TILE + 1) * W;             /* (32,W): forget gates */
+    w->dx = w->fs + STX_SRU_TILE * W;                   /* (32,W): where dx and dV go when their place is not free */
+    w->sums = w->dx + STX_SRU_TILE * W;                 /* (4,W): of a tile */
+    w->total = w->sums + 4 * W;                         /* (4,W): of all: sums of tiles, then their sum, so that fewer digits are lost */
+    w->e = w->total + 4 * W;                            /* (W) */
+}
+static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan *plan, stx__sru_tile *w, size_t tile, stx_real *P, stx_real *Q) {
     const stx_sru_args *a = k->a;
     size_t first = tile * STX_SRU_TILE, last = STX__MIN(a->T, first + STX_SRU_TILE), p, end, row, j;
     ptrdiff_t ldu = k->step * (ptrdiff_t)k->ldu, ldO = k->step * (ptrdiff_t)k->O, ldv = a->V ? 2 * ldO : 0, ldx;
+    const size_t W = plan->W;
     memcpy(w->cs, a->c + (k->b * plan->tiles + tile) * k->O + k->o, k->n * sizeof *w->cs);
     for (p = first; p < last; p = end) {
-        stx_real *at = w->cs + (p - first) * STX__SRU_W;
+        stx_real *at = w->cs + (p - first) * W;
         end = stx__sru_run(k, p, last);
         row = stx__sru_row(k, p);
-        if (end == p) { memcpy(at + STX__SRU_W, at, k->n * sizeof *at); end++; }      /* padding: the state passes by */
-        else STX__CALL(x, stx__sru_again, (at, w->fs + (p - first) * STX__SRU_W, stx__sru_u(k, row, 0), stx__sru_u(k, row, 1), ldu, a->V ? a->V + row * 2 * k->O + k->o : k->none, ldv, k->vf, k->bf, end - p, k->n, a->V != NULL));
+        if (end == p) { memcpy(at + W, at, k->n * sizeof *at); end++; }      /* padding: the state passes by */
+        else STX__CALL(x, stx__sru_again, (at, w->fs + (p - first) * W, stx__sru_u(k, row, 0), stx__sru_u(k, row, 1), ldu, a->V ? a->V + row * 2 * k->O + k->o : k->none, ldv, k->vf, k->bf, end - p, k->n, k->far_, plan->W, a->V != NULL));
     }
     for (end = last; end > first; end = p) {
         const stx_real *xt, *V, *dh, *cs, *fs;
@@ -559,21 +627,21 @@ static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan
         xt = stx__sru_x(k, row, &ldx);
         V = a->V ? a->V + row * 2 * k->O + k->o : k->none;
         dh = a->dh ? a->dh + row * k->O + k->o : k->none;
-        cs = w->cs + (end - 1 - first) * STX__SRU_W;
-        fs = w->fs + (end - 1 - first) * STX__SRU_W;
-        if (P) STX__CALL(x, stx__sru_affine, (P, Q, dh, a->dh ? ldO : 0, cs, fs, stx__sru_u(k, row, 0), stx__sru_u(k, row, 2), ldu, xt, ldx, V, ldv, k->O, k->vf, k->vr, k->br, k->m, stx__sru_alpha(a), end - p, k->n, a->tanh, a->V != NULL));
+        cs = w->cs + (end - 1 - first) * W;
+        fs = w->fs + (end - 1 - first) * W;
+        if (P) STX__CALL(x, stx__sru_affine, (P, Q, dh, a->dh ? ldO : 0, cs, fs, stx__sru_u(k, row, 0), stx__sru_u(k, row, 2), ldu, xt, ldx, V, ldv, k->O, k->vf, k->vr, k->br, k->m, stx__sru_alpha(a), end - p, k->n, plan->W, a->tanh, a->V != NULL));
         else {
-            stx_real *du = a->du + row * k->ldu + k->o, *dx = w->dx + (end - 1 - first) * STX__SRU_W, *dV = w->dx;
-            ptrdiff_t ldd = STX__SRU_W;
+            stx_real *du = a->du + row * k->ldu + k->o, *dx = w->dx + (end - 1 - first) * W, *dV = w->dx;
+            ptrdiff_t ldd = W;
             int direct = 1;
             if (a->k == 4) { dx = du + 3 * k->O; ldd = ldu; }
             else if (a->dxr && !a->add_xr) { dx = a->dxr + row * k->O + k->o; ldd = ldO; }
             else direct = !a->dxr;
             if (a->dV) dV = a->dV + row * 2 * k->O + k->o;
-            STX__CALL(x, stx__sru_back, (du, dx, ldd, dV, e, w->sums, dh, a->dh ? ldO : 0, cs, fs, stx__sru_u(k, row, 0), stx__sru_u(k, row, 2), ldu, xt, ldx, V, ldv, k->O, k->vf, k->vr, k->br, k->m, stx__sru_alpha(a), end - p, k->n, a->tanh, a->V != NULL));
+            STX__CALL(x, stx__sru_back, (du, dx, ldd, dV, w->e, w->sums, dh, a->dh ? ldO : 0, cs, fs, stx__sru_u(k, row, 0), stx__sru_u(k, row, 2), ldu, xt, ldx, V, ldv, k->O, k->vf, k->vr, k->br, k->m, stx__sru_alpha(a), end - p, k->n, k->far_, plan->W, a->tanh, a->V != NULL));
             for (; !direct && end > p; end--) {
                 stx_real *to = a->dxr + stx__sru_row(k, end - 1) * k->O + k->o;
-                for (j = 0; j < k->n; j++) to[j] += w->dx[(end - 1 - first) * STX__SRU_W + j];
+                for (j = 0; j < k->n; j++) to[j] += w->dx[(end - 1 - first) * W + j];
             }
         }
     }
@@ -581,49 +649,50 @@ static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan
 
 STX_DEF void stx_sru_bwd(stx_ctx *x, const stx_sru_args *a) {
     stx__sru_plan plan;
-    size_t work = a->B * a->T * a->D * a->H * 32, rows;
-    stx_real *sums_v, *sums_b;
-    ptrdiff_t i;
+    size_t rows, i;
+    stx_real *sums_v, *sums_b, *scratch;
+    ptrdiff_t slot;
     stx__sru_plan_of(&plan, a, (size_t)stx_threads(x), 1);
     rows = a->B * plan.chunks;
-    sums_v = (stx_real *)a->work + (plan.chunks > 1 ? 2 * rows * plan.O : 0);      /* (B chunks, 2, O) twice */
+    sums_v = (stx_real *)a->work + plan.carries;      /* (B chunks, 2, O) twice */
     sums_b = sums_v + 2 * rows * plan.O;
+    scratch = sums_b + 2 * rows * plan.O;
     if (plan.chunks > 1) {
-        STX__FOR(x, work)
-        for (i = 0; i < (ptrdiff_t)(plan.units * plan.chunks); i++) {
+        STX__SRU_SLOTS(x, plan, slot, i) {
             stx__sru_block k;
             stx__sru_tile w;
-            size_t q = (size_t)i % plan.chunks, tile, j;
+            size_t q = i % plan.chunks, tile, j;
             stx_real *P, *Q;
             if (!q) continue;           /* nobody asks for the map of the first one */
-            stx__sru_open(&k, a, &plan, (size_t)i / plan.chunks);
+            stx__sru_open(&k, a, &plan, scratch + (size_t)slot * plan.scratch, i / plan.chunks);
+            stx__sru_tile_in(&w, &k, plan.W);
             P = stx__sru_carry(a, &plan, k.b, q) + k.o;
             Q = P + k.O;
             for (j = 0; j < k.n; j++) { P[j] = 1; Q[j] = 0; }
-            for (tile = STX__MIN(plan.tiles, (q + 1) * plan.each); tile-- > q * plan.each;) stx__sru_bwd_tile(x, &k, &plan, &w, tile, NULL, P, Q);
+            for (tile = STX__MIN(plan.tiles, (q + 1) * plan.each); tile-- > q * plan.each;) stx__sru_bwd_tile(x, &k, &plan, &w, tile, P, Q);
         }
     }
-    STX__FOR(x, work)
-    for (i = 0; i < (ptrdiff_t)(plan.units * plan.chunks); i++) {
+    STX__SRU_SLOTS(x, plan, slot, i) {
         stx__sru_block k;
         stx__sru_tile w;
-        stx_real e[STX__SRU_W], total[4 * STX__SRU_W];
-        size_t q = (size_t)i % plan.chunks, tile, behind, j, g;
-        stx__sru_open(&k, a, &plan, (size_t)i / plan.chunks);
-        for (j = 0; j < k.n; j++) e[j] = a->dlast ? a->dlast[k.b * k.O + k.o + j] : 0;
+        size_t q = i % plan.chunks, tile, behind, j, g;
+        stx__sru_open(&k, a, &plan, scratch + (size_t)slot * plan.scratch, i / plan.chunks);
+        stx__sru_tile_in(&w, &k, plan.W);
+        for (j = 0; j < k.n; j++) w.e[j] = a->dlast ? a->dlast[k.b * k.O + k.o + j] : 0;
         for (behind = plan.chunks; --behind > q;) {
             const stx_real *P = stx__sru_carry(a, &plan, k.b, behind) + k.o, *Q = P + k.O;
-            for (j = 0; j < k.n; j++) e[j] = P[j] * e[j] + Q[j];
+            for (j = 0; j < k.n; j++) w.e[j] = P[j] * w.e[j] + Q[j];
         }
-        memset(total, 0, sizeof total);
+        for (j = 0; j < 4 * plan.W; j++) w.total[j] = 0;
         for (tile = STX__MIN(plan.tiles, (q + 1) * plan.each); tile-- > q * plan.each;) {
-            memset(w.sums, 0, sizeof w.sums);
-            stx__sru_bwd_tile(x, &k, &plan, &w, tile, e, NULL, NULL);
-            for (j = 0; j < 4 * STX__SRU_W; j++) total[j] += w.sums[j];      /* sums of tiles, then their sum: fewer digits are lost */
+            for (j = 0; j < 4 * plan.W; j++) w.sums[j] = 0;
+            stx__sru_bwd_tile(x, &k, &plan, &w, tile, NULL, NULL);
+            for (j = 0; j < 4 * plan.W; j++) w.total[j] += w.sums[j];
         }
+        stx__sru_settle(k.far_);
         for (g = 0; g < 4; g++)
-            memcpy((g < 2 ? sums_v : sums_b) + ((k.b * plan.chunks + q) * 2 + g % 2) * k.O + k.o, total + g * STX__SRU_W, k.n * sizeof *total);
-        if (a->dc0 && !q) for (j = 0; j < k.n; j++) a->dc0[k.b * k.O + k.o + j] += e[j];
+            memcpy((g < 2 ? sums_v : sums_b) + ((k.b * plan.chunks + q) * 2 + g % 2) * k.O + k.o, w.total + g * plan.W, k.n * sizeof *w.total);
+        if (a->dc0 && !q) for (j = 0; j < k.n; j++) a->dc0[k.b * k.O + k.o + j] += w.e[j];
     }
     if (a->dv) stx_sum_rows(x, a->dv, sums_v, rows, 2 * plan.O);
     if (a->dbias) stx_sum_rows(x, a->dbias, sums_b, rows, 2 * plan.O);
@@ -724,6 +793,847 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_cell *in, stx_t
     if (!stx_ok(x)) return NULL;
     STX_RUN(x, stx_sru_fwd, (x, a));
     return y;
+}
+
+// >>stack: creation
+
+static int stx__sru_wrong(stx_ctx *x, const char *what, double got, const char *want) {
+    stx_fail(x, STX_ERR_ARG, "stx_sru_create: %s is %g, want %s", what, got, want);
+    return 0;
+}
+static size_t stx__sru_proj(const stx_sru_desc *d, size_t l) { return d->projs ? d->projs[l] : d->proj; }
+static size_t stx__sru_input(const stx_sru_desc *d, size_t l) {        /* I of layer l */
+    size_t O = d->hidden * (d->bidirectional ? 2 : 1);
+    return l || (d->input_first && d->input != O) ? O : d->input;
+}
+/* Attention in layer i (from 1): spec sru 2.3 */
+static int stx__sru_attends(const stx_sru_desc *d, size_t l) {
+    if (d->transform != STX_SRU_ATTENTION || d->custom || d->no_attention) return 0;
+    return d->attention_last ? d->layers - l <= d->attention_last : (l + 1) % d->attention_every == 0;
+}
+/* Fills in the defaults and checks; 0 and an error (if x) when the desc makes no sense. */
+static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *d) {
+    const size_t most = (size_t)1 << 28;
+    size_t l, P;
+    int plus;
+    *d = *from;
+    plus = d->transform == STX_SRU_ATTENTION && !d->custom;
+    if (d->transform != STX_SRU_LINEAR && d->transform != STX_SRU_ATTENTION) return stx__sru_wrong(x, "transform", d->transform, "STX_SRU_LINEAR or STX_SRU_ATTENTION");
+    if (!d->hidden) d->hidden = d->bidirectional ? d->input / 2 : d->input;
+    if (!d->layers) d->layers = 2;
+    if (!d->heads) d->heads = 1;
+    if (!d->input || d->input > most) return stx__sru_wrong(x, "input", (double)d->input, "1 to 2^28");
+    if (!d->hidden || d->hidden > most) return stx__sru_wrong(x, "hidden", (double)d->hidden, "1 to 2^28");
+    if (d->layers > 4096) return stx__sru_wrong(x, "layers", (double)d->layers, "1 to 4096");
+    if (plus && !d->proj && !d->projs) d->proj = d->input >= 4 ? d->input / 4 : 1;
+    if (plus && d->highway_bias == 0 && !d->no_highway_bias) d->highway_bias = -2;
+    if (plus) d->init_xavier = 1;
+    if (d->v_init == 0) d->v_init = d->init_xavier ? 1 : sqrt(1.5);
+    if (d->norm < STX_SRU_NORM_NONE || d->norm > STX_SRU_NORM_AFTER) return stx__sru_wrong(x, "norm", d->norm, "STX_SRU_NORM_NONE, _BEFORE or _AFTER");
+    if (!(d->dropout >= 0 && d->dropout < 1)) return stx__sru_wrong(x, "dropout", d->dropout, "0 <= p < 1");
+    if (!(d->rnn_dropout >= 0 && d->rnn_dropout < 1)) return stx__sru_wrong(x, "rnn_dropout", d->rnn_dropout, "0 <= p < 1");
+    if (!(d->attn_dropout >= 0 && d->attn_dropout < 1)) return stx__sru_wrong(x, "attn_dropout", d->attn_dropout, "0 <= p < 1");
+    if (!(fabs(d->highway_bias) < 80)) return stx__sru_wrong(x, "highway_bias", d->highway_bias, "between -80 and 80");
+    if (!(d->v_init > 0 && d->v_init < 1e6)) return stx__sru_wrong(x, "v_init", d->v_init, "more than 0");
+    if (!(fabs(d->alpha_init) < 1e6)) return stx__sru_wrong(x, "alpha_init", d->alpha_init, "a small number");
+    if (plus && d->attention_every && d->attention_last) { stx_fail(x, STX_ERR_ARG, "stx_sru_create: attention_every %zu and attention_last %zu: give one of them", d->attention_every, d->attention_last); return 0; }
+    if (!d->attention_every && !d->attention_last) d->attention_every = 1;      /* resolving twice changes nothing */
+    if (d->attention_last > d->layers) return stx__sru_wrong(x, "attention_last", (double)d->attention_last, "at most the number of layers");
+    for (l = 0; l < d->layers; l++) {
+        P = stx__sru_proj(d, l);
+        if (P > most) return stx__sru_wrong(x, "proj", (double)P, "at most 2^28");
+        if (plus && !P) return stx__sru_wrong(x, "proj of a layer of SRU++", (double)P, "1 or more");
+        if (stx__sru_attends(d, l) && (P % d->heads || d->heads > 256)) { stx_fail(x, STX_ERR_ARG, "stx_sru_create: %zu heads do not divide the projection %zu of layer %zu: choose heads (at most 256) that do", d->heads, P, l); return 0; }
+    }
+    return 1;
+}
+static size_t stx__sru_planes(const stx_sru_desc *d, size_t l) { return !d->no_skip && stx__sru_input(d, l) != d->hidden * (d->bidirectional ? 2 : 1) ? 4 : 3; }
+
+STX_DEF size_t stx_sru_count(const stx_sru_desc *desc) {
+    stx_sru_desc d;
+    size_t l, n = 0, O;
+    if (!desc || !stx__sru_resolve(NULL, desc, &d)) return 0;
+    O = d.hidden * (d.bidirectional ? 2 : 1);
+    if (d.input_first && d.input != O) n += d.input * O;
+    for (l = 0; l < d.layers; l++) {
+        size_t I = stx__sru_input(&d, l), P = d.custom ? 0 : stx__sru_proj(&d, l);
+        n += (d.v1 ? 2 : 4) * O + (d.norm == STX_SRU_NORM_BEFORE ? 2 * I : d.norm == STX_SRU_NORM_AFTER ? 2 * O : 0);
+        if (d.custom) continue;
+        n += P * I + stx__sru_planes(&d, l) * O * (P ? P : I);
+        if (d.transform == STX_SRU_ATTENTION && !d.no_attn_norm) n += 2 * P;
+        if (stx__sru_attends(&d, l)) n += 2 * P * P + 1;
+    }
+    return n;
+}
+
+/* Rows [r0, r0 + rows) of a parameter times s, or (set) set to s */
+static void stx__sru_rows(stx_ctx *x, stx_tensor *t, size_t r0, size_t rows, double s, int set) {
+    size_t i, C = t ? t->size / t->dim[0] : 0;
+    stx_real *host;
+    if (!t || (s == 1 && !set)) return;
+    host = (stx_real *)stx_block(x, t->size * sizeof *host);
+    if (!host) return;
+    stx_get(x, t, host);
+    for (i = r0 * C; i < (r0 + rows) * C; i++) host[i] = (stx_real)(set ? s : (double)host[i] * s);
+    stx_set(x, t, host);
+    stx_block_free(x, host);
+}
+static stx_tensor *stx__sru_param(stx_params *p, const char *prefix, size_t l, const char *name, int init, double a, size_t d0, size_t d1) {
+    char full[160];
+    snprintf(full, sizeof full, "%slayers.%zu.%s", prefix, l, name);
+    return stx_param(p, init, a, full, d0, d1, 0, 0);
+}
+/* Initialisers: spec sru 1.7 and 2.1 */
+STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru_desc *desc) {
+    stx_ctx *x = p ? p->ctx : NULL;
+    stx_sru *m;
+    stx_sru_desc *d;
+    size_t l, O, *projs = NULL;
+    char full[160];
+    if (!stx_ok(x)) return NULL;
+    if (!desc) { stx_fail(x, STX_ERR_ARG, "stx_sru_create: no desc; at least input is needed"); return NULL; }
+    if (!prefix) prefix = "";
+    if (strlen(prefix) > 96) { stx_fail(x, STX_ERR_ARG, "stx_sru_create: a prefix of %zu letters, want at most 96", strlen(prefix)); return NULL; }
+    m = (stx_sru *)stx_persist(x, sizeof *m);
+    if (!m || !stx__sru_resolve(x, desc, &m->desc)) return NULL;
+    d = &m->desc;
+    m->ctx = x;
+    m->O = O = d->hidden * (d->bidirectional ? 2 : 1);
+    m->layer = (stx_sru_layer *)stx_persist(x, d->layers * sizeof *m->layer);
+    if (d->projs) {
+        projs = (size_t *)stx_persist(x, d->layers * sizeof *projs);
+        if (projs) memcpy(projs, d->projs, d->layers * sizeof *projs);
+        d->projs = projs;
+    }
+    if (!stx_ok(x)) return NULL;
+    if (d->input_first && d->input != O) {
+        snprintf(full, sizeof full, "%sinput.weight", prefix);
+        m->w_input = stx_param(p, STX_UNIFORM, d->transform == STX_SRU_ATTENTION ? sqrt(6.0 / (double)(d->input + O)) : 1 / sqrt((double)d->input), full, O, d->input, 0, 0);
+    }
+    for (l = 0; l < d->layers && stx_ok(x); l++) {
+        stx_sru_layer *y = &m->layer[l];
+        size_t I, P, fan, i;
+        double drop = l + 1 < d->layers ? d->dropout : 0, highway = sqrt(1 + 2 * exp(d->highway_bias));
+        y->I = I = stx__sru_input(d, l);
+        y->P = P = d->custom ? 0 : stx__sru_proj(d, l);
+        y->k = stx__sru_planes(d, l);
+        y->attends = stx__sru_attends(d, l);
+        y->xr_k3 = !d->no_skip && y->k == 3;
+        y->alpha = (stx_real)(d->rescale && y->xr_k3 ? highway : 1);
+        fan = P ? P : I;
+        if (P) y->w1 = stx__sru_param(p, prefix, l, "w1", STX_UNIFORM, d->init_xavier ? sqrt(6.0 / (double)(I + P)) : sqrt(3.0 / (double)I), P, I);
+        if (y->attends) {
+            y->w2 = stx__sru_param(p, prefix, l, "w2", STX_UNIFORM, sqrt(2.0 / (double)P), 2 * P, P);
+            y->alpha_attn = stx__sru_param(p, prefix, l, "alpha", STX_CONSTANT, d->alpha_init, 1, 0);
+        }
+        if (P && d->transform == STX_SRU_ATTENTION && !d->no_attn_norm) {
+            y->attn_gain = stx__sru_param(p, prefix, l, "attn_norm.weight", STX_CONSTANT, 1, P, 0);
+            y->attn_shift = stx__sru_param(p, prefix, l, "attn_norm.bias", STX_ZEROS, 0, P, 0);
+        }
+        if (!d->custom) {
+            y->w3 = stx__sru_param(p, prefix, l, "w3", STX_UNIFORM, d->init_xavier ? sqrt(6.0 / (double)(fan + y->k * O)) : sqrt(3.0 / (double)fan), y->k * O, fan);
+            if (d->transform == STX_SRU_ATTENTION) stx__sru_rows(x, y->w3, 0, y->k * O, sqrt(1 - d->dropout), 0);
+            else if (!d->init_xavier) {
+                double all = sqrt(1 - d->rnn_dropout) * (d->norm ? 0.1 : 1);
+                for (i = 0; i < y->k; i++) {
+                    double s = i == 0 ? sqrt(1 - drop) : i == 3 ? (d->rescale ? highway : 1) : d->v1 ? 1 : sqrt(0.5);
+                    stx__sru_rows(x, y->w3, i * O, O, all * s, 0);
+                }
+            }
+        }
+        if (!d->v1) y->v = stx__sru_param(p, prefix, l, "v", STX_UNIFORM, d->v_init, 2, O);
+        y->bias = stx__sru_param(p, prefix, l, "bias", STX_ZEROS, 0, 2, O);
+        if (d->highway_bias != 0) stx__sru_rows(x, y->bias, 1, 1, d->highway_bias, 1);
+        if (d->norm) {
+            y->gain = stx__sru_param(p, prefix, l, "norm.weight", STX_CONSTANT, 1, d->norm == STX_SRU_NORM_BEFORE ? I : O, 0);
+            y->shift = stx__sru_param(p, prefix, l, "norm.bias", STX_ZEROS, 0, d->norm == STX_SRU_NORM_BEFORE ? I : O, 0);
+        }
+    }
+    return stx_ok(x) ? m : NULL;
+}
+
+// >>stack: forward
+
+STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, size_t T) {
+    stx_ids *pad;
+    int32_t *v;
+    size_t b, t;
+    if (!stx_ok(x)) return NULL;
+    if (!length || !B || !T || T > SIZE_MAX / sizeof *v / B) { stx_fail(x, STX_ERR_ARG, "stx_sru_lengths: no lengths, or %zu x %zu times", B, T); return NULL; }
+    for (b = 0; b < B; b++) if (length[b] > T) { stx_fail(x, STX_ERR_ARG, "stx_sru_lengths: sequence %zu has %zu times, more than the %zu there are", b, length[b], T); return NULL; }
+    v = (int32_t *)stx_step_alloc(x, B * T * sizeof *v);
+    if (!v) return NULL;
+    for (b = 0; b < B; b++) for (t = 0; t < T; t++) v[b * T + t] = t >= length[b];
+    pad = stx_tokens(x, v, B, T);
+    return pad;
+}
+
+/* Rows of y (B,T,C) where keep (B,T, host) is 0 become 0: for what is rare, by a product with a mask */
+static stx_tensor *stx__sru_keep(stx_ctx *x, stx_tensor *y, const unsigned char *keep, int sense) {
+    size_t rows = y ? y->dim[0] * y->dim[1] : 0, C = y ? y->dim[2] : 0, i, j;
+    stx_real *v;
+    if (!y) return NULL;
+    v = (stx_real *)stx_step_alloc(x, stx_bytes_of(rows, C, sizeof *v));
+    if (!v) return NULL;
+    for (i = 0; i < rows; i++) for (j = 0; j < C; j++) v[i * C + j] = (stx_real)((keep[i] != 0) == sense);
+    return stx_mul(x, y, stx_input(x, v, y->dim[0], y->dim[1], C, 0));
+}
+/* q (B,T,P), kv (B,M+T,2P) -> o (B,T,P), with the masks of io */
+static stx_tensor *stx__sru_attend(stx_sru *m, stx_tensor *q, stx_tensor *kv, const stx_ids *pad, size_t window) {
+    stx_ctx *x = m->ctx;
+    stx_attention_in a;
+    stx_attention_desc d;
+    stx_tensor *o;
+    unsigned char *empty;
+    size_t B, T, S, b, t, j, count = 0;
+    if (!q || !kv) return NULL;
+    memset(&a, 0, sizeof a);
+    memset(&d, 0, sizeof d);
+    a.q = q; a.kv = kv; a.pad = pad;
+    d.heads = m->desc.heads;
+    d.span = window;
+    d.not_causal = m->desc.not_causal;
+    d.dropout = m->desc.attn_dropout;
+    o = stx_attention(x, &a, &d);
+    if (!m->desc.literal_mask || !pad || m->desc.not_causal || !o) return o;
+    /* -10000 for the future and -inf for padding: where all that may be seen is padding the future is what is left */
+    B = q->dim[0]; T = q->dim[1]; S = kv->dim[1];
+    empty = (unsigned char *)stx_step_alloc(x, B * T);
+    if (!empty) return NULL;
+    for (b = 0; b < B; b++)
+        for (t = 0; t < T; t++) {
+            size_t last = S - T + t, first = window && last > window ? last - window : 0;
+            for (j = first; j <= last && pad->data[b * S + j]; j++) {}
+            count += empty[b * T + t] = j > last;
+        }
+    if (!count) return o;
+    d.not_causal = 1;
+    d.span = 0;
+    return stx_add(x, stx__sru_keep(x, o, empty, 0), stx__sru_keep(x, stx_attention(x, &a, &d), empty, 1));
+}
+/* What follows the attention's o: y = LN(z + alpha o), dropout, U = W3 y */
+static stx_tensor *stx__sru_after(stx_sru *m, const stx_sru_layer *p, stx_tensor *z, stx_tensor *o) {
+    stx_ctx *x = m->ctx;
+    stx_tensor *y = p->attends ? stx_rezero(x, z, o, p->alpha_attn) : z;
+    if (p->attn_gain && (!p->attends || !m->desc.attn_norm_first)) y = stx_layernorm(x, y, p->attn_gain, p->attn_shift, 1e-5);
+    if (m->desc.transform == STX_SRU_ATTENTION) y = stx_dropout(x, y, m->desc.dropout);
+    return stx_linear(x, y, p->w3, NULL, STX_ACT_NONE);
+}
+/* U (B,T,k O) of layer l, from its input h, normalised and dropped, and memory M, normalised (B,M,I) or NULL; spec sru 2.1 */
+static stx_tensor *stx__sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_tensor *M, const stx_ids *pad, size_t window) {
+    stx_ctx *x = m->ctx;
+    const stx_sru_layer *p = &m->layer[l];
+    stx_tensor *z, *zn, *q;
+    size_t S, T;
+    if (!h) return NULL;
+    if (!p->w1) return stx_linear(x, h, p->w3, NULL, STX_ACT_NONE);
+    z = stx_linear(x, h, p->w1, NULL, STX_ACT_NONE);
+    if (!p->attends) return stx__sru_after(m, p, z, NULL);
+    zn = M ? stx_concat(x, stx_linear(x, M, p->w1, NULL, STX_ACT_NONE), z) : z;
+    if (p->attn_gain && m->desc.attn_norm_first) zn = stx_layernorm(x, zn, p->attn_gain, p->attn_shift, 1e-5);
+    if (!zn) return NULL;
+    S = zn->dim[1]; T = h->dim[1];
+    q = S > T ? (p->attn_gain && m->desc.attn_norm_first ? stx_slice(x, zn, S - T, S) : z) : zn;
+    return stx__sru_after(m, p, z, stx__sru_attend(m, q, stx_linear(x, zn, p->w2, NULL, STX_ACT_NONE), pad, window));
+}
+/* The padding of all keys, memory's first */
+static const stx_ids *stx__sru_pads(stx_ctx *x, const stx_ids *before, const stx_ids *pad, size_t B, size_t M, size_t T) {
+    int32_t *v;
+    size_t b;
+    if (!before && !pad) return NULL;
+    if (!M) return pad;
+    v = (int32_t *)stx_step_alloc(x, B * (M + T) * sizeof *v);
+    if (!v) return NULL;
+    for (b = 0; b < B; b++) {
+        if (before) memcpy(v + b * (M + T), before->data + b * M, M * sizeof *v); else memset(v + b * (M + T), 0, M * sizeof *v);
+        if (pad) memcpy(v + b * (M + T) + M, pad->data + b * T, T * sizeof *v); else memset(v + b * (M + T) + M, 0, T * sizeof *v);
+    }
+    return stx_tokens(x, v, B, M + T);
+}
+static stx_tensor *stx__sru_no(stx_ctx *x, const char *what) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: %s", what); return NULL; }
+STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *h, stx_sru_io *io) {
+    stx_sru_io none;
+    stx_ctx *x = m ? m->ctx : NULL;
+    const stx_sru_desc *d;
+    const stx_ids *pads = NULL;
+    unsigned char *padded = NULL;
+    size_t l, B, T, M = 0, i;
+    int seen = 0;
+    if (!stx_ok(x) || !h) return NULL;
+    memset(&none, 0, sizeof none);
+    if (!io) io = &none;
+    d = &m->desc;
+    if (h->ndim != 3 || h->dim[2] != d->input) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: x wants the shape (B,T,%zu), the desc's input", d->input); return NULL; }
+    B = h->dim[0]; T = h->dim[1];
+    if (io->pad && (io->pad->B != B || io->pad->T != T)) return stx__sru_no(x, "pad wants the shape (B,T) of x");
+    if (io->window && d->not_causal) return stx__sru_no(x, "a window needs causal attention: set window to 0");
+    for (l = 0; l < d->layers; l++) {
+        const stx_tensor *M_l = io->memory ? io->memory[l] : NULL, *c = io->c0 ? io->c0[l] : NULL;
+        if (c && c->size != B * m->O) return stx__sru_no(x, "states want B O numbers a layer");
+        if (!m->layer[l].attends) continue;
+        if (M_l && (M_l->ndim != 3 || M_l->dim[0] != B || M_l->dim[2] != m->layer[l].I)) return stx__sru_no(x, "memory wants the shape (B,M,I) of its layer's input");
+        if (seen && M != (M_l ? M_l->dim[1] : 0)) return stx__sru_no(x, "all memories want the same number of rows, for one mask is for all");
+        M = M_l ? M_l->dim[1] : 0;
+        seen = 1;
+    }
+    if (io->memory_pad && (io->memory_pad->B != B || io->memory_pad->T != M)) return stx__sru_no(x, "memory_pad wants the shape (B,M) of the memories");
+    if (seen) pads = stx__sru_pads(x, M ? io->memory_pad : NULL, io->pad, B, M, T);
+    if (d->zero_pads && io->pad && d->norm == STX_SRU_NORM_AFTER) {
+        padded = (unsigned char *)stx_step_alloc(x, B * T);
+        for (i = 0; padded && i < B * T; i++) padded[i] = io->pad->data[i] != 0;
+    }
+    if (m->w_input) h = stx_linear(x, h, m->w_input, NULL, STX_ACT_NONE);
+    for (l = 0; l < d->layers && h; l++) {
+        stx_sru_layer *p = &m->layer[l];
+        stx_sru_cell cell;
+        stx_tensor *in = h, *mem = p->attends && io->memory ? io->memory[l] : NULL, *U, *V = NULL;
+        if (io->inputs) io->inputs[l] = h;
+        memset(&cell, 0, sizeof cell);
+        if (d->norm == STX_SRU_NORM_BEFORE) {
+            in = stx_layernorm(x, in, p->gain, p->shift, 1e-5);
+            if (mem && !d->literal_norm) mem = stx_layernorm(x, mem, p->gain, p->shift, 1e-5);
+        }
+        in = stx_dropout_time(x, in, d->rnn_dropout);
+        if (d->dropout > 0 && l + 1 < d->layers && stx_training(x)) {
+            stx_tensor *ones = stx_new_full(x, B, m->O, 0, 0);
+            if (!ones) return NULL;
+            STX_RUN(x, stx_fill, (x, ones->data, ones->size, 1));
+            cell.mask = stx_dropout(x, ones, d->dropout);
+        }
+        if (d->custom) {
+            U = NULL;
+            if (in && !d->custom(x, d->user, l, in, &U, &V)) { stx_fail(x, STX_ERR_ARG, "stx_sru_forward: the transform of layer %zu failed", l); return NULL; }
+            if (!U || U->size != B * T * p->k * m->O) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: the transform of layer %zu gave %zu numbers, want B T %zu O", l, U ? U->size : 0, p->k); return NULL; }
+        } else U = stx__sru_transform(m, l, in, mem, pads, io->window);
+        if (!U) return NULL;
+        cell.u = stx_reshape(x, U, B, T, p->k, m->O);
+        cell.xr = p->xr_k3 ? h : NULL;
+        cell.v = p->v; cell.bias = p->bias; cell.V = V;
+        cell.c0 = io->c0 ? io->c0[l] : NULL;
+        cell.pad = io->pad;
+        cell.directions = d->bidirectional ? 2 : 1;
+        cell.alpha = (double)p->alpha;
+        cell.tanh = d->tanh;
+        h = stx_sru_recurrence(x, &cell, io->last ? &io->last[l] : NULL);
+        if (d->norm == STX_SRU_NORM_AFTER) h = stx_layernorm(x, h, p->gain, p->shift, 1e-5);
+        if (padded) h = stx__sru_keep(x, h, padded, 0);
+    }
+    return h;
+}
+
+// >>stack: state
+
+STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B) {
+    stx_ctx *x = m ? m->ctx : NULL;
+    stx_sru_state *s;
+    if (!stx_ok(x)) return NULL;
+    if (!B) { stx_fail(x, STX_ERR_ARG, "stx_sru_state_create: no streams, want B >= 1"); return NULL; }
+    s = (stx_sru_state *)stx_block(x, sizeof *s);
+    if (!s) return NULL;
+    s->model = m;
+    s->B = B;
+    s->memory = (stx_real **)stx_block(x, m->desc.layers * sizeof *s->memory);
+    s->c = stx_block_full(x, stx_bytes_of(m->desc.layers, B, m->O));
+    return s->memory && s->c ? s : NULL;
+}
+STX_DEF void stx_sru_state_free(stx_sru_state *s) {
+    stx_ctx *x;
+    size_t l;
+    if (!s) return;
+    x = s->model->ctx;
+    for (l = 0; l < s->model->desc.layers; l++) stx_block_numbers_free(x, s->memory[l]);
+    stx_block_free(x, s->memory);
+    stx_block_free(x, s->pad);
+    stx_block_numbers_free(x, s->c);
+    stx_block_free(x, s);
+}
+STX_DEF void stx_sru_state_reset(stx_sru_state *s) {
+    stx_ctx *x = s ? s->model->ctx : NULL;
+    if (!stx_ok(x)) return;
+    STX_RUN(x, stx_fill, (x, s->c, s->model->desc.layers * s->B * s->model->O, 0));
+    s->rows = 0;
+}
+/* Room for rows of memory in all layers that attend. What was there is lost. */
+static int stx__sru_room_for(stx_sru_state *s, size_t rows) {
+    stx_ctx *x = s->model->ctx;
+    size_t l;
+    if (rows <= s->capacity) return stx_ok(x);
+    s->rows = s->capacity = 0;
+    stx_block_free(x, s->pad);
+    s->pad = (int32_t *)stx_block(x, stx_bytes_of(s->B, rows, sizeof *s->pad));
+    for (l = 0; l < s->model->desc.layers; l++) {
+        if (!s->model->layer[l].attends) continue;
+        stx_block_numbers_free(x, s->memory[l]);
+        s->memory[l] = stx_block_numbers(x, stx_bytes_of(s->B, rows, s->model->layer[l].I));
+    }
+    if (!stx_ok(x)) return 0;
+    s->capacity = rows;
+    return 1;
+}
+STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pad, const stx_sru_state *in, stx_sru_state *out) {
+    stx_ctx *x = m ? m->ctx : NULL;
+    stx_sru_io io;
+    stx_tensor **c0, **memory, **last, **inputs;
+    size_t l, n, b, B, T, M, O;
+    int any = 0;
+    if (!stx_ok(x) || !h) return NULL;
+    if ((in && (in->model != m || in->B != h->dim[0])) || (out && (out->model != m || out->B != h->dim[0]))) {
+        stx_fail(x, STX_ERR_SHAPE, "stx_sru_segment: %zu streams with a state of %zu, or of another model: make the state with B = %zu", h->dim[0], in ? in->B : out->B, h->dim[0]);
+        return NULL;
+    }
+    if (h->ndim != 3) return stx__sru_no(x, "x wants the shape (B,T,I)");
+    n = m->desc.layers; B = h->dim[0]; T = h->dim[1]; O = m->O; M = in ? in->rows : 0;
+    memset(&io, 0, sizeof io);
+    c0 = (stx_tensor **)stx_step_alloc(x, 4 * n * sizeof *c0);
+    if (!c0) return NULL;
+    memset(c0, 0, 4 * n * sizeof *c0);
+    memory = c0 + n; last = memory + n; inputs = last + n;
+    for (l = 0; l < n; l++) {
+        size_t I = m->layer[l].I;
+        if (in) {
+            c0[l] = stx_new_full(x, B, O, 0, 0);
+            if (!c0[l]) return NULL;
+            STX_RUN(x, stx_copy2d, (x, c0[l]->data, B * O, stx_at(x, in->c, l * B * O), B * O, 1, B * O, 0));
+        }
+        if (!m->layer[l].attends) continue;
+        any = 1;
+        if (!M) continue;
+        memory[l] = stx_new(x, B, M, I, 0);      /* a copy: backward needs it when the state holds something else */
+        if (!memory[l]) return NULL;
+        STX_RUN(x, stx_copy2d, (x, memory[l]->data, B * M * I, in->memory[l], B * M * I, 1, B * M * I, 0));
+    }
+    io.c0 = c0; io.memory = memory; io.last = last; io.inputs = inputs; io.pad = pad;
+    io.window = in ? in->window : 0;
+    if (any && M) {
+        for (b = 0; b < B * M && !in->pad[b]; b++) {}
+        if (b < B * M) io.memory_pad = stx_tokens(x, in->pad, B, M);
+    }
+    h = stx_sru_forward(m, h, &io);
+    if (!h || !out) return h;
+    for (l = 0; l < n; l++) STX_RUN(x, stx_copy2d, (x, stx_at(x, out->c, l * B * O), B * O, last[l]->data, B * O, 1, B * O, 0));
+    if (any) {      /* the last rows of memory and segment */
+        size_t keep = out->keep ? out->keep : T, own = STX__MIN(keep, T), old = STX__MIN(keep - own, M), rows = own + old;
+        int32_t *before = NULL;
+        if (M) {
+            before = (int32_t *)stx_step_alloc(x, B * M * sizeof *before);
+            if (!before) return NULL;
+            memcpy(before, in->pad, B * M * sizeof *before);
+        }
+        if (!stx__sru_room_for(out, STX__MAX(rows, out->keep))) return NULL;
+        for (l = 0; l < n; l++) {
+            size_t I = m->layer[l].I;
+            if (!m->layer[l].attends) continue;
+            if (old) STX_RUN(x, stx_copy2d, (x, out->memory[l], rows * I, stx_at(x, memory[l]->data, (M - old) * I), M * I, B, old * I, 0));
+            STX_RUN(x, stx_copy2d, (x, stx_at(x, out->memory[l], old * I), rows * I, stx_at(x, inputs[l]->data, (T - own) * I), T * I, B, own * I, 0));
+        }
+        for (b = 0; b < B; b++) {
+            if (old) memcpy(out->pad + b * rows, before + b * M + (M - old), old * sizeof *before);
+            if (pad) memcpy(out->pad + b * rows + old, pad->data + b * T + (T - own), own * sizeof *before);
+            else memset(out->pad + b * rows + old, 0, own * sizeof *before);
+        }
+        out->rows = rows;
+    }
+    return h;
+}
+STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix) {
+    size_t l, i, dim[3];
+    char name[96];
+    if (!s || !stx_ok(s->model->ctx)) return 0;
+    for (i = 0; i < s->B * s->rows && s->pad && !s->pad[i]; i++) {}
+    if (s->rows && s->pad && i < s->B * s->rows) {
+        dim[0] = s->B; dim[1] = s->rows;
+        snprintf(name, sizeof name, "%spad", prefix);
+        if (!stx_writer_add(w, name, STX_I32, 2, dim, s->pad)) return 0;
+    }
+    snprintf(name, sizeof name, "%srows", prefix);
+    if (!stx_writer_meta_u64(w, name, s->rows)) return 0;
+    dim[0] = s->model->desc.layers; dim[1] = s->B; dim[2] = s->model->O;
+    snprintf(name, sizeof name, "%sc", prefix);
+    if (!stx_writer_add_numbers(w, name, 3, dim, s->c)) return 0;
+    for (l = 0; l < s->model->desc.layers; l++) {
+        if (!s->rows || !s->model->layer[l].attends) continue;
+        dim[0] = s->B; dim[1] = s->rows; dim[2] = s->model->layer[l].I;
+        snprintf(name, sizeof name, "%smemory.%zu", prefix, l);
+        if (!stx_writer_add_numbers(w, name, 3, dim, s->memory[l])) return 0;
+    }
+    return 1;
+}
+/* The entry if it has these dimensions; NULL and an error if not */
+static const stx_entry *stx__sru_entry(stx_ctx *x, const stx_file *f, const char *name, size_t d0, size_t d1, size_t d2) {
+    const stx_entry *e = stx_file_find(f, name);
+    if (e && e->ndim == 3 && e->dim[0] == d0 && e->dim[1] == d1 && e->dim[2] == d2) return e;
+    stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" is %s, want (%zu,%zu,%zu): give the batch size and model that the file was made with", name, e ? "of another shape" : "not there", d0, d1, d2);
+    return NULL;
+}
+STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix) {
+    size_t l, i, n;
+    uint64_t rows;
+    char name[96];
+    const stx_entry *e;
+    stx_ctx *x = s ? s->model->ctx : NULL;
+    int attends = 0, good;
+    if (!stx_ok(x) || !f) return 0;
+    n = s->model->desc.layers;
+    stx_sru_state_reset(s);
+    for (l = 0; l < n; l++) attends |= s->model->layer[l].attends;
+    snprintf(name, sizeof name, "%srows", prefix);
+    if (!stx_file_meta_u64(x, f, name, &rows)) return 0;
+    if (rows > ((uint64_t)1 << 31) || (rows && !attends)) { stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu: the file is damaged, or of a model with attention in other layers", name, (unsigned long long)rows); return 0; }
+    snprintf(name, sizeof name, "%sc", prefix);
+    e = stx__sru_entry(x, f, name, n, s->B, s->model->O);
+    for (l = 0; e && l < n && rows; l++) {      /* all are looked at before the first is copied */
+        if (!s->model->layer[l].attends) continue;
+        snprintf(name, sizeof name, "%smemory.%zu", prefix, l);
+        if (!stx__sru_entry(x, f, name, s->B, (size_t)rows, s->model->layer[l].I)) e = NULL;
+    }
+    if (!e || (rows && !stx__sru_room_for(s, STX__MAX((size_t)rows, s->keep)))) return 0;
+    good = stx_entry_put(e, s->c, e->count);
+    for (l = 0; good && l < n && rows; l++) {
+        if (!s->model->layer[l].attends) continue;
+        snprintf(name, sizeof name, "%smemory.%zu", prefix, l);
+        e = stx_file_find(f, name);
+        good = stx_entry_put(e, s->memory[l], e->count);
+    }
+    if (good && rows) {
+        memset(s->pad, 0, s->B * (size_t)rows * sizeof *s->pad);
+        snprintf(name, sizeof name, "%spad", prefix);
+        e = stx_file_find(f, name);
+        if (e) {
+            int64_t *v = (int64_t *)stx_block(x, s->B * (size_t)rows * sizeof *v);
+            good = v && stx_entry_get_i64(e, v, s->B * (size_t)rows);
+            for (i = 0; good && i < s->B * rows; i++) s->pad[i] = v[i] != 0;
+            stx_block_free(x, v);
+        }
+    }
+    if (!good) {        /* in error nothing can be filled with zeros: the caller clears it and resets */
+        s->rows = 0;
+        return 0;
+    }
+    s->rows = (size_t)rows;
+    return 1;
+}
+/* (layers,B,D,H) here, (layers D,B,H) there */
+static void stx__sru_nn(const stx_sru *m, size_t B, stx_real *nn, stx_real *own, int out) {
+    size_t D = m->desc.bidirectional ? 2 : 1, H = m->desc.hidden, l, b, s;
+    for (l = 0; l < m->desc.layers; l++)
+        for (b = 0; b < B; b++)
+            for (s = 0; s < D; s++) {
+                stx_real *p = nn + ((l * D + s) * B + b) * H, *q = own + ((l * B + b) * D + s) * H;
+                memcpy(out ? p : q, out ? q : p, H * sizeof *p);
+            }
+}
+STX_DEF void stx_sru_state_get_nn(const stx_sru_state *s, stx_real *out) {
+    stx_ctx *x = s ? s->model->ctx : NULL;
+    stx_real *own;
+    size_t n;
+    if (!stx_ok(x) || !out) return;
+    n = s->model->desc.layers * s->B * s->model->O;
+    own = (stx_real *)stx_block(x, n * sizeof *own);
+    if (!own) return;
+    stx_fetch(x, own, s->c, n);
+    stx__sru_nn(s->model, s->B, out, own, 1);
+    stx_block_free(x, own);
+}
+STX_DEF void stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in) {
+    stx_ctx *x = s ? s->model->ctx : NULL;
+    stx_real *own, *copy;
+    size_t n;
+    if (!stx_ok(x) || !in) return;
+    n = s->model->desc.layers * s->B * s->model->O;
+    own = (stx_real *)stx_block(x, 2 * n * sizeof *own);
+    if (!own) return;
+    copy = own + n;
+    memcpy(copy, in, n * sizeof *copy);
+    stx__sru_nn(s->model, s->B, copy, own, 0);
+    stx_put(x, s->c, own, n);
+    stx_block_free(x, own);
+}
+
+// >>language model
+
+static int stx__sru_lm_wrong(stx_ctx *x, const char *what, double got, const char *want) {
+    stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: %s is %g, want %s", what, got, want);
+    return 0;
+}
+static size_t stx__sru_lm_width(const stx_sru_lm_desc *d, size_t cluster) { return (size_t)floor((double)d->emb_adaptive / pow(d->divval, (double)cluster)); }
+static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_lm_desc *d) {
+    static const size_t usual[3] = {20000, 40000, 200000};
+    const size_t most = (size_t)1 << 28;
+    stx_sru_desc s;
+    size_t i;
+    *d = *from;
+    if (!d->dim) d->dim = 512;
+    if (!d->emb) d->emb = d->dim;
+    if (!d->emb_adaptive) d->emb_adaptive = d->dim;
+    if (d->divval == 0) d->divval = 4;
+    if (!d->vocab || d->vocab > (size_t)1 << 31) return stx__sru_lm_wrong(x, "vocab", (double)d->vocab, "1 to 2^31");
+    if (d->dim > most || d->emb > most || d->emb_adaptive > most) return stx__sru_lm_wrong(x, "dim, emb or emb_adaptive", (double)d->dim, "at most 2^28");
+    if (d->sru.bidirectional || d->sru.not_causal) { stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: a language model must not see what it predicts: bidirectional and not_causal stay 0"); return 0; }
+    if (!(d->dropout >= 0 && d->dropout < 1)) return stx__sru_lm_wrong(x, "dropout", d->dropout, "0 <= p < 1");
+    if (!(d->emb_dropout >= 0 && d->emb_dropout < 1)) return stx__sru_lm_wrong(x, "emb_dropout", d->emb_dropout, "0 <= p < 1");
+    if (d->tied && (d->emb != d->dim || d->adapt_io)) { stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: tied with %s: want emb equal to dim %zu, and adapt_io 0 (its tables are always shared)", d->adapt_io ? "adapt_io" : "another emb", d->dim); return 0; }
+    if (d->adapt_io && d->emb != d->dim) return stx__sru_lm_wrong(x, "emb with adapt_io", (double)d->emb, "dim: the embedding's projections lead there");
+    d->sru.input = d->emb;
+    d->sru.hidden = d->dim;
+    d->sru.dropout = d->dropout;
+    if (d->adapt_io) {
+        if (!(d->divval > 1 && d->divval < 1e6)) return stx__sru_lm_wrong(x, "divval", d->divval, "more than 1");
+        if (!d->cutoffs) for (i = 0; i < 3 && usual[i] < d->vocab; i++) d->cutoff[d->cutoffs++] = usual[i];
+        if (d->cutoffs > STX_MAX_CLUSTERS - 1) return stx__sru_lm_wrong(x, "cutoffs", (double)d->cutoffs, "at most 7");
+        for (i = 0; i < d->cutoffs; i++)
+            if (d->cutoff[i] <= (i ? d->cutoff[i - 1] : 0) || d->cutoff[i] >= d->vocab) {
+                stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: cutoff %zu (number %zu): cutoffs rise and stay below the vocabulary of %zu", d->cutoff[i], i + 1, d->vocab);
+                return 0;
+            }
+        if (!stx__sru_lm_width(d, d->cutoffs)) return stx__sru_lm_wrong(x, "emb_adaptive / divval^cutoffs", 0, "1 or more: use fewer cutoffs, a smaller divval or a larger width");
+    }
+    if (!stx__sru_resolve(x, &d->sru, &s)) return 0;
+    d->sru = s;
+    return 1;
+}
+STX_DEF size_t stx_sru_lm_count(const stx_sru_lm_desc *desc) {
+    stx_sru_lm_desc d;
+    size_t n, i, start = 0;
+    if (!desc || !stx__sru_lm_resolve(NULL, desc, &d)) return 0;
+    n = stx_sru_count(&d.sru);
+    if (!d.adapt_io) return n + d.vocab * d.emb + (d.tied ? 0 : d.vocab * d.dim) + d.vocab;
+    for (i = 0; i <= d.cutoffs; i++) {
+        size_t end = i < d.cutoffs ? d.cutoff[i] : d.vocab, w = stx__sru_lm_width(&d, i);
+        n += (end - start) * (w + 1) + (d.separate_projs ? 2 : 1) * d.dim * w;
+        start = end;
+    }
+    return n + d.cutoffs * (d.emb_adaptive + 1);
+}
+/* Initialisers: spec sru 2.4 and 2.6 */
+STX_DEF stx_sru_lm *stx_sru_lm_create(stx_ctx *x, const stx_sru_lm_desc *desc) {
+    stx_sru_lm *m;
+    stx_sru_lm_desc *d;
+    size_t i, start;
+    double s;
+    char name[64];
+    if (!stx_ok(x)) return NULL;
+    if (!desc) { stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: no desc; at least vocab is needed"); return NULL; }
+    m = (stx_sru_lm *)stx_persist(x, sizeof *m);
+    if (!m || !stx__sru_lm_resolve(x, desc, &m->desc)) return NULL;
+    d = &m->desc;
+    m->ctx = x;
+    m->params = stx_params_create(x);
+    if (!m->params) return NULL;
+    s = sqrt(3 / (double)d->dim);
+    if (!d->adapt_io) {
+        m->in_emb = stx_param(m->params, STX_UNIFORM, sqrt(3 / (double)d->emb), "in_emb.weight", d->vocab, d->emb, 0, 0);
+        m->out_w = d->tied ? m->in_emb : stx_param(m->params, STX_UNIFORM, s, "out_emb.weight", d->vocab, d->dim, 0, 0);
+        m->out_b = stx_param(m->params, STX_ZEROS, 0, "out_emb.bias", d->vocab, 0, 0, 0);
+    } else {
+        m->in.clusters = m->out.clusters = d->cutoffs + 1;
+        m->in.scale = 1;
+        m->in.dropout = m->out.dropout = d->emb_dropout;
+        m->out.forward_columns = d->forward_columns;
+        for (i = 0, start = 0; i <= d->cutoffs; i++) {
+            size_t end = i < d->cutoffs ? d->cutoff[i] : d->vocab, w = stx__sru_lm_width(d, i);
+            double xavier = sqrt(6 / (double)(d->dim + w));
+            m->in.end[i] = m->out.end[i] = end;
+            snprintf(name, sizeof name, "out_emb.tables.%zu", i);
+            m->in.table[i] = m->out.table[i] = stx_param(m->params, STX_UNIFORM, s, name, end - start, w, 0, 0);
+            snprintf(name, sizeof name, "out_emb.projs.%zu", i);
+            m->in.proj[i] = m->out.proj[i] = stx_param(m->params, STX_UNIFORM, xavier, name, d->dim, w, 0, 0);
+            if (d->separate_projs) {
+                snprintf(name, sizeof name, "in_emb.projs.%zu", i);
+                m->in.proj[i] = stx_param(m->params, STX_UNIFORM, xavier, name, d->dim, w, 0, 0);
+            }
+            snprintf(name, sizeof name, "out_emb.biases.%zu", i);
+            m->out.bias[i] = stx_param(m->params, STX_ZEROS, 0, name, end - start, 0, 0, 0);
+            start = end;
+        }
+        if (d->cutoffs) {
+            m->out.cluster_w = stx_param(m->params, STX_UNIFORM, s, "out_emb.cluster.weight", d->cutoffs, d->emb_adaptive, 0, 0);
+            m->out.cluster_b = stx_param(m->params, STX_ZEROS, 0, "out_emb.cluster.bias", d->cutoffs, 0, 0, 0);
+        }
+    }
+    m->sru = stx_sru_create(m->params, "", &d->sru);
+    if (!m->sru) return NULL;
+    d->sru = m->sru->desc;
+    return stx_ok(x) ? m : NULL;
+}
+STX_DEF stx_params *stx_sru_lm_params(stx_sru_lm *m) { return m ? m->params : NULL; }
+
+static stx_tensor *stx__sru_lm_embed(stx_sru_lm *m, const stx_ids *ids) {
+    stx_tensor *h = m->desc.adapt_io ? stx_adaptive_input(m->ctx, &m->in, ids) : stx_embedding(m->ctx, m->in_emb, ids);
+    return stx_dropout(m->ctx, h, m->desc.dropout);
+}
+STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const stx_sru_state *in, stx_sru_state *out) {
+    if (!m || !ids) return NULL;
+    return stx_dropout(m->ctx, stx_sru_segment(m->sru, stx__sru_lm_embed(m, ids), NULL, in, out), m->desc.dropout);
+}
+STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h) {
+    stx_tensor *y;
+    if (!m || !h) return NULL;
+    if (!m->desc.adapt_io) return stx_linear(m->ctx, h, m->out_w, m->out_b, STX_ACT_NONE);
+    y = stx_adaptive_log_probs(m->ctx, &m->out, h);
+    return y && h->ndim == 3 ? stx_reshape(m->ctx, y, h->dim[0], h->dim[1], m->desc.vocab, 0) : y;
+}
+STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *in, stx_sru_state *out) {
+    stx_tensor *h = stx_sru_lm_forward(m, ids, in, out);
+    if (!h || !targets) return NULL;
+    return m->desc.adapt_io ? stx_adaptive_softmax(m->ctx, &m->out, h, targets) : stx_cross_entropy_over(m->ctx, stx_sru_lm_logits(m, h), targets, 0);
+}
+/* FNV-1a */
+static uint64_t stx__sru_hash(uint64_t h, uint64_t v) {
+    int i;
+    for (i = 0; i < 8; i++) h = (h ^ ((v >> (8 * i)) & 255)) * 1099511628211u;
+    return h;
+}
+STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *s, uint64_t salt) {
+    uint64_t h = stx__sru_hash(14695981039346656037u, salt);
+    size_t l;
+    if (ids) h = stx__sru_hash(stx__sru_hash(stx__sru_hash(h, ids->B), ids->T), (uint64_t)(uintptr_t)ids->device);
+    if (targets) h = stx__sru_hash(stx__sru_hash(stx__sru_hash(h, targets->B), targets->T), (uint64_t)(uintptr_t)targets->device);
+    if (!m || !s) return h;
+    h = stx__sru_hash(stx__sru_hash(stx__sru_hash(stx__sru_hash(h, s->rows), s->keep), s->window), (uint64_t)(uintptr_t)s->c);
+    for (l = 0; l < m->sru->desc.layers; l++) h = stx__sru_hash(h, (uint64_t)(uintptr_t)s->memory[l]);
+    return h;
+}
+
+// >>language model: generation
+
+STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window) {
+    stx_ctx *x = m ? m->ctx : NULL;
+    stx_sru_gen *g;
+    size_t n, l;
+    if (!stx_ok(x)) return NULL;
+    if (!B) { stx_fail(x, STX_ERR_ARG, "stx_sru_gen_create: no streams, want B >= 1"); return NULL; }
+    n = m->sru->desc.layers;
+    g = (stx_sru_gen *)stx_block(x, sizeof *g);
+    if (!g) return NULL;
+    g->model = m;
+    g->B = B;
+    g->window = window ? window : 1024;
+    g->chunk = 64;
+    g->capacity = 2 * g->window + g->chunk;     /* the window, a chunk, and a window more so that moving down costs one copy a token */
+    g->state = stx_sru_state_create(m->sru, B);
+    g->keys = (stx_real **)stx_block(x, 2 * n * sizeof *g->keys);
+    g->out = (stx_real *)stx_block(x, stx_bytes_of(B, m->desc.vocab, sizeof *g->out));
+    if (!g->state || !g->keys || !g->out) return NULL;
+    g->values = g->keys + n;
+    for (l = 0; l < n; l++) {
+        const stx_sru_layer *p = &m->sru->layer[l];
+        if (!p->attends) continue;
+        g->keys[l] = stx_block_numbers(x, stx_bytes_of(B, g->capacity, p->P));
+        g->values[l] = stx_block_numbers(x, stx_bytes_of(B, g->capacity, p->P));
+    }
+    return stx_ok(x) ? g : NULL;
+}
+STX_DEF void stx_sru_gen_free(stx_sru_gen *g) {
+    stx_ctx *x;
+    size_t l;
+    if (!g) return;
+    x = g->model->ctx;
+    for (l = 0; l < 2 * g->model->sru->desc.layers; l++) stx_block_numbers_free(x, g->keys[l]);
+    stx_sru_state_free(g->state);
+    stx_block_free(x, g->keys);
+    stx_block_free(x, g->out);
+    stx_block_free(x, g);
+}
+STX_DEF void stx_sru_gen_reset(stx_sru_gen *g) {
+    if (!g) return;
+    stx_sru_state_reset(g->state);
+    g->len = 0;
+}
+/* Attention of t new times over the window, whose keys and values are kept; spec sru 2.1 */
+static stx_tensor *stx__sru_gen_transform(stx_sru_gen *g, size_t l, stx_tensor *h, size_t t) {
+    stx_sru *m = g->model->sru;
+    stx_ctx *x = m->ctx;
+    const stx_sru_layer *p = &m->layer[l];
+    stx_tensor *z, *zn, *kv, *o;
+    stx_attention_args a;
+    size_t P = p->P, B = g->B, cap = g->capacity, have = STX__MIN(g->len, g->window), len = g->len, i;
+    stx_real *to[2];
+    if (!p->attends) return stx__sru_transform(m, l, h, NULL, NULL, 0);
+    z = zn = stx_linear(x, h, p->w1, NULL, STX_ACT_NONE);
+    if (p->attn_gain && m->desc.attn_norm_first) zn = stx_layernorm(x, z, p->attn_gain, p->attn_shift, 1e-5);
+    kv = stx_linear(x, zn, p->w2, NULL, STX_ACT_NONE);
+    o = stx_new(x, B, t, P, 0);
+    if (!kv || !o) return NULL;
+    to[0] = g->keys[l]; to[1] = g->values[l];
+    for (i = 0; i < 2; i++) {       /* when it is full the window moves to the front: rows that stay and rows that go never overlap */
+        if (g->len + t > cap) {
+            STX_RUN(x, stx_copy2d, (x, to[i], cap * P, stx_at(x, to[i], (g->len - have) * P), cap * P, B, have * P, 0));
+            len = have;
+        }
+        {
+            size_t b;
+            for (b = 0; b < B; b++)
+                STX_RUN(x, stx_copy2d, (x, stx_at(x, to[i], (b * cap + len) * P), P, stx_at(x, kv->data, (b * t * 2 + i) * P), 2 * P, t, P, 0));
+        }
+    }
+    memset(&a, 0, sizeof a);
+    a.B = B; a.T = t; a.S = have + t; a.H = m->desc.heads; a.D = P / a.H;
+    a.ldq = a.ldk = P;
+    a.stq = t * P;
+    a.stk = cap * P;
+    a.span = g->window;
+    a.scale = (stx_real)(1 / sqrt((double)a.D));
+    a.q = zn->data;
+    a.k = stx_at(x, g->keys[l], (len - have) * P);
+    a.v = stx_at(x, g->values[l], (len - have) * P);
+    a.y = o->data;
+    a.top = (stx_real *)stx_step_bytes(x, 2 * B * a.H * t * sizeof(stx_real));
+    if (!a.top) return NULL;
+    a.inv = a.top + B * a.H * t;
+    stx_attention_run(x, &a);
+    return stx__sru_after(m, p, z, o);
+}
+STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, size_t n) {
+    stx_sru_lm *lm = g ? g->model : NULL;
+    stx_sru *m = lm ? lm->sru : NULL;
+    stx_ctx *x = m ? m->ctx : NULL;
+    stx_tensor *h = NULL, *y;
+    size_t l, at, b, t, O;
+    if (!stx_ok(x)) return NULL;
+    if (!ids || !n) { stx_fail(x, STX_ERR_ARG, "stx_sru_gen_feed: no tokens, want at least one a stream"); return NULL; }
+    if (m->desc.custom) { stx_fail(x, STX_ERR_ARG, "stx_sru_gen_feed: a transform of your own may look at other times, so it cannot be fed token by token: use stx_sru_segment"); return NULL; }
+    O = m->O;
+    for (at = 0; at < n; at += t) {
+        stx_ids *part;
+        int32_t *copy;
+        t = STX__MIN(g->chunk, n - at);
+        stx_begin(x, STX_EVAL);
+        copy = (int32_t *)stx_step_alloc(x, g->B * t * sizeof *copy);
+        if (!copy) return NULL;
+        for (b = 0; b < g->B; b++) memcpy(copy + b * t, ids + b * n + at, t * sizeof *copy);
+        part = stx_tokens(x, copy, g->B, t);
+        h = part ? stx__sru_lm_embed(lm, part) : NULL;
+        if (m->w_input) h = stx_linear(x, h, m->w_input, NULL, STX_ACT_NONE);
+        for (l = 0; l < m->desc.layers && h; l++) {
+            const stx_sru_layer *p = &m->layer[l];
+            stx_tensor *in = h, *last;
+            stx_sru_cell cell;
+            memset(&cell, 0, sizeof cell);
+            if (m->desc.norm == STX_SRU_NORM_BEFORE) in = stx_layernorm(x, in, p->gain, p->shift, 1e-5);
+            in = in ? stx__sru_gen_transform(g, l, in, t) : NULL;
+            if (!in) return NULL;
+            cell.u = stx_reshape(x, in, g->B, t, p->k, O);
+            cell.xr = p->xr_k3 ? h : NULL;
+            cell.v = p->v; cell.bias = p->bias;
+            cell.c0 = stx_new_full(x, g->B, O, 0, 0);
+            if (!cell.c0) return NULL;
+            STX_RUN(x, stx_copy2d, (x, cell.c0->data, g->B * O, stx_at(x, g->state->c, l * g->B * O), g->B * O, 1, g->B * O, 0));
+            cell.alpha = (double)p->alpha;
+            cell.tanh = m->desc.tanh;
+            h = stx_sru_recurrence(x, &cell, &last);
+            if (!h) return NULL;
+            STX_RUN(x, stx_copy2d, (x, stx_at(x, g->state->c, l * g->B * O), g->B * O, last->data, g->B * O, 1, g->B * O, 0));
+            if (m->desc.norm == STX_SRU_NORM_AFTER) h = stx_layernorm(x, h, p->gain, p->shift, 1e-5);
+        }
+        if (!h) return NULL;
+        if (g->len + t > g->capacity) g->len = STX__MIN(g->len, g->window);
+        g->len += t;
+    }
+    t = h->dim[1];
+    y = stx_sru_lm_logits(lm, t > 1 ? stx_slice(x, h, t - 1, t) : h);
+    if (!y) return NULL;
+    stx_get(x, y, g->out);
+    return stx_ok(x) ? g->out : NULL;
 }
 
 #endif /* SEQTX_SRU_IMPLEMENTATION */

@@ -1,5 +1,5 @@
 /* The API as a caller meets it: descs, errors, NULL, memory that runs out, arenas, repeatability, NaN, optimisers,
-   schedules, random numbers, sampling. Float build (the double one runs too). No file is read or written. */
+   schedules, random numbers, sampling. Float build (the double one runs too). One file is written, in build. */
 #if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
   #define _POSIX_C_SOURCE 200809L
 #endif
@@ -255,10 +255,14 @@ static int broken_adaptive(void) {         /* each must be an error of its own, 
         if (broken == 6) a.table[1] = NULL;
         if (broken == 7) a.cluster_w = T_(2, 4, 0, 0), a.cluster_b = T_(2, 0, 0, 0);
         if (broken == 8) a.proj[1] = T_(3, 2, 0, 0);
+        if (broken == 9) a.dropout = 1;
+        if (broken == 10) a.dropout = NAN;
+        if (broken == 11) a.scale = HUGE_VAL;
         if (which == 0) {
             if (broken == 5 || broken == 7) continue;           /* output only */
             if (stx_adaptive_input(ex, &a, stx_tokens(ex, id, 1, 3))) return 0;
         }
+        if (broken == 11 && which) continue;                    /* input only */
         if (which == 1 && stx_adaptive_softmax(ex, &a, T_(1, 3, 4, 0), stx_tokens(ex, id, 1, 3))) return 0;
         if (which == 2 && stx_adaptive_log_probs(ex, &a, T_(1, 3, 4, 0))) return 0;
         t = stx_error(ex);
@@ -270,7 +274,7 @@ static int broken_adaptive(void) {         /* each must be an error of its own, 
 }
 static int late_parameter(void) {          /* parameters that came after the optimiser */
     int kind;
-    for (kind = STX_SGD; kind <= STX_ADAMW; kind++) {
+    for (kind = STX_SGD; kind <= STX_RADAM; kind++) {
         stx_ctx *x = plain(1, 1);
         stx_params *p = stx_params_create(x);
         stx_optim_desc d;
@@ -422,7 +426,7 @@ static void errors(void) {
     WANT(stx_adaptive_softmax(ex, &a, T_(2, 4, 0, 0), stx_tokens(ex, id, 1, 3)), STX_ERR_SHAPE, "stx_adaptive_softmax", "2 rows", "3 targets");
     { int32_t big = 12; WANT(stx_adaptive_softmax(ex, &a, T_(1, 4, 0, 0), stx_tokens(ex, &big, 1, 1)), STX_ERR_ARG, "stx_adaptive_softmax", "id 12", "12"); }
     { int32_t big = -1; WANT(stx_adaptive_input(ex, &a, stx_tokens(ex, &big, 1, 1)), STX_ERR_ARG, "stx_adaptive_input", "id -1", "vocabulary of 12"); }
-    for (broken = 0; broken < 9; broken++) CHECK(survives(broken_adaptive), "a broken stx_adaptive, number %d of broken_adaptive: no error, or a crash", broken);
+    for (broken = 0; broken < 12; broken++) CHECK(survives(broken_adaptive), "a broken stx_adaptive, number %d of broken_adaptive: no error, or a crash", broken);
     /* optimisers */
     WANT(optim_of(p, 9, 0, 0, 0, 0, 0, 0), STX_ERR_ARG, "stx_optim_create", "9", "STX_ADAM");
     WANT(optim_of(p, -1, 0, 0, 0, 0, 0, 0), STX_ERR_ARG, "stx_optim_create", "-1", "STX_ADAM");
@@ -696,9 +700,9 @@ static void step_arena(void) {
 
 /* >>repeatability */
 static void contexts(void) {
-    static const int kinds[] = {STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW};
+    static const int kinds[] = {STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM};
     int k, step;
-    for (k = 0; k < 4; k++) {
+    for (k = 0; k < (int)(sizeof kinds / sizeof *kinds); k++) {
         stx_ctx *a = plain(3, 1), *b = plain(4, 1), *a2 = plain(3, 1), *b2 = plain(4, 1);
         model ma, mb, ma2, mb2;
         double la[5], lb[5];
@@ -963,7 +967,7 @@ static void nans(void) {
 /* >>optimisers and schedules */
 static void optimisers(void) {
     int kind, bad;
-    for (kind = STX_SGD; kind <= STX_ADAMW; kind++)
+    for (kind = STX_SGD; kind <= STX_RADAM; kind++)
         for (bad = 0; bad < 3; bad++) {
             stx_ctx *x = plain(1, 1);
             stx_params *p = stx_params_create(x);
@@ -1054,6 +1058,94 @@ static void optimisers(void) {
         }
     }
 }
+/* RAdam as spec sru 2.7 has it, in double beside: 12 updates of 3 numbers at a falling learning rate, one attempt with a gradient that is
+   not finite before the fourth. skip: radam_skip. stop: saved after so many updates and loaded into another run, which goes on; 0: never. */
+typedef struct radam_run { stx_ctx *x; stx_params *p; stx_optim *o; stx_tensor *w; } radam_run;
+static void radam_make(radam_run *r, const stx_optim_desc *d) {
+    r->x = plain(1, 1);
+    r->p = stx_params_create(r->x);
+    r->w = stx_param(r->p, STX_CONSTANT, 0.5, "w", 3, 0, 0, 0);
+    r->o = stx_optim_create(r->p, d);
+}
+static void radam(double beta2, double eps, double clip, double decay, int skip, int stop) {
+    double th[3] = {0.5, 0.5, 0.5}, m[3] = {0, 0, 0}, v[3] = {0, 0, 0};
+    const double B2 = beta2 > 0 ? beta2 : 0.999, E = eps > 0 ? eps : 1e-8;
+    stx_optim_desc d;
+    radam_run r;
+    int t, i;
+    memset(&d, 0, sizeof d);
+    d.kind = STX_RADAM; d.beta2 = beta2; d.eps = eps; d.clip = clip; d.weight_decay = decay; d.radam_skip = skip;
+    radam_make(&r, &d);
+    for (t = 1; t <= 12; t++) {
+        double g[3], norm = 0, lr = 0.1 / t, inf = 2 / (1 - B2) - 1, rho = inf - 2 * t * pow(B2, t) / (1 - pow(B2, t)), r2;
+        stx_real keep[9];
+        if (t == 4) {
+            for (i = 0; i < 3; i++) { keep[i] = r.w->data[i]; keep[3 + i] = r.o->state[0][0]->data[i]; keep[6 + i] = r.o->state[1][0]->data[i]; r.w->grad[i] = (stx_real)(i == 1 ? NAN : 1); }
+            CHECK(stx_optim_step(r.o, 0.1) == 0 && r.o->step == 3 && r.o->skipped == 1, "RAdam: a gradient that is not finite: step %d, skipped %d", (int)r.o->step, (int)r.o->skipped);
+            CHECK(!memcmp(keep, r.w->data, 3 * sizeof *keep) && !memcmp(keep + 3, r.o->state[0][0]->data, 3 * sizeof *keep) && !memcmp(keep + 6, r.o->state[1][0]->data, 3 * sizeof *keep) && r.w->grad[0] == 0, "RAdam: ... changes something");
+        }
+        for (i = 0; i < 3; i++) { g[i] = (i == 2 ? 1e-3 : 1) * sin(t + 2.0 * i); r.w->grad[i] = (stx_real)g[i]; norm += g[i] * g[i]; }
+        norm = sqrt(norm);
+        for (i = 0; i < 3; i++) {
+            if (clip > 0 && clip / (norm + 1e-6) < 1) g[i] *= clip / (norm + 1e-6);
+            m[i] = 0.9 * m[i] + 0.1 * g[i];
+            v[i] = B2 * v[i] + (1 - B2) * g[i] * g[i];
+            if (rho < 5 && skip) continue;
+            th[i] -= lr * decay * th[i];
+            r2 = (1 - pow(B2, t)) * (rho - 4) * (rho - 2) * inf / ((inf - 4) * (inf - 2) * rho);
+            th[i] -= rho < 5 ? lr * m[i] / (1 - pow(0.9, t)) : lr * sqrt(r2) / (1 - pow(0.9, t)) * m[i] / (sqrt(v[i]) + E);
+        }
+        CHECK(stx_optim_step(r.o, lr) == 1 && r.o->step == (uint64_t)t, "%s", stx_error(r.x));
+        CHECK(r.o->update->plain == (rho < 5) && (B2 != 0.999 || (rho < 5) == (t <= 5)), "RAdam: update %d has rho %g", t, rho);
+        for (i = 0; i < 3; i++)
+            CHECK(CLOSE(r.w->data[i], th[i], sizeof(stx_real) == 8 ? 1e-13 : 1e-6), "RAdam, beta2 %g, skip %d, update %d, number %d: %.12g, want %.12g", B2, skip, t, i, (double)r.w->data[i], th[i]);
+        if (skip && rho < 5) CHECK(r.w->data[0] == (stx_real)0.5 && r.o->state[0][0]->data[0] != 0 && r.o->state[1][0]->data[0] > 0, "RAdam: what radam_skip changes");
+        if (t == stop) {
+            char path[96];
+            stx_writer *w = stx_writer_create(r.x);
+            radam_run q;
+            stx_file *f;
+            snprintf(path, sizeof path, "build/test_api.%ld.safetensors", (long)getpid());
+            CHECK(stx_params_save(w, r.p, "") && stx_optim_save(w, r.o) && stx_writer_finish(w, path), "%s", stx_error(r.x));
+            radam_make(&q, &d);
+            f = stx_file_open(q.x, path);
+            CHECK(f && stx_params_load(q.p, f, "") && stx_optim_load(q.o, f), "%s", stx_error(q.x));
+            stx_file_close(f);
+            if (stop == 3) {                  /* another kind does not take it */
+                stx_ctx *y = plain(1, 1);
+                stx_params *p = stx_params_create(y);
+                stx_param(p, STX_ZEROS, 0, "w", 3, 0, 0, 0);
+                f = stx_file_open(y, path);
+                CHECK(f && !stx_optim_load(stx_optim_create(p, NULL), f) && strstr(stx_error(y), "optimiser 5") && strstr(stx_error(y), "5 radam"), "%s", stx_error(y));
+                stx_file_close(f);
+                stx_destroy(y);
+            }
+            remove(path);
+            for (i = t + 1; i <= 15; i++) {   /* both go on: the same bits */
+                int k;
+                for (k = 0; k < 3; k++) r.w->grad[k] = q.w->grad[k] = (stx_real)cos(i + k);
+                CHECK(stx_optim_step(r.o, 0.02) == 1 && stx_optim_step(q.o, 0.02) == 1 && !memcmp(r.w->data, q.w->data, 3 * sizeof(stx_real)) && r.o->step == q.o->step && q.o->skipped == r.o->skipped,
+                      "RAdam, saved after %d: update %d differs", stop, i);
+            }
+            stx_destroy(q.x);
+            break;
+        }
+    }
+    stx_destroy(r.x);
+}
+static void radams(void) {
+    int skip;
+    for (skip = 0; skip < 2; skip++) {
+        radam(0, 0, 0, 0, skip, 0);
+        radam(0, 0, 0.5, 0.1, skip, 0);
+        radam(0, 0.02, 0, 0.1, skip, 0);      /* an eps that is felt: it stands beside the root of v without a correction */
+        radam(0.9, 0, 0, 0.1, skip, 0);
+        radam(0.5, 0, 0, 0.1, skip, 0);       /* rho_inf = 3: never rectified */
+        radam(0, 0, 0.5, 0.1, skip, 3);
+        radam(0, 0, 0.5, 0.1, skip, 5);
+        radam(0, 0, 0.5, 0.1, skip, 8);
+    }
+}
 static double lr_of(int kind, int literal, double lr, double start, double least, uint64_t W, uint64_t T, uint64_t n) {
     stx_schedule s;
     memset(&s, 0, sizeof s);
@@ -1088,6 +1180,55 @@ static void schedules(void) {
         }
     CHECK(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 10) == 2 && CLOSE(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 100), 0.1, 1e-14) && CLOSE(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 1000000), 0.1, 1e-14), "ends of the cosine");
     CHECK(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 0, 0, 5) >= 0.1, "a cosine without total is finite");
+
+    {   /* spec sru 2.7: update n here is n - 1 there */
+        static const struct { uint64_t n; double want; } sru[] = {{16001, 2.99999852e-4}, {200001, 1.50593664e-4}, {300001, 4.41078630e-5}};
+        static const uint64_t warm[] = {0, 1, 2, 7, 300};
+        for (i = 0; i < 3; i++) {
+            double lr = lr_of(STX_LR_RECURSIVE, 0, 3e-4, 0, 0, 16000, 400000, sru[i].n);
+            CHECK(fabs(lr - sru[i].want) <= 6e-9 * sru[i].want, "recursive cosine, update %d: %.9g, want %.9g", (int)sru[i].n, lr, sru[i].want);
+        }
+        for (i = 0; i < 5; i++) {            /* each rate from the one before, as the trainer goes along, in both warm-ups */
+            double w = (double)warm[i], was = 0, wordy = 0, low = 0;
+            for (n = 1; n <= 1000; n++) {
+                double k = (double)(n - 1), f = (1 + cos(pi * k / 1000)) / (1 + cos(pi * (k - 1) / 1000));
+                was = k < w ? 2 * (k + 1) / w : k == 0 ? 2 : was * f;
+                wordy = k < w ? 2 * k / w : k == 0 ? 2 : wordy * f;
+                low = k < w ? 0.5 + 1.5 * (k + 1) / w : k == 0 ? 2 : 0.1 + (low - 0.1) * f;
+                CHECK(CLOSE(lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, warm[i], 1000, n), was, 1e-11), "recursive cosine, W %d, update %d: %g, want %g", (int)warm[i], (int)n, lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, warm[i], 1000, n), was);
+                CHECK(CLOSE(lr_of(STX_LR_RECURSIVE, 1, 2, 0, 0, warm[i], 1000, n), wordy, 1e-11), "literal recursive cosine, W %d, update %d", (int)warm[i], (int)n);
+                CHECK(CLOSE(lr_of(STX_LR_RECURSIVE, 0, 2, 0.5, 0.1, warm[i], 1000, n), low, 1e-11), "recursive cosine between two rates, W %d, update %d", (int)warm[i], (int)n);
+            }
+            CHECK(fabs(lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0.1, warm[i], 1000, 1001) - 0.1) <= 1e-14 && lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0.1, warm[i], 1000, 1500) == lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0.1, warm[i], 1000, 1001), "the end of the recursive cosine");
+        }
+        CHECK(lr_of(STX_LR_RECURSIVE, 1, 3e-4, 0, 0, 16000, 400000, 1) == 0 && lr_of(STX_LR_RECURSIVE, 0, 3e-4, 0, 0, 16000, 400000, 16000) == 3e-4, "both warm-ups' ends");
+        CHECK(lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, 10, 0, 50) == 2 && lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, 10, 9, 50) == 2, "a recursive cosine without descent");
+    }
+    for (n = 0; n < 100000; n += n < 5 ? 1 : 997) {      /* spec sru 2.10 */
+        stx_schedule s;
+        double k = n ? (double)n : 1;
+        memset(&s, 0, sizeof s);
+        s.kind = STX_LR_NOAM; s.lr = 3; s.dim = 1024; s.warmup = 32000;
+        CHECK(CLOSE(stx_schedule_lr(&s, n) * 1e4, 3e4 / 32 * (k < 32000 ? k * pow(32000, -1.5) : pow(k, -0.5)), 1e-12), "noam, update %d: %g", (int)n, stx_schedule_lr(&s, n));
+        s.warmup = 0; s.dim = 0;
+        CHECK(CLOSE(stx_schedule_lr(&s, n), 3 / sqrt(k), 1e-14), "noam without warm-up, update %d", (int)n);
+    }
+    for (i = STX_LR_CONSTANT; i <= STX_LR_NOAM; i++)     /* 0.98 an epoch of 40 updates, from the fourth on; or once; or never */
+        for (n = 1; n < 400; n++) {
+            stx_schedule s;
+            double plain_lr, factor = 1;
+            uint64_t k;
+            memset(&s, 0, sizeof s);
+            s.kind = i; s.lr = 2; s.warmup = 10; s.total = 500; s.decay_from = 160; s.decay_every = 40;
+            plain_lr = stx_schedule_lr(&s, n);
+            s.decay = 0.98;
+            for (k = 0; k < n; k++) if (k >= 160 && k % 40 == 0) factor *= 0.98;
+            CHECK(n > 160 ? CLOSE(stx_schedule_lr(&s, n), plain_lr * factor, 1e-14) : stx_schedule_lr(&s, n) == plain_lr, "decay of schedule %d, update %d", i, (int)n);
+            s.decay_every = 0;
+            CHECK(CLOSE(stx_schedule_lr(&s, n), plain_lr * (n > 160 ? 0.98 : 1), 1e-15), "one decay of schedule %d, update %d", i, (int)n);
+            s.decay = 0;
+            CHECK(stx_schedule_lr(&s, n) == plain_lr, "no decay");
+        }
 }
 
 /* >>random numbers */
@@ -1378,6 +1519,9 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     KERNEL("adam", n, 16, UPDATE(stx_adam_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.1, (stx_real)0.99, (stx_real)0.01, (stx_real)1e-3, (stx_real)0.02, (stx_real)0.03)),
            (double)c[i] * (1 - 0.1 * 0.03) - 0.1 / 0.4 * (0.9 * (double)b[i] + 0.1 * (0.5 * (double)dy[i] + 0.02 * (double)c[i])) /
            (sqrt((0.99 * (double)v0[i] + 0.01 * pow(0.5 * (double)dy[i] + 0.02 * (double)c[i], 2)) / 0.25) + 1e-3));
+    u.plain = 1;
+    KERNEL("adam plain", n, 16, UPDATE(stx_adam_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.1, (stx_real)0.99, (stx_real)0.01, (stx_real)1e-3, 0, (stx_real)0.03)),
+           (double)c[i] * (1 - 0.1 * 0.03) - 0.1 / 0.4 * (0.9 * (double)b[i] + 0.1 * 0.5 * (double)dy[i]));
     memcpy(b, v0, n * sizeof *b);
     KERNEL("adagrad", n, 16, UPDATE(stx_adagrad_update(x, &u, &p, 1, (stx_real)0.01)), (double)c[i] - 0.1 * (double)dy[i] / (sqrt((double)v0[i] + (double)dy[i] * (double)dy[i]) + 0.01));
     for (sum = 0, i = 0; i < n; i++) sum += (double)sm[i] * (double)sm[i];
@@ -1398,7 +1542,7 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
 static void pieces(void) {
     static const size_t size[] = {1, 4096, 4097, 3, 12289, 64, 30000, 1, 511};
     int kind;
-    for (kind = STX_SGD; kind <= STX_ADAMW; kind++) {
+    for (kind = STX_SGD; kind <= STX_RADAM; kind++) {
         stx_params *p[2];
         stx_optim *o[2];
         size_t t, i, k, still = 0, left = 0;
@@ -1582,7 +1726,7 @@ static void sampling(void) {
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
         {"descs", descs}, {"errors", errors}, {"nulls", nulls}, {"allocation failures", allocation_failures}, {"limits", limits}, {"overflows", overflows},
-        {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"linear fused", linear_fused}, {"float environment", float_environment}, {"nans", nans}, {"optimisers", optimisers},
+        {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"linear fused", linear_fused}, {"float environment", float_environment}, {"nans", nans}, {"optimisers", optimisers}, {"radams", radams},
         {"schedules", schedules}, {"philox", philox}, {"initialisers", initialisers}, {"exponentials", exponentials}, {"maths", maths}, {"kernels", kernels}, {"sampling", sampling}};
     size_t i;
     setvbuf(stdout, NULL, _IOLBF, 0);

@@ -26,7 +26,7 @@ static int32_t *ids_of(size_t n, size_t V, size_t salt) {
 
 /* >>ops: the same chain on both devices, gradients of all inputs */
 
-enum { MAX_IN = 4 };
+enum { MAX_IN = 5 };
 typedef stx_tensor *(*op_fn)(stx_ctx *x, stx_tensor **in);
 static stx_tensor *op_linear(stx_ctx *x, stx_tensor **in) { return stx_linear(x, in[0], in[1], in[2], STX_ACT_NONE); }
 static stx_tensor *op_linear_relu(stx_ctx *x, stx_tensor **in) { return stx_linear(x, in[0], in[1], in[2], STX_ACT_RELU); }
@@ -67,6 +67,30 @@ static stx_tensor *cross_entropy(stx_ctx *x, stx_tensor *in, int over) {
 }
 static stx_tensor *op_cross_entropy(stx_ctx *x, stx_tensor **in) { return cross_entropy(x, in[0], 0); }
 static stx_tensor *op_cross_entropy_over(stx_ctx *x, stx_tensor **in) { return cross_entropy(x, in[0], 1); }
+/* 11 and 8 words of width 16 and 4; in: their tables, the projection of the second, the head's column for it, h */
+static stx_adaptive adaptive(stx_tensor **in, int output) {
+    stx_adaptive a;
+    memset(&a, 0, sizeof a);
+    a.clusters = 2; a.end[0] = 11; a.end[1] = 19;
+    a.table[0] = in[0]; a.table[1] = in[1]; a.proj[1] = in[2];
+    a.cluster_w = output ? in[3] : NULL;
+    a.scale = 1; a.dropout = 0.3;
+    return a;
+}
+static stx_tensor *op_adaptive_input(stx_ctx *x, stx_tensor **in) {
+    stx_adaptive a = adaptive(in, 0);
+    int32_t *id = ids_of(2 * 15, 19, 3);
+    stx_tensor *y = stx_adaptive_input(x, &a, stx_tokens(x, id, 2, 15));
+    free(id);
+    return y;
+}
+static stx_tensor *op_adaptive_softmax(stx_ctx *x, stx_tensor **in) {
+    stx_adaptive a = adaptive(in, 1);
+    int32_t *id = ids_of(2 * 15, 19, 5);
+    stx_tensor *y = stx_adaptive_softmax(x, &a, in[4], stx_tokens(x, id, 2, 15));
+    free(id);
+    return y;
+}
 static stx_tensor *twice(stx_ctx *x, void *user, stx_tensor **in) { (void)user; return stx_dropout(x, stx_tanh(x, stx_mul(x, in[0], in[1])), 0.25); }
 static stx_tensor *op_recompute(stx_ctx *x, stx_tensor **in) { return stx_add(x, stx_recompute(x, twice, NULL, in, 2), in[0]); }
 
@@ -102,6 +126,8 @@ static const struct op_row { const char *name; op_fn fn; size_t dim[MAX_IN][3]; 
     {"embedding", op_embedding, {{19, 13, 0}}, 2e-2},
     {"cross_entropy", op_cross_entropy, {{3, 5, 41}}, 2e-2},
     {"cross_entropy_over", op_cross_entropy_over, {{3, 5, 41}}, 2e-2},
+    {"adaptive_input", op_adaptive_input, {{11, 16, 0}, {8, 4, 0}, {16, 4, 0}}, 2e-2},
+    {"adaptive_softmax", op_adaptive_softmax, {{11, 16, 0}, {8, 4, 0}, {16, 4, 0}, {1, 16, 0}, {2, 15, 16}}, 3e-2},
     {"recompute", op_recompute, {{3, 5, 7}, {3, 5, 7}}, 2e-2},
 };
 
@@ -205,9 +231,11 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     if (which == LITERAL) { d.literal_eps = 1; d.literal_memory = 1; d.adapt_span = 1; }
     if (which == RECOMPUTE) { d.recompute = 1; d.dropout = 0.2; }
     r->m = stx_span_create(r->x, &d);
-    od.kind = which == DROP ? STX_ADAM : which == PERS || which == WIDE ? STX_SGD : STX_ADAGRAD;
+    od.kind = which == DROP ? STX_ADAM : which == RECOMPUTE ? STX_RADAM : which == PERS || which == WIDE ? STX_SGD : STX_ADAGRAD;
     od.clip = which == PERS || which == WIDE ? 1 : 0.1;
     od.momentum = 0.9;
+    od.weight_decay = which == RECOMPUTE ? 0.1 : 0;
+    od.radam_skip = 1;
     r->o = stx_optim_create(r->m->params, &od);
     r->s = stx_span_state_create(r->m, r->B);
     r->in = stx_tokens_create(r->x, r->B, r->T);
@@ -302,8 +330,8 @@ static void test_train(void) {
 /* A replayed step gives the same bits as one that is launched anew, dropout and the optimiser's counts included. */
 static void test_graph(void) {
     int which, n;
-    static const int models[] = {SMALL, DROP, PERS};
-    for (which = 0; which < 3; which++) {
+    static const int models[] = {SMALL, DROP, PERS, RECOMPUTE};
+    for (which = 0; which < 4; which++) {
         model a, b;
         long graphs = 0;
         model_make(&a, models[which], STX_CUDA, STX_PREC_F32, 1);

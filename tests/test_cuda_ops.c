@@ -285,6 +285,7 @@ static void opt_free(opt *o) {
 }
 static void opt_run(const char *name, size_t tensors, int kind, float momentum, float decay, double clip) {
     static opt o;
+    const int skip = kind == STX_RADAM && decay > 0.05f;
     int step, states = kind == STX_SGD ? momentum > 0 : kind == STX_ADAGRAD ? 1 : 2;
     size_t t, i, k;
     opt_make(&o, tensors, states);
@@ -303,18 +304,19 @@ static void opt_run(const char *name, size_t tensors, int kind, float momentum, 
         BOTH(stx_sum_squares, (cx, o.squares, o.c, o.pieces), (gx, o.dsq, o.d, o.pieces));
         stx_cuda_get(gx, sq, o.dsq, o.pieces * sizeof *sq);
         for (k = 0; k < o.pieces; k++) CHECK(CLOSE(sq[k], o.squares[k], 1e-13) || (!(sq[k] <= 1e300) && !(o.squares[k] <= 1e300)), "%s: squares of piece %zu are %g, want %g", name, k, sq[k], o.squares[k]);
-        BOTH(stx_optim_plan, (cx, &o.u, o.c, o.pieces, o.squares, kind, clip, 0.9, 0.999), (gx, o.du, o.d, o.pieces, o.dsq, kind, clip, 0.9, 0.999));
+        BOTH(stx_optim_plan, (cx, &o.u, o.c, o.pieces, o.squares, kind, clip, 0.9, 0.999, skip), (gx, o.du, o.d, o.pieces, o.dsq, kind, clip, 0.9, 0.999, skip));
         stx_cuda_get(gx, &u, o.du, sizeof u);
         CHECK(u.ok == o.u.ok && u.ok == (step != 4 && step != 6) && u.step == o.u.step && u.skipped == o.u.skipped, "%s: step %d: ok %d, %llu made, %llu left out", name, step, u.ok,
               (unsigned long long)u.step, (unsigned long long)u.skipped);
         CHECK(!u.ok || CLOSE(u.norm / o.u.norm, 1, 1e-12), "%s: norm %.17g, want %.17g", name, u.norm, o.u.norm);
-        CHECK(!u.ok || (CLOSE(u.factor, o.u.factor, 1e-7) && CLOSE(u.correction1, o.u.correction1, 1e-7) && CLOSE(u.correction2, o.u.correction2, 1e-9)), "%s: factor %g, want %g", name, (double)u.factor, (double)o.u.factor);
+        CHECK(!u.ok || (CLOSE(u.factor, o.u.factor, 1e-7) && CLOSE(u.correction1, o.u.correction1, 1e-7) && CLOSE(u.correction2, o.u.correction2, 1e-9) && u.plain == o.u.plain), "%s: factor %g, want %g", name, (double)u.factor, (double)o.u.factor);
+        CHECK(o.u.plain == (kind == STX_RADAM && o.u.step < 6), "%s: update %llu is %s", name, (unsigned long long)o.u.step, o.u.plain ? "plain" : "divided by the root of v");
         stx_cuda_get(gx, o.host, o.d, o.pieces * sizeof *o.host);
         for (k = 0; k < o.pieces; k++) CHECK(CLOSE(o.host[k].lr / (o.c[k].lr > 0 ? o.c[k].lr : 1), o.c[k].lr > 0, 2e-7), "%s: lr of piece %zu is %g, want %g", name, k, (double)o.host[k].lr, (double)o.c[k].lr);
         if (kind == STX_SGD) BOTH(stx_sgd_update, (cx, &o.u, o.c, o.pieces, momentum, decay), (gx, o.du, o.d, o.pieces, momentum, decay));
         else if (kind == STX_ADAGRAD) BOTH(stx_adagrad_update, (cx, &o.u, o.c, o.pieces, 1e-10f), (gx, o.du, o.d, o.pieces, 1e-10f));
-        else BOTH(stx_adam_update, (cx, &o.u, o.c, o.pieces, 0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, kind == STX_ADAM ? decay : 0, kind == STX_ADAMW ? decay : 0),
-                  (gx, o.du, o.d, o.pieces, 0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, kind == STX_ADAM ? decay : 0, kind == STX_ADAMW ? decay : 0));
+        else BOTH(stx_adam_update, (cx, &o.u, o.c, o.pieces, 0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, kind == STX_ADAM ? decay : 0, kind == STX_ADAM ? 0 : decay),
+                  (gx, o.du, o.d, o.pieces, 0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, kind == STX_ADAM ? decay : 0, kind == STX_ADAM ? 0 : decay));
         for (t = 0; t < tensors; t++) {
             float *was = NULL;
             if (step == 4 || step == 6) { was = (float *)malloc(o.p[t].n * sizeof *was); memcpy(was, o.p[t].c, o.p[t].n * sizeof *was); }
@@ -342,6 +344,9 @@ static void test_optimisers(void) {
     opt_run("adagrad clip", 8, STX_ADAGRAD, 0, 0, 2);
     opt_run("adam decay", 8, STX_ADAM, 0, 0.01f, 0);
     opt_run("adamw clip", 8, STX_ADAMW, 0, 0.1f, 1);
+    opt_run("radam", 8, STX_RADAM, 0, 0.01f, 0);
+    opt_run("radam clip skip", 8, STX_RADAM, 0, 0.1f, 1);
+    opt_run("radam, many allocations", TENSORS, STX_RADAM, 0, 0.01f, 1);
     opt_run("adam, many allocations", TENSORS, STX_ADAM, 0, 0, 1);
     opt_run("adagrad clip, many allocations", TENSORS, STX_ADAGRAD, 0, 0, 2);
     {

@@ -1063,6 +1063,27 @@ static stx_tensor *make_adaptive_softmax(stx_ctx *x, stx_tensor **in, void *user
     stx_adaptive a = with_inputs(u, in);
     return stx_adaptive_softmax(x, &a, in[3 * a.clusters + 2], stx_tokens(x, u->id, u->B, u->T));
 }
+/* The masks that u's dropout draws in TICK's step, by asking stx_dropout for them in the same order: rows of cluster c, in the order of
+   their positions (all: every position has a row of cluster 0), widths dim[c][1] (d: the rows' width without a projection). NULL: none. */
+static stx_real *masks_of(const problem *p, const adaptive_user *u, int all, size_t c_wanted) {
+    size_t c, i, k = u->a.clusters;
+    stx_real *mask = NULL, one[33 * 12];
+    if (u->a.dropout == 0) return NULL;
+    stx_set_tick(ctx1, TICK);
+    stx_begin(ctx1, STX_TRAIN);
+    for (i = 0; i < 33 * 12; i++) one[i] = 1;
+    for (c = 0; c < k; c++) {
+        size_t m = 0, w = p->dim[c][1];
+        stx_tensor *t;
+        for (i = 0; i < 33; i++) m += (all && c == 0) || ((size_t)u->id[i] < u->a.end[c] && (c == 0 || (size_t)u->id[i] >= u->a.end[c - 1]));
+        if (!m) continue;
+        t = stx_dropout(ctx1, stx_input(ctx1, one, m, w, 0, 0), u->a.dropout);
+        if (!t || c != c_wanted) continue;
+        mask = gemm_random(m * w);
+        stx_get(ctx1, t, mask);
+    }
+    return mask;
+}
 static void adaptive_inputs(problem *p, adaptive_user *u, int clusters, int project_, int forward_columns, int output) {
     static const size_t end[3] = {7, 18, 31};
     size_t d = 12, c, k = (size_t)clusters, w;
@@ -1079,34 +1100,52 @@ static void adaptive_inputs(problem *p, adaptive_user *u, int clusters, int proj
     if (output) add(p, 3, 11, d, 0);
 }
 static void row_adaptive_input(void) {
-    int k, pr;
-    for (k = 1; k <= 3; k++) for (pr = 0; pr < 2; pr++) {
+    int k, pr, drop;
+    for (k = 1; k <= 3; k++) for (pr = 0; pr < 2; pr++) for (drop = 0; drop < 3; drop++) {
         adaptive_user u;
-        problem p = start("adaptive input", make_adaptive_input, &u);
+        problem p = start(drop ? "adaptive input with dropout" : "adaptive input", make_adaptive_input, &u);
         adaptive_inputs(&p, &u, k, pr, 0, 0);
-        {   /* sqrt(d) P T[id - start] */
-            stx_tensor *in[MAX_IN], *y = forward(ctx1, &p, in);
-            size_t i, c, o, e, w;
-            int good = y != NULL;
+        u.a.dropout = drop ? 0.3 : 0;
+        u.a.scale = drop == 1 ? 1 : drop == 2 ? -0.7 : 0;
+        p.random = drop;
+        {   /* scale P D(T[id - start]) */
+            stx_real *mask[K_MAX] = {NULL};
+            stx_tensor *in[MAX_IN], *y;
+            size_t i, c, o, e, w, at[K_MAX] = {0};
+            double scale = drop ? u.a.scale : sqrt(12.0);
+            int good, dropped = 0;
+            for (c = 0; c < (size_t)k; c++) mask[c] = masks_of(&p, &u, 0, c);
+            y = forward(ctx1, &p, in);
+            good = y != NULL && y->ndim == 3 && y->dim[0] == 3 && y->dim[1] == 11 && y->dim[2] == 12;
             for (i = 0; i < 33 && y; i++) {
                 size_t id = (size_t)u.id[i], start_;
+                double row[12];
                 for (c = 0; id >= u.a.end[c]; c++) {}
                 start_ = c ? u.a.end[c - 1] : 0;
                 w = p.dim[c][1];
+                for (e = 0; e < w; e++) { row[e] = p.data[c][(id - start_) * w + e] * (mask[c] ? mask[c][at[c] * w + e] : 1); dropped += row[e] == 0; }
+                at[c]++;
                 for (o = 0; o < 12; o++) {
-                    double s = pr ? 0 : p.data[c][(id - start_) * w + o];
-                    for (e = 0; e < w && pr; e++) s += p.data[(size_t)k + c][o * w + e] * p.data[c][(id - start_) * w + e];
-                    if (!CLOSE(y->data[i * 12 + o], sqrt(12.0) * s, 1e-13)) good = 0;
+                    double s = pr ? 0 : row[o];
+                    for (e = 0; e < w && pr; e++) s += p.data[(size_t)k + c][o * w + e] * row[e];
+                    if (!CLOSE(y->data[i * 12 + o], scale * s, 1e-13)) good = 0;
                 }
             }
-            CHECK(good, "adaptive input, %d clusters: value", k);
+            CHECK(good && (dropped > 0) == (drop > 0), "adaptive input, %d clusters, dropout %g: value", k, u.a.dropout);
+            for (c = 0; c < (size_t)k; c++) free(mask[c]);
+            stx_begin(ctx1, STX_EVAL);
+            for (i = 0; i < (size_t)p.n; i++) in[i] = p.absent[i] ? NULL : stx_input(ctx1, p.data[i], p.dim[i][0], p.dim[i][1], 0, 0);
+            y = make_adaptive_input(ctx1, in, &u);
+            u.a.dropout = 0;
+            { stx_tensor *y0 = make_adaptive_input(ctx1, in, &u); CHECK(y && y0 && !memcmp(y->data, y0->data, y->size * sizeof(stx_real)), "adaptive input: dropout in STX_EVAL"); }
+            u.a.dropout = drop ? 0.3 : 0;
         }
         check(&p);
         free(u.id);
     }
 }
-/* -log p(word) of row h, as spec 1.7 says it */
-static double adaptive_nll(const problem *p, const adaptive_user *u, const stx_real *h, size_t id) {
+/* -log p(word) of row h, as spec 1.7 says it; mask0 and mask: of the row in the head and in its cluster, or NULL */
+static double adaptive_nll(const problem *p, const adaptive_user *u, const stx_real *h, size_t id, const stx_real *mask0, const stx_real *mask) {
     size_t k = u->a.clusters, c, j, d = 12, start_, v;
     double nll = 0, head[64], x0[12];
     for (c = 0; id >= u->a.end[c]; c++) {}
@@ -1118,6 +1157,7 @@ static double adaptive_nll(const problem *p, const adaptive_user *u, const stx_r
         for (e = 0; e < w; e++) {
             x0[e] = p->absent[k + cl] ? h[e] : 0;
             for (o = 0; o < d && !p->absent[k + cl]; o++) x0[e] += p->data[k + cl][o * w + e] * h[o];
+            if (j ? mask != NULL : mask0 != NULL) x0[e] *= (j ? mask : mask0)[e];
         }
         for (v = 0; v < n; v++) { head[v] = p->data[2 * k + cl][v]; for (e = 0; e < w; e++) head[v] += p->data[cl][v * w + e] * x0[e]; }
         if (!j) for (v = 0; v + 1 < k; v++) { head[n + v] = p->data[3 * k + 1][v]; for (e = 0; e < w; e++) head[n + v] += p->data[3 * k][v * w + e] * x0[e]; }
@@ -1130,18 +1170,27 @@ static double adaptive_nll(const problem *p, const adaptive_user *u, const stx_r
     return nll;
 }
 static void row_adaptive_softmax(void) {
-    int k, pr, f;
-    for (k = 1; k <= 3; k++) for (pr = 0; pr < 2; pr++) for (f = 0; f < 2; f++) {
+    int k, pr, f, drop;
+    for (k = 1; k <= 3; k++) for (pr = 0; pr < 2; pr++) for (f = 0; f < 2; f++) for (drop = 0; drop < 2; drop++) {
         adaptive_user u;
-        problem p = start("adaptive softmax", make_adaptive_softmax, &u);
+        problem p = start(drop ? "adaptive softmax with dropout" : "adaptive softmax", make_adaptive_softmax, &u);
+        stx_real *mask[K_MAX] = {NULL};
         stx_tensor *in[MAX_IN], *y;
         double want = 0;
-        size_t i;
+        size_t i, c, at[K_MAX] = {0};
         adaptive_inputs(&p, &u, k, pr, f, 1);
+        u.a.dropout = drop ? 0.3 : 0;
+        p.random = drop;
         p.entries = 60;
-        for (i = 0; i < 33; i++) want += adaptive_nll(&p, &u, p.data[3 * k + 2] + i * 12, (size_t)u.id[i]) / 33;
+        for (c = 0; c < (size_t)k; c++) mask[c] = masks_of(&p, &u, 1, c);
+        for (i = 0; i < 33; i++) {
+            for (c = 0; (size_t)u.id[i] >= u.a.end[c]; c++) {}
+            want += adaptive_nll(&p, &u, p.data[3 * k + 2] + i * 12, (size_t)u.id[i], mask[0] ? mask[0] + i * p.dim[0][1] : NULL, mask[c] ? mask[c] + at[c] * p.dim[c][1] : NULL) / 33;
+            at[c]++;
+        }
         y = forward(ctx1, &p, in);
-        CHECK(y && y->size == 1 && CLOSE(y->data[0], want, 1e-13), "adaptive softmax, %d clusters: %g, want %g", k, y ? y->data[0] : 0, want);
+        CHECK(y && y->size == 1 && CLOSE(y->data[0], want, 1e-13), "adaptive softmax, %d clusters, dropout %g: %g, want %g", k, u.a.dropout, y ? y->data[0] : 0, want);
+        for (c = 0; c < (size_t)k; c++) free(mask[c]);
         check(&p);
         free(u.id);
     }
@@ -1156,6 +1205,7 @@ static void row_adaptive_log_probs(void) {
         size_t i, v, V;
         int good = 1;
         adaptive_inputs(&p, &u, k, 1, f, 1);
+        u.a.dropout = 0.4;                   /* in training as well: not here */
         forward(ctx1, &p, in);
         a = with_inputs(&u, in);
         V = a.end[k - 1];
@@ -1165,7 +1215,7 @@ static void row_adaptive_log_probs(void) {
             double sum = 0;
             for (v = 0; v < V; v++) {
                 sum += exp(y->data[i * V + v]);
-                if (!CLOSE(-y->data[i * V + v], adaptive_nll(&p, &u, p.data[3 * k + 2] + i * 12, v), 1e-12)) good = 0;
+                if (!CLOSE(-y->data[i * V + v], adaptive_nll(&p, &u, p.data[3 * k + 2] + i * 12, v, NULL, NULL), 1e-12)) good = 0;
             }
             if (!CLOSE(sum, 1, 1e-12)) good = 0;
         }
