@@ -1057,16 +1057,16 @@ static void bench_gemm(void) {
         for (i = 0; i < 2 * SRU_N * 2; i++) {       /* u0 u1 u2 x -> h ; u0 u1 u2 x dh -> du0 du1 du2 dx ; a state of 32 */
             static job j;
             int backward = i / 2 % 2;
-            size_t B = opt.tiny ? 1 : sru[i / 4][0], T = opt.tiny ? 40 : sru[i / 4][1], d = opt.tiny ? 40 : sru[i / 4][2];
-            double bytes = (double)(B * T * d) * ((backward ? 9 : 5) * (i % 2 ? 2 : 4) + 4.0 / STX_SRU_TILE);
+            size_t B = opt.tiny ? 1 : sru[i / 4][0], T = opt.tiny ? 40 : sru[i / 4][1], O = opt.tiny ? 40 : sru[i / 4][2];
+            double bytes = (double)(B * T * O) * ((backward ? 9 : 5) * (i % 2 ? 2 : 4) + 4.0 / STX_SRU_TILE);
             stx_ctx *x;
             if (seconds() > until + 60) break;
             x = context(i % 2 ? BF16 : F32, 1);
-            sru_job(&j, x, backward, B, T, d);
+            sru_job(&j, x, backward, B, T, O);
             if (job_warm(&j)) for (r = 0; r < opt.rounds; r++) job_round(&j);
             row_begin();
             cell(0, backward ? "SRU recurrence backward" : "SRU recurrence forward");
-            cell(1, "%zu x %zu x %zu", B, T, d);
+            cell(1, "%zu x %zu x %zu", B, T, O);
             cell(2, "%s", mode_name[i % 2 ? BF16 : F32]);
             if (j.ms.n) {
                 cell(3, "%.1f", median(&j.ms) * 1e3);
