@@ -49,6 +49,7 @@ run bf16_san       build/test_bf16_san
 run fuzz_io_san    build/fuzz_io_san
 run cuda_host      build/test_shim
 run cuda_ops       build/test_cuda_ops
+run cuda_sru       build/test_cuda_sru
 run cuda_gemm      build/test_cuda_gemm
 run cuda_attention build/test_cuda_attention
 run cuda_golden_ops build/test_cuda_golden_ops tests/golden
@@ -56,6 +57,7 @@ run cuda_golden_span build/test_cuda_golden_span tests/golden
 run cuda_model     build/test_cuda_model
 run cuda_host_san  build/test_shim_san
 run cuda_ops_san   build/test_cuda_ops_san short
+run cuda_sru_san   build/test_cuda_sru_san short
 run cuda_gemm_san  build/test_cuda_gemm_san short
 run cuda_attention_san build/test_cuda_attention_san short
 run cuda_trainer   sh tests/trainer_cuda.sh build/train_shim
