@@ -534,9 +534,9 @@ STX__EACH_ISA(stx__sru_again, (stx_real *cs, stx_real *STX__RESTRICT fs, const s
     stx_real r = stx__sigmoid_any(fma, STX__FMA(fma, wr, cp, u2[j] + br[j])), g = tanh_ ? stx__tanh_any(fma, cs[W + j]) : cs[W + j]; \
     stx_real slope = tanh_ ? 1 - g * g : 1, dzr = gm * (g - xv) * (r - r * r), in = gm * r * slope, df = (cp - u0[j]) * (f - f * f)
 
-/* Where the gradients go: du, its planes O apart, and dx with rows ldd apart; dV as V; sums (4,n), W apart, of dvf, dvr, dbf, dbr. All
+/* Where the gradients go: du, its planes O apart, and dx with rows ldd apart; dV as V; gvf, gvr, gbf, gbr (n): sums over the steps of dvf and so on. All
    pointers at the last step; rows before it by ld*. */
-STX__INNER void stx__sru_back_as(int fma, stx_real *du, stx_real *dx, ptrdiff_t ldd, stx_real *dV, stx_real *e, stx_real *sums, const stx_real *dh, ptrdiff_t ldh,
+STX__INNER void stx__sru_back_as(int fma, stx_real *du, stx_real *dx, ptrdiff_t ldd, stx_real *dV, stx_real *e, stx_real *gvf, stx_real *gvr, stx_real *gbf, stx_real *gbr, const stx_real *dh, ptrdiff_t ldh,
                                  const stx_real *cs, const stx_real *fs, STX__SRU_IN, int far_, size_t W, int tanh_, int gates) {
     size_t p, j, j0, j1;
     stx_real out[6][STX__SRU_PIECE];
@@ -552,10 +552,10 @@ STX__INNER void stx__sru_back_as(int fma, stx_real *du, stx_real *dx, ptrdiff_t 
             out[2][j - j0] = dzr;
             out[3][j - j0] = alpha * STX__FMA(fma, -gm, r, dh[j]);
             if (gates) { out[4][j - j0] = dzf * cp; out[5][j - j0] = dzr * cp; }
-            sums[j] = STX__FMA(fma, dzf, cp, sums[j]);
-            sums[W + j] = STX__FMA(fma, dzr, cp, sums[W + j]);
-            sums[2 * W + j] += dzf;
-            sums[3 * W + j] += dzr;
+            gvf[j] = STX__FMA(fma, dzf, cp, gvf[j]);
+            gvr[j] = STX__FMA(fma, dzr, cp, gvr[j]);
+            gbf[j] += dzf;
+            gbr[j] += dzr;
             e[j] = STX__FMA(fma, dzr, wr, STX__FMA(fma, dzf, wf, a * f));
         }
         for (j = 0; j < 3; j++) stx__sru_put(du + j * O + j0, out[j], j1 - j0, far_);
@@ -563,17 +563,17 @@ STX__INNER void stx__sru_back_as(int fma, stx_real *du, stx_real *dx, ptrdiff_t 
         if (gates) for (j = 0; j < 2; j++) stx__sru_put(dV + j * O + j0, out[4 + j], j1 - j0, far_);
       }
 }
-STX__INNER void stx__sru_back(int fma, stx_real *du, stx_real *dx, ptrdiff_t ldd, stx_real *dV, stx_real *e, stx_real *sums, const stx_real *dh, ptrdiff_t ldh,
+STX__INNER void stx__sru_back(int fma, stx_real *du, stx_real *dx, ptrdiff_t ldd, stx_real *dV, stx_real *e, stx_real *gvf, stx_real *gvr, stx_real *gbf, stx_real *gbr, const stx_real *dh, ptrdiff_t ldh,
                               const stx_real *cs, const stx_real *fs, STX__SRU_IN, int far_, size_t W, int tanh_, int gates) {
     if (tanh_) {
-        if (gates) stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 1, 1);
-        else stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 1, 0);
-    } else if (gates) stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 0, 1);
-    else stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 0, 0);
+        if (gates) stx__sru_back_as(fma, du, dx, ldd, dV, e, gvf, gvr, gbf, gbr, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 1, 1);
+        else stx__sru_back_as(fma, du, dx, ldd, dV, e, gvf, gvr, gbf, gbr, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 1, 0);
+    } else if (gates) stx__sru_back_as(fma, du, dx, ldd, dV, e, gvf, gvr, gbf, gbr, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 0, 1);
+    else stx__sru_back_as(fma, du, dx, ldd, dV, e, gvf, gvr, gbf, gbr, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 0, 0);
 }
-STX__EACH_ISA(stx__sru_back, (stx_real *STX__RESTRICT du, stx_real *STX__RESTRICT dx, ptrdiff_t ldd, stx_real *STX__RESTRICT dV, stx_real *STX__RESTRICT e, stx_real *STX__RESTRICT sums,
+STX__EACH_ISA(stx__sru_back, (stx_real *STX__RESTRICT du, stx_real *STX__RESTRICT dx, ptrdiff_t ldd, stx_real *STX__RESTRICT dV, stx_real *STX__RESTRICT e, stx_real *STX__RESTRICT gvf, stx_real *STX__RESTRICT gvr, stx_real *STX__RESTRICT gbf, stx_real *STX__RESTRICT gbr,
                               const stx_real *STX__RESTRICT dh, ptrdiff_t ldh, const stx_real *STX__RESTRICT cs, const stx_real *STX__RESTRICT fs, STX__SRU_IN, int far_, size_t W, int tanh_, int gates),
-              du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, tanh_, gates)
+              du, dx, ldd, dV, e, gvf, gvr, gbf, gbr, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, tanh_, gates)
 /* The affine map of these steps for e, after those of the steps behind them: Q <- J Q + q, P <- J P */
 STX__INNER void stx__sru_affine(int fma, stx_real *P, stx_real *Q, const stx_real *dh, ptrdiff_t ldh, const stx_real *cs, const stx_real *fs, STX__SRU_IN, size_t W, int tanh_, int gates) {
     size_t p, j;
@@ -637,7 +637,7 @@ static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan
             else if (a->dxr && !a->add_xr) { dx = a->dxr + row * k->O + k->o; ldd = ldO; }
             else direct = !a->dxr;
             if (a->dV) dV = a->dV + row * 2 * k->O + k->o;
-            STX__CALL(x, stx__sru_back, (du, dx, ldd, dV, w->e, w->sums, dh, a->dh ? ldO : 0, cs, fs, stx__sru_u(k, row, 0), stx__sru_u(k, row, 2), ldu, xt, ldx, V, ldv, k->O, k->vf, k->vr, k->br, k->m, stx__sru_alpha(a), end - p, k->n, k->far_, plan->W, a->tanh, a->V != NULL));
+            STX__CALL(x, stx__sru_back, (du, dx, ldd, dV, w->e, w->sums, w->sums + W, w->sums + 2 * W, w->sums + 3 * W, dh, a->dh ? ldO : 0, cs, fs, stx__sru_u(k, row, 0), stx__sru_u(k, row, 2), ldu, xt, ldx, V, ldv, k->O, k->vf, k->vr, k->br, k->m, stx__sru_alpha(a), end - p, k->n, k->far_, plan->W, a->tanh, a->V != NULL));
             for (; !direct && end > p; end--) {
                 stx_real *to = a->dxr + stx__sru_row(k, end - 1) * k->O + k->o;
                 for (j = 0; j < k->n; j++) to[j] += w->dx[(end - 1 - first) * W + j];

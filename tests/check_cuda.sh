@@ -17,7 +17,7 @@ run() {     # run NAME COMMAND...
 }
 command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 for t in ops sru gemm attention model; do run "$t" "build/cuda/test_cuda_$t"; done
-for t in golden_ops golden_span; do run "$t" "build/cuda/test_cuda_$t" tests/golden; done
+for t in golden_ops golden_span golden_sru; do run "$t" "build/cuda/test_cuda_$t" tests/golden; done
 run trainer sh tests/trainer_cuda.sh build/cuda/train_attn_span
 if command -v compute-sanitizer >/dev/null 2>&1; then
     for tool in memcheck racecheck synccheck; do
