@@ -8,6 +8,7 @@
 
    seqtx.h is the core. The models stand in headers of their own, each of which needs only this one:
        seqtx_attn_span.h   Sequential Transformer, adaptive attention span, all-attention
+       seqtx_sru.h         SRU and SRU++: simple recurrent units, and attention where their product stood
 
    MANUAL
 

@@ -7,7 +7,146 @@
    It includes seqtx.h, which must stand beside it. Link -lm; add -fopenmp for all cores.
    (SEQTX_SRU_IMPLEMENTATION compiles this header's part alone, when seqtx.h's is compiled elsewhere.)
 
-   MANUAL_HERE
+   MANUAL
+
+   SRU is a recurrence whose matrix products do not wait for it. An LSTM multiplies its last output by a matrix at every time; an SRU
+   multiplies all inputs at once, U = W x, and what is left from time to time is elementwise. SRU++ puts attention where the product
+   stood. Papers:
+       Simple Recurrent Units for Highly Parallelizable Recurrence            Lei, Zhang, Wang, Dai, Artzi, 2018   1709.02755
+       When Attention Meets Fast Recurrence (SRU++)                           Lei, 2021                            2102.12459
+
+   The cell, with the names that the code uses. One unit, one time; c is its state before, c' after:
+
+       u0, u1, u2 (, u3) = U                                 k = 3 planes of U; 4 when x is not as wide as h
+       f  = sigmoid(u1 + vf c + bf)                          forget gate
+       r  = sigmoid(u2 + vr c + br)                          reset gate, of the state BEFORE
+       c' = u0 + (c - u0) f
+       xt = alpha x   (k = 3)   |   u3   (k = 4)             highway
+       h  = xt + (g(c') - xt) m r                            g(c) = c, or tanh c; m: dropout, one draw for all times
+
+          x (B,T,I) --+--> U = W3 x --> for t: f, r, c', h --> h (B,T,O)        O = D H: D directions of H units
+                      '------ highway ------------^
+
+   Backward. Given G = dL/dh and the adjoint e = dL/dc' that comes from the times after:
+
+       dzr = G (g - xt) m r (1-r)                            from r's line and h's
+       a   = G m r g' + e                                    all that reaches c'
+       dzf = a (c - u0) f (1-f)
+       du0 = a (1-f) ;  du1 = dzf ;  du2 = dzr ;  dxt = G (1 - m r)
+       dvf += dzf c ;  dvr += dzr c ;  dbf += dzf ;  dbr += dzr
+       e  <- a f + dzf vf + dzr vr                           for the time before
+
+   Why it parallelises. Put a into the last line:
+       e <- J e + q,   J = f + vf (c - u0) f (1-f),   q = G m r g' J + dzr vr
+   J and q need c alone, not e. So the way back is affine, and affine maps compose: (P,Q) after (P',Q') is (P P', P Q' + Q). Cut time
+   in chunks; each finds the product of its J and its offset at once; a short walk over the chunks gives the e that enters each; then
+   all chunks run at once. This holds for every v and for tanh. The way there, c' = f c + (1-f) u0, is affine only where f does
+   not depend on c: with vf = 0 (v1). Otherwise time is walked, and the parallelism lies across the B O columns. If |vf (c - u0)| stays
+   below 1 no J is above 1; beyond that gradients can grow from time to time: see highway_bias and clipping.
+
+   SRU++. W3 x becomes, with a projection to P channels and memory M (B,M,I), the layer's inputs of the times before:
+
+       z = W1 [M ; x]                [K | V] = W2 z          keys and values come from z; the query is z itself
+       o = softmax(z K^T / sqrt(P/n)) V                      n heads; causal, over a window or over all that is there
+       y = LN(z + alpha o)                                   alpha starts at 0 (ReZero): attention is learned from nothing
+       U = W3 dropout(y)
+   No positions: order is the recurrence's. Memory is raw input, projected again in each step by the W1 of now, which learns by it.
+
+   Quick start (compiles as it stands): learns "abcabc.." and prints it.
+
+   //>quickstart
+       #define SEQTX_IMPLEMENTATION
+       #include "seqtx_sru.h"
+       #include <stdio.h>
+       int main(void) {
+           stx_sru_lm_desc d = {0};
+           stx_ctx *x = stx_create(NULL);
+           d.vocab = 256; d.dim = 32; d.sru.layers = 2; d.sru.transform = STX_SRU_ATTENTION; d.sru.proj = 16;
+           stx_sru_lm *model = stx_sru_lm_create(x, &d);
+           stx_optim_desc od = {0};
+           stx_optim *optim = stx_optim_create(stx_sru_lm_params(model), &od);
+           stx_sru_state *state = stx_sru_state_create(model->sru, 1);
+           for (int step = 0; step < 100 && stx_ok(x); step++) {
+               int32_t text[17];
+               for (int i = 0; i < 17; i++) text[i] = "abc"[(step * 16 + i) % 3];
+               stx_begin(x, STX_TRAIN);
+               stx_ids *in = stx_tokens(x, text, 1, 16), *next = stx_tokens(x, text + 1, 1, 16);
+               stx_tensor *nll = stx_sru_lm_loss(model, in, next, state, state);
+               stx_backward(x, nll);
+               if (step % 20 == 0) printf("step %d nll %.4f\n", step, stx_item(x, nll));
+               stx_optim_step(optim, 0.01);
+           }
+           int32_t token = 'a';
+           stx_sru_gen *gen = stx_sru_gen_create(model, 1, 0);
+           stx_sampling greedy = {0};
+           for (int i = 0; i < 12 && stx_ok(x); i++) {
+               const stx_real *logits = stx_sru_gen_feed(gen, &token, 1);
+               putchar(token);
+               token = logits ? stx_sample(&greedy, 0, logits, 256, NULL) : 0;
+           }
+           printf("\n%s\n", stx_error(x));
+           stx_destroy(x);
+           return 0;
+       }
+   //<quickstart
+
+   Four storeys, each usable alone: stx_sru_fwd, _bwd (the recurrence on raw pointers); stx_sru_recurrence (an op); stx_sru (a stack
+   inside a model of yours: stx_sru_create, stx_sru_forward with tensors, or stx_sru_segment with a state); stx_sru_lm (a language model).
+
+   Configuration (stx_sru_desc, in stx_sru_lm_desc.sru; the rest stands beside the fields)
+       field             zero means        enwik8 base / wt103 base / older SRU on enwik8
+       dim (lm)          512               3072 / 3072 / 1024           O of the stack
+       layers            2                 10 / 10 / 6
+       transform         STX_SRU_LINEAR    ATTENTION / ATTENTION / LINEAR
+       proj (P)          none; I/4         768 / 768 / 0
+       heads (n)         1                 1
+       dropout (lm)      0                 0.22 / 0.15 / 0.2            embedding, between layers, before W3, output
+       attn_dropout      0                 0.22 / 0.15 / -
+       highway_bias      0; SRU++ -2       -2 / -2 / -3
+       norm              none              none / none / as you like
+       cutoffs (lm)      -                 - / 19997, 39997, 199997 / -
+   The recipe of the paper: RAdam (STX_RADAM), lr 3e-4, decay 0.1, clip 1, STX_LR_RECURSIVE with 16000 updates of warm-up.
+
+   Cost of a layer, forward, multiply-adds a time and stream: SRU k I O; SRU++ I P + 2 P^2 + k P O, the first two again for each row
+   of memory, and 2 P for each key that is seen. The recurrence is bound by memory, not arithmetic: it
+   reads and writes 5 numbers a unit and time (u0 u1 u2 x, h), backward 9.
+   Memory for backward, numbers a layer: B T (k O + O + I) and, SRU++, B (M + T) 3 P + 4 B T P + B M I. States: one in STX_SRU_TILE times.
+   Generation: B O numbers a layer, SRU++ also 2 P (2 window + 64) a stream; a token costs what a time costs in training.
+
+   Fidelity, against the reference implementation (its 2.6 line, and the 3.0 development line that has SRU++; spec sru):
+       reproduced   cell, stack and SRU++ with every option: sections 1.1-1.9 and 2.1-2.8: both lines' initialisers, adaptive
+                    embedding and softmax, optimisers, schedules (float64 agreement with independent code to 1e-10)
+       corrected    literal switches bring the reference's own form back:
+                    literal_norm    with a norm before the transform, memory stays raw (Q12). Default: normalised as the segment is,
+                                    so that segments are one whole.
+                    literal_mask    masks that add -10000 (Q11): a time that may see nothing but padding sees the future. Default:
+                                    it sees nothing, o = 0.
+       kept         the output of padding after a layer norm is the norm's shift, not 0 (Q3); zero_pads makes it 0.
+                    with k = 4 the highway is not scaled by alpha when it runs (Q5).
+       different    batch first, (B,T,.), everywhere. Planes: row i O + s H + j of W3 is plane i, direction s, unit j; the
+                    reference's row is (s H + j) k + i. v with a V of one's own: planes too (Q4 is a matter of storage).
+       better       states are float in every precision (Q18); states in PyTorch's shape go both ways (Q10); any k, direction and V in
+                    inference (Q7, Q8); generation with keys and values kept, not inputs.
+       omitted      lm1b's sentence streams (spec 2.5): give the corpus yourself. Second derivatives (Q20). Streaming with a look
+                    ahead (Q25).
+
+   Easy to get wrong
+       - r takes the state before, as f does, not the new one.
+       - With two directions and k = 3 each direction's highway is its half of x, not all of it.
+       - The state after is that of the last time for the first direction and of the first time for the second.
+       - m drops (g - x) r: a dropped unit gives x, and it is one draw for all times.
+       - There is no activation and no bias between W1, W2 and W3; the bias is in the gates alone.
+       - Training sees all of the last segment and what came before in its own: between T and 2T keys. Evaluation sees a window:
+         stx_sru_state.window and keep.
+       - The state in and the memory in are constants: gradients stop at a segment's edge.
+
+   Compile-time options: those of seqtx.h.
+   GPU. As in seqtx.h; seqtx_cuda.cu has the recurrence's kernels when this header stands beside it. A step can be replayed:
+       stx_step_run(x, stx_sru_lm_key(model, in, next, state, 0), step, user)
+   Attention runs on the fused kernel where P/n is at most 128, else by products with a kernel for the rows between them.
+
+   Reading order: stx_sru_args (the recurrence), stx__sru_steps_as and stx__sru_back_as (there and back), stx_sru_bwd (chunks),
+   stx__sru_transform (SRU++), stx_sru_forward (the stack), stx_sru_segment (states), stx_sru_gen_feed.
 */
 #ifndef SEQTX_SRU_H
 #define SEQTX_SRU_H
@@ -319,7 +458,7 @@ STX_DEF size_t stx_sru_work(stx_ctx *x, const stx_sru_args *a, int backward) {
 #define STX__SRU_SLOTS(x, plan, slot, i) \
     STX__FOR(x, a->B * a->T * a->D * a->H * 16) \
     for (slot = 0; slot < (ptrdiff_t)(plan).slots; slot++) \
-        for (i = (plan).units * (plan).chunks * (size_t)slot / (plan).slots; i < (plan).units * (plan).chunks * ((size_t)slot + 1) / (plan).slots; i++)
+        for (size_t i = (plan).units * (plan).chunks * (size_t)slot / (plan).slots; i < (plan).units * (plan).chunks * ((size_t)slot + 1) / (plan).slots; i++)
 
 /* One block of columns: where its numbers stand, constants filled in */
 typedef struct stx__sru_block {
@@ -468,7 +607,6 @@ STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
     stx__sru_plan plan;
     stx_real *scratch;
     ptrdiff_t slot;
-    size_t i;
     stx__sru_plan_of(&plan, a, (size_t)stx_threads(x), 0);
     scratch = (stx_real *)a->work + plan.carries;
     if (plan.chunks > 1) {
@@ -535,9 +673,9 @@ STX__EACH_ISA(stx__sru_again, (stx_real *cs, stx_real *STX__RESTRICT fs, const s
     stx_real r = stx__sigmoid_any(fma, STX__FMA(fma, wr, cp, u2[j] + br[j])), g = tanh_ ? stx__tanh_any(fma, cs[W + j]) : cs[W + j]; \
     stx_real slope = tanh_ ? 1 - g * g : 1, dzr = gm * (g - xv) * (r - r * r), in = gm * r * slope, df = (cp - u0[j]) * (f - f * f)
 
-/* Where the gradients go: du, its planes O apart, and dx with rows ldd apart; dV as V; sums (4,n), W apart, of dvf, dvr, dbf, dbr. All
+/* Where the gradients go: du, its planes O apart, and dx with rows ldd apart; dV as V; gvf, gvr, gbf, gbr (n): sums over the steps of dvf and so on. All
    pointers at the last step; rows before it by ld*. */
-STX__INNER void stx__sru_back_as(int fma, stx_real *du, stx_real *dx, ptrdiff_t ldd, stx_real *dV, stx_real *e, stx_real *sums, const stx_real *dh, ptrdiff_t ldh,
+STX__INNER void stx__sru_back_as(int fma, stx_real *du, stx_real *dx, ptrdiff_t ldd, stx_real *dV, stx_real *e, stx_real *gvf, stx_real *gvr, stx_real *gbf, stx_real *gbr, const stx_real *dh, ptrdiff_t ldh,
                                  const stx_real *cs, const stx_real *fs, STX__SRU_IN, int far_, size_t W, int tanh_, int gates) {
     size_t p, j, j0, j1;
     stx_real out[6][STX__SRU_PIECE];
@@ -553,10 +691,10 @@ STX__INNER void stx__sru_back_as(int fma, stx_real *du, stx_real *dx, ptrdiff_t 
             out[2][j - j0] = dzr;
             out[3][j - j0] = alpha * STX__FMA(fma, -gm, r, dh[j]);
             if (gates) { out[4][j - j0] = dzf * cp; out[5][j - j0] = dzr * cp; }
-            sums[j] = STX__FMA(fma, dzf, cp, sums[j]);
-            sums[W + j] = STX__FMA(fma, dzr, cp, sums[W + j]);
-            sums[2 * W + j] += dzf;
-            sums[3 * W + j] += dzr;
+            gvf[j] = STX__FMA(fma, dzf, cp, gvf[j]);
+            gvr[j] = STX__FMA(fma, dzr, cp, gvr[j]);
+            gbf[j] += dzf;
+            gbr[j] += dzr;
             e[j] = STX__FMA(fma, dzr, wr, STX__FMA(fma, dzf, wf, a * f));
         }
         for (j = 0; j < 3; j++) stx__sru_put(du + j * O + j0, out[j], j1 - j0, far_);
@@ -564,17 +702,17 @@ STX__INNER void stx__sru_back_as(int fma, stx_real *du, stx_real *dx, ptrdiff_t 
         if (gates) for (j = 0; j < 2; j++) stx__sru_put(dV + j * O + j0, out[4 + j], j1 - j0, far_);
       }
 }
-STX__INNER void stx__sru_back(int fma, stx_real *du, stx_real *dx, ptrdiff_t ldd, stx_real *dV, stx_real *e, stx_real *sums, const stx_real *dh, ptrdiff_t ldh,
+STX__INNER void stx__sru_back(int fma, stx_real *du, stx_real *dx, ptrdiff_t ldd, stx_real *dV, stx_real *e, stx_real *gvf, stx_real *gvr, stx_real *gbf, stx_real *gbr, const stx_real *dh, ptrdiff_t ldh,
                               const stx_real *cs, const stx_real *fs, STX__SRU_IN, int far_, size_t W, int tanh_, int gates) {
     if (tanh_) {
-        if (gates) stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 1, 1);
-        else stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 1, 0);
-    } else if (gates) stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 0, 1);
-    else stx__sru_back_as(fma, du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 0, 0);
+        if (gates) stx__sru_back_as(fma, du, dx, ldd, dV, e, gvf, gvr, gbf, gbr, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 1, 1);
+        else stx__sru_back_as(fma, du, dx, ldd, dV, e, gvf, gvr, gbf, gbr, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 1, 0);
+    } else if (gates) stx__sru_back_as(fma, du, dx, ldd, dV, e, gvf, gvr, gbf, gbr, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 0, 1);
+    else stx__sru_back_as(fma, du, dx, ldd, dV, e, gvf, gvr, gbf, gbr, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 0, 0);
 }
-STX__EACH_ISA(stx__sru_back, (stx_real *STX__RESTRICT du, stx_real *STX__RESTRICT dx, ptrdiff_t ldd, stx_real *STX__RESTRICT dV, stx_real *STX__RESTRICT e, stx_real *STX__RESTRICT sums,
+STX__EACH_ISA(stx__sru_back, (stx_real *STX__RESTRICT du, stx_real *STX__RESTRICT dx, ptrdiff_t ldd, stx_real *STX__RESTRICT dV, stx_real *STX__RESTRICT e, stx_real *STX__RESTRICT gvf, stx_real *STX__RESTRICT gvr, stx_real *STX__RESTRICT gbf, stx_real *STX__RESTRICT gbr,
                               const stx_real *STX__RESTRICT dh, ptrdiff_t ldh, const stx_real *STX__RESTRICT cs, const stx_real *STX__RESTRICT fs, STX__SRU_IN, int far_, size_t W, int tanh_, int gates),
-              du, dx, ldd, dV, e, sums, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, tanh_, gates)
+              du, dx, ldd, dV, e, gvf, gvr, gbf, gbr, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, tanh_, gates)
 /* The affine map of these steps for e, after those of the steps behind them: Q <- J Q + q, P <- J P */
 STX__INNER void stx__sru_affine(int fma, stx_real *P, stx_real *Q, const stx_real *dh, ptrdiff_t ldh, const stx_real *cs, const stx_real *fs, STX__SRU_IN, size_t W, int tanh_, int gates) {
     size_t p, j;
@@ -638,7 +776,7 @@ static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan
             else if (a->dxr && !a->add_xr) { dx = a->dxr + row * k->O + k->o; ldd = ldO; }
             else direct = !a->dxr;
             if (a->dV) dV = a->dV + row * 2 * k->O + k->o;
-            STX__CALL(x, stx__sru_back, (du, dx, ldd, dV, w->e, w->sums, dh, a->dh ? ldO : 0, cs, fs, stx__sru_u(k, row, 0), stx__sru_u(k, row, 2), ldu, xt, ldx, V, ldv, k->O, k->vf, k->vr, k->br, k->m, stx__sru_alpha(a), end - p, k->n, k->far_, plan->W, a->tanh, a->V != NULL));
+            STX__CALL(x, stx__sru_back, (du, dx, ldd, dV, w->e, w->sums, w->sums + W, w->sums + 2 * W, w->sums + 3 * W, dh, a->dh ? ldO : 0, cs, fs, stx__sru_u(k, row, 0), stx__sru_u(k, row, 2), ldu, xt, ldx, V, ldv, k->O, k->vf, k->vr, k->br, k->m, stx__sru_alpha(a), end - p, k->n, k->far_, plan->W, a->tanh, a->V != NULL));
             for (; !direct && end > p; end--) {
                 stx_real *to = a->dxr + stx__sru_row(k, end - 1) * k->O + k->o;
                 for (j = 0; j < k->n; j++) to[j] += w->dx[(end - 1 - first) * W + j];
@@ -649,7 +787,7 @@ static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan
 
 STX_DEF void stx_sru_bwd(stx_ctx *x, const stx_sru_args *a) {
     stx__sru_plan plan;
-    size_t rows, i;
+    size_t rows;
     stx_real *sums_v, *sums_b, *scratch;
     ptrdiff_t slot;
     stx__sru_plan_of(&plan, a, (size_t)stx_threads(x), 1);

@@ -11,7 +11,7 @@ check $? "the README's program fails"
 loss=$(sed -n 's/^step 200: \([0-9.]*\) nats.*/\1/p' build/readme.txt)
 awk -v l="${loss:-9}" 'BEGIN { exit !(l < 0.1) }'
 check $? "the README's program does not learn: '$loss'"
-for f in seqtx.h seqtx_attn_span.h; do
+for f in seqtx.h seqtx_attn_span.h seqtx_sru.h seqtx_cuda.cu; do
     lines=$(wc -l < $f)
     awk -F'|' -v f="\`$f\`" -v n="$lines" 'index($2, f) { gsub(/[ ,]/, "", $5); ok = $5 > n * 0.95 && $5 < n * 1.05 } END { exit !ok }' README.md
     check $? "README: the lines of $f ($lines) are not what the table says"
