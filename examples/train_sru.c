@@ -131,8 +131,8 @@ static const char *const p_enwik8_sru_8x3056[] = {SRU, "nlayers=8", "hid-sz=3056
 static const char *const p_enwik8_sru_12x2048[] = {SRU, "nlayers=12", "hid-sz=2048", "proj-sz=512", "emb-sz=256", "dropout=0.3", "batch-sz=64", "block-sz=256", "steps=549300", NULL};
 static const char *const p_ptb[] = {"cell=sru", "tokens=words", "data-unit=ppl", "vocab=10000", "nlayers=6", "hid-sz=910", "proj-sz=0", "tied", "v1", "highway-bias=-3", "optim=sgd", "lr=1", "schedule=constant", "lr-warmup=0", "lr-decay=0.98",
     "lr-decay-from=145075", "lr-decay-every=829", "weight-decay=0.00001", "grad-clip=5", "sum-loss", "batch-sz=32", "block-sz=35", "dropout=0.2", "rnn-dropout=0.2", "attn-dropout=0", "steps=248700", "log-every=100", "eval-every=829", "save-every=829", NULL};
-static const char *const p_demo[] = {"cell=sru++", "tokens=bytes", "nlayers=4", "hid-sz=256", "proj-sz=64", "attention-last=2", "dropout=0", "attn-dropout=0", "optim=radam", "lr=0.003", "schedule=recursive", "lr-warmup=60", "weight-decay=0.01", "grad-clip=1",
-    "batch-sz=16", "block-sz=64", "eval-unroll=256", "steps=4800", "eval-every=1200", "save-every=1200", "eval-blocks=5", "log-every=100", NULL};
+static const char *const p_demo[] = {"cell=sru++", "tokens=bytes", "nlayers=4", "hid-sz=384", "proj-sz=96", "attention-last=2", "highway-bias=-1", "dropout=0", "attn-dropout=0", "optim=radam", "lr=0.02", "schedule=recursive", "lr-warmup=60", "weight-decay=0.01",
+    "grad-clip=1", "batch-sz=32", "block-sz=64", "eval-unroll=256", "steps=2400", "eval-every=800", "save-every=800", "eval-blocks=5", "log-every=100", NULL};
 static const tr_preset presets[] = {
     {"demo", "a small byte model that learns in two minutes on two cores (make demo-sru)", p_demo},
     {"enwik8-base", "SRU++, 107.6M parameters: published test 0.974 bpc", p_enwik8_base},
