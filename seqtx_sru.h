@@ -424,7 +424,7 @@ STX_KERNEL(stx_sru_bwd, (stx_ctx *x, const stx_sru_args *a))
 /* Columns of a block: rows of a few KB, so that the streams run through whole pages, while its constants and state stay in the first
    cache and, in backward, its tile of states in the second. Fewer when there are too few blocks for the threads. */
 enum { STX__SRU_FAR = 8 << 20 };        /* bytes of h that are too much for the caches, with all that belongs to them */
-enum { STX__SRU_WIDE = 4096 / sizeof(stx_real), STX__SRU_WIDE_BACK = 2048 / sizeof(stx_real), STX__SRU_NARROW = 16 };
+enum { STX__SRU_WIDE = 4096 / sizeof(stx_real), STX__SRU_NARROW = 16 };
 
 typedef struct stx__sru_plan { size_t O, W, blocks, units, tiles, chunks, each, ldu, slots, scratch, carries; } stx__sru_plan;
 /* each: tiles of a chunk; slots: threads at work, scratch: numbers that each has for itself, carries: those of the chunks */
@@ -432,7 +432,7 @@ static void stx__sru_plan_of(stx__sru_plan *p, const stx_sru_args *a, size_t thr
     p->O = a->D * a->H;
     p->tiles = stx_sru_tiles(a);
     p->ldu = a->k * p->O;
-    for (p->W = backward ? STX__SRU_WIDE_BACK : STX__SRU_WIDE;; p->W /= 2) {
+    for (p->W = STX__SRU_WIDE;; p->W /= 2) {
         p->blocks = (a->H + p->W - 1) / p->W;
         p->units = a->B * a->D * p->blocks;
         if (p->W <= STX__SRU_NARROW || p->units >= threads * (p->W > 128 ? 4 : 1)) break;
@@ -511,7 +511,7 @@ static stx_real stx__sru_alpha(const stx_sru_args *a) { return a->k == 4 ? 1 : a
    is more than the processor's own prefetching sees. */
 enum { STX__SRU_PIECE = 128 };
 #if defined(__GNUC__) || defined(__clang__)
-  #define STX__SRU_AHEAD(row, from, to) do { size_t l_; for (l_ = (from); l_ < (to); l_ += 64 / sizeof(stx_real)) __builtin_prefetch((row) + l_, 0, 2); } while (0)
+  #define STX__SRU_AHEAD(row, from, to) do { size_t l_; for (l_ = (from); l_ < (to); l_ += 64 / sizeof(stx_real)) __builtin_prefetch((row) + l_, 0, 3); } while (0)
 #else
   #define STX__SRU_AHEAD(row, from, to) ((void)(row))
 #endif
