@@ -1,8 +1,9 @@
 # seqtx: header-only; this builds the examples and the tests.
 #
 #   make demo [DATA=FILE]   train a small model on real text, about two minutes on two cores; leaves build/demo.safetensors
+#   make demo-sru           the same with SRU++; leaves build/demo_sru.safetensors
 #   make test               build and run every test; ends with "N passed, N failed"
-#   make examples           build/train_attn_span, build/hello
+#   make examples           build/train_attn_span, build/train_sru, build/hello
 #   make bench              timings, against CBLAS and PyTorch where they are installed
 #   make cuda CUDA_ARCH=sm_90         build/cuda: the same programs with CUDA (several: CUDA_ARCH="sm_80 sm_90"; sm_80 and newer)
 #   make check-cuda CUDA_ARCH=sm_90   the tests of the GPU's side on a GPU, also under compute-sanitizer where there is one
@@ -30,9 +31,9 @@ SAN     = -fsanitize=address,undefined -fno-sanitize-recover=all -g -O1
 HEADERS = seqtx.h seqtx_attn_span.h seqtx_sru.h build/flags
 TESTS_H = $(wildcard tests/*.h)
 
-.PHONY: all examples demo test bench cuda check-cuda bench-cuda clean FORCE
+.PHONY: all examples demo demo-sru test bench cuda check-cuda bench-cuda clean FORCE
 all: examples
-examples: build/train_attn_span build/hello
+examples: build/train_attn_span build/train_sru build/hello
 
 build:
 	@mkdir -p build
@@ -42,6 +43,8 @@ build/flags: FORCE | build
 FORCE:
 
 build/train_attn_span: examples/train_attn_span.c examples/train.h $(HEADERS) | build
+	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm $(LDLIBS)
+build/train_sru: examples/train_sru.c examples/train.h $(HEADERS) | build
 	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm $(LDLIBS)
 build/hello: examples/hello.c $(HEADERS) | build
 	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm $(LDLIBS)
@@ -53,6 +56,10 @@ DATA = build/demo.txt
 demo: build/train_attn_span $(DATA)
 	@rm -f build/demo.safetensors
 	GOMP_SPINCOUNT=20000 build/train_attn_span --preset demo --data $(DATA) --checkpoint build/demo.safetensors --generate 500 --prompt "#ifndef _"
+
+demo-sru: build/train_sru $(DATA)
+	@rm -f build/demo_sru.safetensors
+	GOMP_SPINCOUNT=20000 build/train_sru --preset demo --data $(DATA) --checkpoint build/demo_sru.safetensors --generate 500 --prompt "#ifndef _"
 
 # >>tests: each program prints "N passed, N failed"; tests/run.sh adds them up
 UNIT = build/test_api build/test_io build/test_train_h build/test_span build/test_golden_ops build/test_golden_span build/test_bf16 build/test_sru build/test_golden_sru
@@ -109,6 +116,10 @@ build/train_shim: examples/train_attn_span.c examples/train.h $(HEADERS) build/c
 	$(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -c $< -o build/train_shim.o
 	$(CXX) build/train_shim.o build/cuda_kernels.o build/cuda_host.o -o $@ -lm -lpthread $(LDLIBS)
 
+build/train_sru_shim: examples/train_sru.c examples/train.h $(HEADERS) build/cuda_kernels.o build/cuda_host.o
+	$(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -c $< -o build/train_sru_shim.o
+	$(CXX) build/train_sru_shim.o build/cuda_kernels.o build/cuda_host.o -o $@ -lm -lpthread $(LDLIBS)
+
 # >>cuda: seqtx_cuda.cu by nvcc, the rest by the C compiler
 NVCC    = nvcc
 CUDA_ARCH =
@@ -125,6 +136,8 @@ build/cuda/seqtx_cuda.o: seqtx_cuda.cu seqtx.h seqtx_sru.h build/cuda/arch
 	$(NVCC) -O3 -std=c++17 $(GENCODE) -Xcompiler -Wall,-Wextra -c $< -o $@
 build/cuda/train_attn_span: examples/train_attn_span.c examples/train.h $(HEADERS) build/cuda/seqtx_cuda.o
 	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
+build/cuda/train_sru: examples/train_sru.c examples/train.h $(HEADERS) build/cuda/seqtx_cuda.o
+	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
 build/cuda/test_cuda_%: tests/test_cuda_%.c $(TESTS_H) $(HEADERS) build/cuda/seqtx_cuda.o
 	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
 build/cuda/test_cuda_golden_%: tests/test_golden_%.c $(TESTS_H) $(HEADERS) build/cuda/seqtx_cuda.o
@@ -134,13 +147,13 @@ build/cuda/bench_cuda: bench/bench_cuda.c bench/cuda_model.h bench/report.h $(HE
 build/bench_cuda_host: bench/bench_cuda.c bench/cuda_model.h bench/report.h build/cuda_kernels.o build/cuda_host.o
 	$(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -c $< -o $@.o
 	$(CXX) $@.o build/cuda_kernels.o build/cuda_host.o -o $@ -lm -lpthread $(LDLIBS)
-cuda: build/cuda/train_attn_span $(CUDA_TESTS)
+cuda: build/cuda/train_attn_span build/cuda/train_sru $(CUDA_TESTS)
 check-cuda: cuda
 	@sh tests/check_cuda.sh
 bench-cuda: build/cuda/bench_cuda
 	sh bench/run_cuda.sh $(BENCH)
 
-test: $(UNIT) $(F64) $(ASAN) $(SHIM) $(SHIM_S) build/train_shim examples
+test: $(UNIT) $(F64) $(ASAN) $(SHIM) $(SHIM_S) build/train_shim build/train_sru_shim examples
 	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" ONEDNN_FLAGS="$(ONEDNN_FLAGS)" ONEDNN_LIBS="$(ONEDNN_LIBS)" sh tests/run.sh
 
 bench:

@@ -1,7 +1,8 @@
 /* train.h - what every trainer of seqtx shares: options, log, terminal, TensorBoard, signals, clock
 
    The training loop is not here: it stands, whole, in each train_*.c. This header is the furniture around it. It does
-   not know seqtx.h and can be lifted into another program.
+   not know seqtx.h and can be lifted into another program; only its last section, >>lm, does, and is left out unless
+   TR_LM is defined.
 
    Use:   #include "train.h"     first of all includes (or define _POSIX_C_SOURCE 200809L yourself)
    Link:  nothing beyond the C library. C99 and POSIX.1-2008; also clean as C++11.
@@ -63,7 +64,7 @@
    path, and why it failed. Nothing here exits, except a second SIGINT or SIGTERM. The log and the event file never stop a
    training: they report their first failure once, undo the half line and fall silent.
 
-   Sections: grep for  >>buffer  >>json  >>options  >>files  >>log  >>formats  >>terminal  >>board  >>signals  >>clock */
+   Sections: grep for  >>buffer  >>json  >>options  >>files  >>log  >>formats  >>terminal  >>board  >>signals  >>clock  >>lm */
 
 #ifndef SEQTX_EXAMPLES_TRAIN_H
 #define SEQTX_EXAMPLES_TRAIN_H
@@ -1010,6 +1011,23 @@ TR_DEF int tr_mkdirs(const char *dir, char *err, size_t size) {
     return 1;
 }
 
+/* Writing must not fail for the first time after hours: the directory has to be there and to take files. */
+TR_DEF int tr_can_write(const char *option, const char *path, char *err, size_t size) {
+    char dir[4096];
+    struct stat link, target;
+    const char *slash = strrchr(path, '/');
+    size_t n = slash != NULL ? (size_t)(slash - path) + 1 : 0;
+    if (n + 2 > sizeof dir) return tr_fail(err, size, "--%s: the path is too long", option);
+    if (!*path) return tr_fail(err, size, "--%s: got '', wants the name of a file", option);
+    memcpy(dir, path, n);
+    memcpy(dir + n, ".", 2);
+    if (lstat(path, &link) == 0 && S_ISLNK(link.st_mode) && stat(path, &target) != 0)
+        return tr_fail(err, size, "--%s %s: a symbolic link that leads nowhere", option, path);
+    if (access(dir, W_OK | X_OK) != 0 || (access(path, W_OK) != 0 && errno != ENOENT))
+        return tr_fail(err, size, "--%s %s: cannot write there: %s", option, path, strerror(errno));
+    return 1;
+}
+
 /* A file that only grows, in whole pieces: a piece that does not fit (disk full) is cut off again, so that what is there
    stays readable; after that nothing more is written. */
 typedef struct {
@@ -1608,5 +1626,515 @@ TR_DEF uint64_t tr_peak_rss(void) {
     return (uint64_t)u.ru_maxrss * 1024;
 #endif
 }
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>lm  What trainers of language models share beyond that: options, context, text, checkpoint, evaluation, generation.
+   Only where TR_LM is defined before train.h is included; it needs seqtx.h, one directory up. */
+
+#ifdef TR_LM
+#include "../seqtx.h"
+
+enum { TR_BYTES, TR_COMPACT, TR_CHARS, TR_WORDS };              /* tr_lm_opt.tokens */
+enum { TR_AUTO, TR_BPC, TR_PPL };                               /* tr_lm_opt.unit */
+
+typedef struct {
+    const char *data, *checkpoint, *log, *tensorboard, *prompt;
+    int         tokens, unit, eval_only, no_train, threads, precision, device, tf32, no_graph, tune;
+    uint64_t    seed, steps, min_count, eval_batch_sz, eval_every, eval_blocks, save_every, log_every, gpu, generate, top_k;
+    double      max_memory, temperature, top_p;
+} tr_lm_opt;
+
+#define TR_LM_DEFAULTS {NULL, NULL, NULL, NULL, NULL, TR_BYTES, TR_AUTO, 0, 0, 0, STX_PREC_F32, STX_CPU, 0, 0, 0, \
+                        1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.8, 0.95}
+
+/* Rows of the table of options; o is the trainer's tr_lm_opt. */
+#define TR_LM_DATA(o) \
+    TR_GROUP("Data"), \
+    TR_TEXT("data", &(o).data, "a text file (last 5 % test, 5 % before them validation), or a directory with train.txt, valid.txt, test.txt"), \
+    TR_CHOICE("tokens", &(o).tokens, "bytes|bytes-compact|chars|words", "what a token is; compact: bytes that occur, newline is <eos>"), \
+    TR_SIZE("min-count", &(o).min_count, 0, TR_INF, "words or characters seen fewer times become <unk>; 2 or more makes an <unk> for what is new"), \
+    TR_CHOICE("data-unit", &(o).unit, "auto|bpc|ppl", "report bits per byte or perplexity; auto: perplexity for words")
+/* zero: what 0 means as the number of steps between saves, and between evaluations; whole: ... as the number of blocks of one */
+#define TR_LM_SAVING(o, zero, whole) \
+    TR_GROUP("Running"), \
+    TR_TEXT("checkpoint", &(o).checkpoint, "save here, and go on from it if it is there (safetensors)"), \
+    TR_SIZE("save-every", &(o).save_every, 0, TR_INF, "steps between saves; 0: " zero), \
+    TR_SIZE("eval-every", &(o).eval_every, 0, TR_INF, "steps between evaluations; 0: " zero), \
+    TR_SIZE("eval-blocks", &(o).eval_blocks, 0, TR_INF, "blocks per evaluation while training (given here, also of the one at the end, which is else of the whole text); 0: " whole), \
+    TR_SIZE("eval-batch-sz", &(o).eval_batch_sz, 0, 1u << 30, "streams in evaluation; 0: --batch-sz, fewer if the text is short"), \
+    TR_SIZE("log-every", &(o).log_every, 0, TR_INF, "steps between log lines; 0: 10"), \
+    TR_TEXT("log", &(o).log, "append JSON lines to this file"), \
+    TR_TEXT("tensorboard", &(o).tensorboard, "write TensorBoard event files into this directory")
+#define TR_LM_RUNNING(o) \
+    TR_FLAG("eval-only", &(o).eval_only, "evaluate on the whole validation and test text, every token, then stop"), \
+    TR_FLAG("no-train", &(o).no_train, "do not train: only --generate"), \
+    TR_INT("threads", &(o).threads, 0, 4096, "threads; 0: all"), \
+    TR_CHOICE("precision", &(o).precision, "f32|bf16", "bf16 on a CPU: factors of products rounded to bfloat16, all else float; on a GPU: activations stored as bfloat16, parameters and sums float"), \
+    TR_CHOICE("device", &(o).device, "cpu|cuda", "cuda: in programs built with CUDA (make cuda)"), \
+    TR_SIZE("gpu", &(o).gpu, 0, 1023, "which one, as CUDA counts them from 0"), \
+    TR_FLAG("tf32", &(o).tf32, "cuda, f32: products of TF32 factors, faster and less exact"), \
+    TR_FLAG("tune", &(o).tune, "cuda: time the algorithms of each product and keep the fastest; a repeated run may differ in the last bits"), \
+    TR_FLAG("no-graph", &(o).no_graph, "cuda: launch every kernel of every step, in place of replaying steps as CUDA graphs"), \
+    TR_REAL("max-memory", &(o).max_memory, 0, 1e9, "GiB of the device; 0: nine tenths of the machine's, on a GPU all that it has")
+#define TR_LM_GENERATION(o) \
+    TR_GROUP("Generation"), \
+    TR_SIZE("generate", &(o).generate, 0, TR_INF, "write this many tokens at the end"), \
+    TR_TEXT("prompt", &(o).prompt, "text to go on from"), \
+    TR_REAL("temperature", &(o).temperature, 0, 1000, "0: always the likeliest token"), \
+    TR_SIZE("top-k", &(o).top_k, 0, TR_INF, "draw among this many likeliest; 0: all"), \
+    TR_REAL("top-p", &(o).top_p, 0, 1, "draw among the likeliest that make up this probability; 0 or 1: all")
+
+/* What a checkpoint of this trainer is, and which options it decides. Lists end with NULL. */
+typedef struct {
+    const char        *format;          /* "seqtx.sru.1" */
+    const char *const *model;           /* taken from it, and must agree when given as well */
+    const char *const *run;             /* the same in training; evaluation and generation may ask for others */
+    const char *const *unless_given;    /* taken from it unless given */
+    const int         *adapt_io;        /* the option; sizes of a step then depend on its tokens, and it cannot be replayed */
+    const char       **cutoffs;         /* the option adapt-io-cutoffs */
+} tr_lm_kind;
+
+/* One run. What only one model needs stands in the trainer's own struct beside it. */
+typedef struct {
+    tr_options       *options;
+    const tr_lm_opt  *opt;
+    const tr_lm_kind *kind;
+    int          training;
+    stx_ctx     *x;
+    stx_vocab   *vocab;
+    stx_corpus  *text[3];         /* train, valid, test; NULL where there is none */
+    stx_batches *batches;         /* of the training text */
+    stx_params  *params;
+    stx_optim   *optim;
+    stx_schedule schedule;
+    uint64_t     step, steps;
+    double       lr;              /* of this step */
+    uint64_t     print;           /* of the training text: a run goes on with the same one only */
+    int          words;           /* report perplexity */
+    char        *config;          /* the options as JSON */
+    tr_log       log;
+    tr_term      term;
+    tr_board     board;
+    tr_rate      rate;
+    char         err[TR_ERR];
+} tr_lm;
+
+/* Prints why and gives the exit code of bad input. */
+TR_DEF int tr_lm_refuse(const tr_lm *t) {
+    fprintf(stderr, "%s: %s\n", t->options->program, t->err);
+    return 2;
+}
+/* The context's error into t->err; where memory is short, with the option that says how much there may be. */
+TR_DEF int tr_lm_why(tr_lm *t) {
+    return tr_fail(t->err, TR_ERR, "%s%s", stx_error_code(t->x) == STX_ERR_MEMORY ? "--max-memory: " : "", stx_error(t->x));
+}
+TR_DEF double tr_lm_metric(const tr_lm *t, const stx_corpus *text, double nll) {
+    if (t->words) return exp(nll);      /* of the mean, not the mean of exponentials */
+    return nll / log(2.0) * (double)stx_corpus_size(text) / (double)stx_corpus_bytes(text);
+}
+TR_DEF const char *tr_lm_unit(const tr_lm *t) { return t->words ? "ppl" : "bpb"; }
+TR_DEF void tr_lm_note(tr_lm *t, const char *what, int ok) { if (!ok) tr_say(&t->term, "%s: %s", t->options->program, what); }
+
+/* ---- context */
+
+TR_DEF int tr_lm_context(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    stx_desc d;
+    memset(&d, 0, sizeof d);
+    d.threads = o->threads;
+    d.precision = o->precision;
+    d.device = o->device;
+    d.gpu = (int)o->gpu;
+    d.tf32 = o->tf32;
+    d.tune = o->tune;
+    d.no_graph = o->no_graph || *t->kind->adapt_io;
+    d.seed = o->seed;
+    d.max_bytes = o->max_memory > 0 ? (size_t)(o->max_memory * 1073741824.0) : o->device == STX_CUDA ? 0 :
+                  (size_t)((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 0.9);
+    t->x = stx_create(&d);
+    if (!t->x) return tr_fail(t->err, TR_ERR, "no memory");
+    if (stx_ok(t->x)) return 1;
+    if (stx_error_code(t->x) == STX_ERR_DEVICE)
+        return tr_fail(t->err, TR_ERR, "--device %s --precision %s: %s", o->device ? "cuda" : "cpu", o->precision ? "bf16" : "f32", stx_error(t->x));
+    return tr_lm_why(t);
+}
+/* Four numbers of each parameter must fit: value, gradient, two optimiser states. */
+TR_DEF int tr_lm_fits(tr_lm *t, double params) {
+    double need = params * sizeof(stx_real) * 4, limit = (double)stx_ctx_desc(t->x)->max_bytes;
+    if (limit > 0 && need > limit)
+        return tr_fail(t->err, TR_ERR, "the model alone needs %.3g GiB, more than the %.3g GiB of --max-memory: use smaller sizes", need / (1 << 30), limit / (1 << 30));
+    return 1;
+}
+/* --adapt-io-cutoffs into cutoff[], *n of them */
+TR_DEF int tr_lm_cutoffs(tr_lm *t, size_t cutoff[STX_MAX_CLUSTERS - 1], size_t *n) {
+    const char *text = *t->kind->cutoffs, *s = text;
+    *n = 0;
+    while (s && *s) {
+        char *end;
+        unsigned long long v = strtoull(s, &end, 10);
+        if (end == s || *s < '0' || *s > '9' || (*end && *end != ',') || *n == STX_MAX_CLUSTERS - 1 || v == 0)
+            return tr_fail(t->err, TR_ERR, "--adapt-io-cutoffs %s: want up to %d rising numbers with commas between, as 20000,40000,200000", text, STX_MAX_CLUSTERS - 1);
+        cutoff[(*n)++] = (size_t)v;
+        s = *end ? end + 1 : end;
+    }
+    return 1;
+}
+
+/* ---- text */
+
+/* A number for a text: a hash of up to 256 pieces of it, spread evenly. Another text of the same length gives another. */
+TR_DEF uint64_t tr_lm_print(const stx_corpus *c) {
+    size_t n = stx_corpus_size(c), step = n / 256 > 256 ? n / 256 : 256, at, i;
+    uint64_t h = 14695981039346656037u;
+    int32_t piece[256];
+    for (at = 0; at < n; at += step) {
+        size_t m = n - at < 256 ? n - at : 256;
+        if (!stx_corpus_read(c, at, m, piece)) return 0;
+        for (i = 0; i < m; i++) h = (h ^ (uint32_t)piece[i]) * 1099511628211u;
+    }
+    return h;
+}
+/* The three texts, and their vocabulary unless a checkpoint gave it: order and eos_first as in stx_vocab_desc. */
+TR_DEF int tr_lm_data(tr_lm *t, int order, int eos_first) {
+    static const char *const names[3] = {"train.txt", "valid.txt", "test.txt"};
+    const tr_lm_opt *o = t->opt;
+    char path[3][4096];
+    uint64_t begin[3] = {0, 0, 0}, end[3] = {0, 0, 0};
+    struct stat st;
+    int part, dir;
+    if (!o->data) return tr_fail(t->err, TR_ERR, "no --data: give a text file, or a directory with train.txt, valid.txt and test.txt");
+    if (stat(o->data, &st)) return tr_fail(t->err, TR_ERR, "--data %s: %s", o->data, strerror(errno));
+    dir = S_ISDIR(st.st_mode);
+    for (part = 0; part < 3; part++) {
+        int n = dir ? snprintf(path[part], sizeof path[part], "%s/%s", o->data, names[part]) : snprintf(path[part], sizeof path[part], "%s", o->data);
+        if (n < 0 || (size_t)n >= sizeof path[part]) return tr_fail(t->err, TR_ERR, "--data: the path is too long");
+    }
+    if (!dir) {
+        uint64_t size = (uint64_t)st.st_size;
+        if (!S_ISREG(st.st_mode)) return tr_fail(t->err, TR_ERR, "--data %s: neither a file nor a directory", o->data);
+        if (size < 64) return tr_fail(t->err, TR_ERR, "--data %s: %llu bytes are too short to train on", o->data, (unsigned long long)size);
+        end[0] = begin[1] = size - size / 20 * 2;
+        end[1] = begin[2] = size - size / 20;
+        end[2] = size;
+    }
+    if (!t->vocab) {
+        stx_vocab_desc d;
+        memset(&d, 0, sizeof d);
+        d.kind = o->tokens == TR_CHARS ? STX_TOK_CHARS : o->tokens == TR_WORDS ? STX_TOK_WORDS : STX_TOK_BYTES;
+        d.compact = o->tokens == TR_COMPACT;
+        d.eos = o->tokens == TR_CHARS;
+        d.min_count = o->min_count;
+        d.order = order;
+        d.eos_first = eos_first;
+        t->vocab = stx_vocab_build(t->x, &d, path[0], begin[0], end[0]);
+        if (!t->vocab) return tr_lm_why(t);
+    }
+    for (part = 0; part < 3; part++) {
+        if (dir && part && stat(path[part], &st) && errno == ENOENT) continue;      /* no validation or test text: fine */
+        t->text[part] = stx_corpus_open(t->x, t->vocab, path[part], begin[part], end[part]);
+        if (!t->text[part]) return tr_lm_why(t);
+    }
+    for (part = 0; part < 3; part++)
+        if (t->text[part] && stx_corpus_size(t->text[part]) < 2)
+            return tr_fail(t->err, TR_ERR, "--data %s: the %s text has fewer than two tokens: nothing can be predicted in it", o->data, part == 0 ? "training" : part == 1 ? "validation" : "test");
+    t->print = tr_lm_print(t->text[0]);
+    return 1;
+}
+/* The training text in B streams, blocks of T. Out of memory is left to the context's error. */
+TR_DEF int tr_lm_batches(tr_lm *t, uint64_t B, uint64_t T) {
+    stx_batches_desc d;
+    memset(&d, 0, sizeof d);
+    d.B = B; d.T = T; d.seed = t->opt->seed;
+    t->batches = stx_batches_create(t->x, t->text[0], &d);
+    if (t->batches || stx_error_code(t->x) == STX_ERR_MEMORY) return 1;
+    return tr_fail(t->err, TR_ERR, "--data %s, --batch-sz %llu, --block-sz %llu: %s", t->opt->data, (unsigned long long)B, (unsigned long long)T, stx_error(t->x));
+}
+
+/* ---- checkpoint: parameters, optimiser, states, step, random state, data position, vocabulary and options in one file */
+
+/* First the parameters and the optimiser; then the trainer adds its states; then tr_lm_save_end the rest. NULL in error. */
+TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
+    stx_writer *w = stx_writer_create(t->x);
+    stx_batches_state pos = stx_batches_get(t->batches);
+    int ok = w && stx_writer_meta(w, "format", t->kind->format) && stx_writer_meta(w, "config", t->config);
+    ok = ok && stx_writer_meta_u64(w, "step", t->step) && stx_writer_meta_u64(w, "tick", stx_tick(t->x)) && stx_writer_meta_u64(w, "seed", t->opt->seed);
+    ok = ok && stx_writer_meta_u64(w, "data.tokens", stx_corpus_size(t->text[0])) && stx_writer_meta_u64(w, "data.print", t->print) && stx_writer_meta_u64(w, "data.position", pos.p);
+    ok = ok && stx_writer_meta_u64(w, "data.wraps", pos.wraps) && stx_writer_meta_u64(w, "data.fresh", (uint64_t)pos.fresh);
+    ok = ok && stx_params_save(w, t->params, "") && stx_optim_save(w, t->optim);
+    if (ok) return w;
+    if (w) stx_writer_free(w);
+    return NULL;
+}
+/* ok: the states were added. Writes the file at path, whole or not at all, and frees w. */
+TR_DEF int tr_lm_save_end(tr_lm *t, stx_writer *w, int ok, const char *path) {
+    size_t len = stx_vocab_save(t->vocab, NULL, 0);
+    void *blob;
+    if (!w) return 0;
+    blob = malloc(len + 1);
+    ok = ok && blob && stx_vocab_save(t->vocab, blob, len) == len && stx_writer_add(w, "vocab", STX_U8, 1, &len, blob) && stx_writer_seal(w);
+    if (!blob) stx_fail(t->x, STX_ERR_MEMORY, "no memory for the vocabulary");
+    if (ok) ok = stx_writer_finish(w, path);
+    else stx_writer_free(w);
+    free(blob);
+    return ok;
+}
+/* The checkpoint that there is, opened: its form is checked, its options and its vocabulary are taken. It may ask for another context than
+   there is, which is made then. *f NULL: there is none. */
+TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
+    const tr_lm_kind *k = t->kind;
+    const char *path = t->opt->checkpoint, *config, *format;
+    const stx_entry *e;
+    struct stat st;
+    char text[256];
+    int ok;
+    *f = NULL;
+    if (!path || (stat(path, &st) && errno == ENOENT)) {
+        if (t->training) return 1;
+        return tr_fail(t->err, TR_ERR, "--checkpoint %s: %s", path ? path : "", strerror(ENOENT));
+    }
+    *f = stx_file_open(t->x, path);
+    if (!*f) return tr_fail(t->err, TR_ERR, "%s", stx_error(t->x));
+    format = stx_file_meta(*f, "format");
+    config = stx_file_meta(*f, "config");
+    e = stx_file_find(*f, "vocab");
+    if (!format || strcmp(format, k->format) || !config || !e || e->dtype != STX_U8)
+        return tr_fail(t->err, TR_ERR, "%s is a safetensors file, but no checkpoint of this program", path);
+    if (!stx_file_sealed(*f)) return tr_fail(t->err, TR_ERR, "%s", stx_error(t->x));
+    ok = tr_options_adopt(t->options, config, k->model, t->err, TR_ERR);
+    if (ok && k->unless_given) {
+        const char *const *name;
+        for (name = k->unless_given; ok && *name; name++) {
+            const char *const one[2] = {*name, NULL};
+            const tr_opt *p = tr_find_option(t->options, *name, strlen(*name));
+            if (p != NULL && p->from == TR_FROM_DEFAULT) ok = tr_options_adopt(t->options, config, one, t->err, TR_ERR);
+        }
+    }
+    if (ok && (t->training || !tr_given(t->options, "precision"))) ok = tr_options_adopt(t->options, config, k->run, t->err, TR_ERR);
+    if (!ok) return 0;
+    /* cutoffs are text, which cannot be adopted: the run's must give the same shapes, or loading says so */
+    if (!*k->cutoffs && tr_json_find(config, "adapt-io-cutoffs", text, sizeof text) == 1 && strcmp(text, "null")) {
+        static char keep[256];
+        memcpy(keep, text, sizeof keep);
+        *k->cutoffs = keep;
+    }
+    if (stx_ctx_desc(t->x)->precision != t->opt->precision || (*k->adapt_io && !stx_ctx_desc(t->x)->no_graph)) {
+        stx_file_close(*f);
+        *f = NULL;
+        stx_destroy(t->x);
+        if (!tr_lm_context(t)) return 0;
+        *f = stx_file_open(t->x, path);
+        e = *f ? stx_file_find(*f, "vocab") : NULL;
+    }
+    t->vocab = e ? stx_vocab_load(t->x, e->data, e->bytes) : NULL;
+    return t->vocab ? 1 : tr_fail(t->err, TR_ERR, "%s", stx_error(t->x));
+}
+/* Parameters and step from an open checkpoint; in training also all else but the trainer's states. */
+TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
+    stx_ctx *x = t->x;
+    stx_batches_state pos;
+    uint64_t tick, seed, tokens, print, fresh;
+    if (!stx_params_load(t->params, f, "")) return 0;
+    if (!stx_file_meta_u64(x, f, "step", &t->step)) return 0;
+    if (!t->training) return 1;
+    if (!stx_file_meta_u64(x, f, "tick", &tick) || !stx_file_meta_u64(x, f, "seed", &seed) ||
+        !stx_file_meta_u64(x, f, "data.tokens", &tokens) || !stx_file_meta_u64(x, f, "data.print", &print) || !stx_file_meta_u64(x, f, "data.position", &pos.p) ||
+        !stx_file_meta_u64(x, f, "data.wraps", &pos.wraps) || !stx_file_meta_u64(x, f, "data.fresh", &fresh)) return 0;
+    if (seed != t->opt->seed) { stx_fail(x, STX_ERR_ARG, "the checkpoint was made with --seed %llu: give it again, so that the run goes on as it would have", (unsigned long long)seed); return 0; }
+    if (tokens != stx_corpus_size(t->text[0])) {
+        stx_fail(x, STX_ERR_ARG, "the training text has %zu tokens, the checkpoint's had %llu: it is another --data", stx_corpus_size(t->text[0]), (unsigned long long)tokens);
+        return 0;
+    }
+    if (print != t->print) { stx_fail(x, STX_ERR_ARG, "the training text is not the one that the checkpoint was trained on: it is another --data, or was changed"); return 0; }
+    pos.fresh = fresh != 0;
+    if (!stx_optim_load(t->optim, f) || !stx_batches_set(t->batches, pos)) return 0;
+    stx_set_tick(x, tick);
+    return 1;
+}
+
+/* ---- the run's beginning and end */
+
+/* All that can still be refused, before the first file is written; then log, TensorBoard and signals are opened. */
+TR_DEF int tr_lm_open(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    struct stat st;
+    if (o->prompt && *o->prompt && stx_vocab_encode(t->vocab, o->prompt, strlen(o->prompt), NULL, 0) == STX_NPOS) return tr_fail(t->err, TR_ERR, "--prompt: %s", stx_error(t->x));
+    if (o->tensorboard && !stat(o->tensorboard, &st) && !S_ISDIR(st.st_mode)) return tr_fail(t->err, TR_ERR, "--tensorboard %s: not a directory", o->tensorboard);
+    if (t->training && o->checkpoint && !tr_can_write("checkpoint", o->checkpoint, t->err, TR_ERR)) return 0;
+    if (o->log && strncmp(o->log, "/dev/", 5) && !tr_can_write("log", o->log, t->err, TR_ERR)) return 0;
+    t->config = tr_options_json(t->options);
+    if (!t->config) return tr_fail(t->err, TR_ERR, "no memory");
+    /* only a run that goes on from its checkpoint writes the later lines of its log again */
+    return tr_board_open(&t->board, o->tensorboard, t->training ? t->step : 0, t->err, TR_ERR)
+        && tr_log_open(&t->log, o->log, t->training && t->step ? t->step : TR_KEEP_ALL, t->err, TR_ERR)
+        && tr_signals(t->err, TR_ERR);
+}
+/* The first lines, and the first record of the log. */
+TR_DEF void tr_lm_hello(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    char size[TR_TEXT_MAX], mem[TR_TEXT_MAX];
+    tr_term_open(&t->term, stdout);
+    tr_count(size, (double)stx_params_size(t->params));
+    tr_bytes(mem, (double)stx_bytes(t->x));
+    if (o->device) tr_say(&t->term, "%s parameters, vocabulary %zu, %s, %s, %s of its memory so far", size, stx_vocab_size(t->vocab), stx_backend(t->x), o->precision ? "bf16" : o->tf32 ? "f32 (tf32 products)" : "f32", mem);
+    else tr_say(&t->term, "%s parameters, vocabulary %zu, %d thread%s, %s, %s of memory so far", size, stx_vocab_size(t->vocab), stx_threads(t->x), stx_threads(t->x) > 1 ? "s" : "", o->precision ? "bf16 products" : "f32", mem);
+    if (t->text[0]) {
+        tr_bytes(size, (double)stx_corpus_bytes(t->text[0]));
+        tr_say(&t->term, "training text: %s, %zu tokens; step %llu of %llu", size, stx_corpus_size(t->text[0]), (unsigned long long)t->step, (unsigned long long)t->steps);
+    }
+    if (t->step == 0 && t->training) {
+        tr_log_begin(&t->log, "start");
+        tr_log_json(&t->log, "config", t->config);
+        tr_log_int(&t->log, "params", stx_params_size(t->params));
+        tr_lm_note(t, t->log.err, tr_log_end(&t->log));
+    }
+}
+TR_DEF void tr_lm_close(tr_lm *t) {
+    int part;
+    for (part = 0; part < 3; part++) stx_corpus_close(t->text[part]);
+    stx_batches_free(t->batches);
+    stx_vocab_free(t->vocab);
+    tr_log_close(&t->log);
+    tr_board_close(&t->board);
+    free(t->config);
+    stx_destroy(t->x);
+}
+
+/* ---- training: what a step leaves for people */
+
+/* A point of a curve of TensorBoard. */
+TR_DEF void tr_lm_point(tr_lm *t, const char *tag, double x) { tr_lm_note(t, t->board.err, tr_board_scalar(&t->board, tag, t->step, x)); }
+/* Progress; loss: of this step. */
+TR_DEF void tr_lm_show(tr_lm *t, double loss, int due) {
+    tr_progress p;
+    memset(&p, 0, sizeof p);
+    p.step = t->step; p.steps = t->steps;
+    p.loss = loss;
+    p.unit = tr_lm_unit(t);
+    p.metric = tr_lm_metric(t, t->text[0], loss);
+    p.lr = t->lr;
+    p.tokens_per_s = tr_rate_tokens(&t->rate);
+    p.left = tr_rate_left(&t->rate, t->steps - t->step);
+    tr_show(&t->term, &p, due);
+}
+/* Begins a record "train"; loss: the mean since the last one. The trainer adds its own numbers and ends it. */
+TR_DEF void tr_lm_log_step(tr_lm *t, double loss) {
+    tr_log_begin(&t->log, "train");
+    tr_log_int(&t->log, "step", t->step);
+    tr_log_num(&t->log, "loss", loss);
+    tr_log_num(&t->log, tr_lm_unit(t), tr_lm_metric(t, t->text[0], loss));
+    tr_log_num(&t->log, "lr", t->lr);
+    tr_log_num(&t->log, "grad_norm", t->optim->grad_norm);
+    tr_log_num(&t->log, "tokens_per_s", tr_rate_tokens(&t->rate));
+    tr_log_int(&t->log, "peak_bytes", stx_peak_bytes(t->x));
+    tr_lm_point(t, "train/loss", loss);
+    tr_lm_point(t, "train/lr", t->lr);
+    tr_lm_point(t, "train/grad_norm", t->optim->grad_norm);
+}
+
+/* ---- evaluation */
+
+/* Fewer streams, shorter blocks where the text is short. */
+TR_DEF void tr_lm_fit(const stx_corpus *text, size_t *B, size_t *T) {
+    size_t n = stx_corpus_size(text);
+    while (*B > 1 && n / *B < 2 * (*T + 1)) --*B;
+    if (n < *T + 1) *T = n > 2 ? n - 2 : 1;
+}
+/* Mean nll of the targets (B,T): the trainer's loss with the state of this evaluation. stx_begin was called. */
+typedef double (*tr_lm_score)(void *user, const stx_ids *in, const stx_ids *targets);
+/* Mean nll over a text, nats per token, and the number of tokens that it is of. blocks 0: the whole text. NaN in error, or when a
+   signal wants the run to stop. */
+TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, uint64_t blocks, int rule, tr_lm_score score, void *user, double *scored) {
+    stx_batches_desc d;
+    stx_batches *b;
+    int32_t *in = (int32_t *)malloc(B * T * sizeof *in), *out = (int32_t *)malloc(B * T * sizeof *out);
+    double sum = 0, count = 0;
+    size_t n;
+    uint64_t k;
+    memset(&d, 0, sizeof d);
+    d.B = B; d.T = T;
+    b = stx_batches_create(t->x, text, &d);
+    if (!in || !out) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a batch of %zu x %zu tokens", B, T);
+    else if (b) {
+        stx_batches_rewind(b, rule);
+        for (k = 0; (!blocks || k < blocks) && stx_batches_next_eval(b, in, out, &n) != STX_BATCH_END && !tr_stop_requested(); k++) {
+            stx_begin(t->x, STX_EVAL);
+            sum += score(user, stx_tokens(t->x, in, B, n), stx_tokens(t->x, out, B, n)) * (double)(B * n);
+            count += (double)(B * n);
+        }
+    }
+    free(in);
+    free(out);
+    stx_batches_free(b);
+    *scored = count;
+    return count > 0 && !tr_stop_requested() ? sum / count : (double)NAN;
+}
+/* Tells the result of an evaluation; 0 when there was an error in place of one. */
+TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, int of_part) {
+    static const char *const split[3] = {"train", "valid", "test"};
+    double m;
+    char tag[40];
+    if (tr_stop_requested()) return 1;
+    if (!stx_ok(t->x)) return 0;
+    m = tr_lm_metric(t, t->text[part], nll);
+    tr_say(&t->term, "step %llu: %s %s %.4f (loss %.4f%s)", (unsigned long long)t->step, split[part], tr_lm_unit(t), m, nll, of_part ? ", part of the text" : "");
+    tr_log_begin(&t->log, "eval");
+    tr_log_str(&t->log, "split", split[part]);
+    tr_log_num(&t->log, "loss", nll);
+    tr_log_num(&t->log, tr_lm_unit(t), m);
+    tr_log_int(&t->log, "step", t->step);
+    tr_log_int(&t->log, "tokens", (uint64_t)scored);
+    tr_lm_note(t, t->log.err, tr_log_end(&t->log));
+    snprintf(tag, sizeof tag, "%s/%s%s", split[part], tr_lm_unit(t), of_part ? "_of_part" : "");
+    tr_lm_point(t, tag, m);
+    return 1;
+}
+
+/* ---- generation */
+
+/* Feeds n ids to the trainer's generator and returns the logits (V) after them; NULL in error. */
+typedef const stx_real *(*tr_lm_feed)(void *user, const int32_t *ids, size_t n);
+/* The prompt, and --generate tokens after it, to standard output. */
+TR_DEF int tr_lm_generate(tr_lm *t, tr_lm_feed feed, void *user) {
+    const tr_lm_opt *o = t->opt;
+    size_t V = stx_vocab_size(t->vocab), n, len;
+    const char *prompt = o->prompt && *o->prompt ? o->prompt : NULL;
+    int32_t *ids, token = stx_vocab_eos(t->vocab);
+    stx_real *work = (stx_real *)malloc(V * sizeof *work);
+    const stx_real *logits = NULL;
+    stx_sampling s;
+    uint64_t i;
+    char piece[4096];
+    if (!work) { stx_fail(t->x, STX_ERR_MEMORY, "no memory to sample"); return 0; }
+    memset(&s, 0, sizeof s);
+    s.temperature = o->temperature; s.top_k = o->top_k; s.top_p = o->top_p; s.seed = o->seed;
+    if (prompt) {
+        n = stx_vocab_encode(t->vocab, prompt, strlen(prompt), NULL, 0);
+        if (n == STX_NPOS || !n) { free(work); stx_fail(t->x, STX_ERR_ARG, "--prompt gives no tokens"); return 0; }
+        ids = (int32_t *)malloc(n * sizeof *ids);
+        if (!ids) { free(work); stx_fail(t->x, STX_ERR_MEMORY, "no memory for the prompt"); return 0; }
+        stx_vocab_encode(t->vocab, prompt, strlen(prompt), ids, n);
+        fputs(prompt, stdout);
+        if (stx_vocab_kind(t->vocab) == STX_TOK_WORDS) putchar(' ');
+        logits = feed(user, ids, n);
+        free(ids);
+    } else {
+        if (token < 0) token = stx_vocab_find(t->vocab, "\n", 1);
+        if (token < 0) token = 0;
+        logits = feed(user, &token, 1);
+    }
+    for (i = 0; i < o->generate && logits && !tr_stop_requested(); i++) {
+        token = stx_sample(&s, i, logits, V, work);
+        if (token < 0) { stx_fail(t->x, STX_ERR_ARG, "the model's output is not finite"); break; }
+        len = stx_vocab_decode(t->vocab, &token, 1, piece, sizeof piece);
+        if (len != STX_NPOS) fwrite(piece, 1, len < sizeof piece ? len : sizeof piece, stdout);
+        fflush(stdout);
+        logits = feed(user, &token, 1);
+    }
+    putchar('\n');
+    if (fflush(stdout) || ferror(stdout)) stx_fail(t->x, STX_ERR_IO, "the generated text cannot be written: %s", strerror(errno));
+    free(work);
+    return stx_ok(t->x);
+}
+#endif /* TR_LM */
 
 #endif /* SEQTX_EXAMPLES_TRAIN_H */

@@ -19,6 +19,7 @@ command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi --query-gpu=name,driver_vers
 for t in ops sru gemm attention model; do run "$t" "build/cuda/test_cuda_$t"; done
 for t in golden_ops golden_span golden_sru; do run "$t" "build/cuda/test_cuda_$t" tests/golden; done
 run trainer sh tests/trainer_cuda.sh build/cuda/train_attn_span
+run trainer_sru sh tests/trainer_sru_cuda.sh build/cuda/train_sru
 if command -v compute-sanitizer >/dev/null 2>&1; then
     for tool in memcheck racecheck synccheck; do
         for t in ops sru gemm attention; do run "$tool $t" compute-sanitizer --tool "$tool" --error-exitcode 9 "build/cuda/test_cuda_$t" short; done

@@ -9,146 +9,9 @@
 # one those checks are left out, and a line says so). Works in a directory of its own, which it removes.
 # Each check counts; the last line is "N passed, N failed".
 
-LC_ALL=C OMP_WAIT_POLICY=passive; export LC_ALL OMP_WAIT_POLICY     # tiny models: spinning threads only stand in the way
-unset LD_PRELOAD TRAINER_COUNT TRAINER_DIE_AT TRAINER_FULL_AT
 here=$(cd "$(dirname "$0")" && pwd)
 bin=${1:-build/train_attn_span}
-case $bin in /*) ;; *) bin=$PWD/$bin ;; esac
-passed=0 failed=0 running=
-
-T=$(mktemp -d) || exit 1
-finish() {
-    if [ -n "$running" ]; then kill -9 "$running" 2>/dev/null; wait "$running" 2>/dev/null; running=; fi
-    cd / && chmod -R u+rwx "$T" 2>/dev/null; rm -rf "$T"
-}
-trap finish EXIT
-trap 'exit 129' HUP; trap 'exit 130' INT; trap 'exit 143' TERM
-cd "$T" || exit 1
-
-# ---- counting ----
-
-pass() { passed=$((passed + 1)); }
-fail() {
-    failed=$((failed + 1))
-    echo "FAILED [$part] $*"
-}
-check() { # WHAT COMMAND...: passes if the command gives 0
-    what=$1; shift
-    if "$@" >/dev/null 2>&1; then pass; else fail "$what: $*"; fi
-}
-part=
-section() {
-    now=$(date +%s)
-    [ -z "$part" ] || echo "  $part: $((now - since)) s"
-    part=$1 since=$now
-}
-
-# ---- running ----
-
-run() { # DIR OPTIONS...: runs the trainer there; leaves $rc, $T/out, $T/err
-    dir=$1; shift
-    (cd "$dir" && exec timeout -k 5 100 "$bin" "$@") >"$T/out" 2>"$T/err" </dev/null
-    rc=$?
-}
-good() { # WHAT DIR OPTIONS...: must end well
-    what=$1; shift
-    run "$@"
-    if [ $rc -eq 0 ]; then pass; else fail "$what: exit code $rc: $(head -c 300 "$T/err")"; fi
-}
-start() { # DIR OPTIONS...: the same in the background, as $running
-    dir=$1; shift
-    (cd "$dir" && exec "$bin" "$@") >"$T/bg.out" 2>"$T/bg.err" </dev/null &
-    running=$!
-}
-collect() { # waits for it; leaves $rc
-    wait "$running" 2>/dev/null
-    rc=$?
-    running=
-}
-loads() { run "${1%/*}" --checkpoint "${1##*/}" --no-train --threads 1; [ $rc -eq 0 ]; }
-tmps() { find "$1" -name '*.tmp' | wc -l; }
-nap() { sleep "$(($1 / 1000)).$(printf %03d $(($1 % 1000)))"; }        # MILLISECONDS
-ms_since() { echo $((($(date +%s%N) - $1) / 1000000)); }
-
-# ---- looking into files ----
-
-header_size() { od -An -tu1 -N8 "$1" | awk '{ n = $1 + 256 * ($2 + 256 * ($3 + 256 * $4)) } END { print n + 0 }'; }
-header() { tail -c +9 "$1" | head -c "$(header_size "$1")"; }
-meta() { header "$1" | sed 's/.*"'"$2"'":"\([^"]*\)".*/\1/'; }     # FILE KEY, of what is not the configuration
-# All that a checkpoint says but the options of its run: names, shapes, step, positions, and the bytes of every tensor.
-state() { header "$1" | sed 's/"config":.*","step":/"step":/; s/"seal":"[0-9]*"//; s/ *$//'; tail -c +$((9 + $(header_size "$1"))) "$1"; }
-same_state() { [ -s "$1" ] && [ -s "$2" ] && state "$1" >"$T/state1" && state "$2" >"$T/state2" && cmp "$T/state1" "$T/state2"; }
-differ() { [ -s "$1" ] && [ -s "$2" ] && ! cmp -s "$1" "$2"; }
-# Every F32 tensor holds finite numbers only, and there are some.
-finite() {
-    base=$((9 + $(header_size "$1")))
-    header "$1" | sed 's/},"/}\
-"/g' | sed -n 's/.*"dtype":"F32".*"data_offsets":\[\([0-9]*\),\([0-9]*\)\].*/\1 \2/p' >"$T/ranges"
-    [ -s "$T/ranges" ] || return 1
-    while read -r a b; do
-        tail -c +$((base + a)) "$1" | head -c $((b - a)) | od -An -v -tf4
-    done <"$T/ranges" | awk '/n|N/ { bad = 1 } { n += NF } END { exit bad || !n }'
-}
-# train lines of a log (or those of another event), without what depends on the clock
-events() { grep '"event":"'"${2:-train}"'"' "$1" | sed 's/"tokens_per_s":[^,]*,//; s/"peak_bytes":[^,]*,//'; }
-steps_of() { events "$1" | sed 's/.*"step":\([0-9]*\).*/\1/'; }
-field() { sed -n 's/.*"'"$1"'":\([^,}]*\).*/\1/p'; }
-# Reads JSON lines, prints the keys of each; ends with 1 at the first line that is no JSON object.
-cat >json.awk <<'END'
-function eat(re) { if (match(s, re) != 1) return 0; s = substr(s, RLENGTH + 1); return 1 }
-function string() { return eat("^\"([^\"\\\\]|\\\\.)*\"") }
-function value() {
-    if (substr(s, 1, 1) == "{") return object(0)
-    if (substr(s, 1, 1) == "\"") return string()
-    if (eat("^(true|false|null)")) return 1
-    return eat("^-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][-+]?[0-9]+)?")
-}
-function object(top, before) {
-    if (!eat("^{")) return 0
-    if (eat("^}")) return 1
-    for (;;) {
-        before = s
-        if (!string()) return 0
-        if (top) keys = keys (keys == "" ? "" : ",") substr(before, 2, length(before) - length(s) - 2)
-        if (!eat("^:") || !value()) return 0
-        if (eat("^}")) return 1
-        if (!eat("^,")) return 0
-    }
-}
-{ s = $0; keys = ""; if (!object(1) || s != "") { print "no JSON: " $0; exit 1 } print keys }
-END
-json() { [ -s "$1" ] && awk -f "$T/json.awk" "$1" >"$T/keys"; }
-only_keys() { # FILE EVENT KEYS: every line of that event has exactly these keys
-    grep '"event":"'"$2"'"' "$1" >"$T/lines" && awk -f "$T/json.awk" "$T/lines" | awk -v want="$3" '$0 != want { bad = 1 } END { exit bad || !NR }'
-}
-# TensorBoard's framing: u64 length, u32, payload, u32, and so to the exact end. Prints the number of records.
-frames() {
-    od -An -v -tu1 "$1" | awk '
-        { for (i = 1; i <= NF; i++) byte[n++] = $i }
-        END {
-            at = 0
-            while (at < n) {
-                if (at + 12 > n) exit 1
-                len = byte[at] + 256 * (byte[at + 1] + 256 * (byte[at + 2] + 256 * byte[at + 3]))
-                for (i = 4; i < 8; i++) if (byte[at + i]) exit 1
-                if (!len) exit 1
-                at += 12 + len + 4
-                records++
-            }
-            if (at != n || !records) exit 1
-            print records
-        }'
-}
-
-if [ ! -x "$bin" ]; then
-    part=start; fail "$bin is not there: build it first, or give its path"
-    echo "$passed passed, $failed failed"; exit 1
-fi
-seed=${TRAINER_SEED:-$(od -An -N2 -tu2 /dev/urandom | tr -d ' ')}
-echo "random moments: TRAINER_SEED=$seed"
-awk -v seed="$seed" 'BEGIN { srand(seed); for (i = 0; i < 400; i++) print int(rand() * 10000) }' >random
-rolls=0
-roll() { rolls=$((rolls + 1)); rand=$(sed -n "${rolls}p" "$T/random"); }     # leaves $rand in 0..9999
+. "$here/trainer_lib.sh"
 
 # Easy text, short enough for the streams to wrap.
 awk 'BEGIN { for (i = 0; i < 90; i++) print "the cat sat on mat " i % 7 " and the dog ran" }' >t.txt
@@ -166,22 +29,6 @@ good "200 steps in one go" whole $long
 whole_ms=$(ms_since "$t0")
 check "the streams wrap" [ "$(meta whole/run.st data.wraps)" -ge 2 ]
 check "the log has each step once" [ "$(steps_of whole/log.jsonl | tr '\n' ' ')" = "$(awk 'BEGIN { for (i = 1; i <= 200; i++) printf "%d ", i }')" ]
-
-# What must hold in directory $1 when a killed run is continued to its end by options $2...
-continued() {
-    where=$1 dir=$2; shift 2
-    n=$(tmps "$dir")
-    if [ "$n" -le 1 ]; then pass; else fail "$where: $n temporary files"; fi
-    if [ ! -e "$dir/run.st" ] || loads "$dir/run.st"; then pass; else fail "$where: the checkpoint does not load: $(head -c 300 "$T/err")"; fi
-    good "$where, resumed" "$dir" "$@"
-    check "$where: as the unbroken run, bit for bit" cmp whole/run.st "$dir/run.st"
-    # killed before its first save it starts again, and says so by another "start": what came before is nobody's to delete
-    awk '/"event":"start"/ { kept = "" } { kept = kept $0 "\n" } END { printf "%s", kept }' "$dir/log.jsonl" >last.jsonl
-    events whole/log.jsonl >want; events last.jsonl >got
-    check "$where: the log as the unbroken run's, no step twice" cmp want got
-    events whole/log.jsonl eval >want; events "$dir/log.jsonl" eval | awk '!seen[$0]++' >got
-    check "$where: evaluations as the unbroken run's" cmp want got
-}
 
 mkdir half
 good "100 steps" half $files $span --steps 100 --eval-every 50 --eval-blocks 2 --log-every 1
@@ -217,14 +64,8 @@ done
 continued "$i kills in one run" kill $long
 
 # the same at exact places: in the midst of a write, before a flush, before the rename
-kills=
-if ${CC:-cc} -shared -fPIC "$here/trainer_kill.c" -o kill.so -ldl >/dev/null 2>&1; then
-    mkdir count
-    (cd count && TRAINER_COUNT=$T/calls LD_PRELOAD=$T/kill.so exec "$bin" $long) >/dev/null 2>&1
-    if [ -s calls ] && [ "$(cat calls)" -gt 100 ]; then kills=1; fi
-fi
+exact_kills count $long
 if [ -n "$kills" ]; then
-    calls=$(cat calls)
     i=0
     while [ $i -lt 20 ]; do
         i=$((i + 1)); roll
@@ -245,18 +86,6 @@ section "repeat and resume"
 awk 'BEGIN { split("one two three four five six seven eight nine ten eleven twelve", w, " ")
     for (i = 0; i < 150; i++) { for (j = 0; j < 8; j++) printf "%s ", w[(i * j + i % 5) % 12 + 1]; print "x" i % 9 } }' >w.txt
 
-variant() { # NAME OPTIONS...: repeats bit for bit; 30 + 30 steps are 60 steps
-    name=$1; shift
-    rm -rf v1 v2 v3; mkdir v1 v2 v3
-    good "$name" v1 --checkpoint run.st "$@" --steps 60
-    good "$name, again" v2 --checkpoint run.st "$@" --steps 60
-    check "$name: a run repeats bit for bit" cmp v1/run.st v2/run.st
-    check "$name: finite" finite v1/run.st
-    good "$name, 30 steps" v3 --checkpoint run.st "$@" --steps 30
-    check "$name: 30 steps differ" differ v1/run.st v3/run.st
-    good "$name, 30 more" v3 --checkpoint run.st "$@" --steps 60
-    check "$name: 30 + 30 steps are 60, bit for bit" cmp v1/run.st v3/run.st
-}
 variant "adagrad" --data ../t.txt $span
 for optim in sgd adam adamw; do
     variant $optim --data ../t.txt $span --optim $optim --lr 0.003 --weight-decay 0.01
@@ -316,22 +145,6 @@ head -c 70 t.txt >short70.txt       # training text: 64 tokens; four streams of 
 awk 'BEGIN { for (i = 0; i < 100; i++) print "quite another text, of another length " i }' >other.txt
 cp t.txt three/train.txt; : >three/valid.txt
 
-# PATTERN OPTIONS...: exit code 2, one line on standard error that has PATTERN, nothing on standard output, no file
-# written or changed.
-refused() {
-    pattern=$1; shift
-    { ls -AlR --full-time .; find . -type f -exec cksum {} +; } >"$T/before" 2>/dev/null
-    run . "$@"
-    { ls -AlR --full-time .; find . -type f -exec cksum {} +; } >"$T/after" 2>/dev/null
-    told=$(head -c 400 "$T/err")
-    [ $rc -eq 2 ] && pass || fail "exit code $rc instead of 2: $* ($told)"
-    [ "$(wc -l <"$T/err")" -eq 1 ] && [ ! -s "$T/out" ] && pass || fail "one line on standard error is wanted, nothing else: $* ($told)"
-    grep -qi -e "$pattern" "$T/err" && pass || fail "the message does not have '$pattern': $* ($told)"
-    if cmp -s "$T/before" "$T/after"; then pass; else
-        fail "something was written: $*: $(diff "$T/before" "$T/after" | grep '^[<>]' | head -n 3)"
-        rm -rf L.jsonl TB C.st
-    fi
-}
 new="--log L.jsonl --tensorboard TB --checkpoint C.st --steps 3"       # what must not appear
 old="--log L.jsonl --tensorboard TB --steps 9"                         # with a checkpoint of its own
 

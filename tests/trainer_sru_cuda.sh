@@ -1,0 +1,44 @@
+#!/bin/sh
+# trainer_sru_cuda.sh TRAINER - the trainer of SRU and SRU++ with --device cuda: the losses of the CPU, replays, checkpoints that change the device,
+# refusals. TRAINER is built with CUDA, or with tests/cuda_host in its place. Ends with "N passed, N failed".
+cd "$(dirname "$0")/.." || exit 1
+t=$1 d=$(mktemp -d) passed=0 failed=0
+trap 'rm -rf "$d"' EXIT
+check() { what=$1; shift; if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "tests/trainer_sru_cuda.sh: FAILED: $what"; fi; }
+i=0
+while [ $i -lt 400 ]; do echo "line $i of a text that a small model can learn, $((i * i % 97)) times"; i=$((i + 1)); done > "$d/text"
+model="--nlayers 2 --hid-sz 32 --proj-sz 16 --nheads 2 --dropout 0.1 --attn-dropout 0.1 --batch-sz 4 --block-sz 16 --lr 0.01 --schedule constant --log-every 1 --eval-blocks 2 --threads 1"
+run() { name=$1; shift; "$t" --data "$d/text" $model "$@" --log "$d/$name.log" > "$d/$name.out" 2>&1; }
+losses() { sed -n 's/.*"type":"train".*"loss":\([0-9.e+-]*\).*/\1/p; s/.*"event":"train".*"loss":\([0-9.e+-]*\).*/\1/p' "$d/$1.log"; }
+# the two logs have N losses each, and each pair differs by less than a part in TOL
+same() {
+    losses "$1" > "$d/a"; losses "$2" > "$d/b"
+    [ "$(wc -l < "$d/a")" -eq "$3" ] && [ "$(wc -l < "$d/b")" -eq "$3" ] && paste "$d/a" "$d/b" | awk -v tol="$4" '{ e = ($1 - $2) / $1; if (e < 0) e = -e; if (!(e <= tol)) bad = 1 } END { exit bad }'
+}
+run cpu --steps 14
+check "the CPU trains: $(tail -n 1 "$d/cpu.out")" grep -q "step 14" "$d/cpu.out"
+run cuda --device cuda --steps 14
+check "the GPU trains: $(tail -n 1 "$d/cuda.out")" grep -q "sm_" "$d/cuda.out"
+check "the losses of the GPU are those of the CPU" same cpu cuda 14 1e-4
+run plain --device cuda --no-graph --steps 14
+check "replayed steps are the same as launched ones" same cuda plain 14 0
+run split --device cuda --batch-split 2 --steps 6
+run split_cpu --batch-split 2 --steps 6
+check "a batch in two parts" same split_cpu split 6 1e-4
+run half --device cuda --precision bf16 --steps 14
+check "bf16 is near" same cpu half 14 5e-2
+run first --steps 7 --checkpoint "$d/c" --generate 0
+run second --device cuda --steps 14 --checkpoint "$d/c"
+check "the GPU goes on from the CPU's checkpoint: $(tail -n 1 "$d/second.out")" [ "$(losses second | wc -l)" -eq 7 ]
+losses cpu | tail -n 7 > "$d/x"; losses second > "$d/y"
+check "as the CPU would have" sh -c "paste '$d/x' '$d/y' | awk '{ e = (\$1 - \$2) / \$1; if (e < 0) e = -e; if (!(e <= 1e-4)) bad = 1 } END { exit bad }'"
+"$t" --data "$d/text" $model --checkpoint "$d/c" --eval-only > "$d/eval_cpu" 2>&1; "$t" --data "$d/text" $model --checkpoint "$d/c" --eval-only --device cuda > "$d/eval_gpu" 2>&1
+check "both evaluate it alike: $(grep valid "$d/eval_cpu"); $(grep valid "$d/eval_gpu")" [ "$(grep -o 'valid bpb [0-9.]*' "$d/eval_cpu" | cut -c1-13)" = "$(grep -o 'valid bpb [0-9.]*' "$d/eval_gpu" | cut -c1-13)" ]
+"$t" $model --checkpoint "$d/c" --no-train --generate 40 --temperature 0 --prompt "line" > "$d/gen_cpu" 2>&1; "$t" $model --checkpoint "$d/c" --no-train --generate 40 --temperature 0 --prompt "line" --device cuda > "$d/gen_gpu" 2>&1
+check "and write the same" sh -c "tail -n 1 '$d/gen_cpu' > '$d/x'; tail -n 1 '$d/gen_gpu' | cmp -s - '$d/x'"
+"$t" --data "$d/text" $model --device cuda --gpu 77 --steps 1 > "$d/refused" 2>&1
+check "no such GPU: $(cat "$d/refused")" grep -q "desc.gpu is 77" "$d/refused"
+"$t" --data "$d/text" $model --device cuda --max-memory 0.001 --steps 1 > "$d/refused" 2>&1
+check "too little memory: $(cat "$d/refused")" grep -q -e "--max-memory" "$d/refused"
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
