@@ -789,6 +789,7 @@ static void errors(void) {
     l = lm; l.sru.not_causal = 1; refused_lm("must not see what it predicts", &l);
     l = lm; l.dropout = 1.5; refused_lm("dropout is 1.5", &l);
     l = lm; l.emb_dropout = -1; refused_lm("emb_dropout is -1", &l);
+    l = lm; l.io_dropout = 1; refused_lm("io_dropout is 1", &l);
     l = lm; l.tied = 1; l.emb = 5; refused_lm("tied with another emb", &l);
     l = lm; l.tied = 1; l.adapt_io = 1; refused_lm("tied with adapt_io", &l);
     l = lm; l.adapt_io = 1; l.emb = 5; refused_lm("emb with adapt_io", &l);
@@ -866,6 +867,13 @@ static void errors(void) {
         stx_clear_error(y);
         CHECK(!stx_sru_gen_create(g, 0, 0) && strstr(stx_error(y), "B >= 1"), "%s", stx_error(y));
         stx_clear_error(y);
+        l = lm;
+        l.sru.transform = STX_SRU_ATTENTION; l.sru.proj = 4; l.sru.norm = STX_SRU_NORM_BEFORE; l.sru.literal_norm = 1;
+        {
+            stx_ctx *w = context(1, 1);
+            CHECK(!stx_sru_gen_create(stx_sru_lm_create(w, &l), 1, 0) && strstr(stx_error(w), "literal_norm"), "%s", stx_error(w));
+            stx_destroy(w);
+        }
         tok[0] = 1;
         CHECK(stx_sru_gen_feed(gen, tok, 1) != NULL, "after an error: %s", stx_error(y));
     }
