@@ -207,7 +207,7 @@ typedef struct stx_sru_desc {
 
 typedef struct stx_sru_layer {
     size_t I, P, k;                         /* features in, width between (0: none), planes of U */
-    int    attends, xr_k3;                  /* has attention; has a highway from its raw input */
+    int    attends, highway;                /* has attention; k = 3 and its highway is x */
     stx_real alpha;                         /* scale of the highway */
     stx_tensor *w1, *w2, *w3;               /* (P,I) (2P,P) (k O, P or I); NULL where there is none */
     stx_tensor *alpha_attn;                 /* (1) */
@@ -286,6 +286,7 @@ typedef struct stx_sru_lm_desc {
     size_t emb;             /* width of the embedding; 0: d */
     stx_sru_desc sru;       /* the stack; input, hidden and dropout are filled in */
     double dropout;         /* of embedding, stack and output */
+    double io_dropout;      /* of embedding and output alone; 0: dropout, negative: none */
     double emb_dropout;     /* inside the adaptive embedding and softmax */
     int    tied;            /* the output's matrix is the embedding's (emb = d) */
     int    adapt_io;        /* adaptive embedding and softmax, which share their tables; the vocabulary is sorted by falling frequency */
@@ -424,7 +425,7 @@ STX_KERNEL(stx_sru_bwd, (stx_ctx *x, const stx_sru_args *a))
 /* Columns of a block: rows of a few KB, so that the streams run through whole pages, while its constants and state stay in the first
    cache and, in backward, its tile of states in the second. Fewer when there are too few blocks for the threads. */
 enum { STX__SRU_FAR = 8 << 20 };        /* bytes of h that are too much for the caches, with all that belongs to them */
-enum { STX__SRU_WIDE = 4096 / sizeof(stx_real), STX__SRU_WIDE_BACK = 2048 / sizeof(stx_real), STX__SRU_NARROW = 16 };
+enum { STX__SRU_WIDE = 4096 / sizeof(stx_real), STX__SRU_NARROW = 16 };
 
 typedef struct stx__sru_plan { size_t O, W, blocks, units, tiles, chunks, each, ldu, slots, scratch, carries; } stx__sru_plan;
 /* each: tiles of a chunk; slots: threads at work, scratch: numbers that each has for itself, carries: those of the chunks */
@@ -432,7 +433,7 @@ static void stx__sru_plan_of(stx__sru_plan *p, const stx_sru_args *a, size_t thr
     p->O = a->D * a->H;
     p->tiles = stx_sru_tiles(a);
     p->ldu = a->k * p->O;
-    for (p->W = backward ? STX__SRU_WIDE_BACK : STX__SRU_WIDE;; p->W /= 2) {
+    for (p->W = STX__SRU_WIDE;; p->W /= 2) {
         p->blocks = (a->H + p->W - 1) / p->W;
         p->units = a->B * a->D * p->blocks;
         if (p->W <= STX__SRU_NARROW || p->units >= threads * (p->W > 128 ? 4 : 1)) break;
@@ -511,7 +512,7 @@ static stx_real stx__sru_alpha(const stx_sru_args *a) { return a->k == 4 ? 1 : a
    is more than the processor's own prefetching sees. */
 enum { STX__SRU_PIECE = 128 };
 #if defined(__GNUC__) || defined(__clang__)
-  #define STX__SRU_AHEAD(row, from, to) do { size_t l_; for (l_ = (from); l_ < (to); l_ += 64 / sizeof(stx_real)) __builtin_prefetch((row) + l_, 0, 2); } while (0)
+  #define STX__SRU_AHEAD(row, from, to) do { size_t l_; for (l_ = (from); l_ < (to); l_ += 64 / sizeof(stx_real)) __builtin_prefetch((row) + l_, 0, 3); } while (0)
 #else
   #define STX__SRU_AHEAD(row, from, to) ((void)(row))
 #endif
@@ -1056,8 +1057,8 @@ STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru
         y->P = P = d->custom ? 0 : stx__sru_proj(d, l);
         y->k = stx__sru_planes(d, l);
         y->attends = stx__sru_attends(d, l);
-        y->xr_k3 = !d->no_skip && y->k == 3;
-        y->alpha = (stx_real)(d->rescale && y->xr_k3 ? highway : 1);
+        y->highway = !d->no_skip && y->k == 3;
+        y->alpha = (stx_real)(d->rescale && y->highway ? highway : 1);
         fan = P ? P : I;
         if (P) y->w1 = stx__sru_param(p, prefix, l, "w1", STX_UNIFORM, d->init_xavier ? sqrt(6.0 / (double)(I + P)) : sqrt(3.0 / (double)I), P, I);
         if (y->attends) {
@@ -1245,7 +1246,7 @@ STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *h, stx_sru_io *io) {
         } else U = stx__sru_transform(m, l, in, mem, pads, io->window);
         if (!U) return NULL;
         cell.u = stx_reshape(x, U, B, T, p->k, m->O);
-        cell.xr = p->xr_k3 ? h : NULL;
+        cell.xr = p->highway ? h : NULL;
         cell.v = p->v; cell.bias = p->bias; cell.V = V;
         cell.c0 = io->c0 ? io->c0[l] : NULL;
         cell.pad = io->pad;
@@ -1508,6 +1509,8 @@ static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_
     if (d->dim > most || d->emb > most || d->emb_adaptive > most) return stx__sru_lm_wrong(x, "dim, emb or emb_adaptive", (double)d->dim, "at most 2^28");
     if (d->sru.bidirectional || d->sru.not_causal) { stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: a language model must not see what it predicts: bidirectional and not_causal stay 0"); return 0; }
     if (!(d->dropout >= 0 && d->dropout < 1)) return stx__sru_lm_wrong(x, "dropout", d->dropout, "0 <= p < 1");
+    if (!(d->io_dropout < 1)) return stx__sru_lm_wrong(x, "io_dropout", d->io_dropout, "p < 1");
+    if (d->io_dropout == 0) d->io_dropout = d->dropout > 0 ? d->dropout : -1;
     if (!(d->emb_dropout >= 0 && d->emb_dropout < 1)) return stx__sru_lm_wrong(x, "emb_dropout", d->emb_dropout, "0 <= p < 1");
     if (d->tied && (d->emb != d->dim || d->adapt_io)) { stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: tied with %s: want emb equal to dim %zu, and adapt_io 0 (its tables are always shared)", d->adapt_io ? "adapt_io" : "another emb", d->dim); return 0; }
     if (d->adapt_io && d->emb != d->dim) return stx__sru_lm_wrong(x, "emb with adapt_io", (double)d->emb, "dim: the embedding's projections lead there");
@@ -1597,11 +1600,11 @@ STX_DEF stx_params *stx_sru_lm_params(stx_sru_lm *m) { return m ? m->params : NU
 
 static stx_tensor *stx__sru_lm_embed(stx_sru_lm *m, const stx_ids *ids) {
     stx_tensor *h = m->desc.adapt_io ? stx_adaptive_input(m->ctx, &m->in, ids) : stx_embedding(m->ctx, m->in_emb, ids);
-    return stx_dropout(m->ctx, h, m->desc.dropout);
+    return stx_dropout(m->ctx, h, STX__MAX(m->desc.io_dropout, 0));
 }
 STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const stx_sru_state *in, stx_sru_state *out) {
     if (!m || !ids) return NULL;
-    return stx_dropout(m->ctx, stx_sru_segment(m->sru, stx__sru_lm_embed(m, ids), NULL, in, out), m->desc.dropout);
+    return stx_dropout(m->ctx, stx_sru_segment(m->sru, stx__sru_lm_embed(m, ids), NULL, in, out), STX__MAX(m->desc.io_dropout, 0));
 }
 STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h) {
     stx_tensor *y;
@@ -1641,6 +1644,8 @@ STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window) 
     if (!stx_ok(x)) return NULL;
     if (!B) { stx_fail(x, STX_ERR_ARG, "stx_sru_gen_create: no streams, want B >= 1"); return NULL; }
     n = m->sru->desc.layers;
+    for (l = 0; l < n && m->sru->desc.literal_norm && m->sru->desc.norm == STX_SRU_NORM_BEFORE; l++)
+        if (m->sru->layer[l].attends) { stx_fail(x, STX_ERR_ARG, "stx_sru_gen_create: with literal_norm a key depends on where its segment began: use stx_sru_segment, or literal_norm 0"); return NULL; }
     g = (stx_sru_gen *)stx_block(x, sizeof *g);
     if (!g) return NULL;
     g->model = m;
@@ -1751,7 +1756,7 @@ STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, siz
             in = in ? stx__sru_gen_transform(g, l, in, t) : NULL;
             if (!in) return NULL;
             cell.u = stx_reshape(x, in, g->B, t, p->k, O);
-            cell.xr = p->xr_k3 ? h : NULL;
+            cell.xr = p->highway ? h : NULL;
             cell.v = p->v; cell.bias = p->bias;
             cell.c0 = stx_new_full(x, g->B, O, 0, 0);
             if (!cell.c0) return NULL;

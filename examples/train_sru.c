@@ -19,7 +19,7 @@ static struct {
     int cell;
     uint64_t nlayers, hid_sz, emb_sz, proj_sz, nheads, attention_every, attention_last;
     int attention, attn_norm, attn_norm_first, norm, rescale, skip, tanh, v1, input_first, init_xavier, literal;
-    double highway_bias, v_init, alpha_init, dropout, attn_dropout, rnn_dropout, emb_dropout;
+    double highway_bias, v_init, alpha_init, dropout, attn_dropout, rnn_dropout, io_dropout, emb_dropout;
     int tied, adapt_io, adapt_io_separate;
     double adapt_io_divval;
     const char *cutoffs, *best;
@@ -31,7 +31,7 @@ static struct {
     CELL_SRUPP,
     4, 512, 0, 128, 1, 0, 0,
     1, 1, 0, STX_SRU_NORM_NONE, 0, 1, 0, 0, 0, 0, 0,
-    -2, 0, 0, 0.1, 0.1, 0, 0,
+    -2, 0, 0, 0.1, 0.1, 0, 0, 0,
     0, 0, 0,
     4,
     NULL, NULL,
@@ -75,6 +75,7 @@ static tr_opt table[] = {
     TR_FLAG("adapt-io-separate", &opt.adapt_io_separate, "... with projections of their own"),
     TR_REAL_OPEN("adapt-io-divval", &opt.adapt_io_divval, TR_OPEN_MIN, 1, 1e6, "each cluster is this much narrower than the one before"),
     TR_TEXT("adapt-io-cutoffs", &opt.cutoffs, "cluster ends, as 20000,40000,200000 (which is the default)"),
+    TR_REAL("io-dropout", &opt.io_dropout, -1, 0.99, "on embedding and output; 0: as --dropout, -1: none"),
     TR_REAL_OPEN("emb-dropout", &opt.emb_dropout, TR_OPEN_MAX, 0, 1, "inside the adaptive embedding and softmax"),
     TR_GROUP("Optimisation"),
     TR_CHOICE("optim", &opt.optim, "radam|adamw|adam|sgd|adagrad", "optimiser"),
@@ -130,7 +131,7 @@ static const char *const p_enwik8_sru_10x1152[] = {SRU, "nlayers=10", "hid-sz=11
 static const char *const p_enwik8_sru_8x3056[] = {SRU, "nlayers=8", "hid-sz=3056", "proj-sz=512", "emb-sz=256", "dropout=0.3", "batch-sz=64", "block-sz=256", "steps=549300", NULL};
 static const char *const p_enwik8_sru_12x2048[] = {SRU, "nlayers=12", "hid-sz=2048", "proj-sz=512", "emb-sz=256", "dropout=0.3", "batch-sz=64", "block-sz=256", "steps=549300", NULL};
 static const char *const p_ptb[] = {"cell=sru", "tokens=words", "data-unit=ppl", "vocab=10000", "nlayers=6", "hid-sz=910", "proj-sz=0", "tied", "v1", "highway-bias=-3", "optim=sgd", "lr=1", "schedule=constant", "lr-warmup=0", "lr-decay=0.98",
-    "lr-decay-from=145075", "lr-decay-every=829", "weight-decay=0.00001", "grad-clip=5", "sum-loss", "batch-sz=32", "block-sz=35", "dropout=0.2", "rnn-dropout=0.2", "attn-dropout=0", "steps=248700", "log-every=100", "eval-every=829", "save-every=829", NULL};
+    "lr-decay-from=145075", "lr-decay-every=829", "weight-decay=0.00001", "grad-clip=5", "sum-loss", "batch-sz=32", "block-sz=35", "dropout=0.2", "rnn-dropout=0.2", "io-dropout=0.7", "attn-dropout=0", "steps=248700", "log-every=100", "eval-every=829", "save-every=829", NULL};
 static const char *const p_demo[] = {"cell=sru++", "tokens=bytes", "nlayers=4", "hid-sz=384", "proj-sz=96", "attention-last=2", "highway-bias=-1", "dropout=0", "attn-dropout=0", "optim=radam", "lr=0.02", "schedule=recursive", "lr-warmup=60", "weight-decay=0.01",
     "grad-clip=1", "batch-sz=32", "block-sz=64", "eval-unroll=256", "steps=2400", "eval-every=800", "save-every=800", "eval-blocks=5", "log-every=100", NULL};
 static const tr_preset presets[] = {
@@ -150,7 +151,7 @@ static const tr_preset presets[] = {
     {"enwik8-sru-10x1152", "SRU, 37M", p_enwik8_sru_10x1152},
     {"enwik8-sru-8x3056", "SRU with projections to 512, 47M", p_enwik8_sru_8x3056},
     {"enwik8-sru-12x2048", "SRU with projections to 512, published as 47M, 48.8M here", p_enwik8_sru_12x2048},
-    {"ptb", "SRU of 2017 on Penn Treebank's words, 6 layers of 910, 24M; the reference also has dropout 0.7 before and after the layers", p_ptb},
+    {"ptb", "SRU of 2017 on Penn Treebank's words, 6 layers of 910, 24M", p_ptb},
     TR_PRESET_END
 };
 
@@ -377,7 +378,7 @@ static int describe(run *r, size_t vocab) {
     size_t l;
     memset(d, 0, sizeof *d);
     d->vocab = vocab; d->dim = opt.hid_sz;
-    d->tied = opt.tied; d->dropout = opt.dropout; d->emb_dropout = opt.emb_dropout;
+    d->tied = opt.tied; d->dropout = opt.dropout; d->emb_dropout = opt.emb_dropout; d->io_dropout = opt.io_dropout;
     d->adapt_io = opt.adapt_io; d->separate_projs = opt.adapt_io_separate; d->divval = opt.adapt_io_divval;
     if (opt.adapt_io) d->emb_adaptive = opt.emb_sz;
     else d->emb = opt.emb_sz;

@@ -505,6 +505,31 @@ static void training(void) {
     }
 }
 
+/* Which dropout is where: with one plain layer only the embedding's and the output's are left */
+static void dropouts(void) {
+    static const double set[5][3] = {{0.3, -1, 0}, {0.3, 0, 1}, {0, 0.5, 1}, {0, 0, 0}, {0.5, 0.2, 1}};      /* dropout, io_dropout, felt */
+    int i, k;
+    for (k = 0; k < 2; k++) for (i = 0; i < 5; i++) {
+        stx_sru_lm_desc d;
+        stx_ctx *x = context(1, 3);
+        stx_sru_lm *m;
+        int32_t t[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+        stx_real one[12 * 16];
+        stx_tensor *h;
+        memset(&d, 0, sizeof d);
+        d.vocab = V; d.dim = 16; d.dropout = set[i][0]; d.io_dropout = set[i][1];
+        d.sru.layers = k ? 2 : 1;
+        m = stx_sru_lm_create(x, &d);
+        stx_begin(x, STX_EVAL);
+        h = stx_sru_lm_forward(m, stx_tokens(x, t, 1, 12), NULL, NULL);
+        stx_get(x, h, one);
+        stx_begin(x, STX_TRAIN);
+        h = stx_sru_lm_forward(m, stx_tokens(x, t, 1, 12), NULL, NULL);
+        CHECK(h && (difference(one, h->data, h->size) > 0) == (set[i][2] > 0 || (k && set[i][0] > 0)), "dropout %g, io_dropout %g, %d layers: %s", set[i][0], set[i][1], k + 1, stx_error(x));
+        stx_destroy(x);
+    }
+}
+
 /* Steady state: no allocation, and the key of a step knows the state */
 static void steady(void) {
     const char *name;
@@ -789,6 +814,7 @@ static void errors(void) {
     l = lm; l.sru.not_causal = 1; refused_lm("must not see what it predicts", &l);
     l = lm; l.dropout = 1.5; refused_lm("dropout is 1.5", &l);
     l = lm; l.emb_dropout = -1; refused_lm("emb_dropout is -1", &l);
+    l = lm; l.io_dropout = 1; refused_lm("io_dropout is 1", &l);
     l = lm; l.tied = 1; l.emb = 5; refused_lm("tied with another emb", &l);
     l = lm; l.tied = 1; l.adapt_io = 1; refused_lm("tied with adapt_io", &l);
     l = lm; l.adapt_io = 1; l.emb = 5; refused_lm("emb with adapt_io", &l);
@@ -866,6 +892,13 @@ static void errors(void) {
         stx_clear_error(y);
         CHECK(!stx_sru_gen_create(g, 0, 0) && strstr(stx_error(y), "B >= 1"), "%s", stx_error(y));
         stx_clear_error(y);
+        l = lm;
+        l.sru.transform = STX_SRU_ATTENTION; l.sru.proj = 4; l.sru.norm = STX_SRU_NORM_BEFORE; l.sru.literal_norm = 1;
+        {
+            stx_ctx *w = context(1, 1);
+            CHECK(!stx_sru_gen_create(stx_sru_lm_create(w, &l), 1, 0) && strstr(stx_error(w), "literal_norm"), "%s", stx_error(w));
+            stx_destroy(w);
+        }
         tok[0] = 1;
         CHECK(stx_sru_gen_feed(gen, tok, 1) != NULL, "after an error: %s", stx_error(y));
     }
@@ -976,6 +1009,7 @@ int main(void) {
     kernels_alone();
     generation();
     training();
+    dropouts();
     steady();
     initialisers();
     rezero();
