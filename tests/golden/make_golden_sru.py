@@ -185,7 +185,7 @@ ATTENTIONS = [
     dict(B=2, T=1, I=6, P=4, H=6),
     dict(B=2, T=5, I=9, P=4, H=5, k=4, attention=0),
     dict(B=2, T=5, I=6, P=7, H=3, D=2, attention=0, norm="post"),
-    dict(B=2, T=9, Tm=4, I=6, P=4, H=3, D=2, causal=0, window=3, norm="pre"),
+    dict(B=2, T=9, Tm=4, I=6, P=4, H=3, D=2, causal=0, norm="pre"),
     dict(B=1, T=17, Tm=20, I=11, P=7, H=11, norm="post", window=20),
     dict(B=2, T=5, Tm=3, I=6, P=6, H=6, heads=3, pad="row", memory_pad="row"),
     dict(B=2, T=6, Tm=7, I=6, P=6, H=6, heads=2, norm="post", memory_pad="random,front"),
