@@ -514,7 +514,7 @@ static void dropouts(void) {
         stx_ctx *x = context(1, 3);
         stx_sru_lm *m;
         int32_t t[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
-        stx_real one[12 * 16];
+        stx_real one[12 * 16] = {0};
         stx_tensor *h;
         memset(&d, 0, sizeof d);
         d.vocab = V; d.dim = 16; d.dropout = set[i][0]; d.io_dropout = set[i][1];
@@ -742,7 +742,7 @@ static void nn_states(void) {
     stx_sru_desc d;
     stx_sru *m;
     stx_sru_state *s;
-    stx_real c[2 * 3 * 8], nn[2 * 3 * 8], again[2 * 3 * 8];
+    stx_real c[2 * 3 * 8] = {0}, nn[2 * 3 * 8] = {0}, again[2 * 3 * 8] = {0};
     size_t i, l, b, dir, j;
     memset(&d, 0, sizeof d);
     d.input = 8; d.hidden = 4; d.bidirectional = 1;
