@@ -439,7 +439,7 @@ static void stx__sru_plan_of(stx__sru_plan *p, const stx_sru_args *a, size_t thr
         if (p->W <= STX__SRU_NARROW || p->units >= threads * (p->W > 128 ? 4 : 1)) break;
     }
     p->chunks = 1;
-    if (2 * p->units <= threads && (backward || (!a->v && !a->V))) {     /* two passes have to pay: two threads and more for one block */
+    if (3 * p->units <= threads && (backward || (!a->v && !a->V))) {     /* two passes, the first 0.7 of the second: with two threads hardly a gain */
         p->chunks = STX__MIN(2 * threads / p->units, p->tiles / 2);
         if (!p->chunks) p->chunks = 1;
     }
