@@ -27,7 +27,7 @@ LDLIBS += $(or $(ONEDNN_LIBS),-ldnnl)
 endif
 SAN     = -fsanitize=address,undefined -fno-sanitize-recover=all -g -O1
 
-HEADERS = seqtx.h seqtx_attn_span.h build/flags
+HEADERS = seqtx.h seqtx_attn_span.h seqtx_sru.h build/flags
 TESTS_H = $(wildcard tests/*.h)
 
 .PHONY: all examples demo test bench cuda check-cuda bench-cuda clean FORCE
@@ -55,9 +55,9 @@ demo: build/train_attn_span $(DATA)
 	GOMP_SPINCOUNT=20000 build/train_attn_span --preset demo --data $(DATA) --checkpoint build/demo.safetensors --generate 500 --prompt "#ifndef _"
 
 # >>tests: each program prints "N passed, N failed"; tests/run.sh adds them up
-UNIT = build/test_api build/test_io build/test_train_h build/test_span build/test_golden_ops build/test_golden_span build/test_bf16
-F64  = build/test_grad build/test_golden_ops_f64 build/test_golden_span_f64 build/test_bf16_f64
-ASAN = build/test_api_san build/test_io_san build/test_span_san build/test_golden_ops_san build/test_golden_span_san build/fuzz_io_san build/test_bf16_san
+UNIT = build/test_api build/test_io build/test_train_h build/test_span build/test_golden_ops build/test_golden_span build/test_bf16 build/test_sru build/test_golden_sru
+F64  = build/test_grad build/test_golden_ops_f64 build/test_golden_span_f64 build/test_bf16_f64 build/test_sru_f64 build/test_golden_sru_f64
+ASAN = build/test_api_san build/test_io_san build/test_span_san build/test_golden_ops_san build/test_golden_span_san build/fuzz_io_san build/test_bf16_san build/test_sru_san build/test_golden_sru_san
 
 build/test_grad: tests/test_grad.c $(TESTS_H) $(HEADERS) | build
 	$(CC) $(CFLAGS) -DSEQTX_DOUBLE $(OPENMP) $< -o $@ -lm $(LDLIBS)
@@ -75,8 +75,8 @@ build/test_%: tests/test_%.c $(TESTS_H) $(HEADERS) | build
 	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm $(LDLIBS)
 
 # >>cuda on the host: seqtx_cuda.cu by the host's compiler (tests/cuda_host), so that every kernel runs where there is no GPU
-SHIM    = build/test_cuda_ops build/test_cuda_gemm build/test_cuda_attention build/test_cuda_model build/test_cuda_golden_ops build/test_cuda_golden_span build/test_shim
-SHIM_S  = build/test_cuda_ops_san build/test_cuda_gemm_san build/test_cuda_attention_san build/test_shim_san
+SHIM    = build/test_cuda_ops build/test_cuda_sru build/test_cuda_gemm build/test_cuda_attention build/test_cuda_model build/test_cuda_golden_ops build/test_cuda_golden_span build/test_cuda_golden_sru build/test_shim
+SHIM_S  = build/test_cuda_ops_san build/test_cuda_sru_san build/test_cuda_gemm_san build/test_cuda_attention_san build/test_shim_san
 SHIM_H  = $(wildcard tests/cuda_host/*.h)
 CXXHOST = -std=c++17 $(WARN) -Itests/cuda_host
 CXXSHIM = $(CXXHOST) -Wno-unused-function -Wno-unknown-pragmas -Wno-maybe-uninitialized -DSEQTX_CUDA -DSEQTX_CUDA_HOST
@@ -114,14 +114,14 @@ NVCC    = nvcc
 CUDA_ARCH =
 CUDA_DIR := $(shell d=$$(dirname "$$(command -v $(NVCC) 2>/dev/null)" 2>/dev/null); cd "$$d/.." 2>/dev/null && pwd)
 CUDA_LIBS = -L$(CUDA_DIR)/lib64 -lcublasLt -lcudart -lstdc++ -lm
-CUDA_TESTS = build/cuda/test_cuda_ops build/cuda/test_cuda_gemm build/cuda/test_cuda_attention build/cuda/test_cuda_model build/cuda/test_cuda_golden_ops build/cuda/test_cuda_golden_span
+CUDA_TESTS = build/cuda/test_cuda_ops build/cuda/test_cuda_sru build/cuda/test_cuda_gemm build/cuda/test_cuda_attention build/cuda/test_cuda_model build/cuda/test_cuda_golden_ops build/cuda/test_cuda_golden_span build/cuda/test_cuda_golden_sru
 GENCODE = $(foreach a,$(patsubst sm_%,%,$(CUDA_ARCH)),-gencode arch=compute_$(a),code=sm_$(a))
 build/cuda:
 	@mkdir -p build/cuda
 build/cuda/arch: FORCE | build/cuda
 	@sh tests/cuda_arch.sh "$(NVCC)" $(CUDA_ARCH)
 	@echo '$(NVCC) $(CUDA_ARCH)' | cmp -s - $@ || echo '$(NVCC) $(CUDA_ARCH)' > $@
-build/cuda/seqtx_cuda.o: seqtx_cuda.cu seqtx.h build/cuda/arch
+build/cuda/seqtx_cuda.o: seqtx_cuda.cu seqtx.h seqtx_sru.h build/cuda/arch
 	$(NVCC) -O3 -std=c++17 $(GENCODE) -Xcompiler -Wall,-Wextra -c $< -o $@
 build/cuda/train_attn_span: examples/train_attn_span.c examples/train.h $(HEADERS) build/cuda/seqtx_cuda.o
 	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)

@@ -7,8 +7,11 @@
    The only CUDA translation unit. A function stem_cuda here is the twin of stem in seqtx.h: the same contract, on device memory, put on
    the context's stream and not waited for. `grep stx_layernorm_bwd` finds both.
 
+   Families bring few kernels of their own: those of seqtx_sru.h (>>recurrence) are compiled where that header stands beside this file, and
+   left out, without a word, where it does not.
+
    READING ORDER: >>common (how numbers are stored, how kernels are launched), >>elementwise, >>layernorm (a warp a row, sums in two
-   stages), >>gemm (cublasLt), >>attention (the reason for this library), >>optimisers, >>device, >>graph.
+   stages), >>gemm (cublasLt), >>attention (the reason for this library), >>recurrence (SRU), >>optimisers, >>device, >>graph.
 
    Rules that hold for every kernel
    - No atomics on numbers: every sum has a fixed order, so a run repeats bit for bit on the same GPU.
@@ -21,6 +24,9 @@
   #define SEQTX_CUDA
 #endif
 #include "seqtx.h"
+#if __has_include("seqtx_sru.h")
+  #include "seqtx_sru.h"
+#endif
 #ifdef SEQTX_DOUBLE
   #error "seqtx_cuda.cu has no double: build the CPU part with SEQTX_DOUBLE for gradient checks, and without SEQTX_CUDA"
 #endif
@@ -112,6 +118,7 @@ static inline void stx__cp16(void *smem, const void *gmem, int bytes) { cuda_hos
 static inline void stx__cp_commit(void) { cuda_host_cp_commit(); }
 template<int N> static inline void stx__cp_wait(void) { cuda_host_cp_wait(N); }
 static inline float stx__exp2(float v) { return exp2f(v); }
+static inline float stx__rcp(float v) { return 1.0f / v; }
 #else
 static __device__ __forceinline__ uint32_t stx__smem(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 static __device__ __forceinline__ void stx__mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
@@ -135,6 +142,7 @@ static __device__ __forceinline__ void stx__cp16(void *smem, const void *gmem, i
 static __device__ __forceinline__ void stx__cp_commit(void) { asm volatile("cp.async.commit_group;" : : : "memory"); }
 template<int N> static __device__ __forceinline__ void stx__cp_wait(void) { asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory"); }
 static __device__ __forceinline__ float stx__exp2(float v) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v)); return r; }
+static __device__ __forceinline__ float stx__rcp(float v) { float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v)); return r; }
 #endif
 
 /* Philox4x32-10, as stx_philox. */
@@ -1131,17 +1139,22 @@ void stx_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const st
     if (N && C) STX__RUN_ROWS(x, "stx_softmax_bwd", N, C, stx__softmax_bwd_kernel, D, G, Y, N, C, accumulate);
 }
 
-/* y (1) = sum of part (n) / divisor. One block: a thread adds every 1024th, then a fixed tree. */
-static __global__ void __launch_bounds__(1024) stx__total_kernel(stx__num y, const double *part, size_t n, double divisor) {
+/* y (1) = or += sum of part (n) / divisor. One block: a thread adds every 1024th, then a fixed tree. */
+static __global__ void __launch_bounds__(1024) stx__total_kernel(stx__num y, const double *part, size_t n, double divisor, int accumulate) {
     STX__SHARED(double, sh, 32);
     double s = 0;
     #pragma unroll 8
     for (size_t i = threadIdx.x; i < n; i += 1024) s += part[i];
     s = stx__row_sum<1024>(s, sh);
-    if (threadIdx.x == 0) stx__put(y, 0, (float)(s / divisor));
+    if (threadIdx.x == 0) stx__add(y, 0, (float)(s / divisor), accumulate);
 }
-/* part (pieces) = sum of a, or of (a - b)^2, over `each` numbers a piece, each a multiple of four: a block has a piece. */
-template<int SQUARED> static __global__ void stx__pieces_kernel(double *part, stx__num a, stx__num b, size_t n, size_t each, int four) {
+/* part (pieces) = sum of a, of (a - b)^2 or of a b, over `each` numbers a piece, each a multiple of four: a block has a piece. */
+enum { STX__SUM, STX__SUM_SQUARES, STX__SUM_PRODUCTS };
+template<int MODE> static __device__ __forceinline__ double stx__term(float a, float b) {
+    double d = MODE == STX__SUM_SQUARES ? (double)a - (double)b : (double)a;
+    return MODE == STX__SUM ? d : MODE == STX__SUM_SQUARES ? d * d : d * (double)b;
+}
+template<int MODE> static __global__ void stx__pieces_kernel(double *part, stx__num a, stx__num b, size_t n, size_t each, int four) {
     STX__SHARED(double, sh, 32);
     const size_t lo = blockIdx.x * each, hi = lo + each < n ? lo + each : n, fours = four ? (hi - lo) / 4 : 0;
     double s = 0;
@@ -1149,30 +1162,26 @@ template<int SQUARED> static __global__ void stx__pieces_kernel(double *part, st
     for (size_t q = threadIdx.x; q < fours; q += 256) {
         float v[4], w[4] = {0};
         stx__getn<4>(v, a, lo + 4 * q);
-        if (SQUARED) stx__getn<4>(w, b, lo + 4 * q);
-        for (int e = 0; e < 4; e++) {
-            double d = (double)v[e] - (double)w[e];
-            s += SQUARED ? d * d : (double)v[e];
-        }
+        if (MODE) stx__getn<4>(w, b, lo + 4 * q);
+        for (int e = 0; e < 4; e++) s += stx__term<MODE>(v[e], w[e]);
     }
-    for (size_t i = lo + 4 * fours + threadIdx.x; i < hi; i += 256) {
-        double d = SQUARED ? (double)stx__get(a, i) - (double)stx__get(b, i) : (double)stx__get(a, i);
-        s += SQUARED ? d * d : d;
-    }
+    for (size_t i = lo + 4 * fours + threadIdx.x; i < hi; i += 256) s += stx__term<MODE>(stx__get(a, i), MODE ? stx__get(b, i) : 0);
     s = stx__row_sum<256>(s, sh);
     if (threadIdx.x == 0) part[blockIdx.x] = s;
 }
-/* y (1) = mean of a (n), or of (a - b)^2: in two stages, at most 2048 pieces, cut by n alone. */
-static void stx__mean_cuda(stx_ctx *x, const char *name, stx_real *y, const stx_real *a, const stx_real *b, size_t n) {
+/* y (1) = or += the sum over n numbers, divided: in two stages, at most 2048 pieces, cut by n alone. */
+static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, const stx_real *a, const stx_real *b, size_t n, double divisor, int accumulate) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
     size_t each = stx__chunk(n, 4096, 2048), pieces = (n + each - 1) / each;
+    int four = stx__by4(A) && stx__by4(B);
     double *part;
     if (!n || !(part = (double *)stx__scratch_of(x, pieces * sizeof *part, name))) return;
-    if (b) STX__RUN_KERNEL(x, name, stx__pieces_kernel<1>, (unsigned)pieces, 256, 0, part, A, B, n, each, stx__by4(A) && stx__by4(B));
-    else STX__RUN_KERNEL(x, name, stx__pieces_kernel<0>, (unsigned)pieces, 256, 0, part, A, B, n, each, stx__by4(A));
-    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, Y, part, pieces, (double)n);
+    if (mode == STX__SUM) STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM>, (unsigned)pieces, 256, 0, part, A, B, n, each, four);
+    else if (mode == STX__SUM_SQUARES) STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM_SQUARES>, (unsigned)pieces, 256, 0, part, A, B, n, each, four);
+    else STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM_PRODUCTS>, (unsigned)pieces, 256, 0, part, A, B, n, each, four);
+    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, Y, part, pieces, divisor, accumulate);
 }
-void stx_mean_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) { stx__mean_cuda(x, "stx_mean_fwd", y, a, NULL, n); }
+void stx_mean_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) { stx__sum_cuda(x, "stx_mean_fwd", STX__SUM, y, a, NULL, n, (double)n, 0); }
 /* da (n) += dy / n. A thread takes four neighbours at a time. */
 template<int W> static __global__ void stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n) {
     float g = stx__get(dy, 0) / (float)n;
@@ -1185,6 +1194,38 @@ template<int W> static __global__ void stx__mean_bwd_kernel(stx__num da, stx__nu
 void stx_mean_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
     stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
     if (n) STX__RUN_BY(x, "stx_mean_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n);
+}
+
+/* y (n) = h + alpha f. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__rezero_fwd_kernel(stx__num y, stx__num h, stx__num f, stx__num alpha, size_t n) {
+    float s = stx__get(alpha, 0);
+    STX__STEP(i, n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, h, i);
+        stx__getn<W>(w, f, i);
+        for (int e = 0; e < W; e++) v[e] = fmaf(s, w[e], v[e]);
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_rezero_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n) {
+    stx__num Y = stx__num_of(x, y), H = stx__num_of(x, h), F = stx__num_of(x, f), A = stx__num_of(x, alpha);
+    int four = n % 4 == 0 && stx__by4(Y) && stx__by4(H) && stx__by4(F);
+    if (n) STX__RUN_BY(x, "stx_rezero_fwd", four, stx__rezero_fwd_kernel, n, Y, H, F, A, n);
+}
+/* y = h + alpha f:   df = or += alpha dy ; dalpha += sum of dy f (two stages, in double). As forward. */
+template<int W> static __global__ void stx__rezero_bwd_kernel(stx__num df, stx__num dy, stx__num alpha, size_t n, int accumulate) {
+    float s = stx__get(alpha, 0);
+    STX__STEP(i, n, W) {
+        float v[W];
+        stx__getn<W>(v, dy, i);
+        for (int e = 0; e < W; e++) v[e] *= s;
+        stx__addn<W>(df, i, v, accumulate);
+    }
+}
+void stx_rezero_bwd_cuda(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha, size_t n, int accumulate) {
+    stx__num D = stx__num_of(x, df), G = stx__num_of(x, dy), A = stx__num_of(x, alpha);
+    if (dalpha) stx__sum_cuda(x, "stx_rezero_bwd", STX__SUM_PRODUCTS, dalpha, dy, f, n, 1, 1);
+    if (df && n) STX__RUN_BY(x, "stx_rezero_bwd", n % 4 == 0 && stx__by4(D) && stx__by4(G), stx__rezero_bwd_kernel, n, D, G, A, n, accumulate);
 }
 
 /* top = max_v logits, inv = 1 / sum_v e^(logits - top) ; loss = sum_n (top - log inv - logits[n,target]) / divisor
@@ -1206,7 +1247,7 @@ void stx_cross_entropy_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *top, stx_r
     double *part;
     if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
     STX__RUN_ROWS(x, name, N, V, stx__cross_entropy_fwd_kernel, part, M, I, A, targets, N, V);
-    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, divisor);
+    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, divisor, 0);
 }
 /* dlogits[n,v] = or += dloss / divisor (e^(logits - top) inv - [v = target]); dlogits may be logits, without accumulate.
    A warp or a block does a row; every number is read and written by one thread. */
@@ -1241,7 +1282,7 @@ void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *d
 }
 
 /* loss (1) = mean (a - b)^2, a, b (n) */
-void stx_mse_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) { stx__mean_cuda(x, "stx_mse_fwd", loss, a, b, n); }
+void stx_mse_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) { stx__sum_cuda(x, "stx_mse_fwd", STX__SUM_SQUARES, loss, a, b, n, (double)n, 0); }
 /* da += 2 (a - b) dloss / n ; db -= the same. A thread takes four neighbours at a time. */
 template<int W> static __global__ void stx__mse_bwd_kernel(stx__num da, stx__num db, stx__num dloss, stx__num a, stx__num b, size_t n) {
     float g = 2 * stx__get(dloss, 0) / (float)n;
@@ -4069,6 +4110,474 @@ extern "C" void stx_attention_bwd_cuda(stx_ctx *x, const stx_attention_args *a) 
     else stx__attn0_bwd(x, a);
 }
 extern "C" void stx_cuda_attention(stx_ctx *x, int version) { if (stx__gpu(x)) stx__gpu(x)->attention = version; }
+
+// >>recurrence: SRU ---------------------------------------------------------------------------------------------------
+#ifdef SEQTX_SRU_H
+/* The recurrence of stx_sru_args. It moves 12 bytes a column and step (bfloat16) for some 40 instructions, so it waits for memory, or, with
+   few columns, for the chain c -> f -> c of about 60 cycles a step: what counts is that loads are under way long before they are needed,
+   and that columns spread over all of the GPU. So a warp has 32 columns (64 bytes a plane and step of bfloat16) of one batch row and one
+   direction, a lane each, and nothing is shared between warps but what is said below.
+
+   Forward: a warp is a block and walks over all steps; a ring of cp.async stages in shared memory runs 40 steps and more ahead of it.
+   Forward without v and V: f does not depend on c, and c after a tile of 32 steps is P c + Q of c before it. With few columns the warps of a
+   block take a tile each, tell each other P and Q, and then know where they start. Nothing is read twice from global memory.
+   Backward: a warp loads a tile, makes its states from the saved one, then walks back. The adjoint e before a tile is P e + Q of e after
+   it for any v (J below), so with few columns the warps of a block take a tile each here too. P and Q come from the walk that makes the
+   states. How e goes from tile to tile does not depend on the number of warps.
+
+   Which of them, and how many warps, follows from the sizes alone, so that bits do not depend on the GPU. Arithmetic is float. */
+enum { STX__SRU_FEW = 30000, STX__SRU_VERY_FEW = 8192, STX__SRU_BYTES = 96 << 10, STX__SRU_SLOT = 32 * STX_SRU_TILE };
+
+typedef struct stx__sru {
+    size_t T, H, O, k, tiles, groups;       /* groups of 32 columns in one direction */
+    int D, add_xr;
+    float alpha;                            /* of the highway: 1 for k = 4 */
+    stx__num u, xr, V, h, last, v, bias, c0, m, dh, dlast, du, dV, dxr, dc0;
+    const int32_t *pad;
+    float *c, *part;                        /* (B,tiles,O); (B,4,O): sums of dvf, dvr, dbf, dbr of a batch row, or NULL */
+} stx__sru;
+
+/* A lane's column: o of batch row b. Lanes that have none take lane 0's, and write what it writes, so that nothing has to be asked about them.
+   Step n in the order of the direction has row(n) of (B,T). */
+typedef struct stx__sru_column {
+    size_t b, o, o0, first;                 /* o0: of lane 0; first: row of step 0 */
+    int lane, col, width, back;             /* col: place among the warp's columns */
+    float vf, vr, bf, br, m;                /* gates' numbers times -log2 e, for e^-z is 2^(that) */
+} stx__sru_column;
+#define STX__NLOG2E (-1.44269504088896340736f)
+static __device__ __forceinline__ size_t stx__sru_row(const stx__sru_column &q, size_t n) { return q.back ? q.first - n : q.first + n; }
+static __device__ __forceinline__ float stx__sru_number(const stx__num &a, size_t i, float none) { return a.p ? stx__get(a, i) : none; }
+static __device__ __forceinline__ stx__sru_column stx__sru_place(const stx__sru &p) {
+    stx__sru_column q;
+    size_t at = blockIdx.x, s, j0;
+    q.b = at / (p.groups * p.D);
+    at -= q.b * p.groups * p.D;
+    s = at / p.groups;
+    j0 = (at - s * p.groups) * 32;
+    q.lane = threadIdx.x % 32;
+    q.width = p.H - j0 < 32 ? (int)(p.H - j0) : 32;
+    q.col = q.lane < q.width ? q.lane : 0;
+    q.back = s == 1;
+    q.o0 = s * p.H + j0;
+    q.o = q.o0 + q.col;
+    q.first = q.b * p.T + (q.back ? p.T - 1 : 0);
+    q.vf = STX__NLOG2E * stx__sru_number(p.v, q.o, 0);
+    q.vr = STX__NLOG2E * stx__sru_number(p.v, p.O + q.o, 0);
+    q.bf = STX__NLOG2E * stx__sru_number(p.bias, q.o, 0);
+    q.br = STX__NLOG2E * stx__sru_number(p.bias, p.O + q.o, 0);
+    q.m = stx__sru_number(p.m, q.b * p.O + q.o, 1);
+    return q;
+}
+
+/* What a warp reads of one array: planes of 32 columns. p: where this lane's first piece of step 0 is; by: bytes to the next step. */
+typedef struct stx__sru_in { const char *p; ptrdiff_t by, plane; int there; } stx__sru_in;
+template<class E> static __device__ __forceinline__ stx__sru_in stx__sru_in_of(const stx__num &a, size_t ld, size_t plane, const stx__sru &p, const stx__sru_column &q) {
+    constexpr int IN = 16 / (int)sizeof(E), PIECES = 32 / IN;
+    stx__sru_in f;
+    f.by = (q.back ? -(ptrdiff_t)ld : (ptrdiff_t)ld) * (ptrdiff_t)sizeof(E);
+    f.p = (const char *)((const E *)a.p + q.first * ld + plane + q.o0 + q.lane % PIECES * IN) + q.lane / PIECES * f.by;
+    f.plane = (ptrdiff_t)(p.O * sizeof(E));
+    f.there = a.p && q.lane % PIECES * IN < q.width;
+    return f;
+}
+/* Steps n0 .. n0+STEPS-1 into PLANES slots (STEPS,32), zero where there is nothing: in pieces of 16 bytes, to be waited for. Addresses of
+   pieces that are not there are not looked at. */
+template<class E, int STEPS, int PLANES> static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_in &f, const stx__sru &p, const stx__sru_column &q, size_t n0) {
+    constexpr int IN = 16 / (int)sizeof(E), PIECES = 32 / IN, ROWS = 32 / PIECES;
+    const char *from = f.p + (ptrdiff_t)n0 * f.by;
+    const int left = f.there ? (int)(p.T > n0 ? p.T - n0 < (size_t)STEPS ? p.T - n0 : (size_t)STEPS : 0) : 0, i = q.lane / PIECES;
+    E *to = slot + q.lane * IN;
+    #pragma unroll
+    for (int j = 0; j < STEPS / ROWS; j++) {
+        #pragma unroll
+        for (int k = 0; k < PLANES; k++) stx__cp16(to + (k * STEPS + j * ROWS) * 32, from + k * f.plane, i + j * ROWS < left ? 16 : 0);
+        from += ROWS * f.by;
+    }
+}
+/* The same for any storage and address: one by one, each lane its own column */
+template<class E, int STEPS> static __device__ __forceinline__ void stx__sru_fetch_plain(E *slot, const stx__num &a, size_t ld, size_t plane, const stx__sru &p, const stx__sru_column &q, size_t n0) {
+    #pragma unroll 4
+    for (int i = 0; i < STEPS; i++) slot[i * 32 + q.lane] = a.p && n0 + i < p.T ? stx__get(a, stx__sru_row(q, n0 + i) * ld + plane + q.o) : 0.0f;
+}
+/* Slots: u0 u1 u2, the highway (u3 or xr), with HASV V's two, in backward dh and, if it is added to, dxr */
+template<class E, int PLAIN, int HASV, int STEPS, int BACK> struct stx__sru_source {
+    stx__sru_in u, x, V, dh, dxr;
+    __device__ __forceinline__ stx__sru_source(const stx__sru &p, const stx__sru_column &q) {
+        if (PLAIN) return;
+        u = stx__sru_in_of<E>(p.u, p.k * p.O, 0, p, q);
+        x = p.k == 4 ? stx__sru_in_of<E>(p.u, 4 * p.O, 3 * p.O, p, q) : stx__sru_in_of<E>(p.xr, p.O, 0, p, q);
+        if (HASV) V = stx__sru_in_of<E>(p.V, 2 * p.O, 0, p, q);
+        if (BACK) dh = stx__sru_in_of<E>(p.dh, p.O, 0, p, q);
+        if (BACK && p.add_xr) dxr = stx__sru_in_of<E>(p.dxr, p.O, 0, p, q);
+    }
+    __device__ __forceinline__ void fetch(E *slot, const stx__sru &p, const stx__sru_column &q, size_t n0) const {
+        constexpr int N = 32 * STEPS, GRAD = HASV ? 6 : 4;
+        if constexpr (PLAIN) {
+            for (int i = 0; i < 3; i++) stx__sru_fetch_plain<E, STEPS>(slot + i * N, p.u, p.k * p.O, i * p.O, p, q, n0);
+            stx__sru_fetch_plain<E, STEPS>(slot + 3 * N, p.k == 4 ? p.u : p.xr, p.k == 4 ? 4 * p.O : p.O, p.k == 4 ? 3 * p.O : 0, p, q, n0);
+            if (HASV) for (int i = 0; i < 2; i++) stx__sru_fetch_plain<E, STEPS>(slot + (4 + i) * N, p.V, 2 * p.O, i * p.O, p, q, n0);
+            if (BACK) stx__sru_fetch_plain<E, STEPS>(slot + GRAD * N, p.dh, p.O, 0, p, q, n0);
+            if (BACK && p.add_xr) stx__sru_fetch_plain<E, STEPS>(slot + (GRAD + 1) * N, p.dxr, p.O, 0, p, q, n0);
+        } else {
+            stx__sru_fetch<E, STEPS, 3>(slot, u, p, q, n0);
+            stx__sru_fetch<E, STEPS, 1>(slot + 3 * N, x, p, q, n0);
+            if (HASV) stx__sru_fetch<E, STEPS, 2>(slot + 4 * N, V, p, q, n0);
+            if (BACK) stx__sru_fetch<E, STEPS, 1>(slot + GRAD * N, dh, p, q, n0);
+            if (BACK && p.add_xr) stx__sru_fetch<E, STEPS, 1>(slot + (GRAD + 1) * N, dxr, p, q, n0);
+        }
+        stx__cp_commit();
+    }
+};
+static __device__ __forceinline__ float stx__sru_float(float v) { return v; }
+static __device__ __forceinline__ float stx__sru_float(stx__bf16 v) { return __bfloat162float(v); }
+static __device__ __forceinline__ void stx__sru_store(float *p, float v) { *p = v; }
+static __device__ __forceinline__ void stx__sru_store(stx__bf16 *p, float v) { *p = __float2bfloat16(v); }
+/* A place in an array that is written, and walks */
+template<class E, int PLAIN> struct stx__sru_to {
+    E *p;
+    __device__ __forceinline__ stx__sru_to(const stx__num &a, size_t i) : p((E *)a.p + i) {}
+    __device__ __forceinline__ void put(size_t i, float v) const { stx__sru_store(p + i, v); }
+    __device__ __forceinline__ void step(ptrdiff_t by) { p += by; }
+};
+template<class E> struct stx__sru_to<E, 1> {
+    stx__num a;
+    size_t at;
+    __device__ __forceinline__ stx__sru_to(const stx__num &b, size_t i) : a(b), at(i) {}
+    __device__ __forceinline__ void put(size_t i, float v) const { stx__put(a, at + i, v); }
+    __device__ __forceinline__ void step(ptrdiff_t by) { at += (size_t)by; }
+};
+/* Bits of the 32 steps from n0: is there no step, or padding? pad: stx__sru_pad of step n0 + lane. */
+static __device__ __forceinline__ int stx__sru_pad(const stx__sru &p, const stx__sru_column &q, size_t n) { return p.pad && n < p.T ? p.pad[stx__sru_row(q, n)] != 0 : 0; }
+static __device__ __forceinline__ uint32_t stx__sru_skips(const stx__sru &p, const stx__sru_column &q, size_t n0, int pad) { return __ballot_sync(STX__ALL, pad || n0 + q.lane >= p.T); }
+
+/* sigmoid(u + v c + b), number `at` of slots (STEPS,32): gate 0 forgets, 1 resets */
+template<class E, int HASV, int STEPS> static __device__ __forceinline__ float stx__sru_gate(const E *slot, int gate, int at, const stx__sru_column &q, float c) {
+    float v = gate ? q.vr : q.vf, z = fmaf(stx__sru_float(slot[(1 + gate) * 32 * STEPS + at]), STX__NLOG2E, gate ? q.br : q.bf);
+    if (HASV) v = fmaf(stx__sru_float(slot[(4 + gate) * 32 * STEPS + at]), STX__NLOG2E, v);
+    return stx__rcp(1.0f + stx__exp2(fmaf(v, c, z)));
+}
+/* h = xt + (g(c) - xt) m r */
+template<class E, int TANH, int STEPS> static __device__ __forceinline__ float stx__sru_out(const E *slot, int at, const stx__sru &p, const stx__sru_column &q, float c, float r) {
+    float xt = p.alpha * stx__sru_float(slot[3 * 32 * STEPS + at]), g = TANH ? tanhf(c) : c;
+    return fmaf(g - xt, q.m * r, xt);
+}
+/* STEPS steps from n0 in slot; skip: bits of those that are padding, or beyond the last. FULL: none is. A v of zero for SCAN. */
+template<class E, int PLAIN, int HASV, int TANH, int STEPS, int FULL, int SCAN> static __device__ __forceinline__ float stx__sru_walk(const E *slot, const stx__sru &p, const stx__sru_column &q, size_t n0, uint32_t skip, float c) {
+    stx__sru_to<E, PLAIN> to(p.h, stx__sru_row(q, n0) * p.O + q.o);
+    const ptrdiff_t by = q.back ? -(ptrdiff_t)p.O : (ptrdiff_t)p.O;
+    #pragma unroll (!FULL ? 1 : PLAIN ? 4 : STEPS < 16 ? STEPS : 16)
+    for (int i = 0; i < STEPS; i++, to.step(by)) {
+        int at = i * 32 + q.col;
+        if (!FULL && (skip >> i & 1)) {
+            if (n0 + i < p.T) to.put(0, 0);
+            continue;
+        }
+        float u0 = stx__sru_float(slot[at]);
+        float f = stx__sru_gate<E, HASV, STEPS>(slot, 0, at, q, SCAN ? 0 : c);
+        float r = stx__sru_gate<E, HASV, STEPS>(slot, 1, at, q, SCAN ? 0 : c);
+        c = fmaf(c - u0, f, u0);
+        to.put(0, stx__sru_out<E, TANH, STEPS>(slot, at, p, q, c, r));
+    }
+    return c;
+}
+
+/* Forward. A block is a warp; the ring has STAGES of STEPS steps, all but one of them under way. */
+template<class E, int PLAIN, int HASV, int TANH> static __global__ void __launch_bounds__(32) stx__sru_fwd_kernel(stx__sru p) {
+    constexpr int STEPS = sizeof(E) == 2 ? 16 : 8, STAGES = sizeof(E) == 2 ? 4 : 6, STAGE = (HASV ? 6 : 4) * 32 * STEPS;
+    STX__SHARED(E, ring, STAGES * STAGE);
+    const stx__sru_column q = stx__sru_place(p);
+    const stx__sru_source<E, PLAIN, HASV, STEPS, 0> from(p, q);
+    float c = stx__sru_number(p.c0, q.b * p.O + q.o, 0);
+    int at = 0, pad = stx__sru_pad(p, q, q.lane);
+    for (int s = 0; s + 1 < STAGES; s++) from.fetch(ring + s * STAGE, p, q, (size_t)s * STEPS);
+    for (size_t n0 = 0; n0 < p.T; n0 += STEPS) {
+        uint32_t skip = stx__sru_skips(p, q, n0, pad) & ((1u << STEPS) - 1);
+        pad = stx__sru_pad(p, q, n0 + STEPS + q.lane);
+        stx__cp_wait<STAGES - 2>();
+        __syncwarp();                       /* this stage is there for all lanes, and none reads the one before it any more */
+        from.fetch(ring + (at ? at - 1 : STAGES - 1) * STAGE, p, q, n0 + (STAGES - 1) * STEPS);
+        if (p.c && n0 % STX_SRU_TILE == 0) p.c[(q.b * p.tiles + n0 / STX_SRU_TILE) * p.O + q.o] = c;
+        if (skip) c = stx__sru_walk<E, PLAIN, HASV, TANH, STEPS, 0, 0>(ring + at * STAGE, p, q, n0, skip, c);
+        else c = stx__sru_walk<E, PLAIN, HASV, TANH, STEPS, 1, 0>(ring + at * STAGE, p, q, n0, 0, c);
+        at = at + 1 < STAGES ? at + 1 : 0;
+    }
+    stx__cp_wait<0>();
+    if (p.last.p) stx__put(p.last, q.b * p.O + q.o, c);
+}
+
+/* What a tile does to the number that goes through it, P and Q, told to all warps of the block: `mine` becomes the number before this warp's
+   tile, x that after the tiles of all. told: (2,warps,2,32), in turns, so that one barrier a round is enough. */
+static __device__ __forceinline__ void stx__sru_tell(float *told, int round, int warps, int warp, int lane, float P, float Q, float &mine, float &x) {
+    float *to = told + (round & 1) * warps * 64;
+    to[warp * 64 + lane] = P;
+    to[warp * 64 + 32 + lane] = Q;
+    __syncthreads();
+    for (int w = 0; w < warps; w++) {
+        if (w == warp) mine = x;
+        x = fmaf(to[w * 64 + lane], x, to[w * 64 + 32 + lane]);
+    }
+}
+
+/* Forward without v and V: each warp of a block has a tile, by turns. */
+template<class E, int PLAIN, int TANH> static __global__ void __launch_bounds__(256, 1) stx__sru_scan_kernel(stx__sru p) {
+    STX__DYNAMIC(raw);
+    const stx__sru_column q = stx__sru_place(p);
+    const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
+    const stx__sru_source<E, PLAIN, 0, STX_SRU_TILE, 0> from(p, q);
+    E *slot = (E *)raw + warp * 4 * STX__SRU_SLOT;
+    float *told = (float *)((E *)raw + warps * 4 * STX__SRU_SLOT), c = stx__sru_number(p.c0, q.b * p.O + q.o, 0);
+    for (size_t tile = warp, round = 0; tile - warp < p.tiles; tile += warps, round++) {
+        size_t n0 = tile * STX_SRU_TILE;
+        float P = 1, Q = 0, mine = 0;
+        uint32_t skip = 0;
+        if (tile < p.tiles) {
+            __syncwarp();
+            from.fetch(slot, p, q, n0);
+            skip = stx__sru_skips(p, q, n0, stx__sru_pad(p, q, n0 + q.lane));
+            stx__cp_wait<0>();
+            __syncwarp();
+            #pragma unroll 8
+            for (int i = 0; i < STX_SRU_TILE; i++) {
+                int at = i * 32 + q.col;
+                float u0 = stx__sru_float(slot[at]), f = stx__sru_gate<E, 0, STX_SRU_TILE>(slot, 0, at, q, 0), next = fmaf(Q - u0, f, u0);
+                P = skip >> i & 1 ? P : P * f;
+                Q = skip >> i & 1 ? Q : next;
+            }
+        }
+        stx__sru_tell(told, (int)round, warps, warp, q.lane, P, Q, mine, c);
+        if (tile >= p.tiles) continue;
+        if (p.c) p.c[(q.b * p.tiles + tile) * p.O + q.o] = mine;
+        if (skip) (void)stx__sru_walk<E, PLAIN, 0, TANH, STX_SRU_TILE, 0, 1>(slot, p, q, n0, skip, mine);
+        else (void)stx__sru_walk<E, PLAIN, 0, TANH, STX_SRU_TILE, 1, 1>(slot, p, q, n0, 0, mine);
+    }
+    if (p.last.p && warp == 0) stx__put(p.last, q.b * p.O + q.o, c);
+}
+
+/* c' = u0 + (c - u0) f ; h = xt + (g(c') - xt) m r:
+       a = dh m r g' + e                       (dL/dc', e from the step after)
+       dzf = a (c - u0) f (1 - f) ; dzr = dh (g - xt) m r (1 - r)
+       du0 = a (1 - f) ; du1 = dzf ; du2 = dzr ; dxt = dh (1 - m r)
+       dvf += dzf c ; dvr += dzr c ; dbf += dzf ; dbr += dzr
+       e = a f + dzf vf + dzr vr = a J + dzr vr,   J = f + vf (c - u0) f (1 - f)
+   What both walks of backward make of step `at`; cn is c'. */
+typedef struct stx__sru_slope { float d, f, r, s, kept, gr, dzr, J, rest; } stx__sru_slope;
+template<class E, int HASV, int TANH> static __device__ __forceinline__ stx__sru_slope stx__sru_slopes(const E *slot, int at, const stx__sru &p, const stx__sru_column &q, float c, float cn, float f, float r) {
+    constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
+    const float unscale = 1.0f / STX__NLOG2E;
+    stx__sru_slope k;
+    float vf = q.vf * unscale, vr = q.vr * unscale, g = TANH ? tanhf(cn) : cn, xt = p.alpha * stx__sru_float(slot[3 * N + at]), G = stx__sru_float(slot[GRAD * N + at]);
+    if (HASV) {
+        vf += stx__sru_float(slot[4 * N + at]);
+        vr += stx__sru_float(slot[5 * N + at]);
+    }
+    k.d = c - stx__sru_float(slot[at]);
+    k.f = f; k.r = r;
+    k.s = f * (1 - f);
+    k.kept = q.m * r;
+    k.gr = G * k.kept;
+    k.dzr = k.gr * (g - xt) * (1 - r);
+    if (TANH) k.gr *= fmaf(-g, g, 1.0f);
+    k.J = fmaf(vf, k.d * k.s, f);
+    k.rest = k.dzr * vr;
+    return k;
+}
+/* The walk that makes the states of a tile (32,32) from c, and with MANY the tile's P and Q: e before it is P e + Q */
+template<class E, int HASV, int TANH, int MANY, int FULL> static __device__ __forceinline__ float stx__sru_states(float *state, const E *slot, const stx__sru &p, const stx__sru_column &q, uint32_t skip, float c, float &P, float &Q) {
+    #pragma unroll (FULL ? 8 : 1)
+    for (int i = 0; i < STX_SRU_TILE; i++) {
+        int at = i * 32 + q.col;
+        state[i * 32 + q.lane] = c;
+        if (!FULL && (skip >> i & 1)) continue;
+        float u0 = stx__sru_float(slot[at]), f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c), cn = fmaf(c - u0, f, u0);
+        if (MANY) {
+            stx__sru_slope k = stx__sru_slopes<E, HASV, TANH>(slot, at, p, q, c, cn, f, stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at, q, c));
+            Q = fmaf(P, fmaf(k.gr, k.J, k.rest), Q);
+            P *= k.J;
+        }
+        c = cn;
+    }
+    return c;
+}
+/* The walk back: from e after the tile to e before it, and all gradients. sum: dvf, dvr, dbf, dbr of this tile. */
+template<class E, int PLAIN, int HASV, int TANH, int FULL> static __device__ __forceinline__ float stx__sru_walk_back(const float *state, const E *slot, const stx__sru &p, const stx__sru_column &q, size_t n0, uint32_t skip, float cn, float e, float (&sum)[4]) {
+    constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
+    const size_t row = stx__sru_row(q, n0 + STX_SRU_TILE - 1);      /* may be beyond the last: it is not used then */
+    const ptrdiff_t by = q.back ? (ptrdiff_t)p.O : -(ptrdiff_t)p.O, by_u = by * (ptrdiff_t)p.k, by_x = p.k == 4 ? by_u : by;
+    stx__sru_to<E, PLAIN> du(p.du, row * p.k * p.O + q.o), dx(p.k == 4 ? p.du : p.dxr, p.k == 4 ? (row * 4 + 3) * p.O + q.o : row * p.O + q.o), dV(p.dV, row * 2 * p.O + q.o);
+    const int has_x = p.k == 4 || p.dxr.p, has_V = HASV && p.dV.p;
+    #pragma unroll (FULL && !PLAIN ? 4 : 1)
+    for (int i = STX_SRU_TILE - 1; i >= 0; i--, du.step(by_u), dx.step(by_x), dV.step(2 * by)) {
+        int at = i * 32 + q.col;
+        float c = state[i * 32 + q.lane], du0 = 0, dzf = 0, dzr = 0, dxt = 0, was = p.add_xr ? stx__sru_float(slot[(GRAD + 1) * N + at]) : 0.0f;
+        if (FULL || !(skip >> i & 1)) {
+            float f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c), r = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at, q, c);
+            stx__sru_slope k = stx__sru_slopes<E, HASV, TANH>(slot, at, p, q, c, cn, f, r);
+            float a = k.gr + e;
+            du0 = fmaf(-a, f, a);
+            dzf = a * (k.d * k.s);
+            dzr = k.dzr;
+            dxt = stx__sru_float(slot[GRAD * N + at]) * (1 - k.kept);
+            e = fmaf(a, k.J, k.rest);
+            sum[0] = fmaf(dzf, c, sum[0]);
+            sum[1] = fmaf(dzr, c, sum[1]);
+            sum[2] += dzf;
+            sum[3] += dzr;
+        }
+        cn = c;
+        if (!FULL && n0 + i >= p.T) continue;
+        du.put(0, du0);
+        du.put(p.O, dzf);
+        du.put(2 * p.O, dzr);
+        if (has_x) dx.put(0, fmaf(p.alpha, dxt, was));
+        if (has_V) {
+            dV.put(0, dzf * c);
+            dV.put(p.O, dzr * c);
+        }
+    }
+    return e;
+}
+/* Backward. MANY: each warp of a block has a tile, by turns, from the last one on; else a block is a warp. */
+template<class E, int PLAIN, int HASV, int TANH, int MANY> static __global__ void __launch_bounds__(MANY ? 256 : 32, 1) stx__sru_bwd_kernel(stx__sru p) {
+    constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
+    STX__DYNAMIC(raw);
+    const stx__sru_column q = stx__sru_place(p);
+    const int warps = MANY ? blockDim.x / 32 : 1, warp = MANY ? threadIdx.x / 32 : 0, slots = GRAD + 1 + p.add_xr;
+    const stx__sru_source<E, PLAIN, HASV, STX_SRU_TILE, 1> from(p, q);
+    const size_t each = N * (slots * sizeof(E) + sizeof(float));
+    E *slot = (E *)(raw + warp * each);
+    float *state = (float *)(slot + slots * N), *told = (float *)(raw + warps * each);
+    float e = stx__sru_number(p.dlast, q.b * p.O + q.o, 0), total[4] = {0, 0, 0, 0};
+    for (size_t turn = warp, round = 0; turn - warp < p.tiles; turn += warps, round++) {
+        size_t tile = p.tiles - 1 - turn, n0 = tile * STX_SRU_TILE;
+        float P = 1, Q = 0, mine = 0, c = 0;
+        uint32_t skip = 0;
+        if (turn < p.tiles) {
+            __syncwarp();
+            from.fetch(slot, p, q, n0);
+            c = p.c[(q.b * p.tiles + tile) * p.O + q.o];
+            skip = stx__sru_skips(p, q, n0, stx__sru_pad(p, q, n0 + q.lane));
+            stx__cp_wait<0>();
+            __syncwarp();
+            if (skip) c = stx__sru_states<E, HASV, TANH, MANY, 0>(state, slot, p, q, skip, c, P, Q);
+            else c = stx__sru_states<E, HASV, TANH, MANY, 1>(state, slot, p, q, 0, c, P, Q);
+        }
+        if (MANY) stx__sru_tell(told, (int)round, warps, warp, q.lane, P, Q, mine, e);
+        else mine = e;
+        if (turn < p.tiles) {
+            float sum[4] = {0, 0, 0, 0};
+            if (skip) mine = stx__sru_walk_back<E, PLAIN, HASV, TANH, 0>(state, slot, p, q, n0, skip, c, mine, sum);
+            else mine = stx__sru_walk_back<E, PLAIN, HASV, TANH, 1>(state, slot, p, q, n0, 0, c, mine, sum);
+            for (int k = 0; k < 4; k++) total[k] += sum[k];
+        }
+        if (!MANY) e = mine;
+    }
+    if (MANY && p.part) {                   /* the warps' sums, in order */
+        __syncthreads();
+        for (int k = 0; k < 4; k++) told[(warp * 4 + k) * 32 + q.lane] = total[k];
+        __syncthreads();
+        if (warp == 0) for (int k = 0; k < 4; k++) for (int w = 1; w < warps; w++) total[k] += told[(w * 4 + k) * 32 + q.lane];
+    }
+    if (warp || q.lane >= q.width) return;
+    if (p.part) for (int k = 0; k < 4; k++) p.part[(q.b * 4 + k) * p.O + q.o] = total[k];
+    if (p.dc0.p) stx__add(p.dc0, q.b * p.O + q.o, e, 1);
+}
+
+typedef void (*stx__sru_kernel)(stx__sru);
+template<class E, int PLAIN> static stx__sru_kernel stx__sru_fwd_of(int hasV, int tanh) {
+    if (hasV) return tanh ? stx__sru_fwd_kernel<E, PLAIN, 1, 1> : stx__sru_fwd_kernel<E, PLAIN, 1, 0>;
+    return tanh ? stx__sru_fwd_kernel<E, PLAIN, 0, 1> : stx__sru_fwd_kernel<E, PLAIN, 0, 0>;
+}
+template<class E, int PLAIN> static stx__sru_kernel stx__sru_scan_of(int tanh) { return tanh ? stx__sru_scan_kernel<E, PLAIN, 1> : stx__sru_scan_kernel<E, PLAIN, 0>; }
+template<class E, int PLAIN, int MANY> static stx__sru_kernel stx__sru_bwd_of(int hasV, int tanh) {
+    if (hasV) return tanh ? stx__sru_bwd_kernel<E, PLAIN, 1, 1, MANY> : stx__sru_bwd_kernel<E, PLAIN, 1, 0, MANY>;
+    return tanh ? stx__sru_bwd_kernel<E, PLAIN, 0, 1, MANY> : stx__sru_bwd_kernel<E, PLAIN, 0, 0, MANY>;
+}
+static stx__sru stx__sru_of(stx_ctx *x, const stx_sru_args *a, int backward) {
+    stx__sru p;
+    memset(&p, 0, sizeof p);
+    p.T = a->T; p.H = a->H; p.O = a->D * a->H; p.k = a->k; p.tiles = stx_sru_tiles(a);
+    p.groups = (a->H + 31) / 32;
+    p.D = (int)a->D;
+    p.alpha = a->k == 4 ? 1 : a->alpha;
+    p.u = stx__num_of(x, a->u); p.xr = stx__num_of(x, a->k == 4 ? NULL : a->xr); p.V = stx__num_of(x, a->V);
+    p.v = stx__num_of(x, a->v); p.bias = stx__num_of(x, a->bias); p.c0 = stx__num_of(x, a->c0); p.m = stx__num_of(x, a->m);
+    p.pad = a->pad;
+    p.c = (float *)a->c;
+    if (!backward) {
+        p.h = stx__num_of(x, a->h); p.last = stx__num_of(x, a->last);
+        return p;
+    }
+    p.dh = stx__num_of(x, a->dh); p.dlast = stx__num_of(x, a->dlast); p.dc0 = stx__num_of(x, a->dc0);
+    p.du = stx__num_of(x, a->du); p.dV = stx__num_of(x, a->dV); p.dxr = stx__num_of(x, p.xr.p ? a->dxr : NULL);
+    p.add_xr = p.dxr.p && a->add_xr;
+    p.part = a->dv || a->dbias ? (float *)a->work : NULL;
+    return p;
+}
+/* Can the kernels for one kind of storage take it? in: what they read in pieces of 16 bytes. */
+static int stx__sru_in_pieces(const stx__sru &p) {
+    const stx__num *in[5] = {&p.u, &p.xr, &p.V, &p.dh, p.add_xr ? &p.dxr : NULL}, *out[4] = {&p.h, &p.du, &p.dV, &p.dxr};
+    int i;
+    for (i = 0; i < 5; i++) if (in[i] && in[i]->p && (in[i]->half != p.u.half || (uintptr_t)in[i]->p % 16)) return 0;
+    for (i = 0; i < 4; i++) if (out[i]->p && (out[i]->half != p.u.half || out[i]->twin)) return 0;
+    return p.H % (p.u.half ? 8 : 4) == 0;
+}
+/* How many warps have tiles of the same columns: 1 when columns alone fill a GPU */
+static int stx__sru_warps(const stx_sru_args *a, size_t each) {
+    size_t columns = a->B * a->D * a->H, w = columns >= STX__SRU_FEW ? 1 : columns >= STX__SRU_VERY_FEW ? 4 : 8;
+    w = STX__MIN(w, (size_t)STX__SRU_BYTES / each);
+    return (int)STX__MIN(w, stx_sru_tiles(a));
+}
+static void stx__sru_run(stx_ctx *x, const char *name, stx__sru_kernel kernel, const stx_sru_args *a, const stx__sru &p, int warps, size_t each) {
+    size_t blocks = a->B * a->D * p.groups, bytes = (size_t)warps * each;
+    (void)stx__use(x);
+    if (bytes > 48 * 1024 && stx__cuda_failed(x, cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), name)) return;
+    STX__RUN_KERNEL(x, name, kernel, (unsigned)blocks, 32 * warps, bytes, p);
+}
+static int stx__sru_refused(stx_ctx *x, const stx_sru_args *a, const char *what) {
+    if (!stx_ok(x) || !a->B || !a->D || !a->H) return 1;
+    if ((a->k == 3 || a->k == 4) && a->D <= 2 && (a->H + 31) / 32 * a->D * a->B < (size_t)1 << 31) return 0;
+    stx_fail(x, STX_ERR_SHAPE, "%s: k %zu, %zu directions: want 3 or 4, and 1 or 2", what, a->k, a->D);
+    return 1;
+}
+size_t stx_sru_work_cuda(stx_ctx *x, const stx_sru_args *a, int backward) {
+    (void)x;
+    return backward ? a->B * 4 * a->D * a->H * sizeof(float) : 0;
+}
+void stx_sru_fwd_cuda(stx_ctx *x, const stx_sru_args *a) {
+    stx__sru p;
+    stx__sru_kernel kernel;
+    size_t each;
+    int warps, plain, hasV = a->V != NULL;
+    if (stx__sru_refused(x, a, "stx_sru_fwd")) return;
+    p = stx__sru_of(x, a, 0);
+    plain = !stx__sru_in_pieces(p);
+    each = STX__SRU_SLOT * 4 * (plain || !p.u.half ? sizeof(float) : 2) + 4 * 32 * sizeof(float);
+    warps = a->v || a->V ? 1 : stx__sru_warps(a, each);
+    if (warps > 1) {
+        kernel = plain ? stx__sru_scan_of<float, 1>(a->tanh) : p.u.half ? stx__sru_scan_of<stx__bf16, 0>(a->tanh) : stx__sru_scan_of<float, 0>(a->tanh);
+        stx__sru_run(x, "stx_sru_fwd", kernel, a, p, warps, each);
+        return;
+    }
+    kernel = plain ? stx__sru_fwd_of<float, 1>(hasV, a->tanh) : p.u.half ? stx__sru_fwd_of<stx__bf16, 0>(hasV, a->tanh) : stx__sru_fwd_of<float, 0>(hasV, a->tanh);
+    stx__sru_run(x, "stx_sru_fwd", kernel, a, p, 1, 0);
+}
+void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
+    stx__sru p;
+    stx__sru_kernel kernel;
+    size_t each, O2 = 2 * a->D * a->H;
+    int warps, plain, hasV = a->V != NULL;
+    if (stx__sru_refused(x, a, "stx_sru_bwd")) return;
+    p = stx__sru_of(x, a, 1);
+    plain = !stx__sru_in_pieces(p);
+    each = STX__SRU_SLOT * ((5 + 2 * hasV + p.add_xr) * (plain || !p.u.half ? sizeof(float) : 2) + sizeof(float)) + 4 * 32 * sizeof(float);
+    warps = stx__sru_warps(a, each);
+    if (warps > 1) kernel = plain ? stx__sru_bwd_of<float, 1, 1>(hasV, a->tanh) : p.u.half ? stx__sru_bwd_of<stx__bf16, 0, 1>(hasV, a->tanh) : stx__sru_bwd_of<float, 0, 1>(hasV, a->tanh);
+    else kernel = plain ? stx__sru_bwd_of<float, 1, 0>(hasV, a->tanh) : p.u.half ? stx__sru_bwd_of<stx__bf16, 0, 0>(hasV, a->tanh) : stx__sru_bwd_of<float, 0, 0>(hasV, a->tanh);
+    stx__sru_run(x, "stx_sru_bwd", kernel, a, p, warps < 1 ? 1 : warps, each);
+    if (a->dv) stx__columns_sum(x, "stx_sru_bwd", a->dv, p.part, 2 * O2, a->B, O2);
+    if (a->dbias) stx__columns_sum(x, "stx_sru_bwd", a->dbias, p.part + O2, 2 * O2, a->B, O2);
+}
+#endif /* SEQTX_SRU_H */
 
 // >>device ------------------------------------------------------------------------------------------------------------
 

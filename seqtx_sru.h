@@ -319,7 +319,7 @@ STX_DEF size_t stx_sru_work(stx_ctx *x, const stx_sru_args *a, int backward) {
 #define STX__SRU_SLOTS(x, plan, slot, i) \
     STX__FOR(x, a->B * a->T * a->D * a->H * 16) \
     for (slot = 0; slot < (ptrdiff_t)(plan).slots; slot++) \
-        for (i = (plan).units * (plan).chunks * (size_t)slot / (plan).slots; i < (plan).units * (plan).chunks * ((size_t)slot + 1) / (plan).slots; i++)
+        for (size_t i = (plan).units * (plan).chunks * (size_t)slot / (plan).slots; i < (plan).units * (plan).chunks * ((size_t)slot + 1) / (plan).slots; i++)
 
 /* One block of columns: where its numbers stand, constants filled in */
 typedef struct stx__sru_block {
@@ -468,7 +468,6 @@ STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
     stx__sru_plan plan;
     stx_real *scratch;
     ptrdiff_t slot;
-    size_t i;
     stx__sru_plan_of(&plan, a, (size_t)stx_threads(x), 0);
     scratch = (stx_real *)a->work + plan.carries;
     if (plan.chunks > 1) {
@@ -649,7 +648,7 @@ static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan
 
 STX_DEF void stx_sru_bwd(stx_ctx *x, const stx_sru_args *a) {
     stx__sru_plan plan;
-    size_t rows, i;
+    size_t rows;
     stx_real *sums_v, *sums_b, *scratch;
     ptrdiff_t slot;
     stx__sru_plan_of(&plan, a, (size_t)stx_threads(x), 1);

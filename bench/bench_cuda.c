@@ -23,6 +23,7 @@
 #endif
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
+#include "../seqtx_sru.h"
 #include "report.h"
 #include "cuda_model.h"
 
@@ -108,6 +109,7 @@ typedef struct job {
     size_t n[4];
     int ta, tb;
     stx_attention_args attention;
+    stx_sru_args sru;
     void *work[2];
     stx_optim *optim;
     int reps;
@@ -931,6 +933,25 @@ static void rows_job(job *j, stx_ctx *x, void (*fn)(job *), size_t N, size_t C, 
     if (stx_ok(x) && fn == run_entropy_bwd) run_entropy_fwd(j);
     if (stx_ok(x) && fn == run_bias_relu) stx_cuda_sync(x);
 }
+/* SRU's recurrence with a highway, one direction, as in SRU++ */
+static void run_sru_fwd(job *j) { stx_sru_fwd_cuda(j->x, &j->sru); }
+static void run_sru_bwd(job *j) { stx_sru_bwd_cuda(j->x, &j->sru); }
+static void sru_job(job *j, stx_ctx *x, int backward, size_t B, size_t T, size_t O) {
+    stx_sru_args *a = &j->sru;
+    size_t n = B * T * O, i, part;
+    memset(j, 0, sizeof *j);
+    j->fn = backward ? run_sru_bwd : run_sru_fwd; j->x = x;
+    a->B = B; a->T = T; a->H = O; a->D = 1; a->k = 3; a->alpha = 1;
+    for (i = 0; i < 6; i++) j->a[i] = device_random(x, i < 2 ? 3 * n : n, 1, STX_MEM_NUMBERS);
+    for (; i < 8; i++) j->a[i] = device_random(x, 2 * O, 1, STX_MEM_PARAMS);
+    a->u = j->a[0]; a->du = j->a[1]; a->xr = j->a[2]; a->dxr = j->a[3]; a->h = j->a[4]; a->dh = j->a[5]; a->v = j->a[6]; a->bias = j->a[7];
+    part = stx_sru_work_cuda(x, a, 1);
+    j->work[0] = device_bytes(x, 4 * B * stx_sru_tiles(a) * O);
+    j->work[1] = device_bytes(x, part + 16 * O);
+    a->c = (stx_real *)j->work[0]; a->work = j->work[1];
+    a->dv = (stx_real *)((char *)j->work[1] + part); a->dbias = a->dv + 2 * O;
+    if (stx_ok(x)) run_sru_fwd(j);
+}
 static void bench_gemm(void) {
     size_t N = opt.tiny ? 32 : 32768, small = opt.tiny ? 32 : 16384, d[3], n = 0, i;
     struct { size_t M, N, K; int ta, tb; const char *what; } shape[20];
@@ -1005,7 +1026,8 @@ static void bench_gemm(void) {
             {"bias and relu", run_bias_relu, 2, 0, 2048, 1}, {"embedding forward", run_embedding, 1, 4, 512, 256},
             {"cross entropy forward, V 256", run_entropy_fwd, 1, 12, 256, 1}, {"cross entropy backward, V 256", run_entropy_bwd, 2, 12, 256, 1},
             {"cross entropy forward, V 8192", run_entropy_fwd, 1, 12, 8192, 1}, {"cross entropy backward, V 8192", run_entropy_bwd, 2, 12, 8192, 1}};
-        enum { PASSES_N = sizeof pass / sizeof *pass };
+        static const size_t sru[][3] = {{4, 1024, 3072}, {32, 1024, 3072}, {64, 256, 3056}, {1, 1024, 3072}};
+        enum { PASSES_N = sizeof pass / sizeof *pass, SRU_N = sizeof sru / sizeof *sru };
         say("Passes over memory: GB/s of every operand once, by formula. Buffers are larger than the second-level cache.\n\n");
         header("pass|rows x columns|precision|us|range|MB|GB/s|");
         for (i = 0; i < PASSES_N; i++)
@@ -1032,6 +1054,29 @@ static void bench_gemm(void) {
                 job_free(&j);
                 stx_destroy(x);
             }
+        for (i = 0; i < 2 * SRU_N * 2; i++) {       /* u0 u1 u2 x -> h ; u0 u1 u2 x dh -> du0 du1 du2 dx ; a state of 32 */
+            static job j;
+            int backward = i / 2 % 2;
+            size_t B = opt.tiny ? 1 : sru[i / 4][0], T = opt.tiny ? 40 : sru[i / 4][1], O = opt.tiny ? 40 : sru[i / 4][2];
+            double bytes = (double)(B * T * O) * ((backward ? 9 : 5) * (i % 2 ? 2 : 4) + 4.0 / STX_SRU_TILE);
+            stx_ctx *x;
+            if (seconds() > until + 60) break;
+            x = context(i % 2 ? BF16 : F32, 1);
+            sru_job(&j, x, backward, B, T, O);
+            if (job_warm(&j)) for (r = 0; r < opt.rounds; r++) job_round(&j);
+            row_begin();
+            cell(0, backward ? "SRU recurrence backward" : "SRU recurrence forward");
+            cell(1, "%zu x %zu x %zu", B, T, O);
+            cell(2, "%s", mode_name[i % 2 ? BF16 : F32]);
+            if (j.ms.n) {
+                cell(3, "%.1f", median(&j.ms) * 1e3);
+                cell(4, "%.1f - %.1f", quantile(&j.ms, 0) * 1e3, quantile(&j.ms, 1) * 1e3);
+                cell(5, "%.1f", bytes * 1e-6);
+                cell(6, "%.0f", bytes / median(&j.ms) * 1e-6);
+            } else cell(7, "left out: %.80s", stx_error(x));
+            job_free(&j);
+            stx_destroy(x);
+        }
         for (i = 0; i < 2; i++) {           /* all parameters of a model */
             static job j;
             config c = configured(configs[i ? 3 : 2]);

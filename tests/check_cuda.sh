@@ -16,14 +16,14 @@ run() {     # run NAME COMMAND...
     [ "$f" -eq 0 ] || { grep -v ' passed, ' "$out" | tail -n 40; echo "($name ended with exit code $code)"; }
 }
 command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
-for t in ops gemm attention model; do run "$t" "build/cuda/test_cuda_$t"; done
+for t in ops sru gemm attention model; do run "$t" "build/cuda/test_cuda_$t"; done
 for t in golden_ops golden_span; do run "$t" "build/cuda/test_cuda_$t" tests/golden; done
 run trainer sh tests/trainer_cuda.sh build/cuda/train_attn_span
 if command -v compute-sanitizer >/dev/null 2>&1; then
     for tool in memcheck racecheck synccheck; do
-        for t in ops gemm attention; do run "$tool $t" compute-sanitizer --tool "$tool" --error-exitcode 9 "build/cuda/test_cuda_$t" short; done
+        for t in ops sru gemm attention; do run "$tool $t" compute-sanitizer --tool "$tool" --error-exitcode 9 "build/cuda/test_cuda_$t" short; done
     done
-    for t in ops attention; do run "initcheck $t" compute-sanitizer --tool initcheck --error-exitcode 9 "build/cuda/test_cuda_$t" short; done   # cublas is not ours
+    for t in ops sru attention; do run "initcheck $t" compute-sanitizer --tool initcheck --error-exitcode 9 "build/cuda/test_cuda_$t" short; done   # cublas is not ours
 else
     echo "compute-sanitizer                    not installed: skipped"
 fi

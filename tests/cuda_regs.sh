@@ -1,6 +1,6 @@
 #!/bin/sh
 # cuda_regs.sh [--record] - compiles seqtx_cuda.cu with nvcc, links it with the trainer, and compares registers, stack and spills of the
-# attention's kernels with tests/cuda_regs.txt. No GPU is needed. Run by `make test` where nvcc is installed; it must then be NVCC or on
+# attention's and the recurrence's kernels with tests/cuda_regs.txt. No GPU is needed. Run by `make test` where nvcc is installed; it must then be NVCC or on
 # the PATH. --record writes the table. Ends with "N passed, N failed".
 cd "$(dirname "$0")/.." || exit 1
 nvcc=${NVCC:-nvcc} table=tests/cuda_regs.txt archs="sm_80 sm_90" passed=0 failed=0
@@ -28,14 +28,14 @@ for a in $archs; do
             $1 == "K" { sub(/^K /, ""); sub(/^void /, ""); sub(/\(.*/, ""); gsub(/ /, ""); gsub(/\([a-z]*\)/, ""); name = $0 }
             $1 == "S" { stack = $2; stores = $3; loads = $4 }
             $1 == "R" { shared = 0; for (i = 3; i < NF; i++) if ($(i + 1) == "bytes" && $(i + 2) ~ /smem/) shared = $i; print arch, name, $2, stack, stores, loads, shared }' |
-        grep -E ' stx__(at|af|ab|a0)' >> "$out/now.txt"
+        grep -E ' stx__(at|af|ab|a0|sru)' >> "$out/now.txt"
 done
 sort "$out/now.txt" -o "$out/now.txt"
 version=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
 if [ "$1" = --record ]; then
-    { echo "# registers, stack, spill stores, spill loads and static shared memory (bytes) of the attention's kernels by nvcc $version; tests/cuda_regs.sh --record"; cat "$out/now.txt"; } > "$table"
+    { echo "# registers, stack, spill stores, spill loads and static shared memory (bytes) of the attention's and the recurrence's kernels by nvcc $version; tests/cuda_regs.sh --record"; cat "$out/now.txt"; } > "$table"
 fi
-check "there are attention kernels" [ -s "$out/now.txt" ]
+check "there are kernels" [ -s "$out/now.txt" ]
 # spills must not grow; registers may by 8 with another nvcc (none with the one of the table)
 slack=8; grep -q "nvcc $version;" "$table" && slack=0
 while read -r arch name regs stack stores loads shared; do

@@ -36,26 +36,35 @@ run golden_ops     build/test_golden_ops tests/golden
 run golden_span    build/test_golden_span tests/golden
 run span           build/test_span
 run bf16           build/test_bf16
+run sru            build/test_sru
+run golden_sru     build/test_golden_sru tests/golden
 run grad_f64       build/test_grad
 run golden_ops_f64 build/test_golden_ops_f64 tests/golden
 run golden_span_f64 build/test_golden_span_f64 tests/golden
 run bf16_f64       build/test_bf16_f64
+run sru_f64        build/test_sru_f64
+run golden_sru_f64 build/test_golden_sru_f64 tests/golden
 run api_san        build/test_api_san
 run io_san         build/test_io_san
 run span_san       build/test_span_san
 run golden_ops_san build/test_golden_ops_san tests/golden
 run golden_span_san build/test_golden_span_san tests/golden
 run bf16_san       build/test_bf16_san
+run sru_san        build/test_sru_san
+run golden_sru_san build/test_golden_sru_san tests/golden
 run fuzz_io_san    build/fuzz_io_san
 run cuda_host      build/test_shim
 run cuda_ops       build/test_cuda_ops
+run cuda_sru       build/test_cuda_sru
 run cuda_gemm      build/test_cuda_gemm
 run cuda_attention build/test_cuda_attention
 run cuda_golden_ops build/test_cuda_golden_ops tests/golden
 run cuda_golden_span build/test_cuda_golden_span tests/golden
+run cuda_golden_sru build/test_cuda_golden_sru tests/golden
 run cuda_model     build/test_cuda_model
 run cuda_host_san  build/test_shim_san
 run cuda_ops_san   build/test_cuda_ops_san short
+run cuda_sru_san   build/test_cuda_sru_san short
 run cuda_gemm_san  build/test_cuda_gemm_san short
 run cuda_attention_san build/test_cuda_attention_san short
 run cuda_trainer   sh tests/trainer_cuda.sh build/train_shim

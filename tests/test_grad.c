@@ -10,7 +10,7 @@
    directions, which every entry has a part in. */
 #include <stdint.h>
 #define SEQTX_IMPLEMENTATION
-#include "../seqtx.h"
+#include "../seqtx_sru.h"
 #include "test.h"
 #include "gemm_check.h"
 
@@ -18,7 +18,8 @@
 #error "compile with -DSEQTX_DOUBLE"
 #endif
 
-static const double TOL = 1e-6, STEP = 1e-5;
+static const double TOL = 1e-6;
+static double fd_step = 1e-5;             /* h */
 static stx_ctx *ctx1, *ctx3;          /* one thread, three threads */
 
 /* >>harness: an op with the inputs that it is tried on */
@@ -110,10 +111,10 @@ static void check(problem *p) {
             size_t at = n <= limit ? i : (size_t)((test_rand() + 1) / 2 * (double)n) % n;
             stx_real keep = p->data[k][at];
             double up, down, e;
-            p->data[k][at] = keep + STEP; up = project(p, dy, ny);
-            p->data[k][at] = keep - STEP; down = project(p, dy, ny);
+            p->data[k][at] = keep + fd_step; up = project(p, dy, ny);
+            p->data[k][at] = keep - fd_step; down = project(p, dy, ny);
             p->data[k][at] = keep;
-            e = fabs((up - down) / (2 * STEP) - g[k][at]) / top;
+            e = fabs((up - down) / (2 * fd_step) - g[k][at]) / top;
             if (!(e <= worst)) worst = e;
             if (isnan(e)) worst = HUGE_VAL;
         }
@@ -123,12 +124,12 @@ static void check(problem *p) {
             stx_real *keep = gemm_random(n), *dir = gemm_random(n);
             double up, down, want = 0, e;
             memcpy(keep, p->data[k], n * sizeof *keep);
-            for (i = 0; i < n; i++) { p->data[k][i] = keep[i] + STEP * dir[i]; want += g[k][i] * dir[i]; }
+            for (i = 0; i < n; i++) { p->data[k][i] = keep[i] + fd_step * dir[i]; want += g[k][i] * dir[i]; }
             up = project(p, dy, ny);
-            for (i = 0; i < n; i++) p->data[k][i] = keep[i] - STEP * dir[i];
+            for (i = 0; i < n; i++) p->data[k][i] = keep[i] - fd_step * dir[i];
             down = project(p, dy, ny);
             memcpy(p->data[k], keep, n * sizeof *keep);
-            e = fabs((up - down) / (2 * STEP) - want) / (top * sqrt((double)n));
+            e = fabs((up - down) / (2 * fd_step) - want) / (top * sqrt((double)n));
             if (!(e <= worst)) worst = isnan(e) ? HUGE_VAL : e;
             free(keep); free(dir);
         }
@@ -869,6 +870,7 @@ static void attn_wide(void) {
     static const size_t D[] = {256, 257, 744, 768, 1024}, T[] = {1, 5, 33, 130};
     attn a;
     size_t d, t;
+    fd_step = 1e-4;        /* f is a sum of 10^5 numbers here: rounding would come to 1e-6 at 1e-5, and the differences' own error is 1e-8 */
     for (d = 0; d < 5; d++) for (t = 0; t < 4; t++) {
         memset(&a, 0, sizeof a);
         a.B = 1 + t % 2; a.T = T[t]; a.S = a.T + (t == 3 ? 300 : 7 * t); a.H = 1; a.D = D[d]; a.pad = (int)((d + t) % 4);
@@ -879,6 +881,7 @@ static void attn_wide(void) {
         a.d.not_causal = 1; a.P = 0; a.u = a.vb = a.z = 0;
         attn_case(&a, 2);
     }
+    fd_step = 1e-5;
 }
 #define PICK(list) list[(size_t)((test_rand() + 1) / 2 * (double)(sizeof list / sizeof *list)) % (sizeof list / sizeof *list)]
 static void row_attention(void) {
@@ -1291,6 +1294,231 @@ static void accumulation(void) {
     }
 }
 
+static stx_tensor *make_dropout_time(stx_ctx *x, stx_tensor **in, void *user) { return stx_dropout_time(x, in[0], *(double *)user); }
+static void row_dropout_time(void) {
+    static const size_t s[][3] = {{2, 5, 7}, {3, 1, 33}, {1, 9, 1}};
+    double p = 0.4;
+    int i;
+    for (i = 0; i < 3; i++) {
+        problem q = start("dropout_time", make_dropout_time, &p);
+        q.random = 1;
+        add(&q, s[i][0], s[i][1], s[i][2], 0);
+        check(&q);
+    }
+    {   /* one draw for all times, another for each row and channel; scaled */
+        size_t B = 3, T = 5, C = 4001, b, t, c, kept = 0;
+        stx_real *a = gemm_random(B * T * C);
+        stx_tensor *y;
+        int same = 1;
+        stx_begin(ctx1, STX_TRAIN);
+        y = stx_dropout_time(ctx1, stx_input(ctx1, a, B, T, C, 0), p);
+        for (b = 0; y && b < B; b++)
+            for (c = 0; c < C; c++) {
+                int on = y->data[b * T * C + c] != 0;
+                kept += (size_t)on;
+                for (t = 0; t < T; t++) same &= y->data[(b * T + t) * C + c] == (on ? a[(b * T + t) * C + c] * (1 / (1 - p)) : 0) || fabs(y->data[(b * T + t) * C + c] - (on ? a[(b * T + t) * C + c] / (1 - p) : 0)) < 1e-4;
+            }
+        CHECK(y && same, "dropout_time: one mask for all times");
+        CHECK(fabs((double)kept / (double)(B * C) - 0.6) < 0.02, "dropout_time: %zu of %zu kept", kept, B * C);
+        stx_begin(ctx1, STX_EVAL);
+        y = stx_input(ctx1, a, B, T, C, 0);
+        CHECK(stx_dropout_time(ctx1, y, p) == y, "dropout_time: the identity in evaluation");
+        free(a);
+    }
+}
+/* how: 1: h is f; 2: h and f have gradients from elsewhere already */
+static stx_tensor *make_rezero(stx_ctx *x, stx_tensor **in, void *user) {
+    int how = *(int *)user;
+    stx_tensor *y = stx_rezero(x, in[0], how == 1 ? in[0] : in[1], in[2]);
+    return how == 2 ? stx_add(x, y, stx_mul(x, in[0], in[1])) : y;
+}
+static void row_rezero(void) {
+    static const size_t s[][3] = {{5, 7, 0}, {2, 3, 65}, {1, 0, 0}, {4099, 0, 0}};
+    int i, how, fixed;
+    for (i = 0; i < 4; i++)
+        for (how = 0; how < 3; how++)
+            for (fixed = 0; fixed < 4; fixed++) {
+                problem p = start("rezero", make_rezero, &how);
+                p.entries = 50;
+                add(&p, s[i][0], s[i][1], s[i][2], 0); add(&p, s[i][0], s[i][1], s[i][2], 0); add(&p, 1, 0, 0, 0);
+                if (fixed) p.fixed[fixed - 1] = 1;
+                if (how == 1) { p.fixed[1] = 1; p.fixed[0] = 0; }
+                check(&p);
+            }
+}
+/* The recurrence with any of its inputs; y is h and, with last, the states after, in one row */
+typedef struct recurrence { size_t B, T, k, O, D; int tanh, last, has[6], mask, pads; double alpha; } recurrence;      /* has: xr, v, V, c0 */
+static stx_tensor *make_recurrence(stx_ctx *x, stx_tensor **in, void *user) {
+    const recurrence *u = (const recurrence *)user;
+    stx_sru_cell c;
+    stx_tensor *h, *last = NULL;
+    int32_t pad[1024];
+    size_t i;
+    memset(&c, 0, sizeof c);
+    c.u = in[0]; c.bias = in[1]; c.xr = in[2]; c.v = in[3]; c.V = in[4]; c.c0 = in[5]; c.mask = in[6];
+    c.directions = u->D; c.alpha = u->alpha; c.tanh = u->tanh;
+    for (i = 0; i < u->B * u->T; i++) pad[i] = u->pads == 3 || (u->pads == 1 && i % 3 == 1) || (u->pads == 2 && i % u->T >= u->T - 2);
+    if (u->pads) c.pad = stx_tokens(x, pad, u->B, u->T);
+    h = stx_sru_recurrence(x, &c, u->last ? &last : NULL);
+    if (!u->last || !h) return h;
+    last = stx_reshape(x, last, u->B, 1, u->O, 0);
+    return u->last == 1 ? stx_concat(x, h, last) : last;
+}
+static void recurrence_case(recurrence u) {
+    problem p = start("sru_recurrence", make_recurrence, &u);
+    size_t i;
+    p.entries = 60;
+    add(&p, u.B, u.T, u.k, u.O);
+    add(&p, 2, u.O, 0, 0);
+    if (u.has[0]) add(&p, u.B, u.T, u.O, 0); else add_absent(&p);
+    if (u.has[1]) add(&p, 2, u.O, 0, 0); else add_absent(&p);
+    if (u.has[2]) add(&p, u.B, u.T, 2, u.O); else add_absent(&p);
+    if (u.has[3]) add(&p, u.B, u.O, 0, 0); else add_absent(&p);
+    if (u.mask) { add(&p, u.B, u.O, 0, 0); p.fixed[6] = 1; for (i = 0; i < p.size[6]; i++) p.data[6][i] = i % 3 ? 1.5 : 0; } else add_absent(&p);
+    check(&p);
+}
+static void row_recurrence(void) {
+    int i;
+    for (i = 0; i < 24; i++) {
+        recurrence u;
+        memset(&u, 0, sizeof u);
+        u.B = 2; u.T = 5; u.k = 3; u.O = 6; u.D = 1;
+        u.has[0] = u.has[1] = u.has[3] = 1;
+        switch (i) {
+        case 0: break;
+        case 1: u.k = 4; u.has[0] = 0; break;
+        case 2: u.has[0] = 0; break;
+        case 3: u.D = 2; break;
+        case 4: u.D = 2; u.k = 4; u.has[0] = 0; u.tanh = 1; break;
+        case 5: u.tanh = 1; break;
+        case 6: u.alpha = 1.7; u.mask = 1; break;
+        case 7: u.has[1] = 0; break;                            /* v zero: forward in chunks where there are threads */
+        case 8: u.has[1] = 0; u.T = 200; u.O = 3; u.B = 1; break;
+        case 9: u.has[2] = 1; break;
+        case 10: u.has[2] = 1; u.has[1] = 0; u.tanh = 1; u.mask = 1; u.D = 2; break;
+        case 11: u.has[3] = 0; break;
+        case 12: u.last = 1; break;
+        case 13: u.last = 2; u.D = 2; break;                    /* nothing but the states is asked for */
+        case 14: u.pads = 1; u.last = 1; break;
+        case 15: u.pads = 2; u.D = 2; u.last = 1; u.alpha = 0.7; break;
+        case 16: u.pads = 3; u.last = 1; break;                 /* nothing but padding */
+        case 17: u.T = 1; u.last = 1; break;
+        case 18: u.T = 70; u.O = 17; u.B = 1; u.last = 1; break;
+        case 19: u.T = 300; u.O = 2; u.B = 1; u.last = 1; u.has[2] = 1; u.pads = 1; break;      /* chunks in backward */
+        case 20: u.T = 131; u.O = 4; u.B = 1; u.D = 2; u.tanh = 1; u.mask = 1; u.last = 1; break;
+        case 21: u.T = 3; u.O = 700; u.B = 1; u.last = 1; break;        /* several blocks of columns */
+        case 22: u.T = 3; u.O = 1101; u.B = 2; u.has[2] = 1; u.pads = 1; break;
+        default: u.T = 33; u.O = 1; u.B = 3; u.k = 4; u.has[0] = 0; u.last = 1; break;
+        }
+        recurrence_case(u);
+    }
+}
+/* A whole stack: user is its desc; x, states, memory are variables. Dropout too, for its masks repeat. */
+typedef struct stack_user { stx_sru_desc d; size_t B, T, M, O; int pads; size_t window; stx_sru *m[2]; stx_ctx *of[2]; } stack_user;
+static stx_tensor *make_stack(stx_ctx *x, stx_tensor **in, void *user) {
+    stack_user *u = (stack_user *)user;
+    stx_sru *m = u->m[x == u->of[0] ? 0 : 1];
+    stx_sru_io io;
+    stx_tensor *c0[4], *mem[4], *last[4], *h;
+    int32_t pad[64];
+    size_t i;
+    memset(&io, 0, sizeof io);
+    for (i = 0; i < 4; i++) { c0[i] = in[1]; mem[i] = in[2]; }
+    io.c0 = c0; io.memory = in[2] ? mem : NULL; io.last = last; io.window = u->window;
+    for (i = 0; i < 64; i++) pad[i] = i % 4 == 1;
+    if (u->pads) io.pad = stx_tokens(x, pad, u->B, u->T);
+    if (u->pads && u->M) io.memory_pad = stx_tokens(x, pad, u->B, u->M);
+    h = stx_sru_forward(m, in[0], &io);
+    for (i = 0; h && i < m->desc.layers; i++) h = stx_concat(x, h, stx_reshape(x, last[i], u->B, 1, m->O, 0));
+    return h;
+}
+static void row_stack(void) {
+    int i;
+    for (i = 0; i < 9; i++) {
+        stack_user u;
+        problem p = start("sru_forward", make_stack, &u);
+        stx_params *ps;
+        int k;
+        size_t j;
+        memset(&u, 0, sizeof u);
+        u.B = 2; u.T = 4;
+        u.d.input = 4; u.d.hidden = 4; u.d.layers = 2;
+        switch (i) {
+        case 0: break;
+        case 1: u.d.bidirectional = 1; u.d.hidden = 2; u.d.norm = STX_SRU_NORM_BEFORE; u.d.rescale = 1; break;
+        case 2: u.d.input = 3; u.d.proj = 3; u.d.norm = STX_SRU_NORM_AFTER; u.pads = 1; u.d.zero_pads = 1; break;
+        case 3: u.d.input = 3; u.d.input_first = 1; u.d.tanh = 1; u.d.dropout = 0.3; u.d.rnn_dropout = 0.3; break;
+        case 4: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 4; u.d.heads = 2; u.M = 3; u.d.alpha_init = 0.6; break;
+        case 5: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 4; u.M = 5; u.window = 3; u.d.alpha_init = 0.6; u.d.norm = STX_SRU_NORM_BEFORE; u.pads = 1; break;
+        case 6: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 4; u.d.alpha_init = 0.6; u.d.dropout = 0.2; u.d.attn_dropout = 0.2; u.d.attn_norm_first = 1; u.M = 2; break;
+        case 7: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 2; u.d.bidirectional = 1; u.d.hidden = 2; u.d.not_causal = 1; u.pads = 1; u.d.alpha_init = -0.4; break;
+        default: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 4; u.d.alpha_init = 0.5; u.d.literal_mask = u.d.literal_norm = 1; u.d.norm = STX_SRU_NORM_BEFORE; u.M = 2; u.pads = 1; break;
+        }
+        for (k = 0; k < 2; k++) {
+            u.of[k] = k ? ctx3 : ctx1;
+            ps = stx_params_create(u.of[k]);
+            u.m[k] = stx_sru_create(ps, "", &u.d);
+            CHECK(u.m[k] != NULL, "stack %d: %s", i, stx_error(u.of[k]));
+            if (!u.m[k]) return;
+            for (j = 0; j < ps->count; j++) {       /* the same numbers in both contexts */
+                size_t e;
+                test_state = 88172645463325252u + j + 100 * (uint64_t)i;
+                test_rand();
+                if (ps->tensor[j]->ndim > 1) for (e = 0; e < ps->tensor[j]->size; e++) ps->tensor[j]->data[e] = 0.8 * test_rand();
+            }
+        }
+        u.O = u.m[0]->O;
+        p.random = u.d.dropout > 0;
+        p.entries = 60;
+        add(&p, u.B, u.T, u.d.input, 0);
+        add(&p, u.B, u.O, 0, 0);
+        if (u.M) add(&p, u.B, u.M, u.d.input, 0); else add_absent(&p);
+        check(&p);
+    }
+}
+static stx_tensor *make_attention_kv(stx_ctx *x, stx_tensor **in, void *user) {
+    stx_attention_desc *d = (stx_attention_desc *)user;
+    stx_attention_in a;
+    memset(&a, 0, sizeof a);
+    a.q = in[0];
+    a.kv = in[1];
+    return stx_attention(x, &a, d);
+}
+/* Keys and values side by side: gradients, and the same bits as apart */
+static void attention_side_by_side(void) {
+    static const size_t s[][5] = {{2, 5, 9, 2, 3}, {1, 1, 70, 1, 16}, {2, 33, 65, 3, 8}};      /* B T S H D */
+    int i;
+    for (i = 0; i < 3; i++) {
+        size_t B = s[i][0], T = s[i][1], S = s[i][2], H = s[i][3], C = H * s[i][4], r;
+        stx_attention_desc d;
+        stx_attention_in a;
+        stx_tensor *y, *kv;
+        stx_real *q, *k, *v, *both, *apart;
+        problem p = start("attention kv", make_attention_kv, &d);
+        memset(&d, 0, sizeof d);
+        d.heads = H;
+        d.span = i == 2 ? 20 : 0;
+        p.entries = 60;
+        q = add(&p, B, T, C, 0);
+        both = add(&p, B, S, 2 * C, 0);
+        k = gemm_random(B * S * C); v = gemm_random(B * S * C); apart = gemm_random(B * T * C);
+        for (r = 0; r < B * S; r++) { memcpy(k + r * C, both + r * 2 * C, C * sizeof *k); memcpy(v + r * C, both + r * 2 * C + C, C * sizeof *v); }
+        stx_begin(ctx1, STX_EVAL);
+        memset(&a, 0, sizeof a);
+        a.q = stx_input(ctx1, q, B, T, C, 0); a.k = stx_input(ctx1, k, B, S, C, 0); a.v = stx_input(ctx1, v, B, S, C, 0);
+        y = stx_attention(ctx1, &a, &d);
+        if (y) stx_get(ctx1, y, apart);
+        kv = stx_input(ctx1, both, B, S, 2 * C, 0);
+        a.k = a.v = NULL;
+        a.kv = kv;
+        y = stx_attention(ctx1, &a, &d);
+        CHECK(y && !memcmp(y->data, apart, y->size * sizeof *apart), "attention %d: side by side and apart differ", i);
+        free(k); free(v); free(apart);
+        check(&p);
+    }
+}
+static void row_attention_all(void) { row_attention(); attention_side_by_side(); }
+
 static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_embedding", row_embedding},
     {"stx_linear", row_linear},
@@ -1307,6 +1535,8 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_sigmoid", row_sigmoid},
     {"stx_softmax", row_softmax},
     {"stx_dropout", row_dropout},
+    {"stx_dropout_time", row_dropout_time},
+    {"stx_rezero", row_rezero},
     {"stx_mean", row_mean},
     {"stx_cross_entropy", row_cross_entropy},
     {"stx_cross_entropy_over", row_cross_entropy_over},
@@ -1318,10 +1548,12 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_reshape", row_reshape},
     {"stx_detach", row_detach},
     {"stx_recompute", row_recompute},
-    {"stx_attention", row_attention},
+    {"stx_attention", row_attention_all},
     {"stx_adaptive_input", row_adaptive_input},
     {"stx_adaptive_softmax", row_adaptive_softmax},
     {"stx_adaptive_log_probs", row_adaptive_log_probs},
+    {"stx_sru_recurrence", row_recurrence},
+    {"stx_sru_forward", row_stack},
 };
 
 /* test_grad [op ...]: those rows only */
