@@ -385,12 +385,12 @@ static int worker_options(int argc, char **argv) {
 
 typedef struct {
     const char *name, *title;
-    int layers, d, P, T, B, steps, bf16, no_update, quick;
+    int layers, d, P, T, B, steps, bf16, no_update, quick;      /* bf16: those contenders too; quick: with --quick too */
 } config;
 static const config configs[CONFIGS] = {        /* P 0: SRU, else SRU++ */
     {"tiny", "SRU++", 4, 256, 64, 128, 4, 40, 1, 0, 1},
     {"small", "SRU++", 4, 512, 128, 256, 8, 8, 1, 0, 0},
-    {"fp32-small", "SRU++", 10, 1920, 480, 512, 2, 1, 0, 0, 0},
+    {"fp32-small", "SRU++", 10, 1920, 480, 512, 2, 1, 1, 0, 0},
     {"base", "SRU++", 10, 3072, 768, 1024, 1, 1, 0, 0, 0},
     {"sru", "SRU, forward and backward only", 4, 1024, 0, 256, 8, 3, 1, 1, 1}};
 static const struct { const char *name; double tolerance; int precision, compile; } kinds[CONTENDERS] = {
@@ -420,6 +420,7 @@ static void training_config(int at) {
     const config *g = &configs[at];
     int i, r, warmup = opt.warmup >= 0 ? opt.warmup : opt.quick ? 2 : 3, B = opt.batch ? opt.batch : g->B, steps = opt.steps ? opt.steps : opt.quick ? 1 + g->steps / 4 : g->steps;
     char params[512], label[80];
+    double largest = 0;
     stx_ctx *x = context(F32, opt.threads);
     memset(c, 0, sizeof c);
     snprintf(params, sizeof params, "%s/params.%s.safetensors", opt.work, g->name);
@@ -428,10 +429,12 @@ static void training_config(int at) {
     stx_destroy(x);
     for (i = 0; i < CONTENDERS; i++) {
         char *argv[MAX_ARGS], what[120];
+        double want = 1.2 * largest * (i == PEER ? 2 : 1);      /* all are in memory at once */
         int n = 0;
+        if (kinds[i].precision == BF16 && !g->bf16) continue;
         c[i].name = kinds[i].name;
         c[i].tolerance = kinds[i].tolerance;
-        if (kinds[i].precision == BF16 && !g->bf16) { snprintf(c[i].cannot, sizeof c[i].cannot, "not asked for here, where memory is for float"); continue; }
+        if (want > available()) { snprintf(c[i].cannot, sizeof c[i].cannot, "not enough memory beside the others, about %.0f MB", want * 1e-6); continue; }
         if (i >= PEER && (!opt.python || !opt.peer)) { snprintf(c[i].cannot, sizeof c[i].cannot, "no python3 with torch was found"); continue; }
         snprintf(what, sizeof what, "training, %s: warm-up of %s ..", g->name, c[i].name);
         progress(what);
@@ -447,6 +450,9 @@ static void training_config(int at) {
         argv[n] = NULL;
 #undef ARG
         contender_start(&c[i], argv, opt.work, i);
+        if (!c[i].on) continue;
+        look_at(&c[i]);
+        if (c[i].memory > largest) largest = c[i].memory;
     }
     probe_begin(opt.threads);
     snprintf(label, sizeof label, "training, %s", g->name);

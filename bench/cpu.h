@@ -69,7 +69,7 @@ static inline void probe_say(void) {
 // >>contenders: processes that answer a line with one round of training steps (the protocol of bench/peers)
 
 typedef struct {
-    const char *name;
+    const char *name;           /* NULL: not for this contest */
     double tolerance;           /* losses (and gradient norms, relative) differ by no more from the reference's */
     int on, fits;               /* still answers; and agrees with the reference */
     process p;
@@ -175,7 +175,7 @@ static inline void contest_say(contender *c, int n, int peer) {
     }
     print_table();
     for (i = 0; i < n; i++)
-        if (!c[i].on || !c[i].rate.n) say("Left out: %s: %s.\n", c[i].name, c[i].cannot[0] ? c[i].cannot : "every round compiled something");
+        if (c[i].name && (!c[i].on || !c[i].rate.n)) say("Left out: %s: %s.\n", c[i].name, c[i].cannot[0] ? c[i].cannot : "every round compiled something");
     if (c[peer].on && c[peer].blas[0])
         say("PyTorch's BLAS: %s%s\n", c[peer].blas, strstr(c[peer].blas, "openblas") || strstr(c[peer].blas, "mkl") || strstr(c[peer].blas, "blis") ? "." :
             ". This is the slow reference BLAS: the ratio flatters seqtx. Install libopenblas0.");
