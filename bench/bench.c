@@ -26,11 +26,8 @@
 #endif
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
-#include "report.h"
+#include "cpu.h"
 
-enum { MAX_ROUNDS = 64 };
-enum { F32, BF16, PRECISIONS };            /* as STX_PREC_F32, STX_PREC_BF16 */
-static const char *const precision_name[PRECISIONS] = {"f32", "bf16"};
 enum { SPANS_FULL, SPANS_LEARNED, SPANS_SHORT, SPANS_KINDS };
 static const char *const spans_name[SPANS_KINDS] = {"full", "learned", "short"};
 
@@ -39,64 +36,6 @@ static struct {
     const char *self, *data, *params, *python, *python_plain, *peer, *cblas, *work, *only;
 } opt = {0, 0, 0, -1, 3, 8, 0, SPANS_FULL, 1, F32, NULL, NULL, NULL, NULL, NULL, NULL, NULL, ".", "gemm,attention,context,training,generation"};
 
-static void check(stx_ctx *x) { if (!stx_ok(x)) die(stx_error(x)); }
-/* A context, or NULL when this library has not the precision; anything else that is wrong ends the program. */
-static stx_ctx *context(int precision, int threads) {
-    stx_desc d;
-    stx_ctx *x;
-    memset(&d, 0, sizeof d);
-    d.threads = threads;
-    d.precision = precision;
-    x = stx_create(&d);
-    if (!x) die("no memory");
-    if (precision != F32 && stx_error_code(x) == STX_ERR_DEVICE) { stx_destroy(x); return NULL; }
-    check(x);
-    return x;
-}
-/* 1 if bf16 can be measured; else the report says why it is not. */
-static int have_bf16(void) {
-    stx_ctx *x = context(BF16, 1);
-    stx_destroy(x);
-    return x != NULL;
-}
-// >>machine probe: a small product of fixed size beside every sample, to see how quiet the machine was
-
-static struct { stx_ctx *x; stx_real *a; samples all; } probe;
-
-static void probe_begin(void) {
-    size_t i;
-    if (!probe.x) {
-        probe.x = context(F32, opt.threads);
-        probe.a = (stx_real *)stx_persist(probe.x, 3 * 512 * 512 * sizeof *probe.a);
-        check(probe.x);
-        for (i = 0; i < 3 * 512 * 512; i++) probe.a[i] = (stx_real)((double)(i * 2654435761u % 1000) / 500 - 1);
-    }
-    probe.all.n = 0;
-}
-static void probe_now(void) {
-    samples s;
-    int i;
-    s.n = 0;
-    for (i = 0; i < 5; i++) {
-        double t = seconds();
-        stx_gemm(probe.x, 1, 0, 0, 512, 512, 512, 1, probe.a, 512, 0, probe.a + 512 * 512, 512, 0, 0, probe.a + 2 * 512 * 512, 512, 0);
-        sample(&s, 2.0 * 512 * 512 * 512 / (seconds() - t) * 1e-9);
-    }
-    sample(&probe.all, median(&s));
-}
-static void probe_say(void) {
-    say("Probe beside each sample (512-cubed stx_gemm): median %.0f GFLOP/s, %.0f to %.0f. A wide range means a busy machine.\n\n",
-        median(&probe.all), quantile(&probe.all, 0), quantile(&probe.all, 1));
-}
-
-static void fill_random(stx_real *a, size_t n, uint64_t stream) {   /* uniform in [-1,1) */
-    size_t i, e;
-    for (i = 0; i < n; i += 4) {
-        uint32_t r[4];
-        stx_philox(20190519, stream, i, r);
-        for (e = 0; e < 4 && i + e < n; e++) a[i + e] = (stx_real)((double)r[e] / 2147483648.0 - 1);
-    }
-}
 static int rounds(int usual) { return opt.rounds ? opt.rounds : opt.quick ? 3 : usual; }
 
 // >>found: what the summary at the end needs; NaN where nothing was measured
@@ -198,7 +137,7 @@ static void bench_gemm(void) {
 #ifdef BENCH_CBLAS
     on[BLAS] = cblas_rate() >= 12;
 #endif
-    probe_begin();
+    probe_begin(opt.threads);
     for (r = -1; r < R; r++) {     /* round -1 warms up, finds the number of calls, and compares the results */
         progress("matrix products ..");
         for (i = 0; i < N; i++) {
@@ -336,7 +275,7 @@ static void bench_attention(void) {
         fill_random(c->v, Bc * S * c->heads * D, 13);
         fill_random(c->pe, c->longest * D, 14);
     }
-    probe_begin();
+    probe_begin(opt.threads);
     for (r = -1; r < R; r++) {
         progress("attention ..");
         for (i = 0; i < n; i++)
@@ -524,7 +463,7 @@ static void bench_context(void) {
         span[i] = n == 2 ? (i ? 32768 : 1024) : (size_t)1024 << i;
         for (p = 0; p <= bf16; p++) trainee_create(&model[i][p], context(p, opt.threads), B, span[i]);
     }
-    probe_begin();
+    probe_begin(opt.threads);
     for (r = -warm; r < R; r++) {
         char what[64];
         snprintf(what, sizeof what, "context: %s %d ..", r < 0 ? "warm-up" : "round", r < 0 ? r + warm + 1 : r + 1);
@@ -585,46 +524,6 @@ static const contender_kind contenders[CONTENDERS] = {
     {"PyTorch compiled bf16 autocast", SAME_BF16, 0, BF16, 1},
     {"PyTorch eager f32, as installed", SAME, 0, F32, 0}};
 
-typedef struct {
-    int on;
-    process p;
-    samples rate;
-    double step1, last, peak, memory;
-    char blas[128], cannot[256];
-} contender;
-
-/* One round; a rate of 0 is of a round that does not count, since something was compiled in it. */
-static int ask_round(contender *c, double *rate) {
-    const char *line = c->p.line;
-    if (ask(&c->p, "", 3600) != 1) return 0;
-    *rate = json_number(line, "tokens_per_s");
-    c->step1 = json_number(line, "loss_step1");
-    c->last = json_number(line, "loss_last");
-    c->peak = json_number(line, "peak_bytes");
-    if (!(*rate > 0)) return 0;
-    if (json_number(line, "compiled") > 0) *rate = 0;
-    return 1;
-}
-/* From /proc, where there is one: the resident peak of the process, and the BLAS that it loaded. */
-static void look_at(contender *c) {
-    char path[64], line[4096];
-    FILE *f;
-    snprintf(path, sizeof path, "/proc/%ld/status", (long)c->p.pid);
-    if ((f = fopen(path, "r"))) {
-        while (fgets(line, sizeof line, f)) if (!strncmp(line, "VmHWM:", 6)) c->memory = strtod(line + 6, NULL) * 1024;
-        fclose(f);
-    }
-    snprintf(path, sizeof path, "/proc/%ld/maps", (long)c->p.pid);
-    if ((f = fopen(path, "r"))) {
-        while (fgets(line, sizeof line, f)) {
-            char *base = strrchr(line, '/');
-            if (!base || strstr(base, "scipy") || strstr(base, "libcu") || !(strstr(base, "blas") || strstr(base, "libmkl_core") || strstr(base, "libblis"))) continue;
-            base[strcspn(base, "\n")] = 0;
-            if (!c->blas[0] || strstr(base, "openblas")) snprintf(c->blas, sizeof c->blas, "%.100s", base + 1);
-        }
-        fclose(f);
-    }
-}
 static void write_params(int kind, const char *path) {
     stx_ctx *x = stx_create(NULL);
     stx_span *m = model_create(x, kind, 1, 1024);
@@ -637,9 +536,9 @@ static void write_params(int kind, const char *path) {
 
 static void training_setting(int kind, int first) {
     static contender c[CONTENDERS];
-    char params[512], log[512], n_threads[16], n_batch[16], n_steps[16], n_warm[16], mode[16];
-    double keys = 0, rate, base, rounds_start;
-    int i, r, R = rounds(7), warmup, turn;
+    char params[512], n_threads[16], n_batch[16], n_steps[16], n_warm[16], mode[16], label[80];
+    double keys = 0;
+    int i, r, warmup;
     size_t l, h;
     memset(c, 0, sizeof c);
     /* the memory of 1024 is full after 4 blocks of 256: these, and one more round which is discarded as well */
@@ -658,6 +557,8 @@ static void training_setting(int kind, int first) {
         const contender_kind *k = &contenders[i];
         char *argv[MAX_ARGS], what[80];
         int n = 0;
+        c[i].name = k->name;
+        c[i].tolerance = loss_tolerance[k->same];
         if (i == OWN_CBLAS && !opt.cblas) { snprintf(c[i].cannot, sizeof c[i].cannot, "no CBLAS was found"); continue; }
         if (i >= PEER && (!opt.python || !opt.peer || (i == PEER_PLAIN && !opt.python_plain))) { snprintf(c[i].cannot, sizeof c[i].cannot, "no python3 with torch was found"); continue; }
         snprintf(what, sizeof what, "training, %s spans: warm-up of %s ..", spans_name[kind], k->name);
@@ -680,35 +581,11 @@ static void training_setting(int kind, int first) {
         ARG("--threads"); ARG(n_threads);
         argv[n] = NULL;
 #undef ARG
-        snprintf(log, sizeof log, "%s/contender.%d.log", opt.work, i);
-        c[i].on = spawn(&c[i].p, argv, log) && ask_round(&c[i], &rate);       /* the discarded round */
-        if (!c[i].on) {
-            stop(&c[i].p);
-            why_not(log, c[i].cannot, sizeof c[i].cannot);
-            progress("");
-            fprintf(stderr, "bench: contender \"%s\" does not answer: %s; its messages are in %s\n", k->name, c[i].cannot, log);
-        }
+        contender_start(&c[i], argv, opt.work, i);
     }
-    probe_begin();
-    rounds_start = seconds();
-    for (r = 0; r < R; r++) {
-        /* a slow machine gets fewer rounds, at least three: under a minute a setting */
-        if (!opt.rounds && r >= 3 && (seconds() - rounds_start) * (r + 1) / r > 45) break;
-        for (turn = 0; turn < CONTENDERS; turn++) {
-            char what[100];
-            i = (turn + r) % CONTENDERS;
-            if (!c[i].on) continue;
-            snprintf(what, sizeof what, "training, %s spans: round %d of %d, %s ..", spans_name[kind], r + 1, R, contenders[i].name);
-            progress(what);
-            probe_now();
-            if (!ask_round(&c[i], &rate)) {
-                c[i].on = 0;
-                snprintf(c[i].cannot, sizeof c[i].cannot, "it stopped answering");
-                fprintf(stderr, "bench: contender \"%s\" stopped answering\n", contenders[i].name);
-            } else if (rate > 0) sample(&c[i].rate, rate);
-        }
-    }
-    for (i = 0; i < CONTENDERS; i++) if (c[i].on) look_at(&c[i]);
+    probe_begin(opt.threads);
+    snprintf(label, sizeof label, "training, %s spans", spans_name[kind]);
+    r = contest(c, CONTENDERS, rounds(7), opt.rounds ? 1e9 : 45, label);      /* a slow machine gets fewer rounds */
     if (first) {
         say("## Training, enwik8_small\n\n8 layers, width 256, inner 1024, 4 heads, span 1024, block 256, batch %d (the preset has 64; --batch 64), Adagrad, %d threads.\n"
             "The same data, first parameters and steps for all. Rounds of %d step%s, in turns. \"seqtx\" has the peer's zero keys in an empty memory;\n"
@@ -717,35 +594,12 @@ static void training_setting(int kind, int first) {
     }
     say("%s spans (%s; mean keys a head %.0f); median of %d rounds after %d discarded steps:\n\n", kind == SPANS_FULL ? "Full" : kind == SPANS_LEARNED ? "Learned-like" : "Short",
         kind == SPANS_FULL ? "all 1024" : kind == SPANS_LEARNED ? "20 to 51 in layers 1-4, one head of 307 in 5-6, of 307 and 922 in 7-8" : "all 51 and the ramp", keys, r, warmup + opt.steps);
-    header("contender|tokens/s|range|to PyTorch eager f32|loss, step 1|loss, last step|memory MB|");
-    base = c[PEER].on ? median(&c[PEER].rate) : NAN;
+    contest_say(c, CONTENDERS, PEER);
     for (i = 0; i < CONTENDERS; i++) {
-        const contender *with = c[PEER].on ? &c[PEER] : &c[OWN];
-        double off = fmax(fabs(c[i].step1 - with->step1), fabs(c[i].last - with->last));
-        int fits = off <= loss_tolerance[contenders[i].same];
-        if (!c[i].on || !c[i].rate.n) continue;
-        row_begin();
-        cell(0, "%s", contenders[i].name);
-        cell(1, "%.0f", median(&c[i].rate));
-        cell(2, "%.0f - %.0f", quantile(&c[i].rate, 0), quantile(&c[i].rate, 1));
-        if (base > 0) cell(3, "%.2f", median(&c[i].rate) / base);
-        cell(4, "%.5f", c[i].step1);
-        cell(5, "%.5f", c[i].last);
-        cell(6, "%.0f", (c[i].memory > 0 ? c[i].memory : c[i].peak) * 1e-6);
-        if (with != &c[i]) cell(7, fits ? "equal to %.0e" : "VOID: losses differ by %.0e", off);
-        else cell(7, "reference");
-        if (!fits) continue;
+        if (!c[i].fits) continue;
         found.rate[kind][i] = median(&c[i].rate);
-        found.memory[kind][i] = c[i].memory > 0 ? c[i].memory : c[i].peak;
+        found.memory[kind][i] = c[i].memory;
     }
-    print_table();
-    for (i = 0; i < CONTENDERS; i++)
-        if (!c[i].on || !c[i].rate.n) say("Left out: %s: %s.\n", contenders[i].name, c[i].cannot[0] ? c[i].cannot : "every round compiled something");
-    if (c[PEER].on && c[PEER].blas[0])
-        say("PyTorch's BLAS: %s%s\n", c[PEER].blas, strstr(c[PEER].blas, "openblas") || strstr(c[PEER].blas, "mkl") || strstr(c[PEER].blas, "blis") ? "." :
-            ". This is the slow reference BLAS: the ratio flatters seqtx. Install libopenblas0.");
-    probe_say();
-    for (i = 0; i < CONTENDERS; i++) stop(&c[i].p);
     unlink(params);
 }
 static void bench_training(void) {
@@ -771,7 +625,7 @@ static void bench_generation(void) {
         check(s->x);
         stx_corpus_close(text);
     }
-    probe_begin();
+    probe_begin(opt.threads);
     for (r = -1; r < R; r++) {
         progress("generation ..");
         EACH_STREAM {
@@ -903,15 +757,6 @@ static const char usage[] =
     "  --append FILE      write the tables there too\n"
     "  --cblas-check      name the linked CBLAS; exit code 0 if it is worth a comparison\n";
 
-static int whole(const char *s, int least, const char *name) {
-    char *end;
-    long v = s ? strtol(s, &end, 10) : 0;
-    if (!s || end == s || *end || v < least || v > 1000000) {
-        fprintf(stderr, "bench: %s wants a whole number of at least %d\n", name, least);
-        exit(2);
-    }
-    return (int)v;
-}
 int main(int argc, char **argv) {
     int i;
     opt.self = argv[0];

@@ -1,6 +1,7 @@
 #!/bin/sh
-# run.sh [--record] [--quick] [options of bench.c] - builds and runs the benchmarks (bench/README.md).
-# (bench/curve.sh draws the training curves in float and bfloat16.)
+# run.sh [--record] [--quick] [options of bench.c and bench_sru.c] - builds and runs the benchmarks (bench/README.md): bench.c, then
+# bench_sru.c, each with a report of its own; --only says which, and of which the sections. (Training curves: bench/curve.sh
+# in float and bfloat16, bench/curve_sru.sh beside PyTorch's.)
 # Environment: CC (cc), CFLAGS (-O3), DATA=FILE (text), PYTHON (a python3 with torch), CBLAS=none (no CBLAS) or
 # what to link for one (default: -lopenblas, -lcblas, -lblas, whichever is there).
 set -eu
@@ -15,24 +16,41 @@ flags="-std=c99 ${CFLAGS:--O3}"
 work=build/bench
 mkdir -p "$work"
 record= command="sh bench/run.sh"
-args=
+args= only=all last=
 for a in "$@"; do
     command="$command $a"
     if [ "$a" = --record ]; then record=1; continue; fi
     case $a in
-    --help) echo "sh bench/run.sh [--record] [options]; --record writes bench/results/DATE-MACHINE.md"; sed -n '/^static const char usage/,/;$/s/^ *"\(.*\)\\n".*/\1/p' bench/bench.c; exit 0 ;;
+    --help)
+        echo "sh bench/run.sh [--record] [options]; --record writes bench/results/DATE-MACHINE.md and DATE-MACHINE-sru.md"
+        for f in bench/bench.c bench/bench_sru.c; do sed -n '/^static const char usage/,/;$/s/^ *"\(.*\)\\n".*/\1/p' $f; done
+        exit 0 ;;
     *[!A-Za-z0-9_./,=+-]*) echo "run.sh: an option with odd characters: $a" >&2; exit 2 ;;
     esac
-    args="$args $a"
+    if [ "$last" = --only ]; then only=$a; elif [ "$a" != --only ]; then args="$args $a"; fi
+    last=$a
+done
+# Sections of bench.c and of bench_sru.c, each with commas before
+attn= sru=
+[ "$only" != all ] || only=gemm,attention,context,training,generation,sru
+for a in $(echo "$only" | tr , ' '); do
+    case $a in
+    gemm|attention|context|training|generation) attn="$attn,$a" ;;
+    sru|sru-recurrence|sru-training|sru-generation) sru="$sru,$a" ;;
+    *) echo "run.sh: --only $a: there is no such section (--help)" >&2; exit 2 ;;
+    esac
 done
 
-compile() {     # OUTPUT FLAGS..
-    out=$1; shift
-    $CC $flags $openmp "$@" bench/bench.c -o "$out" $libs -lm
+compile() {     # SOURCE OUTPUT FLAGS..
+    source=$1 out=$2; shift 2
+    $CC $flags $openmp "$@" "$source" -o "$out" $libs -lm
 }
 libs=
 openmp=-fopenmp
-compile "$work/bench" 2>"$work/cc.log" || { openmp=; compile "$work/bench"; echo "run.sh: $CC has no OpenMP: one thread"; }
+echo 'int main(void) { return 0; }' >"$work/cc.c"
+compile "$work/cc.c" "$work/cc.out" 2>"$work/cc.log" || { openmp=; echo "run.sh: $CC has no OpenMP: one thread"; }
+[ -z "$attn" ] || compile bench/bench.c "$work/bench"
+[ -z "$sru" ] || compile bench/bench_sru.c "$work/bench_sru"
 
 # A CBLAS, if there is one that is worth it. Old OpenBLAS takes new AMD processors for ones without AVX-512; a contender gets
 # its best kernels (the report names them), here and inside PyTorch.
@@ -40,13 +58,13 @@ if grep -q AuthenticAMD /proc/cpuinfo 2>/dev/null && grep -q avx512f /proc/cpuin
     OPENBLAS_CORETYPE=SkylakeX; export OPENBLAS_CORETYPE
 fi
 blas="none" cblas=
-if [ "${CBLAS:-}" != none ]; then
+if [ -n "$attn" ] && [ "${CBLAS:-}" != none ]; then
     for try in ${CBLAS:-} -lopenblas -lcblas -lblas; do
         libs=$try
-        compile "$work/bench_with" -DBENCH_CBLAS 2>"$work/cc.log" || continue
+        compile bench/bench.c "$work/bench_with" -DBENCH_CBLAS 2>"$work/cc.log" || continue
         if name=$("$work/bench_with" --cblas-check); then
             blas="$name"
-            compile "$work/bench_cblas" -DSEQTX_CBLAS
+            compile bench/bench.c "$work/bench_cblas" -DSEQTX_CBLAS
             mv "$work/bench_with" "$work/bench"
             cblas="--cblas $work/bench_cblas"
             break
@@ -87,30 +105,35 @@ for p in ${PYTHON:-} python3 /usr/bin/python3; do
         } >"$work/python"
         grep -v 'MALLOC_\|LD_PRELOAD' "$work/python" >"$work/python-plain"        # what a user gets who does none of this
         chmod +x "$work/python" "$work/python-plain"
-        python="--python $work/python --python-plain $work/python-plain --peer bench/peers/attn_span_torch.py"
+        python=1
         break
     fi
 done
 
 . bench/machine.sh
-target=
-if [ -n "$record" ]; then
-    target=bench/results/$(date +%Y-%m-%d)-$class.md
+report() {      # PROGRAM WHAT RESULTS ARGUMENTS..
+    program=$1 what=$2 name=$3; shift 3
+    md=$work/report$name.md
+    {
+        echo "# seqtx benchmarks$what, $(date +%Y-%m-%d)"
+        echo
+        echo "- machine: $cpu, $cores cores, ${vector:-no vector flags known}"
+        echo "- compiler: $($CC --version | head -n 1); $flags $openmp"
+        [ -n "$name" ] || echo "- CBLAS: $blas"
+        echo "- peer: $torch"
+        echo "- command: \`$command\`"
+        echo "- commit: $commit"
+        echo "- GOMP_SPINCOUNT: $GOMP_SPINCOUNT, for all contenders"
+        [ -z "${DATA:-}" ] && echo "- data: headers of the system (examples/demo_data.sh), $(wc -c <"$data") bytes" || echo "- data: a file of $(wc -c <"$data") bytes"
+        echo
+    } >"$md"
+    cat "$md"
+    "$program" --data "$data" --work "$work" --append "$md" "$@" $args
+    [ -n "$record" ] || return 0
+    target=bench/results/$(date +%Y-%m-%d)-$class$name.md
     mkdir -p bench/results
-fi
-{
-    echo "# seqtx benchmarks, $(date +%Y-%m-%d)"
-    echo
-    echo "- machine: $cpu, $cores cores, ${vector:-no vector flags known}"
-    echo "- compiler: $($CC --version | head -n 1); $flags $openmp"
-    echo "- CBLAS: $blas"
-    echo "- peer: $torch"
-    echo "- command: \`$command\`"
-    echo "- commit: $commit"
-    echo "- GOMP_SPINCOUNT: $GOMP_SPINCOUNT, for all contenders"
-    [ -z "${DATA:-}" ] && echo "- data: headers of the system (examples/demo_data.sh), $(wc -c <"$data") bytes" || echo "- data: a file of $(wc -c <"$data") bytes"
-    echo
-} >"$work/report.md"
-cat "$work/report.md"
-"$work/bench" --data "$data" --work "$work" --append "$work/report.md" $cblas $python $args
-if [ -n "$target" ]; then cp "$work/report.md" "$target"; echo "written: $target"; fi
+    cp "$md" "$target"
+    echo "written: $target"
+}
+if [ -n "$attn" ]; then report "$work/bench" "" "" --only "${attn#,}" $cblas ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/attn_span_torch.py}; fi
+if [ -n "$sru" ]; then report "$work/bench_sru" " of SRU" -sru --only "${sru#,}" ${python:+--python "$work/python" --peer bench/peers/sru_torch.py}; fi

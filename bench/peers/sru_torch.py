@@ -13,7 +13,8 @@ fused. Compiled are each layer's transform, the loss, and the recurrence in chun
 Protocol: parameters and data are loaded and --warmup steps run, then "ready" goes to stderr. Every line on stdin asks for
 one round of --steps training steps; the answer is one JSON line on stdout: tokens_per_s, loss_first and loss_last (nats, of
 the round's first and last step), loss_step1 (of the very first step), steps_done, seconds, peak_bytes, compiled (graphs that
-were compiled inside the round: its time is none if there are any). End of input ends the program. peak_bytes is the resident
+were compiled inside the round: its time is none if there are any), and with --no-update, where a step is forward and backward
+alone, grad_norm (of the round's last step). End of input ends the program. peak_bytes is the resident
 peak of the process on a CPU and the allocator's peak on a GPU. What this PyTorch cannot do ends the program with exit code 3
 and a line "cannot: why" on stderr. --compile needs --warmup 2 or more: the first segment has no memory, the second has one.
 
@@ -23,7 +24,8 @@ and a line "cannot: why" on stderr. --compile needs --warmup 2 or more: the firs
 
 Parameters (--load; without it initialised from --seed): in_emb.weight (V,d), out_emb.weight (V,d), out_emb.bias (V) and of
 every layer layers.L.w1 (P,d), w3 (3d,P) with row i d + j for sub-matrix i of unit j, attn_norm.weight and .bias (P),
-v (2,d), bias (2,d), forget gate first; with attention w2 (2P,P), keys first, and alpha (1).
+v (2,d), bias (2,d), forget gate first; with attention w2 (2P,P), keys first, and alpha (1). --n-proj 0 is SRU: w3 (3d,d), no
+w1, no norm, no attention.
 
 Data are bytes (vocabulary 256) from --begin to --end: batch row b is the b-th of batch-sz equal parts; at the end of the parts
 training starts again at position 0 with zero state and no memory.
@@ -214,14 +216,15 @@ class Layer(nn.Module):
         self.heads, self.attention, self.autocast, self.cell = a.nheads, a.attention, a.dtype == "bf16", cell
         self.dropout, self.attn_dropout = a.dropout, a.attn_dropout
         self.mask_dropout = a.dropout if index < a.nlayers - 1 else 0.0
-        self.attends = (index + 1) % a.attn_every == 0
-        self.w1, self.w3 = nn.Parameter(torch.empty(P, d)), nn.Parameter(torch.empty(3 * d, P))
+        self.attends = a.attn_every > 0 and P > 0 and (index + 1) % a.attn_every == 0
+        self.w1 = nn.Parameter(torch.empty(P, d)) if P else None
+        self.w3 = nn.Parameter(torch.empty(3 * d, P or d))
         if self.attends:
             self.w2, self.alpha = nn.Parameter(torch.empty(2 * P, P)), nn.Parameter(torch.zeros(1))
-        self.attn_norm = nn.LayerNorm(P)
+        self.attn_norm = nn.LayerNorm(P) if P else None
         self.v, self.bias = nn.Parameter(torch.empty(2, d)), nn.Parameter(torch.zeros(2, d))
         with torch.no_grad():
-            for w in [self.w1, self.w2, self.w3] if self.attends else [self.w1, self.w3]:
+            for w in ([self.w1] if P else []) + ([self.w2] if self.attends else []) + [self.w3]:
                 nn.init.xavier_uniform_(w)
             self.w3.mul_(math.sqrt(1 - a.dropout))
             self.v.uniform_(-1, 1)
@@ -242,13 +245,15 @@ class Layer(nn.Module):
         return torch.bmm(F.dropout(w, p) if p else w, v).transpose(0, 1).reshape(T, B, P)
 
     def transform(self, x, memory, mask):
-        z = res = F.linear(x, self.w1)
-        if self.attends:
-            if memory is not None:
-                z = torch.cat((F.linear(memory, self.w1), z))       # no gradient to the memory: a product of its own
-            o = self.attend(z, len(x), mask)
-            res = torch.addcmul(self.full(res), self.alpha, self.full(o))
-        y = F.dropout(self.attn_norm(self.full(res)), self.dropout, self.training)
+        y = x
+        if self.w1 is not None:
+            z = res = F.linear(x, self.w1)
+            if self.attends:
+                if memory is not None:
+                    z = torch.cat((F.linear(memory, self.w1), z))   # no gradient to the memory: a product of its own
+                o = self.attend(z, len(x), mask)
+                res = torch.addcmul(self.full(res), self.alpha, self.full(o))
+            y = F.dropout(self.attn_norm(self.full(res)), self.dropout, self.training)
         bias = F.pad(self.bias.flatten(), (self.bias.shape[1], 0))  # of u1 and u2
         return self.full(F.linear(y, self.w3)) + bias if self.autocast else F.linear(y, self.w3, bias)
 
@@ -382,12 +387,13 @@ class Trainer:
             for name, p in self.model.named_parameters():
                 p.copy_(tensors[name].reshape(p.shape))
 
+    def grad_norm(self):
+        return float(torch.stack([p.grad.norm() for p in self.params]).norm())
+
     def clip(self):
-        grads = [p.grad for p in self.params]
-        norm = float(torch.stack([g.norm() for g in grads]).norm())
-        factor = self.a.clip / (norm + 1e-6)
+        factor = self.a.clip / (self.grad_norm() + 1e-6)
         if factor < 1:
-            torch._foreach_mul_(grads, factor)
+            torch._foreach_mul_([p.grad for p in self.params], factor)
 
     def step(self):
         a, T, p = self.a, self.a.block_sz, self.position
@@ -398,9 +404,10 @@ class Trainer:
         with auto:
             loss, self.states, self.memories = self.model(x, y, self.states, self.memories)
         loss.backward()
-        if a.clip > 0:
-            self.clip()
-        self.optimiser.step(learning_rate(a, self.done))
+        if not a.no_update:
+            if a.clip > 0:
+                self.clip()
+            self.optimiser.step(learning_rate(a, self.done))
         self.position += T
         if self.position >= self.data.shape[1] - T:
             self.position, (self.states, self.memories) = 0, self.model.initial()
@@ -427,9 +434,10 @@ class Trainer:
         seconds = time.monotonic() - start
         peak = (torch.cuda.max_memory_allocated() if self.device.type == "cuda"
                 else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-        return {"tokens_per_s": steps * self.a.batch_sz * self.a.block_sz / seconds, "loss_first": float(losses[0]),
+        told = {"tokens_per_s": steps * self.a.batch_sz * self.a.block_sz / seconds, "loss_first": float(losses[0]),
                 "loss_last": float(losses[-1]), "loss_step1": float(self.first_loss), "steps_done": self.done,
                 "seconds": seconds, "peak_bytes": int(peak), "compiled": self.graphs() - graphs}
+        return dict(told, grad_norm=self.grad_norm()) if self.a.no_update else told
 
 
 def load_safetensors(path):
@@ -476,7 +484,7 @@ def check(a):
     a.dtype, a.optim, a.lr, a.clip, a.load, a.chunk, a.device = "f64", "adamw", 1e-2, 0.5, None, 4, "cpu"
     data = torch.from_numpy((np.arange(3 * 60) * 7919 % 251 % 97).astype(np.uint8).reshape(3, 60))
     compiled, worst, n = [True] if a.compile else [], 0.0, 0
-    for dropout, a.attn_every in itertools.product((0.0, 0.2), (1, 2)):
+    for dropout, (a.attn_every, a.n_proj) in itertools.product((0.0, 0.2), ((1, 8), (2, 8), (0, 8), (0, 0))):
         reference, a.dropout, a.attn_dropout = None, dropout, dropout
         for a.recurrence, a.attention, a.compile in itertools.product(
                 ("loop", "script", "manual"), ("matmul", "sdpa") if SDPA and not dropout else ("matmul",), [False] + compiled):
@@ -500,9 +508,9 @@ def options():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--nlayers", type=int, default=4)
     p.add_argument("--hid-sz", type=int, default=512, help="d: width of embedding and layers")
-    p.add_argument("--n-proj", type=int, default=128, help="P: width of projection and attention")
+    p.add_argument("--n-proj", type=int, default=128, help="P: width of projection and attention; 0: SRU, without either")
     p.add_argument("--nheads", type=int, default=1)
-    p.add_argument("--attn-every", type=int, default=1, help="layers k, 2k, .. have attention")
+    p.add_argument("--attn-every", type=int, default=1, help="layers k, 2k, .. have attention; 0: none")
     p.add_argument("--block-sz", type=int, default=256, help="T: segment, and length of the memory")
     p.add_argument("--batch-sz", type=int, default=8)
     p.add_argument("--highway-bias", type=float, default=-2.0)
@@ -521,6 +529,7 @@ def options():
     p.add_argument("--dtype", choices=("f32", "f64", "bf16"), default="f32", help="bf16: autocast, float32 parameters")
     p.add_argument("--optim", choices=("adamw", "radam"), default="radam")
     p.add_argument("--lr", type=float, default=3e-4)
+    p.add_argument("--no-update", action="store_true", help="forward and backward alone: no clipping, no optimiser")
     p.add_argument("--weight-decay", type=float, default=0.1, help="decoupled, on all parameters")
     p.add_argument("--clip", type=float, default=1.0, help="largest norm of the whole gradient; 0: none")
     p.add_argument("--schedule", choices=("constant", "cosine"), default="constant")

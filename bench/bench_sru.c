@@ -1,0 +1,634 @@
+/* bench_sru.c - times SRU and SRU++ of seqtx on a CPU: the recurrence beside a copy of memory, training beside PyTorch, generation.
+
+       sh bench/run.sh --only sru      builds this file and runs it (bench/README.md)
+
+   Contenders take turns within one run, so that a busy machine is busy for all of them; numbers are medians of rounds, with
+   minimum and maximum beside them. Training contenders are processes of their own that answer a line on stdin with one
+   round of steps: this program once more with --worker, and PyTorch. Both take the options of bench/peers/sru_torch.py, read
+   the same data and start from the same parameter file, and a row whose losses are not the peer's is void. */
+#define _POSIX_C_SOURCE 200809L
+#define SEQTX_IMPLEMENTATION
+#include "../seqtx_sru.h"
+#include "cpu.h"
+
+static struct {
+    int quick, threads, rounds, warmup, steps, batch;
+    const char *self, *data, *python, *peer, *work, *only, *config;
+} opt = {0, 0, 0, -1, 0, 0, NULL, NULL, NULL, NULL, ".", "sru", NULL};
+
+static int rounds(int usual) { return opt.rounds ? opt.rounds : opt.quick ? 3 : usual; }
+/* Is the name in a list with commas? */
+static int listed(const char *list, const char *name) {
+    size_t n = strlen(name);
+    for (; *list; list += strcspn(list, ","), list += *list == ',')
+        if (strcspn(list, ",") == n && !strncmp(list, name, n)) return 1;
+    return 0;
+}
+
+// >>found: what the summary at the end needs; NaN where nothing was measured
+
+enum { OWN, OWN_BF16, PEER, PEER_BF16, PEER_COMPILED, PEER_COMPILED_BF16, CONTENDERS };
+enum { CONFIGS = 5, SHAPES = 7 };
+
+static struct {
+    double fwd[SHAPES], bwd[SHAPES];                                    /* to the copy */
+    double rate[CONFIGS][CONTENDERS], memory[CONFIGS][CONTENDERS];
+    double token[CONFIGS];                                              /* ms */
+} found;
+
+static void found_nothing(void) {
+    double *v = (double *)(void *)&found;
+    size_t i;
+    for (i = 0; i < sizeof found / sizeof *v; i++) v[i] = NAN;
+}
+
+// >>recurrence: bytes a second, beside those of memcpy
+
+/* What the kernels cannot do without, in numbers a unit and time: u0, u1, u2, x read and h written; those and dh read (h not), and their
+   gradients written. The other two count what the published kernels move: every c too. */
+enum { LEAST_FWD = 5, LEAST_BWD = 9, TABLE_FWD = 6, TABLE_BWD = 10 };
+
+static struct { stx_ctx *x; char *from, *to; size_t n; } copy;
+
+static void copy_begin(void) {
+    copy.n = (size_t)(opt.quick ? 128 : 256) << 20;         /* far beyond any cache */
+    copy.x = context(F32, opt.threads);
+    copy.from = (char *)stx_persist(copy.x, copy.n);
+    copy.to = (char *)stx_persist(copy.x, copy.n);
+    check(copy.x);
+}
+/* Bytes read and written a second, by memcpy in all threads; the median of three */
+static double copy_rate(void) {
+    samples s;
+    int i, k;
+    s.n = 0;
+    for (i = 0; i < 3; i++) {
+        double t = seconds();
+#ifdef _OPENMP
+        #pragma omp parallel for num_threads(opt.threads) schedule(static)
+#endif
+        for (k = 0; k < opt.threads; k++) {
+            size_t a = copy.n / (size_t)opt.threads * (size_t)k, b = k + 1 < opt.threads ? copy.n / (size_t)opt.threads * (size_t)(k + 1) : copy.n;
+            memcpy(copy.to + a, copy.from + a, b - a);
+        }
+        sample(&s, 2.0 * (double)copy.n / (seconds() - t));
+    }
+    return median(&s);
+}
+/* Memory that can be had, in bytes */
+static double available(void) {
+    char line[256];
+    double v = 4e9;
+    FILE *f = fopen("/proc/meminfo", "r");
+    while (f && fgets(line, sizeof line, f)) if (!strncmp(line, "MemAvailable:", 13)) v = strtod(line + 13, NULL) * 1024;
+    if (f) fclose(f);
+    return v;
+}
+/* As fill_random, faster: a million numbers again and again */
+static void fill_again(stx_real *a, size_t n, uint64_t stream, double scale) {
+    size_t i, period = 1000003 < n ? 1000003 : n;
+    fill_random(a, period, stream);
+    for (i = 0; i < period; i++) a[i] *= (stx_real)scale;
+    for (i = period; i < n; i += period) memcpy(a + i, a, (n - i < period ? n - i : period) * sizeof *a);
+}
+static stx_real *numbers(stx_ctx *x, size_t n) {
+    stx_real *p = (stx_real *)stx_persist(x, n * sizeof *p);
+    check(x);
+    return p;
+}
+
+typedef struct { size_t B, T, d; int quick; } shape;
+
+static void recurrence_shape(const shape *s, size_t B, int at, int R) {
+    stx_ctx *x = context(F32, opt.threads);
+    size_t O = s->d, rows = B * s->T, n = rows * O, j, calls[2] = {1, 1};
+    samples rate[2], ratio[2], copies;
+    stx_sru_args a;
+    stx_real *m, *v, *bias, *c0;
+    char name[64];
+    int r, back;
+    rate[0].n = rate[1].n = ratio[0].n = ratio[1].n = copies.n = 0;
+    memset(&a, 0, sizeof a);
+    a.B = B; a.T = s->T; a.H = O; a.D = 1; a.k = 3; a.alpha = 1;
+    a.u = numbers(x, 3 * n); a.xr = numbers(x, n); a.dh = numbers(x, n);
+    fill_again((stx_real *)(uintptr_t)a.u, 3 * n, 1, 2);
+    fill_again((stx_real *)(uintptr_t)a.xr, n, 2, 1);
+    fill_again((stx_real *)(uintptr_t)a.dh, n, 3, 1);
+    a.v = v = numbers(x, 2 * O); a.bias = bias = numbers(x, 2 * O);
+    a.c0 = c0 = numbers(x, B * O); a.m = m = numbers(x, B * O);
+    fill_random(v, 2 * O, 4);
+    for (j = 0; j < 2 * O; j++) bias[j] = j < O ? 0 : -2;
+    fill_random(c0, B * O, 5);
+    fill_random(m, B * O, 6);
+    for (j = 0; j < B * O; j++) m[j] = m[j] < (stx_real)-0.8 ? 0 : (stx_real)(1 / 0.9);        /* dropout of 0.1 */
+    a.h = numbers(x, n); a.last = numbers(x, B * O); a.c = numbers(x, B * stx_sru_tiles(&a) * O);
+    a.du = numbers(x, 3 * n); a.dxr = numbers(x, n);
+    a.dv = numbers(x, 2 * O); a.dbias = numbers(x, 2 * O); a.dc0 = numbers(x, B * O);
+    for (j = 0; j < 2 * O; j++) a.dv[j] = a.dbias[j] = 0;
+    for (j = 0; j < B * O; j++) a.dc0[j] = 0;
+    {
+        size_t most = stx_sru_work(x, &a, 0), other = stx_sru_work(x, &a, 1);
+        a.work = stx_persist(x, most > other ? most : other);
+        check(x);
+    }
+    for (r = -2; r < R; r++)        /* two rounds warm up; the second finds the number of calls */
+        for (back = 0; back < 2; back++) {
+            double bytes = (double)n * (back ? LEAST_BWD : LEAST_FWD) * sizeof(stx_real), with = r < 0 ? 0 : copy_rate(), t, now;
+            size_t i;
+            t = seconds();
+            for (i = 0; i < calls[back]; i++) if (back) stx_sru_bwd(x, &a); else stx_sru_fwd(x, &a);
+            t = (seconds() - t) / (double)calls[back];
+            check(x);
+            if (r < 0) { calls[back] = t < 0.05 ? 1 + (size_t)(0.05 / t) : 1; continue; }
+            now = bytes / t;
+            sample(&copies, with);
+            sample(&rate[back], now);
+            sample(&ratio[back], now / with);
+        }
+    for (j = 0; j < n; j += 997) if (!isfinite(a.h[j]) || !isfinite(a.du[j]) || !isfinite(a.dxr[j])) die("the recurrence's results are not finite");
+    snprintf(name, sizeof name, "(%zu, %zu, %zu)%s", B, s->T, s->d, n * LEAST_BWD * sizeof(stx_real) < 4 << 20 ? ", in caches" : "");
+    for (back = 0; back < 2; back++) {
+        double least = back ? LEAST_BWD : LEAST_FWD, as_table = back ? TABLE_BWD : TABLE_FWD, v_ = median(&rate[back]);
+        int c = 0;
+        row_begin();
+        cell(c++, "%s", name);
+        cell(c++, "%s", back ? "backward" : "forward");
+        cell(c++, "%.3f", (double)n * least * sizeof(stx_real) / v_ * 1e3);
+        cell(c++, "%.1f", v_ * 1e-9);
+        cell(c++, "%.1f - %.1f", quantile(&rate[back], 0) * 1e-9, quantile(&rate[back], 1) * 1e-9);
+        cell(c++, "%.2f", median(&ratio[back]));
+        cell(c++, "%.2f - %.2f", quantile(&ratio[back], 0), quantile(&ratio[back], 1));
+        cell(c++, "%.1f", v_ * 1e-9 * as_table / least);
+        cell(c++, "%.2f", median(&ratio[back]) * as_table / least);
+        cell(c++, "%.1f", median(&copies) * 1e-9);
+        *(back ? &found.bwd[at] : &found.fwd[at]) = median(&ratio[back]);
+    }
+    stx_destroy(x);
+}
+static const shape shapes[SHAPES] = {{4, 1024, 3072, 1}, {32, 1024, 3072, 0}, {64, 256, 3056, 0}, {8, 512, 1920, 0}, {1, 1024, 3072, 1}, {1, 4096, 1024, 0}, {2, 64, 256, 1}};
+
+static void bench_recurrence(void) {
+    int i, R = rounds(9);
+    copy_begin();
+    say("## Recurrence\n\nstx_sru_fwd and stx_sru_bwd on (B, T, d): k = 3, a mask, no padding, f32, %d threads; forward keeps what backward needs. Median of %d rounds\n"
+        "(least - most). GB/s count what must be moved at least: %d numbers a unit and time forward (u0 u1 u2 x; h), %d backward (u0 u1 u2 x dh; du0 du1 du2 dx);\n"
+        "\"with c\": %d and %d, of kernels that keep every state. Beside each sample memcpy between two buffers of %zu MiB in all threads, bytes read and written:\n"
+        "\"of copy\" is the median of the rounds' ratios.\n\n", opt.threads, R, LEAST_FWD, LEAST_BWD, TABLE_FWD, TABLE_BWD, copy.n >> 20);
+    header("(B, T, d)|pass|ms|GB/s|range|of copy|range|GB/s with c|of copy|copy GB/s");
+    for (i = 0; i < SHAPES; i++) {
+        size_t B = shapes[i].B;
+        char what[64];
+        if (opt.quick && !shapes[i].quick) continue;
+        /* u, x, dh, h, du, dx; a quarter more for what else there is */
+        while (B > 1 && 10.0 * (double)(B * shapes[i].T * shapes[i].d) * sizeof(stx_real) * 1.25 > available()) B /= 2;
+        snprintf(what, sizeof what, "recurrence (%zu, %zu, %zu) ..", B, shapes[i].T, shapes[i].d);
+        progress(what);
+        recurrence_shape(&shapes[i], B, i, R);
+    }
+    print_table();
+    stx_destroy(copy.x);
+}
+
+// >>worker: a model in training, with the options, data and answers of bench/peers/sru_torch.py
+
+static struct {
+    int layers, d, P, heads, T, B, threads, steps, warmup, train, precision, no_update, radam, cosine, lr_warmup, max_iter, seed;
+    double alpha, lr, decay, clip;
+    const char *data, *load, *save, *curve;
+} job = {4, 512, 128, 1, 256, 8, 0, 10, 0, -1, F32, 0, 1, 0, 0, 400000, 1, 0, 3e-4, 0.1, 1, NULL, NULL, NULL, NULL};
+
+static stx_sru_lm *model_create(stx_ctx *x, int layers, int d, int P, int heads, double alpha) {
+    stx_sru_lm_desc ld;
+    stx_sru_lm *m;
+    memset(&ld, 0, sizeof ld);
+    ld.vocab = 256;
+    ld.dim = (size_t)d;
+    ld.sru.layers = (size_t)layers;
+    ld.sru.transform = P ? STX_SRU_ATTENTION : STX_SRU_LINEAR;
+    ld.sru.proj = (size_t)P;
+    ld.sru.heads = (size_t)heads;
+    ld.sru.alpha_init = P ? alpha : 0;
+    m = stx_sru_lm_create(x, &ld);
+    check(x);
+    return m;
+}
+static void params_save(stx_ctx *x, stx_sru_lm *m, const char *path) {
+    stx_writer *w = stx_writer_create(x);
+    stx_params_save(w, stx_sru_lm_params(m), "");
+    stx_writer_finish(w, path);
+    check(x);
+}
+static unsigned char *read_bytes(const char *path, size_t *n) {
+    FILE *f = path ? fopen(path, "rb") : NULL;
+    unsigned char *p;
+    long size;
+    if (!f || fseek(f, 0, SEEK_END) || (size = ftell(f)) < 0 || fseek(f, 0, SEEK_SET)) die("the file of --data cannot be read");
+    p = (unsigned char *)malloc((size_t)size + 1);
+    if (!p || fread(p, 1, (size_t)size, f) != (size_t)size) die("the file of --data cannot be read");
+    fclose(f);
+    *n = (size_t)size;
+    return p;
+}
+
+typedef struct {
+    stx_ctx *x;
+    stx_sru_lm *m;
+    stx_optim *optim;
+    stx_sru_state *state;
+    stx_schedule lr;
+    unsigned char *text;
+    int32_t *in, *out;
+    size_t B, T, stream, at;
+    uint64_t done;
+} trainee;
+
+static void trainee_create(trainee *t, stx_ctx *x) {
+    stx_optim_desc od;
+    size_t n;
+    memset(t, 0, sizeof *t);
+    memset(&od, 0, sizeof od);
+    t->x = x;
+    t->B = (size_t)job.B; t->T = (size_t)job.T;
+    t->m = model_create(x, job.layers, job.d, job.P, job.heads, job.alpha);
+    if (job.load) {
+        stx_file *f = stx_file_open(x, job.load);
+        stx_params_load(stx_sru_lm_params(t->m), f, "");
+        stx_file_close(f);
+        check(x);
+    }
+    if (job.save) params_save(x, t->m, job.save);
+    if (!job.data) return;
+    od.kind = job.radam ? STX_RADAM : STX_ADAMW;
+    od.weight_decay = job.decay;
+    od.clip = job.clip;
+    t->lr.kind = job.cosine ? STX_LR_RECURSIVE : STX_LR_CONSTANT;
+    t->lr.lr = job.lr;
+    t->lr.warmup = job.cosine ? (uint64_t)job.lr_warmup : 0;
+    t->lr.total = (uint64_t)job.max_iter;
+    if (!job.no_update) t->optim = stx_optim_create(stx_sru_lm_params(t->m), &od);
+    t->state = stx_sru_state_create(t->m->sru, t->B);
+    t->text = read_bytes(job.data, &n);
+    t->stream = n / t->B;
+    if (t->stream <= t->T) die("too few bytes for this batch and block");
+    t->in = (int32_t *)malloc(2 * t->B * t->T * sizeof *t->in);
+    if (!t->in) die("no memory");
+    t->out = t->in + t->B * t->T;
+    check(x);
+}
+/* Gives the mean nll, in nats. Batch row b is the b-th of B equal parts; at their end training starts again at 0, with an empty state. */
+static double trainee_step(trainee *t) {
+    stx_tensor *loss;
+    double nll;
+    size_t b, i;
+    for (b = 0; b < t->B; b++)
+        for (i = 0; i < t->T; i++) {
+            t->in[b * t->T + i] = t->text[b * t->stream + t->at + i];
+            t->out[b * t->T + i] = t->text[b * t->stream + t->at + i + 1];
+        }
+    stx_begin(t->x, STX_TRAIN);
+    if (job.no_update) stx_params_zero_grad(stx_sru_lm_params(t->m));
+    loss = stx_sru_lm_loss(t->m, stx_tokens(t->x, t->in, t->B, t->T), stx_tokens(t->x, t->out, t->B, t->T), t->state, t->state);
+    stx_backward(t->x, loss);
+    nll = stx_item(t->x, loss);
+    t->done++;
+    if (t->optim) stx_optim_step(t->optim, stx_schedule_lr(&t->lr, t->done));
+    t->at += t->T;
+    if (t->at >= t->stream - t->T) {
+        t->at = 0;
+        stx_sru_state_reset(t->state);
+    }
+    return nll;
+}
+static double grad_norm(const stx_params *p) {
+    double sum = 0;
+    size_t i, j;
+    for (i = 0; i < p->count; i++) for (j = 0; j < p->tensor[i]->size; j++) sum += (double)p->tensor[i]->grad[j] * (double)p->tensor[i]->grad[j];
+    return sqrt(sum);
+}
+static int worker(void) {
+    trainee t;
+    double first = NAN, norm = NAN;
+    char line[64];
+    int k;
+    stx_ctx *x = context(job.precision, job.threads);
+    if (!x) { fprintf(stderr, "cannot: %s is not in this build of the library\n", precision_name[job.precision]); return 3; }
+    trainee_create(&t, x);
+    if (!job.data) { stx_destroy(x); return job.save ? 0 : 2; }
+    if (job.train >= 0) {
+        FILE *f = job.curve ? fopen(job.curve, "w") : stdout;
+        if (!f) die("the file of --curve cannot be written");
+        for (k = 0; k < job.train; k++) {
+            fprintf(f, "%d %.7f\n", k + 1, trainee_step(&t));
+            fflush(f);
+            check(x);
+        }
+        if (f != stdout && fclose(f)) die("the file of --curve cannot be written");
+    } else {
+        for (k = 0; k < job.warmup; k++) {
+            double nll = trainee_step(&t);
+            if (!k) first = nll;
+        }
+        check(x);
+        fprintf(stderr, "ready\n");
+        while (fgets(line, sizeof line, stdin)) {
+            double round_first = NAN, nll = NAN, at = seconds();
+            for (k = 0; k < job.steps; k++) {
+                nll = trainee_step(&t);
+                if (t.done == 1) first = nll;
+                if (k == 0) round_first = nll;
+            }
+            at = seconds() - at;
+            check(x);
+            printf("{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": %.9g, \"steps_done\": %llu, \"seconds\": %.6g, \"peak_bytes\": %zu",
+                   (double)(t.B * t.T * (size_t)job.steps) / at, round_first, nll, first, (unsigned long long)t.done, at, stx_peak_bytes(x));
+            if (job.no_update) { norm = grad_norm(stx_sru_lm_params(t.m)); printf(", \"grad_norm\": %.9g", norm); }
+            printf("}\n");
+            fflush(stdout);
+        }
+    }
+    free(t.text);
+    free(t.in);
+    stx_sru_state_free(t.state);
+    stx_destroy(x);
+    return 0;
+}
+/* Options of the worker: those of the peer that it knows, and --save FILE (initial parameters), --alpha X (first weight of attention). */
+static int worker_options(int argc, char **argv) {
+    static const struct { const char *name; int *to; int least; } numbers_[] = {
+        {"--nlayers", &job.layers, 1}, {"--hid-sz", &job.d, 1}, {"--n-proj", &job.P, 0}, {"--nheads", &job.heads, 1}, {"--block-sz", &job.T, 1}, {"--batch-sz", &job.B, 1},
+        {"--threads", &job.threads, 0}, {"--steps", &job.steps, 1}, {"--warmup", &job.warmup, 0}, {"--train", &job.train, 0}, {"--lr-warmup", &job.lr_warmup, 0},
+        {"--max-iter", &job.max_iter, 1}, {"--seed", &job.seed, 0}};
+    static const struct { const char *name; double *to; } reals[] = {{"--alpha", &job.alpha}, {"--lr", &job.lr}, {"--weight-decay", &job.decay}, {"--clip", &job.clip}};
+    static const struct { const char *name, **to; } texts[] = {{"--data", &job.data}, {"--load", &job.load}, {"--save", &job.save}, {"--curve", &job.curve}};
+    int i;
+    size_t k;
+    for (i = 1; i < argc; i++) {
+        const char *a = argv[i], *v = i + 1 < argc ? argv[i + 1] : NULL;
+        int known = 0;
+        if (!strcmp(a, "--worker")) continue;
+        if (!strcmp(a, "--no-update")) { job.no_update = 1; continue; }
+        if (!v) break;
+        i++;
+        for (k = 0; k < sizeof numbers_ / sizeof *numbers_; k++) if (!strcmp(a, numbers_[k].name)) { *numbers_[k].to = whole(v, numbers_[k].least, a); known = 1; }
+        for (k = 0; k < sizeof reals / sizeof *reals; k++) if (!strcmp(a, reals[k].name)) { *reals[k].to = strtod(v, NULL); known = 1; }
+        for (k = 0; k < sizeof texts / sizeof *texts; k++) if (!strcmp(a, texts[k].name)) { *texts[k].to = v; known = 1; }
+        if (!strcmp(a, "--dtype") && (!strcmp(v, "f32") || !strcmp(v, "bf16"))) { job.precision = !strcmp(v, "bf16"); known = 1; }
+        if (!strcmp(a, "--optim") && (!strcmp(v, "adamw") || !strcmp(v, "radam"))) { job.radam = !strcmp(v, "radam"); known = 1; }
+        if (!strcmp(a, "--schedule") && (!strcmp(v, "constant") || !strcmp(v, "cosine"))) { job.cosine = !strcmp(v, "cosine"); known = 1; }
+        if (!known) { i--; break; }
+    }
+    if (i < argc) { fprintf(stderr, "bench_sru --worker: unknown option, or no value: %s\n", argv[i]); return 2; }
+    return worker();
+}
+
+// >>training
+
+typedef struct {
+    const char *name, *title;
+    int layers, d, P, T, B, steps, bf16, no_update, quick;      /* bf16: those contenders too; quick: with --quick too */
+} config;
+static const config configs[CONFIGS] = {        /* P 0: SRU, else SRU++ */
+    {"tiny", "SRU++", 4, 256, 64, 128, 4, 40, 1, 0, 1},
+    {"small", "SRU++", 4, 512, 128, 256, 8, 8, 1, 0, 0},
+    {"fp32-small", "SRU++", 10, 1920, 480, 512, 2, 1, 1, 0, 0},
+    {"base", "SRU++", 10, 3072, 768, 1024, 1, 1, 0, 0, 0},
+    {"sru", "SRU, forward and backward only", 4, 1024, 0, 256, 8, 3, 1, 1, 1}};
+static const struct { const char *name; double tolerance; int precision, compile; } kinds[CONTENDERS] = {
+    {"seqtx f32", 1e-3, F32, 0}, {"seqtx bf16", 2e-2, BF16, 0}, {"PyTorch eager f32", 1e-3, F32, 0}, {"PyTorch eager bf16 autocast", 2e-2, BF16, 0},
+    {"PyTorch compiled f32", 1e-3, F32, 1}, {"PyTorch compiled bf16 autocast", 2e-2, BF16, 1}};
+
+/* Those that --config names; else all, or with --quick the small ones */
+static int wanted(const config *g) { return opt.config ? listed(opt.config, g->name) : g->quick || !opt.quick; }
+
+static struct { char text[16][16]; int n; } pool;
+static char *number(int v) {        /* lasts until 16 more are asked for */
+    char *s = pool.text[pool.n++ % 16];
+    snprintf(s, sizeof pool.text[0], "%d", v);
+    return s;
+}
+static double params_millions(const config *g) {
+    double n = 0;
+    stx_sru_lm_desc ld;
+    memset(&ld, 0, sizeof ld);
+    ld.vocab = 256; ld.dim = (size_t)g->d; ld.sru.layers = (size_t)g->layers; ld.sru.proj = (size_t)g->P;
+    ld.sru.transform = g->P ? STX_SRU_ATTENTION : STX_SRU_LINEAR;
+    n = (double)stx_sru_lm_count(&ld);
+    return n * 1e-6;
+}
+static void training_config(int at) {
+    static contender c[CONTENDERS];
+    const config *g = &configs[at];
+    int i, r, warmup = opt.warmup >= 0 ? opt.warmup : opt.quick ? 2 : 3, B = opt.batch ? opt.batch : g->B, steps = opt.steps ? opt.steps : opt.quick ? 1 + g->steps / 4 : g->steps;
+    char params[512], label[80];
+    double largest = 0;
+    stx_ctx *x = context(F32, opt.threads);
+    memset(c, 0, sizeof c);
+    snprintf(params, sizeof params, "%s/params.%s.safetensors", opt.work, g->name);
+    /* attention counts from the first step on: a wrong one shows in the losses */
+    params_save(x, model_create(x, g->layers, g->d, g->P, 1, 1), params);
+    stx_destroy(x);
+    for (i = 0; i < CONTENDERS; i++) {
+        char *argv[MAX_ARGS], what[120];
+        double want = 1.2 * largest * (i == PEER ? 2 : 1);      /* all are in memory at once */
+        int n = 0;
+        if (kinds[i].precision == BF16 && !g->bf16) continue;
+        c[i].name = kinds[i].name;
+        c[i].tolerance = kinds[i].tolerance;
+        if (want > available()) { snprintf(c[i].cannot, sizeof c[i].cannot, "not enough memory beside the others, about %.0f MB", want * 1e-6); continue; }
+        if (i >= PEER && (!opt.python || !opt.peer)) { snprintf(c[i].cannot, sizeof c[i].cannot, "no python3 with torch was found"); continue; }
+        snprintf(what, sizeof what, "training, %s: warm-up of %s ..", g->name, c[i].name);
+        progress(what);
+#define ARG(s) argv[n++] = (char *)(uintptr_t)(s)
+        if (i >= PEER) {
+            ARG(opt.python); ARG(opt.peer);
+            if (kinds[i].compile) ARG("--compile");
+        } else { ARG(opt.self); ARG("--worker"); }
+        ARG("--nlayers"); ARG(number(g->layers)); ARG("--hid-sz"); ARG(number(g->d)); ARG("--n-proj"); ARG(number(g->P)); ARG("--block-sz"); ARG(number(g->T));
+        ARG("--batch-sz"); ARG(number(B)); ARG("--steps"); ARG(number(steps)); ARG("--warmup"); ARG(number(warmup)); ARG("--threads"); ARG(number(opt.threads));
+        ARG("--dtype"); ARG(precision_name[kinds[i].precision]); ARG("--optim"); ARG("adamw"); ARG("--data"); ARG(opt.data); ARG("--load"); ARG(params);
+        if (g->no_update) ARG("--no-update");
+        argv[n] = NULL;
+#undef ARG
+        contender_start(&c[i], argv, opt.work, i);
+        if (!c[i].on) continue;
+        look_at(&c[i]);
+        if (c[i].memory > largest) largest = c[i].memory;
+    }
+    probe_begin(opt.threads);
+    snprintf(label, sizeof label, "training, %s", g->name);
+    r = contest(c, CONTENDERS, rounds(7), opt.rounds ? 1e9 : 120, label);
+    say("%s: %s, d %d, ", g->name, g->title, g->d);
+    if (g->P) say("P %d, ", g->P);
+    say("%d layers, T %d, B %d; %.1f million parameters; median of %d rounds of %d step%s after %d discarded steps:\n\n", g->layers, g->T, B, params_millions(g), r, steps, steps == 1 ? "" : "s", warmup + steps);
+    contest_say(c, CONTENDERS, PEER);
+    for (i = 0; i < CONTENDERS; i++) {
+        if (!c[i].fits) continue;
+        found.rate[at][i] = median(&c[i].rate);
+        found.memory[at][i] = c[i].memory;
+    }
+    unlink(params);
+}
+static void bench_training(void) {
+    int i;
+    say("## Training\n\nLanguage models over bytes; a step is forward, backward, clip of the gradient's norm and AdamW, except where it says otherwise; %d threads.\n"
+        "The same data, first parameters and steps for all; memory of the segment before. Losses (and the gradient's norm, relative) must agree with the\n"
+        "first PyTorch row to %g (f32) and %g (bf16), or the row is void.\n\n", opt.threads, kinds[OWN].tolerance, kinds[OWN_BF16].tolerance);
+    for (i = 0; i < CONFIGS; i++) if (wanted(&configs[i])) training_config(i);
+}
+
+// >>generation
+
+static void bench_generation(void) {
+    typedef struct { stx_ctx *x; stx_sru_gen *g; samples ms, prompt; double bytes; } stream;
+    enum { PROMPT = 1100, WINDOW = 1024 };
+    static stream streams[CONFIGS][2];
+    static int32_t ids[PROMPT];
+    int i, t, k, r, R = rounds(5), last = opt.threads > 1, n = opt.quick ? 16 : 64;
+    size_t bytes;
+    unsigned char *text = read_bytes(opt.data, &bytes);
+    if (bytes < PROMPT) die("too few bytes for a prompt");
+    for (k = 0; k < PROMPT; k++) ids[k] = text[k];
+    free(text);
+#define EACH_STREAM for (i = 0; i < CONFIGS; i++) for (t = 0; t <= last; t++) if (wanted(&configs[i]))
+    EACH_STREAM {
+        stream *s = &streams[i][t];
+        stx_sru_lm *m;
+        s->x = context(F32, t ? opt.threads : 1);
+        m = model_create(s->x, configs[i].layers, configs[i].d, configs[i].P, 1, 1);
+        s->g = stx_sru_gen_create(m, 1, WINDOW);
+        check(s->x);
+        s->bytes = (double)(stx_params_size(stx_sru_lm_params(m)) - m->in_emb->size) * sizeof(stx_real);
+    }
+    probe_begin(opt.threads);
+    for (r = -1; r < R; r++) {
+        progress("generation ..");
+        EACH_STREAM {
+            stream *s = &streams[i][t];
+            stx_sampling how;
+            stx_real work[256];
+            const stx_real *logits;
+            double at = seconds();
+            memset(&how, 0, sizeof how);
+            how.temperature = 0.8; how.top_p = 0.95; how.seed = 1;
+            stx_sru_gen_reset(s->g);
+            logits = stx_sru_gen_feed(s->g, ids, PROMPT);
+            check(s->x);
+            if (r >= 0) sample(&s->prompt, PROMPT / (seconds() - at));
+            at = seconds();
+            for (k = 0; k < n && logits; k++) {
+                int32_t token = stx_sample(&how, (uint64_t)k, logits, 256, work);
+                if (token < 0) die("the logits are not finite");
+                logits = stx_sru_gen_feed(s->g, &token, 1);
+            }
+            check(s->x);
+            if (r >= 0) sample(&s->ms, (seconds() - at) * 1e3 / n);
+        }
+        if (r >= 0) probe_now();
+    }
+    say("## Generation\n\nOne stream, one token at a time, f32, after a prompt of %d bytes, which fills the window of %d of SRU++. Median of %d rounds of %d tokens\n"
+        "(least - most). GB/s: parameters that a token reads, a second.\n\n", PROMPT, WINDOW, R, n);
+    header("model|threads|ms a token|range|tokens/s|GB/s|prompt tokens/s|memory MB");
+    EACH_STREAM {
+        stream *s = &streams[i][t];
+        double ms = median(&s->ms);
+        row_begin();
+        cell(0, "%s: d %d, %d layers", configs[i].name, configs[i].d, configs[i].layers);
+        cell(1, "%d", t ? opt.threads : 1);
+        cell(2, "%.3f", ms);
+        cell(3, "%.3f - %.3f", quantile(&s->ms, 0), quantile(&s->ms, 1));
+        cell(4, "%.0f", 1e3 / ms);
+        cell(5, "%.1f", s->bytes / ms * 1e-6);
+        cell(6, "%.0f", median(&s->prompt));
+        cell(7, "%.0f", (double)stx_bytes(s->x) * 1e-6);
+        if (!(found.token[i] <= ms)) found.token[i] = ms;
+    }
+    print_table();
+    probe_say();
+    EACH_STREAM stx_destroy(streams[i][t].x);
+#undef EACH_STREAM
+}
+
+// >>summary
+
+static void bench_summary(void) {
+    int i, k;
+    say("## Summary\n\nRatios within this run. Training against PyTorch of the same model; \"-\" is not measured, or void.\n\n");
+    header("recurrence (B, T, d)|forward, of copy|backward, of copy");
+    for (i = 0; i < SHAPES; i++) {
+        if (!(found.fwd[i] == found.fwd[i])) continue;
+        row_begin();
+        cell(0, "(%zu, %zu, %zu)", shapes[i].B, shapes[i].T, shapes[i].d);
+        cell(1, "%.2f", found.fwd[i]);
+        cell(2, "%.2f", found.bwd[i]);
+    }
+    if (table.rows > 1) print_table();
+    header("training|tokens/s f32|to eager f32|to compiled f32|tokens/s bf16|to eager bf16|to compiled bf16|memory MB f32|of eager|ms a generated token");
+    for (i = 0; i < CONFIGS; i++) {
+        const double *v = found.rate[i], *m = found.memory[i];
+        const double say_[9] = {v[OWN], v[OWN] / v[PEER], v[OWN] / v[PEER_COMPILED], v[OWN_BF16], v[OWN_BF16] / v[PEER_BF16], v[OWN_BF16] / v[PEER_COMPILED_BF16], m[OWN] * 1e-6, m[OWN] / m[PEER], found.token[i]};
+        static const int digits[9] = {0, 2, 2, 0, 2, 2, 0, 2, 3};
+        if (!(v[OWN] == v[OWN]) && !(found.token[i] == found.token[i])) continue;
+        row_begin();
+        cell(0, "%s", configs[i].name);
+        for (k = 0; k < 9; k++) { if (say_[k] == say_[k]) cell(1 + k, "%.*f", digits[k], say_[k]); else cell(1 + k, "-"); }
+    }
+    if (table.rows > 1) print_table();
+}
+
+// >>main
+
+static const char usage[] =
+    "bench_sru [options]: times SRU and SRU++ (sh bench/run.sh --only sru builds and runs it)\n"
+    "  --only LIST        sru, or of sru-recurrence,sru-training,sru-generation\n"
+    "  --config LIST      of tiny,small,fp32-small,base,sru: models of training and generation (default: all)\n"
+    "  --quick            fewer rounds, shapes and models, about 2 minutes\n"
+    "  --threads N        default: all\n"
+    "  --rounds N         samples of each number (default 9 of the recurrence, 7 of training, 5 of generation)\n"
+    "  --batch N, --steps N    streams, and steps in a round, of all models (default: each has its own)\n"
+    "  --warmup N         training: steps before the first round, at least 2 for a compiled contender (default 3)\n"
+    "  --data FILE        text\n"
+    "  --python CMD --peer FILE    PyTorch contender\n"
+    "  --work DIR         for temporary files\n"
+    "  --append FILE      write the tables there too\n"
+    "  --worker OPTIONS   one contender: options of bench/peers/sru_torch.py; --save FILE, --alpha X\n";
+
+int main(int argc, char **argv) {
+    int i;
+    opt.self = argv[0];
+    if (argc > 1 && !strcmp(argv[1], "--worker")) return worker_options(argc, argv);
+    for (i = 1; i < argc; i++) {
+        const char *a = argv[i], *v = i + 1 < argc ? argv[i + 1] : NULL;
+        if (!strcmp(a, "--quick")) { opt.quick = 1; continue; }
+        if (!strcmp(a, "--help")) { fputs(usage, stdout); return 0; }
+        i++;
+        if (!strcmp(a, "--threads")) opt.threads = whole(v, 1, a);
+        else if (!strcmp(a, "--rounds")) { opt.rounds = whole(v, 1, a); if (opt.rounds > MAX_ROUNDS) opt.rounds = MAX_ROUNDS; }
+        else if (!strcmp(a, "--batch")) opt.batch = whole(v, 1, a);
+        else if (!strcmp(a, "--steps")) opt.steps = whole(v, 1, a);
+        else if (!strcmp(a, "--warmup")) opt.warmup = whole(v, 0, a);
+        else if (!v) { fprintf(stderr, "bench_sru: unknown option, or no value: %s\n%s", a, usage); return 2; }
+        else if (!strcmp(a, "--only")) opt.only = v;
+        else if (!strcmp(a, "--config")) opt.config = v;
+        else if (!strcmp(a, "--data")) opt.data = v;
+        else if (!strcmp(a, "--python")) opt.python = v;
+        else if (!strcmp(a, "--peer")) opt.peer = v;
+        else if (!strcmp(a, "--work")) opt.work = v;
+        else if (!strcmp(a, "--append")) report_path = v;
+        else { fprintf(stderr, "bench_sru: unknown option %s\n%s", a, usage); return 2; }
+    }
+    for (i = 0; i < CONFIGS && !wanted(&configs[i]); i++) continue;
+    if (i == CONFIGS) { fprintf(stderr, "bench_sru: --config %s: of tiny, small, fp32-small, base, sru\n", opt.config); return 2; }
+    if (!opt.threads) {
+        stx_ctx *x = stx_create(NULL);
+        opt.threads = stx_threads(x);
+        stx_destroy(x);
+    }
+    signal(SIGPIPE, SIG_IGN);       /* a contender that died is reported, and is not the end */
+    found_nothing();
+    if (listed(opt.only, "sru") || listed(opt.only, "sru-recurrence")) bench_recurrence();
+    if (listed(opt.only, "sru") || listed(opt.only, "sru-training")) bench_training();
+    if (listed(opt.only, "sru") || listed(opt.only, "sru-generation")) bench_generation();
+    bench_summary();
+    if (probe.x) stx_destroy(probe.x);
+    return 0;
+}
