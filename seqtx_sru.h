@@ -414,8 +414,8 @@ STX_KERNEL(stx_sru_bwd, (stx_ctx *x, const stx_sru_args *a))
    batch row and direction; it walks over time tile by tile. h and states stream through; what a block needs of constants (v, bias,
    mask) and its state stay in the first cache. Index p counts steps in the order of the direction; t is the time of step p.
 
-   Nothing but the state before each tile is kept for backward, which makes the states and forget gates of a tile again, in the first
-   cache, before it walks the tile backwards: a fifth less traffic than keeping every c, and (B,T,O) less memory.
+   Nothing but the state before each tile is kept for backward, which makes the states and forget gates of a tile again, in the
+   caches, before it walks the tile backwards: a fifth less traffic than keeping every c, and (B,T,O) less memory.
 
    When there are fewer blocks than threads, time is cut as well. Backward is affine in e, the adjoint of the state:
        e_{t-1} = J e_t + q,   J = f + vf (c_{t-1} - u0) f (1-f),   q = dh m r g' J + dzr vr
