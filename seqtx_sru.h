@@ -34,7 +34,8 @@
        dzf = a (c - u0) f (1-f)
        du0 = a (1-f) ;  du1 = dzf ;  du2 = dzr ;  dxt = G (1 - m r)
        dvf += dzf c ;  dvr += dzr c ;  dbf += dzf ;  dbr += dzr
-       e  <- a f + dzf vf + dzr vr                           for the time before
+       e  <- a f + dzf vf + dzr vr                           for the time before; after the first one it is dL/dc0
+       k = 3: dx += alpha dxt ;  k = 4: du3 = dxt. At padding all of these are 0 and e passes by.
 
    Why it parallelises. Put a into the last line:
        e <- J e + q,   J = f + vf (c - u0) f (1-f),   q = G m r g' J + dzr vr
@@ -98,7 +99,7 @@
        dim (lm)          512               3072 / 3072 / 1024           O of the stack
        layers            2                 10 / 10 / 6
        transform         STX_SRU_LINEAR    ATTENTION / ATTENTION / LINEAR
-       proj (P)          none; I/4         768 / 768 / 0
+       proj (P)          none; O/4         768 / 768 / 0
        heads (n)         1                 1
        dropout (lm)      0                 0.22 / 0.15 / 0.2            embedding, between layers, before W3, output
        attn_dropout      0                 0.22 / 0.15 / -
@@ -110,7 +111,8 @@
    Cost of a layer, forward, multiply-adds a time and stream: SRU k I O; SRU++ I P + 2 P^2 + k P O, the first two again for each row
    of memory, and 2 P for each key that is seen. The recurrence is bound by memory, not arithmetic: it
    reads and writes 5 numbers a unit and time (u0 u1 u2 x, h), backward 9.
-   Memory for backward, numbers a layer: B T (k O + O + I) and, SRU++, B (M + T) 3 P + 4 B T P + B M I. States: one in STX_SRU_TILE times.
+   Memory for backward, numbers a layer: B T (k + 1) O (U and h; the input is the h of the layer before) and, SRU++, B (M + T) 3 P (z, K, V) +
+   B T 4 P (z of the segment, o, z + alpha o, y) + B M I (memory). States: one in STX_SRU_TILE times.
    Generation: B O numbers a layer, SRU++ also 2 P (2 window + 64) a stream; a token costs what a time costs in training.
 
    Fidelity, against the reference implementation (its 2.6 line, and the 3.0 development line that has SRU++; spec sru):
@@ -128,7 +130,9 @@
        better       states are float in every precision (Q18); states in PyTorch's shape go both ways (Q10); any k, direction and V in
                     inference (Q7, Q8); generation with keys and values kept, not inputs.
        omitted      lm1b's sentence streams (spec 2.5): give the corpus yourself. Second derivatives (Q20). Streaming with a look
-                    ahead (Q25).
+                    ahead (Q25). Masks of any shape: attention is causal, has a window, or (not_causal) sees all; the reference sees
+                    all when it gets no mask, so encoders set not_causal. A projection is never ignored (2.6 does so when it
+                    is not narrower). A last layer's own dropout: stx_sru_recurrence with a mask has it.
 
    Easy to get wrong
        - r takes the state before, as f does, not the new one.
@@ -136,7 +140,7 @@
        - The state after is that of the last time for the first direction and of the first time for the second.
        - m drops (g - x) r: a dropped unit gives x, and it is one draw for all times.
        - There is no activation and no bias between W1, W2 and W3; the bias is in the gates alone.
-       - Training sees all of the last segment and what came before in its own: between T and 2T keys. Evaluation sees a window:
+       - Training sees all of the last segment and what came before in its own: T + 1 to 2T keys. Evaluation sees a window:
          stx_sru_state.window and keep.
        - The state in and the memory in are constants: gradients stop at a segment's edge.
 
@@ -164,16 +168,17 @@ enum { STX_SRU_NORM_NONE = 0, STX_SRU_NORM_BEFORE, STX_SRU_NORM_AFTER };       /
 
 /* A transform of your own (the reference's custom modules): from the layer's input x (B,T,I), after layer norm and dropout, the
    products U (B,T,k,O), planes as in stx_sru_args, and, if it wants gate vectors that depend on the input, V (B,T,2,O), which is added
-   to v. Returns 1; or 0, in error. Called in every forward. */
+   to v. k is 4 where the layer's input is not O wide (and there is a highway), else 3; such layers keep no memory. Returns 1; or 0, in error. Called
+   in every forward. */
 typedef int (*stx_sru_transform)(stx_ctx *x, void *user, size_t layer, stx_tensor *in, stx_tensor **U, stx_tensor **V);
 
 typedef struct stx_sru_desc {
     size_t input;           /* features of x, required */
-    size_t hidden;          /* H, units per direction; 0: input */
+    size_t hidden;          /* H, units per direction; 0: input, with two directions input / 2 (then k = 3 if input is even) */
     size_t layers;          /* 0: 2 */
     int    bidirectional;   /* D = 2: a second direction from the end to the beginning. Output O = D H */
     int    transform;       /* STX_SRU_LINEAR: U = W3 x, or W3 W1 x with proj. STX_SRU_ATTENTION: SRU++ */
-    size_t proj;            /* P, width between W1 and W3; 0: no W1 (SRU++: input / 4) */
+    size_t proj;            /* P, width between W1 and W3; 0: no W1 (SRU++: O / 4) */
     const size_t *projs;    /* P of each layer (layers numbers, copied); NULL: proj for all */
     int    tanh;            /* g(c) = tanh c in place of c */
     int    no_skip;         /* no highway term */
@@ -255,8 +260,9 @@ STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, siz
 typedef struct stx_sru_state {
     stx_sru   *model;
     size_t     B;
-    size_t     keep;        /* rows of memory that are kept: the last `keep` (for evaluation); 0: those of the last segment, as in training */
-    size_t     window;      /* see stx_sru_io */
+    size_t     keep;        /* of the state out: rows of memory it keeps: the last `keep` (for evaluation), room for all of which is made at once;
+                               0: those of the last segment, as in training */
+    size_t     window;      /* of the state in (out, without one): see stx_sru_io; 0: all */
     size_t     rows;        /* of memory there are */
     size_t     capacity;    /* ... there is room for */
     stx_real  *c;           /* (layers,B,O), on the device, float in every precision */
@@ -266,8 +272,9 @@ typedef struct stx_sru_state {
 
 STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B);
 STX_DEF void stx_sru_state_free(stx_sru_state *s);
-STX_DEF void stx_sru_state_reset(stx_sru_state *s);
-/* In a checkpoint: entries "<prefix>c" and "<prefix>memory.<l>". load fills a state of the same B; 1, or 0 and an error (the state is
+STX_DEF void stx_sru_state_reset(stx_sru_state *s);         /* in error nothing: clear it first */
+/* In a checkpoint: entries "<prefix>c" and "<prefix>memory.<l>"; prefix at most 64 letters. The state must not change until
+   stx_writer_finish. load fills a state of the same B; 1, or 0 and an error (the state is
    then empty). */
 STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix);
 STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix);
@@ -275,7 +282,8 @@ STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *
 STX_DEF void stx_sru_state_get_nn(const stx_sru_state *s, stx_real *out);
 STX_DEF void stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in);
 
-/* A segment: state in (NULL: zero), state out (NULL: nowhere; may be in). Gradients do not pass the state. pad (B,T) or NULL. */
+/* A segment: state in (NULL: zero), state out (NULL: nowhere; may be in). Gradients do not pass the state. pad (B,T) or NULL. Inside
+   stx_recompute only with out NULL: it runs twice, and a state must not change in between. */
 STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *x, const stx_ids *pad, const stx_sru_state *in, stx_sru_state *out);
 
 // >>language model -------------------------------------------------------------------------------------------------
@@ -316,7 +324,7 @@ STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h);
 /* Mean nll of targets (B,T), nats per token -> (1). */
 STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *in, stx_sru_state *out);
 /* A number for all that the host decides in a step of this model with these tokens and this state (each NULL: none): the key of
-   stx_step_run. salt: what else decides. With adapt_io sizes depend on the tokens: such steps must not be repeated. */
+   stx_step_run. salt: what else decides (another state that the step writes, say). With adapt_io sizes depend on the tokens: such steps must not be repeated. */
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *s, uint64_t salt);
 
 /* Token by token. SRU keeps c alone; SRU++ also the projected keys and values of the last `window` times. Equal to one segment over
@@ -330,17 +338,17 @@ typedef struct stx_sru_gen {
     stx_real      *out;             /* (B,V), on the host */
 } stx_sru_gen;
 
-/* window: how far attention reaches back; 0: 1024 */
+/* window: how far attention reaches back; 0: 1024 (not all, as elsewhere: room for it is made) */
 STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window);
 STX_DEF void stx_sru_gen_free(stx_sru_gen *g);
-STX_DEF void stx_sru_gen_reset(stx_sru_gen *g);
+STX_DEF void stx_sru_gen_reset(stx_sru_gen *g);             /* in error nothing: clear it first. After a feed that failed: reset */
 /* Feeds ids (B,n), n >= 1, and returns the logits (B,V) after the last of them, in host memory; log-probabilities with adapt_io.
    They stay until the next call. Calls stx_begin(x, STX_EVAL): not between a forward and its backward. */
 STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, size_t n);
 
 // >>recurrence: op -------------------------------------------------------------------------------------------------
 
-/* The recurrence alone, as an op; shapes and formulas: stx_sru_args. Inputs that are not there are NULL. */
+/* The recurrence alone, as an op; shapes and formulas: stx_sru_args. u and bias have to be there, the others may be NULL. */
 typedef struct stx_sru_cell {
     stx_tensor *u;          /* (B,T,k,O) */
     stx_tensor *xr;         /* (B,T,O), k = 3 only: the highway */
@@ -366,16 +374,16 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_cell *in, stx_t
        h  = xt + (g(c') - xt) m r           g(c) = c, or tanh c
    Where pad is not 0: c' = c, h = 0. Activations as the context stores them; v, bias, states and their gradients floats. */
 typedef struct stx_sru_args {
-    size_t B, T, H, D, k;           /* O = D H */
+    size_t B, T, H, D, k;           /* O = D H; D is 1 or 2 */
     int    tanh;
-    stx_real alpha;
+    stx_real alpha;                 /* k = 3: 1, unless rescaled. It is taken as it is: 0 removes the highway */
     const stx_real *u, *xr;         /* (B,T,k,O); (B,T,O) or NULL */
     const stx_real *v, *bias;       /* (2,O): vf, vr (NULL: zero); bf, br */
     const stx_real *V;              /* (B,T,2,O) or NULL: vf, vr of a time are v's and these */
     const stx_real *c0;             /* (B,O) or NULL: zero */
     const stx_real *m;              /* (B,O) floats or NULL: one */
     const int32_t  *pad;            /* (B,T) or NULL */
-    stx_real *h, *last;             /* (B,T,O); (B,O) */
+    stx_real *h, *last;             /* (B,T,O); (B,O) or NULL */
     stx_real *c;                    /* (B,tiles,O), saved: the state before each tile of STX_SRU_TILE steps, in the order of the direction;
                                        NULL: no backward will come. Backward makes the others again from these */
     const stx_real *dh, *dlast;     /* as h and last; NULL: zero */
@@ -427,6 +435,7 @@ STX_KERNEL(stx_sru_bwd, (stx_ctx *x, const stx_sru_args *a))
 enum { STX__SRU_FAR = 8 << 20 };        /* bytes of h that are too much for the caches, with all that belongs to them */
 enum { STX__SRU_WIDE = 4096 / sizeof(stx_real), STX__SRU_NARROW = 16 };
 
+static int stx__sru_any(const stx_sru_args *a) { return a->B && a->H && a->D; }      /* is there a column? */
 typedef struct stx__sru_plan { size_t O, W, blocks, units, tiles, chunks, each, ldu, slots, scratch, carries; } stx__sru_plan;
 /* each: tiles of a chunk; slots: threads at work, scratch: numbers that each has for itself, carries: those of the chunks */
 static void stx__sru_plan_of(stx__sru_plan *p, const stx_sru_args *a, size_t threads, int backward) {
@@ -452,6 +461,7 @@ static void stx__sru_plan_of(stx__sru_plan *p, const stx_sru_args *a, size_t thr
 /* Work: product and offset of each chunk, (B,chunks,2,O); in backward the sums of dv and of dbias, (B chunks,2,O) each; scratch. */
 STX_DEF size_t stx_sru_work(stx_ctx *x, const stx_sru_args *a, int backward) {
     stx__sru_plan p;
+    if (!stx__sru_any(a)) return 0;
     stx__sru_plan_of(&p, a, (size_t)stx_threads(x), backward);
     return (p.carries + (backward ? 4 * a->B * p.chunks * p.O : 0) + p.slots * p.scratch) * sizeof(stx_real);
 }
@@ -608,6 +618,7 @@ STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
     stx__sru_plan plan;
     stx_real *scratch;
     ptrdiff_t slot;
+    if (!stx__sru_any(a)) return;
     stx__sru_plan_of(&plan, a, (size_t)stx_threads(x), 0);
     scratch = (stx_real *)a->work + plan.carries;
     if (plan.chunks > 1) {
@@ -791,6 +802,7 @@ STX_DEF void stx_sru_bwd(stx_ctx *x, const stx_sru_args *a) {
     size_t rows;
     stx_real *sums_v, *sums_b, *scratch;
     ptrdiff_t slot;
+    if (!stx__sru_any(a)) return;
     stx__sru_plan_of(&plan, a, (size_t)stx_threads(x), 1);
     rows = a->B * plan.chunks;
     sums_v = (stx_real *)a->work + plan.carries;      /* (B chunks, 2, O) twice */
@@ -891,7 +903,8 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_cell *in, stx_t
     stx_sru_args *a;
     size_t B, T, O, k, D;
     if (last) *last = NULL;
-    if (!stx_ok(x) || !in || !in->u || !in->bias) return NULL;
+    if (!stx_ok(x) || !in || !in->u) return NULL;
+    if (!in->bias) return stx__sru_bad(x, "no bias: it has to be there");
     if (in->u->ndim != 4) return stx__sru_bad(x, "u wants the shape (B,T,k,O): stx_reshape the product");
     B = in->u->dim[0]; T = in->u->dim[1]; k = in->u->dim[2]; O = in->u->dim[3];
     D = in->directions ? in->directions : 1;
@@ -964,7 +977,7 @@ static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *
     if (!d->input || d->input > most) return stx__sru_wrong(x, "input", (double)d->input, "1 to 2^28");
     if (!d->hidden || d->hidden > most) return stx__sru_wrong(x, "hidden", (double)d->hidden, "1 to 2^28");
     if (d->layers > 4096) return stx__sru_wrong(x, "layers", (double)d->layers, "1 to 4096");
-    if (plus && !d->proj && !d->projs) d->proj = d->input >= 4 ? d->input / 4 : 1;
+    if (plus && !d->proj && !d->projs) d->proj = d->hidden * (d->bidirectional ? 2 : 1) / 4 + (d->hidden * (d->bidirectional ? 2 : 1) < 4);
     if (plus && d->highway_bias == 0 && !d->no_highway_bias) d->highway_bias = -2;
     if (plus) d->init_xavier = 1;
     if (d->v_init == 0) d->v_init = d->init_xavier ? 1 : sqrt(1.5);
@@ -977,6 +990,7 @@ static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *
     if (!(fabs(d->alpha_init) < 1e6)) return stx__sru_wrong(x, "alpha_init", d->alpha_init, "a small number");
     if (plus && d->attention_every && d->attention_last) { stx_fail(x, STX_ERR_ARG, "stx_sru_create: attention_every %zu and attention_last %zu: give one of them", d->attention_every, d->attention_last); return 0; }
     if (!d->attention_every && !d->attention_last) d->attention_every = 1;      /* resolving twice changes nothing */
+    if (plus && d->attention_every > d->layers) return stx__sru_wrong(x, "attention_every", (double)d->attention_every, "at most the number of layers; no_attention for none");
     if (d->attention_last > d->layers) return stx__sru_wrong(x, "attention_last", (double)d->attention_last, "at most the number of layers");
     for (l = 0; l < d->layers; l++) {
         P = stx__sru_proj(d, l);
@@ -1316,9 +1330,10 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
     size_t l, n, b, B, T, M, O;
     int any = 0;
     if (!stx_ok(x) || !h) return NULL;
-    if ((in && (in->model != m || in->B != h->dim[0])) || (out && (out->model != m || out->B != h->dim[0]))) {
-        stx_fail(x, STX_ERR_SHAPE, "stx_sru_segment: %zu streams with a state of %zu, or of another model: make the state with B = %zu", h->dim[0], in ? in->B : out->B, h->dim[0]);
-        return NULL;
+    for (l = 0; l < 2; l++) {
+        const stx_sru_state *s = l ? out : in;
+        if (s && s->model != m) { stx_fail(x, STX_ERR_ARG, "stx_sru_segment: the state %s is of another model", l ? "out" : "in"); return NULL; }
+        if (s && s->B != h->dim[0]) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_segment: %zu streams with a state %s of %zu: make the state with B = %zu", h->dim[0], l ? "out" : "in", s->B, h->dim[0]); return NULL; }
     }
     if (h->ndim != 3) return stx__sru_no(x, "x wants the shape (B,T,I)");
     n = m->desc.layers; B = h->dim[0]; T = h->dim[1]; O = m->O; M = in ? in->rows : 0;
@@ -1342,7 +1357,7 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
         STX_RUN(x, stx_copy2d, (x, memory[l]->data, B * M * I, in->memory[l], B * M * I, 1, B * M * I, 0));
     }
     io.c0 = c0; io.memory = memory; io.last = last; io.inputs = inputs; io.pad = pad;
-    io.window = in ? in->window : 0;
+    io.window = in ? in->window : out ? out->window : 0;
     if (any && M) {
         for (b = 0; b < B * M && !in->pad[b]; b++) {}
         if (b < B * M) io.memory_pad = stx_tokens(x, in->pad, B, M);
@@ -1378,6 +1393,7 @@ STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char
     size_t l, i, dim[3];
     char name[96];
     if (!s || !stx_ok(s->model->ctx)) return 0;
+    if (strlen(prefix) > 64) { stx_fail(s->model->ctx, STX_ERR_ARG, "stx_sru_state_save: a prefix of %zu letters, want at most 64", strlen(prefix)); return 0; }
     for (i = 0; i < s->B * s->rows && s->pad && !s->pad[i]; i++) {}
     if (s->rows && s->pad && i < s->B * s->rows) {
         dim[0] = s->B; dim[1] = s->rows;
@@ -1629,6 +1645,7 @@ STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const s
     size_t l;
     if (ids) h = stx__sru_hash(stx__sru_hash(stx__sru_hash(h, ids->B), ids->T), (uint64_t)(uintptr_t)ids->device);
     if (targets) h = stx__sru_hash(stx__sru_hash(stx__sru_hash(h, targets->B), targets->T), (uint64_t)(uintptr_t)targets->device);
+    if (m) h = stx__sru_hash(h, (uint64_t)(uintptr_t)m);
     if (!m || !s) return h;
     h = stx__sru_hash(stx__sru_hash(stx__sru_hash(stx__sru_hash(h, s->rows), s->keep), s->window), (uint64_t)(uintptr_t)s->c);
     for (l = 0; l < m->sru->desc.layers; l++) h = stx__sru_hash(h, (uint64_t)(uintptr_t)s->memory[l]);
@@ -1643,6 +1660,7 @@ STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window) 
     size_t n, l;
     if (!stx_ok(x)) return NULL;
     if (!B) { stx_fail(x, STX_ERR_ARG, "stx_sru_gen_create: no streams, want B >= 1"); return NULL; }
+    if (window > (size_t)1 << 31) { stx_fail(x, STX_ERR_ARG, "stx_sru_gen_create: a window of %zu, want at most 2^31: its rows are reserved", window); return NULL; }
     n = m->sru->desc.layers;
     for (l = 0; l < n && m->sru->desc.literal_norm && m->sru->desc.norm == STX_SRU_NORM_BEFORE; l++)
         if (m->sru->layer[l].attends) { stx_fail(x, STX_ERR_ARG, "stx_sru_gen_create: with literal_norm a key depends on where its segment began: use stx_sru_segment, or literal_norm 0"); return NULL; }
@@ -1678,7 +1696,7 @@ STX_DEF void stx_sru_gen_free(stx_sru_gen *g) {
     stx_block_free(x, g);
 }
 STX_DEF void stx_sru_gen_reset(stx_sru_gen *g) {
-    if (!g) return;
+    if (!g || !stx_ok(g->model->ctx)) return;
     stx_sru_state_reset(g->state);
     g->len = 0;
 }

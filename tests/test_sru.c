@@ -224,11 +224,13 @@ static void directions(void) {
 static void chunks(void) {
     static const size_t s[][4] = {{1, 999, 3, 1}, {1, 400, 16, 2}, {2, 257, 5, 1}, {1, 70, 600, 1}, {3, 33, 40, 2}};     /* B T H D */
     int i, v1, k;
-    for (i = 0; i < 5; i++) for (v1 = 0; v1 < 2; v1++) {
+    for (i = 0; i < 5; i++) for (v1 = 0; v1 < 4; v1++) {        /* v1 & 2: forget gates near 1, so that a chunk's state is felt in the next ones */
         const size_t B = s[i][0], T = s[i][1], H = s[i][2], D = s[i][3], O = H * D;
         stx_real *u = random_of(B * T * 3 * O, 1), *xr = random_of(B * T * O, 2), *v = random_of(2 * O, 3), *dy = random_of(B * T * O, 4), *got[3][4];
         int32_t *pad = (int32_t *)calloc(B * T, sizeof *pad);
         size_t n[4], j;
+        stx_real *bias = random_of(2 * O, 5);
+        for (j = 0; j < O && v1 & 2; j++) bias[j] += 7;
         for (j = 0; j < B * T; j++) pad[j] = i == 2 && (j % 11 == 3 || (j > 64 && j < 100));
         n[0] = B * T * O; n[1] = B * T * 3 * O; n[2] = 2 * O; n[3] = B * O;
         for (k = 0; k < 3; k++) {
@@ -239,8 +241,8 @@ static void chunks(void) {
             memset(&c, 0, sizeof c);
             c.u = stx_variable(x, u, B, T, 3, O);
             c.xr = stx_variable(x, xr, B, T, O, 0);
-            c.v = v1 ? NULL : stx_variable(x, v, 2, O, 0, 0);
-            c.bias = stx_variable(x, v, 2, O, 0, 0);
+            c.v = v1 & 1 ? NULL : stx_variable(x, v, 2, O, 0, 0);
+            c.bias = stx_variable(x, bias, 2, O, 0, 0);
             c.directions = D;
             c.pad = stx_tokens(x, pad, B, T);
             h = stx_sru_recurrence(x, &c, &last);
@@ -262,7 +264,7 @@ static void chunks(void) {
                 if (O * B >= 2 * 7 * 16 && k == 1) CHECK(e == 0, "threads alone change bits: shape %d array %zu", i, j);
             }
         for (k = 0; k < 3; k++) for (j = 0; j < 4; j++) free(got[k][j]);
-        free(u); free(xr); free(v); free(dy); free(pad);
+        free(u); free(xr); free(v); free(bias); free(dy); free(pad);
     }
 }
 /* The kernels alone, by their declarations: overruns of every array are seen by the sanitizer's red zones of separate blocks */
@@ -530,6 +532,111 @@ static void dropouts(void) {
     }
 }
 
+/* Every dropout, by hand: which probability goes where, drawn once for all times or not, in the order in which it is drawn */
+static void dropouts_by_hand(void) {
+    int plus;
+    for (plus = 0; plus < 2; plus++) {
+        stx_sru_lm_desc d;
+        stx_ctx *x = context(1, 3);
+        stx_sru_lm *m;
+        stx_sru_state *s;
+        int32_t t[24];
+        stx_real got[2 * 12 * 8] = {0};
+        stx_tensor *h, *ones, *y, *mem[2], *in[2];
+        size_t l;
+        int i;
+        for (i = 0; i < 24; i++) t[i] = i % V;
+        memset(&d, 0, sizeof d);
+        d.vocab = V; d.dim = 8; d.dropout = 0.3; d.io_dropout = 0.45;
+        d.sru.layers = 2; d.sru.rnn_dropout = 0.15;
+        if (plus) { d.sru.transform = STX_SRU_ATTENTION; d.sru.proj = 4; d.sru.attn_dropout = 0.2; d.sru.alpha_init = 0.6; }
+        m = stx_sru_lm_create(x, &d);
+        s = stx_sru_state_create(m->sru, 2);
+        stx_begin(x, STX_EVAL);
+        CHECK(stx_sru_lm_forward(m, stx_tokens(x, t, 2, 12), NULL, s) != NULL, "%s", stx_error(x));
+        stx_set_tick(x, 40);
+        stx_begin(x, STX_TRAIN);
+        h = stx_sru_lm_forward(m, stx_tokens(x, t, 2, 12), s, NULL);
+        CHECK(h != NULL, "%s", stx_error(x));
+        if (h) stx_get(x, h, got);
+        stx_set_tick(x, 40);
+        stx_begin(x, STX_TRAIN);
+        for (l = 0; l < 2; l++) {
+            mem[l] = plus ? stx_input(x, s->memory[l], 2, 12, 8, 0) : NULL;
+            in[l] = stx_input(x, s->c + l * 16, 2, 8, 0, 0);
+        }
+        h = stx_dropout(x, stx_embedding(x, m->in_emb, stx_tokens(x, t, 2, 12)), 0.45);
+        for (l = 0; l < 2 && h; l++) {
+            const stx_sru_layer *p = &m->sru->layer[l];
+            stx_sru_cell c;
+            stx_tensor *z, *zn;
+            memset(&c, 0, sizeof c);
+            y = stx_dropout_time(x, h, 0.15);
+            if (l == 0) {
+                ones = stx_new_full(x, 2, 8, 0, 0);
+                stx_fill(x, ones->data, 16, 1);
+                c.mask = stx_dropout(x, ones, 0.3);
+            }
+            if (plus) {
+                stx_attention_in a;
+                stx_attention_desc ad;
+                memset(&a, 0, sizeof a);
+                memset(&ad, 0, sizeof ad);
+                z = stx_linear(x, y, p->w1, NULL, STX_ACT_NONE);
+                zn = stx_concat(x, stx_linear(x, mem[l], p->w1, NULL, STX_ACT_NONE), z);
+                a.q = z;
+                a.kv = stx_linear(x, zn, p->w2, NULL, STX_ACT_NONE);
+                ad.heads = 1;
+                ad.dropout = 0.2;
+                y = stx_layernorm(x, stx_rezero(x, z, stx_attention(x, &a, &ad), p->alpha_attn), p->attn_gain, p->attn_shift, 1e-5);
+                y = stx_dropout(x, y, 0.3);
+            }
+            c.u = stx_reshape(x, stx_linear(x, y, p->w3, NULL, STX_ACT_NONE), 2, 12, 3, 8);
+            c.xr = h; c.v = p->v; c.bias = p->bias; c.c0 = in[l];
+            h = stx_sru_recurrence(x, &c, NULL);
+        }
+        h = stx_dropout(x, h, 0.45);
+        CHECK(h && difference(h->data, got, 2 * 12 * 8) == 0, "dropouts by hand, SRU%s: off by %g %s", plus ? "++" : "", h ? difference(h->data, got, 2 * 12 * 8) : -1.0, stx_error(x));
+        stx_destroy(x);
+    }
+}
+/* Padding in a memory that is kept over several segments, and k = 4 with rescale */
+static void kept_padding(void) {
+    static const size_t length[3][2] = {{4, 2}, {3, 4}, {1, 4}};
+    const size_t B = 2, T = 4, n = 12;
+    const char *name;
+    stx_sru_desc d = stack(6, &name);
+    stx_ctx *x = context(1, 4);
+    stx_sru *m;
+    stx_sru_state *s;
+    stx_real *v = random_of(B * n * 12, 1), *parts = (stx_real *)calloc(B * n * 12, sizeof *parts);
+    int32_t pad[24];
+    size_t i, b, t;
+    stx_sru_io io;
+    stx_tensor *h;
+    m = stx_sru_create(stx_params_create(x), "", &d);
+    s = stx_sru_state_create(m, B);
+    s->keep = 2 * T;
+    s->window = 7;
+    for (i = 0; i < 3; i++) {
+        stx_real *piece = columns(v, B, n, i * T, T, 12);
+        stx_begin(x, STX_EVAL);
+        h = stx_sru_segment(m, stx_input(x, piece, B, T, 12, 0), stx_sru_lengths(x, length[i], B, T), s, s);
+        CHECK(h != NULL, "%s", stx_error(x));
+        for (b = 0; h && b < B; b++) memcpy(parts + (b * n + i * T) * 12, h->data + b * T * 12, T * 12 * sizeof *parts);
+        for (b = 0; b < B; b++) for (t = 0; t < T; t++) pad[b * n + i * T + t] = t >= length[i][b];
+        free(piece);
+    }
+    stx_begin(x, STX_EVAL);
+    memset(&io, 0, sizeof io);
+    io.pad = stx_tokens(x, pad, B, n);
+    io.window = 7;
+    h = stx_sru_forward(m, stx_input(x, v, B, n, 12, 0), &io);
+    CHECK(h && difference(h->data, parts, B * n * 12) <= TOL, "padding kept over segments: off by %g", h ? difference(h->data, parts, B * n * 12) : -1.0);
+    free(v); free(parts);
+    stx_destroy(x);
+}
+
 /* Steady state: no allocation, and the key of a step knows the state */
 static void steady(void) {
     const char *name;
@@ -737,6 +844,35 @@ static void padding(void) {
         stx_destroy(x);
     }
 }
+/* The window of a first segment is the state's that comes out; with k = 4 the highway is u3 whatever alpha says */
+static void small_rules(void) {
+    const char *name;
+    stx_sru_desc d = stack(6, &name);
+    stx_ctx *x = context(1, 4);
+    stx_sru *m = stx_sru_create(stx_params_create(x), "", &d);
+    stx_sru_state *s = stx_sru_state_create(m, 1);
+    stx_real *v = random_of(20 * 12, 1), *u = random_of(20 * 4 * 12, 1), *one = random_of(20 * 12, 1);
+    stx_sru_cell c;
+    stx_tensor *h;
+    s->window = 3;
+    stx_begin(x, STX_EVAL);
+    h = stx_sru_segment(m, stx_input(x, v, 1, 20, 12, 0), NULL, s, NULL);
+    stx_get(x, h, one);
+    stx_begin(x, STX_EVAL);
+    h = stx_sru_segment(m, stx_input(x, v, 1, 20, 12, 0), NULL, NULL, s);
+    CHECK(h && !memcmp(one, h->data, h->size * sizeof *one), "the window of the state out");
+    stx_begin(x, STX_EVAL);
+    memset(&c, 0, sizeof c);
+    c.u = stx_input(x, u, 1, 20, 4, 12);
+    c.bias = stx_input(x, v, 2, 12, 0, 0);
+    h = stx_sru_recurrence(x, &c, NULL);
+    stx_get(x, h, one);
+    c.alpha = 3;
+    h = stx_sru_recurrence(x, &c, NULL);
+    CHECK(h && !memcmp(one, h->data, h->size * sizeof *one), "alpha with k = 4");
+    free(v); free(u); free(one);
+    stx_destroy(x);
+}
 static void nn_states(void) {
     stx_ctx *x = context(1, 4);
     stx_sru_desc d;
@@ -804,6 +940,7 @@ static void errors(void) {
     d = good; d.transform = STX_SRU_ATTENTION; d.projs = bad; d.heads = 5; refused("5 heads do not divide the projection 7 of layer 1", &d);
     d = good; d.transform = STX_SRU_ATTENTION; d.projs = none; refused("proj of a layer of SRU++ is 0", &d);
     d = good; d.transform = STX_SRU_ATTENTION; d.attention_every = 2; d.attention_last = 1; refused("give one of them", &d);
+    d = good; d.transform = STX_SRU_ATTENTION; d.attention_every = 3; refused("attention_every is 3", &d);
     d = good; d.transform = STX_SRU_ATTENTION; d.attention_last = 3; refused("attention_last is 3", &d);
     d = good; d.transform = STX_SRU_ATTENTION; d.attn_dropout = 2; refused("attn_dropout is 2", &d);
     d = good; d.transform = STX_SRU_ATTENTION; d.alpha_init = NAN; refused("alpha_init", &d);
@@ -845,9 +982,9 @@ static void errors(void) {
     memset(&io, 0, sizeof io);
     REFUSE(stx_sru_forward(m, stx_input(x, v, 2, 5, 7, 0), NULL), "(B,T,8)");
     REFUSE(stx_sru_forward(m, stx_input(x, v, 10, 8, 0, 0), NULL), "(B,T,8)");
-    REFUSE(stx_sru_segment(m, in, NULL, s3, NULL), "2 streams with a state of 3");
-    REFUSE(stx_sru_segment(m, in, NULL, NULL, s3), "2 streams with a state of 3");
-    REFUSE(stx_sru_segment(m, in, NULL, other, NULL), "of another model");
+    REFUSE(stx_sru_segment(m, in, NULL, s3, NULL), "2 streams with a state in of 3");
+    REFUSE(stx_sru_segment(m, in, NULL, NULL, s3), "2 streams with a state out of 3");
+    REFUSE(stx_sru_segment(m, in, NULL, other, NULL), "state in is of another model");
     REFUSE((io.pad = stx_tokens(x, tok, 2, 4), stx_sru_forward(m, in, &io)), "pad wants");
     memset(&io, 0, sizeof io);
     REFUSE((io.memory_pad = stx_tokens(x, tok, 2, 4), stx_sru_forward(m, in, &io)), "memory_pad wants");
@@ -868,6 +1005,7 @@ static void errors(void) {
         CHECK(!stx_sru_recurrence(x, &c, NULL) && strstr(stx_error(x), text), "want \"%s\", got \"%s\"", text, stx_error(x)); stx_clear_error(x); } while (0)
         CELL(c.u = stx_input(x, v, 2, 9, 4, 0), "(B,T,k,O)");
         CELL(c.u = stx_input(x, v, 2, 3, 5, 4), "neither 3 nor 4");
+        CELL(c.bias = NULL, "no bias");
         CELL(c.directions = 3, "1 or 2 directions");
         CELL(c.xr = stx_input(x, v, 2, 3, 5, 0), "xr wants");
         CELL(c.v = stx_input(x, v, 2, 5, 0, 0), "v and bias");
@@ -892,6 +1030,22 @@ static void errors(void) {
         stx_clear_error(y);
         CHECK(!stx_sru_gen_create(g, 0, 0) && strstr(stx_error(y), "B >= 1"), "%s", stx_error(y));
         stx_clear_error(y);
+        CHECK(!stx_sru_gen_create(g, 1, SIZE_MAX - 15) && strstr(stx_error(y), "at most 2^31"), "%s", stx_error(y));
+        stx_clear_error(y);
+        {       /* no columns: nothing to do */
+            stx_sru_args a;
+            int i;
+            for (i = 0; i < 4; i++) {
+                memset(&a, 0, sizeof a);
+                a.B = i != 0; a.H = i != 1; a.D = i != 2; a.k = 3; a.T = i != 3;
+                a.bias = v; a.u = v; a.h = v; a.du = v;
+                a.work = malloc(stx_sru_work(y, &a, 1) + stx_sru_work(y, &a, 0) + 64);
+                stx_sru_fwd(y, &a);
+                stx_sru_bwd(y, &a);
+                free(a.work);
+            }
+            CHECK(stx_ok(y), "%s", stx_error(y));
+        }
         l = lm;
         l.sru.transform = STX_SRU_ATTENTION; l.sru.proj = 4; l.sru.norm = STX_SRU_NORM_BEFORE; l.sru.literal_norm = 1;
         {
@@ -1010,11 +1164,14 @@ int main(void) {
     generation();
     training();
     dropouts();
+    dropouts_by_hand();
+    kept_padding();
     steady();
     initialisers();
     rezero();
     custom();
     padding();
+    small_rules();
     nn_states();
     errors();
     files();
