@@ -230,7 +230,10 @@ static int evaluate(run *r, int part, uint64_t blocks, double *nll) {
     tr_lm_fit(r->t.text[part], &B, &T);
     p.model = r->model;
     p.state = stx_sru_state_create(r->model->sru, B);
-    if (p.state) p.state->keep = p.state->window = eval_unroll();
+    if (p.state) {      /* there is no more memory than text */
+        p.state->window = eval_unroll();
+        p.state->keep = stx_corpus_size(r->t.text[part]) < p.state->window ? stx_corpus_size(r->t.text[part]) : p.state->window;
+    }
     *nll = tr_lm_pass(&r->t, r->t.text[part], B, T, blocks, STX_EVAL_ALL, score, &p, &scored);
     stx_sru_state_free(p.state);
     r->evaluated = r->t.step;
@@ -457,7 +460,9 @@ static int prepare(run *r) {
     t->words = opt.lm.unit == TR_PPL || (opt.lm.unit == TR_AUTO && opt.lm.tokens == TR_WORDS);
     make_schedule(&t->schedule, t->steps);
     if (ok && opt.batch_sz % opt.batch_split) ok = tr_fail(t->err, TR_ERR, "--batch-split %llu does not divide --batch-sz %llu", (unsigned long long)opt.batch_split, (unsigned long long)opt.batch_sz);
-    if (ok && opt.cell == CELL_SRUPP && opt.proj_sz % opt.nheads) ok = tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --proj-sz %llu", (unsigned long long)opt.nheads, (unsigned long long)opt.proj_sz);
+    if (ok && opt.cell == CELL_SRUPP && opt.attention && opt.proj_sz % opt.nheads) ok = tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --proj-sz %llu", (unsigned long long)opt.nheads, (unsigned long long)opt.proj_sz);
+    if (ok && opt.lm.generate && opt.literal && opt.norm == STX_SRU_NORM_BEFORE && opt.cell == CELL_SRUPP && opt.attention)
+        ok = tr_fail(t->err, TR_ERR, "--generate: with --literal and --norm before a key depends on where its block began; leave --generate out");
     if (ok && opt.attention_every && opt.attention_last) ok = tr_fail(t->err, TR_ERR, "--attention-every and --attention-last: one of them only");
     if (ok && opt.tied && opt.adapt_io) ok = tr_fail(t->err, TR_ERR, "--tied: with --adapt-io the tables are common in any case; leave it out");
     if (ok && opt.tied && opt.emb_sz && opt.emb_sz != opt.hid_sz) ok = tr_fail(t->err, TR_ERR, "--tied: --emb-sz %llu is not --hid-sz %llu", (unsigned long long)opt.emb_sz, (unsigned long long)opt.hid_sz);
