@@ -1347,7 +1347,7 @@ static void row_rezero(void) {
             }
 }
 /* The recurrence with any of its inputs; y is h and, with last, the states after, in one row */
-typedef struct recurrence { size_t B, T, k, O, D; int tanh, last, has[6], mask, pads; double alpha; } recurrence;      /* has: xr, v, V, c0 */
+typedef struct recurrence { size_t B, T, k, O, D; int tanh, last, has[6], mask, pads, open; double alpha; } recurrence;      /* has: xr, v, V, c0 */
 static stx_tensor *make_recurrence(stx_ctx *x, stx_tensor **in, void *user) {
     const recurrence *u = (const recurrence *)user;
     stx_sru_cell c;
@@ -1370,6 +1370,7 @@ static void recurrence_case(recurrence u) {
     p.entries = 60;
     add(&p, u.B, u.T, u.k, u.O);
     add(&p, 2, u.O, 0, 0);
+    for (i = 0; u.open && i < u.O; i++) p.data[1][i] += 7;         /* forget gates near 1: what a chunk of time begins with is felt at its end */
     if (u.has[0]) add(&p, u.B, u.T, u.O, 0); else add_absent(&p);
     if (u.has[1]) add(&p, 2, u.O, 0, 0); else add_absent(&p);
     if (u.has[2]) add(&p, u.B, u.T, 2, u.O); else add_absent(&p);
@@ -1379,7 +1380,7 @@ static void recurrence_case(recurrence u) {
 }
 static void row_recurrence(void) {
     int i;
-    for (i = 0; i < 24; i++) {
+    for (i = 0; i < 26; i++) {
         recurrence u;
         memset(&u, 0, sizeof u);
         u.B = 2; u.T = 5; u.k = 3; u.O = 6; u.D = 1;
@@ -1393,7 +1394,7 @@ static void row_recurrence(void) {
         case 5: u.tanh = 1; break;
         case 6: u.alpha = 1.7; u.mask = 1; break;
         case 7: u.has[1] = 0; break;                            /* v zero: forward in chunks where there are threads */
-        case 8: u.has[1] = 0; u.T = 200; u.O = 3; u.B = 1; break;
+        case 8: u.has[1] = 0; u.T = 200; u.O = 3; u.B = 1; u.open = 1; u.last = 1; break;
         case 9: u.has[2] = 1; break;
         case 10: u.has[2] = 1; u.has[1] = 0; u.tanh = 1; u.mask = 1; u.D = 2; break;
         case 11: u.has[3] = 0; break;
@@ -1405,6 +1406,8 @@ static void row_recurrence(void) {
         case 17: u.T = 1; u.last = 1; break;
         case 18: u.T = 70; u.O = 17; u.B = 1; u.last = 1; break;
         case 19: u.T = 300; u.O = 2; u.B = 1; u.last = 1; u.has[2] = 1; u.pads = 1; break;      /* chunks in backward */
+        case 23: u.T = 300; u.O = 2; u.B = 1; u.last = 1; u.open = 1; u.pads = 1; break;
+        case 24: u.T = 200; u.O = 4; u.B = 1; u.D = 2; u.last = 1; u.open = 1; u.tanh = 1; break;
         case 20: u.T = 131; u.O = 4; u.B = 1; u.D = 2; u.tanh = 1; u.mask = 1; u.last = 1; break;
         case 21: u.T = 3; u.O = 700; u.B = 1; u.last = 1; break;        /* several blocks of columns */
         case 22: u.T = 3; u.O = 1101; u.B = 2; u.has[2] = 1; u.pads = 1; break;
