@@ -445,7 +445,7 @@ static void stx__sru_plan_of(stx__sru_plan *p, const stx_sru_args *a, size_t thr
     for (p->W = STX__SRU_WIDE;; p->W /= 2) {
         p->blocks = (a->H + p->W - 1) / p->W;
         p->units = a->B * a->D * p->blocks;
-        if (p->W <= STX__SRU_NARROW || p->units >= threads * (p->W > 128 ? 4 : 1)) break;
+        if (p->W <= STX__SRU_NARROW || p->units >= threads * (p->W > 128 ? 4 : 1) || (p->units >= threads && p->units % threads == 0)) break;
     }
     p->chunks = 1;
     if (3 * p->units <= threads && (backward || (!a->v && !a->V))) {     /* two passes, the first 0.7 of the second: with two threads hardly a gain */
