@@ -513,6 +513,9 @@ STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t);
    stx_noted, stx_optim_sync) or allocates is run anew each time. New parameters and optimisers end all replays. Returns stx_ok(x). */
 typedef void (*stx_step_fn)(void *user);
 STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user);
+/* Such a number: of the model and the tokens (shapes and addresses; each NULL: none), and then of each thing more that decides. FNV-1a. */
+STX_DEF uint64_t stx_step_key(const void *model, const stx_ids *ids, const stx_ids *targets, uint64_t salt);
+STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
 
 /* Learning rate at update n = 1, 2, .. */
 enum { STX_LR_CONSTANT = 0, STX_LR_COSINE, STX_LR_INV_SQRT,
@@ -5897,6 +5900,22 @@ static void stx__run_on_gpu(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user
     x->ran = 1;
 }
 #endif
+STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value) {
+    int i;
+    for (i = 0; i < 8; i++) key = (key ^ ((value >> (8 * i)) & 255)) * 1099511628211u;
+    return key;
+}
+STX_DEF uint64_t stx_step_key(const void *model, const stx_ids *ids, const stx_ids *targets, uint64_t salt) {
+    const stx_ids *t[2];
+    uint64_t key = stx_key_add(stx_key_add(14695981039346656037u, salt), (uint64_t)(uintptr_t)model);
+    int i;
+    t[0] = ids; t[1] = targets;
+    for (i = 0; i < 2; i++) {
+        key = stx_key_add(stx_key_add(key, t[i] ? t[i]->B : 0), t[i] ? t[i]->T : 0);
+        key = stx_key_add(key, t[i] ? (uint64_t)(uintptr_t)t[i]->device : 0);
+    }
+    return key;
+}
 STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user) {
     if (!stx_ok(x)) return 0;
     if (!fn) { stx_fail(x, STX_ERR_ARG, "stx_step_run: no function"); return 0; }

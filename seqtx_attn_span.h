@@ -458,22 +458,14 @@ static void stx__span_window(const stx_span *m, size_t l, size_t *S, size_t *C) 
     *S = L - trim;
     *C = !d->adapt_span || d->full_cache || *S + 64 > L ? L : *S + 64;
 }
-/* All that the host decides in a step of this model: the key of stx_step_run. FNV-1a. */
-static uint64_t stx__span_hash(uint64_t h, uint64_t v) {
-    int i;
-    for (i = 0; i < 8; i++) h = (h ^ ((v >> (8 * i)) & 255)) * 1099511628211u;
-    return h;
-}
 STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *s, uint64_t salt) {
-    uint64_t h = stx__span_hash(14695981039346656037u, salt);
-    if (ids) h = stx__span_hash(stx__span_hash(stx__span_hash(h, ids->B), ids->T), (uint64_t)(uintptr_t)ids->device);
-    if (targets) h = stx__span_hash(stx__span_hash(stx__span_hash(h, targets->B), targets->T), (uint64_t)(uintptr_t)targets->device);
+    uint64_t h = stx_step_key(m, ids, targets, salt);
     size_t l, S, C;
     if (!m || !stx_ok(m->ctx)) return h;
     for (l = 0; l < m->desc.layers; l++) {
         stx__span_window(m, l, &S, &C);
-        h = stx__span_hash(stx__span_hash(h, S), C);
-        if (s) h = stx__span_hash(stx__span_hash(stx__span_hash(h, s->rows[l]), s->real[l]), (uint64_t)(uintptr_t)s->cache[l]);
+        h = stx_key_add(stx_key_add(h, S), C);
+        if (s) h = stx_key_add(stx_key_add(stx_key_add(h, s->rows[l]), s->real[l]), (uint64_t)(uintptr_t)s->cache[l]);
     }
     return h;
 }

@@ -168,8 +168,8 @@ enum { STX_SRU_NORM_NONE = 0, STX_SRU_NORM_BEFORE, STX_SRU_NORM_AFTER };       /
 
 /* A transform of your own (the reference's custom modules): from the layer's input x (B,T,I), after layer norm and dropout, the
    products U (B,T,k,O), planes as in stx_sru_args, and, if it wants gate vectors that depend on the input, V (B,T,2,O), which is added
-   to v. k is 4 where the layer's input is not O wide (and there is a highway), else 3; such layers keep no memory. Returns 1; or 0, in error. Called
-   in every forward. */
+   to v. k is 4 where the layer's input is not O wide (and there is a highway), else 3; such layers keep no memory. Returns 1; or 0, in
+   error. Called in every forward. */
 typedef int (*stx_sru_transform)(stx_ctx *x, void *user, size_t layer, stx_tensor *in, stx_tensor **U, stx_tensor **V);
 
 typedef struct stx_sru_desc {
@@ -274,8 +274,8 @@ STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B);
 STX_DEF void stx_sru_state_free(stx_sru_state *s);
 STX_DEF void stx_sru_state_reset(stx_sru_state *s);         /* in error nothing: clear it first */
 /* In a checkpoint: entries "<prefix>c" and "<prefix>memory.<l>"; prefix at most 64 letters. The state must not change until
-   stx_writer_finish. load fills a state of the same B; 1, or 0 and an error (the state is
-   then empty). */
+   stx_writer_finish. load fills a state of the same B; 1, or 0 and an error: then it has no
+   memory, and is to be reset once the error is cleared. */
 STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix);
 STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix);
 /* The states in PyTorch's shape of an RNN, (layers D, B, H), in host memory: get and set are each other's inverse. */
@@ -324,7 +324,8 @@ STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h);
 /* Mean nll of targets (B,T), nats per token -> (1). */
 STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *in, stx_sru_state *out);
 /* A number for all that the host decides in a step of this model with these tokens and this state (each NULL: none): the key of
-   stx_step_run. salt: what else decides (another state that the step writes, say). With adapt_io sizes depend on the tokens: such steps must not be repeated. */
+   stx_step_run. salt: what else decides (another state that the step writes, say). With adapt_io sizes depend on the tokens: such steps
+   must not be repeated. */
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *s, uint64_t salt);
 
 /* Token by token. SRU keeps c alone; SRU++ also the projected keys and values of the last `window` times. Equal to one segment over
@@ -1634,21 +1635,12 @@ STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx
     if (!h || !targets) return NULL;
     return m->desc.adapt_io ? stx_adaptive_softmax(m->ctx, &m->out, h, targets) : stx_cross_entropy_over(m->ctx, stx_sru_lm_logits(m, h), targets, 0);
 }
-/* FNV-1a */
-static uint64_t stx__sru_hash(uint64_t h, uint64_t v) {
-    int i;
-    for (i = 0; i < 8; i++) h = (h ^ ((v >> (8 * i)) & 255)) * 1099511628211u;
-    return h;
-}
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *s, uint64_t salt) {
-    uint64_t h = stx__sru_hash(14695981039346656037u, salt);
+    uint64_t h = stx_step_key(m, ids, targets, salt);
     size_t l;
-    if (ids) h = stx__sru_hash(stx__sru_hash(stx__sru_hash(h, ids->B), ids->T), (uint64_t)(uintptr_t)ids->device);
-    if (targets) h = stx__sru_hash(stx__sru_hash(stx__sru_hash(h, targets->B), targets->T), (uint64_t)(uintptr_t)targets->device);
-    if (m) h = stx__sru_hash(h, (uint64_t)(uintptr_t)m);
     if (!m || !s) return h;
-    h = stx__sru_hash(stx__sru_hash(stx__sru_hash(stx__sru_hash(h, s->rows), s->keep), s->window), (uint64_t)(uintptr_t)s->c);
-    for (l = 0; l < m->sru->desc.layers; l++) h = stx__sru_hash(h, (uint64_t)(uintptr_t)s->memory[l]);
+    h = stx_key_add(stx_key_add(stx_key_add(stx_key_add(h, s->rows), s->keep), s->window), (uint64_t)(uintptr_t)s->c);
+    for (l = 0; l < m->sru->desc.layers; l++) h = stx_key_add(h, (uint64_t)(uintptr_t)s->memory[l]);
     return h;
 }
 

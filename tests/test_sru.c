@@ -660,6 +660,12 @@ static void steady(void) {
     CHECK(key[0] != key[2] && key[2] == key[3] && key[3] == key[7], "keys: the first step has no memory, the others are alike");
     s->window = 5;
     CHECK(stx_sru_lm_key(m, NULL, NULL, s, 0) != key[7] && stx_sru_lm_key(m, NULL, NULL, s, 1) != stx_sru_lm_key(m, NULL, NULL, s, 0), "keys: window and salt");
+    {
+        stx_sru_lm *other = stx_sru_lm_create(x, &d);
+        stx_ids *one = stx_tokens_create(x, 2, 16), *two = stx_tokens_create(x, 2, 16);
+        CHECK(stx_sru_lm_key(m, one, two, NULL, 0) != stx_sru_lm_key(other, one, two, NULL, 0), "keys: the model");
+        CHECK(stx_sru_lm_key(m, one, two, NULL, 0) != stx_sru_lm_key(m, two, one, NULL, 0) && stx_sru_lm_key(m, one, NULL, NULL, 0) != stx_sru_lm_key(m, NULL, one, NULL, 0), "keys: tokens");
+    }
     stx_sru_state_reset(s);
     CHECK(s->rows == 0 && stx_ok(x), "reset: %s", stx_error(x));
     free(t);
