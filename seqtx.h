@@ -2024,6 +2024,17 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
 static size_t stx__up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 static size_t stx__unit(const stx__micro *mk) { return mk->kr > 1 ? 2 : 1; }     /* numbers in 4 bytes of a packed operand */
 
+/* n numbers that will be read soon */
+STX__INNER void stx__soon(const stx_real *a, size_t n) {
+#ifdef __GNUC__
+    size_t i;
+    for (i = 0; i < n; i += 64 / sizeof *a) __builtin_prefetch(a + i);
+#else
+    (void)a; (void)n;
+#endif
+}
+enum { STX__AHEAD = 8 };        /* packing reads short pieces of rows that stand far apart: it asks for them so many rows ahead */
+
 /* A^T, A (k x m), in strips of mr rows, as [k][mr]; rows that are not there are not written */
 static void stx__pack_at(stx_real *to, const stx_real *A, size_t lda, size_t m, size_t k, size_t mr) {
     size_t i0, i, p;
@@ -2040,11 +2051,13 @@ static void stx__turn(stx_real *to, size_t nr, const stx_real *B, size_t ldb, si
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
 __attribute__((target("avx512f"))) static void stx__pack_at_avx512(float *to, const float *A, size_t lda, size_t m, size_t k) {
     size_t i, p;
-    for (p = 0; p < k; p++)
+    for (p = 0; p < k; p++) {
+        if (p + STX__AHEAD < k) stx__soon(A + (p + STX__AHEAD) * lda, m);
         for (i = 0; i < m; i += 14) {
             __mmask16 some = (__mmask16)(m - i < 14 ? (1u << (m - i)) - 1 : 0x3fff);
             _mm512_mask_storeu_ps(to + i * k + p * 14, some, _mm512_maskz_loadu_ps(some, A + p * lda + i));
         }
+    }
 }
 /* stx__turn for n = nr = 32: 16 rows by 4 numbers at a time */
 STX__AVX512 static void stx__turn_avx512(float *to, const float *B, size_t ldb, size_t k) {
@@ -2188,7 +2201,10 @@ static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_rea
         *rs = kk;
         *ks = 2;
     } else if (ta) {       /* the same, not turned: [k/2][m] */
-        for (p = 0; p < k; p += 2) mk->pair((uint32_t *)(void *)to + p / 2 * m, A + p * lda, p + 1 < k ? A + (p + 1) * lda : NULL, m);
+        for (p = 0; p < k; p += 2) {
+            if (p + 1 + STX__AHEAD < k) { stx__soon(A + (p + STX__AHEAD) * lda, m); stx__soon(A + (p + 1 + STX__AHEAD) * lda, m); }
+            mk->pair((uint32_t *)(void *)to + p / 2 * m, A + p * lda, p + 1 < k ? A + (p + 1) * lda : NULL, m);
+        }
         memset((uint32_t *)(void *)to + p / 2 * m, 0, (kk - STX__MIN(p, kk)) / 2 * m * sizeof(uint32_t));
         *rs = 2;
         *ks = 2 * m;
@@ -2210,12 +2226,22 @@ static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_rea
 typedef struct stx__after { const stx_real *b; stx_real *pre; int act; } stx__after;
 static void stx__after_rows(stx_ctx *x, const stx__after *after, size_t j, stx_real *C, size_t at, size_t ldc, size_t rows, size_t cols);
 
+/* Rows 4096 bytes apart share a set of the first cache, which holds fewer of them than the register tile has: h rows of A, k numbers
+   each, are copied side by side (to) before the first of `strips` strips of B; with each strip its share of the `next` rows is fetched. */
+enum { STX__SAME_SET = 4096 / sizeof(stx_real) };
+static void stx__panel(stx_real *to, const stx_real *A, size_t lda, size_t h, size_t k, size_t next, size_t strip, size_t strips) {
+    size_t i;
+    if (strip == 0) for (i = 0; i < h; i++) memcpy(to + i * k, A + i * lda, k * sizeof *A);
+    for (i = next * strip / strips; i < next * (strip + 1) / strips; i++) stx__soon(A + (h + i) * lda, k);
+}
 /* One thread's product, with its scratch of STX__PACK numbers. C stands `at` numbers into its matrix, from column j0 on. */
 static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
                           const stx_real *A, size_t lda, const stx_real *B, size_t ldb, stx_real beta, stx_real *C, size_t ldc,
                           const stx__after *after, size_t at, size_t j0) {
     stx_real edge[STX__MR_MAX * STX__NR_MAX], *pb = scratch + STX__MC * STX__KC;
-    size_t jc, pc, ic, jr, ir, i, j, u = stx__unit(mk), nc_max, mc_max;
+    size_t jc, pc, ic, i, j, u = stx__unit(mk), nc_max, mc_max;
+    /* Tiles row by row: a strip of 32 columns would fill the first cache, while rows leave it room to be read ahead. */
+    int by_rows = mk->nr > 16, copy = by_rows && !ta && mk->kr == 1 && lda % STX__SAME_SET == 0;
     int late = u == 2 && alpha != 1;       /* pairs cannot be scaled: what is added to C is */
     if (beta != 0 && beta != 1) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= beta;
     nc_max = stx__up(STX__MIN(K, STX__KC * u), mk->kr) / u;       /* steps; a short k leaves room for more columns and rows */
@@ -2230,22 +2256,23 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, i
             stx__pack_b(mk, pb, mk->nr * steps, tb ? B + jc * ldb + pc : B + pc * ldb + jc, ldb, tb, kc, nc);
             if (alpha != 1 && !late) for (i = 0; i < stx__up(nc, mk->nr) * kc; i++) pb[i] *= alpha;
             for (ic = 0; ic < M; ic += mc_max) {
-                size_t mc = STX__MIN(mc_max, M - ic), step, rs, ks;
+                size_t mc = STX__MIN(mc_max, M - ic), step, rs, ks, tile, strips = (nc + mk->nr - 1) / mk->nr, tiles = (mc + mk->mr - 1) / mk->mr;
                 const char *a = (const char *)stx__pack_a(mk, scratch, ta ? A + pc * lda + ic : A + ic * lda + pc, lda, ta, mc, kc, &step, &rs, &ks);
-                for (jr = 0; jr < nc; jr += mk->nr) {
-                    size_t w = STX__MIN(mk->nr, nc - jr);
-                    for (ir = 0; ir < mc; ir += mk->mr) {
-                        size_t h = STX__MIN(mk->mr, mc - ir);
-                        stx_real *c = C + (ic + ir) * ldc + jc + jr;
-                        if (w == mk->nr && !late) {
-                            mk->run(h, steps, a + ir * step, rs, ks, pb + jr * steps, mk->nr, c, ldc, add);
-                            continue;
-                        }
-                        mk->run(h, steps, a + ir * step, rs, ks, pb + jr * steps, mk->nr, edge, mk->nr, 0);
-                        if (late) for (i = 0; i < h * mk->nr; i++) edge[i] *= alpha;
-                        for (i = 0; i < h; i++)
-                            for (j = 0; j < w; j++) c[i * ldc + j] = add ? c[i * ldc + j] + edge[i * mk->nr + j] : edge[i * mk->nr + j];
+                if (copy) rs = kc;
+                for (tile = 0; tile < strips * tiles; tile++) {
+                    size_t strip = by_rows ? tile % strips : tile / tiles, jr = strip * mk->nr, ir = (by_rows ? tile / strips : tile % tiles) * mk->mr;
+                    size_t w = STX__MIN(mk->nr, nc - jr), h = STX__MIN(mk->mr, mc - ir);
+                    stx_real *c = C + (ic + ir) * ldc + jc + jr;
+                    const void *rows = copy ? (const char *)scratch : a + ir * step;
+                    if (copy) stx__panel(scratch, A + (ic + ir) * lda + pc, lda, h, kc, STX__MIN(mk->mr, mc - ir - h), strip, strips);
+                    if (w == mk->nr && !late) {
+                        mk->run(h, steps, rows, rs, ks, pb + jr * steps, mk->nr, c, ldc, add);
+                        continue;
                     }
+                    mk->run(h, steps, rows, rs, ks, pb + jr * steps, mk->nr, edge, mk->nr, 0);
+                    if (late) for (i = 0; i < h * mk->nr; i++) edge[i] *= alpha;
+                    for (i = 0; i < h; i++)
+                        for (j = 0; j < w; j++) c[i * ldc + j] = add ? c[i * ldc + j] + edge[i * mk->nr + j] : edge[i * mk->nr + j];
                 }
                 if (after && pc + kc == K) stx__after_rows(x, after, j0 + jc, C + ic * ldc + jc, at + ic * ldc + jc, ldc, mc, nc);
             }

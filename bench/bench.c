@@ -116,6 +116,7 @@ static void bench_gemm(void) {
         {"x W^T  4096x256x256", 0, 1, 4096, 256, 256, 0}, {"x W^T  4096x1024x256", 0, 1, 4096, 1024, 256, 0}, {"x W^T  4096x256x1024", 0, 1, 4096, 256, 1024, 0},
         {"dy W   4096x256x1024", 0, 0, 4096, 256, 1024, 0},
         {"dy^T x 256x256x4096", 1, 0, 256, 256, 4096, 0}, {"dy^T x 1024x256x4096", 1, 0, 1024, 256, 4096, 0}, {"dy^T x 256x1024x4096", 1, 0, 256, 1024, 4096, 0},
+        {"x W^T  1024x9216x768", 0, 1, 1024, 9216, 768, 0}, {"dy W   1024x768x9216", 0, 0, 1024, 768, 9216, 0}, {"dy^T x 9216x768x1024", 1, 0, 9216, 768, 1024, 0},
         {"tile q k^T  64x256x64", 0, 1, 64, 256, 64, 1}, {"tile p v    64x64x256", 0, 0, 64, 64, 256, 1}, {"tile ds^T q 256x64x64", 1, 0, 256, 64, 64, 1},
         {"tile q k^T  64x1024x64", 0, 1, 64, 1024, 64, 1}, {"tile p v    64x64x1024", 0, 0, 64, 64, 1024, 1}, {"tile ds^T q 1024x64x64", 1, 0, 1024, 64, 64, 1}};
     enum { N = sizeof list / sizeof *list, BLAS = PRECISIONS, WHO };     /* who: own f32, own bf16, CBLAS */
@@ -123,7 +124,7 @@ static void bench_gemm(void) {
     static double calls[N][2][WHO], worst[N][WHO];
     stx_ctx *x[WHO][2];
     stx_real *A, *B, *C[WHO];
-    size_t room = (size_t)4096 * 1024, i, k;
+    size_t room = (size_t)9216 * 1024, i, k;
     int r, t, w, R = rounds(7), last = opt.threads > 1, on[WHO] = {1, 0, 0};
     memset(x, 0, sizeof x);
     for (w = 0; w < PRECISIONS; w++) for (t = 0; t <= last; t++) x[w][t] = context(w, t ? opt.threads : 1);

@@ -47,6 +47,19 @@ static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, 
     return good;
 }
 
+/* Rows a multiple of 4096 bytes apart go through a copy: the same bits as with any other rows. */
+static void gemm_same_set(stx_ctx *x, size_t M, size_t N, size_t K, int tb) {
+    size_t lda = (K + 1023) / 1024 * 1024, i, bad = 0;
+    stx_real *A = gemm_random(M * lda), *near = gemm_random(M * K), *B = gemm_random(N * K), *C = gemm_random(M * N), *want = gemm_random(M * N);
+    for (i = 0; i < M; i++) memcpy(near + i * K, A + i * lda, K * sizeof *near);
+    stx_gemm(x, 1, 0, tb, M, N, K, 1, A, lda, 0, B, tb ? K : N, 0, 0, C, N, 0);
+    stx_gemm(x, 1, 0, tb, M, N, K, 1, near, K, 0, B, tb ? K : N, 0, 0, want, N, 0);
+    for (i = 0; i < M * N; i++) bad += memcmp(C + i, want + i, sizeof *C) != 0;
+    if (!strcmp(stx_backend(x), stx__mk(x)->name))      /* another library's product promises nothing like it */
+        CHECK(!bad, "gemm M %zu N %zu K %zu tb %d: %zu numbers depend on how far rows of A are apart", M, N, K, tb, bad);
+    free(A); free(near); free(B); free(C); free(want);
+}
+
 static void gemm_check(stx_ctx *one, stx_ctx *many) {
     static const size_t small[] = {1, 2, 3, 4, 5, 7, 9, 15, 17, 31, 40};
     static const double ab[][2] = {{1, 0}, {1, 1}, {0.5, -2}, {-1, 0}, {0, 1}, {0, 0}, {2, 0.25}};
@@ -61,6 +74,16 @@ static void gemm_check(stx_ctx *one, stx_ctx *many) {
     for (i = 0; i < sizeof big / sizeof *big; i++)
         for (t = 0; t < 4; t++, turn++)
             gemm_case(one, many, 1 + turn % 2, t & 1, t >> 1, big[i][0], big[i][1], big[i][2], ab[turn % 7][0], ab[turn % 7][1], turn % 3);
+    for (t = 0; t < 4; t++, turn++) {         /* rows 4096 bytes apart, and multiples of it */
+        gemm_case(one, many, 1 + turn % 2, t & 1, t >> 1, 183, 97, 1024, 1, t & 1, 0);
+        gemm_case(one, many, 1, t & 1, t >> 1, 1024, 371, 50, -1, 0, 0);
+        gemm_case(one, many, 2, t & 1, t >> 1, 31, 70, 2048, 0.5, 1, 0);
+    }
+    for (t = 0; t < 2; t++) {
+        gemm_same_set(one, 199, 365, 1000, t);
+        gemm_same_set(many, 57, 33, 770, t);
+        gemm_same_set(many, 14, 5, 2040, t);
+    }
     for (t = 0; t < 4; t++)                   /* K = 0: C = beta C */
         gemm_case(one, many, 1, t & 1, t >> 1, 5, 6, 0, 1, t & 1 ? 0 : 0.5, 0);
 }
