@@ -194,6 +194,8 @@ typedef struct stx_sru_desc {
     double v_init;          /* v in U(-v_init, v_init); 0: sqrt(3/2); with Xavier's 1 */
     stx_sru_transform custom;   /* in place of transform; user goes to it */
     void  *user;
+    int    recompute;       /* drop each layer's activations, make them again in backward: about 1/4 more time, far less memory. No gradient
+                               passes the states that come out */
     /* SRU++ */
     size_t heads;           /* n; 0: 1. They divide P */
     double attn_dropout;
@@ -350,7 +352,7 @@ STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, siz
 // >>recurrence: op -------------------------------------------------------------------------------------------------
 
 /* The recurrence alone, as an op; shapes and formulas: stx_sru_args. u and bias have to be there, the others may be NULL. */
-typedef struct stx_sru_cell {
+typedef struct stx_sru_recurrence_in {
     stx_tensor *u;          /* (B,T,k,O) */
     stx_tensor *xr;         /* (B,T,O), k = 3 only: the highway */
     stx_tensor *v, *bias;   /* (2,O); v NULL: zero */
@@ -361,9 +363,9 @@ typedef struct stx_sru_cell {
     size_t directions;      /* D; 0: 1 */
     double alpha;           /* 0: 1 */
     int    tanh;
-} stx_sru_cell;
+} stx_sru_recurrence_in;
 /* -> h (B,T,O); last (NULL: not wanted) gets the states after (B,O). */
-STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_cell *in, stx_tensor **last);
+STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in, stx_tensor **last);
 
 // >>recurrence: kernels --------------------------------------------------------------------------------------------
 
@@ -542,12 +544,17 @@ static inline void stx__sru_put(stx_real *to, const stx_real *from, size_t n, in
 static inline void stx__sru_settle(int stream) { (void)stream; }
 #endif
 /* `steps` steps of n columns, rows ld* apart; vf, vr have V's rows added if gates */
-#define STX__SRU_IN const stx_real *STX__RESTRICT u0, const stx_real *STX__RESTRICT u2, ptrdiff_t ldu, const stx_real *STX__RESTRICT xt, ptrdiff_t ldx, \
-    const stx_real *STX__RESTRICT V, ptrdiff_t ldv, size_t O, const stx_real *STX__RESTRICT vf, const stx_real *STX__RESTRICT vr, const stx_real *STX__RESTRICT br, \
-    const stx_real *STX__RESTRICT m, stx_real alpha, size_t steps, size_t n
+#define STX__SRU_R const stx_real *STX__RESTRICT
+#define STX__SRU_W stx_real *STX__RESTRICT
+#define STX__SRU_IN STX__SRU_R u0, STX__SRU_R u2, ptrdiff_t ldu, STX__SRU_R xt, ptrdiff_t ldx, STX__SRU_R V, ptrdiff_t ldv, size_t O, \
+    STX__SRU_R vf, STX__SRU_R vr, STX__SRU_R br, STX__SRU_R m, stx_real alpha, size_t steps, size_t n
 #define STX__SRU_ARGS u0, u2, ldu, xt, ldx, V, ldv, O, vf, vr, br, m, alpha, steps, n
+/* ... as a caller has them, for steps p to end - 1 of a block k, from row on */
+#define STX__SRU_HERE stx__sru_u(k, row, 0), stx__sru_u(k, row, 2), ldu, xt, ldx, V, ldv, k->O, k->vf, k->vr, k->br, k->m, stx__sru_alpha(a), end - p, k->n
 
-STX__INNER void stx__sru_steps_as(int fma, stx_real *h, ptrdiff_t ldh, stx_real *c, const stx_real *u1, const stx_real *bf, STX__SRU_IN, int far_, int tanh_, int gates) {
+#define STX__SRU_FWD_IN STX__SRU_W h, ptrdiff_t ldh, STX__SRU_W c, STX__SRU_R u1, STX__SRU_R bf, STX__SRU_IN, int far_
+#define STX__SRU_FWD_ARGS h, ldh, c, u1, bf, STX__SRU_ARGS, far_
+STX__INNER void stx__sru_steps_as(int fma, STX__SRU_FWD_IN, int tanh_, int gates) {
     size_t p, j, j0, j1;
     stx_real out[STX__SRU_PIECE];
     for (p = 0; p < steps; p++, h += ldh, u0 += ldu, u1 += ldu, u2 += ldu, xt += ldx, V += ldv)
@@ -566,13 +573,13 @@ STX__INNER void stx__sru_steps_as(int fma, stx_real *h, ptrdiff_t ldh, stx_real 
         stx__sru_put(h + j0, out, j1 - j0, far_);
       }
 }
-STX__INNER void stx__sru_steps(int fma, stx_real *h, ptrdiff_t ldh, stx_real *c, const stx_real *u1, const stx_real *bf, STX__SRU_IN, int far_, int tanh_, int gates) {
-    if (tanh_) { if (gates) stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, far_, 1, 1); else stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, far_, 1, 0); }
-    else if (gates) stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, far_, 0, 1);
-    else stx__sru_steps_as(fma, h, ldh, c, u1, bf, STX__SRU_ARGS, far_, 0, 0);
+STX__INNER void stx__sru_steps(int fma, STX__SRU_FWD_IN, int tanh_, int gates) {
+    if (tanh_ && gates) stx__sru_steps_as(fma, STX__SRU_FWD_ARGS, 1, 1);
+    else if (tanh_) stx__sru_steps_as(fma, STX__SRU_FWD_ARGS, 1, 0);
+    else if (gates) stx__sru_steps_as(fma, STX__SRU_FWD_ARGS, 0, 1);
+    else stx__sru_steps_as(fma, STX__SRU_FWD_ARGS, 0, 0);
 }
-STX__EACH_ISA(stx__sru_steps, (stx_real *STX__RESTRICT h, ptrdiff_t ldh, stx_real *STX__RESTRICT c, const stx_real *STX__RESTRICT u1, const stx_real *STX__RESTRICT bf, STX__SRU_IN, int far_, int tanh_, int gates),
-              h, ldh, c, u1, bf, STX__SRU_ARGS, far_, tanh_, gates)
+STX__EACH_ISA(stx__sru_steps, (STX__SRU_FWD_IN, int tanh_, int gates), STX__SRU_FWD_ARGS, tanh_, gates)
 
 /* Steps [p0, p1) of a block, whose state before them is k->c */
 static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *k, const stx__sru_plan *plan, size_t p0, size_t p1) {
@@ -586,17 +593,16 @@ static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *k, const stx__sru_pla
             memset(a->h + row * k->O + k->o, 0, k->n * sizeof *a->h);
             p++;
         } else {
-            ptrdiff_t ldx;
+            ptrdiff_t ldu = k->step * (ptrdiff_t)k->ldu, ldO = k->step * (ptrdiff_t)k->O, ldv = a->V ? 2 * ldO : 0, ldx;
             const stx_real *xt = stx__sru_x(k, row, &ldx), *V = a->V ? a->V + row * 2 * k->O + k->o : k->none;
-            STX__CALL(x, stx__sru_steps, (a->h + row * k->O + k->o, k->step * (ptrdiff_t)k->O, k->c, stx__sru_u(k, row, 1), k->bf, stx__sru_u(k, row, 0), stx__sru_u(k, row, 2),
-                                          k->step * (ptrdiff_t)k->ldu, xt, ldx, V, a->V ? k->step * 2 * (ptrdiff_t)k->O : 0, k->O, k->vf, k->vr, k->br, k->m,
-                                          stx__sru_alpha(a), end - p, k->n, k->far_, a->tanh, a->V != NULL));
+            STX__CALL(x, stx__sru_steps, (a->h + row * k->O + k->o, ldO, k->c, stx__sru_u(k, row, 1), k->bf, STX__SRU_HERE, k->far_, a->tanh, a->V != NULL));
             p = end;
         }
     }
 }
 /* v zero: c_end = P c_begin + Q over steps that are not padding */
-STX__INNER void stx__sru_scan(int fma, stx_real *P, stx_real *Q, const stx_real *u0, const stx_real *u1, ptrdiff_t ldu, const stx_real *bf, size_t steps, size_t n) {
+#define STX__SRU_SCAN_IN STX__SRU_W P, STX__SRU_W Q, STX__SRU_R u0, STX__SRU_R u1, ptrdiff_t ldu, STX__SRU_R bf, size_t steps, size_t n
+STX__INNER void stx__sru_scan(int fma, STX__SRU_SCAN_IN) {
     size_t p, j;
     for (p = 0; p < steps; p++, u0 += ldu, u1 += ldu)
         for (j = 0; j < n; j++) {
@@ -605,8 +611,7 @@ STX__INNER void stx__sru_scan(int fma, stx_real *P, stx_real *Q, const stx_real 
             Q[j] = STX__FMA(fma, Q[j] - u0[j], f, u0[j]);
         }
 }
-STX__EACH_ISA(stx__sru_scan, (stx_real *STX__RESTRICT P, stx_real *STX__RESTRICT Q, const stx_real *STX__RESTRICT u0, const stx_real *STX__RESTRICT u1, ptrdiff_t ldu, const stx_real *STX__RESTRICT bf, size_t steps, size_t n),
-              P, Q, u0, u1, ldu, bf, steps, n)
+STX__EACH_ISA(stx__sru_scan, (STX__SRU_SCAN_IN), P, Q, u0, u1, ldu, bf, steps, n)
 
 static void stx__sru_state_in(stx__sru_block *k) {
     if (k->a->c0) memcpy(k->c, k->a->c0 + k->b * k->O + k->o, k->n * sizeof *k->c);
@@ -655,8 +660,10 @@ STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
 
 /* Backward. The states of a tile again: cs (steps+1,n), whose first row is there, and fs (steps,n), rows W apart:
        f = sigmoid(u1 + vf c + bf) ; c' = u0 + (c - u0) f */
-STX__INNER void stx__sru_again_as(int fma, stx_real *cs, stx_real *fs, const stx_real *u0, const stx_real *u1, ptrdiff_t ldu, const stx_real *V, ptrdiff_t ldv, const stx_real *vf, const stx_real *bf,
-                                  size_t steps, size_t n, int far_, size_t W, int gates) {
+#define STX__SRU_AGAIN_IN stx_real *cs, STX__SRU_W fs, STX__SRU_R u0, STX__SRU_R u1, ptrdiff_t ldu, STX__SRU_R V, ptrdiff_t ldv, \
+    STX__SRU_R vf, STX__SRU_R bf, size_t steps, size_t n, int far_, size_t W
+#define STX__SRU_AGAIN_ARGS cs, fs, u0, u1, ldu, V, ldv, vf, bf, steps, n, far_, W
+STX__INNER void stx__sru_again_as(int fma, STX__SRU_AGAIN_IN, int gates) {
     size_t p, j, j0, j1;
     for (p = 0; p < steps; p++, cs += W, fs += W, u0 += ldu, u1 += ldu, V += ldv)
       for (j0 = 0; j0 < n; j0 = j1) {
@@ -669,13 +676,11 @@ STX__INNER void stx__sru_again_as(int fma, stx_real *cs, stx_real *fs, const stx
         }
       }
 }
-STX__INNER void stx__sru_again(int fma, stx_real *cs, stx_real *fs, const stx_real *u0, const stx_real *u1, ptrdiff_t ldu, const stx_real *V, ptrdiff_t ldv, const stx_real *vf, const stx_real *bf,
-                               size_t steps, size_t n, int far_, size_t W, int gates) {
-    if (gates) stx__sru_again_as(fma, cs, fs, u0, u1, ldu, V, ldv, vf, bf, steps, n, far_, W, 1);
-    else stx__sru_again_as(fma, cs, fs, u0, u1, ldu, V, ldv, vf, bf, steps, n, far_, W, 0);
+STX__INNER void stx__sru_again(int fma, STX__SRU_AGAIN_IN, int gates) {
+    if (gates) stx__sru_again_as(fma, STX__SRU_AGAIN_ARGS, 1);
+    else stx__sru_again_as(fma, STX__SRU_AGAIN_ARGS, 0);
 }
-STX__EACH_ISA(stx__sru_again, (stx_real *cs, stx_real *STX__RESTRICT fs, const stx_real *STX__RESTRICT u0, const stx_real *STX__RESTRICT u1, ptrdiff_t ldu, const stx_real *STX__RESTRICT V, ptrdiff_t ldv,
-                               const stx_real *STX__RESTRICT vf, const stx_real *STX__RESTRICT bf, size_t steps, size_t n, int far_, size_t W, int gates), cs, fs, u0, u1, ldu, V, ldv, vf, bf, steps, n, far_, W, gates)
+STX__EACH_ISA(stx__sru_again, (STX__SRU_AGAIN_IN, int gates), STX__SRU_AGAIN_ARGS, gates)
 
 /* One step back, for one column:
        h  = xt + (g(c') - xt) m r        dzr = dh (g - xt) m r (1-r) ;  a = dh m r g' + e ;  dxt = dh (1 - m r)
@@ -688,8 +693,10 @@ STX__EACH_ISA(stx__sru_again, (stx_real *cs, stx_real *STX__RESTRICT fs, const s
 
 /* Where the gradients go: du, its planes O apart, and dx with rows ldd apart; dV as V; gvf, gvr, gbf, gbr (n): sums over the steps of dvf and so on. All
    pointers at the last step; rows before it by ld*. */
-STX__INNER void stx__sru_back_as(int fma, stx_real *du, stx_real *dx, ptrdiff_t ldd, stx_real *dV, stx_real *e, stx_real *gvf, stx_real *gvr, stx_real *gbf, stx_real *gbr, const stx_real *dh, ptrdiff_t ldh,
-                                 const stx_real *cs, const stx_real *fs, STX__SRU_IN, int far_, size_t W, int tanh_, int gates) {
+#define STX__SRU_BACK_IN STX__SRU_W du, STX__SRU_W dx, ptrdiff_t ldd, STX__SRU_W dV, STX__SRU_W e, STX__SRU_W gvf, STX__SRU_W gvr, STX__SRU_W gbf, STX__SRU_W gbr, \
+    STX__SRU_R dh, ptrdiff_t ldh, STX__SRU_R cs, STX__SRU_R fs, STX__SRU_IN, int far_, size_t W
+#define STX__SRU_BACK_ARGS du, dx, ldd, dV, e, gvf, gvr, gbf, gbr, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W
+STX__INNER void stx__sru_back_as(int fma, STX__SRU_BACK_IN, int tanh_, int gates) {
     size_t p, j, j0, j1;
     stx_real out[6][STX__SRU_PIECE];
     for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, du -= ldu, xt -= ldx, dx -= ldd, V -= ldv, dV -= ldv, dh -= ldh, cs -= W, fs -= W)
@@ -715,19 +722,16 @@ STX__INNER void stx__sru_back_as(int fma, stx_real *du, stx_real *dx, ptrdiff_t 
         if (gates) for (j = 0; j < 2; j++) stx__sru_put(dV + j * O + j0, out[4 + j], j1 - j0, far_);
       }
 }
-STX__INNER void stx__sru_back(int fma, stx_real *du, stx_real *dx, ptrdiff_t ldd, stx_real *dV, stx_real *e, stx_real *gvf, stx_real *gvr, stx_real *gbf, stx_real *gbr, const stx_real *dh, ptrdiff_t ldh,
-                              const stx_real *cs, const stx_real *fs, STX__SRU_IN, int far_, size_t W, int tanh_, int gates) {
-    if (tanh_) {
-        if (gates) stx__sru_back_as(fma, du, dx, ldd, dV, e, gvf, gvr, gbf, gbr, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 1, 1);
-        else stx__sru_back_as(fma, du, dx, ldd, dV, e, gvf, gvr, gbf, gbr, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 1, 0);
-    } else if (gates) stx__sru_back_as(fma, du, dx, ldd, dV, e, gvf, gvr, gbf, gbr, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 0, 1);
-    else stx__sru_back_as(fma, du, dx, ldd, dV, e, gvf, gvr, gbf, gbr, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, 0, 0);
+STX__INNER void stx__sru_back(int fma, STX__SRU_BACK_IN, int tanh_, int gates) {
+    if (tanh_ && gates) stx__sru_back_as(fma, STX__SRU_BACK_ARGS, 1, 1);
+    else if (tanh_) stx__sru_back_as(fma, STX__SRU_BACK_ARGS, 1, 0);
+    else if (gates) stx__sru_back_as(fma, STX__SRU_BACK_ARGS, 0, 1);
+    else stx__sru_back_as(fma, STX__SRU_BACK_ARGS, 0, 0);
 }
-STX__EACH_ISA(stx__sru_back, (stx_real *STX__RESTRICT du, stx_real *STX__RESTRICT dx, ptrdiff_t ldd, stx_real *STX__RESTRICT dV, stx_real *STX__RESTRICT e, stx_real *STX__RESTRICT gvf, stx_real *STX__RESTRICT gvr, stx_real *STX__RESTRICT gbf, stx_real *STX__RESTRICT gbr,
-                              const stx_real *STX__RESTRICT dh, ptrdiff_t ldh, const stx_real *STX__RESTRICT cs, const stx_real *STX__RESTRICT fs, STX__SRU_IN, int far_, size_t W, int tanh_, int gates),
-              du, dx, ldd, dV, e, gvf, gvr, gbf, gbr, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W, tanh_, gates)
+STX__EACH_ISA(stx__sru_back, (STX__SRU_BACK_IN, int tanh_, int gates), STX__SRU_BACK_ARGS, tanh_, gates)
 /* The affine map of these steps for e, after those of the steps behind them: Q <- J Q + q, P <- J P */
-STX__INNER void stx__sru_affine(int fma, stx_real *P, stx_real *Q, const stx_real *dh, ptrdiff_t ldh, const stx_real *cs, const stx_real *fs, STX__SRU_IN, size_t W, int tanh_, int gates) {
+#define STX__SRU_AFFINE_IN STX__SRU_W P, STX__SRU_W Q, STX__SRU_R dh, ptrdiff_t ldh, STX__SRU_R cs, STX__SRU_R fs, STX__SRU_IN, size_t W
+STX__INNER void stx__sru_affine(int fma, STX__SRU_AFFINE_IN, int tanh_, int gates) {
     size_t p, j;
     for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, xt -= ldx, V -= ldv, dh -= ldh, cs -= W, fs -= W)
         for (j = 0; j < n; j++) {
@@ -737,8 +741,7 @@ STX__INNER void stx__sru_affine(int fma, stx_real *P, stx_real *Q, const stx_rea
             P[j] *= J;
         }
 }
-STX__EACH_ISA(stx__sru_affine, (stx_real *STX__RESTRICT P, stx_real *STX__RESTRICT Q, const stx_real *STX__RESTRICT dh, ptrdiff_t ldh, const stx_real *STX__RESTRICT cs, const stx_real *STX__RESTRICT fs,
-                                STX__SRU_IN, size_t W, int tanh_, int gates), P, Q, dh, ldh, cs, fs, STX__SRU_ARGS, W, tanh_, gates)
+STX__EACH_ISA(stx__sru_affine, (STX__SRU_AFFINE_IN, int tanh_, int gates), P, Q, dh, ldh, cs, fs, STX__SRU_ARGS, W, tanh_, gates)
 
 /* A tile on the way back: states and gates again, then its steps, last first. With P: only the map of e into P and Q. */
 typedef struct stx__sru_tile { stx_real *cs, *fs, *dx, *sums, *total, *e; } stx__sru_tile;
@@ -753,7 +756,7 @@ static void stx__sru_tile_in(stx__sru_tile *w, const stx__sru_block *k, size_t W
 static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan *plan, stx__sru_tile *w, size_t tile, stx_real *P, stx_real *Q) {
     const stx_sru_args *a = k->a;
     size_t first = tile * STX_SRU_TILE, last = STX__MIN(a->T, first + STX_SRU_TILE), p, end, row, j;
-    ptrdiff_t ldu = k->step * (ptrdiff_t)k->ldu, ldO = k->step * (ptrdiff_t)k->O, ldv = a->V ? 2 * ldO : 0, ldx;
+    ptrdiff_t ldu = k->step * (ptrdiff_t)k->ldu, ldO = k->step * (ptrdiff_t)k->O, ldv = a->V ? 2 * ldO : 0, ldh = a->dh ? ldO : 0, ldx;
     const size_t W = plan->W;
     memcpy(w->cs, a->c + (k->b * plan->tiles + tile) * k->O + k->o, k->n * sizeof *w->cs);
     for (p = first; p < last; p = end) {
@@ -761,7 +764,10 @@ static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan
         end = stx__sru_run(k, p, last);
         row = stx__sru_row(k, p);
         if (end == p) { memcpy(at + W, at, k->n * sizeof *at); end++; }      /* padding: the state passes by */
-        else STX__CALL(x, stx__sru_again, (at, w->fs + (p - first) * W, stx__sru_u(k, row, 0), stx__sru_u(k, row, 1), ldu, a->V ? a->V + row * 2 * k->O + k->o : k->none, ldv, k->vf, k->bf, end - p, k->n, k->far_, plan->W, a->V != NULL));
+        else {
+            const stx_real *V = a->V ? a->V + row * 2 * k->O + k->o : k->none;
+            STX__CALL(x, stx__sru_again, (at, w->fs + (p - first) * W, stx__sru_u(k, row, 0), stx__sru_u(k, row, 1), ldu, V, ldv, k->vf, k->bf, end - p, k->n, k->far_, W, a->V != NULL));
+        }
     }
     for (end = last; end > first; end = p) {
         const stx_real *xt, *V, *dh, *cs, *fs;
@@ -780,7 +786,7 @@ static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan
         dh = a->dh ? a->dh + row * k->O + k->o : k->none;
         cs = w->cs + (end - 1 - first) * W;
         fs = w->fs + (end - 1 - first) * W;
-        if (P) STX__CALL(x, stx__sru_affine, (P, Q, dh, a->dh ? ldO : 0, cs, fs, stx__sru_u(k, row, 0), stx__sru_u(k, row, 2), ldu, xt, ldx, V, ldv, k->O, k->vf, k->vr, k->br, k->m, stx__sru_alpha(a), end - p, k->n, plan->W, a->tanh, a->V != NULL));
+        if (P) STX__CALL(x, stx__sru_affine, (P, Q, dh, ldh, cs, fs, STX__SRU_HERE, W, a->tanh, a->V != NULL));
         else {
             stx_real *du = a->du + row * k->ldu + k->o, *dx = w->dx + (end - 1 - first) * W, *dV = w->dx;
             ptrdiff_t ldd = W;
@@ -789,7 +795,8 @@ static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan
             else if (a->dxr && !a->add_xr) { dx = a->dxr + row * k->O + k->o; ldd = ldO; }
             else direct = !a->dxr;
             if (a->dV) dV = a->dV + row * 2 * k->O + k->o;
-            STX__CALL(x, stx__sru_back, (du, dx, ldd, dV, w->e, w->sums, w->sums + W, w->sums + 2 * W, w->sums + 3 * W, dh, a->dh ? ldO : 0, cs, fs, stx__sru_u(k, row, 0), stx__sru_u(k, row, 2), ldu, xt, ldx, V, ldv, k->O, k->vf, k->vr, k->br, k->m, stx__sru_alpha(a), end - p, k->n, k->far_, plan->W, a->tanh, a->V != NULL));
+            STX__CALL(x, stx__sru_back, (du, dx, ldd, dV, w->e, w->sums, w->sums + W, w->sums + 2 * W, w->sums + 3 * W, dh, ldh, cs, fs,
+                                         STX__SRU_HERE, k->far_, W, a->tanh, a->V != NULL));
             for (; !direct && end > p; end--) {
                 stx_real *to = a->dxr + stx__sru_row(k, end - 1) * k->O + k->o;
                 for (j = 0; j < k->n; j++) to[j] += w->dx[(end - 1 - first) * W + j];
@@ -898,7 +905,7 @@ static void stx__sru_last_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in,
     STX_RUN(x, stx_axpy, (x, s->dlast, y->grad, y->size, 1, 0));
 }
 static stx_tensor *stx__sru_bad(stx_ctx *x, const char *what) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_recurrence: %s", what); return NULL; }
-STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_cell *in, stx_tensor **last) {
+STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in, stx_tensor **last) {
     stx_tensor *y, *ins[6];
     stx__sru_save *s;
     stx_sru_args *a;
@@ -986,10 +993,13 @@ static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *
     if (!(d->dropout >= 0 && d->dropout < 1)) return stx__sru_wrong(x, "dropout", d->dropout, "0 <= p < 1");
     if (!(d->rnn_dropout >= 0 && d->rnn_dropout < 1)) return stx__sru_wrong(x, "rnn_dropout", d->rnn_dropout, "0 <= p < 1");
     if (!(d->attn_dropout >= 0 && d->attn_dropout < 1)) return stx__sru_wrong(x, "attn_dropout", d->attn_dropout, "0 <= p < 1");
-    if (!(fabs(d->highway_bias) < 80)) return stx__sru_wrong(x, "highway_bias", d->highway_bias, "between -80 and 80");
+    if (!(fabs(d->highway_bias) <= 80)) return stx__sru_wrong(x, "highway_bias", d->highway_bias, "between -80 and 80");
     if (!(d->v_init > 0 && d->v_init < 1e6)) return stx__sru_wrong(x, "v_init", d->v_init, "more than 0");
     if (!(fabs(d->alpha_init) < 1e6)) return stx__sru_wrong(x, "alpha_init", d->alpha_init, "a small number");
-    if (plus && d->attention_every && d->attention_last) { stx_fail(x, STX_ERR_ARG, "stx_sru_create: attention_every %zu and attention_last %zu: give one of them", d->attention_every, d->attention_last); return 0; }
+    if (plus && d->attention_every && d->attention_last) {
+        stx_fail(x, STX_ERR_ARG, "stx_sru_create: attention_every %zu and attention_last %zu: give one of them", d->attention_every, d->attention_last);
+        return 0;
+    }
     if (!d->attention_every && !d->attention_last) d->attention_every = 1;      /* resolving twice changes nothing */
     if (plus && d->attention_every > d->layers) return stx__sru_wrong(x, "attention_every", (double)d->attention_every, "at most the number of layers; no_attention for none");
     if (d->attention_last > d->layers) return stx__sru_wrong(x, "attention_last", (double)d->attention_last, "at most the number of layers");
@@ -997,25 +1007,33 @@ static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *
         P = stx__sru_proj(d, l);
         if (P > most) return stx__sru_wrong(x, "proj", (double)P, "at most 2^28");
         if (plus && !P) return stx__sru_wrong(x, "proj of a layer of SRU++", (double)P, "1 or more");
-        if (stx__sru_attends(d, l) && (P % d->heads || d->heads > 256)) { stx_fail(x, STX_ERR_ARG, "stx_sru_create: %zu heads do not divide the projection %zu of layer %zu: choose heads (at most 256) that do", d->heads, P, l); return 0; }
+        if (stx__sru_attends(d, l) && (P % d->heads || d->heads > 256)) {
+            stx_fail(x, STX_ERR_ARG, "stx_sru_create: %zu heads do not divide the projection %zu of layer %zu: choose heads (at most 256) that do",
+                     d->heads, P, l);
+            return 0;
+        }
     }
     return 1;
 }
 static size_t stx__sru_planes(const stx_sru_desc *d, size_t l) { return !d->no_skip && stx__sru_input(d, l) != d->hidden * (d->bidirectional ? 2 : 1) ? 4 : 3; }
 
+/* Sums and products of sizes that stay at the largest number rather than wrap */
+static size_t stx__sru_plus(size_t n, size_t a, size_t b) { a = stx_bytes_of(a, b, 1); return n > SIZE_MAX - a ? SIZE_MAX : n + a; }
 STX_DEF size_t stx_sru_count(const stx_sru_desc *desc) {
     stx_sru_desc d;
     size_t l, n = 0, O;
     if (!desc || !stx__sru_resolve(NULL, desc, &d)) return 0;
     O = d.hidden * (d.bidirectional ? 2 : 1);
-    if (d.input_first && d.input != O) n += d.input * O;
+    if (d.input_first && d.input != O) n = stx__sru_plus(n, d.input, O);
     for (l = 0; l < d.layers; l++) {
         size_t I = stx__sru_input(&d, l), P = d.custom ? 0 : stx__sru_proj(&d, l);
-        n += (d.v1 ? 2 : 4) * O + (d.norm == STX_SRU_NORM_BEFORE ? 2 * I : d.norm == STX_SRU_NORM_AFTER ? 2 * O : 0);
+        n = stx__sru_plus(n, d.v1 ? 2 : 4, O);
+        if (d.norm != STX_SRU_NORM_NONE) n = stx__sru_plus(n, 2, d.norm == STX_SRU_NORM_BEFORE ? I : O);
         if (d.custom) continue;
-        n += P * I + stx__sru_planes(&d, l) * O * (P ? P : I);
-        if (d.transform == STX_SRU_ATTENTION && !d.no_attn_norm) n += 2 * P;
-        if (stx__sru_attends(&d, l)) n += 2 * P * P + 1;
+        n = stx__sru_plus(n, P, I);
+        n = stx__sru_plus(n, stx__sru_planes(&d, l) * O, P ? P : I);
+        if (d.transform == STX_SRU_ATTENTION && !d.no_attn_norm) n = stx__sru_plus(n, 2, P);
+        if (stx__sru_attends(&d, l)) n = stx__sru_plus(stx__sru_plus(n, 2 * P, P), 1, 1);
     }
     return n;
 }
@@ -1114,7 +1132,10 @@ STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, siz
     size_t b, t;
     if (!stx_ok(x)) return NULL;
     if (!length || !B || !T || T > SIZE_MAX / sizeof *v / B) { stx_fail(x, STX_ERR_ARG, "stx_sru_lengths: no lengths, or %zu x %zu times", B, T); return NULL; }
-    for (b = 0; b < B; b++) if (length[b] > T) { stx_fail(x, STX_ERR_ARG, "stx_sru_lengths: sequence %zu has %zu times, more than the %zu there are", b, length[b], T); return NULL; }
+    for (b = 0; b < B; b++) if (length[b] > T) {
+        stx_fail(x, STX_ERR_ARG, "stx_sru_lengths: sequence %zu has %zu times, more than the %zu there are", b, length[b], T);
+        return NULL;
+    }
     v = (int32_t *)stx_step_alloc(x, B * T * sizeof *v);
     if (!v) return NULL;
     for (b = 0; b < B; b++) for (t = 0; t < T; t++) v[b * T + t] = t >= length[b];
@@ -1205,6 +1226,65 @@ static const stx_ids *stx__sru_pads(stx_ctx *x, const stx_ids *before, const stx
     return stx_tokens(x, v, B, M + T);
 }
 static stx_tensor *stx__sru_no(stx_ctx *x, const char *what) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: %s", what); return NULL; }
+/* One layer: in[0] = h (B,T,I), then its memory and its state before, where they are there. last (NULL: not wanted) gets the states after;
+   under stx_recompute the first of the two runs copies them to `kept`. */
+typedef struct stx__sru_job {
+    stx_sru *m;
+    const stx_ids *pad, *pads;      /* pads: of the memory and x */
+    const unsigned char *padded;
+    stx_tensor **last, *kept;
+    size_t l, window;
+    int memory, c0, written;
+} stx__sru_job;
+static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given) {
+    stx__sru_job *job = (stx__sru_job *)user;
+    stx_sru *m = job->m;
+    const stx_sru_desc *d = &m->desc;
+    const size_t l = job->l;
+    stx_sru_layer *p = &m->layer[l];
+    stx_sru_recurrence_in cell;
+    stx_tensor *h = given[0], *in = h, *mem = job->memory ? given[1] : NULL, *U, *V = NULL, *last = NULL;
+    size_t B = h->dim[0], T = h->dim[1];
+    memset(&cell, 0, sizeof cell);
+    if (d->norm == STX_SRU_NORM_BEFORE) {
+        in = stx_layernorm(x, in, p->gain, p->shift, 1e-5);
+        if (mem && !d->literal_norm) mem = stx_layernorm(x, mem, p->gain, p->shift, 1e-5);
+    }
+    in = stx_dropout_time(x, in, d->rnn_dropout);
+    if (d->dropout > 0 && l + 1 < d->layers && stx_training(x)) {
+        stx_tensor *ones = stx_new_full(x, B, m->O, 0, 0);
+        if (!ones) return NULL;
+        STX_RUN(x, stx_fill, (x, ones->data, ones->size, 1));
+        cell.mask = stx_dropout(x, ones, d->dropout);
+    }
+    if (d->custom) {
+        U = NULL;
+        if (in && !d->custom(x, d->user, l, in, &U, &V)) {
+            stx_fail(x, STX_ERR_ARG, "stx_sru_forward: the transform of layer %zu failed", l);
+            return NULL;
+        }
+        if (!U || U->size != B * T * p->k * m->O) {
+            stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: the transform of layer %zu gave %zu numbers, want B T %zu O", l, U ? U->size : 0, p->k);
+            return NULL;
+        }
+    } else U = stx__sru_transform(m, l, in, mem, job->pads, job->window);
+    if (!U) return NULL;
+    cell.u = stx_reshape(x, U, B, T, p->k, m->O);
+    cell.xr = p->highway ? h : NULL;
+    cell.v = p->v; cell.bias = p->bias; cell.V = V;
+    cell.c0 = job->c0 ? given[1 + job->memory] : NULL;
+    cell.pad = job->pad;
+    cell.directions = d->bidirectional ? 2 : 1;
+    cell.alpha = (double)p->alpha;
+    cell.tanh = d->tanh;
+    h = stx_sru_recurrence(x, &cell, !job->last || job->written ? NULL : job->kept ? &last : job->last);
+    if (last) {
+        STX_RUN(x, stx_axpy, (x, job->kept->data, last->data, last->size, 1, 0));
+        job->written = 1;
+    }
+    if (d->norm == STX_SRU_NORM_AFTER) h = stx_layernorm(x, h, p->gain, p->shift, 1e-5);
+    return job->padded ? stx__sru_keep(x, h, job->padded, 0) : h;
+}
 STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *h, stx_sru_io *io) {
     stx_sru_io none;
     stx_ctx *x = m ? m->ctx : NULL;
@@ -1217,7 +1297,10 @@ STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *h, stx_sru_io *io) {
     memset(&none, 0, sizeof none);
     if (!io) io = &none;
     d = &m->desc;
-    if (h->ndim != 3 || h->dim[2] != d->input) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: x wants the shape (B,T,%zu), the desc's input", d->input); return NULL; }
+    if (h->ndim != 3 || h->dim[2] != d->input) {
+        stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: x wants the shape (B,T,%zu), the desc's input", d->input);
+        return NULL;
+    }
     B = h->dim[0]; T = h->dim[1];
     if (io->pad && (io->pad->B != B || io->pad->T != T)) return stx__sru_no(x, "pad wants the shape (B,T) of x");
     if (io->window && d->not_causal) return stx__sru_no(x, "a window needs causal attention: set window to 0");
@@ -1238,39 +1321,23 @@ STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *h, stx_sru_io *io) {
     }
     if (m->w_input) h = stx_linear(x, h, m->w_input, NULL, STX_ACT_NONE);
     for (l = 0; l < d->layers && h; l++) {
-        stx_sru_layer *p = &m->layer[l];
-        stx_sru_cell cell;
-        stx_tensor *in = h, *mem = p->attends && io->memory ? io->memory[l] : NULL, *U, *V = NULL;
+        stx__sru_job *job = (stx__sru_job *)stx_step_alloc(x, sizeof *job);
+        stx_tensor *in[3];
+        int n = 0;
+        if (!job) return NULL;
         if (io->inputs) io->inputs[l] = h;
-        memset(&cell, 0, sizeof cell);
-        if (d->norm == STX_SRU_NORM_BEFORE) {
-            in = stx_layernorm(x, in, p->gain, p->shift, 1e-5);
-            if (mem && !d->literal_norm) mem = stx_layernorm(x, mem, p->gain, p->shift, 1e-5);
+        memset(job, 0, sizeof *job);
+        job->m = m; job->l = l; job->pad = io->pad; job->pads = pads; job->padded = padded; job->window = io->window;
+        in[n++] = h;
+        if (m->layer[l].attends && io->memory && io->memory[l]) { in[n++] = io->memory[l]; job->memory = 1; }
+        if (io->c0 && io->c0[l]) { in[n++] = io->c0[l]; job->c0 = 1; }
+        job->last = io->last ? &io->last[l] : NULL;
+        if (!d->recompute) { h = stx__sru_layer(x, job, in); continue; }
+        if (job->last) {
+            job->kept = io->last[l] = stx_new_full(x, B, m->O, 0, 0);
+            if (!job->kept) return NULL;
         }
-        in = stx_dropout_time(x, in, d->rnn_dropout);
-        if (d->dropout > 0 && l + 1 < d->layers && stx_training(x)) {
-            stx_tensor *ones = stx_new_full(x, B, m->O, 0, 0);
-            if (!ones) return NULL;
-            STX_RUN(x, stx_fill, (x, ones->data, ones->size, 1));
-            cell.mask = stx_dropout(x, ones, d->dropout);
-        }
-        if (d->custom) {
-            U = NULL;
-            if (in && !d->custom(x, d->user, l, in, &U, &V)) { stx_fail(x, STX_ERR_ARG, "stx_sru_forward: the transform of layer %zu failed", l); return NULL; }
-            if (!U || U->size != B * T * p->k * m->O) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: the transform of layer %zu gave %zu numbers, want B T %zu O", l, U ? U->size : 0, p->k); return NULL; }
-        } else U = stx__sru_transform(m, l, in, mem, pads, io->window);
-        if (!U) return NULL;
-        cell.u = stx_reshape(x, U, B, T, p->k, m->O);
-        cell.xr = p->highway ? h : NULL;
-        cell.v = p->v; cell.bias = p->bias; cell.V = V;
-        cell.c0 = io->c0 ? io->c0[l] : NULL;
-        cell.pad = io->pad;
-        cell.directions = d->bidirectional ? 2 : 1;
-        cell.alpha = (double)p->alpha;
-        cell.tanh = d->tanh;
-        h = stx_sru_recurrence(x, &cell, io->last ? &io->last[l] : NULL);
-        if (d->norm == STX_SRU_NORM_AFTER) h = stx_layernorm(x, h, p->gain, p->shift, 1e-5);
-        if (padded) h = stx__sru_keep(x, h, padded, 0);
+        h = stx_recompute(x, stx__sru_layer, job, in, n);
     }
     return h;
 }
@@ -1334,7 +1401,11 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
     for (l = 0; l < 2; l++) {
         const stx_sru_state *s = l ? out : in;
         if (s && s->model != m) { stx_fail(x, STX_ERR_ARG, "stx_sru_segment: the state %s is of another model", l ? "out" : "in"); return NULL; }
-        if (s && s->B != h->dim[0]) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_segment: %zu streams with a state %s of %zu: make the state with B = %zu", h->dim[0], l ? "out" : "in", s->B, h->dim[0]); return NULL; }
+        if (s && s->B != h->dim[0]) {
+            stx_fail(x, STX_ERR_SHAPE, "stx_sru_segment: %zu streams with a state %s of %zu: make the state with B = %zu",
+                     h->dim[0], l ? "out" : "in", s->B, h->dim[0]);
+            return NULL;
+        }
     }
     if (h->ndim != 3) return stx__sru_no(x, "x wants the shape (B,T,I)");
     n = m->desc.layers; B = h->dim[0]; T = h->dim[1]; O = m->O; M = in ? in->rows : 0;
@@ -1434,7 +1505,11 @@ STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *
     for (l = 0; l < n; l++) attends |= s->model->layer[l].attends;
     snprintf(name, sizeof name, "%srows", prefix);
     if (!stx_file_meta_u64(x, f, name, &rows)) return 0;
-    if (rows > ((uint64_t)1 << 31) || (rows && !attends)) { stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu: the file is damaged, or of a model with attention in other layers", name, (unsigned long long)rows); return 0; }
+    if (rows > ((uint64_t)1 << 31) || (rows && !attends)) {
+        stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu: the file is damaged, or of a model with attention in other layers",
+                 name, (unsigned long long)rows);
+        return 0;
+    }
     snprintf(name, sizeof name, "%sc", prefix);
     e = stx__sru_entry(x, f, name, n, s->B, s->model->O);
     for (l = 0; e && l < n && rows; l++) {      /* all are looked at before the first is copied */
@@ -1524,12 +1599,19 @@ static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_
     if (d->divval == 0) d->divval = 4;
     if (!d->vocab || d->vocab > (size_t)1 << 31) return stx__sru_lm_wrong(x, "vocab", (double)d->vocab, "1 to 2^31");
     if (d->dim > most || d->emb > most || d->emb_adaptive > most) return stx__sru_lm_wrong(x, "dim, emb or emb_adaptive", (double)d->dim, "at most 2^28");
-    if (d->sru.bidirectional || d->sru.not_causal) { stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: a language model must not see what it predicts: bidirectional and not_causal stay 0"); return 0; }
+    if (d->sru.bidirectional || d->sru.not_causal) {
+        stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: a language model must not see what it predicts: bidirectional and not_causal stay 0");
+        return 0;
+    }
     if (!(d->dropout >= 0 && d->dropout < 1)) return stx__sru_lm_wrong(x, "dropout", d->dropout, "0 <= p < 1");
     if (!(d->io_dropout < 1)) return stx__sru_lm_wrong(x, "io_dropout", d->io_dropout, "p < 1");
     if (d->io_dropout == 0) d->io_dropout = d->dropout > 0 ? d->dropout : -1;
     if (!(d->emb_dropout >= 0 && d->emb_dropout < 1)) return stx__sru_lm_wrong(x, "emb_dropout", d->emb_dropout, "0 <= p < 1");
-    if (d->tied && (d->emb != d->dim || d->adapt_io)) { stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: tied with %s: want emb equal to dim %zu, and adapt_io 0 (its tables are always shared)", d->adapt_io ? "adapt_io" : "another emb", d->dim); return 0; }
+    if (d->tied && (d->emb != d->dim || d->adapt_io)) {
+        stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: tied with %s: want emb equal to dim %zu, and adapt_io 0 (its tables are always shared)",
+                 d->adapt_io ? "adapt_io" : "another emb", d->dim);
+        return 0;
+    }
     if (d->adapt_io && d->emb != d->dim) return stx__sru_lm_wrong(x, "emb with adapt_io", (double)d->emb, "dim: the embedding's projections lead there");
     d->sru.input = d->emb;
     d->sru.hidden = d->dim;
@@ -1554,13 +1636,13 @@ STX_DEF size_t stx_sru_lm_count(const stx_sru_lm_desc *desc) {
     size_t n, i, start = 0;
     if (!desc || !stx__sru_lm_resolve(NULL, desc, &d)) return 0;
     n = stx_sru_count(&d.sru);
-    if (!d.adapt_io) return n + d.vocab * d.emb + (d.tied ? 0 : d.vocab * d.dim) + d.vocab;
+    if (!d.adapt_io) return stx__sru_plus(stx__sru_plus(stx__sru_plus(n, d.vocab, d.emb), d.tied ? 0 : d.vocab, d.dim), d.vocab, 1);
     for (i = 0; i <= d.cutoffs; i++) {
         size_t end = i < d.cutoffs ? d.cutoff[i] : d.vocab, w = stx__sru_lm_width(&d, i);
-        n += (end - start) * (w + 1) + (d.separate_projs ? 2 : 1) * d.dim * w;
+        n = stx__sru_plus(stx__sru_plus(n, end - start, w + 1), (d.separate_projs ? 2 : 1) * d.dim, w);
         start = end;
     }
-    return n + d.cutoffs * (d.emb_adaptive + 1);
+    return stx__sru_plus(n, d.cutoffs, d.emb_adaptive + 1);
 }
 /* Initialisers: spec sru 2.4 and 2.6 */
 STX_DEF stx_sru_lm *stx_sru_lm_create(stx_ctx *x, const stx_sru_lm_desc *desc) {
@@ -1652,10 +1734,16 @@ STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window) 
     size_t n, l;
     if (!stx_ok(x)) return NULL;
     if (!B) { stx_fail(x, STX_ERR_ARG, "stx_sru_gen_create: no streams, want B >= 1"); return NULL; }
-    if (window > (size_t)1 << 31) { stx_fail(x, STX_ERR_ARG, "stx_sru_gen_create: a window of %zu, want at most 2^31: its rows are reserved", window); return NULL; }
+    if (window > (size_t)1 << 31) {
+        stx_fail(x, STX_ERR_ARG, "stx_sru_gen_create: a window of %zu, want at most 2^31: its rows are reserved", window);
+        return NULL;
+    }
     n = m->sru->desc.layers;
     for (l = 0; l < n && m->sru->desc.literal_norm && m->sru->desc.norm == STX_SRU_NORM_BEFORE; l++)
-        if (m->sru->layer[l].attends) { stx_fail(x, STX_ERR_ARG, "stx_sru_gen_create: with literal_norm a key depends on where its segment began: use stx_sru_segment, or literal_norm 0"); return NULL; }
+        if (m->sru->layer[l].attends) {
+            stx_fail(x, STX_ERR_ARG, "stx_sru_gen_create: with literal_norm a key depends on where its segment began: use stx_sru_segment, or literal_norm 0");
+            return NULL;
+        }
     g = (stx_sru_gen *)stx_block(x, sizeof *g);
     if (!g) return NULL;
     g->model = m;
@@ -1744,7 +1832,10 @@ STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, siz
     size_t l, at, b, t, O;
     if (!stx_ok(x)) return NULL;
     if (!ids || !n) { stx_fail(x, STX_ERR_ARG, "stx_sru_gen_feed: no tokens, want at least one a stream"); return NULL; }
-    if (m->desc.custom) { stx_fail(x, STX_ERR_ARG, "stx_sru_gen_feed: a transform of your own may look at other times, so it cannot be fed token by token: use stx_sru_segment"); return NULL; }
+    if (m->desc.custom) {
+        stx_fail(x, STX_ERR_ARG, "stx_sru_gen_feed: a transform of your own may look at other times, so it cannot be fed token by token: use stx_sru_segment");
+        return NULL;
+    }
     O = m->O;
     for (at = 0; at < n; at += t) {
         stx_ids *part;
@@ -1760,7 +1851,7 @@ STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, siz
         for (l = 0; l < m->desc.layers && h; l++) {
             const stx_sru_layer *p = &m->layer[l];
             stx_tensor *in = h, *last;
-            stx_sru_cell cell;
+            stx_sru_recurrence_in cell;
             memset(&cell, 0, sizeof cell);
             if (m->desc.norm == STX_SRU_NORM_BEFORE) in = stx_layernorm(x, in, p->gain, p->shift, 1e-5);
             in = in ? stx__sru_gen_transform(g, l, in, t) : NULL;

@@ -18,7 +18,7 @@ enum { LR_CONSTANT, LR_COSINE, LR_INV_SQRT, LR_RECURSIVE, LR_NOAM };
 static struct {
     int cell;
     uint64_t nlayers, hid_sz, emb_sz, proj_sz, nheads, attention_every, attention_last;
-    int attention, attn_norm, attn_norm_first, norm, rescale, skip, tanh, v1, input_first, init_xavier, literal;
+    int attention, attn_norm, attn_norm_first, norm, rescale, skip, tanh, v1, input_first, init_xavier, literal, recompute;
     double highway_bias, v_init, alpha_init, dropout, attn_dropout, rnn_dropout, io_dropout, emb_dropout;
     int tied, adapt_io, adapt_io_separate;
     double adapt_io_divval;
@@ -30,7 +30,7 @@ static struct {
 } opt = {
     CELL_SRUPP,
     4, 512, 0, 128, 1, 0, 0,
-    1, 1, 0, STX_SRU_NORM_NONE, 0, 1, 0, 0, 0, 0, 0,
+    1, 1, 0, STX_SRU_NORM_NONE, 0, 1, 0, 0, 0, 0, 0, 0,
     -2, 0, 0, 0.1, 0.1, 0, 0, 0,
     0, 0, 0,
     4,
@@ -49,7 +49,7 @@ static tr_opt table[] = {
     TR_SIZE("emb-sz", &opt.emb_sz, 0, 1u << 28, "width of the embedding, with --adapt-io of its first cluster; 0: --hid-sz"),
     TR_SIZE("proj-sz", &opt.proj_sz, 0, 1u << 28, "width d' inside a layer's product; sru++: 0 is a quarter of --hid-sz; sru: 0 is none, and a layer that is not wider has none"),
     TR_FLAG("skip", &opt.skip, "highway from a layer's input to its output"),
-    TR_REAL("highway-bias", &opt.highway_bias, -1e6, 1e6, "first bias of the reset gate"),
+    TR_REAL("highway-bias", &opt.highway_bias, -80, 80, "first bias of the reset gate"),
     TR_FLAG("rescale", &opt.rescale, "multiply the highway by sqrt(1 + 2 e^bias)"),
     TR_FLAG("tanh", &opt.tanh, "tanh of the state"),
     TR_FLAG("v1", &opt.v1, "gates do not see the state (SRU of 2017)"),
@@ -60,6 +60,7 @@ static tr_opt table[] = {
     TR_FLAG("init-xavier", &opt.init_xavier, "sru: first values as in 3.0 of the reference, not 2.6; sru++ has them always"),
     TR_REAL("v-init", &opt.v_init, 0, 1e6, "first values of the gates' weights of the state are up to this; 0: the reference's"),
     TR_FLAG("literal", &opt.literal, "the reference's own form: --norm before leaves out the memory"),
+    TR_FLAG("recompute", &opt.recompute, "make activations again in backward: less memory, more time"),
     TR_GROUP("Attention (sru++)"),
     TR_SIZE("nheads", &opt.nheads, 1, 256, "attention heads; must divide --proj-sz"),
     TR_FLAG("attention", &opt.attention, "layers attend; without, they project only"),
@@ -385,7 +386,7 @@ static int describe(run *r, size_t vocab) {
     d->adapt_io = opt.adapt_io; d->separate_projs = opt.adapt_io_separate; d->divval = opt.adapt_io_divval;
     if (opt.adapt_io) d->emb_adaptive = opt.emb_sz;
     else d->emb = opt.emb_sz;
-    d->sru.layers = opt.nlayers;
+    d->sru.layers = opt.nlayers; d->sru.recompute = opt.recompute;
     d->sru.no_skip = !opt.skip; d->sru.rescale = opt.rescale; d->sru.tanh = opt.tanh; d->sru.v1 = opt.v1; d->sru.norm = opt.norm;
     d->sru.highway_bias = opt.highway_bias; d->sru.no_highway_bias = opt.highway_bias == 0;
     d->sru.input_first = opt.input_first; d->sru.rnn_dropout = opt.rnn_dropout; d->sru.v_init = opt.v_init;

@@ -304,7 +304,7 @@ static void test_ops(void) {
         stx_params *p = stx_params_create(x);
         stx_tensor *bias = stx_param(p, STX_NORMAL, 0.3, "bias", 2, O, 0, 0), *v = stx_param(p, STX_NORMAL, 0.5, "v", 2, O, 0, 0), *alpha = stx_param(p, STX_CONSTANT, 0.4, "alpha", 1, 0, 0, 0), *last, *y, *z, *loss;
         stx_tensor *U1, *X1, *C1, *W1;
-        stx_sru_cell cell;
+        stx_sru_recurrence_in cell;
         stx_real *block = stx_block_full(x, 5);
         for (i = 0; i < 7; i++) out[d][i] = (float *)calloc(size[i], sizeof(float));
         CHECK(block && (!d || !stx_cuda_half(x, block)), "block_full is not of floats");

@@ -57,7 +57,7 @@ static void gradient(stx_ctx *x, const stx_file *f, const char *file, const char
 static void cell_case(const char *name, int threads) {
     stx_ctx *x = golden_ctx(threads);
     stx_file *f = open_golden(x, name);
-    stx_sru_cell c;
+    stx_sru_recurrence_in c;
     stx_tensor *h, *last;
     stx_real *G, *E;
     size_t B, T, D, O, k, n;
@@ -366,7 +366,7 @@ static void tokens_of(stx_ctx *x, const int32_t *tok, size_t B, size_t n, size_t
     *out = stx_tokens(x, v, B, T);
     free(v);
 }
-static void lm_case(const char *name, int threads) {
+static void lm_run(const char *name, int recompute, int threads) {
     stx_ctx *x = golden_ctx(threads);
     stx_file *f = open_golden(x, name);
     stx_sru_lm_desc d;
@@ -378,6 +378,7 @@ static void lm_case(const char *name, int threads) {
     char key[64];
     if (!f) { stx_destroy(x); return; }
     lm_desc(f, &d);
+    d.sru.recompute = recompute;
     B = (size_t)need(f, "batch");
     count = list_of(f, "segments", seg, 16);
     m = stx_sru_lm_create(x, &d);
@@ -428,6 +429,7 @@ static void lm_case(const char *name, int threads) {
     stx_file_close(f);
     stx_destroy(x);
 }
+static void lm_case(const char *name, int threads) { lm_run(name, 0, threads); lm_run(name, 1, threads); }
 static void curve_case(const char *name, int kind) {
     stx_ctx *x = golden_ctx(0);
     stx_file *f = open_golden(x, name);

@@ -1350,7 +1350,7 @@ static void row_rezero(void) {
 typedef struct recurrence { size_t B, T, k, O, D; int tanh, last, has[6], mask, pads, open; double alpha; } recurrence;      /* has: xr, v, V, c0 */
 static stx_tensor *make_recurrence(stx_ctx *x, stx_tensor **in, void *user) {
     const recurrence *u = (const recurrence *)user;
-    stx_sru_cell c;
+    stx_sru_recurrence_in c;
     stx_tensor *h, *last = NULL;
     int32_t pad[1024];
     size_t i;

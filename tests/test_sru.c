@@ -146,6 +146,58 @@ static void segments(void) {
         stx_destroy(x);
     }
 }
+/* Activations made again in backward: the same outputs, states and gradients to the bit, with every dropout drawn once, in less memory */
+static void recomputed(void) {
+    const size_t B = 3, T = 20;
+    int k, drop;
+    for (k = 0; k < STACKS + 2; k++) for (drop = 0; drop < 2; drop++) {
+        const char *name;
+        stx_real *v = random_of(B * 2 * T * 12, 3), *got[2] = {NULL, NULL};
+        size_t n = 0, peak[2], b;
+        int r;
+        for (r = 0; r < 2; r++) {
+            stx_sru_desc d = stack(k % STACKS, &name);
+            stx_ctx *x = context(2, 5);
+            stx_params *p = stx_params_create(x);
+            stx_sru *m;
+            stx_sru_state *s;
+            size_t seg, i;
+            if (k >= STACKS) { d.norm = STX_SRU_NORM_AFTER; d.zero_pads = 1; d.tanh = 1; }      /* with padding */
+            if (k > STACKS) { d.bidirectional = 1; d.hidden = 6; }
+            if (drop) { d.dropout = 0.3; d.rnn_dropout = 0.2; d.attn_dropout = d.transform == STX_SRU_ATTENTION ? 0.2 : 0; }
+            d.recompute = r;
+            m = stx_sru_create(p, "", &d);
+            s = stx_sru_state_create(m, B);
+            CHECK(m && s, "%s: %s", name, stx_error(x));
+            if (!m || !s) { stx_destroy(x); continue; }
+            n = B * T * m->O + stx_params_size(p) + d.layers * B * m->O;
+            got[r] = (stx_real *)malloc(n * sizeof **got);
+            for (seg = 0; seg < 2; seg++) {     /* the second with memory and states; gradients of both are added up */
+                static const size_t length[3] = {20, 13, 1};
+                stx_real *piece = columns(v, B, 2 * T, seg * T, T, d.input), *to = got[r];
+                stx_ids *pad;
+                stx_tensor *h;
+                stx_begin(x, STX_TRAIN);
+                pad = k >= STACKS ? stx_sru_lengths(x, length, B, T) : NULL;
+                h = stx_sru_segment(m, stx_input(x, piece, B, T, d.input, 0), pad, s, k > STACKS ? NULL : s);
+                stx_backward(x, stx_mean(x, stx_mul(x, h, stx_add(x, h, h))));
+                CHECK(stx_ok(x) && h, "%s: %s", name, stx_error(x));
+                if (h) memcpy(to, h->data, h->size * sizeof *to);
+                to += B * T * m->O;
+                for (i = 0; i < p->count; i++) { memcpy(to, p->tensor[i]->grad, p->tensor[i]->size * sizeof *to); to += p->tensor[i]->size; }
+                stx_fetch(x, to, s->c, d.layers * B * m->O);
+                free(piece);
+            }
+            peak[r] = stx_peak_bytes(x);
+            stx_sru_state_free(s);
+            stx_destroy(x);
+        }
+        b = got[0] && got[1] ? memcmp(got[0], got[1], n * sizeof **got) != 0 : 1;
+        CHECK(!b, "%s, dropout %d: made again, off by %g", name, drop, got[0] && got[1] ? difference(got[0], got[1], n) : NAN);
+        CHECK(peak[1] < peak[0], "%s: %zu bytes made again, %zu kept", name, peak[1], peak[0]);
+        free(got[0]); free(got[1]); free(v);
+    }
+}
 /* Memory raw under a cell norm (Q12): then parts are not the whole */
 static void literal_norm(void) {
     static const size_t whole[] = {24}, parts[] = {10, 14};
@@ -193,7 +245,7 @@ static void directions(void) {
         stx_get(x, h, all);
         for (b = 0; b < B; b++) for (t = 0; t < T; t++) memcpy(back + (b * T + t) * I, v + (b * T + T - 1 - t) * I, I * sizeof *v);
         for (s = 0; s < 2; s++) {
-            stx_sru_cell c;
+            stx_sru_recurrence_in c;
             stx_tensor *w = stx_new(x, k * H, I, 0, 0), *u, *xr = stx_new(x, B, T, H, 0), *gv = stx_new(x, 2, H, 0, 0), *gb = stx_new(x, 2, H, 0, 0);
             double e = 0;
             for (i = 0; i < k; i++) memcpy(w->data + i * H * I, m->layer[0].w3->data + (i * O + s * H) * I, H * I * sizeof(stx_real));
@@ -235,7 +287,7 @@ static void chunks(void) {
         n[0] = B * T * O; n[1] = B * T * 3 * O; n[2] = 2 * O; n[3] = B * O;
         for (k = 0; k < 3; k++) {
             stx_ctx *x = context(k == 0 ? 1 : k == 1 ? 7 : 64, 1);
-            stx_sru_cell c;
+            stx_sru_recurrence_in c;
             stx_tensor *h, *last;
             stx_begin(x, STX_TRAIN);
             memset(&c, 0, sizeof c);
@@ -568,7 +620,7 @@ static void dropouts_by_hand(void) {
         h = stx_dropout(x, stx_embedding(x, m->in_emb, stx_tokens(x, t, 2, 12)), 0.45);
         for (l = 0; l < 2 && h; l++) {
             const stx_sru_layer *p = &m->sru->layer[l];
-            stx_sru_cell c;
+            stx_sru_recurrence_in c;
             stx_tensor *z, *zn;
             memset(&c, 0, sizeof c);
             y = stx_dropout_time(x, h, 0.15);
@@ -858,7 +910,7 @@ static void small_rules(void) {
     stx_sru *m = stx_sru_create(stx_params_create(x), "", &d);
     stx_sru_state *s = stx_sru_state_create(m, 1);
     stx_real *v = random_of(20 * 12, 1), *u = random_of(20 * 4 * 12, 1), *one = random_of(20 * 12, 1);
-    stx_sru_cell c;
+    stx_sru_recurrence_in c;
     stx_tensor *h;
     s->window = 3;
     stx_begin(x, STX_EVAL);
@@ -1005,7 +1057,7 @@ static void errors(void) {
     REFUSE(stx_sru_lengths(x, bad, 2, 6), "sequence 1 has 7 times");
     REFUSE(stx_sru_lengths(x, NULL, 2, 6), "no lengths");
     {
-        stx_sru_cell c;
+        stx_sru_recurrence_in c;
         memset(&c, 0, sizeof c);
 #define CELL(set, text) do { memset(&c, 0, sizeof c); stx_begin(x, STX_TRAIN); c.u = stx_input(x, v, 2, 3, 3, 4); c.bias = stx_input(x, v, 2, 4, 0, 0); set; \
         CHECK(!stx_sru_recurrence(x, &c, NULL) && strstr(stx_error(x), text), "want \"%s\", got \"%s\"", text, stx_error(x)); stx_clear_error(x); } while (0)
@@ -1163,6 +1215,7 @@ static void memory(void) {
 
 int main(void) {
     segments();
+    recomputed();
     literal_norm();
     directions();
     chunks();

@@ -137,6 +137,10 @@ variant "characters" --data ../t.txt $flat --tokens chars
 variant "compact bytes" --data ../t.txt $flat --tokens bytes-compact
 variant "two blocks an update, in two parts" --data ../t.txt $flat --update-param-freq 2 --batch-split 2
 variant "two threads" --data ../t.txt $flat --threads 2
+variant "recompute" --data ../t.txt $flat --recompute
+mkdir plain
+good "without recompute" plain --checkpoint run.st --data ../t.txt $flat --steps 60
+check "recompute changes no bit" same_state plain/run.st v1/run.st
 mkdir bf16
 run bf16 --checkpoint first.st --data ../t.txt $flat --steps 2 --precision bf16
 if [ $rc -eq 2 ] && grep -q -e '--precision bf16.*not in this build' err; then
