@@ -13,8 +13,8 @@
 
 static struct {
     int quick, threads, rounds, warmup, steps, batch;
-    const char *self, *data, *python, *peer, *work, *only, *config;
-} opt = {0, 0, 0, -1, 0, 0, NULL, NULL, NULL, NULL, ".", "sru", NULL};
+    const char *self, *data, *python, *python_plain, *peer, *work, *only, *config;
+} opt = {0, 0, 0, -1, 0, 0, NULL, NULL, NULL, NULL, NULL, ".", "sru", NULL};
 
 static int rounds(int usual) { return opt.rounds ? opt.rounds : opt.quick ? 3 : usual; }
 /* Is the name in a list with commas? */
@@ -27,13 +27,14 @@ static int listed(const char *list, const char *name) {
 
 // >>found: what the summary at the end needs; NaN where nothing was measured
 
-enum { OWN, OWN_BF16, PEER, PEER_BF16, PEER_COMPILED, PEER_COMPILED_BF16, CONTENDERS };
-enum { CONFIGS = 5, SHAPES = 7 };
+enum { OWN, OWN_BF16, PEER, PEER_BF16, PEER_COMPILED, PEER_COMPILED_BF16, PEER_PLAIN, CONTENDERS };
+enum { CONFIGS = 5, SHAPES = 7, HEADS = 4 };
 
 static struct {
     double fwd[SHAPES], bwd[SHAPES];                                    /* to the copy */
     double rate[CONFIGS][CONTENDERS], memory[CONFIGS][CONTENDERS];
     double token[CONFIGS];                                              /* ms */
+    double head[HEADS];                                                 /* products to attention, time */
 } found;
 
 static void found_nothing(void) {
@@ -187,6 +188,82 @@ static void bench_recurrence(void) {
     }
     print_table();
     stx_destroy(copy.x);
+}
+
+// >>attention: of one head as wide as P, beside batched products with a softmax of rows
+
+typedef struct { size_t B, T, M, P; int quick; } head;
+static const head one_heads[HEADS] = {{1, 1024, 1024, 768, 1}, {4, 1024, 1024, 744, 0}, {4, 1024, 1024, 1024, 0}, {2, 512, 512, 480, 1}};
+
+/* One forward and backward: the op, or products, which store the scores of all B T (M + T) pairs; seconds. out gets o. */
+static double head_pass(stx_ctx *x, const head *s, int products, const stx_real *numbers_, const stx_real *mask, stx_real *out) {
+    size_t S = s->M + s->T, nq = s->B * s->T * s->P, nk = s->B * S * s->P;
+    stx_attention_in in;
+    stx_attention_desc d;
+    stx_tensor *o, *q, *dy;
+    double t;
+    stx_begin(x, STX_TRAIN);
+    q = stx_variable(x, numbers_, s->B, s->T, s->P, 0);
+    dy = stx_input(x, numbers_ + nq, s->B, s->T, s->P, 0);
+    memset(&in, 0, sizeof in);
+    memset(&d, 0, sizeof d);
+    in.q = q;
+    if (products) {
+        stx_tensor *k = stx_variable(x, numbers_ + 2 * nq, s->B, S, s->P, 0), *v = stx_variable(x, numbers_ + 2 * nq + nk, s->B, S, s->P, 0), *hide = stx_input(x, mask, s->T, S, 0, 0);
+        t = seconds();
+        o = stx_matmul(x, stx_softmax(x, stx_add(x, stx_scale(x, stx_matmul(x, q, k, 0, 1), 1 / sqrt((double)s->P)), hide)), v, 0, 0);
+    } else {
+        in.kv = stx_variable(x, numbers_ + 2 * nq + 2 * nk, s->B, S, 2 * s->P, 0);
+        d.heads = 1;
+        t = seconds();
+        o = stx_attention(x, &in, &d);
+    }
+    stx_backward(x, stx_mean(x, stx_mul(x, o, dy)));
+    t = seconds() - t;
+    check(x);
+    memcpy(out, o->data, nq * sizeof *out);
+    return t;
+}
+static void bench_attention(void) {
+    int i, r, way, R = rounds(5);
+    say("## Attention of one head\n\nThe attention of SRU++, forward and backward, one head of P channels, B streams of T times after a memory of M, f32, %d threads: stx_attention,\n"
+        "which keeps no scores, and the same by stx_matmul and stx_softmax, which keep them. In turns; median of %d rounds (least - most). Memory: of the step.\n\n", opt.threads, R);
+    header("B, T, M, P|attention ms|range|MB|products ms|range|MB|products / attention");
+    for (i = 0; i < HEADS; i++) {
+        const head *s = &one_heads[i];
+        size_t S = s->M + s->T, nq = s->B * s->T * s->P, nk = s->B * S * s->P, n = 2 * nq + 4 * nk, j, b, k;
+        stx_real *v = (stx_real *)malloc(n * sizeof *v), *mask = (stx_real *)malloc(s->T * S * sizeof *mask), *out[2];
+        samples ms[2];
+        double worst = 0, memory[2];
+        stx_ctx *x[2];
+        if (opt.quick && !s->quick) { free(v); free(mask); continue; }
+        for (way = 0; way < 2; way++) { out[way] = (stx_real *)malloc(nq * sizeof **out); x[way] = context(F32, opt.threads); ms[way].n = 0; }
+        if (!v || !mask || !out[0] || !out[1]) die("no memory");
+        progress("attention ..");
+        fill_again(v, 2 * nq + 2 * nk, 7, 1);
+        for (b = 0; b < s->B * S; b++)          /* the same keys and values, side by side */
+            for (k = 0; k < 2; k++) memcpy(v + 2 * nq + 2 * nk + (2 * b + k) * s->P, v + 2 * nq + k * nk + b * s->P, s->P * sizeof *v);
+        for (j = 0; j < s->T; j++) for (k = 0; k < S; k++) mask[j * S + k] = k > s->M + j ? (stx_real)-1e30 : 0;
+        for (r = -1; r < R; r++)
+            for (way = 0; way < 2; way++) {
+                double t = head_pass(x[way], s, way, v, mask, out[way]);
+                if (r >= 0) sample(&ms[way], t * 1e3);
+            }
+        for (j = 0; j < nq; j++) { double e = fabs((double)out[0][j] - (double)out[1][j]); if (!(e <= worst)) worst = e; }
+        if (!(worst < 1e-4)) die("attention and products differ");
+        for (way = 0; way < 2; way++) { memory[way] = (double)stx_peak_bytes(x[way]) * 1e-6; stx_destroy(x[way]); free(out[way]); }
+        found.head[i] = median(&ms[1]) / median(&ms[0]);
+        row_begin();
+        cell(0, "%zu, %zu, %zu, %zu", s->B, s->T, s->M, s->P);
+        for (way = 0; way < 2; way++) {
+            cell(1 + 3 * way, "%.1f", median(&ms[way]));
+            cell(2 + 3 * way, "%.1f - %.1f", quantile(&ms[way], 0), quantile(&ms[way], 1));
+            cell(3 + 3 * way, "%.0f", memory[way]);
+        }
+        cell(7, "%.2f", found.head[i]);
+        free(v); free(mask);
+    }
+    print_table();
 }
 
 // >>worker: a model in training, with the options, data and answers of bench/peers/sru_torch.py
@@ -395,7 +472,8 @@ static const config configs[CONFIGS] = {        /* P 0: SRU, else SRU++ */
     {"sru", "SRU, forward and backward only", 4, 1024, 0, 256, 8, 3, 1, 1, 1}};
 static const struct { const char *name; double tolerance; int precision, compile; } kinds[CONTENDERS] = {
     {"seqtx f32", 1e-3, F32, 0}, {"seqtx bf16", 2e-2, BF16, 0}, {"PyTorch eager f32", 1e-3, F32, 0}, {"PyTorch eager bf16 autocast", 2e-2, BF16, 0},
-    {"PyTorch compiled f32", 1e-3, F32, 1}, {"PyTorch compiled bf16 autocast", 2e-2, BF16, 1}};
+    {"PyTorch compiled f32", 1e-3, F32, 1}, {"PyTorch compiled bf16 autocast", 2e-2, BF16, 1},
+    {"PyTorch eager f32, as installed, recurrence by autograd", 1e-3, F32, 0}};
 
 /* Those that --config names; else all, or with --quick the small ones */
 static int wanted(const config *g) { return opt.config ? listed(opt.config, g->name) : g->quick || !opt.quick; }
@@ -435,13 +513,14 @@ static void training_config(int at) {
         c[i].name = kinds[i].name;
         c[i].tolerance = kinds[i].tolerance;
         if (want > available()) { snprintf(c[i].cannot, sizeof c[i].cannot, "not enough memory beside the others, about %.0f MB", want * 1e-6); continue; }
-        if (i >= PEER && (!opt.python || !opt.peer)) { snprintf(c[i].cannot, sizeof c[i].cannot, "no python3 with torch was found"); continue; }
+        if (i >= PEER && (!opt.python || !opt.peer || (i == PEER_PLAIN && !opt.python_plain))) { snprintf(c[i].cannot, sizeof c[i].cannot, "no python3 with torch was found"); continue; }
         snprintf(what, sizeof what, "training, %s: warm-up of %s ..", g->name, c[i].name);
         progress(what);
 #define ARG(s) argv[n++] = (char *)(uintptr_t)(s)
         if (i >= PEER) {
-            ARG(opt.python); ARG(opt.peer);
+            ARG(i == PEER_PLAIN ? opt.python_plain : opt.python); ARG(opt.peer);
             if (kinds[i].compile) ARG("--compile");
+            if (i == PEER_PLAIN) { ARG("--recurrence"); ARG("loop"); }
         } else { ARG(opt.self); ARG("--worker"); }
         ARG("--nlayers"); ARG(number(g->layers)); ARG("--hid-sz"); ARG(number(g->d)); ARG("--n-proj"); ARG(number(g->P)); ARG("--block-sz"); ARG(number(g->T));
         ARG("--batch-sz"); ARG(number(B)); ARG("--steps"); ARG(number(steps)); ARG("--warmup"); ARG(number(warmup)); ARG("--threads"); ARG(number(opt.threads));
@@ -562,15 +641,23 @@ static void bench_summary(void) {
         cell(2, "%.2f", found.bwd[i]);
     }
     if (table.rows > 1) print_table();
-    header("training|tokens/s f32|to eager f32|to compiled f32|tokens/s bf16|to eager bf16|to compiled bf16|memory MB f32|of eager|ms a generated token");
+    header("attention of one head (B, T, M, P)|time of products / of attention");
+    for (i = 0; i < HEADS; i++) {
+        if (!(found.head[i] == found.head[i])) continue;
+        row_begin();
+        cell(0, "(%zu, %zu, %zu, %zu)", one_heads[i].B, one_heads[i].T, one_heads[i].M, one_heads[i].P);
+        cell(1, "%.2f", found.head[i]);
+    }
+    if (table.rows > 1) print_table();
+    header("training|tokens/s f32|to eager f32|to compiled f32|to eager f32 as installed|tokens/s bf16|to eager bf16|to compiled bf16|memory MB f32|of eager|ms a generated token");
     for (i = 0; i < CONFIGS; i++) {
         const double *v = found.rate[i], *m = found.memory[i];
-        const double say_[9] = {v[OWN], v[OWN] / v[PEER], v[OWN] / v[PEER_COMPILED], v[OWN_BF16], v[OWN_BF16] / v[PEER_BF16], v[OWN_BF16] / v[PEER_COMPILED_BF16], m[OWN] * 1e-6, m[OWN] / m[PEER], found.token[i]};
-        static const int digits[9] = {0, 2, 2, 0, 2, 2, 0, 2, 3};
+        const double say_[10] = {v[OWN], v[OWN] / v[PEER], v[OWN] / v[PEER_COMPILED], v[OWN] / v[PEER_PLAIN], v[OWN_BF16], v[OWN_BF16] / v[PEER_BF16], v[OWN_BF16] / v[PEER_COMPILED_BF16], m[OWN] * 1e-6, m[OWN] / m[PEER], found.token[i]};
+        static const int digits[10] = {0, 2, 2, 2, 0, 2, 2, 0, 2, 3};
         if (!(v[OWN] == v[OWN]) && !(found.token[i] == found.token[i])) continue;
         row_begin();
         cell(0, "%s", configs[i].name);
-        for (k = 0; k < 9; k++) { if (say_[k] == say_[k]) cell(1 + k, "%.*f", digits[k], say_[k]); else cell(1 + k, "-"); }
+        for (k = 0; k < 10; k++) { if (say_[k] == say_[k]) cell(1 + k, "%.*f", digits[k], say_[k]); else cell(1 + k, "-"); }
     }
     if (table.rows > 1) print_table();
 }
@@ -579,7 +666,7 @@ static void bench_summary(void) {
 
 static const char usage[] =
     "bench_sru [options]: times SRU and SRU++ (sh bench/run.sh --only sru builds and runs it)\n"
-    "  --only LIST        sru, or of sru-recurrence,sru-training,sru-generation\n"
+    "  --only LIST        sru, or of sru-recurrence,sru-attention,sru-training,sru-generation\n"
     "  --config LIST      of tiny,small,fp32-small,base,sru: models of training and generation (default: all)\n"
     "  --quick            fewer rounds, shapes and models, about 2 minutes\n"
     "  --threads N        default: all\n"
@@ -587,7 +674,7 @@ static const char usage[] =
     "  --batch N, --steps N    streams, and steps in a round, of all models (default: each has its own)\n"
     "  --warmup N         training: steps before the first round, at least 2 for a compiled contender (default 3)\n"
     "  --data FILE        text\n"
-    "  --python CMD --peer FILE    PyTorch contender\n"
+    "  --python CMD --python-plain CMD --peer FILE    PyTorch contenders, with and without what its tuning guide asks for\n"
     "  --work DIR         for temporary files\n"
     "  --append FILE      write the tables there too\n"
     "  --worker OPTIONS   one contender: options of bench/peers/sru_torch.py; --save FILE, --alpha X\n";
@@ -611,6 +698,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(a, "--config")) opt.config = v;
         else if (!strcmp(a, "--data")) opt.data = v;
         else if (!strcmp(a, "--python")) opt.python = v;
+        else if (!strcmp(a, "--python-plain")) opt.python_plain = v;
         else if (!strcmp(a, "--peer")) opt.peer = v;
         else if (!strcmp(a, "--work")) opt.work = v;
         else if (!strcmp(a, "--append")) report_path = v;
@@ -626,6 +714,7 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);       /* a contender that died is reported, and is not the end */
     found_nothing();
     if (listed(opt.only, "sru") || listed(opt.only, "sru-recurrence")) bench_recurrence();
+    if (listed(opt.only, "sru") || listed(opt.only, "sru-attention")) bench_attention();
     if (listed(opt.only, "sru") || listed(opt.only, "sru-training")) bench_training();
     if (listed(opt.only, "sru") || listed(opt.only, "sru-generation")) bench_generation();
     bench_summary();

@@ -36,7 +36,7 @@ attn= sru=
 for a in $(echo "$only" | tr , ' '); do
     case $a in
     gemm|attention|context|training|generation) attn="$attn,$a" ;;
-    sru|sru-recurrence|sru-training|sru-generation) sru="$sru,$a" ;;
+    sru|sru-recurrence|sru-attention|sru-training|sru-generation) sru="$sru,$a" ;;
     *) echo "run.sh: --only $a: there is no such section (--help)" >&2; exit 2 ;;
     esac
 done
@@ -136,4 +136,4 @@ report() {      # PROGRAM WHAT RESULTS ARGUMENTS..
     echo "written: $target"
 }
 if [ -n "$attn" ]; then report "$work/bench" "" "" --only "${attn#,}" $cblas ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/attn_span_torch.py}; fi
-if [ -n "$sru" ]; then report "$work/bench_sru" " of SRU" -sru --only "${sru#,}" ${python:+--python "$work/python" --peer bench/peers/sru_torch.py}; fi
+if [ -n "$sru" ]; then report "$work/bench_sru" " of SRU" -sru --only "${sru#,}" ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/sru_torch.py}; fi
