@@ -112,7 +112,8 @@
    of memory, and 2 P for each key that is seen. The recurrence is bound by memory, not arithmetic: it
    reads and writes 5 numbers a unit and time (u0 u1 u2 x, h), backward 9.
    Memory for backward, numbers a layer: B T (k + 1) O (U and h; the input is the h of the layer before) and, SRU++, B (M + T) 3 P (z, K, V) +
-   B T 4 P (z of the segment, o, z + alpha o, y) + B M I (memory). States: one in STX_SRU_TILE times.
+   B T 4 P (z of the segment, o, z + alpha o, y) + B M I (memory). States: one in STX_SRU_TILE times. With recompute all that of one layer
+   at a time, and of the others B T O.
    Generation: B O numbers a layer, SRU++ also 2 P (2 window + 64) a stream; a token costs what a time costs in training.
 
    Fidelity, against the reference implementation (its 2.6 line, and the 3.0 development line that has SRU++; spec sru):
@@ -150,7 +151,7 @@
    Attention runs on the fused kernel where P/n is at most 128, else by products with a kernel for the rows between them.
 
    Reading order: stx_sru_args (the recurrence), stx__sru_steps_as and stx__sru_back_as (there and back), stx_sru_bwd (chunks),
-   stx__sru_transform (SRU++), stx_sru_forward (the stack), stx_sru_segment (states), stx_sru_gen_feed.
+   stx__sru_transform (SRU++), stx__sru_layer and stx_sru_forward (the stack), stx_sru_segment (states), stx_sru_gen_feed.
 */
 #ifndef SEQTX_SRU_H
 #define SEQTX_SRU_H
