@@ -462,13 +462,13 @@ static int worker_options(int argc, char **argv) {
 
 typedef struct {
     const char *name, *title;
-    int layers, d, P, T, B, steps, bf16, no_update, quick;      /* bf16: those contenders too; quick: with --quick too */
+    int layers, d, P, T, B, steps, bf16, no_update, quick;      /* bf16: those contenders too, 2: but the compiled one; quick: with --quick too */
 } config;
 static const config configs[CONFIGS] = {        /* P 0: SRU, else SRU++ */
     {"tiny", "SRU++", 4, 256, 64, 128, 4, 40, 1, 0, 1},
     {"small", "SRU++", 4, 512, 128, 256, 8, 8, 1, 0, 0},
     {"fp32-small", "SRU++", 10, 1920, 480, 512, 2, 1, 1, 0, 0},
-    {"base", "SRU++", 10, 3072, 768, 1024, 1, 1, 0, 0, 0},
+    {"base", "SRU++", 10, 3072, 768, 1024, 1, 1, 2, 0, 0},
     {"sru", "SRU, forward and backward only", 4, 1024, 0, 256, 8, 3, 1, 1, 1}};
 static const struct { const char *name; double tolerance; int precision, compile; } kinds[CONTENDERS] = {
     {"seqtx f32", 1e-3, F32, 0}, {"seqtx bf16", 2e-2, BF16, 0}, {"PyTorch eager f32", 1e-3, F32, 0}, {"PyTorch eager bf16 autocast", 2e-2, BF16, 0},
@@ -509,7 +509,7 @@ static void training_config(int at) {
         char *argv[MAX_ARGS], what[120];
         double want = 1.2 * largest * (i == PEER ? 2 : 1);      /* all are in memory at once */
         int n = 0;
-        if (kinds[i].precision == BF16 && !g->bf16) continue;
+        if (kinds[i].precision == BF16 && (!g->bf16 || (g->bf16 == 2 && kinds[i].compile))) continue;       /* memory */
         c[i].name = kinds[i].name;
         c[i].tolerance = kinds[i].tolerance;
         if (want > available()) { snprintf(c[i].cannot, sizeof c[i].cannot, "not enough memory beside the others, about %.0f MB", want * 1e-6); continue; }
