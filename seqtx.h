@@ -1324,6 +1324,7 @@ struct stx_ctx {
     int mode, recording;
     stx__node *tape;
     stx__free_grad *free_grads, *free_entries;
+    const struct stx__mark *inner;         /* while stx_recompute walks back what it made again: where that begins in the step's memory */
     stx__report *report, *reported;       /* on the device, and the host's copy; the same on a CPU */
     int report_age, optims;       /* STX__STALE .. */
     int watch_stale;              /* a parameter may have changed since the host's copy was made */
@@ -1692,11 +1693,12 @@ static uint32_t stx__keep16(stx_real p) {
 /* The built-in matrix product (Goto & van de Geijn 2008). C is cut in row parts, one a thread (or column parts when
    there are fewer rows than columns). Within a part, op(B) is packed in strips of NR columns and, where its rows do not
    already lie in order, op(A) in strips of MR rows, KC deep, so that the micro-kernel reads both in order; a block of B
-   (KC x NC) stays in L2 and the MR x NR corner of C in registers. Threads get whole strips, so the
+   (KC x NC) stays in L2 and the MR x NR corner of C in registers. A whose rows would share a set of L1 is copied, MR rows at a time
+   (stx__panel). Tiles go along the rows of C where a strip of B fills L1 (NR 32), else along its columns. Threads get whole strips, so the
    order of the sums, and with it every bit of C, does not depend on their number. */
 
 /* C (h x NR, rows ldc apart) = a b, or += a b if add, 1 <= h <= MR, k below kc. Number (i,k) of a stands at a[i rs + k ks]: rs lda,
-   ks 1 when it is read where it is, rs 1, ks MR when it is packed. Row k of b, NR numbers, stands at b + k ldb.
+   ks 1 when it is read where it is, rs kc, ks 1 in a copied panel, rs 1, ks MR when it is packed. Row k of b, NR numbers, stands at b + k ldb.
    bf16: a number of b, and what a gives for a k, are pairs of bfloat16 that stand together in 4 bytes, of two neighbouring k: kc counts
    pairs; rs and ks count bfloat16s and ldb pairs. So the same loops serve both, with half as many steps. */
 #define STX__MICRO_ARGS size_t h, size_t kc, const void *av, size_t rs, size_t ks, const void *bv, size_t ldb, stx_real *c, size_t ldc, int add
@@ -2226,7 +2228,7 @@ static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_rea
 typedef struct stx__after { const stx_real *b; stx_real *pre; int act; } stx__after;
 static void stx__after_rows(stx_ctx *x, const stx__after *after, size_t j, stx_real *C, size_t at, size_t ldc, size_t rows, size_t cols);
 
-/* Rows 4096 bytes apart share a set of the first cache, which holds fewer of them than the register tile has: h rows of A, k numbers
+/* Rows a multiple of 4096 bytes apart share a set of the first cache, which holds fewer of them than the register tile has: h rows of A, k numbers
    each, are copied side by side (to) before the first of `strips` strips of B; with each strip its share of the `next` rows is fetched. */
 enum { STX__SAME_SET = 4096 / sizeof(stx_real) };
 static void stx__panel(stx_real *to, const stx_real *A, size_t lda, size_t h, size_t k, size_t next, size_t strip, size_t strips) {
@@ -2256,7 +2258,8 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, i
             stx__pack_b(mk, pb, mk->nr * steps, tb ? B + jc * ldb + pc : B + pc * ldb + jc, ldb, tb, kc, nc);
             if (alpha != 1 && !late) for (i = 0; i < stx__up(nc, mk->nr) * kc; i++) pb[i] *= alpha;
             for (ic = 0; ic < M; ic += mc_max) {
-                size_t mc = STX__MIN(mc_max, M - ic), step, rs, ks, tile, strips = (nc + mk->nr - 1) / mk->nr, tiles = (mc + mk->mr - 1) / mk->mr;
+                size_t mc = STX__MIN(mc_max, M - ic), step, rs, ks, tile;
+                size_t strips = (nc + mk->nr - 1) / mk->nr, tiles = (mc + mk->mr - 1) / mk->mr;
                 const char *a = (const char *)stx__pack_a(mk, scratch, ta ? A + pc * lda + ic : A + ic * lda + pc, lda, ta, mc, kc, &step, &rs, &ks);
                 if (copy) rs = kc;
                 for (tile = 0; tile < strips * tiles; tile++) {
@@ -4411,11 +4414,28 @@ static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n, int full) {
     f->next = x->free_grads;
     x->free_grads = f;
 }
+typedef struct stx__mark { stx__chunk *cur[3]; size_t chunk_used[3], used[3]; } stx__mark;
+/* A first gradient for t inside stx_recompute's way back goes when that ends: 1 and an error if t stands outside, and would lose it. */
+static int stx__outside(stx_ctx *x, const stx_tensor *t) {
+    const stx__mark *m = x->inner;
+    const stx__chunk *c;
+    const char *at = (const char *)t;
+    char s[96];
+    int later = 0;
+    for (c = m && m->cur[0] ? x->step.first : NULL; c; later |= c == m->cur[0], c = c->next) {
+        if (at < c->base || at >= c->base + c->size) continue;
+        if (later || (c == m->cur[0] && (size_t)(at - c->base) >= m->chunk_used[0])) return 0;
+        stx_fail(x, STX_ERR_ARG, "stx_recompute: a tensor %s that is not among the function's inputs wants a gradient: hand it over in `in`, stx_detach it, or do not recompute", stx__shape(t, s));
+        return 1;
+    }
+    return 0;
+}
 /* The gradient of t to add to (fresh = 0) or, when nothing is in it yet, to write (fresh = 1). NULL: not wanted. */
 static stx_real *stx__grad_fresh(stx_ctx *x, stx_tensor *t, int *fresh) {
     *fresh = 0;
     if (!t || !t->needs_grad) return NULL;
     if (!t->grad) {
+        if (stx__outside(x, t)) return NULL;
         t->grad = stx__grad_take(x, t->size, t->full);
         *fresh = 1;
     }
@@ -4430,8 +4450,8 @@ static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
 
 /* For an op whose gradient is dy itself, or made in its place: t, in which there is none yet, takes the buffer of the op's result,
    which nobody reads any more. 1 if it did. */
-static int stx__grad_pass(stx__node *n, stx_tensor *t) {
-    if (!t->needs_grad || t->grad || t->full != n->y->full) return 0;
+static int stx__grad_pass(stx_ctx *x, stx__node *n, stx_tensor *t) {
+    if (!t->needs_grad || t->grad || t->full != n->y->full || stx__outside(x, t)) return 0;
     t->grad = n->y->grad;
     n->y->grad = NULL;
     return 1;
@@ -4440,7 +4460,7 @@ static int stx__grad_pass(stx__node *n, stx_tensor *t) {
 static void stx__grad_dy(stx_ctx *x, stx__node *n, stx_tensor *t, int last) {
     int fresh;
     stx_real *d;
-    if (last && stx__grad_pass(n, t)) return;
+    if (last && stx__grad_pass(x, n, t)) return;
     d = stx__grad_fresh(x, t, &fresh);
     if (d) STX_RUN(x, stx_axpy, (x, d, n->y->grad, n->y->size, 1, !fresh));
 }
@@ -5009,7 +5029,7 @@ STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s) {
 }
 
 static void stx__act_back(stx_ctx *x, stx__node *n) {
-    stx_real *dy = n->y->grad, *d = stx__grad_pass(n, n->in[0]) ? dy : stx__grad(x, n->in[0]);
+    stx_real *dy = n->y->grad, *d = stx__grad_pass(x, n, n->in[0]) ? dy : stx__grad(x, n->in[0]);
     if (d) STX_RUN(x, stx_act_bwd, (x, d, dy, n->y->data, n->in[0]->data, n->y->size, *(int *)n->save, d != dy));
 }
 static stx_tensor *stx__activation(stx_ctx *x, stx_tensor *a, int act) {
@@ -5317,7 +5337,6 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) { return stx_ok(x) && 
 
 // >>ops: recomputation
 
-typedef struct stx__mark { stx__chunk *cur[3]; size_t chunk_used[3], used[3]; } stx__mark;
 static stx__arena *stx__step_arena(stx_ctx *x, int i) { return i == 0 ? &x->step : i == 1 ? &x->dev_step : &x->dev_bytes; }
 static stx__mark stx__step_mark(stx_ctx *x) {
     stx__mark m;
@@ -5348,6 +5367,7 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     stx__free_grad *free_grads, *free_entries;
     uint64_t op = x->op;
     stx__mark mark;
+    const stx__mark *inner = x->inner;
     int i;
     for (i = 0; i < s->count; i++) {     /* leaves of the small tape write straight into the inputs' gradients */
         leaf[i] = *n->in[i];
@@ -5355,6 +5375,7 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
         in[i] = &leaf[i];
     }
     mark = stx__step_mark(x);
+    x->inner = &mark;
     free_grads = x->free_grads;
     free_entries = x->free_entries;
     x->free_grads = x->free_entries = NULL;
@@ -5370,6 +5391,7 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     x->recording = 0;
     x->op = op;
     x->tape = tape;
+    x->inner = inner;
     x->free_grads = free_grads;
     x->free_entries = free_entries;
     stx__step_release(x, mark);

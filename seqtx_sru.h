@@ -112,8 +112,8 @@
    of memory, and 2 P for each key that is seen. The recurrence is bound by memory, not arithmetic: it
    reads and writes 5 numbers a unit and time (u0 u1 u2 x, h), backward 9.
    Memory for backward, numbers a layer: B T (k + 1) O (U and h; the input is the h of the layer before) and, SRU++, B (M + T) 3 P (z, K, V) +
-   B T 4 P (z of the segment, o, z + alpha o, y) + B M I (memory). States: one in STX_SRU_TILE times. With recompute all that of one layer
-   at a time, and of the others B T O.
+   B T 4 P (z of the segment, o, z + alpha o, y) + B M I (memory). States: one in STX_SRU_TILE times. With recompute
+   that of one layer at a time, and of every layer B T O + B M I.
    Generation: B O numbers a layer, SRU++ also 2 P (2 window + 64) a stream; a token costs what a time costs in training.
 
    Fidelity, against the reference implementation (its 2.6 line, and the 3.0 development line that has SRU++; spec sru):
@@ -170,7 +170,8 @@ enum { STX_SRU_NORM_NONE = 0, STX_SRU_NORM_BEFORE, STX_SRU_NORM_AFTER };       /
 /* A transform of your own (the reference's custom modules): from the layer's input x (B,T,I), after layer norm and dropout, the
    products U (B,T,k,O), planes as in stx_sru_args, and, if it wants gate vectors that depend on the input, V (B,T,2,O), which is added
    to v. k is 4 where the layer's input is not O wide (and there is a highway), else 3; such layers keep no memory. Returns 1; or 0, in
-   error. Called in every forward. */
+   error. Called in every forward, and with recompute again in backward: then it may depend on nothing but x, user and parameters, must
+   change nothing, and user has to be there until stx_backward is done. */
 typedef int (*stx_sru_transform)(stx_ctx *x, void *user, size_t layer, stx_tensor *in, stx_tensor **U, stx_tensor **V);
 
 typedef struct stx_sru_desc {
@@ -195,8 +196,8 @@ typedef struct stx_sru_desc {
     double v_init;          /* v in U(-v_init, v_init); 0: sqrt(3/2); with Xavier's 1 */
     stx_sru_transform custom;   /* in place of transform; user goes to it */
     void  *user;
-    int    recompute;       /* drop each layer's activations, make them again in backward: about 1/4 more time, far less memory. No gradient
-                               passes the states that come out */
+    int    recompute;       /* drop each layer's activations, make them again in backward: about 1/3 more time, less memory (docs/speed.md). The
+                               states that come out are constants then */
     /* SRU++ */
     size_t heads;           /* n; 0: 1. They divide P */
     double attn_dropout;
@@ -235,7 +236,7 @@ typedef struct stx_sru {
 /* Makes a stack whose parameters are added to p under prefix ("" or "encoder."); it lives as long as p's context. NULL and the
    context's error when the sizes make no sense. */
 STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru_desc *d);
-/* Number of parameters that a desc gives; 0 when it is not valid. */
+/* Number of parameters that a desc gives; 0 when it is not valid, SIZE_MAX when there are that many or more. */
 STX_DEF size_t stx_sru_count(const stx_sru_desc *d);
 
 // >>stack: forward -------------------------------------------------------------------------------------------------
@@ -247,7 +248,7 @@ typedef struct stx_sru_io {
     const stx_ids *pad;         /* (B,T), not 0: padding. Its h is 0, the state passes it by, nobody attends to it */
     const stx_ids *memory_pad;  /* (B,M) */
     size_t window;              /* attention reaches so far back; 0: over all that is there */
-    stx_tensor **last;          /* out: (B,O) the states after: of the last time forward, of the first backward */
+    stx_tensor **last;          /* out: (B,O) the states after: of the last time forward, of the first backward; constants with desc.recompute */
     stx_tensor **inputs;        /* out: (B,T,I_l): memory for the next segment */
 } stx_sru_io;
 
@@ -319,7 +320,7 @@ typedef struct stx_sru_lm {
 
 STX_DEF stx_sru_lm *stx_sru_lm_create(stx_ctx *x, const stx_sru_lm_desc *d);
 STX_DEF stx_params *stx_sru_lm_params(stx_sru_lm *m);
-STX_DEF size_t stx_sru_lm_count(const stx_sru_lm_desc *d);      /* parameters, shared ones once; 0: not valid */
+STX_DEF size_t stx_sru_lm_count(const stx_sru_lm_desc *d);      /* parameters, shared ones once; 0: not valid; SIZE_MAX: as many or more */
 /* ids (B,T) -> last hidden state (B,T,d); state as in stx_sru_segment (of m->sru) */
 STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const stx_sru_state *in, stx_sru_state *out);
 /* Logits (B,T,V) of a hidden state; with adapt_io log-probabilities, without a tape. */
@@ -550,7 +551,7 @@ static inline void stx__sru_settle(int stream) { (void)stream; }
 #define STX__SRU_IN STX__SRU_R u0, STX__SRU_R u2, ptrdiff_t ldu, STX__SRU_R xt, ptrdiff_t ldx, STX__SRU_R V, ptrdiff_t ldv, size_t O, \
     STX__SRU_R vf, STX__SRU_R vr, STX__SRU_R br, STX__SRU_R m, stx_real alpha, size_t steps, size_t n
 #define STX__SRU_ARGS u0, u2, ldu, xt, ldx, V, ldv, O, vf, vr, br, m, alpha, steps, n
-/* ... as a caller has them, for steps p to end - 1 of a block k, from row on */
+/* ... as a caller has them: steps p to end - 1 of block k of a, the first at row; u, x and V ldu, ldx, ldv apart, x from xt on */
 #define STX__SRU_HERE stx__sru_u(k, row, 0), stx__sru_u(k, row, 2), ldu, xt, ldx, V, ldv, k->O, k->vf, k->vr, k->br, k->m, stx__sru_alpha(a), end - p, k->n
 
 #define STX__SRU_FWD_IN STX__SRU_W h, ptrdiff_t ldh, STX__SRU_W c, STX__SRU_R u1, STX__SRU_R bf, STX__SRU_IN, int far_
@@ -1228,14 +1229,14 @@ static const stx_ids *stx__sru_pads(stx_ctx *x, const stx_ids *before, const stx
 }
 static stx_tensor *stx__sru_no(stx_ctx *x, const char *what) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: %s", what); return NULL; }
 /* One layer: in[0] = h (B,T,I), then its memory and its state before, where they are there. last (NULL: not wanted) gets the states after;
-   under stx_recompute the first of the two runs copies them to `kept`. */
+   with recompute both runs put them into `kept`, which is made before, for all that is made inside goes. */
 typedef struct stx__sru_job {
     stx_sru *m;
     const stx_ids *pad, *pads;      /* pads: of the memory and x */
     const unsigned char *padded;
     stx_tensor **last, *kept;
     size_t l, window;
-    int memory, c0, written;
+    int memory, c0;
 } stx__sru_job;
 static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given) {
     stx__sru_job *job = (stx__sru_job *)user;
@@ -1278,11 +1279,8 @@ static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given) {
     cell.directions = d->bidirectional ? 2 : 1;
     cell.alpha = (double)p->alpha;
     cell.tanh = d->tanh;
-    h = stx_sru_recurrence(x, &cell, !job->last || job->written ? NULL : job->kept ? &last : job->last);
-    if (last) {
-        STX_RUN(x, stx_axpy, (x, job->kept->data, last->data, last->size, 1, 0));
-        job->written = 1;
-    }
+    h = stx_sru_recurrence(x, &cell, job->kept ? &last : job->last);
+    if (last) STX_RUN(x, stx_axpy, (x, job->kept->data, last->data, last->size, 1, 0));
     if (d->norm == STX_SRU_NORM_AFTER) h = stx_layernorm(x, h, p->gain, p->shift, 1e-5);
     return job->padded ? stx__sru_keep(x, h, job->padded, 0) : h;
 }

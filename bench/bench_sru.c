@@ -195,7 +195,8 @@ static void bench_recurrence(void) {
 typedef struct { size_t B, T, M, P; int quick; } head;
 static const head one_heads[HEADS] = {{1, 1024, 1024, 768, 1}, {4, 1024, 1024, 744, 0}, {4, 1024, 1024, 1024, 0}, {2, 512, 512, 480, 1}};
 
-/* One forward and backward: the op, or products, which store the scores of all B T (M + T) pairs; seconds. out gets o. */
+/* One forward and backward: the op, or products, which store the scores of all B T (M + T) pairs; seconds. out (2 B T P) gets o and the
+   gradient of q. */
 static double head_pass(stx_ctx *x, const head *s, int products, const stx_real *numbers_, const stx_real *mask, stx_real *out) {
     size_t S = s->M + s->T, nq = s->B * s->T * s->P, nk = s->B * S * s->P;
     stx_attention_in in;
@@ -222,12 +223,13 @@ static double head_pass(stx_ctx *x, const head *s, int products, const stx_real 
     t = seconds() - t;
     check(x);
     memcpy(out, o->data, nq * sizeof *out);
+    memcpy(out + nq, q->grad, nq * sizeof *out);
     return t;
 }
 static void bench_attention(void) {
     int i, r, way, R = rounds(5);
     say("## Attention of one head\n\nThe attention of SRU++, forward and backward, one head of P channels, B streams of T times after a memory of M, f32, %d threads: stx_attention,\n"
-        "which keeps no scores, and the same by stx_matmul and stx_softmax, which keep them. In turns; median of %d rounds (least - most). Memory: of the step.\n\n", opt.threads, R);
+        "which keeps no scores, and the same by stx_matmul and stx_softmax, which keep them. In turns; median of %d rounds (least - most). MB: the most that the context had in use, inputs too.\n\n", opt.threads, R);
     header("B, T, M, P|attention ms|range|MB|products ms|range|MB|products / attention");
     for (i = 0; i < HEADS; i++) {
         const head *s = &one_heads[i];
@@ -237,7 +239,7 @@ static void bench_attention(void) {
         double worst = 0, memory[2];
         stx_ctx *x[2];
         if (opt.quick && !s->quick) { free(v); free(mask); continue; }
-        for (way = 0; way < 2; way++) { out[way] = (stx_real *)malloc(nq * sizeof **out); x[way] = context(F32, opt.threads); ms[way].n = 0; }
+        for (way = 0; way < 2; way++) { out[way] = (stx_real *)malloc(2 * nq * sizeof **out); x[way] = context(F32, opt.threads); ms[way].n = 0; }
         if (!v || !mask || !out[0] || !out[1]) die("no memory");
         progress("attention ..");
         fill_again(v, 2 * nq + 2 * nk, 7, 1);
@@ -249,8 +251,16 @@ static void bench_attention(void) {
                 double t = head_pass(x[way], s, way, v, mask, out[way]);
                 if (r >= 0) sample(&ms[way], t * 1e3);
             }
-        for (j = 0; j < nq; j++) { double e = fabs((double)out[0][j] - (double)out[1][j]); if (!(e <= worst)) worst = e; }
-        if (!(worst < 1e-4)) die("attention and products differ");
+        for (b = 0; b < 2; b++) {               /* o, then dq: to the largest number of each */
+            double top = 0;
+            worst = 0;
+            for (j = b * nq; j < (b + 1) * nq; j++) {
+                double e = fabs((double)out[0][j] - (double)out[1][j]);
+                top = fmax(top, fabs((double)out[1][j]));
+                if (!(e <= worst)) worst = e;
+            }
+            if (!(worst <= 1e-4 * top)) die("attention and products differ");
+        }
         for (way = 0; way < 2; way++) { memory[way] = (double)stx_peak_bytes(x[way]) * 1e-6; stx_destroy(x[way]); free(out[way]); }
         found.head[i] = median(&ms[1]) / median(&ms[0]);
         row_begin();
@@ -269,10 +279,10 @@ static void bench_attention(void) {
 // >>worker: a model in training, with the options, data and answers of bench/peers/sru_torch.py
 
 static struct {
-    int layers, d, P, heads, T, B, threads, steps, warmup, train, precision, no_update, radam, cosine, lr_warmup, max_iter, seed;
+    int layers, d, P, heads, T, B, threads, steps, warmup, train, precision, no_update, radam, cosine, lr_warmup, max_iter, seed, recompute;
     double alpha, lr, decay, clip;
     const char *data, *load, *save, *curve;
-} job = {4, 512, 128, 1, 256, 8, 0, 10, 0, -1, F32, 0, 1, 0, 0, 400000, 1, 0, 3e-4, 0.1, 1, NULL, NULL, NULL, NULL};
+} job = {4, 512, 128, 1, 256, 8, 0, 10, 0, -1, F32, 0, 1, 0, 0, 400000, 1, 0, 0, 3e-4, 0.1, 1, NULL, NULL, NULL, NULL};
 
 static stx_sru_lm *model_create(stx_ctx *x, int layers, int d, int P, int heads, double alpha) {
     stx_sru_lm_desc ld;
@@ -285,6 +295,7 @@ static stx_sru_lm *model_create(stx_ctx *x, int layers, int d, int P, int heads,
     ld.sru.proj = (size_t)P;
     ld.sru.heads = (size_t)heads;
     ld.sru.alpha_init = P ? alpha : 0;
+    ld.sru.recompute = job.recompute;
     m = stx_sru_lm_create(x, &ld);
     check(x);
     return m;
@@ -429,7 +440,7 @@ static int worker(void) {
     stx_destroy(x);
     return 0;
 }
-/* Options of the worker: those of the peer that it knows, and --save FILE (initial parameters), --alpha X (first weight of attention). */
+/* Options of the worker: those of the peer that it knows, and --save FILE (initial parameters), --alpha X (first weight of attention), --recompute. */
 static int worker_options(int argc, char **argv) {
     static const struct { const char *name; int *to; int least; } numbers_[] = {
         {"--nlayers", &job.layers, 1}, {"--hid-sz", &job.d, 1}, {"--n-proj", &job.P, 0}, {"--nheads", &job.heads, 1}, {"--block-sz", &job.T, 1}, {"--batch-sz", &job.B, 1},
@@ -444,6 +455,7 @@ static int worker_options(int argc, char **argv) {
         int known = 0;
         if (!strcmp(a, "--worker")) continue;
         if (!strcmp(a, "--no-update")) { job.no_update = 1; continue; }
+        if (!strcmp(a, "--recompute")) { job.recompute = 1; continue; }
         if (!v) break;
         i++;
         for (k = 0; k < sizeof numbers_ / sizeof *numbers_; k++) if (!strcmp(a, numbers_[k].name)) { *numbers_[k].to = whole(v, numbers_[k].least, a); known = 1; }
@@ -677,7 +689,7 @@ static const char usage[] =
     "  --python CMD --python-plain CMD --peer FILE    PyTorch contenders, with and without what its tuning guide asks for\n"
     "  --work DIR         for temporary files\n"
     "  --append FILE      write the tables there too\n"
-    "  --worker OPTIONS   one contender: options of bench/peers/sru_torch.py; --save FILE, --alpha X\n";
+    "  --worker OPTIONS   one contender: options of bench/peers/sru_torch.py; --save FILE, --alpha X, --recompute\n";
 
 int main(int argc, char **argv) {
     int i;

@@ -85,7 +85,7 @@ if [ -z "${DATA:-}" ] && [ ! -s "$data" ]; then sh examples/demo_data.sh "$data"
 python= torch="none found: no comparison"
 for p in ${PYTHON:-} python3 /usr/bin/python3; do
     if version=$("$p" -c 'import torch; print(torch.__version__)' 2>/dev/null); then
-        torch="PyTorch $version, malloc keeps its memory"
+        torch="PyTorch $version; but for what is called as installed: malloc keeps its memory"
         preload=
         if grep -q AuthenticAMD /proc/cpuinfo 2>/dev/null && "$p" -c 'import sys, torch; sys.exit(not torch.backends.mkl.is_available())' 2>/dev/null; then
             echo 'int mkl_serv_intel_cpu_true(void) { return 1; }' >"$work/mkl_amd.c"

@@ -494,6 +494,7 @@ static int dry_run(run *r) {
     if (!ok || !describe(r, vocab)) return 0;
     n = stx_sru_lm_count(&r->desc);
     if (!n) { stx_sru_lm_create(t->x, &r->desc); return tr_lm_why(t); }
+    if (n == SIZE_MAX) return tr_fail(t->err, TR_ERR, "more parameters than can be counted: give a smaller --hid-sz, --nlayers or vocabulary");
     for (l = 0; l < opt.nlayers && opt.cell == CELL_SRUPP && opt.attention; l++)
         attending += opt.attention_last ? opt.nlayers - l <= opt.attention_last : !opt.attention_every || (l + 1) % opt.attention_every == 0;
     tr_count(count, (double)n);

@@ -501,6 +501,7 @@ static stx_tensor *outer_block(stx_ctx *x, void *user, stx_tensor **in) {
     return stx_dropout(x, stx_tanh(x, ff), 0.15);
 }
 static stx_tensor *identity_block(stx_ctx *x, void *user, stx_tensor **in) { (void)x; (void)user; return in[0]; }
+static stx_tensor *outside_block(stx_ctx *x, void *user, stx_tensor **in) { return stx_mul(x, in[0], (stx_tensor *)user); }
 static stx_tensor *constant_block(stx_ctx *x, void *user, stx_tensor **in) { (void)user; return stx_scale(x, stx_detach(x, in[0]), 2); }
 static void recompute_run(int mode, size_t chunk, stx_real *out, stx_real *grads, size_t *peak) {
     stx_desc d = {0};
@@ -577,6 +578,7 @@ static void row_recompute(void) {
     {   /* a function that gives its input back, and one whose result needs no gradient */
         stx_real *a = gemm_random(33), *dy = gemm_random(33);
         stx_tensor *t, *y;
+        int k;
         stx_begin(ctx1, STX_TRAIN);
         t = stx_variable(ctx1, a, 33, 0, 0, 0);
         y = stx_recompute(ctx1, identity_block, NULL, &t, 1);
@@ -592,6 +594,20 @@ static void row_recompute(void) {
         t = stx_variable(ctx1, a, 33, 0, 0, 0);
         y = stx_recompute(ctx1, constant_block, NULL, &t, 1);
         CHECK(y && y->data[3] == 2 * a[3], "in evaluation");
+        for (k = 0; k < 5; k++) {       /* a tensor from outside would lose its gradient: refused, where it wants one and has none yet */
+            stx_tensor *other;
+            stx_clear_error(ctx1);
+            stx_begin(ctx1, STX_TRAIN);
+            t = stx_variable(ctx1, a, 33, 0, 0, 0);
+            other = k == 1 ? stx_input(ctx1, dy, 33, 0, 0, 0) : stx_variable(ctx1, dy, 33, 0, 0, 0);
+            if (k == 4) other = stx_scale(ctx1, other, 2);
+            y = stx_recompute(ctx1, outside_block, k == 2 ? stx_detach(ctx1, other) : other, &t, 1);
+            if (k == 3) y = stx_add(ctx1, y, other);        /* first, on the way back */
+            stx_backward_from(ctx1, y, dy);
+            if (k == 0 || k == 4) { CHECK(stx_error_code(ctx1) == STX_ERR_ARG && strstr(stx_error(ctx1), "not among the function's inputs"), "%d: %s", k, stx_error(ctx1)); continue; }
+            CHECK(stx_ok(ctx1) && CLOSE(t->grad[5], dy[5] * dy[5], 1e-12), "%d: %s", k, stx_error(ctx1));
+            if (k == 3) CHECK(CLOSE(other->grad[5], dy[5] + dy[5] * a[5], 1e-12), "the gradient that was there: %g", (double)other->grad[5]);
+        }
         stx_clear_error(ctx1);
         free(a); free(dy);
     }

@@ -146,14 +146,14 @@ static void segments(void) {
         stx_destroy(x);
     }
 }
-/* Activations made again in backward: the same outputs, states and gradients to the bit, with every dropout drawn once, in less memory */
+/* Activations made again in backward: the same outputs, states and gradients, with every dropout drawn once, in less memory */
 static void recomputed(void) {
     const size_t B = 3, T = 20;
     int k, drop;
     for (k = 0; k < STACKS + 2; k++) for (drop = 0; drop < 2; drop++) {
         const char *name;
         stx_real *v = random_of(B * 2 * T * 12, 3), *got[2] = {NULL, NULL};
-        size_t n = 0, peak[2], b;
+        size_t n = 0, peak[2];
         int r;
         for (r = 0; r < 2; r++) {
             stx_sru_desc d = stack(k % STACKS, &name);
@@ -162,7 +162,7 @@ static void recomputed(void) {
             stx_sru *m;
             stx_sru_state *s;
             size_t seg, i;
-            if (k >= STACKS) { d.norm = STX_SRU_NORM_AFTER; d.zero_pads = 1; d.tanh = 1; }      /* with padding */
+            if (k >= STACKS) d.tanh = 1;        /* with padding */
             if (k > STACKS) { d.bidirectional = 1; d.hidden = 6; }
             if (drop) { d.dropout = 0.3; d.rnn_dropout = 0.2; d.attn_dropout = d.transform == STX_SRU_ATTENTION ? 0.2 : 0; }
             d.recompute = r;
@@ -170,11 +170,11 @@ static void recomputed(void) {
             s = stx_sru_state_create(m, B);
             CHECK(m && s, "%s: %s", name, stx_error(x));
             if (!m || !s) { stx_destroy(x); continue; }
-            n = B * T * m->O + stx_params_size(p) + d.layers * B * m->O;
+            n = 2 * (B * T * m->O + stx_params_size(p) + d.layers * B * m->O);
             got[r] = (stx_real *)malloc(n * sizeof **got);
             for (seg = 0; seg < 2; seg++) {     /* the second with memory and states; gradients of both are added up */
                 static const size_t length[3] = {20, 13, 1};
-                stx_real *piece = columns(v, B, 2 * T, seg * T, T, d.input), *to = got[r];
+                stx_real *piece = columns(v, B, 2 * T, seg * T, T, d.input), *to = got[r] + seg * n / 2;
                 stx_ids *pad;
                 stx_tensor *h;
                 stx_begin(x, STX_TRAIN);
@@ -192,8 +192,94 @@ static void recomputed(void) {
             stx_sru_state_free(s);
             stx_destroy(x);
         }
-        b = got[0] && got[1] ? memcmp(got[0], got[1], n * sizeof **got) != 0 : 1;
-        CHECK(!b, "%s, dropout %d: made again, off by %g", name, drop, got[0] && got[1] ? difference(got[0], got[1], n) : NAN);
+        CHECK(got[0] && got[1] && difference(got[0], got[1], n) == 0, "%s, dropout %d: made again, off by %g", name, drop, got[0] && got[1] ? difference(got[0], got[1], n) : NAN);
+        CHECK(peak[1] < peak[0], "%s: %zu bytes made again, %zu kept", name, peak[1], peak[0]);
+        free(got[0]); free(got[1]); free(v);
+    }
+}
+/* ... and through stx_sru_forward: gradients of x, states and memories, padding of both, a window, a transform of one's own */
+typedef struct own_products { stx_tensor *w[3], *g[3]; int calls; } own_products;
+static int own_planes(stx_ctx *x, void *user, size_t l, stx_tensor *in, stx_tensor **U, stx_tensor **V_) {
+    own_products *o = (own_products *)user;
+    o->calls++;
+    *U = stx_linear(x, in, o->w[l], NULL, STX_ACT_NONE);
+    *V_ = stx_reshape(x, stx_linear(x, in, o->g[l], NULL, STX_ACT_NONE), in->dim[0], in->dim[1], 2, 12);
+    return 1;
+}
+static void recomputed_forward(void) {
+    enum { B = 3, T = 20, M = 9, N = 3 };
+    static const size_t length[B] = {20, 13, 1};
+    int k, pads;
+    for (k = 0; k <= STACKS; k++) for (pads = 0; pads < 2; pads++) {
+        const char *name;
+        stx_real *v = random_of(B * (T + M) * 12 + N * B * 12, 3), *got[2];
+        size_t n = 0, peak[2];
+        int r;
+        for (r = 0; r < 2; r++) {
+            stx_sru_desc d = stack(k % STACKS, &name);
+            stx_ctx *x = context(2, 5);
+            stx_params *p = stx_params_create(x);
+            own_products own;
+            stx_sru *m;
+            stx_sru_io io;
+            stx_tensor *in, *c0[N], *mem[N], *last[N], *inputs[N], *h, *loss;
+            stx_real *at;
+            size_t l, i, j;
+            int32_t hidden[B * M];
+            memset(&own, 0, sizeof own);
+            if (k == STACKS) { d.custom = own_planes; d.user = &own; }
+            if (pads && d.norm == STX_SRU_NORM_AFTER) d.zero_pads = 1;
+            d.recompute = r;
+            m = stx_sru_create(p, "", &d);
+            CHECK(m != NULL, "%s: %s", name, stx_error(x));
+            for (l = 0; k == STACKS && l < N; l++) {
+                char key[16];
+                snprintf(key, sizeof key, "own%zu", l);
+                own.w[l] = stx_param(p, STX_NORMAL, 0.3, key, 36, 12, 0, 0);
+                snprintf(key, sizeof key, "gate%zu", l);
+                own.g[l] = stx_param(p, STX_NORMAL, 0.3, key, 24, 12, 0, 0);
+            }
+            for (i = 0; i < p->count; i++)      /* a norm's shift is 0 at first: padding would be, too */
+                if (strstr(p->name[i], "norm") && strstr(p->name[i], "bias")) for (j = 0; j < p->tensor[i]->size; j++) p->tensor[i]->data[j] = (stx_real)(0.1 * (double)(j % 5) - 0.3);
+            stx_begin(x, STX_TRAIN);
+            memset(&io, 0, sizeof io);
+            in = stx_variable(x, v, B, T, d.input, 0);
+            for (l = 0; l < N; l++) {
+                c0[l] = stx_variable(x, v + B * (T + M) * 12 + l * B * 12, B, m->O, 0, 0);
+                mem[l] = m->layer[l].attends ? stx_variable(x, v + B * T * 12 - l, B, M, m->layer[l].I, 0) : NULL;
+            }
+            for (i = 0; i < B * M; i++) hidden[i] = i % M >= M - i / M;
+            io.c0 = c0; io.memory = mem; io.last = last; io.inputs = inputs;
+            if (pads) {
+                io.pad = stx_sru_lengths(x, length, B, T);
+                for (l = 0; l < N; l++) if (mem[l]) io.memory_pad = stx_tokens(x, hidden, B, M);
+                io.window = 7;
+            }
+            h = stx_sru_forward(m, in, &io);
+            CHECK(h && stx_ok(x), "%s: %s", name, stx_error(x));
+            loss = stx_mean(x, stx_mul(x, h, stx_add(x, h, stx_sigmoid(x, h))));
+            loss = stx_add(x, loss, stx_mean(x, stx_mul(x, inputs[2], inputs[2])));
+            n = h->size + in->size + stx_params_size(p) + N * 2 * B * m->O + N * B * M * 12;
+            got[r] = (stx_real *)calloc(n, sizeof **got);
+            at = got[r];
+            memcpy(at, h->data, h->size * sizeof *at); at += h->size;
+            for (l = 0; l < N; l++) { memcpy(at, last[l]->data, last[l]->size * sizeof *at); at += last[l]->size; }
+            stx_backward(x, loss);
+            CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
+            for (l = 0; l < N; l++) CHECK(!memcmp(at - (N - l) * B * m->O, last[l]->data, last[l]->size * sizeof *at), "%s: backward changes the states", name);
+            memcpy(at, in->grad, in->size * sizeof *at); at += in->size;
+            for (l = 0; l < N; l++) {
+                CHECK(c0[l]->grad && (!mem[l] || mem[l]->grad), "%s: no gradient of layer %zu's state or memory", name, l);
+                if (c0[l]->grad) memcpy(at, c0[l]->grad, c0[l]->size * sizeof *at);
+                at += c0[l]->size;
+                if (mem[l] && mem[l]->grad) { memcpy(at, mem[l]->grad, mem[l]->size * sizeof *at); at += mem[l]->size; }
+            }
+            for (i = 0; i < p->count; i++) { memcpy(at, p->tensor[i]->grad, p->tensor[i]->size * sizeof *at); at += p->tensor[i]->size; }
+            if (k == STACKS) CHECK(own.calls == N * (1 + r), "the transform was called %d times", own.calls);
+            peak[r] = stx_peak_bytes(x);
+            stx_destroy(x);
+        }
+        CHECK(difference(got[0], got[1], n) == 0, "%s, padding %d: made again, off by %g", k == STACKS ? "custom" : name, pads, difference(got[0], got[1], n));
         CHECK(peak[1] < peak[0], "%s: %zu bytes made again, %zu kept", name, peak[1], peak[0]);
         free(got[0]); free(got[1]); free(v);
     }
@@ -981,6 +1067,13 @@ static void errors(void) {
     memset(&good, 0, sizeof good);
     good.input = 8; good.layers = 2;
     refused("input is 0", memset(&d, 0, sizeof d) ? &d : NULL);
+    memset(&lm, 0, sizeof lm);              /* sizes that are allowed and numbers that nobody can count */
+    d = good; d.input = (size_t)1 << 28; d.layers = 4096;
+    CHECK(stx_sru_count(&d) == SIZE_MAX, "4096 layers of 2^28: %zu parameters", stx_sru_count(&d));
+    lm.vocab = (size_t)1 << 31; lm.dim = (size_t)1 << 28; lm.sru.layers = 63;
+    if (sizeof(size_t) == 8) CHECK(stx_sru_count(&d) > 0 && stx_sru_lm_count(&lm) < SIZE_MAX && stx_sru_lm_count(&lm) > SIZE_MAX / 2, "63 layers and a vocabulary of 2^31: %zu", stx_sru_lm_count(&lm));
+    lm.sru.layers = 4096;
+    CHECK(stx_sru_lm_count(&lm) == SIZE_MAX, "4096 layers and a vocabulary: %zu parameters", stx_sru_lm_count(&lm));
     d = good; d.transform = 7; refused("transform is 7", &d);
     d = good; d.norm = 3; refused("norm is 3", &d);
     d = good; d.norm = -1; refused("norm is -1", &d);
@@ -1216,6 +1309,7 @@ static void memory(void) {
 int main(void) {
     segments();
     recomputed();
+    recomputed_forward();
     literal_norm();
     directions();
     chunks();

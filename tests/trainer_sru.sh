@@ -208,6 +208,7 @@ refused 'nowhere.txt.*no such file' --data nowhere.txt $tiny $new
 refused 'short70.txt' --data short70.txt $tiny $new
 refused 't.txt\|--batch-sz' $t $tiny $new --batch-sz 4000
 refused 'update-param-freq.*too short' $t $tiny $new --update-param-freq 1000
+refused 'more parameters than can be counted' --cell sru --proj-sz 0 --nlayers 4096 --hid-sz 268435456 --dry-run
 refused 'need a --checkpoint' $t --eval-only
 refused 'C.st' $t --eval-only --checkpoint C.st $old
 refused 'nodir' $t $tiny $old --checkpoint nodir/C.st
