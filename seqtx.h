@@ -344,7 +344,8 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a);
 
 /* Recomputation (gradient checkpointing, Chen et al. 2016, 1604.06174): y = fn(user, in), where everything that
    fn made on the way is dropped from memory and made again in backward. fn must depend on nothing but user,
-   in and the parameters, must not change state, and is called twice with the same random numbers. count: at most 8. */
+   in and the parameters, must not change state, and is called twice with the same random numbers. count: at most 8. A tensor from
+   elsewhere that wants a gradient is an error in backward, unless it has one by then: hand it over in `in`, or stx_detach it. */
 typedef stx_tensor *(*stx_recompute_fn)(stx_ctx *x, void *user, stx_tensor **in);
 STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count);
 
@@ -1021,6 +1022,15 @@ static inline void stx__flush_off(uint64_t mode) { (void)mode; }
 #else
   #define STX__INNER static inline
 #endif
+/* n numbers that will be read soon */
+STX__INNER void stx__soon(const stx_real *a, size_t n) {
+#ifdef __GNUC__
+    size_t i;
+    for (i = 0; i < n; i += 64 / sizeof *a) __builtin_prefetch(a + i);
+#else
+    (void)a; (void)n;
+#endif
+}
 #if defined(__GNUC__) && !defined(__clang__)
   #define STX__VECTOR __attribute__((optimize("O2", "tree-vectorize", "vect-cost-model=dynamic")))
 #else
@@ -2026,15 +2036,6 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
 static size_t stx__up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 static size_t stx__unit(const stx__micro *mk) { return mk->kr > 1 ? 2 : 1; }     /* numbers in 4 bytes of a packed operand */
 
-/* n numbers that will be read soon */
-STX__INNER void stx__soon(const stx_real *a, size_t n) {
-#ifdef __GNUC__
-    size_t i;
-    for (i = 0; i < n; i += 64 / sizeof *a) __builtin_prefetch(a + i);
-#else
-    (void)a; (void)n;
-#endif
-}
 enum { STX__AHEAD = 8 };        /* packing reads short pieces of rows that stand far apart: it asks for them so many rows ahead */
 
 /* A^T, A (k x m), in strips of mr rows, as [k][mr]; rows that are not there are not written */

@@ -526,11 +526,7 @@ static stx_real stx__sru_alpha(const stx_sru_args *a) { return a->k == 4 ? 1 : a
 /* A row is walked in pieces; before each one the same columns of the row that comes next are asked for: rows are many pages apart, which
    is more than the processor's own prefetching sees. */
 enum { STX__SRU_PIECE = 128 };
-#if defined(__GNUC__) || defined(__clang__)
-  #define STX__SRU_AHEAD(row, from, to) do { size_t l_; for (l_ = (from); l_ < (to); l_ += 64 / sizeof(stx_real)) __builtin_prefetch((row) + l_, 0, 3); } while (0)
-#else
-  #define STX__SRU_AHEAD(row, from, to) ((void)(row))
-#endif
+#define STX__SRU_AHEAD(row, from, to) stx__soon((row) + (from), (to) - (from))
 
 /* What a piece gives is made in the first cache and then put where it belongs. When all of it together is more than the caches hold,
    past them (stream): an ordinary store would first read from memory the line that it is about to overwrite. */
@@ -1228,7 +1224,7 @@ static const stx_ids *stx__sru_pads(stx_ctx *x, const stx_ids *before, const stx
     return stx_tokens(x, v, B, M + T);
 }
 static stx_tensor *stx__sru_no(stx_ctx *x, const char *what) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: %s", what); return NULL; }
-/* One layer: in[0] = h (B,T,I), then its memory and its state before, where they are there. last (NULL: not wanted) gets the states after;
+/* One layer: given[0] = h (B,T,I), then its memory and its state before, where they are there. last (NULL: not wanted) gets the states after;
    with recompute both runs put them into `kept`, which is made before, for all that is made inside goes. */
 typedef struct stx__sru_job {
     stx_sru *m;

@@ -236,7 +236,7 @@ static void bench_attention(void) {
         size_t S = s->M + s->T, nq = s->B * s->T * s->P, nk = s->B * S * s->P, n = 2 * nq + 4 * nk, j, b, k;
         stx_real *v = (stx_real *)malloc(n * sizeof *v), *mask = (stx_real *)malloc(s->T * S * sizeof *mask), *out[2];
         samples ms[2];
-        double worst = 0, memory[2];
+        double worst, memory[2];
         stx_ctx *x[2];
         if (opt.quick && !s->quick) { free(v); free(mask); continue; }
         for (way = 0; way < 2; way++) { out[way] = (stx_real *)malloc(2 * nq * sizeof **out); x[way] = context(F32, opt.threads); ms[way].n = 0; }
