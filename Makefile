@@ -28,7 +28,7 @@ LDLIBS += $(or $(ONEDNN_LIBS),-ldnnl)
 endif
 SAN     = -fsanitize=address,undefined -fno-sanitize-recover=all -g -O1
 
-HEADERS = seqtx.h seqtx_attn_span.h seqtx_sru.h build/flags
+HEADERS = $(wildcard seqtx*.h) build/flags
 TESTS_H = $(wildcard tests/*.h)
 
 .PHONY: all examples demo demo-sru test bench cuda check-cuda bench-cuda clean FORCE
@@ -66,20 +66,47 @@ UNIT = build/test_api build/test_io build/test_train_h build/test_span build/tes
 F64  = build/test_grad build/test_golden_ops_f64 build/test_golden_span_f64 build/test_bf16_f64 build/test_sru_f64 build/test_golden_sru_f64
 ASAN = build/test_api_san build/test_io_san build/test_span_san build/test_golden_ops_san build/test_golden_span_san build/fuzz_io_san build/test_bf16_san build/test_sru_san build/test_golden_sru_san
 
-build/test_grad: tests/test_grad.c $(TESTS_H) $(HEADERS) | build
-	$(CC) $(CFLAGS) -DSEQTX_DOUBLE $(OPENMP) $< -o $@ -lm $(LDLIBS)
-build/test_%_f64: tests/test_%.c $(TESTS_H) $(HEADERS) | build
-	$(CC) $(CFLAGS) -DSEQTX_DOUBLE $(OPENMP) $< -o $@ -lm $(LDLIBS)
-build/test_%_san: tests/test_%.c $(TESTS_H) $(HEADERS) | build
-	$(CC) -std=c99 $(WARN) $(SAN) $(OPENMP) $< -o $@ -lm
-build/test_bf16_san: tests/test_bf16.c $(TESTS_H) $(HEADERS) | build
-	$(CC) -std=c99 $(WARN) $(SAN) -DSEQTX_AMX_EMULATED $(OPENMP) $< -o $@ -lm
-build/fuzz_io_san: tests/fuzz_io.c $(TESTS_H) $(HEADERS) | build
-	$(CC) -std=c99 $(WARN) $(SAN) $(OPENMP) $< -o $@ -lm
-build/test_train_h: tests/test_train_h.c examples/train.h build/flags | build
-	$(CC) $(CFLAGS) $< -o $@ -lm
-build/test_%: tests/test_%.c $(TESTS_H) $(HEADERS) | build
-	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm $(LDLIBS)
+# The library is compiled once for each configuration, a header to an object (of tests/inner/NAME.c where there is one); the programs
+# have declarations only and link all objects. What a file depends on the compiler writes down: DEPS.
+PARTS   = $(patsubst %.h,%,$(wildcard seqtx*.h))
+OBJECTS = $(patsubst %,build/lib_$(1)/%.o,$(PARTS))
+MACRO   = SEQTX_$(shell echo '$(patsubst seqtx_%,%_,$(filter-out seqtx,$(1)))' | tr a-z A-Z)IMPLEMENTATION
+DEPS    = -MMD -MP -MF $@.d -MT $@
+define library
+build/lib_$(1)/%.o: build/flags
+	@mkdir -p $$(@D)
+	$(2) $$(DEPS) -D$$(call MACRO,$$*) -x c -c $$(firstword $$(wildcard tests/inner/$$*.c) $$*.h) -o $$@
+endef
+F32FLAGS = $(CFLAGS) $(OPENMP)
+F64FLAGS = $(CFLAGS) -DSEQTX_DOUBLE $(OPENMP)
+SANFLAGS = -std=c99 $(WARN) $(SAN) $(OPENMP)
+$(eval $(call library,f32,$$(CC) $$(F32FLAGS)))
+$(eval $(call library,f64,$$(CC) $$(F64FLAGS)))
+$(eval $(call library,san,$$(CC) $$(SANFLAGS)))
+.SECONDARY:
+
+# these have the implementation inside
+build/test_api build/test_bf16: build/test_%: tests/test_%.c build/flags | build
+	$(CC) $(F32FLAGS) $(DEPS) $< -o $@ -lm $(LDLIBS)
+build/test_bf16_f64: tests/test_bf16.c build/flags | build
+	$(CC) $(F64FLAGS) $(DEPS) $< -o $@ -lm $(LDLIBS)
+build/test_api_san: tests/test_api.c build/flags | build
+	$(CC) $(SANFLAGS) $(DEPS) $< -o $@ -lm
+build/test_bf16_san: tests/test_bf16.c build/flags | build
+	$(CC) $(SANFLAGS) -DSEQTX_AMX_EMULATED $(DEPS) $< -o $@ -lm
+build/test_train_h: tests/test_train_h.c build/flags | build
+	$(CC) $(CFLAGS) $(DEPS) $< -o $@ -lm
+# and these link it; their own code at -O1, which its loops do not notice
+build/test_grad: tests/test_grad.c $(call OBJECTS,f64)
+	$(CC) $(F64FLAGS) -O1 $(DEPS) $< $(call OBJECTS,f64) -o $@ -lm $(LDLIBS)
+build/test_%_f64: tests/test_%.c $(call OBJECTS,f64)
+	$(CC) $(F64FLAGS) -O1 $(DEPS) $< $(call OBJECTS,f64) -o $@ -lm $(LDLIBS)
+build/test_%_san: tests/test_%.c $(call OBJECTS,san)
+	$(CC) $(SANFLAGS) $(DEPS) $< $(call OBJECTS,san) -o $@ -lm
+build/fuzz_io_san: tests/fuzz_io.c $(call OBJECTS,san)
+	$(CC) $(SANFLAGS) $(DEPS) $< $(call OBJECTS,san) -o $@ -lm
+build/test_%: tests/test_%.c $(call OBJECTS,f32)
+	$(CC) $(F32FLAGS) -O1 $(DEPS) $< $(call OBJECTS,f32) -o $@ -lm $(LDLIBS)
 
 # >>cuda on the host: seqtx_cuda.cu by the host's compiler (tests/cuda_host), so that every kernel runs where there is no GPU
 SHIM    = build/test_cuda_ops build/test_cuda_sru build/test_cuda_gemm build/test_cuda_attention build/test_cuda_model build/test_cuda_golden_ops build/test_cuda_golden_span build/test_cuda_golden_sru build/test_shim
@@ -87,6 +114,8 @@ SHIM_S  = build/test_cuda_ops_san build/test_cuda_sru_san build/test_cuda_gemm_s
 SHIM_H  = $(wildcard tests/cuda_host/*.h)
 CXXHOST = -std=c++17 $(WARN) -Itests/cuda_host
 CXXSHIM = $(CXXHOST) -Wno-unused-function -Wno-unknown-pragmas -Wno-maybe-uninitialized -DSEQTX_CUDA -DSEQTX_CUDA_HOST
+CUFLAGS = $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST
+CUSAN   = -std=c99 $(WARN) $(SAN) $(STACK) -DSEQTX_CUDA -DSEQTX_CUDA_HOST
 STACK   := $(shell printf 'int main(void){return 0;}' | $(CXX) --param asan-stack=0 -x c++ - -o /dev/null 2>/dev/null && echo --param asan-stack=0 || echo -mllvm -asan-stack=0)
 build/cuda_host.o: tests/cuda_host/cuda_host.cpp $(SHIM_H) $(HEADERS) | build
 	$(CXX) $(CXXHOST) -O2 -c $< -o $@
@@ -97,15 +126,17 @@ build/cuda_host_san.o: tests/cuda_host/cuda_host.cpp $(SHIM_H) $(HEADERS) | buil
 # not all of -fsanitize=undefined: with null and the rest these templates take three times as long to compile
 build/cuda_kernels_san.o: seqtx_cuda.cu $(SHIM_H) $(HEADERS) | build
 	$(CXX) $(CXXSHIM) -fsanitize=address,alignment,shift,signed-integer-overflow -fno-sanitize-recover=all -O1 $(STACK) -x c++ -c $< -o $@
-build/test_cuda_%.o: tests/test_cuda_%.c $(TESTS_H) $(SHIM_H) $(HEADERS) | build
-	$(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -c $< -o $@
-build/test_cuda_golden_%.o: tests/test_golden_%.c $(TESTS_H) $(SHIM_H) $(HEADERS) | build
-	$(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -DGOLDEN_DEVICE=STX_CUDA -c $< -o $@
-build/test_cuda_%_san.o: tests/test_cuda_%.c $(TESTS_H) $(SHIM_H) $(HEADERS) | build
-	$(CC) -std=c99 $(WARN) $(SAN) $(STACK) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -c $< -o $@
-$(filter build/test_cuda_%,$(SHIM)): build/test_cuda_%: build/test_cuda_%.o build/cuda_kernels.o build/cuda_host.o
+$(eval $(call library,cuda,$$(CC) $$(CUFLAGS)))
+$(eval $(call library,cuda_san,$$(CC) $$(CUSAN)))
+build/test_cuda_%.o: tests/test_cuda_%.c build/flags | build
+	$(CC) $(CUFLAGS) -O1 $(DEPS) -c $< -o $@
+build/test_cuda_golden_%.o: tests/test_golden_%.c build/flags | build
+	$(CC) $(CUFLAGS) -O1 $(DEPS) -DGOLDEN_DEVICE=STX_CUDA -c $< -o $@
+build/test_cuda_%_san.o: tests/test_cuda_%.c build/flags | build
+	$(CC) $(CUSAN) $(DEPS) -c $< -o $@
+$(filter build/test_cuda_%,$(SHIM)): build/test_cuda_%: build/test_cuda_%.o build/cuda_kernels.o build/cuda_host.o $(call OBJECTS,cuda)
 	$(CXX) $^ -o $@ -lm -lpthread $(LDLIBS)
-$(filter build/test_cuda_%,$(SHIM_S)): build/test_cuda_%_san: build/test_cuda_%_san.o build/cuda_kernels_san.o build/cuda_host_san.o
+$(filter build/test_cuda_%,$(SHIM_S)): build/test_cuda_%_san: build/test_cuda_%_san.o build/cuda_kernels_san.o build/cuda_host_san.o $(call OBJECTS,cuda_san)
 	$(CXX) $(SAN) $^ -o $@ -lm -lpthread
 build/test_shim: tests/cuda_host/test_shim.cpp tests/test.h build/cuda_host.o
 	$(CXX) $(CXXHOST) -Wno-unknown-pragmas -O1 $< build/cuda_host.o -o $@ -lm -lpthread
@@ -138,10 +169,11 @@ build/cuda/train_attn_span: examples/train_attn_span.c examples/train.h $(HEADER
 	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
 build/cuda/train_sru: examples/train_sru.c examples/train.h $(HEADERS) build/cuda/seqtx_cuda.o
 	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
-build/cuda/test_cuda_%: tests/test_cuda_%.c $(TESTS_H) $(HEADERS) build/cuda/seqtx_cuda.o
-	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
-build/cuda/test_cuda_golden_%: tests/test_golden_%.c $(TESTS_H) $(HEADERS) build/cuda/seqtx_cuda.o
-	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA -DGOLDEN_DEVICE=STX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
+$(eval $(call library,gpu,$$(CC) $$(F32FLAGS) -DSEQTX_CUDA))
+build/cuda/test_cuda_%: tests/test_cuda_%.c build/cuda/seqtx_cuda.o $(call OBJECTS,gpu)
+	$(CC) $(F32FLAGS) -DSEQTX_CUDA -O1 $(DEPS) $^ -o $@ $(CUDA_LIBS) $(LDLIBS)
+build/cuda/test_cuda_golden_%: tests/test_golden_%.c build/cuda/seqtx_cuda.o $(call OBJECTS,gpu)
+	$(CC) $(F32FLAGS) -DSEQTX_CUDA -O1 $(DEPS) -DGOLDEN_DEVICE=STX_CUDA $^ -o $@ $(CUDA_LIBS) $(LDLIBS)
 build/cuda/bench_cuda: bench/bench_cuda.c bench/cuda_model.h bench/report.h $(HEADERS) build/cuda/seqtx_cuda.o
 	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA -isystem $(CUDA_DIR)/include $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
 build/bench_cuda_host: bench/bench_cuda.c bench/cuda_model.h bench/report.h build/cuda_kernels.o build/cuda_host.o
@@ -158,6 +190,8 @@ test: $(UNIT) $(F64) $(ASAN) $(SHIM) $(SHIM_S) build/train_shim build/train_sru_
 
 bench:
 	CC="$(CC)" sh bench/run.sh $(BENCH)
+
+-include $(wildcard build/*.d build/*/*.d)
 
 clean:
 	rm -rf build

@@ -1017,7 +1017,7 @@ static inline void stx__flush_off(uint64_t mode) { (void)mode; }
    is needed, and no -O3: STX__VECTOR asks gcc for vector code, which it would make at -O2 only of loops whose length it knows.
    fn's first parameter, which STX__EACH_ISA supplies, says whether there are fused multiply-adds: STX__FMA. STX__RESTRICT stands
    in the parameters of STX__EACH_ISA, where the pointers that fn may assume to be apart are. */
-#if defined(__GNUC__) || defined(__clang__)
+#if (defined(__GNUC__) || defined(__clang__)) && defined(__OPTIMIZE__)      /* without -O it would only take six times as long to compile */
   #define STX__INNER static inline __attribute__((always_inline))
 #else
   #define STX__INNER static inline

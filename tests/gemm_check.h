@@ -2,6 +2,7 @@
    (double) and test_api.c (float). one and many are contexts of 1 and of several threads: they must agree bit for bit. */
 #ifndef STX_GEMM_CHECK_H
 #define STX_GEMM_CHECK_H
+#include "inner.h"
 
 static stx_real *gemm_random(size_t n) {
     stx_real *a = (stx_real *)malloc((n + 1) * sizeof *a);
@@ -55,7 +56,7 @@ static void gemm_same_set(stx_ctx *x, size_t M, size_t N, size_t K, int tb) {
     stx_gemm(x, 1, 0, tb, M, N, K, 1, A, lda, 0, B, tb ? K : N, 0, 0, C, N, 0);
     stx_gemm(x, 1, 0, tb, M, N, K, 1, near, K, 0, B, tb ? K : N, 0, 0, want, N, 0);
     for (i = 0; i < M * N; i++) bad += memcmp(C + i, want + i, sizeof *C) != 0;
-    if (!strcmp(stx_backend(x), stx__mk(x)->name))      /* another library's product promises nothing like it */
+    if (!strcmp(stx_backend(x), inner_micro_name(x)))      /* another library's product promises nothing like it */
         CHECK(!bad, "gemm M %zu N %zu K %zu tb %d: %zu numbers depend on how far rows of A are apart", M, N, K, tb, bad);
     free(A); free(near); free(B); free(C); free(want);
 }

@@ -4,8 +4,7 @@
   #define _POSIX_C_SOURCE 200809L
 #endif
 #include <stdint.h>
-#define SEQTX_IMPLEMENTATION
-#include "../seqtx.h"
+#include "inner/seqtx.c"
 #include "test.h"
 #include "gemm_check.h"
 #include <sys/types.h>

@@ -1,7 +1,6 @@
 /* test_cuda_attention.c - stx_attention_fwd_cuda and stx_attention_bwd_cuda against their CPU twins: every feature of the attention and
    many of their combinations, by version 0 (with memory and without) and by the fused kernels where they take the call; in float and in
    bfloat16. Dropout masks cell by cell, what must not be seen, gradients that are not wanted, memory between the rows, repeatability. */
-#define SEQTX_IMPLEMENTATION
 #include "../seqtx.h"
 #include "cuda_test.h"
 

@@ -1,6 +1,5 @@
 /* test_cuda_gemm.c - the CUDA twins of stx_gemm, stx_linear_fwd and stx_linear_bwd against those of the CPU, in float and in bfloat16, by
    cublasLt and by the kernel that stands in where cublasLt has no algorithm. */
-#define SEQTX_IMPLEMENTATION
 #include "../seqtx.h"
 #include "cuda_test.h"
 

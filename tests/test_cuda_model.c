@@ -3,7 +3,6 @@
 #if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
   #define _POSIX_C_SOURCE 200809L
 #endif
-#define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
 #include "cuda_test.h"
 #include <unistd.h>

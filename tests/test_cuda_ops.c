@@ -1,6 +1,5 @@
 /* test_cuda_ops.c - the CUDA twins of the elementwise kernels, embedding, normalisation, softmax, losses and optimisers against their CPU
    bodies: in f32 and bf16, at odd sizes, from misaligned starts, with guard numbers around every array, and in any order of threads. */
-#define SEQTX_IMPLEMENTATION
 #include "../seqtx.h"
 #include "cuda_arr.h"
 

@@ -1,7 +1,6 @@
 /* test_cuda_sru.c - the recurrence's CUDA twins against formulas in double that stand here, and the CPU's twins against the same: every
    option, in f32 and bf16, at odd sizes, from misaligned starts, with guard numbers around every array, in any order of threads. ReZero and
    dropout over time. "short" leaves the large cases out. */
-#define SEQTX_IMPLEMENTATION
 #include "../seqtx_sru.h"
 #include "cuda_arr.h"
 

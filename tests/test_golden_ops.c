@@ -1,7 +1,6 @@
 /* Every golden vector of single ops, the fused attention and the optimisers (tests/golden, made by an independent PyTorch
    implementation): values and every gradient. 1e-10 in the double build, 1e-5 in float. Usage: test_golden_ops DIR */
 #include <stdint.h>
-#define SEQTX_IMPLEMENTATION
 #include "../seqtx.h"
 #include "test.h"
 #include "golden.h"

@@ -2,7 +2,6 @@
    log-probabilities and every parameter's gradient, in the literal and in the corrected forms; 50 optimiser steps; parameter
    counts of the published presets. 1e-10 in the double build, 1e-5 in float. Usage: test_golden_span DIR */
 #include <stdint.h>
-#define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
 #include "test.h"
 #include "golden.h"

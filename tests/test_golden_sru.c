@@ -2,8 +2,8 @@
    transform, stacks over segments, language models and training curves; every result, state and gradient. 1e-10 in the double build,
    1e-5 in float. Usage: test_golden_sru DIR */
 #include <stdint.h>
-#define SEQTX_IMPLEMENTATION
 #include "../seqtx_sru.h"
+#include "inner.h"
 #include "test.h"
 #include "golden.h"
 
@@ -136,7 +136,7 @@ static void attn_case(const char *name, int threads) {
     M = stx_detach(x, tensor_of(x, f, "memory", B, Tm, I, 0));
     pad = ids_of(x, f, "pad", B, T);
     before = ids_of(x, f, "memory_pad", B, Tm);
-    U = stx__sru_transform(&m, 0, h, M, stx__sru_pads(x, before, pad, B, Tm, T), (size_t)need(f, "window"));
+    U = inner_sru_transform(&m, 0, h, M, before, pad, B, Tm, T, (size_t)need(f, "window"));
     CHECK(U != NULL, "%s: %s", name, stx_error(x));
     if (U) {
         same_as(x, f, name, "U", U->data, U->size, TOL, 1e-7);

@@ -9,7 +9,6 @@
    checked at sizes where they are not. Small inputs have every entry checked; of large ones 1 in some, and random
    directions, which every entry has a part in. */
 #include <stdint.h>
-#define SEQTX_IMPLEMENTATION
 #include "../seqtx_sru.h"
 #include "test.h"
 #include "gemm_check.h"

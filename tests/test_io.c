@@ -1,5 +1,5 @@
 /* Tests of the sections "files" and "tokens" of seqtx.h: safetensors, atomic writing, vocabularies, corpora, batches.
-   Build: cc -std=c99 tests/test_io.c -o test_io -lm     Prints what fails; the last line is "N passed, N failed".
+   Build: cc -std=c99 -DSEQTX_IMPLEMENTATION tests/test_io.c -o test_io -lm     Prints what fails; the last line is "N passed, N failed".
    test_io --export FILE writes a sample file for other readers, test_io --import FILE prints what it finds in one. */
 
 #ifndef _GNU_SOURCE
@@ -8,7 +8,6 @@
 #ifdef STX_TEST_STUB
 #include "stub.h"
 #else
-#define SEQTX_IMPLEMENTATION
 #include "../seqtx.h"
 #endif
 
@@ -781,6 +780,12 @@ static void test_words(void) {
     TOKENS(d, "  \t ", "<eos>|", "<eos>|");
 }
 
+static size_t put_utf8(char *o, uint32_t c) {
+    size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4, i;
+    for (i = n - 1; i > 0; i--, c >>= 6) o[i] = (char)(0x80 | (c & 0x3f));
+    o[0] = (char)(n == 1 ? c : (0xf00u >> n & 0xf0u) | c);      /* as many ones in front as bytes */
+    return n;
+}
 static void test_words_unicode(void) {
     stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_FIRST);
     static const uint32_t white[][2] = { { 9, 13 }, { 28, 32 }, { 0x85, 0x85 }, { 0xA0, 0xA0 }, { 0x1680, 0x1680 }, { 0x2000, 0x200A },
@@ -799,7 +804,7 @@ static void test_words_unicode(void) {
         size_t n;
         if (c >= 0xD800 && c < 0xE000) continue;
         s[0] = 'a';
-        n = 1 + stx__utf8_put(s + 1, c);
+        n = 1 + put_utf8(s + 1, c);
         s[n++] = 'b';
         s[n++] = ' ';
         fwrite(s, 1, n, f);
@@ -813,7 +818,7 @@ static void test_words_unicode(void) {
         if (c >= 0xD800 && c < 0xE000) continue;
         for (i = 0; i < sizeof white / sizeof *white; i++) is_white |= c >= white[i][0] && c <= white[i][1];
         s[0] = 'a';
-        n = 1 + stx__utf8_put(s + 1, c);
+        n = 1 + put_utf8(s + 1, c);
         s[n++] = 'b';
         wrong += (stx_vocab_find(v, s, n) < 0) != is_white;
         words += !is_white;

@@ -1,8 +1,7 @@
 /* test_onednn.c - the matrix product with SEQTX_ONEDNN: gemm_check with every shape sent to oneDNN, larger products, bf16 against rounded
    factors, and what must fall back to the built-in product. Built and run by onednn.sh. */
 #define SEQTX_ONEDNN
-#define SEQTX_IMPLEMENTATION
-#include "seqtx.h"
+#include "inner/seqtx.c"
 #include "test.h"
 #include "gemm_check.h"
 

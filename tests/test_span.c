@@ -1,8 +1,8 @@
 /* Behaviour of seqtx_attn_span.h beyond the golden vectors: causality, memory = one long text, generation = forward,
    evaluation that training does not notice, recomputation, resume, batch parts, errors. */
 #include <stdint.h>
-#define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
+#include "inner.h"
 #include "test.h"
 #include <unistd.h>
 
@@ -184,7 +184,7 @@ static void dropout(void) {
                     size_t S, C;
                     memset(&in, 0, sizeof in);
                     memset(&a, 0, sizeof a);
-                    stx__span_window(m, l, &S, &C);
+                    inner_span_window(m, l, &S, &C);
                     in.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE); in.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE); in.v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
                     in.pe = m->key_pe; in.z = p->z; in.pk = p->pers_key; in.pv = p->pers_val;
                     a.heads = d.heads; a.span = S; a.delta_min = 1; a.max_span = (double)d.span; a.ramp = d.ramp; a.dropout = d.dropout;
@@ -551,7 +551,7 @@ static void windows(void) {
         d.span = row[i].L; d.ramp = 32; d.layers = 1;
         m = stx_span_create(x, &d);
         m->layer[0].z->data[1] = (stx_real)row[i].z;
-        stx__span_window(m, 0, &S, &C);
+        inner_span_window(m, 0, &S, &C);
         CHECK(S == row[i].S && C == row[i].C, "L %zu z %g: S %zu C %zu", row[i].L, row[i].z, S, C);
         CHECK(fabs(stx_span_of(m, 0, 1) - row[i].z * (double)row[i].L) < 1e-2, "span of head 1");
         stx_span_stats(m, &avg, &max);

@@ -1,7 +1,6 @@
 /* Behaviour of seqtx_sru.h beyond the golden vectors: segments = one whole, two directions = two runs, generation = forward, causality,
    what training leaves alone, initialisers, transforms of one's own, states in files, errors, memory that runs out. */
 #include <stdint.h>
-#define SEQTX_IMPLEMENTATION
 #include "../seqtx_sru.h"
 #include "test.h"
 #include <unistd.h>
