@@ -9,21 +9,21 @@
 #   make check-cuda CUDA_ARCH=sm_90   the tests of the GPU's side on a GPU, also under compute-sanitizer where there is one
 #   make bench-cuda CUDA_ARCH=sm_90   timings on a GPU against PyTorch
 #
-# Set CC, CXX, ARCH (-march=native, say: the fast paths do not need it), OPENMP= (to build without threads), CBLAS=1 (to link a CBLAS),
+# Set CC, CXX, ARCH (-march=native, say: the fast paths do not need it), THREADS=-DSEQTX_NO_THREADS (to build without threads), CBLAS=1 (to link a CBLAS),
 # ONEDNN=1 (oneDNN; ONEDNN_FLAGS and ONEDNN_LIBS where it is not in the usual places: -I.., -L.. -ldnnl).
 
 CC      = cc
 CXX     = c++
 ARCH    =
 WARN    = -Wall -Wextra -Wpedantic -Wshadow -Werror
-OPENMP := $(shell printf 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
+THREADS = -pthread
 CFLAGS  = -std=c99 -O3 $(ARCH) $(WARN)
 ifdef CBLAS
 CFLAGS += -DSEQTX_CBLAS
 LDLIBS += $(or $(CBLAS_LIBS),-lopenblas)
 endif
 ifdef ONEDNN
-CFLAGS += -DSEQTX_ONEDNN $(ONEDNN_FLAGS)
+CFLAGS += -DSEQTX_ONEDNN -fopenmp $(ONEDNN_FLAGS)
 LDLIBS += $(or $(ONEDNN_LIBS),-ldnnl)
 endif
 SAN     = -fsanitize=address,undefined -fno-sanitize-recover=all -g -O1
@@ -39,15 +39,15 @@ build:
 	@mkdir -p build
 # build/flags changes when the flags do, and everything is built again
 build/flags: FORCE | build
-	@echo '$(CC) $(CXX) $(CFLAGS) $(OPENMP) $(LDLIBS)' | cmp -s - $@ || echo '$(CC) $(CXX) $(CFLAGS) $(OPENMP) $(LDLIBS)' > $@
+	@echo '$(CC) $(CXX) $(CFLAGS) $(THREADS) $(LDLIBS)' | cmp -s - $@ || echo '$(CC) $(CXX) $(CFLAGS) $(THREADS) $(LDLIBS)' > $@
 FORCE:
 
 build/train_attn_span: examples/train_attn_span.c examples/train.h $(HEADERS) | build
-	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm $(LDLIBS)
+	$(CC) $(CFLAGS) $(THREADS) $< -o $@ -lm $(LDLIBS)
 build/train_sru: examples/train_sru.c examples/train.h $(HEADERS) | build
-	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm $(LDLIBS)
+	$(CC) $(CFLAGS) $(THREADS) $< -o $@ -lm $(LDLIBS)
 build/hello: examples/hello.c $(HEADERS) | build
-	$(CC) $(CFLAGS) $(OPENMP) $< -o $@ -lm $(LDLIBS)
+	$(CC) $(CFLAGS) $(THREADS) $< -o $@ -lm $(LDLIBS)
 
 # >>demo
 build/demo.txt: examples/demo_data.sh | build
@@ -55,14 +55,15 @@ build/demo.txt: examples/demo_data.sh | build
 DATA = build/demo.txt
 demo: build/train_attn_span $(DATA)
 	@rm -f build/demo.safetensors
-	GOMP_SPINCOUNT=20000 build/train_attn_span --preset demo --data $(DATA) --checkpoint build/demo.safetensors --generate 500 --prompt "#ifndef _"
+	build/train_attn_span --preset demo --data $(DATA) --checkpoint build/demo.safetensors --generate 500 --prompt "#ifndef _"
 
 demo-sru: build/train_sru $(DATA)
 	@rm -f build/demo_sru.safetensors
-	GOMP_SPINCOUNT=20000 build/train_sru --preset demo --data $(DATA) --checkpoint build/demo_sru.safetensors --generate 500 --prompt "#ifndef _"
+	build/train_sru --preset demo --data $(DATA) --checkpoint build/demo_sru.safetensors --generate 500 --prompt "#ifndef _"
 
 # >>tests: each program prints "N passed, N failed"; tests/run.sh adds them up
-UNIT = build/test_api build/test_io build/test_train_h build/test_span build/test_golden_ops build/test_golden_span build/test_bf16 build/test_sru build/test_golden_sru
+TSAN := $(shell echo 'int main(void){return 0;}' | $(CC) -fsanitize=thread -x c - -o /dev/null 2>/dev/null && echo build/test_threads_tsan)
+UNIT = build/test_api build/test_threads $(TSAN) build/test_io build/test_train_h build/test_span build/test_golden_ops build/test_golden_span build/test_bf16 build/test_sru build/test_golden_sru
 F64  = build/test_grad build/test_golden_ops_f64 build/test_golden_span_f64 build/test_bf16_f64 build/test_sru_f64 build/test_golden_sru_f64
 ASAN = build/test_api_san build/test_io_san build/test_span_san build/test_golden_ops_san build/test_golden_span_san build/fuzz_io_san build/test_bf16_san build/test_sru_san build/test_golden_sru_san
 
@@ -77,9 +78,9 @@ build/lib_$(1)/%.o: build/flags
 	@mkdir -p $$(@D)
 	$(2) $$(DEPS) -D$$(call MACRO,$$*) -x c -c $$(firstword $$(wildcard tests/inner/$$*.c) $$*.h) -o $$@
 endef
-F32FLAGS = $(CFLAGS) $(OPENMP)
-F64FLAGS = $(CFLAGS) -DSEQTX_DOUBLE $(OPENMP)
-SANFLAGS = -std=c99 $(WARN) $(SAN) $(OPENMP)
+F32FLAGS = $(CFLAGS) $(THREADS)
+F64FLAGS = $(CFLAGS) -DSEQTX_DOUBLE $(THREADS)
+SANFLAGS = -std=c99 $(WARN) $(SAN) $(THREADS)
 $(eval $(call library,f32,$$(CC) $$(F32FLAGS)))
 $(eval $(call library,f64,$$(CC) $$(F64FLAGS)))
 $(eval $(call library,san,$$(CC) $$(SANFLAGS)))
@@ -94,6 +95,8 @@ build/test_api_san: tests/test_api.c build/flags | build
 	$(CC) $(SANFLAGS) $(DEPS) $< -o $@ -lm
 build/test_bf16_san: tests/test_bf16.c build/flags | build
 	$(CC) $(SANFLAGS) -DSEQTX_AMX_EMULATED $(DEPS) $< -o $@ -lm
+build/test_threads_tsan: tests/test_threads.c build/flags | build
+	$(CC) -std=c99 $(WARN) -O1 -g -fsanitize=thread -DTEST_TSAN -DSEQTX_IMPLEMENTATION $(THREADS) $(DEPS) $< -o $@ -lm
 build/test_train_h: tests/test_train_h.c build/flags | build
 	$(CC) $(CFLAGS) $(DEPS) $< -o $@ -lm
 # and these link it; their own code at -O1, which its loops do not notice
@@ -166,16 +169,16 @@ build/cuda/arch: FORCE | build/cuda
 build/cuda/seqtx_cuda.o: seqtx_cuda.cu seqtx.h seqtx_sru.h build/cuda/arch
 	$(NVCC) -O3 -std=c++17 $(GENCODE) -Xcompiler -Wall,-Wextra -c $< -o $@
 build/cuda/train_attn_span: examples/train_attn_span.c examples/train.h $(HEADERS) build/cuda/seqtx_cuda.o
-	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
+	$(CC) $(CFLAGS) $(THREADS) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
 build/cuda/train_sru: examples/train_sru.c examples/train.h $(HEADERS) build/cuda/seqtx_cuda.o
-	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
+	$(CC) $(CFLAGS) $(THREADS) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
 $(eval $(call library,gpu,$$(CC) $$(F32FLAGS) -DSEQTX_CUDA))
 build/cuda/test_cuda_%: tests/test_cuda_%.c build/cuda/seqtx_cuda.o $(call OBJECTS,gpu)
 	$(CC) $(F32FLAGS) -DSEQTX_CUDA -O1 $(DEPS) $^ -o $@ $(CUDA_LIBS) $(LDLIBS)
 build/cuda/test_cuda_golden_%: tests/test_golden_%.c build/cuda/seqtx_cuda.o $(call OBJECTS,gpu)
 	$(CC) $(F32FLAGS) -DSEQTX_CUDA -O1 $(DEPS) -DGOLDEN_DEVICE=STX_CUDA $^ -o $@ $(CUDA_LIBS) $(LDLIBS)
 build/cuda/bench_cuda: bench/bench_cuda.c bench/cuda_model.h bench/report.h $(HEADERS) build/cuda/seqtx_cuda.o
-	$(CC) $(CFLAGS) $(OPENMP) -DSEQTX_CUDA -isystem $(CUDA_DIR)/include $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
+	$(CC) $(CFLAGS) $(THREADS) -DSEQTX_CUDA -isystem $(CUDA_DIR)/include $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
 build/bench_cuda_host: bench/bench_cuda.c bench/cuda_model.h bench/report.h build/cuda_kernels.o build/cuda_host.o
 	$(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -c $< -o $@.o
 	$(CXX) $@.o build/cuda_kernels.o build/cuda_host.o -o $@ -lm -lpthread $(LDLIBS)

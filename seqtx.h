@@ -4,7 +4,7 @@
    In ONE .c (or .cpp) file:            everywhere else:
        #define SEQTX_IMPLEMENTATION         #include "seqtx.h"
        #include "seqtx.h"
-   and link libm (-lm). Add -fopenmp to use all cores. Nothing else is needed.
+   and link libm (-lm; older systems also want -pthread). Compile with -O2. Nothing else is needed.
 
    seqtx.h is the core. The models stand in headers of their own, each of which needs only this one:
        seqtx_attn_span.h   Sequential Transformer, adaptive attention span, all-attention
@@ -69,10 +69,12 @@
    Random numbers are counter based (Philox4x32-10), keyed by (seed, step, op, element): they need no storage,
    do not depend on the number of threads, and a resumed run draws what the unbroken run would have drawn.
 
-   Repeatability: the same device, build, precision and thread count give the same bits. No atomics on numbers anywhere.
+   Repeatability: the same device, build, precision and thread count give the same bits, whichever thread did what. No atomics on
+   numbers anywhere.
 
-   Speed on a CPU: give the compiler -O2 or -O3 and -fopenmp; no -march is needed. Inner loops exist for AVX-512, AVX2 and any
-   processor, and the right ones are taken at run time. desc.precision = STX_PREC_BF16 makes matrix products of bfloat16 factors
+   Speed on a CPU: give the compiler -O2 or -O3 (without it everything is ten times slower); no -march is needed. Inner loops exist for
+   AVX-512, AVX2 and any processor, and the right ones are taken at run time. Loops run on all processors that the process may use
+   (desc.threads); work is given out as threads come, so a program that shares its machine with others is not held up by the slowest thread. desc.precision = STX_PREC_BF16 makes matrix products of bfloat16 factors
    (AVX512-BF16: about twice the products' speed; AMX: so far run by emulation only). Parameters and sums stay float.
 
    GPU. Add seqtx_cuda.cu to the program (nvcc -O3 -arch=sm_90 -c seqtx_cuda.cu; CUDA 12 or later, sm_80 or newer), define SEQTX_CUDA
@@ -89,6 +91,7 @@
        SEQTX_ONEDNN     matrix products, f32 and bf16, by oneDNN 2.5 or later (2.x and 3.x); link -ldnnl. (Implementation file
                         only.) What stays built in, how its threads follow desc.threads, its memory: see stx__dnnl_gemm.
        SEQTX_CUDA       desc.device may be STX_CUDA. Compile seqtx_cuda.cu with nvcc and link it (see GPU above).
+       SEQTX_NO_THREADS  no threads: every loop runs in the caller's. (Implementation file only.) Otherwise POSIX threads, or Windows's.
        SEQTX_STDIO_FILES  no mmap, no fsync: files by stdio, as on machines without POSIX.
 
    Reading order for learners: stx_layernorm_fwd/_bwd (a kernel and its derivative), stx_layernorm (an op),
@@ -156,7 +159,8 @@ typedef struct stx_desc {
     int      no_graph;     /* GPU: stx_step_run runs every step anew */
     int      tune;         /* GPU: time up to 8 algorithms for each shape of matrix product and keep the fastest. Another process may
                               find another one fastest: then its last bits differ */
-    int      threads;      /* 0: as many as OpenMP offers (1 in a build without it) */
+    int      threads;      /* 0: as many as the processors that this process may use. 1: none but the caller's (and in builds with
+                              SEQTX_NO_THREADS). The others start with the first loop that is worth it and sleep when there is nothing to do */
     uint64_t seed;         /* of every random number of this context */
     size_t   max_bytes;    /* limit on all memory of the context (on a GPU: on its device memory); 0: none */
     size_t   chunk_bytes;  /* smallest piece in which an arena grows; 0: 1 MiB */
@@ -643,6 +647,21 @@ extern size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, i
 #endif
 STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a);     /* the forward kernel of the context's device, with work from the step arena */
 STX_DEF int stx_threads(const stx_ctx *x);
+
+/* Parallel loops of kernels. part does the iterations [from, to) of a loop over [0, n); job points to what it needs to know. Each
+   iteration writes its own part of the output, so results depend neither on the number of threads nor on who did what. */
+typedef struct stx_share {
+    stx_ctx *x;                             /* may be NULL, as in any kernel */
+    size_t   from, to;
+    size_t   thread;                        /* below stx_threads(x): for scratch that each thread has for itself */
+} stx_share;
+typedef void (*stx_part)(const stx_share *s, const void *job);
+/* Runs part for all of [0, n), in parallel if there is work enough to pay for it (work: about how many additions and multiplications; a
+   few microseconds' worth). Every thread begins with a contiguous piece of its own, the same in loops of any length, so that its caches
+   know the rows; who is done takes pieces from the others. Returns when all is done. Not from inside a part. */
+STX_DEF void stx_parallel(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job);
+/* The same for few and unequal iterations, given out one by one as threads come, from 0 on: the longest should come first. */
+STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void *job);
 STX_DEF int stx_isa(const stx_ctx *x);                      /* which inner loops its processor runs: STX__CALL */
 
 /* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices at strides sa, sb, sc; op = transpose if ta/tb.
@@ -976,9 +995,6 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
 #include <float.h>
 #include <math.h>
 #include <string.h>
-#ifdef _OPENMP
-  #include <omp.h>
-#endif
 
 // >>loops
 
@@ -988,10 +1004,6 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
   #define STX__RESTRICT
 #endif
 
-/* Parallel loops: `STX__FOR(x, work) for (...)` splits the iterations in equal contiguous parts when there is
-   enough work to pay for it (about 10 us). Every iteration writes its own part of the output, so results do not
-   depend on the number of threads. */
-#define STX__PRAGMA(p) _Pragma(#p)
 /* Denormals are flushed to zero inside the library's loops, on each of their threads: some processors take a hundred cycles for
    one. The caller's mode is back when a loop ends. */
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
@@ -1004,12 +1016,6 @@ static inline void stx__flush_off(uint64_t mode) { __asm__ volatile("msr fpcr, %
 #else
 static inline uint64_t stx__flush_on(void) { return 0; }
 static inline void stx__flush_off(uint64_t mode) { (void)mode; }
-#endif
-#define STX__FLUSHED for (uint64_t mode_ = stx__flush_on(), once_ = 1; once_; stx__flush_off(mode_), once_ = 0)
-#ifdef _OPENMP
-  #define STX__FOR(x, work) STX__PRAGMA(omp parallel num_threads(stx_threads(x)) if ((work) > 32768 && stx_threads(x) > 1)) STX__FLUSHED STX__PRAGMA(omp for schedule(static) nowait)
-#else
-  #define STX__FOR(x, work) (void)(x); (void)(work); STX__FLUSHED
 #endif
 
 /* Inner loops are plain C in STX__INNER functions, compiled once for each instruction set: STX__EACH_ISA(fn, (parameters), arguments)
@@ -1211,13 +1217,32 @@ int madvise(void *p, size_t n, int advice);
 #endif
 #elif defined(_WIN32)
 #include <process.h>
-#ifdef __cplusplus
-extern "C"
+#ifndef WIN32_LEAN_AND_MEAN
+  #define WIN32_LEAN_AND_MEAN
 #endif
-__declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to, unsigned long flags);
+#ifndef NOMINMAX
+  #define NOMINMAX
 #endif
-#ifdef _OPENMP
-  #include <omp.h>
+#include <windows.h>
+#endif
+#if !defined(SEQTX_NO_THREADS) && (defined(__GNUC__) || defined(__clang__)) && (defined(__unix__) || defined(__APPLE__)) && \
+    !(defined(__EMSCRIPTEN__) && !defined(__EMSCRIPTEN_PTHREADS__))
+  #define STX__PTHREADS 1
+  #include <pthread.h>
+  #include <signal.h>
+  #include <sys/select.h>         /* sigset_t, also where -std=c99 hides it in signal.h */
+  #include <sys/time.h>
+  #include <unistd.h>
+  #if defined(__linux__)
+    #include <sched.h>
+  #endif
+  #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !(defined(__GLIBC__) && defined(__USE_POSIX199506))
+/* hidden by -std=c99 as those above */
+int sigfillset(sigset_t *set);
+int pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
+  #endif
+#elif !defined(SEQTX_NO_THREADS) && defined(_WIN32)
+  #define STX__WIN_THREADS 1
 #endif
 #if defined(SEQTX_CBLAS) && defined(SEQTX_ONEDNN)
   #error "SEQTX_CBLAS or SEQTX_ONEDNN, not both"
@@ -1228,6 +1253,9 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 #if defined(SEQTX_ONEDNN) && !defined(SEQTX_DOUBLE)     /* oneDNN has no double on CPUs */
   #include <dnnl.h>
   #define STX__ONEDNN 1
+  #ifdef _OPENMP
+    #include <omp.h>              /* only to tell an OpenMP oneDNN how many threads it may use */
+  #endif
 #endif
 
 // >>context
@@ -1349,6 +1377,7 @@ struct stx_ctx {
     uint64_t tick, op;            /* random streams: step and op within it */
     uint64_t params_made;
     stx_real *scratch;            /* one piece of STX__PACK numbers a thread */
+    struct stx__pool *pool;       /* NULL: no threads but the caller's */
     const struct stx__micro *micro;
     int isa;                      /* STX__ISA_*: what the inner loops may use */
 #ifdef STX__ONEDNN
@@ -1652,10 +1681,328 @@ STX_DEF void stx_set_tick(stx_ctx *x, uint64_t tick) { if (x) x->tick = tick; }
 STX_DEF size_t stx_bytes(const stx_ctx *x) { return x ? stx__reserved(x) : 0; }
 STX_DEF size_t stx_peak_bytes(const stx_ctx *x) { return x ? x->peak : 0; }
 
+// >>threads
+
+/* The threads of a context. A loop of n iterations is cut into chunks, and each thread has a range of chunks of its own: it takes them from the
+   front, and when there are none left it takes chunks from the back of the others' ranges. So nobody waits for a thread that has
+   not come yet (another program may have its processor): the caller does all the work that nobody else takes, closes the loop, and waits only for
+   those who are inside a chunk.
+
+       word    epoch, 15 bits | open, 1 bit | threads inside, 16 bits
+               caller:  writes the job and the ranges; word = next epoch, open; works; clears open; waits until nobody is inside
+               others:  see an open epoch that they have not seen; add 1 (only while it is open); work; subtract 1
+
+   Who has nothing to do looks again and again for STX__SPIN microseconds, for the next loop usually comes at once, and then sleeps. A
+   thread that finds that it lost its processor while it looked, and a caller that waits long, know that the machine has other work: for a
+   while everybody sleeps at once, because a thread that spins only uses up the time that the system would give it when there is work. */
+#if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
+
+enum { STX__SPIN = 200, STX__SPIN_CALLER = 1000, STX__STOLEN = 500 };       /* microseconds */
+enum { STX__BUSY = 1000, STX__BUSY_MOST = 4000, STX__WORTH_WAKING = 1 << 18 };                     /* loops; work */
+enum { STX__OPEN = 0x10000, STX__INSIDE = 0xffff, STX__EPOCH = 0x20000 };
+
+#ifdef STX__PTHREADS
+typedef pthread_t stx__handle;
+typedef pthread_mutex_t stx__mutex;
+typedef pthread_cond_t stx__cond;
+  #define STX__PEEK(p) __atomic_load_n(p, __ATOMIC_SEQ_CST)
+  #define STX__POKE(p, v) __atomic_store_n(p, v, __ATOMIC_SEQ_CST)
+  #define STX__ADD(p, v) __atomic_add_fetch(p, v, __ATOMIC_SEQ_CST)
+static int stx__swap(uint32_t *p, uint32_t *have, uint32_t want) { return __atomic_compare_exchange_n(p, have, want, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); }
+static void stx__lock(stx__mutex *m) { pthread_mutex_lock(m); }
+static void stx__unlock(stx__mutex *m) { pthread_mutex_unlock(m); }
+static void stx__sleep(stx__cond *c, stx__mutex *m) { pthread_cond_wait(c, m); }
+static void stx__wake(stx__cond *c) { pthread_cond_signal(c); }
+static int64_t stx__now(void) {
+    struct timeval t;
+    gettimeofday(&t, NULL);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_usec;
+}
+#else
+typedef HANDLE stx__handle;
+typedef SRWLOCK stx__mutex;
+typedef CONDITION_VARIABLE stx__cond;
+  #define STX__PEEK(p) ((uint32_t)InterlockedCompareExchange((volatile LONG *)(p), 0, 0))
+  #define STX__POKE(p, v) ((void)InterlockedExchange((volatile LONG *)(p), (LONG)(v)))
+  #define STX__ADD(p, v) ((uint32_t)InterlockedExchangeAdd((volatile LONG *)(p), (LONG)(v)) + (uint32_t)(v))
+static int stx__swap(uint32_t *p, uint32_t *have, uint32_t want) {
+    uint32_t was = (uint32_t)InterlockedCompareExchange((volatile LONG *)p, (LONG)want, (LONG)*have);
+    if (was == *have) return 1;
+    *have = was;
+    return 0;
+}
+static void stx__lock(stx__mutex *m) { AcquireSRWLockExclusive(m); }
+static void stx__unlock(stx__mutex *m) { ReleaseSRWLockExclusive(m); }
+static void stx__sleep(stx__cond *c, stx__mutex *m) { SleepConditionVariableSRW(c, m, INFINITE, 0); }
+static void stx__wake(stx__cond *c) { WakeConditionVariable(c); }
+static int64_t stx__now(void) {
+    LARGE_INTEGER t, f;
+    QueryPerformanceCounter(&t);
+    QueryPerformanceFrequency(&f);
+    return (int64_t)((double)t.QuadPart * 1e6 / (double)f.QuadPart);
+}
+#endif
+static void stx__pause(void) {
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+    _mm_pause();
+#elif defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__))
+    __asm__ volatile("yield");
+#elif defined(STX__WIN_THREADS)
+    YieldProcessor();
+#endif
+}
+
+typedef struct stx__chunks { uint32_t chunks; char apart[60]; } stx__chunks;      /* first << 16 | end; a cache line each */
+typedef struct stx__worker { stx_ctx *x; struct stx__pool *pool; size_t me; stx__handle handle; } stx__worker;
+typedef struct stx__pool {
+    stx_part part;                /* the loop: valid while it is open or somebody is inside */
+    const void *job;
+    size_t n, chunk;
+    int in_order;
+    uint32_t word, asleep, caller_asleep, quit;
+    uint32_t busy;                /* 500 more for each sign of other work, 1 less for each loop; from STX__BUSY on there is other work */
+    stx__chunks *range;            /* (threads), the caller's first */
+    stx__mutex mutex;
+    stx__cond work, done;
+    size_t threads, running;      /* how many there may be with the caller; others that were started */
+    long process;
+    stx__worker *worker;          /* (threads) */
+} stx__pool;
+
+static void stx__seen_busy(stx__pool *q) { STX__POKE(&q->busy, STX__MIN(STX__PEEK(&q->busy) + 500, (uint32_t)STX__BUSY_MOST)); }
+
+/* A chunk of range r, from its front or its back; 0 when there is none */
+static int stx__take(stx__chunks *r, int front, size_t *chunk) {
+    uint32_t have = STX__PEEK(&r->chunks), first, end;
+    do {
+        first = have >> 16;
+        end = have & 0xffff;
+        if (first >= end) return 0;
+        *chunk = front ? first : end - 1;
+    } while (!stx__swap(&r->chunks, &have, front ? (first + 1) << 16 | end : first << 16 | (end - 1)));
+    return 1;
+}
+static void stx__run_chunks(stx_ctx *x, stx__pool *q, size_t me) {
+    stx_share s;
+    size_t k, c;
+    s.x = x;
+    s.thread = me;
+    for (k = 0; k < q->threads; k++)
+        while (stx__take(q->range + (me + k) % q->threads, !k || q->in_order, &c)) {
+            s.from = c * q->chunk;
+            s.to = STX__MIN(q->n, s.from + q->chunk);
+            q->part(&s, q->job);
+        }
+}
+
+static void stx__work(stx__worker *w) {
+    stx_ctx *x = w->x;
+    stx__pool *q = w->pool;
+    uint32_t word, seen = 0;
+    int64_t since = stx__now(), before = since, now;
+    int spins = 0;
+    (void)stx__flush_on();
+    for (;;) {
+        word = STX__PEEK(&q->word);
+        if (STX__PEEK(&q->quit)) return;
+        if ((word & STX__OPEN) && word / STX__EPOCH != seen) {
+            if (!stx__swap(&q->word, &word, word + 1)) continue;
+            seen = word / STX__EPOCH;
+            stx__run_chunks(x, q, w->me);
+            if (!(STX__ADD(&q->word, (uint32_t)-1) & (STX__OPEN | STX__INSIDE)) && STX__PEEK(&q->caller_asleep)) {
+                stx__lock(&q->mutex);
+                stx__unlock(&q->mutex);
+                stx__wake(&q->done);
+            }
+            since = before = stx__now();
+            spins = 0;
+            continue;
+        }
+        stx__pause();
+        if (++spins & 15) continue;
+        now = stx__now();
+        if (now - before > STX__STOLEN) stx__seen_busy(q);
+        before = now;
+        if (now - since < STX__SPIN && now >= since && STX__PEEK(&q->busy) < STX__BUSY) continue;
+        stx__lock(&q->mutex);
+        (void)STX__ADD(&q->asleep, 1);
+        while (word = STX__PEEK(&q->word), !STX__PEEK(&q->quit) && !((word & STX__OPEN) && word / STX__EPOCH != seen)) stx__sleep(&q->work, &q->mutex);
+        (void)STX__ADD(&q->asleep, (uint32_t)-1);
+        stx__unlock(&q->mutex);
+        since = before = stx__now();
+    }
+}
+#ifdef STX__PTHREADS
+  #if defined(SIG_SETMASK)
+    #define STX__SETMASK SIG_SETMASK
+  #elif defined(__mips__)           /* -std=c99 hides it: Linux's numbers */
+    #define STX__SETMASK 3
+  #else
+    #define STX__SETMASK 2
+  #endif
+static void *stx__thread_main(void *w) { stx__work((stx__worker *)w); return NULL; }
+static int stx__start(stx__worker *w) {
+    pthread_attr_t attr;
+    sigset_t all, old;
+    int good;
+    if (pthread_attr_init(&attr)) return 0;
+    (void)pthread_attr_setstacksize(&attr, (size_t)1 << 20);        /* some systems give 128 KB */
+    sigfillset(&all);                                               /* signals are for the caller's threads */
+    pthread_sigmask(STX__SETMASK, &all, &old);
+    good = !pthread_create(&w->handle, &attr, stx__thread_main, w);
+    pthread_sigmask(STX__SETMASK, &old, NULL);
+    pthread_attr_destroy(&attr);
+    return good;
+}
+static long stx__process(void) { return (long)getpid(); }
+static void stx__wait_for(stx__handle h) { pthread_join(h, NULL); }
+static void stx__pool_open(stx__pool *q) { pthread_mutex_init(&q->mutex, NULL); pthread_cond_init(&q->work, NULL); pthread_cond_init(&q->done, NULL); }
+static void stx__pool_clear(stx__pool *q) { pthread_mutex_destroy(&q->mutex); pthread_cond_destroy(&q->work); pthread_cond_destroy(&q->done); }
+/* How many processors this process may use */
+static int stx__processors(void) {
+    long n = 0;
+#if defined(__linux__) && defined(CPU_COUNT)
+    cpu_set_t set;
+    if (!sched_getaffinity(0, sizeof set, &set)) n = CPU_COUNT(&set);
+#elif defined(__linux__) && !defined(__cplusplus)
+    extern int sched_getaffinity(pid_t pid, size_t size, void *set);        /* hidden by -std=c99 */
+    unsigned char set[128];                                                 /* 1024 processors */
+    size_t i;
+    int k;
+    memset(set, 0, sizeof set);
+    if (!sched_getaffinity(0, sizeof set, set)) for (i = 0; i < sizeof set; i++) for (k = 0; k < 8; k++) n += set[i] >> k & 1;
+#endif
+    if (n < 1) n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : n > 4096 ? 4096 : (int)n;
+}
+#else
+static DWORD WINAPI stx__thread_main(void *w) { stx__work((stx__worker *)w); return 0; }
+static int stx__start(stx__worker *w) { return (w->handle = CreateThread(NULL, 0, stx__thread_main, w, 0, NULL)) != NULL; }
+static long stx__process(void) { return (long)GetCurrentProcessId(); }
+static void stx__wait_for(stx__handle h) { WaitForSingleObject(h, INFINITE); CloseHandle(h); }
+static void stx__pool_open(stx__pool *q) { InitializeSRWLock(&q->mutex); InitializeConditionVariable(&q->work); InitializeConditionVariable(&q->done); }
+static void stx__pool_clear(stx__pool *q) { (void)q; }
+static int stx__processors(void) {
+    DWORD_PTR mine, all;
+    int n = 0;
+    if (GetProcessAffinityMask(GetCurrentProcess(), &mine, &all)) for (; mine; mine &= mine - 1) n++;
+    return n < 1 ? 1 : n;
+}
+#endif
+
+/* The first loop starts the threads. When the system gives fewer than asked for, those do the work. */
+static void stx__start_all(stx_ctx *x, stx__pool *q) {
+    q->process = stx__process();
+    while (q->running + 1 < q->threads) {
+        stx__worker *w = q->worker + q->running;
+        w->x = x;
+        w->pool = q;
+        w->me = q->running + 1;
+        if (!stx__start(w)) break;
+        q->running++;
+    }
+    if (!q->running) q->threads = 1;
+}
+static void stx__pool_make(stx_ctx *x) {
+    size_t threads = (size_t)x->desc.threads;
+    stx__pool *q;
+    if (threads < 2 || x->pool) return;
+    q = (stx__pool *)stx_persist(x, sizeof *q);
+    if (q) q->range = (stx__chunks *)stx_persist(x, threads * sizeof *q->range);
+    if (q) q->worker = (stx__worker *)stx_persist(x, threads * sizeof *q->worker);
+    if (!q || !q->range || !q->worker) return;
+    q->threads = threads;
+    stx__pool_open(q);
+    x->pool = q;
+}
+static void stx__pool_free(stx_ctx *x) {
+    stx__pool *q = x->pool;
+    size_t i;
+    if (!q) return;
+    x->pool = NULL;
+    if (q->running && q->process != stx__process()) return;      /* a child after fork: the threads are its parent's */
+    stx__lock(&q->mutex);
+    STX__POKE(&q->quit, 1);
+    stx__unlock(&q->mutex);
+    for (i = 0; i < q->running; i++) stx__wake(&q->work);
+    for (i = 0; i < q->running; i++) stx__wait_for(q->worker[i].handle);
+    stx__pool_clear(q);
+}
+
+/* chunks: how many, at least 2 */
+static void stx__run_pool(stx_ctx *x, stx__pool *q, size_t n, size_t chunks, size_t work, int in_order, stx_part part, const void *job) {
+    size_t i;
+    uint32_t word = STX__PEEK(&q->word), asleep, busy = STX__PEEK(&q->busy);
+    int64_t begun = stx__now(), done, waited = 0;
+    int spins = 0;
+    if (!q->running) stx__start_all(x, q);
+    if (busy) STX__POKE(&q->busy, busy - 1);
+    q->part = part;
+    q->job = job;
+    q->n = n;
+    q->in_order = in_order;
+    q->chunk = (n + chunks - 1) / chunks;
+    chunks = (n + q->chunk - 1) / q->chunk;
+    for (i = 0; i < q->threads; i++)        /* in_order: one range for all */
+        STX__POKE(&q->range[i].chunks, (uint32_t)(in_order ? (i ? 0 : chunks) : chunks * i / q->threads << 16 | chunks * (i + 1) / q->threads));
+    word = (word / STX__EPOCH + 1) * STX__EPOCH | STX__OPEN;
+    STX__POKE(&q->word, word);
+    asleep = STX__PEEK(&q->asleep);
+    if (asleep && work >= STX__WORTH_WAKING && q->process == stx__process()) {
+        stx__lock(&q->mutex);
+        stx__unlock(&q->mutex);
+        for (i = 0; i < asleep && i + 1 < chunks; i++) stx__wake(&q->work);
+    }
+    stx__run_chunks(x, q, 0);
+    if (!(STX__ADD(&q->word, (uint32_t)-STX__OPEN) & STX__INSIDE)) return;
+    for (done = stx__now(); STX__PEEK(&q->word) & STX__INSIDE;) {
+        stx__pause();
+        if (++spins & 15) continue;
+        waited = stx__now() - done;
+        if (waited >= 0 && waited < (busy < STX__BUSY ? STX__SPIN_CALLER : 5)) continue;
+        stx__lock(&q->mutex);
+        STX__POKE(&q->caller_asleep, 1);
+        while (STX__PEEK(&q->word) & STX__INSIDE) stx__sleep(&q->done, &q->mutex);
+        STX__POKE(&q->caller_asleep, 0);
+        stx__unlock(&q->mutex);
+        waited = stx__now() - done;
+    }
+    if (waited > STX__STOLEN && waited > 2 * (done - begun)) stx__seen_busy(q);      /* longer than a chunk takes */
+}
+#else
+static int stx__processors(void) { return 1; }
+static void stx__pool_make(stx_ctx *x) { (void)x; }
+static void stx__pool_free(stx_ctx *x) { (void)x; }
+#endif
+
+/* chunks: in how many pieces the loop is given out; 1 or less: the caller does it */
+static void stx__parallel(stx_ctx *x, size_t n, size_t chunks, size_t work, int in_order, stx_part part, const void *job) {
+    uint64_t mode = stx__flush_on();
+    if (!n) { stx__flush_off(mode); return; }
+#if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
+    if (chunks > 1 && x && x->pool) stx__run_pool(x, x->pool, n, STX__MIN(n, STX__MIN(chunks, (size_t)0xffff)), work, in_order, part, job);
+    else
+#endif
+    {
+        stx_share s;
+        (void)chunks; (void)work; (void)in_order;
+        s.x = x;
+        s.from = s.thread = 0;
+        s.to = n;
+        part(&s, job);
+    }
+    stx__flush_off(mode);
+}
+STX_DEF void stx_parallel(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job) {
+    stx__parallel(x, n, STX__MIN(4 * (size_t)stx_threads(x), work / 16384), work, 0, part, job);
+}
+STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void *job) { stx__parallel(x, n, n, SIZE_MAX, 1, part, job); }
+
 /* On a GPU the host computes nothing */
 static void stx__make_scratch(stx_ctx *x) {
     if (stx__on_gpu(x)) return;
     x->scratch = (stx_real *)stx_persist(x, stx_bytes_of((size_t)x->desc.threads, STX__PACK, sizeof(stx_real)));
+    stx__pool_make(x);
 }
 STX_DEF void stx_begin(stx_ctx *x, int mode) {
     if (!x) return;
@@ -2284,15 +2631,8 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, i
     }
 }
 
-/* Only inside the library's own parallel loops: elsewhere the thread number may be that of a caller's loop. */
-static size_t stx__thread(void) {
-#ifdef _OPENMP
-    return (size_t)omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
-static stx_real *stx__scratch(stx_ctx *x) { return x && x->scratch ? x->scratch + stx__thread() * STX__PACK : NULL; }
+/* Of one thread: stx_share.thread */
+static stx_real *stx__scratch(stx_ctx *x, size_t thread) { return x && x->scratch ? x->scratch + thread * STX__PACK : NULL; }
 static const stx__micro *stx__mk(const stx_ctx *x) { return x ? x->micro : &stx__micro_generic; }
 
 #ifdef STX__ONEDNN
@@ -2301,8 +2641,8 @@ static const stx__micro *stx__mk(const stx_ctx *x) { return x ? x->micro : &stx_
    one is two to five times slower than the built-in product for x W^T of few rows. bf16: the factors are rounded here, so the results
    are those of the built-in product but for the order of sums; oneDNN's "fpmath" mode would take floats, but need not round them, and
    without AMX does not.
-   A primitive is made once for each shape and kept in the context. With an OpenMP oneDNN, and this header compiled with OpenMP, both
-   take desc.threads. A program without OpenMP, or an oneDNN on another runtime (TBB, SYCL), does not follow desc.threads:
+   A primitive is made once for each shape and kept in the context. With an OpenMP oneDNN, and this header compiled with -fopenmp, both
+   take desc.threads. A program without it, or an oneDNN on another runtime (TBB, SYCL), does not follow desc.threads:
    OMP_NUM_THREADS or that runtime's own setting holds. oneDNN's memory (code, scratch) is not from desc.alloc and not in stx_bytes; the
    rounded factors are. */
 typedef struct stx__dnnl_plan {
@@ -2436,6 +2776,18 @@ static int stx__dnnl_room(stx_ctx *x, int which, size_t rows, size_t cols) {
     return d->half[which] != NULL;
 }
 
+/* Rows of A (ar,ac), then rows of B (..,bc), rounded to bfloat16 */
+typedef struct stx__dnnl_factors { const stx_real *A, *B; size_t lda, ldb, ar, ac, bc; } stx__dnnl_factors;
+static void stx__dnnl_round(const stx_share *s, const void *job) {
+    const stx__dnnl_factors *f = (const stx__dnnl_factors *)job;
+    stx__dnnl *d = s->x->dnnl;
+    size_t n;
+    for (n = s->from; n < s->to; n++) {
+        if (n < f->ar) s->x->micro->round(d->half[0] + n * f->ac, f->A + n * f->lda, f->ac);
+        else s->x->micro->round(d->half[1] + (n - f->ar) * f->bc, f->B + (n - f->ar) * f->ldb, f->bc);
+    }
+}
+
 /* 1 when the product is done, or in error; 0 when it is for the built-in one. */
 static int stx__dnnl_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda,
                           size_t sa, const stx_real *B, size_t ldb, size_t sb, stx_real beta, stx_real *C, size_t ldc, size_t sc) {
@@ -2455,14 +2807,11 @@ static int stx__dnnl_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, si
         at[1] = (void *)(B + e * sb);
         at[2] = C + e * sc;
         if (bf16) {
-            ptrdiff_t r, rows = (ptrdiff_t)(ar + (e && !sb ? 0 : br));      /* A, then B unless it is the one before */
+            stx__dnnl_factors f;
             if (!stx__dnnl_room(x, 0, ar, ac) || !stx__dnnl_room(x, 1, br, bc)) break;      /* at e 0: later ones find the room */
-            STX__FOR(x, ar * ac + br * bc)
-            for (r = 0; r < rows; r++) {
-                size_t n = (size_t)r;
-                if (n < ar) x->micro->round(d->half[0] + n * ac, A + e * sa + n * lda, ac);
-                else x->micro->round(d->half[1] + (n - ar) * bc, B + e * sb + (n - ar) * ldb, bc);
-            }
+            f.A = A + e * sa; f.lda = lda; f.ar = ar; f.ac = ac;
+            f.B = B + e * sb; f.ldb = ldb; f.bc = bc;
+            stx_parallel(x, ar + (e && !sb ? 0 : br), ar * ac + br * bc, stx__dnnl_round, &f);      /* B unless it is the one before */
             at[0] = d->half[0];
             at[1] = d->half[1];
         }
@@ -2496,6 +2845,37 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
     return stx__mk(x)->name;
 }
 
+/* Parts of a matrix, at tile borders so that no tile is shared: `per` rows of C (or columns, where there are more of them) each */
+typedef struct stx__product_job {
+    const stx__micro *mk;
+    int ta, tb, rows, thin;
+    size_t M, N, K, n, per, parts, lda, sa, ldb, sb, ldc, sc;      /* n: rows or columns to be cut */
+    stx_real alpha, beta;
+    const stx_real *A, *B;
+    stx_real *C;
+    const stx__after *after;
+} stx__product_job;
+static void stx__product_part(const stx_share *s, const void *job) {
+    const stx__product_job *j = (const stx__product_job *)job;
+    const stx__micro *mk = j->mk;
+    stx_real *scratch = stx__scratch(s->x, s->thread);
+    size_t i;
+    for (i = s->from; i < s->to; i++) {
+        size_t e = i / j->parts, lo = i % j->parts * j->per, hi = STX__MIN(j->n, lo + j->per), at = j->rows ? lo * j->ldc : lo;
+        size_t M = j->rows ? hi - lo : j->M, N = j->rows ? j->N : hi - lo, row = j->rows ? lo : 0, col = j->rows ? 0 : lo;
+        const stx_real *a = j->A + e * j->sa + (j->ta ? row : row * j->lda), *b = j->B + e * j->sb + (j->tb ? col * j->ldb : col);
+        stx_real *c = j->C + e * j->sc + at;
+        if (lo >= hi) continue;
+        if (j->thin) {
+            STX__CALL(s->x, stx__thin, (j->ta, j->tb, M, N, j->K, j->alpha, a, j->lda, b, j->ldb, j->beta, c, j->ldc));
+            if (j->after) stx__after_rows(s->x, j->after, col, c, at, j->ldc, M, N);
+        } else {
+            if (mk->enter) mk->enter();
+            stx__gemm_any(s->x, mk, scratch, j->ta, j->tb, M, N, j->K, j->alpha, a, j->lda, b, j->ldb, j->beta, c, j->ldc, j->after, at, col);
+            if (mk->leave) mk->leave();
+        }
+    }
+}
 static void stx__product(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
                          const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
                          stx_real beta, stx_real *C, size_t ldc, size_t sc, const stx__after *after) {
@@ -2522,30 +2902,20 @@ static void stx__product(stx_ctx *x, size_t batch, int ta, int tb, size_t M, siz
     }
 #endif
     {
-        const stx__micro *mk = stx__mk(x);
-        /* parts of one matrix, at tile borders so that no tile is shared */
-        size_t threads = (size_t)stx_threads(x), work = M * N * K, rows = M >= N, n = rows ? M : N;
-        size_t unit = rows ? mk->mr : mk->nr, parts = batch > 1 ? 1 : STX__MIN(threads, (n + unit - 1) / unit);
-        size_t per = ((n + parts - 1) / parts + unit - 1) / unit * unit;
-        ptrdiff_t job, jobs = (ptrdiff_t)(batch * parts);
-        int thin = M <= 3 || !K || alpha == 0 || !x || !x->scratch;    /* by the whole matrix: a part of few rows must sum like the others */
-        if (work < 100000) per = n, parts = 1, jobs = (ptrdiff_t)batch;
-        STX__FOR(x, jobs > 1 ? work * batch : 0)
-        for (job = 0; job < jobs; job++) {
-            size_t e = (size_t)job / parts, lo = (size_t)job % parts * per, hi = STX__MIN(n, lo + per), at = rows ? lo * ldc : lo;
-            const stx_real *a = A + e * sa, *b = B + e * sb;
-            stx_real *c = C + e * sc;
-            if (lo >= hi) continue;
-            if (thin && rows) STX__CALL(x, stx__thin, (ta, tb, hi - lo, N, K, alpha, a + (ta ? lo : lo * lda), lda, b, ldb, beta, c + at, ldc));
-            else if (thin) STX__CALL(x, stx__thin, (ta, tb, M, hi - lo, K, alpha, a, lda, b + (tb ? lo * ldb : lo), ldb, beta, c + at, ldc));
-            else {
-                if (mk->enter) mk->enter();
-                if (rows) stx__gemm_any(x, mk, stx__scratch(x), ta, tb, hi - lo, N, K, alpha, a + (ta ? lo : lo * lda), lda, b, ldb, beta, c + at, ldc, after, at, 0);
-                else stx__gemm_any(x, mk, stx__scratch(x), ta, tb, M, hi - lo, K, alpha, a, lda, b + (tb ? lo * ldb : lo), ldb, beta, c + at, ldc, after, at, lo);
-                if (mk->leave) mk->leave();
-            }
-            if (thin && after) stx__after_rows(x, after, rows ? 0 : lo, c + at, at, ldc, rows ? hi - lo : M, rows ? N : hi - lo);
-        }
+        size_t unit, parts = 1, threads = (size_t)stx_threads(x), work = M * N * K;
+        stx__product_job j;
+        j.mk = stx__mk(x);
+        j.ta = ta; j.tb = tb; j.M = M; j.N = N; j.K = K; j.alpha = alpha; j.beta = beta; j.after = after;
+        j.A = A; j.lda = lda; j.sa = sa; j.B = B; j.ldb = ldb; j.sb = sb; j.C = C; j.ldc = ldc; j.sc = sc;
+        j.rows = M >= N;
+        j.n = j.rows ? M : N;
+        j.thin = M <= 3 || !K || alpha == 0 || !x || !x->scratch;    /* by the whole matrix: a part of few rows must sum like the others */
+        unit = j.rows ? j.mk->mr : j.mk->nr;
+        /* A part for each thread, more where each has 512 rows or columns: what a part packs serves only itself */
+        if (batch == 1 && work >= 100000) parts = STX__MIN(threads * STX__MAX((size_t)1, STX__MIN((size_t)4, j.n / threads / 512)), (j.n + unit - 1) / unit);
+        j.per = ((j.n + parts - 1) / parts + unit - 1) / unit * unit;
+        j.parts = parts;
+        stx_parallel(x, batch * parts, batch * parts > 1 ? work * batch : 0, stx__product_part, &j);
     }
 }
 
@@ -2562,30 +2932,45 @@ STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_re
 
 // >>kernels: elementwise, embedding, normalisation, losses
 
-/* STX__PIECES calls fn for pieces of n numbers in parallel: [at, at + len), as its arguments may call them. STX__SUM_PIECES adds up
-   what fn leaves in *sum for 64 pieces. Pieces do not depend on the number of threads, so neither do the sums. */
+/* What the loops of the simple kernels work on, by the names of their declarations. A loop sets what it needs; the rest is zero. */
+typedef struct stx__loop {
+    size_t n, N, C;                          /* numbers; rows of C */
+    stx_real *y, *pre, *mean, *rstd, *dgain, *dshift;
+    const stx_real *a, *b, *dy, *gain, *shift, *m, *r;       /* m, r: mean and rstd, or top and inv, that were saved */
+    const int32_t *ids;
+    stx_real s;
+    int act, accumulate;
+    double *sums;                            /* (64), see stx__sum_blocks */
+} stx__loop;
+static stx__loop stx__loop_of(size_t n, size_t N, size_t C) {
+    stx__loop l;
+    memset(&l, 0, sizeof l);
+    l.n = n; l.N = N; l.C = C;
+    return l;
+}
+
+/* Loops over n numbers share them in pieces. Gives where a share begins and how many numbers it has. */
 enum { STX__PIECE = 4096 };
-#define STX__PIECES(x, work, n, fn, args) \
-    do { \
-        ptrdiff_t piece, pieces = (ptrdiff_t)(((n) + STX__PIECE - 1) / STX__PIECE); \
-        STX__FOR(x, work) \
-        for (piece = 0; piece < pieces; piece++) { \
-            size_t at = (size_t)piece * STX__PIECE, len = STX__MIN((size_t)STX__PIECE, (n) - at); \
-            STX__CALL(x, fn, args); \
-        } \
-    } while (0)
-#define STX__SUM_PIECES(x, work, total, n, fn, args) \
-    do { \
-        double sums[64]; \
-        ptrdiff_t piece; \
-        STX__FOR(x, work) \
-        for (piece = 0; piece < 64; piece++) { \
-            size_t each = ((n) + 63) / 64, at = STX__MIN((n), (size_t)piece * each), len = STX__MIN(each, (n) - at); \
-            double *sum = sums + piece; \
-            STX__CALL(x, fn, args); \
-        } \
-        for (total = 0, piece = 0; piece < 64; piece++) total += sums[piece]; \
-    } while (0)
+static size_t stx__numbers_of(const stx_share *s, size_t n, size_t *at) {
+    *at = s->from * STX__PIECE;
+    return STX__MIN(n, s->to * STX__PIECE) - *at;
+}
+static void stx__elementwise(stx_ctx *x, size_t work, stx_part part, const stx__loop *l) { stx_parallel(x, (l->n + STX__PIECE - 1) / STX__PIECE, work, part, l); }
+
+/* A sum over n things in 64 blocks, whose sums the part leaves in l->sums; they do not depend on the threads, so neither does the sum. */
+static size_t stx__sum_block(size_t n, size_t k, size_t *at) {
+    size_t each = (n + 63) / 64;
+    *at = STX__MIN(n, k * each);
+    return STX__MIN(each, n - *at);
+}
+static double stx__sum_blocks(stx_ctx *x, size_t work, stx_part part, stx__loop *l) {
+    double sums[64], total = 0;
+    int k;
+    l->sums = sums;
+    stx_parallel(x, 64, work, part, l);
+    for (k = 0; k < 64; k++) total += sums[k];
+    return total;
+}
 
 /* Sums in 16 lanes, which the compiler may turn into vector code without reordering anything. */
 STX__INNER stx_real stx__lanes(stx_real *s) {
@@ -2625,7 +3010,16 @@ STX__INNER void stx__fill_n(int fma, stx_real *y, size_t n, stx_real value) {
     for (i = 0; i < n; i++) y[i] = value;
 }
 STX__EACH_ISA(stx__fill_n, (stx_real *y, size_t n, stx_real value), y, n, value)
-STX_DEF void stx_fill(stx_ctx *x, stx_real *y, size_t n, stx_real value) { STX__PIECES(x, n, n, stx__fill_n, (y + at, len, value)); }
+static void stx__fill_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t at, n = stx__numbers_of(s, l->n, &at);
+    STX__CALL(s->x, stx__fill_n, (l->y + at, n, l->s));
+}
+STX_DEF void stx_fill(stx_ctx *x, stx_real *y, size_t n, stx_real value) {
+    stx__loop l = stx__loop_of(n, 0, 0);
+    l.y = y; l.s = value;
+    stx__elementwise(x, n, stx__fill_part, &l);
+}
 
 STX__INNER void stx__axpy_n(int fma, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate) {
     size_t i;
@@ -2633,35 +3027,55 @@ STX__INNER void stx__axpy_n(int fma, stx_real *y, const stx_real *a, size_t n, s
     else for (i = 0; i < n; i++) y[i] = s * a[i];
 }
 STX__EACH_ISA(stx__axpy_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, stx_real s, int accumulate), y, a, n, s, accumulate)
+static void stx__axpy_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t at, n = stx__numbers_of(s, l->n, &at);
+    STX__CALL(s->x, stx__axpy_n, (l->y + at, l->a + at, n, l->s, l->accumulate));
+}
 STX_DEF void stx_axpy(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate) {
-    STX__PIECES(x, n, n, stx__axpy_n, (y + at, a + at, len, s, accumulate));
+    stx__loop l = stx__loop_of(n, 0, 0);
+    l.y = y; l.a = a; l.s = s; l.accumulate = accumulate;
+    stx__elementwise(x, n, stx__axpy_part, &l);
+}
+typedef struct stx__copy_job { stx_real *y; const stx_real *a; size_t ldy, lda, cols; int accumulate; } stx__copy_job;
+static void stx__copy_part(const stx_share *s, const void *job) {
+    const stx__copy_job *j = (const stx__copy_job *)job;
+    size_t r;
+    for (r = s->from; r < s->to; r++) {
+        stx_real *to = j->y + r * j->ldy;
+        const stx_real *from = j->a + r * j->lda;
+        if (j->accumulate) STX__CALL(s->x, stx__axpy_n, (to, from, j->cols, 1, 1));
+        else memcpy(to, from, j->cols * sizeof *to);
+    }
 }
 STX_DEF void stx_copy2d(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda, size_t rows, size_t cols, int accumulate) {
-    ptrdiff_t r;
-    STX__FOR(x, rows * cols)
-    for (r = 0; r < (ptrdiff_t)rows; r++) {
-        stx_real *to = y + (size_t)r * ldy;
-        const stx_real *from = a + (size_t)r * lda;
-        if (accumulate) STX__CALL(x, stx__axpy_n, (to, from, cols, 1, 1));
-        else memcpy(to, from, cols * sizeof *to);
-    }
+    stx__copy_job j;
+    j.y = y; j.ldy = ldy; j.a = a; j.lda = lda; j.cols = cols; j.accumulate = accumulate;
+    stx_parallel(x, rows, rows * cols, stx__copy_part, &j);
 }
 
 /* y[n] = s table[ids[n]] */
-STX_DEF void stx_embedding_fwd(stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C, stx_real s) {
-    ptrdiff_t n;
-    STX__FOR(x, N * C)
-    for (n = 0; n < (ptrdiff_t)N; n++) STX__CALL(x, stx__axpy_n, (y + (size_t)n * C, table + (size_t)ids[n] * C, C, s, 0));
+static void stx__embedding_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++)
+        STX__CALL(s->x, stx__axpy_n, (l->y + n * l->C, l->a + (size_t)l->ids[n] * l->C, l->C, l->s, 0));
 }
-/* dtable[ids[n]] += s dy[n]. Rows repeat, so threads share the channels and not the rows: same order always. */
+STX_DEF void stx_embedding_fwd(stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C, stx_real s) {
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = y; l.a = table; l.ids = ids; l.s = s;
+    stx_parallel(x, N, N * C, stx__embedding_part, &l);
+}
+/* dtable[ids[n]] += s dy[n]. Rows repeat, so threads share the channels, 16 at a time, and not the rows: same order always. */
+static void stx__embedding_bwd_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n, lo = s->from * 16, w = STX__MIN(l->C, s->to * 16) - lo;
+    for (n = 0; n < l->N; n++) STX__CALL(s->x, stx__axpy_n, (l->y + (size_t)l->ids[n] * l->C + lo, l->dy + n * l->C + lo, w, l->s, 1));
+}
 STX_DEF void stx_embedding_bwd(stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C, stx_real s) {
-    ptrdiff_t part, parts = (ptrdiff_t)STX__MIN((size_t)stx_threads(x), (C + 15) / 16);
-    size_t per = parts ? ((C + (size_t)parts - 1) / (size_t)parts + 15) / 16 * 16 : 0;
-    STX__FOR(x, N * C)
-    for (part = 0; part < parts; part++) {
-        size_t lo = (size_t)part * per, hi = STX__MIN(C, lo + per), n;
-        if (lo < hi) for (n = 0; n < N; n++) STX__CALL(x, stx__axpy_n, (dtable + (size_t)ids[n] * C + lo, dy + n * C + lo, hi - lo, s, 1));
-    }
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = dtable; l.dy = dy; l.ids = ids; l.s = s;
+    stx_parallel(x, (C + 15) / 16, N * C, stx__embedding_bwd_part, &l);
 }
 
 /* y (n) = act(a (n)), where y may be a; a loop for each act, so that none decides again for every number */
@@ -2689,13 +3103,26 @@ static void stx__after_rows(stx_ctx *x, const stx__after *after, size_t j, stx_r
     for (i = 0; i < rows; i++)
         STX__CALL(x, stx__bias_act_row, (C + i * ldc, after->pre ? after->pre + at + i * ldc : NULL, after->b ? after->b + j : NULL, cols, after->act));
 }
+static void stx__bias_act_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++)
+        STX__CALL(s->x, stx__bias_act_row, (l->y + n * l->C, l->pre ? l->pre + n * l->C : NULL, l->b, l->C, l->act));
+}
 STX_DEF void stx_bias_act_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act) {
-    ptrdiff_t n;
-    STX__FOR(x, N * C)
-    for (n = 0; n < (ptrdiff_t)N; n++) STX__CALL(x, stx__bias_act_row, (y + (size_t)n * C, pre ? pre + (size_t)n * C : NULL, b, C, act));
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = y; l.pre = pre; l.b = b; l.act = act;
+    stx_parallel(x, N, N * C, stx__bias_act_part, &l);
+}
+static void stx__act_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t at, n = stx__numbers_of(s, l->n, &at);
+    STX__CALL(s->x, stx__act_n, (l->y + at, l->a + at, n, l->act));
 }
 STX_DEF void stx_act_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act) {
-    STX__PIECES(x, n, n, stx__act_n, (y + at, a + at, len, act));
+    stx__loop l = stx__loop_of(n, 0, 0);
+    l.y = y; l.a = a; l.act = act;
+    stx__elementwise(x, n, stx__act_part, &l);
 }
 /* da (+)= dy act'(a) */
 STX__INNER void stx__act_bwd_as(int fma, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
@@ -2716,9 +3143,17 @@ STX__EACH_ISA(stx__act_bwd_n, (stx_real *STX__RESTRICT da, const stx_real *STX__
               da, dy, y, a, n, act, accumulate)
 STX__INNER void stx__act_bwd_self(int fma, stx_real *d, const stx_real *y, const stx_real *a, size_t n, int act) { stx__act_bwd_n(fma, d, d, y, a, n, act, 0); }
 STX__EACH_ISA(stx__act_bwd_self, (stx_real *STX__RESTRICT d, const stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, int act), d, y, a, n, act)
+static void stx__act_bwd_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t at, n = stx__numbers_of(s, l->n, &at);
+    const stx_real *a = l->a ? l->a + at : NULL;
+    if (l->y == l->dy) STX__CALL(s->x, stx__act_bwd_self, (l->y + at, l->b + at, a, n, l->act));
+    else STX__CALL(s->x, stx__act_bwd_n, (l->y + at, l->dy + at, l->b + at, a, n, l->act, l->accumulate));
+}
 STX_DEF void stx_act_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
-    if (da == dy) STX__PIECES(x, n, n, stx__act_bwd_self, (da + at, y + at, a ? a + at : NULL, len, act));
-    else STX__PIECES(x, n, n, stx__act_bwd_n, (da + at, dy + at, y + at, a ? a + at : NULL, len, act, accumulate));
+    stx__loop l = stx__loop_of(n, 0, 0);
+    l.y = da; l.dy = dy; l.b = y; l.a = a; l.act = act; l.accumulate = accumulate;
+    stx__elementwise(x, n, stx__act_bwd_part, &l);
 }
 
 /* d (w) += sum over rows of dy (N,w), rows C apart, or of dy times f (N,w). w <= 64; in blocks of 64 rows (less rounding than one
@@ -2736,13 +3171,16 @@ STX__INNER void stx__sum_rows_part(int fma, stx_real *d, const stx_real *dy, con
     }
 }
 STX__EACH_ISA(stx__sum_rows_part, (stx_real *STX__RESTRICT d, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT f, size_t N, size_t C, size_t w), d, dy, f, N, C, w)
+static void stx__sum_rows_share(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t k;
+    for (k = s->from; k < s->to; k++)
+        STX__CALL(s->x, stx__sum_rows_part, (l->y + 64 * k, l->dy + 64 * k, l->a ? l->a + 64 * k : NULL, l->N, l->C, STX__MIN((size_t)64, l->C - 64 * k)));
+}
 static void stx__sum_rows(stx_ctx *x, stx_real *d, const stx_real *dy, const stx_real *f, size_t N, size_t C) {
-    ptrdiff_t part, parts = (ptrdiff_t)((C + 63) / 64);
-    STX__FOR(x, N * C)
-    for (part = 0; part < parts; part++) {
-        size_t lo = (size_t)part * 64;
-        STX__CALL(x, stx__sum_rows_part, (d + lo, dy + lo, f ? f + lo : NULL, N, C, STX__MIN((size_t)64, C - lo)));
-    }
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = d; l.dy = dy; l.a = f;
+    stx_parallel(x, (C + 63) / 64, N * C, stx__sum_rows_share, &l);
 }
 /* db (C) += sum over rows of dy (N,C) */
 STX_DEF void stx_sum_rows(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) { stx__sum_rows(x, db, dy, NULL, N, C); }
@@ -2768,12 +3206,17 @@ STX__INNER void stx__layernorm_row(int fma, stx_real *o, stx_real *mean, stx_rea
 }
 STX__EACH_ISA(stx__layernorm_row, (stx_real *STX__RESTRICT o, stx_real *mean, stx_real *rstd, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT gain, const stx_real *STX__RESTRICT shift, size_t C, stx_real eps),
               o, mean, rstd, a, gain, shift, C, eps)
+static void stx__layernorm_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++)
+        STX__CALL(s->x, stx__layernorm_row, (l->y + n * l->C, l->mean + n, l->rstd + n, l->a + n * l->C, l->gain, l->shift, l->C, l->s));
+}
 STX_DEF void stx_layernorm_fwd(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *gain,
                                const stx_real *shift, size_t N, size_t C, stx_real eps) {
-    ptrdiff_t n;
-    STX__FOR(x, 4 * N * C)
-    for (n = 0; n < (ptrdiff_t)N; n++)
-        STX__CALL(x, stx__layernorm_row, (y + (size_t)n * C, mean + n, rstd + n, in + (size_t)n * C, gain, shift, C, eps));
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = y; l.mean = mean; l.rstd = rstd; l.a = in; l.gain = gain; l.shift = shift; l.s = eps;
+    stx_parallel(x, N, 4 * N * C, stx__layernorm_part, &l);
 }
 /* With xhat = (x - mean) rstd and g = dy gain:   y = xhat gain + shift
      dx (+)= rstd (g - mean_c(g) - xhat mean_c(g xhat)) */
@@ -2817,21 +3260,27 @@ STX__INNER void stx__layernorm_bwd_part(int fma, stx_real *dgain, stx_real *dshi
 }
 STX__EACH_ISA(stx__layernorm_bwd_part, (stx_real *STX__RESTRICT dgain, stx_real *STX__RESTRICT dshift, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT in, const stx_real *STX__RESTRICT mean, const stx_real *STX__RESTRICT rstd, size_t N, size_t C, size_t w),
               dgain, dshift, dy, in, mean, rstd, N, C, w)
+static void stx__layernorm_bwd_rows(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++)
+        STX__CALL(s->x, stx__layernorm_bwd_row, (l->y + n * l->C, l->dy + n * l->C, l->a + n * l->C, l->gain, l->C, l->m[n], l->r[n], l->accumulate));
+}
+static void stx__layernorm_bwd_columns(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t k;
+    for (k = s->from; k < s->to; k++) {
+        size_t c = 64 * k;
+        STX__CALL(s->x, stx__layernorm_bwd_part, (l->dgain ? l->dgain + c : NULL, l->dshift ? l->dshift + c : NULL, l->dy + c, l->a + c, l->m, l->r, l->N, l->C,
+                                                  STX__MIN((size_t)64, l->C - c)));
+    }
+}
 STX_DEF void stx_layernorm_bwd(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in,
                                const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C, int accumulate) {
-    ptrdiff_t n, part, parts = (ptrdiff_t)((C + 63) / 64);
-    if (din) {
-        STX__FOR(x, 6 * N * C)
-        for (n = 0; n < (ptrdiff_t)N; n++)
-            STX__CALL(x, stx__layernorm_bwd_row, (din + (size_t)n * C, dy + (size_t)n * C, in + (size_t)n * C, gain, C, mean[n], rstd[n], accumulate));
-    }
-    if (dgain || dshift) {
-        STX__FOR(x, 4 * N * C)
-        for (part = 0; part < parts; part++) {
-            size_t lo = (size_t)part * 64;
-            STX__CALL(x, stx__layernorm_bwd_part, (dgain ? dgain + lo : NULL, dshift ? dshift + lo : NULL, dy + lo, in + lo, mean, rstd, N, C, STX__MIN((size_t)64, C - lo)));
-        }
-    }
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = din; l.dgain = dgain; l.dshift = dshift; l.dy = dy; l.a = in; l.gain = gain; l.m = mean; l.r = rstd; l.accumulate = accumulate;
+    if (din) stx_parallel(x, N, 6 * N * C, stx__layernorm_bwd_rows, &l);
+    if (dgain || dshift) stx_parallel(x, (C + 63) / 64, 4 * N * C, stx__layernorm_bwd_columns, &l);
 }
 
 /* s = h + dropout(f) ; y = layernorm(s) */
@@ -2859,11 +3308,22 @@ STX__INNER void stx__add_n(int fma, stx_real *y, const stx_real *a, const stx_re
     for (i = 0; i < n; i++) y[i] = a[i] + b[i];
 }
 STX__EACH_ISA(stx__add_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b, size_t n), y, a, b, n)
+static void stx__add_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t at, n = stx__numbers_of(s, l->n, &at);
+    STX__CALL(s->x, stx__add_n, (l->y + at, l->a + at, l->b + at, n));
+}
+static void stx__add_rows(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++)
+        STX__CALL(s->x, stx__add_n, (l->y + n * l->C, l->a + n * l->C, l->b, l->C));
+}
 STX_DEF void stx_add_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
-    ptrdiff_t r, rows = (ptrdiff_t)(n / nb);
-    if (rows == 1) { STX__PIECES(x, n, n, stx__add_n, (y + at, a + at, b + at, len)); return; }
-    STX__FOR(x, n)
-    for (r = 0; r < rows; r++) STX__CALL(x, stx__add_n, (y + (size_t)r * nb, a + (size_t)r * nb, b, nb));
+    stx__loop l = stx__loop_of(n, n / nb, nb);
+    l.y = y; l.a = a; l.b = b;
+    if (n == nb) stx__elementwise(x, n, stx__add_part, &l);
+    else stx_parallel(x, n / nb, n, stx__add_rows, &l);
 }
 /* y (+)= a b */
 STX__INNER void stx__mul_n(int fma, stx_real *y, const stx_real *a, const stx_real *b, size_t n, int accumulate) {
@@ -2872,11 +3332,22 @@ STX__INNER void stx__mul_n(int fma, stx_real *y, const stx_real *a, const stx_re
     else for (i = 0; i < n; i++) y[i] = a[i] * b[i];
 }
 STX__EACH_ISA(stx__mul_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b, size_t n, int accumulate), y, a, b, n, accumulate)
+static void stx__mul_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t at, n = stx__numbers_of(s, l->n, &at);
+    STX__CALL(s->x, stx__mul_n, (l->y + at, l->a + at, l->b + at, n, l->accumulate));
+}
+static void stx__mul_rows(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++)
+        STX__CALL(s->x, stx__mul_n, (l->y + n * l->C, l->a + n * l->C, l->b, l->C, l->accumulate));
+}
 static void stx__mul(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
-    ptrdiff_t r, rows = (ptrdiff_t)(n / nb);
-    if (rows == 1) { STX__PIECES(x, n, n, stx__mul_n, (y + at, a + at, b + at, len, accumulate)); return; }
-    STX__FOR(x, n)
-    for (r = 0; r < rows; r++) STX__CALL(x, stx__mul_n, (y + (size_t)r * nb, a + (size_t)r * nb, b, nb, accumulate));
+    stx__loop l = stx__loop_of(n, n / nb, nb);
+    l.y = y; l.a = a; l.b = b; l.accumulate = accumulate;
+    if (n == nb) stx__elementwise(x, n, stx__mul_part, &l);
+    else stx_parallel(x, n / nb, n, stx__mul_rows, &l);
 }
 STX_DEF void stx_mul_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) { stx__mul(x, y, a, b, n, nb, 0); }
 /* y = a b:   da (+)= dy b ; db += sum over repeats of dy a */
@@ -2909,10 +3380,16 @@ STX__INNER void stx__softmax_row(int fma, stx_real *y, const stx_real *a, size_t
     for (c = 0; c < C; c++) y[c] *= s;
 }
 STX__EACH_ISA(stx__softmax_row, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t C), y, a, C)
+static void stx__softmax_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++)
+        STX__CALL(s->x, stx__softmax_row, (l->y + n * l->C, l->a + n * l->C, l->C));
+}
 STX_DEF void stx_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
-    ptrdiff_t n;
-    STX__FOR(x, 8 * N * C)
-    for (n = 0; n < (ptrdiff_t)N; n++) STX__CALL(x, stx__softmax_row, (y + (size_t)n * C, a + (size_t)n * C, C));
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = y; l.a = a;
+    stx_parallel(x, N, 8 * N * C, stx__softmax_part, &l);
 }
 /* da (+)= y (dy - sum y dy) */
 STX__INNER void stx__softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, const stx_real *y, size_t C, int accumulate) {
@@ -2922,10 +3399,16 @@ STX__INNER void stx__softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, 
     else for (c = 0; c < C; c++) da[c] = y[c] * (dy[c] - s);
 }
 STX__EACH_ISA(stx__softmax_bwd_row, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT y, size_t C, int accumulate), da, dy, y, C, accumulate)
+static void stx__softmax_bwd_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++)
+        STX__CALL(s->x, stx__softmax_bwd_row, (l->y + n * l->C, l->dy + n * l->C, l->a + n * l->C, l->C, l->accumulate));
+}
 STX_DEF void stx_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
-    ptrdiff_t n;
-    STX__FOR(x, 4 * N * C)
-    for (n = 0; n < (ptrdiff_t)N; n++) STX__CALL(x, stx__softmax_bwd_row, (da + (size_t)n * C, dy + (size_t)n * C, y + (size_t)n * C, C, accumulate));
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = da; l.dy = dy; l.a = y; l.accumulate = accumulate;
+    stx_parallel(x, N, 4 * N * C, stx__softmax_bwd_part, &l);
 }
 
 /* Dropout masks (0 or inv) of the 16 groups of 8 from group on: stx_philox in 16 lanes, one call a group. */
@@ -2964,9 +3447,16 @@ STX__INNER void stx__dropout_n(int fma, stx_real *y, const stx_real *a, size_t n
 }
 STX__EACH_ISA(stx__dropout_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv, int accumulate),
               y, a, n, seed, stream, group, keep16, inv, accumulate)
+typedef struct stx__dropout_job { stx_real *y; const stx_real *a; size_t n; uint64_t seed, stream; uint32_t keep; int accumulate; } stx__dropout_job;
+static void stx__dropout_part(const stx_share *s, const void *job) {
+    const stx__dropout_job *j = (const stx__dropout_job *)job;
+    size_t at, n = stx__numbers_of(s, j->n, &at);
+    STX__CALL(s->x, stx__dropout_n, (j->y + at, j->a + at, n, j->seed, j->stream, at / 8, j->keep, (stx_real)(65536.0 / j->keep), j->accumulate));
+}
 STX_DEF void stx_dropout_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream, int accumulate) {
-    uint32_t keep = stx__keep16(p);
-    STX__PIECES(x, 8 * n, n, stx__dropout_n, (y + at, a + at, len, seed, stream, at / 8, keep, (stx_real)(65536.0 / keep), accumulate));
+    stx__dropout_job j;
+    j.y = y; j.a = a; j.n = n; j.seed = seed; j.stream = stream; j.keep = stx__keep16(p); j.accumulate = accumulate;
+    stx_parallel(x, (n + STX__PIECE - 1) / STX__PIECE, 8 * n, stx__dropout_part, &j);
 }
 
 /* y = h + alpha f:   df = alpha dy ; dalpha = sum dy f */
@@ -2975,19 +3465,34 @@ STX__INNER void stx__rezero_n(int fma, stx_real *y, const stx_real *h, const stx
     for (i = 0; i < n; i++) y[i] = STX__FMA(fma, a, f[i], h[i]);
 }
 STX__EACH_ISA(stx__rezero_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT h, const stx_real *STX__RESTRICT f, stx_real a, size_t n), y, h, f, a, n)
+static void stx__rezero_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t at, n = stx__numbers_of(s, l->n, &at);
+    STX__CALL(s->x, stx__rezero_n, (l->y + at, l->a + at, l->b + at, l->s, n));
+}
 STX_DEF void stx_rezero_fwd(stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n) {
-    STX__PIECES(x, n, n, stx__rezero_n, (y + at, h + at, f + at, alpha[0], len));
+    stx__loop l = stx__loop_of(n, 0, 0);
+    l.y = y; l.a = h; l.b = f; l.s = alpha[0];
+    stx__elementwise(x, n, stx__rezero_part, &l);
 }
 STX__INNER void stx__dot_n(int fma, double *sum, const stx_real *a, const stx_real *b, size_t n) {
     size_t i;
     for (*sum = 0, i = 0; i < n; i += 256) *sum += (double)stx__dot_any(fma, a + i, b + i, STX__MIN((size_t)256, n - i));
 }
 STX__EACH_ISA(stx__dot_n, (double *sum, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b, size_t n), sum, a, b, n)
+static void stx__dot_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t k, at, n;
+    for (k = s->from; k < s->to; k++) {
+        n = stx__sum_block(l->n, k, &at);
+        STX__CALL(s->x, stx__dot_n, (l->sums + k, l->a + at, l->b + at, n));
+    }
+}
 STX_DEF void stx_rezero_bwd(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha, size_t n, int accumulate) {
     if (dalpha) {
-        double s;
-        STX__SUM_PIECES(x, n, s, n, stx__dot_n, (sum, dy + at, f + at, len));
-        dalpha[0] += (stx_real)s;
+        stx__loop l = stx__loop_of(n, 0, 0);
+        l.a = dy; l.b = f;
+        dalpha[0] += (stx_real)stx__sum_blocks(x, n, stx__dot_part, &l);
     }
     if (df) stx_axpy(x, df, dy, n, alpha[0], accumulate);
 }
@@ -3001,16 +3506,30 @@ STX__INNER void stx__mean_n(int fma, double *sum, const stx_real *a, size_t n) {
     *sum = t;
 }
 STX__EACH_ISA(stx__mean_n, (double *sum, const stx_real *a, size_t n), sum, a, n)
+static void stx__mean_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t k, at, n;
+    for (k = s->from; k < s->to; k++) {
+        n = stx__sum_block(l->n, k, &at);
+        STX__CALL(s->x, stx__mean_n, (l->sums + k, l->a + at, n));
+    }
+}
 STX_DEF void stx_mean_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
-    double s;
-    STX__SUM_PIECES(x, n, s, n, stx__mean_n, (sum, a + at, len));
-    *y = (stx_real)(s / (double)n);
+    stx__loop l = stx__loop_of(n, 0, 0);
+    l.a = a;
+    *y = (stx_real)(stx__sum_blocks(x, n, stx__mean_part, &l) / (double)n);
+}
+static void stx__mean_bwd_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t at, n = stx__numbers_of(s, l->n, &at);
+    stx_real *y = l->y + at;
+    size_t i;
+    for (i = 0; i < n; i++) y[i] += l->s;
 }
 STX_DEF void stx_mean_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
-    ptrdiff_t i;
-    stx_real g = dy[0] / (stx_real)n;
-    STX__FOR(x, n)
-    for (i = 0; i < (ptrdiff_t)n; i++) da[i] += g;
+    stx__loop l = stx__loop_of(n, 0, 0);
+    l.y = da; l.s = dy[0] / (stx_real)n;
+    stx__elementwise(x, n, stx__mean_bwd_part, &l);
 }
 
 /* top = max_v logits, inv = 1 / sum_v e^(logits - top): kept apart, for their log-sum would lose digits in backward.
@@ -3025,10 +3544,18 @@ STX__INNER void stx__cross_entropy_rows(int fma, double *sum, stx_real *top, stx
     }
 }
 STX__EACH_ISA(stx__cross_entropy_rows, (double *STX__RESTRICT sum, stx_real *STX__RESTRICT top, stx_real *STX__RESTRICT inv, const stx_real *STX__RESTRICT row, const int32_t *targets, size_t N, size_t V), sum, top, inv, row, targets, N, V)
+static void stx__cross_entropy_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t k, at, n;
+    for (k = s->from; k < s->to; k++) {
+        n = stx__sum_block(l->N, k, &at);
+        STX__CALL(s->x, stx__cross_entropy_rows, (l->sums + k, l->mean + at, l->rstd + at, l->a + at * l->C, l->ids + at, n, l->C));
+    }
+}
 STX_DEF void stx_cross_entropy_fwd(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor) {
-    double s;
-    STX__SUM_PIECES(x, 8 * N * V, s, N, stx__cross_entropy_rows, (sum, top + at, inv + at, logits + at * V, targets + at, len, V));
-    *loss = (stx_real)(s / divisor);
+    stx__loop l = stx__loop_of(0, N, V);
+    l.mean = top; l.rstd = inv; l.a = logits; l.ids = targets;
+    *loss = (stx_real)(stx__sum_blocks(x, 8 * N * V, stx__cross_entropy_part, &l) / divisor);
 }
 /* dlogits[n,v] (+)= dloss / divisor (e^(logits - top) inv - [v = target]) */
 STX__INNER void stx__cross_entropy_bwd_row(int fma, stx_real *d, const stx_real *row, size_t V, stx_real top, stx_real f, int accumulate) {
@@ -3039,17 +3566,21 @@ STX__INNER void stx__cross_entropy_bwd_row(int fma, stx_real *d, const stx_real 
 STX__EACH_ISA(stx__cross_entropy_bwd_row, (stx_real *STX__RESTRICT d, const stx_real *STX__RESTRICT row, size_t V, stx_real top, stx_real f, int accumulate), d, row, V, top, f, accumulate)
 STX__INNER void stx__cross_entropy_bwd_self(int fma, stx_real *d, size_t V, stx_real top, stx_real f) { stx__cross_entropy_bwd_row(fma, d, d, V, top, f, 0); }
 STX__EACH_ISA(stx__cross_entropy_bwd_self, (stx_real *d, size_t V, stx_real top, stx_real f), d, V, top, f)
+static void stx__cross_entropy_bwd_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++) {
+        stx_real *d = l->y + n * l->C;
+        if (l->y == l->a) STX__CALL(s->x, stx__cross_entropy_bwd_self, (d, l->C, l->m[n], l->s * l->r[n]));
+        else STX__CALL(s->x, stx__cross_entropy_bwd_row, (d, l->a + n * l->C, l->C, l->m[n], l->s * l->r[n], l->accumulate));
+        d[l->ids[n]] -= l->s;
+    }
+}
 STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv, const stx_real *logits,
                                    const int32_t *targets, size_t N, size_t V, double divisor, int accumulate) {
-    ptrdiff_t n;
-    stx_real g = (stx_real)((double)dloss[0] / divisor);
-    STX__FOR(x, 8 * N * V)
-    for (n = 0; n < (ptrdiff_t)N; n++) {
-        stx_real *d = dlogits + (size_t)n * V;
-        if (dlogits == logits) STX__CALL(x, stx__cross_entropy_bwd_self, (d, V, top[n], g * inv[n]));
-        else STX__CALL(x, stx__cross_entropy_bwd_row, (d, logits + (size_t)n * V, V, top[n], g * inv[n], accumulate));
-        d[targets[n]] -= g;
-    }
+    stx__loop l = stx__loop_of(0, N, V);
+    l.y = dlogits; l.a = logits; l.ids = targets; l.m = top; l.r = inv; l.s = (stx_real)((double)dloss[0] / divisor); l.accumulate = accumulate;
+    stx_parallel(x, N, 8 * N * V, stx__cross_entropy_bwd_part, &l);
 }
 
 STX__INNER void stx__mse_n(int fma, double *sum, const stx_real *a, const stx_real *b, size_t n) {
@@ -3062,10 +3593,18 @@ STX__INNER void stx__mse_n(int fma, double *sum, const stx_real *a, const stx_re
     *sum = t;
 }
 STX__EACH_ISA(stx__mse_n, (double *sum, const stx_real *a, const stx_real *b, size_t n), sum, a, b, n)
+static void stx__mse_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t k, at, n;
+    for (k = s->from; k < s->to; k++) {
+        n = stx__sum_block(l->n, k, &at);
+        STX__CALL(s->x, stx__mse_n, (l->sums + k, l->a + at, l->b + at, n));
+    }
+}
 STX_DEF void stx_mse_fwd(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) {
-    double s;
-    STX__SUM_PIECES(x, n, s, n, stx__mse_n, (sum, a + at, b + at, len));
-    *loss = (stx_real)(s / (double)n);
+    stx__loop l = stx__loop_of(n, 0, 0);
+    l.a = a; l.b = b;
+    *loss = (stx_real)(stx__sum_blocks(x, n, stx__mse_part, &l) / (double)n);
 }
 /* da += 2 (a - b) dloss / n ; db -= the same */
 STX__INNER void stx__mse_bwd_n(int fma, stx_real *da, const stx_real *a, const stx_real *b, size_t n, stx_real g) {
@@ -3073,10 +3612,18 @@ STX__INNER void stx__mse_bwd_n(int fma, stx_real *da, const stx_real *a, const s
     for (i = 0; i < n; i++) da[i] = STX__FMA(fma, g, a[i] - b[i], da[i]);
 }
 STX__EACH_ISA(stx__mse_bwd_n, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b, size_t n, stx_real g), da, a, b, n, g)
+static void stx__mse_bwd_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t at, n = stx__numbers_of(s, l->n, &at);
+    STX__CALL(s->x, stx__mse_bwd_n, (l->y + at, l->a + at, l->b + at, n, l->s));
+}
 STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a, const stx_real *b, size_t n) {
-    stx_real g = 2 * dloss[0] / (stx_real)n;
-    if (da) STX__PIECES(x, n, n, stx__mse_bwd_n, (da + at, a + at, b + at, len, g));
-    if (db) STX__PIECES(x, n, n, stx__mse_bwd_n, (db + at, a + at, b + at, len, -g));
+    stx__loop l = stx__loop_of(n, 0, 0);
+    l.y = da; l.a = a; l.b = b; l.s = 2 * dloss[0] / (stx_real)n;
+    if (da) stx__elementwise(x, n, stx__mse_bwd_part, &l);
+    l.y = db;
+    l.s = -l.s;
+    if (db) stx__elementwise(x, n, stx__mse_bwd_part, &l);
 }
 
 static double stx__row_lse(const stx_real *a, size_t n) {
@@ -3087,18 +3634,23 @@ static double stx__row_lse(const stx_real *a, size_t n) {
     return (double)m + log(s);
 }
 /* log p(word) = logit - log sum e^logits, plus the log p of its cluster; sums in double */
+typedef struct stx__cluster_job { stx_real *out, *gate; const stx_real *logits; size_t V, start, size, w, K, c; int forward; } stx__cluster_job;
+static void stx__cluster_part(const stx_share *s, const void *job) {
+    const stx__cluster_job *k = (const stx__cluster_job *)job;
+    size_t n, j, K = k->K;
+    for (n = s->from; n < s->to; n++) {
+        const stx_real *row = k->logits + n * k->w;
+        stx_real *to = k->out + n * k->V + k->start, *g = k->gate + n * K;
+        double z = stx__row_lse(row, k->w), add = k->c ? (double)g[k->c] : 0;
+        if (!k->c) for (j = 1; j < K; j++) g[j] = (stx_real)((double)row[k->forward ? k->size + j - 1 : k->size + K - 1 - j] - z);
+        for (j = 0; j < k->size; j++) to[j] = (stx_real)((double)row[j] - z + add);
+    }
+}
 STX_DEF void stx_cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start, size_t size, size_t w, size_t K, size_t c,
                                    int forward) {
-    ptrdiff_t n;
-    STX__FOR(x, 16 * N * w)
-    for (n = 0; n < (ptrdiff_t)N; n++) {
-        const stx_real *row = logits + (size_t)n * w;
-        stx_real *to = out + (size_t)n * V + start, *g = gate + (size_t)n * K;
-        double z = stx__row_lse(row, w), add = c ? (double)g[c] : 0;
-        size_t j;
-        if (!c) for (j = 1; j < K; j++) g[j] = (stx_real)((double)row[forward ? size + j - 1 : size + K - 1 - j] - z);
-        for (j = 0; j < size; j++) to[j] = (stx_real)((double)row[j] - z + add);
-    }
+    stx__cluster_job k;
+    k.out = out; k.gate = gate; k.logits = logits; k.V = V; k.start = start; k.size = size; k.w = w; k.K = K; k.c = c; k.forward = forward;
+    stx_parallel(x, N, 16 * N * w, stx__cluster_part, &k);
 }
 
 // >>kernels: attention
@@ -3273,25 +3825,31 @@ static void stx__attn_turn(const stx__attn *A, void *to, size_t ld, size_t at, c
 }
 
 /* The relative table, once for all units: by strips of rows as columns (forward) and by strips of columns (backward) */
-static void stx__attn_pack_table(stx_ctx *x, const stx__attn *A, int back) {
+static void stx__attn_pack_rows(const stx_share *s, const void *job) {
+    const stx__attn *A = (const stx__attn *)job;
     const stx_attention_args *a = A->a;
-    size_t nr = A->mk->nr, rows = a->P - (size_t)A->p0, strips = A->np / nr, wide = A->Dp / nr, ldp = A->tables * a->D;
-    ptrdiff_t job, jobs = (ptrdiff_t)(A->tables * strips);
-    if (!A->tables) return;
-    STX__FOR(x, A->tables * rows * a->D)
-    for (job = 0; job < jobs; job++) {
-        size_t h = (size_t)job / strips, j = (size_t)job % strips * nr;
+    size_t i, nr = A->mk->nr, rows = a->P - (size_t)A->p0, strips = A->np / nr, ldp = A->tables * a->D;
+    for (i = s->from; i < s->to; i++) {
+        size_t h = i / strips, j = i % strips * nr;
         stx__pack_b(A->mk, A->pe_t + (h * A->np + j) * A->Dk / A->u, nr, a->pe + ((size_t)A->p0 + j) * ldp + h * a->D, ldp, 1, a->D, STX__MIN(nr, rows - j));
     }
-    if (!back) return;
-    jobs = (ptrdiff_t)(A->tables * wide);
-    STX__FOR(x, A->tables * rows * a->D)
-    for (job = 0; job < jobs; job++) {
-        size_t h = (size_t)job / wide, j = (size_t)job % wide * nr, done = stx__up(rows, A->mk->kr);
+}
+static void stx__attn_pack_columns(const stx_share *s, const void *job) {
+    const stx__attn *A = (const stx__attn *)job;
+    const stx_attention_args *a = A->a;
+    size_t i, nr = A->mk->nr, rows = a->P - (size_t)A->p0, wide = A->Dp / nr, ldp = A->tables * a->D, done = stx__up(rows, A->mk->kr);
+    for (i = s->from; i < s->to; i++) {
+        size_t h = i / wide, j = i % wide * nr;
         stx_real *to = A->pe_r + (h * A->Dp + j) * A->np / A->u;
         stx__pack_b(A->mk, to, nr, a->pe + (size_t)A->p0 * ldp + h * a->D + j, ldp, 0, rows, STX__MIN(nr, a->D - j));
         memset(to + done / A->u * nr, 0, (A->np - done) / A->u * nr * sizeof *to);     /* met by zeros of ds, so it must not be NaN */
     }
+}
+static void stx__attn_pack_table(stx_ctx *x, const stx__attn *A, int back) {
+    size_t work = A->tables * (A->a->P - (size_t)A->p0) * A->a->D;
+    if (!A->tables) return;
+    stx_parallel(x, A->tables * (A->np / A->mk->nr), work, stx__attn_pack_rows, A);
+    if (back) stx_parallel(x, A->tables * (A->Dp / A->mk->nr), work, stx__attn_pack_columns, A);
 }
 
 /* Ramp weights by distance: ramp[t] for distance reach - t, in the references' order of operations; those that are 1 are not kept */
@@ -3761,11 +4319,12 @@ typedef struct stx__attn_work {
     size_t count, most;              /* units, and queries of the largest one */
     char *rooms;
     size_t room;                     /* bytes of one */
-    stx_real *dpe, *dpk, *dpv;       /* one copy a thread: (tables,D,ldpe) and (H,N,D) */
+    size_t owners;                   /* of units, in backward: a function of the number of threads, so that sums keep their order */
+    stx_real *dpe, *dpk, *dpv;       /* one copy an owner: (tables,D,ldpe) and (H,N,D) */
     size_t npe, npk, ldpe;           /* numbers in a copy */
     stx_real *du, *dvb, *dz;         /* one entry a unit: (D), (D), 1 */
     stx_real *part;                  /* (parts,T,D): dq of the units that share their queries with another one */
-    double *load;                    /* work given to each thread so far */
+    double *load;                    /* work given to each owner so far */
     size_t bytes;
 } stx__attn_work;
 
@@ -3819,14 +4378,15 @@ static void stx__attn_layout(stx__attn *A, size_t threads, int back, char *base,
         w->ldpe = A->np + 16;
         w->npe = a->dpe ? A->tables * a->D * w->ldpe : 0;
         STX__TAKE(stx_real *, A->pe_r, A->tables * A->Dp * A->np / A->u * r4);
-        STX__TAKE(stx_real *, w->dpe, threads * w->npe * r4);
-        STX__TAKE(stx_real *, w->dpk, threads * w->npk * r4);
-        STX__TAKE(stx_real *, w->dpv, threads * w->npk * r4);
+        w->owners = threads > 1 && threads <= 16 ? 2 * threads : threads;      /* two each: who comes late has one left */
+        STX__TAKE(stx_real *, w->dpe, w->owners * w->npe * r4);
+        STX__TAKE(stx_real *, w->dpk, w->owners * w->npk * r4);
+        STX__TAKE(stx_real *, w->dpv, w->owners * w->npk * r4);
         STX__TAKE(stx_real *, w->du, w->count * a->D * r4);
         STX__TAKE(stx_real *, w->dvb, w->count * a->D * r4);
         STX__TAKE(stx_real *, w->dz, w->count * r4);
         STX__TAKE(stx_real *, w->part, extra * a->T * a->D * r4);
-        STX__TAKE(double *, w->load, threads * sizeof(double));
+        STX__TAKE(double *, w->load, w->owners * sizeof(double));
     }
     w->room = stx__attn_room_layout(A, NULL, w->most, back, &room);
     STX__TAKE(char *, w->rooms, threads * w->room);
@@ -3850,34 +4410,38 @@ static void stx__attn_start(stx_ctx *x, stx__attn *A, const stx_attention_args *
     stx__attn_pack_table(x, A, back);
 }
 
+typedef struct stx__attn_job { const stx__attn *A; const stx__attn_work *w; } stx__attn_job;
+static void stx__attn_fwd_thin(const stx_share *s, const void *job) {
+    const stx__attn *A = (const stx__attn *)job;
+    const stx_attention_args *a = A->a;
+    stx_real *room = (stx_real *)a->work + s->thread * stx__attn_thin_room(A);
+    size_t i;
+    for (i = s->from; i < s->to; i++) stx__attn_thin(s->x, A, room, i / (a->H * a->T), i / a->T % a->H, i % a->T);
+}
+static void stx__attn_fwd_part(const stx_share *s, const void *job) {
+    const stx__attn_job *j = (const stx__attn_job *)job;
+    const stx__attn *A = j->A;
+    const stx__attn_work *w = j->w;
+    stx__attn_room room;
+    size_t i;
+    stx__attn_room_layout(A, w->rooms + s->thread * w->room, w->most, 0, &room);
+    if (A->mk->enter) A->mk->enter();
+    for (i = s->from; i < s->to; i++) stx__attn_fwd_unit(s->x, A, &room, w->unit[i].b, w->unit[i].h, w->unit[i].i0, w->unit[i].n);
+    if (A->mk->leave) A->mk->leave();
+}
 STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
     stx__attn A;
     stx__attn_work w;
-    ptrdiff_t job, jobs = (ptrdiff_t)(a->B * a->H * a->T);
+    stx__attn_job j;
     if (a->H > STX__MAX_HEADS) { stx_fail(x, STX_ERR_SHAPE, "stx_attention_fwd: %zu heads, want at most %d", a->H, (int)STX__MAX_HEADS); return; }
     if (stx__attn_is_thin(a)) {
         stx__attn_plan(&A, x, a);
-        STX__FOR(x, 2 * a->B * a->T * A.reach[0] * a->H * a->D)
-        for (job = 0; job < jobs; job++) {
-            size_t j = (size_t)job;
-            stx__attn_thin(x, &A, (stx_real *)a->work + stx__thread() * stx__attn_thin_room(&A), j / (a->H * a->T), j / a->T % a->H, j % a->T);
-        }
+        stx_parallel(x, a->B * a->H * a->T, 2 * a->B * a->T * A.reach[0] * a->H * a->D, stx__attn_fwd_thin, &A);
         return;
     }
     stx__attn_start(x, &A, a, 0, &w);
-#ifdef _OPENMP
-    #pragma omp parallel for schedule(dynamic, 1) num_threads(stx_threads(x)) if (stx_threads(x) > 1 && w.count > 1)
-#endif
-    for (job = 0; job < (ptrdiff_t)w.count; job++) {
-        const stx__attn_unit *u = w.unit + job;
-        stx__attn_room room;
-        uint64_t mode = stx__flush_on();
-        stx__attn_room_layout(&A, w.rooms + stx__thread() * w.room, w.most, 0, &room);
-        if (A.mk->enter) A.mk->enter();
-        stx__attn_fwd_unit(x, &A, &room, u->b, u->h, u->i0, u->n);
-        if (A.mk->leave) A.mk->leave();
-        stx__flush_off(mode);
-    }
+    j.A = &A; j.w = &w;
+    stx_parallel_units(x, w.count, stx__attn_fwd_part, &j);
 }
 
 /* Backward. For each cell, with w = e^(s - top) inv and a = m w recomputed (inv is 1 / the row's normaliser, 0 for a
@@ -4033,17 +4597,17 @@ static void stx__attn_bwd_keys(stx_ctx *x, stx__attn_tile *t, ptrdiff_t keys, in
         if (A->tables && !t->persistent) stx__attn_table_bwd(t, dpe, ldpe);
     }
 }
-static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_work *w, size_t me, size_t unit) {
+static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_work *w, size_t thread, size_t owner, size_t unit) {
     const stx_attention_args *a = A->a;
     const stx__attn_unit *U = w->unit + unit;
     stx__attn_tile t;
     size_t D = a->D, T = a->T, b = U->b, h = U->h, r, c, ldy = a->H * D;
     const stx_real *dy = a->dy + b * T * ldy + h * D, *y = a->y + b * T * ldy + h * D;
-    stx_real *dpe = w->npe ? w->dpe + me * w->npe + stx__attn_table(A, h) * D * w->ldpe : NULL, *dz = w->dz + unit;
+    stx_real *dpe = w->npe ? w->dpe + owner * w->npe + stx__attn_table(A, h) * D * w->ldpe : NULL, *dz = w->dz + unit;
     stx_real *dq = a->dq ? a->dq + b * a->stq + h * D : NULL, sd = (stx_real)sqrt((double)D);
     size_t lddq = a->ldq;
     ptrdiff_t p;
-    stx__attn_room_layout(A, w->rooms + me * w->room, w->most, 1, &t.R);
+    stx__attn_room_layout(A, w->rooms + thread * w->room, w->most, 1, &t.R);
     t.nt = stx__up(T, 32) + 16;
     stx__attn_open(A, &t, b, h);
     memset(t.R.o, 0, T * A->Dp * sizeof *t.R.o);
@@ -4094,71 +4658,80 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
         stx__attn_keys(&t, a->pv + o, D, (ptrdiff_t)a->N, t.R.vt, NULL);
         stx__attn_bwd_keys(x, &t, (ptrdiff_t)n, w->npk > 0, w->npk > 0, dz, NULL, 0);
         if (w->npk) {
-            stx__attn_turn_back(A, w->dpk + me * w->npk + o + (size_t)p * D, D, t.R.dkt, 0, n, t.R.s);
-            stx__attn_turn_back(A, w->dpv + me * w->npk + o + (size_t)p * D, D, t.R.dvt, 0, n, t.R.s);
+            stx__attn_turn_back(A, w->dpk + owner * w->npk + o + (size_t)p * D, D, t.R.dkt, 0, n, t.R.s);
+            stx__attn_turn_back(A, w->dpv + owner * w->npk + o + (size_t)p * D, D, t.R.dvt, 0, n, t.R.s);
         }
     }
     for (r = 0; r < T && dq; r++) for (c = 0; c < D; c++) dq[r * lddq + c] += a->scale * sd * t.R.o[r * A->Dp + c];
 }
 
-/* to[i] += sum over n parts of from[part stride + i], parts in order */
-static void stx__add_parts(stx_ctx *x, stx_real *to, const stx_real *from, size_t size, size_t n, size_t stride) {
-    ptrdiff_t i;
-    STX__FOR(x, size * n)
-    for (i = 0; i < (ptrdiff_t)size; i++) {
-        stx_real s = 0;
-        size_t k;
-        for (k = 0; k < n; k++) s += from[k * stride + (size_t)i];
-        to[i] += s;
+/* y[i] += sum over N parts of a[part C + i], parts in order */
+static void stx__add_parts_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t at, n = stx__numbers_of(s, l->n, &at), i, k;
+    for (i = at; i < at + n; i++) {
+        stx_real t = 0;
+        for (k = 0; k < l->N; k++) t += l->a[k * l->C + i];
+        l->y[i] += t;
     }
+}
+static void stx__add_parts(stx_ctx *x, stx_real *to, const stx_real *from, size_t size, size_t n, size_t stride) {
+    stx__loop l = stx__loop_of(size, n, stride);
+    l.y = to; l.a = from;
+    stx__elementwise(x, size * n, stx__add_parts_part, &l);
+}
+
+/* What an owner owns of the units, longest first; what they share is summed by owner */
+static void stx__attn_bwd_part(const stx_share *s, const void *job) {
+    const stx__attn_job *j = (const stx__attn_job *)job;
+    const stx__attn_work *w = j->w;
+    size_t i, k;
+    if (j->A->mk->enter) j->A->mk->enter();
+    for (i = s->from; i < s->to; i++) {
+        memset(w->dpe + i * w->npe, 0, w->npe * sizeof(stx_real));
+        memset(w->dpk + i * w->npk, 0, w->npk * sizeof(stx_real));
+        memset(w->dpv + i * w->npk, 0, w->npk * sizeof(stx_real));
+        for (k = 0; k < w->count; k++) if (w->unit[k].owner == (int)i) stx__attn_bwd_unit(s->x, j->A, w, s->thread, i, k);
+    }
+    if (j->A->mk->leave) j->A->mk->leave();
+}
+/* dpe[p] += the owners' sums, (D,ldpe) a table */
+static void stx__attn_dpe_part(const stx_share *s, const void *job) {
+    const stx__attn_job *j = (const stx__attn_job *)job;
+    const stx__attn *A = j->A;
+    const stx__attn_work *w = j->w;
+    size_t p, h, d, k, D = A->a->D, ldp = A->tables * D;
+    for (p = s->from; p < s->to; p++)
+        for (h = 0; h < A->tables; h++)
+            for (d = 0; d < D; d++) {
+                stx_real t = 0;
+                for (k = 0; k < w->owners; k++) t += w->dpe[k * w->npe + (h * D + d) * w->ldpe + p];
+                A->a->dpe[((size_t)A->p0 + p) * ldp + h * D + d] += t;
+            }
 }
 
 STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
     stx__attn A;
     stx__attn_work w;
-    size_t i, c, D = a->D, threads = (size_t)stx_threads(x);
-    ptrdiff_t me, p;
+    stx__attn_job j;
+    size_t i, c, D = a->D;
     if (a->H > STX__MAX_HEADS) { stx_fail(x, STX_ERR_SHAPE, "stx_attention_bwd: %zu heads, want at most %d", a->H, (int)STX__MAX_HEADS); return; }
     stx__attn_start(x, &A, a, 1, &w);
     memset(w.du, 0, w.count * D * sizeof(stx_real));
     memset(w.dvb, 0, w.count * D * sizeof(stx_real));
     memset(w.dz, 0, w.count * sizeof(stx_real));
-    for (i = 0; i < threads; i++) w.load[i] = 0;     /* each unit to the thread with the least work so far */
+    for (i = 0; i < w.owners; i++) w.load[i] = 0;     /* each unit to the owner with the least work so far */
     for (i = 0; i < w.count; i++) {
         size_t k, best = 0;
-        for (k = 1; k < threads; k++) if (w.load[k] < w.load[best]) best = k;
+        for (k = 1; k < w.owners; k++) if (w.load[k] < w.load[best]) best = k;
         w.unit[i].owner = (int)best;
         w.load[best] += (double)(w.unit[i].last - w.unit[i].first) + (w.unit[i].part < 0 ? (double)a->N : 0) + (double)STX__BQ;
     }
-#ifdef _OPENMP
-    #pragma omp parallel for schedule(static, 1) num_threads(stx_threads(x)) if (threads > 1 && w.count > 1)
-#endif
-    for (me = 0; me < (ptrdiff_t)threads; me++) {
-        uint64_t mode = stx__flush_on();
-        size_t k;
-        memset(w.dpe + (size_t)me * w.npe, 0, w.npe * sizeof(stx_real));
-        memset(w.dpk + (size_t)me * w.npk, 0, w.npk * sizeof(stx_real));
-        memset(w.dpv + (size_t)me * w.npk, 0, w.npk * sizeof(stx_real));
-        if (A.mk->enter) A.mk->enter();
-        for (k = 0; k < w.count; k++) if (w.unit[k].owner == (int)me) stx__attn_bwd_unit(x, &A, &w, (size_t)me, k);
-        if (A.mk->leave) A.mk->leave();
-        stx__flush_off(mode);
-    }
-    if (w.npe) {
-        size_t ldp = A.tables * D;
-        STX__FOR(x, A.tables * A.np * D * threads)
-        for (p = 0; p < (ptrdiff_t)a->P - A.p0; p++) {
-            size_t h, d, k;
-            for (h = 0; h < A.tables; h++)
-                for (d = 0; d < D; d++) {
-                    stx_real s = 0;
-                    for (k = 0; k < threads; k++) s += w.dpe[k * w.npe + (h * D + d) * w.ldpe + (size_t)p];
-                    a->dpe[(size_t)(A.p0 + p) * ldp + h * D + d] += s;
-                }
-        }
-    }
-    if (w.npk && a->dpk) stx__add_parts(x, a->dpk, w.dpk, w.npk, threads, w.npk);
-    if (w.npk && a->dpv) stx__add_parts(x, a->dpv, w.dpv, w.npk, threads, w.npk);
+    j.A = &A; j.w = &w;
+    stx_parallel_units(x, w.owners, stx__attn_bwd_part, &j);
+    if (w.npe) stx_parallel(x, a->P - (size_t)A.p0, A.tables * A.np * D * w.owners, stx__attn_dpe_part, &j);
+    if (w.npk && a->dpk) stx__add_parts(x, a->dpk, w.dpk, w.npk, w.owners, w.npk);
+    if (w.npk && a->dpv) stx__add_parts(x, a->dpv, w.dpv, w.npk, w.owners, w.npk);
     for (i = 0; i < w.count; i++) {
         const stx__attn_unit *U = w.unit + i;
         size_t r, o = U->h * D;
@@ -4189,10 +4762,26 @@ STX__INNER void stx__squares_n(int fma, double *sum, const stx_real *a, size_t n
     *sum = t;
 }
 STX__EACH_ISA(stx__squares_n, (double *sum, const stx_real *a, size_t n), sum, a, n)
+/* What the loops over pieces need; unused ones are not set */
+typedef struct stx__pieces_job {
+    const stx_update *u;
+    const stx_piece *piece;
+    double *out;
+    stx_real momentum, beta1, rest1, beta2, rest2, eps, decay, decoupled, lo, hi;
+} stx__pieces_job;
+static void stx__each_piece(stx_ctx *x, const stx_piece *piece, size_t count, stx_part part, stx__pieces_job *j) {
+    j->piece = piece;
+    stx_parallel(x, count, stx__pieces_size(piece, count), part, j);
+}
+static void stx__squares_part(const stx_share *s, const void *job) {
+    const stx__pieces_job *j = (const stx__pieces_job *)job;
+    size_t k;
+    for (k = s->from; k < s->to; k++) STX__CALL(s->x, stx__squares_n, (j->out + k, j->piece[k].g, j->piece[k].n));
+}
 STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_piece *piece, size_t count) {
-    ptrdiff_t k;
-    STX__FOR(x, stx__pieces_size(piece, count))
-    for (k = 0; k < (ptrdiff_t)count; k++) STX__CALL(x, stx__squares_n, (out + k, piece[k].g, piece[k].n));
+    stx__pieces_job j;
+    j.out = out;
+    stx__each_piece(x, piece, count, stx__squares_part, &j);
 }
 
 /* From the squares' sums: the norm, and whether there is an update at all. True for NaN as well: !(norm <= DBL_MAX). */
@@ -4223,11 +4812,15 @@ STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t 
         for (; k < end; k++) piece[k].lr = (stx_real)eta;
     }
 }
+static void stx__not_updated_part(const stx_share *s, const void *job) {
+    const stx_piece *piece = ((const stx__pieces_job *)job)->piece;
+    size_t k;
+    for (k = s->from; k < s->to; k++) STX__CALL(s->x, stx__fill_n, (piece[k].g, piece[k].n, 0));
+}
 static int stx__not_updated(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count) {
-    ptrdiff_t k;
+    stx__pieces_job j;
     if (u->ok) return 0;
-    STX__FOR(x, stx__pieces_size(piece, count))
-    for (k = 0; k < (ptrdiff_t)count; k++) STX__CALL(x, stx__fill_n, (piece[k].g, piece[k].n, 0));
+    stx__each_piece(x, piece, count, stx__not_updated_part, &j);
     return 1;
 }
 
@@ -4243,12 +4836,17 @@ STX__INNER void stx__sgd_n(int fma, stx_real *p, stx_real *buf, stx_real *g, siz
 }
 STX__EACH_ISA(stx__sgd_n, (stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT buf, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real momentum, stx_real decay),
               p, buf, g, n, lr, gscale, momentum, decay)
+static void stx__sgd_part(const stx_share *s, const void *job) {
+    const stx__pieces_job *j = (const stx__pieces_job *)job;
+    const stx_piece *q = j->piece + s->from;
+    size_t k;
+    for (k = s->from; k < s->to; k++, q++) STX__CALL(s->x, stx__sgd_n, (q->p, q->s[0], q->g, q->n, q->lr, j->u->factor, j->momentum, j->decay));
+}
 STX_DEF void stx_sgd_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real momentum, stx_real decay) {
-    ptrdiff_t k;
+    stx__pieces_job j;
     if (stx__not_updated(x, u, piece, count)) return;
-    STX__FOR(x, stx__pieces_size(piece, count))
-    for (k = 0; k < (ptrdiff_t)count; k++)
-        STX__CALL(x, stx__sgd_n, (piece[k].p, piece[k].s[0], piece[k].g, piece[k].n, piece[k].lr, u->factor, momentum, decay));
+    j.u = u; j.momentum = momentum; j.decay = decay;
+    stx__each_piece(x, piece, count, stx__sgd_part, &j);
 }
 
 /* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) */
@@ -4262,11 +4860,17 @@ STX__INNER void stx__adagrad_n(int fma, stx_real *p, stx_real *sum, stx_real *g,
     }
 }
 STX__EACH_ISA(stx__adagrad_n, (stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT sum, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real eps), p, sum, g, n, lr, eps)
+static void stx__adagrad_part(const stx_share *s, const void *job) {
+    const stx__pieces_job *j = (const stx__pieces_job *)job;
+    const stx_piece *q = j->piece + s->from;
+    size_t k;
+    for (k = s->from; k < s->to; k++, q++) STX__CALL(s->x, stx__adagrad_n, (q->p, q->s[0], q->g, q->n, q->lr, j->eps));
+}
 STX_DEF void stx_adagrad_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real eps) {
-    ptrdiff_t k;
+    stx__pieces_job j;
     if (stx__not_updated(x, u, piece, count)) return;
-    STX__FOR(x, stx__pieces_size(piece, count))
-    for (k = 0; k < (ptrdiff_t)count; k++) STX__CALL(x, stx__adagrad_n, (piece[k].p, piece[k].s[0], piece[k].g, piece[k].n, piece[k].lr, eps));
+    j.eps = eps;
+    stx__each_piece(x, piece, count, stx__adagrad_part, &j);
 }
 
 /* rest = 1 - beta, made in double: 1 - 0.999f would be 1e-5 off.
@@ -4295,23 +4899,36 @@ STX__INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_
 STX__EACH_ISA(stx__adam_n, (stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT m, stx_real *STX__RESTRICT v, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1,
                             stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2, int plain),
               p, m, v, g, n, lr, gscale, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2, plain)
+static void stx__adam_part(const stx_share *s, const void *job) {
+    const stx__pieces_job *j = (const stx__pieces_job *)job;
+    const stx_piece *q = j->piece + s->from;
+    size_t k;
+    for (k = s->from; k < s->to; k++, q++) {
+        const stx_update *u = j->u;
+        STX__CALL(s->x, stx__adam_n, (q->p, q->s[0], q->s[1], q->g, q->n, q->lr, u->factor, j->beta1, j->rest1, j->beta2, j->rest2, j->eps, j->decay, j->decoupled,
+                                      u->correction1, u->correction2, u->plain));
+    }
+}
 STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
                              stx_real decay, stx_real decoupled) {
-    ptrdiff_t k;
+    stx__pieces_job j;
     if (stx__not_updated(x, u, piece, count)) return;
-    STX__FOR(x, stx__pieces_size(piece, count))
-    for (k = 0; k < (ptrdiff_t)count; k++)
-        STX__CALL(x, stx__adam_n, (piece[k].p, piece[k].s[0], piece[k].s[1], piece[k].g, piece[k].n, piece[k].lr, u->factor, beta1, rest1, beta2, rest2, eps, decay, decoupled, u->correction1, u->correction2, u->plain));
+    j.u = u; j.beta1 = beta1; j.rest1 = rest1; j.beta2 = beta2; j.rest2 = rest2; j.eps = eps; j.decay = decay; j.decoupled = decoupled;
+    stx__each_piece(x, piece, count, stx__adam_part, &j);
 }
 
-STX_DEF void stx_clamp(stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi) {
-    ptrdiff_t k;
-    STX__FOR(x, stx__pieces_size(piece, count))
-    for (k = 0; k < (ptrdiff_t)count; k++) {
-        stx_real *y = piece[k].p;
-        size_t i;
-        for (i = 0; i < piece[k].n; i++) y[i] = y[i] < lo ? lo : y[i] > hi ? hi : y[i];
+static void stx__clamp_part(const stx_share *s, const void *job) {
+    const stx__pieces_job *j = (const stx__pieces_job *)job;
+    size_t k, i;
+    for (k = s->from; k < s->to; k++) {
+        stx_real *y = j->piece[k].p;
+        for (i = 0; i < j->piece[k].n; i++) y[i] = y[i] < j->lo ? j->lo : y[i] > j->hi ? j->hi : y[i];
     }
+}
+STX_DEF void stx_clamp(stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi) {
+    stx__pieces_job j;
+    j.lo = lo; j.hi = hi;
+    stx__each_piece(x, piece, count, stx__clamp_part, &j);
 }
 STX_DEF void stx_meter(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
     (void)x;
@@ -6095,8 +6712,8 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
     x->dev_step.kind = STX_MEM_NUMBERS;
 #endif
     x->isa = stx__find_isa();
-#ifdef _OPENMP
-    if (d.threads == 0) d.threads = omp_get_max_threads();
+#if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
+    if (d.threads == 0) d.threads = stx__processors();
 #else
     if (d.threads >= 0) d.threads = 1;
 #endif
@@ -6133,6 +6750,7 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
 }
 STX_DEF void stx_destroy(stx_ctx *x) {
     if (!x) return;
+    stx__pool_free(x);
 #ifdef STX__ONEDNN
     stx__dnnl_close(x);
 #endif

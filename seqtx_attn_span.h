@@ -4,7 +4,7 @@
    In ONE .c (or .cpp) file:              everywhere else:
        #define SEQTX_IMPLEMENTATION           #include "seqtx_attn_span.h"
        #include "seqtx_attn_span.h"
-   It includes seqtx.h, which must stand beside it. Link -lm; add -fopenmp for all cores.
+   It includes seqtx.h, which must stand beside it. Link -lm (and -pthread on older systems); compile with -O2.
    (SEQTX_ATTN_SPAN_IMPLEMENTATION compiles this header's part alone, when seqtx.h's is compiled elsewhere.)
 
    MANUAL

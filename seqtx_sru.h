@@ -4,7 +4,7 @@
    In ONE .c (or .cpp) file:              everywhere else:
        #define SEQTX_IMPLEMENTATION           #include "seqtx_sru.h"
        #include "seqtx_sru.h"
-   It includes seqtx.h, which must stand beside it. Link -lm; add -fopenmp for all cores.
+   It includes seqtx.h, which must stand beside it. Link -lm (and -pthread on older systems); compile with -O2.
    (SEQTX_SRU_IMPLEMENTATION compiles this header's part alone, when seqtx.h's is compiled elsewhere.)
 
    MANUAL
@@ -441,8 +441,8 @@ enum { STX__SRU_FAR = 8 << 20 };        /* bytes of h that are too much for the 
 enum { STX__SRU_WIDE = 4096 / sizeof(stx_real), STX__SRU_NARROW = 16 };
 
 static int stx__sru_any(const stx_sru_args *a) { return a->B && a->H && a->D; }      /* is there a column? */
-typedef struct stx__sru_plan { size_t O, W, blocks, units, tiles, chunks, each, ldu, slots, scratch, carries; } stx__sru_plan;
-/* each: tiles of a chunk; slots: threads at work, scratch: numbers that each has for itself, carries: those of the chunks */
+typedef struct stx__sru_plan { size_t O, W, blocks, units, tiles, chunks, each, ldu, scratch, carries; } stx__sru_plan;
+/* each: tiles of a chunk; scratch: numbers that each thread has for itself, carries: those of the chunks */
 static void stx__sru_plan_of(stx__sru_plan *p, const stx_sru_args *a, size_t threads, int backward) {
     p->O = a->D * a->H;
     p->tiles = stx_sru_tiles(a);
@@ -459,7 +459,6 @@ static void stx__sru_plan_of(stx__sru_plan *p, const stx_sru_args *a, size_t thr
     }
     p->each = (p->tiles + p->chunks - 1) / p->chunks;
     p->chunks = p->each ? (p->tiles + p->each - 1) / p->each : 1;
-    p->slots = STX__MIN(threads, p->units * p->chunks);
     p->scratch = p->W * (backward ? 3 * STX_SRU_TILE + 13 : 3);
     p->carries = p->chunks > 1 ? 2 * a->B * p->chunks * p->O : 0;
 }
@@ -468,14 +467,8 @@ STX_DEF size_t stx_sru_work(stx_ctx *x, const stx_sru_args *a, int backward) {
     stx__sru_plan p;
     if (!stx__sru_any(a)) return 0;
     stx__sru_plan_of(&p, a, (size_t)stx_threads(x), backward);
-    return (p.carries + (backward ? 4 * a->B * p.chunks * p.O : 0) + p.slots * p.scratch) * sizeof(stx_real);
+    return (p.carries + (backward ? 4 * a->B * p.chunks * p.O : 0) + (size_t)stx_threads(x) * p.scratch) * sizeof(stx_real);
 }
-/* The units of a slot are [units slot / slots, units (slot + 1) / slots) of all chunks of all blocks */
-#define STX__SRU_SLOTS(x, plan, slot, i) \
-    STX__FOR(x, a->B * a->T * a->D * a->H * 16) \
-    for (slot = 0; slot < (ptrdiff_t)(plan).slots; slot++) \
-        for (size_t i = (plan).units * (plan).chunks * (size_t)slot / (plan).slots; i < (plan).units * (plan).chunks * ((size_t)slot + 1) / (plan).slots; i++)
-
 /* One block of columns: where its numbers stand, constants filled in */
 typedef struct stx__sru_block {
     const stx_sru_args *a;
@@ -618,42 +611,62 @@ static void stx__sru_state_in(stx__sru_block *k) {
 /* Product and offset of chunk q of batch row b stand at work + ((b chunks + q) 2 + 0 or 1) O */
 static stx_real *stx__sru_carry(const stx_sru_args *a, const stx__sru_plan *p, size_t b, size_t q) { return (stx_real *)a->work + (b * p->chunks + q) * 2 * p->O; }
 
-STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
+/* The loops over all chunks of all units (blocks of columns), chunks of one unit side by side */
+typedef struct stx__sru_loop {
+    const stx_sru_args *a;
     stx__sru_plan plan;
-    stx_real *scratch;
-    ptrdiff_t slot;
-    if (!stx__sru_any(a)) return;
-    stx__sru_plan_of(&plan, a, (size_t)stx_threads(x), 0);
-    scratch = (stx_real *)a->work + plan.carries;
-    if (plan.chunks > 1) {
-        STX__SRU_SLOTS(x, plan, slot, i) {
-            stx__sru_block k;
-            size_t q = i % plan.chunks, p = q * plan.each * STX_SRU_TILE, last = STX__MIN(a->T, p + plan.each * STX_SRU_TILE), j;
-            stx_real *P, *Q;
-            stx__sru_open(&k, a, &plan, scratch + (size_t)slot * plan.scratch, i / plan.chunks);
-            P = stx__sru_carry(a, &plan, k.b, q) + k.o;
-            Q = P + k.O;
-            for (j = 0; j < k.n; j++) { P[j] = 1; Q[j] = 0; }
-            while (p < last) {
-                size_t end = stx__sru_run(&k, p, last), row = stx__sru_row(&k, p);
-                if (end > p) STX__CALL(x, stx__sru_scan, (P, Q, stx__sru_u(&k, row, 0), stx__sru_u(&k, row, 1), k.step * (ptrdiff_t)k.ldu, k.bf, end - p, k.n));
-                p = end + 1;
-            }
+    stx_real *scratch, *sums_v, *sums_b;      /* a piece each thread; (B chunks,2,O) twice, in backward */
+} stx__sru_loop;
+static void stx__sru_run_all(stx_ctx *x, stx_part part, const stx__sru_loop *j) {
+    stx_parallel(x, j->plan.units * j->plan.chunks, j->a->B * j->a->T * j->a->D * j->a->H * 16, part, j);
+}
+static void stx__sru_scan_part(const stx_share *s, const void *job) {
+    const stx__sru_loop *w = (const stx__sru_loop *)job;
+    const stx__sru_plan *plan = &w->plan;
+    size_t i;
+    for (i = s->from; i < s->to; i++) {
+        stx__sru_block k;
+        size_t q = i % plan->chunks, p = q * plan->each * STX_SRU_TILE, last = STX__MIN(w->a->T, p + plan->each * STX_SRU_TILE), j;
+        stx_real *P, *Q;
+        stx__sru_open(&k, w->a, plan, w->scratch + s->thread * plan->scratch, i / plan->chunks);
+        P = stx__sru_carry(w->a, plan, k.b, q) + k.o;
+        Q = P + k.O;
+        for (j = 0; j < k.n; j++) { P[j] = 1; Q[j] = 0; }
+        while (p < last) {
+            size_t end = stx__sru_run(&k, p, last), row = stx__sru_row(&k, p);
+            if (end > p) STX__CALL(s->x, stx__sru_scan, (P, Q, stx__sru_u(&k, row, 0), stx__sru_u(&k, row, 1), k.step * (ptrdiff_t)k.ldu, k.bf, end - p, k.n));
+            p = end + 1;
         }
     }
-    STX__SRU_SLOTS(x, plan, slot, i) {
+}
+static void stx__sru_fwd_part(const stx_share *s, const void *job) {
+    const stx__sru_loop *w = (const stx__sru_loop *)job;
+    const stx_sru_args *a = w->a;
+    const stx__sru_plan *plan = &w->plan;
+    size_t i;
+    for (i = s->from; i < s->to; i++) {
         stx__sru_block k;
-        size_t q = i % plan.chunks, p0 = q * plan.each * STX_SRU_TILE, p1 = STX__MIN(a->T, p0 + plan.each * STX_SRU_TILE), e, j;
-        stx__sru_open(&k, a, &plan, scratch + (size_t)slot * plan.scratch, i / plan.chunks);
+        size_t q = i % plan->chunks, p0 = q * plan->each * STX_SRU_TILE, p1 = STX__MIN(a->T, p0 + plan->each * STX_SRU_TILE), e, j;
+        stx__sru_open(&k, a, plan, w->scratch + s->thread * plan->scratch, i / plan->chunks);
         stx__sru_state_in(&k);
         for (e = 0; e < q; e++) {       /* the chunks before, short: nobody waits for another one */
-            const stx_real *P = stx__sru_carry(a, &plan, k.b, e) + k.o, *Q = P + k.O;
+            const stx_real *P = stx__sru_carry(a, plan, k.b, e) + k.o, *Q = P + k.O;
             for (j = 0; j < k.n; j++) k.c[j] = P[j] * k.c[j] + Q[j];
         }
-        stx__sru_fwd_range(x, &k, &plan, p0, p1);
+        stx__sru_fwd_range(s->x, &k, plan, p0, p1);
         stx__sru_settle(k.far_);
-        if (a->last && q + 1 == plan.chunks) memcpy(a->last + k.b * k.O + k.o, k.c, k.n * sizeof *k.c);
+        if (a->last && q + 1 == plan->chunks) memcpy(a->last + k.b * k.O + k.o, k.c, k.n * sizeof *k.c);
     }
+}
+STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
+    stx__sru_loop j;
+    if (!stx__sru_any(a)) return;
+    j.a = a;
+    stx__sru_plan_of(&j.plan, a, (size_t)stx_threads(x), 0);
+    j.scratch = (stx_real *)a->work + j.plan.carries;
+    j.sums_v = j.sums_b = NULL;
+    if (j.plan.chunks > 1) stx__sru_run_all(x, stx__sru_scan_part, &j);
+    stx__sru_run_all(x, stx__sru_fwd_part, &j);
 }
 
 /* Backward. The states of a tile again: cs (steps+1,n), whose first row is there, and fs (steps,n), rows W apart:
@@ -803,56 +816,66 @@ static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan
     }
 }
 
-STX_DEF void stx_sru_bwd(stx_ctx *x, const stx_sru_args *a) {
-    stx__sru_plan plan;
-    size_t rows;
-    stx_real *sums_v, *sums_b, *scratch;
-    ptrdiff_t slot;
-    if (!stx__sru_any(a)) return;
-    stx__sru_plan_of(&plan, a, (size_t)stx_threads(x), 1);
-    rows = a->B * plan.chunks;
-    sums_v = (stx_real *)a->work + plan.carries;      /* (B chunks, 2, O) twice */
-    sums_b = sums_v + 2 * rows * plan.O;
-    scratch = sums_b + 2 * rows * plan.O;
-    if (plan.chunks > 1) {
-        STX__SRU_SLOTS(x, plan, slot, i) {
-            stx__sru_block k;
-            stx__sru_tile w;
-            size_t q = i % plan.chunks, tile, j;
-            stx_real *P, *Q;
-            if (!q) continue;           /* nobody asks for the map of the first one */
-            stx__sru_open(&k, a, &plan, scratch + (size_t)slot * plan.scratch, i / plan.chunks);
-            stx__sru_tile_in(&w, &k, plan.W);
-            P = stx__sru_carry(a, &plan, k.b, q) + k.o;
-            Q = P + k.O;
-            for (j = 0; j < k.n; j++) { P[j] = 1; Q[j] = 0; }
-            for (tile = STX__MIN(plan.tiles, (q + 1) * plan.each); tile-- > q * plan.each;) stx__sru_bwd_tile(x, &k, &plan, &w, tile, P, Q);
-        }
-    }
-    STX__SRU_SLOTS(x, plan, slot, i) {
+static void stx__sru_affine_part(const stx_share *s, const void *job) {
+    const stx__sru_loop *w = (const stx__sru_loop *)job;
+    const stx__sru_plan *plan = &w->plan;
+    size_t i;
+    for (i = s->from; i < s->to; i++) {
         stx__sru_block k;
-        stx__sru_tile w;
-        size_t q = i % plan.chunks, tile, behind, j, g;
-        stx__sru_open(&k, a, &plan, scratch + (size_t)slot * plan.scratch, i / plan.chunks);
-        stx__sru_tile_in(&w, &k, plan.W);
-        for (j = 0; j < k.n; j++) w.e[j] = a->dlast ? a->dlast[k.b * k.O + k.o + j] : 0;
-        for (behind = plan.chunks; --behind > q;) {
-            const stx_real *P = stx__sru_carry(a, &plan, k.b, behind) + k.o, *Q = P + k.O;
-            for (j = 0; j < k.n; j++) w.e[j] = P[j] * w.e[j] + Q[j];
+        stx__sru_tile t;
+        size_t q = i % plan->chunks, tile, j;
+        stx_real *P, *Q;
+        if (!q) continue;           /* nobody asks for the map of the first one */
+        stx__sru_open(&k, w->a, plan, w->scratch + s->thread * plan->scratch, i / plan->chunks);
+        stx__sru_tile_in(&t, &k, plan->W);
+        P = stx__sru_carry(w->a, plan, k.b, q) + k.o;
+        Q = P + k.O;
+        for (j = 0; j < k.n; j++) { P[j] = 1; Q[j] = 0; }
+        for (tile = STX__MIN(plan->tiles, (q + 1) * plan->each); tile-- > q * plan->each;) stx__sru_bwd_tile(s->x, &k, plan, &t, tile, P, Q);
+    }
+}
+static void stx__sru_bwd_part(const stx_share *s, const void *job) {
+    const stx__sru_loop *w = (const stx__sru_loop *)job;
+    const stx_sru_args *a = w->a;
+    const stx__sru_plan *plan = &w->plan;
+    size_t i;
+    for (i = s->from; i < s->to; i++) {
+        stx__sru_block k;
+        stx__sru_tile t;
+        size_t q = i % plan->chunks, tile, behind, j, g;
+        stx__sru_open(&k, a, plan, w->scratch + s->thread * plan->scratch, i / plan->chunks);
+        stx__sru_tile_in(&t, &k, plan->W);
+        for (j = 0; j < k.n; j++) t.e[j] = a->dlast ? a->dlast[k.b * k.O + k.o + j] : 0;
+        for (behind = plan->chunks; --behind > q;) {
+            const stx_real *P = stx__sru_carry(a, plan, k.b, behind) + k.o, *Q = P + k.O;
+            for (j = 0; j < k.n; j++) t.e[j] = P[j] * t.e[j] + Q[j];
         }
-        for (j = 0; j < 4 * plan.W; j++) w.total[j] = 0;
-        for (tile = STX__MIN(plan.tiles, (q + 1) * plan.each); tile-- > q * plan.each;) {
-            for (j = 0; j < 4 * plan.W; j++) w.sums[j] = 0;
-            stx__sru_bwd_tile(x, &k, &plan, &w, tile, NULL, NULL);
-            for (j = 0; j < 4 * plan.W; j++) w.total[j] += w.sums[j];
+        for (j = 0; j < 4 * plan->W; j++) t.total[j] = 0;
+        for (tile = STX__MIN(plan->tiles, (q + 1) * plan->each); tile-- > q * plan->each;) {
+            for (j = 0; j < 4 * plan->W; j++) t.sums[j] = 0;
+            stx__sru_bwd_tile(s->x, &k, plan, &t, tile, NULL, NULL);
+            for (j = 0; j < 4 * plan->W; j++) t.total[j] += t.sums[j];
         }
         stx__sru_settle(k.far_);
         for (g = 0; g < 4; g++)
-            memcpy((g < 2 ? sums_v : sums_b) + ((k.b * plan.chunks + q) * 2 + g % 2) * k.O + k.o, w.total + g * plan.W, k.n * sizeof *w.total);
-        if (a->dc0 && !q) for (j = 0; j < k.n; j++) a->dc0[k.b * k.O + k.o + j] += w.e[j];
+            memcpy((g < 2 ? w->sums_v : w->sums_b) + ((k.b * plan->chunks + q) * 2 + g % 2) * k.O + k.o, t.total + g * plan->W, k.n * sizeof *t.total);
+        if (a->dc0 && !q) for (j = 0; j < k.n; j++) a->dc0[k.b * k.O + k.o + j] += t.e[j];
     }
-    if (a->dv) stx_sum_rows(x, a->dv, sums_v, rows, 2 * plan.O);
-    if (a->dbias) stx_sum_rows(x, a->dbias, sums_b, rows, 2 * plan.O);
+}
+STX_DEF void stx_sru_bwd(stx_ctx *x, const stx_sru_args *a) {
+    stx__sru_loop j;
+    size_t rows;
+    if (!stx__sru_any(a)) return;
+    j.a = a;
+    stx__sru_plan_of(&j.plan, a, (size_t)stx_threads(x), 1);
+    rows = a->B * j.plan.chunks;
+    j.sums_v = (stx_real *)a->work + j.plan.carries;      /* (B chunks, 2, O) twice */
+    j.sums_b = j.sums_v + 2 * rows * j.plan.O;
+    j.scratch = j.sums_b + 2 * rows * j.plan.O;
+    if (j.plan.chunks > 1) stx__sru_run_all(x, stx__sru_affine_part, &j);
+    stx__sru_run_all(x, stx__sru_bwd_part, &j);
+    if (a->dv) stx_sum_rows(x, a->dv, j.sums_v, rows, 2 * j.plan.O);
+    if (a->dbias) stx_sum_rows(x, a->dbias, j.sums_b, rows, 2 * j.plan.O);
 }
 
 // >>recurrence: op

@@ -59,21 +59,25 @@ static void copy_begin(void) {
     check(copy.x);
 }
 /* Bytes read and written a second, by memcpy in all threads; the median of three */
+static void copy_part(const stx_share *s, const void *job) {
+    size_t k, each = copy.n / (size_t)opt.threads;
+    (void)job;
+    for (k = s->from; k < s->to; k++) memcpy(copy.to + k * each, copy.from + k * each, k + 1 < (size_t)opt.threads ? each : copy.n - k * each);
+}
 static double copy_rate(void) {
     samples s;
-    int i, k;
+    stx_desc d = {0};
+    stx_ctx *x;
+    int i;
+    d.threads = opt.threads;
+    x = stx_create(&d);
     s.n = 0;
     for (i = 0; i < 3; i++) {
         double t = seconds();
-#ifdef _OPENMP
-        #pragma omp parallel for num_threads(opt.threads) schedule(static)
-#endif
-        for (k = 0; k < opt.threads; k++) {
-            size_t a = copy.n / (size_t)opt.threads * (size_t)k, b = k + 1 < opt.threads ? copy.n / (size_t)opt.threads * (size_t)(k + 1) : copy.n;
-            memcpy(copy.to + a, copy.from + a, b - a);
-        }
+        stx_parallel(x, (size_t)opt.threads, SIZE_MAX, copy_part, NULL);
         sample(&s, 2.0 * (double)copy.n / (seconds() - t));
     }
+    stx_destroy(x);
     return median(&s);
 }
 /* Memory that can be had, in bytes */

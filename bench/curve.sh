@@ -35,7 +35,7 @@ every=${every:-$(((steps + 9) / 10))}
 
 bin=$work/train_attn_span
 flags="-std=c99 ${CFLAGS:--O3}"
-$CC $flags -fopenmp examples/train_attn_span.c -o "$bin" -lm 2>"$work/cc.log" || $CC $flags examples/train_attn_span.c -o "$bin" -lm
+$CC $flags -pthread examples/train_attn_span.c -o "$bin" -lm
 data=${DATA:-build/demo.txt}
 if [ -z "${DATA:-}" ] && [ ! -s "$data" ]; then sh examples/demo_data.sh "$data"; fi
 [ -r "$data" ] || { echo "curve.sh: DATA=$data cannot be read" >&2; exit 2; }
@@ -49,7 +49,7 @@ trap 'exit 130' INT TERM
 start() {       # NAME OPTIONS..
     name=$1; shift
     rm -f "$work/curve.$name.jsonl"
-    GOMP_SPINCOUNT=0 "$bin" --data "$data" $model $extra --steps "$steps" --log "$work/curve.$name.jsonl" --log-every "$every" --eval-every "$every" \
+    "$bin" --data "$data" $model $extra --steps "$steps" --log "$work/curve.$name.jsonl" --log-every "$every" --eval-every "$every" \
         --eval-blocks "$blocks" --threads "$threads" "$@" >"$work/curve.$name.out" 2>&1 &
     running="$running $!" names="${names:-} $name"
 }

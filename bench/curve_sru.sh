@@ -34,7 +34,7 @@ done
 
 bin=$work/bench_sru
 flags="-std=c99 ${CFLAGS:--O3}"
-$CC $flags -fopenmp bench/bench_sru.c -o "$bin" -lm 2>"$work/cc.log" || $CC $flags bench/bench_sru.c -o "$bin" -lm
+$CC $flags -pthread bench/bench_sru.c -o "$bin" -lm
 data=${DATA:-build/demo.txt}
 if [ -z "${DATA:-}" ] && [ ! -s "$data" ]; then sh examples/demo_data.sh "$data"; fi
 [ -r "$data" ] || { echo "curve_sru.sh: DATA=$data cannot be read" >&2; exit 2; }
@@ -54,7 +54,7 @@ running=
 trap 'for p in $running; do kill "$p" 2>/dev/null || :; done' EXIT
 trap 'exit 130' INT TERM
 rm -f "$work/curve_sru.seqtx.txt" "$work/curve_sru.torch.txt"
-GOMP_SPINCOUNT=0 "$bin" --worker $model $extra --threads "$threads" --data "$data" --load "$start" --train "$steps" --curve "$work/curve_sru.seqtx.txt" >"$work/curve_sru.seqtx.log" 2>&1 &
+"$bin" --worker $model $extra --threads "$threads" --data "$data" --load "$start" --train "$steps" --curve "$work/curve_sru.seqtx.txt" >"$work/curve_sru.seqtx.log" 2>&1 &
 running="$running $!"
 GOMP_SPINCOUNT=0 "$python" bench/peers/sru_torch.py $model $extra --threads "$threads" --data "$data" --load "$start" --train "$steps" --curve "$work/curve_sru.torch.txt" >"$work/curve_sru.torch.log" 2>&1 &
 running="$running $!"

@@ -6,8 +6,8 @@
 # what to link for one (default: -lopenblas, -lcblas, -lblas, whichever is there).
 set -eu
 
-# For all contenders alike: GNU OpenMP's threads spin for milliseconds by default, in the way of PyTorch's BLAS threads and of
-# whatever else the machine does; with this PyTorch was 1.6 to 2.7 times as fast, seqtx about the same.
+# For PyTorch: GNU OpenMP's threads spin for milliseconds by default, in the way of PyTorch's BLAS threads and of
+# whatever else the machine does; with this PyTorch was 1.6 to 2.7 times as fast. (seqtx has threads of its own.)
 export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-20000}"
 
 cd "$(dirname "$0")/.."
@@ -43,12 +43,9 @@ done
 
 compile() {     # SOURCE OUTPUT FLAGS..
     source=$1 out=$2; shift 2
-    $CC $flags $openmp "$@" "$source" -o "$out" $libs -lm
+    $CC $flags -pthread "$@" "$source" -o "$out" $libs -lm
 }
 libs=
-openmp=-fopenmp
-echo 'int main(void) { return 0; }' >"$work/cc.c"
-compile "$work/cc.c" "$work/cc.out" 2>"$work/cc.log" || { openmp=; echo "run.sh: $CC has no OpenMP: one thread"; }
 [ -z "$attn" ] || compile bench/bench.c "$work/bench"
 [ -z "$sru" ] || compile bench/bench_sru.c "$work/bench_sru"
 
@@ -118,12 +115,12 @@ report() {      # PROGRAM WHAT RESULTS ARGUMENTS..
         echo "# seqtx benchmarks$what, $(date +%Y-%m-%d)"
         echo
         echo "- machine: $cpu, $cores cores, ${vector:-no vector flags known}"
-        echo "- compiler: $($CC --version | head -n 1); $flags $openmp"
+        echo "- compiler: $($CC --version | head -n 1); $flags -pthread"
         [ -n "$name" ] || echo "- CBLAS: $blas"
         echo "- peer: $torch"
         echo "- command: \`$command\`"
         echo "- commit: $commit"
-        echo "- GOMP_SPINCOUNT: $GOMP_SPINCOUNT, for all contenders"
+        echo "- GOMP_SPINCOUNT of PyTorch: $GOMP_SPINCOUNT"
         [ -z "${DATA:-}" ] && echo "- data: headers of the system (examples/demo_data.sh), $(wc -c <"$data") bytes" || echo "- data: a file of $(wc -c <"$data") bytes"
         echo
     } >"$md"

@@ -1,6 +1,6 @@
 /* hello.c - the whole of it in one sitting: build a small adaptive-span model, train it on its own source text, print what
    it writes. Two vendored files are enough: seqtx.h and seqtx_attn_span.h.
-       cc -O3 -march=native -fopenmp hello.c -lm -o hello && ./hello hello.c */
+       cc -O2 hello.c -lm -o hello && ./hello hello.c */
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
 #include <stdio.h>

@@ -30,6 +30,8 @@ run() {     # run NAME COMMAND...
 form=$!
 
 run api            build/test_api
+run threads        build/test_threads
+[ ! -x build/test_threads_tsan ] || run threads_tsan build/test_threads_tsan
 run io             build/test_io
 run train.h        build/test_train_h
 run golden_ops     build/test_golden_ops tests/golden

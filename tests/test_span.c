@@ -1,5 +1,6 @@
 /* Behaviour of seqtx_attn_span.h beyond the golden vectors: causality, memory = one long text, generation = forward,
    evaluation that training does not notice, recomputation, resume, batch parts, errors. */
+#include <pthread.h>
 #include <stdint.h>
 #include "../seqtx_attn_span.h"
 #include "inner.h"
@@ -327,33 +328,36 @@ static void repeatable(void) {
     free(a); free(b);
 }
 
-/* Contexts of one thread each, used inside a parallel region of the caller's */
-static void callers_threads(void) {
-    double loss[4] = {0, 0, 0, 0};
-    stx_real *all[4];
-    size_t n = 0;
-    int k;
+/* Contexts of two threads each, used at the same time by threads of the caller's */
+typedef struct callers { double loss; stx_real *all; size_t n; } callers;
+static void *callers_thread(void *out) {
+    callers *c = (callers *)out;
     stx_span_desc d = small();
+    stx_ctx *x = context(2, 21);
+    stx_span *m;
+    stx_optim *o;
+    int32_t t[2 * 65];
+    size_t i;
     d.dropout = 0.1;
     d.span_init = 0.3;
-#ifdef _OPENMP
-    #pragma omp parallel for num_threads(4)
-#endif
-    for (k = 0; k < 4; k++) {
-        stx_ctx *x = context(1, 21);
-        stx_span *m = stx_span_create(x, &d);
-        stx_optim *o = stx_optim_create(m->params, NULL);
-        int32_t t[2 * 65];
-        size_t i;
-        for (i = 0; i < 2 * 65; i++) t[i] = (int32_t)(i * i % V);
-        for (i = 0; i < 5; i++) loss[k] = step(m, o, NULL, t, 2, 65, 0, 64);
-        all[k] = (stx_real *)malloc(m->layer[0].wq->size * sizeof(stx_real));
-        memcpy(all[k], m->layer[0].wq->data, m->layer[0].wq->size * sizeof(stx_real));
-        if (k == 0) n = m->layer[0].wq->size;
-        stx_destroy(x);
-    }
-    for (k = 1; k < 4; k++) CHECK(loss[k] == loss[0] && !memcmp(all[k], all[0], n * sizeof(stx_real)), "thread %d of the caller differs", k);
-    for (k = 0; k < 4; k++) free(all[k]);
+    m = stx_span_create(x, &d);
+    o = stx_optim_create(m->params, NULL);
+    for (i = 0; i < 2 * 65; i++) t[i] = (int32_t)(i * i % V);
+    for (i = 0; i < 5; i++) c->loss = step(m, o, NULL, t, 2, 65, 0, 64);
+    c->n = m->layer[0].wq->size;
+    c->all = (stx_real *)malloc(c->n * sizeof(stx_real));
+    memcpy(c->all, m->layer[0].wq->data, c->n * sizeof(stx_real));
+    stx_destroy(x);
+    return NULL;
+}
+static void callers_threads(void) {
+    callers c[4];
+    pthread_t thread[4];
+    int k;
+    for (k = 0; k < 4; k++) CHECK(!pthread_create(thread + k, NULL, callers_thread, c + k), "no thread %d", k);
+    for (k = 0; k < 4; k++) pthread_join(thread[k], NULL);
+    for (k = 1; k < 4; k++) CHECK(c[k].loss == c[0].loss && !memcmp(c[k].all, c[0].all, c[0].n * sizeof(stx_real)), "thread %d of the caller differs", k);
+    for (k = 0; k < 4; k++) free(c[k].all);
 }
 
 static void learns(void) {

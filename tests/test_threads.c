@@ -1,0 +1,312 @@
+/* test_threads.c - the threads of a context: every iteration once, whoever is late; the same bits whatever else the machine does;
+   contexts that come and go, several at a time; a child after fork; signals. Compiled a second time with the thread sanitizer. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include "../seqtx_attn_span.h"
+#include "test.h"
+
+static stx_ctx *context(int threads) {
+    stx_desc d;
+    memset(&d, 0, sizeof d);
+    d.threads = threads;
+    d.seed = 3;
+    return stx_create(&d);
+}
+static void nap(long milliseconds) {
+    struct timespec t;
+    t.tv_sec = milliseconds / 1000;
+    t.tv_nsec = milliseconds % 1000 * 1000000;
+    nanosleep(&t, NULL);
+}
+
+/* >>each iteration once */
+typedef struct counted { unsigned char *times; size_t threads; int wrong; } counted;
+static void count(const stx_share *s, const void *job) {
+    counted *c = (counted *)(uintptr_t)job;
+    size_t i;
+    if (s->thread >= c->threads || s->from >= s->to) c->wrong = 1;
+    for (i = s->from; i < s->to; i++) c->times[i]++;
+}
+static void once(void) {
+    static const size_t sizes[] = {0, 1, 2, 3, 7, 64, 1000, 65535, 65536, 200001};
+    static const size_t works[] = {0, 40000, 100000, SIZE_MAX};
+    static const int threads[] = {1, 2, 3, 8, 33};
+    size_t i, j, k, n;
+    for (k = 0; k < sizeof threads / sizeof *threads; k++) {
+        stx_ctx *x = context(threads[k]);
+        for (i = 0; i < sizeof sizes / sizeof *sizes; i++)
+            for (j = 0; j <= sizeof works / sizeof *works; j++) {
+                counted c;
+                size_t bad = 0;
+                c.times = (unsigned char *)calloc(sizes[i] + 1, 1);
+                c.threads = (size_t)threads[k];
+                c.wrong = 0;
+                if (j < sizeof works / sizeof *works) stx_parallel(x, sizes[i], works[j], count, &c);
+                else stx_parallel_units(x, sizes[i], count, &c);
+                for (n = 0; n < sizes[i]; n++) bad += c.times[n] != 1;
+                CHECK(!bad && !c.times[sizes[i]] && !c.wrong, "%d threads, %zu iterations, kind %zu: %zu were not done once", threads[k], sizes[i], j, bad);
+                free(c.times);
+            }
+        stx_destroy(x);
+    }
+    {   /* without a context, as kernels may be called */
+        counted c;
+        unsigned char times[5] = {0};
+        c.times = times; c.threads = 1; c.wrong = 0;
+        stx_parallel(NULL, 4, SIZE_MAX, count, &c);
+        CHECK(times[0] == 1 && times[3] == 1 && !times[4] && !c.wrong, "no context");
+    }
+}
+
+/* >>a thread that is late: what it has not begun is done by the others */
+typedef struct late { size_t n, done, by_caller; int stuck; pthread_mutex_t lock; } late;
+static void be_late(const stx_share *s, const void *job) {
+    late *l = (late *)(uintptr_t)job;
+    int wait;
+    size_t i;
+    pthread_mutex_lock(&l->lock);
+    wait = s->thread != 0;
+    pthread_mutex_unlock(&l->lock);
+    for (i = 0; wait && i < 10000; i++) {         /* a helper stays in its first piece until all others are done; 10 s is for ever */
+        pthread_mutex_lock(&l->lock);
+        wait = l->done + (s->to - s->from) < l->n;
+        pthread_mutex_unlock(&l->lock);
+        if (wait) nap(1);
+    }
+    pthread_mutex_lock(&l->lock);
+    if (wait) l->stuck = 1;
+    l->done += s->to - s->from;
+    if (!s->thread) l->by_caller += s->to - s->from;
+    pthread_mutex_unlock(&l->lock);
+}
+static void late_threads(void) {
+    stx_ctx *x = context(2);
+    int k;
+    for (k = 0; k < 6; k++) {
+        late l;
+        memset(&l, 0, sizeof l);
+        l.n = 8;
+        pthread_mutex_init(&l.lock, NULL);
+        if (k % 2) stx_parallel(x, l.n, SIZE_MAX, be_late, &l);
+        else stx_parallel_units(x, l.n, be_late, &l);
+        CHECK(l.done == l.n && !l.stuck, "%zu of %zu done: the rest waited for a late thread", l.done, l.n);
+        CHECK(l.by_caller >= l.n - 1, "the caller did %zu of %zu beside a thread that was stuck", l.by_caller, l.n);
+        pthread_mutex_destroy(&l.lock);
+    }
+    stx_destroy(x);
+}
+
+/* >>threads that sleep are woken: two pieces, each of which waits until the other one has begun */
+static void meet(const stx_share *s, const void *job) {
+    late *l = (late *)(uintptr_t)job;
+    int wait = 1;
+    size_t i;
+    pthread_mutex_lock(&l->lock);
+    l->done += s->to - s->from;
+    pthread_mutex_unlock(&l->lock);
+    for (i = 0; wait && i < 10000; i++) {
+        pthread_mutex_lock(&l->lock);
+        wait = l->done < 2;
+        pthread_mutex_unlock(&l->lock);
+        if (wait) nap(1);
+    }
+    if (wait) l->stuck = 1;
+}
+static void woken(void) {
+    stx_ctx *x = context(2);
+    int k;
+    for (k = 0; k < 4; k++) {
+        late l;
+        memset(&l, 0, sizeof l);
+        pthread_mutex_init(&l.lock, NULL);
+        stx_parallel(x, 2, SIZE_MAX, meet, &l);
+        CHECK(l.done == 2 && !l.stuck, "nobody came to help, loop %d", k);
+        pthread_mutex_destroy(&l.lock);
+        nap(20);          /* they fall asleep */
+    }
+    stx_destroy(x);
+}
+
+/* >>training: the same bits with the same threads, busy machine or not; and what does not sum by thread with any number */
+static void train(int threads, stx_real *out, size_t *n) {
+    stx_ctx *x = context(threads);
+    stx_span_desc d;
+    stx_span *m;
+    stx_optim *o;
+    size_t i, k, j;
+    int32_t t[4 * 97];
+    memset(&d, 0, sizeof d);
+    d.vocab = 31; d.layers = 2; d.dim = 64; d.heads = 4; d.span = 96; d.adapt_span = 1; d.span_init = 0.4; d.dropout = 0.1;
+    m = stx_span_create(x, &d);
+    o = stx_optim_create(stx_span_params(m), NULL);
+    for (i = 0; i < 4 * 97; i++) t[i] = (int32_t)(i * i % 31);
+    for (i = 0; i < 6; i++) {
+        stx_begin(x, STX_TRAIN);
+        stx_backward(x, stx_span_loss(m, stx_tokens(x, t, 4, 96), stx_tokens(x, t + 1, 4, 96), NULL, NULL));
+        stx_optim_step(o, 0.01);
+    }
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    for (*n = 0, i = 0; i < m->params->count; i++) for (k = 0, j = m->params->tensor[i]->size; k < j; k++) out[(*n)++] = m->params->tensor[i]->data[k];
+    stx_destroy(x);
+}
+static int stop;
+static void *burn(void *unused) { while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {} return unused; }
+static void repeats(void) {
+    enum { MOST = 1 << 18 };
+    stx_real *a = (stx_real *)malloc(MOST * sizeof *a), *b = (stx_real *)malloc(MOST * sizeof *b);
+    int threads, k;
+    size_t n, m;
+    for (threads = 1; threads <= 5; threads += 2) {
+        pthread_t foreign[3];
+        train(threads, a, &n);
+        __atomic_store_n(&stop, 0, __ATOMIC_RELAXED);
+        for (k = 0; k < 3; k++) CHECK(!pthread_create(foreign + k, NULL, burn, NULL), "no thread");
+        train(threads, b, &m);
+        __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+        for (k = 0; k < 3; k++) pthread_join(foreign[k], NULL);
+        CHECK(n == m && n > 1000 && !memcmp(a, b, n * sizeof *a), "%d threads: other bits on a busy machine", threads);
+    }
+    free(a);
+    free(b);
+}
+static void any_number(void) {
+    enum { N = 700, C = 136 };
+    size_t i;
+    int k;
+    stx_real *in = (stx_real *)malloc(N * C * sizeof *in), *w = (stx_real *)malloc(C * C * sizeof *w), *first = NULL, *y = (stx_real *)malloc(N * C * sizeof *y);
+    for (i = 0; i < N * C; i++) in[i] = (stx_real)test_rand();
+    for (i = 0; i < C * C; i++) w[i] = (stx_real)test_rand();
+    for (k = 1; k <= 7; k += 3) {
+        stx_ctx *x = context(k);
+        stx_real *all = (stx_real *)calloc(4 * N * C, sizeof *all), *p = all;
+        stx_gemm(x, 1, 0, 1, N, C, C, 1, in, C, 0, w, C, 0, 0, p, C, 0);        p += N * C;
+        stx_gemm(x, 1, 1, 0, C, C, N, 1, in, C, 0, in, C, 0, 0, p, C, 0);       p += C * C;
+        stx_sum_rows(x, p, in, N, C);                                           p += C;
+        stx_softmax_fwd(x, p, in, N, C);                                        p += N * C;
+        stx_dropout_fwd(x, p, in, N * C, (stx_real)0.3, 5, 7, 0);               p += N * C;
+        stx_mean_fwd(x, p, in, N * C);
+        if (!first) first = all;
+        else {
+            CHECK(!memcmp(first, all, 4 * N * C * sizeof *all), "%d threads: other bits than one", k);
+            free(all);
+        }
+        stx_destroy(x);
+    }
+    free(first); free(in); free(w); free(y);
+}
+
+/* >>contexts come and go; threads sleep; processors */
+static void come_and_go(void) {
+    int i;
+    stx_ctx *kept = context(3);
+    unsigned char times[512];
+    for (i = 0; i < 200; i++) {
+        stx_ctx *x = context(i % 5 + 1);
+        counted c;
+        size_t n, bad = 0;
+        memset(times, 0, sizeof times);
+        c.times = times; c.threads = 5; c.wrong = 0;
+        if (i % 3) stx_parallel(i % 2 ? x : kept, 512, SIZE_MAX, count, &c);
+        if (i % 50 == 49) nap(5);           /* long enough for all to fall asleep */
+        stx_destroy(x);
+        for (n = 0; n < 512 && i % 3; n++) bad += times[n] != 1;
+        CHECK(!bad && !c.wrong, "context %d", i);
+    }
+    stx_destroy(kept);
+    stx_destroy(NULL);
+}
+static void processors(void) {
+#ifdef __linux__
+    cpu_set_t all, one;
+    stx_ctx *x = context(0);
+    int k;
+    CHECK(!sched_getaffinity(0, sizeof all, &all), "sched_getaffinity");
+    CHECK(stx_threads(x) == CPU_COUNT(&all), "%d threads, %d processors", stx_threads(x), CPU_COUNT(&all));
+    stx_destroy(x);
+    for (k = 0; !CPU_ISSET(k, &all); k++) {}
+    CPU_ZERO(&one);
+    CPU_SET(k, &one);
+    sched_setaffinity(0, sizeof one, &one);
+    x = context(0);
+    CHECK(stx_threads(x) == 1, "%d threads of one processor", stx_threads(x));
+    stx_destroy(x);
+    sched_setaffinity(0, sizeof all, &all);
+#endif
+}
+
+/* >>fork: the child has no threads, and does the work alone */
+static void forked(void) {
+#ifndef TEST_TSAN       /* which wants no fork beside threads */
+    stx_ctx *x = context(4);
+    unsigned char times[4096];
+    counted c;
+    size_t n, k;
+    pid_t child;
+    int status = -1;
+    c.times = times; c.threads = 4; c.wrong = 0;
+    memset(times, 0, sizeof times);
+    stx_parallel(x, 4096, SIZE_MAX, count, &c);
+    nap(5);
+    child = fork();
+    if (!child) {
+        alarm(20);
+        for (k = 0; k < 5; k++) {
+            memset(times, 0, sizeof times);
+            stx_parallel(x, 4096, SIZE_MAX, count, &c);
+            for (n = 0; n < 4096; n++) if (times[n] != 1) _exit(1);
+        }
+        stx_destroy(x);
+        _exit(0);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with status %d", status);
+    memset(times, 0, sizeof times);
+    stx_parallel(x, 4096, SIZE_MAX, count, &c);
+    for (n = k = 0; n < 4096; n++) k += times[n] != 1;
+    CHECK(!k, "the parent after fork: %zu wrong", k);
+    stx_destroy(x);
+#endif
+}
+
+/* >>signals are delivered to the caller's threads, never to the library's */
+static pthread_t main_thread;
+static volatile sig_atomic_t here, elsewhere;
+static void on_signal(int number) { (void)number; if (pthread_equal(pthread_self(), main_thread)) here++; else elsewhere++; }
+static void signals(void) {
+    stx_ctx *x = context(6);
+    unsigned char times[64] = {0};
+    counted c;
+    sigset_t set, old;
+    int i;
+    main_thread = pthread_self();
+    signal(SIGUSR1, on_signal);
+    c.times = times; c.threads = 6; c.wrong = 0;
+    stx_parallel(x, 64, SIZE_MAX, count, &c);
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    pthread_sigmask(SIG_BLOCK, &set, &old);       /* the main thread does not take it: would another one? */
+    for (i = 0; i < 20; i++) { kill(getpid(), SIGUSR1); nap(1); }
+    CHECK(!elsewhere && !here, "%d signals came to a thread of the library's", (int)elsewhere);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    CHECK(here == 1 && !elsewhere, "%d and %d signals", (int)here, (int)elsewhere);
+    stx_destroy(x);
+}
+
+int main(void) {
+    once();
+    late_threads();
+    woken();
+    repeats();
+    any_number();
+    come_and_go();
+    processors();
+    forked();
+    signals();
+    return test_end();
+}
