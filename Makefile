@@ -2,7 +2,8 @@
 #
 #   make demo [DATA=FILE]   train a small model on real text, about two minutes on two cores; leaves build/demo.safetensors
 #   make demo-sru           the same with SRU++; leaves build/demo_sru.safetensors
-#   make test               build and run every test; ends with "N passed, N failed"
+#   make test               build and run every test, as much at once as there are cores; ends with "N passed, N failed"
+#   make quick              what one runs while working: float and double, no sanitizers, no CUDA; about a minute from a clean clone
 #   make examples           build/train_attn_span, build/train_sru, build/hello
 #   make bench              timings, against CBLAS and PyTorch where they are installed
 #   make cuda CUDA_ARCH=sm_90         build/cuda: the same programs with CUDA (several: CUDA_ARCH="sm_80 sm_90"; sm_80 and newer)
@@ -14,6 +15,7 @@
 
 CC      = cc
 CXX     = c++
+NVCC    = nvcc
 ARCH    =
 WARN    = -Wall -Wextra -Wpedantic -Wshadow -Werror
 THREADS = -pthread
@@ -28,26 +30,27 @@ LDLIBS += $(or $(ONEDNN_LIBS),-ldnnl)
 endif
 SAN     = -fsanitize=address,undefined -fno-sanitize-recover=all -g -O1
 
-HEADERS = $(wildcard seqtx*.h) build/flags
-TESTS_H = $(wildcard tests/*.h)
+# a header to an object, a tests/test_NAME.c to its programs, an examples/train_NAME.c to a trainer: nothing here names a family,
+# but for the tests of the trainers
+PARTS    = $(patsubst %.h,%,$(wildcard seqtx*.h))
+TRAINERS = $(patsubst examples/%.c,build/%,$(wildcard examples/train_*.c))
+# what a file depends on the compiler writes down
+DEPS     = -MMD -MP -MF $@.d -MT $@
 
-.PHONY: all examples demo demo-sru test bench cuda check-cuda bench-cuda clean FORCE
+.PHONY: all examples demo demo-sru test quick bench cuda check-cuda bench-cuda clean FORCE
 all: examples
-examples: build/train_attn_span build/train_sru build/hello
+examples: $(TRAINERS) build/hello
 
 build:
 	@mkdir -p build
 # build/flags changes when the flags do, and everything is built again
+FLAGS = $(CC) $(CXX) $(CFLAGS) $(THREADS) $(LDLIBS) $(SAN)
 build/flags: FORCE | build
-	@echo '$(CC) $(CXX) $(CFLAGS) $(THREADS) $(LDLIBS)' | cmp -s - $@ || echo '$(CC) $(CXX) $(CFLAGS) $(THREADS) $(LDLIBS)' > $@
+	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
 FORCE:
 
-build/train_attn_span: examples/train_attn_span.c examples/train.h $(HEADERS) | build
-	$(CC) $(CFLAGS) $(THREADS) $< -o $@ -lm $(LDLIBS)
-build/train_sru: examples/train_sru.c examples/train.h $(HEADERS) | build
-	$(CC) $(CFLAGS) $(THREADS) $< -o $@ -lm $(LDLIBS)
-build/hello: examples/hello.c $(HEADERS) | build
-	$(CC) $(CFLAGS) $(THREADS) $< -o $@ -lm $(LDLIBS)
+$(TRAINERS) build/hello: build/%: examples/%.c build/flags
+	$(T) $(CC) $(CFLAGS) $(THREADS) $(DEPS) $< -o $@ -lm $(LDLIBS)
 
 # >>demo
 build/demo.txt: examples/demo_data.sh | build
@@ -61,135 +64,179 @@ demo-sru: build/train_sru $(DATA)
 	@rm -f build/demo_sru.safetensors
 	build/train_sru --preset demo --data $(DATA) --checkpoint build/demo_sru.safetensors --generate 500 --prompt "#ifndef _"
 
-# >>tests: each program prints "N passed, N failed"; tests/run.sh adds them up
-TSAN := $(shell echo 'int main(void){return 0;}' | $(CC) -fsanitize=thread -x c - -o /dev/null 2>/dev/null && echo build/test_threads_tsan)
-UNIT = build/test_api build/test_threads $(TSAN) build/test_io build/test_train_h build/test_span build/test_golden_ops build/test_golden_span build/test_bf16 build/test_sru build/test_golden_sru
-F64  = build/test_grad build/test_golden_ops_f64 build/test_golden_span_f64 build/test_bf16_f64 build/test_sru_f64 build/test_golden_sru_f64
-ASAN = build/test_api_san build/test_io_san build/test_span_san build/test_golden_ops_san build/test_golden_span_san build/fuzz_io_san build/test_bf16_san build/test_sru_san build/test_golden_sru_san
-
-# The library is compiled once for each configuration, a header to an object (of tests/inner/NAME.c where there is one); the programs
-# have declarations only and link all objects. What a file depends on the compiler writes down: DEPS.
-PARTS   = $(patsubst %.h,%,$(wildcard seqtx*.h))
-OBJECTS = $(patsubst %,build/lib_$(1)/%.o,$(PARTS))
-MACRO   = SEQTX_$(shell echo '$(patsubst seqtx_%,%_,$(filter-out seqtx,$(1)))' | tr a-z A-Z)IMPLEMENTATION
-DEPS    = -MMD -MP -MF $@.d -MT $@
+# >>tests: each program prints "N passed, N failed"; tests/run.sh runs one and adds all up
+# The library is compiled once for each configuration, a header to an object (from tests/inner/NAME.c where there is one). The programs
+# have declarations only and are linked with all of it; their own code is compiled at -O1.
+LIB   = $(patsubst %,build/lib_$(1)/%.o,$(PARTS))
+MACRO = SEQTX_$(shell echo '$(patsubst seqtx_%,%_,$(filter-out seqtx,$(1)))' | tr a-z A-Z)IMPLEMENTATION
 define library
-build/lib_$(1)/%.o: build/flags
+$(call LIB,$(1)): build/lib_$(1)/%.o: build/flags
 	@mkdir -p $$(@D)
-	$(2) $$(DEPS) -D$$(call MACRO,$$*) -x c -c $$(firstword $$(wildcard tests/inner/$$*.c) $$*.h) -o $$@
+	$$(T) $(2) $$(DEPS) -D$$(call MACRO,$$*) -x c -c $$(firstword $$(wildcard tests/inner/$$*.c) $$*.h) -o $$@
 endef
-F32FLAGS = $(CFLAGS) $(THREADS)
-F64FLAGS = $(CFLAGS) -DSEQTX_DOUBLE $(THREADS)
-SANFLAGS = -std=c99 $(WARN) $(SAN) $(THREADS)
-$(eval $(call library,f32,$$(CC) $$(F32FLAGS)))
-$(eval $(call library,f64,$$(CC) $$(F64FLAGS)))
-$(eval $(call library,san,$$(CC) $$(SANFLAGS)))
-.SECONDARY:
+F32 = $(CC) $(CFLAGS) $(THREADS)
+F64 = $(CC) $(CFLAGS) $(THREADS) -DSEQTX_DOUBLE
+SAN_F32 = $(CC) -std=c99 $(WARN) $(SAN) $(THREADS) -DSEQTX_AMX_EMULATED
+$(eval $(call library,f32,$$(F32)))
+$(eval $(call library,f64,$$(F64)))
+$(eval $(call library,san,$$(SAN_F32)))
+$(eval $(call library,plain,$$(filter-out -DSEQTX_CBLAS,$$(F32))))
 
-# these have the implementation inside
-build/test_api build/test_bf16: build/test_%: tests/test_%.c build/flags | build
-	$(CC) $(F32FLAGS) $(DEPS) $< -o $@ -lm $(LDLIBS)
-build/test_bf16_f64: tests/test_bf16.c build/flags | build
-	$(CC) $(F64FLAGS) $(DEPS) $< -o $@ -lm $(LDLIBS)
-build/test_api_san: tests/test_api.c build/flags | build
-	$(CC) $(SANFLAGS) $(DEPS) $< -o $@ -lm
-build/test_bf16_san: tests/test_bf16.c build/flags | build
-	$(CC) $(SANFLAGS) -DSEQTX_AMX_EMULATED $(DEPS) $< -o $@ -lm
-build/test_threads_tsan: tests/test_threads.c build/flags | build
-	$(CC) -std=c99 $(WARN) -O1 -g -fsanitize=thread -DTEST_TSAN -DSEQTX_IMPLEMENTATION $(THREADS) $(DEPS) $< -o $@ -lm
-build/test_train_h: tests/test_train_h.c build/flags | build
-	$(CC) $(CFLAGS) $(DEPS) $< -o $@ -lm
-# and these link it; their own code at -O1, which its loops do not notice
-build/test_grad: tests/test_grad.c $(call OBJECTS,f64)
-	$(CC) $(F64FLAGS) -O1 $(DEPS) $< $(call OBJECTS,f64) -o $@ -lm $(LDLIBS)
-build/test_%_f64: tests/test_%.c $(call OBJECTS,f64)
-	$(CC) $(F64FLAGS) -O1 $(DEPS) $< $(call OBJECTS,f64) -o $@ -lm $(LDLIBS)
-build/test_%_san: tests/test_%.c $(call OBJECTS,san)
-	$(CC) $(SANFLAGS) $(DEPS) $< $(call OBJECTS,san) -o $@ -lm
-build/fuzz_io_san: tests/fuzz_io.c $(call OBJECTS,san)
-	$(CC) $(SANFLAGS) $(DEPS) $< $(call OBJECTS,san) -o $@ -lm
-build/test_%: tests/test_%.c $(call OBJECTS,f32)
-	$(CC) $(F32FLAGS) -O1 $(DEPS) $< $(call OBJECTS,f32) -o $@ -lm $(LDLIBS)
+# tests/test_NAME.c: all that are not named here are run in float, in double, and with sanitizers
+ALL        = $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))
+ONLY       = grad train_h onednn $(filter cuda_%,$(ALL))
+TESTS      = $(filter-out $(ONLY),$(ALL))
+TESTS_F64  = grad $(filter-out io,$(TESTS))
+TESTS_SAN  = $(TESTS)
+TESTS_CUDA = $(patsubst cuda_%,%,$(filter cuda_%,$(ALL))) $(filter golden_%,$(ALL))
+CUDA_SAN   = $(filter-out model golden_%,$(TESTS_CUDA))
+
+$(filter-out build/test_bf16,$(TESTS:%=build/test_%)): build/test_%: tests/test_%.c $(call LIB,f32)
+	$(T) $(F32) -O1 $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
+# its products are those of the library, whatever CBLAS the others are linked with
+build/test_bf16: tests/test_bf16.c $(call LIB,$(if $(CBLAS),plain,f32))
+	$(T) $(F32) -O1 $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
+$(TESTS_F64:%=build/test_%_f64): build/test_%_f64: tests/test_%.c $(call LIB,f64)
+	$(T) $(F64) -O1 $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
+$(TESTS_SAN:%=build/test_%_san): build/test_%_san: tests/test_%.c $(call LIB,san)
+	$(T) $(SAN_F32) $(DEPS) $< $(filter %.o,$^) -o $@ -lm
+build/fuzz_io_san: tests/fuzz_io.c $(call LIB,san)
+	$(T) $(SAN_F32) $(DEPS) $< $(filter %.o,$^) -o $@ -lm
+TSAN := $(shell echo 'int main(void){return 0;}' | $(CC) -fsanitize=thread -x c - -o /dev/null 2>/dev/null && echo threads_tsan)
+build/test_threads_tsan: tests/test_threads.c build/flags
+	$(T) $(CC) -std=c99 $(WARN) -O1 -g -fsanitize=thread -DTEST_TSAN -DSEQTX_IMPLEMENTATION $(THREADS) $(DEPS) $< -o $@ -lm
+build/test_train_h: tests/test_train_h.c build/flags
+	$(T) $(CC) $(CFLAGS) $(DEPS) $< -o $@ -lm
 
 # >>cuda on the host: seqtx_cuda.cu by the host's compiler (tests/cuda_host), so that every kernel runs where there is no GPU
-SHIM    = build/test_cuda_ops build/test_cuda_sru build/test_cuda_gemm build/test_cuda_attention build/test_cuda_model build/test_cuda_golden_ops build/test_cuda_golden_span build/test_cuda_golden_sru build/test_shim
-SHIM_S  = build/test_cuda_ops_san build/test_cuda_sru_san build/test_cuda_gemm_san build/test_cuda_attention_san build/test_shim_san
-SHIM_H  = $(wildcard tests/cuda_host/*.h)
-CXXHOST = -std=c++17 $(WARN) -Itests/cuda_host
+CXXHOST = $(CXX) -std=c++17 $(WARN) -Itests/cuda_host
 CXXSHIM = $(CXXHOST) -Wno-unused-function -Wno-unknown-pragmas -Wno-maybe-uninitialized -DSEQTX_CUDA -DSEQTX_CUDA_HOST
-CUFLAGS = $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST
-CUSAN   = -std=c99 $(WARN) $(SAN) $(STACK) -DSEQTX_CUDA -DSEQTX_CUDA_HOST
-STACK   := $(shell printf 'int main(void){return 0;}' | $(CXX) --param asan-stack=0 -x c++ - -o /dev/null 2>/dev/null && echo --param asan-stack=0 || echo -mllvm -asan-stack=0)
-build/cuda_host.o: tests/cuda_host/cuda_host.cpp $(SHIM_H) $(HEADERS) | build
-	$(CXX) $(CXXHOST) -O2 -c $< -o $@
-build/cuda_kernels.o: seqtx_cuda.cu $(SHIM_H) $(HEADERS) | build
-	$(CXX) $(CXXSHIM) -O2 -x c++ -c $< -o $@
-build/cuda_host_san.o: tests/cuda_host/cuda_host.cpp $(SHIM_H) $(HEADERS) | build
-	$(CXX) $(CXXHOST) -O2 -DCUDA_HOST_ASAN -c $< -o $@
+STACK  := $(shell printf 'int main(void){return 0;}' | $(CXX) --param asan-stack=0 -x c++ - -o /dev/null 2>/dev/null && echo --param asan-stack=0 || echo -mllvm -asan-stack=0)
+CUDA_F32 = $(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST
+SAN_CUDA = $(CC) -std=c99 $(WARN) $(SAN) $(STACK) -DSEQTX_CUDA -DSEQTX_CUDA_HOST
+$(eval $(call library,cuda,$$(CUDA_F32)))
+$(eval $(call library,cuda_san,$$(SAN_CUDA)))
+SHIM     = $(call LIB,cuda) build/cuda_kernels.o build/cuda_host.o
+SHIM_SAN = $(call LIB,cuda_san) build/cuda_kernels_san.o build/cuda_host_san.o
+build/cuda_host.o: tests/cuda_host/cuda_host.cpp build/flags
+	$(T) $(CXXHOST) -O2 $(DEPS) -c $< -o $@
+build/cuda_kernels.o: seqtx_cuda.cu build/flags
+	$(T) $(CXXSHIM) -O2 $(DEPS) -x c++ -c $< -o $@
+build/cuda_host_san.o: tests/cuda_host/cuda_host.cpp build/flags
+	$(T) $(CXXHOST) -O2 -DCUDA_HOST_ASAN $(DEPS) -c $< -o $@
 # not all of -fsanitize=undefined: with null and the rest these templates take three times as long to compile
-build/cuda_kernels_san.o: seqtx_cuda.cu $(SHIM_H) $(HEADERS) | build
-	$(CXX) $(CXXSHIM) -fsanitize=address,alignment,shift,signed-integer-overflow -fno-sanitize-recover=all -O1 $(STACK) -x c++ -c $< -o $@
-$(eval $(call library,cuda,$$(CC) $$(CUFLAGS)))
-$(eval $(call library,cuda_san,$$(CC) $$(CUSAN)))
-build/test_cuda_%.o: tests/test_cuda_%.c build/flags | build
-	$(CC) $(CUFLAGS) -O1 $(DEPS) -c $< -o $@
-build/test_cuda_golden_%.o: tests/test_golden_%.c build/flags | build
-	$(CC) $(CUFLAGS) -O1 $(DEPS) -DGOLDEN_DEVICE=STX_CUDA -c $< -o $@
-build/test_cuda_%_san.o: tests/test_cuda_%.c build/flags | build
-	$(CC) $(CUSAN) $(DEPS) -c $< -o $@
-$(filter build/test_cuda_%,$(SHIM)): build/test_cuda_%: build/test_cuda_%.o build/cuda_kernels.o build/cuda_host.o $(call OBJECTS,cuda)
+build/cuda_kernels_san.o: seqtx_cuda.cu build/flags
+	$(T) $(CXXSHIM) -fsanitize=address,alignment,shift,signed-integer-overflow -fno-sanitize-recover=all -O1 $(STACK) $(DEPS) -x c++ -c $< -o $@
+
+CUDA_NEW = $(filter-out golden_%,$(TESTS_CUDA))
+$(CUDA_NEW:%=build/test_cuda_%.o): build/test_cuda_%.o: tests/test_cuda_%.c build/flags
+	$(T) $(CUDA_F32) -O1 $(DEPS) -c $< -o $@
+$(patsubst %,build/test_cuda_%.o,$(filter golden_%,$(TESTS_CUDA))): build/test_cuda_%.o: tests/test_%.c build/flags
+	$(T) $(CUDA_F32) -O1 $(DEPS) -DGOLDEN_DEVICE=STX_CUDA -c $< -o $@
+$(CUDA_SAN:%=build/test_cuda_%_san.o): build/test_cuda_%_san.o: tests/test_cuda_%.c build/flags
+	$(T) $(SAN_CUDA) $(DEPS) -c $< -o $@
+$(TESTS_CUDA:%=build/test_cuda_%): build/test_cuda_%: build/test_cuda_%.o $(SHIM)
 	$(CXX) $^ -o $@ -lm -lpthread $(LDLIBS)
-$(filter build/test_cuda_%,$(SHIM_S)): build/test_cuda_%_san: build/test_cuda_%_san.o build/cuda_kernels_san.o build/cuda_host_san.o $(call OBJECTS,cuda_san)
+$(CUDA_SAN:%=build/test_cuda_%_san): build/test_cuda_%_san: build/test_cuda_%_san.o $(SHIM_SAN)
 	$(CXX) $(SAN) $^ -o $@ -lm -lpthread
-build/test_shim: tests/cuda_host/test_shim.cpp tests/test.h build/cuda_host.o
-	$(CXX) $(CXXHOST) -Wno-unknown-pragmas -O1 $< build/cuda_host.o -o $@ -lm -lpthread
-build/test_shim_san: tests/cuda_host/test_shim.cpp tests/test.h build/cuda_host_san.o
-	$(CXX) $(CXXHOST) -Wno-unknown-pragmas $(SAN) $(STACK) $< build/cuda_host_san.o -o $@ -lm -lpthread
+build/test_shim: tests/cuda_host/test_shim.cpp build/cuda_host.o build/flags
+	$(T) $(CXXHOST) -Wno-unknown-pragmas -O1 $(DEPS) $< build/cuda_host.o -o $@ -lm -lpthread
+build/test_shim_san: tests/cuda_host/test_shim.cpp build/cuda_host_san.o build/flags
+	$(T) $(CXXHOST) -Wno-unknown-pragmas $(SAN) $(STACK) $(DEPS) $< build/cuda_host_san.o -o $@ -lm -lpthread
+# the trainers on it: the implementation that they include is linked instead
+DONE = $(foreach p,$(PARTS),-D$(call MACRO,$(p))_DONE)
+$(TRAINERS:%=%_shim.o): build/%_shim.o: examples/%.c build/flags
+	$(T) $(CUDA_F32) -O1 $(DONE) -DSTX__LOOPS_DONE $(DEPS) -c $< -o $@
+$(TRAINERS:%=%_shim): %_shim: %_shim.o $(SHIM)
+	$(CXX) $^ -o $@ -lm -lpthread $(LDLIBS)
 
-build/train_shim: examples/train_attn_span.c examples/train.h $(HEADERS) build/cuda_kernels.o build/cuda_host.o
-	$(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -c $< -o build/train_shim.o
-	$(CXX) build/train_shim.o build/cuda_kernels.o build/cuda_host.o -o $@ -lm -lpthread $(LDLIBS)
+# >>runs: what `make test` runs. run-NAME needs PROGRAMS and runs COMMAND
+define run
+RUNS += $(1)
+run-$(1): $(2)
+	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" ONEDNN_FLAGS="$(ONEDNN_FLAGS)" ONEDNN_LIBS="$(ONEDNN_LIBS)" sh tests/run.sh $(1) $(3)
+endef
+RUN = $(eval $(call run,$(1),$(2),$(3)))
+$(foreach t,$(TESTS),$(call RUN,$(t),build/test_$(t),build/test_$(t)))
+$(call RUN,train_h,build/test_train_h,build/test_train_h)
+$(foreach t,$(TESTS_F64),$(call RUN,$(t)_f64,build/test_$(t)_f64,build/test_$(t)_f64))
+QUICK := $(RUNS)
+$(foreach t,$(TESTS_SAN),$(call RUN,$(t)_san,build/test_$(t)_san,build/test_$(t)_san))
+$(foreach t,$(TSAN),$(call RUN,$(t),build/test_$(t),build/test_$(t)))
+$(call RUN,fuzz_io_san,build/fuzz_io_san,build/fuzz_io_san)
+$(call RUN,cuda_host,build/test_shim,build/test_shim)
+$(foreach t,$(TESTS_CUDA),$(call RUN,cuda_$(t),build/test_cuda_$(t),build/test_cuda_$(t)))
+$(call RUN,cuda_host_san,build/test_shim_san,build/test_shim_san)
+$(foreach t,$(CUDA_SAN),$(call RUN,cuda_$(t)_san,build/test_cuda_$(t)_san,build/test_cuda_$(t)_san short))
+$(call RUN,cuda_trainer,build/train_attn_span_shim,sh tests/trainer_cuda.sh build/train_attn_span_shim)
+$(call RUN,cuda_trainer_sru,build/train_sru_shim,sh tests/trainer_sru_cuda.sh build/train_sru_shim)
+$(call RUN,trainer,build/train_attn_span,sh tests/trainer.sh build/train_attn_span)
+$(call RUN,trainer_sru,build/train_sru,sh tests/trainer_sru.sh build/train_sru)
+$(call RUN,readme,examples,sh tests/readme.sh)
+$(foreach p,$(PARTS),$(call RUN,form_$(p),,sh tests/form.sh $(p).h))
+$(call RUN,form_tests,,sh tests/form.sh tests)
+ifneq ($(shell command -v $(NVCC) 2>/dev/null),)
+$(foreach a,80 90,$(call RUN,cuda_nvcc_$(a),,sh tests/cuda_regs.sh sm_$(a)))
+else
+RUNS += cuda_nvcc
+run-cuda_nvcc:
+	@sh tests/run.sh --skip cuda_nvcc 'no nvcc'
+endif
+RUNS += onednn
+run-onednn:
+	@export CC="$(CC)" CXX="$(CXX)" ONEDNN_FLAGS="$(ONEDNN_FLAGS)" ONEDNN_LIBS="$(ONEDNN_LIBS)"; \
+	if sh tests/onednn.sh --probe; then sh tests/run.sh onednn sh tests/onednn.sh; \
+	else sh tests/run.sh --skip onednn 'no dnnl.h, or no libdnnl (ONEDNN_FLAGS, ONEDNN_LIBS)'; fi
+# in the order of the longest chains of work; the rest follows
+FIRST = $(filter cuda_nvcc%,$(RUNS)) $(filter cuda_%_san,$(RUNS)) $(filter cuda_%,$(RUNS)) bf16_san fuzz_io_san $(filter form%,$(RUNS)) \
+	trainer trainer_sru $(filter %_san,$(RUNS)) grad_f64
+run-test: $(FIRST:%=run-%) $(RUNS:%=run-%)
+run-quick: $(QUICK:%=run-%)
+.PHONY: run-test run-quick $(RUNS:%=run-%)
 
-build/train_sru_shim: examples/train_sru.c examples/train.h $(HEADERS) build/cuda_kernels.o build/cuda_host.o
-	$(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -c $< -o build/train_sru_shim.o
-	$(CXX) build/train_sru_shim.o build/cuda_kernels.o build/cuda_host.o -o $@ -lm -lpthread $(LDLIBS)
+# as many at once as there are cores, unless -j says otherwise
+LANES = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2))
+define run_and_sum
+	@rm -rf build/ran; mkdir -p build/ran; date +%s > build/ran/began
+	+@$(MAKE) --no-print-directory $(LANES) T='sh tests/run.sh --time' run-$@ || echo "make: not all was built, see above"; \
+	sh tests/run.sh --sum $(1)
+endef
+test:
+	$(call run_and_sum,$(RUNS))
+quick:
+	$(call run_and_sum,--quick $(QUICK))
 
 # >>cuda: seqtx_cuda.cu by nvcc, the rest by the C compiler
-NVCC    = nvcc
 CUDA_ARCH =
 CUDA_DIR := $(shell d=$$(dirname "$$(command -v $(NVCC) 2>/dev/null)" 2>/dev/null); cd "$$d/.." 2>/dev/null && pwd)
 CUDA_LIBS = -L$(CUDA_DIR)/lib64 -lcublasLt -lcudart -lstdc++ -lm
-CUDA_TESTS = build/cuda/test_cuda_ops build/cuda/test_cuda_sru build/cuda/test_cuda_gemm build/cuda/test_cuda_attention build/cuda/test_cuda_model build/cuda/test_cuda_golden_ops build/cuda/test_cuda_golden_span build/cuda/test_cuda_golden_sru
+CUDA_TESTS = $(TESTS_CUDA:%=build/cuda/test_cuda_%)
 GENCODE = $(foreach a,$(patsubst sm_%,%,$(CUDA_ARCH)),-gencode arch=compute_$(a),code=sm_$(a))
 build/cuda:
 	@mkdir -p build/cuda
 build/cuda/arch: FORCE | build/cuda
 	@sh tests/cuda_arch.sh "$(NVCC)" $(CUDA_ARCH)
 	@echo '$(NVCC) $(CUDA_ARCH)' | cmp -s - $@ || echo '$(NVCC) $(CUDA_ARCH)' > $@
-build/cuda/seqtx_cuda.o: seqtx_cuda.cu seqtx.h seqtx_sru.h build/cuda/arch
+build/cuda/seqtx_cuda.o: seqtx_cuda.cu $(PARTS:%=%.h) build/cuda/arch
 	$(NVCC) -O3 -std=c++17 $(GENCODE) -Xcompiler -Wall,-Wextra -c $< -o $@
-build/cuda/train_attn_span: examples/train_attn_span.c examples/train.h $(HEADERS) build/cuda/seqtx_cuda.o
-	$(CC) $(CFLAGS) $(THREADS) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
-build/cuda/train_sru: examples/train_sru.c examples/train.h $(HEADERS) build/cuda/seqtx_cuda.o
-	$(CC) $(CFLAGS) $(THREADS) -DSEQTX_CUDA $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
-$(eval $(call library,gpu,$$(CC) $$(F32FLAGS) -DSEQTX_CUDA))
-build/cuda/test_cuda_%: tests/test_cuda_%.c build/cuda/seqtx_cuda.o $(call OBJECTS,gpu)
-	$(CC) $(F32FLAGS) -DSEQTX_CUDA -O1 $(DEPS) $^ -o $@ $(CUDA_LIBS) $(LDLIBS)
-build/cuda/test_cuda_golden_%: tests/test_golden_%.c build/cuda/seqtx_cuda.o $(call OBJECTS,gpu)
-	$(CC) $(F32FLAGS) -DSEQTX_CUDA -O1 $(DEPS) -DGOLDEN_DEVICE=STX_CUDA $^ -o $@ $(CUDA_LIBS) $(LDLIBS)
-build/cuda/bench_cuda: bench/bench_cuda.c bench/cuda_model.h bench/report.h $(HEADERS) build/cuda/seqtx_cuda.o
+GPU_F32 = $(F32) -DSEQTX_CUDA
+$(eval $(call library,gpu,$$(GPU_F32)))
+$(TRAINERS:build/%=build/cuda/%): build/cuda/%: examples/%.c build/cuda/seqtx_cuda.o build/flags
+	$(GPU_F32) $(DEPS) $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
+$(CUDA_NEW:%=build/cuda/test_cuda_%): build/cuda/test_cuda_%: tests/test_cuda_%.c build/cuda/seqtx_cuda.o $(call LIB,gpu)
+	$(GPU_F32) -O1 $(DEPS) $^ -o $@ $(CUDA_LIBS) $(LDLIBS)
+$(patsubst %,build/cuda/test_cuda_%,$(filter golden_%,$(TESTS_CUDA))): build/cuda/test_cuda_%: tests/test_%.c build/cuda/seqtx_cuda.o $(call LIB,gpu)
+	$(GPU_F32) -O1 -DGOLDEN_DEVICE=STX_CUDA $(DEPS) $^ -o $@ $(CUDA_LIBS) $(LDLIBS)
+build/cuda/bench_cuda: bench/bench_cuda.c bench/cuda_model.h bench/report.h $(PARTS:%=%.h) build/flags build/cuda/seqtx_cuda.o
 	$(CC) $(CFLAGS) $(THREADS) -DSEQTX_CUDA -isystem $(CUDA_DIR)/include $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
-build/bench_cuda_host: bench/bench_cuda.c bench/cuda_model.h bench/report.h build/cuda_kernels.o build/cuda_host.o
-	$(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -c $< -o $@.o
+build/bench_cuda_host: bench/bench_cuda.c bench/cuda_model.h bench/report.h build/cuda_kernels.o build/cuda_host.o build/flags
+	$(CUDA_F32) $(DEPS) -c $< -o $@.o
 	$(CXX) $@.o build/cuda_kernels.o build/cuda_host.o -o $@ -lm -lpthread $(LDLIBS)
-cuda: build/cuda/train_attn_span build/cuda/train_sru $(CUDA_TESTS)
+cuda: $(TRAINERS:build/%=build/cuda/%) $(CUDA_TESTS)
 check-cuda: cuda
-	@sh tests/check_cuda.sh
+	@sh tests/check_cuda.sh $(TESTS_CUDA)
 bench-cuda: build/cuda/bench_cuda
 	sh bench/run_cuda.sh $(BENCH)
-
-test: $(UNIT) $(F64) $(ASAN) $(SHIM) $(SHIM_S) build/train_shim build/train_sru_shim examples
-	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" ONEDNN_FLAGS="$(ONEDNN_FLAGS)" ONEDNN_LIBS="$(ONEDNN_LIBS)" sh tests/run.sh
 
 bench:
 	CC="$(CC)" sh bench/run.sh $(BENCH)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# check_cuda.sh - the tests of the GPU's side on a GPU, then once more under compute-sanitizer's memcheck and racecheck where it is
-# installed. Run by `make check-cuda`. Ends with "N passed, N failed".
+# check_cuda.sh NAME... - the tests build/cuda/test_cuda_NAME of the side of the GPU, on a GPU, then some once more under the tools of
+# compute-sanitizer where it is installed. Run by `make check-cuda`. Ends with "N passed, N failed".
 cd "$(dirname "$0")/.." || exit 1
 passed=0 failed=0
 out=build/cuda/check-output.txt
@@ -16,8 +16,8 @@ run() {     # run NAME COMMAND...
     [ "$f" -eq 0 ] || { grep -v ' passed, ' "$out" | tail -n 40; echo "($name ended with exit code $code)"; }
 }
 command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
-for t in ops sru gemm attention model; do run "$t" "build/cuda/test_cuda_$t"; done
-for t in golden_ops golden_span golden_sru; do run "$t" "build/cuda/test_cuda_$t" tests/golden; done
+[ $# -gt 0 ] || { echo "check_cuda.sh: which tests? (make check-cuda)"; echo "0 passed, 1 failed"; exit 1; }
+for t in "$@"; do run "$t" "build/cuda/test_cuda_$t"; done
 run trainer sh tests/trainer_cuda.sh build/cuda/train_attn_span
 run trainer_sru sh tests/trainer_sru_cuda.sh build/cuda/train_sru
 if command -v compute-sanitizer >/dev/null 2>&1; then

@@ -1,10 +1,12 @@
 #!/bin/sh
-# cuda_regs.sh [--record] - compiles seqtx_cuda.cu with nvcc, links it with the trainer, and compares registers, stack and spills of the
-# attention's and the recurrence's kernels with tests/cuda_regs.txt. No GPU is needed. Run by `make test` where nvcc is installed; it must then be NVCC or on
-# the PATH. --record writes the table. Ends with "N passed, N failed".
+# cuda_regs.sh [--record] [ARCH...] - compiles seqtx_cuda.cu with nvcc (for sm_80 and sm_90, or what is given), links it with the trainer,
+# and compares registers, stack and spills of the attention's and the recurrence's kernels with tests/cuda_regs.txt. No GPU is needed. Run
+# by `make test` where nvcc is installed; it must then be NVCC or on the PATH. --record writes the table. Ends with "N passed, N failed".
 cd "$(dirname "$0")/.." || exit 1
-nvcc=${NVCC:-nvcc} table=tests/cuda_regs.txt archs="sm_80 sm_90" passed=0 failed=0
-out=build/cuda_regs
+nvcc=${NVCC:-nvcc} table=tests/cuda_regs.txt record= passed=0 failed=0
+if [ "$1" = --record ]; then record=1; set --; fi      # the table has all of them
+archs=${*:-sm_80 sm_90}
+out=build/cuda_regs/$(echo $archs | tr ' ' -)
 mkdir -p "$out"
 check() {   # check WHAT CONDITION...
     what=$1; shift
@@ -13,13 +15,9 @@ check() {   # check WHAT CONDITION...
 demangle=cat
 command -v c++filt >/dev/null 2>&1 && demangle=c++filt
 : > "$out/now.txt"
-pids=
 for a in $archs; do
-    ( "$nvcc" -O3 -std=c++17 -arch="$a" -Xptxas -v -c seqtx_cuda.cu -o "$out/$a.o" > "$out/$a.log" 2>&1; echo $? > "$out/$a.code" ) &
-    pids="$pids $!"
-done
-for p in $pids; do wait "$p"; done
-for a in $archs; do
+    "$nvcc" -O3 -std=c++17 -arch="$a" -Xptxas -v -c seqtx_cuda.cu -o "$out/$a.o" > "$out/$a.log" 2>&1
+    echo $? > "$out/$a.code"
     check "$a: nvcc compiles seqtx_cuda.cu: $(grep -m 3 -i 'error' "$out/$a.log")" [ "$(cat "$out/$a.code")" -eq 0 ]
     check "$a: nvcc warns: $(grep -m 3 'warning' "$out/$a.log")" [ "$(grep -c 'warning' "$out/$a.log")" -eq 0 ]
     # one line a kernel: arch, name with template arguments, registers, stack, spilled bytes written and read, static shared memory
@@ -32,7 +30,7 @@ for a in $archs; do
 done
 sort "$out/now.txt" -o "$out/now.txt"
 version=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
-if [ "$1" = --record ]; then
+if [ -n "$record" ]; then
     { echo "# registers, stack, spill stores, spill loads and static shared memory (bytes) of the attention's and the recurrence's kernels by nvcc $version; tests/cuda_regs.sh --record"; cat "$out/now.txt"; } > "$table"
 fi
 check "there are kernels" [ -s "$out/now.txt" ]
@@ -47,7 +45,7 @@ while read -r arch name regs stack stores loads shared; do
     check "$arch $name spills $stores and $loads bytes, stack $stack; recorded are $3, $4 and $2" [ "$stores" -le "$3" -a "$loads" -le "$4" -a "$stack" -le "$2" ]
 done < "$out/now.txt"
 lib=$(cd "$(dirname "$(command -v "$nvcc")")/.." && pwd)/lib64
-check "the trainer links with it" ${CC:-cc} -std=c99 -O1 -DSEQTX_CUDA examples/train_attn_span.c "$out/sm_90.o" -o "$out/train" -L"$lib" -lcublasLt -lcudart -lstdc++ -lm
+check "the trainer links with it" ${CC:-cc} -std=c99 -DSEQTX_CUDA examples/train_attn_span.c "$out/$a.o" -o "$out/train" -L"$lib" -lcublasLt -lcudart -lstdc++ -lm
 check "and says that there is no GPU, or trains" sh -c "LD_LIBRARY_PATH=$lib '$out/train' --help | grep -q -- --device"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

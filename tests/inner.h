@@ -7,8 +7,28 @@
 extern "C" {
 #endif
 
-/* seqtx.h: the name of the matrix product's own kernel, whatever library makes the product */
-extern const char *inner_micro_name(const stx_ctx *x);
+/* seqtx.h */
+
+/* A kernel of the matrix product, with the instruction set of the loops that go beside it */
+typedef struct inner_kernel {
+    const char *name;
+    int isa, bf16;
+    int no_denormals;             /* rounds by the processor, which takes denormals as zero */
+    int emulated;                 /* AMX in C (SEQTX_AMX_EMULATED): slow */
+    void (*round)(uint16_t *to, const stx_real *from, size_t n);                        /* of bf16: numbers to bfloat16, */
+    void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);       /* and two rows to pairs */
+    const void *micro;
+} inner_kernel;
+enum { INNER_F32S = 3, INNER_BF16S = 5 };     /* at most */
+/* Those of a precision that this processor can run, slowest first; list has room for all. Returns how many. In double: one, for f32 */
+extern size_t inner_kernels(int bf16, inner_kernel *list);
+extern void inner_use(stx_ctx *x, const inner_kernel *k);      /* from now on x computes with k */
+extern const char *inner_name(const stx_ctx *x);               /* of the kernel of x, whatever library makes its products */
+extern int inner_isa(const stx_ctx *x);                        /* 0 the processor's least, and more */
+extern void inner_set_isa(stx_ctx *x, int isa);
+extern uint32_t inner_bf16(stx_real v);                        /* v in bfloat16, by the library's plain loops */
+extern uint32_t inner_keep(stx_real p);                        /* dropout with probability p keeps what is below this, of 65536 */
+extern size_t inner_attention_units(stx_ctx *x, const stx_attention_args *a, size_t threads, int back);     /* into how many units it cuts the call */
 
 #ifdef SEQTX_ATTN_SPAN_H
 /* the window S and the rows of cache C of layer l */

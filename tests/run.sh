@@ -1,82 +1,83 @@
 #!/bin/sh
-# run.sh - runs every test program that `make test` has built and adds up their last lines, "N passed, N failed".
+# run.sh - runs what `make test` has built. make decides what runs when, and as much at once as there are cores; here is how one program
+# runs, and the sum of all.
+#   run.sh NAME COMMAND...       runs a test program, whose last line is "N passed, N failed", and keeps what it said in build/ran/NAME.out
+#   run.sh --skip NAME WHY       it cannot run here
+#   run.sh --time COMMAND...     runs a compiler and notes its seconds
+#   run.sh --sum [--quick] NAME...   one line for each name, what failed, seconds by part; the last line is "N passed, N failed"
 cd "$(dirname "$0")/.." || exit 1
 export ASAN_OPTIONS=allocator_may_return_null=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}     # tests ask for too much on purpose
-export OMP_WAIT_POLICY=passive     # tests are small: spinning threads would only be in each other's way
-passed=0 failed=0
-out=build/test-output.txt
+ran=build/ran
+mkdir -p "$ran"
 
-run() {     # run NAME COMMAND...
+# the processor's seconds of a process that has ended, from what `times` says about children
+cpu() { awk 'NR == 2 { for (i = 1; i <= 2; i++) { split($i, t, "m"); s += 60 * t[1] + t[2] } printf "%.1f\n", s }' "$1"; rm -f "$1"; }
+
+case $1 in
+--time)
+    shift
+    "$@"
+    code=$?
+    times > "$ran/$$.times"
+    target=
+    while [ $# -gt 1 ]; do [ "$1" = -o ] && target=$2; shift; done
+    echo "$target $(cpu "$ran/$$.times")" >> "$ran/compiled"
+    exit $code ;;
+--skip)
+    printf '%-28s skipped: %s\n' "$2" "$3" | tee "$ran/$2.line"
+    exit ;;
+--sum) ;;
+*)
     name=$1; shift
     start=$(date +%s)
-    "$@" > "$out" 2>&1
+    "$@" > "$ran/$name.out" 2>&1
     code=$?
-    line=$(tail -n 1 "$out")
+    times > "$ran/$name.times"
+    line=$(tail -n 1 "$ran/$name.out")
     p=$(printf '%s\n' "$line" | sed -n 's/^\([0-9][0-9]*\) passed, \([0-9][0-9]*\) failed.*$/\1/p')
     f=$(printf '%s\n' "$line" | sed -n 's/^\([0-9][0-9]*\) passed, \([0-9][0-9]*\) failed.*$/\2/p')
     if [ -z "$p" ] || { [ "$code" -ne 0 ] && [ "$f" -eq 0 ]; } || [ "$((p + f))" -eq 0 ]; then
         p=${p:-0} f=$((${f:-0} + 1))
     fi
+    echo "$p $f $code $(cpu "$ran/$name.times")" > "$ran/$name.count"
+    printf '%-28s %6d passed %4d failed %4ds\n' "$name" "$p" "$f" "$(($(date +%s) - start))" | tee "$ran/$name.line"
+    exit 0 ;;       # the others run, and the sum is what fails
+esac
+
+shift
+quick=
+[ "$1" = --quick ] && { quick=1; shift; }
+echo
+passed=0 failed=0
+for name in "$@"; do
+    if [ ! -f "$ran/$name.line" ]; then printf '%-28s did not run\n' "$name"; failed=$((failed + 1)); continue; fi
+    cat "$ran/$name.line"
+    [ -f "$ran/$name.count" ] || continue
+    read -r p f code seconds < "$ran/$name.count"
     passed=$((passed + p)) failed=$((failed + f))
-    printf '%-24s %6d passed %4d failed  %3ds\n' "$name" "$p" "$f" "$(($(date +%s) - start))"
     if [ "$f" -ne 0 ]; then
-        grep -v ' passed, ' "$out" | tail -n 60
+        grep -v ' passed, ' "$ran/$name.out" | tail -n 60
         echo "($name ended with exit code $code)"
     fi
-}
-
-# the slowest one, mostly compilers at work, beside the others
-( sh tests/form.sh > build/form-output.txt 2>&1; echo $? > build/form-code.txt ) &
-form=$!
-
-run api            build/test_api
-run threads        build/test_threads
-[ ! -x build/test_threads_tsan ] || run threads_tsan build/test_threads_tsan
-run io             build/test_io
-run train.h        build/test_train_h
-run golden_ops     build/test_golden_ops tests/golden
-run golden_span    build/test_golden_span tests/golden
-run span           build/test_span
-run bf16           build/test_bf16
-run sru            build/test_sru
-run golden_sru     build/test_golden_sru tests/golden
-run grad_f64       build/test_grad
-run golden_ops_f64 build/test_golden_ops_f64 tests/golden
-run golden_span_f64 build/test_golden_span_f64 tests/golden
-run bf16_f64       build/test_bf16_f64
-run sru_f64        build/test_sru_f64
-run golden_sru_f64 build/test_golden_sru_f64 tests/golden
-run api_san        build/test_api_san
-run io_san         build/test_io_san
-run span_san       build/test_span_san
-run golden_ops_san build/test_golden_ops_san tests/golden
-run golden_span_san build/test_golden_span_san tests/golden
-run bf16_san       build/test_bf16_san
-run sru_san        build/test_sru_san
-run golden_sru_san build/test_golden_sru_san tests/golden
-run fuzz_io_san    build/fuzz_io_san
-run cuda_host      build/test_shim
-run cuda_ops       build/test_cuda_ops
-run cuda_sru       build/test_cuda_sru
-run cuda_gemm      build/test_cuda_gemm
-run cuda_attention build/test_cuda_attention
-run cuda_golden_ops build/test_cuda_golden_ops tests/golden
-run cuda_golden_span build/test_cuda_golden_span tests/golden
-run cuda_golden_sru build/test_cuda_golden_sru tests/golden
-run cuda_model     build/test_cuda_model
-run cuda_host_san  build/test_shim_san
-run cuda_ops_san   build/test_cuda_ops_san short
-run cuda_sru_san   build/test_cuda_sru_san short
-run cuda_gemm_san  build/test_cuda_gemm_san short
-run cuda_attention_san build/test_cuda_attention_san short
-run cuda_trainer   sh tests/trainer_cuda.sh build/train_shim
-run cuda_trainer_sru sh tests/trainer_sru_cuda.sh build/train_sru_shim
-if command -v "${NVCC:-nvcc}" >/dev/null 2>&1; then run cuda_nvcc sh tests/cuda_regs.sh; else echo "cuda_nvcc                skipped: no nvcc"; fi
-run readme         sh tests/readme.sh
-wait "$form"
-run form           sh -c 'cat build/form-output.txt; exit "$(cat build/form-code.txt)"'
-if sh tests/onednn.sh --probe; then run onednn sh tests/onednn.sh; else echo "onednn                   skipped: no dnnl.h, or no libdnnl (ONEDNN_FLAGS, ONEDNN_LIBS)"; fi
-run trainer        sh tests/trainer.sh build/train_attn_span
-run trainer_sru    sh tests/trainer_sru.sh build/train_sru
+done
+# every test there is has run
+[ -n "$quick" ] || for file in tests/test_*.c tests/cuda_host/test_*.cpp; do
+    name=$(basename "${file%.c*}"); name=${name#test_}
+    found=
+    for n in "$@"; do case $n in "$name" | "$name"_f64 | "$name"_san | cuda_host) found=1;; esac; done
+    [ -n "$found" ] || { echo "$file was not run: the Makefile does not know it"; failed=$((failed + 1)); }
+done
+# seconds by part
+for name in "$@"; do [ -f "$ran/$name.count" ] && echo "run:$name $(sed 's/.* //' "$ran/$name.count")"; done | cat - "$ran/compiled" 2>/dev/null | awk -v began="$(cat "$ran/began" 2>/dev/null)" -v now="$(date +%s)" '
+    { part = $1 ~ /^run:form/ ? "forms of the headers (form.sh)" : $1 ~ /^run:cuda_nvcc/ ? "nvcc" : $1 ~ /^run:trainer|^run:cuda_trainer/ ? "tests of the trainers" :
+             $1 ~ /^run:.*_san$/ ? "test programs, sanitizers" : $1 ~ /^run:cuda/ ? "test programs, CUDA on the host" : $1 ~ /^run:/ ? "test programs" :
+             $1 ~ /lib_/ ? "compiling the library" : $1 ~ /cuda_kernels|cuda_host/ ? "compiling CUDA on the host" : $1 ~ /test_|fuzz/ ? "compiling test programs" : "compiling trainers"
+      if (!(part in sum)) order[++n] = part
+      sum[part] += $2; all += $2 }
+    END { printf "\nprocessor seconds by part\n"
+          for (i = 1; i <= n; i++) printf "  %-34s %6.1f\n", order[i], sum[order[i]]
+          printf "  %-34s %6.1f", "all", all
+          if (began) printf ", %d by the clock", now - began
+          printf "\n\n" }'
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -4,7 +4,9 @@
   #define _POSIX_C_SOURCE 200809L
 #endif
 #include <stdint.h>
-#include "inner/seqtx.c"
+#include "../seqtx.h"
+#define STX__LOOPS                /* the functions of the inner loops: exp, tanh and so on */
+#include "../seqtx.h"
 #include "test.h"
 #include "gemm_check.h"
 #include <sys/types.h>
@@ -757,18 +759,14 @@ static void thread_counts(void) {
     free(one);
     {   /* each path of the matrix product */
         stx_ctx *x1 = plain(1, 1), *x3 = plain(1, 3);
-        const stx__micro *micro[4];
-        int count = 0, k;
-        micro[count++] = x1->micro;
-        if (x1->micro != &stx__micro_generic) micro[count++] = &stx__micro_generic;
-#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
-        if (x1->micro == &stx__micro_avx512) micro[count++] = &stx__micro_avx2;
-#endif
+        inner_kernel list[INNER_F32S];
+        size_t count = inner_kernels(0, list), k;
         for (k = 0; k < count; k++) {
             long before = test_failed;
-            x1->micro = x3->micro = micro[k];
+            inner_use(x1, list + k);
+            inner_use(x3, list + k);
             gemm_check(x1, x3);
-            if (test_failed > before) printf("matrix product \"%s\": %ld failed\n", micro[k]->name, test_failed - before);
+            if (test_failed > before) printf("matrix product \"%s\": %ld failed\n", list[k].name, test_failed - before);
         }
         gemm_case(NULL, x1, 1, 0, 1, 3, 50, 40, 1, 0, 0);
         stx_destroy(x1);
@@ -1380,8 +1378,8 @@ static double slope_of(double v, int act) {
         size_t t, count_ = (count); \
         for (t = 0; t < 2; t++) { stx_ctx *x = t ? many : one; stx_real *y = t ? y3 : y1; memcpy(y, c, size * sizeof *y); call; } \
         for (i = 0; i < count_; i++) { double w_ = (want), e_ = fabs((double)y1[i] - w_) / (fabs(w_) > 1 ? fabs(w_) : 1); if (!(e_ <= worst)) worst = e_; } \
-        CHECK(worst <= (units) * unit, "%s, (%zu,%zu), instruction set %d: off by %g roundings", what, N, C, one->isa, worst / unit); \
-        CHECK(!memcmp(y1, y3, size * sizeof *y1), "%s, (%zu,%zu), instruction set %d: threads change bits", what, N, C, one->isa); \
+        CHECK(worst <= (units) * unit, "%s, (%zu,%zu), instruction set %d: off by %g roundings", what, N, C, inner_isa(one), worst / unit); \
+        CHECK(!memcmp(y1, y3, size * sizeof *y1), "%s, (%zu,%zu), instruction set %d: threads change bits", what, N, C, inner_isa(one)); \
     } while (0)
 static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     size_t n = N * C, size = n + 2 * C + 2 * N + 80, V = 7, i, r, j;
@@ -1474,7 +1472,7 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
         KERNEL("cluster_log_probs forward", n, 64, (stx_cluster_log_probs(x, y, sm, a, N, C, 0, C - 2, C, 3, 0, 1), stx_cluster_log_probs(x, y, sm, dy, N, C, C - 2, 2, 2, 3, 1, 1)), w[i]);
     }
 
-    for (i = 0; i < n; i += 8) mask8(mask + i, 11, 5, i / 8, stx__keep16((stx_real)0.3), (stx_real)(65536.0 / stx__keep16((stx_real)0.3)));
+    for (i = 0; i < n; i += 8) mask8(mask + i, 11, 5, i / 8, inner_keep((stx_real)0.3), (stx_real)(65536.0 / inner_keep((stx_real)0.3)));
     KERNEL("dropout", n, 0, stx_dropout_fwd(x, y, a, n, (stx_real)0.3, 11, 5, 0), (double)(stx_real)(a[i] * mask[i]));
     KERNEL("dropout +=", n, 4, stx_dropout_fwd(x, y, a, n, (stx_real)0.3, 11, 5, 1), (double)c[i] + (double)a[i] * (double)mask[i]);
     for (act = 0; act < 2; act++) {     /* residual and normalisation in one against the three kernels, without and with dropout */
@@ -1566,10 +1564,11 @@ static void pieces(void) {
 static void kernels(void) {
     static const size_t shape[][2] = {{1, 1}, {3, 2}, {2, 15}, {5, 16}, {8, 17}, {7, 31}, {9, 33}, {65, 64}, {66, 65}, {130, 100}, {1, 4097}, {67, 1031}};
     stx_ctx *one = plain(1, 1), *many = plain(1, 3);
-    int best = one->isa;
+    int best = inner_isa(one), isa;
     size_t k;
-    for (one->isa = STX__ISA_BASE; one->isa <= best; one->isa++) {
-        many->isa = one->isa;
+    for (isa = 0; isa <= best; isa++) {
+        inner_set_isa(one, isa);
+        inner_set_isa(many, isa);
         for (k = 0; k < sizeof shape / sizeof *shape; k++) kernels_of_shape(one, many, shape[k][0], shape[k][1]);
     }
     stx_destroy(one);

@@ -1,10 +1,9 @@
 /* test_bf16.c - precision bf16, and every micro-kernel that this processor can run, f32 ones too: rounding, products, attention
-   (values, gradients, borders of the tiles, red zones), a whole model. A float program. Compiled with -DSEQTX_AMX_EMULATED it has
-   the AMX kernel in C besides (slow, so fewer cases); with -DSEQTX_DOUBLE it only sees that bf16 is refused. */
-#undef SEQTX_CBLAS                /* the built-in products are what is tested */
+   (values, gradients, borders of the tiles, red zones), a whole model. A float program, without another library's products. With SEQTX_AMX_EMULATED
+   there is the AMX kernel in C besides (slow, so fewer cases); with SEQTX_DOUBLE it only sees that bf16 is refused. */
 #include <stdint.h>
-#define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
+#include "inner.h"
 #include "test.h"
 #include <unistd.h>
 
@@ -23,53 +22,24 @@ int main(void) {
 }
 #else
 
-#if defined(STX__ASAN) || defined(SEQTX_AMX_EMULATED)
+#ifdef SEQTX_AMX_EMULATED
 enum { SLOW = 1 };                /* fewer and smaller cases */
 #else
 enum { SLOW = 0 };
 #endif
 
 /* >>kernels: all that this processor can run, slowest first */
-typedef struct kernel {
-    const stx__micro *m;
-    int isa;                      /* of the inner loops beside it */
-    int no_denormals;             /* rounds by the processor, which takes denormals as zero */
-} kernel;
-static kernel f32s[3], bf16s[5];
+typedef inner_kernel kernel;
+static kernel f32s[INNER_F32S], bf16s[INNER_BF16S];
 static size_t nf, nb;
-enum { F32S = 3, BF16S = 5, MOST_THREADS = 5 };
+enum { MOST_THREADS = 5 };
 
-static void add_kernel(kernel *list, size_t *n, const stx__micro *m, int isa, int no_denormals) {
-    list[*n].m = m; list[*n].isa = isa; list[*n].no_denormals = no_denormals;
-    ++*n;
-}
 static void find_kernels(void) {
     size_t i;
-    add_kernel(f32s, &nf, &stx__micro_generic, STX__ISA_BASE, 0);
-    add_kernel(bf16s, &nb, &stx__micro_bf16, STX__ISA_BASE, 0);
-#ifdef STX__X86
-    {
-        int isa = stx__find_isa();
-        if (isa >= STX__ISA_AVX2) {
-            add_kernel(f32s, &nf, &stx__micro_avx2, STX__ISA_AVX2, 0);
-            add_kernel(bf16s, &nb, &stx__micro_bf16_avx2, STX__ISA_AVX2, 0);
-        }
-        if (isa >= STX__ISA_AVX512) {
-            add_kernel(f32s, &nf, &stx__micro_avx512, STX__ISA_AVX512, 0);
-            add_kernel(bf16s, &nb, &stx__micro_bf16_avx512, STX__ISA_AVX512, 0);
-        }
-  #ifdef STX__BF16
-        if (isa >= STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16")) add_kernel(bf16s, &nb, &stx__micro_dot, STX__ISA_AVX512, 1);
-  #endif
-  #ifdef SEQTX_AMX_EMULATED
-        add_kernel(bf16s, &nb, &stx__micro_amx, isa, 0);
-  #elif defined(STX__AMX)
-        if (isa >= STX__ISA_AVX512 && stx__has_amx()) add_kernel(bf16s, &nb, &stx__micro_amx, STX__ISA_AVX512, 1);
-  #endif
-    }
-#endif
-    for (i = 0; i < nf; i++) printf("%s%s", i ? "; " : "", f32s[i].m->name);
-    for (i = 0; i < nb; i++) printf("; %s", bf16s[i].m->name);
+    nf = inner_kernels(0, f32s);
+    nb = inner_kernels(1, bf16s);
+    for (i = 0; i < nf; i++) printf("%s%s", i ? "; " : "", f32s[i].name);
+    for (i = 0; i < nb; i++) printf("; %s", bf16s[i].name);
     printf("\n");
 }
 static stx_ctx *with(const kernel *k, int threads) {
@@ -78,31 +48,23 @@ static stx_ctx *with(const kernel *k, int threads) {
     memset(&d, 0, sizeof d);
     d.threads = threads;
     d.seed = 11;
-    d.precision = k->m->kr > 1 ? STX_PREC_BF16 : STX_PREC_F32;
+    d.precision = k->bf16 ? STX_PREC_BF16 : STX_PREC_F32;
     x = stx_create(&d);
-    x->micro = k->m;
-    x->isa = k->isa;
+    inner_use(x, k);
     return x;
 }
 /* contexts of every kernel with 1, 2, .. threads, made when they are wanted */
-static stx_ctx *ready[F32S + BF16S][MOST_THREADS + 1];
+static stx_ctx *ready[INNER_F32S + INNER_BF16S][MOST_THREADS + 1];
 static stx_ctx *on(const kernel *k, int threads) {
-    stx_ctx **x = &ready[k->m->kr > 1 ? F32S + (k - bf16s) : k - f32s][threads];
+    stx_ctx **x = &ready[k->bf16 ? INNER_F32S + (k - bf16s) : k - f32s][threads];
     if (!*x) *x = with(k, threads);
     return *x;
 }
 static void close_contexts(void) {
     size_t i, t;
-    for (i = 0; i < F32S + BF16S; i++) for (t = 0; t <= MOST_THREADS; t++) stx_destroy(ready[i][t]);
+    for (i = 0; i < INNER_F32S + INNER_BF16S; i++) for (t = 0; t <= MOST_THREADS; t++) stx_destroy(ready[i][t]);
 }
-static int slow_kernel(const kernel *k) {
-#ifdef SEQTX_AMX_EMULATED
-    return k == bf16s + nb - 1;
-#else
-    (void)k;
-    return 0;
-#endif
-}
+static int slow_kernel(const kernel *k) { return k->emulated; }
 
 static float *numbers(size_t n) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
@@ -163,10 +125,10 @@ static void rounding(void) {
     for (i = 0; i < total; i++) all[i] = as_float((uint32_t)(i / LOWS) << 16 | low[i % LOWS]);
     for (i = 0; i < total; i++) if (as_bits(all[i]) != ((uint32_t)(i / LOWS) << 16 | low[i % LOWS])) bad++;
     CHECK(!bad, "%ld bit patterns do not go through memory", bad);
-    for (i = 0; i < total; i++) if (stx__bf16(all[i]) != nearest(all[i]) && bad++ < 5) printf("stx__bf16(%08x) = %04x, want %04x\n", as_bits(all[i]), stx__bf16(all[i]), nearest(all[i]));
-    CHECK(!bad, "stx__bf16: %ld of %zu wrong", bad, total);
+    for (i = 0; i < total; i++) if (inner_bf16(all[i]) != nearest(all[i]) && bad++ < 5) printf("bfloat16 of %08x is %04x, want %04x\n", as_bits(all[i]), inner_bf16(all[i]), nearest(all[i]));
+    CHECK(!bad, "bfloat16 by plain loops: %ld of %zu wrong", bad, total);
     for (k = 0; k < nb; k++) {
-        const stx__micro *m = bf16s[k].m;
+        const kernel *m = bf16s + k;
         long wrong = 0, wrong2 = 0, wrong1 = 0;
         m->round(got, all, total);
         for (i = 0; i < total; i++) if (got[i] != nearest_by(bf16s + k, all[i]) && wrong++ < 5) printf("%s: %08x -> %04x\n", m->name, as_bits(all[i]), got[i]);
@@ -246,7 +208,7 @@ static void product_case(const product *p) {
             memcpy(got, C, nc * sizeof *got);
             stx_gemm(x, p->batch, p->ta, p->tb, M, N, K, (float)p->alpha, A, lda, sa, B, ldb, sb, (float)p->beta, got, ldc, sc);
             if (threads == 1) memcpy(first, got, nc * sizeof *got);
-            else CHECK(!memcmp(first, got, nc * sizeof *got), "%s: %d threads change bits: batch %zu ta %d tb %d M %zu N %zu K %zu", x->micro->name, threads, p->batch, p->ta, p->tb, M, N, K);
+            else CHECK(!memcmp(first, got, nc * sizeof *got), "%s: %d threads change bits: batch %zu ta %d tb %d M %zu N %zu K %zu", inner_name(x), threads, p->batch, p->ta, p->tb, M, N, K);
         }
         memcpy(seen, C, nc * sizeof *seen);
         for (e = 0; e < p->batch && good; e++) for (i = 0; i < M && good; i++) for (j = 0; j < N; j++) {
@@ -260,7 +222,7 @@ static void product_case(const product *p) {
             seen[at] = first[at];
         }
         if (good && memcmp(seen, first, nc * sizeof *seen)) { good = 0; printf("a gap was written\n"); }
-        CHECK(good, "%s: batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g gap %zu special %d", bf16s[which].m->name, p->batch, p->ta, p->tb, M, N, K, p->alpha, p->beta, p->gap, p->special);
+        CHECK(good, "%s: batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g gap %zu special %d", bf16s[which].name, p->batch, p->ta, p->tb, M, N, K, p->alpha, p->beta, p->gap, p->special);
     }
     free(A); free(B); free(C); free(RA); free(RB); free(got); free(first); free(seen); free(want);
 }
@@ -536,18 +498,18 @@ static void attn_case(attn *a) {
     if (!attn_run(on(f32s + nf - 1, 1), a, ref)) return;
     dense(a, want, units);
     if (a->d.dropout == 0) {
-        attn_compare(a, ref, want, units, DENSE, 0, f32s[nf - 1].m->name, "dense");
+        attn_compare(a, ref, want, units, DENSE, 0, f32s[nf - 1].name, "dense");
     }
-    for (k = 0; k + 1 < nf; k++) if (attn_run(on(f32s + k, 2), a, got)) attn_compare(a, got, ref, units, F32, 1, f32s[k].m->name, f32s[nf - 1].m->name);
+    for (k = 0; k + 1 < nf; k++) if (attn_run(on(f32s + k, 2), a, got)) attn_compare(a, got, ref, units, F32, 1, f32s[k].name, f32s[nf - 1].name);
     for (k = 0; k < nb; k++) {
         if (slow_kernel(bf16s + k) && a->B * a->H * a->T * a->S * ((a->D + 31) / 32) > 300000) continue;
         if (!attn_run(on(bf16s + k, 2), a, got)) continue;
-        attn_compare(a, got, ref, units, ROUNDED, 2, bf16s[k].m->name, f32s[nf - 1].m->name);
-        CHECK(a->T <= 3 || off(got[9], ref[9], a->size[9], units[9]) > 1e-6 || units[9] == 0, "%s: y is f32's: nothing was rounded: %s", bf16s[k].m->name, attn_label(a));
+        attn_compare(a, got, ref, units, ROUNDED, 2, bf16s[k].name, f32s[nf - 1].name);
+        CHECK(a->T <= 3 || off(got[9], ref[9], a->size[9], units[9]) > 1e-6 || units[9] == 0, "%s: y is f32's: nothing was rounded: %s", bf16s[k].name, attn_label(a));
         if (!first) { first = got; got = outputs(a); }
-        else attn_compare(a, got, first, units, KERNELS, 3, bf16s[k].m->name, bf16s[0].m->name);
+        else attn_compare(a, got, first, units, KERNELS, 3, bf16s[k].name, bf16s[0].name);
         attn_run(on(bf16s + k, 2), a, again);
-        CHECK(same_bits(a, first == NULL || k ? got : first, again), "%s: two runs differ: %s", bf16s[k].m->name, attn_label(a));
+        CHECK(same_bits(a, first == NULL || k ? got : first, again), "%s: two runs differ: %s", bf16s[k].name, attn_label(a));
     }
     outputs_free(want); outputs_free(ref); outputs_free(got); outputs_free(again);
     if (first) outputs_free(first);
@@ -563,8 +525,8 @@ static void attn_threads(attn *a, const kernel *k, double tol, int meter) {
     for (i = 0; i < 4; i++) {
         stx_ctx *x = on(k, counts[i]);
         if (!attn_run(x, a, i ? got : ref) || !attn_run(x, a, again)) continue;
-        CHECK(same_bits(a, i ? got : ref, again), "%s, %d threads: two runs differ: %s", k->m->name, counts[i], attn_label(a));
-        if (i) attn_compare(a, got, ref, NULL, tol, meter, k->m->name, "one thread");
+        CHECK(same_bits(a, i ? got : ref, again), "%s, %d threads: two runs differ: %s", k->name, counts[i], attn_label(a));
+        if (i) attn_compare(a, got, ref, NULL, tol, meter, k->name, "one thread");
     }
     outputs_free(ref); outputs_free(got); outputs_free(again);
     attn_close(a);
@@ -625,18 +587,15 @@ static void attention_cut(void) {
     size_t i;
     for (i = 0; i < (SLOW ? 2 : 6); i++) {
         attn a = plain(1 + i % 2, i % 3 ? 70 : 129, 1500, 4, i % 2 ? 9 : 16);
-        stx__attn A;
-        stx__attn_work w;
         stx_attention_args args;
+        size_t units;
         float z[4] = {0.01f, 0.01f, 0.97f, 0.01f};
         size_t k;
         a.z = 3; a.d.max_span = 1400; a.P = i % 3 == 1 ? 0 : 1450; a.pe_heads = i % 2; a.N = i % 2 ? 40 : 0; a.u = i > 2; a.vb = i > 2; a.d.dropout = i == 4 ? 0.2 : 0; a.d.delta_min = i % 2;
         memset(&args, 0, sizeof args);
-        memset(&w, 0, sizeof w);
         args.B = a.B; args.T = a.T; args.S = args.span = a.S; args.H = a.H; args.D = a.D; args.P = 1450; args.pe_heads = 1; args.max_span = 1400; args.ramp = 32; args.z = z; args.N = a.N;
-        stx__attn_plan(&A, on(f32s, 2), &args);
-        stx__attn_units(&A, 2, 1, &w);
-        CHECK(w.count > a.B * a.H, "no head is cut: %zu units", w.count);
+        units = inner_attention_units(on(f32s, 2), &args, 2, 1);
+        CHECK(units > a.B * a.H, "no head is cut: %zu units", units);
         attn_case(&a);
         for (k = 0; k < nf; k++) attn_threads(&a, f32s + k, THREADS, 4);
         if (!SLOW) for (k = 0; k < nb; k++) attn_threads(&a, bf16s + k, KERNELS, 5);
@@ -661,9 +620,9 @@ static void attention_ghosts(void) {
                 for (b = 0; b < a.B; b++) for (c = 0; c < lost * C; c++) a.data[1][b * a.S * C + c] = a.data[2][b * a.S * C + c] = pass ? (float)NAN : 0;
                 attn_run(x, &a, pass ? nans : zeros);
             }
-            CHECK(same_bits(&a, zeros, nans), "%s: keys that do not exist count: %s", x->micro->name, attn_label(&a));
+            CHECK(same_bits(&a, zeros, nans), "%s: keys that do not exist count: %s", inner_name(x), attn_label(&a));
             for (b = 0; b < a.B; b++) for (c = 0; c < lost * C; c++) if (nans[1][b * a.S * C + c] != 0 || nans[2][b * a.S * C + c] != 0) good = 0;
-            CHECK(good, "%s: gradients of keys that do not exist: %s", x->micro->name, attn_label(&a));
+            CHECK(good, "%s: gradients of keys that do not exist: %s", inner_name(x), attn_label(&a));
             outputs_free(zeros); outputs_free(nans);
         }
         attn_close(&a);
@@ -693,9 +652,9 @@ static void attention_pads(void) {
                 for (j = 0; j < a.B * a.S; j++) for (c = 0; c < C && gone(&a, j / a.S, j % a.S); c++) a.data[1][j * C + c] = a.data[2][j * C + c] = pass ? (float)NAN : 0;
                 attn_run(x, &a, pass ? nans : zeros);
             }
-            CHECK(same_bits(&a, zeros, nans), "%s: padded keys count: %s", x->micro->name, attn_label(&a));
+            CHECK(same_bits(&a, zeros, nans), "%s: padded keys count: %s", inner_name(x), attn_label(&a));
             for (j = 0; j < a.B * a.S; j++) for (c = 0; c < C && gone(&a, j / a.S, j % a.S); c++) if (nans[1][j * C + c] != 0 || nans[2][j * C + c] != 0) good = 0;
-            CHECK(good, "%s: gradients of padded keys: %s", x->micro->name, attn_label(&a));
+            CHECK(good, "%s: gradients of padded keys: %s", inner_name(x), attn_label(&a));
             outputs_free(zeros); outputs_free(nans);
         }
         attn_close(&a);
@@ -795,7 +754,7 @@ static void direct(stx_ctx *x, const attn *a, size_t gap, int mode, int only, fl
             free(work.base);
         }
     }
-    CHECK(good, "%s: written beyond the work space: %s", x->micro->name, attn_label(a));
+    CHECK(good, "%s: written beyond the work space: %s", inner_name(x), attn_label(a));
     good = zone_whole(&y) && zone_whole(&top) && zone_whole(&inv);
     for (i = 0; i < IN; i++) if (!zone_whole(&grad[i])) good = 0;
     memcpy(out[0], y.at, y.n * sizeof(float));
@@ -811,7 +770,7 @@ static void direct(stx_ctx *x, const attn *a, size_t gap, int mode, int only, fl
             else if (memcmp(&f, &zone_value, 4)) good = 0;      /* between the rows */
         }
     }
-    CHECK(good, "%s: written beyond y, top, inv or a gradient: %s", x->micro->name, attn_label(a));
+    CHECK(good, "%s: written beyond y, top, inv or a gradient: %s", inner_name(x), attn_label(a));
     for (i = 0; i < IN; i++) { free(in[i].base); free(grad[i].base); }
     free(y.base); free(top.base); free(inv.base); free(dy.base);
 }
@@ -844,23 +803,23 @@ static void red_zones(void) {
                 size_t n = j == 0 ? a.size[0] : j < 3 ? a.B * a.H * a.T : a.size[j - 3];
                 if (memcmp(out[mode][j], out[2][j], n * sizeof(float))) { good = 0; printf("mode %d output %zu differs\n", mode, j); }
             }
-            CHECK(good, "%s: what stands around the operands or in the work space changes results: %s", kern->m->name, attn_label(&a));
+            CHECK(good, "%s: what stands around the operands or in the work space changes results: %s", kern->name, attn_label(&a));
             /* each gradient alone is what it is with the others */
             alone = raw_outputs(&a);
             j = i % IN;
             if (a.data[j]) {
                 direct(x, &a, gap, 1, (int)j, alone);
-                CHECK(!memcmp(alone[3 + j], out[2][3 + j], a.size[j] * sizeof(float)), "%s: %s wanted alone differs: %s", kern->m->name, out_name[j], attn_label(&a));
+                CHECK(!memcmp(alone[3 + j], out[2][3 + j], a.size[j] * sizeof(float)), "%s: %s wanted alone differs: %s", kern->name, out_name[j], attn_label(&a));
                 for (good = 1, c = 0; c < IN; c++) if (c != j && a.data[c]) { size_t n; for (n = 0; n < a.size[c]; n++) if (alone[3 + c][n] != 1) good = 0; }
-                CHECK(good, "%s: a gradient that is not wanted was written: %s", kern->m->name, attn_label(&a));
+                CHECK(good, "%s: a gradient that is not wanted was written: %s", kern->name, attn_label(&a));
             }
             if (a.d.dropout == 0 && attn_run(x, &a, by_op)) {       /* the op gives the same, and gradients are added */
-                CHECK(!memcmp(by_op[9], out[0][0], a.size[9] * sizeof(float)), "%s: op and kernel differ: %s", kern->m->name, attn_label(&a));
+                CHECK(!memcmp(by_op[9], out[0][0], a.size[9] * sizeof(float)), "%s: op and kernel differ: %s", kern->name, attn_label(&a));
                 for (j = 0; j < IN; j++) {
                     double top = 0;
                     for (good = 1, c = 0; c < a.size[j]; c++) if (fabs((double)by_op[j][c]) > top) top = fabs((double)by_op[j][c]);
                     for (c = 0; c < a.size[j]; c++) if (!(fabs((double)out[0][3 + j][c] - 1 - (double)by_op[j][c]) <= 2e-6 * (1 + top))) good = 0;
-                    CHECK(good, "%s: %s is not added to what was there: %s", kern->m->name, out_name[j], attn_label(&a));
+                    CHECK(good, "%s: %s is not added to what was there: %s", kern->name, out_name[j], attn_label(&a));
                 }
             }
             for (mode = 0; mode < 3; mode++) raw_free(out[mode]);
@@ -938,11 +897,11 @@ static void model(void) {
            on; 6e-4 in fact. */
         for (i = 0; i < STEPS; i++) { double e = fabs(loss[i] - f32_loss[i]); if (!(e <= worst)) worst = e; }
         if (worst > worst_seen[6]) worst_seen[6] = worst;
-        CHECK(worst <= 3e-3, "%s: the loss leaves f32's by %g", bf16s[k].m->name, worst);
-        CHECK(memcmp(loss, f32_loss, sizeof loss), "%s: the very losses of f32: nothing was rounded", bf16s[k].m->name);
-        CHECK(!memcmp(loss, again, sizeof loss), "%s: training is not repeatable", bf16s[k].m->name);
+        CHECK(worst <= 3e-3, "%s: the loss leaves f32's by %g", bf16s[k].name, worst);
+        CHECK(memcmp(loss, f32_loss, sizeof loss), "%s: the very losses of f32: nothing was rounded", bf16s[k].name);
+        CHECK(!memcmp(loss, again, sizeof loss), "%s: training is not repeatable", bf16s[k].name);
         for (i = 0; i < m[0]->params->count; i++) if (memcmp(m[0]->params->tensor[i]->data, m[1]->params->tensor[i]->data, m[0]->params->tensor[i]->size * sizeof(float))) good = 0;
-        CHECK(good, "%s: training twice gives other parameters", bf16s[k].m->name);
+        CHECK(good, "%s: training twice gives other parameters", bf16s[k].name);
         if (k + 1 == nb || k == 0) {       /* saved under bf16, loaded under f32 */
             stx_writer *w = stx_writer_create(x[0]);
             stx_file *f;
@@ -956,7 +915,7 @@ static void model(void) {
                 if (memcmp(p->tensor[i]->data, q->tensor[i]->data, p->tensor[i]->size * sizeof(float))) good = 0;
                 for (e = 0; e < p->tensor[i]->size; e++) j += (as_bits(p->tensor[i]->data[e]) & 0xffffu) != 0;
             }
-            CHECK(good, "%s: a parameter changed on its way", bf16s[k].m->name);
+            CHECK(good, "%s: a parameter changed on its way", bf16s[k].name);
             CHECK(j > 1000, "parameters are rounded: %zu with more than 8 digits", j);
             /* generation: a prompt, then token by token (few rows: f32 products, bf16 attention); of the largest logit */
             g[0] = stx_span_gen_create(m[0], 1);
@@ -968,7 +927,7 @@ static void model(void) {
                 if (!y) { worst = HUGE_VAL; break; }
                 for (j = 0; j < V; j++) { double e = fabs((double)y[j] - (double)f32_logits[j]) / largest(f32_logits, V); if (!(e <= worst)) worst = e; }
             }
-            CHECK(worst <= 2e-2 && worst > 0, "%s: generation differs from f32's by %g: %s", bf16s[k].m->name, worst, stx_error(x[0]));
+            CHECK(worst <= 2e-2 && worst > 0, "%s: generation differs from f32's by %g: %s", bf16s[k].name, worst, stx_error(x[0]));
             stx_span_gen_free(g[0]);
             stx_span_gen_free(g[1]);
         }
@@ -991,7 +950,7 @@ static void creation(void) {
         d.precision = i ? STX_PREC_BF16 : STX_PREC_F32;
         x = stx_create(&d);
         CHECK(stx_ok(x) && stx_ctx_desc(x)->precision == d.precision, "%s", stx_error(x));
-        CHECK(!strcmp(stx_backend(x), i ? bf16s[nb - 1].m->name : f32s[nf - 1].m->name), "the fastest is not chosen: %s", stx_backend(x));
+        CHECK(!strcmp(stx_backend(x), i ? bf16s[nb - 1].name : f32s[nf - 1].name), "the fastest is not chosen: %s", stx_backend(x));
         stx_destroy(x);
     }
     for (i = -1; i < 8; i++) {
@@ -999,7 +958,7 @@ static void creation(void) {
         d.precision = i;
         x = stx_create(&d);
         CHECK(x && !stx_ok(x) && stx_error_code(x) == STX_ERR_DEVICE && strstr(stx_error(x), "precision") && strstr(stx_error(x), "STX_PREC_BF16") && (i != 7 || strstr(stx_error(x), "7")), "%s", stx_error(x));
-        CHECK(stx_ctx_desc(x)->precision == STX_PREC_F32 && !strcmp(stx_backend(x), f32s[nf - 1].m->name), "what is left is f32");
+        CHECK(stx_ctx_desc(x)->precision == STX_PREC_F32 && !strcmp(stx_backend(x), f32s[nf - 1].name), "what is left is f32");
         stx_destroy(x);
     }
 }

@@ -5,4 +5,48 @@
 #include "../../seqtx.h"
 #include "../inner.h"
 
-const char *inner_micro_name(const stx_ctx *x) { return stx__mk(x)->name; }
+static void inner_add(inner_kernel *list, size_t *n, const stx__micro *m, int isa, int no_denormals, int emulated) {
+    inner_kernel *k = list + (*n)++;
+    k->name = m->name; k->isa = isa; k->bf16 = m->kr > 1; k->no_denormals = no_denormals; k->emulated = emulated;
+    k->round = m->round; k->pair = m->pair; k->micro = m;
+}
+size_t inner_kernels(int bf16, inner_kernel *list) {
+    size_t n = 0;
+#ifdef SEQTX_DOUBLE
+    if (!bf16) inner_add(list, &n, &stx__micro_generic, STX__ISA_BASE, 0, 0);
+#else
+    inner_add(list, &n, bf16 ? &stx__micro_bf16 : &stx__micro_generic, STX__ISA_BASE, 0, 0);
+  #ifdef STX__X86
+    {
+        int isa = stx__find_isa();
+        if (isa >= STX__ISA_AVX2) inner_add(list, &n, bf16 ? &stx__micro_bf16_avx2 : &stx__micro_avx2, STX__ISA_AVX2, 0, 0);
+        if (isa >= STX__ISA_AVX512) inner_add(list, &n, bf16 ? &stx__micro_bf16_avx512 : &stx__micro_avx512, STX__ISA_AVX512, 0, 0);
+    #ifdef STX__BF16
+        if (bf16 && isa >= STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16")) inner_add(list, &n, &stx__micro_dot, STX__ISA_AVX512, 1, 0);
+    #endif
+    #ifdef SEQTX_AMX_EMULATED
+        if (bf16) inner_add(list, &n, &stx__micro_amx, isa, 0, 1);
+    #elif defined(STX__AMX)
+        if (bf16 && isa >= STX__ISA_AVX512 && stx__has_amx()) inner_add(list, &n, &stx__micro_amx, STX__ISA_AVX512, 1, 0);
+    #endif
+    }
+  #endif
+#endif
+    return n;
+}
+void inner_use(stx_ctx *x, const inner_kernel *k) { x->micro = (const stx__micro *)k->micro; x->isa = k->isa; }
+const char *inner_name(const stx_ctx *x) { return stx__mk(x)->name; }
+int inner_isa(const stx_ctx *x) { return x->isa; }
+void inner_set_isa(stx_ctx *x, int isa) { x->isa = isa; }
+uint32_t inner_keep(stx_real p) { return stx__keep16(p); }
+#ifndef SEQTX_DOUBLE
+uint32_t inner_bf16(stx_real v) { return stx__bf16(v); }
+#endif
+size_t inner_attention_units(stx_ctx *x, const stx_attention_args *a, size_t threads, int back) {
+    stx__attn A;
+    stx__attn_work w;
+    memset(&w, 0, sizeof w);
+    stx__attn_plan(&A, x, a);
+    stx__attn_units(&A, threads, back, &w);
+    return w.count;
+}
