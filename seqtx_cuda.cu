@@ -182,6 +182,7 @@ struct stx_gpu {
     cudaEvent_t reported[4];
     unsigned reports;
     char name[96];
+    char graph_error[128];              /* why the last step could not be captured; "" if it could */
 };
 static stx_gpu *stx__gpu(const stx_ctx *x) { return (stx_gpu *)stx_ctx_gpu(x); }
 /* The same, and its GPU is the thread's current one: contexts on several GPUs may take turns in a thread, and threads begin with GPU 0. */
@@ -4857,25 +4858,36 @@ const void *stx_cuda_report_wait(stx_ctx *x) {
 
 struct stx_graph { cudaGraphExec_t exec; };
 
+/* Without a graph the step is launched anew, which is right and slower: no error, but told (stx_step_note). What the device itself
+   has suffered is told by the launch that comes next. */
+static int stx__no_graph(stx_gpu *g, cudaError_t e, const char *what) {
+    g->graph_error[0] = 0;
+    if (e == cudaSuccess) return 0;
+    (void)cudaGetLastError();
+    snprintf(g->graph_error, sizeof g->graph_error, "CUDA %s: %s (%.60s)", what, cudaGetErrorName(e), cudaGetErrorString(e));
+    return 1;
+}
 int stx_cuda_capturing(const stx_ctx *x) { return stx__gpu(x) && stx__gpu(x)->capturing; }
 int stx_cuda_capture_begin(stx_ctx *x) {
     stx_gpu *g = stx__use(x);
     if (!stx_ok(x) || g->capturing) return 0;
-    if (!stx__ok_or(x, g, cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal), "capturing a step")) return 0;
+    if (stx__no_graph(g, cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal), "cannot capture the step")) return 0;
     g->capturing = g->repeatable = 1;
     return 1;
 }
+const char *stx_cuda_capture_error(const stx_ctx *x) { return stx__gpu(x)->graph_error; }
 stx_graph *stx_cuda_capture_end(stx_ctx *x) {
     stx_gpu *g = stx__use(x);
     cudaGraph_t graph = NULL;
     stx_graph *r = NULL;
-    cudaError_t e = cudaStreamEndCapture(g->stream, &graph);
+    int failed = stx__no_graph(g, cudaStreamEndCapture(g->stream, &graph), "cannot capture the step");
     g->capturing = 0;
-    if (e != cudaSuccess) { (void)cudaGetLastError(); g->repeatable = 0; }
-    if (graph && g->repeatable && stx_ok(x)) {
+    if (!failed && !g->repeatable)
+        snprintf(g->graph_error, sizeof g->graph_error, "while it is captured something goes between host and GPU that did not before");
+    if (graph && !failed && g->repeatable && stx_ok(x)) {
         r = (stx_graph *)calloc(1, sizeof *r);
-        if (r && cudaGraphInstantiate(&r->exec, graph, 0) != cudaSuccess) {
-            (void)cudaGetLastError();
+        if (!r) snprintf(g->graph_error, sizeof g->graph_error, "there is no memory on the host");
+        else if (stx__no_graph(g, cudaGraphInstantiate(&r->exec, graph, 0), "cannot make a graph of the step")) {
             free(r);
             r = NULL;
         }

@@ -446,6 +446,79 @@ static void test_keys(void) {
     model_free(&b);
 }
 
+/* stx_step_note: why steps are launched anew, and nothing while they are replayed or it is too early to tell */
+static void empty_step(void *user) { stx_begin((stx_ctx *)user, STX_TRAIN); }
+static void test_note(void) {
+    model a, b;
+    fresh_user u;
+    int n;
+    CHECK(!stx_step_note(NULL)[0], "no context");
+    model_make(&a, SMALL, STX_CUDA, STX_PREC_F32, 1);
+    model_make(&b, SMALL, STX_CUDA, STX_PREC_F32, 0);
+    for (n = 0; n < 14; n++) {
+        model_run(&a, n, NULL);
+        model_run(&b, n, NULL);
+        CHECK(!stx_step_note(a.x)[0], "step %d, without graphs: \"%s\"", n, stx_step_note(a.x));
+        CHECK(!stx_step_note(b.x)[0], "step %d: \"%s\"", n, stx_step_note(b.x));
+    }
+    model_free(&a);
+    model_free(&b);
+
+#ifdef SEQTX_CUDA_HOST      /* CUDA refuses: the run goes on, with the same bits, and says why it is slow */
+    {
+        static const char *name[CUDA_HOST_GRAPH_CALLS] = {"cudaErrorStreamCaptureUnsupported", "cudaErrorStreamCaptureInvalidated",
+                                                          "cudaErrorMemoryAllocation"};
+        int call;
+        for (call = 0; call < CUDA_HOST_GRAPH_CALLS; call++) {
+            long graphs;
+            model_make(&a, DROP, STX_CUDA, STX_PREC_F32, 1);
+            model_make(&b, DROP, STX_CUDA, STX_PREC_F32, 0);
+            graphs = cuda_host_graph_launches();
+            cuda_host_fail_graph(call, 1);
+            for (n = 0; n < 14; n++) {
+                CHECK(model_run(&a, n, NULL) == model_run(&b, n, NULL), "call %d fails, step %d: %.9g and %.9g", call, n, a.loss, b.loss);
+                CHECK(stx_ok(b.x), "call %d fails, step %d: %s", call, n, stx_error(b.x));
+            }
+            graphs = cuda_host_graph_launches() - graphs;
+            CHECK(!graphs && model_hash(&a) == model_hash(&b) && stx_tick(a.x) == stx_tick(b.x),
+                  "call %d fails: %ld replays", call, graphs);
+            CHECK(strstr(stx_step_note(b.x), name[call]) && strstr(stx_step_note(b.x), "launches each step anew"),
+                  "call %d fails, and the note is \"%s\"", call, stx_step_note(b.x));
+            CHECK(stx_param(stx_params_create(b.x), STX_ZEROS, 0, "new", 3, 0, 0, 0) && !stx_step_note(b.x)[0],
+                  "a new parameter: \"%s\"", stx_step_note(b.x));
+            graphs = cuda_host_graph_launches();
+            for (; n < 20; n++)
+                CHECK(model_run(&a, n, NULL) == model_run(&b, n, NULL), "after it, step %d: %.9g and %.9g", n, a.loss, b.loss);
+            graphs = cuda_host_graph_launches() - graphs;
+            CHECK(graphs > 0 && !stx_step_note(b.x)[0], "after it %ld replays, \"%s\"", graphs, stx_step_note(b.x));
+            model_free(&a);
+            model_free(&b);
+        }
+        cuda_host_reset_errors();
+    }
+#endif
+
+    model_make(&b, DROP, STX_CUDA, STX_PREC_F32, 0);         /* tokens from the host in each step */
+    u.r = &b;
+    for (n = 0; n < 9; n++) {
+        u.n = n;
+        stx_step_run(b.x, 7, fresh_step, &u);
+        CHECK(n < 2 ? !stx_step_note(b.x)[0] : n < 3 || strstr(stx_step_note(b.x), "stx_tokens") != NULL,
+              "step %d: \"%s\"", n, stx_step_note(b.x));
+    }
+    model_free(&b);
+
+    model_make(&b, SMALL, STX_CUDA, STX_PREC_F32, 0);        /* a new key in each step, as while a memory fills: for how long? */
+    for (n = 0; n < 80; n++) {
+        stx_step_run(b.x, (uint64_t)n, empty_step, b.x);
+        CHECK(n < 40 ? !stx_step_note(b.x)[0] : n < 70 || strstr(stx_step_note(b.x), "key") != NULL,
+              "step %d: \"%s\"", n, stx_step_note(b.x));
+    }
+    for (n = 0; n < 3; n++) stx_step_run(b.x, 79, empty_step, b.x);
+    CHECK(stx_ok(b.x) && !stx_step_note(b.x)[0], "and then the same: \"%s\" %s", stx_step_note(b.x), stx_error(b.x));
+    model_free(&b);
+}
+
 /* Saved on one device, loaded on the other: the next steps are those of the run that went on. */
 static int save_model(model *r, const char *path) {
     stx_writer *w = stx_writer_create(r->x);
@@ -682,8 +755,8 @@ static void test_errors(void) {
 
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
-        {"ops", test_ops}, {"train", test_train}, {"graph", test_graph}, {"not repeatable", test_not_repeatable}, {"keys", test_keys}, {"checkpoint", test_checkpoint},
-        {"generation", test_generation}, {"skip", test_skip}, {"bad token", test_bad_token}, {"nan", test_nan},
+        {"ops", test_ops}, {"train", test_train}, {"graph", test_graph}, {"not repeatable", test_not_repeatable}, {"keys", test_keys},
+        {"note", test_note}, {"checkpoint", test_checkpoint}, {"generation", test_generation}, {"skip", test_skip}, {"bad token", test_bad_token}, {"nan", test_nan},
 #ifdef SEQTX_CUDA_HOST
         {"errors", test_errors},
 #endif

@@ -792,6 +792,25 @@ static void test_runtime(void) {
     CHECK(cuda_host_launches() == launches + 2, "launches");
     cuda_host_reset_errors();
     CHECK(cudaGetLastError() == cudaSuccess, "reset");
+    {
+        cudaStream_t s;
+        cudaGraph_t g;
+        cudaGraphExec_t x;
+        OK(cudaStreamCreate(&s));
+        cuda_host_fail_graph(CUDA_HOST_BEGIN_CAPTURE, 1);
+        GIVES(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), cudaErrorStreamCaptureUnsupported);
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+        cuda_host_fail_graph(CUDA_HOST_END_CAPTURE, 1);
+        GIVES(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+        OK(cudaStreamEndCapture(s, &g));
+        cuda_host_fail_graph(CUDA_HOST_INSTANTIATE, 2);
+        OK(cudaGraphInstantiate(&x, g, 0));
+        OK(cudaGraphExecDestroy(x));
+        GIVES(cudaGraphInstantiate(&x, g, 0), cudaErrorMemoryAllocation);
+        OK(cudaGraphDestroy(g));
+        OK(cudaStreamDestroy(s));
+    }
     cuda_host_devices(0);
     GIVES(cudaGetDeviceCount(&n), cudaErrorNoDevice);
     GIVES(cudaMalloc(&q, 4), cudaErrorNoDevice);
