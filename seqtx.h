@@ -621,7 +621,8 @@ extern void   stx_cuda_graph_free(stx_ctx *x, stx_graph *graph);
 extern int    stx_cuda_capturing(const stx_ctx *x);
 extern const char *stx_cuda_capture_error(const stx_ctx *x);                /* why the last begin or end gave nothing; "" if it did */
 /* Which attention runs, for tests: 0 the fused kernels where they can, 1 version 0 (products and a kernel for the rows between them),
-   2 as 0, 3 version 0 in the smallest pieces, as if there were no memory. Not between a forward pass and its backward one. */
+   2 as 0, 3 version 0 in the smallest pieces, as if there were no memory, 4 as 0 with tiles of 128 queries, where else their number decides
+   (bf16, heads of 64 and less). Not between a forward pass and its backward one. */
 extern void   stx_cuda_attention(stx_ctx *x, int version);
 #endif
 STX_DEF void *stx_ctx_gpu(const stx_ctx *x);                /* the stx_gpu of a context on a GPU, or NULL */

@@ -3217,10 +3217,14 @@ template<class P> static stx__at_pick stx__at_choose_float(const stx__at *p, int
     return p->D <= 32 ? stx__at_choice<P, 32, 64, 1, 1>(p, two)
          : p->D <= 64 ? stx__at_choice<P, 64, 32, 1, 1>(p, two) : stx__at_choice<P, 128, 16, 1, 1>(p, two);
 }
-/* Two strips a warp where the span is worth a tile of 128 queries and there are blocks enough for all multiprocessors */
+/* Two strips a warp where the span is worth a tile of 128 queries and there are blocks enough for a large GPU: two on each of 132
+   multiprocessors. The GPU at hand must not decide. Tiles of 64 and of 128 queries begin at different keys where the oldest key cuts the
+   window off, so they sum in another order, and the bits of a run would change from one GPU to another. */
+enum { STX__AT_MANY = 264 };
 static stx__at_pick stx__at_choose(stx_ctx *x, const stx__at *p, int half) {
     const stx_gpu *g = stx__gpu(x);
-    int two = p->u.p || p->vb.p, wide = p->span >= 512 && p->T >= 128 && (size_t)p->B * p->H * ((p->T + 127) / 128) >= 2 * (size_t)g->sms;
+    int two = p->u.p || p->vb.p, many = (size_t)p->B * p->H * ((p->T + 127) / 128) >= STX__AT_MANY;
+    int wide = (p->span >= 512 && p->T >= 128 && many) || g->attention == 4;
     if (!half) return g->tf32 ? stx__at_choose_float<stx__at_tf32>(p, two) : stx__at_choose_float<stx__at_f32>(p, two);
 #define STX__AT(DP, BK, MT) (two ? stx__at_choice<stx__at_bf16, DP, BK, MT, 1>(p, 1) : stx__at_choice<stx__at_bf16, DP, BK, MT, 0>(p, 0))
     if (p->D <= 32) return wide ? STX__AT(32, 64, 2) : STX__AT(32, 64, 1);
@@ -4085,7 +4089,7 @@ enum { STX__MOST_HEADS = 256 };
    of the two passes may come from different versions. */
 static int stx__attn_fused(stx_ctx *x, const stx_attention_args *a) {
     int version = stx__gpu(x)->attention;
-    return (version == 0 || version == 2) && stx__attn2_can(x, a);
+    return version != 1 && version != 3 && stx__attn2_can(x, a);
 }
 static int stx__attn_refused(stx_ctx *x, const stx_attention_args *a, const char *what) {
     if (a->H <= STX__MOST_HEADS) return !stx_ok(x) || !a->B || !a->T || !a->H || !a->D;

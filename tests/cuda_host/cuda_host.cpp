@@ -88,7 +88,7 @@ struct function_info { int dynamic_limit; size_t static_bytes; };
 
 static struct {
     /* knobs */
-    int thread_order, block_order, fill, devices, major, minor, allow_pinned, trap, quiet;
+    int thread_order, block_order, fill, devices, major, minor, sms, allow_pinned, trap, quiet;
     uint64_t rng, fill_count;
     size_t memory, stack_bytes;
     long fail_alloc, fail_launch, fail_graph[CUDA_HOST_GRAPH_CALLS];
@@ -142,7 +142,7 @@ static void defaults(void) {
     static int done;
     if (done) return;
     done = 1;
-    G.fill = CUDA_HOST_FILL_NAN; G.devices = 1; G.major = 9; G.allow_pinned = 1; G.trap = 1;
+    G.fill = CUDA_HOST_FILL_NAN; G.devices = 1; G.major = 9; G.sms = 4; G.allow_pinned = 1; G.trap = 1;
     G.rng = 88172645463325252u; G.memory = (size_t)8 << 30; G.stack_bytes = 65536;
 }
 static struct initialiser { initialiser() { defaults(); } } at_start;
@@ -1399,7 +1399,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
     p->maxThreadsPerBlock = MAX_THREADS; p->maxThreadsPerMultiProcessor = 2048; p->maxBlocksPerMultiProcessor = 32;
     p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024; p->maxThreadsDim[2] = 64;
     p->maxGridSize[0] = 2147483647; p->maxGridSize[1] = p->maxGridSize[2] = 65535;
-    p->major = G.major; p->minor = G.minor; p->multiProcessorCount = 4; p->l2CacheSize = 4 << 20; p->memoryBusWidth = 64;
+    p->major = G.major; p->minor = G.minor; p->multiProcessorCount = G.sms; p->l2CacheSize = 4 << 20; p->memoryBusWidth = 64;
     p->concurrentKernels = 1; p->asyncEngineCount = 1; p->unifiedAddressing = 1; p->canMapHostMemory = 1;
     return cudaSuccess;
 }
@@ -1667,6 +1667,7 @@ void cuda_host_reset_errors(void) {
 }
 void cuda_host_devices(int n) { LOCK; G.devices = n; }
 void cuda_host_arch(int major, int minor) { LOCK; G.major = major; G.minor = minor; }
+void cuda_host_sms(int n) { LOCK; G.sms = n; }
 void cuda_host_memory(size_t bytes) { LOCK; G.memory = std::min(bytes, (size_t)DEVICE_RANGE); }
 void cuda_host_allow_pinned(int yes) { LOCK; G.allow_pinned = yes; }
 void cuda_host_trap(int yes) { LOCK; G.trap = yes; }

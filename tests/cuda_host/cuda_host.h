@@ -27,6 +27,7 @@ void cuda_host_reset_errors(void);      /* forgets the sticky error, the last er
 
 void cuda_host_devices(int n);                  /* 0: every call returns cudaErrorNoDevice; default 1 */
 void cuda_host_arch(int major, int minor);      /* default 9.0 */
+void cuda_host_sms(int n);                      /* multiprocessors, default 4: what a kernel makes of them is its own affair */
 void cuda_host_memory(size_t bytes);            /* of the device; default 8 GiB, at most 64 GiB */
 void cuda_host_allow_pinned(int yes);           /* may kernels get pointers from cudaMallocHost (CUDA allows it)? default 1 */
 void cuda_host_trap(int yes);                   /* on a host access to device memory print what was hit and _exit(99); default 1 */

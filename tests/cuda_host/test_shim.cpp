@@ -759,6 +759,12 @@ static void test_runtime(void) {
     OK(cudaDeviceGetAttribute(&v, cudaDevAttrComputeCapabilityMinor, 0));
     CHECK(prop.major == 8 && v == 6 && prop.sharedMemPerBlockOptin == 232448, "properties");
     cuda_host_arch(9, 0);
+    CHECK(prop.multiProcessorCount == 4, "%d multiprocessors", prop.multiProcessorCount);
+    cuda_host_sms(132);
+    OK(cudaGetDeviceProperties(&prop, 0));
+    OK(cudaDeviceGetAttribute(&v, cudaDevAttrMultiProcessorCount, 0));
+    CHECK(prop.multiProcessorCount == 132 && v == 132, "%d multiprocessors", v);
+    cuda_host_sms(4);
     GIVES(cudaGetDeviceProperties(&prop, 1), cudaErrorInvalidDevice);
     cuda_host_fail_alloc(2);
     OK(cudaMalloc(&p, 1000));
