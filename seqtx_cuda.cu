@@ -4009,6 +4009,7 @@ static int stx__ab_make(stx_ctx *x, const stx_attention_args *a, stx__ab *p, stx
     if (!stx__at_make(x, a, &p->p, &half)) return 0;
     *c = stx__ab_choose(x, a, half);
     p->dy = stx__at_in(x, a->dy, half, a->D, &ok);
+    if ((size_t)p->p.B * p->p.H * (((size_t)p->p.T + c->bq - 1) / c->bq) >= (size_t)1 << 31) return 0;      /* blocks are counted in ints */
     return ok && p->p.B < 65536 && c->shared_keys <= stx__gpu(x)->shared_max && c->shared_diagonals <= stx__gpu(x)->shared_max;
 }
 /* Beside stx__attn2_can: is dy stored as y, and is there shared memory enough? */

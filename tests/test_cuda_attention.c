@@ -656,6 +656,19 @@ static void refused(void) {
     stx_cuda_attention(gpu[0], 1);
     CHECK(stx_attention_work_cuda(gpu[0], &a, 0) < (size_t)280 << 20 && stx_attention_work_cuda(gpu[0], &a, 1) < (size_t)280 << 20, "version 0's scratch is bounded: %zu, %zu",
           stx_attention_work_cuda(gpu[0], &a, 0), stx_attention_work_cuda(gpu[0], &a, 1));
+    {       /* backward's tiles of 32 queries are too many to be counted in an int, forward's of 64 are not: version 0 has the gradients */
+        size_t fused, plain;
+        memset(&a, 0, sizeof a);
+        a.B = 64; a.H = 256; a.D = 72; a.T = a.S = a.span = (size_t)1 << 22; a.scale = 1;
+        a.dq = (stx_real *)&a;
+        plain = stx_attention_work_cuda(gpu[0], &a, 1);
+        stx_cuda_attention(gpu[0], 0);
+        fused = stx_attention_work_cuda(gpu[0], &a, 1);
+        CHECK(fused == plain, "2^31 tiles: scratch of %zu, version 0's is %zu", fused, plain);
+        a.T -= 32;
+        fused = stx_attention_work_cuda(gpu[0], &a, 1);
+        CHECK(fused >= a.B * a.H * a.T * 4, "2^31 - 2^14 tiles: scratch of %zu is not the fused kernels'", fused);
+    }
 }
 
 int main(int argc, char **argv) {
