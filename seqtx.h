@@ -518,6 +518,15 @@ STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t);
    stx_noted, stx_optim_sync) or allocates is run anew each time. New parameters and optimisers end all replays. Returns stx_ok(x). */
 typedef void (*stx_step_fn)(void *user);
 STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user);
+/* Why the steps of stx_step_run are launched anew instead of replayed, which gives the same numbers but is slower: one sentence for whoever
+   started the run. "" while there is nothing to say: steps are replayed, or were too few so far; always on a CPU and with desc.no_graph.
+   There is a sentence
+     - when CUDA could not capture a step or make a graph of it: with CUDA's error;
+     - when three steps in a row with one key took something from the host, asked it for something, or allocated: with the first such thing;
+     - when 64 steps in a row each had another key than the step before.
+   It stays until a step is replayed, or until new parameters or optimisers end all replays. The text is in memory of x, and the next step
+   may change it. */
+STX_DEF const char *stx_step_note(const stx_ctx *x);
 /* Such a number: of the model and the tokens (shapes and addresses; each NULL: none), and then of each thing more that decides. FNV-1a. */
 STX_DEF uint64_t stx_step_key(const void *model, const stx_ids *ids, const stx_ids *targets, uint64_t salt);
 STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
@@ -614,8 +623,10 @@ extern stx_graph *stx_cuda_capture_end(stx_ctx *x);
 extern void   stx_cuda_graph_launch(stx_ctx *x, stx_graph *graph);
 extern void   stx_cuda_graph_free(stx_ctx *x, stx_graph *graph);
 extern int    stx_cuda_capturing(const stx_ctx *x);
+extern const char *stx_cuda_capture_error(const stx_ctx *x);                /* why the last begin or end gave nothing; "" if it did */
 /* Which attention runs, for tests: 0 the fused kernels where they can, 1 version 0 (products and a kernel for the rows between them),
-   2 as 0, 3 version 0 in the smallest pieces, as if there were no memory. Not between a forward pass and its backward one. */
+   2 as 0, 3 version 0 in the smallest pieces, as if there were no memory, 4 as 0 with tiles of 128 queries, where else their number decides
+   (bf16, heads of 64 and less). Not between a forward pass and its backward one. */
 extern void   stx_cuda_attention(stx_ctx *x, int version);
 #endif
 STX_DEF void *stx_ctx_gpu(const stx_ctx *x);                /* the stx_gpu of a context on a GPU, or NULL */
@@ -1366,7 +1377,7 @@ struct stx_ctx {
     stx__report *report, *reported;       /* on the device, and the host's copy; the same on a CPU */
     int report_age, optims;       /* STX__STALE .. */
     int watch_stale;              /* a parameter may have changed since the host's copy was made */
-    int touched;                  /* on a GPU: something went between host and device, or was allocated there */
+    const char *touched;          /* on a GPU: what first went between host and device, or was allocated, in this step; NULL: nothing */
     size_t watched, watch_numbers;
     const stx_tensor **watch;     /* (watched), room for STX__WATCHED; and where each stands in the report */
     size_t *watch_at;
@@ -1374,6 +1385,8 @@ struct stx_ctx {
     stx__replay replay[STX__REPLAYS];
     uint64_t last_key, runs;
     int ran, clean;               /* last_key is of a step; which took nothing from the host and gave it nothing */
+    int alike, fresh;             /* steps in a row with one key that could not be captured; with a new key each */
+    char step_note[256];
     uint64_t tick, op;            /* random streams: step and op within it */
     uint64_t params_made;
     stx_real *scratch;            /* one piece of STX__PACK numbers a thread */
@@ -1422,6 +1435,10 @@ STX_DEF const char *stx_error(const stx_ctx *x) { return x ? x->text : "no conte
 STX_DEF void stx_clear_error(stx_ctx *x) { if (x) { x->code = STX_OK; x->text[0] = 0; } }
 
 static int stx__on_gpu(const stx_ctx *x) { return x->desc.device == STX_CUDA; }
+/* What keeps a step from being replayed: the first thing is told */
+#define STX__FROM_GPU "numbers are copied from the GPU (stx_get, stx_item)"
+#define STX__TO_GPU "something is copied to the GPU (stx_tokens, stx_input, stx_set)"
+static void stx__touch(stx_ctx *x, const char *what) { if (!x->touched) x->touched = what; }
 /* Are activations 2 bytes each? */
 static int stx__halved(const stx_ctx *x) { return x->desc.device == STX_CUDA && x->desc.precision == STX_PREC_BF16; }
 /* Memory of the device; on a GPU the host's few kilobytes of heads and shapes are not counted. */
@@ -1495,7 +1512,7 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
             size = STX__MAX(want, STX__MIN(size, x->desc.max_bytes - stx__reserved(x)));
         size = (size + unit - 1) & ~(unit - 1);
         if (a->kind != STX__HOST) {
-            x->touched = 1;
+            stx__touch(x, "memory of the GPU is allocated");
             base = stx__raw_alloc(x, size, size > want ? NULL : a->name, a->kind);
             if (!base && !x->code) base = stx__raw_alloc(x, size = want, a->name, a->kind);      /* no room for more than is needed */
             if (!base) return NULL;
@@ -1646,21 +1663,21 @@ STX_DEF void stx_put(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
     x->report_age = STX__STALE;
     x->watch_stale = 1;
 #ifdef SEQTX_CUDA
-    if (stx__on_gpu(x)) { x->touched = 1; stx_cuda_put_numbers(x, to, host, n); return; }
+    if (stx__on_gpu(x)) { stx__touch(x, STX__TO_GPU); stx_cuda_put_numbers(x, to, host, n); return; }
 #endif
     memcpy(to, host, n * sizeof *to);
 }
 STX_DEF void stx_fetch(stx_ctx *x, stx_real *host, const stx_real *from, size_t n) {
     if (!stx_ok(x) || !n) return;
 #ifdef SEQTX_CUDA
-    if (stx__on_gpu(x)) { x->touched = 1; stx_cuda_get_numbers(x, host, from, n); return; }
+    if (stx__on_gpu(x)) { stx__touch(x, STX__FROM_GPU); stx_cuda_get_numbers(x, host, from, n); return; }
 #endif
     memcpy(host, from, n * sizeof *host);
 }
 /* Bytes from the host to the device: identifiers, tables */
 static void stx__put_bytes(stx_ctx *x, void *to, const void *host, size_t bytes) {
 #ifdef SEQTX_CUDA
-    if (stx__on_gpu(x)) { x->touched = 1; stx_cuda_put(x, to, host, bytes); return; }
+    if (stx__on_gpu(x)) { stx__touch(x, STX__TO_GPU); stx_cuda_put(x, to, host, bytes); return; }
 #endif
     (void)x;
     if (to != host) memcpy(to, host, bytes);
@@ -5260,7 +5277,8 @@ STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
 static void stx__forget_steps(stx_ctx *x) {
     int i;
     for (i = 0; i < STX__REPLAYS; i++) x->replay[i].used = 0;
-    x->ran = 0;
+    x->ran = x->alike = x->fresh = 0;
+    x->step_note[0] = 0;
 }
 STX_DEF stx_params *stx_params_create(stx_ctx *x) {
     stx_params *p = (stx_params *)stx_persist(x, sizeof *p);
@@ -6396,7 +6414,10 @@ STX_DEF void stx_optim_rate(stx_optim *o, double lr) {
     if (!(lr >= 0 && lr <= DBL_MAX)) { stx_fail(x, STX_ERR_ARG, "stx_optim_step, stx_optim_rate: learning rate %g, want a finite one, 0 or more", lr); return; }
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
-        if (lr != o->rate) { x->touched = 1; stx_cuda_set_f64(x, &o->update->lr, lr); }      /* while capturing: no, and then it is not repeated */
+        if (lr != o->rate) {
+            stx__touch(x, "a learning rate is set that stx_optim_rate had not set before");
+            stx_cuda_set_f64(x, &o->update->lr, lr);      /* while capturing: no, and then it is not repeated */
+        }
         o->rate = lr;
         return;
     }
@@ -6408,7 +6429,7 @@ STX_DEF int stx_optim_sync(stx_optim *o) {
     stx_ctx *x = o ? o->params->ctx : NULL;
     const stx_update *u;
     if (!stx_ok(x)) return 0;
-    x->touched = 1;
+    stx__touch(x, "stx_optim_sync waits for the GPU");
     if (!stx__reports(x)) return 0;
     u = &x->reported->update[o->slot];
     o->step = u->step;
@@ -6490,7 +6511,7 @@ STX_DEF void stx_note(stx_ctx *x, int slot, const stx_tensor *t, double s, int a
 }
 STX_DEF double stx_noted(stx_ctx *x, int slot) {
     if (!stx_ok(x) || slot < 0 || slot >= STX_NOTES) return (double)NAN;
-    x->touched = 1;
+    stx__touch(x, "stx_noted waits for the GPU");
     if (!stx__reports(x)) return (double)NAN;
     return x->reported->note[slot];
 }
@@ -6523,18 +6544,25 @@ STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t) {
     return !x->watch_stale || stx__reports(x) ? x->reported->watch + x->watch_at[i] : NULL;
 }
 
+STX_DEF const char *stx_step_note(const stx_ctx *x) { return x ? x->step_note : ""; }
 #ifdef SEQTX_CUDA
+static void stx__step_note(stx_ctx *x, const char *why) {
+    snprintf(x->step_note, sizeof x->step_note,
+             "stx_step_run launches each step anew instead of replaying a CUDA graph, which is slower: %s", why);
+}
 /* Captures fn as a graph, which launches it the first time; 0 if it cannot be repeated (then nothing has happened). */
 static int stx__capture(stx_ctx *x, stx__replay *r, stx_step_fn fn, void *user) {
     uint64_t tick = x->tick;
     if (!stx__reports(x)) return 0;              /* what fn may ask for must be known by now */
-    if (!stx_cuda_capture_begin(x)) return 0;
+    if (!stx_cuda_capture_begin(x)) { stx__step_note(x, stx_cuda_capture_error(x)); return 0; }
     fn(user);
     r->graph = stx_cuda_capture_end(x);
+    if (!r->graph) stx__step_note(x, stx_cuda_capture_error(x));
     r->tick = tick;
     r->ticks = x->tick - tick;
     if (r->graph && stx_ok(x)) {
         stx_cuda_graph_launch(x, (stx_graph *)r->graph);
+        x->step_note[0] = 0;
         return 1;
     }
     x->tick = tick;
@@ -6550,12 +6578,25 @@ static void stx__run_on_gpu(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user
         stx_cuda_shift(x, 0);
         x->tick += r->ticks;
         x->tape = NULL;
+        x->step_note[0] = 0;
+        x->alike = x->fresh = 0;
         stx__changed(x);
     } else if (r || x->desc.no_graph || !x->ran || x->last_key != key || !x->clean) {
-        x->touched = 0;
+        int same = x->ran && x->last_key == key;
+        x->touched = NULL;
         fn(user);
         x->clean = !x->touched;      /* only then may it be captured */
+        x->fresh = same ? 0 : STX__MIN(x->fresh + 1, 1 << 20);
+        x->alike = x->clean ? 0 : same ? STX__MIN(x->alike + 1, 1 << 20) : 1;
+        if (!r && !x->desc.no_graph && x->alike >= 3) {      /* the first steps may well allocate */
+            char why[160];
+            snprintf(why, sizeof why, "in the step %s", x->touched);
+            stx__step_note(x, why);
+        } else if (!r && !x->desc.no_graph && x->fresh >= 64) {
+            stx__step_note(x, "each step's key is another one than that of the step before");
+        }
     } else {
+        x->alike = x->fresh = 0;
         for (r = x->replay, i = 1; i < STX__REPLAYS; i++) if (x->replay[i].used < r->used) r = &x->replay[i];      /* the one that ran longest ago */
         stx_cuda_graph_free(x, (stx_graph *)r->graph);
         r->graph = NULL;

@@ -182,6 +182,7 @@ struct stx_gpu {
     cudaEvent_t reported[4];
     unsigned reports;
     char name[96];
+    char graph_error[128];              /* why the last step could not be captured; "" if it could */
 };
 static stx_gpu *stx__gpu(const stx_ctx *x) { return (stx_gpu *)stx_ctx_gpu(x); }
 /* The same, and its GPU is the thread's current one: contexts on several GPUs may take turns in a thread, and threads begin with GPU 0. */
@@ -3216,10 +3217,14 @@ template<class P> static stx__at_pick stx__at_choose_float(const stx__at *p, int
     return p->D <= 32 ? stx__at_choice<P, 32, 64, 1, 1>(p, two)
          : p->D <= 64 ? stx__at_choice<P, 64, 32, 1, 1>(p, two) : stx__at_choice<P, 128, 16, 1, 1>(p, two);
 }
-/* Two strips a warp where the span is worth a tile of 128 queries and there are blocks enough for all multiprocessors */
+/* Two strips a warp where the span is worth a tile of 128 queries and there are blocks enough for a large GPU: two on each of 132
+   multiprocessors. The GPU at hand must not decide. Tiles of 64 and of 128 queries begin at different keys where the oldest key cuts the
+   window off, so they sum in another order, and the bits of a run would change from one GPU to another. */
+enum { STX__AT_MANY = 264 };
 static stx__at_pick stx__at_choose(stx_ctx *x, const stx__at *p, int half) {
     const stx_gpu *g = stx__gpu(x);
-    int two = p->u.p || p->vb.p, wide = p->span >= 512 && p->T >= 128 && (size_t)p->B * p->H * ((p->T + 127) / 128) >= 2 * (size_t)g->sms;
+    int two = p->u.p || p->vb.p, many = (size_t)p->B * p->H * ((p->T + 127) / 128) >= STX__AT_MANY;
+    int wide = (p->span >= 512 && p->T >= 128 && many) || g->attention == 4;
     if (!half) return g->tf32 ? stx__at_choose_float<stx__at_tf32>(p, two) : stx__at_choose_float<stx__at_f32>(p, two);
 #define STX__AT(DP, BK, MT) (two ? stx__at_choice<stx__at_bf16, DP, BK, MT, 1>(p, 1) : stx__at_choice<stx__at_bf16, DP, BK, MT, 0>(p, 0))
     if (p->D <= 32) return wide ? STX__AT(32, 64, 2) : STX__AT(32, 64, 1);
@@ -4004,6 +4009,7 @@ static int stx__ab_make(stx_ctx *x, const stx_attention_args *a, stx__ab *p, stx
     if (!stx__at_make(x, a, &p->p, &half)) return 0;
     *c = stx__ab_choose(x, a, half);
     p->dy = stx__at_in(x, a->dy, half, a->D, &ok);
+    if ((size_t)p->p.B * p->p.H * (((size_t)p->p.T + c->bq - 1) / c->bq) >= (size_t)1 << 31) return 0;      /* blocks are counted in ints */
     return ok && p->p.B < 65536 && c->shared_keys <= stx__gpu(x)->shared_max && c->shared_diagonals <= stx__gpu(x)->shared_max;
 }
 /* Beside stx__attn2_can: is dy stored as y, and is there shared memory enough? */
@@ -4084,7 +4090,7 @@ enum { STX__MOST_HEADS = 256 };
    of the two passes may come from different versions. */
 static int stx__attn_fused(stx_ctx *x, const stx_attention_args *a) {
     int version = stx__gpu(x)->attention;
-    return (version == 0 || version == 2) && stx__attn2_can(x, a);
+    return version != 1 && version != 3 && stx__attn2_can(x, a);
 }
 static int stx__attn_refused(stx_ctx *x, const stx_attention_args *a, const char *what) {
     if (a->H <= STX__MOST_HEADS) return !stx_ok(x) || !a->B || !a->T || !a->H || !a->D;
@@ -4857,25 +4863,36 @@ const void *stx_cuda_report_wait(stx_ctx *x) {
 
 struct stx_graph { cudaGraphExec_t exec; };
 
+/* Without a graph the step is launched anew, which is right and slower: no error, but told (stx_step_note). What the device itself
+   has suffered is told by the launch that comes next. */
+static int stx__no_graph(stx_gpu *g, cudaError_t e, const char *what) {
+    g->graph_error[0] = 0;
+    if (e == cudaSuccess) return 0;
+    (void)cudaGetLastError();
+    snprintf(g->graph_error, sizeof g->graph_error, "CUDA %s: %s (%.60s)", what, cudaGetErrorName(e), cudaGetErrorString(e));
+    return 1;
+}
 int stx_cuda_capturing(const stx_ctx *x) { return stx__gpu(x) && stx__gpu(x)->capturing; }
 int stx_cuda_capture_begin(stx_ctx *x) {
     stx_gpu *g = stx__use(x);
     if (!stx_ok(x) || g->capturing) return 0;
-    if (!stx__ok_or(x, g, cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal), "capturing a step")) return 0;
+    if (stx__no_graph(g, cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal), "cannot capture the step")) return 0;
     g->capturing = g->repeatable = 1;
     return 1;
 }
+const char *stx_cuda_capture_error(const stx_ctx *x) { return stx__gpu(x)->graph_error; }
 stx_graph *stx_cuda_capture_end(stx_ctx *x) {
     stx_gpu *g = stx__use(x);
     cudaGraph_t graph = NULL;
     stx_graph *r = NULL;
-    cudaError_t e = cudaStreamEndCapture(g->stream, &graph);
+    int failed = stx__no_graph(g, cudaStreamEndCapture(g->stream, &graph), "cannot capture the step");
     g->capturing = 0;
-    if (e != cudaSuccess) { (void)cudaGetLastError(); g->repeatable = 0; }
-    if (graph && g->repeatable && stx_ok(x)) {
+    if (!failed && !g->repeatable)
+        snprintf(g->graph_error, sizeof g->graph_error, "while it is captured something goes between host and GPU that did not before");
+    if (graph && !failed && g->repeatable && stx_ok(x)) {
         r = (stx_graph *)calloc(1, sizeof *r);
-        if (r && cudaGraphInstantiate(&r->exec, graph, 0) != cudaSuccess) {
-            (void)cudaGetLastError();
+        if (!r) snprintf(g->graph_error, sizeof g->graph_error, "there is no memory on the host");
+        else if (stx__no_graph(g, cudaGraphInstantiate(&r->exec, graph, 0), "cannot make a graph of the step")) {
             free(r);
             r = NULL;
         }

@@ -88,10 +88,10 @@ struct function_info { int dynamic_limit; size_t static_bytes; };
 
 static struct {
     /* knobs */
-    int thread_order, block_order, fill, devices, major, minor, allow_pinned, trap, quiet;
+    int thread_order, block_order, fill, devices, major, minor, sms, allow_pinned, trap, quiet;
     uint64_t rng, fill_count;
     size_t memory, stack_bytes;
-    long fail_alloc, fail_launch;
+    long fail_alloc, fail_launch, fail_graph[CUDA_HOST_GRAPH_CALLS];
     /* counters */
     long reports, printed, launches, allocs, serial, syncs, graph_launches;
     size_t in_use, pinned_in_use;
@@ -142,7 +142,7 @@ static void defaults(void) {
     static int done;
     if (done) return;
     done = 1;
-    G.fill = CUDA_HOST_FILL_NAN; G.devices = 1; G.major = 9; G.allow_pinned = 1; G.trap = 1;
+    G.fill = CUDA_HOST_FILL_NAN; G.devices = 1; G.major = 9; G.sms = 4; G.allow_pinned = 1; G.trap = 1;
     G.rng = 88172645463325252u; G.memory = (size_t)8 << 30; G.stack_bytes = 65536;
 }
 static struct initialiser { initialiser() { defaults(); } } at_start;
@@ -1255,11 +1255,13 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void *data) {
     if (cudaError_t e = stream_error(s)) return fail(e);
     return submit_work(s, [fn, data] { deliver(); G.in_callback++; fn(data); G.in_callback--; }, true);
 }
+static bool told_to_fail(int call) { return G.fail_graph[call] && --G.fail_graph[call] == 0; }
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode) {
     ENTER;
     if (bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
     if (is_default(s)) return fail(cudaErrorStreamCaptureUnsupported);
     if (s->cap) return fail(cudaErrorIllegalState);
+    if (told_to_fail(CUDA_HOST_BEGIN_CAPTURE)) return fail(cudaErrorStreamCaptureUnsupported);
     auto c = std::make_shared<capture>();
     c->origin = s; c->mode = mode; c->thread = pthread_self(); c->valid = true;
     c->streams.push_back(s);
@@ -1281,6 +1283,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph) {
     bool joined = true;
     for (auto *other : c->streams) if (other != s && other->work > other->joined) joined = false;
     drop_capture(c);
+    if (told_to_fail(CUDA_HOST_END_CAPTURE)) return fail(cudaErrorStreamCaptureInvalidated);
     if (!c->valid) return fail(cudaErrorStreamCaptureInvalidated);
     if (!joined) return fail(cudaErrorStreamCaptureUnjoined);
     *graph = new CUgraph_st();
@@ -1306,6 +1309,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
     ENTER;
     if (!exec || !graphs().count(graph)) return fail(cudaErrorInvalidValue);
+    if (told_to_fail(CUDA_HOST_INSTANTIATE)) return fail(cudaErrorMemoryAllocation);
     *exec = new CUgraphExec_st();
     (*exec)->nodes = graph->nodes;
     execs().insert(*exec);
@@ -1395,7 +1399,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
     p->maxThreadsPerBlock = MAX_THREADS; p->maxThreadsPerMultiProcessor = 2048; p->maxBlocksPerMultiProcessor = 32;
     p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024; p->maxThreadsDim[2] = 64;
     p->maxGridSize[0] = 2147483647; p->maxGridSize[1] = p->maxGridSize[2] = 65535;
-    p->major = G.major; p->minor = G.minor; p->multiProcessorCount = 4; p->l2CacheSize = 4 << 20; p->memoryBusWidth = 64;
+    p->major = G.major; p->minor = G.minor; p->multiProcessorCount = G.sms; p->l2CacheSize = 4 << 20; p->memoryBusWidth = 64;
     p->concurrentKernels = 1; p->asyncEngineCount = 1; p->unifiedAddressing = 1; p->canMapHostMemory = 1;
     return cudaSuccess;
 }
@@ -1654,9 +1658,16 @@ void cuda_host_order(int thread_order, int block_order, uint64_t seed) {
 void cuda_host_fill(int pattern) { LOCK; G.fill = pattern == CUDA_HOST_FILL_RANDOM ? pattern : pattern & 255; }
 void cuda_host_fail_alloc(long n) { LOCK; G.fail_alloc = n; }
 void cuda_host_fail_launch(long n) { LOCK; G.fail_launch = n; }
-void cuda_host_reset_errors(void) { LOCK; G.sticky = last_error = cudaSuccess; G.fail_alloc = G.fail_launch = 0; }
+void cuda_host_fail_graph(int call, long n) { LOCK; if (call >= 0 && call < CUDA_HOST_GRAPH_CALLS) G.fail_graph[call] = n; }
+void cuda_host_reset_errors(void) {
+    LOCK;
+    G.sticky = last_error = cudaSuccess;
+    G.fail_alloc = G.fail_launch = 0;
+    memset(G.fail_graph, 0, sizeof G.fail_graph);
+}
 void cuda_host_devices(int n) { LOCK; G.devices = n; }
 void cuda_host_arch(int major, int minor) { LOCK; G.major = major; G.minor = minor; }
+void cuda_host_sms(int n) { LOCK; G.sms = n; }
 void cuda_host_memory(size_t bytes) { LOCK; G.memory = std::min(bytes, (size_t)DEVICE_RANGE); }
 void cuda_host_allow_pinned(int yes) { LOCK; G.allow_pinned = yes; }
 void cuda_host_trap(int yes) { LOCK; G.trap = yes; }

@@ -20,10 +20,14 @@ void cuda_host_fill(int pattern);
 
 void cuda_host_fail_alloc(long n);      /* the n-th cudaMalloc from now (1: the next) returns cudaErrorMemoryAllocation; 0: none */
 void cuda_host_fail_launch(long n);     /* the n-th kernel that runs from now ends in cudaErrorLaunchFailure, which sticks; 0: none */
-void cuda_host_reset_errors(void);      /* forgets the sticky error, the last error and both counts above */
+/* the n-th such call from now fails, with cudaErrorStreamCaptureUnsupported, .._Invalidated or cudaErrorMemoryAllocation; 0: none */
+enum { CUDA_HOST_BEGIN_CAPTURE, CUDA_HOST_END_CAPTURE, CUDA_HOST_INSTANTIATE, CUDA_HOST_GRAPH_CALLS };
+void cuda_host_fail_graph(int call, long n);
+void cuda_host_reset_errors(void);      /* forgets the sticky error, the last error and the counts above */
 
 void cuda_host_devices(int n);                  /* 0: every call returns cudaErrorNoDevice; default 1 */
 void cuda_host_arch(int major, int minor);      /* default 9.0 */
+void cuda_host_sms(int n);                      /* multiprocessors, default 4: what a kernel makes of them is its own affair */
 void cuda_host_memory(size_t bytes);            /* of the device; default 8 GiB, at most 64 GiB */
 void cuda_host_allow_pinned(int yes);           /* may kernels get pointers from cudaMallocHost (CUDA allows it)? default 1 */
 void cuda_host_trap(int yes);                   /* on a host access to device memory print what was hit and _exit(99); default 1 */

@@ -759,6 +759,12 @@ static void test_runtime(void) {
     OK(cudaDeviceGetAttribute(&v, cudaDevAttrComputeCapabilityMinor, 0));
     CHECK(prop.major == 8 && v == 6 && prop.sharedMemPerBlockOptin == 232448, "properties");
     cuda_host_arch(9, 0);
+    CHECK(prop.multiProcessorCount == 4, "%d multiprocessors", prop.multiProcessorCount);
+    cuda_host_sms(132);
+    OK(cudaGetDeviceProperties(&prop, 0));
+    OK(cudaDeviceGetAttribute(&v, cudaDevAttrMultiProcessorCount, 0));
+    CHECK(prop.multiProcessorCount == 132 && v == 132, "%d multiprocessors", v);
+    cuda_host_sms(4);
     GIVES(cudaGetDeviceProperties(&prop, 1), cudaErrorInvalidDevice);
     cuda_host_fail_alloc(2);
     OK(cudaMalloc(&p, 1000));
@@ -792,6 +798,25 @@ static void test_runtime(void) {
     CHECK(cuda_host_launches() == launches + 2, "launches");
     cuda_host_reset_errors();
     CHECK(cudaGetLastError() == cudaSuccess, "reset");
+    {
+        cudaStream_t s;
+        cudaGraph_t g;
+        cudaGraphExec_t x;
+        OK(cudaStreamCreate(&s));
+        cuda_host_fail_graph(CUDA_HOST_BEGIN_CAPTURE, 1);
+        GIVES(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), cudaErrorStreamCaptureUnsupported);
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+        cuda_host_fail_graph(CUDA_HOST_END_CAPTURE, 1);
+        GIVES(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+        OK(cudaStreamEndCapture(s, &g));
+        cuda_host_fail_graph(CUDA_HOST_INSTANTIATE, 2);
+        OK(cudaGraphInstantiate(&x, g, 0));
+        OK(cudaGraphExecDestroy(x));
+        GIVES(cudaGraphInstantiate(&x, g, 0), cudaErrorMemoryAllocation);
+        OK(cudaGraphDestroy(g));
+        OK(cudaStreamDestroy(s));
+    }
     cuda_host_devices(0);
     GIVES(cudaGetDeviceCount(&n), cudaErrorNoDevice);
     GIVES(cudaMalloc(&q, 4), cudaErrorNoDevice);
