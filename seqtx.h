@@ -4431,39 +4431,36 @@ static int stx__outside(stx_ctx *x, const stx_tensor *t) {
     }
     return 0;
 }
-/* The gradient of t to add to (fresh = 0) or, when nothing is in it yet, to write (fresh = 1). NULL: not wanted. */
-static stx_real *stx__grad_fresh(stx_ctx *x, stx_tensor *t, int *fresh) {
+/* The one way by which a tensor of the tape gets a gradient: its buffer, to add to (fresh = 0) or, when nothing is in it yet, to write
+   (fresh = 1). Then it is `offer`, unless that is NULL, else one that is taken. NULL: not wanted, or an error. */
+static stx_real *stx__grad_to(stx_ctx *x, stx_tensor *t, stx_real *offer, int *fresh) {
     *fresh = 0;
     if (!t || !t->needs_grad) return NULL;
     if (!t->grad) {
         if (stx__outside(x, t)) return NULL;
-        t->grad = stx__grad_take(x, t->size, t->full);
+        t->grad = offer ? offer : stx__grad_take(x, t->size, t->full);
         *fresh = 1;
     }
     return t->grad;
 }
+static stx_real *stx__grad_fresh(stx_ctx *x, stx_tensor *t, int *fresh) { return stx__grad_to(x, t, NULL, fresh); }
 static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
     int fresh;
     stx_real *g = stx__grad_fresh(x, t, &fresh);
     if (g && fresh) STX_RUN(x, stx_fill, (x, g, t->size, 0));
     return g;
 }
-
-/* For an op whose gradient is dy itself, or made in its place: t, in which there is none yet, takes the buffer of the op's result,
-   which nobody reads any more. 1 if it did. */
-static int stx__grad_pass(stx_ctx *x, stx__node *n, stx_tensor *t) {
-    if (!t->needs_grad || t->grad || t->full != n->y->full || stx__outside(x, t)) return 0;
-    t->grad = n->y->grad;
-    n->y->grad = NULL;
-    return 1;
+/* The same for an op that nobody asks for dy after this: offers the buffer of dy, which then is no longer the op's. */
+static stx_real *stx__grad_reuse(stx_ctx *x, stx__node *n, stx_tensor *t, int *fresh) {
+    stx_real *g = stx__grad_to(x, t, t->full == n->y->full ? n->y->grad : NULL, fresh);
+    if (g && g == n->y->grad) n->y->grad = NULL;
+    return g;
 }
 /* Adds dy to the gradient of t; last: nobody reads dy after this. */
 static void stx__grad_dy(stx_ctx *x, stx__node *n, stx_tensor *t, int last) {
     int fresh;
-    stx_real *d;
-    if (last && stx__grad_pass(x, n, t)) return;
-    d = stx__grad_fresh(x, t, &fresh);
-    if (d) STX_RUN(x, stx_axpy, (x, d, n->y->grad, n->y->size, 1, !fresh));
+    stx_real *dy = n->y->grad, *d = last ? stx__grad_reuse(x, n, t, &fresh) : stx__grad_fresh(x, t, &fresh);
+    if (d && d != dy) STX_RUN(x, stx_axpy, (x, d, dy, n->y->size, 1, !fresh));
 }
 
 typedef struct stx__own { stx_back_fn back; void *save; } stx__own;
@@ -4924,16 +4921,13 @@ typedef struct stx__residual_save { stx_real *s, *mean, *rstd, p; uint64_t strea
 static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
     stx__residual_save *v = (stx__residual_save *)n->save;
     stx_tensor *h = n->in[0];
-    int fresh_f, fresh_h = h->needs_grad && !h->grad;
-    stx_real *df = stx__grad_fresh(x, n->in[1], &fresh_f), *dg = stx__grad(x, n->in[2]), *dt = stx__grad(x, n->in[3]);
-    stx_real *ds = stx__grad_take(x, n->y->size, n->y->full);
-    if (!ds) return;
+    int fresh_f, fresh_h;         /* h is f: df has the fresh one */
+    stx_real *df = stx__grad_fresh(x, n->in[1], &fresh_f), *dg = stx__grad(x, n->in[2]), *dt = stx__grad(x, n->in[3]), *dh = stx__grad_fresh(x, h, &fresh_h);
+    stx_real *ds = fresh_h ? dh : stx__grad_take(x, n->y->size, n->y->full);       /* of h's kind: stx_residual_norm makes y like h */
+    if (!ds || x->code) return;
     STX_RUN(x, stx_residual_norm_bwd, (x, ds, df, dg, dt, n->y->grad, v->s, n->in[2]->data, v->mean, v->rstd, stx__rows(n->y), stx__last(n->y), v->p, x->desc.seed, v->stream, !fresh_f));
-    if (fresh_h && !h->grad && h->full == n->y->full) { h->grad = ds; return; }      /* h is f: df has it */
-    if (h->needs_grad) {
-        stx_real *dh = stx__grad(x, h);
-        if (dh) STX_RUN(x, stx_axpy, (x, dh, ds, n->y->size, 1, 1));
-    }
+    if (fresh_h) return;
+    if (dh) STX_RUN(x, stx_axpy, (x, dh, ds, n->y->size, 1, 1));
     stx__grad_give(x, ds, n->y->size, n->y->full);
 }
 STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps) {
@@ -5030,8 +5024,9 @@ STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s) {
 }
 
 static void stx__act_back(stx_ctx *x, stx__node *n) {
-    stx_real *dy = n->y->grad, *d = stx__grad_pass(x, n, n->in[0]) ? dy : stx__grad(x, n->in[0]);
-    if (d) STX_RUN(x, stx_act_bwd, (x, d, dy, n->y->data, n->in[0]->data, n->y->size, *(int *)n->save, d != dy));
+    int fresh;
+    stx_real *dy = n->y->grad, *d = stx__grad_reuse(x, n, n->in[0], &fresh);
+    if (d) STX_RUN(x, stx_act_bwd, (x, d, dy, n->y->data, n->in[0]->data, n->y->size, *(int *)n->save, !fresh));
 }
 static stx_tensor *stx__activation(stx_ctx *x, stx_tensor *a, int act) {
     stx_tensor *y;
@@ -5180,10 +5175,8 @@ static int stx__may_overwrite(const stx_ctx *x, const stx_tensor *a) {
 static void stx__cross_entropy_back(stx_ctx *x, stx__node *n) {
     stx__ce_save *s = (stx__ce_save *)n->save;
     stx_tensor *a = n->in[0];
-    int fresh = 1;
-    stx_real *d;
-    if (s->over && a->needs_grad && !a->grad && stx__may_overwrite(x, a)) d = a->grad = a->data;
-    else d = stx__grad_fresh(x, a, &fresh);
+    int fresh;
+    stx_real *d = stx__grad_to(x, a, s->over && a->needs_grad && !a->grad && stx__may_overwrite(x, a) ? a->data : NULL, &fresh);
     if (d) STX_RUN(x, stx_cross_entropy_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), stx__last(a), s->divisor, !fresh));
 }
 static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor, int over) {
