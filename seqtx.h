@@ -988,6 +988,37 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
   #define STX__RESTRICT
 #endif
 
+/* Options like -ffast-math let compilers reorder sums and take for granted that there are no infinities and no NaN. Here masks are
+   infinities, NaN is what a run that went wrong is known by, and e^v is made by a sum in a fixed order. clang keeps to the language between
+   STX__STRICT_ON and STX__STRICT_OFF; gcc in the functions of STX__EACH_ISA (STX__VECTOR), and elsewhere numbers are told by their bits:
+   stx__finite. */
+#if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD == 0 && !defined(__FAST_MATH__) && !defined(__ASSOCIATIVE_MATH__) && defined(__GNUC__) && \
+    (!defined(__clang__) || defined(__x86_64__) || defined(__i386__))
+  #define STX__EXACT_SUMS 1     /* (t + c) - c rounds t: no sums reordered, nor kept longer than a float (x87) */
+#endif
+#if defined(__clang__) && __clang_major__ >= 12 && (defined(__x86_64__) || defined(__i386__))
+  #define STX__STRICT_ON _Pragma("float_control(precise, on, push)")
+  #define STX__STRICT_OFF _Pragma("float_control(pop)")
+#else
+  #define STX__STRICT_ON
+  #define STX__STRICT_OFF
+  #if defined(__clang__) && __clang_major__ < 12
+    #undef STX__EXACT_SUMS
+  #endif
+  #if (defined(__clang__) || !defined(__GNUC__)) && (defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ + 0 > 0))
+    #error "-ffinite-math-only (a part of -ffast-math and -Ofast): this compiler cannot be told to keep infinities and NaN in this file; add -fno-finite-math-only where the implementation is compiled"
+  #endif
+  #ifdef _M_FP_FAST
+    #error "/fp:fast: compile the implementation with /fp:precise"
+  #endif
+#endif
+/* By bits, whatever the compiler takes for granted: 0 for infinities and NaN */
+static inline int stx__finite(double v) {
+    uint64_t bits;
+    memcpy(&bits, &v, 8);
+    return (bits >> 52 & 2047) != 2047;
+}
+
 /* Parallel loops: `STX__FOR(x, work) for (...)` splits the iterations in equal contiguous parts when there is
    enough work to pay for it (about 10 us). Every iteration writes its own part of the output, so results do not
    depend on the number of threads. */
@@ -1032,7 +1063,8 @@ STX__INNER void stx__soon(const stx_real *a, size_t n) {
 #endif
 }
 #if defined(__GNUC__) && !defined(__clang__)
-  #define STX__VECTOR __attribute__((optimize("O2", "tree-vectorize", "vect-cost-model=dynamic")))
+  #define STX__VECTOR __attribute__((optimize("O2", "tree-vectorize", "vect-cost-model=dynamic", "no-unsafe-math-optimizations", "no-associative-math", \
+                                              "no-reciprocal-math", "no-finite-math-only", "signed-zeros")))
 #else
   #define STX__VECTOR
 #endif
@@ -1066,6 +1098,7 @@ enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
 
 // >>maths
 
+STX__STRICT_ON
 /* For inner loops: no calls and, by stx__pick, no branches, so that loops over these become vector code. The double build, which
    checks gradients, has libm's. */
 #ifdef SEQTX_DOUBLE
@@ -1092,7 +1125,12 @@ STX__INNER float stx__pick(int yes, float a, float b) {
 STX__INNER float stx__exp_any(int fma, float v) {
     float t = STX__FMA(fma, v, 1.44269504088896341f, 12582912.0f), n, r, p;    /* 1.5 2^23: the integer part lands in the low bits */
     uint32_t bits, power;
+    memcpy(&power, &t, 4);
+#ifdef STX__EXACT_SUMS
     n = t - 12582912.0f;
+#else
+    n = (float)(int32_t)(power - 0x4b400000u);      /* the same by integers, a little slower */
+#endif
     r = STX__FMA(fma, n, -0.693359375f, v);
     r = STX__FMA(fma, n, 2.12194440e-4f, r);
     p = STX__FMA(fma, 1.3814173990e-3f, r, 8.3689217968e-3f);
@@ -1102,7 +1140,6 @@ STX__INNER float stx__exp_any(int fma, float v) {
     p = STX__FMA(fma, p, r, 1.0f);
     p = STX__FMA(fma, p, r, 1.0f);
     memcpy(&bits, &p, 4);
-    memcpy(&power, &t, 4);
     bits += power << 23;                    /* times 2^n; for n = 128 too, where p < 1 */
     memcpy(&p, &bits, 4);
     return stx__pick(v < -87.33f, 0, stx__pick(v <= 88.72f, p, v + (float)HUGE_VALF));
@@ -1176,6 +1213,7 @@ STX__INNER stx_real stx__act_slope_any(int fma, stx_real g, stx_real y, stx_real
     default: return g;
     }
 }
+STX__STRICT_OFF
 
 #endif /* STX__LOOPS */
 
@@ -1229,6 +1267,7 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
   #include <dnnl.h>
   #define STX__ONEDNN 1
 #endif
+STX__STRICT_ON
 
 // >>context
 
@@ -3124,7 +3163,8 @@ static size_t stx__attn_reach(const stx_attention_args *a, size_t h) {
     double e;
     if (!a->z || a->eps > 0) return a->span;
     e = ceil((double)a->z[h] * (double)a->max_span) + (double)a->ramp + 1;
-    if (!(e > 1)) e = 1;          /* also NaN */
+    if (!stx__finite(e)) return e > 0 ? a->span : 1;
+    if (!(e > 1)) e = 1;
     return e < (double)a->span ? (size_t)e : a->span;
 }
 
@@ -4195,7 +4235,7 @@ STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_piece *piece, si
     for (k = 0; k < (ptrdiff_t)count; k++) STX__CALL(x, stx__squares_n, (out + k, piece[k].g, piece[k].n));
 }
 
-/* From the squares' sums: the norm, and whether there is an update at all. True for NaN as well: !(norm <= DBL_MAX). */
+/* From the squares' sums: the norm, and whether there is an update at all. */
 STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2,
                             int radam_skip) {
     double total = 0, lr = u->lr, rectify = 1, step;
@@ -4203,7 +4243,7 @@ STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t 
     (void)x;
     for (k = 0; k < count; k++) total += squares[k];
     u->norm = sqrt(total);
-    u->ok = u->norm <= DBL_MAX;
+    u->ok = stx__finite(u->norm);
     if (!u->ok) { u->skipped++; return; }
     u->factor = (stx_real)(clip > 0 && kind != STX_ADAGRAD ? STX__MIN(1, clip / (u->norm + 1e-6)) : 1);
     step = (double)++u->step;
@@ -5553,7 +5593,7 @@ static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, s
     char s[96];
     if (a->clusters < 1 || a->clusters > STX_MAX_CLUSTERS) { stx_fail(x, STX_ERR_ARG, "%s: %zu clusters, want 1 to %d", op, a->clusters, STX_MAX_CLUSTERS); return 0; }
     if (!(a->dropout >= 0 && a->dropout < 1)) { stx_fail(x, STX_ERR_ARG, "%s: dropout %g, want 0 <= dropout < 1", op, a->dropout); return 0; }
-    if (!output && !(fabs(a->scale) <= DBL_MAX)) { stx_fail(x, STX_ERR_ARG, "%s: scale %g, want a finite one (0: sqrt(d))", op, a->scale); return 0; }
+    if (!output && !stx__finite(a->scale)) { stx_fail(x, STX_ERR_ARG, "%s: scale %g, want a finite one (0: sqrt(d))", op, a->scale); return 0; }
     for (c = 0; c < a->clusters; c++) {
         size_t start = c ? a->end[c - 1] : 0;
         const stx_tensor *t = a->table[c], *p = a->proj[c], *b = a->bias[c];
@@ -5769,7 +5809,7 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
 STX_DEF void stx_optim_rate(stx_optim *o, double lr) {
     stx_ctx *x = o ? o->params->ctx : NULL;
     if (!stx_ok(x)) return;
-    if (!(lr >= 0 && lr <= DBL_MAX)) { stx_fail(x, STX_ERR_ARG, "stx_optim_step, stx_optim_rate: learning rate %g, want a finite one, 0 or more", lr); return; }
+    if (!(lr >= 0 && stx__finite(lr))) { stx_fail(x, STX_ERR_ARG, "stx_optim_step, stx_optim_rate: learning rate %g, want a finite one, 0 or more", lr); return; }
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
         if (lr != o->rate) { x->touched = 1; stx_cuda_set_f64(x, &o->update->lr, lr); }      /* while capturing: no, and then it is not repeated */
@@ -6030,6 +6070,11 @@ static stx_real stx__weight_at(const stx_real *w, size_t V, stx_real least, doub
     memcpy(&v, &lo, sizeof v);
     return v;
 }
+static int stx__minus_infinity(double v) {
+    uint64_t bits;
+    memcpy(&bits, &v, 8);
+    return bits == (uint64_t)0xfff << 52;
+}
 STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits, size_t V, stx_real *work) {
     size_t i, best = 0;
     double sum = 0, u;
@@ -6037,10 +6082,10 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
     stx_real floor_p = 0;
     if (!V || V > INT32_MAX) return -1;
     for (i = 0; i < V; i++) {
-        if (!(logits[i] <= (stx_real)HUGE_VAL) || logits[i] == (stx_real)HUGE_VAL) return -1;    /* NaN, +inf; -inf is a word that cannot come */
+        if (!stx__finite((double)logits[i]) && !stx__minus_infinity((double)logits[i])) return -1;      /* NaN, +inf; -inf is a word that cannot come */
         if (logits[i] > logits[best]) best = i;
     }
-    if (logits[best] == -(stx_real)HUGE_VAL) return -1;
+    if (!stx__finite((double)logits[best])) return -1;
     if (s->temperature <= 0) return (int32_t)best;
     for (i = 0; i < V; i++) {
         work[i] = (stx_real)exp(((double)logits[i] - (double)logits[best]) / s->temperature);
@@ -8105,6 +8150,7 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
     return stx_ok(x);
 }
 
+STX__STRICT_OFF
 #endif /* SEQTX_IMPLEMENTATION */
 
 /*

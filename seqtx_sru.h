@@ -421,6 +421,7 @@ STX_KERNEL(stx_sru_bwd, (stx_ctx *x, const stx_sru_args *a))
 #include "seqtx.h"      /* once more, for the inner loops' macros */
 
 #include <stdio.h>
+STX__STRICT_ON
 
 // >>recurrence: kernels
 /* Columns are independent of each other and times are not: vectors lie across columns. A unit of work is a block of columns of one
@@ -1875,4 +1876,5 @@ STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, siz
     return stx_ok(x) ? g->out : NULL;
 }
 
+STX__STRICT_OFF
 #endif /* SEQTX_SRU_IMPLEMENTATION */
