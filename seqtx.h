@@ -84,6 +84,8 @@
    Compile-time options (give the same to every file that includes this header)
        SEQTX_DOUBLE     stx_real is double (gradient checks). Default: float.
        SEQTX_STATIC     the implementation is private to the including file.
+       SEQTX_API        what stands before every function, for shared libraries: -DSEQTX_API='__attribute__((visibility("default")))'
+                        with -fvisibility=hidden; on Windows __declspec(dllexport) in the library, __declspec(dllimport) in its users.
        SEQTX_CBLAS      matrix products by cblas_sgemm/dgemm; link a BLAS. (Implementation file only.) bf16 contexts keep the
                         built-in products.
        SEQTX_ONEDNN     matrix products, f32 and bf16, by oneDNN 2.5 or later (2.x and 3.x); link -ldnnl. (Implementation file
@@ -104,19 +106,27 @@
 #define STX_VERSION "0.1.0"
 
 #ifdef SEQTX_STATIC
+  #ifdef SEQTX_API
+    #error "SEQTX_API (how functions are exported) goes not with SEQTX_STATIC (none is)"
+  #endif
   #if defined(__GNUC__) || defined(__clang__)
     #define STX_DEF static __attribute__((unused))
   #else
     #define STX_DEF static
   #endif
 #else
+  #ifndef SEQTX_API
+    #define SEQTX_API
+  #endif
   #ifdef __cplusplus
-    #define STX_DEF extern "C"
+    #define STX_DEF extern "C" SEQTX_API
   #else
-    #define STX_DEF extern
+    #define STX_DEF extern SEQTX_API
   #endif
 #endif
-#if defined(__GNUC__) || defined(__clang__)
+#if defined(__MINGW32__) && defined(__GNUC__) && !defined(__clang__)
+  #define STX_PRINTF(f, a) __attribute__((format(gnu_printf, f, a)))
+#elif defined(__GNUC__) || defined(__clang__)
   #define STX_PRINTF(f, a) __attribute__((format(printf, f, a)))
 #else
   #define STX_PRINTF(f, a)
@@ -293,9 +303,9 @@ enum { STX_ACT_NONE = 0, STX_ACT_RELU, STX_ACT_GELU, STX_ACT_TANH, STX_ACT_SIGMO
 
 /* table (V,C), ids (B,T) -> (B,T,C). Ids outside [0,V) are an error. */
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids);
-/* act(x W^T + b): in (..,I), W (O,I), b (O) or NULL -> (..,O). */
+/* act(x W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). */
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act);
-/* X W^T, X (B,S,I), W (O,I) -> (B,S,O), where the last T rows of X are a copy of h (B,T,I): gradients reach h and W, and cost nothing for
+/* X W^T, X (B,S,Ci), W (O,Ci) -> (B,S,O), where the last T rows of X are a copy of h (B,T,Ci): gradients reach h and W, and cost nothing for
    the S - T rows before, which are memory. X itself gets none. */
 STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W);
 /* op(a) op(b), op = transpose of the last two dimensions if ta / tb. a (..,M,K), b (..,K,N), equal leading
@@ -382,7 +392,7 @@ typedef struct stx_attention_desc {
     double scale;          /* 0: 1/sqrt(D) */
     double max_span, ramp; /* L and R of the learned span; needed with z */
     double eps;            /* 0 (default): cost follows each head's span. The references' 1e-8 makes every key
-                              within span count (exact_eps; spec attn_span Q1) */
+                              within span count, in the normaliser too */
     double dropout;        /* on the attention weights, after normalisation */
     ptrdiff_t first_key;   /* keys j < first_key do not exist. Negative: rows first_key..-1 before the first are
                               zero keys with zero values (the references' zero memory). Default 0: none */
@@ -520,7 +530,7 @@ STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
 
 /* Learning rate at update n = 1, 2, .. */
 enum { STX_LR_CONSTANT = 0, STX_LR_COSINE, STX_LR_INV_SQRT,
-       STX_LR_RECURSIVE,         /* SRU++'s, its cosine goes on from where the warm-up of W updates ends (spec sru 2.7):
+       STX_LR_RECURSIVE,         /* SRU++'s, its cosine goes on from where the warm-up of W updates ends:
                                     lr_W (1 + cos(pi (n-1) / total)) / (1 + cos(pi (W-1) / total)) */
        STX_LR_NOAM };            /* lr / sqrt(dim) min(n^-0.5, n warmup^-1.5)  (1706.03762, section 5.3) */
 typedef struct stx_schedule {
@@ -531,7 +541,7 @@ typedef struct stx_schedule {
     uint64_t warmup;     /* updates: lr_start + (lr - lr_start) min(1, n / warmup) */
     uint64_t total;      /* cosine: reaches lr_min at n = total, and stays; recursive: at n = total + 1. 0: no descent */
     int      literal;    /* 1: Transformer-XL's own formulas: first update at full lr, cosine not shifted by the
-                            warm-up, constant stuck at lr (W-1)/W, inverse root lr s / W^1.5 (spec attn_span 2.8).
+                            warm-up, constant stuck at lr (W-1)/W, inverse root lr s / W^1.5, with s = n - 1.
                             Recursive: a warm-up of lr (n - 1) / warmup, as SRU++ has it for words: first update at lr 0, and the
                             cosine starts from lr (W-1)/W; noam: nothing */
     double   dim;        /* noam: width of the model; 0: 1 */
@@ -664,12 +674,12 @@ STX_KERNEL(stx_embedding_bwd, (stx_ctx *x, stx_real *dtable, const stx_real *dy,
                                stx_real s))
 /* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b */
 STX_KERNEL(stx_bias_act_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act))
-/* y (N,O) = act(in W^T + b) in one pass: in (N,I), W (O,I), b (O) or NULL; pre (N,O) or NULL gets in W^T + b */
-STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t I, size_t O, int act))
-/* Backward of linear_fwd: da (N,O) holds dy and is overwritten by dy act'; then dx (N,I) = or += da W, dW (O,I) += da^T in, db (O) +=
+/* y (N,O) = act(in W^T + b) in one pass: in (N,Ci), W (O,Ci), b (O) or NULL; pre (N,O) or NULL gets in W^T + b */
+STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t Ci, size_t O, int act))
+/* Backward of linear_fwd: da (N,O) holds dy and is overwritten by dy act'; then dx (N,Ci) = or += da W, dW (O,Ci) += da^T in, db (O) +=
    the sum of da's rows; each NULL if not wanted. y is read for act, pre for gelu. accumulate: of dx. */
 STX_KERNEL(stx_linear_bwd, (stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre,
-                            const stx_real *in, const stx_real *W, size_t N, size_t I, size_t O, int act, int accumulate))
+                            const stx_real *in, const stx_real *W, size_t N, size_t Ci, size_t O, int act, int accumulate))
 /* y (n) = act(a (n)); da (n) = or += dy act'(a); a is read for gelu only; da may be dy, without accumulate */
 STX_KERNEL(stx_act_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act))
 STX_KERNEL(stx_act_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n,
@@ -817,7 +827,7 @@ STX_DEF void stx_writer_free(stx_writer *w);                            /* gives
      STX_TOK_WORDS            each line split on Unicode white space, then <eos>. The references' WikiText-103: V = 267735
 
    A line ends with \n, \r or \r\n (compact: only \n). Where there is an <eos>, a text that does not end in a line end gets
-   one more <eos>, as in the references (spec 1.8).
+   one more <eos>, as in the references.
    Byte ranges [begin, end) cut one file into training, validation and test part; end = 0 is the end of the file. A limit
    inside a character or a \r\n (CHARS, WORDS) moves forward to its end; WORDS: to the next word or line. The part that ends
    and the part that begins there move alike: adjoining ranges lose nothing and share nothing. */
@@ -913,7 +923,7 @@ STX_DEF size_t stx_batches_stream(const stx_batches *b);            /* n, tokens
 
 /* Training block: x[r,t] = row[p+t], y[r,t] = row[p+1+t], both (R,T). STX_BATCH_FRESH: it does not continue the last one
    (first block, or after a wrap), reset the memories. STX_BATCH_OK: it does. STX_BATCH_END: only in error.
-   After a block p += T; when p >= n - T then p = uniform integer in [0, min(T, n-T)) (spec 2.6; the reference forgets the
+   After a block p += T; when p >= n - T then p = uniform integer in [0, min(T, n-T)) (the reference of 1905.07799 forgets the
    minimum), drawn from (seed, wraps): the same on every rank and after a resume. */
 STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y);
 STX_DEF stx_batches_state stx_batches_get(const stx_batches *b);
@@ -2593,10 +2603,10 @@ STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t
                       stx_real beta, stx_real *C, size_t ldc, size_t sc) {
     stx__product(x, batch, ta, tb, M, N, K, alpha, A, lda, sa, B, ldb, sb, beta, C, ldc, sc, NULL);
 }
-STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t I, size_t O, int act) {
+STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t Ci, size_t O, int act) {
     stx__after after;
     after.b = b; after.pre = pre; after.act = act;
-    stx__product(x, 1, 0, 1, N, O, I, 1, in, I, 0, W, I, 0, 0, y, O, 0, b || pre || act ? &after : NULL);
+    stx__product(x, 1, 0, 1, N, O, Ci, 1, in, Ci, 0, W, Ci, 0, 0, y, O, 0, b || pre || act ? &after : NULL);
 }
 
 // >>kernels: elementwise, embedding, normalisation, losses
@@ -2787,10 +2797,10 @@ static void stx__sum_rows(stx_ctx *x, stx_real *d, const stx_real *dy, const stx
 STX_DEF void stx_sum_rows(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) { stx__sum_rows(x, db, dy, NULL, N, C); }
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da */
 STX_DEF void stx_linear_bwd(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, const stx_real *in, const stx_real *W,
-                            size_t N, size_t I, size_t O, int act, int accumulate) {
+                            size_t N, size_t Ci, size_t O, int act, int accumulate) {
     if (act) stx_act_bwd(x, da, da, y, pre, N * O, act, 0);
-    if (dx) stx_gemm(x, 1, 0, 0, N, I, O, 1, da, O, 0, W, I, 0, (stx_real)(accumulate ? 1 : 0), dx, I, 0);
-    if (dW) stx_gemm(x, 1, 1, 0, O, I, N, 1, da, O, 0, in, I, 0, 1, dW, I, 0);
+    if (dx) stx_gemm(x, 1, 0, 0, N, Ci, O, 1, da, O, 0, W, Ci, 0, (stx_real)(accumulate ? 1 : 0), dx, Ci, 0);
+    if (dW) stx_gemm(x, 1, 1, 0, O, Ci, N, 1, da, O, 0, in, Ci, 0, 1, dW, Ci, 0);
     if (db) stx_sum_rows(x, db, da, N, O);
 }
 
@@ -3248,7 +3258,7 @@ static size_t stx__attn_room_layout(const stx__attn *A, char *base, size_t n, in
     const stx_attention_args *a = A->a;
     size_t at = 0, r4 = sizeof(stx_real), num = A->u == 2 ? 2 : r4, bf = A->u == 2;
     size_t n1 = stx__up(n, 32), nt = n1 + 16, Dk = stx__up(A->Dk, 32), D1 = stx__up(a->D, 32), tile = (STX__BQ * STX__LDS + 2 * STX__PAD);
-  #define STX__TAKE(type, field, bytes, skip) do { R->field = (type)(void *)(base + at + (skip)); at += stx__up((bytes) + 64, 64); } while (0)
+  #define STX__TAKE(type, field, bytes, skip) do { if (base) R->field = (type)(void *)(base + at + (skip)); at += stx__up((bytes) + 64, 64); } while (0)
     memset(R, 0, sizeof *R);
     STX__TAKE(void *, q, n1 * Dk * num, 0);
     if (A->two) STX__TAKE(void *, qv, n1 * Dk * num, 0); else R->qv = R->q;
@@ -4854,11 +4864,11 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
 /* Y = X W^T, the end of X is h:   dh += the end of dY W ; dW += dY^T X */
 static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
     stx_tensor *h = n->in[0], *W = n->in[1], *X = (stx_tensor *)n->save;
-    size_t B = X->dim[0], S = X->dim[1], T = h->dim[1], I = W->dim[1], O = W->dim[0];
+    size_t B = X->dim[0], S = X->dim[1], T = h->dim[1], Ci = W->dim[1], O = W->dim[0];
     int fresh;
     stx_real *dh = stx__grad_fresh(x, h, &fresh), *dW = stx__grad(x, W);
-    if (dh) STX_RUN(x, stx_gemm, (x, B, 0, 0, T, I, O, 1, stx_at(x, n->y->grad, (S - T) * O), O, S * O, W->data, I, 0, (stx_real)!fresh, dh, I, T * I));
-    if (dW) STX_RUN(x, stx_linear_bwd, (x, NULL, dW, NULL, n->y->grad, n->y->data, NULL, X->data, W->data, B * S, I, O, STX_ACT_NONE, 0));
+    if (dh) STX_RUN(x, stx_gemm, (x, B, 0, 0, T, Ci, O, 1, stx_at(x, n->y->grad, (S - T) * O), O, S * O, W->data, Ci, 0, (stx_real)!fresh, dh, Ci, T * Ci));
+    if (dW) STX_RUN(x, stx_linear_bwd, (x, NULL, dW, NULL, n->y->grad, n->y->data, NULL, X->data, W->data, B * S, Ci, O, STX_ACT_NONE, 0));
 }
 STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W) {
     stx_tensor *y;
@@ -4867,7 +4877,7 @@ STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, 
     char s[96], t[96];
     if (!stx_ok(x) || !X || !h || !W) return NULL;
     STX__NEED(x, W->ndim == 2 && X->ndim == 3 && h->ndim == 3 && X->dim[2] == W->dim[1] && h->dim[2] == W->dim[1] && X->dim[0] == h->dim[0] && X->dim[1] >= h->dim[1], STX_ERR_SHAPE,
-              "stx_linear_memory: %s that ends in %s: want (B,S,I) and (B,T,I) with T <= S and a weight (O,I)", stx__shape(X, s), stx__shape(h, t));
+              "stx_linear_memory: %s that ends in %s: want (B,S,Ci) and (B,T,Ci) with T <= S and a weight (O,Ci)", stx__shape(X, s), stx__shape(h, t));
     d[0] = X->dim[0]; d[1] = X->dim[1]; d[2] = W->dim[0];
     y = stx__tensor(x, STX__STEP, 3, d);
     if (!y) return NULL;
@@ -6020,13 +6030,13 @@ static double stx__schedule_lr(const stx_schedule *s, uint64_t n) {
         double k = STX__MAX(u, 1), rise = W > 0 ? k / (W * sqrt(W)) : HUGE_VAL;
         return s->lr / sqrt(s->dim > 0 ? s->dim : 1) * STX__MIN(1 / sqrt(k), rise);
     }
-    if (s->kind == STX_LR_RECURSIVE) {       /* spec sru 2.7 counts updates from 0: k */
+    if (s->kind == STX_LR_RECURSIVE) {       /* k: updates from 0 */
         double k = STX__MAX(u, 1) - 1, last = STX__MAX(W, 1) - 1, top = W > 0 && s->literal ? s->lr * last / W : s->lr;
         if (k < last) return s->literal ? s->lr * k / W : s->lr_start + (s->lr - s->lr_start) * (k + 1) / W;
         if (!(T > last)) return top;
         return s->lr_min + (top - s->lr_min) * (1 + cos(3.14159265358979323846 * STX__MIN(k, T) / T)) / (1 + cos(3.14159265358979323846 * last / T));
     }
-    if (s->literal) {        /* Transformer-XL (spec attn_span 2.8, Q22): s = n - 1 */
+    if (s->literal) {        /* Transformer-XL (1901.02860): k = n - 1 */
         double k = u - 1;
         if (s->kind == STX_LR_INV_SQRT) return k == 0 ? (W == 0 ? s->lr : 0) : k <= W ? s->lr * k / (W * sqrt(W)) : s->lr / sqrt(k);
         if (n <= 1) return s->lr;

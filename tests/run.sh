@@ -72,6 +72,7 @@ run cuda_trainer_sru sh tests/trainer_sru_cuda.sh build/train_sru_shim
 if command -v "${NVCC:-nvcc}" >/dev/null 2>&1; then run cuda_nvcc sh tests/cuda_regs.sh; else echo "cuda_nvcc                skipped: no nvcc"; fi
 run readme         sh tests/readme.sh
 run flags          sh tests/flags.sh
+run portability    sh tests/portability.sh
 wait "$form"
 run form           sh -c 'cat build/form-output.txt; exit "$(cat build/form-code.txt)"'
 if sh tests/onednn.sh --probe; then run onednn sh tests/onednn.sh; else echo "onednn                   skipped: no dnnl.h, or no libdnnl (ONEDNN_FLAGS, ONEDNN_LIBS)"; fi
