@@ -174,6 +174,8 @@ $(call RUN,trainer,build/train_attn_span,sh tests/trainer.sh build/train_attn_sp
 $(call RUN,trainer_sru,build/train_sru,sh tests/trainer_sru.sh build/train_sru)
 $(call RUN,readme,examples,sh tests/readme.sh)
 $(foreach p,$(PARTS),$(call RUN,form_$(p),,sh tests/form.sh $(p).h))
+$(call RUN,flags,,sh tests/flags.sh)
+$(call RUN,portability,,sh tests/portability.sh)
 $(call RUN,form_tests,,sh tests/form.sh tests)
 ifneq ($(shell command -v $(NVCC) 2>/dev/null),)
 $(foreach a,80 90,$(call RUN,cuda_nvcc_$(a),,sh tests/cuda_regs.sh sm_$(a)))

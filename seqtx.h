@@ -86,6 +86,8 @@
    Compile-time options (give the same to every file that includes this header)
        SEQTX_DOUBLE     stx_real is double (gradient checks). Default: float.
        SEQTX_STATIC     the implementation is private to the including file.
+       SEQTX_API        what stands before every function, for shared libraries: -DSEQTX_API='__attribute__((visibility("default")))'
+                        with -fvisibility=hidden; on Windows __declspec(dllexport) in the library, __declspec(dllimport) in its users.
        SEQTX_CBLAS      matrix products by cblas_sgemm/dgemm; link a BLAS. (Implementation file only.) bf16 contexts keep the
                         built-in products.
        SEQTX_ONEDNN     matrix products, f32 and bf16, by oneDNN 2.5 or later (2.x and 3.x); link -ldnnl. (Implementation file
@@ -107,19 +109,27 @@
 #define STX_VERSION "0.1.0"
 
 #ifdef SEQTX_STATIC
+  #ifdef SEQTX_API
+    #error "SEQTX_API (how functions are exported) goes not with SEQTX_STATIC (none is)"
+  #endif
   #if defined(__GNUC__) || defined(__clang__)
     #define STX_DEF static __attribute__((unused))
   #else
     #define STX_DEF static
   #endif
 #else
+  #ifndef SEQTX_API
+    #define SEQTX_API
+  #endif
   #ifdef __cplusplus
-    #define STX_DEF extern "C"
+    #define STX_DEF extern "C" SEQTX_API
   #else
-    #define STX_DEF extern
+    #define STX_DEF extern SEQTX_API
   #endif
 #endif
-#if defined(__GNUC__) || defined(__clang__)
+#if defined(__MINGW32__) && defined(__GNUC__) && !defined(__clang__)
+  #define STX_PRINTF(f, a) __attribute__((format(gnu_printf, f, a)))
+#elif defined(__GNUC__) || defined(__clang__)
   #define STX_PRINTF(f, a) __attribute__((format(printf, f, a)))
 #else
   #define STX_PRINTF(f, a)
@@ -297,9 +307,9 @@ enum { STX_ACT_NONE = 0, STX_ACT_RELU, STX_ACT_GELU, STX_ACT_TANH, STX_ACT_SIGMO
 
 /* table (V,C), ids (B,T) -> (B,T,C). Ids outside [0,V) are an error. */
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids);
-/* act(x W^T + b): in (..,I), W (O,I), b (O) or NULL -> (..,O). */
+/* act(x W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). */
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act);
-/* X W^T, X (B,S,I), W (O,I) -> (B,S,O), where the last T rows of X are a copy of h (B,T,I): gradients reach h and W, and cost nothing for
+/* X W^T, X (B,S,Ci), W (O,Ci) -> (B,S,O), where the last T rows of X are a copy of h (B,T,Ci): gradients reach h and W, and cost nothing for
    the S - T rows before, which are memory. X itself gets none. */
 STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W);
 /* op(a) op(b), op = transpose of the last two dimensions if ta / tb. a (..,M,K), b (..,K,N), equal leading
@@ -386,7 +396,7 @@ typedef struct stx_attention_desc {
     double scale;          /* 0: 1/sqrt(D) */
     double max_span, ramp; /* L and R of the learned span; needed with z */
     double eps;            /* 0 (default): cost follows each head's span. The references' 1e-8 makes every key
-                              within span count (exact_eps; spec attn_span Q1) */
+                              within span count, in the normaliser too */
     double dropout;        /* on the attention weights, after normalisation */
     ptrdiff_t first_key;   /* keys j < first_key do not exist. Negative: rows first_key..-1 before the first are
                               zero keys with zero values (the references' zero memory). Default 0: none */
@@ -533,7 +543,7 @@ STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
 
 /* Learning rate at update n = 1, 2, .. */
 enum { STX_LR_CONSTANT = 0, STX_LR_COSINE, STX_LR_INV_SQRT,
-       STX_LR_RECURSIVE,         /* SRU++'s, its cosine goes on from where the warm-up of W updates ends (spec sru 2.7):
+       STX_LR_RECURSIVE,         /* SRU++'s, its cosine goes on from where the warm-up of W updates ends:
                                     lr_W (1 + cos(pi (n-1) / total)) / (1 + cos(pi (W-1) / total)) */
        STX_LR_NOAM };            /* lr / sqrt(dim) min(n^-0.5, n warmup^-1.5)  (1706.03762, section 5.3) */
 typedef struct stx_schedule {
@@ -544,7 +554,7 @@ typedef struct stx_schedule {
     uint64_t warmup;     /* updates: lr_start + (lr - lr_start) min(1, n / warmup) */
     uint64_t total;      /* cosine: reaches lr_min at n = total, and stays; recursive: at n = total + 1. 0: no descent */
     int      literal;    /* 1: Transformer-XL's own formulas: first update at full lr, cosine not shifted by the
-                            warm-up, constant stuck at lr (W-1)/W, inverse root lr s / W^1.5 (spec attn_span 2.8).
+                            warm-up, constant stuck at lr (W-1)/W, inverse root lr s / W^1.5, with s = n - 1.
                             Recursive: a warm-up of lr (n - 1) / warmup, as SRU++ has it for words: first update at lr 0, and the
                             cosine starts from lr (W-1)/W; noam: nothing */
     double   dim;        /* noam: width of the model; 0: 1 */
@@ -694,12 +704,12 @@ STX_KERNEL(stx_embedding_bwd, (stx_ctx *x, stx_real *dtable, const stx_real *dy,
                                stx_real s))
 /* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b */
 STX_KERNEL(stx_bias_act_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act))
-/* y (N,O) = act(in W^T + b) in one pass: in (N,I), W (O,I), b (O) or NULL; pre (N,O) or NULL gets in W^T + b */
-STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t I, size_t O, int act))
-/* Backward of linear_fwd: da (N,O) holds dy and is overwritten by dy act'; then dx (N,I) = or += da W, dW (O,I) += da^T in, db (O) +=
+/* y (N,O) = act(in W^T + b) in one pass: in (N,Ci), W (O,Ci), b (O) or NULL; pre (N,O) or NULL gets in W^T + b */
+STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t Ci, size_t O, int act))
+/* Backward of linear_fwd: da (N,O) holds dy and is overwritten by dy act'; then dx (N,Ci) = or += da W, dW (O,Ci) += da^T in, db (O) +=
    the sum of da's rows; each NULL if not wanted. y is read for act, pre for gelu. accumulate: of dx. */
 STX_KERNEL(stx_linear_bwd, (stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre,
-                            const stx_real *in, const stx_real *W, size_t N, size_t I, size_t O, int act, int accumulate))
+                            const stx_real *in, const stx_real *W, size_t N, size_t Ci, size_t O, int act, int accumulate))
 /* y (n) = act(a (n)); da (n) = or += dy act'(a); a is read for gelu only; da may be dy, without accumulate */
 STX_KERNEL(stx_act_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act))
 STX_KERNEL(stx_act_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n,
@@ -847,7 +857,7 @@ STX_DEF void stx_writer_free(stx_writer *w);                            /* gives
      STX_TOK_WORDS            each line split on Unicode white space, then <eos>. The references' WikiText-103: V = 267735
 
    A line ends with \n, \r or \r\n (compact: only \n). Where there is an <eos>, a text that does not end in a line end gets
-   one more <eos>, as in the references (spec 1.8).
+   one more <eos>, as in the references.
    Byte ranges [begin, end) cut one file into training, validation and test part; end = 0 is the end of the file. A limit
    inside a character or a \r\n (CHARS, WORDS) moves forward to its end; WORDS: to the next word or line. The part that ends
    and the part that begins there move alike: adjoining ranges lose nothing and share nothing. */
@@ -943,7 +953,7 @@ STX_DEF size_t stx_batches_stream(const stx_batches *b);            /* n, tokens
 
 /* Training block: x[r,t] = row[p+t], y[r,t] = row[p+1+t], both (R,T). STX_BATCH_FRESH: it does not continue the last one
    (first block, or after a wrap), reset the memories. STX_BATCH_OK: it does. STX_BATCH_END: only in error.
-   After a block p += T; when p >= n - T then p = uniform integer in [0, min(T, n-T)) (spec 2.6; the reference forgets the
+   After a block p += T; when p >= n - T then p = uniform integer in [0, min(T, n-T)) (the reference of 1905.07799 forgets the
    minimum), drawn from (seed, wraps): the same on every rank and after a resume. */
 STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y);
 STX_DEF stx_batches_state stx_batches_get(const stx_batches *b);
@@ -1015,6 +1025,37 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
   #define STX__RESTRICT
 #endif
 
+/* Options like -ffast-math let compilers reorder sums and take for granted that there are no infinities and no NaN. Here masks are
+   infinities, NaN is what a run that went wrong is known by, and e^v is made by a sum in a fixed order. clang keeps to the language between
+   STX__STRICT_ON and STX__STRICT_OFF; gcc in the functions of STX__EACH_ISA (STX__VECTOR), and elsewhere numbers are told by their bits:
+   stx__finite. */
+#if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD == 0 && !defined(__FAST_MATH__) && !defined(__ASSOCIATIVE_MATH__) && defined(__GNUC__) && \
+    (!defined(__clang__) || defined(__x86_64__) || defined(__i386__))
+  #define STX__EXACT_SUMS 1     /* (t + c) - c rounds t: no sums reordered, nor kept longer than a float (x87) */
+#endif
+#if defined(__clang__) && __clang_major__ >= 12 && (defined(__x86_64__) || defined(__i386__))
+  #define STX__STRICT_ON _Pragma("float_control(precise, on, push)")
+  #define STX__STRICT_OFF _Pragma("float_control(pop)")
+#else
+  #define STX__STRICT_ON
+  #define STX__STRICT_OFF
+  #if defined(__clang__) && __clang_major__ < 12
+    #undef STX__EXACT_SUMS
+  #endif
+  #if (defined(__clang__) || !defined(__GNUC__)) && (defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ + 0 > 0))
+    #error "-ffinite-math-only (a part of -ffast-math and -Ofast): this compiler cannot be told to keep infinities and NaN in this file; add -fno-finite-math-only where the implementation is compiled"
+  #endif
+  #ifdef _M_FP_FAST
+    #error "/fp:fast: compile the implementation with /fp:precise"
+  #endif
+#endif
+/* By bits, whatever the compiler takes for granted: 0 for infinities and NaN */
+static inline int stx__finite(double v) {
+    uint64_t bits;
+    memcpy(&bits, &v, 8);
+    return (bits >> 52 & 2047) != 2047;
+}
+
 /* Denormals are flushed to zero inside the library's loops, on each of their threads: some processors take a hundred cycles for
    one. The caller's mode is back when a loop ends. */
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
@@ -1049,7 +1090,8 @@ STX__INNER void stx__soon(const stx_real *a, size_t n) {
 #endif
 }
 #if defined(__GNUC__) && !defined(__clang__)
-  #define STX__VECTOR __attribute__((optimize("O2", "tree-vectorize", "vect-cost-model=dynamic")))
+  #define STX__VECTOR __attribute__((optimize("O2", "tree-vectorize", "vect-cost-model=dynamic", "no-unsafe-math-optimizations", "no-associative-math", \
+                                              "no-reciprocal-math", "no-finite-math-only", "signed-zeros")))
 #else
   #define STX__VECTOR
 #endif
@@ -1083,6 +1125,7 @@ enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
 
 // >>maths
 
+STX__STRICT_ON
 /* For inner loops: no calls and, by stx__pick, no branches, so that loops over these become vector code. The double build, which
    checks gradients, has libm's. */
 #ifdef SEQTX_DOUBLE
@@ -1109,7 +1152,12 @@ STX__INNER float stx__pick(int yes, float a, float b) {
 STX__INNER float stx__exp_any(int fma, float v) {
     float t = STX__FMA(fma, v, 1.44269504088896341f, 12582912.0f), n, r, p;    /* 1.5 2^23: the integer part lands in the low bits */
     uint32_t bits, power;
+    memcpy(&power, &t, 4);
+#ifdef STX__EXACT_SUMS
     n = t - 12582912.0f;
+#else
+    n = (float)(int32_t)(power - 0x4b400000u);      /* the same by integers, a little slower */
+#endif
     r = STX__FMA(fma, n, -0.693359375f, v);
     r = STX__FMA(fma, n, 2.12194440e-4f, r);
     p = STX__FMA(fma, 1.3814173990e-3f, r, 8.3689217968e-3f);
@@ -1119,7 +1167,6 @@ STX__INNER float stx__exp_any(int fma, float v) {
     p = STX__FMA(fma, p, r, 1.0f);
     p = STX__FMA(fma, p, r, 1.0f);
     memcpy(&bits, &p, 4);
-    memcpy(&power, &t, 4);
     bits += power << 23;                    /* times 2^n; for n = 128 too, where p < 1 */
     memcpy(&p, &bits, 4);
     return stx__pick(v < -87.33f, 0, stx__pick(v <= 88.72f, p, v + (float)HUGE_VALF));
@@ -1193,6 +1240,7 @@ STX__INNER stx_real stx__act_slope_any(int fma, stx_real g, stx_real y, stx_real
     default: return g;
     }
 }
+STX__STRICT_OFF
 
 #endif /* STX__LOOPS */
 
@@ -1268,6 +1316,7 @@ int pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
     #include <omp.h>              /* only to tell an OpenMP oneDNN how many threads it may use */
   #endif
 #endif
+STX__STRICT_ON
 
 // >>context
 
@@ -2941,10 +2990,10 @@ STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t
                       stx_real beta, stx_real *C, size_t ldc, size_t sc) {
     stx__product(x, batch, ta, tb, M, N, K, alpha, A, lda, sa, B, ldb, sb, beta, C, ldc, sc, NULL);
 }
-STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t I, size_t O, int act) {
+STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t Ci, size_t O, int act) {
     stx__after after;
     after.b = b; after.pre = pre; after.act = act;
-    stx__product(x, 1, 0, 1, N, O, I, 1, in, I, 0, W, I, 0, 0, y, O, 0, b || pre || act ? &after : NULL);
+    stx__product(x, 1, 0, 1, N, O, Ci, 1, in, Ci, 0, W, Ci, 0, 0, y, O, 0, b || pre || act ? &after : NULL);
 }
 
 // >>kernels: elementwise, embedding, normalisation, losses
@@ -3203,10 +3252,10 @@ static void stx__sum_rows(stx_ctx *x, stx_real *d, const stx_real *dy, const stx
 STX_DEF void stx_sum_rows(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) { stx__sum_rows(x, db, dy, NULL, N, C); }
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da */
 STX_DEF void stx_linear_bwd(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, const stx_real *in, const stx_real *W,
-                            size_t N, size_t I, size_t O, int act, int accumulate) {
+                            size_t N, size_t Ci, size_t O, int act, int accumulate) {
     if (act) stx_act_bwd(x, da, da, y, pre, N * O, act, 0);
-    if (dx) stx_gemm(x, 1, 0, 0, N, I, O, 1, da, O, 0, W, I, 0, (stx_real)(accumulate ? 1 : 0), dx, I, 0);
-    if (dW) stx_gemm(x, 1, 1, 0, O, I, N, 1, da, O, 0, in, I, 0, 1, dW, I, 0);
+    if (dx) stx_gemm(x, 1, 0, 0, N, Ci, O, 1, da, O, 0, W, Ci, 0, (stx_real)(accumulate ? 1 : 0), dx, Ci, 0);
+    if (dW) stx_gemm(x, 1, 1, 0, O, Ci, N, 1, da, O, 0, in, Ci, 0, 1, dW, Ci, 0);
     if (db) stx_sum_rows(x, db, da, N, O);
 }
 
@@ -3693,7 +3742,8 @@ static size_t stx__attn_reach(const stx_attention_args *a, size_t h) {
     double e;
     if (!a->z || a->eps > 0) return a->span;
     e = ceil((double)a->z[h] * (double)a->max_span) + (double)a->ramp + 1;
-    if (!(e > 1)) e = 1;          /* also NaN */
+    if (!stx__finite(e)) return e > 0 ? a->span : 1;
+    if (!(e > 1)) e = 1;
     return e < (double)a->span ? (size_t)e : a->span;
 }
 
@@ -3777,7 +3827,7 @@ static size_t stx__attn_room_layout(const stx__attn *A, char *base, size_t n, in
     const stx_attention_args *a = A->a;
     size_t at = 0, r4 = sizeof(stx_real), num = A->u == 2 ? 2 : r4, bf = A->u == 2;
     size_t n1 = stx__up(n, 32), nt = n1 + 16, Dk = stx__up(A->Dk, 32), D1 = stx__up(a->D, 32), tile = (STX__BQ * STX__LDS + 2 * STX__PAD);
-  #define STX__TAKE(type, field, bytes, skip) do { R->field = (type)(void *)(base + at + (skip)); at += stx__up((bytes) + 64, 64); } while (0)
+  #define STX__TAKE(type, field, bytes, skip) do { if (base) R->field = (type)(void *)(base + at + (skip)); at += stx__up((bytes) + 64, 64); } while (0)
     memset(R, 0, sizeof *R);
     STX__TAKE(void *, q, n1 * Dk * num, 0);
     if (A->two) STX__TAKE(void *, qv, n1 * Dk * num, 0); else R->qv = R->q;
@@ -4801,7 +4851,7 @@ STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_piece *piece, si
     stx__each_piece(x, piece, count, stx__squares_part, &j);
 }
 
-/* From the squares' sums: the norm, and whether there is an update at all. True for NaN as well: !(norm <= DBL_MAX). */
+/* From the squares' sums: the norm, and whether there is an update at all. */
 STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2,
                             int radam_skip) {
     double total = 0, lr = u->lr, rectify = 1, step;
@@ -4809,7 +4859,7 @@ STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t 
     (void)x;
     for (k = 0; k < count; k++) total += squares[k];
     u->norm = sqrt(total);
-    u->ok = u->norm <= DBL_MAX;
+    u->ok = stx__finite(u->norm);
     if (!u->ok) { u->skipped++; return; }
     u->factor = (stx_real)(clip > 0 && kind != STX_ADAGRAD ? STX__MIN(1, clip / (u->norm + 1e-6)) : 1);
     step = (double)++u->step;
@@ -5065,39 +5115,36 @@ static int stx__outside(stx_ctx *x, const stx_tensor *t) {
     }
     return 0;
 }
-/* The gradient of t to add to (fresh = 0) or, when nothing is in it yet, to write (fresh = 1). NULL: not wanted. */
-static stx_real *stx__grad_fresh(stx_ctx *x, stx_tensor *t, int *fresh) {
+/* The one way by which a tensor of the tape gets a gradient: its buffer, to add to (fresh = 0) or, when nothing is in it yet, to write
+   (fresh = 1). Then it is `offer`, unless that is NULL, else one that is taken. NULL: not wanted, or an error. */
+static stx_real *stx__grad_to(stx_ctx *x, stx_tensor *t, stx_real *offer, int *fresh) {
     *fresh = 0;
     if (!t || !t->needs_grad) return NULL;
     if (!t->grad) {
         if (stx__outside(x, t)) return NULL;
-        t->grad = stx__grad_take(x, t->size, t->full);
+        t->grad = offer ? offer : stx__grad_take(x, t->size, t->full);
         *fresh = 1;
     }
     return t->grad;
 }
+static stx_real *stx__grad_fresh(stx_ctx *x, stx_tensor *t, int *fresh) { return stx__grad_to(x, t, NULL, fresh); }
 static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
     int fresh;
     stx_real *g = stx__grad_fresh(x, t, &fresh);
     if (g && fresh) STX_RUN(x, stx_fill, (x, g, t->size, 0));
     return g;
 }
-
-/* For an op whose gradient is dy itself, or made in its place: t, in which there is none yet, takes the buffer of the op's result,
-   which nobody reads any more. 1 if it did. */
-static int stx__grad_pass(stx_ctx *x, stx__node *n, stx_tensor *t) {
-    if (!t->needs_grad || t->grad || t->full != n->y->full || stx__outside(x, t)) return 0;
-    t->grad = n->y->grad;
-    n->y->grad = NULL;
-    return 1;
+/* The same for an op that nobody asks for dy after this: offers the buffer of dy, which then is no longer the op's. */
+static stx_real *stx__grad_reuse(stx_ctx *x, stx__node *n, stx_tensor *t, int *fresh) {
+    stx_real *g = stx__grad_to(x, t, t->full == n->y->full ? n->y->grad : NULL, fresh);
+    if (g && g == n->y->grad) n->y->grad = NULL;
+    return g;
 }
 /* Adds dy to the gradient of t; last: nobody reads dy after this. */
 static void stx__grad_dy(stx_ctx *x, stx__node *n, stx_tensor *t, int last) {
     int fresh;
-    stx_real *d;
-    if (last && stx__grad_pass(x, n, t)) return;
-    d = stx__grad_fresh(x, t, &fresh);
-    if (d) STX_RUN(x, stx_axpy, (x, d, n->y->grad, n->y->size, 1, !fresh));
+    stx_real *dy = n->y->grad, *d = last ? stx__grad_reuse(x, n, t, &fresh) : stx__grad_fresh(x, t, &fresh);
+    if (d && d != dy) STX_RUN(x, stx_axpy, (x, d, dy, n->y->size, 1, !fresh));
 }
 
 typedef struct stx__own { stx_back_fn back; void *save; } stx__own;
@@ -5452,11 +5499,11 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
 /* Y = X W^T, the end of X is h:   dh += the end of dY W ; dW += dY^T X */
 static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
     stx_tensor *h = n->in[0], *W = n->in[1], *X = (stx_tensor *)n->save;
-    size_t B = X->dim[0], S = X->dim[1], T = h->dim[1], I = W->dim[1], O = W->dim[0];
+    size_t B = X->dim[0], S = X->dim[1], T = h->dim[1], Ci = W->dim[1], O = W->dim[0];
     int fresh;
     stx_real *dh = stx__grad_fresh(x, h, &fresh), *dW = stx__grad(x, W);
-    if (dh) STX_RUN(x, stx_gemm, (x, B, 0, 0, T, I, O, 1, stx_at(x, n->y->grad, (S - T) * O), O, S * O, W->data, I, 0, (stx_real)!fresh, dh, I, T * I));
-    if (dW) STX_RUN(x, stx_linear_bwd, (x, NULL, dW, NULL, n->y->grad, n->y->data, NULL, X->data, W->data, B * S, I, O, STX_ACT_NONE, 0));
+    if (dh) STX_RUN(x, stx_gemm, (x, B, 0, 0, T, Ci, O, 1, stx_at(x, n->y->grad, (S - T) * O), O, S * O, W->data, Ci, 0, (stx_real)!fresh, dh, Ci, T * Ci));
+    if (dW) STX_RUN(x, stx_linear_bwd, (x, NULL, dW, NULL, n->y->grad, n->y->data, NULL, X->data, W->data, B * S, Ci, O, STX_ACT_NONE, 0));
 }
 STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W) {
     stx_tensor *y;
@@ -5465,7 +5512,7 @@ STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, 
     char s[96], t[96];
     if (!stx_ok(x) || !X || !h || !W) return NULL;
     STX__NEED(x, W->ndim == 2 && X->ndim == 3 && h->ndim == 3 && X->dim[2] == W->dim[1] && h->dim[2] == W->dim[1] && X->dim[0] == h->dim[0] && X->dim[1] >= h->dim[1], STX_ERR_SHAPE,
-              "stx_linear_memory: %s that ends in %s: want (B,S,I) and (B,T,I) with T <= S and a weight (O,I)", stx__shape(X, s), stx__shape(h, t));
+              "stx_linear_memory: %s that ends in %s: want (B,S,Ci) and (B,T,Ci) with T <= S and a weight (O,Ci)", stx__shape(X, s), stx__shape(h, t));
     d[0] = X->dim[0]; d[1] = X->dim[1]; d[2] = W->dim[0];
     y = stx__tensor(x, STX__STEP, 3, d);
     if (!y) return NULL;
@@ -5559,16 +5606,13 @@ typedef struct stx__residual_save { stx_real *s, *mean, *rstd, p; uint64_t strea
 static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
     stx__residual_save *v = (stx__residual_save *)n->save;
     stx_tensor *h = n->in[0];
-    int fresh_f, fresh_h = h->needs_grad && !h->grad;
-    stx_real *df = stx__grad_fresh(x, n->in[1], &fresh_f), *dg = stx__grad(x, n->in[2]), *dt = stx__grad(x, n->in[3]);
-    stx_real *ds = stx__grad_take(x, n->y->size, n->y->full);
-    if (!ds) return;
+    int fresh_f, fresh_h;         /* h is f: df has the fresh one */
+    stx_real *df = stx__grad_fresh(x, n->in[1], &fresh_f), *dg = stx__grad(x, n->in[2]), *dt = stx__grad(x, n->in[3]), *dh = stx__grad_fresh(x, h, &fresh_h);
+    stx_real *ds = fresh_h ? dh : stx__grad_take(x, n->y->size, n->y->full);       /* of h's kind: stx_residual_norm makes y like h */
+    if (!ds || x->code) return;
     STX_RUN(x, stx_residual_norm_bwd, (x, ds, df, dg, dt, n->y->grad, v->s, n->in[2]->data, v->mean, v->rstd, stx__rows(n->y), stx__last(n->y), v->p, x->desc.seed, v->stream, !fresh_f));
-    if (fresh_h && !h->grad && h->full == n->y->full) { h->grad = ds; return; }      /* h is f: df has it */
-    if (h->needs_grad) {
-        stx_real *dh = stx__grad(x, h);
-        if (dh) STX_RUN(x, stx_axpy, (x, dh, ds, n->y->size, 1, 1));
-    }
+    if (fresh_h) return;
+    if (dh) STX_RUN(x, stx_axpy, (x, dh, ds, n->y->size, 1, 1));
     stx__grad_give(x, ds, n->y->size, n->y->full);
 }
 STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps) {
@@ -5665,8 +5709,9 @@ STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s) {
 }
 
 static void stx__act_back(stx_ctx *x, stx__node *n) {
-    stx_real *dy = n->y->grad, *d = stx__grad_pass(x, n, n->in[0]) ? dy : stx__grad(x, n->in[0]);
-    if (d) STX_RUN(x, stx_act_bwd, (x, d, dy, n->y->data, n->in[0]->data, n->y->size, *(int *)n->save, d != dy));
+    int fresh;
+    stx_real *dy = n->y->grad, *d = stx__grad_reuse(x, n, n->in[0], &fresh);
+    if (d) STX_RUN(x, stx_act_bwd, (x, d, dy, n->y->data, n->in[0]->data, n->y->size, *(int *)n->save, !fresh));
 }
 static stx_tensor *stx__activation(stx_ctx *x, stx_tensor *a, int act) {
     stx_tensor *y;
@@ -5815,10 +5860,8 @@ static int stx__may_overwrite(const stx_ctx *x, const stx_tensor *a) {
 static void stx__cross_entropy_back(stx_ctx *x, stx__node *n) {
     stx__ce_save *s = (stx__ce_save *)n->save;
     stx_tensor *a = n->in[0];
-    int fresh = 1;
-    stx_real *d;
-    if (s->over && a->needs_grad && !a->grad && stx__may_overwrite(x, a)) d = a->grad = a->data;
-    else d = stx__grad_fresh(x, a, &fresh);
+    int fresh;
+    stx_real *d = stx__grad_to(x, a, s->over && a->needs_grad && !a->grad && stx__may_overwrite(x, a) ? a->data : NULL, &fresh);
     if (d) STX_RUN(x, stx_cross_entropy_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), stx__last(a), s->divisor, !fresh));
 }
 static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor, int over) {
@@ -6195,7 +6238,7 @@ static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, s
     char s[96];
     if (a->clusters < 1 || a->clusters > STX_MAX_CLUSTERS) { stx_fail(x, STX_ERR_ARG, "%s: %zu clusters, want 1 to %d", op, a->clusters, STX_MAX_CLUSTERS); return 0; }
     if (!(a->dropout >= 0 && a->dropout < 1)) { stx_fail(x, STX_ERR_ARG, "%s: dropout %g, want 0 <= dropout < 1", op, a->dropout); return 0; }
-    if (!output && !(fabs(a->scale) <= DBL_MAX)) { stx_fail(x, STX_ERR_ARG, "%s: scale %g, want a finite one (0: sqrt(d))", op, a->scale); return 0; }
+    if (!output && !stx__finite(a->scale)) { stx_fail(x, STX_ERR_ARG, "%s: scale %g, want a finite one (0: sqrt(d))", op, a->scale); return 0; }
     for (c = 0; c < a->clusters; c++) {
         size_t start = c ? a->end[c - 1] : 0;
         const stx_tensor *t = a->table[c], *p = a->proj[c], *b = a->bias[c];
@@ -6411,7 +6454,7 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
 STX_DEF void stx_optim_rate(stx_optim *o, double lr) {
     stx_ctx *x = o ? o->params->ctx : NULL;
     if (!stx_ok(x)) return;
-    if (!(lr >= 0 && lr <= DBL_MAX)) { stx_fail(x, STX_ERR_ARG, "stx_optim_step, stx_optim_rate: learning rate %g, want a finite one, 0 or more", lr); return; }
+    if (!(lr >= 0 && stx__finite(lr))) { stx_fail(x, STX_ERR_ARG, "stx_optim_step, stx_optim_rate: learning rate %g, want a finite one, 0 or more", lr); return; }
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
         if (lr != o->rate) {
@@ -6645,13 +6688,13 @@ static double stx__schedule_lr(const stx_schedule *s, uint64_t n) {
         double k = STX__MAX(u, 1), rise = W > 0 ? k / (W * sqrt(W)) : HUGE_VAL;
         return s->lr / sqrt(s->dim > 0 ? s->dim : 1) * STX__MIN(1 / sqrt(k), rise);
     }
-    if (s->kind == STX_LR_RECURSIVE) {       /* spec sru 2.7 counts updates from 0: k */
+    if (s->kind == STX_LR_RECURSIVE) {       /* k: updates from 0 */
         double k = STX__MAX(u, 1) - 1, last = STX__MAX(W, 1) - 1, top = W > 0 && s->literal ? s->lr * last / W : s->lr;
         if (k < last) return s->literal ? s->lr * k / W : s->lr_start + (s->lr - s->lr_start) * (k + 1) / W;
         if (!(T > last)) return top;
         return s->lr_min + (top - s->lr_min) * (1 + cos(3.14159265358979323846 * STX__MIN(k, T) / T)) / (1 + cos(3.14159265358979323846 * last / T));
     }
-    if (s->literal) {        /* Transformer-XL (spec attn_span 2.8, Q22): s = n - 1 */
+    if (s->literal) {        /* Transformer-XL (1901.02860): k = n - 1 */
         double k = u - 1;
         if (s->kind == STX_LR_INV_SQRT) return k == 0 ? (W == 0 ? s->lr : 0) : k <= W ? s->lr * k / (W * sqrt(W)) : s->lr / sqrt(k);
         if (n <= 1) return s->lr;
@@ -6695,6 +6738,11 @@ static stx_real stx__weight_at(const stx_real *w, size_t V, stx_real least, doub
     memcpy(&v, &lo, sizeof v);
     return v;
 }
+static int stx__minus_infinity(double v) {
+    uint64_t bits;
+    memcpy(&bits, &v, 8);
+    return bits == (uint64_t)0xfff << 52;
+}
 STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits, size_t V, stx_real *work) {
     size_t i, best = 0;
     double sum = 0, u;
@@ -6702,10 +6750,10 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
     stx_real floor_p = 0;
     if (!V || V > INT32_MAX) return -1;
     for (i = 0; i < V; i++) {
-        if (!(logits[i] <= (stx_real)HUGE_VAL) || logits[i] == (stx_real)HUGE_VAL) return -1;    /* NaN, +inf; -inf is a word that cannot come */
+        if (!stx__finite((double)logits[i]) && !stx__minus_infinity((double)logits[i])) return -1;      /* NaN, +inf; -inf is a word that cannot come */
         if (logits[i] > logits[best]) best = i;
     }
-    if (logits[best] == -(stx_real)HUGE_VAL) return -1;
+    if (!stx__finite((double)logits[best])) return -1;
     if (s->temperature <= 0) return (int32_t)best;
     for (i = 0; i < V; i++) {
         work[i] = (stx_real)exp(((double)logits[i] - (double)logits[best]) / s->temperature);
@@ -8771,6 +8819,7 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
     return stx_ok(x);
 }
 
+STX__STRICT_OFF
 #endif /* SEQTX_IMPLEMENTATION */
 
 /*

@@ -24,7 +24,7 @@
        xt = alpha x   (k = 3)   |   u3   (k = 4)             highway
        h  = xt + (g(c') - xt) m r                            g(c) = c, or tanh c; m: dropout, one draw for all times
 
-          x (B,T,I) --+--> U = W3 x --> for t: f, r, c', h --> h (B,T,O)        O = D H: D directions of H units
+          x (B,T,Ci) --+--> U = W3 x --> for t: f, r, c', h --> h (B,T,O)        O = D H: D directions of H units
                       '------ highway ------------^
 
    Backward. Given G = dL/dh and the adjoint e = dL/dc' that comes from the times after:
@@ -45,7 +45,7 @@
    not depend on c: with vf = 0 (v1). Otherwise time is walked, and the parallelism lies across the B O columns. If |vf (c - u0)| stays
    below 1 no J is above 1; beyond that gradients can grow from time to time: see highway_bias and clipping.
 
-   SRU++. W3 x becomes, with a projection to P channels and memory M (B,M,I), the layer's inputs of the times before:
+   SRU++. W3 x becomes, with a projection to P channels and memory M (B,M,Ci), the layer's inputs of the times before:
 
        z = W1 [M ; x]                [K | V] = W2 z          keys and values come from z; the query is z itself
        o = softmax(z K^T / sqrt(P/n)) V                      n heads; causal, over a window or over all that is there
@@ -108,12 +108,12 @@
        cutoffs (lm)      -                 - / 19997, 39997, 199997 / -
    The recipe of the paper: RAdam (STX_RADAM), lr 3e-4, decay 0.1, clip 1, STX_LR_RECURSIVE with 16000 updates of warm-up.
 
-   Cost of a layer, forward, multiply-adds a time and stream: SRU k I O; SRU++ I P + 2 P^2 + k P O, the first two again for each row
+   Cost of a layer, forward, multiply-adds a time and stream: SRU k Ci O; SRU++ Ci P + 2 P^2 + k P O, the first two again for each row
    of memory, and 2 P for each key that is seen. The recurrence is bound by memory, not arithmetic: it
    reads and writes 5 numbers a unit and time (u0 u1 u2 x, h), backward 9.
    Memory for backward, numbers a layer: B T (k + 1) O (U and h; the input is the h of the layer before) and, SRU++, B (M + T) 3 P (z, K, V) +
-   B T 4 P (z of the segment, o, z + alpha o, y) + B M I (memory). States: one in STX_SRU_TILE times. With recompute
-   that of one layer at a time, and of every layer B T O + B M I.
+   B T 4 P (z of the segment, o, z + alpha o, y) + B M Ci (memory). States: one in STX_SRU_TILE times. With recompute
+   that of one layer at a time, and of every layer B T O + B M Ci.
    Generation: B O numbers a layer, SRU++ also 2 P (2 window + 64) a stream; a token costs what a time costs in training.
 
    Fidelity, against the reference implementation (its 2.6 line, and the 3.0 development line that has SRU++; spec sru):
@@ -167,7 +167,7 @@ extern "C" {
 enum { STX_SRU_LINEAR = 0, STX_SRU_ATTENTION };                                /* stx_sru_desc.transform */
 enum { STX_SRU_NORM_NONE = 0, STX_SRU_NORM_BEFORE, STX_SRU_NORM_AFTER };       /* stx_sru_desc.norm */
 
-/* A transform of your own (the reference's custom modules): from the layer's input x (B,T,I), after layer norm and dropout, the
+/* A transform of your own (the reference's custom modules): from the layer's input x (B,T,Ci), after layer norm and dropout, the
    products U (B,T,k,O), planes as in stx_sru_args, and, if it wants gate vectors that depend on the input, V (B,T,2,O), which is added
    to v. k is 4 where the layer's input is not O wide (and there is a highway), else 3; such layers keep no memory. Returns 1; or 0, in
    error. Called in every forward, and with recompute again in backward: then it may depend on nothing but x, user and parameters, must
@@ -215,13 +215,13 @@ typedef struct stx_sru_desc {
 } stx_sru_desc;
 
 typedef struct stx_sru_layer {
-    size_t I, P, k;                         /* features in, width between (0: none), planes of U */
+    size_t Ci, P, k;                         /* features in, width between (0: none), planes of U */
     int    attends, highway;                /* has attention; k = 3 and its highway is x */
     stx_real alpha;                         /* scale of the highway */
-    stx_tensor *w1, *w2, *w3;               /* (P,I) (2P,P) (k O, P or I); NULL where there is none */
+    stx_tensor *w1, *w2, *w3;               /* (P,Ci) (2P,P) (k O, P or Ci); NULL where there is none */
     stx_tensor *alpha_attn;                 /* (1) */
     stx_tensor *attn_gain, *attn_shift;     /* (P) */
-    stx_tensor *gain, *shift;               /* (I), or (O) with STX_SRU_NORM_AFTER */
+    stx_tensor *gain, *shift;               /* (Ci), or (O) with STX_SRU_NORM_AFTER */
     stx_tensor *v, *bias;                   /* (2,O): forget gate's, reset gate's. v NULL with v1 */
 } stx_sru_layer;
 
@@ -421,6 +421,7 @@ STX_KERNEL(stx_sru_bwd, (stx_ctx *x, const stx_sru_args *a))
 #include "seqtx.h"      /* once more, for the inner loops' macros */
 
 #include <stdio.h>
+STX__STRICT_ON
 
 // >>recurrence: kernels
 /* Columns are independent of each other and times are not: vectors lie across columns. A unit of work is a block of columns of one
@@ -983,7 +984,7 @@ static int stx__sru_wrong(stx_ctx *x, const char *what, double got, const char *
     return 0;
 }
 static size_t stx__sru_proj(const stx_sru_desc *d, size_t l) { return d->projs ? d->projs[l] : d->proj; }
-static size_t stx__sru_input(const stx_sru_desc *d, size_t l) {        /* I of layer l */
+static size_t stx__sru_input(const stx_sru_desc *d, size_t l) {        /* Ci of layer l */
     size_t O = d->hidden * (d->bidirectional ? 2 : 1);
     return l || (d->input_first && d->input != O) ? O : d->input;
 }
@@ -1047,12 +1048,12 @@ STX_DEF size_t stx_sru_count(const stx_sru_desc *desc) {
     O = d.hidden * (d.bidirectional ? 2 : 1);
     if (d.input_first && d.input != O) n = stx__sru_plus(n, d.input, O);
     for (l = 0; l < d.layers; l++) {
-        size_t I = stx__sru_input(&d, l), P = d.custom ? 0 : stx__sru_proj(&d, l);
+        size_t Ci = stx__sru_input(&d, l), P = d.custom ? 0 : stx__sru_proj(&d, l);
         n = stx__sru_plus(n, d.v1 ? 2 : 4, O);
-        if (d.norm != STX_SRU_NORM_NONE) n = stx__sru_plus(n, 2, d.norm == STX_SRU_NORM_BEFORE ? I : O);
+        if (d.norm != STX_SRU_NORM_NONE) n = stx__sru_plus(n, 2, d.norm == STX_SRU_NORM_BEFORE ? Ci : O);
         if (d.custom) continue;
-        n = stx__sru_plus(n, P, I);
-        n = stx__sru_plus(n, stx__sru_planes(&d, l) * O, P ? P : I);
+        n = stx__sru_plus(n, P, Ci);
+        n = stx__sru_plus(n, stx__sru_planes(&d, l) * O, P ? P : Ci);
         if (d.transform == STX_SRU_ATTENTION && !d.no_attn_norm) n = stx__sru_plus(n, 2, P);
         if (stx__sru_attends(&d, l)) n = stx__sru_plus(stx__sru_plus(n, 2 * P, P), 1, 1);
     }
@@ -1105,16 +1106,16 @@ STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru
     }
     for (l = 0; l < d->layers && stx_ok(x); l++) {
         stx_sru_layer *y = &m->layer[l];
-        size_t I, P, fan, i;
+        size_t Ci, P, fan, i;
         double drop = l + 1 < d->layers ? d->dropout : 0, highway = sqrt(1 + 2 * exp(d->highway_bias));
-        y->I = I = stx__sru_input(d, l);
+        y->Ci = Ci = stx__sru_input(d, l);
         y->P = P = d->custom ? 0 : stx__sru_proj(d, l);
         y->k = stx__sru_planes(d, l);
         y->attends = stx__sru_attends(d, l);
         y->highway = !d->no_skip && y->k == 3;
         y->alpha = (stx_real)(d->rescale && y->highway ? highway : 1);
-        fan = P ? P : I;
-        if (P) y->w1 = stx__sru_param(p, prefix, l, "w1", STX_UNIFORM, d->init_xavier ? sqrt(6.0 / (double)(I + P)) : sqrt(3.0 / (double)I), P, I);
+        fan = P ? P : Ci;
+        if (P) y->w1 = stx__sru_param(p, prefix, l, "w1", STX_UNIFORM, d->init_xavier ? sqrt(6.0 / (double)(Ci + P)) : sqrt(3.0 / (double)Ci), P, Ci);
         if (y->attends) {
             y->w2 = stx__sru_param(p, prefix, l, "w2", STX_UNIFORM, sqrt(2.0 / (double)P), 2 * P, P);
             y->alpha_attn = stx__sru_param(p, prefix, l, "alpha", STX_CONSTANT, d->alpha_init, 1, 0);
@@ -1138,8 +1139,8 @@ STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru
         y->bias = stx__sru_param(p, prefix, l, "bias", STX_ZEROS, 0, 2, O);
         if (d->highway_bias != 0) stx__sru_rows(x, y->bias, 1, 1, d->highway_bias, 1);
         if (d->norm) {
-            y->gain = stx__sru_param(p, prefix, l, "norm.weight", STX_CONSTANT, 1, d->norm == STX_SRU_NORM_BEFORE ? I : O, 0);
-            y->shift = stx__sru_param(p, prefix, l, "norm.bias", STX_ZEROS, 0, d->norm == STX_SRU_NORM_BEFORE ? I : O, 0);
+            y->gain = stx__sru_param(p, prefix, l, "norm.weight", STX_CONSTANT, 1, d->norm == STX_SRU_NORM_BEFORE ? Ci : O, 0);
+            y->shift = stx__sru_param(p, prefix, l, "norm.bias", STX_ZEROS, 0, d->norm == STX_SRU_NORM_BEFORE ? Ci : O, 0);
         }
     }
     return stx_ok(x) ? m : NULL;
@@ -1215,7 +1216,7 @@ static stx_tensor *stx__sru_after(stx_sru *m, const stx_sru_layer *p, stx_tensor
     if (m->desc.transform == STX_SRU_ATTENTION) y = stx_dropout(x, y, m->desc.dropout);
     return stx_linear(x, y, p->w3, NULL, STX_ACT_NONE);
 }
-/* U (B,T,k O) of layer l, from its input h, normalised and dropped, and memory M, normalised (B,M,I) or NULL; spec sru 2.1 */
+/* U (B,T,k O) of layer l, from its input h, normalised and dropped, and memory M, normalised (B,M,Ci) or NULL; spec sru 2.1 */
 static stx_tensor *stx__sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_tensor *M, const stx_ids *pad, size_t window) {
     stx_ctx *x = m->ctx;
     const stx_sru_layer *p = &m->layer[l];
@@ -1247,7 +1248,7 @@ static const stx_ids *stx__sru_pads(stx_ctx *x, const stx_ids *before, const stx
     return stx_tokens(x, v, B, M + T);
 }
 static stx_tensor *stx__sru_no(stx_ctx *x, const char *what) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: %s", what); return NULL; }
-/* One layer: given[0] = h (B,T,I), then its memory and its state before, where they are there. last (NULL: not wanted) gets the states after;
+/* One layer: given[0] = h (B,T,Ci), then its memory and its state before, where they are there. last (NULL: not wanted) gets the states after;
    with recompute both runs put them into `kept`, which is made before, for all that is made inside goes. */
 typedef struct stx__sru_job {
     stx_sru *m;
@@ -1326,7 +1327,7 @@ STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *h, stx_sru_io *io) {
         const stx_tensor *M_l = io->memory ? io->memory[l] : NULL, *c = io->c0 ? io->c0[l] : NULL;
         if (c && c->size != B * m->O) return stx__sru_no(x, "states want B O numbers a layer");
         if (!m->layer[l].attends) continue;
-        if (M_l && (M_l->ndim != 3 || M_l->dim[0] != B || M_l->dim[2] != m->layer[l].I)) return stx__sru_no(x, "memory wants the shape (B,M,I) of its layer's input");
+        if (M_l && (M_l->ndim != 3 || M_l->dim[0] != B || M_l->dim[2] != m->layer[l].Ci)) return stx__sru_no(x, "memory wants the shape (B,M,Ci) of its layer's input");
         if (seen && M != (M_l ? M_l->dim[1] : 0)) return stx__sru_no(x, "all memories want the same number of rows, for one mask is for all");
         M = M_l ? M_l->dim[1] : 0;
         seen = 1;
@@ -1403,7 +1404,7 @@ static int stx__sru_room_for(stx_sru_state *s, size_t rows) {
     for (l = 0; l < s->model->desc.layers; l++) {
         if (!s->model->layer[l].attends) continue;
         stx_block_numbers_free(x, s->memory[l]);
-        s->memory[l] = stx_block_numbers(x, stx_bytes_of(s->B, rows, s->model->layer[l].I));
+        s->memory[l] = stx_block_numbers(x, stx_bytes_of(s->B, rows, s->model->layer[l].Ci));
     }
     if (!stx_ok(x)) return 0;
     s->capacity = rows;
@@ -1425,7 +1426,7 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
             return NULL;
         }
     }
-    if (h->ndim != 3) return stx__sru_no(x, "x wants the shape (B,T,I)");
+    if (h->ndim != 3) return stx__sru_no(x, "x wants the shape (B,T,Ci)");
     n = m->desc.layers; B = h->dim[0]; T = h->dim[1]; O = m->O; M = in ? in->rows : 0;
     memset(&io, 0, sizeof io);
     c0 = (stx_tensor **)stx_step_alloc(x, 4 * n * sizeof *c0);
@@ -1433,7 +1434,7 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
     memset(c0, 0, 4 * n * sizeof *c0);
     memory = c0 + n; last = memory + n; inputs = last + n;
     for (l = 0; l < n; l++) {
-        size_t I = m->layer[l].I;
+        size_t Ci = m->layer[l].Ci;
         if (in) {
             c0[l] = stx_new_full(x, B, O, 0, 0);
             if (!c0[l]) return NULL;
@@ -1442,9 +1443,9 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
         if (!m->layer[l].attends) continue;
         any = 1;
         if (!M) continue;
-        memory[l] = stx_new(x, B, M, I, 0);      /* a copy: backward needs it when the state holds something else */
+        memory[l] = stx_new(x, B, M, Ci, 0);      /* a copy: backward needs it when the state holds something else */
         if (!memory[l]) return NULL;
-        STX_RUN(x, stx_copy2d, (x, memory[l]->data, B * M * I, in->memory[l], B * M * I, 1, B * M * I, 0));
+        STX_RUN(x, stx_copy2d, (x, memory[l]->data, B * M * Ci, in->memory[l], B * M * Ci, 1, B * M * Ci, 0));
     }
     io.c0 = c0; io.memory = memory; io.last = last; io.inputs = inputs; io.pad = pad;
     io.window = in ? in->window : out ? out->window : 0;
@@ -1465,10 +1466,10 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
         }
         if (!stx__sru_room_for(out, STX__MAX(rows, out->keep))) return NULL;
         for (l = 0; l < n; l++) {
-            size_t I = m->layer[l].I;
+            size_t Ci = m->layer[l].Ci;
             if (!m->layer[l].attends) continue;
-            if (old) STX_RUN(x, stx_copy2d, (x, out->memory[l], rows * I, stx_at(x, memory[l]->data, (M - old) * I), M * I, B, old * I, 0));
-            STX_RUN(x, stx_copy2d, (x, stx_at(x, out->memory[l], old * I), rows * I, stx_at(x, inputs[l]->data, (T - own) * I), T * I, B, own * I, 0));
+            if (old) STX_RUN(x, stx_copy2d, (x, out->memory[l], rows * Ci, stx_at(x, memory[l]->data, (M - old) * Ci), M * Ci, B, old * Ci, 0));
+            STX_RUN(x, stx_copy2d, (x, stx_at(x, out->memory[l], old * Ci), rows * Ci, stx_at(x, inputs[l]->data, (T - own) * Ci), T * Ci, B, own * Ci, 0));
         }
         for (b = 0; b < B; b++) {
             if (old) memcpy(out->pad + b * rows, before + b * M + (M - old), old * sizeof *before);
@@ -1497,7 +1498,7 @@ STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char
     if (!stx_writer_add_numbers(w, name, 3, dim, s->c)) return 0;
     for (l = 0; l < s->model->desc.layers; l++) {
         if (!s->rows || !s->model->layer[l].attends) continue;
-        dim[0] = s->B; dim[1] = s->rows; dim[2] = s->model->layer[l].I;
+        dim[0] = s->B; dim[1] = s->rows; dim[2] = s->model->layer[l].Ci;
         snprintf(name, sizeof name, "%smemory.%zu", prefix, l);
         if (!stx_writer_add_numbers(w, name, 3, dim, s->memory[l])) return 0;
     }
@@ -1533,7 +1534,7 @@ STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *
     for (l = 0; e && l < n && rows; l++) {      /* all are looked at before the first is copied */
         if (!s->model->layer[l].attends) continue;
         snprintf(name, sizeof name, "%smemory.%zu", prefix, l);
-        if (!stx__sru_entry(x, f, name, s->B, (size_t)rows, s->model->layer[l].I)) e = NULL;
+        if (!stx__sru_entry(x, f, name, s->B, (size_t)rows, s->model->layer[l].Ci)) e = NULL;
     }
     if (!e || (rows && !stx__sru_room_for(s, STX__MAX((size_t)rows, s->keep)))) return 0;
     good = stx_entry_put(e, s->c, e->count);
@@ -1898,4 +1899,5 @@ STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, siz
     return stx_ok(x) ? g->out : NULL;
 }
 
+STX__STRICT_OFF
 #endif /* SEQTX_SRU_IMPLEMENTATION */

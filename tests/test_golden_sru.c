@@ -206,7 +206,7 @@ static void memories(stx_ctx *x, const stx_file *f, const char *name, const stx_
     for (l = 0; l < s->model->desc.layers; l++) {
         if (!s->model->layer[l].attends) continue;
         snprintf(key, sizeof key, "memory.%zu", l);
-        same_as(x, f, name, key, s->memory[l], s->B * s->rows * s->model->layer[l].I, TOL, 1e-7);
+        same_as(x, f, name, key, s->memory[l], s->B * s->rows * s->model->layer[l].Ci, TOL, 1e-7);
     }
 }
 /* columns [t0, t0+t) of (B,n,C) */
@@ -276,8 +276,8 @@ static void stack_case(const char *name, int threads) {
             for (l = 0; l < d.layers; l++) {
                 c[l] = stx_variable(x, states + l * B * m->O, B, m->O, 0, 0);
                 if (!m->layer[l].attends || !s->rows) continue;
-                piece = host_of(x, s->memory[l], B * s->rows * m->layer[l].I);
-                mem[l] = stx_input(x, piece, B, s->rows, m->layer[l].I, 0);
+                piece = host_of(x, s->memory[l], B * s->rows * m->layer[l].Ci);
+                mem[l] = stx_input(x, piece, B, s->rows, m->layer[l].Ci, 0);
                 free(piece);
             }
             free(states);

@@ -549,6 +549,126 @@ static void recompute_run(int mode, size_t chunk, stx_real *out, stx_real *grads
     stx_destroy(x);
     free(a); free(b); free(dy);
 }
+/* >>recompute: every op on a tensor that is not among the inputs. Right, or the error that names what to do; never a lost gradient */
+enum { OUTER_OPS = 44 };
+typedef struct outer_user { stx_params *p; stx_tensor *outer; int op, listed; } outer_user;
+static void own_double(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+    int fresh;
+    stx_real *d = stx_grad(x, in[0], &fresh);
+    (void)save;
+    if (d) stx_axpy(x, d, y->grad, y->size, 2, !fresh);
+}
+/* op on the outer tensor o (2,3,4), and on h of the same shape where there are two operands; all parameters have their gradients already */
+static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in) {
+    static const int32_t rows[6] = {3, 0, 3, 5, 1, 2}, class_[6] = {3, 0, 3, 1, 2, 2};
+    outer_user *u = (outer_user *)user;
+    stx_tensor *o = u->listed ? in[1] : u->outer, *h = in[0], *y, *g = stx_params_find(u->p, "g"), *s = stx_params_find(u->p, "s"), *W = stx_params_find(u->p, "W");
+    stx_ids *ids = stx_tokens(x, rows, 2, 3), *classes = stx_tokens(x, class_, 2, 3);
+    stx_attention_in ai;
+    stx_attention_desc ad;
+    memset(&ai, 0, sizeof ai);
+    memset(&ad, 0, sizeof ad);
+    ad.heads = 2;
+    switch (u->op) {
+    case 0: return stx_add(x, o, h);
+    case 1: return stx_add(x, h, o);
+    case 2: return stx_add(x, o, o);
+    case 3: return stx_add(x, o, g);
+    case 4: return stx_add(x, h, stx_reshape(x, stx_slice(x, stx_reshape(x, o, 1, 6, 4, 0), 0, 1), 4, 0, 0, 0));
+    case 5: return stx_residual_norm(x, o, h, 0, g, s, 0);
+    case 6: return stx_residual_norm(x, h, o, 0, g, s, 0);
+    case 7: return stx_residual_norm(x, o, o, 0, g, s, 0);
+    case 8: return stx_residual_norm(x, o, h, 0.25, g, s, 0);
+    case 9: return stx_residual_norm(x, h, o, 0.25, g, s, 0);
+    case 10: return stx_rezero(x, o, h, stx_params_find(u->p, "alpha"));
+    case 11: return stx_rezero(x, h, o, stx_params_find(u->p, "alpha"));
+    case 12: return stx_mul(x, o, h);
+    case 13: return stx_mul(x, h, o);
+    case 14: return stx_scale(x, o, 1.5);
+    case 15: return stx_reshape(x, o, 6, 4, 0, 0);
+    case 16: return stx_relu(x, o);
+    case 17: return stx_gelu(x, o);
+    case 18: return stx_tanh(x, o);
+    case 19: return stx_sigmoid(x, o);
+    case 20: return stx_softmax(x, o);
+    case 21: return stx_dropout(x, o, 0.25);
+    case 22: return stx_dropout_time(x, o, 0.25);
+    case 23: return stx_concat(x, o, h);
+    case 24: return stx_concat(x, h, o);
+    case 25: return stx_concat_channels(x, o, h);
+    case 26: return stx_concat_channels(x, h, o);
+    case 27: return stx_slice(x, o, 1, 3);
+    case 28: return stx_gather(x, o, rows, 4);
+    case 29: return stx_layernorm(x, o, g, s, 0);
+    case 30: return stx_linear(x, o, W, s, STX_ACT_TANH);
+    case 31: return stx_matmul(x, o, h, 0, 1);
+    case 32: return stx_matmul(x, h, o, 0, 1);
+    case 33: return stx_mean(x, o);
+    case 34: return stx_mse(x, o, h);
+    case 35: return stx_mse(x, h, o);
+    case 36: return stx_cross_entropy(x, o, classes, 0);
+    case 37: return stx_cross_entropy_over(x, stx_scale(x, o, 2), classes, 0);
+    case 38: return stx_cross_entropy_over(x, stx_reshape(x, o, 6, 4, 0, 0), classes, 0);
+    case 39: ai.q = o; ai.k = ai.v = h; return stx_attention(x, &ai, &ad);
+    case 40: ai.q = h; ai.k = o; ai.v = h; return stx_attention(x, &ai, &ad);
+    case 41: return stx_linear_memory(x, stx_detach(x, o), o, W);
+    case 42: return stx_embedding(x, stx_reshape(x, o, 6, 4, 0, 0), ids);
+    default:
+        y = stx_new(x, 2, 3, 4, 0);
+        if (!y) return NULL;
+        stx_axpy(x, y->data, o->data, y->size, 2, 0);
+        (void)stx_record(x, y, &o, 1, own_double, NULL);        /* 0 where nothing is recorded */
+        return y;
+    }
+}
+/* mode 0: plain. 1: recomputed, the outer tensor wants a first gradient. 2: the same, among the inputs. 3: the same, but it is not read from there:
+   it has a gradient by then */
+static int outer_run(int op, int mode, stx_real *y, stx_real *grads) {
+    stx_ctx *x = stx_create(NULL);
+    outer_user u;
+    stx_tensor *a, *h, *in[2], *out;
+    stx_real n[24], m[24], dy[48];
+    int i, code;
+    size_t size = 0;
+    test_state = 99;
+    for (i = 0; i < 24; i++) { n[i] = (stx_real)test_rand(); m[i] = (stx_real)test_rand(); }
+    for (i = 0; i < 48; i++) { dy[i] = (stx_real)test_rand(); y[i] = 0; }
+    u.op = op;
+    u.p = stx_params_create(x);
+    stx_param(u.p, STX_NORMAL, 1, "g", 4, 0, 0, 0);
+    stx_param(u.p, STX_NORMAL, 1, "s", 4, 0, 0, 0);
+    stx_param(u.p, STX_NORMAL, 1, "W", 4, 4, 0, 0);
+    stx_param(u.p, STX_CONSTANT, 0.5, "alpha", 1, 0, 0, 0);
+    stx_param(u.p, STX_NORMAL, 1, "V", 4, 4, 0, 0);
+    stx_begin(x, STX_TRAIN);
+    a = stx_linear(x, stx_input(x, n, 2, 3, 4, 0), stx_params_find(u.p, "V"), NULL, STX_ACT_TANH);      /* "V": what a lost gradient spoils */
+    h = stx_linear(x, stx_input(x, m, 2, 3, 4, 0), stx_params_find(u.p, "W"), NULL, STX_ACT_NONE);
+    u.outer = a;
+    u.listed = mode == 2;
+    in[0] = h; in[1] = a;
+    out = mode == 0 ? outer_op(x, &u, in) : stx_recompute(x, outer_op, &u, in, mode >= 2 ? 2 : 1);
+    if (out) stx_get(x, out, y);
+    stx_backward_from(x, out, dy);
+    for (i = 0; (size_t)i < u.p->count; size += u.p->tensor[i++]->size) memcpy(grads + size, u.p->tensor[i]->grad, u.p->tensor[i]->size * sizeof *grads);
+    code = stx_error_code(x);
+    if (code) CHECK(code == STX_ERR_ARG && strstr(stx_error(x), "not among the function's inputs"), "op %d mode %d: %s", op, mode, stx_error(x));
+    stx_destroy(x);
+    return code;
+}
+static void outer_tensors(void) {
+    enum { NG_ = 4 + 4 + 16 + 1 + 16 };
+    static stx_real y0[48], y1[48], g0[NG_], g1[NG_];
+    int op, mode, i;
+    for (op = 0; op < OUTER_OPS; op++) {
+        CHECK(outer_run(op, 0, y0, g0) == STX_OK, "op %d alone", op);
+        CHECK(outer_run(op, 1, y1, g1) == STX_ERR_ARG, "op %d: a first gradient to a tensor from outside is lost, and no error", op);
+        CHECK(!memcmp(y0, y1, sizeof y0), "op %d: values", op);
+        for (mode = 2; mode < 4; mode++) {
+            CHECK(outer_run(op, mode, y1, g1) == STX_OK && !memcmp(y0, y1, sizeof y0), "op %d mode %d", op, mode);
+            for (i = 0; i < NG_; i++) CHECK(CLOSE(g1[i], g0[i], 1e-13), "op %d mode %d: gradient %d is %g, not %g", op, mode, i, (double)g1[i], (double)g0[i]);
+        }
+    }
+}
 static stx_tensor *make_recompute(stx_ctx *x, stx_tensor **in, void *user) { return stx_recompute(x, (stx_recompute_fn)inner_block, user, in, 1); }
 static void row_recompute(void) {
     static const size_t chunk[] = {0, 1, 5000, 40000};
@@ -556,6 +676,7 @@ static void row_recompute(void) {
     static stx_real y0[NY], y1[NY], g0[NG], g1[NG];
     size_t plain, peak;
     int i, mode;
+    outer_tensors();
     recompute_run(0, 0, y0, g0, &plain);
     for (mode = 1; mode < 3; mode++)
         for (i = 0; i < 4; i++) {

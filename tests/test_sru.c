@@ -245,7 +245,7 @@ static void recomputed_forward(void) {
             in = stx_variable(x, v, B, T, d.input, 0);
             for (l = 0; l < N; l++) {
                 c0[l] = stx_variable(x, v + B * (T + M) * 12 + l * B * 12, B, m->O, 0, 0);
-                mem[l] = m->layer[l].attends ? stx_variable(x, v + B * T * 12 - l, B, M, m->layer[l].I, 0) : NULL;
+                mem[l] = m->layer[l].attends ? stx_variable(x, v + B * T * 12 - l, B, M, m->layer[l].Ci, 0) : NULL;
             }
             for (i = 0; i < B * M; i++) hidden[i] = i % M >= M - i / M;
             io.c0 = c0; io.memory = mem; io.last = last; io.inputs = inputs;
@@ -978,7 +978,7 @@ static void padding(void) {
             stx_begin(x, STX_EVAL);
             h = stx_sru_segment(m, stx_input(x, v, B, 3, d.input, 0), NULL, s, NULL);
             stx_get(x, h, one);
-            for (i = 0; i < m->desc.layers; i++) if (m->layer[i].attends) for (t = length[1]; t < T; t++) s->memory[i][(T + t) * m->layer[i].I] = 9;
+            for (i = 0; i < m->desc.layers; i++) if (m->layer[i].attends) for (t = length[1]; t < T; t++) s->memory[i][(T + t) * m->layer[i].Ci] = 9;
             stx_begin(x, STX_EVAL);
             h = stx_sru_segment(m, stx_input(x, v, B, 3, d.input, 0), NULL, s, NULL);
             CHECK(h && !memcmp(one, h->data, h->size * sizeof *one), "%s: padding in the memory is felt", name);

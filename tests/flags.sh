@@ -1,0 +1,60 @@
+#!/bin/sh
+# flags.sh - test_flags.c as compilers make it that were told to be careless with numbers: -ffast-math, x87. Where that cannot be mended
+# the implementation must not compile, and name the option. ALL=1: also parts of -ffast-math one by one, -Ofast, other levels, 32 bits
+# (five minutes of compiling). Skipped: compilers, and 32 bits, where they are not there.
+cd "$(dirname "$0")/.." || exit 1
+work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-flags.XXXXXX") || exit 1
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' INT TERM
+passed=0 failed=0
+
+try() {     # try COMPILER FLAGS..
+    printf 'int main(void) { return 0; }\n' > "$work/probe.c"
+    if ! { "$@" "$work/probe.c" -o "$work/probe" && "$work/probe"; } > /dev/null 2>&1; then echo "skipped: $*"; return; fi
+    if ! "$@" -Wall -Wextra -Wno-unknown-warning-option tests/test_flags.c -o "$work/a" -lm > "$work/log" 2>&1; then
+        echo "does not compile: $*"; head -n 12 "$work/log"; failed=$((failed + 1)); return
+    fi
+    "$work/a" > "$work/log" 2>&1
+    code=$?
+    p=$(sed -n '$s/^\([0-9][0-9]*\) passed, [0-9][0-9]* failed$/\1/p' "$work/log")
+    f=$(sed -n '$s/^[0-9][0-9]* passed, \([0-9][0-9]*\) failed$/\1/p' "$work/log")
+    [ -n "$f" ] && { [ "$code" -eq 0 ] || [ "$f" -gt 0 ]; } || f=$((${f:-0} + 1))
+    passed=$((passed + ${p:-0})) failed=$((failed + f))
+    echo "$*: ${p:-0} passed, $f failed"
+    [ "$f" -eq 0 ] || grep -v ' passed, ' "$work/log" | head -n 6
+}
+# refuse TEXT COMPILER FLAGS..: compiling the implementation stops at an error that says TEXT
+refuse() {
+    text=$1; shift
+    if ! command -v "$1" > /dev/null 2>&1; then echo "skipped: $*"; return; fi
+    if ! "$@" -E -x c /dev/null > /dev/null 2>&1; then echo "skipped: $*"; return; fi
+    if ! "$@" -ffreestanding -E -x c -DSEQTX_IMPLEMENTATION seqtx.h 2>&1 > /dev/null | grep -q "error:.*$text"; then
+        echo "not refused: $*"; failed=$((failed + 1)); return
+    fi
+    # and without the option it is none
+    if "$@" -fno-fast-math -fno-finite-math-only -U_M_FP_FAST -ffreestanding -E -x c -DSEQTX_IMPLEMENTATION seqtx.h 2>&1 > /dev/null | grep -q "error:.*$text"; then
+        echo "refused without reason: $*"; failed=$((failed + 1)); return
+    fi
+    passed=$((passed + 1))
+}
+
+try clang -std=gnu99 -O2 -ffast-math
+try gcc -std=gnu99 -O1 -ffast-math
+try gcc -std=gnu99 -O1 -m32 -mfpmath=387
+try clang -std=gnu99 -O1 -m32 -mno-sse
+if [ -n "$ALL" ]; then
+    for cc in gcc clang; do
+        for flags in -O0 "-O2" "-O3 -ffast-math -march=native" -Ofast "-O2 -ffinite-math-only" "-O2 -funsafe-math-optimizations" "-O0 -ffast-math" "-O2 -m32" "-O2 -m32 -ffast-math" \
+                     "-O2 -m32 -msse2 -mfpmath=sse" "-O3 -std=c99 -ffp-contract=fast"; do
+            # shellcheck disable=SC2086
+            try $cc $flags
+        done
+    done
+    try gcc -O2 -m32 -mfpmath=387 -Ofast
+    try gcc -O2 -m32 -msse2 -mfpmath=both
+    try clang -O2 -m32 -mno-sse -ffast-math
+fi
+for option in -ffast-math -Ofast -ffinite-math-only; do refuse "-ffinite-math-only" clang --target=aarch64-linux-gnu $option; done
+refuse "/fp:fast" gcc -D_M_FP_FAST
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
