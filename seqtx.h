@@ -401,6 +401,9 @@ typedef struct stx_attention_in {
 } stx_attention_in;
 
 STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d);
+/* How many steps back a head with the span z max_span sees: keys with delta beyond it have m = 0, also in the kernels' rounding. It is
+   ceil(z max_span) + ceil(ramp), at most `most`, and at most one more than the last key with m > 0. */
+STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most);
 
 // >>adaptive input and output -------------------------------------------------------------------------------
 
@@ -3119,13 +3122,21 @@ STX_DEF void stx_cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, co
    row may see no key at all (y = 0), or none in a tile; a padded key counts nowhere, its value may be NaN; with eps > 0 every key within span counts in the normaliser, also those with m = 0;
    dz takes both ends of the ramp, 0 <= m' <= 1 inclusive (spec attn_span 2.2). */
 
-/* Keys a head reaches: the largest delta with a ramp weight, or the whole window when eps counts it all. */
+/* Why no key beyond has weight: there 1 - delta + z L <= -ceil(R), so the quotient is -1 or less, and rounding keeps the order. Numbers above
+   2^24 are no longer whole in a float: the last term makes up for that. */
+STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most) {
+    double e = ceil(z * max_span) + ceil(ramp);
+    if (!(e > 0)) return 0;       /* also NaN */
+    e += floor(e / 4194304);
+    return e < (double)most ? (size_t)e : most;
+}
+/* Keys that the loops visit for a head: those with a ramp weight and one more, for dz counts the key at which the ramp has just come down
+   to 0. The whole window when eps counts it all. */
 static size_t stx__attn_reach(const stx_attention_args *a, size_t h) {
-    double e;
+    size_t e;
     if (!a->z || a->eps > 0) return a->span;
-    e = ceil((double)a->z[h] * (double)a->max_span) + (double)a->ramp + 1;
-    if (!(e > 1)) e = 1;          /* also NaN */
-    return e < (double)a->span ? (size_t)e : a->span;
+    e = stx_attention_reach((double)a->z[h], (double)a->max_span, (double)a->ramp, a->span);
+    return e < a->span ? e + 1 : a->span;
 }
 
 enum { STX__BQ = 64, STX__BK = 256, STX__GROUP = 8 * STX__BQ, STX__PAD = 96, STX__LDS = STX__BK + STX__PAD, STX__LDK = STX__BK + 16, STX__MAX_HEADS = 256 };

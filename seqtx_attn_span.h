@@ -225,7 +225,11 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
 
 /* Span of head h of layer l, tokens: z L (L when fixed). */
 STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t h);
-/* As the reference logs them, with the ramp: mean over layers of ceil(mean z L) + R, and the largest ceil(max z L) + R. */
+/* S, how many steps back layer l may look now: its longest head's span and ramp, rounded up so that L - S is a multiple of 64. And C, the
+   rows that its cache keeps: S and 64, at most L. Both follow z from step to step. */
+STX_DEF size_t stx_span_window(const stx_span *m, size_t l);
+STX_DEF size_t stx_span_cache(const stx_span *m, size_t l);
+/* As the reference logs them, with the ramp: mean over layers of ceil(mean z L) + ceil(R), and the largest ceil(max z L) + ceil(R). */
 STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max);
 
 // >>model: generation ----------------------------------------------------------------------------------------------
@@ -439,13 +443,8 @@ static void stx__span_z(const stx_span *m, size_t l, double *mean, double *max) 
         if ((double)v[h] > *max) *max = (double)v[h];
     }
 }
-/* clamp(ceil(z L) + R, 0, L) */
-static size_t stx__span_reach(const stx_span_desc *d, double z) {
-    double r = ceil(z * (double)d->span) + d->ramp;
-    return r < (double)d->span ? (size_t)(r > 0 ? r : 0) : d->span;
-}
-/* Working span S and cache size C of layer l by its longest head (spec attn_span 1.5). Trimming in steps of 64 never takes
-   a key that has weight. */
+static size_t stx__span_reach(const stx_span_desc *d, double z) { return stx_attention_reach(z, (double)d->span, d->ramp, d->span); }
+/* Window S and cache C of layer l, by its longest head. Trimming in steps of 64 never takes a key that has weight. */
 static void stx__span_window(const stx_span *m, size_t l, size_t *S, size_t *C) {
     const stx_span_desc *d = &m->desc;
     size_t L = d->span, trim = 0;
@@ -457,6 +456,16 @@ static void stx__span_window(const stx_span *m, size_t l, size_t *S, size_t *C) 
     }
     *S = L - trim;
     *C = !d->adapt_span || d->full_cache || *S + 64 > L ? L : *S + 64;
+}
+STX_DEF size_t stx_span_window(const stx_span *m, size_t l) {
+    size_t S = 0, C;
+    if (m && l < m->desc.layers) stx__span_window(m, l, &S, &C);
+    return S;
+}
+STX_DEF size_t stx_span_cache(const stx_span *m, size_t l) {
+    size_t S, C = 0;
+    if (m && l < m->desc.layers) stx__span_window(m, l, &S, &C);
+    return C;
 }
 STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *s, uint64_t salt) {
     uint64_t h = stx_step_key(m, ids, targets, salt);

@@ -2152,13 +2152,17 @@ typedef struct stx__attn0_rows {
     const int32_t *pad;                 /* see stx_attention_args */
     size_t stpad;
 } stx__attn0_rows;
+/* stx_attention_reach and the one key more of stx__attn_reach, at most span */
+static __device__ __forceinline__ ptrdiff_t stx__attn_reach_of(float z, float max_span, float ramp, ptrdiff_t span) {
+    double e = ceil((double)z * (double)max_span) + ceil((double)ramp);
+    if (!(e > 0)) e = 0;                /* also NaN */
+    e += floor(e / 4194304) + 1;
+    return e < (double)span ? (ptrdiff_t)e : span;
+}
 /* The largest distance that head h reaches: stx__attn_reach */
 static __device__ ptrdiff_t stx__attn0_reach(const stx__attn0_rows &p, size_t h) {
-    double e;
     if (!p.z.p || p.eps > 0) return p.span;
-    e = ceil((double)stx__get(p.z, h) * (double)p.max_span) + (double)p.ramp + 1;
-    if (!(e > 1)) e = 1;                /* also NaN */
-    return e < (double)p.span ? (ptrdiff_t)e : p.span;
+    return stx__attn_reach_of(stx__get(p.z, h), p.max_span, p.ramp, p.span);
 }
 /* Columns [lo,hi) of the window that query i0 + r sees */
 static __device__ void stx__attn0_bounds(const stx__attn0_rows &p, size_t h, size_t r, ptrdiff_t *lo, ptrdiff_t *hi) {
@@ -2617,11 +2621,6 @@ typedef struct stx__at_head { int reach, live, full; float zl; } stx__at_head;
 static __device__ __forceinline__ float stx__at_ramp(const stx__at &p, const stx__at_head &w, int delta) {
     return __fadd_rn(__fdiv_rn(__fadd_rn((float)(1 - delta), w.zl), p.ramp), 1.0f);
 }
-static __device__ __forceinline__ int stx__at_reach(const stx__at &p, float z) {
-    double e = ceil((double)z * (double)p.max_span) + (double)p.ramp + 1;
-    if (!(e > 1)) e = 1;                                /* also NaN */
-    return e < (double)p.span ? (int)e : p.span;
-}
 static __device__ __forceinline__ stx__at_head stx__at_open(const stx__at &p, int h) {
     stx__at_head w;
     w.reach = w.live = w.full = p.span;
@@ -2629,7 +2628,7 @@ static __device__ __forceinline__ stx__at_head stx__at_open(const stx__at &p, in
     if (p.z.p) {
         float z = stx__get(p.z, (size_t)h), f;
         w.zl = __fmul_rn(z, p.max_span);
-        w.reach = w.live = stx__at_reach(p, z);
+        w.reach = w.live = (int)stx__attn_reach_of(z, p.max_span, p.ramp, p.span);
         while (w.live >= p.dmin && stx__at_ramp(p, w, w.live) <= 0) w.live--;      /* a step or two: reach is hardly more */
         f = floorf(w.zl) + 1;                           /* (1 - delta) + zl >= 0, so nothing is taken from 1 */
         w.full = f >= (float)w.live ? w.live : f >= 0 ? (int)f : -1;                /* NaN: -1 */

@@ -537,7 +537,7 @@ static void errors(void) {
     stx_span_clamp(NULL); stx_span_state_free(NULL); stx_span_gen_free(NULL); stx_span_state_reset(NULL);
 }
 
-/* Windows of spec attn_span 1.5 */
+/* S and C by hand: cur = ceil(z L) + R, S = L - floor(min(L-1, L-cur) / 64) 64, C = S + 64, at most L */
 static void windows(void) {
     static const struct { size_t L; double z; size_t S, C; } row[] = {
         {8192, 0, 64, 128}, {8192, 0.01, 128, 192}, {8192, 0.1, 896, 960}, {8192, 0.5, 4160, 4224}, {8192, 1, 8192, 8192}, {256, 0.3, 128, 192}, {256, 0.61, 192, 256}};
@@ -551,11 +551,12 @@ static void windows(void) {
         d.span = row[i].L; d.ramp = 32; d.layers = 1;
         m = stx_span_create(x, &d);
         m->layer[0].z->data[1] = (stx_real)row[i].z;
-        inner_span_window(m, 0, &S, &C);
+        S = stx_span_window(m, 0); C = stx_span_cache(m, 0);
         CHECK(S == row[i].S && C == row[i].C, "L %zu z %g: S %zu C %zu", row[i].L, row[i].z, S, C);
         CHECK(fabs(stx_span_of(m, 0, 1) - row[i].z * (double)row[i].L) < 1e-2, "span of head 1");
         stx_span_stats(m, &avg, &max);
         CHECK(max <= (double)row[i].L && max >= row[i].z * (double)row[i].L && avg <= max, "stats %g %g", avg, max);
+        CHECK(stx_span_window(m, 1) == 0 && stx_span_cache(NULL, 0) == 0, "no such layer");
         m->layer[0].z->data[0] = -3; m->layer[0].z->data[2] = 7;
         stx_span_clamp(m);
         CHECK(m->layer[0].z->data[0] == 0 && m->layer[0].z->data[2] == 1, "clamp");
@@ -563,8 +564,95 @@ static void windows(void) {
     }
 }
 
+/* One layer, one head, written again with the mask over every key: what the forward, the caches and generation must be, whatever they leave
+   out. Its hidden states (B,n,d). */
+static stx_real *whole_mask(stx_span *m, const int32_t *t, size_t B, size_t n) {
+    stx_ctx *x = m->ctx;
+    const stx_span_layer *p = &m->layer[0];
+    stx_attention_in a;
+    stx_attention_desc d;
+    stx_tensor *h, *f;
+    stx_real *to = (stx_real *)malloc(B * n * m->desc.dim * sizeof *to);
+    memset(&a, 0, sizeof a);
+    memset(&d, 0, sizeof d);
+    stx_begin(x, STX_EVAL);
+    h = stx_embedding(x, m->in_emb, block(x, t, B, n, 0, n));
+    a.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
+    a.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE);
+    a.v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
+    a.pe = m->key_pe; a.z = p->z;
+    d.heads = m->desc.heads; d.delta_min = 1; d.max_span = (double)m->desc.span; d.ramp = m->desc.ramp;
+    d.eps = 1e-30;          /* every key counts in the normaliser, by nothing: the kernel may not leave one out */
+    h = stx_residual_norm(x, h, stx_linear(x, stx_attention(x, &a, &d), p->wo, NULL, STX_ACT_NONE), 0, p->norm1_gain, p->norm1_shift, 1e-5);
+    f = stx_linear(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), p->w2, p->b2, STX_ACT_NONE);
+    h = stx_residual_norm(x, h, f, 0, p->norm2_gain, p->norm2_shift, 1e-5);
+    CHECK(h != NULL, "%s", stx_error(x));
+    if (h) stx_get(x, h, to);
+    return to;
+}
+/* Ramps that are not whole: window, cache, generation and the numbers that are reported reach every key that has weight */
+static void ramps(void) {
+    static const size_t L[] = {1, 2, 3, 64, 65, 66, 67, 100, 129, 130, 200};
+    static const double span[] = {0, 0.25, 0.6, 0.999999, 1, 1.4, 5, 31.5, 62.75, 63.1, 64, 1e9}, ramp[] = {1, 1.25, 1.5, 1.999, 2, 2.25, 7.5, 31.01, 32, 40.7};
+    size_t i, j, k, t, l, cases = 0;
+    for (i = 0; i < sizeof L / sizeof *L; i++) for (j = 0; j < sizeof span / sizeof *span; j++) for (k = 0; k < sizeof ramp / sizeof *ramp; k++) {
+        stx_span_desc d = small();
+        stx_ctx *x = context(1, 0);
+        stx_span *m;
+        size_t far = 0, S, C, reach;
+        stx_real z = (stx_real)(span[j] < (double)L[i] ? span[j] / (double)L[i] : 1), R = (stx_real)ramp[k];
+        double avg, max;
+        d.layers = 1; d.heads = 1; d.dim = 8; d.inner = 8; d.span = L[i]; d.ramp = ramp[k]; d.span_init = (double)z;
+        m = stx_span_create(x, &d);
+        CHECK(m, "%s", stx_error(x));
+        if (!m) { stx_destroy(x); continue; }
+        for (t = 1; t <= L[i]; t++) {       /* the mask as the kernels compute it */
+            stx_real zl = z * (stx_real)L[i], u = ((1 - (stx_real)t) + zl) / R + 1;
+            if (u > 0) far = t;
+        }
+        S = stx_span_window(m, 0); C = stx_span_cache(m, 0);
+        reach = stx_attention_reach((double)z, (double)L[i], ramp[k], L[i]);
+        stx_span_stats(m, &avg, &max);
+        CHECK(reach >= far && reach <= far + 1, "L %zu span %g R %g: reach %zu, the last key with weight is %zu steps back", L[i], span[j], ramp[k], reach, far);
+        if (ramp[k] == floor(ramp[k])) CHECK((double)reach == fmin((double)L[i], ceil((double)z * (double)L[i]) + ramp[k]), "L %zu span %g R %g: reach %zu", L[i], span[j], ramp[k], reach);
+        CHECK(S >= far && S <= L[i] && (L[i] - S) % 64 == 0, "L %zu span %g R %g: window %zu, the last key with weight is %zu steps back", L[i], span[j], ramp[k], S, far);
+        CHECK(C == (S + 64 < L[i] ? S + 64 : L[i]) && max == (double)reach && avg == max, "L %zu span %g R %g: cache %zu, reported %g", L[i], span[j], ramp[k], C, max);
+        if (L[i] > 60 && (cases++ % 3 == 0 || (L[i] == 66 && span[j] == 0.6 && ramp[k] == 1.5))) {
+            size_t n = 150, B = 2, at, w;
+            int32_t *ids = text(B, n, 4);
+            stx_real *want = whole_mask(m, ids, B, n), *have = (stx_real *)malloc(B * n * 8 * sizeof *have), *scores = (stx_real *)malloc(B * n * V * sizeof *scores);
+            stx_span_state *s = stx_span_state_create(m, B);
+            stx_span_gen *g = stx_span_gen_create(m, B);
+            int32_t *one = (int32_t *)malloc(B * n * sizeof *one);
+            double worst = 0;
+            stx_begin(x, STX_EVAL);
+            stx_get(x, stx_span_forward(m, block(x, ids, B, n, 0, n), NULL, NULL), have);
+            CHECK(difference(have, want, B * n * 8) <= 2e-5, "L %zu span %g R %g: the forward leaves out %g", L[i], span[j], ramp[k], difference(have, want, B * n * 8));
+            stx_get(x, stx_span_logits(m, stx_input(x, want, B, n, 8, 0)), scores);
+            for (at = 0; at < n; at += w) {
+                size_t b;
+                const stx_real *y;
+                w = n - at < 19 ? n - at : 19;
+                stx_begin(x, STX_EVAL);
+                stx_get(x, stx_span_forward(m, block(x, ids, B, n, at, w), s, s), have);
+                for (b = 0; b < B; b++) worst = fmax(worst, difference(have + b * w * 8, want + (b * n + at) * 8, w * 8));
+                for (b = 0; b < B; b++) memcpy(one + b * w, ids + b * n + at, w * sizeof *one);
+                y = stx_span_gen_feed(g, one, w);
+                for (b = 0; y && b < B; b++) worst = fmax(worst, difference(y + b * V, scores + (b * n + at + w - 1) * V, V));
+            }
+            CHECK(worst <= 2e-5, "L %zu span %g R %g: memory or generation leave out %g", L[i], span[j], ramp[k], worst);
+            free(ids); free(want); free(have); free(scores); free(one);
+        }
+        for (l = 0; l < 2; l++) CHECK(stx_attention_reach(l ? NAN : -3, 100, ramp[k], 100) == 0, "reach of no span");
+        CHECK(stx_attention_reach(1e300, 1e300, ramp[k], 100) == 100 && stx_attention_reach(0.5, 1e18, ramp[k], SIZE_MAX) >= (size_t)500000000000000000, "reach of a huge span");
+        CHECK(stx_ok(x), "%s", stx_error(x));
+        stx_destroy(x);
+    }
+}
+
 int main(void) {
     windows();
+    ramps();
     generation_and_memory();
     dropout();
     beginnings();
