@@ -383,9 +383,9 @@ typedef struct stx_attention_desc {
     int    not_causal;     /* every query sees every key; no span, no positions */
     double scale;          /* 0: 1/sqrt(D) */
     double max_span, ramp; /* L and R of the learned span; needed with z */
-    double eps;            /* 0 (default): cost follows each head's span. With more (the authors' code has 1e-8) every key within span
-                              counts in the normaliser, also those with m = 0, and each head costs what the longest costs */
-    int    no_renorm;      /* see above; without eps. With z, each head costs what the longest costs */
+    double eps;            /* 0 (default): cost follows each head's span. With more (the authors' code has 1e-8) every key
+                              within span counts in the normaliser, also those with m = 0, and costs */
+    int    no_renorm;      /* see above; without eps. With z every key within span counts, and costs, as with eps */
     double dropout;        /* on the attention weights, after normalisation */
     ptrdiff_t first_key;   /* keys j < first_key do not exist. Negative: rows first_key..-1 before the first are
                               zero keys with zero values (the references' zero memory). Default 0: none */
@@ -5532,7 +5532,8 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     STX__NEED(x, d->dropout >= 0 && d->dropout < 1, STX_ERR_ARG, "stx_attention: dropout %g, want 0 <= p < 1", d->dropout);
     STX__NEED(x, d->delta_min == 0 || d->delta_min == 1, STX_ERR_ARG, "stx_attention: delta_min %d, want 0 or 1", d->delta_min);
     STX__NEED(x, d->eps >= 0, STX_ERR_ARG, "stx_attention: eps %g, want 0 or more", d->eps);
-    STX__NEED(x, !d->no_renorm || d->eps == 0, STX_ERR_ARG, "stx_attention: no_renorm and eps %g: eps belongs to the normalisation that no_renorm leaves out, want 0", d->eps);
+    STX__NEED(x, !d->no_renorm || d->eps == 0, STX_ERR_ARG,
+              "stx_attention: no_renorm and eps %g: eps belongs to the normalisation that no_renorm leaves out, want 0", d->eps);
     y = stx__like(x, q);
     a = (stx_attention_args *)stx_step_alloc(x, sizeof *a);
     if (!y || !a) return NULL;

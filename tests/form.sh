@@ -96,6 +96,10 @@ for h in seqtx*.h; do
         sed -n '/\/\/>quickstart/,/\/\/<quickstart/p' "$h" | sed '1d;$d; s/^ \{1,7\}//' > "$work/quick.$h.c"
         # as the manual gives it: strict C99, and with what it says to link
         job pass "$h $cc: quick start" "grep -q main $work/quick.$h.c && $cc -std=c99 -Wall -Wextra -Werror -O1 -I$root $work/quick.$h.c -lm && ./a.out"
+        if grep -q '//>handover' "$h"; then
+            sed -n '/\/\/>handover/,/\/\/<handover/p' "$h" | sed '1d;$d; s/^ \{1,7\}//' > "$work/handover.$h.c"
+            job pass "$h $cc: handing over a memory" "grep -q main $work/handover.$h.c && $cc -std=c99 -Wall -Wextra -Werror -O1 -I$root $work/handover.$h.c -lm && ./a.out"
+        fi
     done
     for cxx in $CXXS; do
         stds="c++11 c++17"
