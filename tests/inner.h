@@ -10,11 +10,6 @@ extern "C" {
 /* seqtx.h: the name of the matrix product's own kernel, whatever library makes the product */
 extern const char *inner_micro_name(const stx_ctx *x);
 
-#ifdef SEQTX_ATTN_SPAN_H
-/* the window S and the rows of cache C of layer l */
-extern void inner_span_window(const stx_span *m, size_t l, size_t *S, size_t *C);
-#endif
-
 #ifdef SEQTX_SRU_H
 /* U of layer l of input h and memory M; before and pad are what is padded of them */
 extern stx_tensor *inner_sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_tensor *M, const stx_ids *before, const stx_ids *pad,

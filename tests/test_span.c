@@ -2,7 +2,6 @@
    evaluation that training does not notice, recomputation, resume, batch parts, errors. */
 #include <stdint.h>
 #include "../seqtx_attn_span.h"
-#include "inner.h"
 #include "test.h"
 #include <unistd.h>
 
