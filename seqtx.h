@@ -387,7 +387,9 @@ STX_DEF uint64_t stx_random_stream(stx_ctx *x);     /* of the random numbers of 
    over the keys with delta_min <= delta <= span, plus N persistent vectors (1907.01470) with key sqrt(D) pk,
    value sqrt(N) pv, m = 1 and no position. A key that pad marks does not exist for its batch row, whatever else would let it be seen
    (it may hold anything; its gradients are exactly zero). A query without any key has y = 0 and passes no gradient. Scores are made tile by tile under a running softmax and never
-   stored; keys that a head's span does not reach are skipped; backward recomputes the tiles. */
+   stored; keys that a head's span does not reach are skipped; backward recomputes the tiles.
+   With no_renorm the mask is not normalised away, as in fairseq's form of 1905.07799:
+       a_ij = m e^s_ij / sum_j e^s_ij      rows sum to less than 1; both sums run over every key within span */
 typedef struct stx_attention_desc {
     size_t heads;          /* H; C = H D */
     size_t span;           /* largest distance seen (all heads); 0: every key */
@@ -395,8 +397,9 @@ typedef struct stx_attention_desc {
     int    not_causal;     /* every query sees every key; no span, no positions */
     double scale;          /* 0: 1/sqrt(D) */
     double max_span, ramp; /* L and R of the learned span; needed with z */
-    double eps;            /* 0 (default): cost follows each head's span. The references' 1e-8 makes every key
-                              within span count, in the normaliser too */
+    double eps;            /* 0 (default): cost follows each head's span. With more (the authors' code has 1e-8) every key
+                              within span counts in the normaliser, also those with m = 0, and costs */
+    int    no_renorm;      /* see above; without eps. With z every key within span counts, and costs, as with eps */
     double dropout;        /* on the attention weights, after normalisation */
     ptrdiff_t first_key;   /* keys j < first_key do not exist. Negative: rows first_key..-1 before the first are
                               zero keys with zero values (the references' zero memory). Default 0: none */
@@ -408,13 +411,16 @@ typedef struct stx_attention_in {
     stx_tensor *kv;          /* (B,S,2C): k and v side by side, as one product gives them; then k and v are NULL */
     stx_tensor *pe;          /* (P,D) shared by the heads, or (P,C) one slice a head */
     stx_tensor *u, *vb;      /* (C): Transformer-XL's r_w_bias and r_r_bias (1901.02860) */
-    stx_tensor *z;           /* (H): learned span as a fraction of max_span */
+    stx_tensor *z;           /* (H): learned span as a fraction of max_span; (1): one for all heads */
     stx_tensor *pk, *pv;     /* (H,N,D) persistent keys and values */
     const stx_ids *pad;      /* (B,S): not 0 where a batch row has no such key; must stay as it is until stx_backward. The zero keys
                                 before the first and the persistent vectors always exist */
 } stx_attention_in;
 
 STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d);
+/* How many steps back a head with the span z max_span sees: keys with delta beyond it have m = 0, also in the kernels' rounding. It is
+   ceil(z max_span) + ceil(ramp), at most `most`, and at most one more than the last key with m > 0. */
+STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most);
 
 // >>adaptive input and output -------------------------------------------------------------------------------
 
@@ -646,9 +652,10 @@ STX_DEF void *stx_ctx_gpu(const stx_ctx *x);                /* the stx_gpu of a 
 typedef struct stx_attention_args {
     size_t B, T, S, H, D, P, N;             /* P rows of pe (0: none), N persistent vectors; H at most 256 */
     int    pe_heads;                        /* 1: shared (P,D); H: (P,H D) */
+    int    z_shared;                        /* z and dz hold one number, not H */
     size_t ldq, ldk, stq, stk;              /* rows and batches of q and y's gradient dq; of k, v, dk, dv */
     size_t span;                            /* resolved: the largest distance that any key has */
-    int    delta_min, not_causal;
+    int    delta_min, not_causal, no_renorm;
     ptrdiff_t first_key;
     stx_real scale, max_span, ramp, eps, drop;
     uint64_t seed, stream;                  /* of the dropout */
@@ -3734,17 +3741,27 @@ STX_DEF void stx_cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, co
    Strips of rows compute only the columns that some row of theirs may see. Masks touch only the cells that need them:
    lo[r], hi[r] bound the keys a query sees; outside, weights are zero.
    Easy to get wrong: the running maximum must skip keys whose ramp weight is 0 (they may be the largest by far); a
-   row may see no key at all (y = 0), or none in a tile; a padded key counts nowhere, its value may be NaN; with eps > 0 every key within span counts in the normaliser, also those with m = 0;
-   dz takes both ends of the ramp, 0 <= m' <= 1 inclusive (spec attn_span 2.2). */
+   row may see no key at all (y = 0), or none in a tile; a padded key counts nowhere, its value may be NaN; with eps > 0 or no_renorm every key within span counts in the
+   normaliser, also those with m = 0; dz takes both ends of the ramp, 0 <= m' <= 1 inclusive. */
 
-/* Keys a head reaches: the largest delta with a ramp weight, or the whole window when eps counts it all. */
+/* Why no key beyond has weight: there 1 - delta + z L <= -ceil(R), so the quotient is -1 or less, and rounding keeps the order. Numbers above
+   2^24 are no longer whole in a float: the last term makes up for that. */
+STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most) {
+    double e = ceil(z * max_span) + ceil(ramp);
+    if (!stx__finite(e)) return e > 0 ? most : 0;
+    if (!(e > 0)) return 0;
+    e += floor(e / 4194304);
+    return e < (double)most ? (size_t)e : most;
+}
+/* Keys that the loops visit for a head: those with a ramp weight and one more, for dz counts the key at which the ramp has just come down
+   to 0. The whole window when the normaliser counts it all. */
+static int stx__attn_whole(const stx_attention_args *a) { return a->eps > 0 || a->no_renorm; }
+static stx_real stx__attn_z(const stx_attention_args *a, size_t h) { return a->z[a->z_shared ? 0 : h]; }
 static size_t stx__attn_reach(const stx_attention_args *a, size_t h) {
-    double e;
-    if (!a->z || a->eps > 0) return a->span;
-    e = ceil((double)a->z[h] * (double)a->max_span) + (double)a->ramp + 1;
-    if (!stx__finite(e)) return e > 0 ? a->span : 1;
-    if (!(e > 1)) e = 1;
-    return e < (double)a->span ? (size_t)e : a->span;
+    size_t e;
+    if (!a->z || stx__attn_whole(a)) return a->span;
+    e = stx_attention_reach((double)stx__attn_z(a, h), (double)a->max_span, (double)a->ramp, a->span);
+    return e < a->span ? e + 1 : a->span;
 }
 
 enum { STX__BQ = 64, STX__BK = 256, STX__GROUP = 8 * STX__BQ, STX__PAD = 96, STX__LDS = STX__BK + STX__PAD, STX__LDK = STX__BK + 16, STX__MAX_HEADS = 256 };
@@ -3926,7 +3943,7 @@ static void stx__attn_ramp(stx__attn_tile *t) {
     stx_real zl;
     t->ramp_n = t->ramp_zeros = t->ramp_0 = t->ramp_1 = 0;
     if (!a->z) return;
-    zl = a->z[t->h] * a->max_span;
+    zl = stx__attn_z(a, t->h) * a->max_span;
     for (n = 0; n <= t->reach; n++) {
         stx_real w = ((1 - (stx_real)(t->reach - n)) + zl) / a->ramp + 1;
         if (w < 0) t->ramp_0 = n + 1;
@@ -4205,7 +4222,7 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
         for (r = r0; r <= last; r++) {
             stx_real *s = t->R.s + r * STX__LDS, f, *o = t->R.o + (t->q0 + r) * A->Dp;
             ptrdiff_t from = t->lo[r], at, hi = t->hi[r];
-            if (!(a->eps > 0) && !t->persistent) from = STX__MAX(from, t->off[r] + (ptrdiff_t)t->ramp_zeros);
+            if (!stx__attn_whole(a) && !t->persistent) from = STX__MAX(from, t->off[r] + (ptrdiff_t)t->ramp_zeros);
             from = STX__MIN(from, hi);
             if (t->holes && !stx__attn_holes(t, s, NULL, from, hi)) from = hi;
             if (from < hi) {
@@ -4225,6 +4242,11 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
     stx__attn_gather(t, A->u == 2 ? t->R.h : t->R.s, t->R.o);
 }
 
+/* 1 / the normaliser of a row of state (top, sum of m e, sum of e); no key at all: 0, so that y = 0 */
+static stx_real stx__attn_inv(const stx_attention_args *a, const stx_real *state) {
+    stx_real norm = a->no_renorm ? state[2] : state[1] + a->eps * state[2];
+    return norm == 0 ? 0 : 1 / norm;
+}
 /* All n queries of a unit, from i0 on, past the tile of keys, of which `keys` are there */
 static void stx__attn_fwd_keys(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t n, ptrdiff_t keys) {
     for (t->q0 = 0; t->q0 < n; t->q0 += STX__BQ) {
@@ -4271,7 +4293,7 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_r
     }
     for (r = 0; r < n; r++) {
         const stx_real *state = t.R.state + 3 * r, *o = t.R.o + r * A->Dp;
-        stx_real norm = state[1] + a->eps * state[2], f = norm == 0 ? 0 : 1 / norm;   /* no key at all: y = 0 */
+        stx_real f = stx__attn_inv(a, state);
         stx_real *y = a->y + ((b * a->T + i0 + r) * a->H + h) * D;
         for (c = 0; c < D; c++) y[c] = o[c] * f;
         a->top[(b * a->H + h) * a->T + i0 + r] = state[0];
@@ -4319,7 +4341,7 @@ static size_t stx__attn_thin_room(const stx__attn *A) { return stx__up(2 * (A->a
 static void stx__attn_thin(stx_ctx *x, const stx__attn *A, stx_real *room, size_t b, size_t h, size_t i0) {
     const stx_attention_args *a = A->a;
     size_t D = a->D, d, row = (b * a->H + h) * a->T + i0;
-    stx_real *q = room, *qv = q + D, *o = qv + D, *s = o + D, *y = a->y + ((b * a->T + i0) * a->H + h) * D, state[3], f, norm;
+    stx_real *q = room, *qv = q + D, *o = qv + D, *s = o + D, *y = a->y + ((b * a->T + i0) * a->H + h) * D, state[3], f;
     const stx_real *k = a->k + b * a->stk + h * D, *v = a->v + b * a->stk + h * D, *query = a->q + b * a->stq + i0 * a->ldq + h * D;
     const int32_t *pad = a->pad ? a->pad + b * a->stpad : NULL;
     ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, first, last, from, p, real;
@@ -4338,7 +4360,7 @@ static void stx__attn_thin(stx_ctx *x, const stx__attn *A, stx_real *room, size_
     }
     stx__attn_range(a, t.reach, i0, 1, &first, &last);
     from = first;
-    if (a->z && !(a->eps > 0)) from = STX__MAX(from, C + (ptrdiff_t)i0 - (ptrdiff_t)t.reach + (ptrdiff_t)t.ramp_zeros);
+    if (a->z && !stx__attn_whole(a)) from = STX__MAX(from, C + (ptrdiff_t)i0 - (ptrdiff_t)t.reach + (ptrdiff_t)t.ramp_zeros);
     while (pad && from < last && from >= 0 && pad[from]) from++;
     while (pad && from < last && last > 0 && pad[last - 1]) last--;
     if (from < last) {
@@ -4372,8 +4394,7 @@ static void stx__attn_thin(stx_ctx *x, const stx__attn *A, stx_real *room, size_
         for (d = 0; d < D; d++) o[d] *= f;
         STX__CALL(x, stx__attn_thin_sum, (o, s, a->pv + h * a->N * D, D, a->N, D, (stx_real)sqrt((double)a->N)));
     }
-    norm = state[1] + a->eps * state[2];
-    f = norm == 0 ? 0 : 1 / norm;
+    f = stx__attn_inv(a, state);
     for (d = 0; d < D; d++) y[d] = o[d] * f;
     a->top[row] = state[0];
     a->inv[row] = f;
@@ -4519,15 +4540,18 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
        dv_j += r_j a_j dy ; dk_j += ds_j scale (q+u) ; dpe_p += ds_j scale (q+vb) ; dq = scale sum_j ds_j (k_j + pe_p)
        du = scale sum ds_j k_j ; dvb = scale sum ds_j pe_p
        dz = max_span/ramp sum over 0 <= ramp <= 1 of w_j (g_j - D)
+   With no_renorm the normaliser does not depend on m:
+       ds_j = a_j g_j - D w_j ; dz = max_span/ramp sum of w_j g_j
+   so that one loop serves both, with (D, eps D) or (0, D) for the two D's.
    dv, dk and dpe are made transposed, (D, keys): then the weights, as they stand, are the right factor of the product. A unit owns
    its keys and, unless its head is cut, its queries: no locks. What is shared (pe, u, vb, z, pk, pv, the queries of a head
    that is cut) is summed by thread or by unit in `work` and added up in a fixed order. */
 
 /* One row of n cells: s becomes r a (what multiplied v), g becomes ds */
 STX__INNER void stx__attn_soft_bwd(int fma, stx_real *STX__RESTRICT s, stx_real *STX__RESTRICT g, size_t n, const stx_real *STX__RESTRICT ramp, size_t nramp,
-                                   size_t z0, size_t z1, const stx_real *STX__RESTRICT drop, stx_real top, stx_real inv, stx_real D, stx_real eps, stx_real *dz) {
+                                   size_t z0, size_t z1, const stx_real *STX__RESTRICT drop, stx_real top, stx_real inv, stx_real D, stx_real ed, stx_real *dz) {
     size_t c, end = STX__MIN(nramp, n);
-    stx_real ed = eps * D, sum = 0;
+    stx_real sum = 0;
     if (drop) for (c = 0; c < n; c++) g[c] *= drop[c];
     if (end < z1) end = STX__MIN(z1, n);
     for (c = 0; c < end; c++) {
@@ -4546,8 +4570,8 @@ STX__INNER void stx__attn_soft_bwd(int fma, stx_real *STX__RESTRICT s, stx_real 
     *dz += sum;
 }
 STX__EACH_ISA(stx__attn_soft_bwd, (stx_real *s, stx_real *g, size_t n, const stx_real *ramp, size_t nramp, size_t z0, size_t z1, const stx_real *drop,
-                                   stx_real top, stx_real inv, stx_real D, stx_real eps, stx_real *dz),
-              s, g, n, ramp, nramp, z0, z1, drop, top, inv, D, eps, dz)
+                                   stx_real top, stx_real inv, stx_real D, stx_real ed, stx_real *dz),
+              s, g, n, ramp, nramp, z0, z1, drop, top, inv, D, ed, dz)
 
 /* s and g of the tile: weights and ds; zero where nothing is seen */
 static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *tops, const stx_real *invs, stx_real *dz) {
@@ -4557,14 +4581,14 @@ static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *top
         stx_real *s = t->R.s + r * STX__LDS, *g = t->R.g + r * STX__LDS;
         size_t lo = 0, hi = 0;
         if (r < t->nb && t->hi[r] > t->lo[r] && invs[r] != 0) {
-            const stx_real *drop = stx__attn_drop(x, t, r);
+            const stx_real *drop = stx__attn_drop(x, t, r), D = t->R.state[t->q0 + r];
             size_t at = t->persistent ? t->ramp_n : STX__MIN((size_t)(t->lo[r] - t->off[r]), t->ramp_n + 1), z1 = t->persistent ? 0 : t->ramp_1;
             lo = (size_t)t->lo[r];
             hi = (size_t)t->hi[r];
             if (t->holes) (void)stx__attn_holes(t, s, g, t->lo[r], t->hi[r]);
             STX__CALL(x, stx__attn_soft_bwd, (s + lo, g + lo, hi - lo, t->R.ramp + STX__MIN(at, t->ramp_n), at < t->ramp_n ? t->ramp_n - at : 0,
                                               t->ramp_0 > at ? t->ramp_0 - at : 0, z1 > at ? z1 - at : 0, drop, tops[r], invs[r],
-                                              t->R.state[t->q0 + r], A->a->eps, dz));
+                                              A->a->no_renorm ? 0 : D, A->a->no_renorm ? D : A->a->eps * D, dz));
         }
         memset(s, 0, lo * sizeof *s);
         memset(g, 0, lo * sizeof *g);
@@ -4804,7 +4828,7 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
         size_t r, o = U->h * D;
         if (a->du) for (c = 0; c < D; c++) a->du[o + c] += w.du[i * D + c];
         if (a->dvb) for (c = 0; c < D; c++) a->dvb[o + c] += w.dvb[i * D + c];
-        if (a->dz) a->dz[U->h] += w.dz[i] * (a->max_span / a->ramp);
+        if (a->dz) a->dz[a->z_shared ? 0 : U->h] += w.dz[i] * (a->max_span / a->ramp);
         if (U->part >= 0 && a->dq)
             for (r = 0; r < a->T; r++)
                 for (c = 0; c < D; c++) a->dq[U->b * a->stq + r * a->ldq + o + c] += w.part[((size_t)U->part * a->T + r) * D + c];
@@ -6176,7 +6200,7 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     STX__NEED(x, H >= 1 && H <= STX__MAX_HEADS && C % H == 0, STX_ERR_SHAPE, "stx_attention: %zu heads for %zu channels: want 1 to %d heads that divide the channels", H, C, (int)STX__MAX_HEADS);
     D = C / H;
     STX__NEED(x, d->not_causal || k->dim[1] >= q->dim[1], STX_ERR_SHAPE, "stx_attention: %zu keys for %zu queries: causal attention needs the queries' own keys at the end", k->dim[1], q->dim[1]);
-    STX__NEED(x, !in->z || (in->z->size == H && d->ramp > 0 && d->max_span > 0), STX_ERR_ARG, "stx_attention: the learned span wants one z a head (%zu), max_span > 0 and ramp > 0 (got %zu, %g, %g)", H, in->z ? in->z->size : 0, d->max_span, d->ramp);
+    STX__NEED(x, !in->z || ((in->z->size == H || in->z->size == 1) && d->ramp > 0 && d->max_span > 0), STX_ERR_ARG, "stx_attention: the learned span wants one z a head (%zu) or one for all, max_span > 0 and ramp > 0 (got %zu, %g, %g)", H, in->z ? in->z->size : 0, d->max_span, d->ramp);
     STX__NEED(x, !d->not_causal || (!in->z && !in->pe && !d->span && d->first_key >= 0), STX_ERR_ARG, "stx_attention: without causality there are no distances: no z, pe, span or zero keys");
     STX__NEED(x, !in->pe || (in->pe->ndim == 2 && (in->pe->dim[1] == D || in->pe->dim[1] == C)), STX_ERR_SHAPE, "stx_attention: pe %s, want (P,%zu) or (P,%zu)", stx__shape(in->pe ? in->pe : q, s), D, C);
     STX__NEED(x, (!in->u || in->u->size == C) && (!in->vb || (in->vb->size == C && in->pe)), STX_ERR_SHAPE, "stx_attention: u and vb have %zu numbers, and vb needs pe", C);
@@ -6186,6 +6210,8 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     STX__NEED(x, d->dropout >= 0 && d->dropout < 1, STX_ERR_ARG, "stx_attention: dropout %g, want 0 <= p < 1", d->dropout);
     STX__NEED(x, d->delta_min == 0 || d->delta_min == 1, STX_ERR_ARG, "stx_attention: delta_min %d, want 0 or 1", d->delta_min);
     STX__NEED(x, d->eps >= 0, STX_ERR_ARG, "stx_attention: eps %g, want 0 or more", d->eps);
+    STX__NEED(x, !d->no_renorm || d->eps == 0, STX_ERR_ARG,
+              "stx_attention: no_renorm and eps %g: eps belongs to the normalisation that no_renorm leaves out, want 0", d->eps);
     y = stx__like(x, q);
     a = (stx_attention_args *)stx_step_alloc(x, sizeof *a);
     if (!y || !a) return NULL;
@@ -6204,6 +6230,8 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     if (in->pk) { a->N = in->pk->dim[1]; a->pk = in->pk->data; a->pv = in->pv->data; }
     a->delta_min = d->delta_min;
     a->not_causal = d->not_causal;
+    a->no_renorm = d->no_renorm && in->z;        /* without a mask the two forms are one */
+    a->z_shared = in->z && in->z->size != H;
     a->scale = (stx_real)(d->scale != 0 ? d->scale : 1 / sqrt((double)D));
     a->max_span = (stx_real)d->max_span; a->ramp = (stx_real)d->ramp; a->eps = (stx_real)d->eps;
     a->q = q->data; a->k = k->data; a->v = in->kv ? stx_at(x, k->data, C) : v->data;

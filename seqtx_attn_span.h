@@ -27,9 +27,15 @@
 
        s_t = (q_i . k_{i-t} + q_i . E_t) / sqrt(D)            t = 1..S steps back; E is shared by all layers and heads
        m_t = clamp((1 - t + z L) / R + 1, 0, 1)                the span of a head: z in [0,1], L the largest, R the ramp
-       a_t = m_t e^s_t / (sum m e^s + eps sum e^s)
+       a_t = m_t e^s_t / (sum m e^s + eps sum e^s)             with no_renorm: m_t e^s_t / sum e^s over t = 1..S
        y_i = sum_t a_t v_{i-t}
        loss = mean nll + lambda sum_layers L mean_h z          the penalty that keeps spans short
+
+   The window S of a layer, and the rows C of its cache, by its longest head (stx_span_window, stx_span_cache):
+
+       reach = min(L, ceil(L max_h z) + ceil(R))        no key further back has m > 0, whatever R is
+       S = L - floor(min(L - 1, L - reach) / 64) 64      C = min(L, S + 64)
+       L = 8192, R = 32:   z 0 -> S 64, C 128;   z 0.1 -> reach 852, S 896, C 960;   z 1 -> S = C = 8192
 
    With pers = N > 0 there is no feed-forward: every head attends to N learned keys and values besides (all-attention).
 
@@ -61,15 +67,52 @@
            stx_span_gen *gen = stx_span_gen_create(model, 1);
            stx_sampling greedy = {0};
            for (int i = 0; i < 12 && stx_ok(x); i++) {
-               const stx_real *logits = stx_span_gen_feed(gen, &token, 1);
+               const stx_real *log_p = stx_span_gen_feed(gen, &token, 1);
                putchar(token);
-               token = logits ? stx_sample(&greedy, 0, logits, 256, NULL) : 0;
+               token = log_p ? stx_sample(&greedy, 0, log_p, 256, NULL) : 0;
            }
            printf("\n%s\n", stx_error(x));
            stx_destroy(x);
            return 0;
        }
    //<quickstart
+
+   Handing over a memory. stx_span_state_save and _load carry a state through a checkpoint; stx_span_state_get and
+   _set through the caller's own memory, to another context, device or program of the same model. Here a text is read
+   in two halves, the second with a state made from the first one's rows: the same loss, to the last bit.
+
+   //>handover
+       #define SEQTX_IMPLEMENTATION
+       #include "seqtx_attn_span.h"
+       #include <stdio.h>
+       #include <stdlib.h>
+       static double half(stx_span *model, const int32_t *text, stx_span_state *memory) {
+           stx_ctx *x = model->ctx;
+           stx_begin(x, STX_EVAL);
+           return stx_item(x, stx_span_loss(model, stx_tokens(x, text, 1, 20), stx_tokens(x, text + 1, 1, 20), memory, memory));
+       }
+       int main(void) {
+           stx_span_desc d = {0};
+           stx_ctx *x = stx_create(NULL);
+           d.vocab = 8; d.layers = 2; d.dim = 32; d.heads = 2; d.span = 100; d.adapt_span = 1;
+           stx_span *model = stx_span_create(x, &d);
+           stx_span_state *old = stx_span_state_create(model, 1), *other = stx_span_state_create(model, 1);
+           int32_t text[41];
+           for (int i = 0; i < 41; i++) text[i] = i * i % 7;
+           half(model, text, old);
+           for (size_t l = 0; stx_ok(x) && l < d.layers; l++) {
+               size_t rows = old->rows[l], n = old->real[l];
+               stx_real *row = (stx_real *)malloc(old->B * n * d.dim * sizeof *row);      // (B,n,dim): send it where it is wanted
+               if (row && stx_span_state_get(old, l, row)) stx_span_state_set(other, l, rows, row, n);
+               free(row);
+           }
+           double a = half(model, text + 20, old), b = half(model, text + 20, other);
+           printf("nll %.6f, handed over %.6f %s\n", a, b, stx_error(x));
+           int same = stx_ok(x) && a == b;
+           stx_destroy(x);
+           return !same;
+       }
+   //<handover
 
    Configuration (stx_span_desc)
        field            zero means        typical       enwik8 small / 12 layers / 24 layers / all-attention
@@ -86,23 +129,41 @@
        pers (N)         feed-forward      0             0 / 0 / 0 / 1024
        dropout          0                 0.1           0 / 0.3 / 0.4 / 0.3        (attention weights, inside the feed-forward)
        emb_dropout      0                 0             0; wiki103_pers 0.1        (embedding, last hidden)
+       no_renorm        renormalised      0             0                          fairseq's enwik8, otherwise as "12 layers": 1,
+       span_per_layer   one a head        0             0                          0 or 1,
+       fairseq_init     the authors'      0             0                          1
    The optimiser of the paper is Adagrad, lr 0.07, per-tensor clip 0.03, linear warm-up; clamp the spans after each update.
 
    Cost of a layer, forward, multiply-adds a token (c cached rows used, S_h the span of head h):
        Wq, Wo 2 d^2 ; Wk, Wv 2 d^2 (c+T)/T ; attention 3 D sum_h S_h + 2 N d ; feed-forward 2 d f
    Cache: B d sum_l C_l numbers, C_l = min(L, S_l + 64). Generation keeps projected keys and values instead: 4 d sum_l S_l
    numbers a stream, and a new token costs 3 D sum_h S_h + 4 d^2 + 2 d f whatever was generated before.
+   With no_renorm, as with literal_eps, every key of the window is in the normaliser: S_h is the layer's S for every
+   head. A layer with one long head and seven short ones then costs eight long ones.
 
-   Fidelity, against the reference implementation of 1905.07799 / 1907.01470 (spec attn_span):
-       reproduced   everything in sections 1.1-1.8 and 2.1-2.7: losses, caches, every gradient, span bookkeeping,
-                    initialisers, optimisers, positions, presets (float64 agreement with independent code to 1e-10)
-       corrected    literal switches bring the reference's own form back:
-                    literal_eps     eps = 1e-8 with the softmax over the whole window (quirk Q1). Default: eps = 0, the
-                                    paper's formula; keys out of a head's span do not exist, and cost nothing.
-                    literal_memory  rows of an empty memory are attended to as zeros (Q2). Default: they do not exist.
+   Fidelity, against the authors' implementation of 1905.07799 / 1907.01470
+       reproduced   losses, caches, every gradient, windows, initialisers, optimisers, positions, presets: tested against
+                    independent float64 code, to 1e-10
+       corrected    two switches bring the authors' own form back:
+                    literal_eps     eps = 1e-8 and the softmax over the whole window: keys out of a head's span are felt
+                                    where their logits are by far the largest, for rows then sum to less than 1.
+                                    Default: eps = 0, the paper's formula; such keys do not exist, and cost nothing.
+                    literal_memory  rows of an empty memory are attended to as zeros. Default: they do not exist.
        better       keys and values of rows outside the window are never projected; evaluation memories are separate
                     states; true bits per byte; everything is in the checkpoint.
-       omitted      the fairseq variant (no renormalisation), dynamic span.
+       omitted      dynamic span (the paper's z that depends on the input).
+   and against fairseq's examples/adaptive_span, another model after the same paper (weights do not carry over):
+       reproduced   no_renorm        the mask multiplies the softmax over the window S; rows are not normalised again
+                    span_per_layer   z has shape (1)
+                    fairseq_init     projections n(0, 1/sqrt(d)) (Xavier-normal), W1 and W2 U(sqrt(6 / (d + f)))
+                                     (Xavier-uniform), embedding n(0, 1/sqrt(d)); all else, and adaptive tables, as above
+                    literal_memory   its empty memory is zero rows, too
+       different    it clamps z at the start of a forward, when S and C have been computed; here stx_span_clamp does so
+                    after the update. The numbers are the same, unless an update leaves every z of a layer below 0:
+                    then its S may be 64 smaller, for one step. A z that it saves may lie outside [0,1].
+       omitted      what its data loader does: the last token of a block is never a target though the divisor counts it,
+                    so that its losses are low by the factor (T-1)/T; memories run from training into validation and
+                    back; the vocabulary has four special symbols and is filled up to a multiple of 8.
 
    Easy to get wrong
        - The cache holds layer inputs, not keys: projected again by the current weights in every step, so that cached rows
@@ -113,15 +174,16 @@
        - The window S follows the LONGEST head of the layer, in steps of 64, and the cache is 64 rows longer, so that a
          growing span finds its rows. When spans grow faster the missing rows are simply not there.
        - z is clamped to [0,1] after the update, not in the forward.
+       - no_renorm makes S part of the model: a key with m = 0 inside the window takes probability, one outside takes none.
 
    Compile-time options: those of seqtx.h.
    GPU. Nothing changes in a program but desc.device (see seqtx.h), and that a step written as a function can be replayed:
        stx_tokens_set(x, in, ..); stx_tokens_set(x, out, ..); stx_optim_rate(optim, lr);
        stx_step_run(x, stx_span_key(model, in, out, memory, 0), step, user);      step: stx_begin .. stx_optim_step, stx_span_clamp
-   (examples/train_attn_span.c). The fused kernel wants d/H of 8 to 128, a multiple of 8, and neither literal_eps nor literal_memory;
-   otherwise scores go through memory, piece by piece.
+   (examples/train_attn_span.c). The fused kernel wants d/H of 8 to 128, a multiple of 8, and neither literal_eps nor
+   literal_memory; otherwise scores go through memory, piece by piece. It takes no_renorm.
 
-   Reading order: stx__span_layer (the layer), stx_span_forward (cache and loop), stx__span_window (1.5), stx_span_gen_feed.
+   Reading order: stx__span_layer (the layer), stx_span_forward (cache and loop), stx__span_window, stx_span_gen_feed.
 */
 #ifndef SEQTX_ATTN_SPAN_H
 #define SEQTX_ATTN_SPAN_H
@@ -153,13 +215,16 @@ typedef struct stx_span_desc {
     size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;   /* ... 0 cutoffs: those of 20000, 40000, 200000 that are below vocab */
     int    forward_columns; /* ... order of the head's cluster columns, see stx_adaptive */
     double dropout, emb_dropout;
-    int    literal_eps;     /* [REF] Q1: eps = 1e-8, softmax over the layer's whole window */
-    int    literal_memory;  /* [REF] Q2: rows that never existed are zero keys */
+    int    no_renorm;       /* a = m e^s / sum e^s over the layer's whole window: rows sum to less than 1. Needs adapt_span */
+    int    span_per_layer;  /* one z a layer, shared by its heads. Needs adapt_span */
+    int    fairseq_init;    /* fairseq's initialisers: see Fidelity */
+    int    literal_eps;     /* the authors' eps of 1e-8: the softmax runs over the layer's whole window. Not with no_renorm */
+    int    literal_memory;  /* rows that never existed are zero keys, as in the authors' code */
     int    recompute;       /* drop each layer's activations, make them again in backward: about 1/4 more time, far less memory */
 } stx_span_desc;
 
 typedef struct stx_span_layer {
-    stx_tensor *z;                          /* (H), adapt_span only */
+    stx_tensor *z;                          /* (H), or (1) with span_per_layer; adapt_span only */
     stx_tensor *pers_key, *pers_val;        /* (H,N,D), N > 0 only */
     stx_tensor *wq, *wo, *wv, *wk;          /* (d,d) */
     stx_tensor *norm1_gain, *norm1_shift;   /* (d) */
@@ -172,7 +237,7 @@ typedef struct stx_span {
     stx_params     *params;
     stx_tensor     *key_pe;                 /* (L,D): row L-t is E_t */
     stx_tensor     *in_emb, *out_w, *out_b; /* (V,d) (V,d) (V); NULL with adapt_io */
-    stx_adaptive    in, out;                /* adapt_io only */
+    stx_adaptive    in, out;                /* in: adapt_io only; out: without it, out_w and out_b as one cluster */
     stx_span_layer *layer;
     stx_picked     *spans;                  /* z of all layers; adapt_span only */
 } stx_span;
@@ -200,6 +265,11 @@ typedef struct stx_span_state {
 STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B);
 STX_DEF void stx_span_state_free(stx_span_state *s);
 STX_DEF void stx_span_state_reset(stx_span_state *s);       /* forgets all; the sizes follow the spans of now */
+/* The memory of layer l in the caller's hands (see "Handing over a memory" in the manual). get: its s->real[l] rows, (B, real, d), oldest
+   first, to the host. set: replaces it by n such rows from the host, n <= rows <= L; rows: the other state's rows[l], or stx_span_cache(m, l)
+   for a memory made by hand. 1, or 0 and an error; the state is then as it was, or empty in layer l when memory ran out. */
+STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out);
+STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in, size_t n);
 /* In a checkpoint: entries "<prefix><l>" and metadata "<prefix>rows.<l>", "<prefix>real.<l>". load fills a state of the same B; 1, or 0 and an
    error (the state is then empty). */
 STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix);
@@ -210,8 +280,10 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
 /* ids (B,T) -> last hidden state (B,T,d). in: memory (NULL: empty); out: where the new memory goes (NULL: nowhere; may be
    in). Gradients do not pass the memory. */
 STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_span_state *in, stx_span_state *out);
-/* Logits (B,T,V) of a hidden state; with adapt_io log-probabilities, without a tape. */
+/* Logits (B,T,V) of a hidden state, on the tape. With adapt_io there are none (each cluster has its own softmax): an error. */
 STX_DEF stx_tensor *stx_span_logits(stx_span *m, stx_tensor *h);
+/* log p (B,T,V) of a hidden state, of every model: rows of e^.. sum to 1. No gradient passes. */
+STX_DEF stx_tensor *stx_span_log_probs(stx_span *m, stx_tensor *h);
 /* Mean nll of targets (B,T), nats per token -> (1). */
 STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *in, stx_span_state *out);
 /* nll + lambda sum_l L mean_h z; nll itself when there is no penalty. */
@@ -225,7 +297,11 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
 
 /* Span of head h of layer l, tokens: z L (L when fixed). */
 STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t h);
-/* As the reference logs them, with the ramp: mean over layers of ceil(mean z L) + R, and the largest ceil(max z L) + R. */
+/* S, how many steps back layer l may look now: its longest head's span and ramp, rounded up so that L - S is a multiple of 64. And C, the
+   rows that its cache keeps: S and 64, at most L. Both follow z from step to step. */
+STX_DEF size_t stx_span_window(const stx_span *m, size_t l);
+STX_DEF size_t stx_span_cache(const stx_span *m, size_t l);
+/* As the reference logs them, with the ramp: mean over layers of ceil(mean z L) + ceil(R), and the largest ceil(max z L) + ceil(R). */
 STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max);
 
 // >>model: generation ----------------------------------------------------------------------------------------------
@@ -246,7 +322,7 @@ typedef struct stx_span_gen {
 STX_DEF stx_span_gen *stx_span_gen_create(stx_span *m, size_t B);
 STX_DEF void stx_span_gen_free(stx_span_gen *g);
 STX_DEF void stx_span_gen_reset(stx_span_gen *g);           /* empty memory, spans of now */
-/* Feeds ids (B,n), n >= 1, and returns the logits (B,V) after the last of them, in host memory; log-probabilities with adapt_io.
+/* Feeds ids (B,n), n >= 1, and returns log p (B,V) of the token after the last of them, in host memory: what stx_sample wants.
    They stay until the next call. Calls stx_begin(x, STX_EVAL): not between a forward and its backward. */
 STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, size_t n);
 
@@ -297,6 +373,16 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
     if (!(d->ramp >= 1 && d->ramp <= (double)most)) return stx__span_bad(x, "ramp", d->ramp, "1 or more");
     if (!(d->span_init >= 0 && d->span_init <= 1)) return stx__span_bad(x, "span_init", d->span_init, "0 to 1 (a fraction of span)");
     if (!(d->span_loss >= 0 && d->span_loss < 1e30)) return stx__span_bad(x, "span_loss", d->span_loss, "0 or more");
+    if ((d->no_renorm || d->span_per_layer) && !d->adapt_span) {
+        stx_fail(x, STX_ERR_ARG, "stx_span_create: %s without adapt_span: a fixed span has no mask, want adapt_span = 1",
+                 d->no_renorm ? "no_renorm" : "span_per_layer");
+        return 0;
+    }
+    if (d->no_renorm && d->literal_eps) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_span_create: no_renorm and literal_eps: eps belongs to the normalisation that no_renorm leaves out, choose one");
+        return 0;
+    }
     if (!(d->dropout >= 0 && d->dropout < 1)) return stx__span_bad(x, "dropout", d->dropout, "0 <= p < 1");
     if (!(d->emb_dropout >= 0 && d->emb_dropout < 1)) return stx__span_bad(x, "emb_dropout", d->emb_dropout, "0 <= p < 1");
     if (d->adapt_io) {
@@ -331,7 +417,7 @@ STX_DEF size_t stx_span_count(const stx_span_desc *desc) {
         }
         n += d.cutoffs * (d.dim + 1);
     }
-    layer = 4 * d.dim * d.dim + 2 * d.dim + (d.adapt_span ? d.heads : 0);
+    layer = 4 * d.dim * d.dim + 2 * d.dim + (!d.adapt_span ? 0 : d.span_per_layer ? 1 : d.heads);
     layer += d.pers ? 2 * d.pers * d.dim : 2 * d.dim * d.inner + d.inner + 3 * d.dim;
     return n + d.layers * layer;
 }
@@ -346,12 +432,15 @@ static stx_tensor *stx__span_io(stx_span *m, const char *name, size_t i, double 
     snprintf(full, sizeof full, "%s.%zu", name, i);
     return stx_param(m->params, init, bound, full, d0, d1, 0, 0);
 }
-/* Initialisers: spec attn_span 1.1 and 1.7 (those of PyTorch's Linear and Embedding). */
+/* Initialisers: those of PyTorch's Linear, U(1/sqrt(columns)) for weight and bias, and Embedding, n(0,1); persistent keys n(0, 1/sqrt(D)) and
+   values n(0, 1/sqrt(N)). fairseq_init: the projections are Xavier-normal, the feed-forward's weights Xavier-uniform, the embedding
+   n(0, 1/sqrt(d)). */
 STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
     stx_span *m;
     stx_span_desc *d;
     size_t l, i, D, start;
-    double sd, sf;
+    double sd, sf, ff;
+    int proj;
     if (!stx_ok(x)) return NULL;
     if (!desc) { stx_fail(x, STX_ERR_ARG, "stx_span_create: no desc; at least vocab is needed"); return NULL; }
     m = (stx_span *)stx_persist(x, sizeof *m);
@@ -364,11 +453,17 @@ STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
     D = d->dim / d->heads;
     sd = 1 / sqrt((double)d->dim);
     sf = 1 / sqrt((double)d->inner);
+    ff = sqrt(6 / ((double)d->dim + (double)d->inner));
+    proj = d->fairseq_init ? STX_NORMAL : STX_UNIFORM;      /* Xavier: sqrt(2 / (d + d)), which is 1/sqrt(d) again */
     m->key_pe = stx_param(m->params, STX_NORMAL, 1, "key_pe", d->span, D, 0, 0);
     if (!d->adapt_io) {
-        m->in_emb = stx_param(m->params, STX_NORMAL, 1, "in_emb.weight", d->vocab, d->dim, 0, 0);
+        m->in_emb = stx_param(m->params, STX_NORMAL, d->fairseq_init ? sd : 1, "in_emb.weight", d->vocab, d->dim, 0, 0);
         m->out_w = stx_param(m->params, STX_UNIFORM, sd, "out_emb.weight", d->vocab, d->dim, 0, 0);
         m->out_b = stx_param(m->params, STX_UNIFORM, sd, "out_emb.bias", d->vocab, 0, 0, 0);
+        m->out.clusters = 1;
+        m->out.end[0] = d->vocab;
+        m->out.table[0] = m->out_w;
+        m->out.bias[0] = m->out_b;
     } else {
         m->in.clusters = m->out.clusters = d->cutoffs + 1;
         m->out.forward_columns = d->forward_columns;
@@ -396,21 +491,21 @@ STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
     }
     for (l = 0; l < d->layers; l++) {
         stx_span_layer *y = &m->layer[l];
-        if (d->adapt_span) y->z = stx__span_param(m, l, "attn.span", STX_CONSTANT, d->span_init, d->heads, 0, 0);
+        if (d->adapt_span) y->z = stx__span_param(m, l, "attn.span", STX_CONSTANT, d->span_init, d->span_per_layer ? 1 : d->heads, 0, 0);
         if (d->pers) {
             y->pers_key = stx__span_param(m, l, "attn.pers_key", STX_NORMAL, 1 / sqrt((double)D), d->heads, d->pers, D);
             y->pers_val = stx__span_param(m, l, "attn.pers_val", STX_NORMAL, 1 / sqrt((double)d->pers), d->heads, d->pers, D);
         }
-        y->wq = stx__span_param(m, l, "attn.wq", STX_UNIFORM, sd, d->dim, d->dim, 0);
-        y->wo = stx__span_param(m, l, "attn.wo", STX_UNIFORM, sd, d->dim, d->dim, 0);
-        y->wv = stx__span_param(m, l, "attn.wv", STX_UNIFORM, sd, d->dim, d->dim, 0);
-        y->wk = stx__span_param(m, l, "attn.wk", STX_UNIFORM, sd, d->dim, d->dim, 0);
+        y->wq = stx__span_param(m, l, "attn.wq", proj, sd, d->dim, d->dim, 0);
+        y->wo = stx__span_param(m, l, "attn.wo", proj, sd, d->dim, d->dim, 0);
+        y->wv = stx__span_param(m, l, "attn.wv", proj, sd, d->dim, d->dim, 0);
+        y->wk = stx__span_param(m, l, "attn.wk", proj, sd, d->dim, d->dim, 0);
         y->norm1_gain = stx__span_param(m, l, "norm1.weight", STX_CONSTANT, 1, d->dim, 0, 0);
         y->norm1_shift = stx__span_param(m, l, "norm1.bias", STX_ZEROS, 0, d->dim, 0, 0);
         if (d->pers) continue;
-        y->w1 = stx__span_param(m, l, "ff.fc1.weight", STX_UNIFORM, sd, d->inner, d->dim, 0);
+        y->w1 = stx__span_param(m, l, "ff.fc1.weight", STX_UNIFORM, d->fairseq_init ? ff : sd, d->inner, d->dim, 0);
         y->b1 = stx__span_param(m, l, "ff.fc1.bias", STX_UNIFORM, sd, d->inner, 0, 0);
-        y->w2 = stx__span_param(m, l, "ff.fc2.weight", STX_UNIFORM, sf, d->dim, d->inner, 0);
+        y->w2 = stx__span_param(m, l, "ff.fc2.weight", STX_UNIFORM, d->fairseq_init ? ff : sf, d->dim, d->inner, 0);
         y->b2 = stx__span_param(m, l, "ff.fc2.bias", STX_UNIFORM, sf, d->dim, 0, 0);
         y->norm2_gain = stx__span_param(m, l, "norm2.weight", STX_CONSTANT, 1, d->dim, 0, 0);
         y->norm2_shift = stx__span_param(m, l, "norm2.bias", STX_ZEROS, 0, d->dim, 0, 0);
@@ -439,13 +534,8 @@ static void stx__span_z(const stx_span *m, size_t l, double *mean, double *max) 
         if ((double)v[h] > *max) *max = (double)v[h];
     }
 }
-/* clamp(ceil(z L) + R, 0, L) */
-static size_t stx__span_reach(const stx_span_desc *d, double z) {
-    double r = ceil(z * (double)d->span) + d->ramp;
-    return r < (double)d->span ? (size_t)(r > 0 ? r : 0) : d->span;
-}
-/* Working span S and cache size C of layer l by its longest head (spec attn_span 1.5). Trimming in steps of 64 never takes
-   a key that has weight. */
+static size_t stx__span_reach(const stx_span_desc *d, double z) { return stx_attention_reach(z, (double)d->span, d->ramp, d->span); }
+/* Window S and cache C of layer l, by its longest head. Trimming in steps of 64 never takes a key that has weight. */
 static void stx__span_window(const stx_span *m, size_t l, size_t *S, size_t *C) {
     const stx_span_desc *d = &m->desc;
     size_t L = d->span, trim = 0;
@@ -457,6 +547,16 @@ static void stx__span_window(const stx_span *m, size_t l, size_t *S, size_t *C) 
     }
     *S = L - trim;
     *C = !d->adapt_span || d->full_cache || *S + 64 > L ? L : *S + 64;
+}
+STX_DEF size_t stx_span_window(const stx_span *m, size_t l) {
+    size_t S = 0, C;
+    if (m && l < m->desc.layers) stx__span_window(m, l, &S, &C);
+    return S;
+}
+STX_DEF size_t stx_span_cache(const stx_span *m, size_t l) {
+    size_t S, C = 0;
+    if (m && l < m->desc.layers) stx__span_window(m, l, &S, &C);
+    return C;
 }
 STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *s, uint64_t salt) {
     uint64_t h = stx_step_key(m, ids, targets, salt);
@@ -475,7 +575,7 @@ STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t h) {
     if (!m || l >= m->desc.layers || h >= m->desc.heads) return 0;
     if (!m->desc.adapt_span) return (double)m->desc.span;
     v = stx_watch(m->ctx, m->layer[l].z);
-    return v ? (double)v[h] * (double)m->desc.span : 0;
+    return v ? (double)v[m->desc.span_per_layer ? 0 : h] * (double)m->desc.span : 0;
 }
 STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max) {
     size_t l;
@@ -561,6 +661,29 @@ static int stx__span_remember(stx_span *m, size_t l, size_t C, const stx_tensor 
     return 1;
 }
 
+STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out) {
+    stx_ctx *x = s ? s->model->ctx : NULL;
+    if (!stx_ok(x)) return 0;
+    if (l >= s->model->desc.layers) { stx_fail(x, STX_ERR_ARG, "stx_span_state_get: layer %zu, want less than %zu", l, s->model->desc.layers); return 0; }
+    stx_fetch(x, out, s->cache[l], s->B * s->real[l] * s->model->desc.dim);
+    return stx_ok(x);
+}
+STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in, size_t n) {
+    stx_ctx *x = s ? s->model->ctx : NULL;
+    if (!stx_ok(x)) return 0;
+    if (l >= s->model->desc.layers) { stx_fail(x, STX_ERR_ARG, "stx_span_state_set: layer %zu, want less than %zu", l, s->model->desc.layers); return 0; }
+    if (n > rows || rows > s->model->desc.span || (n && !in)) {
+        stx_fail(x, STX_ERR_ARG, "stx_span_state_set: n %zu of %zu rows%s: want n <= rows <= span = %zu, and numbers to read", n, rows, in ? "" : ", in NULL", s->model->desc.span);
+        return 0;
+    }
+    s->real[l] = 0;
+    s->rows[l] = rows;
+    if (n && !stx__span_room(s, l, n)) return 0;
+    stx_put(x, s->cache[l], in, s->B * n * s->model->desc.dim);
+    if (stx_ok(x)) s->real[l] = n;
+    return stx_ok(x);
+}
+
 STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix) {
     size_t l, dim[3];
     char name[96];
@@ -623,6 +746,7 @@ static void stx__span_attention(const stx_span *m, size_t S, stx_attention_desc 
     a->max_span = (double)d->span;
     a->ramp = d->ramp;
     a->eps = d->literal_eps && d->adapt_span ? 1e-8 : 0;
+    a->no_renorm = d->no_renorm;
     a->dropout = d->dropout;
     a->first_key = d->literal_memory ? -(ptrdiff_t)S : 0;
 }
@@ -692,9 +816,15 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
     return stx_dropout(x, h, m->desc.emb_dropout);
 }
 STX_DEF stx_tensor *stx_span_logits(stx_span *m, stx_tensor *h) {
+    if (!m || !h || !stx_ok(m->ctx)) return NULL;
+    if (!m->desc.adapt_io) return stx_linear(m->ctx, h, m->out_w, m->out_b, STX_ACT_NONE);
+    stx_fail(m->ctx, STX_ERR_ARG,
+             "stx_span_logits: a model with adapt_io has no logits over the whole vocabulary: use stx_span_log_probs");
+    return NULL;
+}
+STX_DEF stx_tensor *stx_span_log_probs(stx_span *m, stx_tensor *h) {
     stx_tensor *y;
     if (!m || !h) return NULL;
-    if (!m->desc.adapt_io) return stx_linear(m->ctx, h, m->out_w, m->out_b, STX_ACT_NONE);
     y = stx_adaptive_log_probs(m->ctx, &m->out, h);
     return h->ndim == 3 ? stx_reshape(m->ctx, y, h->dim[0], h->dim[1], m->desc.vocab, 0) : y;
 }
@@ -816,6 +946,8 @@ STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, s
             a.stk = cap * d;
             a.span = S;
             a.delta_min = 1;
+            a.z_shared = m->desc.span_per_layer;
+            a.no_renorm = ad.no_renorm;
             a.first_key = ad.first_key;
             a.scale = (stx_real)(1 / sqrt((double)a.D));
             a.max_span = (stx_real)ad.max_span; a.ramp = (stx_real)ad.ramp; a.eps = (stx_real)ad.eps;
@@ -838,7 +970,7 @@ STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, s
     }
     if (!h) return NULL;
     i = h->dim[1];
-    y = stx_span_logits(m, i > 1 ? stx_slice(x, h, i - 1, i) : h);
+    y = stx_span_log_probs(m, i > 1 ? stx_slice(x, h, i - 1, i) : h);
     if (!y) return NULL;
     stx_get(x, y, g->out);
     return stx_ok(x) ? g->out : NULL;

@@ -2144,7 +2144,7 @@ typedef struct stx__attn0_rows {
     float *s, *g, *top, *inv, *dz;      /* (units,n,ld) twice; (B,H,T) twice; (units,n) or NULL */
     size_t T, H, S, N, n, ld, u0, i0, units;
     ptrdiff_t C, j0, W, span, first;
-    int delta_min, not_causal;
+    int delta_min, not_causal, z_shared, no_renorm, whole;      /* whole: keys with m = 0 count in the normaliser */
     float max_span, ramp, eps, wide, inv_keep;      /* wide: sqrt(N), a persistent value's factor; inv_keep: a kept weight's */
     uint32_t keep;                      /* of 65536; 0: no dropout */
     uint64_t seed, stream;
@@ -2153,13 +2153,18 @@ typedef struct stx__attn0_rows {
     const int32_t *pad;                 /* see stx_attention_args */
     size_t stpad;
 } stx__attn0_rows;
+/* stx_attention_reach and the one key more of stx__attn_reach, at most span */
+static __device__ __forceinline__ ptrdiff_t stx__attn_reach_of(float z, float max_span, float ramp, ptrdiff_t span) {
+    double e = ceil((double)z * (double)max_span) + ceil((double)ramp);
+    if (!(e > 0)) e = 0;                /* also NaN */
+    e += floor(e / 4194304) + 1;
+    return e < (double)span ? (ptrdiff_t)e : span;
+}
+static __device__ float stx__attn0_z(const stx__attn0_rows &p, size_t h) { return stx__get(p.z, p.z_shared ? 0 : h); }
 /* The largest distance that head h reaches: stx__attn_reach */
 static __device__ ptrdiff_t stx__attn0_reach(const stx__attn0_rows &p, size_t h) {
-    double e;
-    if (!p.z.p || p.eps > 0) return p.span;
-    e = ceil((double)stx__get(p.z, h) * (double)p.max_span) + (double)p.ramp + 1;
-    if (!(e > 1)) e = 1;                /* also NaN */
-    return e < (double)p.span ? (ptrdiff_t)e : p.span;
+    if (!p.z.p || p.whole) return p.span;
+    return stx__attn_reach_of(stx__attn0_z(p, h), p.max_span, p.ramp, p.span);
 }
 /* Columns [lo,hi) of the window that query i0 + r sees */
 static __device__ void stx__attn0_bounds(const stx__attn0_rows &p, size_t h, size_t r, ptrdiff_t *lo, ptrdiff_t *hi) {
@@ -2204,16 +2209,16 @@ static __global__ void stx__attn0_soft_kernel(stx__attn0_rows p) {
     const size_t u = p.u0 + row / p.n, r = row % p.n, h = u % p.H;
     const ptrdiff_t columns = p.W + (ptrdiff_t)p.N;
     const uint64_t stream = p.keep ? p.stream + *p.shift : 0;
-    const float zl = p.z.p ? __fmul_rn(stx__get(p.z, h), p.max_span) : 0.0f;
+    const float zl = p.z.p ? __fmul_rn(stx__attn0_z(p, h), p.max_span) : 0.0f;
     float *s = p.s + row * p.ld, top = -HUGE_VALF, sum = 0, all = 0, norm, inv;
     ptrdiff_t lo, hi, c;
     stx__attn0_bounds(p, h, r, &lo, &hi);
     for (c = lane; c < columns; c += STX__WARP)
-        if (stx__attn0_sees(p, u, lo, hi, c) && (c >= p.W || p.eps > 0 || !(stx__attn0_ramp(p, zl, r, c) <= 0))) top = fmaxf(top, s[c]);
+        if (stx__attn0_sees(p, u, lo, hi, c) && (c >= p.W || p.whole || !(stx__attn0_ramp(p, zl, r, c) <= 0))) top = fmaxf(top, s[c]);
     top = stx__warp_max(top);
     for (c = lane; c < columns; c += STX__WARP) {
         float m = stx__attn0_ramp(p, zl, r, c), e;
-        if (!stx__attn0_sees(p, u, lo, hi, c) || (c < p.W && !(p.eps > 0) && m <= 0)) { s[c] = 0; continue; }
+        if (!stx__attn0_sees(p, u, lo, hi, c) || (c < p.W && !p.whole && m <= 0)) { s[c] = 0; continue; }
         m = m <= 0 ? 0 : m >= 1 ? 1 : m;         /* NaN stays NaN */
         e = expf(s[c] - top);
         s[c] = m * e;
@@ -2222,7 +2227,7 @@ static __global__ void stx__attn0_soft_kernel(stx__attn0_rows p) {
     }
     sum = stx__warp_sum(sum);
     all = stx__warp_sum(all);
-    norm = sum + p.eps * all;
+    norm = p.no_renorm ? all : sum + p.eps * all;
     inv = norm == 0 ? 0 : 1 / norm;              /* no key at all: y = 0 */
     for (c = lane; c < columns; c += STX__WARP) if (s[c] != 0) s[c] *= inv * stx__attn0_factor(p, u, r, c, stream);
     if (lane == 0) {
@@ -2233,7 +2238,7 @@ static __global__ void stx__attn0_soft_kernel(stx__attn0_rows p) {
 
 /* s: logits become what multiplied the values, as forward left them; g: dy.v becomes ds. With w = e^(s - top) inv, a = m w, f the factor
    of dropout: G = f g, D = sum a G (which is dy.y, without y's rounding), ds = a (G - D) - eps D w. dz: the row's sum of w (G - D) over
-   0 <= ramp <= 1. A warp a row, twice over its columns. */
+   0 <= ramp <= 1. With no_renorm ds = a G - D w, dz the sum of w G. A warp a row, twice over its columns. */
 static __global__ void stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
     const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
     const int lane = (int)(threadIdx.x % STX__WARP);
@@ -2241,7 +2246,7 @@ static __global__ void stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
     const size_t u = p.u0 + row / p.n, r = row % p.n, h = u % p.H;
     const ptrdiff_t columns = p.W + (ptrdiff_t)p.N;
     const uint64_t stream = p.keep ? p.stream + *p.shift : 0;
-    const float zl = p.z.p ? __fmul_rn(stx__get(p.z, h), p.max_span) : 0.0f, top = p.top[u * p.T + p.i0 + r], inv = p.inv[u * p.T + p.i0 + r];
+    const float zl = p.z.p ? __fmul_rn(stx__attn0_z(p, h), p.max_span) : 0.0f, top = p.top[u * p.T + p.i0 + r], inv = p.inv[u * p.T + p.i0 + r];
     float *s = p.s + row * p.ld, *g = p.g + row * p.ld, D = 0, dz = 0;
     ptrdiff_t lo, hi, c;
     stx__attn0_bounds(p, h, r, &lo, &hi);
@@ -2254,11 +2259,13 @@ static __global__ void stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
         D += m * s[c] * g[c];
     }
     D = stx__warp_sum(D);
+    const float ed = p.no_renorm ? D : p.eps * D;
+    if (p.no_renorm) D = 0;
     for (c = lane; c < columns; c += STX__WARP) {
         float raw = stx__attn0_ramp(p, zl, r, c), m = raw <= 0 ? 0 : raw >= 1 ? 1 : raw, w = s[c], gd = g[c] - D;
         if (inv == 0 || !stx__attn0_sees(p, u, lo, hi, c)) continue;
         if (raw >= 0 && raw <= 1) dz += w * gd;
-        g[c] = m * w * gd - p.eps * D * w;
+        g[c] = m * w * gd - ed * w;
         s[c] = m * w != 0 ? m * w * stx__attn0_factor(p, u, r, c, stream) : m * w;
     }
     dz = stx__warp_sum(dz);
@@ -2326,6 +2333,7 @@ static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
     A->np = a->P - A->p0;
     memset(A->size, 0, sizeof A->size);
     for (i = 0; i < STX__SHARED_SUMS; i++) A->copies[i] = a->H;
+    if (a->z_shared) A->copies[STX__S_Z] = 1;
     if (backward) {
         if (a->dpe) { A->size[STX__S_PE] = A->np * a->D; A->copies[STX__S_PE] = A->tables; }
         if (a->du)  A->size[STX__S_U] = a->D;
@@ -2446,6 +2454,7 @@ static stx__attn0_rows stx__attn0_rows_of(const stx__attn0 *A) {
     p.T = a->T; p.H = a->H; p.S = a->S; p.N = a->N; p.n = A->nb; p.ld = A->ld; p.u0 = A->u0; p.i0 = A->i0; p.units = A->nu;
     p.C = (ptrdiff_t)a->S - (ptrdiff_t)a->T; p.j0 = A->j0; p.W = A->W; p.span = (ptrdiff_t)a->span; p.first = a->first_key;
     p.delta_min = a->delta_min; p.not_causal = a->not_causal;
+    p.z_shared = a->z_shared; p.no_renorm = a->no_renorm; p.whole = a->eps > 0 || a->no_renorm;
     p.max_span = a->max_span; p.ramp = a->ramp; p.eps = a->eps;
     p.wide = (float)sqrt((double)a->N);
     if (a->drop > 0) {
@@ -2541,6 +2550,7 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
    reach: the CPU's formula, from z in device memory. live: the largest delta whose ramp weight is not 0, for such a key must not even
    enter the running maximum (far keys may have the largest logits). full: up to here the weight is surely 1. Between full and live it is
        m(delta) = min(1, ((1 - delta) + z max_span) / ramp + 1)        in floats, in this order of operations, as on the CPU.
+   With no_renorm live = reach = span: a key whose ramp weight is 0 counts in the normaliser.
    With u = j - i, delta = C - u, and the row of the relative table is p = P - 1 + dmin - delta = (P - 1 + dmin - C) + u: it depends on
    j - i alone. Rows outside [0,P) are zeros.
 
@@ -2557,6 +2567,7 @@ typedef struct stx__at {
     const uint64_t *shift;
     int B, T, S, H, D, P, N, C, ldpe, pe_head;  /* numbers between rows of pe, and between its heads (0: shared) */
     int span, dmin, lo;                         /* lo: the first key that there is */
+    int z_shared, no_renorm;                    /* see stx_attention_args */
     uint32_t keep;                              /* of 65536; 0: no dropout */
     float scale, max_span, ramp, unkeep;        /* unkeep: 65536 / keep, or 1 */
 } stx__at;
@@ -2600,6 +2611,7 @@ static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *
     p->pe_head = tables > 1 ? (int)a->D : 0;
     p->span = (int)a->span; p->dmin = a->delta_min;
     p->lo = a->first_key > (ptrdiff_t)a->S ? p->S : (int)a->first_key;
+    p->z_shared = a->z_shared; p->no_renorm = a->no_renorm;
     p->scale = a->scale; p->max_span = a->max_span; p->ramp = a->ramp;
     p->unkeep = 1;
     if (a->drop > 0) {
@@ -2618,20 +2630,17 @@ typedef struct stx__at_head { int reach, live, full; float zl; } stx__at_head;
 static __device__ __forceinline__ float stx__at_ramp(const stx__at &p, const stx__at_head &w, int delta) {
     return __fadd_rn(__fdiv_rn(__fadd_rn((float)(1 - delta), w.zl), p.ramp), 1.0f);
 }
-static __device__ __forceinline__ int stx__at_reach(const stx__at &p, float z) {
-    double e = ceil((double)z * (double)p.max_span) + (double)p.ramp + 1;
-    if (!(e > 1)) e = 1;                                /* also NaN */
-    return e < (double)p.span ? (int)e : p.span;
-}
 static __device__ __forceinline__ stx__at_head stx__at_open(const stx__at &p, int h) {
     stx__at_head w;
     w.reach = w.live = w.full = p.span;
     w.zl = 0;
     if (p.z.p) {
-        float z = stx__get(p.z, (size_t)h), f;
+        float z = stx__get(p.z, p.z_shared ? 0 : (size_t)h), f;
         w.zl = __fmul_rn(z, p.max_span);
-        w.reach = w.live = stx__at_reach(p, z);
-        while (w.live >= p.dmin && stx__at_ramp(p, w, w.live) <= 0) w.live--;      /* a step or two: reach is hardly more */
+        if (!p.no_renorm) {
+            w.reach = w.live = (int)stx__attn_reach_of(z, p.max_span, p.ramp, p.span);
+            while (w.live >= p.dmin && stx__at_ramp(p, w, w.live) <= 0) w.live--;      /* a step or two: reach is hardly more */
+        }
         f = floorf(w.zl) + 1;                           /* (1 - delta) + zl >= 0, so nothing is taken from 1 */
         w.full = f >= (float)w.live ? w.live : f >= 0 ? (int)f : -1;                /* NaN: -1 */
     }
@@ -3153,6 +3162,9 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
                     x[m][n][2 * e] = stx__exp2(fmaf(x[m][n][2 * e], sc, -from) * (LOG2E / unit));
                     x[m][n][2 * e + 1] = stx__exp2(fmaf(x[m][n][2 * e + 1], sc, -from) * (LOG2E / unit));
                 }
+                if (p.no_renorm)
+                    #pragma unroll
+                    for (n = 0; n < NB; n++) add += x[m][n][2 * e] + x[m][n][2 * e + 1];
                 if (ramped) {
                     const float *f0 = ramp + BK - 1 + 16 * m + g + 8 * e - 2 * t;
                     #pragma unroll
@@ -3165,8 +3177,9 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
                         x[m][n][2 * e] = __uint_as_float(u << 16);
                         x[m][n][2 * e + 1] = __uint_as_float(u & 0xffff0000u);
                     }
-                #pragma unroll
-                for (n = 0; n < NB; n++) add += x[m][n][2 * e] + x[m][n][2 * e + 1];
+                if (!p.no_renorm)
+                    #pragma unroll
+                    for (n = 0; n < NB; n++) add += x[m][n][2 * e] + x[m][n][2 * e + 1];
                 sum[m][e] = fmaf(sum[m][e], f, add);
                 #pragma unroll
                 for (n = 0; n < ND; n++) { o[m][n][2 * e] *= f; o[m][n][2 * e + 1] *= f; }
@@ -3260,6 +3273,8 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
        gamma = r dO.V_j     Dsum = dO.O      ds = a (gamma - Dsum)
        dV_j += r a dO       dK_j += scale ds (q+u)       dPE_p += scale ds (q+vb)       dQ_i += scale ds (K_j + PE_p)
        dz   += max_span/ramp  sum of w (gamma - Dsum) over 0 <= m' <= 1, both ends, whatever m is
+
+   With no_renorm ds = a gamma - w Dsum, which is what stands above less (w - a) Dsum, and dz sums w gamma.
 
    ds is a matrix of queries by keys, and every gradient sums it along another line: dQ along its rows, dK and dV along its columns, dPE
    along its diagonals, where j - i and so the row of the table is the same. Three sweeps, each stationary in what it sums, so that sums
@@ -3498,7 +3513,7 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx
                 int hi = e >> 1, j = t.j0 + 8 * n + c2 + (e & 1), delta = p.C + t.i + r + 8 * hi - j;
                 /* m w <= 1, but w alone may not fit where m is 0: far keys may have the largest logits */
                 float f = kept >> (4 * n + e) & 1 ? vf : 0;
-                float x = stx__exp2(fminf(fmaf(s[n][e], sc, -t.top[hi] * unit) * (STX__AB_LOG2E / unit), 115.0f)) * t.inv[hi], d = fmaf(f, g[n][e], -t.dsum[hi]), mx = x;
+                float x = stx__exp2(fminf(fmaf(s[n][e], sc, -t.top[hi] * unit) * (STX__AB_LOG2E / unit), 115.0f)) * t.inv[hi], d = fmaf(f, g[n][e], -t.dsum[hi]), mx = x, less = 0;
                 if (!plain) {
                     if (t.persistent) {
                         if (j < 0 || j >= p.N) mx = 0;
@@ -3506,12 +3521,13 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx
                         mx = 0;
                     } else if (p.z.p && delta >= w.full) {
                         float ramp = stx__at_ramp(p, w, delta);
-                        if (ramp >= 0 && ramp <= 1) dz += x * d;
+                        if (ramp >= 0 && ramp <= 1) dz += p.no_renorm ? x * (d + t.dsum[hi]) : x * d;
                         mx = ramp >= 1 ? x : ramp <= 0 ? 0 : ramp * x;          /* NaN stays NaN */
+                        if (p.no_renorm) less = (x - mx) * t.dsum[hi];
                     }
                 }
                 s[n][e] = mx * f;
-                g[n][e] = mx * d;
+                g[n][e] = mx * d - less;
             }
     }
     return 1;
@@ -4057,7 +4073,8 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
         STX__RUN_KERNEL(x, "stx_attention_bwd", c.queries, (unsigned)(p.p.H * s.tiles * p.p.B), c.threads, c.shared_queries, p, (const uint32_t *)list);
         if (a->du) stx__ab_add_parts(x, a->du, p.du, C, a->B * s.tiles, a->scale);
         if (a->dvb && a->P) stx__ab_add_parts(x, a->dvb, p.dvb, C, a->B * s.tiles, a->scale);
-        if (a->dz && a->z) stx__ab_add_parts(x, a->dz, p.dz, a->H, a->B * s.tiles, a->max_span / a->ramp);
+        if (a->dz && a->z)        /* one z: the heads are parts of its sum */
+            stx__ab_add_parts(x, a->dz, p.dz, a->z_shared ? 1 : a->H, a->B * s.tiles * (a->z_shared ? a->H : 1), a->max_span / a->ramp);
     }
     if (s.keys && stx__ab_room_for(x, (const void *)c.keys, c.shared_keys)) {
         p.first = s.first;

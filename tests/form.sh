@@ -1,7 +1,7 @@
 #!/bin/sh
 # form.sh [HEADER...] [tests] - the form of public headers (all: ./seqtx*.h): each alone, as C99, C11, C++11, C++17 and C++20, the
 # implementation as C and as C++, declarations only, static in two units, implementation and use in different units, twice included,
-# the macro on the command line, with and without OpenMP, float and double, optimised and not; what must not link does not; the quick
+# the macro on the command line, with and without threads, float and double, optimised and not; what must not link does not; the quick
 # starts of the manuals compile and run; objects export stx_ names only and never exit, abort or print. tests: every op of seqtx.h has a
 # row in test_grad.c, every family a test. Needs one C compiler; g++ and clang are used where they are.
 #   CC, CXX: compilers to try besides gcc, clang, g++, clang++.   KEEP=1 keeps the work directory.
@@ -49,7 +49,6 @@ links() {
     for f in "$@"; do [ -f "$dir/$f" ] || { failed=$((failed + 1)); echo "FAILED $name: no $f"; return; }; done
     if [ "$want" = pass ]; then job pass "$name" "$link $* -o prog -lm && ./prog"; else job fail "$name" "$link $* -o prog -lm"; fi
 }
-openmp() { printf 'int main(void) { return 0; }\n' | "$@" -fopenmp - -o "$work/probe" 2>/dev/null && echo -fopenmp; }
 
 forms() {           # of header $1
     h=$1
@@ -67,8 +66,6 @@ forms() {           # of header $1
     for cc in $CCS; do
         dir=$work/$(echo "$h.$cc" | tr -c 'a-zA-Z0-9_.\n' _); mkdir "$dir"
         link=$cc
-        omp=$(openmp $cc -x c)
-        [ -n "$omp" ] || echo "$cc has no OpenMP: those forms are skipped"
         for std in c99 c11; do
             [ "$std" = c99 ] || $whole || continue
             s="$cc -std=$std $base -fsyntax-only"
@@ -76,6 +73,7 @@ forms() {           # of header $1
             job pass "$h $cc $std: double" "$s -DFORM_IMPLEMENT -DSEQTX_DOUBLE $main"
             job pass "$h $cc $std: declarations only" "$s $main && $s -DSEQTX_DOUBLE $main"
         done
+        $whole && job pass "$h $cc: system headers that show all" "$cc -std=gnu11 -D_GNU_SOURCE $base -fsyntax-only -DFORM_IMPLEMENT $main"
         c="$cc -std=c99 $base"
         # implementation and use in different units, for what follows: nothing is optimised
         job pass "$h $cc: the units compile" "$c -DFORM_OTHER -c $main -o use.o && $c -c $main -o alone.o && $c -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
@@ -91,27 +89,30 @@ forms() {           # of header $1
                 if grep ' [A-TV-Z] ' all | grep -v ' [A-Z] _*stx_'; then echo 'exported without stx_'; exit 1; fi
                 if grep -E ' U _*(_?exit|_Exit|quick_exit|abort|v?f?printf|f?puts|f?putc|putchar|perror|assert_fail)(_chk|_unlocked)?\$' all; then echo 'exits, aborts or prints'; exit 1; fi"
         done
-        job pass "$h $cc: macro on the command line" "$c $omp -DSEQTX_IMPLEMENTATION $main -o prog -lm && ./prog"
+        job pass "$h $cc: macro on the command line" "$c -DSEQTX_IMPLEMENTATION $main -o prog -lm && ./prog"
         job pass "$h $cc: static in two units" "$c -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION -DFORM_OTHER $main $other -o prog -lm && ./prog"
         if $whole; then
             job pass "$h $cc: optimised" "$c -O2 -DFORM_IMPLEMENT $main -o prog -lm && ./prog"
-            [ -n "$omp" ] && job pass "$h $cc: OpenMP, double, optimised" "$c -O2 $omp -DSEQTX_DOUBLE -DFORM_IMPLEMENT $main -o prog -lm && ./prog"
+            job pass "$h $cc: without threads, double, optimised" "$c -O2 -DSEQTX_NO_THREADS -DSEQTX_DOUBLE -DFORM_IMPLEMENT $main -o prog -lm && ./prog"
         else
             # the core's part apart, so that only the family's is optimised
             job pass "$h $cc: the family's unit and the core's compile" "$c -DSEQTX_${family}_IMPLEMENTATION -DFORM_OTHER -c $main -o family.o && $c -DSEQTX_${family}_IMPLEMENTATION -c $main -o family_alone.o && $cc -std=c99 $core -DFORM_ONLY_IMPLEMENT -c $other -o core.o"
             links pass "$h $cc: core and family implemented in different units" family.o core.o
             links fail "$h $cc: the family's macro alone implements the core" family_alone.o
-            job pass "$h $cc: optimised" "$c -O2 $omp -DSEQTX_${family}_IMPLEMENTATION -DFORM_OTHER $main core.o -o prog -lm && ./prog"
+            job pass "$h $cc: optimised" "$c -O2 -DSEQTX_${family}_IMPLEMENTATION -DFORM_OTHER $main core.o -o prog -lm && ./prog"
         fi
         # as the manual gives it: strict C99, and with what it says to link
         sed -n '/\/\/>quickstart/,/\/\/<quickstart/p' "$h" | sed '1d;$d; s/^ \{1,7\}//' > "$dir/quick.c"
         job pass "$h $cc: quick start" "grep -q main quick.c && $cc -std=c99 -Wall -Wextra -Werror -I$root quick.c -o prog -lm && ./prog"
+        if grep -q '//>handover' "$h"; then
+            sed -n '/\/\/>handover/,/\/\/<handover/p' "$h" | sed '1d;$d; s/^ \{1,7\}//' > "$dir/handover.c"
+            job pass "$h $cc: handing over a memory" "grep -q main handover.c && $cc -std=c99 -Wall -Wextra -Werror -O1 -I$root handover.c -o prog -lm && ./prog"
+        fi
         rm -f "$dir/prog"
     done
     for cxx in $CXXS; do
         dir=$work/$(echo "$h.$cxx" | tr -c 'a-zA-Z0-9_.\n' _); mkdir "$dir"
         link=$cxx
-        omp=$(openmp $cxx -x c++)
         stds="c++11 c++17"
         printf 'int main() { return 0; }\n' | $cxx -std=c++20 -x c++ - -o "$work/probe20" 2>/dev/null && stds="$stds c++20"
         $whole || stds="c++11 ${stds##* }"
@@ -121,7 +122,7 @@ forms() {           # of header $1
             job pass "$h $cxx $std: declarations only" "$s $main"
         done
         p="$cxx -std=c++11 $base -x c++"
-        job pass "$h $cxx: in one unit, OpenMP" "$p $omp -DFORM_IMPLEMENT $main -o prog -lm && ./prog"
+        job pass "$h $cxx: in one unit" "$p -DFORM_IMPLEMENT $main -o prog -lm && ./prog"
         $whole && job pass "$h $cxx: optimised, double" "$p -O2 -DSEQTX_DOUBLE -DFORM_IMPLEMENT $main -o prog -lm && ./prog"
         $whole && job pass "$h $cxx: static in two units" "$p -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION -DFORM_OTHER $main $other -o prog -lm && ./prog"
         job pass "$h $cxx: the units compile" "$p -DFORM_OTHER -c $main -o use.o && $p -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"

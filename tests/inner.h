@@ -30,11 +30,6 @@ extern uint32_t inner_bf16(stx_real v);                        /* v in bfloat16,
 extern uint32_t inner_keep(stx_real p);                        /* dropout with probability p keeps what is below this, of 65536 */
 extern size_t inner_attention_units(stx_ctx *x, const stx_attention_args *a, size_t threads, int back);     /* into how many units it cuts the call */
 
-#ifdef SEQTX_ATTN_SPAN_H
-/* the window S and the rows of cache C of layer l */
-extern void inner_span_window(const stx_span *m, size_t l, size_t *S, size_t *C);
-#endif
-
 #ifdef SEQTX_SRU_H
 /* U of layer l of input h and memory M; before and pad are what is padded of them */
 extern stx_tensor *inner_sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_tensor *M, const stx_ids *before, const stx_ids *pad,

@@ -9,6 +9,7 @@ typedef struct attn {
     size_t B, T, S, H, D, P, N;   /* P 0: no pe */
     int shared, u, vb;            /* shared: pe by all heads */
     int z;                        /* 0 none, 1 a mixture, 2 all short, 3 one long among short, 4 on the ramp's ends, 5 beyond them */
+    int z_one, no_renorm;         /* one z for all heads; the mask outside the normaliser */
     size_t span;                  /* 0: all there are */
     int dmin, not_causal, loose;  /* loose: span may go beyond pe, whose rows are zero there */
     ptrdiff_t first;
@@ -23,8 +24,8 @@ static const char *const out_name[OUTS] = {"y", "top", "inv", "dq", "dk, dv", "d
 
 static const char *label(const attn *c) {
     static char t[400];
-    snprintf(t, sizeof t, "B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d N %zu dmin %d span %zu eps %g first %ld%s%s scale %g L %g R %g drop %g big %g gap %d%s pad %d", c->B, c->T, c->S, c->H,
-             c->D, c->P, c->P ? (c->shared ? " shared" : " per head") : "", c->u ? " u" : "", c->vb ? " vb" : "", c->z, c->N, c->dmin, c->span, c->eps, (long)c->first,
+    snprintf(t, sizeof t, "B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d%s N %zu dmin %d span %zu eps %g%s first %ld%s%s scale %g L %g R %g drop %g big %g gap %d%s pad %d", c->B, c->T, c->S, c->H,
+             c->D, c->P, c->P ? (c->shared ? " shared" : " per head") : "", c->u ? " u" : "", c->vb ? " vb" : "", c->z, c->z_one ? " for all" : "", c->N, c->dmin, c->span, c->eps, c->no_renorm ? " no renorm" : "", (long)c->first,
              c->not_causal ? " not causal" : "", c->loose ? " loose" : "", c->scale, c->L, c->R, c->drop, c->big, c->gap, c->acts ? " activations" : "", c->pad);
     return t;
 }
@@ -69,7 +70,7 @@ static void data_open(data *d, const attn *c, int half, int add) {
     d->c = c;
     a->B = c->B; a->T = c->T; a->S = c->S; a->H = c->H; a->D = c->D; a->P = c->P; a->N = c->N;
     a->pe_heads = c->shared ? 1 : (int)c->H;
-    a->delta_min = c->dmin; a->not_causal = c->not_causal;
+    a->delta_min = c->dmin; a->not_causal = c->not_causal; a->no_renorm = c->no_renorm; a->z_shared = c->z_one;
     a->first_key = c->first < (ptrdiff_t)c->S ? c->first : (ptrdiff_t)c->S;           /* as stx_attention resolves them */
     a->span = c->S + (c->first < 0 ? (size_t)-c->first : 0);
     if (c->span && c->span < a->span) a->span = c->span;
@@ -102,7 +103,7 @@ static void data_open(data *d, const attn *c, int half, int add) {
     d->size[PE] = c->P * (c->shared ? c->D : C);
     d->size[U] = c->u ? C : 0;
     d->size[VB] = c->vb && c->P ? C : 0;
-    d->size[Z] = c->z ? c->H : 0;
+    d->size[Z] = c->z ? c->z_one ? 1 : c->H : 0;
     d->size[PK] = d->size[PV] = c->N * C;
     d->rows = c->B * c->H * c->T;
     for (i = 0; i < INS; i++) {
@@ -112,7 +113,7 @@ static void data_open(data *d, const attn *c, int half, int add) {
     }
     for (i = 0; d->pad && i < c->B; i++) for (h = 0; h < c->S; h++) for (n = 0; d->pad[i * a->stpad + h] && n < C; n++)
         d->in[KV][d->ko + i * a->stk + h * a->ldk + n] = d->in[KV][d->vo + i * a->stk + h * a->ldk + n] = (float)NAN;
-    for (h = 0; c->z && h < c->H; h++) {      /* off the kinks of the ramp, but for kinds 4 and 5 */
+    for (h = 0; h < d->size[Z]; h++) {      /* off the kinks of the ramp, but for kinds 4 and 5 */
         double f = c->z == 2 ? 0.03 * (double)(h % 3) : c->z == 3 ? (h == c->H / 2 ? 0.97 : 0.01) : 0.05 + 0.9 * (double)((h * 7 + 3) % 11) / 11;
         static const float ends[] = {0, 1, 0.5f, 0.25f}, beyond[] = {-0.3f, 1.7f, 0.4f, -5};
         d->in[Z][h] = c->z == 4 ? ends[h % 4] : c->z == 5 ? beyond[h % 4] : (float)((floor(f * L) + 0.37) / L);
@@ -378,6 +379,18 @@ static const attn table[] = {
     {.B = 1, .T = 20, .S = 20, .H = 1, .D = 744, .not_causal = 1, .pad = 2, .gap = 1},
     /* longer ones */
     {.B = 1, .T = 129, .S = 400, .H = 2, .D = 64, .P = 300, .shared = 1, .dmin = 1, .z = 3, .L = 290},
+    /* the mask outside the normaliser, one span for all heads, ramps that are not whole */
+    {.B = 2, .T = 33, .S = 190, .H = 4, .D = 16, .P = 190, .shared = 1, .dmin = 1, .z = 1, .L = 128, .R = 8, .no_renorm = 1},
+    {.B = 1, .T = 70, .S = 300, .H = 2, .D = 64, .P = 300, .shared = 1, .dmin = 1, .z = 3, .L = 290, .no_renorm = 1, .drop = 0.2},
+    {.B = 2, .T = 33, .S = 100, .H = 3, .D = 16, .P = 90, .dmin = 1, .z = 4, .L = 64, .R = 12, .no_renorm = 1, .N = 5, .u = 1, .vb = 1},
+    {.B = 2, .T = 33, .S = 100, .H = 4, .D = 16, .P = 90, .z = 5, .L = 64, .R = 7, .no_renorm = 1, .first = -30},
+    {.B = 1, .T = 33, .S = 100, .H = 2, .D = 16, .P = 100, .dmin = 1, .z = 2, .L = 60, .R = 8, .no_renorm = 1, .pad = 1},
+    {.B = 2, .T = 40, .S = 90, .H = 3, .D = 16, .P = 90, .dmin = 1, .z = 1, .z_one = 1, .L = 64, .R = 8},
+    {.B = 2, .T = 40, .S = 90, .H = 3, .D = 16, .P = 90, .dmin = 1, .z = 4, .z_one = 1, .L = 64, .R = 2.5, .no_renorm = 1, .first = -9, .N = 2},
+    {.B = 3, .T = 65, .S = 130, .H = 2, .D = 32, .P = 130, .shared = 1, .dmin = 1, .z = 2, .z_one = 1, .L = 100, .R = 30.5, .no_renorm = 1},
+    {.B = 1, .T = 33, .S = 70, .H = 4, .D = 16, .P = 70, .dmin = 1, .z = 1, .L = 66, .R = 1.5},
+    {.B = 2, .T = 33, .S = 90, .H = 3, .D = 7, .z = 4, .L = 64, .R = 2.7},
+    {.B = 1, .T = 33, .S = 100, .H = 2, .D = 16, .P = 100, .dmin = 1, .z = 1, .L = 90, .R = 8, .no_renorm = 1, .big = 40},
     {.B = 1, .T = 140, .S = 300, .H = 2, .D = 64, .P = 300, .u = 1, .vb = 1, .drop = 0.1},
 };
 enum { TABLE = sizeof table / sizeof *table };
@@ -385,7 +398,7 @@ enum { TABLE = sizeof table / sizeof *table };
 static size_t pick(size_t n) { return (size_t)((test_rand() + 1) * 0.5 * (double)n) % n; }
 static attn random_case(void) {
     static const size_t Ts[] = {1, 2, 3, 5, 16, 17, 31, 33, 48, 63, 64, 65, 70}, more[] = {0, 0, 1, 15, 31, 33, 64, 100}, Ds[] = {1, 3, 8, 8, 13, 16, 16, 24, 32, 33, 64}, Ns[] = {0, 0, 0, 1, 5, 20};
-    static const double ramps[] = {1, 8, 32, 70}, epss[] = {0, 0, 0, 1e-3, 1e-8}, spans[] = {20, 77, 150};
+    static const double ramps[] = {1, 8, 32, 70, 1.5, 9.3}, epss[] = {0, 0, 0, 1e-3, 1e-8}, spans[] = {20, 77, 150};
     static const ptrdiff_t firsts[] = {0, 0, 0, -1, -40, -100, 3, 37};
     attn c;
     memset(&c, 0, sizeof c);
@@ -405,9 +418,12 @@ static attn random_case(void) {
     }
     c.z = (int)pick(6);
     c.L = spans[pick(3)];
-    c.R = ramps[pick(4)];
+    c.R = ramps[pick(6)];
     c.dmin = (int)pick(2);
     c.eps = epss[pick(5)];
+    c.no_renorm = pick(4) == 0 && c.z;
+    c.z_one = pick(4) == 0 && c.z;
+    if (c.no_renorm) c.eps = 0;
     c.span = pick(3) ? 0 : 1 + pick(100);
     c.first = firsts[pick(8)];
     if (pick(3)) {

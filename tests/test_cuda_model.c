@@ -207,8 +207,8 @@ typedef struct model {
     int parts;
 } model;
 
-enum { SMALL, DROP, PERS, IO, LITERAL, RECOMPUTE, WIDE, MODELS };
-static const char *const model_names[MODELS] = {"adaptive span", "dropout", "all-attention", "adaptive input and output", "literal", "recomputation", "wide"};
+enum { SMALL, DROP, PERS, IO, LITERAL, RECOMPUTE, WIDE, FAIRSEQ, MODELS };
+static const char *const model_names[MODELS] = {"adaptive span", "dropout", "all-attention", "adaptive input and output", "literal", "recomputation", "wide", "fairseq"};
 
 static void model_make(model *r, int which, int device, int precision, int no_graph) {
     stx_span_desc d;
@@ -228,6 +228,7 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     if (which == PERS) d.pers = 9;
     if (which == IO) { d.adapt_io = 1; d.cutoff[0] = 11; d.cutoffs = 1; d.adapt_io_tied = 1; d.divval = 2; }
     if (which == LITERAL) { d.literal_eps = 1; d.literal_memory = 1; d.adapt_span = 1; }
+    if (which == FAIRSEQ) { d.no_renorm = d.span_per_layer = d.fairseq_init = 1; d.ramp = 7.5; d.dropout = 0.1; }
     if (which == RECOMPUTE) { d.recompute = 1; d.dropout = 0.2; }
     r->m = stx_span_create(r->x, &d);
     od.kind = which == DROP ? STX_ADAM : which == RECOMPUTE ? STX_RADAM : which == PERS || which == WIDE ? STX_SGD : STX_ADAGRAD;
@@ -260,6 +261,7 @@ static void spans_current(model *r, const char *when) {
             stx_real z[8];
             double span = stx_span_of(r->m, l, h);
             stx_get(r->x, r->m->layer[l].z, z);
+            if (r->m->desc.span_per_layer) z[h] = z[0];
             CHECK(span == (double)z[h] * (double)r->m->desc.span, "%s: the host takes span %g of layer %d, head %d, it is %g", when, span, (int)l, (int)h, (double)z[h] * (double)r->m->desc.span);
         }
 }

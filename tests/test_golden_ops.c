@@ -27,8 +27,7 @@ static stx_tensor *var(stx_ctx *x, const stx_file *f, const char *name) {
     free(r);
     return t;
 }
-static void attention_case(int number, int threads) {
-    char name[32];
+static void attention_case(const char *name, int threads) {
     stx_ctx *x;
     stx_file *f;
     stx_attention_in in;
@@ -40,7 +39,6 @@ static void attention_case(int number, int threads) {
     memset(&in, 0, sizeof in);
     memset(&d, 0, sizeof d);
     x = golden_ctx(threads);
-    snprintf(name, sizeof name, "attn_%02d", number);
     f = open_golden(x, name);
     if (!f) { stx_destroy(x); return; }
     stx_begin(x, STX_TRAIN);
@@ -59,6 +57,8 @@ static void attention_case(int number, int threads) {
     d.ramp = in.z ? need(f, "ramp") : 0;
     d.max_span = in.z ? need(f, "max_span") : 0;
     d.eps = need(f, "eps");
+    d.no_renorm = (int)meta(f, "no_renorm", 0);
+    CHECK(!in.z || in.z->size == (meta(f, "span_per_layer", 0) > 0 ? 1 : d.heads), "%s: %zu spans", name, in.z ? in.z->size : 0);
     d.first_key = (ptrdiff_t)need(f, "first_key");
     d.scale = need(f, "scale");
     y = stx_attention(x, &in, &d);
@@ -210,10 +210,17 @@ static void optimisers(void) {
 }
 
 int main(int argc, char **argv) {
+    static const struct { const char *name; int count; } kinds[] = {{"attn", 14}, {"attn_fs", 8}, {"attn_frac", 5}};
+    size_t k;
     int i;
     if (argc > 1) dir = argv[1];
     plain_ops();
-    for (i = 1; i <= 14; i++) { attention_case(i, 1); attention_case(i, 3); }
+    for (k = 0; k < sizeof kinds / sizeof *kinds; k++) for (i = 1; i <= kinds[k].count; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "%s_%02d", kinds[k].name, i);
+        attention_case(name, 1);
+        attention_case(name, 3);
+    }
     optimisers();
     return test_end();
 }

@@ -1,6 +1,6 @@
 /* seqtx_attn_span.h against the golden vectors of an independent PyTorch implementation (tests/golden): losses, caches,
-   log-probabilities and every parameter's gradient, in the literal and in the corrected forms; 50 optimiser steps; parameter
-   counts of the published presets. 1e-10 in the double build, 1e-5 in float. Usage: test_golden_span DIR */
+   log-probabilities and every parameter's gradient, in the literal and in the corrected forms and in fairseq's; windows and
+   caches; 50 optimiser steps; parameter counts of the published presets. 1e-10 in the double build, 1e-5 in float. Usage: test_golden_span DIR */
 #include <stdint.h>
 #include "../seqtx_attn_span.h"
 #include "test.h"
@@ -21,7 +21,10 @@ static void config(const stx_file *f, stx_span_desc *d) {
     d->adapt_io = (int)meta(f, "adapt_io", 0); d->adapt_io_tied = (int)meta(f, "tied", 0); d->divval = meta(f, "divval", 0);
     d->forward_columns = (int)meta(f, "forward_columns", 0);
     d->span_loss = meta(f, "span_loss", 0);
-    d->literal_eps = d->literal_memory = (int)meta(f, "literal", 0);
+    d->no_renorm = (int)meta(f, "no_renorm", 0);
+    d->span_per_layer = (int)meta(f, "span_per_layer", 0);
+    d->literal_memory = (int)meta(f, "literal", 0);
+    d->literal_eps = d->literal_memory && !d->no_renorm;        /* there is no eps without normalisation */
     for (s = d->adapt_io ? stx_file_meta(f, "cutoffs") : NULL; s && *s; s += strcspn(s, ","), s += *s == ',') d->cutoff[d->cutoffs++] = (size_t)atol(s);
     if (!d->inner) d->inner = 1;
 }
@@ -42,8 +45,8 @@ static void model_case(const char *name, int recompute, int threads) {
     stx_span_desc d;
     stx_span *m;
     stx_span_state *s;
-    size_t B, M, blocks, k, l, n, i, zn;
-    int32_t *tok;
+    size_t B, M, blocks, k, l, n, n0, i, zn;
+    int32_t *tok, *window[4];        /* S, C, rows of the cache before and after: (blocks,layers), newer files only */
     double *nll, *total, *zs, sharp = strstr(name, "sharp") && TOL > 1e-9 ? 10 : 1;   /* ill-conditioned on purpose: see golden/README.md */
     char key[128];
     x = golden_ctx(threads);
@@ -62,33 +65,35 @@ static void model_case(const char *name, int recompute, int threads) {
     nll = entry(f, "nll", NULL);
     total = entry(f, "total", NULL);
     zs = entry(f, "z_schedule", &zn);
+    for (i = 0; i < 4; i++) {
+        static const char *const names[] = {"window_span", "window_cache", "rows_in", "rows_out"};
+        window[i] = integers(f, names[i], &n0);
+        CHECK(!window[i] == (meta(f, "no_renorm", -1) < 0) && (!window[i] || n0 == blocks * d.layers), "%s: %s", name, names[i]);
+    }
     for (k = 0; k < blocks; k++) {
         stx_ids *in, *out;
-        stx_tensor *h, *loss, *logits, *sum;
-        stx_real *values;
+        stx_tensor *h, *loss, *logp, *sum;
         for (l = 0; zs && l < d.layers; l++) {
             stx_real z[64];
-            for (i = 0; i < d.heads; i++) z[i] = (stx_real)zs[(k * d.layers + l) * d.heads + i];
+            size_t heads = m->layer[l].z->size;
+            CHECK(zn == blocks * d.layers * heads, "%s: z_schedule holds %zu numbers", name, zn);
+            for (i = 0; i < heads; i++) z[i] = (stx_real)zs[(k * d.layers + l) * heads + i];
             stx_set(x, m->layer[l].z, z);
+        }
+        for (l = 0; window[0] && l < d.layers; l++) {
+            size_t o = k * d.layers + l;
+            CHECK(stx_span_window(m, l) == (size_t)window[0][o] && stx_span_cache(m, l) == (size_t)window[1][o] && s->rows[l] == (size_t)window[2][o],
+                  "%s block %zu layer %zu: window %zu, cache %zu, rows %zu, want %ld, %ld, %ld", name, k, l, stx_span_window(m, l), stx_span_cache(m, l), s->rows[l],
+                  (long)window[0][o], (long)window[1][o], (long)window[2][o]);
         }
         /* values by an evaluation that leaves the memory alone, then the training step */
         if (k == blocks - 1) {
             stx_begin(x, STX_EVAL);
             block_of(x, tok, B, n, M, k, &in, &out);
             h = stx_span_forward(m, in, s, NULL);
-            logits = stx_span_logits(m, h);
-            logits = logits ? logits : h;
-            values = logits ? host_of(x, logits->data, logits->size) : NULL;
-            for (i = 0; logits && i < B * M; i++) {     /* log-softmax; of log-probabilities it is the identity */
-                stx_real *row = values + i * d.vocab;
-                double z = 0;
-                size_t v;
-                for (v = 0; v < d.vocab; v++) z += exp((double)row[v]);
-                for (v = 0; v < d.vocab; v++) row[v] = (stx_real)((double)row[v] - log(z));
-            }
-            if (logits) stx_put(x, logits->data, values, logits->size);
-            if (logits) same_as(x, f, name, "logits", logits->data, logits->size, TOL * sharp, 1e-7);
-            free(values);
+            logp = stx_span_log_probs(m, h);
+            CHECK(logp != NULL, "%s: %s", name, stx_error(x));
+            if (logp) same_as(x, f, name, "logits", logp->data, logp->size, TOL * sharp, 1e-7);
         }
         stx_begin(x, STX_TRAIN);
         block_of(x, tok, B, n, M, k, &in, &out);
@@ -98,7 +103,9 @@ static void model_case(const char *name, int recompute, int threads) {
         CHECK(CLOSE(stx_item(x, loss), nll[k], TOL * sharp), "%s block %zu: nll %.12g, want %.12g %s", name, k, stx_item(x, loss), nll[k], stx_error(x));
         CHECK(CLOSE(stx_item(x, sum), total[k], TOL * sharp), "%s block %zu: total %.12g, want %.12g", name, k, stx_item(x, sum), total[k]);
         if (k == blocks - 1) stx_backward(x, sum);
+        for (l = 0; window[3] && l < d.layers; l++) CHECK(s->rows[l] == (size_t)window[3][k * d.layers + l], "%s block %zu layer %zu: %zu rows, want %ld", name, k, l, s->rows[l], (long)window[3][k * d.layers + l]);
     }
+    for (i = 0; i < 4; i++) free(window[i]);
     for (i = 0; i < m->params->count; i++) {
         snprintf(key, sizeof key, "grad.%s", m->params->name[i]);
         same_as(x, f, name, key, m->params->tensor[i]->grad, m->params->tensor[i]->size, TOL * sharp, 1e-7);
@@ -163,7 +170,7 @@ static void curve(const char *name) {
     tok = integers(f, "tokens", &n);
     n /= B;
     losses = entry(f, "losses", NULL);
-    CHECK(steps == 50, "%s: %zu steps", name, steps);
+    CHECK(steps == (strncmp(name, "fs_", 3) ? 50 : 8), "%s: %zu steps", name, steps);
     for (k = 0; k < steps; k++) {
         stx_ids *in, *out;
         stx_tensor *loss;
@@ -180,7 +187,7 @@ static void curve(const char *name) {
     CHECK(worst <= CURVE, "%s: the loss curves differ by %g", name, worst);
     for (l = 0; l < d.layers; l++) {
         snprintf(key, sizeof key, "span_final.%zu", l);
-        if (m->layer[l].z) same_as(x, f, name, key, m->layer[l].z->data, d.heads, CURVE, 1e-7);
+        if (m->layer[l].z) same_as(x, f, name, key, m->layer[l].z->data, m->layer[l].z->size, CURVE, 1e-7);
     }
     /* rows of key_pe beyond every ramp feel eps only, and Adagrad makes full steps of that: not comparable in float */
     for (k = 0; k < m->params->count; k++) {
@@ -202,7 +209,8 @@ static void preset(size_t want, size_t V, size_t layers, size_t dim, size_t inne
 
 int main(int argc, char **argv) {
     static const char *const models[] = {"t_a1", "t_a2", "t_a3", "t_a4", "t_a5", "t_a6", "fix_a1", "fix_a2", "fix_a3", "fix_a4", "fix_a5", "fix_a6",
-        "odd1", "odd2", "odd3", "odd4", "odd5", "odd6", "odd7", "odd8", "sharp", "sharp_fix", "blocklong", "blocklong_fix", "growth", "growth_fix"};
+        "odd1", "odd2", "odd3", "odd4", "odd5", "odd6", "odd7", "odd8", "sharp", "sharp_fix", "blocklong", "blocklong_fix", "growth", "growth_fix",
+        "t_f1", "t_f2", "fs_head", "fs_layer", "fs_layer_zero", "fs_growth", "frac_a", "frac_b", "frac_fs"};
     size_t i;
     if (argc > 1) dir = argv[1];
     for (i = 0; i < sizeof models / sizeof *models; i++) {
@@ -212,7 +220,9 @@ int main(int argc, char **argv) {
     curve("curve");
     curve("curve_ref");
     curve("curve_adam");
-    /* spec attn_span section 3, "exact" */
+    curve("fs_curve");
+    curve("fs_curve_layer");
+    /* the numbers of parameters of the authors' models */
     preset(6480621, 205, 8, 256, 1024, 4, 1024, 0, 0);
     preset(38538541, 205, 12, 512, 2048, 8, 8192, 0, 0);
     preset(208910221, 205, 24, 768, 4096, 8, 8192, 0, 0);

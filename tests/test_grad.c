@@ -737,6 +737,7 @@ static void row_recompute(void) {
 typedef struct attn {
     size_t B, T, S, H, D, P;          /* P 0: no pe */
     int pe_heads, u, vb, z;           /* z: 0 none, 1 fractions off the kinks, 2 zero, 3 one, 4 a mixture on kinks */
+    int z_one;                        /* one z for all heads */
     size_t N;
     stx_attention_desc d;
     int pad;                          /* 0 none, 1 scattered, 2 before, 3 after the sequence, 4 all keys of batch row 0, 5 all but a few, far apart */
@@ -764,8 +765,8 @@ static void attn_inputs(problem *p, attn *a) {
     if (a->u) add(p, C, 0, 0, 0); else add_absent(p);
     if (a->vb) add(p, C, 0, 0, 0); else add_absent(p);
     if (a->z) {
-        stx_real *z = add(p, a->H, 0, 0, 0);
-        for (h = 0; h < a->H; h++)
+        stx_real *z = add(p, a->z_one ? 1 : a->H, 0, 0, 0);
+        for (h = 0; h < (a->z_one ? 1 : a->H); h++)
             z[h] = a->z == 1 ? (floor((0.05 + 0.9 * (double)((h * 7 + 3) % 11) / 11) * a->d.max_span) + 0.37) / a->d.max_span
                  : a->z == 2 ? 0 : a->z == 3 ? 1 : h % 3 == 0 ? 0 : h % 3 == 1 ? 1 : 0.25;
         if (a->z != 1) p->fixed[6] = 1;         /* on a kink: checked against the dense derivative, not by differences */
@@ -774,7 +775,8 @@ static void attn_inputs(problem *p, attn *a) {
     if (a->D > 100) for (i = 0; i < p->size[0]; i++) p->data[0][i] *= 0.2;      /* softmax not saturated */
 }
 /* The formulas of seqtx.h, dense. mask: what each weight is multiplied by after normalisation, (B,H,T,span+S+N) or NULL,
-   zero keys in front. dz (H) = max_span/ramp sum over 0 <= ramp <= 1 of e^s/norm (r dy.v - dy.y), both ends inclusive. */
+   zero keys in front. dz (H), or (1), = max_span/ramp sum over 0 <= ramp <= 1 of e^s/norm (r dy.v - dy.y), both ends inclusive; without
+   dy.y where the mask does not enter the normaliser. */
 static void dense(const problem *p, const attn *a, const stx_real *mask, const stx_real *dy, stx_real *y, stx_real *dz) {
     const stx_real *q = p->data[0], *k = p->data[1], *v = p->data[2], *pe = p->data[3], *u = p->data[4], *vb = p->data[5], *z = p->data[6], *pk = p->data[7], *pv = p->data[8];
     ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, zero = a->d.first_key < 0 ? -a->d.first_key : 0, j;
@@ -782,6 +784,7 @@ static void dense(const problem *p, const attn *a, const stx_real *mask, const s
     double scale = a->d.scale != 0 ? a->d.scale : 1 / sqrt((double)D);
     double *s = (double *)malloc(W * sizeof *s), *m = (double *)malloc(W * sizeof *m), *um = (double *)malloc(W * sizeof *um), *g = (double *)malloc(W * sizeof *g);
     int *in = (int *)malloc(W * sizeof *in);
+    size_t zs = a->z_one ? 0 : 1;
     for (h = 0; dz && h < H; h++) dz[h] = 0;
     for (b = 0; b < a->B; b++) for (h = 0; h < H; h++) for (i = 0; i < a->T; i++) {
         const stx_real *qi = q + (b * a->T + i) * H * D + h * D, *dyi = dy ? dy + (b * a->T + i) * H * D + h * D : NULL;
@@ -803,16 +806,16 @@ static void dense(const problem *p, const attn *a, const stx_real *mask, const s
                 if (a->P) for (d = 0; d < D; d++) s[n] += (qi[d] + (vb ? vb[h * D + d] : 0)) * pe[a->pe_heads ? (size_t)row * H * D + h * D + d : (size_t)row * D + d];
                 s[n] *= scale;
                 if (z) {
-                    um[n] = (z[h] * a->d.max_span + a->d.ramp + 1 - (double)delta) / a->d.ramp;
+                    um[n] = (z[h * zs] * a->d.max_span + a->d.ramp + 1 - (double)delta) / a->d.ramp;
                     m[n] = um[n] < 0 ? 0 : um[n] > 1 ? 1 : um[n];
                 }
                 in[n] = 1;
             }
-            if (a->d.eps == 0 && um[n] < 0) { in[n] = 0; continue; }       /* out of the ramp: whatever its logit */
+            if (a->d.eps == 0 && !a->d.no_renorm && um[n] < 0) { in[n] = 0; continue; }       /* out of the ramp: whatever its logit */
             if (s[n] > top) top = s[n];
         }
         for (n = 0; n < W; n++) if (in[n]) { s[n] = exp(s[n] - top); sum += m[n] * s[n]; all += s[n]; }
-        sum += a->d.eps * all;
+        sum = a->d.no_renorm ? all : sum + a->d.eps * all;
         for (d = 0; d < D; d++) yi[d] = 0;
         for (n = 0; n < W; n++) {
             double r = mask ? mask[((b * H + h) * a->T + i) * W + n] : 1, w = in[n] && sum > 0 ? m[n] * s[n] / sum * r : 0;
@@ -827,15 +830,15 @@ static void dense(const problem *p, const attn *a, const stx_real *mask, const s
         if (!dz || !z || !(sum > 0)) continue;
         for (d = 0; d < D; d++) dot += dyi[d] * yi[d];
         for (n = 0; n < W; n++)
-            if (in[n] && um[n] >= 0 && um[n] <= 1) dz[h] += a->d.max_span / a->d.ramp * s[n] / sum * (g[n] - dot);
+            if (in[n] && um[n] >= 0 && um[n] <= 1) dz[h * zs] += a->d.max_span / a->d.ramp * s[n] / sum * (a->d.no_renorm ? g[n] : g[n] - dot);
     }
     free(s); free(m); free(um); free(g); free(in);
 }
 static const char *attn_label(const attn *a) {
     static char t[300];
-    snprintf(t, sizeof t, "attention B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d N %zu dmin %d span %zu eps %g first %ld%s scale %g L %g R %g drop %g pad %d",
+    snprintf(t, sizeof t, "attention B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d%s N %zu dmin %d span %zu eps %g%s first %ld%s scale %g L %g R %g drop %g pad %d",
              a->B, a->T, a->S, a->H, a->D, a->P, a->P ? (a->pe_heads ? " per head" : " shared") : "", a->u ? " u" : "", a->vb ? " vb" : "",
-             a->z, a->N, a->d.delta_min, a->d.span, a->d.eps, (long)a->d.first_key, a->d.not_causal ? " not causal" : "", a->d.scale,
+             a->z, a->z_one ? " for all" : "", a->N, a->d.delta_min, a->d.span, a->d.eps, a->d.no_renorm ? " no renorm" : "", (long)a->d.first_key, a->d.not_causal ? " not causal" : "", a->d.scale,
              a->d.max_span, a->d.ramp, a->d.dropout, a->pad);
     return t;
 }
@@ -895,7 +898,7 @@ static void attn_case(const attn *spec, int entries) {
         dense(&p, &a, NULL, dy, want, dz);
         CHECK(test_error(y->data, want, n, 1e-3) <= 1e-12, "%s: value off by %g", p.label, test_error(y->data, want, n, 1e-3));
         stx_backward_from(ctx1, y, dy);
-        if (a.z && stx_ok(ctx1)) CHECK(in[6]->grad && test_error(in[6]->grad, dz, a.H, 1e-3) <= 1e-10, "%s: dz off by %g", p.label, test_error(in[6]->grad, dz, a.H, 1e-3));
+        if (a.z && stx_ok(ctx1)) CHECK(in[6]->grad && test_error(in[6]->grad, dz, p.size[6], 1e-3) <= 1e-10, "%s: dz off by %g", p.label, test_error(in[6]->grad, dz, p.size[6], 1e-3));
         if (a.pad && stx_ok(ctx1)) attn_padding(&p, &a, y, in, dy);
     }
     stx_clear_error(ctx1);
@@ -966,7 +969,7 @@ static stx_tensor *make_self_attention(stx_ctx *x, stx_tensor **in, void *user) 
 static void attn_pads(void) {
     attn a;
     int i, kind;
-    for (kind = 1; kind <= 5; kind++) for (i = 0; i < 16; i++) {
+    for (kind = 1; kind <= 5; kind++) for (i = 0; i < 18; i++) {
         memset(&a, 0, sizeof a);
         a.B = 3; a.T = 5; a.S = 11; a.H = 2; a.D = 3; a.pad = kind;
         a.d.max_span = 16; a.d.ramp = 4;
@@ -987,6 +990,8 @@ static void attn_pads(void) {
         case 13: a.T = 2; a.P = 11; a.u = a.vb = 1; a.z = 1; break;
         case 14: a.T = 3; a.S = 9; a.d.first_key = -5; a.P = 8; a.N = 2; a.z = 4; a.d.eps = 0.1; break;
         case 15: a.T = 1; a.d.not_causal = 1; break;
+        case 16: a.z = 4; a.H = 3; a.d.no_renorm = 1; a.P = 11; a.d.delta_min = 1; a.N = 2; break;
+        case 17: a.z = 1; a.d.no_renorm = 1; a.z_one = 1; a.T = 2; break;
         }
         attn_case(&a, 30);
     }
@@ -1024,7 +1029,7 @@ static void row_attention(void) {
     attn a;
     int i;
     /* each member of the block alone, on top of a small plain case */
-    for (i = 0; i < 40; i++) {
+    for (i = 0; i < 56; i++) {
         memset(&a, 0, sizeof a);
         a.B = 2; a.T = 5; a.S = 11; a.H = 2; a.D = 3;
         a.d.max_span = 16; a.d.ramp = 4;
@@ -1069,6 +1074,22 @@ static void row_attention(void) {
         case 37: a.T = a.S = 1; a.H = 1; a.P = 1; break;
         case 38: a.P = 1; break;                                         /* only delta = 0 has a position */
         case 39: a.P = 1; a.d.delta_min = 1; a.pe_heads = 1; a.H = 1; break;
+        case 40: a.z = 1; a.d.no_renorm = 1; break;                      /* the mask outside the normaliser */
+        case 41: a.z = 2; a.d.no_renorm = 1; a.P = 11; a.d.delta_min = 1; break;
+        case 42: a.z = 3; a.d.no_renorm = 1; break;
+        case 43: a.z = 4; a.H = 3; a.d.no_renorm = 1; a.d.delta_min = 1; a.P = 7; a.N = 2; a.u = a.vb = 1; break;
+        case 44: a.z = 1; a.d.no_renorm = 1; a.d.dropout = 0.4; a.P = 11; break;
+        case 45: a.z = 1; a.d.no_renorm = 1; a.d.first_key = -9; a.P = 30; a.d.delta_min = 1; break;
+        case 46: a.z = 1; a.d.no_renorm = 1; a.d.delta_min = 1; a.S = 5; break;
+        case 47: a.z = 1; a.d.no_renorm = 1; a.T = 2; a.P = 11; break;
+        case 48: a.z = 4; a.d.no_renorm = 1; a.d.span = 3; break;
+        case 49: a.d.no_renorm = 1; break;                               /* no mask: nothing changes */
+        case 50: a.z = 1; a.z_one = 1; a.H = 3; break;                   /* one z for all heads */
+        case 51: a.z = 2; a.z_one = 1; a.d.no_renorm = 1; a.H = 3; break;
+        case 52: a.z = 1; a.z_one = 1; a.d.no_renorm = 1; a.d.first_key = -3; a.P = 20; a.d.delta_min = 1; break;
+        case 53: a.z = 1; a.d.ramp = 1.5; break;                         /* ramps that are not whole */
+        case 54: a.z = 4; a.d.ramp = 2.75; a.H = 3; a.d.delta_min = 1; a.P = 11; break;
+        case 55: a.z = 1; a.z_one = 1; a.d.ramp = 3.3; a.d.no_renorm = 1; a.N = 1; break;
         }
         attn_case(&a, 200);
     }
@@ -1083,6 +1104,8 @@ static void row_attention(void) {
             a.d.max_span = 400; a.d.ramp = 32; a.z = (int)((t + s) % 5);
             a.d.eps = s % 3 == 2 ? 0.01 : 0;
             attn_case(&a, (t + s) % 4 == 0 ? 4 : 0);
+            a.d.eps = 0; a.d.no_renorm = 1; a.z = 1 + (int)((t + s) % 4); a.z_one = (int)(t & 1); a.d.ramp = s & 1 ? 32 : 17.3;
+            attn_case(&a, (t + s) % 4 == 1 ? 4 : 0);
         }
     }
     /* many keys, many zero keys, many persistent vectors, wide heads */
@@ -1144,6 +1167,11 @@ static void row_attention(void) {
             a.d.max_span = 5 + 7 * (i % 9); a.d.ramp = i % 2 ? 4 : 7;
         }
         a.pad = i % 3 == 2 ? 1 + i / 3 % 5 : 0;
+        if (!a.d.not_causal && i % 7 < 3) {
+            a.d.no_renorm = a.d.eps == 0;
+            a.z_one = i % 7 == 1;
+            if (i % 7 == 2) a.d.ramp += 0.4;
+        }
         attn_case(&a, i % 2 ? 6 : 0);
     }
     attn_pads();

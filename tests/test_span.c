@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <stdint.h>
 #include "../seqtx_attn_span.h"
-#include "inner.h"
 #include "test.h"
 #include <unistd.h>
 
@@ -33,7 +32,7 @@ static int32_t *text(size_t B, size_t n, uint64_t seed) {
 /* spans that differ by head, by hand, so that the windows have something to skip */
 static void set_spans(stx_span *m) {
     size_t l, h;
-    for (l = 0; l < m->desc.layers; l++) for (h = 0; m->layer[l].z && h < m->desc.heads; h++) m->layer[l].z->data[h] = (stx_real)(0.031 + 0.17 * (double)((l + 2 * h) % 4));
+    for (l = 0; l < m->desc.layers; l++) for (h = 0; m->layer[l].z && h < m->layer[l].z->size; h++) m->layer[l].z->data[h] = (stx_real)(0.031 + 0.17 * (double)((l + 2 * h) % 4));
 }
 static stx_ids *block(stx_ctx *x, const int32_t *t, size_t B, size_t n, size_t at, size_t T) {
     int32_t *buf = (int32_t *)calloc(B * T, sizeof *buf);
@@ -65,7 +64,7 @@ static double step(stx_span *m, stx_optim *o, stx_span_state *s, const int32_t *
 
 /* Variants of the model that generation, causality and memory must hold for. */
 static stx_span_desc variant(int k, const char **name) {
-    static const char *const names[] = {"adaptive", "fixed", "literal", "persistent", "adaptive io", "long fixed", "persistent literal"};
+    static const char *const names[] = {"adaptive", "fixed", "literal", "persistent", "adaptive io", "long fixed", "persistent literal", "no renorm", "fairseq", "one span persistent"};
     stx_span_desc d = small();
     *name = names[k];
     if (k == 1) { d.adapt_span = 0; d.span = 33; }
@@ -74,11 +73,14 @@ static stx_span_desc variant(int k, const char **name) {
     if (k == 4) { d.adapt_io = d.adapt_io_tied = 1; d.cutoffs = 2; d.cutoff[0] = 9; d.cutoff[1] = 17; d.divval = 2; }
     if (k == 5) { d.adapt_span = 0; d.span = 300; }
     if (k == 6) { d.pers = 3; d.literal_eps = d.literal_memory = 1; }
+    if (k == 7) { d.no_renorm = 1; d.ramp = 7.3; }
+    if (k == 8) d.no_renorm = d.span_per_layer = d.fairseq_init = d.literal_memory = 1;
+    if (k == 9) { d.pers = 3; d.span_per_layer = 1; d.no_renorm = 1; }
     return d;
 }
-enum { VARIANTS = 7 };
+enum { VARIANTS = 10 };
 
-/* logits (B,n,V) of a text by blocks of T with memory */
+/* log p (B,n,V) of a text by blocks of T with memory */
 static stx_real *by_blocks(stx_span *m, const int32_t *t, size_t B, size_t n, size_t T, stx_span_state *s) {
     stx_real *all = (stx_real *)calloc(B * n * V, sizeof *all);
     size_t at, b, w;
@@ -86,7 +88,7 @@ static stx_real *by_blocks(stx_span *m, const int32_t *t, size_t B, size_t n, si
         stx_tensor *y;
         w = n - at < T ? n - at : T;
         stx_begin(m->ctx, STX_EVAL);
-        y = stx_span_logits(m, stx_span_forward(m, block(m->ctx, t, B, n, at, w), s, s));
+        y = stx_span_log_probs(m, stx_span_forward(m, block(m->ctx, t, B, n, at, w), s, s));
         if (!y) break;
         for (b = 0; b < B; b++) memcpy(all + (b * n + at) * V, y->data + b * w * V, w * V * sizeof *all);
     }
@@ -151,7 +153,7 @@ static void generation_and_memory(void) {
     }
 }
 
-/* Dropout stands where spec attn_span 1.2 has it and nowhere else: embedding, attention weights (persistent ones too), inside
+/* Dropout stands where the authors' code has it and nowhere else: embedding, attention weights (persistent ones too), inside
    the feed-forward, last hidden state. The same chain built by hand from ops draws the same masks, so it must agree to the bit;
    and each of the two rates alone must change the result. */
 static void dropout(void) {
@@ -182,10 +184,9 @@ static void dropout(void) {
                     stx_attention_in in;
                     stx_attention_desc a;
                     stx_tensor *f;
-                    size_t S, C;
+                    size_t S = stx_span_window(m, l);
                     memset(&in, 0, sizeof in);
                     memset(&a, 0, sizeof a);
-                    inner_span_window(m, l, &S, &C);
                     in.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE); in.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE); in.v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
                     in.pe = m->key_pe; in.z = p->z; in.pk = p->pers_key; in.pv = p->pers_val;
                     a.heads = d.heads; a.span = S; a.delta_min = 1; a.max_span = (double)d.span; a.ramp = d.ramp; a.dropout = d.dropout;
@@ -223,6 +224,152 @@ static void beginnings(void) {
     b = by_blocks(m, t, 1, 40, 40, s);
     CHECK(difference(a, b, 40 * V) > 1e-4, "zero rows have no effect, but should with literal_memory");
     free(a); free(b); free(t);
+    stx_destroy(x);
+}
+
+/* One meaning each: logits are logits, or an error; log p is log p; generation gives log p; and no gradient passes log p. */
+static void logits_and_log_probs(void) {
+    int k;
+    for (k = 0; k < 5; k += 4) {
+        const char *name;
+        stx_span_desc d = variant(k, &name);
+        stx_ctx *x = context(1, 3);
+        stx_span *m = stx_span_create(x, &d);
+        int32_t *t = text(2, 20, 9);
+        stx_tensor *h, *y, *z;
+        const stx_real *g;
+        size_t r, v;
+        stx_begin(x, STX_TRAIN);
+        h = stx_span_forward(m, block(x, t, 2, 20, 0, 20), NULL, NULL);
+        y = stx_span_log_probs(m, h);
+        CHECK(y && y->ndim == 3 && y->dim[0] == 2 && y->dim[1] == 20 && y->dim[2] == V && !y->grad, "%s: %s", name, stx_error(x));
+        z = stx_span_logits(m, h);
+        CHECK(!z == (k == 4) && (z || strstr(stx_error(x), "stx_span_log_probs")), "%s: %s", name, stx_error(x));
+        stx_clear_error(x);
+        for (r = 0; y && r < 40; r++) {
+            double sum = 0, raw = 0, off = 0;
+            for (v = 0; v < V; v++) {
+                sum += exp((double)y->data[r * V + v]);
+                if (z) raw += exp((double)z->data[r * V + v]);
+            }
+            for (v = 0; z && v < V; v++) off = fmax(off, fabs((double)z->data[r * V + v] - log(raw) - (double)y->data[r * V + v]));
+            CHECK(fabs(sum - 1) < 1e-5 && off < 1e-5 && (!z || fabs(log(raw)) > 1e-4), "%s row %zu: sums to %g, off by %g", name, r, sum, off);
+        }
+        {
+            stx_real last[V];
+            double sum = 0;
+            memcpy(last, y->data + 19 * V, sizeof last);
+            g = stx_span_gen_feed(stx_span_gen_create(m, 1), t, 20);
+            for (v = 0; g && v < V; v++) sum += exp((double)g[v]);
+            CHECK(g && fabs(sum - 1) < 1e-5 && difference(g, last, V) < 1e-5, "%s: generation: sum %g %s", name, sum, stx_error(x));
+        }
+        free(t);
+        stx_destroy(x);
+    }
+}
+/* A memory that was handed over goes on as the one it was taken from, to the last bit: from context to context, while caches fill and when they
+   are full; and what cannot be a memory is refused, and leaves the state as it was. */
+static void handed_over(void) {
+    int k;
+    for (k = 0; k < VARIANTS; k++) {
+        const char *name;
+        stx_span_desc d = variant(k, &name);
+        stx_ctx *x[2];
+        stx_span *m[2];
+        stx_span_state *s[2], *empty;
+        size_t B = 2, n = 500, l, i, at, w[2] = {30, 61};
+        int32_t *t = text(B, n, 12);
+        int c, steps, filled = 0;
+        for (c = 0; c < 2; c++) {
+            x[c] = context(1 + c, 4);
+            m[c] = stx_span_create(x[c], &d);
+            set_spans(m[c]);
+            s[c] = stx_span_state_create(m[c], B);
+        }
+        empty = stx_span_state_create(m[1], B);
+        for (at = 0, steps = 0; at + 2 * w[steps & 1] < n; steps++) {
+            stx_real *want, *a = NULL, *b;
+            size_t T = w[steps & 1];
+            for (l = 0; l < d.layers; l++) {
+                stx_real *row = (stx_real *)malloc((B * s[0]->real[l] * d.dim + 1) * sizeof *row);
+                CHECK(stx_span_state_get(s[0], l, row) && stx_span_state_set(s[1], l, s[0]->rows[l], row, s[0]->real[l]), "%s: %s %s", name, stx_error(x[0]), stx_error(x[1]));
+                filled |= s[0]->real[l] == stx_span_cache(m[0], l);
+                free(row);
+            }
+            for (c = 0; c < 2; c++) {
+                stx_begin(x[c], STX_EVAL);
+                want = (stx_real *)malloc(B * T * d.dim * sizeof *want);
+                stx_get(x[c], stx_span_forward(m[c], block(x[c], t, B, n, at, T), s[c], s[c]), want);
+                if (c == 0) { a = want; continue; }
+                b = (stx_real *)malloc(B * T * d.dim * sizeof *b);
+                stx_begin(x[c], STX_EVAL);
+                stx_get(x[c], stx_span_forward(m[c], block(x[c], t, B, n, at, T), empty, NULL), b);
+                CHECK(!memcmp(a, want, B * T * d.dim * sizeof *a), "%s at %zu: handed over differs by %g", name, at, difference(a, want, B * T * d.dim));
+                CHECK((difference(b, want, B * T * d.dim) > 1e-4) == (at > 0), "%s at %zu: the memory has no say", name, at);
+                free(a); free(b); free(want);
+            }
+            at += T;
+        }
+        CHECK(filled, "%s: no cache was ever full", name);
+        for (i = 0; i < 4; i++) {
+            size_t rows = s[1]->rows[0], real = s[1]->real[0];
+            stx_real one[1] = {0};
+            CHECK(!stx_span_state_set(s[1], i == 0 ? d.layers : 0, i == 1 ? m[1]->desc.span + 1 : 5, i == 3 ? NULL : one, i == 2 ? 6 : i == 3 ? 2 : 0) && !stx_ok(x[1]), "case %zu", i);
+            CHECK(s[1]->rows[0] == rows && s[1]->real[0] == real && strstr(stx_error(x[1]), "stx_span_state_set"), "case %zu: %s", i, stx_error(x[1]));
+            stx_clear_error(x[1]);
+        }
+        CHECK(!stx_span_state_get(s[1], d.layers, NULL) && strstr(stx_error(x[1]), "layer 2"), "%s", stx_error(x[1]));
+        free(t);
+        for (c = 0; c < 2; c++) stx_destroy(x[c]);
+    }
+}
+/* What the options of fairseq's form change: the parameters, their first values, and the result */
+static void fairseq_form(void) {
+    stx_span_desc d = small(), e;
+    stx_ctx *x = context(1, 8);
+    stx_span *m;
+    stx_tensor *t;
+    size_t i, k;
+    int32_t *ids = text(1, 300, 2);
+    d.dim = 96; d.inner = 160; d.vocab = 200; d.span = 400;
+    for (i = 0; i < 2; i++) {
+        double sd = 1 / sqrt(96.0), xavier = sqrt(6.0 / (96 + 160));
+        e = d;
+        e.no_renorm = e.span_per_layer = e.fairseq_init = (int)i;
+        m = stx_span_create(x, &e);
+        CHECK(m && m->layer[1].z->size == (i ? 1 : 3) && stx_params_size(m->params) == stx_span_count(&e), "%s", stx_error(x));
+        if (!m) break;
+        for (k = 0; k < 5; k++) {       /* mean square and largest: normal or uniform, and how wide */
+            double want = 1, sum = 0, top = 0;
+            size_t j;
+            t = k == 0 ? m->layer[1].wq : k == 1 ? m->layer[0].wo : k == 2 ? m->layer[1].w1 : k == 3 ? m->layer[1].w2 : m->in_emb;
+            for (j = 0; j < t->size; j++) { sum += (double)t->data[j] * (double)t->data[j]; top = fmax(top, fabs((double)t->data[j])); }
+            sum = sqrt(sum / (double)t->size);
+            want = k < 2 ? (i ? sd : sd / sqrt(3)) : k < 4 ? (i ? xavier : k == 2 ? sd : 1 / sqrt(160.0)) / sqrt(3) : i ? sd : 1;
+            CHECK(fabs(sum / want - 1) < 0.03, "init %zu, tensor %zu: deviation %g, want %g", i, k, sum, want);
+            CHECK((k < 2 && !i) || k == 2 || k == 3 ? top < 1.7321 * want : top > 2.5 * want, "init %zu, tensor %zu: largest %g of %g", i, k, top, want);
+        }
+        m->layer[0].z->data[0] = (stx_real)0.5;
+        CHECK(stx_span_of(m, 0, 0) == 200 && stx_span_of(m, 0, 2) == (i ? 200 : 0) && stx_span_window(m, 0) == 208, "spans of layer 0: %g %g window %zu", stx_span_of(m, 0, 0), stx_span_of(m, 0, 2), stx_span_window(m, 0));
+    }
+    for (i = 0; i < 2; i++) {           /* the window is part of the model: z of one head moves what another one sees */
+        stx_real *a, *b;
+        stx_tensor *y;
+        e = small();
+        e.layers = 1; e.span = 300; e.no_renorm = (int)i;
+        m = stx_span_create(x, &e);
+        a = (stx_real *)malloc(300 * e.dim * sizeof *a);
+        b = (stx_real *)malloc(300 * e.dim * sizeof *b);
+        memset(m->layer[0].wo->data, 0, m->layer[0].wo->size * sizeof *a);
+        for (k = 0; k < 8; k++) m->layer[0].wo->data[k * 24 + k] = 1;       /* head 0 alone counts */
+        stx_begin(x, STX_EVAL); y = stx_span_forward(m, block(x, ids, 1, 300, 0, 300), NULL, NULL); stx_get(x, y, a);
+        m->layer[0].z->data[1] = 1;
+        stx_begin(x, STX_EVAL); y = stx_span_forward(m, block(x, ids, 1, 300, 0, 300), NULL, NULL); stx_get(x, y, b);
+        CHECK((difference(a, b, 300 * e.dim) > 1e-3) == (i == 1), "no_renorm %zu: another head's window changes the result by %g", i, difference(a, b, 300 * e.dim));
+        free(a); free(b);
+    }
+    free(ids);
+    CHECK(stx_ok(x), "%s", stx_error(x));
     stx_destroy(x);
 }
 
@@ -361,8 +508,10 @@ static void callers_threads(void) {
 }
 
 static void learns(void) {
-    int k;
-    for (k = 0; k < 5; k++) {
+    int i0;
+    for (i0 = 0; i0 < 6; i0++) {
+        static const int kinds[] = {0, 1, 2, 3, 4, 8};
+        int k = kinds[i0];
         const char *name;
         stx_span_desc d = variant(k, &name);
         stx_ctx *x;
@@ -517,6 +666,9 @@ static void errors(void) {
     d = small(); d.adapt_io = 1; d.cutoffs = 1; d.cutoff[0] = V; refused(d, "cutoff");
     d = small(); d.adapt_io = 1; d.cutoffs = 2; d.cutoff[0] = 9; d.cutoff[1] = 9; refused(d, "cutoff");
     d = small(); d.adapt_io = 1; d.divval = 1; refused(d, "divval");
+    d = small(); d.no_renorm = 1; d.adapt_span = 0; refused(d, "no_renorm without adapt_span");
+    d = small(); d.span_per_layer = 1; d.adapt_span = 0; refused(d, "span_per_layer without adapt_span");
+    d = small(); d.no_renorm = d.literal_eps = 1; refused(d, "no_renorm and literal_eps");
     d = small(); d.adapt_io = 1; d.divval = 100; d.cutoffs = 2; d.cutoff[0] = 3; d.cutoff[1] = 9; refused(d, "divval");
     
     x = context(1, 0);
@@ -537,11 +689,11 @@ static void errors(void) {
     CHECK(!stx_span_gen_feed(stx_span_gen_create(m, 1), ids, 0) && !stx_ok(x), "fed nothing");
     stx_destroy(x);
     CHECK(!stx_span_create(NULL, NULL) && !stx_span_forward(NULL, NULL, NULL, NULL) && !stx_span_loss(NULL, NULL, NULL, NULL, NULL) && !stx_span_total(NULL, NULL) &&
-          !stx_span_logits(NULL, NULL) && !stx_span_gen_create(NULL, 1) && !stx_span_gen_feed(NULL, NULL, 1) && !stx_span_state_create(NULL, 1), "NULL goes through");
+          !stx_span_logits(NULL, NULL) && !stx_span_log_probs(NULL, NULL) && !stx_span_state_get(NULL, 0, NULL) && !stx_span_state_set(NULL, 0, 0, NULL, 0) && !stx_span_gen_create(NULL, 1) && !stx_span_gen_feed(NULL, NULL, 1) && !stx_span_state_create(NULL, 1), "NULL goes through");
     stx_span_clamp(NULL); stx_span_state_free(NULL); stx_span_gen_free(NULL); stx_span_state_reset(NULL);
 }
 
-/* Windows of spec attn_span 1.5 */
+/* S and C by hand: cur = ceil(z L) + R, S = L - floor(min(L-1, L-cur) / 64) 64, C = S + 64, at most L */
 static void windows(void) {
     static const struct { size_t L; double z; size_t S, C; } row[] = {
         {8192, 0, 64, 128}, {8192, 0.01, 128, 192}, {8192, 0.1, 896, 960}, {8192, 0.5, 4160, 4224}, {8192, 1, 8192, 8192}, {256, 0.3, 128, 192}, {256, 0.61, 192, 256}};
@@ -555,11 +707,12 @@ static void windows(void) {
         d.span = row[i].L; d.ramp = 32; d.layers = 1;
         m = stx_span_create(x, &d);
         m->layer[0].z->data[1] = (stx_real)row[i].z;
-        inner_span_window(m, 0, &S, &C);
+        S = stx_span_window(m, 0); C = stx_span_cache(m, 0);
         CHECK(S == row[i].S && C == row[i].C, "L %zu z %g: S %zu C %zu", row[i].L, row[i].z, S, C);
         CHECK(fabs(stx_span_of(m, 0, 1) - row[i].z * (double)row[i].L) < 1e-2, "span of head 1");
         stx_span_stats(m, &avg, &max);
         CHECK(max <= (double)row[i].L && max >= row[i].z * (double)row[i].L && avg <= max, "stats %g %g", avg, max);
+        CHECK(stx_span_window(m, 1) == 0 && stx_span_cache(NULL, 0) == 0, "no such layer");
         m->layer[0].z->data[0] = -3; m->layer[0].z->data[2] = 7;
         stx_span_clamp(m);
         CHECK(m->layer[0].z->data[0] == 0 && m->layer[0].z->data[2] == 1, "clamp");
@@ -567,11 +720,101 @@ static void windows(void) {
     }
 }
 
+/* One layer, one head, written again with the mask over every key: what the forward, the caches and generation must be, whatever they leave
+   out. Its hidden states (B,n,d). */
+static stx_real *whole_mask(stx_span *m, const int32_t *t, size_t B, size_t n) {
+    stx_ctx *x = m->ctx;
+    const stx_span_layer *p = &m->layer[0];
+    stx_attention_in a;
+    stx_attention_desc d;
+    stx_tensor *h, *f;
+    stx_real *to = (stx_real *)malloc(B * n * m->desc.dim * sizeof *to);
+    memset(&a, 0, sizeof a);
+    memset(&d, 0, sizeof d);
+    stx_begin(x, STX_EVAL);
+    h = stx_embedding(x, m->in_emb, block(x, t, B, n, 0, n));
+    a.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
+    a.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE);
+    a.v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
+    a.pe = m->key_pe; a.z = p->z;
+    d.heads = m->desc.heads; d.delta_min = 1; d.max_span = (double)m->desc.span; d.ramp = m->desc.ramp;
+    d.eps = 1e-30;          /* every key counts in the normaliser, by nothing: the kernel may not leave one out */
+    h = stx_residual_norm(x, h, stx_linear(x, stx_attention(x, &a, &d), p->wo, NULL, STX_ACT_NONE), 0, p->norm1_gain, p->norm1_shift, 1e-5);
+    f = stx_linear(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), p->w2, p->b2, STX_ACT_NONE);
+    h = stx_residual_norm(x, h, f, 0, p->norm2_gain, p->norm2_shift, 1e-5);
+    CHECK(h != NULL, "%s", stx_error(x));
+    if (h) stx_get(x, h, to);
+    return to;
+}
+/* Ramps that are not whole: window, cache, generation and the numbers that are reported reach every key that has weight */
+static void ramps(void) {
+    static const size_t L[] = {1, 2, 3, 64, 65, 66, 67, 100, 129, 130, 200};
+    static const double span[] = {0, 0.25, 0.6, 0.999999, 1, 1.4, 5, 31.5, 62.75, 63.1, 64, 1e9}, ramp[] = {1, 1.25, 1.5, 1.999, 2, 2.25, 7.5, 31.01, 32, 40.7};
+    size_t i, j, k, t, l, cases = 0;
+    for (i = 0; i < sizeof L / sizeof *L; i++) for (j = 0; j < sizeof span / sizeof *span; j++) for (k = 0; k < sizeof ramp / sizeof *ramp; k++) {
+        stx_span_desc d = small();
+        stx_ctx *x = context(1, 0);
+        stx_span *m;
+        size_t far = 0, S, C, reach;
+        stx_real z = (stx_real)(span[j] < (double)L[i] ? span[j] / (double)L[i] : 1), R = (stx_real)ramp[k];
+        double avg, max;
+        d.layers = 1; d.heads = 1; d.dim = 8; d.inner = 8; d.span = L[i]; d.ramp = ramp[k]; d.span_init = (double)z;
+        m = stx_span_create(x, &d);
+        CHECK(m, "%s", stx_error(x));
+        if (!m) { stx_destroy(x); continue; }
+        for (t = 1; t <= L[i]; t++) {       /* the mask as the kernels compute it */
+            stx_real zl = z * (stx_real)L[i], u = ((1 - (stx_real)t) + zl) / R + 1;
+            if (u > 0) far = t;
+        }
+        S = stx_span_window(m, 0); C = stx_span_cache(m, 0);
+        reach = stx_attention_reach((double)z, (double)L[i], ramp[k], L[i]);
+        stx_span_stats(m, &avg, &max);
+        CHECK(reach >= far && reach <= far + 1, "L %zu span %g R %g: reach %zu, the last key with weight is %zu steps back", L[i], span[j], ramp[k], reach, far);
+        if (ramp[k] == floor(ramp[k])) CHECK((double)reach == fmin((double)L[i], ceil((double)z * (double)L[i]) + ramp[k]), "L %zu span %g R %g: reach %zu", L[i], span[j], ramp[k], reach);
+        CHECK(S >= far && S <= L[i] && (L[i] - S) % 64 == 0, "L %zu span %g R %g: window %zu, the last key with weight is %zu steps back", L[i], span[j], ramp[k], S, far);
+        CHECK(C == (S + 64 < L[i] ? S + 64 : L[i]) && max == (double)reach && avg == max, "L %zu span %g R %g: cache %zu, reported %g", L[i], span[j], ramp[k], C, max);
+        if (L[i] > 60 && (cases++ % 3 == 0 || (L[i] == 66 && span[j] == 0.6 && ramp[k] == 1.5))) {
+            size_t n = 150, B = 2, at, w;
+            int32_t *ids = text(B, n, 4);
+            stx_real *want = whole_mask(m, ids, B, n), *have = (stx_real *)malloc(B * n * 8 * sizeof *have), *scores = (stx_real *)malloc(B * n * V * sizeof *scores);
+            stx_span_state *s = stx_span_state_create(m, B);
+            stx_span_gen *g = stx_span_gen_create(m, B);
+            int32_t *one = (int32_t *)malloc(B * n * sizeof *one);
+            double worst = 0;
+            stx_begin(x, STX_EVAL);
+            stx_get(x, stx_span_forward(m, block(x, ids, B, n, 0, n), NULL, NULL), have);
+            CHECK(difference(have, want, B * n * 8) <= 2e-5, "L %zu span %g R %g: the forward leaves out %g", L[i], span[j], ramp[k], difference(have, want, B * n * 8));
+            stx_get(x, stx_span_log_probs(m, stx_input(x, want, B, n, 8, 0)), scores);
+            for (at = 0; at < n; at += w) {
+                size_t b;
+                const stx_real *y;
+                w = n - at < 19 ? n - at : 19;
+                stx_begin(x, STX_EVAL);
+                stx_get(x, stx_span_forward(m, block(x, ids, B, n, at, w), s, s), have);
+                for (b = 0; b < B; b++) worst = fmax(worst, difference(have + b * w * 8, want + (b * n + at) * 8, w * 8));
+                for (b = 0; b < B; b++) memcpy(one + b * w, ids + b * n + at, w * sizeof *one);
+                y = stx_span_gen_feed(g, one, w);
+                for (b = 0; y && b < B; b++) worst = fmax(worst, difference(y + b * V, scores + (b * n + at + w - 1) * V, V));
+            }
+            CHECK(worst <= 2e-5, "L %zu span %g R %g: memory or generation leave out %g", L[i], span[j], ramp[k], worst);
+            free(ids); free(want); free(have); free(scores); free(one);
+        }
+        for (l = 0; l < 2; l++) CHECK(stx_attention_reach(l ? NAN : -3, 100, ramp[k], 100) == 0, "reach of no span");
+        CHECK(stx_attention_reach(1e300, 1e300, ramp[k], 100) == 100 && stx_attention_reach(0.5, 1e18, ramp[k], SIZE_MAX) >= (size_t)500000000000000000, "reach of a huge span");
+        CHECK(stx_ok(x), "%s", stx_error(x));
+        stx_destroy(x);
+    }
+}
+
 int main(void) {
     windows();
+    ramps();
     generation_and_memory();
     dropout();
     beginnings();
+    logits_and_log_probs();
+    handed_over();
+    fairseq_form();
     evaluation_is_separate();
     repeatable();
     callers_threads();
