@@ -84,7 +84,7 @@ $(eval $(call library,plain,$$(filter-out -DSEQTX_CBLAS,$$(F32))))
 
 # tests/test_NAME.c: all that are not named here are run in float, in double, and with sanitizers
 ALL        = $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))
-ONLY       = grad train_h onednn $(filter cuda_%,$(ALL))
+ONLY       = grad train_h onednn flags $(filter cuda_%,$(ALL))
 TESTS      = $(filter-out $(ONLY),$(ALL))
 TESTS_F64  = grad $(filter-out io,$(TESTS))
 TESTS_SAN  = $(TESTS)
