@@ -124,7 +124,7 @@ static void attn_case(const char *name, int threads) {
     m.desc.not_causal = !(int)need(f, "causal");
     m.desc.literal_mask = (int)meta(f, "literal_mask", 0);
     m.desc.attn_norm_first = norm && !strcmp(norm, "pre");
-    p.I = I; p.P = P; p.k = k;
+    p.Ci = I; p.P = P; p.k = k;
     p.attends = (int)need(f, "attention");
     p.w1 = tensor_of(x, f, "w1", P, I, 0, 0);
     p.w2 = tensor_of(x, f, "w2", 2 * P, P, 0, 0);
