@@ -3819,7 +3819,7 @@ typedef struct stx__attn_tile {
 static const void *stx__num(const stx__attn *A, const void *base, ptrdiff_t i) { return (const char *)base + i * (ptrdiff_t)(A->u == 2 ? 2 : sizeof(stx_real)); }
 
 static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a) {
-    size_t h, i, far;
+    size_t h, i, oldest;
     A->a = a;
     A->mk = stx__mk(x);
     A->u = stx__unit(A->mk);
@@ -3833,8 +3833,8 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
         A->reach[i] = e;
         A->order[i] = h;
     }
-    far = A->reach[0] + 1;
-    A->p0 = (ptrdiff_t)(a->P > far ? (a->P - far) / STX__NR_MAX * STX__NR_MAX : 0);
+    oldest = A->reach[0] + 1;
+    A->p0 = (ptrdiff_t)(a->P > oldest ? (a->P - oldest) / STX__NR_MAX * STX__NR_MAX : 0);
     A->np = a->P ? stx__up(a->P - (size_t)A->p0, STX__MAX(A->mk->nr, A->mk->kr)) : 0;
     A->pe_t = A->pe_r = NULL;
 }
