@@ -2550,7 +2550,6 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
    reach: the CPU's formula, from z in device memory. live: the largest delta whose ramp weight is not 0, for such a key must not even
    enter the running maximum (far keys may have the largest logits). full: up to here the weight is surely 1. Between full and live it is
        m(delta) = min(1, ((1 - delta) + z max_span) / ramp + 1)        in floats, in this order of operations, as on the CPU.
-   With no_renorm live = reach = span: a key whose ramp weight is 0 counts in the normaliser.
    With u = j - i, delta = C - u, and the row of the relative table is p = P - 1 + dmin - delta = (P - 1 + dmin - C) + u: it depends on
    j - i alone. Rows outside [0,P) are zeros.
 
@@ -2567,7 +2566,7 @@ typedef struct stx__at {
     const uint64_t *shift;
     int B, T, S, H, D, P, N, C, ldpe, pe_head;  /* numbers between rows of pe, and between its heads (0: shared) */
     int span, dmin, lo;                         /* lo: the first key that there is */
-    int z_shared, no_renorm;                    /* see stx_attention_args */
+    int z_step;                                 /* numbers of z from head to head: 1, or 0 where all heads share one */
     uint32_t keep;                              /* of 65536; 0: no dropout */
     float scale, max_span, ramp, unkeep;        /* unkeep: 65536 / keep, or 1 */
 } stx__at;
@@ -2590,7 +2589,7 @@ static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *
     int ok = 1, h;
     memset(p, 0, sizeof *p);
     *half = h = g->half && stx__num_of(x, a->q).half;
-    if (a->pad || a->eps > 0 || a->not_causal || a->first_key < 0 || !(a->scale > 0) || a->D < 8 || a->D > 128 || a->D % 8 || !a->B || !a->T || !a->H || a->H > 256) return 0;
+    if (a->pad || a->eps > 0 || (a->no_renorm && a->z) || a->not_causal || a->first_key < 0 || !(a->scale > 0) || a->D < 8 || a->D > 128 || a->D % 8 || !a->B || !a->T || !a->H || a->H > 256) return 0;
     if (a->B >= big || a->T >= big || a->S >= big || a->P >= big || a->N >= big || a->span >= big || a->S + a->span + a->N >= big || a->T > a->S) return 0;
     p->q = stx__at_in(x, a->q, h, a->ldq, &ok);
     p->k = stx__at_in(x, a->k, h, a->ldk, &ok);
@@ -2611,7 +2610,7 @@ static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *
     p->pe_head = tables > 1 ? (int)a->D : 0;
     p->span = (int)a->span; p->dmin = a->delta_min;
     p->lo = a->first_key > (ptrdiff_t)a->S ? p->S : (int)a->first_key;
-    p->z_shared = a->z_shared; p->no_renorm = a->no_renorm;
+    p->z_step = !a->z_shared;
     p->scale = a->scale; p->max_span = a->max_span; p->ramp = a->ramp;
     p->unkeep = 1;
     if (a->drop > 0) {
@@ -2635,12 +2634,10 @@ static __device__ __forceinline__ stx__at_head stx__at_open(const stx__at &p, in
     w.reach = w.live = w.full = p.span;
     w.zl = 0;
     if (p.z.p) {
-        float z = stx__get(p.z, p.z_shared ? 0 : (size_t)h), f;
+        float z = stx__get(p.z, (size_t)(h * p.z_step)), f;
         w.zl = __fmul_rn(z, p.max_span);
-        if (!p.no_renorm) {
-            w.reach = w.live = (int)stx__attn_reach_of(z, p.max_span, p.ramp, p.span);
-            while (w.live >= p.dmin && stx__at_ramp(p, w, w.live) <= 0) w.live--;      /* a step or two: reach is hardly more */
-        }
+        w.reach = w.live = (int)stx__attn_reach_of(z, p.max_span, p.ramp, p.span);
+        while (w.live >= p.dmin && stx__at_ramp(p, w, w.live) <= 0) w.live--;      /* a step or two: reach is hardly more */
         f = floorf(w.zl) + 1;                           /* (1 - delta) + zl >= 0, so nothing is taken from 1 */
         w.full = f >= (float)w.live ? w.live : f >= 0 ? (int)f : -1;                /* NaN: -1 */
     }
@@ -3162,9 +3159,6 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
                     x[m][n][2 * e] = stx__exp2(fmaf(x[m][n][2 * e], sc, -from) * (LOG2E / unit));
                     x[m][n][2 * e + 1] = stx__exp2(fmaf(x[m][n][2 * e + 1], sc, -from) * (LOG2E / unit));
                 }
-                if (p.no_renorm)
-                    #pragma unroll
-                    for (n = 0; n < NB; n++) add += x[m][n][2 * e] + x[m][n][2 * e + 1];
                 if (ramped) {
                     const float *f0 = ramp + BK - 1 + 16 * m + g + 8 * e - 2 * t;
                     #pragma unroll
@@ -3177,9 +3171,8 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
                         x[m][n][2 * e] = __uint_as_float(u << 16);
                         x[m][n][2 * e + 1] = __uint_as_float(u & 0xffff0000u);
                     }
-                if (!p.no_renorm)
-                    #pragma unroll
-                    for (n = 0; n < NB; n++) add += x[m][n][2 * e] + x[m][n][2 * e + 1];
+                #pragma unroll
+                for (n = 0; n < NB; n++) add += x[m][n][2 * e] + x[m][n][2 * e + 1];
                 sum[m][e] = fmaf(sum[m][e], f, add);
                 #pragma unroll
                 for (n = 0; n < ND; n++) { o[m][n][2 * e] *= f; o[m][n][2 * e + 1] *= f; }
@@ -3273,8 +3266,6 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
        gamma = r dO.V_j     Dsum = dO.O      ds = a (gamma - Dsum)
        dV_j += r a dO       dK_j += scale ds (q+u)       dPE_p += scale ds (q+vb)       dQ_i += scale ds (K_j + PE_p)
        dz   += max_span/ramp  sum of w (gamma - Dsum) over 0 <= m' <= 1, both ends, whatever m is
-
-   With no_renorm ds = a gamma - w Dsum, which is what stands above less (w - a) Dsum, and dz sums w gamma.
 
    ds is a matrix of queries by keys, and every gradient sums it along another line: dQ along its rows, dK and dV along its columns, dPE
    along its diagonals, where j - i and so the row of the table is the same. Three sweeps, each stationary in what it sums, so that sums
@@ -3513,7 +3504,7 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx
                 int hi = e >> 1, j = t.j0 + 8 * n + c2 + (e & 1), delta = p.C + t.i + r + 8 * hi - j;
                 /* m w <= 1, but w alone may not fit where m is 0: far keys may have the largest logits */
                 float f = kept >> (4 * n + e) & 1 ? vf : 0;
-                float x = stx__exp2(fminf(fmaf(s[n][e], sc, -t.top[hi] * unit) * (STX__AB_LOG2E / unit), 115.0f)) * t.inv[hi], d = fmaf(f, g[n][e], -t.dsum[hi]), mx = x, less = 0;
+                float x = stx__exp2(fminf(fmaf(s[n][e], sc, -t.top[hi] * unit) * (STX__AB_LOG2E / unit), 115.0f)) * t.inv[hi], d = fmaf(f, g[n][e], -t.dsum[hi]), mx = x;
                 if (!plain) {
                     if (t.persistent) {
                         if (j < 0 || j >= p.N) mx = 0;
@@ -3521,13 +3512,12 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx
                         mx = 0;
                     } else if (p.z.p && delta >= w.full) {
                         float ramp = stx__at_ramp(p, w, delta);
-                        if (ramp >= 0 && ramp <= 1) dz += p.no_renorm ? x * (d + t.dsum[hi]) : x * d;
+                        if (ramp >= 0 && ramp <= 1) dz += x * d;
                         mx = ramp >= 1 ? x : ramp <= 0 ? 0 : ramp * x;          /* NaN stays NaN */
-                        if (p.no_renorm) less = (x - mx) * t.dsum[hi];
                     }
                 }
                 s[n][e] = mx * f;
-                g[n][e] = mx * d - less;
+                g[n][e] = mx * d;
             }
     }
     return 1;
