@@ -455,8 +455,9 @@ enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM };
 typedef struct stx_optim_desc {
     int    kind;            /* 0: STX_ADAM */
     double momentum;        /* SGD: buf = momentum buf + g, theta -= lr buf */
-    double beta1, beta2;    /* Adam, RAdam: 0 means 0.9, 0.999 */
-    double eps;             /* 0: 1e-8 for Adam and RAdam, 1e-10 for Adagrad */
+    double beta1, beta2;    /* Adam, RAdam: 0 means 0.9, 0.999; -1 means 0, no memory of the gradients before (or of their squares) */
+    double eps;             /* 0: 1e-8 for Adam and RAdam, 1e-10 for Adagrad. There is no way to ask for 0, and where all gradients of a
+                               parameter were 0 it would divide by 0: give a very small number */
     double weight_decay;    /* SGD, Adam: added to the gradient. AdamW, RAdam: decoupled (1711.05101) */
     double clip;            /* 0: none. Adagrad: per tensor, scales the step and not what is accumulated (the
                                references' rule); others: global norm, factor clip / (norm + 1e-6) if < 1 */
@@ -6425,6 +6426,8 @@ STX_DEF void stx_clamp_params(stx_ctx *x, const stx_picked *p, double lo, double
 
 static int stx__make_report(stx_ctx *x);
 static int stx__reports(stx_ctx *x);
+/* A beta of the desc, where 0 is the default and -1 is 0. The desc keeps it as it is, so that it means the same when it is given again. */
+static double stx__beta(double b) { return b == -1 ? 0 : b; }
 STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     stx_ctx *x = p ? p->ctx : NULL;
     stx_optim *o;
@@ -6440,8 +6443,9 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     if (o->desc.beta1 == 0) o->desc.beta1 = 0.9;
     if (o->desc.beta2 == 0) o->desc.beta2 = 0.999;
     if (o->desc.eps == 0) o->desc.eps = o->desc.kind == STX_ADAGRAD ? 1e-10 : 1e-8;
-    STX__NEED(x, o->desc.momentum >= 0 && o->desc.beta1 >= 0 && o->desc.beta1 < 1 && o->desc.beta2 >= 0 && o->desc.beta2 < 1 && o->desc.eps >= 0 && o->desc.clip >= 0 && o->desc.weight_decay >= 0,
-              STX_ERR_ARG, "stx_optim_create: momentum, eps, clip and weight_decay want 0 or more, the betas [0,1)");
+    STX__NEED(x, o->desc.momentum >= 0 && stx__beta(o->desc.beta1) >= 0 && o->desc.beta1 < 1 &&
+              stx__beta(o->desc.beta2) >= 0 && o->desc.beta2 < 1 && o->desc.eps >= 0 && o->desc.clip >= 0 && o->desc.weight_decay >= 0,
+              STX_ERR_ARG, "stx_optim_create: momentum, eps, clip and weight_decay want 0 or more, the betas [0,1) or -1 for 0");
     STX__NEED(x, o->desc.kind != STX_ADAGRAD || o->desc.weight_decay == 0, STX_ERR_ARG, "stx_optim_create: Adagrad here has no weight decay: set it to 0 or use STX_ADAMW");
     states = o->desc.kind == STX_SGD ? o->desc.momentum > 0 : o->desc.kind == STX_ADAGRAD ? 1 : 2;
     o->params = p;
@@ -6511,8 +6515,11 @@ STX_DEF int stx_optim_sync(stx_optim *o) {
 STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     stx_ctx *x = o ? o->params->ctx : NULL;
     const stx_optim_desc *d;
+    double beta1, beta2;
     if (!stx_ok(x)) return 0;
     d = &o->desc;
+    beta1 = stx__beta(d->beta1);
+    beta2 = stx__beta(d->beta2);
     if (o->params->count != o->count) {
         stx_fail(x, STX_ERR_ARG, "stx_optim_step: %zu parameters, %zu when the optimiser was made: call stx_optim_create after the last stx_param", o->params->count, o->count);
         return 0;
@@ -6520,15 +6527,15 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     stx_optim_rate(o, lr);
     if (!stx_ok(x)) return 0;
     STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
-    STX_RUN(x, stx_optim_plan, (x, o->update, o->piece, o->pieces, o->squares, d->kind, d->clip, d->beta1, d->beta2, d->radam_skip));
+    STX_RUN(x, stx_optim_plan, (x, o->update, o->piece, o->pieces, o->squares, d->kind, d->clip, beta1, beta2, d->radam_skip));
     if (d->kind == STX_SGD) {
         STX_RUN(x, stx_sgd_update, (x, o->update, o->piece, o->pieces, (stx_real)d->momentum, (stx_real)d->weight_decay));
     } else if (d->kind == STX_ADAGRAD) {
         STX_RUN(x, stx_adagrad_update, (x, o->update, o->piece, o->pieces, (stx_real)d->eps));
     } else {
         double coupled = d->kind == STX_ADAM ? d->weight_decay : 0, decoupled = d->kind == STX_ADAM ? 0 : d->weight_decay;
-        STX_RUN(x, stx_adam_update, (x, o->update, o->piece, o->pieces, (stx_real)d->beta1, (stx_real)(1 - d->beta1), (stx_real)d->beta2, (stx_real)(1 - d->beta2), (stx_real)d->eps,
-                                     (stx_real)coupled, (stx_real)decoupled));
+        STX_RUN(x, stx_adam_update, (x, o->update, o->piece, o->pieces, (stx_real)beta1, (stx_real)(1 - beta1), (stx_real)beta2,
+                                     (stx_real)(1 - beta2), (stx_real)d->eps, (stx_real)coupled, (stx_real)decoupled));
     }
     stx__changed(x);
     return stx__on_gpu(x) ? stx_ok(x) : stx_optim_sync(o);

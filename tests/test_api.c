@@ -1140,6 +1140,43 @@ static void radams(void) {
         radam(0, 0, 0.5, 0.1, skip, 8);
     }
 }
+/* A beta of 0, asked for by -1: Adam without a memory of gradients, of their squares, of either; RAdam too */
+static void no_betas(void) {
+    static const int kinds[] = {STX_ADAM, STX_ADAMW, STX_RADAM};
+    int k, which, t, i;
+    for (k = 0; k < 3; k++) for (which = 1; which < 4; which++) {
+        double B1 = which & 1 ? 0 : 0.9, B2 = which & 2 ? 0 : 0.999, th[3] = {0.5, 0.5, 0.5}, m[3] = {0, 0, 0}, v[3] = {0, 0, 0};
+        stx_optim_desc d;
+        radam_run r;
+        memset(&d, 0, sizeof d);
+        d.kind = kinds[k];
+        d.beta1 = which & 1 ? -1 : 0;
+        d.beta2 = which & 2 ? -1 : 0;
+        radam_make(&r, &d);
+        CHECK(r.o != NULL, "betas %g and %g: %s", d.beta1, d.beta2, stx_error(r.x));
+        if (!r.o) { stx_destroy(r.x); continue; }
+        for (t = 1; t <= 12; t++) {
+            double inf = 2 / (1 - B2) - 1, rho = inf - 2 * t * pow(B2, t) / (1 - pow(B2, t)), r2;
+            for (i = 0; i < 3; i++) {
+                double g = sin(t + 2.0 * i);
+                r.w->grad[i] = (stx_real)g;
+                m[i] = B1 * m[i] + (1 - B1) * g;
+                v[i] = B2 * v[i] + (1 - B2) * g * g;
+                r2 = (1 - pow(B2, t)) * (rho - 4) * (rho - 2) * inf / ((inf - 4) * (inf - 2) * rho);
+                if (kinds[k] != STX_RADAM) th[i] -= 0.1 * m[i] / (1 - pow(B1, t)) / (sqrt(v[i] / (1 - pow(B2, t))) + 1e-8);
+                else if (rho < 5) th[i] -= 0.1 * m[i] / (1 - pow(B1, t));
+                else th[i] -= 0.1 * sqrt(r2) / (1 - pow(B1, t)) * m[i] / (sqrt(v[i]) + 1e-8);
+            }
+            CHECK(stx_optim_step(r.o, 0.1) == 1, "%s", stx_error(r.x));
+            for (i = 0; i < 3; i++)
+                CHECK(CLOSE(r.w->data[i], th[i], sizeof(stx_real) == 8 ? 1e-13 : 2e-6),
+                      "kind %d, betas %g and %g, update %d, number %d: %.9g, want %.9g", kinds[k], B1, B2, t, i, (double)r.w->data[i], th[i]);
+        }
+        CHECK(r.o->desc.beta1 == (which & 1 ? -1 : 0.9) && r.o->desc.beta2 == (which & 2 ? -1 : 0.999),
+              "read back: %g and %g", r.o->desc.beta1, r.o->desc.beta2);
+        stx_destroy(r.x);
+    }
+}
 static double lr_of(int kind, int literal, double lr, double start, double least, uint64_t W, uint64_t T, uint64_t n) {
     stx_schedule s;
     memset(&s, 0, sizeof s);
@@ -1722,6 +1759,7 @@ int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
         {"descs", descs}, {"errors", errors}, {"nulls", nulls}, {"allocation failures", allocation_failures}, {"limits", limits}, {"overflows", overflows},
         {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"linear fused", linear_fused}, {"float environment", float_environment}, {"nans", nans}, {"optimisers", optimisers}, {"radams", radams},
+        {"no betas", no_betas},
         {"schedules", schedules}, {"philox", philox}, {"initialisers", initialisers}, {"exponentials", exponentials}, {"maths", maths}, {"kernels", kernels}, {"sampling", sampling}};
     size_t i;
     setvbuf(stdout, NULL, _IOLBF, 0);
