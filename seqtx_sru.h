@@ -62,7 +62,7 @@
        int main(void) {
            stx_sru_lm_desc d = {0};
            stx_ctx *x = stx_create(NULL);
-           d.vocab = 256; d.dim = 32; d.sru.layers = 2; d.sru.transform = STX_SRU_ATTENTION; d.sru.proj = 16;
+           d.vocab = 256; d.dim = 32; d.sru.layers = 2; d.sru.transform = STX_SRU_ATTENTION; d.sru.proj = 16; d.sru.highway_bias = -2;
            stx_sru_lm *model = stx_sru_lm_create(x, &d);
            stx_optim_desc od = {0};
            stx_optim *optim = stx_optim_create(stx_sru_lm_params(model), &od);
@@ -103,7 +103,7 @@
        heads (n)         1                 1
        dropout (lm)      0                 0.22 / 0.15 / 0.2            embedding, between layers, before W3, output
        attn_dropout      0                 0.22 / 0.15 / -
-       highway_bias      0; SRU++ -2       -2 / -2 / -3
+       highway_bias      0                 -2 / -2 / -3                  a number like any other, never replaced by a default
        norm              none              none / none / as you like
        cutoffs (lm)      -                 - / 19997, 39997, 199997 / -
    The recipe of the paper: RAdam (STX_RADAM), lr 3e-4, decay 0.1, clip 1, STX_LR_RECURSIVE with 16000 updates of warm-up.
@@ -127,11 +127,12 @@
        kept         the output of padding after a layer norm is the norm's shift, not 0 (Q3); zero_pads makes it 0.
                     with k = 4 the highway is not scaled by alpha when it runs (Q5).
        different    batch first, (B,T,.), everywhere. Planes: row i O + s H + j of W3 is plane i, direction s, unit j; the
-                    reference's row is (s H + j) k + i. v with a V of one's own: planes too (Q4 is a matter of storage).
-       better       states are float in every precision (Q18); states in PyTorch's shape go both ways (Q10); any k, direction and V in
-                    inference (Q7, Q8); generation with keys and values kept, not inputs.
-       omitted      lm1b's sentence streams (spec 2.5): give the corpus yourself. Second derivatives (Q20). Streaming with a look
-                    ahead (Q25). Masks of any shape: attention is causal, has a window, or (not_causal) sees all; the reference sees
+                    reference's row is (s H + j) k + i. v with a V of one's own: planes too; there the reference stores v in pairs.
+                    highway_bias is 0 unless it is set; the reference's stack of SRU++ begins with -2.
+       better       states are float in every precision; states in PyTorch's shape go both ways, and another shape is refused; any k,
+                    direction and V in inference; generation with keys and values kept, not inputs.
+       omitted      The Billion Word trainer's streams of sentences: give the corpus yourself. Second derivatives. Streaming with a
+                    look ahead. Masks of any shape: attention is causal, has a window, or (not_causal) sees all; the reference sees
                     all when it gets no mask, so encoders set not_causal. A projection is never ignored (2.6 does so when it
                     is not narrower). A last layer's own dropout: stx_sru_recurrence with a mask has it.
 
@@ -185,15 +186,15 @@ typedef struct stx_sru_desc {
     int    tanh;            /* g(c) = tanh c in place of c */
     int    no_skip;         /* no highway term */
     int    rescale;         /* the highway input is multiplied by alpha = sqrt(1 + 2 e^highway_bias) */
-    double highway_bias;    /* first value of the reset gate's bias; 0: 0, but in SRU++ -2, */
-    int    no_highway_bias; /* unless this is set */
+    double highway_bias;    /* first value of the reset gate's bias, as it stands here: 0 is 0. Below 0 the highway is open at first:
+                               published SRU++ models begin with -2 (the reference's own default for them), SRU language models with -3 */
     int    v1;              /* gate vectors v are zero and stay it (SRU of 2017): forward is a parallel scan */
     int    norm;            /* layer norm in every cell: before the transform, or after the recurrence */
     double dropout;         /* one draw for all times, on g(c) - x in every layer but the last; SRU++ also before W3, drawn for each time */
     double rnn_dropout;     /* one draw for all times, on the input of every transform */
     int    input_first;     /* W x first when input is not O: then all layers are alike */
     int    init_xavier;     /* STX_SRU_LINEAR: Xavier's initialisers (3.0 of the reference) in place of 2.6's. SRU++ has them always */
-    double v_init;          /* v in U(-v_init, v_init); 0: sqrt(3/2); with Xavier's 1 */
+    double v_init;          /* v in U(-v_init, v_init); 0: sqrt(3/2), with Xavier's 1; -1: v begins with zeros, and learns */
     stx_sru_transform custom;   /* in place of transform; user goes to it */
     void  *user;
     int    recompute;       /* drop each layer's activations, make them again in backward: about 1/3 more time, less memory (docs/speed.md). The
@@ -1008,7 +1009,6 @@ static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *
     if (!d->hidden || d->hidden > most) return stx__sru_wrong(x, "hidden", (double)d->hidden, "1 to 2^28");
     if (d->layers > 4096) return stx__sru_wrong(x, "layers", (double)d->layers, "1 to 4096");
     if (plus && !d->proj && !d->projs) d->proj = d->hidden * (d->bidirectional ? 2 : 1) / 4 + (d->hidden * (d->bidirectional ? 2 : 1) < 4);
-    if (plus && d->highway_bias == 0 && !d->no_highway_bias) d->highway_bias = -2;
     if (plus) d->init_xavier = 1;
     if (d->v_init == 0) d->v_init = d->init_xavier ? 1 : sqrt(1.5);
     if (d->norm < STX_SRU_NORM_NONE || d->norm > STX_SRU_NORM_AFTER) return stx__sru_wrong(x, "norm", d->norm, "STX_SRU_NORM_NONE, _BEFORE or _AFTER");
@@ -1016,7 +1016,8 @@ static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *
     if (!(d->rnn_dropout >= 0 && d->rnn_dropout < 1)) return stx__sru_wrong(x, "rnn_dropout", d->rnn_dropout, "0 <= p < 1");
     if (!(d->attn_dropout >= 0 && d->attn_dropout < 1)) return stx__sru_wrong(x, "attn_dropout", d->attn_dropout, "0 <= p < 1");
     if (!(fabs(d->highway_bias) <= 80)) return stx__sru_wrong(x, "highway_bias", d->highway_bias, "between -80 and 80");
-    if (!(d->v_init > 0 && d->v_init < 1e6)) return stx__sru_wrong(x, "v_init", d->v_init, "more than 0");
+    if (!(d->v_init > 0 && d->v_init < 1e6) && d->v_init != -1)
+        return stx__sru_wrong(x, "v_init", d->v_init, "more than 0; or -1, for zeros");
     if (!(fabs(d->alpha_init) < 1e6)) return stx__sru_wrong(x, "alpha_init", d->alpha_init, "a small number");
     if (plus && d->attention_every && d->attention_last) {
         stx_fail(x, STX_ERR_ARG, "stx_sru_create: attention_every %zu and attention_last %zu: give one of them", d->attention_every, d->attention_last);
@@ -1135,7 +1136,7 @@ STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru
                 }
             }
         }
-        if (!d->v1) y->v = stx__sru_param(p, prefix, l, "v", STX_UNIFORM, d->v_init, 2, O);
+        if (!d->v1) y->v = stx__sru_param(p, prefix, l, "v", d->v_init > 0 ? STX_UNIFORM : STX_ZEROS, d->v_init, 2, O);
         y->bias = stx__sru_param(p, prefix, l, "bias", STX_ZEROS, 0, 2, O);
         if (d->highway_bias != 0) stx__sru_rows(x, y->bias, 1, 1, d->highway_bias, 1);
         if (d->norm) {

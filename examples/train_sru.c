@@ -388,7 +388,7 @@ static int describe(run *r, size_t vocab) {
     else d->emb = opt.emb_sz;
     d->sru.layers = opt.nlayers; d->sru.recompute = opt.recompute;
     d->sru.no_skip = !opt.skip; d->sru.rescale = opt.rescale; d->sru.tanh = opt.tanh; d->sru.v1 = opt.v1; d->sru.norm = opt.norm;
-    d->sru.highway_bias = opt.highway_bias; d->sru.no_highway_bias = opt.highway_bias == 0;
+    d->sru.highway_bias = opt.highway_bias;
     d->sru.input_first = opt.input_first; d->sru.rnn_dropout = opt.rnn_dropout; d->sru.v_init = opt.v_init;
     if (opt.cell == CELL_SRUPP) {
         d->sru.transform = STX_SRU_ATTENTION;

@@ -185,7 +185,6 @@ static void stack_desc(const stx_file *f, stx_sru_desc *d) {
     d->tanh = (int)meta(f, "tanh", 0);
     d->rescale = (int)meta(f, "rescale", 0);
     d->highway_bias = meta(f, "highway_bias", 0);
-    d->no_highway_bias = d->highway_bias == 0;
     d->input_first = (int)meta(f, "input_first", 0);
     d->not_causal = !(int)meta(f, "causal", 1);
     d->literal_norm = (int)meta(f, "literal_norm", 0);

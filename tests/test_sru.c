@@ -855,7 +855,35 @@ static void initialisers(void) {
     CHECK(m->layer[0].P == 64 && !m->layer[0].attends && m->layer[1].attends && !m->layer[0].w2 && m->layer[1].w2, "attention every 2");
     near_(largest(m->layer[1].w1, 0, 64), sqrt(6.0 / 320), "w1"); near_(largest(m->layer[1].w2, 0, 128), sqrt(2.0 / 64), "w2"); near_(largest(m->layer[1].w3, 0, 768), sqrt(6.0 / 832) * sqrt(0.8), "w3");
     near_(largest(m->layer[1].v, 0, 2), 1, "v of SRU++");
-    CHECK((double)m->layer[1].alpha_attn->data[0] == 0 && (double)m->layer[0].bias->data[256] == -2 && (double)m->layer[0].attn_gain->data[63] == 1, "alpha 0, highway bias -2, gain 1");
+    CHECK((double)m->layer[1].alpha_attn->data[0] == 0 && (double)m->layer[0].bias->data[256] == 0 &&
+          (double)m->layer[0].attn_gain->data[63] == 1, "alpha 0, highway bias 0, gain 1");
+    {       /* the highway's bias is what the desc says, 0 as well, in the stack and in the language model; read back it is the same */
+        static const double bias[] = {0, -2, -3, 0.5};
+        stx_sru_lm_desc ld;
+        stx_sru_lm *lm;
+        int k, plus;
+        for (k = 0; k < 4; k++) for (plus = 0; plus < 2; plus++) {
+            memset(&ld, 0, sizeof ld);
+            ld.vocab = 11; ld.dim = 8;
+            ld.sru.transform = plus ? STX_SRU_ATTENTION : STX_SRU_LINEAR;
+            ld.sru.highway_bias = bias[k];
+            ld.sru.rescale = 1;
+            lm = stx_sru_lm_create(x, &ld);
+            CHECK(lm && lm->desc.sru.highway_bias == bias[k], "highway_bias %g is read back as %g", bias[k], lm ? lm->desc.sru.highway_bias : 0);
+            for (i = 0; lm && i < 8; i++) {
+                const stx_real *first = lm->sru->layer[1].bias->data;
+                CHECK((double)first[8 + i] == bias[k], "highway_bias %g begins with %g", bias[k], (double)first[8 + i]);
+                CHECK((double)first[i] == 0, "the forget gate's bias begins with %g", (double)first[i]);
+            }
+            CHECK(lm && fabs((double)lm->sru->layer[1].alpha - sqrt(1 + 2 * exp(bias[k]))) < 1e-6, "alpha with highway_bias %g", bias[k]);
+        }
+        memset(&ld, 0, sizeof ld);      /* v that begins with zeros, and is a parameter, unlike v1's */
+        ld.vocab = 11; ld.dim = 8; ld.sru.v_init = -1;
+        lm = stx_sru_lm_create(x, &ld);
+        CHECK(lm && lm->sru->layer[0].v && stx_sru_lm_count(&ld) == stx_params_size(lm->params), "v_init -1: %s", stx_error(x));
+        for (i = 0; lm && i < 16; i++)
+            CHECK((double)lm->sru->layer[0].v->data[i] == 0, "v_init -1 begins with %g", (double)lm->sru->layer[0].v->data[i]);
+    }
     CHECK(stx_ok(x), "%s", stx_error(x));
     stx_destroy(x);
 }
@@ -1084,7 +1112,8 @@ static void errors(void) {
     d = good; d.rnn_dropout = -0.1; refused("rnn_dropout is -0.1", &d);
     d = good; d.highway_bias = 100; refused("highway_bias is 100", &d);
     d = good; d.highway_bias = NAN; refused("highway_bias", &d);
-    d = good; d.v_init = -1; refused("v_init is -1", &d);
+    d = good; d.v_init = -2; refused("v_init is -2", &d);
+    d = good; d.v_init = NAN; refused("v_init", &d);
     d = good; d.proj = (size_t)1 << 40; refused("proj is", &d);
     d = good; d.transform = STX_SRU_ATTENTION; d.proj = 6; d.heads = 4; refused("4 heads do not divide the projection 6", &d);
     d = good; d.transform = STX_SRU_ATTENTION; d.projs = bad; d.heads = 5; refused("5 heads do not divide the projection 7 of layer 1", &d);
