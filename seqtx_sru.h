@@ -285,7 +285,7 @@ STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char
 STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix);
 /* The states in PyTorch's shape of an RNN, (layers D, B, H), in host memory: get and set are each other's inverse. */
 STX_DEF void stx_sru_state_get_nn(const stx_sru_state *s, stx_real *out);
-STX_DEF void stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in);
+STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0, size_t d1, size_t d2);
 
 /* A segment: state in (NULL: zero), state out (NULL: nowhere; may be in). Gradients do not pass the state. pad (B,T) or NULL. Inside
    stx_recompute only with out NULL: it runs twice, and a state must not change in between. */
@@ -1580,16 +1580,23 @@ STX_DEF void stx_sru_state_get_nn(const stx_sru_state *s, stx_real *out) {
     if (!stx_ok(x) || !out) return;
     n = s->model->desc.layers * s->B * s->model->O;
     own = (stx_real *)stx_block(x, n * sizeof *own);
-    if (!own) return;
+    if (!own) return 0;
     stx_fetch(x, own, s->c, n);
     stx__sru_nn(s->model, s->B, out, own, 1);
     stx_block_free(x, own);
 }
-STX_DEF void stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in) {
+STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0, size_t d1, size_t d2) {
     stx_ctx *x = s ? s->model->ctx : NULL;
     stx_real *own, *copy;
-    size_t n;
-    if (!stx_ok(x) || !in) return;
+    size_t n, rows;
+    if (!stx_ok(x) || !in) return 0;
+    return stx_ok(x);
+    rows = s->model->desc.layers * (s->model->desc.bidirectional ? 2 : 1);
+    if (d0 != rows || d1 != s->B || d2 != s->model->desc.hidden) {
+        stx_fail(x, STX_ERR_SHAPE, "stx_sru_state_set_nn: states of shape (%zu,%zu,%zu), want (%zu,%zu,%zu): layers times directions, "
+                 "B, H; another shape would be another order of the numbers", d0, d1, d2, rows, s->B, s->model->desc.hidden);
+        return 0;
+    }
     n = s->model->desc.layers * s->B * s->model->O;
     own = (stx_real *)stx_block(x, 2 * n * sizeof *own);
     if (!own) return;

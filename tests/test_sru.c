@@ -1061,7 +1061,7 @@ static void nn_states(void) {
     for (l = 0; l < 2; l++) for (dir = 0; dir < 2; dir++) for (b = 0; b < 3; b++) for (j = 0; j < 4; j++)
         CHECK(nn[((l * 2 + dir) * 3 + b) * 4 + j] == c[((l * 3 + b) * 2 + dir) * 4 + j], "layer %zu direction %zu row %zu", l, dir, b);
     stx_sru_state_reset(s);
-    stx_sru_state_set_nn(s, nn);
+    CHECK(stx_sru_state_set_nn(s, nn, 4, 3, 4), "%s", stx_error(x));
     stx_fetch(x, again, s->c, 48);
     CHECK(!memcmp(c, again, sizeof c) && stx_ok(x), "states there and back");
     stx_destroy(x);
@@ -1129,6 +1129,18 @@ static void errors(void) {
     l = lm; l.sru.bidirectional = 1; refused_lm("must not see what it predicts", &l);
     l = lm; l.sru.not_causal = 1; refused_lm("must not see what it predicts", &l);
     l = lm; l.dropout = 1.5; refused_lm("dropout is 1.5", &l);
+    for (i = 0; i < 6; i++) {       /* as many numbers in another order, batch first, other sizes: refused, by name, and nothing changes */
+        static const size_t shape[6][3] = {{2, 3, 8}, {3, 4, 4}, {4, 4, 3}, {4, 3, 8}, {4, 2, 4}, {0, 0, 0}};
+        char want[64];
+        for (j = 0; j < 48; j++) nn[j] = -1;
+        CHECK(!stx_sru_state_set_nn(s, nn, shape[i][0], shape[i][1], shape[i][2]) && stx_error_code(x) == STX_ERR_SHAPE,
+              "shape %d is taken", (int)i);
+        snprintf(want, sizeof want, "(%d,%d,%d), want (4,3,4)", (int)shape[i][0], (int)shape[i][1], (int)shape[i][2]);
+        CHECK(strstr(stx_error(x), want) && strstr(stx_error(x), "stx_sru_state_set_nn"), "%s", stx_error(x));
+        stx_clear_error(x);
+        stx_fetch(x, again, s->c, 48);
+        CHECK(!memcmp(c, again, sizeof c), "shape %d is refused and written", (int)i);
+    }
     l = lm; l.emb_dropout = -1; refused_lm("emb_dropout is -1", &l);
     l = lm; l.io_dropout = 1; refused_lm("io_dropout is 1", &l);
     l = lm; l.tied = 1; l.emb = 5; refused_lm("tied with another emb", &l);
@@ -1198,7 +1210,8 @@ static void errors(void) {
     CHECK(!stx_sru_forward(NULL, NULL, NULL) && !stx_sru_segment(NULL, NULL, NULL, NULL, NULL) && !stx_sru_lm_forward(NULL, NULL, NULL, NULL) && !stx_sru_lm_loss(NULL, NULL, NULL, NULL, NULL) &&
           !stx_sru_gen_create(NULL, 1, 0) && !stx_sru_gen_feed(NULL, tok, 1) && !stx_sru_state_create(NULL, 1) && !stx_sru_recurrence(NULL, NULL, NULL) && !stx_sru_lengths(NULL, bad, 1, 1) &&
           !stx_sru_count(NULL) && !stx_sru_lm_count(NULL) && !stx_sru_lm_params(NULL) && !stx_sru_lm_logits(NULL, NULL), "NULLs");
-    stx_sru_state_free(NULL); stx_sru_state_reset(NULL); stx_sru_gen_free(NULL); stx_sru_gen_reset(NULL); stx_sru_state_get_nn(NULL, v); stx_sru_state_set_nn(NULL, v);
+    stx_sru_state_free(NULL); stx_sru_state_reset(NULL); stx_sru_gen_free(NULL); stx_sru_gen_reset(NULL); stx_sru_state_get_nn(NULL, v);
+    CHECK(!stx_sru_state_set_nn(NULL, v, 1, 1, 1), "no state");
     {
         stx_sru_lm *g = stx_sru_lm_create(y, &lm);
         stx_sru_gen *gen = stx_sru_gen_create(g, 1, 0);
