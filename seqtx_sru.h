@@ -116,16 +116,16 @@
    that of one layer at a time, and of every layer B T O + B M Ci.
    Generation: B O numbers a layer, SRU++ also 2 P (2 window + 64) a stream; a token costs what a time costs in training.
 
-   Fidelity, against the reference implementation (its 2.6 line, and the 3.0 development line that has SRU++; spec sru):
-       reproduced   cell, stack and SRU++ with every option: sections 1.1-1.9 and 2.1-2.8: both lines' initialisers, adaptive
-                    embedding and softmax, optimisers, schedules (float64 agreement with independent code to 1e-10)
-       corrected    literal switches bring the reference's own form back:
-                    literal_norm    with a norm before the transform, memory stays raw (Q12). Default: normalised as the segment is,
+   Fidelity, against the reference implementation (its version 2.6, and its development version 3.0, which has SRU++):
+       reproduced   cell, stack and SRU++ with every option, the initialisers of both versions, adaptive embedding and softmax,
+                    optimisers, schedules (tested against independent float64 code, to 1e-10)
+       corrected    a switch brings the reference's own form back:
+                    literal_norm    with a norm before the transform, memory stays raw. Default: it is normalised as the segment is,
                                     so that segments are one whole.
-                    literal_mask    masks that add -10000 (Q11): a time that may see nothing but padding sees the future. Default:
-                                    it sees nothing, o = 0.
-       kept         the output of padding after a layer norm is the norm's shift, not 0 (Q3); zero_pads makes it 0.
-                    with k = 4 the highway is not scaled by alpha when it runs (Q5).
+                    Without a switch: the reference masks by adding -10000, so a padded time that may see nothing but padding sees
+                    the future; here it sees nothing. No output, state or gradient differs by that: see stx__sru_attend.
+       kept         the output of padding after a layer norm is the norm's shift, not 0; zero_pads makes it 0.
+                    With k = 4 the highway is not scaled by alpha when it runs.
        different    batch first, (B,T,.), everywhere. Planes: row i O + s H + j of W3 is plane i, direction s, unit j; the
                     reference's row is (s H + j) k + i. v with a V of one's own: planes too; there the reference stores v in pairs.
                     highway_bias is 0 unless it is set; the reference's stack of SRU++ begins with -2.
@@ -209,10 +209,9 @@ typedef struct stx_sru_desc {
     int    attn_norm_first; /* ... before q, k and v in place of after the sum */
     double alpha_init;      /* first value of alpha; 0: attention is learned from nothing (ReZero) */
     int    not_causal;      /* every time sees every time */
-    /* The reference's own form, where it differs */
-    int    literal_norm;    /* Q12: with STX_SRU_NORM_BEFORE the memory is not normalised, so that segments are not one whole */
-    int    literal_mask;    /* Q11: a time whose keys are all padding attends to the future (or, when all is padding, to nothing) */
-    int    zero_pads;       /* Q3: [FIX] the output of padding is 0 also after a layer norm, whose shift it is otherwise */
+    /* Padding, and the reference's own form where it differs */
+    int    literal_norm;    /* with STX_SRU_NORM_BEFORE the memory is not normalised: segments are not one whole then */
+    int    zero_pads;       /* the output of padding is 0 also after a layer norm, whose shift it is otherwise */
 } stx_sru_desc;
 
 typedef struct stx_sru_layer {
@@ -283,7 +282,10 @@ STX_DEF void stx_sru_state_reset(stx_sru_state *s);         /* in error nothing:
    memory, and is to be reset once the error is cleared. */
 STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix);
 STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix);
-/* The states in PyTorch's shape of an RNN, (layers D, B, H), in host memory: get and set are each other's inverse. */
+/* c in the shape that PyTorch's RNNs give and take, (layers D, B, H) with row l D + s for layer l and direction s, in host memory: get and
+   set are each other's inverse. The state itself holds (layers, B, D H): as many numbers, with two directions in another order. So set
+   wants the shape (d0,d1,d2) of what it is given, and refuses any other than (layers D, B, H). 1, or 0 and an error, with the state as it
+   was. Numbers in the state's own order: stx_put(x, s->c, ..). */
 STX_DEF void stx_sru_state_get_nn(const stx_sru_state *s, stx_real *out);
 STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0, size_t d1, size_t d2);
 
@@ -989,7 +991,7 @@ static size_t stx__sru_input(const stx_sru_desc *d, size_t l) {        /* Ci of 
     size_t O = d->hidden * (d->bidirectional ? 2 : 1);
     return l || (d->input_first && d->input != O) ? O : d->input;
 }
-/* Attention in layer i (from 1): spec sru 2.3 */
+/* Does layer l (from 0) attend? The reference counts layers from 1: with attention_every = 5 layers 5, 10, .. do. */
 static int stx__sru_attends(const stx_sru_desc *d, size_t l) {
     if (d->transform != STX_SRU_ATTENTION || d->custom || d->no_attention) return 0;
     return d->attention_last ? d->layers - l <= d->attention_last : (l + 1) % d->attention_every == 0;
@@ -1078,7 +1080,8 @@ static stx_tensor *stx__sru_param(stx_params *p, const char *prefix, size_t l, c
     snprintf(full, sizeof full, "%slayers.%zu.%s", prefix, l, name);
     return stx_param(p, init, a, full, d0, d1, 0, 0);
 }
-/* Initialisers: spec sru 1.7 and 2.1 */
+/* Initialisers: W1 and W3 as in 1709.02755, section 3.2 (variance 1 / fan in), with the reference's factors for dropout, norm and gates;
+   those of SRU++ are Xavier's (Glorot and Bengio, 2010), alpha 0 as in ReZero (2003.04887) */
 STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru_desc *desc) {
     stx_ctx *x = p ? p->ctx : NULL;
     stx_sru *m;
@@ -1166,24 +1169,22 @@ STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, siz
     return pad;
 }
 
-/* Rows of y (B,T,C) where keep (B,T, host) is 0 become 0: for what is rare, by a product with a mask */
-static stx_tensor *stx__sru_keep(stx_ctx *x, stx_tensor *y, const unsigned char *keep, int sense) {
+/* Rows of y (B,T,C) where drop (B,T, host) is not 0 become 0: for what is rare, by a product with a mask */
+static stx_tensor *stx__sru_zero(stx_ctx *x, stx_tensor *y, const unsigned char *drop) {
     size_t rows = y ? y->dim[0] * y->dim[1] : 0, C = y ? y->dim[2] : 0, i, j;
     stx_real *v;
     if (!y) return NULL;
     v = (stx_real *)stx_step_alloc(x, stx_bytes_of(rows, C, sizeof *v));
     if (!v) return NULL;
-    for (i = 0; i < rows; i++) for (j = 0; j < C; j++) v[i * C + j] = (stx_real)((keep[i] != 0) == sense);
+    for (i = 0; i < rows; i++) for (j = 0; j < C; j++) v[i * C + j] = (stx_real)(drop[i] == 0);
     return stx_mul(x, y, stx_input(x, v, y->dim[0], y->dim[1], C, 0));
 }
-/* q (B,T,P), kv (B,M+T,2P) -> o (B,T,P), with the masks of io */
+/* q (B,T,P), kv (B,M+T,2P) -> o (B,T,P), with the masks of io. A query all of whose keys are padding has o = 0. It is padding itself, since
+   every query sees its own time, and the recurrence does not look at U there: what it attends to reaches nothing. */
 static stx_tensor *stx__sru_attend(stx_sru *m, stx_tensor *q, stx_tensor *kv, const stx_ids *pad, size_t window) {
     stx_ctx *x = m->ctx;
     stx_attention_in a;
     stx_attention_desc d;
-    stx_tensor *o;
-    unsigned char *empty;
-    size_t B, T, S, b, t, j, count = 0;
     if (!q || !kv) return NULL;
     memset(&a, 0, sizeof a);
     memset(&d, 0, sizeof d);
@@ -1192,22 +1193,7 @@ static stx_tensor *stx__sru_attend(stx_sru *m, stx_tensor *q, stx_tensor *kv, co
     d.span = window;
     d.not_causal = m->desc.not_causal;
     d.dropout = m->desc.attn_dropout;
-    o = stx_attention(x, &a, &d);
-    if (!m->desc.literal_mask || !pad || m->desc.not_causal || !o) return o;
-    /* -10000 for the future and -inf for padding: where all that may be seen is padding the future is what is left */
-    B = q->dim[0]; T = q->dim[1]; S = kv->dim[1];
-    empty = (unsigned char *)stx_step_alloc(x, B * T);
-    if (!empty) return NULL;
-    for (b = 0; b < B; b++)
-        for (t = 0; t < T; t++) {
-            size_t last = S - T + t, first = window && last > window ? last - window : 0;
-            for (j = first; j <= last && pad->data[b * S + j]; j++) {}
-            count += empty[b * T + t] = j > last;
-        }
-    if (!count) return o;
-    d.not_causal = 1;
-    d.span = 0;
-    return stx_add(x, stx__sru_keep(x, o, empty, 0), stx__sru_keep(x, stx_attention(x, &a, &d), empty, 1));
+    return stx_attention(x, &a, &d);
 }
 /* What follows the attention's o: y = LN(z + alpha o), dropout, U = W3 y */
 static stx_tensor *stx__sru_after(stx_sru *m, const stx_sru_layer *p, stx_tensor *z, stx_tensor *o) {
@@ -1217,7 +1203,7 @@ static stx_tensor *stx__sru_after(stx_sru *m, const stx_sru_layer *p, stx_tensor
     if (m->desc.transform == STX_SRU_ATTENTION) y = stx_dropout(x, y, m->desc.dropout);
     return stx_linear(x, y, p->w3, NULL, STX_ACT_NONE);
 }
-/* U (B,T,k O) of layer l, from its input h, normalised and dropped, and memory M, normalised (B,M,Ci) or NULL; spec sru 2.1 */
+/* U (B,T,k O) of layer l, from its input h, normalised and dropped, and memory M, normalised (B,M,Ci) or NULL (2102.12459, section 3) */
 static stx_tensor *stx__sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_tensor *M, const stx_ids *pad, size_t window) {
     stx_ctx *x = m->ctx;
     const stx_sru_layer *p = &m->layer[l];
@@ -1303,7 +1289,7 @@ static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given) {
     h = stx_sru_recurrence(x, &cell, job->kept ? &last : job->last);
     if (last) STX_RUN(x, stx_axpy, (x, job->kept->data, last->data, last->size, 1, 0));
     if (d->norm == STX_SRU_NORM_AFTER) h = stx_layernorm(x, h, p->gain, p->shift, 1e-5);
-    return job->padded ? stx__sru_keep(x, h, job->padded, 0) : h;
+    return job->padded ? stx__sru_zero(x, h, job->padded) : h;
 }
 STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *h, stx_sru_io *io) {
     stx_sru_io none;
@@ -1580,7 +1566,7 @@ STX_DEF void stx_sru_state_get_nn(const stx_sru_state *s, stx_real *out) {
     if (!stx_ok(x) || !out) return;
     n = s->model->desc.layers * s->B * s->model->O;
     own = (stx_real *)stx_block(x, n * sizeof *own);
-    if (!own) return 0;
+    if (!own) return;
     stx_fetch(x, own, s->c, n);
     stx__sru_nn(s->model, s->B, out, own, 1);
     stx_block_free(x, own);
@@ -1590,7 +1576,6 @@ STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0
     stx_real *own, *copy;
     size_t n, rows;
     if (!stx_ok(x) || !in) return 0;
-    return stx_ok(x);
     rows = s->model->desc.layers * (s->model->desc.bidirectional ? 2 : 1);
     if (d0 != rows || d1 != s->B || d2 != s->model->desc.hidden) {
         stx_fail(x, STX_ERR_SHAPE, "stx_sru_state_set_nn: states of shape (%zu,%zu,%zu), want (%zu,%zu,%zu): layers times directions, "
@@ -1599,12 +1584,13 @@ STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0
     }
     n = s->model->desc.layers * s->B * s->model->O;
     own = (stx_real *)stx_block(x, 2 * n * sizeof *own);
-    if (!own) return;
+    if (!own) return 0;
     copy = own + n;
     memcpy(copy, in, n * sizeof *copy);
     stx__sru_nn(s->model, s->B, copy, own, 0);
     stx_put(x, s->c, own, n);
     stx_block_free(x, own);
+    return stx_ok(x);
 }
 
 // >>language model
@@ -1671,7 +1657,7 @@ STX_DEF size_t stx_sru_lm_count(const stx_sru_lm_desc *desc) {
     }
     return stx__sru_plus(n, d.cutoffs, d.emb_adaptive + 1);
 }
-/* Initialisers: spec sru 2.4 and 2.6 */
+/* Initialisers: tables and output in U(-sqrt(3/d), sqrt(3/d)), projections Xavier's, biases 0, as in the reference's trainers */
 STX_DEF stx_sru_lm *stx_sru_lm_create(stx_ctx *x, const stx_sru_lm_desc *desc) {
     stx_sru_lm *m;
     stx_sru_lm_desc *d;
@@ -1807,7 +1793,7 @@ STX_DEF void stx_sru_gen_reset(stx_sru_gen *g) {
     stx_sru_state_reset(g->state);
     g->len = 0;
 }
-/* Attention of t new times over the window, whose keys and values are kept; spec sru 2.1 */
+/* Attention of t new times over the window, whose keys and values are kept (2102.12459, section 3) */
 static stx_tensor *stx__sru_gen_transform(stx_sru_gen *g, size_t l, stx_tensor *h, size_t t) {
     stx_sru *m = g->model->sru;
     stx_ctx *x = m->ctx;

@@ -1619,7 +1619,7 @@ static void row_stack(void) {
         case 5: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 4; u.M = 5; u.window = 3; u.d.alpha_init = 0.6; u.d.norm = STX_SRU_NORM_BEFORE; u.pads = 1; break;
         case 6: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 4; u.d.alpha_init = 0.6; u.d.dropout = 0.2; u.d.attn_dropout = 0.2; u.d.attn_norm_first = 1; u.M = 2; break;
         case 7: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 2; u.d.bidirectional = 1; u.d.hidden = 2; u.d.not_causal = 1; u.pads = 1; u.d.alpha_init = -0.4; break;
-        default: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 4; u.d.alpha_init = 0.5; u.d.literal_mask = u.d.literal_norm = 1; u.d.norm = STX_SRU_NORM_BEFORE; u.M = 2; u.pads = 1; break;
+        default: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 4; u.d.alpha_init = 0.5; u.d.literal_norm = 1; u.d.norm = STX_SRU_NORM_BEFORE; u.M = 2; u.pads = 1; break;
         }
         for (k = 0; k < 2; k++) {
             u.of[k] = k ? ctx3 : ctx1;

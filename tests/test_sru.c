@@ -1015,6 +1015,71 @@ static void padding(void) {
         stx_destroy(x);
     }
 }
+/* What a padded time attends to is of no consequence. Padding before, between and behind what there is, whole rows of it, in the segment and in
+   the memory, a window or none: with other numbers at the padded times, so with other queries, keys and values there, every output, state
+   and gradient has the same bits, and the gradient at padding is 0. So no mask for queries that see nothing but padding can matter. */
+static void padded_queries(void) {
+    enum { B = 4, T = 9, M = 5, N = 3, W = 12 };
+    int k, window, r;
+    for (k = 6; k < STACKS; k++) for (window = 0; window < 5; window += 4) {
+        const char *name;
+        stx_sru_desc d = stack(k, &name);
+        stx_real *kept[2] = {NULL, NULL};
+        size_t total[2] = {0, 0};
+        for (r = 0; r < 2; r++) {
+            stx_ctx *x = context(1, 4);
+            stx_params *p = stx_params_create(x);
+            stx_sru *m = stx_sru_create(p, "", &d);
+            stx_real *v = random_of(B * T * d.input, 7), *g = random_of(B * T * W, 8), *c = random_of(B * W, 9), *mem[N], *at;
+            int32_t pad[B * T], before[B * M];
+            stx_tensor *in, *h, *loss, *c0[N], *memory[N], *last[N];
+            stx_sru_io io;
+            size_t i, j, l, n;
+            double e = 0;
+            memset(&io, 0, sizeof io);
+            for (i = 0; i < B * T; i++) pad[i] = i / T == 0 ? i % T < 4 : i / T == 1 ? i % T > 5 : i / T == 2 ? 1 : i % T % 4 == 1;
+            for (i = 0; i < B * M; i++) before[i] = i / M == 0 ? 1 : i / M == 1 ? i % M < 3 : i / M == 2 ? i % M == 1 : 0;
+            for (i = 0; i < B * T; i++) for (j = 0; j < d.input; j++) if (r && pad[i]) v[i * d.input + j] = (stx_real)(3 + (double)j);
+            stx_begin(x, STX_TRAIN);
+            in = stx_variable(x, v, B, T, d.input, 0);
+            for (l = 0; l < N; l++) {
+                n = m->layer[l].Ci;
+                mem[l] = random_of(B * M * n, 20 + l);
+                for (i = 0; i < B * M; i++) for (j = 0; j < n; j++) if (r && before[i]) mem[l][i * n + j] = (stx_real)(-2 - (double)j);
+                memory[l] = m->layer[l].attends ? stx_input(x, mem[l], B, M, n, 0) : NULL;
+                c0[l] = stx_input(x, c, B, W, 0, 0);
+                free(mem[l]);
+            }
+            io.c0 = c0; io.memory = memory; io.last = last; io.window = (size_t)window;
+            io.pad = stx_tokens(x, pad, B, T);
+            io.memory_pad = stx_tokens(x, before, B, M);
+            h = stx_sru_forward(m, in, &io);
+            CHECK(h != NULL, "%s: %s", name, stx_error(x));
+            if (!h) { stx_destroy(x); free(v); free(g); free(c); break; }
+            loss = stx_mean(x, stx_mul(x, h, stx_input(x, g, B, T, W, 0)));
+            for (l = 0; l < N; l++) loss = stx_add(x, loss, stx_mean(x, stx_mul(x, last[l], last[l])));
+            stx_backward(x, loss);
+            total[r] = h->size + N * B * W + B * T * d.input + stx_params_size(p);
+            at = kept[r] = (stx_real *)malloc(total[r] * sizeof *at);
+            stx_get(x, h, at); at += h->size;
+            for (l = 0; l < N; l++) { stx_get(x, last[l], at); at += B * W; }
+            stx_fetch(x, at, in->grad, in->size);
+            for (i = 0; i < B * T; i++) for (j = 0; j < d.input; j++) if (pad[i]) e += fabs((double)at[i * d.input + j]);
+            CHECK(e == 0, "%s, window %d: the gradient at padding is %g", name, window, e);
+            at += in->size;
+            for (i = 0; i < p->count; i++) { stx_fetch(x, at, p->tensor[i]->grad, p->tensor[i]->size); at += p->tensor[i]->size; }
+            CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
+            stx_destroy(x); free(v); free(g); free(c);
+        }
+        if (kept[1]) {
+            size_t i, other = 0;
+            for (i = 0; i < total[0]; i++) other += !(kept[0][i] == kept[1][i]);
+            CHECK(!other && total[0] == total[1],
+                  "%s, window %d: of %zu outputs, states and gradients %zu feel what padding holds", name, window, total[0], other);
+        }
+        free(kept[0]); free(kept[1]);
+    }
+}
 /* The window of a first segment is the state's that comes out; with k = 4 the highway is u3 whatever alpha says */
 static void small_rules(void) {
     const char *name;
@@ -1064,6 +1129,18 @@ static void nn_states(void) {
     CHECK(stx_sru_state_set_nn(s, nn, 4, 3, 4), "%s", stx_error(x));
     stx_fetch(x, again, s->c, 48);
     CHECK(!memcmp(c, again, sizeof c) && stx_ok(x), "states there and back");
+    for (i = 0; i < 6; i++) {       /* as many numbers in another order, batch first, other sizes: refused, by name, and nothing changes */
+        static const size_t shape[6][3] = {{2, 3, 8}, {3, 4, 4}, {4, 4, 3}, {4, 3, 8}, {4, 2, 4}, {0, 0, 0}};
+        char want[64];
+        for (j = 0; j < 48; j++) nn[j] = -1;
+        CHECK(!stx_sru_state_set_nn(s, nn, shape[i][0], shape[i][1], shape[i][2]) && stx_error_code(x) == STX_ERR_SHAPE,
+              "shape %d is taken", (int)i);
+        snprintf(want, sizeof want, "(%d,%d,%d), want (4,3,4)", (int)shape[i][0], (int)shape[i][1], (int)shape[i][2]);
+        CHECK(strstr(stx_error(x), want) && strstr(stx_error(x), "stx_sru_state_set_nn"), "%s", stx_error(x));
+        stx_clear_error(x);
+        stx_fetch(x, again, s->c, 48);
+        CHECK(!memcmp(c, again, sizeof c), "shape %d is refused and written", (int)i);
+    }
     stx_destroy(x);
 }
 
@@ -1129,18 +1206,6 @@ static void errors(void) {
     l = lm; l.sru.bidirectional = 1; refused_lm("must not see what it predicts", &l);
     l = lm; l.sru.not_causal = 1; refused_lm("must not see what it predicts", &l);
     l = lm; l.dropout = 1.5; refused_lm("dropout is 1.5", &l);
-    for (i = 0; i < 6; i++) {       /* as many numbers in another order, batch first, other sizes: refused, by name, and nothing changes */
-        static const size_t shape[6][3] = {{2, 3, 8}, {3, 4, 4}, {4, 4, 3}, {4, 3, 8}, {4, 2, 4}, {0, 0, 0}};
-        char want[64];
-        for (j = 0; j < 48; j++) nn[j] = -1;
-        CHECK(!stx_sru_state_set_nn(s, nn, shape[i][0], shape[i][1], shape[i][2]) && stx_error_code(x) == STX_ERR_SHAPE,
-              "shape %d is taken", (int)i);
-        snprintf(want, sizeof want, "(%d,%d,%d), want (4,3,4)", (int)shape[i][0], (int)shape[i][1], (int)shape[i][2]);
-        CHECK(strstr(stx_error(x), want) && strstr(stx_error(x), "stx_sru_state_set_nn"), "%s", stx_error(x));
-        stx_clear_error(x);
-        stx_fetch(x, again, s->c, 48);
-        CHECK(!memcmp(c, again, sizeof c), "shape %d is refused and written", (int)i);
-    }
     l = lm; l.emb_dropout = -1; refused_lm("emb_dropout is -1", &l);
     l = lm; l.io_dropout = 1; refused_lm("io_dropout is 1", &l);
     l = lm; l.tied = 1; l.emb = 5; refused_lm("tied with another emb", &l);
@@ -1365,6 +1430,7 @@ int main(void) {
     rezero();
     custom();
     padding();
+    padded_queries();
     small_rules();
     nn_states();
     errors();
