@@ -1,8 +1,76 @@
 #!/bin/sh
-# readme.sh - the C program of the README compiles as it stands and learns; its table of lines is true.
+# readme.sh - README.md says what is so: its C program compiles as it stands and learns; what stands between "<!-- made: NAME -->" and
+# "<!-- end -->" is what this script makes of the files that it names: lines of code, presets, results of benchmarks.
+#   readme.sh --write    makes these parts anew
 cd "$(dirname "$0")/.." || exit 1
 passed=0 failed=0
 check() { if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $2"; fi; }
+mkdir -p build
+
+lines() {
+    echo '| file | lines |'
+    echo '|---|--:|'
+    for f in seqtx.h seqtx_attn_span.h seqtx_sru.h seqtx_cuda.cu; do printf '| `%s` | about %d |\n' $f "$((($(wc -l < $f) + 50) / 100 * 100))"; done
+}
+# presets TRAINER: as --list-presets says, and what is known of them from elsewhere
+presets() {
+    echo '| preset | layers | width | parameters | published |'
+    echo '|---|--:|--:|--:|---|'
+    build/"$1" --list-presets | awk -F'\t' -v known="$2" '
+        BEGIN { n = split(known, a, ";"); for (i = 1; i <= n; i++) { split(a[i], b, "="); said[b[1]] = b[2] } }
+        { size = $5 >= 99.5e6 ? sprintf("%.0fM", $5 / 1e6) : sprintf("%.1fM", $5 / 1e6); printf "| `%s` | %s | %s | %s | %s |\n", $1, $2, $3, size, said[$1] }'
+}
+# tokens/s of all contenders, a column for each table of training of a report; the fastest of a precision is bold
+results() {
+    file=$1; shift
+    awk -F'|' -v titles="$*" '
+        function trim(s) { gsub(/^ +| +$/, "", s); return s }
+        $2 ~ /^ contender/ { tables++ }
+        tables && $2 ~ /^ (seqtx (f32|bf16)|PyTorch [a-z].*) *$/ && $2 !~ /CBLAS|literal/ {
+            name = trim($2); sub(/, recurrence by autograd/, "", name)
+            if (!(name in row)) { row[name] = ++rows; order[rows] = name }
+            v[name, tables] = trim($3) + 0
+            half = name ~ /bf16/
+            if (v[name, tables] > most[half, tables]) most[half, tables] = v[name, tables]
+        }
+        END {
+            n = split(titles, title, ",")
+            printf "| tokens/s |"; for (t = 1; t <= n; t++) printf " %s |", title[t]; printf "\n|---|"; for (t = 1; t <= n; t++) printf "--:|"; printf "\n"
+            for (half = 0; half < 2; half++)
+                for (i = 1; i <= rows; i++) {
+                    name = order[i]
+                    if ((name ~ /bf16/) != half) continue
+                    printf "| %s |", name
+                    for (t = 1; t <= n; t++) { x = v[name, t]; printf " %s |", !x ? "-" : x == most[half, t] ? "**" x "**" : x }
+                    printf "\n"
+                }
+        }' "$file"
+}
+make_part() {
+    case $1 in
+    lines) lines ;;
+    presets_attn_span) presets train_attn_span 'enwik8_small=dev about 1.3 bpc;enwik8=test 1.02 bpc;text8=test 1.11 bpc;enwik8_large=test 0.98 bpc;text8_large=test 1.07 bpc;enwik8_pers_small=test 1.01 bpc;enwik8_pers=test 0.98 bpc;wiki103_pers=test 19.7 ppl;enwik8_fairseq=test about 1.03 bpc' ;;
+    presets_sru) presets train_sru 'enwik8-base=test 0.974 bpc;enwik8-large=test 0.96 bpc;enwik8-large-8to1=test 0.953 bpc;wt103-base=test 18.3 ppl;wt103-large=test 17.4 ppl;wt103-large-8to1=test 17.1 ppl;wt103-large-k5=test 17.3 ppl;lm1b-base=test 25.1 ppl;lm1b-large-k5=test 23.5 ppl' ;;
+    results_attn_span) results bench/results/2026-11-21-amd-epyc-2c.md 'all spans 1024,learned-like spans,short spans' ;;
+    results_sru) results bench/results/2026-11-22-amd-epyc-2c-sru.md 'SRU++ d 256,SRU++ d 512,`enwik8-fp32-small`,`enwik8-base`,SRU d 1024' ;;
+    *) echo "no such part: $1" ;;
+    esac
+}
+awk '/^<!-- made: /{ print $3 }' README.md > build/readme_parts.txt
+check "$([ "$(wc -l < build/readme_parts.txt)" -ge 5 ]; echo $?)" "README.md has fewer made parts than it had"
+while read -r part; do
+    make_part "$part" > build/readme_now.txt
+    awk -v part="$part" '/^<!-- end -->/ { on = 0 } on { print } $0 ~ "^<!-- made: " part " -->" { on = 1 }' README.md > build/readme_was.txt
+    if [ "$1" = --write ]; then
+        awk -v part="$part" '/^<!-- end -->/ { on = 0 } !on { print } $0 ~ "^<!-- made: " part " -->" { on = 1; while ((getline line < "build/readme_now.txt") > 0) print line }' README.md > build/readme_new.md
+        cp build/readme_new.md README.md
+    else
+        cmp -s build/readme_now.txt build/readme_was.txt
+        check $? "README.md, part $part, is not what tests/readme.sh --write makes: $(diff build/readme_was.txt build/readme_now.txt | head -n 6)"
+    fi
+done < build/readme_parts.txt
+[ "$1" != --write ] || exit 0
+
 sed -n '/^```c$/,/^```$/p' README.md | grep -v '^```' > build/readme.c
 ${CC:-cc} -std=c99 -O2 -Wall -Wextra -Wpedantic -Werror -I. build/readme.c -o build/readme -lm
 check $? "the README's program does not compile"
@@ -11,10 +79,7 @@ check $? "the README's program fails"
 loss=$(sed -n 's/^step 200: \([0-9.]*\) nats.*/\1/p' build/readme.txt)
 awk -v l="${loss:-9}" 'BEGIN { exit !(l < 0.1) }'
 check $? "the README's program does not learn: '$loss'"
-for f in seqtx.h seqtx_attn_span.h seqtx_sru.h seqtx_cuda.cu; do
-    lines=$(wc -l < $f)
-    awk -F'|' -v f="\`$f\`" -v n="$lines" 'index($2, f) { gsub(/[ ,]/, "", $5); ok = $5 > n * 0.95 && $5 < n * 1.05 } END { exit !ok }' README.md
-    check $? "README: the lines of $f ($lines) are not what the table says"
-done
+# every file that the README links is there
+for f in $(grep -o '](\([^)h][^)]*\))' README.md | sed 's/^](//; s/)$//'); do [ -e "$f" ]; check $? "README.md links $f, which is not there"; done
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
