@@ -266,12 +266,13 @@ STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B);
 STX_DEF void stx_span_state_free(stx_span_state *s);
 STX_DEF void stx_span_state_reset(stx_span_state *s);       /* forgets all; the sizes follow the spans of now */
 /* The memory of layer l in the caller's hands (see "Handing over a memory" in the manual). get: its s->real[l] rows, (B, real, d), oldest
-   first, to the host. set: replaces it by n such rows from the host, n <= rows <= L; rows: the other state's rows[l], or stx_span_cache(m, l)
-   for a memory made by hand. 1, or 0 and an error; the state is then as it was, or empty in layer l when memory ran out. */
+   first, to the host. set: replaces it by n such rows from the host, n <= rows <= L; rows: the other state's rows[l],
+   or stx_span_cache(m, l) for a memory made by hand. 1, or 0 and an error; the state is then as it was, or empty in
+   layer l when there was no memory. */
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out);
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in, size_t n);
-/* In a checkpoint: entries "<prefix><l>" and metadata "<prefix>rows.<l>", "<prefix>real.<l>". load fills a state of the same B; 1, or 0 and an
-   error (the state is then empty). */
+/* In a checkpoint: entries "<prefix><l>" and metadata "<prefix>rows.<l>", "<prefix>real.<l>". load fills a state of the same B;
+   1, or 0 and an error (the state is then empty). */
 STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix);
 STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char *prefix);
 
@@ -291,8 +292,8 @@ STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll);
 /* z into [0,1]: after every update. */
 STX_DEF void stx_span_clamp(stx_span *m);
 /* A number for all that the host decides in a step of this model with these tokens and this memory (each NULL: none): windows, sizes,
-   addresses. The key of stx_step_run; salt: what else decides (for a batch in parts, the key of the part before). With adapt_io sizes depend on the
-   tokens: such steps must not be repeated. Waits for the last step's spans. */
+   addresses. The key of stx_step_run; salt: what else decides (for a batch in parts, the key of the part before). With adapt_io sizes
+   depend on the tokens: such steps must not be repeated. Waits for the last step's spans. */
 STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *s, uint64_t salt);
 
 /* Span of head h of layer l, tokens: z L (L when fixed). */
@@ -392,16 +393,20 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
         width = (double)d->dim;
         for (i = 0; i < d->cutoffs; i++) {
             if (d->cutoff[i] <= (i ? d->cutoff[i - 1] : 0) || d->cutoff[i] >= d->vocab) {
-                stx_fail(x, STX_ERR_ARG, "stx_span_create: cutoff %zu (number %zu): cutoffs rise and stay below the vocabulary of %zu", d->cutoff[i], i + 1, d->vocab);
+                stx_fail(x, STX_ERR_ARG, "stx_span_create: cutoff %zu (number %zu): cutoffs rise and stay below the vocabulary of %zu",
+                         d->cutoff[i], i + 1, d->vocab);
                 return 0;
             }
             width /= d->divval;
-            if (width < 1) return stx__span_bad(x, "dim / divval^cutoffs", width, "1 or more: use fewer cutoffs, a smaller divval or a larger dim");
+            if (width < 1)
+                return stx__span_bad(x, "dim / divval^cutoffs", width, "1 or more: use fewer cutoffs, a smaller divval or a larger dim");
         }
     }
     return 1;
 }
-static size_t stx__span_width(const stx_span_desc *d, size_t cluster) { return (size_t)floor((double)d->dim / pow(d->divval, (double)cluster)); }
+static size_t stx__span_width(const stx_span_desc *d, size_t cluster) {
+    return (size_t)floor((double)d->dim / pow(d->divval, (double)cluster));
+}
 
 STX_DEF size_t stx_span_count(const stx_span_desc *desc) {
     stx_span_desc d;
@@ -432,9 +437,9 @@ static stx_tensor *stx__span_io(stx_span *m, const char *name, size_t i, double 
     snprintf(full, sizeof full, "%s.%zu", name, i);
     return stx_param(m->params, init, bound, full, d0, d1, 0, 0);
 }
-/* Initialisers: those of PyTorch's Linear, U(1/sqrt(columns)) for weight and bias, and Embedding, n(0,1); persistent keys n(0, 1/sqrt(D)) and
-   values n(0, 1/sqrt(N)). fairseq_init: the projections are Xavier-normal, the feed-forward's weights Xavier-uniform, the embedding
-   n(0, 1/sqrt(d)). */
+/* Initialisers: those of PyTorch's Linear, U(1/sqrt(columns)) for weight and bias, and Embedding, n(0,1); persistent keys
+   n(0, 1/sqrt(D)) and values n(0, 1/sqrt(N)). fairseq_init: the projections are Xavier-normal, the feed-forward's weights
+   Xavier-uniform, the embedding n(0, 1/sqrt(d)). */
 STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
     stx_span *m;
     stx_span_desc *d;
@@ -664,16 +669,23 @@ static int stx__span_remember(stx_span *m, size_t l, size_t C, const stx_tensor 
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out) {
     stx_ctx *x = s ? s->model->ctx : NULL;
     if (!stx_ok(x)) return 0;
-    if (l >= s->model->desc.layers) { stx_fail(x, STX_ERR_ARG, "stx_span_state_get: layer %zu, want less than %zu", l, s->model->desc.layers); return 0; }
+    if (l >= s->model->desc.layers) {
+        stx_fail(x, STX_ERR_ARG, "stx_span_state_get: layer %zu, want less than %zu", l, s->model->desc.layers);
+        return 0;
+    }
     stx_fetch(x, out, s->cache[l], s->B * s->real[l] * s->model->desc.dim);
     return stx_ok(x);
 }
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in, size_t n) {
     stx_ctx *x = s ? s->model->ctx : NULL;
     if (!stx_ok(x)) return 0;
-    if (l >= s->model->desc.layers) { stx_fail(x, STX_ERR_ARG, "stx_span_state_set: layer %zu, want less than %zu", l, s->model->desc.layers); return 0; }
+    if (l >= s->model->desc.layers) {
+        stx_fail(x, STX_ERR_ARG, "stx_span_state_set: layer %zu, want less than %zu", l, s->model->desc.layers);
+        return 0;
+    }
     if (n > rows || rows > s->model->desc.span || (n && !in)) {
-        stx_fail(x, STX_ERR_ARG, "stx_span_state_set: n %zu of %zu rows%s: want n <= rows <= span = %zu, and numbers to read", n, rows, in ? "" : ", in NULL", s->model->desc.span);
+        stx_fail(x, STX_ERR_ARG, "stx_span_state_set: n %zu of %zu rows%s: want n <= rows <= span = %zu, and numbers to read",
+                 n, rows, in ? "" : ", in NULL", s->model->desc.span);
         return 0;
     }
     s->real[l] = 0;
@@ -712,7 +724,11 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
         uint64_t rows, real;
         snprintf(name, sizeof name, "%srows.%zu", prefix, l);
         if (!stx_file_meta_u64(x, f, name, &rows)) break;
-        if (rows > s->model->desc.span) { stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu, more than the span of %zu: the file is damaged", name, (unsigned long long)rows, s->model->desc.span); break; }
+        if (rows > s->model->desc.span) {
+            stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu, more than the span of %zu: the file is damaged", name,
+                     (unsigned long long)rows, s->model->desc.span);
+            break;
+        }
         snprintf(name, sizeof name, "%s%zu", prefix, l);
         e = stx_file_find(f, name);
         s->rows[l] = (size_t)rows;
@@ -721,7 +737,9 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
         if (!real) continue;                    /* nothing was remembered yet */
         snprintf(name, sizeof name, "%s%zu", prefix, l);
         if (!e || e->ndim != 3 || e->dim[1] != real || e->dim[0] != s->B || e->dim[1] > rows || e->dim[2] != d) {
-            stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" does not hold a memory of %zu streams of width %zu: give the batch size and model that the file was made with", name, s->B, d);
+            stx_fail(x, STX_ERR_FORMAT,
+                     "tensor \"%s\" does not hold a memory of %zu streams of width %zu: "
+                     "give the batch size and model that the file was made with", name, s->B, d);
             break;
         }
         if (!stx__span_room(s, l, e->dim[1])) break;
@@ -789,7 +807,9 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
     size_t l, S, C, d;
     if (!stx_ok(x) || !ids) return NULL;
     if ((in && in->B != ids->B) || (out && out->B != ids->B) || (in && in->model != m) || (out && out->model != m)) {
-        stx_fail(x, STX_ERR_SHAPE, "stx_span_forward: %zu rows of tokens with a memory of %zu streams, or of another model: make the state with B = %zu", ids->B, in ? in->B : out->B, ids->B);
+        stx_fail(x, STX_ERR_SHAPE,
+                 "stx_span_forward: %zu rows of tokens with a memory of %zu streams, or of another model: make the state with B = %zu",
+                 ids->B, in ? in->B : out->B, ids->B);
         return NULL;
     }
     d = m->desc.dim;
@@ -805,7 +825,8 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
             size_t real = in->real[l];
             stx_tensor *X = stx_new(x, ids->B, have + ids->T, d, 0);
             if (!X) return NULL;
-            STX_RUN(x, stx_copy2d, (x, X->data, (have + ids->T) * d, stx_at(x, in->cache[l], (real - have) * d), real * d, ids->B, have * d, 0));
+            STX_RUN(x, stx_copy2d, (x, X->data, (have + ids->T) * d, stx_at(x, in->cache[l], (real - have) * d), real * d, ids->B,
+                                    have * d, 0));
             STX_RUN(x, stx_copy2d, (x, stx_at(x, X->data, have * d), (have + ids->T) * d, h->data, ids->T * d, ids->B, ids->T * d, 0));
             lay[1] = X;
         }
@@ -831,7 +852,8 @@ STX_DEF stx_tensor *stx_span_log_probs(stx_span *m, stx_tensor *h) {
 STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *in, stx_span_state *out) {
     stx_tensor *h = stx_span_forward(m, ids, in, out);
     if (!h || !targets) return NULL;
-    return m->desc.adapt_io ? stx_adaptive_softmax(m->ctx, &m->out, h, targets) : stx_cross_entropy_over(m->ctx, stx_span_logits(m, h), targets, 0);
+    if (m->desc.adapt_io) return stx_adaptive_softmax(m->ctx, &m->out, h, targets);
+    return stx_cross_entropy_over(m->ctx, stx_span_logits(m, h), targets, 0);
 }
 STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll) {
     size_t l;
@@ -929,7 +951,8 @@ STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, s
         h = stx__span_embed(m, part);
         for (l = 0; l < m->desc.layers && h; l++) {
             const stx_span_layer *p = &m->layer[l];
-            stx_tensor *q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE), *k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE), *v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
+            stx_tensor *q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE), *k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE);
+            stx_tensor *v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
             size_t S = g->window[l], cap = g->capacity[l], have = STX__MIN(g->len[l], S), first;
             stx_attention_desc ad;
             stx_attention_args a;

@@ -2145,7 +2145,7 @@ typedef struct stx__attn0_rows {
     size_t T, H, S, N, n, ld, u0, i0, units;
     ptrdiff_t C, j0, W, span, first;
     int delta_min, not_causal, z_shared, no_renorm, whole;      /* whole: keys with m = 0 count in the normaliser */
-    float max_span, ramp, eps, wide, inv_keep;      /* wide: sqrt(N), a persistent value's factor; inv_keep: a kept weight's */
+    float max_span, ramp, steps, eps, wide, inv_keep;      /* steps: ceil(ramp); wide: sqrt(N), a persistent value's factor; inv_keep: a kept weight's */
     uint32_t keep;                      /* of 65536; 0: no dropout */
     uint64_t seed, stream;
     const uint64_t *shift;
@@ -2153,18 +2153,20 @@ typedef struct stx__attn0_rows {
     const int32_t *pad;                 /* see stx_attention_args */
     size_t stpad;
 } stx__attn0_rows;
-/* stx_attention_reach and the one key more of stx__attn_reach, at most span */
-static __device__ __forceinline__ ptrdiff_t stx__attn_reach_of(float z, float max_span, float ramp, ptrdiff_t span) {
-    double e = ceil((double)z * (double)max_span) + ceil((double)ramp);
+/* stx_attention_reach and the one key more of stx__attn_reach, to be cut off at the span; steps: ceil(ramp). What is added to e is less than 1
+   below 2^22, and goes when the result is made whole. */
+static __device__ __forceinline__ double stx__attn_far(float z, float max_span, float steps) {
+    double e = ceil((double)z * (double)max_span) + (double)steps;
     if (!(e > 0)) e = 0;                /* also NaN */
-    e += floor(e / 4194304) + 1;
-    return e < (double)span ? (ptrdiff_t)e : span;
+    return e + e * (1.0 / 4194304) + 1;
 }
 static __device__ float stx__attn0_z(const stx__attn0_rows &p, size_t h) { return stx__get(p.z, p.z_shared ? 0 : h); }
 /* The largest distance that head h reaches: stx__attn_reach */
 static __device__ ptrdiff_t stx__attn0_reach(const stx__attn0_rows &p, size_t h) {
+    double e;
     if (!p.z.p || p.whole) return p.span;
-    return stx__attn_reach_of(stx__attn0_z(p, h), p.max_span, p.ramp, p.span);
+    e = stx__attn_far(stx__attn0_z(p, h), p.max_span, p.steps);
+    return e < (double)p.span ? (ptrdiff_t)e : p.span;
 }
 /* Columns [lo,hi) of the window that query i0 + r sees */
 static __device__ void stx__attn0_bounds(const stx__attn0_rows &p, size_t h, size_t r, ptrdiff_t *lo, ptrdiff_t *hi) {
@@ -2455,7 +2457,7 @@ static stx__attn0_rows stx__attn0_rows_of(const stx__attn0 *A) {
     p.C = (ptrdiff_t)a->S - (ptrdiff_t)a->T; p.j0 = A->j0; p.W = A->W; p.span = (ptrdiff_t)a->span; p.first = a->first_key;
     p.delta_min = a->delta_min; p.not_causal = a->not_causal;
     p.z_shared = a->z_shared; p.no_renorm = a->no_renorm; p.whole = a->eps > 0 || a->no_renorm;
-    p.max_span = a->max_span; p.ramp = a->ramp; p.eps = a->eps;
+    p.max_span = a->max_span; p.ramp = a->ramp; p.steps = ceilf(a->ramp); p.eps = a->eps;
     p.wide = (float)sqrt((double)a->N);
     if (a->drop > 0) {
         double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5);      /* stx__keep16 */
@@ -2568,7 +2570,7 @@ typedef struct stx__at {
     int span, dmin, lo;                         /* lo: the first key that there is */
     int z_step;                                 /* numbers of z from head to head: 1, or 0 where all heads share one */
     uint32_t keep;                              /* of 65536; 0: no dropout */
-    float scale, max_span, ramp, unkeep;        /* unkeep: 65536 / keep, or 1 */
+    float scale, max_span, ramp, steps, unkeep; /* steps: ceil(ramp); unkeep: 65536 / keep, or 1 */
 } stx__at;
 
 /* An operand as the kernels read it: activations' bfloat16s and parameters' twins, or floats. ok becomes 0 if it is stored otherwise or rows
@@ -2611,7 +2613,7 @@ static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *
     p->span = (int)a->span; p->dmin = a->delta_min;
     p->lo = a->first_key > (ptrdiff_t)a->S ? p->S : (int)a->first_key;
     p->z_step = !a->z_shared;
-    p->scale = a->scale; p->max_span = a->max_span; p->ramp = a->ramp;
+    p->scale = a->scale; p->max_span = a->max_span; p->ramp = a->ramp; p->steps = ceilf(a->ramp);
     p->unkeep = 1;
     if (a->drop > 0) {
         double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5);      /* stx__keep16 */
@@ -2635,8 +2637,10 @@ static __device__ __forceinline__ stx__at_head stx__at_open(const stx__at &p, in
     w.zl = 0;
     if (p.z.p) {
         float z = stx__get(p.z, (size_t)(h * p.z_step)), f;
+        double e;
         w.zl = __fmul_rn(z, p.max_span);
-        w.reach = w.live = (int)stx__attn_reach_of(z, p.max_span, p.ramp, p.span);
+        e = stx__attn_far(z, p.max_span, p.steps);
+        w.reach = w.live = e < (double)p.span ? (int)e : p.span;
         while (w.live >= p.dmin && stx__at_ramp(p, w, w.live) <= 0) w.live--;      /* a step or two: reach is hardly more */
         f = floorf(w.zl) + 1;                           /* (1 - delta) + zl >= 0, so nothing is taken from 1 */
         w.full = f >= (float)w.live ? w.live : f >= 0 ? (int)f : -1;                /* NaN: -1 */
