@@ -181,7 +181,7 @@
        stx_tokens_set(x, in, ..); stx_tokens_set(x, out, ..); stx_optim_rate(optim, lr);
        stx_step_run(x, stx_span_key(model, in, out, memory, 0), step, user);      step: stx_begin .. stx_optim_step, stx_span_clamp
    (examples/train_attn_span.c). The fused kernel wants d/H of 8 to 128, a multiple of 8, and none of no_renorm,
-   literal_eps and literal_memory; otherwise scores go through memory, piece by piece.
+   span_per_layer, literal_eps and literal_memory; otherwise scores go through memory, piece by piece.
 
    Reading order: stx__span_layer (the layer), stx_span_forward (cache and loop), stx__span_window, stx_span_gen_feed.
 */

@@ -2145,7 +2145,7 @@ typedef struct stx__attn0_rows {
     size_t T, H, S, N, n, ld, u0, i0, units;
     ptrdiff_t C, j0, W, span, first;
     int delta_min, not_causal, z_shared, no_renorm, whole;      /* whole: keys with m = 0 count in the normaliser */
-    float max_span, ramp, steps, eps, wide, inv_keep;      /* steps: ceil(ramp); wide: sqrt(N), a persistent value's factor; inv_keep: a kept weight's */
+    float max_span, ramp, steps, eps, wide, inv_keep;      /* steps: stx__attn_steps; wide: sqrt(N), a persistent value's factor; inv_keep: a kept weight's */
     uint32_t keep;                      /* of 65536; 0: no dropout */
     uint64_t seed, stream;
     const uint64_t *shift;
@@ -2153,12 +2153,15 @@ typedef struct stx__attn0_rows {
     const int32_t *pad;                 /* see stx_attention_args */
     size_t stpad;
 } stx__attn0_rows;
-/* stx_attention_reach and the one key more of stx__attn_reach, to be cut off at the span; steps: ceil(ramp). What is added to e is less than 1
-   below 2^22, and goes when the result is made whole. */
+/* stx__attn_reach before it is cut off at the span. What does not depend on z the host adds up, for registers are short where this stands. */
 static __device__ __forceinline__ double stx__attn_far(float z, float max_span, float steps) {
-    double e = ceil((double)z * (double)max_span) + (double)steps;
-    if (!(e > 0)) e = 0;                /* also NaN */
-    return e + e * (1.0 / 4194304) + 1;
+    double e = ceil((double)z * (double)max_span) + (double)steps + 1;
+    if (!(e > 1)) e = 1;                /* also NaN */
+    return e;
+}
+static float stx__attn_steps(const stx_attention_args *a) {
+    double r = ceil((double)a->ramp);
+    return (float)(r + floor(((double)a->max_span + r) / 4194304));
 }
 static __device__ float stx__attn0_z(const stx__attn0_rows &p, size_t h) { return stx__get(p.z, p.z_shared ? 0 : h); }
 /* The largest distance that head h reaches: stx__attn_reach */
@@ -2457,7 +2460,7 @@ static stx__attn0_rows stx__attn0_rows_of(const stx__attn0 *A) {
     p.C = (ptrdiff_t)a->S - (ptrdiff_t)a->T; p.j0 = A->j0; p.W = A->W; p.span = (ptrdiff_t)a->span; p.first = a->first_key;
     p.delta_min = a->delta_min; p.not_causal = a->not_causal;
     p.z_shared = a->z_shared; p.no_renorm = a->no_renorm; p.whole = a->eps > 0 || a->no_renorm;
-    p.max_span = a->max_span; p.ramp = a->ramp; p.steps = ceilf(a->ramp); p.eps = a->eps;
+    p.max_span = a->max_span; p.ramp = a->ramp; p.steps = stx__attn_steps(a); p.eps = a->eps;
     p.wide = (float)sqrt((double)a->N);
     if (a->drop > 0) {
         double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5);      /* stx__keep16 */
@@ -2568,9 +2571,8 @@ typedef struct stx__at {
     const uint64_t *shift;
     int B, T, S, H, D, P, N, C, ldpe, pe_head;  /* numbers between rows of pe, and between its heads (0: shared) */
     int span, dmin, lo;                         /* lo: the first key that there is */
-    int z_step;                                 /* numbers of z from head to head: 1, or 0 where all heads share one */
     uint32_t keep;                              /* of 65536; 0: no dropout */
-    float scale, max_span, ramp, steps, unkeep; /* steps: ceil(ramp); unkeep: 65536 / keep, or 1 */
+    float scale, max_span, ramp, steps, unkeep; /* steps: stx__attn_steps; unkeep: 65536 / keep, or 1 */
 } stx__at;
 
 /* An operand as the kernels read it: activations' bfloat16s and parameters' twins, or floats. ok becomes 0 if it is stored otherwise or rows
@@ -2591,7 +2593,7 @@ static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *
     int ok = 1, h;
     memset(p, 0, sizeof *p);
     *half = h = g->half && stx__num_of(x, a->q).half;
-    if (a->pad || a->eps > 0 || (a->no_renorm && a->z) || a->not_causal || a->first_key < 0 || !(a->scale > 0) || a->D < 8 || a->D > 128 || a->D % 8 || !a->B || !a->T || !a->H || a->H > 256) return 0;
+    if (a->pad || a->eps > 0 || (a->z && (a->no_renorm || a->z_shared)) || a->not_causal || a->first_key < 0 || !(a->scale > 0) || a->D < 8 || a->D > 128 || a->D % 8 || !a->B || !a->T || !a->H || a->H > 256) return 0;
     if (a->B >= big || a->T >= big || a->S >= big || a->P >= big || a->N >= big || a->span >= big || a->S + a->span + a->N >= big || a->T > a->S) return 0;
     p->q = stx__at_in(x, a->q, h, a->ldq, &ok);
     p->k = stx__at_in(x, a->k, h, a->ldk, &ok);
@@ -2612,8 +2614,7 @@ static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *
     p->pe_head = tables > 1 ? (int)a->D : 0;
     p->span = (int)a->span; p->dmin = a->delta_min;
     p->lo = a->first_key > (ptrdiff_t)a->S ? p->S : (int)a->first_key;
-    p->z_step = !a->z_shared;
-    p->scale = a->scale; p->max_span = a->max_span; p->ramp = a->ramp; p->steps = ceilf(a->ramp);
+    p->scale = a->scale; p->max_span = a->max_span; p->ramp = a->ramp; p->steps = stx__attn_steps(a);
     p->unkeep = 1;
     if (a->drop > 0) {
         double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5);      /* stx__keep16 */
@@ -2636,7 +2637,7 @@ static __device__ __forceinline__ stx__at_head stx__at_open(const stx__at &p, in
     w.reach = w.live = w.full = p.span;
     w.zl = 0;
     if (p.z.p) {
-        float z = stx__get(p.z, (size_t)(h * p.z_step)), f;
+        float z = stx__get(p.z, (size_t)h), f;
         double e;
         w.zl = __fmul_rn(z, p.max_span);
         e = stx__attn_far(z, p.max_span, p.steps);
@@ -4067,8 +4068,7 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
         STX__RUN_KERNEL(x, "stx_attention_bwd", c.queries, (unsigned)(p.p.H * s.tiles * p.p.B), c.threads, c.shared_queries, p, (const uint32_t *)list);
         if (a->du) stx__ab_add_parts(x, a->du, p.du, C, a->B * s.tiles, a->scale);
         if (a->dvb && a->P) stx__ab_add_parts(x, a->dvb, p.dvb, C, a->B * s.tiles, a->scale);
-        if (a->dz && a->z)        /* one z: the heads are parts of its sum */
-            stx__ab_add_parts(x, a->dz, p.dz, a->z_shared ? 1 : a->H, a->B * s.tiles * (a->z_shared ? a->H : 1), a->max_span / a->ramp);
+        if (a->dz && a->z) stx__ab_add_parts(x, a->dz, p.dz, a->H, a->B * s.tiles, a->max_span / a->ramp);
     }
     if (s.keys && stx__ab_room_for(x, (const void *)c.keys, c.shared_keys)) {
         p.first = s.first;
