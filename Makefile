@@ -52,17 +52,19 @@ FORCE:
 $(TRAINERS) build/hello: build/%: examples/%.c build/flags
 	$(T) $(CC) $(CFLAGS) $(THREADS) $(DEPS) $< -o $@ -lm $(LDLIBS)
 
-# >>demo
+# >>demo    DEMO: more options of the trainer, as in: make demo DEMO="--steps 200"
 build/demo.txt: examples/demo_data.sh | build
 	sh examples/demo_data.sh $@
 DATA = build/demo.txt
 demo: build/train_attn_span $(DATA)
-	@rm -f build/demo.safetensors
-	build/train_attn_span --preset demo --data $(DATA) --checkpoint build/demo.safetensors --generate 500 --prompt "#ifndef _"
+	@rm -f build/demo.safetensors build/demo.jsonl
+	build/train_attn_span --preset demo --data $(DATA) --checkpoint build/demo.safetensors --log build/demo.jsonl --generate 500 --prompt "#ifndef _" $(DEMO)
+	@sh examples/demo_compare.sh build/demo.jsonl $(DATA)
 
 demo-sru: build/train_sru $(DATA)
-	@rm -f build/demo_sru.safetensors
-	build/train_sru --preset demo --data $(DATA) --checkpoint build/demo_sru.safetensors --generate 500 --prompt "#ifndef _"
+	@rm -f build/demo_sru.safetensors build/demo_sru.jsonl
+	build/train_sru --preset demo --data $(DATA) --checkpoint build/demo_sru.safetensors --log build/demo_sru.jsonl --generate 500 --prompt "#ifndef _" $(DEMO)
+	@sh examples/demo_compare.sh build/demo_sru.jsonl $(DATA)
 
 # >>tests: each program prints "N passed, N failed"; tests/run.sh runs one and adds all up
 # The library is compiled once for each configuration, a header to an object (from tests/inner/NAME.c where there is one). The programs
