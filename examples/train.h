@@ -68,8 +68,8 @@
        TR_MODEL  from the checkpoint, always: its numbers mean nothing without it
 
    Errors. A function that can fail returns 0 and leaves one sentence in err[TR_ERR]; it says what was tried on which
-   path, and why it failed. Nothing here exits, except a second signal while the first is being obeyed. The log and the event file never stop a
-   training: they report their first failure once, undo the half line and fall silent.
+   path, and why it failed. Nothing here exits, except a second signal while the first is being obeyed. The log and the
+   event file never stop a training: they report their first failure once, undo the half line and fall silent.
 
    Sections: grep for  >>buffer  >>json  >>options  >>files  >>log  >>formats  >>terminal  >>board  >>signals  >>clock  >>lm */
 
@@ -349,7 +349,7 @@ TR_DEF int tr_json_find(const char *json, const char *key, char *out, size_t siz
 enum { TR_T_END, TR_T_GROUP, TR_T_INT, TR_T_SIZE, TR_T_REAL, TR_T_TEXT, TR_T_FLAG, TR_T_CHOICE };
 enum { TR_FROM_DEFAULT, TR_FROM_TEXT, TR_FROM_CHECKPOINT, TR_FROM_PRESET, TR_FROM_ARGS };   /* in order of authority; TEXT: sized by it */
 enum { TR_LOCAL, TR_HINT, TR_FREE, TR_FIXED, TR_MODEL,                          /* what a checkpoint does with it: see above */
-       TR_LATER = 8 };                                                          /* added to a class: files from before this option was made go on with its default */
+       TR_LATER = 8 };      /* added to a class: checkpoints from before this option was made go on with its default */
 enum { TR_OPEN_MIN = 1, TR_OPEN_MAX = 2 };                                      /* the bound itself is excluded */
 
 typedef struct {
@@ -1066,8 +1066,9 @@ TR_DEF int tr_options_adopt(tr_options *o, const char *json, int training, tr_ad
         if (now == NULL ? none : !none && strcmp(now, saved) == 0) continue;
         if (keep == TR_HINT || (!training && keep != TR_MODEL)) continue;
         if (keep != TR_FREE) {
-            tr_fail(err, size, "--%s is %.200s here (from %s%.80s) but %.200s in the checkpoint: leave %s out to continue that run, or name "
-                    "another checkpoint file", p->name, now != NULL ? now : "none", p->from == TR_FROM_PRESET ? "--preset " : "the command line",
+            tr_fail(err, size, "--%s is %.200s here (from %s%.80s) but %.200s in the checkpoint: leave %s out to continue that run, or "
+                    "name another checkpoint file", p->name, now != NULL ? now : "none",
+                    p->from == TR_FROM_PRESET ? "--preset " : "the command line",
                     p->from == TR_FROM_PRESET ? o->preset_used : "", none ? "none" : saved, p->from == TR_FROM_PRESET ? "--preset" : "it");
             goto bad;
         }
@@ -1801,19 +1802,25 @@ typedef struct {
 /* Rows of the table of options; o is the trainer's tr_lm_opt. */
 #define TR_LM_DATA(o) \
     TR_GROUP("Data"), \
-    TR_TEXT("data", TR_HINT, &(o).data, "a text file (last 5 % test, 5 % before them validation), or a directory with train.txt, valid.txt, test.txt; a checkpoint remembers it"), \
-    TR_CHOICE("tokens", TR_MODEL, &(o).tokens, "bytes|bytes-compact|chars|words", "what a token is; compact: bytes that occur, newline is <eos>"), \
-    TR_SIZE("min-count", TR_MODEL, &(o).min_count, 0, TR_INF, "words or characters seen fewer times become <unk>; 2 or more makes an <unk> for what is new"), \
+    TR_TEXT("data", TR_HINT, &(o).data, "a text file (last 5 % test, 5 % before them validation), or a directory with train.txt, " \
+        "valid.txt, test.txt; a checkpoint remembers it"), \
+    TR_CHOICE("tokens", TR_MODEL, &(o).tokens, "bytes|bytes-compact|chars|words", \
+        "what a token is; compact: bytes that occur, newline is <eos>"), \
+    TR_SIZE("min-count", TR_MODEL, &(o).min_count, 0, TR_INF, "words or characters seen fewer times become <unk>; 2 or more makes an " \
+        "<unk> for what is new"), \
     TR_CHOICE("data-unit", TR_FREE, &(o).unit, "auto|bpc|ppl", "report bits per byte or perplexity; auto: perplexity for words")
 /* zero: what 0 means as the number of steps between saves, and between evaluations; whole: ... as the number of blocks of one */
 #define TR_LM_SAVING(o, zero, whole) \
     TR_GROUP("Running"), \
-    TR_TEXT("checkpoint", TR_LOCAL, &(o).checkpoint, "save here, and go on from it if it is there (safetensors); it holds every option that decides training"), \
+    TR_TEXT("checkpoint", TR_LOCAL, &(o).checkpoint, "save here, and go on from it if it is there (safetensors); it holds every " \
+        "option that decides training"), \
     TR_SIZE("save-every", TR_FREE, &(o).save_every, 0, TR_INF, "steps between saves; 0: " zero), \
     TR_TEXT("best", TR_LOCAL, &(o).best, "save here whenever an evaluation between steps is the best so far"), \
     TR_SIZE("eval-every", TR_FREE, &(o).eval_every, 0, TR_INF, "steps between evaluations; 0: " zero), \
-    TR_SIZE("eval-blocks", TR_FREE, &(o).eval_blocks, 0, TR_INF, "blocks per evaluation while training (given here, also of the one at the end, which is else of the whole text); 0: " whole), \
-    TR_SIZE("eval-batch-sz", TR_FREE, &(o).eval_batch_sz, 0, 1u << 30, "streams in evaluation; 0: --batch-sz, fewer if the text is short"), \
+    TR_SIZE("eval-blocks", TR_FREE, &(o).eval_blocks, 0, TR_INF, "blocks per evaluation while training (given here, also of the one " \
+        "at the end, which is else of the whole text); 0: " whole), \
+    TR_SIZE("eval-batch-sz", TR_FREE, &(o).eval_batch_sz, 0, 1u << 30, "streams in evaluation; 0: --batch-sz, fewer if the text is " \
+        "short"), \
     TR_SIZE("log-every", TR_FREE, &(o).log_every, 0, TR_INF, "steps between log lines; 0: 10"), \
     TR_TEXT("log", TR_LOCAL, &(o).log, "append JSON lines to this file"), \
     TR_TEXT("tensorboard", TR_LOCAL, &(o).tensorboard, "write TensorBoard event files into this directory")
@@ -1821,29 +1828,37 @@ typedef struct {
     TR_FLAG("eval-only", TR_LOCAL, &(o).eval_only, "evaluate on the whole validation and test text, every token, then stop"), \
     TR_FLAG("no-train", TR_LOCAL, &(o).no_train, "do not train: only --generate"), \
     TR_INT("threads", TR_LOCAL, &(o).threads, 0, 4096, "threads; 0: all"), \
-    TR_CHOICE("precision", TR_FIXED, &(o).precision, "f32|bf16", "bf16 on a CPU: factors of products rounded to bfloat16, all else float; on a GPU: activations stored as bfloat16, parameters and sums float"), \
+    TR_CHOICE("precision", TR_FIXED, &(o).precision, "f32|bf16", "bf16 on a CPU: factors of products rounded to bfloat16, all else " \
+        "float; on a GPU: activations stored as bfloat16, parameters and sums float"), \
     TR_CHOICE("device", TR_LOCAL, &(o).device, "cpu|cuda", "cuda: in programs built with CUDA (make cuda)"), \
     TR_SIZE("gpu", TR_LOCAL, &(o).gpu, 0, 1023, "which one, as CUDA counts them from 0"), \
     TR_FLAG("tf32", TR_FREE, &(o).tf32, "cuda, f32: products of TF32 factors, faster and less exact"), \
-    TR_FLAG("tune", TR_LOCAL, &(o).tune, "cuda: time the algorithms of each product and keep the fastest; a repeated run may differ in the last bits"), \
+    TR_FLAG("tune", TR_LOCAL, &(o).tune, "cuda: time the algorithms of each product and keep the fastest; a repeated run may differ " \
+        "in the last bits"), \
     TR_FLAG("no-graph", TR_LOCAL, &(o).no_graph, "cuda: launch every kernel of every step, in place of replaying steps as CUDA graphs"), \
-    TR_REAL("max-memory", TR_LOCAL, &(o).max_memory, 0, 1e9, "GiB of the device; 0: nine tenths of the machine's, on a GPU all that it has"), \
+    TR_REAL("max-memory", TR_LOCAL, &(o).max_memory, 0, 1e9, "GiB of the device; 0: nine tenths of the machine's, on a GPU all that " \
+        "it has"), \
     TR_FLAG("dry-run", TR_LOCAL, &(o).dry_run, "print how large the model is, then stop"), \
     TR_SIZE("vocab", TR_LOCAL, &(o).vocab, 0, 1u << 30, "the vocabulary that --dry-run counts with when there is no --data; 0: 256"), \
-    TR_FLAG("list-presets", TR_LOCAL, &(o).list_presets, "print a table of the presets, then stop: name, layers, d, vocabulary, parameters, with tabs between"), \
+    TR_FLAG("list-presets", TR_LOCAL, &(o).list_presets, "print a table of the presets, then stop: name, layers, d, vocabulary, " \
+        "parameters, with tabs between"), \
     TR_FLAG("version", TR_LOCAL, &(o).version, "print the version, then stop")
 #define TR_LM_GENERATION(o) \
     TR_GROUP("Generation"), \
-    TR_SIZE("generate", TR_LOCAL, &(o).generate, 0, TR_INF, "write this many tokens at the end: the prompt and they are all that goes to standard output"), \
+    TR_SIZE("generate", TR_LOCAL, &(o).generate, 0, TR_INF, "write this many tokens at the end: the prompt and they are all that goes " \
+        "to standard output"), \
     TR_TEXT("prompt", TR_LOCAL, &(o).prompt, "text to go on from; -: what is on standard input, without its last line end"), \
     TR_REAL("temperature", TR_LOCAL, &(o).temperature, 0, 1000, "0: always the likeliest token"), \
     TR_SIZE("top-k", TR_LOCAL, &(o).top_k, 0, TR_INF, "draw among this many likeliest; 0: all"), \
     TR_REAL("top-p", TR_LOCAL, &(o).top_p, 0, 1, "draw among the likeliest that make up this probability; 0 or 1: all")
 /* The help's last paragraph. */
 #define TR_LM_AFTER \
-    "A run goes on from its --checkpoint by the same command, or by --checkpoint alone: the file holds the options that decide training, and they count where none is given. " \
-    "Steps, learning rate, dropout, penalties and how often to save, evaluate and log may be given anew, and are said then; another model, optimiser, batch, seed or precision is refused. " \
-    "Results and generated text go to standard output, progress and all else to standard error; with --generate the results go there too. " \
+    "A run goes on from its --checkpoint by the same command, or by --checkpoint alone: the file holds the options that decide " \
+        "training, and they count where none is given. " \
+    "Steps, learning rate, dropout, penalties and how often to save, evaluate and log may be given anew, and are said then; another " \
+        "model, optimiser, batch, seed or precision is refused. " \
+    "Results and generated text go to standard output, progress and all else to standard error; with --generate the results go there " \
+        "too. " \
     "Exit code: 0 done; 1 failed while running; 2 refused before anything was written; 130 stopped by Ctrl-C, 143 by SIGTERM. " \
     "A first Ctrl-C finishes the step and saves; without --checkpoint it asks, on a terminal, for a second one."
 
@@ -1858,7 +1873,7 @@ typedef struct {
     int        (*check)(tr_lm *t);                              /* refuses options that do not go together */
     void       (*plan)(tr_lm *t);                               /* sets t->steps and t->schedule */
     size_t     (*count)(tr_lm *t, size_t vocab);                /* parameters of the model that the options describe; 0: t->err */
-    void       (*shape)(const tr_lm *t, char *line, size_t room, double *states);     /* --dry-run's second line; numbers that streams keep */
+    void       (*shape)(const tr_lm *t, char *line, size_t room, double *states);   /* --dry-run: second line; numbers kept for streams */
     int        (*make)(tr_lm *t);                               /* model, and in training optimiser, batches and states */
     int        (*load)(tr_lm *t, const stx_file *f);            /* calls tr_lm_load, adds the states */
     int        (*train)(tr_lm *t);
@@ -1888,6 +1903,7 @@ struct tr_lm {
     uint64_t     evaluated, blocks;       /* step and --eval-blocks of the last evaluation */
     int          last;            /* the evaluations now are the results */
     char         result[200];     /* the last one's line */
+    int          noted;           /* why steps are not replayed was said */
     int          begun;           /* log and event file are open: what fails now fails while running */
     char        *config;          /* the options that a checkpoint holds, as JSON */
     char        *prompt;          /* --prompt */
@@ -1944,14 +1960,16 @@ TR_DEF int tr_lm_context(tr_lm *t) {
     if (!t->x) return tr_fail(t->err, TR_ERR, "no memory");
     if (stx_ok(t->x)) return 1;
     if (stx_error_code(t->x) == STX_ERR_DEVICE)
-        return tr_fail(t->err, TR_ERR, "--device %s --precision %s: %s", o->device ? "cuda" : "cpu", o->precision ? "bf16" : "f32", stx_error(t->x));
+        return tr_fail(t->err, TR_ERR, "--device %s --precision %s: %s", o->device ? "cuda" : "cpu", o->precision ? "bf16" : "f32",
+            stx_error(t->x));
     return tr_lm_why(t);
 }
 /* Four numbers of each parameter must fit: value, gradient, two optimiser states. */
 TR_DEF int tr_lm_fits(tr_lm *t, double params) {
     double need = params * sizeof(stx_real) * 4, limit = (double)stx_ctx_desc(t->x)->max_bytes;
     if (limit > 0 && need > limit)
-        return tr_fail(t->err, TR_ERR, "the model alone needs %.3g GiB, more than the %.3g GiB of --max-memory: use smaller sizes", need / (1 << 30), limit / (1 << 30));
+        return tr_fail(t->err, TR_ERR, "the model alone needs %.3g GiB, more than the %.3g GiB of --max-memory: use smaller sizes",
+            need / (1 << 30), limit / (1 << 30));
     return 1;
 }
 /* --adapt-io-cutoffs into cutoff[], *n of them */
@@ -1962,7 +1980,8 @@ TR_DEF int tr_lm_cutoffs(tr_lm *t, size_t cutoff[STX_MAX_CLUSTERS - 1], size_t *
         char *end;
         unsigned long long v = strtoull(s, &end, 10);
         if (end == s || *s < '0' || *s > '9' || (*end && *end != ',') || *n == STX_MAX_CLUSTERS - 1 || v == 0)
-            return tr_fail(t->err, TR_ERR, "--adapt-io-cutoffs %s: want up to %d rising numbers with commas between, as 20000,40000,200000", text, STX_MAX_CLUSTERS - 1);
+            return tr_fail(t->err, TR_ERR, "--adapt-io-cutoffs %s: want up to %d rising numbers with commas between, as "
+                "20000,40000,200000", text, STX_MAX_CLUSTERS - 1);
         cutoff[(*n)++] = (size_t)v;
         s = *end ? end + 1 : end;
     }
@@ -1993,10 +2012,12 @@ TR_DEF int tr_lm_data(tr_lm *t) {
     int part, dir, told = tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT;
     if (!o->data) return tr_fail(t->err, TR_ERR, "no --data: give a text file, or a directory with train.txt, valid.txt and test.txt");
     if (stat(o->data, &st))
-        return tr_fail(t->err, TR_ERR, told ? "no --data, and the checkpoint's is not there: %s: %s; give --data" : "--data %s: %s", o->data, strerror(errno));
+        return tr_fail(t->err, TR_ERR, told ? "no --data, and the checkpoint's is not there: %s: %s; give --data" : "--data %s: %s",
+            o->data, strerror(errno));
     dir = S_ISDIR(st.st_mode);
     for (part = 0; part < 3; part++) {
-        int n = dir ? snprintf(path[part], sizeof path[part], "%s/%s", o->data, names[part]) : snprintf(path[part], sizeof path[part], "%s", o->data);
+        int n = dir ? snprintf(path[part], sizeof path[part], "%s/%s", o->data, names[part])
+                    : snprintf(path[part], sizeof path[part], "%s", o->data);
         if (n < 0 || (size_t)n >= sizeof path[part]) return tr_fail(t->err, TR_ERR, "--data: the path is too long");
     }
     if (!dir) {
@@ -2026,7 +2047,8 @@ TR_DEF int tr_lm_data(tr_lm *t) {
     }
     for (part = 0; part < 3; part++)
         if (t->text[part] && stx_corpus_size(t->text[part]) < 2)
-            return tr_fail(t->err, TR_ERR, "--data %s: the %s text has fewer than two tokens: nothing can be predicted in it", o->data, part == 0 ? "training" : part == 1 ? "validation" : "test");
+            return tr_fail(t->err, TR_ERR, "--data %s: the %s text has fewer than two tokens: nothing can be predicted in it",
+                o->data, part == 0 ? "training" : part == 1 ? "validation" : "test");
     t->print = tr_lm_print(t->text[0]);
     return 1;
 }
@@ -2037,7 +2059,8 @@ TR_DEF int tr_lm_batches(tr_lm *t, uint64_t B, uint64_t T) {
     d.B = B; d.T = T; d.seed = t->opt->seed;
     t->batches = stx_batches_create(t->x, t->text[0], &d);
     if (t->batches || stx_error_code(t->x) == STX_ERR_MEMORY) return 1;
-    return tr_fail(t->err, TR_ERR, "--data %s, --batch-sz %llu, --block-sz %llu: %s", t->opt->data, (unsigned long long)B, (unsigned long long)T, stx_error(t->x));
+    return tr_fail(t->err, TR_ERR, "--data %s, --batch-sz %llu, --block-sz %llu: %s", t->opt->data, (unsigned long long)B,
+        (unsigned long long)T, stx_error(t->x));
 }
 
 /* ---- a run without a preset: what the text's size decides, of the options that were not given */
@@ -2065,6 +2088,7 @@ TR_DEF int tr_lm_size(tr_lm *t) {
     uint64_t B, T, steps;
     char value[64];
     size_t i;
+    int may = !tr_lm_decided(t, "batch-sz") && !tr_lm_decided(t, "batch-split");
     if (t->options->preset_used[0]) return 1;
     if (!tr_apply(t->options, t->kind->sized[n <= 1e5 ? 0 : n <= 2e6 ? 1 : 2], TR_FROM_TEXT, t->err, TR_ERR)) return 0;
     if (!tr_lm_suggest(t, "inner-hid-sz", 4 * tr_lm_number(t, "hid-sz", 1))) return 0;
@@ -2072,9 +2096,9 @@ TR_DEF int tr_lm_size(tr_lm *t) {
         B = tr_lm_number(t, "batch-sz", 1);
         T = tr_lm_number(t, "block-sz", 1);
         if (n >= (double)B * 4.0 * (double)(T + 1)) break;
-        if (B > 4 && !tr_lm_decided(t, "batch-sz") && !tr_lm_decided(t, "batch-split")) { if (!tr_lm_suggest(t, "batch-sz", B / 2)) return 0; }
+        if (B > 4 && may) { if (!tr_lm_suggest(t, "batch-sz", B / 2)) return 0; }
         else if (T > 8 && !tr_lm_decided(t, "block-sz")) { if (!tr_lm_suggest(t, "block-sz", T / 2)) return 0; }
-        else if (B > 1 && !tr_lm_decided(t, "batch-sz") && !tr_lm_decided(t, "batch-split")) { if (!tr_lm_suggest(t, "batch-sz", B / 2)) return 0; }
+        else if (B > 1 && may) { if (!tr_lm_suggest(t, "batch-sz", B / 2)) return 0; }
         else break;
     }
     if (!tr_lm_decided(t, "steps") && !tr_lm_decided(t, "niter")) {
@@ -2083,7 +2107,8 @@ TR_DEF int tr_lm_size(tr_lm *t) {
     }
     steps = t->opt->steps ? t->opt->steps : tr_lm_number(t, "niter", 1) * tr_lm_number(t, "nbatches", 1000);
     if (!tr_lm_suggest(t, "lr-warmup", steps / 10 < 60 ? steps / 10 : 60)) return 0;
-    if (!tr_lm_decided(t, "nbatches") && (!tr_lm_suggest(t, "save-every", (steps + 3) / 4) || !tr_lm_suggest(t, "eval-every", (steps + 3) / 4))) return 0;
+    if (!tr_lm_decided(t, "nbatches")
+        && (!tr_lm_suggest(t, "save-every", (steps + 3) / 4) || !tr_lm_suggest(t, "eval-every", (steps + 3) / 4))) return 0;
     for (i = 0; i < sizeof say / sizeof *say; i++) {
         p = tr_find_option(t->options, say[i], strlen(say[i]));
         if (p == NULL || p->from > TR_FROM_TEXT) continue;
@@ -2103,8 +2128,10 @@ TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
     stx_writer *w = stx_writer_create(t->x);
     stx_batches_state pos = stx_batches_get(t->batches);
     int ok = w && stx_writer_meta(w, "format", t->kind->format) && stx_writer_meta(w, "config", t->config);
-    ok = ok && stx_writer_meta_u64(w, "step", t->step) && stx_writer_meta_u64(w, "tick", stx_tick(t->x)) && stx_writer_meta_u64(w, "seed", t->opt->seed);
-    ok = ok && stx_writer_meta_u64(w, "data.tokens", stx_corpus_size(t->text[0])) && stx_writer_meta_u64(w, "data.print", t->print) && stx_writer_meta_u64(w, "data.position", pos.p);
+    ok = ok && stx_writer_meta_u64(w, "step", t->step) && stx_writer_meta_u64(w, "tick", stx_tick(t->x)) && stx_writer_meta_u64(w,
+        "seed", t->opt->seed);
+    ok = ok && stx_writer_meta_u64(w, "data.tokens", stx_corpus_size(t->text[0])) && stx_writer_meta_u64(w, "data.print", t->print)
+        && stx_writer_meta_u64(w, "data.position", pos.p);
     ok = ok && stx_writer_meta_u64(w, "data.wraps", pos.wraps) && stx_writer_meta_u64(w, "data.fresh", (uint64_t)pos.fresh);
     if (ok && !isnan(t->best)) {
         char text[32];
@@ -2122,7 +2149,8 @@ TR_DEF int tr_lm_save_end(tr_lm *t, stx_writer *w, int ok, const char *path) {
     void *blob;
     if (!w) return 0;
     blob = malloc(len + 1);
-    ok = ok && blob && stx_vocab_save(t->vocab, blob, len) == len && stx_writer_add(w, "vocab", STX_U8, 1, &len, blob) && stx_writer_seal(w);
+    ok = ok && blob && stx_vocab_save(t->vocab, blob, len) == len && stx_writer_add(w, "vocab", STX_U8, 1, &len, blob)
+        && stx_writer_seal(w);
     if (!blob) stx_fail(t->x, STX_ERR_MEMORY, "no memory for the vocabulary");
     if (ok) ok = stx_writer_finish(w, path);
     else stx_writer_free(w);
@@ -2151,7 +2179,8 @@ TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
     if (!stx_file_sealed(*f)) return tr_lm_why(t);
     if (!tr_options_adopt(t->options, config, t->training, &t->adopted, t->err, TR_ERR)) return 0;
     if (t->training && t->adopted.missing.n)
-        return tr_fail(t->err, TR_ERR, "%.300s was written by a version whose checkpoints do not hold %.500s: to go on, give %s, or the --preset, that the run began with",
+        return tr_fail(t->err, TR_ERR, "%.300s was written by a version whose checkpoints do not hold %.500s: to go on, give %s, or "
+            "the --preset, that the run began with",
                        path, t->adopted.missing.s, strchr(t->adopted.missing.s, ',') ? "those options" : "that option");
     if (!tr_lm_fits_options(t)) {       /* the file is of the context that goes */
         stx_file_close(*f);
@@ -2175,16 +2204,23 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     if (best && !tr_read_real(best, &t->best)) { stx_fail(x, STX_ERR_FORMAT, "metadata \"best\" is no number"); return 0; }
     if (!t->training) return 1;
     if (!stx_file_meta_u64(x, f, "tick", &tick) || !stx_file_meta_u64(x, f, "seed", &seed) ||
-        !stx_file_meta_u64(x, f, "data.tokens", &tokens) || !stx_file_meta_u64(x, f, "data.print", &print) || !stx_file_meta_u64(x, f, "data.position", &pos.p) ||
+        !stx_file_meta_u64(x, f, "data.tokens", &tokens) || !stx_file_meta_u64(x, f, "data.print", &print) || !stx_file_meta_u64(x,
+            f, "data.position", &pos.p) ||
         !stx_file_meta_u64(x, f, "data.wraps", &pos.wraps) || !stx_file_meta_u64(x, f, "data.fresh", &fresh)) return 0;
-    if (seed != t->opt->seed) { stx_fail(x, STX_ERR_ARG, "the checkpoint was made with --seed %llu: give it again, so that the run goes on as it would have", (unsigned long long)seed); return 0; }
+    if (seed != t->opt->seed) {
+        stx_fail(x, STX_ERR_FORMAT, "the checkpoint says --seed %llu in one place and %llu in another: it is damaged",
+                 (unsigned long long)seed, (unsigned long long)t->opt->seed);
+        return 0;
+    }
     if (tokens != stx_corpus_size(t->text[0])) {
-        stx_fail(x, STX_ERR_ARG, "the training text of --data %s has %zu tokens, the checkpoint's had %llu: give the text that the run began with, or another --checkpoint for a new run",
+        stx_fail(x, STX_ERR_ARG, "the training text of --data %s has %zu tokens, the checkpoint's had %llu: give the text that the "
+            "run began with, or another --checkpoint for a new run",
                  t->opt->data, stx_corpus_size(t->text[0]), (unsigned long long)tokens);
         return 0;
     }
     if (print != t->print) {
-        stx_fail(x, STX_ERR_ARG, "the training text of --data %s is not the one that the checkpoint was trained on, or was changed: give that one, or another --checkpoint for a new run", t->opt->data);
+        stx_fail(x, STX_ERR_ARG, "the training text of --data %s is not the one that the checkpoint was trained on, or was changed: "
+            "give that one, or another --checkpoint for a new run", t->opt->data);
         return 0;
     }
     pos.fresh = fresh != 0;
@@ -2206,7 +2242,8 @@ TR_DEF int tr_lm_prompt(tr_lm *t) {
     if (strcmp(text, "-") != 0) tr_buf_puts(&b, text);
     else {
         while ((n = fread(piece, 1, sizeof piece, stdin)) > 0) tr_buf_put(&b, piece, n);
-        if (ferror(stdin)) { tr_buf_free(&b); return tr_fail(t->err, TR_ERR, "--prompt -: cannot read standard input: %s", strerror(errno)); }
+        if (ferror(stdin)) tr_fail(t->err, TR_ERR, "--prompt -: cannot read standard input: %s", strerror(errno));
+        if (ferror(stdin)) { tr_buf_free(&b); return 0; }
         if (b.n && b.s[b.n - 1] == '\n') b.n--;
         if (b.n && b.s[b.n - 1] == '\r') b.n--;
     }
@@ -2221,7 +2258,8 @@ TR_DEF int tr_lm_open(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     struct stat st;
     if (!tr_lm_prompt(t)) return 0;
-    if (o->tensorboard && !stat(o->tensorboard, &st) && !S_ISDIR(st.st_mode)) return tr_fail(t->err, TR_ERR, "--tensorboard %s: not a directory", o->tensorboard);
+    if (o->tensorboard && !stat(o->tensorboard, &st) && !S_ISDIR(st.st_mode))
+        return tr_fail(t->err, TR_ERR, "--tensorboard %s: not a directory", o->tensorboard);
     if (t->training && o->checkpoint && !tr_can_write("checkpoint", o->checkpoint, t->err, TR_ERR)) return 0;
     if (t->training && o->best && !tr_can_write("best", o->best, t->err, TR_ERR)) return 0;
     if (o->log && strncmp(o->log, "/dev/", 5) && !tr_can_write("log", o->log, t->err, TR_ERR)) return 0;
@@ -2261,20 +2299,26 @@ TR_DEF void tr_lm_hello(tr_lm *t) {
     tr_term_open(&t->term, stderr);
     tr_count(size, (double)stx_params_size(t->params));
     tr_bytes(mem, (double)stx_bytes(t->x));
-    if (o->device) tr_say(&t->term, "%s parameters, vocabulary %zu, %s, %s, %s of its memory so far", size, stx_vocab_size(t->vocab), stx_backend(t->x), o->precision ? "bf16" : o->tf32 ? "f32 (tf32 products)" : "f32", mem);
-    else tr_say(&t->term, "%s parameters, vocabulary %zu, %d thread%s, %s, %s of memory so far", size, stx_vocab_size(t->vocab), stx_threads(t->x), stx_threads(t->x) > 1 ? "s" : "", o->precision ? "bf16 products" : "f32", mem);
+    if (o->device) tr_say(&t->term, "%s parameters, vocabulary %zu, %s, %s, %s of its memory so far", size, stx_vocab_size(t->vocab),
+        stx_backend(t->x), o->precision ? "bf16" : o->tf32 ? "f32 (tf32 products)" : "f32", mem);
+    else tr_say(&t->term, "%s parameters, vocabulary %zu, %d thread%s, %s, %s of memory so far", size, stx_vocab_size(t->vocab),
+        stx_threads(t->x), stx_threads(t->x) > 1 ? "s" : "", o->precision ? "bf16 products" : "f32", mem);
     if (t->text[0]) {
         int told = tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT;
         tr_bytes(size, (double)stx_corpus_bytes(t->text[0]));
-        tr_say(&t->term, "training text%s%.1000s: %s, %zu tokens; step %llu of %llu", told ? " of the checkpoint, " : "", told ? o->data : "",
+        tr_say(&t->term, "training text%s%.1000s: %s, %zu tokens; step %llu of %llu",
+               told ? " of the checkpoint, " : "", told ? o->data : "",
                size, stx_corpus_size(t->text[0]), (unsigned long long)t->step, (unsigned long long)t->steps);
     }
     if (!t->training) return;
     if (t->sized.n) tr_say(&t->term, "no --preset, so sized by the text:%s", t->sized.s);
-    if (t->first && t->adopted.given.n) tr_say(&t->term, "not in the checkpoint, taken from the command line or preset: %.1500s", t->adopted.given.s);
-    if (t->first && t->adopted.changed.n) tr_say(&t->term, "going on with other options than the checkpoint's (in brackets): %.1500s", t->adopted.changed.s);
+    if (t->first && t->adopted.given.n) tr_say(&t->term, "not in the checkpoint, taken from the command line or preset: %.1500s",
+        t->adopted.given.s);
+    if (t->first && t->adopted.changed.n) tr_say(&t->term, "going on with other options than the checkpoint's (in brackets): "
+        "%.1500s", t->adopted.changed.s);
     if (t->first && t->step >= t->steps) tr_say(&t->term, "the run is at its end: a larger --steps goes on");
-    else if (!o->checkpoint) tr_say(&t->term, "no --checkpoint: nothing will be saved; with --checkpoint FILE the model is kept, and a run that was stopped goes on");
+    else if (!o->checkpoint) tr_say(&t->term, "no --checkpoint: nothing will be saved; with --checkpoint FILE the model is kept, and "
+        "a run that was stopped goes on");
 }
 TR_DEF void tr_lm_close(tr_lm *t) {
     int part;
@@ -2308,6 +2352,19 @@ TR_DEF void tr_lm_show(tr_lm *t, double loss, int due) {
     p.tokens_per_s = tr_rate_tokens(&t->rate);
     p.left = tr_rate_left(&t->rate, t->steps - t->step);
     tr_show(&t->term, &p, due);
+}
+/* Calls the step by way of stx_step_run; when steps cannot be replayed, says why, once. */
+TR_DEF int tr_lm_step(tr_lm *t, uint64_t key, stx_step_fn step, void *user) {
+    const char *why = stx_step_note(t->x);      /* of the step before */
+    if (*why && !t->noted) {
+        t->noted = 1;
+        tr_say(&t->term, "%s", why);
+        tr_log_begin(&t->log, "note");
+        tr_log_int(&t->log, "step", t->step);
+        tr_log_str(&t->log, "note", why);
+        tr_lm_note(t, t->log.err, tr_log_end(&t->log));
+    }
+    return stx_step_run(t->x, key, step, user);
 }
 /* Begins a record "train"; loss: the mean since the last one. The trainer adds its own numbers and ends it. */
 TR_DEF void tr_lm_log_step(tr_lm *t, double loss) {
@@ -2345,7 +2402,8 @@ TR_DEF void tr_lm_fit(const stx_corpus *text, size_t *B, size_t *T) {
 typedef double (*tr_lm_score)(void *user, const stx_ids *in, const stx_ids *targets);
 /* Mean nll over a text, nats per token, and the number of tokens that it is of. blocks 0: the whole text. NaN in error, or when a
    signal wants the run to stop. */
-TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, uint64_t blocks, int rule, tr_lm_score score, void *user, double *scored) {
+TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, uint64_t blocks, int rule, tr_lm_score score,
+    void *user, double *scored) {
     stx_batches_desc d;
     stx_batches *b;
     int32_t *in = (int32_t *)malloc(B * T * sizeof *in), *out = (int32_t *)malloc(B * T * sizeof *out);
@@ -2381,7 +2439,8 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, uint64_t 
     if (!stx_ok(t->x) || !tr_lm_begin(t)) return 0;
     if (part == 1) { t->evaluated = t->step; t->blocks = blocks; }
     m = tr_lm_metric(t, t->text[part], nll);
-    snprintf(t->result, sizeof t->result, "step %llu: %s %s %.4f (loss %.4f%s)", (unsigned long long)t->step, split[part], tr_lm_unit(t), m, nll, blocks ? ", part of the text" : "");
+    snprintf(t->result, sizeof t->result, "step %llu: %s %s %.4f (loss %.4f%s)", (unsigned long long)t->step, split[part],
+        tr_lm_unit(t), m, nll, blocks ? ", part of the text" : "");
     tr_term_close(&t->term);      /* the progress line of this step stays above it */
     if (t->last && tr_lm_results(t) == stdout) printf("%s\n", line);
     else tr_say(&t->term, "%s", line);
@@ -2484,7 +2543,8 @@ TR_DEF int tr_lm_list_presets(tr_lm *t) {
         vocab = t->opt->vocab ? t->opt->vocab : 256;
         n = tr_lm_count(t, vocab);
         if (!n) return 0;
-        printf("%s\t%llu\t%llu\t%zu\t%zu\n", p->name, (unsigned long long)tr_lm_number(t, "nlayers", 0), (unsigned long long)tr_lm_number(t, "hid-sz", 0), vocab, n);
+        printf("%s\t%llu\t%llu\t%zu\t%zu\n", p->name, (unsigned long long)tr_lm_number(t, "nlayers", 0),
+            (unsigned long long)tr_lm_number(t, "hid-sz", 0), vocab, n);
     }
     return fflush(stdout) == 0 ? 1 : tr_fail(t->err, TR_ERR, "cannot print: %s", strerror(errno));
 }
@@ -2510,15 +2570,19 @@ TR_DEF int tr_lm_dry_run(tr_lm *t) {
     tr_bytes(adam, 4.0 * (double)n * sizeof(stx_real));
     tr_bytes(kept, states * sizeof(stx_real));
     printf("%zu parameters (%s), vocabulary %zu\n%s\n", n, count, vocab, line);
-    printf("%s for values, gradients and the optimiser; %s for states and memories of %llu streams, in float; activations come on top\n", adam, kept,
+    printf("%s for values, gradients and the optimiser; %s for states and memories of %llu streams, in float; activations come on "
+        "top\n", adam, kept,
            (unsigned long long)tr_lm_number(t, "batch-sz", 1));
     return fflush(stdout) == 0 ? 1 : tr_fail(t->err, TR_ERR, "cannot print: %s", strerror(errno));
 }
 TR_DEF int tr_lm_check(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     uint64_t B = tr_lm_number(t, "batch-sz", 1), split = tr_lm_number(t, "batch-split", 1);
-    if (B % split) return tr_fail(t->err, TR_ERR, "--batch-split %llu does not divide --batch-sz %llu", (unsigned long long)split, (unsigned long long)B);
-    if (t->training && o->best && o->checkpoint && !strcmp(o->best, o->checkpoint)) return tr_fail(t->err, TR_ERR, "--best and --checkpoint are the same file");
+    if (B % split)
+        return tr_fail(t->err, TR_ERR, "--batch-split %llu does not divide --batch-sz %llu",
+                       (unsigned long long)split, (unsigned long long)B);
+    if (t->training && o->best && o->checkpoint && !strcmp(o->best, o->checkpoint))
+        return tr_fail(t->err, TR_ERR, "--best and --checkpoint are the same file");
     return t->kind->check(t);
 }
 /* Everything that can be refused is refused here, before a file is written, but for what the first step shows. */
@@ -2527,8 +2591,9 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
     stx_file *f = NULL;
     int ok, more = t->training || !o->no_train || tr_given(t->options, "data");
     if (!tr_lm_context(t)) return 0;
-    if (!t->training && !o->checkpoint) return tr_fail(t->err, TR_ERR, "to evaluate or generate without training, a --checkpoint to load is needed");
-    ok = tr_lm_open_checkpoint(t, &f) && tr_lm_check(t);      /* first: it decides the shape of the model, the precision and the vocabulary */
+    if (!t->training && !o->checkpoint) return tr_fail(t->err, TR_ERR, "to evaluate or generate without training, a --checkpoint to "
+        "load is needed");
+    ok = tr_lm_open_checkpoint(t, &f) && tr_lm_check(t);      /* first: it decides the model, the precision and the vocabulary */
     ok = ok && (!more || tr_lm_data(t));
     if (ok && t->training && !f) ok = tr_lm_size(t) && tr_lm_check(t);
     if (ok && t->training && o->best && !t->text[1]) ok = tr_fail(t->err, TR_ERR, "--best: there is no validation text");
@@ -2571,13 +2636,17 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
     if (!ok) return tr_lm_failed(t);
     if (!tr_stop_requested()) return 0;
     if (t->training)
-        fprintf(stderr, "stopped at step %llu%s\n", (unsigned long long)t->step, !o->checkpoint ? "; nothing is saved, for there is no --checkpoint" : t->step > t->first ? "; the checkpoint is saved, the same command goes on from it" : "");
+        fprintf(stderr, "stopped at step %llu%s\n", (unsigned long long)t->step,
+                !o->checkpoint ? "; nothing is saved, for there is no --checkpoint" :
+                t->step > t->first ? "; the checkpoint is saved, the same command goes on from it" : "");
     else fprintf(stderr, "%s: stopped before the end\n", t->options->program);
     return 128 + tr_stop_requested();
 }
-/* Reads the command line, runs, returns the exit code. t is the first member of the trainer's own struct, zeroed. evaluate: an option of the
+/* Reads the command line, runs, returns the exit code. t is the first member of the trainer's own struct, zeroed. evaluate: an
+   option of the
    trainer's that asks for an evaluation and no training, or NULL. */
-TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, const tr_lm_opt *opt, const int *evaluate, int argc, char **argv) {
+TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, const tr_lm_opt *opt, const int *evaluate, int argc,
+    char **argv) {
     int code = 0, evaluating;
     t->options = options; t->opt = opt; t->kind = kind;
     t->best = (double)NAN;

@@ -14,7 +14,7 @@
 
 static struct {
     uint64_t nlayers, hid_sz, inner_hid_sz, nheads, attn_span, block_sz, pers_mem_size;
-    int adapt_span, adapt_span_cache, adapt_io, adapt_io_tied, literal, recompute;
+    int no_renorm, span_per_layer, fairseq_init, adapt_span, adapt_span_cache, adapt_io, adapt_io_tied, literal, recompute;
     double adapt_span_loss, adapt_span_ramp, adapt_span_init, adapt_io_divval, dropout, emb_dropout;
     const char *cutoffs;
     double lr, momentum, grad_clip, lr_min, weight_decay;
@@ -31,7 +31,8 @@ static tr_opt table[] = {
     TR_SIZE("inner-hid-sz", TR_MODEL, &opt.inner_hid_sz, 1, 1u << 30, "inner size of the feed-forward (unused with --pers-mem-size)"),
     TR_SIZE("nheads", TR_MODEL, &opt.nheads, 1, 256, "attention heads; must divide --hid-sz"),
     TR_SIZE("attn-span", TR_MODEL, &opt.attn_span, 1, 1u << 30, "largest attention span, tokens"),
-    TR_SIZE("pers-mem-size", TR_MODEL, &opt.pers_mem_size, 0, 1u << 30, "persistent vectors per head in place of the feed-forward (all-attention)"),
+    TR_SIZE("pers-mem-size", TR_MODEL, &opt.pers_mem_size, 0, 1u << 30,
+        "persistent vectors per head in place of the feed-forward (all-attention)"),
     TR_REAL_OPEN("dropout", TR_FREE, &opt.dropout, TR_OPEN_MAX, 0, 1, "on attention weights and inside the feed-forward"),
     TR_REAL_OPEN("emb-dropout", TR_FREE, &opt.emb_dropout, TR_OPEN_MAX, 0, 1, "on the embedding and the last hidden state"),
     TR_FLAG("literal", TR_MODEL, &opt.literal, "the reference's own forms: eps 1e-8 after the softmax, empty memory attended to as zeros"),
@@ -42,10 +43,14 @@ static tr_opt table[] = {
     TR_REAL("adapt-span-ramp", TR_MODEL, &opt.adapt_span_ramp, 1, 1e9, "length of the soft end of a span"),
     TR_REAL("adapt-span-init", TR_FIXED, &opt.adapt_span_init, 0, 1, "first span, as a fraction of --attn-span"),
     TR_FLAG("adapt-span-cache", TR_MODEL, &opt.adapt_span_cache, "keep only as much memory as the spans need"),
+    TR_FLAG("span-per-layer", TR_MODEL | TR_LATER, &opt.span_per_layer, "one span for all heads of a layer"),
+    TR_FLAG("no-renorm", TR_MODEL | TR_LATER, &opt.no_renorm, "fairseq's form: masked attention weights are not normalised again"),
+    TR_FLAG("fairseq-init", TR_FIXED | TR_LATER, &opt.fairseq_init, "first values as in fairseq"),
     TR_GROUP("Adaptive input and output"),
     TR_FLAG("adapt-io", TR_MODEL, &opt.adapt_io, "adaptive embedding and softmax, for large vocabularies"),
     TR_FLAG("adapt-io-tied", TR_MODEL, &opt.adapt_io_tied, "input and output share tables and projections"),
-    TR_REAL_OPEN("adapt-io-divval", TR_MODEL, &opt.adapt_io_divval, TR_OPEN_MIN, 1, 1e6, "each cluster is this much narrower than the one before"),
+    TR_REAL_OPEN("adapt-io-divval", TR_MODEL, &opt.adapt_io_divval, TR_OPEN_MIN, 1, 1e6,
+        "each cluster is this much narrower than the one before"),
     TR_TEXT("adapt-io-cutoffs", TR_MODEL, &opt.cutoffs, "cluster ends, as 20000,40000,200000 (which is the default)"),
     TR_GROUP("Optimisation"),
     TR_CHOICE("optim", TR_FIXED, &opt.optim, "adagrad|sgd|adam|adamw", "optimiser"),
@@ -55,54 +60,73 @@ static tr_opt table[] = {
     TR_REAL("lr-min", TR_FREE, &opt.lr_min, 0, 1e6, "end of the cosine"),
     TR_REAL("momentum", TR_FIXED, &opt.momentum, 0, 1, "of sgd"),
     TR_REAL("weight-decay", TR_FREE, &opt.weight_decay, 0, 1e6, "of sgd, adam (in the gradient) and adamw (decoupled)"),
-    TR_REAL("grad-clip", TR_FREE, &opt.grad_clip, 0, 1e9, "largest gradient norm: per tensor with adagrad, of all together otherwise; 0: none"),
+    TR_REAL("grad-clip", TR_FREE, &opt.grad_clip, 0, 1e9, "largest gradient norm: per tensor with adagrad, of all together otherwise; "
+        "0: none"),
     TR_SIZE("batch-sz", TR_FIXED, &opt.batch_sz, 1, 1u << 30, "parallel streams of text"),
-    TR_SIZE("batch-split", TR_FIXED, &opt.batch_split, 1, 1u << 30, "work on the batch in this many parts, one after the other (less memory)"),
+    TR_SIZE("batch-split", TR_FIXED, &opt.batch_split, 1, 1u << 30, "work on the batch in this many parts, one after the other (less "
+        "memory)"),
     TR_SIZE("block-sz", TR_FIXED, &opt.block_sz, 1, 1u << 30, "tokens of each stream per step"),
     TR_SIZE("niter", TR_FREE, &opt.niter, 1, 1u << 30, "iterations of --nbatches steps"),
     TR_SIZE("nbatches", TR_FREE, &opt.nbatches, 1, 1u << 30, "steps per iteration; after each the model is evaluated and saved"),
     TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF, "steps in all, instead of niter x nbatches; 0: niter x nbatches"),
-    TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF, "of initial values, dropout and positions; of sampling where it is given, else that differs every time"),
+    TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF, "of initial values, dropout and positions; of sampling where it is given, else "
+        "that differs every time"),
     TR_LM_DATA(opt.lm),
     TR_LM_SAVING(opt.lm, "--nbatches", "a tenth of --nbatches"),
-    TR_FLAG("full-eval-mode", TR_LOCAL, &opt.full_eval, "evaluate on the whole validation and test text as the reference counts them, then stop"),
+    TR_FLAG("full-eval-mode", TR_LOCAL, &opt.full_eval, "evaluate on the whole validation and test text as the reference counts them, "
+        "then stop"),
     TR_LM_RUNNING(opt.lm),
     TR_LM_GENERATION(opt.lm),
     TR_END
 };
 
 /* Without a preset: the demo's model and optimiser, then sized by the text (kind.sized below). */
-#define DEMO "tokens=bytes nlayers=3 hid-sz=128 inner-hid-sz=512 nheads=4 attn-span=256 block-sz=64 batch-sz=16 batch-split=1 adapt-span adapt-span-cache adapt-span-ramp=32 " \
-    "adapt-span-loss=0.000002 adapt-span-init=0.06 adapt-io-divval=4 optim=adam lr=0.003 schedule=cosine lr-warmup=60 grad-clip=1 nbatches=1200 "
+#define DEMO "tokens=bytes nlayers=3 hid-sz=128 inner-hid-sz=512 nheads=4 attn-span=256 block-sz=64 batch-sz=16 batch-split=1 " \
+    "adapt-span adapt-span-cache adapt-span-ramp=32 " \
+    "adapt-span-loss=0.000002 adapt-span-init=0.06 adapt-io-divval=4 optim=adam lr=0.003 schedule=cosine lr-warmup=60 grad-clip=1 " \
+        "nbatches=1200 "
 /* The defaults of the reference's own program; but memory is kept only as far as the spans need it. */
-#define REFERENCE "tokens=bytes nlayers=8 hid-sz=256 inner-hid-sz=1024 nheads=2 attn-span=32 block-sz=64 pers-mem-size=0 dropout=0.2 emb-dropout=0 no-adapt-span adapt-span-cache " \
-    "adapt-span-loss=0 adapt-span-ramp=32 adapt-span-init=0 optim=sgd lr=0.03 momentum=0.9 schedule=constant lr-warmup=0 grad-clip=0 batch-sz=64 batch-split=1 niter=1000 nbatches=1000 "
+#define REFERENCE "tokens=bytes nlayers=8 hid-sz=256 inner-hid-sz=1024 nheads=2 attn-span=32 block-sz=64 pers-mem-size=0 dropout=0.2 " \
+    "emb-dropout=0 no-adapt-span adapt-span-cache " \
+    "adapt-span-loss=0 adapt-span-ramp=32 adapt-span-init=0 optim=sgd lr=0.03 momentum=0.9 schedule=constant lr-warmup=0 grad-clip=0 " \
+        "batch-sz=64 batch-split=1 niter=1000 nbatches=1000 "
 /* The published experiments (1905.07799, section 4; 1907.01470, section 5). Fine-tuning, where the papers do it: the same command with
    lr / 10 and a larger --niter. */
 #define ADAGRAD REFERENCE "optim=adagrad lr=0.07 grad-clip=0.03 momentum=0 adapt-span batch-sz=64 nbatches=1000 data-unit=bpc "
 #define ENWIK8 ADAGRAD "tokens=bytes-compact vocab=205 "
 #define TEXT8 ADAGRAD "tokens=chars vocab=28 "
-#define BASE "nlayers=12 hid-sz=512 inner-hid-sz=2048 nheads=8 attn-span=8192 block-sz=512 dropout=0.3 adapt-span-loss=0.0000005 lr-warmup=32000 "
-#define LARGE "nlayers=24 hid-sz=768 inner-hid-sz=4096 nheads=8 attn-span=8192 block-sz=512 dropout=0.4 adapt-span-loss=0.0000005 lr-warmup=32000 batch-split=2 "
+#define BASE "nlayers=12 hid-sz=512 inner-hid-sz=2048 nheads=8 attn-span=8192 block-sz=512 dropout=0.3 adapt-span-loss=0.0000005 " \
+    "lr-warmup=32000 "
+#define LARGE "nlayers=24 hid-sz=768 inner-hid-sz=4096 nheads=8 attn-span=8192 block-sz=512 dropout=0.4 adapt-span-loss=0.0000005 " \
+    "lr-warmup=32000 batch-split=2 "
 #define PERS "hid-sz=512 inner-hid-sz=1 nheads=8 attn-span=8192 block-sz=512 adapt-span-loss=0.0000001 lr-warmup=32000 batch-split=2 "
 static const tr_preset presets[] = {
-    {"demo", "a small byte model that learns in two minutes on two cores (make demo)", DEMO "dropout=0 steps=4800 eval-blocks=20 log-every=100"},
+    {"demo", "a small byte model that learns in two minutes on two cores (make demo)",
+        DEMO "dropout=0 steps=4800 eval-blocks=20 log-every=100"},
     {"reference", "the defaults of the reference's program", REFERENCE},
     {"enwik8_small", "6.5M parameters, 8 layers, span 1024: published dev ~1.3 bpc",
-        ENWIK8 "nlayers=8 hid-sz=256 inner-hid-sz=1024 nheads=4 attn-span=1024 block-sz=256 dropout=0 adapt-span-loss=0.000002 lr-warmup=8000 niter=150"},
+        ENWIK8 "nlayers=8 hid-sz=256 inner-hid-sz=1024 nheads=4 attn-span=1024 block-sz=256 dropout=0 adapt-span-loss=0.000002 "
+            "lr-warmup=8000 niter=150"},
     {"enwik8", "38.5M parameters, 12 layers, span 8192: published test 1.02 bpc", ENWIK8 BASE "niter=600"},
+    {"enwik8_fairseq", "enwik8 as fairseq has it, with its mask and first values: published test 1.03 bpc",
+        ENWIK8 BASE "niter=600 no-renorm fairseq-init"},
     {"enwik8_large", "209M parameters, 24 layers: published test 0.98 bpc", ENWIK8 LARGE "niter=150"},
     {"text8", "38.4M parameters, 12 layers: published test 1.11 bpc", TEXT8 BASE "niter=900"},
     {"text8_large", "209M parameters, 24 layers: published test 1.07 bpc", TEXT8 LARGE "niter=250"},
-    {"enwik8_pers_small", "all-attention, 38.5M parameters, 18 layers: published test 1.01 bpc", ENWIK8 PERS "nlayers=18 dropout=0.3 niter=450 pers-mem-size=1024"},
-    {"enwik8_pers", "all-attention, 114M parameters, 36 layers: published test 0.98 bpc", ENWIK8 PERS "nlayers=36 dropout=0.4 niter=200 pers-mem-size=2048"},
+    {"enwik8_pers_small", "all-attention, 38.5M parameters, 18 layers: published test 1.01 bpc",
+        ENWIK8 PERS "nlayers=18 dropout=0.3 niter=450 pers-mem-size=1024"},
+    {"enwik8_pers", "all-attention, 114M parameters, 36 layers: published test 0.98 bpc",
+        ENWIK8 PERS "nlayers=36 dropout=0.4 niter=200 pers-mem-size=2048"},
     {"wiki103_pers", "all-attention on words, 132M parameters: published test 19.7 ppl",
-        REFERENCE "tokens=words vocab=267735 data-unit=ppl optim=adam lr=0.00025 grad-clip=1 momentum=0 lr-warmup=8000 nlayers=36 hid-sz=512 inner-hid-sz=1 nheads=8 attn-span=2048 block-sz=256 "
-        "batch-sz=64 batch-split=2 dropout=0.3 emb-dropout=0.1 adapt-span adapt-span-loss=0.0000005 pers-mem-size=2048 adapt-io adapt-io-tied adapt-io-divval=4 nbatches=1000 niter=800"},
+        REFERENCE "tokens=words vocab=267735 data-unit=ppl optim=adam lr=0.00025 grad-clip=1 momentum=0 lr-warmup=8000 nlayers=36 "
+            "hid-sz=512 inner-hid-sz=1 nheads=8 attn-span=2048 block-sz=256 "
+        "batch-sz=64 batch-split=2 dropout=0.3 emb-dropout=0.1 adapt-span adapt-span-loss=0.0000005 pers-mem-size=2048 adapt-io "
+            "adapt-io-tied adapt-io-divval=4 nbatches=1000 niter=800"},
     TR_PRESET_END
 };
 
-static tr_options options = {"train_attn_span", "Trains a Sequential Transformer (adaptive attention span, all-attention) on text.", table, presets,
+static tr_options options = {"train_attn_span", "Trains a Sequential Transformer (adaptive attention span, all-attention) on text.",
+    table, presets,
                              TR_LM_DEFAULTS DEMO "niter=1000", TR_LM_AFTER, ""};
 
 // >>run: everything that one run works with ---------------------------------------------------------------------------
@@ -189,7 +213,8 @@ static int train(tr_lm *t) {
     run *r = (run *)t;
     stx_ctx *x = t->x;
     size_t B = opt.batch_sz, T = opt.block_sz, parts = opt.batch_split, rows = B / parts, part, bad = 0;
-    uint64_t log_every = opt.lm.log_every ? opt.lm.log_every : 10, eval_every = opt.lm.eval_every ? opt.lm.eval_every : opt.nbatches, save_every = opt.lm.save_every ? opt.lm.save_every : opt.nbatches;
+    uint64_t log_every = opt.lm.log_every ? opt.lm.log_every : 10, eval_every = opt.lm.eval_every ? opt.lm.eval_every : opt.nbatches,
+        save_every = opt.lm.save_every ? opt.lm.save_every : opt.nbatches;
     uint64_t eval_blocks = opt.lm.eval_blocks ? opt.lm.eval_blocks : opt.nbatches < 10 ? 1 : opt.nbatches / 10, logged = 0, saved = t->step;
     int32_t *in = (int32_t *)malloc(B * T * sizeof *in), *out = (int32_t *)malloc(B * T * sizeof *out);
     double sum = 0, span_avg, span_max, last = (double)NAN;
@@ -209,16 +234,18 @@ static int train(tr_lm *t) {
         }
         t->lr = stx_schedule_lr(&t->schedule, t->step + 1);
         stx_optim_rate(t->optim, t->lr);
-        stx_step_run(x, key, step, r);
+        tr_lm_step(t, key, step, r);
         nll = stx_noted(x, NOTE_LOSS);
         done = stx_optim_sync(t->optim);
         if (!stx_ok(x) || !tr_lm_begin(t)) break;      /* it fits: now the files may be written */
         t->step++;
         if (done) { sum += nll; logged++; last = nll; bad = 0; }
         else {                                      /* the memory may hold what is not a number: start it again */
-            tr_say(&t->term, "step %llu: the %s is not finite; this update is skipped and the memory is emptied", (unsigned long long)t->step, isfinite(nll) ? "gradient" : "loss");
+            tr_say(&t->term, "step %llu: the %s is not finite; this update is skipped and the memory is emptied",
+                (unsigned long long)t->step, isfinite(nll) ? "gradient" : "loss");
             for (part = 0; part < parts; part++) stx_span_state_reset(r->memory[part]);
-            if (++bad == 50) { stx_fail(x, STX_ERR_ARG, "50 updates one after the other were not finite: use a smaller --lr or a --grad-clip"); break; }
+            if (++bad == 50) { stx_fail(x, STX_ERR_ARG, "50 updates one after the other were not finite: use a smaller --lr or a "
+                "--grad-clip"); break; }
         }
         tr_rate_add(&t->rate, tr_seconds(), 1, (double)(B * T));
 
@@ -271,7 +298,8 @@ static int generate(tr_lm *t) {
 static void print_spans(const tr_lm *t, FILE *out) {
     size_t l, h;
     if (!opt.adapt_span) return;
-    fprintf(out, "learned span of each head, tokens (of %llu; a ramp of %g comes on top)\n", (unsigned long long)opt.attn_span, opt.adapt_span_ramp);
+    fprintf(out, "learned span of each head, tokens (of %llu; a ramp of %g comes on top)\n", (unsigned long long)opt.attn_span,
+        opt.adapt_span_ramp);
     for (l = 0; l < opt.nlayers; l++) {
         fprintf(out, "  layer %2zu ", l);
         for (h = 0; h < opt.nheads; h++) fprintf(out, " %6.0f", stx_span_of(((const run *)t)->model, l, h));
@@ -287,10 +315,12 @@ static int describe(run *r, size_t vocab) {
     memset(d, 0, sizeof *d);
     d->vocab = vocab;
     d->layers = opt.nlayers; d->dim = opt.hid_sz; d->heads = opt.nheads; d->inner = opt.inner_hid_sz; d->span = opt.attn_span;
-    d->adapt_span = opt.adapt_span; d->full_cache = !opt.adapt_span_cache; d->ramp = opt.adapt_span_ramp; d->span_init = opt.adapt_span_init;
+    d->adapt_span = opt.adapt_span; d->full_cache = !opt.adapt_span_cache;
+    d->ramp = opt.adapt_span_ramp; d->span_init = opt.adapt_span_init;
     d->span_loss = opt.adapt_span_loss; d->pers = opt.pers_mem_size; d->adapt_io = opt.adapt_io; d->adapt_io_tied = opt.adapt_io_tied;
     d->divval = opt.adapt_io_divval; d->dropout = opt.dropout; d->emb_dropout = opt.emb_dropout;
     d->literal_eps = d->literal_memory = opt.literal;
+    d->no_renorm = opt.no_renorm; d->span_per_layer = opt.span_per_layer; d->fairseq_init = opt.fairseq_init;
     d->recompute = opt.recompute;
     return tr_lm_cutoffs(&r->t, d->cutoff, &d->cutoffs);
 }
@@ -304,7 +334,8 @@ static size_t count(tr_lm *t, size_t vocab) {
 }
 static void shape(const tr_lm *t, char *line, size_t room, double *states) {
     (void)t;
-    snprintf(line, room, "%llu layers, %llu heads, span %llu", (unsigned long long)opt.nlayers, (unsigned long long)opt.nheads, (unsigned long long)opt.attn_span);
+    snprintf(line, room, "%llu layers, %llu heads, span %llu", (unsigned long long)opt.nlayers, (unsigned long long)opt.nheads,
+        (unsigned long long)opt.attn_span);
     *states = (double)opt.batch_sz * (double)opt.hid_sz * (double)opt.nlayers * (double)opt.attn_span;
 }
 static int make(tr_lm *t) {
@@ -335,13 +366,19 @@ static int make(tr_lm *t) {
 }
 static int check(tr_lm *t) {
     size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;
-    if (opt.hid_sz % opt.nheads) return tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --hid-sz %llu", (unsigned long long)opt.nheads, (unsigned long long)opt.hid_sz);
+    if ((opt.no_renorm || opt.span_per_layer) && !opt.adapt_span)
+        return tr_fail(t->err, TR_ERR, "--%s needs --adapt-span", opt.no_renorm ? "no-renorm" : "span-per-layer");
+    if (opt.no_renorm && opt.literal)
+        return tr_fail(t->err, TR_ERR, "--no-renorm leaves out the normalisation that --literal is about: one of them only");
+    if (opt.hid_sz % opt.nheads)
+        return tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --hid-sz %llu",
+                       (unsigned long long)opt.nheads, (unsigned long long)opt.hid_sz);
     return tr_lm_cutoffs(t, cutoff, &cutoffs);
 }
 static void plan(tr_lm *t) {
     static const int kinds[] = {STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT};
     /* a number of iterations that is given counts more than steps that only the checkpoint has */
-    if (tr_find_option(&options, "steps", 5)->from == TR_FROM_CHECKPOINT && tr_lm_decided(t, "niter") && tr_find_option(&options, "niter", 5)->from != TR_FROM_CHECKPOINT)
+    if (tr_find_option(&options, "steps", 5)->from == TR_FROM_CHECKPOINT && tr_find_option(&options, "niter", 5)->from > TR_FROM_CHECKPOINT)
         opt.lm.steps = 0;
     t->steps = opt.lm.steps ? opt.lm.steps : opt.niter * opt.nbatches;
     t->schedule.kind = kinds[opt.schedule];

@@ -36,14 +36,16 @@ static tr_opt table[] = {
     TR_SIZE("nlayers", TR_MODEL, &opt.nlayers, 1, 4096, "layers"),
     TR_SIZE("hid-sz", TR_MODEL, &opt.hid_sz, 1, 1u << 28, "hidden size d"),
     TR_SIZE("emb-sz", TR_MODEL, &opt.emb_sz, 0, 1u << 28, "width of the embedding, with --adapt-io of its first cluster; 0: --hid-sz"),
-    TR_SIZE("proj-sz", TR_MODEL, &opt.proj_sz, 0, 1u << 28, "width d' inside a layer's product; sru++: 0 is a quarter of --hid-sz; sru: 0 is none, and a layer that is not wider has none"),
+    TR_SIZE("proj-sz", TR_MODEL, &opt.proj_sz, 0, 1u << 28, "width d' inside a layer's product; sru++: 0 is a quarter of --hid-sz; "
+        "sru: 0 is none, and a layer that is not wider has none"),
     TR_FLAG("skip", TR_MODEL, &opt.skip, "highway from a layer's input to its output"),
     TR_REAL("highway-bias", TR_MODEL, &opt.highway_bias, -80, 80, "first bias of the reset gate"),
     TR_FLAG("rescale", TR_MODEL, &opt.rescale, "multiply the highway by sqrt(1 + 2 e^bias)"),
     TR_FLAG("tanh", TR_MODEL, &opt.tanh, "tanh of the state"),
     TR_FLAG("v1", TR_MODEL, &opt.v1, "gates do not see the state (SRU of 2017)"),
     TR_CHOICE("norm", TR_MODEL, &opt.norm, "none|before|after", "layer norm of each cell: before the product, or after the recurrence"),
-    TR_FLAG("input-first", TR_MODEL, &opt.input_first, "with another --emb-sz: bring the embedding to --hid-sz first, so that all layers are alike"),
+    TR_FLAG("input-first", TR_MODEL, &opt.input_first, "with another --emb-sz: bring the embedding to --hid-sz first, so that all "
+        "layers are alike"),
     TR_REAL_OPEN("dropout", TR_FREE, &opt.dropout, TR_OPEN_MAX, 0, 1, "on the embedding, in every layer, on the output"),
     TR_REAL_OPEN("rnn-dropout", TR_FREE, &opt.rnn_dropout, TR_OPEN_MAX, 0, 1, "on the input of every product, one draw for all times"),
     TR_FLAG("init-xavier", TR_FIXED, &opt.init_xavier, "sru: first values as in 3.0 of the reference, not 2.6; sru++ has them always"),
@@ -63,34 +65,47 @@ static tr_opt table[] = {
     TR_FLAG("tied", TR_MODEL, &opt.tied, "the output's matrix is the embedding's"),
     TR_FLAG("adapt-io", TR_MODEL, &opt.adapt_io, "adaptive embedding and softmax with common tables, for large vocabularies"),
     TR_FLAG("adapt-io-separate", TR_MODEL, &opt.adapt_io_separate, "... with projections of their own"),
-    TR_REAL_OPEN("adapt-io-divval", TR_MODEL, &opt.adapt_io_divval, TR_OPEN_MIN, 1, 1e6, "each cluster is this much narrower than the one before"),
+    TR_REAL_OPEN("adapt-io-divval", TR_MODEL, &opt.adapt_io_divval, TR_OPEN_MIN, 1, 1e6,
+        "each cluster is this much narrower than the one before"),
     TR_TEXT("adapt-io-cutoffs", TR_MODEL, &opt.cutoffs, "cluster ends, as 20000,40000,200000 (which is the default)"),
     TR_REAL("io-dropout", TR_FREE, &opt.io_dropout, -1, 0.99, "on embedding and output; 0: as --dropout, -1: none"),
     TR_REAL_OPEN("emb-dropout", TR_FREE, &opt.emb_dropout, TR_OPEN_MAX, 0, 1, "inside the adaptive embedding and softmax"),
     TR_GROUP("Optimisation"),
     TR_CHOICE("optim", TR_FIXED, &opt.optim, "radam|adamw|adam|sgd|adagrad", "optimiser"),
-    TR_FLAG("radam-skip", TR_FIXED, &opt.radam_skip, "radam: no update while the variance is unknown (5 steps), as later versions do; else one without it"),
+    TR_FLAG("radam-skip", TR_FIXED, &opt.radam_skip, "radam: no update while the variance is unknown (5 steps), as later versions do; "
+        "else one without it"),
     TR_REAL("lr", TR_FREE, &opt.lr, 0, 1e6, "learning rate"),
-    TR_CHOICE("schedule", TR_FREE, &opt.schedule, "constant|cosine|inv-sqrt|recursive|noam", "learning rate after the warm-up; recursive: the reference's cosine, from the end of the warm-up; noam: lr / sqrt(d) min(n^-0.5, n warmup^-1.5)"),
+    TR_CHOICE("schedule", TR_FREE, &opt.schedule, "constant|cosine|inv-sqrt|recursive|noam",
+        "learning rate after the warm-up; recursive: the reference's cosine, from the end of the warm-up; noam: lr / sqrt(d) "
+        "min(n^-0.5, n warmup^-1.5)"),
     TR_SIZE("lr-warmup", TR_FREE, &opt.lr_warmup, 0, TR_INF, "updates of linear warm-up"),
-    TR_FLAG("lr-first-zero", TR_FREE, &opt.lr_first_zero, "recursive: the first update has rate 0, as in the reference's WikiText-103 trainer"),
+    TR_FLAG("lr-first-zero", TR_FREE, &opt.lr_first_zero, "recursive: the first update has rate 0, as in the reference's WikiText-103 "
+        "trainer"),
     TR_REAL("lr-min", TR_FREE, &opt.lr_min, 0, 1e6, "end of the cosine"),
-    TR_REAL_OPEN("lr-decay", TR_FREE, &opt.lr_decay, TR_OPEN_MIN, 0, 1, "after --lr-decay-from updates the rate, of every schedule, is multiplied by this; 1: never"),
+    TR_REAL_OPEN("lr-decay", TR_FREE, &opt.lr_decay, TR_OPEN_MIN, 0, 1, "after --lr-decay-from updates the rate, of every schedule, "
+        "is multiplied by this; 1: never"),
     TR_SIZE("lr-decay-from", TR_FREE, &opt.lr_decay_from, 0, TR_INF, "..."),
     TR_SIZE("lr-decay-every", TR_FREE, &opt.lr_decay_every, 0, TR_INF, "... and again after each so many more; 0: only once"),
     TR_REAL("momentum", TR_FIXED, &opt.momentum, 0, 1, "of sgd"),
-    TR_REAL("weight-decay", TR_FREE, &opt.weight_decay, 0, 1e6, "of radam and adamw (decoupled), adam and sgd (in the gradient); adagrad has none"),
-    TR_REAL("grad-clip", TR_FREE, &opt.grad_clip, 0, 1e9, "largest gradient norm: per tensor with adagrad, of all together otherwise; 0: none"),
-    TR_FLAG("sum-loss", TR_FIXED, &opt.sum_loss, "the loss is the sum over a block's times, not the mean: gradients are --block-sz times as large"),
+    TR_REAL("weight-decay", TR_FREE, &opt.weight_decay, 0, 1e6, "of radam and adamw (decoupled), adam and sgd (in the gradient); "
+        "adagrad has none"),
+    TR_REAL("grad-clip", TR_FREE, &opt.grad_clip, 0, 1e9, "largest gradient norm: per tensor with adagrad, of all together otherwise; "
+        "0: none"),
+    TR_FLAG("sum-loss", TR_FIXED, &opt.sum_loss, "the loss is the sum over a block's times, not the mean: gradients are --block-sz "
+        "times as large"),
     TR_SIZE("batch-sz", TR_FIXED, &opt.batch_sz, 1, 1u << 30, "parallel streams of text"),
-    TR_SIZE("batch-split", TR_FIXED, &opt.batch_split, 1, 1u << 30, "work on the batch in this many parts, one after the other (less memory)"),
-    TR_SIZE("block-sz", TR_FIXED, &opt.block_sz, 1, 1u << 30, "tokens of each stream per pass (unroll); attention also sees the block before"),
+    TR_SIZE("batch-split", TR_FIXED, &opt.batch_split, 1, 1u << 30, "work on the batch in this many parts, one after the other (less "
+        "memory)"),
+    TR_SIZE("block-sz", TR_FIXED, &opt.block_sz, 1, 1u << 30, "tokens of each stream per pass (unroll); attention also sees the block "
+        "before"),
     TR_SIZE("update-param-freq", TR_FIXED, &opt.update_param_freq, 1, 1u << 20, "blocks of each stream per update, one after the other"),
     TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF, "updates in all; 0: 1000"),
-    TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF, "of initial values and dropout; of sampling where it is given, else that differs every time"),
+    TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF, "of initial values and dropout; of sampling where it is given, else that "
+        "differs every time"),
     TR_LM_DATA(opt.lm),
     TR_LM_SAVING(opt.lm, "only at the end", "the whole text"),
-    TR_SIZE("eval-unroll", TR_FREE, &opt.eval_unroll, 0, 1u << 30, "evaluation and generation: block, and how far back attention sees from every token; 0: --block-sz"),
+    TR_SIZE("eval-unroll", TR_FREE, &opt.eval_unroll, 0, 1u << 30, "evaluation and generation: block, and how far back attention sees "
+        "from every token; 0: --block-sz"),
     TR_LM_RUNNING(opt.lm),
     TR_LM_GENERATION(opt.lm),
     TR_END
@@ -98,19 +113,24 @@ static tr_opt table[] = {
 
 /* Without a preset: the demo's model and optimiser, then sized by the text (kind.sized below). */
 #define CELL "cell=sru++ nheads=1 skip attention attn-norm adapt-io-divval=4 lr-decay=1 batch-split=1 update-param-freq=1 "
-#define DEMO CELL "tokens=bytes nlayers=4 hid-sz=384 attention-last=2 highway-bias=-1 optim=radam lr=0.02 schedule=recursive lr-warmup=60 weight-decay=0.01 grad-clip=1 " \
+#define DEMO CELL "tokens=bytes nlayers=4 hid-sz=384 attention-last=2 highway-bias=-1 optim=radam lr=0.02 schedule=recursive " \
+    "lr-warmup=60 weight-decay=0.01 grad-clip=1 " \
     "batch-sz=32 block-sz=64 eval-unroll=256 steps=2400 "
 /* SRU++ of four layers of 512 with the optimiser, schedule and cell of the published runs: what they share. */
-#define REFERENCE CELL "tokens=bytes nlayers=4 hid-sz=512 proj-sz=128 emb-sz=0 attention-last=0 highway-bias=-2 dropout=0.1 attn-dropout=0.1 optim=radam lr=0.0003 schedule=recursive lr-warmup=100 " \
+#define REFERENCE CELL "tokens=bytes nlayers=4 hid-sz=512 proj-sz=128 emb-sz=0 attention-last=0 highway-bias=-2 dropout=0.1 " \
+    "attn-dropout=0.1 optim=radam lr=0.0003 schedule=recursive lr-warmup=100 " \
     "weight-decay=0.1 grad-clip=1 batch-sz=16 block-sz=256 eval-unroll=0 steps=1000 "
 /* The published experiments (2102.12459, appendix A; 1709.02755, section 4). batch-sz is that of all the reference's GPUs together. */
 #define SRUPP REFERENCE "nlayers=10 lr-warmup=16000 log-every=200 eval-every=8000 save-every=2000 "
 #define ENWIK8 SRUPP "tokens=bytes-compact data-unit=bpc vocab=205 steps=400000 eval-batch-sz=16 "
-#define WT103 SRUPP "tokens=words data-unit=ppl vocab=267735 adapt-io emb-sz=1024 adapt-io-cutoffs=19997,39997,199997 lr-first-zero lr=0.0003 steps=400000 batch-sz=64 " \
+#define WT103 SRUPP "tokens=words data-unit=ppl vocab=267735 adapt-io emb-sz=1024 adapt-io-cutoffs=19997,39997,199997 lr-first-zero " \
+    "lr=0.0003 steps=400000 batch-sz=64 " \
     "eval-unroll=2560 eval-batch-sz=16 "
-#define LM1B SRUPP "tokens=words data-unit=ppl vocab=793471 adapt-io adapt-io-separate emb-sz=1024 adapt-io-cutoffs=59998,159998 lr=0.0002 steps=800000 block-sz=64 " \
+#define LM1B SRUPP "tokens=words data-unit=ppl vocab=793471 adapt-io adapt-io-separate emb-sz=1024 adapt-io-cutoffs=59998,159998 " \
+    "lr=0.0002 steps=800000 block-sz=64 " \
     "eval-unroll=96 eval-batch-sz=8 attn-dropout=0 emb-dropout=0 "
-#define OLDER REFERENCE "cell=sru tokens=bytes-compact data-unit=bpc vocab=205 proj-sz=0 optim=adam weight-decay=0.0000001 grad-clip=0.3 schedule=constant lr=0.001 lr-warmup=0 " \
+#define OLDER REFERENCE "cell=sru tokens=bytes-compact data-unit=bpc vocab=205 proj-sz=0 optim=adam weight-decay=0.0000001 " \
+    "grad-clip=0.3 schedule=constant lr=0.001 lr-warmup=0 " \
     "highway-bias=-3 attn-dropout=0 log-every=100 eval-every=7000 save-every=2000 "
 static const tr_preset presets[] = {
     {"demo", "a small byte model that learns in two minutes on two cores (make demo-sru)",
@@ -147,14 +167,18 @@ static const tr_preset presets[] = {
     {"enwik8-sru-12x2048", "SRU with projections to 512, published as 47M, 48.8M here",
         OLDER "nlayers=12 hid-sz=2048 proj-sz=512 emb-sz=256 dropout=0.3 batch-sz=64 block-sz=256 steps=549300"},
     {"ptb", "SRU of 2017 on Penn Treebank's words, 6 layers of 910, 24M",
-        REFERENCE "cell=sru tokens=words data-unit=ppl vocab=10000 nlayers=6 hid-sz=910 proj-sz=0 tied v1 highway-bias=-3 optim=sgd lr=1 schedule=constant lr-warmup=0 lr-decay=0.98 "
-        "lr-decay-from=145075 lr-decay-every=829 weight-decay=0.00001 grad-clip=5 sum-loss batch-sz=32 block-sz=35 dropout=0.2 rnn-dropout=0.2 io-dropout=0.7 attn-dropout=0 steps=248700 "
+        REFERENCE "cell=sru tokens=words data-unit=ppl vocab=10000 nlayers=6 hid-sz=910 proj-sz=0 tied v1 highway-bias=-3 optim=sgd "
+            "lr=1 schedule=constant lr-warmup=0 lr-decay=0.98 "
+        "lr-decay-from=145075 lr-decay-every=829 weight-decay=0.00001 grad-clip=5 sum-loss batch-sz=32 block-sz=35 dropout=0.2 "
+            "rnn-dropout=0.2 io-dropout=0.7 attn-dropout=0 steps=248700 "
         "log-every=100 eval-every=829 save-every=829"},
     TR_PRESET_END
 };
 
-static tr_options options = {"train_sru", "Trains a language model of SRU or SRU++ on text. Recipes of the papers are presets. Not reproduced: the Billion Word trainer's streams "
-    "of shuffled sentences (<S> w .. <S>, its own vocabulary file; here the text is read in order and <eos> ends a line), the targets that the reference predicts across the ends of "
+static tr_options options = {"train_sru", "Trains a language model of SRU or SRU++ on text. Recipes of the papers are presets. Not "
+    "reproduced: the Billion Word trainer's streams "
+    "of shuffled sentences (<S> w .. <S>, its own vocabulary file; here the text is read in order and <eos> ends a line), the targets "
+        "that the reference predicts across the ends of "
     "streams, the short last block of an epoch, training on several GPUs.", table, presets, TR_LM_DEFAULTS DEMO, TR_LM_AFTER, ""};
 
 // >>run: everything that one run works with ---------------------------------------------------------------------------
@@ -266,8 +290,10 @@ static int train(tr_lm *t) {
     run *r = (run *)t;
     stx_ctx *x = t->x;
     size_t parts = opt.batch_split, blocks = parts * opt.update_param_freq, N = opt.batch_sz * opt.block_sz, k, bad = 0;
-    uint64_t log_every = opt.lm.log_every ? opt.lm.log_every : 10, eval_every = opt.lm.eval_every, save_every = opt.lm.save_every, logged = 0, saved = t->step;
-    int32_t *in = (int32_t *)malloc(opt.update_param_freq * N * sizeof *in), *out = (int32_t *)malloc(opt.update_param_freq * N * sizeof *out);
+    uint64_t log_every = opt.lm.log_every ? opt.lm.log_every : 10, eval_every = opt.lm.eval_every, save_every = opt.lm.save_every,
+        logged = 0, saved = t->step;
+    int32_t *in = (int32_t *)malloc(opt.update_param_freq * N * sizeof *in),
+        *out = (int32_t *)malloc(opt.update_param_freq * N * sizeof *out);
     double sum = 0, last = (double)NAN;
     if (!in || !out) stx_fail(x, STX_ERR_MEMORY, "no memory for %zu tokens", (size_t)opt.update_param_freq * N);
     tr_rate_start(&t->rate, tr_seconds());
@@ -286,16 +312,18 @@ static int train(tr_lm *t) {
         }
         t->lr = stx_schedule_lr(&t->schedule, t->step + 1);
         stx_optim_rate(t->optim, t->lr);
-        stx_step_run(x, key, step, r);
+        tr_lm_step(t, key, step, r);
         nll = stx_noted(x, NOTE_LOSS);
         done = stx_optim_sync(t->optim);
         if (!stx_ok(x) || !tr_lm_begin(t)) break;      /* it fits: now the files may be written */
         t->step++;
         if (done) { sum += nll; logged++; last = nll; bad = 0; }
         else {                                      /* the states may hold what is not a number: start them again */
-            tr_say(&t->term, "step %llu: the %s is not finite; this update is skipped and the states are emptied", (unsigned long long)t->step, isfinite(nll) ? "gradient" : "loss");
+            tr_say(&t->term, "step %llu: the %s is not finite; this update is skipped and the states are emptied",
+                (unsigned long long)t->step, isfinite(nll) ? "gradient" : "loss");
             for (k = 0; k < parts; k++) stx_sru_state_reset(r->state[k]);
-            if (++bad == 50) { stx_fail(x, STX_ERR_ARG, "50 updates one after the other were not finite: use a smaller --lr or a --grad-clip"); break; }
+            if (++bad == 50) { stx_fail(x, STX_ERR_ARG, "50 updates one after the other were not finite: use a smaller --lr or a "
+                "--grad-clip"); break; }
         }
         tr_rate_add(&t->rate, tr_seconds(), 1, (double)(opt.update_param_freq * N));
 
@@ -380,7 +408,8 @@ static int describe(run *r, size_t vocab) {
         free(r->projs);
         r->projs = (size_t *)calloc(opt.nlayers, sizeof *r->projs);
         if (!r->projs) return tr_fail(r->t.err, TR_ERR, "no memory");
-        for (l = 0; l < opt.nlayers; l++) {         /* 2.6 of the reference: a projection that is not narrower than what comes in or goes out is none */
+        /* as in 2.6 of the reference a projection that is not narrower than what comes in or goes out is none */
+        for (l = 0; l < opt.nlayers; l++) {
             size_t I = l || opt.input_first || opt.adapt_io || !opt.emb_sz ? opt.hid_sz : opt.emb_sz;
             if (opt.proj_sz < I && opt.proj_sz < opt.hid_sz) r->projs[l] = opt.proj_sz;
         }
@@ -404,10 +433,12 @@ static int make(tr_lm *t) {
         memset(&od, 0, sizeof od);
         od.kind = kinds[opt.optim];
         od.radam_skip = opt.radam_skip;
-        od.momentum = opt.momentum; od.clip = opt.grad_clip; od.weight_decay = od.kind == STX_ADAGRAD && !tr_given(&options, "weight-decay") ? 0 : opt.weight_decay;
+        od.momentum = opt.momentum; od.clip = opt.grad_clip;
+        od.weight_decay = od.kind == STX_ADAGRAD && !tr_given(&options, "weight-decay") ? 0 : opt.weight_decay;
         if (!tr_lm_batches(t, opt.batch_sz, opt.block_sz)) return 0;
         if (t->batches && stx_batches_stream(t->batches) <= opt.update_param_freq * opt.block_sz)
-            return tr_fail(t->err, TR_ERR, "--update-param-freq %llu: the streams of %zu tokens are too short for so many blocks of %llu", (unsigned long long)opt.update_param_freq, stx_batches_stream(t->batches), (unsigned long long)opt.block_sz);
+            return tr_fail(t->err, TR_ERR, "--update-param-freq %llu: the streams of %zu tokens are too short for so many blocks of "
+                "%llu", (unsigned long long)opt.update_param_freq, stx_batches_stream(t->batches), (unsigned long long)opt.block_sz);
         t->optim = stx_optim_create(t->params, &od);
         r->state = (stx_sru_state **)stx_block(x, opt.batch_split * sizeof *r->state);
         r->in = (stx_ids **)stx_block(x, 2 * blocks * sizeof *r->in);
@@ -432,7 +463,8 @@ static void shape(const tr_lm *t, char *line, size_t room, double *states) {
     size_t l, attending = 0;
     (void)t;
     for (l = 0; l < opt.nlayers && opt.cell == CELL_SRUPP && opt.attention; l++)
-        attending += opt.attention_last ? opt.nlayers - l <= opt.attention_last : !opt.attention_every || (l + 1) % opt.attention_every == 0;
+        attending += opt.attention_last ? opt.nlayers - l <= opt.attention_last
+                                        : !opt.attention_every || (l + 1) % opt.attention_every == 0;
     snprintf(line, room, "%llu layers, %zu with attention", (unsigned long long)opt.nlayers, attending);
     *states = (double)opt.batch_sz * (double)opt.hid_sz * ((double)opt.nlayers + (double)attending * (double)opt.block_sz);
 }
@@ -442,13 +474,17 @@ static int check(tr_lm *t) {
         if (opt.attention_last > opt.nlayers) opt.attention_last = opt.nlayers;
     }
     if (opt.cell == CELL_SRUPP && opt.attention && opt.proj_sz % opt.nheads)
-        return tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --proj-sz %llu", (unsigned long long)opt.nheads, (unsigned long long)opt.proj_sz);
+        return tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --proj-sz %llu", (unsigned long long)opt.nheads,
+            (unsigned long long)opt.proj_sz);
     if (opt.lm.generate && opt.literal && opt.norm == STX_SRU_NORM_BEFORE && opt.cell == CELL_SRUPP && opt.attention)
-        return tr_fail(t->err, TR_ERR, "--generate: with --literal and --norm before a key depends on where its block began; leave --generate out");
-    if (opt.attention_every && opt.attention_last) return tr_fail(t->err, TR_ERR, "--attention-every and --attention-last: one of them only");
+        return tr_fail(t->err, TR_ERR, "--generate: with --literal and --norm before a key depends on where its block began; leave "
+            "--generate out");
+    if (opt.attention_every && opt.attention_last)
+        return tr_fail(t->err, TR_ERR, "--attention-every and --attention-last: one of them only");
     if (opt.tied && opt.adapt_io) return tr_fail(t->err, TR_ERR, "--tied: with --adapt-io the tables are common in any case; leave it out");
     if (opt.tied && opt.emb_sz && opt.emb_sz != opt.hid_sz)
-        return tr_fail(t->err, TR_ERR, "--tied: --emb-sz %llu is not --hid-sz %llu", (unsigned long long)opt.emb_sz, (unsigned long long)opt.hid_sz);
+        return tr_fail(t->err, TR_ERR, "--tied: --emb-sz %llu is not --hid-sz %llu", (unsigned long long)opt.emb_sz,
+            (unsigned long long)opt.hid_sz);
     if (opt.schedule == LR_NOAM && !opt.lr_warmup) return tr_fail(t->err, TR_ERR, "--schedule noam needs a --lr-warmup");
     return 1;
 }

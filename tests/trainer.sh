@@ -376,7 +376,7 @@ refused 'x.st' --data t.txt --eval-only --checkpoint x.st --log L.jsonl --tensor
 fixed_options >options
 while read -r option; do
     name=${option%% *}; name=${name#--no-}; name=${name#--}
-    refused "--$name is .* here .* in the checkpoint" --data t.txt $old --checkpoint good.st $option
+    refused "--\(no-\)*$name is .* here .* in the checkpoint" --data t.txt $old --checkpoint good.st $option
 done <options
 refused 'layers.*--preset' --data t.txt $old --checkpoint good.st --preset $another_preset
 refused 'seed' --data t.txt $old --checkpoint good.st --seed 2

@@ -26,6 +26,7 @@ old_options='"lr":0.003,"schedule":"cosine","lr-warmup":60,.*"grad-clip":1,' old
 old_given="--preset demo --nlayers 1 --hid-sz 4 --inner-hid-sz 4 --nheads 2 --attn-span 8 --block-sz 8 --batch-sz 2 --tokens bytes-compact --steps 60"
 # for tests/trainer_cuda.sh
 cuda_model="--nlayers 2 --hid-sz 32 --nheads 2 --inner-hid-sz 48 --attn-span 48 --adapt-span --adapt-span-init 0.3 --adapt-span-ramp 8 --lr 0.02"
+cuda_note="--nlayers 1 --no-adapt-span --attn-span 512 --block-sz 4 --batch-sz 1 --steps 70"      # a memory that grows in every step
 
 # name, million parameters, parameters, layers, d
 presets() {
@@ -34,6 +35,7 @@ demo 0.7 667276 3 128
 reference 6.4 6445312 8 256
 enwik8_small 6.5 6480621 8 256
 enwik8 38.5 38538541 12 512
+enwik8_fairseq 38.5 38538541 12 512
 enwik8_large 208.9 208910221 24 768
 text8 38.4 38357116 12 512
 text8_large 208.6 208638172 24 768
@@ -55,6 +57,8 @@ family_variants() {
     variant "whole cache" --data ../t.txt $full --no-adapt-span-cache
     variant "persistent vectors" --data ../t.txt $full --pers-mem-size 8
     variant "literal" --data ../t.txt $full --literal
+    variant "fairseq's form" --data ../t.txt $full --no-renorm --fairseq-init
+    variant "one span a layer" --data ../t.txt $full --span-per-layer
     variant "adaptive words, tied" --data ../w.txt $full $adaptive --adapt-io-tied
     variant "inverse square root" --data ../t.txt $full --schedule inv-sqrt --batch-split 4
 }
@@ -86,6 +90,9 @@ fixed_options() {
 --adapt-span-ramp 9
 --adapt-span-init 0.25
 --no-adapt-span-cache
+--no-renorm
+--span-per-layer
+--fairseq-init
 --adapt-io
 --adapt-io-cutoffs 3,4
 --literal
@@ -124,6 +131,9 @@ END2
 family_bad() {
     refused 'nheads' $t $tiny $new --nheads 3
     refused 'adapt-span' $t $tiny $new --adapt-span=maybe
+    refused 'no-renorm needs --adapt-span' $t $tiny $new --no-renorm
+    refused 'span-per-layer needs --adapt-span' $t $tiny $new --span-per-layer
+    refused 'no-renorm.*--literal' $t $tiny $new --no-renorm --adapt-span --literal
     refused 'C.st' $t --full-eval-mode --checkpoint C.st $old
     refused 'max-memory' $t $tiny $new --hid-sz 536870912 --inner-hid-sz 1073741824
     refused 'max-memory' $t $tiny $new --attn-span 1073741824 --hid-sz 536870912

@@ -26,6 +26,12 @@ check "replayed steps are the same as launched ones" same cuda plain 14 0
 run split --device cuda --batch-split 2 --steps 6
 run split_cpu --batch-split 2 --steps 6
 check "a batch in two parts" same split_cpu split 6 1e-4
+if [ -n "$cuda_note" ]; then      # steps that cannot be replayed: said once, and logged
+    run note --device cuda $cuda_note
+    check "why steps are not replayed is said once: $(cat "$d/note.out")" [ "$(grep -c 'launches each step anew' "$d/note.out")" -eq 1 ]
+    check "and is in the log" [ "$(grep -c '"event":"note","step":[0-9]*,"note":".*launches each step anew' "$d/note.log")" -eq 1 ]
+    check "replayed steps have nothing to say" sh -c "! grep -q 'launches each step anew' '$d/cuda.out' '$d/plain.out'"
+fi
 run half --device cuda --precision bf16 --steps 14
 check "bf16 is near" same cpu half 14 5e-2
 run first --steps 7 --checkpoint "$d/c" --generate 0

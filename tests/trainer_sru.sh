@@ -26,6 +26,7 @@ old_given="--preset demo --nlayers 1 --hid-sz 4 --proj-sz 2 --nheads 1 --block-s
 recurrent="--cell sru --dropout 0.2 --rnn-dropout 0.1 --lr 0.01 --schedule constant --lr-warmup 20"
 # for tests/trainer_cuda.sh
 cuda_model="--nlayers 2 --hid-sz 32 --proj-sz 16 --nheads 2 --dropout 0.1 --attn-dropout 0.1 --lr 0.01 --schedule constant"
+cuda_note=
 
 # name, million parameters, parameters, layers, d
 presets() {
