@@ -1306,8 +1306,8 @@ int madvise(void *p, size_t n, int advice);
   #if defined(__linux__)
     #include <sched.h>
   #endif
-  #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !(defined(__GLIBC__) && defined(__USE_POSIX199506))
-/* hidden by -std=c99 as those above */
+  #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !defined(__APPLE__) && !(defined(__GLIBC__) && defined(__USE_POSIX199506))
+/* hidden by -std=c99 as those above (macOS hides nothing, and has macros of these names) */
 int sigfillset(sigset_t *set);
 int pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
   #endif
