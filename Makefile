@@ -52,17 +52,19 @@ FORCE:
 $(TRAINERS) build/hello: build/%: examples/%.c build/flags
 	$(T) $(CC) $(CFLAGS) $(THREADS) $(DEPS) $< -o $@ -lm $(LDLIBS)
 
-# >>demo
+# >>demo    DEMO: more options of the trainer, as in: make demo DEMO="--steps 200"
 build/demo.txt: examples/demo_data.sh | build
 	sh examples/demo_data.sh $@
 DATA = build/demo.txt
 demo: build/train_attn_span $(DATA)
-	@rm -f build/demo.safetensors
-	build/train_attn_span --preset demo --data $(DATA) --checkpoint build/demo.safetensors --generate 500 --prompt "#ifndef _"
+	@rm -f build/demo.safetensors build/demo.jsonl
+	build/train_attn_span --preset demo --data $(DATA) --checkpoint build/demo.safetensors --log build/demo.jsonl --generate 500 --prompt "#ifndef _" $(DEMO)
+	@sh examples/demo_compare.sh build/demo.jsonl $(DATA)
 
 demo-sru: build/train_sru $(DATA)
-	@rm -f build/demo_sru.safetensors
-	build/train_sru --preset demo --data $(DATA) --checkpoint build/demo_sru.safetensors --generate 500 --prompt "#ifndef _"
+	@rm -f build/demo_sru.safetensors build/demo_sru.jsonl
+	build/train_sru --preset demo --data $(DATA) --checkpoint build/demo_sru.safetensors --log build/demo_sru.jsonl --generate 500 --prompt "#ifndef _" $(DEMO)
+	@sh examples/demo_compare.sh build/demo_sru.jsonl $(DATA)
 
 # >>tests: each program prints "N passed, N failed"; tests/run.sh runs one and adds all up
 # The library is compiled once for each configuration, a header to an object (from tests/inner/NAME.c where there is one). The programs
@@ -168,10 +170,10 @@ $(call RUN,cuda_host,build/test_shim,build/test_shim)
 $(foreach t,$(TESTS_CUDA),$(call RUN,cuda_$(t),build/test_cuda_$(t),build/test_cuda_$(t)))
 $(call RUN,cuda_host_san,build/test_shim_san,build/test_shim_san)
 $(foreach t,$(CUDA_SAN),$(call RUN,cuda_$(t)_san,build/test_cuda_$(t)_san,build/test_cuda_$(t)_san short))
-$(call RUN,cuda_trainer,build/train_attn_span_shim,sh tests/trainer_cuda.sh build/train_attn_span_shim)
-$(call RUN,cuda_trainer_sru,build/train_sru_shim,sh tests/trainer_sru_cuda.sh build/train_sru_shim)
-$(call RUN,trainer,build/train_attn_span,sh tests/trainer.sh build/train_attn_span)
-$(call RUN,trainer_sru,build/train_sru,sh tests/trainer_sru.sh build/train_sru)
+$(call RUN,cuda_trainer,build/train_attn_span_shim,sh tests/trainer_cuda.sh attn_span build/train_attn_span_shim)
+$(call RUN,cuda_trainer_sru,build/train_sru_shim,sh tests/trainer_cuda.sh sru build/train_sru_shim)
+$(call RUN,trainer,build/train_attn_span,sh tests/trainer.sh attn_span build/train_attn_span)
+$(call RUN,trainer_sru,build/train_sru,sh tests/trainer.sh sru build/train_sru)
 $(call RUN,readme,examples,sh tests/readme.sh)
 $(foreach p,$(PARTS),$(call RUN,form_$(p),,sh tests/form.sh $(p).h))
 $(call RUN,flags,,sh tests/flags.sh)

@@ -849,7 +849,8 @@ STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value);
 /* Writes to a temporary file beside the target (PATH.<pid>.<n>.tmp), checks every write, fsyncs, renames it over the
    target and fsyncs the directory. A symbolic link is followed: its target is replaced. The permission bits of an existing
    file are kept; a write-protected file and anything that is not a regular file is refused. On failure (STX_ERR_IO) the
-   temporary is removed and the old file is as it was. Only a kill in the middle can leave a *.tmp behind; it may be deleted.
+   temporary is removed and the old file is as it was. Only a kill in the middle can leave a *.tmp behind: the next write to the
+   same target removes it (by a lock it knows that no process writes it any more).
    1 on success; frees w in every case. */
 STX_DEF int stx_writer_finish(stx_writer *w, const char *path);
 STX_DEF void stx_writer_free(stx_writer *w);                            /* gives up without writing */
@@ -1265,10 +1266,12 @@ STX__STRICT_OFF
 #include <string.h>
 #if (defined(__unix__) || defined(__APPLE__)) && !defined(SEQTX_STDIO_FILES)
 #define STX__POSIX 1
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <time.h>
 #include <unistd.h>
 #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !(defined(__GLIBC__) && defined(__USE_XOPEN2K8))
 /* -std=c99 hides these three when a system header was included before this one; they are there all the same */
@@ -1303,8 +1306,8 @@ int madvise(void *p, size_t n, int advice);
   #if defined(__linux__)
     #include <sched.h>
   #endif
-  #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !(defined(__GLIBC__) && defined(__USE_POSIX199506))
-/* hidden by -std=c99 as those above */
+  #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !defined(__APPLE__) && !(defined(__GLIBC__) && defined(__USE_POSIX199506))
+/* hidden by -std=c99 as those above (macOS hides nothing, and has macros of these names) */
 int sigfillset(sigset_t *set);
 int pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
   #endif
@@ -7605,11 +7608,60 @@ static int stx__sync_dir(stx_ctx *x, char *target) {
     return !bad;
 }
 
+/* The lock that says that a temporary file is being written; a process that ends gives it back. 0: somebody else has it, or the file was
+   removed before it could be had. A file system without locks: 1, and nothing is ever removed there. */
+static int stx__lock_tmp(int fd, int *has) {
+    struct flock l;
+    struct stat st;
+    memset(&l, 0, sizeof l);
+    l.l_type = F_WRLCK;
+    l.l_whence = SEEK_SET;
+    *has = fcntl(fd, F_SETLK, &l) == 0;
+    if (!*has) return errno != EACCES && errno != EAGAIN;
+    return fstat(fd, &st) == 0 && st.st_nlink > 0;
+}
+
+/* Removes what kills in the middle of earlier writes left beside the target: TARGET.<pid>.<n>.tmp, unless it is locked. Of the pid of
+   this process it may be another thread's, which a lock of ours would not tell: only when nobody has written for an hour. */
+static void stx__remove_stale(stx_ctx *x, const char *target) {
+    const char *slash = strrchr(target, '/'), *base = slash ? slash + 1 : target;
+    size_t dir = (size_t)(base - target), n = strlen(base), len;
+    struct dirent *e;
+    struct stat st;
+    DIR *d;
+    char *path = (char *)stx_block(x, dir + 2);
+    if (!path) return;
+    if (dir) memcpy(path, target, dir);
+    else { path[0] = '.'; path[1] = 0; }
+    d = opendir(path);
+    stx_block_free(x, path);
+    while (d && (e = readdir(d)) != NULL) {
+        const char *s = e->d_name;
+        char *end;
+        long pid;
+        int fd, has = 0;
+        if (strncmp(s, base, n) != 0 || s[n] != '.' || s[n + 1] < '0' || s[n + 1] > '9') continue;
+        pid = strtol(s + n + 1, &end, 10);
+        if (*end != '.' || end[1] < '0' || end[1] > '9' || strcmp(end + 1 + strspn(end + 1, "0123456789"), ".tmp") != 0) continue;
+        len = strlen(s);
+        if ((path = (char *)stx_block(x, dir + len + 1)) == NULL) break;
+        if (dir) memcpy(path, target, dir);
+        memcpy(path + dir, s, len + 1);
+        if (stat(path, &st) == 0 && S_ISREG(st.st_mode) && (pid != (long)getpid() || st.st_mtime < time(NULL) - 3600)) {
+            fd = open(path, O_WRONLY | O_NONBLOCK);
+            if (fd >= 0 && stx__lock_tmp(fd, &has) && has) unlink(path);
+            if (fd >= 0) close(fd);
+        }
+        stx_block_free(x, path);
+    }
+    if (d) closedir(d);
+}
+
 static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, size_t parts) {
     struct stat st;
     char *target, *tmp;
     size_t room, i;
-    int fd = -1, k, exists, done = 0, bad, flags = O_WRONLY | O_CREAT | O_EXCL;
+    int fd = -1, k, exists, done = 0, bad, locked, flags = O_WRONLY | O_CREAT | O_EXCL;
 #ifdef O_CLOEXEC
     flags |= O_CLOEXEC;
 #endif
@@ -7624,10 +7676,12 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
         stx_fail(x, STX_ERR_IO, "cannot write %s: it is write-protected (%s); choose another path or change its permissions",
                   path, strerror(errno));
     } else {
+        stx__remove_stale(x, target);
         for (k = 0; k < 1000 && fd < 0; ++k) {
             snprintf(tmp, room, "%s.%ld.%d.tmp", target, (long)getpid(), k);
             fd = open(tmp, flags, exists ? 0600 : 0666);
             if (fd < 0 && errno != EEXIST && errno != EINTR) break;
+            if (fd >= 0 && !stx__lock_tmp(fd, &locked)) { close(fd); fd = -1; }      /* another process takes it for stale: the next name */
         }
         if (fd < 0) {
             stx_fail(x, STX_ERR_IO, "cannot create %s: %s; the directory must exist and be writable", tmp, strerror(errno));
@@ -7636,10 +7690,10 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
             for (i = 0; i < parts && !bad; ++i) bad = !stx__write_all(fd, part[i].data, part[i].bytes);
             if (!bad) bad = fsync(fd) != 0;
             k = errno;
-            if (close(fd) != 0 && !bad) { bad = 1; k = errno; }
             if (!bad && rename(tmp, target) != 0) { bad = 1; k = errno; }
+            if (bad) unlink(tmp);
+            close(fd);      /* not before: the lock goes with it; what was to be written is on the disk since fsync */
             if (bad) {
-                unlink(tmp);
                 stx_fail(x, STX_ERR_IO, "cannot write %s: %s; what was there before is unchanged. Free some space or choose another path",
                           path, strerror(k));
             }

@@ -1,8 +1,7 @@
 /* train.h - what every trainer of seqtx shares: options, log, terminal, TensorBoard, signals, clock
 
-   The training loop is not here: it stands, whole, in each train_*.c. This header is the furniture around it. It does
-   not know seqtx.h and can be lifted into another program; only its last section, >>lm, does, and is left out unless
-   TR_LM is defined.
+   The training loop is not here: it stands, whole, in each train_*.c. This header does not know seqtx.h and can be lifted
+   into another program; only its last section, >>lm, does, and is left out unless TR_LM is defined.
 
    Use:   #include "train.h"     first of all includes (or define _POSIX_C_SOURCE 200809L yourself)
    Link:  nothing beyond the C library. C99 and POSIX.1-2008; also clean as C++11.
@@ -12,26 +11,25 @@
 
    A trainer in outline:
 
-       static int      nlayers = 8, adapt_span = 0, optim = 0;           // the initial values are the defaults
-       static uint64_t steps = 1000;
-       static double   lr = 0.07;
-       static const char *log_file = NULL;
+       static int      nlayers, adapt_span, optim;
+       static uint64_t steps;
+       static double   lr;
+       static const char *log_file;
 
-       static const char *const small[] = {"nlayers=4", "lr=0.03", "adapt-span", NULL};
-       static const tr_preset presets[] = {{"small", "four layers, for a quick look", small}, TR_PRESET_END};
+       static const tr_preset presets[] = {{"small", "four layers, for a quick look", "nlayers=4 lr=0.03 adapt-span"}, TR_PRESET_END};
 
        tr_opt table[] = {
            TR_GROUP("Model"),
-           TR_INT("nlayers", &nlayers, 1, 1000, "number of layers"),
-           TR_FLAG("adapt-span", &adapt_span, "learn each head's span"),
+           TR_INT("nlayers", TR_MODEL, &nlayers, 1, 1000, "number of layers"),
+           TR_FLAG("adapt-span", TR_MODEL, &adapt_span, "learn each head's span"),
            TR_GROUP("Training"),
-           TR_SIZE("steps", &steps, 0, TR_INF, "optimiser steps"),
-           TR_REAL_OPEN("lr", &lr, TR_OPEN_MIN, 0, TR_INF, "learning rate"),
-           TR_CHOICE("optim", &optim, "adagrad|sgd|adam", "optimiser"),
-           TR_TEXT("log", &log_file, "write JSON lines to this file"),
+           TR_SIZE("steps", TR_FREE, &steps, 0, TR_INF, "optimiser steps"),
+           TR_REAL_OPEN("lr", TR_FREE, &lr, TR_OPEN_MIN, 0, TR_INF, "learning rate"),
+           TR_CHOICE("optim", TR_FIXED, &optim, "adagrad|sgd|adam", "optimiser"),
+           TR_TEXT("log", TR_LOCAL, &log_file, "write JSON lines to this file"),
            TR_END
        };
-       tr_options o = {"train_x", "Trains the model X on bytes.", table, presets, NULL};
+       tr_options o = {"train_x", "Trains the model X on bytes.", table, presets, "nlayers=8 steps=1000 lr=0.07", NULL, ""};
        char err[TR_ERR];
        switch (tr_parse(&o, argc, argv, err, sizeof err)) {
            case 0:  fprintf(stderr, "%s: %s\n", o.program, err); return 2;     // a mistake on the command line
@@ -40,8 +38,8 @@
        }
        tr_log log; tr_term term; tr_rate rate;
        if (!tr_log_open(&log, log_file, TR_KEEP_ALL, err, sizeof err)) { ... }
-       tr_signals(err, sizeof err);
-       tr_term_open(&term, stdout);
+       tr_signals(0, err, sizeof err);
+       tr_term_open(&term, stderr);                                        // standard output is for results
        tr_rate_start(&rate, tr_seconds());
        for (step = 1; step <= steps && !tr_stop_requested(); step++) {
            ... one step ...
@@ -57,12 +55,21 @@
    twice the last one counts. --preset NAME is applied before all other options, wherever it stands. A value that begins
    with two dashes must be written --name=value.
 
-   Order of authority: command line, then preset, then (on resume, tr_options_adopt) checkpoint, then the initial values.
-   Each option's `from` says where its value came from.
+   Order of authority: command line, then preset, then (on resume, tr_options_adopt) checkpoint, then the defaults. Each
+   option's `from` says where its value came from. Defaults and presets are written like a command line without the dashes,
+   "nlayers=4 adapt-span no-fast", and are read by the same code; so are the options that a checkpoint holds.
+
+   Resuming. Each option has a class, its second column, which says what a checkpoint does with it:
+
+       TR_LOCAL  of this start and this machine (threads, device, log files): a checkpoint does not hold it
+       TR_HINT   used from the checkpoint where it is not given; another value is no difference (where the data lie)
+       TR_FREE   from the checkpoint where it is not given; a run may go on with another value, and says so
+       TR_FIXED  from the checkpoint; a run cannot go on with another value. Evaluation and generation may
+       TR_MODEL  from the checkpoint, always: its numbers mean nothing without it
 
    Errors. A function that can fail returns 0 and leaves one sentence in err[TR_ERR]; it says what was tried on which
-   path, and why it failed. Nothing here exits, except a second SIGINT or SIGTERM. The log and the event file never stop a
-   training: they report their first failure once, undo the half line and fall silent.
+   path, and why it failed. Nothing here exits, except a second signal while the first is being obeyed. The log and the
+   event file never stop a training: they report their first failure once, undo the half line and fall silent.
 
    Sections: grep for  >>buffer  >>json  >>options  >>files  >>log  >>formats  >>terminal  >>board  >>signals  >>clock  >>lm */
 
@@ -71,6 +78,9 @@
 
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L
+#endif
+#if defined(__APPLE__) && !defined(_DARWIN_C_SOURCE)
+#define _DARWIN_C_SOURCE                    /* there _POSIX_C_SOURCE alone hides ru_maxrss, _SC_PHYS_PAGES and TIOCGWINSZ */
 #endif
 
 #include <errno.h>
@@ -337,7 +347,9 @@ TR_DEF int tr_json_find(const char *json, const char *key, char *out, size_t siz
    >>options  One table describes every option: it parses, checks, prints the help and writes the configuration. */
 
 enum { TR_T_END, TR_T_GROUP, TR_T_INT, TR_T_SIZE, TR_T_REAL, TR_T_TEXT, TR_T_FLAG, TR_T_CHOICE };
-enum { TR_FROM_DEFAULT, TR_FROM_CHECKPOINT, TR_FROM_PRESET, TR_FROM_ARGS };     /* in order of authority */
+enum { TR_FROM_DEFAULT, TR_FROM_TEXT, TR_FROM_CHECKPOINT, TR_FROM_PRESET, TR_FROM_ARGS };   /* in order of authority; TEXT: sized by it */
+enum { TR_LOCAL, TR_HINT, TR_FREE, TR_FIXED, TR_MODEL,                          /* what a checkpoint does with it: see above */
+       TR_LATER = 8 };      /* added to a class: checkpoints from before this option was made go on with its default */
 enum { TR_OPEN_MIN = 1, TR_OPEN_MAX = 2 };                                      /* the bound itself is excluded */
 
 typedef struct {
@@ -348,26 +360,28 @@ typedef struct {
     double      min, max;  /* bounds, included; both zero: none but the type's own; TR_INF: none on this side */
     int         open;      /* reals only: TR_OPEN_MIN, TR_OPEN_MAX or both exclude the bound */
     const char *choices;   /* choice: "adagrad|sgd|adam" */
+    int         keep;      /* TR_LOCAL .. */
     int         from;      /* out: TR_FROM_... */
+    char       *own;       /* out: a text's copy; see tr_options_free */
 } tr_opt;
 
 #define TR_INF HUGE_VAL
 #define TR_TO(type, to) ((void *)(1 ? (to) : (type *)NULL))     /* a compile error when `to` has another type */
 
-#define TR_GROUP(title)                          {title, TR_T_GROUP, NULL, NULL, 0, 0, 0, NULL, 0}
-#define TR_INT(name, to, min, max, help)         {name, TR_T_INT, TR_TO(int, to), help, min, max, 0, NULL, 0}
-#define TR_SIZE(name, to, min, max, help)        {name, TR_T_SIZE, TR_TO(uint64_t, to), help, min, max, 0, NULL, 0}
-#define TR_REAL(name, to, min, max, help)        {name, TR_T_REAL, TR_TO(double, to), help, min, max, 0, NULL, 0}
-#define TR_REAL_OPEN(name, to, open, min, max, help) \
-                                                 {name, TR_T_REAL, TR_TO(double, to), help, min, max, open, NULL, 0}
-#define TR_TEXT(name, to, help)                  {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 0, 0, NULL, 0}
-#define TR_FLAG(name, to, help)                  {name, TR_T_FLAG, TR_TO(int, to), help, 0, 0, 0, NULL, 0}
-#define TR_CHOICE(name, to, choices, help)       {name, TR_T_CHOICE, TR_TO(int, to), help, 0, 0, 0, choices, 0}
-#define TR_END                                   {NULL, TR_T_END, NULL, NULL, 0, 0, 0, NULL, 0}
+#define TR_GROUP(title)                          {title, TR_T_GROUP, NULL, NULL, 0, 0, 0, NULL, 0, 0, NULL}
+#define TR_INT(name, keep, to, min, max, help)   {name, TR_T_INT, TR_TO(int, to), help, min, max, 0, NULL, keep, 0, NULL}
+#define TR_SIZE(name, keep, to, min, max, help)  {name, TR_T_SIZE, TR_TO(uint64_t, to), help, min, max, 0, NULL, keep, 0, NULL}
+#define TR_REAL(name, keep, to, min, max, help)  {name, TR_T_REAL, TR_TO(double, to), help, min, max, 0, NULL, keep, 0, NULL}
+#define TR_REAL_OPEN(name, keep, to, open, min, max, help) \
+                                                 {name, TR_T_REAL, TR_TO(double, to), help, min, max, open, NULL, keep, 0, NULL}
+#define TR_TEXT(name, keep, to, help)            {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 0, 0, NULL, keep, 0, NULL}
+#define TR_FLAG(name, keep, to, help)            {name, TR_T_FLAG, TR_TO(int, to), help, 0, 0, 0, NULL, keep, 0, NULL}
+#define TR_CHOICE(name, keep, to, choices, help) {name, TR_T_CHOICE, TR_TO(int, to), help, 0, 0, 0, choices, keep, 0, NULL}
+#define TR_END                                   {NULL, TR_T_END, NULL, NULL, 0, 0, 0, NULL, 0, 0, NULL}
 
 typedef struct {
-    const char        *name, *about;      /* about: one line */
-    const char *const *set;               /* "name=value" or "flag", ended by NULL */
+    const char *name, *about;             /* about: one line */
+    const char *set;                      /* "name=value flag no-flag": words with single blanks between; what stands later counts */
 } tr_preset;
 
 #define TR_PRESET_END {NULL, NULL, NULL}
@@ -376,7 +390,9 @@ typedef struct {
     const char      *program, *about;
     tr_opt          *opt;                 /* ended by TR_END */
     const tr_preset *preset;              /* ended by TR_PRESET_END; NULL: none */
-    const char      *preset_used;         /* out: its name, or NULL */
+    const char      *defaults;            /* as a preset's `set`, of the options whose default is not 0, off, none or the first choice */
+    const char      *after;               /* the help's last paragraph; NULL: none */
+    char             preset_used[64];     /* out: its name, or "" */
 } tr_options;
 
 /* Equality of the first n characters; a dash is as good as an underscore. */
@@ -550,7 +566,7 @@ TR_DEF void tr_wants(const tr_opt *p, char *out, size_t size) {
     }
 }
 
-/* Reads a value into an option and checks its range. Text is kept by pointer: it must outlive the option. */
+/* Reads a value into an option and checks its range. Of a text a copy is kept: tr_options_free. */
 TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size) {
     char wants[256];
     int ok = 0, i = 0;
@@ -558,6 +574,7 @@ TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size
     double d = 0;
     size_t len;
     const char *name;
+    char *copy;
     tr_nearest best = {NULL, 0, 0};
     switch (p->type) {
     case TR_T_INT:
@@ -584,7 +601,12 @@ TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size
         }
         break;
     case TR_T_TEXT:
-        *(const char **)p->to = value;
+        copy = (char *)malloc(strlen(value) + 1);
+        if (copy == NULL) return tr_fail(err, size, "--%s: out of memory", p->name);
+        strcpy(copy, value);
+        free(p->own);
+        p->own = copy;
+        *(const char **)p->to = copy;
         ok = 1;
         break;
     default:
@@ -643,14 +665,59 @@ TR_DEF int tr_option(const tr_options *o, const char *word, const char *next, in
     return tr_set(p, next, from, err, size) ? 2 : 0;
 }
 
+/* Options from a line "name=value flag no-flag". Those that have their value from a higher authority keep it. */
+TR_DEF int tr_apply(const tr_options *o, const char *line, int from, char *err, size_t size) {
+    char word[256];
+    size_t n;
+    for (; line != NULL && *(line += strspn(line, " ")) != 0; line += n) {
+        const tr_opt *p;
+        n = strcspn(line, " ");
+        if (n >= sizeof word) return tr_fail(err, size, "'%.60s..' is too long", line);
+        memcpy(word, line, n);
+        word[n] = 0;
+        p = tr_find_option(o, word, strcspn(word, "="));
+        if (p == NULL && tr_same(word, "no-", 3)) p = tr_find_option(o, word + 3, strlen(word + 3));
+        if (p != NULL && p->from > from) continue;
+        if (!tr_option(o, word, NULL, from, err, size)) return 0;
+    }
+    return 1;
+}
+
 TR_DEF int tr_apply_preset(tr_options *o, const tr_preset *preset, char *err, size_t size) {
     char why[TR_ERR];
-    size_t i;
-    for (i = 0; preset->set != NULL && preset->set[i] != NULL; i++)
-        if (!tr_option(o, preset->set[i], NULL, TR_FROM_PRESET, why, sizeof why))
-            return tr_fail(err, size, "preset %s: %.900s", preset->name, why);
-    o->preset_used = preset->name;
+    if (!tr_apply(o, preset->set, TR_FROM_PRESET, why, sizeof why)) return tr_fail(err, size, "preset %s: %.900s", preset->name, why);
+    snprintf(o->preset_used, sizeof o->preset_used, "%s", preset->name);
     return 1;
+}
+
+/* Every option as it is when nothing is given. */
+TR_DEF int tr_reset(tr_options *o, char *err, size_t size) {
+    char why[TR_ERR];
+    tr_opt *p;
+    o->preset_used[0] = 0;
+    for (p = o->opt; p->type != TR_T_END; p++) {
+        p->from = TR_FROM_DEFAULT;
+        switch (p->type) {
+        case TR_T_INT: case TR_T_FLAG: case TR_T_CHOICE: *(int *)p->to = 0; break;
+        case TR_T_SIZE: *(uint64_t *)p->to = 0; break;
+        case TR_T_REAL: *(double *)p->to = 0; break;
+        case TR_T_TEXT: *(const char **)p->to = NULL; free(p->own); p->own = NULL; break;
+        default: break;
+        }
+    }
+    if (!tr_apply(o, o->defaults, TR_FROM_DEFAULT, why, sizeof why)) return tr_fail(err, size, "option table: the defaults: %.900s", why);
+    return 1;
+}
+
+/* Frees the copies of texts. */
+TR_DEF void tr_options_free(tr_options *o) {
+    tr_opt *p;
+    for (p = o->opt; p->type != TR_T_END; p++) {
+        if (p->own == NULL) continue;
+        *(const char **)p->to = NULL;
+        free(p->own);
+        p->own = NULL;
+    }
 }
 
 TR_DEF int tr_select_preset(tr_options *o, const char *name, char *err, size_t size) {
@@ -694,7 +761,7 @@ TR_DEF void tr_value(const tr_opt *p, char out[64]) {
 TR_DEF int tr_check_table(const tr_options *o, char *err, size_t size) {
     const tr_opt *p, *q;
     const tr_preset *preset;
-    size_t i, n;
+    size_t n;
     char text[64], why[TR_ERR];
     int ok = 1;
     for (p = o->opt; p->type != TR_T_END; p++) {
@@ -712,22 +779,31 @@ TR_DEF int tr_check_table(const tr_options *o, char *err, size_t size) {
         if (!ok) return tr_fail(err, size, "option table: the default of --%s is out of its range", p->name);
     }
     for (preset = o->preset; preset != NULL && preset->name != NULL; preset++) {
-        for (i = 0; preset->set != NULL && preset->set[i] != NULL; i++) {
+        const char *line = preset->set;
+        if (strlen(preset->name) >= sizeof o->preset_used) return tr_fail(err, size, "preset %.80s: the name is too long", preset->name);
+        for (; line != NULL && *(line += strspn(line, " ")) != 0; line += n) {
             union { int i; uint64_t u; double d; const char *s; } scratch;         /* read, but do not set */
-            const char *word = preset->set[i];
+            char word[256];
             tr_opt one[2], end = TR_END;
             tr_options only = *o;
-            tr_opt *hit = tr_find_option(o, word, strcspn(word, "="));
+            tr_opt *hit;
+            n = strcspn(line, " ");
+            snprintf(word, sizeof word, "%.*s", (int)(n < 255 ? n : 255), line);
+            hit = tr_find_option(o, word, strcspn(word, "="));
             if (hit == NULL && tr_same(word, "no-", 3)) hit = tr_find_option(o, word + 3, strlen(word + 3));
+            one[0] = end;
             if (hit != NULL) {
                 memset(&scratch, 0, sizeof scratch);
                 one[0] = *hit;
                 one[0].to = &scratch;
+                one[0].own = NULL;
+                one[0].from = TR_FROM_DEFAULT;
                 one[1] = end;
                 only.opt = one;
             }
-            if (!tr_option(&only, word, NULL, TR_FROM_PRESET, why, sizeof why))
-                return tr_fail(err, size, "preset %s: %.900s", preset->name, why);
+            ok = tr_apply(&only, word, TR_FROM_PRESET, why, sizeof why);
+            if (hit != NULL) free(one[0].own);
+            if (!ok) return tr_fail(err, size, "preset %s: %.900s", preset->name, why);
         }
     }
     return 1;
@@ -781,7 +857,7 @@ TR_DEF void tr_help_row(tr_buf *b, const char *name, const char *value, const ch
 /* Writes the help text into b. The "default" column shows present values: after --preset NAME, the preset's. */
 TR_DEF void tr_help(const tr_options *o, tr_buf *b, size_t width) {
     static const char *const word[] = {"", "", " N", " N", " X", " TEXT", "", " NAME"};
-    const char *head = o->preset_used != NULL ? "value" : "default";
+    const char *head = o->preset_used[0] ? "value" : "default";
     const tr_preset *preset;
     const tr_opt *p;
     size_t name_col = 13, value_col = strlen(head), n;          /* 13: "--preset NAME" */
@@ -800,7 +876,7 @@ TR_DEF void tr_help(const tr_options *o, tr_buf *b, size_t width) {
     tr_buf_puts(b, o->program);
     tr_buf_puts(b, o->preset != NULL ? " [--preset NAME] [--option value ...]\n\n" : " [--option value ...]\n\n");
     if (o->about != NULL) { tr_wrap(b, o->about, 0, width); tr_buf_puts(b, "\n"); }
-    if (o->preset_used != NULL) {
+    if (o->preset_used[0]) {
         tr_buf_puts(b, "Values are those of --preset ");
         tr_buf_puts(b, o->preset_used);
         tr_buf_puts(b, ".\n\n");
@@ -809,7 +885,7 @@ TR_DEF void tr_help(const tr_options *o, tr_buf *b, size_t width) {
     tr_help_row(b, "--help", "", "print this and stop; with --preset NAME, show that preset's values", name_col, value_col,
                 width);
     if (o->preset != NULL)
-        tr_help_row(b, "--preset NAME", o->preset_used != NULL ? "" : "-",
+        tr_help_row(b, "--preset NAME", o->preset_used[0] ? "" : "-",
                     "start from the settings of a preset (list below); options given beside it override it", name_col,
                     value_col, width);
     for (p = o->opt; p->type != TR_T_END; p++) {
@@ -853,6 +929,7 @@ TR_DEF void tr_help(const tr_options *o, tr_buf *b, size_t width) {
             tr_wrap(b, preset->about != NULL ? preset->about : "", name_col + 4, width);
         }
     }
+    if (o->after != NULL) { tr_buf_puts(b, "\n"); tr_wrap(b, o->after, 0, width); }
     if (text.oom) b->oom = 1;
     tr_buf_free(&text);
 }
@@ -863,9 +940,7 @@ TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size
     int i, used, help = 0;
     const char *preset = NULL;
     tr_opt *p, *flag = NULL;
-    for (p = o->opt; p->type != TR_T_END; p++) p->from = TR_FROM_DEFAULT;
-    o->preset_used = NULL;
-    if (!tr_check_table(o, err, size)) return 0;
+    if (!tr_reset(o, err, size) || !tr_check_table(o, err, size)) return 0;
     /* Two passes over the same words: the first only looks for --preset and --help, and must step over values. */
     for (i = 1; i < argc; i += used) {
         const char *word = argv[i] + 2;
@@ -915,56 +990,113 @@ TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size
     return 1;
 }
 
-/* All options as one JSON object, the preset's name included, for the log and the checkpoint. The caller frees it; NULL
-   when memory is short. */
-TR_DEF char *tr_options_json(const tr_options *o) {
+/* A value as JSON. */
+TR_DEF void tr_json_value(tr_buf *b, const tr_opt *p) {
+    char value[64];
+    tr_value(p, value);
+    if (p->type == TR_T_TEXT)        tr_json_string(b, *(const char **)p->to);
+    else if (p->type == TR_T_CHOICE) tr_json_string(b, value);
+    else                             tr_buf_puts(b, value);
+}
+
+/* Options as one JSON object, the preset's name included: kept = 0 all, for the log; 1 those that a checkpoint holds. The
+   caller frees it; NULL when memory is short. */
+TR_DEF char *tr_options_json(const tr_options *o, int kept) {
     tr_buf b;
     const tr_opt *p;
-    char value[64];
     memset(&b, 0, sizeof b);
     tr_buf_puts(&b, "{\"preset\":");
-    tr_json_string(&b, o->preset_used);
+    tr_json_string(&b, o->preset_used[0] ? o->preset_used : NULL);
     for (p = o->opt; p->type != TR_T_END; p++) {
-        if (p->type == TR_T_GROUP) continue;
+        if (p->type == TR_T_GROUP || (kept && p->keep == TR_LOCAL)) continue;
         tr_buf_puts(&b, ",");
         tr_json_string(&b, p->name);
         tr_buf_puts(&b, ":");
-        tr_value(p, value);
-        if (p->type == TR_T_TEXT)        tr_json_string(&b, *(const char **)p->to);
-        else if (p->type == TR_T_CHOICE) tr_json_string(&b, value);
-        else                             tr_buf_puts(&b, value);
+        tr_json_value(&b, p);
     }
     tr_buf_puts(&b, "}");
     if (b.oom) { tr_buf_free(&b); return NULL; }
     return b.s;
 }
 
-/* On resume: for each option in `names` (ended by NULL) take the checkpoint's value, unless the command line or a preset
-   set it; then the two must agree, or the error names both. `json` is what tr_options_json wrote. An option that the
-   checkpoint does not know keeps its value. Text options are not adopted (their memory would have no owner). */
-TR_DEF int tr_options_adopt(tr_options *o, const char *json, const char *const *names, char *err, size_t size) {
-    char saved[64], here[64], why[TR_ERR];
-    size_t i;
-    for (i = 0; names[i] != NULL; i++) {
-        tr_opt *p = tr_find_option(o, names[i], strlen(names[i]));
-        int found;
-        if (p == NULL || p->type == TR_T_TEXT)
-            return tr_fail(err, size, "--%s: cannot be taken from a checkpoint", names[i]);
+/* What tr_options_adopt has to tell. Text for people: "--lr 0.03 (0.003), --steps 900 (800)"; "" when there is nothing. */
+typedef struct {
+    tr_buf changed;        /* options of class TR_FREE that were given, and are not the checkpoint's: the value (and the checkpoint's) */
+    tr_buf json;           /* the same as JSON: {"lr":[0.003,0.03],..}, the checkpoint's value first */
+    tr_buf given;          /* options that the checkpoint lacks, and that were given */
+    tr_buf missing;        /* options that it lacks, and that were not: training must not go on with mere defaults */
+} tr_adopted;
+
+TR_DEF void tr_adopted_free(tr_adopted *a) {
+    tr_buf_free(&a->changed);
+    tr_buf_free(&a->json);
+    tr_buf_free(&a->given);
+    tr_buf_free(&a->missing);
+}
+
+/* On resume: gives each option that is not TR_LOCAL the checkpoint's value, or keeps the one that was given, or refuses, as
+   its class says (see the manual). A preset counts as giving its options. training: 0 when the checkpoint is only evaluated or
+   sampled. `json` is what tr_options_json wrote. */
+TR_DEF int tr_options_adopt(tr_options *o, const char *json, int training, tr_adopted *a, char *err, size_t size) {
+    char saved[4096], here[64], why[TR_ERR];
+    const char *now;
+    tr_opt *p;
+    memset(a, 0, sizeof *a);
+    for (p = o->opt; p->type != TR_T_END; p++) {
+        int keep = p->keep & ~TR_LATER, found, given = p->from >= TR_FROM_PRESET, none;
+        if (p->type == TR_T_GROUP || keep == TR_LOCAL) continue;
         found = tr_json_find(json, p->name, saved, sizeof saved);
-        if (found < 0) return tr_fail(err, size, "the checkpoint's configuration is malformed (looking for --%s)", p->name);
-        if (found == 0) continue;
-        if (p->from == TR_FROM_DEFAULT || p->from == TR_FROM_CHECKPOINT) {
-            if (!tr_set(p, saved, TR_FROM_CHECKPOINT, why, sizeof why))
-                return tr_fail(err, size, "the checkpoint's configuration: %.900s", why);
+        if (found < 0) { tr_fail(err, size, "the checkpoint's configuration is malformed (looking for --%s)", p->name); goto bad; }
+        if (found == 0) {
+            tr_buf *list = given ? &a->given : &a->missing;
+            if (keep == TR_HINT || (p->keep & TR_LATER)) continue;
+            tr_buf_puts(list, list->n ? ", --" : "--");
+            tr_buf_puts(list, p->name);
             continue;
         }
+        none = p->type == TR_T_TEXT && strcmp(saved, "null") == 0;
+        if (!given) {
+            if (none) { *(const char **)p->to = NULL; p->from = TR_FROM_CHECKPOINT; continue; }
+            if (tr_set(p, saved, TR_FROM_CHECKPOINT, why, sizeof why)) continue;
+            tr_fail(err, size, "the checkpoint's configuration: %.900s", why);
+            goto bad;
+        }
         tr_value(p, here);
-        if (strcmp(here, saved) != 0)
-            return tr_fail(err, size, "--%s is %s here (from the %s) but %s in the checkpoint: leave it out to continue that "
-                           "run, or name another checkpoint file", p->name, here,
-                           p->from == TR_FROM_PRESET ? "preset" : "command line", saved);
+        now = p->type == TR_T_TEXT ? *(const char **)p->to : here;
+        if (now == NULL ? none : !none && strcmp(now, saved) == 0) continue;
+        if (keep == TR_HINT || (!training && keep != TR_MODEL)) continue;
+        if (keep != TR_FREE) {
+            tr_fail(err, size, "--%s is %.200s here (from %s%.80s) but %.200s in the checkpoint: leave %s out to continue that run, or "
+                    "name another checkpoint file", p->name, now != NULL ? now : "none",
+                    p->from == TR_FROM_PRESET ? "--preset " : "the command line",
+                    p->from == TR_FROM_PRESET ? o->preset_used : "", none ? "none" : saved, p->from == TR_FROM_PRESET ? "--preset" : "it");
+            goto bad;
+        }
+        tr_buf_puts(&a->changed, a->changed.n ? ", --" : "--");
+        tr_buf_puts(&a->changed, p->name);
+        tr_buf_puts(&a->changed, " ");
+        tr_buf_puts(&a->changed, now != NULL ? now : "none");
+        tr_buf_puts(&a->changed, " (");
+        tr_buf_puts(&a->changed, none ? "none" : saved);
+        tr_buf_puts(&a->changed, ")");
+        tr_buf_puts(&a->json, a->json.n ? "," : "{");
+        tr_json_string(&a->json, p->name);
+        tr_buf_puts(&a->json, ":[");
+        if (none) tr_buf_puts(&a->json, "null");
+        else if (p->type == TR_T_TEXT || p->type == TR_T_CHOICE) tr_json_string(&a->json, saved);
+        else tr_buf_puts(&a->json, saved);
+        tr_buf_puts(&a->json, ",");
+        tr_json_value(&a->json, p);
+        tr_buf_puts(&a->json, "]");
     }
+    if (a->json.n) tr_buf_puts(&a->json, "}");
+    if (a->changed.oom || a->json.oom || a->given.oom || a->missing.oom) { tr_fail(err, size, "out of memory"); goto bad; }
+    if (!o->preset_used[0] && tr_json_find(json, "preset", saved, sizeof o->preset_used) == 1 && strcmp(saved, "null") != 0)
+        strcpy(o->preset_used, saved);
     return 1;
+bad:
+    tr_adopted_free(a);
+    return 0;
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -1581,23 +1713,43 @@ TR_DEF int tr_board_scalar(tr_board *b, const char *tag, uint64_t step, double x
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
-   >>signals  The first SIGINT or SIGTERM asks the loop to finish its step, save and leave; the second ends at once. */
+   >>signals  The first SIGINT or SIGTERM asks the loop to finish its step, save and leave; the next one ends the process at
+   once, with code 128 + its number. Where a stop would lose the run (tr_signals with ask = 1), a SIGINT first only warns,
+   and counts when a second one follows within TR_ASK_SECONDS. */
+
+#define TR_ASK_SECONDS 5
 
 static volatile sig_atomic_t tr_stop_signal TR_UNUSED = 0;
+static volatile sig_atomic_t tr_ask TR_UNUSED = 0;              /* warn before a SIGINT counts */
+static struct timespec tr_asked TR_UNUSED;                      /* when it did, {0,0}: it did not; only the handler uses it */
 
 TR_DEF void tr_on_signal(int sig) {
-    if (tr_stop_signal != 0) _exit(130);
+    static const char warn[] = "\r\033[Knothing will be saved: press Ctrl-C again within 5 seconds to stop\n";
+    struct timespec now;
+    int why = errno;
+    if (tr_stop_signal != 0) _exit(128 + sig);
+    if (sig == SIGINT && tr_ask && clock_gettime(CLOCK_MONOTONIC, &now) == 0) {
+        double since = (double)(now.tv_sec - tr_asked.tv_sec) + 1e-9 * (double)(now.tv_nsec - tr_asked.tv_nsec);
+        int first = (tr_asked.tv_sec == 0 && tr_asked.tv_nsec == 0) || since > TR_ASK_SECONDS;
+        tr_asked = now;
+        if (first && write(2, warn, sizeof warn - 1) > 0) { errno = why; return; }
+    }
     tr_stop_signal = sig;
+    errno = why;
 }
 
-/* Without SA_RESTART, so that a blocking read or wait returns with EINTR and the loop gets to see the request. */
-TR_DEF int tr_signals(char *err, size_t size) {
+/* Without SA_RESTART, so that a blocking read or wait returns with EINTR and the loop gets to see the request. The two
+   signals wait for each other. */
+TR_DEF int tr_signals(int ask, char *err, size_t size) {
     static const int which[2] = {SIGINT, SIGTERM};
     struct sigaction act;
     int i;
     memset(&act, 0, sizeof act);
     act.sa_handler = tr_on_signal;
     sigemptyset(&act.sa_mask);
+    sigaddset(&act.sa_mask, SIGINT);
+    sigaddset(&act.sa_mask, SIGTERM);
+    tr_ask = ask;
     for (i = 0; i < 2; i++)
         if (sigaction(which[i], &act, NULL) != 0) return tr_fail(err, size, "sigaction: %s", strerror(errno));
     return 1;
@@ -1638,64 +1790,100 @@ enum { TR_BYTES, TR_COMPACT, TR_CHARS, TR_WORDS };              /* tr_lm_opt.tok
 enum { TR_AUTO, TR_BPC, TR_PPL };                               /* tr_lm_opt.unit */
 
 typedef struct {
-    const char *data, *checkpoint, *log, *tensorboard, *prompt;
-    int         tokens, unit, eval_only, no_train, threads, precision, device, tf32, no_graph, tune;
-    uint64_t    seed, steps, min_count, eval_batch_sz, eval_every, eval_blocks, save_every, log_every, gpu, generate, top_k;
+    const char *data, *checkpoint, *best, *log, *tensorboard, *prompt;
+    int         tokens, unit, eval_only, no_train, threads, precision, device, tf32, no_graph, tune, dry_run, list_presets, version;
+    uint64_t    seed, steps, min_count, eval_batch_sz, eval_every, eval_blocks, save_every, log_every, gpu, vocab, generate, top_k;
     double      max_memory, temperature, top_p;
 } tr_lm_opt;
 
-#define TR_LM_DEFAULTS {NULL, NULL, NULL, NULL, NULL, TR_BYTES, TR_AUTO, 0, 0, 0, STX_PREC_F32, STX_CPU, 0, 0, 0, \
-                        1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.8, 0.95}
+/* The first words of every trainer's defaults. */
+#define TR_LM_DEFAULTS "seed=1 temperature=0.8 top-p=0.95 "
 
 /* Rows of the table of options; o is the trainer's tr_lm_opt. */
 #define TR_LM_DATA(o) \
     TR_GROUP("Data"), \
-    TR_TEXT("data", &(o).data, "a text file (last 5 % test, 5 % before them validation), or a directory with train.txt, valid.txt, test.txt"), \
-    TR_CHOICE("tokens", &(o).tokens, "bytes|bytes-compact|chars|words", "what a token is; compact: bytes that occur, newline is <eos>"), \
-    TR_SIZE("min-count", &(o).min_count, 0, TR_INF, "words or characters seen fewer times become <unk>; 2 or more makes an <unk> for what is new"), \
-    TR_CHOICE("data-unit", &(o).unit, "auto|bpc|ppl", "report bits per byte or perplexity; auto: perplexity for words")
+    TR_TEXT("data", TR_HINT, &(o).data, "a text file (last 5 % test, 5 % before them validation), or a directory with train.txt, " \
+        "valid.txt, test.txt; a checkpoint remembers it"), \
+    TR_CHOICE("tokens", TR_MODEL, &(o).tokens, "bytes|bytes-compact|chars|words", \
+        "what a token is; compact: bytes that occur, newline is <eos>"), \
+    TR_SIZE("min-count", TR_MODEL, &(o).min_count, 0, TR_INF, "words or characters seen fewer times become <unk>; 2 or more makes an " \
+        "<unk> for what is new"), \
+    TR_CHOICE("data-unit", TR_FREE, &(o).unit, "auto|bpc|ppl", "report bits per byte or perplexity; auto: perplexity for words")
 /* zero: what 0 means as the number of steps between saves, and between evaluations; whole: ... as the number of blocks of one */
 #define TR_LM_SAVING(o, zero, whole) \
     TR_GROUP("Running"), \
-    TR_TEXT("checkpoint", &(o).checkpoint, "save here, and go on from it if it is there (safetensors)"), \
-    TR_SIZE("save-every", &(o).save_every, 0, TR_INF, "steps between saves; 0: " zero), \
-    TR_SIZE("eval-every", &(o).eval_every, 0, TR_INF, "steps between evaluations; 0: " zero), \
-    TR_SIZE("eval-blocks", &(o).eval_blocks, 0, TR_INF, "blocks per evaluation while training (given here, also of the one at the end, which is else of the whole text); 0: " whole), \
-    TR_SIZE("eval-batch-sz", &(o).eval_batch_sz, 0, 1u << 30, "streams in evaluation; 0: --batch-sz, fewer if the text is short"), \
-    TR_SIZE("log-every", &(o).log_every, 0, TR_INF, "steps between log lines; 0: 10"), \
-    TR_TEXT("log", &(o).log, "append JSON lines to this file"), \
-    TR_TEXT("tensorboard", &(o).tensorboard, "write TensorBoard event files into this directory")
+    TR_TEXT("checkpoint", TR_LOCAL, &(o).checkpoint, "save here, and go on from it if it is there (safetensors); it holds every " \
+        "option that decides training"), \
+    TR_SIZE("save-every", TR_FREE, &(o).save_every, 0, TR_INF, "steps between saves; 0: " zero), \
+    TR_TEXT("best", TR_LOCAL, &(o).best, "save here whenever an evaluation between steps is the best so far"), \
+    TR_SIZE("eval-every", TR_FREE, &(o).eval_every, 0, TR_INF, "steps between evaluations; 0: " zero), \
+    TR_SIZE("eval-blocks", TR_FREE, &(o).eval_blocks, 0, TR_INF, "blocks per evaluation while training (given here, also of the one " \
+        "at the end, which is else of the whole text); 0: " whole), \
+    TR_SIZE("eval-batch-sz", TR_FREE, &(o).eval_batch_sz, 0, 1u << 30, "streams in evaluation; 0: --batch-sz, fewer if the text is " \
+        "short"), \
+    TR_SIZE("log-every", TR_FREE, &(o).log_every, 0, TR_INF, "steps between log lines; 0: 10"), \
+    TR_TEXT("log", TR_LOCAL, &(o).log, "append JSON lines to this file"), \
+    TR_TEXT("tensorboard", TR_LOCAL, &(o).tensorboard, "write TensorBoard event files into this directory")
 #define TR_LM_RUNNING(o) \
-    TR_FLAG("eval-only", &(o).eval_only, "evaluate on the whole validation and test text, every token, then stop"), \
-    TR_FLAG("no-train", &(o).no_train, "do not train: only --generate"), \
-    TR_INT("threads", &(o).threads, 0, 4096, "threads; 0: all"), \
-    TR_CHOICE("precision", &(o).precision, "f32|bf16", "bf16 on a CPU: factors of products rounded to bfloat16, all else float; on a GPU: activations stored as bfloat16, parameters and sums float"), \
-    TR_CHOICE("device", &(o).device, "cpu|cuda", "cuda: in programs built with CUDA (make cuda)"), \
-    TR_SIZE("gpu", &(o).gpu, 0, 1023, "which one, as CUDA counts them from 0"), \
-    TR_FLAG("tf32", &(o).tf32, "cuda, f32: products of TF32 factors, faster and less exact"), \
-    TR_FLAG("tune", &(o).tune, "cuda: time the algorithms of each product and keep the fastest; a repeated run may differ in the last bits"), \
-    TR_FLAG("no-graph", &(o).no_graph, "cuda: launch every kernel of every step, in place of replaying steps as CUDA graphs"), \
-    TR_REAL("max-memory", &(o).max_memory, 0, 1e9, "GiB of the device; 0: nine tenths of the machine's, on a GPU all that it has")
+    TR_FLAG("eval-only", TR_LOCAL, &(o).eval_only, "evaluate on the whole validation and test text, every token, then stop"), \
+    TR_FLAG("no-train", TR_LOCAL, &(o).no_train, "do not train: only --generate"), \
+    TR_INT("threads", TR_LOCAL, &(o).threads, 0, 4096, "threads; 0: all"), \
+    TR_CHOICE("precision", TR_FIXED, &(o).precision, "f32|bf16", "bf16 on a CPU: factors of products rounded to bfloat16, all else " \
+        "float; on a GPU: activations stored as bfloat16, parameters and sums float"), \
+    TR_CHOICE("device", TR_LOCAL, &(o).device, "cpu|cuda", "cuda: in programs built with CUDA (make cuda)"), \
+    TR_SIZE("gpu", TR_LOCAL, &(o).gpu, 0, 1023, "which one, as CUDA counts them from 0"), \
+    TR_FLAG("tf32", TR_FREE, &(o).tf32, "cuda, f32: products of TF32 factors, faster and less exact"), \
+    TR_FLAG("tune", TR_LOCAL, &(o).tune, "cuda: time the algorithms of each product and keep the fastest; a repeated run may differ " \
+        "in the last bits"), \
+    TR_FLAG("no-graph", TR_LOCAL, &(o).no_graph, "cuda: launch every kernel of every step, in place of replaying steps as CUDA graphs"), \
+    TR_REAL("max-memory", TR_LOCAL, &(o).max_memory, 0, 1e9, "GiB of the device; 0: nine tenths of the machine's, on a GPU all that " \
+        "it has"), \
+    TR_FLAG("dry-run", TR_LOCAL, &(o).dry_run, "print how large the model is, then stop"), \
+    TR_SIZE("vocab", TR_LOCAL, &(o).vocab, 0, 1u << 30, "the vocabulary that --dry-run counts with when there is no --data; 0: 256"), \
+    TR_FLAG("list-presets", TR_LOCAL, &(o).list_presets, "print a table of the presets, then stop: name, layers, d, vocabulary, " \
+        "parameters, with tabs between"), \
+    TR_FLAG("version", TR_LOCAL, &(o).version, "print the version, then stop")
 #define TR_LM_GENERATION(o) \
     TR_GROUP("Generation"), \
-    TR_SIZE("generate", &(o).generate, 0, TR_INF, "write this many tokens at the end"), \
-    TR_TEXT("prompt", &(o).prompt, "text to go on from"), \
-    TR_REAL("temperature", &(o).temperature, 0, 1000, "0: always the likeliest token"), \
-    TR_SIZE("top-k", &(o).top_k, 0, TR_INF, "draw among this many likeliest; 0: all"), \
-    TR_REAL("top-p", &(o).top_p, 0, 1, "draw among the likeliest that make up this probability; 0 or 1: all")
+    TR_SIZE("generate", TR_LOCAL, &(o).generate, 0, TR_INF, "write this many tokens at the end: the prompt and they are all that goes " \
+        "to standard output"), \
+    TR_TEXT("prompt", TR_LOCAL, &(o).prompt, "text to go on from; -: what is on standard input, without its last line end"), \
+    TR_REAL("temperature", TR_LOCAL, &(o).temperature, 0, 1000, "0: always the likeliest token"), \
+    TR_SIZE("top-k", TR_LOCAL, &(o).top_k, 0, TR_INF, "draw among this many likeliest; 0: all"), \
+    TR_REAL("top-p", TR_LOCAL, &(o).top_p, 0, 1, "draw among the likeliest that make up this probability; 0 or 1: all")
+/* The help's last paragraph. */
+#define TR_LM_AFTER \
+    "A run goes on from its --checkpoint by the same command, or by --checkpoint alone: the file holds the options that decide " \
+        "training, and they count where none is given. " \
+    "Steps, learning rate, dropout, penalties and how often to save, evaluate and log may be given anew, and are said then; another " \
+        "model, optimiser, batch, seed or precision is refused. " \
+    "Results and generated text go to standard output, progress and all else to standard error; with --generate the results go there " \
+        "too. " \
+    "Exit code: 0 done; 1 failed while running; 2 refused before anything was written; 130 stopped by Ctrl-C, 143 by SIGTERM. " \
+    "A first Ctrl-C finishes the step and saves; without --checkpoint it asks, on a terminal, for a second one."
 
-/* What a checkpoint of this trainer is, and which options it decides. Lists end with NULL. */
+typedef struct tr_lm tr_lm;
+/* What the trainer of one family of models brings. Functions return 1, or 0 with t->err or the context's error set. */
 typedef struct {
-    const char        *format;          /* "seqtx.sru.1" */
-    const char *const *model;           /* taken from it, and must agree when given as well */
-    const char *const *run;             /* the same in training; evaluation and generation may ask for others */
-    const char *const *unless_given;    /* taken from it unless given */
-    const int         *adapt_io;        /* the option; sizes of a step then depend on its tokens, and it cannot be replayed */
-    const char       **cutoffs;         /* the option adapt-io-cutoffs */
+    const char  *format;          /* of its checkpoints: "seqtx.sru.1" */
+    const int   *adapt_io;        /* the option; sizes of a step then depend on its tokens, and it cannot be replayed */
+    const char **cutoffs;         /* the option adapt-io-cutoffs */
+    int          order, eos_first;    /* of words in the vocabulary with adapt-io, as in stx_vocab_desc; without: first come, first */
+    const char  *sized[3];        /* what a text of at most 100,000 tokens, of at most 2,000,000, or a longer one changes in the defaults */
+    int        (*check)(tr_lm *t);                              /* refuses options that do not go together */
+    void       (*plan)(tr_lm *t);                               /* sets t->steps and t->schedule */
+    size_t     (*count)(tr_lm *t, size_t vocab);                /* parameters of the model that the options describe; 0: t->err */
+    void       (*shape)(const tr_lm *t, char *line, size_t room, double *states);   /* --dry-run: second line; numbers kept for streams */
+    int        (*make)(tr_lm *t);                               /* model, and in training optimiser, batches and states */
+    int        (*load)(tr_lm *t, const stx_file *f);            /* calls tr_lm_load, adds the states */
+    int        (*train)(tr_lm *t);
+    int        (*evaluate)(tr_lm *t, int part, uint64_t blocks, double *nll);
+    void       (*learned)(const tr_lm *t, FILE *out);           /* what is worth printing of the model at the end */
+    int        (*generate)(tr_lm *t);
 } tr_lm_kind;
 
-/* One run. What only one model needs stands in the trainer's own struct beside it. */
-typedef struct {
+/* One run. What only one model needs stands in the trainer's own struct, which begins with this one. */
+struct tr_lm {
     tr_options       *options;
     const tr_lm_opt  *opt;
     const tr_lm_kind *kind;
@@ -1707,17 +1895,27 @@ typedef struct {
     stx_params  *params;
     stx_optim   *optim;
     stx_schedule schedule;
-    uint64_t     step, steps;
+    uint64_t     first, step, steps;      /* where this start began, where it is, where it ends */
     double       lr;              /* of this step */
     uint64_t     print;           /* of the training text: a run goes on with the same one only */
     int          words;           /* report perplexity */
-    char        *config;          /* the options as JSON */
+    double       best;            /* of the evaluations so far; NaN: none */
+    uint64_t     evaluated, blocks;       /* step and --eval-blocks of the last evaluation */
+    int          last;            /* the evaluations now are the results */
+    char         result[200];     /* the last one's line */
+    int          noted;           /* why steps are not replayed was said */
+    int          begun;           /* log and event file are open: what fails now fails while running */
+    char        *config;          /* the options that a checkpoint holds, as JSON */
+    char        *prompt;          /* --prompt */
+    size_t       prompt_len;
+    tr_adopted   adopted;
+    tr_buf       sized;           /* what the text decided, for the first lines */
     tr_log       log;
     tr_term      term;
     tr_board     board;
     tr_rate      rate;
     char         err[TR_ERR];
-} tr_lm;
+};
 
 /* Prints why and gives the exit code of bad input. */
 TR_DEF int tr_lm_refuse(const tr_lm *t) {
@@ -1733,13 +1931,19 @@ TR_DEF double tr_lm_metric(const tr_lm *t, const stx_corpus *text, double nll) {
     return nll / log(2.0) * (double)stx_corpus_size(text) / (double)stx_corpus_bytes(text);
 }
 TR_DEF const char *tr_lm_unit(const tr_lm *t) { return t->words ? "ppl" : "bpb"; }
-TR_DEF void tr_lm_note(tr_lm *t, const char *what, int ok) { if (!ok) tr_say(&t->term, "%s: %s", t->options->program, what); }
 
 /* ---- context */
 
+/* Is the context as the options of a checkpoint want it? */
+TR_DEF int tr_lm_fits_options(const tr_lm *t) {
+    const stx_desc *d = stx_ctx_desc(t->x);
+    return d->precision == t->opt->precision && d->tf32 == t->opt->tf32 && d->seed == t->opt->seed && (d->no_graph || !*t->kind->adapt_io);
+}
+/* A context as the options want it; one that is there already is kept if it is like that. */
 TR_DEF int tr_lm_context(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     stx_desc d;
+    if (t->x && tr_lm_fits_options(t)) return 1;
     memset(&d, 0, sizeof d);
     d.threads = o->threads;
     d.precision = o->precision;
@@ -1751,18 +1955,21 @@ TR_DEF int tr_lm_context(tr_lm *t) {
     d.seed = o->seed;
     d.max_bytes = o->max_memory > 0 ? (size_t)(o->max_memory * 1073741824.0) : o->device == STX_CUDA ? 0 :
                   (size_t)((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 0.9);
+    stx_destroy(t->x);
     t->x = stx_create(&d);
     if (!t->x) return tr_fail(t->err, TR_ERR, "no memory");
     if (stx_ok(t->x)) return 1;
     if (stx_error_code(t->x) == STX_ERR_DEVICE)
-        return tr_fail(t->err, TR_ERR, "--device %s --precision %s: %s", o->device ? "cuda" : "cpu", o->precision ? "bf16" : "f32", stx_error(t->x));
+        return tr_fail(t->err, TR_ERR, "--device %s --precision %s: %s", o->device ? "cuda" : "cpu", o->precision ? "bf16" : "f32",
+            stx_error(t->x));
     return tr_lm_why(t);
 }
 /* Four numbers of each parameter must fit: value, gradient, two optimiser states. */
 TR_DEF int tr_lm_fits(tr_lm *t, double params) {
     double need = params * sizeof(stx_real) * 4, limit = (double)stx_ctx_desc(t->x)->max_bytes;
     if (limit > 0 && need > limit)
-        return tr_fail(t->err, TR_ERR, "the model alone needs %.3g GiB, more than the %.3g GiB of --max-memory: use smaller sizes", need / (1 << 30), limit / (1 << 30));
+        return tr_fail(t->err, TR_ERR, "the model alone needs %.3g GiB, more than the %.3g GiB of --max-memory: use smaller sizes",
+            need / (1 << 30), limit / (1 << 30));
     return 1;
 }
 /* --adapt-io-cutoffs into cutoff[], *n of them */
@@ -1773,7 +1980,8 @@ TR_DEF int tr_lm_cutoffs(tr_lm *t, size_t cutoff[STX_MAX_CLUSTERS - 1], size_t *
         char *end;
         unsigned long long v = strtoull(s, &end, 10);
         if (end == s || *s < '0' || *s > '9' || (*end && *end != ',') || *n == STX_MAX_CLUSTERS - 1 || v == 0)
-            return tr_fail(t->err, TR_ERR, "--adapt-io-cutoffs %s: want up to %d rising numbers with commas between, as 20000,40000,200000", text, STX_MAX_CLUSTERS - 1);
+            return tr_fail(t->err, TR_ERR, "--adapt-io-cutoffs %s: want up to %d rising numbers with commas between, as "
+                "20000,40000,200000", text, STX_MAX_CLUSTERS - 1);
         cutoff[(*n)++] = (size_t)v;
         s = *end ? end + 1 : end;
     }
@@ -1794,19 +2002,22 @@ TR_DEF uint64_t tr_lm_print(const stx_corpus *c) {
     }
     return h;
 }
-/* The three texts, and their vocabulary unless a checkpoint gave it: order and eos_first as in stx_vocab_desc. */
-TR_DEF int tr_lm_data(tr_lm *t, int order, int eos_first) {
+/* The three texts, and their vocabulary unless a checkpoint gave it. */
+TR_DEF int tr_lm_data(tr_lm *t) {
     static const char *const names[3] = {"train.txt", "valid.txt", "test.txt"};
     const tr_lm_opt *o = t->opt;
     char path[3][4096];
     uint64_t begin[3] = {0, 0, 0}, end[3] = {0, 0, 0};
     struct stat st;
-    int part, dir;
+    int part, dir, told = tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT;
     if (!o->data) return tr_fail(t->err, TR_ERR, "no --data: give a text file, or a directory with train.txt, valid.txt and test.txt");
-    if (stat(o->data, &st)) return tr_fail(t->err, TR_ERR, "--data %s: %s", o->data, strerror(errno));
+    if (stat(o->data, &st))
+        return tr_fail(t->err, TR_ERR, told ? "no --data, and the checkpoint's is not there: %s: %s; give --data" : "--data %s: %s",
+            o->data, strerror(errno));
     dir = S_ISDIR(st.st_mode);
     for (part = 0; part < 3; part++) {
-        int n = dir ? snprintf(path[part], sizeof path[part], "%s/%s", o->data, names[part]) : snprintf(path[part], sizeof path[part], "%s", o->data);
+        int n = dir ? snprintf(path[part], sizeof path[part], "%s/%s", o->data, names[part])
+                    : snprintf(path[part], sizeof path[part], "%s", o->data);
         if (n < 0 || (size_t)n >= sizeof path[part]) return tr_fail(t->err, TR_ERR, "--data: the path is too long");
     }
     if (!dir) {
@@ -1824,8 +2035,8 @@ TR_DEF int tr_lm_data(tr_lm *t, int order, int eos_first) {
         d.compact = o->tokens == TR_COMPACT;
         d.eos = o->tokens == TR_CHARS;
         d.min_count = o->min_count;
-        d.order = order;
-        d.eos_first = eos_first;
+        d.order = *t->kind->adapt_io ? t->kind->order : STX_ORDER_FIRST;
+        d.eos_first = *t->kind->adapt_io && o->tokens == TR_WORDS && t->kind->eos_first;
         t->vocab = stx_vocab_build(t->x, &d, path[0], begin[0], end[0]);
         if (!t->vocab) return tr_lm_why(t);
     }
@@ -1836,7 +2047,8 @@ TR_DEF int tr_lm_data(tr_lm *t, int order, int eos_first) {
     }
     for (part = 0; part < 3; part++)
         if (t->text[part] && stx_corpus_size(t->text[part]) < 2)
-            return tr_fail(t->err, TR_ERR, "--data %s: the %s text has fewer than two tokens: nothing can be predicted in it", o->data, part == 0 ? "training" : part == 1 ? "validation" : "test");
+            return tr_fail(t->err, TR_ERR, "--data %s: the %s text has fewer than two tokens: nothing can be predicted in it",
+                o->data, part == 0 ? "training" : part == 1 ? "validation" : "test");
     t->print = tr_lm_print(t->text[0]);
     return 1;
 }
@@ -1847,7 +2059,66 @@ TR_DEF int tr_lm_batches(tr_lm *t, uint64_t B, uint64_t T) {
     d.B = B; d.T = T; d.seed = t->opt->seed;
     t->batches = stx_batches_create(t->x, t->text[0], &d);
     if (t->batches || stx_error_code(t->x) == STX_ERR_MEMORY) return 1;
-    return tr_fail(t->err, TR_ERR, "--data %s, --batch-sz %llu, --block-sz %llu: %s", t->opt->data, (unsigned long long)B, (unsigned long long)T, stx_error(t->x));
+    return tr_fail(t->err, TR_ERR, "--data %s, --batch-sz %llu, --block-sz %llu: %s", t->opt->data, (unsigned long long)B,
+        (unsigned long long)T, stx_error(t->x));
+}
+
+/* ---- a run without a preset: what the text's size decides, of the options that were not given */
+
+TR_DEF int tr_lm_suggest(tr_lm *t, const char *name, uint64_t value) {
+    char word[96];
+    snprintf(word, sizeof word, "%s=%" PRIu64, name, value);
+    return tr_find_option(t->options, name, strlen(name)) == NULL || tr_apply(t->options, word, TR_FROM_TEXT, t->err, TR_ERR);
+}
+TR_DEF uint64_t tr_lm_number(const tr_lm *t, const char *name, uint64_t missing) {
+    const tr_opt *p = tr_find_option(t->options, name, strlen(name));
+    return p ? *(uint64_t *)p->to : missing;
+}
+/* Was it given, by hand or by a preset? */
+TR_DEF int tr_lm_decided(const tr_lm *t, const char *name) {
+    const tr_opt *p = tr_find_option(t->options, name, strlen(name));
+    return p && p->from > TR_FROM_TEXT;
+}
+/* A short text gets a smaller model and more dropout and is read up to 20 times; steps are enough to see 5 million tokens, or a longer text
+   once, but at most 20 million. Streams of a short text are made fewer and blocks shorter, so that a stream has four blocks. */
+TR_DEF int tr_lm_size(tr_lm *t) {
+    static const char *const say[] = {"nlayers", "hid-sz", "dropout", "batch-sz", "block-sz", "steps"};
+    const tr_opt *p;
+    double n = (double)stx_corpus_size(t->text[0]), seen = n > 5e6 ? (n < 2e7 ? n : 2e7) : n * 20 < 5e6 ? n * 20 : 5e6;
+    uint64_t B, T, steps;
+    char value[64];
+    size_t i;
+    int may = !tr_lm_decided(t, "batch-sz") && !tr_lm_decided(t, "batch-split");
+    if (t->options->preset_used[0]) return 1;
+    if (!tr_apply(t->options, t->kind->sized[n <= 1e5 ? 0 : n <= 2e6 ? 1 : 2], TR_FROM_TEXT, t->err, TR_ERR)) return 0;
+    if (!tr_lm_suggest(t, "inner-hid-sz", 4 * tr_lm_number(t, "hid-sz", 1))) return 0;
+    for (;;) {
+        B = tr_lm_number(t, "batch-sz", 1);
+        T = tr_lm_number(t, "block-sz", 1);
+        if (n >= (double)B * 4.0 * (double)(T + 1)) break;
+        if (B > 4 && may) { if (!tr_lm_suggest(t, "batch-sz", B / 2)) return 0; }
+        else if (T > 8 && !tr_lm_decided(t, "block-sz")) { if (!tr_lm_suggest(t, "block-sz", T / 2)) return 0; }
+        else if (B > 1 && may) { if (!tr_lm_suggest(t, "batch-sz", B / 2)) return 0; }
+        else break;
+    }
+    if (!tr_lm_decided(t, "steps") && !tr_lm_decided(t, "niter")) {
+        seen /= (double)B * (double)T * (double)tr_lm_number(t, "update-param-freq", 1);
+        if (!tr_lm_suggest(t, "steps", seen < 100 ? 100 : (uint64_t)seen)) return 0;
+    }
+    steps = t->opt->steps ? t->opt->steps : tr_lm_number(t, "niter", 1) * tr_lm_number(t, "nbatches", 1000);
+    if (!tr_lm_suggest(t, "lr-warmup", steps / 10 < 60 ? steps / 10 : 60)) return 0;
+    if (!tr_lm_decided(t, "nbatches")
+        && (!tr_lm_suggest(t, "save-every", (steps + 3) / 4) || !tr_lm_suggest(t, "eval-every", (steps + 3) / 4))) return 0;
+    for (i = 0; i < sizeof say / sizeof *say; i++) {
+        p = tr_find_option(t->options, say[i], strlen(say[i]));
+        if (p == NULL || p->from > TR_FROM_TEXT) continue;
+        tr_value(p, value);
+        tr_buf_puts(&t->sized, " --");
+        tr_buf_puts(&t->sized, say[i]);
+        tr_buf_puts(&t->sized, " ");
+        tr_buf_puts(&t->sized, value);
+    }
+    return 1;
 }
 
 /* ---- checkpoint: parameters, optimiser, states, step, random state, data position, vocabulary and options in one file */
@@ -1857,9 +2128,16 @@ TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
     stx_writer *w = stx_writer_create(t->x);
     stx_batches_state pos = stx_batches_get(t->batches);
     int ok = w && stx_writer_meta(w, "format", t->kind->format) && stx_writer_meta(w, "config", t->config);
-    ok = ok && stx_writer_meta_u64(w, "step", t->step) && stx_writer_meta_u64(w, "tick", stx_tick(t->x)) && stx_writer_meta_u64(w, "seed", t->opt->seed);
-    ok = ok && stx_writer_meta_u64(w, "data.tokens", stx_corpus_size(t->text[0])) && stx_writer_meta_u64(w, "data.print", t->print) && stx_writer_meta_u64(w, "data.position", pos.p);
+    ok = ok && stx_writer_meta_u64(w, "step", t->step) && stx_writer_meta_u64(w, "tick", stx_tick(t->x)) && stx_writer_meta_u64(w,
+        "seed", t->opt->seed);
+    ok = ok && stx_writer_meta_u64(w, "data.tokens", stx_corpus_size(t->text[0])) && stx_writer_meta_u64(w, "data.print", t->print)
+        && stx_writer_meta_u64(w, "data.position", pos.p);
     ok = ok && stx_writer_meta_u64(w, "data.wraps", pos.wraps) && stx_writer_meta_u64(w, "data.fresh", (uint64_t)pos.fresh);
+    if (ok && !isnan(t->best)) {
+        char text[32];
+        snprintf(text, sizeof text, "%.17g", t->best);
+        ok = stx_writer_meta(w, "best", text);
+    }
     ok = ok && stx_params_save(w, t->params, "") && stx_optim_save(w, t->optim);
     if (ok) return w;
     if (w) stx_writer_free(w);
@@ -1871,7 +2149,8 @@ TR_DEF int tr_lm_save_end(tr_lm *t, stx_writer *w, int ok, const char *path) {
     void *blob;
     if (!w) return 0;
     blob = malloc(len + 1);
-    ok = ok && blob && stx_vocab_save(t->vocab, blob, len) == len && stx_writer_add(w, "vocab", STX_U8, 1, &len, blob) && stx_writer_seal(w);
+    ok = ok && blob && stx_vocab_save(t->vocab, blob, len) == len && stx_writer_add(w, "vocab", STX_U8, 1, &len, blob)
+        && stx_writer_seal(w);
     if (!blob) stx_fail(t->x, STX_ERR_MEMORY, "no memory for the vocabulary");
     if (ok) ok = stx_writer_finish(w, path);
     else stx_writer_free(w);
@@ -1885,66 +2164,65 @@ TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
     const char *path = t->opt->checkpoint, *config, *format;
     const stx_entry *e;
     struct stat st;
-    char text[256];
-    int ok;
     *f = NULL;
     if (!path || (stat(path, &st) && errno == ENOENT)) {
-        if (t->training) return 1;
+        if (t->training || t->opt->dry_run) return 1;
         return tr_fail(t->err, TR_ERR, "--checkpoint %s: %s", path ? path : "", strerror(ENOENT));
     }
     *f = stx_file_open(t->x, path);
-    if (!*f) return tr_fail(t->err, TR_ERR, "%s", stx_error(t->x));
+    if (!*f) return tr_lm_why(t);
     format = stx_file_meta(*f, "format");
     config = stx_file_meta(*f, "config");
     e = stx_file_find(*f, "vocab");
     if (!format || strcmp(format, k->format) || !config || !e || e->dtype != STX_U8)
         return tr_fail(t->err, TR_ERR, "%s is a safetensors file, but no checkpoint of this program", path);
-    if (!stx_file_sealed(*f)) return tr_fail(t->err, TR_ERR, "%s", stx_error(t->x));
-    ok = tr_options_adopt(t->options, config, k->model, t->err, TR_ERR);
-    if (ok && k->unless_given) {
-        const char *const *name;
-        for (name = k->unless_given; ok && *name; name++) {
-            const char *const one[2] = {*name, NULL};
-            const tr_opt *p = tr_find_option(t->options, *name, strlen(*name));
-            if (p != NULL && p->from == TR_FROM_DEFAULT) ok = tr_options_adopt(t->options, config, one, t->err, TR_ERR);
-        }
-    }
-    if (ok && (t->training || !tr_given(t->options, "precision"))) ok = tr_options_adopt(t->options, config, k->run, t->err, TR_ERR);
-    if (!ok) return 0;
-    /* cutoffs are text, which cannot be adopted: the run's must give the same shapes, or loading says so */
-    if (!*k->cutoffs && tr_json_find(config, "adapt-io-cutoffs", text, sizeof text) == 1 && strcmp(text, "null")) {
-        static char keep[256];
-        memcpy(keep, text, sizeof keep);
-        *k->cutoffs = keep;
-    }
-    if (stx_ctx_desc(t->x)->precision != t->opt->precision || (*k->adapt_io && !stx_ctx_desc(t->x)->no_graph)) {
+    if (!stx_file_sealed(*f)) return tr_lm_why(t);
+    if (!tr_options_adopt(t->options, config, t->training, &t->adopted, t->err, TR_ERR)) return 0;
+    if (t->training && t->adopted.missing.n)
+        return tr_fail(t->err, TR_ERR, "%.300s was written by a version whose checkpoints do not hold %.500s: to go on, give %s, or "
+            "the --preset, that the run began with",
+                       path, t->adopted.missing.s, strchr(t->adopted.missing.s, ',') ? "those options" : "that option");
+    if (!tr_lm_fits_options(t)) {       /* the file is of the context that goes */
         stx_file_close(*f);
         *f = NULL;
-        stx_destroy(t->x);
         if (!tr_lm_context(t)) return 0;
         *f = stx_file_open(t->x, path);
         e = *f ? stx_file_find(*f, "vocab") : NULL;
     }
     t->vocab = e ? stx_vocab_load(t->x, e->data, e->bytes) : NULL;
-    return t->vocab ? 1 : tr_fail(t->err, TR_ERR, "%s", stx_error(t->x));
+    return t->vocab ? 1 : tr_lm_why(t);
 }
 /* Parameters and step from an open checkpoint; in training also all else but the trainer's states. */
 TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     stx_ctx *x = t->x;
     stx_batches_state pos;
     uint64_t tick, seed, tokens, print, fresh;
+    const char *best = stx_file_meta(f, "best");
     if (!stx_params_load(t->params, f, "")) return 0;
     if (!stx_file_meta_u64(x, f, "step", &t->step)) return 0;
+    t->first = t->step;
+    if (best && !tr_read_real(best, &t->best)) { stx_fail(x, STX_ERR_FORMAT, "metadata \"best\" is no number"); return 0; }
     if (!t->training) return 1;
     if (!stx_file_meta_u64(x, f, "tick", &tick) || !stx_file_meta_u64(x, f, "seed", &seed) ||
-        !stx_file_meta_u64(x, f, "data.tokens", &tokens) || !stx_file_meta_u64(x, f, "data.print", &print) || !stx_file_meta_u64(x, f, "data.position", &pos.p) ||
+        !stx_file_meta_u64(x, f, "data.tokens", &tokens) || !stx_file_meta_u64(x, f, "data.print", &print) || !stx_file_meta_u64(x,
+            f, "data.position", &pos.p) ||
         !stx_file_meta_u64(x, f, "data.wraps", &pos.wraps) || !stx_file_meta_u64(x, f, "data.fresh", &fresh)) return 0;
-    if (seed != t->opt->seed) { stx_fail(x, STX_ERR_ARG, "the checkpoint was made with --seed %llu: give it again, so that the run goes on as it would have", (unsigned long long)seed); return 0; }
-    if (tokens != stx_corpus_size(t->text[0])) {
-        stx_fail(x, STX_ERR_ARG, "the training text has %zu tokens, the checkpoint's had %llu: it is another --data", stx_corpus_size(t->text[0]), (unsigned long long)tokens);
+    if (seed != t->opt->seed) {
+        stx_fail(x, STX_ERR_FORMAT, "the checkpoint says --seed %llu in one place and %llu in another: it is damaged",
+                 (unsigned long long)seed, (unsigned long long)t->opt->seed);
         return 0;
     }
-    if (print != t->print) { stx_fail(x, STX_ERR_ARG, "the training text is not the one that the checkpoint was trained on: it is another --data, or was changed"); return 0; }
+    if (tokens != stx_corpus_size(t->text[0])) {
+        stx_fail(x, STX_ERR_ARG, "the training text of --data %s has %zu tokens, the checkpoint's had %llu: give the text that the "
+            "run began with, or another --checkpoint for a new run",
+                 t->opt->data, stx_corpus_size(t->text[0]), (unsigned long long)tokens);
+        return 0;
+    }
+    if (print != t->print) {
+        stx_fail(x, STX_ERR_ARG, "the training text of --data %s is not the one that the checkpoint was trained on, or was changed: "
+            "give that one, or another --checkpoint for a new run", t->opt->data);
+        return 0;
+    }
     pos.fresh = fresh != 0;
     if (!stx_optim_load(t->optim, f) || !stx_batches_set(t->batches, pos)) return 0;
     stx_set_tick(x, tick);
@@ -1953,40 +2231,94 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
 
 /* ---- the run's beginning and end */
 
-/* All that can still be refused, before the first file is written; then log, TensorBoard and signals are opened. */
+/* --prompt into memory; "-" is standard input. */
+TR_DEF int tr_lm_prompt(tr_lm *t) {
+    const char *text = t->opt->prompt;
+    tr_buf b;
+    char piece[4096];
+    size_t n;
+    memset(&b, 0, sizeof b);
+    if (!text || !*text) return 1;
+    if (strcmp(text, "-") != 0) tr_buf_puts(&b, text);
+    else {
+        while ((n = fread(piece, 1, sizeof piece, stdin)) > 0) tr_buf_put(&b, piece, n);
+        if (ferror(stdin)) tr_fail(t->err, TR_ERR, "--prompt -: cannot read standard input: %s", strerror(errno));
+        if (ferror(stdin)) { tr_buf_free(&b); return 0; }
+        if (b.n && b.s[b.n - 1] == '\n') b.n--;
+        if (b.n && b.s[b.n - 1] == '\r') b.n--;
+    }
+    if (b.oom) { tr_buf_free(&b); return tr_fail(t->err, TR_ERR, "--prompt: no memory"); }
+    t->prompt = b.s;
+    t->prompt_len = b.n;
+    if (b.n && stx_vocab_encode(t->vocab, b.s, b.n, NULL, 0) == STX_NPOS) return tr_fail(t->err, TR_ERR, "--prompt: %s", stx_error(t->x));
+    return 1;
+}
+/* All that can still be refused before the first step, and signals. No file is written yet. */
 TR_DEF int tr_lm_open(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     struct stat st;
-    if (o->prompt && *o->prompt && stx_vocab_encode(t->vocab, o->prompt, strlen(o->prompt), NULL, 0) == STX_NPOS) return tr_fail(t->err, TR_ERR, "--prompt: %s", stx_error(t->x));
-    if (o->tensorboard && !stat(o->tensorboard, &st) && !S_ISDIR(st.st_mode)) return tr_fail(t->err, TR_ERR, "--tensorboard %s: not a directory", o->tensorboard);
+    if (!tr_lm_prompt(t)) return 0;
+    if (o->tensorboard && !stat(o->tensorboard, &st) && !S_ISDIR(st.st_mode))
+        return tr_fail(t->err, TR_ERR, "--tensorboard %s: not a directory", o->tensorboard);
     if (t->training && o->checkpoint && !tr_can_write("checkpoint", o->checkpoint, t->err, TR_ERR)) return 0;
+    if (t->training && o->best && !tr_can_write("best", o->best, t->err, TR_ERR)) return 0;
     if (o->log && strncmp(o->log, "/dev/", 5) && !tr_can_write("log", o->log, t->err, TR_ERR)) return 0;
-    t->config = tr_options_json(t->options);
+    t->config = tr_options_json(t->options, 1);
     if (!t->config) return tr_fail(t->err, TR_ERR, "no memory");
-    /* only a run that goes on from its checkpoint writes the later lines of its log again */
-    return tr_board_open(&t->board, o->tensorboard, t->training ? t->step : 0, t->err, TR_ERR)
-        && tr_log_open(&t->log, o->log, t->training && t->step ? t->step : TR_KEEP_ALL, t->err, TR_ERR)
-        && tr_signals(t->err, TR_ERR);
+    return tr_signals(t->training && !o->checkpoint && isatty(2), t->err, TR_ERR);
 }
-/* The first lines, and the first record of the log. */
+/* Opens log and event file and writes the first record. It is called when the first step, or evaluation, is done: what it needs has been
+   found, and a run that cannot have it leaves no trace. Once; 0: t->err. */
+TR_DEF int tr_lm_begin(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    char *all;
+    if (t->begun) return 1;
+    /* only a run that goes on from its checkpoint writes the later lines of its log again */
+    if (!tr_board_open(&t->board, o->tensorboard, t->training ? t->first : 0, t->err, TR_ERR)
+        || !tr_log_open(&t->log, o->log, t->training && t->first ? t->first : TR_KEEP_ALL, t->err, TR_ERR)) {
+        stx_fail(t->x, STX_ERR_IO, "%s", t->err);
+        return 0;
+    }
+    t->begun = 1;
+    if (!t->training || (t->first && t->first >= t->steps)) return 1;
+    all = tr_options_json(t->options, 0);
+    tr_log_begin(&t->log, t->first ? "resume" : "start");
+    if (t->first) tr_log_int(&t->log, "step", t->first);
+    tr_log_json(&t->log, "config", all);
+    tr_log_int(&t->log, "params", stx_params_size(t->params));
+    if (t->first) tr_log_json(&t->log, "changed", t->adopted.json.n ? t->adopted.json.s : "{}");
+    if (t->first && t->adopted.given.n) tr_log_str(&t->log, "not_in_checkpoint", t->adopted.given.s);
+    free(all);
+    if (!tr_log_end(&t->log)) tr_say(&t->term, "%s: %s", t->options->program, t->log.err);
+    return 1;
+}
+/* The first lines. */
 TR_DEF void tr_lm_hello(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     char size[TR_TEXT_MAX], mem[TR_TEXT_MAX];
-    tr_term_open(&t->term, stdout);
+    tr_term_open(&t->term, stderr);
     tr_count(size, (double)stx_params_size(t->params));
     tr_bytes(mem, (double)stx_bytes(t->x));
-    if (o->device) tr_say(&t->term, "%s parameters, vocabulary %zu, %s, %s, %s of its memory so far", size, stx_vocab_size(t->vocab), stx_backend(t->x), o->precision ? "bf16" : o->tf32 ? "f32 (tf32 products)" : "f32", mem);
-    else tr_say(&t->term, "%s parameters, vocabulary %zu, %d thread%s, %s, %s of memory so far", size, stx_vocab_size(t->vocab), stx_threads(t->x), stx_threads(t->x) > 1 ? "s" : "", o->precision ? "bf16 products" : "f32", mem);
+    if (o->device) tr_say(&t->term, "%s parameters, vocabulary %zu, %s, %s, %s of its memory so far", size, stx_vocab_size(t->vocab),
+        stx_backend(t->x), o->precision ? "bf16" : o->tf32 ? "f32 (tf32 products)" : "f32", mem);
+    else tr_say(&t->term, "%s parameters, vocabulary %zu, %d thread%s, %s, %s of memory so far", size, stx_vocab_size(t->vocab),
+        stx_threads(t->x), stx_threads(t->x) > 1 ? "s" : "", o->precision ? "bf16 products" : "f32", mem);
     if (t->text[0]) {
+        int told = tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT;
         tr_bytes(size, (double)stx_corpus_bytes(t->text[0]));
-        tr_say(&t->term, "training text: %s, %zu tokens; step %llu of %llu", size, stx_corpus_size(t->text[0]), (unsigned long long)t->step, (unsigned long long)t->steps);
+        tr_say(&t->term, "training text%s%.1000s: %s, %zu tokens; step %llu of %llu",
+               told ? " of the checkpoint, " : "", told ? o->data : "",
+               size, stx_corpus_size(t->text[0]), (unsigned long long)t->step, (unsigned long long)t->steps);
     }
-    if (t->step == 0 && t->training) {
-        tr_log_begin(&t->log, "start");
-        tr_log_json(&t->log, "config", t->config);
-        tr_log_int(&t->log, "params", stx_params_size(t->params));
-        tr_lm_note(t, t->log.err, tr_log_end(&t->log));
-    }
+    if (!t->training) return;
+    if (t->sized.n) tr_say(&t->term, "no --preset, so sized by the text:%s", t->sized.s);
+    if (t->first && t->adopted.given.n) tr_say(&t->term, "not in the checkpoint, taken from the command line or preset: %.1500s",
+        t->adopted.given.s);
+    if (t->first && t->adopted.changed.n) tr_say(&t->term, "going on with other options than the checkpoint's (in brackets): "
+        "%.1500s", t->adopted.changed.s);
+    if (t->first && t->step >= t->steps) tr_say(&t->term, "the run is at its end: a larger --steps goes on");
+    else if (!o->checkpoint) tr_say(&t->term, "no --checkpoint: nothing will be saved; with --checkpoint FILE the model is kept, and "
+        "a run that was stopped goes on");
 }
 TR_DEF void tr_lm_close(tr_lm *t) {
     int part;
@@ -1995,12 +2327,17 @@ TR_DEF void tr_lm_close(tr_lm *t) {
     stx_vocab_free(t->vocab);
     tr_log_close(&t->log);
     tr_board_close(&t->board);
+    tr_adopted_free(&t->adopted);
+    tr_buf_free(&t->sized);
+    tr_options_free(t->options);
     free(t->config);
+    free(t->prompt);
     stx_destroy(t->x);
 }
 
 /* ---- training: what a step leaves for people */
 
+TR_DEF void tr_lm_note(tr_lm *t, const char *what, int ok) { if (!ok) tr_say(&t->term, "%s: %s", t->options->program, what); }
 /* A point of a curve of TensorBoard. */
 TR_DEF void tr_lm_point(tr_lm *t, const char *tag, double x) { tr_lm_note(t, t->board.err, tr_board_scalar(&t->board, tag, t->step, x)); }
 /* Progress; loss: of this step. */
@@ -2016,19 +2353,41 @@ TR_DEF void tr_lm_show(tr_lm *t, double loss, int due) {
     p.left = tr_rate_left(&t->rate, t->steps - t->step);
     tr_show(&t->term, &p, due);
 }
+/* Calls the step by way of stx_step_run; when steps cannot be replayed, says why, once. */
+TR_DEF int tr_lm_step(tr_lm *t, uint64_t key, stx_step_fn step, void *user) {
+    const char *why = stx_step_note(t->x);      /* of the step before */
+    if (*why && !t->noted) {
+        t->noted = 1;
+        tr_say(&t->term, "%s", why);
+        tr_log_begin(&t->log, "note");
+        tr_log_int(&t->log, "step", t->step);
+        tr_log_str(&t->log, "note", why);
+        tr_lm_note(t, t->log.err, tr_log_end(&t->log));
+    }
+    return stx_step_run(t->x, key, step, user);
+}
 /* Begins a record "train"; loss: the mean since the last one. The trainer adds its own numbers and ends it. */
 TR_DEF void tr_lm_log_step(tr_lm *t, double loss) {
+    double metric = tr_lm_metric(t, t->text[0], loss);
     tr_log_begin(&t->log, "train");
     tr_log_int(&t->log, "step", t->step);
     tr_log_num(&t->log, "loss", loss);
-    tr_log_num(&t->log, tr_lm_unit(t), tr_lm_metric(t, t->text[0], loss));
+    tr_log_num(&t->log, tr_lm_unit(t), metric);
     tr_log_num(&t->log, "lr", t->lr);
     tr_log_num(&t->log, "grad_norm", t->optim->grad_norm);
     tr_log_num(&t->log, "tokens_per_s", tr_rate_tokens(&t->rate));
     tr_log_int(&t->log, "peak_bytes", stx_peak_bytes(t->x));
     tr_lm_point(t, "train/loss", loss);
+    tr_lm_point(t, t->words ? "train/ppl" : "train/bpb", metric);
     tr_lm_point(t, "train/lr", t->lr);
     tr_lm_point(t, "train/grad_norm", t->optim->grad_norm);
+    tr_lm_point(t, "train/tokens_per_s", tr_rate_tokens(&t->rate));
+}
+/* Is this evaluation the best so far? (A stop during it leaves a NaN: not better.) */
+TR_DEF int tr_lm_better(tr_lm *t, double nll) {
+    if (!(isnan(t->best) ? !isnan(nll) : nll < t->best)) return 0;
+    t->best = nll;
+    return 1;
 }
 
 /* ---- evaluation */
@@ -2043,7 +2402,8 @@ TR_DEF void tr_lm_fit(const stx_corpus *text, size_t *B, size_t *T) {
 typedef double (*tr_lm_score)(void *user, const stx_ids *in, const stx_ids *targets);
 /* Mean nll over a text, nats per token, and the number of tokens that it is of. blocks 0: the whole text. NaN in error, or when a
    signal wants the run to stop. */
-TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, uint64_t blocks, int rule, tr_lm_score score, void *user, double *scored) {
+TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, uint64_t blocks, int rule, tr_lm_score score,
+    void *user, double *scored) {
     stx_batches_desc d;
     stx_batches *b;
     int32_t *in = (int32_t *)malloc(B * T * sizeof *in), *out = (int32_t *)malloc(B * T * sizeof *out);
@@ -2068,15 +2428,23 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     *scored = count;
     return count > 0 && !tr_stop_requested() ? sum / count : (double)NAN;
 }
-/* Tells the result of an evaluation; 0 when there was an error in place of one. */
-TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, int of_part) {
+/* A result: to standard output, or where that is for the generated text, to standard error. */
+TR_DEF FILE *tr_lm_results(const tr_lm *t) { return t->opt->generate ? stderr : stdout; }
+/* Tells what an evaluation gave; 0 when there was an error in place of it. */
+TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, uint64_t blocks) {
     static const char *const split[3] = {"train", "valid", "test"};
     double m;
-    char tag[40];
+    char tag[40], *line = t->result;
     if (tr_stop_requested()) return 1;
-    if (!stx_ok(t->x)) return 0;
+    if (!stx_ok(t->x) || !tr_lm_begin(t)) return 0;
+    if (part == 1) { t->evaluated = t->step; t->blocks = blocks; }
     m = tr_lm_metric(t, t->text[part], nll);
-    tr_say(&t->term, "step %llu: %s %s %.4f (loss %.4f%s)", (unsigned long long)t->step, split[part], tr_lm_unit(t), m, nll, of_part ? ", part of the text" : "");
+    snprintf(t->result, sizeof t->result, "step %llu: %s %s %.4f (loss %.4f%s)", (unsigned long long)t->step, split[part],
+        tr_lm_unit(t), m, nll, blocks ? ", part of the text" : "");
+    tr_term_close(&t->term);      /* the progress line of this step stays above it */
+    if (t->last && tr_lm_results(t) == stdout) printf("%s\n", line);
+    else tr_say(&t->term, "%s", line);
+    fflush(stdout);
     tr_log_begin(&t->log, "eval");
     tr_log_str(&t->log, "split", split[part]);
     tr_log_num(&t->log, "loss", nll);
@@ -2084,8 +2452,10 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, int of_pa
     tr_log_int(&t->log, "step", t->step);
     tr_log_int(&t->log, "tokens", (uint64_t)scored);
     tr_lm_note(t, t->log.err, tr_log_end(&t->log));
-    snprintf(tag, sizeof tag, "%s/%s%s", split[part], tr_lm_unit(t), of_part ? "_of_part" : "");
+    snprintf(tag, sizeof tag, "%s/%s%s", split[part], tr_lm_unit(t), blocks ? "_of_part" : "");
     tr_lm_point(t, tag, m);
+    snprintf(tag, sizeof tag, "%s/loss%s", split[part], blocks ? "_of_part" : "");
+    tr_lm_point(t, tag, nll);
     return 1;
 }
 
@@ -2093,27 +2463,43 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, int of_pa
 
 /* Feeds n ids to the trainer's generator and returns the logits (V) after them; NULL in error. */
 typedef const stx_real *(*tr_lm_feed)(void *user, const int32_t *ids, size_t n);
-/* The prompt, and --generate tokens after it, to standard output. */
+/* A seed that differs from run to run, short enough to be typed. */
+TR_DEF uint64_t tr_lm_entropy(void) {
+    uint64_t v = (uint64_t)time(NULL) * 1000003u + (uint64_t)getpid();
+    FILE *f = fopen("/dev/urandom", "rb");
+    if (f != NULL) {
+        if (fread(&v, sizeof v, 1, f) != 1) v ^= (uint64_t)(tr_seconds() * 1e9);
+        fclose(f);
+    }
+    return v % 1000000000;
+}
+/* The prompt, --generate tokens after it, and a line end if they do not end in one, to standard output. Draws depend on --seed and the
+   prompt: with the same draws for all, texts from different prompts run into one another. */
 TR_DEF int tr_lm_generate(tr_lm *t, tr_lm_feed feed, void *user) {
     const tr_lm_opt *o = t->opt;
-    size_t V = stx_vocab_size(t->vocab), n, len;
-    const char *prompt = o->prompt && *o->prompt ? o->prompt : NULL;
+    size_t V = stx_vocab_size(t->vocab), n, len = 0;
     int32_t *ids, token = stx_vocab_eos(t->vocab);
     stx_real *work = (stx_real *)malloc(V * sizeof *work);
     const stx_real *logits = NULL;
     stx_sampling s;
     uint64_t i;
-    char piece[4096];
+    char piece[4096], end = '\n';
     if (!work) { stx_fail(t->x, STX_ERR_MEMORY, "no memory to sample"); return 0; }
     memset(&s, 0, sizeof s);
-    s.temperature = o->temperature; s.top_k = o->top_k; s.top_p = o->top_p; s.seed = o->seed;
-    if (prompt) {
-        n = stx_vocab_encode(t->vocab, prompt, strlen(prompt), NULL, 0);
+    s.temperature = o->temperature; s.top_k = o->top_k; s.top_p = o->top_p;
+    s.seed = tr_given(t->options, "seed") ? o->seed : tr_lm_entropy();
+    if (s.temperature > 0 && !tr_given(t->options, "seed")) tr_say(&t->term, "--- drawn with --seed %llu", (unsigned long long)s.seed);
+    if (t->prompt_len) {
+        uint64_t h = 14695981039346656037u;
+        for (i = 0; i < t->prompt_len; i++) h = (h ^ (unsigned char)t->prompt[i]) * 1099511628211u;
+        s.seed ^= h;
+        n = stx_vocab_encode(t->vocab, t->prompt, t->prompt_len, NULL, 0);
         if (n == STX_NPOS || !n) { free(work); stx_fail(t->x, STX_ERR_ARG, "--prompt gives no tokens"); return 0; }
         ids = (int32_t *)malloc(n * sizeof *ids);
         if (!ids) { free(work); stx_fail(t->x, STX_ERR_MEMORY, "no memory for the prompt"); return 0; }
-        stx_vocab_encode(t->vocab, prompt, strlen(prompt), ids, n);
-        fputs(prompt, stdout);
+        stx_vocab_encode(t->vocab, t->prompt, t->prompt_len, ids, n);
+        fwrite(t->prompt, 1, t->prompt_len, stdout);
+        end = t->prompt[t->prompt_len - 1];
         if (stx_vocab_kind(t->vocab) == STX_TOK_WORDS) putchar(' ');
         logits = feed(user, ids, n);
         free(ids);
@@ -2126,14 +2512,159 @@ TR_DEF int tr_lm_generate(tr_lm *t, tr_lm_feed feed, void *user) {
         token = stx_sample(&s, i, logits, V, work);
         if (token < 0) { stx_fail(t->x, STX_ERR_ARG, "the model's output is not finite"); break; }
         len = stx_vocab_decode(t->vocab, &token, 1, piece, sizeof piece);
-        if (len != STX_NPOS) fwrite(piece, 1, len < sizeof piece ? len : sizeof piece, stdout);
+        if (len != STX_NPOS) {
+            if (len > sizeof piece) len = sizeof piece;
+            fwrite(piece, 1, len, stdout);
+            if (len) end = piece[len - 1];
+        }
         fflush(stdout);
         logits = feed(user, &token, 1);
     }
-    putchar('\n');
+    if (end != '\n') putchar('\n');
     if (fflush(stdout) || ferror(stdout)) stx_fail(t->x, STX_ERR_IO, "the generated text cannot be written: %s", strerror(errno));
     free(work);
     return stx_ok(t->x);
+}
+
+/* ---- the whole program */
+
+/* Parameters of the model that the options describe; 0: t->err. */
+TR_DEF size_t tr_lm_count(tr_lm *t, size_t vocab) {
+    size_t n = t->kind->count(t, vocab);
+    if (n == SIZE_MAX) tr_fail(t->err, TR_ERR, "more parameters than can be counted: give a smaller --hid-sz, --nlayers or vocabulary");
+    return n == SIZE_MAX ? 0 : n;
+}
+TR_DEF int tr_lm_list_presets(tr_lm *t) {
+    const tr_preset *p;
+    printf("preset\tlayers\td\tvocabulary\tparameters\n");
+    for (p = t->options->preset; p->name; p++) {
+        size_t vocab, n;
+        if (!tr_reset(t->options, t->err, TR_ERR) || !tr_apply_preset(t->options, p, t->err, TR_ERR) || !tr_lm_context(t)) return 0;
+        vocab = t->opt->vocab ? t->opt->vocab : 256;
+        n = tr_lm_count(t, vocab);
+        if (!n) return 0;
+        printf("%s\t%llu\t%llu\t%zu\t%zu\n", p->name, (unsigned long long)tr_lm_number(t, "nlayers", 0),
+            (unsigned long long)tr_lm_number(t, "hid-sz", 0), vocab, n);
+    }
+    return fflush(stdout) == 0 ? 1 : tr_fail(t->err, TR_ERR, "cannot print: %s", strerror(errno));
+}
+/* Sizes, without making the model. */
+TR_DEF int tr_lm_dry_run(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    stx_file *f = NULL;
+    size_t vocab, n;
+    double states = 0;
+    char count[TR_TEXT_MAX], adam[TR_TEXT_MAX], kept[TR_TEXT_MAX], line[160];
+    int ok, there;
+    if (!tr_lm_context(t)) return 0;
+    ok = tr_lm_open_checkpoint(t, &f);
+    there = f != NULL;
+    stx_file_close(f);
+    if (!ok || !t->kind->check(t)) return 0;
+    if (tr_given(t->options, "data") && !there && (!tr_lm_data(t) || !tr_lm_size(t))) return 0;
+    vocab = t->vocab ? stx_vocab_size(t->vocab) : o->vocab ? (size_t)o->vocab : 256;
+    n = tr_lm_count(t, vocab);
+    if (!n) return 0;
+    t->kind->shape(t, line, sizeof line, &states);
+    tr_count(count, (double)n);
+    tr_bytes(adam, 4.0 * (double)n * sizeof(stx_real));
+    tr_bytes(kept, states * sizeof(stx_real));
+    printf("%zu parameters (%s), vocabulary %zu\n%s\n", n, count, vocab, line);
+    printf("%s for values, gradients and the optimiser; %s for states and memories of %llu streams, in float; activations come on "
+        "top\n", adam, kept,
+           (unsigned long long)tr_lm_number(t, "batch-sz", 1));
+    return fflush(stdout) == 0 ? 1 : tr_fail(t->err, TR_ERR, "cannot print: %s", strerror(errno));
+}
+TR_DEF int tr_lm_check(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    uint64_t B = tr_lm_number(t, "batch-sz", 1), split = tr_lm_number(t, "batch-split", 1);
+    if (B % split)
+        return tr_fail(t->err, TR_ERR, "--batch-split %llu does not divide --batch-sz %llu",
+                       (unsigned long long)split, (unsigned long long)B);
+    if (t->training && o->best && o->checkpoint && !strcmp(o->best, o->checkpoint))
+        return tr_fail(t->err, TR_ERR, "--best and --checkpoint are the same file");
+    return t->kind->check(t);
+}
+/* Everything that can be refused is refused here, before a file is written, but for what the first step shows. */
+TR_DEF int tr_lm_prepare(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    stx_file *f = NULL;
+    int ok, more = t->training || !o->no_train || tr_given(t->options, "data");
+    if (!tr_lm_context(t)) return 0;
+    if (!t->training && !o->checkpoint) return tr_fail(t->err, TR_ERR, "to evaluate or generate without training, a --checkpoint to "
+        "load is needed");
+    ok = tr_lm_open_checkpoint(t, &f) && tr_lm_check(t);      /* first: it decides the model, the precision and the vocabulary */
+    ok = ok && (!more || tr_lm_data(t));
+    if (ok && t->training && !f) ok = tr_lm_size(t) && tr_lm_check(t);
+    if (ok && t->training && o->best && !t->text[1]) ok = tr_fail(t->err, TR_ERR, "--best: there is no validation text");
+    t->words = o->unit == TR_PPL || (o->unit == TR_AUTO && o->tokens == TR_WORDS);
+    if (ok) t->kind->plan(t);
+    ok = ok && t->kind->make(t);
+    if (ok && f && !t->kind->load(t, f)) ok = tr_fail(t->err, TR_ERR, "%s: %s", o->checkpoint, stx_error(t->x));
+    stx_file_close(f);
+    return ok && tr_lm_open(t);
+}
+/* Why the run ended with an error; its exit code. */
+TR_DEF int tr_lm_failed(tr_lm *t) {
+    int early = !t->begun && (stx_error_code(t->x) == STX_ERR_MEMORY || stx_error_code(t->x) == STX_ERR_IO);
+    tr_lm_why(t);
+    fprintf(stderr, "%s: %s\n", t->options->program, t->err);
+    return early ? 2 : 1;
+}
+TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
+    const tr_lm_opt *o = t->opt;
+    uint64_t blocks = t->training && tr_given(t->options, "eval-blocks") ? o->eval_blocks : 0;
+    double nll;
+    int ok = 1;
+    tr_lm_hello(t);
+    if (t->training) ok = t->kind->train(t);
+    if (ok && !tr_stop_requested() && (t->training || evaluating)) {
+        t->last = 1;
+        if (t->evaluated != t->step || t->blocks != blocks) ok = t->kind->evaluate(t, 1, blocks, &nll);
+        else if (tr_lm_results(t) == stdout) printf("%s\n", t->result);      /* --best wanted it already */
+        if (ok && !t->training) ok = t->kind->evaluate(t, 2, 0, &nll);
+    }
+    tr_term_close(&t->term);
+    if (ok && !tr_stop_requested()) ok = tr_lm_begin(t);      /* there was nothing to train and nothing to evaluate */
+    if (ok && !tr_stop_requested()) t->kind->learned(t, tr_lm_results(t));
+    if (ok && (fflush(stdout) || ferror(stdout))) {
+        if (t->training) fprintf(stderr, "%s: the results cannot be written: %s\n", o->log ? o->log : t->options->program, strerror(errno));
+        else { stx_fail(t->x, STX_ERR_IO, "the results cannot be written: %s", strerror(errno)); ok = 0; }
+        clearerr(stdout);
+    }
+    if (ok && !tr_stop_requested() && o->generate) ok = t->kind->generate(t);
+    if (!ok) return tr_lm_failed(t);
+    if (!tr_stop_requested()) return 0;
+    if (t->training)
+        fprintf(stderr, "stopped at step %llu%s\n", (unsigned long long)t->step,
+                !o->checkpoint ? "; nothing is saved, for there is no --checkpoint" :
+                t->step > t->first ? "; the checkpoint is saved, the same command goes on from it" : "");
+    else fprintf(stderr, "%s: stopped before the end\n", t->options->program);
+    return 128 + tr_stop_requested();
+}
+/* Reads the command line, runs, returns the exit code. t is the first member of the trainer's own struct, zeroed. evaluate: an
+   option of the
+   trainer's that asks for an evaluation and no training, or NULL. */
+TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, const tr_lm_opt *opt, const int *evaluate, int argc,
+    char **argv) {
+    int code = 0, evaluating;
+    t->options = options; t->opt = opt; t->kind = kind;
+    t->best = (double)NAN;
+    t->evaluated = UINT64_MAX;
+    t->log.out.fd = t->board.out.fd = -1;
+    switch (tr_parse(options, argc, argv, t->err, TR_ERR)) {
+    case 0: code = tr_lm_refuse(t); break;
+    case 2: break;
+    default:
+        evaluating = opt->eval_only || (evaluate && *evaluate);
+        t->training = !evaluating && !opt->no_train && !opt->dry_run;
+        if (opt->version) printf("%s, seqtx %s\n", options->program, STX_VERSION);
+        else if (opt->list_presets) code = tr_lm_list_presets(t) ? 0 : tr_lm_refuse(t);
+        else if (opt->dry_run) code = tr_lm_dry_run(t) ? 0 : tr_lm_refuse(t);
+        else code = tr_lm_prepare(t) ? tr_lm_run(t, evaluating) : tr_lm_refuse(t);
+    }
+    tr_lm_close(t);
+    return code;
 }
 #endif /* TR_LM */
 

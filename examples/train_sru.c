@@ -22,168 +22,178 @@ static struct {
     double highway_bias, v_init, alpha_init, dropout, attn_dropout, rnn_dropout, io_dropout, emb_dropout;
     int tied, adapt_io, adapt_io_separate;
     double adapt_io_divval;
-    const char *cutoffs, *best;
-    int optim, radam_skip, schedule, lr_first_zero, sum_loss, dry_run;
+    const char *cutoffs;
+    int optim, radam_skip, schedule, lr_first_zero, sum_loss;
     double lr, momentum, weight_decay, grad_clip, lr_min, lr_decay;
-    uint64_t lr_warmup, lr_decay_from, lr_decay_every, batch_sz, batch_split, update_param_freq, block_sz, eval_unroll, vocab;
+    uint64_t lr_warmup, lr_decay_from, lr_decay_every, batch_sz, batch_split, update_param_freq, block_sz, eval_unroll;
     tr_lm_opt lm;
-} opt = {
-    CELL_SRUPP,
-    4, 512, 0, 128, 1, 0, 0,
-    1, 1, 0, STX_SRU_NORM_NONE, 0, 1, 0, 0, 0, 0, 0, 0,
-    -2, 0, 0, 0.1, 0.1, 0, 0, 0,
-    0, 0, 0,
-    4,
-    NULL, NULL,
-    0, 0, LR_RECURSIVE, 0, 0, 0,
-    0.0003, 0, 0.1, 1, 0, 1,
-    100, 0, 0, 16, 1, 1, 256, 0, 0,
-    TR_LM_DEFAULTS
-};
+} opt;
 
+/* The second column says what a checkpoint does with an option: see "Resuming" in train.h. */
 static tr_opt table[] = {
     TR_GROUP("Model"),
-    TR_CHOICE("cell", &opt.cell, "sru++|sru", "sru++: attention inside the products of every layer; sru: recurrence alone"),
-    TR_SIZE("nlayers", &opt.nlayers, 1, 4096, "layers"),
-    TR_SIZE("hid-sz", &opt.hid_sz, 1, 1u << 28, "hidden size d"),
-    TR_SIZE("emb-sz", &opt.emb_sz, 0, 1u << 28, "width of the embedding, with --adapt-io of its first cluster; 0: --hid-sz"),
-    TR_SIZE("proj-sz", &opt.proj_sz, 0, 1u << 28, "width d' inside a layer's product; sru++: 0 is a quarter of --hid-sz; sru: 0 is none, and a layer that is not wider has none"),
-    TR_FLAG("skip", &opt.skip, "highway from a layer's input to its output"),
-    TR_REAL("highway-bias", &opt.highway_bias, -80, 80, "first bias of the reset gate"),
-    TR_FLAG("rescale", &opt.rescale, "multiply the highway by sqrt(1 + 2 e^bias)"),
-    TR_FLAG("tanh", &opt.tanh, "tanh of the state"),
-    TR_FLAG("v1", &opt.v1, "gates do not see the state (SRU of 2017)"),
-    TR_CHOICE("norm", &opt.norm, "none|before|after", "layer norm of each cell: before the product, or after the recurrence"),
-    TR_FLAG("input-first", &opt.input_first, "with another --emb-sz: bring the embedding to --hid-sz first, so that all layers are alike"),
-    TR_REAL_OPEN("dropout", &opt.dropout, TR_OPEN_MAX, 0, 1, "on the embedding, in every layer, on the output"),
-    TR_REAL_OPEN("rnn-dropout", &opt.rnn_dropout, TR_OPEN_MAX, 0, 1, "on the input of every product, one draw for all times"),
-    TR_FLAG("init-xavier", &opt.init_xavier, "sru: first values as in 3.0 of the reference, not 2.6; sru++ has them always"),
-    TR_REAL("v-init", &opt.v_init, 0, 1e6, "first values of the gates' weights of the state are up to this; 0: the reference's"),
-    TR_FLAG("literal", &opt.literal, "the reference's own form: --norm before leaves out the memory"),
-    TR_FLAG("recompute", &opt.recompute, "make activations again in backward: less memory, more time"),
+    TR_CHOICE("cell", TR_MODEL, &opt.cell, "sru++|sru", "sru++: attention inside the products of every layer; sru: recurrence alone"),
+    TR_SIZE("nlayers", TR_MODEL, &opt.nlayers, 1, 4096, "layers"),
+    TR_SIZE("hid-sz", TR_MODEL, &opt.hid_sz, 1, 1u << 28, "hidden size d"),
+    TR_SIZE("emb-sz", TR_MODEL, &opt.emb_sz, 0, 1u << 28, "width of the embedding, with --adapt-io of its first cluster; 0: --hid-sz"),
+    TR_SIZE("proj-sz", TR_MODEL, &opt.proj_sz, 0, 1u << 28, "width d' inside a layer's product; sru++: 0 is a quarter of --hid-sz; "
+        "sru: 0 is none, and a layer that is not wider has none"),
+    TR_FLAG("skip", TR_MODEL, &opt.skip, "highway from a layer's input to its output"),
+    TR_REAL("highway-bias", TR_MODEL, &opt.highway_bias, -80, 80, "first bias of the reset gate"),
+    TR_FLAG("rescale", TR_MODEL, &opt.rescale, "multiply the highway by sqrt(1 + 2 e^bias)"),
+    TR_FLAG("tanh", TR_MODEL, &opt.tanh, "tanh of the state"),
+    TR_FLAG("v1", TR_MODEL, &opt.v1, "gates do not see the state (SRU of 2017)"),
+    TR_CHOICE("norm", TR_MODEL, &opt.norm, "none|before|after", "layer norm of each cell: before the product, or after the recurrence"),
+    TR_FLAG("input-first", TR_MODEL, &opt.input_first, "with another --emb-sz: bring the embedding to --hid-sz first, so that all "
+        "layers are alike"),
+    TR_REAL_OPEN("dropout", TR_FREE, &opt.dropout, TR_OPEN_MAX, 0, 1, "on the embedding, in every layer, on the output"),
+    TR_REAL_OPEN("rnn-dropout", TR_FREE, &opt.rnn_dropout, TR_OPEN_MAX, 0, 1, "on the input of every product, one draw for all times"),
+    TR_FLAG("init-xavier", TR_FIXED, &opt.init_xavier, "sru: first values as in 3.0 of the reference, not 2.6; sru++ has them always"),
+    TR_REAL("v-init", TR_FIXED, &opt.v_init, 0, 1e6, "first values of the gates' weights of the state are up to this; 0: the reference's"),
+    TR_FLAG("literal", TR_MODEL, &opt.literal, "the reference's own form: --norm before leaves out the memory"),
+    TR_FLAG("recompute", TR_FREE, &opt.recompute, "make activations again in backward: less memory, more time"),
     TR_GROUP("Attention (sru++)"),
-    TR_SIZE("nheads", &opt.nheads, 1, 256, "attention heads; must divide --proj-sz"),
-    TR_FLAG("attention", &opt.attention, "layers attend; without, they project only"),
-    TR_SIZE("attention-every", &opt.attention_every, 0, 4096, "only layers N, 2 N, .. attend; 0: all"),
-    TR_SIZE("attention-last", &opt.attention_last, 0, 4096, "only the last N layers attend; 0: all"),
-    TR_REAL_OPEN("attn-dropout", &opt.attn_dropout, TR_OPEN_MAX, 0, 1, "on attention weights"),
-    TR_FLAG("attn-norm", &opt.attn_norm, "layer norm in the product of a layer"),
-    TR_FLAG("attn-norm-first", &opt.attn_norm_first, "... before the attention in place of after it"),
-    TR_REAL("alpha-init", &opt.alpha_init, -1e6, 1e6, "first weight of the attention; 0: it is learned from nothing"),
+    TR_SIZE("nheads", TR_MODEL, &opt.nheads, 1, 256, "attention heads; must divide --proj-sz"),
+    TR_FLAG("attention", TR_MODEL, &opt.attention, "layers attend; without, they project only"),
+    TR_SIZE("attention-every", TR_MODEL, &opt.attention_every, 0, 4096, "only layers N, 2 N, .. attend; 0: all"),
+    TR_SIZE("attention-last", TR_MODEL, &opt.attention_last, 0, 4096, "only the last N layers attend; 0: all"),
+    TR_REAL_OPEN("attn-dropout", TR_FREE, &opt.attn_dropout, TR_OPEN_MAX, 0, 1, "on attention weights"),
+    TR_FLAG("attn-norm", TR_MODEL, &opt.attn_norm, "layer norm in the product of a layer"),
+    TR_FLAG("attn-norm-first", TR_MODEL, &opt.attn_norm_first, "... before the attention in place of after it"),
+    TR_REAL("alpha-init", TR_FIXED, &opt.alpha_init, -1e6, 1e6, "first weight of the attention; 0: it is learned from nothing"),
     TR_GROUP("Input and output"),
-    TR_FLAG("tied", &opt.tied, "the output's matrix is the embedding's"),
-    TR_FLAG("adapt-io", &opt.adapt_io, "adaptive embedding and softmax with common tables, for large vocabularies"),
-    TR_FLAG("adapt-io-separate", &opt.adapt_io_separate, "... with projections of their own"),
-    TR_REAL_OPEN("adapt-io-divval", &opt.adapt_io_divval, TR_OPEN_MIN, 1, 1e6, "each cluster is this much narrower than the one before"),
-    TR_TEXT("adapt-io-cutoffs", &opt.cutoffs, "cluster ends, as 20000,40000,200000 (which is the default)"),
-    TR_REAL("io-dropout", &opt.io_dropout, -1, 0.99, "on embedding and output; 0: as --dropout, -1: none"),
-    TR_REAL_OPEN("emb-dropout", &opt.emb_dropout, TR_OPEN_MAX, 0, 1, "inside the adaptive embedding and softmax"),
+    TR_FLAG("tied", TR_MODEL, &opt.tied, "the output's matrix is the embedding's"),
+    TR_FLAG("adapt-io", TR_MODEL, &opt.adapt_io, "adaptive embedding and softmax with common tables, for large vocabularies"),
+    TR_FLAG("adapt-io-separate", TR_MODEL, &opt.adapt_io_separate, "... with projections of their own"),
+    TR_REAL_OPEN("adapt-io-divval", TR_MODEL, &opt.adapt_io_divval, TR_OPEN_MIN, 1, 1e6,
+        "each cluster is this much narrower than the one before"),
+    TR_TEXT("adapt-io-cutoffs", TR_MODEL, &opt.cutoffs, "cluster ends, as 20000,40000,200000 (which is the default)"),
+    TR_REAL("io-dropout", TR_FREE, &opt.io_dropout, -1, 0.99, "on embedding and output; 0: as --dropout, -1: none"),
+    TR_REAL_OPEN("emb-dropout", TR_FREE, &opt.emb_dropout, TR_OPEN_MAX, 0, 1, "inside the adaptive embedding and softmax"),
     TR_GROUP("Optimisation"),
-    TR_CHOICE("optim", &opt.optim, "radam|adamw|adam|sgd|adagrad", "optimiser"),
-    TR_FLAG("radam-skip", &opt.radam_skip, "radam: no update while the variance is unknown (5 steps), as later versions do; else one without it"),
-    TR_REAL("lr", &opt.lr, 0, 1e6, "learning rate"),
-    TR_CHOICE("schedule", &opt.schedule, "constant|cosine|inv-sqrt|recursive|noam", "learning rate after the warm-up; recursive: the reference's cosine, from the end of the warm-up; noam: lr / sqrt(d) min(n^-0.5, n warmup^-1.5)"),
-    TR_SIZE("lr-warmup", &opt.lr_warmup, 0, TR_INF, "updates of linear warm-up"),
-    TR_FLAG("lr-first-zero", &opt.lr_first_zero, "recursive: the first update has rate 0, as in the reference's WikiText-103 trainer"),
-    TR_REAL("lr-min", &opt.lr_min, 0, 1e6, "end of the cosine"),
-    TR_REAL_OPEN("lr-decay", &opt.lr_decay, TR_OPEN_MIN, 0, 1, "after --lr-decay-from updates the rate, of every schedule, is multiplied by this; 1: never"),
-    TR_SIZE("lr-decay-from", &opt.lr_decay_from, 0, TR_INF, "..."),
-    TR_SIZE("lr-decay-every", &opt.lr_decay_every, 0, TR_INF, "... and again after each so many more; 0: only once"),
-    TR_REAL("momentum", &opt.momentum, 0, 1, "of sgd"),
-    TR_REAL("weight-decay", &opt.weight_decay, 0, 1e6, "of radam and adamw (decoupled), adam and sgd (in the gradient); adagrad has none"),
-    TR_REAL("grad-clip", &opt.grad_clip, 0, 1e9, "largest gradient norm: per tensor with adagrad, of all together otherwise; 0: none"),
-    TR_FLAG("sum-loss", &opt.sum_loss, "the loss is the sum over a block's times, not the mean: gradients are --block-sz times as large"),
-    TR_SIZE("batch-sz", &opt.batch_sz, 1, 1u << 30, "parallel streams of text"),
-    TR_SIZE("batch-split", &opt.batch_split, 1, 1u << 30, "work on the batch in this many parts, one after the other (less memory)"),
-    TR_SIZE("block-sz", &opt.block_sz, 1, 1u << 30, "tokens of each stream per pass (unroll); attention also sees the block before"),
-    TR_SIZE("update-param-freq", &opt.update_param_freq, 1, 1u << 20, "blocks of each stream per update, one after the other"),
-    TR_SIZE("steps", &opt.lm.steps, 0, TR_INF, "updates in all; 0: 1000"),
-    TR_SIZE("seed", &opt.lm.seed, 0, TR_INF, "of initial values, dropout and sampling"),
+    TR_CHOICE("optim", TR_FIXED, &opt.optim, "radam|adamw|adam|sgd|adagrad", "optimiser"),
+    TR_FLAG("radam-skip", TR_FIXED, &opt.radam_skip, "radam: no update while the variance is unknown (5 steps), as later versions do; "
+        "else one without it"),
+    TR_REAL("lr", TR_FREE, &opt.lr, 0, 1e6, "learning rate"),
+    TR_CHOICE("schedule", TR_FREE, &opt.schedule, "constant|cosine|inv-sqrt|recursive|noam",
+        "learning rate after the warm-up; recursive: the reference's cosine, from the end of the warm-up; noam: lr / sqrt(d) "
+        "min(n^-0.5, n warmup^-1.5)"),
+    TR_SIZE("lr-warmup", TR_FREE, &opt.lr_warmup, 0, TR_INF, "updates of linear warm-up"),
+    TR_FLAG("lr-first-zero", TR_FREE, &opt.lr_first_zero, "recursive: the first update has rate 0, as in the reference's WikiText-103 "
+        "trainer"),
+    TR_REAL("lr-min", TR_FREE, &opt.lr_min, 0, 1e6, "end of the cosine"),
+    TR_REAL_OPEN("lr-decay", TR_FREE, &opt.lr_decay, TR_OPEN_MIN, 0, 1, "after --lr-decay-from updates the rate, of every schedule, "
+        "is multiplied by this; 1: never"),
+    TR_SIZE("lr-decay-from", TR_FREE, &opt.lr_decay_from, 0, TR_INF, "..."),
+    TR_SIZE("lr-decay-every", TR_FREE, &opt.lr_decay_every, 0, TR_INF, "... and again after each so many more; 0: only once"),
+    TR_REAL("momentum", TR_FIXED, &opt.momentum, 0, 1, "of sgd"),
+    TR_REAL("weight-decay", TR_FREE, &opt.weight_decay, 0, 1e6, "of radam and adamw (decoupled), adam and sgd (in the gradient); "
+        "adagrad has none"),
+    TR_REAL("grad-clip", TR_FREE, &opt.grad_clip, 0, 1e9, "largest gradient norm: per tensor with adagrad, of all together otherwise; "
+        "0: none"),
+    TR_FLAG("sum-loss", TR_FIXED, &opt.sum_loss, "the loss is the sum over a block's times, not the mean: gradients are --block-sz "
+        "times as large"),
+    TR_SIZE("batch-sz", TR_FIXED, &opt.batch_sz, 1, 1u << 30, "parallel streams of text"),
+    TR_SIZE("batch-split", TR_FIXED, &opt.batch_split, 1, 1u << 30, "work on the batch in this many parts, one after the other (less "
+        "memory)"),
+    TR_SIZE("block-sz", TR_FIXED, &opt.block_sz, 1, 1u << 30, "tokens of each stream per pass (unroll); attention also sees the block "
+        "before"),
+    TR_SIZE("update-param-freq", TR_FIXED, &opt.update_param_freq, 1, 1u << 20, "blocks of each stream per update, one after the other"),
+    TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF, "updates in all; 0: 1000"),
+    TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF, "of initial values and dropout; of sampling where it is given, else that "
+        "differs every time"),
     TR_LM_DATA(opt.lm),
     TR_LM_SAVING(opt.lm, "only at the end", "the whole text"),
-    TR_TEXT("best", &opt.best, "save here whenever an evaluation of --eval-every is the best so far"),
-    TR_SIZE("eval-unroll", &opt.eval_unroll, 0, 1u << 30, "evaluation and generation: block, and how far back attention sees from every token; 0: --block-sz"),
+    TR_SIZE("eval-unroll", TR_FREE, &opt.eval_unroll, 0, 1u << 30, "evaluation and generation: block, and how far back attention sees "
+        "from every token; 0: --block-sz"),
     TR_LM_RUNNING(opt.lm),
-    TR_FLAG("dry-run", &opt.dry_run, "print how large the model is, then stop"),
-    TR_SIZE("vocab", &opt.vocab, 0, 1u << 30, "the vocabulary that --dry-run counts with when there is no --data; 0: 256"),
     TR_LM_GENERATION(opt.lm),
     TR_END
 };
 
-/* The published experiments (spec sru 2.8, 2.10). batch-sz is that of all the reference's GPUs together. */
-#define SRUPP "cell=sru++", "nlayers=10", "nheads=1", "highway-bias=-2", "optim=radam", "weight-decay=0.1", "grad-clip=1", "schedule=recursive", "lr-warmup=16000", "log-every=200", "eval-every=8000", "save-every=2000"
-#define ENWIK8 SRUPP, "tokens=bytes-compact", "data-unit=bpc", "vocab=205", "steps=400000", "eval-batch-sz=16"
-#define WT103 SRUPP, "tokens=words", "data-unit=ppl", "vocab=267735", "adapt-io", "emb-sz=1024", "adapt-io-divval=4", "adapt-io-cutoffs=19997,39997,199997", "lr-first-zero", "lr=0.0003", "steps=400000", "batch-sz=64", "eval-unroll=2560", "eval-batch-sz=16"
-#define LM1B SRUPP, "tokens=words", "data-unit=ppl", "vocab=793471", "adapt-io", "adapt-io-separate", "emb-sz=1024", "adapt-io-divval=4", "adapt-io-cutoffs=59998,159998", "lr=0.0002", "steps=800000", "block-sz=64", "eval-unroll=96", "eval-batch-sz=8", "attn-dropout=0", "emb-dropout=0"
-#define SRU "cell=sru", "tokens=bytes-compact", "data-unit=bpc", "vocab=205", "optim=adam", "weight-decay=0.0000001", "grad-clip=0.3", "schedule=constant", "lr=0.001", "lr-warmup=0", "highway-bias=-3", "attn-dropout=0", "log-every=100", "eval-every=7000", "save-every=2000"
-static const char *const p_enwik8_base[] = {ENWIK8, "hid-sz=3072", "proj-sz=768", "dropout=0.22", "attn-dropout=0.22", "lr=0.0003", "batch-sz=32", "block-sz=1024", "eval-unroll=3072", NULL};
-static const char *const p_enwik8_large[] = {ENWIK8, "hid-sz=4096", "proj-sz=1024", "dropout=0.32", "attn-dropout=0.32", "lr=0.0004", "batch-sz=64", "block-sz=1024", "eval-unroll=3072", NULL};
-static const char *const p_enwik8_large_8to1[] = {ENWIK8, "hid-sz=6016", "proj-sz=752", "dropout=0.32", "attn-dropout=0.32", "lr=0.0004", "batch-sz=64", "block-sz=1024", "eval-unroll=3072", NULL};
-static const char *const p_enwik8_fp32[] = {ENWIK8, "hid-sz=1920", "proj-sz=480", "dropout=0.1", "attn-dropout=0.1", "lr=0.00025", "lr-warmup=0", "batch-sz=24", "block-sz=512", "eval-batch-sz=32", NULL};
-static const char *const p_wt103_base[] = {WT103, "hid-sz=3072", "proj-sz=768", "dropout=0.15", "attn-dropout=0.15", "emb-dropout=0.15", "block-sz=768", NULL};
-static const char *const p_wt103_large[] = {WT103, "hid-sz=4096", "proj-sz=1024", "dropout=0.2", "attn-dropout=0.2", "emb-dropout=0.2", "block-sz=1024", NULL};
-static const char *const p_wt103_large_8to1[] = {WT103, "hid-sz=5952", "proj-sz=744", "dropout=0.2", "attn-dropout=0.2", "emb-dropout=0.2", "block-sz=1024", NULL};
-static const char *const p_wt103_large_k5[] = {WT103, "hid-sz=5952", "proj-sz=744", "attention-every=5", "dropout=0.2", "attn-dropout=0.2", "emb-dropout=0.2", "block-sz=1024", NULL};
-static const char *const p_lm1b_base[] = {LM1B, "hid-sz=4096", "proj-sz=1024", "dropout=0.05", "batch-sz=1024", NULL};
-static const char *const p_lm1b_large_k5[] = {LM1B, "hid-sz=7616", "proj-sz=1024", "attention-every=5", "dropout=0.1", "batch-sz=1536", NULL};
-static const char *const p_enwik8_sru[] = {SRU, "nlayers=6", "hid-sz=1024", "proj-sz=0", "emb-sz=205", "dropout=0.2", "batch-sz=128", "block-sz=100", "steps=703100", NULL};
-static const char *const p_enwik8_sru_8x1312[] = {SRU, "nlayers=8", "hid-sz=1312", "proj-sz=0", "emb-sz=205", "dropout=0.2", "batch-sz=128", "block-sz=100", "steps=703100", NULL};
-static const char *const p_enwik8_sru_10x1152[] = {SRU, "nlayers=10", "hid-sz=1152", "proj-sz=0", "emb-sz=205", "dropout=0.2", "batch-sz=128", "block-sz=100", "steps=703100", NULL};
-static const char *const p_enwik8_sru_8x3056[] = {SRU, "nlayers=8", "hid-sz=3056", "proj-sz=512", "emb-sz=256", "dropout=0.3", "batch-sz=64", "block-sz=256", "steps=549300", NULL};
-static const char *const p_enwik8_sru_12x2048[] = {SRU, "nlayers=12", "hid-sz=2048", "proj-sz=512", "emb-sz=256", "dropout=0.3", "batch-sz=64", "block-sz=256", "steps=549300", NULL};
-static const char *const p_ptb[] = {"cell=sru", "tokens=words", "data-unit=ppl", "vocab=10000", "nlayers=6", "hid-sz=910", "proj-sz=0", "tied", "v1", "highway-bias=-3", "optim=sgd", "lr=1", "schedule=constant", "lr-warmup=0", "lr-decay=0.98",
-    "lr-decay-from=145075", "lr-decay-every=829", "weight-decay=0.00001", "grad-clip=5", "sum-loss", "batch-sz=32", "block-sz=35", "dropout=0.2", "rnn-dropout=0.2", "io-dropout=0.7", "attn-dropout=0", "steps=248700", "log-every=100", "eval-every=829", "save-every=829", NULL};
-static const char *const p_demo[] = {"cell=sru++", "tokens=bytes", "nlayers=4", "hid-sz=384", "proj-sz=96", "attention-last=2", "highway-bias=-1", "dropout=0", "attn-dropout=0", "optim=radam", "lr=0.02", "schedule=recursive", "lr-warmup=60", "weight-decay=0.01",
-    "grad-clip=1", "batch-sz=32", "block-sz=64", "eval-unroll=256", "steps=2400", "eval-every=800", "save-every=800", "eval-blocks=5", "log-every=100", NULL};
+/* Without a preset: the demo's model and optimiser, then sized by the text (kind.sized below). */
+#define CELL "cell=sru++ nheads=1 skip attention attn-norm adapt-io-divval=4 lr-decay=1 batch-split=1 update-param-freq=1 "
+#define DEMO CELL "tokens=bytes nlayers=4 hid-sz=384 attention-last=2 highway-bias=-1 optim=radam lr=0.02 schedule=recursive " \
+    "lr-warmup=60 weight-decay=0.01 grad-clip=1 " \
+    "batch-sz=32 block-sz=64 eval-unroll=256 steps=2400 "
+/* SRU++ of four layers of 512 with the optimiser, schedule and cell of the published runs: what they share. */
+#define REFERENCE CELL "tokens=bytes nlayers=4 hid-sz=512 proj-sz=128 emb-sz=0 attention-last=0 highway-bias=-2 dropout=0.1 " \
+    "attn-dropout=0.1 optim=radam lr=0.0003 schedule=recursive lr-warmup=100 " \
+    "weight-decay=0.1 grad-clip=1 batch-sz=16 block-sz=256 eval-unroll=0 steps=1000 "
+/* The published experiments (2102.12459, appendix A; 1709.02755, section 4). batch-sz is that of all the reference's GPUs together. */
+#define SRUPP REFERENCE "nlayers=10 lr-warmup=16000 log-every=200 eval-every=8000 save-every=2000 "
+#define ENWIK8 SRUPP "tokens=bytes-compact data-unit=bpc vocab=205 steps=400000 eval-batch-sz=16 "
+#define WT103 SRUPP "tokens=words data-unit=ppl vocab=267735 adapt-io emb-sz=1024 adapt-io-cutoffs=19997,39997,199997 lr-first-zero " \
+    "lr=0.0003 steps=400000 batch-sz=64 " \
+    "eval-unroll=2560 eval-batch-sz=16 "
+#define LM1B SRUPP "tokens=words data-unit=ppl vocab=793471 adapt-io adapt-io-separate emb-sz=1024 adapt-io-cutoffs=59998,159998 " \
+    "lr=0.0002 steps=800000 block-sz=64 " \
+    "eval-unroll=96 eval-batch-sz=8 attn-dropout=0 emb-dropout=0 "
+#define OLDER REFERENCE "cell=sru tokens=bytes-compact data-unit=bpc vocab=205 proj-sz=0 optim=adam weight-decay=0.0000001 " \
+    "grad-clip=0.3 schedule=constant lr=0.001 lr-warmup=0 " \
+    "highway-bias=-3 attn-dropout=0 log-every=100 eval-every=7000 save-every=2000 "
 static const tr_preset presets[] = {
-    {"demo", "a small byte model that learns in two minutes on two cores (make demo-sru)", p_demo},
-    {"enwik8-base", "SRU++, 107.6M parameters: published test 0.974 bpc", p_enwik8_base},
-    {"enwik8-large", "SRU++, 190.6M: published test 0.96 bpc", p_enwik8_large},
-    {"enwik8-large-8to1", "SRU++, 195.0M: published test 0.953 bpc; only its sizes are published, the rest is enwik8-large's", p_enwik8_large_8to1},
-    {"enwik8-fp32", "SRU++, 42.3M: the reference's variant for one machine", p_enwik8_fp32},
-    {"wt103-base", "SRU++ on words, 147.7M: published test 18.3 ppl", p_wt103_base},
-    {"wt103-large", "SRU++ on words, 231.7M: published test 17.4 ppl", p_wt103_large},
-    {"wt103-large-8to1", "SRU++ on words, 233.7M: published test 17.1 ppl", p_wt103_large_8to1},
-    {"wt103-large-k5", "the same with attention in layers 5 and 10, 224.9M: published test 17.3 ppl", p_wt103_large_k5},
-    {"lm1b-base", "SRU++ on words, 328.3M: published test 25.1 ppl, on streams of sentences that are not reproduced here", p_lm1b_base},
-    {"lm1b-large-k5", "with attention in layers 5 and 10, 465.3M: published test 23.5 ppl, on the same", p_lm1b_large_k5},
-    {"enwik8-sru", "SRU, 6 layers of 1024: the defaults of the reference's older trainer", p_enwik8_sru},
-    {"enwik8-sru-8x1312", "SRU, 37M; this and the next three: the published sizes, the rest is enwik8-sru's", p_enwik8_sru_8x1312},
-    {"enwik8-sru-10x1152", "SRU, 37M", p_enwik8_sru_10x1152},
-    {"enwik8-sru-8x3056", "SRU with projections to 512, 47M", p_enwik8_sru_8x3056},
-    {"enwik8-sru-12x2048", "SRU with projections to 512, published as 47M, 48.8M here", p_enwik8_sru_12x2048},
-    {"ptb", "SRU of 2017 on Penn Treebank's words, 6 layers of 910, 24M", p_ptb},
+    {"demo", "a small byte model that learns in two minutes on two cores (make demo-sru)",
+        DEMO "proj-sz=96 dropout=0 attn-dropout=0 eval-every=800 save-every=800 eval-blocks=5 log-every=100"},
+    {"reference", "SRU++, 4 layers of 512 with what the published runs share: the defaults of a run to study", REFERENCE},
+    {"enwik8-base", "SRU++, 107.6M parameters: published test 0.974 bpc",
+        ENWIK8 "hid-sz=3072 proj-sz=768 dropout=0.22 attn-dropout=0.22 lr=0.0003 batch-sz=32 block-sz=1024 eval-unroll=3072"},
+    {"enwik8-large", "SRU++, 190.6M: published test 0.96 bpc",
+        ENWIK8 "hid-sz=4096 proj-sz=1024 dropout=0.32 attn-dropout=0.32 lr=0.0004 batch-sz=64 block-sz=1024 eval-unroll=3072"},
+    {"enwik8-large-8to1", "SRU++, 195.0M: published test 0.953 bpc; only its sizes are published, the rest is enwik8-large's",
+        ENWIK8 "hid-sz=6016 proj-sz=752 dropout=0.32 attn-dropout=0.32 lr=0.0004 batch-sz=64 block-sz=1024 eval-unroll=3072"},
+    {"enwik8-fp32", "SRU++, 42.3M: the reference's variant for one machine",
+        ENWIK8 "hid-sz=1920 proj-sz=480 dropout=0.1 attn-dropout=0.1 lr=0.00025 lr-warmup=0 batch-sz=24 block-sz=512 eval-batch-sz=32"},
+    {"wt103-base", "SRU++ on words, 147.7M: published test 18.3 ppl",
+        WT103 "hid-sz=3072 proj-sz=768 dropout=0.15 attn-dropout=0.15 emb-dropout=0.15 block-sz=768"},
+    {"wt103-large", "SRU++ on words, 231.7M: published test 17.4 ppl",
+        WT103 "hid-sz=4096 proj-sz=1024 dropout=0.2 attn-dropout=0.2 emb-dropout=0.2 block-sz=1024"},
+    {"wt103-large-8to1", "SRU++ on words, 233.7M: published test 17.1 ppl",
+        WT103 "hid-sz=5952 proj-sz=744 dropout=0.2 attn-dropout=0.2 emb-dropout=0.2 block-sz=1024"},
+    {"wt103-large-k5", "the same with attention in layers 5 and 10, 224.9M: published test 17.3 ppl",
+        WT103 "hid-sz=5952 proj-sz=744 attention-every=5 dropout=0.2 attn-dropout=0.2 emb-dropout=0.2 block-sz=1024"},
+    {"lm1b-base", "SRU++ on words, 328.3M: published test 25.1 ppl, on streams of sentences that are not reproduced here",
+        LM1B "hid-sz=4096 proj-sz=1024 dropout=0.05 batch-sz=1024"},
+    {"lm1b-large-k5", "with attention in layers 5 and 10, 465.3M: published test 23.5 ppl, on the same",
+        LM1B "hid-sz=7616 proj-sz=1024 attention-every=5 dropout=0.1 batch-sz=1536"},
+    {"enwik8-sru", "SRU, 6 layers of 1024: the defaults of the reference's older trainer",
+        OLDER "nlayers=6 hid-sz=1024 emb-sz=205 dropout=0.2 batch-sz=128 block-sz=100 steps=703100"},
+    {"enwik8-sru-8x1312", "SRU, 37M; this and the next three: the published sizes, the rest is enwik8-sru's",
+        OLDER "nlayers=8 hid-sz=1312 emb-sz=205 dropout=0.2 batch-sz=128 block-sz=100 steps=703100"},
+    {"enwik8-sru-10x1152", "SRU, 37M",
+        OLDER "nlayers=10 hid-sz=1152 emb-sz=205 dropout=0.2 batch-sz=128 block-sz=100 steps=703100"},
+    {"enwik8-sru-8x3056", "SRU with projections to 512, 47M",
+        OLDER "nlayers=8 hid-sz=3056 proj-sz=512 emb-sz=256 dropout=0.3 batch-sz=64 block-sz=256 steps=549300"},
+    {"enwik8-sru-12x2048", "SRU with projections to 512, published as 47M, 48.8M here",
+        OLDER "nlayers=12 hid-sz=2048 proj-sz=512 emb-sz=256 dropout=0.3 batch-sz=64 block-sz=256 steps=549300"},
+    {"ptb", "SRU of 2017 on Penn Treebank's words, 6 layers of 910, 24M",
+        REFERENCE "cell=sru tokens=words data-unit=ppl vocab=10000 nlayers=6 hid-sz=910 proj-sz=0 tied v1 highway-bias=-3 optim=sgd "
+            "lr=1 schedule=constant lr-warmup=0 lr-decay=0.98 "
+        "lr-decay-from=145075 lr-decay-every=829 weight-decay=0.00001 grad-clip=5 sum-loss batch-sz=32 block-sz=35 dropout=0.2 "
+            "rnn-dropout=0.2 io-dropout=0.7 attn-dropout=0 steps=248700 "
+        "log-every=100 eval-every=829 save-every=829"},
     TR_PRESET_END
 };
 
-/* What a checkpoint decides: these are taken from it, and must agree when they are given as well. */
-static const char *const from_checkpoint[] = {"cell", "nlayers", "hid-sz", "emb-sz", "proj-sz", "skip", "highway-bias", "rescale", "tanh", "v1", "norm", "input-first", "literal",
-    "nheads", "attention", "attention-every", "attention-last", "attn-norm", "attn-norm-first", "tied", "adapt-io", "adapt-io-separate", "adapt-io-divval",
-    "optim", "radam-skip", "momentum", "sum-loss", "batch-sz", "batch-split", "block-sz", "update-param-freq", "tokens", NULL};
-/* The same, but what is stored does not depend on it: evaluation and generation may ask for another. */
-static const char *const from_checkpoint_run[] = {"precision", NULL};
-static const char *const unless_given[] = {"eval-unroll", NULL};
-
-static tr_options options = {"train_sru", "Trains a language model of SRU or SRU++ on text. Recipes of the papers are presets. Not reproduced: the Billion Word trainer's streams "
-    "of shuffled sentences (<S> w .. <S>, its own vocabulary file; here the text is read in order and <eos> ends a line), the targets that the reference predicts across the ends of "
-    "streams, the short last block of an epoch, training on several GPUs.", table, presets, NULL};
+static tr_options options = {"train_sru", "Trains a language model of SRU or SRU++ on text. Recipes of the papers are presets. Not "
+    "reproduced: the Billion Word trainer's streams "
+    "of shuffled sentences (<S> w .. <S>, its own vocabulary file; here the text is read in order and <eos> ends a line), the targets "
+        "that the reference predicts across the ends of "
+    "streams, the short last block of an epoch, training on several GPUs.", table, presets, TR_LM_DEFAULTS DEMO, TR_LM_AFTER, ""};
 
 // >>run: everything that one run works with ---------------------------------------------------------------------------
 
-static const tr_lm_kind kind = {"seqtx.sru.1", from_checkpoint, from_checkpoint_run, unless_given, &opt.adapt_io, &opt.cutoffs};
 typedef struct run {
     tr_lm t;                        /* train.h's: context, data, optimiser, log, .. */
     stx_sru_lm *model;
     stx_sru_state **state;          /* one per part of the batch: c of every layer, and the block before, to attend to */
     stx_ids **in, **out;            /* tokens and targets of an update: part p of its block k is [k parts + p] */
-    double best;                    /* of the evaluations so far; NaN: none */
-    uint64_t evaluated, blocks;     /* step and --eval-blocks of the last evaluation */
     stx_sru_lm_desc desc;
     size_t *projs;
 } run;
 static size_t eval_unroll(void) { return opt.eval_unroll ? opt.eval_unroll : opt.block_sz; }
 
-// >>checkpoint: train.h's, the states and the best evaluation
+// >>checkpoint: train.h's, and the states
 
 static int save(run *r, const char *path) {
     stx_writer *w;
@@ -193,21 +203,18 @@ static int save(run *r, const char *path) {
     if (!path) return 1;
     w = tr_lm_save_begin(&r->t);
     ok = w != NULL;
-    if (ok && !isnan(r->best)) { snprintf(text, sizeof text, "%.17g", r->best); ok = stx_writer_meta(w, "best", text); }
     for (part = 0; ok && part < opt.batch_split; part++) {
         snprintf(text, sizeof text, "state.%zu.", part);
         ok = stx_sru_state_save(w, r->state[part], text);
     }
     return tr_lm_save_end(&r->t, w, ok, path);
 }
-static int load(run *r, const stx_file *f) {
+static int load(tr_lm *t, const stx_file *f) {
+    run *r = (run *)t;
     size_t part;
-    const char *best;
     char prefix[32];
-    if (!tr_lm_load(&r->t, f)) return 0;
-    best = stx_file_meta(f, "best");
-    if (best && !tr_read_real(best, &r->best)) { stx_fail(r->t.x, STX_ERR_FORMAT, "metadata \"best\" is no number"); return 0; }
-    for (part = 0; r->t.training && part < opt.batch_split; part++) {
+    if (!tr_lm_load(t, f)) return 0;
+    for (part = 0; t->training && part < opt.batch_split; part++) {
         snprintf(prefix, sizeof prefix, "state.%zu.", part);
         if (!stx_sru_state_load(r->state[part], f, prefix)) return 0;
     }
@@ -222,24 +229,22 @@ static double score(void *user, const stx_ids *in, const stx_ids *targets) {
     return stx_item(p->model->ctx, stx_sru_lm_loss(p->model, in, targets, p->state, p->state));
 }
 /* Every token sees exactly the eval_unroll() before it, and all that came before through the recurrence. */
-static int evaluate(run *r, int part, uint64_t blocks, double *nll) {
+static int evaluate(tr_lm *t, int part, uint64_t blocks, double *nll) {
     size_t B = opt.lm.eval_batch_sz ? opt.lm.eval_batch_sz : opt.batch_sz / opt.batch_split, T = eval_unroll();
     double scored;
     pass p;
     *nll = (double)NAN;
-    if (!r->t.text[part]) return 1;
-    tr_lm_fit(r->t.text[part], &B, &T);
-    p.model = r->model;
-    p.state = stx_sru_state_create(r->model->sru, B);
+    if (!t->text[part]) return 1;
+    tr_lm_fit(t->text[part], &B, &T);
+    p.model = ((run *)t)->model;
+    p.state = stx_sru_state_create(p.model->sru, B);
     if (p.state) {      /* there is no more memory than text */
         p.state->window = eval_unroll();
-        p.state->keep = stx_corpus_size(r->t.text[part]) < p.state->window ? stx_corpus_size(r->t.text[part]) : p.state->window;
+        p.state->keep = stx_corpus_size(t->text[part]) < p.state->window ? stx_corpus_size(t->text[part]) : p.state->window;
     }
-    *nll = tr_lm_pass(&r->t, r->t.text[part], B, T, blocks, STX_EVAL_ALL, score, &p, &scored);
+    *nll = tr_lm_pass(t, t->text[part], B, T, blocks, STX_EVAL_ALL, score, &p, &scored);
     stx_sru_state_free(p.state);
-    r->evaluated = r->t.step;
-    r->blocks = blocks;
-    return tr_lm_report(&r->t, part, *nll, scored, blocks != 0);
+    return tr_lm_report(t, part, *nll, scored, blocks);
 }
 
 // >>training
@@ -281,12 +286,14 @@ static int next_update(run *r, int32_t *in, int32_t *out) {
     return fresh ? STX_BATCH_FRESH : STX_BATCH_OK;
 }
 
-static int train(run *r) {
-    tr_lm *t = &r->t;
+static int train(tr_lm *t) {
+    run *r = (run *)t;
     stx_ctx *x = t->x;
     size_t parts = opt.batch_split, blocks = parts * opt.update_param_freq, N = opt.batch_sz * opt.block_sz, k, bad = 0;
-    uint64_t log_every = opt.lm.log_every ? opt.lm.log_every : 10, eval_every = opt.lm.eval_every, save_every = opt.lm.save_every, logged = 0, saved = t->step;
-    int32_t *in = (int32_t *)malloc(opt.update_param_freq * N * sizeof *in), *out = (int32_t *)malloc(opt.update_param_freq * N * sizeof *out);
+    uint64_t log_every = opt.lm.log_every ? opt.lm.log_every : 10, eval_every = opt.lm.eval_every, save_every = opt.lm.save_every,
+        logged = 0, saved = t->step;
+    int32_t *in = (int32_t *)malloc(opt.update_param_freq * N * sizeof *in),
+        *out = (int32_t *)malloc(opt.update_param_freq * N * sizeof *out);
     double sum = 0, last = (double)NAN;
     if (!in || !out) stx_fail(x, STX_ERR_MEMORY, "no memory for %zu tokens", (size_t)opt.update_param_freq * N);
     tr_rate_start(&t->rate, tr_seconds());
@@ -305,16 +312,18 @@ static int train(run *r) {
         }
         t->lr = stx_schedule_lr(&t->schedule, t->step + 1);
         stx_optim_rate(t->optim, t->lr);
-        stx_step_run(x, key, step, r);
+        tr_lm_step(t, key, step, r);
         nll = stx_noted(x, NOTE_LOSS);
         done = stx_optim_sync(t->optim);
-        if (!stx_ok(x)) break;
+        if (!stx_ok(x) || !tr_lm_begin(t)) break;      /* it fits: now the files may be written */
         t->step++;
         if (done) { sum += nll; logged++; last = nll; bad = 0; }
         else {                                      /* the states may hold what is not a number: start them again */
-            tr_say(&t->term, "step %llu: the %s is not finite; this update is skipped and the states are emptied", (unsigned long long)t->step, isfinite(nll) ? "gradient" : "loss");
+            tr_say(&t->term, "step %llu: the %s is not finite; this update is skipped and the states are emptied",
+                (unsigned long long)t->step, isfinite(nll) ? "gradient" : "loss");
             for (k = 0; k < parts; k++) stx_sru_state_reset(r->state[k]);
-            if (++bad == 50) { stx_fail(x, STX_ERR_ARG, "50 updates one after the other were not finite: use a smaller --lr or a --grad-clip"); break; }
+            if (++bad == 50) { stx_fail(x, STX_ERR_ARG, "50 updates one after the other were not finite: use a smaller --lr or a "
+                "--grad-clip"); break; }
         }
         tr_rate_add(&t->rate, tr_seconds(), 1, (double)(opt.update_param_freq * N));
 
@@ -326,12 +335,9 @@ static int train(run *r) {
             sum = 0;
             logged = 0;
         }
-        if (eval_every && t->step % eval_every == 0 && (opt.best || t->step < t->steps)) {
-            int ok = evaluate(r, 1, opt.lm.eval_blocks, &nll);
-            if (ok && opt.best && (isnan(r->best) || nll < r->best)) {      /* (a stop during the evaluation leaves a NaN: not better) */
-                r->best = nll;
-                ok = isnan(nll) || save(r, opt.best);
-            }
+        if (eval_every && t->step % eval_every == 0 && (opt.lm.best || t->step < t->steps)) {
+            int ok = evaluate(t, 1, opt.lm.eval_blocks, &nll);
+            if (ok && opt.lm.best && tr_lm_better(t, nll)) ok = save(r, opt.lm.best);
             if (!ok) {                              /* say why at the end, but lose nothing */
                 tr_lm_why(t);
                 stx_clear_error(x);
@@ -356,22 +362,22 @@ static int train(run *r) {
 // >>generation
 
 static const stx_real *feed(void *user, const int32_t *ids, size_t n) { return stx_sru_gen_feed((stx_sru_gen *)user, ids, n); }
-static int generate(run *r) {
-    stx_sru_gen *g = stx_sru_gen_create(r->model, 1, eval_unroll());
-    int ok = g && tr_lm_generate(&r->t, feed, g);
+static int generate(tr_lm *t) {
+    stx_sru_gen *g = stx_sru_gen_create(((run *)t)->model, 1, eval_unroll());
+    int ok = g && tr_lm_generate(t, feed, g);
     stx_sru_gen_free(g);
     return ok;
 }
-static void print_alpha(const run *r) {
+static void print_alpha(const tr_lm *t, FILE *out) {
     size_t l, n = 0;
     for (l = 0; l < opt.nlayers; l++) {
-        const stx_sru_layer *a = &r->model->sru->layer[l];
+        const stx_sru_layer *a = &((const run *)t)->model->sru->layer[l];
         stx_real alpha;
         if (!a->attends) continue;
-        stx_get(r->t.x, a->alpha_attn, &alpha);
-        printf(n++ ? ", %.3f (layer %zu)" : "learned weight of attention: %.3f (layer %zu)", (double)alpha, l + 1);
+        stx_get(t->x, a->alpha_attn, &alpha);
+        fprintf(out, n++ ? ", %.3f (layer %zu)" : "learned weight of attention: %.3f (layer %zu)", (double)alpha, l + 1);
     }
-    if (n) printf("\n");
+    if (n) fprintf(out, "\n");
 }
 
 // >>main
@@ -402,7 +408,8 @@ static int describe(run *r, size_t vocab) {
         free(r->projs);
         r->projs = (size_t *)calloc(opt.nlayers, sizeof *r->projs);
         if (!r->projs) return tr_fail(r->t.err, TR_ERR, "no memory");
-        for (l = 0; l < opt.nlayers; l++) {         /* 2.6 of the reference: a projection that is not narrower than what comes in or goes out is none */
+        /* as in 2.6 of the reference a projection that is not narrower than what comes in or goes out is none */
+        for (l = 0; l < opt.nlayers; l++) {
             size_t I = l || opt.input_first || opt.adapt_io || !opt.emb_sz ? opt.hid_sz : opt.emb_sz;
             if (opt.proj_sz < I && opt.proj_sz < opt.hid_sz) r->projs[l] = opt.proj_sz;
         }
@@ -412,11 +419,12 @@ static int describe(run *r, size_t vocab) {
     if (!opt.adapt_io) d->cutoffs = 0;
     return 1;
 }
-static int make_model(run *r) {
-    tr_lm *t = &r->t;
+static int make(tr_lm *t) {
+    run *r = (run *)t;
     stx_ctx *x = t->x;
     stx_optim_desc od;
     size_t k, blocks = opt.batch_split * opt.update_param_freq, rows = opt.batch_sz / opt.batch_split;
+    if (t->training && opt.lm.best && !opt.lm.eval_every) return tr_fail(t->err, TR_ERR, "--best needs an --eval-every");
     if (!describe(r, stx_vocab_size(t->vocab)) || !tr_lm_fits(t, (double)stx_sru_lm_count(&r->desc))) return 0;
     r->model = stx_sru_lm_create(x, &r->desc);
     t->params = r->model ? r->model->params : NULL;
@@ -425,10 +433,12 @@ static int make_model(run *r) {
         memset(&od, 0, sizeof od);
         od.kind = kinds[opt.optim];
         od.radam_skip = opt.radam_skip;
-        od.momentum = opt.momentum; od.clip = opt.grad_clip; od.weight_decay = od.kind == STX_ADAGRAD && !tr_given(&options, "weight-decay") ? 0 : opt.weight_decay;
+        od.momentum = opt.momentum; od.clip = opt.grad_clip;
+        od.weight_decay = od.kind == STX_ADAGRAD && !tr_given(&options, "weight-decay") ? 0 : opt.weight_decay;
         if (!tr_lm_batches(t, opt.batch_sz, opt.block_sz)) return 0;
         if (t->batches && stx_batches_stream(t->batches) <= opt.update_param_freq * opt.block_sz)
-            return tr_fail(t->err, TR_ERR, "--update-param-freq %llu: the streams of %zu tokens are too short for so many blocks of %llu", (unsigned long long)opt.update_param_freq, stx_batches_stream(t->batches), (unsigned long long)opt.block_sz);
+            return tr_fail(t->err, TR_ERR, "--update-param-freq %llu: the streams of %zu tokens are too short for so many blocks of "
+                "%llu", (unsigned long long)opt.update_param_freq, stx_batches_stream(t->batches), (unsigned long long)opt.block_sz);
         t->optim = stx_optim_create(t->params, &od);
         r->state = (stx_sru_state **)stx_block(x, opt.batch_split * sizeof *r->state);
         r->in = (stx_ids **)stx_block(x, 2 * blocks * sizeof *r->in);
@@ -441,112 +451,62 @@ static int make_model(run *r) {
     }
     return stx_ok(x) ? 1 : tr_lm_why(t);
 }
-static void make_schedule(stx_schedule *s, uint64_t steps) {
+static size_t count(tr_lm *t, size_t vocab) {
+    run *r = (run *)t;
+    size_t n;
+    if (!describe(r, vocab)) return 0;
+    n = stx_sru_lm_count(&r->desc);
+    if (!n) { stx_sru_lm_create(t->x, &r->desc); tr_lm_why(t); }      /* which says why not */
+    return n;
+}
+static void shape(const tr_lm *t, char *line, size_t room, double *states) {
+    size_t l, attending = 0;
+    (void)t;
+    for (l = 0; l < opt.nlayers && opt.cell == CELL_SRUPP && opt.attention; l++)
+        attending += opt.attention_last ? opt.nlayers - l <= opt.attention_last
+                                        : !opt.attention_every || (l + 1) % opt.attention_every == 0;
+    snprintf(line, room, "%llu layers, %zu with attention", (unsigned long long)opt.nlayers, attending);
+    *states = (double)opt.batch_sz * (double)opt.hid_sz * ((double)opt.nlayers + (double)attending * (double)opt.block_sz);
+}
+static int check(tr_lm *t) {
+    if (!tr_lm_decided(t, "attention-last")) {      /* a default makes room for what is given */
+        if (opt.attention_every) opt.attention_last = 0;
+        if (opt.attention_last > opt.nlayers) opt.attention_last = opt.nlayers;
+    }
+    if (opt.cell == CELL_SRUPP && opt.attention && opt.proj_sz % opt.nheads)
+        return tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --proj-sz %llu", (unsigned long long)opt.nheads,
+            (unsigned long long)opt.proj_sz);
+    if (opt.lm.generate && opt.literal && opt.norm == STX_SRU_NORM_BEFORE && opt.cell == CELL_SRUPP && opt.attention)
+        return tr_fail(t->err, TR_ERR, "--generate: with --literal and --norm before a key depends on where its block began; leave "
+            "--generate out");
+    if (opt.attention_every && opt.attention_last)
+        return tr_fail(t->err, TR_ERR, "--attention-every and --attention-last: one of them only");
+    if (opt.tied && opt.adapt_io) return tr_fail(t->err, TR_ERR, "--tied: with --adapt-io the tables are common in any case; leave it out");
+    if (opt.tied && opt.emb_sz && opt.emb_sz != opt.hid_sz)
+        return tr_fail(t->err, TR_ERR, "--tied: --emb-sz %llu is not --hid-sz %llu", (unsigned long long)opt.emb_sz,
+            (unsigned long long)opt.hid_sz);
+    if (opt.schedule == LR_NOAM && !opt.lr_warmup) return tr_fail(t->err, TR_ERR, "--schedule noam needs a --lr-warmup");
+    return 1;
+}
+static void plan(tr_lm *t) {
     static const int kinds[] = {STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT, STX_LR_RECURSIVE, STX_LR_NOAM};
+    stx_schedule *s = &t->schedule;
+    t->steps = opt.lm.steps ? opt.lm.steps : 1000;
     s->kind = kinds[opt.schedule];
-    s->lr = opt.lr; s->lr_min = opt.lr_min; s->warmup = opt.lr_warmup; s->total = steps;
+    s->lr = opt.lr; s->lr_min = opt.lr_min; s->warmup = opt.lr_warmup; s->total = t->steps;
     s->literal = opt.schedule == LR_RECURSIVE && opt.lr_first_zero;
     s->dim = (double)opt.hid_sz;
     if (opt.lr_decay < 1) { s->decay = opt.lr_decay; s->decay_from = opt.lr_decay_from; s->decay_every = opt.lr_decay_every; }
 }
-/* Everything that can be refused is refused here, before a file is written. */
-static int prepare(run *r) {
-    tr_lm *t = &r->t;
-    stx_file *f = NULL;
-    int ok;
-    if (!tr_lm_context(t)) return 0;
-    if (!t->training && !opt.lm.checkpoint) return tr_fail(t->err, TR_ERR, "--eval-only and --no-train need a --checkpoint to load");
-    ok = tr_lm_open_checkpoint(t, &f);      /* first: it decides the shape of the model, the precision and the vocabulary */
-    t->steps = opt.lm.steps ? opt.lm.steps : 1000;
-    t->words = opt.lm.unit == TR_PPL || (opt.lm.unit == TR_AUTO && opt.lm.tokens == TR_WORDS);
-    make_schedule(&t->schedule, t->steps);
-    if (ok && opt.batch_sz % opt.batch_split) ok = tr_fail(t->err, TR_ERR, "--batch-split %llu does not divide --batch-sz %llu", (unsigned long long)opt.batch_split, (unsigned long long)opt.batch_sz);
-    if (ok && opt.cell == CELL_SRUPP && opt.attention && opt.proj_sz % opt.nheads) ok = tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --proj-sz %llu", (unsigned long long)opt.nheads, (unsigned long long)opt.proj_sz);
-    if (ok && opt.lm.generate && opt.literal && opt.norm == STX_SRU_NORM_BEFORE && opt.cell == CELL_SRUPP && opt.attention)
-        ok = tr_fail(t->err, TR_ERR, "--generate: with --literal and --norm before a key depends on where its block began; leave --generate out");
-    if (ok && opt.attention_every && opt.attention_last) ok = tr_fail(t->err, TR_ERR, "--attention-every and --attention-last: one of them only");
-    if (ok && opt.tied && opt.adapt_io) ok = tr_fail(t->err, TR_ERR, "--tied: with --adapt-io the tables are common in any case; leave it out");
-    if (ok && opt.tied && opt.emb_sz && opt.emb_sz != opt.hid_sz) ok = tr_fail(t->err, TR_ERR, "--tied: --emb-sz %llu is not --hid-sz %llu", (unsigned long long)opt.emb_sz, (unsigned long long)opt.hid_sz);
-    if (ok && opt.schedule == LR_NOAM && !opt.lr_warmup) ok = tr_fail(t->err, TR_ERR, "--schedule noam needs a --lr-warmup");
-    /* words are sorted by count for the adaptive softmax, <eos> before all: the reference's order */
-    if (ok && (opt.lm.data || !opt.lm.no_train)) ok = tr_lm_data(t, opt.adapt_io ? STX_ORDER_COUNT_EARLIER : STX_ORDER_FIRST, opt.adapt_io && opt.lm.tokens == TR_WORDS);
-    if (ok && t->training && opt.best && !t->text[1]) ok = tr_fail(t->err, TR_ERR, "--best: there is no validation text");
-    if (ok && t->training && opt.best && !opt.lm.eval_every) ok = tr_fail(t->err, TR_ERR, "--best needs an --eval-every");
-    if (ok && t->training && opt.best && opt.lm.checkpoint && !strcmp(opt.best, opt.lm.checkpoint)) ok = tr_fail(t->err, TR_ERR, "--best and --checkpoint are the same file");
-    ok = ok && make_model(r);
-    if (ok && f && !load(r, f)) ok = tr_fail(t->err, TR_ERR, "%s: %s", opt.lm.checkpoint, stx_error(t->x));
-    stx_file_close(f);
-    if (ok && t->training && opt.best) ok = tr_can_write("best", opt.best, t->err, TR_ERR);
-    return ok && tr_lm_open(t);
-}
-/* Sizes, without making the model. */
-static int dry_run(run *r) {
-    tr_lm *t = &r->t;
-    stx_file *f = NULL;
-    size_t vocab = opt.vocab ? opt.vocab : 256, n, l, attending = 0;
-    char count[TR_TEXT_MAX], adam[TR_TEXT_MAX], state[TR_TEXT_MAX];
-    int ok;
-    if (!tr_lm_context(t)) return 0;
-    ok = tr_lm_open_checkpoint(t, &f);
-    stx_file_close(f);
-    if (ok && opt.lm.data && !t->vocab) ok = tr_lm_data(t, opt.adapt_io ? STX_ORDER_COUNT_EARLIER : STX_ORDER_FIRST, opt.adapt_io && opt.lm.tokens == TR_WORDS);
-    if (t->vocab) vocab = stx_vocab_size(t->vocab);
-    if (!ok || !describe(r, vocab)) return 0;
-    n = stx_sru_lm_count(&r->desc);
-    if (!n) { stx_sru_lm_create(t->x, &r->desc); return tr_lm_why(t); }
-    if (n == SIZE_MAX) return tr_fail(t->err, TR_ERR, "more parameters than can be counted: give a smaller --hid-sz, --nlayers or vocabulary");
-    for (l = 0; l < opt.nlayers && opt.cell == CELL_SRUPP && opt.attention; l++)
-        attending += opt.attention_last ? opt.nlayers - l <= opt.attention_last : !opt.attention_every || (l + 1) % opt.attention_every == 0;
-    tr_count(count, (double)n);
-    tr_bytes(adam, 4.0 * (double)n * sizeof(stx_real));
-    tr_bytes(state, (double)opt.batch_sz * (double)opt.hid_sz * (double)(opt.nlayers + attending * opt.block_sz) * sizeof(stx_real));
-    printf("%zu parameters (%s), vocabulary %zu\n", n, count, vocab);
-    printf("%llu layers, %zu with attention\n", (unsigned long long)opt.nlayers, attending);
-    printf("%s for values, gradients and the optimiser; %s for states and memories of %llu streams, in float; activations come on top\n", adam, state, (unsigned long long)opt.batch_sz);
-    return fflush(stdout) == 0;
-}
-
-static int run_main(run *r, int argc, char **argv) {
-    tr_lm *t = &r->t;
-    double nll;
-    int ok = 1, training;
-    uint64_t blocks;
-    t->options = &options; t->opt = &opt.lm; t->kind = &kind;
-    r->best = (double)NAN;
-    r->evaluated = UINT64_MAX;
-    switch (tr_parse(&options, argc, argv, t->err, TR_ERR)) {
-    case 0: return tr_lm_refuse(t);
-    case 2: return 0;
-    default: break;
-    }
-    training = t->training = !opt.lm.eval_only && !opt.lm.no_train;
-    if (opt.dry_run) return dry_run(r) ? 0 : tr_lm_refuse(t);
-    if (!prepare(r)) return tr_lm_refuse(t);
-
-    tr_lm_hello(t);
-    if (training) ok = train(r);
-    if (tr_stop_requested()) tr_say(&t->term, "stopped at step %llu%s", (unsigned long long)t->step, opt.lm.checkpoint && training && ok ? "; the checkpoint is saved, the same command goes on from it" : "");
-    else if (ok && (training || opt.lm.eval_only)) {
-        blocks = training && tr_given(&options, "eval-blocks") ? opt.lm.eval_blocks : 0;
-        if (r->evaluated != t->step || r->blocks != blocks) ok = evaluate(r, 1, blocks, &nll);      /* else --best wanted it already */
-        if (ok && !training) ok = evaluate(r, 2, 0, &nll);
-    }
-    tr_term_close(&t->term);
-    if (!training && tr_stop_requested()) { fprintf(stderr, "%s: stopped before the evaluation had a result\n", options.program); return 1; }
-    if (ok && !tr_stop_requested()) {
-        print_alpha(r);
-        if (opt.lm.generate) {
-            if (training || opt.lm.eval_only) printf("---\n");
-            ok = generate(r);
-        }
-    }
-    if (!ok) { tr_lm_why(t); fprintf(stderr, "%s: %s\n", options.program, t->err); return 1; }
-    return 0;
-}
+/* words are sorted by count for the adaptive softmax, <eos> before all: the reference's order */
+static const tr_lm_kind kind = {
+    "seqtx.sru.1", &opt.adapt_io, &opt.cutoffs, STX_ORDER_COUNT_EARLIER, 1,
+    {"nlayers=3 hid-sz=192 dropout=0.2 attn-dropout=0.1", "dropout=0.1 attn-dropout=0.1", ""},
+    check, plan, count, shape, make, load, train, evaluate, print_alpha, generate
+};
 int main(int argc, char **argv) {
     static run r;
-    int code = run_main(&r, argc, argv);
-    tr_lm_close(&r.t);
+    int code = tr_lm_main(&r.t, &kind, &options, &opt.lm, NULL, argc, argv);
     free(r.projs);
     return code;
 }

@@ -18,8 +18,8 @@ run() {     # run NAME COMMAND...
 command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 [ $# -gt 0 ] || { echo "check_cuda.sh: which tests? (make check-cuda)"; echo "0 passed, 1 failed"; exit 1; }
 for t in "$@"; do run "$t" "build/cuda/test_cuda_$t"; done
-run trainer sh tests/trainer_cuda.sh build/cuda/train_attn_span
-run trainer_sru sh tests/trainer_sru_cuda.sh build/cuda/train_sru
+run trainer sh tests/trainer_cuda.sh attn_span build/cuda/train_attn_span
+run trainer_sru sh tests/trainer_cuda.sh sru build/cuda/train_sru
 if command -v compute-sanitizer >/dev/null 2>&1; then
     for tool in memcheck racecheck synccheck; do
         for t in ops sru gemm attention; do run "$tool $t" compute-sanitizer --tool "$tool" --error-exitcode 9 "build/cuda/test_cuda_$t" short; done

@@ -551,7 +551,7 @@ static void test_replace(void) {
     struct stat st;
     char text[128];
     size_t n = 0;
-    int status;
+    int status, back, ends[2];
     pid_t pid;
     CHECK(mkdir(in_dir("r"), 0777) == 0 && mkdir(in_dir("s"), 0777) == 0);
     chmod(in_dir("r"), 0777);
@@ -596,6 +596,51 @@ static void test_replace(void) {
     CHECK(stat(in_dir(text), &st) == 0 && st.st_size == 5);
     CHECK(unlink(in_dir(text)) == 0);
 
+    /* what a killed writer left goes at the next write; what a living one is at, and names that only look alike, stay */
+    put_text("r/file.1.0.tmp", "left by a kill");
+    put_text("r/file.999999999.12.tmp", "left by a kill");
+    put_text("r/file.77.0.tmp", "being written");
+    snprintf(text, sizeof text, "r/file.%ld.7.tmp", (long)getpid());
+    put_text(text, "of a process of this number, of now");
+    put_text("r/file.1.tmp", "another name");
+    put_text("r/file.1.0.tmp2", "another name");
+    put_text("r/file.1.x.tmp", "another name");
+    put_text("r/files.1.0.tmp", "of another target");
+    CHECK(pipe(ends) == 0);
+    fflush(stdout);
+    pid = fork();
+    if (pid == 0) {                                         /* the living writer */
+        struct flock l;
+        int fd = open(in_dir("r/file.77.0.tmp"), O_WRONLY);
+        memset(&l, 0, sizeof l);
+        l.l_type = F_WRLCK;
+        if (fd < 0 || fcntl(fd, F_SETLK, &l) != 0) _exit(1);
+        if (write(ends[1], "x", 1) != 1) _exit(2);
+        for (;;) pause();
+    }
+    CHECK(read(ends[0], text + 100, 1) == 1);
+    CHECK(save(path, 6, 60) && saved(path, NULL) == 6);
+    CHECK(access(in_dir("r/file.1.0.tmp"), F_OK) != 0 && access(in_dir("r/file.999999999.12.tmp"), F_OK) != 0);
+    CHECK(access(in_dir("r/file.77.0.tmp"), F_OK) == 0 && access(in_dir(text), F_OK) == 0);
+    CHECK(kill(pid, SIGKILL) == 0 && waitpid(pid, &status, 0) == pid);
+    close(ends[0]);
+    close(ends[1]);
+    {
+        struct timespec old[2];                             /* of this process's number: gone when it is an hour old */
+        memset(old, 0, sizeof old);
+        old[0].tv_sec = old[1].tv_sec = time(NULL) - 3700;
+        CHECK(utimensat(AT_FDCWD, in_dir(text), old, 0) == 0);
+    }
+    CHECK(save(path, 6, 60));
+    CHECK(access(in_dir("r/file.77.0.tmp"), F_OK) != 0 && access(in_dir(text), F_OK) != 0);
+    CHECK(unlink(in_dir("r/file.1.tmp")) == 0 && unlink(in_dir("r/file.1.0.tmp2")) == 0 && unlink(in_dir("r/file.1.x.tmp")) == 0);
+    CHECK(unlink(in_dir("r/files.1.0.tmp")) == 0);
+    back = open(".", O_RDONLY);
+    CHECK(back >= 0 && chdir(in_dir("r")) == 0);            /* a target without a directory in its path */
+    put_text("r/here.5.0.tmp", "left by a kill");
+    CHECK(save("here", 6, 60) && access("here.5.0.tmp", F_OK) != 0 && unlink("here") == 0);
+    CHECK(fchdir(back) == 0 && close(back) == 0);
+
     /* a write-protected file is refused; root may write everything, so ask as nobody */
     CHECK(chmod(path, 0444) == 0 && chmod(dir, 0755) == 0);
     fflush(stdout);
@@ -631,7 +676,7 @@ static void test_replace(void) {
     FINE();
 #endif
 #else
-    (void)st; (void)text; (void)status; (void)pid;
+    (void)st; (void)text; (void)status; (void)pid; (void)ends; (void)back;
 #endif
 }
 

@@ -80,33 +80,32 @@ static void remove_tree(const char *path) {
 /* ---- options */
 
 static int nlayers, nheads, adapt_span, fast, optim;
-static uint64_t steps;
+static uint64_t steps, later;
 static double lr, dropout, bias;
 static const char *data, *prompt;
 
-static const char *const small_set[] = {"nlayers=4", "lr=0.5", "adapt_span", "optim=sgd", "no-fast", NULL};
-static const char *const large_set[] = {"nlayers=24", "steps=100000", NULL};
 static const tr_preset presets[] = {
-    {"enwik8_small", "a small one", small_set}, {"enwik8_large", "a large one", large_set}, TR_PRESET_END};
+    {"enwik8_small", "a small one", "nlayers=3 lr=0.5  adapt_span optim=sgd no-fast nlayers=4 "}, {"enwik8_large", "a large one", "nlayers=24 steps=100000"}, TR_PRESET_END};
 
 static tr_opt table[] = {
     TR_GROUP("Model"),
-    TR_INT("nlayers", &nlayers, 1, 100, "number of layers"),
-    TR_INT("nheads", &nheads, 0, 0, "number of heads"),
-    TR_FLAG("adapt-span", &adapt_span, "learn each head's span"),
-    TR_FLAG("fast", &fast, "be fast"),
-    TR_REAL_OPEN("dropout", &dropout, TR_OPEN_MAX, 0, 1, "share of activations dropped"),
+    TR_INT("nlayers", TR_MODEL, &nlayers, 1, 100, "number of layers"),
+    TR_INT("nheads", TR_MODEL, &nheads, 0, 0, "number of heads"),
+    TR_FLAG("adapt-span", TR_MODEL, &adapt_span, "learn each head's span"),
+    TR_FLAG("fast", TR_LOCAL, &fast, "be fast"),
+    TR_REAL_OPEN("dropout", TR_FREE, &dropout, TR_OPEN_MAX, 0, 1, "share of activations dropped"),
     TR_GROUP("Training"),
-    TR_SIZE("steps", &steps, 1, TR_INF, "optimiser steps"),
-    TR_REAL_OPEN("lr", &lr, TR_OPEN_MIN, 0, TR_INF, "learning rate"),
-    TR_REAL("bias", &bias, 0, 0, "any number"),
-    TR_CHOICE("optim", &optim, "adagrad|sgd|adam|inv_sqrt", "optimiser"),
-    TR_TEXT("data", &data, "the text to learn; a rather long explanation that has to be wrapped, for it does not fit "
+    TR_SIZE("steps", TR_FREE, &steps, 1, TR_INF, "optimiser steps"),
+    TR_REAL_OPEN("lr", TR_FREE, &lr, TR_OPEN_MIN, 0, TR_INF, "learning rate"),
+    TR_REAL("bias", TR_FIXED, &bias, 0, 0, "any number"),
+    TR_CHOICE("optim", TR_FIXED, &optim, "adagrad|sgd|adam|inv_sqrt", "optimiser"),
+    TR_TEXT("data", TR_HINT, &data, "the text to learn; a rather long explanation that has to be wrapped, for it does not fit "
                            "into what is left of a line of one hundred characters"),
-    TR_TEXT("prompt", &prompt, "what to begin with"),
+    TR_TEXT("prompt", TR_FREE, &prompt, "what to begin with"),
+    TR_SIZE("later", TR_MODEL | TR_LATER, &later, 0, TR_INF, "an option of a later version"),
     TR_END
 };
-static tr_options options = {"prog", "Tests options.", table, presets, NULL};
+static tr_options options = {"prog", "Tests options.", table, presets, "nlayers=8 nheads=2 fast steps=1000 lr=0.07 dropout=0.1 prompt=", "The end.", ""};
 static char err[TR_ERR];
 
 /* Sets the defaults and parses words, separated by '|' (so that values may hold blanks). */
@@ -115,9 +114,7 @@ static char words[4096];
 static int parse(const char *line) {
     char *argv[64], *p;
     int argc = 0;
-    nlayers = 8; nheads = 2; adapt_span = 0; fast = 1; optim = 0;
-    steps = 1000; lr = 0.07; dropout = 0.1; bias = 0;
-    data = NULL; prompt = "";
+    nlayers = 77; adapt_span = 1; optim = 3; bias = 5;       /* what an earlier call left: the defaults must replace it */
     err[0] = 0;
     snprintf(words, sizeof words, "%s", line);
     argv[argc++] = words + sizeof words - 1;
@@ -138,7 +135,7 @@ static int fails_with(const char *line, const char *part) {
 }
 
 static void test_options(void) {
-    CHECK(parse("") == 1 && nlayers == 8 && steps == 1000 && options.preset_used == NULL);
+    CHECK(parse("") == 1 && nlayers == 8 && steps == 1000 && !options.preset_used[0]);
     CHECK(parse("--nlayers|12|--lr=1e-3|--data|a b|--adapt-span") == 1);
     CHECK(nlayers == 12 && lr == 1e-3 && adapt_span == 1);
     SAME(data, "a b");
@@ -225,37 +222,44 @@ static void test_presets(void) {
     CHECK(parse("--nlayers|6|--preset=enwik8-small|--fast") == 1 && nlayers == 6 && lr == 0.5 && fast == 1);
     CHECK(tr_given(&options, "nlayers") && !tr_given(&options, "lr"));
     CHECK(parse("--preset|enwik8_small|--preset|enwik8_large") == 1 && nlayers == 24 && lr == 0.07);
-    CHECK(parse("--prompt|preset|--data|x") == 1 && options.preset_used == NULL);
+    CHECK(parse("--prompt|preset|--data|x") == 1 && !options.preset_used[0]);
     CHECK(fails_with("--preset|enwik8_smal", "did you mean enwik8_small?); there are: enwik8_small, enwik8_large"));
     CHECK(fails_with("--preset|zzz", "--preset: got 'zzz', no such preset; there are: enwik8_small, enwik8_large"));
     CHECK(fails_with("--preset", "--preset: got nothing"));
     CHECK(fails_with("--preset|--lr=1", "--preset: got nothing"));
     CHECK(fails_with("--presets|a", "did you mean --preset?"));
     {
-        static const char *const bad_name[] = {"nlayer=4", NULL}, *const bad_value[] = {"nlayers=0", NULL};
-        static const char *const no_value[] = {"nlayers", NULL};
-        tr_preset one[2] = {{"broken", "b", bad_name}, TR_PRESET_END};
+        tr_preset one[2] = {{"broken", "b", "lr=1 nlayer=4"}, TR_PRESET_END};
         tr_options o = options;
         o.preset = one;
         nlayers = 8;
         CHECK(tr_check_table(&options, err, sizeof err) == 1);
         CHECK(tr_check_table(&o, err, sizeof err) == 0);
         SAME(err, "preset broken: --nlayer: unknown option (did you mean --nlayers?); --help lists all");
-        one[0].set = bad_value;
+        one[0].set = "nlayers=0";
         CHECK(tr_check_table(&o, err, sizeof err) == 0 && nlayers == 8);
         HOLDS(err, "preset broken: --nlayers: got '0'");
-        one[0].set = no_value;
+        one[0].set = "nlayers";
         CHECK(tr_check_table(&o, err, sizeof err) == 0);
         HOLDS(err, "preset broken: --nlayers: got nothing");
+        one[0].set = "data=text no-fast";                    /* a text is read, too, but not set */
+        CHECK(tr_check_table(&o, err, sizeof err) == 1 && data == NULL && fast == 1);
+        one[0].name = "a-name-that-is-longer-than-the-room-that-there-is-for-the-name-of-a-preset";
+        CHECK(tr_check_table(&o, err, sizeof err) == 0);
+        HOLDS(err, "the name is too long");
         o.preset = NULL;
+        o.defaults = "nlayers=8 nhead=2";
+        CHECK(tr_reset(&o, err, sizeof err) == 0);
+        HOLDS(err, "the defaults: --nhead: unknown option (did you mean --nheads?)");
+        CHECK(parse("") == 1);
         CHECK(tr_select_preset(&o, "x", err, sizeof err) == 0);
         HOLDS(err, "has no presets");
     }
     {
-        tr_opt twice[] = {TR_INT("a-b", &nlayers, 0, 0, ""), TR_INT("a_b", &nheads, 0, 0, ""), TR_END};
-        tr_opt reserved[] = {TR_INT("help", &nlayers, 0, 0, ""), TR_END};
-        tr_opt range[] = {TR_INT("a", &nlayers, 50, 60, ""), TR_END};
-        tr_options o = {"p", "", twice, NULL, NULL};
+        tr_opt twice[] = {TR_INT("a-b", TR_LOCAL, &nlayers, 0, 0, ""), TR_INT("a_b", TR_LOCAL, &nheads, 0, 0, ""), TR_END};
+        tr_opt reserved[] = {TR_INT("help", TR_LOCAL, &nlayers, 0, 0, ""), TR_END};
+        tr_opt range[] = {TR_INT("a", TR_LOCAL, &nlayers, 50, 60, ""), TR_END};
+        tr_options o = {"p", "", twice, NULL, NULL, NULL, ""};
         CHECK(tr_check_table(&o, err, sizeof err) == 0);
         HOLDS(err, "stands twice");
         o.opt = reserved;
@@ -281,6 +285,7 @@ static void test_help(void) {
     HOLDS(b.s, "Values are those of --preset enwik8_small");
     HOLDS(b.s, "--no-adapt-span");
     HOLDS(b.s, "\nPresets\n  enwik8_small  a small one\n");
+    HOLDS(b.s, "\nThe end.\n");
     for (line = b.s; line != NULL && *line != 0; line = p + 1) {
         p = strchr(line, '\n');
         if (p == NULL) break;
@@ -302,35 +307,71 @@ static void test_help(void) {
     }
 }
 
+/* What tr_options_adopt says of `line` beside a checkpoint `json`: "CHANGED|JSON|GIVEN|MISSING", or "refused". */
+static const char *adopted(const char *line, const char *json, int training) {
+    static char out[1024];
+    tr_adopted a;
+    if (parse(line) != 1) return "not parsed";
+    if (tr_options_adopt(&options, json, training, &a, err, sizeof err) != 1) return "refused";
+    snprintf(out, sizeof out, "%s|%s|%s|%s", a.changed.n ? a.changed.s : "", a.json.n ? a.json.s : "", a.given.n ? a.given.s : "", a.missing.n ? a.missing.s : "");
+    tr_adopted_free(&a);
+    return out;
+}
+
 static void test_configuration(void) {
-    static const char *const shape[] = {"nlayers", "nheads", "adapt-span", "optim", "lr", NULL};
-    static const char *const text[] = {"data", NULL};
-    char *json, value[64];
+    char *json, *again, value[64];
     CHECK(parse("--preset|enwik8_small|--data|a\"\\\n\xff\xc3\xa9|--steps|18446744073709551615|--nheads=16") == 1);
-    json = tr_options_json(&options);
+    json = tr_options_json(&options, 0);
     SAME(json, "{\"preset\":\"enwik8_small\",\"nlayers\":4,\"nheads\":16,\"adapt-span\":true,\"fast\":false,\"dropout\":0.1,"
                "\"steps\":18446744073709551615,\"lr\":0.5,\"bias\":0,\"optim\":\"sgd\","
-               "\"data\":\"a\\\"\\\\\\n\\ufffd\xc3\xa9\",\"prompt\":\"\"}");
+               "\"data\":\"a\\\"\\\\\\n\\ufffd\xc3\xa9\",\"prompt\":\"\",\"later\":0}");
     CHECK(tr_json_find(json, "optim", value, sizeof value) == 1);
     SAME(value, "sgd");
     CHECK(tr_json_find(json, "data", value, sizeof value) == 1);
     SAME(value, "a\"\\\n\xef\xbf\xbd\xc3\xa9");
-
-    CHECK(parse("") == 1 && tr_options_adopt(&options, json, shape, err, sizeof err) == 1);     /* all from the checkpoint */
-    CHECK(nlayers == 4 && nheads == 16 && adapt_span == 1 && optim == 1 && lr == 0.5 && steps == 1000);
-    CHECK(tr_find_option(&options, "lr", 2)->from == TR_FROM_CHECKPOINT);
-    CHECK(parse("--nlayers=4|--lr=0.50") == 1 && tr_options_adopt(&options, json, shape, err, sizeof err) == 1);
-    CHECK(parse("--nlayers=5") == 1 && tr_options_adopt(&options, json, shape, err, sizeof err) == 0);
-    HOLDS(err, "--nlayers is 5 here (from the command line) but 4 in the checkpoint");
-    CHECK(parse("--preset=enwik8_large") == 1 && tr_options_adopt(&options, json, shape, err, sizeof err) == 0);
-    HOLDS(err, "--nlayers is 24 here (from the preset) but 4");
-    CHECK(parse("") == 1 && tr_options_adopt(&options, "{\"nlayers\":0}", shape, err, sizeof err) == 0);
-    HOLDS(err, "the checkpoint's configuration: --nlayers: got '0'");
-    CHECK(tr_options_adopt(&options, "{\"nlayers\":", shape, err, sizeof err) == 0);
-    HOLDS(err, "malformed");
-    CHECK(tr_options_adopt(&options, "{}", shape, err, sizeof err) == 1);
-    CHECK(tr_options_adopt(&options, json, text, err, sizeof err) == 0);
     free(json);
+    json = tr_options_json(&options, 1);                                              /* what a checkpoint holds: no local option */
+    CHECK(json != NULL && strstr(json, "\"fast\"") == NULL && strstr(json, "\"lr\":0.5,") != NULL);
+
+    SAME(adopted("", json, 1), "|||");                                                /* all from the checkpoint, and the preset's name */
+    CHECK(nlayers == 4 && nheads == 16 && adapt_span == 1 && optim == 1 && lr == 0.5 && steps == UINT64_MAX && fast == 1);
+    SAME(data, "a\"\\\n\xef\xbf\xbd\xc3\xa9");
+    SAME(options.preset_used, "enwik8_small");
+    CHECK(tr_find_option(&options, "lr", 2)->from == TR_FROM_CHECKPOINT);
+    again = tr_options_json(&options, 1);                                             /* (all text is UTF-8 now) */
+    SAME(adopted("", again, 1), "|||");
+    free(json);
+    json = tr_options_json(&options, 1);
+    SAME(json, again);                                                                /* ... so the next checkpoint says the same */
+    free(again);
+    SAME(adopted("--preset|enwik8_small|--nheads=16", json, 1), "|||");               /* the same command, or a part of it */
+    SAME(adopted("--nlayers=4|--lr=0.50", json, 1), "|||");
+    CHECK(tr_find_option(&options, "lr", 2)->from == TR_FROM_ARGS);
+    SAME(adopted("--data|elsewhere", json, 1), "|||");                                /* a hint: another value is no difference */
+    SAME(data, "elsewhere");
+    SAME(adopted("--lr=0.25|--prompt=x\"|--dropout|0.1", json, 1), "--lr 0.25 (0.5), --prompt x\" ()|{\"lr\":[0.5,0.25],\"prompt\":[\"\",\"x\\\"\"]}||");
+    CHECK(lr == 0.25 && steps == UINT64_MAX);
+    SAME(adopted("--lr=0.25", json, 0), "|||");                                       /* without training nobody has to know */
+    SAME(adopted("--nlayers=5", json, 1), "refused");
+    HOLDS(err, "--nlayers is 5 here (from the command line) but 4 in the checkpoint: leave it out");
+    SAME(adopted("--nlayers=5", json, 0), "refused");                                 /* a model's shape is the checkpoint's in any case */
+    SAME(adopted("--optim=adam", json, 1), "refused");
+    HOLDS(err, "--optim is adam here (from the command line) but sgd in the checkpoint");
+    SAME(adopted("--optim=adam", json, 0), "|||");
+    SAME(adopted("--preset=enwik8_large", json, 1), "refused");
+    HOLDS(err, "--nlayers is 24 here (from --preset enwik8_large) but 4 in the checkpoint: leave --preset out");
+    SAME(adopted("", "{\"nlayers\":0}", 1), "refused");
+    HOLDS(err, "the checkpoint's configuration: --nlayers: got '0'");
+    SAME(adopted("", "{\"nlayers\":", 1), "refused");
+    HOLDS(err, "malformed");
+    /* from before options were kept: said which were given, and which not; an option of a later version is its default */
+    SAME(adopted("", "{\"nlayers\":4,\"nheads\":2,\"adapt-span\":false,\"bias\":0,\"optim\":\"sgd\",\"prompt\":null}", 1), "|||--dropout, --steps, --lr");
+    CHECK(prompt == NULL);
+    SAME(adopted("--preset|enwik8_small|--dropout=0|--nlayers=4", "{\"nlayers\":4,\"nheads\":2,\"bias\":0,\"prompt\":\"\"}", 1), "||--adapt-span, --dropout, --lr, --optim|--steps");
+    free(json);
+    CHECK(parse("--prompt=x") == 1);
+    tr_options_free(&options);
+    CHECK(prompt == NULL);
 }
 
 /* ---- JSON */
@@ -710,39 +751,72 @@ static void test_board(const char *keep) {
 
 /* ---- signals and clock */
 
-static void test_signals(void) {
+/* The exit code of a child that runs one of the parts below; -1 if a signal ended it. What it writes to standard error goes to the file "said". */
+static int in_child(void (*part)(void)) {
     int status = -1;
     pid_t child;
     fflush(stdout);
     child = fork();
     if (child == 0) {
-        struct timespec nap = {5, 0};
-        if (!tr_signals(err, sizeof err) || tr_stop_requested()) _exit(1);
-        raise(SIGTERM);
-        if (tr_stop_requested() != SIGTERM) _exit(2);
-        raise(SIGINT);
+        int said = open(in_dir("said"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        dup2(said, 2);
+        part();
+        _exit(99);
+    }
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+static void two_signals(void) {
+    if (!tr_signals(0, err, sizeof err) || tr_stop_requested()) _exit(1);
+    raise(SIGTERM);
+    if (tr_stop_requested() != SIGTERM) _exit(2);
+    raise(SIGINT);
+}
+static void two_terms(void) {
+    if (!tr_signals(0, err, sizeof err)) _exit(1);
+    raise(SIGINT);
+    raise(SIGTERM);
+}
+static void interrupted_call(void) {                             /* there is no SA_RESTART */
+    char c;
+    int ends[2];
+    pid_t parent = getpid(), other;
+    if (!tr_signals(0, err, sizeof err) || pipe(ends) != 0) _exit(1);
+    other = fork();
+    if (other == 0) {
+        struct timespec nap = {0, 100000000};
         nanosleep(&nap, NULL);
-        _exit(3);
+        kill(parent, SIGINT);
+        _exit(0);
     }
-    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 130);
-    fflush(stdout);
-    child = fork();
-    if (child == 0) {                                            /* a blocking call is interrupted: there is no SA_RESTART */
-        char c;
-        int ends[2];
-        pid_t parent = getpid(), other;
-        if (!tr_signals(err, sizeof err) || pipe(ends) != 0) _exit(1);
-        other = fork();
-        if (other == 0) {
-            struct timespec nap = {0, 100000000};
-            nanosleep(&nap, NULL);
-            kill(parent, SIGINT);
-            _exit(0);
-        }
-        if (read(ends[0], &c, 1) != -1 || errno != EINTR) _exit(2);
-        _exit(tr_stop_requested() == SIGINT ? 0 : 3);
-    }
-    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    if (read(ends[0], &c, 1) != -1 || errno != EINTR) _exit(2);
+    _exit(tr_stop_requested() == SIGINT ? 0 : 3);
+}
+static void asked(void) {                                        /* the first Ctrl-C warns, the second counts, the third ends */
+    if (!tr_signals(1, err, sizeof err)) _exit(1);
+    raise(SIGINT);
+    if (tr_stop_requested()) _exit(2);
+    tr_asked.tv_sec -= TR_ASK_SECONDS + 1;                       /* too long ago: it warns again */
+    raise(SIGINT);
+    if (tr_stop_requested()) _exit(3);
+    raise(SIGINT);
+    if (tr_stop_requested() != SIGINT) _exit(4);
+    raise(SIGINT);
+}
+static void asked_term(void) {                                   /* SIGTERM does not ask */
+    if (!tr_signals(1, err, sizeof err)) _exit(1);
+    raise(SIGTERM);
+    _exit(tr_stop_requested() == SIGTERM ? 0 : 2);
+}
+static void test_signals(void) {
+    CHECK(in_child(two_signals) == 130);
+    CHECK(in_child(two_terms) == 143);
+    CHECK(in_child(interrupted_call) == 0);
+    SAME(get_file(in_dir("said"), NULL), "");
+    CHECK(in_child(asked) == 130);
+    SAME(get_file(in_dir("said"), NULL), "\r\033[Knothing will be saved: press Ctrl-C again within 5 seconds to stop\n"
+                                         "\r\033[Knothing will be saved: press Ctrl-C again within 5 seconds to stop\n");
+    CHECK(in_child(asked_term) == 0);
+    SAME(get_file(in_dir("said"), NULL), "");
 }
 
 static void test_clock(void) {

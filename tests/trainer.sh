@@ -1,46 +1,107 @@
 #!/bin/sh
-# trainer.sh [BINARY] - tests the trainer from outside: resuming after kill -9, repeatability, bad input, full disks,
-# signals, losses that are not finite, the log, evaluation and generation.
+# trainer.sh FAMILY [BINARY] - tests a trainer from outside: sizes of presets, resuming after kill -9 and from what the checkpoint holds,
+# repeatability, bad input, full disks, signals, losses that are not finite, the log, evaluation and generation.
 #
-#     tests/trainer.sh build/train_attn_span
+#     tests/trainer.sh attn_span build/train_attn_span
 #     TRAINER_SEED=1234 tests/trainer.sh ...        the random moments of an earlier run again (it prints its seed)
 #
+# What is said here holds for every family; tests/trainer_FAMILY.sh has its options, its presets and the checks that only it can have.
 # Needs sh, the usual small tools and a C compiler (${CC:-cc}, for a library that kills at a chosen system call; without
 # one those checks are left out, and a line says so). Works in a directory of its own, which it removes.
 # Each check counts; the last line is "N passed, N failed".
 
+family=${1:-attn_span}
 here=$(cd "$(dirname "$0")" && pwd)
-bin=${1:-build/train_attn_span}
+bin=${2:-build/train_$family}
 . "$here/trainer_lib.sh"
+. "$here/trainer_$family.sh"
+prog=train_$family
+tiny="--preset reference $sizes"
+full="$tiny $trained"
 
 # Easy text, short enough for the streams to wrap.
 awk 'BEGIN { for (i = 0; i < 90; i++) print "the cat sat on mat " i % 7 " and the dog ran" }' >t.txt
-tiny="--nlayers 2 --hid-sz 16 --inner-hid-sz 32 --nheads 2 --attn-span 32 --block-sz 16 --batch-sz 4 --threads 1"
-span="$tiny --batch-split 2 --adapt-span --adapt-span-loss 0.0001 --adapt-span-init 0.5 --adapt-span-ramp 8 --dropout 0.2 --emb-dropout 0.1 --optim adagrad --lr 0.07 --grad-clip 0.3 --lr-warmup 20"
+awk 'BEGIN { split("one two three four five six seven eight nine ten eleven twelve", w, " ")
+    for (i = 0; i < 150; i++) { for (j = 0; j < 8; j++) printf "%s ", w[(i * j + i % 5) % 12 + 1]; print "x" i % 9 } }' >w.txt
 files="--data ../t.txt --checkpoint run.st --log log.jsonl"
+adaptive="--tokens words --adapt-io --adapt-io-divval 2 --adapt-io-cutoffs 5,12"
+one_complaint() { [ "$(grep -c "^$prog: " "$1")" -eq 1 ]; }      # FILE: one line of it is the program's, the others are progress
+wait_for_a_step() { # DIR: until the run there has logged one
+    i=0
+    until [ $i -ge 1000 ] || grep -q '"event":"train"' "$1/log.jsonl" 2>/dev/null; do i=$((i + 1)); sleep 0.01; done
+}
+
+# =====================================================================================================================
+section "presets"
+
+# the numbers of parameters that the papers give, in millions, and exactly; of the older models counted by hand from their shapes
+presets >table
+good "--list-presets" . --list-presets
+cp out listed
+check "nothing on standard error" [ ! -s err ]
+check "a head and a line for each preset" [ "$(wc -l <listed)" -eq $(($(wc -l <table) + 1)) ]
+check "the head" [ "$(head -n 1 listed)" = "$(printf 'preset\tlayers\td\tvocabulary\tparameters')" ]
+while read -r preset millions exact layers d; do
+    run . --preset "$preset" --dry-run
+    check "--preset $preset --dry-run" [ $rc -eq 0 ]
+    n=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' out)
+    check "$preset has $millions million parameters, not ${n:-0}" [ "$(echo "${n:-0}" | awk '{ printf "%.1f", $1 / 1e6 }')" = "$millions" ]
+    check "$preset has $exact parameters, not ${n:-0}" [ "${n:-0}" -eq "$exact" ]
+    check "$preset is listed with them" grep -q "^$preset	$layers	$d	[1-9][0-9]*	$exact\$" listed
+done <table
+good "the vocabulary of a text" . --data w.txt --tokens words $tiny --dry-run
+check "22 words" grep -q 'vocabulary 22$' out
+good "a vocabulary that is said" . $tiny --dry-run --vocab 1000
+check "1000 tokens" grep -q 'vocabulary 1000$' out
+good "sizes that are given beside a preset" . --preset demo $sizes --dry-run
+n=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' out)
+mkdir count
+good "are those of the run" count --preset demo $sizes --data ../t.txt --steps 2 --log log.jsonl
+check "the run has $n parameters" [ "$(sed -n 's/.*"params":\([0-9]*\).*/\1/p' count/log.jsonl)" = "$n" ]
+good "--version" . --version
+check "the version" grep -q "^$prog, seqtx [0-9]" out
+family_presets
+
+# without a preset: the demo's optimiser, sizes as the text wants them
+mkdir sized
+good "no preset" sized --data ../t.txt --threads 1 --log log.jsonl --steps 4
+check "it is told" grep -q '^no --preset, so sized by the text: --nlayers' err
+check "a short text: dropout" [ "$(sed -n 's/.*"event":"start".*"dropout":\([0-9.]*\),.*/\1/p' sized/log.jsonl)" = 0.2 ]
+check "the optimiser is the demo's" [ "$(sed -n 's/.*"event":"start".*"optim":"\([a-z]*\)".*/\1/p' sized/log.jsonl)" = "$demo_optim" ]
+good "no preset, one size given" sized --data ../t.txt --threads 1 --log given.jsonl --steps 4 --nlayers 1
+check "it is kept" grep -q '"event":"start".*"nlayers":1,' sized/given.jsonl
+check "and not told" grep -q '^no --preset, so sized by the text: --hid-sz' err
+good "what would be trained" . --data t.txt --dry-run
+n=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' out)
+check "is what is trained" [ "$(sed -n 's/.*"params":\([0-9]*\).*/\1/p' sized/log.jsonl)" = "$n" ]
+head -c 200 t.txt >tiny.txt
+good "a text of 200 bytes" sized --data ../tiny.txt --threads 1 --steps 4
+good "a preset, nothing sized" sized --preset reference $sizes --data ../t.txt --steps 2
+check "nothing told" [ "$(grep -c 'sized by' err)" -eq 0 ]
 
 # =====================================================================================================================
 section "resume after kill -9"
 
-long="$files $span --steps 200 --save-every 5 --eval-every 50 --eval-blocks 2 --log-every 1"
+long="$files $full --best best.st --steps 200 --save-every 5 --eval-blocks 2 --log-every 1 $long_more"
 mkdir whole
 t0=$(date +%s%N)
 good "200 steps in one go" whole $long
 whole_ms=$(ms_since "$t0")
-check "the streams wrap" [ "$(meta whole/run.st data.wraps)" -ge 2 ]
+check "epochs end" [ "$(meta whole/run.st data.wraps)" -ge 2 ]
 check "the log has each step once" [ "$(steps_of whole/log.jsonl | tr '\n' ' ')" = "$(awk 'BEGIN { for (i = 1; i <= 200; i++) printf "%d ", i }')" ]
+check "states are in the checkpoint" [ "$(header whole/run.st | grep -o "$state_names" | sort -u | wc -l)" -ge "$states" ]
 
 mkdir half
-good "100 steps" half $files $span --steps 100 --eval-every 50 --eval-blocks 2 --log-every 1
+good "100 steps" half $long --steps 100
 check "100 steps differ from 200" differ half/run.st whole/run.st
 check "step 100" [ "$(meta half/run.st step)" = 100 ]
 start half $long
 nap $((whole_ms / 4))
 kill -9 "$running" 2>/dev/null; collect
-continued "100 steps, kill -9, to 200" half $long
+[ "$steps_matter" = yes ] || continued "100 steps, kill -9, to 200" half $long
 
 i=0
-while [ $i -lt 20 ]; do
+while [ $i -lt $kills_at_times ]; do
     i=$((i + 1)); roll
     ms=$((whole_ms * rand / 10000))
     rm -rf kill; mkdir kill
@@ -48,6 +109,7 @@ while [ $i -lt 20 ]; do
     nap $ms
     kill -9 "$running" 2>/dev/null; collect
     continued "kill $i, after $ms ms of $whole_ms" kill $long
+    check "kill $i: the best as in the unbroken run" same_state whole/best.st kill/best.st
 done
 
 # one run, killed again and again until it is done
@@ -59,75 +121,148 @@ while [ $i -lt 12 ] && [ $rc -ne 0 ]; do
     start kill $long
     nap $ms
     kill -9 "$running" 2>/dev/null; collect
-    find kill -name '*.tmp' -exec rm -f {} +
+    find kill -name 'log.jsonl.*.tmp' -exec rm -f {} +
+    check "at most one temporary file of each target" [ "$(find kill -name 'run.st.*.tmp' | wc -l)" -le 1 -a "$(find kill -name 'best.st.*.tmp' | wc -l)" -le 1 ]
 done
+find kill -name 'best.st.*.tmp' -exec rm -f {} +
 continued "$i kills in one run" kill $long
 
 # the same at exact places: in the midst of a write, before a flush, before the rename
-exact_kills count $long
+exact_kills exact $long
 if [ -n "$kills" ]; then
-    i=0
-    while [ $i -lt 20 ]; do
+    i=0 left=0
+    while [ $i -lt $kills_at_calls ]; do
         i=$((i + 1)); roll
         at=$((1 + (calls - 1) * rand / 9999))
         rm -rf kill; mkdir kill
         (cd kill && TRAINER_DIE_AT=$at LD_PRELOAD=$T/kill.so exec "$bin" $long) >/dev/null 2>&1 &
         running=$!; collect
         check "killed by call $at" [ $rc -eq 137 ]
+        find kill -name 'best.st*.tmp' -exec rm -f {} +
         continued "kill at call $at of $calls" kill $long
     done
+    # in the midst of writing a checkpoint: the next save takes away what is left, and nothing else
+    at=$calls
+    while [ $at -gt 1 ] && [ $left -eq 0 ]; do
+        at=$((at - 1))
+        rm -rf kill; mkdir kill
+        (cd kill && TRAINER_DIE_AT=$at LD_PRELOAD=$T/kill.so exec "$bin" $long) >/dev/null 2>&1 &
+        running=$!; collect
+        left=$(find kill -name 'run.st.*.tmp' | wc -l)
+    done
+    check "a kill in a save leaves a temporary file" [ "$left" -eq 1 ]
+    : >kill/run.st.mine.tmp
+    good "after it" kill $long
+    check "which the next save takes away" [ "$(find kill -name 'run.st.*.tmp')" = kill/run.st.mine.tmp ]
 else
     echo "left out: kills at exact calls (no C compiler, or a binary that takes no preloaded library)"
 fi
 
 # =====================================================================================================================
+section "options on resume"
+
+# what a checkpoint holds decides: without the preset, and without any option but where it is
+mkdir opt
+begun="--preset demo $sizes --data ../t.txt --dropout 0.1 --steps 400 --save-every 10 --eval-every 100 --eval-blocks 1 --log-every 1"
+good "a run of the preset" opt $begun --checkpoint whole.st
+same_end() { # WHAT OPTIONS..: from opt/at.st to the end, as the unbroken run
+    what=$1; shift
+    cp opt/at.st opt/run.st
+    good "$what" opt --checkpoint run.st --threads 1 --log "l$#.jsonl" "$@"
+    check "$what: as the unbroken run, bit for bit" cmp opt/whole.st opt/run.st
+    check "$what: no other options are told" [ "$(grep -c 'other options' err)" -eq 0 ]
+}
+start opt $begun --checkpoint at.st --log log.jsonl
+wait_for_a_step opt
+kill -TERM "$running"; collect
+check "stopped before the end" [ "$(meta opt/at.st step)" -lt 400 ]
+same_end "the same command" $begun
+same_end "--checkpoint and --data alone" --data ../t.txt
+same_end "--checkpoint alone"
+check "which says where the text is" grep -q '^training text of the checkpoint, ../t.txt' err
+cp t.txt moved.txt
+cp opt/at.st opt/run.st
+good "the text moved" opt --checkpoint run.st --threads 1 --data ../moved.txt
+check "the text moved: the same run" same_state opt/whole.st opt/run.st
+
+# what may be given anew: said in one line, and in the log
+cp opt/at.st opt/run.st
+good "another rate" opt --checkpoint run.st --data ../t.txt --threads 1 --lr 0.0001 --dropout 0 --steps 300 --log new.jsonl
+check "it is said in one line" [ "$(grep -c 'other options' err)" -eq 1 ]
+check "with both values: $(grep 'other options' err)" grep -q -e 'other options.*--dropout 0 (0.1).*--lr 0.0001 ([0-9.]*).*--steps 300 (400)' err
+check "and in the log" grep -q '^{"event":"resume","step":[0-9]*,"config":{.*"changed":{"dropout":\[0.1,0\],"lr":\[[0-9.]*,0.0001\],"steps":\[400,300\]}}$' opt/new.jsonl
+check "the rate is the new one" [ "$(events opt/new.jsonl | head -n 1 | field lr | awk '{ print ($1 <= 0.0001) }')" = 1 ]
+check "the checkpoint has it now" [ "$(header opt/run.st | grep -c '\\"steps\\":300')" -eq 1 ]
+good "the end of the run" opt --checkpoint run.st --threads 1
+check "says that it is the end" grep -q 'the run is at its end: a larger --steps' err
+cp opt/at.st opt/run.st
+cd opt
+refused "--[a-z-]* is .* here (from --preset reference) but .* in the checkpoint: leave --preset out" --checkpoint run.st --data ../t.txt --preset reference $sizes --steps 500
+refused "the training text of --data ../w.txt" --checkpoint run.st --data ../w.txt
+cd ..
+mkdir opt/far && cp opt/at.st opt/far/far.st
+cd opt/far
+refused "no --data, and the checkpoint's is not there: ../t.txt.*give --data" --checkpoint far.st --steps 500
+cd ../..
+good "to generate no text is wanted" opt/far --checkpoint far.st --no-train --generate 5
+
+# checkpoints of the first version: they hold the options of training, too
+mkdir old && cp t.txt old && cp "$here/old/$family.safetensors" old/run.st && cp "$here/old/${family}_bare.safetensors" old/bare.st
+good "an old checkpoint, evaluated" old --checkpoint run.st --data t.txt --eval-only --threads 1
+good "an old checkpoint, goes on" old --checkpoint run.st --data t.txt --steps 60 --log log.jsonl --threads 1
+check "with the options that it holds" grep -q "\"event\":\"resume\",\"step\":30,.*$old_options" old/log.jsonl
+check "to the loss that the first version gets with them" awk -v got="$(events old/log.jsonl eval | tail -n 1 | field loss)" -v want="$old_loss" 'BEGIN { e = got - want; exit !(e < 0.01 && -e < 0.01) }'
+# one that lacks some of them: no training with mere defaults
+cd old
+refused "bare.st.*do not hold --dropout,.*--lr,.*--grad-clip.*give those options, or the --preset" --checkpoint bare.st --data t.txt --steps 60 --threads 1
+refused "bare.st.*do not hold --dropout,.*--grad-clip.*give those options, or the --preset" --checkpoint bare.st --data t.txt --steps 60 --threads 1 --lr 0.001
+cd ..
+good "a bare checkpoint, evaluated" old --checkpoint bare.st --data t.txt --eval-only --threads 1
+good "a bare checkpoint, sampled" old --checkpoint bare.st --no-train --generate 5 --threads 1
+good "a bare checkpoint with the options" old --checkpoint bare.st --data t.txt --steps 60 --threads 1 --log bare.jsonl $old_given
+check "which of them it lacks is said" grep -q '^not in the checkpoint, taken from the command line or preset: --dropout,.*--grad-clip' err
+check "and logged" grep -q '"event":"resume".*"not_in_checkpoint":"--dropout,' old/bare.jsonl
+check "it goes on as the other" [ "$(events old/bare.jsonl eval | tail -n 1 | field loss)" = "$(events old/log.jsonl eval | tail -n 1 | field loss)" ]
+
+# =====================================================================================================================
 section "repeat and resume"
 
-awk 'BEGIN { split("one two three four five six seven eight nine ten eleven twelve", w, " ")
-    for (i = 0; i < 150; i++) { for (j = 0; j < 8; j++) printf "%s ", w[(i * j + i % 5) % 12 + 1]; print "x" i % 9 } }' >w.txt
-
-variant "adagrad" --data ../t.txt $span
-for optim in sgd adam adamw; do
-    variant $optim --data ../t.txt $span --optim $optim --lr 0.003 --weight-decay 0.01
-done
-variant "fixed span" --data ../t.txt $tiny --optim adam --lr 0.003 --no-adapt-span
-variant "whole cache" --data ../t.txt $span --no-adapt-span-cache
-variant "persistent vectors" --data ../t.txt $span --pers-mem-size 8
-variant "literal" --data ../t.txt $span --literal
-variant "adaptive words, tied" --data ../w.txt $span --tokens words --adapt-io --adapt-io-tied --adapt-io-divval 2 --adapt-io-cutoffs 5,12
-variant "adaptive words" --data ../w.txt $span --tokens words --adapt-io --adapt-io-divval 2 --adapt-io-cutoffs 5,12
-variant "characters" --data ../t.txt $span --tokens chars
-variant "compact bytes" --data ../t.txt $span --tokens bytes-compact
-variant "inverse square root" --data ../t.txt $span --schedule inv-sqrt --batch-split 4
-variant "two threads" --data ../t.txt $span --threads 2
-variant "recompute" --data ../t.txt $span --recompute
+family_variants
+variant "adaptive words" --data ../w.txt $full $adaptive
+variant "characters" --data ../t.txt $full --tokens chars
+variant "compact bytes" --data ../t.txt $full --tokens bytes-compact
+variant "two threads" --data ../t.txt $full --threads 2
+variant "recompute" --data ../t.txt $full --recompute
 mkdir plain
-good "without recompute" plain --checkpoint run.st --data ../t.txt $span --steps 60
+good "without recompute" plain --checkpoint run.st --data ../t.txt $full --steps 60
 check "recompute changes no bit" same_state plain/run.st v1/run.st
 # bfloat16 products: the checkpoint says so, and a run goes on as it began
 mkdir bf16
-run bf16 --checkpoint first.st --data ../t.txt $span --steps 2 --precision bf16
+run bf16 --checkpoint first.st --data ../t.txt $full --steps 2 --precision bf16
 if [ $rc -eq 2 ] && grep -q -e '--precision bf16.*not in this build' err; then
     echo "left out: --precision bf16 (the library refuses it)"
 else
-    variant "bf16" --data ../t.txt $span --precision bf16
+    variant "bf16" --data ../t.txt $full --precision bf16
     check "bf16: in the checkpoint" [ "$(header v1/run.st | grep -c 'precision\\":\\"bf16')" -eq 1 ]
-    good "bf16: 30 steps" bf16 --checkpoint run.st --data ../t.txt $span --steps 30 --precision bf16 --log log.jsonl
+    good "bf16: 30 steps" bf16 --checkpoint run.st --data ../t.txt $full --steps 30 --precision bf16 --log log.jsonl
     check "bf16: in the first record of the log" [ "$(head -n 1 bf16/log.jsonl | grep -c '"precision":"bf16"')" -eq 1 ]
     good "bf16: evaluated as it is" bf16 --checkpoint run.st --data ../t.txt --eval-only --log bf16.jsonl --threads 1
     good "bf16: evaluated in float" bf16 --checkpoint run.st --data ../t.txt --eval-only --log f32.jsonl --threads 1 --precision f32
     check "bf16: the two evaluations agree to 0.02" awk -v a="$(head -n 1 bf16/bf16.jsonl | field loss)" -v b="$(head -n 1 bf16/f32.jsonl | field loss)" 'BEGIN { exit !(a > 0 && b > 0 && a - b < 0.02 && b - a < 0.02) }'
     cp bf16/run.st keep.st
-    run bf16 --checkpoint run.st --data ../t.txt $span --steps 60 --precision f32
+    run bf16 --checkpoint run.st --data ../t.txt $full --steps 60 --precision f32
     check "bf16: training does not go on in float: exit code 2, not $rc" [ $rc -eq 2 ]
     check "bf16: the message says why: $(cat err)" grep -q -e '--precision is f32 here.*bf16 in the checkpoint' err
     check "bf16: the checkpoint is as it was" cmp keep.st bf16/run.st
-    good "bf16: goes on without the option" bf16 --checkpoint run.st --data ../t.txt $span --steps 60
+    good "bf16: goes on without the option" bf16 --checkpoint run.st --data ../t.txt $full --steps 60
     check "bf16: as it would have" cmp v1/run.st bf16/run.st
 fi
 mkdir other
-good "another seed" other --checkpoint run.st --data ../t.txt $span --steps 60 --seed 2
+good "another seed" other --checkpoint run.st --data ../t.txt $full --steps 60 --seed 2
 check "another seed gives another run" differ plain/run.st other/run.st
+good "another seed, resumed without it" other --checkpoint run.st --data ../t.txt --steps 70 --threads 1
+check "which the checkpoint remembers" [ "$(meta other/run.st seed)" = 2 ]
+family_more
 
 # =====================================================================================================================
 section "bad input"
@@ -135,8 +270,8 @@ section "bad input"
 mkdir bad bad/dir bad/three
 cp t.txt w.txt bad
 cd bad || exit 1
-good "a checkpoint for the bad" . --data t.txt $span --steps 6 --checkpoint good.st
-good "a checkpoint of characters" . --data t.txt $span --steps 6 --checkpoint chars.st --tokens chars
+good "a checkpoint for the bad" . --data t.txt $full --steps 6 --checkpoint good.st
+good "a checkpoint of characters" . --data t.txt $full --steps 6 --checkpoint chars.st --tokens chars
 : >empty.txt
 echo "a few words" >short.txt
 head -c 70 t.txt >short70.txt       # training text: 64 tokens; four streams of blocks of 16 need 68
@@ -165,14 +300,14 @@ refused 'one.*validation text has fewer than two' --data one $tiny $new
 size=$(wc -c <good.st)
 { head -c $((size - 9)) good.st; printf '\377'; tail -c 8 good.st; } >bit.st
 sed 's/"step":"6"/"step":"7"/' good.st >step.st
-refused 'bit.st.*damaged' --data t.txt $span --checkpoint bit.st --steps 12
-refused 'step.st.*damaged' --data t.txt $span --checkpoint step.st --steps 12
+refused 'bit.st.*damaged' --data t.txt $full --checkpoint bit.st --steps 12
+refused 'step.st.*damaged' --data t.txt $full --checkpoint step.st --steps 12
 # words: held-out ones that are new are refused with the option that helps, and accepted with it
 awk 'BEGIN { for (i = 0; i < 400; i++) print "the same words again and again"; for (i = 0; i < 60; i++) print "fresh" i }' >new.txt
 refused 'fresh.*--min-count' --data new.txt $tiny $new --tokens words
 good "words with --min-count" . --data new.txt $tiny --tokens words --min-count 2 --steps 2
-good "the largest seed" . --data t.txt $span --steps 2 --checkpoint seed.st --seed 18446744073709551615
-good "the largest seed, resumed" . --data t.txt $span --steps 3 --checkpoint seed.st --seed 18446744073709551615
+good "the largest seed" . --data t.txt $full --steps 2 --checkpoint seed.st --seed 18446744073709551615
+good "the largest seed, resumed" . --data t.txt $full --steps 3 --checkpoint seed.st --seed 18446744073709551615
 ln -s nowhere/at/all lost.st
 refused 'lost.st.*symbolic link' --data t.txt $tiny --steps 3 --checkpoint lost.st
 refused 'latin.txt.*utf-8' --data latin.txt $tiny $new --tokens chars
@@ -190,9 +325,9 @@ fi
 
 # checkpoints
 refused 'C.st' --data t.txt --eval-only --checkpoint C.st $old
-refused 'C.st' --data t.txt --full-eval-mode --checkpoint C.st $old
 refused 'C.st' --no-train --generate 5 --checkpoint C.st $old
 refused 'checkpoint' --data t.txt --eval-only $old
+refused 'a --checkpoint to load is needed' --data t.txt --no-train --generate 5
 refused 'dir' --data t.txt $tiny $old --checkpoint dir
 refused 'nodir' --data t.txt $tiny $old --checkpoint nodir/C.st
 refused 't.txt' --data t.txt $tiny $old --checkpoint t.txt
@@ -218,20 +353,17 @@ spoil() { # SED-SCRIPT that keeps the length: a checkpoint x.st, changed in its 
     cat h >>x.st
     tail -c +$((9 + head)) good.st >>x.st
 }
-for script in 's/^{/[/' 's/"__metadata__"/"__metadatb__"/' 's/attn_span\.1"/attn_span.9"/' 's/"F32"/"F33"/' 's/"F32"/"F16"/' 's/"shape":\[32,/"shape":[33,/' \
-    's/"data_offsets":\[0,/"data_offsets":[4,/' 's/"step":"6"/"step":"x"/' 's/"data.position":"/"data.positiom":"/' 's/"tick":"/"tick":"-/; s/"tick":"-\(.*\)[0-9]"/"tick":"-\1"/' \
-    's/"optim.kind":"[0-9]"/"optim.kind":"7"/' 's/"in_emb/"in_enb/' 's/"config":"{/"config":"[/' 's/\\"nlayers\\":2/\\"nlayers\\":0/' 's/\\"nlayers\\":2/\\"nlayers\\":3/' 's/\\"hid-sz\\":16/\\"hid-sz\\":24/' \
-    's/\\"nheads\\":2/\\"nheads\\":3/' 's/\\"nheads\\":2/\\"nheads\\":x/' 's/\\"tokens\\":\\"bytes\\"/\\"tokens\\":\\"bytez\\"/' 's/\\"batch-sz\\":4/\\"batch-sz\\":8/' 's/\\"block-sz\\":16/\\"block-sz\\":00/' \
-    's/"memory.0.rows.0":"[0-9]/"memory.0.rows.0":"9/' 's/"vocab":{"dtype":"U8"/"vocab":{"dtype":"U9"/' 's/"vocab"/"vocaa"/' 's/.$/]/'; do
+spoils >scripts
+while read -r script; do
     spoil "$script"
     refused 'x.st\|checkpoint\|--nheads' --data t.txt $old --checkpoint x.st
-done
+done <scripts
 v=$((9 + head + $(header good.st | sed 's/.*"vocab":{[^}]*"data_offsets":\[\([0-9]*\),.*/\1/')))
 { head -c $((v - 1)) good.st; printf '\377\377\377\377\377\377\377\377'; tail -c +$((v + 8)) good.st; } >x.st
 refused 'x.st\|vocab' --data t.txt $old --checkpoint x.st
 # any byte of the header, at random: refused or taken, but never a crash
 i=0
-while [ $i -lt 40 ]; do
+while [ $i -lt $spoiled_bytes ]; do
     i=$((i + 1)); roll; at=$((8 + head * rand / 10000)); roll
     [ $i -gt 5 ] || at=$((i - 1))
     { head -c $at good.st; printf "\\$(printf %03o $((rand % 256)))"; tail -c +$((at + 2)) good.st; } >x.st
@@ -241,11 +373,12 @@ done
 printf '\070\0\0\0\0\0\0\0{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}  \0\0\200\077' >x.st
 refused 'x.st' --data t.txt $tiny $old --checkpoint x.st
 refused 'x.st' --data t.txt --eval-only --checkpoint x.st --log L.jsonl --tensorboard TB
-for option in "--precision bf16" "--nlayers 3" "--hid-sz 32" "--inner-hid-sz 64" "--nheads 4" "--attn-span 64" "--tokens chars" "--optim adam" "--batch-sz 8" "--block-sz 32" "--pers-mem-size 4" "--no-adapt-span" "--literal"; do
+fixed_options >options
+while read -r option; do
     name=${option%% *}; name=${name#--no-}; name=${name#--}
-    refused "$name" --data t.txt $old --checkpoint good.st $option
-done
-refused 'layers' --data t.txt $old --checkpoint good.st --preset enwik8_small
+    refused "--\(no-\)*$name is .* here .* in the checkpoint" --data t.txt $old --checkpoint good.st $option
+done <options
+refused 'layers.*--preset' --data t.txt $old --checkpoint good.st --preset $another_preset
 refused 'seed' --data t.txt $old --checkpoint good.st --seed 2
 refused 'other.txt\|data' --data other.txt $old --checkpoint good.st
 awk '{ print NR % 2 ? toupper($0) : $0 }' t.txt >upper.txt
@@ -254,8 +387,7 @@ refused 'data\|other.txt\|vocab' --data other.txt $old --checkpoint chars.st
 
 # sizes
 t="--data t.txt"
-refused 'nheads' $t $tiny $new --nheads 3
-for name in nlayers hid-sz inner-hid-sz nheads attn-span block-sz batch-sz batch-split niter nbatches; do
+for name in $sizes_above_0; do
     refused "$name" $t $tiny $new --$name 0
     refused "$name" $t $tiny $new --$name -4
     refused "$name" $t $tiny $new --$name 999999999999999999999
@@ -263,22 +395,21 @@ for name in nlayers hid-sz inner-hid-sz nheads attn-span block-sz batch-sz batch
 done
 refused 'steps' $t $tiny $new --steps -1
 refused 'threads' $t $tiny $new --threads -1
-refused 'max-memory' $t $tiny $new --hid-sz 536870912 --inner-hid-sz 1073741824
-refused 'max-memory' $t $tiny $new --attn-span 1073741824 --hid-sz 536870912
 refused 't.txt\|--batch-sz\|max-memory' $t $tiny $new --batch-sz 1073741824 --block-sz 1073741824
-refused 'max-memory' $t $tiny $new --pers-mem-size 1073741824 --nlayers 4096 --nheads 16
-refused 'max-memory' $t $tiny $new --nlayers 4096 --hid-sz 536870912 --nheads 256
 refused 'max-memory' $t $tiny $new --hid-sz 1024 --max-memory 0.01
 refused 'max-memory' $t $tiny $new --max-memory 0.00001
 refused 'max-memory' $t $tiny $new --max-memory 0.0009
-refused 'max-memory' $t $tiny $new --attn-span 65536 --max-memory 0.005
-# what a step needs shows in the first step only: then it is an error of the run, but a clear one
-run . $t $tiny $new --block-sz 512 --max-memory 0.006
-check "no memory for a step: an error, not $rc" [ $rc -eq 1 -o $rc -eq 2 ]
-check "no memory for a step: one line" [ "$(wc -l <"$T/err")" -eq 1 ]
-check "no memory for a step: the option is named: $(cat "$T/err")" grep -q -e '--max-memory' "$T/err"
-check "no memory for a step: no checkpoint" [ ! -e C.st ]
+# what a step needs shows in the first step only; nothing has been written by then
+run . $t $tiny $new $too_much
+check "no memory for a step: refused, exit code 2 and not $rc" [ $rc -eq 2 ]
+check "no memory for a step: one complaint" one_complaint "$T/err"
+check "no memory for a step: the option and the sizes are named: $(tail -n 1 "$T/err")" grep -q -e "^$prog: --max-memory: .*[0-9] more bytes would pass the limit of [0-9]" "$T/err"
+check "no memory for a step: no checkpoint, no log, no events" [ ! -e C.st -a ! -e L.jsonl -a ! -e TB ]
 rm -rf L.jsonl TB C.st
+run . $t --checkpoint good.st --eval-only --threads 1 --log L.jsonl $too_much_eval
+check "no memory for an evaluation: refused, exit code 2 and not $rc" [ $rc -eq 2 ]
+check "no memory for an evaluation: $(tail -n 1 "$T/err")" grep -q -e "^$prog: --max-memory: " "$T/err"
+check "no memory for an evaluation: no log" [ ! -e L.jsonl ]
 refused 'batch-split' $t $tiny $new --batch-split 3
 refused 'batch-split' $t $tiny $new --batch-split 8
 
@@ -287,7 +418,7 @@ refused 'nlayers' $t $tiny $new --nlayer 3
 refused 'checkpoint' $t $tiny $new --chekpoint x
 refused 'frobnicate' $t $tiny $new --frobnicate
 refused 'enwik9' $t $tiny $new --preset enwik9
-refused 'enwik8_small' $t $tiny $new --preset enwik8_smal
+refused "$another_preset" $t $tiny $new --preset ${another_preset%?}
 refused 'preset' $t $tiny $new --preset
 refused 'lr' $t $tiny $new --lr
 refused 'lr' $t $tiny --lr $new
@@ -305,7 +436,7 @@ refused 'tokens' $t $tiny $new --tokens letters
 refused '--precision.*f16.*f32.*bf16' $t $tiny $new --precision f16
 refused 'precision' $t $tiny $new --precision=
 refused 'precision' $t $tiny $new --precision
-refused 'adapt-span' $t $tiny $new --adapt-span=maybe
+refused 'recompute' $t $tiny $new --recompute=maybe
 refused 'cutoffs' $t $tiny $new --adapt-io --adapt-io-cutoffs 5,x
 refused 'cutoff' $t $tiny $new --adapt-io --adapt-io-cutoffs 12,5
 refused 'stray' $t $tiny $new stray
@@ -313,21 +444,26 @@ refused 'x' $t $tiny $new -x
 refused 'prompt\|snowman\|character' $old --no-train --generate 5 --checkpoint chars.st --prompt 'the ☃'
 refused 'TB\|t.txt' $t $tiny --steps 3 --checkpoint C.st --log L.jsonl --tensorboard t.txt
 refused 'nodir' $t $tiny --steps 3 --checkpoint C.st --tensorboard TB --log nodir/L.jsonl
+refused 'best.*cannot write' $t $tiny $new --eval-every 1 --best nodir/B.st
+mkdir two && cp t.txt two/train.txt
+refused 'best.*no validation text' --data two $tiny $new --eval-every 1 --best B.st
+refused 'same file' $t $tiny $new --eval-every 1 --best C.st
+family_bad
 cd ..
 
 # =====================================================================================================================
 section "disk full"
 
 mkdir full
-good "10 steps" full --data ../t.txt --checkpoint run.st $span --steps 10
+good "10 steps" full --data ../t.txt --checkpoint run.st $full --steps 10
 cp full/run.st full.st
 bytes=$(wc -c <full.st)
-again="--data ../t.txt --checkpoint run.st $span --steps 40 --save-every 20"
+again="--data ../t.txt --checkpoint run.st $full --steps 40 --save-every 20"
 # after the run that could not save: $rc, err, and the directory's run.st
 unsaved() {
     [ $rc -gt 0 ] && [ $rc -lt 124 ] && pass || fail "$1: exit code $rc"
     grep -q "run.st.*$2" err && pass || fail "$1: '$2' and the file are wanted in: $(head -c 300 err)"
-    check "$1: one line" [ "$(wc -l <err)" -eq 1 ]
+    check "$1: one complaint" one_complaint err
     check "$1: the old checkpoint is as it was" cmp full.st full/run.st
     check "$1: no temporary file stays" [ "$(tmps full)" -eq 0 ]
     check "$1: the old checkpoint loads" loads full/run.st
@@ -381,13 +517,18 @@ check "with space again: as if nothing had been" cmp full/run.st straight/run.st
 # the log is not worth a training
 if [ -w /dev/full ]; then
     mkdir dev
-    good "a log that cannot be written" dev --data ../t.txt --checkpoint run.st $span --steps 40 --log /dev/full
+    good "a log that cannot be written" dev --data ../t.txt --checkpoint run.st $full --steps 40 --log /dev/full
     cat out err >said
     check "a log that cannot be written is reported" grep -q '/dev/full' said
     check "a log that cannot be written is reported once" [ "$(grep -c '/dev/full' said)" -eq 1 ]
-    (cd dev && exec timeout 60 "$bin" --data ../t.txt --checkpoint 2.st $span --steps 40 >/dev/full) 2>err </dev/null
+    (cd dev && exec timeout 60 "$bin" --data ../t.txt --checkpoint 2.st $full --steps 40 >/dev/full) 2>err </dev/null
     check "output that cannot be written ends no training" [ $? -eq 0 ]
     check "the same training" same_state dev/run.st dev/2.st
+    (cd dev && exec timeout 60 "$bin" --data ../t.txt --checkpoint 3.st $full --steps 40 2>/dev/full) >out </dev/null
+    check "progress that cannot be written ends no training" [ $? -eq 0 ]
+    check "the same training again" same_state dev/run.st dev/3.st
+    (cd dev && exec timeout 60 "$bin" --data ../t.txt --checkpoint 3.st --eval-only >/dev/full) 2>err </dev/null
+    check "a result that cannot be written is an error" [ $? -eq 1 ]
     (cd dev && exec timeout 60 "$bin" --checkpoint run.st --no-train --generate 20 >/dev/full) 2>err </dev/null
     check "a generated text that cannot be written is an error" [ $? -ne 0 ]
 fi
@@ -395,43 +536,77 @@ fi
 # =====================================================================================================================
 section "signals"
 
-stop="$files $span --steps 1500 --nbatches 100000 --log-every 1"
+stop="$files $full --steps 1500 $no_cadence --log-every 1"
 mkdir unbroken
 good "the unbroken run" unbroken $stop
 for sig in INT TERM; do
     rm -rf sig; mkdir sig
     start sig $stop
-    i=0
-    until [ $i -ge 1000 ] || grep -q '"event":"train"' sig/log.jsonl 2>/dev/null; do i=$((i + 1)); sleep 0.01; done
+    wait_for_a_step sig
     kill -$sig "$running"; collect
-    check "SIG$sig: exit code 0, not $rc" [ $rc -eq 0 ]
-    at=$(sed -n 's/.*stopped at step \([0-9]*\).*/\1/p' bg.out)
+    [ $sig = INT ] && want=130 || want=143
+    check "SIG$sig: exit code $want, not $rc" [ $rc -eq $want ]
+    at=$(sed -n 's/.*stopped at step \([0-9]*\); the checkpoint is saved.*/\1/p' bg.err)
     check "SIG$sig: says where it stopped" [ -n "$at" ]
     check "SIG$sig: stopped before the end" [ "${at:-1500}" -lt 1500 ]
     check "SIG$sig: saved that step" [ "$(meta sig/run.st step)" = "$at" ]
     check "SIG$sig: logged that step" [ "$(steps_of sig/log.jsonl | tail -n 1)" = "$at" ]
-    check "SIG$sig: no message on standard error" [ ! -s bg.err ]
+    check "SIG$sig: no complaint" [ "$(grep -c "^$prog:" bg.err)" -eq 0 ]
+    check "SIG$sig: no result" [ ! -s bg.out ]
     check "SIG$sig: no temporary file" [ "$(tmps sig)" -eq 0 ]
     good "SIG$sig, resumed" sig $stop
     check "SIG$sig: as the unbroken run, bit for bit" cmp unbroken/run.st sig/run.st
     events unbroken/log.jsonl >want; events sig/log.jsonl >got
     check "SIG$sig: the log as the unbroken run's" cmp want got
 done
+# without a checkpoint: said at the start; a signal that nobody at a terminal sent stops at once
+for sig in INT TERM; do
+    rm -rf sig; mkdir sig
+    start sig $tiny --data ../t.txt --steps 1000000 --log log.jsonl --log-every 1
+    wait_for_a_step sig
+    kill -$sig "$running"; collect
+    [ $sig = INT ] && want=130 || want=143
+    check "SIG$sig without a checkpoint: exit code $want, not $rc" [ $rc -eq $want ]
+    check "SIG$sig without a checkpoint: told before" grep -q '^no --checkpoint: nothing will be saved' bg.err
+    check "SIG$sig without a checkpoint: told at the end" grep -q '^stopped at step [0-9]*; nothing is saved' bg.err
+done
+# at a terminal Ctrl-C asks first
+if script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
+    rm -rf tty; mkdir tty
+    cat >tty.sh <<END2
+cd "$T/tty" && echo \$\$ >pid && exec "$bin" $tiny --data ../t.txt --steps 1000000 --log log.jsonl --log-every 1
+END2
+    TERM=xterm script -qec "sh $T/tty.sh" /dev/null >tty.out 2>&1 </dev/null &
+    running=$!
+    wait_for_a_step tty
+    kill -INT "$(cat tty/pid)"
+    nap 200
+    at=$(steps_of tty/log.jsonl | tail -n 1)
+    nap 100
+    check "Ctrl-C at a terminal: the run goes on" [ "$(steps_of tty/log.jsonl | tail -n 1)" -gt "$at" ]
+    check "Ctrl-C at a terminal: it asks for another" grep -q 'press Ctrl-C again within 5 seconds' tty.out
+    kill -INT "$(cat tty/pid)"
+    collect
+    check "the second one ends with code 130, not $rc" [ $rc -eq 130 ]
+    check "below the progress line, on a line of its own" awk '/^stopped at step [0-9]*; nothing is saved/ { n++ } END { exit n != 1 }' tty.out
+else
+    echo "left out: Ctrl-C at a terminal (no script program)"
+fi
 
 # =====================================================================================================================
 section "loss that is not finite"
 
 mkdir wild
-wild="$tiny --data ../t.txt --checkpoint run.st --log log.jsonl --log-every 1 --optim sgd --grad-clip 0 --dropout 0"
+wild="$tiny --data ../t.txt --checkpoint run.st --log log.jsonl --log-every 1 --optim sgd --grad-clip 0 --dropout 0 $wild_more"
 good "a good start" wild $wild --steps 5
 for every in 1 1000; do
     rm -rf wild2; cp -r wild wild2
     run wild2 $wild --lr 1e6 --steps 5000 --save-every $every
     check "ends with an error, not $rc" [ $rc -eq 1 ]
-    check "skipped updates are reported" grep -q 'step [0-9]*: the .* is not finite' out
-    check "the end says what to change" grep -q '50 .*--lr' err
-    check "one line on standard error" [ "$(wc -l <err)" -eq 1 ]
-    check "50 reports to the end" [ "$(grep -c 'is not finite' out)" -ge 50 ]
+    check "skipped updates are reported" grep -q 'step [0-9]*: the .* is not finite' err
+    check "the end says what to change" grep -q "^$prog: .*50 .*--lr" err
+    check "one complaint" one_complaint err
+    check "50 reports to the end" [ "$(grep -c 'is not finite' err)" -ge 50 ]
     check "the checkpoint's numbers are finite" finite wild2/run.st
     check "the checkpoint loads" loads wild2/run.st
     check "the log is JSON" json wild2/log.jsonl
@@ -442,62 +617,73 @@ done
 section "log and terminal"
 
 mkdir log
-learn="--data ../t.txt $tiny --adapt-span --optim adam --lr 0.005 --dropout 0 --grad-clip 1"
-good "learns" log $learn --checkpoint run.st --log log.jsonl --log-every 1 --tensorboard deep/tb --steps 300 --eval-every 100 --eval-blocks 2
-cp out said
-train_keys=event,step,loss,bpb,lr,grad_norm,tokens_per_s,peak_bytes,span_avg,span_max
+learn="--data ../t.txt $tiny $learning"
+good "learns" log $learn --checkpoint run.st --best best.st --log log.jsonl --log-every 1 --tensorboard deep/tb --steps 300 --eval-every 50 --eval-blocks 2
+cp out said; cp err told
 check "the log is JSON" json log/log.jsonl
 check "keys of train" only_keys log/log.jsonl train $train_keys
 check "keys of eval" only_keys log/log.jsonl eval event,split,loss,bpb,step,tokens
 check "300 lines of train" [ "$(events log/log.jsonl | wc -l)" -eq 300 ]
-check "evaluations at 100, 200, 300" [ "$(events log/log.jsonl eval | field step | tr '\n' ' ')" = "100 200 300 " ]
-check "evaluations of the validation text" [ "$(events log/log.jsonl eval | grep -c '"split":"valid"')" -eq 3 ]
+check "evaluations at 50, 100, .. 300" [ "$(events log/log.jsonl eval | field step | tr '\n' ' ')" = "50 100 150 200 250 300 " ]
+check "evaluations of the validation text" [ "$(events log/log.jsonl eval | grep -c '"split":"valid"')" -eq 6 ]
 check "the loss falls" awk -v a="$(events log/log.jsonl | head -n 1 | field loss)" -v b="$(events log/log.jsonl | tail -n 1 | field loss)" 'BEGIN { exit !(a > 4 && a < 8 && b > 0 && b < 1) }'
 grep -E '"event":"(train|eval)"' log/log.jsonl | sed 's/.*"loss":\([^,]*\),"bpb":\([^,]*\),.*/\1 \2/' >pairs
 check "bpb is loss / ln 2" awk '{ e = $2 - $1 / log(2); if (!($2 > 0) || !(e * e <= 1e-18 * $2 * $2)) bad = 1 } END { exit bad || NR < 300 }' pairs
 check "tokens a second, peak, norm are there" awk '!/"tokens_per_s":[0-9.]*[1-9]/ || !/"peak_bytes":[1-9]/ || !/"grad_norm":[0-9.e-]*[1-9]/ { if (/"event":"train"/) exit 1 }' log/log.jsonl
-check "plain lines in a pipe: no carriage return" [ "$(tr -dc '\r\033' <said | wc -c)" -eq 0 ]
-check "plain lines in a pipe: progress" grep -q 'step 300/300 .*bpb.*tok/s' said
+check "plain lines in a pipe: no carriage return" [ "$(cat said told | tr -dc '\r\033' | wc -c)" -eq 0 ]
+check "plain lines in a pipe: progress, on standard error" grep -q 'step 300/300 .*bpb.*tok/s' told
+check "results, and nothing else, on standard output" [ "$(grep -vc "^step 300: valid bpb\|$learned" said)" -eq 0 ]
+check "the last evaluation is a result" grep -q '^step 300: valid bpb' said
+check "what was learned is a result" grep -q "$learned" said
 check "the start event" grep -q '"event":"start"' log/log.jsonl
 f=$(ls log/deep/tb/events.out.tfevents.* 2>/dev/null)
 check "one event file" [ -f "$f" ]
 n1=$(frames "$f"); size1=$(wc -c <"$f")
 check "its records fit" [ -n "$n1" ]
 check "a record for each number" [ "${n1:-0}" -ge 1500 ]
-check "tags" grep -q 'train/loss' "$f"
-check "tags of the evaluation" grep -q 'valid/bpb' "$f"
+for tag in train/loss train/bpb train/tokens_per_s valid/bpb valid/loss; do check "tag $tag" grep -q "$tag" "$f"; done
+least=$(events log/log.jsonl eval | field loss | sort -g | head -n 1)
+at=$(events log/log.jsonl eval | grep -F "\"loss\":$least," | head -n 1 | field step)
+[ "$at" = 300 ] || check "the best checkpoint is of the best evaluation, step $at" [ "$(meta log/best.st step)" = "$at" ]
+good "the best, of all the text" log --data ../t.txt --checkpoint best.st --eval-only --log best.jsonl --threads 1
 good "goes on" log $learn --checkpoint run.st --log log.jsonl --log-every 1 --tensorboard deep/tb --steps 310
 check "going on leaves the first event file alone" [ "$(wc -c <"$f")" -eq "$size1" ]
 check "going on begins another" [ "$(ls log/deep/tb | wc -l)" -eq 2 ]
 for f in log/deep/tb/*; do check "framing of $f" frames "$f"; done
+# of evaluations of the whole text the best is the last that was better
+good "the best of whole evaluations" log $learn --steps 90 --eval-every 30 --eval-blocks 0 --best best2.st --checkpoint best0.st --log best2.jsonl $whole_evaluations
+least=$(events log/best2.jsonl eval | field loss | sort -g | head -n 1)
+check "is the least" [ "$(header log/best2.st | sed 's/.*"best":"\([^"]*\)".*/\1/' | awk -v want="$least" '{ e = $1 - want; print (e < 1e-9 && -e < 1e-9) }')" = 1 ]
 rm -rf grow; mkdir grow
 start grow $learn --log log.jsonl --log-every 1 --tensorboard tb --steps 100000
-i=0
-until [ $i -ge 1000 ] || grep -q '"event":"train"' grow/log.jsonl 2>/dev/null; do i=$((i + 1)); sleep 0.01; done
+wait_for_a_step grow
 size1=$(cat grow/tb/* | wc -c)
 sleep 0.2
 size2=$(cat grow/tb/* | wc -c)
 kill -TERM "$running"; collect
 check "the event file grows while the run goes on ($size1, $size2)" [ "$size2" -gt "$size1" ]
-check "without a checkpoint a signal ends well too" [ $rc -eq 0 ]
+check "without a checkpoint a signal ends well too" [ $rc -eq 143 ]
 check "framing after a signal" frames grow/tb/*
-good "words" log --data ../w.txt $tiny --tokens words --steps 20 --log words.jsonl --checkpoint words.st --log-every 5
+good "words" log --data ../w.txt $tiny $words_more --tokens words --steps 20 --log words.jsonl --checkpoint words.st --log-every 5
 check "keys of train for words" only_keys log/words.jsonl train "$(echo $train_keys | sed s/bpb/ppl/)"
 check "keys of eval for words" only_keys log/words.jsonl eval event,split,loss,ppl,step,tokens
 grep -E '"event":"(train|eval)"' log/words.jsonl | sed 's/.*"loss":\([^,]*\),"ppl":\([^,]*\),.*/\1 \2/' >pairs
 check "ppl is exp(loss)" awk '{ e = $2 - exp($1); if (!($2 > 1) || !(e * e <= 1e-18 * $2 * $2)) bad = 1 } END { exit bad || NR < 5 }' pairs
 if script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
-    TERM=xterm script -qec "$bin --data t.txt $tiny --steps 40" /dev/null >tty.out 2>/dev/null </dev/null
+    TERM=xterm script -qec "$bin --data t.txt $tiny --steps 40 --eval-every 20" /dev/null >tty.out 2>/dev/null </dev/null
     check "one line drawn again and again on a terminal" [ "$(tr -dc '\033' <tty.out | wc -c)" -ge 1 ]
-    check "not a line for each report on a terminal" [ "$(tr '\r' ' ' <tty.out | grep -c 'step [0-9]*/40')" -le 2 ]
+    check "not a line for each report on a terminal" [ "$(tr '\r' ' ' <tty.out | grep -c 'step [0-9]*/40')" -le 3 ]
+    # what stands on a line in the end: what follows its last carriage return
+    tr -d '\033' <tty.out | sed 's/\r$//; s/.*\r//; s/\[K//g' >screen
+    check "an evaluation stands below the progress of its step: $(tr '\n' '|' <screen)" awk '/^step 20\/40 .*tok\/s/ { a = NR } /^step 20: valid/ { b = NR } /^step 40\/40 .*tok\/s/ { c = NR } /^step 40: valid/ { d = NR } END { exit !(a && b == a + 1 && c > b && d == c + 1) }' screen
 fi
 
 # =====================================================================================================================
 section "evaluation"
 
 mkdir eval
-good "training without evaluation" eval --data ../t.txt $span --steps 100 --checkpoint never.st --eval-every 100000 --log never.jsonl --log-every 1
-good "training with many evaluations" eval --data ../t.txt $span --steps 100 --checkpoint often.st --eval-every 7 --eval-blocks 3 --log often.jsonl --log-every 1
+good "training without evaluation" eval --data ../t.txt $full --steps 100 --checkpoint never.st $no_evaluation --log never.jsonl --log-every 1
+good "training with many evaluations" eval --data ../t.txt $full --steps 100 --checkpoint often.st --eval-every 7 --eval-blocks 3 --log often.jsonl --log-every 1
 check "14 evaluations and the last" [ "$(events eval/often.jsonl eval | wc -l)" -eq 15 ]
 check "evaluating changes no bit of the training" same_state eval/never.st eval/often.st
 events eval/never.jsonl >want; events eval/often.jsonl >got
@@ -517,8 +703,6 @@ head -n "$(wc -l <keep.jsonl)" eval/often.jsonl >x
 check "evaluation only appends to the log of the training" cmp keep.jsonl x
 check "two lines more" [ "$(wc -l <eval/often.jsonl)" -eq $(($(wc -l <keep.jsonl) + 2)) ]
 check "evaluation does not touch the checkpoint" cmp keep.st eval/often.st
-good "as the reference counts" eval --data ../t.txt --checkpoint often.st --full-eval-mode --log ref.jsonl --threads 1
-check "keys of it" only_keys eval/ref.jsonl eval event,split,loss,bpb,step,tokens
 mkdir eval/three
 head -c 3000 t.txt >eval/three/train.txt; tail -c 900 t.txt >eval/three/valid.txt; tail -c 500 t.txt >eval/three/test.txt
 good "a directory of three texts" eval --data three $tiny --steps 20 --checkpoint three.st
@@ -534,10 +718,15 @@ head -n "$(wc -l <x)" eval/only1.jsonl >y
 check "it takes nothing away" cmp x y
 good "another text than that of the training" eval --data ../w.txt --checkpoint never.st --eval-only --threads 1
 
+good "without --data: that of the checkpoint" eval --checkpoint often.st --eval-only --log told.jsonl --threads 1
+check "is the same" cmp eval/only2.jsonl eval/told.jsonl
+check "the results are on standard output" [ "$(grep -c '^step 100: \(valid\|test\) bpb' out)" -eq 2 ]
+family_evaluation
+
 # =====================================================================================================================
 section "generation and help"
 
-sample() { # FILE OPTIONS...: 40 tokens, without data
+sample() { # FILE OPTIONS...: 40 tokens, without data; standard output is the text and nothing else
     to=$1; shift
     run log --checkpoint run.st --no-train --generate 40 --threads 1 "$@"
     if [ $rc -eq 0 ] && [ -s out ]; then pass; else fail "--generate $*: exit code $rc: $(head -c 300 err)"; fi
@@ -558,11 +747,30 @@ check "the likeliest alone is temperature 0" cmp g5 g7
 check "the prompt stands in front" grep -q '^the cat' g1
 check "the text goes on" [ "$(grep -o '^the cat.*' g5 | head -c 100 | wc -c)" -gt 12 ]
 check "it learnt" grep -q 'the cat sat' g5
+for g in g1 g3 g5; do check "$g: prompt, 40 bytes and at most a line end, nothing else" [ "$(wc -c <$g)" -ge 47 -a "$(wc -c <$g)" -le 48 ]; done
+check "40 bytes without a prompt" [ "$(wc -c <g8)" -ge 40 -a "$(wc -c <g8)" -le 41 ]
+# without a seed each text is another one, and the seed that makes it again is told
+sample g9 --prompt "the cat" --temperature 3 --top-p 0
+drawn=$(sed -n 's/.*drawn with --seed \([0-9]*\)$/\1/p' err)
+check "the seed is told" [ -n "$drawn" ]
+sample g10 --prompt "the cat" --temperature 3 --top-p 0
+check "another text" differ g9 g10
+sample g11 --prompt "the cat" --temperature 3 --top-p 0 --seed "$drawn"
+check "the seed makes it again" cmp g9 g11
+# one seed, two prompts: the draws are others
+sample g12 --prompt "the dog" --temperature 1000 --top-p 0 --seed 1
+sample g13 --prompt "the cat" --temperature 1000 --top-p 0 --seed 1
+tail -c +8 g12 >a; tail -c +8 g13 >b
+check "two prompts, two texts" differ a b
+printf 'the cat\n' | (cd log && exec "$bin" --checkpoint run.st --no-train --generate 40 --threads 1 --seed 1 --prompt -) >g14 2>err
+check "a prompt from standard input" cmp g1 g14
 check "generating writes nothing" [ "$(tmps log)" -eq 0 ]
 good "generation of words" log --checkpoint words.st --no-train --generate 10 --prompt "one two" --threads 1
 check "words are words" grep -q '^one two ' out
 good "training, then a text" log $learn --steps 20 --generate 10 --prompt "the"
-check "the text at the end" grep -q '^the' out
+check "the text, and it alone, on standard output" grep -q '^the' out
+check "no result among it" [ "$(grep -c "valid\|$learned" out)" -eq 0 ]
+check "the results are told all the same" [ "$(grep -c "^step 20: valid\|$learned" err)" -ge 2 ]
 run bad --checkpoint chars.st --no-train --generate 5 --prompt 'the cat' --threads 1
 check "characters that are known" [ $rc -eq 0 ]
 run bad --checkpoint chars.st --no-train --generate 5 --prompt '#' --threads 1
@@ -572,20 +780,19 @@ check "a prompt with an unknown character: the message" grep -q -e '--prompt' er
 good "help" . --help
 cp out help
 check "nothing on standard error" [ ! -s err ]
-for name in help preset nlayers hid-sz inner-hid-sz nheads attn-span block-sz precision adapt-span adapt-span-loss adapt-span-ramp adapt-span-init adapt-span-cache \
-    pers-mem-size adapt-io dropout emb-dropout lr lr-warmup optim grad-clip batch-sz batch-split niter nbatches full-eval-mode data steps seed threads \
-    checkpoint log tensorboard eval-only generate prompt; do
-    check "help has --$name" grep -q -e "^ *--$name\( \|$\)" help
-done
-header log/run.st | sed 's/.*"config":"{//; s/}","step".*//' | tr ',' '\n' | sed -n 's/^\\"\([a-z][a-z-]*\)\\":.*/\1/p' >names
-check "the options stand in the checkpoint" [ "$(wc -l <names)" -gt 40 ]
-while read -r name; do check "help has --$name" grep -q -e "^ *--$name\( \|$\)" help; done <names
-for preset in enwik8_small enwik8 enwik8_large text8 text8_large enwik8_pers_small enwik8_pers wiki103_pers; do
+check "exit codes" [ "$(tr -s '\n ' ' ' <help | grep -c 'Exit code: 0 done; 1 failed .* 130 stopped by Ctrl-C, 143 by SIGTERM')" -eq 1 ]
+# an option is either of this start and this machine, or in the checkpoint; and all are in the help
+sed -n 's/^  --\([a-z][a-z0-9-]*\)\( .*\|\)$/\1/p' help | grep -v '^help$\|^preset$' | sort >all
+header log/run.st | sed 's/.*"config":"{//; s/}","step".*//' | tr ',' '\n' | sed -n 's/^\\"\([a-z][a-z0-9-]*\)\\":.*/\1/p' >names
+{ echo; for name in $local_options; do echo "$name"; done; } >>names
+grep -v '^$\|^preset$' names | sort -u >x
+check "the checkpoint has every option but those of a start and a machine: $(comm -3 all x | tr '\n' ' ')" cmp all x
+for preset in $(tail -n +2 listed | cut -f 1); do
     check "help has $preset" grep -q "^ *$preset " help
     good "--preset $preset" . --preset $preset --help
     check "--preset $preset shows its values" differ help out
 done
-good "a preset of the smallest size" log --preset enwik8_small $tiny --data ../t.txt --steps 4
+family_small_presets
 
 section "end"
 echo "$passed passed, $failed failed"

@@ -1,13 +1,14 @@
 #!/bin/sh
-# trainer_cuda.sh TRAINER - the example trainer with --device cuda: the losses of the CPU, replays, checkpoints that change the device,
-# refusals. TRAINER is built with CUDA, or with tests/cuda_host in its place. Ends with "N passed, N failed".
+# trainer_cuda.sh FAMILY TRAINER - a trainer with --device cuda: the losses of the CPU, replays, checkpoints that change the device,
+# refusals. TRAINER is built with CUDA, or with tests/cuda_host in its place; tests/trainer_FAMILY.sh has the model. Ends with "N passed, N failed".
 cd "$(dirname "$0")/.." || exit 1
-t=$1 d=$(mktemp -d) passed=0 failed=0
+. "tests/trainer_$1.sh"
+t=$2 d=$(mktemp -d) passed=0 failed=0
 trap 'rm -rf "$d"' EXIT
 check() { what=$1; shift; if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "tests/trainer_cuda.sh: FAILED: $what"; fi; }
 i=0
 while [ $i -lt 400 ]; do echo "line $i of a text that a small model can learn, $((i * i % 97)) times"; i=$((i + 1)); done > "$d/text"
-model="--nlayers 2 --hid-sz 32 --nheads 2 --inner-hid-sz 48 --attn-span 48 --adapt-span --adapt-span-init 0.3 --adapt-span-ramp 8 --batch-sz 4 --block-sz 16 --lr 0.02 --log-every 1 --eval-blocks 2 --threads 1"
+model="--preset reference $cuda_model --batch-sz 4 --block-sz 16 --log-every 1 --eval-blocks 2 --threads 1"
 run() { name=$1; shift; "$t" --data "$d/text" $model "$@" --log "$d/$name.log" > "$d/$name.out" 2>&1; }
 losses() { sed -n 's/.*"type":"train".*"loss":\([0-9.e+-]*\).*/\1/p; s/.*"event":"train".*"loss":\([0-9.e+-]*\).*/\1/p' "$d/$1.log"; }
 # the two logs have N losses each, and each pair differs by less than a part in TOL
@@ -25,6 +26,12 @@ check "replayed steps are the same as launched ones" same cuda plain 14 0
 run split --device cuda --batch-split 2 --steps 6
 run split_cpu --batch-split 2 --steps 6
 check "a batch in two parts" same split_cpu split 6 1e-4
+if [ -n "$cuda_note" ]; then      # steps that cannot be replayed: said once, and logged
+    run note --device cuda $cuda_note
+    check "why steps are not replayed is said once: $(cat "$d/note.out")" [ "$(grep -c 'launches each step anew' "$d/note.out")" -eq 1 ]
+    check "and is in the log" [ "$(grep -c '"event":"note","step":[0-9]*,"note":".*launches each step anew' "$d/note.log")" -eq 1 ]
+    check "replayed steps have nothing to say" sh -c "! grep -q 'launches each step anew' '$d/cuda.out' '$d/plain.out'"
+fi
 run half --device cuda --precision bf16 --steps 14
 check "bf16 is near" same cpu half 14 5e-2
 run first --steps 7 --checkpoint "$d/c" --generate 0

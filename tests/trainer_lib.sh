@@ -1,5 +1,5 @@
-# trainer_lib.sh - what tests/trainer.sh and tests/trainer_sru.sh share: running a trainer, looking into its files, the checks that both make.
-# They set $here (this directory) and $bin (the trainer), then read this file; from then on the working directory is $T, which goes at the end.
+# trainer_lib.sh - tools of tests/trainer.sh: running a trainer, looking into its files, the checks that several of its parts make.
+# It sets $here (this directory) and $bin (the trainer), then reads this file; from then on the working directory is $T, which goes at the end.
 
 LC_ALL=C OMP_WAIT_POLICY=passive; export LC_ALL OMP_WAIT_POLICY     # tiny models: spinning threads only stand in the way
 unset LD_PRELOAD TRAINER_COUNT TRAINER_DIE_AT TRAINER_FULL_AT
@@ -90,8 +90,18 @@ function string() { return eat("^\"([^\"\\\\]|\\\\.)*\"") }
 function value() {
     if (substr(s, 1, 1) == "{") return object(0)
     if (substr(s, 1, 1) == "\"") return string()
+    if (substr(s, 1, 1) == "[") return array()
     if (eat("^(true|false|null)")) return 1
     return eat("^-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][-+]?[0-9]+)?")
+}
+function array() {
+    if (!eat("^\\[")) return 0
+    if (eat("^\\]")) return 1
+    for (;;) {
+        if (!value()) return 0
+        if (eat("^\\]")) return 1
+        if (!eat("^,")) return 0
+    }
 }
 function object(top, before) {
     if (!eat("^{")) return 0
@@ -150,6 +160,7 @@ continued() {
     if [ ! -e "$dir/run.st" ] || loads "$dir/run.st"; then pass; else fail "$where: the checkpoint does not load: $(head -c 300 "$T/err")"; fi
     good "$where, resumed" "$dir" "$@"
     check "$where: as the unbroken run, bit for bit" cmp whole/run.st "$dir/run.st"
+    check "$where: no temporary checkpoint is left" [ "$(find "$dir" -name 'run.st.*.tmp' | wc -l)" -eq 0 ]
     # killed before its first save it starts again, and says so by another "start": what came before is nobody's to delete
     awk '/"event":"start"/ { kept = "" } { kept = kept $0 "\n" } END { printf "%s", kept }' "$dir/log.jsonl" >last.jsonl
     events whole/log.jsonl >want; events last.jsonl >got

@@ -1,0 +1,17 @@
+#!/bin/sh
+# demo_compare.sh LOG DATA - the last evaluation in a trainer's LOG beside what is easy to get on the same text, all in bits per byte:
+# the entropy of its bytes, each for itself, and what xz -9 makes of it, where xz is installed.
+set -eu
+log=$1 data=$2
+out=${TMPDIR:-/tmp}/demo_compare.$$
+trap 'rm -f "$out"' EXIT
+if [ -d "$data" ]; then cat "$data/valid.txt" > "$out"; else      # the trainer's validation part: 5 % before the last 5 %
+    size=$(wc -c < "$data")
+    tail -c +$((size - size / 20 * 2 + 1)) "$data" | head -c $((size / 20 * 2 - size / 20)) > "$out"
+fi
+bytes=$(($(wc -c < "$out")))
+bpb=$(sed -n 's/.*"event":"eval","split":"valid".*"bpb":\([0-9.e+-]*\).*/\1/p' "$log" | tail -n 1)
+entropy=$(od -An -v -tu1 "$out" | awk '{ for (i = 1; i <= NF; i++) { count[$i]++; n++ } } END { for (b in count) h -= count[b] / n * log(count[b] / n); printf "%.2f", h / log(2) }')
+xz=
+if command -v xz >/dev/null 2>&1; then xz=$(xz -9 -c "$out" | wc -c | awk -v n="$bytes" '{ printf ", xz -9 %.2f", 8 * $1 / n }'); fi
+awk -v n="$bytes" -v m="${bpb:-0}" -v h="$entropy" -v x="$xz" 'BEGIN { printf "the %d held-out bytes, in bits per byte: this model %.2f, byte entropy %s%s\n", n, m, h, x }'

@@ -1,0 +1,151 @@
+# trainer_attn_span.sh - what tests/trainer.sh needs to know of train_attn_span: options, presets, and checks that only this family has.
+
+sizes="--nlayers 2 --hid-sz 16 --inner-hid-sz 32 --nheads 2 --attn-span 32 --block-sz 16 --batch-sz 4 --threads 1"
+# a training with everything that draws random numbers or has a state; its rate does not depend on --steps
+trained="--batch-split 2 --adapt-span --adapt-span-loss 0.0001 --adapt-span-init 0.5 --adapt-span-ramp 8 --dropout 0.2 --emb-dropout 0.1 --optim adagrad --lr 0.07 --grad-clip 0.3 --lr-warmup 20"
+steps_matter=no
+long_more="--eval-every 50"
+no_cadence="--nbatches 100000"
+no_evaluation="--eval-every 100000"
+state_names='"memory\.[01]\.[a-z.0-9]*"' states=2
+kills_at_times=20 kills_at_calls=20 spoiled_bytes=40
+demo_optim=adam
+learning="--adapt-span --optim adam --lr 0.005 --dropout 0 --grad-clip 1"
+whole_evaluations="--eval-blocks 1000000"
+wild_more=
+words_more=
+train_keys=event,step,loss,bpb,lr,grad_norm,tokens_per_s,peak_bytes,span_avg,span_max
+learned='^learned span of each head\|^  layer '
+another_preset=enwik8_small
+sizes_above_0="nlayers hid-sz inner-hid-sz nheads attn-span block-sz batch-sz batch-split niter nbatches"
+too_much="--block-sz 512 --max-memory 0.006"
+too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
+local_options="checkpoint best log tensorboard full-eval-mode eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p"
+# tests/old: tiny models after 30 steps of --preset demo, by the first version; _bare: without the options that old_given has
+old_options='"lr":0.003,"schedule":"cosine","lr-warmup":60,.*"grad-clip":1,' old_loss=2.8432
+old_given="--preset demo --nlayers 1 --hid-sz 4 --inner-hid-sz 4 --nheads 2 --attn-span 8 --block-sz 8 --batch-sz 2 --tokens bytes-compact --steps 60"
+# for tests/trainer_cuda.sh
+cuda_model="--nlayers 2 --hid-sz 32 --nheads 2 --inner-hid-sz 48 --attn-span 48 --adapt-span --adapt-span-init 0.3 --adapt-span-ramp 8 --lr 0.02"
+cuda_note="--nlayers 1 --no-adapt-span --attn-span 512 --block-sz 4 --batch-sz 1 --steps 70"      # a memory that grows in every step
+
+# name, million parameters, parameters, layers, d
+presets() {
+    cat <<END2
+demo 0.7 667276 3 128
+reference 6.4 6445312 8 256
+enwik8_small 6.5 6480621 8 256
+enwik8 38.5 38538541 12 512
+enwik8_fairseq 38.5 38538541 12 512
+enwik8_large 208.9 208910221 24 768
+text8 38.4 38357116 12 512
+text8_large 208.6 208638172 24 768
+enwik8_pers_small 38.5 38501725 18 512
+enwik8_pers 114.0 114017773 36 512
+wiki103_pers 132.5 132493746 36 512
+END2
+}
+family_presets() {
+    good "the shape of a preset" . --preset enwik8_small --dry-run
+    check "it says so" grep -q '^8 layers, 4 heads, span 1024$' out
+}
+family_variants() {
+    variant "adagrad" --data ../t.txt $full
+    for optim in sgd adam adamw; do
+        variant $optim --data ../t.txt $full --optim $optim --lr 0.003 --weight-decay 0.01
+    done
+    variant "fixed span" --data ../t.txt $tiny --optim adam --lr 0.003 --no-adapt-span
+    variant "whole cache" --data ../t.txt $full --no-adapt-span-cache
+    variant "persistent vectors" --data ../t.txt $full --pers-mem-size 8
+    variant "literal" --data ../t.txt $full --literal
+    variant "fairseq's form" --data ../t.txt $full --no-renorm --fairseq-init
+    variant "one span a layer" --data ../t.txt $full --span-per-layer
+    variant "adaptive words, tied" --data ../w.txt $full $adaptive --adapt-io-tied
+    variant "inverse square root" --data ../t.txt $full --schedule inv-sqrt --batch-split 4
+}
+family_more() {
+    # iterations that are given count more than steps that only the checkpoint has
+    mkdir niter
+    good "12 steps" niter --data ../t.txt --checkpoint run.st $full --steps 12
+    good "then 5 iterations of 4" niter --checkpoint run.st --niter 5 --nbatches 4 --threads 1
+    check "are 20 steps" [ "$(meta niter/run.st step)" = 20 ]
+}
+# options that a checkpoint decides
+fixed_options() {
+    cat <<END2
+--precision bf16
+--nlayers 3
+--hid-sz 32
+--inner-hid-sz 64
+--nheads 4
+--attn-span 64
+--tokens chars
+--min-count 3
+--optim adam
+--momentum 0.5
+--batch-sz 8
+--batch-split 1
+--block-sz 32
+--pers-mem-size 4
+--no-adapt-span
+--adapt-span-ramp 9
+--adapt-span-init 0.25
+--no-adapt-span-cache
+--no-renorm
+--span-per-layer
+--fairseq-init
+--adapt-io
+--adapt-io-cutoffs 3,4
+--literal
+END2
+}
+# sed scripts that keep the length of a checkpoint's header
+spoils() {
+    cat <<'END2'
+s/^{/[/
+s/"__metadata__"/"__metadatb__"/
+s/attn_span\.1"/attn_span.9"/
+s/"F32"/"F33"/
+s/"F32"/"F16"/
+s/"shape":\[32,/"shape":[33,/
+s/"data_offsets":\[0,/"data_offsets":[4,/
+s/"step":"6"/"step":"x"/
+s/"data.position":"/"data.positiom":"/
+s/"tick":"/"tick":"-/; s/"tick":"-\(.*\)[0-9]"/"tick":"-\1"/
+s/"optim.kind":"[0-9]"/"optim.kind":"7"/
+s/"in_emb/"in_enb/
+s/"config":"{/"config":"[/
+s/\\"nlayers\\":2/\\"nlayers\\":0/
+s/\\"nlayers\\":2/\\"nlayers\\":3/
+s/\\"hid-sz\\":16/\\"hid-sz\\":24/
+s/\\"nheads\\":2/\\"nheads\\":3/
+s/\\"nheads\\":2/\\"nheads\\":x/
+s/\\"tokens\\":\\"bytes\\"/\\"tokens\\":\\"bytez\\"/
+s/\\"batch-sz\\":4/\\"batch-sz\\":8/
+s/\\"block-sz\\":16/\\"block-sz\\":00/
+s/"memory.0.rows.0":"[0-9]/"memory.0.rows.0":"9/
+s/"vocab":{"dtype":"U8"/"vocab":{"dtype":"U9"/
+s/"vocab"/"vocaa"/
+s/.$/]/
+END2
+}
+family_bad() {
+    refused 'nheads' $t $tiny $new --nheads 3
+    refused 'adapt-span' $t $tiny $new --adapt-span=maybe
+    refused 'no-renorm needs --adapt-span' $t $tiny $new --no-renorm
+    refused 'span-per-layer needs --adapt-span' $t $tiny $new --span-per-layer
+    refused 'no-renorm.*--literal' $t $tiny $new --no-renorm --adapt-span --literal
+    refused 'C.st' $t --full-eval-mode --checkpoint C.st $old
+    refused 'max-memory' $t $tiny $new --hid-sz 536870912 --inner-hid-sz 1073741824
+    refused 'max-memory' $t $tiny $new --attn-span 1073741824 --hid-sz 536870912
+    refused 'max-memory' $t $tiny $new --pers-mem-size 1073741824 --nlayers 4096 --nheads 16
+    refused 'max-memory' $t $tiny $new --nlayers 4096 --hid-sz 536870912 --nheads 256
+    refused 'max-memory' $t $tiny $new --attn-span 65536 --max-memory 0.005
+}
+family_evaluation() {
+    good "as the reference counts" eval --data ../t.txt --checkpoint often.st --full-eval-mode --log ref.jsonl --threads 1
+    check "keys of it" only_keys eval/ref.jsonl eval event,split,loss,bpb,step,tokens
+    check "fewer tokens" [ "$(head -n 1 eval/ref.jsonl | field tokens)" -lt "$(head -n 1 eval/only1.jsonl | field tokens)" ]
+}
+family_small_presets() {
+    good "a preset of the smallest size" log --preset enwik8_small $sizes --data ../t.txt --steps 4
+}
