@@ -18,7 +18,7 @@ presets() {
     echo '|---|--:|--:|--:|---|'
     build/"$1" --list-presets | awk -F'\t' -v known="$2" '
         BEGIN { n = split(known, a, ";"); for (i = 1; i <= n; i++) { split(a[i], b, "="); said[b[1]] = b[2] } }
-        { size = $5 >= 99.5e6 ? sprintf("%.0fM", $5 / 1e6) : sprintf("%.1fM", $5 / 1e6); printf "| `%s` | %s | %s | %s | %s |\n", $1, $2, $3, size, said[$1] }'
+        NR > 1 { size = $5 >= 99.5e6 ? sprintf("%.0fM", $5 / 1e6) : sprintf("%.1fM", $5 / 1e6); printf "| `%s` | %s | %s | %s | %s |\n", $1, $2, $3, size, said[$1] }'
 }
 # tokens/s of all contenders, a column for each table of training of a report; the fastest of a precision is bold
 results() {
