@@ -74,7 +74,8 @@
 
    Speed on a CPU: give the compiler -O2 or -O3 (without it everything is ten times slower); no -march is needed. Inner loops exist for
    AVX-512, AVX2 and any processor, and the right ones are taken at run time. Loops run on all processors that the process may use
-   (desc.threads); work is given out as threads come, so a program that shares its machine with others is not held up by the slowest thread. desc.precision = STX_PREC_BF16 makes matrix products of bfloat16 factors
+   (desc.threads); work is given out as threads come, so a program that shares its machine with others is not held up by the slowest
+   thread. desc.precision = STX_PREC_BF16 makes matrix products of bfloat16 factors
    (AVX512-BF16: about twice the products' speed; AMX: so far run by emulation only). Parameters and sums stay float.
 
    GPU. Add seqtx_cuda.cu to the program (nvcc -O3 -arch=sm_90 -c seqtx_cuda.cu; CUDA 12 or later, sm_80 or newer), define SEQTX_CUDA
@@ -170,7 +171,8 @@ typedef struct stx_desc {
     int      tune;         /* GPU: time up to 8 algorithms for each shape of matrix product and keep the fastest. Another process may
                               find another one fastest: then its last bits differ */
     int      threads;      /* 0: as many as the processors that this process may use. 1: none but the caller's (and in builds with
-                              SEQTX_NO_THREADS). The others start with the first loop that is worth it and sleep when there is nothing to do */
+                              SEQTX_NO_THREADS). The others start with the first loop that is worth it, and sleep when
+                              there is nothing to do */
     uint64_t seed;         /* of every random number of this context */
     size_t   max_bytes;    /* limit on all memory of the context (on a GPU: on its device memory); 0: none */
     size_t   chunk_bytes;  /* smallest piece in which an arena grows; 0: 1 MiB */
@@ -1760,10 +1762,10 @@ STX_DEF size_t stx_peak_bytes(const stx_ctx *x) { return x ? x->peak : 0; }
 
 // >>threads
 
-/* The threads of a context. A loop of n iterations is cut into chunks, and each thread has a range of chunks of its own: it takes them from the
-   front, and when there are none left it takes chunks from the back of the others' ranges. So nobody waits for a thread that has
-   not come yet (another program may have its processor): the caller does all the work that nobody else takes, closes the loop, and waits only for
-   those who are inside a chunk.
+/* The threads of a context. A loop of n iterations is cut into chunks, and each thread has a range of chunks of its own: it takes them
+   from the front, and when there are none left it takes chunks from the back of the others' ranges. So nobody waits for a thread that
+   has not come yet (another program may have its processor): the caller does all the work that nobody else takes, closes the loop, and
+   waits only for those who are inside a chunk.
 
        word    epoch, 15 bits | open, 1 bit | threads inside, 16 bits
                caller:  writes the job and the ranges; word = next epoch, open; works; clears open; waits until nobody is inside
@@ -1785,7 +1787,9 @@ typedef pthread_cond_t stx__cond;
   #define STX__PEEK(p) __atomic_load_n(p, __ATOMIC_SEQ_CST)
   #define STX__POKE(p, v) __atomic_store_n(p, v, __ATOMIC_SEQ_CST)
   #define STX__ADD(p, v) __atomic_add_fetch(p, v, __ATOMIC_SEQ_CST)
-static int stx__swap(uint32_t *p, uint32_t *have, uint32_t want) { return __atomic_compare_exchange_n(p, have, want, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); }
+static int stx__swap(uint32_t *p, uint32_t *have, uint32_t want) {      /* *p = want if it is *have; else *have = *p */
+    return __atomic_compare_exchange_n(p, have, want, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
 static void stx__lock(stx__mutex *m) { pthread_mutex_lock(m); }
 static void stx__unlock(stx__mutex *m) { pthread_mutex_unlock(m); }
 static void stx__sleep(stx__cond *c, stx__mutex *m) { pthread_cond_wait(c, m); }
@@ -1903,7 +1907,8 @@ static void stx__work(stx__worker *w) {
         if (now - since < STX__SPIN && now >= since && STX__PEEK(&q->busy) < STX__BUSY) continue;
         stx__lock(&q->mutex);
         (void)STX__ADD(&q->asleep, 1);
-        while (word = STX__PEEK(&q->word), !STX__PEEK(&q->quit) && !((word & STX__OPEN) && word / STX__EPOCH != seen)) stx__sleep(&q->work, &q->mutex);
+        while (word = STX__PEEK(&q->word), !STX__PEEK(&q->quit) && !((word & STX__OPEN) && word / STX__EPOCH != seen))
+            stx__sleep(&q->work, &q->mutex);
         (void)STX__ADD(&q->asleep, (uint32_t)-1);
         stx__unlock(&q->mutex);
         since = before = stx__now();
@@ -1933,8 +1938,16 @@ static int stx__start(stx__worker *w) {
 }
 static long stx__process(void) { return (long)getpid(); }
 static void stx__wait_for(stx__handle h) { pthread_join(h, NULL); }
-static void stx__pool_open(stx__pool *q) { pthread_mutex_init(&q->mutex, NULL); pthread_cond_init(&q->work, NULL); pthread_cond_init(&q->done, NULL); }
-static void stx__pool_clear(stx__pool *q) { pthread_mutex_destroy(&q->mutex); pthread_cond_destroy(&q->work); pthread_cond_destroy(&q->done); }
+static void stx__pool_open(stx__pool *q) {
+    pthread_mutex_init(&q->mutex, NULL);
+    pthread_cond_init(&q->work, NULL);
+    pthread_cond_init(&q->done, NULL);
+}
+static void stx__pool_clear(stx__pool *q) {
+    pthread_mutex_destroy(&q->mutex);
+    pthread_cond_destroy(&q->work);
+    pthread_cond_destroy(&q->done);
+}
 /* How many processors this process may use */
 static int stx__processors(void) {
     long n = 0;
@@ -1957,7 +1970,11 @@ static DWORD WINAPI stx__thread_main(void *w) { stx__work((stx__worker *)w); ret
 static int stx__start(stx__worker *w) { return (w->handle = CreateThread(NULL, 0, stx__thread_main, w, 0, NULL)) != NULL; }
 static long stx__process(void) { return (long)GetCurrentProcessId(); }
 static void stx__wait_for(stx__handle h) { WaitForSingleObject(h, INFINITE); CloseHandle(h); }
-static void stx__pool_open(stx__pool *q) { InitializeSRWLock(&q->mutex); InitializeConditionVariable(&q->work); InitializeConditionVariable(&q->done); }
+static void stx__pool_open(stx__pool *q) {
+    InitializeSRWLock(&q->mutex);
+    InitializeConditionVariable(&q->work);
+    InitializeConditionVariable(&q->done);
+}
 static void stx__pool_clear(stx__pool *q) { (void)q; }
 static int stx__processors(void) {
     DWORD_PTR mine, all;
@@ -2020,8 +2037,11 @@ static void stx__run_pool(stx_ctx *x, stx__pool *q, size_t n, size_t chunks, siz
     q->in_order = in_order;
     q->chunk = (n + chunks - 1) / chunks;
     chunks = (n + q->chunk - 1) / q->chunk;
-    for (i = 0; i < q->threads; i++)        /* in_order: one range for all */
-        STX__POKE(&q->range[i].chunks, (uint32_t)(in_order ? (i ? 0 : chunks) : chunks * i / q->threads << 16 | chunks * (i + 1) / q->threads));
+    for (i = 0; i < q->threads; i++) {
+        size_t first = chunks * i / q->threads, end = chunks * (i + 1) / q->threads;
+        if (in_order) { first = 0; end = i ? 0 : chunks; }        /* one range for all */
+        STX__POKE(&q->range[i].chunks, (uint32_t)(first << 16 | end));
+    }
     word = (word / STX__EPOCH + 1) * STX__EPOCH | STX__OPEN;
     STX__POKE(&q->word, word);
     asleep = STX__PEEK(&q->asleep);
@@ -2948,7 +2968,8 @@ static void stx__product_part(const stx_share *s, const void *job) {
             if (j->after) stx__after_rows(s->x, j->after, col, c, at, j->ldc, M, N);
         } else {
             if (mk->enter) mk->enter();
-            stx__gemm_any(s->x, mk, scratch, j->ta, j->tb, M, N, j->K, j->alpha, a, j->lda, b, j->ldb, j->beta, c, j->ldc, j->after, at, col);
+            stx__gemm_any(s->x, mk, scratch, j->ta, j->tb, M, N, j->K, j->alpha, a, j->lda, b, j->ldb, j->beta, c, j->ldc,
+                          j->after, at, col);
             if (mk->leave) mk->leave();
         }
     }
@@ -2989,7 +3010,10 @@ static void stx__product(stx_ctx *x, size_t batch, int ta, int tb, size_t M, siz
         j.thin = M <= 3 || !K || alpha == 0 || !x || !x->scratch;    /* by the whole matrix: a part of few rows must sum like the others */
         unit = j.rows ? j.mk->mr : j.mk->nr;
         /* A part for each thread, more where each has 512 rows or columns: what a part packs serves only itself */
-        if (batch == 1 && work >= 100000) parts = STX__MIN(threads * STX__MAX((size_t)1, STX__MIN((size_t)4, j.n / threads / 512)), (j.n + unit - 1) / unit);
+        if (batch == 1 && work >= 100000) {
+            parts = threads * STX__MAX((size_t)1, STX__MIN((size_t)4, j.n / threads / 512));
+            parts = STX__MIN(parts, (j.n + unit - 1) / unit);
+        }
         j.per = ((j.n + parts - 1) / parts + unit - 1) / unit * unit;
         j.parts = parts;
         stx_parallel(x, batch * parts, batch * parts > 1 ? work * batch : 0, stx__product_part, &j);
@@ -3032,7 +3056,9 @@ static size_t stx__numbers_of(const stx_share *s, size_t n, size_t *at) {
     *at = s->from * STX__PIECE;
     return STX__MIN(n, s->to * STX__PIECE) - *at;
 }
-static void stx__elementwise(stx_ctx *x, size_t work, stx_part part, const stx__loop *l) { stx_parallel(x, (l->n + STX__PIECE - 1) / STX__PIECE, work, part, l); }
+static void stx__elementwise(stx_ctx *x, size_t work, stx_part part, const stx__loop *l) {
+    stx_parallel(x, (l->n + STX__PIECE - 1) / STX__PIECE, work, part, l);
+}
 
 /* A sum over n things in 64 blocks, whose sums the part leaves in l->sums; they do not depend on the threads, so neither does the sum. */
 static size_t stx__sum_block(size_t n, size_t k, size_t *at) {
@@ -3251,8 +3277,10 @@ STX__EACH_ISA(stx__sum_rows_part, (stx_real *STX__RESTRICT d, const stx_real *ST
 static void stx__sum_rows_share(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k;
-    for (k = s->from; k < s->to; k++)
-        STX__CALL(s->x, stx__sum_rows_part, (l->y + 64 * k, l->dy + 64 * k, l->a ? l->a + 64 * k : NULL, l->N, l->C, STX__MIN((size_t)64, l->C - 64 * k)));
+    for (k = s->from; k < s->to; k++) {
+        size_t c = 64 * k, w = STX__MIN((size_t)64, l->C - c);
+        STX__CALL(s->x, stx__sum_rows_part, (l->y + c, l->dy + c, l->a ? l->a + c : NULL, l->N, l->C, w));
+    }
 }
 static void stx__sum_rows(stx_ctx *x, stx_real *d, const stx_real *dy, const stx_real *f, size_t N, size_t C) {
     stx__loop l = stx__loop_of(0, N, C);
@@ -3339,17 +3367,19 @@ STX__EACH_ISA(stx__layernorm_bwd_part, (stx_real *STX__RESTRICT dgain, stx_real 
               dgain, dshift, dy, in, mean, rstd, N, C, w)
 static void stx__layernorm_bwd_rows(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
-    size_t n;
-    for (n = s->from; n < s->to; n++)
-        STX__CALL(s->x, stx__layernorm_bwd_row, (l->y + n * l->C, l->dy + n * l->C, l->a + n * l->C, l->gain, l->C, l->m[n], l->r[n], l->accumulate));
+    size_t n, at;
+    for (n = s->from; n < s->to; n++) {
+        at = n * l->C;
+        STX__CALL(s->x, stx__layernorm_bwd_row, (l->y + at, l->dy + at, l->a + at, l->gain, l->C, l->m[n], l->r[n], l->accumulate));
+    }
 }
 static void stx__layernorm_bwd_columns(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k;
     for (k = s->from; k < s->to; k++) {
-        size_t c = 64 * k;
-        STX__CALL(s->x, stx__layernorm_bwd_part, (l->dgain ? l->dgain + c : NULL, l->dshift ? l->dshift + c : NULL, l->dy + c, l->a + c, l->m, l->r, l->N, l->C,
-                                                  STX__MIN((size_t)64, l->C - c)));
+        size_t c = 64 * k, w = STX__MIN((size_t)64, l->C - c);
+        stx_real *dgain = l->dgain ? l->dgain + c : NULL, *dshift = l->dshift ? l->dshift + c : NULL;
+        STX__CALL(s->x, stx__layernorm_bwd_part, (dgain, dshift, l->dy + c, l->a + c, l->m, l->r, l->N, l->C, w));
     }
 }
 STX_DEF void stx_layernorm_bwd(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in,
@@ -3524,11 +3554,19 @@ STX__INNER void stx__dropout_n(int fma, stx_real *y, const stx_real *a, size_t n
 }
 STX__EACH_ISA(stx__dropout_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv, int accumulate),
               y, a, n, seed, stream, group, keep16, inv, accumulate)
-typedef struct stx__dropout_job { stx_real *y; const stx_real *a; size_t n; uint64_t seed, stream; uint32_t keep; int accumulate; } stx__dropout_job;
+typedef struct stx__dropout_job {
+    stx_real *y;
+    const stx_real *a;
+    size_t n;
+    uint64_t seed, stream;
+    uint32_t keep;
+    int accumulate;
+} stx__dropout_job;
 static void stx__dropout_part(const stx_share *s, const void *job) {
     const stx__dropout_job *j = (const stx__dropout_job *)job;
     size_t at, n = stx__numbers_of(s, j->n, &at);
-    STX__CALL(s->x, stx__dropout_n, (j->y + at, j->a + at, n, j->seed, j->stream, at / 8, j->keep, (stx_real)(65536.0 / j->keep), j->accumulate));
+    stx_real inv = (stx_real)(65536.0 / j->keep);
+    STX__CALL(s->x, stx__dropout_n, (j->y + at, j->a + at, n, j->seed, j->stream, at / 8, j->keep, inv, j->accumulate));
 }
 STX_DEF void stx_dropout_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream, int accumulate) {
     stx__dropout_job j;
@@ -3656,7 +3694,8 @@ static void stx__cross_entropy_bwd_part(const stx_share *s, const void *job) {
 STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv, const stx_real *logits,
                                    const int32_t *targets, size_t N, size_t V, double divisor, int accumulate) {
     stx__loop l = stx__loop_of(0, N, V);
-    l.y = dlogits; l.a = logits; l.ids = targets; l.m = top; l.r = inv; l.s = (stx_real)((double)dloss[0] / divisor); l.accumulate = accumulate;
+    l.y = dlogits; l.a = logits; l.ids = targets; l.m = top; l.r = inv; l.accumulate = accumulate;
+    l.s = (stx_real)((double)dloss[0] / divisor);
     stx_parallel(x, N, 8 * N * V, stx__cross_entropy_bwd_part, &l);
 }
 
@@ -3711,7 +3750,12 @@ static double stx__row_lse(const stx_real *a, size_t n) {
     return (double)m + log(s);
 }
 /* log p(word) = logit - log sum e^logits, plus the log p of its cluster; sums in double */
-typedef struct stx__cluster_job { stx_real *out, *gate; const stx_real *logits; size_t V, start, size, w, K, c; int forward; } stx__cluster_job;
+typedef struct stx__cluster_job {
+    stx_real *out, *gate;
+    const stx_real *logits;
+    size_t V, start, size, w, K, c;
+    int forward;
+} stx__cluster_job;
 static void stx__cluster_part(const stx_share *s, const void *job) {
     const stx__cluster_job *k = (const stx__cluster_job *)job;
     size_t n, j, K = k->K;
@@ -4935,7 +4979,8 @@ static void stx__sgd_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     const stx_piece *q = j->piece + s->from;
     size_t k;
-    for (k = s->from; k < s->to; k++, q++) STX__CALL(s->x, stx__sgd_n, (q->p, q->s[0], q->g, q->n, q->lr, j->u->factor, j->momentum, j->decay));
+    for (k = s->from; k < s->to; k++, q++)
+        STX__CALL(s->x, stx__sgd_n, (q->p, q->s[0], q->g, q->n, q->lr, j->u->factor, j->momentum, j->decay));
 }
 STX_DEF void stx_sgd_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real momentum, stx_real decay) {
     stx__pieces_job j;
@@ -5000,8 +5045,8 @@ static void stx__adam_part(const stx_share *s, const void *job) {
     size_t k;
     for (k = s->from; k < s->to; k++, q++) {
         const stx_update *u = j->u;
-        STX__CALL(s->x, stx__adam_n, (q->p, q->s[0], q->s[1], q->g, q->n, q->lr, u->factor, j->beta1, j->rest1, j->beta2, j->rest2, j->eps, j->decay, j->decoupled,
-                                      u->correction1, u->correction2, u->plain));
+        STX__CALL(s->x, stx__adam_n, (q->p, q->s[0], q->s[1], q->g, q->n, q->lr, u->factor, j->beta1, j->rest1, j->beta2, j->rest2,
+                                      j->eps, j->decay, j->decoupled, u->correction1, u->correction2, u->plain));
     }
 }
 STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,

@@ -638,7 +638,8 @@ static void stx__sru_scan_part(const stx_share *s, const void *job) {
         for (j = 0; j < k.n; j++) { P[j] = 1; Q[j] = 0; }
         while (p < last) {
             size_t end = stx__sru_run(&k, p, last), row = stx__sru_row(&k, p);
-            if (end > p) STX__CALL(s->x, stx__sru_scan, (P, Q, stx__sru_u(&k, row, 0), stx__sru_u(&k, row, 1), k.step * (ptrdiff_t)k.ldu, k.bf, end - p, k.n));
+            const stx_real *u0 = stx__sru_u(&k, row, 0), *u1 = stx__sru_u(&k, row, 1);
+            if (end > p) STX__CALL(s->x, stx__sru_scan, (P, Q, u0, u1, k.step * (ptrdiff_t)k.ldu, k.bf, end - p, k.n));
             p = end + 1;
         }
     }
@@ -835,7 +836,8 @@ static void stx__sru_affine_part(const stx_share *s, const void *job) {
         P = stx__sru_carry(w->a, plan, k.b, q) + k.o;
         Q = P + k.O;
         for (j = 0; j < k.n; j++) { P[j] = 1; Q[j] = 0; }
-        for (tile = STX__MIN(plan->tiles, (q + 1) * plan->each); tile-- > q * plan->each;) stx__sru_bwd_tile(s->x, &k, plan, &t, tile, P, Q);
+        for (tile = STX__MIN(plan->tiles, (q + 1) * plan->each); tile-- > q * plan->each;)
+            stx__sru_bwd_tile(s->x, &k, plan, &t, tile, P, Q);
     }
 }
 static void stx__sru_bwd_part(const stx_share *s, const void *job) {
@@ -861,8 +863,10 @@ static void stx__sru_bwd_part(const stx_share *s, const void *job) {
             for (j = 0; j < 4 * plan->W; j++) t.total[j] += t.sums[j];
         }
         stx__sru_settle(k.far_);
-        for (g = 0; g < 4; g++)
-            memcpy((g < 2 ? w->sums_v : w->sums_b) + ((k.b * plan->chunks + q) * 2 + g % 2) * k.O + k.o, t.total + g * plan->W, k.n * sizeof *t.total);
+        for (g = 0; g < 4; g++) {
+            stx_real *sums = g < 2 ? w->sums_v : w->sums_b;
+            memcpy(sums + ((k.b * plan->chunks + q) * 2 + g % 2) * k.O + k.o, t.total + g * plan->W, k.n * sizeof *sums);
+        }
         if (a->dc0 && !q) for (j = 0; j < k.n; j++) a->dc0[k.b * k.O + k.o + j] += t.e[j];
     }
 }

@@ -994,7 +994,7 @@ static void optimisers(void) {
             CHECK(stx_optim_step(o, 0.1) == 1 && o->step == 2 && o->skipped == 1 && a->data[0] != keep[0], "the step after it");
             stx_destroy(x);
         }
-    {   /* Adagrad with the clip of the references: spec attn_span, appendix T */
+    {   /* Adagrad with the clip of the references, on given numbers */
         static const double gp[5][3] = {{.3, -.4, 0}, {.003, .001, -.002}, {0, 0, .1}, {.02, -.01, .005}, {-.2, .1, .3}}, gq[5] = {.01, -.05, 0, .02, .3};
         static const double want[5][4] = {{0.998950000001, -1.998950000000, 0.500000000000, 0.082500000175}, {0.998600017499, -1.999037499727, 0.534999998250, 0.103092194283},
             {0.998600017499, -1.999037499727, 0.519253147337, 0.103092194283}, {0.993943918533, -1.997288051810, 0.515758211329, 0.077531808313}, {0.997052279810, -1.998648875444, 0.510434511408, 0.070645637042}};
@@ -1054,7 +1054,7 @@ static void optimisers(void) {
         }
     }
 }
-/* RAdam as spec sru 2.7 has it, in double beside: 12 updates of 3 numbers at a falling learning rate, one attempt with a gradient that is
+/* RAdam as stx_optim_desc has it, in double beside: 12 updates of 3 numbers at a falling learning rate, one attempt with a gradient that is
    not finite before the fourth. skip: radam_skip. stop: saved after so many updates and loaded into another run, which goes on; 0: never. */
 typedef struct radam_run { stx_ctx *x; stx_params *p; stx_optim *o; stx_tensor *w; } radam_run;
 static void radam_make(radam_run *r, const stx_optim_desc *d) {
@@ -1186,7 +1186,7 @@ static double lr_of(int kind, int literal, double lr, double start, double least
     return stx_schedule_lr(&s, n);
 }
 static void schedules(void) {
-    /* spec attn_span 2.8: cosine W = 4, T = 10, lr = 1, as Transformer-XL has it */
+    /* cosine W = 4, T = 10, lr = 1, as Transformer-XL has it */
     static const double example[] = {1, 0.25, 0.5, 0.75, 0.654508, 0.5, 0.345492, 0.206107, 0.095492, 0.024472};
     static const uint64_t Ws[] = {0, 1, 4, 1000};
     const double pi = 3.14159265358979323846;
@@ -1214,7 +1214,7 @@ static void schedules(void) {
     CHECK(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 10) == 2 && CLOSE(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 100), 0.1, 1e-14) && CLOSE(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 1000000), 0.1, 1e-14), "ends of the cosine");
     CHECK(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 0, 0, 5) >= 0.1, "a cosine without total is finite");
 
-    {   /* spec sru 2.7: update n here is n - 1 there */
+    {   /* recursive: update n here is n - 1 there */
         static const struct { uint64_t n; double want; } sru[] = {{16001, 2.99999852e-4}, {200001, 1.50593664e-4}, {300001, 4.41078630e-5}};
         static const uint64_t warm[] = {0, 1, 2, 7, 300};
         for (i = 0; i < 3; i++) {
@@ -1237,7 +1237,7 @@ static void schedules(void) {
         CHECK(lr_of(STX_LR_RECURSIVE, 1, 3e-4, 0, 0, 16000, 400000, 1) == 0 && lr_of(STX_LR_RECURSIVE, 0, 3e-4, 0, 0, 16000, 400000, 16000) == 3e-4, "both warm-ups' ends");
         CHECK(lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, 10, 0, 50) == 2 && lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, 10, 9, 50) == 2, "a recursive cosine without descent");
     }
-    for (n = 0; n < 100000; n += n < 5 ? 1 : 997) {      /* spec sru 2.10 */
+    for (n = 0; n < 100000; n += n < 5 ? 1 : 997) {      /* the reference's decay for ptb */
         stx_schedule s;
         double k = n ? (double)n : 1;
         memset(&s, 0, sizeof s);

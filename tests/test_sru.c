@@ -809,7 +809,7 @@ static void steady(void) {
     stx_destroy(x);
 }
 
-/* Largest magnitudes of fresh parameters (spec sru 1.7 and 2.1): bounds, nearly reached */
+/* Largest magnitudes of fresh parameters: bounds, nearly reached */
 static double largest(const stx_tensor *t, size_t r0, size_t rows) {
     double top = 0;
     size_t i, C = t->size / t->dim[0];
