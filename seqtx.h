@@ -2067,7 +2067,6 @@ static void stx__run_pool(stx_ctx *x, stx__pool *q, size_t n, size_t chunks, siz
     if (waited > STX__STOLEN && waited > 2 * (done - begun)) stx__seen_busy(q);      /* longer than a chunk takes */
 }
 #else
-static int stx__processors(void) { return 1; }
 static void stx__pool_make(stx_ctx *x) { (void)x; }
 static void stx__pool_free(stx_ctx *x) { (void)x; }
 #endif
