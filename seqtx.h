@@ -1304,6 +1304,7 @@ int madvise(void *p, size_t n, int advice);
   #include <signal.h>
   #include <sys/select.h>         /* sigset_t, also where -std=c99 hides it in signal.h */
   #include <sys/time.h>
+  #include <time.h>
   #include <unistd.h>
   #if defined(__linux__)
     #include <sched.h>
@@ -1795,9 +1796,15 @@ static void stx__unlock(stx__mutex *m) { pthread_mutex_unlock(m); }
 static void stx__sleep(stx__cond *c, stx__mutex *m) { pthread_cond_wait(c, m); }
 static void stx__wake(stx__cond *c) { pthread_cond_signal(c); }
 static int64_t stx__now(void) {
+#ifdef CLOCK_MONOTONIC          /* -std=c99 hides it on some systems, and -D_POSIX_C_SOURCE the other one */
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+#else
     struct timeval t;
     gettimeofday(&t, NULL);
     return (int64_t)t.tv_sec * 1000000 + t.tv_usec;
+#endif
 }
 #else
 typedef HANDLE stx__handle;
@@ -1962,7 +1969,11 @@ static int stx__processors(void) {
     memset(set, 0, sizeof set);
     if (!sched_getaffinity(0, sizeof set, set)) for (i = 0; i < sizeof set; i++) for (k = 0; k < 8; k++) n += set[i] >> k & 1;
 #endif
+#ifdef _SC_NPROCESSORS_ONLN
     if (n < 1) n = sysconf(_SC_NPROCESSORS_ONLN);
+#elif defined(__FreeBSD__)
+    if (n < 1) n = sysconf(58);             /* that, which -D_POSIX_C_SOURCE hides */
+#endif
     return n < 1 ? 1 : n > 4096 ? 4096 : (int)n;
 }
 #else
