@@ -77,7 +77,7 @@ static void models(stx_ctx *x, int which) {
     } else {
         stx_sru_lm_desc d;
         memset(&d, 0, sizeof d);
-        d.vocab = V; d.dim = 32; d.sru.layers = 2; d.sru.transform = STX_SRU_ATTENTION; d.sru.proj = 16; d.sru.tanh = 1; d.dropout = 0.1;
+        d.vocab = V; d.dim = 32; d.sru.layers = 2; d.sru.transform = STX_SRU_ATTENTION; d.sru.proj = 16; d.sru.tanh = 1; d.sru.highway_bias = -2; d.dropout = 0.1;
         sru = stx_sru_lm_create(x, &d);
         mr = sru ? stx_sru_state_create(sru->sru, B) : NULL;
     }
