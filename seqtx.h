@@ -1038,8 +1038,8 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
 
 /* Options like -ffast-math let compilers reorder sums and take for granted that there are no infinities and no NaN. Here masks are
    infinities, NaN is what a run that went wrong is known by, and e^v is made by a sum in a fixed order. clang keeps to the language between
-   STX__STRICT_ON and STX__STRICT_OFF; gcc in the functions of STX__EACH_ISA (STX__VECTOR), and elsewhere numbers are told by their bits:
-   stx__finite. */
+   STX__STRICT_ON and STX__STRICT_OFF; gcc keeps sums as written in the functions of STX__EACH_ISA (STX__VECTOR), but no pragma or attribute
+   of gcc 12 brings comparisons with NaN back, so there -ffinite-math-only is an error. stx__finite tells by bits in any case. */
 #if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD == 0 && !defined(__FAST_MATH__) && !defined(__ASSOCIATIVE_MATH__) && defined(__GNUC__) && \
     (!defined(__clang__) || defined(__x86_64__) || defined(__i386__))
   #define STX__EXACT_SUMS 1     /* (t + c) - c rounds t: no sums reordered, nor kept longer than a float (x87) */
@@ -1053,8 +1053,8 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
   #if defined(__clang__) && __clang_major__ < 12
     #undef STX__EXACT_SUMS
   #endif
-  #if (defined(__clang__) || !defined(__GNUC__)) && (defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ + 0 > 0))
-    #error "-ffinite-math-only (a part of -ffast-math and -Ofast): this compiler cannot be told to keep infinities and NaN in this file; add -fno-finite-math-only where the implementation is compiled"
+  #if (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ + 0 > 0) || (defined(__FAST_MATH__) && !defined(__FINITE_MATH_ONLY__))
+    #error "-ffinite-math-only (part of -ffast-math, -Ofast): add -fno-finite-math-only where the implementation of seqtx is compiled"
   #endif
   #ifdef _M_FP_FAST
     #error "/fp:fast: compile the implementation with /fp:precise"
@@ -1312,6 +1312,7 @@ int madvise(void *p, size_t n, int advice);
   #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !defined(__APPLE__) && !(defined(__GLIBC__) && defined(__USE_POSIX199506))
 /* hidden by -std=c99 as those above (macOS hides nothing, and has macros of these names) */
 int sigfillset(sigset_t *set);
+int sigdelset(sigset_t *set, int number);
 int pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
   #endif
 #elif !defined(SEQTX_NO_THREADS) && defined(_WIN32)
@@ -1936,7 +1937,17 @@ static int stx__start(stx__worker *w) {
     int good;
     if (pthread_attr_init(&attr)) return 0;
     (void)pthread_attr_setstacksize(&attr, (size_t)1 << 20);        /* some systems give 128 KB */
-    sigfillset(&all);                                               /* signals are for the caller's threads */
+    sigfillset(&all);                                               /* signals are for the caller's threads, */
+    sigdelset(&all, SIGSEGV);                                       /* but faults are for the thread that makes them: the program's */
+    sigdelset(&all, SIGFPE);                                        /* own handler, or a sanitizer's, is to see them */
+    sigdelset(&all, SIGILL);
+    sigdelset(&all, SIGABRT);
+#ifdef SIGBUS
+    sigdelset(&all, SIGBUS);
+#endif
+#ifdef SIGTRAP
+    sigdelset(&all, SIGTRAP);
+#endif
     pthread_sigmask(STX__SETMASK, &all, &old);
     good = !pthread_create(&w->handle, &attr, stx__thread_main, w);
     pthread_sigmask(STX__SETMASK, &old, NULL);

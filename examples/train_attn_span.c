@@ -1,6 +1,6 @@
 /* train_attn_span.c - trains, evaluates and samples the Sequential Transformer of seqtx_attn_span.h on text.
 
-       cc -O3 -march=native -fopenmp train_attn_span.c -lm -o train_attn_span
+       cc -O3 -pthread train_attn_span.c -lm -o train_attn_span
        ./train_attn_span --data FILE --steps 2000 --checkpoint run.safetensors
        ./train_attn_span --help
 

@@ -1,6 +1,6 @@
 /* train_sru.c - trains, evaluates and samples language models of SRU and SRU++ (seqtx_sru.h) on text.
 
-       cc -O3 -march=native -fopenmp train_sru.c -lm -o train_sru
+       cc -O3 -pthread train_sru.c -lm -o train_sru
        ./train_sru --data FILE --steps 2000 --checkpoint run.safetensors
        ./train_sru --help
 

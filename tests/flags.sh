@@ -39,22 +39,25 @@ refuse() {
 }
 
 try clang -std=gnu99 -O2 -ffast-math
-try gcc -std=gnu99 -O1 -ffast-math
+try gcc -std=gnu99 -O1 -ffast-math -fno-finite-math-only
 try gcc -std=gnu99 -O1 -m32 -mfpmath=387
 try clang -std=gnu99 -O1 -m32 -mno-sse
 if [ -n "$ALL" ]; then
-    for cc in gcc clang; do
-        for flags in -O0 "-O2" "-O3 -ffast-math -march=native" -Ofast "-O2 -ffinite-math-only" "-O2 -funsafe-math-optimizations" "-O0 -ffast-math" "-O2 -m32" "-O2 -m32 -ffast-math" \
-                     "-O2 -m32 -msse2 -mfpmath=sse" "-O3 -std=c99 -ffp-contract=fast"; do
+    for cc in "gcc -fno-finite-math-only" clang; do
+        for flags in -O0 "-O2" "-O3 -ffast-math -march=native" -Ofast "-O2 -ffinite-math-only" "-O2 -funsafe-math-optimizations" "-O0 -ffast-math" \
+                     "-O2 -m32" "-O2 -m32 -ffast-math" "-O2 -m32 -msse2 -mfpmath=sse" "-O3 -std=c99 -ffp-contract=fast"; do
             # shellcheck disable=SC2086
-            try $cc $flags
+            try ${cc%% *} $flags $(case $cc in *\ *) echo "${cc#* }";; esac)
         done
     done
-    try gcc -O2 -m32 -mfpmath=387 -Ofast
+    try gcc -O2 -m32 -mfpmath=387 -Ofast -fno-finite-math-only
     try gcc -O2 -m32 -msse2 -mfpmath=both
     try clang -O2 -m32 -mno-sse -ffast-math
 fi
-for option in -ffast-math -Ofast -ffinite-math-only; do refuse "-ffinite-math-only" clang --target=aarch64-linux-gnu $option; done
+for option in -ffast-math -Ofast -ffinite-math-only; do
+    refuse "-ffinite-math-only" clang --target=aarch64-linux-gnu $option
+    refuse "-ffinite-math-only" gcc $option
+done
 refuse "/fp:fast" gcc -D_M_FP_FAST
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -146,6 +146,63 @@ static void masks(stx_ctx *x) {
     CHECK(zero, "a row without keys is not 0");
 }
 
+/* NaN is never hidden: what depends on it is NaN, told by its bits */
+static int lost(const stx_real *y, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) {
+        uint64_t bits;
+        double v = (double)y[i];
+        memcpy(&bits, &v, 8);
+        if ((bits & 0x7fffffffffffffffu) <= 0x7ff0000000000000u) return 1;
+    }
+    return 0;
+}
+static void hidden(stx_ctx *x) {
+    enum { N = 37, T = 70, D = 16 };
+    static stx_real a[3 * T * D], y[3 * T * D], top[N], inv[N], z[1];
+    static const int acts[] = {STX_ACT_RELU, STX_ACT_GELU, STX_ACT_TANH, STX_ACT_SIGMOID};
+    int32_t target = 3;
+    int i, k;
+    for (k = 0; k < N; k += 6) {
+        for (i = 0; i < N; i++) a[i] = 1;
+        a[k] = not_a_number();
+        stx_softmax_fwd(x, y, a, 1, N);
+        CHECK(!lost(y, N), "softmax hides NaN at %d", k);
+        stx_cross_entropy_fwd(x, y, top, inv, a, &target, 1, N, 1);
+        CHECK(!lost(y, 1), "cross entropy hides NaN at %d", k);
+        for (i = 0; i < 4; i++) {
+            stx_act_fwd(x, y, a, N, acts[i]);
+            CHECK(!lost(y + k, 1), "activation %d hides NaN at %d", acts[i], k);
+        }
+    }
+    for (k = 0; k < 4; k++) {      /* in q, k, v, z */
+        stx_attention_in in;
+        stx_attention_desc d;
+        stx_tensor *t[3], *r;
+        stx_real grad[3 * T * D];
+        int p;
+        for (i = 0; i < 3 * T * D; i++) a[i] = (stx_real)test_rand();
+        if (k < 3) a[k * T * D] = not_a_number();
+        z[0] = k < 3 ? (stx_real)0.5 : not_a_number();
+        memset(&in, 0, sizeof in);
+        memset(&d, 0, sizeof d);
+        d.heads = 1; d.max_span = 64; d.ramp = 8;
+        stx_begin(x, STX_TRAIN);
+        for (p = 0; p < 3; p++) t[p] = stx_variable(x, a + p * T * D, 1, T, D, 0);
+        in.q = t[0]; in.k = t[1]; in.v = t[2];
+        in.z = stx_variable(x, z, 1, 0, 0, 0);
+        r = stx_attention(x, &in, &d);
+        for (i = 0; i < T * D; i++) grad[i] = 1;
+        stx_backward_from(x, r, grad);
+        CHECK(stx_ok(x), "%s", stx_error(x));
+        if (!stx_ok(x)) return;
+        stx_get(x, r, y);
+        CHECK(!lost(y, 1), "attention hides NaN in input %d", k);
+        CHECK(k == 2 || !lost(t[0]->grad, D), "attention's dq hides NaN in input %d", k);
+        CHECK(!lost(t[1]->grad, 1) || k == 2, "attention's dk hides NaN in input %d", k);
+    }
+}
+
 /* A gradient that is not finite: no update, the gradient zeroed, counted */
 static void gradients(stx_ctx *x) {
     stx_real before[40], after[40], bad[3];
@@ -208,6 +265,7 @@ int main(void) {
     d.seed = 7;
     x = stx_create(&d);
     functions(x);
+    hidden(x);
     masks(x);
     gradients(x);
     samples();

@@ -1311,7 +1311,7 @@ static void row_adaptive_input(void) {
         free(u.id);
     }
 }
-/* -log p(word) of row h, as spec 1.7 says it; mask0 and mask: of the row in the head and in its cluster, or NULL */
+/* -log p(word) of row h, by its definition; mask0 and mask: of the row in the head and in its cluster, or NULL */
 static double adaptive_nll(const problem *p, const adaptive_user *u, const stx_real *h, size_t id, const stx_real *mask0, const stx_real *mask) {
     size_t k = u->a.clusters, c, j, d = 12, start_, v;
     double nll = 0, head[64], x0[12];

@@ -1295,7 +1295,7 @@ static void test_batches(void) {
                 wrong += stx_batches_next(resumed, X2, Y2) != got;
                 wrong += memcmp(X, X2, B * T * sizeof *X) != 0 || memcmp(Y, Y2, B * T * sizeof *Y) != 0;
             }
-            fresh = 0;                                              /* the rule of spec 2.6, written once more */
+            fresh = 0;                                              /* the rule, written once more */
             p += T;
             if (p >= n - T) {
                 uint32_t u[4];
@@ -1379,7 +1379,7 @@ static void test_eval(void) {
                 stx_batches_free(b);
                 stx_corpus_close(c);
             }
-    {   /* enwik8's test part: n = 625000, 1220 blocks (spec 2.6) */
+    {   /* enwik8's test part: n = 625000, 1220 blocks */
         size_t t, N = 625000, blocks = 0;
         int32_t *all = (int32_t *)calloc(N, sizeof *all), *xy = (int32_t *)calloc(1024, sizeof *xy);
         stx_corpus *c = stx_corpus_wrap(x, all, N, N);
