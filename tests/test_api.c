@@ -793,6 +793,12 @@ static void linear_fused(void) {
                 d.threads = threads;
                 d.precision = precision;
                 x = stx_create(&d);
+                if (precision) {      /* the processor's own kernel; AMX in C is for test_bf16 */
+                    inner_kernel list[INNER_BF16S];
+                    size_t last = inner_kernels(1, list);
+                    while (last > 1 && list[last - 1].emulated) last--;
+                    inner_use(x, list + last - 1);
+                }
                 n = N * O;
                 y = gemm_random(n); want = gemm_random(n); pre = gemm_random(n); pre_want = gemm_random(n);
                 for (act = STX_ACT_NONE; act <= STX_ACT_SIGMOID; act++)
