@@ -6243,16 +6243,25 @@ STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a) {
 }
 static void stx__attention_back(stx_ctx *x, stx__node *n) {
     stx_attention_args *a = (stx_attention_args *)n->save;
+    stx_tensor *q = n->in[0];
+    stx_real *dq, *apart = NULL;
     size_t bytes;
     a->dy = n->y->grad;
-    a->dq = stx__grad(x, n->in[0]);  a->dk = stx__grad(x, n->in[1]);
+    a->dq = dq = stx__grad(x, q);    a->dk = stx__grad(x, n->in[1]);
     a->dv = n->in[2] ? stx__grad(x, n->in[2]) : stx_at(x, a->dk, a->H * a->D);        /* side by side */
     a->dpe = stx__grad(x, n->in[3]); a->du = stx__grad(x, n->in[4]);  a->dvb = stx__grad(x, n->in[5]);
     a->dz = stx__grad(x, n->in[6]);  a->dpk = stx__grad(x, n->in[7]); a->dpv = stx__grad(x, n->in[8]);
     bytes = (stx__attention_bytes(x, a, 1) + sizeof(stx_real) - 1) / sizeof(stx_real);
     a->work = stx__grad_take(x, bytes, 1);
+    /* queries that are the keys or values too: the kernel's threads add to dq and dk at the same time, so dq is made apart */
+    if (dq && (q == n->in[1] || q == n->in[2])) a->dq = apart = stx__grad_take(x, q->size, q->full);
     if (!a->work || x->code) return;
+    if (apart) STX_RUN(x, stx_fill, (x, apart, q->size, 0));
     STX_RUN(x, stx_attention_bwd, (x, a));
+    if (apart) {
+        STX_RUN(x, stx_axpy, (x, dq, apart, q->size, 1, 1));
+        stx__grad_give(x, apart, q->size, q->full);
+    }
     stx__grad_give(x, (stx_real *)a->work, bytes, 1);
 }
 STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d) {
