@@ -202,6 +202,33 @@ static void any_number(void) {
     free(first); free(in); free(w); free(y);
 }
 
+/* One tensor as queries, keys and values: what threads add to its gradient must not be lost */
+static void with_itself(void) {
+    enum { T = 640, C = 8 };
+    static stx_real a[T * C], dy[T * C], first[T * C];
+    stx_ctx *x = context(3);
+    int i, k;
+    long bad = 0;
+    for (i = 0; i < T * C; i++) { a[i] = (stx_real)test_rand(); dy[i] = (stx_real)test_rand(); }
+    for (k = 0; k < 400; k++) {
+        stx_attention_in in;
+        stx_attention_desc d;
+        stx_tensor *t;
+        memset(&in, 0, sizeof in);
+        memset(&d, 0, sizeof d);
+        d.heads = 1;
+        stx_begin(x, STX_TRAIN);
+        t = stx_variable(x, a, 1, T, C, 0);
+        in.q = in.k = in.v = t;
+        stx_backward_from(x, stx_attention(x, &in, &d), dy);
+        if (!stx_ok(x)) break;
+        if (!k) memcpy(first, t->grad, sizeof first);
+        else bad += memcmp(first, t->grad, sizeof first) != 0;
+    }
+    CHECK(stx_ok(x) && !bad, "%ld of %d gradients of attention with itself differ from the first", bad, k);
+    stx_destroy(x);
+}
+
 /* >>contexts come and go; threads sleep; processors */
 static void come_and_go(void) {
     int i;
@@ -304,6 +331,7 @@ int main(void) {
     woken();
     repeats();
     any_number();
+    with_itself();
     come_and_go();
     processors();
     forked();
