@@ -229,6 +229,7 @@ STX_DEF void stx_fetch(stx_ctx *x, stx_real *host, const stx_real *from, size_t 
 
 /* a b c, or SIZE_MAX when it overflows (an allocation of that size is an error and not a crash). */
 STX_DEF size_t stx_bytes_of(size_t a, size_t b, size_t c);
+STX_DEF size_t stx_size_add(size_t n, size_t a, size_t b);      /* n + a b, in the same way: counts that do not wrap */
 
 /* Philox4x32-10 (Salmon et al., 2011, "Parallel random numbers: as easy as 1, 2, 3"): 128 random bits that are
    a pure function of the key (seed) and the counter (hi, lo). */
@@ -1012,6 +1013,65 @@ STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix
 /* The same for an optimiser: entries "optim.<k>.<name>", metadata "optim.kind", "optim.step", "optim.skipped". */
 STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o);
 STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>words: what stands before and behind a language model, embedding and output
+
+/* A first value as data: kind and a as in stx_param, where a follows a rule from the rows and columns of the matrix (a bias: of the
+   matrix that it belongs to). All of it zero: zeros. */
+enum { STX_INIT_AS_IS = 0,      /* a */
+       STX_INIT_FAN_IN,         /* a / sqrt(columns) */
+       STX_INIT_XAVIER };       /* a sqrt(6 / (rows + columns)), Glorot and Bengio 2010 */
+typedef struct stx_init { int kind; double a; int rule; } stx_init;
+
+enum { STX_WORDS_PLAIN = 0, STX_WORDS_TIED, STX_WORDS_ADAPTIVE };      /* stx_words_desc.in (not tied) and .out */
+/* V words become vectors of emb channels; hidden states of d channels become probabilities of V words. */
+typedef struct stx_words_desc {
+    size_t vocab;               /* V, required */
+    size_t dim;                 /* d, required */
+    size_t emb;                 /* 0: d. It is d with an adaptive input and with a tied output */
+    int    in;                  /* STX_WORDS_PLAIN: a table (V,emb). _ADAPTIVE: see stx_adaptive; words are sorted by falling frequency */
+    int    out;                 /* STX_WORDS_PLAIN: W (V,d) and a bias. _TIED: W is the input's table. _ADAPTIVE, whatever the input is */
+    double scale;               /* of the embedding; 0: 1 of a plain table, sqrt(d) of adaptive ones */
+    double dropout;             /* inside adaptive input and output, see stx_adaptive */
+    size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;   /* 0 cutoffs: those of 20000, 40000, 200000 that are below V */
+    size_t width[STX_MAX_CLUSTERS];     /* of each cluster; 0: width[0] is d, width[i] floor(width[0] / divval^i) */
+    double divval;              /* 0: 4 */
+    int    head_direct;         /* cluster 0 is d wide and has no projection */
+    int    share_tables;        /* input and output adaptive: one set of tables */
+    int    share_projs;         /* ... and of projections */
+    int    forward_columns;     /* order of the head's columns for the other clusters, see stx_adaptive */
+    int    by_cluster;          /* order of the parameters, and whose name those have that are shared. 0: the input's, the head's columns for the
+                                   clusters, the output's; in_emb. 1: cluster by cluster, the head's columns last; out_emb */
+    stx_init table, out_table, proj, bias, cluster, cluster_bias;      /* tables of the input (also plain), W or tables of the output,
+                                                                          projections, biases, the head's columns and their biases */
+} stx_words_desc;
+typedef struct stx_words {
+    stx_ctx       *ctx;
+    stx_words_desc desc;                    /* resolved */
+    stx_tensor    *in_emb;                  /* (V,emb); NULL with an adaptive input */
+    stx_tensor    *out_w, *out_b;           /* (V,d), (V); NULL with an adaptive output */
+    stx_adaptive   in, out;                 /* in: adaptive input only; out: of a plain one, out_w and out_b as one cluster */
+} stx_words;
+
+/* Fills in the defaults and checks. 0 and an error (if x) when the desc makes no sense; who: the function that the error names. */
+STX_DEF int stx_words_resolve(stx_ctx *x, const char *who, const stx_words_desc *from, stx_words_desc *to);
+/* How many numbers the parameters of a resolved desc have, shared ones once; SIZE_MAX: as many or more. */
+STX_DEF size_t stx_words_count(const stx_words_desc *d);
+/* Adds the parameters of a resolved desc to p: in_emb.weight, out_emb.weight, out_emb.bias; adaptive: in_emb.tables.<i>, in_emb.projs.<i>,
+   out_emb.tables.<i>, out_emb.projs.<i>, out_emb.biases.<i>, out_emb.cluster.weight, out_emb.cluster.bias. Lives as long as p's context;
+   NULL and its error when there is no memory. */
+STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *d);
+/* ids (B,T) -> (B,T,emb) */
+STX_DEF stx_tensor *stx_words_embed(const stx_words *w, const stx_ids *ids);
+/* Logits (..,V) of hidden states (..,d), on the tape. An adaptive output has none (each cluster has its own softmax): an error. */
+STX_DEF stx_tensor *stx_words_logits(const stx_words *w, stx_tensor *h);
+/* log p (B,T,V) of hidden states (B,T,d), or (N,V) of (N,d), of every kind of output: rows of e^.. sum to 1. No gradient passes. */
+STX_DEF stx_tensor *stx_words_log_probs(const stx_words *w, stx_tensor *h);
+/* What stx_sample wants, at the least cost: logits where there are any, else log p. */
+STX_DEF stx_tensor *stx_words_scores(const stx_words *w, stx_tensor *h);
+/* Mean nll of targets, one a row of h (..,d), nats per token -> (1). The gradient takes the place of plain logits (stx_cross_entropy_over). */
+STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets);
 #ifdef __cplusplus
 }
 #endif
@@ -1752,6 +1812,7 @@ STX_DEF size_t stx_bytes_of(size_t a, size_t b, size_t c) {
     if (a > SIZE_MAX / b || a * b > SIZE_MAX / c) return SIZE_MAX;
     return a * b * c;
 }
+STX_DEF size_t stx_size_add(size_t n, size_t a, size_t b) { a = stx_bytes_of(a, b, 1); return n > SIZE_MAX - a ? SIZE_MAX : n + a; }
 
 STX_DEF void *stx_ctx_gpu(const stx_ctx *x) { return x ? x->gpu : NULL; }
 STX_DEF int stx_threads(const stx_ctx *x) { return x ? x->desc.threads : 1; }
@@ -8981,6 +9042,188 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
     if (stx__on_gpu(x)) x->reported->update[o->slot] = u;
     stx__put_bytes(x, o->update, &u, sizeof u);
     return stx_ok(x);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>words: parameters
+
+static int stx__words_bad(stx_ctx *x, const char *who, const char *what, double got, const char *want) {
+    stx_fail(x, STX_ERR_ARG, "%s: %s is %g, want %s", who, what, got, want);
+    return 0;
+}
+static int stx__words_adaptive(stx_ctx *x, const char *who, stx_words_desc *d) {
+    static const size_t usual[3] = {20000, 40000, 200000};
+    size_t i;
+    if (!(d->divval > 1 && d->divval < 1e6)) return stx__words_bad(x, who, "divval", d->divval, "more than 1");
+    if (!d->cutoffs) for (i = 0; i < 3 && usual[i] < d->vocab; i++) d->cutoff[d->cutoffs++] = usual[i];
+    if (d->cutoffs > STX_MAX_CLUSTERS - 1) return stx__words_bad(x, who, "cutoffs", (double)d->cutoffs, "at most 7");
+    for (i = 0; i < d->cutoffs; i++)
+        if (d->cutoff[i] <= (i ? d->cutoff[i - 1] : 0) || d->cutoff[i] >= d->vocab) {
+            stx_fail(x, STX_ERR_ARG, "%s: cutoff %zu (number %zu): cutoffs rise and stay below the vocabulary of %zu", who, d->cutoff[i], i + 1,
+                     d->vocab);
+            return 0;
+        }
+    if (!d->width[0]) d->width[0] = d->dim;
+    if (d->head_direct && d->width[0] != d->dim)
+        return stx__words_bad(x, who, "width of the first cluster, which has no projection,", (double)d->width[0], "dim");
+    for (i = 0; i <= d->cutoffs; i++) {
+        if (!d->width[i]) d->width[i] = (size_t)floor((double)d->width[0] / pow(d->divval, (double)i));
+        if (!d->width[i] || d->width[i] > (size_t)1 << 31)
+            return stx__words_bad(x, who, "width of the first cluster / divval^cutoffs", (double)d->width[i],
+                                  "1 to 2^31: use fewer cutoffs, a smaller divval or a larger width");
+    }
+    return 1;
+}
+STX_DEF int stx_words_resolve(stx_ctx *x, const char *who, const stx_words_desc *from, stx_words_desc *d) {
+    const size_t most = (size_t)1 << 31;
+    int in, out;
+    *d = *from;
+    if (!who) who = "stx_words_create";
+    if (!d->emb) d->emb = d->dim;
+    if (d->divval == 0) d->divval = 4;
+    in = d->in == STX_WORDS_ADAPTIVE;
+    out = d->out == STX_WORDS_ADAPTIVE;
+    if (!d->vocab || d->vocab > most) return stx__words_bad(x, who, "vocab", (double)d->vocab, "1 to 2^31");
+    if (!d->dim || d->dim > most) return stx__words_bad(x, who, "dim", (double)d->dim, "1 to 2^31");
+    if (d->emb > most) return stx__words_bad(x, who, "emb", (double)d->emb, "at most 2^31");
+    if (!in && d->in != STX_WORDS_PLAIN) return stx__words_bad(x, who, "in", d->in, "STX_WORDS_PLAIN or STX_WORDS_ADAPTIVE");
+    if (!out && d->out != STX_WORDS_PLAIN && d->out != STX_WORDS_TIED)
+        return stx__words_bad(x, who, "out", d->out, "STX_WORDS_PLAIN, _TIED or _ADAPTIVE");
+    if (!stx__finite(d->scale)) return stx__words_bad(x, who, "scale of words", d->scale, "a finite number");
+    if (!(d->dropout >= 0 && d->dropout < 1)) return stx__words_bad(x, who, "dropout of words", d->dropout, "0 <= p < 1");
+    if (d->out == STX_WORDS_TIED && in) {
+        stx_fail(x, STX_ERR_ARG, "%s: a tied output wants a plain input; an adaptive one shares by share_tables", who);
+        return 0;
+    }
+    if ((in || d->out == STX_WORDS_TIED) && d->emb != d->dim)
+        return stx__words_bad(x, who, in ? "emb of an adaptive input" : "emb with a tied output", (double)d->emb, "dim");
+    if ((d->share_tables || d->share_projs) && !(in && out)) {
+        stx_fail(x, STX_ERR_ARG, "%s: %s without both an adaptive input and an adaptive output", who, d->share_tables ? "share_tables" : "share_projs");
+        return 0;
+    }
+    return in || out ? stx__words_adaptive(x, who, d) : 1;
+}
+/* Cluster i: its first word, and how many */
+static size_t stx__words_start(const stx_words_desc *d, size_t i) { return i ? d->cutoff[i - 1] : 0; }
+static size_t stx__words_size(const stx_words_desc *d, size_t i) { return (i < d->cutoffs ? d->cutoff[i] : d->vocab) - stx__words_start(d, i); }
+static int stx__words_projects(const stx_words_desc *d, size_t i) { return i || !d->head_direct; }
+STX_DEF size_t stx_words_count(const stx_words_desc *d) {
+    size_t n = 0, i;
+    int in = d->in == STX_WORDS_ADAPTIVE, out = d->out == STX_WORDS_ADAPTIVE;
+    if (!in) n = stx_size_add(n, d->vocab, d->emb);
+    if (!out) n = stx_size_add(stx_size_add(n, d->out == STX_WORDS_TIED ? 0 : d->vocab, d->dim), d->vocab, 1);
+    for (i = 0; (in || out) && i <= d->cutoffs; i++) {
+        size_t tables = (size_t)in + (size_t)(out && !d->share_tables), projs = (size_t)in + (size_t)(out && !d->share_projs);
+        n = stx_size_add(n, stx_bytes_of(tables, stx__words_size(d, i), 1), d->width[i]);
+        if (stx__words_projects(d, i)) n = stx_size_add(n, projs * d->dim, d->width[i]);
+    }
+    return out ? stx_size_add(stx_size_add(n, d->vocab, 1), d->cutoffs, d->width[0] + 1) : n;
+}
+/* Parameter side.what (or side.what.<i>) of the shape (d0,d1) or (d0), for a matrix of rows x columns */
+static stx_tensor *stx__words_param(stx_params *p, const stx_init *init, const char *name, size_t i, size_t rows, size_t columns, int bias) {
+    char full[64];
+    double a = init->a;
+    if (init->rule == STX_INIT_FAN_IN) a = a / sqrt((double)columns);
+    if (init->rule == STX_INIT_XAVIER) a = a * sqrt(6 / (double)(rows + columns));
+    if (i == SIZE_MAX) snprintf(full, sizeof full, "%s", name);
+    else snprintf(full, sizeof full, "%s.%zu", name, i);
+    return stx_param(p, init->kind, a, full, rows, bias ? 0 : columns, 0, 0);
+}
+static void stx__words_in(stx_words *w, stx_params *p, size_t i) {
+    const stx_words_desc *d = &w->desc;
+    w->in.table[i] = d->by_cluster && d->share_tables ? w->out.table[i]
+                   : stx__words_param(p, &d->table, "in_emb.tables", i, stx__words_size(d, i), d->width[i], 0);
+    if (!stx__words_projects(d, i)) return;
+    w->in.proj[i] = d->by_cluster && d->share_projs ? w->out.proj[i]
+                  : stx__words_param(p, &d->proj, "in_emb.projs", i, d->dim, d->width[i], 0);
+}
+static void stx__words_out(stx_words *w, stx_params *p, size_t i) {
+    const stx_words_desc *d = &w->desc;
+    w->out.table[i] = !d->by_cluster && d->share_tables ? w->in.table[i]
+                    : stx__words_param(p, &d->out_table, "out_emb.tables", i, stx__words_size(d, i), d->width[i], 0);
+    if (!stx__words_projects(d, i)) return;
+    w->out.proj[i] = !d->by_cluster && d->share_projs ? w->in.proj[i]
+                   : stx__words_param(p, &d->proj, "out_emb.projs", i, d->dim, d->width[i], 0);
+}
+static void stx__words_bias(stx_words *w, stx_params *p, size_t i) {
+    const stx_words_desc *d = &w->desc;
+    w->out.bias[i] = stx__words_param(p, &d->bias, "out_emb.biases", i, stx__words_size(d, i), d->width[i], 1);
+}
+static void stx__words_cluster(stx_words *w, stx_params *p) {
+    const stx_words_desc *d = &w->desc;
+    if (!d->cutoffs) return;
+    w->out.cluster_w = stx__words_param(p, &d->cluster, "out_emb.cluster.weight", SIZE_MAX, d->cutoffs, d->width[0], 0);
+    w->out.cluster_b = stx__words_param(p, &d->cluster_bias, "out_emb.cluster.bias", SIZE_MAX, d->cutoffs, d->width[0], 1);
+}
+STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *desc) {
+    stx_ctx *x = p ? p->ctx : NULL;
+    stx_words *w;
+    const stx_words_desc *d;
+    size_t i, K;
+    int in, out;
+    if (!stx_ok(x) || !desc) return NULL;
+    w = (stx_words *)stx_persist(x, sizeof *w);
+    if (!w) return NULL;
+    w->ctx = x;
+    w->desc = *desc;
+    d = &w->desc;
+    in = d->in == STX_WORDS_ADAPTIVE;
+    out = d->out == STX_WORDS_ADAPTIVE;
+    K = d->cutoffs + 1;
+    w->in.clusters = K;
+    w->in.scale = d->scale;
+    w->out.clusters = out ? K : 1;
+    w->in.dropout = w->out.dropout = d->dropout;
+    w->out.forward_columns = d->forward_columns;
+    for (i = 0; i < K; i++) w->in.end[i] = w->out.end[i] = stx__words_start(d, i) + stx__words_size(d, i);
+    if (!out) w->out.end[0] = d->vocab;
+    if (!in) w->in_emb = stx__words_param(p, &d->table, "in_emb.weight", SIZE_MAX, d->vocab, d->emb, 0);
+    for (i = 0; in && i < K && !(d->by_cluster && out); i++) stx__words_in(w, p, i);
+    if (out && !d->by_cluster) stx__words_cluster(w, p);
+    for (i = 0; out && i < K; i++) {
+        stx__words_out(w, p, i);
+        if (in && d->by_cluster) stx__words_in(w, p, i);
+        stx__words_bias(w, p, i);
+    }
+    if (out && d->by_cluster) stx__words_cluster(w, p);
+    if (!out) {
+        w->out_w = d->out == STX_WORDS_TIED ? w->in_emb
+                 : stx__words_param(p, &d->out_table, "out_emb.weight", SIZE_MAX, d->vocab, d->dim, 0);
+        w->out_b = stx__words_param(p, &d->bias, "out_emb.bias", SIZE_MAX, d->vocab, d->dim, 1);
+        w->out.table[0] = w->out_w;
+        w->out.bias[0] = w->out_b;
+    }
+    return stx_ok(x) ? w : NULL;
+}
+
+// >>words: forward
+
+STX_DEF stx_tensor *stx_words_embed(const stx_words *w, const stx_ids *ids) {
+    stx_tensor *h;
+    if (!w || !ids) return NULL;
+    if (w->desc.in == STX_WORDS_ADAPTIVE) return stx_adaptive_input(w->ctx, &w->in, ids);
+    h = stx_embedding(w->ctx, w->in_emb, ids);
+    return w->desc.scale == 0 || w->desc.scale == 1 ? h : stx_scale(w->ctx, h, w->desc.scale);
+}
+STX_DEF stx_tensor *stx_words_logits(const stx_words *w, stx_tensor *h) {
+    if (!w || !h || !stx_ok(w->ctx)) return NULL;
+    if (w->desc.out != STX_WORDS_ADAPTIVE) return stx_linear(w->ctx, h, w->out_w, w->out_b, STX_ACT_NONE);
+    stx_fail(w->ctx, STX_ERR_ARG, "stx_words_logits: an adaptive output has no logits over the whole vocabulary: use stx_words_log_probs, or the same of the model");
+    return NULL;
+}
+STX_DEF stx_tensor *stx_words_log_probs(const stx_words *w, stx_tensor *h) {
+    stx_tensor *y;
+    if (!w || !h) return NULL;
+    y = stx_adaptive_log_probs(w->ctx, &w->out, h);
+    return h->ndim == 3 ? stx_reshape(w->ctx, y, h->dim[0], h->dim[1], w->desc.vocab, 0) : y;
+}
+STX_DEF stx_tensor *stx_words_scores(const stx_words *w, stx_tensor *h) {
+    return w && w->desc.out == STX_WORDS_ADAPTIVE ? stx_words_log_probs(w, h) : stx_words_logits(w, h);
+}
+STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets) {
+    if (!w || !h || !targets) return NULL;
+    if (w->desc.out == STX_WORDS_ADAPTIVE) return stx_adaptive_softmax(w->ctx, &w->out, h, targets);
+    return stx_cross_entropy_over(w->ctx, stx_words_logits(w, h), targets, 0);
 }
 
 STX__STRICT_OFF

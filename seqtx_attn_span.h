@@ -236,8 +236,7 @@ typedef struct stx_span {
     stx_span_desc   desc;                   /* resolved */
     stx_params     *params;
     stx_tensor     *key_pe;                 /* (L,D): row L-t is E_t */
-    stx_tensor     *in_emb, *out_w, *out_b; /* (V,d) (V,d) (V); NULL with adapt_io */
-    stx_adaptive    in, out;                /* in: adapt_io only; out: without it, out_w and out_b as one cluster */
+    stx_words      *words;                  /* embedding and output: words->in_emb, .. */
     stx_span_layer *layer;
     stx_picked     *spans;                  /* z of all layers; adapt_span only */
 } stx_span;
@@ -246,7 +245,7 @@ typedef struct stx_span {
    sense. */
 STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *d);
 STX_DEF stx_params *stx_span_params(stx_span *m);
-/* Number of parameters that a desc gives (tied ones once), without making them; 0 when it is not valid. */
+/* Number of parameters that a desc gives (tied ones once), without making them; 0 when it is not valid, SIZE_MAX: as many or more. */
 STX_DEF size_t stx_span_count(const stx_span_desc *d);
 
 // >>model: memory --------------------------------------------------------------------------------------------------
@@ -347,12 +346,25 @@ static int stx__span_bad(stx_ctx *x, const char *what, double got, const char *w
     stx_fail(x, STX_ERR_ARG, "stx_span_create: %s is %g, want %s", what, got, want);
     return 0;
 }
+/* Initialisers of embedding and output: PyTorch's, n(0,1) for tables and U(1/sqrt(columns)) for all else */
+static void stx__span_words(const stx_span_desc *d, stx_words_desc *w) {
+    memset(w, 0, sizeof *w);
+    w->vocab = d->vocab; w->dim = d->dim;
+    w->in = w->out = d->adapt_io ? STX_WORDS_ADAPTIVE : STX_WORDS_PLAIN;
+    w->share_tables = w->share_projs = d->adapt_io && d->adapt_io_tied;
+    w->divval = d->divval; w->cutoffs = d->adapt_io ? d->cutoffs : 0; w->forward_columns = d->forward_columns;
+    memcpy(w->cutoff, d->cutoff, sizeof w->cutoff);
+    w->table.kind = STX_NORMAL;
+    w->table.a = 1;
+    if (d->fairseq_init && !d->adapt_io) w->table.rule = STX_INIT_FAN_IN;
+    w->out_table.kind = STX_UNIFORM;
+    w->out_table.a = 1;
+    w->out_table.rule = STX_INIT_FAN_IN;
+    w->proj = w->bias = w->cluster = w->cluster_bias = w->out_table;
+}
 /* Fills in the defaults and checks; 0 and an error (if x) when the desc makes no sense. */
-static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_desc *d) {
-    static const size_t usual[3] = {20000, 40000, 200000};
+static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_desc *d, stx_words_desc *words) {
     const size_t most = (size_t)1 << 31;
-    size_t i;
-    double width;
     *d = *from;
     if (!d->layers) d->layers = 8;
     if (!d->dim) d->dim = 256;
@@ -360,8 +372,6 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
     if (!d->inner) d->inner = d->dim < most ? 4 * d->dim : d->dim;
     if (!d->span) d->span = 1024;
     if (d->ramp == 0) d->ramp = 32;
-    if (d->divval == 0) d->divval = 4;
-    if (!d->vocab || d->vocab > most) return stx__span_bad(x, "vocab", (double)d->vocab, "1 to 2^31");
     if (d->layers > 4096) return stx__span_bad(x, "layers", (double)d->layers, "1 to 4096");
     if (d->dim > most / 4) return stx__span_bad(x, "dim", (double)d->dim, "at most 2^29");
     if (d->heads > 256 || d->dim % d->heads) {
@@ -386,45 +396,23 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
     }
     if (!(d->dropout >= 0 && d->dropout < 1)) return stx__span_bad(x, "dropout", d->dropout, "0 <= p < 1");
     if (!(d->emb_dropout >= 0 && d->emb_dropout < 1)) return stx__span_bad(x, "emb_dropout", d->emb_dropout, "0 <= p < 1");
-    if (d->adapt_io) {
-        if (!(d->divval > 1 && d->divval < 1e6)) return stx__span_bad(x, "divval", d->divval, "more than 1");
-        if (!d->cutoffs) for (i = 0; i < 3 && usual[i] < d->vocab; i++) d->cutoff[d->cutoffs++] = usual[i];
-        if (d->cutoffs > STX_MAX_CLUSTERS - 1) return stx__span_bad(x, "cutoffs", (double)d->cutoffs, "at most 7");
-        width = (double)d->dim;
-        for (i = 0; i < d->cutoffs; i++) {
-            if (d->cutoff[i] <= (i ? d->cutoff[i - 1] : 0) || d->cutoff[i] >= d->vocab) {
-                stx_fail(x, STX_ERR_ARG, "stx_span_create: cutoff %zu (number %zu): cutoffs rise and stay below the vocabulary of %zu",
-                         d->cutoff[i], i + 1, d->vocab);
-                return 0;
-            }
-            width /= d->divval;
-            if (width < 1)
-                return stx__span_bad(x, "dim / divval^cutoffs", width, "1 or more: use fewer cutoffs, a smaller divval or a larger dim");
-        }
-    }
+    stx__span_words(d, words);
+    if (!stx_words_resolve(x, "stx_span_create", words, words)) return 0;
+    d->divval = words->divval;
+    d->cutoffs = words->cutoffs;
+    memcpy(d->cutoff, words->cutoff, sizeof d->cutoff);
     return 1;
-}
-static size_t stx__span_width(const stx_span_desc *d, size_t cluster) {
-    return (size_t)floor((double)d->dim / pow(d->divval, (double)cluster));
 }
 
 STX_DEF size_t stx_span_count(const stx_span_desc *desc) {
     stx_span_desc d;
-    size_t n, layer, i, start = 0;
-    if (!desc || !stx__span_resolve(NULL, desc, &d)) return 0;
-    n = d.dim / d.heads * d.span;
-    if (!d.adapt_io) n += 2 * d.vocab * d.dim + d.vocab;
-    else {
-        for (i = 0; i <= d.cutoffs; i++) {
-            size_t end = i < d.cutoffs ? d.cutoff[i] : d.vocab, w = stx__span_width(&d, i);
-            n += (d.adapt_io_tied ? 1 : 2) * ((end - start) * w + d.dim * w) + (end - start);
-            start = end;
-        }
-        n += d.cutoffs * (d.dim + 1);
-    }
-    layer = 4 * d.dim * d.dim + 2 * d.dim + (!d.adapt_span ? 0 : d.span_per_layer ? 1 : d.heads);
-    layer += d.pers ? 2 * d.pers * d.dim : 2 * d.dim * d.inner + d.inner + 3 * d.dim;
-    return n + d.layers * layer;
+    stx_words_desc words;
+    size_t n, layer;
+    if (!desc || !stx__span_resolve(NULL, desc, &d, &words)) return 0;
+    n = stx_size_add(stx_words_count(&words), d.dim / d.heads, d.span);
+    layer = stx_size_add(2 * d.dim + (!d.adapt_span ? 0 : d.span_per_layer ? 1 : d.heads), 4 * d.dim, d.dim);
+    layer = d.pers ? stx_size_add(layer, 2 * d.pers, d.dim) : stx_size_add(stx_size_add(layer, 2 * d.dim + 1, d.inner), 3, d.dim);
+    return stx_size_add(n, d.layers, layer);
 }
 
 static stx_tensor *stx__span_param(stx_span *m, size_t l, const char *name, int init, double a, size_t d0, size_t d1, size_t d2) {
@@ -432,24 +420,20 @@ static stx_tensor *stx__span_param(stx_span *m, size_t l, const char *name, int 
     snprintf(full, sizeof full, "layers.%zu.%s", l, name);
     return stx_param(m->params, init, a, full, d0, d1, d2, 0);
 }
-static stx_tensor *stx__span_io(stx_span *m, const char *name, size_t i, double bound, int init, size_t d0, size_t d1) {
-    char full[96];
-    snprintf(full, sizeof full, "%s.%zu", name, i);
-    return stx_param(m->params, init, bound, full, d0, d1, 0, 0);
-}
-/* Initialisers: those of PyTorch's Linear, U(1/sqrt(columns)) for weight and bias, and Embedding, n(0,1); persistent keys
+/* Initialisers: those of PyTorch's Linear, U(1/sqrt(columns)) for weight and bias, and Embedding (stx__span_words); persistent keys
    n(0, 1/sqrt(D)) and values n(0, 1/sqrt(N)). fairseq_init: the projections are Xavier-normal, the feed-forward's weights
    Xavier-uniform, the embedding n(0, 1/sqrt(d)). */
 STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
     stx_span *m;
     stx_span_desc *d;
-    size_t l, i, D, start;
+    stx_words_desc words;
+    size_t l, D;
     double sd, sf, ff;
     int proj;
     if (!stx_ok(x)) return NULL;
     if (!desc) { stx_fail(x, STX_ERR_ARG, "stx_span_create: no desc; at least vocab is needed"); return NULL; }
     m = (stx_span *)stx_persist(x, sizeof *m);
-    if (!m || !stx__span_resolve(x, desc, &m->desc)) return NULL;
+    if (!m || !stx__span_resolve(x, desc, &m->desc, &words)) return NULL;
     d = &m->desc;
     m->ctx = x;
     m->params = stx_params_create(x);
@@ -461,39 +445,7 @@ STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
     ff = sqrt(6 / ((double)d->dim + (double)d->inner));
     proj = d->fairseq_init ? STX_NORMAL : STX_UNIFORM;      /* Xavier: sqrt(2 / (d + d)), which is 1/sqrt(d) again */
     m->key_pe = stx_param(m->params, STX_NORMAL, 1, "key_pe", d->span, D, 0, 0);
-    if (!d->adapt_io) {
-        m->in_emb = stx_param(m->params, STX_NORMAL, d->fairseq_init ? sd : 1, "in_emb.weight", d->vocab, d->dim, 0, 0);
-        m->out_w = stx_param(m->params, STX_UNIFORM, sd, "out_emb.weight", d->vocab, d->dim, 0, 0);
-        m->out_b = stx_param(m->params, STX_UNIFORM, sd, "out_emb.bias", d->vocab, 0, 0, 0);
-        m->out.clusters = 1;
-        m->out.end[0] = d->vocab;
-        m->out.table[0] = m->out_w;
-        m->out.bias[0] = m->out_b;
-    } else {
-        m->in.clusters = m->out.clusters = d->cutoffs + 1;
-        m->out.forward_columns = d->forward_columns;
-        for (i = 0, start = 0; i <= d->cutoffs; i++) {
-            size_t end = i < d->cutoffs ? d->cutoff[i] : d->vocab, w = stx__span_width(d, i);
-            m->in.end[i] = m->out.end[i] = end;
-            m->in.table[i] = m->out.table[i] = stx__span_io(m, "in_emb.tables", i, 1, STX_NORMAL, end - start, w);
-            m->in.proj[i] = m->out.proj[i] = stx__span_io(m, "in_emb.projs", i, 1 / sqrt((double)w), STX_UNIFORM, d->dim, w);
-            start = end;
-        }
-        if (d->cutoffs) {
-            m->out.cluster_w = stx_param(m->params, STX_UNIFORM, sd, "out_emb.cluster.weight", d->cutoffs, d->dim, 0, 0);
-            m->out.cluster_b = stx_param(m->params, STX_UNIFORM, sd, "out_emb.cluster.bias", d->cutoffs, 0, 0, 0);
-        }
-        for (i = 0, start = 0; i <= d->cutoffs; i++) {
-            size_t end = m->out.end[i], w = stx__span_width(d, i);
-            double b = 1 / sqrt((double)w);
-            if (!d->adapt_io_tied) {
-                m->out.table[i] = stx__span_io(m, "out_emb.tables", i, b, STX_UNIFORM, end - start, w);
-                m->out.proj[i] = stx__span_io(m, "out_emb.projs", i, b, STX_UNIFORM, d->dim, w);
-            }
-            m->out.bias[i] = stx__span_io(m, "out_emb.biases", i, b, STX_UNIFORM, end - start, 0);
-            start = end;
-        }
-    }
+    m->words = stx_words_create(m->params, &words);
     for (l = 0; l < d->layers; l++) {
         stx_span_layer *y = &m->layer[l];
         if (d->adapt_span) y->z = stx__span_param(m, l, "attn.span", STX_CONSTANT, d->span_init, d->span_per_layer ? 1 : d->heads, 0, 0);
@@ -797,8 +749,7 @@ static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in) {
     return stx__span_after(m, job->l, in[0], stx_attention(x, &a, &d));
 }
 static stx_tensor *stx__span_embed(stx_span *m, const stx_ids *ids) {
-    stx_tensor *h = m->desc.adapt_io ? stx_adaptive_input(m->ctx, &m->in, ids) : stx_embedding(m->ctx, m->in_emb, ids);
-    return stx_dropout(m->ctx, h, m->desc.emb_dropout);
+    return stx_dropout(m->ctx, stx_words_embed(m->words, ids), m->desc.emb_dropout);
 }
 
 STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_span_state *in, stx_span_state *out) {
@@ -836,24 +787,10 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
     }
     return stx_dropout(x, h, m->desc.emb_dropout);
 }
-STX_DEF stx_tensor *stx_span_logits(stx_span *m, stx_tensor *h) {
-    if (!m || !h || !stx_ok(m->ctx)) return NULL;
-    if (!m->desc.adapt_io) return stx_linear(m->ctx, h, m->out_w, m->out_b, STX_ACT_NONE);
-    stx_fail(m->ctx, STX_ERR_ARG,
-             "stx_span_logits: a model with adapt_io has no logits over the whole vocabulary: use stx_span_log_probs");
-    return NULL;
-}
-STX_DEF stx_tensor *stx_span_log_probs(stx_span *m, stx_tensor *h) {
-    stx_tensor *y;
-    if (!m || !h) return NULL;
-    y = stx_adaptive_log_probs(m->ctx, &m->out, h);
-    return h->ndim == 3 ? stx_reshape(m->ctx, y, h->dim[0], h->dim[1], m->desc.vocab, 0) : y;
-}
+STX_DEF stx_tensor *stx_span_logits(stx_span *m, stx_tensor *h) { return m ? stx_words_logits(m->words, h) : NULL; }
+STX_DEF stx_tensor *stx_span_log_probs(stx_span *m, stx_tensor *h) { return m ? stx_words_log_probs(m->words, h) : NULL; }
 STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *in, stx_span_state *out) {
-    stx_tensor *h = stx_span_forward(m, ids, in, out);
-    if (!h || !targets) return NULL;
-    if (m->desc.adapt_io) return stx_adaptive_softmax(m->ctx, &m->out, h, targets);
-    return stx_cross_entropy_over(m->ctx, stx_span_logits(m, h), targets, 0);
+    return m ? stx_words_loss(m->words, stx_span_forward(m, ids, in, out), targets) : NULL;
 }
 STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll) {
     size_t l;

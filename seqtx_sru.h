@@ -317,8 +317,7 @@ typedef struct stx_sru_lm {
     stx_sru_lm_desc desc;                   /* resolved */
     stx_params     *params;
     stx_sru        *sru;
-    stx_tensor     *in_emb, *out_w, *out_b; /* (V,emb) (V,d) (V); NULL with adapt_io */
-    stx_adaptive    in, out;                /* adapt_io only */
+    stx_words      *words;                  /* embedding and output: words->in_emb, .. */
 } stx_sru_lm;
 
 STX_DEF stx_sru_lm *stx_sru_lm_create(stx_ctx *x, const stx_sru_lm_desc *d);
@@ -326,8 +325,10 @@ STX_DEF stx_params *stx_sru_lm_params(stx_sru_lm *m);
 STX_DEF size_t stx_sru_lm_count(const stx_sru_lm_desc *d);      /* parameters, shared ones once; 0: not valid; SIZE_MAX: as many or more */
 /* ids (B,T) -> last hidden state (B,T,d); state as in stx_sru_segment (of m->sru) */
 STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const stx_sru_state *in, stx_sru_state *out);
-/* Logits (B,T,V) of a hidden state; with adapt_io log-probabilities, without a tape. */
+/* Logits (B,T,V) of a hidden state, on the tape. With adapt_io there are none (each cluster has its own softmax): an error. */
 STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h);
+/* log p (B,T,V) of a hidden state, of every model: rows of e^.. sum to 1. No gradient passes. */
+STX_DEF stx_tensor *stx_sru_lm_log_probs(stx_sru_lm *m, stx_tensor *h);
 /* Mean nll of targets (B,T), nats per token -> (1). */
 STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *in, stx_sru_state *out);
 /* A number for all that the host decides in a step of this model with these tokens and this state (each NULL: none): the key of
@@ -1046,23 +1047,21 @@ static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *
 }
 static size_t stx__sru_planes(const stx_sru_desc *d, size_t l) { return !d->no_skip && stx__sru_input(d, l) != d->hidden * (d->bidirectional ? 2 : 1) ? 4 : 3; }
 
-/* Sums and products of sizes that stay at the largest number rather than wrap */
-static size_t stx__sru_plus(size_t n, size_t a, size_t b) { a = stx_bytes_of(a, b, 1); return n > SIZE_MAX - a ? SIZE_MAX : n + a; }
 STX_DEF size_t stx_sru_count(const stx_sru_desc *desc) {
     stx_sru_desc d;
     size_t l, n = 0, O;
     if (!desc || !stx__sru_resolve(NULL, desc, &d)) return 0;
     O = d.hidden * (d.bidirectional ? 2 : 1);
-    if (d.input_first && d.input != O) n = stx__sru_plus(n, d.input, O);
+    if (d.input_first && d.input != O) n = stx_size_add(n, d.input, O);
     for (l = 0; l < d.layers; l++) {
         size_t Ci = stx__sru_input(&d, l), P = d.custom ? 0 : stx__sru_proj(&d, l);
-        n = stx__sru_plus(n, d.v1 ? 2 : 4, O);
-        if (d.norm != STX_SRU_NORM_NONE) n = stx__sru_plus(n, 2, d.norm == STX_SRU_NORM_BEFORE ? Ci : O);
+        n = stx_size_add(n, d.v1 ? 2 : 4, O);
+        if (d.norm != STX_SRU_NORM_NONE) n = stx_size_add(n, 2, d.norm == STX_SRU_NORM_BEFORE ? Ci : O);
         if (d.custom) continue;
-        n = stx__sru_plus(n, P, Ci);
-        n = stx__sru_plus(n, stx__sru_planes(&d, l) * O, P ? P : Ci);
-        if (d.transform == STX_SRU_ATTENTION && !d.no_attn_norm) n = stx__sru_plus(n, 2, P);
-        if (stx__sru_attends(&d, l)) n = stx__sru_plus(stx__sru_plus(n, 2 * P, P), 1, 1);
+        n = stx_size_add(n, P, Ci);
+        n = stx_size_add(n, stx__sru_planes(&d, l) * O, P ? P : Ci);
+        if (d.transform == STX_SRU_ATTENTION && !d.no_attn_norm) n = stx_size_add(n, 2, P);
+        if (stx__sru_attends(&d, l)) n = stx_size_add(stx_size_add(n, 2 * P, P), 1, 1);
     }
     return n;
 }
@@ -1603,18 +1602,33 @@ static int stx__sru_lm_wrong(stx_ctx *x, const char *what, double got, const cha
     stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: %s is %g, want %s", what, got, want);
     return 0;
 }
-static size_t stx__sru_lm_width(const stx_sru_lm_desc *d, size_t cluster) { return (size_t)floor((double)d->emb_adaptive / pow(d->divval, (double)cluster)); }
-static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_lm_desc *d) {
-    static const size_t usual[3] = {20000, 40000, 200000};
+/* Initialisers of embedding and output, as in the reference's trainers: tables in U(-sqrt(3/d), sqrt(3/d)), projections Xavier's, biases 0 */
+static void stx__sru_lm_words(const stx_sru_lm_desc *d, stx_words_desc *w) {
+    memset(w, 0, sizeof *w);
+    w->vocab = d->vocab; w->dim = d->dim; w->emb = d->emb;
+    w->in = d->adapt_io ? STX_WORDS_ADAPTIVE : STX_WORDS_PLAIN;
+    w->out = d->adapt_io ? STX_WORDS_ADAPTIVE : d->tied ? STX_WORDS_TIED : STX_WORDS_PLAIN;
+    w->scale = 1;
+    w->dropout = d->emb_dropout;
+    w->width[0] = d->emb_adaptive;
+    w->share_tables = d->adapt_io;
+    w->share_projs = d->adapt_io && !d->separate_projs;
+    w->divval = d->divval; w->cutoffs = d->adapt_io ? d->cutoffs : 0; w->forward_columns = d->forward_columns;
+    memcpy(w->cutoff, d->cutoff, sizeof w->cutoff);
+    w->by_cluster = 1;
+    w->table.kind = w->out_table.kind = w->cluster.kind = w->proj.kind = STX_UNIFORM;
+    w->table.a = sqrt(3 / (double)d->emb);
+    w->out_table.a = w->cluster.a = sqrt(3 / (double)d->dim);
+    w->proj.a = 1;
+    w->proj.rule = STX_INIT_XAVIER;
+}
+static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_lm_desc *d, stx_words_desc *words) {
     const size_t most = (size_t)1 << 28;
     stx_sru_desc s;
-    size_t i;
     *d = *from;
     if (!d->dim) d->dim = 512;
     if (!d->emb) d->emb = d->dim;
     if (!d->emb_adaptive) d->emb_adaptive = d->dim;
-    if (d->divval == 0) d->divval = 4;
-    if (!d->vocab || d->vocab > (size_t)1 << 31) return stx__sru_lm_wrong(x, "vocab", (double)d->vocab, "1 to 2^31");
     if (d->dim > most || d->emb > most || d->emb_adaptive > most) return stx__sru_lm_wrong(x, "dim, emb or emb_adaptive", (double)d->dim, "at most 2^28");
     if (d->sru.bidirectional || d->sru.not_causal) {
         stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: a language model must not see what it predicts: bidirectional and not_causal stay 0");
@@ -1633,106 +1647,49 @@ static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_
     d->sru.input = d->emb;
     d->sru.hidden = d->dim;
     d->sru.dropout = d->dropout;
-    if (d->adapt_io) {
-        if (!(d->divval > 1 && d->divval < 1e6)) return stx__sru_lm_wrong(x, "divval", d->divval, "more than 1");
-        if (!d->cutoffs) for (i = 0; i < 3 && usual[i] < d->vocab; i++) d->cutoff[d->cutoffs++] = usual[i];
-        if (d->cutoffs > STX_MAX_CLUSTERS - 1) return stx__sru_lm_wrong(x, "cutoffs", (double)d->cutoffs, "at most 7");
-        for (i = 0; i < d->cutoffs; i++)
-            if (d->cutoff[i] <= (i ? d->cutoff[i - 1] : 0) || d->cutoff[i] >= d->vocab) {
-                stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: cutoff %zu (number %zu): cutoffs rise and stay below the vocabulary of %zu", d->cutoff[i], i + 1, d->vocab);
-                return 0;
-            }
-        if (!stx__sru_lm_width(d, d->cutoffs)) return stx__sru_lm_wrong(x, "emb_adaptive / divval^cutoffs", 0, "1 or more: use fewer cutoffs, a smaller divval or a larger width");
-    }
+    stx__sru_lm_words(d, words);
+    if (!stx_words_resolve(x, "stx_sru_lm_create", words, words)) return 0;
+    d->divval = words->divval;
+    d->cutoffs = words->cutoffs;
+    memcpy(d->cutoff, words->cutoff, sizeof d->cutoff);
     if (!stx__sru_resolve(x, &d->sru, &s)) return 0;
     d->sru = s;
     return 1;
 }
 STX_DEF size_t stx_sru_lm_count(const stx_sru_lm_desc *desc) {
     stx_sru_lm_desc d;
-    size_t n, i, start = 0;
-    if (!desc || !stx__sru_lm_resolve(NULL, desc, &d)) return 0;
-    n = stx_sru_count(&d.sru);
-    if (!d.adapt_io) return stx__sru_plus(stx__sru_plus(stx__sru_plus(n, d.vocab, d.emb), d.tied ? 0 : d.vocab, d.dim), d.vocab, 1);
-    for (i = 0; i <= d.cutoffs; i++) {
-        size_t end = i < d.cutoffs ? d.cutoff[i] : d.vocab, w = stx__sru_lm_width(&d, i);
-        n = stx__sru_plus(stx__sru_plus(n, end - start, w + 1), (d.separate_projs ? 2 : 1) * d.dim, w);
-        start = end;
-    }
-    return stx__sru_plus(n, d.cutoffs, d.emb_adaptive + 1);
+    stx_words_desc words;
+    if (!desc || !stx__sru_lm_resolve(NULL, desc, &d, &words)) return 0;
+    return stx_size_add(stx_sru_count(&d.sru), stx_words_count(&words), 1);
 }
-/* Initialisers: tables and output in U(-sqrt(3/d), sqrt(3/d)), projections Xavier's, biases 0, as in the reference's trainers */
 STX_DEF stx_sru_lm *stx_sru_lm_create(stx_ctx *x, const stx_sru_lm_desc *desc) {
+    stx_words_desc words;
     stx_sru_lm *m;
-    stx_sru_lm_desc *d;
-    size_t i, start;
-    double s;
-    char name[64];
     if (!stx_ok(x)) return NULL;
     if (!desc) { stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: no desc; at least vocab is needed"); return NULL; }
     m = (stx_sru_lm *)stx_persist(x, sizeof *m);
-    if (!m || !stx__sru_lm_resolve(x, desc, &m->desc)) return NULL;
-    d = &m->desc;
+    if (!m || !stx__sru_lm_resolve(x, desc, &m->desc, &words)) return NULL;
     m->ctx = x;
     m->params = stx_params_create(x);
-    if (!m->params) return NULL;
-    s = sqrt(3 / (double)d->dim);
-    if (!d->adapt_io) {
-        m->in_emb = stx_param(m->params, STX_UNIFORM, sqrt(3 / (double)d->emb), "in_emb.weight", d->vocab, d->emb, 0, 0);
-        m->out_w = d->tied ? m->in_emb : stx_param(m->params, STX_UNIFORM, s, "out_emb.weight", d->vocab, d->dim, 0, 0);
-        m->out_b = stx_param(m->params, STX_ZEROS, 0, "out_emb.bias", d->vocab, 0, 0, 0);
-    } else {
-        m->in.clusters = m->out.clusters = d->cutoffs + 1;
-        m->in.scale = 1;
-        m->in.dropout = m->out.dropout = d->emb_dropout;
-        m->out.forward_columns = d->forward_columns;
-        for (i = 0, start = 0; i <= d->cutoffs; i++) {
-            size_t end = i < d->cutoffs ? d->cutoff[i] : d->vocab, w = stx__sru_lm_width(d, i);
-            double xavier = sqrt(6 / (double)(d->dim + w));
-            m->in.end[i] = m->out.end[i] = end;
-            snprintf(name, sizeof name, "out_emb.tables.%zu", i);
-            m->in.table[i] = m->out.table[i] = stx_param(m->params, STX_UNIFORM, s, name, end - start, w, 0, 0);
-            snprintf(name, sizeof name, "out_emb.projs.%zu", i);
-            m->in.proj[i] = m->out.proj[i] = stx_param(m->params, STX_UNIFORM, xavier, name, d->dim, w, 0, 0);
-            if (d->separate_projs) {
-                snprintf(name, sizeof name, "in_emb.projs.%zu", i);
-                m->in.proj[i] = stx_param(m->params, STX_UNIFORM, xavier, name, d->dim, w, 0, 0);
-            }
-            snprintf(name, sizeof name, "out_emb.biases.%zu", i);
-            m->out.bias[i] = stx_param(m->params, STX_ZEROS, 0, name, end - start, 0, 0, 0);
-            start = end;
-        }
-        if (d->cutoffs) {
-            m->out.cluster_w = stx_param(m->params, STX_UNIFORM, s, "out_emb.cluster.weight", d->cutoffs, d->emb_adaptive, 0, 0);
-            m->out.cluster_b = stx_param(m->params, STX_ZEROS, 0, "out_emb.cluster.bias", d->cutoffs, 0, 0, 0);
-        }
-    }
-    m->sru = stx_sru_create(m->params, "", &d->sru);
+    m->words = stx_words_create(m->params, &words);
+    m->sru = m->words ? stx_sru_create(m->params, "", &m->desc.sru) : NULL;
     if (!m->sru) return NULL;
-    d->sru = m->sru->desc;
+    m->desc.sru = m->sru->desc;
     return stx_ok(x) ? m : NULL;
 }
 STX_DEF stx_params *stx_sru_lm_params(stx_sru_lm *m) { return m ? m->params : NULL; }
 
 static stx_tensor *stx__sru_lm_embed(stx_sru_lm *m, const stx_ids *ids) {
-    stx_tensor *h = m->desc.adapt_io ? stx_adaptive_input(m->ctx, &m->in, ids) : stx_embedding(m->ctx, m->in_emb, ids);
-    return stx_dropout(m->ctx, h, STX__MAX(m->desc.io_dropout, 0));
+    return stx_dropout(m->ctx, stx_words_embed(m->words, ids), STX__MAX(m->desc.io_dropout, 0));
 }
 STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const stx_sru_state *in, stx_sru_state *out) {
     if (!m || !ids) return NULL;
     return stx_dropout(m->ctx, stx_sru_segment(m->sru, stx__sru_lm_embed(m, ids), NULL, in, out), STX__MAX(m->desc.io_dropout, 0));
 }
-STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h) {
-    stx_tensor *y;
-    if (!m || !h) return NULL;
-    if (!m->desc.adapt_io) return stx_linear(m->ctx, h, m->out_w, m->out_b, STX_ACT_NONE);
-    y = stx_adaptive_log_probs(m->ctx, &m->out, h);
-    return y && h->ndim == 3 ? stx_reshape(m->ctx, y, h->dim[0], h->dim[1], m->desc.vocab, 0) : y;
-}
+STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h) { return m ? stx_words_logits(m->words, h) : NULL; }
+STX_DEF stx_tensor *stx_sru_lm_log_probs(stx_sru_lm *m, stx_tensor *h) { return m ? stx_words_log_probs(m->words, h) : NULL; }
 STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *in, stx_sru_state *out) {
-    stx_tensor *h = stx_sru_lm_forward(m, ids, in, out);
-    if (!h || !targets) return NULL;
-    return m->desc.adapt_io ? stx_adaptive_softmax(m->ctx, &m->out, h, targets) : stx_cross_entropy_over(m->ctx, stx_sru_lm_logits(m, h), targets, 0);
+    return m ? stx_words_loss(m->words, stx_sru_lm_forward(m, ids, in, out), targets) : NULL;
 }
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *s, uint64_t salt) {
     uint64_t h = stx_step_key(m, ids, targets, salt);
@@ -1891,7 +1848,7 @@ STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, siz
         g->len += t;
     }
     t = h->dim[1];
-    y = stx_sru_lm_logits(lm, t > 1 ? stx_slice(x, h, t - 1, t) : h);
+    y = stx_words_scores(lm->words, t > 1 ? stx_slice(x, h, t - 1, t) : h);
     if (!y) return NULL;
     stx_get(x, y, g->out);
     return stx_ok(x) ? g->out : NULL;

@@ -432,7 +432,7 @@ static void lm_run(const char *name, int recompute, int threads) {
             stx_begin(x, STX_EVAL);
             tokens_of(x, tok, B, n, t0, seg[i], &in, &out);
             h = stx_sru_lm_forward(m, in, s, NULL);
-            y = stx_sru_lm_logits(m, h);
+            y = d.adapt_io ? stx_sru_lm_log_probs(m, h) : stx_sru_lm_logits(m, h);
             v = y ? host_of(x, y->data, y->size) : NULL;
             for (r = 0; y && r < B * seg[i]; r++) {
                 double z = 0;

@@ -474,7 +474,7 @@ static stx_real *logits(stx_sru_lm *m, const int32_t *t, size_t B, size_t n, siz
     stx_tensor *y;
     s->window = window;
     stx_begin(x, STX_EVAL);
-    y = stx_sru_lm_logits(m, stx_sru_lm_forward(m, block(x, t, B, n, 0, n), s, NULL));
+    y = stx_words_scores(m->words, stx_sru_lm_forward(m, block(x, t, B, n, 0, n), s, NULL));
     CHECK(y && y->size == B * n * V, "logits: %s", stx_error(x));
     if (y) stx_get(x, y, all);
     stx_sru_state_free(s);
@@ -702,7 +702,7 @@ static void dropouts_by_hand(void) {
             mem[l] = plus ? stx_input(x, s->memory[l], 2, 12, 8, 0) : NULL;
             in[l] = stx_input(x, s->c + l * 16, 2, 8, 0, 0);
         }
-        h = stx_dropout(x, stx_embedding(x, m->in_emb, stx_tokens(x, t, 2, 12)), 0.45);
+        h = stx_dropout(x, stx_embedding(x, m->words->in_emb, stx_tokens(x, t, 2, 12)), 0.45);
         for (l = 0; l < 2 && h; l++) {
             const stx_sru_layer *p = &m->sru->layer[l];
             stx_sru_recurrence_in c;
@@ -1223,6 +1223,9 @@ static void errors(void) {
     CHECK(!stx_sru_create(stx_params_create(x), "", NULL) && strstr(stx_error(x), "no desc"), "%s", stx_error(x));
     stx_clear_error(x);
     CHECK(!stx_sru_lm_create(x, NULL) && strstr(stx_error(x), "no desc"), "%s", stx_error(x));
+    stx_clear_error(x);
+    l = lm; l.adapt_io = 1; l.cutoffs = 1; l.cutoff[0] = 9; l.sru.layers = 1;
+    CHECK(!stx_sru_lm_logits(stx_sru_lm_create(x, &l), stx_new(x, 1, 1, 8, 0)) && strstr(stx_error(x), "stx_words_log_probs"), "%s", stx_error(x));
     stx_clear_error(x);
     p = stx_params_create(x);
     good.transform = STX_SRU_ATTENTION; good.proj = 4;
