@@ -1072,6 +1072,83 @@ STX_DEF stx_tensor *stx_words_log_probs(const stx_words *w, stx_tensor *h);
 STX_DEF stx_tensor *stx_words_scores(const stx_words *w, stx_tensor *h);
 /* Mean nll of targets, one a row of h (..,d), nats per token -> (1). The gradient takes the place of plain logits (stx_cross_entropy_over). */
 STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>rows: what a model remembers from step to step
+
+/* For each layer rows of numbers (B, rows, width): a cache of a layer's inputs, a memory, a recurrent state. Rows are constants: no gradient
+   passes from one step to another. A step reads them (in) and pushes its own at their end (out, which may be in); the oldest fall out.
+   A row may be missing in some of the B streams, after one of them was reset or where a segment was padding. */
+typedef struct stx_rows_desc {
+    size_t layers, B;
+    size_t width;               /* of every layer */
+    const size_t *widths;       /* of each one (copied), 0: it keeps nothing; NULL: width for all */
+    int    fixed;               /* a recurrent state: one row a layer, zeros at first, float in every precision, all layers in one block */
+    int    as_one;              /* all layers hold the rows of the same times: a checkpoint has one count and one mask for all */
+    int    whole;               /* rows that were never written count, too: see stx_rows_layer.rows */
+    int    zeros;               /* a stream's missing rows are rows of zeros; else they do not exist (stx_rows_mask) */
+    size_t most;                /* more rows than this are refused by set and load, and buffers grow by half as much again up to this; 0: any
+                                   number, and buffers grow to what is asked */
+} stx_rows_desc;
+typedef struct stx_rows_layer {
+    size_t    width;
+    size_t    real;             /* rows held */
+    size_t    rows;             /* the same; with desc.whole and those that were never written: a number for whoever counts them */
+    size_t    capacity;         /* numbers that data has room for */
+    stx_real *data;             /* (B,real,width), oldest first, on the device; NULL before the first push */
+    int       masked;           /* is a row missing in a stream? Then */
+    int32_t  *pad;              /* ... (B,real), on the host, is not 0 for it; */
+    size_t    pad_capacity;     /* ... numbers that it has room for */
+} stx_rows_layer;
+typedef struct stx_rows {
+    stx_ctx        *ctx;
+    stx_rows_desc   desc;
+    size_t          B;
+    stx_rows_layer *layer;
+    stx_real       *all;        /* desc.fixed: (layers,B,width), the layers' data */
+} stx_rows;
+
+/* Empty. NULL and an error: no streams or no layers, no memory. It lives until it is freed, or as long as x. */
+STX_DEF stx_rows *stx_rows_create(stx_ctx *x, const stx_rows_desc *d);
+STX_DEF void stx_rows_free(stx_rows *s);
+/* Forgets all, or stream b alone: from then on it is as one that began now. In error nothing. */
+STX_DEF void stx_rows_reset(stx_rows *s);
+STX_DEF void stx_rows_reset_stream(stx_rows *s, size_t b);
+/* Room for so many rows in every layer, whose addresses stay the same then. 1, or 0 and an error. */
+STX_DEF int stx_rows_reserve(stx_rows *s, size_t rows);
+/* The most rows that a layer holds. */
+STX_DEF size_t stx_rows_most(const stx_rows *s);
+
+/* Layer l of out becomes the last `keep` of in's rows and h's, h (B,T,width); in NULL: none before. pad (B,T): not 0 where h has no such row;
+   NULL: all are there. desc.fixed: h (B,width) is the row, keep 1. 1, or 0 and an error. */
+STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad);
+/* The newest m = min(n, real) rows of layer l as a constant of this step, (B,m,width), desc.fixed: (B,width); NULL when there are none. */
+STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n);
+/* The same with a copy of h (B,T,width) behind, a constant (B,m+T,width): what stx_linear_memory takes. h itself when there are none. */
+STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_tensor *h);
+/* Which of the newest m rows, and of T rows behind them with the padding pad (B,T) or NULL, are missing: (B,m+T), as stx_attention_in.pad.
+   NULL when none is (or in error), so that nothing is spent on a mask. s NULL: pad. Numbers from the host: such a step is not replayed. */
+STX_DEF const stx_ids *stx_rows_mask(const stx_rows *s, size_t l, size_t n, const stx_ids *pad, size_t T);
+/* The rows (B,e,width), e = real + T - keep, that stx_rows_push(.., s, l, keep, h, pad) will drop, a constant: what a second, compressed memory is
+   made of. mask (NULL: not wanted) gets which of them are missing, as stx_rows_mask. NULL when none falls out. Not of desc.fixed. */
+STX_DEF stx_tensor *stx_rows_evicted(const stx_rows *s, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad, const stx_ids **mask);
+
+/* n streams of `from`, from c on, become the streams from b on of `to`, which has the same layers: splits a batch, joins parts, repeats a stream.
+   Newest rows stay together; what one has and the other has not is missing there. When all of to's streams are meant it gets from's rows and
+   no others. From one context only, and without overlap where to is from. 1, or 0 and an error. */
+STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c, size_t n);
+/* Layer l in the caller's memory, on the host: its real rows, (B,real,width), oldest first; and n <= rows of them in place of what it had, none
+   missing. rows: with desc.whole the other's rows; else n. 1, or 0 and an error, with the rows as they were. */
+STX_DEF int stx_rows_get(const stx_rows *s, size_t l, stx_real *out);
+STX_DEF int stx_rows_set(stx_rows *s, size_t l, size_t rows, const stx_real *in, size_t n);
+/* In a checkpoint: entries "<prefix><l>", "<prefix>pad.<l>" where rows are missing, metadata "<prefix>rows.<l>", "<prefix>real.<l>"; with
+   desc.as_one "<prefix>memory.<l>", "<prefix>pad" and "<prefix>rows"; with desc.fixed "<prefix>" (layers,B,width) alone. prefix: at most 80
+   letters. What is saved must not change until stx_writer_finish. load: all is checked before the first number is copied; 1, or 0 and an
+   error, with nothing remembered. */
+STX_DEF int stx_rows_save(stx_writer *w, const stx_rows *s, const char *prefix);
+STX_DEF int stx_rows_load(stx_rows *s, const stx_file *f, const char *prefix);
+/* Adds what the host decides by these rows to a step's key: counts, addresses, whether rows are missing. */
+STX_DEF uint64_t stx_rows_key(const stx_rows *s, uint64_t key);
 #ifdef __cplusplus
 }
 #endif
@@ -9224,6 +9301,473 @@ STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_
     if (!w || !h || !targets) return NULL;
     if (w->desc.out == STX_WORDS_ADAPTIVE) return stx_adaptive_softmax(w->ctx, &w->out, h, targets);
     return stx_cross_entropy_over(w->ctx, stx_words_logits(w, h), targets, 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>rows: one layer
+
+STX_DEF stx_rows *stx_rows_create(stx_ctx *x, const stx_rows_desc *d) {
+    stx_rows *s;
+    size_t l;
+    if (!stx_ok(x) || !d) return NULL;
+    STX__NEED(x, d->B && d->layers, STX_ERR_ARG, "stx_rows_create: %zu streams, %zu layers, want at least one of each", d->B, d->layers);
+    STX__NEED(x, !d->fixed || !d->widths, STX_ERR_ARG, "stx_rows_create: fixed rows of several widths: give one width for all");
+    s = (stx_rows *)stx_block(x, sizeof *s);
+    if (!s) return NULL;
+    s->ctx = x;
+    s->desc = *d;
+    s->desc.widths = NULL;
+    s->B = d->B;
+    s->layer = (stx_rows_layer *)stx_block(x, stx_bytes_of(d->layers, sizeof *s->layer, 1));
+    if (d->fixed) s->all = stx_block_full(x, stx_bytes_of(d->layers, d->B, d->width));
+    if (!stx_ok(x)) { stx_rows_free(s); return NULL; }
+    for (l = 0; l < d->layers; l++) {
+        stx_rows_layer *y = &s->layer[l];
+        y->width = d->widths ? d->widths[l] : d->width;
+        if (!d->fixed) continue;
+        y->real = y->rows = 1;
+        y->data = stx_at(x, s->all, l * d->B * d->width);
+    }
+    return s;
+}
+STX_DEF void stx_rows_free(stx_rows *s) {
+    size_t l;
+    if (!s) return;
+    for (l = 0; s->layer && l < s->desc.layers; l++) {
+        if (!s->all) stx_block_numbers_free(s->ctx, s->layer[l].data);
+        stx_block_free(s->ctx, s->layer[l].pad);
+    }
+    stx_block_numbers_free(s->ctx, s->all);
+    stx_block_free(s->ctx, s->layer);
+    stx_block_free(s->ctx, s);
+}
+static void stx__rows_forget(stx_rows *s) {
+    size_t l;
+    for (l = 0; l < s->desc.layers && !s->all; l++) s->layer[l].real = s->layer[l].rows = 0, s->layer[l].masked = 0;
+}
+STX_DEF void stx_rows_reset(stx_rows *s) {
+    if (!s || !stx_ok(s->ctx)) return;
+    stx__rows_forget(s);
+    if (s->all) STX_RUN(s->ctx, stx_fill, (s->ctx, s->all, s->desc.layers * s->B * s->desc.width, 0));
+}
+STX_DEF size_t stx_rows_most(const stx_rows *s) {
+    size_t l, n = 0;
+    for (l = 0; s && l < s->desc.layers; l++) if (s->layer[l].width) n = STX__MAX(n, s->layer[l].real);
+    return n;
+}
+/* Room for n rows in layer l. What was there stays if it is wanted (stay), else it is lost when the buffer grows. */
+static int stx__rows_room(stx_rows *s, size_t l, size_t n, int stay) {
+    stx_ctx *x = s->ctx;
+    stx_rows_layer *y = &s->layer[l];
+    size_t want = stx_bytes_of(s->B, n, y->width);
+    stx_real *data;
+    if (want <= y->capacity) return stx_ok(x);
+    if (s->desc.most) want = stx_bytes_of(s->B, STX__MIN(n + n / 2, STX__MAX(n, s->desc.most)), y->width);
+    if (!stay || !y->real) {            /* first the old one goes: the two need not fit together */
+        stx_block_numbers_free(x, y->data);
+        y->data = NULL;
+        y->capacity = 0;
+    }
+    data = stx_block_numbers(x, want);
+    if (!data) return 0;
+    if (y->data) {
+        size_t have = s->B * y->real * y->width;
+        STX_RUN(x, stx_copy2d, (x, data, have, y->data, have, 1, have, 0));
+        stx_block_numbers_free(x, y->data);
+    }
+    y->data = data;
+    y->capacity = want;
+    return 1;
+}
+STX_DEF int stx_rows_reserve(stx_rows *s, size_t rows) {
+    size_t l;
+    if (!s || !stx_ok(s->ctx)) return 0;
+    for (l = 0; l < s->desc.layers; l++)
+        if (s->layer[l].width && !s->all && !stx__rows_room(s, l, rows, 1)) return 0;
+    return 1;
+}
+/* A mask of (B,n) in place of the layer's: m, whose numbers are from this step or the layer's own (then n is its real) */
+static int stx__rows_set_mask(stx_rows *s, size_t l, const int32_t *m, size_t n) {
+    stx_rows_layer *y = &s->layer[l];
+    size_t i, N = s->B * n;
+    y->masked = 0;
+    for (i = 0; m && i < N; i++) if (m[i]) y->masked = 1;
+    if (!y->masked || m == y->pad) return 1;
+    if (y->pad_capacity < N) {
+        stx_block_free(s->ctx, y->pad);
+        y->pad_capacity = 0;
+        y->pad = (int32_t *)stx_block(s->ctx, stx_bytes_of(N, 1, sizeof *y->pad));
+        if (!y->pad) return 0;
+        y->pad_capacity = N;
+    }
+    memcpy(y->pad, m, N * sizeof *m);
+    return 1;
+}
+/* The masks of the n0 rows of y from `first` on, and then of those of pad from t0 on, side by side in the step's memory, (B,n0+n1). y and pad
+   may be NULL: nothing is missing there. */
+static int32_t *stx__rows_masks(stx_ctx *x, size_t B, const stx_rows_layer *y, size_t first, size_t n0, const stx_ids *pad, size_t t0, size_t n1) {
+    size_t b, n = n0 + n1;
+    int32_t *m = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, n, sizeof *m));
+    if (!m) return NULL;
+    memset(m, 0, B * n * sizeof *m);
+    for (b = 0; b < B; b++) {
+        if (y && y->masked && n0) memcpy(m + b * n, y->pad + b * y->real + first, n0 * sizeof *m);
+        if (pad && n1) memcpy(m + b * n + n0, pad->data + b * pad->T + t0, n1 * sizeof *m);
+    }
+    return m;
+}
+/* A mask as ids; NULL when nothing is missing */
+static const stx_ids *stx__rows_ids(stx_ctx *x, const int32_t *m, size_t B, size_t n) {
+    size_t i;
+    for (i = 0; m && i < B * n && !m[i]; i++) {}
+    return m && i < B * n ? stx_tokens(x, m, B, n) : NULL;
+}
+static int stx__rows_fit(const stx_rows *s, const char *op, size_t l, const stx_tensor *h, const stx_ids *pad) {
+    size_t T = h->ndim == 3 ? h->dim[1] : 1;
+    char t[96];
+    if (l >= s->desc.layers) { stx_fail(s->ctx, STX_ERR_ARG, "%s: layer %zu, want less than %zu", op, l, s->desc.layers); return 0; }
+    if (h->dim[0] == s->B && h->size == s->B * T * s->layer[l].width && (h->ndim == 3 || (h->ndim == 2 && s->all)) && (!s->all || T == 1)
+        && (!pad || (pad->B == s->B && pad->T == T))) return 1;
+    stx_fail(s->ctx, STX_ERR_SHAPE, "%s: %s%s for rows of %zu streams, %zu wide: want (B,%s%zu) and padding (B,T)", op, stx__shape(h, t),
+             pad ? " with padding" : "", s->B, s->layer[l].width, s->all ? "" : "T,", s->layer[l].width);
+    return 0;
+}
+STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad) {
+    stx_ctx *x = out ? out->ctx : NULL;
+    const stx_rows_layer *i;
+    stx_rows_layer *o;
+    const stx_real *from = NULL;
+    size_t B, T, d, old, own, n, stride = 0, rows;
+    int32_t *mask = NULL;
+    if (!stx_ok(x) || !h || !stx__rows_fit(out, "stx_rows_push", l, h, pad)) return 0;
+    if (in && (in->ctx != x || l >= in->desc.layers || in->B != out->B || in->layer[l].width != out->layer[l].width || !in->all != !out->all)) {
+        stx_fail(x, STX_ERR_ARG, "stx_rows_push: rows of another context, number of streams or width in than out");
+        return 0;
+    }
+    o = &out->layer[l];
+    B = out->B; d = o->width;
+    if (out->all) { STX_RUN(x, stx_copy2d, (x, o->data, B * d, h->data, B * d, 1, B * d, 0)); return stx_ok(x); }
+    i = in ? &in->layer[l] : NULL;
+    T = h->dim[1];
+    own = STX__MIN(keep, T);
+    old = i ? STX__MIN(i->real, keep - own) : 0;
+    n = old + own;
+    rows = out->desc.whole ? own + (i ? STX__MIN(i->rows, keep - own) : keep - own) : n;
+    if ((old && i->masked) || pad) {
+        mask = stx__rows_masks(x, B, i, i ? i->real - old : 0, old, pad, T - own, own);
+        if (!mask) return 0;
+    }
+    if (old) {
+        from = stx_at(x, i->data, (i->real - old) * d);
+        stride = i->real * d;
+    }
+    if (old && i == o) {        /* they move within one buffer */
+        stx_real *t = stx_step_numbers(x, stx_bytes_of(B, old, d));
+        if (!t) return 0;
+        STX_RUN(x, stx_copy2d, (x, t, old * d, from, stride, B, old * d, 0));
+        from = t;
+        stride = old * d;
+    }
+    o->real = 0;
+    if (!stx__rows_room(out, l, n, 0) || !stx__rows_set_mask(out, l, mask, n)) return 0;
+    if (old) STX_RUN(x, stx_copy2d, (x, o->data, n * d, from, stride, B, old * d, 0));
+    if (own) STX_RUN(x, stx_copy2d, (x, stx_at(x, o->data, old * d), n * d, stx_at(x, h->data, (T - own) * d), T * d, B, own * d, 0));
+    o->real = n;
+    o->rows = rows;
+    return stx_ok(x);
+}
+STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n) {
+    stx_ctx *x = s ? s->ctx : NULL;
+    const stx_rows_layer *y;
+    stx_tensor *t;
+    if (!stx_ok(x)) return NULL;
+    STX__NEED(x, l < s->desc.layers, STX_ERR_ARG, "stx_rows_read: layer %zu, want less than %zu", l, s->desc.layers);
+    y = &s->layer[l];
+    n = STX__MIN(n, y->real);
+    if (!n || !y->width) return NULL;
+    t = s->all ? stx_new_full(x, s->B, y->width, 0, 0) : stx_new(x, s->B, n, y->width, 0);
+    if (t) STX_RUN(x, stx_copy2d, (x, t->data, n * y->width, stx_at(x, y->data, (y->real - n) * y->width), y->real * y->width, s->B, n * y->width, 0));
+    return t;
+}
+STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_tensor *h) {
+    stx_ctx *x = s ? s->ctx : NULL;
+    const stx_rows_layer *y;
+    stx_tensor *t;
+    size_t d, T;
+    if (!s || !h) return h;
+    if (!stx_ok(x) || !stx__rows_fit(s, "stx_rows_before", l, h, NULL)) return NULL;
+    y = &s->layer[l];
+    n = STX__MIN(n, y->real);
+    if (!n) return h;
+    STX__NEED(x, !s->all, STX_ERR_ARG, "stx_rows_before: fixed rows have no time: stx_rows_read");
+    d = y->width; T = h->dim[1];
+    t = stx_new(x, s->B, n + T, d, 0);
+    if (!t) return NULL;
+    STX_RUN(x, stx_copy2d, (x, t->data, (n + T) * d, stx_at(x, y->data, (y->real - n) * d), y->real * d, s->B, n * d, 0));
+    STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, n * d), (n + T) * d, h->data, T * d, s->B, T * d, 0));
+    return t;
+}
+STX_DEF const stx_ids *stx_rows_mask(const stx_rows *s, size_t l, size_t n, const stx_ids *pad, size_t T) {
+    const stx_rows_layer *y;
+    int32_t *m;
+    if (!s) return pad;
+    if (!stx_ok(s->ctx)) return NULL;
+    STX__NEED(s->ctx, l < s->desc.layers && (!pad || (pad->B == s->B && pad->T == T)), STX_ERR_ARG,
+              "stx_rows_mask: layer %zu, or padding of another shape than (%zu,%zu)", l, s->B, T);
+    y = &s->layer[l];
+    n = STX__MIN(n, y->real);
+    if (!n || (!y->masked && !pad)) return pad;
+    m = stx__rows_masks(s->ctx, s->B, y, y->real - n, n, pad, 0, T);
+    return stx__rows_ids(s->ctx, m, s->B, n + T);
+}
+STX_DEF stx_tensor *stx_rows_evicted(const stx_rows *s, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad, const stx_ids **mask) {
+    stx_ctx *x = s ? s->ctx : NULL;
+    const stx_rows_layer *y;
+    stx_tensor *t;
+    size_t T, d, e, old;
+    if (mask) *mask = NULL;
+    if (!stx_ok(x) || !h || !stx__rows_fit(s, "stx_rows_evicted", l, h, pad)) return NULL;
+    STX__NEED(x, !s->all, STX_ERR_ARG, "stx_rows_evicted: fixed rows are replaced, none falls out");
+    y = &s->layer[l];
+    T = h->dim[1]; d = y->width;
+    if (y->real + T <= keep) return NULL;
+    e = y->real + T - keep;
+    old = STX__MIN(e, y->real);
+    t = stx_new(x, s->B, e, d, 0);
+    if (!t) return NULL;
+    if (old) STX_RUN(x, stx_copy2d, (x, t->data, e * d, y->data, y->real * d, s->B, old * d, 0));
+    if (e > old) STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, old * d), e * d, h->data, T * d, s->B, (e - old) * d, 0));
+    if (mask && ((old && y->masked) || (pad && e > old))) *mask = stx__rows_ids(x, stx__rows_masks(x, s->B, y, 0, old, pad, 0, e - old), s->B, e);
+    return t;
+}
+
+// >>rows: streams
+
+/* Stream b of layer l: its rows from `first` on, n of them, are missing from now on */
+static void stx__rows_lose(stx_rows *s, size_t l, int32_t *mask, size_t b, size_t first, size_t n) {
+    stx_rows_layer *y = &s->layer[l];
+    size_t i;
+    /* zeros also where they do not exist: a number that is none would reach gradients by 0 NaN */
+    if (n) STX_RUN(s->ctx, stx_fill, (s->ctx, stx_at(s->ctx, y->data, (b * y->real + first) * y->width), n * y->width, 0));
+    for (i = 0; !s->desc.zeros && i < n; i++) mask[b * y->real + first + i] = 1;
+}
+STX_DEF void stx_rows_reset_stream(stx_rows *s, size_t b) {
+    stx_ctx *x = s ? s->ctx : NULL;
+    size_t l;
+    if (!stx_ok(x)) return;
+    if (b >= s->B) { stx_fail(x, STX_ERR_ARG, "stx_rows_reset_stream: stream %zu, want less than %zu", b, s->B); return; }
+    for (l = 0; l < s->desc.layers; l++) {
+        stx_rows_layer *y = &s->layer[l];
+        int32_t *mask;
+        if (s->all) STX_RUN(x, stx_fill, (x, stx_at(x, y->data, b * y->width), y->width, 0));
+        if (s->all || !y->real || !y->width) continue;
+        mask = stx__rows_masks(x, s->B, y, 0, y->real, NULL, 0, 0);
+        if (!mask) return;
+        stx__rows_lose(s, l, mask, b, 0, y->real);
+        if (!stx__rows_set_mask(s, l, mask, y->real)) return;
+    }
+}
+STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c, size_t n) {
+    stx_ctx *x = to ? to->ctx : NULL;
+    size_t l, k;
+    if (!stx_ok(x) || !from) return 0;
+    if (from->ctx != x || from->desc.layers != to->desc.layers || !from->all != !to->all || n > to->B || b > to->B - n || n > from->B || c > from->B - n
+        || (to == from && b < c + n && c < b + n)) {
+        stx_fail(x, STX_ERR_ARG, "stx_rows_copy: %zu streams from %zu of %zu to %zu of %zu: want streams that there are, the same context and "
+                 "layers, and no overlap", n, c, from->B, b, to->B);
+        return 0;
+    }
+    for (l = 0; l < to->desc.layers && n; l++) {
+        const stx_rows_layer *f = &from->layer[l];
+        stx_rows_layer *t = &to->layer[l];
+        size_t d = t->width, rows = f->real, had = t->real, most = n == to->B ? rows : STX__MAX(rows, had);
+        int32_t *mask, *m;
+        if (f->width != d) { stx_fail(x, STX_ERR_ARG, "stx_rows_copy: layer %zu is %zu wide in one and %zu in the other", l, f->width, d); return 0; }
+        if (!d) continue;
+        if (to->all) { STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, b * d), n * d, stx_at(x, f->data, c * d), n * d, 1, n * d, 0)); continue; }
+        mask = (int32_t *)stx_step_alloc(x, stx_bytes_of(to->B, most + !most, sizeof *mask));
+        m = stx__rows_masks(x, from->B, f, 0, rows, NULL, 0, 0);
+        if (!mask || !m) return 0;
+        memset(mask, 0, to->B * most * sizeof *mask);
+        if (most > had && had && n < to->B) {       /* those that stay move to the newest places */
+            stx_real *old = stx_step_numbers(x, stx_bytes_of(to->B, had, d));
+            if (!old) return 0;
+            STX_RUN(x, stx_copy2d, (x, old, to->B * had * d, t->data, to->B * had * d, 1, to->B * had * d, 0));
+            if (!stx__rows_room(to, l, most, 0)) { t->real = 0; return 0; }
+            STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, (most - had) * d), most * d, old, had * d, to->B, had * d, 0));
+        } else if (!stx__rows_room(to, l, most, n < to->B)) { t->real = 0; return 0; }
+        for (k = 0; k < to->B && t->masked; k++) if (had <= most) memcpy(mask + k * most + (most - had), t->pad + k * had, had * sizeof *mask);
+        t->real = most;
+        for (k = 0; k < to->B && n < to->B; k++) stx__rows_lose(to, l, mask, k, 0, most - had);
+        for (k = 0; k < n; k++) {
+            memset(mask + (b + k) * most, 0, most * sizeof *mask);
+            stx__rows_lose(to, l, mask, b + k, 0, most - rows);
+            if (rows) memcpy(mask + (b + k) * most + (most - rows), m + (c + k) * rows, rows * sizeof *mask);
+        }
+        if (rows) STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, (b * most + most - rows) * d), most * d, stx_at(x, f->data, c * rows * d), rows * d, n, rows * d, 0));
+        t->rows = n == to->B ? f->rows : STX__MAX(t->rows, f->rows);
+        if (!stx__rows_set_mask(to, l, mask, most)) return 0;
+    }
+    return stx_ok(x);
+}
+STX_DEF int stx_rows_get(const stx_rows *s, size_t l, stx_real *out) {
+    stx_ctx *x = s ? s->ctx : NULL;
+    if (!stx_ok(x)) return 0;
+    if (l >= s->desc.layers) { stx_fail(x, STX_ERR_ARG, "stx_rows_get: layer %zu, want less than %zu", l, s->desc.layers); return 0; }
+    stx_fetch(x, out, s->layer[l].data, s->B * s->layer[l].real * s->layer[l].width);
+    return stx_ok(x);
+}
+STX_DEF int stx_rows_set(stx_rows *s, size_t l, size_t rows, const stx_real *in, size_t n) {
+    stx_ctx *x = s ? s->ctx : NULL;
+    stx_rows_layer *y;
+    if (!stx_ok(x)) return 0;
+    if (l >= s->desc.layers) { stx_fail(x, STX_ERR_ARG, "stx_rows_set: layer %zu, want less than %zu", l, s->desc.layers); return 0; }
+    y = &s->layer[l];
+    if (n > rows || (s->desc.most && rows > s->desc.most) || (rows != n && !s->desc.whole) || (s->all && n != 1) || (n && !in)) {
+        stx_fail(x, STX_ERR_ARG, "stx_rows_set: n %zu of %zu rows%s: want n <= rows <= %zu, and numbers to read", n, rows, in ? "" : ", in NULL",
+                 s->all ? (size_t)1 : s->desc.most ? s->desc.most : n);
+        return 0;
+    }
+    if (s->all) { stx_put(x, y->data, in, s->B * y->width); return stx_ok(x); }
+    y->real = 0;
+    y->rows = rows;
+    y->masked = 0;
+    if (n && !stx__rows_room(s, l, n, 0)) return 0;
+    if (n) stx_put(x, y->data, in, s->B * n * y->width);
+    if (stx_ok(x)) y->real = n;
+    return stx_ok(x);
+}
+
+// >>rows: files
+
+/* "<prefix><what>" or, unless l is SIZE_MAX, "<prefix><what><l>" */
+static const char *stx__rows_name(char *name, size_t room, const char *prefix, const char *what, size_t l) {
+    if (l == SIZE_MAX) snprintf(name, room, "%s%s", prefix, what); else snprintf(name, room, "%s%s%zu", prefix, what, l);
+    return name;
+}
+static int stx__rows_prefix(stx_ctx *x, const char *prefix) {
+    if (prefix && strlen(prefix) <= 80) return 1;
+    stx_fail(x, STX_ERR_ARG, "stx_rows: a prefix of %zu letters, want at most 80", prefix ? strlen(prefix) : 0);
+    return 0;
+}
+STX_DEF int stx_rows_save(stx_writer *w, const stx_rows *s, const char *prefix) {
+    size_t l, dim[3], one;
+    char name[128];
+    if (!s || !stx_ok(s->ctx) || !stx__rows_prefix(s->ctx, prefix)) return 0;
+    if (s->all) {
+        dim[0] = s->desc.layers; dim[1] = s->B; dim[2] = s->desc.width;
+        return stx_writer_add_numbers(w, prefix, 3, dim, s->all);
+    }
+    for (one = 0; one < s->desc.layers && !s->layer[one].width; one++) {}      /* the layer that speaks for all with as_one */
+    if (s->desc.as_one && !stx_writer_meta_u64(w, stx__rows_name(name, sizeof name, prefix, "rows", SIZE_MAX), stx_rows_most(s))) return 0;
+    for (l = 0; l < s->desc.layers; l++) {
+        const stx_rows_layer *y = &s->layer[l];
+        int as_one = s->desc.as_one;
+        dim[0] = s->B; dim[1] = y->real; dim[2] = y->width;
+        if (!as_one && (!stx_writer_meta_u64(w, stx__rows_name(name, sizeof name, prefix, "rows.", l), y->rows) ||
+                        !stx_writer_meta_u64(w, stx__rows_name(name, sizeof name, prefix, "real.", l), y->real))) return 0;
+        if (!y->real || !y->width) continue;
+        if (y->masked && (!as_one || l == one) &&
+            !stx_writer_add(w, stx__rows_name(name, sizeof name, prefix, as_one ? "pad" : "pad.", as_one ? SIZE_MAX : l), STX_I32, 2, dim, y->pad)) return 0;
+        if (!stx_writer_add_numbers(w, stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l), 3, dim, y->data)) return 0;
+    }
+    return 1;
+}
+/* The entry if it has these dimensions; NULL and an error if not */
+static const stx_entry *stx__rows_entry(stx_ctx *x, const stx_file *f, const char *name, size_t d0, size_t d1, size_t d2) {
+    const stx_entry *e = stx_file_find(f, name);
+    if (e && e->ndim == 3 && e->dim[0] == d0 && e->dim[1] == d1 && e->dim[2] == d2) return e;
+    stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" is %s, want (%zu,%zu,%zu): give the number of streams (batch size) and the model that the file was made with", name,
+             e ? "of another shape" : "not there", d0, d1, d2);
+    return NULL;
+}
+/* Counts of layer l in a file, and that what they promise is there; 0 and an error if not */
+static int stx__rows_look(const stx_rows *s, const stx_file *f, const char *prefix, size_t l, uint64_t *rows, uint64_t *real) {
+    stx_ctx *x = s->ctx;
+    size_t width = s->layer[l].width, most = s->desc.most ? s->desc.most : (size_t)1 << 31;
+    char name[128];
+    const stx_entry *pad;
+    int as_one = s->desc.as_one;
+    if (!stx_file_meta_u64(x, f, stx__rows_name(name, sizeof name, prefix, as_one ? "rows" : "rows.", as_one ? SIZE_MAX : l), rows)) return 0;
+    if (*rows > most) {
+        stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu, more than the %zu that there can be: the file is damaged", name, (unsigned long long)*rows, most);
+        return 0;
+    }
+    *real = *rows;
+    if (!as_one && !stx_file_meta_u64(x, f, stx__rows_name(name, sizeof name, prefix, "real.", l), real)) return 0;
+    if (!*real || !width) return 1;
+    if (*real > *rows) {
+        stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu of %llu rows: the file is damaged", name, (unsigned long long)*real, (unsigned long long)*rows);
+        return 0;
+    }
+    if (!stx__rows_entry(x, f, stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l), s->B, (size_t)*real, width)) return 0;
+    pad = stx_file_find(f, stx__rows_name(name, sizeof name, prefix, as_one ? "pad" : "pad.", as_one ? SIZE_MAX : l));
+    if (!pad || (pad->ndim == 2 && pad->dim[0] == s->B && pad->dim[1] == *real)) return 1;
+    stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" is of another shape, want (%zu,%zu): the file is damaged", name, s->B, (size_t)*real);
+    return 0;
+}
+static int stx__rows_take(stx_rows *s, const stx_file *f, const char *prefix, size_t l) {
+    stx_ctx *x = s->ctx;
+    stx_rows_layer *y = &s->layer[l];
+    int as_one = s->desc.as_one, good;
+    char name[128];
+    uint64_t rows, real;
+    size_t i, N;
+    const stx_entry *e;
+    int64_t *v;
+    int32_t *m;
+    if (!stx__rows_look(s, f, prefix, l, &rows, &real)) return 0;
+    if (!y->width) return 1;
+    if (real && !stx__rows_room(s, l, (size_t)real, 0)) return 0;
+    e = stx_file_find(f, stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l));
+    if (real && !stx_entry_put(e, y->data, e->count)) return 0;
+    y->rows = (size_t)rows;
+    y->real = (size_t)real;
+    e = stx_file_find(f, stx__rows_name(name, sizeof name, prefix, as_one ? "pad" : "pad.", as_one ? SIZE_MAX : l));
+    if (!real || !e) return 1;
+    N = s->B * y->real;
+    v = (int64_t *)stx_block(x, stx_bytes_of(N, 1, sizeof *v));
+    m = (int32_t *)stx_block(x, stx_bytes_of(N, 1, sizeof *m));
+    good = v && m && stx_entry_get_i64(e, v, N);
+    for (i = 0; good && i < N; i++) m[i] = v[i] != 0;
+    good = good && stx__rows_set_mask(s, l, m, y->real);
+    stx_block_free(x, v);
+    stx_block_free(x, m);
+    return good;
+}
+STX_DEF int stx_rows_load(stx_rows *s, const stx_file *f, const char *prefix) {
+    stx_ctx *x = s ? s->ctx : NULL;
+    size_t l, any = 0;
+    uint64_t rows, real = 0;
+    int good = 1;
+    if (!stx_ok(x) || !f || !stx__rows_prefix(x, prefix)) return 0;
+    if (s->all) {
+        const stx_entry *e = stx__rows_entry(x, f, prefix, s->desc.layers, s->B, s->desc.width);
+        return e && stx_entry_put(e, s->all, e->count);
+    }
+    stx__rows_forget(s);
+    for (l = 0; good && l < s->desc.layers; l++) {
+        good = stx__rows_look(s, f, prefix, l, &rows, &real);
+        any += s->layer[l].width;
+    }
+    if (good && s->desc.as_one && real && !any) {
+        stx_fail(x, STX_ERR_FORMAT, "metadata \"%srows\" is %llu, and no layer keeps any: the file is damaged, or of a model with a memory in other layers",
+                 prefix, (unsigned long long)real);
+        good = 0;
+    }
+    for (l = 0; good && l < s->desc.layers; l++) good = stx__rows_take(s, f, prefix, l);
+    if (!good) stx__rows_forget(s);
+    return good;
+}
+STX_DEF uint64_t stx_rows_key(const stx_rows *s, uint64_t key) {
+    size_t l;
+    if (!s) return key;
+    key = stx_key_add(key, (uint64_t)(uintptr_t)s->all);
+    for (l = 0; l < s->desc.layers && !s->all; l++) {
+        const stx_rows_layer *y = &s->layer[l];
+        key = stx_key_add(stx_key_add(stx_key_add(stx_key_add(key, y->rows), y->real), (uint64_t)(uintptr_t)y->data), (uint64_t)y->masked);
+    }
+    return key;
 }
 
 STX__STRICT_OFF

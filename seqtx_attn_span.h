@@ -101,7 +101,7 @@
            for (int i = 0; i < 41; i++) text[i] = i * i % 7;
            half(model, text, old);
            for (size_t l = 0; stx_ok(x) && l < d.layers; l++) {
-               size_t rows = old->rows[l], n = old->real[l];
+               size_t rows = old->rows->layer[l].rows, n = old->rows->layer[l].real;
                stx_real *row = (stx_real *)malloc(old->B * n * d.dim * sizeof *row);      // (B,n,dim): send it where it is wanted
                if (row && stx_span_state_get(old, l, row)) stx_span_state_set(other, l, rows, row, n);
                free(row);
@@ -255,23 +255,20 @@ STX_DEF size_t stx_span_count(const stx_span_desc *d);
 typedef struct stx_span_state {
     stx_span  *model;
     size_t     B;
-    size_t    *rows;        /* per layer: rows in the sense of the paper's code, with zero rows */
-    size_t    *real;        /* ... of which this many, the newest, were ever written: only they are stored */
-    size_t    *capacity;    /* ... numbers that cache[l] has room for */
-    stx_real **cache;       /* ... (B, real, d), oldest first */
+    stx_rows  *rows;        /* inputs of each layer, (B, real, d); layer[l].rows counts as the paper's code does, with zero rows */
 } stx_span_state;
 
 STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B);
 STX_DEF void stx_span_state_free(stx_span_state *s);
-STX_DEF void stx_span_state_reset(stx_span_state *s);       /* forgets all; the sizes follow the spans of now */
-/* The memory of layer l in the caller's hands (see "Handing over a memory" in the manual). get: its s->real[l] rows, (B, real, d), oldest
-   first, to the host. set: replaces it by n such rows from the host, n <= rows <= L; rows: the other state's rows[l],
+STX_DEF void stx_span_state_reset(stx_span_state *s);       /* forgets all; the sizes follow the spans of now. In error nothing */
+STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t b);      /* forgets stream b alone: another text begins there */
+/* The memory of layer l in the caller's hands (see "Handing over a memory" in the manual). get: its s->rows->layer[l].real rows, (B, real, d),
+   oldest first, to the host. set: replaces it by n such rows from the host, n <= rows <= L; rows: the other state's layer[l].rows,
    or stx_span_cache(m, l) for a memory made by hand. 1, or 0 and an error; the state is then as it was, or empty in
-   layer l when there was no memory. */
+   layer l when there was no memory. Splitting and joining batches: stx_rows_copy. */
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out);
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in, size_t n);
-/* In a checkpoint: entries "<prefix><l>" and metadata "<prefix>rows.<l>", "<prefix>real.<l>". load fills a state of the same B;
-   1, or 0 and an error (the state is then empty). */
+/* In a checkpoint, see stx_rows_save. load fills a state of the same B; 1, or 0 and an error (the state is then empty). */
 STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix);
 STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char *prefix);
 
@@ -522,9 +519,8 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
     for (l = 0; l < m->desc.layers; l++) {
         stx__span_window(m, l, &S, &C);
         h = stx_key_add(stx_key_add(h, S), C);
-        if (s) h = stx_key_add(stx_key_add(stx_key_add(h, s->rows[l]), s->real[l]), (uint64_t)(uintptr_t)s->cache[l]);
     }
-    return h;
+    return s ? stx_rows_key(s->rows, h) : h;
 }
 
 STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t h) {
@@ -555,157 +551,48 @@ STX_DEF void stx_span_clamp(stx_span *m) {
 STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B) {
     stx_ctx *x = m ? m->ctx : NULL;
     stx_span_state *s;
-    size_t n;
+    stx_rows_desc d;
     if (!stx_ok(x)) return NULL;
     if (!B) { stx_fail(x, STX_ERR_ARG, "stx_span_state_create: no streams, want B >= 1"); return NULL; }
-    n = m->desc.layers;
+    memset(&d, 0, sizeof d);
+    d.layers = m->desc.layers; d.B = B; d.width = m->desc.dim;
+    d.whole = 1;
+    d.zeros = m->desc.literal_memory;
+    d.most = m->desc.span;
     s = (stx_span_state *)stx_block(x, sizeof *s);
     if (!s) return NULL;
     s->model = m;
     s->B = B;
-    s->rows = (size_t *)stx_block(x, 3 * n * sizeof *s->rows);
-    s->cache = (stx_real **)stx_block(x, n * sizeof *s->cache);      /* of addresses on the device */
-    if (!s->rows || !s->cache) return NULL;
-    s->real = s->rows + n;
-    s->capacity = s->real + n;
+    s->rows = stx_rows_create(x, &d);
     stx_span_state_reset(s);
-    return s;
+    return s->rows ? s : NULL;
 }
 STX_DEF void stx_span_state_free(stx_span_state *s) {
-    stx_ctx *x;
-    size_t l;
     if (!s) return;
-    x = s->model->ctx;
-    for (l = 0; l < s->model->desc.layers; l++) stx_block_numbers_free(x, s->cache[l]);
-    stx_block_free(x, s->cache);
-    stx_block_free(x, s->rows);
-    stx_block_free(x, s);
+    stx_rows_free(s->rows);
+    stx_block_free(s->model->ctx, s);
 }
 STX_DEF void stx_span_state_reset(stx_span_state *s) {
-    size_t l, S, C;
-    for (l = 0; s && l < s->model->desc.layers; l++) {
-        stx__span_window(s->model, l, &S, &C);
-        s->rows[l] = C;
-        s->real[l] = 0;
-    }
+    size_t l;
+    if (!s || !stx_ok(s->model->ctx)) return;
+    stx_rows_reset(s->rows);
+    for (l = 0; l < s->model->desc.layers; l++) s->rows->layer[l].rows = stx_span_cache(s->model, l);
 }
-/* Room for rows rows in layer l, half as much again as asked so that a growing span seldom allocates. */
-static int stx__span_room(stx_span_state *s, size_t l, size_t rows) {
-    stx_ctx *x = s->model->ctx;
-    size_t want = stx_bytes_of(s->B, rows, s->model->desc.dim), n;
-    if (want <= s->capacity[l]) return 1;
-    n = stx_bytes_of(s->B, STX__MIN(rows + rows / 2, STX__MAX(rows, s->model->desc.span)), s->model->desc.dim);
-    stx_block_numbers_free(x, s->cache[l]);
-    s->capacity[l] = 0;
-    s->cache[l] = stx_block_numbers(x, n);
-    if (!s->cache[l]) return 0;
-    s->capacity[l] = n;
-    return 1;
-}
-/* New memory of layer l, from its input h (B,T,d): the last min(c, C-T) rows of the old and h, or the last C rows of h. */
-static int stx__span_remember(stx_span *m, size_t l, size_t C, const stx_tensor *h, const stx_span_state *in, stx_span_state *out) {
-    stx_ctx *x = m->ctx;
-    size_t d = m->desc.dim, B = h->dim[0], T = h->dim[1], c = in ? in->rows[l] : C, real = in ? in->real[l] : 0;
-    size_t keep = C > T ? STX__MIN(c, C - T) : 0, own = C > T ? T : C, old = STX__MIN(real, keep), n = old + own;
-    stx_real *t = stx_step_numbers(x, stx_bytes_of(B, n, d));
-    if (!t) return 0;
-    if (old) STX_RUN(x, stx_copy2d, (x, t, n * d, stx_at(x, in->cache[l], (real - old) * d), real * d, B, old * d, 0));
-    STX_RUN(x, stx_copy2d, (x, stx_at(x, t, old * d), n * d, stx_at(x, h->data, (T - own) * d), T * d, B, own * d, 0));
-    if (!stx__span_room(out, l, n)) return 0;      /* in may be out: the old rows are copied by now */
-    STX_RUN(x, stx_copy2d, (x, out->cache[l], B * n * d, t, B * n * d, 1, B * n * d, 0));
-    out->rows[l] = keep + own;
-    out->real[l] = n;
-    return 1;
-}
-
-STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out) {
-    stx_ctx *x = s ? s->model->ctx : NULL;
-    if (!stx_ok(x)) return 0;
-    if (l >= s->model->desc.layers) {
-        stx_fail(x, STX_ERR_ARG, "stx_span_state_get: layer %zu, want less than %zu", l, s->model->desc.layers);
-        return 0;
-    }
-    stx_fetch(x, out, s->cache[l], s->B * s->real[l] * s->model->desc.dim);
-    return stx_ok(x);
-}
+STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t b) { if (s) stx_rows_reset_stream(s->rows, b); }
+STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out) { return s && stx_rows_get(s->rows, l, out); }
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in, size_t n) {
-    stx_ctx *x = s ? s->model->ctx : NULL;
-    if (!stx_ok(x)) return 0;
-    if (l >= s->model->desc.layers) {
-        stx_fail(x, STX_ERR_ARG, "stx_span_state_set: layer %zu, want less than %zu", l, s->model->desc.layers);
-        return 0;
-    }
-    if (n > rows || rows > s->model->desc.span || (n && !in)) {
-        stx_fail(x, STX_ERR_ARG, "stx_span_state_set: n %zu of %zu rows%s: want n <= rows <= span = %zu, and numbers to read",
-                 n, rows, in ? "" : ", in NULL", s->model->desc.span);
-        return 0;
-    }
-    s->real[l] = 0;
-    s->rows[l] = rows;
-    if (n && !stx__span_room(s, l, n)) return 0;
-    stx_put(x, s->cache[l], in, s->B * n * s->model->desc.dim);
-    if (stx_ok(x)) s->real[l] = n;
-    return stx_ok(x);
+    return s && stx_rows_set(s->rows, l, rows, in, n);
 }
-
-STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix) {
-    size_t l, dim[3];
-    char name[96];
-    if (!s || !stx_ok(s->model->ctx)) return 0;
-    for (l = 0; l < s->model->desc.layers; l++) {
-        snprintf(name, sizeof name, "%srows.%zu", prefix, l);
-        if (!stx_writer_meta_u64(w, name, s->rows[l])) return 0;
-        snprintf(name, sizeof name, "%sreal.%zu", prefix, l);
-        if (!stx_writer_meta_u64(w, name, s->real[l])) return 0;
-        if (!s->real[l]) continue;
-        dim[0] = s->B; dim[1] = s->real[l]; dim[2] = s->model->desc.dim;
-        snprintf(name, sizeof name, "%s%zu", prefix, l);
-        if (!stx_writer_add_numbers(w, name, 3, dim, s->cache[l])) return 0;
-    }
-    return 1;
-}
+STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix) { return s && stx_rows_save(w, s->rows, prefix); }
 STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char *prefix) {
-    size_t l, d;
-    char name[96];
-    stx_ctx *x = s ? s->model->ctx : NULL;
-    if (!stx_ok(x) || !f) return 0;
+    if (!s || !stx_ok(s->model->ctx) || !f) return 0;
     stx_span_state_reset(s);
-    d = s->model->desc.dim;
-    for (l = 0; l < s->model->desc.layers; l++) {
-        const stx_entry *e;
-        uint64_t rows, real;
-        snprintf(name, sizeof name, "%srows.%zu", prefix, l);
-        if (!stx_file_meta_u64(x, f, name, &rows)) break;
-        if (rows > s->model->desc.span) {
-            stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu, more than the span of %zu: the file is damaged", name,
-                     (unsigned long long)rows, s->model->desc.span);
-            break;
-        }
-        snprintf(name, sizeof name, "%s%zu", prefix, l);
-        e = stx_file_find(f, name);
-        s->rows[l] = (size_t)rows;
-        snprintf(name, sizeof name, "%sreal.%zu", prefix, l);
-        if (!stx_file_meta_u64(x, f, name, &real)) break;
-        if (!real) continue;                    /* nothing was remembered yet */
-        snprintf(name, sizeof name, "%s%zu", prefix, l);
-        if (!e || e->ndim != 3 || e->dim[1] != real || e->dim[0] != s->B || e->dim[1] > rows || e->dim[2] != d) {
-            stx_fail(x, STX_ERR_FORMAT,
-                     "tensor \"%s\" does not hold a memory of %zu streams of width %zu: "
-                     "give the batch size and model that the file was made with", name, s->B, d);
-            break;
-        }
-        if (!stx__span_room(s, l, e->dim[1])) break;
-        if (!stx_entry_put(e, s->cache[l], e->count)) break;
-        s->real[l] = e->dim[1];
-    }
-    if (l == s->model->desc.layers) return 1;
-    for (l = 0; l < s->model->desc.layers; l++) s->real[l] = 0;
-    return 0;
+    return stx_rows_load(s->rows, f, prefix);
 }
 
 // >>model: layer and forward
 
-typedef struct stx__span_job { stx_span *m; size_t l, S; } stx__span_job;
+typedef struct stx__span_job { stx_span *m; size_t l, S; const stx_ids *mask; } stx__span_job;
 
 static void stx__span_attention(const stx_span *m, size_t S, stx_attention_desc *a) {
     const stx_span_desc *d = &m->desc;
@@ -745,6 +632,7 @@ static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in) {
     a.z = p->z;
     a.pk = p->pers_key;
     a.pv = p->pers_val;
+    a.pad = job->mask;
     stx__span_attention(m, job->S, &d);
     return stx__span_after(m, job->l, in[0], stx_attention(x, &a, &d));
 }
@@ -755,7 +643,7 @@ static stx_tensor *stx__span_embed(stx_span *m, const stx_ids *ids) {
 STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_span_state *in, stx_span_state *out) {
     stx_ctx *x = m ? m->ctx : NULL;
     stx_tensor *h, *lay[2];
-    size_t l, S, C, d;
+    size_t l, S, C;
     if (!stx_ok(x) || !ids) return NULL;
     if ((in && in->B != ids->B) || (out && out->B != ids->B) || (in && in->model != m) || (out && out->model != m)) {
         stx_fail(x, STX_ERR_SHAPE,
@@ -763,25 +651,15 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
                  ids->B, in ? in->B : out->B, ids->B);
         return NULL;
     }
-    d = m->desc.dim;
     h = stx__span_embed(m, ids);
     for (l = 0; l < m->desc.layers && h; l++) {
         stx__span_job *job = (stx__span_job *)stx_step_alloc(x, sizeof *job);
-        size_t have;
         if (!job) return NULL;
         stx__span_window(m, l, &S, &C);
-        have = in ? STX__MIN(in->real[l], S) : 0;        /* rows further back have no weight: not projected */
-        lay[0] = lay[1] = h;
-        if (have) {
-            size_t real = in->real[l];
-            stx_tensor *X = stx_new(x, ids->B, have + ids->T, d, 0);
-            if (!X) return NULL;
-            STX_RUN(x, stx_copy2d, (x, X->data, (have + ids->T) * d, stx_at(x, in->cache[l], (real - have) * d), real * d, ids->B,
-                                    have * d, 0));
-            STX_RUN(x, stx_copy2d, (x, stx_at(x, X->data, have * d), (have + ids->T) * d, h->data, ids->T * d, ids->B, ids->T * d, 0));
-            lay[1] = X;
-        }
-        if (out && !stx__span_remember(m, l, C, h, in, out)) return NULL;
+        lay[0] = h;
+        lay[1] = stx_rows_before(in ? in->rows : NULL, l, S, h);        /* rows further back have no weight: not projected */
+        job->mask = in ? stx_rows_mask(in->rows, l, S, NULL, ids->T) : NULL;
+        if (!lay[1] || (out && !stx_rows_push(out->rows, in ? in->rows : NULL, l, C, h, NULL))) return NULL;
         job->m = m; job->l = l; job->S = S;
         h = m->desc.recompute ? stx_recompute(x, stx__span_layer, job, lay, 2) : stx__span_layer(x, job, lay);
     }

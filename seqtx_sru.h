@@ -267,17 +267,16 @@ typedef struct stx_sru_state {
     size_t     keep;        /* of the state out: rows of memory it keeps: the last `keep` (for evaluation), room for all of which is made at once;
                                0: those of the last segment, as in training */
     size_t     window;      /* of the state in (out, without one): see stx_sru_io; 0: all */
-    size_t     rows;        /* of memory there are */
-    size_t     capacity;    /* ... there is room for */
-    stx_real  *c;           /* (layers,B,O), on the device, float in every precision */
-    stx_real **memory;      /* per layer: (B,rows,I_l), on the device; NULL for those that do not attend */
-    int32_t   *pad;         /* (B,rows), on the host; all 0 unless padded */
+    stx_rows  *states;      /* c of each layer, (B,O) */
+    stx_rows  *memory;      /* inputs of the layers that attend, (B,rows,Ci), all of them of the same times; rows: stx_rows_most(memory) */
+    stx_real  *c;           /* (layers,B,O), on the device, float in every precision: states->all */
 } stx_sru_state;
 
 STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B);
 STX_DEF void stx_sru_state_free(stx_sru_state *s);
 STX_DEF void stx_sru_state_reset(stx_sru_state *s);         /* in error nothing: clear it first */
-/* In a checkpoint: entries "<prefix>c" and "<prefix>memory.<l>"; prefix at most 64 letters. The state must not change until
+STX_DEF void stx_sru_state_reset_stream(stx_sru_state *s, size_t b);        /* stream b alone: another text begins there */
+/* In a checkpoint: entries "<prefix>c" and those of stx_rows_save; prefix at most 64 letters. The state must not change until
    stx_writer_finish. load fills a state of the same B; 1, or 0 and an error: then it has no
    memory, and is to be reset once the error is cleared. */
 STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix);
@@ -1356,56 +1355,50 @@ STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *h, stx_sru_io *io) {
 STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B) {
     stx_ctx *x = m ? m->ctx : NULL;
     stx_sru_state *s;
+    stx_rows_desc d;
+    size_t *widths, l;
     if (!stx_ok(x)) return NULL;
     if (!B) { stx_fail(x, STX_ERR_ARG, "stx_sru_state_create: no streams, want B >= 1"); return NULL; }
     s = (stx_sru_state *)stx_block(x, sizeof *s);
-    if (!s) return NULL;
+    widths = (size_t *)stx_block(x, m->desc.layers * sizeof *widths);
+    if (!s || !widths) return NULL;
     s->model = m;
     s->B = B;
-    s->memory = (stx_real **)stx_block(x, m->desc.layers * sizeof *s->memory);
-    s->c = stx_block_full(x, stx_bytes_of(m->desc.layers, B, m->O));
-    return s->memory && s->c ? s : NULL;
+    memset(&d, 0, sizeof d);
+    d.layers = m->desc.layers; d.B = B; d.width = m->O;
+    d.fixed = 1;
+    s->states = stx_rows_create(x, &d);
+    for (l = 0; l < d.layers; l++) widths[l] = m->layer[l].attends ? m->layer[l].Ci : 0;
+    d.widths = widths;
+    d.fixed = 0;
+    d.as_one = 1;
+    s->memory = stx_rows_create(x, &d);
+    stx_block_free(x, widths);
+    if (!s->memory) return NULL;
+    s->c = s->states->all;
+    return s;
 }
 STX_DEF void stx_sru_state_free(stx_sru_state *s) {
-    stx_ctx *x;
-    size_t l;
     if (!s) return;
-    x = s->model->ctx;
-    for (l = 0; l < s->model->desc.layers; l++) stx_block_numbers_free(x, s->memory[l]);
-    stx_block_free(x, s->memory);
-    stx_block_free(x, s->pad);
-    stx_block_numbers_free(x, s->c);
-    stx_block_free(x, s);
+    stx_rows_free(s->memory);
+    stx_rows_free(s->states);
+    stx_block_free(s->model->ctx, s);
 }
 STX_DEF void stx_sru_state_reset(stx_sru_state *s) {
-    stx_ctx *x = s ? s->model->ctx : NULL;
-    if (!stx_ok(x)) return;
-    STX_RUN(x, stx_fill, (x, s->c, s->model->desc.layers * s->B * s->model->O, 0));
-    s->rows = 0;
+    if (!s) return;
+    stx_rows_reset(s->states);
+    stx_rows_reset(s->memory);
 }
-/* Room for rows of memory in all layers that attend. What was there is lost. */
-static int stx__sru_room_for(stx_sru_state *s, size_t rows) {
-    stx_ctx *x = s->model->ctx;
-    size_t l;
-    if (rows <= s->capacity) return stx_ok(x);
-    s->rows = s->capacity = 0;
-    stx_block_free(x, s->pad);
-    s->pad = (int32_t *)stx_block(x, stx_bytes_of(s->B, rows, sizeof *s->pad));
-    for (l = 0; l < s->model->desc.layers; l++) {
-        if (!s->model->layer[l].attends) continue;
-        stx_block_numbers_free(x, s->memory[l]);
-        s->memory[l] = stx_block_numbers(x, stx_bytes_of(s->B, rows, s->model->layer[l].Ci));
-    }
-    if (!stx_ok(x)) return 0;
-    s->capacity = rows;
-    return 1;
+STX_DEF void stx_sru_state_reset_stream(stx_sru_state *s, size_t b) {
+    if (!s) return;
+    stx_rows_reset_stream(s->states, b);
+    stx_rows_reset_stream(s->memory, b);
 }
 STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pad, const stx_sru_state *in, stx_sru_state *out) {
     stx_ctx *x = m ? m->ctx : NULL;
     stx_sru_io io;
     stx_tensor **c0, **memory, **last, **inputs;
-    size_t l, n, b, B, T, M, O;
-    int any = 0;
+    size_t l, n, T, M, keep;
     if (!stx_ok(x) || !h) return NULL;
     for (l = 0; l < 2; l++) {
         const stx_sru_state *s = l ? out : in;
@@ -1417,140 +1410,44 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
         }
     }
     if (h->ndim != 3) return stx__sru_no(x, "x wants the shape (B,T,Ci)");
-    n = m->desc.layers; B = h->dim[0]; T = h->dim[1]; O = m->O; M = in ? in->rows : 0;
+    n = m->desc.layers; T = h->dim[1];
+    M = in ? stx_rows_most(in->memory) : 0;
     memset(&io, 0, sizeof io);
     c0 = (stx_tensor **)stx_step_alloc(x, 4 * n * sizeof *c0);
     if (!c0) return NULL;
     memset(c0, 0, 4 * n * sizeof *c0);
     memory = c0 + n; last = memory + n; inputs = last + n;
-    for (l = 0; l < n; l++) {
-        size_t Ci = m->layer[l].Ci;
-        if (in) {
-            c0[l] = stx_new_full(x, B, O, 0, 0);
-            if (!c0[l]) return NULL;
-            STX_RUN(x, stx_copy2d, (x, c0[l]->data, B * O, stx_at(x, in->c, l * B * O), B * O, 1, B * O, 0));
-        }
-        if (!m->layer[l].attends) continue;
-        any = 1;
-        if (!M) continue;
-        memory[l] = stx_new(x, B, M, Ci, 0);      /* a copy: backward needs it when the state holds something else */
-        if (!memory[l]) return NULL;
-        STX_RUN(x, stx_copy2d, (x, memory[l]->data, B * M * Ci, in->memory[l], B * M * Ci, 1, B * M * Ci, 0));
+    for (l = 0; in && l < n; l++) {     /* copies: backward needs them when the state holds something else */
+        c0[l] = stx_rows_read(in->states, l, 1);
+        memory[l] = stx_rows_read(in->memory, l, M);
+        if (m->layer[l].attends && !io.memory_pad) io.memory_pad = stx_rows_mask(in->memory, l, M, NULL, 0);
     }
     io.c0 = c0; io.memory = memory; io.last = last; io.inputs = inputs; io.pad = pad;
     io.window = in ? in->window : out ? out->window : 0;
-    if (any && M) {
-        for (b = 0; b < B * M && !in->pad[b]; b++) {}
-        if (b < B * M) io.memory_pad = stx_tokens(x, in->pad, B, M);
-    }
     h = stx_sru_forward(m, h, &io);
     if (!h || !out) return h;
-    for (l = 0; l < n; l++) STX_RUN(x, stx_copy2d, (x, stx_at(x, out->c, l * B * O), B * O, last[l]->data, B * O, 1, B * O, 0));
-    if (any) {      /* the last rows of memory and segment */
-        size_t keep = out->keep ? out->keep : T, own = STX__MIN(keep, T), old = STX__MIN(keep - own, M), rows = own + old;
-        int32_t *before = NULL;
-        if (M) {
-            before = (int32_t *)stx_step_alloc(x, B * M * sizeof *before);
-            if (!before) return NULL;
-            memcpy(before, in->pad, B * M * sizeof *before);
-        }
-        if (!stx__sru_room_for(out, STX__MAX(rows, out->keep))) return NULL;
-        for (l = 0; l < n; l++) {
-            size_t Ci = m->layer[l].Ci;
-            if (!m->layer[l].attends) continue;
-            if (old) STX_RUN(x, stx_copy2d, (x, out->memory[l], rows * Ci, stx_at(x, memory[l]->data, (M - old) * Ci), M * Ci, B, old * Ci, 0));
-            STX_RUN(x, stx_copy2d, (x, stx_at(x, out->memory[l], old * Ci), rows * Ci, stx_at(x, inputs[l]->data, (T - own) * Ci), T * Ci, B, own * Ci, 0));
-        }
-        for (b = 0; b < B; b++) {
-            if (old) memcpy(out->pad + b * rows, before + b * M + (M - old), old * sizeof *before);
-            if (pad) memcpy(out->pad + b * rows + old, pad->data + b * T + (T - own), own * sizeof *before);
-            else memset(out->pad + b * rows + old, 0, own * sizeof *before);
-        }
-        out->rows = rows;
+    keep = out->keep ? out->keep : T;
+    if (out->keep && !stx_rows_reserve(out->memory, keep)) return NULL;
+    for (l = 0; l < n; l++) {
+        if (!stx_rows_push(out->states, NULL, l, 1, last[l], NULL)) return NULL;
+        if (m->layer[l].attends && !stx_rows_push(out->memory, in ? in->memory : NULL, l, keep, inputs[l], pad)) return NULL;
     }
     return h;
 }
-STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix) {
-    size_t l, i, dim[3];
-    char name[96];
-    if (!s || !stx_ok(s->model->ctx)) return 0;
-    if (strlen(prefix) > 64) { stx_fail(s->model->ctx, STX_ERR_ARG, "stx_sru_state_save: a prefix of %zu letters, want at most 64", strlen(prefix)); return 0; }
-    for (i = 0; i < s->B * s->rows && s->pad && !s->pad[i]; i++) {}
-    if (s->rows && s->pad && i < s->B * s->rows) {
-        dim[0] = s->B; dim[1] = s->rows;
-        snprintf(name, sizeof name, "%spad", prefix);
-        if (!stx_writer_add(w, name, STX_I32, 2, dim, s->pad)) return 0;
-    }
-    snprintf(name, sizeof name, "%srows", prefix);
-    if (!stx_writer_meta_u64(w, name, s->rows)) return 0;
-    dim[0] = s->model->desc.layers; dim[1] = s->B; dim[2] = s->model->O;
-    snprintf(name, sizeof name, "%sc", prefix);
-    if (!stx_writer_add_numbers(w, name, 3, dim, s->c)) return 0;
-    for (l = 0; l < s->model->desc.layers; l++) {
-        if (!s->rows || !s->model->layer[l].attends) continue;
-        dim[0] = s->B; dim[1] = s->rows; dim[2] = s->model->layer[l].Ci;
-        snprintf(name, sizeof name, "%smemory.%zu", prefix, l);
-        if (!stx_writer_add_numbers(w, name, 3, dim, s->memory[l])) return 0;
-    }
-    return 1;
+static const char *stx__sru_entry(char *name, size_t room, const char *prefix) {
+    snprintf(name, room, "%.80sc", prefix);
+    return name;
 }
-/* The entry if it has these dimensions; NULL and an error if not */
-static const stx_entry *stx__sru_entry(stx_ctx *x, const stx_file *f, const char *name, size_t d0, size_t d1, size_t d2) {
-    const stx_entry *e = stx_file_find(f, name);
-    if (e && e->ndim == 3 && e->dim[0] == d0 && e->dim[1] == d1 && e->dim[2] == d2) return e;
-    stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" is %s, want (%zu,%zu,%zu): give the batch size and model that the file was made with", name, e ? "of another shape" : "not there", d0, d1, d2);
-    return NULL;
+STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix) {
+    char name[96];
+    return s && stx_rows_save(w, s->states, stx__sru_entry(name, sizeof name, prefix)) && stx_rows_save(w, s->memory, prefix);
 }
 STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix) {
-    size_t l, i, n;
-    uint64_t rows;
     char name[96];
-    const stx_entry *e;
-    stx_ctx *x = s ? s->model->ctx : NULL;
-    int attends = 0, good;
-    if (!stx_ok(x) || !f) return 0;
-    n = s->model->desc.layers;
+    if (!s || !stx_ok(s->model->ctx) || !f) return 0;
     stx_sru_state_reset(s);
-    for (l = 0; l < n; l++) attends |= s->model->layer[l].attends;
-    snprintf(name, sizeof name, "%srows", prefix);
-    if (!stx_file_meta_u64(x, f, name, &rows)) return 0;
-    if (rows > ((uint64_t)1 << 31) || (rows && !attends)) {
-        stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu: the file is damaged, or of a model with attention in other layers",
-                 name, (unsigned long long)rows);
-        return 0;
-    }
-    snprintf(name, sizeof name, "%sc", prefix);
-    e = stx__sru_entry(x, f, name, n, s->B, s->model->O);
-    for (l = 0; e && l < n && rows; l++) {      /* all are looked at before the first is copied */
-        if (!s->model->layer[l].attends) continue;
-        snprintf(name, sizeof name, "%smemory.%zu", prefix, l);
-        if (!stx__sru_entry(x, f, name, s->B, (size_t)rows, s->model->layer[l].Ci)) e = NULL;
-    }
-    if (!e || (rows && !stx__sru_room_for(s, STX__MAX((size_t)rows, s->keep)))) return 0;
-    good = stx_entry_put(e, s->c, e->count);
-    for (l = 0; good && l < n && rows; l++) {
-        if (!s->model->layer[l].attends) continue;
-        snprintf(name, sizeof name, "%smemory.%zu", prefix, l);
-        e = stx_file_find(f, name);
-        good = stx_entry_put(e, s->memory[l], e->count);
-    }
-    if (good && rows) {
-        memset(s->pad, 0, s->B * (size_t)rows * sizeof *s->pad);
-        snprintf(name, sizeof name, "%spad", prefix);
-        e = stx_file_find(f, name);
-        if (e) {
-            int64_t *v = (int64_t *)stx_block(x, s->B * (size_t)rows * sizeof *v);
-            good = v && stx_entry_get_i64(e, v, s->B * (size_t)rows);
-            for (i = 0; good && i < s->B * rows; i++) s->pad[i] = v[i] != 0;
-            stx_block_free(x, v);
-        }
-    }
-    if (!good) {        /* in error nothing can be filled with zeros: the caller clears it and resets */
-        s->rows = 0;
-        return 0;
-    }
-    s->rows = (size_t)rows;
-    return 1;
+    return stx_rows_load(s->states, f, stx__sru_entry(name, sizeof name, prefix))
+        && (!s->keep || stx_rows_reserve(s->memory, s->keep)) && stx_rows_load(s->memory, f, prefix);
 }
 /* (layers,B,D,H) here, (layers D,B,H) there */
 static void stx__sru_nn(const stx_sru *m, size_t B, stx_real *nn, stx_real *own, int out) {
@@ -1693,11 +1590,7 @@ STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx
 }
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *s, uint64_t salt) {
     uint64_t h = stx_step_key(m, ids, targets, salt);
-    size_t l;
-    if (!m || !s) return h;
-    h = stx_key_add(stx_key_add(stx_key_add(stx_key_add(h, s->rows), s->keep), s->window), (uint64_t)(uintptr_t)s->c);
-    for (l = 0; l < m->sru->desc.layers; l++) h = stx_key_add(h, (uint64_t)(uintptr_t)s->memory[l]);
-    return h;
+    return m && s ? stx_rows_key(s->memory, stx_rows_key(s->states, stx_key_add(stx_key_add(h, s->keep), s->window))) : h;
 }
 
 // >>language model: generation
@@ -1833,14 +1726,11 @@ STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, siz
             cell.u = stx_reshape(x, in, g->B, t, p->k, O);
             cell.xr = p->highway ? h : NULL;
             cell.v = p->v; cell.bias = p->bias;
-            cell.c0 = stx_new_full(x, g->B, O, 0, 0);
-            if (!cell.c0) return NULL;
-            STX_RUN(x, stx_copy2d, (x, cell.c0->data, g->B * O, stx_at(x, g->state->c, l * g->B * O), g->B * O, 1, g->B * O, 0));
+            cell.c0 = stx_rows_read(g->state->states, l, 1);
             cell.alpha = (double)p->alpha;
             cell.tanh = m->desc.tanh;
             h = stx_sru_recurrence(x, &cell, &last);
-            if (!h) return NULL;
-            STX_RUN(x, stx_copy2d, (x, stx_at(x, g->state->c, l * g->B * O), g->B * O, last->data, g->B * O, 1, g->B * O, 0));
+            if (!h || !stx_rows_push(g->state->states, NULL, l, 1, last, NULL)) return NULL;
             if (m->desc.norm == STX_SRU_NORM_AFTER) h = stx_layernorm(x, h, p->gain, p->shift, 1e-5);
         }
         if (!h) return NULL;

@@ -1,5 +1,7 @@
-/* test_lm.c - the language-model layer: words (embedding and output). */
-#include "../seqtx.h"
+/* test_lm.c - the language-model layer: words (embedding and output), rows (what crosses steps). */
+#include "../seqtx_attn_span.h"
+#include "../seqtx_sru.h"
+#include <unistd.h>
 #include "test.h"
 
 #ifdef SEQTX_DOUBLE
@@ -213,9 +215,415 @@ static void words_errors(void) {
           && !stx_words_scores(NULL, NULL) && !stx_words_loss(NULL, NULL, NULL), "NULLs");
 }
 
+// >>rows
+
+/* What rows should hold, said the slow way: every row of every stream that was ever pushed, and whether it was padding */
+enum { RB = 3, RW = 5, RMAX = 400 };
+typedef struct told { double row[RMAX][RW]; int gone[RMAX]; size_t n; } told;
+static stx_rows *rows_of(stx_ctx *x, size_t B, size_t layers, int as_one, int zeros, int whole, size_t most) {
+    stx_rows_desc d;
+    memset(&d, 0, sizeof d);
+    d.B = B; d.layers = layers; d.width = RW; d.as_one = as_one; d.zeros = zeros; d.whole = whole; d.most = most;
+    return stx_rows_create(x, &d);
+}
+/* T new rows for each of B streams, drawn; pads: some of them padding */
+static stx_tensor *some(stx_ctx *x, told *t, size_t B, size_t T, int pads, const stx_ids **pad) {
+    stx_real *v = (stx_real *)calloc(B * T * RW, sizeof *v);
+    int32_t *m = (int32_t *)calloc(B * T, sizeof *m);
+    stx_tensor *h;
+    size_t b, i, c;
+    for (b = 0; b < B; b++)
+        for (i = 0; i < T; i++, t[b].n++) {
+            for (c = 0; c < RW; c++) t[b].row[t[b].n][c] = (double)(v[(b * T + i) * RW + c] = (stx_real)(float)test_rand());
+            t[b].gone[t[b].n] = m[b * T + i] = pads && test_rand() > 0.4;
+        }
+    h = stx_input(x, v, B, T, RW, 0);
+    *pad = pads ? stx_tokens(x, m, B, T) : NULL;
+    free(v); free(m);
+    return h;
+}
+/* The newest rows of layer l, by way of read and mask, against what was told */
+static void holds(const char *what, stx_rows *s, size_t l, const told *t, size_t n) {
+    stx_ctx *x = s->ctx;
+    stx_tensor *y = stx_rows_read(s, l, n);
+    const stx_ids *mask = stx_rows_mask(s, l, n, NULL, 0);
+    stx_real *v = host_of(x, y);
+    size_t b, i, c, m = y ? y->dim[1] : 0, wrong = 0, missing = 0;
+    for (b = 0; b < s->B; b++)
+        for (i = 0; i < m; i++) {
+            int gone = i + t[b].n < m || t[b].gone[t[b].n - m + i], told_gone = mask && mask->data[b * m + i];
+            missing += (size_t)gone;
+            if (s->desc.zeros) { if (told_gone) wrong++; }
+            else if (gone != told_gone) wrong++;
+            for (c = 0; c < RW; c++) {
+                double want = gone && (s->desc.zeros || i + t[b].n < m) ? 0 : i + t[b].n >= m ? t[b].row[t[b].n - m + i][c] : 0;
+                if ((!gone || s->desc.zeros) && (double)v[(b * m + i) * RW + c] != want) wrong++;
+            }
+        }
+    CHECK(!wrong && stx_ok(x), "%s layer %zu: %zu of %zu rows are wrong %s", what, l, wrong, m, stx_error(x));
+    CHECK(mask == NULL || missing, "%s: a mask although nothing is missing", what);
+    free(v);
+}
+static void forget(told *t) { size_t i; for (i = 0; i < t->n; i++) t->gone[i] = 1; }
+/* Random pushes, of blocks and windows of all lengths, resets and reads; out may be in or another one */
+static void rows_random(void) {
+    int kind;
+    for (kind = 0; kind < 8; kind++) {
+        const int pads = kind & 1, zeros = kind & 2 && !pads, two = kind & 4;
+        stx_ctx *x = context((uint64_t)kind);
+        stx_rows *s = rows_of(x, RB, 2, 1, zeros, 0, kind == 4 ? 40 : 0), *o = two ? rows_of(x, RB, 2, 1, zeros, 0, 0) : s, *swap;
+        told *t = (told *)calloc(RB, sizeof *t);
+        size_t step, b;
+        for (step = 0; step < 24; step++) {
+            size_t T = 1 + step * 7 % 13, keep = step % 5 == 3 ? 4 : step % 7 == 5 ? 0 : 11 + step % 9, e, had;
+            const stx_ids *pad, *mask;
+            stx_tensor *h, *X, *old;
+            stx_begin(x, STX_EVAL);
+            if (step == 9 || step == 13 || step == 14) {
+                stx_rows_reset_stream(s, step % RB);
+                forget(&t[step % RB]);
+                holds("after a stream's reset", s, 0, t, 30);
+            }
+            if (step == 18) { stx_rows_reset(s); for (b = 0; b < RB; b++) forget(&t[b]); CHECK(!stx_rows_most(s) && !stx_rows_read(s, 0, 9), "a reset"); }
+            h = some(x, t, RB, T, pads && step != 20, &pad);
+            had = stx_rows_most(s);
+            X = stx_rows_before(s, 1, 6, h);
+            CHECK(X && X->dim[1] == STX__MIN(had, 6) + T && (had || X == h), "rows before a block: %s", stx_error(x));
+            e = had + T > keep ? had + T - keep : 0;
+            old = stx_rows_evicted(s, 0, keep, h, pad, &mask);
+            CHECK(e ? old && old->dim[1] == e : !old && !mask, "%zu fall out, want %zu", old ? old->dim[1] : 0, e);
+            if (old) {      /* as the newest of a memory of their own */
+                stx_rows *fell = rows_of(x, RB, 1, 0, zeros, 0, 0);
+                told *u = (told *)calloc(RB, sizeof *u);
+                for (b = 0; b < RB; b++) { u[b] = t[b]; u[b].n -= keep < u[b].n ? keep : u[b].n; }
+                if (had + T <= t[0].n) { CHECK(stx_rows_push(fell, NULL, 0, e, old, mask), "%s", stx_error(x)); holds("what falls out", fell, 0, u, e); }
+                free(u);
+                stx_rows_free(fell);
+            }
+            for (b = 0; b < 2; b++) CHECK(stx_rows_push(o, s, b, keep, h, pad), "%s", stx_error(x));
+            CHECK(stx_rows_most(o) == STX__MIN(keep, had + T), "%zu rows, want %zu", stx_rows_most(o), STX__MIN(keep, had + T));
+            holds("pushed", o, 0, t, 100);
+            holds("pushed", o, 1, t, 7);
+            swap = s; s = o; o = swap;
+        }
+        CHECK(stx_rows_key(s, 1) != stx_rows_key(s, 2), "keys");
+        free(t);
+        stx_destroy(x);
+    }
+}
+/* Splitting in two, joining again, swapping streams, beside rows of another length */
+static void rows_streams(void) {
+    int zeros;
+    for (zeros = 0; zeros < 2; zeros++) {
+        stx_ctx *x = context(3);
+        stx_rows *s = rows_of(x, RB, 2, 0, zeros, 0, 0), *a = rows_of(x, 1, 2, 0, zeros, 0, 0), *b = rows_of(x, 2, 2, 0, zeros, 0, 0), *j = rows_of(x, RB, 2, 0, zeros, 0, 0);
+        told *t = (told *)calloc(RB + 1, sizeof *t);
+        const stx_ids *pad;
+        stx_tensor *h;
+        size_t l;
+        stx_begin(x, STX_EVAL);
+        h = some(x, t, RB, 9, !zeros, &pad);
+        for (l = 0; l < 2; l++) stx_rows_push(s, NULL, l, 20, h, pad);
+        CHECK(stx_rows_copy(a, 0, s, 0, 1) && stx_rows_copy(b, 0, s, 1, 2), "split: %s", stx_error(x));
+        holds("the first stream", a, 1, t, 50);
+        holds("the others", b, 0, t + 1, 50);
+        h = some(x, t + 1, 2, 6, 0, &pad);      /* one part goes on */
+        for (l = 0; l < 2; l++) stx_rows_push(b, b, l, 20, h, pad);
+        CHECK(stx_rows_copy(j, 0, a, 0, 1) && stx_rows_copy(j, 1, b, 0, 2), "join: %s", stx_error(x));
+        CHECK(stx_rows_most(j) == 15, "%zu rows", stx_rows_most(j));
+        holds("joined", j, 0, t, 50);
+        holds("joined, the newest", j, 1, t, 4);
+        CHECK(stx_rows_copy(j, 2, a, 0, 1), "%s", stx_error(x));        /* a shorter stream into a longer batch */
+        t[2] = t[0];
+        holds("a shorter one", j, 0, t, 50);
+        CHECK(stx_rows_copy(j, 0, j, 1, 1), "%s", stx_error(x));
+        t[0] = t[1];
+        holds("repeated", j, 0, t, 50);
+        CHECK(stx_rows_copy(j, 0, s, 0, 3) && stx_rows_most(j) == 9, "all of them: %zu rows", stx_rows_most(j));
+        CHECK(!stx_rows_copy(j, 1, s, 0, 3) && strstr(stx_error(x), "stx_rows_copy"), "%s", stx_error(x));
+        stx_clear_error(x);
+        CHECK(!stx_rows_copy(j, 0, j, 1, 2) && strstr(stx_error(x), "no overlap"), "%s", stx_error(x));
+        stx_clear_error(x);
+        free(t);
+        stx_destroy(x);
+    }
+}
+static void rows_fixed(void) {
+    stx_ctx *x = context(4);
+    stx_rows_desc d;
+    stx_rows *s, *r;
+    stx_real v[RB * 4], w[RB * 4];
+    stx_tensor *y;
+    size_t i;
+    memset(&d, 0, sizeof d);
+    d.layers = 2; d.B = RB; d.width = 4; d.fixed = 1;
+    s = stx_rows_create(x, &d);
+    r = stx_rows_create(x, &d);
+    stx_begin(x, STX_EVAL);
+    for (i = 0; i < RB * 4; i++) v[i] = (stx_real)(i + 1);
+    CHECK(stx_rows_push(s, NULL, 1, 1, stx_input(x, v, RB, 4, 0, 0), NULL), "%s", stx_error(x));
+    y = stx_rows_read(s, 1, 1);
+    CHECK(y && y->ndim == 2 && y->full, "%s", stx_error(x));
+    stx_get(x, y, w);
+    CHECK(!memcmp(v, w, sizeof v), "the row");
+    y = stx_rows_read(s, 0, 1);
+    stx_get(x, y, w);
+    for (i = 0; i < RB * 4; i++) CHECK(w[i] == 0, "another layer");
+    CHECK(stx_rows_copy(r, 0, s, 1, 2), "%s", stx_error(x));
+    CHECK(stx_rows_get(r, 1, w) && !memcmp(v + 4, w, 8 * sizeof *v) && w[8] == 0, "two of three streams");
+    stx_rows_reset_stream(s, 1);
+    CHECK(stx_rows_get(s, 1, w) && w[3] == 4 && w[4] == 0 && w[7] == 0 && w[8] == 9, "one stream's reset");
+    CHECK(stx_rows_set(s, 0, 1, v, 1) && stx_rows_get(s, 0, w) && !memcmp(v, w, sizeof v), "set and get");
+    stx_rows_reset(s);
+    CHECK(stx_rows_get(s, 0, w) && w[0] == 0 && stx_rows_most(s) == 1, "reset");
+    CHECK(!stx_rows_set(s, 0, 2, v, 2), "two rows");
+    stx_clear_error(x);
+    CHECK(!stx_rows_push(s, NULL, 0, 1, stx_input(x, v, RB, 2, 2, 0), NULL) && strstr(stx_error(x), "stx_rows_push"), "%s", stx_error(x));
+    stx_destroy(x);
+}
+static void rows_files(void) {
+    int as_one;
+    for (as_one = 0; as_one < 2; as_one++) {
+        stx_ctx *x = context(5);
+        stx_rows *s = rows_of(x, RB, 2, as_one, 0, !as_one, 0), *r = rows_of(x, RB, 2, as_one, 0, !as_one, 0), *few = rows_of(x, 2, 2, as_one, 0, !as_one, 0),
+                 *none = rows_of(x, RB, 2, as_one, 0, !as_one, 0);
+        told *t = (told *)calloc(RB, sizeof *t);
+        const stx_ids *pad;
+        stx_tensor *h;
+        char path[64], name[100], at[32];
+        stx_writer *w;
+        stx_file *f;
+        stx_real *v = (stx_real *)calloc(RB * 9 * RW, sizeof *v);
+        size_t l;
+        snprintf(path, sizeof path, "build/test_lm.%ld.safetensors", (long)getpid());
+        stx_begin(x, STX_EVAL);
+        h = some(x, t, RB, 9, 1, &pad);
+        for (l = 0; l < 2; l++) stx_rows_push(s, NULL, l, 12, h, pad);
+        CHECK(s->layer[0].real == 9 && s->layer[0].rows == (as_one ? 9u : 12u), "%zu of %zu rows", s->layer[0].real, s->layer[0].rows);
+        w = stx_writer_create(x);
+        CHECK(stx_rows_save(w, s, "a.") && stx_rows_save(w, none, "none.") && stx_writer_finish(w, path), "%s", stx_error(x));
+        f = stx_file_open(x, path);
+        snprintf(name, sizeof name, "a.%s1", as_one ? "memory." : "");
+        CHECK(f && stx_file_find(f, name) && stx_file_find(f, as_one ? "a.pad" : "a.pad.1") && stx_file_meta(f, as_one ? "a.rows" : "a.rows.1"), "names");
+        CHECK(stx_rows_load(r, f, "a.") && r->layer[1].rows == s->layer[1].rows, "%s", stx_error(x));
+        for (l = 0; l < 2; l++) holds("loaded", r, l, t, 50);
+        CHECK(stx_rows_load(r, f, "none.") && !stx_rows_most(r), "%s", stx_error(x));
+        CHECK(!stx_rows_load(few, f, "a.") && strstr(stx_error(x), "of another shape, want (2,9,5)") && !stx_rows_most(few), "%s", stx_error(x));
+        stx_clear_error(x);
+        CHECK(!stx_rows_load(r, f, "b.") && strstr(stx_error(x), "b.rows"), "%s", stx_error(x));
+        stx_clear_error(x);
+        memset(name, 'n', 90);
+        name[90] = 0;
+        CHECK(!stx_rows_load(r, f, name) && strstr(stx_error(x), "a prefix of 90 letters"), "%s", stx_error(x));
+        stx_clear_error(x);
+        stx_file_close(f);
+        /* by hand, in the caller's memory: what is set is all there */
+        CHECK(stx_rows_get(s, 1, v) && stx_rows_set(r, 1, 9, v, 9) && !r->layer[1].masked, "%s", stx_error(x));
+        h = stx_rows_read(r, 1, 99);
+        CHECK(h && h->dim[1] == 9 && !stx_rows_mask(r, 1, 99, NULL, 0), "set: %s", stx_error(x));
+        stx_fetch(x, v, r->layer[1].data, 1);
+        CHECK((double)v[0] == t[0].row[0][0], "the first number");
+        w = stx_writer_create(x);       /* damaged: counts that are too large, a mask of another shape */
+        snprintf(at, sizeof at, "%s", as_one ? "c.rows" : "c.rows.0");
+        stx_writer_meta_u64(w, at, (uint64_t)1 << 40);
+        stx_writer_meta_u64(w, as_one ? "d.rows" : "d.rows.0", 9);
+        if (!as_one) { stx_writer_meta_u64(w, "d.real.0", 9); stx_writer_meta_u64(w, "d.rows.1", 9); stx_writer_meta_u64(w, "d.real.1", 9);
+            stx_writer_meta_u64(w, "e.rows.0", 3); stx_writer_meta_u64(w, "e.real.0", 9); }
+        {
+            size_t dim[3] = {RB, 9, RW}, off[2] = {RB, 8};
+            for (l = 0; l < 2; l++) { snprintf(name, sizeof name, "d.%s%zu", as_one ? "memory." : "", l); stx_writer_add_numbers(w, name, 3, dim, s->layer[l].data); }
+            stx_writer_add(w, as_one ? "d.pad" : "d.pad.1", STX_I32, 2, off, s->layer[0].pad);
+        }
+        CHECK(stx_writer_finish(w, path), "%s", stx_error(x));
+        f = stx_file_open(x, path);
+        CHECK(!stx_rows_load(r, f, "c.") && strstr(stx_error(x), "damaged") && !stx_rows_most(r), "%s", stx_error(x));
+        stx_clear_error(x);
+        CHECK(!stx_rows_load(r, f, "d.") && strstr(stx_error(x), "pad") && !stx_rows_most(r), "%s", stx_error(x));
+        stx_clear_error(x);
+        if (!as_one) CHECK(!stx_rows_load(r, f, "e.") && strstr(stx_error(x), "9 of 3 rows"), "%s", stx_error(x));
+        stx_clear_error(x);
+        stx_file_close(f);
+        remove(path);
+        free(v); free(t);
+        stx_destroy(x);
+    }
+}
+/* Room: half as much again up to a limit, or what is asked; asked for beforehand, addresses stay */
+static void rows_room(void) {
+    stx_ctx *x = context(6);
+    stx_rows *s = rows_of(x, RB, 1, 0, 0, 0, 12), *r = rows_of(x, RB, 1, 0, 0, 0, 0);
+    told *t = (told *)calloc(RB, sizeof *t);
+    const stx_ids *pad;
+    const stx_real *data;
+    stx_tensor *h;
+    size_t i, bytes;
+    stx_begin(x, STX_EVAL);
+    h = some(x, t, RB, 6, 0, &pad);
+    stx_rows_push(s, NULL, 0, 30, h, NULL);
+    stx_rows_push(r, NULL, 0, 30, h, NULL);
+    CHECK(s->layer[0].capacity == RB * RW * 9 && r->layer[0].capacity == RB * RW * 6, "room for %zu and %zu", s->layer[0].capacity, r->layer[0].capacity);
+    CHECK(stx_rows_reserve(r, 30), "%s", stx_error(x));
+    holds("with more room", r, 0, t, 30);
+    data = r->layer[0].data;
+    bytes = stx_bytes(x);
+    for (i = 0; i < 5; i++) {
+        h = some(x, t, RB, 6, 0, &pad);
+        stx_rows_push(r, r, 0, 30, h, NULL);
+    }
+    holds("full", r, 0, t, 30);
+    CHECK(data == r->layer[0].data && bytes == stx_bytes(x), "it moved");
+    for (i = 0; i < 3; i++) stx_rows_push(s, s, 0, 12, h, NULL);
+    CHECK(s->layer[0].capacity == RB * RW * 12 && stx_rows_most(s) == 12, "room for %zu", s->layer[0].capacity);
+    free(t);
+    stx_destroy(x);
+}
+static void rows_errors(void) {
+    stx_ctx *x = context(7);
+    stx_rows_desc d;
+    stx_rows *s;
+    stx_real v[60] = {0};
+    size_t widths[2] = {RW, 0};
+    stx_tensor *h;
+    memset(&d, 0, sizeof d);
+    CHECK(!stx_rows_create(x, &d) && strstr(stx_error(x), "stx_rows_create"), "%s", stx_error(x));
+    stx_clear_error(x);
+    d.layers = 2; d.B = 2; d.widths = widths; d.fixed = 1;
+    CHECK(!stx_rows_create(x, &d) && strstr(stx_error(x), "several widths"), "%s", stx_error(x));
+    stx_clear_error(x);
+    d.fixed = 0; d.most = 8;
+    s = stx_rows_create(x, &d);
+    stx_begin(x, STX_EVAL);
+    h = stx_input(x, v, 2, 6, RW, 0);
+    CHECK(!stx_rows_push(s, NULL, 2, 4, h, NULL) && strstr(stx_error(x), "layer 2"), "%s", stx_error(x));
+    stx_clear_error(x);
+    CHECK(!stx_rows_push(s, NULL, 1, 4, h, NULL) && strstr(stx_error(x), "rows of 2 streams, 0 wide"), "%s", stx_error(x));
+    stx_clear_error(x);
+    stx_begin(x, STX_EVAL);
+    CHECK(!stx_rows_push(s, NULL, 0, 4, stx_input(x, v, 3, 4, RW, 0), NULL), "three streams");
+    stx_clear_error(x);
+    stx_rows_reset_stream(s, 2);
+    CHECK(strstr(stx_error(x), "stream 2"), "%s", stx_error(x));
+    stx_clear_error(x);
+    CHECK(!stx_rows_set(s, 0, 9, v, 9) && strstr(stx_error(x), "rows <= 8"), "%s", stx_error(x));
+    stx_clear_error(x);
+    CHECK(!stx_rows_set(s, 5, 1, v, 1) && strstr(stx_error(x), "layer 5"), "%s", stx_error(x));
+    stx_clear_error(x);
+    CHECK(!stx_rows_get(s, 5, v) && strstr(stx_error(x), "layer 5"), "%s", stx_error(x));
+    stx_clear_error(x);
+    CHECK(!stx_rows_read(s, 5, 1) && !stx_ok(x), "layer 5");
+    stx_clear_error(x);
+    stx_rows_free(s);
+    stx_rows_free(NULL);
+    stx_rows_reset(NULL);
+    stx_rows_reset_stream(NULL, 0);
+    CHECK(!stx_rows_create(NULL, NULL) && !stx_rows_push(NULL, NULL, 0, 0, NULL, NULL) && !stx_rows_read(NULL, 0, 0) && !stx_rows_mask(NULL, 0, 0, NULL, 0)
+          && !stx_rows_get(NULL, 0, NULL) && !stx_rows_set(NULL, 0, 0, NULL, 0) && !stx_rows_save(NULL, NULL, "") && !stx_rows_load(NULL, NULL, "")
+          && !stx_rows_copy(NULL, 0, NULL, 0, 0) && !stx_rows_most(NULL) && !stx_rows_reserve(NULL, 1) && !stx_rows_evicted(NULL, 0, 0, NULL, NULL, NULL)
+          && stx_rows_before(NULL, 0, 0, h) == h && stx_rows_key(NULL, 5) == 5, "NULLs");
+    stx_destroy(x);
+}
+
+/* A stream of a family's state that is reset goes on as one that begins, and the others as if nothing had been */
+static int span_nll(stx_span *m, const int32_t *t, size_t B, size_t T, size_t row, stx_span_state *s, stx_real *out) {
+    stx_tensor *lp;
+    int32_t *in = (int32_t *)malloc(B * T * sizeof *in);
+    size_t b;
+    for (b = 0; b < B; b++) memcpy(in + b * T, t + b * row, T * sizeof *in);
+    stx_begin(m->ctx, STX_EVAL);
+    lp = stx_span_log_probs(m, stx_span_forward(m, stx_tokens(m->ctx, in, B, T), s, s));
+    free(in);
+    if (lp) stx_get(m->ctx, lp, out);
+    return lp != NULL;
+}
+static int sru_nll(stx_sru_lm *m, const int32_t *t, size_t B, size_t T, size_t row, stx_sru_state *s, stx_real *out) {
+    stx_tensor *lp;
+    int32_t *in = (int32_t *)malloc(B * T * sizeof *in);
+    size_t b;
+    for (b = 0; b < B; b++) memcpy(in + b * T, t + b * row, T * sizeof *in);
+    stx_begin(m->ctx, STX_EVAL);
+    lp = stx_sru_lm_log_probs(m, stx_sru_lm_forward(m, stx_tokens(m->ctx, in, B, T), s, s));
+    free(in);
+    if (lp) stx_get(m->ctx, lp, out);
+    return lp != NULL;
+}
+static double apart(const stx_real *a, const stx_real *b, size_t n) {
+    double worst = 0;
+    size_t i;
+    for (i = 0; i < n; i++) { double e = fabs((double)a[i] - (double)b[i]); if (!(e <= worst)) worst = e; }
+    return worst;
+}
+static void one_stream(void) {
+    enum { B = 3, T = 12, N = 12 * 5 };
+    int kind;
+    for (kind = 0; kind < 5; kind++) {
+        stx_ctx *x = context(11);
+        stx_span_desc d;
+        stx_sru_lm_desc e;
+        stx_span *m = NULL;
+        stx_sru_lm *r = NULL;
+        stx_span_state *s = NULL, *alone = NULL;
+        stx_sru_state *u = NULL, *lone = NULL;
+        int32_t *t = text(B * N, V, 1);
+        stx_real *out = (stx_real *)malloc(B * T * V * sizeof *out), *want = (stx_real *)malloc(T * V * sizeof *want);
+        size_t i, b;
+        memset(&d, 0, sizeof d);
+        memset(&e, 0, sizeof e);
+        if (kind < 3) {
+            d.vocab = V; d.layers = 2; d.dim = 16; d.heads = 2; d.inner = 16; d.span = 30; d.adapt_span = kind != 1; d.ramp = 4; d.span_init = 0.5;
+            d.literal_memory = kind == 2; d.pers = kind == 1 ? 3 : 0;
+            m = stx_span_create(x, &d);
+            s = stx_span_state_create(m, B);
+        } else {
+            e.vocab = V; e.dim = 16; e.sru.layers = 2; e.sru.transform = kind == 3 ? STX_SRU_ATTENTION : STX_SRU_LINEAR; e.sru.alpha_init = 0.7;
+            r = stx_sru_lm_create(x, &e);
+            u = stx_sru_state_create(r->sru, B);
+            u->keep = 20;
+        }
+        for (b = 0; b < B; b++) {       /* stream b is reset in the midst; the others are compared with batches of one, too */
+            if (m) { stx_span_state_reset(s); alone = stx_span_state_create(m, 1); }
+            else { stx_sru_state_reset(u); lone = stx_sru_state_create(r->sru, 1); lone->keep = 20; }
+            for (i = 0; i < 5; i++) {
+                double off;
+                size_t k = i < 3 ? (b + 1) % B : b;     /* the one that is looked at */
+                if (i == 3) {
+                    if (m) { stx_span_state_reset_stream(s, b); stx_span_state_reset(alone); }
+                    else { stx_sru_state_reset_stream(u, b); stx_sru_state_reset(lone); }
+                }
+                CHECK(m ? span_nll(m, t + i * T, B, T, N, s, out) : sru_nll(r, t + i * T, B, T, N, u, out), "%s", stx_error(x));
+                CHECK(m ? span_nll(m, t + k * N + i * T, 1, T, N, alone, want) : sru_nll(r, t + k * N + i * T, 1, T, N, lone, want), "%s", stx_error(x));
+                off = apart(out + k * T * V, want, T * V);
+                CHECK(off < 20 * TOL, "kind %d, block %zu, stream %zu: off by %g", kind, i, k, off);
+            }
+        }
+        {       /* a stream that is not reset does not feel it: with the reset and without it */
+            stx_real *with = (stx_real *)malloc(B * T * V * sizeof *with);
+            int reset;
+            for (reset = 0; reset < 2; reset++) {
+                if (m) stx_span_state_reset(s); else stx_sru_state_reset(u);
+                for (i = 0; i < 3; i++) {
+                    if (i == 2 && reset) { if (m) stx_span_state_reset_stream(s, 1); else stx_sru_state_reset_stream(u, 1); }
+                    if (m) span_nll(m, t + i * T, B, T, N, s, reset ? with : out); else sru_nll(r, t + i * T, B, T, N, u, reset ? with : out);
+                }
+            }
+            CHECK(apart(out, with, T * V) < TOL && apart(out + 2 * T * V, with + 2 * T * V, T * V) < TOL, "kind %d: others feel a reset", kind);
+            CHECK(apart(out + T * V, with + T * V, T * V) > 1e-3, "kind %d: a reset changes nothing: %g", kind, apart(out + T * V, with + T * V, T * V));
+            free(with);
+        }
+        free(t); free(out); free(want);
+        stx_destroy(x);
+    }
+}
+
 int main(void) {
     words_whole();
     words_scale();
     words_errors();
+    rows_random();
+    rows_streams();
+    rows_fixed();
+    rows_files();
+    rows_room();
+    rows_errors();
+    one_stream();
     return test_end();
 }

@@ -291,9 +291,9 @@ static void handed_over(void) {
             stx_real *want, *a = NULL, *b;
             size_t T = w[steps & 1];
             for (l = 0; l < d.layers; l++) {
-                stx_real *row = (stx_real *)malloc((B * s[0]->real[l] * d.dim + 1) * sizeof *row);
-                CHECK(stx_span_state_get(s[0], l, row) && stx_span_state_set(s[1], l, s[0]->rows[l], row, s[0]->real[l]), "%s: %s %s", name, stx_error(x[0]), stx_error(x[1]));
-                filled |= s[0]->real[l] == stx_span_cache(m[0], l);
+                stx_real *row = (stx_real *)malloc((B * s[0]->rows->layer[l].real * d.dim + 1) * sizeof *row);
+                CHECK(stx_span_state_get(s[0], l, row) && stx_span_state_set(s[1], l, s[0]->rows->layer[l].rows, row, s[0]->rows->layer[l].real), "%s: %s %s", name, stx_error(x[0]), stx_error(x[1]));
+                filled |= s[0]->rows->layer[l].real == stx_span_cache(m[0], l);
                 free(row);
             }
             for (c = 0; c < 2; c++) {
@@ -312,10 +312,10 @@ static void handed_over(void) {
         }
         CHECK(filled, "%s: no cache was ever full", name);
         for (i = 0; i < 4; i++) {
-            size_t rows = s[1]->rows[0], real = s[1]->real[0];
+            size_t rows = s[1]->rows->layer[0].rows, real = s[1]->rows->layer[0].real;
             stx_real one[1] = {0};
             CHECK(!stx_span_state_set(s[1], i == 0 ? d.layers : 0, i == 1 ? m[1]->desc.span + 1 : 5, i == 3 ? NULL : one, i == 2 ? 6 : i == 3 ? 2 : 0) && !stx_ok(x[1]), "case %zu", i);
-            CHECK(s[1]->rows[0] == rows && s[1]->real[0] == real && strstr(stx_error(x[1]), "stx_span_state_set"), "case %zu: %s", i, stx_error(x[1]));
+            CHECK(s[1]->rows->layer[0].rows == rows && s[1]->rows->layer[0].real == real && strstr(stx_error(x[1]), "stx_rows_set"), "case %zu: %s", i, stx_error(x[1]));
             stx_clear_error(x[1]);
         }
         CHECK(!stx_span_state_get(s[1], d.layers, NULL) && strstr(stx_error(x[1]), "layer 2"), "%s", stx_error(x[1]));

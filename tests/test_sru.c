@@ -699,7 +699,7 @@ static void dropouts_by_hand(void) {
         stx_set_tick(x, 40);
         stx_begin(x, STX_TRAIN);
         for (l = 0; l < 2; l++) {
-            mem[l] = plus ? stx_input(x, s->memory[l], 2, 12, 8, 0) : NULL;
+            mem[l] = plus ? stx_input(x, s->memory->layer[l].data, 2, 12, 8, 0) : NULL;
             in[l] = stx_input(x, s->c + l * 16, 2, 8, 0, 0);
         }
         h = stx_dropout(x, stx_embedding(x, m->words->in_emb, stx_tokens(x, t, 2, 12)), 0.45);
@@ -804,7 +804,7 @@ static void steady(void) {
         CHECK(stx_sru_lm_key(m, one, two, NULL, 0) != stx_sru_lm_key(m, two, one, NULL, 0) && stx_sru_lm_key(m, one, NULL, NULL, 0) != stx_sru_lm_key(m, NULL, one, NULL, 0), "keys: tokens");
     }
     stx_sru_state_reset(s);
-    CHECK(s->rows == 0 && stx_ok(x), "reset: %s", stx_error(x));
+    CHECK(stx_rows_most(s->memory) == 0 && stx_ok(x), "reset: %s", stx_error(x));
     free(t);
     stx_destroy(x);
 }
@@ -1002,11 +1002,11 @@ static void padding(void) {
             stx_fetch(x, two, stx_at(x, s->c, (i * B + 1) * m->O), m->O);
             CHECK(difference(one + i * m->O, two, m->O) <= TOL, "%s: its state differs", name);
         }
-        if (d.transform == STX_SRU_ATTENTION && s->rows) {      /* memory knows what was padding: the next segment does not feel it either */
+        if (d.transform == STX_SRU_ATTENTION && stx_rows_most(s->memory)) {      /* memory knows what was padding: the next segment does not feel it either */
             stx_begin(x, STX_EVAL);
             h = stx_sru_segment(m, stx_input(x, v, B, 3, d.input, 0), NULL, s, NULL);
             stx_get(x, h, one);
-            for (i = 0; i < m->desc.layers; i++) if (m->layer[i].attends) for (t = length[1]; t < T; t++) s->memory[i][(T + t) * m->layer[i].Ci] = 9;
+            for (i = 0; i < m->desc.layers; i++) if (m->layer[i].attends) for (t = length[1]; t < T; t++) s->memory->layer[i].data[(T + t) * m->layer[i].Ci] = 9;
             stx_begin(x, STX_EVAL);
             h = stx_sru_segment(m, stx_input(x, v, B, 3, d.input, 0), NULL, s, NULL);
             CHECK(h && !memcmp(one, h->data, h->size * sizeof *one), "%s: padding in the memory is felt", name);
@@ -1338,18 +1338,22 @@ static void files(void) {
     w = stx_writer_create(x);
     CHECK(stx_sru_state_save(w, s, "a.") && stx_sru_state_save(w, r, "empty.") && stx_writer_finish(w, path), "%s", stx_error(x));
     f = stx_file_open(x, path);
-    CHECK(stx_sru_state_load(r, f, "a.") && r->rows == 9, "%s", stx_error(x));
-    CHECK(!memcmp(s->c, r->c, 3 * 2 * 12 * sizeof *v) && !memcmp(s->pad, r->pad, 18 * sizeof *s->pad), "state and padding");
-    for (l = 0; l < 3; l++) if (m->layer[l].attends) CHECK(!memcmp(s->memory[l], r->memory[l], 2 * 9 * 12 * sizeof *v), "memory %zu", l);
-    CHECK(stx_sru_state_load(r, f, "empty.") && r->rows == 0, "%s", stx_error(x));
-    CHECK(!stx_sru_state_load(three, f, "a.") && three->rows == 0 && strstr(stx_error(x), "\"a.c\" is of another shape"), "%s", stx_error(x));
+    CHECK(stx_sru_state_load(r, f, "a.") && stx_rows_most(r->memory) == 9, "%s", stx_error(x));
+    CHECK(!memcmp(s->c, r->c, 3 * 2 * 12 * sizeof *v), "state");
+    for (l = 0; l < 3; l++) if (m->layer[l].attends) {
+        const stx_rows_layer *a = &s->memory->layer[l], *b = &r->memory->layer[l];
+        CHECK(!memcmp(a->data, b->data, 2 * 9 * 12 * sizeof *v), "memory %zu", l);
+        CHECK(a->masked && b->masked && !memcmp(a->pad, b->pad, 18 * sizeof *a->pad), "padding of %zu", l);
+    }
+    CHECK(stx_sru_state_load(r, f, "empty.") && stx_rows_most(r->memory) == 0, "%s", stx_error(x));
+    CHECK(!stx_sru_state_load(three, f, "a.") && stx_rows_most(three->memory) == 0 && strstr(stx_error(x), "\"a.c\" is of another shape"), "%s", stx_error(x));
     stx_clear_error(x);
-    CHECK(!stx_sru_state_load(r, f, "b.") && strstr(stx_error(x), "b.rows"), "%s", stx_error(x));
+    CHECK(!stx_sru_state_load(r, f, "b.") && strstr(stx_error(x), "\"b.c\" is not there"), "%s", stx_error(x));
     stx_clear_error(x);
     d = stack(0, &name);
     plain = stx_sru_create(stx_params_create(x), "", &d);
     p = stx_sru_state_create(plain, 2);
-    CHECK(!stx_sru_state_load(p, f, "a.") && strstr(stx_error(x), "attention in other layers"), "%s", stx_error(x));
+    CHECK(!stx_sru_state_load(p, f, "a.") && strstr(stx_error(x), "a memory in other layers"), "%s", stx_error(x));
     stx_clear_error(x);
     stx_file_close(f);
     w = stx_writer_create(x);       /* a memory of the wrong length, after a good c */
@@ -1357,10 +1361,10 @@ static void files(void) {
     stx_writer_add_numbers(w, "a.c", 3, dim, s->c);
     stx_writer_meta_u64(w, "a.rows", 9);
     dim[0] = 2; dim[1] = 8;
-    stx_writer_add_numbers(w, "a.memory.1", 3, dim, s->memory[1]);
+    stx_writer_add_numbers(w, "a.memory.1", 3, dim, s->memory->layer[1].data);
     CHECK(stx_writer_finish(w, path), "%s", stx_error(x));
     f = stx_file_open(x, path);
-    CHECK(!stx_sru_state_load(r, f, "a.") && r->rows == 0 && strstr(stx_error(x), "a.memory.1"), "%s", stx_error(x));
+    CHECK(!stx_sru_state_load(r, f, "a.") && stx_rows_most(r->memory) == 0 && strstr(stx_error(x), "a.memory.1"), "%s", stx_error(x));
     stx_clear_error(x);
     stx_file_close(f);
     remove(path);
