@@ -175,10 +175,9 @@ $(call RUN,cuda_trainer_sru,build/train_sru_shim,sh tests/trainer_cuda.sh sru bu
 $(call RUN,trainer,build/train_attn_span,sh tests/trainer.sh attn_span build/train_attn_span)
 $(call RUN,trainer_sru,build/train_sru,sh tests/trainer.sh sru build/train_sru)
 $(call RUN,readme,examples,sh tests/readme.sh)
-$(foreach p,$(PARTS),$(call RUN,form_$(p),,sh tests/form.sh $(p).h))
+$(call RUN,form,,sh tests/form.sh)
 $(call RUN,flags,,sh tests/flags.sh)
 $(call RUN,portability,,sh tests/portability.sh)
-$(call RUN,form_tests,,sh tests/form.sh tests)
 ifneq ($(shell command -v $(NVCC) 2>/dev/null),)
 $(foreach a,80 90,$(call RUN,cuda_nvcc_$(a),,sh tests/cuda_regs.sh sm_$(a)))
 else
