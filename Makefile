@@ -49,8 +49,31 @@ build/flags: FORCE | build
 	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
 FORCE:
 
-$(TRAINERS) build/hello: build/%: examples/%.c build/flags
-	$(T) $(CC) $(CFLAGS) $(THREADS) $(DEPS) $< -o $@ -lm $(LDLIBS)
+# >>library
+# The library is compiled once for each configuration, a header to an object (from tests/inner/NAME.c where there is one). The test
+# programs have declarations only and are linked with all of it; their own code is compiled at -O1. The examples include the implementation:
+# where it is linked, these macros say that it has been (tests/readme.sh compiles each as its head says, in one command).
+LIB   = $(patsubst %,build/lib_$(1)/%.o,$(PARTS))
+MACRO = SEQTX_$(shell echo '$(patsubst seqtx_%,%_,$(filter-out seqtx,$(1)))' | tr a-z A-Z)IMPLEMENTATION
+define library
+$(call LIB,$(1)): build/lib_$(1)/%.o: build/flags
+	@mkdir -p $$(@D)
+	$$(T) $(2) $$(DEPS) -D$$(call MACRO,$$*) -x c -c $$(firstword $$(wildcard tests/inner/$$*.c) $$*.h) -o $$@
+endef
+F32 = $(CC) $(CFLAGS) $(THREADS)
+F64 = $(CC) $(CFLAGS) $(THREADS) -DSEQTX_DOUBLE
+SAN_F32 = $(CC) -std=c99 $(WARN) $(SAN) $(THREADS) -DSEQTX_AMX_EMULATED
+$(eval $(call library,f32,$$(F32)))
+$(eval $(call library,f64,$$(F64)))
+$(eval $(call library,san,$$(SAN_F32)))
+$(eval $(call library,plain,$$(filter-out -DSEQTX_CBLAS,$$(F32))))
+DONE = $(foreach p,$(PARTS),-D$(call MACRO,$(p))_DONE) -DSTX__LOOPS_DONE
+
+# objects of the headers that a program of examples/ includes
+USED = build/lib_$(1)/seqtx.o $(patsubst %,build/lib_$(1)/%.o,$(shell sed -n 's|^.include "\.\./\(seqtx_[a-z_]*\)\.h".*|\1|p' $(2)))
+$(foreach t,$(TRAINERS) build/hello,$(eval $(t): $(call USED,f32,$(t:build/%=examples/%.c))))
+$(TRAINERS) build/hello: build/%: examples/%.c
+	$(T) $(F32) $(DONE) $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
 
 # >>demo    DEMO: more options of the trainer, as in: make demo DEMO="--steps 200"
 build/demo.txt: examples/demo_data.sh | build
@@ -67,23 +90,6 @@ demo-sru: build/train_sru $(DATA)
 	@sh examples/demo_compare.sh build/demo_sru.jsonl $(DATA)
 
 # >>tests: each program prints "N passed, N failed"; tests/run.sh runs one and adds all up
-# The library is compiled once for each configuration, a header to an object (from tests/inner/NAME.c where there is one). The programs
-# have declarations only and are linked with all of it; their own code is compiled at -O1.
-LIB   = $(patsubst %,build/lib_$(1)/%.o,$(PARTS))
-MACRO = SEQTX_$(shell echo '$(patsubst seqtx_%,%_,$(filter-out seqtx,$(1)))' | tr a-z A-Z)IMPLEMENTATION
-define library
-$(call LIB,$(1)): build/lib_$(1)/%.o: build/flags
-	@mkdir -p $$(@D)
-	$$(T) $(2) $$(DEPS) -D$$(call MACRO,$$*) -x c -c $$(firstword $$(wildcard tests/inner/$$*.c) $$*.h) -o $$@
-endef
-F32 = $(CC) $(CFLAGS) $(THREADS)
-F64 = $(CC) $(CFLAGS) $(THREADS) -DSEQTX_DOUBLE
-SAN_F32 = $(CC) -std=c99 $(WARN) $(SAN) $(THREADS) -DSEQTX_AMX_EMULATED
-$(eval $(call library,f32,$$(F32)))
-$(eval $(call library,f64,$$(F64)))
-$(eval $(call library,san,$$(SAN_F32)))
-$(eval $(call library,plain,$$(filter-out -DSEQTX_CBLAS,$$(F32))))
-
 # tests/test_NAME.c: all that are not named here are run in float, in double, and with sanitizers
 ALL        = $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))
 ONLY       = grad train_h onednn flags $(filter cuda_%,$(ALL))
@@ -145,10 +151,9 @@ build/test_shim: tests/cuda_host/test_shim.cpp build/cuda_host.o build/flags
 	$(T) $(CXXHOST) -Wno-unknown-pragmas -O1 $(DEPS) $< build/cuda_host.o -o $@ -lm -lpthread
 build/test_shim_san: tests/cuda_host/test_shim.cpp build/cuda_host_san.o build/flags
 	$(T) $(CXXHOST) -Wno-unknown-pragmas $(SAN) $(STACK) $(DEPS) $< build/cuda_host_san.o -o $@ -lm -lpthread
-# the trainers on it: the implementation that they include is linked instead
-DONE = $(foreach p,$(PARTS),-D$(call MACRO,$(p))_DONE)
+# the trainers on it
 $(TRAINERS:%=%_shim.o): build/%_shim.o: examples/%.c build/flags
-	$(T) $(CUDA_F32) -O1 $(DONE) -DSTX__LOOPS_DONE $(DEPS) -c $< -o $@
+	$(T) $(CUDA_F32) -O1 $(DONE) $(DEPS) -c $< -o $@
 $(TRAINERS:%=%_shim): %_shim: %_shim.o $(SHIM)
 	$(CXX) $^ -o $@ -lm -lpthread $(LDLIBS)
 
@@ -224,8 +229,9 @@ build/cuda/seqtx_cuda.o: seqtx_cuda.cu $(PARTS:%=%.h) build/cuda/arch
 	$(NVCC) -O3 -std=c++17 $(GENCODE) -Xcompiler -Wall,-Wextra -c $< -o $@
 GPU_F32 = $(F32) -DSEQTX_CUDA
 $(eval $(call library,gpu,$$(GPU_F32)))
-$(TRAINERS:build/%=build/cuda/%): build/cuda/%: examples/%.c build/cuda/seqtx_cuda.o build/flags
-	$(GPU_F32) $(DEPS) $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
+$(foreach t,$(TRAINERS),$(eval $(t:build/%=build/cuda/%): $(call USED,gpu,$(t:build/%=examples/%.c))))
+$(TRAINERS:build/%=build/cuda/%): build/cuda/%: examples/%.c build/cuda/seqtx_cuda.o
+	$(GPU_F32) $(DONE) $(DEPS) $< $(filter %.o,$^) -o $@ $(CUDA_LIBS) $(LDLIBS)
 $(CUDA_NEW:%=build/cuda/test_cuda_%): build/cuda/test_cuda_%: tests/test_cuda_%.c build/cuda/seqtx_cuda.o $(call LIB,gpu)
 	$(GPU_F32) -O1 $(DEPS) $^ -o $@ $(CUDA_LIBS) $(LDLIBS)
 $(patsubst %,build/cuda/test_cuda_%,$(filter golden_%,$(TESTS_CUDA))): build/cuda/test_cuda_%: tests/test_%.c build/cuda/seqtx_cuda.o $(call LIB,gpu)
