@@ -28,7 +28,8 @@ ifdef ONEDNN
 CFLAGS += -DSEQTX_ONEDNN -fopenmp $(ONEDNN_FLAGS)
 LDLIBS += $(or $(ONEDNN_LIBS),-ldnnl)
 endif
-SAN     = -fsanitize=address,undefined -fno-sanitize-recover=all -g -O1
+# -g1: lines of the code, no variables: a fifth less to compile
+SAN     = -fsanitize=address,undefined -fno-sanitize-recover=all -g1 -O1
 
 # a header to an object, a tests/test_NAME.c to its programs, an examples/train_NAME.c to a trainer: nothing here names a family,
 # but for the tests of the trainers
@@ -112,7 +113,7 @@ build/fuzz_io_san: tests/fuzz_io.c $(call LIB,san)
 	$(T) $(SAN_F32) $(DEPS) $< $(filter %.o,$^) -o $@ -lm
 TSAN := $(shell echo 'int main(void){return 0;}' | $(CC) -fsanitize=thread -x c - -o /dev/null 2>/dev/null && echo threads_tsan)
 build/test_threads_tsan: tests/test_threads.c build/flags
-	$(T) $(CC) -std=c99 $(WARN) -O1 -g -fsanitize=thread -DTEST_TSAN -DSEQTX_IMPLEMENTATION $(THREADS) $(DEPS) $< -o $@ -lm
+	$(T) $(CC) -std=c99 $(WARN) -O1 -g1 -fsanitize=thread -DTEST_TSAN -DSEQTX_IMPLEMENTATION $(THREADS) $(DEPS) $< -o $@ -lm
 build/test_train_h: tests/test_train_h.c build/flags
 	$(T) $(CC) $(CFLAGS) $(DEPS) $< -o $@ -lm
 
