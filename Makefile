@@ -44,8 +44,8 @@ examples: $(TRAINERS) build/hello
 
 build:
 	@mkdir -p build
-# build/flags changes when the flags do, and everything is built again
-FLAGS = $(CC) $(CXX) $(CFLAGS) $(THREADS) $(LDLIBS) $(SAN)
+# build/flags changes when the flags do, or the headers that there are, and everything is built again
+FLAGS = $(PARTS) $(CC) $(CXX) $(CFLAGS) $(THREADS) $(LDLIBS) $(SAN)
 build/flags: FORCE | build
 	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
 FORCE:
@@ -252,6 +252,10 @@ bench:
 	CC="$(CC)" sh bench/run.sh $(BENCH)
 
 -include $(wildcard build/*.d build/*/*.d)
+# a source file that is gone, and was in those: what was made of it is made again of what there is now (headers have -MP)
+%.c: ;
+%.cu: ;
+%.cpp: ;
 
 clean:
 	rm -rf build
