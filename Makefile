@@ -185,7 +185,7 @@ $(call RUN,form,,sh tests/form.sh)
 $(call RUN,flags,,sh tests/flags.sh)
 $(call RUN,portability,,sh tests/portability.sh)
 ifneq ($(shell command -v $(NVCC) 2>/dev/null),)
-$(foreach a,80 90,$(call RUN,cuda_nvcc_$(a),,sh tests/cuda_regs.sh sm_$(a)))
+$(call RUN,cuda_nvcc,,sh tests/cuda_regs.sh --shared sm_80 sm_90)
 else
 RUNS += cuda_nvcc
 run-cuda_nvcc:
@@ -197,8 +197,8 @@ run-onednn:
 	if sh tests/onednn.sh --probe; then sh tests/run.sh onednn sh tests/onednn.sh; \
 	else sh tests/run.sh --skip onednn 'no dnnl.h, or no libdnnl (ONEDNN_FLAGS, ONEDNN_LIBS)'; fi
 # in the order of the longest chains of work; the rest follows
-FIRST = $(filter cuda_nvcc%,$(RUNS)) $(filter cuda_%_san,$(RUNS)) $(filter cuda_%,$(RUNS)) bf16_san fuzz_io_san $(filter form%,$(RUNS)) \
-	trainer trainer_sru $(filter %_san,$(RUNS)) grad_f64
+FIRST = $(filter cuda_nvcc%,$(RUNS)) $(filter cuda_%_san,$(RUNS)) $(filter cuda_%,$(RUNS)) bf16_san fuzz_io_san form flags \
+	trainer trainer_sru readme $(filter %_san,$(RUNS)) grad_f64
 run-test: $(FIRST:%=run-%) $(RUNS:%=run-%)
 run-quick: $(QUICK:%=run-%)
 .PHONY: run-test run-quick $(RUNS:%=run-%)
