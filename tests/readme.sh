@@ -1,6 +1,7 @@
 #!/bin/sh
 # readme.sh - README.md says what is so: its C program compiles as it stands and learns; what stands between "<!-- made: NAME -->" and
-# "<!-- end -->" is what this script makes of the files that it names: lines of code, presets, results of benchmarks.
+# "<!-- end -->" is what this script makes of the files that it names: lines of code, presets, results of benchmarks. And each program of
+# examples/ compiles by the command in its head.
 #   readme.sh --write    makes these parts anew
 cd "$(dirname "$0")/.." || exit 1
 passed=0 failed=0
