@@ -75,7 +75,6 @@ struct fiber {
     int copies, copies_size;
     long group;                 /* groups committed so far */
     unsigned char *stack;       /* lowest byte above the guard; set when it starts */
-    void *fake;                 /* AddressSanitizer's */
 };
 struct meeting { unsigned mask, arrived; int kind, line, mixed; };
 struct warp { fiber *first; unsigned exists, exited; int meetings; meeting meet[WARP]; };
@@ -107,6 +106,7 @@ static struct {
     const cuda_host_kernel *kernel;
     cuda_host_place place;
     int running;                /* in a fiber */
+    int entered;                /* a fiber of the running block has begun, and AddressSanitizer knows */
     cudaError_t launch_error;
     /* the running block */
     fiber *self;
@@ -114,7 +114,7 @@ static struct {
     int stopped, barrier_kind, barrier_line, barrier_mixed, barrier_sum, barrier_result;
     unsigned ready_head, ready_count;
     fiber *ready[MAX_THREADS];
-    fiber fibers[MAX_THREADS], scheduler;       /* of the scheduler only sp and fake are used */
+    fiber fibers[MAX_THREADS], scheduler;       /* of the scheduler only sp is used */
     warp warps[MAX_THREADS / WARP];
     unsigned char *stacks;
     size_t stack_pitch;
@@ -494,9 +494,10 @@ struct float_mode {
 static thread_local const void *host_stack;
 static thread_local size_t host_stack_size;
 #endif
-/* Leaves the running fiber for another one, or, with NULL, for the scheduler. */
+/* Leaves the running fiber for another one, or, with NULL, for the scheduler. To AddressSanitizer all fibers of a block are one
+   with a stack from the first to the last of theirs: it is told of the block, not of the millions of switches in it. */
 static void fiber_main(void);
-static inline void leave(fiber *from, fiber *to, bool for_ever) {
+static inline void leave(fiber *from, fiber *to) {
     if (to && !to->sp) {
         to->stack = G.free_stack[--G.free_count];
         /* Stacks begin at different offsets, or their hot ends would all fall into the same sets of the cache. */
@@ -505,14 +506,15 @@ static inline void leave(fiber *from, fiber *to, bool for_ever) {
     }
     void *sp = to ? to->sp : G.scheduler.sp;
     if (to) { G.self = to; cuda_host_self = &to->id; }
+    if (G.ready_count) {        /* who comes next: its stack is no longer in the fastest cache */
+        const char *next = (const char *)G.ready[G.ready_head]->sp;
+        __builtin_prefetch(next);
+        __builtin_prefetch(next + 64);
+    }
 #ifdef HOST_ASAN
-    __sanitizer_start_switch_fiber(for_ever ? NULL : &from->fake, to ? to->stack : host_stack, to ? G.stack_bytes : host_stack_size);
+    if (!to) __sanitizer_start_switch_fiber(NULL, host_stack, host_stack_size);
 #endif
-    (void)for_ever;
     cuda_host_switch(&from->sp, sp);
-#ifdef HOST_ASAN
-    __sanitizer_finish_switch_fiber(from->fake, NULL, NULL);
-#endif
 }
 static inline fiber *take_ready(void) {
     if (!G.ready_count) return NULL;
@@ -534,12 +536,12 @@ static inline void push_front(fiber *f) {
 }
 static inline void wait_for_others(fiber *from) {
     fiber *to = take_ready();
-    if (to != from) leave(from, to, false);
+    if (to != from) leave(from, to);
 }
 /* Gives the block up: its fibers are never resumed. Returns to no caller, though the compiler may not know. */
 static void stop_block(void) {
     G.stopped = 1;
-    leave(G.self, NULL, true);
+    leave(G.self, NULL);
 }
 static void finish_copies(fiber *f, long before) {     /* those of groups below before */
     int kept = 0;
@@ -553,7 +555,8 @@ static void finish_copies(fiber *f, long before) {     /* those of groups below 
 }
 static void fiber_main(void) {
 #ifdef HOST_ASAN
-    __sanitizer_finish_switch_fiber(NULL, NULL, NULL);
+    if (!G.entered) __sanitizer_finish_switch_fiber(NULL, NULL, NULL);
+    G.entered = 1;
 #endif
     for (;;) {
         fiber *f = G.self;
@@ -565,7 +568,7 @@ static void fiber_main(void) {
         fiber *to = take_ready();
         if (!to || to->sp) {
             G.free_stack[G.free_count++] = f->stack;    /* free once this fiber has left it, and nothing runs before that */
-            leave(f, to, true);
+            leave(f, to);
         }
         to->stack = f->stack;       /* one that has not started goes on here: threads that never wait share one warm stack */
         to->sp = to->stack;
@@ -970,7 +973,15 @@ static void run_block(uint3 block, const dim3 &dim) {
     G.running = 1;
     {
         float_mode device;
-        leave(&G.scheduler, first, false);
+#ifdef HOST_ASAN
+        void *fake;
+        G.entered = 0;
+        __sanitizer_start_switch_fiber(&fake, G.stacks, G.stack_pitch * G.stacks_made);
+#endif
+        leave(&G.scheduler, first);
+#ifdef HOST_ASAN
+        __sanitizer_finish_switch_fiber(fake, NULL, NULL);
+#endif
     }
     G.running = 0;
     if (!G.stopped && G.exited < G.threads) { report_stuck(); G.stopped = 1; }
