@@ -110,6 +110,12 @@ static __device__ __forceinline__ float stx__warp_max(float v) {
 /* Instructions without a name in CUDA C++, and their meaning on the host (tests/cuda_host). Fragments: PTX ISA, "Matrix fragments for
    mma.m16n8k16" and ".m16n8k8": lane = 4 g + t; c holds rows g, g, g+8, g+8 and columns 2t, 2t+1, 2t, 2t+1. */
 #ifdef CUDA_HOST
+/* A kernel whose short loops the host must unroll too: the sanitizers check each access to an array that is not in registers. */
+#if defined(__GNUC__) && !defined(__clang__)
+  #define STX__HOST_UNROLLED __attribute__((optimize("O3")))
+#else
+  #define STX__HOST_UNROLLED
+#endif
 static inline void stx__mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { cuda_host_mma_bf16(c, a, b); }
 static inline void stx__mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { cuda_host_mma_tf32(c, a, b); }
 static inline void stx__mma_bf16_2(float (&c)[4], float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
@@ -129,6 +135,7 @@ template<int N> static inline void stx__cp_wait(void) { cuda_host_cp_wait(N); }
 static inline float stx__exp2(float v) { return exp2f(v); }
 static inline float stx__rcp(float v) { return 1.0f / v; }
 #else
+#define STX__HOST_UNROLLED
 static __device__ __forceinline__ uint32_t stx__smem(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 static __device__ __forceinline__ void stx__mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -2123,6 +2130,7 @@ static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, size_t b
    A block makes 64 x 64 numbers of one unit (grid: columns, rows, units), a thread 4 x 4 of them; operands pass through shared memory
    16 columns of op(A) at a time. */
 enum { STX__P = 64, STX__PK = 16 };
+STX__HOST_UNROLLED
 static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__mat B, int ta, int tb, size_t M, size_t N, size_t K, float alpha,
                                                  int accumulate, size_t u0, size_t H) {
     STX__SHARED(float, as, STX__PK * (STX__P + 4));
