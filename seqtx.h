@@ -1149,6 +1149,37 @@ STX_DEF int stx_rows_save(stx_writer *w, const stx_rows *s, const char *prefix);
 STX_DEF int stx_rows_load(stx_rows *s, const stx_file *f, const char *prefix);
 /* Adds what the host decides by these rows to a step's key: counts, addresses, whether rows are missing. */
 STX_DEF uint64_t stx_rows_key(const stx_rows *s, uint64_t key);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>cache: keys and values of generation
+
+/* Token by token a model needs the keys and values of the tokens before, not their inputs: they are projected once and kept, for each layer
+   the last `window` rows of each of B streams. The buffer is longer, 2 windows and a chunk, so that moving down costs one copy a token. */
+typedef struct stx_cache_layer {
+    size_t    window, capacity, len;        /* rows that are seen; that there is room for; that are used */
+    size_t    width;                        /* channels of a row of k and of v; with both, of k and v side by side */
+    int       both;                         /* k holds k and v side by side, as stx_attention_in.kv, and v is NULL */
+    stx_real *k, *v;                        /* (B,capacity,width), on the device */
+} stx_cache_layer;
+typedef struct stx_cache {
+    stx_ctx         *ctx;
+    size_t           B, V, layers, chunk;   /* chunk: the most tokens of a stream at once */
+    stx_cache_layer *layer;
+    stx_real        *out;                   /* (B,V), on the host: see stx_cache_feed */
+} stx_cache;
+STX_DEF stx_cache *stx_cache_create(stx_ctx *x, size_t layers, size_t B, size_t V);
+STX_DEF void stx_cache_free(stx_cache *c);
+STX_DEF void stx_cache_reset(stx_cache *c);                 /* forgets all, and keeps the room */
+/* Layer l is empty and has room for this window of keys and values of C channels each; both: they come side by side. 1, or 0 and an error. */
+STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, int both);
+/* stx_attention of t new tokens (t <= chunk) over the rows of layer l and their own, which are added. in: q, k, v (B,t,C), or kv, of the new
+   ones, and what else stx_attention takes; d as there, but causal, first_key at most 0, and no key further back than the window. In
+   STX_EVAL only: no gradient passes. */
+STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in, const stx_attention_desc *d);
+/* Feeds ids (B,n), n >= 1, to a model in chunks, each a step in STX_EVAL in which fn makes the last hidden states (B,t,d) of ids (B,t). Returns
+   log p (B,V) of the token after the last, or, with scores, stx_words_scores of it: c->out, until the next call. NULL in error. */
+typedef stx_tensor *(*stx_feed_fn)(void *user, const stx_ids *ids);
+STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_words *w, const int32_t *ids, size_t n, int scores, stx_feed_fn fn, void *user);
 #ifdef __cplusplus
 }
 #endif
@@ -6402,7 +6433,8 @@ static void stx__attention_back(stx_ctx *x, stx__node *n) {
     }
     stx__grad_give(x, (stx_real *)a->work, bytes, 1);
 }
-STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d) {
+/* stk: numbers from one batch of k and v to the next, 0: as their shape says */
+static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d, size_t stk) {
     stx_tensor *y, *q, *k, *v, *ins[9];
     stx_attention_args *a;
     stx__node *node;
@@ -6437,7 +6469,7 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     a->ldq = C;
     a->ldk = k->dim[2];
     a->stq = a->T * C;
-    a->stk = a->S * a->ldk;
+    a->stk = stk ? stk : a->S * a->ldk;
     a->first_key = d->first_key < (ptrdiff_t)a->S ? d->first_key : (ptrdiff_t)a->S;      /* S: none exists */
     a->span = a->S + (d->first_key < 0 ? (size_t)-(d->first_key + 1) + 1 : 0);      /* all there are */
     if (d->span && d->span < a->span) a->span = d->span;
@@ -6465,6 +6497,7 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     if (node) node->save = a;
     return y;
 }
+STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d) { return stx__attention(x, in, d, 0); }
 
 // >>ops: adaptive input and output
 
@@ -9768,6 +9801,145 @@ STX_DEF uint64_t stx_rows_key(const stx_rows *s, uint64_t key) {
         key = stx_key_add(stx_key_add(stx_key_add(stx_key_add(key, y->rows), y->real), (uint64_t)(uintptr_t)y->data), (uint64_t)y->masked);
     }
     return key;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>cache: rows and attention
+
+STX_DEF stx_cache *stx_cache_create(stx_ctx *x, size_t layers, size_t B, size_t V) {
+    stx_cache *c;
+    if (!stx_ok(x)) return NULL;
+    STX__NEED(x, layers && B && V, STX_ERR_ARG, "stx_cache_create: %zu layers, %zu streams, %zu words, want at least one of each", layers, B, V);
+    c = (stx_cache *)stx_block(x, sizeof *c);
+    if (!c) return NULL;
+    c->ctx = x;
+    c->B = B; c->V = V; c->layers = layers;
+    c->chunk = 64;
+    c->layer = (stx_cache_layer *)stx_block(x, stx_bytes_of(layers, sizeof *c->layer, 1));
+    c->out = (stx_real *)stx_block(x, stx_bytes_of(B, V, sizeof *c->out));
+    if (stx_ok(x)) return c;
+    stx_cache_free(c);
+    return NULL;
+}
+STX_DEF void stx_cache_free(stx_cache *c) {
+    size_t l;
+    if (!c) return;
+    for (l = 0; c->layer && l < c->layers; l++) {
+        stx_block_numbers_free(c->ctx, c->layer[l].k);
+        stx_block_numbers_free(c->ctx, c->layer[l].v);
+    }
+    stx_block_free(c->ctx, c->layer);
+    stx_block_free(c->ctx, c->out);
+    stx_block_free(c->ctx, c);
+}
+STX_DEF void stx_cache_reset(stx_cache *c) {
+    size_t l;
+    for (l = 0; c && l < c->layers; l++) c->layer[l].len = 0;
+}
+STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, int both) {
+    stx_ctx *x = c ? c->ctx : NULL;
+    stx_cache_layer *y;
+    size_t rows, width = both ? 2 * C : C;
+    if (!stx_ok(x)) return 0;
+    if (l >= c->layers || !window || !C || window > SIZE_MAX / 4) {
+        stx_fail(x, STX_ERR_ARG, "stx_cache_window: layer %zu of %zu, window %zu, %zu channels: want a layer that there is, and at least one of each", l,
+                 c->layers, window, C);
+        return 0;
+    }
+    y = &c->layer[l];
+    rows = 2 * window + c->chunk;
+    y->window = window;
+    y->len = 0;
+    both = both != 0;
+    if (rows <= y->capacity && width == y->width && both == y->both) return 1;
+    stx_block_numbers_free(x, y->k);
+    stx_block_numbers_free(x, y->v);
+    y->k = y->v = NULL;
+    y->capacity = 0;
+    y->width = width;
+    y->both = both;
+    y->k = stx_block_numbers(x, stx_bytes_of(c->B, rows, width));
+    if (!both) y->v = stx_block_numbers(x, stx_bytes_of(c->B, rows, width));
+    if (!stx_ok(x)) return 0;
+    y->capacity = rows;
+    return 1;
+}
+/* Rows (B,t,width) behind those of a buffer, whose last `have` stay. When it is full they move to its front: rows that stay and rows that go
+   never overlap, for the buffer is at least 2 have + t long. */
+static void stx__cache_append(stx_ctx *x, stx_real *buf, const stx_cache_layer *y, size_t have, const stx_tensor *rows) {
+    size_t B = rows->dim[0], n = rows->dim[1] * y->width, len = y->len, all = y->capacity * y->width;
+    if (len + rows->dim[1] > y->capacity) {
+        STX_RUN(x, stx_copy2d, (x, buf, all, stx_at(x, buf, (len - have) * y->width), all, B, have * y->width, 0));
+        len = have;
+    }
+    STX_RUN(x, stx_copy2d, (x, stx_at(x, buf, len * y->width), all, rows->data, n, B, n, 0));
+}
+/* The rows of a buffer from `first` on as a tensor of S rows; batches are further apart than its shape says */
+static stx_tensor *stx__cache_view(stx_ctx *x, const stx_tensor *like, const stx_real *buf, size_t first, size_t S) {
+    stx_tensor *t = stx__view(x, (stx_tensor *)(uintptr_t)like);
+    if (!t) return NULL;
+    t->data = stx_at(x, buf, first * like->dim[2]);
+    t->dim[1] = S;
+    t->size = like->dim[0] * S * like->dim[2];
+    return t;
+}
+STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in, const stx_attention_desc *desc) {
+    stx_ctx *x = c ? c->ctx : NULL;
+    stx_cache_layer *y;
+    stx_attention_in a;
+    stx_attention_desc d;
+    const stx_tensor *k;
+    size_t have, t;
+    char s[96];
+    if (!stx_ok(x) || !in || !desc || !in->q || (!in->kv && (!in->k || !in->v))) return NULL;
+    STX__NEED(x, l < c->layers && c->layer[l].capacity, STX_ERR_ARG, "stx_cache_attention: layer %zu has no window: stx_cache_window", l);
+    STX__NEED(x, !stx_training(x), STX_ERR_ARG, "stx_cache_attention: no gradient passes kept keys: stx_begin(x, STX_EVAL)");
+    STX__NEED(x, !desc->not_causal && !in->pad && desc->first_key <= 0, STX_ERR_ARG, "stx_cache_attention: want causal attention without pad and first_key above 0");
+    y = &c->layer[l];
+    k = in->kv ? in->kv : in->k;
+    t = in->q->ndim == 3 ? in->q->dim[1] : 0;
+    STX__NEED(x, (in->kv != NULL) == y->both && t && t <= c->chunk && k->ndim == 3 && k->dim[0] == c->B && k->dim[1] == t && k->dim[2] == y->width
+              && (in->kv || stx__same(in->k, in->v)), STX_ERR_SHAPE, "stx_cache_attention: %s %s of %zu queries: want (%zu,t,%zu) of all of them, t at most %zu",
+              in->kv ? "kv" : "k", stx__shape(k, s), t, c->B, y->width, c->chunk);
+    have = STX__MIN(y->len, y->window);
+    stx__cache_append(x, y->k, y, have, k);
+    if (!in->kv) stx__cache_append(x, y->v, y, have, in->v);
+    if (y->len + t > y->capacity) y->len = have;
+    y->len += t;
+    a = *in;
+    d = *desc;
+    if (!d.span || d.span > y->window) d.span = y->window;
+    if (in->kv) a.kv = stx__cache_view(x, k, y->k, y->len - t - have, have + t);
+    else {
+        a.k = stx__cache_view(x, k, y->k, y->len - t - have, have + t);
+        a.v = stx__cache_view(x, k, y->v, y->len - t - have, have + t);
+    }
+    return stx__attention(x, &a, &d, y->capacity * y->width);
+}
+STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_words *w, const int32_t *ids, size_t n, int scores, stx_feed_fn fn, void *user) {
+    stx_ctx *x = c ? c->ctx : NULL;
+    stx_tensor *h = NULL, *y;
+    size_t at, b, t = 0;
+    if (!stx_ok(x) || !w || !fn) return NULL;
+    STX__NEED(x, ids && n, STX_ERR_ARG, "stx_cache_feed: no tokens, want at least one a stream");
+    STX__NEED(x, w->desc.vocab == c->V, STX_ERR_ARG, "stx_cache_feed: %zu words, made for %zu", w->desc.vocab, c->V);
+    for (at = 0; at < n; at += t) {
+        stx_ids *part;
+        int32_t *copy;
+        t = STX__MIN(c->chunk, n - at);
+        stx_begin(x, STX_EVAL);
+        copy = (int32_t *)stx_step_alloc(x, c->B * t * sizeof *copy);
+        if (!copy) return NULL;
+        for (b = 0; b < c->B; b++) memcpy(copy + b * t, ids + b * n + at, t * sizeof *copy);
+        part = stx_tokens(x, copy, c->B, t);
+        h = part ? fn(user, part) : NULL;
+        if (!h) return NULL;
+    }
+    if (t > 1) h = stx_slice(x, h, t - 1, t);
+    y = scores ? stx_words_scores(w, h) : stx_words_log_probs(w, h);
+    if (!y) return NULL;
+    stx_get(x, y, c->out);
+    return stx_ok(x) ? c->out : NULL;
 }
 
 STX__STRICT_OFF

@@ -336,12 +336,8 @@ STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max);
    parameters have changed. */
 typedef struct stx_span_gen {
     stx_span  *model;
-    size_t     B, chunk;
-    size_t    *window;      /* per layer: S */
-    size_t    *capacity;    /* ... rows of room in keys and values */
-    size_t    *len;         /* ... rows used */
-    stx_real **keys, **values;   /* ... (B, capacity, d), on the device */
-    stx_real  *out;         /* (B,V), on the host */
+    size_t     B;
+    stx_cache *cache;       /* of every layer, its window */
 } stx_span_gen;
 
 STX_DEF stx_span_gen *stx_span_gen_create(stx_span *m, size_t B);
@@ -635,6 +631,15 @@ static void stx__span_attention(const stx_span *m, size_t S, stx_attention_desc 
     a->dropout = d->dropout;
     a->first_key = d->literal_memory ? -(ptrdiff_t)S : 0;
 }
+/* What it takes besides q, k and v */
+static void stx__span_attention_in(const stx_span *m, size_t l, stx_attention_in *a) {
+    const stx_span_layer *p = &m->layer[l];
+    memset(a, 0, sizeof *a);
+    a->pe = m->key_pe;
+    a->z = p->z;
+    a->pk = p->pers_key;
+    a->pv = p->pers_val;
+}
 /* What follows the attention's output y: h' = LN1(h + Wo y), then LN2(h' + FF(h')) unless all-attention. */
 static stx_tensor *stx__span_after(stx_span *m, size_t l, stx_tensor *h, stx_tensor *y) {
     stx_ctx *x = m->ctx;
@@ -652,14 +657,10 @@ static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in) {
     const stx_span_layer *p = &m->layer[job->l];
     stx_attention_in a;
     stx_attention_desc d;
-    memset(&a, 0, sizeof a);
+    stx__span_attention_in(m, job->l, &a);
     a.q = stx_linear(x, in[0], p->wq, NULL, STX_ACT_NONE);
     a.k = stx_linear_memory(x, in[1], in[0], p->wk);
     a.v = stx_linear_memory(x, in[1], in[0], p->wv);
-    a.pe = m->key_pe;
-    a.z = p->z;
-    a.pk = p->pers_key;
-    a.pv = p->pers_val;
     a.pad = job->mask;
     stx__span_attention(m, job->S, &d);
     return stx__span_after(m, job->l, in[0], stx_attention(x, &a, &d));
@@ -711,135 +712,47 @@ STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll) {
 STX_DEF stx_span_gen *stx_span_gen_create(stx_span *m, size_t B) {
     stx_ctx *x = m ? m->ctx : NULL;
     stx_span_gen *g;
-    size_t n;
     if (!stx_ok(x)) return NULL;
     if (!B) { stx_fail(x, STX_ERR_ARG, "stx_span_gen_create: no streams, want B >= 1"); return NULL; }
-    n = m->desc.layers;
     g = (stx_span_gen *)stx_block(x, sizeof *g);
     if (!g) return NULL;
     g->model = m;
     g->B = B;
-    g->chunk = 64;
-    g->window = (size_t *)stx_block(x, 3 * n * sizeof *g->window);
-    g->keys = (stx_real **)stx_block(x, 2 * n * sizeof *g->keys);
-    if (!g->window || !g->keys) return NULL;
-    g->capacity = g->window + n;
-    g->len = g->capacity + n;
-    g->values = g->keys + n;
-    g->out = (stx_real *)stx_block(x, stx_bytes_of(B, m->desc.vocab, sizeof *g->out));
-    if (!g->out) return NULL;
+    g->cache = stx_cache_create(x, m->desc.layers, B, m->desc.vocab);
     stx_span_gen_reset(g);
     return stx_ok(x) ? g : NULL;
 }
 STX_DEF void stx_span_gen_free(stx_span_gen *g) {
-    stx_ctx *x;
-    size_t l;
     if (!g) return;
-    x = g->model->ctx;
-    for (l = 0; l < 2 * g->model->desc.layers; l++) stx_block_numbers_free(x, g->keys[l]);
-    stx_block_free(x, g->keys);
-    stx_block_free(x, g->out);
-    stx_block_free(x, g->window);
-    stx_block_free(x, g);
+    stx_cache_free(g->cache);
+    stx_block_free(g->model->ctx, g);
 }
 STX_DEF void stx_span_gen_reset(stx_span_gen *g) {
-    stx_ctx *x = g ? g->model->ctx : NULL;
-    size_t l, S, C;
-    if (!g) return;
-    for (l = 0; l < g->model->desc.layers; l++) {
-        size_t rows;
-        stx__span_window(g->model, l, &S, &C);
-        rows = 2 * S + g->chunk;        /* the window, a chunk, and S more so that moving down costs one copy a token */
-        g->window[l] = S;
-        g->len[l] = 0;
-        if (rows <= g->capacity[l]) continue;
-        stx_block_numbers_free(x, g->keys[l]);
-        stx_block_numbers_free(x, g->values[l]);
-        g->keys[l] = g->values[l] = NULL;
-        g->capacity[l] = 0;
-        g->keys[l] = stx_block_numbers(x, stx_bytes_of(g->B, rows, g->model->desc.dim));
-        g->values[l] = stx_block_numbers(x, stx_bytes_of(g->B, rows, g->model->desc.dim));
-        if (!g->keys[l] || !g->values[l]) return;
-        g->capacity[l] = rows;
-    }
+    size_t l;
+    for (l = 0; g && l < g->model->desc.layers; l++)
+        if (!stx_cache_window(g->cache, l, stx_span_window(g->model, l), g->model->desc.dim, 0)) return;
 }
-/* Appends (B,n,d) to the rows of a buffer. When it is full the last `keep` rows move to its front: rows that stay and rows
-   that go never overlap, for the buffer is at least 2 keep + n long. Returns the rows in use. */
-static size_t stx__span_append(stx_ctx *x, stx_real *buf, size_t capacity, size_t len, size_t keep, const stx_tensor *rows) {
-    size_t B = rows->dim[0], n = rows->dim[1], d = rows->dim[2];
-    if (len + n > capacity) {
-        STX_RUN(x, stx_copy2d, (x, buf, capacity * d, stx_at(x, buf, (len - keep) * d), capacity * d, B, keep * d, 0));
-        len = keep;
+static stx_tensor *stx__span_gen_step(void *user, const stx_ids *ids) {
+    stx_span_gen *g = (stx_span_gen *)user;
+    stx_span *m = g->model;
+    stx_ctx *x = m->ctx;
+    stx_tensor *h = stx__span_embed(m, ids);
+    size_t l;
+    for (l = 0; l < m->desc.layers && h; l++) {
+        const stx_span_layer *p = &m->layer[l];
+        stx_attention_in a;
+        stx_attention_desc d;
+        stx__span_attention_in(m, l, &a);
+        a.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
+        a.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE);
+        a.v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
+        stx__span_attention(m, g->cache->layer[l].window, &d);
+        h = stx__span_after(m, l, h, stx_cache_attention(g->cache, l, &a, &d));
     }
-    STX_RUN(x, stx_copy2d, (x, stx_at(x, buf, len * d), capacity * d, rows->data, n * d, B, n * d, 0));
-    return len + n;
+    return h;
 }
 STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, size_t n) {
-    stx_span *m = g ? g->model : NULL;
-    stx_ctx *x = m ? m->ctx : NULL;
-    stx_tensor *h = NULL, *y;
-    size_t l, at, b, i, d;
-    if (!stx_ok(x)) return NULL;
-    if (!ids || !n) { stx_fail(x, STX_ERR_ARG, "stx_span_gen_feed: no tokens, want at least one a stream"); return NULL; }
-    d = m->desc.dim;
-    for (at = 0; at < n; at += i) {
-        size_t t = STX__MIN(g->chunk, n - at);
-        stx_ids *part;
-        int32_t *copy;
-        stx_begin(x, STX_EVAL);
-        copy = (int32_t *)stx_step_alloc(x, g->B * t * sizeof *copy);
-        if (!copy) return NULL;
-        for (b = 0; b < g->B; b++) memcpy(copy + b * t, ids + b * n + at, t * sizeof *copy);
-        part = stx_tokens(x, copy, g->B, t);
-        h = stx__span_embed(m, part);
-        for (l = 0; l < m->desc.layers && h; l++) {
-            const stx_span_layer *p = &m->layer[l];
-            stx_tensor *q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE), *k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE);
-            stx_tensor *v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
-            size_t S = g->window[l], cap = g->capacity[l], have = STX__MIN(g->len[l], S), first;
-            stx_attention_desc ad;
-            stx_attention_args a;
-            if (!v) return NULL;
-            stx__span_append(x, g->keys[l], cap, g->len[l], have, k);
-            g->len[l] = stx__span_append(x, g->values[l], cap, g->len[l], have, v);
-            first = g->len[l] - t - have;
-            stx__span_attention(m, S, &ad);
-            memset(&a, 0, sizeof a);
-            a.B = g->B; a.T = t; a.S = have + t; a.H = m->desc.heads; a.D = d / a.H; a.P = m->desc.span; a.N = m->desc.pers;
-            a.pe_heads = 1;
-            a.ldq = a.ldk = d;
-            a.stq = t * d;
-            a.stk = cap * d;
-            a.span = S;
-            a.delta_min = 1;
-            a.z_shared = m->desc.span_per_layer;
-            a.no_renorm = ad.no_renorm;
-            a.first_key = ad.first_key;
-            a.scale = (stx_real)(1 / sqrt((double)a.D));
-            a.max_span = (stx_real)ad.max_span; a.ramp = (stx_real)ad.ramp; a.eps = (stx_real)ad.eps;
-            a.q = q->data;
-            a.k = stx_at(x, g->keys[l], first * d);
-            a.v = stx_at(x, g->values[l], first * d);
-            a.pe = m->key_pe->data;
-            a.z = p->z ? p->z->data : NULL;
-            a.pk = p->pers_key ? p->pers_key->data : NULL;
-            a.pv = p->pers_val ? p->pers_val->data : NULL;
-            y = stx_new(x, g->B, t, d, 0);
-            a.top = (stx_real *)stx_step_bytes(x, 2 * a.B * a.H * t * sizeof(stx_real));
-            if (!y || !a.top) return NULL;
-            a.inv = a.top + a.B * a.H * t;
-            a.y = y->data;
-            stx_attention_run(x, &a);
-            h = stx__span_after(m, l, h, y);
-        }
-        i = t;
-    }
-    if (!h) return NULL;
-    i = h->dim[1];
-    y = stx_span_log_probs(m, i > 1 ? stx_slice(x, h, i - 1, i) : h);
-    if (!y) return NULL;
-    stx_get(x, y, g->out);
-    return stx_ok(x) ? g->out : NULL;
+    return g ? stx_cache_feed(g->cache, g->model->words, ids, n, 0, stx__span_gen_step, g) : NULL;
 }
 
 #endif /* SEQTX_ATTN_SPAN_IMPLEMENTATION */

@@ -365,11 +365,9 @@ STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const s
    the whole text with that window. Make a new one, or reset it, when the parameters have changed. */
 typedef struct stx_sru_gen {
     stx_sru_lm    *model;
-    size_t         B, window, chunk;
-    size_t         capacity, len;   /* rows of room, rows used in keys and values */
-    stx_real     **keys, **values;  /* per layer: (B,capacity,P), on the device; NULL for those that do not attend */
+    size_t         B, window;
+    stx_cache     *cache;           /* of the layers that attend */
     stx_sru_state *state;           /* c */
-    stx_real      *out;             /* (B,V), on the host */
 } stx_sru_gen;
 
 /* window: how far attention reaches back; 0: 1024 (not all, as elsewhere: room for it is made) */
@@ -1642,132 +1640,74 @@ STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window) 
     g->model = m;
     g->B = B;
     g->window = window ? window : 1024;
-    g->chunk = 64;
-    g->capacity = 2 * g->window + g->chunk;     /* the window, a chunk, and a window more so that moving down costs one copy a token */
     g->state = stx_sru_state_create(m->sru, B);
-    g->keys = (stx_real **)stx_block(x, 2 * n * sizeof *g->keys);
-    g->out = (stx_real *)stx_block(x, stx_bytes_of(B, m->desc.vocab, sizeof *g->out));
-    if (!g->state || !g->keys || !g->out) return NULL;
-    g->values = g->keys + n;
-    for (l = 0; l < n; l++) {
-        const stx_sru_layer *p = &m->sru->layer[l];
-        if (!p->attends) continue;
-        g->keys[l] = stx_block_numbers(x, stx_bytes_of(B, g->capacity, p->P));
-        g->values[l] = stx_block_numbers(x, stx_bytes_of(B, g->capacity, p->P));
-    }
+    g->cache = stx_cache_create(x, n, B, m->desc.vocab);
+    for (l = 0; l < n && stx_ok(x); l++)
+        if (m->sru->layer[l].attends) stx_cache_window(g->cache, l, g->window, m->sru->layer[l].P, 1);
     return stx_ok(x) ? g : NULL;
 }
 STX_DEF void stx_sru_gen_free(stx_sru_gen *g) {
-    stx_ctx *x;
-    size_t l;
     if (!g) return;
-    x = g->model->ctx;
-    for (l = 0; l < 2 * g->model->sru->desc.layers; l++) stx_block_numbers_free(x, g->keys[l]);
+    stx_cache_free(g->cache);
     stx_sru_state_free(g->state);
-    stx_block_free(x, g->keys);
-    stx_block_free(x, g->out);
-    stx_block_free(x, g);
+    stx_block_free(g->model->ctx, g);
 }
 STX_DEF void stx_sru_gen_reset(stx_sru_gen *g) {
     if (!g || !stx_ok(g->model->ctx)) return;
     stx_sru_state_reset(g->state);
-    g->len = 0;
+    stx_cache_reset(g->cache);
 }
-/* Attention of t new times over the window, whose keys and values are kept (2102.12459, section 3) */
-static stx_tensor *stx__sru_gen_transform(stx_sru_gen *g, size_t l, stx_tensor *h, size_t t) {
+/* Attention of new times over the window, whose keys and values are kept (2102.12459, section 3) */
+static stx_tensor *stx__sru_gen_transform(stx_sru_gen *g, size_t l, stx_tensor *h) {
     stx_sru *m = g->model->sru;
     stx_ctx *x = m->ctx;
     const stx_sru_layer *p = &m->layer[l];
-    stx_tensor *z, *zn, *kv, *o;
-    stx_attention_args a;
-    size_t P = p->P, B = g->B, cap = g->capacity, have = STX__MIN(g->len, g->window), len = g->len, i;
-    stx_real *to[2];
+    stx_attention_in a;
+    stx_attention_desc d;
+    stx_tensor *z;
     if (!p->attends) return stx__sru_transform(m, l, h, NULL, NULL, 0);
-    z = zn = stx_linear(x, h, p->w1, NULL, STX_ACT_NONE);
-    if (p->attn_gain && m->desc.attn_norm_first) zn = stx_layernorm(x, z, p->attn_gain, p->attn_shift, 1e-5);
-    kv = stx_linear(x, zn, p->w2, NULL, STX_ACT_NONE);
-    o = stx_new(x, B, t, P, 0);
-    if (!kv || !o) return NULL;
-    to[0] = g->keys[l]; to[1] = g->values[l];
-    for (i = 0; i < 2; i++) {       /* when it is full the window moves to the front: rows that stay and rows that go never overlap */
-        if (g->len + t > cap) {
-            STX_RUN(x, stx_copy2d, (x, to[i], cap * P, stx_at(x, to[i], (g->len - have) * P), cap * P, B, have * P, 0));
-            len = have;
-        }
-        {
-            size_t b;
-            for (b = 0; b < B; b++)
-                STX_RUN(x, stx_copy2d, (x, stx_at(x, to[i], (b * cap + len) * P), P, stx_at(x, kv->data, (b * t * 2 + i) * P), 2 * P, t, P, 0));
-        }
-    }
     memset(&a, 0, sizeof a);
-    a.B = B; a.T = t; a.S = have + t; a.H = m->desc.heads; a.D = P / a.H;
-    a.ldq = a.ldk = P;
-    a.stq = t * P;
-    a.stk = cap * P;
-    a.span = g->window;
-    a.scale = (stx_real)(1 / sqrt((double)a.D));
-    a.q = zn->data;
-    a.k = stx_at(x, g->keys[l], (len - have) * P);
-    a.v = stx_at(x, g->values[l], (len - have) * P);
-    a.y = o->data;
-    a.top = (stx_real *)stx_step_bytes(x, 2 * B * a.H * t * sizeof(stx_real));
-    if (!a.top) return NULL;
-    a.inv = a.top + B * a.H * t;
-    stx_attention_run(x, &a);
-    return stx__sru_after(m, p, z, o);
+    memset(&d, 0, sizeof d);
+    z = a.q = stx_linear(x, h, p->w1, NULL, STX_ACT_NONE);
+    if (p->attn_gain && m->desc.attn_norm_first) a.q = stx_layernorm(x, z, p->attn_gain, p->attn_shift, 1e-5);
+    a.kv = stx_linear(x, a.q, p->w2, NULL, STX_ACT_NONE);
+    d.heads = m->desc.heads;
+    return stx__sru_after(m, p, z, stx_cache_attention(g->cache, l, &a, &d));
+}
+static stx_tensor *stx__sru_gen_step(void *user, const stx_ids *ids) {
+    stx_sru_gen *g = (stx_sru_gen *)user;
+    stx_sru *m = g->model->sru;
+    stx_ctx *x = m->ctx;
+    stx_tensor *h = stx__sru_lm_embed(g->model, ids);
+    size_t l;
+    if (m->w_input) h = stx_linear(x, h, m->w_input, NULL, STX_ACT_NONE);
+    for (l = 0; l < m->desc.layers && h; l++) {
+        const stx_sru_layer *p = &m->layer[l];
+        stx_tensor *in = h, *last;
+        stx_sru_recurrence_in cell;
+        memset(&cell, 0, sizeof cell);
+        if (m->desc.norm == STX_SRU_NORM_BEFORE) in = stx_layernorm(x, in, p->gain, p->shift, 1e-5);
+        in = stx__sru_gen_transform(g, l, in);
+        cell.u = stx_reshape(x, in, ids->B, ids->T, p->k, m->O);
+        cell.xr = p->highway ? h : NULL;
+        cell.v = p->v; cell.bias = p->bias;
+        cell.c0 = stx_rows_read(g->state->states, l, 1);
+        cell.alpha = (double)p->alpha;
+        cell.tanh = m->desc.tanh;
+        h = stx_sru_recurrence(x, &cell, &last);
+        if (!h || !stx_rows_push(g->state->states, NULL, l, 1, last, NULL)) return NULL;
+        if (m->desc.norm == STX_SRU_NORM_AFTER) h = stx_layernorm(x, h, p->gain, p->shift, 1e-5);
+    }
+    return h;
 }
 STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, size_t n) {
-    stx_sru_lm *lm = g ? g->model : NULL;
-    stx_sru *m = lm ? lm->sru : NULL;
-    stx_ctx *x = m ? m->ctx : NULL;
-    stx_tensor *h = NULL, *y;
-    size_t l, at, b, t, O;
-    if (!stx_ok(x)) return NULL;
-    if (!ids || !n) { stx_fail(x, STX_ERR_ARG, "stx_sru_gen_feed: no tokens, want at least one a stream"); return NULL; }
-    if (m->desc.custom) {
-        stx_fail(x, STX_ERR_ARG, "stx_sru_gen_feed: a transform of your own may look at other times, so it cannot be fed token by token: use stx_sru_segment");
+    if (!g || !stx_ok(g->model->ctx)) return NULL;
+    if (g->model->sru->desc.custom) {
+        stx_fail(g->model->ctx, STX_ERR_ARG,
+                 "stx_sru_gen_feed: a transform of your own may look at other times, so it cannot be fed token by token: use stx_sru_segment");
         return NULL;
     }
-    O = m->O;
-    for (at = 0; at < n; at += t) {
-        stx_ids *part;
-        int32_t *copy;
-        t = STX__MIN(g->chunk, n - at);
-        stx_begin(x, STX_EVAL);
-        copy = (int32_t *)stx_step_alloc(x, g->B * t * sizeof *copy);
-        if (!copy) return NULL;
-        for (b = 0; b < g->B; b++) memcpy(copy + b * t, ids + b * n + at, t * sizeof *copy);
-        part = stx_tokens(x, copy, g->B, t);
-        h = part ? stx__sru_lm_embed(lm, part) : NULL;
-        if (m->w_input) h = stx_linear(x, h, m->w_input, NULL, STX_ACT_NONE);
-        for (l = 0; l < m->desc.layers && h; l++) {
-            const stx_sru_layer *p = &m->layer[l];
-            stx_tensor *in = h, *last;
-            stx_sru_recurrence_in cell;
-            memset(&cell, 0, sizeof cell);
-            if (m->desc.norm == STX_SRU_NORM_BEFORE) in = stx_layernorm(x, in, p->gain, p->shift, 1e-5);
-            in = in ? stx__sru_gen_transform(g, l, in, t) : NULL;
-            if (!in) return NULL;
-            cell.u = stx_reshape(x, in, g->B, t, p->k, O);
-            cell.xr = p->highway ? h : NULL;
-            cell.v = p->v; cell.bias = p->bias;
-            cell.c0 = stx_rows_read(g->state->states, l, 1);
-            cell.alpha = (double)p->alpha;
-            cell.tanh = m->desc.tanh;
-            h = stx_sru_recurrence(x, &cell, &last);
-            if (!h || !stx_rows_push(g->state->states, NULL, l, 1, last, NULL)) return NULL;
-            if (m->desc.norm == STX_SRU_NORM_AFTER) h = stx_layernorm(x, h, p->gain, p->shift, 1e-5);
-        }
-        if (!h) return NULL;
-        if (g->len + t > g->capacity) g->len = STX__MIN(g->len, g->window);
-        g->len += t;
-    }
-    t = h->dim[1];
-    y = stx_words_scores(lm->words, t > 1 ? stx_slice(x, h, t - 1, t) : h);
-    if (!y) return NULL;
-    stx_get(x, y, g->out);
-    return stx_ok(x) ? g->out : NULL;
+    return stx_cache_feed(g->cache, g->model->words, ids, n, 1, stx__sru_gen_step, g);
 }
 
 STX__STRICT_OFF

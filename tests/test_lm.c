@@ -1,4 +1,5 @@
-/* test_lm.c - the language-model layer: words (embedding and output), rows (what crosses steps). */
+/* test_lm.c - the language-model layer: words (embedding and output), rows (what crosses steps), the cache of
+   generation. */
 #include "../seqtx_attn_span.h"
 #include "../seqtx_sru.h"
 #include <unistd.h>
@@ -614,6 +615,138 @@ static void one_stream(void) {
     }
 }
 
+// >>cache
+
+static stx_tensor *columns(stx_ctx *x, const stx_real *v, size_t B, size_t N, size_t C, size_t t0, size_t t) {
+    stx_real *part = (stx_real *)stx_step_alloc(x, B * t * C * sizeof *part);
+    size_t b;
+    for (b = 0; b < B; b++) memcpy(part + b * t * C, v + (b * N + t0) * C, t * C * sizeof *part);
+    return stx_input(x, part, B, t, C, 0);
+}
+static stx_real *numbers(size_t n) {
+    stx_real *v = (stx_real *)malloc(n * sizeof *v);
+    size_t i;
+    for (i = 0; i < n; i++) v[i] = (stx_real)test_rand();
+    return v;
+}
+/* In pieces of all lengths what stx_attention gives at once, whatever it takes besides q, k and v */
+static void cache_attention(void) {
+    enum { B = 2, N = 230, C = 8 };
+    int kind;
+    for (kind = 0; kind < 8; kind++) {
+        const size_t window = kind == 5 ? 1 : kind == 6 ? 400 : 20, P = 20;
+        stx_ctx *x = context(12);
+        stx_params *p = stx_params_create(x);
+        stx_cache *c = stx_cache_create(x, 2, B, 3);
+        stx_real *q = numbers(B * N * C), *k = numbers(B * N * C), *v = numbers(B * N * C), *kv = (stx_real *)malloc(2 * B * N * C * sizeof *kv), *all = NULL;
+        stx_attention_in a;
+        stx_attention_desc d;
+        stx_tensor *y;
+        size_t at, t, i, n = 0, bytes = 0;
+        double worst = 0, e;
+        const int both = kind == 1 || kind == 6;
+        for (i = 0; i < B * N; i++) { memcpy(kv + 2 * i * C, k + i * C, C * sizeof *kv); memcpy(kv + (2 * i + 1) * C, v + i * C, C * sizeof *kv); }
+        memset(&a, 0, sizeof a);
+        memset(&d, 0, sizeof d);
+        d.heads = 2;
+        d.span = window;
+        if (kind == 2 || kind == 3) a.pe = stx_param(p, STX_NORMAL, 1, "pe", P, kind == 2 ? C / 2 : C, 0, 0);
+        if (kind == 3) { a.u = stx_param(p, STX_NORMAL, 1, "u", C, 0, 0, 0); a.vb = stx_param(p, STX_NORMAL, 1, "vb", C, 0, 0, 0); d.scale = 0.3; }
+        if (kind == 4) {
+            a.z = stx_param(p, STX_CONSTANT, 0.6, "z", 2, 0, 0, 0);
+            a.pk = stx_param(p, STX_NORMAL, 1, "pk", 2, 3, C / 2, 0);
+            a.pv = stx_param(p, STX_NORMAL, 1, "pv", 2, 3, C / 2, 0);
+            d.max_span = (double)window; d.ramp = 4; d.delta_min = 1;
+        }
+        if (kind == 7) { d.first_key = -(ptrdiff_t)window; d.delta_min = 1; }
+        stx_begin(x, STX_EVAL);
+        a.q = stx_input(x, q, B, N, C, 0);
+        if (both) a.kv = stx_input(x, kv, B, N, 2 * C, 0);
+        else { a.k = stx_input(x, k, B, N, C, 0); a.v = stx_input(x, v, B, N, C, 0); }
+        all = host_of(x, stx_attention(x, &a, &d));
+        CHECK(stx_cache_window(c, 0, 3, C, 0) && stx_cache_window(c, 0, window, C, both), "kind %d: %s", kind, stx_error(x));
+        for (at = 0; at < N; at += t, n++) {
+            t = n % 5 == 4 ? 64 : n % 3 ? 1 : 7;
+            if (t > N - at) t = N - at;
+            stx_begin(x, STX_EVAL);
+            a.q = columns(x, q, B, N, C, at, t);
+            if (both) a.kv = columns(x, kv, B, N, 2 * C, at, t);
+            else { a.k = columns(x, k, B, N, C, at, t); a.v = columns(x, v, B, N, C, at, t); }
+            y = stx_cache_attention(c, 0, &a, &d);
+            CHECK(y && y->dim[1] == t, "kind %d: %s", kind, stx_error(x));
+            if (y) {
+                stx_real *got = host_of(x, y), *want = (stx_real *)malloc(B * t * C * sizeof *want);
+                for (i = 0; i < B; i++) memcpy(want + i * t * C, all + (i * N + at) * C, t * C * sizeof *want);
+                e = apart(got, want, B * t * C);
+                if (!(e <= worst)) worst = e;
+                free(got); free(want);
+            }
+            if (at == 0) bytes = stx_bytes(x);
+        }
+        CHECK(worst < TOL, "kind %d: pieces are off by %g", kind, worst);
+        CHECK(c->layer[0].len <= c->layer[0].capacity && c->layer[1].capacity == 0 && bytes, "kind %d: room", kind);
+        stx_cache_reset(c);
+        stx_begin(x, STX_EVAL);
+        a.q = columns(x, q, B, N, C, 0, 5);
+        if (both) a.kv = columns(x, kv, B, N, 2 * C, 0, 5);
+        else { a.k = columns(x, k, B, N, C, 0, 5); a.v = columns(x, v, B, N, C, 0, 5); }
+        {
+            stx_real *got = host_of(x, stx_cache_attention(c, 0, &a, &d));
+            CHECK(apart(got, all, 5 * C) < TOL, "kind %d: after a reset", kind);
+            free(got);
+        }
+        stx_cache_free(c);
+        free(q); free(k); free(v); free(kv); free(all);
+        stx_destroy(x);
+    }
+}
+static stx_tensor *no_step(void *user, const stx_ids *ids) { (void)user; (void)ids; return NULL; }
+static void cache_errors(void) {
+    stx_ctx *x = context(1);
+    stx_words_desc d = words_of(&words_cases[0]);
+    stx_words *w;
+    stx_cache *c;
+    stx_attention_in a;
+    stx_attention_desc ad;
+    stx_real *v = numbers(2 * 80 * 8);
+    int32_t id[2] = {1, 2};
+    int k;
+    static const char *const want[] = {"no window", "STX_EVAL", "causal", "want (2,t,8)", "first_key above 0", "t at most 64"};
+    stx_words_resolve(x, NULL, &d, &d);
+    w = stx_words_create(stx_params_create(x), &d);
+    CHECK(!stx_cache_create(x, 1, 0, 5) && strstr(stx_error(x), "stx_cache_create"), "%s", stx_error(x));
+    stx_clear_error(x);
+    c = stx_cache_create(x, 2, 2, V);
+    CHECK(!stx_cache_window(c, 2, 5, 8, 0) && strstr(stx_error(x), "layer 2 of 2"), "%s", stx_error(x));
+    stx_clear_error(x);
+    CHECK(stx_cache_window(c, 0, 9, 8, 0), "%s", stx_error(x));
+    for (k = 0; k < 6; k++) {
+        stx_begin(x, k == 1 ? STX_TRAIN : STX_EVAL);
+        memset(&a, 0, sizeof a);
+        memset(&ad, 0, sizeof ad);
+        ad.heads = 2;
+        a.q = a.k = a.v = stx_input(x, v, 2, k == 5 ? 65 : 4, 8, 0);
+        if (k == 3) a.k = a.v = stx_input(x, v, 2, 3, 8, 0);
+        ad.not_causal = k == 2;
+        ad.first_key = k == 4;
+        CHECK(!stx_cache_attention(c, k == 0, &a, &ad) && strstr(stx_error(x), want[k]), "%s: %s", want[k], stx_error(x));
+        stx_clear_error(x);
+    }
+    CHECK(!stx_cache_feed(c, w, id, 0, 0, no_step, NULL) && strstr(stx_error(x), "no tokens"), "%s", stx_error(x));
+    stx_clear_error(x);
+    c->V++;
+    CHECK(!stx_cache_feed(c, w, id, 1, 0, no_step, NULL) && strstr(stx_error(x), "29 words, made for 30"), "%s", stx_error(x));
+    stx_clear_error(x);
+    c->V--;
+    CHECK(!stx_cache_feed(c, w, id, 1, 0, no_step, NULL) && stx_ok(x), "a step that gives nothing");
+    CHECK(!stx_cache_create(NULL, 1, 1, 1) && !stx_cache_window(NULL, 0, 1, 1, 0) && !stx_cache_attention(NULL, 0, &a, &ad)
+          && !stx_cache_feed(NULL, w, id, 1, 0, no_step, NULL), "NULLs");
+    stx_cache_reset(NULL);
+    stx_cache_free(NULL);
+    free(v);
+    stx_destroy(x);
+}
+
 int main(void) {
     words_whole();
     words_scale();
@@ -625,5 +758,7 @@ int main(void) {
     rows_room();
     rows_errors();
     one_stream();
+    cache_attention();
+    cache_errors();
     return test_end();
 }
