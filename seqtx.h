@@ -1180,6 +1180,35 @@ STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attent
    log p (B,V) of the token after the last, or, with scores, stx_words_scores of it: c->out, until the next call. NULL in error. */
 typedef stx_tensor *(*stx_feed_fn)(void *user, const stx_ids *ids);
 STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_words *w, const int32_t *ids, size_t n, int scores, stx_feed_fn fn, void *user);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>lm: a language model of any family
+
+/* What programs that take any family need of one: a family fills in the table (stx_span_lm, stx_sru_lm_of, ..), and trainers, evaluation and
+   generation are written once. model, state and gen are the family's own structs. */
+typedef struct stx_lm {
+    void            *model;
+    stx_ctx         *ctx;
+    stx_params      *params;
+    const stx_words *words;
+    /* Mean nll of targets (B,T), nats per token -> (1). in: what is remembered (NULL: nothing); out: where it goes on (NULL: nowhere; may be in) */
+    stx_tensor *(*loss)(void *model, const stx_ids *ids, const stx_ids *targets, const void *in, void *out);
+    stx_tensor *(*total)(void *model, stx_tensor *nll);     /* what is minimised: nll and penalties */
+    void        (*updated)(void *model);                    /* to be called after each update */
+    uint64_t    (*key)(const void *model, const stx_ids *ids, const stx_ids *targets, const void *state, uint64_t salt);   /* of stx_step_run */
+    /* What B streams remember. window: how far back attention sees, for evaluation; 0: as in training, or as the model has it */
+    void       *(*state_create)(void *model, size_t B, size_t window);
+    void        (*state_free)(void *state);
+    void        (*state_reset)(void *state);
+    void        (*state_reset_stream)(void *state, size_t b);
+    int         (*state_save)(stx_writer *w, const void *state, const char *prefix);
+    int         (*state_load)(void *state, const stx_file *f, const char *prefix);
+    /* Generation of B streams: feed takes ids (B,n) and gives, for the token after, log p (B,V) but for a number a row; window as above */
+    void       *(*gen_create)(void *model, size_t B, size_t window);
+    void        (*gen_free)(void *gen);
+    void        (*gen_reset)(void *gen);
+    const stx_real *(*gen_feed)(void *gen, const int32_t *ids, size_t n);
+} stx_lm;
 #ifdef __cplusplus
 }
 #endif

@@ -346,6 +346,9 @@ STX_DEF void stx_span_gen_reset(stx_span_gen *g);           /* empty memory, spa
 /* Feeds ids (B,n), n >= 1, and returns log p (B,V) of the token after the last of them, in host memory: what stx_sample wants.
    They stay until the next call. Calls stx_begin(x, STX_EVAL): not between a forward and its backward. */
 STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, size_t n);
+/* The model for programs that take any family; its windows are those of the spans, so that a window other than 0 is refused. All NULL
+   for NULL. */
+STX_DEF stx_lm stx_span_lm(stx_span *m);
 
 #ifdef __cplusplus
 }
@@ -753,6 +756,59 @@ static stx_tensor *stx__span_gen_step(void *user, const stx_ids *ids) {
 }
 STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, size_t n) {
     return g ? stx_cache_feed(g->cache, g->model->words, ids, n, 0, stx__span_gen_step, g) : NULL;
+}
+
+// >>model: for programs of any family
+
+static stx_tensor *stx__span_lm_loss(void *m, const stx_ids *ids, const stx_ids *targets, const void *in, void *out) {
+    return stx_span_loss((stx_span *)m, ids, targets, (const stx_span_state *)in, (stx_span_state *)out);
+}
+static stx_tensor *stx__span_lm_total(void *m, stx_tensor *nll) { return stx_span_total((stx_span *)m, nll); }
+static void stx__span_lm_updated(void *m) { stx_span_clamp((stx_span *)m); }
+static uint64_t stx__span_lm_key(const void *m, const stx_ids *ids, const stx_ids *targets, const void *s, uint64_t salt) {
+    return stx_span_key((const stx_span *)m, ids, targets, (const stx_span_state *)s, salt);
+}
+static int stx__span_lm_no_window(stx_span *m, size_t window) {
+    if (m && window) stx_fail(m->ctx, STX_ERR_ARG, "stx_span_lm: a window of %zu: it follows the spans here, want 0", window);
+    return !window;
+}
+static void *stx__span_lm_state_create(void *m, size_t B, size_t window) {
+    return stx__span_lm_no_window((stx_span *)m, window) ? stx_span_state_create((stx_span *)m, B) : NULL;
+}
+static void stx__span_lm_state_free(void *s) { stx_span_state_free((stx_span_state *)s); }
+static void stx__span_lm_state_reset(void *s) { stx_span_state_reset((stx_span_state *)s); }
+static void stx__span_lm_state_reset_stream(void *s, size_t b) { stx_span_state_reset_stream((stx_span_state *)s, b); }
+static int stx__span_lm_state_save(stx_writer *w, const void *s, const char *prefix) { return stx_span_state_save(w, (const stx_span_state *)s, prefix); }
+static int stx__span_lm_state_load(void *s, const stx_file *f, const char *prefix) { return stx_span_state_load((stx_span_state *)s, f, prefix); }
+static void *stx__span_lm_gen_create(void *m, size_t B, size_t window) {
+    return stx__span_lm_no_window((stx_span *)m, window) ? stx_span_gen_create((stx_span *)m, B) : NULL;
+}
+static void stx__span_lm_gen_free(void *g) { stx_span_gen_free((stx_span_gen *)g); }
+static void stx__span_lm_gen_reset(void *g) { stx_span_gen_reset((stx_span_gen *)g); }
+static const stx_real *stx__span_lm_gen_feed(void *g, const int32_t *ids, size_t n) { return stx_span_gen_feed((stx_span_gen *)g, ids, n); }
+STX_DEF stx_lm stx_span_lm(stx_span *m) {
+    stx_lm lm;
+    memset(&lm, 0, sizeof lm);
+    if (!m) return lm;
+    lm.model = m;
+    lm.ctx = m->ctx;
+    lm.params = m->params;
+    lm.words = m->words;
+    lm.loss = stx__span_lm_loss;
+    lm.total = stx__span_lm_total;
+    lm.updated = stx__span_lm_updated;
+    lm.key = stx__span_lm_key;
+    lm.state_create = stx__span_lm_state_create;
+    lm.state_free = stx__span_lm_state_free;
+    lm.state_reset = stx__span_lm_state_reset;
+    lm.state_reset_stream = stx__span_lm_state_reset_stream;
+    lm.state_save = stx__span_lm_state_save;
+    lm.state_load = stx__span_lm_state_load;
+    lm.gen_create = stx__span_lm_gen_create;
+    lm.gen_free = stx__span_lm_gen_free;
+    lm.gen_reset = stx__span_lm_gen_reset;
+    lm.gen_feed = stx__span_lm_gen_feed;
+    return lm;
 }
 
 #endif /* SEQTX_ATTN_SPAN_IMPLEMENTATION */

@@ -377,6 +377,8 @@ STX_DEF void stx_sru_gen_reset(stx_sru_gen *g);             /* in error nothing:
 /* Feeds ids (B,n), n >= 1, and returns the logits (B,V) after the last of them, in host memory; log-probabilities with adapt_io.
    They stay until the next call. Calls stx_begin(x, STX_EVAL): not between a forward and its backward. */
 STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, size_t n);
+/* The model for programs that take any family. A state with a window keeps so many rows of memory, too. All NULL for NULL. */
+STX_DEF stx_lm stx_sru_lm_of(stx_sru_lm *m);
 
 // >>recurrence: op -------------------------------------------------------------------------------------------------
 
@@ -1708,6 +1710,55 @@ STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, siz
         return NULL;
     }
     return stx_cache_feed(g->cache, g->model->words, ids, n, 1, stx__sru_gen_step, g);
+}
+
+// >>language model: for programs of any family
+
+static stx_tensor *stx__sru_lm_loss(void *m, const stx_ids *ids, const stx_ids *targets, const void *in, void *out) {
+    return stx_sru_lm_loss((stx_sru_lm *)m, ids, targets, (const stx_sru_state *)in, (stx_sru_state *)out);
+}
+static stx_tensor *stx__sru_lm_total(void *m, stx_tensor *nll) { (void)m; return nll; }      /* no penalties */
+static void stx__sru_lm_updated(void *m) { (void)m; }
+static uint64_t stx__sru_lm_key(const void *m, const stx_ids *ids, const stx_ids *targets, const void *s, uint64_t salt) {
+    return stx_sru_lm_key((const stx_sru_lm *)m, ids, targets, (const stx_sru_state *)s, salt);
+}
+static void *stx__sru_lm_state_create(void *m, size_t B, size_t window) {
+    stx_sru_state *s = m ? stx_sru_state_create(((stx_sru_lm *)m)->sru, B) : NULL;
+    if (s) s->keep = s->window = window;
+    return s;
+}
+static void stx__sru_lm_state_free(void *s) { stx_sru_state_free((stx_sru_state *)s); }
+static void stx__sru_lm_state_reset(void *s) { stx_sru_state_reset((stx_sru_state *)s); }
+static void stx__sru_lm_state_reset_stream(void *s, size_t b) { stx_sru_state_reset_stream((stx_sru_state *)s, b); }
+static int stx__sru_lm_state_save(stx_writer *w, const void *s, const char *prefix) { return stx_sru_state_save(w, (const stx_sru_state *)s, prefix); }
+static int stx__sru_lm_state_load(void *s, const stx_file *f, const char *prefix) { return stx_sru_state_load((stx_sru_state *)s, f, prefix); }
+static void *stx__sru_lm_gen_create(void *m, size_t B, size_t window) { return stx_sru_gen_create((stx_sru_lm *)m, B, window); }
+static void stx__sru_lm_gen_free(void *g) { stx_sru_gen_free((stx_sru_gen *)g); }
+static void stx__sru_lm_gen_reset(void *g) { stx_sru_gen_reset((stx_sru_gen *)g); }
+static const stx_real *stx__sru_lm_gen_feed(void *g, const int32_t *ids, size_t n) { return stx_sru_gen_feed((stx_sru_gen *)g, ids, n); }
+STX_DEF stx_lm stx_sru_lm_of(stx_sru_lm *m) {
+    stx_lm lm;
+    memset(&lm, 0, sizeof lm);
+    if (!m) return lm;
+    lm.model = m;
+    lm.ctx = m->ctx;
+    lm.params = m->params;
+    lm.words = m->words;
+    lm.loss = stx__sru_lm_loss;
+    lm.total = stx__sru_lm_total;
+    lm.updated = stx__sru_lm_updated;
+    lm.key = stx__sru_lm_key;
+    lm.state_create = stx__sru_lm_state_create;
+    lm.state_free = stx__sru_lm_state_free;
+    lm.state_reset = stx__sru_lm_state_reset;
+    lm.state_reset_stream = stx__sru_lm_state_reset_stream;
+    lm.state_save = stx__sru_lm_state_save;
+    lm.state_load = stx__sru_lm_state_load;
+    lm.gen_create = stx__sru_lm_gen_create;
+    lm.gen_free = stx__sru_lm_gen_free;
+    lm.gen_reset = stx__sru_lm_gen_reset;
+    lm.gen_feed = stx__sru_lm_gen_feed;
+    return lm;
 }
 
 STX__STRICT_OFF
