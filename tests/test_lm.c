@@ -1,5 +1,5 @@
 /* test_lm.c - the language-model layer: words (embedding and output), rows (what crosses steps), the cache of
-   generation. */
+   generation, and the smallest family (lm), which is made of them: it is trained, resumed, evaluated and sampled through stx_lm alone. */
 #include "../seqtx_attn_span.h"
 #include "../seqtx_sru.h"
 #include <unistd.h>
@@ -747,6 +747,241 @@ static void cache_errors(void) {
     stx_destroy(x);
 }
 
+// >>lm: a family. One layer of attention over a memory of its own inputs, with learned distances, and a residual
+
+typedef struct mini {
+    stx_ctx *ctx;
+    stx_params *params;
+    stx_words *words;
+    size_t d, window;
+    stx_tensor *wq, *wk, *wv, *wo, *pe, *gain, *shift;
+} mini;
+typedef struct mini_gen { mini *m; stx_cache *cache; } mini_gen;
+
+static mini *mini_create(stx_ctx *x, size_t vocab, size_t d, size_t window) {
+    mini *m = (mini *)stx_persist(x, sizeof *m);
+    stx_words_desc w;
+    stx_params *p = stx_params_create(x);
+    double a = 1 / sqrt((double)d);
+    if (!m || !p) return NULL;
+    memset(&w, 0, sizeof w);
+    w.vocab = vocab; w.dim = d;
+    w.table.kind = STX_NORMAL; w.table.a = 1;
+    w.out_table.kind = STX_UNIFORM; w.out_table.a = 1; w.out_table.rule = STX_INIT_FAN_IN;
+    if (!stx_words_resolve(x, "mini_create", &w, &w)) return NULL;
+    m->ctx = x; m->params = p; m->d = d; m->window = window;
+    m->words = stx_words_create(p, &w);
+    m->wq = stx_param(p, STX_UNIFORM, a, "wq", d, d, 0, 0); m->wk = stx_param(p, STX_UNIFORM, a, "wk", d, d, 0, 0);
+    m->wv = stx_param(p, STX_UNIFORM, a, "wv", d, d, 0, 0); m->wo = stx_param(p, STX_UNIFORM, a, "wo", d, d, 0, 0);
+    m->pe = stx_param(p, STX_NORMAL, 1, "pe", window + 1, d, 0, 0);
+    m->gain = stx_param(p, STX_CONSTANT, 1, "gain", d, 0, 0, 0); m->shift = stx_param(p, STX_ZEROS, 0, "shift", d, 0, 0, 0);
+    return stx_ok(x) ? m : NULL;
+}
+static void mini_attention(const mini *m, stx_attention_in *a, stx_attention_desc *d) {
+    memset(a, 0, sizeof *a);
+    memset(d, 0, sizeof *d);
+    a->pe = m->pe;
+    d->heads = 1;
+    d->span = m->window;
+}
+static stx_tensor *mini_after(const mini *m, stx_tensor *h, stx_tensor *y) {
+    return stx_residual_norm(m->ctx, h, stx_linear(m->ctx, y, m->wo, NULL, STX_ACT_NONE), 0, m->gain, m->shift, 0);
+}
+static stx_tensor *mini_loss(void *model, const stx_ids *ids, const stx_ids *targets, const void *in, void *out) {
+    mini *m = (mini *)model;
+    const stx_rows *before = (const stx_rows *)in;
+    stx_tensor *h = stx_words_embed(m->words, ids), *X = stx_rows_before(before, 0, m->window, h);
+    stx_attention_in a;
+    stx_attention_desc d;
+    mini_attention(m, &a, &d);
+    a.q = stx_linear(m->ctx, h, m->wq, NULL, STX_ACT_NONE);
+    a.k = stx_linear_memory(m->ctx, X, h, m->wk);
+    a.v = stx_linear_memory(m->ctx, X, h, m->wv);
+    a.pad = stx_rows_mask(before, 0, m->window, NULL, ids->T);
+    if (out && !stx_rows_push((stx_rows *)out, before, 0, m->window, h, NULL)) return NULL;
+    return stx_words_loss(m->words, mini_after(m, h, stx_attention(m->ctx, &a, &d)), targets);
+}
+static stx_tensor *mini_total(void *m, stx_tensor *nll) { (void)m; return nll; }
+static void mini_updated(void *m) { (void)m; }
+static uint64_t mini_key(const void *m, const stx_ids *ids, const stx_ids *targets, const void *s, uint64_t salt) {
+    return stx_rows_key((const stx_rows *)s, stx_step_key(m, ids, targets, salt));
+}
+static void *mini_state_create(void *model, size_t B, size_t window) {
+    stx_rows_desc d;
+    memset(&d, 0, sizeof d);
+    d.layers = 1; d.B = B; d.width = ((mini *)model)->d;
+    if (window) stx_fail(((mini *)model)->ctx, STX_ERR_ARG, "mini: the window is the model's");
+    return stx_rows_create(((mini *)model)->ctx, &d);
+}
+static void mini_state_free(void *s) { stx_rows_free((stx_rows *)s); }
+static void mini_state_reset(void *s) { stx_rows_reset((stx_rows *)s); }
+static void mini_state_reset_stream(void *s, size_t b) { stx_rows_reset_stream((stx_rows *)s, b); }
+static int mini_state_save(stx_writer *w, const void *s, const char *prefix) { return stx_rows_save(w, (const stx_rows *)s, prefix); }
+static int mini_state_load(void *s, const stx_file *f, const char *prefix) { return stx_rows_load((stx_rows *)s, f, prefix); }
+static void mini_gen_reset(void *g) { stx_cache_reset(((mini_gen *)g)->cache); }
+static void mini_gen_free(void *g) {
+    if (!g) return;
+    stx_cache_free(((mini_gen *)g)->cache);
+    stx_block_free(((mini_gen *)g)->m->ctx, g);
+}
+static void *mini_gen_create(void *model, size_t B, size_t window) {
+    mini *m = (mini *)model;
+    mini_gen *g = (mini_gen *)stx_block(m->ctx, sizeof *g);
+    (void)window;
+    if (!g) return NULL;
+    g->m = m;
+    g->cache = stx_cache_create(m->ctx, 1, B, m->words->desc.vocab);
+    return stx_cache_window(g->cache, 0, m->window, m->d, 0) ? g : NULL;
+}
+static stx_tensor *mini_gen_step(void *user, const stx_ids *ids) {
+    mini_gen *g = (mini_gen *)user;
+    mini *m = g->m;
+    stx_tensor *h = stx_words_embed(m->words, ids);
+    stx_attention_in a;
+    stx_attention_desc d;
+    mini_attention(m, &a, &d);
+    a.q = stx_linear(m->ctx, h, m->wq, NULL, STX_ACT_NONE);
+    a.k = stx_linear(m->ctx, h, m->wk, NULL, STX_ACT_NONE);
+    a.v = stx_linear(m->ctx, h, m->wv, NULL, STX_ACT_NONE);
+    return mini_after(m, h, stx_cache_attention(g->cache, 0, &a, &d));
+}
+static const stx_real *mini_gen_feed(void *gen, const int32_t *ids, size_t n) {
+    mini_gen *g = (mini_gen *)gen;
+    return stx_cache_feed(g->cache, g->m->words, ids, n, 1, mini_gen_step, g);
+}
+static stx_lm mini_lm(mini *m) {
+    stx_lm lm;
+    memset(&lm, 0, sizeof lm);
+    if (!m) return lm;
+    lm.model = m; lm.ctx = m->ctx; lm.params = m->params; lm.words = m->words;
+    lm.loss = mini_loss; lm.total = mini_total; lm.updated = mini_updated; lm.key = mini_key;
+    lm.state_create = mini_state_create; lm.state_free = mini_state_free; lm.state_reset = mini_state_reset;
+    lm.state_reset_stream = mini_state_reset_stream; lm.state_save = mini_state_save; lm.state_load = mini_state_load;
+    lm.gen_create = mini_gen_create; lm.gen_free = mini_gen_free; lm.gen_reset = mini_gen_reset; lm.gen_feed = mini_gen_feed;
+    return lm;
+}
+
+// >>lm: what a program does with any family, by the table alone
+
+enum { LB = 2, LT = 16, LV = 16, LSTEPS = 60 };
+enum { MINI, SPAN, SRU, SRUPP, LMS };
+static stx_lm some_lm(stx_ctx *x, int kind) {
+    stx_span_desc d;
+    stx_sru_lm_desc e;
+    if (kind == MINI) return mini_lm(mini_create(x, LV, 24, 40));
+    if (kind == SPAN) {
+        memset(&d, 0, sizeof d);
+        d.vocab = LV; d.layers = 2; d.dim = 24; d.heads = 2; d.inner = 32; d.span = 40; d.adapt_span = 1; d.ramp = 4; d.span_init = 0.2; d.span_loss = 1e-4;
+        return stx_span_lm(stx_span_create(x, &d));
+    }
+    memset(&e, 0, sizeof e);
+    e.vocab = LV; e.dim = 24; e.sru.layers = 2; e.sru.transform = kind == SRUPP ? STX_SRU_ATTENTION : STX_SRU_LINEAR;
+    return stx_sru_lm_of(stx_sru_lm_create(x, &e));
+}
+/* The text's second half repeats its first: who remembers a block sees it coming */
+static void lm_tokens(int32_t *in, size_t step) {
+    size_t b, i;
+    for (b = 0; b < LB; b++)
+        for (i = 0; i <= LT; i++) in[b * (LT + 1) + i] = (int32_t)((step * LT + i + b * 5) % 20 * 7 % LV);
+}
+static double lm_step(const stx_lm *lm, stx_optim *o, void *state, size_t step, int train) {
+    int32_t t[LB * (LT + 1)], in[LB * LT], out[LB * LT];
+    stx_tensor *nll;
+    double v;
+    size_t b;
+    lm_tokens(t, step);
+    for (b = 0; b < LB; b++) { memcpy(in + b * LT, t + b * (LT + 1), LT * sizeof *t); memcpy(out + b * LT, t + b * (LT + 1) + 1, LT * sizeof *t); }
+    stx_begin(lm->ctx, train ? STX_TRAIN : STX_EVAL);
+    nll = lm->loss(lm->model, stx_tokens(lm->ctx, in, LB, LT), stx_tokens(lm->ctx, out, LB, LT), state, state);
+    v = stx_item(lm->ctx, nll);
+    if (!train) return v;
+    stx_backward(lm->ctx, lm->total(lm->model, nll));
+    stx_optim_step(o, 0.01);
+    lm->updated(lm->model);
+    return v;
+}
+static void lm_whole(void) {
+    int kind;
+    for (kind = 0; kind < LMS; kind++) {
+        stx_ctx *x = context(21), *y = context(21);
+        stx_lm a = some_lm(x, kind), b = some_lm(y, kind);
+        stx_optim_desc od;
+        stx_optim *oa, *ob;
+        void *sa, *sb, *ev, *gen;
+        double first = 0, la, lb;
+        char path[64];
+        stx_writer *w;
+        stx_file *f;
+        size_t step, i, v;
+        int32_t t[LB * (LT + 1)], ids[2 * LT];
+        const stx_real *got;
+        CHECK(a.model && a.params && a.words && a.ctx == x, "kind %d: %s", kind, stx_error(x));
+        if (!a.model || !b.model) return;
+        memset(&od, 0, sizeof od);
+        oa = stx_optim_create(a.params, &od);
+        ob = stx_optim_create(b.params, &od);
+        sa = a.state_create(a.model, LB, 0);
+        sb = b.state_create(b.model, LB, 0);
+        for (step = 0; step < LSTEPS; step++) { la = lm_step(&a, oa, sa, step, 1); if (!step) first = la; }
+        CHECK(la < 0.5 * first, "kind %d: learned from %g to %g: %s", kind, first, la, stx_error(x));
+        /* saved, and resumed bit for bit */
+        snprintf(path, sizeof path, "build/test_lm.%ld.safetensors", (long)getpid());
+        w = stx_writer_create(x);
+        CHECK(stx_params_save(w, a.params, "") && stx_optim_save(w, oa) && a.state_save(w, sa, "state.0.") && stx_writer_finish(w, path), "%s", stx_error(x));
+        f = stx_file_open(y, path);
+        CHECK(stx_params_load(b.params, f, "") && stx_optim_load(ob, f) && b.state_load(sb, f, "state.0."), "kind %d: %s", kind, stx_error(y));
+        stx_file_close(f);
+        stx_set_tick(y, stx_tick(x));
+        remove(path);
+        for (; step < LSTEPS + 5; step++) {
+            la = lm_step(&a, oa, sa, step, 1);
+            lb = lm_step(&b, ob, sb, step, 1);
+            CHECK(la == lb, "kind %d step %zu: %.17g, resumed %.17g", kind, step, la, lb);
+        }
+        /* evaluated with a state of its own: training does not notice */
+        ev = a.state_create(a.model, LB, 0);
+        for (la = 0, i = 0; i < 3; i++) la += lm_step(&a, NULL, ev, i, 0);
+        a.state_reset(ev);
+        for (lb = 0, i = 0; i < 3; i++) lb += lm_step(&a, NULL, ev, i, 0);
+        CHECK(la == lb && la < 3 * first, "kind %d: evaluated to %g, again %g", kind, la, lb);
+        a.state_free(ev);
+        la = lm_step(&a, oa, sa, step, 1);
+        lb = lm_step(&b, ob, sb, step, 1);
+        CHECK(la == lb, "kind %d: evaluation is felt", kind);
+        CHECK(a.key(a.model, NULL, NULL, sa, 1) == a.key(a.model, NULL, NULL, sa, 1) && a.key(a.model, NULL, NULL, sa, 1) != a.key(a.model, NULL, NULL, sa, 2),
+              "kind %d: keys", kind);
+        a.state_reset_stream(sa, 1);
+        lb = lm_step(&a, oa, sa, ++step, 0);
+        CHECK(isfinite(lb) && stx_ok(x), "kind %d: after a stream's reset %g %s", kind, lb, stx_error(x));
+        /* what is generated token by token is what the loss says of it */
+        gen = a.gen_create(a.model, 1, 0);
+        lm_tokens(t, 0);
+        for (i = 0; i < LT; i++) ids[i] = t[i];
+        for (la = 0, i = 0; i < LT; i++) {
+            double top = -1e300, z = 0;
+            got = a.gen_feed(gen, &ids[i], 1);
+            CHECK(got != NULL, "kind %d: %s", kind, stx_error(x));
+            if (!got) break;
+            for (v = 0; v < LV; v++) if ((double)got[v] > top) top = (double)got[v];
+            for (v = 0; v < LV; v++) z += exp((double)got[v] - top);
+            la += top + log(z) - (double)got[t[i + 1]];
+        }
+        stx_begin(x, STX_EVAL);
+        lb = stx_item(x, a.loss(a.model, stx_tokens(x, t, 1, LT), stx_tokens(x, t + 1, 1, LT), NULL, NULL));
+        CHECK(CLOSE(la / LT, lb, 10 * TOL), "kind %d: token by token %g, at once %g", kind, la / LT, lb);
+        a.gen_reset(gen);
+        got = a.gen_feed(gen, t, LT);
+        for (i = v = 0; got && v < LV; v++) if (got[v] > got[i]) i = v;
+        CHECK(got && (int32_t)i == t[LT], "kind %d: goes on with %zu, want %d", kind, i, (int)t[LT]);
+        a.gen_free(gen);
+        a.state_free(sa);
+        b.state_free(sb);
+        if (kind == SPAN) CHECK(!a.state_create(a.model, 1, 5) && strstr(stx_error(x), "want 0"), "%s", stx_error(x));
+        stx_destroy(x);
+        stx_destroy(y);
+    }
+}
+
 int main(void) {
     words_whole();
     words_scale();
@@ -760,5 +995,6 @@ int main(void) {
     one_stream();
     cache_attention();
     cache_errors();
+    lm_whole();
     return test_end();
 }
