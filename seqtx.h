@@ -1041,8 +1041,9 @@ typedef struct stx_words_desc {
     int    share_tables;        /* input and output adaptive: one set of tables */
     int    share_projs;         /* ... and of projections */
     int    forward_columns;     /* order of the head's columns for the other clusters, see stx_adaptive */
-    int    by_cluster;          /* order of the parameters, and whose name those have that are shared. 0: the input's, the head's columns for the
-                                   clusters, the output's; in_emb. 1: cluster by cluster, the head's columns last; out_emb */
+    int    by_cluster;          /* order of the parameters, and whose name those have that are shared. 0: the input's, the
+                                   head's columns for the clusters, the output's; in_emb. 1: cluster by cluster, the head's columns
+                                   last; out_emb */
     stx_init table, out_table, proj, bias, cluster, cluster_bias;      /* tables of the input (also plain), W or tables of the output,
                                                                           projections, biases, the head's columns and their biases */
 } stx_words_desc;
@@ -1070,15 +1071,17 @@ STX_DEF stx_tensor *stx_words_logits(const stx_words *w, stx_tensor *h);
 STX_DEF stx_tensor *stx_words_log_probs(const stx_words *w, stx_tensor *h);
 /* What stx_sample wants, at the least cost: logits where there are any, else log p. */
 STX_DEF stx_tensor *stx_words_scores(const stx_words *w, stx_tensor *h);
-/* Mean nll of targets, one a row of h (..,d), nats per token -> (1). The gradient takes the place of plain logits (stx_cross_entropy_over). */
+/* Mean nll of targets, one a row of h (..,d), nats per token -> (1). The gradient takes the place of plain logits
+   (stx_cross_entropy_over). */
 STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // >>rows: what a model remembers from step to step
 
-/* For each layer rows of numbers (B, rows, width): a cache of a layer's inputs, a memory, a recurrent state. Rows are constants: no gradient
-   passes from one step to another. A step reads them (in) and pushes its own at their end (out, which may be in); the oldest fall out.
-   A row may be missing in some of the B streams, after one of them was reset or where a segment was padding. */
+/* For each layer rows of numbers (B, rows, width): a cache of a layer's inputs, a memory, a recurrent state. Rows are
+   constants: no gradient passes from one step to another. A step reads them (in) and pushes its own at their end (out, which
+   may be in); the oldest fall out. A row may be missing in some of the B streams, after one of them was reset or where a
+   segment was padding. */
 typedef struct stx_rows_desc {
     size_t layers, B;
     size_t width;               /* of every layer */
@@ -1087,8 +1090,8 @@ typedef struct stx_rows_desc {
     int    as_one;              /* all layers hold the rows of the same times: a checkpoint has one count and one mask for all */
     int    whole;               /* rows that were never written count, too: see stx_rows_layer.rows */
     int    zeros;               /* a stream's missing rows are rows of zeros; else they do not exist (stx_rows_mask) */
-    size_t most;                /* more rows than this are refused by set and load, and buffers grow by half as much again up to this; 0: any
-                                   number, and buffers grow to what is asked */
+    size_t most;                /* more rows than this are refused by set and load, and buffers grow by half as much again up to
+                                   this; 0: any number, and buffers grow to what is asked */
 } stx_rows_desc;
 typedef struct stx_rows_layer {
     size_t    width;
@@ -1119,8 +1122,8 @@ STX_DEF int stx_rows_reserve(stx_rows *s, size_t rows);
 /* The most rows that a layer holds. */
 STX_DEF size_t stx_rows_most(const stx_rows *s);
 
-/* Layer l of out becomes the last `keep` of in's rows and h's, h (B,T,width); in NULL: none before. pad (B,T): not 0 where h has no such row;
-   NULL: all are there. desc.fixed: h (B,width) is the row, keep 1. 1, or 0 and an error. */
+/* Layer l of out becomes the last `keep` of in's rows and h's, h (B,T,width); in NULL: none before. pad (B,T): not 0 where h
+   has no such row; NULL: all are there. desc.fixed: h (B,width) is the row, keep 1. 1, or 0 and an error. */
 STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad);
 /* The newest m = min(n, real) rows of layer l as a constant of this step, (B,m,width), desc.fixed: (B,width); NULL when there are none. */
 STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n);
@@ -1129,16 +1132,20 @@ STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_t
 /* Which of the newest m rows, and of T rows behind them with the padding pad (B,T) or NULL, are missing: (B,m+T), as stx_attention_in.pad.
    NULL when none is (or in error), so that nothing is spent on a mask. s NULL: pad. Numbers from the host: such a step is not replayed. */
 STX_DEF const stx_ids *stx_rows_mask(const stx_rows *s, size_t l, size_t n, const stx_ids *pad, size_t T);
-/* The rows (B,e,width), e = real + T - keep, that stx_rows_push(.., s, l, keep, h, pad) will drop, a constant: what a second, compressed memory is
-   made of. mask (NULL: not wanted) gets which of them are missing, as stx_rows_mask. NULL when none falls out. Not of desc.fixed. */
-STX_DEF stx_tensor *stx_rows_evicted(const stx_rows *s, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad, const stx_ids **mask);
+/* The rows (B,e,width), e = real + T - keep, that stx_rows_push(.., s, l, keep, h, pad) will drop, a constant: what a second,
+   compressed memory is made of. mask (NULL: not wanted) gets which of them are missing, as stx_rows_mask. NULL when none
+   falls out. Not of desc.fixed. */
+STX_DEF stx_tensor *stx_rows_evicted(const stx_rows *s, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad,
+    const stx_ids **mask);
 
-/* n streams of `from`, from c on, become the streams from b on of `to`, which has the same layers: splits a batch, joins parts, repeats a stream.
-   Newest rows stay together; what one has and the other has not is missing there. When all of to's streams are meant it gets from's rows and
-   no others. From one context only, and without overlap where to is from. 1, or 0 and an error. */
+/* n streams of `from`, from c on, become the streams from b on of `to`, which has the same layers: splits a batch, joins
+   parts, repeats a stream. Newest rows stay together; what one has and the other has not is missing there. When all of to's
+   streams are meant it gets from's rows and no others. From one context only, and without overlap where to is from. 1, or 0
+   and an error. */
 STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c, size_t n);
-/* Layer l in the caller's memory, on the host: its real rows, (B,real,width), oldest first; and n <= rows of them in place of what it had, none
-   missing. rows: with desc.whole the other's rows; else n. 1, or 0 and an error, with the rows as they were. */
+/* Layer l in the caller's memory, on the host: its real rows, (B,real,width), oldest first; and n <= rows of them in place of
+   what it had, none missing. rows: with desc.whole the other's rows; else n. 1, or 0 and an error, with the rows as they
+   were. */
 STX_DEF int stx_rows_get(const stx_rows *s, size_t l, stx_real *out);
 STX_DEF int stx_rows_set(stx_rows *s, size_t l, size_t rows, const stx_real *in, size_t n);
 /* In a checkpoint: entries "<prefix><l>", "<prefix>pad.<l>" where rows are missing, metadata "<prefix>rows.<l>", "<prefix>real.<l>"; with
@@ -1170,32 +1177,37 @@ typedef struct stx_cache {
 STX_DEF stx_cache *stx_cache_create(stx_ctx *x, size_t layers, size_t B, size_t V);
 STX_DEF void stx_cache_free(stx_cache *c);
 STX_DEF void stx_cache_reset(stx_cache *c);                 /* forgets all, and keeps the room */
-/* Layer l is empty and has room for this window of keys and values of C channels each; both: they come side by side. 1, or 0 and an error. */
+/* Layer l is empty and has room for this window of keys and values of C channels each; both: they come side by side. 1, or 0
+   and an error. */
 STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, int both);
-/* stx_attention of t new tokens (t <= chunk) over the rows of layer l and their own, which are added. in: q, k, v (B,t,C), or kv, of the new
-   ones, and what else stx_attention takes; d as there, but causal, first_key at most 0, and no key further back than the window. In
-   STX_EVAL only: no gradient passes. */
+/* stx_attention of t new tokens (t <= chunk) over the rows of layer l and their own, which are added. in: q, k, v (B,t,C), or
+   kv, of the new ones, and what else stx_attention takes; d as there, but causal, first_key at most 0, and no key further
+   back than the window. In STX_EVAL only: no gradient passes. */
 STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in, const stx_attention_desc *d);
-/* Feeds ids (B,n), n >= 1, to a model in chunks, each a step in STX_EVAL in which fn makes the last hidden states (B,t,d) of ids (B,t). Returns
-   log p (B,V) of the token after the last, or, with scores, stx_words_scores of it: c->out, until the next call. NULL in error. */
+/* Feeds ids (B,n), n >= 1, to a model in chunks, each a step in STX_EVAL in which fn makes the last hidden states (B,t,d) of
+   ids (B,t). Returns log p (B,V) of the token after the last, or, with scores, stx_words_scores of it: c->out, until the next
+   call. NULL in error. */
 typedef stx_tensor *(*stx_feed_fn)(void *user, const stx_ids *ids);
-STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_words *w, const int32_t *ids, size_t n, int scores, stx_feed_fn fn, void *user);
+STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_words *w, const int32_t *ids, size_t n, int scores,
+    stx_feed_fn fn, void *user);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // >>lm: a language model of any family
 
-/* What programs that take any family need of one: a family fills in the table (stx_span_lm, stx_sru_lm_of, ..), and trainers, evaluation and
-   generation are written once. model, state and gen are the family's own structs. */
+/* What programs that take any family need of one: a family fills in the table (stx_span_lm, stx_sru_lm_of, ..), and trainers,
+   evaluation and generation are written once. model, state and gen are the family's own structs. */
 typedef struct stx_lm {
     void            *model;
     stx_ctx         *ctx;
     stx_params      *params;
     const stx_words *words;
-    /* Mean nll of targets (B,T), nats per token -> (1). in: what is remembered (NULL: nothing); out: where it goes on (NULL: nowhere; may be in) */
+    /* Mean nll of targets (B,T), nats per token -> (1). in: what is remembered (NULL: nothing); out: where it goes on (NULL:
+       nowhere; may be in) */
     stx_tensor *(*loss)(void *model, const stx_ids *ids, const stx_ids *targets, const void *in, void *out);
     stx_tensor *(*total)(void *model, stx_tensor *nll);     /* what is minimised: nll and penalties */
     void        (*updated)(void *model);                    /* to be called after each update */
-    uint64_t    (*key)(const void *model, const stx_ids *ids, const stx_ids *targets, const void *state, uint64_t salt);   /* of stx_step_run */
+    /* of stx_step_run */
+    uint64_t    (*key)(const void *model, const stx_ids *ids, const stx_ids *targets, const void *state, uint64_t salt);
     /* What B streams remember. window: how far back attention sees, for evaluation; 0: as in training, or as the model has it */
     void       *(*state_create)(void *model, size_t B, size_t window);
     void        (*state_free)(void *state);
@@ -6526,7 +6538,9 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const 
     if (node) node->save = a;
     return y;
 }
-STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d) { return stx__attention(x, in, d, 0); }
+STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d) {
+    return stx__attention(x, in, d, 0);
+}
 
 // >>ops: adaptive input and output
 
@@ -9198,7 +9212,8 @@ static int stx__words_adaptive(stx_ctx *x, const char *who, stx_words_desc *d) {
     if (d->cutoffs > STX_MAX_CLUSTERS - 1) return stx__words_bad(x, who, "cutoffs", (double)d->cutoffs, "at most 7");
     for (i = 0; i < d->cutoffs; i++)
         if (d->cutoff[i] <= (i ? d->cutoff[i - 1] : 0) || d->cutoff[i] >= d->vocab) {
-            stx_fail(x, STX_ERR_ARG, "%s: cutoff %zu (number %zu): cutoffs rise and stay below the vocabulary of %zu", who, d->cutoff[i], i + 1,
+            stx_fail(x, STX_ERR_ARG, "%s: cutoff %zu (number %zu): cutoffs rise and stay below the vocabulary of %zu", who,
+                     d->cutoff[i], i + 1,
                      d->vocab);
             return 0;
         }
@@ -9237,14 +9252,17 @@ STX_DEF int stx_words_resolve(stx_ctx *x, const char *who, const stx_words_desc 
     if ((in || d->out == STX_WORDS_TIED) && d->emb != d->dim)
         return stx__words_bad(x, who, in ? "emb of an adaptive input" : "emb with a tied output", (double)d->emb, "dim");
     if ((d->share_tables || d->share_projs) && !(in && out)) {
-        stx_fail(x, STX_ERR_ARG, "%s: %s without both an adaptive input and an adaptive output", who, d->share_tables ? "share_tables" : "share_projs");
+        stx_fail(x, STX_ERR_ARG, "%s: %s without both an adaptive input and an adaptive output", who,
+                 d->share_tables ? "share_tables" : "share_projs");
         return 0;
     }
     return in || out ? stx__words_adaptive(x, who, d) : 1;
 }
 /* Cluster i: its first word, and how many */
 static size_t stx__words_start(const stx_words_desc *d, size_t i) { return i ? d->cutoff[i - 1] : 0; }
-static size_t stx__words_size(const stx_words_desc *d, size_t i) { return (i < d->cutoffs ? d->cutoff[i] : d->vocab) - stx__words_start(d, i); }
+static size_t stx__words_size(const stx_words_desc *d, size_t i) {
+    return (i < d->cutoffs ? d->cutoff[i] : d->vocab) - stx__words_start(d, i);
+}
 static int stx__words_projects(const stx_words_desc *d, size_t i) { return i || !d->head_direct; }
 STX_DEF size_t stx_words_count(const stx_words_desc *d) {
     size_t n = 0, i;
@@ -9259,7 +9277,8 @@ STX_DEF size_t stx_words_count(const stx_words_desc *d) {
     return out ? stx_size_add(stx_size_add(n, d->vocab, 1), d->cutoffs, d->width[0] + 1) : n;
 }
 /* Parameter side.what (or side.what.<i>) of the shape (d0,d1) or (d0), for a matrix of rows x columns */
-static stx_tensor *stx__words_param(stx_params *p, const stx_init *init, const char *name, size_t i, size_t rows, size_t columns, int bias) {
+static stx_tensor *stx__words_param(stx_params *p, const stx_init *init, const char *name, size_t i, size_t rows, size_t columns,
+    int bias) {
     char full[64];
     double a = init->a;
     if (init->rule == STX_INIT_FAN_IN) a = a / sqrt((double)columns);
@@ -9347,7 +9366,8 @@ STX_DEF stx_tensor *stx_words_embed(const stx_words *w, const stx_ids *ids) {
 STX_DEF stx_tensor *stx_words_logits(const stx_words *w, stx_tensor *h) {
     if (!w || !h || !stx_ok(w->ctx)) return NULL;
     if (w->desc.out != STX_WORDS_ADAPTIVE) return stx_linear(w->ctx, h, w->out_w, w->out_b, STX_ACT_NONE);
-    stx_fail(w->ctx, STX_ERR_ARG, "stx_words_logits: an adaptive output has no logits over the whole vocabulary: use stx_words_log_probs, or the same of the model");
+    stx_fail(w->ctx, STX_ERR_ARG, "stx_words_logits: an adaptive output has no logits over the whole vocabulary: use stx_words_log_probs, "
+             "or the same of the model");
     return NULL;
 }
 STX_DEF stx_tensor *stx_words_log_probs(const stx_words *w, stx_tensor *h) {
@@ -9405,7 +9425,10 @@ STX_DEF void stx_rows_free(stx_rows *s) {
 }
 static void stx__rows_forget(stx_rows *s) {
     size_t l;
-    for (l = 0; l < s->desc.layers && !s->all; l++) s->layer[l].real = s->layer[l].rows = 0, s->layer[l].masked = 0;
+    for (l = 0; l < s->desc.layers && !s->all; l++) {
+        s->layer[l].real = s->layer[l].rows = 0;
+        s->layer[l].masked = 0;
+    }
 }
 STX_DEF void stx_rows_reset(stx_rows *s) {
     if (!s || !stx_ok(s->ctx)) return;
@@ -9465,9 +9488,10 @@ static int stx__rows_set_mask(stx_rows *s, size_t l, const int32_t *m, size_t n)
     memcpy(y->pad, m, N * sizeof *m);
     return 1;
 }
-/* The masks of the n0 rows of y from `first` on, and then of those of pad from t0 on, side by side in the step's memory, (B,n0+n1). y and pad
-   may be NULL: nothing is missing there. */
-static int32_t *stx__rows_masks(stx_ctx *x, size_t B, const stx_rows_layer *y, size_t first, size_t n0, const stx_ids *pad, size_t t0, size_t n1) {
+/* The masks of the n0 rows of y from `first` on, and then of those of pad from t0 on, side by side in the step's memory,
+   (B,n0+n1). y and pad may be NULL: nothing is missing there. */
+static int32_t *stx__rows_masks(stx_ctx *x, size_t B, const stx_rows_layer *y, size_t first, size_t n0, const stx_ids *pad,
+    size_t t0, size_t n1) {
     size_t b, n = n0 + n1;
     int32_t *m = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, n, sizeof *m));
     if (!m) return NULL;
@@ -9502,7 +9526,8 @@ STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t ke
     size_t B, T, d, old, own, n, stride = 0, rows;
     int32_t *mask = NULL;
     if (!stx_ok(x) || !h || !stx__rows_fit(out, "stx_rows_push", l, h, pad)) return 0;
-    if (in && (in->ctx != x || l >= in->desc.layers || in->B != out->B || in->layer[l].width != out->layer[l].width || !in->all != !out->all)) {
+    if (in && (in->ctx != x || l >= in->desc.layers || in->B != out->B || in->layer[l].width != out->layer[l].width
+        || !in->all != !out->all)) {
         stx_fail(x, STX_ERR_ARG, "stx_rows_push: rows of another context, number of streams or width in than out");
         return 0;
     }
@@ -9548,7 +9573,8 @@ STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n) {
     n = STX__MIN(n, y->real);
     if (!n || !y->width) return NULL;
     t = s->all ? stx_new_full(x, s->B, y->width, 0, 0) : stx_new(x, s->B, n, y->width, 0);
-    if (t) STX_RUN(x, stx_copy2d, (x, t->data, n * y->width, stx_at(x, y->data, (y->real - n) * y->width), y->real * y->width, s->B, n * y->width, 0));
+    if (t) STX_RUN(x, stx_copy2d, (x, t->data, n * y->width, stx_at(x, y->data, (y->real - n) * y->width), y->real * y->width,
+        s->B, n * y->width, 0));
     return t;
 }
 STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_tensor *h) {
@@ -9582,7 +9608,8 @@ STX_DEF const stx_ids *stx_rows_mask(const stx_rows *s, size_t l, size_t n, cons
     m = stx__rows_masks(s->ctx, s->B, y, y->real - n, n, pad, 0, T);
     return stx__rows_ids(s->ctx, m, s->B, n + T);
 }
-STX_DEF stx_tensor *stx_rows_evicted(const stx_rows *s, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad, const stx_ids **mask) {
+STX_DEF stx_tensor *stx_rows_evicted(const stx_rows *s, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad,
+    const stx_ids **mask) {
     stx_ctx *x = s ? s->ctx : NULL;
     const stx_rows_layer *y;
     stx_tensor *t;
@@ -9599,7 +9626,8 @@ STX_DEF stx_tensor *stx_rows_evicted(const stx_rows *s, size_t l, size_t keep, c
     if (!t) return NULL;
     if (old) STX_RUN(x, stx_copy2d, (x, t->data, e * d, y->data, y->real * d, s->B, old * d, 0));
     if (e > old) STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, old * d), e * d, h->data, T * d, s->B, (e - old) * d, 0));
-    if (mask && ((old && y->masked) || (pad && e > old))) *mask = stx__rows_ids(x, stx__rows_masks(x, s->B, y, 0, old, pad, 0, e - old), s->B, e);
+    if (mask && ((old && y->masked) || (pad && e > old)))
+        *mask = stx__rows_ids(x, stx__rows_masks(x, s->B, y, 0, old, pad, 0, e - old), s->B, e);
     return t;
 }
 
@@ -9633,10 +9661,10 @@ STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c
     stx_ctx *x = to ? to->ctx : NULL;
     size_t l, k;
     if (!stx_ok(x) || !from) return 0;
-    if (from->ctx != x || from->desc.layers != to->desc.layers || !from->all != !to->all || n > to->B || b > to->B - n || n > from->B || c > from->B - n
-        || (to == from && b < c + n && c < b + n)) {
-        stx_fail(x, STX_ERR_ARG, "stx_rows_copy: %zu streams from %zu of %zu to %zu of %zu: want streams that there are, the same context and "
-                 "layers, and no overlap", n, c, from->B, b, to->B);
+    if (from->ctx != x || from->desc.layers != to->desc.layers || !from->all != !to->all || n > to->B || b > to->B - n
+        || n > from->B || c > from->B - n || (to == from && b < c + n && c < b + n)) {
+        stx_fail(x, STX_ERR_ARG, "stx_rows_copy: %zu streams from %zu of %zu to %zu of %zu: want streams that there are, the same "
+                 "context and layers, and no overlap", n, c, from->B, b, to->B);
         return 0;
     }
     for (l = 0; l < to->desc.layers && n; l++) {
@@ -9644,9 +9672,15 @@ STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c
         stx_rows_layer *t = &to->layer[l];
         size_t d = t->width, rows = f->real, had = t->real, most = n == to->B ? rows : STX__MAX(rows, had);
         int32_t *mask, *m;
-        if (f->width != d) { stx_fail(x, STX_ERR_ARG, "stx_rows_copy: layer %zu is %zu wide in one and %zu in the other", l, f->width, d); return 0; }
+        if (f->width != d) {
+            stx_fail(x, STX_ERR_ARG, "stx_rows_copy: layer %zu is %zu wide in one and %zu in the other", l, f->width, d);
+            return 0;
+        }
         if (!d) continue;
-        if (to->all) { STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, b * d), n * d, stx_at(x, f->data, c * d), n * d, 1, n * d, 0)); continue; }
+        if (to->all) {
+            STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, b * d), n * d, stx_at(x, f->data, c * d), n * d, 1, n * d, 0));
+            continue;
+        }
         mask = (int32_t *)stx_step_alloc(x, stx_bytes_of(to->B, most + !most, sizeof *mask));
         m = stx__rows_masks(x, from->B, f, 0, rows, NULL, 0, 0);
         if (!mask || !m) return 0;
@@ -9658,7 +9692,8 @@ STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c
             if (!stx__rows_room(to, l, most, 0)) { t->real = 0; return 0; }
             STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, (most - had) * d), most * d, old, had * d, to->B, had * d, 0));
         } else if (!stx__rows_room(to, l, most, n < to->B)) { t->real = 0; return 0; }
-        for (k = 0; k < to->B && t->masked; k++) if (had <= most) memcpy(mask + k * most + (most - had), t->pad + k * had, had * sizeof *mask);
+        for (k = 0; k < to->B && t->masked && had <= most; k++)
+            memcpy(mask + k * most + (most - had), t->pad + k * had, had * sizeof *mask);
         t->real = most;
         for (k = 0; k < to->B && n < to->B; k++) stx__rows_lose(to, l, mask, k, 0, most - had);
         for (k = 0; k < n; k++) {
@@ -9666,7 +9701,8 @@ STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c
             stx__rows_lose(to, l, mask, b + k, 0, most - rows);
             if (rows) memcpy(mask + (b + k) * most + (most - rows), m + (c + k) * rows, rows * sizeof *mask);
         }
-        if (rows) STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, (b * most + most - rows) * d), most * d, stx_at(x, f->data, c * rows * d), rows * d, n, rows * d, 0));
+        if (rows) STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, (b * most + most - rows) * d), most * d,
+                                          stx_at(x, f->data, c * rows * d), rows * d, n, rows * d, 0));
         t->rows = n == to->B ? f->rows : STX__MAX(t->rows, f->rows);
         if (!stx__rows_set_mask(to, l, mask, most)) return 0;
     }
@@ -9686,7 +9722,8 @@ STX_DEF int stx_rows_set(stx_rows *s, size_t l, size_t rows, const stx_real *in,
     if (l >= s->desc.layers) { stx_fail(x, STX_ERR_ARG, "stx_rows_set: layer %zu, want less than %zu", l, s->desc.layers); return 0; }
     y = &s->layer[l];
     if (n > rows || (s->desc.most && rows > s->desc.most) || (rows != n && !s->desc.whole) || (s->all && n != 1) || (n && !in)) {
-        stx_fail(x, STX_ERR_ARG, "stx_rows_set: n %zu of %zu rows%s: want n <= rows <= %zu, and numbers to read", n, rows, in ? "" : ", in NULL",
+        stx_fail(x, STX_ERR_ARG, "stx_rows_set: n %zu of %zu rows%s: want n <= rows <= %zu, and numbers to read", n, rows,
+                 in ? "" : ", in NULL",
                  s->all ? (size_t)1 : s->desc.most ? s->desc.most : n);
         return 0;
     }
@@ -9730,7 +9767,8 @@ STX_DEF int stx_rows_save(stx_writer *w, const stx_rows *s, const char *prefix) 
                         !stx_writer_meta_u64(w, stx__rows_name(name, sizeof name, prefix, "real.", l), y->real))) return 0;
         if (!y->real || !y->width) continue;
         if (y->masked && (!as_one || l == one) &&
-            !stx_writer_add(w, stx__rows_name(name, sizeof name, prefix, as_one ? "pad" : "pad.", as_one ? SIZE_MAX : l), STX_I32, 2, dim, y->pad)) return 0;
+            !stx_writer_add(w, stx__rows_name(name, sizeof name, prefix, as_one ? "pad" : "pad.", as_one ? SIZE_MAX : l),
+                STX_I32, 2, dim, y->pad)) return 0;
         if (!stx_writer_add_numbers(w, stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l), 3, dim, y->data)) return 0;
     }
     return 1;
@@ -9739,8 +9777,8 @@ STX_DEF int stx_rows_save(stx_writer *w, const stx_rows *s, const char *prefix) 
 static const stx_entry *stx__rows_entry(stx_ctx *x, const stx_file *f, const char *name, size_t d0, size_t d1, size_t d2) {
     const stx_entry *e = stx_file_find(f, name);
     if (e && e->ndim == 3 && e->dim[0] == d0 && e->dim[1] == d1 && e->dim[2] == d2) return e;
-    stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" is %s, want (%zu,%zu,%zu): give the number of streams (batch size) and the model that the file was made with", name,
-             e ? "of another shape" : "not there", d0, d1, d2);
+    stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" is %s, want (%zu,%zu,%zu): give the number of streams (batch size) and the model that the "
+             "file was made with", name, e ? "of another shape" : "not there", d0, d1, d2);
     return NULL;
 }
 /* Counts of layer l in a file, and that what they promise is there; 0 and an error if not */
@@ -9750,16 +9788,19 @@ static int stx__rows_look(const stx_rows *s, const stx_file *f, const char *pref
     char name[128];
     const stx_entry *pad;
     int as_one = s->desc.as_one;
-    if (!stx_file_meta_u64(x, f, stx__rows_name(name, sizeof name, prefix, as_one ? "rows" : "rows.", as_one ? SIZE_MAX : l), rows)) return 0;
+    if (!stx_file_meta_u64(x, f, stx__rows_name(name, sizeof name, prefix, as_one ? "rows" : "rows.", as_one ? SIZE_MAX : l),
+        rows)) return 0;
     if (*rows > most) {
-        stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu, more than the %zu that there can be: the file is damaged", name, (unsigned long long)*rows, most);
+        stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu, more than the %zu that there can be: the file is damaged", name,
+            (unsigned long long)*rows, most);
         return 0;
     }
     *real = *rows;
     if (!as_one && !stx_file_meta_u64(x, f, stx__rows_name(name, sizeof name, prefix, "real.", l), real)) return 0;
     if (!*real || !width) return 1;
     if (*real > *rows) {
-        stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu of %llu rows: the file is damaged", name, (unsigned long long)*real, (unsigned long long)*rows);
+        stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu of %llu rows: the file is damaged", name, (unsigned long long)*real,
+            (unsigned long long)*rows);
         return 0;
     }
     if (!stx__rows_entry(x, f, stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l), s->B, (size_t)*real, width)) return 0;
@@ -9813,8 +9854,8 @@ STX_DEF int stx_rows_load(stx_rows *s, const stx_file *f, const char *prefix) {
         any += s->layer[l].width;
     }
     if (good && s->desc.as_one && real && !any) {
-        stx_fail(x, STX_ERR_FORMAT, "metadata \"%srows\" is %llu, and no layer keeps any: the file is damaged, or of a model with a memory in other layers",
-                 prefix, (unsigned long long)real);
+        stx_fail(x, STX_ERR_FORMAT, "metadata \"%srows\" is %llu, and no layer keeps any: the file is damaged, or of a model with "
+                 "a memory in other layers", prefix, (unsigned long long)real);
         good = 0;
     }
     for (l = 0; good && l < s->desc.layers; l++) good = stx__rows_take(s, f, prefix, l);
@@ -9838,7 +9879,8 @@ STX_DEF uint64_t stx_rows_key(const stx_rows *s, uint64_t key) {
 STX_DEF stx_cache *stx_cache_create(stx_ctx *x, size_t layers, size_t B, size_t V) {
     stx_cache *c;
     if (!stx_ok(x)) return NULL;
-    STX__NEED(x, layers && B && V, STX_ERR_ARG, "stx_cache_create: %zu layers, %zu streams, %zu words, want at least one of each", layers, B, V);
+    STX__NEED(x, layers && B && V, STX_ERR_ARG, "stx_cache_create: %zu layers, %zu streams, %zu words, want at least one of each",
+              layers, B, V);
     c = (stx_cache *)stx_block(x, sizeof *c);
     if (!c) return NULL;
     c->ctx = x;
@@ -9871,8 +9913,8 @@ STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, in
     size_t rows, width = both ? 2 * C : C;
     if (!stx_ok(x)) return 0;
     if (l >= c->layers || !window || !C || window > SIZE_MAX / 4) {
-        stx_fail(x, STX_ERR_ARG, "stx_cache_window: layer %zu of %zu, window %zu, %zu channels: want a layer that there is, and at least one of each", l,
-                 c->layers, window, C);
+        stx_fail(x, STX_ERR_ARG, "stx_cache_window: layer %zu of %zu, window %zu, %zu channels: want a layer that there is, and at "
+                 "least one of each", l, c->layers, window, C);
         return 0;
     }
     y = &c->layer[l];
@@ -9893,8 +9935,8 @@ STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, in
     y->capacity = rows;
     return 1;
 }
-/* Rows (B,t,width) behind those of a buffer, whose last `have` stay. When it is full they move to its front: rows that stay and rows that go
-   never overlap, for the buffer is at least 2 have + t long. */
+/* Rows (B,t,width) behind those of a buffer, whose last `have` stay. When it is full they move to its front: rows that stay
+   and rows that go never overlap, for the buffer is at least 2 have + t long. */
 static void stx__cache_append(stx_ctx *x, stx_real *buf, const stx_cache_layer *y, size_t have, const stx_tensor *rows) {
     size_t B = rows->dim[0], n = rows->dim[1] * y->width, len = y->len, all = y->capacity * y->width;
     if (len + rows->dim[1] > y->capacity) {
@@ -9923,12 +9965,14 @@ STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attent
     if (!stx_ok(x) || !in || !desc || !in->q || (!in->kv && (!in->k || !in->v))) return NULL;
     STX__NEED(x, l < c->layers && c->layer[l].capacity, STX_ERR_ARG, "stx_cache_attention: layer %zu has no window: stx_cache_window", l);
     STX__NEED(x, !stx_training(x), STX_ERR_ARG, "stx_cache_attention: no gradient passes kept keys: stx_begin(x, STX_EVAL)");
-    STX__NEED(x, !desc->not_causal && !in->pad && desc->first_key <= 0, STX_ERR_ARG, "stx_cache_attention: want causal attention without pad and first_key above 0");
+    STX__NEED(x, !desc->not_causal && !in->pad && desc->first_key <= 0, STX_ERR_ARG,
+        "stx_cache_attention: want causal attention without pad and first_key above 0");
     y = &c->layer[l];
     k = in->kv ? in->kv : in->k;
     t = in->q->ndim == 3 ? in->q->dim[1] : 0;
-    STX__NEED(x, (in->kv != NULL) == y->both && t && t <= c->chunk && k->ndim == 3 && k->dim[0] == c->B && k->dim[1] == t && k->dim[2] == y->width
-              && (in->kv || stx__same(in->k, in->v)), STX_ERR_SHAPE, "stx_cache_attention: %s %s of %zu queries: want (%zu,t,%zu) of all of them, t at most %zu",
+    STX__NEED(x, (in->kv != NULL) == y->both && t && t <= c->chunk && k->ndim == 3 && k->dim[0] == c->B && k->dim[1] == t
+              && k->dim[2] == y->width && (in->kv || stx__same(in->k, in->v)), STX_ERR_SHAPE,
+              "stx_cache_attention: %s %s of %zu queries: want (%zu,t,%zu) of all of them, t at most %zu",
               in->kv ? "kv" : "k", stx__shape(k, s), t, c->B, y->width, c->chunk);
     have = STX__MIN(y->len, y->window);
     stx__cache_append(x, y->k, y, have, k);
@@ -9945,7 +9989,8 @@ STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attent
     }
     return stx__attention(x, &a, &d, y->capacity * y->width);
 }
-STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_words *w, const int32_t *ids, size_t n, int scores, stx_feed_fn fn, void *user) {
+STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_words *w, const int32_t *ids, size_t n, int scores,
+    stx_feed_fn fn, void *user) {
     stx_ctx *x = c ? c->ctx : NULL;
     stx_tensor *h = NULL, *y;
     size_t at, b, t = 0;

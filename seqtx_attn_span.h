@@ -281,19 +281,19 @@ STX_DEF size_t stx_span_count(const stx_span_desc *d);
 typedef struct stx_span_state {
     stx_span  *model;
     size_t     B;
-    stx_rows  *rows;        /* inputs of each layer, (B, real, d), real: those that were written. layer[l].rows: length of the cache. It starts at C
-                               and follows the span; where the text is shorter, its oldest rows are zeros with literal_memory, else they
-                               do not exist */
+    stx_rows  *rows;        /* inputs of each layer, (B, real, d), real: those that were written. layer[l].rows: length of the
+                               cache. It starts at C and follows the span; where the text is shorter, its oldest rows are zeros
+                               with literal_memory, else they do not exist */
 } stx_span_state;
 
 STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B);
 STX_DEF void stx_span_state_free(stx_span_state *s);
 STX_DEF void stx_span_state_reset(stx_span_state *s);       /* forgets all; the sizes follow the spans of now. In error nothing */
 STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t b);      /* forgets stream b alone: another text begins there */
-/* The memory of layer l in the caller's hands (see "Handing over a memory" in the manual). get: its s->rows->layer[l].real rows, (B, real, d),
-   oldest first, to the host. set: replaces it by n such rows from the host, n <= rows <= L; rows: the other state's layer[l].rows,
-   or stx_span_cache(m, l) for a memory made by hand. 1, or 0 and an error; the state is then as it was, or empty in
-   layer l when there was no memory. Splitting and joining batches: stx_rows_copy. */
+/* The memory of layer l in the caller's hands (see "Handing over a memory" in the manual). get: its s->rows->layer[l].real
+   rows, (B, real, d), oldest first, to the host. set: replaces it by n such rows from the host, n <= rows <= L; rows: the
+   other state's layer[l].rows, or stx_span_cache(m, l) for a memory made by hand. 1, or 0 and an error; the state is then as
+   it was, or empty in layer l when there was no memory. Splitting and joining batches: stx_rows_copy. */
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out);
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in, size_t n);
 /* In a checkpoint, see stx_rows_save. load fills a state of the same B; 1, or 0 and an error (the state is then empty). */
@@ -610,7 +610,9 @@ STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out)
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in, size_t n) {
     return s && stx_rows_set(s->rows, l, rows, in, n);
 }
-STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix) { return s && stx_rows_save(w, s->rows, prefix); }
+STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix) {
+    return s && stx_rows_save(w, s->rows, prefix);
+}
 STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char *prefix) {
     if (!s || !stx_ok(s->model->ctx) || !f) return 0;
     stx_span_state_reset(s);
@@ -778,8 +780,12 @@ static void *stx__span_lm_state_create(void *m, size_t B, size_t window) {
 static void stx__span_lm_state_free(void *s) { stx_span_state_free((stx_span_state *)s); }
 static void stx__span_lm_state_reset(void *s) { stx_span_state_reset((stx_span_state *)s); }
 static void stx__span_lm_state_reset_stream(void *s, size_t b) { stx_span_state_reset_stream((stx_span_state *)s, b); }
-static int stx__span_lm_state_save(stx_writer *w, const void *s, const char *prefix) { return stx_span_state_save(w, (const stx_span_state *)s, prefix); }
-static int stx__span_lm_state_load(void *s, const stx_file *f, const char *prefix) { return stx_span_state_load((stx_span_state *)s, f, prefix); }
+static int stx__span_lm_state_save(stx_writer *w, const void *s, const char *prefix) {
+    return stx_span_state_save(w, (const stx_span_state *)s, prefix);
+}
+static int stx__span_lm_state_load(void *s, const stx_file *f, const char *prefix) {
+    return stx_span_state_load((stx_span_state *)s, f, prefix);
+}
 static void *stx__span_lm_gen_create(void *m, size_t B, size_t window) {
     return stx__span_lm_no_window((stx_span *)m, window) ? stx_span_gen_create((stx_span *)m, B) : NULL;
 }

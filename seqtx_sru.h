@@ -1525,7 +1525,8 @@ static int stx__sru_lm_wrong(stx_ctx *x, const char *what, double got, const cha
     stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: %s is %g, want %s", what, got, want);
     return 0;
 }
-/* Initialisers of embedding and output, as in the reference's trainers: tables in U(-sqrt(3/d), sqrt(3/d)), projections Xavier's, biases 0 */
+/* Initialisers of embedding and output, as in the reference's trainers: tables in U(-sqrt(3/d), sqrt(3/d)), projections
+   Xavier's, biases 0 */
 static void stx__sru_lm_words(const stx_sru_lm_desc *d, stx_words_desc *w) {
     memset(w, 0, sizeof *w);
     w->vocab = d->vocab; w->dim = d->dim; w->emb = d->emb;
@@ -1706,7 +1707,8 @@ STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, siz
     if (!g || !stx_ok(g->model->ctx)) return NULL;
     if (g->model->sru->desc.custom) {
         stx_fail(g->model->ctx, STX_ERR_ARG,
-                 "stx_sru_gen_feed: a transform of your own may look at other times, so it cannot be fed token by token: use stx_sru_segment");
+                 "stx_sru_gen_feed: a transform of your own may look at other times, so it cannot be fed token by token: "
+                 "use stx_sru_segment");
         return NULL;
     }
     return stx_cache_feed(g->cache, g->model->words, ids, n, 1, stx__sru_gen_step, g);
@@ -1730,8 +1732,12 @@ static void *stx__sru_lm_state_create(void *m, size_t B, size_t window) {
 static void stx__sru_lm_state_free(void *s) { stx_sru_state_free((stx_sru_state *)s); }
 static void stx__sru_lm_state_reset(void *s) { stx_sru_state_reset((stx_sru_state *)s); }
 static void stx__sru_lm_state_reset_stream(void *s, size_t b) { stx_sru_state_reset_stream((stx_sru_state *)s, b); }
-static int stx__sru_lm_state_save(stx_writer *w, const void *s, const char *prefix) { return stx_sru_state_save(w, (const stx_sru_state *)s, prefix); }
-static int stx__sru_lm_state_load(void *s, const stx_file *f, const char *prefix) { return stx_sru_state_load((stx_sru_state *)s, f, prefix); }
+static int stx__sru_lm_state_save(stx_writer *w, const void *s, const char *prefix) {
+    return stx_sru_state_save(w, (const stx_sru_state *)s, prefix);
+}
+static int stx__sru_lm_state_load(void *s, const stx_file *f, const char *prefix) {
+    return stx_sru_state_load((stx_sru_state *)s, f, prefix);
+}
 static void *stx__sru_lm_gen_create(void *m, size_t B, size_t window) { return stx_sru_gen_create((stx_sru_lm *)m, B, window); }
 static void stx__sru_lm_gen_free(void *g) { stx_sru_gen_free((stx_sru_gen *)g); }
 static void stx__sru_lm_gen_reset(void *g) { stx_sru_gen_reset((stx_sru_gen *)g); }

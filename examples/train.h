@@ -2132,7 +2132,8 @@ TR_DEF int tr_lm_size(tr_lm *t) {
 
 /* ---- what training works with */
 
-/* For training, once t->lm is there: batches, optimiser, a state for each part of the batch, and room for the `freq` blocks of an update. */
+/* For training, once t->lm is there: batches, optimiser, a state for each part of the batch, and room for the `freq` blocks
+   of an update. */
 TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
     uint64_t B = tr_lm_number(t, "batch-sz", 1), T = tr_lm_number(t, "block-sz", 1);
     size_t k, rows;
@@ -2467,7 +2468,8 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
         stx_batches_rewind(b, t->eval_literal ? STX_EVAL_LITERAL : STX_EVAL_ALL);
         for (k = 0; (!blocks || k < blocks) && stx_batches_next_eval(b, in, out, &n) != STX_BATCH_END && !tr_stop_requested(); k++) {
             stx_begin(t->x, STX_EVAL);
-            sum += stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, in, B, n), stx_tokens(t->x, out, B, n), state, state)) * (double)(B * n);
+            sum += stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, in, B, n), stx_tokens(t->x, out, B, n), state,
+                state)) * (double)(B * n);
             count += (double)(B * n);
         }
     }

@@ -32,7 +32,12 @@ static stx_real *host_of(stx_ctx *x, const stx_tensor *t) {
 // >>words
 
 enum { V = 29, D = 12 };
-typedef struct words_case { int in, out; size_t emb; int share_tables, share_projs, by_cluster, head_direct, widths; const char *names; } words_case;
+typedef struct words_case {
+    int in, out;
+    size_t emb;
+    int share_tables, share_projs, by_cluster, head_direct, widths;
+    const char *names;
+} words_case;
 static const words_case words_cases[] = {
     {STX_WORDS_PLAIN, STX_WORDS_PLAIN, 0, 0, 0, 0, 0, 0, "in_emb.weight out_emb.weight out_emb.bias "},
     {STX_WORDS_PLAIN, STX_WORDS_PLAIN, 5, 0, 0, 1, 0, 0, "in_emb.weight out_emb.weight out_emb.bias "},
@@ -41,14 +46,18 @@ static const words_case words_cases[] = {
         "out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 "},
     {STX_WORDS_ADAPTIVE, STX_WORDS_PLAIN, 0, 0, 0, 0, 0, 0, "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
         "out_emb.weight out_emb.bias "},
-    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 0, 0, 0, 0, 0, "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
+    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 0, 0, 0, 0, 0,
+        "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
         "out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 out_emb.projs.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 "
         "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 "},
-    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 1, 0, 0, 0, "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
+    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 1, 0, 0, 0,
+        "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
         "out_emb.cluster.weight out_emb.cluster.bias out_emb.biases.0 out_emb.biases.1 out_emb.biases.2 "},
-    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 0, 1, 0, 1, "out_emb.tables.0 out_emb.projs.0 in_emb.projs.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 "
+    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 0, 1, 0, 1,
+        "out_emb.tables.0 out_emb.projs.0 in_emb.projs.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 "
         "in_emb.projs.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 in_emb.projs.2 out_emb.biases.2 out_emb.cluster.weight out_emb.cluster.bias "},
-    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 1, 1, 1, 0, "out_emb.tables.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 "
+    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 1, 1, 1, 0,
+        "out_emb.tables.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 "
         "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 out_emb.cluster.weight out_emb.cluster.bias "},
 };
 static stx_words_desc words_of(const words_case *c) {
@@ -101,7 +110,8 @@ static void words_whole(void) {
         in = stx_tokens(x, t, B, T);
         out = stx_tokens(x, t + 1, B, T);
         e = stx_words_embed(w, in);
-        CHECK(e && e->ndim == 3 && e->dim[0] == B && e->dim[1] == T && e->dim[2] == (c->emb ? c->emb : D), "case %zu: embedding %s", k, stx_error(x));
+        CHECK(e && e->ndim == 3 && e->dim[0] == B && e->dim[1] == T && e->dim[2] == (c->emb ? c->emb : D),
+            "case %zu: embedding %s", k, stx_error(x));
         h = stx_variable(x, hv, B, T, D, 0);
         lp = stx_words_log_probs(w, h);
         CHECK(lp && lp->ndim == 3 && lp->dim[2] == V, "case %zu: %s", k, stx_error(x));
@@ -113,7 +123,8 @@ static void words_whole(void) {
         }
         CHECK(worst < TOL, "case %zu: probabilities sum to 1 but for %g", k, worst);
         nll = stx_words_loss(w, h, out);
-        CHECK(CLOSE(stx_item(x, nll), sum / (double)(B * T), TOL), "case %zu: loss %g, by log p %g", k, stx_item(x, nll), sum / (double)(B * T));
+        CHECK(CLOSE(stx_item(x, nll), sum / (double)(B * T), TOL), "case %zu: loss %g, by log p %g", k, stx_item(x, nll),
+            sum / (double)(B * T));
         lp = stx_words_scores(w, h);
         if (lp) {       /* log p but for a number of each row */
             stx_real *s = host_of(x, lp);
@@ -137,7 +148,8 @@ static void words_whole(void) {
         if (c->out == STX_WORDS_ADAPTIVE) {
             drawn(w, "projection", w->out.proj[1], sqrt(6.0 / (double)(D + d.width[1])));
             drawn(w, "columns", w->out.cluster_w, 0.25);
-            CHECK(d.width[0] == (c->widths ? 8u : D) && d.width[1] == (c->widths ? 4u : D / 2) && d.width[2] == (c->widths ? 7u : D / 4), "case %zu: widths", k);
+            CHECK(d.width[0] == (c->widths ? 8u : D) && d.width[1] == (c->widths ? 4u : D / 2) && d.width[2] == (c->widths ? 7u
+                : D / 4), "case %zu: widths", k);
             CHECK(!stx_words_logits(w, h) && strstr(stx_error(x), "stx_words_log_probs"), "case %zu: %s", k, stx_error(x));
         }
         free(v); free(t); free(hv);
@@ -182,7 +194,8 @@ static void words_scale(void) {
 static void words_refused(const char *want, const stx_words_desc *d) {
     stx_ctx *x = context(1);
     stx_words_desc to;
-    CHECK(!stx_words_resolve(x, "test_lm", d, &to) && strstr(stx_error(x), want) && strstr(stx_error(x), "test_lm:"), "want \"%s\", got \"%s\"", want, stx_error(x));
+    CHECK(!stx_words_resolve(x, "test_lm", d, &to) && strstr(stx_error(x), want) && strstr(stx_error(x), "test_lm:"),
+        "want \"%s\", got \"%s\"", want, stx_error(x));
     CHECK(!stx_words_resolve(NULL, NULL, d, &to), "%s: without a context", want);
     stx_destroy(x);
 }
@@ -209,10 +222,13 @@ static void words_errors(void) {
     d = ad; d.cutoffs = 0; d.vocab = 50000; d.dim = 64;
     CHECK(stx_words_resolve(NULL, NULL, &d, &d) && d.cutoffs == 2 && d.cutoff[0] == 20000 && d.cutoff[1] == 40000, "the usual cutoffs");
     d = plain; d.vocab = d.dim = (size_t)1 << 31;
-    if (sizeof(size_t) == 8) CHECK(stx_words_resolve(NULL, NULL, &d, &d) && stx_words_count(&d) == ((size_t)1 << 63) + ((size_t)1 << 31), "a large count");
-    CHECK(stx_size_add(SIZE_MAX - 5, 2, 3) == SIZE_MAX && stx_size_add(SIZE_MAX - 7, 2, 3) == SIZE_MAX - 1 && stx_size_add(1, SIZE_MAX, 2) == SIZE_MAX
+    if (sizeof(size_t) == 8) CHECK(stx_words_resolve(NULL, NULL, &d, &d)
+        && stx_words_count(&d) == ((size_t)1 << 63) + ((size_t)1 << 31), "a large count");
+    CHECK(stx_size_add(SIZE_MAX - 5, 2, 3) == SIZE_MAX && stx_size_add(SIZE_MAX - 7, 2, 3) == SIZE_MAX - 1 && stx_size_add(1,
+        SIZE_MAX, 2) == SIZE_MAX
           && stx_size_add(7, 0, 9) == 7, "sums that do not wrap");
-    CHECK(!stx_words_create(NULL, &plain) && !stx_words_embed(NULL, NULL) && !stx_words_logits(NULL, NULL) && !stx_words_log_probs(NULL, NULL)
+    CHECK(!stx_words_create(NULL, &plain) && !stx_words_embed(NULL, NULL) && !stx_words_logits(NULL, NULL)
+        && !stx_words_log_probs(NULL, NULL)
           && !stx_words_scores(NULL, NULL) && !stx_words_loss(NULL, NULL, NULL), "NULLs");
 }
 
@@ -285,7 +301,11 @@ static void rows_random(void) {
                 forget(&t[step % RB]);
                 holds("after a stream's reset", s, 0, t, 30);
             }
-            if (step == 18) { stx_rows_reset(s); for (b = 0; b < RB; b++) forget(&t[b]); CHECK(!stx_rows_most(s) && !stx_rows_read(s, 0, 9), "a reset"); }
+            if (step == 18) {
+                stx_rows_reset(s);
+                for (b = 0; b < RB; b++) forget(&t[b]);
+                CHECK(!stx_rows_most(s) && !stx_rows_read(s, 0, 9), "a reset");
+            }
             h = some(x, t, RB, T, pads && step != 20, &pad);
             had = stx_rows_most(s);
             X = stx_rows_before(s, 1, 6, h);
@@ -297,7 +317,10 @@ static void rows_random(void) {
                 stx_rows *fell = rows_of(x, RB, 1, 0, zeros, 0, 0);
                 told *u = (told *)calloc(RB, sizeof *u);
                 for (b = 0; b < RB; b++) { u[b] = t[b]; u[b].n -= keep < u[b].n ? keep : u[b].n; }
-                if (had + T <= t[0].n) { CHECK(stx_rows_push(fell, NULL, 0, e, old, mask), "%s", stx_error(x)); holds("what falls out", fell, 0, u, e); }
+                if (had + T <= t[0].n) {
+                    CHECK(stx_rows_push(fell, NULL, 0, e, old, mask), "%s", stx_error(x));
+                    holds("what falls out", fell, 0, u, e);
+                }
                 free(u);
                 stx_rows_free(fell);
             }
@@ -317,7 +340,8 @@ static void rows_streams(void) {
     int zeros;
     for (zeros = 0; zeros < 2; zeros++) {
         stx_ctx *x = context(3);
-        stx_rows *s = rows_of(x, RB, 2, 0, zeros, 0, 0), *a = rows_of(x, 1, 2, 0, zeros, 0, 0), *b = rows_of(x, 2, 2, 0, zeros, 0, 0), *j = rows_of(x, RB, 2, 0, zeros, 0, 0);
+        stx_rows *s = rows_of(x, RB, 2, 0, zeros, 0, 0), *a = rows_of(x, 1, 2, 0, zeros, 0, 0), *b = rows_of(x, 2, 2, 0, zeros,
+            0, 0), *j = rows_of(x, RB, 2, 0, zeros, 0, 0);
         told *t = (told *)calloc(RB + 1, sizeof *t);
         const stx_ids *pad;
         stx_tensor *h;
@@ -386,7 +410,8 @@ static void rows_files(void) {
     int as_one;
     for (as_one = 0; as_one < 2; as_one++) {
         stx_ctx *x = context(5);
-        stx_rows *s = rows_of(x, RB, 2, as_one, 0, !as_one, 0), *r = rows_of(x, RB, 2, as_one, 0, !as_one, 0), *few = rows_of(x, 2, 2, as_one, 0, !as_one, 0),
+        stx_rows *s = rows_of(x, RB, 2, as_one, 0, !as_one, 0), *r = rows_of(x, RB, 2, as_one, 0, !as_one, 0), *few = rows_of(x,
+            2, 2, as_one, 0, !as_one, 0),
                  *none = rows_of(x, RB, 2, as_one, 0, !as_one, 0);
         told *t = (told *)calloc(RB, sizeof *t);
         const stx_ids *pad;
@@ -405,11 +430,13 @@ static void rows_files(void) {
         CHECK(stx_rows_save(w, s, "a.") && stx_rows_save(w, none, "none.") && stx_writer_finish(w, path), "%s", stx_error(x));
         f = stx_file_open(x, path);
         snprintf(name, sizeof name, "a.%s1", as_one ? "memory." : "");
-        CHECK(f && stx_file_find(f, name) && stx_file_find(f, as_one ? "a.pad" : "a.pad.1") && stx_file_meta(f, as_one ? "a.rows" : "a.rows.1"), "names");
+        CHECK(f && stx_file_find(f, name) && stx_file_find(f, as_one ? "a.pad" : "a.pad.1") && stx_file_meta(f, as_one
+            ? "a.rows" : "a.rows.1"), "names");
         CHECK(stx_rows_load(r, f, "a.") && r->layer[1].rows == s->layer[1].rows, "%s", stx_error(x));
         for (l = 0; l < 2; l++) holds("loaded", r, l, t, 50);
         CHECK(stx_rows_load(r, f, "none.") && !stx_rows_most(r), "%s", stx_error(x));
-        CHECK(!stx_rows_load(few, f, "a.") && strstr(stx_error(x), "of another shape, want (2,9,5)") && !stx_rows_most(few), "%s", stx_error(x));
+        CHECK(!stx_rows_load(few, f, "a.") && strstr(stx_error(x), "of another shape, want (2,9,5)") && !stx_rows_most(few),
+            "%s", stx_error(x));
         stx_clear_error(x);
         CHECK(!stx_rows_load(r, f, "b.") && strstr(stx_error(x), "b.rows"), "%s", stx_error(x));
         stx_clear_error(x);
@@ -432,7 +459,10 @@ static void rows_files(void) {
             stx_writer_meta_u64(w, "e.rows.0", 3); stx_writer_meta_u64(w, "e.real.0", 9); }
         {
             size_t dim[3] = {RB, 9, RW}, off[2] = {RB, 8};
-            for (l = 0; l < 2; l++) { snprintf(name, sizeof name, "d.%s%zu", as_one ? "memory." : "", l); stx_writer_add_numbers(w, name, 3, dim, s->layer[l].data); }
+            for (l = 0; l < 2; l++) {
+                snprintf(name, sizeof name, "d.%s%zu", as_one ? "memory." : "", l);
+                stx_writer_add_numbers(w, name, 3, dim, s->layer[l].data);
+            }
             stx_writer_add(w, as_one ? "d.pad" : "d.pad.1", STX_I32, 2, off, s->layer[0].pad);
         }
         CHECK(stx_writer_finish(w, path), "%s", stx_error(x));
@@ -462,7 +492,8 @@ static void rows_room(void) {
     h = some(x, t, RB, 6, 0, &pad);
     stx_rows_push(s, NULL, 0, 30, h, NULL);
     stx_rows_push(r, NULL, 0, 30, h, NULL);
-    CHECK(s->layer[0].capacity == RB * RW * 9 && r->layer[0].capacity == RB * RW * 6, "room for %zu and %zu", s->layer[0].capacity, r->layer[0].capacity);
+    CHECK(s->layer[0].capacity == RB * RW * 9 && r->layer[0].capacity == RB * RW * 6, "room for %zu and %zu",
+        s->layer[0].capacity, r->layer[0].capacity);
     CHECK(stx_rows_reserve(r, 30), "%s", stx_error(x));
     holds("with more room", r, 0, t, 30);
     data = r->layer[0].data;
@@ -517,9 +548,12 @@ static void rows_errors(void) {
     stx_rows_free(NULL);
     stx_rows_reset(NULL);
     stx_rows_reset_stream(NULL, 0);
-    CHECK(!stx_rows_create(NULL, NULL) && !stx_rows_push(NULL, NULL, 0, 0, NULL, NULL) && !stx_rows_read(NULL, 0, 0) && !stx_rows_mask(NULL, 0, 0, NULL, 0)
-          && !stx_rows_get(NULL, 0, NULL) && !stx_rows_set(NULL, 0, 0, NULL, 0) && !stx_rows_save(NULL, NULL, "") && !stx_rows_load(NULL, NULL, "")
-          && !stx_rows_copy(NULL, 0, NULL, 0, 0) && !stx_rows_most(NULL) && !stx_rows_reserve(NULL, 1) && !stx_rows_evicted(NULL, 0, 0, NULL, NULL, NULL)
+    CHECK(!stx_rows_create(NULL, NULL) && !stx_rows_push(NULL, NULL, 0, 0, NULL, NULL) && !stx_rows_read(NULL, 0, 0)
+        && !stx_rows_mask(NULL, 0, 0, NULL, 0)
+          && !stx_rows_get(NULL, 0, NULL) && !stx_rows_set(NULL, 0, 0, NULL, 0) && !stx_rows_save(NULL, NULL, "")
+              && !stx_rows_load(NULL, NULL, "")
+          && !stx_rows_copy(NULL, 0, NULL, 0, 0) && !stx_rows_most(NULL) && !stx_rows_reserve(NULL, 1) && !stx_rows_evicted(NULL,
+              0, 0, NULL, NULL, NULL)
           && stx_rows_before(NULL, 0, 0, h) == h && stx_rows_key(NULL, 5) == 5, "NULLs");
     stx_destroy(x);
 }
@@ -571,11 +605,13 @@ static void one_stream(void) {
         memset(&e, 0, sizeof e);
         if (kind < 3) {
             d.vocab = V; d.layers = 2; d.dim = 16; d.heads = 2; d.inner = 16; d.span = 30; d.adapt_span = kind != 1; d.ramp = 4; d.span_init = 0.5;
-            d.literal_memory = kind == 2; d.pers = kind == 1 ? 3 : 0;
+            d.literal_memory = kind == 2;
+            d.pers = kind == 1 ? 3 : 0;
             m = stx_span_create(x, &d);
             s = stx_span_state_create(m, B);
         } else {
-            e.vocab = V; e.dim = 16; e.sru.layers = 2; e.sru.transform = kind == 3 ? STX_SRU_ATTENTION : STX_SRU_LINEAR; e.sru.alpha_init = 0.7;
+            e.vocab = V; e.dim = 16; e.sru.layers = 2; e.sru.alpha_init = 0.7;
+            e.sru.transform = kind == 3 ? STX_SRU_ATTENTION : STX_SRU_LINEAR;
             r = stx_sru_lm_create(x, &e);
             u = stx_sru_state_create(r->sru, B);
             u->keep = 20;
@@ -591,7 +627,8 @@ static void one_stream(void) {
                     else { stx_sru_state_reset_stream(u, b); stx_sru_state_reset(lone); }
                 }
                 CHECK(m ? span_nll(m, t + i * T, B, T, N, s, out) : sru_nll(r, t + i * T, B, T, N, u, out), "%s", stx_error(x));
-                CHECK(m ? span_nll(m, t + k * N + i * T, 1, T, N, alone, want) : sru_nll(r, t + k * N + i * T, 1, T, N, lone, want), "%s", stx_error(x));
+                CHECK(m ? span_nll(m, t + k * N + i * T, 1, T, N, alone, want) : sru_nll(r, t + k * N + i * T, 1, T, N, lone,
+                    want), "%s", stx_error(x));
                 off = apart(out + k * T * V, want, T * V);
                 CHECK(off < 20 * TOL, "kind %d, block %zu, stream %zu: off by %g", kind, i, k, off);
             }
@@ -603,11 +640,14 @@ static void one_stream(void) {
                 if (m) stx_span_state_reset(s); else stx_sru_state_reset(u);
                 for (i = 0; i < 3; i++) {
                     if (i == 2 && reset) { if (m) stx_span_state_reset_stream(s, 1); else stx_sru_state_reset_stream(u, 1); }
-                    if (m) span_nll(m, t + i * T, B, T, N, s, reset ? with : out); else sru_nll(r, t + i * T, B, T, N, u, reset ? with : out);
+                    if (m) span_nll(m, t + i * T, B, T, N, s, reset ? with : out); else sru_nll(r, t + i * T, B, T, N, u, reset
+                        ? with : out);
                 }
             }
-            CHECK(apart(out, with, T * V) < TOL && apart(out + 2 * T * V, with + 2 * T * V, T * V) < TOL, "kind %d: others feel a reset", kind);
-            CHECK(apart(out + T * V, with + T * V, T * V) > 1e-3, "kind %d: a reset changes nothing: %g", kind, apart(out + T * V, with + T * V, T * V));
+            CHECK(apart(out, with, T * V) < TOL && apart(out + 2 * T * V, with + 2 * T * V, T * V) < TOL,
+                "kind %d: others feel a reset", kind);
+            CHECK(apart(out + T * V, with + T * V, T * V) > 1e-3, "kind %d: a reset changes nothing: %g", kind,
+                apart(out + T * V, with + T * V, T * V));
             free(with);
         }
         free(t); free(out); free(want);
@@ -638,20 +678,23 @@ static void cache_attention(void) {
         stx_ctx *x = context(12);
         stx_params *p = stx_params_create(x);
         stx_cache *c = stx_cache_create(x, 2, B, 3);
-        stx_real *q = numbers(B * N * C), *k = numbers(B * N * C), *v = numbers(B * N * C), *kv = (stx_real *)malloc(2 * B * N * C * sizeof *kv), *all = NULL;
+        stx_real *q = numbers(B * N * C), *k = numbers(B * N * C), *v = numbers(B * N * C),
+            *kv = (stx_real *)malloc(2 * B * N * C * sizeof *kv), *all = NULL;
         stx_attention_in a;
         stx_attention_desc d;
         stx_tensor *y;
         size_t at, t, i, n = 0, bytes = 0;
         double worst = 0, e;
         const int both = kind == 1 || kind == 6;
-        for (i = 0; i < B * N; i++) { memcpy(kv + 2 * i * C, k + i * C, C * sizeof *kv); memcpy(kv + (2 * i + 1) * C, v + i * C, C * sizeof *kv); }
+        for (i = 0; i < B * N; i++) { memcpy(kv + 2 * i * C, k + i * C, C * sizeof *kv); memcpy(kv + (2 * i + 1) * C, v + i * C,
+            C * sizeof *kv); }
         memset(&a, 0, sizeof a);
         memset(&d, 0, sizeof d);
         d.heads = 2;
         d.span = window;
         if (kind == 2 || kind == 3) a.pe = stx_param(p, STX_NORMAL, 1, "pe", P, kind == 2 ? C / 2 : C, 0, 0);
-        if (kind == 3) { a.u = stx_param(p, STX_NORMAL, 1, "u", C, 0, 0, 0); a.vb = stx_param(p, STX_NORMAL, 1, "vb", C, 0, 0, 0); d.scale = 0.3; }
+        if (kind == 3) { a.u = stx_param(p, STX_NORMAL, 1, "u", C, 0, 0, 0); a.vb = stx_param(p, STX_NORMAL, 1, "vb", C, 0, 0,
+            0); d.scale = 0.3; }
         if (kind == 4) {
             a.z = stx_param(p, STX_CONSTANT, 0.6, "z", 2, 0, 0, 0);
             a.pk = stx_param(p, STX_NORMAL, 1, "pk", 2, 3, C / 2, 0);
@@ -890,7 +933,8 @@ static double lm_step(const stx_lm *lm, stx_optim *o, void *state, size_t step, 
     double v;
     size_t b;
     lm_tokens(t, step);
-    for (b = 0; b < LB; b++) { memcpy(in + b * LT, t + b * (LT + 1), LT * sizeof *t); memcpy(out + b * LT, t + b * (LT + 1) + 1, LT * sizeof *t); }
+    for (b = 0; b < LB; b++) { memcpy(in + b * LT, t + b * (LT + 1), LT * sizeof *t); memcpy(out + b * LT, t + b * (LT + 1) + 1,
+        LT * sizeof *t); }
     stx_begin(lm->ctx, train ? STX_TRAIN : STX_EVAL);
     nll = lm->loss(lm->model, stx_tokens(lm->ctx, in, LB, LT), stx_tokens(lm->ctx, out, LB, LT), state, state);
     v = stx_item(lm->ctx, nll);
@@ -927,9 +971,11 @@ static void lm_whole(void) {
         /* saved, and resumed bit for bit */
         snprintf(path, sizeof path, "build/test_lm.%ld.safetensors", (long)getpid());
         w = stx_writer_create(x);
-        CHECK(stx_params_save(w, a.params, "") && stx_optim_save(w, oa) && a.state_save(w, sa, "state.0.") && stx_writer_finish(w, path), "%s", stx_error(x));
+        CHECK(stx_params_save(w, a.params, "") && stx_optim_save(w, oa) && a.state_save(w, sa, "state.0.")
+            && stx_writer_finish(w, path), "%s", stx_error(x));
         f = stx_file_open(y, path);
-        CHECK(stx_params_load(b.params, f, "") && stx_optim_load(ob, f) && b.state_load(sb, f, "state.0."), "kind %d: %s", kind, stx_error(y));
+        CHECK(stx_params_load(b.params, f, "") && stx_optim_load(ob, f) && b.state_load(sb, f, "state.0."), "kind %d: %s", kind,
+            stx_error(y));
         stx_file_close(f);
         stx_set_tick(y, stx_tick(x));
         remove(path);
@@ -948,7 +994,8 @@ static void lm_whole(void) {
         la = lm_step(&a, oa, sa, step, 1);
         lb = lm_step(&b, ob, sb, step, 1);
         CHECK(la == lb, "kind %d: evaluation is felt", kind);
-        CHECK(a.key(a.model, NULL, NULL, sa, 1) == a.key(a.model, NULL, NULL, sa, 1) && a.key(a.model, NULL, NULL, sa, 1) != a.key(a.model, NULL, NULL, sa, 2),
+        CHECK(a.key(a.model, NULL, NULL, sa, 1) == a.key(a.model, NULL, NULL, sa, 1) && a.key(a.model, NULL, NULL, sa,
+            1) != a.key(a.model, NULL, NULL, sa, 2),
               "kind %d: keys", kind);
         a.state_reset_stream(sa, 1);
         lb = lm_step(&a, oa, sa, ++step, 0);
