@@ -197,6 +197,10 @@ STX_DEF const char *stx_error(const stx_ctx *x);            /* "" or the text of
 STX_DEF void stx_clear_error(stx_ctx *x);                    /* begin the next step with stx_begin: this one is torn */
 /* Sets the sticky error unless one is set. For family headers and callers' own ops. */
 STX_DEF void stx_fail(stx_ctx *x, int code, const char *fmt, ...) STX_PRINTF(3, 4);
+/* For such a text: at most 60 bytes of s, whatever they are, printable, and "..." when that is not all. q has room for
+   STX_QUOTE bytes and is returned. */
+#define STX_QUOTE 256
+STX_DEF const char *stx_quote(char *q, const void *s, size_t n);
 
 /* Starts a step: rewinds the step arena (every tensor made by an op since the last stx_begin is gone) and the
    tape. STX_TRAIN records a tape, applies dropout and advances the random stream by one; STX_EVAL does none. */
@@ -856,6 +860,15 @@ STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value);
    1 on success; frees w in every case. */
 STX_DEF int stx_writer_finish(stx_writer *w, const char *path);
 STX_DEF void stx_writer_free(stx_writer *w);                            /* gives up without writing */
+
+/* A whole file in memory, read only: mapped, or read where there is no mmap. An empty file has size 0. 1; or 0 and an error
+   when path is no regular file that can be read. The file must not be cut shorter in place while it is open. */
+typedef struct stx_map { const unsigned char *data; size_t size; stx_ctx *ctx; } stx_map;
+STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path);
+STX_DEF void stx_map_close(stx_map *m);                                 /* m is empty then; one of zeros is fine */
+/* The UTF-8 character at s, where n bytes are: its length 1 to 4, and its code point in *c. 0 when there is none: n = 0, cut
+   short, overlong, a surrogate, above U+10FFFF. */
+STX_DEF size_t stx_utf8(const void *s, size_t n, uint32_t *c);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // >>tokens: vocabulary, corpus, batches
@@ -6988,12 +7001,10 @@ STX_DEF size_t stx_dtype_size(int dtype) {
     return dtype >= 0 && dtype <= STX_U8 ? stx__dtype_bytes[dtype] : 0;
 }
 
-/* For error texts: at most 60 bytes of s, printable, and "..." when that is not all. q has room for STX__QUOTE bytes. */
-#define STX__QUOTE 256
-static const char *stx__quote(char *q, const void *s, size_t n) {
+STX_DEF const char *stx_quote(char *q, const void *s, size_t n) {
     const unsigned char *p = (const unsigned char *)s;
     size_t i, m = n < 60 ? n : 60, o = 0;
-    for (i = 0; i < m; ++i) {
+    for (i = 0; i < m; i++) {
         if (p[i] >= 0x20 && p[i] < 0x7F) q[o++] = (char)p[i];
         else { snprintf(q + o, 5, "\\x%02X", (unsigned)p[i]); o += 4; }
     }
@@ -7026,18 +7037,18 @@ static char *stx__copy(stx_ctx *x, const char *s) {
     return p;
 }
 
-/* The UTF-8 character at s, where n > 0 bytes are: its length 1 to 4 and its code point. 0 when it is malformed: cut short,
-   overlong, a surrogate, or above U+10FFFF. */
-static size_t stx__utf8(const unsigned char *s, size_t n, uint32_t *cp) {
-    uint32_t c = s[0];
+STX_DEF size_t stx_utf8(const void *text, size_t n, uint32_t *cp) {
+    const unsigned char *s = (const unsigned char *)text;
+    uint32_t c = n ? s[0] : 0;
     size_t i, len;
     *cp = c;
+    if (!n) return 0;
     if (c < 0x80) return 1;
     if (c < 0xC2 || c > 0xF4) return 0;
     len = c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
     if (n < len) return 0;
     c &= 0x7Fu >> len;
-    for (i = 1; i < len; ++i) {
+    for (i = 1; i < len; i++) {
         if ((s[i] & 0xC0) != 0x80) return 0;
         c = c << 6 | (s[i] & 0x3Fu);
     }
@@ -7063,35 +7074,37 @@ static int stx__utf8_valid(const char *s, size_t n) {
     size_t i = 0, k;
     uint32_t c;
     for (; i < n; i += k)
-        if ((k = stx__utf8((const unsigned char *)s + i, n - i, &c)) == 0) return 0;
+        if ((k = stx_utf8(s + i, n - i, &c)) == 0) return 0;
     return 1;
 }
 
 // ---- a whole file in memory: mapped, or read where there is no mmap ----
 
-typedef struct { const unsigned char *data; size_t size; } stx__map;
-
-static void stx__map_close(stx_ctx *x, stx__map *m) {
+STX_DEF void stx_map_close(stx_map *m) {
+    if (!m) return;
 #ifdef STX__POSIX
-    (void)x;
     if (m->size) munmap((void *)(uintptr_t)m->data, m->size);
 #else
-    stx_block_free(x, (void *)(uintptr_t)m->data);
+    if (m->size) stx_block_free(m->ctx, (void *)(uintptr_t)m->data);
 #endif
-    m->data = NULL;
-    m->size = 0;
+    memset(m, 0, sizeof *m);
 }
-
+/* What stx_map_open begins with: an empty map, and whether to go on */
+static int stx__map_new(stx_ctx *x, stx_map *m, const char *path) {
+    memset(m, 0, sizeof *m);
+    m->ctx = x;
+    if (stx_ok(x) && !path) stx_fail(x, STX_ERR_ARG, "stx_map_open: the path is NULL; give a file");
+    return stx_ok(x);
+}
 #ifdef STX__POSIX
-static int stx__map_open(stx_ctx *x, stx__map *m, const char *path) {
+STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path) {
     struct stat st;
     void *p;
     int fd, flags = O_RDONLY | O_NONBLOCK;      /* not to wait for the writer of a pipe; regular files do not care */
 #ifdef O_CLOEXEC
     flags |= O_CLOEXEC;
 #endif
-    m->data = NULL;
-    m->size = 0;
+    if (!stx__map_new(x, m, path)) return 0;
     do fd = open(path, flags); while (fd < 0 && errno == EINTR);
     if (fd < 0) {
         stx_fail(x, STX_ERR_IO, "cannot open %s: %s; check the path and its permissions", path, strerror(errno));
@@ -7124,12 +7137,12 @@ static int stx__map_open(stx_ctx *x, stx__map *m, const char *path) {
     return 0;
 }
 #else
-static int stx__map_open(stx_ctx *x, stx__map *m, const char *path) {
+STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path) {
     unsigned char *buf = NULL, *q;
     size_t n = 0, cap = 0, k;
-    FILE *f = fopen(path, "rb");
-    m->data = NULL;
-    m->size = 0;
+    FILE *f;
+    if (!stx__map_new(x, m, path)) return 0;
+    f = fopen(path, "rb");
     if (!f) {
         stx_fail(x, STX_ERR_IO, "cannot open %s: %s; check the path and its permissions", path, strerror(errno));
         return 0;
@@ -7162,7 +7175,7 @@ typedef struct { const char *key, *value; } stx__pair;
 
 struct stx_file {
     stx_ctx *x;
-    stx__map map;
+    stx_map map;
     char *path;
     char *pool;                     /* every string of the header, decoded */
     stx_entry *entry;               /* in the order of the header */
@@ -7183,12 +7196,12 @@ typedef struct {
 
 /* The error of a header that is not as it must be; always 0. */
 static int stx__json_fail(stx__json *j, const char *wanted) {
-    char q[STX__QUOTE];
+    char q[STX_QUOTE];
     size_t left = j->n - j->i;
     if (!left) stx_fail(j->x, STX_ERR_FORMAT, "%s is not a safetensors file, or damaged: its header of %zu bytes ends where "
                          "%s should be", j->path, j->n, wanted);
     else stx_fail(j->x, STX_ERR_FORMAT, "%s is not a safetensors file, or damaged: at byte %zu of its header there is '%s' "
-                   "where %s should be", j->path, j->i, stx__quote(q, j->s + j->i, left < 12 ? left : 12), wanted);
+                   "where %s should be", j->path, j->i, stx_quote(q, j->s + j->i, left < 12 ? left : 12), wanted);
     return 0;
 }
 
@@ -7239,7 +7252,7 @@ static const char *stx__json_string(stx__json *j) {
     if (stx__json_peek(j) != '"') { stx__json_fail(j, "a string"); return NULL; }
     for (++j->i; j->i < j->n && j->s[j->i] != '"'; ) {
         if (j->s[j->i] != '\\') {
-            size_t k = j->s[j->i] < 0x20 ? 0 : stx__utf8(j->s + j->i, j->n - j->i, &c);
+            size_t k = j->s[j->i] < 0x20 ? 0 : stx_utf8(j->s + j->i, j->n - j->i, &c);
             if (!k) { stx__json_fail(j, "UTF-8 text without control characters"); return NULL; }
             memcpy(o, j->s + j->i, k);
             o += k;
@@ -7305,7 +7318,7 @@ static int stx__file_metadata(stx_file *f, stx__json *j) {
 
 /* The value of a tensor's name: an object with exactly dtype, shape and data_offsets. */
 static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsigned char *base, size_t size) {
-    char q[STX__QUOTE];
+    char q[STX_QUOTE];
     int first = 1, inner, r, k, have = 0;
     size_t off[2] = { 0, 0 };
     if (!stx__json_take(j, '{')) return 0;
@@ -7321,10 +7334,10 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
             if (!name) return 0;
             for (k = STX_U8; k >= 0 && strcmp(name, stx__dtype_name[k]); ) --k;
             if (k < 0) {
-                char q2[STX__QUOTE];
+                char q2[STX_QUOTE];
                 stx_fail(f->x, STX_ERR_FORMAT, "%s: the dtype of \"%s\" is \"%s\"; only F32, F64, BF16, I32, I64 and U8 are "
-                          "supported, convert it to one of these", f->path, stx__quote(q, e->name, strlen(e->name)),
-                          stx__quote(q2, name, strlen(name)));
+                          "supported, convert it to one of these", f->path, stx_quote(q, e->name, strlen(e->name)),
+                          stx_quote(q2, name, strlen(name)));
                 return 0;
             }
             e->dtype = k;
@@ -7334,7 +7347,7 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
             while ((r = stx__json_next(j, &inner, ']')) > 0) {
                 if (e->ndim == STX_MAX_DIM) {
                     stx_fail(f->x, STX_ERR_FORMAT, "%s: \"%s\" has more than %d dimensions, the most that is supported",
-                              f->path, stx__quote(q, e->name, strlen(e->name)), (int)STX_MAX_DIM);
+                              f->path, stx_quote(q, e->name, strlen(e->name)), (int)STX_MAX_DIM);
                     return 0;
                 }
                 if (!stx__json_size(j, &e->dim[e->ndim])) return 0;
@@ -7355,7 +7368,7 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
         size_t d = e->dim[k];
         if (d && e->bytes > (size_t)-1 / d) {
             stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the product of the shape of \"%s\" overflows", f->path,
-                      stx__quote(q, e->name, strlen(e->name)));
+                      stx_quote(q, e->name, strlen(e->name)));
             return 0;
         }
         e->bytes *= d;
@@ -7363,12 +7376,12 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
     }
     if (off[0] > off[1] || off[1] > size) {
         stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged or cut short: the data of \"%s\" are the bytes %zu to %zu of %zu", f->path,
-                  stx__quote(q, e->name, strlen(e->name)), off[0], off[1], size);
+                  stx_quote(q, e->name, strlen(e->name)), off[0], off[1], size);
         return 0;
     }
     if (off[1] - off[0] != e->bytes) {
         stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the shape of \"%s\" needs %zu bytes, its data_offsets give %zu", f->path,
-                  stx__quote(q, e->name, strlen(e->name)), e->bytes, off[1] - off[0]);
+                  stx_quote(q, e->name, strlen(e->name)), e->bytes, off[1] - off[0]);
         return 0;
     }
     e->data = base + off[0];
@@ -7391,7 +7404,7 @@ static int stx__cmp_place(const void *a, const void *b) {
 }
 
 static int stx__file_parse(stx_file *f) {
-    char q[STX__QUOTE], q2[STX__QUOTE];
+    char q[STX_QUOTE], q2[STX_QUOTE];
     const unsigned char *s = f->map.data, *base;
     size_t size, at = 0, i;
     uint64_t len = 0;
@@ -7448,7 +7461,7 @@ static int stx__file_parse(stx_file *f) {
         size_t begin = (size_t)((const unsigned char *)e->data - base);
         if (begin != at) {
             stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the data of \"%s\" begin at byte %zu, %s at byte %zu", f->path,
-                      stx__quote(q, e->name, strlen(e->name)), begin,
+                      stx_quote(q, e->name, strlen(e->name)), begin,
                       begin < at ? "inside those of another tensor that ends" : "leaving a hole behind those that end", at);
             return 0;
         }
@@ -7463,13 +7476,13 @@ static int stx__file_parse(stx_file *f) {
     for (i = 1; i < f->count; ++i)
         if (!strcmp(f->by_name[i - 1]->name, f->by_name[i]->name)) {
             stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: it has two tensors \"%s\"", f->path,
-                      stx__quote(q, f->by_name[i]->name, strlen(f->by_name[i]->name)));
+                      stx_quote(q, f->by_name[i]->name, strlen(f->by_name[i]->name)));
             return 0;
         }
     for (i = 1; i < f->nmeta; ++i)
         if (!strcmp(f->meta[i - 1].key, f->meta[i].key)) {
             stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: its metadata have two values for \"%s\"", f->path,
-                      stx__quote(q2, f->meta[i].key, strlen(f->meta[i].key)));
+                      stx_quote(q2, f->meta[i].key, strlen(f->meta[i].key)));
             return 0;
         }
     return 1;
@@ -7482,7 +7495,7 @@ STX_DEF stx_file *stx_file_open(stx_ctx *x, const char *path) {
     if ((f = (stx_file *)stx_block(x, sizeof *f)) == NULL) return NULL;
     f->x = x;
     f->path = stx__copy(x, path);
-    if (!f->path || !stx__map_open(x, &f->map, path) || !stx__file_parse(f)) {
+    if (!f->path || !stx_map_open(x, &f->map, path) || !stx__file_parse(f)) {
         stx_file_close(f);
         return NULL;
     }
@@ -7493,7 +7506,7 @@ STX_DEF void stx_file_close(stx_file *f) {
     stx_ctx *x;
     if (!f) return;
     x = f->x;
-    stx__map_close(x, &f->map);
+    stx_map_close(&f->map);
     stx_block_free(x, f->path);
     stx_block_free(x, f->pool);
     stx_block_free(x, f->entry);
@@ -7564,18 +7577,18 @@ static float stx__le_bf16(const unsigned char *p) {
 }
 
 static int stx__entry_check(const stx_entry *e, const void *out, size_t n, int integers) {
-    char q[STX__QUOTE];
+    char q[STX_QUOTE];
     int is_int;
     if (!e || !stx_ok(e->file->x)) return 0;
     is_int = e->dtype == STX_I32 || e->dtype == STX_I64 || e->dtype == STX_U8;
     if (n != e->count || (n && !out)) {
         stx_fail(e->file->x, STX_ERR_ARG, "%s: \"%s\" has %zu elements, %zu were asked for", e->file->path,
-                  stx__quote(q, e->name, strlen(e->name)), e->count, out ? n : 0);
+                  stx_quote(q, e->name, strlen(e->name)), e->count, out ? n : 0);
         return 0;
     }
     if (is_int != integers) {
         stx_fail(e->file->x, STX_ERR_FORMAT, "%s: \"%s\" is %s, wanted is %s", e->file->path,
-                  stx__quote(q, e->name, strlen(e->name)), stx__dtype_name[e->dtype],
+                  stx_quote(q, e->name, strlen(e->name)), stx__dtype_name[e->dtype],
                   integers ? "I32, I64 or U8" : "F32, F64 or BF16");
         return 0;
     }
@@ -7859,7 +7872,7 @@ STX_DEF void stx_writer_free(stx_writer *w) {
 }
 
 STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim, const size_t *dim, const void *data) {
-    char q[STX__QUOTE];
+    char q[STX_QUOTE];
     stx__item it, *p;
     size_t i;
     int k, before;
@@ -7869,10 +7882,10 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
     if (!stx_ok(w->x)) return 0;
     if (!name || !*name || !strcmp(name, "__metadata__") || !stx__utf8_valid(name, strlen(name))) {
         stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: \"%s\" cannot be the name of a tensor; give UTF-8 text that is not empty and not "
-                  "__metadata__", name ? stx__quote(q, name, strlen(name)) : "NULL");
+                  "__metadata__", name ? stx_quote(q, name, strlen(name)) : "NULL");
         return 0;
     }
-    stx__quote(q, name, strlen(name));
+    stx_quote(q, name, strlen(name));
     for (i = 0; i < w->count; ++i)
         if (!strcmp(w->item[i].name, name)) {
             stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: \"%s\" is added twice; give every tensor its own name", q);
@@ -7910,7 +7923,7 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
 }
 
 STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value) {
-    char q[STX__QUOTE];
+    char q[STX_QUOTE];
     char *k, *v;
     stx__pair *p;
     size_t i;
@@ -7921,12 +7934,12 @@ STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value) {
     if (!stx_ok(w->x)) return 0;
     if (!key || !value || !stx__utf8_valid(key, strlen(key)) || !stx__utf8_valid(value, strlen(value))) {
         stx_fail(w->x, STX_ERR_ARG, "stx_writer_meta: \"%s\" or its value is NULL or not UTF-8; store other bytes as a U8 tensor",
-                  key ? stx__quote(q, key, strlen(key)) : "NULL");
+                  key ? stx_quote(q, key, strlen(key)) : "NULL");
         return 0;
     }
     for (i = 0; i < w->nmeta; ++i)
         if (!strcmp(w->meta[i].key, key)) {
-            stx_fail(w->x, STX_ERR_ARG, "stx_writer_meta: \"%s\" is given twice", stx__quote(q, key, strlen(key)));
+            stx_fail(w->x, STX_ERR_ARG, "stx_writer_meta: \"%s\" is given twice", stx_quote(q, key, strlen(key)));
             return 0;
         }
     p = (stx__pair *)stx__grow(w->x, w->meta, w->nmeta, &w->capmeta, sizeof *p);
@@ -8100,7 +8113,7 @@ static int stx__scan_next(stx__scan *c, const unsigned char **piece, size_t *len
         const unsigned char *s = c->s + c->i;
         size_t k = 1, i;
         uint32_t u = *s;
-        if (c->kind != STX_TOK_BYTES && (k = stx__utf8(s, c->n - c->i, &u)) == 0) return -1;
+        if (c->kind != STX_TOK_BYTES && (k = stx_utf8(s, c->n - c->i, &u)) == 0) return -1;
         if (c->eos && (u == '\n' || (u == '\r' && c->kind != STX_TOK_BYTES))) {
             c->i += u == '\r' && c->n - c->i > 1 && s[1] == '\n' ? 2 : 1;
             c->open = 0;
@@ -8114,7 +8127,7 @@ static int stx__scan_next(stx__scan *c, const unsigned char **piece, size_t *len
         if (c->kind == STX_TOK_WORDS) {
             if (stx__is_white(u)) continue;
             while (c->i < c->n) {
-                if ((k = stx__utf8(c->s + c->i, c->n - c->i, &u)) == 0) return -1;
+                if ((k = stx_utf8(c->s + c->i, c->n - c->i, &u)) == 0) return -1;
                 if (stx__is_white(u)) break;
                 c->i += k;
             }
@@ -8132,7 +8145,7 @@ static int stx__scan_next(stx__scan *c, const unsigned char **piece, size_t *len
 
 /* Moves a limit of a byte range forward to where a piece may begin (see >>tokens of the manual). A limit in malformed text
    stays near where it is; reading the text reports it. */
-static size_t stx__range_limit(const stx__map *m, int kind, size_t at) {
+static size_t stx__range_limit(const stx_map *m, int kind, size_t at) {
     const unsigned char *s = m->data;
     size_t n = m->size, k;
     uint32_t u;
@@ -8142,7 +8155,7 @@ static size_t stx__range_limit(const stx__map *m, int kind, size_t at) {
     if (at < n && s[at] == '\n' && s[at - 1] == '\r') return at + 1;
     if (kind == STX_TOK_CHARS || s[at - 1] == '\n' || s[at - 1] == '\r') return at;
     for (i = s[at - 1] < 0x80 && stx__is_white(s[at - 1]); at < n; at += k) {       /* i: the word is over */
-        if ((k = stx__utf8(s + at, n - at, &u)) == 0 || (i && !stx__is_white(u))) return at;
+        if ((k = stx_utf8(s + at, n - at, &u)) == 0 || (i && !stx__is_white(u))) return at;
         if (u == '\r') return at + 1 < n && s[at + 1] == '\n' ? at + 2 : at + 1;
         if (u == '\n') return at + 1;
         i = stx__is_white(u);
@@ -8151,7 +8164,7 @@ static size_t stx__range_limit(const stx__map *m, int kind, size_t at) {
 }
 
 /* The bytes [*begin, *end) of an open file, moved to where pieces begin. 0 and an error when they are outside or none. */
-static int stx__range(stx_ctx *x, const stx__map *m, const char *path, int kind, uint64_t begin, uint64_t end, size_t *b, size_t *e) {
+static int stx__range(stx_ctx *x, const stx_map *m, const char *path, int kind, uint64_t begin, uint64_t end, size_t *b, size_t *e) {
     if (!end) end = m->size;
     if (begin > end || end > m->size) {
         stx_fail(x, STX_ERR_ARG, "%s has %zu bytes, the range asked for is %llu to %llu; make it fit the file", path, m->size,
@@ -8358,7 +8371,7 @@ static stx_vocab *stx__vocab_count(stx_ctx *x, const stx_vocab_desc *d, const un
 STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *desc, const char *path, uint64_t begin, uint64_t end) {
     stx_vocab_desc d;
     stx_vocab *v = NULL;
-    stx__map m;
+    stx_map m;
     size_t b, e;
     if (!stx_ok(x)) return NULL;
     memset(&d, 0, sizeof d);
@@ -8372,9 +8385,9 @@ STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *desc, const
     d.eos = d.eos != 0;
     if (d.kind == STX_TOK_BYTES && !d.compact) return stx__vocab_bytes(x);
     if (!path) { stx_fail(x, STX_ERR_ARG, "stx_vocab_build: the path is NULL; give the training text"); return NULL; }
-    if (!stx__map_open(x, &m, path)) return NULL;
+    if (!stx_map_open(x, &m, path)) return NULL;
     if (stx__range(x, &m, path, d.kind, begin, end, &b, &e)) v = stx__vocab_count(x, &d, m.data + b, e - b, path, b);
-    stx__map_close(x, &m);
+    stx_map_close(&m);
     return v;
 }
 
@@ -8414,13 +8427,13 @@ STX_DEF const char *stx_vocab_piece(const stx_vocab *v, int32_t id, size_t *len)
 /* The id of a piece that stands at byte `at` of `where`; -1 with the error set when there is none, not even <unk>. */
 static int32_t stx__vocab_id(const stx_vocab *v, const unsigned char *piece, size_t len, const char *where, uint64_t at) {
     static const char *const what[] = { "byte", "character", "word" };
-    char q[STX__QUOTE];
+    char q[STX_QUOTE];
     int32_t id = stx__dict_find(&v->d, piece, len);
     if (id < 0) id = v->unk;
     if (id < 0)
         stx_fail(v->x, STX_ERR_FORMAT, "%s: the %s '%s' at byte %llu is not in the vocabulary (%zu pieces); build the vocabulary from a text "
                   "that has it, or with min_count (--min-count) 2, which makes <unk>%s", where, piece == stx__eos ? "line end" : what[v->kind],
-                  stx__quote(q, piece, len), (unsigned long long)at, v->d.n, v->kind == STX_TOK_BYTES ? ", or without compact" : "");
+                  stx_quote(q, piece, len), (unsigned long long)at, v->d.n, v->kind == STX_TOK_BYTES ? ", or without compact" : "");
     return id;
 }
 
@@ -8510,7 +8523,7 @@ static int stx__piece_valid(int kind, int has_eos, const unsigned char *s, size_
     if (special || !n) return special;
     if (kind == STX_TOK_BYTES) return n == 1 && *s != '\n';
     for (i = 0; i < n; i += k)
-        if ((k = stx__utf8(s + i, n - i, &u)) == 0 || (kind == STX_TOK_WORDS ? stx__is_white(u) : k != n) ||
+        if ((k = stx_utf8(s + i, n - i, &u)) == 0 || (kind == STX_TOK_WORDS ? stx__is_white(u) : k != n) ||
             (has_eos && (u == '\n' || u == '\r'))) return 0;
     return 1;
 }
@@ -8567,7 +8580,7 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
 
 struct stx_corpus {
     stx_ctx *x;
-    stx__map map;                   /* BYTES: the file */
+    stx_map map;                   /* BYTES: the file */
     const unsigned char *bytes;     /* .. and the range in it */
     size_t nbytes, size;            /* size = tokens */
     int32_t byte_id[256], eos;      /* .. what its bytes become, and the last token when size = nbytes + 1 */
@@ -8608,11 +8621,11 @@ STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *
     if (!path) { stx_fail(x, STX_ERR_ARG, "stx_corpus_open: the path is NULL; give a text file"); return NULL; }
     if ((c = (stx_corpus *)stx_block(x, sizeof *c)) == NULL) return NULL;
     c->x = x;
-    ok = stx__map_open(x, &c->map, path) && stx__range(x, &c->map, path, v->kind, begin, end, &b, &e);
+    ok = stx_map_open(x, &c->map, path) && stx__range(x, &c->map, path, v->kind, begin, end, &b, &e);
     c->raw = e - b;
     if (ok && v->kind != STX_TOK_BYTES) {
         ok = stx__corpus_fill(c, v, c->map.data + b, e - b, path, b);
-        stx__map_close(x, &c->map);
+        stx_map_close(&c->map);
     } else if (ok) {
         c->bytes = c->map.data + b;
         c->size = c->nbytes = e - b;
@@ -8651,7 +8664,7 @@ STX_DEF void stx_corpus_close(stx_corpus *c) {
     stx_ctx *x;
     if (!c) return;
     x = c->x;
-    stx__map_close(x, &c->map);
+    stx_map_close(&c->map);
     stx_block_free(x, c->tok16);
     stx_block_free(x, c->tok32);
     stx_block_free(x, c);
