@@ -2545,9 +2545,6 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
     }
 }
 
-#ifndef STX__TRY
-#define STX__TRY 1
-#endif
 // >>attention: forward ------------------------------------------------------------------------------------------------
 
 /* What the fused kernels, forward and backward, share (prefix stx__at_).
@@ -2695,17 +2692,24 @@ static __global__ void stx__at_list(stx__at p, uint32_t *list, int tiles, int bq
     }
 }
 
-/* WHICH KEYS EXIST. Padded keys and attention without causality have another mask beside the window: bit STX__AT_BEFORE + j of a batch row's
-   words is 1 if key j exists, lo <= j < S and not padded. All kernels that know it (MASK) ask p.bits first; without it they do what they would do
-   without MASK, and as fast. A tile without any key is passed by. In another with keys missing, those become rows of zeros in shared memory
-   when they have come, for they may hold anything and 0 times a NaN is a NaN; and their logits become -inf.
+/* v, but the compiler cannot know: what is made of it inside a loop is not worth registers throughout the loop */
+static __device__ __forceinline__ int stx__at_again(int v) { asm volatile("" : "+r"(v)); return v; }
+
+/* WHICH KEYS EXIST. Padded keys and attention without causality have a mask beside the window: bit STX__AT_BEFORE + j of a batch row's words
+   is 1 if key j exists: lo <= j < S, and not padded. It is made anew in each call, a few bytes that stay in L1. Without it (bits NULL) kernels
+   do what they did before there was one, at a branch a tile, the same for all threads.
+   A tile without any key costs no copies of K and V and no products. In one with keys missing
+       forward, queries     those become rows of zeros once they have come, for they may hold anything, and 0 times NaN is NaN; and their
+                            logits become -inf before the softmax (forward) or before a and ds are made
+       diagonals            their ds becomes 0
+       keys                 nothing: a key's column makes its own dK and dV alone, which are not stored
    Without causality the window is a rectangle: dmin = 1 - T and span >= S let every query see every key, and the mask ends it at S. */
 enum { STX__AT_BEFORE = 64 };           /* zeros before key 0, where a tile may begin; as many behind the last key */
 static size_t stx__at_words(const stx_attention_args *a) { return a->pad || a->not_causal ? (a->S + STX__AT_BEFORE - 1) / 32 + 3 : 0; }
 static size_t stx__at_rows(const stx_attention_args *a) { return a->pad ? a->B : 1; }
 /* The bits of keys j0 .. j0+BK-1 of batch row b, -BK < j0 < S */
 template<int BK> static __device__ __forceinline__ uint64_t stx__at_exist(const stx__at &p, int b, int j0) {
-    const unsigned at = (unsigned)(j0 + STX__AT_BEFORE), shift = at & 31;
+    const unsigned at = (unsigned)(stx__at_again(j0) + STX__AT_BEFORE), shift = at & 31;
     const uint32_t *w = p.bits + (size_t)b * p.stbits + (at >> 5);
     uint64_t v = (w[0] | (uint64_t)w[1] << 32) >> shift;
     if (BK == 64) return shift ? v | (uint64_t)w[2] << (64 - shift) : v;
@@ -2755,15 +2759,15 @@ template<int CH, int THREADS, int BK> static __device__ __forceinline__ void stx
     for (int e = (int)threadIdx.x; e < BK * CH; e += THREADS)
         if (!(seen >> (e / CH) & 1)) *(uint4 *)(tile + stx__at_piece<CH>(e / CH, e % CH)) = make_uint4(0, 0, 0, 0);
 }
-/* -inf for the logits of keys that do not exist: rows g, g + 8 and columns 8n + 2t + e & 1 of an accumulator */
-template<int NB> static __device__ __forceinline__ void stx__at_forbid(float (&x)[NB][4], uint64_t seen, int t) {
+/* v instead of what keys that do not exist have in an accumulator: columns 8n + 2t + (e & 1) */
+template<int NB> static __device__ __forceinline__ void stx__at_forbid(float (&x)[NB][4], uint64_t seen, int t, float v) {
     uint32_t lo = (uint32_t)(seen >> 2 * t), hi = (uint32_t)(seen >> 2 * t >> 32);
     int n;
     #pragma unroll
     for (n = 0; n < NB; n++) {
         const uint32_t w = n < 4 ? lo : hi;
-        if (!(w >> 8 * (n & 3) & 1)) x[n][0] = x[n][2] = -INFINITY;
-        if (!(w >> (8 * (n & 3) + 1) & 1)) x[n][1] = x[n][3] = -INFINITY;
+        if (!(w >> 8 * (n & 3) & 1)) x[n][0] = x[n][2] = v;
+        if (!(w >> (8 * (n & 3) + 1) & 1)) x[n][1] = x[n][3] = v;
     }
 }
 
@@ -3019,7 +3023,7 @@ template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH,
 typedef struct stx__at_job { stx__at_head w; int b, h, i0, first, windows, steps; } stx__at_job;
 /* DP: D filled up; TWO: Q for S stands in shared memory and not in registers (two queries, or floats) */
 template<class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
-    enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, KEYS = BK, TILE = BK * ROW, SIZE = P::SIZE, RING = BQ + 2 * BK, REGS = P::SIZE == 2, THREADS = 128, RAMP = BK + 16 * MT, MASK = STX__TRY, HEAD = (64 + 16 * RAMP + 127) / 128 * 128 };
+    enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, KEYS = BK, TILE = BK * ROW, SIZE = P::SIZE, RING = BQ + 2 * BK, REGS = P::SIZE == 2, THREADS = 128, RAMP = BK + 16 * MT, HEAD = (64 + 16 * RAMP + 127) / 128 * 128 };
     /* The job and each warp's ramp weights; K, V, K, V; the ring; the queries, which may use the second K and V if they move on to registers */
     static size_t shared(int pe, int two) { return HEAD + (size_t)ROW * (4 * BK + (pe ? RING : 0) + (!REGS ? (two ? 2 * BQ : BQ) : TWO ? BQ : 0)); }
     /* blocks that should fit on a multiprocessor: so many registers less may a thread take */
@@ -3031,7 +3035,7 @@ template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const 
     const size_t o = (window ? (size_t)job.b * p.stk + (size_t)job.h * p.D : (size_t)job.h * p.N * p.D) * X::SIZE, ld = (window ? p.ldk : (size_t)p.D) * X::SIZE;
     const char *k = (const char *)(window ? p.k : p.pk) + o, *v = (const char *)(window ? p.v : p.pv) + o;
     unsigned char *to = shared + (s & 1) * 2 * X::TILE, *ring = shared + 4 * X::TILE;
-    const int some = !X::MASK || !p.bits || !window || stx__at_exist<X::KEYS>(p, job.b, j0);
+    const int some = !p.bits || !window || stx__at_exist<X::KEYS>(p, job.b, j0);
     if (some) stx__at_load<X::CH, X::THREADS>(to, X::KEYS, k, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
     if (window && p.pe) {
         const char *pe = (const char *)p.pe + (size_t)job.h * p.pe_head * X::SIZE;
@@ -3042,8 +3046,6 @@ template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const 
     if (some) stx__at_load<X::CH, X::THREADS>(to + X::TILE, X::KEYS, v, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
     stx__cp_commit();
 }
-/* v, but the compiler cannot know: what is made of it inside a loop is not worth registers throughout the loop */
-static __device__ __forceinline__ int stx__at_again(int v) { asm volatile("" : "+r"(v)); return v; }
 
 /* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
 template<class P, int DP, int BK, int MT, int TWO>
@@ -3072,12 +3074,12 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
         j->i0 = entry % tiles * BQ;
         j->w = stx__at_open(p, j->h);
         stx__at_range(p, j->w, j->i0, BQ, &j->first, &last);
-        if (X::MASK && p.bits) {
+        if (p.bits) {
             last = min(last, p.S);
             while (j->first < last && !stx__at_exist<BK>(p, j->b, j->first)) j->first += BK;
         }
         j->windows = (last - j->first + BK - 1) / BK;
-        if (X::MASK && p.bits) while (j->windows && !stx__at_exist<BK>(p, j->b, j->first + (j->windows - 1) * BK)) j->windows--;
+        if (p.bits) while (j->windows && !stx__at_exist<BK>(p, j->b, j->first + (j->windows - 1) * BK)) j->windows--;
         j->steps = j->windows + (p.N ? (p.N + ((p.S + p.span) & 7) + BK - 1) / BK : 0);
     }
     __syncthreads();
@@ -3114,7 +3116,7 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
         int edge, ramped, some = 1;
         stx__cp_wait<0>();
         __syncthreads();
-        if (X::MASK && p.bits && window) {
+        if (p.bits && window) {
             const uint64_t seen = stx__at_exist<BK>(p, job.b, j0);
             some = seen != 0;
             if (some && !stx__at_whole<BK>(seen)) {
@@ -3128,7 +3130,7 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
             __syncwarp();
             stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, none);
         }
-        if (X::MASK && !some) { started = 0; continue; }        /* the next tile's skew begins anew: the ring has all that it meets */
+        if (!some) { started = 0; continue; }        /* the next tile's skew begins anew: the ring has all that it meets */
         if (iw >= p.T || (window && (near > job.w.live || far < p.dmin))) continue;
 
         if (p.keep)
@@ -3211,11 +3213,11 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
             }
         }
 
-        if (X::MASK && p.bits && window) {
+        if (p.bits && window) {
             const uint64_t seen = stx__at_exist<BK>(p, job.b, j0);
             if (!stx__at_whole<BK>(seen))
                 #pragma unroll
-                for (m = 0; m < MT; m++) stx__at_forbid(x[m], seen, t);
+                for (m = 0; m < MT; m++) stx__at_forbid(x[m], seen, t, -INFINITY);
         }
         edge = window ? near < p.dmin || far > job.w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
         #pragma unroll
@@ -3403,7 +3405,7 @@ typedef struct stx__ab {
 /* The shape of a tile: BQ queries, a warp for each 16, by BK keys; rows of DP numbers, CH pieces of 16 bytes. */
 template<class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
     typedef P_ P;
-    enum { MASK = STX__TRY, DP = DP_, BQ = BQ_, BK = BK_, STRIPS = BQ / 16, THREADS = 32 * STRIPS, W = BQ + BK, CHUNKS = W / 16, NB = BK / 8,
+    enum { DP = DP_, BQ = BQ_, BK = BK_, STRIPS = BQ / 16, THREADS = 32 * STRIPS, W = BQ + BK, CHUNKS = W / 16, NB = BK / 8,
            SIZE = P_::SIZE, CH = DP * SIZE / 16, STEPS = DP / P_::K, UNROLL = STEPS > 8 ? 1 : STEPS > 4 ? 4 : STEPS,       /* addresses of more steps cost registers */
            CHA = BK * SIZE / 16,                                /* pieces in a row of a or ds */
            CHG = (BK + 16) * SIZE > 256 ? 32 : (BK + 16) * SIZE > 128 ? 16 : 8,     /* of dR, up to a power of two */
@@ -3411,8 +3413,12 @@ template<class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
            KEY_NB = DP / KEY_PIECES / 8,
            ROW_PIECES = DP / 16 < STRIPS ? DP / 16 : STRIPS,    /* diagonals: a warp has every ROW_GROUPS-th chunk and DP / ROW_PIECES columns */
            ROW_GROUPS = STRIPS / ROW_PIECES, ROW_NB = DP / ROW_PIECES / 8,
-           TILE_Q = BQ * CH * 16, TILE_K = BK * CH * 16, TILE_W = W * CH * 16 };
+           TILE_Q = BQ * CH * 16, TILE_K = BK * CH * 16, TILE_W = W * CH * 16,
+           MASK = 1, TWICE = SIZE == 4 && DP > 64 };            /* queries and diagonals would spill more if they asked for a mask: they are compiled twice */
 };
+/* Their shape for calls whose keys all exist */
+template<class Sh, int TWICE> struct stx__ab_plain { typedef Sh shape; };
+template<class Sh> struct stx__ab_plain<Sh, 1> { struct shape : Sh { enum { MASK = 0 }; }; };
 /* Shared memory: q, q for the table, dO, K, V, the window, and what a sweep exchanges between warps */
 template<class Sh> struct stx__ab_room {
     unsigned char *q, *qv, *dy, *k, *v, *pe, *more;
@@ -3536,7 +3542,7 @@ static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_t
 /* The front half of a tile, for one strip: s becomes r a, what multiplied V; g becomes ds. Zeros where a query does not see a key. dz += its
    sum. 0: no query of the strip sees a key of the tile. The window, K and V and the strip's own rows of q, qv and dO must have landed;
    nothing is written to shared memory, so that warps need not meet. */
-template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx__ab &a, const stx__at_head &w, const stx__ab_room<Sh> &m, const stx__ab_tile &t,
+template<class Sh, int ASK> static __device__ __forceinline__ int stx__ab_front(const stx__ab &a, const stx__at_head &w, const stx__ab_room<Sh> &m, const stx__ab_tile &t,
                                                                         float (&s)[Sh::NB][4], float (&g)[Sh::NB][4], float &dz) {
     typedef typename Sh::P P;
     const stx__at &p = a.p;
@@ -3578,9 +3584,9 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx
         stx__ab_clear(s);
     }
     stx__ab_dot<Sh>(s, m.q, strip * 16, m.k);
-    if (Sh::MASK && p.bits && !t.persistent) {
+    if (ASK && p.bits && !t.persistent) {
         const uint64_t seen = stx__at_exist<Sh::BK>(p, t.b, t.j0);
-        if (!stx__at_whole<Sh::BK>(seen)) stx__at_forbid(s, seen, lane & 3);
+        if (!stx__at_whole<Sh::BK>(seen)) stx__at_forbid(s, seen, lane & 3, -INFINITY);
     }
     stx__ab_clear(g);
     stx__ab_dot<Sh>(g, m.dy, strip * 16, m.v);
@@ -3689,13 +3695,14 @@ static __device__ __forceinline__ void stx__ab_add2(const stx__num &to, size_t i
         stx__add(to, i + 1, y, 1);
     }
 }
-/* Rows row .. row+15 of an array, those in [lo,hi), columns d.., += f c */
-template<int NB> static __device__ __forceinline__ void stx__ab_add_rows(const stx__num &to, size_t base, size_t ld, int row, int lo, int hi, int d, int D, const float (&c)[NB][4], float f) {
+/* Rows row .. row+15 of an array, those in [lo,hi) whose bit in `rows` is 1, columns d.., += f c */
+template<int NB> static __device__ __forceinline__ void stx__ab_add_rows(const stx__num &to, size_t base, size_t ld, int row, int lo, int hi, int d, int D, const float (&c)[NB][4], float f,
+                                                                          uint32_t rows = ~0u) {
     int lane = (int)threadIdx.x & 31, n, e;
 #pragma unroll
     for (e = 0; e < 2; e++) {
         int i = row + (lane >> 2) + 8 * e;
-        if (i < lo || i >= hi) continue;
+        if (i < lo || i >= hi || !(rows >> ((lane >> 2) + 8 * e) & 1)) continue;
 #pragma unroll
         for (n = 0; n < NB; n++) {
             int at = d + 8 * n + (lane & 3) * 2;
@@ -3770,7 +3777,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
         stx__cp_wait<0>();
         __syncthreads();
         if (Sh::MASK && p.bits) stx__ab_blank_k<Sh>(a, m, b, j0);
-        if (stx__ab_front<Sh>(a, w, m, t, s, g, dz)) {
+        if (stx__ab_front<Sh, Sh::MASK>(a, w, m, t, s, g, dz)) {
             stx__ab_times<Sh, Sh::NB>(dk, g, m.k);
 #pragma unroll
             for (n = 0; n < (table ? Sh::BK / 16 + 1 : 0); n++) {
@@ -3830,7 +3837,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
             stx__cp_commit();
             stx__cp_wait<0>();
             __syncthreads();
-            if (stx__ab_front<Sh>(a, w, m, t, s, g, dz)) stx__ab_times<Sh, Sh::NB>(dk, g, m.k);
+            if (stx__ab_front<Sh, 0>(a, w, m, t, s, g, dz)) stx__ab_times<Sh, Sh::NB>(dk, g, m.k);
             __syncthreads();
         }
     }
@@ -3867,19 +3874,13 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     if (!a.persistent) {
         lo = max(0, j0 + p.dmin - p.C);
         hi = min(p.T, j0 + Sh::BK + w.live - p.C);
-        if (lo >= hi || (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, z, j0))) return;
+        if (lo >= hi || (p.bits && !stx__at_exist<Sh::BK>(p, z, j0))) return;
     }
     t.j0 = j0; t.far = w.live; t.ring = 0; t.persistent = a.persistent;
     t.stream = p.keep ? p.stream + *p.shift : 0;
     stx__ab_clear(dk);
     stx__ab_clear(dv);
     stx__ab_load_k<Sh>(a, m, j0, b0, h, a.persistent);
-    if (Sh::MASK && p.bits && !a.persistent) {
-        stx__cp_commit();
-        stx__cp_wait<0>();
-        __syncthreads();
-        stx__ab_blank_k<Sh>(a, m, z, j0);
-    }
     for (b = b0; b < b1; b++) {
         if (table) stx__ab_load_pe<Sh>(a, m, t.ring, stx__ab_window<Sh>(p, lo, j0), h, Sh::BQ, Sh::BK);
         for (i0 = lo; i0 < hi; i0 += Sh::BQ) {
@@ -3891,7 +3892,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
             stx__ab_state(a, t, b, h);
             stx__cp_wait<0>();
             __syncthreads();
-            stx__ab_front<Sh>(a, w, m, t, s, g, dz);
+            stx__ab_front<Sh, 0>(a, w, m, t, s, g, dz);
 #pragma unroll
             for (n = 0; n < Sh::NB; n++) {
                 stx__ab_put2<P, Sh::CHA>(wa, strip * 16 + r, 8 * n + c2, s[n][0], s[n][1]);
@@ -3925,8 +3926,9 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
         if (a.dpv) stx__ab_put_rows(a.dpv + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dv, 1.0f);
     } else {
         size_t o = (size_t)z * p.stk + (size_t)h * p.D;
-        if (a.dk.p) stx__ab_add_rows(a.dk, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dk, p.scale);
-        if (a.dv.p) stx__ab_add_rows(a.dv, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dv, 1.0f);
+        uint32_t rows = p.bits ? (uint32_t)(stx__at_exist<Sh::BK>(p, z, j0) >> group * 16) : ~0u;       /* what another key would get is nobody's */
+        if (a.dk.p) stx__ab_add_rows(a.dk, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dk, p.scale, rows);
+        if (a.dv.p) stx__ab_add_rows(a.dv, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dv, 1.0f, rows);
     }
 }
 
@@ -3976,8 +3978,11 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
             stx__ab_state(a, t, b, h);
             stx__cp_wait<0>();
             __syncthreads();
-            if (Sh::MASK && p.bits) stx__ab_blank_k<Sh>(a, m, b, j0);
-            stx__ab_front<Sh>(a, w, m, t, s, g, dz);
+            stx__ab_front<Sh, 0>(a, w, m, t, s, g, dz);
+            if (Sh::MASK && p.bits) {
+                const uint64_t seen = stx__at_exist<Sh::BK>(p, b, j0);
+                if (!stx__at_whole<Sh::BK>(seen)) stx__at_forbid(g, seen, lane & 3, 0);
+            }
 #pragma unroll
             for (n = 0; n < Sh::NB + 2; n++) {
                 float u[4];
@@ -4054,6 +4059,10 @@ typedef struct stx__ab_pick {
 template<class P, int DP, int BQ, int BK> static stx__ab_pick stx__ab_choice(const stx_attention_args *a) {
     typedef stx__ab_shape<P, DP, BQ, BK> Sh;
     stx__ab_pick c = {stx__ab_queries<Sh>, stx__ab_keys<Sh>, stx__ab_diagonals<Sh>, 0, 0, 0, BQ, BK, Sh::THREADS};
+    if (!stx__at_words(a)) {
+        c.queries = stx__ab_queries<typename stx__ab_plain<Sh, Sh::TWICE>::shape>;
+        c.diagonals = stx__ab_diagonals<typename stx__ab_plain<Sh, Sh::TWICE>::shape>;
+    }
     c.shared_queries = (size_t)Sh::TILE_Q * (a->P && (a->u || a->vb) ? 3 : 2) + 2 * (size_t)Sh::TILE_K + (a->P ? (size_t)Sh::TILE_W : 0);
     c.shared_keys = c.shared_queries + 2 * (size_t)Sh::BQ * Sh::CHA * 16;
     c.shared_diagonals = c.shared_queries + (size_t)Sh::BQ * Sh::CHG * 16;

@@ -374,22 +374,6 @@ static const attn table[] = {
     {.B = 3, .T = 20, .S = 12, .H = 1, .D = 16, .not_causal = 1, .pad = 3, .N = 2, .first = 3},
     {.B = 2, .T = 1, .S = 30, .H = 2, .D = 8, .P = 30, .span = 11, .pad = 4},
     {.B = 1, .T = 65, .S = 70, .H = 2, .D = 16, .P = 20, .loose = 1, .pad = 1, .acts = 1, .u = 1},
-    {.B = 2, .T = 70, .S = 333, .H = 2, .D = 64, .P = 333, .shared = 1, .dmin = 1, .pad = 5, .drop = 0.2},
-    {.B = 1, .T = 130, .S = 421, .H = 1, .D = 32, .P = 421, .u = 1, .vb = 1, .z = 1, .L = 400, .pad = 7, .N = 3},
-    {.B = 2, .T = 65, .S = 131, .H = 1, .D = 128, .P = 131, .pad = 6, .dmin = 1, .vb = 1},
-    {.B = 2, .T = 130, .S = 600, .H = 1, .D = 8, .P = 600, .span = 250, .pad = 7, .first = 77},
-    {.B = 2, .T = 40, .S = 40, .H = 2, .D = 16, .dmin = 1, .pad = 6},
-    {.B = 3, .T = 33, .S = 97, .H = 2, .D = 64, .pad = 2, .gap = 2, .z = 4, .L = 64, .R = 20, .drop = 0.3},
-    {.B = 2, .T = 20, .S = 200, .H = 1, .D = 72, .pad = 4, .P = 200, .u = 1, .N = 9, .acts = 1},
-    /* without causality: fewer keys than queries and more, a hole, the end of the keys within a tile */
-    {.B = 2, .T = 150, .S = 37, .H = 2, .D = 64, .not_causal = 1},
-    {.B = 2, .T = 64, .S = 256, .H = 1, .D = 128, .not_causal = 1, .drop = 0.2},
-    {.B = 1, .T = 200, .S = 1, .H = 2, .D = 32, .not_causal = 1},
-    {.B = 1, .T = 1, .S = 129, .H = 2, .D = 16, .not_causal = 1, .first = 100},
-    {.B = 2, .T = 33, .S = 300, .H = 2, .D = 64, .not_causal = 1, .pad = 7, .N = 5, .drop = 0.3, .u = 1},
-    {.B = 3, .T = 70, .S = 131, .H = 1, .D = 64, .not_causal = 1, .pad = 5, .gap = 2},
-    {.B = 2, .T = 129, .S = 65, .H = 1, .D = 24, .not_causal = 1, .pad = 3, .N = 3},
-    {.B = 2, .T = 90, .S = 65, .H = 1, .D = 8, .not_causal = 1, .pad = 6, .first = 64},
     /* heads as wide as a model */
     {.B = 1, .T = 5, .S = 9, .H = 1, .D = 744, .P = 9, .N = 2, .drop = 0.2, .big = 0.3},
     {.B = 2, .T = 3, .S = 7, .H = 1, .D = 1024, .pad = 1},
@@ -410,6 +394,23 @@ static const attn table[] = {
     {.B = 2, .T = 33, .S = 90, .H = 3, .D = 7, .z = 4, .L = 64, .R = 2.7},
     {.B = 1, .T = 33, .S = 100, .H = 2, .D = 16, .P = 100, .dmin = 1, .z = 1, .L = 90, .R = 8, .no_renorm = 1, .big = 40},
     {.B = 1, .T = 140, .S = 300, .H = 2, .D = 64, .P = 300, .u = 1, .vb = 1, .drop = 0.1},
+    /* padded keys, by the fused kernels: whole tiles, holes, the ends */
+    {.B = 2, .T = 70, .S = 333, .H = 2, .D = 64, .P = 333, .shared = 1, .dmin = 1, .pad = 5, .drop = 0.2},
+    {.B = 1, .T = 130, .S = 421, .H = 1, .D = 32, .P = 421, .u = 1, .vb = 1, .z = 1, .L = 400, .pad = 7, .N = 3},
+    {.B = 2, .T = 65, .S = 131, .H = 1, .D = 128, .P = 131, .pad = 6, .dmin = 1, .vb = 1},
+    {.B = 2, .T = 130, .S = 600, .H = 1, .D = 8, .P = 600, .span = 250, .pad = 7, .first = 77},
+    {.B = 2, .T = 40, .S = 40, .H = 2, .D = 16, .dmin = 1, .pad = 6},
+    {.B = 3, .T = 33, .S = 97, .H = 2, .D = 64, .pad = 2, .gap = 2, .z = 4, .L = 64, .R = 20, .drop = 0.3},
+    {.B = 2, .T = 20, .S = 200, .H = 1, .D = 72, .pad = 4, .P = 200, .u = 1, .N = 9, .acts = 1},
+    /* without causality: fewer keys than queries and more, a hole, the end of the keys within a tile */
+    {.B = 2, .T = 150, .S = 37, .H = 2, .D = 64, .not_causal = 1},
+    {.B = 2, .T = 64, .S = 256, .H = 1, .D = 128, .not_causal = 1, .drop = 0.2},
+    {.B = 1, .T = 200, .S = 1, .H = 2, .D = 32, .not_causal = 1},
+    {.B = 1, .T = 1, .S = 129, .H = 2, .D = 16, .not_causal = 1, .first = 100},
+    {.B = 2, .T = 33, .S = 300, .H = 2, .D = 64, .not_causal = 1, .pad = 7, .N = 5, .drop = 0.3, .u = 1},
+    {.B = 3, .T = 70, .S = 131, .H = 1, .D = 64, .not_causal = 1, .pad = 5, .gap = 2},
+    {.B = 2, .T = 129, .S = 65, .H = 1, .D = 24, .not_causal = 1, .pad = 3, .N = 3},
+    {.B = 2, .T = 90, .S = 65, .H = 1, .D = 8, .not_causal = 1, .pad = 6, .first = 64},
 };
 enum { TABLE = sizeof table / sizeof *table };
 
