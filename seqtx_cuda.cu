@@ -2551,7 +2551,7 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
 
    THE WINDOW. Query i of T is key C + i of S, C = S - T; the distance to key j is delta = C + i - j. Head h sees the keys
        dmin <= delta <= live        live <= reach <= span
-       lo <= j < S
+       lo <= j < S, and not padded: WHICH KEYS EXIST below, also for attention without causality
    reach: the CPU's formula, from z in device memory. live: the largest delta whose ramp weight is not 0, for such a key must not even
    enter the running maximum (far keys may have the largest logits). full: up to here the weight is surely 1. Between full and live it is
        m(delta) = min(1, ((1 - delta) + z max_span) / ramp + 1)        in floats, in this order of operations, as on the CPU.
@@ -2666,8 +2666,8 @@ static __device__ __forceinline__ uint4 stx__at_bits(const stx__at &p, uint64_t 
 /* THE WORK LIST: all (head, tile of queries) by falling number of key tiles, ties by head and tile: the blocks that take longest start
    first, and the short ones fill the gaps at the end. The lengths depend on z, so a kernel makes the list in each step. Within a head a
    later tile is never shorter (of the window at its old end only the beginning of the keys cuts anything off), so an entry's rank is a
-   sum over the heads of what a binary search finds: no sort, no atomics. One thread an entry; the batch is not in the list, its rows
-   have equal lengths. */
+   sum over the heads of what a binary search finds: no sort, no atomics. One thread an entry; the batch is not in the list: but for
+   padded keys, which it does not know, rows have equal lengths. */
 static __device__ __forceinline__ int stx__at_length(const stx__at &p, const stx__at_head &w, int tile, int bq, int bk) {
     int last = p.C + (tile + 1) * bq - p.dmin;        /* a last tile that T cuts counts as a whole one: never shorter than the tile before */
     return (max(last - max(p.lo, p.C + tile * bq - w.live), 0) + bk - 1) / bk;
@@ -3414,7 +3414,8 @@ template<class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
            ROW_PIECES = DP / 16 < STRIPS ? DP / 16 : STRIPS,    /* diagonals: a warp has every ROW_GROUPS-th chunk and DP / ROW_PIECES columns */
            ROW_GROUPS = STRIPS / ROW_PIECES, ROW_NB = DP / ROW_PIECES / 8,
            TILE_Q = BQ * CH * 16, TILE_K = BK * CH * 16, TILE_W = W * CH * 16,
-           MASK = 1, TWICE = SIZE == 4 && DP > 64 };            /* queries and diagonals would spill more if they asked for a mask: they are compiled twice */
+           /* kernels that would spill, or spill more, if they asked for a mask: they are compiled twice */
+           MASK = 1, QUERIES_TWICE = SIZE == 4 && DP != 64, KEYS_TWICE = SIZE == 2 && DP == 64, DIAGONALS_TWICE = SIZE == 4 && DP > 64 };
 };
 /* Their shape for calls whose keys all exist */
 template<class Sh, int TWICE> struct stx__ab_plain { typedef Sh shape; };
@@ -3874,7 +3875,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     if (!a.persistent) {
         lo = max(0, j0 + p.dmin - p.C);
         hi = min(p.T, j0 + Sh::BK + w.live - p.C);
-        if (lo >= hi || (p.bits && !stx__at_exist<Sh::BK>(p, z, j0))) return;
+        if (lo >= hi || (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, z, j0))) return;
     }
     t.j0 = j0; t.far = w.live; t.ring = 0; t.persistent = a.persistent;
     t.stream = p.keep ? p.stream + *p.shift : 0;
@@ -3926,7 +3927,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
         if (a.dpv) stx__ab_put_rows(a.dpv + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dv, 1.0f);
     } else {
         size_t o = (size_t)z * p.stk + (size_t)h * p.D;
-        uint32_t rows = p.bits ? (uint32_t)(stx__at_exist<Sh::BK>(p, z, j0) >> group * 16) : ~0u;       /* what another key would get is nobody's */
+        uint32_t rows = Sh::MASK && p.bits ? (uint32_t)(stx__at_exist<Sh::BK>(p, z, j0) >> group * 16) : ~0u;       /* what another key would get is nobody's */
         if (a.dk.p) stx__ab_add_rows(a.dk, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dk, p.scale, rows);
         if (a.dv.p) stx__ab_add_rows(a.dv, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dv, 1.0f, rows);
     }
@@ -4060,8 +4061,9 @@ template<class P, int DP, int BQ, int BK> static stx__ab_pick stx__ab_choice(con
     typedef stx__ab_shape<P, DP, BQ, BK> Sh;
     stx__ab_pick c = {stx__ab_queries<Sh>, stx__ab_keys<Sh>, stx__ab_diagonals<Sh>, 0, 0, 0, BQ, BK, Sh::THREADS};
     if (!stx__at_words(a)) {
-        c.queries = stx__ab_queries<typename stx__ab_plain<Sh, Sh::TWICE>::shape>;
-        c.diagonals = stx__ab_diagonals<typename stx__ab_plain<Sh, Sh::TWICE>::shape>;
+        c.queries = stx__ab_queries<typename stx__ab_plain<Sh, Sh::QUERIES_TWICE>::shape>;
+        c.keys = stx__ab_keys<typename stx__ab_plain<Sh, Sh::KEYS_TWICE>::shape>;
+        c.diagonals = stx__ab_diagonals<typename stx__ab_plain<Sh, Sh::DIAGONALS_TWICE>::shape>;
     }
     c.shared_queries = (size_t)Sh::TILE_Q * (a->P && (a->u || a->vb) ? 3 : 2) + 2 * (size_t)Sh::TILE_K + (a->P ? (size_t)Sh::TILE_W : 0);
     c.shared_keys = c.shared_queries + 2 * (size_t)Sh::BQ * Sh::CHA * 16;
