@@ -1781,10 +1781,11 @@ TR_DEF uint64_t tr_peak_rss(void) {
 
 /* ------------------------------------------------------------------------------------------------------------------
    >>lm  What trainers of language models share beyond that: options, context, text, checkpoint, evaluation, generation.
-   Only where TR_LM is defined before train.h is included; it needs seqtx.h, one directory up. */
+   Only where TR_LM is defined before train.h is included; it needs text.h, and seqtx.h, one directory up. */
 
 #ifdef TR_LM
 #include "../seqtx.h"
+#include "text.h"
 
 enum { TR_BYTES, TR_COMPACT, TR_CHARS, TR_WORDS };              /* tr_lm_opt.tokens */
 enum { TR_AUTO, TR_BPC, TR_PPL };                               /* tr_lm_opt.unit */

@@ -9,6 +9,7 @@
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
+#include "text.h"
 
 // >>options ----------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_sru.h"
+#include "text.h"
 
 // >>options ----------------------------------------------------------------------------------------------------------
 
