@@ -311,9 +311,9 @@ enum { STX_ACT_NONE = 0, STX_ACT_RELU, STX_ACT_GELU, STX_ACT_TANH, STX_ACT_SIGMO
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids);
 /* act(x W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). */
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act);
-/* X W^T, X (B,S,Ci), W (O,Ci) -> (B,S,O), where the last T rows of X are a copy of h (B,T,Ci): gradients reach h and W, and cost nothing for
-   the S - T rows before, which are memory. X itself gets none. */
-STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W);
+/* X W^T + b, X (B,S,Ci), W (O,Ci), b (O) or NULL -> (B,S,O), where the last T rows of X are a copy of h (B,T,Ci): gradients reach h, W and b,
+   and cost nothing for the S - T rows before, which are memory. X itself gets none. */
+STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W, stx_tensor *b);
 /* op(a) op(b), op = transpose of the last two dimensions if ta / tb. a (..,M,K), b (..,K,N), equal leading
    dimensions, or b with two dimensions only, used for every batch entry -> (..,M,N). */
 STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb);
@@ -361,9 +361,13 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a);
 /* Recomputation (gradient checkpointing, Chen et al. 2016, 1604.06174): y = fn(user, in), where everything that
    fn made on the way is dropped from memory and made again in backward. fn must depend on nothing but user,
    in and the parameters, must not change state, and is called twice with the same random numbers. count: at most 8. A tensor from
-   elsewhere that wants a gradient is an error in backward, unless it has one by then: hand it over in `in`, or stx_detach it. */
-typedef stx_tensor *(*stx_recompute_fn)(stx_ctx *x, void *user, stx_tensor **in);
-STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count);
+   elsewhere that wants a gradient is an error in backward, unless it has one by then: hand it over in `in`, or stx_detach it.
+   More than one result: fn returns the first and puts the others into out[0 .. more-1], at most STX_MAX_MORE (NULL on entry; one that is
+   left NULL in both runs is NULL afterwards). stx_recompute hands them on in its own `out`. Gradients reach all of them. With more = 0 out
+   may be NULL. */
+enum { STX_MAX_MORE = 3 };
+typedef stx_tensor *(*stx_recompute_fn)(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out);
+STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count, stx_tensor **out, int more);
 
 /* Walks the tape back from the scalar loss (1): adds to the gradient of every parameter and variable. */
 STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss);
@@ -375,6 +379,10 @@ STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy);
    the step arena. Returns 1, or 0 when no gradient will be asked for (or in error): then nothing has to be saved. */
 typedef void (*stx_back_fn)(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save);
 STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int count, stx_back_fn back, void *save);
+/* The same for an op of several results, y[0 .. results-1], at most 1 + STX_MAX_MORE. back gets y[0]; the others stand where the op puts them,
+   in save. It is called once, when the gradients of all results are complete and any of them has one: those of the others are NULL (stx_grad
+   makes one of zeros). */
+STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, stx_tensor *const *in, int count, stx_back_fn back, void *save);
 /* In back: the gradient of t, to add to. NULL: not wanted. With fresh it may hold anything: then *fresh is 1 and it is to be written. */
 STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh);
 STX_DEF uint64_t stx_random_stream(stx_ctx *x);     /* of the random numbers of an op, as stx_dropout_fwd wants it; each call gives another one */
@@ -1390,11 +1398,11 @@ typedef struct stx__block_head {  /* in front of every stx_block; one cache line
     size_t size;
 } stx__block_head;
 
-/* One op on the tape: what it made, from what, and how to go back. */
+/* One op on the tape: what it made (most ops make y alone), from what, and how to go back. */
 typedef struct stx__node {
     struct stx__node *prev;
     void (*back)(stx_ctx *x, struct stx__node *n);
-    stx_tensor *y, *in[9];
+    stx_tensor *y, *more[STX_MAX_MORE], *in[9];
     void *save;
 } stx__node;
 
@@ -5247,15 +5255,27 @@ static void stx__own_back(stx_ctx *x, stx__node *n) {
     o->back(x, n->y, n->in, o->save);
 }
 STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int count, stx_back_fn back, void *save) {
+    return stx_record_results(x, &y, 1, in, count, back, save);
+}
+STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, stx_tensor *const *in, int count, stx_back_fn back, void *save) {
     stx_tensor *ins[9];
     stx__node *n;
     stx__own *o;
     int i;
     if (!stx_ok(x) || !y) return 0;
+    if (results < 1 || results > 1 + STX_MAX_MORE) {
+        stx_fail(x, STX_ERR_ARG, "stx_record_results: %d results, want 1 to %d", results, 1 + STX_MAX_MORE);
+        return 0;
+    }
+    for (i = 0; i < results; i++) if (!y[i]) return 0;
     if (count < 0 || count > 9 || !back || (count && !in)) { stx_fail(x, STX_ERR_ARG, "stx_record: %d inputs%s, want at most 9 and a backward function", count, back ? "" : " and no function"); return 0; }
     for (i = 0; i < count; i++) ins[i] = in[i];
-    n = stx__record(x, y, stx__own_back, ins, count);
+    n = stx__record(x, y[0], stx__own_back, ins, count);
     if (!n) return 0;
+    for (i = 1; i < results; i++) {
+        n->more[i - 1] = y[i];
+        y[i]->needs_grad = 1;
+    }
     o = (stx__own *)stx_step_alloc(x, sizeof *o);
     if (!o) return 0;
     o->back = back;
@@ -5270,16 +5290,28 @@ STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh) {
 }
 STX_DEF uint64_t stx_random_stream(stx_ctx *x) { return x ? stx__stream(x) : 0; }
 
+/* All readers of t's gradient came before: its memory is for others */
+static void stx__grad_done(stx_ctx *x, stx_tensor *t) {
+    if (t->grad != t->data) stx__grad_give(x, t->grad, t->size, t->full);
+    t->grad = NULL;
+}
+static int stx__made(const stx__node *n, const stx_tensor *t) {
+    int i, made = n->y == t;
+    for (i = 0; i < STX_MAX_MORE; i++) made |= n->more[i] == t;
+    return made;
+}
 static void stx__walk(stx_ctx *x) {
     int recording = x->recording;
     x->recording = 0;
     while (x->tape && !x->code) {
         stx__node *n = x->tape;
+        int i, flowed = n->y->grad != NULL;
         x->tape = n->prev;
-        if (!n->y->grad) continue;              /* nothing flowed to it */
+        for (i = 0; i < STX_MAX_MORE; i++) flowed |= n->more[i] && n->more[i]->grad;
+        if (!flowed) continue;
         n->back(x, n);
-        if (n->y->grad != n->y->data) stx__grad_give(x, n->y->grad, n->y->size, n->y->full);   /* all its readers came before */
-        n->y->grad = NULL;
+        stx__grad_done(x, n->y);
+        for (i = 0; i < STX_MAX_MORE; i++) if (n->more[i]) stx__grad_done(x, n->more[i]);
     }
     x->recording = recording;
 }
@@ -5292,7 +5324,7 @@ STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
                  "stx_begin(x, STX_TRAIN) before the ops");
         return;
     }
-    for (n = x->tape; n && n->y != y; n = n->prev) {}
+    for (n = x->tape; n && !stx__made(n, y); n = n->prev) {}
     if (!n && !y->is_leaf) {
         stx_fail(x, STX_ERR_ARG, "stx_backward: the tape of this tensor was walked already: one backward a step; add the losses (stx_add), or begin another step");
         return;
@@ -5590,28 +5622,30 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
     return y;
 }
 
-/* Y = X W^T, the end of X is h:   dh += the end of dY W ; dW += dY^T X */
+/* Y = X W^T + b, the end of X is h:   dh += the end of dY W ; dW += dY^T X ; db += sum of dY's rows */
 static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
     stx_tensor *h = n->in[0], *W = n->in[1], *X = (stx_tensor *)n->save;
     size_t B = X->dim[0], S = X->dim[1], T = h->dim[1], Ci = W->dim[1], O = W->dim[0];
     int fresh;
-    stx_real *dh = stx__grad_fresh(x, h, &fresh), *dW = stx__grad(x, W);
+    stx_real *dh = stx__grad_fresh(x, h, &fresh), *dW = stx__grad(x, W), *db = stx__grad(x, n->in[2]);
     if (dh) STX_RUN(x, stx_gemm, (x, B, 0, 0, T, Ci, O, 1, stx_at(x, n->y->grad, (S - T) * O), O, S * O, W->data, Ci, 0, (stx_real)!fresh, dh, Ci, T * Ci));
-    if (dW) STX_RUN(x, stx_linear_bwd, (x, NULL, dW, NULL, n->y->grad, n->y->data, NULL, X->data, W->data, B * S, Ci, O, STX_ACT_NONE, 0));
+    if (dW || db) STX_RUN(x, stx_linear_bwd, (x, NULL, dW, db, n->y->grad, n->y->data, NULL, X->data, W->data, B * S, Ci, O, STX_ACT_NONE, 0));
 }
-STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W) {
-    stx_tensor *y;
+STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W, stx_tensor *b) {
+    stx_tensor *y, *ins[3];
     stx__node *node;
     size_t d[3];
     char s[96], t[96];
     if (!stx_ok(x) || !X || !h || !W) return NULL;
     STX__NEED(x, W->ndim == 2 && X->ndim == 3 && h->ndim == 3 && X->dim[2] == W->dim[1] && h->dim[2] == W->dim[1] && X->dim[0] == h->dim[0] && X->dim[1] >= h->dim[1], STX_ERR_SHAPE,
               "stx_linear_memory: %s that ends in %s: want (B,S,Ci) and (B,T,Ci) with T <= S and a weight (O,Ci)", stx__shape(X, s), stx__shape(h, t));
+    STX__NEED(x, !b || b->size == W->dim[0], STX_ERR_SHAPE, "stx_linear_memory: bias %s, want one number for each of the %zu outputs", stx__shape(b ? b : W, s), W->dim[0]);
     d[0] = X->dim[0]; d[1] = X->dim[1]; d[2] = W->dim[0];
     y = stx__tensor(x, STX__STEP, 3, d);
     if (!y) return NULL;
-    STX_RUN(x, stx_linear_fwd, (x, y->data, NULL, X->data, W->data, NULL, d[0] * d[1], X->dim[2], d[2], STX_ACT_NONE));
-    node = stx__record2(x, y, stx__linear_memory_back, h, W);
+    STX_RUN(x, stx_linear_fwd, (x, y->data, NULL, X->data, W->data, b ? b->data : NULL, d[0] * d[1], X->dim[2], d[2], STX_ACT_NONE));
+    ins[0] = h; ins[1] = W; ins[2] = b;
+    node = stx__record(x, y, stx__linear_memory_back, ins, 3);
     if (node) node->save = X;
     return y;
 }
@@ -6132,10 +6166,10 @@ static void stx__step_release(stx_ctx *x, stx__mark m) {
         a->used = m.used[i];
     }
 }
-typedef struct stx__recompute_save { stx_recompute_fn fn; void *user; uint64_t op; int count; } stx__recompute_save;
+typedef struct stx__recompute_save { stx_recompute_fn fn; void *user; uint64_t op; int count, more; } stx__recompute_save;
 static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     stx__recompute_save *s = (stx__recompute_save *)n->save;
-    stx_tensor leaf[8], *in[8], *y;
+    stx_tensor leaf[8], *in[8], *y, *more[STX_MAX_MORE] = {NULL};
     stx__node *tape = x->tape;
     stx__free_grad *free_grads, *free_entries;
     uint64_t op = x->op;
@@ -6155,12 +6189,14 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     x->tape = NULL;
     x->op = s->op;
     x->recording = 1;
-    y = s->fn(x, s->user, in);
-    if (y && y->needs_grad && !x->code) {
-        stx_real *g = stx__grad(x, y);
-        if (g) STX_RUN(x, stx_axpy, (x, g, n->y->grad, y->size, 1, 1));
-        stx__walk(x);
+    y = s->fn(x, s->user, in, more);
+    for (i = -1; i < s->more; i++) {
+        const stx_tensor *made = i < 0 ? n->y : n->more[i];
+        stx_tensor *again = i < 0 ? y : more[i];
+        stx_real *g = made && made->grad && again && again->needs_grad && !x->code ? stx__grad(x, again) : NULL;
+        if (g) STX_RUN(x, stx_axpy, (x, g, made->grad, again->size, 1, 1));
     }
+    if (x->tape && !x->code) stx__walk(x);
     x->recording = 0;
     x->op = op;
     x->tape = tape;
@@ -6176,52 +6212,74 @@ static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, 
 #endif
     memmove(to, from, bytes);
 }
-STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count) {
-    stx_tensor *y, *out, head;
+/* Room for the numbers of t in the step arena */
+static stx_real *stx__room_like(stx_ctx *x, const stx_tensor *t) { return stx__numbers(x, t->full ? STX__STEP_FULL : STX__STEP, t->size); }
+/* made[0..count): results that lie anywhere in what fn made. They become tensors of the outer tape, at the mark, and all else goes. */
+static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **made, int count) {
+    stx_tensor head[1 + STX_MAX_MORE];
+    int i, above = count > 1 || stx__on_gpu(x);
+    for (i = 0; i < count; i++) if (made[i]) head[i] = *made[i];
+    /* Copies above what fn made, then down: one result may lie where another one goes, and a copy on a GPU must not overlap, for which there
+       has to be a place of each one's size below the copies */
+    if (count > 1 && stx__on_gpu(x)) for (i = 0; i < count; i++) if (made[i] && !stx__room_like(x, &head[i])) return 0;
+    for (i = 0; above && i < count; i++) {
+        if (!made[i]) continue;
+        head[i].data = stx__room_like(x, &head[i]);
+        if (!head[i].data) return 0;
+        stx__move(x, head[i].data, made[i]->data, head[i].size, head[i].full);
+    }
+    stx__step_release(x, mark);
+    for (i = 0; i < count; i++) {
+        stx_tensor *out = NULL, was;
+        if (!made[i]) continue;
+        was = head[i];
+        out = (stx_tensor *)stx__arena_alloc(x, &x->step, sizeof *out);
+        if (!out) return 0;
+        *out = was;
+        out->grad = NULL;
+        out->is_param = out->is_leaf = 0;
+        out->data = stx__room_like(x, &was);
+        if (!out->data) return 0;
+        stx__move(x, out->data, was.data, was.size, was.full);
+        out->needs_grad = 1;
+        made[i] = out;
+    }
+    return 1;
+}
+STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count, stx_tensor **out, int more) {
+    stx_tensor *made[1 + STX_MAX_MORE] = {NULL}, *none[STX_MAX_MORE] = {NULL};
     stx__recompute_save *s;
     stx__node *n;
     stx__mark mark;
     uint64_t op;
     int i;
+    for (i = 0; out && i < more; i++) out[i] = NULL;
     if (!stx_ok(x)) return NULL;
     STX__NEED(x, count >= 0 && count <= 8, STX_ERR_ARG, "stx_recompute: %d inputs, want 0 to 8", count);
-    STX__NEED(x, fn && (in || !count), STX_ERR_ARG, "stx_recompute: %s is NULL", fn ? "in" : "fn");
+    STX__NEED(x, more >= 0 && more <= STX_MAX_MORE, STX_ERR_ARG, "stx_recompute: %d more results, want 0 to %d", more, STX_MAX_MORE);
+    STX__NEED(x, fn && (in || !count) && (out || !more), STX_ERR_ARG, "stx_recompute: %s is NULL", !fn ? "fn" : in || !count ? "out" : "in");
     for (i = 0; i < count; i++) if (!in[i]) return NULL;
-    if (!x->recording) return fn(x, user, in);
+    if (!x->recording) return fn(x, user, in, more ? out : none);
     n = (stx__node *)stx__arena_alloc(x, &x->step, sizeof *n);
     s = (stx__recompute_save *)stx_step_alloc(x, sizeof *s);
     if (!n || !s) return NULL;
     op = x->op;
     mark = stx__step_mark(x);
     x->recording = 0;
-    y = fn(x, user, in);
+    made[0] = fn(x, user, in, made + 1);
     x->recording = 1;
-    if (!y) { stx_fail(x, STX_ERR_ARG, "stx_recompute: the function returned NULL"); return NULL; }
-    head = *y;
-    if (stx__on_gpu(x)) {            /* a copy on a GPU must not overlap: by way of room above what fn made */
-        head.data = stx__numbers(x, head.full ? STX__STEP_FULL : STX__STEP, head.size);
-        if (!head.data) return NULL;
-        stx__move(x, head.data, y->data, head.size, head.full);
-    }
-    stx__step_release(x, mark);      /* all that fn made goes; its result moves down into the room */
-    out = (stx_tensor *)stx__arena_alloc(x, &x->step, sizeof *out);
-    if (!out) return NULL;
-    *out = head;
-    out->grad = NULL;
-    out->is_param = out->is_leaf = 0;
-    out->data = stx__numbers(x, head.full ? STX__STEP_FULL : STX__STEP, head.size);
-    if (!out->data) return NULL;
-    stx__move(x, out->data, head.data, head.size, head.full);
-    out->needs_grad = 1;
+    if (!made[0]) { stx_fail(x, STX_ERR_ARG, "stx_recompute: the function returned NULL"); return NULL; }
+    if (!stx__keep_results(x, mark, made, 1 + more)) return NULL;
     memset(n, 0, sizeof *n);
     for (i = 0; i < count; i++) n->in[i] = in[i];
-    s->fn = fn; s->user = user; s->op = op; s->count = count;
+    for (i = 0; i < more; i++) out[i] = n->more[i] = made[1 + i];
+    s->fn = fn; s->user = user; s->op = op; s->count = count; s->more = more;
     n->save = s;
-    n->y = out;
+    n->y = made[0];
     n->back = stx__recompute_back;
     n->prev = x->tape;
     x->tape = n;
-    return out;
+    return made[0];
 }
 
 // >>ops: attention

@@ -779,16 +779,17 @@ static stx_tensor *stx__span_after(stx_span *m, size_t l, stx_tensor *h, stx_ten
     return stx_residual_norm(x, h, stx_linear(x, f, p->w2, p->b2, STX_ACT_NONE), 0, p->norm2_gain, p->norm2_shift, 1e-5);
 }
 /* One layer: in[0] = h (B,T,d), in[1] = X (B,c+T,d), memory and h. */
-static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in) {
+static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     const stx__span_job *job = (const stx__span_job *)user;
     stx_span *m = job->m;
     const stx_span_layer *p = &m->layer[job->l];
     stx_attention_in a;
     stx_attention_desc d;
+    (void)out;
     memset(&a, 0, sizeof a);
     a.q = stx_linear(x, in[0], p->wq, NULL, STX_ACT_NONE);
-    a.k = stx_linear_memory(x, in[1], in[0], p->wk);
-    a.v = stx_linear_memory(x, in[1], in[0], p->wv);
+    a.k = stx_linear_memory(x, in[1], in[0], p->wk, NULL);
+    a.v = stx_linear_memory(x, in[1], in[0], p->wv, NULL);
     a.pe = m->key_pe;
     a.z = p->z;
     a.pk = p->pers_key;
@@ -832,7 +833,7 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
         }
         if (out && !stx__span_remember(m, l, C, h, in, out)) return NULL;
         job->m = m; job->l = l; job->S = S;
-        h = m->desc.recompute ? stx_recompute(x, stx__span_layer, job, lay, 2) : stx__span_layer(x, job, lay);
+        h = m->desc.recompute ? stx_recompute(x, stx__span_layer, job, lay, 2, NULL, 0) : stx__span_layer(x, job, lay, NULL);
     }
     return stx_dropout(x, h, m->desc.emb_dropout);
 }

@@ -101,9 +101,11 @@ static int model_make(stx_ctx *x, model *m, size_t B, size_t T, size_t C, size_t
     m->o = stx_optim_create(p, &od);
     return stx_ok(x);
 }
-static stx_tensor *feed_forward(stx_ctx *x, void *user, stx_tensor **in) {
+static stx_tensor *feed_forward(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     model *m = (model *)user;
-    stx_tensor *h = stx_linear(x, in[0], stx_params_find(m->p, "w1"), stx_params_find(m->p, "b1"), STX_ACT_GELU);
+    stx_tensor *h;
+    (void)out;
+    h = stx_linear(x, in[0], stx_params_find(m->p, "w1"), stx_params_find(m->p, "b1"), STX_ACT_GELU);
     return stx_linear(x, stx_dropout(x, h, 0.1), stx_params_find(m->p, "w2"), NULL, STX_ACT_NONE);
 }
 enum { SEEN = 8 };
@@ -128,7 +130,7 @@ static double model_step(stx_ctx *x, model *m, int step, const void **seen, int 
     ad.heads = m->H; ad.delta_min = 1; ad.max_span = (double)m->T; ad.ramp = 5; ad.dropout = 0.1; ad.first_key = -3;
     a = stx_attention(x, &ai, &ad);
     h = stx_layernorm(x, stx_add(x, h, a), stx_params_find(m->p, "ln.gain"), stx_params_find(m->p, "ln.shift"), 0);
-    y = stx_add(x, h, stx_recompute(x, feed_forward, m, &h, 1));
+    y = stx_add(x, h, stx_recompute(x, feed_forward, m, &h, 1, NULL, 0));
     loss = stx_adaptive_softmax(x, &m->out, y, stx_tokens(x, id + n, m->B, m->T));
     value = stx_item(x, loss);
     if (seen) { seen[0] = h; seen[1] = ai.q; seen[2] = a; seen[3] = y; seen[4] = loss; seen[5] = h ? h->data : NULL; seen[6] = a ? a->data : NULL; seen[7] = loss ? loss->data : NULL; }
@@ -209,7 +211,7 @@ static void expect(const void *result, const char *what, int code, const char *o
     CHECK(stx_ok(ex) && !strcmp(stx_error(ex), ""), "%s: clear", what);
 }
 #define WANT(expr, code, op, got, wanted) expect((expr), #expr, code, op, got, wanted)
-static stx_tensor *gives_null(stx_ctx *x, void *user, stx_tensor **in) { (void)x; (void)user; (void)in; return NULL; }
+static stx_tensor *gives_null(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { (void)x; (void)user; (void)in; (void)out; return NULL; }
 static const void *optim_of(stx_params *p, int kind, double momentum, double beta1, double beta2, double eps, double clip, double decay) {
     stx_optim_desc d;
     memset(&d, 0, sizeof d);
@@ -295,7 +297,7 @@ static int late_parameter(void) {          /* parameters that came after the opt
     return 1;
 }
 static int find_null(void) { stx_ctx *x = plain(1, 1); stx_params *p = stx_params_create(x); stx_param(p, STX_ZEROS, 0, "a", 1, 0, 0, 0); const char *volatile none = NULL; return stx_params_find(p, none) == NULL; }
-static int recompute_null(void) { stx_ctx *x = plain(1, 1); stx_begin(x, STX_TRAIN); return !stx_recompute(x, NULL, NULL, NULL, 1) && !stx_recompute(x, NULL, NULL, NULL, 0); }
+static int recompute_null(void) { stx_ctx *x = plain(1, 1); stx_begin(x, STX_TRAIN); return !stx_recompute(x, NULL, NULL, NULL, 1, NULL, 0) && !stx_recompute(x, NULL, NULL, NULL, 0, NULL, 1); }
 static void errors(void) {
     static stx_real zero[4096];
     static const int32_t id[6] = {0, 1, 2, 3, 4, 5}, flags[10] = {0, 1, 0, -1, 2, 7, 0, 0, 1, 1}, bad[3] = {0, 7, 1}, neg[3] = {0, 1, -1};
@@ -372,9 +374,13 @@ static void errors(void) {
     WANT(stx_reshape(ex, T_(3, 4, 0, 0), 0, 12, 0, 0), STX_ERR_SHAPE, "stx_reshape", "(3,4)", "(0,");
     WANT(stx_reshape(ex, T_(3, 4, 0, 0), SIZE_MAX / 2 + 1, 2, 12, 0), STX_ERR_SHAPE, "stx_reshape", "(3,4)", "");
     /* the tape */
-    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 9), STX_ERR_ARG, "stx_recompute", "9", "0 to 8"); }
-    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, -1), STX_ERR_ARG, "stx_recompute", "-1", "0 to 8"); }
-    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 1), STX_ERR_ARG, "stx_recompute", "NULL", ""); }
+    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 9, NULL, 0), STX_ERR_ARG, "stx_recompute", "9", "0 to 8"); }
+    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, -1, NULL, 0), STX_ERR_ARG, "stx_recompute", "-1", "0 to 8"); }
+    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 1, NULL, 0), STX_ERR_ARG, "stx_recompute", "NULL", ""); }
+    { stx_tensor *t = T_(3, 0, 0, 0), *o[4]; WANT(stx_recompute(ex, gives_null, NULL, &t, 1, o, 4), STX_ERR_ARG, "stx_recompute", "4 more", "0 to 3"); }
+    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 1, NULL, 1), STX_ERR_ARG, "stx_recompute", "out is NULL", ""); }
+    { stx_tensor *t[5]; t[0] = t[1] = t[2] = t[3] = t[4] = T_(3, 0, 0, 0); (void)stx_record_results(ex, t, 5, t, 1, NULL, NULL); WANT(NULL, STX_ERR_ARG, "stx_record_results", "5 results", "1 to 4"); }
+    WANT(stx_linear_memory(ex, T_(1, 3, 4, 0), T_(1, 2, 4, 0), T_(5, 4, 0, 0), T_(4, 0, 0, 0)), STX_ERR_SHAPE, "stx_linear_memory", "(4)", "5 outputs");
     stx_backward(ex, T_(3, 0, 0, 0));
     WANT(NULL, STX_ERR_SHAPE, "stx_backward", "(3)", "one number");
     stx_backward(ex, stx_mean(ex, stx_input(ex, zero, 3, 0, 0, 0)));
@@ -461,7 +467,7 @@ static void errors(void) {
         CHECK(!stx_add(ex, t, t) && !stx_mul(ex, t, t) && !stx_scale(ex, t, 2) && !stx_relu(ex, t) && !stx_gelu(ex, t) && !stx_tanh(ex, t) && !stx_sigmoid(ex, t), "ops 2");
         CHECK(!stx_softmax(ex, t) && !stx_dropout(ex, t, 0.5) && !stx_dropout(ex, t, 0) && !stx_mean(ex, t) && !stx_cross_entropy(ex, t, ids, 0) && !stx_mse(ex, t, t), "ops 3");
         CHECK(!stx_concat(ex, t3, t3) && !stx_slice(ex, t3, 0, 1) && !stx_gather(ex, t, id, 1) && !stx_concat_channels(ex, t, t) && !stx_reshape(ex, t, 8, 0, 0, 0) && !stx_detach(ex, t), "ops 4");
-        CHECK(!stx_recompute(ex, gives_null, NULL, &t, 1) && !attend(t3, t3, t3, NULL, NULL, NULL, NULL, NULL, NULL, &d), "ops 5");
+        CHECK(!stx_recompute(ex, gives_null, NULL, &t, 1, NULL, 0) && !attend(t3, t3, t3, NULL, NULL, NULL, NULL, NULL, NULL, &d), "ops 5");
         CHECK(!stx_adaptive_input(ex, &a, ids) && !stx_adaptive_softmax(ex, &a, t, ids) && !stx_adaptive_log_probs(ex, &a, t), "ops 6");
         CHECK(!stx_persist(ex, 10) && !stx_step_alloc(ex, 10) && !stx_block(ex, 10), "memory");
         CHECK(!stx_optim_create(p, NULL) && !stx_optim_step(o, 0.1) && o->step == steps && !memcmp(before, w->data, sizeof before) && w->grad[0] == 3, "optimiser");
@@ -512,7 +518,7 @@ static void nulls(void) {
         CHECK(!stx_cross_entropy(c, o, ids, 0) && !stx_cross_entropy(c, t, NULL, 0) && !stx_mse(c, o, t) && !stx_mse(c, t, NULL), "5");
         CHECK(!stx_concat(c, o, t) && !stx_concat(c, t, NULL) && !stx_slice(c, o, 0, 1) && !stx_gather(c, o, id, 1) && !stx_concat_channels(c, o, t) && !stx_concat_channels(c, t, NULL), "6");
         CHECK(!stx_reshape(c, o, 4, 0, 0, 0) && !stx_detach(c, o) && !stx_attention(c, &in, &d) && !stx_attention(c, NULL, &d) && !stx_attention(c, &in, NULL), "7");
-        CHECK(!stx_recompute(c, gives_null, NULL, &o, both ? 0 : 1), "8");
+        CHECK(!stx_recompute(c, gives_null, NULL, &o, both ? 0 : 1, NULL, 0), "8");
         CHECK(!stx_adaptive_input(c, NULL, ids) && !stx_adaptive_input(c, &a, NULL) && !stx_adaptive_softmax(c, &a, o, ids) && !stx_adaptive_softmax(c, &a, t, NULL) && !stx_adaptive_softmax(c, NULL, t, ids) && !stx_adaptive_log_probs(c, &a, NULL) && !stx_adaptive_log_probs(c, NULL, t), "9");
         stx_backward(c, o == t ? t : NULL);
         stx_backward_from(c, o, r);

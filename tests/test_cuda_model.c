@@ -90,8 +90,22 @@ static stx_tensor *op_adaptive_softmax(stx_ctx *x, stx_tensor **in) {
     free(id);
     return y;
 }
-static stx_tensor *twice(stx_ctx *x, void *user, stx_tensor **in) { (void)user; return stx_dropout(x, stx_tanh(x, stx_mul(x, in[0], in[1])), 0.25); }
-static stx_tensor *op_recompute(stx_ctx *x, stx_tensor **in) { return stx_add(x, stx_recompute(x, twice, NULL, in, 2), in[0]); }
+static stx_tensor *twice(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
+    stx_tensor *a = stx_tanh(x, stx_mul(x, in[0], in[1]));
+    if (!user) return stx_dropout(x, a, 0.25);
+    out[0] = stx_slice(x, a, 1, 3);         /* the first result lies above the others, of which two share memory */
+    out[1] = in[1];
+    out[2] = out[0];
+    return stx_dropout(x, a, 0.25);
+}
+static stx_tensor *op_recompute(stx_ctx *x, stx_tensor **in) { return stx_add(x, stx_recompute(x, twice, NULL, in, 2, NULL, 0), in[0]); }
+static stx_tensor *op_results(stx_ctx *x, stx_tensor **in) {
+    stx_tensor *out[3], *y = stx_recompute(x, twice, in, in, 2, out, 3);
+    return stx_concat(x, stx_concat(x, y, stx_scale(x, out[0], 3)), stx_concat(x, out[1], out[2]));
+}
+static stx_tensor *op_linear_memory(stx_ctx *x, stx_tensor **in) {
+    return stx_linear_memory(x, stx_detach(x, stx_concat(x, stx_scale(x, in[0], 0.5), in[0])), in[0], in[1], in[2]);
+}
 
 static const struct op_row { const char *name; op_fn fn; size_t dim[MAX_IN][3]; double half; } ops[] = {
     {"linear", op_linear, {{3, 5, 7}, {11, 7, 0}, {11, 0, 0}}, 2e-2},
@@ -127,7 +141,10 @@ static const struct op_row { const char *name; op_fn fn; size_t dim[MAX_IN][3]; 
     {"cross_entropy_over", op_cross_entropy_over, {{3, 5, 41}}, 2e-2},
     {"adaptive_input", op_adaptive_input, {{11, 16, 0}, {8, 4, 0}, {16, 4, 0}}, 2e-2},
     {"adaptive_softmax", op_adaptive_softmax, {{11, 16, 0}, {8, 4, 0}, {16, 4, 0}, {1, 16, 0}, {2, 15, 16}}, 3e-2},
+    {"linear_memory", op_linear_memory, {{3, 5, 7}, {11, 7, 0}, {11, 0, 0}}, 2e-2},
     {"recompute", op_recompute, {{3, 5, 7}, {3, 5, 7}}, 2e-2},
+    {"recompute, several results", op_results, {{3, 5, 7}, {3, 5, 7}}, 2e-2},
+    {"recompute, several results, aligned", op_results, {{3, 5, 64}, {3, 5, 64}}, 2e-2},
 };
 
 /* Values and gradients of a row in x: into out[0], out[1..]; inputs as parameters (floats with bf16 copies) if params. */

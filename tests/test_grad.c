@@ -227,18 +227,20 @@ static void row_matmul(void) {
     }
 }
 
-/* in: what came before (no gradient), h, W */
+/* in: what came before (no gradient), h, W, b */
 static stx_tensor *make_linear_memory(stx_ctx *x, stx_tensor **in, void *user) {
-    stx_tensor *X = in[0] ? stx_detach(x, stx_concat(x, in[0], in[1])) : stx_detach(x, in[1]), *y = stx_linear_memory(x, X, in[1], in[2]);
+    stx_tensor *X = in[0] ? stx_detach(x, stx_concat(x, in[0], in[1])) : stx_detach(x, in[1]), *y = stx_linear_memory(x, X, in[1], in[2], in[3]);
     return user ? stx_add(x, y, stx_linear(x, stx_concat(x, in[0], in[1]), in[2], NULL, STX_ACT_NONE)) : y;
 }
 static void row_linear_memory(void) {
     int one = 1, k;
-    for (k = 0; k < 3; k++) {
-        problem p = start("linear_memory", make_linear_memory, k == 2 ? &one : NULL);
+    for (k = 0; k < 6; k++) {
+        problem p = start("linear_memory", make_linear_memory, k % 3 == 2 ? &one : NULL);
         add(&p, 3, 5, 7, 0); add(&p, 3, 4, 7, 0); add(&p, 11, 7, 0, 0);
+        if (k < 3) add_absent(&p); else add(&p, 11, 0, 0, 0);
         p.fixed[0] = 1;
-        if (k == 1) p.absent[0] = 1;
+        p.fixed[2] = k == 4;
+        if (k % 3 == 1) p.absent[0] = 1;
         check(&p);
     }
 }
@@ -479,16 +481,19 @@ static void row_detach(void) {
 
 /* >>recompute: the same bits as without, values and gradients */
 typedef struct block_user { stx_params *p; int nested, what; } block_user;
-static stx_tensor *inner_block(stx_ctx *x, void *user, stx_tensor **in) {
+static stx_tensor *inner_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     block_user *u = (block_user *)user;
-    stx_tensor *h = stx_linear(x, in[0], stx_params_find(u->p, "w1"), stx_params_find(u->p, "b1"), STX_ACT_GELU);
+    stx_tensor *h;
+    (void)out;
+    h = stx_linear(x, in[0], stx_params_find(u->p, "w1"), stx_params_find(u->p, "b1"), STX_ACT_GELU);
     return stx_linear(x, stx_dropout(x, h, 0.25), stx_params_find(u->p, "w2"), NULL, STX_ACT_NONE);
 }
-static stx_tensor *outer_block(stx_ctx *x, void *user, stx_tensor **in) {
+static stx_tensor *outer_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     block_user *u = (block_user *)user;
     stx_attention_in ai;
     stx_attention_desc ad;
     stx_tensor *h, *ff;
+    (void)out;
     memset(&ai, 0, sizeof ai);
     memset(&ad, 0, sizeof ad);
     ai.q = in[0]; ai.k = ai.v = stx_dropout(x, in[0], 0.1);
@@ -496,12 +501,12 @@ static stx_tensor *outer_block(stx_ctx *x, void *user, stx_tensor **in) {
     ad.heads = 2;
     ad.dropout = 0.2;
     h = stx_add(x, stx_attention(x, &ai, &ad), in[1]);
-    ff = u->nested ? stx_recompute(x, inner_block, u, &h, 1) : inner_block(x, u, &h);
+    ff = u->nested ? stx_recompute(x, inner_block, u, &h, 1, NULL, 0) : inner_block(x, u, &h, NULL);
     return stx_dropout(x, stx_tanh(x, ff), 0.15);
 }
-static stx_tensor *identity_block(stx_ctx *x, void *user, stx_tensor **in) { (void)x; (void)user; return in[0]; }
-static stx_tensor *outside_block(stx_ctx *x, void *user, stx_tensor **in) { return stx_mul(x, in[0], (stx_tensor *)user); }
-static stx_tensor *constant_block(stx_ctx *x, void *user, stx_tensor **in) { (void)user; return stx_scale(x, stx_detach(x, in[0]), 2); }
+static stx_tensor *identity_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { (void)x; (void)user; (void)out; return in[0]; }
+static stx_tensor *outside_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { (void)out; return stx_mul(x, in[0], (stx_tensor *)user); }
+static stx_tensor *constant_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { (void)user; (void)out; return stx_scale(x, stx_detach(x, in[0]), 2); }
 static void recompute_run(int mode, size_t chunk, stx_real *out, stx_real *grads, size_t *peak) {
     stx_desc d = {0};
     stx_ctx *x;
@@ -534,7 +539,7 @@ static void recompute_run(int mode, size_t chunk, stx_real *out, stx_real *grads
         for (layer = 0; layer < 3; layer++) {
             stx_tensor *both[2];
             both[0] = y; both[1] = in[1];
-            y = mode ? stx_recompute(x, outer_block, &u, both, 2) : outer_block(x, &u, both);
+            y = mode ? stx_recompute(x, outer_block, &u, both, 2, NULL, 0) : outer_block(x, &u, both, NULL);
         }
         y = stx_dropout(x, y, 0.1);
         CHECK(y != NULL, "recompute mode %d: %s", mode, stx_error(x));
@@ -559,13 +564,14 @@ static void own_double(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *s
     if (d) stx_axpy(x, d, y->grad, y->size, 2, !fresh);
 }
 /* op on the outer tensor o (2,3,4), and on h of the same shape where there are two operands; all parameters have their gradients already */
-static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in) {
+static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     static const int32_t rows[6] = {3, 0, 3, 5, 1, 2}, class_[6] = {3, 0, 3, 1, 2, 2};
     outer_user *u = (outer_user *)user;
     stx_tensor *o = u->listed ? in[1] : u->outer, *h = in[0], *y, *g = stx_params_find(u->p, "g"), *s = stx_params_find(u->p, "s"), *W = stx_params_find(u->p, "W");
     stx_ids *ids = stx_tokens(x, rows, 2, 3), *classes = stx_tokens(x, class_, 2, 3);
     stx_attention_in ai;
     stx_attention_desc ad;
+    (void)out;
     memset(&ai, 0, sizeof ai);
     memset(&ad, 0, sizeof ad);
     ad.heads = 2;
@@ -611,7 +617,7 @@ static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in) {
     case 38: return stx_cross_entropy_over(x, stx_reshape(x, o, 6, 4, 0, 0), classes, 0);
     case 39: ai.q = o; ai.k = ai.v = h; return stx_attention(x, &ai, &ad);
     case 40: ai.q = h; ai.k = o; ai.v = h; return stx_attention(x, &ai, &ad);
-    case 41: return stx_linear_memory(x, stx_detach(x, o), o, W);
+    case 41: return stx_linear_memory(x, stx_detach(x, o), o, W, NULL);
     case 42: return stx_embedding(x, stx_reshape(x, o, 6, 4, 0, 0), ids);
     default:
         y = stx_new(x, 2, 3, 4, 0);
@@ -646,7 +652,7 @@ static int outer_run(int op, int mode, stx_real *y, stx_real *grads) {
     u.outer = a;
     u.listed = mode == 2;
     in[0] = h; in[1] = a;
-    out = mode == 0 ? outer_op(x, &u, in) : stx_recompute(x, outer_op, &u, in, mode >= 2 ? 2 : 1);
+    out = mode == 0 ? outer_op(x, &u, in, NULL) : stx_recompute(x, outer_op, &u, in, mode >= 2 ? 2 : 1, NULL, 0);
     if (out) stx_get(x, out, y);
     stx_backward_from(x, out, dy);
     for (i = 0; (size_t)i < u.p->count; size += u.p->tensor[i++]->size) memcpy(grads + size, u.p->tensor[i]->grad, u.p->tensor[i]->size * sizeof *grads);
@@ -669,7 +675,73 @@ static void outer_tensors(void) {
         }
     }
 }
-static stx_tensor *make_recompute(stx_ctx *x, stx_tensor **in, void *user) { return stx_recompute(x, (stx_recompute_fn)inner_block, user, in, 1); }
+static stx_tensor *make_recompute(stx_ctx *x, stx_tensor **in, void *user) { return stx_recompute(x, inner_block, user, in, 1, NULL, 0); }
+/* Several results: what is returned lies above out[0], which lies above out[1] = an input; out[2] is not made. what: 1 an op of two results
+   (y = 2 a, and 3 a beside it), which tells backward of both. */
+static void own_pair(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+    const stx_tensor *second = *(stx_tensor **)save;
+    stx_real *d = stx_grad(x, in[0], NULL);
+    if (y->grad) stx_axpy(x, d, y->grad, y->size, 2, 1);
+    if (second->grad) stx_axpy(x, d, second->grad, y->size, 3, 1);
+}
+static stx_tensor *several_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
+    const block_user *u = (block_user *)user;
+    stx_tensor *a = stx_tanh(x, stx_mul(x, in[0], in[1])), *y[2], **save = (stx_tensor **)stx_step_alloc(x, sizeof *save);
+    out[0] = stx_dropout(x, stx_reshape(x, stx_slice(x, stx_reshape(x, a, 1, 5, 7, 0), 1, 4), 3, 7, 0, 0), 0.25);
+    out[1] = in[1];
+    if (!u->what) return stx_mul(x, stx_sigmoid(x, a), in[1]);
+    y[0] = stx_new(x, 5, 7, 0, 0);
+    y[1] = stx_new(x, 5, 7, 0, 0);
+    if (!a || !y[0] || !y[1] || !save) return NULL;
+    *save = y[1];
+    stx_axpy(x, y[0]->data, a->data, a->size, 2, 0);
+    stx_axpy(x, y[1]->data, a->data, a->size, 3, 0);
+    (void)stx_record_results(x, y, 2, &a, 1, own_pair, save);
+    out[0] = y[1];
+    return y[0];
+}
+/* nested & 1: recomputed; & 2: inside another recomputation; & 4: the first result, & 8: the second, & 16: the third has a part in the loss */
+static stx_tensor *around_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { return stx_recompute(x, several_block, user, in, 2, out, 3); }
+static stx_tensor *make_several(stx_ctx *x, stx_tensor **in, void *user) {
+    const block_user *u = (block_user *)user;
+    stx_tensor *more[3], *y = NULL, *first = u->nested & 2 ? stx_recompute(x, around_block, user, in, 2, more, 3) :
+               u->nested & 1 ? stx_recompute(x, several_block, user, in, 2, more, 3) : (more[2] = NULL, several_block(x, user, in, more));
+    if (!first || !more[0] || !more[1] || more[2]) return NULL;
+    if (u->nested & 4) y = stx_reshape(x, first, 1, first->size, 1, 0);
+    if (u->nested & 8) { stx_tensor *t = stx_reshape(x, more[0], 1, more[0]->size, 1, 0); y = y ? stx_concat(x, t, y) : t; }
+    if (u->nested & 16) { stx_tensor *t = stx_reshape(x, more[1], 1, more[1]->size, 1, 0); y = y ? stx_concat(x, y, t) : t; }
+    return y;
+}
+static void several_results(void) {
+    int what, which;
+    for (what = 0; what < 2; what++)
+        for (which = 1; which < 8; which++) {
+            block_user u;
+            problem p = start(what ? "several results of an op" : "several results", make_several, &u);
+            stx_real *y0 = gemm_random(200), *y1 = gemm_random(200), *dy = gemm_random(200), *g0[MAX_IN] = {0}, *g1[MAX_IN] = {0};
+            size_t n;
+            int k;
+            memset(&u, 0, sizeof u);
+            u.what = what;
+            p.random = 1;
+            add(&p, 5, 7, 0, 0); add(&p, 5, 7, 0, 0);
+            for (k = 0; k < 2; k++) { g0[k] = gemm_random(35); g1[k] = gemm_random(35); }
+            u.nested = 4 * which;
+            n = (which & 1 ? 35 : 0) + (which & 2 ? (what ? 35 : 21) : 0) + (which & 4 ? 35 : 0);
+            CHECK(gradients(ctx1, &p, dy, 1, g0, y0), "plain: %s", stx_error(ctx1));
+            for (k = 1; k < 3; k++) {
+                u.nested = 4 * which + k;
+                CHECK(gradients(ctx1, &p, dy, 1, g1, y1), "several results: %s", stx_error(ctx1));
+                CHECK(!memcmp(y0, y1, n * sizeof *y0) && test_error(g1[0], g0[0], 35, 1e-3) <= 1e-14 && test_error(g1[1], g0[1], 35, 1e-3) <= 1e-14,
+                      "results %d of op %d, %s: not as without recomputation", which, what, k == 2 ? "nested" : "once");
+            }
+            u.nested = 4 * which + 1;
+            if (which == 4) { p.fixed[0] = 1; }
+            check(&p);
+            for (k = 0; k < 2; k++) { free(g0[k]); free(g1[k]); }
+            free(y0); free(y1); free(dy);
+        }
+}
 static void row_recompute(void) {
     static const size_t chunk[] = {0, 1, 5000, 40000};
     enum { NY = 2 * 31 * 6, NG = 2 * NY + 13 * 6 * 2 + 13 + 27 + 36 };
@@ -677,6 +749,7 @@ static void row_recompute(void) {
     size_t plain, peak;
     int i, mode;
     outer_tensors();
+    several_results();
     recompute_run(0, 0, y0, g0, &plain);
     for (mode = 1; mode < 3; mode++)
         for (i = 0; i < 4; i++) {
@@ -701,18 +774,18 @@ static void row_recompute(void) {
         int k;
         stx_begin(ctx1, STX_TRAIN);
         t = stx_variable(ctx1, a, 33, 0, 0, 0);
-        y = stx_recompute(ctx1, identity_block, NULL, &t, 1);
+        y = stx_recompute(ctx1, identity_block, NULL, &t, 1, NULL, 0);
         CHECK(y && !memcmp(y->data, a, 33 * sizeof *a), "identity: value");
         stx_backward_from(ctx1, y, dy);
         CHECK(stx_ok(ctx1) && t->grad && !memcmp(t->grad, dy, 33 * sizeof *a), "identity: gradient %s", stx_error(ctx1));
         stx_begin(ctx1, STX_TRAIN);
         t = stx_variable(ctx1, a, 33, 0, 0, 0);
-        y = stx_add(ctx1, stx_recompute(ctx1, constant_block, NULL, &t, 1), t);
+        y = stx_add(ctx1, stx_recompute(ctx1, constant_block, NULL, &t, 1, NULL, 0), t);
         stx_backward_from(ctx1, y, dy);
         CHECK(stx_ok(ctx1) && t->grad && !memcmp(t->grad, dy, 33 * sizeof *a), "a gradient passes detach inside of recompute: %s", stx_error(ctx1));
         stx_begin(ctx1, STX_EVAL);
         t = stx_variable(ctx1, a, 33, 0, 0, 0);
-        y = stx_recompute(ctx1, constant_block, NULL, &t, 1);
+        y = stx_recompute(ctx1, constant_block, NULL, &t, 1, NULL, 0);
         CHECK(y && y->data[3] == 2 * a[3], "in evaluation");
         for (k = 0; k < 5; k++) {       /* a tensor from outside would lose its gradient: refused, where it wants one and has none yet */
             stx_tensor *other;
@@ -721,7 +794,7 @@ static void row_recompute(void) {
             t = stx_variable(ctx1, a, 33, 0, 0, 0);
             other = k == 1 ? stx_input(ctx1, dy, 33, 0, 0, 0) : stx_variable(ctx1, dy, 33, 0, 0, 0);
             if (k == 4) other = stx_scale(ctx1, other, 2);
-            y = stx_recompute(ctx1, outside_block, k == 2 ? stx_detach(ctx1, other) : other, &t, 1);
+            y = stx_recompute(ctx1, outside_block, k == 2 ? stx_detach(ctx1, other) : other, &t, 1, NULL, 0);
             if (k == 3) y = stx_add(ctx1, y, other);        /* first, on the way back */
             stx_backward_from(ctx1, y, dy);
             if (k == 0 || k == 4) { CHECK(stx_error_code(ctx1) == STX_ERR_ARG && strstr(stx_error(ctx1), "not among the function's inputs"), "%d: %s", k, stx_error(ctx1)); continue; }
