@@ -262,6 +262,14 @@ typedef struct stx_ids {
 STX_DEF stx_tensor *stx_input(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3);
 /* The same, but gradients reach it: after stx_backward read t->grad. */
 STX_DEF stx_tensor *stx_variable(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3);
+/* A constant that outlives the step, on the device for as long as the context: neither a parameter nor an input, and a step that reads it
+   is replayed (stx_step_run). Stored as activations are. */
+STX_DEF stx_tensor *stx_constant_create(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3);
+/* A number (1) on the device that the host sets between steps, as stx_optim_rate sets a learning rate: a temperature, the size of a noise,
+   the weight of a loss. A constant (no gradient reaches it), float in every precision, as old as the context. Ops read it there
+   (stx_scale_by), so a step that stx_step_run repeats takes what was set last. A step that itself sets it to another value is run anew. */
+STX_DEF stx_tensor *stx_scalar_create(stx_ctx *x, double value);
+STX_DEF void stx_scalar_set(stx_ctx *x, stx_tensor *scalar, double value);
 /* Token ids from host memory (B*T numbers), copied into the step arena. */
 STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T);
 /* Token ids that outlive the step, zeros at first, and new ones for them: a step that stx_step_run repeats reads these. They live
@@ -276,6 +284,9 @@ STX_DEF stx_tensor *stx_new_full(stx_ctx *x, size_t d0, size_t d1, size_t d2, si
 STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out);      /* copies t->size numbers to the host */
 STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in);       /* and from it */
 STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t);                  /* the first number; NaN if t is NULL */
+/* After stx_backward: copies the gradient of a parameter or variable (t->size numbers) to the host. 1, or 0 where nothing flowed back to it
+   (an op's result keeps none): then out is all 0; or 0 in error. */
+STX_DEF int stx_get_grad(stx_ctx *x, const stx_tensor *t, stx_real *out);
 
 /* Parameters: one named list that feeds optimiser, checkpoint and tests. */
 enum { STX_ZEROS = 0, STX_CONSTANT, STX_NORMAL, STX_UNIFORM };             /* initialisers of stx_param */
@@ -323,19 +334,23 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
 STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s);
+/* s[0] a: any a, s (1): a scalar that the host sets (stx_scalar_create), a parameter, what an op made. Gradients reach both. */
+STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s);
 STX_DEF stx_tensor *stx_relu(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_gelu(stx_ctx *x, stx_tensor *a);        /* a Phi(a), by erf */
 STX_DEF stx_tensor *stx_tanh(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_sigmoid(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a);     /* over the last dimension */
+STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a); /* its logarithm, without the detour: (..,C) -> (..,C) */
 /* Zero with probability p, scale the rest by 1/(1-p); the identity in STX_EVAL. p is resolved to 1/65536. */
 STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p);
 /* The same with one draw for all times: a (B,T,C), mask (B,C) (variational dropout, Gal & Ghahramani 2016, 1512.05287). */
 STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p);
 /* h + alpha f, alpha (1) learned: h, f of one shape (ReZero, Bachlechner et al. 2020, 2003.04887). */
 STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *alpha);
-/* Mean over all numbers -> (1). */
+/* Mean and sum of all numbers -> (1). */
 STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a);
+STX_DEF stx_tensor *stx_sum(stx_ctx *x, stx_tensor *a);
 /* Sum of -log softmax(logits)[target] over the rows, divided by divisor (0: by the number of rows) -> (1).
    logits (..,V), targets with one id a row. */
 STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
@@ -353,6 +368,10 @@ STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1);
 STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, size_t n);
 /* Last dimension: (..,Ca), (..,Cb) -> (..,Ca+Cb). */
 STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b);
+/* Channels [c0,c1) of the last dimension: (..,C) -> (..,c1-c0). */
+STX_DEF stx_tensor *stx_slice_channels(stx_ctx *x, stx_tensor *a, size_t c0, size_t c1);
+/* Rows [r0,r1) of a (N,C) -> (r1-r0,C), in place (shares memory): a part of a table, of a stacked weight. */
+STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r1);
 /* The same numbers under another shape (shares memory). */
 STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1, size_t d2, size_t d3);
 /* A new value that no gradient passes (shares memory). */
@@ -371,8 +390,11 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
 
 /* Walks the tape back from the scalar loss (1): adds to the gradient of every parameter and variable. */
 STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss);
-/* The same from any tensor y and a given dL/dy (host memory, y->size numbers): a vector-Jacobian product. */
+/* The same from any tensor y and a given dL/dy (host memory, y->size numbers; NULL: ones): a vector-Jacobian product. */
 STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy);
+/* The same from several tensors in one walk: the gradient of the sum of their products with dy[0..count); dy NULL: all ones. Those that
+   are NULL or need no gradient are left out; an error when none is left. */
+STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real *const *dy, int count);
 
 /* Ops of your own: a kernel made y (stx_new) of in[0..count), at most 9, NULLs among them allowed. stx_record puts it on the tape: in
    stx_backward, once y->grad is complete, back is called, which adds to the gradients that stx_grad gives it. save: what back needs, from
@@ -540,8 +562,8 @@ STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t);
    key: a number for all that the host decides in fn (shapes, memories' sizes and addresses, which branches): when it is the same, fn
    would do the same. A step is captured after one with the same key in which nothing went between host and device: then fn is called once
    more, to be recorded. What may change from one replay to the next: tokens
-   (stx_tokens_set), learning rates (stx_optim_rate), and random numbers, which go on as if fn had run. A step that takes anything else
-   from the host (stx_input, stx_tokens, stx_set, a learning rate that stx_optim_rate did not set), asks it for something (stx_get, stx_item,
+   (stx_tokens_set), learning rates (stx_optim_rate), scalars (stx_scalar_set), and random numbers, which go on as if fn had run. A step that takes anything else
+   from the host (stx_input, stx_tokens, stx_set, a learning rate that stx_optim_rate did not set, a scalar of another value), asks it for something (stx_get, stx_item,
    stx_noted, stx_optim_sync) or allocates is run anew each time. New parameters and optimisers end all replays. Returns stx_ok(x). */
 typedef void (*stx_step_fn)(void *user);
 STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user);
@@ -637,6 +659,7 @@ extern void   stx_cuda_sync(stx_ctx *x);
 extern void  *stx_cuda_stream(const stx_ctx *x);                            /* the cudaStream_t */
 extern const char *stx_cuda_name(const stx_ctx *x);                         /* "NVIDIA H200, sm_90" */
 extern void   stx_cuda_set_f64(stx_ctx *x, double *p, double v);            /* one number, without waiting */
+extern void   stx_cuda_set_f32(stx_ctx *x, float *p, float v);
 extern void   stx_cuda_shift(stx_ctx *x, uint64_t shift);                   /* what is added to the streams of all random numbers */
 /* Copies pieces' p, one after the other, to the floats at `to`; then bytes of report to the host. report_wait waits for the last one and
    gives its address. */
@@ -757,16 +780,22 @@ STX_KERNEL(stx_mul_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 STX_KERNEL(stx_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
 STX_KERNEL(stx_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C,
                              int accumulate))
+/* y, a (N,C): a - log sum e^a over the C of a row; backward: da = or += dy - e^y sum dy */
+STX_KERNEL(stx_log_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
+STX_KERNEL(stx_log_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate))
 /* y (n) = a mask / keep, and da += dy mask / keep by the same call */
 STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed,
                              uint64_t stream, int accumulate))
-/* y (n) = h + alpha[0] f; backward: df (n) = or += alpha dy, dalpha (1) += sum of dy f; each NULL if not wanted */
+/* y (n) = h + alpha[0] f, h NULL: alpha[0] f; backward: df (n) = or += alpha dy, dalpha (1) += sum of dy f; each NULL if not wanted */
 STX_KERNEL(stx_rezero_fwd, (stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n))
 STX_KERNEL(stx_rezero_bwd, (stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha, size_t n,
                             int accumulate))
 /* y (1) = mean of a (n) */
 STX_KERNEL(stx_mean_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
 STX_KERNEL(stx_mean_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
+/* y (1) = sum of a (n); da (n) += dy[0] */
+STX_KERNEL(stx_sum_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
+STX_KERNEL(stx_sum_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
 /* loss (1); top, inv (N) are saved; logits (N,V), targets (N); dlogits (N,V), dloss (1). dlogits may be logits, without accumulate. */
 STX_KERNEL(stx_cross_entropy_fwd, (stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits,
                                    const int32_t *targets, size_t N, size_t V, double divisor))
@@ -1450,6 +1479,7 @@ struct stx_ctx {
     int report_age, optims;       /* STX__STALE .. */
     int watch_stale;              /* a parameter may have changed since the host's copy was made */
     const char *touched;          /* on a GPU: what first went between host and device, or was allocated, in this step; NULL: nothing */
+    struct stx__scalar *scalars;           /* newest first */
     size_t watched, watch_numbers;
     const stx_tensor **watch;     /* (watched), room for STX__WATCHED; and where each stands in the report */
     size_t *watch_at;
@@ -3583,6 +3613,43 @@ STX__INNER void stx__dropout_n(int fma, stx_real *y, const stx_real *a, size_t n
 }
 STX__EACH_ISA(stx__dropout_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv, int accumulate),
               y, a, n, seed, stream, group, keep16, inv, accumulate)
+/* y = a - log sum e^a */
+STX__INNER void stx__log_softmax_row(int fma, stx_real *y, const stx_real *a, size_t C) {
+    stx_real m = stx__max(a, C), z = (stx_real)log((double)stx__exp_sum(fma, NULL, 0, a, C, m));
+    size_t c;
+    for (c = 0; c < C; c++) y[c] = a[c] - m - z;
+}
+STX__EACH_ISA(stx__log_softmax_row, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t C), y, a, C)
+static void stx__log_softmax_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++) STX__CALL(s->x, stx__log_softmax_row, (l->y + n * l->C, l->a + n * l->C, l->C));
+}
+STX_DEF void stx_log_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = y; l.a = a;
+    stx_parallel(x, N, 8 * N * C, stx__log_softmax_part, &l);
+}
+/* da (+)= dy - e^y sum dy */
+STX__INNER void stx__log_softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, const stx_real *y, size_t C, int accumulate) {
+    stx_real s = stx__sum(dy, C);
+    size_t c;
+    if (accumulate) for (c = 0; c < C; c++) da[c] += STX__FMA(fma, -s, stx__exp_any(fma, y[c]), dy[c]);
+    else for (c = 0; c < C; c++) da[c] = STX__FMA(fma, -s, stx__exp_any(fma, y[c]), dy[c]);
+}
+STX__EACH_ISA(stx__log_softmax_bwd_row, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT y, size_t C, int accumulate),
+              da, dy, y, C, accumulate)
+static void stx__log_softmax_bwd_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++)
+        STX__CALL(s->x, stx__log_softmax_bwd_row, (l->y + n * l->C, l->dy + n * l->C, l->a + n * l->C, l->C, l->accumulate));
+}
+STX_DEF void stx_log_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = da; l.dy = dy; l.a = y; l.accumulate = accumulate;
+    stx_parallel(x, N, 8 * N * C, stx__log_softmax_bwd_part, &l);
+}
 typedef struct stx__dropout_job {
     stx_real *y;
     const stx_real *a;
@@ -3616,6 +3683,7 @@ static void stx__rezero_part(const stx_share *s, const void *job) {
 }
 STX_DEF void stx_rezero_fwd(stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n) {
     stx__loop l = stx__loop_of(n, 0, 0);
+    if (!h) { stx_axpy(x, y, f, n, alpha[0], 0); return; }
     l.y = y; l.a = h; l.b = f; l.s = alpha[0];
     stx__elementwise(x, n, stx__rezero_part, &l);
 }
@@ -3663,6 +3731,11 @@ STX_DEF void stx_mean_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) 
     l.a = a;
     *y = (stx_real)(stx__sum_blocks(x, n, stx__mean_part, &l) / (double)n);
 }
+STX_DEF void stx_sum_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
+    stx__loop l = stx__loop_of(n, 0, 0);
+    l.a = a;
+    *y = (stx_real)stx__sum_blocks(x, n, stx__mean_part, &l);
+}
 static void stx__mean_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t at, n = stx__numbers_of(s, l->n, &at);
@@ -3673,6 +3746,11 @@ static void stx__mean_bwd_part(const stx_share *s, const void *job) {
 STX_DEF void stx_mean_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
     stx__loop l = stx__loop_of(n, 0, 0);
     l.y = da; l.s = dy[0] / (stx_real)n;
+    stx__elementwise(x, n, stx__mean_bwd_part, &l);
+}
+STX_DEF void stx_sum_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
+    stx__loop l = stx__loop_of(n, 0, 0);
+    l.y = da; l.s = dy[0];
     stx__elementwise(x, n, stx__mean_bwd_part, &l);
 }
 
@@ -5315,32 +5393,46 @@ static void stx__walk(stx_ctx *x) {
     }
     x->recording = recording;
 }
-STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
-    stx_real *g;
+/* Adds dy (host, NULL: ones) to the gradient of y, from which stx__walk then starts: 1, or 0 in error */
+static int stx__seed(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
+    stx_real *g, *given;
+    stx_tensor t;
     stx__node *n;
+    for (n = x->tape; n && !stx__made(n, y); n = n->prev) {}
+    if (!n && !y->is_leaf) {
+        stx_fail(x, STX_ERR_ARG, "stx_backward: the tape of this tensor was walked already: one backward a step; add the losses (stx_add), or begin another step");
+        return 0;
+    }
+    g = stx__grad(x, y);
+    given = g ? stx__grad_take(x, y->size, y->full) : NULL;
+    if (!given) return 0;
+    t = *y;
+    t.data = given;
+    if (dy) stx_set(x, &t, dy); else STX_RUN(x, stx_fill, (x, given, y->size, 1));
+    STX_RUN(x, stx_axpy, (x, g, given, y->size, 1, 1));
+    stx__grad_give(x, given, y->size, y->full);
+    return 1;
+}
+STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     if (!x || x->code || !y) return;
     if (!y->needs_grad) {
         stx_fail(x, STX_ERR_ARG, "stx_backward: the tensor depends on no parameter or variable, or nothing was recorded: call "
                  "stx_begin(x, STX_TRAIN) before the ops");
         return;
     }
-    for (n = x->tape; n && !stx__made(n, y); n = n->prev) {}
-    if (!n && !y->is_leaf) {
-        stx_fail(x, STX_ERR_ARG, "stx_backward: the tape of this tensor was walked already: one backward a step; add the losses (stx_add), or begin another step");
-        return;
-    }
-    g = stx__grad(x, y);
-    if (!g) return;
-    {
-        stx_tensor t = *y;
-        stx_real *given = stx__grad_take(x, y->size, y->full);
-        if (!given) return;
-        t.data = given;
-        if (dy) stx_set(x, &t, dy); else STX_RUN(x, stx_fill, (x, given, 1, 1));
-        STX_RUN(x, stx_axpy, (x, g, given, y->size, 1, 1));
-        stx__grad_give(x, given, y->size, y->full);
-    }
-    stx__walk(x);
+    if (stx__seed(x, y, dy)) stx__walk(x);
+}
+STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real *const *dy, int count) {
+    int i, any = 0;
+    if (!x || x->code) return;
+    for (i = 0; y && i < count; i++)
+        if (y[i] && y[i]->needs_grad) {
+            any = 1;
+            if (!stx__seed(x, y[i], dy ? dy[i] : NULL)) return;
+        }
+    if (any) { stx__walk(x); return; }
+    stx_fail(x, STX_ERR_ARG, "stx_backward_many: none of %d tensors depends on a parameter or variable, or nothing was recorded: call "
+             "stx_begin(x, STX_TRAIN) before the ops", count);
 }
 STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss) {
     if (!x || x->code || !loss) return;
@@ -5369,6 +5461,14 @@ STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t) {
     return stx_ok(x) ? (double)v : (double)NAN;
 }
 
+STX_DEF int stx_get_grad(stx_ctx *x, const stx_tensor *t, stx_real *out) {
+    if (!stx_ok(x) || !t || !out) return 0;
+    memset(out, 0, t->size * sizeof *out);
+    if (!t->grad) return 0;
+    stx_fetch(x, out, t->grad, t->size);
+    return stx_ok(x);
+}
+
 STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3) {
     size_t d[STX_MAX_DIM];
     if (!stx_ok(x)) return NULL;
@@ -5395,6 +5495,57 @@ STX_DEF stx_tensor *stx_variable(stx_ctx *x, const stx_real *data, size_t d0, si
     stx_tensor *t = stx_input(x, data, d0, d1, d2, d3);
     if (t) t->needs_grad = t->is_leaf = 1;
     return t;
+}
+STX_DEF stx_tensor *stx_constant_create(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3) {
+    stx_tensor *t;
+    size_t i;
+    if (!stx_ok(x)) return NULL;
+    STX__NEED(x, d0 && data, STX_ERR_ARG, "stx_constant_create: no data, or no first dimension");
+    t = (stx_tensor *)stx_persist(x, sizeof *t);
+    if (!t) return NULL;
+    t->dim[0] = d0; t->dim[1] = d1; t->dim[2] = d2; t->dim[3] = d3;
+    t->ndim = stx__dims(t->dim);
+    for (i = (size_t)t->ndim; i < STX_MAX_DIM; i++) t->dim[i] = 0;
+    for (t->size = 1, i = 0; i < (size_t)t->ndim; i++) t->size = stx_bytes_of(t->size, t->dim[i], 1);
+    t->data = stx_block_numbers(x, t->size);
+    if (!t->data) return NULL;
+    stx_put(x, t->data, data, t->size);
+    return stx_ok(x) ? t : NULL;
+}
+typedef struct stx__scalar { stx_tensor t; double value; struct stx__scalar *next; } stx__scalar;
+STX_DEF stx_tensor *stx_scalar_create(stx_ctx *x, double value) {
+    stx__scalar *s = (stx__scalar *)stx_persist(x, sizeof *s);
+    if (!s) return NULL;
+    s->t.ndim = 1;
+    s->t.dim[0] = s->t.size = 1;
+    s->t.full = 1;
+    s->t.data = (stx_real *)stx__state(x, STX__STATE, sizeof(stx_real));
+    if (!s->t.data) return NULL;
+    s->next = x->scalars;
+    x->scalars = s;
+    stx_scalar_set(x, &s->t, value);
+    return stx_ok(x) ? &s->t : NULL;
+}
+STX_DEF void stx_scalar_set(stx_ctx *x, stx_tensor *scalar, double value) {
+    stx__scalar *s;
+    if (!stx_ok(x) || !scalar) return;
+    for (s = x->scalars; s && &s->t != scalar; s = s->next) {}
+    if (!s || !stx__finite(value)) {
+        stx_fail(x, STX_ERR_ARG, "stx_scalar_set: %s %g: want a finite number for one that stx_scalar_create made", s ? "value" : "no scalar of this context gets", value);
+        return;
+    }
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) {
+        if (value != s->value) {
+            stx__touch(x, "a scalar is set that had another value before");
+            stx_cuda_set_f32(x, s->t.data, (float)value);
+        }
+        s->value = value;
+        return;
+    }
+#endif
+    s->value = value;
+    s->t.data[0] = (stx_real)value;
 }
 /* A copy of n ids for kernels; on a CPU the ids themselves. The step arena's. */
 static int32_t *stx__ids_device(stx_ctx *x, int32_t *ids, size_t n) {
@@ -5836,6 +5987,23 @@ STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s) {
     return y;
 }
 
+static void stx__scale_by_back(stx_ctx *x, stx__node *n) {
+    int fresh;
+    stx_real *ds = stx__grad(x, n->in[1]), *da = stx__grad_fresh(x, n->in[0], &fresh);      /* in this order: a may be s */
+    STX_RUN(x, stx_rezero_bwd, (x, da, ds, n->y->grad, n->in[0]->data, n->in[1]->data, n->y->size, !fresh));
+}
+STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s) {
+    stx_tensor *y;
+    char t[96];
+    if (!stx_ok(x) || !a || !s) return NULL;
+    STX__NEED(x, s->size == 1, STX_ERR_SHAPE, "stx_scale_by: the factor has shape %s, want one number", stx__shape(s, t));
+    y = stx__like(x, a);
+    if (!y) return NULL;
+    STX_RUN(x, stx_rezero_fwd, (x, y->data, NULL, a->data, s->data, y->size));
+    stx__record2(x, y, stx__scale_by_back, a, s);
+    return y;
+}
+
 static void stx__act_back(stx_ctx *x, stx__node *n) {
     int fresh;
     stx_real *dy = n->y->grad, *d = stx__grad_reuse(x, n, n->in[0], &fresh);
@@ -5873,6 +6041,21 @@ STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a) {
     if (!y) return NULL;
     STX_RUN(x, stx_softmax_fwd, (x, y->data, a->data, stx__rows(a), stx__last(a)));
     stx__record1(x, y, stx__softmax_back, a);
+    return y;
+}
+
+static void stx__log_softmax_back(stx_ctx *x, stx__node *n) {
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
+    if (d) STX_RUN(x, stx_log_softmax_bwd, (x, d, n->y->grad, n->y->data, stx__rows(n->y), stx__last(n->y), !fresh));
+}
+STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a) {
+    stx_tensor *y;
+    if (!stx_ok(x) || !a) return NULL;
+    y = stx__like(x, a);
+    if (!y) return NULL;
+    STX_RUN(x, stx_log_softmax_fwd, (x, y->data, a->data, stx__rows(a), stx__last(a)));
+    stx__record1(x, y, stx__log_softmax_back, a);
     return y;
 }
 
@@ -5941,7 +6124,7 @@ STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p) {
 
 static void stx__rezero_back(stx_ctx *x, stx__node *n) {
     int fresh;
-    stx_real *df = stx__grad_fresh(x, n->in[1], &fresh), *da = stx__grad(x, n->in[2]);
+    stx_real *da = stx__grad(x, n->in[2]), *df = stx__grad_fresh(x, n->in[1], &fresh);      /* in this order: f may be alpha */
     STX_RUN(x, stx_rezero_bwd, (x, df, da, n->y->grad, n->in[1]->data, n->in[2]->data, n->y->size, !fresh));
     stx__grad_dy(x, n, n->in[0], 1);
 }
@@ -5964,14 +6147,27 @@ static void stx__mean_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad(x, n->in[0]);
     if (d) STX_RUN(x, stx_mean_bwd, (x, d, n->y->grad, n->in[0]->size));
 }
-static stx_tensor *stx__scalar(stx_ctx *x) { size_t one = 1; return stx__tensor(x, STX__STEP_FULL, 1, &one); }
+static stx_tensor *stx__scalar_new(stx_ctx *x) { size_t one = 1; return stx__tensor(x, STX__STEP_FULL, 1, &one); }
 STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a) {
     stx_tensor *y;
     if (!stx_ok(x) || !a) return NULL;
-    y = stx__scalar(x);
+    y = stx__scalar_new(x);
     if (!y) return NULL;
     STX_RUN(x, stx_mean_fwd, (x, y->data, a->data, a->size));
     stx__record1(x, y, stx__mean_back, a);
+    return y;
+}
+static void stx__sum_back(stx_ctx *x, stx__node *n) {
+    stx_real *d = stx__grad(x, n->in[0]);
+    if (d) STX_RUN(x, stx_sum_bwd, (x, d, n->y->grad, n->in[0]->size));
+}
+STX_DEF stx_tensor *stx_sum(stx_ctx *x, stx_tensor *a) {
+    stx_tensor *y;
+    if (!stx_ok(x) || !a) return NULL;
+    y = stx__scalar_new(x);
+    if (!y) return NULL;
+    STX_RUN(x, stx_sum_fwd, (x, y->data, a->data, a->size));
+    stx__record1(x, y, stx__sum_back, a);
     return y;
 }
 static void stx__reshape_back(stx_ctx *x, stx__node *n);
@@ -6005,7 +6201,7 @@ static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_
     for (i = 0; i < N; i++)
         STX__NEED(x, targets->data[i] >= 0 && (size_t)targets->data[i] < V, STX_ERR_ARG, "stx_cross_entropy: target %ld at position %zu is outside the %zu classes", (long)targets->data[i], i, V);
     stx__ids_below(targets, V);
-    y = stx__scalar(x);
+    y = stx__scalar_new(x);
     s = (stx__ce_save *)stx_step_alloc(x, sizeof *s);
     if (!y || !s) return NULL;
     s->top = (stx_real *)stx_step_bytes(x, 2 * N * sizeof(stx_real));
@@ -6030,7 +6226,7 @@ STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
     char s[96], t[96];
     if (!stx_ok(x) || !a || !b) return NULL;
     STX__NEED(x, stx__same(a, b), STX_ERR_SHAPE, "stx_mse: %s and %s: want equal shapes", stx__shape(a, s), stx__shape(b, t));
-    y = stx__scalar(x);
+    y = stx__scalar_new(x);
     if (!y) return NULL;
     STX_RUN(x, stx_mse_fwd, (x, y->data, a->data, b->data, a->size));
     stx__record2(x, y, stx__mse_back, a, b);
@@ -6086,34 +6282,48 @@ STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b
     d[a->ndim - 1] += stx__last(b);
     return stx__cat(x, a, b, stx__rows(a), a->ndim, d);
 }
-typedef struct stx__slice_save { size_t at, w; } stx__slice_save;
+/* Slices in time (rows = B, widths in numbers T C) and in channels (rows = N) are the same copy, too. */
+typedef struct stx__slice_save { size_t rows, at, w; } stx__slice_save;
 static void stx__slice_back(stx_ctx *x, stx__node *n) {
     stx__slice_save *s = (stx__slice_save *)n->save;
     stx_tensor *a = n->in[0];
     stx_real *d = stx__grad(x, a);
-    if (d) STX_RUN(x, stx_copy2d, (x, stx_at(x, d, s->at), a->size / a->dim[0], n->y->grad, s->w, a->dim[0], s->w, 1));
+    if (d) STX_RUN(x, stx_copy2d, (x, stx_at(x, d, s->at), a->size / s->rows, n->y->grad, s->w, s->rows, s->w, 1));
+}
+/* y = columns [at, at + w) of a, seen as (rows, ..) */
+static stx_tensor *stx__slice(stx_ctx *x, stx_tensor *a, size_t rows, size_t at, size_t w, const size_t *dim) {
+    stx_tensor *y = stx__tensor(x, STX__STEP, a->ndim, dim);
+    stx__node *node;
+    if (!y) return NULL;
+    STX_RUN(x, stx_copy2d, (x, y->data, w, stx_at(x, a->data, at), a->size / rows, rows, w, 0));
+    node = stx__record1(x, y, stx__slice_back, a);
+    if (node) {
+        stx__slice_save *save = (stx__slice_save *)stx_step_alloc(x, sizeof *save);
+        if (!save) return NULL;
+        save->rows = rows;
+        save->at = at;
+        save->w = w;
+        node->save = save;
+    }
+    return y;
 }
 STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1) {
     size_t d[3], C;
-    stx_tensor *y;
-    stx__node *node;
     char s[96];
     if (!stx_ok(x) || !a) return NULL;
     STX__NEED(x, a->ndim == 3 && t0 < t1 && t1 <= a->dim[1], STX_ERR_SHAPE, "stx_slice: rows [%zu,%zu) of %s: want 0 <= t0 < t1 <= T of (B,T,C)", t0, t1, stx__shape(a, s));
     C = a->dim[2];
     d[0] = a->dim[0]; d[1] = t1 - t0; d[2] = C;
-    y = stx__tensor(x, STX__STEP, 3, d);
-    if (!y) return NULL;
-    STX_RUN(x, stx_copy2d, (x, y->data, d[1] * C, stx_at(x, a->data, t0 * C), a->dim[1] * C, d[0], d[1] * C, 0));
-    node = stx__record1(x, y, stx__slice_back, a);
-    if (node) {
-        stx__slice_save *save = (stx__slice_save *)stx_step_alloc(x, sizeof *save);
-        if (!save) return NULL;
-        save->at = t0 * C;
-        save->w = d[1] * C;
-        node->save = save;
-    }
-    return y;
+    return stx__slice(x, a, d[0], t0 * C, d[1] * C, d);
+}
+STX_DEF stx_tensor *stx_slice_channels(stx_ctx *x, stx_tensor *a, size_t c0, size_t c1) {
+    size_t d[STX_MAX_DIM];
+    char s[96];
+    if (!stx_ok(x) || !a) return NULL;
+    STX__NEED(x, c0 < c1 && c1 <= stx__last(a), STX_ERR_SHAPE, "stx_slice_channels: channels [%zu,%zu) of %s: want 0 <= c0 < c1 <= C of (..,C)", c0, c1, stx__shape(a, s));
+    memcpy(d, a->dim, sizeof d);
+    d[a->ndim - 1] = c1 - c0;
+    return stx__slice(x, a, stx__rows(a), c0, c1 - c0, d);
 }
 static void stx__reshape_back(stx_ctx *x, stx__node *n) { stx__grad_dy(x, n, n->in[0], 1); }
 static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
@@ -6138,6 +6348,29 @@ STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1,
     y->ndim = stx__dims(d);
     memcpy(y->dim, d, sizeof d);
     stx__record1(x, y, stx__reshape_back, a);
+    return y;
+}
+static void stx__view_rows_back(stx_ctx *x, stx__node *n) {
+    stx_real *d = stx__grad(x, n->in[0]);
+    if (d) STX_RUN(x, stx_axpy, (x, stx_at(x, d, *(const size_t *)n->save), n->y->grad, n->y->size, 1, 1));
+}
+STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r1) {
+    stx_tensor *y;
+    stx__node *node;
+    char s[96];
+    if (!stx_ok(x) || !a) return NULL;
+    STX__NEED(x, a->ndim == 2 && r0 < r1 && r1 <= a->dim[0], STX_ERR_SHAPE, "stx_view_rows: rows [%zu,%zu) of %s: want 0 <= r0 < r1 <= N of (N,C)", r0, r1, stx__shape(a, s));
+    y = stx__view(x, a);
+    if (!y) return NULL;
+    y->dim[0] = r1 - r0;
+    y->size = (r1 - r0) * a->dim[1];
+    y->data = stx_at(x, a->data, r0 * a->dim[1]);
+    node = stx__record1(x, y, stx__view_rows_back, a);
+    if (node) {
+        node->save = stx_step_alloc(x, sizeof(size_t));
+        if (!node->save) return NULL;
+        *(size_t *)node->save = r0 * a->dim[1];
+    }
     return y;
 }
 STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) { return stx_ok(x) && a ? stx__view(x, a) : NULL; }

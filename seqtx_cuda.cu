@@ -1140,6 +1140,62 @@ void stx_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const st
     if (N && C) STX__RUN_ROWS(x, "stx_softmax_bwd", N, C, stx__softmax_bwd_kernel, D, G, Y, N, C, accumulate);
 }
 
+/* y (N,C) = a - log sum e^a over the C of a row. As softmax. */
+template<int T> static __global__ void stx__log_softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * C, t = threadIdx.x % T;
+        stx__lse l = stx__row_lse<T>(a, start, C, sh);
+        const size_t head = stx__fours(y, a) ? stx__head(a, start, C) : C, fours = (C - head) / 4;
+        const float z = logf(l.sum);
+        for (size_t i = t; i < C - 4 * fours; i += T) {
+            size_t j = start + (i < head ? i : i + 4 * fours);
+            stx__put(y, j, stx__get(a, j) - l.top - z);
+        }
+        for (size_t q = t; q < fours; q += T) {
+            float v[4];
+            stx__getn<4>(v, a, start + head + 4 * q);
+            for (int e = 0; e < 4; e++) v[e] = v[e] - l.top - z;
+            stx__putn<4>(y, start + head + 4 * q, v);
+        }
+    }
+}
+void stx_log_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    if (N && C) STX__RUN_ROWS(x, "stx_log_softmax_fwd", N, C, stx__log_softmax_fwd_kernel, Y, A, N, C);
+}
+/* da (N,C) = or += dy - e^y sum dy. As forward. */
+template<int T> static __global__ void stx__log_softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C, int accumulate) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * C, t = threadIdx.x % T;
+        const size_t head = stx__fours(da, dy) && stx__fours(da, y) ? stx__head(y, start, C) : C, fours = (C - head) / 4;
+        float s = 0;
+        for (size_t i = t; i < C - 4 * fours; i += T) s += stx__get(dy, start + (i < head ? i : i + 4 * fours));
+        for (size_t q = t; q < fours; q += T) {
+            float v[4];
+            stx__getn<4>(v, dy, start + head + 4 * q);
+            s += (v[0] + v[1]) + (v[2] + v[3]);
+        }
+        s = stx__row_sum<T>(s, sh);
+        for (size_t i = t; i < C - 4 * fours; i += T) {
+            size_t j = start + (i < head ? i : i + 4 * fours);
+            stx__add(da, j, fmaf(-s, expf(stx__get(y, j)), stx__get(dy, j)), accumulate);
+        }
+        for (size_t q = t; q < fours; q += T) {
+            float v[4], w[4];
+            stx__getn<4>(v, dy, start + head + 4 * q);
+            stx__getn<4>(w, y, start + head + 4 * q);
+            for (int e = 0; e < 4; e++) v[e] = fmaf(-s, expf(w[e]), v[e]);
+            stx__addn<4>(da, start + head + 4 * q, v, accumulate);
+        }
+    }
+}
+void stx_log_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y);
+    if (N && C) STX__RUN_ROWS(x, "stx_log_softmax_bwd", N, C, stx__log_softmax_bwd_kernel, D, G, Y, N, C, accumulate);
+}
+
 /* y (1) = or += sum of part (n) / divisor. One block: a thread adds every 1024th, then a fixed tree. */
 static __global__ void __launch_bounds__(1024) stx__total_kernel(stx__num y, const double *part, size_t n, double divisor, int accumulate) {
     STX__SHARED(double, sh, 32);
@@ -1183,9 +1239,10 @@ static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, c
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, Y, part, pieces, divisor, accumulate);
 }
 void stx_mean_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) { stx__sum_cuda(x, "stx_mean_fwd", STX__SUM, y, a, NULL, n, (double)n, 0); }
-/* da (n) += dy / n. A thread takes four neighbours at a time. */
-template<int W> static __global__ void stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n) {
-    float g = stx__get(dy, 0) / (float)n;
+void stx_sum_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) { stx__sum_cuda(x, "stx_sum_fwd", STX__SUM, y, a, NULL, n, 1, 0); }
+/* da (n) += dy / divisor. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n, float divisor) {
+    float g = stx__get(dy, 0) / divisor;
     STX__STEP(i, n, W) {
         float v[W];
         for (int e = 0; e < W; e++) v[e] = g;
@@ -1194,15 +1251,19 @@ template<int W> static __global__ void stx__mean_bwd_kernel(stx__num da, stx__nu
 }
 void stx_mean_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
     stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
-    if (n) STX__RUN_BY(x, "stx_mean_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n);
+    if (n) STX__RUN_BY(x, "stx_mean_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n, (float)n);
+}
+void stx_sum_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
+    if (n) STX__RUN_BY(x, "stx_sum_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n, 1.0f);
 }
 
-/* y (n) = h + alpha f. A thread takes four neighbours at a time. */
+/* y (n) = h + alpha f, or alpha f. A thread takes four neighbours at a time. */
 template<int W> static __global__ void stx__rezero_fwd_kernel(stx__num y, stx__num h, stx__num f, stx__num alpha, size_t n) {
     float s = stx__get(alpha, 0);
     STX__STEP(i, n, W) {
-        float v[W], w[W];
-        stx__getn<W>(v, h, i);
+        float v[W] = {0}, w[W];
+        if (h.p) stx__getn<W>(v, h, i);
         stx__getn<W>(w, f, i);
         for (int e = 0; e < W; e++) v[e] = fmaf(s, w[e], v[e]);
         stx__putn<W>(y, i, v);
@@ -4841,9 +4902,13 @@ void *stx_cuda_stream(const stx_ctx *x) { return (void *)stx__gpu(x)->stream; }
 const char *stx_cuda_name(const stx_ctx *x) { return stx__gpu(x)->name; }
 
 static __global__ void stx__set_f64_kernel(double *p, double v) { *p = v; }
+static __global__ void stx__set_f32_kernel(float *p, float v) { *p = v; }
 static __global__ void stx__set_u64_kernel(uint64_t *p, uint64_t v) { *p = v; }
 void stx_cuda_set_f64(stx_ctx *x, double *p, double v) {
     if (stx__not_captured(stx__gpu(x))) STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f64_kernel, 1, 1, 0, p, v);
+}
+void stx_cuda_set_f32(stx_ctx *x, float *p, float v) {
+    if (stx__not_captured(stx__gpu(x))) STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f32_kernel, 1, 1, 0, p, v);
 }
 void stx_cuda_shift(stx_ctx *x, uint64_t shift) { STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_u64_kernel, 1, 1, 0, stx__gpu(x)->shift, shift); }
 

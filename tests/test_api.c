@@ -377,6 +377,16 @@ static void errors(void) {
     { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 9, NULL, 0), STX_ERR_ARG, "stx_recompute", "9", "0 to 8"); }
     { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, -1, NULL, 0), STX_ERR_ARG, "stx_recompute", "-1", "0 to 8"); }
     { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 1, NULL, 0), STX_ERR_ARG, "stx_recompute", "NULL", ""); }
+    WANT(stx_constant_create(ex, NULL, 3, 0, 0, 0), STX_ERR_ARG, "stx_constant_create", "no data", "dimension");
+    WANT(stx_constant_create(ex, zero, 0, 3, 0, 0), STX_ERR_ARG, "stx_constant_create", "no", "first dimension");
+    (void)stx_scalar_set(ex, w, 1); WANT(NULL, STX_ERR_ARG, "stx_scalar_set", "no scalar of this context", "stx_scalar_create");
+    (void)stx_scalar_create(ex, NAN); WANT(NULL, STX_ERR_ARG, "stx_scalar_set", "nan", "finite");
+    WANT(stx_scale_by(ex, w, w), STX_ERR_SHAPE, "stx_scale_by", "(5,4)", "one number");
+    WANT(stx_slice_channels(ex, w, 2, 5), STX_ERR_SHAPE, "stx_slice_channels", "[2,5) of (5,4)", "c1 <= C");
+    WANT(stx_slice_channels(ex, w, 2, 2), STX_ERR_SHAPE, "stx_slice_channels", "[2,2)", "c0 < c1");
+    WANT(stx_view_rows(ex, w, 2, 6), STX_ERR_SHAPE, "stx_view_rows", "[2,6) of (5,4)", "r1 <= N");
+    WANT(stx_view_rows(ex, T_(2, 3, 4, 0), 0, 1), STX_ERR_SHAPE, "stx_view_rows", "(2,3,4)", "(N,C)");
+    { stx_tensor *t[2] = {NULL, NULL}; stx_backward_many(ex, t, NULL, 2); WANT(NULL, STX_ERR_ARG, "stx_backward_many", "none of 2", "STX_TRAIN"); }
     { stx_tensor *t = T_(3, 0, 0, 0), *o[4]; WANT(stx_recompute(ex, gives_null, NULL, &t, 1, o, 4), STX_ERR_ARG, "stx_recompute", "4 more", "0 to 3"); }
     { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 1, NULL, 1), STX_ERR_ARG, "stx_recompute", "out is NULL", ""); }
     { stx_tensor *t[5]; t[0] = t[1] = t[2] = t[3] = t[4] = T_(3, 0, 0, 0); (void)stx_record_results(ex, t, 5, t, 1, NULL, NULL); WANT(NULL, STX_ERR_ARG, "stx_record_results", "5 results", "1 to 4"); }
@@ -465,6 +475,9 @@ static void errors(void) {
         CHECK(!stx_params_create(ex) && !stx_param(p, STX_ZEROS, 0, "late", 3, 0, 0, 0) && p->count == count, "parameters");
         CHECK(!stx_embedding(ex, w, ids) && !stx_linear(ex, t, w, NULL, 0) && !stx_matmul(ex, t, t, 0, 1) && !stx_layernorm(ex, t, t, t, 0), "ops 1");
         CHECK(!stx_add(ex, t, t) && !stx_mul(ex, t, t) && !stx_scale(ex, t, 2) && !stx_relu(ex, t) && !stx_gelu(ex, t) && !stx_tanh(ex, t) && !stx_sigmoid(ex, t), "ops 2");
+        CHECK(!stx_constant_create(ex, zero, 3, 0, 0, 0) && !stx_scalar_create(ex, 1) && !stx_scale_by(ex, t, one) && !stx_log_softmax(ex, t) && !stx_sum(ex, t) && !stx_slice_channels(ex, t, 0, 1) &&
+              !stx_view_rows(ex, w, 0, 1) && !stx_get_grad(ex, w, out), "ops of an error");
+        stx_backward_many(ex, &one, NULL, 1);
         CHECK(!stx_softmax(ex, t) && !stx_dropout(ex, t, 0.5) && !stx_dropout(ex, t, 0) && !stx_mean(ex, t) && !stx_cross_entropy(ex, t, ids, 0) && !stx_mse(ex, t, t), "ops 3");
         CHECK(!stx_concat(ex, t3, t3) && !stx_slice(ex, t3, 0, 1) && !stx_gather(ex, t, id, 1) && !stx_concat_channels(ex, t, t) && !stx_reshape(ex, t, 8, 0, 0, 0) && !stx_detach(ex, t), "ops 4");
         CHECK(!stx_recompute(ex, gives_null, NULL, &t, 1, NULL, 0) && !attend(t3, t3, t3, NULL, NULL, NULL, NULL, NULL, NULL, &d), "ops 5");
@@ -1290,6 +1303,49 @@ static void philox(void) {
         CHECK(!memcmp(r, kat[i].want, sizeof r), "vector %d: %08x %08x %08x %08x", i, (unsigned)r[0], (unsigned)r[1], (unsigned)r[2], (unsigned)r[3]);
     }
 }
+/* Constants and scalars outlive steps; several tensors have one backward; gradients come to the host */
+static void outliving(void) {
+    static const stx_real table[6] = {1, -2, 3, 0.5, 4, -1}, v[6] = {2, 1, -1, 3, 0.25, 1}, dy[6] = {1, 0, 2, -1, 3, 0.5};
+    stx_ctx *x = plain(1, 1);
+    stx_tensor *c = stx_constant_create(x, table, 2, 3, 0, 0), *s = stx_scalar_create(x, 3), *y[3], *var;
+    const stx_real *seeds[3];
+    stx_real g[6];
+    stx_params *p = stx_params_create(x);
+    stx_tensor *w = stx_param(p, STX_CONSTANT, 2, "w", 3, 0, 0, 0);
+    int step, i;
+    CHECK(c && s && c->ndim == 2 && c->dim[0] == 2 && c->dim[1] == 3 && c->size == 6 && !c->needs_grad && !c->is_param && !s->needs_grad && s->size == 1 && s->full, "constants");
+    for (step = 0; step < 4; step++) {
+        stx_scalar_set(x, s, 3 + step);
+        stx_begin(x, STX_TRAIN);
+        var = stx_variable(x, v, 2, 3, 0, 0);
+        y[0] = stx_scale_by(x, stx_mul(x, var, c), s);
+        stx_get(x, y[0], g);
+        for (i = 0; i < 6; i++) CHECK(g[i] == v[i] * table[i] * (stx_real)(3 + step), "step %d: %g", step, (double)g[i]);
+        y[1] = stx_sum(x, stx_mul(x, w, w));
+        y[2] = NULL;
+        seeds[0] = dy; seeds[1] = seeds[2] = NULL;
+        stx_params_zero_grad(p);
+        stx_backward_many(x, y, step % 2 ? seeds : NULL, 3);
+        CHECK(stx_get_grad(x, var, g), "%s", stx_error(x));
+        for (i = 0; i < 6; i++) CHECK(g[i] == (step % 2 ? dy[i] : 1) * table[i] * (stx_real)(3 + step), "step %d: gradient %d is %g", step, i, (double)g[i]);
+        CHECK(stx_get_grad(x, w, g) && g[0] == 4 && g[2] == 4, "the second tensor's gradient: %g", (double)g[0]);
+        CHECK(!stx_get_grad(x, c, g) && g[0] == 0 && g[5] == 0 && !stx_get_grad(x, NULL, g) && stx_ok(x), "a constant has a gradient");
+    }
+    stx_begin(x, STX_TRAIN);                /* one tensor twice: its gradients add up; ones from more than one number */
+    y[0] = y[1] = stx_scale(x, stx_variable(x, v, 2, 3, 0, 0), 2);
+    var = stx_variable(x, v, 6, 0, 0, 0);
+    y[2] = var;
+    stx_backward_many(x, y, NULL, 3);
+    CHECK(stx_ok(x) && stx_get_grad(x, var, g) && g[3] == 1, "a variable as what it begins from: %s", stx_error(x));
+    stx_begin(x, STX_TRAIN);
+    var = stx_variable(x, v, 2, 3, 0, 0);
+    y[0] = y[1] = stx_scale(x, var, 2);
+    stx_backward_many(x, y, NULL, 2);
+    CHECK(stx_get_grad(x, var, g) && g[0] == 4 && g[5] == 4, "twice the same tensor: %g", (double)g[0]);
+    stx_backward_many(x, y, NULL, 1);
+    CHECK(stx_error_code(x) == STX_ERR_ARG && strstr(stx_error(x), "walked already"), "%s", stx_error(x));
+    stx_destroy(x);
+}
 static void initialisers(void) {
     size_t n = 200003, i;
     stx_ctx *x = plain(11, 1), *y = plain(11, 3), *z = plain(12, 1);
@@ -1774,7 +1830,7 @@ int main(int argc, char **argv) {
         {"descs", descs}, {"errors", errors}, {"nulls", nulls}, {"allocation failures", allocation_failures}, {"limits", limits}, {"overflows", overflows},
         {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"linear fused", linear_fused}, {"float environment", float_environment}, {"nans", nans}, {"optimisers", optimisers}, {"radams", radams},
         {"no betas", no_betas},
-        {"schedules", schedules}, {"philox", philox}, {"initialisers", initialisers}, {"exponentials", exponentials}, {"maths", maths}, {"kernels", kernels}, {"sampling", sampling}};
+        {"schedules", schedules}, {"philox", philox}, {"initialisers", initialisers}, {"outliving", outliving}, {"exponentials", exponentials}, {"maths", maths}, {"kernels", kernels}, {"sampling", sampling}};
     size_t i;
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (i = 0; i < sizeof parts / sizeof *parts; i++) {

@@ -107,6 +107,16 @@ static stx_tensor *op_linear_memory(stx_ctx *x, stx_tensor **in) {
     return stx_linear_memory(x, stx_detach(x, stx_concat(x, stx_scale(x, in[0], 0.5), in[0])), in[0], in[1], in[2]);
 }
 
+static stx_tensor *op_scale_by(stx_ctx *x, stx_tensor **in) { return stx_scale_by(x, in[0], in[1]); }
+static stx_tensor *op_log_softmax(stx_ctx *x, stx_tensor **in) { return stx_log_softmax(x, in[0]); }
+static stx_tensor *op_sum(stx_ctx *x, stx_tensor **in) { return stx_sum(x, in[0]); }
+static stx_tensor *op_slice_channels(stx_ctx *x, stx_tensor **in) { return stx_slice_channels(x, in[0], 3, 30); }
+static stx_tensor *op_view_rows(stx_ctx *x, stx_tensor **in) {
+    size_t half_ = in[0]->dim[0] / 2;
+    stx_tensor *a = stx_linear(x, in[1], stx_view_rows(x, in[0], 1, half_), NULL, STX_ACT_NONE);
+    return stx_concat_channels(x, a, stx_linear(x, in[1], stx_view_rows(x, in[0], half_, in[0]->dim[0]), NULL, STX_ACT_NONE));
+}
+
 static const struct op_row { const char *name; op_fn fn; size_t dim[MAX_IN][3]; double half; } ops[] = {
     {"linear", op_linear, {{3, 5, 7}, {11, 7, 0}, {11, 0, 0}}, 2e-2},
     {"linear relu", op_linear_relu, {{3, 5, 16}, {24, 16, 0}, {24, 0, 0}}, 2e-2},
@@ -141,6 +151,12 @@ static const struct op_row { const char *name; op_fn fn; size_t dim[MAX_IN][3]; 
     {"cross_entropy_over", op_cross_entropy_over, {{3, 5, 41}}, 2e-2},
     {"adaptive_input", op_adaptive_input, {{11, 16, 0}, {8, 4, 0}, {16, 4, 0}}, 2e-2},
     {"adaptive_softmax", op_adaptive_softmax, {{11, 16, 0}, {8, 4, 0}, {16, 4, 0}, {1, 16, 0}, {2, 15, 16}}, 3e-2},
+    {"scale_by", op_scale_by, {{3, 5, 7}, {1, 0, 0}}, 2e-2},
+    {"log_softmax", op_log_softmax, {{3, 5, 37}}, 2e-2},
+    {"sum", op_sum, {{3, 5, 37}}, 2e-2},
+    {"slice_channels", op_slice_channels, {{3, 5, 37}}, 1e-2},
+    {"view_rows", op_view_rows, {{11, 7, 0}, {3, 5, 7}}, 2e-2},
+    {"view_rows, aligned", op_view_rows, {{40, 64, 0}, {3, 5, 64}}, 2e-2},
     {"linear_memory", op_linear_memory, {{3, 5, 7}, {11, 7, 0}, {11, 0, 0}}, 2e-2},
     {"recompute", op_recompute, {{3, 5, 7}, {3, 5, 7}}, 2e-2},
     {"recompute, several results", op_results, {{3, 5, 7}, {3, 5, 7}}, 2e-2},
@@ -376,6 +392,70 @@ static void test_graph(void) {
 #endif
         model_free(&a);
         model_free(&b);
+    }
+}
+/* Scalars are set between replays, and constants, made after the first replays, do not end them. The same bits as without graphs. */
+typedef struct scaled { stx_ctx *x; stx_params *p; stx_optim *o; stx_tensor *table, *scale; int inside; double value; } scaled;
+static void scaled_make(scaled *u, int precision, int no_graph) {
+    stx_desc cd;
+    stx_optim_desc od;
+    stx_real v[6 * 32];
+    int i;
+    memset(u, 0, sizeof *u);
+    memset(&cd, 0, sizeof cd);
+    memset(&od, 0, sizeof od);
+    cd.device = STX_CUDA; cd.precision = precision; cd.no_graph = no_graph; cd.threads = 1;
+    u->x = stx_create(&cd);
+    u->p = stx_params_create(u->x);
+    stx_param(u->p, STX_NORMAL, 0.3, "w", 16, 32, 0, 0);
+    u->o = stx_optim_create(u->p, &od);
+    for (i = 0; i < 6 * 32; i++) v[i] = (stx_real)sin(i * i);
+    u->table = stx_constant_create(u->x, v, 6, 32, 0, 0);
+    u->scale = stx_scalar_create(u->x, 1);
+}
+static void scaled_step(void *user) {
+    scaled *u = (scaled *)user;
+    stx_tensor *y;
+    stx_begin(u->x, STX_TRAIN);
+    if (u->inside) stx_scalar_set(u->x, u->scale, u->value);
+    y = stx_softmax(u->x, stx_scale_by(u->x, stx_linear(u->x, u->table, stx_params_find(u->p, "w"), NULL, STX_ACT_NONE), u->scale));
+    y = stx_mean(u->x, stx_mul(u->x, y, y));
+    stx_note(u->x, 0, y, 1, 0);
+    stx_backward(u->x, y);
+    stx_optim_step(u->o, 0.01);
+}
+static void test_scalars(void) {
+    int precision, inside, n;
+    for (precision = 0; precision < 2; precision++) for (inside = 0; inside < 2; inside++) {
+        scaled a, b;
+        long graphs = 0;
+        double last = -1;
+        scaled_make(&a, precision, 1);
+        scaled_make(&b, precision, 0);
+        a.inside = b.inside = inside;
+#ifdef SEQTX_CUDA_HOST
+        graphs = cuda_host_graph_launches();
+#endif
+        for (n = 0; n < 12; n++) {
+            double la, lb;
+            a.value = b.value = 0.5 + 0.25 * n;
+            if (!inside) { stx_scalar_set(a.x, a.scale, a.value); stx_scalar_set(b.x, b.scale, b.value); }
+            if (n == 6) { stx_real one = 1; CHECK(stx_constant_create(b.x, &one, 1, 0, 0, 0) && stx_scalar_create(b.x, 2), "%s", stx_error(b.x)); }
+            stx_step_run(a.x, 3, scaled_step, &a);
+            stx_step_run(b.x, 3, scaled_step, &b);
+            la = stx_noted(a.x, 0); lb = stx_noted(b.x, 0);
+            CHECK(la == lb && la > 0 && la != last && stx_ok(b.x), "scalar set %s, step %d: %.9g anew, %.9g replayed: %s", inside ? "inside" : "between", n, la, lb, stx_error(b.x));
+            last = la;
+        }
+#ifdef SEQTX_CUDA_HOST
+        graphs = cuda_host_graph_launches() - graphs;
+        CHECK(inside ? graphs == 0 : graphs >= 9, "scalar set %s: %ld replays of 12 steps", inside ? "inside" : "between", graphs);
+#else
+        (void)graphs;
+#endif
+        CHECK(inside == (strstr(stx_step_note(b.x), "a scalar is set") != NULL), "note: %s", stx_step_note(b.x));
+        stx_destroy(a.x);
+        stx_destroy(b.x);
     }
 }
 /* A step that takes its tokens from the host is not replayed, and right nevertheless. */
@@ -807,7 +887,7 @@ static void test_errors(void) {
 
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
-        {"ops", test_ops}, {"train", test_train}, {"graph", test_graph}, {"not repeatable", test_not_repeatable}, {"keys", test_keys},
+        {"ops", test_ops}, {"train", test_train}, {"graph", test_graph}, {"scalars", test_scalars}, {"not repeatable", test_not_repeatable}, {"keys", test_keys},
         {"note", test_note}, {"checkpoint", test_checkpoint}, {"generation", test_generation}, {"skip", test_skip}, {"bad token", test_bad_token}, {"nan", test_nan},
 #ifdef SEQTX_CUDA_HOST
         {"errors", test_errors},

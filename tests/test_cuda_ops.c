@@ -55,6 +55,11 @@ static void test_flat(void) {
             arr l = arr_of(1, 1, 0, B_), g = arr_of(1, 1, 0, B_), d = arr_of(n, 1, 0, N_), e = arr_of(n, 1, 0, N_);
             BOTH(stx_mean_fwd, (cx, l.c, b.c, n), (gx, l.d, b.d, n)); arr_check("mean", &l, 1e-6);
             BOTH(stx_mean_bwd, (cx, d.c, g.c, n), (gx, d.d, g.d, n)); arr_check("mean da", &d, 1e-6);
+            BOTH(stx_sum_fwd, (cx, l.c, b.c, n), (gx, l.d, b.d, n)); arr_check("sum", &l, 1e-6);
+            BOTH(stx_sum_fwd, (cx, l.c, i.c, n), (gx, l.d, i.d, n)); arr_check("sum of integers", &l, 0);
+            BOTH(stx_sum_bwd, (cx, d.c, g.c, n), (gx, d.d, g.d, n)); arr_check("sum da", &d, 1e-6);
+            BOTH(stx_rezero_fwd, (cx, d.c, NULL, b.c, g.c, n), (gx, d.d, NULL, b.d, g.d, n)); arr_check("scale by", &d, 1e-7);
+            BOTH(stx_rezero_bwd, (cx, d.c, l.c, b.c, a.c, g.c, n, 0), (gx, d.d, l.d, b.d, a.d, g.d, n, 0)); arr_check("scale by da", &d, 1e-6); arr_check("scale by ds", &l, 4e-6);
             BOTH(stx_mse_fwd, (cx, l.c, b.c, i.c, n), (gx, l.d, b.d, i.d, n)); arr_check("mse", &l, 1e-6);
             BOTH(stx_mse_bwd, (cx, d.c, e.c, g.c, b.c, i.c, n), (gx, d.d, e.d, g.d, b.d, i.d, n));
             arr_check("mse da", &d, 1e-6); arr_check("mse db", &e, 1e-6);
@@ -124,6 +129,10 @@ static void test_rows(void) {
         BOTH(stx_softmax_fwd, (cx, y.c, a.c, N, C), (gx, y.d, a.d, N, C)); arr_check("softmax", &y, 1e-6);
         for (acc = 0; acc < 2; acc++) {
             BOTH(stx_softmax_bwd, (cx, d.c, g.c, y.c, N, C, (int)acc), (gx, d.d, g.d, y.d, N, C, (int)acc)); arr_check("softmax da", &d, 2e-6);
+        }
+        BOTH(stx_log_softmax_fwd, (cx, y.c, a.c, N, C), (gx, y.d, a.d, N, C)); arr_check("log_softmax", &y, 1e-6);
+        for (acc = 0; acc < 2; acc++) {
+            BOTH(stx_log_softmax_bwd, (cx, d.c, g.c, y.c, N, C, (int)acc), (gx, d.d, g.d, y.d, N, C, (int)acc)); arr_check("log_softmax da", &d, 4e-6);
         }
         {   /* columns [1, 1 + w) of y = or += columns [2, 2 + w) of a, and an aligned block of them */
             size_t w = C > 4 ? C - 4 : 1, ac = C > 4 ? 2 : 0, yc = C > 4 ? 1 : 0;
@@ -396,6 +405,9 @@ static void sums(void *user, uint64_t *h) {
     stx_cross_entropy_bwd_cuda(gx, a.d, loss.d, mean.d, rstd.d, a.d, dev, 3, N * C / 3, 3, 0);
     *h = cuda_hash(gx, a.d, N * C, *h);
     stx_softmax_bwd_cuda(gx, d.d, g.d, y.d, 10, N * C / 10, 1);
+    stx_log_softmax_bwd_cuda(gx, d.d, g.d, y.d, 10, N * C / 10, 1);
+    stx_sum_fwd_cuda(gx, loss.d, d.d, N * C);
+    *h = cuda_hash(gx, loss.d, 1, *h);
     *h = cuda_hash(gx, d.d, N * C, *h);
     memset(&piece, 0, sizeof piece);
     piece.g = dt.d; piece.n = 4096;

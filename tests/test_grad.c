@@ -325,6 +325,42 @@ static void row_tanh(void) { unary("tanh", make_tanh, NULL); }
 static void row_sigmoid(void) { unary("sigmoid", make_sigmoid, NULL); }
 static void row_softmax(void) { unary("softmax", make_softmax, NULL); }
 static void row_mean(void) { unary("mean", make_mean, NULL); }
+static stx_tensor *make_sum(stx_ctx *x, stx_tensor **in, void *user) { (void)user; return stx_sum(x, in[0]); }
+static stx_tensor *make_log_softmax(stx_ctx *x, stx_tensor **in, void *user) { return stx_log_softmax(x, user ? stx_scale(x, in[0], *(double *)user) : in[0]); }
+static void row_sum(void) {
+    static const stx_real a[5] = {1, -2, 0.5, 4, -1.25};
+    unary("sum", make_sum, NULL);
+    stx_begin(ctx1, STX_EVAL);
+    CHECK(stx_item(ctx1, stx_sum(ctx1, stx_input(ctx1, a, 5, 0, 0, 0))) == 2.25, "sum: %g", stx_item(ctx1, stx_sum(ctx1, stx_input(ctx1, a, 5, 0, 0, 0))));
+}
+static void row_log_softmax(void) {
+    double far = 300;
+    stx_real *a = gemm_random(37);
+    stx_tensor *t, *y, *z;
+    size_t i;
+    unary("log_softmax", make_log_softmax, NULL);
+    {   /* where softmax is 0 its logarithm is not: nothing to differentiate by differences, but the value */
+        stx_begin(ctx1, STX_EVAL);
+        t = stx_input(ctx1, a, 37, 0, 0, 0);
+        y = make_log_softmax(ctx1, &t, NULL);
+        z = stx_softmax(ctx1, t);
+        for (i = 0; i < 37; i++) CHECK(CLOSE(y->data[i], log(z->data[i]), 1e-12), "log_softmax: %g, want %g", (double)y->data[i], log(z->data[i]));
+        y = make_log_softmax(ctx1, &t, &far);
+        for (i = 0; i < 37; i++) CHECK(y->data[i] <= 0 && y->data[i] >= -600, "log_softmax of far logits: %g", (double)y->data[i]);
+    }
+    free(a);
+}
+static stx_tensor *make_scale_by(stx_ctx *x, stx_tensor **in, void *user) { return stx_scale_by(x, in[0], user ? in[0] : in[1]); }
+static void row_scale_by(void) {
+    int one = 1, k;
+    for (k = 0; k < 3; k++) {
+        problem p = start("scale_by", make_scale_by, NULL);
+        add(&p, 3, 7, 5, 0); add(&p, 1, 0, 0, 0);
+        p.fixed[0] = k == 1; p.fixed[1] = k == 2;
+        check(&p);
+    }
+    { problem p = start("scale_by itself", make_scale_by, &one); add(&p, 1, 0, 0, 0); check(&p); }
+}
 
 static stx_tensor *make_dropout(stx_ctx *x, stx_tensor **in, void *user) { return stx_dropout(x, in[0], *(double *)user); }
 static void row_dropout(void) {
@@ -433,6 +469,50 @@ static void row_slice(void) {
     static size_t t[][2] = {{0, 31}, {0, 1}, {30, 31}, {7, 19}};
     int i;
     for (i = 0; i < 4; i++) { problem p = start("slice", make_slice, t[i]); add(&p, 3, 31, 2, 0); check(&p); }
+}
+static stx_tensor *make_slice_channels(stx_ctx *x, stx_tensor **in, void *user) { size_t *t = (size_t *)user; return stx_slice_channels(x, in[0], t[0], t[1]); }
+static void row_slice_channels(void) {
+    static size_t c[][2] = {{0, 33}, {0, 1}, {32, 33}, {7, 19}};
+    int i;
+    for (i = 0; i < 4; i++) { problem p = start("slice_channels", make_slice_channels, c[i]); add(&p, 3, 5, 33, 0); check(&p); }
+    { problem p = start("slice_channels", make_slice_channels, c[3]); add(&p, 31, 0, 0, 0); check(&p); }
+    { problem p = start("slice_channels", make_slice_channels, c[1]); add(&p, 2, 3, 5, 7); check(&p); }
+    {   /* what stx_concat_channels puts together */
+        stx_real *a = gemm_random(6 * 5), *b = gemm_random(6 * 7);
+        stx_tensor *both, *y;
+        stx_begin(ctx1, STX_EVAL);
+        both = stx_concat_channels(ctx1, stx_input(ctx1, a, 2, 3, 5, 0), stx_input(ctx1, b, 2, 3, 7, 0));
+        y = stx_slice_channels(ctx1, both, 0, 5);
+        CHECK(y && y->ndim == 3 && y->dim[0] == 2 && y->dim[1] == 3 && y->dim[2] == 5 && !memcmp(y->data, a, 30 * sizeof *a), "slice_channels: the first part");
+        y = stx_slice_channels(ctx1, both, 5, 12);
+        CHECK(y && !memcmp(y->data, b, 42 * sizeof *b), "slice_channels: the second part");
+        free(a); free(b);
+    }
+}
+/* user: a weight stacked of two, each used alone */
+static stx_tensor *make_view_rows(stx_ctx *x, stx_tensor **in, void *user) {
+    size_t *t = (size_t *)user;
+    stx_tensor *y = stx_view_rows(x, in[0], t[0], t[1]);
+    return in[1] ? stx_linear(x, in[1], y, NULL, STX_ACT_TANH) : y;
+}
+static void row_view_rows(void) {
+    static size_t r[][2] = {{0, 11}, {0, 1}, {10, 11}, {3, 9}};
+    int i;
+    for (i = 0; i < 8; i++) {
+        problem p = start("view_rows", make_view_rows, r[i % 4]);
+        add(&p, 11, 7, 0, 0);
+        if (i < 4) add_absent(&p); else add(&p, 3, 5, 7, 0);
+        check(&p);
+    }
+    {
+        stx_real *a = gemm_random(77);
+        stx_tensor *t, *y;
+        stx_begin(ctx1, STX_EVAL);
+        t = stx_input(ctx1, a, 11, 7, 0, 0);
+        y = stx_view_rows(ctx1, t, 3, 9);
+        CHECK(y && y->ndim == 2 && y->dim[0] == 6 && y->dim[1] == 7 && y->size == 42 && y->data == t->data + 21, "view_rows: shares memory");
+        free(a);
+    }
 }
 static stx_tensor *make_gather(stx_ctx *x, stx_tensor **in, void *user) { id_user *u = (id_user *)user; return stx_gather(x, in[0], u->id, u->T); }
 static void row_gather(void) {
@@ -1769,15 +1849,18 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_add", row_add},
     {"stx_mul", row_mul},
     {"stx_scale", row_scale},
+    {"stx_scale_by", row_scale_by},
     {"stx_relu", row_relu},
     {"stx_gelu", row_gelu},
     {"stx_tanh", row_tanh},
     {"stx_sigmoid", row_sigmoid},
     {"stx_softmax", row_softmax},
+    {"stx_log_softmax", row_log_softmax},
     {"stx_dropout", row_dropout},
     {"stx_dropout_time", row_dropout_time},
     {"stx_rezero", row_rezero},
     {"stx_mean", row_mean},
+    {"stx_sum", row_sum},
     {"stx_cross_entropy", row_cross_entropy},
     {"stx_cross_entropy_over", row_cross_entropy_over},
     {"stx_mse", row_mse},
@@ -1785,6 +1868,8 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_slice", row_slice},
     {"stx_gather", row_gather},
     {"stx_concat_channels", row_concat_channels},
+    {"stx_slice_channels", row_slice_channels},
+    {"stx_view_rows", row_view_rows},
     {"stx_reshape", row_reshape},
     {"stx_detach", row_detach},
     {"stx_recompute", row_recompute},
