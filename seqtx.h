@@ -256,6 +256,8 @@ typedef struct stx_ids {
     int32_t *data, *device;
     size_t   B, T;
     size_t   below;                /* the smallest number of rows or classes that an op used them for; 0: none yet */
+    int      spares;               /* 1: every op so far leaves out the id `spared`, which may then be any; -1: one does not; 0: none yet */
+    int32_t  spared;
 } stx_ids;
 
 /* A constant (B x ..) from host memory, copied into the step arena. Dimensions end at the first 0. */
@@ -357,6 +359,17 @@ STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_
 /* The same, but backward leaves the gradient in the logits' own memory, which nothing may read afterwards. It does so where the op that
    made them lets it (stx_linear without activation, stx_matmul, stx_scale); otherwise this is stx_cross_entropy. */
 STX_DEF stx_tensor *stx_cross_entropy_over(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
+/* What a loss over tokens may be told beyond its targets. All zero: the mean over all rows. */
+typedef struct stx_token_loss {
+    stx_tensor *weights;   /* (N), a number a row; no gradient reaches it. NULL: 1 each */
+    int         ignore;    /* 1: a row whose target is `ignored` has no loss and passes no gradient. That id may lie outside the classes */
+    int32_t     ignored;
+    double      divisor;   /* of the sum; 0: the number of rows, also of ignored ones */
+    int         mean;      /* 1: divided by the sum of the weights of the rows that count (the device makes it), 0 where that is 0; without divisor */
+    stx_tensor *nll;       /* out: (N) -log p(target) of each row, unweighted, 0 in ignored rows; a constant, float in every precision */
+} stx_token_loss;
+/* sum over rows of weight (-log softmax(logits)[target]) / divisor -> (1). logits (..,V), one target a row. */
+STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, stx_token_loss *how);
 /* layernorm(h + dropout(f, p)) in one pass: h, f (..,C), p as in stx_dropout, the rest as in stx_layernorm. */
 STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps);
 /* Mean of (a-b)^2 -> (1). */
@@ -471,13 +484,20 @@ typedef struct stx_adaptive {
                                                   PyTorch references; 1 = c_1 + i - 1, that of TF and HF */
     double scale;                              /* of the input; 0: sqrt(d), SRU++ has 1 */
     double dropout;                            /* D below, as in stx_dropout: each number by itself, in STX_TRAIN alone */
+    stx_tensor *proj_bias[STX_MAX_CLUSTERS];   /* (d_i), added to P_i^T h, or NULL: output only, where there is a projection */
 } stx_adaptive;
 
 /* scale P_i D(T_i[id - start_i]) -> (B,T,d) */
 STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const stx_ids *ids);
-/* Mean over rows of -log p(target). h (..,d), one target a row -> (1). Logits of cluster i: T_i D(P_i^T h) + b_i; the head's columns of
-   the other clusters see the D of cluster 0. */
+/* Mean over rows of -log p(target). h (..,d), one target a row -> (1). Logits of cluster i: T_i D(P_i^T h + p_i) + b_i; the head's columns
+   of the other clusters see the D of cluster 0. */
 STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets);
+/* The same with weights, ignored rows, divisor and the rows' losses, as stx_cross_entropy_tokens. */
+STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets, stx_token_loss *how);
+/* For the key of a step (stx_step_run) with adaptive input or (output = 1; how as there, or NULL) softmax of these ids. On a GPU each cluster
+   has room for its ids in steps of 1/16 of all, which its matrix products are made for: a step may be replayed while the rooms are the same.
+   Without it a replayed step whose ids do not fit gives NaN, and its update is left out. On a CPU nothing depends on it. */
+STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx_ids *ids, int output, const stx_token_loss *how);
 /* log p of every word, no tape, no dropout: h (..,d) -> (N,V). For generation. */
 STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h);
 
@@ -802,6 +822,16 @@ STX_KERNEL(stx_cross_entropy_fwd, (stx_ctx *x, stx_real *loss, stx_real *top, st
 STX_KERNEL(stx_cross_entropy_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top,
                                    const stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor,
                                    int accumulate))
+/* The rows' part in a loss: w (N) = weights[n] / divisor (weights NULL: 1; divisor 0: the sum of those that count, and w = 0 if that is 0), and
+   known (N) = targets[n]; w = 0 and known = -1 in rows with ignore whose target is ignored. */
+STX_KERNEL(stx_token_weights, (stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N, int ignore,
+                               int32_t ignored, double divisor))
+/* cross_entropy with a weight a row: loss (1) = sum of w[n] nll[n]; nll, w (N), the rest as in cross_entropy. Rows with a negative target
+   have nll = 0 and dlogits = 0. */
+STX_KERNEL(stx_token_loss_fwd, (stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
+                                const int32_t *targets, const stx_real *w, size_t N, size_t V))
+STX_KERNEL(stx_token_loss_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
+                                const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V, int accumulate))
 /* loss (1) = mean (a - b)^2, a, b (n) */
 STX_KERNEL(stx_mse_fwd, (stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n))
 STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a,
@@ -823,6 +853,19 @@ STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_piece *p
 STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi))
 /* meter[0] = or += s a[0], in double: what a step leaves behind to be read */
 STX_KERNEL(stx_meter, (stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate))
+/* Ids sorted by cluster, stably. Cluster c has the places first[c] .. first[c+1]-1 of local and place, of which place[r] gets where its r-th id
+   stood and local[r] the id within the cluster; places left over get 0 and `leftover`. at (n): where each id went, or (head = 1; then
+   cluster 0 needs no places) its class in the head: the id, or its cluster's column. Negative ids go nowhere: at = -1.
+   over (1): 1 if a cluster has more ids than places. */
+typedef struct stx_clusters {
+    size_t  count, end[STX_MAX_CLUSTERS], first[STX_MAX_CLUSTERS + 1];
+    int     head, forward_columns;
+    int32_t leftover;
+} stx_clusters;
+STX_KERNEL(stx_cluster_sort, (stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n,
+                              const stx_clusters *k))
+/* y (n) = NaN if flag[0] */
+STX_KERNEL(stx_spoil, (stx_ctx *x, stx_real *y, size_t n, const int32_t *flag))
 /* Adaptive softmax, cluster c of K: log p of the words start .. start+size-1 into out (N,V), from the cluster's logits (N,w). For c = 0 the
    columns size .. w-1 are the other clusters', gate (N,K) gets their log p (cluster i: column size + K-1-i, or size + i-1 if forward);
    for c > 0 gate[n,c] is added. */
@@ -3806,6 +3849,69 @@ STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real
     stx_parallel(x, N, 8 * N * V, stx__cross_entropy_bwd_part, &l);
 }
 
+STX_DEF void stx_token_weights(stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N, int ignore, int32_t ignored,
+                               double divisor) {
+    size_t n;
+    (void)x;
+    for (n = 0; n < N; n++) known[n] = ignore && targets[n] == ignored ? -1 : targets[n];
+    if (divisor == 0) for (n = 0; n < N; n++) if (known[n] >= 0) divisor += weights ? (double)weights[n] : 1;
+    for (n = 0; n < N; n++) w[n] = known[n] >= 0 && divisor != 0 ? (stx_real)((weights ? (double)weights[n] : 1) / divisor) : 0;
+}
+/* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n] */
+STX__INNER void stx__token_loss_rows(int fma, double *sum, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *row, const int32_t *targets, const stx_real *w,
+                                     size_t N, size_t V) {
+    size_t n;
+    for (*sum = 0, n = 0; n < N; n++, row += V) {
+        stx_real m, t;
+        double v;
+        nll[n] = top[n] = inv[n] = 0;
+        if (targets[n] < 0) continue;
+        m = stx__max(row, V);
+        t = stx__exp_sum(fma, NULL, 0, row, V, m);
+        v = (double)m + log((double)t) - (double)row[targets[n]];
+        top[n] = m;
+        inv[n] = 1 / t;
+        nll[n] = (stx_real)v;
+        *sum += (double)w[n] * v;
+    }
+}
+STX__EACH_ISA(stx__token_loss_rows, (double *STX__RESTRICT sum, stx_real *STX__RESTRICT nll, stx_real *STX__RESTRICT top, stx_real *STX__RESTRICT inv, const stx_real *STX__RESTRICT row,
+                                     const int32_t *targets, const stx_real *STX__RESTRICT w, size_t N, size_t V), sum, nll, top, inv, row, targets, w, N, V)
+static void stx__token_loss_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t k, at, n;
+    for (k = s->from; k < s->to; k++) {
+        n = stx__sum_block(l->N, k, &at);
+        STX__CALL(s->x, stx__token_loss_rows, (l->sums + k, l->y + at, l->mean + at, l->rstd + at, l->a + at * l->C, l->ids + at, l->b + at, n, l->C));
+    }
+}
+STX_DEF void stx_token_loss_fwd(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets, const stx_real *w,
+                                size_t N, size_t V) {
+    stx__loop l = stx__loop_of(0, N, V);
+    l.y = nll; l.mean = top; l.rstd = inv; l.a = logits; l.ids = targets; l.b = w;
+    *loss = (stx_real)stx__sum_blocks(x, 8 * N * V, stx__token_loss_part, &l);
+}
+/* dlogits[n,v] (+)= dloss w[n] (e^(logits - top) inv - [v = target]) */
+static void stx__token_loss_bwd_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++) {
+        stx_real *d = l->y + n * l->C, g = l->s * l->b[n];
+        if (l->ids[n] < 0) {
+            if (!l->accumulate) STX__CALL(s->x, stx__fill_n, (d, l->C, 0));
+            continue;
+        }
+        STX__CALL(s->x, stx__cross_entropy_bwd_row, (d, l->a + n * l->C, l->C, l->m[n], g * l->r[n], l->accumulate));
+        d[l->ids[n]] -= g;
+    }
+}
+STX_DEF void stx_token_loss_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv, const stx_real *logits, const int32_t *targets,
+                                const stx_real *w, size_t N, size_t V, int accumulate) {
+    stx__loop l = stx__loop_of(0, N, V);
+    l.y = dlogits; l.a = logits; l.ids = targets; l.m = top; l.r = inv; l.b = w; l.s = dloss[0]; l.accumulate = accumulate;
+    stx_parallel(x, N, 8 * N * V, stx__token_loss_bwd_part, &l);
+}
+
 STX__INNER void stx__mse_n(int fma, double *sum, const stx_real *a, const stx_real *b, size_t n) {
     double s[16] = {0}, t = 0;
     size_t i, e;
@@ -3847,6 +3953,34 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
     l.y = db;
     l.s = -l.s;
     if (db) stx__elementwise(x, n, stx__mse_bwd_part, &l);
+}
+
+/* Which cluster holds id; count when none does. */
+static size_t stx__cluster(const size_t *end, size_t count, int32_t id) {
+    size_t c = 0;
+    while (c < count && (id < 0 || (size_t)id >= end[c])) c++;
+    return id < 0 ? count : c;
+}
+STX_DEF void stx_cluster_sort(stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n, const stx_clusters *k) {
+    size_t next[STX_MAX_CLUSTERS], i, c;
+    (void)x;
+    memcpy(next, k->first, sizeof next);
+    for (i = 0; i < k->first[k->count]; i++) { local[i] = k->leftover; place[i] = 0; }
+    for (*over = 0, i = 0; i < n; i++) {
+        c = stx__cluster(k->end, k->count, ids[i]);
+        if (c == k->count) { at[i] = -1; continue; }
+        if (k->head) at[i] = c == 0 ? ids[i] : (int32_t)(k->end[0] + (k->forward_columns ? c - 1 : k->count - 1 - c));
+        if (k->head && c == 0) continue;
+        if (next[c] == k->first[c + 1]) { *over = 1; if (!k->head) at[i] = 0; continue; }
+        if (!k->head) at[i] = (int32_t)next[c];
+        local[next[c]] = ids[i] - (int32_t)(c ? k->end[c - 1] : 0);
+        place[next[c]++] = (int32_t)i;
+    }
+}
+STX_DEF void stx_spoil(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
+    size_t i;
+    (void)x;
+    if (*flag) for (i = 0; i < n; i++) y[i] = (stx_real)NAN;
 }
 
 static double stx__row_lse(const stx_real *a, size_t n) {
@@ -5566,6 +5700,7 @@ STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T)
     memcpy(t->data, data, B * T * sizeof *data);
     t->device = stx__ids_device(x, t->data, B * T);
     t->below = 0;
+    t->spares = 0;
     t->B = B;
     t->T = T;
     return t->device ? t : NULL;
@@ -5582,14 +5717,22 @@ STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T) {
     t->T = T;
     return t->device ? t : NULL;
 }
-static void stx__ids_below(const stx_ids *ids, size_t n) {
-    if (!ids->below || n < ids->below) ((stx_ids *)(uintptr_t)ids)->below = n;
+/* An op uses them for n rows or classes; how: it may leave one id out */
+static void stx__ids_used(const stx_ids *ids, size_t n, const stx_token_loss *how) {
+    stx_ids *t = (stx_ids *)(uintptr_t)ids;
+    if (!t->below || n < t->below) t->below = n;
+    if (!how || !how->ignore || (t->spares == 1 && t->spared != how->ignored)) t->spares = -1;
+    if (t->spares < 0) return;
+    t->spares = 1;
+    t->spared = how->ignored;
 }
+static void stx__ids_below(const stx_ids *ids, size_t n) { stx__ids_used(ids, n, NULL); }
+static int stx__left_out(const stx_token_loss *how, int32_t id) { return how && how->ignore && id == how->ignored; }
 STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
     size_t i;
     if (!stx_ok(x) || !ids || !data) return;
     for (i = 0; ids->below && i < ids->B * ids->T; i++)         /* a step that is replayed does not look */
-        if (data[i] < 0 || (size_t)data[i] >= ids->below) {
+        if ((data[i] < 0 || (size_t)data[i] >= ids->below) && !(ids->spares == 1 && data[i] == ids->spared)) {
             stx_fail(x, STX_ERR_ARG, "stx_tokens_set: id %ld at position %zu, want 0 to %zu: check the vocabulary size", (long)data[i], i, ids->below - 1);
             return;
         }
@@ -5686,12 +5829,11 @@ static void stx__embedding_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad(x, n->in[0]);
     if (d) STX_RUN(x, stx_embedding_bwd, (x, d, n->y->grad, s->ids, s->n, s->C, s->s));
 }
-static stx_tensor *stx__lookup(stx_ctx *x, const char *op, stx_tensor *table, size_t V, size_t C, const int32_t *ids, const int32_t *device, size_t n, int ndim, const size_t *dim) {
+/* Rows ids[0..n) of the table, on the device: somebody has looked whether it has them */
+static stx_tensor *stx__rows_of(stx_ctx *x, stx_tensor *table, const int32_t *device, size_t n, int ndim, const size_t *dim) {
     stx_tensor *y;
     stx__node *node;
-    size_t i;
-    for (i = 0; i < n; i++)
-        STX__NEED(x, ids[i] >= 0 && (size_t)ids[i] < V, STX_ERR_ARG, "%s: id %ld at position %zu is outside the table of %zu rows: check the vocabulary size", op, (long)ids[i], i, V);
+    size_t C = dim[ndim - 1];
     y = stx__tensor(x, STX__STEP, ndim, dim);
     if (!y) return NULL;
     STX_RUN(x, stx_embedding_fwd, (x, y->data, table->data, device, n, C, 1));
@@ -5704,6 +5846,12 @@ static stx_tensor *stx__lookup(stx_ctx *x, const char *op, stx_tensor *table, si
     }
     return y;
 }
+static stx_tensor *stx__lookup(stx_ctx *x, const char *op, stx_tensor *table, size_t V, const int32_t *ids, const int32_t *device, size_t n, int ndim, const size_t *dim) {
+    size_t i;
+    for (i = 0; i < n; i++)
+        STX__NEED(x, ids[i] >= 0 && (size_t)ids[i] < V, STX_ERR_ARG, "%s: id %ld at position %zu is outside the table of %zu rows: check the vocabulary size", op, (long)ids[i], i, V);
+    return stx__rows_of(x, table, device, n, ndim, dim);
+}
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids) {
     size_t d[3];
     char s[96];
@@ -5711,7 +5859,7 @@ STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *
     STX__NEED(x, table->ndim == 2, STX_ERR_SHAPE, "stx_embedding: table %s, want (V,C)", stx__shape(table, s));
     stx__ids_below(ids, table->dim[0]);
     d[0] = ids->B; d[1] = ids->T; d[2] = table->dim[1];
-    return stx__lookup(x, "stx_embedding", table, table->dim[0], table->dim[1], ids->data, ids->device, ids->B * ids->T, 3, d);
+    return stx__lookup(x, "stx_embedding", table, table->dim[0], ids->data, ids->device, ids->B * ids->T, 3, d);
 }
 STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, size_t n) {
     size_t d[2];
@@ -5724,7 +5872,7 @@ STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, si
     device = stx__ids_device(x, copy, n);
     if (!device) return NULL;
     d[0] = n; d[1] = stx__last(a);
-    return stx__lookup(x, "stx_gather", a, stx__rows(a), d[1], copy, device, n, 2, d);
+    return stx__lookup(x, "stx_gather", a, stx__rows(a), copy, device, n, 2, d);
 }
 
 typedef struct stx__linear_save { stx_real *pre; int act; } stx__linear_save;
@@ -6188,10 +6336,30 @@ static void stx__cross_entropy_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad_to(x, a, s->over && a->needs_grad && !a->grad && stx__may_overwrite(x, a) ? a->data : NULL, &fresh);
     if (d) STX_RUN(x, stx_cross_entropy_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), stx__last(a), s->divisor, !fresh));
 }
-static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor, int over) {
+/* targets: on the device */
+static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, const int32_t *targets, double divisor, int over) {
+    size_t N, V;
     stx_tensor *y;
     stx__ce_save *s;
     stx__node *node;
+    if (!logits) return NULL;
+    N = stx__rows(logits);
+    V = stx__last(logits);
+    y = stx__scalar_new(x);
+    s = (stx__ce_save *)stx_step_alloc(x, sizeof *s);
+    if (!y || !s) return NULL;
+    s->top = (stx_real *)stx_step_bytes(x, 2 * N * sizeof(stx_real));
+    if (!s->top) return NULL;
+    s->inv = s->top + N;
+    s->targets = targets;
+    s->over = over;
+    s->divisor = divisor > 0 ? divisor : (double)N;
+    STX_RUN(x, stx_cross_entropy_fwd, (x, y->data, s->top, s->inv, logits->data, s->targets, N, V, s->divisor));
+    node = stx__record1(x, y, stx__cross_entropy_back, logits);
+    if (node) node->save = s;
+    return y;
+}
+static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor, int over) {
     size_t N, V, i;
     char t[96];
     if (!stx_ok(x) || !logits || !targets) return NULL;
@@ -6201,22 +6369,77 @@ static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_
     for (i = 0; i < N; i++)
         STX__NEED(x, targets->data[i] >= 0 && (size_t)targets->data[i] < V, STX_ERR_ARG, "stx_cross_entropy: target %ld at position %zu is outside the %zu classes", (long)targets->data[i], i, V);
     stx__ids_below(targets, V);
-    y = stx__scalar_new(x);
-    s = (stx__ce_save *)stx_step_alloc(x, sizeof *s);
-    if (!y || !s) return NULL;
-    s->top = (stx_real *)stx_step_bytes(x, 2 * N * sizeof(stx_real));
-    if (!s->top) return NULL;
-    s->inv = s->top + N;
-    s->targets = targets->device;
-    s->over = over;
-    s->divisor = divisor > 0 ? divisor : (double)N;
-    STX_RUN(x, stx_cross_entropy_fwd, (x, y->data, s->top, s->inv, logits->data, s->targets, N, V, s->divisor));
-    node = stx__record1(x, y, stx__cross_entropy_back, logits);
-    if (node) node->save = s;
-    return y;
+    return stx__cross_entropy_of(x, logits, targets->device, divisor, over);
 }
 STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) { return stx__cross_entropy(x, logits, targets, divisor, 0); }
 STX_DEF stx_tensor *stx_cross_entropy_over(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) { return stx__cross_entropy(x, logits, targets, divisor, 1); }
+typedef struct stx__token_save { const int32_t *targets; const stx_real *w; stx_real *top, *inv; } stx__token_save;
+static void stx__token_loss_back(stx_ctx *x, stx__node *n) {
+    stx__token_save *s = (stx__token_save *)n->save;
+    stx_tensor *a = n->in[0];
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, a, &fresh);
+    if (d) STX_RUN(x, stx_token_loss_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, s->w, stx__rows(a), stx__last(a), !fresh));
+}
+/* logits (N,V), targets and w (N) on the device, nll (N): out */
+static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, const int32_t *targets, const stx_real *w, stx_real *nll) {
+    stx_tensor *y = stx__scalar_new(x);
+    stx__token_save *s = (stx__token_save *)stx_step_alloc(x, sizeof *s);
+    size_t N;
+    stx__node *node;
+    if (!logits || !y || !s || !nll) return NULL;
+    N = stx__rows(logits);
+    s->top = (stx_real *)stx_step_bytes(x, 2 * N * sizeof(stx_real));
+    if (!s->top) return NULL;
+    s->inv = s->top + N;
+    s->targets = targets;
+    s->w = w;
+    STX_RUN(x, stx_token_loss_fwd, (x, y->data, nll, s->top, s->inv, logits->data, targets, w, N, stx__last(logits)));
+    node = stx__record1(x, y, stx__token_loss_back, logits);
+    if (node) node->save = s;
+    return y;
+}
+/* The rows' weights and known targets, on the device; 0 and an error */
+static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets, const stx_token_loss *how, stx_real **w, int32_t **known) {
+    size_t N = targets->B * targets->T;
+    const stx_tensor *weights = how ? how->weights : NULL;
+    double divisor = how && how->mean ? 0 : how && how->divisor > 0 ? how->divisor : (double)N;
+    if (how && !(how->divisor >= 0 && stx__finite(how->divisor) && !(how->mean && how->divisor > 0))) {
+        stx_fail(x, STX_ERR_ARG, "%s: divisor %g, want a finite one, 0 or more, and 0 with mean", op, how->divisor);
+        return 0;
+    }
+    if (weights && (weights->size != N || weights->needs_grad)) {
+        stx_fail(x, STX_ERR_SHAPE, "%s: %zu weights for %zu targets%s: want one number a row, without gradient (stx_input, stx_detach)", op, weights->size, N,
+                 weights->needs_grad ? ", and they want a gradient" : "");
+        return 0;
+    }
+    *w = (stx_real *)stx_step_bytes(x, N * sizeof **w);
+    *known = (int32_t *)stx_step_bytes(x, N * sizeof **known);
+    if (!*w || !*known) return 0;
+    STX_RUN(x, stx_token_weights, (x, *w, *known, targets->device, weights ? weights->data : NULL, N, how ? how->ignore : 0, how ? how->ignored : 0, divisor));
+    return 1;
+}
+STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, stx_token_loss *how) {
+    stx_tensor *nll, *y;
+    stx_real *w;
+    int32_t *known;
+    size_t N, V, i;
+    char t[96];
+    if (how) how->nll = NULL;
+    if (!stx_ok(x) || !logits || !targets) return NULL;
+    N = stx__rows(logits);
+    V = stx__last(logits);
+    STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE, "stx_cross_entropy_tokens: logits %s for %zu x %zu targets: want one target a row", stx__shape(logits, t), targets->B, targets->T);
+    for (i = 0; i < N; i++)
+        STX__NEED(x, (targets->data[i] >= 0 && (size_t)targets->data[i] < V) || stx__left_out(how, targets->data[i]), STX_ERR_ARG,
+                  "stx_cross_entropy_tokens: target %ld at position %zu is outside the %zu classes, and not the ignored one", (long)targets->data[i], i, V);
+    stx__ids_used(targets, V, how);
+    if (!stx__token_weights(x, "stx_cross_entropy_tokens", targets, how, &w, &known)) return NULL;
+    nll = stx_new_full(x, N, 0, 0, 0);
+    y = stx__token_loss(x, logits, known, w, nll ? nll->data : NULL);
+    if (how && y) how->nll = nll;
+    return y;
+}
 static void stx__mse_back(stx_ctx *x, stx__node *n) {
     stx_real *da = stx__grad(x, n->in[0]), *db = stx__grad(x, n->in[1]);
     STX_RUN(x, stx_mse_bwd, (x, da, db, n->y->grad, n->in[0]->data, n->in[1]->data, n->in[0]->size));
@@ -6621,14 +6844,7 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
 
 // >>ops: adaptive input and output
 
-/* Which cluster holds id; clusters when none does. */
-static size_t stx__cluster(const stx_adaptive *a, int32_t id) {
-    size_t c = 0;
-    while (c < a->clusters && (id < 0 || (size_t)id >= a->end[c])) c++;
-    return id < 0 ? a->clusters : c;
-}
 static size_t stx__cluster_start(const stx_adaptive *a, size_t c) { return c ? a->end[c - 1] : 0; }
-static size_t stx__cluster_column(const stx_adaptive *a, size_t c) { return a->end[0] + (a->forward_columns ? c - 1 : a->clusters - 1 - c); }
 
 /* Is the set sound? Everything after this trusts its sizes. */
 static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, size_t d, int output) {
@@ -6644,6 +6860,10 @@ static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, s
         if (!t || t->ndim != 2 || t->dim[0] != a->end[c] - start) { stx_fail(x, STX_ERR_SHAPE, "%s: table %zu is %s, want (%zu,width)", op, c, t ? stx__shape(t, s) : "NULL", a->end[c] - start); return 0; }
         if (p && (p->ndim != 2 || p->dim[1] != t->dim[1] || (d && p->dim[0] != d))) { stx_fail(x, STX_ERR_SHAPE, "%s: projection %zu is %s, want (%zu,%zu)", op, c, stx__shape(p, s), d, t->dim[1]); return 0; }
         if (!p && d && t->dim[1] != d) { stx_fail(x, STX_ERR_SHAPE, "%s: table %zu is %s, without a projection its width must be %zu", op, c, stx__shape(t, s), d); return 0; }
+        if (output && a->proj_bias[c] && (!p || a->proj_bias[c]->size != p->dim[1])) {
+            stx_fail(x, STX_ERR_SHAPE, "%s: projection bias %zu is %s, want (%zu), and a projection", op, c, stx__shape(a->proj_bias[c], s), t->dim[1]);
+            return 0;
+        }
         if (output && b && b->size != t->dim[0]) { stx_fail(x, STX_ERR_SHAPE, "%s: bias %zu is %s, want (%zu)", op, c, stx__shape(b, s), t->dim[0]); return 0; }
     }
     if (output && a->clusters > 1) {
@@ -6656,88 +6876,143 @@ static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, s
     return 1;
 }
 
-/* Sorts n ids by cluster, stably: local ids, original places, and first[c] .. first[c+1] of each cluster. */
-static int stx__by_cluster(stx_ctx *x, const char *op, const stx_adaptive *a, const int32_t *ids, size_t n, int32_t *local, int32_t *place, size_t *first) {
-    size_t c, i, at = 0;
-    for (i = 0; i < n; i++)
-        if (stx__cluster(a, ids[i]) >= a->clusters) {
-            stx_fail(x, STX_ERR_ARG, "%s: id %ld at position %zu is outside the vocabulary of %zu", op, (long)ids[i], i, a->end[a->clusters - 1]);
+/* m[c]: how many of the ids each cluster holds, those that are left out apart. 0 and an error (op NULL: without) when one is in none */
+static int stx__cluster_counts(stx_ctx *x, const char *op, const stx_adaptive *a, const stx_ids *ids, const stx_token_loss *how, size_t *m) {
+    size_t c, i, n = ids->B * ids->T;
+    memset(m, 0, STX_MAX_CLUSTERS * sizeof *m);
+    for (i = 0; i < n; i++) {
+        if (stx__left_out(how, ids->data[i])) continue;
+        c = stx__cluster(a->end, a->clusters, ids->data[i]);
+        if (c < a->clusters) m[c]++;
+        else if (op) {
+            stx_fail(x, STX_ERR_ARG, "%s: id %ld at position %zu is outside the vocabulary of %zu", op, (long)ids->data[i], i, a->end[a->clusters - 1]);
             return 0;
         }
-    for (c = 0; c < a->clusters; c++) {
-        first[c] = at;
-        for (i = 0; i < n; i++)
-            if (stx__cluster(a, ids[i]) == c) {
-                local[at] = ids[i] - (int32_t)stx__cluster_start(a, c);
-                place[at++] = (int32_t)i;
-            }
     }
-    first[c] = at;
+    return 1;
+}
+/* Places for m of n ids: as many, or on a GPU the next multiple of n/16, so that steps whose counts differ little are the same */
+static size_t stx__cluster_room(const stx_ids *ids, size_t m) {
+    size_t n = ids->B * ids->T, each = (n + 15) / 16;
+    return ids->data == ids->device || !m ? m : STX__MIN(n, (m + each - 1) / each * each);
+}
+STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx_ids *ids, int output, const stx_token_loss *how) {
+    size_t m[STX_MAX_CLUSTERS], c;
+    if (!a || !ids || ids->data == ids->device || a->clusters > STX_MAX_CLUSTERS) return key;
+    (void)stx__cluster_counts(NULL, NULL, a, ids, how, m);
+    for (c = output ? 1 : 0; c < a->clusters; c++) key = stx_key_add(key, stx__cluster_room(ids, m[c]));
+    return key;
+}
+/* The ids of each cluster, sorted on the device: see stx_cluster_sort. known: the ids there, or with -1 for those that are left out */
+typedef struct stx__sorted { stx_clusters k; int32_t *local, *place, *at, *over; } stx__sorted;
+static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, const stx_ids *ids, const int32_t *known, const stx_token_loss *how, int head, stx__sorted *s) {
+    size_t m[STX_MAX_CLUSTERS], n = ids->B * ids->T, c, all;
+    if (!stx__cluster_counts(x, op, a, ids, how, m)) return 0;
+    stx__ids_used(ids, a->end[a->clusters - 1], how);
+    memset(s, 0, sizeof *s);
+    s->k.count = a->clusters;
+    s->k.head = head;
+    s->k.leftover = head ? -1 : 0;
+    s->k.forward_columns = a->forward_columns;
+    for (c = 0; c < a->clusters; c++) {
+        s->k.end[c] = a->end[c];
+        s->k.first[c + 1] = s->k.first[c] + (head && c == 0 ? 0 : stx__cluster_room(ids, m[c]));
+    }
+    all = s->k.first[a->clusters];
+    s->at = (int32_t *)stx_step_bytes(x, (n + 2 * all + 1) * sizeof *s->at);
+    if (!s->at) return 0;
+    s->local = s->at + n;
+    s->place = s->local + all;
+    s->over = s->place + all;
+    STX_RUN(x, stx_cluster_sort, (x, s->local, s->place, s->at, s->over, known, n, &s->k));
     return 1;
 }
 STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const stx_ids *ids) {
-    size_t n, c, i, first[STX_MAX_CLUSTERS + 1], d = 0;
-    int32_t *local, *place, *back;
+    size_t n, c, d = 0, dim[3];
+    stx__sorted s;
     stx_tensor *all = NULL, *y;
     if (!stx_ok(x) || !a || !ids) return NULL;
     n = ids->B * ids->T;
     if (a->clusters && a->table[0]) d = a->proj[0] ? a->proj[0]->dim[0] : stx__last(a->table[0]);
     if (!stx__adaptive_ok(x, "stx_adaptive_input", a, d, 0)) return NULL;
-    STX__NEED(x, n <= INT32_MAX, STX_ERR_ARG, "stx_adaptive_input: %zu tokens at once, want fewer than 2^31", n);
-    local = (int32_t *)stx_step_alloc(x, 3 * n * sizeof *local);
-    if (!local) return NULL;
-    place = local + n;
-    back = place + n;
-    if (!stx__by_cluster(x, "stx_adaptive_input", a, ids->data, n, local, place, first)) return NULL;
+    STX__NEED(x, n <= INT32_MAX / 2, STX_ERR_ARG, "stx_adaptive_input: %zu tokens at once, want fewer than 2^30", n);
+    if (!stx__sort_ids(x, "stx_adaptive_input", a, ids, ids->device, NULL, 0, &s)) return NULL;
     for (c = 0; c < a->clusters; c++) {
-        size_t m = first[c + 1] - first[c];
-        stx_ids *part;
         stx_tensor *e;
-        if (!m) continue;
-        part = stx_tokens(x, local + first[c], 1, m);
-        e = stx_dropout(x, stx_embedding(x, a->table[c], part), a->dropout);
+        dim[0] = 1; dim[1] = s.k.first[c + 1] - s.k.first[c]; dim[2] = stx__last(a->table[c]);
+        if (!dim[1]) continue;
+        e = stx_dropout(x, stx__rows_of(x, a->table[c], s.local + s.k.first[c], dim[1], 3, dim), a->dropout);
         if (a->proj[c]) e = stx_linear(x, e, a->proj[c], NULL, STX_ACT_NONE);
         if (!e) return NULL;
         d = stx__last(e);
         all = all ? stx_concat(x, all, e) : e;
     }
-    for (i = 0; i < n; i++) back[place[i]] = (int32_t)i;
-    y = stx_gather(x, all, back, n);
-    y = stx_reshape(x, y, ids->B, ids->T, d, 0);
-    return a->scale == 1 ? y : stx_scale(x, y, a->scale != 0 ? a->scale : sqrt((double)d));
+    if (!all) return NULL;
+    dim[0] = ids->B; dim[1] = ids->T; dim[2] = d;
+    y = stx__rows_of(x, all, s.at, n, 3, dim);
+    if (y && a->scale != 1) y = stx_scale(x, y, a->scale != 0 ? a->scale : sqrt((double)d));
+    if (y && stx__on_gpu(x)) STX_RUN(x, stx_spoil, (x, y->data, 1, s.over));
+    return y;
 }
-/* Logits of cluster c for rows h (n,d): x_c = dropout(P_c^T h) ; T_c x_c + b_c, and for the head also the clusters' columns in
+/* Logits of cluster c for rows h (n,d): x_c = dropout(P_c^T h + p_c) ; T_c x_c + b_c, and for the head also the clusters' columns in
    ascending order of column. */
 static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c, double dropout) {
-    stx_tensor *e = stx_dropout(x, a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h, dropout);
-    stx_tensor *l = stx_linear(x, e, a->table[c], a->bias[c], STX_ACT_NONE);
+    stx_tensor *e = a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h, *l;
+    if (a->proj_bias[c]) e = stx_add(x, e, a->proj_bias[c]);
+    e = stx_dropout(x, e, dropout);
+    l = stx_linear(x, e, a->table[c], a->bias[c], STX_ACT_NONE);
     if (c == 0 && a->clusters > 1) l = stx_concat_channels(x, l, stx_linear(x, e, a->cluster_w, a->cluster_b, STX_ACT_NONE));
     return l;
 }
-STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets) {
-    size_t n, c, i, first[STX_MAX_CLUSTERS + 1];
-    int32_t *local, *place, *head;
-    stx_tensor *loss;
+/* The loss of the head, and of each cluster for its rows. With how, and on a GPU, where there may be rows left over: by weights. */
+static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets, stx_token_loss *how) {
+    size_t n, c, dim[2];
+    stx__sorted s;
+    stx_real *w = NULL, *wc, *nc;
+    int32_t *known;
+    stx_tensor *loss, *nll = NULL;
+    int weighted;
+    if (how) how->nll = NULL;
     if (!stx_ok(x) || !a || !h || !targets) return NULL;
     n = targets->B * targets->T;
-    if (!stx__adaptive_ok(x, "stx_adaptive_softmax", a, stx__last(h), 1)) return NULL;
-    STX__NEED(x, stx__rows(h) == n && n <= INT32_MAX, STX_ERR_SHAPE, "stx_adaptive_softmax: %zu rows for %zu targets: want one target a row", stx__rows(h), n);
+    known = targets->device;
+    weighted = how || stx__on_gpu(x);
+    if (!stx__adaptive_ok(x, op, a, stx__last(h), 1)) return NULL;
+    STX__NEED(x, stx__rows(h) == n && n <= INT32_MAX / 2, STX_ERR_SHAPE, "%s: %zu rows for %zu targets: want one target a row", op, stx__rows(h), n);
+    if (weighted && !stx__token_weights(x, op, targets, how, &w, &known)) return NULL;
+    if (!stx__sort_ids(x, op, a, targets, known, how, 1, &s)) return NULL;
     h = stx_reshape(x, h, n, stx__last(h), 0, 0);
-    local = (int32_t *)stx_step_alloc(x, 3 * n * sizeof *local);
-    if (!local || !h) return NULL;
-    place = local + n;
-    head = place + n;
-    if (!stx__by_cluster(x, "stx_adaptive_softmax", a, targets->data, n, local, place, first)) return NULL;
-    for (c = 0; c < a->clusters; c++)
-        for (i = first[c]; i < first[c + 1]; i++) head[place[i]] = c ? (int32_t)stx__cluster_column(a, c) : local[i];
-    loss = stx_cross_entropy(x, stx__adaptive_logits(x, a, h, 0, a->dropout), stx_tokens(x, head, 1, n), (double)n);
+    if (!h) return NULL;
+    if (weighted) {
+        nll = stx_new_full(x, n, 0, 0, 0);
+        if (!nll) return NULL;
+        if (stx__on_gpu(x)) STX_RUN(x, stx_spoil, (x, w, n, s.over));
+        loss = stx__token_loss(x, stx__adaptive_logits(x, a, h, 0, a->dropout), s.at, w, nll->data);
+    } else loss = stx__cross_entropy_of(x, stx__adaptive_logits(x, a, h, 0, a->dropout), s.at, (double)n, 0);
     for (c = 1; c < a->clusters; c++) {
-        size_t m = first[c + 1] - first[c];
-        if (!m) continue;
-        loss = stx_add(x, loss, stx_cross_entropy(x, stx__adaptive_logits(x, a, stx_gather(x, h, place + first[c], m), c, a->dropout),
-                                                  stx_tokens(x, local + first[c], 1, m), (double)n));
+        const int32_t *local = s.local + s.k.first[c], *place = s.place + s.k.first[c];
+        stx_tensor *l;
+        dim[0] = s.k.first[c + 1] - s.k.first[c]; dim[1] = stx__last(h);
+        if (!dim[0]) continue;
+        l = stx__adaptive_logits(x, a, stx__rows_of(x, h, place, dim[0], 2, dim), c, a->dropout);
+        if (!weighted) { loss = stx_add(x, loss, stx__cross_entropy_of(x, l, local, (double)n, 0)); continue; }
+        wc = (stx_real *)stx_step_bytes(x, 2 * dim[0] * sizeof *wc);
+        if (!wc) return NULL;
+        nc = wc + dim[0];
+        STX_RUN(x, stx_embedding_fwd, (x, wc, w, place, dim[0], 1, 1));
+        loss = stx_add(x, loss, stx__token_loss(x, l, local, wc, nc));
+        if (loss) STX_RUN(x, stx_embedding_bwd, (x, nll->data, nc, place, dim[0], 1, 1));
     }
+    if (how && loss) how->nll = nll;
     return loss;
+}
+STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets) {
+    return stx__adaptive_softmax(x, "stx_adaptive_softmax", a, h, targets, NULL);
+}
+STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets, stx_token_loss *how) {
+    stx_token_loss none;
+    memset(&none, 0, sizeof none);
+    return stx__adaptive_softmax(x, "stx_adaptive_softmax_tokens", a, h, targets, how ? how : &none);
 }
 STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h) {
     size_t N, V, c, d[2];

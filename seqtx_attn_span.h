@@ -292,8 +292,8 @@ STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll);
 /* z into [0,1]: after every update. */
 STX_DEF void stx_span_clamp(stx_span *m);
 /* A number for all that the host decides in a step of this model with these tokens and this memory (each NULL: none): windows, sizes,
-   addresses. The key of stx_step_run; salt: what else decides (for a batch in parts, the key of the part before). With adapt_io sizes
-   depend on the tokens: such steps must not be repeated. Waits for the last step's spans. */
+   addresses. The key of stx_step_run; salt: what else decides (for a batch in parts, the key of the part before). With adapt_io it
+   has how many tokens each cluster gets, in steps of 1/16 (stx_adaptive_key): set the tokens first. Waits for the last step's spans. */
 STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *s, uint64_t salt);
 
 /* Span of head h of layer l, tokens: z L (L when fixed). */
@@ -572,6 +572,7 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
         h = stx_key_add(stx_key_add(h, S), C);
         if (s) h = stx_key_add(stx_key_add(stx_key_add(h, s->rows[l]), s->real[l]), (uint64_t)(uintptr_t)s->cache[l]);
     }
+    if (m->desc.adapt_io) h = stx_adaptive_key(stx_adaptive_key(h, &m->in, ids, 0, NULL), &m->out, targets, 1, NULL);
     return h;
 }
 

@@ -1343,6 +1343,140 @@ void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *d
     if (N && V) STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I, A, targets, N, V, divisor, accumulate);
 }
 
+/* w (N) = weights / divisor, or 0, and known (N) = targets, or -1: see stx_token_weights. One block, for the divisor may be a sum over all rows: a
+   thread adds every 1024th, then a fixed tree. */
+static __global__ void __launch_bounds__(1024) stx__token_weights_kernel(stx__num w, int32_t *known, const int32_t *targets, stx__num weights, size_t N, int ignore, int32_t ignored,
+        double divisor) {
+    STX__SHARED(double, sh, 32);
+    double s = 0;
+    if (divisor == 0) {
+        for (size_t n = threadIdx.x; n < N; n += 1024) if (!(ignore && targets[n] == ignored) && targets[n] >= 0) s += weights.p ? (double)stx__get(weights, n) : 1;
+        divisor = stx__row_sum<1024>(s, sh);
+    }
+    for (size_t n = threadIdx.x; n < N; n += 1024) {
+        int32_t id = ignore && targets[n] == ignored ? -1 : targets[n];
+        known[n] = id;
+        stx__put(w, n, id >= 0 && divisor != 0 ? (float)((weights.p ? (double)stx__get(weights, n) : 1) / divisor) : 0);
+    }
+}
+void stx_token_weights_cuda(stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N, int ignore, int32_t ignored, double divisor) {
+    stx__num W = stx__num_of(x, w), A = stx__num_of(x, weights);
+    if (N) STX__RUN_KERNEL(x, "stx_token_weights", stx__token_weights_kernel, 1, 1024, 0, W, known, targets, A, N, ignore, ignored, divisor);
+}
+/* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n]. As cross_entropy; rows with a negative target are 0. */
+template<int T> static __global__ void stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num top, stx__num inv, stx__num logits, const int32_t *targets, stx__num w, size_t N,
+        size_t V) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        const int32_t target = targets[n];
+        stx__lse l = {0, 0};
+        if (target >= 0) l = stx__row_lse<T>(logits, n * V, V, sh);
+        if (threadIdx.x % T == 0) {
+            double v = target < 0 ? 0 : (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * V + (size_t)target);
+            stx__put(top, n, l.top);
+            stx__put(inv, n, target < 0 ? 0 : 1 / l.sum);
+            stx__put(nll, n, (float)v);
+            loss[n] = target < 0 ? 0 : (double)stx__get(w, n) * v;
+        }
+    }
+}
+void stx_token_loss_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V) {
+    const char *name = "stx_token_loss_fwd";
+    stx__num L = stx__num_of(x, loss), P = stx__num_of(x, nll), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits), W = stx__num_of(x, w);
+    double *part;
+    if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
+    STX__RUN_ROWS(x, name, N, V, stx__token_loss_fwd_kernel, part, P, M, I, A, targets, W, N, V);
+    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, 1.0, 0);
+}
+/* dlogits[n,v] = or += dloss w[n] (e^(logits - top) inv - [v = target]), 0 in rows with a negative target. As cross_entropy. */
+template<int T> static __global__ void stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv, stx__num logits, const int32_t *targets, stx__num w, size_t N,
+        size_t V, int accumulate) {
+    const float dl = stx__get(dloss, 0);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * V, t = threadIdx.x % T;
+        const int known = targets[n] >= 0;
+        const size_t target = known ? (size_t)targets[n] : V, head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V, fours = (V - head) / 4;
+        const float g = known ? dl * stx__get(w, n) : 0, m = stx__get(top, n), f = g * stx__get(inv, n);
+        if (!known && accumulate) continue;
+        for (size_t i = t; i < V - 4 * fours; i += T) {
+            size_t v = i < head ? i : i + 4 * fours;
+            float d = known ? f * expf(stx__get(logits, start + v) - m) : 0, was = accumulate ? stx__get(dlogits, start + v) : 0;
+            stx__put(dlogits, start + v, d + was - (v == target ? g : 0));
+        }
+        #pragma unroll 2
+        for (size_t q = t; q < fours; q += T) {
+            size_t v = head + 4 * q;
+            float d[4], was[4] = {0, 0, 0, 0};
+            stx__getn<4>(d, logits, start + v);
+            if (accumulate) stx__getn<4>(was, dlogits, start + v);
+            for (int e = 0; e < 4; e++) d[e] = (known ? f * expf(d[e] - m) : 0) + was[e] - (v + e == target ? g : 0);
+            stx__putn<4>(dlogits, start + v, d);
+        }
+    }
+}
+void stx_token_loss_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv, const stx_real *logits, const int32_t *targets,
+                             const stx_real *w, size_t N, size_t V, int accumulate) {
+    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits), W = stx__num_of(x, w);
+    if (N && V) STX__RUN_ROWS(x, "stx_token_loss_bwd", N, V, stx__token_loss_bwd_kernel, D, G, M, I, A, targets, W, N, V, accumulate);
+}
+
+/* Ids sorted by cluster, stably: see stx_cluster_sort. One block, 1024 ids at a time: a warp counts its ids of each cluster by votes, and an id's place
+   is how many of its cluster stood before: in earlier rounds, in the warps before, in the lanes before. */
+static __global__ void __launch_bounds__(1024) stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n, const stx_clusters k) {
+    STX__SHARED(unsigned, count, 32 * STX_MAX_CLUSTERS);
+    STX__SHARED(size_t, taken, STX_MAX_CLUSTERS);
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int K = (int)k.count;
+    for (size_t i = threadIdx.x; i < k.first[K]; i += 1024) { local[i] = k.leftover; place[i] = 0; }
+    if (threadIdx.x < STX_MAX_CLUSTERS) taken[threadIdx.x] = 0;
+    __syncthreads();
+    for (size_t base = 0; base < n; base += 1024) {
+        const size_t i = base + threadIdx.x;
+        const int32_t id = i < n ? ids[i] : -1;
+        int c = id < 0 ? K : 0;
+        unsigned before = 0;
+        while (c < K && (size_t)id >= k.end[c]) c++;
+        for (int e = 0; e < K; e++) {
+            unsigned votes = __ballot_sync(STX__ALL, c == e);
+            if (lane == 0) count[warp * STX_MAX_CLUSTERS + e] = (unsigned)__popc(votes);
+            if (c == e) before = (unsigned)__popc(votes & ((1u << lane) - 1));
+        }
+        __syncthreads();
+        if (i < n && c == K) at[i] = -1;
+        if (c < K) {
+            size_t r = taken[c] + before;
+            int fits;
+            for (unsigned w = 0; w < warp; w++) r += count[w * STX_MAX_CLUSTERS + c];
+            r += k.first[c];
+            fits = r < k.first[c + 1];
+            at[i] = !k.head ? (fits ? (int32_t)r : 0) : c == 0 ? id : (int32_t)(k.end[0] + (size_t)(k.forward_columns ? c - 1 : K - 1 - c));
+            if (fits) {
+                local[r] = id - (c ? (int32_t)k.end[c - 1] : 0);
+                place[r] = (int32_t)i;
+            }
+        }
+        __syncthreads();
+        if ((int)threadIdx.x < K) for (unsigned w = 0; w < 32; w++) taken[threadIdx.x] += count[w * STX_MAX_CLUSTERS + threadIdx.x];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+        int more = 0;
+        for (int c = k.head ? 1 : 0; c < K; c++) more |= taken[c] > k.first[c + 1] - k.first[c];
+        *over = more;
+    }
+}
+void stx_cluster_sort_cuda(stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n, const stx_clusters *k) {
+    STX__RUN_KERNEL(x, "stx_cluster_sort", stx__cluster_sort_kernel, 1, 1024, 0, local, place, at, over, ids, n, *k);
+}
+/* y (n) = NaN if flag[0] */
+static __global__ void stx__spoil_kernel(stx__num y, size_t n, const int32_t *flag) {
+    if (*flag) STX__STEP(i, n, 1) stx__put(y, i, nanf(""));
+}
+void stx_spoil_cuda(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
+    stx__num Y = stx__num_of(x, y);
+    if (n) STX__RUN_KERNEL(x, "stx_spoil", stx__spoil_kernel, stx__grid(x, n), 256, 0, Y, n, flag);
+}
+
 /* loss (1) = mean (a - b)^2, a, b (n) */
 void stx_mse_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) { stx__sum_cuda(x, "stx_mse_fwd", STX__SUM_SQUARES, loss, a, b, n, (double)n, 0); }
 /* da += 2 (a - b) dloss / n ; db -= the same. A thread takes four neighbours at a time. */

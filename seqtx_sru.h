@@ -331,8 +331,8 @@ STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h);
 /* Mean nll of targets (B,T), nats per token -> (1). */
 STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *in, stx_sru_state *out);
 /* A number for all that the host decides in a step of this model with these tokens and this state (each NULL: none): the key of
-   stx_step_run. salt: what else decides (another state that the step writes, say). With adapt_io sizes depend on the tokens: such steps
-   must not be repeated. */
+   stx_step_run. salt: what else decides (another state that the step writes, say). With adapt_io it has how many tokens each
+   cluster gets, in steps of 1/16 (stx_adaptive_key): set the tokens first. */
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *s, uint64_t salt);
 
 /* Token by token. SRU keeps c alone; SRU++ also the projected keys and values of the last `window` times. Equal to one segment over
@@ -1722,6 +1722,7 @@ STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *s, uint64_t salt) {
     uint64_t h = stx_step_key(m, ids, targets, salt);
     size_t l;
+    if (m && m->desc.adapt_io) h = stx_adaptive_key(stx_adaptive_key(h, &m->in, ids, 0, NULL), &m->out, targets, 1, NULL);
     if (!m || !s) return h;
     h = stx_key_add(stx_key_add(stx_key_add(stx_key_add(h, s->rows), s->keep), s->window), (uint64_t)(uintptr_t)s->c);
     for (l = 0; l < m->sru->desc.layers; l++) h = stx_key_add(h, (uint64_t)(uintptr_t)s->memory[l]);

@@ -387,6 +387,40 @@ static void errors(void) {
     WANT(stx_view_rows(ex, w, 2, 6), STX_ERR_SHAPE, "stx_view_rows", "[2,6) of (5,4)", "r1 <= N");
     WANT(stx_view_rows(ex, T_(2, 3, 4, 0), 0, 1), STX_ERR_SHAPE, "stx_view_rows", "(2,3,4)", "(N,C)");
     { stx_tensor *t[2] = {NULL, NULL}; stx_backward_many(ex, t, NULL, 2); WANT(NULL, STX_ERR_ARG, "stx_backward_many", "none of 2", "STX_TRAIN"); }
+    {
+        stx_token_loss how;
+        memset(&how, 0, sizeof how);
+        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, bad, 1, 3), &how), STX_ERR_ARG, "stx_cross_entropy_tokens", "target 7 at position 1", "5 classes");
+        how.ignore = 1; how.ignored = 7;
+        CHECK(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, bad, 1, 3), &how) && how.nll && how.nll->data[1] == 0, "an ignored target outside the classes: %s", stx_error(ex));
+        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, neg, 1, 3), &how), STX_ERR_ARG, "stx_cross_entropy_tokens", "target -1", "not the ignored");
+        WANT(stx_cross_entropy_tokens(ex, T_(4, 5, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_SHAPE, "stx_cross_entropy_tokens", "(4,5)", "one target a row");
+        how.divisor = -1;
+        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_ARG, "stx_cross_entropy_tokens", "divisor -1", "0 or more");
+        how.divisor = 2; how.mean = 1;
+        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_ARG, "stx_cross_entropy_tokens", "divisor 2", "0 with mean");
+        how.divisor = 0; how.weights = T_(3, 0, 0, 0);
+        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_SHAPE, "stx_cross_entropy_tokens", "want a gradient", "stx_detach");
+        how.weights = stx_input(ex, zero, 4, 0, 0, 0);
+        a = adaptive();
+        WANT(stx_adaptive_softmax_tokens(ex, &a, T_(3, 4, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_SHAPE, "stx_adaptive_softmax_tokens", "4 weights for 3", "one number a row");
+        a.proj_bias[1] = T_(3, 0, 0, 0);
+        WANT(stx_adaptive_softmax(ex, &a, T_(3, 4, 0, 0), stx_tokens(ex, id, 1, 3)), STX_ERR_SHAPE, "stx_adaptive_softmax", "projection bias 1 is (3)", "(2)");
+        a.proj_bias[1] = NULL; a.proj_bias[0] = T_(4, 0, 0, 0);
+        WANT(stx_adaptive_softmax(ex, &a, T_(3, 4, 0, 0), stx_tokens(ex, id, 1, 3)), STX_ERR_SHAPE, "stx_adaptive_softmax", "projection bias 0", "and a projection");
+        {   /* tokens that outlive steps: the left out id may be set as long as every op leaves it out */
+            static const int32_t with[3] = {1, -100, 4};
+            stx_ids *t = stx_tokens_create(ex, 1, 3);
+            memset(&how, 0, sizeof how);
+            how.ignore = 1; how.ignored = -100;
+            CHECK(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), t, &how) != NULL, "%s", stx_error(ex));
+            stx_tokens_set(ex, t, with);
+            CHECK(stx_ok(ex) && stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), t, &how), "%s", stx_error(ex));
+            stx_tokens_set(ex, t, id);
+            CHECK(stx_embedding(ex, T_(5, 4, 0, 0), t) != NULL, "%s", stx_error(ex));
+            stx_tokens_set(ex, t, with); WANT(NULL, STX_ERR_ARG, "stx_tokens_set", "id -100 at position 1", "0 to 4");
+        }
+    }
     { stx_tensor *t = T_(3, 0, 0, 0), *o[4]; WANT(stx_recompute(ex, gives_null, NULL, &t, 1, o, 4), STX_ERR_ARG, "stx_recompute", "4 more", "0 to 3"); }
     { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 1, NULL, 1), STX_ERR_ARG, "stx_recompute", "out is NULL", ""); }
     { stx_tensor *t[5]; t[0] = t[1] = t[2] = t[3] = t[4] = T_(3, 0, 0, 0); (void)stx_record_results(ex, t, 5, t, 1, NULL, NULL); WANT(NULL, STX_ERR_ARG, "stx_record_results", "5 results", "1 to 4"); }
@@ -477,6 +511,7 @@ static void errors(void) {
         CHECK(!stx_add(ex, t, t) && !stx_mul(ex, t, t) && !stx_scale(ex, t, 2) && !stx_relu(ex, t) && !stx_gelu(ex, t) && !stx_tanh(ex, t) && !stx_sigmoid(ex, t), "ops 2");
         CHECK(!stx_constant_create(ex, zero, 3, 0, 0, 0) && !stx_scalar_create(ex, 1) && !stx_scale_by(ex, t, one) && !stx_log_softmax(ex, t) && !stx_sum(ex, t) && !stx_slice_channels(ex, t, 0, 1) &&
               !stx_view_rows(ex, w, 0, 1) && !stx_get_grad(ex, w, out), "ops of an error");
+        CHECK(!stx_cross_entropy_tokens(ex, t, ids, NULL) && !stx_adaptive_softmax_tokens(ex, &a, t, ids, NULL), "losses of an error");
         stx_backward_many(ex, &one, NULL, 1);
         CHECK(!stx_softmax(ex, t) && !stx_dropout(ex, t, 0.5) && !stx_dropout(ex, t, 0) && !stx_mean(ex, t) && !stx_cross_entropy(ex, t, ids, 0) && !stx_mse(ex, t, t), "ops 3");
         CHECK(!stx_concat(ex, t3, t3) && !stx_slice(ex, t3, 0, 1) && !stx_gather(ex, t, id, 1) && !stx_concat_channels(ex, t, t) && !stx_reshape(ex, t, 8, 0, 0, 0) && !stx_detach(ex, t), "ops 4");

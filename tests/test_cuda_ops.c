@@ -196,6 +196,70 @@ static void test_cross_entropy(void) {
         stx_cuda_free(gx, dev);
         free(ids);
     }
+    for (k = 0; k < COUNT(cases); k++) {        /* with weights, and rows that are left out: every third, and the first of one */
+        size_t N = cases[k][0], V = cases[k][1];
+        int32_t *ids = (int32_t *)malloc(N * sizeof *ids), *dev, *known = (int32_t *)malloc(N * sizeof *ids), *dev_known, *got = (int32_t *)malloc(N * sizeof *ids);
+        arr logits = arr_of(N * V, 8, 0, N_), loss = arr_of(1, 1, 0, B_), nll = arr_of(N, 1, 0, B_), top = arr_of(N, 1, 0, B_), inv = arr_of(N, 1, 0, B_), g = arr_of(1, 1, 0, B_),
+            d = arr_of(N * V, 1, 0, N_), w = arr_of(N, 1, 0, B_), weights = arr_of(N, 2, 0, N_);
+        int how;
+        for (i = 0; i < N; i++) ids[i] = i % 3 == 1 ? -100 : (int32_t)(i ? (i * 7919) % V : V - 1);
+        dev = ids_to(ids, N);
+        dev_known = ids_to(ids, N);
+        for (how = 0; how < 4; how++) {
+            double divisor = how & 1 ? 3 : 0;
+            BOTH(stx_token_weights, (cx, w.c, known, ids, how & 2 ? weights.c : NULL, N, 1, -100, divisor), (gx, w.d, dev_known, dev, how & 2 ? weights.d : NULL, N, 1, -100, divisor));
+            arr_check("token weights", &w, how & 1 ? 1e-7 : 1e-5);
+            stx_cuda_get(gx, got, dev_known, N * sizeof *got);
+            CHECK(!memcmp(got, known, N * sizeof *got) && (N < 2 || known[1] == -1) && known[0] == ids[0], "known targets");
+            BOTH(stx_token_loss_fwd, (cx, loss.c, nll.c, top.c, inv.c, logits.c, known, w.c, N, V), (gx, loss.d, nll.d, top.d, inv.d, logits.d, dev_known, w.d, N, V));
+            arr_check("token loss", &loss, 1e-5); arr_check("token nll", &nll, 2e-6); arr_check("token loss top", &top, 0); arr_check("token loss inv", &inv, 5e-6);
+            for (acc = 0; acc < 2; acc++) {
+                BOTH(stx_token_loss_bwd, (cx, d.c, g.c, top.c, inv.c, logits.c, known, w.c, N, V, (int)acc), (gx, d.d, g.d, top.d, inv.d, logits.d, dev_known, w.d, N, V, (int)acc));
+                arr_check("token loss dlogits", &d, 5e-6);
+            }
+        }
+        arr_free(&logits); arr_free(&loss); arr_free(&nll); arr_free(&top); arr_free(&inv); arr_free(&g); arr_free(&d); arr_free(&w); arr_free(&weights);
+        stx_cuda_free(gx, dev); stx_cuda_free(gx, dev_known);
+        free(ids); free(known); free(got);
+    }
+    {   /* ids sorted by cluster: exactly, also where a cluster has too few places */
+        static const size_t ns[] = {1, 31, 33, 1000, 1025, 5000};
+        int head, tight;
+        for (k = 0; k < COUNT(ns); k++) for (head = 0; head < 2; head++) for (tight = 0; tight < 2; tight++) {
+            size_t n = ns[k], all, c, m[4] = {0};
+            int32_t *ids = (int32_t *)malloc(n * sizeof *ids), *dev, *a, *b, *dev_b;
+            stx_clusters s;
+            memset(&s, 0, sizeof s);
+            s.count = 4; s.end[0] = 10; s.end[1] = 12; s.end[2] = 500; s.end[3] = 2000;
+            s.head = head; s.leftover = head ? -1 : 0; s.forward_columns = tight;
+            for (i = 0; i < n; i++) {
+                ids[i] = i % 5 == 4 ? -1 : (int32_t)((i * i * 31) % (i % 2 ? 13 : 2000));
+                for (c = 0; ids[i] >= 0 && (size_t)ids[i] >= s.end[c]; c++) {}
+                if (ids[i] >= 0) m[c]++;
+            }
+            for (c = 0; c < 4; c++) s.first[c + 1] = s.first[c] + (head && c == 0 ? 0 : tight && c == 2 ? m[c] / 2 : m[c] + 3 * c);
+            all = s.first[4];
+            dev = ids_to(ids, n);
+            a = (int32_t *)malloc((n + 2 * all + 1) * sizeof *a);
+            b = (int32_t *)malloc((n + 2 * all + 1) * sizeof *b);
+            dev_b = (int32_t *)cuda_bytes(gx, NULL, (n + 2 * all + 1) * sizeof *b);
+            BOTH(stx_cluster_sort, (cx, a + n, a + n + all, a, a + n + 2 * all, ids, n, &s), (gx, dev_b + n, dev_b + n + all, dev_b, dev_b + n + 2 * all, dev, n, &s));
+            stx_cuda_get(gx, b, dev_b, (n + 2 * all + 1) * sizeof *b);
+            CHECK(!memcmp(a, b, (n + 2 * all + 1) * sizeof *a), "clusters of %zu ids, head %d, tight %d: not as on the CPU", n, head, tight);
+            CHECK(b[n + 2 * all] == (tight && m[2] > 0), "clusters of %zu ids: over is %d", n, (int)b[n + 2 * all]);
+            for (i = 0; i < all; i++) CHECK(b[n + i] == s.leftover || (size_t)b[n + all + i] < n, "place %zu", i);
+            {
+                arr y = arr_of(9, 1, 0, N_);
+                stx_real v[9];
+                stx_spoil_cuda(gx, y.d, 9, dev_b + n + 2 * all);
+                stx_fetch(gx, v, y.d, 9);
+                CHECK(b[n + 2 * all] ? isnan(v[0]) && isnan(v[8]) : v[0] == y.c[0] && v[8] == y.c[8], "spoil: %g", (double)v[0]);
+                arr_free(&y);
+            }
+            stx_cuda_free(gx, dev); stx_cuda_free(gx, dev_b);
+            free(ids); free(a); free(b);
+        }
+    }
     {   /* infinities and NaN: rows with -infinity among numbers, alone, +infinity, NaN, all NaN */
         enum { V = 530, R = 6 };
         float *v = cuda_random(R * V, 3, 0);

@@ -22,7 +22,7 @@ static double fd_step = 1e-5;             /* h */
 static stx_ctx *ctx1, *ctx3;          /* one thread, three threads */
 
 /* >>harness: an op with the inputs that it is tried on */
-enum { MAX_IN = 12, TICK = 7 };
+enum { MAX_IN = 16, TICK = 7 };
 typedef struct problem {
     const char *label;
     stx_tensor *(*make)(stx_ctx *x, stx_tensor **in, void *user);
@@ -442,6 +442,80 @@ static void rows_cross_entropy(const char *label, stx_tensor *(*make)(stx_ctx *,
 }
 static void row_cross_entropy(void) { rows_cross_entropy("cross entropy", make_cross_entropy); }
 static void row_cross_entropy_over(void) { rows_cross_entropy("cross entropy over", make_cross_entropy_over); }
+/* Weights, ignored rows, divisors: the loss is their sum of -log softmax, each row's own is nll */
+typedef struct token_user { int32_t *id; stx_real *weights; size_t B, T; stx_token_loss how; stx_adaptive a; } token_user;
+static stx_tensor *make_cross_entropy_tokens(stx_ctx *x, stx_tensor **in, void *user) {
+    token_user *u = (token_user *)user;
+    u->how.weights = u->weights ? stx_input(x, u->weights, u->B, u->T, 0, 0) : NULL;
+    return stx_cross_entropy_tokens(x, in[0], stx_tokens(x, u->id, u->B, u->T), &u->how);
+}
+/* which & 1: weights; & 2: ignored; & 4: mean; & 8: divisor; & 16: what is ignored is no class */
+static void token_options(token_user *u, int which, size_t B, size_t T, size_t V) {
+    size_t i;
+    memset(u, 0, sizeof *u);
+    u->B = B; u->T = T;
+    u->id = ids_of(B * T, V);
+    u->weights = which & 1 ? gemm_random(B * T) : NULL;
+    if (which & 1) { u->weights[0] = 0; for (i = 0; i < B * T; i++) u->weights[i] += which & 4 ? 1.5 : 0; }
+    u->how.ignore = (which & 2) != 0;
+    u->how.ignored = which & 16 ? -100 : (int32_t)(V > 1);
+    if (which & 16) for (i = 0; i < B * T; i += 3) u->id[i] = -100;
+    u->how.mean = (which & 4) != 0;
+    u->how.divisor = which & 8 ? 7.5 : 0;
+}
+/* nll[n] (want) weighted as u says */
+static double token_sum(const token_user *u, const double *nll, size_t N) {
+    double sum = 0, weights = 0;
+    size_t i;
+    for (i = 0; i < N; i++) {
+        double w = u->how.ignore && u->id[i] == u->how.ignored ? 0 : u->weights ? u->weights[i] : 1;
+        sum += w * nll[i];
+        weights += w;
+    }
+    return u->how.mean ? (weights != 0 ? sum / weights : 0) : sum / (u->how.divisor > 0 ? u->how.divisor : (double)N);
+}
+static void row_cross_entropy_tokens(void) {
+    static const size_t s[4][3] = {{3, 5, 7}, {1, 1, 1}, {2, 33, 31}, {7, 3, 65}};
+    int i, which;
+    for (i = 0; i < 4; i++)
+        for (which = 0; which < 32; which++) {
+            token_user u;
+            problem p = start("cross entropy of tokens", make_cross_entropy_tokens, &u);
+            stx_tensor *in[MAX_IN], *y, *lp;
+            double *nll;
+            size_t n, N, V = s[i][2];
+            if ((which & 4 && which & 8) || (which & 16 && !(which & 2)) || (i == 1 && which & 18)) continue;
+            token_options(&u, which, s[i][0], s[i][1], V);
+            N = u.B * u.T;
+            nll = (double *)calloc(N, sizeof *nll);
+            add(&p, u.B, u.T, V, 0);
+            p.entries = 60;
+            y = forward(ctx1, &p, in);
+            lp = stx_log_softmax(ctx1, in[0]);
+            for (n = 0; n < N && y; n++) {
+                int counts = !(u.how.ignore && u.id[n] == u.how.ignored);
+                nll[n] = counts ? -lp->data[n * V + (size_t)u.id[n]] : 0;
+                CHECK(CLOSE(u.how.nll->data[n], nll[n], 1e-13), "options %d: nll of row %zu is %g, want %g", which, n, (double)u.how.nll->data[n], nll[n]);
+            }
+            CHECK(y && y->size == 1 && u.how.nll->size == N && !u.how.nll->needs_grad && CLOSE(y->data[0], token_sum(&u, nll, N), 1e-13), "options %d: %g, want %g: %s", which,
+                  y ? y->data[0] : 0, token_sum(&u, nll, N), stx_error(ctx1));
+            check(&p);
+            free(nll); free(u.id); free(u.weights);
+        }
+    {   /* every row ignored: 0, and a gradient of 0 */
+        token_user u;
+        stx_real a[6] = {1, 2, 3, 4, 5, 6};
+        int32_t id[2] = {2, 2};
+        stx_tensor *y, *t;
+        memset(&u, 0, sizeof u);
+        u.how.ignore = 1; u.how.ignored = 2; u.how.mean = 1;
+        stx_begin(ctx1, STX_TRAIN);
+        t = stx_variable(ctx1, a, 1, 2, 3, 0);
+        y = stx_cross_entropy_tokens(ctx1, t, stx_tokens(ctx1, id, 1, 2), &u.how);
+        stx_backward(ctx1, y);
+        CHECK(stx_ok(ctx1) && y->data[0] == 0 && t->grad && t->grad[0] == 0 && t->grad[5] == 0, "all ignored: %g %s", (double)y->data[0], stx_error(ctx1));
+    }
+}
 static stx_tensor *make_mse(stx_ctx *x, stx_tensor **in, void *user) { return stx_mse(x, in[0], user ? stx_tanh(x, in[0]) : in[1]); }
 static void row_mse(void) {
     int one = 1;
@@ -1371,6 +1445,7 @@ static stx_adaptive with_inputs(const adaptive_user *u, stx_tensor **in) {      
     for (c = 0; c < k; c++) { a.table[c] = in[c]; a.proj[c] = in[k + c]; a.bias[c] = in[2 * k + c]; }
     a.cluster_w = in[3 * k];
     a.cluster_b = in[3 * k + 1];
+    for (c = 0; c < k && a.proj_bias[0]; c++) a.proj_bias[c] = in[3 * k + 3 + c];
     return a;
 }
 static stx_tensor *make_adaptive_input(stx_ctx *x, stx_tensor **in, void *user) {
@@ -1513,6 +1588,45 @@ static void row_adaptive_softmax(void) {
         for (c = 0; c < (size_t)k; c++) free(mask[c]);
         check(&p);
         free(u.id);
+    }
+}
+static stx_tensor *make_adaptive_softmax_tokens(stx_ctx *x, stx_tensor **in, void *user) {
+    token_user *u = (token_user *)user;
+    adaptive_user au;
+    stx_adaptive a;
+    au.a = u->a;
+    a = with_inputs(&au, in);
+    u->how.weights = u->weights ? stx_input(x, u->weights, u->B * u->T, 0, 0, 0) : NULL;
+    return stx_adaptive_softmax_tokens(x, &a, in[3 * a.clusters + 2], stx_tokens(x, u->id, u->B, u->T), &u->how);
+}
+static void row_adaptive_softmax_tokens(void) {
+    int k, which, biased;
+    for (k = 1; k <= 3; k++) for (which = 0; which < 32; which += which ? 1 : 3) for (biased = 0; biased < 2; biased++) {
+        adaptive_user au;
+        token_user u;
+        problem p = start("adaptive softmax of tokens", make_adaptive_softmax_tokens, &u);
+        stx_tensor *in[MAX_IN], *y, *lp;
+        stx_adaptive a;
+        double nll[33];
+        size_t i, c;
+        if ((which & 4 && which & 8) || (which & 16 && !(which & 2))) continue;
+        adaptive_inputs(&p, &au, k, 1, which % 2, 1);
+        for (c = 0; c < (size_t)k; c++) if (biased) add(&p, p.dim[c][1], 0, 0, 0); else add_absent(&p);
+        token_options(&u, which, 3, 11, au.a.end[k - 1]);
+        u.a = au.a;
+        if (biased) u.a.proj_bias[0] = (stx_tensor *)&u;       /* with_inputs takes it from the inputs */
+        p.entries = 30;
+        y = forward(ctx1, &p, in);
+        au.a = u.a;
+        a = with_inputs(&au, in);
+        lp = stx_adaptive_log_probs(ctx1, &a, in[3 * k + 2]);
+        for (i = 0; i < 33 && y && lp; i++) {
+            nll[i] = u.how.ignore && u.id[i] == u.how.ignored ? 0 : -lp->data[i * lp->dim[1] + (size_t)u.id[i]];
+            CHECK(CLOSE(u.how.nll->data[i], nll[i], 1e-12), "%d clusters, options %d: nll of row %zu is %g, want %g", k, which, i, (double)u.how.nll->data[i], nll[i]);
+        }
+        CHECK(y && lp && CLOSE(y->data[0], token_sum(&u, nll, 33), 1e-12), "%d clusters, options %d: %g, want %g: %s", k, which, y ? y->data[0] : 0, token_sum(&u, nll, 33), stx_error(ctx1));
+        check(&p);
+        free(u.id); free(u.weights); free(au.id);
     }
 }
 static void row_adaptive_log_probs(void) {
@@ -1863,6 +1977,7 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_sum", row_sum},
     {"stx_cross_entropy", row_cross_entropy},
     {"stx_cross_entropy_over", row_cross_entropy_over},
+    {"stx_cross_entropy_tokens", row_cross_entropy_tokens},
     {"stx_mse", row_mse},
     {"stx_concat", row_concat},
     {"stx_slice", row_slice},
@@ -1876,6 +1991,7 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_attention", row_attention_all},
     {"stx_adaptive_input", row_adaptive_input},
     {"stx_adaptive_softmax", row_adaptive_softmax},
+    {"stx_adaptive_softmax_tokens", row_adaptive_softmax_tokens},
     {"stx_adaptive_log_probs", row_adaptive_log_probs},
     {"stx_sru_recurrence", row_recurrence},
     {"stx_sru_forward", row_stack},
