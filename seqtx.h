@@ -291,7 +291,7 @@ STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t);                  /* th
 STX_DEF int stx_get_grad(stx_ctx *x, const stx_tensor *t, stx_real *out);
 
 /* Parameters: one named list that feeds optimiser, checkpoint and tests. */
-enum { STX_ZEROS = 0, STX_CONSTANT, STX_NORMAL, STX_UNIFORM };             /* initialisers of stx_param */
+enum { STX_ZEROS = 0, STX_CONSTANT, STX_NORMAL, STX_UNIFORM, STX_TRUNCATED };      /* initialisers of stx_param */
 typedef struct stx_params {
     stx_ctx     *ctx;
     size_t       count, capacity;
@@ -301,10 +301,17 @@ typedef struct stx_params {
 
 STX_DEF stx_params *stx_params_create(stx_ctx *x);
 /* Adds a parameter with its gradient (zeroed). init: STX_ZEROS, STX_CONSTANT (value a), STX_NORMAL (mean 0,
-   standard deviation a), STX_UNIFORM (in [-a, a]). The draw depends on the seed and on how many parameters the context had.
+   standard deviation a), STX_UNIFORM (in [-a, a]), STX_TRUNCATED (STX_NORMAL where numbers beyond 2 a are drawn again: what is left has
+   the standard deviation 0.87962566103423978 a). The draw depends on the seed and on how many parameters the context had.
    name: dotted, unique ("layers.0.ff.fc1.weight"), copied. Dimensions end at the first 0. */
 STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2,
                               size_t d3);
+/* A parameter's numbers after its creation: rows [r0,r1) of its first dimension times s (in double), or set to v; or all of them, number i by
+   fn(user, i, what it was). For initialisers; on a GPU each call takes them to the host and back. */
+typedef double (*stx_init_fn)(void *user, size_t i, double was);
+STX_DEF void stx_param_scale(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double s);
+STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double v);
+STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void *user);
 STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name);   /* NULL if there is none */
 STX_DEF size_t stx_params_size(const stx_params *p);                          /* how many numbers, all together */
 STX_DEF void stx_params_zero_grad(stx_params *p);
@@ -503,19 +510,29 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
 
 // >>optimisers ---------------------------------------------------------------------------------------------
 
-enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM };
+enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB };
 typedef struct stx_optim_desc {
     int    kind;            /* 0: STX_ADAM */
     double momentum;        /* SGD: buf = momentum buf + g, theta -= lr buf */
-    double beta1, beta2;    /* Adam, RAdam: 0 means 0.9, 0.999; -1 means 0, no memory of the gradients before (or of their squares) */
-    double eps;             /* 0: 1e-8 for Adam and RAdam, 1e-10 for Adagrad. There is no way to ask for 0, and where all gradients of a
-                               parameter were 0 it would divide by 0: give a very small number */
-    double weight_decay;    /* SGD, Adam: added to the gradient. AdamW, RAdam: decoupled (1711.05101) */
+    double beta1, beta2;    /* Adam, RAdam, LAMB: 0 means 0.9, 0.999; -1 means 0, no memory of the gradients before (or of their squares) */
+    double eps;             /* 0: 1e-8 for Adam and RAdam, 1e-6 for LAMB, 1e-10 for Adagrad. There is no way to ask for 0, and where all
+                               gradients of a parameter were 0 it would divide by 0: give a very small number */
+    double weight_decay;    /* SGD, Adam: added to the gradient. AdamW, RAdam: decoupled (1711.05101). LAMB: part of the direction */
     double clip;            /* 0: none. Adagrad: per tensor, scales the step and not what is accumulated (the
                                references' rule); others: global norm, factor clip / (norm + 1e-6) if < 1 */
     int    radam_skip;      /* RAdam: 1: its first updates change m and v alone, without even decay (its authors' package since
                                July 2021); 0: they are steps along m (before) */
+    int    eps_hat;         /* Adam, AdamW: 1: eps stands beside sqrt(v) as it is, see below (TensorFlow's and Keras's form) */
+    double clip_value;      /* 0: none. Each number of the gradient into [-clip_value, clip_value], before clip; infinities stay what they are */
+    double trust_max;       /* LAMB: the largest |theta| that counts (10 in NVIDIA's); 0: any */
+    int    no_correction;   /* LAMB: 1: m and v are not divided by 1 - beta^t (as NVIDIA's of Transformer-XL) */
 } stx_optim_desc;
+/* Adam (Kingma & Ba 2015, 1412.6980, algorithm 1), at update t = 1, 2, .., with m and v as below:
+       theta -= lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
+   and with eps_hat (end of its section 2): theta -= lr sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + eps). */
+/* LAMB (You et al. 2020, 1904.00962, algorithm 2), for each parameter tensor theta, norms over all of it:
+       r = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)          u = r + weight_decay theta
+       theta -= lr phi u        phi = min(|theta|, trust_max) / |u|, 1 where either norm is 0 */
 /* RAdam (Liu et al. 2019, 1908.03265), at update t = 1, 2, .. (those left out do not count):
        rho_inf = 2 / (1 - beta2) - 1        rho = rho_inf - 2 t beta2^t / (1 - beta2^t)
        m = beta1 m + (1 - beta1) g          v = beta2 v + (1 - beta2) g^2          theta -= lr weight_decay theta
@@ -544,13 +561,13 @@ typedef struct stx_optim {
     stx_params    *params;
     stx_optim_desc desc;
     size_t         count;         /* parameters when it was made */
-    stx_tensor   **state[2];      /* per parameter: momentum | sum of squares | m, v of the Adams; NULL where unused */
+    stx_tensor   **state[2];      /* per parameter: momentum | sum of squares | m, v of the Adams and LAMB; NULL where unused */
     uint64_t       step;          /* updates made;                                          these three are as old as the last */
     uint64_t       skipped;       /* updates left out because a gradient was not finite;    stx_optim_sync (on a CPU: always */
     double         grad_norm;     /* global L2 norm of the last gradient, before clipping   current) */
     size_t         pieces;        /* all parameters cut in pieces of 4096 numbers, in order: what the threads share */
     stx_piece     *piece;
-    double        *squares;       /* (pieces): of each one's gradient */
+    double        *squares;       /* (pieces): of each one's gradient; LAMB: then (pieces,2) of p and of its direction */
     stx_update    *update;        /* these three on the device */
     int            slot;
     double         rate;          /* the learning rate that was set last */
@@ -843,12 +860,18 @@ STX_KERNEL(stx_attention_bwd, (stx_ctx *x, const stx_attention_args *a))
    skipped, corrections, plain, and each piece's lr (Adagrad clips per tensor; tensors have their pieces together; 0 where radam_skip
    leaves the parameters alone). The updates do it: if u->ok, and in any case g is zeroed. adam_update is all Adams'. */
 STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_piece *piece, size_t count))
-STX_KERNEL(stx_optim_plan, (stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip,
-                            double beta1, double beta2, int radam_skip))
+STX_KERNEL(stx_optim_plan, (stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, const stx_optim_desc *d))
 STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real momentum, stx_real decay))
 STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real eps))
 STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1,
                              stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled))
+/* LAMB, if u->ok. First g = direction of each piece, m and v; squares (2 count) get the sums of p^2 and g^2 of each piece. Then each tensor's
+   phi from them, which becomes its pieces' lr; p -= lr g. In any case g is zeroed by the second. */
+STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1,
+                                stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps, stx_real decay))
+STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max))
+/* g of each piece into [-c, c]; infinities and NaN stay */
+STX_KERNEL(stx_clip_values, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real c))
 /* p of each piece into [lo, hi] */
 STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi))
 /* meter[0] = or += s a[0], in double: what a step leaves behind to be read */
@@ -5165,8 +5188,9 @@ STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_piece *piece, si
 }
 
 /* From the squares' sums: the norm, and whether there is an update at all. */
-STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2,
-                            int radam_skip) {
+STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, const stx_optim_desc *d) {
+    const double clip = d->clip, beta1 = d->beta1, beta2 = d->beta2;
+    const int kind = d->kind;
     double total = 0, lr = u->lr, rectify = 1, step;
     size_t k, end;
     (void)x;
@@ -5181,10 +5205,11 @@ STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t 
         double power = pow(beta2, step), most = 2 / (1 - beta2) - 1, rho = most - 2 * step * power / (1 - power);
         u->plain = !(rho >= 5);
         if (!u->plain) rectify = sqrt((1 - power) * (rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho));
-        else if (radam_skip) lr = 0;
+        else if (d->radam_skip) lr = 0;
     }
-    u->correction1 = (stx_real)((1 - pow(beta1, step)) / rectify);
-    u->correction2 = kind == STX_RADAM ? 1 : (stx_real)(1 - pow(beta2, step));
+    if (d->eps_hat) rectify = sqrt(1 - pow(beta2, step));
+    u->correction1 = (stx_real)(d->no_correction ? 1 : (1 - pow(beta1, step)) / rectify);
+    u->correction2 = kind == STX_RADAM || d->eps_hat || d->no_correction ? 1 : (stx_real)(1 - pow(beta2, step));
     for (k = 0; k < count; k = end) {
         double sq = 0, eta = lr;
         for (end = k; end < count && piece[end].tensor == piece[k].tensor; end++) sq += squares[end];
@@ -5298,6 +5323,72 @@ STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_piece *p
     stx__each_piece(x, piece, count, stx__adam_part, &j);
 }
 
+/* d = gscale g ; m = b1 m + (1-b1) d ; v = b2 v + (1-b2) d^2 ; g = (m / c1) / (sqrt(v / c2) + eps) + decay p */
+STX__INNER void stx__lamb_n(int fma, const stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, const stx_real *k) {
+    const stx_real gscale = k[0], beta1 = k[1], rest1 = k[2], beta2 = k[3], rest2 = k[4], eps = k[5], decay = k[6], rate = k[7], unbias = k[8];
+    size_t i;
+    for (i = 0; i < n; i++) {
+        stx_real d = gscale * g[i];
+        stx_real a = STX__FMA(fma, beta1, m[i], rest1 * d), s = STX__FMA(fma, beta2, v[i], rest2 * d * d);
+        m[i] = a;
+        v[i] = s;
+        g[i] = STX__FMA(fma, decay, p[i], rate * a / (stx__sqrt_any(fma, s * unbias) + eps));
+    }
+}
+STX__EACH_ISA(stx__lamb_n, (const stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT m, stx_real *STX__RESTRICT v, stx_real *STX__RESTRICT g, size_t n, const stx_real *k), p, m, v, g, n, k)
+static void stx__lamb_part(const stx_share *s, const void *job) {
+    const stx__pieces_job *j = (const stx__pieces_job *)job;
+    const stx_piece *q = j->piece + s->from;
+    size_t k;
+    for (k = s->from; k < s->to; k++, q++) {
+        stx_real c[9];
+        c[0] = j->u->factor; c[1] = j->beta1; c[2] = j->rest1; c[3] = j->beta2; c[4] = j->rest2; c[5] = j->eps; c[6] = j->decay;
+        c[7] = 1 / j->u->correction1; c[8] = 1 / j->u->correction2;
+        STX__CALL(s->x, stx__lamb_n, (q->p, q->s[0], q->s[1], q->g, q->n, c));
+        STX__CALL(s->x, stx__squares_n, (j->out + 2 * k, q->p, q->n));
+        STX__CALL(s->x, stx__squares_n, (j->out + 2 * k + 1, q->g, q->n));
+    }
+}
+STX_DEF void stx_lamb_direction(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1, stx_real rest1, stx_real beta2,
+                                stx_real rest2, stx_real eps, stx_real decay) {
+    stx__pieces_job j;
+    if (!u->ok) return;
+    j.u = u; j.out = squares; j.beta1 = beta1; j.rest1 = rest1; j.beta2 = beta2; j.rest2 = rest2; j.eps = eps; j.decay = decay;
+    stx__each_piece(x, piece, count, stx__lamb_part, &j);
+}
+static void stx__lamb_step_part(const stx_share *s, const void *job) {
+    const stx__pieces_job *j = (const stx__pieces_job *)job;
+    const stx_piece *q = j->piece + s->from;
+    size_t k;
+    for (k = s->from; k < s->to; k++, q++) STX__CALL(s->x, stx__sgd_n, (q->p, NULL, q->g, q->n, q->lr, 1, 0, 0));
+}
+STX_DEF void stx_lamb_update(stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max) {
+    stx__pieces_job j;
+    size_t k, end;
+    if (stx__not_updated(x, u, piece, count)) return;
+    for (k = 0; k < count; k = end) {
+        double p = 0, g = 0;
+        for (end = k; end < count && piece[end].tensor == piece[k].tensor; end++) { p += squares[2 * end]; g += squares[2 * end + 1]; }
+        p = sqrt(p);
+        if (trust_max > 0) p = STX__MIN(p, trust_max);
+        if (p > 0 && g > 0) for (; k < end; k++) piece[k].lr = (stx_real)((double)piece[k].lr * p / sqrt(g));
+    }
+    stx__each_piece(x, piece, count, stx__lamb_step_part, &j);
+}
+static void stx__clip_part(const stx_share *s, const void *job) {
+    const stx__pieces_job *j = (const stx__pieces_job *)job;
+    size_t k, i;
+    for (k = s->from; k < s->to; k++) {
+        stx_real *g = j->piece[k].g;
+        for (i = 0; i < j->piece[k].n; i++)
+            if ((g[i] < j->lo || g[i] > j->hi) && stx__finite((double)g[i])) g[i] = g[i] < 0 ? j->lo : j->hi;
+    }
+}
+STX_DEF void stx_clip_values(stx_ctx *x, const stx_piece *piece, size_t count, stx_real c) {
+    stx__pieces_job j;
+    j.lo = -c; j.hi = c;
+    stx__each_piece(x, piece, count, stx__clip_part, &j);
+}
 static void stx__clamp_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     size_t k, i;
@@ -5766,15 +5857,22 @@ STX_DEF void stx_params_zero_grad(stx_params *p) {
     size_t i;
     for (i = 0; p && stx_ok(p->ctx) && i < p->count; i++) STX_RUN(p->ctx, stx_fill, (p->ctx, p->tensor[i]->grad, p->tensor[i]->size, 0));
 }
-/* Number i of a parameter's draw: uniform in [-a,a], or normal by Box and Muller (1958). */
+/* Number i of a parameter's draw: uniform in [-a,a], or normal by Box and Muller (1958), drawn again from counters of its own until it is within 2 a
+   where that is wanted. */
 static double stx__draw(stx_ctx *x, uint64_t stream, size_t i, int init, double a) {
-    uint32_t r[4];
-    double u, v;
-    stx_philox(x->desc.seed, stream, (uint64_t)i / 2, r);
-    u = ((double)r[0] + ((double)r[1] + 0.5) / 4294967296.0) / 4294967296.0;     /* in (0,1) */
-    v = ((double)r[2] + ((double)r[3] + 0.5) / 4294967296.0) / 4294967296.0;
-    if (init == STX_UNIFORM) return a * (2 * (i & 1 ? v : u) - 1);
-    return a * sqrt(-2 * log(u)) * (i & 1 ? sin(6.283185307179586 * v) : cos(6.283185307179586 * v));
+    uint64_t again = 0;
+    double u, v, length, side;
+    do {
+        uint32_t r[4];
+        stx_philox(x->desc.seed, stream, (uint64_t)i / 2 + (again << 44), r);
+        u = ((double)r[0] + ((double)r[1] + 0.5) / 4294967296.0) / 4294967296.0;     /* in (0,1) */
+        v = ((double)r[2] + ((double)r[3] + 0.5) / 4294967296.0) / 4294967296.0;
+        if (init == STX_UNIFORM) return a * (2 * (i & 1 ? v : u) - 1);
+        length = sqrt(-2 * log(u));
+        side = i & 1 ? sin(6.283185307179586 * v) : cos(6.283185307179586 * v);
+        again++;
+    } while (init == STX_TRUNCATED && fabs(length * side) > 2);
+    return a * length * side;
 }
 STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2, size_t d3) {
     stx_ctx *x = p ? p->ctx : NULL;
@@ -5785,7 +5883,7 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     if (!stx_ok(x)) return NULL;
     d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
     STX__NEED(x, d0 && name && name[0], STX_ERR_ARG, "stx_param: parameter \"%s\" needs a name and a first dimension", name ? name : "");
-    STX__NEED(x, init >= STX_ZEROS && init <= STX_UNIFORM, STX_ERR_ARG, "stx_param: \"%s\": no initialiser has number %d: use STX_ZEROS, STX_CONSTANT, STX_NORMAL or STX_UNIFORM", name, init);
+    STX__NEED(x, init >= STX_ZEROS && init <= STX_TRUNCATED, STX_ERR_ARG, "stx_param: \"%s\": no initialiser has number %d: use STX_ZEROS, STX_CONSTANT, STX_NORMAL, STX_UNIFORM or STX_TRUNCATED", name, init);
     STX__NEED(x, !stx_params_find(p, name), STX_ERR_ARG, "stx_param: there is a parameter \"%s\" already", name);
     t = stx__tensor(x, STX__PARAM, stx__dims(d), d);
     if (!t) return NULL;
@@ -5819,6 +5917,35 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     p->name[p->count] = copy;
     p->tensor[p->count++] = t;
     return t;
+}
+
+/* Numbers [from, to) of a parameter by fn */
+static void stx__param_edit(stx_ctx *x, const char *op, stx_tensor *t, size_t r0, size_t r1, stx_init_fn fn, void *user) {
+    size_t i, C;
+    stx_real *host;
+    char s[96];
+    if (!stx_ok(x) || !t) return;
+    if (!t->is_param || !fn || r0 > r1 || r1 > t->dim[0]) {
+        stx_fail(x, STX_ERR_ARG, "%s: rows [%zu,%zu) of %s%s: want rows of a parameter%s", op, r0, r1, stx__shape(t, s), t->is_param ? "" : ", which is none", fn ? "" : ", and a function");
+        return;
+    }
+    C = t->size / t->dim[0];
+    host = stx__on_gpu(x) ? (stx_real *)stx_block(x, stx_bytes_of(t->size, 1, sizeof *host)) : t->data;
+    if (!host) return;
+    if (host != t->data) stx_get(x, t, host);
+    for (i = r0 * C; i < r1 * C; i++) host[i] = (stx_real)fn(user, i, (double)host[i]);
+    if (host != t->data) {
+        stx_set(x, t, host);
+        stx_block_free(x, host);
+    }
+    stx__changed(x);
+}
+static double stx__times(void *user, size_t i, double was) { (void)i; return was * *(double *)user; }
+static double stx__value(void *user, size_t i, double was) { (void)i; (void)was; return *(double *)user; }
+STX_DEF void stx_param_scale(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double s) { stx__param_edit(x, "stx_param_scale", param, r0, r1, stx__times, &s); }
+STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double v) { stx__param_edit(x, "stx_param_fill", param, r0, r1, stx__value, &v); }
+STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void *user) {
+    stx__param_edit(x, "stx_param_apply", param, 0, param ? param->dim[0] : 0, fn, user);
 }
 
 // >>ops: embedding, linear, matmul
@@ -7083,20 +7210,23 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     if (!o) return NULL;
     if (d) o->desc = *d;
     if (!o->desc.kind) o->desc.kind = STX_ADAM;
-    STX__NEED(x, o->desc.kind >= STX_SGD && o->desc.kind <= STX_RADAM, STX_ERR_ARG, "stx_optim_create: no optimiser has number %d: use STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW or STX_RADAM", o->desc.kind);
+    STX__NEED(x, o->desc.kind >= STX_SGD && o->desc.kind <= STX_LAMB, STX_ERR_ARG, "stx_optim_create: no optimiser has number %d: use STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM or STX_LAMB", o->desc.kind);
     if (o->desc.beta1 == 0) o->desc.beta1 = 0.9;
     if (o->desc.beta2 == 0) o->desc.beta2 = 0.999;
-    if (o->desc.eps == 0) o->desc.eps = o->desc.kind == STX_ADAGRAD ? 1e-10 : 1e-8;
+    if (o->desc.eps == 0) o->desc.eps = o->desc.kind == STX_ADAGRAD ? 1e-10 : o->desc.kind == STX_LAMB ? 1e-6 : 1e-8;
     STX__NEED(x, o->desc.momentum >= 0 && stx__beta(o->desc.beta1) >= 0 && o->desc.beta1 < 1 &&
               stx__beta(o->desc.beta2) >= 0 && o->desc.beta2 < 1 && o->desc.eps >= 0 && o->desc.clip >= 0 && o->desc.weight_decay >= 0,
               STX_ERR_ARG, "stx_optim_create: momentum, eps, clip and weight_decay want 0 or more, the betas [0,1) or -1 for 0");
     STX__NEED(x, o->desc.kind != STX_ADAGRAD || o->desc.weight_decay == 0, STX_ERR_ARG, "stx_optim_create: Adagrad here has no weight decay: set it to 0 or use STX_ADAMW");
+    STX__NEED(x, o->desc.clip_value >= 0 && o->desc.trust_max >= 0, STX_ERR_ARG, "stx_optim_create: clip_value and trust_max want 0 or more");
+    STX__NEED(x, !o->desc.eps_hat || o->desc.kind == STX_ADAM || o->desc.kind == STX_ADAMW, STX_ERR_ARG, "stx_optim_create: eps_hat goes with STX_ADAM and STX_ADAMW, not with optimiser %d", o->desc.kind);
+    STX__NEED(x, o->desc.kind == STX_LAMB || (!o->desc.no_correction && o->desc.trust_max == 0), STX_ERR_ARG, "stx_optim_create: trust_max and no_correction go with STX_LAMB, not with optimiser %d", o->desc.kind);
     states = o->desc.kind == STX_SGD ? o->desc.momentum > 0 : o->desc.kind == STX_ADAGRAD ? 1 : 2;
     o->params = p;
     o->count = p->count;
     for (i = 0; i < p->count; i++) o->pieces += (p->tensor[i]->size + STX__PIECE - 1) / STX__PIECE;
     o->piece = (stx_piece *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, 1, sizeof *o->piece));
-    o->squares = (double *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, 1, sizeof *o->squares));
+    o->squares = (double *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, o->desc.kind == STX_LAMB ? 3 : 1, sizeof *o->squares));
     pieces = stx__on_gpu(x) ? (stx_piece *)stx_block(x, stx_bytes_of(o->pieces, 1, sizeof *o->piece)) : o->piece;
     if (!o->piece || !o->squares || !pieces || !stx__make_report(x)) return NULL;
     STX__NEED(x, x->optims < STX_MAX_OPTIMS, STX_ERR_ARG, "stx_optim_create: a context has room for %d optimisers: use another context", (int)STX_MAX_OPTIMS);
@@ -7158,24 +7288,31 @@ STX_DEF int stx_optim_sync(stx_optim *o) {
 }
 STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     stx_ctx *x = o ? o->params->ctx : NULL;
-    const stx_optim_desc *d;
+    stx_optim_desc resolved;
+    const stx_optim_desc *d = &resolved;
     double beta1, beta2;
     if (!stx_ok(x)) return 0;
-    d = &o->desc;
-    beta1 = stx__beta(d->beta1);
-    beta2 = stx__beta(d->beta2);
+    resolved = o->desc;
+    resolved.beta1 = beta1 = stx__beta(d->beta1);
+    resolved.beta2 = beta2 = stx__beta(d->beta2);
     if (o->params->count != o->count) {
         stx_fail(x, STX_ERR_ARG, "stx_optim_step: %zu parameters, %zu when the optimiser was made: call stx_optim_create after the last stx_param", o->params->count, o->count);
         return 0;
     }
     stx_optim_rate(o, lr);
     if (!stx_ok(x)) return 0;
+    if (d->clip_value > 0) STX_RUN(x, stx_clip_values, (x, o->piece, o->pieces, (stx_real)d->clip_value));
     STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
-    STX_RUN(x, stx_optim_plan, (x, o->update, o->piece, o->pieces, o->squares, d->kind, d->clip, beta1, beta2, d->radam_skip));
+    STX_RUN(x, stx_optim_plan, (x, o->update, o->piece, o->pieces, o->squares, d));
     if (d->kind == STX_SGD) {
         STX_RUN(x, stx_sgd_update, (x, o->update, o->piece, o->pieces, (stx_real)d->momentum, (stx_real)d->weight_decay));
     } else if (d->kind == STX_ADAGRAD) {
         STX_RUN(x, stx_adagrad_update, (x, o->update, o->piece, o->pieces, (stx_real)d->eps));
+    } else if (d->kind == STX_LAMB) {
+        double *squares = o->squares + o->pieces;
+        STX_RUN(x, stx_lamb_direction, (x, o->update, o->piece, o->pieces, squares, (stx_real)beta1, (stx_real)(1 - beta1), (stx_real)beta2,
+                                        (stx_real)(1 - beta2), (stx_real)d->eps, (stx_real)d->weight_decay));
+        STX_RUN(x, stx_lamb_update, (x, o->update, o->piece, o->pieces, squares, d->trust_max));
     } else {
         double coupled = d->kind == STX_ADAM ? d->weight_decay : 0, decoupled = d->kind == STX_ADAM ? 0 : d->weight_decay;
         STX_RUN(x, stx_adam_update, (x, o->update, o->piece, o->pieces, (stx_real)beta1, (stx_real)(1 - beta1), (stx_real)beta2,
@@ -9532,7 +9669,7 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
     int k, copy;
     if (!stx_ok(x) || !f || !stx_file_meta_u64(x, f, "optim.kind", &kind) || !stx_file_meta_u64(x, f, "optim.step", &step) || !stx_file_meta_u64(x, f, "optim.skipped", &skipped)) return 0;
     if (kind != (uint64_t)o->desc.kind) {
-        stx_fail(x, STX_ERR_FORMAT, "the file holds the state of optimiser %d, this run has %d (1 sgd, 2 adagrad, 3 adam, 4 adamw, 5 radam): use the same", (int)kind, o->desc.kind);
+        stx_fail(x, STX_ERR_FORMAT, "the file holds the state of optimiser %d, this run has %d (1 sgd, 2 adagrad, 3 adam, 4 adamw, 5 radam, 6 lamb): use the same", (int)kind, o->desc.kind);
         return 0;
     }
     for (copy = 0; copy < 2; copy++)

@@ -1624,13 +1624,29 @@ void stx_sum_squares_cuda(stx_ctx *x, double *out, const stx_piece *piece, size_
     if (count) STX__RUN_KERNEL(x, "stx_sum_squares", stx__sum_squares_kernel, stx__piece_blocks(count), 256, 0, out, piece, count);
 }
 
-/* From the squares' sums: the norm, whether there is an update at all, and the pieces' lr. One block. The total is a fixed tree over every
-   1024th piece, where the CPU adds in order: the same but for the rounding of doubles. Adagrad's clipping needs the norm of each tensor: the
-   warp in whose 32 pieces a tensor begins finds its end by bisection (its pieces are together) and adds its squares. */
-static __global__ void __launch_bounds__(1024, 1) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2,
-                                                                    int radam_skip) {
-    STX__SHARED(double, sh, 32);
+/* In a block of 1024: of(first, end, lane) for the pieces [first, end) of each tensor, by the warp in whose 32 pieces it begins, which finds its
+   end by bisection (a tensor's pieces are together). */
+template<class F> static __device__ __forceinline__ void stx__each_tensor(const stx_piece *piece, size_t count, F of) {
     const unsigned lane = threadIdx.x % 32;
+    for (size_t base = threadIdx.x - lane; base < count; base += 1024) {
+        size_t k = base + lane;
+        unsigned begins = __ballot_sync(STX__ALL, k < count && (k == 0 || piece[k - 1].tensor != piece[k].tensor));
+        for (; begins; begins &= begins - 1) {
+            size_t first = base + (size_t)(__ffs((int)begins) - 1), tensor = piece[first].tensor, end = first + 1, above = count;
+            while (end < above) {
+                size_t mid = end + (above - end) / 2;
+                if (piece[mid].tensor == tensor) end = mid + 1; else above = mid;
+            }
+            of(first, end, lane);
+        }
+    }
+}
+/* From the squares' sums: the norm, whether there is an update at all, and the pieces' lr. One block. The total is a fixed tree over every
+   1024th piece, where the CPU adds in order: the same but for the rounding of doubles. Adagrad's clipping needs the norm of each tensor. */
+static __global__ void __launch_bounds__(1024, 1) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares, const stx_optim_desc d) {
+    STX__SHARED(double, sh, 32);
+    const double clip = d.clip, beta1 = d.beta1, beta2 = d.beta2;
+    const int kind = d.kind;
     double lr = u->lr, total = 0, norm;
     #pragma unroll 8
     for (size_t k = threadIdx.x; k < count; k += 1024) total += squares[k];
@@ -1649,13 +1665,18 @@ static __global__ void __launch_bounds__(1024, 1) stx__plan_kernel(stx_update *u
                 if (rho >= 5) rectify = sqrt((1 - power) * (rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho));
             }
             u->factor = (float)(clip > 0 && kind != STX_ADAGRAD && clip / (norm + 1e-6) < 1 ? clip / (norm + 1e-6) : 1);
+            if (d.eps_hat) {
+                rectify = sqrt(1 - power);
+                u->correction2 = 1;
+            }
             u->correction1 = (float)((1 - pow(beta1, step)) / rectify);
+            if (d.no_correction) u->correction1 = u->correction2 = 1;
         } else {
             u->skipped++;
         }
     }
     if (!(norm <= DBL_MAX)) return;
-    if (radam_skip) {
+    if (d.radam_skip) {
         __syncthreads();                                /* what the first thread wrote */
         if (u->plain) lr = 0;
     }
@@ -1663,27 +1684,17 @@ static __global__ void __launch_bounds__(1024, 1) stx__plan_kernel(stx_update *u
         for (size_t k = threadIdx.x; k < count; k += 1024) piece[k].lr = (float)lr;
         return;
     }
-    for (size_t base = threadIdx.x - lane; base < count; base += 1024) {
-        size_t k = base + lane;
-        unsigned begins = __ballot_sync(STX__ALL, k < count && (k == 0 || piece[k - 1].tensor != piece[k].tensor));
-        for (; begins; begins &= begins - 1) {
-            size_t first = base + (size_t)(__ffs((int)begins) - 1), tensor = piece[first].tensor, end = first + 1, above = count;
-            double sq = 0, eta = lr;
-            while (end < above) {
-                size_t mid = end + (above - end) / 2;
-                if (piece[mid].tensor == tensor) end = mid + 1; else above = mid;
-            }
-            #pragma unroll 8
-            for (size_t i = first + lane; i < end; i += 32) sq += squares[i];
-            sq = sqrt(stx__warp_sum_f64(sq));
-            if (sq > clip) eta = lr * clip / (sq + 1e-10);
-            for (size_t i = first + lane; i < end; i += 32) piece[i].lr = (float)eta;
-        }
-    }
+    stx__each_tensor(piece, count, [=](size_t first, size_t end, unsigned lane) {
+        double sq = 0, eta = lr;
+        #pragma unroll 8
+        for (size_t i = first + lane; i < end; i += 32) sq += squares[i];
+        sq = sqrt(stx__warp_sum_f64(sq));
+        if (sq > clip) eta = lr * clip / (sq + 1e-10);
+        for (size_t i = first + lane; i < end; i += 32) piece[i].lr = (float)eta;
+    });
 }
-void stx_optim_plan_cuda(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2,
-                         int radam_skip) {
-    STX__RUN_KERNEL(x, "stx_optim_plan", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares, kind, clip, beta1, beta2, radam_skip);
+void stx_optim_plan_cuda(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, const stx_optim_desc *d) {
+    STX__RUN_KERNEL(x, "stx_optim_plan", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares, *d);
 }
 
 /* g' = factor g + decay p ; buf = momentum buf + g' ; p -= lr buf ; g = 0. A block has a piece, a thread four neighbours at a time; so
@@ -1745,6 +1756,73 @@ static __global__ void stx__adam_kernel(const stx_piece *piece, size_t count, co
 void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
                           stx_real decay, stx_real decoupled) {
     if (count) STX__RUN_PIECES(x, "stx_adam_update", stx__adam_kernel, piece, count, u, beta1, rest1, beta2, rest2, eps, decay, decoupled);
+}
+
+/* LAMB, first: d = factor g ; m = b1 m + (1-b1) d ; v = b2 v + (1-b2) d^2 ; g = (m / c1) / (sqrt(v / c2) + eps) + decay p, and the piece's sums of
+   p^2 and g^2, in double. A block has a piece. */
+static __global__ void stx__lamb_kernel(const stx_piece *piece, size_t count, const stx_update *u, double *squares, float beta1, float rest1, float beta2, float rest2, float eps, float decay) {
+    STX__SHARED(double, sh, 32);
+    if (!u->ok) return;
+    const float factor = u->factor, rate = 1 / u->correction1, unbias = 1 / u->correction2;
+    STX__EACH_PIECE(k, count) {
+        const stx_piece q = piece[k];
+        double pp = 0, gg = 0;
+        for (size_t i = threadIdx.x; i < q.n; i += 256) {
+            float p = q.p[i], d = factor * q.g[i], m = fmaf(beta1, q.s[0][i], rest1 * d), v = fmaf(beta2, q.s[1][i], rest2 * d * d);
+            float r = fmaf(decay, p, rate * m / (sqrtf(v * unbias) + eps));
+            q.s[0][i] = m;
+            q.s[1][i] = v;
+            q.g[i] = r;
+            pp += (double)p * p;
+            gg += (double)r * r;
+        }
+        pp = stx__row_sum<256>(pp, sh);
+        gg = stx__row_sum<256>(gg, sh);
+        if (threadIdx.x == 0) { squares[2 * k] = pp; squares[2 * k + 1] = gg; }
+    }
+}
+void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2,
+                             stx_real eps, stx_real decay) {
+    if (count) STX__RUN_KERNEL(x, "stx_lamb_direction", stx__lamb_kernel, stx__piece_blocks(count), 256, 0, piece, count, u, squares, beta1, rest1, beta2, rest2, eps, decay);
+}
+/* LAMB, second: each tensor's phi, times the pieces' lr. One block; see stx__plan_kernel. */
+static __global__ void __launch_bounds__(1024) stx__lamb_plan_kernel(const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max) {
+    if (!u->ok) return;
+    stx__each_tensor(piece, count, [=](size_t first, size_t end, unsigned lane) {
+        double p = 0, g = 0;
+        for (size_t i = first + lane; i < end; i += 32) { p += squares[2 * i]; g += squares[2 * i + 1]; }
+        p = sqrt(stx__warp_sum_f64(p));
+        g = stx__warp_sum_f64(g);
+        if (trust_max > 0 && p > trust_max) p = trust_max;
+        if (p > 0 && g > 0) for (size_t i = first + lane; i < end; i += 32) piece[i].lr = (float)((double)piece[i].lr * p / sqrt(g));
+    });
+}
+/* LAMB, third: p -= lr g ; g = 0 */
+static __global__ void stx__lamb_update_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    STX__EACH_PIECE(k, count) {
+        stx_piece q = piece[k];
+        const stx__num p = stx__piece_num(t, q.p, sh);
+        q.s[0] = q.s[1] = NULL;                         /* they are what they are */
+        stx__update_piece(q, p, u->ok, [=](float &w, float g, float &, float &) { w = fmaf(-q.lr, g, w); });
+    }
+}
+void stx_lamb_update_cuda(stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max) {
+    if (!count) return;
+    STX__RUN_KERNEL(x, "stx_lamb_update", stx__lamb_plan_kernel, 1, 1024, 0, u, piece, count, squares, trust_max);
+    STX__RUN_PIECES(x, "stx_lamb_update", stx__lamb_update_kernel, piece, count, u);
+}
+
+/* g of each piece into [-c, c]; infinities and NaN stay. A block has a piece. */
+static __global__ void stx__clip_values_kernel(const stx_piece *piece, size_t count, float c) {
+    STX__EACH_PIECE(k, count)
+        for (size_t i = threadIdx.x; i < piece[k].n; i += 256) {
+            float v = piece[k].g[i];
+            if (fabsf(v) > c && fabsf(v) <= FLT_MAX) piece[k].g[i] = v < 0 ? -c : c;
+        }
+}
+void stx_clip_values_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_real c) {
+    if (count) STX__RUN_KERNEL(x, "stx_clip_values", stx__clip_values_kernel, stx__piece_blocks(count), 256, 0, piece, count, c);
 }
 
 /* p of each piece into [lo, hi]; NaN stays. A block has a piece. */

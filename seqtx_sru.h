@@ -1059,18 +1059,6 @@ STX_DEF size_t stx_sru_count(const stx_sru_desc *desc) {
     return n;
 }
 
-/* Rows [r0, r0 + rows) of a parameter times s, or (set) set to s */
-static void stx__sru_rows(stx_ctx *x, stx_tensor *t, size_t r0, size_t rows, double s, int set) {
-    size_t i, C = t ? t->size / t->dim[0] : 0;
-    stx_real *host;
-    if (!t || (s == 1 && !set)) return;
-    host = (stx_real *)stx_block(x, t->size * sizeof *host);
-    if (!host) return;
-    stx_get(x, t, host);
-    for (i = r0 * C; i < (r0 + rows) * C; i++) host[i] = (stx_real)(set ? s : (double)host[i] * s);
-    stx_set(x, t, host);
-    stx_block_free(x, host);
-}
 static stx_tensor *stx__sru_param(stx_params *p, const char *prefix, size_t l, const char *name, int init, double a, size_t d0, size_t d1) {
     char full[160];
     snprintf(full, sizeof full, "%slayers.%zu.%s", prefix, l, name);
@@ -1126,18 +1114,18 @@ STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru
         }
         if (!d->custom) {
             y->w3 = stx__sru_param(p, prefix, l, "w3", STX_UNIFORM, d->init_xavier ? sqrt(6.0 / (double)(fan + y->k * O)) : sqrt(3.0 / (double)fan), y->k * O, fan);
-            if (d->transform == STX_SRU_ATTENTION) stx__sru_rows(x, y->w3, 0, y->k * O, sqrt(1 - d->dropout), 0);
+            if (d->transform == STX_SRU_ATTENTION) stx_param_scale(x, y->w3, 0, y->k * O, sqrt(1 - d->dropout));
             else if (!d->init_xavier) {
                 double all = sqrt(1 - d->rnn_dropout) * (d->norm ? 0.1 : 1);
                 for (i = 0; i < y->k; i++) {
                     double s = i == 0 ? sqrt(1 - drop) : i == 3 ? (d->rescale ? highway : 1) : d->v1 ? 1 : sqrt(0.5);
-                    stx__sru_rows(x, y->w3, i * O, O, all * s, 0);
+                    stx_param_scale(x, y->w3, i * O, (i + 1) * O, all * s);
                 }
             }
         }
         if (!d->v1) y->v = stx__sru_param(p, prefix, l, "v", d->v_init > 0 ? STX_UNIFORM : STX_ZEROS, d->v_init, 2, O);
         y->bias = stx__sru_param(p, prefix, l, "bias", STX_ZEROS, 0, 2, O);
-        if (d->highway_bias != 0) stx__sru_rows(x, y->bias, 1, 1, d->highway_bias, 1);
+        if (d->highway_bias != 0) stx_param_fill(x, y->bias, 1, 2, d->highway_bias);
         if (d->norm) {
             y->gain = stx__sru_param(p, prefix, l, "norm.weight", STX_CONSTANT, 1, d->norm == STX_SRU_NORM_BEFORE ? Ci : O, 0);
             y->shift = stx__sru_param(p, prefix, l, "norm.bias", STX_ZEROS, 0, d->norm == STX_SRU_NORM_BEFORE ? Ci : O, 0);

@@ -277,7 +277,7 @@ static int broken_adaptive(void) {         /* each must be an error of its own, 
 }
 static int late_parameter(void) {          /* parameters that came after the optimiser */
     int kind;
-    for (kind = STX_SGD; kind <= STX_RADAM; kind++) {
+    for (kind = STX_SGD; kind <= STX_LAMB; kind++) {
         stx_ctx *x = plain(1, 1);
         stx_params *p = stx_params_create(x);
         stx_optim_desc d;
@@ -381,6 +381,19 @@ static void errors(void) {
     WANT(stx_constant_create(ex, zero, 0, 3, 0, 0), STX_ERR_ARG, "stx_constant_create", "no", "first dimension");
     (void)stx_scalar_set(ex, w, 1); WANT(NULL, STX_ERR_ARG, "stx_scalar_set", "no scalar of this context", "stx_scalar_create");
     (void)stx_scalar_create(ex, NAN); WANT(NULL, STX_ERR_ARG, "stx_scalar_set", "nan", "finite");
+    stx_param_scale(ex, w, 2, 6, 1); WANT(NULL, STX_ERR_ARG, "stx_param_scale", "[2,6) of (5,4)", "rows of a parameter");
+    stx_param_fill(ex, T_(3, 0, 0, 0), 0, 1, 1); WANT(NULL, STX_ERR_ARG, "stx_param_fill", "which is none", "parameter");
+    stx_param_apply(ex, w, NULL, NULL); WANT(NULL, STX_ERR_ARG, "stx_param_apply", "(5,4)", "a function");
+    {
+        stx_optim_desc bad_;
+        memset(&bad_, 0, sizeof bad_);
+        bad_.eps_hat = 1; bad_.kind = STX_SGD;
+        WANT(stx_optim_create(p, &bad_), STX_ERR_ARG, "stx_optim_create", "optimiser 1", "eps_hat");
+        bad_.eps_hat = 0; bad_.trust_max = 1;
+        WANT(stx_optim_create(p, &bad_), STX_ERR_ARG, "stx_optim_create", "optimiser 1", "STX_LAMB");
+        bad_.trust_max = 0; bad_.clip_value = -1;
+        WANT(stx_optim_create(p, &bad_), STX_ERR_ARG, "stx_optim_create", "clip_value", "0 or more");
+    }
     WANT(stx_scale_by(ex, w, w), STX_ERR_SHAPE, "stx_scale_by", "(5,4)", "one number");
     WANT(stx_slice_channels(ex, w, 2, 5), STX_ERR_SHAPE, "stx_slice_channels", "[2,5) of (5,4)", "c1 <= C");
     WANT(stx_slice_channels(ex, w, 2, 2), STX_ERR_SHAPE, "stx_slice_channels", "[2,2)", "c0 < c1");
@@ -1023,7 +1036,7 @@ static void nans(void) {
 /* >>optimisers and schedules */
 static void optimisers(void) {
     int kind, bad;
-    for (kind = STX_SGD; kind <= STX_RADAM; kind++)
+    for (kind = STX_SGD; kind <= STX_LAMB; kind++)
         for (bad = 0; bad < 3; bad++) {
             stx_ctx *x = plain(1, 1);
             stx_params *p = stx_params_create(x);
@@ -1080,7 +1093,7 @@ static void optimisers(void) {
         stx_destroy(x);
     }
     {   /* the other rules from their formulas, in double beside */
-        for (kind = 0; kind < 5; kind++) {
+        for (kind = 0; kind < 10; kind++) {      /* 5, 6: Adam and AdamW with eps_hat; 7: values clipped; 8, 9: LAMB */
             stx_ctx *x = plain(1, 1);
             stx_params *p = stx_params_create(x);
             stx_optim_desc d;
@@ -1089,24 +1102,35 @@ static void optimisers(void) {
             double th[2] = {0.5, 0.5}, m[2] = {0, 0}, v[2] = {0, 0};
             int n, i;
             memset(&d, 0, sizeof d);
-            d.kind = kind == 0 ? STX_SGD : kind == 1 ? STX_SGD : kind == 2 ? STX_ADAM : kind == 3 ? STX_ADAM : STX_ADAMW;
+            d.kind = kind < 2 ? STX_SGD : kind == 2 || kind == 3 || kind == 5 || kind == 7 ? STX_ADAM : kind < 8 ? STX_ADAMW : STX_LAMB;
+            d.eps_hat = kind == 5 || kind == 6;
+            if (d.eps_hat) d.eps = 0.01;
+            d.clip_value = kind == 7 ? 0.6 : 0;
+            if (kind == 9) { d.no_correction = 1; d.trust_max = 0.6; }
             d.momentum = kind == 1 ? 0.9 : 0; d.clip = kind == 2 ? 0 : 0.8; d.weight_decay = kind == 2 ? 0 : 0.02;
             o = stx_optim_create(p, &d);
             for (n = 1; n <= 6; n++) {
                 double g[2], norm, f;
+                double p2 = 0, u2 = 0, u[2];
                 g[0] = sin(n); g[1] = cos(3 * n);
+                for (i = 0; i < 2; i++) w->grad[i] = (stx_real)g[i];
+                if (kind == 7) for (i = 0; i < 2; i++) g[i] = fmax(-0.6, fmin(0.6, g[i]));
                 norm = sqrt(g[0] * g[0] + g[1] * g[1]);
                 f = d.clip > 0 && d.clip / (norm + 1e-6) < 1 ? d.clip / (norm + 1e-6) : 1;
                 for (i = 0; i < 2; i++) {
-                    double e = f * g[i] + (kind == 4 ? 0 : d.weight_decay) * th[i];
-                    w->grad[i] = (stx_real)g[i];
+                    double e = f * g[i] + (kind == 4 || kind == 6 || kind >= 8 ? 0 : d.weight_decay) * th[i], c1 = 1 - pow(0.9, n), c2 = 1 - pow(0.999, n);
                     if (kind < 2) { m[i] = n == 1 ? e : d.momentum * m[i] + e; th[i] -= 0.05 * (kind ? m[i] : e); }
                     else {
-                        if (kind == 4) th[i] -= 0.05 * 0.02 * th[i];
+                        if (kind == 4 || kind == 6) th[i] -= 0.05 * 0.02 * th[i];
                         m[i] = 0.9 * m[i] + 0.1 * e; v[i] = 0.999 * v[i] + 0.001 * e * e;
-                        th[i] -= 0.05 * (m[i] / (1 - pow(0.9, n))) / (sqrt(v[i] / (1 - pow(0.999, n))) + 1e-8);
+                        if (kind == 9) c1 = c2 = 1;
+                        u[i] = m[i] / c1 / (sqrt(v[i] / c2) + 1e-6) + d.weight_decay * th[i];
+                        p2 += th[i] * th[i]; u2 += u[i] * u[i];
+                        if (d.eps_hat) th[i] -= 0.05 * sqrt(c2) / c1 * m[i] / (sqrt(v[i]) + 0.01);
+                        else if (kind < 8) th[i] -= 0.05 * (m[i] / c1) / (sqrt(v[i] / c2) + 1e-8);
                     }
                 }
+                for (i = 0; kind >= 8 && i < 2; i++) th[i] -= 0.05 * (kind == 9 ? fmin(sqrt(p2), 0.6) : sqrt(p2)) / sqrt(u2) * u[i];
                 stx_optim_step(o, 0.05);
                 for (i = 0; i < 2; i++) CHECK(CLOSE(w->data[i], th[i], sizeof(stx_real) == 8 ? 1e-12 : 2e-6), "rule %d, update %d: %.9g, want %.9g", kind, n, (double)w->data[i], th[i]);
             }
@@ -1201,6 +1225,54 @@ static void radams(void) {
         radam(0, 0, 0.5, 0.1, skip, 5);
         radam(0, 0, 0.5, 0.1, skip, 8);
     }
+}
+/* LAMB: norms are those of a whole tensor, also of one of several pieces; tensors of zeros move by the direction alone; what is saved goes on with
+   the same bits */
+static void lambs(void) {
+    stx_optim_desc d;
+    stx_ctx *x[2];
+    stx_params *p[2];
+    stx_optim *o[2];
+    stx_tensor *big[2], *zero[2];
+    size_t n = 10000, i;
+    double p2 = 0, phi;
+    char path[96];
+    stx_writer *w;
+    stx_file *f;
+    int k, step;
+    stx_real *keep = (stx_real *)malloc(n * sizeof *keep);
+    memset(&d, 0, sizeof d);
+    d.kind = STX_LAMB;
+    for (k = 0; k < 2; k++) {
+        x[k] = plain(1, 1);
+        p[k] = stx_params_create(x[k]);
+        big[k] = stx_param(p[k], STX_NORMAL, 1, "big", n, 0, 0, 0);
+        zero[k] = stx_param(p[k], STX_ZEROS, 0, "zero", 3, 0, 0, 0);
+        o[k] = stx_optim_create(p[k], &d);
+    }
+    CHECK(o[0] && o[0]->desc.eps == 1e-6, "%s", stx_error(x[0]));
+    for (i = 0; i < n; i++) { keep[i] = big[0]->data[i]; p2 += (double)keep[i] * (double)keep[i]; big[0]->grad[i] = (stx_real)(i % 2 ? 0.5 : -2); }
+    zero[0]->grad[0] = 1;
+    phi = sqrt(p2) / sqrt((double)n);           /* the first direction is +-1, but for eps */
+    CHECK(stx_optim_step(o[0], 0.01) == 1, "%s", stx_error(x[0]));
+    for (i = 0; i < n; i += 999) CHECK(CLOSE(big[0]->data[i], keep[i] - 0.01 * phi * (i % 2 ? 1 : -1), 1e-6), "LAMB, number %zu: %g from %g", i, (double)big[0]->data[i], (double)keep[i]);
+    CHECK(CLOSE(zero[0]->data[0], -0.01, 1e-6) && zero[0]->data[1] == 0 && big[0]->grad[9] == 0, "LAMB, zeros: %g", (double)zero[0]->data[0]);
+    snprintf(path, sizeof path, "build/test_api.lamb.%ld.safetensors", (long)getpid());
+    w = stx_writer_create(x[0]);
+    CHECK(stx_params_save(w, p[0], "") && stx_optim_save(w, o[0]) && stx_writer_finish(w, path), "%s", stx_error(x[0]));
+    f = stx_file_open(x[1], path);
+    CHECK(f && stx_params_load(p[1], f, "") && stx_optim_load(o[1], f) && o[1]->step == 1, "%s", stx_error(x[1]));
+    stx_file_close(f);
+    remove(path);
+    for (step = 0; step < 4; step++) {
+        for (k = 0; k < 2; k++) {
+            for (i = 0; i < n; i++) big[k]->grad[i] = (stx_real)sin((double)i + step);
+            CHECK(stx_optim_step(o[k], 0.02) == 1, "%s", stx_error(x[k]));
+        }
+        CHECK(!memcmp(big[0]->data, big[1]->data, n * sizeof(stx_real)) && !memcmp(zero[0]->data, zero[1]->data, 3 * sizeof(stx_real)), "LAMB, saved and loaded: update %d differs", step);
+    }
+    free(keep);
+    stx_destroy(x[0]); stx_destroy(x[1]);
 }
 /* A beta of 0, asked for by -1: Adam without a memory of gradients, of their squares, of either; RAdam too */
 static void no_betas(void) {
@@ -1381,6 +1453,7 @@ static void outliving(void) {
     CHECK(stx_error_code(x) == STX_ERR_ARG && strstr(stx_error(x), "walked already"), "%s", stx_error(x));
     stx_destroy(x);
 }
+static double place_times(void *user, size_t i, double was) { (void)was; return *(double *)user * (double)i; }
 static void initialisers(void) {
     size_t n = 200003, i;
     stx_ctx *x = plain(11, 1), *y = plain(11, 3), *z = plain(12, 1);
@@ -1404,6 +1477,27 @@ static void initialisers(void) {
     CHECK(top <= 0.25 && low >= -0.25 && top > 0.2499 && low < -0.2499, "uniform: range %g %g", low, top);
     CHECK(fabs(s / (double)n) <= 4 * 0.25 / sqrt(3.0 * (double)n) && fabs(ss / (double)n - 0.0625 / 3) <= 2e-4, "uniform: mean %g variance %g", s / (double)n, ss / (double)n);
     for (i = 0; i < 9; i++) CHECK(c->data[i] == (stx_real)-1.5 && o->data[i] == 0, "constants");
+    {   /* cut at two standard deviations: sd 0.8796 of what it was; numbers within are those of the normal draw */
+        stx_tensor *t = stx_param(p, STX_TRUNCATED, 0.5, "t", n, 0, 0, 0);
+        s = ss = top = low = 0;
+        for (i = 0; i < n; i++) { double v = (double)t->data[i]; s += v; ss += v * v; if (v > top) top = v; if (v < low) low = v; }
+        CHECK(top <= 1 && low >= -1 && top > 0.999 && low < -0.999, "truncated: range %g %g", low, top);
+        CHECK(fabs(s / (double)n) <= 4 * 0.44 / sqrt((double)n) && fabs(sqrt(ss / (double)n) - 0.5 * 0.87962566103423978) <= 4 * 0.44 / sqrt(2.0 * (double)n), "truncated: mean %g, deviation %g",
+              s / (double)n, sqrt(ss / (double)n));
+    }
+    {   /* rows after creation */
+        stx_tensor *t = stx_param(p, STX_UNIFORM, 1, "rows", 5, 7, 0, 0);
+        stx_real was[35];
+        double three = 3;
+        memcpy(was, t->data, sizeof was);
+        stx_param_scale(x, t, 1, 3, 0.1);
+        stx_param_fill(x, t, 4, 5, -2.5);
+        for (i = 0; i < 35; i++) CHECK(t->data[i] == (i < 7 ? was[i] : i < 21 ? (stx_real)((double)was[i] * 0.1) : i < 28 ? was[i] : (stx_real)-2.5), "rows: number %zu is %g", i, (double)t->data[i]);
+        stx_param_apply(x, t, place_times, &three);
+        for (i = 0; i < 35; i++) CHECK(t->data[i] == (stx_real)(3 * i), "by function: number %zu is %g", i, (double)t->data[i]);
+        stx_param_scale(x, NULL, 0, 1, 2);
+        CHECK(stx_ok(x), "%s", stx_error(x));
+    }
     CHECK(memcmp(a->data, b->data, b->size * sizeof(stx_real)) != 0, "two parameters share their numbers");
     q = stx_params_create(y);                 /* threads, shape and what happened before do not matter */
     model_make(z, &(model){0}, 1, 3, 4, 1, STX_SGD);
@@ -1678,7 +1772,7 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
 static void pieces(void) {
     static const size_t size[] = {1, 4096, 4097, 3, 12289, 64, 30000, 1, 511};
     int kind;
-    for (kind = STX_SGD; kind <= STX_RADAM; kind++) {
+    for (kind = STX_SGD; kind <= STX_LAMB; kind++) {
         stx_params *p[2];
         stx_optim *o[2];
         size_t t, i, k, still = 0, left = 0;
@@ -1863,7 +1957,7 @@ static void sampling(void) {
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
         {"descs", descs}, {"errors", errors}, {"nulls", nulls}, {"allocation failures", allocation_failures}, {"limits", limits}, {"overflows", overflows},
-        {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"linear fused", linear_fused}, {"float environment", float_environment}, {"nans", nans}, {"optimisers", optimisers}, {"radams", radams},
+        {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"linear fused", linear_fused}, {"float environment", float_environment}, {"nans", nans}, {"optimisers", optimisers}, {"radams", radams}, {"lambs", lambs},
         {"no betas", no_betas},
         {"schedules", schedules}, {"philox", philox}, {"initialisers", initialisers}, {"outliving", outliving}, {"exponentials", exponentials}, {"maths", maths}, {"kernels", kernels}, {"sampling", sampling}};
     size_t i;

@@ -355,12 +355,16 @@ static void opt_free(opt *o) {
     free(o->c); free(o->host); free(o->squares);
     stx_cuda_free(gx, o->d); stx_cuda_free(gx, o->du); stx_cuda_free(gx, o->dsq);
 }
-static void opt_run(const char *name, size_t tensors, int kind, float momentum, float decay, double clip) {
+static void opt_run(const char *name, size_t tensors, int kind, float momentum, float decay, double clip, int hat) {
     static opt o;
+    stx_optim_desc d;
     const int skip = kind == STX_RADAM && decay > 0.05f;
     int step, states = kind == STX_SGD ? momentum > 0 : kind == STX_ADAGRAD ? 1 : 2;
     size_t t, i, k;
     opt_make(&o, tensors, states);
+    memset(&d, 0, sizeof d);
+    d.kind = kind; d.clip = clip; d.beta1 = 0.9; d.beta2 = 0.999; d.radam_skip = skip;
+    d.eps_hat = hat && kind != STX_LAMB; d.no_correction = hat && kind == STX_LAMB; d.trust_max = hat && kind == STX_LAMB ? 20 : 0;
     for (step = 0; step < 10; step++) {
         stx_update u;
         double *sq = (double *)malloc(o.pieces * sizeof *sq);
@@ -373,10 +377,18 @@ static void opt_run(const char *name, size_t tensors, int kind, float momentum, 
         }
         o.u.lr = 0.01 * (step + 1);
         stx_cuda_set_f64(gx, &o.du->lr, o.u.lr);
+        if (clip == 1) {
+            BOTH(stx_clip_values, (cx, o.c, o.pieces, 0.9f), (gx, o.d, o.pieces, 0.9f));
+            for (t = 0; t < tensors; t++) {
+                if (step != 4 && step != 6) arr_check(name, o.g + t, 0);
+                for (i = 0; i < o.g[t].n; i++) if (o.g[t].c[i] > 0.9f && o.g[t].c[i] < 1e30f) break;
+                CHECK(i == o.g[t].n, "%s: number %zu of gradient %zu is not clipped", name, i, t);
+            }
+        }
         BOTH(stx_sum_squares, (cx, o.squares, o.c, o.pieces), (gx, o.dsq, o.d, o.pieces));
         stx_cuda_get(gx, sq, o.dsq, o.pieces * sizeof *sq);
         for (k = 0; k < o.pieces; k++) CHECK(CLOSE(sq[k], o.squares[k], 1e-13) || (!(sq[k] <= 1e300) && !(o.squares[k] <= 1e300)), "%s: squares of piece %zu are %g, want %g", name, k, sq[k], o.squares[k]);
-        BOTH(stx_optim_plan, (cx, &o.u, o.c, o.pieces, o.squares, kind, clip, 0.9, 0.999, skip), (gx, o.du, o.d, o.pieces, o.dsq, kind, clip, 0.9, 0.999, skip));
+        BOTH(stx_optim_plan, (cx, &o.u, o.c, o.pieces, o.squares, &d), (gx, o.du, o.d, o.pieces, o.dsq, &d));
         stx_cuda_get(gx, &u, o.du, sizeof u);
         CHECK(u.ok == o.u.ok && u.ok == (step != 4 && step != 6) && u.step == o.u.step && u.skipped == o.u.skipped, "%s: step %d: ok %d, %llu made, %llu left out", name, step, u.ok,
               (unsigned long long)u.step, (unsigned long long)u.skipped);
@@ -386,7 +398,13 @@ static void opt_run(const char *name, size_t tensors, int kind, float momentum, 
         stx_cuda_get(gx, o.host, o.d, o.pieces * sizeof *o.host);
         for (k = 0; k < o.pieces; k++) CHECK(CLOSE(o.host[k].lr / (o.c[k].lr > 0 ? o.c[k].lr : 1), o.c[k].lr > 0, 2e-7), "%s: lr of piece %zu is %g, want %g", name, k, (double)o.host[k].lr, (double)o.c[k].lr);
         if (kind == STX_SGD) BOTH(stx_sgd_update, (cx, &o.u, o.c, o.pieces, momentum, decay), (gx, o.du, o.d, o.pieces, momentum, decay));
-        else if (kind == STX_ADAGRAD) BOTH(stx_adagrad_update, (cx, &o.u, o.c, o.pieces, 1e-10f), (gx, o.du, o.d, o.pieces, 1e-10f));
+        else if (kind == STX_LAMB) {
+            double *both = (double *)calloc(o.pieces, 2 * sizeof *both), *dev = (double *)cuda_bytes(gx, both, 2 * o.pieces * sizeof *both);
+            BOTH(stx_lamb_direction, (cx, &o.u, o.c, o.pieces, both, 0.9f, 0.1f, 0.999f, 0.001f, 1e-6f, decay), (gx, o.du, o.d, o.pieces, dev, 0.9f, 0.1f, 0.999f, 0.001f, 1e-6f, decay));
+            BOTH(stx_lamb_update, (cx, &o.u, o.c, o.pieces, both, d.trust_max), (gx, o.du, o.d, o.pieces, dev, d.trust_max));
+            stx_cuda_free(gx, dev);
+            free(both);
+        } else if (kind == STX_ADAGRAD) BOTH(stx_adagrad_update, (cx, &o.u, o.c, o.pieces, 1e-10f), (gx, o.du, o.d, o.pieces, 1e-10f));
         else BOTH(stx_adam_update, (cx, &o.u, o.c, o.pieces, 0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, kind == STX_ADAM ? decay : 0, kind == STX_ADAM ? 0 : decay),
                   (gx, o.du, o.d, o.pieces, 0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, kind == STX_ADAM ? decay : 0, kind == STX_ADAM ? 0 : decay));
         for (t = 0; t < tensors; t++) {
@@ -410,17 +428,22 @@ static void opt_run(const char *name, size_t tensors, int kind, float momentum, 
     opt_free(&o);
 }
 static void test_optimisers(void) {
-    opt_run("sgd", 8, STX_SGD, 0, 0, 0);
-    opt_run("sgd momentum decay clip", 8, STX_SGD, 0.9f, 0.01f, 1);
-    opt_run("adagrad", 8, STX_ADAGRAD, 0, 0, 0);
-    opt_run("adagrad clip", 8, STX_ADAGRAD, 0, 0, 2);
-    opt_run("adam decay", 8, STX_ADAM, 0, 0.01f, 0);
-    opt_run("adamw clip", 8, STX_ADAMW, 0, 0.1f, 1);
-    opt_run("radam", 8, STX_RADAM, 0, 0.01f, 0);
-    opt_run("radam clip skip", 8, STX_RADAM, 0, 0.1f, 1);
-    opt_run("radam, many allocations", TENSORS, STX_RADAM, 0, 0.01f, 1);
-    opt_run("adam, many allocations", TENSORS, STX_ADAM, 0, 0, 1);
-    opt_run("adagrad clip, many allocations", TENSORS, STX_ADAGRAD, 0, 0, 2);
+    opt_run("sgd", 8, STX_SGD, 0, 0, 0, 0);
+    opt_run("sgd momentum decay clip", 8, STX_SGD, 0.9f, 0.01f, 1, 0);
+    opt_run("adagrad", 8, STX_ADAGRAD, 0, 0, 0, 0);
+    opt_run("adagrad clip", 8, STX_ADAGRAD, 0, 0, 2, 0);
+    opt_run("adam decay", 8, STX_ADAM, 0, 0.01f, 0, 0);
+    opt_run("adamw clip", 8, STX_ADAMW, 0, 0.1f, 1, 0);
+    opt_run("radam", 8, STX_RADAM, 0, 0.01f, 0, 0);
+    opt_run("radam clip skip", 8, STX_RADAM, 0, 0.1f, 1, 0);
+    opt_run("radam, many allocations", TENSORS, STX_RADAM, 0, 0.01f, 1, 0);
+    opt_run("adam, many allocations", TENSORS, STX_ADAM, 0, 0, 1, 0);
+    opt_run("adagrad clip, many allocations", TENSORS, STX_ADAGRAD, 0, 0, 2, 0);
+    opt_run("adam, eps hat", 8, STX_ADAM, 0, 0, 1, 1);
+    opt_run("adamw, eps hat", 8, STX_ADAMW, 0, 0.1f, 0, 1);
+    opt_run("lamb", 8, STX_LAMB, 0, 0.01f, 0, 0);
+    opt_run("lamb without correction, clip", 8, STX_LAMB, 0, 0.1f, 1, 1);
+    opt_run("lamb, many allocations", TENSORS, STX_LAMB, 0, 0.01f, 1, 0);
     {
         double m = 3, got = 0, *dm = (double *)cuda_bytes(gx, &m, sizeof m);
         arr a = arr_of(1, 1, 0, B_);
