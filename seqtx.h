@@ -297,6 +297,11 @@ typedef struct stx_params {
     size_t       count, capacity;
     stx_tensor **tensor;
     const char **name;
+    stx_real    *grads;            /* see stx_params_grads; NULL before */
+    size_t       grads_size, grads_count;
+    void        *grads_memory;     /* where gradients stand */
+    int          held;             /* an optimiser knows their addresses */
+    struct stx_params *next;       /* of the context's lists */
 } stx_params;
 
 STX_DEF stx_params *stx_params_create(stx_ctx *x);
@@ -306,8 +311,8 @@ STX_DEF stx_params *stx_params_create(stx_ctx *x);
    name: dotted, unique ("layers.0.ff.fc1.weight"), copied. Dimensions end at the first 0. */
 STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2,
                               size_t d3);
-/* A parameter's numbers after its creation: rows [r0,r1) of its first dimension times s (in double), or set to v; or all of them, number i by
-   fn(user, i, what it was). For initialisers; on a GPU each call takes them to the host and back. */
+/* A parameter's numbers after its creation: rows [r0,r1) of its first dimension times s (in double), or set to v; or all of them, number
+   i by fn(user, i, what it was). For initialisers; on a GPU each call takes them to the host and back. */
 typedef double (*stx_init_fn)(void *user, size_t i, double was);
 STX_DEF void stx_param_scale(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double s);
 STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double v);
@@ -315,6 +320,10 @@ STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void
 STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name);   /* NULL if there is none */
 STX_DEF size_t stx_params_size(const stx_params *p);                          /* how many numbers, all together */
 STX_DEF void stx_params_zero_grad(stx_params *p);
+/* All gradients of the list as one block of *n floats on the device, in the order of the list, each from a multiple of 64 numbers on, zeros
+   between: a norm or an all-reduce takes a pointer and a length. The first call moves them there: after the last stx_param, before
+   stx_optim_create. NULL in error. */
+STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n);
 /* All parameters of a list into [lo, hi], in one go: stx_pick_params makes the list (it lives as long as the context), before the first
    step. */
 typedef struct stx_picked stx_picked;
@@ -331,8 +340,8 @@ enum { STX_ACT_NONE = 0, STX_ACT_RELU, STX_ACT_GELU, STX_ACT_TANH, STX_ACT_SIGMO
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids);
 /* act(x W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). */
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act);
-/* X W^T + b, X (B,S,Ci), W (O,Ci), b (O) or NULL -> (B,S,O), where the last T rows of X are a copy of h (B,T,Ci): gradients reach h, W and b,
-   and cost nothing for the S - T rows before, which are memory. X itself gets none. */
+/* X W^T + b, X (B,S,Ci), W (O,Ci), b (O) or NULL -> (B,S,O), where the last T rows of X are a copy of h (B,T,Ci): gradients reach h, W
+   and b, and cost nothing for the S - T rows before, which are memory. X itself gets none. */
 STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W, stx_tensor *b);
 /* op(a) op(b), op = transpose of the last two dimensions if ta / tb. a (..,M,K), b (..,K,N), equal leading
    dimensions, or b with two dimensions only, used for every batch entry -> (..,M,N). */
@@ -372,7 +381,8 @@ typedef struct stx_token_loss {
     int         ignore;    /* 1: a row whose target is `ignored` has no loss and passes no gradient. That id may lie outside the classes */
     int32_t     ignored;
     double      divisor;   /* of the sum; 0: the number of rows, also of ignored ones */
-    int         mean;      /* 1: divided by the sum of the weights of the rows that count (the device makes it), 0 where that is 0; without divisor */
+    int         mean;      /* 1: divided by the sum of the weights of the rows that count (made on the device), 0 where that is 0; without
+                              divisor */
     stx_tensor *nll;       /* out: (N) -log p(target) of each row, unweighted, 0 in ignored rows; a constant, float in every precision */
 } stx_token_loss;
 /* sum over rows of weight (-log softmax(logits)[target]) / divisor -> (1). logits (..,V), one target a row. */
@@ -421,10 +431,11 @@ STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real 
    the step arena. Returns 1, or 0 when no gradient will be asked for (or in error): then nothing has to be saved. */
 typedef void (*stx_back_fn)(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save);
 STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int count, stx_back_fn back, void *save);
-/* The same for an op of several results, y[0 .. results-1], at most 1 + STX_MAX_MORE. back gets y[0]; the others stand where the op puts them,
-   in save. It is called once, when the gradients of all results are complete and any of them has one: those of the others are NULL (stx_grad
-   makes one of zeros). */
-STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, stx_tensor *const *in, int count, stx_back_fn back, void *save);
+/* The same for an op of several results, y[0 .. results-1], at most 1 + STX_MAX_MORE. back gets y[0]; the others stand where the op puts
+   them, in save. It is called once, when the gradients of all results are complete and any of them has one: those of the others are NULL
+   (stx_grad makes one of zeros). */
+STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, stx_tensor *const *in, int count, stx_back_fn back,
+                               void *save);
 /* In back: the gradient of t, to add to. NULL: not wanted. With fresh it may hold anything: then *fresh is 1 and it is to be written. */
 STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh);
 STX_DEF uint64_t stx_random_stream(stx_ctx *x);     /* of the random numbers of an op, as stx_dropout_fwd wants it; each call gives another one */
@@ -500,10 +511,11 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
    of the other clusters see the D of cluster 0. */
 STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets);
 /* The same with weights, ignored rows, divisor and the rows' losses, as stx_cross_entropy_tokens. */
-STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets, stx_token_loss *how);
-/* For the key of a step (stx_step_run) with adaptive input or (output = 1; how as there, or NULL) softmax of these ids. On a GPU each cluster
-   has room for its ids in steps of 1/16 of all, which its matrix products are made for: a step may be replayed while the rooms are the same.
-   Without it a replayed step whose ids do not fit gives NaN, and its update is left out. On a CPU nothing depends on it. */
+STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets,
+                                                stx_token_loss *how);
+/* For the key of a step (stx_step_run) with adaptive input or (output = 1; how as there, or NULL) softmax of these ids. On a GPU each
+   cluster has room for its ids in steps of 1/16 of all, which its matrix products are made for: a step may be replayed while the rooms
+   are the same. Without it a replayed step whose ids do not fit gives NaN, and its update is left out. On a CPU nothing depends on it. */
 STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx_ids *ids, int output, const stx_token_loss *how);
 /* log p of every word, no tape, no dropout: h (..,d) -> (N,V). For generation. */
 STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h);
@@ -523,7 +535,7 @@ typedef struct stx_optim_desc {
     int    radam_skip;      /* RAdam: 1: its first updates change m and v alone, without even decay (its authors' package since
                                July 2021); 0: they are steps along m (before) */
     int    eps_hat;         /* Adam, AdamW: 1: eps stands beside sqrt(v) as it is, see below (TensorFlow's and Keras's form) */
-    double clip_value;      /* 0: none. Each number of the gradient into [-clip_value, clip_value], before clip; infinities stay what they are */
+    double clip_value;      /* 0: none. Each number of the gradient into [-clip_value, clip_value], before clip; infinities stay */
     double trust_max;       /* LAMB: the largest |theta| that counts (10 in NVIDIA's); 0: any */
     int    no_correction;   /* LAMB: 1: m and v are not divided by 1 - beta^t (as NVIDIA's of Transformer-XL) */
 } stx_optim_desc;
@@ -599,8 +611,9 @@ STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t);
    key: a number for all that the host decides in fn (shapes, memories' sizes and addresses, which branches): when it is the same, fn
    would do the same. A step is captured after one with the same key in which nothing went between host and device: then fn is called once
    more, to be recorded. What may change from one replay to the next: tokens
-   (stx_tokens_set), learning rates (stx_optim_rate), scalars (stx_scalar_set), and random numbers, which go on as if fn had run. A step that takes anything else
-   from the host (stx_input, stx_tokens, stx_set, a learning rate that stx_optim_rate did not set, a scalar of another value), asks it for something (stx_get, stx_item,
+   (stx_tokens_set), learning rates (stx_optim_rate), scalars (stx_scalar_set), and random numbers, which go on as if fn had run. A step
+   that takes anything else from the host (stx_input, stx_tokens, stx_set, a learning rate that stx_optim_rate did not set, a scalar of
+   another value), asks it for something (stx_get, stx_item,
    stx_noted, stx_optim_sync) or allocates is run anew each time. New parameters and optimisers end all replays. Returns stx_ok(x). */
 typedef void (*stx_step_fn)(void *user);
 STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user);
@@ -839,9 +852,11 @@ STX_KERNEL(stx_cross_entropy_fwd, (stx_ctx *x, stx_real *loss, stx_real *top, st
 STX_KERNEL(stx_cross_entropy_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top,
                                    const stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor,
                                    int accumulate))
-/* The rows' part in a loss: w (N) = weights[n] / divisor (weights NULL: 1; divisor 0: the sum of those that count, and w = 0 if that is 0), and
+/* The rows' part in a loss: w (N) = weights[n] / divisor (weights NULL: 1; divisor 0: the sum of those that count, and w = 0 if that is
+   0), and
    known (N) = targets[n]; w = 0 and known = -1 in rows with ignore whose target is ignored. */
-STX_KERNEL(stx_token_weights, (stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N, int ignore,
+STX_KERNEL(stx_token_weights, (stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N,
+                               int ignore,
                                int32_t ignored, double divisor))
 /* cross_entropy with a weight a row: loss (1) = sum of w[n] nll[n]; nll, w (N), the rest as in cross_entropy. Rows with a negative target
    have nll = 0 and dlogits = 0. */
@@ -865,8 +880,8 @@ STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_piece *pi
 STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real eps))
 STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1,
                              stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled))
-/* LAMB, if u->ok. First g = direction of each piece, m and v; squares (2 count) get the sums of p^2 and g^2 of each piece. Then each tensor's
-   phi from them, which becomes its pieces' lr; p -= lr g. In any case g is zeroed by the second. */
+/* LAMB, if u->ok. First g = direction of each piece, m and v; squares (2 count) get the sums of p^2 and g^2 of each piece. Then each
+   tensor's phi from them, which becomes its pieces' lr; p -= lr g. In any case g is zeroed by the second. */
 STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1,
                                 stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps, stx_real decay))
 STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max))
@@ -876,8 +891,9 @@ STX_KERNEL(stx_clip_values, (stx_ctx *x, const stx_piece *piece, size_t count, s
 STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi))
 /* meter[0] = or += s a[0], in double: what a step leaves behind to be read */
 STX_KERNEL(stx_meter, (stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate))
-/* Ids sorted by cluster, stably. Cluster c has the places first[c] .. first[c+1]-1 of local and place, of which place[r] gets where its r-th id
-   stood and local[r] the id within the cluster; places left over get 0 and `leftover`. at (n): where each id went, or (head = 1; then
+/* Ids sorted by cluster, stably. Cluster c has the places first[c] .. first[c+1]-1 of local and place, of which place[r] gets where its
+   r-th id stood and local[r] the id within the cluster; places left over get 0 and `leftover`. at (n): where each id went, or (head =
+   1; then
    cluster 0 needs no places) its class in the head: the id, or its cluster's column. Negative ids go nowhere: at = -1.
    over (1): 1 if a cluster has more ids than places. */
 typedef struct stx_clusters {
@@ -1546,6 +1562,7 @@ struct stx_ctx {
     int watch_stale;              /* a parameter may have changed since the host's copy was made */
     const char *touched;          /* on a GPU: what first went between host and device, or was allocated, in this step; NULL: nothing */
     struct stx__scalar *scalars;           /* newest first */
+    stx_params *lists;                     /* newest first */
     size_t watched, watch_numbers;
     const stx_tensor **watch;     /* (watched), room for STX__WATCHED; and where each stands in the report */
     size_t *watch_at;
@@ -1609,19 +1626,30 @@ static int stx__on_gpu(const stx_ctx *x) { return x->desc.device == STX_CUDA; }
 static void stx__touch(stx_ctx *x, const char *what) { if (!x->touched) x->touched = what; }
 /* Are activations 2 bytes each? */
 static int stx__halved(const stx_ctx *x) { return x->desc.device == STX_CUDA && x->desc.precision == STX_PREC_BF16; }
+/* What the arenas of the lists' gradients have, or (reserved 0) use */
+static size_t stx__grads_bytes(const stx_ctx *x, int reserved) {
+    const stx_params *p;
+    size_t n = 0;
+    for (p = x->lists; p; p = p->next) {
+        const stx__arena *a = (const stx__arena *)p->grads_memory;
+        n += reserved ? a->reserved : a->used;
+    }
+    return n;
+}
 /* Memory of the device; on a GPU the host's few kilobytes of heads and shapes are not counted. */
 static size_t stx__reserved(const stx_ctx *x) {
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) return stx_cuda_bytes(x);
 #endif
-    return x->keep.reserved + x->step.reserved + x->block_bytes;
+    return x->keep.reserved + x->step.reserved + x->block_bytes + stx__grads_bytes(x, 1);
 }
 static void stx__note_peak(stx_ctx *x) {
-    size_t now = x->keep.used + x->step.used + x->block_bytes;
+    size_t now = x->keep.used + x->step.used + x->block_bytes + stx__grads_bytes(x, 0);
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x))        /* all but what the arenas have in hand */
         now = stx_cuda_bytes(x) - (x->dev_keep.reserved - x->dev_keep.used) - (x->dev_params.reserved - x->dev_params.used) -
-              (x->dev_step.reserved - x->dev_step.used) - (x->dev_bytes.reserved - x->dev_bytes.used);
+              (x->dev_step.reserved - x->dev_step.used) - (x->dev_bytes.reserved - x->dev_bytes.used) -
+              (stx__grads_bytes(x, 1) - stx__grads_bytes(x, 0));
 #endif
     if (now > x->peak) x->peak = now;
 }
@@ -3703,7 +3731,8 @@ STX__INNER void stx__log_softmax_bwd_row(int fma, stx_real *da, const stx_real *
     if (accumulate) for (c = 0; c < C; c++) da[c] += STX__FMA(fma, -s, stx__exp_any(fma, y[c]), dy[c]);
     else for (c = 0; c < C; c++) da[c] = STX__FMA(fma, -s, stx__exp_any(fma, y[c]), dy[c]);
 }
-STX__EACH_ISA(stx__log_softmax_bwd_row, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT y, size_t C, int accumulate),
+STX__EACH_ISA(stx__log_softmax_bwd_row, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT y,
+                                         size_t C, int accumulate),
               da, dy, y, C, accumulate)
 static void stx__log_softmax_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
@@ -3872,7 +3901,8 @@ STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real
     stx_parallel(x, N, 8 * N * V, stx__cross_entropy_bwd_part, &l);
 }
 
-STX_DEF void stx_token_weights(stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N, int ignore, int32_t ignored,
+STX_DEF void stx_token_weights(stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N,
+                               int ignore, int32_t ignored,
                                double divisor) {
     size_t n;
     (void)x;
@@ -3881,7 +3911,8 @@ STX_DEF void stx_token_weights(stx_ctx *x, stx_real *w, int32_t *known, const in
     for (n = 0; n < N; n++) w[n] = known[n] >= 0 && divisor != 0 ? (stx_real)((weights ? (double)weights[n] : 1) / divisor) : 0;
 }
 /* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n] */
-STX__INNER void stx__token_loss_rows(int fma, double *sum, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *row, const int32_t *targets, const stx_real *w,
+STX__INNER void stx__token_loss_rows(int fma, double *sum, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *row,
+                                     const int32_t *targets, const stx_real *w,
                                      size_t N, size_t V) {
     size_t n;
     for (*sum = 0, n = 0; n < N; n++, row += V) {
@@ -3898,17 +3929,21 @@ STX__INNER void stx__token_loss_rows(int fma, double *sum, stx_real *nll, stx_re
         *sum += (double)w[n] * v;
     }
 }
-STX__EACH_ISA(stx__token_loss_rows, (double *STX__RESTRICT sum, stx_real *STX__RESTRICT nll, stx_real *STX__RESTRICT top, stx_real *STX__RESTRICT inv, const stx_real *STX__RESTRICT row,
-                                     const int32_t *targets, const stx_real *STX__RESTRICT w, size_t N, size_t V), sum, nll, top, inv, row, targets, w, N, V)
+STX__EACH_ISA(stx__token_loss_rows, (double *STX__RESTRICT sum, stx_real *STX__RESTRICT nll, stx_real *STX__RESTRICT top,
+                                     stx_real *STX__RESTRICT inv, const stx_real *STX__RESTRICT row,
+                                     const int32_t *targets, const stx_real *STX__RESTRICT w, size_t N, size_t V),
+              sum, nll, top, inv, row, targets, w, N, V)
 static void stx__token_loss_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k, at, n;
     for (k = s->from; k < s->to; k++) {
         n = stx__sum_block(l->N, k, &at);
-        STX__CALL(s->x, stx__token_loss_rows, (l->sums + k, l->y + at, l->mean + at, l->rstd + at, l->a + at * l->C, l->ids + at, l->b + at, n, l->C));
+        STX__CALL(s->x, stx__token_loss_rows, (l->sums + k, l->y + at, l->mean + at, l->rstd + at, l->a + at * l->C, l->ids + at,
+                                               l->b + at, n, l->C));
     }
 }
-STX_DEF void stx_token_loss_fwd(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets, const stx_real *w,
+STX_DEF void stx_token_loss_fwd(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
+                                const int32_t *targets, const stx_real *w,
                                 size_t N, size_t V) {
     stx__loop l = stx__loop_of(0, N, V);
     l.y = nll; l.mean = top; l.rstd = inv; l.a = logits; l.ids = targets; l.b = w;
@@ -3928,7 +3963,8 @@ static void stx__token_loss_bwd_part(const stx_share *s, const void *job) {
         d[l->ids[n]] -= g;
     }
 }
-STX_DEF void stx_token_loss_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv, const stx_real *logits, const int32_t *targets,
+STX_DEF void stx_token_loss_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
+                                const stx_real *logits, const int32_t *targets,
                                 const stx_real *w, size_t N, size_t V, int accumulate) {
     stx__loop l = stx__loop_of(0, N, V);
     l.y = dlogits; l.a = logits; l.ids = targets; l.m = top; l.r = inv; l.b = w; l.s = dloss[0]; l.accumulate = accumulate;
@@ -3984,7 +4020,8 @@ static size_t stx__cluster(const size_t *end, size_t count, int32_t id) {
     while (c < count && (id < 0 || (size_t)id >= end[c])) c++;
     return id < 0 ? count : c;
 }
-STX_DEF void stx_cluster_sort(stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n, const stx_clusters *k) {
+STX_DEF void stx_cluster_sort(stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n,
+                              const stx_clusters *k) {
     size_t next[STX_MAX_CLUSTERS], i, c;
     (void)x;
     memcpy(next, k->first, sizeof next);
@@ -5325,7 +5362,8 @@ STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_piece *p
 
 /* d = gscale g ; m = b1 m + (1-b1) d ; v = b2 v + (1-b2) d^2 ; g = (m / c1) / (sqrt(v / c2) + eps) + decay p */
 STX__INNER void stx__lamb_n(int fma, const stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, const stx_real *k) {
-    const stx_real gscale = k[0], beta1 = k[1], rest1 = k[2], beta2 = k[3], rest2 = k[4], eps = k[5], decay = k[6], rate = k[7], unbias = k[8];
+    const stx_real gscale = k[0], beta1 = k[1], rest1 = k[2], beta2 = k[3], rest2 = k[4], eps = k[5], decay = k[6], rate = k[7],
+        unbias = k[8];
     size_t i;
     for (i = 0; i < n; i++) {
         stx_real d = gscale * g[i];
@@ -5335,7 +5373,9 @@ STX__INNER void stx__lamb_n(int fma, const stx_real *p, stx_real *m, stx_real *v
         g[i] = STX__FMA(fma, decay, p[i], rate * a / (stx__sqrt_any(fma, s * unbias) + eps));
     }
 }
-STX__EACH_ISA(stx__lamb_n, (const stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT m, stx_real *STX__RESTRICT v, stx_real *STX__RESTRICT g, size_t n, const stx_real *k), p, m, v, g, n, k)
+STX__EACH_ISA(stx__lamb_n, (const stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT m, stx_real *STX__RESTRICT v,
+                            stx_real *STX__RESTRICT g, size_t n, const stx_real *k),
+              p, m, v, g, n, k)
 static void stx__lamb_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     const stx_piece *q = j->piece + s->from;
@@ -5349,7 +5389,8 @@ static void stx__lamb_part(const stx_share *s, const void *job) {
         STX__CALL(s->x, stx__squares_n, (j->out + 2 * k + 1, q->g, q->n));
     }
 }
-STX_DEF void stx_lamb_direction(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1, stx_real rest1, stx_real beta2,
+STX_DEF void stx_lamb_direction(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1,
+                                stx_real rest1, stx_real beta2,
                                 stx_real rest2, stx_real eps, stx_real decay) {
     stx__pieces_job j;
     if (!u->ok) return;
@@ -5560,7 +5601,8 @@ static void stx__own_back(stx_ctx *x, stx__node *n) {
 STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int count, stx_back_fn back, void *save) {
     return stx_record_results(x, &y, 1, in, count, back, save);
 }
-STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, stx_tensor *const *in, int count, stx_back_fn back, void *save) {
+STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, stx_tensor *const *in, int count, stx_back_fn back,
+                               void *save) {
     stx_tensor *ins[9];
     stx__node *n;
     stx__own *o;
@@ -5625,7 +5667,8 @@ static int stx__seed(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     stx__node *n;
     for (n = x->tape; n && !stx__made(n, y); n = n->prev) {}
     if (!n && !y->is_leaf) {
-        stx_fail(x, STX_ERR_ARG, "stx_backward: the tape of this tensor was walked already: one backward a step; add the losses (stx_add), or begin another step");
+        stx_fail(x, STX_ERR_ARG, "stx_backward: the tape of this tensor was walked already: one backward a step; add the losses (stx_add), "
+                 "or begin another step");
         return 0;
     }
     g = stx__grad(x, y);
@@ -5756,7 +5799,8 @@ STX_DEF void stx_scalar_set(stx_ctx *x, stx_tensor *scalar, double value) {
     if (!stx_ok(x) || !scalar) return;
     for (s = x->scalars; s && &s->t != scalar; s = s->next) {}
     if (!s || !stx__finite(value)) {
-        stx_fail(x, STX_ERR_ARG, "stx_scalar_set: %s %g: want a finite number for one that stx_scalar_create made", s ? "value" : "no scalar of this context gets", value);
+        stx_fail(x, STX_ERR_ARG, "stx_scalar_set: %s %g: want a finite number for one that stx_scalar_create made",
+                 s ? "value" : "no scalar of this context gets", value);
         return;
     }
 #ifdef SEQTX_CUDA
@@ -5838,10 +5882,59 @@ static void stx__forget_steps(stx_ctx *x) {
     x->ran = x->alike = x->fresh = 0;
     x->step_note[0] = 0;
 }
+static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, int full);
+static void stx__grads_arena(stx_ctx *x, stx__arena *a) {
+    memset(a, 0, sizeof *a);
+    a->name = "gradients'";
+    a->kind = stx__arena_of(x, STX__STATE)->kind;
+}
 STX_DEF stx_params *stx_params_create(stx_ctx *x) {
     stx_params *p = (stx_params *)stx_persist(x, sizeof *p);
-    if (p) p->ctx = x;
+    stx__arena *a = (stx__arena *)stx_persist(x, sizeof *a);
+    if (!p || !a) return NULL;
+    stx__grads_arena(x, a);
+    p->ctx = x;
+    p->grads_memory = a;
+    p->next = x->lists;
+    x->lists = p;
     return p;
+}
+static size_t stx__grad_room(const stx_tensor *t) { return (t->size + 63) & ~(size_t)63; }
+static stx_real *stx__grads_alloc(stx_ctx *x, stx__arena *a, size_t n) {
+    size_t bytes = n > SIZE_MAX / sizeof(stx_real) ? SIZE_MAX : n * sizeof(stx_real);
+    stx_real *g = (stx_real *)stx__arena_alloc(x, a, bytes);
+    if (g) stx__zero(x, g, bytes);
+    return g;
+}
+STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n) {
+    stx_ctx *x = p ? p->ctx : NULL;
+    stx__arena one, *a;
+    stx_real *g;
+    size_t i, total = 0;
+    if (n) *n = 0;
+    if (!stx_ok(x)) return NULL;
+    STX__NEED(x, p->count, STX_ERR_ARG, "stx_params_grads: the list has no parameters: call it after the last stx_param");
+    if (!p->grads || p->grads_count != p->count) {
+        STX__NEED(x, !p->held, STX_ERR_ARG, "stx_params_grads: an optimiser has the gradients' addresses: call it before stx_optim_create, "
+                  "after the last stx_param");
+        stx__grads_arena(x, &one);
+        for (i = 0; i < p->count; i++) total += stx__grad_room(p->tensor[i]);
+        g = stx__grads_alloc(x, &one, total);
+        if (!g) return NULL;
+        p->grads = g;
+        for (i = 0; i < p->count; g += stx__grad_room(p->tensor[i++])) {
+            stx__move(x, g, p->tensor[i]->grad, p->tensor[i]->size, 1);
+            p->tensor[i]->grad = g;
+        }
+        a = (stx__arena *)p->grads_memory;
+        stx__arena_free(x, a);
+        *a = one;
+        p->grads_size = total;
+        p->grads_count = p->count;
+        stx__forget_steps(x);
+    }
+    if (n) *n = p->grads_size;
+    return p->grads;
 }
 STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name) {
     size_t i;
@@ -5857,8 +5950,8 @@ STX_DEF void stx_params_zero_grad(stx_params *p) {
     size_t i;
     for (i = 0; p && stx_ok(p->ctx) && i < p->count; i++) STX_RUN(p->ctx, stx_fill, (p->ctx, p->tensor[i]->grad, p->tensor[i]->size, 0));
 }
-/* Number i of a parameter's draw: uniform in [-a,a], or normal by Box and Muller (1958), drawn again from counters of its own until it is within 2 a
-   where that is wanted. */
+/* Number i of a parameter's draw: uniform in [-a,a], or normal by Box and Muller (1958), drawn again from counters of its own until it
+   is within 2 a where that is wanted. */
 static double stx__draw(stx_ctx *x, uint64_t stream, size_t i, int init, double a) {
     uint64_t again = 0;
     double u, v, length, side;
@@ -5883,11 +5976,13 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     if (!stx_ok(x)) return NULL;
     d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
     STX__NEED(x, d0 && name && name[0], STX_ERR_ARG, "stx_param: parameter \"%s\" needs a name and a first dimension", name ? name : "");
-    STX__NEED(x, init >= STX_ZEROS && init <= STX_TRUNCATED, STX_ERR_ARG, "stx_param: \"%s\": no initialiser has number %d: use STX_ZEROS, STX_CONSTANT, STX_NORMAL, STX_UNIFORM or STX_TRUNCATED", name, init);
+    STX__NEED(x, init >= STX_ZEROS && init <= STX_TRUNCATED, STX_ERR_ARG,
+              "stx_param: \"%s\": no initialiser has number %d: use STX_ZEROS, STX_CONSTANT, STX_NORMAL, STX_UNIFORM or STX_TRUNCATED",
+        name, init);
     STX__NEED(x, !stx_params_find(p, name), STX_ERR_ARG, "stx_param: there is a parameter \"%s\" already", name);
     t = stx__tensor(x, STX__PARAM, stx__dims(d), d);
     if (!t) return NULL;
-    t->grad = (stx_real *)stx__state(x, STX__STATE, t->size * sizeof(stx_real));
+    t->grad = stx__grads_alloc(x, (stx__arena *)p->grads_memory, t->size);
     if (!t->grad) return NULL;
     t->needs_grad = t->is_param = t->is_leaf = 1;
     if (p->count == p->capacity) {      /* the old list stays in the arena: a few hundred bytes */
@@ -5926,7 +6021,8 @@ static void stx__param_edit(stx_ctx *x, const char *op, stx_tensor *t, size_t r0
     char s[96];
     if (!stx_ok(x) || !t) return;
     if (!t->is_param || !fn || r0 > r1 || r1 > t->dim[0]) {
-        stx_fail(x, STX_ERR_ARG, "%s: rows [%zu,%zu) of %s%s: want rows of a parameter%s", op, r0, r1, stx__shape(t, s), t->is_param ? "" : ", which is none", fn ? "" : ", and a function");
+        stx_fail(x, STX_ERR_ARG, "%s: rows [%zu,%zu) of %s%s: want rows of a parameter%s", op, r0, r1, stx__shape(t, s),
+                 t->is_param ? "" : ", which is none", fn ? "" : ", and a function");
         return;
     }
     C = t->size / t->dim[0];
@@ -5942,8 +6038,12 @@ static void stx__param_edit(stx_ctx *x, const char *op, stx_tensor *t, size_t r0
 }
 static double stx__times(void *user, size_t i, double was) { (void)i; return was * *(double *)user; }
 static double stx__value(void *user, size_t i, double was) { (void)i; (void)was; return *(double *)user; }
-STX_DEF void stx_param_scale(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double s) { stx__param_edit(x, "stx_param_scale", param, r0, r1, stx__times, &s); }
-STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double v) { stx__param_edit(x, "stx_param_fill", param, r0, r1, stx__value, &v); }
+STX_DEF void stx_param_scale(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double s) {
+    stx__param_edit(x, "stx_param_scale", param, r0, r1, stx__times, &s);
+}
+STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double v) {
+    stx__param_edit(x, "stx_param_fill", param, r0, r1, stx__value, &v);
+}
 STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void *user) {
     stx__param_edit(x, "stx_param_apply", param, 0, param ? param->dim[0] : 0, fn, user);
 }
@@ -5973,10 +6073,12 @@ static stx_tensor *stx__rows_of(stx_ctx *x, stx_tensor *table, const int32_t *de
     }
     return y;
 }
-static stx_tensor *stx__lookup(stx_ctx *x, const char *op, stx_tensor *table, size_t V, const int32_t *ids, const int32_t *device, size_t n, int ndim, const size_t *dim) {
+static stx_tensor *stx__lookup(stx_ctx *x, const char *op, stx_tensor *table, size_t V, const int32_t *ids, const int32_t *device,
+                               size_t n, int ndim, const size_t *dim) {
     size_t i;
     for (i = 0; i < n; i++)
-        STX__NEED(x, ids[i] >= 0 && (size_t)ids[i] < V, STX_ERR_ARG, "%s: id %ld at position %zu is outside the table of %zu rows: check the vocabulary size", op, (long)ids[i], i, V);
+        STX__NEED(x, ids[i] >= 0 && (size_t)ids[i] < V, STX_ERR_ARG,
+                  "%s: id %ld at position %zu is outside the table of %zu rows: check the vocabulary size", op, (long)ids[i], i, V);
     return stx__rows_of(x, table, device, n, ndim, dim);
 }
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids) {
@@ -6055,7 +6157,8 @@ static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
     int fresh;
     stx_real *dh = stx__grad_fresh(x, h, &fresh), *dW = stx__grad(x, W), *db = stx__grad(x, n->in[2]);
     if (dh) STX_RUN(x, stx_gemm, (x, B, 0, 0, T, Ci, O, 1, stx_at(x, n->y->grad, (S - T) * O), O, S * O, W->data, Ci, 0, (stx_real)!fresh, dh, Ci, T * Ci));
-    if (dW || db) STX_RUN(x, stx_linear_bwd, (x, NULL, dW, db, n->y->grad, n->y->data, NULL, X->data, W->data, B * S, Ci, O, STX_ACT_NONE, 0));
+    if (dW || db)
+        STX_RUN(x, stx_linear_bwd, (x, NULL, dW, db, n->y->grad, n->y->data, NULL, X->data, W->data, B * S, Ci, O, STX_ACT_NONE, 0));
 }
 STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W, stx_tensor *b) {
     stx_tensor *y, *ins[3];
@@ -6065,7 +6168,8 @@ STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, 
     if (!stx_ok(x) || !X || !h || !W) return NULL;
     STX__NEED(x, W->ndim == 2 && X->ndim == 3 && h->ndim == 3 && X->dim[2] == W->dim[1] && h->dim[2] == W->dim[1] && X->dim[0] == h->dim[0] && X->dim[1] >= h->dim[1], STX_ERR_SHAPE,
               "stx_linear_memory: %s that ends in %s: want (B,S,Ci) and (B,T,Ci) with T <= S and a weight (O,Ci)", stx__shape(X, s), stx__shape(h, t));
-    STX__NEED(x, !b || b->size == W->dim[0], STX_ERR_SHAPE, "stx_linear_memory: bias %s, want one number for each of the %zu outputs", stx__shape(b ? b : W, s), W->dim[0]);
+    STX__NEED(x, !b || b->size == W->dim[0], STX_ERR_SHAPE, "stx_linear_memory: bias %s, want one number for each of the %zu outputs",
+              stx__shape(b ? b : W, s), W->dim[0]);
     d[0] = X->dim[0]; d[1] = X->dim[1]; d[2] = W->dim[0];
     y = stx__tensor(x, STX__STEP, 3, d);
     if (!y) return NULL;
@@ -6492,9 +6596,11 @@ static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_
     if (!stx_ok(x) || !logits || !targets) return NULL;
     N = stx__rows(logits);
     V = stx__last(logits);
-    STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE, "stx_cross_entropy: logits %s for %zu x %zu targets: want one target a row", stx__shape(logits, t), targets->B, targets->T);
+    STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE, "stx_cross_entropy: logits %s for %zu x %zu targets: want one target a row",
+              stx__shape(logits, t), targets->B, targets->T);
     for (i = 0; i < N; i++)
-        STX__NEED(x, targets->data[i] >= 0 && (size_t)targets->data[i] < V, STX_ERR_ARG, "stx_cross_entropy: target %ld at position %zu is outside the %zu classes", (long)targets->data[i], i, V);
+        STX__NEED(x, targets->data[i] >= 0 && (size_t)targets->data[i] < V, STX_ERR_ARG,
+                  "stx_cross_entropy: target %ld at position %zu is outside the %zu classes", (long)targets->data[i], i, V);
     stx__ids_below(targets, V);
     return stx__cross_entropy_of(x, logits, targets->device, divisor, over);
 }
@@ -6506,7 +6612,8 @@ static void stx__token_loss_back(stx_ctx *x, stx__node *n) {
     stx_tensor *a = n->in[0];
     int fresh;
     stx_real *d = stx__grad_fresh(x, a, &fresh);
-    if (d) STX_RUN(x, stx_token_loss_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, s->w, stx__rows(a), stx__last(a), !fresh));
+    if (d)
+        STX_RUN(x, stx_token_loss_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, s->w, stx__rows(a), stx__last(a), !fresh));
 }
 /* logits (N,V), targets and w (N) on the device, nll (N): out */
 static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, const int32_t *targets, const stx_real *w, stx_real *nll) {
@@ -6527,7 +6634,8 @@ static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, const int32_t
     return y;
 }
 /* The rows' weights and known targets, on the device; 0 and an error */
-static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets, const stx_token_loss *how, stx_real **w, int32_t **known) {
+static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets, const stx_token_loss *how, stx_real **w,
+                              int32_t **known) {
     size_t N = targets->B * targets->T;
     const stx_tensor *weights = how ? how->weights : NULL;
     double divisor = how && how->mean ? 0 : how && how->divisor > 0 ? how->divisor : (double)N;
@@ -6536,14 +6644,16 @@ static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets
         return 0;
     }
     if (weights && (weights->size != N || weights->needs_grad)) {
-        stx_fail(x, STX_ERR_SHAPE, "%s: %zu weights for %zu targets%s: want one number a row, without gradient (stx_input, stx_detach)", op, weights->size, N,
+        stx_fail(x, STX_ERR_SHAPE, "%s: %zu weights for %zu targets%s: want one number a row, without gradient (stx_input, stx_detach)",
+                 op, weights->size, N,
                  weights->needs_grad ? ", and they want a gradient" : "");
         return 0;
     }
     *w = (stx_real *)stx_step_bytes(x, N * sizeof **w);
     *known = (int32_t *)stx_step_bytes(x, N * sizeof **known);
     if (!*w || !*known) return 0;
-    STX_RUN(x, stx_token_weights, (x, *w, *known, targets->device, weights ? weights->data : NULL, N, how ? how->ignore : 0, how ? how->ignored : 0, divisor));
+    STX_RUN(x, stx_token_weights, (x, *w, *known, targets->device, weights ? weights->data : NULL, N, how ? how->ignore : 0,
+                                   how ? how->ignored : 0, divisor));
     return 1;
 }
 STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, stx_token_loss *how) {
@@ -6556,10 +6666,13 @@ STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, con
     if (!stx_ok(x) || !logits || !targets) return NULL;
     N = stx__rows(logits);
     V = stx__last(logits);
-    STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE, "stx_cross_entropy_tokens: logits %s for %zu x %zu targets: want one target a row", stx__shape(logits, t), targets->B, targets->T);
+    STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE,
+              "stx_cross_entropy_tokens: logits %s for %zu x %zu targets: want one target a row", stx__shape(logits, t),
+              targets->B, targets->T);
     for (i = 0; i < N; i++)
         STX__NEED(x, (targets->data[i] >= 0 && (size_t)targets->data[i] < V) || stx__left_out(how, targets->data[i]), STX_ERR_ARG,
-                  "stx_cross_entropy_tokens: target %ld at position %zu is outside the %zu classes, and not the ignored one", (long)targets->data[i], i, V);
+                  "stx_cross_entropy_tokens: target %ld at position %zu is outside the %zu classes, and not the ignored one",
+                  (long)targets->data[i], i, V);
     stx__ids_used(targets, V, how);
     if (!stx__token_weights(x, "stx_cross_entropy_tokens", targets, how, &w, &known)) return NULL;
     nll = stx_new_full(x, N, 0, 0, 0);
@@ -6661,7 +6774,8 @@ STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1) {
     size_t d[3], C;
     char s[96];
     if (!stx_ok(x) || !a) return NULL;
-    STX__NEED(x, a->ndim == 3 && t0 < t1 && t1 <= a->dim[1], STX_ERR_SHAPE, "stx_slice: rows [%zu,%zu) of %s: want 0 <= t0 < t1 <= T of (B,T,C)", t0, t1, stx__shape(a, s));
+    STX__NEED(x, a->ndim == 3 && t0 < t1 && t1 <= a->dim[1], STX_ERR_SHAPE,
+              "stx_slice: rows [%zu,%zu) of %s: want 0 <= t0 < t1 <= T of (B,T,C)", t0, t1, stx__shape(a, s));
     C = a->dim[2];
     d[0] = a->dim[0]; d[1] = t1 - t0; d[2] = C;
     return stx__slice(x, a, d[0], t0 * C, d[1] * C, d);
@@ -6670,7 +6784,8 @@ STX_DEF stx_tensor *stx_slice_channels(stx_ctx *x, stx_tensor *a, size_t c0, siz
     size_t d[STX_MAX_DIM];
     char s[96];
     if (!stx_ok(x) || !a) return NULL;
-    STX__NEED(x, c0 < c1 && c1 <= stx__last(a), STX_ERR_SHAPE, "stx_slice_channels: channels [%zu,%zu) of %s: want 0 <= c0 < c1 <= C of (..,C)", c0, c1, stx__shape(a, s));
+    STX__NEED(x, c0 < c1 && c1 <= stx__last(a), STX_ERR_SHAPE,
+              "stx_slice_channels: channels [%zu,%zu) of %s: want 0 <= c0 < c1 <= C of (..,C)", c0, c1, stx__shape(a, s));
     memcpy(d, a->dim, sizeof d);
     d[a->ndim - 1] = c1 - c0;
     return stx__slice(x, a, stx__rows(a), c0, c1 - c0, d);
@@ -6709,7 +6824,8 @@ STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r
     stx__node *node;
     char s[96];
     if (!stx_ok(x) || !a) return NULL;
-    STX__NEED(x, a->ndim == 2 && r0 < r1 && r1 <= a->dim[0], STX_ERR_SHAPE, "stx_view_rows: rows [%zu,%zu) of %s: want 0 <= r0 < r1 <= N of (N,C)", r0, r1, stx__shape(a, s));
+    STX__NEED(x, a->ndim == 2 && r0 < r1 && r1 <= a->dim[0], STX_ERR_SHAPE,
+              "stx_view_rows: rows [%zu,%zu) of %s: want 0 <= r0 < r1 <= N of (N,C)", r0, r1, stx__shape(a, s));
     y = stx__view(x, a);
     if (!y) return NULL;
     y->dim[0] = r1 - r0;
@@ -6802,8 +6918,8 @@ static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **made, int 
     stx_tensor head[1 + STX_MAX_MORE];
     int i, above = count > 1 || stx__on_gpu(x);
     for (i = 0; i < count; i++) if (made[i]) head[i] = *made[i];
-    /* Copies above what fn made, then down: one result may lie where another one goes, and a copy on a GPU must not overlap, for which there
-       has to be a place of each one's size below the copies */
+    /* Copies above what fn made, then down: one result may lie where another one goes, and a copy on a GPU must not overlap, for which
+       there has to be a place of each one's size below the copies */
     if (count > 1 && stx__on_gpu(x)) for (i = 0; i < count; i++) if (made[i] && !stx__room_like(x, &head[i])) return 0;
     for (i = 0; above && i < count; i++) {
         if (!made[i]) continue;
@@ -6840,7 +6956,8 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
     if (!stx_ok(x)) return NULL;
     STX__NEED(x, count >= 0 && count <= 8, STX_ERR_ARG, "stx_recompute: %d inputs, want 0 to 8", count);
     STX__NEED(x, more >= 0 && more <= STX_MAX_MORE, STX_ERR_ARG, "stx_recompute: %d more results, want 0 to %d", more, STX_MAX_MORE);
-    STX__NEED(x, fn && (in || !count) && (out || !more), STX_ERR_ARG, "stx_recompute: %s is NULL", !fn ? "fn" : in || !count ? "out" : "in");
+    STX__NEED(x, fn && (in || !count) && (out || !more), STX_ERR_ARG, "stx_recompute: %s is NULL",
+              !fn ? "fn" : in || !count ? "out" : "in");
     for (i = 0; i < count; i++) if (!in[i]) return NULL;
     if (!x->recording) return fn(x, user, in, more ? out : none);
     n = (stx__node *)stx__arena_alloc(x, &x->step, sizeof *n);
@@ -6988,7 +7105,8 @@ static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, s
         if (p && (p->ndim != 2 || p->dim[1] != t->dim[1] || (d && p->dim[0] != d))) { stx_fail(x, STX_ERR_SHAPE, "%s: projection %zu is %s, want (%zu,%zu)", op, c, stx__shape(p, s), d, t->dim[1]); return 0; }
         if (!p && d && t->dim[1] != d) { stx_fail(x, STX_ERR_SHAPE, "%s: table %zu is %s, without a projection its width must be %zu", op, c, stx__shape(t, s), d); return 0; }
         if (output && a->proj_bias[c] && (!p || a->proj_bias[c]->size != p->dim[1])) {
-            stx_fail(x, STX_ERR_SHAPE, "%s: projection bias %zu is %s, want (%zu), and a projection", op, c, stx__shape(a->proj_bias[c], s), t->dim[1]);
+            stx_fail(x, STX_ERR_SHAPE, "%s: projection bias %zu is %s, want (%zu), and a projection", op, c,
+                     stx__shape(a->proj_bias[c], s), t->dim[1]);
             return 0;
         }
         if (output && b && b->size != t->dim[0]) { stx_fail(x, STX_ERR_SHAPE, "%s: bias %zu is %s, want (%zu)", op, c, stx__shape(b, s), t->dim[0]); return 0; }
@@ -7004,7 +7122,8 @@ static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, s
 }
 
 /* m[c]: how many of the ids each cluster holds, those that are left out apart. 0 and an error (op NULL: without) when one is in none */
-static int stx__cluster_counts(stx_ctx *x, const char *op, const stx_adaptive *a, const stx_ids *ids, const stx_token_loss *how, size_t *m) {
+static int stx__cluster_counts(stx_ctx *x, const char *op, const stx_adaptive *a, const stx_ids *ids, const stx_token_loss *how,
+                               size_t *m) {
     size_t c, i, n = ids->B * ids->T;
     memset(m, 0, STX_MAX_CLUSTERS * sizeof *m);
     for (i = 0; i < n; i++) {
@@ -7012,7 +7131,8 @@ static int stx__cluster_counts(stx_ctx *x, const char *op, const stx_adaptive *a
         c = stx__cluster(a->end, a->clusters, ids->data[i]);
         if (c < a->clusters) m[c]++;
         else if (op) {
-            stx_fail(x, STX_ERR_ARG, "%s: id %ld at position %zu is outside the vocabulary of %zu", op, (long)ids->data[i], i, a->end[a->clusters - 1]);
+            stx_fail(x, STX_ERR_ARG, "%s: id %ld at position %zu is outside the vocabulary of %zu", op, (long)ids->data[i], i,
+                     a->end[a->clusters - 1]);
             return 0;
         }
     }
@@ -7032,7 +7152,8 @@ STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx
 }
 /* The ids of each cluster, sorted on the device: see stx_cluster_sort. known: the ids there, or with -1 for those that are left out */
 typedef struct stx__sorted { stx_clusters k; int32_t *local, *place, *at, *over; } stx__sorted;
-static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, const stx_ids *ids, const int32_t *known, const stx_token_loss *how, int head, stx__sorted *s) {
+static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, const stx_ids *ids, const int32_t *known,
+                         const stx_token_loss *how, int head, stx__sorted *s) {
     size_t m[STX_MAX_CLUSTERS], n = ids->B * ids->T, c, all;
     if (!stx__cluster_counts(x, op, a, ids, how, m)) return 0;
     stx__ids_used(ids, a->end[a->clusters - 1], how);
@@ -7078,7 +7199,7 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
     dim[0] = ids->B; dim[1] = ids->T; dim[2] = d;
     y = stx__rows_of(x, all, s.at, n, 3, dim);
     if (y && a->scale != 1) y = stx_scale(x, y, a->scale != 0 ? a->scale : sqrt((double)d));
-    if (y && stx__on_gpu(x)) STX_RUN(x, stx_spoil, (x, y->data, 1, s.over));
+    if (y && stx__on_gpu(x)) STX_RUN(x, stx_spoil, (x, y->data, y->size, s.over));
     return y;
 }
 /* Logits of cluster c for rows h (n,d): x_c = dropout(P_c^T h + p_c) ; T_c x_c + b_c, and for the head also the clusters' columns in
@@ -7092,7 +7213,8 @@ static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_t
     return l;
 }
 /* The loss of the head, and of each cluster for its rows. With how, and on a GPU, where there may be rows left over: by weights. */
-static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets, stx_token_loss *how) {
+static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets,
+                                         stx_token_loss *how) {
     size_t n, c, dim[2];
     stx__sorted s;
     stx_real *w = NULL, *wc, *nc;
@@ -7105,7 +7227,8 @@ static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_a
     known = targets->device;
     weighted = how || stx__on_gpu(x);
     if (!stx__adaptive_ok(x, op, a, stx__last(h), 1)) return NULL;
-    STX__NEED(x, stx__rows(h) == n && n <= INT32_MAX / 2, STX_ERR_SHAPE, "%s: %zu rows for %zu targets: want one target a row", op, stx__rows(h), n);
+    STX__NEED(x, stx__rows(h) == n && n <= INT32_MAX / 2, STX_ERR_SHAPE, "%s: %zu rows for %zu targets: want one target a row", op,
+              stx__rows(h), n);
     if (weighted && !stx__token_weights(x, op, targets, how, &w, &known)) return NULL;
     if (!stx__sort_ids(x, op, a, targets, known, how, 1, &s)) return NULL;
     h = stx_reshape(x, h, n, stx__last(h), 0, 0);
@@ -7128,7 +7251,7 @@ static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_a
         nc = wc + dim[0];
         STX_RUN(x, stx_embedding_fwd, (x, wc, w, place, dim[0], 1, 1));
         loss = stx_add(x, loss, stx__token_loss(x, l, local, wc, nc));
-        if (loss) STX_RUN(x, stx_embedding_bwd, (x, nll->data, nc, place, dim[0], 1, 1));
+        if (loss && how) STX_RUN(x, stx_embedding_bwd, (x, nll->data, nc, place, dim[0], 1, 1));
     }
     if (how && loss) how->nll = nll;
     return loss;
@@ -7136,7 +7259,8 @@ static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_a
 STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets) {
     return stx__adaptive_softmax(x, "stx_adaptive_softmax", a, h, targets, NULL);
 }
-STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets, stx_token_loss *how) {
+STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets,
+                                                stx_token_loss *how) {
     stx_token_loss none;
     memset(&none, 0, sizeof none);
     return stx__adaptive_softmax(x, "stx_adaptive_softmax_tokens", a, h, targets, how ? how : &none);
@@ -7182,7 +7306,6 @@ STX_DEF stx_picked *stx_pick_params(stx_ctx *x, stx_tensor *const *t, size_t cou
         STX__NEED(x, t[i] && t[i]->is_param, STX_ERR_ARG, "stx_pick_params: number %zu is %s, want parameters", i, t[i] ? "no parameter" : "NULL");
         memset(&piece, 0, sizeof piece);
         piece.p = t[i]->data;
-        piece.g = t[i]->grad;
         piece.n = t[i]->size;
         stx__put_bytes(x, p->piece + i, &piece, sizeof piece);
     }
@@ -7210,7 +7333,9 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     if (!o) return NULL;
     if (d) o->desc = *d;
     if (!o->desc.kind) o->desc.kind = STX_ADAM;
-    STX__NEED(x, o->desc.kind >= STX_SGD && o->desc.kind <= STX_LAMB, STX_ERR_ARG, "stx_optim_create: no optimiser has number %d: use STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM or STX_LAMB", o->desc.kind);
+    STX__NEED(x, o->desc.kind >= STX_SGD && o->desc.kind <= STX_LAMB, STX_ERR_ARG,
+              "stx_optim_create: no optimiser has number %d: use STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM or STX_LAMB",
+              o->desc.kind);
     if (o->desc.beta1 == 0) o->desc.beta1 = 0.9;
     if (o->desc.beta2 == 0) o->desc.beta2 = 0.999;
     if (o->desc.eps == 0) o->desc.eps = o->desc.kind == STX_ADAGRAD ? 1e-10 : o->desc.kind == STX_LAMB ? 1e-6 : 1e-8;
@@ -7218,12 +7343,16 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
               stx__beta(o->desc.beta2) >= 0 && o->desc.beta2 < 1 && o->desc.eps >= 0 && o->desc.clip >= 0 && o->desc.weight_decay >= 0,
               STX_ERR_ARG, "stx_optim_create: momentum, eps, clip and weight_decay want 0 or more, the betas [0,1) or -1 for 0");
     STX__NEED(x, o->desc.kind != STX_ADAGRAD || o->desc.weight_decay == 0, STX_ERR_ARG, "stx_optim_create: Adagrad here has no weight decay: set it to 0 or use STX_ADAMW");
-    STX__NEED(x, o->desc.clip_value >= 0 && o->desc.trust_max >= 0, STX_ERR_ARG, "stx_optim_create: clip_value and trust_max want 0 or more");
-    STX__NEED(x, !o->desc.eps_hat || o->desc.kind == STX_ADAM || o->desc.kind == STX_ADAMW, STX_ERR_ARG, "stx_optim_create: eps_hat goes with STX_ADAM and STX_ADAMW, not with optimiser %d", o->desc.kind);
-    STX__NEED(x, o->desc.kind == STX_LAMB || (!o->desc.no_correction && o->desc.trust_max == 0), STX_ERR_ARG, "stx_optim_create: trust_max and no_correction go with STX_LAMB, not with optimiser %d", o->desc.kind);
+    STX__NEED(x, o->desc.clip_value >= 0 && o->desc.trust_max >= 0, STX_ERR_ARG,
+              "stx_optim_create: clip_value and trust_max want 0 or more");
+    STX__NEED(x, !o->desc.eps_hat || o->desc.kind == STX_ADAM || o->desc.kind == STX_ADAMW, STX_ERR_ARG,
+              "stx_optim_create: eps_hat goes with STX_ADAM and STX_ADAMW, not with optimiser %d", o->desc.kind);
+    STX__NEED(x, o->desc.kind == STX_LAMB || (!o->desc.no_correction && o->desc.trust_max == 0), STX_ERR_ARG,
+              "stx_optim_create: trust_max and no_correction go with STX_LAMB, not with optimiser %d", o->desc.kind);
     states = o->desc.kind == STX_SGD ? o->desc.momentum > 0 : o->desc.kind == STX_ADAGRAD ? 1 : 2;
     o->params = p;
     o->count = p->count;
+    p->held = 1;
     for (i = 0; i < p->count; i++) o->pieces += (p->tensor[i]->size + STX__PIECE - 1) / STX__PIECE;
     o->piece = (stx_piece *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, 1, sizeof *o->piece));
     o->squares = (double *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, o->desc.kind == STX_LAMB ? 3 : 1, sizeof *o->squares));
@@ -7653,6 +7782,9 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
 #endif
     return x;
 }
+static void stx__grads_free(stx_ctx *x) {
+    for (; x->lists; x->lists = x->lists->next) stx__arena_free(x, (stx__arena *)x->lists->grads_memory);
+}
 STX_DEF void stx_destroy(stx_ctx *x) {
     if (!x) return;
     stx__pool_free(x);
@@ -7665,6 +7797,7 @@ STX_DEF void stx_destroy(stx_ctx *x) {
         stx_cuda_sync(x);
         for (i = 0; i < STX__REPLAYS; i++) stx_cuda_graph_free(x, (stx_graph *)x->replay[i].graph);
         while (x->dev_blocks) stx_block_numbers_free(x, (stx_real *)x->dev_blocks->p);
+        stx__grads_free(x);
         stx__arena_free(x, &x->dev_keep);
         stx__arena_free(x, &x->dev_params);
         stx__arena_free(x, &x->dev_step);
@@ -7673,6 +7806,7 @@ STX_DEF void stx_destroy(stx_ctx *x) {
     }
 #endif
     while (x->blocks.next != &x->blocks) stx_block_free(x, (char *)x->blocks.next + 64);
+    stx__grads_free(x);
     stx__arena_free(x, &x->keep);
     stx__arena_free(x, &x->step);
     x->desc.release(x->desc.user, x);

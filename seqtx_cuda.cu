@@ -1165,7 +1165,8 @@ void stx_log_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t
     if (N && C) STX__RUN_ROWS(x, "stx_log_softmax_fwd", N, C, stx__log_softmax_fwd_kernel, Y, A, N, C);
 }
 /* da (N,C) = or += dy - e^y sum dy. As forward. */
-template<int T> static __global__ void stx__log_softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C, int accumulate) {
+template<int T> static __global__ void stx__log_softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C,
+                                                                   int accumulate) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const size_t start = n * C, t = threadIdx.x % T;
@@ -1239,7 +1240,9 @@ static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, c
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, Y, part, pieces, divisor, accumulate);
 }
 void stx_mean_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) { stx__sum_cuda(x, "stx_mean_fwd", STX__SUM, y, a, NULL, n, (double)n, 0); }
-void stx_sum_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) { stx__sum_cuda(x, "stx_sum_fwd", STX__SUM, y, a, NULL, n, 1, 0); }
+void stx_sum_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
+    stx__sum_cuda(x, "stx_sum_fwd", STX__SUM, y, a, NULL, n, 1, 0);
+}
 /* da (n) += dy / divisor. A thread takes four neighbours at a time. */
 template<int W> static __global__ void stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n, float divisor) {
     float g = stx__get(dy, 0) / divisor;
@@ -1343,14 +1346,16 @@ void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *d
     if (N && V) STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I, A, targets, N, V, divisor, accumulate);
 }
 
-/* w (N) = weights / divisor, or 0, and known (N) = targets, or -1: see stx_token_weights. One block, for the divisor may be a sum over all rows: a
-   thread adds every 1024th, then a fixed tree. */
-static __global__ void __launch_bounds__(1024) stx__token_weights_kernel(stx__num w, int32_t *known, const int32_t *targets, stx__num weights, size_t N, int ignore, int32_t ignored,
+/* w (N) = weights / divisor, or 0, and known (N) = targets, or -1: see stx_token_weights. One block, for the divisor may be a sum over
+   all rows: a thread adds every 1024th, then a fixed tree. */
+static __global__ void __launch_bounds__(1024) stx__token_weights_kernel(stx__num w, int32_t *known, const int32_t *targets,
+    stx__num weights, size_t N, int ignore, int32_t ignored,
         double divisor) {
     STX__SHARED(double, sh, 32);
     double s = 0;
     if (divisor == 0) {
-        for (size_t n = threadIdx.x; n < N; n += 1024) if (!(ignore && targets[n] == ignored) && targets[n] >= 0) s += weights.p ? (double)stx__get(weights, n) : 1;
+        for (size_t n = threadIdx.x; n < N; n += 1024)
+            if (!(ignore && targets[n] == ignored) && targets[n] >= 0) s += weights.p ? (double)stx__get(weights, n) : 1;
         divisor = stx__row_sum<1024>(s, sh);
     }
     for (size_t n = threadIdx.x; n < N; n += 1024) {
@@ -1359,12 +1364,15 @@ static __global__ void __launch_bounds__(1024) stx__token_weights_kernel(stx__nu
         stx__put(w, n, id >= 0 && divisor != 0 ? (float)((weights.p ? (double)stx__get(weights, n) : 1) / divisor) : 0);
     }
 }
-void stx_token_weights_cuda(stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N, int ignore, int32_t ignored, double divisor) {
+void stx_token_weights_cuda(stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N,
+                            int ignore, int32_t ignored, double divisor) {
     stx__num W = stx__num_of(x, w), A = stx__num_of(x, weights);
-    if (N) STX__RUN_KERNEL(x, "stx_token_weights", stx__token_weights_kernel, 1, 1024, 0, W, known, targets, A, N, ignore, ignored, divisor);
+    if (N) STX__RUN_KERNEL(x, "stx_token_weights", stx__token_weights_kernel, 1, 1024, 0, W, known, targets, A, N, ignore, ignored,
+                           divisor);
 }
 /* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n]. As cross_entropy; rows with a negative target are 0. */
-template<int T> static __global__ void stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num top, stx__num inv, stx__num logits, const int32_t *targets, stx__num w, size_t N,
+template<int T> static __global__ void stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num top, stx__num inv, stx__num logits,
+                                                                  const int32_t *targets, stx__num w, size_t N,
         size_t V) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
@@ -1380,22 +1388,26 @@ template<int T> static __global__ void stx__token_loss_fwd_kernel(double *loss, 
         }
     }
 }
-void stx_token_loss_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V) {
+void stx_token_loss_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
+                             const int32_t *targets, const stx_real *w, size_t N, size_t V) {
     const char *name = "stx_token_loss_fwd";
-    stx__num L = stx__num_of(x, loss), P = stx__num_of(x, nll), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits), W = stx__num_of(x, w);
+    stx__num L = stx__num_of(x, loss), P = stx__num_of(x, nll), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
+        logits), W = stx__num_of(x, w);
     double *part;
     if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
     STX__RUN_ROWS(x, name, N, V, stx__token_loss_fwd_kernel, part, P, M, I, A, targets, W, N, V);
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, 1.0, 0);
 }
 /* dlogits[n,v] = or += dloss w[n] (e^(logits - top) inv - [v = target]), 0 in rows with a negative target. As cross_entropy. */
-template<int T> static __global__ void stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv, stx__num logits, const int32_t *targets, stx__num w, size_t N,
+template<int T> static __global__ void stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
+                                                                  stx__num logits, const int32_t *targets, stx__num w, size_t N,
         size_t V, int accumulate) {
     const float dl = stx__get(dloss, 0);
     STX__EACH_ROW(n, N, T) {
         const size_t start = n * V, t = threadIdx.x % T;
         const int known = targets[n] >= 0;
-        const size_t target = known ? (size_t)targets[n] : V, head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V, fours = (V - head) / 4;
+        const size_t target = known ? (size_t)targets[n] : V, head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V,
+            fours = (V - head) / 4;
         const float g = known ? dl * stx__get(w, n) : 0, m = stx__get(top, n), f = g * stx__get(inv, n);
         if (!known && accumulate) continue;
         for (size_t i = t; i < V - 4 * fours; i += T) {
@@ -1414,15 +1426,18 @@ template<int T> static __global__ void stx__token_loss_bwd_kernel(stx__num dlogi
         }
     }
 }
-void stx_token_loss_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv, const stx_real *logits, const int32_t *targets,
+void stx_token_loss_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
+                             const stx_real *logits, const int32_t *targets,
                              const stx_real *w, size_t N, size_t V, int accumulate) {
-    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits), W = stx__num_of(x, w);
+    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
+        logits), W = stx__num_of(x, w);
     if (N && V) STX__RUN_ROWS(x, "stx_token_loss_bwd", N, V, stx__token_loss_bwd_kernel, D, G, M, I, A, targets, W, N, V, accumulate);
 }
 
-/* Ids sorted by cluster, stably: see stx_cluster_sort. One block, 1024 ids at a time: a warp counts its ids of each cluster by votes, and an id's place
-   is how many of its cluster stood before: in earlier rounds, in the warps before, in the lanes before. */
-static __global__ void __launch_bounds__(1024) stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n, const stx_clusters k) {
+/* Ids sorted by cluster, stably: see stx_cluster_sort. One block, 1024 ids at a time: a warp counts its ids of each cluster by votes,
+   and an id's place is how many of its cluster stood before: in earlier rounds, in the warps before, in the lanes before. */
+static __global__ void __launch_bounds__(1024) stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *over,
+    const int32_t *ids, size_t n, const stx_clusters k) {
     STX__SHARED(unsigned, count, 32 * STX_MAX_CLUSTERS);
     STX__SHARED(size_t, taken, STX_MAX_CLUSTERS);
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -1465,7 +1480,8 @@ static __global__ void __launch_bounds__(1024) stx__cluster_sort_kernel(int32_t 
         *over = more;
     }
 }
-void stx_cluster_sort_cuda(stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n, const stx_clusters *k) {
+void stx_cluster_sort_cuda(stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n,
+                           const stx_clusters *k) {
     STX__RUN_KERNEL(x, "stx_cluster_sort", stx__cluster_sort_kernel, 1, 1024, 0, local, place, at, over, ids, n, *k);
 }
 /* y (n) = NaN if flag[0] */
@@ -1624,8 +1640,8 @@ void stx_sum_squares_cuda(stx_ctx *x, double *out, const stx_piece *piece, size_
     if (count) STX__RUN_KERNEL(x, "stx_sum_squares", stx__sum_squares_kernel, stx__piece_blocks(count), 256, 0, out, piece, count);
 }
 
-/* In a block of 1024: of(first, end, lane) for the pieces [first, end) of each tensor, by the warp in whose 32 pieces it begins, which finds its
-   end by bisection (a tensor's pieces are together). */
+/* In a block of 1024: of(first, end, lane) for the pieces [first, end) of each tensor, by the warp in whose 32 pieces it begins, which
+   finds its end by bisection (a tensor's pieces are together). */
 template<class F> static __device__ __forceinline__ void stx__each_tensor(const stx_piece *piece, size_t count, F of) {
     const unsigned lane = threadIdx.x % 32;
     for (size_t base = threadIdx.x - lane; base < count; base += 1024) {
@@ -1643,7 +1659,8 @@ template<class F> static __device__ __forceinline__ void stx__each_tensor(const 
 }
 /* From the squares' sums: the norm, whether there is an update at all, and the pieces' lr. One block. The total is a fixed tree over every
    1024th piece, where the CPU adds in order: the same but for the rounding of doubles. Adagrad's clipping needs the norm of each tensor. */
-static __global__ void __launch_bounds__(1024, 1) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares, const stx_optim_desc d) {
+static __global__ void __launch_bounds__(1024, 1) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares,
+                                                                   const stx_optim_desc d) {
     STX__SHARED(double, sh, 32);
     const double clip = d.clip, beta1 = d.beta1, beta2 = d.beta2;
     const int kind = d.kind;
@@ -1758,9 +1775,10 @@ void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piec
     if (count) STX__RUN_PIECES(x, "stx_adam_update", stx__adam_kernel, piece, count, u, beta1, rest1, beta2, rest2, eps, decay, decoupled);
 }
 
-/* LAMB, first: d = factor g ; m = b1 m + (1-b1) d ; v = b2 v + (1-b2) d^2 ; g = (m / c1) / (sqrt(v / c2) + eps) + decay p, and the piece's sums of
-   p^2 and g^2, in double. A block has a piece. */
-static __global__ void stx__lamb_kernel(const stx_piece *piece, size_t count, const stx_update *u, double *squares, float beta1, float rest1, float beta2, float rest2, float eps, float decay) {
+/* LAMB, first: d = factor g ; m = b1 m + (1-b1) d ; v = b2 v + (1-b2) d^2 ; g = (m / c1) / (sqrt(v / c2) + eps) + decay p, and the
+   piece's sums of p^2 and g^2, in double. A block has a piece. */
+static __global__ void stx__lamb_kernel(const stx_piece *piece, size_t count, const stx_update *u, double *squares, float beta1,
+                                        float rest1, float beta2, float rest2, float eps, float decay) {
     STX__SHARED(double, sh, 32);
     if (!u->ok) return;
     const float factor = u->factor, rate = 1 / u->correction1, unbias = 1 / u->correction2;
@@ -1781,12 +1799,15 @@ static __global__ void stx__lamb_kernel(const stx_piece *piece, size_t count, co
         if (threadIdx.x == 0) { squares[2 * k] = pp; squares[2 * k + 1] = gg; }
     }
 }
-void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2,
+void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1,
+                             stx_real rest1, stx_real beta2, stx_real rest2,
                              stx_real eps, stx_real decay) {
-    if (count) STX__RUN_KERNEL(x, "stx_lamb_direction", stx__lamb_kernel, stx__piece_blocks(count), 256, 0, piece, count, u, squares, beta1, rest1, beta2, rest2, eps, decay);
+    if (count) STX__RUN_KERNEL(x, "stx_lamb_direction", stx__lamb_kernel, stx__piece_blocks(count), 256, 0, piece, count, u, squares,
+                               beta1, rest1, beta2, rest2, eps, decay);
 }
 /* LAMB, second: each tensor's phi, times the pieces' lr. One block; see stx__plan_kernel. */
-static __global__ void __launch_bounds__(1024) stx__lamb_plan_kernel(const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max) {
+static __global__ void __launch_bounds__(1024) stx__lamb_plan_kernel(const stx_update *u, stx_piece *piece, size_t count,
+                                                                     const double *squares, double trust_max) {
     if (!u->ok) return;
     stx__each_tensor(piece, count, [=](size_t first, size_t end, unsigned lane) {
         double p = 0, g = 0;

@@ -211,7 +211,8 @@ static void expect(const void *result, const char *what, int code, const char *o
     CHECK(stx_ok(ex) && !strcmp(stx_error(ex), ""), "%s: clear", what);
 }
 #define WANT(expr, code, op, got, wanted) expect((expr), #expr, code, op, got, wanted)
-static stx_tensor *gives_null(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { (void)x; (void)user; (void)in; (void)out; return NULL; }
+static stx_tensor *gives_null(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { (void)x; (void)user; (void)in; (void)out;
+    return NULL; }
 static const void *optim_of(stx_params *p, int kind, double momentum, double beta1, double beta2, double eps, double clip, double decay) {
     stx_optim_desc d;
     memset(&d, 0, sizeof d);
@@ -297,7 +298,8 @@ static int late_parameter(void) {          /* parameters that came after the opt
     return 1;
 }
 static int find_null(void) { stx_ctx *x = plain(1, 1); stx_params *p = stx_params_create(x); stx_param(p, STX_ZEROS, 0, "a", 1, 0, 0, 0); const char *volatile none = NULL; return stx_params_find(p, none) == NULL; }
-static int recompute_null(void) { stx_ctx *x = plain(1, 1); stx_begin(x, STX_TRAIN); return !stx_recompute(x, NULL, NULL, NULL, 1, NULL, 0) && !stx_recompute(x, NULL, NULL, NULL, 0, NULL, 1); }
+static int recompute_null(void) { stx_ctx *x = plain(1, 1); stx_begin(x, STX_TRAIN); return !stx_recompute(x, NULL, NULL, NULL, 1, NULL,
+    0) && !stx_recompute(x, NULL, NULL, NULL, 0, NULL, 1); }
 static void errors(void) {
     static stx_real zero[4096];
     static const int32_t id[6] = {0, 1, 2, 3, 4, 5}, flags[10] = {0, 1, 0, -1, 2, 7, 0, 0, 1, 1}, bad[3] = {0, 7, 1}, neg[3] = {0, 1, -1};
@@ -374,8 +376,10 @@ static void errors(void) {
     WANT(stx_reshape(ex, T_(3, 4, 0, 0), 0, 12, 0, 0), STX_ERR_SHAPE, "stx_reshape", "(3,4)", "(0,");
     WANT(stx_reshape(ex, T_(3, 4, 0, 0), SIZE_MAX / 2 + 1, 2, 12, 0), STX_ERR_SHAPE, "stx_reshape", "(3,4)", "");
     /* the tape */
-    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 9, NULL, 0), STX_ERR_ARG, "stx_recompute", "9", "0 to 8"); }
-    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, -1, NULL, 0), STX_ERR_ARG, "stx_recompute", "-1", "0 to 8"); }
+    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 9, NULL, 0), STX_ERR_ARG, "stx_recompute", "9",
+                                           "0 to 8"); }
+    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, -1, NULL, 0), STX_ERR_ARG, "stx_recompute", "-1",
+                                           "0 to 8"); }
     { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 1, NULL, 0), STX_ERR_ARG, "stx_recompute", "NULL", ""); }
     WANT(stx_constant_create(ex, NULL, 3, 0, 0, 0), STX_ERR_ARG, "stx_constant_create", "no data", "dimension");
     WANT(stx_constant_create(ex, zero, 0, 3, 0, 0), STX_ERR_ARG, "stx_constant_create", "no", "first dimension");
@@ -399,28 +403,39 @@ static void errors(void) {
     WANT(stx_slice_channels(ex, w, 2, 2), STX_ERR_SHAPE, "stx_slice_channels", "[2,2)", "c0 < c1");
     WANT(stx_view_rows(ex, w, 2, 6), STX_ERR_SHAPE, "stx_view_rows", "[2,6) of (5,4)", "r1 <= N");
     WANT(stx_view_rows(ex, T_(2, 3, 4, 0), 0, 1), STX_ERR_SHAPE, "stx_view_rows", "(2,3,4)", "(N,C)");
-    { stx_tensor *t[2] = {NULL, NULL}; stx_backward_many(ex, t, NULL, 2); WANT(NULL, STX_ERR_ARG, "stx_backward_many", "none of 2", "STX_TRAIN"); }
+    { stx_tensor *t[2] = {NULL, NULL}; stx_backward_many(ex, t, NULL, 2); WANT(NULL, STX_ERR_ARG, "stx_backward_many", "none of 2",
+        "STX_TRAIN"); }
     {
         stx_token_loss how;
         memset(&how, 0, sizeof how);
-        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, bad, 1, 3), &how), STX_ERR_ARG, "stx_cross_entropy_tokens", "target 7 at position 1", "5 classes");
+        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, bad, 1, 3), &how), STX_ERR_ARG, "stx_cross_entropy_tokens",
+             "target 7 at position 1", "5 classes");
         how.ignore = 1; how.ignored = 7;
-        CHECK(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, bad, 1, 3), &how) && how.nll && how.nll->data[1] == 0, "an ignored target outside the classes: %s", stx_error(ex));
-        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, neg, 1, 3), &how), STX_ERR_ARG, "stx_cross_entropy_tokens", "target -1", "not the ignored");
-        WANT(stx_cross_entropy_tokens(ex, T_(4, 5, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_SHAPE, "stx_cross_entropy_tokens", "(4,5)", "one target a row");
+        CHECK(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, bad, 1, 3), &how) && how.nll && how.nll->data[1] == 0,
+              "an ignored target outside the classes: %s", stx_error(ex));
+        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, neg, 1, 3), &how), STX_ERR_ARG, "stx_cross_entropy_tokens",
+             "target -1", "not the ignored");
+        WANT(stx_cross_entropy_tokens(ex, T_(4, 5, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_SHAPE, "stx_cross_entropy_tokens",
+             "(4,5)", "one target a row");
         how.divisor = -1;
-        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_ARG, "stx_cross_entropy_tokens", "divisor -1", "0 or more");
+        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_ARG, "stx_cross_entropy_tokens",
+             "divisor -1", "0 or more");
         how.divisor = 2; how.mean = 1;
-        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_ARG, "stx_cross_entropy_tokens", "divisor 2", "0 with mean");
+        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_ARG, "stx_cross_entropy_tokens",
+             "divisor 2", "0 with mean");
         how.divisor = 0; how.weights = T_(3, 0, 0, 0);
-        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_SHAPE, "stx_cross_entropy_tokens", "want a gradient", "stx_detach");
+        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_SHAPE, "stx_cross_entropy_tokens",
+             "want a gradient", "stx_detach");
         how.weights = stx_input(ex, zero, 4, 0, 0, 0);
         a = adaptive();
-        WANT(stx_adaptive_softmax_tokens(ex, &a, T_(3, 4, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_SHAPE, "stx_adaptive_softmax_tokens", "4 weights for 3", "one number a row");
+        WANT(stx_adaptive_softmax_tokens(ex, &a, T_(3, 4, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_SHAPE,
+             "stx_adaptive_softmax_tokens", "4 weights for 3", "one number a row");
         a.proj_bias[1] = T_(3, 0, 0, 0);
-        WANT(stx_adaptive_softmax(ex, &a, T_(3, 4, 0, 0), stx_tokens(ex, id, 1, 3)), STX_ERR_SHAPE, "stx_adaptive_softmax", "projection bias 1 is (3)", "(2)");
+        WANT(stx_adaptive_softmax(ex, &a, T_(3, 4, 0, 0), stx_tokens(ex, id, 1, 3)), STX_ERR_SHAPE, "stx_adaptive_softmax",
+             "projection bias 1 is (3)", "(2)");
         a.proj_bias[1] = NULL; a.proj_bias[0] = T_(4, 0, 0, 0);
-        WANT(stx_adaptive_softmax(ex, &a, T_(3, 4, 0, 0), stx_tokens(ex, id, 1, 3)), STX_ERR_SHAPE, "stx_adaptive_softmax", "projection bias 0", "and a projection");
+        WANT(stx_adaptive_softmax(ex, &a, T_(3, 4, 0, 0), stx_tokens(ex, id, 1, 3)), STX_ERR_SHAPE, "stx_adaptive_softmax",
+             "projection bias 0", "and a projection");
         {   /* tokens that outlive steps: the left out id may be set as long as every op leaves it out */
             static const int32_t with[3] = {1, -100, 4};
             stx_ids *t = stx_tokens_create(ex, 1, 3);
@@ -434,10 +449,14 @@ static void errors(void) {
             stx_tokens_set(ex, t, with); WANT(NULL, STX_ERR_ARG, "stx_tokens_set", "id -100 at position 1", "0 to 4");
         }
     }
-    { stx_tensor *t = T_(3, 0, 0, 0), *o[4]; WANT(stx_recompute(ex, gives_null, NULL, &t, 1, o, 4), STX_ERR_ARG, "stx_recompute", "4 more", "0 to 3"); }
-    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 1, NULL, 1), STX_ERR_ARG, "stx_recompute", "out is NULL", ""); }
-    { stx_tensor *t[5]; t[0] = t[1] = t[2] = t[3] = t[4] = T_(3, 0, 0, 0); (void)stx_record_results(ex, t, 5, t, 1, NULL, NULL); WANT(NULL, STX_ERR_ARG, "stx_record_results", "5 results", "1 to 4"); }
-    WANT(stx_linear_memory(ex, T_(1, 3, 4, 0), T_(1, 2, 4, 0), T_(5, 4, 0, 0), T_(4, 0, 0, 0)), STX_ERR_SHAPE, "stx_linear_memory", "(4)", "5 outputs");
+    { stx_tensor *t = T_(3, 0, 0, 0), *o[4]; WANT(stx_recompute(ex, gives_null, NULL, &t, 1, o, 4), STX_ERR_ARG, "stx_recompute",
+                                                  "4 more", "0 to 3"); }
+    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 1, NULL, 1), STX_ERR_ARG, "stx_recompute",
+                                           "out is NULL", ""); }
+    { stx_tensor *t[5]; t[0] = t[1] = t[2] = t[3] = t[4] = T_(3, 0, 0, 0); (void)stx_record_results(ex, t, 5, t, 1, NULL, NULL);
+        WANT(NULL, STX_ERR_ARG, "stx_record_results", "5 results", "1 to 4"); }
+    WANT(stx_linear_memory(ex, T_(1, 3, 4, 0), T_(1, 2, 4, 0), T_(5, 4, 0, 0), T_(4, 0, 0, 0)), STX_ERR_SHAPE, "stx_linear_memory", "(4)",
+         "5 outputs");
     stx_backward(ex, T_(3, 0, 0, 0));
     WANT(NULL, STX_ERR_SHAPE, "stx_backward", "(3)", "one number");
     stx_backward(ex, stx_mean(ex, stx_input(ex, zero, 3, 0, 0, 0)));
@@ -522,7 +541,8 @@ static void errors(void) {
         CHECK(!stx_params_create(ex) && !stx_param(p, STX_ZEROS, 0, "late", 3, 0, 0, 0) && p->count == count, "parameters");
         CHECK(!stx_embedding(ex, w, ids) && !stx_linear(ex, t, w, NULL, 0) && !stx_matmul(ex, t, t, 0, 1) && !stx_layernorm(ex, t, t, t, 0), "ops 1");
         CHECK(!stx_add(ex, t, t) && !stx_mul(ex, t, t) && !stx_scale(ex, t, 2) && !stx_relu(ex, t) && !stx_gelu(ex, t) && !stx_tanh(ex, t) && !stx_sigmoid(ex, t), "ops 2");
-        CHECK(!stx_constant_create(ex, zero, 3, 0, 0, 0) && !stx_scalar_create(ex, 1) && !stx_scale_by(ex, t, one) && !stx_log_softmax(ex, t) && !stx_sum(ex, t) && !stx_slice_channels(ex, t, 0, 1) &&
+        CHECK(!stx_constant_create(ex, zero, 3, 0, 0, 0) && !stx_scalar_create(ex, 1) && !stx_scale_by(ex, t, one) && !stx_log_softmax(ex,
+            t) && !stx_sum(ex, t) && !stx_slice_channels(ex, t, 0, 1) &&
               !stx_view_rows(ex, w, 0, 1) && !stx_get_grad(ex, w, out), "ops of an error");
         CHECK(!stx_cross_entropy_tokens(ex, t, ids, NULL) && !stx_adaptive_softmax_tokens(ex, &a, t, ids, NULL), "losses of an error");
         stx_backward_many(ex, &one, NULL, 1);
@@ -1118,7 +1138,8 @@ static void optimisers(void) {
                 norm = sqrt(g[0] * g[0] + g[1] * g[1]);
                 f = d.clip > 0 && d.clip / (norm + 1e-6) < 1 ? d.clip / (norm + 1e-6) : 1;
                 for (i = 0; i < 2; i++) {
-                    double e = f * g[i] + (kind == 4 || kind == 6 || kind >= 8 ? 0 : d.weight_decay) * th[i], c1 = 1 - pow(0.9, n), c2 = 1 - pow(0.999, n);
+                    double e = f * g[i] + (kind == 4 || kind == 6 || kind >= 8 ? 0 : d.weight_decay) * th[i], c1 = 1 - pow(0.9, n),
+                        c2 = 1 - pow(0.999, n);
                     if (kind < 2) { m[i] = n == 1 ? e : d.momentum * m[i] + e; th[i] -= 0.05 * (kind ? m[i] : e); }
                     else {
                         if (kind == 4 || kind == 6) th[i] -= 0.05 * 0.02 * th[i];
@@ -1226,7 +1247,8 @@ static void radams(void) {
         radam(0, 0, 0.5, 0.1, skip, 8);
     }
 }
-/* LAMB: norms are those of a whole tensor, also of one of several pieces; tensors of zeros move by the direction alone; what is saved goes on with
+/* LAMB: norms are those of a whole tensor, also of one of several pieces; tensors of zeros move by the direction alone; what is saved
+   goes on with
    the same bits */
 static void lambs(void) {
     stx_optim_desc d;
@@ -1251,12 +1273,15 @@ static void lambs(void) {
         o[k] = stx_optim_create(p[k], &d);
     }
     CHECK(o[0] && o[0]->desc.eps == 1e-6, "%s", stx_error(x[0]));
-    for (i = 0; i < n; i++) { keep[i] = big[0]->data[i]; p2 += (double)keep[i] * (double)keep[i]; big[0]->grad[i] = (stx_real)(i % 2 ? 0.5 : -2); }
+    for (i = 0; i < n; i++) { keep[i] = big[0]->data[i]; p2 += (double)keep[i] * (double)keep[i];
+        big[0]->grad[i] = (stx_real)(i % 2 ? 0.5 : -2); }
     zero[0]->grad[0] = 1;
     phi = sqrt(p2) / sqrt((double)n);           /* the first direction is +-1, but for eps */
     CHECK(stx_optim_step(o[0], 0.01) == 1, "%s", stx_error(x[0]));
-    for (i = 0; i < n; i += 999) CHECK(CLOSE(big[0]->data[i], keep[i] - 0.01 * phi * (i % 2 ? 1 : -1), 1e-6), "LAMB, number %zu: %g from %g", i, (double)big[0]->data[i], (double)keep[i]);
-    CHECK(CLOSE(zero[0]->data[0], -0.01, 1e-6) && zero[0]->data[1] == 0 && big[0]->grad[9] == 0, "LAMB, zeros: %g", (double)zero[0]->data[0]);
+    for (i = 0; i < n; i += 999) CHECK(CLOSE(big[0]->data[i], keep[i] - 0.01 * phi * (i % 2 ? 1 : -1), 1e-6),
+                                       "LAMB, number %zu: %g from %g", i, (double)big[0]->data[i], (double)keep[i]);
+    CHECK(CLOSE(zero[0]->data[0], -0.01, 1e-6) && zero[0]->data[1] == 0 && big[0]->grad[9] == 0, "LAMB, zeros: %g",
+          (double)zero[0]->data[0]);
     snprintf(path, sizeof path, "build/test_api.lamb.%ld.safetensors", (long)getpid());
     w = stx_writer_create(x[0]);
     CHECK(stx_params_save(w, p[0], "") && stx_optim_save(w, o[0]) && stx_writer_finish(w, path), "%s", stx_error(x[0]));
@@ -1269,7 +1294,8 @@ static void lambs(void) {
             for (i = 0; i < n; i++) big[k]->grad[i] = (stx_real)sin((double)i + step);
             CHECK(stx_optim_step(o[k], 0.02) == 1, "%s", stx_error(x[k]));
         }
-        CHECK(!memcmp(big[0]->data, big[1]->data, n * sizeof(stx_real)) && !memcmp(zero[0]->data, zero[1]->data, 3 * sizeof(stx_real)), "LAMB, saved and loaded: update %d differs", step);
+        CHECK(!memcmp(big[0]->data, big[1]->data, n * sizeof(stx_real)) && !memcmp(zero[0]->data, zero[1]->data, 3 * sizeof(stx_real)),
+              "LAMB, saved and loaded: update %d differs", step);
     }
     free(keep);
     stx_destroy(x[0]); stx_destroy(x[1]);
@@ -1420,7 +1446,8 @@ static void outliving(void) {
     stx_params *p = stx_params_create(x);
     stx_tensor *w = stx_param(p, STX_CONSTANT, 2, "w", 3, 0, 0, 0);
     int step, i;
-    CHECK(c && s && c->ndim == 2 && c->dim[0] == 2 && c->dim[1] == 3 && c->size == 6 && !c->needs_grad && !c->is_param && !s->needs_grad && s->size == 1 && s->full, "constants");
+    CHECK(c && s && c->ndim == 2 && c->dim[0] == 2 && c->dim[1] == 3 && c->size == 6 && !c->needs_grad && !c->is_param && !s->needs_grad &&
+          s->size == 1 && s->full, "constants");
     for (step = 0; step < 4; step++) {
         stx_scalar_set(x, s, 3 + step);
         stx_begin(x, STX_TRAIN);
@@ -1434,7 +1461,8 @@ static void outliving(void) {
         stx_params_zero_grad(p);
         stx_backward_many(x, y, step % 2 ? seeds : NULL, 3);
         CHECK(stx_get_grad(x, var, g), "%s", stx_error(x));
-        for (i = 0; i < 6; i++) CHECK(g[i] == (step % 2 ? dy[i] : 1) * table[i] * (stx_real)(3 + step), "step %d: gradient %d is %g", step, i, (double)g[i]);
+        for (i = 0; i < 6; i++) CHECK(g[i] == (step % 2 ? dy[i] : 1) * table[i] * (stx_real)(3 + step), "step %d: gradient %d is %g",
+                                      step, i, (double)g[i]);
         CHECK(stx_get_grad(x, w, g) && g[0] == 4 && g[2] == 4, "the second tensor's gradient: %g", (double)g[0]);
         CHECK(!stx_get_grad(x, c, g) && g[0] == 0 && g[5] == 0 && !stx_get_grad(x, NULL, g) && stx_ok(x), "a constant has a gradient");
     }
@@ -1452,6 +1480,59 @@ static void outliving(void) {
     stx_backward_many(x, y, NULL, 1);
     CHECK(stx_error_code(x) == STX_ERR_ARG && strstr(stx_error(x), "walked already"), "%s", stx_error(x));
     stx_destroy(x);
+}
+/* All gradients in one block: the same numbers, as backward and the optimiser have them */
+static void grads_in_one(void) {
+    stx_real *g[2] = {NULL, NULL}, *w[2][3];
+    size_t n = 0, again = 1, i;
+    int one, k;
+    for (one = 0; one < 2; one++) {
+        static const size_t size[3] = {7, 64, 130};
+        static const char *const name[3] = {"a", "b", "c"};
+        stx_ctx *x = plain(3, 1);
+        stx_params *p = stx_params_create(x), *other = stx_params_create(x);
+        stx_tensor *t[3], *loss;
+        stx_optim *o;
+        CHECK(!stx_params_grads(p, &n) && n == 0 && strstr(stx_error(x), "no parameters"), "%s", stx_error(x));
+        stx_clear_error(x);
+        for (k = 0; k < 3; k++) t[k] = stx_param(p, STX_NORMAL, 1, name[k], size[k], 0, 0, 0);
+        stx_param(other, STX_NORMAL, 1, "a", 1000, 0, 0, 0);
+        t[1]->grad[5] = 42;
+        if (one) {
+            g[1] = stx_params_grads(p, &n);
+            CHECK(g[1] && n == 64 + 64 + 192 && t[0]->grad == g[1] && t[1]->grad == g[1] + 64 && t[2]->grad == g[1] + 128,
+                  "one block of %zu: %s", n, stx_error(x));
+            CHECK(t[1]->grad[5] == 42 && t[1]->grad[6] == 0, "what was there moves along");
+            CHECK(stx_params_grads(p, &again) == g[1] && again == n, "twice");
+        }
+        stx_params_zero_grad(p);
+        o = stx_optim_create(p, NULL);
+        for (i = 0; i < 3; i++) {
+            stx_begin(x, STX_TRAIN);
+            loss = stx_add(x, stx_mean(x, stx_mul(x, t[0], t[0])), stx_add(x, stx_mean(x, stx_mul(x, t[1], t[1])), stx_sum(x,
+                stx_sigmoid(x, t[2]))));
+            stx_backward(x, loss);
+            if (one) {
+                double sum = 0, want = 0;
+                size_t e;
+                for (e = 0; e < n; e++) sum += (double)g[1][e] * (double)g[1][e];
+                for (k = 0; k < 3; k++) for (e = 0; e < size[k]; e++) want += (double)t[k]->grad[e] * (double)t[k]->grad[e];
+                CHECK(sum > 0 && CLOSE(sum, want, 1e-12), "the norm by pointer and length: %g, want %g", sum, want);
+            }
+            stx_optim_step(o, 0.1);
+        }
+        if (!one) CHECK(!stx_params_grads(p, &n) && strstr(stx_error(x), "before stx_optim_create"), "%s", stx_error(x));
+        else CHECK(stx_params_grads(p, &n) == g[1] && stx_ok(x), "after the optimiser: %s", stx_error(x));
+        for (k = 0; k < 3; k++) { w[one][k] = (stx_real *)malloc(size[k] * sizeof(stx_real)); memcpy(w[one][k], t[k]->data,
+            size[k] * sizeof(stx_real)); }
+        if (one) {
+            for (k = 0; k < 3; k++) CHECK(!memcmp(w[0][k], w[1][k], size[k] * sizeof(stx_real)), "parameter %d differs", k);
+            stx_param(p, STX_ZEROS, 0, "late", 3, 0, 0, 0);
+            CHECK(!stx_params_grads(p, &n) && strstr(stx_error(x), "after the last stx_param"), "%s", stx_error(x));
+        }
+        stx_destroy(x);
+    }
+    for (k = 0; k < 3; k++) { free(w[0][k]); free(w[1][k]); }
 }
 static double place_times(void *user, size_t i, double was) { (void)was; return *(double *)user * (double)i; }
 static void initialisers(void) {
@@ -1482,7 +1563,9 @@ static void initialisers(void) {
         s = ss = top = low = 0;
         for (i = 0; i < n; i++) { double v = (double)t->data[i]; s += v; ss += v * v; if (v > top) top = v; if (v < low) low = v; }
         CHECK(top <= 1 && low >= -1 && top > 0.999 && low < -0.999, "truncated: range %g %g", low, top);
-        CHECK(fabs(s / (double)n) <= 4 * 0.44 / sqrt((double)n) && fabs(sqrt(ss / (double)n) - 0.5 * 0.87962566103423978) <= 4 * 0.44 / sqrt(2.0 * (double)n), "truncated: mean %g, deviation %g",
+        CHECK(fabs(s / (double)n) <= 4 * 0.44 / sqrt((double)n) &&
+              fabs(sqrt(ss / (double)n) - 0.5 * 0.87962566103423978) <= 4 * 0.44 / sqrt(2.0 * (double)n),
+            "truncated: mean %g, deviation %g",
               s / (double)n, sqrt(ss / (double)n));
     }
     {   /* rows after creation */
@@ -1957,9 +2040,11 @@ static void sampling(void) {
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
         {"descs", descs}, {"errors", errors}, {"nulls", nulls}, {"allocation failures", allocation_failures}, {"limits", limits}, {"overflows", overflows},
-        {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"linear fused", linear_fused}, {"float environment", float_environment}, {"nans", nans}, {"optimisers", optimisers}, {"radams", radams}, {"lambs", lambs},
+        {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"linear fused", linear_fused},
+            {"float environment", float_environment}, {"nans", nans}, {"optimisers", optimisers}, {"radams", radams}, {"lambs", lambs},
         {"no betas", no_betas},
-        {"schedules", schedules}, {"philox", philox}, {"initialisers", initialisers}, {"outliving", outliving}, {"exponentials", exponentials}, {"maths", maths}, {"kernels", kernels}, {"sampling", sampling}};
+        {"schedules", schedules}, {"philox", philox}, {"initialisers", initialisers}, {"outliving", outliving}, {"grads in one",
+            grads_in_one}, {"exponentials", exponentials}, {"maths", maths}, {"kernels", kernels}, {"sampling", sampling}};
     size_t i;
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (i = 0; i < sizeof parts / sizeof *parts; i++) {

@@ -373,7 +373,8 @@ static void test_train(void) {
             model_make(&a, which, STX_CPU, STX_PREC_F32, 0);
             model_make(&b, which, STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32, which % 2 == 0);      /* launched and replayed */
             for (n = 0; n < STEPS; n++) {
-                double la = model_run(&a, n, NULL), lb = model_run(&b, n, n > 10 ? &syncs : NULL);       /* memories have their size by then */
+                double la = model_run(&a, n, NULL), lb = model_run(&b, n, n > 10 ? &syncs : NULL);
+                    /* memories have their size by then */
                 CHECK(stx_ok(b.x), "%s, step %d: %s", model_names[which], n, stx_error(b.x));
                 CHECK(fabs(la - lb) <= tol * la, "%s, precision %d, step %d: loss %.7f on the CPU, %.7f on the GPU", model_names[which], precision, n, la, lb);
             }
@@ -417,7 +418,8 @@ static void test_graph(void) {
         CHECK(model_hash(&a) == model_hash(&b), "%s: replays leave other parameters", model_names[models[which]]);
         CHECK(stx_tick(a.x) == stx_tick(b.x), "the random stream: tick %d anew, %d replayed", (int)stx_tick(a.x), (int)stx_tick(b.x));
 #ifdef SEQTX_CUDA_HOST
-        CHECK(cuda_host_graph_launches() - graphs >= (models[which] == IO ? 0 : 5), "%s: %ld replays of 14 steps", model_names[models[which]], cuda_host_graph_launches() - graphs);
+        CHECK(cuda_host_graph_launches() - graphs >= (models[which] == IO ? 0 : 5), "%s: %ld replays of 14 steps",
+              model_names[models[which]], cuda_host_graph_launches() - graphs);
 #else
         (void)graphs;
 #endif
@@ -471,11 +473,13 @@ static void test_scalars(void) {
             double la, lb;
             a.value = b.value = 0.5 + 0.25 * n;
             if (!inside) { stx_scalar_set(a.x, a.scale, a.value); stx_scalar_set(b.x, b.scale, b.value); }
-            if (n == 6) { stx_real one = 1; CHECK(stx_constant_create(b.x, &one, 1, 0, 0, 0) && stx_scalar_create(b.x, 2), "%s", stx_error(b.x)); }
+            if (n == 6) { stx_real one = 1; CHECK(stx_constant_create(b.x, &one, 1, 0, 0, 0) && stx_scalar_create(b.x, 2), "%s",
+                                                  stx_error(b.x)); }
             stx_step_run(a.x, 3, scaled_step, &a);
             stx_step_run(b.x, 3, scaled_step, &b);
             la = stx_noted(a.x, 0); lb = stx_noted(b.x, 0);
-            CHECK(la == lb && la > 0 && la != last && stx_ok(b.x), "scalar set %s, step %d: %.9g anew, %.9g replayed: %s", inside ? "inside" : "between", n, la, lb, stx_error(b.x));
+            CHECK(la == lb && la > 0 && la != last && stx_ok(b.x), "scalar set %s, step %d: %.9g anew, %.9g replayed: %s",
+                  inside ? "inside" : "between", n, la, lb, stx_error(b.x));
             last = la;
         }
 #ifdef SEQTX_CUDA_HOST
@@ -492,7 +496,8 @@ static void test_scalars(void) {
 /* Adaptive input and softmax, with rows that are left out: steps whose tokens need the same rooms are replayed, with the same bits as anew.
    blind: the key says nothing of them; a replayed step whose ids do not fit has no update. */
 enum { CB = 4, CT = 16, CV = 41 };
-typedef struct clustered { stx_ctx *x; stx_params *p; stx_optim *o; stx_adaptive in, out; stx_ids *ids, *targets; stx_token_loss how; } clustered;
+typedef struct clustered { stx_ctx *x; stx_params *p; stx_optim *o; stx_adaptive in, out; stx_ids *ids, *targets; stx_token_loss how;
+    } clustered;
 static void clustered_make(clustered *u, int precision, int no_graph) {
     static const size_t end[3] = {11, 25, CV};
     static const char *const name[5] = {"table%d", "proj%d", "out%d", "out_proj%d", "out_bias%d"};
@@ -520,6 +525,10 @@ static void clustered_make(clustered *u, int precision, int no_graph) {
         u->out.proj_bias[c] = stx_param(u->p, STX_NORMAL, 0.2, n[4], w, 0, 0, 0);
     }
     u->out.cluster_w = stx_param(u->p, STX_NORMAL, 0.2, "clusters", 2, 16, 0, 0);
+    if (!no_graph) {        /* gradients in one block: no other bits */
+        size_t n;
+        CHECK(stx_params_grads(u->p, &n) && n > stx_params_size(u->p) && n % 64 == 0, "%s", stx_error(u->x));
+    }
     u->o = stx_optim_create(u->p, &od);
     u->ids = stx_tokens_create(u->x, CB, CT);
     u->targets = stx_tokens_create(u->x, CB, CT);
@@ -567,7 +576,8 @@ static void test_clusters(void) {
         for (n = 0; n < 16; n++) {
             clustered_run(&a, n, n % 8 >= 5, 0);
             clustered_run(&b, n, n % 8 >= 5, 0);
-            CHECK(stx_noted(a.x, 0) == stx_noted(b.x, 0) && stx_noted(a.x, 1) == stx_noted(b.x, 1) && stx_noted(a.x, 1) > stx_noted(a.x, 0) && stx_ok(b.x), "step %d: %.9g anew, %.9g replayed: %s", n,
+            CHECK(stx_noted(a.x, 0) == stx_noted(b.x, 0) && stx_noted(a.x, 1) == stx_noted(b.x, 1) && stx_noted(a.x, 1) > stx_noted(a.x,
+                0) && stx_ok(b.x), "step %d: %.9g anew, %.9g replayed: %s", n,
                   stx_noted(a.x, 0), stx_noted(b.x, 0), stx_error(b.x));
         }
 #ifdef SEQTX_CUDA_HOST
@@ -575,7 +585,8 @@ static void test_clusters(void) {
 #else
         (void)graphs;
 #endif
-        for (i = 0; i < a.p->count; i++) CHECK(cuda_hash(a.x, a.p->tensor[i]->data, a.p->tensor[i]->size, 1) == cuda_hash(b.x, b.p->tensor[i]->data, b.p->tensor[i]->size, 1), "%s: replays leave other bits", a.p->name[i]);
+        for (i = 0; i < a.p->count; i++) CHECK(cuda_hash(a.x, a.p->tensor[i]->data, a.p->tensor[i]->size, 1) == cuda_hash(b.x,
+            b.p->tensor[i]->data, b.p->tensor[i]->size, 1), "%s: replays leave other bits", a.p->name[i]);
         CHECK(stx_optim_sync(b.o) && b.o->step == 16, "%d updates", (int)b.o->step);
         for (blind = 0; blind < 6; blind++) {
             uint64_t h;
@@ -1018,7 +1029,8 @@ static void test_errors(void) {
 
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
-        {"ops", test_ops}, {"train", test_train}, {"graph", test_graph}, {"scalars", test_scalars}, {"clusters", test_clusters}, {"not repeatable", test_not_repeatable}, {"keys", test_keys},
+        {"ops", test_ops}, {"train", test_train}, {"graph", test_graph}, {"scalars", test_scalars}, {"clusters", test_clusters},
+            {"not repeatable", test_not_repeatable}, {"keys", test_keys},
         {"note", test_note}, {"checkpoint", test_checkpoint}, {"generation", test_generation}, {"skip", test_skip}, {"bad token", test_bad_token}, {"nan", test_nan},
 #ifdef SEQTX_CUDA_HOST
         {"errors", test_errors},

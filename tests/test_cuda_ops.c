@@ -59,7 +59,8 @@ static void test_flat(void) {
             BOTH(stx_sum_fwd, (cx, l.c, i.c, n), (gx, l.d, i.d, n)); arr_check("sum of integers", &l, 0);
             BOTH(stx_sum_bwd, (cx, d.c, g.c, n), (gx, d.d, g.d, n)); arr_check("sum da", &d, 1e-6);
             BOTH(stx_rezero_fwd, (cx, d.c, NULL, b.c, g.c, n), (gx, d.d, NULL, b.d, g.d, n)); arr_check("scale by", &d, 1e-7);
-            BOTH(stx_rezero_bwd, (cx, d.c, l.c, b.c, a.c, g.c, n, 0), (gx, d.d, l.d, b.d, a.d, g.d, n, 0)); arr_check("scale by da", &d, 1e-6); arr_check("scale by ds", &l, 4e-6);
+            BOTH(stx_rezero_bwd, (cx, d.c, l.c, b.c, a.c, g.c, n, 0), (gx, d.d, l.d, b.d, a.d, g.d, n, 0)); arr_check("scale by da", &d,
+                1e-6); arr_check("scale by ds", &l, 4e-6);
             BOTH(stx_mse_fwd, (cx, l.c, b.c, i.c, n), (gx, l.d, b.d, i.d, n)); arr_check("mse", &l, 1e-6);
             BOTH(stx_mse_bwd, (cx, d.c, e.c, g.c, b.c, i.c, n), (gx, d.d, e.d, g.d, b.d, i.d, n));
             arr_check("mse da", &d, 1e-6); arr_check("mse db", &e, 1e-6);
@@ -132,7 +133,8 @@ static void test_rows(void) {
         }
         BOTH(stx_log_softmax_fwd, (cx, y.c, a.c, N, C), (gx, y.d, a.d, N, C)); arr_check("log_softmax", &y, 1e-6);
         for (acc = 0; acc < 2; acc++) {
-            BOTH(stx_log_softmax_bwd, (cx, d.c, g.c, y.c, N, C, (int)acc), (gx, d.d, g.d, y.d, N, C, (int)acc)); arr_check("log_softmax da", &d, 4e-6);
+            BOTH(stx_log_softmax_bwd, (cx, d.c, g.c, y.c, N, C, (int)acc), (gx, d.d, g.d, y.d, N, C, (int)acc));
+                arr_check("log_softmax da", &d, 4e-6);
         }
         {   /* columns [1, 1 + w) of y = or += columns [2, 2 + w) of a, and an aligned block of them */
             size_t w = C > 4 ? C - 4 : 1, ac = C > 4 ? 2 : 0, yc = C > 4 ? 1 : 0;
@@ -198,8 +200,10 @@ static void test_cross_entropy(void) {
     }
     for (k = 0; k < COUNT(cases); k++) {        /* with weights, and rows that are left out: every third, and the first of one */
         size_t N = cases[k][0], V = cases[k][1];
-        int32_t *ids = (int32_t *)malloc(N * sizeof *ids), *dev, *known = (int32_t *)malloc(N * sizeof *ids), *dev_known, *got = (int32_t *)malloc(N * sizeof *ids);
-        arr logits = arr_of(N * V, 8, 0, N_), loss = arr_of(1, 1, 0, B_), nll = arr_of(N, 1, 0, B_), top = arr_of(N, 1, 0, B_), inv = arr_of(N, 1, 0, B_), g = arr_of(1, 1, 0, B_),
+        int32_t *ids = (int32_t *)malloc(N * sizeof *ids), *dev, *known = (int32_t *)malloc(N * sizeof *ids), *dev_known,
+            *got = (int32_t *)malloc(N * sizeof *ids);
+        arr logits = arr_of(N * V, 8, 0, N_), loss = arr_of(1, 1, 0, B_), nll = arr_of(N, 1, 0, B_), top = arr_of(N, 1, 0, B_),
+            inv = arr_of(N, 1, 0, B_), g = arr_of(1, 1, 0, B_),
             d = arr_of(N * V, 1, 0, N_), w = arr_of(N, 1, 0, B_), weights = arr_of(N, 2, 0, N_);
         int how;
         for (i = 0; i < N; i++) ids[i] = i % 3 == 1 ? -100 : (int32_t)(i ? (i * 7919) % V : V - 1);
@@ -207,18 +211,23 @@ static void test_cross_entropy(void) {
         dev_known = ids_to(ids, N);
         for (how = 0; how < 4; how++) {
             double divisor = how & 1 ? 3 : 0;
-            BOTH(stx_token_weights, (cx, w.c, known, ids, how & 2 ? weights.c : NULL, N, 1, -100, divisor), (gx, w.d, dev_known, dev, how & 2 ? weights.d : NULL, N, 1, -100, divisor));
+            BOTH(stx_token_weights, (cx, w.c, known, ids, how & 2 ? weights.c : NULL, N, 1, -100, divisor), (gx, w.d, dev_known, dev,
+                how & 2 ? weights.d : NULL, N, 1, -100, divisor));
             arr_check("token weights", &w, how & 1 ? 1e-7 : 1e-5);
             stx_cuda_get(gx, got, dev_known, N * sizeof *got);
             CHECK(!memcmp(got, known, N * sizeof *got) && (N < 2 || known[1] == -1) && known[0] == ids[0], "known targets");
-            BOTH(stx_token_loss_fwd, (cx, loss.c, nll.c, top.c, inv.c, logits.c, known, w.c, N, V), (gx, loss.d, nll.d, top.d, inv.d, logits.d, dev_known, w.d, N, V));
-            arr_check("token loss", &loss, 1e-5); arr_check("token nll", &nll, 2e-6); arr_check("token loss top", &top, 0); arr_check("token loss inv", &inv, 5e-6);
+            BOTH(stx_token_loss_fwd, (cx, loss.c, nll.c, top.c, inv.c, logits.c, known, w.c, N, V), (gx, loss.d, nll.d, top.d, inv.d,
+                logits.d, dev_known, w.d, N, V));
+            arr_check("token loss", &loss, 1e-5); arr_check("token nll", &nll, 2e-6); arr_check("token loss top", &top, 0);
+                arr_check("token loss inv", &inv, 5e-6);
             for (acc = 0; acc < 2; acc++) {
-                BOTH(stx_token_loss_bwd, (cx, d.c, g.c, top.c, inv.c, logits.c, known, w.c, N, V, (int)acc), (gx, d.d, g.d, top.d, inv.d, logits.d, dev_known, w.d, N, V, (int)acc));
+                BOTH(stx_token_loss_bwd, (cx, d.c, g.c, top.c, inv.c, logits.c, known, w.c, N, V, (int)acc), (gx, d.d, g.d, top.d, inv.d,
+                    logits.d, dev_known, w.d, N, V, (int)acc));
                 arr_check("token loss dlogits", &d, 5e-6);
             }
         }
-        arr_free(&logits); arr_free(&loss); arr_free(&nll); arr_free(&top); arr_free(&inv); arr_free(&g); arr_free(&d); arr_free(&w); arr_free(&weights);
+        arr_free(&logits); arr_free(&loss); arr_free(&nll); arr_free(&top); arr_free(&inv); arr_free(&g); arr_free(&d); arr_free(&w);
+            arr_free(&weights);
         stx_cuda_free(gx, dev); stx_cuda_free(gx, dev_known);
         free(ids); free(known); free(got);
     }
@@ -243,9 +252,11 @@ static void test_cross_entropy(void) {
             a = (int32_t *)malloc((n + 2 * all + 1) * sizeof *a);
             b = (int32_t *)malloc((n + 2 * all + 1) * sizeof *b);
             dev_b = (int32_t *)cuda_bytes(gx, NULL, (n + 2 * all + 1) * sizeof *b);
-            BOTH(stx_cluster_sort, (cx, a + n, a + n + all, a, a + n + 2 * all, ids, n, &s), (gx, dev_b + n, dev_b + n + all, dev_b, dev_b + n + 2 * all, dev, n, &s));
+            BOTH(stx_cluster_sort, (cx, a + n, a + n + all, a, a + n + 2 * all, ids, n, &s), (gx, dev_b + n, dev_b + n + all, dev_b,
+                dev_b + n + 2 * all, dev, n, &s));
             stx_cuda_get(gx, b, dev_b, (n + 2 * all + 1) * sizeof *b);
-            CHECK(!memcmp(a, b, (n + 2 * all + 1) * sizeof *a), "clusters of %zu ids, head %d, tight %d: not as on the CPU", n, head, tight);
+            CHECK(!memcmp(a, b, (n + 2 * all + 1) * sizeof *a), "clusters of %zu ids, head %d, tight %d: not as on the CPU", n, head,
+                  tight);
             CHECK(b[n + 2 * all] == (tight && m[2] > 0), "clusters of %zu ids: over is %d", n, (int)b[n + 2 * all]);
             for (i = 0; i < all; i++) CHECK(b[n + i] == s.leftover || (size_t)b[n + all + i] < n, "place %zu", i);
             {
@@ -400,7 +411,8 @@ static void opt_run(const char *name, size_t tensors, int kind, float momentum, 
         if (kind == STX_SGD) BOTH(stx_sgd_update, (cx, &o.u, o.c, o.pieces, momentum, decay), (gx, o.du, o.d, o.pieces, momentum, decay));
         else if (kind == STX_LAMB) {
             double *both = (double *)calloc(o.pieces, 2 * sizeof *both), *dev = (double *)cuda_bytes(gx, both, 2 * o.pieces * sizeof *both);
-            BOTH(stx_lamb_direction, (cx, &o.u, o.c, o.pieces, both, 0.9f, 0.1f, 0.999f, 0.001f, 1e-6f, decay), (gx, o.du, o.d, o.pieces, dev, 0.9f, 0.1f, 0.999f, 0.001f, 1e-6f, decay));
+            BOTH(stx_lamb_direction, (cx, &o.u, o.c, o.pieces, both, 0.9f, 0.1f, 0.999f, 0.001f, 1e-6f, decay), (gx, o.du, o.d, o.pieces,
+                dev, 0.9f, 0.1f, 0.999f, 0.001f, 1e-6f, decay));
             BOTH(stx_lamb_update, (cx, &o.u, o.c, o.pieces, both, d.trust_max), (gx, o.du, o.d, o.pieces, dev, d.trust_max));
             stx_cuda_free(gx, dev);
             free(both);

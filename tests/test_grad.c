@@ -229,7 +229,8 @@ static void row_matmul(void) {
 
 /* in: what came before (no gradient), h, W, b */
 static stx_tensor *make_linear_memory(stx_ctx *x, stx_tensor **in, void *user) {
-    stx_tensor *X = in[0] ? stx_detach(x, stx_concat(x, in[0], in[1])) : stx_detach(x, in[1]), *y = stx_linear_memory(x, X, in[1], in[2], in[3]);
+    stx_tensor *X = in[0] ? stx_detach(x, stx_concat(x, in[0], in[1])) : stx_detach(x, in[1]), *y = stx_linear_memory(x, X, in[1], in[2],
+        in[3]);
     return user ? stx_add(x, y, stx_linear(x, stx_concat(x, in[0], in[1]), in[2], NULL, STX_ACT_NONE)) : y;
 }
 static void row_linear_memory(void) {
@@ -326,12 +327,14 @@ static void row_sigmoid(void) { unary("sigmoid", make_sigmoid, NULL); }
 static void row_softmax(void) { unary("softmax", make_softmax, NULL); }
 static void row_mean(void) { unary("mean", make_mean, NULL); }
 static stx_tensor *make_sum(stx_ctx *x, stx_tensor **in, void *user) { (void)user; return stx_sum(x, in[0]); }
-static stx_tensor *make_log_softmax(stx_ctx *x, stx_tensor **in, void *user) { return stx_log_softmax(x, user ? stx_scale(x, in[0], *(double *)user) : in[0]); }
+static stx_tensor *make_log_softmax(stx_ctx *x, stx_tensor **in, void *user) { return stx_log_softmax(x, user ? stx_scale(x, in[0],
+    *(double *)user) : in[0]); }
 static void row_sum(void) {
     static const stx_real a[5] = {1, -2, 0.5, 4, -1.25};
     unary("sum", make_sum, NULL);
     stx_begin(ctx1, STX_EVAL);
-    CHECK(stx_item(ctx1, stx_sum(ctx1, stx_input(ctx1, a, 5, 0, 0, 0))) == 2.25, "sum: %g", stx_item(ctx1, stx_sum(ctx1, stx_input(ctx1, a, 5, 0, 0, 0))));
+    CHECK(stx_item(ctx1, stx_sum(ctx1, stx_input(ctx1, a, 5, 0, 0, 0))) == 2.25, "sum: %g", stx_item(ctx1, stx_sum(ctx1, stx_input(ctx1,
+        a, 5, 0, 0, 0))));
 }
 static void row_log_softmax(void) {
     double far = 300;
@@ -344,7 +347,8 @@ static void row_log_softmax(void) {
         t = stx_input(ctx1, a, 37, 0, 0, 0);
         y = make_log_softmax(ctx1, &t, NULL);
         z = stx_softmax(ctx1, t);
-        for (i = 0; i < 37; i++) CHECK(CLOSE(y->data[i], log(z->data[i]), 1e-12), "log_softmax: %g, want %g", (double)y->data[i], log(z->data[i]));
+        for (i = 0; i < 37; i++) CHECK(CLOSE(y->data[i], log(z->data[i]), 1e-12), "log_softmax: %g, want %g", (double)y->data[i],
+                                       log(z->data[i]));
         y = make_log_softmax(ctx1, &t, &far);
         for (i = 0; i < 37; i++) CHECK(y->data[i] <= 0 && y->data[i] >= -600, "log_softmax of far logits: %g", (double)y->data[i]);
     }
@@ -495,9 +499,11 @@ static void row_cross_entropy_tokens(void) {
             for (n = 0; n < N && y; n++) {
                 int counts = !(u.how.ignore && u.id[n] == u.how.ignored);
                 nll[n] = counts ? -lp->data[n * V + (size_t)u.id[n]] : 0;
-                CHECK(CLOSE(u.how.nll->data[n], nll[n], 1e-13), "options %d: nll of row %zu is %g, want %g", which, n, (double)u.how.nll->data[n], nll[n]);
+                CHECK(CLOSE(u.how.nll->data[n], nll[n], 1e-13), "options %d: nll of row %zu is %g, want %g", which, n,
+                      (double)u.how.nll->data[n], nll[n]);
             }
-            CHECK(y && y->size == 1 && u.how.nll->size == N && !u.how.nll->needs_grad && CLOSE(y->data[0], token_sum(&u, nll, N), 1e-13), "options %d: %g, want %g: %s", which,
+            CHECK(y && y->size == 1 && u.how.nll->size == N && !u.how.nll->needs_grad && CLOSE(y->data[0], token_sum(&u, nll, N), 1e-13),
+                  "options %d: %g, want %g: %s", which,
                   y ? y->data[0] : 0, token_sum(&u, nll, N), stx_error(ctx1));
             check(&p);
             free(nll); free(u.id); free(u.weights);
@@ -513,7 +519,8 @@ static void row_cross_entropy_tokens(void) {
         t = stx_variable(ctx1, a, 1, 2, 3, 0);
         y = stx_cross_entropy_tokens(ctx1, t, stx_tokens(ctx1, id, 1, 2), &u.how);
         stx_backward(ctx1, y);
-        CHECK(stx_ok(ctx1) && y->data[0] == 0 && t->grad && t->grad[0] == 0 && t->grad[5] == 0, "all ignored: %g %s", (double)y->data[0], stx_error(ctx1));
+        CHECK(stx_ok(ctx1) && y->data[0] == 0 && t->grad && t->grad[0] == 0 && t->grad[5] == 0, "all ignored: %g %s", (double)y->data[0],
+              stx_error(ctx1));
     }
 }
 static stx_tensor *make_mse(stx_ctx *x, stx_tensor **in, void *user) { return stx_mse(x, in[0], user ? stx_tanh(x, in[0]) : in[1]); }
@@ -544,7 +551,8 @@ static void row_slice(void) {
     int i;
     for (i = 0; i < 4; i++) { problem p = start("slice", make_slice, t[i]); add(&p, 3, 31, 2, 0); check(&p); }
 }
-static stx_tensor *make_slice_channels(stx_ctx *x, stx_tensor **in, void *user) { size_t *t = (size_t *)user; return stx_slice_channels(x, in[0], t[0], t[1]); }
+static stx_tensor *make_slice_channels(stx_ctx *x, stx_tensor **in, void *user) { size_t *t = (size_t *)user; return stx_slice_channels(x,
+    in[0], t[0], t[1]); }
 static void row_slice_channels(void) {
     static size_t c[][2] = {{0, 33}, {0, 1}, {32, 33}, {7, 19}};
     int i;
@@ -557,7 +565,8 @@ static void row_slice_channels(void) {
         stx_begin(ctx1, STX_EVAL);
         both = stx_concat_channels(ctx1, stx_input(ctx1, a, 2, 3, 5, 0), stx_input(ctx1, b, 2, 3, 7, 0));
         y = stx_slice_channels(ctx1, both, 0, 5);
-        CHECK(y && y->ndim == 3 && y->dim[0] == 2 && y->dim[1] == 3 && y->dim[2] == 5 && !memcmp(y->data, a, 30 * sizeof *a), "slice_channels: the first part");
+        CHECK(y && y->ndim == 3 && y->dim[0] == 2 && y->dim[1] == 3 && y->dim[2] == 5 && !memcmp(y->data, a, 30 * sizeof *a),
+              "slice_channels: the first part");
         y = stx_slice_channels(ctx1, both, 5, 12);
         CHECK(y && !memcmp(y->data, b, 42 * sizeof *b), "slice_channels: the second part");
         free(a); free(b);
@@ -584,7 +593,8 @@ static void row_view_rows(void) {
         stx_begin(ctx1, STX_EVAL);
         t = stx_input(ctx1, a, 11, 7, 0, 0);
         y = stx_view_rows(ctx1, t, 3, 9);
-        CHECK(y && y->ndim == 2 && y->dim[0] == 6 && y->dim[1] == 7 && y->size == 42 && y->data == t->data + 21, "view_rows: shares memory");
+        CHECK(y && y->ndim == 2 && y->dim[0] == 6 && y->dim[1] == 7 && y->size == 42 && y->data == t->data + 21,
+              "view_rows: shares memory");
         free(a);
     }
 }
@@ -658,9 +668,12 @@ static stx_tensor *outer_block(stx_ctx *x, void *user, stx_tensor **in, stx_tens
     ff = u->nested ? stx_recompute(x, inner_block, u, &h, 1, NULL, 0) : inner_block(x, u, &h, NULL);
     return stx_dropout(x, stx_tanh(x, ff), 0.15);
 }
-static stx_tensor *identity_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { (void)x; (void)user; (void)out; return in[0]; }
-static stx_tensor *outside_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { (void)out; return stx_mul(x, in[0], (stx_tensor *)user); }
-static stx_tensor *constant_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { (void)user; (void)out; return stx_scale(x, stx_detach(x, in[0]), 2); }
+static stx_tensor *identity_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { (void)x; (void)user; (void)out;
+    return in[0]; }
+static stx_tensor *outside_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { (void)out; return stx_mul(x, in[0],
+    (stx_tensor *)user); }
+static stx_tensor *constant_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { (void)user; (void)out; return stx_scale(x,
+    stx_detach(x, in[0]), 2); }
 static void recompute_run(int mode, size_t chunk, stx_real *out, stx_real *grads, size_t *peak) {
     stx_desc d = {0};
     stx_ctx *x;
@@ -854,8 +867,10 @@ static stx_tensor *several_block(stx_ctx *x, void *user, stx_tensor **in, stx_te
     out[0] = y[1];
     return y[0];
 }
-/* nested & 1: recomputed; & 2: inside another recomputation; & 4: the first result, & 8: the second, & 16: the third has a part in the loss */
-static stx_tensor *around_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { return stx_recompute(x, several_block, user, in, 2, out, 3); }
+/* nested & 1: recomputed; & 2: inside another recomputation; & 4: the first result, & 8: the second, & 16: the third has a part in the
+   loss */
+static stx_tensor *around_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { return stx_recompute(x, several_block, user,
+    in, 2, out, 3); }
 static stx_tensor *make_several(stx_ctx *x, stx_tensor **in, void *user) {
     const block_user *u = (block_user *)user;
     stx_tensor *more[3], *y = NULL, *first = u->nested & 2 ? stx_recompute(x, around_block, user, in, 2, more, 3) :
@@ -886,7 +901,8 @@ static void several_results(void) {
             for (k = 1; k < 3; k++) {
                 u.nested = 4 * which + k;
                 CHECK(gradients(ctx1, &p, dy, 1, g1, y1), "several results: %s", stx_error(ctx1));
-                CHECK(!memcmp(y0, y1, n * sizeof *y0) && test_error(g1[0], g0[0], 35, 1e-3) <= 1e-14 && test_error(g1[1], g0[1], 35, 1e-3) <= 1e-14,
+                CHECK(!memcmp(y0, y1, n * sizeof *y0) && test_error(g1[0], g0[0], 35, 1e-3) <= 1e-14 && test_error(g1[1], g0[1], 35,
+                    1e-3) <= 1e-14,
                       "results %d of op %d, %s: not as without recomputation", which, what, k == 2 ? "nested" : "once");
             }
             u.nested = 4 * which + 1;
@@ -1622,9 +1638,11 @@ static void row_adaptive_softmax_tokens(void) {
         lp = stx_adaptive_log_probs(ctx1, &a, in[3 * k + 2]);
         for (i = 0; i < 33 && y && lp; i++) {
             nll[i] = u.how.ignore && u.id[i] == u.how.ignored ? 0 : -lp->data[i * lp->dim[1] + (size_t)u.id[i]];
-            CHECK(CLOSE(u.how.nll->data[i], nll[i], 1e-12), "%d clusters, options %d: nll of row %zu is %g, want %g", k, which, i, (double)u.how.nll->data[i], nll[i]);
+            CHECK(CLOSE(u.how.nll->data[i], nll[i], 1e-12), "%d clusters, options %d: nll of row %zu is %g, want %g", k, which, i,
+                  (double)u.how.nll->data[i], nll[i]);
         }
-        CHECK(y && lp && CLOSE(y->data[0], token_sum(&u, nll, 33), 1e-12), "%d clusters, options %d: %g, want %g: %s", k, which, y ? y->data[0] : 0, token_sum(&u, nll, 33), stx_error(ctx1));
+        CHECK(y && lp && CLOSE(y->data[0], token_sum(&u, nll, 33), 1e-12), "%d clusters, options %d: %g, want %g: %s", k, which,
+              y ? y->data[0] : 0, token_sum(&u, nll, 33), stx_error(ctx1));
         check(&p);
         free(u.id); free(u.weights); free(au.id);
     }
