@@ -15,7 +15,7 @@
        Augmenting Self-attention with Persistent Memory (all-attention)    Sukhbaatar et al., 2019    1907.01470
        Adaptive Input Representations (adapt_io)                      Baevski and Auli, 2018          1809.10853
 
-       tokens x (B,T) -> embedding -> h (B,T,d) -> L layers -> h -> output layer -> log p (B,T,V)
+       tokens x (B,T) -> embedding -> h (B,T,d) -> layers -> h -> output layer -> log p (B,T,V)
 
    One layer, with the names that the code uses:
 
@@ -23,7 +23,7 @@
              |                   |                     \
          cache ++ h = X      q = Wq h                   +--> LN1 --+---------------------.
          |        |              |                      |          |                      \
-       k = Wk X  v = Wv X --> attention --> a = Wo y ---'      W2 relu(W1 h + b1) + b2 ----+--> LN2 --> h
+       k = Wk X  v = Wv X --> attention --> o = Wo y ---'      W2 relu(W1 h + b1) + b2 ----+--> LN2 --> h
 
        s_t = (q_i . k_{i-t} + q_i . E_t) / sqrt(D)            t = 1..S steps back; E is shared by all layers and heads
        m_t = clamp((1 - t + z L) / R + 1, 0, 1)                the span of a head: z in [0,1], L the largest, R the ramp
@@ -38,6 +38,28 @@
        L = 8192, R = 32:   z 0 -> S 64, C 128;   z 0.1 -> reach 852, S 896, C 960;   z 1 -> S = C = 8192
 
    With pers = N > 0 there is no feed-forward: every head attends to N learned keys and values besides (all-attention).
+
+   Why it is so.
+       A soft ramp. The loss must be able to feel the span: dm_t/dz = L / R on the ramp, and 0 elsewhere. As R goes to 0 the
+       mask becomes a step, whose slope is 0 wherever it has one: z would learn from the penalty alone. Hence R >= 1.
+       Spans begin at z = 0 and are not lost there. The ramp lies beyond the span: even at z = 0 a head sees t = 1..R with
+       weights 1, 1 - 1/R, .., 1/R, and those keys pull at z with the slope L / R. The clamp to [0,1] comes after the update,
+       where it cuts the value and not the gradient. Starting short is cheap, and a head that needs more asks for it.
+       Weights are normalised again. Without it a head with a short span would also be a quiet one, for its weights would
+       sum to less than 1, and the layer would have to tell short from weak. With it (and eps = 0) a head with the span Z is
+       plain attention over the keys it sees: those with m = 0 need not be read, and time follows each head's own span.
+       The gradient of a mask. With a_t = m_t e^s_t / n, n = sum m e^s and g = dL/dy:
+           ds_t = a_t g.(v_t - y)        dm_t = (e^s_t / n) g.(v_t - y)        dz = sum_t dm_t L / R over the ramp
+       The ramp's two ends belong to it, as in the authors' clamp: 0 <= 1 + (1 - t + z L) / R <= 1.
+       Rows that were never written (the start of a text) do not exist. As literal_memory has them they are zeros: keys and
+       values of zero, which give Wk and Wv no gradient, but their scores are q.E_t / sqrt(D), so that q, E and z learn
+       from places where there is no text.
+       One table E for all layers and heads. What a distance means is shared; which distances matter is said by q.
+
+   By hand. One head, D = 1, L = 4, R = 2, z = 1/8, so z L = 1/2. Let e^s = 1, 4/3, 4, 5/3 and v = 6, 0, 9, 3 for t = 1..4:
+       m = 1, 3/4, 1/4, 0        m e^s = 1, 1, 1, 0        a = 1/3, 1/3, 1/3, 0        y = 5
+       dy/dz = L / R (e^s_2 (v_2 - y) + e^s_3 (v_3 - y)) / 3 = 2 (-20/3 + 16) / 3 = 56/9; t = 1 and t = 4 are off the ramp
+       with no_renorm: sum e^s = 8, a = 1/8, 1/8, 1/8, 0, y = 15/8
 
    Quick start (compiles as it stands): learns "abcabc.." and prints it.
 
@@ -133,11 +155,15 @@
        span_per_layer   one a head        0             0                          0 or 1,
        fairseq_init     the authors'      0             0                          1
    The optimiser of the paper is Adagrad, lr 0.07, per-tensor clip 0.03, linear warm-up; clamp the spans after each update.
+   adapt_io wants a vocabulary sorted by frequency because a cluster is a range of ids: the first holds the frequent words in
+   full width and is computed for every token, the others rare words in narrow rows that few tokens touch.
 
    Cost of a layer, forward, multiply-adds a token (c cached rows used, S_h the span of head h):
        Wq, Wo 2 d^2 ; Wk, Wv 2 d^2 (c+T)/T ; attention 3 D sum_h S_h + 2 N d ; feed-forward 2 d f
    Cache: B d sum_l C_l numbers, C_l = min(L, S_l + 64). Generation keeps projected keys and values instead: 4 d sum_l S_l
    numbers a stream, and a new token costs 3 D sum_h S_h + 4 d^2 + 2 d f whatever was generated before.
+   What binds generation is memory, not arithmetic: a token of one stream reads every weight of the layers and the output
+   once, 4 (4 d^2 + 2 d f) bytes a layer and 4 V d, and 8 D sum_h S_h bytes of keys and values. B streams share the weights.
    With no_renorm, as with literal_eps, every key of the window is in the normaliser: S_h is the layer's S for every
    head. A layer with one long head and seven short ones then costs eight long ones.
 
@@ -256,8 +282,9 @@ STX_DEF size_t stx_span_count(const stx_span_desc *d);
 typedef struct stx_span_state {
     stx_span  *model;
     size_t     B;
-    size_t    *rows;        /* per layer: rows in the sense of the paper's code, with zero rows */
-    size_t    *real;        /* ... of which this many, the newest, were ever written: only they are stored */
+    size_t    *rows;        /* per layer: length of the cache. Starts at C and follows the span; where the text is shorter than that,
+                               its oldest rows were never written: they are zeros with literal_memory, else they do not exist */
+    size_t    *real;        /* ... of which this many, the newest, were written: only they are stored */
     size_t    *capacity;    /* ... numbers that cache[l] has room for */
     stx_real **cache;       /* ... (B, real, d), oldest first */
 } stx_span_state;

@@ -110,8 +110,23 @@ static __device__ __forceinline__ float stx__warp_max(float v) {
 /* Instructions without a name in CUDA C++, and their meaning on the host (tests/cuda_host). Fragments: PTX ISA, "Matrix fragments for
    mma.m16n8k16" and ".m16n8k8": lane = 4 g + t; c holds rows g, g, g+8, g+8 and columns 2t, 2t+1, 2t, 2t+1. */
 #ifdef CUDA_HOST
+/* A kernel whose short loops the host must unroll too: the sanitizers check each access to an array that is not in registers. */
+#if defined(__GNUC__) && !defined(__clang__)
+  #define STX__HOST_UNROLLED __attribute__((optimize("O3")))
+#else
+  #define STX__HOST_UNROLLED
+#endif
 static inline void stx__mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { cuda_host_mma_bf16(c, a, b); }
 static inline void stx__mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { cuda_host_mma_tf32(c, a, b); }
+static inline void stx__mma_bf16_2(float (&c)[4], float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+    const cuda_host_product p[2] = {{c, a, b}, {d, a, b + 2}};
+    cuda_host_mma_bf16(p, 2);
+}
+static inline void stx__mma_tf32_3(float (&c)[4], const uint32_t (&l)[4], const uint32_t (&h)[4], const uint32_t (&m)[2],
+                                   const uint32_t (&b)[2]) {
+    const cuda_host_product p[3] = {{c, l, b}, {c, h, m}, {c, h, b}};
+    cuda_host_mma_tf32(p, 3);
+}
 static inline void stx__ldmatrix_x4(uint32_t (&r)[4], const void *row) { cuda_host_ldmatrix(r, 4, 0, row); }
 static inline void stx__ldmatrix_x4_trans(uint32_t (&r)[4], const void *row) { cuda_host_ldmatrix(r, 4, 1, row); }
 static inline void stx__cp16(void *smem, const void *gmem, int bytes) { cuda_host_cp_async(smem, gmem, 16, bytes); }
@@ -120,6 +135,7 @@ template<int N> static inline void stx__cp_wait(void) { cuda_host_cp_wait(N); }
 static inline float stx__exp2(float v) { return exp2f(v); }
 static inline float stx__rcp(float v) { return 1.0f / v; }
 #else
+#define STX__HOST_UNROLLED
 static __device__ __forceinline__ uint32_t stx__smem(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 static __device__ __forceinline__ void stx__mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -128,6 +144,19 @@ static __device__ __forceinline__ void stx__mma_bf16(float (&c)[4], const uint32
 static __device__ __forceinline__ void stx__mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+/* Several at once, which is the same here, and quicker on the host. c += a b[0..1], d += a b[2..3]; and the three products of factors
+   in two parts each: c += l b + h m + h b, in this order */
+static __device__ __forceinline__ void stx__mma_bf16_2(float (&c)[4], float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+    uint32_t x[2] = {b[0], b[1]}, y[2] = {b[2], b[3]};
+    stx__mma_bf16(c, a, x);
+    stx__mma_bf16(d, a, y);
+}
+static __device__ __forceinline__ void stx__mma_tf32_3(float (&c)[4], const uint32_t (&l)[4], const uint32_t (&h)[4],
+                                                       const uint32_t (&m)[2], const uint32_t (&b)[2]) {
+    stx__mma_tf32(c, l, b);
+    stx__mma_tf32(c, h, m);
+    stx__mma_tf32(c, h, b);
 }
 static __device__ __forceinline__ void stx__ldmatrix_x4(uint32_t (&r)[4], const void *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(stx__smem(row)) : "memory");
@@ -2395,6 +2424,7 @@ static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, size_t b
    A block makes 64 x 64 numbers of one unit (grid: columns, rows, units), a thread 4 x 4 of them; operands pass through shared memory
    16 columns of op(A) at a time. */
 enum { STX__P = 64, STX__PK = 16 };
+STX__HOST_UNROLLED
 static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__mat B, int ta, int tb, size_t M, size_t N, size_t K, float alpha,
                                                  int accumulate, size_t u0, size_t H) {
     STX__SHARED(float, as, STX__PK * (STX__P + 4));
@@ -3026,7 +3056,8 @@ static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const un
     stx__ldmatrix_x4_trans(b, tile + stx__at_piece<CH>(r0 + (lane & 15), c + (lane >> 4)));
 }
 
-/* PRECISION. num: how numbers are stored; SIZE their bytes; mma: c (16,8) += a (16,32 bytes) b. A kernel is a template over these.
+/* PRECISION. num: how numbers are stored; SIZE their bytes; mma: c (16,8) += a (16,32 bytes) b; mma2: c and d, with
+   two right factors. A kernel is a template over these.
    f32: each operand in two tf32 parts, x = hi + lo up to 2^-22 x, and three products: nearly float accuracy. tf32: the high parts alone. */
 struct stx__at_bf16 {
     typedef stx__bf16 num;
@@ -3034,6 +3065,9 @@ struct stx__at_bf16 {
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t b[2] = {b0, b1};
         stx__mma_bf16(c, a, b);
+    }
+    static __device__ __forceinline__ void mma2(float (&c)[4], float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+        stx__mma_bf16_2(c, d, a, b);
     }
     static __device__ __forceinline__ void add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { mma(c, a, b0, b1); }
 };
@@ -3055,6 +3089,10 @@ struct stx__at_tf32 {
         uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
         stx__mma_tf32(c, h, b);
     }
+    static __device__ __forceinline__ void mma2(float (&c)[4], float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+        mma(c, a, b[0], b[1]);
+        mma(d, a, b[2], b[3]);
+    }
     static __device__ __forceinline__ void add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { mma(c, a, b0, b1); }
 };
 struct stx__at_f32 {
@@ -3064,9 +3102,11 @@ struct stx__at_f32 {
         uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
         uint32_t l[4] = {stx__at_lo(a[0], h[0]), stx__at_lo(a[1], h[1]), stx__at_lo(a[2], h[2]), stx__at_lo(a[3], h[3])};
         uint32_t m[2] = {stx__at_lo(b0, b[0]), stx__at_lo(b1, b[1])};
-        stx__mma_tf32(c, l, b);
-        stx__mma_tf32(c, h, m);
-        stx__mma_tf32(c, h, b);
+        stx__mma_tf32_3(c, l, h, m, b);
+    }
+    static __device__ __forceinline__ void mma2(float (&c)[4], float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+        mma(c, a, b[0], b[1]);
+        mma(d, a, b[2], b[3]);
     }
     /* The same for sums over thousands of keys or queries: tensor cores cut off what they add to c, which in a long sum of one sign leaves
        a part in 1e4; so each product is summed apart and added as floats are. */
@@ -3243,8 +3283,7 @@ template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH,
                 stx__at_frag_v<CH>(b, tile, 16 * k, n, lane);
                 #pragma unroll
                 for (m = 0; m < MT; m++) {
-                    stx__at_bf16::mma(o[m][n], a[m], b[0], b[1]);
-                    stx__at_bf16::mma(o[m][n + 1], a[m], b[2], b[3]);
+                    stx__at_bf16::mma2(o[m][n], o[m][n + 1], a[m], b);
                 }
             }
         }
@@ -3425,8 +3464,7 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
                 stx__at_frag_b<CH>(f, kt, 8 * n, k, lane);
                 #pragma unroll
                 for (m = 0; m < MT; m++) {
-                    P::mma(x[m][n], a[m], f[0], f[1]);
-                    P::mma(x[m][n + 1], a[m], f[2], f[3]);
+                    P::mma2(x[m][n], x[m][n + 1], a[m], f);
                 }
             }
         }
@@ -3695,8 +3733,7 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_dot(float (&c)
 #pragma unroll
         for (n = 0; n < Sh::NB; n += 2) {
             stx__at_frag_b<Sh::CH>(h, b, n * 8, k);
-            Sh::P::mma(c[n], f, h[0], h[1]);
-            Sh::P::mma(c[n + 1], f, h[2], h[3]);
+            Sh::P::mma2(c[n], c[n + 1], f, h);
         }
     }
 }
@@ -3713,8 +3750,7 @@ template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_times(
 #pragma unroll
         for (n = 0; n < Sh::DP / 8; n += 2) {
             stx__ab_rows<Sh::CH>(P(), h, tile, k * P::K, n);
-            P::mma(c[n], f, h[0], h[1]);
-            P::mma(c[n + 1], f, h[2], h[3]);
+            P::mma2(c[n], c[n + 1], f, h);
         }
     }
 }
@@ -3776,8 +3812,7 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx
                 uint32_t f[4], h[4];
                 stx__at_frag_a<Sh::CH>(f, m.qv, strip * 16, k);
                 stx__at_frag_b<Sh::CH>(h, m.pe, chunk * 16, k);
-                P::mma(u[0], f, h[0], h[1]);
-                P::mma(u[1], f, h[2], h[3]);
+                P::mma2(u[0], u[1], f, h);
             }
 #pragma unroll
             for (half = 0; half < 2; half++) {

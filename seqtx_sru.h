@@ -39,7 +39,7 @@
 
    Why it parallelises. Put a into the last line:
        e <- J e + q,   J = f + vf (c - u0) f (1-f),   q = G m r g' J + dzr vr
-   J and q need c alone, not e. So the way back is affine, and affine maps compose: (P,Q) after (P',Q') is (P P', P Q' + Q). Cut time
+   J and q need c alone, not e. So the way back is affine, and affine maps compose: (J2,q2) after (J1,q1) is (J2 J1, J2 q1 + q2). Cut time
    in chunks; each finds the product of its J and its offset at once; a short walk over the chunks gives the e that enters each; then
    all chunks run at once. This holds for every v and for tanh. The way there, c' = f c + (1-f) u0, is affine only where f does
    not depend on c: with vf = 0 (v1). Otherwise time is walked, and the parallelism lies across the B O columns. If |vf (c - u0)| stays
@@ -47,11 +47,35 @@
 
    SRU++. W3 x becomes, with a projection to P channels and memory M (B,M,Ci), the layer's inputs of the times before:
 
-       z = W1 [M ; x]                [K | V] = W2 z          keys and values come from z; the query is z itself
-       o = softmax(z K^T / sqrt(P/n)) V                      n heads; causal, over a window or over all that is there
-       y = LN(z + alpha o)                                   alpha starts at 0 (ReZero): attention is learned from nothing
+       z = W1 [M ; x]                [key | val] = W2 z      keys and values come from z; the query is z itself
+       o = softmax(z key^T / sqrt(P/n)) val                  n heads; causal, over a window or over all that is there
+       y = LN(z + alpha_attn o)                              alpha_attn starts at 0 (ReZero): attention is learned from nothing
        U = W3 dropout(y)
    No positions: order is the recurrence's. Memory is raw input, projected again in each step by the W1 of now, which learns by it.
+   Backward of SRU++, from dU: dy = W3^T dU (times the dropout's mask), back through LN to ds, s = z + alpha_attn o. Then
+       do = alpha_attn ds       dalpha_attn = sum s' o (s' the ds of each number)       dz = ds          the three ends of the sum
+       (dq, dkey, dval) = attention's own backward of do; the query was z:              dz += dq
+       dz += W2^T [dkey | dval], for the rows of memory too                             dW2 = [dkey | dval]^T z
+       dW1 = dz^T [M ; x]                                                               dx = W1^T dz; M is a constant and gets none
+   While alpha_attn is 0 so is do: in the first update only alpha_attn itself moves, and the attention's weights after it.
+
+   Why it is so.
+       highway_bias below 0. r starts near sigmoid(highway_bias), 0.12 for -2 and 0.05 for -3: h is nearly x, a deep stack begins
+       as the identity, and gradients reach its first layer whole. Layers then open as they have something to say.
+       alpha = sqrt(1 + 2 e^b), b = highway_bias (rescale). With r = e^b / (1 + e^b), and c and x independent and of one variance,
+       Var h = (r^2 + (1-r)^2 alpha^2) Var x, which is Var x just for this alpha: the highway does not fade layer by layer.
+       sqrt(1/2) in the first values of the gates' weights. What a gate sees is a sum of two, u1 (the product) and vf c: half the
+       variance each makes it 1 together. U(-sqrt(3/2), sqrt(3/2)) has the variance 1/2.
+       |c| cannot grow: c' lies between c and u0, so |c| <= max(|c0|, max |u0|) for any number of times. Only the way back can.
+       The forget gate's bias starts at 0: f is about 1/2, a memory of a few times. Long memories are learned, unit by unit.
+       Few columns. A time waits for the one before: a product, a sum, a sigmoid, a product, in a row. That latency is the price of a
+       time as long as B O columns do not fill the vectors and threads; more streams or units are then free, fewer save nothing.
+
+   By hand. One unit, v = 0, biases and u1, u2 0, so f = r = 1/2; alpha = 1, c0 = 0; x = 1, 3 and u0 = 4, 8 at two times:
+       c = 2, 5        h = 1 + (2 - 1)/2 = 1.5,  3 + (5 - 3)/2 = 4
+   and back, from G = 0, 1 (only the second h is in the loss):
+       t = 2: dzr = 2/4 = 0.5;  a = 0.5;   dzf = 0.5 (2 - 8)/4 = -0.75;   du0 = 0.25;   dx = 0.5;   e = 0.25
+       t = 1: dzr = 0;          a = 0.25;  dzf = 0.25 (0 - 4)/4 = -0.25;  du0 = 0.125;  dx = 0;     dc0 = 0.125
 
    Quick start (compiles as it stands): learns "abcabc.." and prints it.
 
@@ -114,7 +138,9 @@
    Memory for backward, numbers a layer: B T (k + 1) O (U and h; the input is the h of the layer before) and, SRU++, B (M + T) 3 P (z, K, V) +
    B T 4 P (z of the segment, o, z + alpha o, y) + B M Ci (memory). States: one in STX_SRU_TILE times. With recompute
    that of one layer at a time, and of every layer B T O + B M Ci.
-   Generation: B O numbers a layer, SRU++ also 2 P (2 window + 64) a stream; a token costs what a time costs in training.
+   Generation: B O numbers a layer, SRU++ also 2 P (2 window + 64) a stream; a token costs what a time costs in training. What binds it
+   is memory: a token of one stream reads every weight once, 4 bytes each, and, SRU++, 8 P bytes of keys and values for each row of the
+   window, in every layer that attends. B streams share the weights.
 
    Fidelity, against the reference implementation (its version 2.6, and its development version 3.0, which has SRU++):
        reproduced   cell, stack and SRU++ with every option, the initialisers of both versions, adaptive embedding and softmax,
@@ -219,7 +245,7 @@ typedef struct stx_sru_layer {
     int    attends, highway;                /* has attention; k = 3 and its highway is x */
     stx_real alpha;                         /* scale of the highway */
     stx_tensor *w1, *w2, *w3;               /* (P,Ci) (2P,P) (k O, P or Ci); NULL where there is none */
-    stx_tensor *alpha_attn;                 /* (1) */
+    stx_tensor *alpha_attn;                 /* (1); "alpha" in a checkpoint */
     stx_tensor *attn_gain, *attn_shift;     /* (P) */
     stx_tensor *gain, *shift;               /* (Ci), or (O) with STX_SRU_NORM_AFTER */
     stx_tensor *v, *bias;                   /* (2,O): forget gate's, reset gate's. v NULL with v1 */

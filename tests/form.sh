@@ -1,11 +1,13 @@
 #!/bin/sh
 # form.sh [HEADER...] [tests] - the form of public headers (all: ./seqtx*.h): each alone, as C99, C11, C++11, C++17 and C++20, the
-# implementation as C and as C++, declarations only, static in two units, implementation and use in different units, twice included,
-# the macro on the command line, with and without threads, float and double, optimised and not; what must not link does not; the quick
-# starts of the manuals compile and run; objects export stx_ names only and never exit, abort or print. tests: every op of seqtx.h has a
-# row in test_grad.c, every family a test. Needs one C compiler; g++ and clang are used where they are.
+# implementation as C and as C++, declarations only, static, implementation and use in different units and languages, twice included, the
+# macro on the command line, with and without threads, float and double; what must not link does not; the quick starts of the manuals
+# compile and run; objects export stx_ names only and never exit, abort or print. tests: every op of seqtx.h has a row in test_grad.c, every
+# family a test. Needs one C compiler; g++ and clang are used where they are.
 #   CC, CXX: compilers to try besides gcc, clang, g++, clang++.   KEEP=1 keeps the work directory.
-# Where a standard only has to be clean, it is -fsyntax-only; objects that several checks need are made once.
+# With every compiler: -fsyntax-only in all ways, and the quick start as a program. With the first of each language: what links with what.
+# The core's objects are made once and shared by the families. Optimised by gcc with the same warnings is the Makefile's library (float and
+# double, -O3), by clang tests/flags.sh (-O2), in C and one unit tests/readme.sh (-O2); by g++ here.
 cd "$(dirname "$0")/.." || exit 1
 root=$(pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-form.XXXXXX") || exit 1
@@ -50,6 +52,15 @@ links() {
     if [ "$want" = pass ]; then job pass "$name" "$link $* -o prog -lm && ./prog"; else job fail "$name" "$link $* -o prog -lm"; fi
 }
 
+# the implementation of seqtx.h alone, for the families: once for each compiler. core NAME COMMAND
+core() {
+    [ -f "$work/core.$1.o" ] || $2 -I"$root" -DSEQTX_IMPLEMENTATION -c "$root/seqtx.h" -o "$work/core.$1.o" > "$work/log" 2>&1 || head -n 12 "$work/log"
+    cp "$work/core.$1.o" "$dir/core.$1.o"
+}
+exported='nm -g OBJECT > all && grep -q " T stx_" all &&
+    if grep " [A-TV-Z] " all | grep -v " [A-Z] _*stx_"; then echo "exported without stx_"; exit 1; fi
+    if grep -E " U _*(_?exit|_Exit|quick_exit|abort|v?f?printf|f?puts|f?putc|putchar|perror|assert_fail)(_chk|_unlocked)?$" all; then echo "exits, aborts or prints"; exit 1; fi'
+
 forms() {           # of header $1
     h=$1
     # a function of this header that takes one pointer
@@ -58,58 +69,64 @@ forms() {           # of header $1
     family=$(echo "$h" | sed 's/^seqtx_*//; s/\.h$//' | tr a-z A-Z)
     main="$root/tests/form_main.c" other="$root/tests/form_other.c"
     base="$W -I$root -DFORM_HEADER='\"$h\"' -DFORM_CALL=$call -Dform_other=stx_form_other"
-    core="$W -I$root -DFORM_HEADER='\"seqtx.h\"' -DFORM_CALL=stx_create -Dform_other=stx_form_other"
-    # forms that only the core can get wrong are tried with the core: a family header has all of it inside
     whole=:; [ "$h" = seqtx.h ] || whole=false
-    c_object=
+    first=:
 
     for cc in $CCS; do
         dir=$work/$(echo "$h.$cc" | tr -c 'a-zA-Z0-9_.\n' _); mkdir "$dir"
         link=$cc
         for std in c99 c11; do
-            [ "$std" = c99 ] || $whole || continue
             s="$cc -std=$std $base -fsyntax-only"
+            job pass "$h $cc $std: declarations only" "$s $main && $s -DSEQTX_DOUBLE $main"
+            [ "$std" = c99 ] || $whole || continue
             job pass "$h $cc $std: implementation" "$s -DFORM_IMPLEMENT $main"
             job pass "$h $cc $std: double" "$s -DFORM_IMPLEMENT -DSEQTX_DOUBLE $main"
-            job pass "$h $cc $std: declarations only" "$s $main && $s -DSEQTX_DOUBLE $main"
         done
         $whole && job pass "$h $cc: system headers that show all" "$cc -std=gnu11 -D_GNU_SOURCE $base -fsyntax-only -DFORM_IMPLEMENT $main"
-        c="$cc -std=c99 $base"
-        # implementation and use in different units, for what follows: nothing is optimised
-        job pass "$h $cc: the units compile" "$c -DFORM_OTHER -c $main -o use.o && $c -c $main -o alone.o && $c -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
-        job pass "$h $cc: and in double" "$c -DSEQTX_DOUBLE -DFORM_OTHER -c $main -o use_f64.o && $c -DSEQTX_DOUBLE -DFORM_ONLY_IMPLEMENT -c $other -o impl_f64.o"
-        [ -n "$c_object" ] || c_object=$dir/impl.o
-        links pass "$h $cc: implementation in one unit, use in another" use.o impl.o
-        links pass "$h $cc: the same, double" use_f64.o impl_f64.o
-        links fail "$h $cc: no implementation" alone.o
-        links fail "$h $cc: float use and double implementation" use.o impl_f64.o
-        links fail "$h $cc: double use and float implementation" use_f64.o impl.o
-        for object in impl.o impl_f64.o; do
-            job pass "$h $cc: exported symbols of $object" "nm -g $object > all && grep -q ' T stx_' all &&
-                if grep ' [A-TV-Z] ' all | grep -v ' [A-Z] _*stx_'; then echo 'exported without stx_'; exit 1; fi
-                if grep -E ' U _*(_?exit|_Exit|quick_exit|abort|v?f?printf|f?puts|f?putc|putchar|perror|assert_fail)(_chk|_unlocked)?\$' all; then echo 'exits, aborts or prints'; exit 1; fi"
-        done
-        job pass "$h $cc: macro on the command line" "$c -DSEQTX_IMPLEMENTATION $main -o prog -lm && ./prog"
-        job pass "$h $cc: static in two units" "$c -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION -DFORM_OTHER $main $other -o prog -lm && ./prog"
-        if $whole; then
-            job pass "$h $cc: optimised" "$c -O2 -DFORM_IMPLEMENT $main -o prog -lm && ./prog"
-            job pass "$h $cc: without threads, double, optimised" "$c -O2 -DSEQTX_NO_THREADS -DSEQTX_DOUBLE -DFORM_IMPLEMENT $main -o prog -lm && ./prog"
-        else
-            # the core's part apart, so that only the family's is optimised
-            job pass "$h $cc: the family's unit and the core's compile" "$c -DSEQTX_${family}_IMPLEMENTATION -DFORM_OTHER -c $main -o family.o && $c -DSEQTX_${family}_IMPLEMENTATION -c $main -o family_alone.o && $cc -std=c99 $core -DFORM_ONLY_IMPLEMENT -c $other -o core.o"
-            links pass "$h $cc: core and family implemented in different units" family.o core.o
-            links fail "$h $cc: the family's macro alone implements the core" family_alone.o
-            job pass "$h $cc: optimised" "$c -O2 -DSEQTX_${family}_IMPLEMENTATION -DFORM_OTHER $main core.o -o prog -lm && ./prog"
-        fi
-        # as the manual gives it: strict C99, and with what it says to link
+        $whole && job pass "$h $cc: without threads, double" "$cc -std=c99 $base -fsyntax-only -DSEQTX_NO_THREADS -DSEQTX_DOUBLE -DFORM_IMPLEMENT $main"
+        job pass "$h $cc: static" "$cc -std=c99 $base -fsyntax-only -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION $main"
+        # as the manual gives it: strict C99, and with what it says to link. The implementation and its use in one unit
         sed -n '/\/\/>quickstart/,/\/\/<quickstart/p' "$h" | sed '1d;$d; s/^ \{1,7\}//' > "$dir/quick.c"
         job pass "$h $cc: quick start" "grep -q main quick.c && $cc -std=c99 -Wall -Wextra -Werror -I$root quick.c -o prog -lm && ./prog"
+        $first || continue
+        first=false
+        # what links with what is decided by the preprocessor: of one compiler, and not optimised
+        c="$cc -std=c99 $base"
+        job pass "$h $cc: macro on the command line" "$c -E -P -DFORM_IMPLEMENT $main > defined.i && $c -E -P -DSEQTX_IMPLEMENTATION $main > given.i &&
+            [ -s given.i ] && cmp defined.i given.i"
+        if $whole; then
+            job pass "$h $cc: the units compile" "$c -DFORM_OTHER -c $main -o use.o && $c -c $main -o alone.o && $c -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
+            job pass "$h $cc: and in double" "$c -DSEQTX_DOUBLE -DFORM_OTHER -c $main -o use_f64.o && $c -DSEQTX_NO_THREADS -DSEQTX_DOUBLE -DFORM_ONLY_IMPLEMENT -c $other -o impl_f64.o"
+            links pass "$h $cc: implementation in one unit, use in another" use.o impl.o
+            links pass "$h $cc: the same, double, without threads" use_f64.o impl_f64.o
+            links fail "$h $cc: no implementation" alone.o
+            links fail "$h $cc: float use and double implementation" use.o impl_f64.o
+            links fail "$h $cc: double use and float implementation" use_f64.o impl.o
+            for object in impl.o impl_f64.o; do job pass "$h $cc: exported symbols of $object" "$(echo "$exported" | sed "s/OBJECT/$object/")"; done
+            job pass "$h $cc: static in two units" "$c -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION -DFORM_OTHER $main $other -o prog -lm && ./prog"
+            c_object=$dir/impl.o
+        else
+            core c "$cc -std=c99 -x c"
+            own="$c -DSEQTX_${family}_IMPLEMENTATION -x c -c $root/$h"
+            job pass "$h $cc: the units compile" "$c -c $main -o use.o && $own -o impl.o"
+            job pass "$h $cc: and in double" "$own -DSEQTX_DOUBLE -o impl_f64.o"
+            links pass "$h $cc: use, family and core in three units" use.o impl.o core.c.o
+            links fail "$h $cc: the family's macro alone implements the core" use.o impl.o
+            links fail "$h $cc: no implementation of the family" use.o core.c.o
+            for object in impl.o impl_f64.o; do job pass "$h $cc: exported symbols of $object" "$(echo "$exported" | sed "s/OBJECT/$object/")"; done
+            # static: units that export nothing do not meet; two of them are linked with the core's
+            job pass "$h $cc: static exports nothing but main" "$c -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION -c $main -o static.o &&
+                nm -g static.o > all && grep -q ' T main' all && ! grep ' [A-TV-Z] ' all | grep -v ' T main'"
+            links pass "$h $cc: static" static.o
+            c_object=$dir/impl.o
+        fi
         if grep -q '//>handover' "$h"; then
             sed -n '/\/\/>handover/,/\/\/<handover/p' "$h" | sed '1d;$d; s/^ \{1,7\}//' > "$dir/handover.c"
-            job pass "$h $cc: handing over a memory" "grep -q main handover.c && $cc -std=c99 -Wall -Wextra -Werror -O1 -I$root handover.c -o prog -lm && ./prog"
+            job pass "$h $cc: handing over a memory" "grep -q main handover.c && $cc -std=c99 -Wall -Wextra -Werror -I$root handover.c -o prog -lm && ./prog"
         fi
         rm -f "$dir/prog"
     done
+    first=:
     for cxx in $CXXS; do
         dir=$work/$(echo "$h.$cxx" | tr -c 'a-zA-Z0-9_.\n' _); mkdir "$dir"
         link=$cxx
@@ -118,17 +135,30 @@ forms() {           # of header $1
         $whole || stds="c++11 ${stds##* }"
         for std in $stds; do
             s="$cxx -std=$std $base -x c++ -fsyntax-only"
-            job pass "$h $cxx $std: implementation" "$s -DFORM_IMPLEMENT $main"
+            # of a family: all in one unit by one standard; by the others its own part, for the core's is compiled with the core
+            macro=-DFORM_IMPLEMENT; $whole || [ "$std" = c++11 ] || macro=-DSEQTX_${family}_IMPLEMENTATION
+            job pass "$h $cxx $std: implementation" "$s $macro $main"
             job pass "$h $cxx $std: declarations only" "$s $main"
         done
+        $first || continue
+        first=false
         p="$cxx -std=c++11 $base -x c++"
-        job pass "$h $cxx: in one unit" "$p -DFORM_IMPLEMENT $main -o prog -lm && ./prog"
-        $whole && job pass "$h $cxx: optimised, double" "$p -O2 -DSEQTX_DOUBLE -DFORM_IMPLEMENT $main -o prog -lm && ./prog"
-        $whole && job pass "$h $cxx: static in two units" "$p -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION -DFORM_OTHER $main $other -o prog -lm && ./prog"
-        job pass "$h $cxx: the units compile" "$p -DFORM_OTHER -c $main -o use.o && $p -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
         cp "$c_object" "$dir/c_impl.o"; cp "$(dirname "$c_object")/use.o" "$dir/c_use.o"
-        links pass "$h $cxx: used from C, implemented in C++" c_use.o impl.o
-        links pass "$h $cxx: used from C++, implemented in C" use.o c_impl.o
+        if $whole; then
+            # of the two languages only this one is not compiled optimised elsewhere
+            job pass "$h $cxx: optimised, double" "$p -O1 -DSEQTX_DOUBLE -DFORM_IMPLEMENT $main -o prog -lm && ./prog"
+            job pass "$h $cxx: static in two units" "$p -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION -DFORM_OTHER $main $other -o prog -lm && ./prog"
+            job pass "$h $cxx: the units compile" "$p -DFORM_OTHER -c $main -o use.o && $p -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
+            links pass "$h $cxx: used from C, implemented in C++" c_use.o impl.o
+            links pass "$h $cxx: used from C++, implemented in C" use.o c_impl.o
+        else
+            core c "${CCS%%
+*} -std=c99 -x c"
+            core cxx "$cxx -std=c++11 -x c++"
+            job pass "$h $cxx: the units compile" "$p -c $main -o use.o && $p -DSEQTX_${family}_IMPLEMENTATION -c $root/$h -o impl.o"
+            links pass "$h $cxx: used from C, implemented in C++" c_use.o impl.o core.cxx.o
+            links pass "$h $cxx: used from C++, implemented in C" use.o c_impl.o core.c.o
+        fi
         rm -f "$dir/prog"
     done
 }

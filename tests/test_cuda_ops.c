@@ -520,7 +520,9 @@ static void sums(void *user, uint64_t *h) {
     stx_destroy(gx);
 }
 
-int main(void) {
+/* "short" leaves out what sanitizers see nothing new in: other orders of the same threads, which touch the same memory */
+int main(int argc, char **argv) {
+    const int brief = argc > 1 && !strcmp(argv[1], "short");
     cx = cuda_ctx(STX_CPU, STX_PREC_F32);
     for (half = 0; half < 2; half++) {
         gx = cuda_ctx(STX_CUDA, half ? STX_PREC_BF16 : STX_PREC_F32);
@@ -534,7 +536,11 @@ int main(void) {
             test_optimisers();
         }
         stx_destroy(gx);
-        for (off = 0; off < 2; off++) cuda_orders(off ? "sums, misaligned" : "sums", sums, NULL);
+        for (off = 0; off < 2; off++) {
+            uint64_t hash = 1;
+            if (brief) sums(NULL, &hash);
+            else cuda_orders(off ? "sums, misaligned" : "sums", sums, NULL);
+        }
     }
     stx_destroy(cx);
     return test_end();

@@ -806,7 +806,43 @@ static void ramps(void) {
     }
 }
 
+/* the example that the manual works by hand */
+static void by_hand(void) {
+    static const double e[4] = {1, 4.0 / 3, 4, 5.0 / 3}, v[4] = {6, 0, 9, 3};      /* t = 1..4 */
+    int form;
+    for (form = 0; form < 2; form++) {
+        stx_ctx *x = context(1, 1);
+        stx_params *p = stx_params_create(x);
+        stx_real q = 1, key[5], val[5], got, z = (stx_real)0.125;
+        stx_attention_in in;
+        stx_attention_desc d;
+        stx_tensor *y, *zt;
+        int t;
+        memset(&in, 0, sizeof in);
+        memset(&d, 0, sizeof d);
+        key[4] = val[4] = 0;                            /* the query's own row: never attended to */
+        for (t = 1; t <= 4; t++) { key[4 - t] = (stx_real)log(e[t - 1]); val[4 - t] = (stx_real)v[t - 1]; }
+        zt = stx_param(p, STX_CONSTANT, 0.125, "z", 1, 0, 0, 0);
+        stx_set(x, zt, &z);
+        stx_begin(x, STX_TRAIN);
+        in.q = stx_input(x, &q, 1, 1, 1, 0);
+        in.k = stx_input(x, key, 1, 5, 1, 0);
+        in.v = stx_input(x, val, 1, 5, 1, 0);
+        in.z = zt;
+        d.heads = 1; d.span = 4; d.delta_min = 1; d.max_span = 4; d.ramp = 2; d.no_renorm = form;
+        y = stx_attention(x, &in, &d);
+        CHECK(stx_ok(x), "%s", stx_error(x));
+        if (!stx_ok(x)) { stx_destroy(x); continue; }
+        stx_get(x, y, &got);
+        CHECK(fabs((double)got - (form ? 15.0 / 8 : 5)) < 1e-5, "y %g", (double)got);
+        stx_backward(x, stx_mean(x, y));
+        if (!form) CHECK(fabs((double)zt->grad[0] - 56.0 / 9) < 1e-4, "dy/dz %g", (double)zt->grad[0]);
+        stx_destroy(x);
+    }
+}
+
 int main(void) {
+    by_hand();
     windows();
     ramps();
     generation_and_memory();

@@ -1413,7 +1413,39 @@ static void memory(void) {
     }
 }
 
+/* the example that the manual works by hand */
+static void by_hand(void) {
+    static const double h_want[2] = {1.5, 4}, du0[2] = {0.125, 0.25}, dx[2] = {0, 0.5};
+    stx_ctx *x = context(1, 1);
+    stx_params *p = stx_params_create(x);
+    stx_real u[6] = {4, 0, 0, 8, 0, 0}, in[2] = {1, 3}, pick[2] = {0, 2}, h[2];      /* the mean of 0, 2 h is h's second */
+    stx_tensor *ut = stx_param(p, STX_ZEROS, 0, "u", 1, 2, 3, 1), *xt = stx_param(p, STX_ZEROS, 0, "x", 1, 2, 1, 0);
+    stx_tensor *c0 = stx_param(p, STX_ZEROS, 0, "c0", 1, 1, 0, 0), *bias = stx_param(p, STX_ZEROS, 0, "bias", 2, 1, 0, 0), *y, *last = NULL;
+    stx_sru_recurrence_in cell;
+    int t;
+    memset(&cell, 0, sizeof cell);
+    stx_set(x, ut, u);
+    stx_set(x, xt, in);
+    stx_begin(x, STX_TRAIN);
+    cell.u = ut; cell.xr = xt; cell.bias = bias; cell.c0 = c0;
+    y = stx_sru_recurrence(x, &cell, &last);
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    if (!stx_ok(x)) { stx_destroy(x); return; }
+    stx_get(x, y, h);
+    stx_backward(x, stx_mean(x, stx_mul(x, y, stx_input(x, pick, 1, 2, 1, 0))));
+    for (t = 0; t < 2; t++) {
+        CHECK(fabs((double)h[t] - h_want[t]) < 1e-6, "h %g", (double)h[t]);
+        CHECK(fabs((double)ut->grad[3 * t] - du0[t]) < 1e-6, "du0 %g", (double)ut->grad[3 * t]);
+        CHECK(fabs((double)xt->grad[t] - dx[t]) < 1e-6, "dx %g", (double)xt->grad[t]);
+    }
+    CHECK(fabs((double)c0->grad[0] - 0.125) < 1e-6, "dc0 %g", (double)c0->grad[0]);
+    stx_get(x, last, h);
+    CHECK(fabs((double)h[0] - 5) < 1e-6, "c %g", (double)h[0]);
+    stx_destroy(x);
+}
+
 int main(void) {
+    by_hand();
     segments();
     recomputed();
     recomputed_forward();

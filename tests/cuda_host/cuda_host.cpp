@@ -54,8 +54,7 @@ static const uint32_t CANARY = 0xFFF5FFF5u;     /* NaN as a float, as two bf16 a
 struct lane_args {
     uint64_t in, out;
     int param, width;
-    float *c;
-    const uint32_t *a, *b;
+    const cuda_host_product *product;
     uint32_t *r;
     const void *row;
 };
@@ -75,7 +74,6 @@ struct fiber {
     int copies, copies_size;
     long group;                 /* groups committed so far */
     unsigned char *stack;       /* lowest byte above the guard; set when it starts */
-    void *fake;                 /* AddressSanitizer's */
 };
 struct meeting { unsigned mask, arrived; int kind, line, mixed; };
 struct warp { fiber *first; unsigned exists, exited; int meetings; meeting meet[WARP]; };
@@ -107,6 +105,7 @@ static struct {
     const cuda_host_kernel *kernel;
     cuda_host_place place;
     int running;                /* in a fiber */
+    int entered;                /* a fiber of the running block has begun, and AddressSanitizer knows */
     cudaError_t launch_error;
     /* the running block */
     fiber *self;
@@ -114,7 +113,7 @@ static struct {
     int stopped, barrier_kind, barrier_line, barrier_mixed, barrier_sum, barrier_result;
     unsigned ready_head, ready_count;
     fiber *ready[MAX_THREADS];
-    fiber fibers[MAX_THREADS], scheduler;       /* of the scheduler only sp and fake are used */
+    fiber fibers[MAX_THREADS], scheduler;       /* of the scheduler only sp is used */
     warp warps[MAX_THREADS / WARP];
     unsigned char *stacks;
     size_t stack_pitch;
@@ -494,9 +493,10 @@ struct float_mode {
 static thread_local const void *host_stack;
 static thread_local size_t host_stack_size;
 #endif
-/* Leaves the running fiber for another one, or, with NULL, for the scheduler. */
+/* Leaves the running fiber for another one, or, with NULL, for the scheduler. To AddressSanitizer all fibers of a block are one
+   with a stack from the first to the last of theirs: it is told of the block, not of the millions of switches in it. */
 static void fiber_main(void);
-static inline void leave(fiber *from, fiber *to, bool for_ever) {
+static inline void leave(fiber *from, fiber *to) {
     if (to && !to->sp) {
         to->stack = G.free_stack[--G.free_count];
         /* Stacks begin at different offsets, or their hot ends would all fall into the same sets of the cache. */
@@ -505,14 +505,15 @@ static inline void leave(fiber *from, fiber *to, bool for_ever) {
     }
     void *sp = to ? to->sp : G.scheduler.sp;
     if (to) { G.self = to; cuda_host_self = &to->id; }
+    if (G.ready_count) {        /* who comes next: its stack is no longer in the fastest cache */
+        const char *next = (const char *)G.ready[G.ready_head]->sp;
+        __builtin_prefetch(next);
+        __builtin_prefetch(next + 64);
+    }
 #ifdef HOST_ASAN
-    __sanitizer_start_switch_fiber(for_ever ? NULL : &from->fake, to ? to->stack : host_stack, to ? G.stack_bytes : host_stack_size);
+    if (!to) __sanitizer_start_switch_fiber(NULL, host_stack, host_stack_size);
 #endif
-    (void)for_ever;
     cuda_host_switch(&from->sp, sp);
-#ifdef HOST_ASAN
-    __sanitizer_finish_switch_fiber(from->fake, NULL, NULL);
-#endif
 }
 static inline fiber *take_ready(void) {
     if (!G.ready_count) return NULL;
@@ -534,12 +535,12 @@ static inline void push_front(fiber *f) {
 }
 static inline void wait_for_others(fiber *from) {
     fiber *to = take_ready();
-    if (to != from) leave(from, to, false);
+    if (to != from) leave(from, to);
 }
 /* Gives the block up: its fibers are never resumed. Returns to no caller, though the compiler may not know. */
 static void stop_block(void) {
     G.stopped = 1;
-    leave(G.self, NULL, true);
+    leave(G.self, NULL);
 }
 static void finish_copies(fiber *f, long before) {     /* those of groups below before */
     int kept = 0;
@@ -553,7 +554,8 @@ static void finish_copies(fiber *f, long before) {     /* those of groups below 
 }
 static void fiber_main(void) {
 #ifdef HOST_ASAN
-    __sanitizer_finish_switch_fiber(NULL, NULL, NULL);
+    if (!G.entered) __sanitizer_finish_switch_fiber(NULL, NULL, NULL);
+    G.entered = 1;
 #endif
     for (;;) {
         fiber *f = G.self;
@@ -565,7 +567,7 @@ static void fiber_main(void) {
         fiber *to = take_ready();
         if (!to || to->sp) {
             G.free_stack[G.free_count++] = f->stack;    /* free once this fiber has left it, and nothing runs before that */
-            leave(f, to, true);
+            leave(f, to);
         }
         to->stack = f->stack;       /* one that has not started goes on here: threads that never wait share one warm stack */
         to->sp = to->stack;
@@ -595,13 +597,13 @@ static void push_lanes(warp *w, unsigned mask) {
 // >>collectives
 
 static const char *const barrier_names[] = { "__syncthreads", "__syncthreads_or", "__syncthreads_and", "__syncthreads_count" };
-enum { MEET_SYNCWARP = 100, MEET_MMA_BF16, MEET_MMA_TF32, MEET_LDMATRIX };
+enum { MEET_SYNCWARP = 100, MEET_MMA_BF16 = 200, MEET_MMA_TF32 = 300, MEET_LDMATRIX = 400, PRODUCTS = 8 };     /* of mma: + the number of products */
 static const char *meeting_name(int kind) {
     static const char *const name[] = { "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync", "__ballot_sync",
         "__any_sync", "__all_sync", "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync", "__reduce_max_sync",
         "__reduce_or_sync", "__reduce_and_sync", "__reduce_xor_sync" };
-    return kind < MEET_SYNCWARP ? name[kind] : kind == MEET_SYNCWARP ? "__syncwarp" : kind == MEET_MMA_BF16 ? "mma (bf16)" :
-           kind == MEET_MMA_TF32 ? "mma (tf32)" : "ldmatrix";
+    return kind < MEET_SYNCWARP ? name[kind] : kind < MEET_MMA_BF16 ? "__syncwarp" : kind < MEET_MMA_TF32 ? "mma (bf16)" :
+           kind < MEET_LDMATRIX ? "mma (tf32)" : "ldmatrix";
 }
 
 int cuda_host_barrier(int kind, int predicate, int line) {
@@ -728,10 +730,10 @@ void cuda_host_trap_thread(const char *what, int line) { report("%s of line %d",
    both:
      c[0], c[1] (g, 2t), (g, 2t+1)   c[2], c[3] (g+8, 2t), (g+8, 2t+1)
    Products of bf16 or tf32 are exact in f32; they are added to c in the order of k, rounded to nearest at each step. */
-template<int K> static inline void multiply(warp *w, const float (&A)[16][K], const float (&B)[K][8]) {
+template<int K> static inline void multiply(warp *w, int n, const float (&A)[16][K], const float (&B)[K][8]) {
     float C[16][8];
     for (int i = 0; i < WARP; i++) {
-        const float *c = w->first[i].args->c;
+        const float *c = w->first[i].args->product[n].c;
         int g = i >> 2, t = i & 3;
         C[g][2 * t] = c[0]; C[g][2 * t + 1] = c[1]; C[g + 8][2 * t] = c[2]; C[g + 8][2 * t + 1] = c[3];
     }
@@ -745,47 +747,56 @@ template<int K> static inline void multiply(warp *w, const float (&A)[16][K], co
         for (int j = 0; j < 8; j++) C[i][j] = s[j];
     }
     for (int i = 0; i < WARP; i++) {
-        float *c = w->first[i].args->c;
+        float *c = w->first[i].args->product[n].c;
         int g = i >> 2, t = i & 3;
         c[0] = C[g][2 * t]; c[1] = C[g][2 * t + 1]; c[2] = C[g + 8][2 * t]; c[3] = C[g + 8][2 * t + 1];
     }
 }
 static inline float low_half(uint32_t u) { return __uint_as_float(u << 16); }
 static inline float high_half(uint32_t u) { return __uint_as_float(u & 0xffff0000u); }
-static void do_mma_bf16(warp *w, unsigned, int) {
-    float A[16][16], B[16][8];
-    for (int i = 0; i < WARP; i++) {
-        const lane_args *l = w->first[i].args;
-        int g = i >> 2, t = i & 3;
-        for (int r = 0; r < 4; r++) {
-            float *a = &A[g + (r & 1) * 8][2 * t + (r >> 1) * 8];
-            a[0] = low_half(l->a[r]); a[1] = high_half(l->a[r]);
+static void do_mma_bf16(warp *w, unsigned, int kind) {
+    for (int n = 0; n < kind - MEET_MMA_BF16; n++) {
+        float A[16][16], B[16][8];
+        for (int i = 0; i < WARP; i++) {
+            const cuda_host_product &p = w->first[i].args->product[n];
+            int g = i >> 2, t = i & 3;
+            for (int r = 0; r < 4; r++) {
+                float *a = &A[g + (r & 1) * 8][2 * t + (r >> 1) * 8];
+                a[0] = low_half(p.a[r]); a[1] = high_half(p.a[r]);
+            }
+            for (int r = 0; r < 2; r++) { B[2 * t + r * 8][g] = low_half(p.b[r]); B[2 * t + r * 8 + 1][g] = high_half(p.b[r]); }
         }
-        for (int r = 0; r < 2; r++) { B[2 * t + r * 8][g] = low_half(l->b[r]); B[2 * t + r * 8 + 1][g] = high_half(l->b[r]); }
+        multiply<16>(w, n, A, B);
     }
-    multiply<16>(w, A, B);
 }
-static void do_mma_tf32(warp *w, unsigned, int) {
-    float A[16][8], B[8][8];
-    for (int i = 0; i < WARP; i++) {
-        const lane_args *l = w->first[i].args;
-        int g = i >> 2, t = i & 3;
-        for (int r = 0; r < 4; r++) A[g + (r & 1) * 8][t + (r >> 1) * 4] = __uint_as_float(l->a[r] & 0xffffe000u);
-        for (int r = 0; r < 2; r++) B[t + r * 4][g] = __uint_as_float(l->b[r] & 0xffffe000u);
+static void do_mma_tf32(warp *w, unsigned, int kind) {
+    for (int n = 0; n < kind - MEET_MMA_TF32; n++) {
+        float A[16][8], B[8][8];
+        for (int i = 0; i < WARP; i++) {
+            const cuda_host_product &p = w->first[i].args->product[n];
+            int g = i >> 2, t = i & 3;
+            for (int r = 0; r < 4; r++) A[g + (r & 1) * 8][t + (r >> 1) * 4] = __uint_as_float(p.a[r] & 0xffffe000u);
+            for (int r = 0; r < 2; r++) B[t + r * 4][g] = __uint_as_float(p.b[r] & 0xffffe000u);
+        }
+        multiply<8>(w, n, A, B);
     }
-    multiply<8>(w, A, B);
 }
-void cuda_host_mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2], int line) {
+static void mma(int kind, const cuda_host_product *p, int n, int line, void (*op)(warp *, unsigned, int)) {
     lane_args l;
-    whole_warp(MEET_MMA_BF16, line);
-    l.c = c; l.a = a; l.b = b;
-    meet(MEET_MMA_BF16, 0xffffffffu, line, &l, do_mma_bf16);
+    whole_warp(kind, line);
+    if (n < 1 || n > PRODUCTS) { report("%s of line %d: %d products", meeting_name(kind), line, n); stop_block(); }
+    l.product = p;
+    meet(kind + n, 0xffffffffu, line, &l, op);
+}
+void cuda_host_mma_bf16(const cuda_host_product *p, int n, int line) { mma(MEET_MMA_BF16, p, n, line, do_mma_bf16); }
+void cuda_host_mma_tf32(const cuda_host_product *p, int n, int line) { mma(MEET_MMA_TF32, p, n, line, do_mma_tf32); }
+void cuda_host_mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2], int line) {
+    const cuda_host_product p = {c, a, b};
+    mma(MEET_MMA_BF16, &p, 1, line, do_mma_bf16);
 }
 void cuda_host_mma_tf32(float c[4], const uint32_t a[4], const uint32_t b[2], int line) {
-    lane_args l;
-    whole_warp(MEET_MMA_TF32, line);
-    l.c = c; l.a = a; l.b = b;
-    meet(MEET_MMA_TF32, 0xffffffffu, line, &l, do_mma_tf32);
+    const cuda_host_product p = {c, a, b};
+    mma(MEET_MMA_TF32, &p, 1, line, do_mma_tf32);
 }
 
 static bool in_shared(const void *p, size_t bytes) {
@@ -970,7 +981,15 @@ static void run_block(uint3 block, const dim3 &dim) {
     G.running = 1;
     {
         float_mode device;
-        leave(&G.scheduler, first, false);
+#ifdef HOST_ASAN
+        void *fake;
+        G.entered = 0;
+        __sanitizer_start_switch_fiber(&fake, G.stacks, G.stack_pitch * G.stacks_made);
+#endif
+        leave(&G.scheduler, first);
+#ifdef HOST_ASAN
+        __sanitizer_finish_switch_fiber(fake, NULL, NULL);
+#endif
     }
     G.running = 0;
     if (!G.stopped && G.exited < G.threads) { report_stuck(); G.stopped = 1; }

@@ -30,7 +30,7 @@
 #define __device__
 #define __host__
 #define __constant__
-#define __forceinline__ inline __attribute__((always_inline))
+#define __forceinline__ inline      /* not by force, which took four times as long to compile */
 #define __noinline__ __attribute__((noinline))      /* the standard headers that use this word themselves are included above */
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
@@ -156,6 +156,10 @@ inline void __threadfence_block(void) {}
 void cuda_host_mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2], int line = __builtin_LINE());
 /* mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32: the low 13 bits of a and b are ignored */
 void cuda_host_mma_tf32(float c[4], const uint32_t a[4], const uint32_t b[2], int line = __builtin_LINE());
+/* n products in this order, for which the warp meets once: as n calls, at less cost. At most 8. */
+struct cuda_host_product { float *c; const uint32_t *a, *b; };
+void cuda_host_mma_bf16(const cuda_host_product *p, int n, int line = __builtin_LINE());
+void cuda_host_mma_tf32(const cuda_host_product *p, int n, int line = __builtin_LINE());
 /* ldmatrix.sync.aligned.m8n8.x{count}{.trans}.shared.b16: lanes 0-7 give the rows of r[0], 8-15 those of r[1], .. */
 void cuda_host_ldmatrix(uint32_t *r, int count, int trans, const void *row, int line = __builtin_LINE());
 /* cp.async.ca.shared.global [smem], [gmem], size, src_bytes: happens at the wait; until then smem holds the fill pattern */

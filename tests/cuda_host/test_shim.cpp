@@ -219,8 +219,28 @@ static __global__ void mma_tf32_kernel(float *D, const float *A, const float *B,
     cuda_host_mma_tf32(c, a, b);
     for (int i = 0; i < 4; i++) D[(i < 2 ? group : group + 8) * 8 + t * 2 + (i & 1)] = c[i];
 }
+/* Several products in one call: the bits of as many calls, also where one adds to what another leaves */
+static __global__ void mma_several_kernel(int *differ, const float *A) {
+    int lane = (int)threadIdx.x;
+    uint32_t a[2][4], b[2][2];
+    float one[2][4], all[2][4];
+    for (int i = 0; i < 8; i++) a[i / 4][i % 4] = (__float_as_uint(A[lane * 8 + i]) >> 16) * 0x10001u;      /* also two bf16 */
+    for (int i = 0; i < 4; i++) b[i / 2][i % 2] = (__float_as_uint(A[(31 - lane) * 8 + i]) >> 16) * 0x10001u;
+    for (int i = 0; i < 8; i++) one[i / 4][i % 4] = all[i / 4][i % 4] = A[255 - lane * 8 - i];
+    const cuda_host_product p[4] = { { all[0], a[0], b[0] }, { all[1], a[1], b[0] }, { all[0], a[1], b[1] }, { all[0], a[0], b[1] } };
+    cuda_host_mma_bf16(one[0], a[0], b[0]); cuda_host_mma_bf16(one[1], a[1], b[0]);
+    cuda_host_mma_bf16(one[0], a[1], b[1]); cuda_host_mma_bf16(one[0], a[0], b[1]);
+    cuda_host_mma_bf16(p, 4);
+    differ[lane] = memcmp(one, all, sizeof one);
+    cuda_host_mma_tf32(one[0], a[0], b[0]); cuda_host_mma_tf32(one[1], a[1], b[0]);
+    cuda_host_mma_tf32(one[0], a[1], b[1]); cuda_host_mma_tf32(one[0], a[0], b[1]);
+    cuda_host_mma_tf32(p, 4);
+    differ[32 + lane] = memcmp(one, all, sizeof one);
+}
 static void test_mma(void) {
     std::vector<float> A = random_floats(16 * 16), B = random_floats(16 * 8), C = random_floats(16 * 8);
+    int *differ;
+    OK(cudaMalloc(&differ, 64 * sizeof *differ));
     float *a = device_copy(A), *b = device_copy(B), *c = device_copy(C), *d;
     OK(cudaMalloc(&d, 16 * 8 * 4));
     in_every_order([&] {
@@ -241,7 +261,12 @@ static void test_mma(void) {
                      __uint_as_float(__float_as_uint(B[(size_t)(k * 8 + j)]) & ~0x1fffu);
             CHECK(CLOSE(got[(size_t)(i * 8 + j)], s, 2e-6), "tf32 (%d,%d): %g, want %g", i, j, got[(size_t)(i * 8 + j)], s);
         }
+        STX__LAUNCH(mma_several_kernel, 1, 32, 0, 0, differ, a);
+        int lanes[64];
+        OK(cudaMemcpy(lanes, differ, sizeof lanes, cudaMemcpyDeviceToHost));
+        for (int i = 0; i < 64; i++) CHECK(lanes[i] == 0, "%s, lane %d: several products at once are not those one by one", i < 32 ? "bf16" : "tf32", i & 31);
     });
+    OK(cudaFree(differ));
     OK(cudaFree(a)); OK(cudaFree(b)); OK(cudaFree(c)); OK(cudaFree(d));
 }
 
@@ -611,6 +636,9 @@ static __global__ void fragment_kernel(int how) {
     if (how == 5) { alignas(16) float local[4] = { 0, 0, 0, 0 }; cuda_host_cp_async(local, s, 16); }
     if (how == 6) cuda_host_cp_async(s, s, 12);
     if (how == 7) __trap();
+    const cuda_host_product product[9] = { { c, r, r }, { c, r, r } };
+    if (how == 8) cuda_host_mma_tf32(product, threadIdx.x % 2 ? 2 : 1);
+    if (how == 9) cuda_host_mma_tf32(product, 9);
 }
 static __global__ void overrun_kernel(float *y, int at, int read, int dynamic) {
     STX__SHARED(float, s, 10);
@@ -641,8 +669,8 @@ static void test_violations(void) {
     }
     cuda_host_order(0, 0, 0);
     static const char *const fragment_words[] = { "aligned", "shared memory", "the warp has only", "aligned", "device memory",
-        "shared memory", "size 12", "__trap" };
-    for (int how = 0; how < 8; how++)
+        "shared memory", "size 12", "__trap", "never come", "9 products" };
+    for (int how = 0; how < 10; how++)
         is_reported("fragment", fragment_words[how], [&] { STX__LAUNCH(fragment_kernel, 1, how == 2 ? 48 : 32, 0, 0, how); });
 
     if (cuda_host_launches() > 0) {     /* later launches work */
