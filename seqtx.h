@@ -5885,7 +5885,7 @@ static void stx__forget_steps(stx_ctx *x) {
 static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, int full);
 static void stx__grads_arena(stx_ctx *x, stx__arena *a) {
     memset(a, 0, sizeof *a);
-    a->name = "gradients'";
+    a->name = "persistent arena";
     a->kind = stx__arena_of(x, STX__STATE)->kind;
 }
 STX_DEF stx_params *stx_params_create(stx_ctx *x) {
