@@ -262,12 +262,22 @@ typedef struct stx_ids {
     int32_t *data, *device;
     size_t   B, T;
     size_t   below;                /* the smallest number of rows or classes that an op used them for; 0: none yet */
+    int      spares;               /* 1: every op so far leaves out the id `spared`, which may then be any; -1: one does not; 0: none yet */
+    int32_t  spared;
 } stx_ids;
 
 /* A constant (B x ..) from host memory, copied into the step arena. Dimensions end at the first 0. */
 STX_DEF stx_tensor *stx_input(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3);
 /* The same, but gradients reach it: after stx_backward read t->grad. */
 STX_DEF stx_tensor *stx_variable(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3);
+/* A constant that outlives the step, on the device for as long as the context: neither a parameter nor an input, and a step that reads it
+   is replayed (stx_step_run). Stored as activations are. */
+STX_DEF stx_tensor *stx_constant_create(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3);
+/* A number (1) on the device that the host sets between steps, as stx_optim_rate sets a learning rate: a temperature, the size of a noise,
+   the weight of a loss. A constant (no gradient reaches it), float in every precision, as old as the context. Ops read it there
+   (stx_scale_by), so a step that stx_step_run repeats takes what was set last. A step that itself sets it to another value is run anew. */
+STX_DEF stx_tensor *stx_scalar_create(stx_ctx *x, double value);
+STX_DEF void stx_scalar_set(stx_ctx *x, stx_tensor *scalar, double value);
 /* Token ids from host memory (B*T numbers), copied into the step arena. */
 STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T);
 /* Token ids that outlive the step, zeros at first, and new ones for them: a step that stx_step_run repeats reads these. They live
@@ -282,25 +292,44 @@ STX_DEF stx_tensor *stx_new_full(stx_ctx *x, size_t d0, size_t d1, size_t d2, si
 STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out);      /* copies t->size numbers to the host */
 STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in);       /* and from it */
 STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t);                  /* the first number; NaN if t is NULL */
+/* After stx_backward: copies the gradient of a parameter or variable (t->size numbers) to the host. 1, or 0 where nothing flowed back to it
+   (an op's result keeps none): then out is all 0; or 0 in error. */
+STX_DEF int stx_get_grad(stx_ctx *x, const stx_tensor *t, stx_real *out);
 
 /* Parameters: one named list that feeds optimiser, checkpoint and tests. */
-enum { STX_ZEROS = 0, STX_CONSTANT, STX_NORMAL, STX_UNIFORM };             /* initialisers of stx_param */
+enum { STX_ZEROS = 0, STX_CONSTANT, STX_NORMAL, STX_UNIFORM, STX_TRUNCATED };      /* initialisers of stx_param */
 typedef struct stx_params {
     stx_ctx     *ctx;
     size_t       count, capacity;
     stx_tensor **tensor;
     const char **name;
+    stx_real    *grads;            /* see stx_params_grads; NULL before */
+    size_t       grads_size, grads_count;
+    void        *grads_memory;     /* where gradients stand */
+    int          held;             /* an optimiser knows their addresses */
+    struct stx_params *next;       /* of the context's lists */
 } stx_params;
 
 STX_DEF stx_params *stx_params_create(stx_ctx *x);
 /* Adds a parameter with its gradient (zeroed). init: STX_ZEROS, STX_CONSTANT (value a), STX_NORMAL (mean 0,
-   standard deviation a), STX_UNIFORM (in [-a, a]). The draw depends on the seed and on how many parameters the context had.
+   standard deviation a), STX_UNIFORM (in [-a, a]), STX_TRUNCATED (STX_NORMAL where numbers beyond 2 a are drawn again: what is left has
+   the standard deviation 0.87962566103423978 a). The draw depends on the seed and on how many parameters the context had.
    name: dotted, unique ("layers.0.ff.fc1.weight"), copied. Dimensions end at the first 0. */
 STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2,
                               size_t d3);
+/* A parameter's numbers after its creation: rows [r0,r1) of its first dimension times s (in double), or set to v; or all of them, number
+   i by fn(user, i, what it was). For initialisers; on a GPU each call takes them to the host and back. */
+typedef double (*stx_init_fn)(void *user, size_t i, double was);
+STX_DEF void stx_param_scale(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double s);
+STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double v);
+STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void *user);
 STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name);   /* NULL if there is none */
 STX_DEF size_t stx_params_size(const stx_params *p);                          /* how many numbers, all together */
 STX_DEF void stx_params_zero_grad(stx_params *p);
+/* All gradients of the list as one block of *n floats on the device, in the order of the list, each from a multiple of 64 numbers on, zeros
+   between: a norm or an all-reduce takes a pointer and a length. The first call moves them there: after the last stx_param, before
+   stx_optim_create. NULL in error. */
+STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n);
 /* All parameters of a list into [lo, hi], in one go: stx_pick_params makes the list (it lives as long as the context), before the first
    step. */
 typedef struct stx_picked stx_picked;
@@ -317,9 +346,9 @@ enum { STX_ACT_NONE = 0, STX_ACT_RELU, STX_ACT_GELU, STX_ACT_TANH, STX_ACT_SIGMO
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids);
 /* act(x W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). */
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act);
-/* X W^T, X (B,S,Ci), W (O,Ci) -> (B,S,O), where the last T rows of X are a copy of h (B,T,Ci): gradients reach h and W, and cost nothing for
-   the S - T rows before, which are memory. X itself gets none. */
-STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W);
+/* X W^T + b, X (B,S,Ci), W (O,Ci), b (O) or NULL -> (B,S,O), where the last T rows of X are a copy of h (B,T,Ci): gradients reach h, W
+   and b, and cost nothing for the S - T rows before, which are memory. X itself gets none. */
+STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W, stx_tensor *b);
 /* op(a) op(b), op = transpose of the last two dimensions if ta / tb. a (..,M,K), b (..,K,N), equal leading
    dimensions, or b with two dimensions only, used for every batch entry -> (..,M,N). */
 STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb);
@@ -329,25 +358,41 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
 STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s);
+/* s[0] a: any a, s (1): a scalar that the host sets (stx_scalar_create), a parameter, what an op made. Gradients reach both. */
+STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s);
 STX_DEF stx_tensor *stx_relu(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_gelu(stx_ctx *x, stx_tensor *a);        /* a Phi(a), by erf */
 STX_DEF stx_tensor *stx_tanh(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_sigmoid(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a);     /* over the last dimension */
+STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a); /* its logarithm, without the detour: (..,C) -> (..,C) */
 /* Zero with probability p, scale the rest by 1/(1-p); the identity in STX_EVAL. p is resolved to 1/65536. */
 STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p);
 /* The same with one draw for all times: a (B,T,C), mask (B,C) (variational dropout, Gal & Ghahramani 2016, 1512.05287). */
 STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p);
 /* h + alpha f, alpha (1) learned: h, f of one shape (ReZero, Bachlechner et al. 2020, 2003.04887). */
 STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *alpha);
-/* Mean over all numbers -> (1). */
+/* Mean and sum of all numbers -> (1). */
 STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a);
+STX_DEF stx_tensor *stx_sum(stx_ctx *x, stx_tensor *a);
 /* Sum of -log softmax(logits)[target] over the rows, divided by divisor (0: by the number of rows) -> (1).
    logits (..,V), targets with one id a row. */
 STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
 /* The same, but backward leaves the gradient in the logits' own memory, which nothing may read afterwards. It does so where the op that
    made them lets it (stx_linear without activation, stx_matmul, stx_scale); otherwise this is stx_cross_entropy. */
 STX_DEF stx_tensor *stx_cross_entropy_over(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
+/* What a loss over tokens may be told beyond its targets. All zero: the mean over all rows. */
+typedef struct stx_token_loss {
+    stx_tensor *weights;   /* (N), a number a row; no gradient reaches it. NULL: 1 each */
+    int         ignore;    /* 1: a row whose target is `ignored` has no loss and passes no gradient. That id may lie outside the classes */
+    int32_t     ignored;
+    double      divisor;   /* of the sum; 0: the number of rows, also of ignored ones */
+    int         mean;      /* 1: divided by the sum of the weights of the rows that count (made on the device), 0 where that is 0; without
+                              divisor */
+    stx_tensor *nll;       /* out: (N) -log p(target) of each row, unweighted, 0 in ignored rows; a constant, float in every precision */
+} stx_token_loss;
+/* sum over rows of weight (-log softmax(logits)[target]) / divisor -> (1). logits (..,V), one target a row. */
+STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, stx_token_loss *how);
 /* layernorm(h + dropout(f, p)) in one pass: h, f (..,C), p as in stx_dropout, the rest as in stx_layernorm. */
 STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps);
 /* Mean of (a-b)^2 -> (1). */
@@ -359,6 +404,10 @@ STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1);
 STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, size_t n);
 /* Last dimension: (..,Ca), (..,Cb) -> (..,Ca+Cb). */
 STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b);
+/* Channels [c0,c1) of the last dimension: (..,C) -> (..,c1-c0). */
+STX_DEF stx_tensor *stx_slice_channels(stx_ctx *x, stx_tensor *a, size_t c0, size_t c1);
+/* Rows [r0,r1) of a (N,C) -> (r1-r0,C), in place (shares memory): a part of a table, of a stacked weight. */
+STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r1);
 /* The same numbers under another shape (shares memory). */
 STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1, size_t d2, size_t d3);
 /* A new value that no gradient passes (shares memory). */
@@ -367,20 +416,32 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a);
 /* Recomputation (gradient checkpointing, Chen et al. 2016, 1604.06174): y = fn(user, in), where everything that
    fn made on the way is dropped from memory and made again in backward. fn must depend on nothing but user,
    in and the parameters, must not change state, and is called twice with the same random numbers. count: at most 8. A tensor from
-   elsewhere that wants a gradient is an error in backward, unless it has one by then: hand it over in `in`, or stx_detach it. */
-typedef stx_tensor *(*stx_recompute_fn)(stx_ctx *x, void *user, stx_tensor **in);
-STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count);
+   elsewhere that wants a gradient is an error in backward, unless it has one by then: hand it over in `in`, or stx_detach it.
+   More than one result: fn returns the first and puts the others into out[0 .. more-1], at most STX_MAX_MORE (NULL on entry; one that is
+   left NULL in both runs is NULL afterwards). stx_recompute hands them on in its own `out`. Gradients reach all of them. With more = 0 out
+   may be NULL. */
+enum { STX_MAX_MORE = 3 };
+typedef stx_tensor *(*stx_recompute_fn)(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out);
+STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count, stx_tensor **out, int more);
 
 /* Walks the tape back from the scalar loss (1): adds to the gradient of every parameter and variable. */
 STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss);
-/* The same from any tensor y and a given dL/dy (host memory, y->size numbers): a vector-Jacobian product. */
+/* The same from any tensor y and a given dL/dy (host memory, y->size numbers; NULL: ones): a vector-Jacobian product. */
 STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy);
+/* The same from several tensors in one walk: the gradient of the sum of their products with dy[0..count); dy NULL: all ones. Those that
+   are NULL or need no gradient are left out; an error when none is left. */
+STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real *const *dy, int count);
 
 /* Ops of your own: a kernel made y (stx_new) of in[0..count), at most 9, NULLs among them allowed. stx_record puts it on the tape: in
    stx_backward, once y->grad is complete, back is called, which adds to the gradients that stx_grad gives it. save: what back needs, from
    the step arena. Returns 1, or 0 when no gradient will be asked for (or in error): then nothing has to be saved. */
 typedef void (*stx_back_fn)(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save);
 STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int count, stx_back_fn back, void *save);
+/* The same for an op of several results, y[0 .. results-1], at most 1 + STX_MAX_MORE. back gets y[0]; the others stand where the op puts
+   them, in save. It is called once, when the gradients of all results are complete and any of them has one: those of the others are NULL
+   (stx_grad makes one of zeros). */
+STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, stx_tensor *const *in, int count, stx_back_fn back,
+                               void *save);
 /* In back: the gradient of t, to add to. NULL: not wanted. With fresh it may hold anything: then *fresh is 1 and it is to be written. */
 STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh);
 STX_DEF uint64_t stx_random_stream(stx_ctx *x);     /* of the random numbers of an op, as stx_dropout_fwd wants it; each call gives another one */
@@ -447,31 +508,49 @@ typedef struct stx_adaptive {
                                                   PyTorch references; 1 = c_1 + i - 1, that of TF and HF */
     double scale;                              /* of the input; 0: sqrt(d), SRU++ has 1 */
     double dropout;                            /* D below, as in stx_dropout: each number by itself, in STX_TRAIN alone */
+    stx_tensor *proj_bias[STX_MAX_CLUSTERS];   /* (d_i), added to P_i^T h, or NULL: output only, where there is a projection */
 } stx_adaptive;
 
 /* scale P_i D(T_i[id - start_i]) -> (B,T,d) */
 STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const stx_ids *ids);
-/* Mean over rows of -log p(target). h (..,d), one target a row -> (1). Logits of cluster i: T_i D(P_i^T h) + b_i; the head's columns of
-   the other clusters see the D of cluster 0. */
+/* Mean over rows of -log p(target). h (..,d), one target a row -> (1). Logits of cluster i: T_i D(P_i^T h + p_i) + b_i; the head's columns
+   of the other clusters see the D of cluster 0. */
 STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets);
+/* The same with weights, ignored rows, divisor and the rows' losses, as stx_cross_entropy_tokens. */
+STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets,
+                                                stx_token_loss *how);
+/* For the key of a step (stx_step_run) with adaptive input or (output = 1; how as there, or NULL) softmax of these ids. On a GPU each
+   cluster has room for its ids in steps of 1/16 of all, which its matrix products are made for: a step may be replayed while the rooms
+   are the same. Without it a replayed step whose ids do not fit gives NaN, and its update is left out. On a CPU nothing depends on it. */
+STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx_ids *ids, int output, const stx_token_loss *how);
 /* log p of every word, no tape, no dropout: h (..,d) -> (N,V). For generation. */
 STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h);
 
 // >>optimisers ---------------------------------------------------------------------------------------------
 
-enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM };
+enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB };
 typedef struct stx_optim_desc {
     int    kind;            /* 0: STX_ADAM */
     double momentum;        /* SGD: buf = momentum buf + g, theta -= lr buf */
-    double beta1, beta2;    /* Adam, RAdam: 0 means 0.9, 0.999; -1 means 0, no memory of the gradients before (or of their squares) */
-    double eps;             /* 0: 1e-8 for Adam and RAdam, 1e-10 for Adagrad. There is no way to ask for 0, and where all gradients of a
-                               parameter were 0 it would divide by 0: give a very small number */
-    double weight_decay;    /* SGD, Adam: added to the gradient. AdamW, RAdam: decoupled (1711.05101) */
+    double beta1, beta2;    /* Adam, RAdam, LAMB: 0 means 0.9, 0.999; -1 means 0, no memory of the gradients before (or of their squares) */
+    double eps;             /* 0: 1e-8 for Adam and RAdam, 1e-6 for LAMB, 1e-10 for Adagrad. There is no way to ask for 0, and where all
+                               gradients of a parameter were 0 it would divide by 0: give a very small number */
+    double weight_decay;    /* SGD, Adam: added to the gradient. AdamW, RAdam: decoupled (1711.05101). LAMB: part of the direction */
     double clip;            /* 0: none. Adagrad: per tensor, scales the step and not what is accumulated (the
                                references' rule); others: global norm, factor clip / (norm + 1e-6) if < 1 */
     int    radam_skip;      /* RAdam: 1: its first updates change m and v alone, without even decay (its authors' package since
                                July 2021); 0: they are steps along m (before) */
+    int    eps_hat;         /* Adam, AdamW: 1: eps stands beside sqrt(v) as it is, see below (TensorFlow's and Keras's form) */
+    double clip_value;      /* 0: none. Each number of the gradient into [-clip_value, clip_value], before clip; infinities stay */
+    double trust_max;       /* LAMB: the largest |theta| that counts (10 in NVIDIA's); 0: any */
+    int    no_correction;   /* LAMB: 1: m and v are not divided by 1 - beta^t (as NVIDIA's of Transformer-XL) */
 } stx_optim_desc;
+/* Adam (Kingma & Ba 2015, 1412.6980, algorithm 1), at update t = 1, 2, .., with m and v as below:
+       theta -= lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
+   and with eps_hat (end of its section 2): theta -= lr sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + eps). */
+/* LAMB (You et al. 2020, 1904.00962, algorithm 2), for each parameter tensor theta, norms over all of it:
+       r = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)          u = r + weight_decay theta
+       theta -= lr phi u        phi = min(|theta|, trust_max) / |u|, 1 where either norm is 0 */
 /* RAdam (Liu et al. 2019, 1908.03265), at update t = 1, 2, .. (those left out do not count):
        rho_inf = 2 / (1 - beta2) - 1        rho = rho_inf - 2 t beta2^t / (1 - beta2^t)
        m = beta1 m + (1 - beta1) g          v = beta2 v + (1 - beta2) g^2          theta -= lr weight_decay theta
@@ -500,13 +579,13 @@ typedef struct stx_optim {
     stx_params    *params;
     stx_optim_desc desc;
     size_t         count;         /* parameters when it was made */
-    stx_tensor   **state[2];      /* per parameter: momentum | sum of squares | m, v of the Adams; NULL where unused */
+    stx_tensor   **state[2];      /* per parameter: momentum | sum of squares | m, v of the Adams and LAMB; NULL where unused */
     uint64_t       step;          /* updates made;                                          these three are as old as the last */
     uint64_t       skipped;       /* updates left out because a gradient was not finite;    stx_optim_sync (on a CPU: always */
     double         grad_norm;     /* global L2 norm of the last gradient, before clipping   current) */
     size_t         pieces;        /* all parameters cut in pieces of 4096 numbers, in order: what the threads share */
     stx_piece     *piece;
-    double        *squares;       /* (pieces): of each one's gradient */
+    double        *squares;       /* (pieces): of each one's gradient; LAMB: then (pieces,2) of p and of its direction */
     stx_update    *update;        /* these three on the device */
     int            slot;
     double         rate;          /* the learning rate that was set last */
@@ -538,8 +617,9 @@ STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t);
    key: a number for all that the host decides in fn (shapes, memories' sizes and addresses, which branches): when it is the same, fn
    would do the same. A step is captured after one with the same key in which nothing went between host and device: then fn is called once
    more, to be recorded. What may change from one replay to the next: tokens
-   (stx_tokens_set), learning rates (stx_optim_rate), and random numbers, which go on as if fn had run. A step that takes anything else
-   from the host (stx_input, stx_tokens, stx_set, a learning rate that stx_optim_rate did not set), asks it for something (stx_get, stx_item,
+   (stx_tokens_set), learning rates (stx_optim_rate), scalars (stx_scalar_set), and random numbers, which go on as if fn had run. A step
+   that takes anything else from the host (stx_input, stx_tokens, stx_set, a learning rate that stx_optim_rate did not set, a scalar of
+   another value), asks it for something (stx_get, stx_item,
    stx_noted, stx_optim_sync) or allocates is run anew each time. New parameters and optimisers end all replays. Returns stx_ok(x). */
 typedef void (*stx_step_fn)(void *user);
 STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user);
@@ -635,6 +715,7 @@ extern void   stx_cuda_sync(stx_ctx *x);
 extern void  *stx_cuda_stream(const stx_ctx *x);                            /* the cudaStream_t */
 extern const char *stx_cuda_name(const stx_ctx *x);                         /* "NVIDIA H200, sm_90" */
 extern void   stx_cuda_set_f64(stx_ctx *x, double *p, double v);            /* one number, without waiting */
+extern void   stx_cuda_set_f32(stx_ctx *x, float *p, float v);
 extern void   stx_cuda_shift(stx_ctx *x, uint64_t shift);                   /* what is added to the streams of all random numbers */
 /* Copies pieces' p, one after the other, to the floats at `to`; then bytes of report to the host. report_wait waits for the last one and
    gives its address. */
@@ -755,22 +836,40 @@ STX_KERNEL(stx_mul_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 STX_KERNEL(stx_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
 STX_KERNEL(stx_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C,
                              int accumulate))
+/* y, a (N,C): a - log sum e^a over the C of a row; backward: da = or += dy - e^y sum dy */
+STX_KERNEL(stx_log_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
+STX_KERNEL(stx_log_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate))
 /* y (n) = a mask / keep, and da += dy mask / keep by the same call */
 STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed,
                              uint64_t stream, int accumulate))
-/* y (n) = h + alpha[0] f; backward: df (n) = or += alpha dy, dalpha (1) += sum of dy f; each NULL if not wanted */
+/* y (n) = h + alpha[0] f, h NULL: alpha[0] f; backward: df (n) = or += alpha dy, dalpha (1) += sum of dy f; each NULL if not wanted */
 STX_KERNEL(stx_rezero_fwd, (stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n))
 STX_KERNEL(stx_rezero_bwd, (stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha, size_t n,
                             int accumulate))
 /* y (1) = mean of a (n) */
 STX_KERNEL(stx_mean_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
 STX_KERNEL(stx_mean_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
+/* y (1) = sum of a (n); da (n) += dy[0] */
+STX_KERNEL(stx_sum_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
+STX_KERNEL(stx_sum_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
 /* loss (1); top, inv (N) are saved; logits (N,V), targets (N); dlogits (N,V), dloss (1). dlogits may be logits, without accumulate. */
 STX_KERNEL(stx_cross_entropy_fwd, (stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits,
                                    const int32_t *targets, size_t N, size_t V, double divisor))
 STX_KERNEL(stx_cross_entropy_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top,
                                    const stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor,
                                    int accumulate))
+/* The rows' part in a loss: w (N) = weights[n] / divisor (weights NULL: 1; divisor 0: the sum of those that count, and w = 0 if that is
+   0), and
+   known (N) = targets[n]; w = 0 and known = -1 in rows with ignore whose target is ignored. */
+STX_KERNEL(stx_token_weights, (stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N,
+                               int ignore,
+                               int32_t ignored, double divisor))
+/* cross_entropy with a weight a row: loss (1) = sum of w[n] nll[n]; nll, w (N), the rest as in cross_entropy. Rows with a negative target
+   have nll = 0 and dlogits = 0. */
+STX_KERNEL(stx_token_loss_fwd, (stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
+                                const int32_t *targets, const stx_real *w, size_t N, size_t V))
+STX_KERNEL(stx_token_loss_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
+                                const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V, int accumulate))
 /* loss (1) = mean (a - b)^2, a, b (n) */
 STX_KERNEL(stx_mse_fwd, (stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n))
 STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a,
@@ -782,16 +881,36 @@ STX_KERNEL(stx_attention_bwd, (stx_ctx *x, const stx_attention_args *a))
    skipped, corrections, plain, and each piece's lr (Adagrad clips per tensor; tensors have their pieces together; 0 where radam_skip
    leaves the parameters alone). The updates do it: if u->ok, and in any case g is zeroed. adam_update is all Adams'. */
 STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_piece *piece, size_t count))
-STX_KERNEL(stx_optim_plan, (stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip,
-                            double beta1, double beta2, int radam_skip))
+STX_KERNEL(stx_optim_plan, (stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, const stx_optim_desc *d))
 STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real momentum, stx_real decay))
 STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real eps))
 STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1,
                              stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled))
+/* LAMB, if u->ok. First g = direction of each piece, m and v; squares (2 count) get the sums of p^2 and g^2 of each piece. Then each
+   tensor's phi from them, which becomes its pieces' lr; p -= lr g. In any case g is zeroed by the second. */
+STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1,
+                                stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps, stx_real decay))
+STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max))
+/* g of each piece into [-c, c]; infinities and NaN stay */
+STX_KERNEL(stx_clip_values, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real c))
 /* p of each piece into [lo, hi] */
 STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi))
 /* meter[0] = or += s a[0], in double: what a step leaves behind to be read */
 STX_KERNEL(stx_meter, (stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate))
+/* Ids sorted by cluster, stably. Cluster c has the places first[c] .. first[c+1]-1 of local and place, of which place[r] gets where its
+   r-th id stood and local[r] the id within the cluster; places left over get 0 and `leftover`. at (n): where each id went, or (head =
+   1; then
+   cluster 0 needs no places) its class in the head: the id, or its cluster's column. Negative ids go nowhere: at = -1.
+   over (1): 1 if a cluster has more ids than places. */
+typedef struct stx_clusters {
+    size_t  count, end[STX_MAX_CLUSTERS], first[STX_MAX_CLUSTERS + 1];
+    int     head, forward_columns;
+    int32_t leftover;
+} stx_clusters;
+STX_KERNEL(stx_cluster_sort, (stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n,
+                              const stx_clusters *k))
+/* y (n) = NaN if flag[0] */
+STX_KERNEL(stx_spoil, (stx_ctx *x, stx_real *y, size_t n, const int32_t *flag))
 /* Adaptive softmax, cluster c of K: log p of the words start .. start+size-1 into out (N,V), from the cluster's logits (N,w). For c = 0 the
    columns size .. w-1 are the other clusters', gate (N,K) gets their log p (cluster i: column size + K-1-i, or size + i-1 if forward);
    for c > 0 gate[n,c] is added. */
@@ -965,8 +1084,10 @@ STX_DEF stx_tensor *stx_words_log_probs(const stx_words *w, stx_tensor *h);
 /* What stx_sample wants, at the least cost: logits where there are any, else log p. */
 STX_DEF stx_tensor *stx_words_scores(const stx_words *w, stx_tensor *h);
 /* Mean nll of targets, one a row of h (..,d), nats per token -> (1). The gradient takes the place of plain logits
-   (stx_cross_entropy_over). */
-STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets);
+   (stx_cross_entropy_over). how: token weights, an ignored id, another divisor, the rows' own losses; NULL: none of these. */
+STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets, stx_token_loss *how);
+/* key and all that the host decides in a step with these ids (NULL: none) because of adaptive words: see stx_adaptive_key. */
+STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *ids, const stx_ids *targets, const stx_token_loss *how);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // >>rows: what a model remembers from step to step
@@ -1492,11 +1613,11 @@ typedef struct stx__block_head {  /* in front of every stx_block; one cache line
     size_t size;
 } stx__block_head;
 
-/* One op on the tape: what it made, from what, and how to go back. */
+/* One op on the tape: what it made (most ops make y alone), from what, and how to go back. */
 typedef struct stx__node {
     struct stx__node *prev;
     void (*back)(stx_ctx *x, struct stx__node *n);
-    stx_tensor *y, *in[9];
+    stx_tensor *y, *more[STX_MAX_MORE], *in[9];
     void *save;
 } stx__node;
 
@@ -1544,6 +1665,8 @@ struct stx_ctx {
     int report_age, optims;       /* STX__STALE .. */
     int watch_stale;              /* a parameter may have changed since the host's copy was made */
     const char *touched;          /* on a GPU: what first went between host and device, or was allocated, in this step; NULL: nothing */
+    struct stx__scalar *scalars;           /* newest first */
+    stx_params *lists;                     /* newest first */
     size_t watched, watch_numbers;
     const stx_tensor **watch;     /* (watched), room for STX__WATCHED; and where each stands in the report */
     size_t *watch_at;
@@ -1607,19 +1730,30 @@ static int stx__on_gpu(const stx_ctx *x) { return x->desc.device == STX_CUDA; }
 static void stx__touch(stx_ctx *x, const char *what) { if (!x->touched) x->touched = what; }
 /* Are activations 2 bytes each? */
 static int stx__halved(const stx_ctx *x) { return x->desc.device == STX_CUDA && x->desc.precision == STX_PREC_BF16; }
+/* What the arenas of the lists' gradients have, or (reserved 0) use */
+static size_t stx__grads_bytes(const stx_ctx *x, int reserved) {
+    const stx_params *p;
+    size_t n = 0;
+    for (p = x->lists; p; p = p->next) {
+        const stx__arena *a = (const stx__arena *)p->grads_memory;
+        n += reserved ? a->reserved : a->used;
+    }
+    return n;
+}
 /* Memory of the device; on a GPU the host's few kilobytes of heads and shapes are not counted. */
 static size_t stx__reserved(const stx_ctx *x) {
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) return stx_cuda_bytes(x);
 #endif
-    return x->keep.reserved + x->step.reserved + x->block_bytes;
+    return x->keep.reserved + x->step.reserved + x->block_bytes + stx__grads_bytes(x, 1);
 }
 static void stx__note_peak(stx_ctx *x) {
-    size_t now = x->keep.used + x->step.used + x->block_bytes;
+    size_t now = x->keep.used + x->step.used + x->block_bytes + stx__grads_bytes(x, 0);
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x))        /* all but what the arenas have in hand */
         now = stx_cuda_bytes(x) - (x->dev_keep.reserved - x->dev_keep.used) - (x->dev_params.reserved - x->dev_params.used) -
-              (x->dev_step.reserved - x->dev_step.used) - (x->dev_bytes.reserved - x->dev_bytes.used);
+              (x->dev_step.reserved - x->dev_step.used) - (x->dev_bytes.reserved - x->dev_bytes.used) -
+              (stx__grads_bytes(x, 1) - stx__grads_bytes(x, 0));
 #endif
     if (now > x->peak) x->peak = now;
 }
@@ -3678,6 +3812,44 @@ STX__INNER void stx__dropout_n(int fma, stx_real *y, const stx_real *a, size_t n
 }
 STX__EACH_ISA(stx__dropout_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv, int accumulate),
               y, a, n, seed, stream, group, keep16, inv, accumulate)
+/* y = a - log sum e^a */
+STX__INNER void stx__log_softmax_row(int fma, stx_real *y, const stx_real *a, size_t C) {
+    stx_real m = stx__max(a, C), z = (stx_real)log((double)stx__exp_sum(fma, NULL, 0, a, C, m));
+    size_t c;
+    for (c = 0; c < C; c++) y[c] = a[c] - m - z;
+}
+STX__EACH_ISA(stx__log_softmax_row, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t C), y, a, C)
+static void stx__log_softmax_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++) STX__CALL(s->x, stx__log_softmax_row, (l->y + n * l->C, l->a + n * l->C, l->C));
+}
+STX_DEF void stx_log_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = y; l.a = a;
+    stx_parallel(x, N, 8 * N * C, stx__log_softmax_part, &l);
+}
+/* da (+)= dy - e^y sum dy */
+STX__INNER void stx__log_softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, const stx_real *y, size_t C, int accumulate) {
+    stx_real s = stx__sum(dy, C);
+    size_t c;
+    if (accumulate) for (c = 0; c < C; c++) da[c] += STX__FMA(fma, -s, stx__exp_any(fma, y[c]), dy[c]);
+    else for (c = 0; c < C; c++) da[c] = STX__FMA(fma, -s, stx__exp_any(fma, y[c]), dy[c]);
+}
+STX__EACH_ISA(stx__log_softmax_bwd_row, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT y,
+                                         size_t C, int accumulate),
+              da, dy, y, C, accumulate)
+static void stx__log_softmax_bwd_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++)
+        STX__CALL(s->x, stx__log_softmax_bwd_row, (l->y + n * l->C, l->dy + n * l->C, l->a + n * l->C, l->C, l->accumulate));
+}
+STX_DEF void stx_log_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = da; l.dy = dy; l.a = y; l.accumulate = accumulate;
+    stx_parallel(x, N, 8 * N * C, stx__log_softmax_bwd_part, &l);
+}
 typedef struct stx__dropout_job {
     stx_real *y;
     const stx_real *a;
@@ -3711,6 +3883,7 @@ static void stx__rezero_part(const stx_share *s, const void *job) {
 }
 STX_DEF void stx_rezero_fwd(stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n) {
     stx__loop l = stx__loop_of(n, 0, 0);
+    if (!h) { stx_axpy(x, y, f, n, alpha[0], 0); return; }
     l.y = y; l.a = h; l.b = f; l.s = alpha[0];
     stx__elementwise(x, n, stx__rezero_part, &l);
 }
@@ -3758,6 +3931,11 @@ STX_DEF void stx_mean_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) 
     l.a = a;
     *y = (stx_real)(stx__sum_blocks(x, n, stx__mean_part, &l) / (double)n);
 }
+STX_DEF void stx_sum_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
+    stx__loop l = stx__loop_of(n, 0, 0);
+    l.a = a;
+    *y = (stx_real)stx__sum_blocks(x, n, stx__mean_part, &l);
+}
 static void stx__mean_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t at, n = stx__numbers_of(s, l->n, &at);
@@ -3768,6 +3946,11 @@ static void stx__mean_bwd_part(const stx_share *s, const void *job) {
 STX_DEF void stx_mean_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
     stx__loop l = stx__loop_of(n, 0, 0);
     l.y = da; l.s = dy[0] / (stx_real)n;
+    stx__elementwise(x, n, stx__mean_bwd_part, &l);
+}
+STX_DEF void stx_sum_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
+    stx__loop l = stx__loop_of(n, 0, 0);
+    l.y = da; l.s = dy[0];
     stx__elementwise(x, n, stx__mean_bwd_part, &l);
 }
 
@@ -3823,6 +4006,76 @@ STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real
     stx_parallel(x, N, 8 * N * V, stx__cross_entropy_bwd_part, &l);
 }
 
+STX_DEF void stx_token_weights(stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N,
+                               int ignore, int32_t ignored,
+                               double divisor) {
+    size_t n;
+    (void)x;
+    for (n = 0; n < N; n++) known[n] = ignore && targets[n] == ignored ? -1 : targets[n];
+    if (divisor == 0) for (n = 0; n < N; n++) if (known[n] >= 0) divisor += weights ? (double)weights[n] : 1;
+    for (n = 0; n < N; n++) w[n] = known[n] >= 0 && divisor != 0 ? (stx_real)((weights ? (double)weights[n] : 1) / divisor) : 0;
+}
+/* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n] */
+STX__INNER void stx__token_loss_rows(int fma, double *sum, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *row,
+                                     const int32_t *targets, const stx_real *w,
+                                     size_t N, size_t V) {
+    size_t n;
+    for (*sum = 0, n = 0; n < N; n++, row += V) {
+        stx_real m, t;
+        double v;
+        nll[n] = top[n] = inv[n] = 0;
+        if (targets[n] < 0) continue;
+        m = stx__max(row, V);
+        t = stx__exp_sum(fma, NULL, 0, row, V, m);
+        v = (double)m + log((double)t) - (double)row[targets[n]];
+        top[n] = m;
+        inv[n] = 1 / t;
+        nll[n] = (stx_real)v;
+        *sum += (double)w[n] * v;
+    }
+}
+STX__EACH_ISA(stx__token_loss_rows, (double *STX__RESTRICT sum, stx_real *STX__RESTRICT nll, stx_real *STX__RESTRICT top,
+                                     stx_real *STX__RESTRICT inv, const stx_real *STX__RESTRICT row,
+                                     const int32_t *targets, const stx_real *STX__RESTRICT w, size_t N, size_t V),
+              sum, nll, top, inv, row, targets, w, N, V)
+static void stx__token_loss_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t k, at, n;
+    for (k = s->from; k < s->to; k++) {
+        n = stx__sum_block(l->N, k, &at);
+        STX__CALL(s->x, stx__token_loss_rows, (l->sums + k, l->y + at, l->mean + at, l->rstd + at, l->a + at * l->C, l->ids + at,
+                                               l->b + at, n, l->C));
+    }
+}
+STX_DEF void stx_token_loss_fwd(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
+                                const int32_t *targets, const stx_real *w,
+                                size_t N, size_t V) {
+    stx__loop l = stx__loop_of(0, N, V);
+    l.y = nll; l.mean = top; l.rstd = inv; l.a = logits; l.ids = targets; l.b = w;
+    *loss = (stx_real)stx__sum_blocks(x, 8 * N * V, stx__token_loss_part, &l);
+}
+/* dlogits[n,v] (+)= dloss w[n] (e^(logits - top) inv - [v = target]) */
+static void stx__token_loss_bwd_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++) {
+        stx_real *d = l->y + n * l->C, g = l->s * l->b[n];
+        if (l->ids[n] < 0) {
+            if (!l->accumulate) STX__CALL(s->x, stx__fill_n, (d, l->C, 0));
+            continue;
+        }
+        STX__CALL(s->x, stx__cross_entropy_bwd_row, (d, l->a + n * l->C, l->C, l->m[n], g * l->r[n], l->accumulate));
+        d[l->ids[n]] -= g;
+    }
+}
+STX_DEF void stx_token_loss_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
+                                const stx_real *logits, const int32_t *targets,
+                                const stx_real *w, size_t N, size_t V, int accumulate) {
+    stx__loop l = stx__loop_of(0, N, V);
+    l.y = dlogits; l.a = logits; l.ids = targets; l.m = top; l.r = inv; l.b = w; l.s = dloss[0]; l.accumulate = accumulate;
+    stx_parallel(x, N, 8 * N * V, stx__token_loss_bwd_part, &l);
+}
+
 STX__INNER void stx__mse_n(int fma, double *sum, const stx_real *a, const stx_real *b, size_t n) {
     double s[16] = {0}, t = 0;
     size_t i, e;
@@ -3864,6 +4117,35 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
     l.y = db;
     l.s = -l.s;
     if (db) stx__elementwise(x, n, stx__mse_bwd_part, &l);
+}
+
+/* Which cluster holds id; count when none does. */
+static size_t stx__cluster(const size_t *end, size_t count, int32_t id) {
+    size_t c = 0;
+    while (c < count && (id < 0 || (size_t)id >= end[c])) c++;
+    return id < 0 ? count : c;
+}
+STX_DEF void stx_cluster_sort(stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n,
+                              const stx_clusters *k) {
+    size_t next[STX_MAX_CLUSTERS], i, c;
+    (void)x;
+    memcpy(next, k->first, sizeof next);
+    for (i = 0; i < k->first[k->count]; i++) { local[i] = k->leftover; place[i] = 0; }
+    for (*over = 0, i = 0; i < n; i++) {
+        c = stx__cluster(k->end, k->count, ids[i]);
+        if (c == k->count) { at[i] = -1; continue; }
+        if (k->head) at[i] = c == 0 ? ids[i] : (int32_t)(k->end[0] + (k->forward_columns ? c - 1 : k->count - 1 - c));
+        if (k->head && c == 0) continue;
+        if (next[c] == k->first[c + 1]) { *over = 1; if (!k->head) at[i] = 0; continue; }
+        if (!k->head) at[i] = (int32_t)next[c];
+        local[next[c]] = ids[i] - (int32_t)(c ? k->end[c - 1] : 0);
+        place[next[c]++] = (int32_t)i;
+    }
+}
+STX_DEF void stx_spoil(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
+    size_t i;
+    (void)x;
+    if (*flag) for (i = 0; i < n; i++) y[i] = (stx_real)NAN;
 }
 
 static double stx__row_lse(const stx_real *a, size_t n) {
@@ -5048,8 +5330,9 @@ STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_piece *piece, si
 }
 
 /* From the squares' sums: the norm, and whether there is an update at all. */
-STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2,
-                            int radam_skip) {
+STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, const stx_optim_desc *d) {
+    const double clip = d->clip, beta1 = d->beta1, beta2 = d->beta2;
+    const int kind = d->kind;
     double total = 0, lr = u->lr, rectify = 1, step;
     size_t k, end;
     (void)x;
@@ -5064,10 +5347,11 @@ STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t 
         double power = pow(beta2, step), most = 2 / (1 - beta2) - 1, rho = most - 2 * step * power / (1 - power);
         u->plain = !(rho >= 5);
         if (!u->plain) rectify = sqrt((1 - power) * (rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho));
-        else if (radam_skip) lr = 0;
+        else if (d->radam_skip) lr = 0;
     }
-    u->correction1 = (stx_real)((1 - pow(beta1, step)) / rectify);
-    u->correction2 = kind == STX_RADAM ? 1 : (stx_real)(1 - pow(beta2, step));
+    if (d->eps_hat) rectify = sqrt(1 - pow(beta2, step));
+    u->correction1 = (stx_real)(d->no_correction ? 1 : (1 - pow(beta1, step)) / rectify);
+    u->correction2 = kind == STX_RADAM || d->eps_hat || d->no_correction ? 1 : (stx_real)(1 - pow(beta2, step));
     for (k = 0; k < count; k = end) {
         double sq = 0, eta = lr;
         for (end = k; end < count && piece[end].tensor == piece[k].tensor; end++) sq += squares[end];
@@ -5181,6 +5465,76 @@ STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_piece *p
     stx__each_piece(x, piece, count, stx__adam_part, &j);
 }
 
+/* d = gscale g ; m = b1 m + (1-b1) d ; v = b2 v + (1-b2) d^2 ; g = (m / c1) / (sqrt(v / c2) + eps) + decay p */
+STX__INNER void stx__lamb_n(int fma, const stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, const stx_real *k) {
+    const stx_real gscale = k[0], beta1 = k[1], rest1 = k[2], beta2 = k[3], rest2 = k[4], eps = k[5], decay = k[6], rate = k[7],
+        unbias = k[8];
+    size_t i;
+    for (i = 0; i < n; i++) {
+        stx_real d = gscale * g[i];
+        stx_real a = STX__FMA(fma, beta1, m[i], rest1 * d), s = STX__FMA(fma, beta2, v[i], rest2 * d * d);
+        m[i] = a;
+        v[i] = s;
+        g[i] = STX__FMA(fma, decay, p[i], rate * a / (stx__sqrt_any(fma, s * unbias) + eps));
+    }
+}
+STX__EACH_ISA(stx__lamb_n, (const stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT m, stx_real *STX__RESTRICT v,
+                            stx_real *STX__RESTRICT g, size_t n, const stx_real *k),
+              p, m, v, g, n, k)
+static void stx__lamb_part(const stx_share *s, const void *job) {
+    const stx__pieces_job *j = (const stx__pieces_job *)job;
+    const stx_piece *q = j->piece + s->from;
+    size_t k;
+    for (k = s->from; k < s->to; k++, q++) {
+        stx_real c[9];
+        c[0] = j->u->factor; c[1] = j->beta1; c[2] = j->rest1; c[3] = j->beta2; c[4] = j->rest2; c[5] = j->eps; c[6] = j->decay;
+        c[7] = 1 / j->u->correction1; c[8] = 1 / j->u->correction2;
+        STX__CALL(s->x, stx__lamb_n, (q->p, q->s[0], q->s[1], q->g, q->n, c));
+        STX__CALL(s->x, stx__squares_n, (j->out + 2 * k, q->p, q->n));
+        STX__CALL(s->x, stx__squares_n, (j->out + 2 * k + 1, q->g, q->n));
+    }
+}
+STX_DEF void stx_lamb_direction(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1,
+                                stx_real rest1, stx_real beta2,
+                                stx_real rest2, stx_real eps, stx_real decay) {
+    stx__pieces_job j;
+    if (!u->ok) return;
+    j.u = u; j.out = squares; j.beta1 = beta1; j.rest1 = rest1; j.beta2 = beta2; j.rest2 = rest2; j.eps = eps; j.decay = decay;
+    stx__each_piece(x, piece, count, stx__lamb_part, &j);
+}
+static void stx__lamb_step_part(const stx_share *s, const void *job) {
+    const stx__pieces_job *j = (const stx__pieces_job *)job;
+    const stx_piece *q = j->piece + s->from;
+    size_t k;
+    for (k = s->from; k < s->to; k++, q++) STX__CALL(s->x, stx__sgd_n, (q->p, NULL, q->g, q->n, q->lr, 1, 0, 0));
+}
+STX_DEF void stx_lamb_update(stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max) {
+    stx__pieces_job j;
+    size_t k, end;
+    if (stx__not_updated(x, u, piece, count)) return;
+    for (k = 0; k < count; k = end) {
+        double p = 0, g = 0;
+        for (end = k; end < count && piece[end].tensor == piece[k].tensor; end++) { p += squares[2 * end]; g += squares[2 * end + 1]; }
+        p = sqrt(p);
+        if (trust_max > 0) p = STX__MIN(p, trust_max);
+        if (p > 0 && g > 0) for (; k < end; k++) piece[k].lr = (stx_real)((double)piece[k].lr * p / sqrt(g));
+    }
+    stx__each_piece(x, piece, count, stx__lamb_step_part, &j);
+}
+static void stx__clip_part(const stx_share *s, const void *job) {
+    const stx__pieces_job *j = (const stx__pieces_job *)job;
+    size_t k, i;
+    for (k = s->from; k < s->to; k++) {
+        stx_real *g = j->piece[k].g;
+        for (i = 0; i < j->piece[k].n; i++)
+            if ((g[i] < j->lo || g[i] > j->hi) && stx__finite((double)g[i])) g[i] = g[i] < 0 ? j->lo : j->hi;
+    }
+}
+STX_DEF void stx_clip_values(stx_ctx *x, const stx_piece *piece, size_t count, stx_real c) {
+    stx__pieces_job j;
+    j.lo = -c; j.hi = c;
+    stx__each_piece(x, piece, count, stx__clip_part, &j);
+}
 static void stx__clamp_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     size_t k, i;
@@ -5350,15 +5704,28 @@ static void stx__own_back(stx_ctx *x, stx__node *n) {
     o->back(x, n->y, n->in, o->save);
 }
 STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int count, stx_back_fn back, void *save) {
+    return stx_record_results(x, &y, 1, in, count, back, save);
+}
+STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, stx_tensor *const *in, int count, stx_back_fn back,
+                               void *save) {
     stx_tensor *ins[9];
     stx__node *n;
     stx__own *o;
     int i;
     if (!stx_ok(x) || !y) return 0;
+    if (results < 1 || results > 1 + STX_MAX_MORE) {
+        stx_fail(x, STX_ERR_ARG, "stx_record_results: %d results, want 1 to %d", results, 1 + STX_MAX_MORE);
+        return 0;
+    }
+    for (i = 0; i < results; i++) if (!y[i]) return 0;
     if (count < 0 || count > 9 || !back || (count && !in)) { stx_fail(x, STX_ERR_ARG, "stx_record: %d inputs%s, want at most 9 and a backward function", count, back ? "" : " and no function"); return 0; }
     for (i = 0; i < count; i++) ins[i] = in[i];
-    n = stx__record(x, y, stx__own_back, ins, count);
+    n = stx__record(x, y[0], stx__own_back, ins, count);
     if (!n) return 0;
+    for (i = 1; i < results; i++) {
+        n->more[i - 1] = y[i];
+        y[i]->needs_grad = 1;
+    }
     o = (stx__own *)stx_step_alloc(x, sizeof *o);
     if (!o) return 0;
     o->back = back;
@@ -5373,45 +5740,72 @@ STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh) {
 }
 STX_DEF uint64_t stx_random_stream(stx_ctx *x) { return x ? stx__stream(x) : 0; }
 
+/* All readers of t's gradient came before: its memory is for others */
+static void stx__grad_done(stx_ctx *x, stx_tensor *t) {
+    if (t->grad != t->data) stx__grad_give(x, t->grad, t->size, t->full);
+    t->grad = NULL;
+}
+static int stx__made(const stx__node *n, const stx_tensor *t) {
+    int i, made = n->y == t;
+    for (i = 0; i < STX_MAX_MORE; i++) made |= n->more[i] == t;
+    return made;
+}
 static void stx__walk(stx_ctx *x) {
     int recording = x->recording;
     x->recording = 0;
     while (x->tape && !x->code) {
         stx__node *n = x->tape;
+        int i, flowed = n->y->grad != NULL;
         x->tape = n->prev;
-        if (!n->y->grad) continue;              /* nothing flowed to it */
+        for (i = 0; i < STX_MAX_MORE; i++) flowed |= n->more[i] && n->more[i]->grad;
+        if (!flowed) continue;
         n->back(x, n);
-        if (n->y->grad != n->y->data) stx__grad_give(x, n->y->grad, n->y->size, n->y->full);   /* all its readers came before */
-        n->y->grad = NULL;
+        stx__grad_done(x, n->y);
+        for (i = 0; i < STX_MAX_MORE; i++) if (n->more[i]) stx__grad_done(x, n->more[i]);
     }
     x->recording = recording;
 }
-STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
-    stx_real *g;
+/* Adds dy (host, NULL: ones) to the gradient of y, from which stx__walk then starts: 1, or 0 in error */
+static int stx__seed(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
+    stx_real *g, *given;
+    stx_tensor t;
     stx__node *n;
+    for (n = x->tape; n && !stx__made(n, y); n = n->prev) {}
+    if (!n && !y->is_leaf) {
+        stx_fail(x, STX_ERR_ARG, "stx_backward: the tape of this tensor was walked already: one backward a step; add the losses (stx_add), "
+                 "or begin another step");
+        return 0;
+    }
+    g = stx__grad(x, y);
+    given = g ? stx__grad_take(x, y->size, y->full) : NULL;
+    if (!given) return 0;
+    t = *y;
+    t.data = given;
+    if (dy) stx_set(x, &t, dy); else STX_RUN(x, stx_fill, (x, given, y->size, 1));
+    STX_RUN(x, stx_axpy, (x, g, given, y->size, 1, 1));
+    stx__grad_give(x, given, y->size, y->full);
+    return 1;
+}
+STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     if (!x || x->code || !y) return;
     if (!y->needs_grad) {
         stx_fail(x, STX_ERR_ARG, "stx_backward: the tensor depends on no parameter or variable, or nothing was recorded: call "
                  "stx_begin(x, STX_TRAIN) before the ops");
         return;
     }
-    for (n = x->tape; n && n->y != y; n = n->prev) {}
-    if (!n && !y->is_leaf) {
-        stx_fail(x, STX_ERR_ARG, "stx_backward: the tape of this tensor was walked already: one backward a step; add the losses (stx_add), or begin another step");
-        return;
-    }
-    g = stx__grad(x, y);
-    if (!g) return;
-    {
-        stx_tensor t = *y;
-        stx_real *given = stx__grad_take(x, y->size, y->full);
-        if (!given) return;
-        t.data = given;
-        if (dy) stx_set(x, &t, dy); else STX_RUN(x, stx_fill, (x, given, 1, 1));
-        STX_RUN(x, stx_axpy, (x, g, given, y->size, 1, 1));
-        stx__grad_give(x, given, y->size, y->full);
-    }
-    stx__walk(x);
+    if (stx__seed(x, y, dy)) stx__walk(x);
+}
+STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real *const *dy, int count) {
+    int i, any = 0;
+    if (!x || x->code) return;
+    for (i = 0; y && i < count; i++)
+        if (y[i] && y[i]->needs_grad) {
+            any = 1;
+            if (!stx__seed(x, y[i], dy ? dy[i] : NULL)) return;
+        }
+    if (any) { stx__walk(x); return; }
+    stx_fail(x, STX_ERR_ARG, "stx_backward_many: none of %d tensors depends on a parameter or variable, or nothing was recorded: call "
+             "stx_begin(x, STX_TRAIN) before the ops", count);
 }
 STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss) {
     if (!x || x->code || !loss) return;
@@ -5438,6 +5832,14 @@ STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t) {
     if (!stx_ok(x) || !t) return (double)NAN;
     stx_fetch(x, &v, t->data, 1);
     return stx_ok(x) ? (double)v : (double)NAN;
+}
+
+STX_DEF int stx_get_grad(stx_ctx *x, const stx_tensor *t, stx_real *out) {
+    if (!stx_ok(x) || !t || !out) return 0;
+    memset(out, 0, t->size * sizeof *out);
+    if (!t->grad) return 0;
+    stx_fetch(x, out, t->grad, t->size);
+    return stx_ok(x);
 }
 
 STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3) {
@@ -5467,6 +5869,58 @@ STX_DEF stx_tensor *stx_variable(stx_ctx *x, const stx_real *data, size_t d0, si
     if (t) t->needs_grad = t->is_leaf = 1;
     return t;
 }
+STX_DEF stx_tensor *stx_constant_create(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3) {
+    stx_tensor *t;
+    size_t i;
+    if (!stx_ok(x)) return NULL;
+    STX__NEED(x, d0 && data, STX_ERR_ARG, "stx_constant_create: no data, or no first dimension");
+    t = (stx_tensor *)stx_persist(x, sizeof *t);
+    if (!t) return NULL;
+    t->dim[0] = d0; t->dim[1] = d1; t->dim[2] = d2; t->dim[3] = d3;
+    t->ndim = stx__dims(t->dim);
+    for (i = (size_t)t->ndim; i < STX_MAX_DIM; i++) t->dim[i] = 0;
+    for (t->size = 1, i = 0; i < (size_t)t->ndim; i++) t->size = stx_bytes_of(t->size, t->dim[i], 1);
+    t->data = stx_block_numbers(x, t->size);
+    if (!t->data) return NULL;
+    stx_put(x, t->data, data, t->size);
+    return stx_ok(x) ? t : NULL;
+}
+typedef struct stx__scalar { stx_tensor t; double value; struct stx__scalar *next; } stx__scalar;
+STX_DEF stx_tensor *stx_scalar_create(stx_ctx *x, double value) {
+    stx__scalar *s = (stx__scalar *)stx_persist(x, sizeof *s);
+    if (!s) return NULL;
+    s->t.ndim = 1;
+    s->t.dim[0] = s->t.size = 1;
+    s->t.full = 1;
+    s->t.data = (stx_real *)stx__state(x, STX__STATE, sizeof(stx_real));
+    if (!s->t.data) return NULL;
+    s->next = x->scalars;
+    x->scalars = s;
+    stx_scalar_set(x, &s->t, value);
+    return stx_ok(x) ? &s->t : NULL;
+}
+STX_DEF void stx_scalar_set(stx_ctx *x, stx_tensor *scalar, double value) {
+    stx__scalar *s;
+    if (!stx_ok(x) || !scalar) return;
+    for (s = x->scalars; s && &s->t != scalar; s = s->next) {}
+    if (!s || !stx__finite(value)) {
+        stx_fail(x, STX_ERR_ARG, "stx_scalar_set: %s %g: want a finite number for one that stx_scalar_create made",
+                 s ? "value" : "no scalar of this context gets", value);
+        return;
+    }
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) {
+        if (value != s->value) {
+            stx__touch(x, "a scalar is set that had another value before");
+            stx_cuda_set_f32(x, s->t.data, (float)value);
+        }
+        s->value = value;
+        return;
+    }
+#endif
+    s->value = value;
+    s->t.data[0] = (stx_real)value;
+}
 /* A copy of n ids for kernels; on a CPU the ids themselves. The step arena's. */
 static int32_t *stx__ids_device(stx_ctx *x, int32_t *ids, size_t n) {
     int32_t *p = ids;
@@ -5486,6 +5940,7 @@ STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T)
     memcpy(t->data, data, B * T * sizeof *data);
     t->device = stx__ids_device(x, t->data, B * T);
     t->below = 0;
+    t->spares = 0;
     t->B = B;
     t->T = T;
     return t->device ? t : NULL;
@@ -5502,14 +5957,22 @@ STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T) {
     t->T = T;
     return t->device ? t : NULL;
 }
-static void stx__ids_below(const stx_ids *ids, size_t n) {
-    if (!ids->below || n < ids->below) ((stx_ids *)(uintptr_t)ids)->below = n;
+/* An op uses them for n rows or classes; how: it may leave one id out */
+static void stx__ids_used(const stx_ids *ids, size_t n, const stx_token_loss *how) {
+    stx_ids *t = (stx_ids *)(uintptr_t)ids;
+    if (!t->below || n < t->below) t->below = n;
+    if (!how || !how->ignore || (t->spares == 1 && t->spared != how->ignored)) t->spares = -1;
+    if (t->spares < 0) return;
+    t->spares = 1;
+    t->spared = how->ignored;
 }
+static void stx__ids_below(const stx_ids *ids, size_t n) { stx__ids_used(ids, n, NULL); }
+static int stx__left_out(const stx_token_loss *how, int32_t id) { return how && how->ignore && id == how->ignored; }
 STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
     size_t i;
     if (!stx_ok(x) || !ids || !data) return;
     for (i = 0; ids->below && i < ids->B * ids->T; i++)         /* a step that is replayed does not look */
-        if (data[i] < 0 || (size_t)data[i] >= ids->below) {
+        if ((data[i] < 0 || (size_t)data[i] >= ids->below) && !(ids->spares == 1 && data[i] == ids->spared)) {
             stx_fail(x, STX_ERR_ARG, "stx_tokens_set: id %ld at position %zu, want 0 to %zu: check the vocabulary size", (long)data[i], i, ids->below - 1);
             return;
         }
@@ -5524,10 +5987,59 @@ static void stx__forget_steps(stx_ctx *x) {
     x->ran = x->alike = x->fresh = 0;
     x->step_note[0] = 0;
 }
+static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, int full);
+static void stx__grads_arena(stx_ctx *x, stx__arena *a) {
+    memset(a, 0, sizeof *a);
+    a->name = "persistent arena";
+    a->kind = stx__arena_of(x, STX__STATE)->kind;
+}
 STX_DEF stx_params *stx_params_create(stx_ctx *x) {
     stx_params *p = (stx_params *)stx_persist(x, sizeof *p);
-    if (p) p->ctx = x;
+    stx__arena *a = (stx__arena *)stx_persist(x, sizeof *a);
+    if (!p || !a) return NULL;
+    stx__grads_arena(x, a);
+    p->ctx = x;
+    p->grads_memory = a;
+    p->next = x->lists;
+    x->lists = p;
     return p;
+}
+static size_t stx__grad_room(const stx_tensor *t) { return (t->size + 63) & ~(size_t)63; }
+static stx_real *stx__grads_alloc(stx_ctx *x, stx__arena *a, size_t n) {
+    size_t bytes = n > SIZE_MAX / sizeof(stx_real) ? SIZE_MAX : n * sizeof(stx_real);
+    stx_real *g = (stx_real *)stx__arena_alloc(x, a, bytes);
+    if (g) stx__zero(x, g, bytes);
+    return g;
+}
+STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n) {
+    stx_ctx *x = p ? p->ctx : NULL;
+    stx__arena one, *a;
+    stx_real *g;
+    size_t i, total = 0;
+    if (n) *n = 0;
+    if (!stx_ok(x)) return NULL;
+    STX__NEED(x, p->count, STX_ERR_ARG, "stx_params_grads: the list has no parameters: call it after the last stx_param");
+    if (!p->grads || p->grads_count != p->count) {
+        STX__NEED(x, !p->held, STX_ERR_ARG, "stx_params_grads: an optimiser has the gradients' addresses: call it before stx_optim_create, "
+                  "after the last stx_param");
+        stx__grads_arena(x, &one);
+        for (i = 0; i < p->count; i++) total += stx__grad_room(p->tensor[i]);
+        g = stx__grads_alloc(x, &one, total);
+        if (!g) return NULL;
+        p->grads = g;
+        for (i = 0; i < p->count; g += stx__grad_room(p->tensor[i++])) {
+            stx__move(x, g, p->tensor[i]->grad, p->tensor[i]->size, 1);
+            p->tensor[i]->grad = g;
+        }
+        a = (stx__arena *)p->grads_memory;
+        stx__arena_free(x, a);
+        *a = one;
+        p->grads_size = total;
+        p->grads_count = p->count;
+        stx__forget_steps(x);
+    }
+    if (n) *n = p->grads_size;
+    return p->grads;
 }
 STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name) {
     size_t i;
@@ -5543,15 +6055,22 @@ STX_DEF void stx_params_zero_grad(stx_params *p) {
     size_t i;
     for (i = 0; p && stx_ok(p->ctx) && i < p->count; i++) STX_RUN(p->ctx, stx_fill, (p->ctx, p->tensor[i]->grad, p->tensor[i]->size, 0));
 }
-/* Number i of a parameter's draw: uniform in [-a,a], or normal by Box and Muller (1958). */
+/* Number i of a parameter's draw: uniform in [-a,a], or normal by Box and Muller (1958), drawn again from counters of its own until it
+   is within 2 a where that is wanted. */
 static double stx__draw(stx_ctx *x, uint64_t stream, size_t i, int init, double a) {
-    uint32_t r[4];
-    double u, v;
-    stx_philox(x->desc.seed, stream, (uint64_t)i / 2, r);
-    u = ((double)r[0] + ((double)r[1] + 0.5) / 4294967296.0) / 4294967296.0;     /* in (0,1) */
-    v = ((double)r[2] + ((double)r[3] + 0.5) / 4294967296.0) / 4294967296.0;
-    if (init == STX_UNIFORM) return a * (2 * (i & 1 ? v : u) - 1);
-    return a * sqrt(-2 * log(u)) * (i & 1 ? sin(6.283185307179586 * v) : cos(6.283185307179586 * v));
+    uint64_t again = 0;
+    double u, v, length, side;
+    do {
+        uint32_t r[4];
+        stx_philox(x->desc.seed, stream, (uint64_t)i / 2 + (again << 44), r);
+        u = ((double)r[0] + ((double)r[1] + 0.5) / 4294967296.0) / 4294967296.0;     /* in (0,1) */
+        v = ((double)r[2] + ((double)r[3] + 0.5) / 4294967296.0) / 4294967296.0;
+        if (init == STX_UNIFORM) return a * (2 * (i & 1 ? v : u) - 1);
+        length = sqrt(-2 * log(u));
+        side = i & 1 ? sin(6.283185307179586 * v) : cos(6.283185307179586 * v);
+        again++;
+    } while (init == STX_TRUNCATED && fabs(length * side) > 2);
+    return a * length * side;
 }
 STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2, size_t d3) {
     stx_ctx *x = p ? p->ctx : NULL;
@@ -5562,11 +6081,13 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     if (!stx_ok(x)) return NULL;
     d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
     STX__NEED(x, d0 && name && name[0], STX_ERR_ARG, "stx_param: parameter \"%s\" needs a name and a first dimension", name ? name : "");
-    STX__NEED(x, init >= STX_ZEROS && init <= STX_UNIFORM, STX_ERR_ARG, "stx_param: \"%s\": no initialiser has number %d: use STX_ZEROS, STX_CONSTANT, STX_NORMAL or STX_UNIFORM", name, init);
+    STX__NEED(x, init >= STX_ZEROS && init <= STX_TRUNCATED, STX_ERR_ARG,
+              "stx_param: \"%s\": no initialiser has number %d: use STX_ZEROS, STX_CONSTANT, STX_NORMAL, STX_UNIFORM or STX_TRUNCATED",
+        name, init);
     STX__NEED(x, !stx_params_find(p, name), STX_ERR_ARG, "stx_param: there is a parameter \"%s\" already", name);
     t = stx__tensor(x, STX__PARAM, stx__dims(d), d);
     if (!t) return NULL;
-    t->grad = (stx_real *)stx__state(x, STX__STATE, t->size * sizeof(stx_real));
+    t->grad = stx__grads_alloc(x, (stx__arena *)p->grads_memory, t->size);
     if (!t->grad) return NULL;
     t->needs_grad = t->is_param = t->is_leaf = 1;
     if (p->count == p->capacity) {      /* the old list stays in the arena: a few hundred bytes */
@@ -5598,6 +6119,40 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     return t;
 }
 
+/* Numbers [from, to) of a parameter by fn */
+static void stx__param_edit(stx_ctx *x, const char *op, stx_tensor *t, size_t r0, size_t r1, stx_init_fn fn, void *user) {
+    size_t i, C;
+    stx_real *host;
+    char s[96];
+    if (!stx_ok(x) || !t) return;
+    if (!t->is_param || !fn || r0 > r1 || r1 > t->dim[0]) {
+        stx_fail(x, STX_ERR_ARG, "%s: rows [%zu,%zu) of %s%s: want rows of a parameter%s", op, r0, r1, stx__shape(t, s),
+                 t->is_param ? "" : ", which is none", fn ? "" : ", and a function");
+        return;
+    }
+    C = t->size / t->dim[0];
+    host = stx__on_gpu(x) ? (stx_real *)stx_block(x, stx_bytes_of(t->size, 1, sizeof *host)) : t->data;
+    if (!host) return;
+    if (host != t->data) stx_get(x, t, host);
+    for (i = r0 * C; i < r1 * C; i++) host[i] = (stx_real)fn(user, i, (double)host[i]);
+    if (host != t->data) {
+        stx_set(x, t, host);
+        stx_block_free(x, host);
+    }
+    stx__changed(x);
+}
+static double stx__times(void *user, size_t i, double was) { (void)i; return was * *(double *)user; }
+static double stx__value(void *user, size_t i, double was) { (void)i; (void)was; return *(double *)user; }
+STX_DEF void stx_param_scale(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double s) {
+    stx__param_edit(x, "stx_param_scale", param, r0, r1, stx__times, &s);
+}
+STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double v) {
+    stx__param_edit(x, "stx_param_fill", param, r0, r1, stx__value, &v);
+}
+STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void *user) {
+    stx__param_edit(x, "stx_param_apply", param, 0, param ? param->dim[0] : 0, fn, user);
+}
+
 // >>ops: embedding, linear, matmul
 
 typedef struct stx__ids_save { const int32_t *ids; size_t n, C; stx_real s; } stx__ids_save;
@@ -5606,12 +6161,11 @@ static void stx__embedding_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad(x, n->in[0]);
     if (d) STX_RUN(x, stx_embedding_bwd, (x, d, n->y->grad, s->ids, s->n, s->C, s->s));
 }
-static stx_tensor *stx__lookup(stx_ctx *x, const char *op, stx_tensor *table, size_t V, size_t C, const int32_t *ids, const int32_t *device, size_t n, int ndim, const size_t *dim) {
+/* Rows ids[0..n) of the table, on the device: somebody has looked whether it has them */
+static stx_tensor *stx__rows_of(stx_ctx *x, stx_tensor *table, const int32_t *device, size_t n, int ndim, const size_t *dim) {
     stx_tensor *y;
     stx__node *node;
-    size_t i;
-    for (i = 0; i < n; i++)
-        STX__NEED(x, ids[i] >= 0 && (size_t)ids[i] < V, STX_ERR_ARG, "%s: id %ld at position %zu is outside the table of %zu rows: check the vocabulary size", op, (long)ids[i], i, V);
+    size_t C = dim[ndim - 1];
     y = stx__tensor(x, STX__STEP, ndim, dim);
     if (!y) return NULL;
     STX_RUN(x, stx_embedding_fwd, (x, y->data, table->data, device, n, C, 1));
@@ -5624,6 +6178,14 @@ static stx_tensor *stx__lookup(stx_ctx *x, const char *op, stx_tensor *table, si
     }
     return y;
 }
+static stx_tensor *stx__lookup(stx_ctx *x, const char *op, stx_tensor *table, size_t V, const int32_t *ids, const int32_t *device,
+                               size_t n, int ndim, const size_t *dim) {
+    size_t i;
+    for (i = 0; i < n; i++)
+        STX__NEED(x, ids[i] >= 0 && (size_t)ids[i] < V, STX_ERR_ARG,
+                  "%s: id %ld at position %zu is outside the table of %zu rows: check the vocabulary size", op, (long)ids[i], i, V);
+    return stx__rows_of(x, table, device, n, ndim, dim);
+}
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids) {
     size_t d[3];
     char s[96];
@@ -5631,7 +6193,7 @@ STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *
     STX__NEED(x, table->ndim == 2, STX_ERR_SHAPE, "stx_embedding: table %s, want (V,C)", stx__shape(table, s));
     stx__ids_below(ids, table->dim[0]);
     d[0] = ids->B; d[1] = ids->T; d[2] = table->dim[1];
-    return stx__lookup(x, "stx_embedding", table, table->dim[0], table->dim[1], ids->data, ids->device, ids->B * ids->T, 3, d);
+    return stx__lookup(x, "stx_embedding", table, table->dim[0], ids->data, ids->device, ids->B * ids->T, 3, d);
 }
 STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, size_t n) {
     size_t d[2];
@@ -5644,7 +6206,7 @@ STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, si
     device = stx__ids_device(x, copy, n);
     if (!device) return NULL;
     d[0] = n; d[1] = stx__last(a);
-    return stx__lookup(x, "stx_gather", a, stx__rows(a), d[1], copy, device, n, 2, d);
+    return stx__lookup(x, "stx_gather", a, stx__rows(a), copy, device, n, 2, d);
 }
 
 typedef struct stx__linear_save { stx_real *pre; int act; } stx__linear_save;
@@ -5693,28 +6255,32 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
     return y;
 }
 
-/* Y = X W^T, the end of X is h:   dh += the end of dY W ; dW += dY^T X */
+/* Y = X W^T + b, the end of X is h:   dh += the end of dY W ; dW += dY^T X ; db += sum of dY's rows */
 static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
     stx_tensor *h = n->in[0], *W = n->in[1], *X = (stx_tensor *)n->save;
     size_t B = X->dim[0], S = X->dim[1], T = h->dim[1], Ci = W->dim[1], O = W->dim[0];
     int fresh;
-    stx_real *dh = stx__grad_fresh(x, h, &fresh), *dW = stx__grad(x, W);
+    stx_real *dh = stx__grad_fresh(x, h, &fresh), *dW = stx__grad(x, W), *db = stx__grad(x, n->in[2]);
     if (dh) STX_RUN(x, stx_gemm, (x, B, 0, 0, T, Ci, O, 1, stx_at(x, n->y->grad, (S - T) * O), O, S * O, W->data, Ci, 0, (stx_real)!fresh, dh, Ci, T * Ci));
-    if (dW) STX_RUN(x, stx_linear_bwd, (x, NULL, dW, NULL, n->y->grad, n->y->data, NULL, X->data, W->data, B * S, Ci, O, STX_ACT_NONE, 0));
+    if (dW || db)
+        STX_RUN(x, stx_linear_bwd, (x, NULL, dW, db, n->y->grad, n->y->data, NULL, X->data, W->data, B * S, Ci, O, STX_ACT_NONE, 0));
 }
-STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W) {
-    stx_tensor *y;
+STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W, stx_tensor *b) {
+    stx_tensor *y, *ins[3];
     stx__node *node;
     size_t d[3];
     char s[96], t[96];
     if (!stx_ok(x) || !X || !h || !W) return NULL;
     STX__NEED(x, W->ndim == 2 && X->ndim == 3 && h->ndim == 3 && X->dim[2] == W->dim[1] && h->dim[2] == W->dim[1] && X->dim[0] == h->dim[0] && X->dim[1] >= h->dim[1], STX_ERR_SHAPE,
               "stx_linear_memory: %s that ends in %s: want (B,S,Ci) and (B,T,Ci) with T <= S and a weight (O,Ci)", stx__shape(X, s), stx__shape(h, t));
+    STX__NEED(x, !b || b->size == W->dim[0], STX_ERR_SHAPE, "stx_linear_memory: bias %s, want one number for each of the %zu outputs",
+              stx__shape(b ? b : W, s), W->dim[0]);
     d[0] = X->dim[0]; d[1] = X->dim[1]; d[2] = W->dim[0];
     y = stx__tensor(x, STX__STEP, 3, d);
     if (!y) return NULL;
-    STX_RUN(x, stx_linear_fwd, (x, y->data, NULL, X->data, W->data, NULL, d[0] * d[1], X->dim[2], d[2], STX_ACT_NONE));
-    node = stx__record2(x, y, stx__linear_memory_back, h, W);
+    STX_RUN(x, stx_linear_fwd, (x, y->data, NULL, X->data, W->data, b ? b->data : NULL, d[0] * d[1], X->dim[2], d[2], STX_ACT_NONE));
+    ins[0] = h; ins[1] = W; ins[2] = b;
+    node = stx__record(x, y, stx__linear_memory_back, ins, 3);
     if (node) node->save = X;
     return y;
 }
@@ -5905,6 +6471,23 @@ STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s) {
     return y;
 }
 
+static void stx__scale_by_back(stx_ctx *x, stx__node *n) {
+    int fresh;
+    stx_real *ds = stx__grad(x, n->in[1]), *da = stx__grad_fresh(x, n->in[0], &fresh);      /* in this order: a may be s */
+    STX_RUN(x, stx_rezero_bwd, (x, da, ds, n->y->grad, n->in[0]->data, n->in[1]->data, n->y->size, !fresh));
+}
+STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s) {
+    stx_tensor *y;
+    char t[96];
+    if (!stx_ok(x) || !a || !s) return NULL;
+    STX__NEED(x, s->size == 1, STX_ERR_SHAPE, "stx_scale_by: the factor has shape %s, want one number", stx__shape(s, t));
+    y = stx__like(x, a);
+    if (!y) return NULL;
+    STX_RUN(x, stx_rezero_fwd, (x, y->data, NULL, a->data, s->data, y->size));
+    stx__record2(x, y, stx__scale_by_back, a, s);
+    return y;
+}
+
 static void stx__act_back(stx_ctx *x, stx__node *n) {
     int fresh;
     stx_real *dy = n->y->grad, *d = stx__grad_reuse(x, n, n->in[0], &fresh);
@@ -5942,6 +6525,21 @@ STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a) {
     if (!y) return NULL;
     STX_RUN(x, stx_softmax_fwd, (x, y->data, a->data, stx__rows(a), stx__last(a)));
     stx__record1(x, y, stx__softmax_back, a);
+    return y;
+}
+
+static void stx__log_softmax_back(stx_ctx *x, stx__node *n) {
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
+    if (d) STX_RUN(x, stx_log_softmax_bwd, (x, d, n->y->grad, n->y->data, stx__rows(n->y), stx__last(n->y), !fresh));
+}
+STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a) {
+    stx_tensor *y;
+    if (!stx_ok(x) || !a) return NULL;
+    y = stx__like(x, a);
+    if (!y) return NULL;
+    STX_RUN(x, stx_log_softmax_fwd, (x, y->data, a->data, stx__rows(a), stx__last(a)));
+    stx__record1(x, y, stx__log_softmax_back, a);
     return y;
 }
 
@@ -6010,7 +6608,7 @@ STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p) {
 
 static void stx__rezero_back(stx_ctx *x, stx__node *n) {
     int fresh;
-    stx_real *df = stx__grad_fresh(x, n->in[1], &fresh), *da = stx__grad(x, n->in[2]);
+    stx_real *da = stx__grad(x, n->in[2]), *df = stx__grad_fresh(x, n->in[1], &fresh);      /* in this order: f may be alpha */
     STX_RUN(x, stx_rezero_bwd, (x, df, da, n->y->grad, n->in[1]->data, n->in[2]->data, n->y->size, !fresh));
     stx__grad_dy(x, n, n->in[0], 1);
 }
@@ -6033,14 +6631,27 @@ static void stx__mean_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad(x, n->in[0]);
     if (d) STX_RUN(x, stx_mean_bwd, (x, d, n->y->grad, n->in[0]->size));
 }
-static stx_tensor *stx__scalar(stx_ctx *x) { size_t one = 1; return stx__tensor(x, STX__STEP_FULL, 1, &one); }
+static stx_tensor *stx__scalar_new(stx_ctx *x) { size_t one = 1; return stx__tensor(x, STX__STEP_FULL, 1, &one); }
 STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a) {
     stx_tensor *y;
     if (!stx_ok(x) || !a) return NULL;
-    y = stx__scalar(x);
+    y = stx__scalar_new(x);
     if (!y) return NULL;
     STX_RUN(x, stx_mean_fwd, (x, y->data, a->data, a->size));
     stx__record1(x, y, stx__mean_back, a);
+    return y;
+}
+static void stx__sum_back(stx_ctx *x, stx__node *n) {
+    stx_real *d = stx__grad(x, n->in[0]);
+    if (d) STX_RUN(x, stx_sum_bwd, (x, d, n->y->grad, n->in[0]->size));
+}
+STX_DEF stx_tensor *stx_sum(stx_ctx *x, stx_tensor *a) {
+    stx_tensor *y;
+    if (!stx_ok(x) || !a) return NULL;
+    y = stx__scalar_new(x);
+    if (!y) return NULL;
+    STX_RUN(x, stx_sum_fwd, (x, y->data, a->data, a->size));
+    stx__record1(x, y, stx__sum_back, a);
     return y;
 }
 static void stx__reshape_back(stx_ctx *x, stx__node *n);
@@ -6061,26 +6672,22 @@ static void stx__cross_entropy_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad_to(x, a, s->over && a->needs_grad && !a->grad && stx__may_overwrite(x, a) ? a->data : NULL, &fresh);
     if (d) STX_RUN(x, stx_cross_entropy_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), stx__last(a), s->divisor, !fresh));
 }
-static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor, int over) {
+/* targets: on the device */
+static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, const int32_t *targets, double divisor, int over) {
+    size_t N, V;
     stx_tensor *y;
     stx__ce_save *s;
     stx__node *node;
-    size_t N, V, i;
-    char t[96];
-    if (!stx_ok(x) || !logits || !targets) return NULL;
+    if (!logits) return NULL;
     N = stx__rows(logits);
     V = stx__last(logits);
-    STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE, "stx_cross_entropy: logits %s for %zu x %zu targets: want one target a row", stx__shape(logits, t), targets->B, targets->T);
-    for (i = 0; i < N; i++)
-        STX__NEED(x, targets->data[i] >= 0 && (size_t)targets->data[i] < V, STX_ERR_ARG, "stx_cross_entropy: target %ld at position %zu is outside the %zu classes", (long)targets->data[i], i, V);
-    stx__ids_below(targets, V);
-    y = stx__scalar(x);
+    y = stx__scalar_new(x);
     s = (stx__ce_save *)stx_step_alloc(x, sizeof *s);
     if (!y || !s) return NULL;
     s->top = (stx_real *)stx_step_bytes(x, 2 * N * sizeof(stx_real));
     if (!s->top) return NULL;
     s->inv = s->top + N;
-    s->targets = targets->device;
+    s->targets = targets;
     s->over = over;
     s->divisor = divisor > 0 ? divisor : (double)N;
     STX_RUN(x, stx_cross_entropy_fwd, (x, y->data, s->top, s->inv, logits->data, s->targets, N, V, s->divisor));
@@ -6088,8 +6695,96 @@ static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_
     if (node) node->save = s;
     return y;
 }
+static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor, int over) {
+    size_t N, V, i;
+    char t[96];
+    if (!stx_ok(x) || !logits || !targets) return NULL;
+    N = stx__rows(logits);
+    V = stx__last(logits);
+    STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE, "stx_cross_entropy: logits %s for %zu x %zu targets: want one target a row",
+              stx__shape(logits, t), targets->B, targets->T);
+    for (i = 0; i < N; i++)
+        STX__NEED(x, targets->data[i] >= 0 && (size_t)targets->data[i] < V, STX_ERR_ARG,
+                  "stx_cross_entropy: target %ld at position %zu is outside the %zu classes", (long)targets->data[i], i, V);
+    stx__ids_below(targets, V);
+    return stx__cross_entropy_of(x, logits, targets->device, divisor, over);
+}
 STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) { return stx__cross_entropy(x, logits, targets, divisor, 0); }
 STX_DEF stx_tensor *stx_cross_entropy_over(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) { return stx__cross_entropy(x, logits, targets, divisor, 1); }
+typedef struct stx__token_save { const int32_t *targets; const stx_real *w; stx_real *top, *inv; } stx__token_save;
+static void stx__token_loss_back(stx_ctx *x, stx__node *n) {
+    stx__token_save *s = (stx__token_save *)n->save;
+    stx_tensor *a = n->in[0];
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, a, &fresh);
+    if (d)
+        STX_RUN(x, stx_token_loss_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, s->w, stx__rows(a), stx__last(a), !fresh));
+}
+/* logits (N,V), targets and w (N) on the device, nll (N): out */
+static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, const int32_t *targets, const stx_real *w, stx_real *nll) {
+    stx_tensor *y = stx__scalar_new(x);
+    stx__token_save *s = (stx__token_save *)stx_step_alloc(x, sizeof *s);
+    size_t N;
+    stx__node *node;
+    if (!logits || !y || !s || !nll) return NULL;
+    N = stx__rows(logits);
+    s->top = (stx_real *)stx_step_bytes(x, 2 * N * sizeof(stx_real));
+    if (!s->top) return NULL;
+    s->inv = s->top + N;
+    s->targets = targets;
+    s->w = w;
+    STX_RUN(x, stx_token_loss_fwd, (x, y->data, nll, s->top, s->inv, logits->data, targets, w, N, stx__last(logits)));
+    node = stx__record1(x, y, stx__token_loss_back, logits);
+    if (node) node->save = s;
+    return y;
+}
+/* The rows' weights and known targets, on the device; 0 and an error */
+static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets, const stx_token_loss *how, stx_real **w,
+                              int32_t **known) {
+    size_t N = targets->B * targets->T;
+    const stx_tensor *weights = how ? how->weights : NULL;
+    double divisor = how && how->mean ? 0 : how && how->divisor > 0 ? how->divisor : (double)N;
+    if (how && !(how->divisor >= 0 && stx__finite(how->divisor) && !(how->mean && how->divisor > 0))) {
+        stx_fail(x, STX_ERR_ARG, "%s: divisor %g, want a finite one, 0 or more, and 0 with mean", op, how->divisor);
+        return 0;
+    }
+    if (weights && (weights->size != N || weights->needs_grad)) {
+        stx_fail(x, STX_ERR_SHAPE, "%s: %zu weights for %zu targets%s: want one number a row, without gradient (stx_input, stx_detach)",
+                 op, weights->size, N,
+                 weights->needs_grad ? ", and they want a gradient" : "");
+        return 0;
+    }
+    *w = (stx_real *)stx_step_bytes(x, N * sizeof **w);
+    *known = (int32_t *)stx_step_bytes(x, N * sizeof **known);
+    if (!*w || !*known) return 0;
+    STX_RUN(x, stx_token_weights, (x, *w, *known, targets->device, weights ? weights->data : NULL, N, how ? how->ignore : 0,
+                                   how ? how->ignored : 0, divisor));
+    return 1;
+}
+STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, stx_token_loss *how) {
+    stx_tensor *nll, *y;
+    stx_real *w;
+    int32_t *known;
+    size_t N, V, i;
+    char t[96];
+    if (how) how->nll = NULL;
+    if (!stx_ok(x) || !logits || !targets) return NULL;
+    N = stx__rows(logits);
+    V = stx__last(logits);
+    STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE,
+              "stx_cross_entropy_tokens: logits %s for %zu x %zu targets: want one target a row", stx__shape(logits, t),
+              targets->B, targets->T);
+    for (i = 0; i < N; i++)
+        STX__NEED(x, (targets->data[i] >= 0 && (size_t)targets->data[i] < V) || stx__left_out(how, targets->data[i]), STX_ERR_ARG,
+                  "stx_cross_entropy_tokens: target %ld at position %zu is outside the %zu classes, and not the ignored one",
+                  (long)targets->data[i], i, V);
+    stx__ids_used(targets, V, how);
+    if (!stx__token_weights(x, "stx_cross_entropy_tokens", targets, how, &w, &known)) return NULL;
+    nll = stx_new_full(x, N, 0, 0, 0);
+    y = stx__token_loss(x, logits, known, w, nll ? nll->data : NULL);
+    if (how && y) how->nll = nll;
+    return y;
+}
 static void stx__mse_back(stx_ctx *x, stx__node *n) {
     stx_real *da = stx__grad(x, n->in[0]), *db = stx__grad(x, n->in[1]);
     STX_RUN(x, stx_mse_bwd, (x, da, db, n->y->grad, n->in[0]->data, n->in[1]->data, n->in[0]->size));
@@ -6099,7 +6794,7 @@ STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
     char s[96], t[96];
     if (!stx_ok(x) || !a || !b) return NULL;
     STX__NEED(x, stx__same(a, b), STX_ERR_SHAPE, "stx_mse: %s and %s: want equal shapes", stx__shape(a, s), stx__shape(b, t));
-    y = stx__scalar(x);
+    y = stx__scalar_new(x);
     if (!y) return NULL;
     STX_RUN(x, stx_mse_fwd, (x, y->data, a->data, b->data, a->size));
     stx__record2(x, y, stx__mse_back, a, b);
@@ -6155,34 +6850,50 @@ STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b
     d[a->ndim - 1] += stx__last(b);
     return stx__cat(x, a, b, stx__rows(a), a->ndim, d);
 }
-typedef struct stx__slice_save { size_t at, w; } stx__slice_save;
+/* Slices in time (rows = B, widths in numbers T C) and in channels (rows = N) are the same copy, too. */
+typedef struct stx__slice_save { size_t rows, at, w; } stx__slice_save;
 static void stx__slice_back(stx_ctx *x, stx__node *n) {
     stx__slice_save *s = (stx__slice_save *)n->save;
     stx_tensor *a = n->in[0];
     stx_real *d = stx__grad(x, a);
-    if (d) STX_RUN(x, stx_copy2d, (x, stx_at(x, d, s->at), a->size / a->dim[0], n->y->grad, s->w, a->dim[0], s->w, 1));
+    if (d) STX_RUN(x, stx_copy2d, (x, stx_at(x, d, s->at), a->size / s->rows, n->y->grad, s->w, s->rows, s->w, 1));
 }
-STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1) {
-    size_t d[3], C;
-    stx_tensor *y;
+/* y = columns [at, at + w) of a, seen as (rows, ..) */
+static stx_tensor *stx__slice(stx_ctx *x, stx_tensor *a, size_t rows, size_t at, size_t w, const size_t *dim) {
+    stx_tensor *y = stx__tensor(x, STX__STEP, a->ndim, dim);
     stx__node *node;
-    char s[96];
-    if (!stx_ok(x) || !a) return NULL;
-    STX__NEED(x, a->ndim == 3 && t0 < t1 && t1 <= a->dim[1], STX_ERR_SHAPE, "stx_slice: rows [%zu,%zu) of %s: want 0 <= t0 < t1 <= T of (B,T,C)", t0, t1, stx__shape(a, s));
-    C = a->dim[2];
-    d[0] = a->dim[0]; d[1] = t1 - t0; d[2] = C;
-    y = stx__tensor(x, STX__STEP, 3, d);
     if (!y) return NULL;
-    STX_RUN(x, stx_copy2d, (x, y->data, d[1] * C, stx_at(x, a->data, t0 * C), a->dim[1] * C, d[0], d[1] * C, 0));
+    STX_RUN(x, stx_copy2d, (x, y->data, w, stx_at(x, a->data, at), a->size / rows, rows, w, 0));
     node = stx__record1(x, y, stx__slice_back, a);
     if (node) {
         stx__slice_save *save = (stx__slice_save *)stx_step_alloc(x, sizeof *save);
         if (!save) return NULL;
-        save->at = t0 * C;
-        save->w = d[1] * C;
+        save->rows = rows;
+        save->at = at;
+        save->w = w;
         node->save = save;
     }
     return y;
+}
+STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1) {
+    size_t d[3], C;
+    char s[96];
+    if (!stx_ok(x) || !a) return NULL;
+    STX__NEED(x, a->ndim == 3 && t0 < t1 && t1 <= a->dim[1], STX_ERR_SHAPE,
+              "stx_slice: rows [%zu,%zu) of %s: want 0 <= t0 < t1 <= T of (B,T,C)", t0, t1, stx__shape(a, s));
+    C = a->dim[2];
+    d[0] = a->dim[0]; d[1] = t1 - t0; d[2] = C;
+    return stx__slice(x, a, d[0], t0 * C, d[1] * C, d);
+}
+STX_DEF stx_tensor *stx_slice_channels(stx_ctx *x, stx_tensor *a, size_t c0, size_t c1) {
+    size_t d[STX_MAX_DIM];
+    char s[96];
+    if (!stx_ok(x) || !a) return NULL;
+    STX__NEED(x, c0 < c1 && c1 <= stx__last(a), STX_ERR_SHAPE,
+              "stx_slice_channels: channels [%zu,%zu) of %s: want 0 <= c0 < c1 <= C of (..,C)", c0, c1, stx__shape(a, s));
+    memcpy(d, a->dim, sizeof d);
+    d[a->ndim - 1] = c1 - c0;
+    return stx__slice(x, a, stx__rows(a), c0, c1 - c0, d);
 }
 static void stx__reshape_back(stx_ctx *x, stx__node *n) { stx__grad_dy(x, n, n->in[0], 1); }
 static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
@@ -6207,6 +6918,30 @@ STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1,
     y->ndim = stx__dims(d);
     memcpy(y->dim, d, sizeof d);
     stx__record1(x, y, stx__reshape_back, a);
+    return y;
+}
+static void stx__view_rows_back(stx_ctx *x, stx__node *n) {
+    stx_real *d = stx__grad(x, n->in[0]);
+    if (d) STX_RUN(x, stx_axpy, (x, stx_at(x, d, *(const size_t *)n->save), n->y->grad, n->y->size, 1, 1));
+}
+STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r1) {
+    stx_tensor *y;
+    stx__node *node;
+    char s[96];
+    if (!stx_ok(x) || !a) return NULL;
+    STX__NEED(x, a->ndim == 2 && r0 < r1 && r1 <= a->dim[0], STX_ERR_SHAPE,
+              "stx_view_rows: rows [%zu,%zu) of %s: want 0 <= r0 < r1 <= N of (N,C)", r0, r1, stx__shape(a, s));
+    y = stx__view(x, a);
+    if (!y) return NULL;
+    y->dim[0] = r1 - r0;
+    y->size = (r1 - r0) * a->dim[1];
+    y->data = stx_at(x, a->data, r0 * a->dim[1]);
+    node = stx__record1(x, y, stx__view_rows_back, a);
+    if (node) {
+        node->save = stx_step_alloc(x, sizeof(size_t));
+        if (!node->save) return NULL;
+        *(size_t *)node->save = r0 * a->dim[1];
+    }
     return y;
 }
 STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) { return stx_ok(x) && a ? stx__view(x, a) : NULL; }
@@ -6235,10 +6970,10 @@ static void stx__step_release(stx_ctx *x, stx__mark m) {
         a->used = m.used[i];
     }
 }
-typedef struct stx__recompute_save { stx_recompute_fn fn; void *user; uint64_t op; int count; } stx__recompute_save;
+typedef struct stx__recompute_save { stx_recompute_fn fn; void *user; uint64_t op; int count, more; } stx__recompute_save;
 static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     stx__recompute_save *s = (stx__recompute_save *)n->save;
-    stx_tensor leaf[8], *in[8], *y;
+    stx_tensor leaf[8], *in[8], *y, *more[STX_MAX_MORE] = {NULL};
     stx__node *tape = x->tape;
     stx__free_grad *free_grads, *free_entries;
     uint64_t op = x->op;
@@ -6258,12 +6993,14 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     x->tape = NULL;
     x->op = s->op;
     x->recording = 1;
-    y = s->fn(x, s->user, in);
-    if (y && y->needs_grad && !x->code) {
-        stx_real *g = stx__grad(x, y);
-        if (g) STX_RUN(x, stx_axpy, (x, g, n->y->grad, y->size, 1, 1));
-        stx__walk(x);
+    y = s->fn(x, s->user, in, more);
+    for (i = -1; i < s->more; i++) {
+        const stx_tensor *made = i < 0 ? n->y : n->more[i];
+        stx_tensor *again = i < 0 ? y : more[i];
+        stx_real *g = made && made->grad && again && again->needs_grad && !x->code ? stx__grad(x, again) : NULL;
+        if (g) STX_RUN(x, stx_axpy, (x, g, made->grad, again->size, 1, 1));
     }
+    if (x->tape && !x->code) stx__walk(x);
     x->recording = 0;
     x->op = op;
     x->tape = tape;
@@ -6279,52 +7016,75 @@ static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, 
 #endif
     memmove(to, from, bytes);
 }
-STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count) {
-    stx_tensor *y, *out, head;
+/* Room for the numbers of t in the step arena */
+static stx_real *stx__room_like(stx_ctx *x, const stx_tensor *t) { return stx__numbers(x, t->full ? STX__STEP_FULL : STX__STEP, t->size); }
+/* made[0..count): results that lie anywhere in what fn made. They become tensors of the outer tape, at the mark, and all else goes. */
+static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **made, int count) {
+    stx_tensor head[1 + STX_MAX_MORE];
+    int i, above = count > 1 || stx__on_gpu(x);
+    for (i = 0; i < count; i++) if (made[i]) head[i] = *made[i];
+    /* Copies above what fn made, then down: one result may lie where another one goes, and a copy on a GPU must not overlap, for which
+       there has to be a place of each one's size below the copies */
+    if (count > 1 && stx__on_gpu(x)) for (i = 0; i < count; i++) if (made[i] && !stx__room_like(x, &head[i])) return 0;
+    for (i = 0; above && i < count; i++) {
+        if (!made[i]) continue;
+        head[i].data = stx__room_like(x, &head[i]);
+        if (!head[i].data) return 0;
+        stx__move(x, head[i].data, made[i]->data, head[i].size, head[i].full);
+    }
+    stx__step_release(x, mark);
+    for (i = 0; i < count; i++) {
+        stx_tensor *out = NULL, was;
+        if (!made[i]) continue;
+        was = head[i];
+        out = (stx_tensor *)stx__arena_alloc(x, &x->step, sizeof *out);
+        if (!out) return 0;
+        *out = was;
+        out->grad = NULL;
+        out->is_param = out->is_leaf = 0;
+        out->data = stx__room_like(x, &was);
+        if (!out->data) return 0;
+        stx__move(x, out->data, was.data, was.size, was.full);
+        out->needs_grad = 1;
+        made[i] = out;
+    }
+    return 1;
+}
+STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count, stx_tensor **out, int more) {
+    stx_tensor *made[1 + STX_MAX_MORE] = {NULL}, *none[STX_MAX_MORE] = {NULL};
     stx__recompute_save *s;
     stx__node *n;
     stx__mark mark;
     uint64_t op;
     int i;
+    for (i = 0; out && i < more; i++) out[i] = NULL;
     if (!stx_ok(x)) return NULL;
     STX__NEED(x, count >= 0 && count <= 8, STX_ERR_ARG, "stx_recompute: %d inputs, want 0 to 8", count);
-    STX__NEED(x, fn && (in || !count), STX_ERR_ARG, "stx_recompute: %s is NULL", fn ? "in" : "fn");
+    STX__NEED(x, more >= 0 && more <= STX_MAX_MORE, STX_ERR_ARG, "stx_recompute: %d more results, want 0 to %d", more, STX_MAX_MORE);
+    STX__NEED(x, fn && (in || !count) && (out || !more), STX_ERR_ARG, "stx_recompute: %s is NULL",
+              !fn ? "fn" : in || !count ? "out" : "in");
     for (i = 0; i < count; i++) if (!in[i]) return NULL;
-    if (!x->recording) return fn(x, user, in);
+    if (!x->recording) return fn(x, user, in, more ? out : none);
     n = (stx__node *)stx__arena_alloc(x, &x->step, sizeof *n);
     s = (stx__recompute_save *)stx_step_alloc(x, sizeof *s);
     if (!n || !s) return NULL;
     op = x->op;
     mark = stx__step_mark(x);
     x->recording = 0;
-    y = fn(x, user, in);
+    made[0] = fn(x, user, in, made + 1);
     x->recording = 1;
-    if (!y) { stx_fail(x, STX_ERR_ARG, "stx_recompute: the function returned NULL"); return NULL; }
-    head = *y;
-    if (stx__on_gpu(x)) {            /* a copy on a GPU must not overlap: by way of room above what fn made */
-        head.data = stx__numbers(x, head.full ? STX__STEP_FULL : STX__STEP, head.size);
-        if (!head.data) return NULL;
-        stx__move(x, head.data, y->data, head.size, head.full);
-    }
-    stx__step_release(x, mark);      /* all that fn made goes; its result moves down into the room */
-    out = (stx_tensor *)stx__arena_alloc(x, &x->step, sizeof *out);
-    if (!out) return NULL;
-    *out = head;
-    out->grad = NULL;
-    out->is_param = out->is_leaf = 0;
-    out->data = stx__numbers(x, head.full ? STX__STEP_FULL : STX__STEP, head.size);
-    if (!out->data) return NULL;
-    stx__move(x, out->data, head.data, head.size, head.full);
-    out->needs_grad = 1;
+    if (!made[0]) { stx_fail(x, STX_ERR_ARG, "stx_recompute: the function returned NULL"); return NULL; }
+    if (!stx__keep_results(x, mark, made, 1 + more)) return NULL;
     memset(n, 0, sizeof *n);
     for (i = 0; i < count; i++) n->in[i] = in[i];
-    s->fn = fn; s->user = user; s->op = op; s->count = count;
+    for (i = 0; i < more; i++) out[i] = n->more[i] = made[1 + i];
+    s->fn = fn; s->user = user; s->op = op; s->count = count; s->more = more;
     n->save = s;
-    n->y = out;
+    n->y = made[0];
     n->back = stx__recompute_back;
     n->prev = x->tape;
     x->tape = n;
-    return out;
+    return made[0];
 }
 
 // >>ops: attention
@@ -6437,14 +7197,7 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
 
 // >>ops: adaptive input and output
 
-/* Which cluster holds id; clusters when none does. */
-static size_t stx__cluster(const stx_adaptive *a, int32_t id) {
-    size_t c = 0;
-    while (c < a->clusters && (id < 0 || (size_t)id >= a->end[c])) c++;
-    return id < 0 ? a->clusters : c;
-}
 static size_t stx__cluster_start(const stx_adaptive *a, size_t c) { return c ? a->end[c - 1] : 0; }
-static size_t stx__cluster_column(const stx_adaptive *a, size_t c) { return a->end[0] + (a->forward_columns ? c - 1 : a->clusters - 1 - c); }
 
 /* Is the set sound? Everything after this trusts its sizes. */
 static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, size_t d, int output) {
@@ -6460,6 +7213,11 @@ static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, s
         if (!t || t->ndim != 2 || t->dim[0] != a->end[c] - start) { stx_fail(x, STX_ERR_SHAPE, "%s: table %zu is %s, want (%zu,width)", op, c, t ? stx__shape(t, s) : "NULL", a->end[c] - start); return 0; }
         if (p && (p->ndim != 2 || p->dim[1] != t->dim[1] || (d && p->dim[0] != d))) { stx_fail(x, STX_ERR_SHAPE, "%s: projection %zu is %s, want (%zu,%zu)", op, c, stx__shape(p, s), d, t->dim[1]); return 0; }
         if (!p && d && t->dim[1] != d) { stx_fail(x, STX_ERR_SHAPE, "%s: table %zu is %s, without a projection its width must be %zu", op, c, stx__shape(t, s), d); return 0; }
+        if (output && a->proj_bias[c] && (!p || a->proj_bias[c]->size != p->dim[1])) {
+            stx_fail(x, STX_ERR_SHAPE, "%s: projection bias %zu is %s, want (%zu), and a projection", op, c,
+                     stx__shape(a->proj_bias[c], s), t->dim[1]);
+            return 0;
+        }
         if (output && b && b->size != t->dim[0]) { stx_fail(x, STX_ERR_SHAPE, "%s: bias %zu is %s, want (%zu)", op, c, stx__shape(b, s), t->dim[0]); return 0; }
     }
     if (output && a->clusters > 1) {
@@ -6472,88 +7230,149 @@ static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, s
     return 1;
 }
 
-/* Sorts n ids by cluster, stably: local ids, original places, and first[c] .. first[c+1] of each cluster. */
-static int stx__by_cluster(stx_ctx *x, const char *op, const stx_adaptive *a, const int32_t *ids, size_t n, int32_t *local, int32_t *place, size_t *first) {
-    size_t c, i, at = 0;
-    for (i = 0; i < n; i++)
-        if (stx__cluster(a, ids[i]) >= a->clusters) {
-            stx_fail(x, STX_ERR_ARG, "%s: id %ld at position %zu is outside the vocabulary of %zu", op, (long)ids[i], i, a->end[a->clusters - 1]);
+/* m[c]: how many of the ids each cluster holds, those that are left out apart. 0 and an error (op NULL: without) when one is in none */
+static int stx__cluster_counts(stx_ctx *x, const char *op, const stx_adaptive *a, const stx_ids *ids, const stx_token_loss *how,
+                               size_t *m) {
+    size_t c, i, n = ids->B * ids->T;
+    memset(m, 0, STX_MAX_CLUSTERS * sizeof *m);
+    for (i = 0; i < n; i++) {
+        if (stx__left_out(how, ids->data[i])) continue;
+        c = stx__cluster(a->end, a->clusters, ids->data[i]);
+        if (c < a->clusters) m[c]++;
+        else if (op) {
+            stx_fail(x, STX_ERR_ARG, "%s: id %ld at position %zu is outside the vocabulary of %zu", op, (long)ids->data[i], i,
+                     a->end[a->clusters - 1]);
             return 0;
         }
-    for (c = 0; c < a->clusters; c++) {
-        first[c] = at;
-        for (i = 0; i < n; i++)
-            if (stx__cluster(a, ids[i]) == c) {
-                local[at] = ids[i] - (int32_t)stx__cluster_start(a, c);
-                place[at++] = (int32_t)i;
-            }
     }
-    first[c] = at;
+    return 1;
+}
+/* Places for m of n ids: as many, or on a GPU the next multiple of n/16, so that steps whose counts differ little are the same */
+static size_t stx__cluster_room(const stx_ids *ids, size_t m) {
+    size_t n = ids->B * ids->T, each = (n + 15) / 16;
+    return ids->data == ids->device || !m ? m : STX__MIN(n, (m + each - 1) / each * each);
+}
+STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx_ids *ids, int output, const stx_token_loss *how) {
+    size_t m[STX_MAX_CLUSTERS], c;
+    if (!a || !ids || ids->data == ids->device || a->clusters > STX_MAX_CLUSTERS) return key;
+    (void)stx__cluster_counts(NULL, NULL, a, ids, how, m);
+    for (c = output ? 1 : 0; c < a->clusters; c++) key = stx_key_add(key, stx__cluster_room(ids, m[c]));
+    return key;
+}
+/* The ids of each cluster, sorted on the device: see stx_cluster_sort. known: the ids there, or with -1 for those that are left out */
+typedef struct stx__sorted { stx_clusters k; int32_t *local, *place, *at, *over; } stx__sorted;
+static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, const stx_ids *ids, const int32_t *known,
+                         const stx_token_loss *how, int head, stx__sorted *s) {
+    size_t m[STX_MAX_CLUSTERS], n = ids->B * ids->T, c, all;
+    if (!stx__cluster_counts(x, op, a, ids, how, m)) return 0;
+    stx__ids_used(ids, a->end[a->clusters - 1], how);
+    memset(s, 0, sizeof *s);
+    s->k.count = a->clusters;
+    s->k.head = head;
+    s->k.leftover = head ? -1 : 0;
+    s->k.forward_columns = a->forward_columns;
+    for (c = 0; c < a->clusters; c++) {
+        s->k.end[c] = a->end[c];
+        s->k.first[c + 1] = s->k.first[c] + (head && c == 0 ? 0 : stx__cluster_room(ids, m[c]));
+    }
+    all = s->k.first[a->clusters];
+    s->at = (int32_t *)stx_step_bytes(x, (n + 2 * all + 1) * sizeof *s->at);
+    if (!s->at) return 0;
+    s->local = s->at + n;
+    s->place = s->local + all;
+    s->over = s->place + all;
+    STX_RUN(x, stx_cluster_sort, (x, s->local, s->place, s->at, s->over, known, n, &s->k));
     return 1;
 }
 STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const stx_ids *ids) {
-    size_t n, c, i, first[STX_MAX_CLUSTERS + 1], d = 0;
-    int32_t *local, *place, *back;
+    size_t n, c, d = 0, dim[3];
+    stx__sorted s;
     stx_tensor *all = NULL, *y;
     if (!stx_ok(x) || !a || !ids) return NULL;
     n = ids->B * ids->T;
     if (a->clusters && a->table[0]) d = a->proj[0] ? a->proj[0]->dim[0] : stx__last(a->table[0]);
     if (!stx__adaptive_ok(x, "stx_adaptive_input", a, d, 0)) return NULL;
-    STX__NEED(x, n <= INT32_MAX, STX_ERR_ARG, "stx_adaptive_input: %zu tokens at once, want fewer than 2^31", n);
-    local = (int32_t *)stx_step_alloc(x, 3 * n * sizeof *local);
-    if (!local) return NULL;
-    place = local + n;
-    back = place + n;
-    if (!stx__by_cluster(x, "stx_adaptive_input", a, ids->data, n, local, place, first)) return NULL;
+    STX__NEED(x, n <= INT32_MAX / 2, STX_ERR_ARG, "stx_adaptive_input: %zu tokens at once, want fewer than 2^30", n);
+    if (!stx__sort_ids(x, "stx_adaptive_input", a, ids, ids->device, NULL, 0, &s)) return NULL;
     for (c = 0; c < a->clusters; c++) {
-        size_t m = first[c + 1] - first[c];
-        stx_ids *part;
         stx_tensor *e;
-        if (!m) continue;
-        part = stx_tokens(x, local + first[c], 1, m);
-        e = stx_dropout(x, stx_embedding(x, a->table[c], part), a->dropout);
+        dim[0] = 1; dim[1] = s.k.first[c + 1] - s.k.first[c]; dim[2] = stx__last(a->table[c]);
+        if (!dim[1]) continue;
+        e = stx_dropout(x, stx__rows_of(x, a->table[c], s.local + s.k.first[c], dim[1], 3, dim), a->dropout);
         if (a->proj[c]) e = stx_linear(x, e, a->proj[c], NULL, STX_ACT_NONE);
         if (!e) return NULL;
         d = stx__last(e);
         all = all ? stx_concat(x, all, e) : e;
     }
-    for (i = 0; i < n; i++) back[place[i]] = (int32_t)i;
-    y = stx_gather(x, all, back, n);
-    y = stx_reshape(x, y, ids->B, ids->T, d, 0);
-    return a->scale == 1 ? y : stx_scale(x, y, a->scale != 0 ? a->scale : sqrt((double)d));
+    if (!all) return NULL;
+    dim[0] = ids->B; dim[1] = ids->T; dim[2] = d;
+    y = stx__rows_of(x, all, s.at, n, 3, dim);
+    if (y && a->scale != 1) y = stx_scale(x, y, a->scale != 0 ? a->scale : sqrt((double)d));
+    if (y && stx__on_gpu(x)) STX_RUN(x, stx_spoil, (x, y->data, y->size, s.over));
+    return y;
 }
-/* Logits of cluster c for rows h (n,d): x_c = dropout(P_c^T h) ; T_c x_c + b_c, and for the head also the clusters' columns in
+/* Logits of cluster c for rows h (n,d): x_c = dropout(P_c^T h + p_c) ; T_c x_c + b_c, and for the head also the clusters' columns in
    ascending order of column. */
 static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c, double dropout) {
-    stx_tensor *e = stx_dropout(x, a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h, dropout);
-    stx_tensor *l = stx_linear(x, e, a->table[c], a->bias[c], STX_ACT_NONE);
+    stx_tensor *e = a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h, *l;
+    if (a->proj_bias[c]) e = stx_add(x, e, a->proj_bias[c]);
+    e = stx_dropout(x, e, dropout);
+    l = stx_linear(x, e, a->table[c], a->bias[c], STX_ACT_NONE);
     if (c == 0 && a->clusters > 1) l = stx_concat_channels(x, l, stx_linear(x, e, a->cluster_w, a->cluster_b, STX_ACT_NONE));
     return l;
 }
-STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets) {
-    size_t n, c, i, first[STX_MAX_CLUSTERS + 1];
-    int32_t *local, *place, *head;
-    stx_tensor *loss;
+/* The loss of the head, and of each cluster for its rows. With how, and on a GPU, where there may be rows left over: by weights. */
+static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets,
+                                         stx_token_loss *how) {
+    size_t n, c, dim[2];
+    stx__sorted s;
+    stx_real *w = NULL, *wc, *nc;
+    int32_t *known;
+    stx_tensor *loss, *nll = NULL;
+    int weighted;
+    if (how) how->nll = NULL;
     if (!stx_ok(x) || !a || !h || !targets) return NULL;
     n = targets->B * targets->T;
-    if (!stx__adaptive_ok(x, "stx_adaptive_softmax", a, stx__last(h), 1)) return NULL;
-    STX__NEED(x, stx__rows(h) == n && n <= INT32_MAX, STX_ERR_SHAPE, "stx_adaptive_softmax: %zu rows for %zu targets: want one target a row", stx__rows(h), n);
+    known = targets->device;
+    weighted = how || stx__on_gpu(x);
+    if (!stx__adaptive_ok(x, op, a, stx__last(h), 1)) return NULL;
+    STX__NEED(x, stx__rows(h) == n && n <= INT32_MAX / 2, STX_ERR_SHAPE, "%s: %zu rows for %zu targets: want one target a row", op,
+              stx__rows(h), n);
+    if (weighted && !stx__token_weights(x, op, targets, how, &w, &known)) return NULL;
+    if (!stx__sort_ids(x, op, a, targets, known, how, 1, &s)) return NULL;
     h = stx_reshape(x, h, n, stx__last(h), 0, 0);
-    local = (int32_t *)stx_step_alloc(x, 3 * n * sizeof *local);
-    if (!local || !h) return NULL;
-    place = local + n;
-    head = place + n;
-    if (!stx__by_cluster(x, "stx_adaptive_softmax", a, targets->data, n, local, place, first)) return NULL;
-    for (c = 0; c < a->clusters; c++)
-        for (i = first[c]; i < first[c + 1]; i++) head[place[i]] = c ? (int32_t)stx__cluster_column(a, c) : local[i];
-    loss = stx_cross_entropy(x, stx__adaptive_logits(x, a, h, 0, a->dropout), stx_tokens(x, head, 1, n), (double)n);
+    if (!h) return NULL;
+    if (weighted) {
+        nll = stx_new_full(x, n, 0, 0, 0);
+        if (!nll) return NULL;
+        if (stx__on_gpu(x)) STX_RUN(x, stx_spoil, (x, w, n, s.over));
+        loss = stx__token_loss(x, stx__adaptive_logits(x, a, h, 0, a->dropout), s.at, w, nll->data);
+    } else loss = stx__cross_entropy_of(x, stx__adaptive_logits(x, a, h, 0, a->dropout), s.at, (double)n, 0);
     for (c = 1; c < a->clusters; c++) {
-        size_t m = first[c + 1] - first[c];
-        if (!m) continue;
-        loss = stx_add(x, loss, stx_cross_entropy(x, stx__adaptive_logits(x, a, stx_gather(x, h, place + first[c], m), c, a->dropout),
-                                                  stx_tokens(x, local + first[c], 1, m), (double)n));
+        const int32_t *local = s.local + s.k.first[c], *place = s.place + s.k.first[c];
+        stx_tensor *l;
+        dim[0] = s.k.first[c + 1] - s.k.first[c]; dim[1] = stx__last(h);
+        if (!dim[0]) continue;
+        l = stx__adaptive_logits(x, a, stx__rows_of(x, h, place, dim[0], 2, dim), c, a->dropout);
+        if (!weighted) { loss = stx_add(x, loss, stx__cross_entropy_of(x, l, local, (double)n, 0)); continue; }
+        wc = (stx_real *)stx_step_bytes(x, 2 * dim[0] * sizeof *wc);
+        if (!wc) return NULL;
+        nc = wc + dim[0];
+        STX_RUN(x, stx_embedding_fwd, (x, wc, w, place, dim[0], 1, 1));
+        loss = stx_add(x, loss, stx__token_loss(x, l, local, wc, nc));
+        if (loss && how) STX_RUN(x, stx_embedding_bwd, (x, nll->data, nc, place, dim[0], 1, 1));
     }
+    if (how && loss) how->nll = nll;
     return loss;
+}
+STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets) {
+    return stx__adaptive_softmax(x, "stx_adaptive_softmax", a, h, targets, NULL);
+}
+STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets,
+                                                stx_token_loss *how) {
+    stx_token_loss none;
+    memset(&none, 0, sizeof none);
+    return stx__adaptive_softmax(x, "stx_adaptive_softmax_tokens", a, h, targets, how ? how : &none);
 }
 STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h) {
     size_t N, V, c, d[2];
@@ -6596,7 +7415,6 @@ STX_DEF stx_picked *stx_pick_params(stx_ctx *x, stx_tensor *const *t, size_t cou
         STX__NEED(x, t[i] && t[i]->is_param, STX_ERR_ARG, "stx_pick_params: number %zu is %s, want parameters", i, t[i] ? "no parameter" : "NULL");
         memset(&piece, 0, sizeof piece);
         piece.p = t[i]->data;
-        piece.g = t[i]->grad;
         piece.n = t[i]->size;
         stx__put_bytes(x, p->piece + i, &piece, sizeof piece);
     }
@@ -6624,20 +7442,29 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     if (!o) return NULL;
     if (d) o->desc = *d;
     if (!o->desc.kind) o->desc.kind = STX_ADAM;
-    STX__NEED(x, o->desc.kind >= STX_SGD && o->desc.kind <= STX_RADAM, STX_ERR_ARG, "stx_optim_create: no optimiser has number %d: use STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW or STX_RADAM", o->desc.kind);
+    STX__NEED(x, o->desc.kind >= STX_SGD && o->desc.kind <= STX_LAMB, STX_ERR_ARG,
+              "stx_optim_create: no optimiser has number %d: use STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM or STX_LAMB",
+              o->desc.kind);
     if (o->desc.beta1 == 0) o->desc.beta1 = 0.9;
     if (o->desc.beta2 == 0) o->desc.beta2 = 0.999;
-    if (o->desc.eps == 0) o->desc.eps = o->desc.kind == STX_ADAGRAD ? 1e-10 : 1e-8;
+    if (o->desc.eps == 0) o->desc.eps = o->desc.kind == STX_ADAGRAD ? 1e-10 : o->desc.kind == STX_LAMB ? 1e-6 : 1e-8;
     STX__NEED(x, o->desc.momentum >= 0 && stx__beta(o->desc.beta1) >= 0 && o->desc.beta1 < 1 &&
               stx__beta(o->desc.beta2) >= 0 && o->desc.beta2 < 1 && o->desc.eps >= 0 && o->desc.clip >= 0 && o->desc.weight_decay >= 0,
               STX_ERR_ARG, "stx_optim_create: momentum, eps, clip and weight_decay want 0 or more, the betas [0,1) or -1 for 0");
     STX__NEED(x, o->desc.kind != STX_ADAGRAD || o->desc.weight_decay == 0, STX_ERR_ARG, "stx_optim_create: Adagrad here has no weight decay: set it to 0 or use STX_ADAMW");
+    STX__NEED(x, o->desc.clip_value >= 0 && o->desc.trust_max >= 0, STX_ERR_ARG,
+              "stx_optim_create: clip_value and trust_max want 0 or more");
+    STX__NEED(x, !o->desc.eps_hat || o->desc.kind == STX_ADAM || o->desc.kind == STX_ADAMW, STX_ERR_ARG,
+              "stx_optim_create: eps_hat goes with STX_ADAM and STX_ADAMW, not with optimiser %d", o->desc.kind);
+    STX__NEED(x, o->desc.kind == STX_LAMB || (!o->desc.no_correction && o->desc.trust_max == 0), STX_ERR_ARG,
+              "stx_optim_create: trust_max and no_correction go with STX_LAMB, not with optimiser %d", o->desc.kind);
     states = o->desc.kind == STX_SGD ? o->desc.momentum > 0 : o->desc.kind == STX_ADAGRAD ? 1 : 2;
     o->params = p;
     o->count = p->count;
+    p->held = 1;
     for (i = 0; i < p->count; i++) o->pieces += (p->tensor[i]->size + STX__PIECE - 1) / STX__PIECE;
     o->piece = (stx_piece *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, 1, sizeof *o->piece));
-    o->squares = (double *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, 1, sizeof *o->squares));
+    o->squares = (double *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, o->desc.kind == STX_LAMB ? 3 : 1, sizeof *o->squares));
     pieces = stx__on_gpu(x) ? (stx_piece *)stx_block(x, stx_bytes_of(o->pieces, 1, sizeof *o->piece)) : o->piece;
     if (!o->piece || !o->squares || !pieces || !stx__make_report(x)) return NULL;
     STX__NEED(x, x->optims < STX_MAX_OPTIMS, STX_ERR_ARG, "stx_optim_create: a context has room for %d optimisers: use another context", (int)STX_MAX_OPTIMS);
@@ -6699,24 +7526,31 @@ STX_DEF int stx_optim_sync(stx_optim *o) {
 }
 STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     stx_ctx *x = o ? o->params->ctx : NULL;
-    const stx_optim_desc *d;
+    stx_optim_desc resolved;
+    const stx_optim_desc *d = &resolved;
     double beta1, beta2;
     if (!stx_ok(x)) return 0;
-    d = &o->desc;
-    beta1 = stx__beta(d->beta1);
-    beta2 = stx__beta(d->beta2);
+    resolved = o->desc;
+    resolved.beta1 = beta1 = stx__beta(d->beta1);
+    resolved.beta2 = beta2 = stx__beta(d->beta2);
     if (o->params->count != o->count) {
         stx_fail(x, STX_ERR_ARG, "stx_optim_step: %zu parameters, %zu when the optimiser was made: call stx_optim_create after the last stx_param", o->params->count, o->count);
         return 0;
     }
     stx_optim_rate(o, lr);
     if (!stx_ok(x)) return 0;
+    if (d->clip_value > 0) STX_RUN(x, stx_clip_values, (x, o->piece, o->pieces, (stx_real)d->clip_value));
     STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
-    STX_RUN(x, stx_optim_plan, (x, o->update, o->piece, o->pieces, o->squares, d->kind, d->clip, beta1, beta2, d->radam_skip));
+    STX_RUN(x, stx_optim_plan, (x, o->update, o->piece, o->pieces, o->squares, d));
     if (d->kind == STX_SGD) {
         STX_RUN(x, stx_sgd_update, (x, o->update, o->piece, o->pieces, (stx_real)d->momentum, (stx_real)d->weight_decay));
     } else if (d->kind == STX_ADAGRAD) {
         STX_RUN(x, stx_adagrad_update, (x, o->update, o->piece, o->pieces, (stx_real)d->eps));
+    } else if (d->kind == STX_LAMB) {
+        double *squares = o->squares + o->pieces;
+        STX_RUN(x, stx_lamb_direction, (x, o->update, o->piece, o->pieces, squares, (stx_real)beta1, (stx_real)(1 - beta1), (stx_real)beta2,
+                                        (stx_real)(1 - beta2), (stx_real)d->eps, (stx_real)d->weight_decay));
+        STX_RUN(x, stx_lamb_update, (x, o->update, o->piece, o->pieces, squares, d->trust_max));
     } else {
         double coupled = d->kind == STX_ADAM ? d->weight_decay : 0, decoupled = d->kind == STX_ADAM ? 0 : d->weight_decay;
         STX_RUN(x, stx_adam_update, (x, o->update, o->piece, o->pieces, (stx_real)beta1, (stx_real)(1 - beta1), (stx_real)beta2,
@@ -7057,6 +7891,9 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
 #endif
     return x;
 }
+static void stx__grads_free(stx_ctx *x) {
+    for (; x->lists; x->lists = x->lists->next) stx__arena_free(x, (stx__arena *)x->lists->grads_memory);
+}
 STX_DEF void stx_destroy(stx_ctx *x) {
     if (!x) return;
     stx__pool_free(x);
@@ -7069,6 +7906,7 @@ STX_DEF void stx_destroy(stx_ctx *x) {
         stx_cuda_sync(x);
         for (i = 0; i < STX__REPLAYS; i++) stx_cuda_graph_free(x, (stx_graph *)x->replay[i].graph);
         while (x->dev_blocks) stx_block_numbers_free(x, (stx_real *)x->dev_blocks->p);
+        stx__grads_free(x);
         stx__arena_free(x, &x->dev_keep);
         stx__arena_free(x, &x->dev_params);
         stx__arena_free(x, &x->dev_step);
@@ -7077,6 +7915,7 @@ STX_DEF void stx_destroy(stx_ctx *x) {
     }
 #endif
     while (x->blocks.next != &x->blocks) stx_block_free(x, (char *)x->blocks.next + 64);
+    stx__grads_free(x);
     stx__arena_free(x, &x->keep);
     stx__arena_free(x, &x->step);
     x->desc.release(x->desc.user, x);
@@ -8331,7 +9170,7 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
     int k, copy;
     if (!stx_ok(x) || !f || !stx_file_meta_u64(x, f, "optim.kind", &kind) || !stx_file_meta_u64(x, f, "optim.step", &step) || !stx_file_meta_u64(x, f, "optim.skipped", &skipped)) return 0;
     if (kind != (uint64_t)o->desc.kind) {
-        stx_fail(x, STX_ERR_FORMAT, "the file holds the state of optimiser %d, this run has %d (1 sgd, 2 adagrad, 3 adam, 4 adamw, 5 radam): use the same", (int)kind, o->desc.kind);
+        stx_fail(x, STX_ERR_FORMAT, "the file holds the state of optimiser %d, this run has %d (1 sgd, 2 adagrad, 3 adam, 4 adamw, 5 radam, 6 lamb): use the same", (int)kind, o->desc.kind);
         return 0;
     }
     for (copy = 0; copy < 2; copy++)
@@ -8530,10 +9369,17 @@ STX_DEF stx_tensor *stx_words_log_probs(const stx_words *w, stx_tensor *h) {
 STX_DEF stx_tensor *stx_words_scores(const stx_words *w, stx_tensor *h) {
     return w && w->desc.out == STX_WORDS_ADAPTIVE ? stx_words_log_probs(w, h) : stx_words_logits(w, h);
 }
-STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets) {
+STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets, stx_token_loss *how) {
     if (!w || !h || !targets) return NULL;
-    if (w->desc.out == STX_WORDS_ADAPTIVE) return stx_adaptive_softmax(w->ctx, &w->out, h, targets);
+    if (w->desc.out == STX_WORDS_ADAPTIVE) return stx_adaptive_softmax_tokens(w->ctx, &w->out, h, targets, how);
+    if (how) return stx_cross_entropy_tokens(w->ctx, stx_words_logits(w, h), targets, how);
     return stx_cross_entropy_over(w->ctx, stx_words_logits(w, h), targets, 0);
+}
+STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *ids, const stx_ids *targets, const stx_token_loss *how) {
+    if (!w) return key;
+    if (w->desc.in == STX_WORDS_ADAPTIVE) key = stx_adaptive_key(key, &w->in, ids, 0, NULL);
+    if (w->desc.out == STX_WORDS_ADAPTIVE) key = stx_adaptive_key(key, &w->out, targets, 1, how);
+    return key;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -316,8 +316,8 @@ STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll);
 /* z into [0,1]: after every update. */
 STX_DEF void stx_span_clamp(stx_span *m);
 /* A number for all that the host decides in a step of this model with these tokens and this memory (each NULL: none): windows, sizes,
-   addresses. The key of stx_step_run; salt: what else decides (for a batch in parts, the key of the part before). With adapt_io sizes
-   depend on the tokens: such steps must not be repeated. Waits for the last step's spans. */
+   addresses. The key of stx_step_run; salt: what else decides (for a batch in parts, the key of the part before). With adapt_io it
+   has how many tokens each cluster gets, in steps of 1/16 (stx_adaptive_key): set the tokens first. Waits for the last step's spans. */
 STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *s, uint64_t salt);
 
 /* Span of head h of layer l, tokens: z L (L when fixed). */
@@ -547,6 +547,7 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
         stx__span_window(m, l, &S, &C);
         h = stx_key_add(stx_key_add(h, S), C);
     }
+    h = stx_words_key(m->words, h, ids, targets, NULL);
     return s ? stx_rows_key(s->rows, h) : h;
 }
 
@@ -656,16 +657,17 @@ static stx_tensor *stx__span_after(stx_span *m, size_t l, stx_tensor *h, stx_ten
     return stx_residual_norm(x, h, stx_linear(x, f, p->w2, p->b2, STX_ACT_NONE), 0, p->norm2_gain, p->norm2_shift, 1e-5);
 }
 /* One layer: in[0] = h (B,T,d), in[1] = X (B,c+T,d), memory and h. */
-static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in) {
+static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     const stx__span_job *job = (const stx__span_job *)user;
     stx_span *m = job->m;
     const stx_span_layer *p = &m->layer[job->l];
     stx_attention_in a;
     stx_attention_desc d;
+    (void)out;
     stx__span_attention_in(m, job->l, &a);
     a.q = stx_linear(x, in[0], p->wq, NULL, STX_ACT_NONE);
-    a.k = stx_linear_memory(x, in[1], in[0], p->wk);
-    a.v = stx_linear_memory(x, in[1], in[0], p->wv);
+    a.k = stx_linear_memory(x, in[1], in[0], p->wk, NULL);
+    a.v = stx_linear_memory(x, in[1], in[0], p->wv, NULL);
     a.pad = job->mask;
     stx__span_attention(m, job->S, &d);
     return stx__span_after(m, job->l, in[0], stx_attention(x, &a, &d));
@@ -695,14 +697,14 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
         job->mask = in ? stx_rows_mask(in->rows, l, S, NULL, ids->T) : NULL;
         if (!lay[1] || (out && !stx_rows_push(out->rows, in ? in->rows : NULL, l, C, h, NULL))) return NULL;
         job->m = m; job->l = l; job->S = S;
-        h = m->desc.recompute ? stx_recompute(x, stx__span_layer, job, lay, 2) : stx__span_layer(x, job, lay);
+        h = m->desc.recompute ? stx_recompute(x, stx__span_layer, job, lay, 2, NULL, 0) : stx__span_layer(x, job, lay, NULL);
     }
     return stx_dropout(x, h, m->desc.emb_dropout);
 }
 STX_DEF stx_tensor *stx_span_logits(stx_span *m, stx_tensor *h) { return m ? stx_words_logits(m->words, h) : NULL; }
 STX_DEF stx_tensor *stx_span_log_probs(stx_span *m, stx_tensor *h) { return m ? stx_words_log_probs(m->words, h) : NULL; }
 STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *in, stx_span_state *out) {
-    return m ? stx_words_loss(m->words, stx_span_forward(m, ids, in, out), targets) : NULL;
+    return m ? stx_words_loss(m->words, stx_span_forward(m, ids, in, out), targets, NULL) : NULL;
 }
 STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll) {
     size_t l;

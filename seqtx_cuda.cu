@@ -1169,6 +1169,63 @@ void stx_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const st
     if (N && C) STX__RUN_ROWS(x, "stx_softmax_bwd", N, C, stx__softmax_bwd_kernel, D, G, Y, N, C, accumulate);
 }
 
+/* y (N,C) = a - log sum e^a over the C of a row. As softmax. */
+template<int T> static __global__ void stx__log_softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * C, t = threadIdx.x % T;
+        stx__lse l = stx__row_lse<T>(a, start, C, sh);
+        const size_t head = stx__fours(y, a) ? stx__head(a, start, C) : C, fours = (C - head) / 4;
+        const float z = logf(l.sum);
+        for (size_t i = t; i < C - 4 * fours; i += T) {
+            size_t j = start + (i < head ? i : i + 4 * fours);
+            stx__put(y, j, stx__get(a, j) - l.top - z);
+        }
+        for (size_t q = t; q < fours; q += T) {
+            float v[4];
+            stx__getn<4>(v, a, start + head + 4 * q);
+            for (int e = 0; e < 4; e++) v[e] = v[e] - l.top - z;
+            stx__putn<4>(y, start + head + 4 * q, v);
+        }
+    }
+}
+void stx_log_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    if (N && C) STX__RUN_ROWS(x, "stx_log_softmax_fwd", N, C, stx__log_softmax_fwd_kernel, Y, A, N, C);
+}
+/* da (N,C) = or += dy - e^y sum dy. As forward. */
+template<int T> static __global__ void stx__log_softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C,
+                                                                   int accumulate) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * C, t = threadIdx.x % T;
+        const size_t head = stx__fours(da, dy) && stx__fours(da, y) ? stx__head(y, start, C) : C, fours = (C - head) / 4;
+        float s = 0;
+        for (size_t i = t; i < C - 4 * fours; i += T) s += stx__get(dy, start + (i < head ? i : i + 4 * fours));
+        for (size_t q = t; q < fours; q += T) {
+            float v[4];
+            stx__getn<4>(v, dy, start + head + 4 * q);
+            s += (v[0] + v[1]) + (v[2] + v[3]);
+        }
+        s = stx__row_sum<T>(s, sh);
+        for (size_t i = t; i < C - 4 * fours; i += T) {
+            size_t j = start + (i < head ? i : i + 4 * fours);
+            stx__add(da, j, fmaf(-s, expf(stx__get(y, j)), stx__get(dy, j)), accumulate);
+        }
+        for (size_t q = t; q < fours; q += T) {
+            float v[4], w[4];
+            stx__getn<4>(v, dy, start + head + 4 * q);
+            stx__getn<4>(w, y, start + head + 4 * q);
+            for (int e = 0; e < 4; e++) v[e] = fmaf(-s, expf(w[e]), v[e]);
+            stx__addn<4>(da, start + head + 4 * q, v, accumulate);
+        }
+    }
+}
+void stx_log_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y);
+    if (N && C) STX__RUN_ROWS(x, "stx_log_softmax_bwd", N, C, stx__log_softmax_bwd_kernel, D, G, Y, N, C, accumulate);
+}
+
 /* y (1) = or += sum of part (n) / divisor. One block: a thread adds every 1024th, then a fixed tree. */
 static __global__ void __launch_bounds__(1024) stx__total_kernel(stx__num y, const double *part, size_t n, double divisor, int accumulate) {
     STX__SHARED(double, sh, 32);
@@ -1212,9 +1269,12 @@ static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, c
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, Y, part, pieces, divisor, accumulate);
 }
 void stx_mean_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) { stx__sum_cuda(x, "stx_mean_fwd", STX__SUM, y, a, NULL, n, (double)n, 0); }
-/* da (n) += dy / n. A thread takes four neighbours at a time. */
-template<int W> static __global__ void stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n) {
-    float g = stx__get(dy, 0) / (float)n;
+void stx_sum_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
+    stx__sum_cuda(x, "stx_sum_fwd", STX__SUM, y, a, NULL, n, 1, 0);
+}
+/* da (n) += dy / divisor. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n, float divisor) {
+    float g = stx__get(dy, 0) / divisor;
     STX__STEP(i, n, W) {
         float v[W];
         for (int e = 0; e < W; e++) v[e] = g;
@@ -1223,15 +1283,19 @@ template<int W> static __global__ void stx__mean_bwd_kernel(stx__num da, stx__nu
 }
 void stx_mean_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
     stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
-    if (n) STX__RUN_BY(x, "stx_mean_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n);
+    if (n) STX__RUN_BY(x, "stx_mean_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n, (float)n);
+}
+void stx_sum_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
+    if (n) STX__RUN_BY(x, "stx_sum_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n, 1.0f);
 }
 
-/* y (n) = h + alpha f. A thread takes four neighbours at a time. */
+/* y (n) = h + alpha f, or alpha f. A thread takes four neighbours at a time. */
 template<int W> static __global__ void stx__rezero_fwd_kernel(stx__num y, stx__num h, stx__num f, stx__num alpha, size_t n) {
     float s = stx__get(alpha, 0);
     STX__STEP(i, n, W) {
-        float v[W], w[W];
-        stx__getn<W>(v, h, i);
+        float v[W] = {0}, w[W];
+        if (h.p) stx__getn<W>(v, h, i);
         stx__getn<W>(w, f, i);
         for (int e = 0; e < W; e++) v[e] = fmaf(s, w[e], v[e]);
         stx__putn<W>(y, i, v);
@@ -1309,6 +1373,153 @@ void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *d
     stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits);
     if (dlogits == logits) accumulate = 0;
     if (N && V) STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I, A, targets, N, V, divisor, accumulate);
+}
+
+/* w (N) = weights / divisor, or 0, and known (N) = targets, or -1: see stx_token_weights. One block, for the divisor may be a sum over
+   all rows: a thread adds every 1024th, then a fixed tree. */
+static __global__ void __launch_bounds__(1024) stx__token_weights_kernel(stx__num w, int32_t *known, const int32_t *targets,
+    stx__num weights, size_t N, int ignore, int32_t ignored,
+        double divisor) {
+    STX__SHARED(double, sh, 32);
+    double s = 0;
+    if (divisor == 0) {
+        for (size_t n = threadIdx.x; n < N; n += 1024)
+            if (!(ignore && targets[n] == ignored) && targets[n] >= 0) s += weights.p ? (double)stx__get(weights, n) : 1;
+        divisor = stx__row_sum<1024>(s, sh);
+    }
+    for (size_t n = threadIdx.x; n < N; n += 1024) {
+        int32_t id = ignore && targets[n] == ignored ? -1 : targets[n];
+        known[n] = id;
+        stx__put(w, n, id >= 0 && divisor != 0 ? (float)((weights.p ? (double)stx__get(weights, n) : 1) / divisor) : 0);
+    }
+}
+void stx_token_weights_cuda(stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N,
+                            int ignore, int32_t ignored, double divisor) {
+    stx__num W = stx__num_of(x, w), A = stx__num_of(x, weights);
+    if (N) STX__RUN_KERNEL(x, "stx_token_weights", stx__token_weights_kernel, 1, 1024, 0, W, known, targets, A, N, ignore, ignored,
+                           divisor);
+}
+/* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n]. As cross_entropy; rows with a negative target are 0. */
+template<int T> static __global__ void stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num top, stx__num inv, stx__num logits,
+                                                                  const int32_t *targets, stx__num w, size_t N,
+        size_t V) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        const int32_t target = targets[n];
+        stx__lse l = {0, 0};
+        if (target >= 0) l = stx__row_lse<T>(logits, n * V, V, sh);
+        if (threadIdx.x % T == 0) {
+            double v = target < 0 ? 0 : (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * V + (size_t)target);
+            stx__put(top, n, l.top);
+            stx__put(inv, n, target < 0 ? 0 : 1 / l.sum);
+            stx__put(nll, n, (float)v);
+            loss[n] = target < 0 ? 0 : (double)stx__get(w, n) * v;
+        }
+    }
+}
+void stx_token_loss_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
+                             const int32_t *targets, const stx_real *w, size_t N, size_t V) {
+    const char *name = "stx_token_loss_fwd";
+    stx__num L = stx__num_of(x, loss), P = stx__num_of(x, nll), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
+        logits), W = stx__num_of(x, w);
+    double *part;
+    if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
+    STX__RUN_ROWS(x, name, N, V, stx__token_loss_fwd_kernel, part, P, M, I, A, targets, W, N, V);
+    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, 1.0, 0);
+}
+/* dlogits[n,v] = or += dloss w[n] (e^(logits - top) inv - [v = target]), 0 in rows with a negative target. As cross_entropy. */
+template<int T> static __global__ void stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
+                                                                  stx__num logits, const int32_t *targets, stx__num w, size_t N,
+        size_t V, int accumulate) {
+    const float dl = stx__get(dloss, 0);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * V, t = threadIdx.x % T;
+        const int known = targets[n] >= 0;
+        const size_t target = known ? (size_t)targets[n] : V, head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V,
+            fours = (V - head) / 4;
+        const float g = known ? dl * stx__get(w, n) : 0, m = stx__get(top, n), f = g * stx__get(inv, n);
+        if (!known && accumulate) continue;
+        for (size_t i = t; i < V - 4 * fours; i += T) {
+            size_t v = i < head ? i : i + 4 * fours;
+            float d = known ? f * expf(stx__get(logits, start + v) - m) : 0, was = accumulate ? stx__get(dlogits, start + v) : 0;
+            stx__put(dlogits, start + v, d + was - (v == target ? g : 0));
+        }
+        #pragma unroll 2
+        for (size_t q = t; q < fours; q += T) {
+            size_t v = head + 4 * q;
+            float d[4], was[4] = {0, 0, 0, 0};
+            stx__getn<4>(d, logits, start + v);
+            if (accumulate) stx__getn<4>(was, dlogits, start + v);
+            for (int e = 0; e < 4; e++) d[e] = (known ? f * expf(d[e] - m) : 0) + was[e] - (v + e == target ? g : 0);
+            stx__putn<4>(dlogits, start + v, d);
+        }
+    }
+}
+void stx_token_loss_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
+                             const stx_real *logits, const int32_t *targets,
+                             const stx_real *w, size_t N, size_t V, int accumulate) {
+    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
+        logits), W = stx__num_of(x, w);
+    if (N && V) STX__RUN_ROWS(x, "stx_token_loss_bwd", N, V, stx__token_loss_bwd_kernel, D, G, M, I, A, targets, W, N, V, accumulate);
+}
+
+/* Ids sorted by cluster, stably: see stx_cluster_sort. One block, 1024 ids at a time: a warp counts its ids of each cluster by votes,
+   and an id's place is how many of its cluster stood before: in earlier rounds, in the warps before, in the lanes before. */
+static __global__ void __launch_bounds__(1024) stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *over,
+    const int32_t *ids, size_t n, const stx_clusters k) {
+    STX__SHARED(unsigned, count, 32 * STX_MAX_CLUSTERS);
+    STX__SHARED(size_t, taken, STX_MAX_CLUSTERS);
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int K = (int)k.count;
+    for (size_t i = threadIdx.x; i < k.first[K]; i += 1024) { local[i] = k.leftover; place[i] = 0; }
+    if (threadIdx.x < STX_MAX_CLUSTERS) taken[threadIdx.x] = 0;
+    __syncthreads();
+    for (size_t base = 0; base < n; base += 1024) {
+        const size_t i = base + threadIdx.x;
+        const int32_t id = i < n ? ids[i] : -1;
+        int c = id < 0 ? K : 0;
+        unsigned before = 0;
+        while (c < K && (size_t)id >= k.end[c]) c++;
+        for (int e = 0; e < K; e++) {
+            unsigned votes = __ballot_sync(STX__ALL, c == e);
+            if (lane == 0) count[warp * STX_MAX_CLUSTERS + e] = (unsigned)__popc(votes);
+            if (c == e) before = (unsigned)__popc(votes & ((1u << lane) - 1));
+        }
+        __syncthreads();
+        if (i < n && c == K) at[i] = -1;
+        if (c < K) {
+            size_t r = taken[c] + before;
+            int fits;
+            for (unsigned w = 0; w < warp; w++) r += count[w * STX_MAX_CLUSTERS + c];
+            r += k.first[c];
+            fits = r < k.first[c + 1];
+            at[i] = !k.head ? (fits ? (int32_t)r : 0) : c == 0 ? id : (int32_t)(k.end[0] + (size_t)(k.forward_columns ? c - 1 : K - 1 - c));
+            if (fits) {
+                local[r] = id - (c ? (int32_t)k.end[c - 1] : 0);
+                place[r] = (int32_t)i;
+            }
+        }
+        __syncthreads();
+        if ((int)threadIdx.x < K) for (unsigned w = 0; w < 32; w++) taken[threadIdx.x] += count[w * STX_MAX_CLUSTERS + threadIdx.x];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+        int more = 0;
+        for (int c = k.head ? 1 : 0; c < K; c++) more |= taken[c] > k.first[c + 1] - k.first[c];
+        *over = more;
+    }
+}
+void stx_cluster_sort_cuda(stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n,
+                           const stx_clusters *k) {
+    STX__RUN_KERNEL(x, "stx_cluster_sort", stx__cluster_sort_kernel, 1, 1024, 0, local, place, at, over, ids, n, *k);
+}
+/* y (n) = NaN if flag[0] */
+static __global__ void stx__spoil_kernel(stx__num y, size_t n, const int32_t *flag) {
+    if (*flag) STX__STEP(i, n, 1) stx__put(y, i, nanf(""));
+}
+void stx_spoil_cuda(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
+    stx__num Y = stx__num_of(x, y);
+    if (n) STX__RUN_KERNEL(x, "stx_spoil", stx__spoil_kernel, stx__grid(x, n), 256, 0, Y, n, flag);
 }
 
 /* loss (1) = mean (a - b)^2, a, b (n) */
@@ -1458,13 +1669,30 @@ void stx_sum_squares_cuda(stx_ctx *x, double *out, const stx_piece *piece, size_
     if (count) STX__RUN_KERNEL(x, "stx_sum_squares", stx__sum_squares_kernel, stx__piece_blocks(count), 256, 0, out, piece, count);
 }
 
-/* From the squares' sums: the norm, whether there is an update at all, and the pieces' lr. One block. The total is a fixed tree over every
-   1024th piece, where the CPU adds in order: the same but for the rounding of doubles. Adagrad's clipping needs the norm of each tensor: the
-   warp in whose 32 pieces a tensor begins finds its end by bisection (its pieces are together) and adds its squares. */
-static __global__ void __launch_bounds__(1024, 1) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2,
-                                                                    int radam_skip) {
-    STX__SHARED(double, sh, 32);
+/* In a block of 1024: of(first, end, lane) for the pieces [first, end) of each tensor, by the warp in whose 32 pieces it begins, which
+   finds its end by bisection (a tensor's pieces are together). */
+template<class F> static __device__ __forceinline__ void stx__each_tensor(const stx_piece *piece, size_t count, F of) {
     const unsigned lane = threadIdx.x % 32;
+    for (size_t base = threadIdx.x - lane; base < count; base += 1024) {
+        size_t k = base + lane;
+        unsigned begins = __ballot_sync(STX__ALL, k < count && (k == 0 || piece[k - 1].tensor != piece[k].tensor));
+        for (; begins; begins &= begins - 1) {
+            size_t first = base + (size_t)(__ffs((int)begins) - 1), tensor = piece[first].tensor, end = first + 1, above = count;
+            while (end < above) {
+                size_t mid = end + (above - end) / 2;
+                if (piece[mid].tensor == tensor) end = mid + 1; else above = mid;
+            }
+            of(first, end, lane);
+        }
+    }
+}
+/* From the squares' sums: the norm, whether there is an update at all, and the pieces' lr. One block. The total is a fixed tree over every
+   1024th piece, where the CPU adds in order: the same but for the rounding of doubles. Adagrad's clipping needs the norm of each tensor. */
+static __global__ void __launch_bounds__(1024, 1) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares,
+                                                                   const stx_optim_desc d) {
+    STX__SHARED(double, sh, 32);
+    const double clip = d.clip, beta1 = d.beta1, beta2 = d.beta2;
+    const int kind = d.kind;
     double lr = u->lr, total = 0, norm;
     #pragma unroll 8
     for (size_t k = threadIdx.x; k < count; k += 1024) total += squares[k];
@@ -1483,13 +1711,18 @@ static __global__ void __launch_bounds__(1024, 1) stx__plan_kernel(stx_update *u
                 if (rho >= 5) rectify = sqrt((1 - power) * (rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho));
             }
             u->factor = (float)(clip > 0 && kind != STX_ADAGRAD && clip / (norm + 1e-6) < 1 ? clip / (norm + 1e-6) : 1);
+            if (d.eps_hat) {
+                rectify = sqrt(1 - power);
+                u->correction2 = 1;
+            }
             u->correction1 = (float)((1 - pow(beta1, step)) / rectify);
+            if (d.no_correction) u->correction1 = u->correction2 = 1;
         } else {
             u->skipped++;
         }
     }
     if (!(norm <= DBL_MAX)) return;
-    if (radam_skip) {
+    if (d.radam_skip) {
         __syncthreads();                                /* what the first thread wrote */
         if (u->plain) lr = 0;
     }
@@ -1497,27 +1730,17 @@ static __global__ void __launch_bounds__(1024, 1) stx__plan_kernel(stx_update *u
         for (size_t k = threadIdx.x; k < count; k += 1024) piece[k].lr = (float)lr;
         return;
     }
-    for (size_t base = threadIdx.x - lane; base < count; base += 1024) {
-        size_t k = base + lane;
-        unsigned begins = __ballot_sync(STX__ALL, k < count && (k == 0 || piece[k - 1].tensor != piece[k].tensor));
-        for (; begins; begins &= begins - 1) {
-            size_t first = base + (size_t)(__ffs((int)begins) - 1), tensor = piece[first].tensor, end = first + 1, above = count;
-            double sq = 0, eta = lr;
-            while (end < above) {
-                size_t mid = end + (above - end) / 2;
-                if (piece[mid].tensor == tensor) end = mid + 1; else above = mid;
-            }
-            #pragma unroll 8
-            for (size_t i = first + lane; i < end; i += 32) sq += squares[i];
-            sq = sqrt(stx__warp_sum_f64(sq));
-            if (sq > clip) eta = lr * clip / (sq + 1e-10);
-            for (size_t i = first + lane; i < end; i += 32) piece[i].lr = (float)eta;
-        }
-    }
+    stx__each_tensor(piece, count, [=](size_t first, size_t end, unsigned lane) {
+        double sq = 0, eta = lr;
+        #pragma unroll 8
+        for (size_t i = first + lane; i < end; i += 32) sq += squares[i];
+        sq = sqrt(stx__warp_sum_f64(sq));
+        if (sq > clip) eta = lr * clip / (sq + 1e-10);
+        for (size_t i = first + lane; i < end; i += 32) piece[i].lr = (float)eta;
+    });
 }
-void stx_optim_plan_cuda(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, int kind, double clip, double beta1, double beta2,
-                         int radam_skip) {
-    STX__RUN_KERNEL(x, "stx_optim_plan", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares, kind, clip, beta1, beta2, radam_skip);
+void stx_optim_plan_cuda(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, const stx_optim_desc *d) {
+    STX__RUN_KERNEL(x, "stx_optim_plan", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares, *d);
 }
 
 /* g' = factor g + decay p ; buf = momentum buf + g' ; p -= lr buf ; g = 0. A block has a piece, a thread four neighbours at a time; so
@@ -1579,6 +1802,77 @@ static __global__ void stx__adam_kernel(const stx_piece *piece, size_t count, co
 void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
                           stx_real decay, stx_real decoupled) {
     if (count) STX__RUN_PIECES(x, "stx_adam_update", stx__adam_kernel, piece, count, u, beta1, rest1, beta2, rest2, eps, decay, decoupled);
+}
+
+/* LAMB, first: d = factor g ; m = b1 m + (1-b1) d ; v = b2 v + (1-b2) d^2 ; g = (m / c1) / (sqrt(v / c2) + eps) + decay p, and the
+   piece's sums of p^2 and g^2, in double. A block has a piece. */
+static __global__ void stx__lamb_kernel(const stx_piece *piece, size_t count, const stx_update *u, double *squares, float beta1,
+                                        float rest1, float beta2, float rest2, float eps, float decay) {
+    STX__SHARED(double, sh, 32);
+    if (!u->ok) return;
+    const float factor = u->factor, rate = 1 / u->correction1, unbias = 1 / u->correction2;
+    STX__EACH_PIECE(k, count) {
+        const stx_piece q = piece[k];
+        double pp = 0, gg = 0;
+        for (size_t i = threadIdx.x; i < q.n; i += 256) {
+            float p = q.p[i], d = factor * q.g[i], m = fmaf(beta1, q.s[0][i], rest1 * d), v = fmaf(beta2, q.s[1][i], rest2 * d * d);
+            float r = fmaf(decay, p, rate * m / (sqrtf(v * unbias) + eps));
+            q.s[0][i] = m;
+            q.s[1][i] = v;
+            q.g[i] = r;
+            pp += (double)p * p;
+            gg += (double)r * r;
+        }
+        pp = stx__row_sum<256>(pp, sh);
+        gg = stx__row_sum<256>(gg, sh);
+        if (threadIdx.x == 0) { squares[2 * k] = pp; squares[2 * k + 1] = gg; }
+    }
+}
+void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1,
+                             stx_real rest1, stx_real beta2, stx_real rest2,
+                             stx_real eps, stx_real decay) {
+    if (count) STX__RUN_KERNEL(x, "stx_lamb_direction", stx__lamb_kernel, stx__piece_blocks(count), 256, 0, piece, count, u, squares,
+                               beta1, rest1, beta2, rest2, eps, decay);
+}
+/* LAMB, second: each tensor's phi, times the pieces' lr. One block; see stx__plan_kernel. */
+static __global__ void __launch_bounds__(1024) stx__lamb_plan_kernel(const stx_update *u, stx_piece *piece, size_t count,
+                                                                     const double *squares, double trust_max) {
+    if (!u->ok) return;
+    stx__each_tensor(piece, count, [=](size_t first, size_t end, unsigned lane) {
+        double p = 0, g = 0;
+        for (size_t i = first + lane; i < end; i += 32) { p += squares[2 * i]; g += squares[2 * i + 1]; }
+        p = sqrt(stx__warp_sum_f64(p));
+        g = stx__warp_sum_f64(g);
+        if (trust_max > 0 && p > trust_max) p = trust_max;
+        if (p > 0 && g > 0) for (size_t i = first + lane; i < end; i += 32) piece[i].lr = (float)((double)piece[i].lr * p / sqrt(g));
+    });
+}
+/* LAMB, third: p -= lr g ; g = 0 */
+static __global__ void stx__lamb_update_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    STX__EACH_PIECE(k, count) {
+        stx_piece q = piece[k];
+        const stx__num p = stx__piece_num(t, q.p, sh);
+        q.s[0] = q.s[1] = NULL;                         /* they are what they are */
+        stx__update_piece(q, p, u->ok, [=](float &w, float g, float &, float &) { w = fmaf(-q.lr, g, w); });
+    }
+}
+void stx_lamb_update_cuda(stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max) {
+    if (!count) return;
+    STX__RUN_KERNEL(x, "stx_lamb_update", stx__lamb_plan_kernel, 1, 1024, 0, u, piece, count, squares, trust_max);
+    STX__RUN_PIECES(x, "stx_lamb_update", stx__lamb_update_kernel, piece, count, u);
+}
+
+/* g of each piece into [-c, c]; infinities and NaN stay. A block has a piece. */
+static __global__ void stx__clip_values_kernel(const stx_piece *piece, size_t count, float c) {
+    STX__EACH_PIECE(k, count)
+        for (size_t i = threadIdx.x; i < piece[k].n; i += 256) {
+            float v = piece[k].g[i];
+            if (fabsf(v) > c && fabsf(v) <= FLT_MAX) piece[k].g[i] = v < 0 ? -c : c;
+        }
+}
+void stx_clip_values_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_real c) {
+    if (count) STX__RUN_KERNEL(x, "stx_clip_values", stx__clip_values_kernel, stx__piece_blocks(count), 256, 0, piece, count, c);
 }
 
 /* p of each piece into [lo, hi]; NaN stays. A block has a piece. */
@@ -4996,9 +5290,13 @@ void *stx_cuda_stream(const stx_ctx *x) { return (void *)stx__gpu(x)->stream; }
 const char *stx_cuda_name(const stx_ctx *x) { return stx__gpu(x)->name; }
 
 static __global__ void stx__set_f64_kernel(double *p, double v) { *p = v; }
+static __global__ void stx__set_f32_kernel(float *p, float v) { *p = v; }
 static __global__ void stx__set_u64_kernel(uint64_t *p, uint64_t v) { *p = v; }
 void stx_cuda_set_f64(stx_ctx *x, double *p, double v) {
     if (stx__not_captured(stx__gpu(x))) STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f64_kernel, 1, 1, 0, p, v);
+}
+void stx_cuda_set_f32(stx_ctx *x, float *p, float v) {
+    if (stx__not_captured(stx__gpu(x))) STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f32_kernel, 1, 1, 0, p, v);
 }
 void stx_cuda_shift(stx_ctx *x, uint64_t shift) { STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_u64_kernel, 1, 1, 0, stx__gpu(x)->shift, shift); }
 

@@ -274,7 +274,7 @@ typedef struct stx_sru_io {
     const stx_ids *pad;         /* (B,T), not 0: padding. Its h is 0, the state passes it by, nobody attends to it */
     const stx_ids *memory_pad;  /* (B,M) */
     size_t window;              /* attention reaches so far back; 0: over all that is there */
-    stx_tensor **last;          /* out: (B,O) the states after: of the last time forward, of the first backward; constants with desc.recompute */
+    stx_tensor **last;          /* out: (B,O) the states after: of the last time forward, of the first backward */
     stx_tensor **inputs;        /* out: (B,T,I_l): memory for the next segment */
 } stx_sru_io;
 
@@ -357,8 +357,8 @@ STX_DEF stx_tensor *stx_sru_lm_log_probs(stx_sru_lm *m, stx_tensor *h);
 /* Mean nll of targets (B,T), nats per token -> (1). */
 STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *in, stx_sru_state *out);
 /* A number for all that the host decides in a step of this model with these tokens and this state (each NULL: none): the key of
-   stx_step_run. salt: what else decides (another state that the step writes, say). With adapt_io sizes depend on the tokens: such steps
-   must not be repeated. */
+   stx_step_run. salt: what else decides (another state that the step writes, say). With adapt_io it has how many tokens each
+   cluster gets, in steps of 1/16 (stx_adaptive_key): set the tokens first. */
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *s, uint64_t salt);
 
 /* Token by token. SRU keeps c alone; SRU++ also the projected keys and values of the last `window` times. Equal to one segment over
@@ -914,7 +914,7 @@ STX_DEF void stx_sru_bwd(stx_ctx *x, const stx_sru_args *a) {
 
 // >>recurrence: op
 
-typedef struct stx__sru_save { stx_sru_args a; stx_real *dlast; } stx__sru_save;
+typedef struct stx__sru_save { stx_sru_args a; stx_tensor *last; } stx__sru_save;
 
 static size_t stx__sru_room(stx_ctx *x, const stx_sru_args *a, int backward) {
 #ifdef SEQTX_CUDA
@@ -937,8 +937,8 @@ static void stx__sru_back_op(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, v
     stx__sru_save *s = (stx__sru_save *)save;
     stx_sru_args *a = &s->a;
     int own_u, own_V = 1, fresh = 0;
-    a->dh = y->grad;
-    a->dlast = s->dlast;
+    a->dh = stx_grad(x, y, NULL);               /* of zeros where only the states after have one */
+    a->dlast = s->last ? s->last->grad : NULL;
     a->du = stx__sru_grad(x, in[0], &own_u);
     a->dxr = in[1] ? stx_grad(x, in[1], &fresh) : NULL;
     a->add_xr = !fresh;
@@ -952,16 +952,9 @@ static void stx__sru_back_op(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, v
     stx__sru_grad_add(x, in[0], a->du, own_u);
     if (in[4]) stx__sru_grad_add(x, in[4], a->dV, own_V);
 }
-/* The states after are a second result of the same op: their gradient waits for h's, which it makes sure there is. */
-static void stx__sru_last_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
-    stx__sru_save *s = (stx__sru_save *)save;
-    s->dlast = (stx_real *)stx_step_bytes(x, y->size * sizeof(stx_real));
-    if (!s->dlast || !stx_grad(x, in[0], NULL)) return;
-    STX_RUN(x, stx_axpy, (x, s->dlast, y->grad, y->size, 1, 0));
-}
 static stx_tensor *stx__sru_bad(stx_ctx *x, const char *what) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_recurrence: %s", what); return NULL; }
 STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in, stx_tensor **last) {
-    stx_tensor *y, *ins[6];
+    stx_tensor *y[2], *ins[6];
     stx__sru_save *s;
     stx_sru_args *a;
     size_t B, T, O, k, D;
@@ -978,9 +971,9 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
     if (in->V && in->V->size != B * T * 2 * O) return stx__sru_bad(x, "V wants the shape (B,T,2,O)");
     if ((in->c0 && in->c0->size != B * O) || (in->mask && in->mask->size != B * O)) return stx__sru_bad(x, "c0 and mask want B O numbers");
     if (in->pad && (in->pad->B != B || in->pad->T != T)) return stx__sru_bad(x, "pad wants the shape (B,T)");
-    y = stx_new(x, B, T, O, 0);
+    y[0] = stx_new(x, B, T, O, 0);
     s = (stx__sru_save *)stx_step_alloc(x, sizeof *s);
-    if (!y || !s) return NULL;
+    if (!y[0] || !s) return NULL;
     memset(s, 0, sizeof *s);
     a = &s->a;
     a->B = B; a->T = T; a->D = D; a->H = O / D; a->k = k;
@@ -994,20 +987,19 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
     a->c0 = in->c0 ? in->c0->data : NULL;
     a->m = in->mask ? in->mask->data : NULL;
     a->pad = in->pad ? in->pad->device : NULL;
-    a->h = y->data;
+    a->h = y[0]->data;
     ins[0] = in->u; ins[1] = in->xr; ins[2] = in->v; ins[3] = in->bias; ins[4] = in->V; ins[5] = in->c0;
-    if (stx_record(x, y, ins, 6, stx__sru_back_op, s)) a->c = (stx_real *)stx_step_bytes(x, stx_bytes_of(B * O, stx_sru_tiles(a), sizeof(stx_real)));
     if (last) {
-        stx_tensor *e = stx_new_full(x, B, O, 0, 0);
-        if (!e) return NULL;
-        a->last = e->data;
-        stx_record(x, e, &y, 1, stx__sru_last_back, s);
-        *last = e;
+        *last = s->last = y[1] = stx_new_full(x, B, O, 0, 0);
+        if (!y[1]) return NULL;
+        a->last = y[1]->data;
     }
+    if (stx_record_results(x, y, last ? 2 : 1, ins, 6, stx__sru_back_op, s))
+        a->c = (stx_real *)stx_step_bytes(x, stx_bytes_of(B * O, stx_sru_tiles(a), sizeof(stx_real)));
     a->work = stx_step_bytes(x, stx__sru_room(x, a, 0));
     if (!stx_ok(x)) return NULL;
     STX_RUN(x, stx_sru_fwd, (x, a));
-    return y;
+    return y[0];
 }
 
 // >>stack: creation
@@ -1091,18 +1083,6 @@ STX_DEF size_t stx_sru_count(const stx_sru_desc *desc) {
     return n;
 }
 
-/* Rows [r0, r0 + rows) of a parameter times s, or (set) set to s */
-static void stx__sru_rows(stx_ctx *x, stx_tensor *t, size_t r0, size_t rows, double s, int set) {
-    size_t i, C = t ? t->size / t->dim[0] : 0;
-    stx_real *host;
-    if (!t || (s == 1 && !set)) return;
-    host = (stx_real *)stx_block(x, t->size * sizeof *host);
-    if (!host) return;
-    stx_get(x, t, host);
-    for (i = r0 * C; i < (r0 + rows) * C; i++) host[i] = (stx_real)(set ? s : (double)host[i] * s);
-    stx_set(x, t, host);
-    stx_block_free(x, host);
-}
 static stx_tensor *stx__sru_param(stx_params *p, const char *prefix, size_t l, const char *name, int init, double a, size_t d0, size_t d1) {
     char full[160];
     snprintf(full, sizeof full, "%slayers.%zu.%s", prefix, l, name);
@@ -1158,18 +1138,18 @@ STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru
         }
         if (!d->custom) {
             y->w3 = stx__sru_param(p, prefix, l, "w3", STX_UNIFORM, d->init_xavier ? sqrt(6.0 / (double)(fan + y->k * O)) : sqrt(3.0 / (double)fan), y->k * O, fan);
-            if (d->transform == STX_SRU_ATTENTION) stx__sru_rows(x, y->w3, 0, y->k * O, sqrt(1 - d->dropout), 0);
+            if (d->transform == STX_SRU_ATTENTION) stx_param_scale(x, y->w3, 0, y->k * O, sqrt(1 - d->dropout));
             else if (!d->init_xavier) {
                 double all = sqrt(1 - d->rnn_dropout) * (d->norm ? 0.1 : 1);
                 for (i = 0; i < y->k; i++) {
                     double s = i == 0 ? sqrt(1 - drop) : i == 3 ? (d->rescale ? highway : 1) : d->v1 ? 1 : sqrt(0.5);
-                    stx__sru_rows(x, y->w3, i * O, O, all * s, 0);
+                    stx_param_scale(x, y->w3, i * O, (i + 1) * O, all * s);
                 }
             }
         }
         if (!d->v1) y->v = stx__sru_param(p, prefix, l, "v", d->v_init > 0 ? STX_UNIFORM : STX_ZEROS, d->v_init, 2, O);
         y->bias = stx__sru_param(p, prefix, l, "bias", STX_ZEROS, 0, 2, O);
-        if (d->highway_bias != 0) stx__sru_rows(x, y->bias, 1, 1, d->highway_bias, 1);
+        if (d->highway_bias != 0) stx_param_fill(x, y->bias, 1, 2, d->highway_bias);
         if (d->norm) {
             y->gain = stx__sru_param(p, prefix, l, "norm.weight", STX_CONSTANT, 1, d->norm == STX_SRU_NORM_BEFORE ? Ci : O, 0);
             y->shift = stx__sru_param(p, prefix, l, "norm.bias", STX_ZEROS, 0, d->norm == STX_SRU_NORM_BEFORE ? Ci : O, 0);
@@ -1263,24 +1243,22 @@ static const stx_ids *stx__sru_pads(stx_ctx *x, const stx_ids *before, const stx
     return stx_tokens(x, v, B, M + T);
 }
 static stx_tensor *stx__sru_no(stx_ctx *x, const char *what) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: %s", what); return NULL; }
-/* One layer: given[0] = h (B,T,Ci), then its memory and its state before, where they are there. last (NULL: not wanted) gets the states after;
-   with recompute both runs put them into `kept`, which is made before, for all that is made inside goes. */
+/* One layer: given[0] = h (B,T,Ci), then its memory and its state before, where they are there. out[0] gets the states after, if wanted */
 typedef struct stx__sru_job {
     stx_sru *m;
     const stx_ids *pad, *pads;      /* pads: of the memory and x */
     const unsigned char *padded;
-    stx_tensor **last, *kept;
     size_t l, window;
-    int memory, c0;
+    int memory, c0, last;
 } stx__sru_job;
-static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given) {
+static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given, stx_tensor **out) {
     stx__sru_job *job = (stx__sru_job *)user;
     stx_sru *m = job->m;
     const stx_sru_desc *d = &m->desc;
     const size_t l = job->l;
     stx_sru_layer *p = &m->layer[l];
     stx_sru_recurrence_in cell;
-    stx_tensor *h = given[0], *in = h, *mem = job->memory ? given[1] : NULL, *U, *V = NULL, *last = NULL;
+    stx_tensor *h = given[0], *in = h, *mem = job->memory ? given[1] : NULL, *U, *V = NULL;
     size_t B = h->dim[0], T = h->dim[1];
     memset(&cell, 0, sizeof cell);
     if (d->norm == STX_SRU_NORM_BEFORE) {
@@ -1314,8 +1292,7 @@ static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given) {
     cell.directions = d->bidirectional ? 2 : 1;
     cell.alpha = (double)p->alpha;
     cell.tanh = d->tanh;
-    h = stx_sru_recurrence(x, &cell, job->kept ? &last : job->last);
-    if (last) STX_RUN(x, stx_axpy, (x, job->kept->data, last->data, last->size, 1, 0));
+    h = stx_sru_recurrence(x, &cell, job->last ? out : NULL);
     if (d->norm == STX_SRU_NORM_AFTER) h = stx_layernorm(x, h, p->gain, p->shift, 1e-5);
     return job->padded ? stx__sru_zero(x, h, job->padded) : h;
 }
@@ -1356,7 +1333,7 @@ STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *h, stx_sru_io *io) {
     if (m->w_input) h = stx_linear(x, h, m->w_input, NULL, STX_ACT_NONE);
     for (l = 0; l < d->layers && h; l++) {
         stx__sru_job *job = (stx__sru_job *)stx_step_alloc(x, sizeof *job);
-        stx_tensor *in[3];
+        stx_tensor *in[3], **last;
         int n = 0;
         if (!job) return NULL;
         if (io->inputs) io->inputs[l] = h;
@@ -1365,13 +1342,9 @@ STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *h, stx_sru_io *io) {
         in[n++] = h;
         if (m->layer[l].attends && io->memory && io->memory[l]) { in[n++] = io->memory[l]; job->memory = 1; }
         if (io->c0 && io->c0[l]) { in[n++] = io->c0[l]; job->c0 = 1; }
-        job->last = io->last ? &io->last[l] : NULL;
-        if (!d->recompute) { h = stx__sru_layer(x, job, in); continue; }
-        if (job->last) {
-            job->kept = io->last[l] = stx_new_full(x, B, m->O, 0, 0);
-            if (!job->kept) return NULL;
-        }
-        h = stx_recompute(x, stx__sru_layer, job, in, n);
+        job->last = io->last != NULL;
+        last = io->last ? &io->last[l] : NULL;
+        h = d->recompute ? stx_recompute(x, stx__sru_layer, job, in, n, last, job->last) : stx__sru_layer(x, job, in, last);
     }
     return h;
 }
@@ -1613,10 +1586,11 @@ STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const 
 STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h) { return m ? stx_words_logits(m->words, h) : NULL; }
 STX_DEF stx_tensor *stx_sru_lm_log_probs(stx_sru_lm *m, stx_tensor *h) { return m ? stx_words_log_probs(m->words, h) : NULL; }
 STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *in, stx_sru_state *out) {
-    return m ? stx_words_loss(m->words, stx_sru_lm_forward(m, ids, in, out), targets) : NULL;
+    return m ? stx_words_loss(m->words, stx_sru_lm_forward(m, ids, in, out), targets, NULL) : NULL;
 }
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *s, uint64_t salt) {
     uint64_t h = stx_step_key(m, ids, targets, salt);
+    if (m) h = stx_words_key(m->words, h, ids, targets, NULL);
     return m && s ? stx_rows_key(s->memory, stx_rows_key(s->states, stx_key_add(stx_key_add(h, s->keep), s->window))) : h;
 }
 

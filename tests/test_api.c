@@ -101,9 +101,11 @@ static int model_make(stx_ctx *x, model *m, size_t B, size_t T, size_t C, size_t
     m->o = stx_optim_create(p, &od);
     return stx_ok(x);
 }
-static stx_tensor *feed_forward(stx_ctx *x, void *user, stx_tensor **in) {
+static stx_tensor *feed_forward(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     model *m = (model *)user;
-    stx_tensor *h = stx_linear(x, in[0], stx_params_find(m->p, "w1"), stx_params_find(m->p, "b1"), STX_ACT_GELU);
+    stx_tensor *h;
+    (void)out;
+    h = stx_linear(x, in[0], stx_params_find(m->p, "w1"), stx_params_find(m->p, "b1"), STX_ACT_GELU);
     return stx_linear(x, stx_dropout(x, h, 0.1), stx_params_find(m->p, "w2"), NULL, STX_ACT_NONE);
 }
 enum { SEEN = 8 };
@@ -128,7 +130,7 @@ static double model_step(stx_ctx *x, model *m, int step, const void **seen, int 
     ad.heads = m->H; ad.delta_min = 1; ad.max_span = (double)m->T; ad.ramp = 5; ad.dropout = 0.1; ad.first_key = -3;
     a = stx_attention(x, &ai, &ad);
     h = stx_layernorm(x, stx_add(x, h, a), stx_params_find(m->p, "ln.gain"), stx_params_find(m->p, "ln.shift"), 0);
-    y = stx_add(x, h, stx_recompute(x, feed_forward, m, &h, 1));
+    y = stx_add(x, h, stx_recompute(x, feed_forward, m, &h, 1, NULL, 0));
     loss = stx_adaptive_softmax(x, &m->out, y, stx_tokens(x, id + n, m->B, m->T));
     value = stx_item(x, loss);
     if (seen) { seen[0] = h; seen[1] = ai.q; seen[2] = a; seen[3] = y; seen[4] = loss; seen[5] = h ? h->data : NULL; seen[6] = a ? a->data : NULL; seen[7] = loss ? loss->data : NULL; }
@@ -209,7 +211,8 @@ static void expect(const void *result, const char *what, int code, const char *o
     CHECK(stx_ok(ex) && !strcmp(stx_error(ex), ""), "%s: clear", what);
 }
 #define WANT(expr, code, op, got, wanted) expect((expr), #expr, code, op, got, wanted)
-static stx_tensor *gives_null(stx_ctx *x, void *user, stx_tensor **in) { (void)x; (void)user; (void)in; return NULL; }
+static stx_tensor *gives_null(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { (void)x; (void)user; (void)in; (void)out;
+    return NULL; }
 static const void *optim_of(stx_params *p, int kind, double momentum, double beta1, double beta2, double eps, double clip, double decay) {
     stx_optim_desc d;
     memset(&d, 0, sizeof d);
@@ -275,7 +278,7 @@ static int broken_adaptive(void) {         /* each must be an error of its own, 
 }
 static int late_parameter(void) {          /* parameters that came after the optimiser */
     int kind;
-    for (kind = STX_SGD; kind <= STX_RADAM; kind++) {
+    for (kind = STX_SGD; kind <= STX_LAMB; kind++) {
         stx_ctx *x = plain(1, 1);
         stx_params *p = stx_params_create(x);
         stx_optim_desc d;
@@ -295,7 +298,8 @@ static int late_parameter(void) {          /* parameters that came after the opt
     return 1;
 }
 static int find_null(void) { stx_ctx *x = plain(1, 1); stx_params *p = stx_params_create(x); stx_param(p, STX_ZEROS, 0, "a", 1, 0, 0, 0); const char *volatile none = NULL; return stx_params_find(p, none) == NULL; }
-static int recompute_null(void) { stx_ctx *x = plain(1, 1); stx_begin(x, STX_TRAIN); return !stx_recompute(x, NULL, NULL, NULL, 1) && !stx_recompute(x, NULL, NULL, NULL, 0); }
+static int recompute_null(void) { stx_ctx *x = plain(1, 1); stx_begin(x, STX_TRAIN); return !stx_recompute(x, NULL, NULL, NULL, 1, NULL,
+    0) && !stx_recompute(x, NULL, NULL, NULL, 0, NULL, 1); }
 static void errors(void) {
     static stx_real zero[4096];
     static const int32_t id[6] = {0, 1, 2, 3, 4, 5}, flags[10] = {0, 1, 0, -1, 2, 7, 0, 0, 1, 1}, bad[3] = {0, 7, 1}, neg[3] = {0, 1, -1};
@@ -372,9 +376,87 @@ static void errors(void) {
     WANT(stx_reshape(ex, T_(3, 4, 0, 0), 0, 12, 0, 0), STX_ERR_SHAPE, "stx_reshape", "(3,4)", "(0,");
     WANT(stx_reshape(ex, T_(3, 4, 0, 0), SIZE_MAX / 2 + 1, 2, 12, 0), STX_ERR_SHAPE, "stx_reshape", "(3,4)", "");
     /* the tape */
-    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 9), STX_ERR_ARG, "stx_recompute", "9", "0 to 8"); }
-    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, -1), STX_ERR_ARG, "stx_recompute", "-1", "0 to 8"); }
-    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 1), STX_ERR_ARG, "stx_recompute", "NULL", ""); }
+    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 9, NULL, 0), STX_ERR_ARG, "stx_recompute", "9",
+                                           "0 to 8"); }
+    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, -1, NULL, 0), STX_ERR_ARG, "stx_recompute", "-1",
+                                           "0 to 8"); }
+    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 1, NULL, 0), STX_ERR_ARG, "stx_recompute", "NULL", ""); }
+    WANT(stx_constant_create(ex, NULL, 3, 0, 0, 0), STX_ERR_ARG, "stx_constant_create", "no data", "dimension");
+    WANT(stx_constant_create(ex, zero, 0, 3, 0, 0), STX_ERR_ARG, "stx_constant_create", "no", "first dimension");
+    (void)stx_scalar_set(ex, w, 1); WANT(NULL, STX_ERR_ARG, "stx_scalar_set", "no scalar of this context", "stx_scalar_create");
+    (void)stx_scalar_create(ex, NAN); WANT(NULL, STX_ERR_ARG, "stx_scalar_set", "nan", "finite");
+    stx_param_scale(ex, w, 2, 6, 1); WANT(NULL, STX_ERR_ARG, "stx_param_scale", "[2,6) of (5,4)", "rows of a parameter");
+    stx_param_fill(ex, T_(3, 0, 0, 0), 0, 1, 1); WANT(NULL, STX_ERR_ARG, "stx_param_fill", "which is none", "parameter");
+    stx_param_apply(ex, w, NULL, NULL); WANT(NULL, STX_ERR_ARG, "stx_param_apply", "(5,4)", "a function");
+    {
+        stx_optim_desc bad_;
+        memset(&bad_, 0, sizeof bad_);
+        bad_.eps_hat = 1; bad_.kind = STX_SGD;
+        WANT(stx_optim_create(p, &bad_), STX_ERR_ARG, "stx_optim_create", "optimiser 1", "eps_hat");
+        bad_.eps_hat = 0; bad_.trust_max = 1;
+        WANT(stx_optim_create(p, &bad_), STX_ERR_ARG, "stx_optim_create", "optimiser 1", "STX_LAMB");
+        bad_.trust_max = 0; bad_.clip_value = -1;
+        WANT(stx_optim_create(p, &bad_), STX_ERR_ARG, "stx_optim_create", "clip_value", "0 or more");
+    }
+    WANT(stx_scale_by(ex, w, w), STX_ERR_SHAPE, "stx_scale_by", "(5,4)", "one number");
+    WANT(stx_slice_channels(ex, w, 2, 5), STX_ERR_SHAPE, "stx_slice_channels", "[2,5) of (5,4)", "c1 <= C");
+    WANT(stx_slice_channels(ex, w, 2, 2), STX_ERR_SHAPE, "stx_slice_channels", "[2,2)", "c0 < c1");
+    WANT(stx_view_rows(ex, w, 2, 6), STX_ERR_SHAPE, "stx_view_rows", "[2,6) of (5,4)", "r1 <= N");
+    WANT(stx_view_rows(ex, T_(2, 3, 4, 0), 0, 1), STX_ERR_SHAPE, "stx_view_rows", "(2,3,4)", "(N,C)");
+    { stx_tensor *t[2] = {NULL, NULL}; stx_backward_many(ex, t, NULL, 2); WANT(NULL, STX_ERR_ARG, "stx_backward_many", "none of 2",
+        "STX_TRAIN"); }
+    {
+        stx_token_loss how;
+        memset(&how, 0, sizeof how);
+        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, bad, 1, 3), &how), STX_ERR_ARG, "stx_cross_entropy_tokens",
+             "target 7 at position 1", "5 classes");
+        how.ignore = 1; how.ignored = 7;
+        CHECK(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, bad, 1, 3), &how) && how.nll && how.nll->data[1] == 0,
+              "an ignored target outside the classes: %s", stx_error(ex));
+        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, neg, 1, 3), &how), STX_ERR_ARG, "stx_cross_entropy_tokens",
+             "target -1", "not the ignored");
+        WANT(stx_cross_entropy_tokens(ex, T_(4, 5, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_SHAPE, "stx_cross_entropy_tokens",
+             "(4,5)", "one target a row");
+        how.divisor = -1;
+        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_ARG, "stx_cross_entropy_tokens",
+             "divisor -1", "0 or more");
+        how.divisor = 2; how.mean = 1;
+        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_ARG, "stx_cross_entropy_tokens",
+             "divisor 2", "0 with mean");
+        how.divisor = 0; how.weights = T_(3, 0, 0, 0);
+        WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_SHAPE, "stx_cross_entropy_tokens",
+             "want a gradient", "stx_detach");
+        how.weights = stx_input(ex, zero, 4, 0, 0, 0);
+        a = adaptive();
+        WANT(stx_adaptive_softmax_tokens(ex, &a, T_(3, 4, 0, 0), stx_tokens(ex, id, 1, 3), &how), STX_ERR_SHAPE,
+             "stx_adaptive_softmax_tokens", "4 weights for 3", "one number a row");
+        a.proj_bias[1] = T_(3, 0, 0, 0);
+        WANT(stx_adaptive_softmax(ex, &a, T_(3, 4, 0, 0), stx_tokens(ex, id, 1, 3)), STX_ERR_SHAPE, "stx_adaptive_softmax",
+             "projection bias 1 is (3)", "(2)");
+        a.proj_bias[1] = NULL; a.proj_bias[0] = T_(4, 0, 0, 0);
+        WANT(stx_adaptive_softmax(ex, &a, T_(3, 4, 0, 0), stx_tokens(ex, id, 1, 3)), STX_ERR_SHAPE, "stx_adaptive_softmax",
+             "projection bias 0", "and a projection");
+        {   /* tokens that outlive steps: the left out id may be set as long as every op leaves it out */
+            static const int32_t with[3] = {1, -100, 4};
+            stx_ids *t = stx_tokens_create(ex, 1, 3);
+            memset(&how, 0, sizeof how);
+            how.ignore = 1; how.ignored = -100;
+            CHECK(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), t, &how) != NULL, "%s", stx_error(ex));
+            stx_tokens_set(ex, t, with);
+            CHECK(stx_ok(ex) && stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), t, &how), "%s", stx_error(ex));
+            stx_tokens_set(ex, t, id);
+            CHECK(stx_embedding(ex, T_(5, 4, 0, 0), t) != NULL, "%s", stx_error(ex));
+            stx_tokens_set(ex, t, with); WANT(NULL, STX_ERR_ARG, "stx_tokens_set", "id -100 at position 1", "0 to 4");
+        }
+    }
+    { stx_tensor *t = T_(3, 0, 0, 0), *o[4]; WANT(stx_recompute(ex, gives_null, NULL, &t, 1, o, 4), STX_ERR_ARG, "stx_recompute",
+                                                  "4 more", "0 to 3"); }
+    { stx_tensor *t = T_(3, 0, 0, 0); WANT(stx_recompute(ex, gives_null, NULL, &t, 1, NULL, 1), STX_ERR_ARG, "stx_recompute",
+                                           "out is NULL", ""); }
+    { stx_tensor *t[5]; t[0] = t[1] = t[2] = t[3] = t[4] = T_(3, 0, 0, 0); (void)stx_record_results(ex, t, 5, t, 1, NULL, NULL);
+        WANT(NULL, STX_ERR_ARG, "stx_record_results", "5 results", "1 to 4"); }
+    WANT(stx_linear_memory(ex, T_(1, 3, 4, 0), T_(1, 2, 4, 0), T_(5, 4, 0, 0), T_(4, 0, 0, 0)), STX_ERR_SHAPE, "stx_linear_memory", "(4)",
+         "5 outputs");
     stx_backward(ex, T_(3, 0, 0, 0));
     WANT(NULL, STX_ERR_SHAPE, "stx_backward", "(3)", "one number");
     stx_backward(ex, stx_mean(ex, stx_input(ex, zero, 3, 0, 0, 0)));
@@ -459,9 +541,14 @@ static void errors(void) {
         CHECK(!stx_params_create(ex) && !stx_param(p, STX_ZEROS, 0, "late", 3, 0, 0, 0) && p->count == count, "parameters");
         CHECK(!stx_embedding(ex, w, ids) && !stx_linear(ex, t, w, NULL, 0) && !stx_matmul(ex, t, t, 0, 1) && !stx_layernorm(ex, t, t, t, 0), "ops 1");
         CHECK(!stx_add(ex, t, t) && !stx_mul(ex, t, t) && !stx_scale(ex, t, 2) && !stx_relu(ex, t) && !stx_gelu(ex, t) && !stx_tanh(ex, t) && !stx_sigmoid(ex, t), "ops 2");
+        CHECK(!stx_constant_create(ex, zero, 3, 0, 0, 0) && !stx_scalar_create(ex, 1) && !stx_scale_by(ex, t, one) && !stx_log_softmax(ex,
+            t) && !stx_sum(ex, t) && !stx_slice_channels(ex, t, 0, 1) &&
+              !stx_view_rows(ex, w, 0, 1) && !stx_get_grad(ex, w, out), "ops of an error");
+        CHECK(!stx_cross_entropy_tokens(ex, t, ids, NULL) && !stx_adaptive_softmax_tokens(ex, &a, t, ids, NULL), "losses of an error");
+        stx_backward_many(ex, &one, NULL, 1);
         CHECK(!stx_softmax(ex, t) && !stx_dropout(ex, t, 0.5) && !stx_dropout(ex, t, 0) && !stx_mean(ex, t) && !stx_cross_entropy(ex, t, ids, 0) && !stx_mse(ex, t, t), "ops 3");
         CHECK(!stx_concat(ex, t3, t3) && !stx_slice(ex, t3, 0, 1) && !stx_gather(ex, t, id, 1) && !stx_concat_channels(ex, t, t) && !stx_reshape(ex, t, 8, 0, 0, 0) && !stx_detach(ex, t), "ops 4");
-        CHECK(!stx_recompute(ex, gives_null, NULL, &t, 1) && !attend(t3, t3, t3, NULL, NULL, NULL, NULL, NULL, NULL, &d), "ops 5");
+        CHECK(!stx_recompute(ex, gives_null, NULL, &t, 1, NULL, 0) && !attend(t3, t3, t3, NULL, NULL, NULL, NULL, NULL, NULL, &d), "ops 5");
         CHECK(!stx_adaptive_input(ex, &a, ids) && !stx_adaptive_softmax(ex, &a, t, ids) && !stx_adaptive_log_probs(ex, &a, t), "ops 6");
         CHECK(!stx_persist(ex, 10) && !stx_step_alloc(ex, 10) && !stx_block(ex, 10), "memory");
         CHECK(!stx_optim_create(p, NULL) && !stx_optim_step(o, 0.1) && o->step == steps && !memcmp(before, w->data, sizeof before) && w->grad[0] == 3, "optimiser");
@@ -512,7 +599,7 @@ static void nulls(void) {
         CHECK(!stx_cross_entropy(c, o, ids, 0) && !stx_cross_entropy(c, t, NULL, 0) && !stx_mse(c, o, t) && !stx_mse(c, t, NULL), "5");
         CHECK(!stx_concat(c, o, t) && !stx_concat(c, t, NULL) && !stx_slice(c, o, 0, 1) && !stx_gather(c, o, id, 1) && !stx_concat_channels(c, o, t) && !stx_concat_channels(c, t, NULL), "6");
         CHECK(!stx_reshape(c, o, 4, 0, 0, 0) && !stx_detach(c, o) && !stx_attention(c, &in, &d) && !stx_attention(c, NULL, &d) && !stx_attention(c, &in, NULL), "7");
-        CHECK(!stx_recompute(c, gives_null, NULL, &o, both ? 0 : 1), "8");
+        CHECK(!stx_recompute(c, gives_null, NULL, &o, both ? 0 : 1, NULL, 0), "8");
         CHECK(!stx_adaptive_input(c, NULL, ids) && !stx_adaptive_input(c, &a, NULL) && !stx_adaptive_softmax(c, &a, o, ids) && !stx_adaptive_softmax(c, &a, t, NULL) && !stx_adaptive_softmax(c, NULL, t, ids) && !stx_adaptive_log_probs(c, &a, NULL) && !stx_adaptive_log_probs(c, NULL, t), "9");
         stx_backward(c, o == t ? t : NULL);
         stx_backward_from(c, o, r);
@@ -969,7 +1056,7 @@ static void nans(void) {
 /* >>optimisers and schedules */
 static void optimisers(void) {
     int kind, bad;
-    for (kind = STX_SGD; kind <= STX_RADAM; kind++)
+    for (kind = STX_SGD; kind <= STX_LAMB; kind++)
         for (bad = 0; bad < 3; bad++) {
             stx_ctx *x = plain(1, 1);
             stx_params *p = stx_params_create(x);
@@ -1026,7 +1113,7 @@ static void optimisers(void) {
         stx_destroy(x);
     }
     {   /* the other rules from their formulas, in double beside */
-        for (kind = 0; kind < 5; kind++) {
+        for (kind = 0; kind < 10; kind++) {      /* 5, 6: Adam and AdamW with eps_hat; 7: values clipped; 8, 9: LAMB */
             stx_ctx *x = plain(1, 1);
             stx_params *p = stx_params_create(x);
             stx_optim_desc d;
@@ -1035,24 +1122,36 @@ static void optimisers(void) {
             double th[2] = {0.5, 0.5}, m[2] = {0, 0}, v[2] = {0, 0};
             int n, i;
             memset(&d, 0, sizeof d);
-            d.kind = kind == 0 ? STX_SGD : kind == 1 ? STX_SGD : kind == 2 ? STX_ADAM : kind == 3 ? STX_ADAM : STX_ADAMW;
+            d.kind = kind < 2 ? STX_SGD : kind == 2 || kind == 3 || kind == 5 || kind == 7 ? STX_ADAM : kind < 8 ? STX_ADAMW : STX_LAMB;
+            d.eps_hat = kind == 5 || kind == 6;
+            if (d.eps_hat) d.eps = 0.01;
+            d.clip_value = kind == 7 ? 0.6 : 0;
+            if (kind == 9) { d.no_correction = 1; d.trust_max = 0.6; }
             d.momentum = kind == 1 ? 0.9 : 0; d.clip = kind == 2 ? 0 : 0.8; d.weight_decay = kind == 2 ? 0 : 0.02;
             o = stx_optim_create(p, &d);
             for (n = 1; n <= 6; n++) {
                 double g[2], norm, f;
+                double p2 = 0, u2 = 0, u[2];
                 g[0] = sin(n); g[1] = cos(3 * n);
+                for (i = 0; i < 2; i++) w->grad[i] = (stx_real)g[i];
+                if (kind == 7) for (i = 0; i < 2; i++) g[i] = fmax(-0.6, fmin(0.6, g[i]));
                 norm = sqrt(g[0] * g[0] + g[1] * g[1]);
                 f = d.clip > 0 && d.clip / (norm + 1e-6) < 1 ? d.clip / (norm + 1e-6) : 1;
                 for (i = 0; i < 2; i++) {
-                    double e = f * g[i] + (kind == 4 ? 0 : d.weight_decay) * th[i];
-                    w->grad[i] = (stx_real)g[i];
+                    double e = f * g[i] + (kind == 4 || kind == 6 || kind >= 8 ? 0 : d.weight_decay) * th[i], c1 = 1 - pow(0.9, n),
+                        c2 = 1 - pow(0.999, n);
                     if (kind < 2) { m[i] = n == 1 ? e : d.momentum * m[i] + e; th[i] -= 0.05 * (kind ? m[i] : e); }
                     else {
-                        if (kind == 4) th[i] -= 0.05 * 0.02 * th[i];
+                        if (kind == 4 || kind == 6) th[i] -= 0.05 * 0.02 * th[i];
                         m[i] = 0.9 * m[i] + 0.1 * e; v[i] = 0.999 * v[i] + 0.001 * e * e;
-                        th[i] -= 0.05 * (m[i] / (1 - pow(0.9, n))) / (sqrt(v[i] / (1 - pow(0.999, n))) + 1e-8);
+                        if (kind == 9) c1 = c2 = 1;
+                        u[i] = m[i] / c1 / (sqrt(v[i] / c2) + 1e-6) + d.weight_decay * th[i];
+                        p2 += th[i] * th[i]; u2 += u[i] * u[i];
+                        if (d.eps_hat) th[i] -= 0.05 * sqrt(c2) / c1 * m[i] / (sqrt(v[i]) + 0.01);
+                        else if (kind < 8) th[i] -= 0.05 * (m[i] / c1) / (sqrt(v[i] / c2) + 1e-8);
                     }
                 }
+                for (i = 0; kind >= 8 && i < 2; i++) th[i] -= 0.05 * (kind == 9 ? fmin(sqrt(p2), 0.6) : sqrt(p2)) / sqrt(u2) * u[i];
                 stx_optim_step(o, 0.05);
                 for (i = 0; i < 2; i++) CHECK(CLOSE(w->data[i], th[i], sizeof(stx_real) == 8 ? 1e-12 : 2e-6), "rule %d, update %d: %.9g, want %.9g", kind, n, (double)w->data[i], th[i]);
             }
@@ -1147,6 +1246,59 @@ static void radams(void) {
         radam(0, 0, 0.5, 0.1, skip, 5);
         radam(0, 0, 0.5, 0.1, skip, 8);
     }
+}
+/* LAMB: norms are those of a whole tensor, also of one of several pieces; tensors of zeros move by the direction alone; what is saved
+   goes on with
+   the same bits */
+static void lambs(void) {
+    stx_optim_desc d;
+    stx_ctx *x[2];
+    stx_params *p[2];
+    stx_optim *o[2];
+    stx_tensor *big[2], *zero[2];
+    size_t n = 10000, i;
+    double p2 = 0, phi;
+    char path[96];
+    stx_writer *w;
+    stx_file *f;
+    int k, step;
+    stx_real *keep = (stx_real *)malloc(n * sizeof *keep);
+    memset(&d, 0, sizeof d);
+    d.kind = STX_LAMB;
+    for (k = 0; k < 2; k++) {
+        x[k] = plain(1, 1);
+        p[k] = stx_params_create(x[k]);
+        big[k] = stx_param(p[k], STX_NORMAL, 1, "big", n, 0, 0, 0);
+        zero[k] = stx_param(p[k], STX_ZEROS, 0, "zero", 3, 0, 0, 0);
+        o[k] = stx_optim_create(p[k], &d);
+    }
+    CHECK(o[0] && o[0]->desc.eps == 1e-6, "%s", stx_error(x[0]));
+    for (i = 0; i < n; i++) { keep[i] = big[0]->data[i]; p2 += (double)keep[i] * (double)keep[i];
+        big[0]->grad[i] = (stx_real)(i % 2 ? 0.5 : -2); }
+    zero[0]->grad[0] = 1;
+    phi = sqrt(p2) / sqrt((double)n);           /* the first direction is +-1, but for eps */
+    CHECK(stx_optim_step(o[0], 0.01) == 1, "%s", stx_error(x[0]));
+    for (i = 0; i < n; i += 999) CHECK(CLOSE(big[0]->data[i], keep[i] - 0.01 * phi * (i % 2 ? 1 : -1), 1e-6),
+                                       "LAMB, number %zu: %g from %g", i, (double)big[0]->data[i], (double)keep[i]);
+    CHECK(CLOSE(zero[0]->data[0], -0.01, 1e-6) && zero[0]->data[1] == 0 && big[0]->grad[9] == 0, "LAMB, zeros: %g",
+          (double)zero[0]->data[0]);
+    snprintf(path, sizeof path, "build/test_api.lamb.%ld.safetensors", (long)getpid());
+    w = stx_writer_create(x[0]);
+    CHECK(stx_params_save(w, p[0], "") && stx_optim_save(w, o[0]) && stx_writer_finish(w, path), "%s", stx_error(x[0]));
+    f = stx_file_open(x[1], path);
+    CHECK(f && stx_params_load(p[1], f, "") && stx_optim_load(o[1], f) && o[1]->step == 1, "%s", stx_error(x[1]));
+    stx_file_close(f);
+    remove(path);
+    for (step = 0; step < 4; step++) {
+        for (k = 0; k < 2; k++) {
+            for (i = 0; i < n; i++) big[k]->grad[i] = (stx_real)sin((double)i + step);
+            CHECK(stx_optim_step(o[k], 0.02) == 1, "%s", stx_error(x[k]));
+        }
+        CHECK(!memcmp(big[0]->data, big[1]->data, n * sizeof(stx_real)) && !memcmp(zero[0]->data, zero[1]->data, 3 * sizeof(stx_real)),
+              "LAMB, saved and loaded: update %d differs", step);
+    }
+    free(keep);
+    stx_destroy(x[0]); stx_destroy(x[1]);
 }
 /* A beta of 0, asked for by -1: Adam without a memory of gradients, of their squares, of either; RAdam too */
 static void no_betas(void) {
@@ -1284,6 +1436,105 @@ static void philox(void) {
         CHECK(!memcmp(r, kat[i].want, sizeof r), "vector %d: %08x %08x %08x %08x", i, (unsigned)r[0], (unsigned)r[1], (unsigned)r[2], (unsigned)r[3]);
     }
 }
+/* Constants and scalars outlive steps; several tensors have one backward; gradients come to the host */
+static void outliving(void) {
+    static const stx_real table[6] = {1, -2, 3, 0.5, 4, -1}, v[6] = {2, 1, -1, 3, 0.25, 1}, dy[6] = {1, 0, 2, -1, 3, 0.5};
+    stx_ctx *x = plain(1, 1);
+    stx_tensor *c = stx_constant_create(x, table, 2, 3, 0, 0), *s = stx_scalar_create(x, 3), *y[3], *var;
+    const stx_real *seeds[3];
+    stx_real g[6];
+    stx_params *p = stx_params_create(x);
+    stx_tensor *w = stx_param(p, STX_CONSTANT, 2, "w", 3, 0, 0, 0);
+    int step, i;
+    CHECK(c && s && c->ndim == 2 && c->dim[0] == 2 && c->dim[1] == 3 && c->size == 6 && !c->needs_grad && !c->is_param && !s->needs_grad &&
+          s->size == 1 && s->full, "constants");
+    for (step = 0; step < 4; step++) {
+        stx_scalar_set(x, s, 3 + step);
+        stx_begin(x, STX_TRAIN);
+        var = stx_variable(x, v, 2, 3, 0, 0);
+        y[0] = stx_scale_by(x, stx_mul(x, var, c), s);
+        stx_get(x, y[0], g);
+        for (i = 0; i < 6; i++) CHECK(g[i] == v[i] * table[i] * (stx_real)(3 + step), "step %d: %g", step, (double)g[i]);
+        y[1] = stx_sum(x, stx_mul(x, w, w));
+        y[2] = NULL;
+        seeds[0] = dy; seeds[1] = seeds[2] = NULL;
+        stx_params_zero_grad(p);
+        stx_backward_many(x, y, step % 2 ? seeds : NULL, 3);
+        CHECK(stx_get_grad(x, var, g), "%s", stx_error(x));
+        for (i = 0; i < 6; i++) CHECK(g[i] == (step % 2 ? dy[i] : 1) * table[i] * (stx_real)(3 + step), "step %d: gradient %d is %g",
+                                      step, i, (double)g[i]);
+        CHECK(stx_get_grad(x, w, g) && g[0] == 4 && g[2] == 4, "the second tensor's gradient: %g", (double)g[0]);
+        CHECK(!stx_get_grad(x, c, g) && g[0] == 0 && g[5] == 0 && !stx_get_grad(x, NULL, g) && stx_ok(x), "a constant has a gradient");
+    }
+    stx_begin(x, STX_TRAIN);                /* one tensor twice: its gradients add up; ones from more than one number */
+    y[0] = y[1] = stx_scale(x, stx_variable(x, v, 2, 3, 0, 0), 2);
+    var = stx_variable(x, v, 6, 0, 0, 0);
+    y[2] = var;
+    stx_backward_many(x, y, NULL, 3);
+    CHECK(stx_ok(x) && stx_get_grad(x, var, g) && g[3] == 1, "a variable as what it begins from: %s", stx_error(x));
+    stx_begin(x, STX_TRAIN);
+    var = stx_variable(x, v, 2, 3, 0, 0);
+    y[0] = y[1] = stx_scale(x, var, 2);
+    stx_backward_many(x, y, NULL, 2);
+    CHECK(stx_get_grad(x, var, g) && g[0] == 4 && g[5] == 4, "twice the same tensor: %g", (double)g[0]);
+    stx_backward_many(x, y, NULL, 1);
+    CHECK(stx_error_code(x) == STX_ERR_ARG && strstr(stx_error(x), "walked already"), "%s", stx_error(x));
+    stx_destroy(x);
+}
+/* All gradients in one block: the same numbers, as backward and the optimiser have them */
+static void grads_in_one(void) {
+    stx_real *g[2] = {NULL, NULL}, *w[2][3];
+    size_t n = 0, again = 1, i;
+    int one, k;
+    for (one = 0; one < 2; one++) {
+        static const size_t size[3] = {7, 64, 130};
+        static const char *const name[3] = {"a", "b", "c"};
+        stx_ctx *x = plain(3, 1);
+        stx_params *p = stx_params_create(x), *other = stx_params_create(x);
+        stx_tensor *t[3], *loss;
+        stx_optim *o;
+        CHECK(!stx_params_grads(p, &n) && n == 0 && strstr(stx_error(x), "no parameters"), "%s", stx_error(x));
+        stx_clear_error(x);
+        for (k = 0; k < 3; k++) t[k] = stx_param(p, STX_NORMAL, 1, name[k], size[k], 0, 0, 0);
+        stx_param(other, STX_NORMAL, 1, "a", 1000, 0, 0, 0);
+        t[1]->grad[5] = 42;
+        if (one) {
+            g[1] = stx_params_grads(p, &n);
+            CHECK(g[1] && n == 64 + 64 + 192 && t[0]->grad == g[1] && t[1]->grad == g[1] + 64 && t[2]->grad == g[1] + 128,
+                  "one block of %zu: %s", n, stx_error(x));
+            CHECK(t[1]->grad[5] == 42 && t[1]->grad[6] == 0, "what was there moves along");
+            CHECK(stx_params_grads(p, &again) == g[1] && again == n, "twice");
+        }
+        stx_params_zero_grad(p);
+        o = stx_optim_create(p, NULL);
+        for (i = 0; i < 3; i++) {
+            stx_begin(x, STX_TRAIN);
+            loss = stx_add(x, stx_mean(x, stx_mul(x, t[0], t[0])), stx_add(x, stx_mean(x, stx_mul(x, t[1], t[1])), stx_sum(x,
+                stx_sigmoid(x, t[2]))));
+            stx_backward(x, loss);
+            if (one) {
+                double sum = 0, want = 0;
+                size_t e;
+                for (e = 0; e < n; e++) sum += (double)g[1][e] * (double)g[1][e];
+                for (k = 0; k < 3; k++) for (e = 0; e < size[k]; e++) want += (double)t[k]->grad[e] * (double)t[k]->grad[e];
+                CHECK(sum > 0 && CLOSE(sum, want, 1e-12), "the norm by pointer and length: %g, want %g", sum, want);
+            }
+            stx_optim_step(o, 0.1);
+        }
+        if (!one) CHECK(!stx_params_grads(p, &n) && strstr(stx_error(x), "before stx_optim_create"), "%s", stx_error(x));
+        else CHECK(stx_params_grads(p, &n) == g[1] && stx_ok(x), "after the optimiser: %s", stx_error(x));
+        for (k = 0; k < 3; k++) { w[one][k] = (stx_real *)malloc(size[k] * sizeof(stx_real)); memcpy(w[one][k], t[k]->data,
+            size[k] * sizeof(stx_real)); }
+        if (one) {
+            for (k = 0; k < 3; k++) CHECK(!memcmp(w[0][k], w[1][k], size[k] * sizeof(stx_real)), "parameter %d differs", k);
+            stx_param(p, STX_ZEROS, 0, "late", 3, 0, 0, 0);
+            CHECK(!stx_params_grads(p, &n) && strstr(stx_error(x), "after the last stx_param"), "%s", stx_error(x));
+        }
+        stx_destroy(x);
+    }
+    for (k = 0; k < 3; k++) { free(w[0][k]); free(w[1][k]); }
+}
+static double place_times(void *user, size_t i, double was) { (void)was; return *(double *)user * (double)i; }
 static void initialisers(void) {
     size_t n = 200003, i;
     stx_ctx *x = plain(11, 1), *y = plain(11, 3), *z = plain(12, 1);
@@ -1307,6 +1558,29 @@ static void initialisers(void) {
     CHECK(top <= 0.25 && low >= -0.25 && top > 0.2499 && low < -0.2499, "uniform: range %g %g", low, top);
     CHECK(fabs(s / (double)n) <= 4 * 0.25 / sqrt(3.0 * (double)n) && fabs(ss / (double)n - 0.0625 / 3) <= 2e-4, "uniform: mean %g variance %g", s / (double)n, ss / (double)n);
     for (i = 0; i < 9; i++) CHECK(c->data[i] == (stx_real)-1.5 && o->data[i] == 0, "constants");
+    {   /* cut at two standard deviations: sd 0.8796 of what it was; numbers within are those of the normal draw */
+        stx_tensor *t = stx_param(p, STX_TRUNCATED, 0.5, "t", n, 0, 0, 0);
+        s = ss = top = low = 0;
+        for (i = 0; i < n; i++) { double v = (double)t->data[i]; s += v; ss += v * v; if (v > top) top = v; if (v < low) low = v; }
+        CHECK(top <= 1 && low >= -1 && top > 0.999 && low < -0.999, "truncated: range %g %g", low, top);
+        CHECK(fabs(s / (double)n) <= 4 * 0.44 / sqrt((double)n) &&
+              fabs(sqrt(ss / (double)n) - 0.5 * 0.87962566103423978) <= 4 * 0.44 / sqrt(2.0 * (double)n),
+            "truncated: mean %g, deviation %g",
+              s / (double)n, sqrt(ss / (double)n));
+    }
+    {   /* rows after creation */
+        stx_tensor *t = stx_param(p, STX_UNIFORM, 1, "rows", 5, 7, 0, 0);
+        stx_real was[35];
+        double three = 3;
+        memcpy(was, t->data, sizeof was);
+        stx_param_scale(x, t, 1, 3, 0.1);
+        stx_param_fill(x, t, 4, 5, -2.5);
+        for (i = 0; i < 35; i++) CHECK(t->data[i] == (i < 7 ? was[i] : i < 21 ? (stx_real)((double)was[i] * 0.1) : i < 28 ? was[i] : (stx_real)-2.5), "rows: number %zu is %g", i, (double)t->data[i]);
+        stx_param_apply(x, t, place_times, &three);
+        for (i = 0; i < 35; i++) CHECK(t->data[i] == (stx_real)(3 * i), "by function: number %zu is %g", i, (double)t->data[i]);
+        stx_param_scale(x, NULL, 0, 1, 2);
+        CHECK(stx_ok(x), "%s", stx_error(x));
+    }
     CHECK(memcmp(a->data, b->data, b->size * sizeof(stx_real)) != 0, "two parameters share their numbers");
     q = stx_params_create(y);                 /* threads, shape and what happened before do not matter */
     model_make(z, &(model){0}, 1, 3, 4, 1, STX_SGD);
@@ -1581,7 +1855,7 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
 static void pieces(void) {
     static const size_t size[] = {1, 4096, 4097, 3, 12289, 64, 30000, 1, 511};
     int kind;
-    for (kind = STX_SGD; kind <= STX_RADAM; kind++) {
+    for (kind = STX_SGD; kind <= STX_LAMB; kind++) {
         stx_params *p[2];
         stx_optim *o[2];
         size_t t, i, k, still = 0, left = 0;
@@ -1766,9 +2040,11 @@ static void sampling(void) {
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
         {"descs", descs}, {"errors", errors}, {"nulls", nulls}, {"allocation failures", allocation_failures}, {"limits", limits}, {"overflows", overflows},
-        {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"linear fused", linear_fused}, {"float environment", float_environment}, {"nans", nans}, {"optimisers", optimisers}, {"radams", radams},
+        {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"linear fused", linear_fused},
+            {"float environment", float_environment}, {"nans", nans}, {"optimisers", optimisers}, {"radams", radams}, {"lambs", lambs},
         {"no betas", no_betas},
-        {"schedules", schedules}, {"philox", philox}, {"initialisers", initialisers}, {"exponentials", exponentials}, {"maths", maths}, {"kernels", kernels}, {"sampling", sampling}};
+        {"schedules", schedules}, {"philox", philox}, {"initialisers", initialisers}, {"outliving", outliving}, {"grads in one",
+            grads_in_one}, {"exponentials", exponentials}, {"maths", maths}, {"kernels", kernels}, {"sampling", sampling}};
     size_t i;
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (i = 0; i < sizeof parts / sizeof *parts; i++) {

@@ -22,7 +22,7 @@ static double fd_step = 1e-5;             /* h */
 static stx_ctx *ctx1, *ctx3;          /* one thread, three threads */
 
 /* >>harness: an op with the inputs that it is tried on */
-enum { MAX_IN = 12, TICK = 7 };
+enum { MAX_IN = 16, TICK = 7 };
 typedef struct problem {
     const char *label;
     stx_tensor *(*make)(stx_ctx *x, stx_tensor **in, void *user);
@@ -227,18 +227,21 @@ static void row_matmul(void) {
     }
 }
 
-/* in: what came before (no gradient), h, W */
+/* in: what came before (no gradient), h, W, b */
 static stx_tensor *make_linear_memory(stx_ctx *x, stx_tensor **in, void *user) {
-    stx_tensor *X = in[0] ? stx_detach(x, stx_concat(x, in[0], in[1])) : stx_detach(x, in[1]), *y = stx_linear_memory(x, X, in[1], in[2]);
+    stx_tensor *X = in[0] ? stx_detach(x, stx_concat(x, in[0], in[1])) : stx_detach(x, in[1]), *y = stx_linear_memory(x, X, in[1], in[2],
+        in[3]);
     return user ? stx_add(x, y, stx_linear(x, stx_concat(x, in[0], in[1]), in[2], NULL, STX_ACT_NONE)) : y;
 }
 static void row_linear_memory(void) {
     int one = 1, k;
-    for (k = 0; k < 3; k++) {
-        problem p = start("linear_memory", make_linear_memory, k == 2 ? &one : NULL);
+    for (k = 0; k < 6; k++) {
+        problem p = start("linear_memory", make_linear_memory, k % 3 == 2 ? &one : NULL);
         add(&p, 3, 5, 7, 0); add(&p, 3, 4, 7, 0); add(&p, 11, 7, 0, 0);
+        if (k < 3) add_absent(&p); else add(&p, 11, 0, 0, 0);
         p.fixed[0] = 1;
-        if (k == 1) p.absent[0] = 1;
+        p.fixed[2] = k == 4;
+        if (k % 3 == 1) p.absent[0] = 1;
         check(&p);
     }
 }
@@ -323,6 +326,45 @@ static void row_tanh(void) { unary("tanh", make_tanh, NULL); }
 static void row_sigmoid(void) { unary("sigmoid", make_sigmoid, NULL); }
 static void row_softmax(void) { unary("softmax", make_softmax, NULL); }
 static void row_mean(void) { unary("mean", make_mean, NULL); }
+static stx_tensor *make_sum(stx_ctx *x, stx_tensor **in, void *user) { (void)user; return stx_sum(x, in[0]); }
+static stx_tensor *make_log_softmax(stx_ctx *x, stx_tensor **in, void *user) { return stx_log_softmax(x, user ? stx_scale(x, in[0],
+    *(double *)user) : in[0]); }
+static void row_sum(void) {
+    static const stx_real a[5] = {1, -2, 0.5, 4, -1.25};
+    unary("sum", make_sum, NULL);
+    stx_begin(ctx1, STX_EVAL);
+    CHECK(stx_item(ctx1, stx_sum(ctx1, stx_input(ctx1, a, 5, 0, 0, 0))) == 2.25, "sum: %g", stx_item(ctx1, stx_sum(ctx1, stx_input(ctx1,
+        a, 5, 0, 0, 0))));
+}
+static void row_log_softmax(void) {
+    double far = 300;
+    stx_real *a = gemm_random(37);
+    stx_tensor *t, *y, *z;
+    size_t i;
+    unary("log_softmax", make_log_softmax, NULL);
+    {   /* where softmax is 0 its logarithm is not: nothing to differentiate by differences, but the value */
+        stx_begin(ctx1, STX_EVAL);
+        t = stx_input(ctx1, a, 37, 0, 0, 0);
+        y = make_log_softmax(ctx1, &t, NULL);
+        z = stx_softmax(ctx1, t);
+        for (i = 0; i < 37; i++) CHECK(CLOSE(y->data[i], log(z->data[i]), 1e-12), "log_softmax: %g, want %g", (double)y->data[i],
+                                       log(z->data[i]));
+        y = make_log_softmax(ctx1, &t, &far);
+        for (i = 0; i < 37; i++) CHECK(y->data[i] <= 0 && y->data[i] >= -600, "log_softmax of far logits: %g", (double)y->data[i]);
+    }
+    free(a);
+}
+static stx_tensor *make_scale_by(stx_ctx *x, stx_tensor **in, void *user) { return stx_scale_by(x, in[0], user ? in[0] : in[1]); }
+static void row_scale_by(void) {
+    int one = 1, k;
+    for (k = 0; k < 3; k++) {
+        problem p = start("scale_by", make_scale_by, NULL);
+        add(&p, 3, 7, 5, 0); add(&p, 1, 0, 0, 0);
+        p.fixed[0] = k == 1; p.fixed[1] = k == 2;
+        check(&p);
+    }
+    { problem p = start("scale_by itself", make_scale_by, &one); add(&p, 1, 0, 0, 0); check(&p); }
+}
 
 static stx_tensor *make_dropout(stx_ctx *x, stx_tensor **in, void *user) { return stx_dropout(x, in[0], *(double *)user); }
 static void row_dropout(void) {
@@ -404,6 +446,83 @@ static void rows_cross_entropy(const char *label, stx_tensor *(*make)(stx_ctx *,
 }
 static void row_cross_entropy(void) { rows_cross_entropy("cross entropy", make_cross_entropy); }
 static void row_cross_entropy_over(void) { rows_cross_entropy("cross entropy over", make_cross_entropy_over); }
+/* Weights, ignored rows, divisors: the loss is their sum of -log softmax, each row's own is nll */
+typedef struct token_user { int32_t *id; stx_real *weights; size_t B, T; stx_token_loss how; stx_adaptive a; } token_user;
+static stx_tensor *make_cross_entropy_tokens(stx_ctx *x, stx_tensor **in, void *user) {
+    token_user *u = (token_user *)user;
+    u->how.weights = u->weights ? stx_input(x, u->weights, u->B, u->T, 0, 0) : NULL;
+    return stx_cross_entropy_tokens(x, in[0], stx_tokens(x, u->id, u->B, u->T), &u->how);
+}
+/* which & 1: weights; & 2: ignored; & 4: mean; & 8: divisor; & 16: what is ignored is no class */
+static void token_options(token_user *u, int which, size_t B, size_t T, size_t V) {
+    size_t i;
+    memset(u, 0, sizeof *u);
+    u->B = B; u->T = T;
+    u->id = ids_of(B * T, V);
+    u->weights = which & 1 ? gemm_random(B * T) : NULL;
+    if (which & 1) { u->weights[0] = 0; for (i = 0; i < B * T; i++) u->weights[i] += which & 4 ? 1.5 : 0; }
+    u->how.ignore = (which & 2) != 0;
+    u->how.ignored = which & 16 ? -100 : (int32_t)(V > 1);
+    if (which & 16) for (i = 0; i < B * T; i += 3) u->id[i] = -100;
+    u->how.mean = (which & 4) != 0;
+    u->how.divisor = which & 8 ? 7.5 : 0;
+}
+/* nll[n] (want) weighted as u says */
+static double token_sum(const token_user *u, const double *nll, size_t N) {
+    double sum = 0, weights = 0;
+    size_t i;
+    for (i = 0; i < N; i++) {
+        double w = u->how.ignore && u->id[i] == u->how.ignored ? 0 : u->weights ? u->weights[i] : 1;
+        sum += w * nll[i];
+        weights += w;
+    }
+    return u->how.mean ? (weights != 0 ? sum / weights : 0) : sum / (u->how.divisor > 0 ? u->how.divisor : (double)N);
+}
+static void row_cross_entropy_tokens(void) {
+    static const size_t s[4][3] = {{3, 5, 7}, {1, 1, 1}, {2, 33, 31}, {7, 3, 65}};
+    int i, which;
+    for (i = 0; i < 4; i++)
+        for (which = 0; which < 32; which++) {
+            token_user u;
+            problem p = start("cross entropy of tokens", make_cross_entropy_tokens, &u);
+            stx_tensor *in[MAX_IN], *y, *lp;
+            double *nll;
+            size_t n, N, V = s[i][2];
+            if ((which & 4 && which & 8) || (which & 16 && !(which & 2)) || (i == 1 && which & 18)) continue;
+            token_options(&u, which, s[i][0], s[i][1], V);
+            N = u.B * u.T;
+            nll = (double *)calloc(N, sizeof *nll);
+            add(&p, u.B, u.T, V, 0);
+            p.entries = 60;
+            y = forward(ctx1, &p, in);
+            lp = stx_log_softmax(ctx1, in[0]);
+            for (n = 0; n < N && y; n++) {
+                int counts = !(u.how.ignore && u.id[n] == u.how.ignored);
+                nll[n] = counts ? -lp->data[n * V + (size_t)u.id[n]] : 0;
+                CHECK(CLOSE(u.how.nll->data[n], nll[n], 1e-13), "options %d: nll of row %zu is %g, want %g", which, n,
+                      (double)u.how.nll->data[n], nll[n]);
+            }
+            CHECK(y && y->size == 1 && u.how.nll->size == N && !u.how.nll->needs_grad && CLOSE(y->data[0], token_sum(&u, nll, N), 1e-13),
+                  "options %d: %g, want %g: %s", which,
+                  y ? y->data[0] : 0, token_sum(&u, nll, N), stx_error(ctx1));
+            check(&p);
+            free(nll); free(u.id); free(u.weights);
+        }
+    {   /* every row ignored: 0, and a gradient of 0 */
+        token_user u;
+        stx_real a[6] = {1, 2, 3, 4, 5, 6};
+        int32_t id[2] = {2, 2};
+        stx_tensor *y, *t;
+        memset(&u, 0, sizeof u);
+        u.how.ignore = 1; u.how.ignored = 2; u.how.mean = 1;
+        stx_begin(ctx1, STX_TRAIN);
+        t = stx_variable(ctx1, a, 1, 2, 3, 0);
+        y = stx_cross_entropy_tokens(ctx1, t, stx_tokens(ctx1, id, 1, 2), &u.how);
+        stx_backward(ctx1, y);
+        CHECK(stx_ok(ctx1) && y->data[0] == 0 && t->grad && t->grad[0] == 0 && t->grad[5] == 0, "all ignored: %g %s", (double)y->data[0],
+              stx_error(ctx1));
+    }
+}
 static stx_tensor *make_mse(stx_ctx *x, stx_tensor **in, void *user) { return stx_mse(x, in[0], user ? stx_tanh(x, in[0]) : in[1]); }
 static void row_mse(void) {
     int one = 1;
@@ -431,6 +550,53 @@ static void row_slice(void) {
     static size_t t[][2] = {{0, 31}, {0, 1}, {30, 31}, {7, 19}};
     int i;
     for (i = 0; i < 4; i++) { problem p = start("slice", make_slice, t[i]); add(&p, 3, 31, 2, 0); check(&p); }
+}
+static stx_tensor *make_slice_channels(stx_ctx *x, stx_tensor **in, void *user) { size_t *t = (size_t *)user; return stx_slice_channels(x,
+    in[0], t[0], t[1]); }
+static void row_slice_channels(void) {
+    static size_t c[][2] = {{0, 33}, {0, 1}, {32, 33}, {7, 19}};
+    int i;
+    for (i = 0; i < 4; i++) { problem p = start("slice_channels", make_slice_channels, c[i]); add(&p, 3, 5, 33, 0); check(&p); }
+    { problem p = start("slice_channels", make_slice_channels, c[3]); add(&p, 31, 0, 0, 0); check(&p); }
+    { problem p = start("slice_channels", make_slice_channels, c[1]); add(&p, 2, 3, 5, 7); check(&p); }
+    {   /* what stx_concat_channels puts together */
+        stx_real *a = gemm_random(6 * 5), *b = gemm_random(6 * 7);
+        stx_tensor *both, *y;
+        stx_begin(ctx1, STX_EVAL);
+        both = stx_concat_channels(ctx1, stx_input(ctx1, a, 2, 3, 5, 0), stx_input(ctx1, b, 2, 3, 7, 0));
+        y = stx_slice_channels(ctx1, both, 0, 5);
+        CHECK(y && y->ndim == 3 && y->dim[0] == 2 && y->dim[1] == 3 && y->dim[2] == 5 && !memcmp(y->data, a, 30 * sizeof *a),
+              "slice_channels: the first part");
+        y = stx_slice_channels(ctx1, both, 5, 12);
+        CHECK(y && !memcmp(y->data, b, 42 * sizeof *b), "slice_channels: the second part");
+        free(a); free(b);
+    }
+}
+/* user: a weight stacked of two, each used alone */
+static stx_tensor *make_view_rows(stx_ctx *x, stx_tensor **in, void *user) {
+    size_t *t = (size_t *)user;
+    stx_tensor *y = stx_view_rows(x, in[0], t[0], t[1]);
+    return in[1] ? stx_linear(x, in[1], y, NULL, STX_ACT_TANH) : y;
+}
+static void row_view_rows(void) {
+    static size_t r[][2] = {{0, 11}, {0, 1}, {10, 11}, {3, 9}};
+    int i;
+    for (i = 0; i < 8; i++) {
+        problem p = start("view_rows", make_view_rows, r[i % 4]);
+        add(&p, 11, 7, 0, 0);
+        if (i < 4) add_absent(&p); else add(&p, 3, 5, 7, 0);
+        check(&p);
+    }
+    {
+        stx_real *a = gemm_random(77);
+        stx_tensor *t, *y;
+        stx_begin(ctx1, STX_EVAL);
+        t = stx_input(ctx1, a, 11, 7, 0, 0);
+        y = stx_view_rows(ctx1, t, 3, 9);
+        CHECK(y && y->ndim == 2 && y->dim[0] == 6 && y->dim[1] == 7 && y->size == 42 && y->data == t->data + 21,
+              "view_rows: shares memory");
+        free(a);
+    }
 }
 static stx_tensor *make_gather(stx_ctx *x, stx_tensor **in, void *user) { id_user *u = (id_user *)user; return stx_gather(x, in[0], u->id, u->T); }
 static void row_gather(void) {
@@ -479,16 +645,19 @@ static void row_detach(void) {
 
 /* >>recompute: the same bits as without, values and gradients */
 typedef struct block_user { stx_params *p; int nested, what; } block_user;
-static stx_tensor *inner_block(stx_ctx *x, void *user, stx_tensor **in) {
+static stx_tensor *inner_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     block_user *u = (block_user *)user;
-    stx_tensor *h = stx_linear(x, in[0], stx_params_find(u->p, "w1"), stx_params_find(u->p, "b1"), STX_ACT_GELU);
+    stx_tensor *h;
+    (void)out;
+    h = stx_linear(x, in[0], stx_params_find(u->p, "w1"), stx_params_find(u->p, "b1"), STX_ACT_GELU);
     return stx_linear(x, stx_dropout(x, h, 0.25), stx_params_find(u->p, "w2"), NULL, STX_ACT_NONE);
 }
-static stx_tensor *outer_block(stx_ctx *x, void *user, stx_tensor **in) {
+static stx_tensor *outer_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     block_user *u = (block_user *)user;
     stx_attention_in ai;
     stx_attention_desc ad;
     stx_tensor *h, *ff;
+    (void)out;
     memset(&ai, 0, sizeof ai);
     memset(&ad, 0, sizeof ad);
     ai.q = in[0]; ai.k = ai.v = stx_dropout(x, in[0], 0.1);
@@ -496,12 +665,15 @@ static stx_tensor *outer_block(stx_ctx *x, void *user, stx_tensor **in) {
     ad.heads = 2;
     ad.dropout = 0.2;
     h = stx_add(x, stx_attention(x, &ai, &ad), in[1]);
-    ff = u->nested ? stx_recompute(x, inner_block, u, &h, 1) : inner_block(x, u, &h);
+    ff = u->nested ? stx_recompute(x, inner_block, u, &h, 1, NULL, 0) : inner_block(x, u, &h, NULL);
     return stx_dropout(x, stx_tanh(x, ff), 0.15);
 }
-static stx_tensor *identity_block(stx_ctx *x, void *user, stx_tensor **in) { (void)x; (void)user; return in[0]; }
-static stx_tensor *outside_block(stx_ctx *x, void *user, stx_tensor **in) { return stx_mul(x, in[0], (stx_tensor *)user); }
-static stx_tensor *constant_block(stx_ctx *x, void *user, stx_tensor **in) { (void)user; return stx_scale(x, stx_detach(x, in[0]), 2); }
+static stx_tensor *identity_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { (void)x; (void)user; (void)out;
+    return in[0]; }
+static stx_tensor *outside_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { (void)out; return stx_mul(x, in[0],
+    (stx_tensor *)user); }
+static stx_tensor *constant_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { (void)user; (void)out; return stx_scale(x,
+    stx_detach(x, in[0]), 2); }
 static void recompute_run(int mode, size_t chunk, stx_real *out, stx_real *grads, size_t *peak) {
     stx_desc d = {0};
     stx_ctx *x;
@@ -534,7 +706,7 @@ static void recompute_run(int mode, size_t chunk, stx_real *out, stx_real *grads
         for (layer = 0; layer < 3; layer++) {
             stx_tensor *both[2];
             both[0] = y; both[1] = in[1];
-            y = mode ? stx_recompute(x, outer_block, &u, both, 2) : outer_block(x, &u, both);
+            y = mode ? stx_recompute(x, outer_block, &u, both, 2, NULL, 0) : outer_block(x, &u, both, NULL);
         }
         y = stx_dropout(x, y, 0.1);
         CHECK(y != NULL, "recompute mode %d: %s", mode, stx_error(x));
@@ -559,13 +731,14 @@ static void own_double(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *s
     if (d) stx_axpy(x, d, y->grad, y->size, 2, !fresh);
 }
 /* op on the outer tensor o (2,3,4), and on h of the same shape where there are two operands; all parameters have their gradients already */
-static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in) {
+static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     static const int32_t rows[6] = {3, 0, 3, 5, 1, 2}, class_[6] = {3, 0, 3, 1, 2, 2};
     outer_user *u = (outer_user *)user;
     stx_tensor *o = u->listed ? in[1] : u->outer, *h = in[0], *y, *g = stx_params_find(u->p, "g"), *s = stx_params_find(u->p, "s"), *W = stx_params_find(u->p, "W");
     stx_ids *ids = stx_tokens(x, rows, 2, 3), *classes = stx_tokens(x, class_, 2, 3);
     stx_attention_in ai;
     stx_attention_desc ad;
+    (void)out;
     memset(&ai, 0, sizeof ai);
     memset(&ad, 0, sizeof ad);
     ad.heads = 2;
@@ -611,7 +784,7 @@ static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in) {
     case 38: return stx_cross_entropy_over(x, stx_reshape(x, o, 6, 4, 0, 0), classes, 0);
     case 39: ai.q = o; ai.k = ai.v = h; return stx_attention(x, &ai, &ad);
     case 40: ai.q = h; ai.k = o; ai.v = h; return stx_attention(x, &ai, &ad);
-    case 41: return stx_linear_memory(x, stx_detach(x, o), o, W);
+    case 41: return stx_linear_memory(x, stx_detach(x, o), o, W, NULL);
     case 42: return stx_embedding(x, stx_reshape(x, o, 6, 4, 0, 0), ids);
     default:
         y = stx_new(x, 2, 3, 4, 0);
@@ -646,7 +819,7 @@ static int outer_run(int op, int mode, stx_real *y, stx_real *grads) {
     u.outer = a;
     u.listed = mode == 2;
     in[0] = h; in[1] = a;
-    out = mode == 0 ? outer_op(x, &u, in) : stx_recompute(x, outer_op, &u, in, mode >= 2 ? 2 : 1);
+    out = mode == 0 ? outer_op(x, &u, in, NULL) : stx_recompute(x, outer_op, &u, in, mode >= 2 ? 2 : 1, NULL, 0);
     if (out) stx_get(x, out, y);
     stx_backward_from(x, out, dy);
     for (i = 0; (size_t)i < u.p->count; size += u.p->tensor[i++]->size) memcpy(grads + size, u.p->tensor[i]->grad, u.p->tensor[i]->size * sizeof *grads);
@@ -669,7 +842,76 @@ static void outer_tensors(void) {
         }
     }
 }
-static stx_tensor *make_recompute(stx_ctx *x, stx_tensor **in, void *user) { return stx_recompute(x, (stx_recompute_fn)inner_block, user, in, 1); }
+static stx_tensor *make_recompute(stx_ctx *x, stx_tensor **in, void *user) { return stx_recompute(x, inner_block, user, in, 1, NULL, 0); }
+/* Several results: what is returned lies above out[0], which lies above out[1] = an input; out[2] is not made. what: 1 an op of two results
+   (y = 2 a, and 3 a beside it), which tells backward of both. */
+static void own_pair(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+    const stx_tensor *second = *(stx_tensor **)save;
+    stx_real *d = stx_grad(x, in[0], NULL);
+    if (y->grad) stx_axpy(x, d, y->grad, y->size, 2, 1);
+    if (second->grad) stx_axpy(x, d, second->grad, y->size, 3, 1);
+}
+static stx_tensor *several_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
+    const block_user *u = (block_user *)user;
+    stx_tensor *a = stx_tanh(x, stx_mul(x, in[0], in[1])), *y[2], **save = (stx_tensor **)stx_step_alloc(x, sizeof *save);
+    out[0] = stx_dropout(x, stx_reshape(x, stx_slice(x, stx_reshape(x, a, 1, 5, 7, 0), 1, 4), 3, 7, 0, 0), 0.25);
+    out[1] = in[1];
+    if (!u->what) return stx_mul(x, stx_sigmoid(x, a), in[1]);
+    y[0] = stx_new(x, 5, 7, 0, 0);
+    y[1] = stx_new(x, 5, 7, 0, 0);
+    if (!a || !y[0] || !y[1] || !save) return NULL;
+    *save = y[1];
+    stx_axpy(x, y[0]->data, a->data, a->size, 2, 0);
+    stx_axpy(x, y[1]->data, a->data, a->size, 3, 0);
+    (void)stx_record_results(x, y, 2, &a, 1, own_pair, save);
+    out[0] = y[1];
+    return y[0];
+}
+/* nested & 1: recomputed; & 2: inside another recomputation; & 4: the first result, & 8: the second, & 16: the third has a part in the
+   loss */
+static stx_tensor *around_block(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) { return stx_recompute(x, several_block, user,
+    in, 2, out, 3); }
+static stx_tensor *make_several(stx_ctx *x, stx_tensor **in, void *user) {
+    const block_user *u = (block_user *)user;
+    stx_tensor *more[3], *y = NULL, *first = u->nested & 2 ? stx_recompute(x, around_block, user, in, 2, more, 3) :
+               u->nested & 1 ? stx_recompute(x, several_block, user, in, 2, more, 3) : (more[2] = NULL, several_block(x, user, in, more));
+    if (!first || !more[0] || !more[1] || more[2]) return NULL;
+    if (u->nested & 4) y = stx_reshape(x, first, 1, first->size, 1, 0);
+    if (u->nested & 8) { stx_tensor *t = stx_reshape(x, more[0], 1, more[0]->size, 1, 0); y = y ? stx_concat(x, t, y) : t; }
+    if (u->nested & 16) { stx_tensor *t = stx_reshape(x, more[1], 1, more[1]->size, 1, 0); y = y ? stx_concat(x, y, t) : t; }
+    return y;
+}
+static void several_results(void) {
+    int what, which;
+    for (what = 0; what < 2; what++)
+        for (which = 1; which < 8; which++) {
+            block_user u;
+            problem p = start(what ? "several results of an op" : "several results", make_several, &u);
+            stx_real *y0 = gemm_random(200), *y1 = gemm_random(200), *dy = gemm_random(200), *g0[MAX_IN] = {0}, *g1[MAX_IN] = {0};
+            size_t n;
+            int k;
+            memset(&u, 0, sizeof u);
+            u.what = what;
+            p.random = 1;
+            add(&p, 5, 7, 0, 0); add(&p, 5, 7, 0, 0);
+            for (k = 0; k < 2; k++) { g0[k] = gemm_random(35); g1[k] = gemm_random(35); }
+            u.nested = 4 * which;
+            n = (which & 1 ? 35 : 0) + (which & 2 ? (what ? 35 : 21) : 0) + (which & 4 ? 35 : 0);
+            CHECK(gradients(ctx1, &p, dy, 1, g0, y0), "plain: %s", stx_error(ctx1));
+            for (k = 1; k < 3; k++) {
+                u.nested = 4 * which + k;
+                CHECK(gradients(ctx1, &p, dy, 1, g1, y1), "several results: %s", stx_error(ctx1));
+                CHECK(!memcmp(y0, y1, n * sizeof *y0) && test_error(g1[0], g0[0], 35, 1e-3) <= 1e-14 && test_error(g1[1], g0[1], 35,
+                    1e-3) <= 1e-14,
+                      "results %d of op %d, %s: not as without recomputation", which, what, k == 2 ? "nested" : "once");
+            }
+            u.nested = 4 * which + 1;
+            if (which == 4) { p.fixed[0] = 1; }
+            check(&p);
+            for (k = 0; k < 2; k++) { free(g0[k]); free(g1[k]); }
+            free(y0); free(y1); free(dy);
+        }
+}
 static void row_recompute(void) {
     static const size_t chunk[] = {0, 1, 5000, 40000};
     enum { NY = 2 * 31 * 6, NG = 2 * NY + 13 * 6 * 2 + 13 + 27 + 36 };
@@ -677,6 +919,7 @@ static void row_recompute(void) {
     size_t plain, peak;
     int i, mode;
     outer_tensors();
+    several_results();
     recompute_run(0, 0, y0, g0, &plain);
     for (mode = 1; mode < 3; mode++)
         for (i = 0; i < 4; i++) {
@@ -701,18 +944,18 @@ static void row_recompute(void) {
         int k;
         stx_begin(ctx1, STX_TRAIN);
         t = stx_variable(ctx1, a, 33, 0, 0, 0);
-        y = stx_recompute(ctx1, identity_block, NULL, &t, 1);
+        y = stx_recompute(ctx1, identity_block, NULL, &t, 1, NULL, 0);
         CHECK(y && !memcmp(y->data, a, 33 * sizeof *a), "identity: value");
         stx_backward_from(ctx1, y, dy);
         CHECK(stx_ok(ctx1) && t->grad && !memcmp(t->grad, dy, 33 * sizeof *a), "identity: gradient %s", stx_error(ctx1));
         stx_begin(ctx1, STX_TRAIN);
         t = stx_variable(ctx1, a, 33, 0, 0, 0);
-        y = stx_add(ctx1, stx_recompute(ctx1, constant_block, NULL, &t, 1), t);
+        y = stx_add(ctx1, stx_recompute(ctx1, constant_block, NULL, &t, 1, NULL, 0), t);
         stx_backward_from(ctx1, y, dy);
         CHECK(stx_ok(ctx1) && t->grad && !memcmp(t->grad, dy, 33 * sizeof *a), "a gradient passes detach inside of recompute: %s", stx_error(ctx1));
         stx_begin(ctx1, STX_EVAL);
         t = stx_variable(ctx1, a, 33, 0, 0, 0);
-        y = stx_recompute(ctx1, constant_block, NULL, &t, 1);
+        y = stx_recompute(ctx1, constant_block, NULL, &t, 1, NULL, 0);
         CHECK(y && y->data[3] == 2 * a[3], "in evaluation");
         for (k = 0; k < 5; k++) {       /* a tensor from outside would lose its gradient: refused, where it wants one and has none yet */
             stx_tensor *other;
@@ -721,7 +964,7 @@ static void row_recompute(void) {
             t = stx_variable(ctx1, a, 33, 0, 0, 0);
             other = k == 1 ? stx_input(ctx1, dy, 33, 0, 0, 0) : stx_variable(ctx1, dy, 33, 0, 0, 0);
             if (k == 4) other = stx_scale(ctx1, other, 2);
-            y = stx_recompute(ctx1, outside_block, k == 2 ? stx_detach(ctx1, other) : other, &t, 1);
+            y = stx_recompute(ctx1, outside_block, k == 2 ? stx_detach(ctx1, other) : other, &t, 1, NULL, 0);
             if (k == 3) y = stx_add(ctx1, y, other);        /* first, on the way back */
             stx_backward_from(ctx1, y, dy);
             if (k == 0 || k == 4) { CHECK(stx_error_code(ctx1) == STX_ERR_ARG && strstr(stx_error(ctx1), "not among the function's inputs"), "%d: %s", k, stx_error(ctx1)); continue; }
@@ -1218,6 +1461,7 @@ static stx_adaptive with_inputs(const adaptive_user *u, stx_tensor **in) {      
     for (c = 0; c < k; c++) { a.table[c] = in[c]; a.proj[c] = in[k + c]; a.bias[c] = in[2 * k + c]; }
     a.cluster_w = in[3 * k];
     a.cluster_b = in[3 * k + 1];
+    for (c = 0; c < k && a.proj_bias[0]; c++) a.proj_bias[c] = in[3 * k + 3 + c];
     return a;
 }
 static stx_tensor *make_adaptive_input(stx_ctx *x, stx_tensor **in, void *user) {
@@ -1360,6 +1604,47 @@ static void row_adaptive_softmax(void) {
         for (c = 0; c < (size_t)k; c++) free(mask[c]);
         check(&p);
         free(u.id);
+    }
+}
+static stx_tensor *make_adaptive_softmax_tokens(stx_ctx *x, stx_tensor **in, void *user) {
+    token_user *u = (token_user *)user;
+    adaptive_user au;
+    stx_adaptive a;
+    au.a = u->a;
+    a = with_inputs(&au, in);
+    u->how.weights = u->weights ? stx_input(x, u->weights, u->B * u->T, 0, 0, 0) : NULL;
+    return stx_adaptive_softmax_tokens(x, &a, in[3 * a.clusters + 2], stx_tokens(x, u->id, u->B, u->T), &u->how);
+}
+static void row_adaptive_softmax_tokens(void) {
+    int k, which, biased;
+    for (k = 1; k <= 3; k++) for (which = 0; which < 32; which += which ? 1 : 3) for (biased = 0; biased < 2; biased++) {
+        adaptive_user au;
+        token_user u;
+        problem p = start("adaptive softmax of tokens", make_adaptive_softmax_tokens, &u);
+        stx_tensor *in[MAX_IN], *y, *lp;
+        stx_adaptive a;
+        double nll[33];
+        size_t i, c;
+        if ((which & 4 && which & 8) || (which & 16 && !(which & 2))) continue;
+        adaptive_inputs(&p, &au, k, 1, which % 2, 1);
+        for (c = 0; c < (size_t)k; c++) if (biased) add(&p, p.dim[c][1], 0, 0, 0); else add_absent(&p);
+        token_options(&u, which, 3, 11, au.a.end[k - 1]);
+        u.a = au.a;
+        if (biased) u.a.proj_bias[0] = (stx_tensor *)&u;       /* with_inputs takes it from the inputs */
+        p.entries = 30;
+        y = forward(ctx1, &p, in);
+        au.a = u.a;
+        a = with_inputs(&au, in);
+        lp = stx_adaptive_log_probs(ctx1, &a, in[3 * k + 2]);
+        for (i = 0; i < 33 && y && lp; i++) {
+            nll[i] = u.how.ignore && u.id[i] == u.how.ignored ? 0 : -lp->data[i * lp->dim[1] + (size_t)u.id[i]];
+            CHECK(CLOSE(u.how.nll->data[i], nll[i], 1e-12), "%d clusters, options %d: nll of row %zu is %g, want %g", k, which, i,
+                  (double)u.how.nll->data[i], nll[i]);
+        }
+        CHECK(y && lp && CLOSE(y->data[0], token_sum(&u, nll, 33), 1e-12), "%d clusters, options %d: %g, want %g: %s", k, which,
+              y ? y->data[0] : 0, token_sum(&u, nll, 33), stx_error(ctx1));
+        check(&p);
+        free(u.id); free(u.weights); free(au.id);
     }
 }
 static void row_adaptive_log_probs(void) {
@@ -1696,28 +1981,35 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_add", row_add},
     {"stx_mul", row_mul},
     {"stx_scale", row_scale},
+    {"stx_scale_by", row_scale_by},
     {"stx_relu", row_relu},
     {"stx_gelu", row_gelu},
     {"stx_tanh", row_tanh},
     {"stx_sigmoid", row_sigmoid},
     {"stx_softmax", row_softmax},
+    {"stx_log_softmax", row_log_softmax},
     {"stx_dropout", row_dropout},
     {"stx_dropout_time", row_dropout_time},
     {"stx_rezero", row_rezero},
     {"stx_mean", row_mean},
+    {"stx_sum", row_sum},
     {"stx_cross_entropy", row_cross_entropy},
     {"stx_cross_entropy_over", row_cross_entropy_over},
+    {"stx_cross_entropy_tokens", row_cross_entropy_tokens},
     {"stx_mse", row_mse},
     {"stx_concat", row_concat},
     {"stx_slice", row_slice},
     {"stx_gather", row_gather},
     {"stx_concat_channels", row_concat_channels},
+    {"stx_slice_channels", row_slice_channels},
+    {"stx_view_rows", row_view_rows},
     {"stx_reshape", row_reshape},
     {"stx_detach", row_detach},
     {"stx_recompute", row_recompute},
     {"stx_attention", row_attention_all},
     {"stx_adaptive_input", row_adaptive_input},
     {"stx_adaptive_softmax", row_adaptive_softmax},
+    {"stx_adaptive_softmax_tokens", row_adaptive_softmax_tokens},
     {"stx_adaptive_log_probs", row_adaptive_log_probs},
     {"stx_sru_recurrence", row_recurrence},
     {"stx_sru_forward", row_stack},

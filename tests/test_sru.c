@@ -258,6 +258,7 @@ static void recomputed_forward(void) {
             CHECK(h && stx_ok(x), "%s: %s", name, stx_error(x));
             loss = stx_mean(x, stx_mul(x, h, stx_add(x, h, stx_sigmoid(x, h))));
             loss = stx_add(x, loss, stx_mean(x, stx_mul(x, inputs[2], inputs[2])));
+            for (l = 0; l < N; l++) loss = stx_add(x, loss, stx_mean(x, stx_mul(x, last[l], last[l])));     /* states are results like h */
             n = h->size + in->size + stx_params_size(p) + N * 2 * B * m->O + N * B * M * 12;
             got[r] = (stx_real *)calloc(n, sizeof **got);
             at = got[r];
