@@ -452,6 +452,96 @@ STX_KERNEL(stx_sru_bwd, (stx_ctx *x, const stx_sru_args *a))
 #include <stdio.h>
 STX__STRICT_ON
 
+// >>recurrence: op
+
+typedef struct stx__sru_save { stx_sru_args a; stx_tensor *last; } stx__sru_save;
+
+static size_t stx__sru_room(stx_ctx *x, const stx_sru_args *a, int backward) {
+#ifdef SEQTX_CUDA
+    if (stx_ctx_desc(x)->device == STX_CUDA) return stx_sru_work_cuda(x, a, backward);
+#endif
+    return stx_sru_work(x, a, backward);
+}
+/* Room for a gradient that the kernel writes: t's own when nothing is in it yet, else (or when nobody wants it) some of the step's */
+static stx_real *stx__sru_grad(stx_ctx *x, stx_tensor *t, int *own) {
+    stx_real *g;
+    *own = 0;
+    g = stx_grad(x, t, own);
+    return g && *own ? g : stx_step_numbers(x, t->size);
+}
+static void stx__sru_grad_add(stx_ctx *x, stx_tensor *t, const stx_real *g, int own) {
+    stx_real *d = own ? NULL : stx_grad(x, t, NULL);
+    if (d) STX_RUN(x, stx_axpy, (x, d, g, t->size, 1, 1));
+}
+static void stx__sru_back_op(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+    stx__sru_save *s = (stx__sru_save *)save;
+    stx_sru_args *a = &s->a;
+    int own_u, own_V = 1, fresh = 0;
+    a->dh = stx_grad(x, y, NULL);               /* of zeros where only the states after have one */
+    a->dlast = s->last ? s->last->grad : NULL;
+    a->du = stx__sru_grad(x, in[0], &own_u);
+    a->dxr = in[1] ? stx_grad(x, in[1], &fresh) : NULL;
+    a->add_xr = !fresh;
+    a->dv = in[2] ? stx_grad(x, in[2], NULL) : NULL;
+    a->dbias = stx_grad(x, in[3], NULL);
+    a->dV = in[4] ? stx__sru_grad(x, in[4], &own_V) : NULL;
+    a->dc0 = in[5] ? stx_grad(x, in[5], NULL) : NULL;
+    a->work = stx_step_bytes(x, stx__sru_room(x, a, 1));
+    if (!stx_ok(x)) return;
+    STX_RUN(x, stx_sru_bwd, (x, a));
+    stx__sru_grad_add(x, in[0], a->du, own_u);
+    if (in[4]) stx__sru_grad_add(x, in[4], a->dV, own_V);
+}
+static stx_tensor *stx__sru_bad(stx_ctx *x, const char *what) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_recurrence: %s", what); return NULL; }
+STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in, stx_tensor **last) {
+    stx_tensor *y[2], *ins[6];
+    stx__sru_save *s;
+    stx_sru_args *a;
+    size_t B, T, O, k, D;
+    if (last) *last = NULL;
+    if (!stx_ok(x) || !in || !in->u) return NULL;
+    if (!in->bias) return stx__sru_bad(x, "no bias: it has to be there");
+    if (in->u->ndim != 4) return stx__sru_bad(x, "u wants the shape (B,T,k,O): stx_reshape the product");
+    B = in->u->dim[0]; T = in->u->dim[1]; k = in->u->dim[2]; O = in->u->dim[3];
+    D = in->directions ? in->directions : 1;
+    if (k != 3 && k != 4) return stx__sru_bad(x, "u has neither 3 nor 4 planes");
+    if (D > 2 || O % D) return stx__sru_bad(x, "1 or 2 directions, which divide O");
+    if (in->xr && (k == 4 || in->xr->ndim != 3 || in->xr->dim[0] != B || in->xr->dim[1] != T || in->xr->dim[2] != O)) return stx__sru_bad(x, "xr wants the shape (B,T,O), and u 3 planes");
+    if ((in->v && in->v->size != 2 * O) || in->bias->size != 2 * O) return stx__sru_bad(x, "v and bias want 2 O numbers");
+    if (in->V && in->V->size != B * T * 2 * O) return stx__sru_bad(x, "V wants the shape (B,T,2,O)");
+    if ((in->c0 && in->c0->size != B * O) || (in->mask && in->mask->size != B * O)) return stx__sru_bad(x, "c0 and mask want B O numbers");
+    if (in->pad && (in->pad->B != B || in->pad->T != T)) return stx__sru_bad(x, "pad wants the shape (B,T)");
+    y[0] = stx_new(x, B, T, O, 0);
+    s = (stx__sru_save *)stx_step_alloc(x, sizeof *s);
+    if (!y[0] || !s) return NULL;
+    memset(s, 0, sizeof *s);
+    a = &s->a;
+    a->B = B; a->T = T; a->D = D; a->H = O / D; a->k = k;
+    a->tanh = in->tanh;
+    a->alpha = (stx_real)(in->alpha != 0 ? in->alpha : 1);
+    a->u = in->u->data;
+    a->xr = in->xr ? in->xr->data : NULL;
+    a->v = in->v ? in->v->data : NULL;
+    a->bias = in->bias->data;
+    a->V = in->V ? in->V->data : NULL;
+    a->c0 = in->c0 ? in->c0->data : NULL;
+    a->m = in->mask ? in->mask->data : NULL;
+    a->pad = in->pad ? in->pad->device : NULL;
+    a->h = y[0]->data;
+    ins[0] = in->u; ins[1] = in->xr; ins[2] = in->v; ins[3] = in->bias; ins[4] = in->V; ins[5] = in->c0;
+    if (last) {
+        *last = s->last = y[1] = stx_new_full(x, B, O, 0, 0);
+        if (!y[1]) return NULL;
+        a->last = y[1]->data;
+    }
+    if (stx_record_results(x, y, last ? 2 : 1, ins, 6, stx__sru_back_op, s))
+        a->c = (stx_real *)stx_step_bytes(x, stx_bytes_of(B * O, stx_sru_tiles(a), sizeof(stx_real)));
+    a->work = stx_step_bytes(x, stx__sru_room(x, a, 0));
+    if (!stx_ok(x)) return NULL;
+    STX_RUN(x, stx_sru_fwd, (x, a));
+    return y[0];
+}
+
 // >>recurrence: kernels
 /* Columns are independent of each other and times are not: vectors lie across columns. A unit of work is a block of columns of one
    batch row and direction; it walks over time tile by tile. h and states stream through; what a block needs of constants (v, bias,
@@ -912,96 +1002,6 @@ STX_DEF void stx_sru_bwd(stx_ctx *x, const stx_sru_args *a) {
     if (a->dbias) stx_sum_rows(x, a->dbias, j.sums_b, rows, 2 * j.plan.O);
 }
 
-// >>recurrence: op
-
-typedef struct stx__sru_save { stx_sru_args a; stx_tensor *last; } stx__sru_save;
-
-static size_t stx__sru_room(stx_ctx *x, const stx_sru_args *a, int backward) {
-#ifdef SEQTX_CUDA
-    if (stx_ctx_desc(x)->device == STX_CUDA) return stx_sru_work_cuda(x, a, backward);
-#endif
-    return stx_sru_work(x, a, backward);
-}
-/* Room for a gradient that the kernel writes: t's own when nothing is in it yet, else (or when nobody wants it) some of the step's */
-static stx_real *stx__sru_grad(stx_ctx *x, stx_tensor *t, int *own) {
-    stx_real *g;
-    *own = 0;
-    g = stx_grad(x, t, own);
-    return g && *own ? g : stx_step_numbers(x, t->size);
-}
-static void stx__sru_grad_add(stx_ctx *x, stx_tensor *t, const stx_real *g, int own) {
-    stx_real *d = own ? NULL : stx_grad(x, t, NULL);
-    if (d) STX_RUN(x, stx_axpy, (x, d, g, t->size, 1, 1));
-}
-static void stx__sru_back_op(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
-    stx__sru_save *s = (stx__sru_save *)save;
-    stx_sru_args *a = &s->a;
-    int own_u, own_V = 1, fresh = 0;
-    a->dh = stx_grad(x, y, NULL);               /* of zeros where only the states after have one */
-    a->dlast = s->last ? s->last->grad : NULL;
-    a->du = stx__sru_grad(x, in[0], &own_u);
-    a->dxr = in[1] ? stx_grad(x, in[1], &fresh) : NULL;
-    a->add_xr = !fresh;
-    a->dv = in[2] ? stx_grad(x, in[2], NULL) : NULL;
-    a->dbias = stx_grad(x, in[3], NULL);
-    a->dV = in[4] ? stx__sru_grad(x, in[4], &own_V) : NULL;
-    a->dc0 = in[5] ? stx_grad(x, in[5], NULL) : NULL;
-    a->work = stx_step_bytes(x, stx__sru_room(x, a, 1));
-    if (!stx_ok(x)) return;
-    STX_RUN(x, stx_sru_bwd, (x, a));
-    stx__sru_grad_add(x, in[0], a->du, own_u);
-    if (in[4]) stx__sru_grad_add(x, in[4], a->dV, own_V);
-}
-static stx_tensor *stx__sru_bad(stx_ctx *x, const char *what) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_recurrence: %s", what); return NULL; }
-STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in, stx_tensor **last) {
-    stx_tensor *y[2], *ins[6];
-    stx__sru_save *s;
-    stx_sru_args *a;
-    size_t B, T, O, k, D;
-    if (last) *last = NULL;
-    if (!stx_ok(x) || !in || !in->u) return NULL;
-    if (!in->bias) return stx__sru_bad(x, "no bias: it has to be there");
-    if (in->u->ndim != 4) return stx__sru_bad(x, "u wants the shape (B,T,k,O): stx_reshape the product");
-    B = in->u->dim[0]; T = in->u->dim[1]; k = in->u->dim[2]; O = in->u->dim[3];
-    D = in->directions ? in->directions : 1;
-    if (k != 3 && k != 4) return stx__sru_bad(x, "u has neither 3 nor 4 planes");
-    if (D > 2 || O % D) return stx__sru_bad(x, "1 or 2 directions, which divide O");
-    if (in->xr && (k == 4 || in->xr->ndim != 3 || in->xr->dim[0] != B || in->xr->dim[1] != T || in->xr->dim[2] != O)) return stx__sru_bad(x, "xr wants the shape (B,T,O), and u 3 planes");
-    if ((in->v && in->v->size != 2 * O) || in->bias->size != 2 * O) return stx__sru_bad(x, "v and bias want 2 O numbers");
-    if (in->V && in->V->size != B * T * 2 * O) return stx__sru_bad(x, "V wants the shape (B,T,2,O)");
-    if ((in->c0 && in->c0->size != B * O) || (in->mask && in->mask->size != B * O)) return stx__sru_bad(x, "c0 and mask want B O numbers");
-    if (in->pad && (in->pad->B != B || in->pad->T != T)) return stx__sru_bad(x, "pad wants the shape (B,T)");
-    y[0] = stx_new(x, B, T, O, 0);
-    s = (stx__sru_save *)stx_step_alloc(x, sizeof *s);
-    if (!y[0] || !s) return NULL;
-    memset(s, 0, sizeof *s);
-    a = &s->a;
-    a->B = B; a->T = T; a->D = D; a->H = O / D; a->k = k;
-    a->tanh = in->tanh;
-    a->alpha = (stx_real)(in->alpha != 0 ? in->alpha : 1);
-    a->u = in->u->data;
-    a->xr = in->xr ? in->xr->data : NULL;
-    a->v = in->v ? in->v->data : NULL;
-    a->bias = in->bias->data;
-    a->V = in->V ? in->V->data : NULL;
-    a->c0 = in->c0 ? in->c0->data : NULL;
-    a->m = in->mask ? in->mask->data : NULL;
-    a->pad = in->pad ? in->pad->device : NULL;
-    a->h = y[0]->data;
-    ins[0] = in->u; ins[1] = in->xr; ins[2] = in->v; ins[3] = in->bias; ins[4] = in->V; ins[5] = in->c0;
-    if (last) {
-        *last = s->last = y[1] = stx_new_full(x, B, O, 0, 0);
-        if (!y[1]) return NULL;
-        a->last = y[1]->data;
-    }
-    if (stx_record_results(x, y, last ? 2 : 1, ins, 6, stx__sru_back_op, s))
-        a->c = (stx_real *)stx_step_bytes(x, stx_bytes_of(B * O, stx_sru_tiles(a), sizeof(stx_real)));
-    a->work = stx_step_bytes(x, stx__sru_room(x, a, 0));
-    if (!stx_ok(x)) return NULL;
-    STX_RUN(x, stx_sru_fwd, (x, a));
-    return y[0];
-}
-
 // >>stack: creation
 
 static int stx__sru_wrong(stx_ctx *x, const char *what, double got, const char *want) {
@@ -1433,13 +1433,13 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
     }
     return h;
 }
-static const char *stx__sru_entry(char *name, size_t room, const char *prefix) {
-    snprintf(name, room, "%.80sc", prefix);
-    return name;
-}
 STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix) {
     char name[96];
     return s && stx_rows_save(w, s->states, stx__sru_entry(name, sizeof name, prefix)) && stx_rows_save(w, s->memory, prefix);
+}
+static const char *stx__sru_entry(char *name, size_t room, const char *prefix) {
+    snprintf(name, room, "%.80sc", prefix);
+    return name;
 }
 STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix) {
     char name[96];
