@@ -98,9 +98,13 @@
        SEQTX_NO_THREADS  no threads: every loop runs in the caller's. (Implementation file only.) Otherwise POSIX threads, or Windows's.
        SEQTX_STDIO_FILES  no mmap, no fsync: files by stdio, as on machines without POSIX.
 
-   Reading order for learners: stx_layernorm_fwd/_bwd (a kernel and its derivative), stx_layernorm (an op),
-   stx_backward (the tape, ten lines), stx__gemm_any (blocking), stx__attn_fwd_unit (the one attention),
-   stx_optim_step. `grep '// >>'` lists the sections.
+   How this file is arranged: first the API, in sections `>>api: ..`, where an op and the kernels that it runs are declared side by
+   side; then the code, the tape first, with one section for each thing: in `>>layernorm` stand the op with its shape rule, its backward,
+   and its kernels, forward and backward. The CUDA kernels stand in seqtx_cuda.cu, in the same order under the same names. So one search
+   finds the place, and `grep '// >>'` lists them all.
+
+   Reading order for learners: >>tape (stx_backward walks it, in ten lines), >>layernorm (an op; a kernel and its derivative),
+   >>gemm (stx__gemm_any: blocking), >>attention (stx__attn_fwd_unit: the one attention), >>optimisers (stx_optim_step).
 */
 #ifndef SEQTX_H
 #define SEQTX_H
@@ -151,7 +155,7 @@ typedef float stx_real;
 extern "C" {
 #endif
 
-// >>context ------------------------------------------------------------------------------------------------
+// >>api: context -------------------------------------------------------------------------------------------
 
 enum { STX_CPU = 0, STX_CUDA = 1 };                       /* stx_desc.device */
 enum { STX_PREC_F32 = 0, STX_PREC_BF16 = 1 };             /* stx_desc.precision */
@@ -240,7 +244,7 @@ STX_DEF size_t stx_size_add(size_t n, size_t a, size_t b);      /* n + a b, in t
    a pure function of the key (seed) and the counter (hi, lo). */
 STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]);
 
-// >>tensors ------------------------------------------------------------------------------------------------
+// >>api: tensors -------------------------------------------------------------------------------------------
 
 #define STX_MAX_DIM 4
 
@@ -331,6 +335,8 @@ STX_DEF void stx_params_zero_grad(stx_params *p);
    stx_optim_create. NULL in error. */
 STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n);
 
+// >>api: tape ----------------------------------------------------------------------------------------------
+
 /* Walks the tape back from the scalar loss (1): adds to the gradient of every parameter and variable. */
 STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss);
 /* The same from any tensor y and a given dL/dy (host memory, y->size numbers; NULL: ones): a vector-Jacobian product. */
@@ -352,10 +358,14 @@ STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, st
 /* In back: the gradient of t, to add to. NULL: not wanted. With fresh it may hold anything: then *fresh is 1 and it is to be written. */
 STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh);
 STX_DEF uint64_t stx_random_stream(stx_ctx *x);     /* of the random numbers of an op, as stx_dropout_fwd wants it; each call gives another one */
+
 typedef stx_tensor *(*stx_recompute_fn)(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out);
 STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count, stx_tensor **out, int more);
-// >>kernels ------------------------------------------------------------------------------------------------
-/* The lower storey. Order of arguments: context (threads, scratch; NULL: one thread, but the attention needs one), outputs, saved values,
+
+// >>api: kernels -------------------------------------------------------------------------------------------
+
+/* The lower storey. The kernels of an op are declared with it (>>api: ops, >>api: attention, ..); those of none, here. Order of
+   arguments: context (threads, scratch; NULL: one thread, but the attention needs one), outputs, saved values,
    inputs, sizes, scalars. Backward kernels ADD into dx; a NULL dx is not wanted. Where
    there is an int accumulate, 0 makes them write da, din or dlogits instead, whatever was there. One STX_KERNEL line declares
    the CPU twin (stem, body below) and the CUDA twin (stem_cuda, body in seqtx_cuda.cu): a missing one does not
@@ -375,6 +385,7 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
 #endif
 #define STX__MIN(a, b) ((a) < (b) ? (a) : (b))
 #define STX__MAX(a, b) ((a) > (b) ? (a) : (b))
+
 STX_DEF int stx_threads(const stx_ctx *x);
 
 /* Parallel loops of kernels. part does the iterations [from, to) of a loop over [0, n); job points to what it needs to know. Each
@@ -392,6 +403,7 @@ STX_DEF void stx_parallel(stx_ctx *x, size_t n, size_t work, stx_part part, cons
 /* The same for few and unequal iterations, given out one by one as threads come, from 0 on: the longest should come first. */
 STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void *job);
 STX_DEF int stx_isa(const stx_ctx *x);                      /* which inner loops its processor runs: STX__CALL */
+
 /* y (n) = value */
 STX_KERNEL(stx_fill, (stx_ctx *x, stx_real *y, size_t n, stx_real value))
 /* y (n) = s a, or y += s a */
@@ -402,11 +414,13 @@ STX_KERNEL(stx_copy2d, (stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, 
 /* db (C) += sum over rows of dy (N,C) */
 STX_KERNEL(stx_sum_rows, (stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C))
 
-// >>ops ----------------------------------------------------------------------------------------------------
+// >>api: ops -----------------------------------------------------------------------------------------------
+
 /* Every op returns a new tensor in the step arena, or NULL in error; NULL inputs give NULL. "(..,C)" is any
-   number of leading dimensions, flattened to N rows. */
+   number of leading dimensions, flattened to N rows. Below an op stand the kernels that it runs: see >>api: kernels. */
 
 enum { STX_ACT_NONE = 0, STX_ACT_RELU, STX_ACT_GELU, STX_ACT_TANH, STX_ACT_SIGMOID };
+
 /* a + b and a * b; b has a's shape or the shape of a's last dimensions (then it is repeated). */
 STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b);
@@ -418,6 +432,7 @@ STX_KERNEL(stx_add_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_r
 STX_KERNEL(stx_mul_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb))
 STX_KERNEL(stx_mul_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b,
                          size_t n, size_t nb, int accumulate))
+
 STX_DEF stx_tensor *stx_relu(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_gelu(stx_ctx *x, stx_tensor *a);        /* a Phi(a), by erf */
 STX_DEF stx_tensor *stx_tanh(stx_ctx *x, stx_tensor *a);
@@ -426,6 +441,7 @@ STX_DEF stx_tensor *stx_sigmoid(stx_ctx *x, stx_tensor *a);
 STX_KERNEL(stx_act_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act))
 STX_KERNEL(stx_act_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n,
                          int act, int accumulate))
+
 /* Zero with probability p, scale the rest by 1/(1-p); the identity in STX_EVAL. p is resolved to 1/65536. */
 STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p);
 /* The same with one draw for all times: a (B,T,C), mask (B,C) (variational dropout, Gal & Ghahramani 2016, 1512.05287). */
@@ -433,12 +449,14 @@ STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p);
 /* y (n) = a mask / keep, and da += dy mask / keep by the same call */
 STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed,
                              uint64_t stream, int accumulate))
+
 /* h + alpha f, alpha (1) learned: h, f of one shape (ReZero, Bachlechner et al. 2020, 2003.04887). */
 STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *alpha);
 /* y (n) = h + alpha[0] f, h NULL: alpha[0] f; backward: df (n) = or += alpha dy, dalpha (1) += sum of dy f; each NULL if not wanted */
 STX_KERNEL(stx_rezero_fwd, (stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n))
 STX_KERNEL(stx_rezero_bwd, (stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha, size_t n,
                             int accumulate))
+
 STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a);     /* over the last dimension */
 STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a); /* its logarithm, without the detour: (..,C) -> (..,C) */
 /* y, a (N,C): over the C of a row */
@@ -448,6 +466,7 @@ STX_KERNEL(stx_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const
 /* y, a (N,C): a - log sum e^a over the C of a row; backward: da = or += dy - e^y sum dy */
 STX_KERNEL(stx_log_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
 STX_KERNEL(stx_log_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate))
+
 /* Layer normalisation over the last dimension, biased variance, eps inside the root (0: 1e-5). gain, shift (C). */
 STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift, double eps);
 /* y (N,C); mean, rstd (N) are saved; in (N,C), gain, shift (C). Backward: din (N,C), dgain, dshift (C) */
@@ -456,6 +475,7 @@ STX_KERNEL(stx_layernorm_fwd, (stx_ctx *x, stx_real *y, stx_real *mean, stx_real
 STX_KERNEL(stx_layernorm_bwd, (stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy,
                                const stx_real *in, const stx_real *gain, const stx_real *mean, const stx_real *rstd,
                                size_t N, size_t C, int accumulate))
+
 /* layernorm(h + dropout(f, p)) in one pass: h, f (..,C), p as in stx_dropout, the rest as in stx_layernorm. */
 STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps);
 /* s (N,C) = h + dropout(f), as stx_dropout_fwd with drop, seed, stream; y (N,C) = layernorm(s). Backward: ds (N,C) is written: the
@@ -474,8 +494,10 @@ STX_KERNEL(stx_embedding_fwd, (stx_ctx *x, stx_real *y, const stx_real *table, c
                                stx_real s))
 STX_KERNEL(stx_embedding_bwd, (stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C,
                                stx_real s))
+
 /* Rows idx[0..n) of a (..,C), flattened -> (n,C). Rows may repeat. */
 STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, size_t n);
+
 /* Over time, dimension 1: (B,Ta,C), (B,Tb,C) -> (B,Ta+Tb,C), and rows [t0,t1) -> (B,t1-t0,C). */
 STX_DEF stx_tensor *stx_concat(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1);
@@ -498,6 +520,7 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a);
    left NULL in both runs is NULL afterwards). stx_recompute hands them on in its own `out`. Gradients reach all of them. With more = 0 out
    may be NULL. */
 enum { STX_MAX_MORE = 3 };
+
 /* op(a) op(b), op = transpose of the last two dimensions if ta / tb. a (..,M,K), b (..,K,N), equal leading
    dimensions, or b with two dimensions only, used for every batch entry -> (..,M,N). */
 STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb);
@@ -507,6 +530,7 @@ STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta,
 STX_KERNEL(stx_gemm, (stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
                       const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
                       stx_real beta, stx_real *C, size_t ldc, size_t sc))
+
 /* act(x W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). */
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act);
 /* y (N,O) = act(in W^T + b) in one pass: in (N,Ci), W (O,Ci), b (O) or NULL; pre (N,O) or NULL gets in W^T + b */
@@ -517,9 +541,11 @@ STX_KERNEL(stx_linear_bwd, (stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db
                             const stx_real *in, const stx_real *W, size_t N, size_t Ci, size_t O, int act, int accumulate))
 /* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b */
 STX_KERNEL(stx_bias_act_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act))
+
 /* X W^T + b, X (B,S,Ci), W (O,Ci), b (O) or NULL -> (B,S,O), where the last T rows of X are a copy of h (B,T,Ci): gradients reach h, W
    and b, and cost nothing for the S - T rows before, which are memory. X itself gets none. */
 STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W, stx_tensor *b);
+
 /* Mean and sum of all numbers -> (1). */
 STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_sum(stx_ctx *x, stx_tensor *a);
@@ -529,6 +555,7 @@ STX_KERNEL(stx_mean_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n
 /* y (1) = sum of a (n); da (n) += dy[0] */
 STX_KERNEL(stx_sum_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
 STX_KERNEL(stx_sum_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
+
 /* Sum of -log softmax(logits)[target] over the rows, divided by divisor (0: by the number of rows) -> (1).
    logits (..,V), targets with one id a row. */
 STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
@@ -565,6 +592,7 @@ STX_KERNEL(stx_token_loss_fwd, (stx_ctx *x, stx_real *loss, stx_real *nll, stx_r
                                 const int32_t *targets, const stx_real *w, size_t N, size_t V))
 STX_KERNEL(stx_token_loss_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
                                 const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V, int accumulate))
+
 /* Mean of (a-b)^2 -> (1). */
 STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 /* loss (1) = mean (a - b)^2, a, b (n) */
@@ -572,7 +600,7 @@ STX_KERNEL(stx_mse_fwd, (stx_ctx *x, stx_real *loss, const stx_real *a, const st
 STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a,
                          const stx_real *b, size_t n))
 
-// >>attention ----------------------------------------------------------------------------------------------
+// >>api: attention -----------------------------------------------------------------------------------------
 
 /* The one fused attention. Query i of T is key row C+i of S, C = S-T; the distance to key j is delta = C+i-j.
        s_ij = scale ((q_i + u).k_j + (q_i + vb).pe_p)       p = P - 1 + delta_min - delta
@@ -648,7 +676,7 @@ STX_KERNEL(stx_attention_fwd, (stx_ctx *x, const stx_attention_args *a))
 STX_KERNEL(stx_attention_bwd, (stx_ctx *x, const stx_attention_args *a))
 STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a);     /* the forward kernel of the context's device, with work from the step arena */
 
-// >>adaptive input and output -------------------------------------------------------------------------------
+// >>api: adaptive input and output -------------------------------------------------------------------------
 
 /* Adaptive embedding (Baevski & Auli 2018, 1809.10853) and adaptive softmax (Grave et al. 2016, 1609.04309) for
    large vocabularies sorted by frequency. K cutoffs give K+1 clusters; cluster i holds words
@@ -688,7 +716,7 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
 STX_KERNEL(stx_cluster_log_probs, (stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start, size_t size,
                                    size_t w, size_t K, size_t c, int forward))
 
-// >>optimisers ---------------------------------------------------------------------------------------------
+// >>api: optimisers ----------------------------------------------------------------------------------------
 
 enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB };
 typedef struct stx_optim_desc {
@@ -762,6 +790,7 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr);
 STX_DEF void stx_optim_rate(stx_optim *o, double lr);
 /* Waits for the last update; o->step, skipped and grad_norm are current then. What stx_optim_step would have returned. */
 STX_DEF int stx_optim_sync(stx_optim *o);
+
 /* out (count) = sum of g^2 of each piece. Then optim_plan decides: u's norm, ok, factor (clip, kinds other than Adagrad), step or
    skipped, corrections, plain, and each piece's lr (Adagrad clips per tensor; tensors have their pieces together; 0 where radam_skip
    leaves the parameters alone). The updates do it: if u->ok, and in any case g is zeroed. adam_update is all Adams'. */
@@ -778,6 +807,7 @@ STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_piece
 STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max))
 /* g of each piece into [-c, c]; infinities and NaN stay */
 STX_KERNEL(stx_clip_values, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real c))
+
 /* All parameters of a list into [lo, hi], in one go: stx_pick_params makes the list (it lives as long as the context), before the first
    step. */
 typedef struct stx_picked stx_picked;
@@ -786,7 +816,7 @@ STX_DEF void stx_clamp_params(stx_ctx *x, const stx_picked *p, double lo, double
 /* p of each piece into [lo, hi] */
 STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi))
 
-// >>steps --------------------------------------------------------------------------------------------------
+// >>api: steps ---------------------------------------------------------------------------------------------
 
 /* What a step leaves behind. Device memory is not for reading while a step runs, and waiting for it costs the time that the host
    is ahead. So a step may note scalars: slot = or += s t[0], in double; and the host asks for them afterwards. */
@@ -837,6 +867,8 @@ STX_DEF const char *stx_step_note(const stx_ctx *x);
 STX_DEF uint64_t stx_step_key(const void *model, const stx_ids *ids, const stx_ids *targets, uint64_t salt);
 STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
 
+// >>api: schedules -----------------------------------------------------------------------------------------
+
 /* Learning rate at update n = 1, 2, .. */
 enum { STX_LR_CONSTANT = 0, STX_LR_COSINE, STX_LR_INV_SQRT,
        STX_LR_RECURSIVE,         /* SRU++'s, its cosine goes on from where the warm-up of W updates ends:
@@ -859,6 +891,8 @@ typedef struct stx_schedule {
 } stx_schedule;
 STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n);
 
+// >>api: sampling ------------------------------------------------------------------------------------------
+
 /* One token from logits (V) (any additive constant): softmax(logits / temperature) cut to the top_k likeliest
    (0: all) and then to the smallest set with mass top_p (0 or 1: all). temperature 0: the likeliest. The draw is
    a function of (seed, counter). Returns -1 if the logits are not finite or V is 0. work: V numbers of scratch, not needed at
@@ -869,6 +903,8 @@ typedef struct stx_sampling {
     uint64_t seed;
 } stx_sampling;
 STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits, size_t V, stx_real *work);
+
+// >>api: the CUDA device -----------------------------------------------------------------------------------
 
 /* What device memory holds. An address alone says how numbers are stored there: by the allocation it lies in. */
 enum { STX_MEM_BYTES = 0,           /* floats, or anything */
@@ -917,8 +953,8 @@ extern void   stx_cuda_attention(stx_ctx *x, int version);
 #endif
 STX_DEF void *stx_ctx_gpu(const stx_ctx *x);                /* the stx_gpu of a context on a GPU, or NULL */
 
-// ---------------------------------------------------------------------------------------------------------------------
-// >>files: safetensors, read and written
+// >>api: files ---------------------------------------------------------------------------------------------
+
 /*   8 bytes       N, little-endian
      N bytes       JSON: {"__metadata__":{"key":"value",..}, "name":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},..}
      the rest      the tensors' bytes, little-endian, row-major, one after the other without holes
@@ -991,8 +1027,7 @@ STX_DEF void stx_map_close(stx_map *m);                                 /* m is 
    short, overlong, a surrogate, above U+10FFFF. */
 STX_DEF size_t stx_utf8(const void *s, size_t n, uint32_t *c);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// >>checkpoints: parameters and optimiser state in a safetensors file
+// >>api: checkpoints ---------------------------------------------------------------------------------------
 
 #ifdef SEQTX_DOUBLE
 enum { STX_REAL_DTYPE = STX_F64 };      /* dtype of stx_real */
@@ -1026,8 +1061,7 @@ STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix
 STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o);
 STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// >>words: what stands before and behind a language model, embedding and output
+// >>words: what stands before and behind a language model, embedding and output ----------------------------
 
 /* A first value as data: kind and a as in stx_param, where a follows a rule from the rows and columns of the matrix (a bias: of the
    matrix that it belongs to). All of it zero: zeros. */
@@ -1089,8 +1123,7 @@ STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_
 /* key and all that the host decides in a step with these ids (NULL: none) because of adaptive words: see stx_adaptive_key. */
 STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *ids, const stx_ids *targets, const stx_token_loss *how);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// >>rows: what a model remembers from step to step
+// >>rows: what a model remembers from step to step ---------------------------------------------------------
 
 /* For each layer rows of numbers (B, rows, width): a cache of a layer's inputs, a memory, a recurrent state. Rows are
    constants: no gradient passes from one step to another. A step reads them (in) and pushes its own at their end (out, which
@@ -1171,8 +1204,7 @@ STX_DEF int stx_rows_load(stx_rows *s, const stx_file *f, const char *prefix);
 /* Adds what the host decides by these rows to a step's key: counts, addresses, whether rows are missing. */
 STX_DEF uint64_t stx_rows_key(const stx_rows *s, uint64_t key);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// >>cache: keys and values of generation
+// >>cache: keys and values of generation -------------------------------------------------------------------
 
 /* Token by token a model needs the keys and values of the tokens before, not their inputs: they are projected once and kept, for each layer
    the last `window` rows of each of B streams. The buffer is longer, 2 windows and a chunk, so that moving down costs one copy a token. */
@@ -1205,8 +1237,7 @@ typedef stx_tensor *(*stx_feed_fn)(void *user, const stx_ids *ids);
 STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_words *w, const int32_t *ids, size_t n, int scores,
     stx_feed_fn fn, void *user);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// >>lm: a language model of any family
+// >>lm: a language model of any family ---------------------------------------------------------------------
 
 /* What programs that take any family need of one: a family fills in the table (stx_span_lm, stx_sru_lm_of, ..), and trainers,
    evaluation and generation are written once. model, state and gen are the family's own structs. */
@@ -1740,6 +1771,7 @@ static size_t stx__grads_bytes(const stx_ctx *x, int reserved) {
     }
     return n;
 }
+
 /* Memory of the device; on a GPU the host's few kilobytes of heads and shapes are not counted. */
 static size_t stx__reserved(const stx_ctx *x) {
 #ifdef SEQTX_CUDA
@@ -2026,7 +2058,7 @@ static uint32_t stx__keep16(stx_real p) {
     return (uint32_t)(k < 1 ? 1 : k);
 }
 
-// >>ops: the tape
+// >>tensors
 
 /* where: STX__STEP .. */
 static stx_tensor *stx__tensor(stx_ctx *x, int where, int ndim, const size_t *dim) {
@@ -2069,8 +2101,6 @@ static const char *stx__shape(const stx_tensor *t, char *buf) {
     return buf;
 }
 #define STX__NEED(x, cond, code, ...) do { if (!(cond)) { stx_fail(x, code, __VA_ARGS__); return NULL; } } while (0)
-
-// >>ops: leaves
 
 /* Something that the host may have a copy of */
 static void stx__changed(stx_ctx *x) { x->report_age = STX__STALE; x->watch_stale = 1; }
@@ -2138,6 +2168,7 @@ STX_DEF stx_tensor *stx_constant_create(stx_ctx *x, const stx_real *data, size_t
     stx_put(x, t->data, data, t->size);
     return stx_ok(x) ? t : NULL;
 }
+
 /* A copy of n ids for kernels; on a CPU the ids themselves. The step arena's. */
 static int32_t *stx__ids_device(stx_ctx *x, int32_t *ids, size_t n) {
     int32_t *p = ids;
@@ -2183,8 +2214,10 @@ static void stx__ids_used(const stx_ids *ids, size_t n, const stx_token_loss *ho
     t->spares = 1;
     t->spared = how->ignored;
 }
+
 static void stx__ids_below(const stx_ids *ids, size_t n) { stx__ids_used(ids, n, NULL); }
 static int stx__left_out(const stx_token_loss *how, int32_t id) { return how && how->ignore && id == how->ignored; }
+
 STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
     size_t i;
     if (!stx_ok(x) || !ids || !data) return;
@@ -2210,6 +2243,7 @@ static void stx__grads_arena(stx_ctx *x, stx__arena *a) {
     a->name = "persistent arena";
     a->kind = stx__arena_of(x, STX__STATE)->kind;
 }
+
 STX_DEF stx_params *stx_params_create(stx_ctx *x) {
     stx_params *p = (stx_params *)stx_persist(x, sizeof *p);
     stx__arena *a = (stx__arena *)stx_persist(x, sizeof *a);
@@ -2258,6 +2292,7 @@ STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n) {
     if (n) *n = p->grads_size;
     return p->grads;
 }
+
 STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name) {
     size_t i;
     for (i = 0; p && name && i < p->count; i++) if (!strcmp(p->name[i], name)) return p->tensor[i];
@@ -2369,6 +2404,8 @@ STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1,
 STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void *user) {
     stx__param_edit(x, "stx_param_apply", param, 0, param ? param->dim[0] : 0, fn, user);
 }
+
+// >>tape
 
 /* Puts y on the tape if anything it was made from needs a gradient; NULL if not (or in error). */
 static stx__node *stx__record(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *), stx_tensor **in, int count) {
@@ -2506,6 +2543,7 @@ STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, st
     n->save = o;
     return 1;
 }
+
 STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh) {
     if (fresh) *fresh = 0;
     if (!stx_ok(x)) return NULL;
@@ -2523,6 +2561,7 @@ static int stx__made(const stx__node *n, const stx_tensor *t) {
     for (i = 0; i < STX_MAX_MORE; i++) made |= n->more[i] == t;
     return made;
 }
+
 static void stx__walk(stx_ctx *x) {
     int recording = x->recording;
     x->recording = 0;
@@ -2559,6 +2598,7 @@ static int stx__seed(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     stx__grad_give(x, given, y->size, y->full);
     return 1;
 }
+
 STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     if (!x || x->code || !y) return;
     if (!y->needs_grad) {
@@ -2580,6 +2620,7 @@ STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real 
     stx_fail(x, STX_ERR_ARG, "stx_backward_many: none of %d tensors depends on a parameter or variable, or nothing was recorded: call "
              "stx_begin(x, STX_TRAIN) before the ops", count);
 }
+
 STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss) {
     if (!x || x->code || !loss) return;
     if (loss->size != 1) {
@@ -2590,7 +2631,7 @@ STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss) {
     stx_backward_from(x, loss, NULL);
 }
 
-// >>ops: recomputation
+// >>recomputation
 
 static stx__arena *stx__step_arena(stx_ctx *x, int i) { return i == 0 ? &x->step : i == 1 ? &x->dev_step : &x->dev_bytes; }
 static stx__mark stx__step_mark(stx_ctx *x) {
@@ -2694,6 +2735,7 @@ static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **made, int 
     }
     return 1;
 }
+
 STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count, stx_tensor **out, int more) {
     stx_tensor *made[1 + STX_MAX_MORE] = {NULL}, *none[STX_MAX_MORE] = {NULL};
     stx__recompute_save *s;
@@ -3092,7 +3134,7 @@ static void stx__make_scratch(stx_ctx *x) {
     stx__pool_make(x);
 }
 
-// >>kernels: elementwise, embedding, normalisation, losses
+// >>shares, sums, fill, axpy, copy
 
 /* What the loops of the simple kernels work on, by the names of their declarations. A loop sets what it needs; the rest is zero. */
 typedef struct stx__loop {
@@ -3249,6 +3291,8 @@ STX_DEF void stx_copy2d(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, 
     stx_parallel(x, rows, rows * cols, stx__copy_part, &j);
 }
 
+// >>add, mul, scale
+
 /* b is a, or a's last dimensions */
 static int stx__repeats(const stx_tensor *a, const stx_tensor *b) {
     int i;
@@ -3389,6 +3433,8 @@ STX_DEF void stx_mul_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
     else if (db) stx__sum_rows(x, db, dy, a, n / nb, nb);
 }
 
+// >>activations
+
 static void stx__act_back(stx_ctx *x, stx__node *n) {
     int fresh;
     stx_real *dy = n->y->grad, *d = stx__grad_reuse(x, n, n->in[0], &fresh);
@@ -3426,6 +3472,7 @@ STX__INNER void stx__act_n(int fma, stx_real *y, const stx_real *a, size_t n, in
     }
 }
 STX__EACH_ISA(stx__act_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, int act), y, a, n, act)
+
 static void stx__act_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t at, n = stx__numbers_of(s, l->n, &at);
@@ -3467,6 +3514,8 @@ STX_DEF void stx_act_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx
     l.y = da; l.dy = dy; l.b = y; l.a = a; l.act = act; l.accumulate = accumulate;
     stx__elementwise(x, n, stx__act_bwd_part, &l);
 }
+
+// >>dropout
 
 typedef struct stx__dropout_save { uint64_t stream; stx_real p; } stx__dropout_save;
 static void stx__dropout_back(stx_ctx *x, stx__node *n) {
@@ -3587,6 +3636,8 @@ STX_DEF void stx_dropout_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t 
     stx_parallel(x, (n + STX__PIECE - 1) / STX__PIECE, 8 * n, stx__dropout_part, &j);
 }
 
+// >>rezero
+
 static void stx__rezero_back(stx_ctx *x, stx__node *n) {
     int fresh;
     stx_real *da = stx__grad(x, n->in[2]), *df = stx__grad_fresh(x, n->in[1], &fresh);      /* in this order: f may be alpha */
@@ -3644,6 +3695,8 @@ STX_DEF void stx_rezero_bwd(stx_ctx *x, stx_real *df, stx_real *dalpha, const st
     }
     if (df) stx_axpy(x, df, dy, n, alpha[0], accumulate);
 }
+
+// >>softmax
 
 static void stx__softmax_back(stx_ctx *x, stx__node *n) {
     int fresh;
@@ -3767,7 +3820,7 @@ STX_DEF void stx_log_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, c
     stx_parallel(x, N, 8 * N * C, stx__log_softmax_bwd_part, &l);
 }
 
-// >>ops: layernorm, elementwise, softmax
+// >>layernorm
 
 typedef struct stx__layernorm_save { stx_real *mean, *rstd; } stx__layernorm_save;
 static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
@@ -3945,7 +3998,7 @@ STX_DEF void stx_residual_norm_bwd(stx_ctx *x, stx_real *ds, stx_real *df, stx_r
     else if (df) stx_axpy(x, df, ds, N * C, 1, accumulate);
 }
 
-// >>ops: embedding, linear, matmul
+// >>embedding
 
 typedef struct stx__ids_save { const int32_t *ids; size_t n, C; stx_real s; } stx__ids_save;
 static void stx__embedding_back(stx_ctx *x, stx__node *n) {
@@ -3970,6 +4023,7 @@ static stx_tensor *stx__rows_of(stx_ctx *x, stx_tensor *table, const int32_t *de
     }
     return y;
 }
+
 static stx_tensor *stx__lookup(stx_ctx *x, const char *op, stx_tensor *table, size_t V, const int32_t *ids, const int32_t *device,
                                size_t n, int ndim, const size_t *dim) {
     size_t i;
@@ -4025,7 +4079,7 @@ STX_DEF void stx_embedding_bwd(stx_ctx *x, stx_real *dtable, const stx_real *dy,
     stx_parallel(x, (C + 15) / 16, N * C, stx__embedding_bwd_part, &l);
 }
 
-// >>ops: shape
+// >>shape
 
 /* y (rows, wa + wb) from a (rows, wa) and b (rows, wb): concatenation over time (rows = B, w = T C) and over channels
    (rows = N, w = C) are the same copy. */
@@ -4099,6 +4153,7 @@ static stx_tensor *stx__slice(stx_ctx *x, stx_tensor *a, size_t rows, size_t at,
     }
     return y;
 }
+
 STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1) {
     size_t d[3], C;
     char s[96];
@@ -4119,6 +4174,7 @@ STX_DEF stx_tensor *stx_slice_channels(stx_ctx *x, stx_tensor *a, size_t c0, siz
     d[a->ndim - 1] = c1 - c0;
     return stx__slice(x, a, stx__rows(a), c0, c1 - c0, d);
 }
+
 static void stx__reshape_back(stx_ctx *x, stx__node *n) { stx__grad_dy(x, n, n->in[0], 1); }
 static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
     stx_tensor *y = (stx_tensor *)stx__arena_alloc(x, &x->step, sizeof *y);
@@ -4168,6 +4224,7 @@ STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r
     }
     return y;
 }
+
 STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) { return stx_ok(x) && a ? stx__view(x, a) : NULL; }
 
 // >>gemm
@@ -5054,6 +5111,8 @@ STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t
     stx__product(x, batch, ta, tb, M, N, K, alpha, A, lda, sa, B, ldb, sb, beta, C, ldc, sc, NULL);
 }
 
+// >>matmul
+
 typedef struct stx__matmul_save { int ta, tb; size_t batch, M, N, K, sb; } stx__matmul_save;
 /* Y = op(A) op(B):   d op(A) = dY op(B)^T ; d op(B) = op(A)^T dY, each transposed back where op transposes */
 static void stx__matmul_back(stx_ctx *x, stx__node *n) {
@@ -5104,6 +5163,8 @@ STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta,
     }
     return y;
 }
+
+// >>linear
 
 typedef struct stx__linear_save { stx_real *pre; int act; } stx__linear_save;
 /* y = act(x W^T + b):   da = dy act' ; dx += da W ; dW += da^T x ; db += sum_n da */
@@ -5180,11 +5241,13 @@ STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, 
     if (node) node->save = X;
     return y;
 }
+
 STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t Ci, size_t O, int act) {
     stx__after after;
     after.b = b; after.pre = pre; after.act = act;
     stx__product(x, 1, 0, 1, N, O, Ci, 1, in, Ci, 0, W, Ci, 0, 0, y, O, 0, b || pre || act ? &after : NULL);
 }
+
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da */
 STX_DEF void stx_linear_bwd(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, const stx_real *in, const stx_real *W,
                             size_t N, size_t Ci, size_t O, int act, int accumulate) {
@@ -5193,6 +5256,7 @@ STX_DEF void stx_linear_bwd(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db
     if (dW) stx_gemm(x, 1, 1, 0, O, Ci, N, 1, da, O, 0, in, Ci, 0, 1, dW, Ci, 0);
     if (db) stx_sum_rows(x, db, da, N, O);
 }
+
 /* y (N,C) = act(y + b), in place; pre, if given, gets y + b (gelu's backward needs it). */
 STX__INNER void stx__bias_act_row(int fma, stx_real *y, stx_real *pre, const stx_real *b, size_t C, int act) {
     size_t c;
@@ -5218,13 +5282,14 @@ STX_DEF void stx_bias_act_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_
     stx_parallel(x, N, N * C, stx__bias_act_part, &l);
 }
 
-// >>ops: losses
+// >>mean
 
 static void stx__mean_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad(x, n->in[0]);
     if (d) STX_RUN(x, stx_mean_bwd, (x, d, n->y->grad, n->in[0]->size));
 }
 static stx_tensor *stx__scalar_new(stx_ctx *x) { size_t one = 1; return stx__tensor(x, STX__STEP_FULL, 1, &one); }
+
 typedef struct stx__scalar { stx_tensor t; double value; struct stx__scalar *next; } stx__scalar;
 STX_DEF stx_tensor *stx_scalar_create(stx_ctx *x, double value) {
     stx__scalar *s = (stx__scalar *)stx_persist(x, sizeof *s);
@@ -5261,6 +5326,7 @@ STX_DEF void stx_scalar_set(stx_ctx *x, stx_tensor *scalar, double value) {
     s->value = value;
     s->t.data[0] = (stx_real)value;
 }
+
 STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a) {
     stx_tensor *y;
     if (!stx_ok(x) || !a) return NULL;
@@ -5283,6 +5349,7 @@ STX_DEF stx_tensor *stx_sum(stx_ctx *x, stx_tensor *a) {
     stx__record1(x, y, stx__sum_back, a);
     return y;
 }
+
 STX__INNER void stx__mean_n(int fma, double *sum, const stx_real *a, size_t n) {
     double s[16] = {0}, t = 0;
     size_t i, e;
@@ -5311,6 +5378,7 @@ STX_DEF void stx_sum_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
     l.a = a;
     *y = (stx_real)stx__sum_blocks(x, n, stx__mean_part, &l);
 }
+
 static void stx__mean_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t at, n = stx__numbers_of(s, l->n, &at);
@@ -5328,7 +5396,9 @@ STX_DEF void stx_sum_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n)
     l.y = da; l.s = dy[0];
     stx__elementwise(x, n, stx__mean_bwd_part, &l);
 }
-static void stx__reshape_back(stx_ctx *x, stx__node *n);
+
+// >>cross_entropy
+
 typedef struct stx__ce_save { const int32_t *targets; stx_real *top, *inv; double divisor; int over; } stx__ce_save;
 /* May a's memory take its gradient? Only where the op that made it does not need its result in backward. */
 static int stx__may_overwrite(const stx_ctx *x, const stx_tensor *a) {
@@ -5369,6 +5439,7 @@ static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, const i
     if (node) node->save = s;
     return y;
 }
+
 static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor, int over) {
     size_t N, V, i;
     char t[96];
@@ -5581,6 +5652,9 @@ STX_DEF void stx_token_loss_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *d
     l.y = dlogits; l.a = logits; l.ids = targets; l.m = top; l.r = inv; l.b = w; l.s = dloss[0]; l.accumulate = accumulate;
     stx_parallel(x, N, 8 * N * V, stx__token_loss_bwd_part, &l);
 }
+
+// >>mse
+
 static void stx__mse_back(stx_ctx *x, stx__node *n) {
     stx_real *da = stx__grad(x, n->in[0]), *db = stx__grad(x, n->in[1]);
     STX_RUN(x, stx_mse_bwd, (x, da, db, n->y->grad, n->in[0]->data, n->in[1]->data, n->in[0]->size));
@@ -5640,9 +5714,9 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
     if (db) stx__elementwise(x, n, stx__mse_bwd_part, &l);
 }
 
-enum { STX__BQ = 64, STX__BK = 256, STX__GROUP = 8 * STX__BQ, STX__PAD = 96, STX__LDS = STX__BK + STX__PAD, STX__LDK = STX__BK + 16, STX__MAX_HEADS = 256 };
+// >>attention
 
-// >>ops: attention
+enum { STX__BQ = 64, STX__BK = 256, STX__GROUP = 8 * STX__BQ, STX__PAD = 96, STX__LDS = STX__BK + STX__PAD, STX__LDK = STX__BK + 16, STX__MAX_HEADS = 256 };
 
 static size_t stx__attention_bytes(stx_ctx *x, const stx_attention_args *a, int backward) {
 #ifdef SEQTX_CUDA
@@ -5746,11 +5820,13 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const 
     if (node) node->save = a;
     return y;
 }
+
 STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d) {
     return stx__attention(x, in, d, 0);
 }
 
-// >>kernels: attention
+// >>attention: what a unit of work needs
+
 /* One unit of work is a few tiles of STX__BQ queries of one head of one batch row. It walks the keys in tiles of STX__BK, from
    the oldest that its head reaches to the youngest that it may see, and for each tile of keys its tiles of queries. With the
    keys packed once, tile (i0, j0) is a handful of small products whose operands stay in L2:
@@ -6076,6 +6152,8 @@ static void stx__attn_prefetch(const stx_real *rows, size_t ld, ptrdiff_t from, 
 #endif
 }
 
+// >>attention: logits and weights of a tile
+
 /* First and one-past-last key that any of the queries i0 .. i0+n-1 may see. */
 static void stx__attn_range(const stx_attention_args *a, size_t reach, size_t i0, size_t n, ptrdiff_t *first, ptrdiff_t *last) {
     ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T;
@@ -6264,6 +6342,8 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
     stx__attn_gather(t, A->u == 2 ? t->R.h : t->R.s, t->R.o);
 }
 
+// >>attention: forward
+
 /* 1 / the normaliser of a row of state (top, sum of m e, sum of e); no key at all: 0, so that y = 0 */
 static stx_real stx__attn_inv(const stx_attention_args *a, const stx_real *state) {
     stx_real norm = a->no_renorm ? state[2] : state[1] + a->eps * state[2];
@@ -6322,6 +6402,8 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_r
         a->inv[(b * a->H + h) * a->T + i0 + r] = f;
     }
 }
+
+// >>attention: few queries
 
 /* A query or three (generation): keys are read once, so packing them would cost as much as the products. Scores of n keys, whose rows
    of the table follow each other; k or pe NULL: zeros */
@@ -6421,6 +6503,8 @@ static void stx__attn_thin(stx_ctx *x, const stx__attn *A, stx_real *room, size_
     a->top[row] = state[0];
     a->inv[row] = f;
 }
+
+// >>attention: units and work
 
 /* What one call works on: the units, the packed table, a room for each thread; backward also what threads or units sum apart */
 typedef struct stx__attn_unit { size_t b, h, i0, n; ptrdiff_t first, last; int owner, part; } stx__attn_unit;
@@ -6553,6 +6637,8 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
     j.A = &A; j.w = &w;
     stx_parallel_units(x, w.count, stx__attn_fwd_part, &j);
 }
+
+// >>attention: backward
 
 /* Backward. For each cell, with w = e^(s - top) inv and a = m w recomputed (inv is 1 / the row's normaliser, 0 for a
    row without keys):
@@ -6857,6 +6943,8 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
     }
 }
 
+// >>adaptive input and output
+
 /* Which cluster holds id; count when none does. */
 static size_t stx__cluster(const size_t *end, size_t count, int32_t id) {
     size_t c = 0;
@@ -6885,8 +6973,6 @@ STX_DEF void stx_spoil(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
     (void)x;
     if (*flag) for (i = 0; i < n; i++) y[i] = (stx_real)NAN;
 }
-
-// >>ops: adaptive input and output
 
 static size_t stx__cluster_start(const stx_adaptive *a, size_t c) { return c ? a->end[c - 1] : 0; }
 
@@ -6975,6 +7061,7 @@ static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, cons
     STX_RUN(x, stx_cluster_sort, (x, s->local, s->place, s->at, s->over, known, n, &s->k));
     return 1;
 }
+
 STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const stx_ids *ids) {
     size_t n, c, d = 0, dim[3];
     stx__sorted s;
@@ -7056,6 +7143,7 @@ static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_a
     if (how && loss) how->nll = nll;
     return loss;
 }
+
 STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets) {
     return stx__adaptive_softmax(x, "stx_adaptive_softmax", a, h, targets, NULL);
 }
@@ -7065,6 +7153,7 @@ STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *
     memset(&none, 0, sizeof none);
     return stx__adaptive_softmax(x, "stx_adaptive_softmax_tokens", a, h, targets, how ? how : &none);
 }
+
 STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h) {
     size_t N, V, c, d[2];
     stx_tensor *out;
@@ -7282,8 +7371,6 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     stx__changed(x);
     return stx__on_gpu(x) ? stx_ok(x) : stx_optim_sync(o);
 }
-
-// >>kernels: optimisers
 
 /* All pieces of all parameters share one parallel loop; a piece is never split, so threads do not change a bit. */
 static size_t stx__pieces_size(const stx_piece *piece, size_t count) {
@@ -7529,6 +7616,7 @@ STX_DEF void stx_clip_values(stx_ctx *x, const stx_piece *piece, size_t count, s
     j.lo = -c; j.hi = c;
     stx__each_piece(x, piece, count, stx__clip_part, &j);
 }
+
 static void stx__clamp_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     size_t k, i;
@@ -7718,10 +7806,13 @@ STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user) {
     fn(user);
     return stx_ok(x);
 }
+
 STX_DEF void stx_meter(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
     (void)x;
     *meter = (accumulate ? *meter : 0) + s * (double)a[0];
 }
+
+// >>schedules
 
 static double stx__schedule_lr(const stx_schedule *s, uint64_t n) {
     double u = (double)n, W = (double)s->warmup, T = (double)s->total;
@@ -7819,7 +7910,7 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
     return (int32_t)best;
 }
 
-// >>context: creation
+// >>creation
 
 STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
     stx_desc d;
@@ -7881,6 +7972,7 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
 static void stx__grads_free(stx_ctx *x) {
     for (; x->lists; x->lists = x->lists->next) stx__arena_free(x, (stx__arena *)x->lists->grads_memory);
 }
+
 STX_DEF void stx_destroy(stx_ctx *x) {
     if (!x) return;
     stx__pool_free(x);
@@ -7907,6 +7999,7 @@ STX_DEF void stx_destroy(stx_ctx *x) {
     stx__arena_free(x, &x->step);
     x->desc.release(x->desc.user, x);
 }
+
 STX_DEF void stx_begin(stx_ctx *x, int mode) {
     if (!x) return;
     if (!x->scratch) stx__make_scratch(x);      /* there was no memory for it, and the caller cleared the error */
@@ -7921,7 +8014,6 @@ STX_DEF void stx_begin(stx_ctx *x, int mode) {
     if (mode == STX_TRAIN) x->tick++;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // >>files
 
 #define STX__HEADER_MAX 100000000u      /* the format's own limit on the JSON header */
@@ -9014,7 +9106,6 @@ STX_DEF int stx_writer_finish(stx_writer *w, const char *path) {
     return done;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // >>checkpoints
 
 STX_DEF int stx_entry_get(const stx_entry *e, stx_real *out, size_t n) {
@@ -9187,7 +9278,6 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
     return stx_ok(x);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // >>words: parameters
 
 static int stx__words_bad(stx_ctx *x, const char *who, const char *what, double got, const char *want) {
@@ -9382,7 +9472,6 @@ STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *
     return key;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // >>rows: one layer
 
 STX_DEF stx_rows *stx_rows_create(stx_ctx *x, const stx_rows_desc *d) {
@@ -9870,7 +9959,6 @@ STX_DEF uint64_t stx_rows_key(const stx_rows *s, uint64_t key) {
     return key;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // >>cache: rows and attention
 
 STX_DEF stx_cache *stx_cache_create(stx_ctx *x, size_t layers, size_t B, size_t V) {

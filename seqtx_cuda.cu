@@ -10,7 +10,10 @@
    Families bring few kernels of their own: those of seqtx_sru.h (>>recurrence) are compiled where that header stands beside this file, and
    left out, without a word, where it does not.
 
-   READING ORDER: >>common (how numbers are stored, how kernels are launched), >>elementwise, >>layernorm (a warp a row, sums in two
+   The order and the names of sections are those of seqtx.h: `grep '>>softmax' seqtx*` finds op, CPU kernels and CUDA kernels. What only
+   a GPU has stands before (>>common) and behind (>>device, >>graph).
+
+   READING ORDER: >>common (how numbers are stored, how kernels are launched), >>add, >>layernorm (a warp a row, sums in two
    stages), >>gemm (cublasLt), >>attention (the reason for this library), >>recurrence (SRU), >>optimisers, >>device, >>graph.
 
    Rules that hold for every kernel
@@ -266,7 +269,7 @@ enum { STX__REPORT_BYTES = 1 << 16, STX__STAGE_BYTES = 1 << 20 };
 static int stx__gemm_open(stx_ctx *x, stx_gpu *g);
 static void stx__gemm_close(stx_gpu *g);
 
-// >>elementwise -------------------------------------------------------------------------------------------------------
+// >>shares, sums, fill, axpy, copy ------------------------------------------------------------------------------------
 
 /* W = 4 or 1 neighbours at once. A kernel of W = 4 takes rows that all begin on a multiple of four numbers and whose lengths are such
    multiples; anything else goes through the same code one by one. */
@@ -391,8 +394,6 @@ static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2
 /* db (C) += sum over rows of dy (N,C). In two stages, see stx__columns. */
 void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) { stx__columns(x, "stx_sum_rows", db, NULL, dy, NULL, NULL, NULL, N, C); }
 
-// >>softmax, losses ---------------------------------------------------------------------------------------------------
-
 /* The 32, 256 or 1024 threads of a row: T. Warps of T = 32 are on their own, 8 in a block; otherwise the block is the row. Sums and maxima
    come to all threads, in a fixed tree; sh: 32 numbers. */
 template<int T, class F> static __device__ __forceinline__ F stx__row_sum(F v, F *sh) {
@@ -507,6 +508,8 @@ void stx_copy2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, siz
     if (n) STX__RUN_BY(x, "stx_copy2d", four, stx__copy2d_kernel, n, Y, ldy, A, lda, n, cols, accumulate);
 }
 
+// >>add, mul, scale ---------------------------------------------------------------------------------------------------
+
 /* y (n) = a (n) + b (nb), b repeats. A thread takes four neighbours at a time. */
 template<int W> static __global__ void stx__add_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb) {
     STX__STEP(i, n, W) {
@@ -538,12 +541,13 @@ static void stx__mul_cuda(stx_ctx *x, const char *name, stx_real *y, const stx_r
 }
 void stx_mul_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) { stx__mul_cuda(x, "stx_mul_fwd", y, a, b, n, nb, 0); }
 /* y = a b:   da = or += dy b ; db += sum over repeats of dy a (a sum of columns when b repeats) */
-static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2, const stx_real *dy, const stx_real *f, const stx_real *mean, const stx_real *rstd, size_t N, size_t C);
 void stx_mul_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
     if (da) stx__mul_cuda(x, "stx_mul_bwd", da, dy, b, n, nb, accumulate);
     if (db && n == nb) stx__mul_cuda(x, "stx_mul_bwd", db, dy, a, n, n, 1);
     else if (db && n) stx__columns(x, "stx_mul_bwd", db, NULL, dy, a, NULL, NULL, n / nb, nb);
 }
+
+// >>activations -------------------------------------------------------------------------------------------------------
 
 /* e^v, tanh and erf are CUDA's accurate ones (1 to 5 ulp), whatever -use_fast_math would make of shorter names; NaN stays NaN. */
 #ifdef CUDA_HOST
@@ -602,6 +606,8 @@ void stx_act_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_re
     if (n) STX__RUN_BY(x, "stx_act_bwd", four, stx__act_bwd_kernel, n, D, G, Y, A, n, act, accumulate && da != dy);
 }
 
+// >>dropout -----------------------------------------------------------------------------------------------------------
+
 /* Dropout masks, the CPU's bit for bit: 16 bits of a Philox call for each of 8 neighbours, kept if below keep. by[e] is the factor of
    number i + e; i is a multiple of W. */
 typedef struct stx__drop { uint64_t seed, stream; const uint64_t *shift; uint32_t keep; float inv; } stx__drop;
@@ -656,6 +662,8 @@ void stx_dropout_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, 
     else if (n) STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<1>, grid, 256, 0, Y, A, n, d, accumulate);
 }
 
+// >>rezero ------------------------------------------------------------------------------------------------------------
+
 /* y (n) = h + alpha f, or alpha f. A thread takes four neighbours at a time. */
 template<int W> static __global__ void stx__rezero_fwd_kernel(stx__num y, stx__num h, stx__num f, stx__num alpha, size_t n) {
     float s = stx__get(alpha, 0);
@@ -687,6 +695,9 @@ void stx_rezero_bwd_cuda(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_r
     if (dalpha) stx__sum_cuda(x, "stx_rezero_bwd", STX__SUM_PRODUCTS, dalpha, dy, f, n, 1, 1);
     if (df && n) STX__RUN_BY(x, "stx_rezero_bwd", n % 4 == 0 && stx__by4(D) && stx__by4(G), stx__rezero_bwd_kernel, n, D, G, A, n, accumulate);
 }
+
+// >>softmax -----------------------------------------------------------------------------------------------------------
+
 #define STX__ROW_BLOCK(T) ((T) == 32 ? 256 : (T))
 #define STX__EACH_ROW(n, N, T) \
     for (size_t n = (size_t)blockIdx.x * (STX__ROW_BLOCK(T) / T) + threadIdx.x / T; n < N; n += (size_t)gridDim.x * (STX__ROW_BLOCK(T) / T))
@@ -1685,6 +1696,8 @@ void stx_gemm_cuda(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N,
     stx__lt_product(x, "stx_gemm", batch, ta, tb, M, N, K, alpha, A, lda, sa, B, ldb, sb, beta, C, ldc, sc, NULL, 0);
 }
 
+// >>linear ------------------------------------------------------------------------------------------------------------
+
 /* y = act(in W^T + b): product, bias and relu are one pass. cublasLt's GELU is the tanh approximation and ours is exact, so gelu, tanh and
    sigmoid are a pass of their own over what the product left: pre, where it is wanted, or y itself. */
 void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t I, size_t O, int act) {
@@ -1773,10 +1786,14 @@ void stx_bias_act_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_rea
     size_t n = N * C;
     if (n && (b || pre || act)) STX__RUN_BY(x, "stx_bias_act_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(P) && stx__by4(B), stx__bias_act_kernel, n, Y, P, B, n, C, act);
 }
+
+// >>mean --------------------------------------------------------------------------------------------------------------
+
 void stx_mean_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) { stx__sum_cuda(x, "stx_mean_fwd", STX__SUM, y, a, NULL, n, (double)n, 0); }
 void stx_sum_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
     stx__sum_cuda(x, "stx_sum_fwd", STX__SUM, y, a, NULL, n, 1, 0);
 }
+
 /* da (n) += dy / divisor. A thread takes four neighbours at a time. */
 template<int W> static __global__ void stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n, float divisor) {
     float g = stx__get(dy, 0) / divisor;
@@ -1794,6 +1811,8 @@ void stx_sum_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
     stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
     if (n) STX__RUN_BY(x, "stx_sum_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n, 1.0f);
 }
+
+// >>cross_entropy -----------------------------------------------------------------------------------------------------
 
 /* top = max_v logits, inv = 1 / sum_v e^(logits - top) ; loss = sum_n (top - log inv - logits[n,target]) / divisor
    A warp or a block does a row in one pass; the rows' losses go to scratch, in double, and are added in a fixed tree. */
@@ -1994,6 +2013,8 @@ void stx_spoil_cuda(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
     stx__num Y = stx__num_of(x, y);
     if (n) STX__RUN_KERNEL(x, "stx_spoil", stx__spoil_kernel, stx__grid(x, n), 256, 0, Y, n, flag);
 }
+
+// >>mse ---------------------------------------------------------------------------------------------------------------
 
 /* loss (1) = mean (a - b)^2, a, b (n) */
 void stx_mse_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) { stx__sum_cuda(x, "stx_mse_fwd", STX__SUM_SQUARES, loss, a, b, n, (double)n, 0); }
@@ -3314,6 +3335,7 @@ static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) {
            (size_t)p.B * p.H * ((size_t)p.T + 63) / 64 < ((size_t)1 << 31);
 }
 static size_t stx__attn2_fwd_list(const stx_attention_args *a) { return a->H * ((a->T + 63) / 64); }
+
 static size_t stx__attn2_fwd_work(const stx_attention_args *a) { return (stx__attn2_fwd_list(a) + stx__at_words(a) * stx__at_rows(a)) * sizeof(uint32_t); }
 static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
     stx__at p;
@@ -3401,6 +3423,7 @@ template<class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
 /* Their shape for calls whose keys all exist */
 template<class Sh, int TWICE> struct stx__ab_plain { typedef Sh shape; };
 template<class Sh> struct stx__ab_plain<Sh, 1> { struct shape : Sh { enum { MASK = 0 }; }; };
+
 /* Shared memory: q, q for the table, dO, K, V, the window, and what a sweep exchanges between warps */
 template<class Sh> struct stx__ab_room {
     unsigned char *q, *qv, *dy, *k, *v, *pe, *more;
@@ -3653,6 +3676,7 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_blank_k(const 
     stx__at_blank<Sh::CH, Sh::THREADS, Sh::BK>(m.v, seen);
     __syncthreads();
 }
+
 /* Rows from .. from+n-1 of the window whose row 0 stands at chunk `ring` and is table row p0; by pieces that do not wrap */
 template<class Sh> static __device__ __forceinline__ void stx__ab_load_pe(const stx__ab &a, const stx__ab_room<Sh> &m, int ring, int p0, int h, int from, int n) {
     const stx__at &p = a.p;
@@ -4191,7 +4215,7 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     }
 }
 
-// >>attention: launchers ----------------------------------------------------------------------------------------------
+// >>attention ---------------------------------------------------------------------------------------------------------
 
 enum { STX__MOST_HEADS = 256 };
 
@@ -4226,7 +4250,8 @@ extern "C" void stx_attention_bwd_cuda(stx_ctx *x, const stx_attention_args *a) 
 }
 extern "C" void stx_cuda_attention(stx_ctx *x, int version) { if (stx__gpu(x)) stx__gpu(x)->attention = version; }
 
-// >>recurrence: SRU ---------------------------------------------------------------------------------------------------
+// >>recurrence --------------------------------------------------------------------------------------------------------
+
 #ifdef SEQTX_SRU_H
 /* The recurrence of stx_sru_args. It moves 12 bytes a column and step (bfloat16) for some 40 instructions, so it waits for memory, or, with
    few columns, for the chain c -> f -> c of about 60 cycles a step: what counts is that loads are under way long before they are needed,
@@ -4694,6 +4719,8 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
 }
 #endif /* SEQTX_SRU_H */
 
+// >>adaptive input and output -----------------------------------------------------------------------------------------
+
 /* Adaptive softmax: log p(word) = logit - log sum e^logits (N,w), plus the log p of its cluster, gate (N,K), for c > 0; for c = 0 the columns
    from size on are the other clusters', and make gate. A block does a row, with sums in double: this is for evaluation and generation. */
 static __global__ void stx__cluster_kernel(stx__num out, stx__num gate, stx__num logits, size_t N, size_t V, size_t start, size_t size, size_t w, size_t K, size_t c, int forward) {
@@ -4835,6 +4862,7 @@ template<class F> static __device__ __forceinline__ void stx__each_tensor(const 
         }
     }
 }
+
 /* From the squares' sums: the norm, whether there is an update at all, and the pieces' lr. One block. The total is a fixed tree over every
    1024th piece, where the CPU adds in order: the same but for the rounding of doubles. Adagrad's clipping needs the norm of each tensor. */
 static __global__ void __launch_bounds__(1024, 1) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares,
@@ -5038,6 +5066,8 @@ static __global__ void stx__clamp_kernel(const stx_piece *piece, size_t count, c
 void stx_clamp_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi) {
     if (count) STX__RUN_PIECES(x, "stx_clamp", stx__clamp_kernel, piece, count, lo, hi);
 }
+
+// >>steps -------------------------------------------------------------------------------------------------------------
 
 /* meter[0] = or += s a[0], in double. One thread. */
 static __global__ void stx__meter_kernel(double *meter, stx__num a, double s, int accumulate) { *meter = (accumulate ? *meter : 0) + s * (double)stx__get(a, 0); }
@@ -5291,6 +5321,7 @@ const char *stx_cuda_name(const stx_ctx *x) { return stx__gpu(x)->name; }
 
 static __global__ void stx__set_f64_kernel(double *p, double v) { *p = v; }
 static __global__ void stx__set_f32_kernel(float *p, float v) { *p = v; }
+
 static __global__ void stx__set_u64_kernel(uint64_t *p, uint64_t v) { *p = v; }
 void stx_cuda_set_f64(stx_ctx *x, double *p, double v) {
     if (stx__not_captured(stx__gpu(x))) STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f64_kernel, 1, 1, 0, p, v);
@@ -5298,6 +5329,7 @@ void stx_cuda_set_f64(stx_ctx *x, double *p, double v) {
 void stx_cuda_set_f32(stx_ctx *x, float *p, float v) {
     if (stx__not_captured(stx__gpu(x))) STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f32_kernel, 1, 1, 0, p, v);
 }
+
 void stx_cuda_shift(stx_ctx *x, uint64_t shift) { STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_u64_kernel, 1, 1, 0, stx__gpu(x)->shift, shift); }
 
 /* to = the pieces' p, one after the other; a block a piece, whose place is the sum of the sizes before it. */

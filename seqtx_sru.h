@@ -189,7 +189,7 @@
 extern "C" {
 #endif
 
-// >>stack: configuration -------------------------------------------------------------------------------------------
+// >>api: configuration ---------------------------------------------------------------------------------------------
 
 enum { STX_SRU_LINEAR = 0, STX_SRU_ATTENTION };                                /* stx_sru_desc.transform */
 enum { STX_SRU_NORM_NONE = 0, STX_SRU_NORM_BEFORE, STX_SRU_NORM_AFTER };       /* stx_sru_desc.norm */
@@ -265,7 +265,7 @@ STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru
 /* Number of parameters that a desc gives; 0 when it is not valid, SIZE_MAX when there are that many or more. */
 STX_DEF size_t stx_sru_count(const stx_sru_desc *d);
 
-// >>stack: forward -------------------------------------------------------------------------------------------------
+// >>api: forward ---------------------------------------------------------------------------------------------------
 
 /* What goes into a pass besides x, and comes out besides h. Arrays have one entry a layer; NULL, or NULL entries: none. */
 typedef struct stx_sru_io {
@@ -283,7 +283,7 @@ STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *x, stx_sru_io *io);
 /* Padding (B,T) for sequences of these lengths. */
 STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, size_t T);
 
-// >>stack: state ---------------------------------------------------------------------------------------------------
+// >>api: state -----------------------------------------------------------------------------------------------------
 
 /* States and memories of B streams: go into a segment and come out of it. Training and evaluation each have their own. At first
    all zero, and no memory. */
@@ -318,7 +318,7 @@ STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0
    stx_recompute only with out NULL: it runs twice, and a state must not change in between. */
 STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *x, const stx_ids *pad, const stx_sru_state *in, stx_sru_state *out);
 
-// >>language model -------------------------------------------------------------------------------------------------
+// >>api: language model --------------------------------------------------------------------------------------------
 
 typedef struct stx_sru_lm_desc {
     size_t vocab;           /* V, required */
@@ -361,6 +361,8 @@ STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx
    cluster gets, in steps of 1/16 (stx_adaptive_key): set the tokens first. */
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *s, uint64_t salt);
 
+// >>api: generation ------------------------------------------------------------------------------------------------
+
 /* Token by token. SRU keeps c alone; SRU++ also the projected keys and values of the last `window` times. Equal to one segment over
    the whole text with that window. Make a new one, or reset it, when the parameters have changed. */
 typedef struct stx_sru_gen {
@@ -380,7 +382,7 @@ STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, siz
 /* The model for programs that take any family. A state with a window keeps so many rows of memory, too. All NULL for NULL. */
 STX_DEF stx_lm stx_sru_lm_of(stx_sru_lm *m);
 
-// >>recurrence: op -------------------------------------------------------------------------------------------------
+// >>api: recurrence ------------------------------------------------------------------------------------------------
 
 /* The recurrence alone, as an op; shapes and formulas: stx_sru_args. u and bias have to be there, the others may be NULL. */
 typedef struct stx_sru_recurrence_in {
@@ -397,8 +399,6 @@ typedef struct stx_sru_recurrence_in {
 } stx_sru_recurrence_in;
 /* -> h (B,T,O); last (NULL: not wanted) gets the states after (B,O). */
 STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in, stx_tensor **last);
-
-// >>recurrence: kernels --------------------------------------------------------------------------------------------
 
 /* For each batch row b and unit o = s H + j of direction s, t running 0 .. T-1 for s = 0 and T-1 .. 0 for s = 1, from c = c0:
        f  = sigmoid(u1 + vf c + bf)
@@ -452,7 +452,7 @@ STX_KERNEL(stx_sru_bwd, (stx_ctx *x, const stx_sru_args *a))
 #include <stdio.h>
 STX__STRICT_ON
 
-// >>recurrence: op
+// >>recurrence
 
 typedef struct stx__sru_save { stx_sru_args a; stx_tensor *last; } stx__sru_save;
 
@@ -542,7 +542,8 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
     return y[0];
 }
 
-// >>recurrence: kernels
+// >>recurrence: what a unit of work needs
+
 /* Columns are independent of each other and times are not: vectors lie across columns. A unit of work is a block of columns of one
    batch row and direction; it walks over time tile by tile. h and states stream through; what a block needs of constants (v, bias,
    mask) and its state stay in the first cache. Index p counts steps in the order of the direction; t is the time of step p.
@@ -654,6 +655,9 @@ static inline void stx__sru_settle(int stream) { if (stream) _mm_sfence(); }    
 static inline void stx__sru_put(stx_real *to, const stx_real *from, size_t n, int stream) { (void)stream; memcpy(to, from, n * sizeof *to); }
 static inline void stx__sru_settle(int stream) { (void)stream; }
 #endif
+
+// >>recurrence: forward
+
 /* `steps` steps of n columns, rows ld* apart; vf, vr have V's rows added if gates */
 #define STX__SRU_R const stx_real *STX__RESTRICT
 #define STX__SRU_W stx_real *STX__RESTRICT
@@ -789,6 +793,8 @@ STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
     if (j.plan.chunks > 1) stx__sru_run_all(x, stx__sru_scan_part, &j);
     stx__sru_run_all(x, stx__sru_fwd_part, &j);
 }
+
+// >>recurrence: backward
 
 /* Backward. The states of a tile again: cs (steps+1,n), whose first row is there, and fs (steps,n), rows W apart:
        f = sigmoid(u1 + vf c + bf) ; c' = u0 + (c - u0) f */
@@ -1393,6 +1399,7 @@ STX_DEF void stx_sru_state_reset_stream(stx_sru_state *s, size_t b) {
     stx_rows_reset_stream(s->states, b);
     stx_rows_reset_stream(s->memory, b);
 }
+
 STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pad, const stx_sru_state *in, stx_sru_state *out) {
     stx_ctx *x = m ? m->ctx : NULL;
     stx_sru_io io;
@@ -1519,6 +1526,7 @@ static void stx__sru_lm_words(const stx_sru_lm_desc *d, stx_words_desc *w) {
     w->proj.a = 1;
     w->proj.rule = STX_INIT_XAVIER;
 }
+
 static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_lm_desc *d, stx_words_desc *words) {
     const size_t most = (size_t)1 << 28;
     stx_sru_desc s;
@@ -1585,6 +1593,7 @@ STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const 
 }
 STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h) { return m ? stx_words_logits(m->words, h) : NULL; }
 STX_DEF stx_tensor *stx_sru_lm_log_probs(stx_sru_lm *m, stx_tensor *h) { return m ? stx_words_log_probs(m->words, h) : NULL; }
+
 STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *in, stx_sru_state *out) {
     return m ? stx_words_loss(m->words, stx_sru_lm_forward(m, ids, in, out), targets, NULL) : NULL;
 }
@@ -1594,7 +1603,7 @@ STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const s
     return m && s ? stx_rows_key(s->memory, stx_rows_key(s->states, stx_key_add(stx_key_add(h, s->keep), s->window))) : h;
 }
 
-// >>language model: generation
+// >>generation
 
 STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window) {
     stx_ctx *x = m ? m->ctx : NULL;
@@ -1677,6 +1686,7 @@ static stx_tensor *stx__sru_gen_step(void *user, const stx_ids *ids) {
     }
     return h;
 }
+
 STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, size_t n) {
     if (!g || !stx_ok(g->model->ctx)) return NULL;
     if (g->model->sru->desc.custom) {
