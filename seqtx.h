@@ -104,7 +104,8 @@
    finds the place, and `grep '// >>'` lists them all.
 
    Reading order for learners: >>tape (stx_backward walks it, in ten lines), >>layernorm (an op; a kernel and its derivative),
-   >>gemm (stx__gemm_any: blocking), >>attention (stx__attn_fwd_unit: the one attention), >>optimisers (stx_optim_step).
+   >>gemm (stx_gemm_plain: what it computes; stx__gemm_any: how, by blocks), >>attention (stx_attention_plain: what the one attention
+   computes; stx__attn_fwd_unit: how, tile by tile), >>optimisers (stx_optim_step).
 */
 #ifndef SEQTX_H
 #define SEQTX_H
@@ -530,6 +531,8 @@ STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta,
 STX_KERNEL(stx_gemm, (stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
                       const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
                       stx_real beta, stx_real *C, size_t ldc, size_t sc))
+/* What stx_gemm computes: number (i,j) of op(A) op(B) for one matrix of the batch, summed in double. For reading, and for tests. */
+STX_DEF double stx_gemm_plain(int ta, int tb, size_t K, const stx_real *A, size_t lda, const stx_real *B, size_t ldb, size_t i, size_t j);
 
 /* act(x W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). */
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act);
@@ -4228,6 +4231,14 @@ STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r
 STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) { return stx_ok(x) && a ? stx__view(x, a) : NULL; }
 
 // >>gemm
+
+/* The definition, which all that follows only makes fast: C[i][j] = alpha stx_gemm_plain(.., i, j) + beta C[i][j]. */
+STX_DEF double stx_gemm_plain(int ta, int tb, size_t K, const stx_real *A, size_t lda, const stx_real *B, size_t ldb, size_t i, size_t j) {
+    double s = 0;
+    size_t k;
+    for (k = 0; k < K; k++) s += (double)A[ta ? k * lda + i : i * lda + k] * (double)B[tb ? j * ldb + k : k * ldb + j];
+    return s;
+}
 
 /* The built-in matrix product (Goto & van de Geijn 2008). C is cut in row parts, one a thread (or column parts when
    there are fewer rows than columns). Within a part, op(B) is packed in strips of NR columns and, where its rows do not

@@ -176,7 +176,7 @@ typedef struct product {
 static void product_case(const product *p) {
     size_t M = p->M, N = p->N, K = p->K, ar = p->ta ? K : M, ac = p->ta ? M : K, br = p->tb ? N : K, bc = p->tb ? K : N;
     size_t lda = ac + p->gap, ldb = bc + p->gap, ldc = N + p->gap, sa = ar * lda + p->gap, sb = p->gap % 2 ? 0 : br * ldb + p->gap, sc = M * ldc + p->gap;
-    size_t na = p->batch * sa, nbm = br * ldb + p->batch * sb, nc = p->batch * sc, e, i, j, k, which;
+    size_t na = p->batch * sa, nbm = br * ldb + p->batch * sb, nc = p->batch * sc, e, i, j, which;
     float *A = numbers(na), *B = numbers(nbm), *C = numbers(nc), *RA, *RB;
     float *got = (float *)malloc((nc + 1) * sizeof *got), *first = (float *)malloc((nc + 1) * sizeof *first), *seen = (float *)malloc((nc + 1) * sizeof *seen);
     double *want = (double *)malloc((nc + 1) * sizeof *want), bound = 2 * 6e-8 * ((double)K + 4) * (fabs(p->alpha) + fabs(p->beta) + 1);
@@ -194,10 +194,8 @@ static void product_case(const product *p) {
     for (i = 0; i < nbm; i++) RB[i] = M > 3 ? as_float(nearest(B[i]) << 16) : B[i];
     if (p->beta == 0) for (i = 0; i < nc; i++) C[i] = i % ldc < N ? (float)NAN : C[i];     /* beta 0 overwrites, whatever was there */
     for (e = 0; e < p->batch; e++) for (i = 0; i < M; i++) for (j = 0; j < N; j++) {
-        const float *a = RA + e * sa, *b = RB + e * sb;
         size_t at = e * sc + i * ldc + j;
-        double s = 0;
-        for (k = 0; k < K; k++) s += (double)a[p->ta ? k * lda + i : i * lda + k] * (double)b[p->tb ? j * ldb + k : k * ldb + j];
+        double s = stx_gemm_plain(p->ta, p->tb, K, RA + e * sa, lda, RB + e * sb, ldb, i, j);
         want[at] = (p->alpha == 0 ? 0 : p->alpha * s) + (p->beta == 0 ? 0 : p->beta * (double)C[at]);
     }
     for (which = 0; which < nb; which++) {
