@@ -677,6 +677,12 @@ extern size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, i
 /* Shapes: stx_attention_args. forward writes y, top, inv; backward adds to the gradients that are not NULL. */
 STX_KERNEL(stx_attention_fwd, (stx_ctx *x, const stx_attention_args *a))
 STX_KERNEL(stx_attention_bwd, (stx_ctx *x, const stx_attention_args *a))
+/* What stx_attention_fwd computes, number by number and in double, a in host memory: y from its other inputs. For reading, and for tests.
+   work: two numbers for each of stx_attention_keys. stx_attention_weights has the softmax of one query: before the mask and dropout,
+   w[n] = e^s / normaliser (0: the query does not see it), and ramp[n] = m before it is cut to [0, 1] (2 where there is no ramp). */
+STX_DEF size_t stx_attention_keys(const stx_attention_args *a);        /* zero keys, the S keys, persistent vectors: n runs over them in this order */
+STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t h, size_t i, double *w, double *ramp);
+STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work);
 STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a);     /* the forward kernel of the context's device, with work from the step arena */
 
 // >>api: adaptive input and output -------------------------------------------------------------------------
@@ -5834,6 +5840,68 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const 
 
 STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d) {
     return stx__attention(x, in, d, 0);
+}
+
+// >>attention: plain definition
+
+/* The formulas of stx_attention as they stand there; the kernels below compute the same and never hold a row of scores. */
+STX_DEF size_t stx_attention_keys(const stx_attention_args *a) { return a->S + a->N + (a->first_key < 0 ? (size_t)-(a->first_key + 1) + 1 : 0); }
+/* (q + bias).k */
+static double stx__attn_plain_dot(const stx_real *q, const stx_real *bias, const stx_real *k, size_t D) {
+    double s = 0;
+    size_t d;
+    for (d = 0; d < D; d++) s += ((double)q[d] + (bias ? (double)bias[d] : 0)) * (double)k[d];
+    return s;
+}
+static double stx__attn_plain_mask(double ramp) { return ramp < 0 ? 0 : ramp > 1 ? 1 : ramp; }
+STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t h, size_t i, double *w, double *ramp) {
+    const size_t keys = stx_attention_keys(a), first_pk = keys - a->N, zero = first_pk - a->S, D = a->D;
+    const stx_real *q = a->q + b * a->stq + i * a->ldq + h * D, *u = a->u ? a->u + h * D : NULL, *vb = a->vb ? a->vb + h * D : NULL;
+    double top = -HUGE_VAL, norm = 0, s, z = a->z ? (double)a->z[a->z_shared ? 0 : h] : 0;
+    size_t n;
+    for (n = 0; n < keys; n++) {
+        ptrdiff_t j = (ptrdiff_t)(n - zero), delta = (ptrdiff_t)(a->S - a->T + i) - j, p = (ptrdiff_t)a->P - 1 + a->delta_min - delta;
+        w[n] = -HUGE_VAL; ramp[n] = 2;
+        if (n >= first_pk) s = sqrt((double)D) * stx__attn_plain_dot(q, NULL, a->pk + (h * a->N + n - first_pk) * D, D);
+        else {
+            if (j < a->first_key || (j >= 0 && a->pad && a->pad[b * a->stpad + (size_t)j])) continue;             /* no such key */
+            if (!a->not_causal && (delta < a->delta_min || delta > (ptrdiff_t)a->span)) continue;
+            s = j < 0 ? 0 : stx__attn_plain_dot(q, u, a->k + b * a->stk + (size_t)j * a->ldk + h * D, D);
+            if (a->P) s += stx__attn_plain_dot(q, vb, a->pe + (a->pe_heads > 1 ? ((size_t)p * a->H + h) * D : (size_t)p * D), D);
+            if (a->z) ramp[n] = (z * (double)a->max_span + (double)a->ramp + 1 - (double)delta) / (double)a->ramp;
+            if (ramp[n] < 0 && !(a->eps > 0) && !a->no_renorm) continue;       /* m = 0, whatever its logit: it may be the largest by far */
+        }
+        w[n] = (double)a->scale * s;
+        if (w[n] > top) top = w[n];
+    }
+    for (n = 0; n < keys; n++) {
+        w[n] = w[n] > -HUGE_VAL ? exp(w[n] - top) : 0;
+        norm += (a->no_renorm ? 1 : stx__attn_plain_mask(ramp[n]) + (double)a->eps) * w[n];
+    }
+    for (n = 0; n < keys; n++) w[n] = norm > 0 ? w[n] / norm : 0;
+}
+STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
+    const size_t keys = stx_attention_keys(a), first_pk = keys - a->N, zero = first_pk - a->S, D = a->D;
+    double *w = work, *ramp = work + keys;
+    uint32_t r[4], keep = stx__keep16(a->drop);
+    size_t row, n, d;
+    for (row = 0; row < a->B * a->H * a->T; row++) {
+        size_t b = row / (a->H * a->T), h = row / a->T % a->H, i = row % a->T;
+        stx_attention_weights(a, b, h, i, w, ramp);
+        for (n = 0; n < keys; n++) {
+            size_t at = a->span + n - zero;                 /* its 16 random bits are counted from the window's old end */
+            w[n] *= stx__attn_plain_mask(ramp[n]);
+            if (!(a->drop > 0) || !(w[n] > 0)) continue;
+            stx_philox(a->seed, a->stream, row * ((a->S + a->span + a->N) / 8 + 2) + at / 8, r);
+            w[n] *= (r[at % 8 / 2] >> at % 2 * 16 & 0xffffu) < keep ? 65536.0 / keep : 0;
+        }
+        for (d = 0; d < D; d++) {
+            double y = 0;               /* zero keys have zero values; a key that is not seen may hold NaN */
+            for (n = zero; n < first_pk; n++) if (w[n] > 0) y += w[n] * (double)a->v[b * a->stk + (n - zero) * a->ldk + h * D + d];
+            for (; n < keys; n++) y += w[n] * sqrt((double)a->N) * (double)a->pv[(h * a->N + n - first_pk) * D + d];
+            a->y[((b * a->T + i) * a->H + h) * D + d] = (stx_real)y;
+        }
+    }
 }
 
 // >>attention: what a unit of work needs
