@@ -177,7 +177,8 @@
        stx_step_run(x, stx_sru_lm_key(model, in, next, state, 0), step, user)
    Attention runs on the fused kernel where P/n is at most 128, else by products with a kernel for the rows between them.
 
-   Reading order: stx_sru_args (the recurrence), stx__sru_steps_as and stx__sru_back_as (there and back), stx_sru_bwd (chunks),
+   Reading order: stx_sru_args (the recurrence), stx_sru_fwd_plain and stx_sru_bwd_plain (there and back, step by step),
+   stx__sru_steps_as and stx__sru_back_as (the same for many columns at once), stx_sru_bwd (chunks of time),
    stx__sru_transform (SRU++), stx__sru_layer and stx_sru_forward (the stack), stx_sru_segment (states), stx_sru_gen_feed.
 */
 #ifndef SEQTX_SRU_H
@@ -435,6 +436,9 @@ extern size_t stx_sru_work_cuda(stx_ctx *x, const stx_sru_args *a, int backward)
 #endif
 STX_KERNEL(stx_sru_fwd, (stx_ctx *x, const stx_sru_args *a))
 STX_KERNEL(stx_sru_bwd, (stx_ctx *x, const stx_sru_args *a))
+/* What they compute, column by column, step by step and in double; a in host memory. For reading, and for tests. state: T + 1 numbers. */
+STX_DEF void stx_sru_fwd_plain(const stx_sru_args *a, double *state);
+STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state);
 
 #ifdef __cplusplus
 }
@@ -540,6 +544,79 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
     if (!stx_ok(x)) return NULL;
     STX_RUN(x, stx_sru_fwd, (x, a));
     return y[0];
+}
+
+// >>recurrence: plain definition
+
+/* One step of column o (unit and direction) of batch row b at time t, from state c: the formulas of stx_sru_args. */
+typedef struct stx__sru_step { double vf, vr, f, r, c, g, x, m; int padded; } stx__sru_step;
+static stx__sru_step stx__sru_step_of(const stx_sru_args *a, size_t b, size_t o, size_t t, double c) {
+    const size_t O = a->D * a->H, row = b * a->T + t;
+    const stx_real *u = a->u + row * a->k * O + o, *V = a->V ? a->V + row * 2 * O + o : NULL;
+    stx__sru_step s;
+    memset(&s, 0, sizeof s);
+    s.padded = a->pad && a->pad[row];
+    s.c = c;
+    if (s.padded) return s;
+    s.vf = (a->v ? (double)a->v[o] : 0) + (V ? (double)V[0] : 0);
+    s.vr = (a->v ? (double)a->v[O + o] : 0) + (V ? (double)V[O] : 0);
+    s.f = 1 / (1 + exp(-((double)u[O] + s.vf * c + (double)a->bias[o])));
+    s.r = 1 / (1 + exp(-((double)u[2 * O] + s.vr * c + (double)a->bias[O + o])));
+    s.c = (double)u[0] + (c - (double)u[0]) * s.f;
+    s.g = a->tanh ? tanh(s.c) : s.c;
+    s.x = a->k == 4 ? (double)u[3 * O] : a->xr ? (double)a->alpha * (double)a->xr[row * O + o] : 0;
+    s.m = a->m ? (double)a->m[b * O + o] : 1;
+    return s;
+}
+/* h, last and the states that are saved. Direction s = 1 (o >= H) walks from the end; p counts its steps. */
+STX_DEF void stx_sru_fwd_plain(const stx_sru_args *a, double *state) {
+    const size_t O = a->D * a->H, T = a->T;
+    size_t b, o, p;
+    for (b = 0; b < a->B; b++) for (o = 0; o < O; o++) {
+        state[0] = a->c0 ? (double)a->c0[b * O + o] : 0;
+        for (p = 0; p < T; p++) {
+            size_t t = o < a->H ? p : T - 1 - p;
+            stx__sru_step s = stx__sru_step_of(a, b, o, t, state[p]);
+            if (a->c && p % STX_SRU_TILE == 0) a->c[(b * stx_sru_tiles(a) + p / STX_SRU_TILE) * O + o] = (stx_real)state[p];
+            if (a->h) a->h[(b * T + t) * O + o] = (stx_real)(s.x + (s.g - s.x) * s.m * s.r);       /* padded: 0 */
+            state[p + 1] = s.c;
+        }
+        if (a->last) a->last[b * O + o] = (stx_real)state[T];
+    }
+}
+/* e: the adjoint of the state, walked back; da, dzf, dzr: those of c', and of f and r before their sigmoids. Nothing comes of padding. */
+STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state) {
+    const size_t O = a->D * a->H, T = a->T;
+    size_t o, b, p;
+    for (o = 0; o < O; o++) {
+        double dvf = 0, dvr = 0, dbf = 0, dbr = 0;
+        for (b = 0; b < a->B; b++) {
+            double e = a->dlast ? (double)a->dlast[b * O + o] : 0;
+            state[0] = a->c0 ? (double)a->c0[b * O + o] : 0;
+            for (p = 0; p < T; p++) state[p + 1] = stx__sru_step_of(a, b, o, o < a->H ? p : T - 1 - p, state[p]).c;
+            for (p = T; p-- > 0;) {
+                size_t t = o < a->H ? p : T - 1 - p, row = b * T + t;
+                double c = state[p], dh = a->dh ? (double)a->dh[row * O + o] : 0, da = 0, dx = 0, dzf = 0, dzr = 0;
+                stx__sru_step s = stx__sru_step_of(a, b, o, t, c);
+                stx_real *du = a->du + row * a->k * O + o, *dxr = a->dxr ? a->dxr + row * O + o : NULL;
+                if (!s.padded) {
+                    dx = dh * (1 - s.m * s.r);
+                    dzr = dh * (s.g - s.x) * s.m * s.r * (1 - s.r);
+                    da = dh * s.m * s.r * (a->tanh ? 1 - s.g * s.g : 1) + e;
+                    dzf = da * (c - (double)a->u[row * a->k * O + o]) * s.f * (1 - s.f);
+                    e = da * s.f + dzf * s.vf + dzr * s.vr;
+                    dvf += dzf * c; dvr += dzr * c; dbf += dzf; dbr += dzr;
+                }
+                du[0] = (stx_real)(da * (1 - s.f)); du[O] = (stx_real)dzf; du[2 * O] = (stx_real)dzr;
+                if (a->k == 4) du[3 * O] = (stx_real)dx;
+                if (dxr) *dxr = (stx_real)((double)a->alpha * dx + (a->add_xr ? (double)*dxr : 0));
+                if (a->V) { a->dV[row * 2 * O + o] = (stx_real)(dzf * c); a->dV[row * 2 * O + O + o] = (stx_real)(dzr * c); }
+            }
+            if (a->dc0) a->dc0[b * O + o] += (stx_real)e;
+        }
+        if (a->dv) { a->dv[o] += (stx_real)dvf; a->dv[O + o] += (stx_real)dvr; }
+        if (a->dbias) { a->dbias[o] += (stx_real)dbf; a->dbias[O + o] += (stx_real)dbr; }
+    }
 }
 
 // >>recurrence: what a unit of work needs
