@@ -2981,34 +2981,6 @@ template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH,
     }
 };
 
-/* What a block works on. In shared memory, for registers are scarce. */
-typedef struct stx__at_job { stx__at_head w; int b, h, i0, first, windows, steps; } stx__at_job;
-/* DP: D filled up; TWO: Q for S stands in shared memory and not in registers (two queries, or floats) */
-template<class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
-    enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, KEYS = BK, TILE = BK * ROW, SIZE = P::SIZE, RING = BQ + 2 * BK, REGS = P::SIZE == 2, THREADS = 128, RAMP = BK + 16 * MT, HEAD = (64 + 16 * RAMP + 127) / 128 * 128 };
-    /* The job and each warp's ramp weights; K, V, K, V; the ring; the queries, which may use the second K and V if they move on to registers */
-    static size_t shared(int pe, int two) { return HEAD + (size_t)ROW * (4 * BK + (pe ? RING : 0) + (!REGS ? (two ? 2 * BQ : BQ) : TWO ? BQ : 0)); }
-    /* blocks that should fit on a multiprocessor: so many registers less may a thread take */
-    enum { BLOCKS = MT > 1 || DP > 64 || !REGS ? 2 : 3 };
-};
-/* Copies of step s, into what step s - 2 had */
-template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, const stx__at_job &job, unsigned char *shared, int s) {
-    const int window = s < job.windows, j0 = window ? job.first + s * X::KEYS : (s - job.windows) * X::KEYS - ((p.S + p.span) & 7), bytes = p.D * X::SIZE;
-    const size_t o = (window ? (size_t)job.b * p.stk + (size_t)job.h * p.D : (size_t)job.h * p.N * p.D) * X::SIZE, ld = (window ? p.ldk : (size_t)p.D) * X::SIZE;
-    const char *k = (const char *)(window ? p.k : p.pk) + o, *v = (const char *)(window ? p.v : p.pv) + o;
-    unsigned char *to = shared + (s & 1) * 2 * X::TILE, *ring = shared + 4 * X::TILE;
-    const int some = !p.bits || !window || stx__at_exist<X::KEYS>(p, job.b, j0);
-    if (some) stx__at_load<X::CH, X::THREADS>(to, X::KEYS, k, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
-    if (window && p.pe) {
-        const char *pe = (const char *)p.pe + (size_t)job.h * p.pe_head * X::SIZE;
-        int row = p.P - 1 + p.dmin - p.C + j0 - job.i0, at = (X::BQ + X::KEYS * s) % X::RING;
-        if (!s) stx__at_load<X::CH, X::THREADS>(ring, X::BQ, pe, (size_t)p.ldpe * X::SIZE, bytes, row - X::BQ, 0, p.P);
-        stx__at_load<X::CH, X::THREADS>(ring + at * X::ROW, X::KEYS, pe, (size_t)p.ldpe * X::SIZE, bytes, row, 0, p.P);
-    }
-    if (some) stx__at_load<X::CH, X::THREADS>(to + X::TILE, X::KEYS, v, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
-    stx__cp_commit();
-}
-
 /* v, but the compiler cannot know: what is made of it inside a loop is not worth registers throughout the loop */
 static __device__ __forceinline__ int stx__at_again(int v) { asm volatile("" : "+r"(v)); return v; }
 
@@ -3048,6 +3020,34 @@ static void stx__at_set_bits(stx_ctx *x, const char *name, const stx_attention_a
     p->bits = (const uint32_t *)room;
     p->stbits = a->pad ? (int)words : 0;
     STX__RUN_KERNEL(x, name, stx__at_bits_kernel, stx__blocks(n, 8, (size_t)1 << 30), 256, 0, (uint32_t *)room, a->pad, a->stpad, p->S, p->lo, words, n);
+}
+
+/* What a block works on. In shared memory, for registers are scarce. */
+typedef struct stx__at_job { stx__at_head w; int b, h, i0, first, windows, steps; } stx__at_job;
+/* DP: D filled up; TWO: Q for S stands in shared memory and not in registers (two queries, or floats) */
+template<class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
+    enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, KEYS = BK, TILE = BK * ROW, SIZE = P::SIZE, RING = BQ + 2 * BK, REGS = P::SIZE == 2, THREADS = 128, RAMP = BK + 16 * MT, HEAD = (64 + 16 * RAMP + 127) / 128 * 128 };
+    /* The job and each warp's ramp weights; K, V, K, V; the ring; the queries, which may use the second K and V if they move on to registers */
+    static size_t shared(int pe, int two) { return HEAD + (size_t)ROW * (4 * BK + (pe ? RING : 0) + (!REGS ? (two ? 2 * BQ : BQ) : TWO ? BQ : 0)); }
+    /* blocks that should fit on a multiprocessor: so many registers less may a thread take */
+    enum { BLOCKS = MT > 1 || DP > 64 || !REGS ? 2 : 3 };
+};
+/* Copies of step s, into what step s - 2 had */
+template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, const stx__at_job &job, unsigned char *shared, int s) {
+    const int window = s < job.windows, j0 = window ? job.first + s * X::KEYS : (s - job.windows) * X::KEYS - ((p.S + p.span) & 7), bytes = p.D * X::SIZE;
+    const size_t o = (window ? (size_t)job.b * p.stk + (size_t)job.h * p.D : (size_t)job.h * p.N * p.D) * X::SIZE, ld = (window ? p.ldk : (size_t)p.D) * X::SIZE;
+    const char *k = (const char *)(window ? p.k : p.pk) + o, *v = (const char *)(window ? p.v : p.pv) + o;
+    unsigned char *to = shared + (s & 1) * 2 * X::TILE, *ring = shared + 4 * X::TILE;
+    const int some = !p.bits || !window || stx__at_exist<X::KEYS>(p, job.b, j0);
+    if (some) stx__at_load<X::CH, X::THREADS>(to, X::KEYS, k, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
+    if (window && p.pe) {
+        const char *pe = (const char *)p.pe + (size_t)job.h * p.pe_head * X::SIZE;
+        int row = p.P - 1 + p.dmin - p.C + j0 - job.i0, at = (X::BQ + X::KEYS * s) % X::RING;
+        if (!s) stx__at_load<X::CH, X::THREADS>(ring, X::BQ, pe, (size_t)p.ldpe * X::SIZE, bytes, row - X::BQ, 0, p.P);
+        stx__at_load<X::CH, X::THREADS>(ring + at * X::ROW, X::KEYS, pe, (size_t)p.ldpe * X::SIZE, bytes, row, 0, p.P);
+    }
+    if (some) stx__at_load<X::CH, X::THREADS>(to + X::TILE, X::KEYS, v, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
+    stx__cp_commit();
 }
 
 /* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */

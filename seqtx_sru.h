@@ -1517,13 +1517,13 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
     }
     return h;
 }
-STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix) {
-    char name[96];
-    return s && stx_rows_save(w, s->states, stx__sru_entry(name, sizeof name, prefix)) && stx_rows_save(w, s->memory, prefix);
-}
 static const char *stx__sru_entry(char *name, size_t room, const char *prefix) {
     snprintf(name, room, "%.80sc", prefix);
     return name;
+}
+STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix) {
+    char name[96];
+    return s && stx_rows_save(w, s->states, stx__sru_entry(name, sizeof name, prefix)) && stx_rows_save(w, s->memory, prefix);
 }
 STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix) {
     char name[96];
