@@ -1048,11 +1048,11 @@ STX_DEF int stx_entry_get(const stx_entry *e, stx_real *out, size_t n);     /* s
 STX_DEF int stx_writer_meta_u64(stx_writer *w, const char *key, uint64_t value);
 STX_DEF int stx_file_meta_u64(stx_ctx *x, const stx_file *f, const char *key, uint64_t *out);
 
-/* A seal: a 64-bit hash of all tensors and texts added so far, kept in the metadata as "seal"; the last thing to add.
-   stx_file_sealed reads the whole file and compares: 1, or 0 and an error when a bit has changed, or there is no seal. It finds
+/* A checksum: a 64-bit hash of all tensors and texts added so far, kept in the metadata as "seal"; the last thing to add.
+   stx_file_verify reads the whole file and compares: 1, or 0 and an error when a bit has changed, or there is no checksum. It finds
    damage, not forgery. */
-STX_DEF int stx_writer_seal(stx_writer *w);
-STX_DEF int stx_file_sealed(const stx_file *f);
+STX_DEF int stx_writer_checksum(stx_writer *w);
+STX_DEF int stx_file_verify(const stx_file *f);
 
 /* Numbers of the device, floats in the file: taken from the device now. */
 STX_DEF int stx_writer_add_numbers(stx_writer *w, const char *name, int ndim, const size_t *dim, const stx_real *data);
@@ -1355,7 +1355,7 @@ static inline void stx__flush_off(uint64_t mode) { (void)mode; }
   #define STX__INNER static inline
 #endif
 /* n numbers that will be read soon */
-STX__INNER void stx__soon(const stx_real *a, size_t n) {
+STX__INNER void stx__prefetch(const stx_real *a, size_t n) {
 #ifdef __GNUC__
     size_t i;
     for (i = 0; i < n; i += 64 / sizeof *a) __builtin_prefetch(a + i);
@@ -2264,7 +2264,7 @@ STX_DEF stx_params *stx_params_create(stx_ctx *x) {
     x->lists = p;
     return p;
 }
-static size_t stx__grad_room(const stx_tensor *t) { return (t->size + 63) & ~(size_t)63; }
+static size_t stx__grad_padded(const stx_tensor *t) { return (t->size + 63) & ~(size_t)63; }
 static stx_real *stx__grads_alloc(stx_ctx *x, stx__arena *a, size_t n) {
     size_t bytes = n > SIZE_MAX / sizeof(stx_real) ? SIZE_MAX : n * sizeof(stx_real);
     stx_real *g = (stx_real *)stx__arena_alloc(x, a, bytes);
@@ -2283,11 +2283,11 @@ STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n) {
         STX__NEED(x, !p->held, STX_ERR_ARG, "stx_params_grads: an optimiser has the gradients' addresses: call it before stx_optim_create, "
                   "after the last stx_param");
         stx__grads_arena(x, &one);
-        for (i = 0; i < p->count; i++) total += stx__grad_room(p->tensor[i]);
+        for (i = 0; i < p->count; i++) total += stx__grad_padded(p->tensor[i]);
         g = stx__grads_alloc(x, &one, total);
         if (!g) return NULL;
         p->grads = g;
-        for (i = 0; i < p->count; g += stx__grad_room(p->tensor[i++])) {
+        for (i = 0; i < p->count; g += stx__grad_padded(p->tensor[i++])) {
             stx__move(x, g, p->tensor[i]->grad, p->tensor[i]->size, 1);
             p->tensor[i]->grad = g;
         }
@@ -2711,7 +2711,7 @@ static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, 
     memmove(to, from, bytes);
 }
 /* Room for the numbers of t in the step arena */
-static stx_real *stx__room_like(stx_ctx *x, const stx_tensor *t) { return stx__numbers(x, t->full ? STX__STEP_FULL : STX__STEP, t->size); }
+static stx_real *stx__numbers_like(stx_ctx *x, const stx_tensor *t) { return stx__numbers(x, t->full ? STX__STEP_FULL : STX__STEP, t->size); }
 /* made[0..count): results that lie anywhere in what fn made. They become tensors of the outer tape, at the mark, and all else goes. */
 static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **made, int count) {
     stx_tensor head[1 + STX_MAX_MORE];
@@ -2719,10 +2719,10 @@ static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **made, int 
     for (i = 0; i < count; i++) if (made[i]) head[i] = *made[i];
     /* Copies above what fn made, then down: one result may lie where another one goes, and a copy on a GPU must not overlap, for which
        there has to be a place of each one's size below the copies */
-    if (count > 1 && stx__on_gpu(x)) for (i = 0; i < count; i++) if (made[i] && !stx__room_like(x, &head[i])) return 0;
+    if (count > 1 && stx__on_gpu(x)) for (i = 0; i < count; i++) if (made[i] && !stx__numbers_like(x, &head[i])) return 0;
     for (i = 0; above && i < count; i++) {
         if (!made[i]) continue;
-        head[i].data = stx__room_like(x, &head[i]);
+        head[i].data = stx__numbers_like(x, &head[i]);
         if (!head[i].data) return 0;
         stx__move(x, head[i].data, made[i]->data, head[i].size, head[i].full);
     }
@@ -2736,7 +2736,7 @@ static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **made, int 
         *out = was;
         out->grad = NULL;
         out->is_param = out->is_leaf = 0;
-        out->data = stx__room_like(x, &was);
+        out->data = stx__numbers_like(x, &was);
         if (!out->data) return 0;
         stx__move(x, out->data, was.data, was.size, was.full);
         out->needs_grad = 1;
@@ -4268,7 +4268,7 @@ typedef struct stx__micro {
     void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);
     const char *name;
 } stx__micro;
-enum { STX__MR_MAX = 32, STX__NR_MAX = 32, STX__TURN_PIECE = 128 };      /* the last: numbers of a row that packing takes at a time */
+enum { STX__MR_MAX = 32, STX__NR_MAX = 32, STX__TRANSPOSE_PIECE = 128 };      /* the last: numbers of a row that packing takes at a time */
 
 static void stx__micro_plain(STX__MICRO_ARGS) {
     const stx_real *a = (const stx_real *)av, *STX__RESTRICT b = (const stx_real *)bv;
@@ -4372,8 +4372,8 @@ static void stem##_run(STX__MICRO_ARGS) { \
 STX__MICROS_512(stx__micro_avx512, "avx512f", float, float, __m512)
   #undef STX__LOAD
   #undef STX__FMA_ROW
-STX__AVX512 static void stx__turn_avx512(float *to, const float *B, size_t ldb, size_t k);
-static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__turn_avx512, NULL, NULL, "avx512"};
+STX__AVX512 static void stx__transpose_avx512(float *to, const float *B, size_t ldb, size_t k);
+static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__transpose_avx512, NULL, NULL, "avx512"};
 #endif
 
 /* Two rows of bfloat16s to pairs */
@@ -4462,7 +4462,7 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx_
         _mm512_mask_storeu_epi32(to + i, some, _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(hi, lo)));
     }
 }
-static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, NULL, stx__turn_avx512, stx__round_row_bf16, stx__pair_rows_bf16, "avx512 bf16"};
+static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, NULL, stx__transpose_avx512, stx__round_row_bf16, stx__pair_rows_bf16, "avx512 bf16"};
   #endif
 
   /* AMX: eight tiles of 16 rows by 64 bytes; one instruction adds the product of 16 rows of 32 bfloat16s and 32 rows of 16. Four tiles
@@ -4547,7 +4547,7 @@ static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__a
       #define STX__AMX_ROUNDS 1
     #else
       #define STX__AMX_ROUNDS __builtin_cpu_supports("avx512bf16")
-static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, stx__turn_avx512, stx__round_row_bf16, stx__pair_rows_bf16, "amx bf16"};
+static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, stx__transpose_avx512, stx__round_row_bf16, stx__pair_rows_bf16, "amx bf16"};
     #endif
   #endif
   #endif
@@ -4593,7 +4593,7 @@ static void stx__pack_at(stx_real *to, const stx_real *A, size_t lda, size_t m, 
     }
 }
 /* B^T, B (n x k), n <= nr, as [k][nr] */
-static void stx__turn(stx_real *to, size_t nr, const stx_real *B, size_t ldb, size_t n, size_t k) {
+static void stx__transpose(stx_real *to, size_t nr, const stx_real *B, size_t ldb, size_t n, size_t k) {
     size_t p, j;
     for (j = 0; j < n; j++) for (p = 0; p < k; p++) memcpy(to + p * nr + j, B + j * ldb + p, sizeof *to);       /* floats, or pairs */
 }
@@ -4601,15 +4601,15 @@ static void stx__turn(stx_real *to, size_t nr, const stx_real *B, size_t ldb, si
 __attribute__((target("avx512f"))) static void stx__pack_at_avx512(float *to, const float *A, size_t lda, size_t m, size_t k) {
     size_t i, p;
     for (p = 0; p < k; p++) {
-        if (p + STX__AHEAD < k) stx__soon(A + (p + STX__AHEAD) * lda, m);
+        if (p + STX__AHEAD < k) stx__prefetch(A + (p + STX__AHEAD) * lda, m);
         for (i = 0; i < m; i += 14) {
             __mmask16 some = (__mmask16)(m - i < 14 ? (1u << (m - i)) - 1 : 0x3fff);
             _mm512_mask_storeu_ps(to + i * k + p * 14, some, _mm512_maskz_loadu_ps(some, A + p * lda + i));
         }
     }
 }
-/* stx__turn for n = nr = 32: 16 rows by 4 numbers at a time */
-STX__AVX512 static void stx__turn_avx512(float *to, const float *B, size_t ldb, size_t k) {
+/* stx__transpose for n = nr = 32: 16 rows by 4 numbers at a time */
+STX__AVX512 static void stx__transpose_avx512(float *to, const float *B, size_t ldb, size_t k) {
     size_t p, half, i, j;
     for (half = 0; half < 2; half++, to += 16, B += 16 * ldb) {
         for (p = 0; p + 4 <= k; p += 4) {
@@ -4629,10 +4629,10 @@ STX__AVX512 static void stx__turn_avx512(float *to, const float *B, size_t ldb, 
     }
 }
 #endif
-static void stx__turn_for(const stx__micro *mk, stx_real *to, const stx_real *B, size_t ldb, size_t n, size_t k) {
+static void stx__transpose_for(const stx__micro *mk, stx_real *to, const stx_real *B, size_t ldb, size_t n, size_t k) {
     if (n < mk->nr) memset(to, 0, mk->nr * k * sizeof *to);
     if (mk->turn && n == mk->nr) { mk->turn(to, B, ldb, k); return; }
-    stx__turn(to, mk->nr, B, ldb, n, k);
+    stx__transpose(to, mk->nr, B, ldb, n, k);
 }
 /* op(B) (k x n) in strips of nr columns, as [k][nr], filled up with zeros: k to a multiple of kr, n to one of nr. Strips are stride
    units apart. */
@@ -4653,16 +4653,16 @@ static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const
     for (j = 0; j < n; j += nr, to += stride) {
         size_t w = STX__MIN(nr, n - j), r;
         const stx_real *b = B + j * ldb;
-        if (u == 1) { stx__turn_for(mk, to, b, ldb, w, k); continue; }
-        for (p = 0; p < k; p += STX__TURN_PIECE) {       /* pairs stand together in a row: round it, then turn it in units */
-            uint32_t units[STX__NR_MAX * STX__TURN_PIECE / 2];
+        if (u == 1) { stx__transpose_for(mk, to, b, ldb, w, k); continue; }
+        for (p = 0; p < k; p += STX__TRANSPOSE_PIECE) {       /* pairs stand together in a row: round it, then turn it in units */
+            uint32_t units[STX__NR_MAX * STX__TRANSPOSE_PIECE / 2];
             uint16_t *t = (uint16_t *)(void *)units;
-            size_t kc = STX__MIN((size_t)STX__TURN_PIECE, k - p), up = stx__up(kc, mk->kr);
+            size_t kc = STX__MIN((size_t)STX__TRANSPOSE_PIECE, k - p), up = stx__up(kc, mk->kr);
             for (r = 0; r < w; r++) {
-                mk->round(t + r * STX__TURN_PIECE, b + r * ldb + p, kc);
-                memset(t + r * STX__TURN_PIECE + kc, 0, (up - kc) * sizeof *t);
+                mk->round(t + r * STX__TRANSPOSE_PIECE, b + r * ldb + p, kc);
+                memset(t + r * STX__TRANSPOSE_PIECE + kc, 0, (up - kc) * sizeof *t);
             }
-            stx__turn_for(mk, to + p / 2 * nr, (const stx_real *)(const void *)units, STX__TURN_PIECE / 2, w, up / 2);
+            stx__transpose_for(mk, to + p / 2 * nr, (const stx_real *)(const void *)units, STX__TRANSPOSE_PIECE / 2, w, up / 2);
         }
     }
 }
@@ -4682,7 +4682,7 @@ STX__INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_r
     for (e = 0; e < 16; e++) { t0 += s0[e]; t1 += s1[e]; t2 += s2[e]; t3 += s3[e]; }
     out[0] = t0; out[1] = t1; out[2] = t2; out[3] = t3;
 }
-STX__INNER void stx__thin(int fma, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda,
+STX__INNER void stx__gemv(int fma, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda,
                           const stx_real *B, size_t ldb, stx_real beta, stx_real *C, size_t ldc) {
     size_t i, j, k;
     for (i = 0; i < M; i++) {
@@ -4717,7 +4717,7 @@ STX__INNER void stx__thin(int fma, int ta, int tb, size_t M, size_t N, size_t K,
         }
     }
 }
-STX__EACH_ISA(stx__thin, (int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda, const stx_real *B, size_t ldb,
+STX__EACH_ISA(stx__gemv, (int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda, const stx_real *B, size_t ldb,
                           stx_real beta, stx_real *C, size_t ldc), ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc)
 
 /* op(A) (m x k) for the micro-kernel, in scratch unless it is good where it is. Row i of the result, and how its numbers lie: rs, ks. */
@@ -4736,22 +4736,22 @@ static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_rea
         return to;
     }
     if (ta && mk->kr > 2) {     /* pairs of rows of A, which are pairs of neighbouring k, turned: [m][k] */
-        uint32_t t[STX__TURN_PIECE * 32], *rows = (uint32_t *)(void *)to;
+        uint32_t t[STX__TRANSPOSE_PIECE * 32], *rows = (uint32_t *)(void *)to;
         size_t q, n;
         for (i = 0; i < m; i += 32)
-            for (p = 0; p < kk; p += 2 * STX__TURN_PIECE) {
+            for (p = 0; p < kk; p += 2 * STX__TRANSPOSE_PIECE) {
                 n = STX__MIN((size_t)32, m - i);
-                for (q = p; q < STX__MIN(kk, p + 2 * STX__TURN_PIECE); q += 2) {
+                for (q = p; q < STX__MIN(kk, p + 2 * STX__TRANSPOSE_PIECE); q += 2) {
                     if (q < k) mk->pair(t + (q - p) / 2 * 32, A + q * lda + i, q + 1 < k ? A + (q + 1) * lda + i : NULL, n);
                     else memset(t + (q - p) / 2 * 32, 0, sizeof *t * 32);
                 }
-                stx__turn((stx_real *)(void *)(rows + i * (kk / 2) + p / 2), kk / 2, (const stx_real *)(const void *)t, 32, (q - p) / 2, n);
+                stx__transpose((stx_real *)(void *)(rows + i * (kk / 2) + p / 2), kk / 2, (const stx_real *)(const void *)t, 32, (q - p) / 2, n);
             }
         *rs = kk;
         *ks = 2;
     } else if (ta) {       /* the same, not turned: [k/2][m] */
         for (p = 0; p < k; p += 2) {
-            if (p + 1 + STX__AHEAD < k) { stx__soon(A + (p + STX__AHEAD) * lda, m); stx__soon(A + (p + 1 + STX__AHEAD) * lda, m); }
+            if (p + 1 + STX__AHEAD < k) { stx__prefetch(A + (p + STX__AHEAD) * lda, m); stx__prefetch(A + (p + 1 + STX__AHEAD) * lda, m); }
             mk->pair((uint32_t *)(void *)to + p / 2 * m, A + p * lda, p + 1 < k ? A + (p + 1) * lda : NULL, m);
         }
         memset((uint32_t *)(void *)to + p / 2 * m, 0, (kk - STX__MIN(p, kk)) / 2 * m * sizeof(uint32_t));
@@ -4781,7 +4781,7 @@ enum { STX__SAME_SET = 4096 / sizeof(stx_real) };
 static void stx__panel(stx_real *to, const stx_real *A, size_t lda, size_t h, size_t k, size_t next, size_t strip, size_t strips) {
     size_t i;
     if (strip == 0) for (i = 0; i < h; i++) memcpy(to + i * k, A + i * lda, k * sizeof *A);
-    for (i = next * strip / strips; i < next * (strip + 1) / strips; i++) stx__soon(A + (h + i) * lda, k);
+    for (i = next * strip / strips; i < next * (strip + 1) / strips; i++) stx__prefetch(A + (h + i) * lda, k);
 }
 /* One thread's product, with its scratch of STX__PACK numbers. C stands `at` numbers into its matrix, from column j0 on. */
 static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
@@ -4964,7 +4964,7 @@ static void stx__dnnl_open(stx_ctx *x) {
 }
 
 /* Room for a rounded factor in the context's buffer `which`; 0 when there is no memory for it */
-static int stx__dnnl_room(stx_ctx *x, int which, size_t rows, size_t cols) {
+static int stx__dnnl_scratch(stx_ctx *x, int which, size_t rows, size_t cols) {
     stx__dnnl *d = x->dnnl;
     int code = x->code;
     if (d->room[which] >= rows * cols) return 1;
@@ -5007,7 +5007,7 @@ static int stx__dnnl_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, si
         at[2] = C + e * sc;
         if (bf16) {
             stx__dnnl_factors f;
-            if (!stx__dnnl_room(x, 0, ar, ac) || !stx__dnnl_room(x, 1, br, bc)) break;      /* at e 0: later ones find the room */
+            if (!stx__dnnl_scratch(x, 0, ar, ac) || !stx__dnnl_scratch(x, 1, br, bc)) break;      /* at e 0: later ones find the room */
             f.A = A + e * sa; f.lda = lda; f.ar = ar; f.ac = ac;
             f.B = B + e * sb; f.ldb = ldb; f.bc = bc;
             stx_parallel(x, ar + (e && !sb ? 0 : br), ar * ac + br * bc, stx__dnnl_round, &f);      /* B unless it is the one before */
@@ -5047,7 +5047,7 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
 /* Parts of a matrix, at tile borders so that no tile is shared: `per` rows of C (or columns, where there are more of them) each */
 typedef struct stx__product_job {
     const stx__micro *mk;
-    int ta, tb, rows, thin;
+    int ta, tb, rows, gemv;
     size_t M, N, K, n, per, parts, lda, sa, ldb, sb, ldc, sc;      /* n: rows or columns to be cut */
     stx_real alpha, beta;
     const stx_real *A, *B;
@@ -5065,8 +5065,8 @@ static void stx__product_part(const stx_share *s, const void *job) {
         const stx_real *a = j->A + e * j->sa + (j->ta ? row : row * j->lda), *b = j->B + e * j->sb + (j->tb ? col * j->ldb : col);
         stx_real *c = j->C + e * j->sc + at;
         if (lo >= hi) continue;
-        if (j->thin) {
-            STX__CALL(s->x, stx__thin, (j->ta, j->tb, M, N, j->K, j->alpha, a, j->lda, b, j->ldb, j->beta, c, j->ldc));
+        if (j->gemv) {
+            STX__CALL(s->x, stx__gemv, (j->ta, j->tb, M, N, j->K, j->alpha, a, j->lda, b, j->ldb, j->beta, c, j->ldc));
             if (j->after) stx__after_rows(s->x, j->after, col, c, at, j->ldc, M, N);
         } else {
             if (mk->enter) mk->enter();
@@ -5109,7 +5109,7 @@ static void stx__product(stx_ctx *x, size_t batch, int ta, int tb, size_t M, siz
         j.A = A; j.lda = lda; j.sa = sa; j.B = B; j.ldb = ldb; j.sb = sb; j.C = C; j.ldc = ldc; j.sc = sc;
         j.rows = M >= N;
         j.n = j.rows ? M : N;
-        j.thin = M <= 3 || !K || alpha == 0 || !x || !x->scratch;    /* by the whole matrix: a part of few rows must sum like the others */
+        j.gemv = M <= 3 || !K || alpha == 0 || !x || !x->scratch;    /* by the whole matrix: a part of few rows must sum like the others */
         unit = j.rows ? j.mk->mr : j.mk->nr;
         /* A part for each thread, more where each has 512 rows or columns: what a part packs serves only itself */
         if (batch == 1 && work >= 100000) {
@@ -5958,7 +5958,7 @@ typedef struct stx__attn {
 } stx__attn;
 
 /* One thread's room. Sizes in numbers, of which a bf16 takes 2 bytes; n queries of a unit, nt = n rounded up and padded. */
-typedef struct stx__attn_room {
+typedef struct stx__attn_scratch {
     void *q, *qv;                    /* (n,Dk): scale (q+u), scale (q+vb); the same when neither is there */
     void *qt, *qvt, *dyt;            /* (D,nt): the same and dy, transposed; backward */
     void *dyr;                       /* (n,Dk): dy; backward */
@@ -5972,11 +5972,11 @@ typedef struct stx__attn_room {
     stx_real *dkt, *dvt;             /* (D,LDK): gradients of the tile's keys and values, transposed */
     stx_real *state;                 /* (n,3): largest logit, sum m e, sum e; backward dy.y */
     stx_real *ramp, *m;              /* ramp weights by distance; (BK): dropout of a row */
-} stx__attn_room;
+} stx__attn_scratch;
 
 typedef struct stx__attn_tile {
     const stx__attn *A;
-    stx__attn_room R;
+    stx__attn_scratch R;
     size_t b, h, i0, nb;             /* queries i0 .. i0+nb-1 of head h, row b; they are rows q0 .. of the room */
     size_t q0, nt;
     ptrdiff_t j0;                    /* first key of the tile, a multiple of NR; may be negative (zero keys) */
@@ -5986,7 +5986,7 @@ typedef struct stx__attn_tile {
     const int32_t *pad;              /* (S) of batch row b, or NULL */
     ptrdiff_t live0, live1;          /* columns of the first key that exists and past the last one; 0, bk without pad */
     int holes;                       /* is a key between them padded? */
-    char gone[STX__BK];              /* with pad: which columns are no keys */
+    char masked[STX__BK];              /* with pad: which columns are no keys */
     size_t reach;
     size_t ramp_n, ramp_zeros, ramp_0, ramp_1;      /* weights below 1, zeros first among them; 0 <= m' <= 1 is [ramp_0, ramp_1) */
     ptrdiff_t lo[STX__BQ], hi[STX__BQ];             /* columns [lo,hi) that each query sees */
@@ -6017,7 +6017,7 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
 }
 
 /* Room for one thread at `base` (NULL: only its size is wanted) */
-static size_t stx__attn_room_layout(const stx__attn *A, char *base, size_t n, int back, stx__attn_room *R) {
+static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n, int back, stx__attn_scratch *R) {
     const stx_attention_args *a = A->a;
     size_t at = 0, r4 = sizeof(stx_real), num = A->u == 2 ? 2 : r4, bf = A->u == 2;
     size_t n1 = stx__up(n, 32), nt = n1 + 16, Dk = stx__up(A->Dk, 32), D1 = stx__up(a->D, 32), tile = (STX__BQ * STX__LDS + 2 * STX__PAD);
@@ -6071,16 +6071,16 @@ static void stx__attn_rows(const stx__attn *A, void *to, size_t ld, const stx_re
 }
 /* from (n,cols), n <= BQ -> columns at .. at+n-1 of (cols,ld); zeros follow up to the next multiple of 32. By pieces of NR units of columns:
    bf16s are paired with the row below first, so that the turn moves units of 4 bytes */
-static void stx__attn_turn(const stx__attn *A, void *to, size_t ld, size_t at, const stx_real *from, size_t ldf, size_t n, size_t cols) {
+static void stx__attn_transpose(const stx__attn *A, void *to, size_t ld, size_t at, const stx_real *from, size_t ldf, size_t n, size_t cols) {
     const stx__micro *mk = A->mk;
-    stx_real pairs[STX__NR_MAX * STX__TURN_PIECE], turned[STX__NR_MAX * STX__TURN_PIECE];
+    stx_real pairs[STX__NR_MAX * STX__TRANSPOSE_PIECE], turned[STX__NR_MAX * STX__TRANSPOSE_PIECE];
     size_t c, r, d, i, u = A->u, nr = mk->nr, size = u == 2 ? 2 : sizeof(stx_real), end = stx__up(n, 32);
-    for (c = 0; c < cols; c += STX__TURN_PIECE)
+    for (c = 0; c < cols; c += STX__TRANSPOSE_PIECE)
         for (r = 0; r < end; r += u * nr) {
-            size_t w = STX__MIN((size_t)STX__TURN_PIECE, cols - c), rows = r < n ? STX__MIN(u * nr, n - r) : 0;
+            size_t w = STX__MIN((size_t)STX__TRANSPOSE_PIECE, cols - c), rows = r < n ? STX__MIN(u * nr, n - r) : 0;
             const stx_real *f = from + r * ldf + c;
-            if (u == 2) for (i = 0; i < rows; i += 2) mk->pair((uint32_t *)(void *)pairs + i / 2 * STX__TURN_PIECE, f + i * ldf, i + 1 < rows ? f + (i + 1) * ldf : NULL, w);
-            stx__turn_for(mk, turned, u == 2 ? pairs : f, u == 2 ? (size_t)STX__TURN_PIECE : ldf, (rows + u - 1) / u, w);
+            if (u == 2) for (i = 0; i < rows; i += 2) mk->pair((uint32_t *)(void *)pairs + i / 2 * STX__TRANSPOSE_PIECE, f + i * ldf, i + 1 < rows ? f + (i + 1) * ldf : NULL, w);
+            stx__transpose_for(mk, turned, u == 2 ? pairs : f, u == 2 ? (size_t)STX__TRANSPOSE_PIECE : ldf, (rows + u - 1) / u, w);
             for (d = 0; d < w; d++) memcpy((char *)to + ((c + d) * ld + at + r) * size, turned + d * nr, STX__MIN(u * nr, end - r) * size);
         }
 }
@@ -6159,7 +6159,7 @@ static void stx__attn_queries(stx__attn_tile *t, void *to, void *turned, const s
             else for (d = 0; d < D; d++) s[d] = scale * q[d];
         }
         stx__attn_rows(t->A, (void *)(uintptr_t)stx__num(t->A, to, (ptrdiff_t)(q0 * t->A->Dk)), t->A->Dk, t->R.stage, D, nb, D);
-        if (turned) stx__attn_turn(t->A, turned, t->nt, q0, t->R.stage, D, nb, D);
+        if (turned) stx__attn_transpose(t->A, turned, t->nt, q0, t->R.stage, D, nb, D);
     }
 }
 /* Which keys of the tile exist; 0: none */
@@ -6171,11 +6171,11 @@ static int stx__attn_live(stx__attn_tile *t) {
     if (!t->pad || t->persistent) return 1;
     for (c = 0; c < t->live1; c++) {
         j = t->j0 + c;
-        t->gone[c] = j >= (ptrdiff_t)t->A->a->S || (j >= 0 && t->pad[j] != 0);
+        t->masked[c] = j >= (ptrdiff_t)t->A->a->S || (j >= 0 && t->pad[j] != 0);
     }
-    while (t->live1 > 0 && t->gone[t->live1 - 1]) t->live1--;
-    while (t->live0 < t->live1 && t->gone[t->live0]) t->live0++;
-    for (c = t->live0; c < t->live1; c++) t->holes |= t->gone[c];
+    while (t->live1 > 0 && t->masked[t->live1 - 1]) t->live1--;
+    while (t->live0 < t->live1 && t->masked[t->live0]) t->live0++;
+    for (c = t->live0; c < t->live1; c++) t->holes |= t->masked[c];
     return t->live0 < t->live1;
 }
 /* Logits of padded keys among columns [lo,hi) of a row become -inf, their cells of g (unless NULL) 0: e^-inf = 0. 0: no other key is there */
@@ -6183,7 +6183,7 @@ static int stx__attn_holes(const stx__attn_tile *t, stx_real *s, stx_real *g, pt
     ptrdiff_t c;
     int any = 0;
     for (c = lo; c < hi; c++)
-        if (!t->gone[c]) any = 1;
+        if (!t->masked[c]) any = 1;
         else { s[c] = -(stx_real)HUGE_VAL; if (g) g[c] = 0; }
     return any;
 }
@@ -6191,8 +6191,8 @@ static int stx__attn_holes(const stx__attn_tile *t, stx_real *s, stx_real *g, pt
 static void stx__attn_keys(stx__attn_tile *t, const stx_real *k, size_t ld, ptrdiff_t end, stx_real *columns, stx_real *rows) {
     const stx__attn *A = t->A;
     size_t nr = A->mk->nr, u = A->u, D = A->a->D, Dk = A->Dk, j, i;
-    ptrdiff_t from = STX__MAX(t->j0, 0), to = STX__MIN(end, t->j0 + (ptrdiff_t)t->bk), ghosts = t->persistent ? 0 : A->a->first_key - t->j0;
-    size_t hidden = ghosts > 0 ? (size_t)STX__MIN(ghosts, (ptrdiff_t)t->bk) : 0;      /* keys that do not exist share a step of k with those that do */
+    ptrdiff_t from = STX__MAX(t->j0, 0), to = STX__MIN(end, t->j0 + (ptrdiff_t)t->bk), missing = t->persistent ? 0 : A->a->first_key - t->j0;
+    size_t hidden = missing > 0 ? (size_t)STX__MIN(missing, (ptrdiff_t)t->bk) : 0;      /* keys that do not exist share a step of k with those that do */
     size_t n = to > from ? (size_t)(to - from) : 0, skip = n ? (size_t)(from - t->j0) : t->bk;     /* zero keys first */
     const stx_real *real = n ? k + (size_t)from * ld : k;
     if (columns) {
@@ -6213,7 +6213,7 @@ static void stx__attn_keys(stx__attn_tile *t, const stx_real *k, size_t ld, ptrd
             if (!t->pad || t->persistent) continue;
             for (i = 0; i < t->bk; i++) {        /* a weight of 0 meets them all the same */
                 size_t e;
-                if (!t->gone[i]) continue;
+                if (!t->masked[i]) continue;
                 if (u == 1) memset(r + i * nr, 0, nr * sizeof *r);
                 else for (e = 0; e < nr; e++) ((uint32_t *)(void *)r)[i / u * nr + e] &= i % u ? 0x0000ffffu : 0xffff0000u;
             }
@@ -6439,7 +6439,7 @@ static void stx__attn_fwd_keys(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t 
     }
 }
 /* Forward of n queries from i0 */
-static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_room *room, size_t b, size_t h, size_t i0, size_t n) {
+static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_scratch *room, size_t b, size_t h, size_t i0, size_t n) {
     const stx_attention_args *a = A->a;
     stx__attn_tile t;
     size_t D = a->D, r, c;
@@ -6486,7 +6486,7 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_r
 
 /* A query or three (generation): keys are read once, so packing them would cost as much as the products. Scores of n keys, whose rows
    of the table follow each other; k or pe NULL: zeros */
-STX__INNER void stx__attn_thin_score(int fma, stx_real *STX__RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k, size_t ldk,
+STX__INNER void stx__attn_gemv_score(int fma, stx_real *STX__RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k, size_t ldk,
                                      const stx_real *pe, size_t ldp, size_t n, size_t D) {
     size_t j, d, e;
     for (j = 0; j < n; j++) {
@@ -6504,10 +6504,10 @@ STX__INNER void stx__attn_thin_score(int fma, stx_real *STX__RESTRICT s, const s
         s[j] = t + stx__lanes(m);
     }
 }
-STX__EACH_ISA(stx__attn_thin_score, (stx_real *STX__RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k, size_t ldk, const stx_real *pe, size_t ldp, size_t n, size_t D),
+STX__EACH_ISA(stx__attn_gemv_score, (stx_real *STX__RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k, size_t ldk, const stx_real *pe, size_t ldp, size_t n, size_t D),
               s, q, qv, k, ldk, pe, ldp, n, D)
 /* o (D) += f sum_j w_j v_j, four values at a time */
-STX__INNER void stx__attn_thin_sum(int fma, stx_real *STX__RESTRICT o, const stx_real *w, const stx_real *v, size_t ldv, size_t n, size_t D, stx_real f) {
+STX__INNER void stx__attn_gemv_sum(int fma, stx_real *STX__RESTRICT o, const stx_real *w, const stx_real *v, size_t ldv, size_t n, size_t D, stx_real f) {
     size_t j, d;
     for (j = 0; j + 4 <= n; j += 4, v += 4 * ldv) {
         stx_real w0 = f * w[j], w1 = f * w[j + 1], w2 = f * w[j + 2], w3 = f * w[j + 3];
@@ -6515,13 +6515,13 @@ STX__INNER void stx__attn_thin_sum(int fma, stx_real *STX__RESTRICT o, const stx
     }
     for (; j < n; j++, v += ldv) for (d = 0; d < D; d++) o[d] = STX__FMA(fma, f * w[j], v[d], o[d]);
 }
-STX__EACH_ISA(stx__attn_thin_sum, (stx_real *STX__RESTRICT o, const stx_real *w, const stx_real *v, size_t ldv, size_t n, size_t D, stx_real f), o, w, v, ldv, n, D, f)
+STX__EACH_ISA(stx__attn_gemv_sum, (stx_real *STX__RESTRICT o, const stx_real *w, const stx_real *v, size_t ldv, size_t n, size_t D, stx_real f), o, w, v, ldv, n, D, f)
 
 enum { STX__THIN = 3 };
-static int stx__attn_is_thin(const stx_attention_args *a) { return a->T <= STX__THIN && !(a->drop > 0); }
+static int stx__attn_is_gemv(const stx_attention_args *a) { return a->T <= STX__THIN && !(a->drop > 0); }
 /* numbers of room: ramp, scores, two queries, output */
-static size_t stx__attn_thin_room(const stx__attn *A) { return stx__up(2 * (A->a->S + A->a->span) + A->a->N + 2 + 3 * A->a->D, 16); }
-static void stx__attn_thin(stx_ctx *x, const stx__attn *A, stx_real *room, size_t b, size_t h, size_t i0) {
+static size_t stx__attn_gemv_scratch(const stx__attn *A) { return stx__up(2 * (A->a->S + A->a->span) + A->a->N + 2 + 3 * A->a->D, 16); }
+static void stx__attn_gemv(stx_ctx *x, const stx__attn *A, stx_real *room, size_t b, size_t h, size_t i0) {
     const stx_attention_args *a = A->a;
     size_t D = a->D, d, row = (b * a->H + h) * a->T + i0;
     stx_real *q = room, *qv = q + D, *o = qv + D, *s = o + D, *y = a->y + ((b * a->T + i0) * a->H + h) * D, state[3], f;
@@ -6556,8 +6556,8 @@ static void stx__attn_thin(stx_ctx *x, const stx__attn *A, stx_real *room, size_
             const stx_real *key = d ? k + (size_t)real * a->ldk : NULL, *pe = a->pe ? a->pe + stx__attn_table(A, h) * D : NULL;
             ptrdiff_t r = p + (ptrdiff_t)at;
             none = !pe ? m : r < 0 ? STX__MIN((size_t)-r, m) : 0;
-            STX__CALL(x, stx__attn_thin_score, (s + at, q, qv, key, a->ldk, NULL, 0, none, D));
-            if (none < m) STX__CALL(x, stx__attn_thin_score, (s + at + none, q, qv, key ? key + none * a->ldk : NULL, a->ldk, pe + (size_t)(r + (ptrdiff_t)none) * ldp, ldp, m - none, D));
+            STX__CALL(x, stx__attn_gemv_score, (s + at, q, qv, key, a->ldk, NULL, 0, none, D));
+            if (none < m) STX__CALL(x, stx__attn_gemv_score, (s + at + none, q, qv, key ? key + none * a->ldk : NULL, a->ldk, pe + (size_t)(r + (ptrdiff_t)none) * ldp, ldp, m - none, D));
         }
         for (d = zeros; pad && d < n; d++) if (pad[(size_t)real + d - zeros]) s[d] = -(stx_real)HUGE_VAL;      /* e^-inf = 0; key `from` exists */
         STX__CALL(x, stx__attn_soft, (s, n, t.R.ramp + STX__MIN(skip, t.ramp_n), t.ramp_n - STX__MIN(skip, t.ramp_n), NULL, state, &f));
@@ -6566,16 +6566,16 @@ static void stx__attn_thin(stx_ctx *x, const stx__attn *A, stx_real *room, size_
             size_t begin = d;
             if (!pad) d = n;
             for (; d < n && !pad[(size_t)real + d - zeros]; d++) {}
-            if (d > begin) STX__CALL(x, stx__attn_thin_sum, (o, s + begin, value, a->ldk, d - begin, D, 1));
+            if (d > begin) STX__CALL(x, stx__attn_gemv_sum, (o, s + begin, value, a->ldk, d - begin, D, 1));
             for (; d < n && pad[(size_t)real + d - zeros]; d++) {}
         }
     }
     if (a->N) {
         for (d = 0; d < D; d++) q[d] = a->scale * (stx_real)sqrt((double)D) * query[d];
-        STX__CALL(x, stx__attn_thin_score, (s, q, q, a->pk + h * a->N * D, D, NULL, 0, a->N, D));
+        STX__CALL(x, stx__attn_gemv_score, (s, q, q, a->pk + h * a->N * D, D, NULL, 0, a->N, D));
         STX__CALL(x, stx__attn_soft, (s, a->N, t.R.ramp, 0, NULL, state, &f));
         for (d = 0; d < D; d++) o[d] *= f;
-        STX__CALL(x, stx__attn_thin_sum, (o, s, a->pv + h * a->N * D, D, a->N, D, (stx_real)sqrt((double)a->N)));
+        STX__CALL(x, stx__attn_gemv_sum, (o, s, a->pv + h * a->N * D, D, a->N, D, (stx_real)sqrt((double)a->N)));
     }
     f = stx__attn_inv(a, state);
     for (d = 0; d < D; d++) y[d] = o[d] * f;
@@ -6638,7 +6638,7 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int back, stx__a
 }
 static void stx__attn_layout(stx__attn *A, size_t threads, int back, char *base, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
-    stx__attn_room room;
+    stx__attn_scratch room;
     size_t at = 0, r4 = sizeof(stx_real), extra;
     memset(w, 0, sizeof *w);
     stx__attn_units(A, threads, back, w);
@@ -6661,7 +6661,7 @@ static void stx__attn_layout(stx__attn *A, size_t threads, int back, char *base,
         STX__TAKE(stx_real *, w->part, extra * a->T * a->D * r4);
         STX__TAKE(double *, w->load, w->owners * sizeof(double));
     }
-    w->room = stx__attn_room_layout(A, NULL, w->most, back, &room);
+    w->room = stx__attn_scratch_layout(A, NULL, w->most, back, &room);
     STX__TAKE(char *, w->rooms, threads * w->room);
   #undef STX__TAKE
     w->bytes = at + 64;
@@ -6671,7 +6671,7 @@ STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int b
     stx__attn_work w;
     if (a->H > STX__MAX_HEADS) return 0;         /* the kernels refuse it */
     stx__attn_plan(&A, x, a);
-    if (!backward && stx__attn_is_thin(a)) return (size_t)stx_threads(x) * stx__attn_thin_room(&A) * sizeof(stx_real);
+    if (!backward && stx__attn_is_gemv(a)) return (size_t)stx_threads(x) * stx__attn_gemv_scratch(&A) * sizeof(stx_real);
     stx__attn_layout(&A, (size_t)stx_threads(x), backward, NULL, &w);
     return w.bytes;
 }
@@ -6684,20 +6684,20 @@ static void stx__attn_start(stx_ctx *x, stx__attn *A, const stx_attention_args *
 }
 
 typedef struct stx__attn_job { const stx__attn *A; const stx__attn_work *w; } stx__attn_job;
-static void stx__attn_fwd_thin(const stx_share *s, const void *job) {
+static void stx__attn_fwd_gemv(const stx_share *s, const void *job) {
     const stx__attn *A = (const stx__attn *)job;
     const stx_attention_args *a = A->a;
-    stx_real *room = (stx_real *)a->work + s->thread * stx__attn_thin_room(A);
+    stx_real *room = (stx_real *)a->work + s->thread * stx__attn_gemv_scratch(A);
     size_t i;
-    for (i = s->from; i < s->to; i++) stx__attn_thin(s->x, A, room, i / (a->H * a->T), i / a->T % a->H, i % a->T);
+    for (i = s->from; i < s->to; i++) stx__attn_gemv(s->x, A, room, i / (a->H * a->T), i / a->T % a->H, i % a->T);
 }
 static void stx__attn_fwd_part(const stx_share *s, const void *job) {
     const stx__attn_job *j = (const stx__attn_job *)job;
     const stx__attn *A = j->A;
     const stx__attn_work *w = j->w;
-    stx__attn_room room;
+    stx__attn_scratch room;
     size_t i;
-    stx__attn_room_layout(A, w->rooms + s->thread * w->room, w->most, 0, &room);
+    stx__attn_scratch_layout(A, w->rooms + s->thread * w->room, w->most, 0, &room);
     if (A->mk->enter) A->mk->enter();
     for (i = s->from; i < s->to; i++) stx__attn_fwd_unit(s->x, A, &room, w->unit[i].b, w->unit[i].h, w->unit[i].i0, w->unit[i].n);
     if (A->mk->leave) A->mk->leave();
@@ -6707,9 +6707,9 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
     stx__attn_work w;
     stx__attn_job j;
     if (a->H > STX__MAX_HEADS) { stx_fail(x, STX_ERR_SHAPE, "stx_attention_fwd: %zu heads, want at most %d", a->H, (int)STX__MAX_HEADS); return; }
-    if (stx__attn_is_thin(a)) {
+    if (stx__attn_is_gemv(a)) {
         stx__attn_plan(&A, x, a);
-        stx_parallel(x, a->B * a->H * a->T, 2 * a->B * a->T * A.reach[0] * a->H * a->D, stx__attn_fwd_thin, &A);
+        stx_parallel(x, a->B * a->H * a->T, 2 * a->B * a->T * A.reach[0] * a->H * a->D, stx__attn_fwd_gemv, &A);
         return;
     }
     stx__attn_start(x, &A, a, 0, &w);
@@ -6844,11 +6844,11 @@ static void stx__attn_table_bwd(const stx__attn_tile *t, stx_real *dpe, size_t l
     }
 }
 /* to (n,D), rows ldt apart, += the transpose of from (D,LDK), columns c..; work: BK rows of NR numbers */
-static void stx__attn_turn_back(const stx__attn *A, stx_real *to, size_t ldt, const stx_real *from, size_t c, size_t n, stx_real *work) {
+static void stx__attn_transpose_back(const stx__attn *A, stx_real *to, size_t ldt, const stx_real *from, size_t c, size_t n, stx_real *work) {
     size_t j, d, i, nr = A->mk->nr, D = A->a->D;
     for (d = 0; d < D; d += nr) {
         size_t w = STX__MIN(nr, D - d);
-        stx__turn_for(A->mk, work, from + d * STX__LDK + c, STX__LDK, w, n);
+        stx__transpose_for(A->mk, work, from + d * STX__LDK + c, STX__LDK, w, n);
         for (j = 0; j < n; j++) for (i = 0; i < w; i++) to[j * ldt + d + i] += work[j * nr + i];
     }
 }
@@ -6885,7 +6885,7 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
     stx_real *dq = a->dq ? a->dq + b * a->stq + h * D : NULL, sd = (stx_real)sqrt((double)D);
     size_t lddq = a->ldq;
     ptrdiff_t p;
-    stx__attn_room_layout(A, w->rooms + thread * w->room, w->most, 1, &t.R);
+    stx__attn_scratch_layout(A, w->rooms + thread * w->room, w->most, 1, &t.R);
     t.nt = stx__up(T, 32) + 16;
     stx__attn_open(A, &t, b, h);
     memset(t.R.o, 0, T * A->Dp * sizeof *t.R.o);
@@ -6893,7 +6893,7 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
     stx__attn_queries(&t, t.R.q, t.R.qt, a->u, a->scale, 0, T);
     if (A->two) stx__attn_queries(&t, t.R.qv, t.R.qvt, a->vb, a->scale, 0, T);
     stx__attn_rows(A, t.R.dyr, A->Dk, dy, ldy, T, D);
-    for (r = 0; r < T; r += STX__BQ) stx__attn_turn(A, t.R.dyt, t.nt, r, dy + r * ldy, ldy, STX__MIN((size_t)STX__BQ, T - r), D);
+    for (r = 0; r < T; r += STX__BQ) stx__attn_transpose(A, t.R.dyt, t.nt, r, dy + r * ldy, ldy, STX__MIN((size_t)STX__BQ, T - r), D);
     for (r = 0; r < T; r++) STX__CALL(x, stx__row_dot, (t.R.state + r, dy + r * ldy, y + r * ldy, D));
     if (U->part >= 0) {      /* another unit has these queries too */
         dq = dq ? w->part + (size_t)U->part * T * D : NULL;
@@ -6913,8 +6913,8 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
         stx__attn_prefetch(a->k + o, a->ldk, t.j0 + STX__BK, STX__MIN(U->last, t.j0 + 2 * STX__BK), D);
         stx__attn_prefetch(a->v + o, a->ldk, t.j0 + STX__BK, STX__MIN(U->last, t.j0 + 2 * STX__BK), D);
         stx__attn_bwd_keys(x, &t, STX__MIN((ptrdiff_t)a->S, U->last) - t.j0, a->dk != NULL, a->dv != NULL, dz, dpe, w->ldpe);
-        if (to > from && a->dk) stx__attn_turn_back(A, a->dk + o + (size_t)from * a->ldk, a->ldk, t.R.dkt, (size_t)(from - t.j0), (size_t)(to - from), t.R.s);
-        if (to > from && a->dv) stx__attn_turn_back(A, a->dv + o + (size_t)from * a->ldk, a->ldk, t.R.dvt, (size_t)(from - t.j0), (size_t)(to - from), t.R.s);
+        if (to > from && a->dk) stx__attn_transpose_back(A, a->dk + o + (size_t)from * a->ldk, a->ldk, t.R.dkt, (size_t)(from - t.j0), (size_t)(to - from), t.R.s);
+        if (to > from && a->dv) stx__attn_transpose_back(A, a->dv + o + (size_t)from * a->ldk, a->ldk, t.R.dvt, (size_t)(from - t.j0), (size_t)(to - from), t.R.s);
     }
     for (r = 0; r < T; r++)
         for (c = 0; c < D; c++) {
@@ -6936,8 +6936,8 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
         stx__attn_keys(&t, a->pv + o, D, (ptrdiff_t)a->N, t.R.vt, NULL);
         stx__attn_bwd_keys(x, &t, (ptrdiff_t)n, w->npk > 0, w->npk > 0, dz, NULL, 0);
         if (w->npk) {
-            stx__attn_turn_back(A, w->dpk + owner * w->npk + o + (size_t)p * D, D, t.R.dkt, 0, n, t.R.s);
-            stx__attn_turn_back(A, w->dpv + owner * w->npk + o + (size_t)p * D, D, t.R.dvt, 0, n, t.R.s);
+            stx__attn_transpose_back(A, w->dpk + owner * w->npk + o + (size_t)p * D, D, t.R.dkt, 0, n, t.R.s);
+            stx__attn_transpose_back(A, w->dpv + owner * w->npk + o + (size_t)p * D, D, t.R.dvt, 0, n, t.R.s);
         }
     }
     for (r = 0; r < T && dq; r++) for (c = 0; c < D; c++) dq[r * lddq + c] += a->scale * sd * t.R.o[r * A->Dp + c];
@@ -7104,7 +7104,7 @@ static int stx__cluster_counts(stx_ctx *x, const char *op, const stx_adaptive *a
     return 1;
 }
 /* Places for m of n ids: as many, or on a GPU the next multiple of n/16, so that steps whose counts differ little are the same */
-static size_t stx__cluster_room(const stx_ids *ids, size_t m) {
+static size_t stx__cluster_capacity(const stx_ids *ids, size_t m) {
     size_t n = ids->B * ids->T, each = (n + 15) / 16;
     return ids->data == ids->device || !m ? m : STX__MIN(n, (m + each - 1) / each * each);
 }
@@ -7112,7 +7112,7 @@ STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx
     size_t m[STX_MAX_CLUSTERS], c;
     if (!a || !ids || ids->data == ids->device || a->clusters > STX_MAX_CLUSTERS) return key;
     (void)stx__cluster_counts(NULL, NULL, a, ids, how, m);
-    for (c = output ? 1 : 0; c < a->clusters; c++) key = stx_key_add(key, stx__cluster_room(ids, m[c]));
+    for (c = output ? 1 : 0; c < a->clusters; c++) key = stx_key_add(key, stx__cluster_capacity(ids, m[c]));
     return key;
 }
 /* The ids of each cluster, sorted on the device: see stx_cluster_sort. known: the ids there, or with -1 for those that are left out */
@@ -7129,7 +7129,7 @@ static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, cons
     s->k.forward_columns = a->forward_columns;
     for (c = 0; c < a->clusters; c++) {
         s->k.end[c] = a->end[c];
-        s->k.first[c + 1] = s->k.first[c] + (head && c == 0 ? 0 : stx__cluster_room(ids, m[c]));
+        s->k.first[c + 1] = s->k.first[c] + (head && c == 0 ? 0 : stx__cluster_capacity(ids, m[c]));
     }
     all = s->k.first[a->clusters];
     s->at = (int32_t *)stx_step_bytes(x, (n + 2 * all + 1) * sizeof *s->at);
@@ -9216,7 +9216,7 @@ static uint64_t stx__hash_entry(const char *name, int dtype, int ndim, const siz
 static uint64_t stx__hash_text(const char *key, const char *value) { return stx__hash(stx__hash(7, key, strlen(key) + 1), value, strlen(value) + 1); }
 
 /* Sums of the parts' hashes: entries and texts may be listed in any order. */
-STX_DEF int stx_writer_seal(stx_writer *w) {
+STX_DEF int stx_writer_checksum(stx_writer *w) {
     uint64_t h = 0;
     size_t i;
     if (!w || !stx_ok(w->x)) return 0;
@@ -9224,13 +9224,13 @@ STX_DEF int stx_writer_seal(stx_writer *w) {
     for (i = 0; i < w->nmeta; i++) h += stx__hash_text(w->meta[i].key, w->meta[i].value);
     return stx_writer_meta_u64(w, "seal", h);
 }
-STX_DEF int stx_file_sealed(const stx_file *f) {
+STX_DEF int stx_file_verify(const stx_file *f) {
     uint64_t h = 0, want;
     size_t i;
     if (!f || !stx_file_meta_u64(f->x, f, "seal", &want)) return 0;
     for (i = 0; i < f->count; i++) h += stx__hash_entry(f->entry[i].name, f->entry[i].dtype, f->entry[i].ndim, f->entry[i].dim, f->entry[i].data, f->entry[i].bytes);
     for (i = 0; i < f->nmeta; i++) if (strcmp(f->meta[i].key, "seal")) h += stx__hash_text(f->meta[i].key, f->meta[i].value);
-    if (h != want) stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: its contents do not match its seal; use another copy", f->path);
+    if (h != want) stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: its contents do not match its checksum; use another copy", f->path);
     return h == want;
 }
 
@@ -9606,7 +9606,7 @@ STX_DEF size_t stx_rows_most(const stx_rows *s) {
     return n;
 }
 /* Room for n rows in layer l. What was there stays if it is wanted (stay), else it is lost when the buffer grows. */
-static int stx__rows_room(stx_rows *s, size_t l, size_t n, int stay) {
+static int stx__rows_capacity(stx_rows *s, size_t l, size_t n, int stay) {
     stx_ctx *x = s->ctx;
     stx_rows_layer *y = &s->layer[l];
     size_t want = stx_bytes_of(s->B, n, y->width);
@@ -9633,7 +9633,7 @@ STX_DEF int stx_rows_reserve(stx_rows *s, size_t rows) {
     size_t l;
     if (!s || !stx_ok(s->ctx)) return 0;
     for (l = 0; l < s->desc.layers; l++)
-        if (s->layer[l].width && !s->all && !stx__rows_room(s, l, rows, 1)) return 0;
+        if (s->layer[l].width && !s->all && !stx__rows_capacity(s, l, rows, 1)) return 0;
     return 1;
 }
 /* A mask of (B,n) in place of the layer's: m, whose numbers are from this step or the layer's own (then n is its real) */
@@ -9721,7 +9721,7 @@ STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t ke
         stride = old * d;
     }
     o->real = 0;
-    if (!stx__rows_room(out, l, n, 0) || !stx__rows_set_mask(out, l, mask, n)) return 0;
+    if (!stx__rows_capacity(out, l, n, 0) || !stx__rows_set_mask(out, l, mask, n)) return 0;
     if (old) STX_RUN(x, stx_copy2d, (x, o->data, n * d, from, stride, B, old * d, 0));
     if (own) STX_RUN(x, stx_copy2d, (x, stx_at(x, o->data, old * d), n * d, stx_at(x, h->data, (T - own) * d), T * d, B, own * d, 0));
     o->real = n;
@@ -9854,9 +9854,9 @@ STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c
             stx_real *old = stx_step_numbers(x, stx_bytes_of(to->B, had, d));
             if (!old) return 0;
             STX_RUN(x, stx_copy2d, (x, old, to->B * had * d, t->data, to->B * had * d, 1, to->B * had * d, 0));
-            if (!stx__rows_room(to, l, most, 0)) { t->real = 0; return 0; }
+            if (!stx__rows_capacity(to, l, most, 0)) { t->real = 0; return 0; }
             STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, (most - had) * d), most * d, old, had * d, to->B, had * d, 0));
-        } else if (!stx__rows_room(to, l, most, n < to->B)) { t->real = 0; return 0; }
+        } else if (!stx__rows_capacity(to, l, most, n < to->B)) { t->real = 0; return 0; }
         for (k = 0; k < to->B && t->masked && had <= most; k++)
             memcpy(mask + k * most + (most - had), t->pad + k * had, had * sizeof *mask);
         t->real = most;
@@ -9896,7 +9896,7 @@ STX_DEF int stx_rows_set(stx_rows *s, size_t l, size_t rows, const stx_real *in,
     y->real = 0;
     y->rows = rows;
     y->masked = 0;
-    if (n && !stx__rows_room(s, l, n, 0)) return 0;
+    if (n && !stx__rows_capacity(s, l, n, 0)) return 0;
     if (n) stx_put(x, y->data, in, s->B * n * y->width);
     if (stx_ok(x)) y->real = n;
     return stx_ok(x);
@@ -9986,7 +9986,7 @@ static int stx__rows_take(stx_rows *s, const stx_file *f, const char *prefix, si
     int32_t *m;
     if (!stx__rows_look(s, f, prefix, l, &rows, &real)) return 0;
     if (!y->width) return 1;
-    if (real && !stx__rows_room(s, l, (size_t)real, 0)) return 0;
+    if (real && !stx__rows_capacity(s, l, (size_t)real, 0)) return 0;
     e = stx_file_find(f, stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l));
     if (real && !stx_entry_put(e, y->data, e->count)) return 0;
     y->rows = (size_t)rows;

@@ -2054,15 +2054,15 @@ void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dl
    summed in float by unit, then over the units of a chunk in their order, and added to the gradient once, at the end. */
 
 /* A matrix of each unit (b,h): row r, column c stands at `at` + b sb + h sh + chunk's unit sz + (first + r) ld + c. Rows that are not in
-   [0,rows) there are zero (keys before the first), and rows r for which gone[b sgone + r] is not 0 (padded keys). bias: h sh + c of it is added. skew: column c is column c + r + off of what is stored,
+   [0,rows) there are zero (keys before the first), and rows r for which masked[b smask + r] is not 0 (padded keys). bias: h sh + c of it is added. skew: column c is column c + r + off of what is stored,
    and zero outside of [0,width). */
 typedef struct stx__mat {
     stx__num a, bias;
     size_t at, sb, sh, sz, ld;
     ptrdiff_t first, rows, off, width;
     int skew;
-    const int32_t *gone;
-    size_t sgone;
+    const int32_t *masked;
+    size_t smask;
 } stx__mat;
 static stx__mat stx__mat_of(const stx__num &a, size_t ld, ptrdiff_t first, ptrdiff_t rows) {
     stx__mat m;
@@ -2078,14 +2078,14 @@ static stx__mat stx__mat_scratch(float *p, size_t ld, size_t n, size_t sz) {
     return m;
 }
 static __device__ __forceinline__ size_t stx__mat_base(const stx__mat &m, size_t b, size_t h, size_t z) { return m.at + b * m.sb + h * m.sh + z * m.sz; }
-static __device__ __forceinline__ const int32_t *stx__mat_gone(const stx__mat &m, size_t b) { return m.gone ? m.gone + b * m.sgone : NULL; }
-static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, size_t base, size_t bias, const int32_t *gone, ptrdiff_t r, ptrdiff_t c) {
+static __device__ __forceinline__ const int32_t *stx__mat_masked(const stx__mat &m, size_t b) { return m.masked ? m.masked + b * m.smask : NULL; }
+static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, size_t base, size_t bias, const int32_t *masked, ptrdiff_t r, ptrdiff_t c) {
     ptrdiff_t row = r + m.first;
     if (m.skew) {
         c += r + m.off;
         if (c < 0 || c >= m.width) return 0;
     }
-    if (row < 0 || row >= m.rows || (gone && gone[row])) return 0;
+    if (row < 0 || row >= m.rows || (masked && masked[row])) return 0;
     float v = stx__get(m.a, base + (size_t)row * m.ld + (size_t)c);
     return m.bias.p ? v + stx__get(m.bias, bias + (size_t)c) : v;
 }
@@ -2101,7 +2101,7 @@ static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__ma
     STX__SHARED(float, bs, STX__PK * (STX__P + 4));
     const size_t z = blockIdx.z, b = (u0 + z) / H, h = (u0 + z) % H, m0 = (size_t)blockIdx.y * STX__P, n0 = (size_t)blockIdx.x * STX__P;
     const size_t ab = stx__mat_base(A, b, h, z), bb = stx__mat_base(B, b, h, z), cb = stx__mat_base(C, b, h, z);
-    const int32_t *ag = stx__mat_gone(A, b), *bg = stx__mat_gone(B, b);
+    const int32_t *ag = stx__mat_masked(A, b), *bg = stx__mat_masked(B, b);
     const int tid = (int)threadIdx.x, tx = tid % 16, ty = tid / 16;
     float c[4][4] = {{0}};
     for (size_t k0 = 0; k0 < K; k0 += STX__PK) {
@@ -2407,7 +2407,7 @@ static stx__mat stx__attn0_rows_y(const stx__attn0 *A, const stx__num &y) {
 static stx__mat stx__attn0_rows_k(const stx__attn0 *A, const stx__num &k, ptrdiff_t first) {
     stx__mat m = stx__mat_of(k, A->a->ldk, first, (ptrdiff_t)A->a->S);
     m.sb = A->a->stk; m.sh = A->a->D;
-    m.gone = A->a->pad; m.sgone = A->a->stpad;
+    m.masked = A->a->pad; m.smask = A->a->stpad;
     return m;
 }
 static stx__mat stx__attn0_rows_pe(const stx__attn0 *A) {
@@ -2839,7 +2839,7 @@ static __device__ __forceinline__ stx__at_lanes stx__at_lanes_of(int lane = (int
     }
     return l;
 }
-static __device__ __forceinline__ void stx__at_turn(stx__at_skew &w, const stx__at_lanes &l, const float (&r)[4], float (&s)[4]) {
+static __device__ __forceinline__ void stx__at_shift(stx__at_skew &w, const stx__at_lanes &l, const float (&r)[4], float (&s)[4]) {
     int e;
     for (e = 0; e < 2; e++) {
         float lo = l.odd ? r[1 - e] : r[e], hi = l.odd ? r[3 - e] : r[2 + e];
@@ -3186,8 +3186,8 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
                     const int col = c + 2 * m;
                     float unseen[4];
                     if (col < -2 || col >= NB) continue;
-                    if (col < 0) stx__at_turn(skew[m], lanes, r[m], unseen);
-                    else stx__at_turn(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
+                    if (col < 0) stx__at_shift(skew[m], lanes, r[m], unseen);
+                    else stx__at_shift(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
                 }
             }
             started = 1;
@@ -3383,7 +3383,7 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
    56 KiB, keys and diagonals 72 (with u or vb; 8 less without).
 
    THE SKEW. A warp owns a strip of 16 queries. Query r of the strip and key c of the tile meet row u'' = c - r + 16 of the BK + 16 rows of the
-   table that the strip meets. R turns into S by shuffles (stx__at_turn), ds into dR by the same shuffles the other way (stx__ab_back).
+   table that the strip meets. R turns into S by shuffles (stx__at_shift), ds into dR by the same shuffles the other way (stx__ab_back).
    The tile meets a window of W = BQ + BK rows; strip n's begin BQ - 16 - 16 n in. It lies in shared memory as a ring of chunks of 16 rows,
    so that a step of a sweep loads only the BK or BQ rows that come in. */
 
@@ -3425,9 +3425,9 @@ template<class Sh, int TWICE> struct stx__ab_plain { typedef Sh shape; };
 template<class Sh> struct stx__ab_plain<Sh, 1> { struct shape : Sh { enum { MASK = 0 }; }; };
 
 /* Shared memory: q, q for the table, dO, K, V, the window, and what a sweep exchanges between warps */
-template<class Sh> struct stx__ab_room {
+template<class Sh> struct stx__ab_shared {
     unsigned char *q, *qv, *dy, *k, *v, *pe, *more;
-    __device__ __forceinline__ stx__ab_room(unsigned char *base, int two, int table) {
+    __device__ __forceinline__ stx__ab_shared(unsigned char *base, int two, int table) {
         q = base;
         qv = two ? q + Sh::TILE_Q : q;
         dy = qv + Sh::TILE_Q;
@@ -3545,7 +3545,7 @@ static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_t
 /* The front half of a tile, for one strip: s becomes r a, what multiplied V; g becomes ds. Zeros where a query does not see a key. dz += its
    sum. 0: no query of the strip sees a key of the tile. The window, K and V and the strip's own rows of q, qv and dO must have landed;
    nothing is written to shared memory, so that warps need not meet. */
-template<class Sh, int ASK> static __device__ __forceinline__ int stx__ab_front(const stx__ab &a, const stx__at_head &w, const stx__ab_room<Sh> &m, const stx__ab_tile &t,
+template<class Sh, int ASK> static __device__ __forceinline__ int stx__ab_front(const stx__ab &a, const stx__at_head &w, const stx__ab_shared<Sh> &m, const stx__ab_tile &t,
                                                                         float (&s)[Sh::NB][4], float (&g)[Sh::NB][4], float &dz) {
     typedef typename Sh::P P;
     const stx__at &p = a.p;
@@ -3578,8 +3578,8 @@ template<class Sh, int ASK> static __device__ __forceinline__ int stx__ab_front(
             }
 #pragma unroll
             for (half = 0; half < 2; half++) {
-                if (n) stx__at_turn(turn, l, u[half], s[n ? 2 * n - 2 + half : 0]);
-                else stx__at_turn(turn, l, u[half], none);
+                if (n) stx__at_shift(turn, l, u[half], s[n ? 2 * n - 2 + half : 0]);
+                else stx__at_shift(turn, l, u[half], none);
             }
         }
     } else {
@@ -3624,7 +3624,7 @@ template<class Sh, int ASK> static __device__ __forceinline__ int stx__ab_front(
 }
 
 /* dR from ds, a block of 8 columns: u[g][8m + 2t + e] = ds[g][8m + 2t + e + g - 16]. With k = (g + e) / 2 and e' = e ^ (g & 1) that is element e'
-   of lane (t + k) mod 4 of the same g, in block m-2, or m-1 if t + k passes 3; for row g+8 one block further. As in stx__at_turn each lane
+   of lane (t + k) mod 4 of the same g, in block m-2, or m-1 if t + k passes 3; for row g+8 one block further. As in stx__at_shift each lane
    is asked by one other, and puts forward the right block's number. Blocks outside the tile are zeros: the corners that no key meets. */
 template<int NB> static __device__ __forceinline__ void stx__ab_back(float (&u)[4], const float (&ds)[NB][4], int m) {
     int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, odd = g & 1, e, half;
@@ -3643,7 +3643,7 @@ template<int NB> static __device__ __forceinline__ void stx__ab_back(float (&u)[
 
 /* Copies. A block's queries: q (plus u unless plain), q plus vb if the table wants its own, dO. Each warp brings its own strip, where a bias
    must be added with ordinary loads. */
-template<class Sh> static __device__ __forceinline__ void stx__ab_load_q(const stx__ab &a, const stx__ab_room<Sh> &m, int i0, int b, int h, int plain) {
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_q(const stx__ab &a, const stx__ab_shared<Sh> &m, int i0, int b, int h, int plain) {
     const stx__at &p = a.p;
     int strip = (int)threadIdx.x / 32 * 16;
     stx__num bias = p.u;
@@ -3651,12 +3651,12 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_load_q(const s
     stx__at_query<typename Sh::P, Sh::CH>(p, m.q, strip, 16, i0, b, h, bias);
     if (m.qv != m.q && !plain) stx__at_query<typename Sh::P, Sh::CH>(p, m.qv, strip, 16, i0, b, h, p.vb);
 }
-template<class Sh> static __device__ __forceinline__ void stx__ab_load_dy(const stx__ab &a, const stx__ab_room<Sh> &m, int i0, int b, int h) {
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_dy(const stx__ab &a, const stx__ab_shared<Sh> &m, int i0, int b, int h) {
     const stx__at &p = a.p;
     size_t ld = (size_t)p.H * p.D;
     stx__at_load<Sh::CH, Sh::THREADS>(m.dy, Sh::BQ, (const char *)a.dy + ((size_t)b * p.T * ld + (size_t)h * p.D) * Sh::SIZE, ld * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
 }
-template<class Sh> static __device__ __forceinline__ void stx__ab_load_k(const stx__ab &a, const stx__ab_room<Sh> &m, int j0, int b, int h, int persistent) {
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_k(const stx__ab &a, const stx__ab_shared<Sh> &m, int j0, int b, int h, int persistent) {
     const stx__at &p = a.p;
     if (persistent) {
         size_t o = (size_t)h * p.N * p.D * Sh::SIZE;
@@ -3669,7 +3669,7 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_load_k(const s
     }
 }
 /* With K and V there: zeros for keys that do not exist, and a barrier */
-template<class Sh> static __device__ __forceinline__ void stx__ab_blank_k(const stx__ab &a, const stx__ab_room<Sh> &m, int b, int j0) {
+template<class Sh> static __device__ __forceinline__ void stx__ab_blank_k(const stx__ab &a, const stx__ab_shared<Sh> &m, int b, int j0) {
     const uint64_t seen = stx__at_exist<Sh::BK>(a.p, b, j0);
     if (stx__at_whole<Sh::BK>(seen)) return;
     stx__at_blank<Sh::CH, Sh::THREADS, Sh::BK>(m.k, seen);
@@ -3678,7 +3678,7 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_blank_k(const 
 }
 
 /* Rows from .. from+n-1 of the window whose row 0 stands at chunk `ring` and is table row p0; by pieces that do not wrap */
-template<class Sh> static __device__ __forceinline__ void stx__ab_load_pe(const stx__ab &a, const stx__ab_room<Sh> &m, int ring, int p0, int h, int from, int n) {
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_pe(const stx__ab &a, const stx__ab_shared<Sh> &m, int ring, int p0, int h, int from, int n) {
     const stx__at &p = a.p;
     const char *pe = (const char *)p.pe + (size_t)h * p.pe_head * Sh::SIZE;
     int r;
@@ -3751,7 +3751,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     const stx__at &p = a.p;
     const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B], h = entry / a.tiles, tile = entry % a.tiles, i0 = tile * Sh::BQ;
     const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, table = p.P > 0;
-    const stx__ab_room<Sh> m(shared, table && (p.u.p || p.vb.p), table);
+    const stx__ab_shared<Sh> m(shared, table && (p.u.p || p.vb.p), table);
     const stx__at_head w = stx__at_open(p, h);
     stx__at_head all = w;
     stx__ab_tile t;
@@ -3867,7 +3867,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     const int h = (int)blockIdx.y, z = (int)blockIdx.z, j0 = a.first + (int)blockIdx.x * Sh::BK, table = p.P > 0 && !a.persistent;
     const int b0 = a.persistent ? (int)((int64_t)p.B * z / a.splits) : z, b1 = a.persistent ? (int)((int64_t)p.B * (z + 1) / a.splits) : z + 1;
     const int group = strip % (Sh::BK / 16), column = strip / (Sh::BK / 16) * Sh::KEY_NB;       /* the warp's 16 keys, and its columns / 8 */
-    const stx__ab_room<Sh> m(shared, table && (p.u.p || p.vb.p), table);
+    const stx__ab_shared<Sh> m(shared, table && (p.u.p || p.vb.p), table);
     unsigned char *wa = m.more, *wg = wa + Sh::BQ * Sh::CHA * 16;
     const stx__at_head w = stx__at_open(p, h);
     stx__ab_tile t;
@@ -3952,7 +3952,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     const int group = strip / Sh::ROW_PIECES, column = strip % Sh::ROW_PIECES * Sh::ROW_NB;
     const int nearest = p.C - off - (Sh::BK - 1);           /* the smallest distance in these tiles: query 0, key BK - 1 */
     const size_t part = ((size_t)diagonal * gridDim.y + blockIdx.y) * a.splits + split;
-    const stx__ab_room<Sh> m(shared, p.u.p || p.vb.p, 1);
+    const stx__ab_shared<Sh> m(shared, p.u.p || p.vb.p, 1);
     stx__at_head w;
     stx__ab_tile t;
     float acc[XS][Sh::ROW_NB][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
@@ -4155,7 +4155,7 @@ static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) {
     stx__ab_pick c;
     return stx__ab_make(x, a, &p, &c) ? stx__ab_plan_of(a, &c).bytes : 0;
 }
-static int stx__ab_room_for(stx_ctx *x, const void *kernel, size_t bytes) {
+static int stx__ab_shared_for(stx_ctx *x, const void *kernel, size_t bytes) {
     (void)stx__use(x);
     return bytes <= 48 * 1024 || !stx__cuda_failed(x, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "stx_attention_bwd");
 }
@@ -4184,7 +4184,7 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     p.used = (int *)(work + s.used);
     stx__at_set_bits(x, "stx_attention_bwd", a, &p.p, work + s.bits);
     STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_dot_rows, stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dy), stx__num_of(x, a->y), p.dsum, p.p.B, p.p.T, p.p.H, p.p.D);
-    if (s.queries && stx__ab_room_for(x, (const void *)c.queries, c.shared_queries)) {
+    if (s.queries && stx__ab_shared_for(x, (const void *)c.queries, c.shared_queries)) {
         uint32_t *list = (uint32_t *)(work + s.list);
         STX__RUN_KERNEL(x, "stx_attention_bwd", stx__at_list, stx__blocks((size_t)p.p.H * s.tiles, 128, (size_t)1 << 30), 128, 0, p.p, list, s.tiles, c.bq, c.bk);
         STX__RUN_KERNEL(x, "stx_attention_bwd", c.queries, (unsigned)(p.p.H * s.tiles * p.p.B), c.threads, c.shared_queries, p, (const uint32_t *)list);
@@ -4192,11 +4192,11 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
         if (a->dvb && a->P) stx__ab_add_parts(x, a->dvb, p.dvb, C, a->B * s.tiles, a->scale);
         if (a->dz && a->z) stx__ab_add_parts(x, a->dz, p.dz, a->H, a->B * s.tiles, a->max_span / a->ramp);
     }
-    if (s.keys && stx__ab_room_for(x, (const void *)c.keys, c.shared_keys)) {
+    if (s.keys && stx__ab_shared_for(x, (const void *)c.keys, c.shared_keys)) {
         p.first = s.first;
         if (s.key_tiles > 0) STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys, dim3((unsigned)s.key_tiles, (unsigned)a->H, (unsigned)a->B), c.threads, c.shared_keys, p);
     }
-    if (s.vectors && stx__ab_room_for(x, (const void *)c.keys, c.shared_keys)) {
+    if (s.vectors && stx__ab_shared_for(x, (const void *)c.keys, c.shared_keys)) {
         p.persistent = 1;
         p.first = -(int)((a->S + a->span) & 7);
         p.splits = s.vector_splits;
@@ -4205,7 +4205,7 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
         if (a->dpv) stx__ab_add_parts(x, a->dpv, p.dpv, C * a->N, (size_t)s.vector_splits, 1);
         p.persistent = 0;
     }
-    if (s.table && stx__ab_room_for(x, (const void *)c.diagonals, c.shared_diagonals)) {
+    if (s.table && stx__ab_shared_for(x, (const void *)c.diagonals, c.shared_diagonals)) {
         p.first = s.diagonal_first;
         p.splits = s.table_splits;
         p.combos = s.combos;

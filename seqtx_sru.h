@@ -717,7 +717,7 @@ static stx_real stx__sru_alpha(const stx_sru_args *a) { return a->k == 4 ? 1 : a
 /* A row is walked in pieces; before each one the same columns of the row that comes next are asked for: rows are many pages apart, which
    is more than the processor's own prefetching sees. */
 enum { STX__SRU_PIECE = 128 };
-#define STX__SRU_AHEAD(row, from, to) stx__soon((row) + (from), (to) - (from))
+#define STX__SRU_AHEAD(row, from, to) stx__prefetch((row) + (from), (to) - (from))
 
 /* What a piece gives is made in the first cache and then put where it belongs. When all of it together is more than the caches hold,
    past them (stream): an ordinary store would first read from memory the line that it is about to overwrite. */

@@ -2198,7 +2198,7 @@ TR_DEF int tr_lm_save(tr_lm *t, const char *path) {
     blob = malloc(len + 1);
     for (part = 0; ok && part < t->parts; part++) ok = t->lm.state_save(w, t->state[part], tr_lm_prefix(t, part, prefix, sizeof prefix));
     ok = ok && blob && stx_vocab_save(t->vocab, blob, len) == len && stx_writer_add(w, "vocab", STX_U8, 1, &len, blob)
-        && stx_writer_seal(w);
+        && stx_writer_checksum(w);
     if (!blob) stx_fail(t->x, STX_ERR_MEMORY, "no memory for the vocabulary");
     if (ok) ok = stx_writer_finish(w, path);
     else stx_writer_free(w);
@@ -2224,7 +2224,7 @@ TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
     e = stx_file_find(*f, "vocab");
     if (!format || strcmp(format, k->format) || !config || !e || e->dtype != STX_U8)
         return tr_fail(t->err, TR_ERR, "%s is a safetensors file, but no checkpoint of this program", path);
-    if (!stx_file_sealed(*f)) return tr_lm_why(t);
+    if (!stx_file_verify(*f)) return tr_lm_why(t);
     if (!tr_options_adopt(t->options, config, t->training, &t->adopted, t->err, TR_ERR)) return 0;
     if (t->training && t->adopted.missing.n)
         return tr_fail(t->err, TR_ERR, "%.300s was written by a version whose checkpoints do not hold %.500s: to go on, give %s, or "

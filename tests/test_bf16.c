@@ -588,7 +588,7 @@ static void attention_cut(void) {
     }
 }
 /* Keys before first_key do not exist: whatever stands there, NaN too, changes no bit; their gradients are 0 */
-static void attention_ghosts(void) {
+static void attention_missing_keys(void) {
     size_t i, k, c;
     for (i = 0; i < 24; i++) {
         static const ptrdiff_t firsts[] = {1, 2, 13, 31, 32, 33, 64, 127, 128, 255, 256, 301};
@@ -956,7 +956,7 @@ int main(void) {
     products();
     attention();
     attention_cut();
-    attention_ghosts();
+    attention_missing_keys();
     attention_pads();
     attention_borders();
     red_zones();

@@ -768,12 +768,12 @@ static void test_note(void) {
 /* Saved on one device, loaded on the other: the next steps are those of the run that went on. */
 static int save_model(model *r, const char *path) {
     stx_writer *w = stx_writer_create(r->x);
-    int ok = stx_params_save(w, r->m->params, "") && stx_optim_save(w, r->o) && stx_span_state_save(w, r->s, "memory.") && stx_writer_seal(w);
+    int ok = stx_params_save(w, r->m->params, "") && stx_optim_save(w, r->o) && stx_span_state_save(w, r->s, "memory.") && stx_writer_checksum(w);
     return stx_writer_finish(w, path) && ok;
 }
 static int load_model(model *r, const char *path) {
     stx_file *f = stx_file_open(r->x, path);
-    int ok = f && stx_file_sealed(f) && stx_params_load(r->m->params, f, "") && stx_optim_load(r->o, f) && stx_span_state_load(r->s, f, "memory.");
+    int ok = f && stx_file_verify(f) && stx_params_load(r->m->params, f, "") && stx_optim_load(r->o, f) && stx_span_state_load(r->s, f, "memory.");
     stx_file_close(f);
     return ok;
 }
