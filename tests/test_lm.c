@@ -300,7 +300,7 @@ static void holds(const char *what, stx_rows *s, size_t l, const told *t, size_t
     CHECK(mask == NULL || missing, "%s: a mask although nothing is missing", what);
     free(v);
 }
-static void forget(told *t) { size_t i; for (i = 0; i < t->n; i++) t->masked[i] = 1; }
+static void forget(told *t) { size_t i; for (i = 0; i < t->n; i++) t->gone[i] = 1; }
 /* Random pushes, of blocks and windows of all lengths, resets and reads; out may be in or another one */
 static void rows_random(void) {
     int kind;
