@@ -33,7 +33,7 @@ SAN     = -fsanitize=address,undefined -fno-sanitize-recover=all -g1 -O1
 
 # a header to an object, a tests/test_NAME.c to its programs, an examples/train_NAME.c to a trainer: nothing here names a family,
 # but for the tests of the trainers
-PARTS    = $(patsubst %.h,%,$(wildcard seqtx*.h))
+PARTS    = $(patsubst %.h,%,$(wildcard seqtx*.h)) examples/text
 TRAINERS = $(patsubst examples/%.c,build/%,$(wildcard examples/train_*.c))
 # what a file depends on the compiler writes down
 DEPS     = -MMD -MP -MF $@.d -MT $@
@@ -55,11 +55,11 @@ FORCE:
 # programs have declarations only and are linked with all of it; their own code is compiled at -O1. The examples include the implementation:
 # where it is linked, these macros say that it has been (tests/readme.sh compiles each as its head says, in one command).
 LIB   = $(patsubst %,build/lib_$(1)/%.o,$(PARTS))
-MACRO = SEQTX_$(shell echo '$(patsubst seqtx_%,%_,$(filter-out seqtx,$(1)))' | tr a-z A-Z)IMPLEMENTATION
+MACRO = SEQTX_$(shell echo '$(patsubst %,%_,$(patsubst seqtx_%,%,$(filter-out seqtx,$(notdir $(1)))))' | tr a-z A-Z)IMPLEMENTATION
 define library
 $(call LIB,$(1)): build/lib_$(1)/%.o: build/flags
 	@mkdir -p $$(@D)
-	$$(T) $(2) $$(DEPS) -D$$(call MACRO,$$*) -x c -c $$(firstword $$(wildcard tests/inner/$$*.c) $$*.h) -o $$@
+	$$(T) $(2) $$(DEPS) -I. -D$$(call MACRO,$$*) -x c -c $$(firstword $$(wildcard tests/inner/$$*.c) $$*.h) -o $$@
 endef
 F32 = $(CC) $(CFLAGS) $(THREADS)
 F64 = $(CC) $(CFLAGS) $(THREADS) -DSEQTX_DOUBLE
@@ -71,7 +71,7 @@ $(eval $(call library,plain,$$(filter-out -DSEQTX_CBLAS,$$(F32))))
 DONE = $(foreach p,$(PARTS),-D$(call MACRO,$(p))_DONE) -DSTX__LOOPS_DONE
 
 # objects of the headers that a program of examples/ includes
-USED = build/lib_$(1)/seqtx.o $(patsubst %,build/lib_$(1)/%.o,$(shell sed -n 's|^.include "\.\./\(seqtx_[a-z_]*\)\.h".*|\1|p' $(2)))
+USED = build/lib_$(1)/seqtx.o $(patsubst %,build/lib_$(1)/%.o,$(shell sed -n 's|^.include "\.\./\(seqtx_[a-z_]*\)\.h".*|\1|p; s|^.include "text\.h".*|examples/text|p' $(2)))
 $(foreach t,$(TRAINERS) build/hello,$(eval $(t): $(call USED,f32,$(t:build/%=examples/%.c))))
 $(TRAINERS) build/hello: build/%: examples/%.c
 	$(T) $(F32) $(DONE) $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
@@ -252,7 +252,7 @@ bench-cuda: build/cuda/bench_cuda
 bench:
 	CC="$(CC)" sh bench/run.sh $(BENCH)
 
--include $(wildcard build/*.d build/*/*.d)
+-include $(wildcard build/*.d build/*/*.d build/*/*/*.d)
 # a source file that is gone, and was in those: what was made of it is made again of what there is now (headers have -MP)
 %.c: ;
 %.cu: ;

@@ -9,6 +9,7 @@
    seqtx.h is the core. The models stand in headers of their own, each of which needs only this one:
        seqtx_attn_span.h   Sequential Transformer, adaptive attention span, all-attention
        seqtx_sru.h         SRU and SRU++: simple recurrent units, and attention where their product stood
+   Text becomes tokens in examples/text.h (vocabularies, corpora, batches), which is free to copy beside them.
 
    MANUAL
 
@@ -197,6 +198,10 @@ STX_DEF const char *stx_error(const stx_ctx *x);            /* "" or the text of
 STX_DEF void stx_clear_error(stx_ctx *x);                    /* begin the next step with stx_begin: this one is torn */
 /* Sets the sticky error unless one is set. For family headers and callers' own ops. */
 STX_DEF void stx_fail(stx_ctx *x, int code, const char *fmt, ...) STX_PRINTF(3, 4);
+/* For such a text: at most 60 bytes of s, whatever they are, printable, and "..." when that is not all. q has room for
+   STX_QUOTE bytes and is returned. */
+#define STX_QUOTE 256
+STX_DEF const char *stx_quote(char *q, const void *s, size_t n);
 
 /* Starts a step: rewinds the step arena (every tensor made by an op since the last stx_begin is gone) and the
    tape. STX_TRAIN records a tape, applies dropout and advances the random stream by one; STX_EVAL does none. */
@@ -229,6 +234,7 @@ STX_DEF void stx_fetch(stx_ctx *x, stx_real *host, const stx_real *from, size_t 
 
 /* a b c, or SIZE_MAX when it overflows (an allocation of that size is an error and not a crash). */
 STX_DEF size_t stx_bytes_of(size_t a, size_t b, size_t c);
+STX_DEF size_t stx_size_add(size_t n, size_t a, size_t b);      /* n + a b, in the same way: counts that do not wrap */
 
 /* Philox4x32-10 (Salmon et al., 2011, "Parallel random numbers: as easy as 1, 2, 3"): 128 random bits that are
    a pure function of the key (seed) and the counter (hi, lo). */
@@ -976,126 +982,14 @@ STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value);
 STX_DEF int stx_writer_finish(stx_writer *w, const char *path);
 STX_DEF void stx_writer_free(stx_writer *w);                            /* gives up without writing */
 
-// ---------------------------------------------------------------------------------------------------------------------
-// >>tokens: vocabulary, corpus, batches
-/*   text file --vocab_build--> vocabulary;  text file + vocabulary --corpus_open--> tokens --batches--> X, Y (B,T)
-
-     STX_TOK_BYTES            V = 256, token = byte, nothing to build
-     STX_TOK_BYTES, compact   the distinct bytes of the training text; byte 10 is <eos>. The references' enwik8: V = 205
-     STX_TOK_CHARS            the distinct Unicode code points of the training text (strict UTF-8)
-     STX_TOK_CHARS, eos       the same; a line end is <eos>. The references' text8: V = 28
-     STX_TOK_WORDS            each line split on Unicode white space, then <eos>. The references' WikiText-103: V = 267735
-
-   A line ends with \n, \r or \r\n (compact: only \n). Where there is an <eos>, a text that does not end in a line end gets
-   one more <eos>, as in the references.
-   Byte ranges [begin, end) cut one file into training, validation and test part; end = 0 is the end of the file. A limit
-   inside a character or a \r\n (CHARS, WORDS) moves forward to its end; WORDS: to the next word or line. The part that ends
-   and the part that begins there move alike: adjoining ranges lose nothing and share nothing. */
-
-enum { STX_TOK_BYTES, STX_TOK_CHARS, STX_TOK_WORDS };               /* stx_vocab_desc.kind */
-enum {                                                              /* stx_vocab_desc.order */
-    STX_ORDER_FIRST,            /* first occurrence (Adaptive Span, plain input) */
-    STX_ORDER_COUNT_LATER,      /* count, descending; equal counts: LATER first occurrence first (Adaptive Span, adapt_io) */
-    STX_ORDER_COUNT_EARLIER     /* count, descending; equal counts: earlier first occurrence first (Transformer-XL) */
-};
-
-#define STX_NPOS ((size_t)-1)   /* what encode and decode return in error */
-
-typedef struct stx_vocab_desc {     /* zero means default */
-    int      kind;              /* STX_TOK_BYTES */
-    int      order;             /* STX_ORDER_FIRST. Adaptive input and softmax want a COUNT order */
-    int      compact;           /* BYTES: see above */
-    int      eos;               /* CHARS: a line end is <eos> */
-    int      eos_first;         /* <eos> is index 0 whatever the order (Transformer-XL on WikiText-103) */
-    /* Pieces seen fewer times become <unk>; 2 or more always makes an <unk>. 0: keep all; then a piece that is not in the
-       vocabulary is an error later, unless the text itself has the word <unk>. */
-    uint64_t min_count;
-} stx_vocab_desc;
-
-typedef struct stx_vocab stx_vocab;
-
-/* Builds a vocabulary from the bytes [begin, end) of a file. d = NULL: bytes. Plain bytes read no file: path may be NULL.
-   NULL and an error when the file cannot be read, the range is empty or outside, or the text is not UTF-8 (CHARS, WORDS). */
-STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *d, const char *path, uint64_t begin, uint64_t end);
-STX_DEF void stx_vocab_free(stx_vocab *v);
-
-STX_DEF int     stx_vocab_kind(const stx_vocab *v);                 /* STX_TOK_BYTES .. */
-STX_DEF size_t  stx_vocab_size(const stx_vocab *v);                 /* V */
-STX_DEF int32_t stx_vocab_eos(const stx_vocab *v);                  /* id of <eos>, -1 without */
-STX_DEF int32_t stx_vocab_unk(const stx_vocab *v);                  /* id of <unk>, -1 without */
-STX_DEF int32_t stx_vocab_find(const stx_vocab *v, const char *piece, size_t len);      /* id, or -1 */
-/* The bytes of a piece and their number, NOT zero-terminated ("<eos>" for the line end); NULL for an id out of range. */
-STX_DEF const char *stx_vocab_piece(const stx_vocab *v, int32_t id, size_t *len);
-
-/* Text to ids, as a corpus is read, but without the additional <eos> at the end (a prompt goes on). Writes at most cap ids
-   and returns how many there are (call with out = NULL, cap = 0 to count). STX_NPOS and an error that names the piece and
-   its position when something is not in the vocabulary and there is no <unk>, or the text is not UTF-8. */
-STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out, size_t cap);
-/* Ids to text: <eos> is a line feed, a word is followed by one blank, so that decoding token by token gives the same as
-   decoding at once. Writes at most cap bytes (no terminator) and returns how many there are. STX_NPOS and an error for an id
-   out of range. */
-STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n, char *out, size_t cap);
-
-/* A vocabulary as bytes (for a checkpoint: a U8 entry) and back. save writes the blob when cap suffices, and returns its
-   length. load trusts nothing: NULL and STX_ERR_FORMAT for anything that save cannot have written. */
-STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap);
-STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len);
-
-typedef struct stx_corpus stx_corpus;
-
-/* Opens the bytes [begin, end) of a file as tokens. Bytes are memory mapped and never copied (files beyond 4 GiB are fine);
-   characters and words become an array of 2 bytes a token (V <= 65536) or 4. Errors as stx_vocab_build and
-   stx_vocab_encode, with the position in the file. v is not needed afterwards; the file must not be cut shorter meanwhile. */
-STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *path, uint64_t begin, uint64_t end);
-/* Tokens that the caller has in memory (synthetic tasks); not copied, must outlive the corpus. */
-STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n, uint64_t raw_bytes);
-STX_DEF void stx_corpus_close(stx_corpus *c);
-STX_DEF size_t   stx_corpus_size(const stx_corpus *c);              /* tokens */
-/* Bytes of the text behind the tokens. True bits per byte of the raw text, whatever the kind:
-   (nats per token) / ln 2 * stx_corpus_size / stx_corpus_bytes. */
-STX_DEF uint64_t stx_corpus_bytes(const stx_corpus *c);
-/* out[i] = token pos + i, i < n. 1; or 0 and an error when that is not inside the corpus. */
-STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *out);
-
-enum { STX_BATCH_END, STX_BATCH_OK, STX_BATCH_FRESH };
-enum { STX_EVAL_ALL, STX_EVAL_LITERAL };
-
-typedef struct stx_batches_desc {
-    size_t   B;                 /* streams, over all ranks; required */
-    size_t   T;                 /* block length; required */
-    uint64_t seed;              /* of the positions after a wrap */
-    size_t   rank, world;       /* this process of how many (0 of 1). Rank r has rows [r B/W, (r+1) B/W) */
-} stx_batches_desc;
-
-typedef struct stx_batches_state {      /* what a resumed run needs */
-    uint64_t p, wraps;          /* position in the streams, wraps so far */
-    int      fresh;             /* the next block does not continue the last one */
-} stx_batches_state;
-
-typedef struct stx_batches stx_batches;
-
-/* B parallel streams for truncated back-propagation: n = tokens / B, row b = tokens [b n, (b+1) n), the rest is dropped.
-   The corpus must outlive it. Errors: B or T zero, B no multiple of world, fewer than B (T+1) tokens. */
-STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c, const stx_batches_desc *d);
-STX_DEF void stx_batches_free(stx_batches *b);
-STX_DEF size_t stx_batches_rows(const stx_batches *b);              /* rows of this rank, R = B / world */
-STX_DEF size_t stx_batches_stream(const stx_batches *b);            /* n, tokens of a stream */
-
-/* Training block: x[r,t] = row[p+t], y[r,t] = row[p+1+t], both (R,T). STX_BATCH_FRESH: it does not continue the last one
-   (first block, or after a wrap), reset the memories. STX_BATCH_OK: it does. STX_BATCH_END: only in error.
-   After a block p += T; when p >= n - T then p = uniform integer in [0, min(T, n-T)) (the reference of 1905.07799 forgets the
-   minimum), drawn from (seed, wraps): the same on every rank and after a resume. */
-STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y);
-STX_DEF stx_batches_state stx_batches_get(const stx_batches *b);
-STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s);   /* 0 and an error when s does not fit data, B and T */
-
-/* Evaluation pass, from position 0, in order; it has its own cursor and does not move the training position.
-     STX_EVAL_ALL      every target except the first token of each stream, once; the last block may be shorter
-     STX_EVAL_LITERAL  blocks at 0, T, 2T, .. until p >= n - T, full blocks only (the reference: misses up to T targets)
-   next_eval writes (R,t) and t = *T_this <= T, packed; STX_BATCH_FRESH for the first block, STX_BATCH_OK for the others,
-   STX_BATCH_END (t = 0) after the last one. */
-STX_DEF void stx_batches_rewind(stx_batches *b, int rule);
-STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t *T_this);
+/* A whole file in memory, read only: mapped, or read where there is no mmap. An empty file has size 0. 1; or 0 and an error
+   when path is no regular file that can be read. The file must not be cut shorter in place while it is open. */
+typedef struct stx_map { const unsigned char *data; size_t size; stx_ctx *ctx; } stx_map;
+STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path);
+STX_DEF void stx_map_close(stx_map *m);                                 /* m is empty then; one of zeros is fine */
+/* The UTF-8 character at s, where n bytes are: its length 1 to 4, and its code point in *c. 0 when there is none: n = 0, cut
+   short, overlong, a surrogate, above U+10FFFF. */
+STX_DEF size_t stx_utf8(const void *s, size_t n, uint32_t *c);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // >>checkpoints: parameters and optimiser state in a safetensors file
@@ -1131,6 +1025,216 @@ STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix
 /* The same for an optimiser: entries "optim.<k>.<name>", metadata "optim.kind", "optim.step", "optim.skipped". */
 STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o);
 STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>words: what stands before and behind a language model, embedding and output
+
+/* A first value as data: kind and a as in stx_param, where a follows a rule from the rows and columns of the matrix (a bias: of the
+   matrix that it belongs to). All of it zero: zeros. */
+enum { STX_INIT_AS_IS = 0,      /* a */
+       STX_INIT_FAN_IN,         /* a / sqrt(columns) */
+       STX_INIT_XAVIER };       /* a sqrt(6 / (rows + columns)), Glorot and Bengio 2010 */
+typedef struct stx_init { int kind; double a; int rule; } stx_init;
+
+enum { STX_WORDS_PLAIN = 0, STX_WORDS_TIED, STX_WORDS_ADAPTIVE };      /* stx_words_desc.in (not tied) and .out */
+/* V words become vectors of emb channels; hidden states of d channels become probabilities of V words. */
+typedef struct stx_words_desc {
+    size_t vocab;               /* V, required */
+    size_t dim;                 /* d, required */
+    size_t emb;                 /* 0: d. It is d with an adaptive input and with a tied output */
+    int    in;                  /* STX_WORDS_PLAIN: a table (V,emb). _ADAPTIVE: see stx_adaptive; words are sorted by falling frequency */
+    int    out;                 /* STX_WORDS_PLAIN: W (V,d) and a bias. _TIED: W is the input's table. _ADAPTIVE, whatever the input is */
+    double scale;               /* of the embedding; 0: 1 of a plain table, sqrt(d) of adaptive ones */
+    double dropout;             /* inside adaptive input and output, see stx_adaptive */
+    size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;   /* 0 cutoffs: those of 20000, 40000, 200000 that are below V */
+    size_t width[STX_MAX_CLUSTERS];     /* of each cluster; 0: width[0] is d, width[i] floor(width[0] / divval^i) */
+    double divval;              /* 0: 4 */
+    int    head_direct;         /* cluster 0 is d wide and has no projection */
+    int    share_tables;        /* input and output adaptive: one set of tables */
+    int    share_projs;         /* ... and of projections */
+    int    forward_columns;     /* order of the head's columns for the other clusters, see stx_adaptive */
+    int    by_cluster;          /* order of the parameters, and whose name those have that are shared. 0: the input's, the
+                                   head's columns for the clusters, the output's; in_emb. 1: cluster by cluster, the head's columns
+                                   last; out_emb */
+    stx_init table, out_table, proj, bias, cluster, cluster_bias;      /* tables of the input (also plain), W or tables of the output,
+                                                                          projections, biases, the head's columns and their biases */
+} stx_words_desc;
+typedef struct stx_words {
+    stx_ctx       *ctx;
+    stx_words_desc desc;                    /* resolved */
+    stx_tensor    *in_emb;                  /* (V,emb); NULL with an adaptive input */
+    stx_tensor    *out_w, *out_b;           /* (V,d), (V); NULL with an adaptive output */
+    stx_adaptive   in, out;                 /* in: adaptive input only; out: of a plain one, out_w and out_b as one cluster */
+} stx_words;
+
+/* Fills in the defaults and checks. 0 and an error (if x) when the desc makes no sense; who: the function that the error names. */
+STX_DEF int stx_words_resolve(stx_ctx *x, const char *who, const stx_words_desc *from, stx_words_desc *to);
+/* How many numbers the parameters of a resolved desc have, shared ones once; SIZE_MAX: as many or more. */
+STX_DEF size_t stx_words_count(const stx_words_desc *d);
+/* Adds the parameters of a resolved desc to p: in_emb.weight, out_emb.weight, out_emb.bias; adaptive: in_emb.tables.<i>, in_emb.projs.<i>,
+   out_emb.tables.<i>, out_emb.projs.<i>, out_emb.biases.<i>, out_emb.cluster.weight, out_emb.cluster.bias. Lives as long as p's context;
+   NULL and its error when there is no memory. */
+STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *d);
+/* ids (B,T) -> (B,T,emb) */
+STX_DEF stx_tensor *stx_words_embed(const stx_words *w, const stx_ids *ids);
+/* Logits (..,V) of hidden states (..,d), on the tape. An adaptive output has none (each cluster has its own softmax): an error. */
+STX_DEF stx_tensor *stx_words_logits(const stx_words *w, stx_tensor *h);
+/* log p (B,T,V) of hidden states (B,T,d), or (N,V) of (N,d), of every kind of output: rows of e^.. sum to 1. No gradient passes. */
+STX_DEF stx_tensor *stx_words_log_probs(const stx_words *w, stx_tensor *h);
+/* What stx_sample wants, at the least cost: logits where there are any, else log p. */
+STX_DEF stx_tensor *stx_words_scores(const stx_words *w, stx_tensor *h);
+/* Mean nll of targets, one a row of h (..,d), nats per token -> (1). The gradient takes the place of plain logits
+   (stx_cross_entropy_over). */
+STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets);
+/* The key of a step, and of what these words decide in it by the tokens that are set: see stx_adaptive_key. ids, targets may be NULL. */
+STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *ids, const stx_ids *targets);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>rows: what a model remembers from step to step
+
+/* For each layer rows of numbers (B, rows, width): a cache of a layer's inputs, a memory, a recurrent state. Rows are
+   constants: no gradient passes from one step to another. A step reads them (in) and pushes its own at their end (out, which
+   may be in); the oldest fall out. A row may be missing in some of the B streams, after one of them was reset or where a
+   segment was padding. */
+typedef struct stx_rows_desc {
+    size_t layers, B;
+    size_t width;               /* of every layer */
+    const size_t *widths;       /* of each one (copied), 0: it keeps nothing; NULL: width for all */
+    int    fixed;               /* a recurrent state: one row a layer, zeros at first, float in every precision, all layers in one block */
+    int    as_one;              /* all layers hold the rows of the same times: a checkpoint has one count and one mask for all */
+    int    whole;               /* rows that were never written count, too: see stx_rows_layer.rows */
+    int    zeros;               /* a stream's missing rows are rows of zeros; else they do not exist (stx_rows_mask) */
+    size_t most;                /* more rows than this are refused by set and load, and buffers grow by half as much again up to
+                                   this; 0: any number, and buffers grow to what is asked */
+} stx_rows_desc;
+typedef struct stx_rows_layer {
+    size_t    width;
+    size_t    real;             /* rows held */
+    size_t    rows;             /* the same; with desc.whole and those that were never written: a number for whoever counts them */
+    size_t    capacity;         /* numbers that data has room for */
+    stx_real *data;             /* (B,real,width), oldest first, on the device; NULL before the first push */
+    int       masked;           /* is a row missing in a stream? Then */
+    int32_t  *pad;              /* ... (B,real), on the host, is not 0 for it; */
+    size_t    pad_capacity;     /* ... numbers that it has room for */
+} stx_rows_layer;
+typedef struct stx_rows {
+    stx_ctx        *ctx;
+    stx_rows_desc   desc;
+    size_t          B;
+    stx_rows_layer *layer;
+    stx_real       *all;        /* desc.fixed: (layers,B,width), the layers' data */
+} stx_rows;
+
+/* Empty. NULL and an error: no streams or no layers, no memory. It lives until it is freed, or as long as x. */
+STX_DEF stx_rows *stx_rows_create(stx_ctx *x, const stx_rows_desc *d);
+STX_DEF void stx_rows_free(stx_rows *s);
+/* Forgets all, or stream b alone: from then on it is as one that began now. In error nothing. */
+STX_DEF void stx_rows_reset(stx_rows *s);
+STX_DEF void stx_rows_reset_stream(stx_rows *s, size_t b);
+/* Room for so many rows in every layer, whose addresses stay the same then. 1, or 0 and an error. */
+STX_DEF int stx_rows_reserve(stx_rows *s, size_t rows);
+/* The most rows that a layer holds. */
+STX_DEF size_t stx_rows_most(const stx_rows *s);
+
+/* Layer l of out becomes the last `keep` of in's rows and h's, h (B,T,width); in NULL: none before. pad (B,T): not 0 where h
+   has no such row; NULL: all are there. desc.fixed: h (B,width) is the row, keep 1. 1, or 0 and an error. */
+STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad);
+/* The newest m = min(n, real) rows of layer l as a constant of this step, (B,m,width), desc.fixed: (B,width); NULL when there are none. */
+STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n);
+/* The same with a copy of h (B,T,width) behind, a constant (B,m+T,width): what stx_linear_memory takes. h itself when there are none. */
+STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_tensor *h);
+/* Which of the newest m rows, and of T rows behind them with the padding pad (B,T) or NULL, are missing: (B,m+T), as stx_attention_in.pad.
+   NULL when none is (or in error), so that nothing is spent on a mask. s NULL: pad. Numbers from the host: such a step is not replayed. */
+STX_DEF const stx_ids *stx_rows_mask(const stx_rows *s, size_t l, size_t n, const stx_ids *pad, size_t T);
+/* The rows (B,e,width), e = real + T - keep, that stx_rows_push(.., s, l, keep, h, pad) will drop, a constant: what a second,
+   compressed memory is made of. mask (NULL: not wanted) gets which of them are missing, as stx_rows_mask. NULL when none
+   falls out. Not of desc.fixed. */
+STX_DEF stx_tensor *stx_rows_evicted(const stx_rows *s, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad,
+    const stx_ids **mask);
+
+/* n streams of `from`, from c on, become the streams from b on of `to`, which has the same layers: splits a batch, joins
+   parts, repeats a stream. Newest rows stay together; what one has and the other has not is missing there. When all of to's
+   streams are meant it gets from's rows and no others. From one context only, and without overlap where to is from. 1, or 0
+   and an error. */
+STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c, size_t n);
+/* Layer l in the caller's memory, on the host: its real rows, (B,real,width), oldest first; and n <= rows of them in place of
+   what it had, none missing. rows: with desc.whole the other's rows; else n. 1, or 0 and an error, with the rows as they
+   were. */
+STX_DEF int stx_rows_get(const stx_rows *s, size_t l, stx_real *out);
+STX_DEF int stx_rows_set(stx_rows *s, size_t l, size_t rows, const stx_real *in, size_t n);
+/* In a checkpoint: entries "<prefix><l>", "<prefix>pad.<l>" where rows are missing, metadata "<prefix>rows.<l>", "<prefix>real.<l>"; with
+   desc.as_one "<prefix>memory.<l>", "<prefix>pad" and "<prefix>rows"; with desc.fixed "<prefix>" (layers,B,width) alone. prefix: at most 80
+   letters. What is saved must not change until stx_writer_finish. load: all is checked before the first number is copied; 1, or 0 and an
+   error, with nothing remembered. */
+STX_DEF int stx_rows_save(stx_writer *w, const stx_rows *s, const char *prefix);
+STX_DEF int stx_rows_load(stx_rows *s, const stx_file *f, const char *prefix);
+/* Adds what the host decides by these rows to a step's key: counts, addresses, whether rows are missing. */
+STX_DEF uint64_t stx_rows_key(const stx_rows *s, uint64_t key);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>cache: keys and values of generation
+
+/* Token by token a model needs the keys and values of the tokens before, not their inputs: they are projected once and kept, for each layer
+   the last `window` rows of each of B streams. The buffer is longer, 2 windows and a chunk, so that moving down costs one copy a token. */
+typedef struct stx_cache_layer {
+    size_t    window, capacity, len;        /* rows that are seen; that there is room for; that are used */
+    size_t    width;                        /* channels of a row of k and of v; with both, of k and v side by side */
+    int       both;                         /* k holds k and v side by side, as stx_attention_in.kv, and v is NULL */
+    stx_real *k, *v;                        /* (B,capacity,width), on the device */
+} stx_cache_layer;
+typedef struct stx_cache {
+    stx_ctx         *ctx;
+    size_t           B, V, layers, chunk;   /* chunk: the most tokens of a stream at once */
+    stx_cache_layer *layer;
+    stx_real        *out;                   /* (B,V), on the host: see stx_cache_feed */
+} stx_cache;
+STX_DEF stx_cache *stx_cache_create(stx_ctx *x, size_t layers, size_t B, size_t V);
+STX_DEF void stx_cache_free(stx_cache *c);
+STX_DEF void stx_cache_reset(stx_cache *c);                 /* forgets all, and keeps the room */
+/* Layer l is empty and has room for this window of keys and values of C channels each; both: they come side by side. 1, or 0
+   and an error. */
+STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, int both);
+/* stx_attention of t new tokens (t <= chunk) over the rows of layer l and their own, which are added. in: q, k, v (B,t,C), or
+   kv, of the new ones, and what else stx_attention takes; d as there, but causal, first_key at most 0, and no key further
+   back than the window. In STX_EVAL only: no gradient passes. */
+STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in, const stx_attention_desc *d);
+/* Feeds ids (B,n), n >= 1, to a model in chunks, each a step in STX_EVAL in which fn makes the last hidden states (B,t,d) of
+   ids (B,t). Returns log p (B,V) of the token after the last, or, with scores, stx_words_scores of it: c->out, until the next
+   call. NULL in error. */
+typedef stx_tensor *(*stx_feed_fn)(void *user, const stx_ids *ids);
+STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_words *w, const int32_t *ids, size_t n, int scores,
+    stx_feed_fn fn, void *user);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>lm: a language model of any family
+
+/* What programs that take any family need of one: a family fills in the table (stx_span_lm, stx_sru_lm_of, ..), and trainers,
+   evaluation and generation are written once. model, state and gen are the family's own structs. */
+typedef struct stx_lm {
+    void            *model;
+    stx_ctx         *ctx;
+    stx_params      *params;
+    const stx_words *words;
+    /* Mean nll of targets (B,T), nats per token -> (1). in: what is remembered (NULL: nothing); out: where it goes on (NULL:
+       nowhere; may be in) */
+    stx_tensor *(*loss)(void *model, const stx_ids *ids, const stx_ids *targets, const void *in, void *out);
+    stx_tensor *(*total)(void *model, stx_tensor *nll);     /* what is minimised: nll and penalties */
+    void        (*updated)(void *model);                    /* to be called after each update */
+    /* of stx_step_run */
+    uint64_t    (*key)(const void *model, const stx_ids *ids, const stx_ids *targets, const void *state, uint64_t salt);
+    /* What B streams remember. window: how far back attention sees, for evaluation; 0: as in training, or as the model has it */
+    void       *(*state_create)(void *model, size_t B, size_t window);
+    void        (*state_free)(void *state);
+    void        (*state_reset)(void *state);
+    void        (*state_reset_stream)(void *state, size_t b);
+    int         (*state_save)(stx_writer *w, const void *state, const char *prefix);
+    int         (*state_load)(void *state, const stx_file *f, const char *prefix);
+    /* Generation of B streams: feed takes ids (B,n) and gives, for the token after, log p (B,V) but for a number a row; window as above */
+    void       *(*gen_create)(void *model, size_t B, size_t window);
+    void        (*gen_free)(void *gen);
+    void        (*gen_reset)(void *gen);
+    const stx_real *(*gen_feed)(void *gen, const int32_t *ids, size_t n);
+} stx_lm;
 #ifdef __cplusplus
 }
 #endif
@@ -1884,6 +1988,7 @@ STX_DEF size_t stx_bytes_of(size_t a, size_t b, size_t c) {
     if (a > SIZE_MAX / b || a * b > SIZE_MAX / c) return SIZE_MAX;
     return a * b * c;
 }
+STX_DEF size_t stx_size_add(size_t n, size_t a, size_t b) { a = stx_bytes_of(a, b, 1); return n > SIZE_MAX - a ? SIZE_MAX : n + a; }
 
 STX_DEF void *stx_ctx_gpu(const stx_ctx *x) { return x ? x->gpu : NULL; }
 STX_DEF int stx_threads(const stx_ctx *x) { return x ? x->desc.threads : 1; }
@@ -7022,7 +7127,8 @@ static void stx__attention_back(stx_ctx *x, stx__node *n) {
     }
     stx__grad_give(x, (stx_real *)a->work, bytes, 1);
 }
-STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d) {
+/* stk: numbers from one batch of k and v to the next, 0: as their shape says */
+static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d, size_t stk) {
     stx_tensor *y, *q, *k, *v, *ins[9];
     stx_attention_args *a;
     stx__node *node;
@@ -7057,7 +7163,7 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     a->ldq = C;
     a->ldk = k->dim[2];
     a->stq = a->T * C;
-    a->stk = a->S * a->ldk;
+    a->stk = stk ? stk : a->S * a->ldk;
     a->first_key = d->first_key < (ptrdiff_t)a->S ? d->first_key : (ptrdiff_t)a->S;      /* S: none exists */
     a->span = a->S + (d->first_key < 0 ? (size_t)-(d->first_key + 1) + 1 : 0);      /* all there are */
     if (d->span && d->span < a->span) a->span = d->span;
@@ -7084,6 +7190,9 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
     node = stx__record(x, y, stx__attention_back, ins, 9);
     if (node) node->save = a;
     return y;
+}
+STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d) {
+    return stx__attention(x, in, d, 0);
 }
 
 // >>ops: adaptive input and output
@@ -7825,12 +7934,10 @@ STX_DEF size_t stx_dtype_size(int dtype) {
     return dtype >= 0 && dtype <= STX_U8 ? stx__dtype_bytes[dtype] : 0;
 }
 
-/* For error texts: at most 60 bytes of s, printable, and "..." when that is not all. q has room for STX__QUOTE bytes. */
-#define STX__QUOTE 256
-static const char *stx__quote(char *q, const void *s, size_t n) {
+STX_DEF const char *stx_quote(char *q, const void *s, size_t n) {
     const unsigned char *p = (const unsigned char *)s;
     size_t i, m = n < 60 ? n : 60, o = 0;
-    for (i = 0; i < m; ++i) {
+    for (i = 0; i < m; i++) {
         if (p[i] >= 0x20 && p[i] < 0x7F) q[o++] = (char)p[i];
         else { snprintf(q + o, 5, "\\x%02X", (unsigned)p[i]); o += 4; }
     }
@@ -7863,18 +7970,18 @@ static char *stx__copy(stx_ctx *x, const char *s) {
     return p;
 }
 
-/* The UTF-8 character at s, where n > 0 bytes are: its length 1 to 4 and its code point. 0 when it is malformed: cut short,
-   overlong, a surrogate, or above U+10FFFF. */
-static size_t stx__utf8(const unsigned char *s, size_t n, uint32_t *cp) {
-    uint32_t c = s[0];
+STX_DEF size_t stx_utf8(const void *text, size_t n, uint32_t *cp) {
+    const unsigned char *s = (const unsigned char *)text;
+    uint32_t c = n ? s[0] : 0;
     size_t i, len;
     *cp = c;
+    if (!n) return 0;
     if (c < 0x80) return 1;
     if (c < 0xC2 || c > 0xF4) return 0;
     len = c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
     if (n < len) return 0;
     c &= 0x7Fu >> len;
-    for (i = 1; i < len; ++i) {
+    for (i = 1; i < len; i++) {
         if ((s[i] & 0xC0) != 0x80) return 0;
         c = c << 6 | (s[i] & 0x3Fu);
     }
@@ -7900,35 +8007,37 @@ static int stx__utf8_valid(const char *s, size_t n) {
     size_t i = 0, k;
     uint32_t c;
     for (; i < n; i += k)
-        if ((k = stx__utf8((const unsigned char *)s + i, n - i, &c)) == 0) return 0;
+        if ((k = stx_utf8(s + i, n - i, &c)) == 0) return 0;
     return 1;
 }
 
 // ---- a whole file in memory: mapped, or read where there is no mmap ----
 
-typedef struct { const unsigned char *data; size_t size; } stx__map;
-
-static void stx__map_close(stx_ctx *x, stx__map *m) {
+STX_DEF void stx_map_close(stx_map *m) {
+    if (!m) return;
 #ifdef STX__POSIX
-    (void)x;
     if (m->size) munmap((void *)(uintptr_t)m->data, m->size);
 #else
-    stx_block_free(x, (void *)(uintptr_t)m->data);
+    if (m->size) stx_block_free(m->ctx, (void *)(uintptr_t)m->data);
 #endif
-    m->data = NULL;
-    m->size = 0;
+    memset(m, 0, sizeof *m);
 }
-
+/* What stx_map_open begins with: an empty map, and whether to go on */
+static int stx__map_new(stx_ctx *x, stx_map *m, const char *path) {
+    memset(m, 0, sizeof *m);
+    m->ctx = x;
+    if (stx_ok(x) && !path) stx_fail(x, STX_ERR_ARG, "stx_map_open: the path is NULL; give a file");
+    return stx_ok(x);
+}
 #ifdef STX__POSIX
-static int stx__map_open(stx_ctx *x, stx__map *m, const char *path) {
+STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path) {
     struct stat st;
     void *p;
     int fd, flags = O_RDONLY | O_NONBLOCK;      /* not to wait for the writer of a pipe; regular files do not care */
 #ifdef O_CLOEXEC
     flags |= O_CLOEXEC;
 #endif
-    m->data = NULL;
-    m->size = 0;
+    if (!stx__map_new(x, m, path)) return 0;
     do fd = open(path, flags); while (fd < 0 && errno == EINTR);
     if (fd < 0) {
         stx_fail(x, STX_ERR_IO, "cannot open %s: %s; check the path and its permissions", path, strerror(errno));
@@ -7961,12 +8070,12 @@ static int stx__map_open(stx_ctx *x, stx__map *m, const char *path) {
     return 0;
 }
 #else
-static int stx__map_open(stx_ctx *x, stx__map *m, const char *path) {
+STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path) {
     unsigned char *buf = NULL, *q;
     size_t n = 0, cap = 0, k;
-    FILE *f = fopen(path, "rb");
-    m->data = NULL;
-    m->size = 0;
+    FILE *f;
+    if (!stx__map_new(x, m, path)) return 0;
+    f = fopen(path, "rb");
     if (!f) {
         stx_fail(x, STX_ERR_IO, "cannot open %s: %s; check the path and its permissions", path, strerror(errno));
         return 0;
@@ -7999,7 +8108,7 @@ typedef struct { const char *key, *value; } stx__pair;
 
 struct stx_file {
     stx_ctx *x;
-    stx__map map;
+    stx_map map;
     char *path;
     char *pool;                     /* every string of the header, decoded */
     stx_entry *entry;               /* in the order of the header */
@@ -8020,12 +8129,12 @@ typedef struct {
 
 /* The error of a header that is not as it must be; always 0. */
 static int stx__json_fail(stx__json *j, const char *wanted) {
-    char q[STX__QUOTE];
+    char q[STX_QUOTE];
     size_t left = j->n - j->i;
     if (!left) stx_fail(j->x, STX_ERR_FORMAT, "%s is not a safetensors file, or damaged: its header of %zu bytes ends where "
                          "%s should be", j->path, j->n, wanted);
     else stx_fail(j->x, STX_ERR_FORMAT, "%s is not a safetensors file, or damaged: at byte %zu of its header there is '%s' "
-                   "where %s should be", j->path, j->i, stx__quote(q, j->s + j->i, left < 12 ? left : 12), wanted);
+                   "where %s should be", j->path, j->i, stx_quote(q, j->s + j->i, left < 12 ? left : 12), wanted);
     return 0;
 }
 
@@ -8076,7 +8185,7 @@ static const char *stx__json_string(stx__json *j) {
     if (stx__json_peek(j) != '"') { stx__json_fail(j, "a string"); return NULL; }
     for (++j->i; j->i < j->n && j->s[j->i] != '"'; ) {
         if (j->s[j->i] != '\\') {
-            size_t k = j->s[j->i] < 0x20 ? 0 : stx__utf8(j->s + j->i, j->n - j->i, &c);
+            size_t k = j->s[j->i] < 0x20 ? 0 : stx_utf8(j->s + j->i, j->n - j->i, &c);
             if (!k) { stx__json_fail(j, "UTF-8 text without control characters"); return NULL; }
             memcpy(o, j->s + j->i, k);
             o += k;
@@ -8142,7 +8251,7 @@ static int stx__file_metadata(stx_file *f, stx__json *j) {
 
 /* The value of a tensor's name: an object with exactly dtype, shape and data_offsets. */
 static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsigned char *base, size_t size) {
-    char q[STX__QUOTE];
+    char q[STX_QUOTE];
     int first = 1, inner, r, k, have = 0;
     size_t off[2] = { 0, 0 };
     if (!stx__json_take(j, '{')) return 0;
@@ -8158,10 +8267,10 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
             if (!name) return 0;
             for (k = STX_U8; k >= 0 && strcmp(name, stx__dtype_name[k]); ) --k;
             if (k < 0) {
-                char q2[STX__QUOTE];
+                char q2[STX_QUOTE];
                 stx_fail(f->x, STX_ERR_FORMAT, "%s: the dtype of \"%s\" is \"%s\"; only F32, F64, BF16, I32, I64 and U8 are "
-                          "supported, convert it to one of these", f->path, stx__quote(q, e->name, strlen(e->name)),
-                          stx__quote(q2, name, strlen(name)));
+                          "supported, convert it to one of these", f->path, stx_quote(q, e->name, strlen(e->name)),
+                          stx_quote(q2, name, strlen(name)));
                 return 0;
             }
             e->dtype = k;
@@ -8171,7 +8280,7 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
             while ((r = stx__json_next(j, &inner, ']')) > 0) {
                 if (e->ndim == STX_MAX_DIM) {
                     stx_fail(f->x, STX_ERR_FORMAT, "%s: \"%s\" has more than %d dimensions, the most that is supported",
-                              f->path, stx__quote(q, e->name, strlen(e->name)), (int)STX_MAX_DIM);
+                              f->path, stx_quote(q, e->name, strlen(e->name)), (int)STX_MAX_DIM);
                     return 0;
                 }
                 if (!stx__json_size(j, &e->dim[e->ndim])) return 0;
@@ -8192,7 +8301,7 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
         size_t d = e->dim[k];
         if (d && e->bytes > (size_t)-1 / d) {
             stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the product of the shape of \"%s\" overflows", f->path,
-                      stx__quote(q, e->name, strlen(e->name)));
+                      stx_quote(q, e->name, strlen(e->name)));
             return 0;
         }
         e->bytes *= d;
@@ -8200,12 +8309,12 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
     }
     if (off[0] > off[1] || off[1] > size) {
         stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged or cut short: the data of \"%s\" are the bytes %zu to %zu of %zu", f->path,
-                  stx__quote(q, e->name, strlen(e->name)), off[0], off[1], size);
+                  stx_quote(q, e->name, strlen(e->name)), off[0], off[1], size);
         return 0;
     }
     if (off[1] - off[0] != e->bytes) {
         stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the shape of \"%s\" needs %zu bytes, its data_offsets give %zu", f->path,
-                  stx__quote(q, e->name, strlen(e->name)), e->bytes, off[1] - off[0]);
+                  stx_quote(q, e->name, strlen(e->name)), e->bytes, off[1] - off[0]);
         return 0;
     }
     e->data = base + off[0];
@@ -8228,7 +8337,7 @@ static int stx__cmp_place(const void *a, const void *b) {
 }
 
 static int stx__file_parse(stx_file *f) {
-    char q[STX__QUOTE], q2[STX__QUOTE];
+    char q[STX_QUOTE], q2[STX_QUOTE];
     const unsigned char *s = f->map.data, *base;
     size_t size, at = 0, i;
     uint64_t len = 0;
@@ -8285,7 +8394,7 @@ static int stx__file_parse(stx_file *f) {
         size_t begin = (size_t)((const unsigned char *)e->data - base);
         if (begin != at) {
             stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the data of \"%s\" begin at byte %zu, %s at byte %zu", f->path,
-                      stx__quote(q, e->name, strlen(e->name)), begin,
+                      stx_quote(q, e->name, strlen(e->name)), begin,
                       begin < at ? "inside those of another tensor that ends" : "leaving a hole behind those that end", at);
             return 0;
         }
@@ -8300,13 +8409,13 @@ static int stx__file_parse(stx_file *f) {
     for (i = 1; i < f->count; ++i)
         if (!strcmp(f->by_name[i - 1]->name, f->by_name[i]->name)) {
             stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: it has two tensors \"%s\"", f->path,
-                      stx__quote(q, f->by_name[i]->name, strlen(f->by_name[i]->name)));
+                      stx_quote(q, f->by_name[i]->name, strlen(f->by_name[i]->name)));
             return 0;
         }
     for (i = 1; i < f->nmeta; ++i)
         if (!strcmp(f->meta[i - 1].key, f->meta[i].key)) {
             stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: its metadata have two values for \"%s\"", f->path,
-                      stx__quote(q2, f->meta[i].key, strlen(f->meta[i].key)));
+                      stx_quote(q2, f->meta[i].key, strlen(f->meta[i].key)));
             return 0;
         }
     return 1;
@@ -8319,7 +8428,7 @@ STX_DEF stx_file *stx_file_open(stx_ctx *x, const char *path) {
     if ((f = (stx_file *)stx_block(x, sizeof *f)) == NULL) return NULL;
     f->x = x;
     f->path = stx__copy(x, path);
-    if (!f->path || !stx__map_open(x, &f->map, path) || !stx__file_parse(f)) {
+    if (!f->path || !stx_map_open(x, &f->map, path) || !stx__file_parse(f)) {
         stx_file_close(f);
         return NULL;
     }
@@ -8330,7 +8439,7 @@ STX_DEF void stx_file_close(stx_file *f) {
     stx_ctx *x;
     if (!f) return;
     x = f->x;
-    stx__map_close(x, &f->map);
+    stx_map_close(&f->map);
     stx_block_free(x, f->path);
     stx_block_free(x, f->pool);
     stx_block_free(x, f->entry);
@@ -8401,18 +8510,18 @@ static float stx__le_bf16(const unsigned char *p) {
 }
 
 static int stx__entry_check(const stx_entry *e, const void *out, size_t n, int integers) {
-    char q[STX__QUOTE];
+    char q[STX_QUOTE];
     int is_int;
     if (!e || !stx_ok(e->file->x)) return 0;
     is_int = e->dtype == STX_I32 || e->dtype == STX_I64 || e->dtype == STX_U8;
     if (n != e->count || (n && !out)) {
         stx_fail(e->file->x, STX_ERR_ARG, "%s: \"%s\" has %zu elements, %zu were asked for", e->file->path,
-                  stx__quote(q, e->name, strlen(e->name)), e->count, out ? n : 0);
+                  stx_quote(q, e->name, strlen(e->name)), e->count, out ? n : 0);
         return 0;
     }
     if (is_int != integers) {
         stx_fail(e->file->x, STX_ERR_FORMAT, "%s: \"%s\" is %s, wanted is %s", e->file->path,
-                  stx__quote(q, e->name, strlen(e->name)), stx__dtype_name[e->dtype],
+                  stx_quote(q, e->name, strlen(e->name)), stx__dtype_name[e->dtype],
                   integers ? "I32, I64 or U8" : "F32, F64 or BF16");
         return 0;
     }
@@ -8696,7 +8805,7 @@ STX_DEF void stx_writer_free(stx_writer *w) {
 }
 
 STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim, const size_t *dim, const void *data) {
-    char q[STX__QUOTE];
+    char q[STX_QUOTE];
     stx__item it, *p;
     size_t i;
     int k, before;
@@ -8706,10 +8815,10 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
     if (!stx_ok(w->x)) return 0;
     if (!name || !*name || !strcmp(name, "__metadata__") || !stx__utf8_valid(name, strlen(name))) {
         stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: \"%s\" cannot be the name of a tensor; give UTF-8 text that is not empty and not "
-                  "__metadata__", name ? stx__quote(q, name, strlen(name)) : "NULL");
+                  "__metadata__", name ? stx_quote(q, name, strlen(name)) : "NULL");
         return 0;
     }
-    stx__quote(q, name, strlen(name));
+    stx_quote(q, name, strlen(name));
     for (i = 0; i < w->count; ++i)
         if (!strcmp(w->item[i].name, name)) {
             stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: \"%s\" is added twice; give every tensor its own name", q);
@@ -8747,7 +8856,7 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
 }
 
 STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value) {
-    char q[STX__QUOTE];
+    char q[STX_QUOTE];
     char *k, *v;
     stx__pair *p;
     size_t i;
@@ -8758,12 +8867,12 @@ STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value) {
     if (!stx_ok(w->x)) return 0;
     if (!key || !value || !stx__utf8_valid(key, strlen(key)) || !stx__utf8_valid(value, strlen(value))) {
         stx_fail(w->x, STX_ERR_ARG, "stx_writer_meta: \"%s\" or its value is NULL or not UTF-8; store other bytes as a U8 tensor",
-                  key ? stx__quote(q, key, strlen(key)) : "NULL");
+                  key ? stx_quote(q, key, strlen(key)) : "NULL");
         return 0;
     }
     for (i = 0; i < w->nmeta; ++i)
         if (!strcmp(w->meta[i].key, key)) {
-            stx_fail(w->x, STX_ERR_ARG, "stx_writer_meta: \"%s\" is given twice", stx__quote(q, key, strlen(key)));
+            stx_fail(w->x, STX_ERR_ARG, "stx_writer_meta: \"%s\" is given twice", stx_quote(q, key, strlen(key)));
             return 0;
         }
     p = (stx__pair *)stx__grow(w->x, w->meta, w->nmeta, &w->capmeta, sizeof *p);
@@ -8903,748 +9012,6 @@ STX_DEF int stx_writer_finish(stx_writer *w, const char *path) {
     }
     stx_writer_free(w);
     return done;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// >>tokens
-
-enum { STX__SPECIAL = 5 };              /* the length of both */
-static const unsigned char stx__eos[] = "<eos>", stx__unk[] = "<unk>";
-
-static int stx__is_eos(const unsigned char *s, size_t n) {
-    return n == STX__SPECIAL && !memcmp(s, stx__eos, n);
-}
-
-// ---- text to pieces ----
-
-/* Python's str.isspace, which the references' split() uses */
-static int stx__is_white(uint32_t c) {
-    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
-}
-
-typedef struct {
-    const unsigned char *s;     /* n bytes, read up to i */
-    size_t n, i;
-    int kind, eos;              /* STX_TOK_..; whether a line end is <eos> */
-    int final;                  /* whether a text that does not end in a line end gets an <eos> */
-    int open;                   /* there was something after the last line end */
-} stx__scan;
-
-/* The next piece: 1 and the piece; 0 at the end; -1 when the bytes at i are no UTF-8. */
-static int stx__scan_next(stx__scan *c, const unsigned char **piece, size_t *len) {
-    while (c->i < c->n) {
-        const unsigned char *s = c->s + c->i;
-        size_t k = 1, i;
-        uint32_t u = *s;
-        if (c->kind != STX_TOK_BYTES && (k = stx__utf8(s, c->n - c->i, &u)) == 0) return -1;
-        if (c->eos && (u == '\n' || (u == '\r' && c->kind != STX_TOK_BYTES))) {
-            c->i += u == '\r' && c->n - c->i > 1 && s[1] == '\n' ? 2 : 1;
-            c->open = 0;
-            *piece = stx__eos;
-            *len = STX__SPECIAL;
-            return 1;
-        }
-        c->open = 1;
-        i = c->i;
-        c->i += k;
-        if (c->kind == STX_TOK_WORDS) {
-            if (stx__is_white(u)) continue;
-            while (c->i < c->n) {
-                if ((k = stx__utf8(c->s + c->i, c->n - c->i, &u)) == 0) return -1;
-                if (stx__is_white(u)) break;
-                c->i += k;
-            }
-        }
-        *piece = s;
-        *len = c->i - i;
-        return 1;
-    }
-    if (!c->open || !c->eos || !c->final) return 0;
-    c->open = 0;
-    *piece = stx__eos;
-    *len = STX__SPECIAL;
-    return 1;
-}
-
-/* Moves a limit of a byte range forward to where a piece may begin (see >>tokens of the manual). A limit in malformed text
-   stays near where it is; reading the text reports it. */
-static size_t stx__range_limit(const stx__map *m, int kind, size_t at) {
-    const unsigned char *s = m->data;
-    size_t n = m->size, k;
-    uint32_t u;
-    int i;
-    if (kind == STX_TOK_BYTES || at == 0) return at;
-    for (i = 0; i < 3 && at < n && (s[at] & 0xC0) == 0x80; ++i) ++at;
-    if (at < n && s[at] == '\n' && s[at - 1] == '\r') return at + 1;
-    if (kind == STX_TOK_CHARS || s[at - 1] == '\n' || s[at - 1] == '\r') return at;
-    for (i = s[at - 1] < 0x80 && stx__is_white(s[at - 1]); at < n; at += k) {       /* i: the word is over */
-        if ((k = stx__utf8(s + at, n - at, &u)) == 0 || (i && !stx__is_white(u))) return at;
-        if (u == '\r') return at + 1 < n && s[at + 1] == '\n' ? at + 2 : at + 1;
-        if (u == '\n') return at + 1;
-        i = stx__is_white(u);
-    }
-    return at;
-}
-
-/* The bytes [*begin, *end) of an open file, moved to where pieces begin. 0 and an error when they are outside or none. */
-static int stx__range(stx_ctx *x, const stx__map *m, const char *path, int kind, uint64_t begin, uint64_t end, size_t *b, size_t *e) {
-    if (!end) end = m->size;
-    if (begin > end || end > m->size) {
-        stx_fail(x, STX_ERR_ARG, "%s has %zu bytes, the range asked for is %llu to %llu; make it fit the file", path, m->size,
-                  (unsigned long long)begin, (unsigned long long)end);
-        return 0;
-    }
-    *b = stx__range_limit(m, kind, (size_t)begin);
-    *e = stx__range_limit(m, kind, (size_t)end);
-    if (*b == *e) {
-        stx_fail(x, STX_ERR_FORMAT, "%s is empty between the bytes %llu and %llu of its %zu; give a file or a range with text in it", path,
-                  (unsigned long long)begin, (unsigned long long)end, m->size);
-        return 0;
-    }
-    return 1;
-}
-
-// ---- vocabulary ----
-
-typedef struct { const unsigned char *s; size_t n; uint64_t count; size_t first; } stx__piece;
-
-/* Pieces by number and by their bytes: an open hash table of numbers + 1, at most half full. */
-typedef struct { stx_ctx *x; stx__piece *p; size_t n, cap; uint32_t *slot; size_t nslot; } stx__dict;
-
-struct stx_vocab {
-    stx_ctx *x;
-    int kind, compact, has_eos;         /* has_eos: line ends are <eos> */
-    int32_t eos, unk;
-    stx__dict d;
-    unsigned char *pool;                /* the bytes of all pieces */
-    int32_t byte_id[256];               /* BYTES: what a byte becomes, -1 when it is not in the vocabulary */
-};
-
-static void stx__dict_free(stx__dict *d) {
-    stx_block_free(d->x, d->p);
-    stx_block_free(d->x, d->slot);
-}
-
-/* The slot of a piece, or the empty one where it belongs. */
-static size_t stx__dict_slot(const stx__dict *d, const unsigned char *s, size_t n) {
-    uint64_t h = 0xCBF29CE484222325u;                       /* FNV-1a, then mixed: the slot is taken from the low bits */
-    size_t i, at;
-    for (i = 0; i < n; ++i) h = (h ^ s[i]) * 0x100000001B3u;
-    h ^= h >> 32;
-    h *= 0x9E3779B97F4A7C15u;
-    h ^= h >> 29;
-    for (at = (size_t)h & (d->nslot - 1); d->slot[at]; at = (at + 1) & (d->nslot - 1)) {
-        const stx__piece *p = &d->p[d->slot[at] - 1];
-        if (p->n == n && !memcmp(p->s, s, n)) break;
-    }
-    return at;
-}
-
-static int32_t stx__dict_find(const stx__dict *d, const unsigned char *s, size_t n) {
-    return d->nslot ? (int32_t)d->slot[stx__dict_slot(d, s, n)] - 1 : -1;
-}
-
-/* The number of a piece, which is appended when it is new (its bytes are not copied). -1 with the error set. */
-static int32_t stx__dict_add(stx__dict *d, const unsigned char *s, size_t n) {
-    stx__piece *p;
-    size_t at, i;
-    if (d->n >= d->nslot / 2) {
-        size_t nslot = d->nslot ? d->nslot * 2 : 1024;
-        uint32_t *slot = nslot > (size_t)-1 / sizeof *slot / 2 ? NULL : (uint32_t *)stx_block(d->x, nslot * sizeof *slot);
-        if (!slot || d->n >= 0x7FFFFFFEu || n > 0xFFFFFFFFu) {
-            stx_block_free(d->x, slot);
-            stx_fail(d->x, STX_ERR_MEMORY, "a vocabulary of more than %zu pieces is too large", d->n);
-            return -1;
-        }
-        stx_block_free(d->x, d->slot);
-        d->slot = slot;
-        d->nslot = nslot;
-        for (i = 0; i < d->n; ++i) d->slot[stx__dict_slot(d, d->p[i].s, d->p[i].n)] = (uint32_t)i + 1;
-    }
-    at = stx__dict_slot(d, s, n);
-    if (d->slot[at]) return (int32_t)d->slot[at] - 1;
-    p = (stx__piece *)stx__grow(d->x, d->p, d->n, &d->cap, sizeof *p);
-    if (!p) return -1;
-    d->p = p;
-    p += d->n;
-    p->s = s;
-    p->n = n;
-    p->count = 0;
-    p->first = d->n;
-    d->slot[at] = (uint32_t)++d->n;
-    return (int32_t)d->n - 1;
-}
-
-/* A vocabulary of V pieces in this order, copied. */
-static stx_vocab *stx__vocab_make(stx_ctx *x, int kind, int compact, int has_eos, const stx__piece *p, size_t V) {
-    stx_vocab *v = (stx_vocab *)stx_block(x, sizeof *v);
-    size_t i, bytes = 0;
-    int ok = v != NULL;
-    if (!v) return NULL;
-    v->x = v->d.x = x;
-    v->kind = kind;
-    v->compact = compact;
-    v->has_eos = has_eos;
-    for (i = 0; i < V; ++i) bytes += p[i].n;
-    v->pool = (unsigned char *)stx_block(x, bytes + 1);
-    ok = v->pool != NULL;
-    for (bytes = i = 0; ok && i < V; bytes += p[i++].n) {
-        memcpy(v->pool + bytes, p[i].s, p[i].n);
-        ok = stx__dict_add(&v->d, v->pool + bytes, p[i].n) >= 0;
-    }
-    if (!ok) {
-        stx_vocab_free(v);
-        return NULL;
-    }
-    v->eos = has_eos ? stx__dict_find(&v->d, stx__eos, STX__SPECIAL) : -1;
-    v->unk = stx__dict_find(&v->d, stx__unk, STX__SPECIAL);
-    if (kind == STX_TOK_BYTES)
-        for (i = 0; i < 256; ++i) {
-            unsigned char b = (unsigned char)i;
-            v->byte_id[i] = has_eos && b == '\n' ? v->eos : stx__dict_find(&v->d, &b, 1);
-            if (v->byte_id[i] < 0) v->byte_id[i] = v->unk;
-        }
-    return v;
-}
-
-static stx_vocab *stx__vocab_bytes(stx_ctx *x) {
-    unsigned char all[256];
-    stx__piece p[256];
-    int i;
-    memset(p, 0, sizeof p);
-    for (i = 0; i < 256; ++i) {
-        all[i] = (unsigned char)i;
-        p[i].s = all + i;
-        p[i].n = 1;
-    }
-    return stx__vocab_make(x, STX_TOK_BYTES, 0, 0, p, 256);
-}
-
-static int stx__cmp_later(const void *a, const void *b) {
-    const stx__piece *p = (const stx__piece *)a, *q = (const stx__piece *)b;
-    if (p->count != q->count) return p->count > q->count ? -1 : 1;
-    return p->first > q->first ? -1 : p->first < q->first;
-}
-
-static int stx__cmp_earlier(const void *a, const void *b) {
-    const stx__piece *p = (const stx__piece *)a, *q = (const stx__piece *)b;
-    if (p->count != q->count) return p->count > q->count ? -1 : 1;
-    return p->first < q->first ? -1 : p->first > q->first;
-}
-
-static void stx__bad_utf8(stx_ctx *x, const char *where, uint64_t at, unsigned c) {
-    stx_fail(x, STX_ERR_FORMAT, "%s is not UTF-8: byte %llu (0x%02X) cannot stand there; convert the text (iconv -t UTF-8), or use the "
-              "kind bytes", where, (unsigned long long)at, c);
-}
-
-/* Drops the pieces seen less than min_count times in favour of <unk>, which is made when the text has none. */
-static int stx__dict_prune(stx__dict *d, uint64_t min_count) {
-    int32_t unk = stx__dict_add(d, stx__unk, STX__SPECIAL);
-    size_t i, n = 0;
-    if (unk < 0) return 0;
-    for (i = 0; i < d->n; ++i)
-        if (i != (size_t)unk && d->p[i].count < min_count && !stx__is_eos(d->p[i].s, d->p[i].n)) {
-            d->p[unk].count += d->p[i].count;
-            d->p[i].n = 0;
-        }
-    for (i = 0; i < d->n; ++i)
-        if (d->p[i].n) d->p[n++] = d->p[i];
-    d->n = n;                           /* the table no longer fits the numbers; only the list is used from here */
-    return 1;
-}
-
-/* The list of pieces of a text, in the order wanted. `where` and `base` are for errors. */
-static stx_vocab *stx__vocab_count(stx_ctx *x, const stx_vocab_desc *d, const unsigned char *s, size_t n, const char *where, uint64_t base) {
-    stx__dict dict;
-    stx__scan c;
-    stx_vocab *v = NULL;
-    const unsigned char *piece;
-    size_t len, i;
-    int r;
-    memset(&dict, 0, sizeof dict);
-    memset(&c, 0, sizeof c);
-    dict.x = x;
-    c.s = s;
-    c.n = n;
-    c.kind = d->kind;
-    c.eos = d->kind == STX_TOK_WORDS || (d->kind == STX_TOK_CHARS ? d->eos : d->compact);
-    c.final = 1;
-    while ((r = stx__scan_next(&c, &piece, &len)) > 0) {
-        int32_t id = stx__dict_add(&dict, piece, len);
-        if (id < 0) break;
-        ++dict.p[id].count;
-    }
-    if (r < 0) stx__bad_utf8(x, where, base + c.i, s[c.i]);
-    if (r == 0 && (d->min_count < 2 || stx__dict_prune(&dict, d->min_count))) {
-        if (d->order != STX_ORDER_FIRST)
-            qsort(dict.p, dict.n, sizeof *dict.p, d->order == STX_ORDER_COUNT_LATER ? stx__cmp_later : stx__cmp_earlier);
-        for (i = 0; d->eos_first && c.eos && i < dict.n; ++i)
-            if (stx__is_eos(dict.p[i].s, dict.p[i].n)) {
-                stx__piece e = dict.p[i];
-                memmove(dict.p + 1, dict.p, i * sizeof e);
-                dict.p[0] = e;
-                break;
-            }
-        v = stx__vocab_make(x, d->kind, d->kind == STX_TOK_BYTES && d->compact, c.eos, dict.p, dict.n);
-    }
-    stx__dict_free(&dict);
-    return v;
-}
-
-STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *desc, const char *path, uint64_t begin, uint64_t end) {
-    stx_vocab_desc d;
-    stx_vocab *v = NULL;
-    stx__map m;
-    size_t b, e;
-    if (!stx_ok(x)) return NULL;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
-    if (d.kind < STX_TOK_BYTES || d.kind > STX_TOK_WORDS || d.order < STX_ORDER_FIRST || d.order > STX_ORDER_COUNT_EARLIER) {
-        stx_fail(x, STX_ERR_ARG, "stx_vocab_build: kind %d, order %d; wanted are STX_TOK_BYTES .. STX_TOK_WORDS and STX_ORDER_FIRST .. "
-                  "STX_ORDER_COUNT_EARLIER", d.kind, d.order);
-        return NULL;
-    }
-    d.compact = d.compact != 0;
-    d.eos = d.eos != 0;
-    if (d.kind == STX_TOK_BYTES && !d.compact) return stx__vocab_bytes(x);
-    if (!path) { stx_fail(x, STX_ERR_ARG, "stx_vocab_build: the path is NULL; give the training text"); return NULL; }
-    if (!stx__map_open(x, &m, path)) return NULL;
-    if (stx__range(x, &m, path, d.kind, begin, end, &b, &e)) v = stx__vocab_count(x, &d, m.data + b, e - b, path, b);
-    stx__map_close(x, &m);
-    return v;
-}
-
-STX_DEF void stx_vocab_free(stx_vocab *v) {
-    if (!v) return;
-    stx__dict_free(&v->d);
-    stx_block_free(v->x, v->pool);
-    stx_block_free(v->x, v);
-}
-
-STX_DEF int stx_vocab_kind(const stx_vocab *v) {
-    return v ? v->kind : 0;
-}
-
-STX_DEF size_t stx_vocab_size(const stx_vocab *v) {
-    return v ? v->d.n : 0;
-}
-
-STX_DEF int32_t stx_vocab_eos(const stx_vocab *v) {
-    return v ? v->eos : -1;
-}
-
-STX_DEF int32_t stx_vocab_unk(const stx_vocab *v) {
-    return v ? v->unk : -1;
-}
-
-STX_DEF int32_t stx_vocab_find(const stx_vocab *v, const char *piece, size_t len) {
-    return v && piece ? stx__dict_find(&v->d, (const unsigned char *)piece, len) : -1;
-}
-
-STX_DEF const char *stx_vocab_piece(const stx_vocab *v, int32_t id, size_t *len) {
-    if (!v || id < 0 || (size_t)id >= v->d.n) return NULL;
-    if (len) *len = v->d.p[id].n;
-    return (const char *)v->d.p[id].s;
-}
-
-/* The id of a piece that stands at byte `at` of `where`; -1 with the error set when there is none, not even <unk>. */
-static int32_t stx__vocab_id(const stx_vocab *v, const unsigned char *piece, size_t len, const char *where, uint64_t at) {
-    static const char *const what[] = { "byte", "character", "word" };
-    char q[STX__QUOTE];
-    int32_t id = stx__dict_find(&v->d, piece, len);
-    if (id < 0) id = v->unk;
-    if (id < 0)
-        stx_fail(v->x, STX_ERR_FORMAT, "%s: the %s '%s' at byte %llu is not in the vocabulary (%zu pieces); build the vocabulary from a text "
-                  "that has it, or with min_count (--min-count) 2, which makes <unk>%s", where, piece == stx__eos ? "line end" : what[v->kind],
-                  stx__quote(q, piece, len), (unsigned long long)at, v->d.n, v->kind == STX_TOK_BYTES ? ", or without compact" : "");
-    return id;
-}
-
-static void stx__vocab_scan(const stx_vocab *v, stx__scan *c, const unsigned char *s, size_t n, int final) {
-    memset(c, 0, sizeof *c);
-    c->s = s;
-    c->n = n;
-    c->kind = v->kind;
-    c->eos = v->has_eos;
-    c->final = final;
-}
-
-STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out, size_t cap) {
-    stx__scan c;
-    const unsigned char *piece;
-    size_t n = 0, k;
-    int r;
-    if (!v || !stx_ok(v->x)) return STX_NPOS;
-    if ((len && !text) || (cap && !out)) {
-        stx_fail(v->x, STX_ERR_ARG, "stx_vocab_encode: text or out is NULL");
-        return STX_NPOS;
-    }
-    stx__vocab_scan(v, &c, (const unsigned char *)text, len, 0);
-    while ((r = stx__scan_next(&c, &piece, &k)) > 0) {
-        int32_t id = stx__vocab_id(v, piece, k, "the text to encode", c.i - (piece == stx__eos ? 1 : k));
-        if (id < 0) return STX_NPOS;
-        if (n < cap) out[n] = id;
-        ++n;
-    }
-    if (r < 0) {
-        stx__bad_utf8(v->x, "the text to encode", c.i, c.s[c.i]);
-        return STX_NPOS;
-    }
-    return n;
-}
-
-STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n, char *out, size_t cap) {
-    size_t i, k, at = 0;
-    if (!v || !stx_ok(v->x)) return STX_NPOS;
-    if ((n && !ids) || (cap && !out)) {
-        stx_fail(v->x, STX_ERR_ARG, "stx_vocab_decode: ids or out is NULL");
-        return STX_NPOS;
-    }
-    for (i = 0; i < n; ++i) {
-        const char *s = stx_vocab_piece(v, ids[i], &k);
-        if (!s) {
-            stx_fail(v->x, STX_ERR_ARG, "stx_vocab_decode: id %ld at place %zu is not in a vocabulary of %zu", (long)ids[i], i, v->d.n);
-            return STX_NPOS;
-        }
-        if (ids[i] == v->eos) { s = "\n"; k = 1; }
-        if (at < cap) memcpy(out + at, s, k < cap - at ? k : cap - at);
-        at += k;
-        if (v->kind == STX_TOK_WORDS && ids[i] != v->eos) {
-            if (at < cap) out[at] = ' ';
-            ++at;
-        }
-    }
-    return at;
-}
-
-/* Blob: "STXV", version 1, kind, flags (1 compact, 2 eos), 0, V as 8 bytes, then per piece its length as 4 bytes and its
-   bytes; little-endian. */
-STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap) {
-    unsigned char *o = (unsigned char *)out;
-    size_t n = 16, i, k;
-    if (!v) return 0;
-    for (i = 0; i < v->d.n; ++i) n += 4 + v->d.p[i].n;
-    if (!out || cap < n) return n;
-    memcpy(o, "STXV\1", 5);
-    o[5] = (unsigned char)v->kind;
-    o[6] = (unsigned char)(v->compact | v->has_eos << 1);
-    o[7] = 0;
-    for (k = 0; k < 8; ++k) o[8 + k] = (unsigned char)((uint64_t)v->d.n >> (8 * k) & 0xFF);
-    for (o += 16, i = 0; i < v->d.n; ++i) {
-        for (k = 0; k < 4; ++k) *o++ = (unsigned char)(v->d.p[i].n >> (8 * k) & 0xFF);
-        memcpy(o, v->d.p[i].s, v->d.p[i].n);
-        o += v->d.p[i].n;
-    }
-    return n;
-}
-
-/* Whether a vocabulary with these settings can have this piece. */
-static int stx__piece_valid(int kind, int has_eos, const unsigned char *s, size_t n) {
-    size_t i, k;
-    uint32_t u;
-    int special = (n == STX__SPECIAL && !memcmp(s, stx__unk, n)) || (has_eos && stx__is_eos(s, n));
-    if (special || !n) return special;
-    if (kind == STX_TOK_BYTES) return n == 1 && *s != '\n';
-    for (i = 0; i < n; i += k)
-        if ((k = stx__utf8(s + i, n - i, &u)) == 0 || (kind == STX_TOK_WORDS ? stx__is_white(u) : k != n) ||
-            (has_eos && (u == '\n' || u == '\r'))) return 0;
-    return 1;
-}
-
-STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
-    const unsigned char *s = (const unsigned char *)blob;
-    stx__piece *p;
-    stx_vocab *v = NULL;
-    const char *why = NULL;
-    size_t at = 16, i;
-    uint64_t V;
-    int kind, compact, has_eos;
-    if (!stx_ok(x)) return NULL;
-    if (!s || len < 16 || memcmp(s, "STXV", 4)) {
-        stx_fail(x, STX_ERR_FORMAT, "this is not a stored vocabulary (%zu bytes without its mark); give the bytes that stx_vocab_save wrote", s ? len : 0);
-        return NULL;
-    }
-    kind = s[5];
-    compact = s[6] & 1;
-    has_eos = s[6] >> 1;
-    V = stx__le64(s + 8);
-    if (s[4] != 1 || s[7]) why = "it was written by another version";
-    else if (kind > STX_TOK_WORDS || has_eos > 1 || (kind == STX_TOK_BYTES ? has_eos != compact : compact) || (kind == STX_TOK_WORDS && !has_eos))
-        why = "its kind and flags do not fit together";
-    else if (!V || V > 0x7FFFFFFF || V > (len - 16) / 5) why = "its size does not fit its length";
-    else if (kind == STX_TOK_BYTES && !compact) {
-        v = stx__vocab_bytes(x);
-        if (v && (stx_vocab_save(v, NULL, 0) != len || V != 256)) why = "its size does not fit its length";
-        for (i = 0; v && !why && i < 256; ++i, at += 5)
-            if (stx__le32(s + at) != 1 || s[at + 4] != i) why = "its bytes are not in order";
-    } else if ((p = (stx__piece *)stx_block(x, (size_t)V * sizeof *p)) != NULL) {
-        for (i = 0; i < (size_t)V && !why; ++i) {
-            uint32_t n = len - at < 4 ? 0 : stx__le32(s + at);
-            if (len - at < 4 || n > len - at - 4) { why = "it is cut short"; break; }
-            if (!stx__piece_valid(kind, has_eos, s + at + 4, n)) { why = "it has a piece that its kind cannot have"; break; }
-            p[i].s = s + at + 4;
-            p[i].n = n;
-            at += 4 + (size_t)n;
-        }
-        if (!why && at != len) why = "there is something behind its end";
-        if (!why) v = stx__vocab_make(x, kind, compact, has_eos, p, (size_t)V);
-        if (v && v->d.n != (size_t)V) why = "it has a piece twice";
-        stx_block_free(x, p);
-    }
-    if (why) {
-        stx_fail(x, STX_ERR_FORMAT, "a stored vocabulary of %zu bytes is damaged: %s", len, why);
-        stx_vocab_free(v);
-        v = NULL;
-    }
-    return v;
-}
-
-// ---- corpus ----
-
-struct stx_corpus {
-    stx_ctx *x;
-    stx__map map;                   /* BYTES: the file */
-    const unsigned char *bytes;     /* .. and the range in it */
-    size_t nbytes, size;            /* size = tokens */
-    int32_t byte_id[256], eos;      /* .. what its bytes become, and the last token when size = nbytes + 1 */
-    uint16_t *tok16;                /* CHARS, WORDS: one of these */
-    int32_t *tok32;
-    const int32_t *own;             /* wrapped */
-    uint64_t raw;
-};
-
-/* Tokens of [b, e) into the corpus: counts them, allocates, fills. */
-static int stx__corpus_fill(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n, const char *path, size_t base) {
-    stx__scan k;
-    const unsigned char *piece;
-    size_t len, i;
-    int r;
-    stx__vocab_scan(v, &k, s, n, 1);
-    while ((r = stx__scan_next(&k, &piece, &len)) > 0) ++c->size;
-    if (r < 0) { stx__bad_utf8(c->x, path, (uint64_t)base + k.i, s[k.i]); return 0; }
-    if (c->size > (size_t)-1 / sizeof *c->tok32) { stx_fail(c->x, STX_ERR_MEMORY, "%s: %zu tokens are too many", path, c->size); return 0; }
-    if (v->d.n <= 65536) c->tok16 = (uint16_t *)stx_block(c->x, c->size * sizeof *c->tok16);
-    else c->tok32 = (int32_t *)stx_block(c->x, c->size * sizeof *c->tok32);
-    if (!c->tok16 && !c->tok32) return 0;
-    stx__vocab_scan(v, &k, s, n, 1);
-    for (i = 0; i < c->size && stx__scan_next(&k, &piece, &len) > 0; ++i) {
-        int32_t id = stx__vocab_id(v, piece, len, path, (uint64_t)base + k.i - (piece == stx__eos ? 1 : len));
-        if (id < 0) return 0;
-        if (c->tok16) c->tok16[i] = (uint16_t)id;
-        else c->tok32[i] = id;
-    }
-    return 1;
-}
-
-STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *path, uint64_t begin, uint64_t end) {
-    stx_corpus *c;
-    size_t b = 0, e = 0, i;
-    int ok;
-    if (!stx_ok(x) || !v) return NULL;
-    if (!path) { stx_fail(x, STX_ERR_ARG, "stx_corpus_open: the path is NULL; give a text file"); return NULL; }
-    if ((c = (stx_corpus *)stx_block(x, sizeof *c)) == NULL) return NULL;
-    c->x = x;
-    ok = stx__map_open(x, &c->map, path) && stx__range(x, &c->map, path, v->kind, begin, end, &b, &e);
-    c->raw = e - b;
-    if (ok && v->kind != STX_TOK_BYTES) {
-        ok = stx__corpus_fill(c, v, c->map.data + b, e - b, path, b);
-        stx__map_close(x, &c->map);
-    } else if (ok) {
-        c->bytes = c->map.data + b;
-        c->size = c->nbytes = e - b;
-        c->eos = v->eos;
-        memcpy(c->byte_id, v->byte_id, sizeof c->byte_id);
-        for (i = 0; v->compact && ok && i < c->nbytes; ++i)
-            if (c->byte_id[c->bytes[i]] < 0)
-                ok = stx__vocab_id(v, c->bytes[i] == '\n' ? stx__eos : c->bytes + i, c->bytes[i] == '\n' ? STX__SPECIAL : 1, path,
-                                   (uint64_t)b + i) >= 0;
-        if (ok && v->compact && c->bytes[c->nbytes - 1] != '\n') {
-            c->eos = stx__vocab_id(v, stx__eos, STX__SPECIAL, path, e);
-            ok = c->eos >= 0;
-            ++c->size;
-        }
-    }
-    if (!ok) {
-        stx_corpus_close(c);
-        c = NULL;
-    }
-    return c;
-}
-
-STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n, uint64_t raw_bytes) {
-    stx_corpus *c;
-    if (!stx_ok(x)) return NULL;
-    if (!tokens || !n) { stx_fail(x, STX_ERR_ARG, "stx_corpus_wrap: no tokens"); return NULL; }
-    if ((c = (stx_corpus *)stx_block(x, sizeof *c)) == NULL) return NULL;
-    c->x = x;
-    c->own = tokens;
-    c->size = n;
-    c->raw = raw_bytes;
-    return c;
-}
-
-STX_DEF void stx_corpus_close(stx_corpus *c) {
-    stx_ctx *x;
-    if (!c) return;
-    x = c->x;
-    stx__map_close(x, &c->map);
-    stx_block_free(x, c->tok16);
-    stx_block_free(x, c->tok32);
-    stx_block_free(x, c);
-}
-
-STX_DEF size_t stx_corpus_size(const stx_corpus *c) {
-    return c ? c->size : 0;
-}
-
-STX_DEF uint64_t stx_corpus_bytes(const stx_corpus *c) {
-    return c ? c->raw : 0;
-}
-
-STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *out) {
-    size_t i;
-    if (!c || !stx_ok(c->x)) return 0;
-    if (pos > c->size || n > c->size - pos || (n && !out)) {
-        stx_fail(c->x, STX_ERR_ARG, "stx_corpus_read: tokens %zu to %zu + %zu of %zu%s", pos, pos, n, c->size, out ? "" : " into NULL");
-        return 0;
-    }
-    if (c->own) memcpy(out, c->own + pos, n * sizeof *out);
-    else if (c->tok16) for (i = 0; i < n; ++i) out[i] = c->tok16[pos + i];
-    else if (c->tok32) memcpy(out, c->tok32 + pos, n * sizeof *out);
-    else for (i = 0; i < n; ++i) out[i] = pos + i < c->nbytes ? c->byte_id[c->bytes[pos + i]] : c->eos;
-    return 1;
-}
-
-// ---- batches ----
-
-#define STX__BATCH_STREAM 0x6261746368657321u       /* keeps these numbers apart from all others of the same seed */
-
-struct stx_batches {
-    stx_ctx *x;
-    const stx_corpus *c;
-    size_t T, n, row0, rows;
-    uint64_t seed;
-    stx_batches_state s;
-    size_t eval;                    /* position of the evaluation pass */
-    int rule;
-};
-
-STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c, const stx_batches_desc *d) {
-    stx_batches *b;
-    size_t world;
-    if (!stx_ok(x) || !c) return NULL;
-    if (!d || !d->B || !d->T) {
-        stx_fail(x, STX_ERR_ARG, "stx_batches_create: B = %zu streams of blocks of T = %zu tokens; both must be at least 1", d ? d->B : 0,
-                  d ? d->T : 0);
-        return NULL;
-    }
-    world = d->world ? d->world : 1;
-    if (d->rank >= world || d->B % world) {
-        stx_fail(x, STX_ERR_ARG, "stx_batches_create: B = %zu streams cannot be shared by rank %zu of %zu; make B a multiple of the number "
-                  "of ranks", d->B, d->rank, world);
-        return NULL;
-    }
-    if (d->T >= c->size / d->B) {
-        size_t T1 = d->T + 1;
-        if (!T1 || d->B > (size_t)-1 / T1)
-            stx_fail(x, STX_ERR_ARG, "the data are too short: %zu tokens for %zu streams of blocks of %zu, more than can be counted; use a "
-                     "smaller batch size or block length", c->size, d->B, d->T);
-        else
-            stx_fail(x, STX_ERR_ARG, "the data are too short: %zu tokens, and %zu streams of blocks of %zu need at least %zu = B (T + 1); use "
-                     "more data, or a smaller batch size or block length", c->size, d->B, d->T, d->B * T1);
-        return NULL;
-    }
-    if ((b = (stx_batches *)stx_block(x, sizeof *b)) == NULL) return NULL;
-    b->x = x;
-    b->c = c;
-    b->T = d->T;
-    b->n = c->size / d->B;
-    b->rows = d->B / world;
-    b->row0 = d->rank * b->rows;
-    b->seed = d->seed;
-    b->s.fresh = 1;
-    return b;
-}
-
-STX_DEF void stx_batches_free(stx_batches *b) {
-    if (b) stx_block_free(b->x, b);
-}
-
-STX_DEF size_t stx_batches_rows(const stx_batches *b) {
-    return b ? b->rows : 0;
-}
-
-STX_DEF size_t stx_batches_stream(const stx_batches *b) {
-    return b ? b->n : 0;
-}
-
-static int stx__batches_read(const stx_batches *b, size_t p, size_t T, int32_t *x, int32_t *y) {
-    size_t r;
-    for (r = 0; r < b->rows; ++r) {
-        size_t at = (b->row0 + r) * b->n + p;
-        if (!stx_corpus_read(b->c, at, T, x + r * T) || !stx_corpus_read(b->c, at + 1, T, y + r * T)) return 0;
-    }
-    return 1;
-}
-
-STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y) {
-    int fresh;
-    if (!b || !stx_ok(b->x)) return STX_BATCH_END;
-    if (!x || !y) { stx_fail(b->x, STX_ERR_ARG, "stx_batches_next: x or y is NULL"); return STX_BATCH_END; }
-    if (!stx__batches_read(b, (size_t)b->s.p, b->T, x, y)) return STX_BATCH_END;
-    fresh = b->s.fresh;
-    b->s.fresh = 0;
-    b->s.p += b->T;
-    if (b->s.p >= b->n - b->T) {
-        uint32_t u[4];
-        uint64_t most = b->T < b->n - b->T ? b->T : b->n - b->T;
-        stx_philox(b->seed ^ STX__BATCH_STREAM, 0, ++b->s.wraps, u);
-        b->s.p = ((uint64_t)u[1] << 32 | u[0]) % most;
-        b->s.fresh = 1;
-    }
-    return fresh ? STX_BATCH_FRESH : STX_BATCH_OK;
-}
-
-STX_DEF stx_batches_state stx_batches_get(const stx_batches *b) {
-    stx_batches_state s;
-    memset(&s, 0, sizeof s);
-    return b ? b->s : s;
-}
-
-STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s) {
-    if (!b || !stx_ok(b->x)) return 0;
-    if (s.p >= b->n - b->T || s.fresh < 0 || s.fresh > 1 || (!s.fresh && s.p < b->T)) {
-        stx_fail(b->x, STX_ERR_ARG, "stx_batches_set: position %llu (%s) cannot be in streams of %zu tokens and blocks of %zu; resume with the "
-                  "data, batch size and block length of the saved run, or start at position 0", (unsigned long long)s.p,
-                  s.fresh ? "fresh" : "continued", b->n, b->T);
-        return 0;
-    }
-    b->s = s;
-    return 1;
-}
-
-STX_DEF void stx_batches_rewind(stx_batches *b, int rule) {
-    if (!b) return;
-    b->eval = 0;
-    b->rule = rule;
-}
-
-STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t *T_this) {
-    size_t p, T;
-    if (T_this) *T_this = 0;
-    if (!b || !stx_ok(b->x)) return STX_BATCH_END;
-    if (!x || !y || !T_this || b->rule < STX_EVAL_ALL || b->rule > STX_EVAL_LITERAL) {
-        stx_fail(b->x, STX_ERR_ARG, "stx_batches_next_eval: x, y or T_this is NULL, or rule %d is none", b->rule);
-        return STX_BATCH_END;
-    }
-    p = b->eval;
-    if (p >= (b->rule == STX_EVAL_LITERAL ? b->n - b->T : b->n - 1)) return STX_BATCH_END;
-    T = b->T < b->n - 1 - p ? b->T : b->n - 1 - p;
-    if (!stx__batches_read(b, p, T, x, y)) return STX_BATCH_END;
-    *T_this = T;
-    b->eval = p + T;
-    return p ? STX_BATCH_OK : STX_BATCH_FRESH;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -9818,6 +9185,829 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
     if (stx__on_gpu(x)) x->reported->update[o->slot] = u;
     stx__put_bytes(x, o->update, &u, sizeof u);
     return stx_ok(x);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>words: parameters
+
+static int stx__words_bad(stx_ctx *x, const char *who, const char *what, double got, const char *want) {
+    stx_fail(x, STX_ERR_ARG, "%s: %s is %g, want %s", who, what, got, want);
+    return 0;
+}
+static int stx__words_adaptive(stx_ctx *x, const char *who, stx_words_desc *d) {
+    static const size_t usual[3] = {20000, 40000, 200000};
+    size_t i;
+    if (!(d->divval > 1 && d->divval < 1e6)) return stx__words_bad(x, who, "divval", d->divval, "more than 1");
+    if (!d->cutoffs) for (i = 0; i < 3 && usual[i] < d->vocab; i++) d->cutoff[d->cutoffs++] = usual[i];
+    if (d->cutoffs > STX_MAX_CLUSTERS - 1) return stx__words_bad(x, who, "cutoffs", (double)d->cutoffs, "at most 7");
+    for (i = 0; i < d->cutoffs; i++)
+        if (d->cutoff[i] <= (i ? d->cutoff[i - 1] : 0) || d->cutoff[i] >= d->vocab) {
+            stx_fail(x, STX_ERR_ARG, "%s: cutoff %zu (number %zu): cutoffs rise and stay below the vocabulary of %zu", who,
+                     d->cutoff[i], i + 1,
+                     d->vocab);
+            return 0;
+        }
+    if (!d->width[0]) d->width[0] = d->dim;
+    if (d->head_direct && d->width[0] != d->dim)
+        return stx__words_bad(x, who, "width of the first cluster, which has no projection,", (double)d->width[0], "dim");
+    for (i = 0; i <= d->cutoffs; i++) {
+        if (!d->width[i]) d->width[i] = (size_t)floor((double)d->width[0] / pow(d->divval, (double)i));
+        if (!d->width[i] || d->width[i] > (size_t)1 << 31)
+            return stx__words_bad(x, who, "width of the first cluster / divval^cutoffs", (double)d->width[i],
+                                  "1 to 2^31: use fewer cutoffs, a smaller divval or a larger width");
+    }
+    return 1;
+}
+STX_DEF int stx_words_resolve(stx_ctx *x, const char *who, const stx_words_desc *from, stx_words_desc *d) {
+    const size_t most = (size_t)1 << 31;
+    int in, out;
+    *d = *from;
+    if (!who) who = "stx_words_create";
+    if (!d->emb) d->emb = d->dim;
+    if (d->divval == 0) d->divval = 4;
+    in = d->in == STX_WORDS_ADAPTIVE;
+    out = d->out == STX_WORDS_ADAPTIVE;
+    if (!d->vocab || d->vocab > most) return stx__words_bad(x, who, "vocab", (double)d->vocab, "1 to 2^31");
+    if (!d->dim || d->dim > most) return stx__words_bad(x, who, "dim", (double)d->dim, "1 to 2^31");
+    if (d->emb > most) return stx__words_bad(x, who, "emb", (double)d->emb, "at most 2^31");
+    if (!in && d->in != STX_WORDS_PLAIN) return stx__words_bad(x, who, "in", d->in, "STX_WORDS_PLAIN or STX_WORDS_ADAPTIVE");
+    if (!out && d->out != STX_WORDS_PLAIN && d->out != STX_WORDS_TIED)
+        return stx__words_bad(x, who, "out", d->out, "STX_WORDS_PLAIN, _TIED or _ADAPTIVE");
+    if (!stx__finite(d->scale)) return stx__words_bad(x, who, "scale of words", d->scale, "a finite number");
+    if (!(d->dropout >= 0 && d->dropout < 1)) return stx__words_bad(x, who, "dropout of words", d->dropout, "0 <= p < 1");
+    if (d->out == STX_WORDS_TIED && in) {
+        stx_fail(x, STX_ERR_ARG, "%s: a tied output wants a plain input; an adaptive one shares by share_tables", who);
+        return 0;
+    }
+    if ((in || d->out == STX_WORDS_TIED) && d->emb != d->dim)
+        return stx__words_bad(x, who, in ? "emb of an adaptive input" : "emb with a tied output", (double)d->emb, "dim");
+    if ((d->share_tables || d->share_projs) && !(in && out)) {
+        stx_fail(x, STX_ERR_ARG, "%s: %s without both an adaptive input and an adaptive output", who,
+                 d->share_tables ? "share_tables" : "share_projs");
+        return 0;
+    }
+    return in || out ? stx__words_adaptive(x, who, d) : 1;
+}
+/* Cluster i: its first word, and how many */
+static size_t stx__words_start(const stx_words_desc *d, size_t i) { return i ? d->cutoff[i - 1] : 0; }
+static size_t stx__words_size(const stx_words_desc *d, size_t i) {
+    return (i < d->cutoffs ? d->cutoff[i] : d->vocab) - stx__words_start(d, i);
+}
+static int stx__words_projects(const stx_words_desc *d, size_t i) { return i || !d->head_direct; }
+STX_DEF size_t stx_words_count(const stx_words_desc *d) {
+    size_t n = 0, i;
+    int in = d->in == STX_WORDS_ADAPTIVE, out = d->out == STX_WORDS_ADAPTIVE;
+    if (!in) n = stx_size_add(n, d->vocab, d->emb);
+    if (!out) n = stx_size_add(stx_size_add(n, d->out == STX_WORDS_TIED ? 0 : d->vocab, d->dim), d->vocab, 1);
+    for (i = 0; (in || out) && i <= d->cutoffs; i++) {
+        size_t tables = (size_t)in + (size_t)(out && !d->share_tables), projs = (size_t)in + (size_t)(out && !d->share_projs);
+        n = stx_size_add(n, stx_bytes_of(tables, stx__words_size(d, i), 1), d->width[i]);
+        if (stx__words_projects(d, i)) n = stx_size_add(n, projs * d->dim, d->width[i]);
+    }
+    return out ? stx_size_add(stx_size_add(n, d->vocab, 1), d->cutoffs, d->width[0] + 1) : n;
+}
+/* Parameter side.what (or side.what.<i>) of the shape (d0,d1) or (d0), for a matrix of rows x columns */
+static stx_tensor *stx__words_param(stx_params *p, const stx_init *init, const char *name, size_t i, size_t rows, size_t columns,
+    int bias) {
+    char full[64];
+    double a = init->a;
+    if (init->rule == STX_INIT_FAN_IN) a = a / sqrt((double)columns);
+    if (init->rule == STX_INIT_XAVIER) a = a * sqrt(6 / (double)(rows + columns));
+    if (i == SIZE_MAX) snprintf(full, sizeof full, "%s", name);
+    else snprintf(full, sizeof full, "%s.%zu", name, i);
+    return stx_param(p, init->kind, a, full, rows, bias ? 0 : columns, 0, 0);
+}
+static void stx__words_in(stx_words *w, stx_params *p, size_t i) {
+    const stx_words_desc *d = &w->desc;
+    w->in.table[i] = d->by_cluster && d->share_tables ? w->out.table[i]
+                   : stx__words_param(p, &d->table, "in_emb.tables", i, stx__words_size(d, i), d->width[i], 0);
+    if (!stx__words_projects(d, i)) return;
+    w->in.proj[i] = d->by_cluster && d->share_projs ? w->out.proj[i]
+                  : stx__words_param(p, &d->proj, "in_emb.projs", i, d->dim, d->width[i], 0);
+}
+static void stx__words_out(stx_words *w, stx_params *p, size_t i) {
+    const stx_words_desc *d = &w->desc;
+    w->out.table[i] = !d->by_cluster && d->share_tables ? w->in.table[i]
+                    : stx__words_param(p, &d->out_table, "out_emb.tables", i, stx__words_size(d, i), d->width[i], 0);
+    if (!stx__words_projects(d, i)) return;
+    w->out.proj[i] = !d->by_cluster && d->share_projs ? w->in.proj[i]
+                   : stx__words_param(p, &d->proj, "out_emb.projs", i, d->dim, d->width[i], 0);
+}
+static void stx__words_bias(stx_words *w, stx_params *p, size_t i) {
+    const stx_words_desc *d = &w->desc;
+    w->out.bias[i] = stx__words_param(p, &d->bias, "out_emb.biases", i, stx__words_size(d, i), d->width[i], 1);
+}
+static void stx__words_cluster(stx_words *w, stx_params *p) {
+    const stx_words_desc *d = &w->desc;
+    if (!d->cutoffs) return;
+    w->out.cluster_w = stx__words_param(p, &d->cluster, "out_emb.cluster.weight", SIZE_MAX, d->cutoffs, d->width[0], 0);
+    w->out.cluster_b = stx__words_param(p, &d->cluster_bias, "out_emb.cluster.bias", SIZE_MAX, d->cutoffs, d->width[0], 1);
+}
+STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *desc) {
+    stx_ctx *x = p ? p->ctx : NULL;
+    stx_words *w;
+    const stx_words_desc *d;
+    size_t i, K;
+    int in, out;
+    if (!stx_ok(x) || !desc) return NULL;
+    w = (stx_words *)stx_persist(x, sizeof *w);
+    if (!w) return NULL;
+    w->ctx = x;
+    w->desc = *desc;
+    d = &w->desc;
+    in = d->in == STX_WORDS_ADAPTIVE;
+    out = d->out == STX_WORDS_ADAPTIVE;
+    K = d->cutoffs + 1;
+    w->in.clusters = K;
+    w->in.scale = d->scale;
+    w->out.clusters = out ? K : 1;
+    w->in.dropout = w->out.dropout = d->dropout;
+    w->out.forward_columns = d->forward_columns;
+    for (i = 0; i < K; i++) w->in.end[i] = w->out.end[i] = stx__words_start(d, i) + stx__words_size(d, i);
+    if (!out) w->out.end[0] = d->vocab;
+    if (!in) w->in_emb = stx__words_param(p, &d->table, "in_emb.weight", SIZE_MAX, d->vocab, d->emb, 0);
+    for (i = 0; in && i < K && !(d->by_cluster && out); i++) stx__words_in(w, p, i);
+    if (out && !d->by_cluster) stx__words_cluster(w, p);
+    for (i = 0; out && i < K; i++) {
+        stx__words_out(w, p, i);
+        if (in && d->by_cluster) stx__words_in(w, p, i);
+        stx__words_bias(w, p, i);
+    }
+    if (out && d->by_cluster) stx__words_cluster(w, p);
+    if (!out) {
+        w->out_w = d->out == STX_WORDS_TIED ? w->in_emb
+                 : stx__words_param(p, &d->out_table, "out_emb.weight", SIZE_MAX, d->vocab, d->dim, 0);
+        w->out_b = stx__words_param(p, &d->bias, "out_emb.bias", SIZE_MAX, d->vocab, d->dim, 1);
+        w->out.table[0] = w->out_w;
+        w->out.bias[0] = w->out_b;
+    }
+    return stx_ok(x) ? w : NULL;
+}
+
+// >>words: forward
+
+STX_DEF stx_tensor *stx_words_embed(const stx_words *w, const stx_ids *ids) {
+    stx_tensor *h;
+    if (!w || !ids) return NULL;
+    if (w->desc.in == STX_WORDS_ADAPTIVE) return stx_adaptive_input(w->ctx, &w->in, ids);
+    h = stx_embedding(w->ctx, w->in_emb, ids);
+    return w->desc.scale == 0 || w->desc.scale == 1 ? h : stx_scale(w->ctx, h, w->desc.scale);
+}
+STX_DEF stx_tensor *stx_words_logits(const stx_words *w, stx_tensor *h) {
+    if (!w || !h || !stx_ok(w->ctx)) return NULL;
+    if (w->desc.out != STX_WORDS_ADAPTIVE) return stx_linear(w->ctx, h, w->out_w, w->out_b, STX_ACT_NONE);
+    stx_fail(w->ctx, STX_ERR_ARG, "stx_words_logits: an adaptive output has no logits over the whole vocabulary: use stx_words_log_probs, "
+             "or the same of the model");
+    return NULL;
+}
+STX_DEF stx_tensor *stx_words_log_probs(const stx_words *w, stx_tensor *h) {
+    stx_tensor *y;
+    if (!w || !h) return NULL;
+    y = stx_adaptive_log_probs(w->ctx, &w->out, h);
+    return h->ndim == 3 ? stx_reshape(w->ctx, y, h->dim[0], h->dim[1], w->desc.vocab, 0) : y;
+}
+STX_DEF stx_tensor *stx_words_scores(const stx_words *w, stx_tensor *h) {
+    return w && w->desc.out == STX_WORDS_ADAPTIVE ? stx_words_log_probs(w, h) : stx_words_logits(w, h);
+}
+STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets) {
+    if (!w || !h || !targets) return NULL;
+    if (w->desc.out == STX_WORDS_ADAPTIVE) return stx_adaptive_softmax(w->ctx, &w->out, h, targets);
+    return stx_cross_entropy_over(w->ctx, stx_words_logits(w, h), targets, 0);
+}
+STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *ids, const stx_ids *targets) {
+    if (w && w->desc.in == STX_WORDS_ADAPTIVE) key = stx_adaptive_key(key, &w->in, ids, 0, NULL);
+    return w && w->desc.out == STX_WORDS_ADAPTIVE ? stx_adaptive_key(key, &w->out, targets, 1, NULL) : key;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>rows: one layer
+
+STX_DEF stx_rows *stx_rows_create(stx_ctx *x, const stx_rows_desc *d) {
+    stx_rows *s;
+    size_t l;
+    if (!stx_ok(x) || !d) return NULL;
+    STX__NEED(x, d->B && d->layers, STX_ERR_ARG, "stx_rows_create: %zu streams, %zu layers, want at least one of each", d->B, d->layers);
+    STX__NEED(x, !d->fixed || !d->widths, STX_ERR_ARG, "stx_rows_create: fixed rows of several widths: give one width for all");
+    s = (stx_rows *)stx_block(x, sizeof *s);
+    if (!s) return NULL;
+    s->ctx = x;
+    s->desc = *d;
+    s->desc.widths = NULL;
+    s->B = d->B;
+    s->layer = (stx_rows_layer *)stx_block(x, stx_bytes_of(d->layers, sizeof *s->layer, 1));
+    if (d->fixed) s->all = stx_block_full(x, stx_bytes_of(d->layers, d->B, d->width));
+    if (!stx_ok(x)) { stx_rows_free(s); return NULL; }
+    for (l = 0; l < d->layers; l++) {
+        stx_rows_layer *y = &s->layer[l];
+        y->width = d->widths ? d->widths[l] : d->width;
+        if (!d->fixed) continue;
+        y->real = y->rows = 1;
+        y->data = stx_at(x, s->all, l * d->B * d->width);
+    }
+    return s;
+}
+STX_DEF void stx_rows_free(stx_rows *s) {
+    size_t l;
+    if (!s) return;
+    for (l = 0; s->layer && l < s->desc.layers; l++) {
+        if (!s->all) stx_block_numbers_free(s->ctx, s->layer[l].data);
+        stx_block_free(s->ctx, s->layer[l].pad);
+    }
+    stx_block_numbers_free(s->ctx, s->all);
+    stx_block_free(s->ctx, s->layer);
+    stx_block_free(s->ctx, s);
+}
+static void stx__rows_forget(stx_rows *s) {
+    size_t l;
+    for (l = 0; l < s->desc.layers && !s->all; l++) {
+        s->layer[l].real = s->layer[l].rows = 0;
+        s->layer[l].masked = 0;
+    }
+}
+STX_DEF void stx_rows_reset(stx_rows *s) {
+    if (!s || !stx_ok(s->ctx)) return;
+    stx__rows_forget(s);
+    if (s->all) STX_RUN(s->ctx, stx_fill, (s->ctx, s->all, s->desc.layers * s->B * s->desc.width, 0));
+}
+STX_DEF size_t stx_rows_most(const stx_rows *s) {
+    size_t l, n = 0;
+    for (l = 0; s && l < s->desc.layers; l++) if (s->layer[l].width) n = STX__MAX(n, s->layer[l].real);
+    return n;
+}
+/* Room for n rows in layer l. What was there stays if it is wanted (stay), else it is lost when the buffer grows. */
+static int stx__rows_room(stx_rows *s, size_t l, size_t n, int stay) {
+    stx_ctx *x = s->ctx;
+    stx_rows_layer *y = &s->layer[l];
+    size_t want = stx_bytes_of(s->B, n, y->width);
+    stx_real *data;
+    if (want <= y->capacity) return stx_ok(x);
+    if (s->desc.most) want = stx_bytes_of(s->B, STX__MIN(n + n / 2, STX__MAX(n, s->desc.most)), y->width);
+    if (!stay || !y->real) {            /* first the old one goes: the two need not fit together */
+        stx_block_numbers_free(x, y->data);
+        y->data = NULL;
+        y->capacity = 0;
+    }
+    data = stx_block_numbers(x, want);
+    if (!data) return 0;
+    if (y->data) {
+        size_t have = s->B * y->real * y->width;
+        STX_RUN(x, stx_copy2d, (x, data, have, y->data, have, 1, have, 0));
+        stx_block_numbers_free(x, y->data);
+    }
+    y->data = data;
+    y->capacity = want;
+    return 1;
+}
+STX_DEF int stx_rows_reserve(stx_rows *s, size_t rows) {
+    size_t l;
+    if (!s || !stx_ok(s->ctx)) return 0;
+    for (l = 0; l < s->desc.layers; l++)
+        if (s->layer[l].width && !s->all && !stx__rows_room(s, l, rows, 1)) return 0;
+    return 1;
+}
+/* A mask of (B,n) in place of the layer's: m, whose numbers are from this step or the layer's own (then n is its real) */
+static int stx__rows_set_mask(stx_rows *s, size_t l, const int32_t *m, size_t n) {
+    stx_rows_layer *y = &s->layer[l];
+    size_t i, N = s->B * n;
+    y->masked = 0;
+    for (i = 0; m && i < N; i++) if (m[i]) y->masked = 1;
+    if (!y->masked || m == y->pad) return 1;
+    if (y->pad_capacity < N) {
+        stx_block_free(s->ctx, y->pad);
+        y->pad_capacity = 0;
+        y->pad = (int32_t *)stx_block(s->ctx, stx_bytes_of(N, 1, sizeof *y->pad));
+        if (!y->pad) return 0;
+        y->pad_capacity = N;
+    }
+    memcpy(y->pad, m, N * sizeof *m);
+    return 1;
+}
+/* The masks of the n0 rows of y from `first` on, and then of those of pad from t0 on, side by side in the step's memory,
+   (B,n0+n1). y and pad may be NULL: nothing is missing there. */
+static int32_t *stx__rows_masks(stx_ctx *x, size_t B, const stx_rows_layer *y, size_t first, size_t n0, const stx_ids *pad,
+    size_t t0, size_t n1) {
+    size_t b, n = n0 + n1;
+    int32_t *m = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, n, sizeof *m));
+    if (!m) return NULL;
+    memset(m, 0, B * n * sizeof *m);
+    for (b = 0; b < B; b++) {
+        if (y && y->masked && n0) memcpy(m + b * n, y->pad + b * y->real + first, n0 * sizeof *m);
+        if (pad && n1) memcpy(m + b * n + n0, pad->data + b * pad->T + t0, n1 * sizeof *m);
+    }
+    return m;
+}
+/* A mask as ids; NULL when nothing is missing */
+static const stx_ids *stx__rows_ids(stx_ctx *x, const int32_t *m, size_t B, size_t n) {
+    size_t i;
+    for (i = 0; m && i < B * n && !m[i]; i++) {}
+    return m && i < B * n ? stx_tokens(x, m, B, n) : NULL;
+}
+static int stx__rows_fit(const stx_rows *s, const char *op, size_t l, const stx_tensor *h, const stx_ids *pad) {
+    size_t T = h->ndim == 3 ? h->dim[1] : 1;
+    char t[96];
+    if (l >= s->desc.layers) { stx_fail(s->ctx, STX_ERR_ARG, "%s: layer %zu, want less than %zu", op, l, s->desc.layers); return 0; }
+    if (h->dim[0] == s->B && h->size == s->B * T * s->layer[l].width && (h->ndim == 3 || (h->ndim == 2 && s->all)) && (!s->all || T == 1)
+        && (!pad || (pad->B == s->B && pad->T == T))) return 1;
+    stx_fail(s->ctx, STX_ERR_SHAPE, "%s: %s%s for rows of %zu streams, %zu wide: want (B,%s%zu) and padding (B,T)", op, stx__shape(h, t),
+             pad ? " with padding" : "", s->B, s->layer[l].width, s->all ? "" : "T,", s->layer[l].width);
+    return 0;
+}
+STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad) {
+    stx_ctx *x = out ? out->ctx : NULL;
+    const stx_rows_layer *i;
+    stx_rows_layer *o;
+    const stx_real *from = NULL;
+    size_t B, T, d, old, own, n, stride = 0, rows;
+    int32_t *mask = NULL;
+    if (!stx_ok(x) || !h || !stx__rows_fit(out, "stx_rows_push", l, h, pad)) return 0;
+    if (in && (in->ctx != x || l >= in->desc.layers || in->B != out->B || in->layer[l].width != out->layer[l].width
+        || !in->all != !out->all)) {
+        stx_fail(x, STX_ERR_ARG, "stx_rows_push: rows of another context, number of streams or width in than out");
+        return 0;
+    }
+    o = &out->layer[l];
+    B = out->B; d = o->width;
+    if (out->all) { STX_RUN(x, stx_copy2d, (x, o->data, B * d, h->data, B * d, 1, B * d, 0)); return stx_ok(x); }
+    i = in ? &in->layer[l] : NULL;
+    T = h->dim[1];
+    own = STX__MIN(keep, T);
+    old = i ? STX__MIN(i->real, keep - own) : 0;
+    n = old + own;
+    rows = out->desc.whole ? own + (i ? STX__MIN(i->rows, keep - own) : keep - own) : n;
+    if ((old && i->masked) || pad) {
+        mask = stx__rows_masks(x, B, i, i ? i->real - old : 0, old, pad, T - own, own);
+        if (!mask) return 0;
+    }
+    if (old) {
+        from = stx_at(x, i->data, (i->real - old) * d);
+        stride = i->real * d;
+    }
+    if (old && i == o) {        /* they move within one buffer */
+        stx_real *t = stx_step_numbers(x, stx_bytes_of(B, old, d));
+        if (!t) return 0;
+        STX_RUN(x, stx_copy2d, (x, t, old * d, from, stride, B, old * d, 0));
+        from = t;
+        stride = old * d;
+    }
+    o->real = 0;
+    if (!stx__rows_room(out, l, n, 0) || !stx__rows_set_mask(out, l, mask, n)) return 0;
+    if (old) STX_RUN(x, stx_copy2d, (x, o->data, n * d, from, stride, B, old * d, 0));
+    if (own) STX_RUN(x, stx_copy2d, (x, stx_at(x, o->data, old * d), n * d, stx_at(x, h->data, (T - own) * d), T * d, B, own * d, 0));
+    o->real = n;
+    o->rows = rows;
+    return stx_ok(x);
+}
+STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n) {
+    stx_ctx *x = s ? s->ctx : NULL;
+    const stx_rows_layer *y;
+    stx_tensor *t;
+    if (!stx_ok(x)) return NULL;
+    STX__NEED(x, l < s->desc.layers, STX_ERR_ARG, "stx_rows_read: layer %zu, want less than %zu", l, s->desc.layers);
+    y = &s->layer[l];
+    n = STX__MIN(n, y->real);
+    if (!n || !y->width) return NULL;
+    t = s->all ? stx_new_full(x, s->B, y->width, 0, 0) : stx_new(x, s->B, n, y->width, 0);
+    if (t) STX_RUN(x, stx_copy2d, (x, t->data, n * y->width, stx_at(x, y->data, (y->real - n) * y->width), y->real * y->width,
+        s->B, n * y->width, 0));
+    return t;
+}
+STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_tensor *h) {
+    stx_ctx *x = s ? s->ctx : NULL;
+    const stx_rows_layer *y;
+    stx_tensor *t;
+    size_t d, T;
+    if (!s || !h) return h;
+    if (!stx_ok(x) || !stx__rows_fit(s, "stx_rows_before", l, h, NULL)) return NULL;
+    y = &s->layer[l];
+    n = STX__MIN(n, y->real);
+    if (!n) return h;
+    STX__NEED(x, !s->all, STX_ERR_ARG, "stx_rows_before: fixed rows have no time: stx_rows_read");
+    d = y->width; T = h->dim[1];
+    t = stx_new(x, s->B, n + T, d, 0);
+    if (!t) return NULL;
+    STX_RUN(x, stx_copy2d, (x, t->data, (n + T) * d, stx_at(x, y->data, (y->real - n) * d), y->real * d, s->B, n * d, 0));
+    STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, n * d), (n + T) * d, h->data, T * d, s->B, T * d, 0));
+    return t;
+}
+STX_DEF const stx_ids *stx_rows_mask(const stx_rows *s, size_t l, size_t n, const stx_ids *pad, size_t T) {
+    const stx_rows_layer *y;
+    int32_t *m;
+    if (!s) return pad;
+    if (!stx_ok(s->ctx)) return NULL;
+    STX__NEED(s->ctx, l < s->desc.layers && (!pad || (pad->B == s->B && pad->T == T)), STX_ERR_ARG,
+              "stx_rows_mask: layer %zu, or padding of another shape than (%zu,%zu)", l, s->B, T);
+    y = &s->layer[l];
+    n = STX__MIN(n, y->real);
+    if (!n || (!y->masked && !pad)) return pad;
+    m = stx__rows_masks(s->ctx, s->B, y, y->real - n, n, pad, 0, T);
+    return stx__rows_ids(s->ctx, m, s->B, n + T);
+}
+STX_DEF stx_tensor *stx_rows_evicted(const stx_rows *s, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad,
+    const stx_ids **mask) {
+    stx_ctx *x = s ? s->ctx : NULL;
+    const stx_rows_layer *y;
+    stx_tensor *t;
+    size_t T, d, e, old;
+    if (mask) *mask = NULL;
+    if (!stx_ok(x) || !h || !stx__rows_fit(s, "stx_rows_evicted", l, h, pad)) return NULL;
+    STX__NEED(x, !s->all, STX_ERR_ARG, "stx_rows_evicted: fixed rows are replaced, none falls out");
+    y = &s->layer[l];
+    T = h->dim[1]; d = y->width;
+    if (y->real + T <= keep) return NULL;
+    e = y->real + T - keep;
+    old = STX__MIN(e, y->real);
+    t = stx_new(x, s->B, e, d, 0);
+    if (!t) return NULL;
+    if (old) STX_RUN(x, stx_copy2d, (x, t->data, e * d, y->data, y->real * d, s->B, old * d, 0));
+    if (e > old) STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, old * d), e * d, h->data, T * d, s->B, (e - old) * d, 0));
+    if (mask && ((old && y->masked) || (pad && e > old)))
+        *mask = stx__rows_ids(x, stx__rows_masks(x, s->B, y, 0, old, pad, 0, e - old), s->B, e);
+    return t;
+}
+
+// >>rows: streams
+
+/* Stream b of layer l: its rows from `first` on, n of them, are missing from now on */
+static void stx__rows_lose(stx_rows *s, size_t l, int32_t *mask, size_t b, size_t first, size_t n) {
+    stx_rows_layer *y = &s->layer[l];
+    size_t i;
+    /* zeros also where they do not exist: a number that is none would reach gradients by 0 NaN */
+    if (n) STX_RUN(s->ctx, stx_fill, (s->ctx, stx_at(s->ctx, y->data, (b * y->real + first) * y->width), n * y->width, 0));
+    for (i = 0; !s->desc.zeros && i < n; i++) mask[b * y->real + first + i] = 1;
+}
+STX_DEF void stx_rows_reset_stream(stx_rows *s, size_t b) {
+    stx_ctx *x = s ? s->ctx : NULL;
+    size_t l;
+    if (!stx_ok(x)) return;
+    if (b >= s->B) { stx_fail(x, STX_ERR_ARG, "stx_rows_reset_stream: stream %zu, want less than %zu", b, s->B); return; }
+    for (l = 0; l < s->desc.layers; l++) {
+        stx_rows_layer *y = &s->layer[l];
+        int32_t *mask;
+        if (s->all) STX_RUN(x, stx_fill, (x, stx_at(x, y->data, b * y->width), y->width, 0));
+        if (s->all || !y->real || !y->width) continue;
+        mask = stx__rows_masks(x, s->B, y, 0, y->real, NULL, 0, 0);
+        if (!mask) return;
+        stx__rows_lose(s, l, mask, b, 0, y->real);
+        if (!stx__rows_set_mask(s, l, mask, y->real)) return;
+    }
+}
+STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c, size_t n) {
+    stx_ctx *x = to ? to->ctx : NULL;
+    size_t l, k;
+    if (!stx_ok(x) || !from) return 0;
+    if (from->ctx != x || from->desc.layers != to->desc.layers || !from->all != !to->all || n > to->B || b > to->B - n
+        || n > from->B || c > from->B - n || (to == from && b < c + n && c < b + n)) {
+        stx_fail(x, STX_ERR_ARG, "stx_rows_copy: %zu streams from %zu of %zu to %zu of %zu: want streams that there are, the same "
+                 "context and layers, and no overlap", n, c, from->B, b, to->B);
+        return 0;
+    }
+    for (l = 0; l < to->desc.layers && n; l++) {
+        const stx_rows_layer *f = &from->layer[l];
+        stx_rows_layer *t = &to->layer[l];
+        size_t d = t->width, rows = f->real, had = t->real, most = n == to->B ? rows : STX__MAX(rows, had);
+        int32_t *mask, *m;
+        if (f->width != d) {
+            stx_fail(x, STX_ERR_ARG, "stx_rows_copy: layer %zu is %zu wide in one and %zu in the other", l, f->width, d);
+            return 0;
+        }
+        if (!d) continue;
+        if (to->all) {
+            STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, b * d), n * d, stx_at(x, f->data, c * d), n * d, 1, n * d, 0));
+            continue;
+        }
+        mask = (int32_t *)stx_step_alloc(x, stx_bytes_of(to->B, most + !most, sizeof *mask));
+        m = stx__rows_masks(x, from->B, f, 0, rows, NULL, 0, 0);
+        if (!mask || !m) return 0;
+        memset(mask, 0, to->B * most * sizeof *mask);
+        if (most > had && had && n < to->B) {       /* those that stay move to the newest places */
+            stx_real *old = stx_step_numbers(x, stx_bytes_of(to->B, had, d));
+            if (!old) return 0;
+            STX_RUN(x, stx_copy2d, (x, old, to->B * had * d, t->data, to->B * had * d, 1, to->B * had * d, 0));
+            if (!stx__rows_room(to, l, most, 0)) { t->real = 0; return 0; }
+            STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, (most - had) * d), most * d, old, had * d, to->B, had * d, 0));
+        } else if (!stx__rows_room(to, l, most, n < to->B)) { t->real = 0; return 0; }
+        for (k = 0; k < to->B && t->masked && had <= most; k++)
+            memcpy(mask + k * most + (most - had), t->pad + k * had, had * sizeof *mask);
+        t->real = most;
+        for (k = 0; k < to->B && n < to->B; k++) stx__rows_lose(to, l, mask, k, 0, most - had);
+        for (k = 0; k < n; k++) {
+            memset(mask + (b + k) * most, 0, most * sizeof *mask);
+            stx__rows_lose(to, l, mask, b + k, 0, most - rows);
+            if (rows) memcpy(mask + (b + k) * most + (most - rows), m + (c + k) * rows, rows * sizeof *mask);
+        }
+        if (rows) STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, (b * most + most - rows) * d), most * d,
+                                          stx_at(x, f->data, c * rows * d), rows * d, n, rows * d, 0));
+        t->rows = n == to->B ? f->rows : STX__MAX(t->rows, f->rows);
+        if (!stx__rows_set_mask(to, l, mask, most)) return 0;
+    }
+    return stx_ok(x);
+}
+STX_DEF int stx_rows_get(const stx_rows *s, size_t l, stx_real *out) {
+    stx_ctx *x = s ? s->ctx : NULL;
+    if (!stx_ok(x)) return 0;
+    if (l >= s->desc.layers) { stx_fail(x, STX_ERR_ARG, "stx_rows_get: layer %zu, want less than %zu", l, s->desc.layers); return 0; }
+    stx_fetch(x, out, s->layer[l].data, s->B * s->layer[l].real * s->layer[l].width);
+    return stx_ok(x);
+}
+STX_DEF int stx_rows_set(stx_rows *s, size_t l, size_t rows, const stx_real *in, size_t n) {
+    stx_ctx *x = s ? s->ctx : NULL;
+    stx_rows_layer *y;
+    if (!stx_ok(x)) return 0;
+    if (l >= s->desc.layers) { stx_fail(x, STX_ERR_ARG, "stx_rows_set: layer %zu, want less than %zu", l, s->desc.layers); return 0; }
+    y = &s->layer[l];
+    if (n > rows || (s->desc.most && rows > s->desc.most) || (rows != n && !s->desc.whole) || (s->all && n != 1) || (n && !in)) {
+        stx_fail(x, STX_ERR_ARG, "stx_rows_set: n %zu of %zu rows%s: want n <= rows <= %zu, and numbers to read", n, rows,
+                 in ? "" : ", in NULL",
+                 s->all ? (size_t)1 : s->desc.most ? s->desc.most : n);
+        return 0;
+    }
+    if (s->all) { stx_put(x, y->data, in, s->B * y->width); return stx_ok(x); }
+    y->real = 0;
+    y->rows = rows;
+    y->masked = 0;
+    if (n && !stx__rows_room(s, l, n, 0)) return 0;
+    if (n) stx_put(x, y->data, in, s->B * n * y->width);
+    if (stx_ok(x)) y->real = n;
+    return stx_ok(x);
+}
+
+// >>rows: files
+
+/* "<prefix><what>" or, unless l is SIZE_MAX, "<prefix><what><l>" */
+static const char *stx__rows_name(char *name, size_t room, const char *prefix, const char *what, size_t l) {
+    if (l == SIZE_MAX) snprintf(name, room, "%s%s", prefix, what); else snprintf(name, room, "%s%s%zu", prefix, what, l);
+    return name;
+}
+static int stx__rows_prefix(stx_ctx *x, const char *prefix) {
+    if (prefix && strlen(prefix) <= 80) return 1;
+    stx_fail(x, STX_ERR_ARG, "stx_rows: a prefix of %zu letters, want at most 80", prefix ? strlen(prefix) : 0);
+    return 0;
+}
+STX_DEF int stx_rows_save(stx_writer *w, const stx_rows *s, const char *prefix) {
+    size_t l, dim[3], one;
+    char name[128];
+    if (!s || !stx_ok(s->ctx) || !stx__rows_prefix(s->ctx, prefix)) return 0;
+    if (s->all) {
+        dim[0] = s->desc.layers; dim[1] = s->B; dim[2] = s->desc.width;
+        return stx_writer_add_numbers(w, prefix, 3, dim, s->all);
+    }
+    for (one = 0; one < s->desc.layers && !s->layer[one].width; one++) {}      /* the layer that speaks for all with as_one */
+    if (s->desc.as_one && !stx_writer_meta_u64(w, stx__rows_name(name, sizeof name, prefix, "rows", SIZE_MAX), stx_rows_most(s))) return 0;
+    for (l = 0; l < s->desc.layers; l++) {
+        const stx_rows_layer *y = &s->layer[l];
+        int as_one = s->desc.as_one;
+        dim[0] = s->B; dim[1] = y->real; dim[2] = y->width;
+        if (!as_one && (!stx_writer_meta_u64(w, stx__rows_name(name, sizeof name, prefix, "rows.", l), y->rows) ||
+                        !stx_writer_meta_u64(w, stx__rows_name(name, sizeof name, prefix, "real.", l), y->real))) return 0;
+        if (!y->real || !y->width) continue;
+        if (y->masked && (!as_one || l == one) &&
+            !stx_writer_add(w, stx__rows_name(name, sizeof name, prefix, as_one ? "pad" : "pad.", as_one ? SIZE_MAX : l),
+                STX_I32, 2, dim, y->pad)) return 0;
+        if (!stx_writer_add_numbers(w, stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l), 3, dim, y->data)) return 0;
+    }
+    return 1;
+}
+/* The entry if it has these dimensions; NULL and an error if not */
+static const stx_entry *stx__rows_entry(stx_ctx *x, const stx_file *f, const char *name, size_t d0, size_t d1, size_t d2) {
+    const stx_entry *e = stx_file_find(f, name);
+    if (e && e->ndim == 3 && e->dim[0] == d0 && e->dim[1] == d1 && e->dim[2] == d2) return e;
+    stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" is %s, want (%zu,%zu,%zu): give the number of streams (batch size) and the model that the "
+             "file was made with", name, e ? "of another shape" : "not there", d0, d1, d2);
+    return NULL;
+}
+/* Counts of layer l in a file, and that what they promise is there; 0 and an error if not */
+static int stx__rows_look(const stx_rows *s, const stx_file *f, const char *prefix, size_t l, uint64_t *rows, uint64_t *real) {
+    stx_ctx *x = s->ctx;
+    size_t width = s->layer[l].width, most = s->desc.most ? s->desc.most : (size_t)1 << 31;
+    char name[128];
+    const stx_entry *pad;
+    int as_one = s->desc.as_one;
+    if (!stx_file_meta_u64(x, f, stx__rows_name(name, sizeof name, prefix, as_one ? "rows" : "rows.", as_one ? SIZE_MAX : l),
+        rows)) return 0;
+    if (*rows > most) {
+        stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu, more than the %zu that there can be: the file is damaged", name,
+            (unsigned long long)*rows, most);
+        return 0;
+    }
+    *real = *rows;
+    if (!as_one && !stx_file_meta_u64(x, f, stx__rows_name(name, sizeof name, prefix, "real.", l), real)) return 0;
+    if (!*real || !width) return 1;
+    if (*real > *rows) {
+        stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu of %llu rows: the file is damaged", name, (unsigned long long)*real,
+            (unsigned long long)*rows);
+        return 0;
+    }
+    if (!stx__rows_entry(x, f, stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l), s->B, (size_t)*real, width)) return 0;
+    pad = stx_file_find(f, stx__rows_name(name, sizeof name, prefix, as_one ? "pad" : "pad.", as_one ? SIZE_MAX : l));
+    if (!pad || (pad->ndim == 2 && pad->dim[0] == s->B && pad->dim[1] == *real)) return 1;
+    stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" is of another shape, want (%zu,%zu): the file is damaged", name, s->B, (size_t)*real);
+    return 0;
+}
+static int stx__rows_take(stx_rows *s, const stx_file *f, const char *prefix, size_t l) {
+    stx_ctx *x = s->ctx;
+    stx_rows_layer *y = &s->layer[l];
+    int as_one = s->desc.as_one, good;
+    char name[128];
+    uint64_t rows, real;
+    size_t i, N;
+    const stx_entry *e;
+    int64_t *v;
+    int32_t *m;
+    if (!stx__rows_look(s, f, prefix, l, &rows, &real)) return 0;
+    if (!y->width) return 1;
+    if (real && !stx__rows_room(s, l, (size_t)real, 0)) return 0;
+    e = stx_file_find(f, stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l));
+    if (real && !stx_entry_put(e, y->data, e->count)) return 0;
+    y->rows = (size_t)rows;
+    y->real = (size_t)real;
+    e = stx_file_find(f, stx__rows_name(name, sizeof name, prefix, as_one ? "pad" : "pad.", as_one ? SIZE_MAX : l));
+    if (!real || !e) return 1;
+    N = s->B * y->real;
+    v = (int64_t *)stx_block(x, stx_bytes_of(N, 1, sizeof *v));
+    m = (int32_t *)stx_block(x, stx_bytes_of(N, 1, sizeof *m));
+    good = v && m && stx_entry_get_i64(e, v, N);
+    for (i = 0; good && i < N; i++) m[i] = v[i] != 0;
+    good = good && stx__rows_set_mask(s, l, m, y->real);
+    stx_block_free(x, v);
+    stx_block_free(x, m);
+    return good;
+}
+STX_DEF int stx_rows_load(stx_rows *s, const stx_file *f, const char *prefix) {
+    stx_ctx *x = s ? s->ctx : NULL;
+    size_t l, any = 0;
+    uint64_t rows, real = 0;
+    int good = 1;
+    if (!stx_ok(x) || !f || !stx__rows_prefix(x, prefix)) return 0;
+    if (s->all) {
+        const stx_entry *e = stx__rows_entry(x, f, prefix, s->desc.layers, s->B, s->desc.width);
+        return e && stx_entry_put(e, s->all, e->count);
+    }
+    stx__rows_forget(s);
+    for (l = 0; good && l < s->desc.layers; l++) {
+        good = stx__rows_look(s, f, prefix, l, &rows, &real);
+        any += s->layer[l].width;
+    }
+    if (good && s->desc.as_one && real && !any) {
+        stx_fail(x, STX_ERR_FORMAT, "metadata \"%srows\" is %llu, and no layer keeps any: the file is damaged, or of a model with "
+                 "a memory in other layers", prefix, (unsigned long long)real);
+        good = 0;
+    }
+    for (l = 0; good && l < s->desc.layers; l++) good = stx__rows_take(s, f, prefix, l);
+    if (!good) stx__rows_forget(s);
+    return good;
+}
+STX_DEF uint64_t stx_rows_key(const stx_rows *s, uint64_t key) {
+    size_t l;
+    if (!s) return key;
+    key = stx_key_add(key, (uint64_t)(uintptr_t)s->all);
+    for (l = 0; l < s->desc.layers && !s->all; l++) {
+        const stx_rows_layer *y = &s->layer[l];
+        key = stx_key_add(stx_key_add(stx_key_add(stx_key_add(key, y->rows), y->real), (uint64_t)(uintptr_t)y->data), (uint64_t)y->masked);
+    }
+    return key;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>cache: rows and attention
+
+STX_DEF stx_cache *stx_cache_create(stx_ctx *x, size_t layers, size_t B, size_t V) {
+    stx_cache *c;
+    if (!stx_ok(x)) return NULL;
+    STX__NEED(x, layers && B && V, STX_ERR_ARG, "stx_cache_create: %zu layers, %zu streams, %zu words, want at least one of each",
+              layers, B, V);
+    c = (stx_cache *)stx_block(x, sizeof *c);
+    if (!c) return NULL;
+    c->ctx = x;
+    c->B = B; c->V = V; c->layers = layers;
+    c->chunk = 64;
+    c->layer = (stx_cache_layer *)stx_block(x, stx_bytes_of(layers, sizeof *c->layer, 1));
+    c->out = (stx_real *)stx_block(x, stx_bytes_of(B, V, sizeof *c->out));
+    if (stx_ok(x)) return c;
+    stx_cache_free(c);
+    return NULL;
+}
+STX_DEF void stx_cache_free(stx_cache *c) {
+    size_t l;
+    if (!c) return;
+    for (l = 0; c->layer && l < c->layers; l++) {
+        stx_block_numbers_free(c->ctx, c->layer[l].k);
+        stx_block_numbers_free(c->ctx, c->layer[l].v);
+    }
+    stx_block_free(c->ctx, c->layer);
+    stx_block_free(c->ctx, c->out);
+    stx_block_free(c->ctx, c);
+}
+STX_DEF void stx_cache_reset(stx_cache *c) {
+    size_t l;
+    for (l = 0; c && l < c->layers; l++) c->layer[l].len = 0;
+}
+STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, int both) {
+    stx_ctx *x = c ? c->ctx : NULL;
+    stx_cache_layer *y;
+    size_t rows, width = both ? 2 * C : C;
+    if (!stx_ok(x)) return 0;
+    if (l >= c->layers || !window || !C || window > SIZE_MAX / 4) {
+        stx_fail(x, STX_ERR_ARG, "stx_cache_window: layer %zu of %zu, window %zu, %zu channels: want a layer that there is, and at "
+                 "least one of each", l, c->layers, window, C);
+        return 0;
+    }
+    y = &c->layer[l];
+    rows = 2 * window + c->chunk;
+    y->window = window;
+    y->len = 0;
+    both = both != 0;
+    if (rows <= y->capacity && width == y->width && both == y->both) return 1;
+    stx_block_numbers_free(x, y->k);
+    stx_block_numbers_free(x, y->v);
+    y->k = y->v = NULL;
+    y->capacity = 0;
+    y->width = width;
+    y->both = both;
+    y->k = stx_block_numbers(x, stx_bytes_of(c->B, rows, width));
+    if (!both) y->v = stx_block_numbers(x, stx_bytes_of(c->B, rows, width));
+    if (!stx_ok(x)) return 0;
+    y->capacity = rows;
+    return 1;
+}
+/* Rows (B,t,width) behind those of a buffer, whose last `have` stay. When it is full they move to its front: rows that stay
+   and rows that go never overlap, for the buffer is at least 2 have + t long. */
+static void stx__cache_append(stx_ctx *x, stx_real *buf, const stx_cache_layer *y, size_t have, const stx_tensor *rows) {
+    size_t B = rows->dim[0], n = rows->dim[1] * y->width, len = y->len, all = y->capacity * y->width;
+    if (len + rows->dim[1] > y->capacity) {
+        STX_RUN(x, stx_copy2d, (x, buf, all, stx_at(x, buf, (len - have) * y->width), all, B, have * y->width, 0));
+        len = have;
+    }
+    STX_RUN(x, stx_copy2d, (x, stx_at(x, buf, len * y->width), all, rows->data, n, B, n, 0));
+}
+/* The rows of a buffer from `first` on as a tensor of S rows; batches are further apart than its shape says */
+static stx_tensor *stx__cache_view(stx_ctx *x, const stx_tensor *like, const stx_real *buf, size_t first, size_t S) {
+    stx_tensor *t = stx__view(x, (stx_tensor *)(uintptr_t)like);
+    if (!t) return NULL;
+    t->data = stx_at(x, buf, first * like->dim[2]);
+    t->dim[1] = S;
+    t->size = like->dim[0] * S * like->dim[2];
+    return t;
+}
+STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in, const stx_attention_desc *desc) {
+    stx_ctx *x = c ? c->ctx : NULL;
+    stx_cache_layer *y;
+    stx_attention_in a;
+    stx_attention_desc d;
+    const stx_tensor *k;
+    size_t have, t;
+    char s[96];
+    if (!stx_ok(x) || !in || !desc || !in->q || (!in->kv && (!in->k || !in->v))) return NULL;
+    STX__NEED(x, l < c->layers && c->layer[l].capacity, STX_ERR_ARG, "stx_cache_attention: layer %zu has no window: stx_cache_window", l);
+    STX__NEED(x, !stx_training(x), STX_ERR_ARG, "stx_cache_attention: no gradient passes kept keys: stx_begin(x, STX_EVAL)");
+    STX__NEED(x, !desc->not_causal && !in->pad && desc->first_key <= 0, STX_ERR_ARG,
+        "stx_cache_attention: want causal attention without pad and first_key above 0");
+    y = &c->layer[l];
+    k = in->kv ? in->kv : in->k;
+    t = in->q->ndim == 3 ? in->q->dim[1] : 0;
+    STX__NEED(x, (in->kv != NULL) == y->both && t && t <= c->chunk && k->ndim == 3 && k->dim[0] == c->B && k->dim[1] == t
+              && k->dim[2] == y->width && (in->kv || stx__same(in->k, in->v)), STX_ERR_SHAPE,
+              "stx_cache_attention: %s %s of %zu queries: want (%zu,t,%zu) of all of them, t at most %zu",
+              in->kv ? "kv" : "k", stx__shape(k, s), t, c->B, y->width, c->chunk);
+    have = STX__MIN(y->len, y->window);
+    stx__cache_append(x, y->k, y, have, k);
+    if (!in->kv) stx__cache_append(x, y->v, y, have, in->v);
+    if (y->len + t > y->capacity) y->len = have;
+    y->len += t;
+    a = *in;
+    d = *desc;
+    if (!d.span || d.span > y->window) d.span = y->window;
+    if (in->kv) a.kv = stx__cache_view(x, k, y->k, y->len - t - have, have + t);
+    else {
+        a.k = stx__cache_view(x, k, y->k, y->len - t - have, have + t);
+        a.v = stx__cache_view(x, k, y->v, y->len - t - have, have + t);
+    }
+    return stx__attention(x, &a, &d, y->capacity * y->width);
+}
+STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_words *w, const int32_t *ids, size_t n, int scores,
+    stx_feed_fn fn, void *user) {
+    stx_ctx *x = c ? c->ctx : NULL;
+    stx_tensor *h = NULL, *y;
+    size_t at, b, t = 0;
+    if (!stx_ok(x) || !w || !fn) return NULL;
+    STX__NEED(x, ids && n, STX_ERR_ARG, "stx_cache_feed: no tokens, want at least one a stream");
+    STX__NEED(x, w->desc.vocab == c->V, STX_ERR_ARG, "stx_cache_feed: %zu words, made for %zu", w->desc.vocab, c->V);
+    for (at = 0; at < n; at += t) {
+        stx_ids *part;
+        int32_t *copy;
+        t = STX__MIN(c->chunk, n - at);
+        stx_begin(x, STX_EVAL);
+        copy = (int32_t *)stx_step_alloc(x, c->B * t * sizeof *copy);
+        if (!copy) return NULL;
+        for (b = 0; b < c->B; b++) memcpy(copy + b * t, ids + b * n + at, t * sizeof *copy);
+        part = stx_tokens(x, copy, c->B, t);
+        h = part ? fn(user, part) : NULL;
+        if (!h) return NULL;
+    }
+    if (t > 1) h = stx_slice(x, h, t - 1, t);
+    y = scores ? stx_words_scores(w, h) : stx_words_log_probs(w, h);
+    if (!y) return NULL;
+    stx_get(x, y, c->out);
+    return stx_ok(x) ? c->out : NULL;
 }
 
 STX__STRICT_OFF

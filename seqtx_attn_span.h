@@ -123,7 +123,7 @@
            for (int i = 0; i < 41; i++) text[i] = i * i % 7;
            half(model, text, old);
            for (size_t l = 0; stx_ok(x) && l < d.layers; l++) {
-               size_t rows = old->rows[l], n = old->real[l];
+               size_t rows = old->rows->layer[l].rows, n = old->rows->layer[l].real;
                stx_real *row = (stx_real *)malloc(old->B * n * d.dim * sizeof *row);      // (B,n,dim): send it where it is wanted
                if (row && stx_span_state_get(old, l, row)) stx_span_state_set(other, l, rows, row, n);
                free(row);
@@ -262,8 +262,7 @@ typedef struct stx_span {
     stx_span_desc   desc;                   /* resolved */
     stx_params     *params;
     stx_tensor     *key_pe;                 /* (L,D): row L-t is E_t */
-    stx_tensor     *in_emb, *out_w, *out_b; /* (V,d) (V,d) (V); NULL with adapt_io */
-    stx_adaptive    in, out;                /* in: adapt_io only; out: without it, out_w and out_b as one cluster */
+    stx_words      *words;                  /* embedding and output: words->in_emb, .. */
     stx_span_layer *layer;
     stx_picked     *spans;                  /* z of all layers; adapt_span only */
 } stx_span;
@@ -272,7 +271,7 @@ typedef struct stx_span {
    sense. */
 STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *d);
 STX_DEF stx_params *stx_span_params(stx_span *m);
-/* Number of parameters that a desc gives (tied ones once), without making them; 0 when it is not valid. */
+/* Number of parameters that a desc gives (tied ones once), without making them; 0 when it is not valid, SIZE_MAX: as many or more. */
 STX_DEF size_t stx_span_count(const stx_span_desc *d);
 
 // >>model: memory --------------------------------------------------------------------------------------------------
@@ -282,24 +281,22 @@ STX_DEF size_t stx_span_count(const stx_span_desc *d);
 typedef struct stx_span_state {
     stx_span  *model;
     size_t     B;
-    size_t    *rows;        /* per layer: length of the cache. Starts at C and follows the span; where the text is shorter than that,
-                               its oldest rows were never written: they are zeros with literal_memory, else they do not exist */
-    size_t    *real;        /* ... of which this many, the newest, were written: only they are stored */
-    size_t    *capacity;    /* ... numbers that cache[l] has room for */
-    stx_real **cache;       /* ... (B, real, d), oldest first */
+    stx_rows  *rows;        /* inputs of each layer, (B, real, d), real: those that were written. layer[l].rows: length of the
+                               cache. It starts at C and follows the span; where the text is shorter, its oldest rows are zeros
+                               with literal_memory, else they do not exist */
 } stx_span_state;
 
 STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B);
 STX_DEF void stx_span_state_free(stx_span_state *s);
-STX_DEF void stx_span_state_reset(stx_span_state *s);       /* forgets all; the sizes follow the spans of now */
-/* The memory of layer l in the caller's hands (see "Handing over a memory" in the manual). get: its s->real[l] rows, (B, real, d), oldest
-   first, to the host. set: replaces it by n such rows from the host, n <= rows <= L; rows: the other state's rows[l],
-   or stx_span_cache(m, l) for a memory made by hand. 1, or 0 and an error; the state is then as it was, or empty in
-   layer l when there was no memory. */
+STX_DEF void stx_span_state_reset(stx_span_state *s);       /* forgets all; the sizes follow the spans of now. In error nothing */
+STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t b);      /* forgets stream b alone: another text begins there */
+/* The memory of layer l in the caller's hands (see "Handing over a memory" in the manual). get: its s->rows->layer[l].real
+   rows, (B, real, d), oldest first, to the host. set: replaces it by n such rows from the host, n <= rows <= L; rows: the
+   other state's layer[l].rows, or stx_span_cache(m, l) for a memory made by hand. 1, or 0 and an error; the state is then as
+   it was, or empty in layer l when there was no memory. Splitting and joining batches: stx_rows_copy. */
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out);
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in, size_t n);
-/* In a checkpoint: entries "<prefix><l>" and metadata "<prefix>rows.<l>", "<prefix>real.<l>". load fills a state of the same B;
-   1, or 0 and an error (the state is then empty). */
+/* In a checkpoint, see stx_rows_save. load fills a state of the same B; 1, or 0 and an error (the state is then empty). */
 STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix);
 STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char *prefix);
 
@@ -339,12 +336,8 @@ STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max);
    parameters have changed. */
 typedef struct stx_span_gen {
     stx_span  *model;
-    size_t     B, chunk;
-    size_t    *window;      /* per layer: S */
-    size_t    *capacity;    /* ... rows of room in keys and values */
-    size_t    *len;         /* ... rows used */
-    stx_real **keys, **values;   /* ... (B, capacity, d), on the device */
-    stx_real  *out;         /* (B,V), on the host */
+    size_t     B;
+    stx_cache *cache;       /* of every layer, its window */
 } stx_span_gen;
 
 STX_DEF stx_span_gen *stx_span_gen_create(stx_span *m, size_t B);
@@ -353,6 +346,9 @@ STX_DEF void stx_span_gen_reset(stx_span_gen *g);           /* empty memory, spa
 /* Feeds ids (B,n), n >= 1, and returns log p (B,V) of the token after the last of them, in host memory: what stx_sample wants.
    They stay until the next call. Calls stx_begin(x, STX_EVAL): not between a forward and its backward. */
 STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, size_t n);
+/* The model for programs that take any family; its windows are those of the spans, so that a window other than 0 is refused. All NULL
+   for NULL. */
+STX_DEF stx_lm stx_span_lm(stx_span *m);
 
 #ifdef __cplusplus
 }
@@ -374,12 +370,25 @@ static int stx__span_bad(stx_ctx *x, const char *what, double got, const char *w
     stx_fail(x, STX_ERR_ARG, "stx_span_create: %s is %g, want %s", what, got, want);
     return 0;
 }
+/* Initialisers of embedding and output: PyTorch's, n(0,1) for tables and U(1/sqrt(columns)) for all else */
+static void stx__span_words(const stx_span_desc *d, stx_words_desc *w) {
+    memset(w, 0, sizeof *w);
+    w->vocab = d->vocab; w->dim = d->dim;
+    w->in = w->out = d->adapt_io ? STX_WORDS_ADAPTIVE : STX_WORDS_PLAIN;
+    w->share_tables = w->share_projs = d->adapt_io && d->adapt_io_tied;
+    w->divval = d->divval; w->cutoffs = d->adapt_io ? d->cutoffs : 0; w->forward_columns = d->forward_columns;
+    memcpy(w->cutoff, d->cutoff, sizeof w->cutoff);
+    w->table.kind = STX_NORMAL;
+    w->table.a = 1;
+    if (d->fairseq_init && !d->adapt_io) w->table.rule = STX_INIT_FAN_IN;
+    w->out_table.kind = STX_UNIFORM;
+    w->out_table.a = 1;
+    w->out_table.rule = STX_INIT_FAN_IN;
+    w->proj = w->bias = w->cluster = w->cluster_bias = w->out_table;
+}
 /* Fills in the defaults and checks; 0 and an error (if x) when the desc makes no sense. */
-static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_desc *d) {
-    static const size_t usual[3] = {20000, 40000, 200000};
+static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_desc *d, stx_words_desc *words) {
     const size_t most = (size_t)1 << 31;
-    size_t i;
-    double width;
     *d = *from;
     if (!d->layers) d->layers = 8;
     if (!d->dim) d->dim = 256;
@@ -387,8 +396,6 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
     if (!d->inner) d->inner = d->dim < most ? 4 * d->dim : d->dim;
     if (!d->span) d->span = 1024;
     if (d->ramp == 0) d->ramp = 32;
-    if (d->divval == 0) d->divval = 4;
-    if (!d->vocab || d->vocab > most) return stx__span_bad(x, "vocab", (double)d->vocab, "1 to 2^31");
     if (d->layers > 4096) return stx__span_bad(x, "layers", (double)d->layers, "1 to 4096");
     if (d->dim > most / 4) return stx__span_bad(x, "dim", (double)d->dim, "at most 2^29");
     if (d->heads > 256 || d->dim % d->heads) {
@@ -413,45 +420,23 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
     }
     if (!(d->dropout >= 0 && d->dropout < 1)) return stx__span_bad(x, "dropout", d->dropout, "0 <= p < 1");
     if (!(d->emb_dropout >= 0 && d->emb_dropout < 1)) return stx__span_bad(x, "emb_dropout", d->emb_dropout, "0 <= p < 1");
-    if (d->adapt_io) {
-        if (!(d->divval > 1 && d->divval < 1e6)) return stx__span_bad(x, "divval", d->divval, "more than 1");
-        if (!d->cutoffs) for (i = 0; i < 3 && usual[i] < d->vocab; i++) d->cutoff[d->cutoffs++] = usual[i];
-        if (d->cutoffs > STX_MAX_CLUSTERS - 1) return stx__span_bad(x, "cutoffs", (double)d->cutoffs, "at most 7");
-        width = (double)d->dim;
-        for (i = 0; i < d->cutoffs; i++) {
-            if (d->cutoff[i] <= (i ? d->cutoff[i - 1] : 0) || d->cutoff[i] >= d->vocab) {
-                stx_fail(x, STX_ERR_ARG, "stx_span_create: cutoff %zu (number %zu): cutoffs rise and stay below the vocabulary of %zu",
-                         d->cutoff[i], i + 1, d->vocab);
-                return 0;
-            }
-            width /= d->divval;
-            if (width < 1)
-                return stx__span_bad(x, "dim / divval^cutoffs", width, "1 or more: use fewer cutoffs, a smaller divval or a larger dim");
-        }
-    }
+    stx__span_words(d, words);
+    if (!stx_words_resolve(x, "stx_span_create", words, words)) return 0;
+    d->divval = words->divval;
+    d->cutoffs = words->cutoffs;
+    memcpy(d->cutoff, words->cutoff, sizeof d->cutoff);
     return 1;
-}
-static size_t stx__span_width(const stx_span_desc *d, size_t cluster) {
-    return (size_t)floor((double)d->dim / pow(d->divval, (double)cluster));
 }
 
 STX_DEF size_t stx_span_count(const stx_span_desc *desc) {
     stx_span_desc d;
-    size_t n, layer, i, start = 0;
-    if (!desc || !stx__span_resolve(NULL, desc, &d)) return 0;
-    n = d.dim / d.heads * d.span;
-    if (!d.adapt_io) n += 2 * d.vocab * d.dim + d.vocab;
-    else {
-        for (i = 0; i <= d.cutoffs; i++) {
-            size_t end = i < d.cutoffs ? d.cutoff[i] : d.vocab, w = stx__span_width(&d, i);
-            n += (d.adapt_io_tied ? 1 : 2) * ((end - start) * w + d.dim * w) + (end - start);
-            start = end;
-        }
-        n += d.cutoffs * (d.dim + 1);
-    }
-    layer = 4 * d.dim * d.dim + 2 * d.dim + (!d.adapt_span ? 0 : d.span_per_layer ? 1 : d.heads);
-    layer += d.pers ? 2 * d.pers * d.dim : 2 * d.dim * d.inner + d.inner + 3 * d.dim;
-    return n + d.layers * layer;
+    stx_words_desc words;
+    size_t n, layer;
+    if (!desc || !stx__span_resolve(NULL, desc, &d, &words)) return 0;
+    n = stx_size_add(stx_words_count(&words), d.dim / d.heads, d.span);
+    layer = stx_size_add(2 * d.dim + (!d.adapt_span ? 0 : d.span_per_layer ? 1 : d.heads), 4 * d.dim, d.dim);
+    layer = d.pers ? stx_size_add(layer, 2 * d.pers, d.dim) : stx_size_add(stx_size_add(layer, 2 * d.dim + 1, d.inner), 3, d.dim);
+    return stx_size_add(n, d.layers, layer);
 }
 
 static stx_tensor *stx__span_param(stx_span *m, size_t l, const char *name, int init, double a, size_t d0, size_t d1, size_t d2) {
@@ -459,24 +444,20 @@ static stx_tensor *stx__span_param(stx_span *m, size_t l, const char *name, int 
     snprintf(full, sizeof full, "layers.%zu.%s", l, name);
     return stx_param(m->params, init, a, full, d0, d1, d2, 0);
 }
-static stx_tensor *stx__span_io(stx_span *m, const char *name, size_t i, double bound, int init, size_t d0, size_t d1) {
-    char full[96];
-    snprintf(full, sizeof full, "%s.%zu", name, i);
-    return stx_param(m->params, init, bound, full, d0, d1, 0, 0);
-}
-/* Initialisers: those of PyTorch's Linear, U(1/sqrt(columns)) for weight and bias, and Embedding, n(0,1); persistent keys
+/* Initialisers: those of PyTorch's Linear, U(1/sqrt(columns)) for weight and bias, and Embedding (stx__span_words); persistent keys
    n(0, 1/sqrt(D)) and values n(0, 1/sqrt(N)). fairseq_init: the projections are Xavier-normal, the feed-forward's weights
    Xavier-uniform, the embedding n(0, 1/sqrt(d)). */
 STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
     stx_span *m;
     stx_span_desc *d;
-    size_t l, i, D, start;
+    stx_words_desc words;
+    size_t l, D;
     double sd, sf, ff;
     int proj;
     if (!stx_ok(x)) return NULL;
     if (!desc) { stx_fail(x, STX_ERR_ARG, "stx_span_create: no desc; at least vocab is needed"); return NULL; }
     m = (stx_span *)stx_persist(x, sizeof *m);
-    if (!m || !stx__span_resolve(x, desc, &m->desc)) return NULL;
+    if (!m || !stx__span_resolve(x, desc, &m->desc, &words)) return NULL;
     d = &m->desc;
     m->ctx = x;
     m->params = stx_params_create(x);
@@ -488,39 +469,7 @@ STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
     ff = sqrt(6 / ((double)d->dim + (double)d->inner));
     proj = d->fairseq_init ? STX_NORMAL : STX_UNIFORM;      /* Xavier: sqrt(2 / (d + d)), which is 1/sqrt(d) again */
     m->key_pe = stx_param(m->params, STX_NORMAL, 1, "key_pe", d->span, D, 0, 0);
-    if (!d->adapt_io) {
-        m->in_emb = stx_param(m->params, STX_NORMAL, d->fairseq_init ? sd : 1, "in_emb.weight", d->vocab, d->dim, 0, 0);
-        m->out_w = stx_param(m->params, STX_UNIFORM, sd, "out_emb.weight", d->vocab, d->dim, 0, 0);
-        m->out_b = stx_param(m->params, STX_UNIFORM, sd, "out_emb.bias", d->vocab, 0, 0, 0);
-        m->out.clusters = 1;
-        m->out.end[0] = d->vocab;
-        m->out.table[0] = m->out_w;
-        m->out.bias[0] = m->out_b;
-    } else {
-        m->in.clusters = m->out.clusters = d->cutoffs + 1;
-        m->out.forward_columns = d->forward_columns;
-        for (i = 0, start = 0; i <= d->cutoffs; i++) {
-            size_t end = i < d->cutoffs ? d->cutoff[i] : d->vocab, w = stx__span_width(d, i);
-            m->in.end[i] = m->out.end[i] = end;
-            m->in.table[i] = m->out.table[i] = stx__span_io(m, "in_emb.tables", i, 1, STX_NORMAL, end - start, w);
-            m->in.proj[i] = m->out.proj[i] = stx__span_io(m, "in_emb.projs", i, 1 / sqrt((double)w), STX_UNIFORM, d->dim, w);
-            start = end;
-        }
-        if (d->cutoffs) {
-            m->out.cluster_w = stx_param(m->params, STX_UNIFORM, sd, "out_emb.cluster.weight", d->cutoffs, d->dim, 0, 0);
-            m->out.cluster_b = stx_param(m->params, STX_UNIFORM, sd, "out_emb.cluster.bias", d->cutoffs, 0, 0, 0);
-        }
-        for (i = 0, start = 0; i <= d->cutoffs; i++) {
-            size_t end = m->out.end[i], w = stx__span_width(d, i);
-            double b = 1 / sqrt((double)w);
-            if (!d->adapt_io_tied) {
-                m->out.table[i] = stx__span_io(m, "out_emb.tables", i, b, STX_UNIFORM, end - start, w);
-                m->out.proj[i] = stx__span_io(m, "out_emb.projs", i, b, STX_UNIFORM, d->dim, w);
-            }
-            m->out.bias[i] = stx__span_io(m, "out_emb.biases", i, b, STX_UNIFORM, end - start, 0);
-            start = end;
-        }
-    }
+    m->words = stx_words_create(m->params, &words);
     for (l = 0; l < d->layers; l++) {
         stx_span_layer *y = &m->layer[l];
         if (d->adapt_span) y->z = stx__span_param(m, l, "attn.span", STX_CONSTANT, d->span_init, d->span_per_layer ? 1 : d->heads, 0, 0);
@@ -597,10 +546,9 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
     for (l = 0; l < m->desc.layers; l++) {
         stx__span_window(m, l, &S, &C);
         h = stx_key_add(stx_key_add(h, S), C);
-        if (s) h = stx_key_add(stx_key_add(stx_key_add(h, s->rows[l]), s->real[l]), (uint64_t)(uintptr_t)s->cache[l]);
     }
-    if (m->desc.adapt_io) h = stx_adaptive_key(stx_adaptive_key(h, &m->in, ids, 0, NULL), &m->out, targets, 1, NULL);
-    return h;
+    h = stx_words_key(m->words, h, ids, targets);
+    return s ? stx_rows_key(s->rows, h) : h;
 }
 
 STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t h) {
@@ -631,157 +579,50 @@ STX_DEF void stx_span_clamp(stx_span *m) {
 STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B) {
     stx_ctx *x = m ? m->ctx : NULL;
     stx_span_state *s;
-    size_t n;
+    stx_rows_desc d;
     if (!stx_ok(x)) return NULL;
     if (!B) { stx_fail(x, STX_ERR_ARG, "stx_span_state_create: no streams, want B >= 1"); return NULL; }
-    n = m->desc.layers;
+    memset(&d, 0, sizeof d);
+    d.layers = m->desc.layers; d.B = B; d.width = m->desc.dim;
+    d.whole = 1;
+    d.zeros = m->desc.literal_memory;
+    d.most = m->desc.span;
     s = (stx_span_state *)stx_block(x, sizeof *s);
     if (!s) return NULL;
     s->model = m;
     s->B = B;
-    s->rows = (size_t *)stx_block(x, 3 * n * sizeof *s->rows);
-    s->cache = (stx_real **)stx_block(x, n * sizeof *s->cache);      /* of addresses on the device */
-    if (!s->rows || !s->cache) return NULL;
-    s->real = s->rows + n;
-    s->capacity = s->real + n;
+    s->rows = stx_rows_create(x, &d);
     stx_span_state_reset(s);
-    return s;
+    return s->rows ? s : NULL;
 }
 STX_DEF void stx_span_state_free(stx_span_state *s) {
-    stx_ctx *x;
-    size_t l;
     if (!s) return;
-    x = s->model->ctx;
-    for (l = 0; l < s->model->desc.layers; l++) stx_block_numbers_free(x, s->cache[l]);
-    stx_block_free(x, s->cache);
-    stx_block_free(x, s->rows);
-    stx_block_free(x, s);
+    stx_rows_free(s->rows);
+    stx_block_free(s->model->ctx, s);
 }
 STX_DEF void stx_span_state_reset(stx_span_state *s) {
-    size_t l, S, C;
-    for (l = 0; s && l < s->model->desc.layers; l++) {
-        stx__span_window(s->model, l, &S, &C);
-        s->rows[l] = C;
-        s->real[l] = 0;
-    }
+    size_t l;
+    if (!s || !stx_ok(s->model->ctx)) return;
+    stx_rows_reset(s->rows);
+    for (l = 0; l < s->model->desc.layers; l++) s->rows->layer[l].rows = stx_span_cache(s->model, l);
 }
-/* Room for rows rows in layer l, half as much again as asked so that a growing span seldom allocates. */
-static int stx__span_room(stx_span_state *s, size_t l, size_t rows) {
-    stx_ctx *x = s->model->ctx;
-    size_t want = stx_bytes_of(s->B, rows, s->model->desc.dim), n;
-    if (want <= s->capacity[l]) return 1;
-    n = stx_bytes_of(s->B, STX__MIN(rows + rows / 2, STX__MAX(rows, s->model->desc.span)), s->model->desc.dim);
-    stx_block_numbers_free(x, s->cache[l]);
-    s->capacity[l] = 0;
-    s->cache[l] = stx_block_numbers(x, n);
-    if (!s->cache[l]) return 0;
-    s->capacity[l] = n;
-    return 1;
-}
-/* New memory of layer l, from its input h (B,T,d): the last min(c, C-T) rows of the old and h, or the last C rows of h. */
-static int stx__span_remember(stx_span *m, size_t l, size_t C, const stx_tensor *h, const stx_span_state *in, stx_span_state *out) {
-    stx_ctx *x = m->ctx;
-    size_t d = m->desc.dim, B = h->dim[0], T = h->dim[1], c = in ? in->rows[l] : C, real = in ? in->real[l] : 0;
-    size_t keep = C > T ? STX__MIN(c, C - T) : 0, own = C > T ? T : C, old = STX__MIN(real, keep), n = old + own;
-    stx_real *t = stx_step_numbers(x, stx_bytes_of(B, n, d));
-    if (!t) return 0;
-    if (old) STX_RUN(x, stx_copy2d, (x, t, n * d, stx_at(x, in->cache[l], (real - old) * d), real * d, B, old * d, 0));
-    STX_RUN(x, stx_copy2d, (x, stx_at(x, t, old * d), n * d, stx_at(x, h->data, (T - own) * d), T * d, B, own * d, 0));
-    if (!stx__span_room(out, l, n)) return 0;      /* in may be out: the old rows are copied by now */
-    STX_RUN(x, stx_copy2d, (x, out->cache[l], B * n * d, t, B * n * d, 1, B * n * d, 0));
-    out->rows[l] = keep + own;
-    out->real[l] = n;
-    return 1;
-}
-
-STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out) {
-    stx_ctx *x = s ? s->model->ctx : NULL;
-    if (!stx_ok(x)) return 0;
-    if (l >= s->model->desc.layers) {
-        stx_fail(x, STX_ERR_ARG, "stx_span_state_get: layer %zu, want less than %zu", l, s->model->desc.layers);
-        return 0;
-    }
-    stx_fetch(x, out, s->cache[l], s->B * s->real[l] * s->model->desc.dim);
-    return stx_ok(x);
-}
+STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t b) { if (s) stx_rows_reset_stream(s->rows, b); }
+STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out) { return s && stx_rows_get(s->rows, l, out); }
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in, size_t n) {
-    stx_ctx *x = s ? s->model->ctx : NULL;
-    if (!stx_ok(x)) return 0;
-    if (l >= s->model->desc.layers) {
-        stx_fail(x, STX_ERR_ARG, "stx_span_state_set: layer %zu, want less than %zu", l, s->model->desc.layers);
-        return 0;
-    }
-    if (n > rows || rows > s->model->desc.span || (n && !in)) {
-        stx_fail(x, STX_ERR_ARG, "stx_span_state_set: n %zu of %zu rows%s: want n <= rows <= span = %zu, and numbers to read",
-                 n, rows, in ? "" : ", in NULL", s->model->desc.span);
-        return 0;
-    }
-    s->real[l] = 0;
-    s->rows[l] = rows;
-    if (n && !stx__span_room(s, l, n)) return 0;
-    stx_put(x, s->cache[l], in, s->B * n * s->model->desc.dim);
-    if (stx_ok(x)) s->real[l] = n;
-    return stx_ok(x);
+    return s && stx_rows_set(s->rows, l, rows, in, n);
 }
-
 STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix) {
-    size_t l, dim[3];
-    char name[96];
-    if (!s || !stx_ok(s->model->ctx)) return 0;
-    for (l = 0; l < s->model->desc.layers; l++) {
-        snprintf(name, sizeof name, "%srows.%zu", prefix, l);
-        if (!stx_writer_meta_u64(w, name, s->rows[l])) return 0;
-        snprintf(name, sizeof name, "%sreal.%zu", prefix, l);
-        if (!stx_writer_meta_u64(w, name, s->real[l])) return 0;
-        if (!s->real[l]) continue;
-        dim[0] = s->B; dim[1] = s->real[l]; dim[2] = s->model->desc.dim;
-        snprintf(name, sizeof name, "%s%zu", prefix, l);
-        if (!stx_writer_add_numbers(w, name, 3, dim, s->cache[l])) return 0;
-    }
-    return 1;
+    return s && stx_rows_save(w, s->rows, prefix);
 }
 STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char *prefix) {
-    size_t l, d;
-    char name[96];
-    stx_ctx *x = s ? s->model->ctx : NULL;
-    if (!stx_ok(x) || !f) return 0;
+    if (!s || !stx_ok(s->model->ctx) || !f) return 0;
     stx_span_state_reset(s);
-    d = s->model->desc.dim;
-    for (l = 0; l < s->model->desc.layers; l++) {
-        const stx_entry *e;
-        uint64_t rows, real;
-        snprintf(name, sizeof name, "%srows.%zu", prefix, l);
-        if (!stx_file_meta_u64(x, f, name, &rows)) break;
-        if (rows > s->model->desc.span) {
-            stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu, more than the span of %zu: the file is damaged", name,
-                     (unsigned long long)rows, s->model->desc.span);
-            break;
-        }
-        snprintf(name, sizeof name, "%s%zu", prefix, l);
-        e = stx_file_find(f, name);
-        s->rows[l] = (size_t)rows;
-        snprintf(name, sizeof name, "%sreal.%zu", prefix, l);
-        if (!stx_file_meta_u64(x, f, name, &real)) break;
-        if (!real) continue;                    /* nothing was remembered yet */
-        snprintf(name, sizeof name, "%s%zu", prefix, l);
-        if (!e || e->ndim != 3 || e->dim[1] != real || e->dim[0] != s->B || e->dim[1] > rows || e->dim[2] != d) {
-            stx_fail(x, STX_ERR_FORMAT,
-                     "tensor \"%s\" does not hold a memory of %zu streams of width %zu: "
-                     "give the batch size and model that the file was made with", name, s->B, d);
-            break;
-        }
-        if (!stx__span_room(s, l, e->dim[1])) break;
-        if (!stx_entry_put(e, s->cache[l], e->count)) break;
-        s->real[l] = e->dim[1];
-    }
-    if (l == s->model->desc.layers) return 1;
-    for (l = 0; l < s->model->desc.layers; l++) s->real[l] = 0;
-    return 0;
+    return stx_rows_load(s->rows, f, prefix);
 }
 
 // >>model: layer and forward
 
-typedef struct stx__span_job { stx_span *m; size_t l, S; } stx__span_job;
+typedef struct stx__span_job { stx_span *m; size_t l, S; const stx_ids *mask; } stx__span_job;
 
 static void stx__span_attention(const stx_span *m, size_t S, stx_attention_desc *a) {
     const stx_span_desc *d = &m->desc;
@@ -795,6 +636,15 @@ static void stx__span_attention(const stx_span *m, size_t S, stx_attention_desc 
     a->no_renorm = d->no_renorm;
     a->dropout = d->dropout;
     a->first_key = d->literal_memory ? -(ptrdiff_t)S : 0;
+}
+/* What it takes besides q, k and v */
+static void stx__span_attention_in(const stx_span *m, size_t l, stx_attention_in *a) {
+    const stx_span_layer *p = &m->layer[l];
+    memset(a, 0, sizeof *a);
+    a->pe = m->key_pe;
+    a->z = p->z;
+    a->pk = p->pers_key;
+    a->pv = p->pers_val;
 }
 /* What follows the attention's output y: h' = LN1(h + Wo y), then LN2(h' + FF(h')) unless all-attention. */
 static stx_tensor *stx__span_after(stx_span *m, size_t l, stx_tensor *h, stx_tensor *y) {
@@ -814,26 +664,22 @@ static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     stx_attention_in a;
     stx_attention_desc d;
     (void)out;
-    memset(&a, 0, sizeof a);
+    stx__span_attention_in(m, job->l, &a);
     a.q = stx_linear(x, in[0], p->wq, NULL, STX_ACT_NONE);
     a.k = stx_linear_memory(x, in[1], in[0], p->wk, NULL);
     a.v = stx_linear_memory(x, in[1], in[0], p->wv, NULL);
-    a.pe = m->key_pe;
-    a.z = p->z;
-    a.pk = p->pers_key;
-    a.pv = p->pers_val;
+    a.pad = job->mask;
     stx__span_attention(m, job->S, &d);
     return stx__span_after(m, job->l, in[0], stx_attention(x, &a, &d));
 }
 static stx_tensor *stx__span_embed(stx_span *m, const stx_ids *ids) {
-    stx_tensor *h = m->desc.adapt_io ? stx_adaptive_input(m->ctx, &m->in, ids) : stx_embedding(m->ctx, m->in_emb, ids);
-    return stx_dropout(m->ctx, h, m->desc.emb_dropout);
+    return stx_dropout(m->ctx, stx_words_embed(m->words, ids), m->desc.emb_dropout);
 }
 
 STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_span_state *in, stx_span_state *out) {
     stx_ctx *x = m ? m->ctx : NULL;
     stx_tensor *h, *lay[2];
-    size_t l, S, C, d;
+    size_t l, S, C;
     if (!stx_ok(x) || !ids) return NULL;
     if ((in && in->B != ids->B) || (out && out->B != ids->B) || (in && in->model != m) || (out && out->model != m)) {
         stx_fail(x, STX_ERR_SHAPE,
@@ -841,48 +687,24 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
                  ids->B, in ? in->B : out->B, ids->B);
         return NULL;
     }
-    d = m->desc.dim;
     h = stx__span_embed(m, ids);
     for (l = 0; l < m->desc.layers && h; l++) {
         stx__span_job *job = (stx__span_job *)stx_step_alloc(x, sizeof *job);
-        size_t have;
         if (!job) return NULL;
         stx__span_window(m, l, &S, &C);
-        have = in ? STX__MIN(in->real[l], S) : 0;        /* rows further back have no weight: not projected */
-        lay[0] = lay[1] = h;
-        if (have) {
-            size_t real = in->real[l];
-            stx_tensor *X = stx_new(x, ids->B, have + ids->T, d, 0);
-            if (!X) return NULL;
-            STX_RUN(x, stx_copy2d, (x, X->data, (have + ids->T) * d, stx_at(x, in->cache[l], (real - have) * d), real * d, ids->B,
-                                    have * d, 0));
-            STX_RUN(x, stx_copy2d, (x, stx_at(x, X->data, have * d), (have + ids->T) * d, h->data, ids->T * d, ids->B, ids->T * d, 0));
-            lay[1] = X;
-        }
-        if (out && !stx__span_remember(m, l, C, h, in, out)) return NULL;
+        lay[0] = h;
+        lay[1] = stx_rows_before(in ? in->rows : NULL, l, S, h);        /* rows further back have no weight: not projected */
+        job->mask = in ? stx_rows_mask(in->rows, l, S, NULL, ids->T) : NULL;
+        if (!lay[1] || (out && !stx_rows_push(out->rows, in ? in->rows : NULL, l, C, h, NULL))) return NULL;
         job->m = m; job->l = l; job->S = S;
         h = m->desc.recompute ? stx_recompute(x, stx__span_layer, job, lay, 2, NULL, 0) : stx__span_layer(x, job, lay, NULL);
     }
     return stx_dropout(x, h, m->desc.emb_dropout);
 }
-STX_DEF stx_tensor *stx_span_logits(stx_span *m, stx_tensor *h) {
-    if (!m || !h || !stx_ok(m->ctx)) return NULL;
-    if (!m->desc.adapt_io) return stx_linear(m->ctx, h, m->out_w, m->out_b, STX_ACT_NONE);
-    stx_fail(m->ctx, STX_ERR_ARG,
-             "stx_span_logits: a model with adapt_io has no logits over the whole vocabulary: use stx_span_log_probs");
-    return NULL;
-}
-STX_DEF stx_tensor *stx_span_log_probs(stx_span *m, stx_tensor *h) {
-    stx_tensor *y;
-    if (!m || !h) return NULL;
-    y = stx_adaptive_log_probs(m->ctx, &m->out, h);
-    return h->ndim == 3 ? stx_reshape(m->ctx, y, h->dim[0], h->dim[1], m->desc.vocab, 0) : y;
-}
+STX_DEF stx_tensor *stx_span_logits(stx_span *m, stx_tensor *h) { return m ? stx_words_logits(m->words, h) : NULL; }
+STX_DEF stx_tensor *stx_span_log_probs(stx_span *m, stx_tensor *h) { return m ? stx_words_log_probs(m->words, h) : NULL; }
 STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *in, stx_span_state *out) {
-    stx_tensor *h = stx_span_forward(m, ids, in, out);
-    if (!h || !targets) return NULL;
-    if (m->desc.adapt_io) return stx_adaptive_softmax(m->ctx, &m->out, h, targets);
-    return stx_cross_entropy_over(m->ctx, stx_span_logits(m, h), targets, 0);
+    return m ? stx_words_loss(m->words, stx_span_forward(m, ids, in, out), targets) : NULL;
 }
 STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll) {
     size_t l;
@@ -897,135 +719,104 @@ STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll) {
 STX_DEF stx_span_gen *stx_span_gen_create(stx_span *m, size_t B) {
     stx_ctx *x = m ? m->ctx : NULL;
     stx_span_gen *g;
-    size_t n;
     if (!stx_ok(x)) return NULL;
     if (!B) { stx_fail(x, STX_ERR_ARG, "stx_span_gen_create: no streams, want B >= 1"); return NULL; }
-    n = m->desc.layers;
     g = (stx_span_gen *)stx_block(x, sizeof *g);
     if (!g) return NULL;
     g->model = m;
     g->B = B;
-    g->chunk = 64;
-    g->window = (size_t *)stx_block(x, 3 * n * sizeof *g->window);
-    g->keys = (stx_real **)stx_block(x, 2 * n * sizeof *g->keys);
-    if (!g->window || !g->keys) return NULL;
-    g->capacity = g->window + n;
-    g->len = g->capacity + n;
-    g->values = g->keys + n;
-    g->out = (stx_real *)stx_block(x, stx_bytes_of(B, m->desc.vocab, sizeof *g->out));
-    if (!g->out) return NULL;
+    g->cache = stx_cache_create(x, m->desc.layers, B, m->desc.vocab);
     stx_span_gen_reset(g);
     return stx_ok(x) ? g : NULL;
 }
 STX_DEF void stx_span_gen_free(stx_span_gen *g) {
-    stx_ctx *x;
-    size_t l;
     if (!g) return;
-    x = g->model->ctx;
-    for (l = 0; l < 2 * g->model->desc.layers; l++) stx_block_numbers_free(x, g->keys[l]);
-    stx_block_free(x, g->keys);
-    stx_block_free(x, g->out);
-    stx_block_free(x, g->window);
-    stx_block_free(x, g);
+    stx_cache_free(g->cache);
+    stx_block_free(g->model->ctx, g);
 }
 STX_DEF void stx_span_gen_reset(stx_span_gen *g) {
-    stx_ctx *x = g ? g->model->ctx : NULL;
-    size_t l, S, C;
-    if (!g) return;
-    for (l = 0; l < g->model->desc.layers; l++) {
-        size_t rows;
-        stx__span_window(g->model, l, &S, &C);
-        rows = 2 * S + g->chunk;        /* the window, a chunk, and S more so that moving down costs one copy a token */
-        g->window[l] = S;
-        g->len[l] = 0;
-        if (rows <= g->capacity[l]) continue;
-        stx_block_numbers_free(x, g->keys[l]);
-        stx_block_numbers_free(x, g->values[l]);
-        g->keys[l] = g->values[l] = NULL;
-        g->capacity[l] = 0;
-        g->keys[l] = stx_block_numbers(x, stx_bytes_of(g->B, rows, g->model->desc.dim));
-        g->values[l] = stx_block_numbers(x, stx_bytes_of(g->B, rows, g->model->desc.dim));
-        if (!g->keys[l] || !g->values[l]) return;
-        g->capacity[l] = rows;
-    }
+    size_t l;
+    for (l = 0; g && l < g->model->desc.layers; l++)
+        if (!stx_cache_window(g->cache, l, stx_span_window(g->model, l), g->model->desc.dim, 0)) return;
 }
-/* Appends (B,n,d) to the rows of a buffer. When it is full the last `keep` rows move to its front: rows that stay and rows
-   that go never overlap, for the buffer is at least 2 keep + n long. Returns the rows in use. */
-static size_t stx__span_append(stx_ctx *x, stx_real *buf, size_t capacity, size_t len, size_t keep, const stx_tensor *rows) {
-    size_t B = rows->dim[0], n = rows->dim[1], d = rows->dim[2];
-    if (len + n > capacity) {
-        STX_RUN(x, stx_copy2d, (x, buf, capacity * d, stx_at(x, buf, (len - keep) * d), capacity * d, B, keep * d, 0));
-        len = keep;
+static stx_tensor *stx__span_gen_step(void *user, const stx_ids *ids) {
+    stx_span_gen *g = (stx_span_gen *)user;
+    stx_span *m = g->model;
+    stx_ctx *x = m->ctx;
+    stx_tensor *h = stx__span_embed(m, ids);
+    size_t l;
+    for (l = 0; l < m->desc.layers && h; l++) {
+        const stx_span_layer *p = &m->layer[l];
+        stx_attention_in a;
+        stx_attention_desc d;
+        stx__span_attention_in(m, l, &a);
+        a.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
+        a.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE);
+        a.v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
+        stx__span_attention(m, g->cache->layer[l].window, &d);
+        h = stx__span_after(m, l, h, stx_cache_attention(g->cache, l, &a, &d));
     }
-    STX_RUN(x, stx_copy2d, (x, stx_at(x, buf, len * d), capacity * d, rows->data, n * d, B, n * d, 0));
-    return len + n;
+    return h;
 }
 STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, size_t n) {
-    stx_span *m = g ? g->model : NULL;
-    stx_ctx *x = m ? m->ctx : NULL;
-    stx_tensor *h = NULL, *y;
-    size_t l, at, b, i, d;
-    if (!stx_ok(x)) return NULL;
-    if (!ids || !n) { stx_fail(x, STX_ERR_ARG, "stx_span_gen_feed: no tokens, want at least one a stream"); return NULL; }
-    d = m->desc.dim;
-    for (at = 0; at < n; at += i) {
-        size_t t = STX__MIN(g->chunk, n - at);
-        stx_ids *part;
-        int32_t *copy;
-        stx_begin(x, STX_EVAL);
-        copy = (int32_t *)stx_step_alloc(x, g->B * t * sizeof *copy);
-        if (!copy) return NULL;
-        for (b = 0; b < g->B; b++) memcpy(copy + b * t, ids + b * n + at, t * sizeof *copy);
-        part = stx_tokens(x, copy, g->B, t);
-        h = stx__span_embed(m, part);
-        for (l = 0; l < m->desc.layers && h; l++) {
-            const stx_span_layer *p = &m->layer[l];
-            stx_tensor *q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE), *k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE);
-            stx_tensor *v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
-            size_t S = g->window[l], cap = g->capacity[l], have = STX__MIN(g->len[l], S), first;
-            stx_attention_desc ad;
-            stx_attention_args a;
-            if (!v) return NULL;
-            stx__span_append(x, g->keys[l], cap, g->len[l], have, k);
-            g->len[l] = stx__span_append(x, g->values[l], cap, g->len[l], have, v);
-            first = g->len[l] - t - have;
-            stx__span_attention(m, S, &ad);
-            memset(&a, 0, sizeof a);
-            a.B = g->B; a.T = t; a.S = have + t; a.H = m->desc.heads; a.D = d / a.H; a.P = m->desc.span; a.N = m->desc.pers;
-            a.pe_heads = 1;
-            a.ldq = a.ldk = d;
-            a.stq = t * d;
-            a.stk = cap * d;
-            a.span = S;
-            a.delta_min = 1;
-            a.z_shared = m->desc.span_per_layer;
-            a.no_renorm = ad.no_renorm;
-            a.first_key = ad.first_key;
-            a.scale = (stx_real)(1 / sqrt((double)a.D));
-            a.max_span = (stx_real)ad.max_span; a.ramp = (stx_real)ad.ramp; a.eps = (stx_real)ad.eps;
-            a.q = q->data;
-            a.k = stx_at(x, g->keys[l], first * d);
-            a.v = stx_at(x, g->values[l], first * d);
-            a.pe = m->key_pe->data;
-            a.z = p->z ? p->z->data : NULL;
-            a.pk = p->pers_key ? p->pers_key->data : NULL;
-            a.pv = p->pers_val ? p->pers_val->data : NULL;
-            y = stx_new(x, g->B, t, d, 0);
-            a.top = (stx_real *)stx_step_bytes(x, 2 * a.B * a.H * t * sizeof(stx_real));
-            if (!y || !a.top) return NULL;
-            a.inv = a.top + a.B * a.H * t;
-            a.y = y->data;
-            stx_attention_run(x, &a);
-            h = stx__span_after(m, l, h, y);
-        }
-        i = t;
-    }
-    if (!h) return NULL;
-    i = h->dim[1];
-    y = stx_span_log_probs(m, i > 1 ? stx_slice(x, h, i - 1, i) : h);
-    if (!y) return NULL;
-    stx_get(x, y, g->out);
-    return stx_ok(x) ? g->out : NULL;
+    return g ? stx_cache_feed(g->cache, g->model->words, ids, n, 0, stx__span_gen_step, g) : NULL;
+}
+
+// >>model: for programs of any family
+
+static stx_tensor *stx__span_lm_loss(void *m, const stx_ids *ids, const stx_ids *targets, const void *in, void *out) {
+    return stx_span_loss((stx_span *)m, ids, targets, (const stx_span_state *)in, (stx_span_state *)out);
+}
+static stx_tensor *stx__span_lm_total(void *m, stx_tensor *nll) { return stx_span_total((stx_span *)m, nll); }
+static void stx__span_lm_updated(void *m) { stx_span_clamp((stx_span *)m); }
+static uint64_t stx__span_lm_key(const void *m, const stx_ids *ids, const stx_ids *targets, const void *s, uint64_t salt) {
+    return stx_span_key((const stx_span *)m, ids, targets, (const stx_span_state *)s, salt);
+}
+static int stx__span_lm_no_window(stx_span *m, size_t window) {
+    if (m && window) stx_fail(m->ctx, STX_ERR_ARG, "stx_span_lm: a window of %zu: it follows the spans here, want 0", window);
+    return !window;
+}
+static void *stx__span_lm_state_create(void *m, size_t B, size_t window) {
+    return stx__span_lm_no_window((stx_span *)m, window) ? stx_span_state_create((stx_span *)m, B) : NULL;
+}
+static void stx__span_lm_state_free(void *s) { stx_span_state_free((stx_span_state *)s); }
+static void stx__span_lm_state_reset(void *s) { stx_span_state_reset((stx_span_state *)s); }
+static void stx__span_lm_state_reset_stream(void *s, size_t b) { stx_span_state_reset_stream((stx_span_state *)s, b); }
+static int stx__span_lm_state_save(stx_writer *w, const void *s, const char *prefix) {
+    return stx_span_state_save(w, (const stx_span_state *)s, prefix);
+}
+static int stx__span_lm_state_load(void *s, const stx_file *f, const char *prefix) {
+    return stx_span_state_load((stx_span_state *)s, f, prefix);
+}
+static void *stx__span_lm_gen_create(void *m, size_t B, size_t window) {
+    return stx__span_lm_no_window((stx_span *)m, window) ? stx_span_gen_create((stx_span *)m, B) : NULL;
+}
+static void stx__span_lm_gen_free(void *g) { stx_span_gen_free((stx_span_gen *)g); }
+static void stx__span_lm_gen_reset(void *g) { stx_span_gen_reset((stx_span_gen *)g); }
+static const stx_real *stx__span_lm_gen_feed(void *g, const int32_t *ids, size_t n) { return stx_span_gen_feed((stx_span_gen *)g, ids, n); }
+STX_DEF stx_lm stx_span_lm(stx_span *m) {
+    stx_lm lm;
+    memset(&lm, 0, sizeof lm);
+    if (!m) return lm;
+    lm.model = m;
+    lm.ctx = m->ctx;
+    lm.params = m->params;
+    lm.words = m->words;
+    lm.loss = stx__span_lm_loss;
+    lm.total = stx__span_lm_total;
+    lm.updated = stx__span_lm_updated;
+    lm.key = stx__span_lm_key;
+    lm.state_create = stx__span_lm_state_create;
+    lm.state_free = stx__span_lm_state_free;
+    lm.state_reset = stx__span_lm_state_reset;
+    lm.state_reset_stream = stx__span_lm_state_reset_stream;
+    lm.state_save = stx__span_lm_state_save;
+    lm.state_load = stx__span_lm_state_load;
+    lm.gen_create = stx__span_lm_gen_create;
+    lm.gen_free = stx__span_lm_gen_free;
+    lm.gen_reset = stx__span_lm_gen_reset;
+    lm.gen_feed = stx__span_lm_gen_feed;
+    return lm;
 }
 
 #endif /* SEQTX_ATTN_SPAN_IMPLEMENTATION */

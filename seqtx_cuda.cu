@@ -2875,7 +2875,7 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
 
    THE WINDOW. Query i of T is key C + i of S, C = S - T; the distance to key j is delta = C + i - j. Head h sees the keys
        dmin <= delta <= live        live <= reach <= span
-       lo <= j < S
+       lo <= j < S, and not padded: WHICH KEYS EXIST below, also for attention without causality
    reach: the CPU's formula, from z in device memory. live: the largest delta whose ramp weight is not 0, for such a key must not even
    enter the running maximum (far keys may have the largest logits). full: up to here the weight is surely 1. Between full and live it is
        m(delta) = min(1, ((1 - delta) + z max_span) / ramp + 1)        in floats, in this order of operations, as on the CPU.
@@ -2897,6 +2897,8 @@ typedef struct stx__at {
     int span, dmin, lo;                         /* lo: the first key that there is */
     uint32_t keep;                              /* of 65536; 0: no dropout */
     float scale, max_span, ramp, steps, unkeep; /* steps: stx__attn_steps; unkeep: 65536 / keep, or 1 */
+    const uint32_t *bits;                       /* which keys exist, see stx__at_bits; NULL: all of the window */
+    int stbits;                                 /* words between its batch rows */
 } stx__at;
 
 /* An operand as the kernels read it: activations' bfloat16s and parameters' twins, or floats. ok becomes 0 if it is stored otherwise or rows
@@ -2917,8 +2919,9 @@ static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *
     int ok = 1, h;
     memset(p, 0, sizeof *p);
     *half = h = g->half && stx__num_of(x, a->q).half;
-    if (a->pad || a->eps > 0 || (a->z && (a->no_renorm || a->z_shared)) || a->not_causal || a->first_key < 0 || !(a->scale > 0) || a->D < 8 || a->D > 128 || a->D % 8 || !a->B || !a->T || !a->H || a->H > 256) return 0;
-    if (a->B >= big || a->T >= big || a->S >= big || a->P >= big || a->N >= big || a->span >= big || a->S + a->span + a->N >= big || a->T > a->S) return 0;
+    if (a->eps > 0 || (a->z && (a->no_renorm || a->z_shared)) || a->first_key < 0 || !(a->scale > 0) || a->D < 8 || a->D > 128 || a->D % 8 || !a->B || !a->T || !a->H || a->H > 256) return 0;
+    if (a->B >= big || a->T >= big || a->S >= big || a->P >= big || a->N >= big || a->span >= big || a->S + a->span + a->N >= big) return 0;
+    if (a->not_causal ? a->z || a->P || !a->S || a->span < a->S : a->T > a->S) return 0;
     p->q = stx__at_in(x, a->q, h, a->ldq, &ok);
     p->k = stx__at_in(x, a->k, h, a->ldk, &ok);
     p->v = stx__at_in(x, a->v, h, a->ldk, &ok);
@@ -2936,7 +2939,7 @@ static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *
     p->C = p->S - p->T;
     p->ldpe = (int)(tables * a->D);
     p->pe_head = tables > 1 ? (int)a->D : 0;
-    p->span = (int)a->span; p->dmin = a->delta_min;
+    p->span = (int)a->span; p->dmin = a->not_causal ? 1 - p->T : a->delta_min;
     p->lo = a->first_key > (ptrdiff_t)a->S ? p->S : (int)a->first_key;
     p->scale = a->scale; p->max_span = a->max_span; p->ramp = a->ramp; p->steps = stx__attn_steps(a);
     p->unkeep = 1;
@@ -2987,8 +2990,8 @@ static __device__ __forceinline__ uint4 stx__at_bits(const stx__at &p, uint64_t 
 /* THE WORK LIST: all (head, tile of queries) by falling number of key tiles, ties by head and tile: the blocks that take longest start
    first, and the short ones fill the gaps at the end. The lengths depend on z, so a kernel makes the list in each step. Within a head a
    later tile is never shorter (of the window at its old end only the beginning of the keys cuts anything off), so an entry's rank is a
-   sum over the heads of what a binary search finds: no sort, no atomics. One thread an entry; the batch is not in the list, its rows
-   have equal lengths. */
+   sum over the heads of what a binary search finds: no sort, no atomics. One thread an entry; the batch is not in the list: but for
+   padded keys, which it does not know, rows have equal lengths. */
 static __device__ __forceinline__ int stx__at_length(const stx__at &p, const stx__at_head &w, int tile, int bq, int bk) {
     int last = p.C + (tile + 1) * bq - p.dmin;        /* a last tile that T cuts counts as a whole one: never shorter than the tile before */
     return (max(last - max(p.lo, p.C + tile * bq - w.live), 0) + bk - 1) / bk;
@@ -3013,6 +3016,47 @@ static __global__ void stx__at_list(stx__at p, uint32_t *list, int tiles, int bq
     }
 }
 
+/* v, but the compiler cannot know: what is made of it inside a loop is not worth registers throughout the loop */
+static __device__ __forceinline__ int stx__at_again(int v) { asm volatile("" : "+r"(v)); return v; }
+
+/* WHICH KEYS EXIST. Padded keys and attention without causality have a mask beside the window: bit STX__AT_BEFORE + j of a batch row's words
+   is 1 if key j exists: lo <= j < S, and not padded. It is made anew in each call, a few bytes that stay in L1. Without it (bits NULL) kernels
+   do what they did before there was one, at a branch a tile, the same for all threads.
+   A tile without any key costs no copies of K and V and no products. In one with keys missing
+       forward, queries     those become rows of zeros once they have come, for they may hold anything, and 0 times NaN is NaN; and their
+                            logits become -inf before the softmax (forward) or before a and ds are made
+       diagonals            their ds becomes 0
+       keys                 nothing: a key's column makes its own dK and dV alone, which are not stored
+   Without causality the window is a rectangle: dmin = 1 - T and span >= S let every query see every key, and the mask ends it at S. */
+enum { STX__AT_BEFORE = 64 };           /* zeros before key 0, where a tile may begin; as many behind the last key */
+static size_t stx__at_words(const stx_attention_args *a) { return a->pad || a->not_causal ? (a->S + STX__AT_BEFORE - 1) / 32 + 3 : 0; }
+static size_t stx__at_rows(const stx_attention_args *a) { return a->pad ? a->B : 1; }
+/* The bits of keys j0 .. j0+BK-1 of batch row b, -BK < j0 < S */
+template<int BK> static __device__ __forceinline__ uint64_t stx__at_exist(const stx__at &p, int b, int j0) {
+    const unsigned at = (unsigned)(stx__at_again(j0) + STX__AT_BEFORE), shift = at & 31;
+    const uint32_t *w = p.bits + (size_t)b * p.stbits + (at >> 5);
+    uint64_t v = (w[0] | (uint64_t)w[1] << 32) >> shift;
+    if (BK == 64) return shift ? v | (uint64_t)w[2] << (64 - shift) : v;
+    return v & (((uint64_t)1 << (BK & 63)) - 1);
+}
+/* Are they all there? */
+template<int BK> static __device__ __forceinline__ int stx__at_whole(uint64_t seen) { return seen == ~(uint64_t)0 >> (64 - BK); }
+/* A word a warp, a key a lane */
+static __global__ void stx__at_bits_kernel(uint32_t *bits, const int32_t *pad, size_t stpad, int S, int lo, size_t words, size_t n) {
+    size_t k = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
+    if (k >= n) return;
+    ptrdiff_t j = (ptrdiff_t)(k % words * 32 + threadIdx.x % STX__WARP) - STX__AT_BEFORE;
+    uint32_t v = __ballot_sync(STX__ALL, j >= lo && j < S && !(pad && pad[k / words * stpad + (size_t)j]));
+    if (!(threadIdx.x % STX__WARP)) bits[k] = v;
+}
+static void stx__at_set_bits(stx_ctx *x, const char *name, const stx_attention_args *a, stx__at *p, void *room) {
+    size_t words = stx__at_words(a), n = words * stx__at_rows(a);
+    if (!n) return;
+    p->bits = (const uint32_t *)room;
+    p->stbits = a->pad ? (int)words : 0;
+    STX__RUN_KERNEL(x, name, stx__at_bits_kernel, stx__blocks(n, 8, (size_t)1 << 30), 256, 0, (uint32_t *)room, a->pad, a->stpad, p->S, p->lo, words, n);
+}
+
 /* TILES IN SHARED MEMORY: rows of D numbers, filled up with zeros to a power of two, in pieces of 16 bytes (CH a row). Piece c of row r
    stands at c ^ r: the 8 rows that ldmatrix reads at once, all at the same c, so lie in 8 different groups of 4 banks; and so do the 4 x 8
    floats of a transposed fragment. Rows of 64 bytes: two of them make a line of 128. */
@@ -3030,6 +3074,24 @@ static __device__ __forceinline__ void stx__at_load(unsigned char *tile, int n, 
         int yes = r0 + r + k >= lo && r0 + r + k < hi && c * 16 < bytes;
         if (n % (THREADS / CH) == 0 || r + k < n) stx__cp16(tile + stx__at_piece<CH>(r + k, c), yes ? p : (const char *)from, yes ? 16 : 0);
         p += THREADS / CH * ld;
+    }
+}
+
+/* Rows of zeros for those of the tile's keys that do not exist, once their copies have come; before a barrier */
+template<int CH, int THREADS, int BK> static __device__ __forceinline__ void stx__at_blank(unsigned char *tile, uint64_t seen) {
+    #pragma unroll 1
+    for (int e = (int)threadIdx.x; e < BK * CH; e += THREADS)
+        if (!(seen >> (e / CH) & 1)) *(uint4 *)(tile + stx__at_piece<CH>(e / CH, e % CH)) = make_uint4(0, 0, 0, 0);
+}
+/* v instead of what keys that do not exist have in an accumulator: columns 8n + 2t + (e & 1) */
+template<int NB> static __device__ __forceinline__ void stx__at_forbid(float (&x)[NB][4], uint64_t seen, int t, float v) {
+    uint32_t lo = (uint32_t)(seen >> 2 * t), hi = (uint32_t)(seen >> 2 * t >> 32);
+    int n;
+    #pragma unroll
+    for (n = 0; n < NB; n++) {
+        const uint32_t w = n < 4 ? lo : hi;
+        if (!(w >> 8 * (n & 3) & 1)) x[n][0] = x[n][2] = v;
+        if (!(w >> (8 * (n & 3) + 1) & 1)) x[n][1] = x[n][3] = v;
     }
 }
 
@@ -3306,18 +3368,17 @@ template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const 
     const size_t o = (window ? (size_t)job.b * p.stk + (size_t)job.h * p.D : (size_t)job.h * p.N * p.D) * X::SIZE, ld = (window ? p.ldk : (size_t)p.D) * X::SIZE;
     const char *k = (const char *)(window ? p.k : p.pk) + o, *v = (const char *)(window ? p.v : p.pv) + o;
     unsigned char *to = shared + (s & 1) * 2 * X::TILE, *ring = shared + 4 * X::TILE;
-    stx__at_load<X::CH, X::THREADS>(to, X::KEYS, k, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
+    const int some = !p.bits || !window || stx__at_exist<X::KEYS>(p, job.b, j0);
+    if (some) stx__at_load<X::CH, X::THREADS>(to, X::KEYS, k, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
     if (window && p.pe) {
         const char *pe = (const char *)p.pe + (size_t)job.h * p.pe_head * X::SIZE;
         int row = p.P - 1 + p.dmin - p.C + j0 - job.i0, at = (X::BQ + X::KEYS * s) % X::RING;
         if (!s) stx__at_load<X::CH, X::THREADS>(ring, X::BQ, pe, (size_t)p.ldpe * X::SIZE, bytes, row - X::BQ, 0, p.P);
         stx__at_load<X::CH, X::THREADS>(ring + at * X::ROW, X::KEYS, pe, (size_t)p.ldpe * X::SIZE, bytes, row, 0, p.P);
     }
-    stx__at_load<X::CH, X::THREADS>(to + X::TILE, X::KEYS, v, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
+    if (some) stx__at_load<X::CH, X::THREADS>(to + X::TILE, X::KEYS, v, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
     stx__cp_commit();
 }
-/* v, but the compiler cannot know: what is made of it inside a loop is not worth registers throughout the loop */
-static __device__ __forceinline__ int stx__at_again(int v) { asm volatile("" : "+r"(v)); return v; }
 
 /* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
 template<class P, int DP, int BK, int MT, int TWO>
@@ -3346,7 +3407,12 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
         j->i0 = entry % tiles * BQ;
         j->w = stx__at_open(p, j->h);
         stx__at_range(p, j->w, j->i0, BQ, &j->first, &last);
+        if (p.bits) {
+            last = min(last, p.S);
+            while (j->first < last && !stx__at_exist<BK>(p, j->b, j->first)) j->first += BK;
+        }
         j->windows = (last - j->first + BK - 1) / BK;
+        if (p.bits) while (j->windows && !stx__at_exist<BK>(p, j->b, j->first + (j->windows - 1) * BK)) j->windows--;
         j->steps = j->windows + (p.N ? (p.N + ((p.S + p.span) & 7) + BK - 1) / BK : 0);
     }
     __syncthreads();
@@ -3380,14 +3446,24 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
         const int far = p.C + iw + ROWS - 1 - j0, near = p.C + iw - (j0 + BK - 1);          /* the largest and the smallest delta of the warp's rows */
         const float sc = (window ? p.scale : p.scale * sqrtf((float)p.D)) * unit;
         float x[MT][NB][4];
-        int edge, ramped;
+        int edge, ramped, some = 1;
         stx__cp_wait<0>();
         __syncthreads();
+        if (p.bits && window) {
+            const uint64_t seen = stx__at_exist<BK>(p, job.b, j0);
+            some = seen != 0;
+            if (some && !stx__at_whole<BK>(seen)) {
+                stx__at_blank<CH, X::THREADS, BK>(shared + (s & 1) * 2 * X::TILE, seen);
+                stx__at_blank<CH, X::THREADS, BK>(shared + (s & 1) * 2 * X::TILE + X::TILE, seen);
+                __syncthreads();
+            }
+        }
         if (s + 1 < job.steps) stx__at_fwd_load<X>(p, job, shared, s + 1);
         if (TWO && s == job.windows && p.u.p) {                     /* u has no part in the persistent keys' logits */
             __syncwarp();
             stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, none);
         }
+        if (!some) { started = 0; continue; }        /* the next tile's skew begins anew: the ring has all that it meets */
         if (iw >= p.T || (window && (near > job.w.live || far < p.dmin))) continue;
 
         if (p.keep)
@@ -3469,6 +3545,12 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
             }
         }
 
+        if (p.bits && window) {
+            const uint64_t seen = stx__at_exist<BK>(p, job.b, j0);
+            if (!stx__at_whole<BK>(seen))
+                #pragma unroll
+                for (m = 0; m < MT; m++) stx__at_forbid(x[m], seen, t, -INFINITY);
+        }
         edge = window ? near < p.dmin || far > job.w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
         #pragma unroll
         for (m = 0; m < MT; m++) {
@@ -3582,7 +3664,8 @@ static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) {
     return stx__at_make(x, a, &p, &half) && stx__at_choose((stx_ctx *)x, &p, half).shared <= stx__gpu(x)->shared_max &&
            (size_t)p.B * p.H * ((size_t)p.T + 63) / 64 < ((size_t)1 << 31);
 }
-static size_t stx__attn2_fwd_work(stx_ctx *x, const stx_attention_args *a) { (void)x; return a->H * ((a->T + 63) / 64) * sizeof(uint32_t); }
+static size_t stx__attn2_fwd_list(const stx_attention_args *a) { return a->H * ((a->T + 63) / 64); }
+static size_t stx__attn2_fwd_work(const stx_attention_args *a) { return (stx__attn2_fwd_list(a) + stx__at_words(a) * stx__at_rows(a)) * sizeof(uint32_t); }
 static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
     stx__at p;
     stx__at_pick c;
@@ -3592,6 +3675,7 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
     n = p.H * c.tiles;
     (void)stx__use(x);
     if (c.shared > 48 * 1024 && stx__cuda_failed(x, cudaFuncSetAttribute((const void *)c.run, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.shared), "stx_attention_fwd")) return;
+    stx__at_set_bits(x, "stx_attention_fwd", a, &p, (uint32_t *)a->work + stx__attn2_fwd_list(a));
     STX__RUN_KERNEL(x, "stx_attention_fwd", stx__at_list, stx__blocks((size_t)n, 128, (size_t)1 << 30), 128, 0, p, (uint32_t *)a->work, c.tiles, c.bq, c.bk);
     STX__RUN_KERNEL(x, "stx_attention_fwd", c.run, (unsigned)n * (unsigned)p.B, 128, c.shared, p, (const uint32_t *)a->work, c.tiles);
 }
@@ -3661,8 +3745,13 @@ template<class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
            KEY_NB = DP / KEY_PIECES / 8,
            ROW_PIECES = DP / 16 < STRIPS ? DP / 16 : STRIPS,    /* diagonals: a warp has every ROW_GROUPS-th chunk and DP / ROW_PIECES columns */
            ROW_GROUPS = STRIPS / ROW_PIECES, ROW_NB = DP / ROW_PIECES / 8,
-           TILE_Q = BQ * CH * 16, TILE_K = BK * CH * 16, TILE_W = W * CH * 16 };
+           TILE_Q = BQ * CH * 16, TILE_K = BK * CH * 16, TILE_W = W * CH * 16,
+           /* kernels that would spill, or spill more, if they asked for a mask: they are compiled twice */
+           MASK = 1, QUERIES_TWICE = SIZE == 4 && DP != 64, KEYS_TWICE = SIZE == 2 && DP == 64, DIAGONALS_TWICE = SIZE == 4 && DP > 64 };
 };
+/* Their shape for calls whose keys all exist */
+template<class Sh, int TWICE> struct stx__ab_plain { typedef Sh shape; };
+template<class Sh> struct stx__ab_plain<Sh, 1> { struct shape : Sh { enum { MASK = 0 }; }; };
 /* Shared memory: q, q for the table, dO, K, V, the window, and what a sweep exchanges between warps */
 template<class Sh> struct stx__ab_room {
     unsigned char *q, *qv, *dy, *k, *v, *pe, *more;
@@ -3757,7 +3846,7 @@ template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_times(
 
 /* Where a strip stands */
 typedef struct stx__ab_tile {
-    int i, j0;                          /* first query of the strip, first key of the tile (or persistent vector) */
+    int i, j0, b;                       /* first query of the strip, first key of the tile (or persistent vector), batch row */
     int far, ring;                      /* largest distance that counts; chunk of the window's first row */
     int persistent;
     uint64_t row, stream;               /* dropout: row of query i, stream of the step */
@@ -3770,6 +3859,7 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_chunk(int ring,
 static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_tile &t, int b, int h) {
     int g = ((int)threadIdx.x & 31) >> 2, e;
     size_t row = ((size_t)b * a.p.H + h) * a.p.T;
+    t.b = b;
     t.row = (uint64_t)((int64_t)row + t.i);
 #pragma unroll
     for (e = 0; e < 2; e++) {
@@ -3783,7 +3873,7 @@ static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_t
 /* The front half of a tile, for one strip: s becomes r a, what multiplied V; g becomes ds. Zeros where a query does not see a key. dz += its
    sum. 0: no query of the strip sees a key of the tile. The window, K and V and the strip's own rows of q, qv and dO must have landed;
    nothing is written to shared memory, so that warps need not meet. */
-template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx__ab &a, const stx__at_head &w, const stx__ab_room<Sh> &m, const stx__ab_tile &t,
+template<class Sh, int ASK> static __device__ __forceinline__ int stx__ab_front(const stx__ab &a, const stx__at_head &w, const stx__ab_room<Sh> &m, const stx__ab_tile &t,
                                                                         float (&s)[Sh::NB][4], float (&g)[Sh::NB][4], float &dz) {
     typedef typename Sh::P P;
     const stx__at &p = a.p;
@@ -3824,6 +3914,10 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_front(const stx
         stx__ab_clear(s);
     }
     stx__ab_dot<Sh>(s, m.q, strip * 16, m.k);
+    if (ASK && p.bits && !t.persistent) {
+        const uint64_t seen = stx__at_exist<Sh::BK>(p, t.b, t.j0);
+        if (!stx__at_whole<Sh::BK>(seen)) stx__at_forbid(s, seen, lane & 3, -INFINITY);
+    }
     stx__ab_clear(g);
     stx__ab_dot<Sh>(g, m.dy, strip * 16, m.v);
 
@@ -3902,6 +3996,14 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_load_k(const s
         stx__at_load<Sh::CH, Sh::THREADS>(m.v, Sh::BK, (const char *)p.v + o, p.ldk * Sh::SIZE, p.D * Sh::SIZE, j0, p.lo, p.S);
     }
 }
+/* With K and V there: zeros for keys that do not exist, and a barrier */
+template<class Sh> static __device__ __forceinline__ void stx__ab_blank_k(const stx__ab &a, const stx__ab_room<Sh> &m, int b, int j0) {
+    const uint64_t seen = stx__at_exist<Sh::BK>(a.p, b, j0);
+    if (stx__at_whole<Sh::BK>(seen)) return;
+    stx__at_blank<Sh::CH, Sh::THREADS, Sh::BK>(m.k, seen);
+    stx__at_blank<Sh::CH, Sh::THREADS, Sh::BK>(m.v, seen);
+    __syncthreads();
+}
 /* Rows from .. from+n-1 of the window whose row 0 stands at chunk `ring` and is table row p0; by pieces that do not wrap */
 template<class Sh> static __device__ __forceinline__ void stx__ab_load_pe(const stx__ab &a, const stx__ab_room<Sh> &m, int ring, int p0, int h, int from, int n) {
     const stx__at &p = a.p;
@@ -3923,13 +4025,14 @@ static __device__ __forceinline__ void stx__ab_add2(const stx__num &to, size_t i
         stx__add(to, i + 1, y, 1);
     }
 }
-/* Rows row .. row+15 of an array, those in [lo,hi), columns d.., += f c */
-template<int NB> static __device__ __forceinline__ void stx__ab_add_rows(const stx__num &to, size_t base, size_t ld, int row, int lo, int hi, int d, int D, const float (&c)[NB][4], float f) {
+/* Rows row .. row+15 of an array, those in [lo,hi) whose bit in `rows` is 1, columns d.., += f c */
+template<int NB> static __device__ __forceinline__ void stx__ab_add_rows(const stx__num &to, size_t base, size_t ld, int row, int lo, int hi, int d, int D, const float (&c)[NB][4], float f,
+                                                                          uint32_t rows = ~0u) {
     int lane = (int)threadIdx.x & 31, n, e;
 #pragma unroll
     for (e = 0; e < 2; e++) {
         int i = row + (lane >> 2) + 8 * e;
-        if (i < lo || i >= hi) continue;
+        if (i < lo || i >= hi || !(rows >> ((lane >> 2) + 8 * e) & 1)) continue;
 #pragma unroll
         for (n = 0; n < NB; n++) {
             int at = d + 8 * n + (lane & 3) * 2;
@@ -3984,6 +4087,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
 
     all.live = w.reach;                 /* dz counts the key at which the ramp has just come down to 0 */
     stx__at_range(p, all, i0, Sh::BQ, &first, &last);
+    if (Sh::MASK && p.bits) last = min(last, p.S);
     t.i = i0 + strip * 16; t.far = w.reach; t.ring = 0; t.persistent = 0;
     t.stream = p.keep ? p.stream + *p.shift : 0;
     stx__ab_state(a, t, b, h);
@@ -3994,12 +4098,16 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     stx__ab_load_q<Sh>(a, m, i0, b, h, 0);
     for (j0 = first; j0 < last; j0 += Sh::BK) {
         t.j0 = j0;
+        if (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, b, j0)) continue;
         stx__ab_load_k<Sh>(a, m, j0, b, h, 0);
         if (table) stx__ab_load_pe<Sh>(a, m, t.ring, stx__ab_window<Sh>(p, i0, j0), h, Sh::BQ, Sh::BK);
+        if (Sh::MASK && p.bits && table && j0 > first && !stx__at_exist<Sh::BK>(p, b, j0 - Sh::BK))      /* after tiles without keys the rest of the window, too */
+            stx__ab_load_pe<Sh>(a, m, t.ring, stx__ab_window<Sh>(p, i0, j0), h, 0, Sh::BQ);
         stx__cp_commit();
         stx__cp_wait<0>();
         __syncthreads();
-        if (stx__ab_front<Sh>(a, w, m, t, s, g, dz)) {
+        if (Sh::MASK && p.bits) stx__ab_blank_k<Sh>(a, m, b, j0);
+        if (stx__ab_front<Sh, Sh::MASK>(a, w, m, t, s, g, dz)) {
             stx__ab_times<Sh, Sh::NB>(dk, g, m.k);
 #pragma unroll
             for (n = 0; n < (table ? Sh::BK / 16 + 1 : 0); n++) {
@@ -4059,7 +4167,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
             stx__cp_commit();
             stx__cp_wait<0>();
             __syncthreads();
-            if (stx__ab_front<Sh>(a, w, m, t, s, g, dz)) stx__ab_times<Sh, Sh::NB>(dk, g, m.k);
+            if (stx__ab_front<Sh, 0>(a, w, m, t, s, g, dz)) stx__ab_times<Sh, Sh::NB>(dk, g, m.k);
             __syncthreads();
         }
     }
@@ -4096,7 +4204,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     if (!a.persistent) {
         lo = max(0, j0 + p.dmin - p.C);
         hi = min(p.T, j0 + Sh::BK + w.live - p.C);
-        if (lo >= hi) return;
+        if (lo >= hi || (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, z, j0))) return;
     }
     t.j0 = j0; t.far = w.live; t.ring = 0; t.persistent = a.persistent;
     t.stream = p.keep ? p.stream + *p.shift : 0;
@@ -4114,7 +4222,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
             stx__ab_state(a, t, b, h);
             stx__cp_wait<0>();
             __syncthreads();
-            stx__ab_front<Sh>(a, w, m, t, s, g, dz);
+            stx__ab_front<Sh, 0>(a, w, m, t, s, g, dz);
 #pragma unroll
             for (n = 0; n < Sh::NB; n++) {
                 stx__ab_put2<P, Sh::CHA>(wa, strip * 16 + r, 8 * n + c2, s[n][0], s[n][1]);
@@ -4148,8 +4256,9 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
         if (a.dpv) stx__ab_put_rows(a.dpv + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dv, 1.0f);
     } else {
         size_t o = (size_t)z * p.stk + (size_t)h * p.D;
-        if (a.dk.p) stx__ab_add_rows(a.dk, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dk, p.scale);
-        if (a.dv.p) stx__ab_add_rows(a.dv, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dv, 1.0f);
+        uint32_t rows = Sh::MASK && p.bits ? (uint32_t)(stx__at_exist<Sh::BK>(p, z, j0) >> group * 16) : ~0u;       /* what another key would get is nobody's */
+        if (a.dk.p) stx__ab_add_rows(a.dk, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dk, p.scale, rows);
+        if (a.dv.p) stx__ab_add_rows(a.dv, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dv, 1.0f, rows);
     }
 }
 
@@ -4188,7 +4297,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
         t.far = w.live;
         for (i0 = 0; i0 < p.T; i0 += Sh::BQ) {
             const int j0 = i0 + off;
-            if (j0 + Sh::BK <= p.lo || j0 >= p.S) continue;
+            if (j0 + Sh::BK <= p.lo || j0 >= p.S || (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, b, j0))) continue;
             if (!used) stx__ab_load_pe<Sh>(a, m, 0, stx__ab_window<Sh>(p, i0, j0), h, 0, Sh::W);
             used = 1;
             t.i = i0 + strip * 16; t.j0 = j0;
@@ -4199,7 +4308,11 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
             stx__ab_state(a, t, b, h);
             stx__cp_wait<0>();
             __syncthreads();
-            stx__ab_front<Sh>(a, w, m, t, s, g, dz);
+            stx__ab_front<Sh, 0>(a, w, m, t, s, g, dz);
+            if (Sh::MASK && p.bits) {
+                const uint64_t seen = stx__at_exist<Sh::BK>(p, b, j0);
+                if (!stx__at_whole<Sh::BK>(seen)) stx__at_forbid(g, seen, lane & 3, 0);
+            }
 #pragma unroll
             for (n = 0; n < Sh::NB + 2; n++) {
                 float u[4];
@@ -4276,6 +4389,11 @@ typedef struct stx__ab_pick {
 template<class P, int DP, int BQ, int BK> static stx__ab_pick stx__ab_choice(const stx_attention_args *a) {
     typedef stx__ab_shape<P, DP, BQ, BK> Sh;
     stx__ab_pick c = {stx__ab_queries<Sh>, stx__ab_keys<Sh>, stx__ab_diagonals<Sh>, 0, 0, 0, BQ, BK, Sh::THREADS};
+    if (!stx__at_words(a)) {
+        c.queries = stx__ab_queries<typename stx__ab_plain<Sh, Sh::QUERIES_TWICE>::shape>;
+        c.keys = stx__ab_keys<typename stx__ab_plain<Sh, Sh::KEYS_TWICE>::shape>;
+        c.diagonals = stx__ab_diagonals<typename stx__ab_plain<Sh, Sh::DIAGONALS_TWICE>::shape>;
+    }
     c.shared_queries = (size_t)Sh::TILE_Q * (a->P && (a->u || a->vb) ? 3 : 2) + 2 * (size_t)Sh::TILE_K + (a->P ? (size_t)Sh::TILE_W : 0);
     c.shared_keys = c.shared_queries + 2 * (size_t)Sh::BQ * Sh::CHA * 16;
     c.shared_diagonals = c.shared_queries + (size_t)Sh::BQ * Sh::CHG * 16;
@@ -4296,7 +4414,7 @@ typedef struct stx__ab_plan {
     int vector_tiles, vector_splits;            /* of persistent vectors */
     int diagonal_first, diagonal_extra, diagonals, tables, combos, table_splits;
     int W, queries, keys, vectors, table;       /* which sweeps are wanted */
-    size_t list, dsum, du, dvb, dz, dpk, dpv, dpe, used, bytes;       /* offsets; their end */
+    size_t list, bits, dsum, du, dvb, dz, dpk, dpv, dpe, used, bytes;       /* offsets; their end */
 } stx__ab_plan;
 enum { STX__AB_PARTS = 128 << 20 };             /* bytes for the parts of dpe, at most, unless a single split needs more */
 static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_pick *c) {
@@ -4331,6 +4449,7 @@ static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_p
     }
 #define STX__TAKE(what, want, bytes) do { s.what = at; if (want) at += ((size_t)(bytes) + 255) / 256 * 256; } while (0)
     STX__TAKE(list, s.queries, (size_t)H * s.tiles * 4);
+    STX__TAKE(bits, 1, stx__at_words(a) * stx__at_rows(a) * 4);
     STX__TAKE(dsum, 1, a->B * a->H * a->T * 4);
     STX__TAKE(du, a->du, a->B * s.tiles * a->H * a->D * 4);
     STX__TAKE(dvb, a->dvb, a->B * s.tiles * a->H * a->D * 4);
@@ -4390,6 +4509,7 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     if (a->dpv) p.dpv = (float *)(work + s.dpv);
     p.dpe = (float *)(work + s.dpe);
     p.used = (int *)(work + s.used);
+    stx__at_set_bits(x, "stx_attention_bwd", a, &p.p, work + s.bits);
     STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_dot_rows, stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dy), stx__num_of(x, a->y), p.dsum, p.p.B, p.p.T, p.p.H, p.p.D);
     if (s.queries && stx__ab_room_for(x, (const void *)c.queries, c.shared_queries)) {
         uint32_t *list = (uint32_t *)(work + s.list);
@@ -4440,7 +4560,7 @@ static int stx__attn_refused(stx_ctx *x, const stx_attention_args *a, const char
 extern "C" size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward) {
     stx__attn0 A;
     if (a->H > STX__MOST_HEADS || !a->B || !a->T || !a->H || !a->D) return 0;
-    if (stx__attn_fused(x, a) && (!backward || stx__attn2_bwd_can(x, a))) return backward ? stx__attn2_bwd_work(x, a) : stx__attn2_fwd_work(x, a);
+    if (stx__attn_fused(x, a) && (!backward || stx__attn2_bwd_can(x, a))) return backward ? stx__attn2_bwd_work(x, a) : stx__attn2_fwd_work(a);
     memset(&A, 0, sizeof A);
     A.x = x; A.a = a;
     return stx__attn0_layout(&A, backward);

@@ -293,17 +293,16 @@ typedef struct stx_sru_state {
     size_t     keep;        /* of the state out: rows of memory it keeps: the last `keep` (for evaluation), room for all of which is made at once;
                                0: those of the last segment, as in training */
     size_t     window;      /* of the state in (out, without one): see stx_sru_io; 0: all */
-    size_t     rows;        /* of memory there are */
-    size_t     capacity;    /* ... there is room for */
-    stx_real  *c;           /* (layers,B,O), on the device, float in every precision */
-    stx_real **memory;      /* per layer: (B,rows,I_l), on the device; NULL for those that do not attend */
-    int32_t   *pad;         /* (B,rows), on the host; all 0 unless padded */
+    stx_rows  *states;      /* c of each layer, (B,O) */
+    stx_rows  *memory;      /* inputs of the layers that attend, (B,rows,Ci), all of them of the same times; rows: stx_rows_most(memory) */
+    stx_real  *c;           /* (layers,B,O), on the device, float in every precision: states->all */
 } stx_sru_state;
 
 STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B);
 STX_DEF void stx_sru_state_free(stx_sru_state *s);
 STX_DEF void stx_sru_state_reset(stx_sru_state *s);         /* in error nothing: clear it first */
-/* In a checkpoint: entries "<prefix>c" and "<prefix>memory.<l>"; prefix at most 64 letters. The state must not change until
+STX_DEF void stx_sru_state_reset_stream(stx_sru_state *s, size_t b);        /* stream b alone: another text begins there */
+/* In a checkpoint: entries "<prefix>c" and those of stx_rows_save; prefix at most 64 letters. The state must not change until
    stx_writer_finish. load fills a state of the same B; 1, or 0 and an error: then it has no
    memory, and is to be reset once the error is cleared. */
 STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix);
@@ -343,8 +342,7 @@ typedef struct stx_sru_lm {
     stx_sru_lm_desc desc;                   /* resolved */
     stx_params     *params;
     stx_sru        *sru;
-    stx_tensor     *in_emb, *out_w, *out_b; /* (V,emb) (V,d) (V); NULL with adapt_io */
-    stx_adaptive    in, out;                /* adapt_io only */
+    stx_words      *words;                  /* embedding and output: words->in_emb, .. */
 } stx_sru_lm;
 
 STX_DEF stx_sru_lm *stx_sru_lm_create(stx_ctx *x, const stx_sru_lm_desc *d);
@@ -352,8 +350,10 @@ STX_DEF stx_params *stx_sru_lm_params(stx_sru_lm *m);
 STX_DEF size_t stx_sru_lm_count(const stx_sru_lm_desc *d);      /* parameters, shared ones once; 0: not valid; SIZE_MAX: as many or more */
 /* ids (B,T) -> last hidden state (B,T,d); state as in stx_sru_segment (of m->sru) */
 STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const stx_sru_state *in, stx_sru_state *out);
-/* Logits (B,T,V) of a hidden state; with adapt_io log-probabilities, without a tape. */
+/* Logits (B,T,V) of a hidden state, on the tape. With adapt_io there are none (each cluster has its own softmax): an error. */
 STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h);
+/* log p (B,T,V) of a hidden state, of every model: rows of e^.. sum to 1. No gradient passes. */
+STX_DEF stx_tensor *stx_sru_lm_log_probs(stx_sru_lm *m, stx_tensor *h);
 /* Mean nll of targets (B,T), nats per token -> (1). */
 STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *in, stx_sru_state *out);
 /* A number for all that the host decides in a step of this model with these tokens and this state (each NULL: none): the key of
@@ -365,11 +365,9 @@ STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const s
    the whole text with that window. Make a new one, or reset it, when the parameters have changed. */
 typedef struct stx_sru_gen {
     stx_sru_lm    *model;
-    size_t         B, window, chunk;
-    size_t         capacity, len;   /* rows of room, rows used in keys and values */
-    stx_real     **keys, **values;  /* per layer: (B,capacity,P), on the device; NULL for those that do not attend */
+    size_t         B, window;
+    stx_cache     *cache;           /* of the layers that attend */
     stx_sru_state *state;           /* c */
-    stx_real      *out;             /* (B,V), on the host */
 } stx_sru_gen;
 
 /* window: how far attention reaches back; 0: 1024 (not all, as elsewhere: room for it is made) */
@@ -379,6 +377,8 @@ STX_DEF void stx_sru_gen_reset(stx_sru_gen *g);             /* in error nothing:
 /* Feeds ids (B,n), n >= 1, and returns the logits (B,V) after the last of them, in host memory; log-probabilities with adapt_io.
    They stay until the next call. Calls stx_begin(x, STX_EVAL): not between a forward and its backward. */
 STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, size_t n);
+/* The model for programs that take any family. A state with a window keeps so many rows of memory, too. All NULL for NULL. */
+STX_DEF stx_lm stx_sru_lm_of(stx_sru_lm *m);
 
 // >>recurrence: op -------------------------------------------------------------------------------------------------
 
@@ -1064,23 +1064,21 @@ static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *
 }
 static size_t stx__sru_planes(const stx_sru_desc *d, size_t l) { return !d->no_skip && stx__sru_input(d, l) != d->hidden * (d->bidirectional ? 2 : 1) ? 4 : 3; }
 
-/* Sums and products of sizes that stay at the largest number rather than wrap */
-static size_t stx__sru_plus(size_t n, size_t a, size_t b) { a = stx_bytes_of(a, b, 1); return n > SIZE_MAX - a ? SIZE_MAX : n + a; }
 STX_DEF size_t stx_sru_count(const stx_sru_desc *desc) {
     stx_sru_desc d;
     size_t l, n = 0, O;
     if (!desc || !stx__sru_resolve(NULL, desc, &d)) return 0;
     O = d.hidden * (d.bidirectional ? 2 : 1);
-    if (d.input_first && d.input != O) n = stx__sru_plus(n, d.input, O);
+    if (d.input_first && d.input != O) n = stx_size_add(n, d.input, O);
     for (l = 0; l < d.layers; l++) {
         size_t Ci = stx__sru_input(&d, l), P = d.custom ? 0 : stx__sru_proj(&d, l);
-        n = stx__sru_plus(n, d.v1 ? 2 : 4, O);
-        if (d.norm != STX_SRU_NORM_NONE) n = stx__sru_plus(n, 2, d.norm == STX_SRU_NORM_BEFORE ? Ci : O);
+        n = stx_size_add(n, d.v1 ? 2 : 4, O);
+        if (d.norm != STX_SRU_NORM_NONE) n = stx_size_add(n, 2, d.norm == STX_SRU_NORM_BEFORE ? Ci : O);
         if (d.custom) continue;
-        n = stx__sru_plus(n, P, Ci);
-        n = stx__sru_plus(n, stx__sru_planes(&d, l) * O, P ? P : Ci);
-        if (d.transform == STX_SRU_ATTENTION && !d.no_attn_norm) n = stx__sru_plus(n, 2, P);
-        if (stx__sru_attends(&d, l)) n = stx__sru_plus(stx__sru_plus(n, 2 * P, P), 1, 1);
+        n = stx_size_add(n, P, Ci);
+        n = stx_size_add(n, stx__sru_planes(&d, l) * O, P ? P : Ci);
+        if (d.transform == STX_SRU_ATTENTION && !d.no_attn_norm) n = stx_size_add(n, 2, P);
+        if (stx__sru_attends(&d, l)) n = stx_size_add(stx_size_add(n, 2 * P, P), 1, 1);
     }
     return n;
 }
@@ -1356,56 +1354,50 @@ STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *h, stx_sru_io *io) {
 STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B) {
     stx_ctx *x = m ? m->ctx : NULL;
     stx_sru_state *s;
+    stx_rows_desc d;
+    size_t *widths, l;
     if (!stx_ok(x)) return NULL;
     if (!B) { stx_fail(x, STX_ERR_ARG, "stx_sru_state_create: no streams, want B >= 1"); return NULL; }
     s = (stx_sru_state *)stx_block(x, sizeof *s);
-    if (!s) return NULL;
+    widths = (size_t *)stx_block(x, m->desc.layers * sizeof *widths);
+    if (!s || !widths) return NULL;
     s->model = m;
     s->B = B;
-    s->memory = (stx_real **)stx_block(x, m->desc.layers * sizeof *s->memory);
-    s->c = stx_block_full(x, stx_bytes_of(m->desc.layers, B, m->O));
-    return s->memory && s->c ? s : NULL;
+    memset(&d, 0, sizeof d);
+    d.layers = m->desc.layers; d.B = B; d.width = m->O;
+    d.fixed = 1;
+    s->states = stx_rows_create(x, &d);
+    for (l = 0; l < d.layers; l++) widths[l] = m->layer[l].attends ? m->layer[l].Ci : 0;
+    d.widths = widths;
+    d.fixed = 0;
+    d.as_one = 1;
+    s->memory = stx_rows_create(x, &d);
+    stx_block_free(x, widths);
+    if (!s->memory) return NULL;
+    s->c = s->states->all;
+    return s;
 }
 STX_DEF void stx_sru_state_free(stx_sru_state *s) {
-    stx_ctx *x;
-    size_t l;
     if (!s) return;
-    x = s->model->ctx;
-    for (l = 0; l < s->model->desc.layers; l++) stx_block_numbers_free(x, s->memory[l]);
-    stx_block_free(x, s->memory);
-    stx_block_free(x, s->pad);
-    stx_block_numbers_free(x, s->c);
-    stx_block_free(x, s);
+    stx_rows_free(s->memory);
+    stx_rows_free(s->states);
+    stx_block_free(s->model->ctx, s);
 }
 STX_DEF void stx_sru_state_reset(stx_sru_state *s) {
-    stx_ctx *x = s ? s->model->ctx : NULL;
-    if (!stx_ok(x)) return;
-    STX_RUN(x, stx_fill, (x, s->c, s->model->desc.layers * s->B * s->model->O, 0));
-    s->rows = 0;
+    if (!s) return;
+    stx_rows_reset(s->states);
+    stx_rows_reset(s->memory);
 }
-/* Room for rows of memory in all layers that attend. What was there is lost. */
-static int stx__sru_room_for(stx_sru_state *s, size_t rows) {
-    stx_ctx *x = s->model->ctx;
-    size_t l;
-    if (rows <= s->capacity) return stx_ok(x);
-    s->rows = s->capacity = 0;
-    stx_block_free(x, s->pad);
-    s->pad = (int32_t *)stx_block(x, stx_bytes_of(s->B, rows, sizeof *s->pad));
-    for (l = 0; l < s->model->desc.layers; l++) {
-        if (!s->model->layer[l].attends) continue;
-        stx_block_numbers_free(x, s->memory[l]);
-        s->memory[l] = stx_block_numbers(x, stx_bytes_of(s->B, rows, s->model->layer[l].Ci));
-    }
-    if (!stx_ok(x)) return 0;
-    s->capacity = rows;
-    return 1;
+STX_DEF void stx_sru_state_reset_stream(stx_sru_state *s, size_t b) {
+    if (!s) return;
+    stx_rows_reset_stream(s->states, b);
+    stx_rows_reset_stream(s->memory, b);
 }
 STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pad, const stx_sru_state *in, stx_sru_state *out) {
     stx_ctx *x = m ? m->ctx : NULL;
     stx_sru_io io;
     stx_tensor **c0, **memory, **last, **inputs;
-    size_t l, n, b, B, T, M, O;
-    int any = 0;
+    size_t l, n, T, M, keep;
     if (!stx_ok(x) || !h) return NULL;
     for (l = 0; l < 2; l++) {
         const stx_sru_state *s = l ? out : in;
@@ -1417,140 +1409,44 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
         }
     }
     if (h->ndim != 3) return stx__sru_no(x, "x wants the shape (B,T,Ci)");
-    n = m->desc.layers; B = h->dim[0]; T = h->dim[1]; O = m->O; M = in ? in->rows : 0;
+    n = m->desc.layers; T = h->dim[1];
+    M = in ? stx_rows_most(in->memory) : 0;
     memset(&io, 0, sizeof io);
     c0 = (stx_tensor **)stx_step_alloc(x, 4 * n * sizeof *c0);
     if (!c0) return NULL;
     memset(c0, 0, 4 * n * sizeof *c0);
     memory = c0 + n; last = memory + n; inputs = last + n;
-    for (l = 0; l < n; l++) {
-        size_t Ci = m->layer[l].Ci;
-        if (in) {
-            c0[l] = stx_new_full(x, B, O, 0, 0);
-            if (!c0[l]) return NULL;
-            STX_RUN(x, stx_copy2d, (x, c0[l]->data, B * O, stx_at(x, in->c, l * B * O), B * O, 1, B * O, 0));
-        }
-        if (!m->layer[l].attends) continue;
-        any = 1;
-        if (!M) continue;
-        memory[l] = stx_new(x, B, M, Ci, 0);      /* a copy: backward needs it when the state holds something else */
-        if (!memory[l]) return NULL;
-        STX_RUN(x, stx_copy2d, (x, memory[l]->data, B * M * Ci, in->memory[l], B * M * Ci, 1, B * M * Ci, 0));
+    for (l = 0; in && l < n; l++) {     /* copies: backward needs them when the state holds something else */
+        c0[l] = stx_rows_read(in->states, l, 1);
+        memory[l] = stx_rows_read(in->memory, l, M);
+        if (m->layer[l].attends && !io.memory_pad) io.memory_pad = stx_rows_mask(in->memory, l, M, NULL, 0);
     }
     io.c0 = c0; io.memory = memory; io.last = last; io.inputs = inputs; io.pad = pad;
     io.window = in ? in->window : out ? out->window : 0;
-    if (any && M) {
-        for (b = 0; b < B * M && !in->pad[b]; b++) {}
-        if (b < B * M) io.memory_pad = stx_tokens(x, in->pad, B, M);
-    }
     h = stx_sru_forward(m, h, &io);
     if (!h || !out) return h;
-    for (l = 0; l < n; l++) STX_RUN(x, stx_copy2d, (x, stx_at(x, out->c, l * B * O), B * O, last[l]->data, B * O, 1, B * O, 0));
-    if (any) {      /* the last rows of memory and segment */
-        size_t keep = out->keep ? out->keep : T, own = STX__MIN(keep, T), old = STX__MIN(keep - own, M), rows = own + old;
-        int32_t *before = NULL;
-        if (M) {
-            before = (int32_t *)stx_step_alloc(x, B * M * sizeof *before);
-            if (!before) return NULL;
-            memcpy(before, in->pad, B * M * sizeof *before);
-        }
-        if (!stx__sru_room_for(out, STX__MAX(rows, out->keep))) return NULL;
-        for (l = 0; l < n; l++) {
-            size_t Ci = m->layer[l].Ci;
-            if (!m->layer[l].attends) continue;
-            if (old) STX_RUN(x, stx_copy2d, (x, out->memory[l], rows * Ci, stx_at(x, memory[l]->data, (M - old) * Ci), M * Ci, B, old * Ci, 0));
-            STX_RUN(x, stx_copy2d, (x, stx_at(x, out->memory[l], old * Ci), rows * Ci, stx_at(x, inputs[l]->data, (T - own) * Ci), T * Ci, B, own * Ci, 0));
-        }
-        for (b = 0; b < B; b++) {
-            if (old) memcpy(out->pad + b * rows, before + b * M + (M - old), old * sizeof *before);
-            if (pad) memcpy(out->pad + b * rows + old, pad->data + b * T + (T - own), own * sizeof *before);
-            else memset(out->pad + b * rows + old, 0, own * sizeof *before);
-        }
-        out->rows = rows;
+    keep = out->keep ? out->keep : T;
+    if (out->keep && !stx_rows_reserve(out->memory, keep)) return NULL;
+    for (l = 0; l < n; l++) {
+        if (!stx_rows_push(out->states, NULL, l, 1, last[l], NULL)) return NULL;
+        if (m->layer[l].attends && !stx_rows_push(out->memory, in ? in->memory : NULL, l, keep, inputs[l], pad)) return NULL;
     }
     return h;
 }
-STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix) {
-    size_t l, i, dim[3];
-    char name[96];
-    if (!s || !stx_ok(s->model->ctx)) return 0;
-    if (strlen(prefix) > 64) { stx_fail(s->model->ctx, STX_ERR_ARG, "stx_sru_state_save: a prefix of %zu letters, want at most 64", strlen(prefix)); return 0; }
-    for (i = 0; i < s->B * s->rows && s->pad && !s->pad[i]; i++) {}
-    if (s->rows && s->pad && i < s->B * s->rows) {
-        dim[0] = s->B; dim[1] = s->rows;
-        snprintf(name, sizeof name, "%spad", prefix);
-        if (!stx_writer_add(w, name, STX_I32, 2, dim, s->pad)) return 0;
-    }
-    snprintf(name, sizeof name, "%srows", prefix);
-    if (!stx_writer_meta_u64(w, name, s->rows)) return 0;
-    dim[0] = s->model->desc.layers; dim[1] = s->B; dim[2] = s->model->O;
-    snprintf(name, sizeof name, "%sc", prefix);
-    if (!stx_writer_add_numbers(w, name, 3, dim, s->c)) return 0;
-    for (l = 0; l < s->model->desc.layers; l++) {
-        if (!s->rows || !s->model->layer[l].attends) continue;
-        dim[0] = s->B; dim[1] = s->rows; dim[2] = s->model->layer[l].Ci;
-        snprintf(name, sizeof name, "%smemory.%zu", prefix, l);
-        if (!stx_writer_add_numbers(w, name, 3, dim, s->memory[l])) return 0;
-    }
-    return 1;
+static const char *stx__sru_entry(char *name, size_t room, const char *prefix) {
+    snprintf(name, room, "%.80sc", prefix);
+    return name;
 }
-/* The entry if it has these dimensions; NULL and an error if not */
-static const stx_entry *stx__sru_entry(stx_ctx *x, const stx_file *f, const char *name, size_t d0, size_t d1, size_t d2) {
-    const stx_entry *e = stx_file_find(f, name);
-    if (e && e->ndim == 3 && e->dim[0] == d0 && e->dim[1] == d1 && e->dim[2] == d2) return e;
-    stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" is %s, want (%zu,%zu,%zu): give the batch size and model that the file was made with", name, e ? "of another shape" : "not there", d0, d1, d2);
-    return NULL;
+STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix) {
+    char name[96];
+    return s && stx_rows_save(w, s->states, stx__sru_entry(name, sizeof name, prefix)) && stx_rows_save(w, s->memory, prefix);
 }
 STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix) {
-    size_t l, i, n;
-    uint64_t rows;
     char name[96];
-    const stx_entry *e;
-    stx_ctx *x = s ? s->model->ctx : NULL;
-    int attends = 0, good;
-    if (!stx_ok(x) || !f) return 0;
-    n = s->model->desc.layers;
+    if (!s || !stx_ok(s->model->ctx) || !f) return 0;
     stx_sru_state_reset(s);
-    for (l = 0; l < n; l++) attends |= s->model->layer[l].attends;
-    snprintf(name, sizeof name, "%srows", prefix);
-    if (!stx_file_meta_u64(x, f, name, &rows)) return 0;
-    if (rows > ((uint64_t)1 << 31) || (rows && !attends)) {
-        stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu: the file is damaged, or of a model with attention in other layers",
-                 name, (unsigned long long)rows);
-        return 0;
-    }
-    snprintf(name, sizeof name, "%sc", prefix);
-    e = stx__sru_entry(x, f, name, n, s->B, s->model->O);
-    for (l = 0; e && l < n && rows; l++) {      /* all are looked at before the first is copied */
-        if (!s->model->layer[l].attends) continue;
-        snprintf(name, sizeof name, "%smemory.%zu", prefix, l);
-        if (!stx__sru_entry(x, f, name, s->B, (size_t)rows, s->model->layer[l].Ci)) e = NULL;
-    }
-    if (!e || (rows && !stx__sru_room_for(s, STX__MAX((size_t)rows, s->keep)))) return 0;
-    good = stx_entry_put(e, s->c, e->count);
-    for (l = 0; good && l < n && rows; l++) {
-        if (!s->model->layer[l].attends) continue;
-        snprintf(name, sizeof name, "%smemory.%zu", prefix, l);
-        e = stx_file_find(f, name);
-        good = stx_entry_put(e, s->memory[l], e->count);
-    }
-    if (good && rows) {
-        memset(s->pad, 0, s->B * (size_t)rows * sizeof *s->pad);
-        snprintf(name, sizeof name, "%spad", prefix);
-        e = stx_file_find(f, name);
-        if (e) {
-            int64_t *v = (int64_t *)stx_block(x, s->B * (size_t)rows * sizeof *v);
-            good = v && stx_entry_get_i64(e, v, s->B * (size_t)rows);
-            for (i = 0; good && i < s->B * rows; i++) s->pad[i] = v[i] != 0;
-            stx_block_free(x, v);
-        }
-    }
-    if (!good) {        /* in error nothing can be filled with zeros: the caller clears it and resets */
-        s->rows = 0;
-        return 0;
-    }
-    s->rows = (size_t)rows;
-    return 1;
+    return stx_rows_load(s->states, f, stx__sru_entry(name, sizeof name, prefix))
+        && (!s->keep || stx_rows_reserve(s->memory, s->keep)) && stx_rows_load(s->memory, f, prefix);
 }
 /* (layers,B,D,H) here, (layers D,B,H) there */
 static void stx__sru_nn(const stx_sru *m, size_t B, stx_real *nn, stx_real *own, int out) {
@@ -1602,18 +1498,34 @@ static int stx__sru_lm_wrong(stx_ctx *x, const char *what, double got, const cha
     stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: %s is %g, want %s", what, got, want);
     return 0;
 }
-static size_t stx__sru_lm_width(const stx_sru_lm_desc *d, size_t cluster) { return (size_t)floor((double)d->emb_adaptive / pow(d->divval, (double)cluster)); }
-static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_lm_desc *d) {
-    static const size_t usual[3] = {20000, 40000, 200000};
+/* Initialisers of embedding and output, as in the reference's trainers: tables in U(-sqrt(3/d), sqrt(3/d)), projections
+   Xavier's, biases 0 */
+static void stx__sru_lm_words(const stx_sru_lm_desc *d, stx_words_desc *w) {
+    memset(w, 0, sizeof *w);
+    w->vocab = d->vocab; w->dim = d->dim; w->emb = d->emb;
+    w->in = d->adapt_io ? STX_WORDS_ADAPTIVE : STX_WORDS_PLAIN;
+    w->out = d->adapt_io ? STX_WORDS_ADAPTIVE : d->tied ? STX_WORDS_TIED : STX_WORDS_PLAIN;
+    w->scale = 1;
+    w->dropout = d->emb_dropout;
+    w->width[0] = d->emb_adaptive;
+    w->share_tables = d->adapt_io;
+    w->share_projs = d->adapt_io && !d->separate_projs;
+    w->divval = d->divval; w->cutoffs = d->adapt_io ? d->cutoffs : 0; w->forward_columns = d->forward_columns;
+    memcpy(w->cutoff, d->cutoff, sizeof w->cutoff);
+    w->by_cluster = 1;
+    w->table.kind = w->out_table.kind = w->cluster.kind = w->proj.kind = STX_UNIFORM;
+    w->table.a = sqrt(3 / (double)d->emb);
+    w->out_table.a = w->cluster.a = sqrt(3 / (double)d->dim);
+    w->proj.a = 1;
+    w->proj.rule = STX_INIT_XAVIER;
+}
+static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_lm_desc *d, stx_words_desc *words) {
     const size_t most = (size_t)1 << 28;
     stx_sru_desc s;
-    size_t i;
     *d = *from;
     if (!d->dim) d->dim = 512;
     if (!d->emb) d->emb = d->dim;
     if (!d->emb_adaptive) d->emb_adaptive = d->dim;
-    if (d->divval == 0) d->divval = 4;
-    if (!d->vocab || d->vocab > (size_t)1 << 31) return stx__sru_lm_wrong(x, "vocab", (double)d->vocab, "1 to 2^31");
     if (d->dim > most || d->emb > most || d->emb_adaptive > most) return stx__sru_lm_wrong(x, "dim, emb or emb_adaptive", (double)d->dim, "at most 2^28");
     if (d->sru.bidirectional || d->sru.not_causal) {
         stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: a language model must not see what it predicts: bidirectional and not_causal stay 0");
@@ -1632,115 +1544,54 @@ static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_
     d->sru.input = d->emb;
     d->sru.hidden = d->dim;
     d->sru.dropout = d->dropout;
-    if (d->adapt_io) {
-        if (!(d->divval > 1 && d->divval < 1e6)) return stx__sru_lm_wrong(x, "divval", d->divval, "more than 1");
-        if (!d->cutoffs) for (i = 0; i < 3 && usual[i] < d->vocab; i++) d->cutoff[d->cutoffs++] = usual[i];
-        if (d->cutoffs > STX_MAX_CLUSTERS - 1) return stx__sru_lm_wrong(x, "cutoffs", (double)d->cutoffs, "at most 7");
-        for (i = 0; i < d->cutoffs; i++)
-            if (d->cutoff[i] <= (i ? d->cutoff[i - 1] : 0) || d->cutoff[i] >= d->vocab) {
-                stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: cutoff %zu (number %zu): cutoffs rise and stay below the vocabulary of %zu", d->cutoff[i], i + 1, d->vocab);
-                return 0;
-            }
-        if (!stx__sru_lm_width(d, d->cutoffs)) return stx__sru_lm_wrong(x, "emb_adaptive / divval^cutoffs", 0, "1 or more: use fewer cutoffs, a smaller divval or a larger width");
-    }
+    stx__sru_lm_words(d, words);
+    if (!stx_words_resolve(x, "stx_sru_lm_create", words, words)) return 0;
+    d->divval = words->divval;
+    d->cutoffs = words->cutoffs;
+    memcpy(d->cutoff, words->cutoff, sizeof d->cutoff);
     if (!stx__sru_resolve(x, &d->sru, &s)) return 0;
     d->sru = s;
     return 1;
 }
 STX_DEF size_t stx_sru_lm_count(const stx_sru_lm_desc *desc) {
     stx_sru_lm_desc d;
-    size_t n, i, start = 0;
-    if (!desc || !stx__sru_lm_resolve(NULL, desc, &d)) return 0;
-    n = stx_sru_count(&d.sru);
-    if (!d.adapt_io) return stx__sru_plus(stx__sru_plus(stx__sru_plus(n, d.vocab, d.emb), d.tied ? 0 : d.vocab, d.dim), d.vocab, 1);
-    for (i = 0; i <= d.cutoffs; i++) {
-        size_t end = i < d.cutoffs ? d.cutoff[i] : d.vocab, w = stx__sru_lm_width(&d, i);
-        n = stx__sru_plus(stx__sru_plus(n, end - start, w + 1), (d.separate_projs ? 2 : 1) * d.dim, w);
-        start = end;
-    }
-    return stx__sru_plus(n, d.cutoffs, d.emb_adaptive + 1);
+    stx_words_desc words;
+    if (!desc || !stx__sru_lm_resolve(NULL, desc, &d, &words)) return 0;
+    return stx_size_add(stx_sru_count(&d.sru), stx_words_count(&words), 1);
 }
-/* Initialisers: tables and output in U(-sqrt(3/d), sqrt(3/d)), projections Xavier's, biases 0, as in the reference's trainers */
 STX_DEF stx_sru_lm *stx_sru_lm_create(stx_ctx *x, const stx_sru_lm_desc *desc) {
+    stx_words_desc words;
     stx_sru_lm *m;
-    stx_sru_lm_desc *d;
-    size_t i, start;
-    double s;
-    char name[64];
     if (!stx_ok(x)) return NULL;
     if (!desc) { stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: no desc; at least vocab is needed"); return NULL; }
     m = (stx_sru_lm *)stx_persist(x, sizeof *m);
-    if (!m || !stx__sru_lm_resolve(x, desc, &m->desc)) return NULL;
-    d = &m->desc;
+    if (!m || !stx__sru_lm_resolve(x, desc, &m->desc, &words)) return NULL;
     m->ctx = x;
     m->params = stx_params_create(x);
-    if (!m->params) return NULL;
-    s = sqrt(3 / (double)d->dim);
-    if (!d->adapt_io) {
-        m->in_emb = stx_param(m->params, STX_UNIFORM, sqrt(3 / (double)d->emb), "in_emb.weight", d->vocab, d->emb, 0, 0);
-        m->out_w = d->tied ? m->in_emb : stx_param(m->params, STX_UNIFORM, s, "out_emb.weight", d->vocab, d->dim, 0, 0);
-        m->out_b = stx_param(m->params, STX_ZEROS, 0, "out_emb.bias", d->vocab, 0, 0, 0);
-    } else {
-        m->in.clusters = m->out.clusters = d->cutoffs + 1;
-        m->in.scale = 1;
-        m->in.dropout = m->out.dropout = d->emb_dropout;
-        m->out.forward_columns = d->forward_columns;
-        for (i = 0, start = 0; i <= d->cutoffs; i++) {
-            size_t end = i < d->cutoffs ? d->cutoff[i] : d->vocab, w = stx__sru_lm_width(d, i);
-            double xavier = sqrt(6 / (double)(d->dim + w));
-            m->in.end[i] = m->out.end[i] = end;
-            snprintf(name, sizeof name, "out_emb.tables.%zu", i);
-            m->in.table[i] = m->out.table[i] = stx_param(m->params, STX_UNIFORM, s, name, end - start, w, 0, 0);
-            snprintf(name, sizeof name, "out_emb.projs.%zu", i);
-            m->in.proj[i] = m->out.proj[i] = stx_param(m->params, STX_UNIFORM, xavier, name, d->dim, w, 0, 0);
-            if (d->separate_projs) {
-                snprintf(name, sizeof name, "in_emb.projs.%zu", i);
-                m->in.proj[i] = stx_param(m->params, STX_UNIFORM, xavier, name, d->dim, w, 0, 0);
-            }
-            snprintf(name, sizeof name, "out_emb.biases.%zu", i);
-            m->out.bias[i] = stx_param(m->params, STX_ZEROS, 0, name, end - start, 0, 0, 0);
-            start = end;
-        }
-        if (d->cutoffs) {
-            m->out.cluster_w = stx_param(m->params, STX_UNIFORM, s, "out_emb.cluster.weight", d->cutoffs, d->emb_adaptive, 0, 0);
-            m->out.cluster_b = stx_param(m->params, STX_ZEROS, 0, "out_emb.cluster.bias", d->cutoffs, 0, 0, 0);
-        }
-    }
-    m->sru = stx_sru_create(m->params, "", &d->sru);
+    m->words = stx_words_create(m->params, &words);
+    m->sru = m->words ? stx_sru_create(m->params, "", &m->desc.sru) : NULL;
     if (!m->sru) return NULL;
-    d->sru = m->sru->desc;
+    m->desc.sru = m->sru->desc;
     return stx_ok(x) ? m : NULL;
 }
 STX_DEF stx_params *stx_sru_lm_params(stx_sru_lm *m) { return m ? m->params : NULL; }
 
 static stx_tensor *stx__sru_lm_embed(stx_sru_lm *m, const stx_ids *ids) {
-    stx_tensor *h = m->desc.adapt_io ? stx_adaptive_input(m->ctx, &m->in, ids) : stx_embedding(m->ctx, m->in_emb, ids);
-    return stx_dropout(m->ctx, h, STX__MAX(m->desc.io_dropout, 0));
+    return stx_dropout(m->ctx, stx_words_embed(m->words, ids), STX__MAX(m->desc.io_dropout, 0));
 }
 STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const stx_sru_state *in, stx_sru_state *out) {
     if (!m || !ids) return NULL;
     return stx_dropout(m->ctx, stx_sru_segment(m->sru, stx__sru_lm_embed(m, ids), NULL, in, out), STX__MAX(m->desc.io_dropout, 0));
 }
-STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h) {
-    stx_tensor *y;
-    if (!m || !h) return NULL;
-    if (!m->desc.adapt_io) return stx_linear(m->ctx, h, m->out_w, m->out_b, STX_ACT_NONE);
-    y = stx_adaptive_log_probs(m->ctx, &m->out, h);
-    return y && h->ndim == 3 ? stx_reshape(m->ctx, y, h->dim[0], h->dim[1], m->desc.vocab, 0) : y;
-}
+STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h) { return m ? stx_words_logits(m->words, h) : NULL; }
+STX_DEF stx_tensor *stx_sru_lm_log_probs(stx_sru_lm *m, stx_tensor *h) { return m ? stx_words_log_probs(m->words, h) : NULL; }
 STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *in, stx_sru_state *out) {
-    stx_tensor *h = stx_sru_lm_forward(m, ids, in, out);
-    if (!h || !targets) return NULL;
-    return m->desc.adapt_io ? stx_adaptive_softmax(m->ctx, &m->out, h, targets) : stx_cross_entropy_over(m->ctx, stx_sru_lm_logits(m, h), targets, 0);
+    return m ? stx_words_loss(m->words, stx_sru_lm_forward(m, ids, in, out), targets) : NULL;
 }
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *s, uint64_t salt) {
     uint64_t h = stx_step_key(m, ids, targets, salt);
-    size_t l;
-    if (m && m->desc.adapt_io) h = stx_adaptive_key(stx_adaptive_key(h, &m->in, ids, 0, NULL), &m->out, targets, 1, NULL);
-    if (!m || !s) return h;
-    h = stx_key_add(stx_key_add(stx_key_add(stx_key_add(h, s->rows), s->keep), s->window), (uint64_t)(uintptr_t)s->c);
-    for (l = 0; l < m->sru->desc.layers; l++) h = stx_key_add(h, (uint64_t)(uintptr_t)s->memory[l]);
-    return h;
+    if (m) h = stx_words_key(m->words, h, ids, targets);
+    return m && s ? stx_rows_key(s->memory, stx_rows_key(s->states, stx_key_add(stx_key_add(h, s->keep), s->window))) : h;
 }
 
 // >>language model: generation
@@ -1766,135 +1617,128 @@ STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window) 
     g->model = m;
     g->B = B;
     g->window = window ? window : 1024;
-    g->chunk = 64;
-    g->capacity = 2 * g->window + g->chunk;     /* the window, a chunk, and a window more so that moving down costs one copy a token */
     g->state = stx_sru_state_create(m->sru, B);
-    g->keys = (stx_real **)stx_block(x, 2 * n * sizeof *g->keys);
-    g->out = (stx_real *)stx_block(x, stx_bytes_of(B, m->desc.vocab, sizeof *g->out));
-    if (!g->state || !g->keys || !g->out) return NULL;
-    g->values = g->keys + n;
-    for (l = 0; l < n; l++) {
-        const stx_sru_layer *p = &m->sru->layer[l];
-        if (!p->attends) continue;
-        g->keys[l] = stx_block_numbers(x, stx_bytes_of(B, g->capacity, p->P));
-        g->values[l] = stx_block_numbers(x, stx_bytes_of(B, g->capacity, p->P));
-    }
+    g->cache = stx_cache_create(x, n, B, m->desc.vocab);
+    for (l = 0; l < n && stx_ok(x); l++)
+        if (m->sru->layer[l].attends) stx_cache_window(g->cache, l, g->window, m->sru->layer[l].P, 1);
     return stx_ok(x) ? g : NULL;
 }
 STX_DEF void stx_sru_gen_free(stx_sru_gen *g) {
-    stx_ctx *x;
-    size_t l;
     if (!g) return;
-    x = g->model->ctx;
-    for (l = 0; l < 2 * g->model->sru->desc.layers; l++) stx_block_numbers_free(x, g->keys[l]);
+    stx_cache_free(g->cache);
     stx_sru_state_free(g->state);
-    stx_block_free(x, g->keys);
-    stx_block_free(x, g->out);
-    stx_block_free(x, g);
+    stx_block_free(g->model->ctx, g);
 }
 STX_DEF void stx_sru_gen_reset(stx_sru_gen *g) {
     if (!g || !stx_ok(g->model->ctx)) return;
     stx_sru_state_reset(g->state);
-    g->len = 0;
+    stx_cache_reset(g->cache);
 }
-/* Attention of t new times over the window, whose keys and values are kept (2102.12459, section 3) */
-static stx_tensor *stx__sru_gen_transform(stx_sru_gen *g, size_t l, stx_tensor *h, size_t t) {
+/* Attention of new times over the window, whose keys and values are kept (2102.12459, section 3) */
+static stx_tensor *stx__sru_gen_transform(stx_sru_gen *g, size_t l, stx_tensor *h) {
     stx_sru *m = g->model->sru;
     stx_ctx *x = m->ctx;
     const stx_sru_layer *p = &m->layer[l];
-    stx_tensor *z, *zn, *kv, *o;
-    stx_attention_args a;
-    size_t P = p->P, B = g->B, cap = g->capacity, have = STX__MIN(g->len, g->window), len = g->len, i;
-    stx_real *to[2];
+    stx_attention_in a;
+    stx_attention_desc d;
+    stx_tensor *z;
     if (!p->attends) return stx__sru_transform(m, l, h, NULL, NULL, 0);
-    z = zn = stx_linear(x, h, p->w1, NULL, STX_ACT_NONE);
-    if (p->attn_gain && m->desc.attn_norm_first) zn = stx_layernorm(x, z, p->attn_gain, p->attn_shift, 1e-5);
-    kv = stx_linear(x, zn, p->w2, NULL, STX_ACT_NONE);
-    o = stx_new(x, B, t, P, 0);
-    if (!kv || !o) return NULL;
-    to[0] = g->keys[l]; to[1] = g->values[l];
-    for (i = 0; i < 2; i++) {       /* when it is full the window moves to the front: rows that stay and rows that go never overlap */
-        if (g->len + t > cap) {
-            STX_RUN(x, stx_copy2d, (x, to[i], cap * P, stx_at(x, to[i], (g->len - have) * P), cap * P, B, have * P, 0));
-            len = have;
-        }
-        {
-            size_t b;
-            for (b = 0; b < B; b++)
-                STX_RUN(x, stx_copy2d, (x, stx_at(x, to[i], (b * cap + len) * P), P, stx_at(x, kv->data, (b * t * 2 + i) * P), 2 * P, t, P, 0));
-        }
-    }
     memset(&a, 0, sizeof a);
-    a.B = B; a.T = t; a.S = have + t; a.H = m->desc.heads; a.D = P / a.H;
-    a.ldq = a.ldk = P;
-    a.stq = t * P;
-    a.stk = cap * P;
-    a.span = g->window;
-    a.scale = (stx_real)(1 / sqrt((double)a.D));
-    a.q = zn->data;
-    a.k = stx_at(x, g->keys[l], (len - have) * P);
-    a.v = stx_at(x, g->values[l], (len - have) * P);
-    a.y = o->data;
-    a.top = (stx_real *)stx_step_bytes(x, 2 * B * a.H * t * sizeof(stx_real));
-    if (!a.top) return NULL;
-    a.inv = a.top + B * a.H * t;
-    stx_attention_run(x, &a);
-    return stx__sru_after(m, p, z, o);
+    memset(&d, 0, sizeof d);
+    z = a.q = stx_linear(x, h, p->w1, NULL, STX_ACT_NONE);
+    if (p->attn_gain && m->desc.attn_norm_first) a.q = stx_layernorm(x, z, p->attn_gain, p->attn_shift, 1e-5);
+    a.kv = stx_linear(x, a.q, p->w2, NULL, STX_ACT_NONE);
+    d.heads = m->desc.heads;
+    return stx__sru_after(m, p, z, stx_cache_attention(g->cache, l, &a, &d));
+}
+static stx_tensor *stx__sru_gen_step(void *user, const stx_ids *ids) {
+    stx_sru_gen *g = (stx_sru_gen *)user;
+    stx_sru *m = g->model->sru;
+    stx_ctx *x = m->ctx;
+    stx_tensor *h = stx__sru_lm_embed(g->model, ids);
+    size_t l;
+    if (m->w_input) h = stx_linear(x, h, m->w_input, NULL, STX_ACT_NONE);
+    for (l = 0; l < m->desc.layers && h; l++) {
+        const stx_sru_layer *p = &m->layer[l];
+        stx_tensor *in = h, *last;
+        stx_sru_recurrence_in cell;
+        memset(&cell, 0, sizeof cell);
+        if (m->desc.norm == STX_SRU_NORM_BEFORE) in = stx_layernorm(x, in, p->gain, p->shift, 1e-5);
+        in = stx__sru_gen_transform(g, l, in);
+        cell.u = stx_reshape(x, in, ids->B, ids->T, p->k, m->O);
+        cell.xr = p->highway ? h : NULL;
+        cell.v = p->v; cell.bias = p->bias;
+        cell.c0 = stx_rows_read(g->state->states, l, 1);
+        cell.alpha = (double)p->alpha;
+        cell.tanh = m->desc.tanh;
+        h = stx_sru_recurrence(x, &cell, &last);
+        if (!h || !stx_rows_push(g->state->states, NULL, l, 1, last, NULL)) return NULL;
+        if (m->desc.norm == STX_SRU_NORM_AFTER) h = stx_layernorm(x, h, p->gain, p->shift, 1e-5);
+    }
+    return h;
 }
 STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, size_t n) {
-    stx_sru_lm *lm = g ? g->model : NULL;
-    stx_sru *m = lm ? lm->sru : NULL;
-    stx_ctx *x = m ? m->ctx : NULL;
-    stx_tensor *h = NULL, *y;
-    size_t l, at, b, t, O;
-    if (!stx_ok(x)) return NULL;
-    if (!ids || !n) { stx_fail(x, STX_ERR_ARG, "stx_sru_gen_feed: no tokens, want at least one a stream"); return NULL; }
-    if (m->desc.custom) {
-        stx_fail(x, STX_ERR_ARG, "stx_sru_gen_feed: a transform of your own may look at other times, so it cannot be fed token by token: use stx_sru_segment");
+    if (!g || !stx_ok(g->model->ctx)) return NULL;
+    if (g->model->sru->desc.custom) {
+        stx_fail(g->model->ctx, STX_ERR_ARG,
+                 "stx_sru_gen_feed: a transform of your own may look at other times, so it cannot be fed token by token: "
+                 "use stx_sru_segment");
         return NULL;
     }
-    O = m->O;
-    for (at = 0; at < n; at += t) {
-        stx_ids *part;
-        int32_t *copy;
-        t = STX__MIN(g->chunk, n - at);
-        stx_begin(x, STX_EVAL);
-        copy = (int32_t *)stx_step_alloc(x, g->B * t * sizeof *copy);
-        if (!copy) return NULL;
-        for (b = 0; b < g->B; b++) memcpy(copy + b * t, ids + b * n + at, t * sizeof *copy);
-        part = stx_tokens(x, copy, g->B, t);
-        h = part ? stx__sru_lm_embed(lm, part) : NULL;
-        if (m->w_input) h = stx_linear(x, h, m->w_input, NULL, STX_ACT_NONE);
-        for (l = 0; l < m->desc.layers && h; l++) {
-            const stx_sru_layer *p = &m->layer[l];
-            stx_tensor *in = h, *last;
-            stx_sru_recurrence_in cell;
-            memset(&cell, 0, sizeof cell);
-            if (m->desc.norm == STX_SRU_NORM_BEFORE) in = stx_layernorm(x, in, p->gain, p->shift, 1e-5);
-            in = in ? stx__sru_gen_transform(g, l, in, t) : NULL;
-            if (!in) return NULL;
-            cell.u = stx_reshape(x, in, g->B, t, p->k, O);
-            cell.xr = p->highway ? h : NULL;
-            cell.v = p->v; cell.bias = p->bias;
-            cell.c0 = stx_new_full(x, g->B, O, 0, 0);
-            if (!cell.c0) return NULL;
-            STX_RUN(x, stx_copy2d, (x, cell.c0->data, g->B * O, stx_at(x, g->state->c, l * g->B * O), g->B * O, 1, g->B * O, 0));
-            cell.alpha = (double)p->alpha;
-            cell.tanh = m->desc.tanh;
-            h = stx_sru_recurrence(x, &cell, &last);
-            if (!h) return NULL;
-            STX_RUN(x, stx_copy2d, (x, stx_at(x, g->state->c, l * g->B * O), g->B * O, last->data, g->B * O, 1, g->B * O, 0));
-            if (m->desc.norm == STX_SRU_NORM_AFTER) h = stx_layernorm(x, h, p->gain, p->shift, 1e-5);
-        }
-        if (!h) return NULL;
-        if (g->len + t > g->capacity) g->len = STX__MIN(g->len, g->window);
-        g->len += t;
-    }
-    t = h->dim[1];
-    y = stx_sru_lm_logits(lm, t > 1 ? stx_slice(x, h, t - 1, t) : h);
-    if (!y) return NULL;
-    stx_get(x, y, g->out);
-    return stx_ok(x) ? g->out : NULL;
+    return stx_cache_feed(g->cache, g->model->words, ids, n, 1, stx__sru_gen_step, g);
+}
+
+// >>language model: for programs of any family
+
+static stx_tensor *stx__sru_lm_loss(void *m, const stx_ids *ids, const stx_ids *targets, const void *in, void *out) {
+    return stx_sru_lm_loss((stx_sru_lm *)m, ids, targets, (const stx_sru_state *)in, (stx_sru_state *)out);
+}
+static stx_tensor *stx__sru_lm_total(void *m, stx_tensor *nll) { (void)m; return nll; }      /* no penalties */
+static void stx__sru_lm_updated(void *m) { (void)m; }
+static uint64_t stx__sru_lm_key(const void *m, const stx_ids *ids, const stx_ids *targets, const void *s, uint64_t salt) {
+    return stx_sru_lm_key((const stx_sru_lm *)m, ids, targets, (const stx_sru_state *)s, salt);
+}
+static void *stx__sru_lm_state_create(void *m, size_t B, size_t window) {
+    stx_sru_state *s = m ? stx_sru_state_create(((stx_sru_lm *)m)->sru, B) : NULL;
+    if (s) s->keep = s->window = window;
+    return s;
+}
+static void stx__sru_lm_state_free(void *s) { stx_sru_state_free((stx_sru_state *)s); }
+static void stx__sru_lm_state_reset(void *s) { stx_sru_state_reset((stx_sru_state *)s); }
+static void stx__sru_lm_state_reset_stream(void *s, size_t b) { stx_sru_state_reset_stream((stx_sru_state *)s, b); }
+static int stx__sru_lm_state_save(stx_writer *w, const void *s, const char *prefix) {
+    return stx_sru_state_save(w, (const stx_sru_state *)s, prefix);
+}
+static int stx__sru_lm_state_load(void *s, const stx_file *f, const char *prefix) {
+    return stx_sru_state_load((stx_sru_state *)s, f, prefix);
+}
+static void *stx__sru_lm_gen_create(void *m, size_t B, size_t window) { return stx_sru_gen_create((stx_sru_lm *)m, B, window); }
+static void stx__sru_lm_gen_free(void *g) { stx_sru_gen_free((stx_sru_gen *)g); }
+static void stx__sru_lm_gen_reset(void *g) { stx_sru_gen_reset((stx_sru_gen *)g); }
+static const stx_real *stx__sru_lm_gen_feed(void *g, const int32_t *ids, size_t n) { return stx_sru_gen_feed((stx_sru_gen *)g, ids, n); }
+STX_DEF stx_lm stx_sru_lm_of(stx_sru_lm *m) {
+    stx_lm lm;
+    memset(&lm, 0, sizeof lm);
+    if (!m) return lm;
+    lm.model = m;
+    lm.ctx = m->ctx;
+    lm.params = m->params;
+    lm.words = m->words;
+    lm.loss = stx__sru_lm_loss;
+    lm.total = stx__sru_lm_total;
+    lm.updated = stx__sru_lm_updated;
+    lm.key = stx__sru_lm_key;
+    lm.state_create = stx__sru_lm_state_create;
+    lm.state_free = stx__sru_lm_state_free;
+    lm.state_reset = stx__sru_lm_state_reset;
+    lm.state_reset_stream = stx__sru_lm_state_reset_stream;
+    lm.state_save = stx__sru_lm_state_save;
+    lm.state_load = stx__sru_lm_state_load;
+    lm.gen_create = stx__sru_lm_gen_create;
+    lm.gen_free = stx__sru_lm_gen_free;
+    lm.gen_reset = stx__sru_lm_gen_reset;
+    lm.gen_feed = stx__sru_lm_gen_feed;
+    return lm;
 }
 
 STX__STRICT_OFF

@@ -26,6 +26,7 @@
 #endif
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
+#include "../examples/text.h"
 #include "cpu.h"
 
 enum { SPANS_FULL, SPANS_LEARNED, SPANS_SHORT, SPANS_KINDS };

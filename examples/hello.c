@@ -1,8 +1,9 @@
 /* hello.c - the whole of it in one sitting: build a small adaptive-span model, train it on its own source text, print what
-   it writes. Two vendored files are enough: seqtx.h and seqtx_attn_span.h.
+   it writes. Three files are enough: seqtx.h, seqtx_attn_span.h and text.h.
        cc -O2 hello.c -lm -o hello && ./hello hello.c */
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
+#include "text.h"
 #include <stdio.h>
 
 int main(int argc, char **argv) {

@@ -1781,10 +1781,11 @@ TR_DEF uint64_t tr_peak_rss(void) {
 
 /* ------------------------------------------------------------------------------------------------------------------
    >>lm  What trainers of language models share beyond that: options, context, text, checkpoint, evaluation, generation.
-   Only where TR_LM is defined before train.h is included; it needs seqtx.h, one directory up. */
+   Only where TR_LM is defined before train.h is included; it needs text.h, and seqtx.h, one directory up. */
 
 #ifdef TR_LM
 #include "../seqtx.h"
+#include "text.h"
 
 enum { TR_BYTES, TR_COMPACT, TR_CHARS, TR_WORDS };              /* tr_lm_opt.tokens */
 enum { TR_AUTO, TR_BPC, TR_PPL };                               /* tr_lm_opt.unit */
@@ -1866,20 +1867,18 @@ typedef struct tr_lm tr_lm;
 /* What the trainer of one family of models brings. Functions return 1, or 0 with t->err or the context's error set. */
 typedef struct {
     const char  *format;          /* of its checkpoints: "seqtx.sru.1" */
+    const char  *states;          /* what they call the state of each part of the batch: "state" */
     const int   *adapt_io;        /* the option; sizes of a step then depend on its tokens, and it cannot be replayed */
     const char **cutoffs;         /* the option adapt-io-cutoffs */
     int          order, eos_first;    /* of words in the vocabulary with adapt-io, as in stx_vocab_desc; without: first come, first */
     const char  *sized[3];        /* what a text of at most 100,000 tokens, of at most 2,000,000, or a longer one changes in the defaults */
     int        (*check)(tr_lm *t);                              /* refuses options that do not go together */
-    void       (*plan)(tr_lm *t);                               /* sets t->steps and t->schedule */
+    void       (*plan)(tr_lm *t);                               /* sets t->steps, t->schedule, how often to save and evaluate, and how */
     size_t     (*count)(tr_lm *t, size_t vocab);                /* parameters of the model that the options describe; 0: t->err */
     void       (*shape)(const tr_lm *t, char *line, size_t room, double *states);   /* --dry-run: second line; numbers kept for streams */
-    int        (*make)(tr_lm *t);                               /* model, and in training optimiser, batches and states */
-    int        (*load)(tr_lm *t, const stx_file *f);            /* calls tr_lm_load, adds the states */
-    int        (*train)(tr_lm *t);
-    int        (*evaluate)(tr_lm *t, int part, uint64_t blocks, double *nll);
+    int        (*make)(tr_lm *t);                               /* the model into t->lm, and in training what tr_lm_make makes */
+    void       (*train)(tr_lm *t);                              /* the training loop */
     void       (*learned)(const tr_lm *t, FILE *out);           /* what is worth printing of the model at the end */
-    int        (*generate)(tr_lm *t);
 } tr_lm_kind;
 
 /* One run. What only one model needs stands in the trainer's own struct, which begins with this one. */
@@ -1891,10 +1890,20 @@ struct tr_lm {
     stx_ctx     *x;
     stx_vocab   *vocab;
     stx_corpus  *text[3];         /* train, valid, test; NULL where there is none */
+    stx_lm       lm;              /* the model */
     stx_batches *batches;         /* of the training text */
-    stx_params  *params;
     stx_optim   *optim;
     stx_schedule schedule;
+    size_t       parts, pieces;   /* of the batch; of an update: part p of its block k is piece [k parts + p] of in and out */
+    void       **state;           /* of each part: what it remembers */
+    stx_ids    **in, **out;       /* tokens and targets of an update */
+    int32_t     *tokens, *targets;        /* the same on the host: what stx_batches_next gives, block after block */
+    size_t       eval_block, eval_window; /* evaluation: tokens of a stream at once; the window of its states and of generation */
+    int          eval_literal;    /* ... as the reference counts */
+    uint64_t     log_every, eval_every, save_every, eval_blocks;  /* 0: never; eval_blocks 0: the whole text */
+    uint64_t     logged, saved;   /* updates since the last log record, step of the last save */
+    size_t       bad;             /* updates in a row that were not finite */
+    double       sum, loss;       /* of the losses since the last log record; the last one */
     uint64_t     first, step, steps;      /* where this start began, where it is, where it ends */
     double       lr;              /* of this step */
     uint64_t     print;           /* of the training text: a run goes on with the same one only */
@@ -2070,6 +2079,7 @@ TR_DEF int tr_lm_suggest(tr_lm *t, const char *name, uint64_t value) {
     snprintf(word, sizeof word, "%s=%" PRIu64, name, value);
     return tr_find_option(t->options, name, strlen(name)) == NULL || tr_apply(t->options, word, TR_FROM_TEXT, t->err, TR_ERR);
 }
+/* The value of an option that is a whole number. */
 TR_DEF uint64_t tr_lm_number(const tr_lm *t, const char *name, uint64_t missing) {
     const tr_opt *p = tr_find_option(t->options, name, strlen(name));
     return p ? *(uint64_t *)p->to : missing;
@@ -2121,9 +2131,38 @@ TR_DEF int tr_lm_size(tr_lm *t) {
     return 1;
 }
 
+/* ---- what training works with */
+
+/* For training, once t->lm is there: batches, optimiser, a state for each part of the batch, and room for the `freq` blocks
+   of an update. */
+TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
+    uint64_t B = tr_lm_number(t, "batch-sz", 1), T = tr_lm_number(t, "block-sz", 1);
+    size_t k, rows;
+    t->parts = (size_t)tr_lm_number(t, "batch-split", 1);
+    t->pieces = t->parts * (size_t)freq;
+    rows = (size_t)B / t->parts;
+    if (!tr_lm_batches(t, B, T)) return 0;
+    if (t->batches && freq > 1 && stx_batches_stream(t->batches) <= freq * T)
+        return tr_fail(t->err, TR_ERR, "--update-param-freq %llu: the streams of %zu tokens are too short for so many blocks of "
+            "%llu", (unsigned long long)freq, stx_batches_stream(t->batches), (unsigned long long)T);
+    t->optim = stx_optim_create(t->lm.params, od);
+    t->state = (void **)stx_block(t->x, t->parts * sizeof *t->state);
+    t->in = (stx_ids **)stx_block(t->x, 2 * t->pieces * sizeof *t->in);
+    t->out = t->in + t->pieces;
+    t->tokens = (int32_t *)malloc(2 * (size_t)(freq * B * T) * sizeof *t->tokens);
+    t->targets = t->tokens + (size_t)(freq * B * T);
+    if (!t->tokens) stx_fail(t->x, STX_ERR_MEMORY, "no memory for %llu tokens", (unsigned long long)(freq * B * T));
+    for (k = 0; t->state && k < t->parts; k++) t->state[k] = t->lm.state_create(t->lm.model, rows, 0);
+    for (k = 0; t->in && k < t->pieces; k++) {
+        t->in[k] = stx_tokens_create(t->x, rows, (size_t)T);
+        t->out[k] = stx_tokens_create(t->x, rows, (size_t)T);
+    }
+    return stx_ok(t->x) ? 1 : tr_lm_why(t);
+}
+
 /* ---- checkpoint: parameters, optimiser, states, step, random state, data position, vocabulary and options in one file */
 
-/* First the parameters and the optimiser; then the trainer adds its states; then tr_lm_save_end the rest. NULL in error. */
+/* All but the states and the vocabulary. NULL in error. */
 TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
     stx_writer *w = stx_writer_create(t->x);
     stx_batches_state pos = stx_batches_get(t->batches);
@@ -2138,17 +2177,26 @@ TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
         snprintf(text, sizeof text, "%.17g", t->best);
         ok = stx_writer_meta(w, "best", text);
     }
-    ok = ok && stx_params_save(w, t->params, "") && stx_optim_save(w, t->optim);
+    ok = ok && stx_params_save(w, t->lm.params, "") && stx_optim_save(w, t->optim);
     if (ok) return w;
     if (w) stx_writer_free(w);
     return NULL;
 }
-/* ok: the states were added. Writes the file at path, whole or not at all, and frees w. */
-TR_DEF int tr_lm_save_end(tr_lm *t, stx_writer *w, int ok, const char *path) {
-    size_t len = stx_vocab_save(t->vocab, NULL, 0);
+/* "memory.0." */
+TR_DEF const char *tr_lm_prefix(const tr_lm *t, size_t part, char *prefix, size_t room) {
+    snprintf(prefix, room, "%s.%zu.", t->kind->states, part);
+    return prefix;
+}
+/* Writes the file at path, whole or not at all; path NULL: no file is wanted. */
+TR_DEF int tr_lm_save(tr_lm *t, const char *path) {
+    size_t len = stx_vocab_save(t->vocab, NULL, 0), part;
+    stx_writer *w = path ? tr_lm_save_begin(t) : NULL;
+    char prefix[64];
+    int ok = 1;
     void *blob;
-    if (!w) return 0;
+    if (!w) return path == NULL;
     blob = malloc(len + 1);
+    for (part = 0; ok && part < t->parts; part++) ok = t->lm.state_save(w, t->state[part], tr_lm_prefix(t, part, prefix, sizeof prefix));
     ok = ok && blob && stx_vocab_save(t->vocab, blob, len) == len && stx_writer_add(w, "vocab", STX_U8, 1, &len, blob)
         && stx_writer_seal(w);
     if (!blob) stx_fail(t->x, STX_ERR_MEMORY, "no memory for the vocabulary");
@@ -2192,13 +2240,15 @@ TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
     t->vocab = e ? stx_vocab_load(t->x, e->data, e->bytes) : NULL;
     return t->vocab ? 1 : tr_lm_why(t);
 }
-/* Parameters and step from an open checkpoint; in training also all else but the trainer's states. */
+/* Parameters and step from an open checkpoint; in training also all else. */
 TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     stx_ctx *x = t->x;
     stx_batches_state pos;
     uint64_t tick, seed, tokens, print, fresh;
+    size_t part;
+    char prefix[64];
     const char *best = stx_file_meta(f, "best");
-    if (!stx_params_load(t->params, f, "")) return 0;
+    if (!stx_params_load(t->lm.params, f, "")) return 0;
     if (!stx_file_meta_u64(x, f, "step", &t->step)) return 0;
     t->first = t->step;
     if (best && !tr_read_real(best, &t->best)) { stx_fail(x, STX_ERR_FORMAT, "metadata \"best\" is no number"); return 0; }
@@ -2226,6 +2276,8 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     pos.fresh = fresh != 0;
     if (!stx_optim_load(t->optim, f) || !stx_batches_set(t->batches, pos)) return 0;
     stx_set_tick(x, tick);
+    for (part = 0; part < t->parts; part++)
+        if (!t->lm.state_load(t->state[part], f, tr_lm_prefix(t, part, prefix, sizeof prefix))) return 0;
     return 1;
 }
 
@@ -2285,7 +2337,7 @@ TR_DEF int tr_lm_begin(tr_lm *t) {
     tr_log_begin(&t->log, t->first ? "resume" : "start");
     if (t->first) tr_log_int(&t->log, "step", t->first);
     tr_log_json(&t->log, "config", all);
-    tr_log_int(&t->log, "params", stx_params_size(t->params));
+    tr_log_int(&t->log, "params", stx_params_size(t->lm.params));
     if (t->first) tr_log_json(&t->log, "changed", t->adopted.json.n ? t->adopted.json.s : "{}");
     if (t->first && t->adopted.given.n) tr_log_str(&t->log, "not_in_checkpoint", t->adopted.given.s);
     free(all);
@@ -2297,7 +2349,7 @@ TR_DEF void tr_lm_hello(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     char size[TR_TEXT_MAX], mem[TR_TEXT_MAX];
     tr_term_open(&t->term, stderr);
-    tr_count(size, (double)stx_params_size(t->params));
+    tr_count(size, (double)stx_params_size(t->lm.params));
     tr_bytes(mem, (double)stx_bytes(t->x));
     if (o->device) tr_say(&t->term, "%s parameters, vocabulary %zu, %s, %s, %s of its memory so far", size, stx_vocab_size(t->vocab),
         stx_backend(t->x), o->precision ? "bf16" : o->tf32 ? "f32 (tf32 products)" : "f32", mem);
@@ -2332,6 +2384,7 @@ TR_DEF void tr_lm_close(tr_lm *t) {
     tr_options_free(t->options);
     free(t->config);
     free(t->prompt);
+    free(t->tokens);
     stx_destroy(t->x);
 }
 
@@ -2398,33 +2451,33 @@ TR_DEF void tr_lm_fit(const stx_corpus *text, size_t *B, size_t *T) {
     while (*B > 1 && n / *B < 2 * (*T + 1)) --*B;
     if (n < *T + 1) *T = n > 2 ? n - 2 : 1;
 }
-/* Mean nll of the targets (B,T): the trainer's loss with the state of this evaluation. stx_begin was called. */
-typedef double (*tr_lm_score)(void *user, const stx_ids *in, const stx_ids *targets);
-/* Mean nll over a text, nats per token, and the number of tokens that it is of. blocks 0: the whole text. NaN in error, or when a
-   signal wants the run to stop. */
-TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, uint64_t blocks, int rule, tr_lm_score score,
-    void *user, double *scored) {
+/* Mean nll over a text, nats per token, and the number of tokens that it is of, with a state of its own, so that training does not notice.
+   blocks 0: the whole text. NaN in error, or when a signal wants the run to stop. */
+TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, uint64_t blocks, double *scored) {
     stx_batches_desc d;
     stx_batches *b;
     int32_t *in = (int32_t *)malloc(B * T * sizeof *in), *out = (int32_t *)malloc(B * T * sizeof *out);
+    size_t n, whole = stx_corpus_size(text);      /* no window reaches further than the text */
+    void *state = t->lm.state_create(t->lm.model, B, t->eval_window < whole ? t->eval_window : whole);
     double sum = 0, count = 0;
-    size_t n;
     uint64_t k;
     memset(&d, 0, sizeof d);
     d.B = B; d.T = T;
     b = stx_batches_create(t->x, text, &d);
     if (!in || !out) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a batch of %zu x %zu tokens", B, T);
     else if (b) {
-        stx_batches_rewind(b, rule);
+        stx_batches_rewind(b, t->eval_literal ? STX_EVAL_LITERAL : STX_EVAL_ALL);
         for (k = 0; (!blocks || k < blocks) && stx_batches_next_eval(b, in, out, &n) != STX_BATCH_END && !tr_stop_requested(); k++) {
             stx_begin(t->x, STX_EVAL);
-            sum += score(user, stx_tokens(t->x, in, B, n), stx_tokens(t->x, out, B, n)) * (double)(B * n);
+            sum += stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, in, B, n), stx_tokens(t->x, out, B, n), state,
+                state)) * (double)(B * n);
             count += (double)(B * n);
         }
     }
     free(in);
     free(out);
     stx_batches_free(b);
+    t->lm.state_free(state);
     *scored = count;
     return count > 0 && !tr_stop_requested() ? sum / count : (double)NAN;
 }
@@ -2459,10 +2512,99 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, uint64_t 
     return 1;
 }
 
+/* Evaluates a text (0, 1, 2: training, validation, test; nothing where there is none) and tells what it gave. */
+TR_DEF int tr_lm_evaluate(tr_lm *t, int part, uint64_t blocks, double *nll) {
+    size_t B = (size_t)(t->opt->eval_batch_sz ? t->opt->eval_batch_sz : tr_lm_number(t, "batch-sz", 1) / tr_lm_number(t, "batch-split", 1)),
+        T = t->eval_block;
+    double scored;
+    *nll = (double)NAN;
+    if (!t->text[part]) return 1;
+    tr_lm_fit(t->text[part], &B, &T);
+    *nll = tr_lm_pass(t, t->text[part], B, T, blocks, &scored);
+    return tr_lm_report(t, part, *nll, scored, blocks);
+}
+
+/* ---- the training loop's parts, in the order in which it calls them */
+
+/* Is there another step? */
+TR_DEF int tr_lm_more(const tr_lm *t) {
+    return t->step < t->steps && !tr_stop_requested() && stx_ok(t->x);
+}
+/* The blocks in t->tokens and t->targets become t->in and t->out; fresh: they do not continue the last ones, and what was remembered is
+   forgotten. Returns the key of this update. */
+TR_DEF uint64_t tr_lm_batch(tr_lm *t, int fresh) {
+    uint64_t key = 0;
+    size_t k;
+    for (k = 0; k < t->pieces; k++) {
+        void *s = k < t->parts ? t->state[k] : NULL;        /* those of later blocks follow from it */
+        size_t n = t->in[k]->B * t->in[k]->T;
+        if (s && fresh) t->lm.state_reset(s);
+        stx_tokens_set(t->x, t->in[k], t->tokens + k * n);
+        stx_tokens_set(t->x, t->out[k], t->targets + k * n);
+        key = t->lm.key(t->lm.model, t->in[k], t->out[k], s, key);
+    }
+    return key;
+}
+/* After a step whose mean loss was nll: counts it, or says that the update was skipped; shows progress. 0: the run ends here. */
+TR_DEF int tr_lm_stepped(tr_lm *t, double nll) {
+    size_t k;
+    int done = stx_optim_sync(t->optim);
+    if (!stx_ok(t->x) || !tr_lm_begin(t)) return 0;        /* it fits: now the files may be written */
+    t->step++;
+    if (done) { t->sum += nll; t->logged++; t->loss = nll; t->bad = 0; }
+    else {                                          /* a state may hold what is not a number */
+        tr_say(&t->term, "step %llu: the %s is not finite; this update is skipped and what was remembered is forgotten",
+            (unsigned long long)t->step, isfinite(nll) ? "gradient" : "loss");
+        for (k = 0; k < t->parts; k++) t->lm.state_reset(t->state[k]);
+        if (++t->bad == 50) {
+            stx_fail(t->x, STX_ERR_ARG, "50 updates one after the other were not finite: use a smaller --lr or a --grad-clip");
+            return 0;
+        }
+    }
+    tr_rate_add(&t->rate, tr_seconds(), 1, (double)(t->pieces * t->in[0]->B * t->in[0]->T));
+    tr_lm_show(t, t->loss, t->step % t->log_every == 0 || t->step == t->steps);
+    return 1;
+}
+/* Is a log record due? Then it is begun, with the mean loss since the last one; the trainer adds its own numbers and calls tr_lm_logged. */
+TR_DEF int tr_lm_log_due(tr_lm *t) {
+    if (t->step % t->log_every && t->step != t->steps) return 0;
+    tr_lm_log_step(t, t->logged ? t->sum / (double)t->logged : (double)NAN);
+    t->sum = 0;
+    t->logged = 0;
+    return 1;
+}
+TR_DEF void tr_lm_logged(tr_lm *t) { tr_lm_note(t, t->log.err, tr_log_end(&t->log)); }
+/* Evaluates and saves where it is time. 0: an error ends the run, with all saved that can be. */
+TR_DEF int tr_lm_look_and_save(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    double nll;
+    if (t->eval_every && t->step % t->eval_every == 0 && (o->best || t->step < t->steps)) {
+        int ok = tr_lm_evaluate(t, 1, t->eval_blocks, &nll);
+        if (ok && o->best && tr_lm_better(t, nll)) ok = tr_lm_save(t, o->best);
+        if (!ok) {                                  /* say why at the end, but lose nothing */
+            tr_lm_why(t);
+            stx_clear_error(t->x);
+            tr_lm_save(t, o->checkpoint);
+            stx_fail(t->x, STX_ERR_ARG, "after step %llu: %s", (unsigned long long)t->step, t->err);
+            return 0;
+        }
+        tr_rate_skip(&t->rate, tr_seconds());
+    }
+    if (t->save_every && t->step % t->save_every == 0 && t->step < t->steps) {
+        if (!tr_lm_save(t, o->checkpoint)) return 0;
+        t->saved = t->step;
+        tr_rate_skip(&t->rate, tr_seconds());
+    }
+    return 1;
+}
+/* The loop is over: saves what is not saved yet. */
+TR_DEF int tr_lm_trained(tr_lm *t) {
+    if (stx_ok(t->x) && t->step > t->saved) tr_lm_save(t, t->opt->checkpoint);
+    return stx_ok(t->x);
+}
+
 /* ---- generation */
 
-/* Feeds n ids to the trainer's generator and returns the logits (V) after them; NULL in error. */
-typedef const stx_real *(*tr_lm_feed)(void *user, const int32_t *ids, size_t n);
 /* A seed that differs from run to run, short enough to be typed. */
 TR_DEF uint64_t tr_lm_entropy(void) {
     uint64_t v = (uint64_t)time(NULL) * 1000003u + (uint64_t)getpid();
@@ -2475,7 +2617,7 @@ TR_DEF uint64_t tr_lm_entropy(void) {
 }
 /* The prompt, --generate tokens after it, and a line end if they do not end in one, to standard output. Draws depend on --seed and the
    prompt: with the same draws for all, texts from different prompts run into one another. */
-TR_DEF int tr_lm_generate(tr_lm *t, tr_lm_feed feed, void *user) {
+TR_DEF int tr_lm_sample(tr_lm *t, void *gen) {
     const tr_lm_opt *o = t->opt;
     size_t V = stx_vocab_size(t->vocab), n, len = 0;
     int32_t *ids, token = stx_vocab_eos(t->vocab);
@@ -2501,12 +2643,12 @@ TR_DEF int tr_lm_generate(tr_lm *t, tr_lm_feed feed, void *user) {
         fwrite(t->prompt, 1, t->prompt_len, stdout);
         end = t->prompt[t->prompt_len - 1];
         if (stx_vocab_kind(t->vocab) == STX_TOK_WORDS) putchar(' ');
-        logits = feed(user, ids, n);
+        logits = t->lm.gen_feed(gen, ids, n);
         free(ids);
     } else {
         if (token < 0) token = stx_vocab_find(t->vocab, "\n", 1);
         if (token < 0) token = 0;
-        logits = feed(user, &token, 1);
+        logits = t->lm.gen_feed(gen, &token, 1);
     }
     for (i = 0; i < o->generate && logits && !tr_stop_requested(); i++) {
         token = stx_sample(&s, i, logits, V, work);
@@ -2518,12 +2660,19 @@ TR_DEF int tr_lm_generate(tr_lm *t, tr_lm_feed feed, void *user) {
             if (len) end = piece[len - 1];
         }
         fflush(stdout);
-        logits = feed(user, &token, 1);
+        logits = t->lm.gen_feed(gen, &token, 1);
     }
     if (end != '\n') putchar('\n');
     if (fflush(stdout) || ferror(stdout)) stx_fail(t->x, STX_ERR_IO, "the generated text cannot be written: %s", strerror(errno));
     free(work);
     return stx_ok(t->x);
+}
+
+TR_DEF int tr_lm_generate(tr_lm *t) {
+    void *gen = t->lm.gen_create(t->lm.model, 1, t->eval_window);
+    int ok = gen && tr_lm_sample(t, gen);
+    t->lm.gen_free(gen);
+    return ok;
 }
 
 /* ---- the whole program */
@@ -2600,7 +2749,7 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
     t->words = o->unit == TR_PPL || (o->unit == TR_AUTO && o->tokens == TR_WORDS);
     if (ok) t->kind->plan(t);
     ok = ok && t->kind->make(t);
-    if (ok && f && !t->kind->load(t, f)) ok = tr_fail(t->err, TR_ERR, "%s: %s", o->checkpoint, stx_error(t->x));
+    if (ok && f && !tr_lm_load(t, f)) ok = tr_fail(t->err, TR_ERR, "%s: %s", o->checkpoint, stx_error(t->x));
     stx_file_close(f);
     return ok && tr_lm_open(t);
 }
@@ -2617,12 +2766,18 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
     double nll;
     int ok = 1;
     tr_lm_hello(t);
-    if (t->training) ok = t->kind->train(t);
+    if (t->training) {
+        t->saved = t->step;
+        t->loss = (double)NAN;
+        tr_rate_start(&t->rate, tr_seconds());
+        t->kind->train(t);
+        ok = tr_lm_trained(t);
+    }
     if (ok && !tr_stop_requested() && (t->training || evaluating)) {
         t->last = 1;
-        if (t->evaluated != t->step || t->blocks != blocks) ok = t->kind->evaluate(t, 1, blocks, &nll);
+        if (t->evaluated != t->step || t->blocks != blocks) ok = tr_lm_evaluate(t, 1, blocks, &nll);
         else if (tr_lm_results(t) == stdout) printf("%s\n", t->result);      /* --best wanted it already */
-        if (ok && !t->training) ok = t->kind->evaluate(t, 2, 0, &nll);
+        if (ok && !t->training) ok = tr_lm_evaluate(t, 2, 0, &nll);
     }
     tr_term_close(&t->term);
     if (ok && !tr_stop_requested()) ok = tr_lm_begin(t);      /* there was nothing to train and nothing to evaluate */
@@ -2632,7 +2787,7 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
         else { stx_fail(t->x, STX_ERR_IO, "the results cannot be written: %s", strerror(errno)); ok = 0; }
         clearerr(stdout);
     }
-    if (ok && !tr_stop_requested() && o->generate) ok = t->kind->generate(t);
+    if (ok && !tr_stop_requested() && o->generate) ok = tr_lm_generate(t);
     if (!ok) return tr_lm_failed(t);
     if (!tr_stop_requested()) return 0;
     if (t->training)

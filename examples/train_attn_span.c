@@ -9,6 +9,7 @@
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
+#include "text.h"
 
 // >>options ----------------------------------------------------------------------------------------------------------
 
@@ -135,73 +136,23 @@ typedef struct run {
     tr_lm t;                        /* train.h's: context, data, optimiser, log, .. */
     stx_span_desc desc;
     stx_span *model;
-    stx_span_state **memory;        /* one per part of the batch */
-    stx_ids **in, **out;            /* the same: tokens and targets of a step */
 } run;
-
-// >>checkpoint: train.h's, and the memories
-
-static int save(run *r, const char *path) {
-    stx_writer *w;
-    size_t part;
-    char prefix[32];
-    int ok;
-    if (!path) return 1;
-    w = tr_lm_save_begin(&r->t);
-    ok = w != NULL;
-    for (part = 0; ok && part < opt.batch_split; part++) {
-        snprintf(prefix, sizeof prefix, "memory.%zu.", part);
-        ok = stx_span_state_save(w, r->memory[part], prefix);
-    }
-    return tr_lm_save_end(&r->t, w, ok, path);
-}
-static int load(tr_lm *t, const stx_file *f) {
-    run *r = (run *)t;
-    size_t part;
-    char prefix[32];
-    if (!tr_lm_load(t, f)) return 0;
-    for (part = 0; t->training && part < opt.batch_split; part++) {
-        snprintf(prefix, sizeof prefix, "memory.%zu.", part);
-        if (!stx_span_state_load(r->memory[part], f, prefix)) return 0;
-    }
-    return 1;
-}
-
-// >>evaluation: with a memory of its own, so that training does not notice
-
-typedef struct { stx_span *model; stx_span_state *memory; } pass;
-static double score(void *user, const stx_ids *in, const stx_ids *targets) {
-    pass *p = (pass *)user;
-    return stx_item(p->model->ctx, stx_span_loss(p->model, in, targets, p->memory, p->memory));
-}
-static int evaluate(tr_lm *t, int part, uint64_t blocks, double *nll) {
-    size_t B = opt.lm.eval_batch_sz ? opt.lm.eval_batch_sz : opt.batch_sz / opt.batch_split, T = opt.block_sz;
-    double scored;
-    pass p;
-    *nll = (double)NAN;
-    if (!t->text[part]) return 1;
-    tr_lm_fit(t->text[part], &B, &T);
-    p.model = ((run *)t)->model;
-    p.memory = stx_span_state_create(p.model, B);
-    *nll = tr_lm_pass(t, t->text[part], B, T, blocks, opt.full_eval ? STX_EVAL_LITERAL : STX_EVAL_ALL, score, &p, &scored);
-    stx_span_state_free(p.memory);
-    return tr_lm_report(t, part, *nll, scored, blocks);
-}
 
 // >>training
 
 enum { NOTE_LOSS };      /* the mean loss of a step, nats per token */
 
-/* One step: forward, backward, update. What changes from step to step comes from r->in, r->out and the optimiser's rate, so that a GPU can
+/* One step: forward, backward, update. What changes from step to step comes from t.in, t.out and the optimiser's rate, so that a GPU can
    repeat it without this function (stx_step_run). */
 static void step(void *user) {
     run *r = (run *)user;
     stx_ctx *x = r->t.x;
     size_t part, parts = opt.batch_split;
     for (part = 0; part < parts; part++) {      /* gradients add up over the parts of the batch */
+        stx_span_state *memory = (stx_span_state *)r->t.state[part];
         stx_tensor *loss;
         stx_begin(x, STX_TRAIN);
-        loss = stx_span_loss(r->model, r->in[part], r->out[part], r->memory[part], r->memory[part]);
+        loss = stx_span_loss(r->model, r->t.in[part], r->t.out[part], memory, memory);
         stx_note(x, NOTE_LOSS, loss, 1.0 / (double)parts, part > 0);
         stx_backward(x, stx_scale(x, stx_span_total(r->model, loss), 1.0 / (double)parts));
     }
@@ -209,90 +160,30 @@ static void step(void *user) {
     stx_span_clamp(r->model);
 }
 
-static int train(tr_lm *t) {
+static void train(tr_lm *t) {
     run *r = (run *)t;
-    stx_ctx *x = t->x;
-    size_t B = opt.batch_sz, T = opt.block_sz, parts = opt.batch_split, rows = B / parts, part, bad = 0;
-    uint64_t log_every = opt.lm.log_every ? opt.lm.log_every : 10, eval_every = opt.lm.eval_every ? opt.lm.eval_every : opt.nbatches,
-        save_every = opt.lm.save_every ? opt.lm.save_every : opt.nbatches;
-    uint64_t eval_blocks = opt.lm.eval_blocks ? opt.lm.eval_blocks : opt.nbatches < 10 ? 1 : opt.nbatches / 10, logged = 0, saved = t->step;
-    int32_t *in = (int32_t *)malloc(B * T * sizeof *in), *out = (int32_t *)malloc(B * T * sizeof *out);
-    double sum = 0, span_avg, span_max, last = (double)NAN;
-    if (!in || !out) { stx_fail(x, STX_ERR_MEMORY, "no memory for a batch of %zu x %zu tokens", B, T); return 0; }
-    tr_rate_start(&t->rate, tr_seconds());
-    while (t->step < t->steps && !tr_stop_requested() && stx_ok(x)) {
-        double nll;
-        int fresh = stx_batches_next(t->batches, in, out), done;
-        uint64_t key = 0;
+    while (tr_lm_more(t)) {
+        int fresh = stx_batches_next(t->batches, t->tokens, t->targets);
+        uint64_t key;
         if (fresh == STX_BATCH_END) break;
+        key = tr_lm_batch(t, fresh == STX_BATCH_FRESH);
 
-        for (part = 0; part < parts; part++) {
-            if (fresh == STX_BATCH_FRESH) stx_span_state_reset(r->memory[part]);
-            stx_tokens_set(x, r->in[part], in + part * rows * T);
-            stx_tokens_set(x, r->out[part], out + part * rows * T);
-            key = stx_span_key(r->model, r->in[part], r->out[part], r->memory[part], key);
-        }
         t->lr = stx_schedule_lr(&t->schedule, t->step + 1);
         stx_optim_rate(t->optim, t->lr);
         tr_lm_step(t, key, step, r);
-        nll = stx_noted(x, NOTE_LOSS);
-        done = stx_optim_sync(t->optim);
-        if (!stx_ok(x) || !tr_lm_begin(t)) break;      /* it fits: now the files may be written */
-        t->step++;
-        if (done) { sum += nll; logged++; last = nll; bad = 0; }
-        else {                                      /* the memory may hold what is not a number: start it again */
-            tr_say(&t->term, "step %llu: the %s is not finite; this update is skipped and the memory is emptied",
-                (unsigned long long)t->step, isfinite(nll) ? "gradient" : "loss");
-            for (part = 0; part < parts; part++) stx_span_state_reset(r->memory[part]);
-            if (++bad == 50) { stx_fail(x, STX_ERR_ARG, "50 updates one after the other were not finite: use a smaller --lr or a "
-                "--grad-clip"); break; }
-        }
-        tr_rate_add(&t->rate, tr_seconds(), 1, (double)(B * T));
+        if (!tr_lm_stepped(t, stx_noted(t->x, NOTE_LOSS))) break;
 
-        tr_lm_show(t, last, t->step % log_every == 0 || t->step == t->steps);
-        if (t->step % log_every == 0 || t->step == t->steps) {
+        if (tr_lm_log_due(t)) {
+            double span_avg, span_max;
             stx_span_stats(r->model, &span_avg, &span_max);
-            tr_lm_log_step(t, logged ? sum / (double)logged : (double)NAN);
             tr_log_num(&t->log, "span_avg", span_avg);
             tr_log_num(&t->log, "span_max", span_max);
-            tr_lm_note(t, t->log.err, tr_log_end(&t->log));
+            tr_lm_logged(t);
             tr_lm_point(t, "span/avg", span_avg);
             tr_lm_point(t, "span/max", span_max);
-            sum = 0;
-            logged = 0;
         }
-        if (t->step % eval_every == 0 && (opt.lm.best || t->step < t->steps)) {
-            int ok = evaluate(t, 1, eval_blocks, &nll);
-            if (ok && opt.lm.best && tr_lm_better(t, nll)) ok = save(r, opt.lm.best);
-            if (!ok) {                              /* say why at the end, but lose nothing */
-                tr_lm_why(t);
-                stx_clear_error(x);
-                save(r, opt.lm.checkpoint);
-                stx_fail(x, STX_ERR_ARG, "after step %llu: %s", (unsigned long long)t->step, t->err);
-                break;
-            }
-            tr_rate_skip(&t->rate, tr_seconds());
-        }
-        if (t->step % save_every == 0 && t->step < t->steps) {
-            if (!save(r, opt.lm.checkpoint)) break;
-            saved = t->step;
-            tr_rate_skip(&t->rate, tr_seconds());
-        }
+        if (!tr_lm_look_and_save(t)) break;
     }
-    free(in);
-    free(out);
-    if (stx_ok(x) && t->step > saved) save(r, opt.lm.checkpoint);
-    return stx_ok(x);
-}
-
-// >>generation
-
-static const stx_real *feed(void *user, const int32_t *ids, size_t n) { return stx_span_gen_feed((stx_span_gen *)user, ids, n); }
-static int generate(tr_lm *t) {
-    stx_span_gen *g = stx_span_gen_create(((run *)t)->model, 1);
-    int ok = g && tr_lm_generate(t, feed, g);
-    stx_span_gen_free(g);
-    return ok;
 }
 
 static void print_spans(const tr_lm *t, FILE *out) {
@@ -340,29 +231,18 @@ static void shape(const tr_lm *t, char *line, size_t room, double *states) {
 }
 static int make(tr_lm *t) {
     run *r = (run *)t;
-    stx_ctx *x = t->x;
     stx_optim_desc od;
-    size_t part;
     if (!describe(r, stx_vocab_size(t->vocab)) || !tr_lm_fits(t, (double)stx_span_count(&r->desc))) return 0;
-    r->model = stx_span_create(x, &r->desc);
-    t->params = r->model ? r->model->params : NULL;
+    r->model = stx_span_create(t->x, &r->desc);
+    t->lm = stx_span_lm(r->model);
     if (r->model && t->training) {
         static const int kinds[] = {STX_ADAGRAD, STX_SGD, STX_ADAM, STX_ADAMW};
         memset(&od, 0, sizeof od);
         od.kind = kinds[opt.optim];
         od.momentum = opt.momentum; od.clip = opt.grad_clip; od.weight_decay = opt.weight_decay;
-        if (!tr_lm_batches(t, opt.batch_sz, opt.block_sz)) return 0;
-        t->optim = stx_optim_create(t->params, &od);
-        r->memory = (stx_span_state **)stx_block(x, opt.batch_split * sizeof *r->memory);
-        r->in = (stx_ids **)stx_block(x, 2 * opt.batch_split * sizeof *r->in);
-        r->out = r->in + opt.batch_split;
-        for (part = 0; r->memory && r->in && part < opt.batch_split; part++) {
-            r->memory[part] = stx_span_state_create(r->model, opt.batch_sz / opt.batch_split);
-            r->in[part] = stx_tokens_create(x, opt.batch_sz / opt.batch_split, opt.block_sz);
-            r->out[part] = stx_tokens_create(x, opt.batch_sz / opt.batch_split, opt.block_sz);
-        }
+        return tr_lm_make(t, &od, 1);
     }
-    return stx_ok(x) ? 1 : tr_lm_why(t);
+    return stx_ok(t->x) ? 1 : tr_lm_why(t);
 }
 static int check(tr_lm *t) {
     size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;
@@ -381,13 +261,19 @@ static void plan(tr_lm *t) {
     if (tr_find_option(&options, "steps", 5)->from == TR_FROM_CHECKPOINT && tr_find_option(&options, "niter", 5)->from > TR_FROM_CHECKPOINT)
         opt.lm.steps = 0;
     t->steps = opt.lm.steps ? opt.lm.steps : opt.niter * opt.nbatches;
+    t->log_every = opt.lm.log_every ? opt.lm.log_every : 10;
+    t->eval_every = opt.lm.eval_every ? opt.lm.eval_every : opt.nbatches;
+    t->save_every = opt.lm.save_every ? opt.lm.save_every : opt.nbatches;
+    t->eval_blocks = opt.lm.eval_blocks ? opt.lm.eval_blocks : opt.nbatches < 10 ? 1 : opt.nbatches / 10;
+    t->eval_block = opt.block_sz;
+    t->eval_literal = opt.full_eval;
     t->schedule.kind = kinds[opt.schedule];
     t->schedule.lr = opt.lr; t->schedule.lr_min = opt.lr_min; t->schedule.warmup = opt.lr_warmup; t->schedule.total = t->steps;
 }
 static const tr_lm_kind kind = {
-    "seqtx.attn_span.1", &opt.adapt_io, &opt.cutoffs, STX_ORDER_COUNT_LATER, 0,
+    "seqtx.attn_span.1", "memory", &opt.adapt_io, &opt.cutoffs, STX_ORDER_COUNT_LATER, 0,
     {"nlayers=2 hid-sz=64 attn-span=128 dropout=0.2", "dropout=0.1", ""},
-    check, plan, count, shape, make, load, train, evaluate, print_spans, generate
+    check, plan, count, shape, make, train, print_spans
 };
 int main(int argc, char **argv) {
     static run r;

@@ -9,6 +9,7 @@
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_sru.h"
+#include "text.h"
 
 // >>options ----------------------------------------------------------------------------------------------------------
 
@@ -186,72 +187,15 @@ static tr_options options = {"train_sru", "Trains a language model of SRU or SRU
 typedef struct run {
     tr_lm t;                        /* train.h's: context, data, optimiser, log, .. */
     stx_sru_lm *model;
-    stx_sru_state **state;          /* one per part of the batch: c of every layer, and the block before, to attend to */
-    stx_ids **in, **out;            /* tokens and targets of an update: part p of its block k is [k parts + p] */
     stx_sru_lm_desc desc;
     size_t *projs;
 } run;
-static size_t eval_unroll(void) { return opt.eval_unroll ? opt.eval_unroll : opt.block_sz; }
-
-// >>checkpoint: train.h's, and the states
-
-static int save(run *r, const char *path) {
-    stx_writer *w;
-    size_t part;
-    char text[32];
-    int ok;
-    if (!path) return 1;
-    w = tr_lm_save_begin(&r->t);
-    ok = w != NULL;
-    for (part = 0; ok && part < opt.batch_split; part++) {
-        snprintf(text, sizeof text, "state.%zu.", part);
-        ok = stx_sru_state_save(w, r->state[part], text);
-    }
-    return tr_lm_save_end(&r->t, w, ok, path);
-}
-static int load(tr_lm *t, const stx_file *f) {
-    run *r = (run *)t;
-    size_t part;
-    char prefix[32];
-    if (!tr_lm_load(t, f)) return 0;
-    for (part = 0; t->training && part < opt.batch_split; part++) {
-        snprintf(prefix, sizeof prefix, "state.%zu.", part);
-        if (!stx_sru_state_load(r->state[part], f, prefix)) return 0;
-    }
-    return 1;
-}
-
-// >>evaluation: with a state of its own, so that training does not notice
-
-typedef struct { stx_sru_lm *model; stx_sru_state *state; } pass;
-static double score(void *user, const stx_ids *in, const stx_ids *targets) {
-    pass *p = (pass *)user;
-    return stx_item(p->model->ctx, stx_sru_lm_loss(p->model, in, targets, p->state, p->state));
-}
-/* Every token sees exactly the eval_unroll() before it, and all that came before through the recurrence. */
-static int evaluate(tr_lm *t, int part, uint64_t blocks, double *nll) {
-    size_t B = opt.lm.eval_batch_sz ? opt.lm.eval_batch_sz : opt.batch_sz / opt.batch_split, T = eval_unroll();
-    double scored;
-    pass p;
-    *nll = (double)NAN;
-    if (!t->text[part]) return 1;
-    tr_lm_fit(t->text[part], &B, &T);
-    p.model = ((run *)t)->model;
-    p.state = stx_sru_state_create(p.model->sru, B);
-    if (p.state) {      /* there is no more memory than text */
-        p.state->window = eval_unroll();
-        p.state->keep = stx_corpus_size(t->text[part]) < p.state->window ? stx_corpus_size(t->text[part]) : p.state->window;
-    }
-    *nll = tr_lm_pass(t, t->text[part], B, T, blocks, STX_EVAL_ALL, score, &p, &scored);
-    stx_sru_state_free(p.state);
-    return tr_lm_report(t, part, *nll, scored, blocks);
-}
 
 // >>training
 
 enum { NOTE_LOSS };      /* the mean loss of an update, nats per token */
 
-/* One update: forward and backward of each block, then the optimiser. What changes from one to the next comes from r->in, r->out and
+/* One update: forward and backward of each block, then the optimiser. What changes from one to the next comes from t.in, t.out and
    the optimiser's rate, so that a GPU can repeat it without this function (stx_step_run). */
 static void step(void *user) {
     run *r = (run *)user;
@@ -259,10 +203,10 @@ static void step(void *user) {
     size_t parts = opt.batch_split, blocks = parts * opt.update_param_freq, k;
     double each = 1.0 / (double)blocks;
     for (k = 0; k < blocks; k++) {      /* gradients add up */
-        stx_sru_state *s = r->state[k % parts];
+        stx_sru_state *s = (stx_sru_state *)r->t.state[k % parts];
         stx_tensor *loss;
         stx_begin(x, STX_TRAIN);
-        loss = stx_sru_lm_loss(r->model, r->in[k], r->out[k], s, s);
+        loss = stx_sru_lm_loss(r->model, r->t.in[k], r->t.out[k], s, s);
         stx_note(x, NOTE_LOSS, loss, each, k > 0);
         stx_backward(x, stx_scale(x, loss, opt.sum_loss ? each * (double)opt.block_sz : each));
     }
@@ -270,8 +214,8 @@ static void step(void *user) {
 }
 /* The blocks (B,T) of the next update, in order. When what is left of the text is too short an epoch ends: the next one starts at the
    beginning, with empty states, as in the reference. */
-static int next_update(run *r, int32_t *in, int32_t *out) {
-    stx_batches *b = r->t.batches;
+static int next_update(tr_lm *t) {
+    stx_batches *b = t->batches;
     stx_batches_state pos = stx_batches_get(b);
     size_t T = opt.block_sz, N = opt.batch_sz * T, k;
     int fresh = pos.fresh || pos.p + opt.update_param_freq * T >= stx_batches_stream(b);
@@ -282,92 +226,30 @@ static int next_update(run *r, int32_t *in, int32_t *out) {
         if (!stx_batches_set(b, pos)) return STX_BATCH_END;
     }
     for (k = 0; k < opt.update_param_freq; k++)
-        if (stx_batches_next(b, in + k * N, out + k * N) == STX_BATCH_END) return STX_BATCH_END;
+        if (stx_batches_next(b, t->tokens + k * N, t->targets + k * N) == STX_BATCH_END) return STX_BATCH_END;
     return fresh ? STX_BATCH_FRESH : STX_BATCH_OK;
 }
 
-static int train(tr_lm *t) {
-    run *r = (run *)t;
-    stx_ctx *x = t->x;
-    size_t parts = opt.batch_split, blocks = parts * opt.update_param_freq, N = opt.batch_sz * opt.block_sz, k, bad = 0;
-    uint64_t log_every = opt.lm.log_every ? opt.lm.log_every : 10, eval_every = opt.lm.eval_every, save_every = opt.lm.save_every,
-        logged = 0, saved = t->step;
-    int32_t *in = (int32_t *)malloc(opt.update_param_freq * N * sizeof *in),
-        *out = (int32_t *)malloc(opt.update_param_freq * N * sizeof *out);
-    double sum = 0, last = (double)NAN;
-    if (!in || !out) stx_fail(x, STX_ERR_MEMORY, "no memory for %zu tokens", (size_t)opt.update_param_freq * N);
-    tr_rate_start(&t->rate, tr_seconds());
-    while (t->step < t->steps && !tr_stop_requested() && stx_ok(x)) {
-        double nll;
-        int fresh = next_update(r, in, out), done;
-        uint64_t key = 0;
+static void train(tr_lm *t) {
+    while (tr_lm_more(t)) {
+        int fresh = next_update(t);
+        uint64_t key;
         if (fresh == STX_BATCH_END) break;
+        key = tr_lm_batch(t, fresh == STX_BATCH_FRESH);
 
-        for (k = 0; k < blocks; k++) {
-            stx_sru_state *s = k < parts ? r->state[k] : NULL;      /* those of later blocks follow from it */
-            if (s && fresh == STX_BATCH_FRESH) stx_sru_state_reset(s);
-            stx_tokens_set(x, r->in[k], in + k * (N / parts));
-            stx_tokens_set(x, r->out[k], out + k * (N / parts));
-            key = stx_sru_lm_key(r->model, r->in[k], r->out[k], s, key);
-        }
         t->lr = stx_schedule_lr(&t->schedule, t->step + 1);
         stx_optim_rate(t->optim, t->lr);
-        tr_lm_step(t, key, step, r);
-        nll = stx_noted(x, NOTE_LOSS);
-        done = stx_optim_sync(t->optim);
-        if (!stx_ok(x) || !tr_lm_begin(t)) break;      /* it fits: now the files may be written */
-        t->step++;
-        if (done) { sum += nll; logged++; last = nll; bad = 0; }
-        else {                                      /* the states may hold what is not a number: start them again */
-            tr_say(&t->term, "step %llu: the %s is not finite; this update is skipped and the states are emptied",
-                (unsigned long long)t->step, isfinite(nll) ? "gradient" : "loss");
-            for (k = 0; k < parts; k++) stx_sru_state_reset(r->state[k]);
-            if (++bad == 50) { stx_fail(x, STX_ERR_ARG, "50 updates one after the other were not finite: use a smaller --lr or a "
-                "--grad-clip"); break; }
-        }
-        tr_rate_add(&t->rate, tr_seconds(), 1, (double)(opt.update_param_freq * N));
+        tr_lm_step(t, key, step, t);
+        if (!tr_lm_stepped(t, stx_noted(t->x, NOTE_LOSS))) break;
 
-        tr_lm_show(t, last, t->step % log_every == 0 || t->step == t->steps);
-        if (t->step % log_every == 0 || t->step == t->steps) {
-            tr_lm_log_step(t, logged ? sum / (double)logged : (double)NAN);
+        if (tr_lm_log_due(t)) {
             tr_log_int(&t->log, "skipped", t->optim->skipped);
-            tr_lm_note(t, t->log.err, tr_log_end(&t->log));
-            sum = 0;
-            logged = 0;
+            tr_lm_logged(t);
         }
-        if (eval_every && t->step % eval_every == 0 && (opt.lm.best || t->step < t->steps)) {
-            int ok = evaluate(t, 1, opt.lm.eval_blocks, &nll);
-            if (ok && opt.lm.best && tr_lm_better(t, nll)) ok = save(r, opt.lm.best);
-            if (!ok) {                              /* say why at the end, but lose nothing */
-                tr_lm_why(t);
-                stx_clear_error(x);
-                save(r, opt.lm.checkpoint);
-                stx_fail(x, STX_ERR_ARG, "after step %llu: %s", (unsigned long long)t->step, t->err);
-                break;
-            }
-            tr_rate_skip(&t->rate, tr_seconds());
-        }
-        if (save_every && t->step % save_every == 0 && t->step < t->steps) {
-            if (!save(r, opt.lm.checkpoint)) break;
-            saved = t->step;
-            tr_rate_skip(&t->rate, tr_seconds());
-        }
+        if (!tr_lm_look_and_save(t)) break;
     }
-    free(in);
-    free(out);
-    if (stx_ok(x) && t->step > saved) save(r, opt.lm.checkpoint);
-    return stx_ok(x);
 }
 
-// >>generation
-
-static const stx_real *feed(void *user, const int32_t *ids, size_t n) { return stx_sru_gen_feed((stx_sru_gen *)user, ids, n); }
-static int generate(tr_lm *t) {
-    stx_sru_gen *g = stx_sru_gen_create(((run *)t)->model, 1, eval_unroll());
-    int ok = g && tr_lm_generate(t, feed, g);
-    stx_sru_gen_free(g);
-    return ok;
-}
 static void print_alpha(const tr_lm *t, FILE *out) {
     size_t l, n = 0;
     for (l = 0; l < opt.nlayers; l++) {
@@ -421,13 +303,11 @@ static int describe(run *r, size_t vocab) {
 }
 static int make(tr_lm *t) {
     run *r = (run *)t;
-    stx_ctx *x = t->x;
     stx_optim_desc od;
-    size_t k, blocks = opt.batch_split * opt.update_param_freq, rows = opt.batch_sz / opt.batch_split;
     if (t->training && opt.lm.best && !opt.lm.eval_every) return tr_fail(t->err, TR_ERR, "--best needs an --eval-every");
     if (!describe(r, stx_vocab_size(t->vocab)) || !tr_lm_fits(t, (double)stx_sru_lm_count(&r->desc))) return 0;
-    r->model = stx_sru_lm_create(x, &r->desc);
-    t->params = r->model ? r->model->params : NULL;
+    r->model = stx_sru_lm_create(t->x, &r->desc);
+    t->lm = stx_sru_lm_of(r->model);
     if (r->model && t->training) {
         static const int kinds[] = {STX_RADAM, STX_ADAMW, STX_ADAM, STX_SGD, STX_ADAGRAD};
         memset(&od, 0, sizeof od);
@@ -435,21 +315,9 @@ static int make(tr_lm *t) {
         od.radam_skip = opt.radam_skip;
         od.momentum = opt.momentum; od.clip = opt.grad_clip;
         od.weight_decay = od.kind == STX_ADAGRAD && !tr_given(&options, "weight-decay") ? 0 : opt.weight_decay;
-        if (!tr_lm_batches(t, opt.batch_sz, opt.block_sz)) return 0;
-        if (t->batches && stx_batches_stream(t->batches) <= opt.update_param_freq * opt.block_sz)
-            return tr_fail(t->err, TR_ERR, "--update-param-freq %llu: the streams of %zu tokens are too short for so many blocks of "
-                "%llu", (unsigned long long)opt.update_param_freq, stx_batches_stream(t->batches), (unsigned long long)opt.block_sz);
-        t->optim = stx_optim_create(t->params, &od);
-        r->state = (stx_sru_state **)stx_block(x, opt.batch_split * sizeof *r->state);
-        r->in = (stx_ids **)stx_block(x, 2 * blocks * sizeof *r->in);
-        r->out = r->in + blocks;
-        for (k = 0; r->state && k < opt.batch_split; k++) r->state[k] = stx_sru_state_create(r->model->sru, rows);
-        for (k = 0; r->in && k < blocks; k++) {
-            r->in[k] = stx_tokens_create(x, rows, opt.block_sz);
-            r->out[k] = stx_tokens_create(x, rows, opt.block_sz);
-        }
+        return tr_lm_make(t, &od, opt.update_param_freq);
     }
-    return stx_ok(x) ? 1 : tr_lm_why(t);
+    return stx_ok(t->x) ? 1 : tr_lm_why(t);
 }
 static size_t count(tr_lm *t, size_t vocab) {
     run *r = (run *)t;
@@ -492,6 +360,10 @@ static void plan(tr_lm *t) {
     static const int kinds[] = {STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT, STX_LR_RECURSIVE, STX_LR_NOAM};
     stx_schedule *s = &t->schedule;
     t->steps = opt.lm.steps ? opt.lm.steps : 1000;
+    t->log_every = opt.lm.log_every ? opt.lm.log_every : 10;
+    t->eval_every = opt.lm.eval_every; t->save_every = opt.lm.save_every; t->eval_blocks = opt.lm.eval_blocks;
+    /* every token sees exactly so many before it, and all that came before through the recurrence */
+    t->eval_block = t->eval_window = opt.eval_unroll ? opt.eval_unroll : opt.block_sz;
     s->kind = kinds[opt.schedule];
     s->lr = opt.lr; s->lr_min = opt.lr_min; s->warmup = opt.lr_warmup; s->total = t->steps;
     s->literal = opt.schedule == LR_RECURSIVE && opt.lr_first_zero;
@@ -500,9 +372,9 @@ static void plan(tr_lm *t) {
 }
 /* words are sorted by count for the adaptive softmax, <eos> before all: the reference's order */
 static const tr_lm_kind kind = {
-    "seqtx.sru.1", &opt.adapt_io, &opt.cutoffs, STX_ORDER_COUNT_EARLIER, 1,
+    "seqtx.sru.1", "state", &opt.adapt_io, &opt.cutoffs, STX_ORDER_COUNT_EARLIER, 1,
     {"nlayers=3 hid-sz=192 dropout=0.2 attn-dropout=0.1", "dropout=0.1 attn-dropout=0.1", ""},
-    check, plan, count, shape, make, load, train, evaluate, print_alpha, generate
+    check, plan, count, shape, make, train, print_alpha
 };
 int main(int argc, char **argv) {
     static run r;

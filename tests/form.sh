@@ -1,6 +1,6 @@
 #!/bin/sh
-# form.sh [HEADER...] [tests] - the form of public headers (all: ./seqtx*.h): each alone, as C99, C11, C++11, C++17 and C++20, the
-# implementation as C and as C++, declarations only, static, implementation and use in different units and languages, twice included, the
+# form.sh [HEADER...] [tests] - the form of public headers (all: ./seqtx*.h, examples/text.h): each alone, as C99, C11, C++11, C++17 and C++20,
+# the implementation as C and as C++, declarations only, static, implementation and use in different units and languages, twice included, the
 # macro on the command line, with and without threads, float and double; what must not link does not; the quick starts of the manuals
 # compile and run; objects export stx_ names only and never exit, abort or print. tests: every op of seqtx.h has a row in test_grad.c, every
 # family a test. Needs one C compiler; g++ and clang are used where they are.
@@ -66,7 +66,7 @@ forms() {           # of header $1
     # a function of this header that takes one pointer
     call=$(sed -n 's/^STX_DEF [a-z_ ]*[ *]\(stx_[a-z0-9_]*\)(\(const \)\{0,1\}stx_[a-z0-9_]* \*[a-z]*);.*/\1/p' "$h" | head -n 1)
     [ -n "$call" ] || call="no_function_with_one_pointer_found_in_$h"
-    family=$(echo "$h" | sed 's/^seqtx_*//; s/\.h$//' | tr a-z A-Z)
+    family=$(basename "$h" .h | sed 's/^seqtx_*//' | tr a-z A-Z)
     main="$root/tests/form_main.c" other="$root/tests/form_other.c"
     base="$W -I$root -DFORM_HEADER='\"$h\"' -DFORM_CALL=$call -Dform_other=stx_form_other"
     whole=:; [ "$h" = seqtx.h ] || whole=false
@@ -87,7 +87,7 @@ forms() {           # of header $1
         job pass "$h $cc: static" "$cc -std=c99 $base -fsyntax-only -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION $main"
         # as the manual gives it: strict C99, and with what it says to link. The implementation and its use in one unit
         sed -n '/\/\/>quickstart/,/\/\/<quickstart/p' "$h" | sed '1d;$d; s/^ \{1,7\}//' > "$dir/quick.c"
-        job pass "$h $cc: quick start" "grep -q main quick.c && $cc -std=c99 -Wall -Wextra -Werror -I$root quick.c -o prog -lm && ./prog"
+        job pass "$h $cc: quick start" "grep -q main quick.c && $cc -std=c99 -Wall -Wextra -Werror -I$root -I$root/examples quick.c -o prog -lm && ./prog"
         $first || continue
         first=false
         # what links with what is decided by the preprocessor: of one compiler, and not optimised
@@ -178,7 +178,7 @@ tests() {
     done
 }
 
-[ $# -gt 0 ] || set -- seqtx*.h tests
+[ $# -gt 0 ] || set -- seqtx*.h examples/text.h tests
 for what in "$@"; do
     if [ "$what" = tests ]; then tests; else forms "$what"; fi
 done

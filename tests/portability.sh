@@ -14,20 +14,21 @@ check() {     # check NAME COMMAND: skipped when its first word is no command
 }
 
 # Of a family header its own implementation (its macro, not SEQTX_IMPLEMENTATION): the core's is compiled with seqtx.h
-for h in seqtx*.h; do
-    macro=SEQTX_$(echo "$h" | sed 's/^seqtx_*//; s/\.h$//; s/.$/&_/' | tr a-z A-Z)IMPLEMENTATION
-    printf '#include <complex.h>\n#include "%s"\nint main(void) { return 0; }\n' "$h" > "$work/complex.$h.c"
-    printf '#include "%s"\nint main(void) { return 0; }\n' "$h" > "$work/plain.$h.c"
+for h in seqtx*.h examples/text.h; do
+    name=$(basename "$h" .h)
+    macro=SEQTX_$(echo "$name" | sed 's/^seqtx_*//; s/.$/&_/' | tr a-z A-Z)IMPLEMENTATION
+    printf '#include <complex.h>\n#include "%s"\nint main(void) { return 0; }\n' "$h" > "$work/complex.$name.c"
+    printf '#include "%s"\nint main(void) { return 0; }\n' "$h" > "$work/plain.$name.c"
     for cc in gcc clang; do
-        for std in c99 c11 c17; do check "$h after <complex.h>, $cc $std: declarations" "$cc -std=$std $W -I. -fsyntax-only $work/complex.$h.c"; done
-        check "$h after <complex.h>, $cc: implementation" "$cc -std=c99 $W -I. -fsyntax-only -D$macro $work/complex.$h.c"
+        for std in c99 c11 c17; do check "$h after <complex.h>, $cc $std: declarations" "$cc -std=$std $W -I. -fsyntax-only $work/complex.$name.c"; done
+        check "$h after <complex.h>, $cc: implementation" "$cc -std=c99 $W -I. -fsyntax-only -D$macro $work/complex.$name.c"
     done
-    for std in c99 gnu17; do check "$h MinGW $std" "x86_64-w64-mingw32-gcc -std=$std $W -I. -fsyntax-only -D$macro $work/plain.$h.c"; done
-    check "$h MinGW C++" "x86_64-w64-mingw32-g++ -std=c++11 $W -I. -fsyntax-only -x c++ -D$macro $work/plain.$h.c"
+    for std in c99 gnu17; do check "$h MinGW $std" "x86_64-w64-mingw32-gcc -std=$std $W -I. -fsyntax-only -D$macro $work/plain.$name.c"; done
+    check "$h MinGW C++" "x86_64-w64-mingw32-g++ -std=c++11 $W -I. -fsyntax-only -x c++ -D$macro $work/plain.$name.c"
 done
 
 # a shared library that hides all but the API, from C and from C++: each language by one compiler, each compiler with one language
-printf '#define SEQTX_IMPLEMENTATION\n#include "seqtx.h"\nint hidden_(void);\nint hidden_(void) { return 1; }\n' > "$work/lib.c"
+printf '#define SEQTX_IMPLEMENTATION\n#include "seqtx.h"\n#include "examples/text.h"\nint hidden_(void);\nint hidden_(void) { return 1; }\n' > "$work/lib.c"
 printf '#include "seqtx.h"\nint main(void) { stx_ctx *x = stx_create(NULL); int ok = stx_ok(x); stx_destroy(x); return !ok; }\n' > "$work/use.c"
 export_api="-DSEQTX_API='__attribute__((visibility(\"default\")))'"
 if command -v clang++ > /dev/null 2>&1; then cxx=clang++; else cxx=g++; fi

@@ -69,9 +69,16 @@ done
 done
 # seconds by part
 for name in "$@"; do [ -f "$ran/$name.count" ] && echo "run:$name $(sed 's/.* //' "$ran/$name.count")"; done | cat - "$ran/compiled" 2>/dev/null | awk -v began="$(cat "$ran/began" 2>/dev/null)" -v now="$(date +%s)" '
-    { part = $1 ~ /^run:form/ ? "forms of the headers (form.sh)" : $1 ~ /^run:cuda_nvcc/ ? "nvcc" : $1 ~ /^run:trainer|^run:cuda_trainer/ ? "tests of the trainers" :
-             $1 ~ /^run:.*_san$/ ? "test programs, sanitizers" : $1 ~ /^run:cuda/ ? "test programs, CUDA on the host" : $1 ~ /^run:/ ? "test programs" :
-             $1 ~ /lib_/ ? "compiling the library" : $1 ~ /cuda_kernels|cuda_host/ ? "compiling CUDA on the host" : $1 ~ /test_|fuzz/ ? "compiling test programs" : "compiling trainers"
+    { part = "compiling trainers"
+      if ($1 ~ /^run:form/) part = "forms of the headers (form.sh)"
+      else if ($1 ~ /^run:cuda_nvcc/) part = "nvcc"
+      else if ($1 ~ /^run:trainer|^run:cuda_trainer/) part = "tests of the trainers"
+      else if ($1 ~ /^run:.*_san$/) part = "test programs, sanitizers"
+      else if ($1 ~ /^run:cuda/) part = "test programs, CUDA on the host"
+      else if ($1 ~ /^run:/) part = "test programs"
+      else if ($1 ~ /lib_/) part = "compiling the library"
+      else if ($1 ~ /cuda_kernels|cuda_host/) part = "compiling CUDA on the host"
+      else if ($1 ~ /test_|fuzz/) part = "compiling test programs"
       if (!(part in sum)) order[++n] = part
       sum[part] += $2; all += $2 }
     END { printf "\nprocessor seconds by part\n"

@@ -16,7 +16,8 @@ typedef struct attn {
     double scale, L, R, eps, drop, big;     /* 0: 1/sqrt(D), 150, 32, 0, 0, 1; big: the size of q and k */
     int gap;                      /* 0: rows side by side; 1: odd strides and offsets; 2: q, k, v slices of one row, multiples of 8 */
     int acts;                     /* pe, u, vb, pk, pv are activations */
-    int pad;                      /* padded keys, which hold NaN: 0 none, 1 scattered, 2 before the sequence, 3 all of batch row 0, 4 all but a few */
+    int pad;                      /* padded keys, which hold NaN: 0 none, 1 scattered, 2 before the sequence, 3 all of batch row 0, 4 all but a few,
+                                     5 every other 64, shifted by batch row, 6 the first 3 and the last 2, 7 a hole from 1/4 to 3/4 */
 } attn;
 enum { Q, KV, PE, U, VB, Z, PK, PV, DY, INS, GRADS = DY };         /* k and v in one buffer */
 enum { OUT_Y, OUT_TOP, OUT_INV, OUT_GRADS, OUTS = OUT_GRADS + GRADS };
@@ -84,7 +85,8 @@ static void data_open(data *d, const attn *c, int half, int add) {
         a->stpad = c->S + 3;
         d->pad = (int32_t *)calloc(c->B * a->stpad, sizeof *d->pad);
         for (b = 0; b < c->B; b++) for (j = 0; j < c->S; j++)
-            if (c->pad == 1 ? test_rand() < -0.2 : c->pad == 2 ? j < c->S * (b + 1) / 3 : c->pad == 3 ? b == 0 || j % 2 : j % 19 != b + 1) d->pad[b * a->stpad + j] = marks[j % 4];
+            if (c->pad == 1 ? test_rand() < -0.2 : c->pad == 2 ? j < c->S * (b + 1) / 3 : c->pad == 3 ? b == 0 || j % 2 : c->pad == 4 ? j % 19 != b + 1 :
+                c->pad == 5 ? (j / 64 + b) % 2 == 0 : c->pad == 6 ? j < 3 || j + 2 >= c->S : j >= c->S / 4 && j < c->S * 3 / 4) d->pad[b * a->stpad + j] = marks[j % 4];
     }
     a->seed = 0x1234567890abcdefu; a->stream = ((uint64_t)7 << 24) + 5;
     if (c->gap == 0) {
@@ -392,6 +394,23 @@ static const attn table[] = {
     {.B = 2, .T = 33, .S = 90, .H = 3, .D = 7, .z = 4, .L = 64, .R = 2.7},
     {.B = 1, .T = 33, .S = 100, .H = 2, .D = 16, .P = 100, .dmin = 1, .z = 1, .L = 90, .R = 8, .no_renorm = 1, .big = 40},
     {.B = 1, .T = 140, .S = 300, .H = 2, .D = 64, .P = 300, .u = 1, .vb = 1, .drop = 0.1},
+    /* padded keys, by the fused kernels: whole tiles, holes, the ends */
+    {.B = 2, .T = 70, .S = 333, .H = 2, .D = 64, .P = 333, .shared = 1, .dmin = 1, .pad = 5, .drop = 0.2},
+    {.B = 1, .T = 130, .S = 421, .H = 1, .D = 32, .P = 421, .u = 1, .vb = 1, .z = 1, .L = 400, .pad = 7, .N = 3},
+    {.B = 2, .T = 65, .S = 131, .H = 1, .D = 128, .P = 131, .pad = 6, .dmin = 1, .vb = 1},
+    {.B = 2, .T = 130, .S = 600, .H = 1, .D = 8, .P = 600, .span = 250, .pad = 7, .first = 77},
+    {.B = 2, .T = 40, .S = 40, .H = 2, .D = 16, .dmin = 1, .pad = 6},
+    {.B = 3, .T = 33, .S = 97, .H = 2, .D = 64, .pad = 2, .gap = 2, .z = 4, .L = 64, .R = 20, .drop = 0.3},
+    {.B = 2, .T = 20, .S = 200, .H = 1, .D = 72, .pad = 4, .P = 200, .u = 1, .N = 9, .acts = 1},
+    /* without causality: fewer keys than queries and more, a hole, the end of the keys within a tile */
+    {.B = 2, .T = 150, .S = 37, .H = 2, .D = 64, .not_causal = 1},
+    {.B = 2, .T = 64, .S = 256, .H = 1, .D = 128, .not_causal = 1, .drop = 0.2},
+    {.B = 1, .T = 200, .S = 1, .H = 2, .D = 32, .not_causal = 1},
+    {.B = 1, .T = 1, .S = 129, .H = 2, .D = 16, .not_causal = 1, .first = 100},
+    {.B = 2, .T = 33, .S = 300, .H = 2, .D = 64, .not_causal = 1, .pad = 7, .N = 5, .drop = 0.3, .u = 1},
+    {.B = 3, .T = 70, .S = 131, .H = 1, .D = 64, .not_causal = 1, .pad = 5, .gap = 2},
+    {.B = 2, .T = 129, .S = 65, .H = 1, .D = 24, .not_causal = 1, .pad = 3, .N = 3},
+    {.B = 2, .T = 90, .S = 65, .H = 1, .D = 8, .not_causal = 1, .pad = 6, .first = 64},
 };
 enum { TABLE = sizeof table / sizeof *table };
 
@@ -444,9 +463,11 @@ static void masks(int half) {
         {.B = 1, .T = 33, .S = 40, .H = 2, .D = 64, .drop = 0.3, .span = 19, .dmin = 1, .P = 25},
         {.B = 1, .T = 17, .S = 30, .H = 1, .D = 64, .drop = 0.7, .first = -11, .N = 9, .P = 60},
         {.B = 1, .T = 20, .S = 50, .H = 1, .D = 64, .drop = 0.4, .not_causal = 1, .first = 3},
+        {.B = 2, .T = 50, .S = 37, .H = 1, .D = 64, .drop = 0.4, .not_causal = 1, .pad = 1},
+        {.B = 2, .T = 33, .S = 60, .H = 1, .D = 64, .drop = 0.5, .pad = 7, .P = 60, .span = 41},
     };
     size_t k, v, i, j, b, h;
-    for (k = 0; k < 4; k++) for (v = 0; v < versions_of(half); v++) {
+    for (k = 0; k < sizeof cases / sizeof *cases; k++) for (v = 0; v < versions_of(half); v++) {
         data d;
         float **got;
         long wrong = 0, zeros = 0;
@@ -470,6 +491,41 @@ static void masks(int half) {
               label(cases + k));
         compare(&d, got, half, versions[v], 0);
         outputs_free(got);
+        data_close(&d);
+    }
+}
+
+/* The fused kernels take padded keys and calls without causality: their scratch is not version 0's. */
+static void served(int half) {
+    static const attn cases[] = {
+        {.B = 2, .T = 40, .S = 90, .H = 2, .D = 64, .P = 90, .z = 1, .L = 80, .R = 8, .u = 1, .vb = 1, .N = 3, .drop = 0.1, .pad = 1},
+        {.B = 1, .T = 90, .S = 40, .H = 2, .D = 128, .not_causal = 1},
+        {.B = 2, .T = 33, .S = 40, .H = 2, .D = 32, .not_causal = 1, .pad = 2, .first = 3},
+        {.B = 2, .T = 33, .S = 40, .H = 2, .D = 32, .pad = 2, .first = -3},         /* and one that they do not take */
+    };
+    size_t k, i;
+    int backward;
+    for (k = 0; k < 4; k++) {
+        data d;
+        stx_attention_args a;
+        stx_real *in[INS], *grad[GRADS] = {NULL}, *y;
+        data_open(&d, cases + k, half, 0);
+        for (i = 0; i < INS; i++) in[i] = cuda_numbers(gpu[half], d.in[i], d.size[i], i == Q || i == KV || i == DY ? STX_MEM_NUMBERS : STX_MEM_PARAMS);
+        y = cuda_numbers(gpu[half], NULL, d.size[DY], STX_MEM_NUMBERS);
+        grad[Q] = y;                                    /* only asked for */
+        point(&d, &a, in, grad, y, y, y);
+        offsets(&d, gpu[half], &a);
+        a.pad = d.pad;
+        for (backward = 0; backward < 2; backward++) {
+            size_t fused, plain;
+            stx_cuda_attention(gpu[half], 1);
+            plain = stx_attention_work_cuda(gpu[half], &a, backward);
+            stx_cuda_attention(gpu[half], 0);
+            fused = stx_attention_work_cuda(gpu[half], &a, backward);
+            CHECK(k == 3 ? fused == plain : fused && fused < plain / 4, "%s: scratch of %zu, version 0 has %zu: %s", backward ? "backward" : "forward", fused, plain, label(cases + k));
+        }
+        for (i = 0; i < INS; i++) stx_cuda_free(gpu[half], in[i]);
+        stx_cuda_free(gpu[half], y);
         data_close(&d);
     }
 }
@@ -566,9 +622,13 @@ static void orders(int half) {
         {.B = 1, .T = 65, .S = 130, .H = 1, .D = 32, .P = 130, .z = 1, .L = 100},
         {.B = 1, .T = 33, .S = 64, .H = 2, .D = 64, .P = 64, .u = 1, .vb = 1, .N = 5, .first = -9},
         {.B = 1, .T = 20, .S = 30, .H = 2, .D = 16, .first = 16, .eps = 1e-3, .z = 2, .L = 20, .R = 4},
+        {.B = 2, .T = 65, .S = 210, .H = 1, .D = 16, .P = 210, .shared = 1, .dmin = 1, .z = 1, .L = 200, .u = 1, .drop = 0.2, .pad = 7, .N = 2},
+        {.B = 2, .T = 70, .S = 150, .H = 1, .D = 64, .P = 150, .pad = 5},
+        {.B = 2, .T = 80, .S = 33, .H = 2, .D = 16, .not_causal = 1, .pad = 1, .drop = 0.1},
+        {.B = 1, .T = 40, .S = 100, .H = 1, .D = 72, .not_causal = 1, .N = 3, .u = 1},
     };
     size_t k, v;
-    for (k = 0; k < 4; k++) for (v = 0; v < versions_of(half); v++) {
+    for (k = 0; k < sizeof cases / sizeof *cases; k++) for (v = 0; v < versions_of(half); v++) {
         data d;
         again g;
         data_open(&d, cases + k, half, 1);
@@ -707,6 +767,7 @@ int main(int argc, char **argv) {
             one_case(&c, half, (int)(i % 2));
         }
         padded_op(half);
+        served(half);
         if (only < 0 || only == 2) masks(half);
         if (only < 0 || only == 3) unseen(half);
         if (only < 0 || only == 4) wanted(half);

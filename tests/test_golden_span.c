@@ -82,8 +82,8 @@ static void model_case(const char *name, int recompute, int threads) {
         }
         for (l = 0; window[0] && l < d.layers; l++) {
             size_t o = k * d.layers + l;
-            CHECK(stx_span_window(m, l) == (size_t)window[0][o] && stx_span_cache(m, l) == (size_t)window[1][o] && s->rows[l] == (size_t)window[2][o],
-                  "%s block %zu layer %zu: window %zu, cache %zu, rows %zu, want %ld, %ld, %ld", name, k, l, stx_span_window(m, l), stx_span_cache(m, l), s->rows[l],
+            CHECK(stx_span_window(m, l) == (size_t)window[0][o] && stx_span_cache(m, l) == (size_t)window[1][o] && s->rows->layer[l].rows == (size_t)window[2][o],
+                  "%s block %zu layer %zu: window %zu, cache %zu, rows %zu, want %ld, %ld, %ld", name, k, l, stx_span_window(m, l), stx_span_cache(m, l), s->rows->layer[l].rows,
                   (long)window[0][o], (long)window[1][o], (long)window[2][o]);
         }
         /* values by an evaluation that leaves the memory alone, then the training step */
@@ -103,7 +103,7 @@ static void model_case(const char *name, int recompute, int threads) {
         CHECK(CLOSE(stx_item(x, loss), nll[k], TOL * sharp), "%s block %zu: nll %.12g, want %.12g %s", name, k, stx_item(x, loss), nll[k], stx_error(x));
         CHECK(CLOSE(stx_item(x, sum), total[k], TOL * sharp), "%s block %zu: total %.12g, want %.12g", name, k, stx_item(x, sum), total[k]);
         if (k == blocks - 1) stx_backward(x, sum);
-        for (l = 0; window[3] && l < d.layers; l++) CHECK(s->rows[l] == (size_t)window[3][k * d.layers + l], "%s block %zu layer %zu: %zu rows, want %ld", name, k, l, s->rows[l], (long)window[3][k * d.layers + l]);
+        for (l = 0; window[3] && l < d.layers; l++) CHECK(s->rows->layer[l].rows == (size_t)window[3][k * d.layers + l], "%s block %zu layer %zu: %zu rows, want %ld", name, k, l, s->rows->layer[l].rows, (long)window[3][k * d.layers + l]);
     }
     for (i = 0; i < 4; i++) free(window[i]);
     for (i = 0; i < m->params->count; i++) {
@@ -116,15 +116,15 @@ static void model_case(const char *name, int recompute, int threads) {
         stx_real *cache;
         snprintf(key, sizeof key, "cache.%zu", l);
         want = entry(f, key, &count);
-        CHECK(want && s->rows[l] * B * w == count, "%s %s: %zu rows, want %zu", name, key, s->rows[l], count / B / w);
+        CHECK(want && s->rows->layer[l].rows * B * w == count, "%s %s: %zu rows, want %zu", name, key, s->rows->layer[l].rows, count / B / w);
         if (!want) continue;
         for (r = 0; r < count; r++) if (fabs(want[r]) > top) top = fabs(want[r]);
-        cache = host_of(x, s->cache[l], B * s->real[l] * w);
+        cache = host_of(x, s->rows->layer[l].data, B * s->rows->layer[l].real * w);
         for (b = 0; b < B; b++)
-            for (r = 0; r < s->rows[l]; r++)
+            for (r = 0; r < s->rows->layer[l].rows; r++)
                 for (c = 0; c < w; c++) {
-                    size_t pad = s->rows[l] - s->real[l];
-                    double have = r < pad ? 0 : (double)cache[(b * s->real[l] + r - pad) * w + c], e = fabs(have - want[(b * s->rows[l] + r) * w + c]);
+                    size_t pad = s->rows->layer[l].rows - s->rows->layer[l].real;
+                    double have = r < pad ? 0 : (double)cache[(b * s->rows->layer[l].real + r - pad) * w + c], e = fabs(have - want[(b * s->rows->layer[l].rows + r) * w + c]);
                     if (!(e <= worst)) worst = e;
                 }
         CHECK(worst <= TOL * top * sharp, "%s %s: error %g", name, key, worst);

@@ -238,7 +238,7 @@ static void memories(stx_ctx *x, const stx_file *f, const char *name, const stx_
     for (l = 0; l < s->model->desc.layers; l++) {
         if (!s->model->layer[l].attends) continue;
         snprintf(key, sizeof key, "memory.%zu", l);
-        same_as(x, f, name, key, s->memory[l], s->B * s->rows * s->model->layer[l].Ci, TOL, 1e-7);
+        same_as(x, f, name, key, s->memory->layer[l].data, s->B * stx_rows_most(s->memory) * s->model->layer[l].Ci, TOL, 1e-7);
     }
 }
 /* columns [t0, t0+t) of (B,n,C) */
@@ -307,14 +307,14 @@ static void stack_case(const char *name, int threads) {
             memset(mem, 0, sizeof mem);
             for (l = 0; l < d.layers; l++) {
                 c[l] = stx_variable(x, states + l * B * m->O, B, m->O, 0, 0);
-                if (!m->layer[l].attends || !s->rows) continue;
-                piece = host_of(x, s->memory[l], B * s->rows * m->layer[l].Ci);
-                mem[l] = stx_input(x, piece, B, s->rows, m->layer[l].Ci, 0);
+                if (!m->layer[l].attends || !stx_rows_most(s->memory)) continue;
+                piece = host_of(x, s->memory->layer[l].data, B * stx_rows_most(s->memory) * m->layer[l].Ci);
+                mem[l] = stx_input(x, piece, B, stx_rows_most(s->memory), m->layer[l].Ci, 0);
                 free(piece);
             }
             free(states);
             io.c0 = c; io.memory = mem; io.pad = pad; io.window = s->window; io.last = last;
-            if (s->rows && pads) io.memory_pad = stx_tokens(x, s->pad, B, s->rows);
+            for (l = 0; l < d.layers && pads && !io.memory_pad; l++) io.memory_pad = stx_rows_mask(s->memory, l, SIZE_MAX, NULL, 0);
             h = stx_sru_forward(m, in, &io);
             loss = against(x, h, G);
             for (l = 0; l < d.layers; l++) loss = stx_add(x, loss, against(x, last[l], E + l * B * m->O));
@@ -432,7 +432,7 @@ static void lm_run(const char *name, int recompute, int threads) {
             stx_begin(x, STX_EVAL);
             tokens_of(x, tok, B, n, t0, seg[i], &in, &out);
             h = stx_sru_lm_forward(m, in, s, NULL);
-            y = stx_sru_lm_logits(m, h);
+            y = d.adapt_io ? stx_sru_lm_log_probs(m, h) : stx_sru_lm_logits(m, h);
             v = y ? host_of(x, y->data, y->size) : NULL;
             for (r = 0; y && r < B * seg[i]; r++) {
                 double z = 0;

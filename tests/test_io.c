@@ -1,4 +1,4 @@
-/* Tests of the sections "files" and "tokens" of seqtx.h: safetensors, atomic writing, vocabularies, corpora, batches.
+/* Tests of the section "files" of seqtx.h and of examples/text.h: safetensors, atomic writing, vocabularies, corpora, batches.
    Build: cc -std=c99 -DSEQTX_IMPLEMENTATION tests/test_io.c -o test_io -lm     Prints what fails; the last line is "N passed, N failed".
    test_io --export FILE writes a sample file for other readers, test_io --import FILE prints what it finds in one. */
 
@@ -9,6 +9,7 @@
 #include "stub.h"
 #else
 #include "../seqtx.h"
+#include "../examples/text.h"
 #endif
 
 #include <dirent.h>
@@ -753,6 +754,43 @@ static void test_kill(void) {
         last = now;
     }
     CHECK(last > 1);
+}
+
+/* ---- what other readers of files can use: a file in memory, characters, quotes */
+
+static void test_tools(void) {
+    static const struct { const char *s; size_t n, len; uint32_t c; } utf[] = {
+        { "a", 1, 1, 'a' }, { "\0", 1, 1, 0 }, { "\xC3\xA9", 2, 2, 0xE9 }, { "\xE2\x82\xAC.", 4, 3, 0x20AC }, { "\xF0\x9F\x98\x80", 4, 4, 0x1F600 },
+        { "\xF4\x8F\xBF\xBF", 4, 4, 0x10FFFF }, { "", 0, 0, 0 }, { "\xC3", 1, 0, 0 }, { "\x80", 1, 0, 0 }, { "\xC0\xAF", 2, 0, 0 },
+        { "\xE0\x80\xAF", 3, 0, 0 }, { "\xED\xA0\x80", 3, 0, 0 }, { "\xF4\x90\x80\x80", 4, 0, 0 }, { "\xF8\x88\x80\x80\x80", 5, 0, 0 }
+    };
+    char q[STX_QUOTE], many[200];
+    stx_map m;
+    const char *path = put_text("map.txt", "two\nlines");
+    uint32_t c;
+    size_t i;
+    for (i = 0; i < sizeof utf / sizeof *utf; i++) {
+        CHECK(stx_utf8(utf[i].s, utf[i].n, &c) == utf[i].len);
+        if (utf[i].len) CHECK(c == utf[i].c);
+    }
+    memset(many, '\xFF', sizeof many);
+    CHECK(!strcmp(stx_quote(q, "it is\n", 6), "it is\\x0A") && !strcmp(stx_quote(q, "", 0), ""));
+    CHECK(strlen(stx_quote(q, many, sizeof many)) == 4 * 60 + 3 && !strcmp(q + 4 * 59, "\\xFF..."));
+    CHECK(stx_map_open(x, &m, path) == 1 && m.size == 9 && m.data && !memcmp(m.data, "two\nlines", 9));
+    stx_map_close(&m);
+    CHECK(!m.data && !m.size);
+    stx_map_close(&m);
+    stx_map_close(NULL);
+    CHECK(stx_map_open(x, &m, put_text("empty.txt", "")) == 1 && m.size == 0);
+    stx_map_close(&m);
+    FINE();
+    CHECK(stx_map_open(x, &m, in_dir("none.txt")) == 0 && !m.data && !m.size); ERROR(STX_ERR_IO, "none.txt");
+    CHECK(stx_map_open(x, &m, dir) == 0); ERROR(STX_ERR_IO, "regular file");
+    CHECK(stx_map_open(x, &m, NULL) == 0); ERROR(STX_ERR_ARG, "stx_map_open");
+    CHECK(stx_map_open(NULL, &m, path) == 0 && !m.data);
+    stx_fail(x, STX_ERR_ARG, "an error before");
+    CHECK(stx_map_open(x, &m, path) == 0 && !m.data && !m.size); ERROR(STX_ERR_ARG, "before");
+    stx_map_close(&m);
 }
 
 /* ---- vocabularies */
@@ -1632,6 +1670,7 @@ int main(int argc, char **argv) {
     test_replace();
     test_disk_full();
     test_kill();
+    test_tools();
     test_words();
     test_words_unicode();
     test_orders();

@@ -178,7 +178,7 @@ static void dropout(void) {
                 memcpy(got, want->data, want->size * sizeof *got);
                 stx_set_tick(x, stx_tick(x) - 1);          /* the same masks once more */
                 stx_begin(x, STX_TRAIN);
-                h = stx_dropout(x, stx_embedding(x, m->in_emb, block(x, t, 2, 40, 0, 40)), d.emb_dropout);
+                h = stx_dropout(x, stx_embedding(x, m->words->in_emb, block(x, t, 2, 40, 0, 40)), d.emb_dropout);
                 for (l = 0; l < d.layers; l++) {
                     stx_span_layer *p = &m->layer[l];
                     stx_attention_in in;
@@ -244,7 +244,7 @@ static void logits_and_log_probs(void) {
         y = stx_span_log_probs(m, h);
         CHECK(y && y->ndim == 3 && y->dim[0] == 2 && y->dim[1] == 20 && y->dim[2] == V && !y->grad, "%s: %s", name, stx_error(x));
         z = stx_span_logits(m, h);
-        CHECK(!z == (k == 4) && (z || strstr(stx_error(x), "stx_span_log_probs")), "%s: %s", name, stx_error(x));
+        CHECK(!z == (k == 4) && (z || strstr(stx_error(x), "stx_words_log_probs")), "%s: %s", name, stx_error(x));
         stx_clear_error(x);
         for (r = 0; y && r < 40; r++) {
             double sum = 0, raw = 0, off = 0;
@@ -291,9 +291,9 @@ static void handed_over(void) {
             stx_real *want, *a = NULL, *b;
             size_t T = w[steps & 1];
             for (l = 0; l < d.layers; l++) {
-                stx_real *row = (stx_real *)malloc((B * s[0]->real[l] * d.dim + 1) * sizeof *row);
-                CHECK(stx_span_state_get(s[0], l, row) && stx_span_state_set(s[1], l, s[0]->rows[l], row, s[0]->real[l]), "%s: %s %s", name, stx_error(x[0]), stx_error(x[1]));
-                filled |= s[0]->real[l] == stx_span_cache(m[0], l);
+                stx_real *row = (stx_real *)malloc((B * s[0]->rows->layer[l].real * d.dim + 1) * sizeof *row);
+                CHECK(stx_span_state_get(s[0], l, row) && stx_span_state_set(s[1], l, s[0]->rows->layer[l].rows, row, s[0]->rows->layer[l].real), "%s: %s %s", name, stx_error(x[0]), stx_error(x[1]));
+                filled |= s[0]->rows->layer[l].real == stx_span_cache(m[0], l);
                 free(row);
             }
             for (c = 0; c < 2; c++) {
@@ -312,10 +312,10 @@ static void handed_over(void) {
         }
         CHECK(filled, "%s: no cache was ever full", name);
         for (i = 0; i < 4; i++) {
-            size_t rows = s[1]->rows[0], real = s[1]->real[0];
+            size_t rows = s[1]->rows->layer[0].rows, real = s[1]->rows->layer[0].real;
             stx_real one[1] = {0};
             CHECK(!stx_span_state_set(s[1], i == 0 ? d.layers : 0, i == 1 ? m[1]->desc.span + 1 : 5, i == 3 ? NULL : one, i == 2 ? 6 : i == 3 ? 2 : 0) && !stx_ok(x[1]), "case %zu", i);
-            CHECK(s[1]->rows[0] == rows && s[1]->real[0] == real && strstr(stx_error(x[1]), "stx_span_state_set"), "case %zu: %s", i, stx_error(x[1]));
+            CHECK(s[1]->rows->layer[0].rows == rows && s[1]->rows->layer[0].real == real && strstr(stx_error(x[1]), "stx_rows_set"), "case %zu: %s", i, stx_error(x[1]));
             stx_clear_error(x[1]);
         }
         CHECK(!stx_span_state_get(s[1], d.layers, NULL) && strstr(stx_error(x[1]), "layer 2"), "%s", stx_error(x[1]));
@@ -342,7 +342,7 @@ static void fairseq_form(void) {
         for (k = 0; k < 5; k++) {       /* mean square and largest: normal or uniform, and how wide */
             double want = 1, sum = 0, top = 0;
             size_t j;
-            t = k == 0 ? m->layer[1].wq : k == 1 ? m->layer[0].wo : k == 2 ? m->layer[1].w1 : k == 3 ? m->layer[1].w2 : m->in_emb;
+            t = k == 0 ? m->layer[1].wq : k == 1 ? m->layer[0].wo : k == 2 ? m->layer[1].w1 : k == 3 ? m->layer[1].w2 : m->words->in_emb;
             for (j = 0; j < t->size; j++) { sum += (double)t->data[j] * (double)t->data[j]; top = fmax(top, fabs((double)t->data[j])); }
             sum = sqrt(sum / (double)t->size);
             want = k < 2 ? (i ? sd : sd / sqrt(3)) : k < 4 ? (i ? xavier : k == 2 ? sd : 1 / sqrt(160.0)) / sqrt(3) : i ? sd : 1;
@@ -732,7 +732,7 @@ static stx_real *whole_mask(stx_span *m, const int32_t *t, size_t B, size_t n) {
     memset(&a, 0, sizeof a);
     memset(&d, 0, sizeof d);
     stx_begin(x, STX_EVAL);
-    h = stx_embedding(x, m->in_emb, block(x, t, B, n, 0, n));
+    h = stx_embedding(x, m->words->in_emb, block(x, t, B, n, 0, n));
     a.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
     a.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE);
     a.v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);

@@ -475,7 +475,7 @@ static stx_real *logits(stx_sru_lm *m, const int32_t *t, size_t B, size_t n, siz
     stx_tensor *y;
     s->window = window;
     stx_begin(x, STX_EVAL);
-    y = stx_sru_lm_logits(m, stx_sru_lm_forward(m, block(x, t, B, n, 0, n), s, NULL));
+    y = stx_words_scores(m->words, stx_sru_lm_forward(m, block(x, t, B, n, 0, n), s, NULL));
     CHECK(y && y->size == B * n * V, "logits: %s", stx_error(x));
     if (y) stx_get(x, y, all);
     stx_sru_state_free(s);
@@ -700,10 +700,10 @@ static void dropouts_by_hand(void) {
         stx_set_tick(x, 40);
         stx_begin(x, STX_TRAIN);
         for (l = 0; l < 2; l++) {
-            mem[l] = plus ? stx_input(x, s->memory[l], 2, 12, 8, 0) : NULL;
+            mem[l] = plus ? stx_input(x, s->memory->layer[l].data, 2, 12, 8, 0) : NULL;
             in[l] = stx_input(x, s->c + l * 16, 2, 8, 0, 0);
         }
-        h = stx_dropout(x, stx_embedding(x, m->in_emb, stx_tokens(x, t, 2, 12)), 0.45);
+        h = stx_dropout(x, stx_embedding(x, m->words->in_emb, stx_tokens(x, t, 2, 12)), 0.45);
         for (l = 0; l < 2 && h; l++) {
             const stx_sru_layer *p = &m->sru->layer[l];
             stx_sru_recurrence_in c;
@@ -805,7 +805,7 @@ static void steady(void) {
         CHECK(stx_sru_lm_key(m, one, two, NULL, 0) != stx_sru_lm_key(m, two, one, NULL, 0) && stx_sru_lm_key(m, one, NULL, NULL, 0) != stx_sru_lm_key(m, NULL, one, NULL, 0), "keys: tokens");
     }
     stx_sru_state_reset(s);
-    CHECK(s->rows == 0 && stx_ok(x), "reset: %s", stx_error(x));
+    CHECK(stx_rows_most(s->memory) == 0 && stx_ok(x), "reset: %s", stx_error(x));
     free(t);
     stx_destroy(x);
 }
@@ -1003,11 +1003,11 @@ static void padding(void) {
             stx_fetch(x, two, stx_at(x, s->c, (i * B + 1) * m->O), m->O);
             CHECK(difference(one + i * m->O, two, m->O) <= TOL, "%s: its state differs", name);
         }
-        if (d.transform == STX_SRU_ATTENTION && s->rows) {      /* memory knows what was padding: the next segment does not feel it either */
+        if (d.transform == STX_SRU_ATTENTION && stx_rows_most(s->memory)) {      /* memory knows what was padding: the next segment does not feel it either */
             stx_begin(x, STX_EVAL);
             h = stx_sru_segment(m, stx_input(x, v, B, 3, d.input, 0), NULL, s, NULL);
             stx_get(x, h, one);
-            for (i = 0; i < m->desc.layers; i++) if (m->layer[i].attends) for (t = length[1]; t < T; t++) s->memory[i][(T + t) * m->layer[i].Ci] = 9;
+            for (i = 0; i < m->desc.layers; i++) if (m->layer[i].attends) for (t = length[1]; t < T; t++) s->memory->layer[i].data[(T + t) * m->layer[i].Ci] = 9;
             stx_begin(x, STX_EVAL);
             h = stx_sru_segment(m, stx_input(x, v, B, 3, d.input, 0), NULL, s, NULL);
             CHECK(h && !memcmp(one, h->data, h->size * sizeof *one), "%s: padding in the memory is felt", name);
@@ -1225,6 +1225,9 @@ static void errors(void) {
     stx_clear_error(x);
     CHECK(!stx_sru_lm_create(x, NULL) && strstr(stx_error(x), "no desc"), "%s", stx_error(x));
     stx_clear_error(x);
+    l = lm; l.adapt_io = 1; l.cutoffs = 1; l.cutoff[0] = 9; l.sru.layers = 1;
+    CHECK(!stx_sru_lm_logits(stx_sru_lm_create(x, &l), stx_new(x, 1, 1, 8, 0)) && strstr(stx_error(x), "stx_words_log_probs"), "%s", stx_error(x));
+    stx_clear_error(x);
     p = stx_params_create(x);
     good.transform = STX_SRU_ATTENTION; good.proj = 4;
     m = stx_sru_create(p, NULL, &good);
@@ -1336,18 +1339,22 @@ static void files(void) {
     w = stx_writer_create(x);
     CHECK(stx_sru_state_save(w, s, "a.") && stx_sru_state_save(w, r, "empty.") && stx_writer_finish(w, path), "%s", stx_error(x));
     f = stx_file_open(x, path);
-    CHECK(stx_sru_state_load(r, f, "a.") && r->rows == 9, "%s", stx_error(x));
-    CHECK(!memcmp(s->c, r->c, 3 * 2 * 12 * sizeof *v) && !memcmp(s->pad, r->pad, 18 * sizeof *s->pad), "state and padding");
-    for (l = 0; l < 3; l++) if (m->layer[l].attends) CHECK(!memcmp(s->memory[l], r->memory[l], 2 * 9 * 12 * sizeof *v), "memory %zu", l);
-    CHECK(stx_sru_state_load(r, f, "empty.") && r->rows == 0, "%s", stx_error(x));
-    CHECK(!stx_sru_state_load(three, f, "a.") && three->rows == 0 && strstr(stx_error(x), "\"a.c\" is of another shape"), "%s", stx_error(x));
+    CHECK(stx_sru_state_load(r, f, "a.") && stx_rows_most(r->memory) == 9, "%s", stx_error(x));
+    CHECK(!memcmp(s->c, r->c, 3 * 2 * 12 * sizeof *v), "state");
+    for (l = 0; l < 3; l++) if (m->layer[l].attends) {
+        const stx_rows_layer *a = &s->memory->layer[l], *b = &r->memory->layer[l];
+        CHECK(!memcmp(a->data, b->data, 2 * 9 * 12 * sizeof *v), "memory %zu", l);
+        CHECK(a->masked && b->masked && !memcmp(a->pad, b->pad, 18 * sizeof *a->pad), "padding of %zu", l);
+    }
+    CHECK(stx_sru_state_load(r, f, "empty.") && stx_rows_most(r->memory) == 0, "%s", stx_error(x));
+    CHECK(!stx_sru_state_load(three, f, "a.") && stx_rows_most(three->memory) == 0 && strstr(stx_error(x), "\"a.c\" is of another shape"), "%s", stx_error(x));
     stx_clear_error(x);
-    CHECK(!stx_sru_state_load(r, f, "b.") && strstr(stx_error(x), "b.rows"), "%s", stx_error(x));
+    CHECK(!stx_sru_state_load(r, f, "b.") && strstr(stx_error(x), "\"b.c\" is not there"), "%s", stx_error(x));
     stx_clear_error(x);
     d = stack(0, &name);
     plain = stx_sru_create(stx_params_create(x), "", &d);
     p = stx_sru_state_create(plain, 2);
-    CHECK(!stx_sru_state_load(p, f, "a.") && strstr(stx_error(x), "attention in other layers"), "%s", stx_error(x));
+    CHECK(!stx_sru_state_load(p, f, "a.") && strstr(stx_error(x), "a memory in other layers"), "%s", stx_error(x));
     stx_clear_error(x);
     stx_file_close(f);
     w = stx_writer_create(x);       /* a memory of the wrong length, after a good c */
@@ -1355,10 +1362,10 @@ static void files(void) {
     stx_writer_add_numbers(w, "a.c", 3, dim, s->c);
     stx_writer_meta_u64(w, "a.rows", 9);
     dim[0] = 2; dim[1] = 8;
-    stx_writer_add_numbers(w, "a.memory.1", 3, dim, s->memory[1]);
+    stx_writer_add_numbers(w, "a.memory.1", 3, dim, s->memory->layer[1].data);
     CHECK(stx_writer_finish(w, path), "%s", stx_error(x));
     f = stx_file_open(x, path);
-    CHECK(!stx_sru_state_load(r, f, "a.") && r->rows == 0 && strstr(stx_error(x), "a.memory.1"), "%s", stx_error(x));
+    CHECK(!stx_sru_state_load(r, f, "a.") && stx_rows_most(r->memory) == 0 && strstr(stx_error(x), "a.memory.1"), "%s", stx_error(x));
     stx_clear_error(x);
     stx_file_close(f);
     remove(path);
