@@ -98,9 +98,14 @@
        SEQTX_NO_THREADS  no threads: every loop runs in the caller's. (Implementation file only.) Otherwise POSIX threads, or Windows's.
        SEQTX_STDIO_FILES  no mmap, no fsync: files by stdio, as on machines without POSIX.
 
-   Reading order for learners: stx_layernorm_fwd/_bwd (a kernel and its derivative), stx_layernorm (an op),
-   stx_backward (the tape, ten lines), stx__gemm_any (blocking), stx__attn_fwd_unit (the one attention),
-   stx_optim_step. `grep '// >>'` lists the sections.
+   How this file is arranged: first the API, in sections `>>api: ..`, where an op and the kernels that it runs are declared side by
+   side; then the code, the tape first, with one section for each thing: in `>>layernorm` stand the op with its shape rule, its backward,
+   and its kernels, forward and backward. The CUDA kernels stand in seqtx_cuda.cu, in the same order under the same names. So one search
+   finds the place, and `grep '// >>'` lists them all.
+
+   Reading order for learners: >>tape (stx_backward walks it, in ten lines), >>layernorm (an op; a kernel and its derivative),
+   >>gemm (stx_gemm_plain: what it computes; stx__gemm_any: how, by blocks), >>attention (stx_attention_plain: what the one attention
+   computes; stx__attn_fwd_unit: how, tile by tile), >>optimisers (stx_optim_step).
 */
 #ifndef SEQTX_H
 #define SEQTX_H
@@ -151,7 +156,7 @@ typedef float stx_real;
 extern "C" {
 #endif
 
-// >>context ------------------------------------------------------------------------------------------------
+// >>api: context -------------------------------------------------------------------------------------------
 
 enum { STX_CPU = 0, STX_CUDA = 1 };                       /* stx_desc.device */
 enum { STX_PREC_F32 = 0, STX_PREC_BF16 = 1 };             /* stx_desc.precision */
@@ -240,7 +245,7 @@ STX_DEF size_t stx_size_add(size_t n, size_t a, size_t b);      /* n + a b, in t
    a pure function of the key (seed) and the counter (hi, lo). */
 STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]);
 
-// >>tensors ------------------------------------------------------------------------------------------------
+// >>api: tensors -------------------------------------------------------------------------------------------
 
 #define STX_MAX_DIM 4
 
@@ -330,99 +335,8 @@ STX_DEF void stx_params_zero_grad(stx_params *p);
    between: a norm or an all-reduce takes a pointer and a length. The first call moves them there: after the last stx_param, before
    stx_optim_create. NULL in error. */
 STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n);
-/* All parameters of a list into [lo, hi], in one go: stx_pick_params makes the list (it lives as long as the context), before the first
-   step. */
-typedef struct stx_picked stx_picked;
-STX_DEF stx_picked *stx_pick_params(stx_ctx *x, stx_tensor *const *t, size_t count);
-STX_DEF void stx_clamp_params(stx_ctx *x, const stx_picked *p, double lo, double hi);
 
-// >>ops ----------------------------------------------------------------------------------------------------
-/* Every op returns a new tensor in the step arena, or NULL in error; NULL inputs give NULL. "(..,C)" is any
-   number of leading dimensions, flattened to N rows. */
-
-enum { STX_ACT_NONE = 0, STX_ACT_RELU, STX_ACT_GELU, STX_ACT_TANH, STX_ACT_SIGMOID };
-
-/* table (V,C), ids (B,T) -> (B,T,C). Ids outside [0,V) are an error. */
-STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids);
-/* act(x W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). */
-STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act);
-/* X W^T + b, X (B,S,Ci), W (O,Ci), b (O) or NULL -> (B,S,O), where the last T rows of X are a copy of h (B,T,Ci): gradients reach h, W
-   and b, and cost nothing for the S - T rows before, which are memory. X itself gets none. */
-STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W, stx_tensor *b);
-/* op(a) op(b), op = transpose of the last two dimensions if ta / tb. a (..,M,K), b (..,K,N), equal leading
-   dimensions, or b with two dimensions only, used for every batch entry -> (..,M,N). */
-STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb);
-/* Layer normalisation over the last dimension, biased variance, eps inside the root (0: 1e-5). gain, shift (C). */
-STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift, double eps);
-/* a + b and a * b; b has a's shape or the shape of a's last dimensions (then it is repeated). */
-STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b);
-STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b);
-STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s);
-/* s[0] a: any a, s (1): a scalar that the host sets (stx_scalar_create), a parameter, what an op made. Gradients reach both. */
-STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s);
-STX_DEF stx_tensor *stx_relu(stx_ctx *x, stx_tensor *a);
-STX_DEF stx_tensor *stx_gelu(stx_ctx *x, stx_tensor *a);        /* a Phi(a), by erf */
-STX_DEF stx_tensor *stx_tanh(stx_ctx *x, stx_tensor *a);
-STX_DEF stx_tensor *stx_sigmoid(stx_ctx *x, stx_tensor *a);
-STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a);     /* over the last dimension */
-STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a); /* its logarithm, without the detour: (..,C) -> (..,C) */
-/* Zero with probability p, scale the rest by 1/(1-p); the identity in STX_EVAL. p is resolved to 1/65536. */
-STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p);
-/* The same with one draw for all times: a (B,T,C), mask (B,C) (variational dropout, Gal & Ghahramani 2016, 1512.05287). */
-STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p);
-/* h + alpha f, alpha (1) learned: h, f of one shape (ReZero, Bachlechner et al. 2020, 2003.04887). */
-STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *alpha);
-/* Mean and sum of all numbers -> (1). */
-STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a);
-STX_DEF stx_tensor *stx_sum(stx_ctx *x, stx_tensor *a);
-/* Sum of -log softmax(logits)[target] over the rows, divided by divisor (0: by the number of rows) -> (1).
-   logits (..,V), targets with one id a row. */
-STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
-/* The same, but backward leaves the gradient in the logits' own memory, which nothing may read afterwards. It does so where the op that
-   made them lets it (stx_linear without activation, stx_matmul, stx_scale); otherwise this is stx_cross_entropy. */
-STX_DEF stx_tensor *stx_cross_entropy_over(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
-/* What a loss over tokens may be told beyond its targets. All zero: the mean over all rows. */
-typedef struct stx_token_loss {
-    stx_tensor *weights;   /* (N), a number a row; no gradient reaches it. NULL: 1 each */
-    int         ignore;    /* 1: a row whose target is `ignored` has no loss and passes no gradient. That id may lie outside the classes */
-    int32_t     ignored;
-    double      divisor;   /* of the sum; 0: the number of rows, also of ignored ones */
-    int         mean;      /* 1: divided by the sum of the weights of the rows that count (made on the device), 0 where that is 0; without
-                              divisor */
-    stx_tensor *nll;       /* out: (N) -log p(target) of each row, unweighted, 0 in ignored rows; a constant, float in every precision */
-} stx_token_loss;
-/* sum over rows of weight (-log softmax(logits)[target]) / divisor -> (1). logits (..,V), one target a row. */
-STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, stx_token_loss *how);
-/* layernorm(h + dropout(f, p)) in one pass: h, f (..,C), p as in stx_dropout, the rest as in stx_layernorm. */
-STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps);
-/* Mean of (a-b)^2 -> (1). */
-STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b);
-/* Over time, dimension 1: (B,Ta,C), (B,Tb,C) -> (B,Ta+Tb,C), and rows [t0,t1) -> (B,t1-t0,C). */
-STX_DEF stx_tensor *stx_concat(stx_ctx *x, stx_tensor *a, stx_tensor *b);
-STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1);
-/* Rows idx[0..n) of a (..,C), flattened -> (n,C). Rows may repeat. */
-STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, size_t n);
-/* Last dimension: (..,Ca), (..,Cb) -> (..,Ca+Cb). */
-STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b);
-/* Channels [c0,c1) of the last dimension: (..,C) -> (..,c1-c0). */
-STX_DEF stx_tensor *stx_slice_channels(stx_ctx *x, stx_tensor *a, size_t c0, size_t c1);
-/* Rows [r0,r1) of a (N,C) -> (r1-r0,C), in place (shares memory): a part of a table, of a stacked weight. */
-STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r1);
-/* The same numbers under another shape (shares memory). */
-STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1, size_t d2, size_t d3);
-/* A new value that no gradient passes (shares memory). */
-STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a);
-
-/* Recomputation (gradient checkpointing, Chen et al. 2016, 1604.06174): y = fn(user, in), where everything that
-   fn made on the way is dropped from memory and made again in backward. fn must depend on nothing but user,
-   in and the parameters, must not change state, and is called twice with the same random numbers. count: at most 8. A tensor from
-   elsewhere that wants a gradient is an error in backward, unless it has one by then: hand it over in `in`, or stx_detach it.
-   More than one result: fn returns the first and puts the others into out[0 .. more-1], at most STX_MAX_MORE (NULL on entry; one that is
-   left NULL in both runs is NULL afterwards). stx_recompute hands them on in its own `out`. Gradients reach all of them. With more = 0 out
-   may be NULL. */
-enum { STX_MAX_MORE = 3 };
-typedef stx_tensor *(*stx_recompute_fn)(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out);
-STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count, stx_tensor **out, int more);
+// >>api: tape ----------------------------------------------------------------------------------------------
 
 /* Walks the tape back from the scalar loss (1): adds to the gradient of every parameter and variable. */
 STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss);
@@ -446,7 +360,250 @@ STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, st
 STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh);
 STX_DEF uint64_t stx_random_stream(stx_ctx *x);     /* of the random numbers of an op, as stx_dropout_fwd wants it; each call gives another one */
 
-// >>attention ----------------------------------------------------------------------------------------------
+typedef stx_tensor *(*stx_recompute_fn)(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out);
+STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count, stx_tensor **out, int more);
+
+// >>api: kernels -------------------------------------------------------------------------------------------
+
+/* The lower storey. The kernels of an op are declared with it (>>api: ops, >>api: attention, ..); those of none, here. Order of
+   arguments: context (threads, scratch; NULL: one thread, but the attention needs one), outputs, saved values,
+   inputs, sizes, scalars. Backward kernels ADD into dx; a NULL dx is not wanted. Where
+   there is an int accumulate, 0 makes them write da, din or dlogits instead, whatever was there. One STX_KERNEL line declares
+   the CPU twin (stem, body below) and the CUDA twin (stem_cuda, body in seqtx_cuda.cu): a missing one does not
+   link, a drifted one does not compile. */
+
+#ifdef SEQTX_CUDA
+  #define STX_KERNEL(stem, args) STX_DEF void stem args; extern void stem##_cuda args;
+#else
+  #define STX_KERNEL(stem, args) STX_DEF void stem args;
+#endif
+
+/* STX_RUN(x, stx_relu, (x, y, n)) calls the twin of the context's device. */
+#ifdef SEQTX_CUDA
+  #define STX_RUN(x, stem, args) do { if (stx_ctx_desc(x)->device == STX_CUDA) stem##_cuda args; else stem args; } while (0)
+#else
+  #define STX_RUN(x, stem, args) do { stem args; } while (0)
+#endif
+#define STX__MIN(a, b) ((a) < (b) ? (a) : (b))
+#define STX__MAX(a, b) ((a) > (b) ? (a) : (b))
+
+STX_DEF int stx_threads(const stx_ctx *x);
+
+/* Parallel loops of kernels. part does the iterations [from, to) of a loop over [0, n); job points to what it needs to know. Each
+   iteration writes its own part of the output, so results depend neither on the number of threads nor on who did what. */
+typedef struct stx_share {
+    stx_ctx *x;                             /* may be NULL, as in any kernel */
+    size_t   from, to;
+    size_t   thread;                        /* below stx_threads(x): for scratch that each thread has for itself */
+} stx_share;
+typedef void (*stx_part)(const stx_share *s, const void *job);
+/* Runs part for all of [0, n), in parallel if there is work enough to pay for it (work: about how many additions and multiplications; a
+   few microseconds' worth). Every thread begins with a contiguous piece of its own, the same in loops of any length, so that its caches
+   know the rows; who is done takes pieces from the others. Returns when all is done. Not from inside a part. */
+STX_DEF void stx_parallel(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job);
+/* The same for few and unequal iterations, given out one by one as threads come, from 0 on: the longest should come first. */
+STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void *job);
+STX_DEF int stx_isa(const stx_ctx *x);                      /* which inner loops its processor runs: STX__CALL */
+
+/* y (n) = value */
+STX_KERNEL(stx_fill, (stx_ctx *x, stx_real *y, size_t n, stx_real value))
+/* y (n) = s a, or y += s a */
+STX_KERNEL(stx_axpy, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate))
+/* y (rows,cols) = or += a (rows,cols), rows ldy and lda apart */
+STX_KERNEL(stx_copy2d, (stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda, size_t rows, size_t cols,
+                        int accumulate))
+/* db (C) += sum over rows of dy (N,C) */
+STX_KERNEL(stx_sum_rows, (stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C))
+
+// >>api: ops -----------------------------------------------------------------------------------------------
+
+/* Every op returns a new tensor in the step arena, or NULL in error; NULL inputs give NULL. "(..,C)" is any
+   number of leading dimensions, flattened to N rows. Below an op stand the kernels that it runs: see >>api: kernels. */
+
+enum { STX_ACT_NONE = 0, STX_ACT_RELU, STX_ACT_GELU, STX_ACT_TANH, STX_ACT_SIGMOID };
+
+/* a + b and a * b; b has a's shape or the shape of a's last dimensions (then it is repeated). */
+STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b);
+STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b);
+STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s);
+/* s[0] a: any a, s (1): a scalar that the host sets (stx_scalar_create), a parameter, what an op made. Gradients reach both. */
+STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s);
+/* y, a (n); b (nb) repeats: n is a multiple of nb */
+STX_KERNEL(stx_add_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb))
+STX_KERNEL(stx_mul_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb))
+STX_KERNEL(stx_mul_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b,
+                         size_t n, size_t nb, int accumulate))
+
+STX_DEF stx_tensor *stx_relu(stx_ctx *x, stx_tensor *a);
+STX_DEF stx_tensor *stx_gelu(stx_ctx *x, stx_tensor *a);        /* a Phi(a), by erf */
+STX_DEF stx_tensor *stx_tanh(stx_ctx *x, stx_tensor *a);
+STX_DEF stx_tensor *stx_sigmoid(stx_ctx *x, stx_tensor *a);
+/* y (n) = act(a (n)); da (n) = or += dy act'(a); a is read for gelu only; da may be dy, without accumulate */
+STX_KERNEL(stx_act_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act))
+STX_KERNEL(stx_act_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n,
+                         int act, int accumulate))
+
+/* Zero with probability p, scale the rest by 1/(1-p); the identity in STX_EVAL. p is resolved to 1/65536. */
+STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p);
+/* The same with one draw for all times: a (B,T,C), mask (B,C) (variational dropout, Gal & Ghahramani 2016, 1512.05287). */
+STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p);
+/* y (n) = a mask / keep, and da += dy mask / keep by the same call */
+STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed,
+                             uint64_t stream, int accumulate))
+
+/* h + alpha f, alpha (1) learned: h, f of one shape (ReZero, Bachlechner et al. 2020, 2003.04887). */
+STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *alpha);
+/* y (n) = h + alpha[0] f, h NULL: alpha[0] f; backward: df (n) = or += alpha dy, dalpha (1) += sum of dy f; each NULL if not wanted */
+STX_KERNEL(stx_rezero_fwd, (stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n))
+STX_KERNEL(stx_rezero_bwd, (stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha, size_t n,
+                            int accumulate))
+
+STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a);     /* over the last dimension */
+STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a); /* its logarithm, without the detour: (..,C) -> (..,C) */
+/* y, a (N,C): over the C of a row */
+STX_KERNEL(stx_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
+STX_KERNEL(stx_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C,
+                             int accumulate))
+/* y, a (N,C): a - log sum e^a over the C of a row; backward: da = or += dy - e^y sum dy */
+STX_KERNEL(stx_log_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
+STX_KERNEL(stx_log_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate))
+
+/* Layer normalisation over the last dimension, biased variance, eps inside the root (0: 1e-5). gain, shift (C). */
+STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift, double eps);
+/* y (N,C); mean, rstd (N) are saved; in (N,C), gain, shift (C). Backward: din (N,C), dgain, dshift (C) */
+STX_KERNEL(stx_layernorm_fwd, (stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in,
+                               const stx_real *gain, const stx_real *shift, size_t N, size_t C, stx_real eps))
+STX_KERNEL(stx_layernorm_bwd, (stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy,
+                               const stx_real *in, const stx_real *gain, const stx_real *mean, const stx_real *rstd,
+                               size_t N, size_t C, int accumulate))
+
+/* layernorm(h + dropout(f, p)) in one pass: h, f (..,C), p as in stx_dropout, the rest as in stx_layernorm. */
+STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps);
+/* s (N,C) = h + dropout(f), as stx_dropout_fwd with drop, seed, stream; y (N,C) = layernorm(s). Backward: ds (N,C) is written: the
+   gradient of s, and of h; df (N,C) = or += ds through the dropout, or NULL. */
+STX_KERNEL(stx_residual_norm_fwd, (stx_ctx *x, stx_real *y, stx_real *s, stx_real *mean, stx_real *rstd, const stx_real *h, const stx_real *f,
+                                   const stx_real *gain, const stx_real *shift, size_t N, size_t C, stx_real eps, stx_real drop, uint64_t seed,
+                                   uint64_t stream))
+STX_KERNEL(stx_residual_norm_bwd, (stx_ctx *x, stx_real *ds, stx_real *df, stx_real *dgain, stx_real *dshift, const stx_real *dy,
+                                   const stx_real *s, const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C,
+                                   stx_real drop, uint64_t seed, uint64_t stream, int accumulate))
+
+/* table (V,C), ids (B,T) -> (B,T,C). Ids outside [0,V) are an error. */
+STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids);
+/* y (N,C) = s table[ids], table (V,C), ids (N); dtable (V,C) += s dy (N,C) at ids */
+STX_KERNEL(stx_embedding_fwd, (stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C,
+                               stx_real s))
+STX_KERNEL(stx_embedding_bwd, (stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C,
+                               stx_real s))
+
+/* Rows idx[0..n) of a (..,C), flattened -> (n,C). Rows may repeat. */
+STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, size_t n);
+
+/* Over time, dimension 1: (B,Ta,C), (B,Tb,C) -> (B,Ta+Tb,C), and rows [t0,t1) -> (B,t1-t0,C). */
+STX_DEF stx_tensor *stx_concat(stx_ctx *x, stx_tensor *a, stx_tensor *b);
+STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1);
+/* Last dimension: (..,Ca), (..,Cb) -> (..,Ca+Cb). */
+STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b);
+/* Channels [c0,c1) of the last dimension: (..,C) -> (..,c1-c0). */
+STX_DEF stx_tensor *stx_slice_channels(stx_ctx *x, stx_tensor *a, size_t c0, size_t c1);
+/* Rows [r0,r1) of a (N,C) -> (r1-r0,C), in place (shares memory): a part of a table, of a stacked weight. */
+STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r1);
+/* The same numbers under another shape (shares memory). */
+STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1, size_t d2, size_t d3);
+/* A new value that no gradient passes (shares memory). */
+STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a);
+
+/* Recomputation (gradient checkpointing, Chen et al. 2016, 1604.06174): y = fn(user, in), where everything that
+   fn made on the way is dropped from memory and made again in backward. fn must depend on nothing but user,
+   in and the parameters, must not change state, and is called twice with the same random numbers. count: at most 8. A tensor from
+   elsewhere that wants a gradient is an error in backward, unless it has one by then: hand it over in `in`, or stx_detach it.
+   More than one result: fn returns the first and puts the others into out[0 .. more-1], at most STX_MAX_MORE (NULL on entry; one that is
+   left NULL in both runs is NULL afterwards). stx_recompute hands them on in its own `out`. Gradients reach all of them. With more = 0 out
+   may be NULL. */
+enum { STX_MAX_MORE = 3 };
+
+/* op(a) op(b), op = transpose of the last two dimensions if ta / tb. a (..,M,K), b (..,K,N), equal leading
+   dimensions, or b with two dimensions only, used for every batch entry -> (..,M,N). */
+STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb);
+
+/* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices at strides sa, sb, sc; op = transpose if ta/tb.
+   beta 0 overwrites C, whatever was in it. */
+STX_KERNEL(stx_gemm, (stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
+                      const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
+                      stx_real beta, stx_real *C, size_t ldc, size_t sc))
+/* What stx_gemm computes: number (i,j) of op(A) op(B) for one matrix of the batch, summed in double. For reading, and for tests. */
+STX_DEF double stx_gemm_plain(int ta, int tb, size_t K, const stx_real *A, size_t lda, const stx_real *B, size_t ldb, size_t i, size_t j);
+
+/* act(x W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). */
+STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act);
+/* y (N,O) = act(in W^T + b) in one pass: in (N,Ci), W (O,Ci), b (O) or NULL; pre (N,O) or NULL gets in W^T + b */
+STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t Ci, size_t O, int act))
+/* Backward of linear_fwd: da (N,O) holds dy and is overwritten by dy act'; then dx (N,Ci) = or += da W, dW (O,Ci) += da^T in, db (O) +=
+   the sum of da's rows; each NULL if not wanted. y is read for act, pre for gelu. accumulate: of dx. */
+STX_KERNEL(stx_linear_bwd, (stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre,
+                            const stx_real *in, const stx_real *W, size_t N, size_t Ci, size_t O, int act, int accumulate))
+/* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b */
+STX_KERNEL(stx_bias_act_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act))
+
+/* X W^T + b, X (B,S,Ci), W (O,Ci), b (O) or NULL -> (B,S,O), where the last T rows of X are a copy of h (B,T,Ci): gradients reach h, W
+   and b, and cost nothing for the S - T rows before, which are memory. X itself gets none. */
+STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W, stx_tensor *b);
+
+/* Mean and sum of all numbers -> (1). */
+STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a);
+STX_DEF stx_tensor *stx_sum(stx_ctx *x, stx_tensor *a);
+/* y (1) = mean of a (n) */
+STX_KERNEL(stx_mean_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
+STX_KERNEL(stx_mean_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
+/* y (1) = sum of a (n); da (n) += dy[0] */
+STX_KERNEL(stx_sum_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
+STX_KERNEL(stx_sum_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
+
+/* Sum of -log softmax(logits)[target] over the rows, divided by divisor (0: by the number of rows) -> (1).
+   logits (..,V), targets with one id a row. */
+STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
+/* The same, but backward leaves the gradient in the logits' own memory, which nothing may read afterwards. It does so where the op that
+   made them lets it (stx_linear without activation, stx_matmul, stx_scale); otherwise this is stx_cross_entropy. */
+STX_DEF stx_tensor *stx_cross_entropy_over(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
+/* What a loss over tokens may be told beyond its targets. All zero: the mean over all rows. */
+typedef struct stx_token_loss {
+    stx_tensor *weights;   /* (N), a number a row; no gradient reaches it. NULL: 1 each */
+    int         ignore;    /* 1: a row whose target is `ignored` has no loss and passes no gradient. That id may lie outside the classes */
+    int32_t     ignored;
+    double      divisor;   /* of the sum; 0: the number of rows, also of ignored ones */
+    int         mean;      /* 1: divided by the sum of the weights of the rows that count (made on the device), 0 where that is 0; without
+                              divisor */
+    stx_tensor *nll;       /* out: (N) -log p(target) of each row, unweighted, 0 in ignored rows; a constant, float in every precision */
+} stx_token_loss;
+/* sum over rows of weight (-log softmax(logits)[target]) / divisor -> (1). logits (..,V), one target a row. */
+STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, stx_token_loss *how);
+/* loss (1); top, inv (N) are saved; logits (N,V), targets (N); dlogits (N,V), dloss (1). dlogits may be logits, without accumulate. */
+STX_KERNEL(stx_cross_entropy_fwd, (stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits,
+                                   const int32_t *targets, size_t N, size_t V, double divisor))
+STX_KERNEL(stx_cross_entropy_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top,
+                                   const stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor,
+                                   int accumulate))
+/* The rows' part in a loss: w (N) = weights[n] / divisor (weights NULL: 1; divisor 0: the sum of those that count, and w = 0 if that is
+   0), and
+   known (N) = targets[n]; w = 0 and known = -1 in rows with ignore whose target is ignored. */
+STX_KERNEL(stx_token_weights, (stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N,
+                               int ignore,
+                               int32_t ignored, double divisor))
+/* cross_entropy with a weight a row: loss (1) = sum of w[n] nll[n]; nll, w (N), the rest as in cross_entropy. Rows with a negative target
+   have nll = 0 and dlogits = 0. */
+STX_KERNEL(stx_token_loss_fwd, (stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
+                                const int32_t *targets, const stx_real *w, size_t N, size_t V))
+STX_KERNEL(stx_token_loss_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
+                                const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V, int accumulate))
+
+/* Mean of (a-b)^2 -> (1). */
+STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b);
+/* loss (1) = mean (a - b)^2, a, b (n) */
+STX_KERNEL(stx_mse_fwd, (stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n))
+STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a,
+                         const stx_real *b, size_t n))
+
+// >>api: attention -----------------------------------------------------------------------------------------
 
 /* The one fused attention. Query i of T is key row C+i of S, C = S-T; the distance to key j is delta = C+i-j.
        s_ij = scale ((q_i + u).k_j + (q_i + vb).pe_p)       p = P - 1 + delta_min - delta
@@ -491,7 +648,44 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
    ceil(z max_span) + ceil(ramp), at most `most`, and at most one more than the last key with m > 0. */
 STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most);
 
-// >>adaptive input and output -------------------------------------------------------------------------------
+/* Everything that stx_attention's kernels need; see stx_attention for the formulas and shapes. Row strides ld* and
+   batch strides st* count numbers, so that q, k, v may be slices of larger buffers. */
+typedef struct stx_attention_args {
+    size_t B, T, S, H, D, P, N;             /* P rows of pe (0: none), N persistent vectors; H at most 256 */
+    int    pe_heads;                        /* 1: shared (P,D); H: (P,H D) */
+    int    z_shared;                        /* z and dz hold one number, not H */
+    size_t ldq, ldk, stq, stk;              /* rows and batches of q and y's gradient dq; of k, v, dk, dv */
+    size_t span;                            /* resolved: the largest distance that any key has */
+    int    delta_min, not_causal, no_renorm;
+    ptrdiff_t first_key;
+    stx_real scale, max_span, ramp, eps, drop;
+    uint64_t seed, stream;                  /* of the dropout */
+    const stx_real *q, *k, *v;              /* (B,T,H D), (B,S,H D) twice */
+    const stx_real *pe, *u, *vb, *z;        /* (P,D) or (P,H D); (H D) twice; (H): NULL where unused */
+    const stx_real *pk, *pv;                /* (H,N,D) */
+    const int32_t *pad;                     /* (B,S), batches stpad apart, on the device: not 0 where there is no such key; NULL: all exist */
+    size_t stpad;
+    stx_real *y, *top, *inv;                /* (B,T,H D); (B,H,T): largest logit of a row, 1 / its normaliser (0: no key) */
+    const stx_real *dy;                     /* as y */
+    stx_real *dq, *dk, *dv, *dpe, *du, *dvb, *dz, *dpk, *dpv;      /* as what they are the gradients of; NULL: not wanted */
+    void *work;                             /* stx_attention_work bytes, for the call only */
+} stx_attention_args;
+STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int backward);
+#ifdef SEQTX_CUDA
+extern size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward);
+#endif
+/* Shapes: stx_attention_args. forward writes y, top, inv; backward adds to the gradients that are not NULL. */
+STX_KERNEL(stx_attention_fwd, (stx_ctx *x, const stx_attention_args *a))
+STX_KERNEL(stx_attention_bwd, (stx_ctx *x, const stx_attention_args *a))
+/* What stx_attention_fwd computes, number by number and in double, a in host memory: y from its other inputs. For reading, and for tests.
+   work: two numbers for each of stx_attention_keys. stx_attention_weights has the softmax of one query: before the mask and dropout,
+   w[n] = e^s / normaliser (0: the query does not see it), and ramp[n] = m before it is cut to [0, 1] (2 where there is no ramp). */
+STX_DEF size_t stx_attention_keys(const stx_attention_args *a);        /* zero keys, the S keys, persistent vectors: n runs over them in this order */
+STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t h, size_t i, double *w, double *ramp);
+STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work);
+STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a);     /* the forward kernel of the context's device, with work from the step arena */
+
+// >>api: adaptive input and output -------------------------------------------------------------------------
 
 /* Adaptive embedding (Baevski & Auli 2018, 1809.10853) and adaptive softmax (Grave et al. 2016, 1609.04309) for
    large vocabularies sorted by frequency. K cutoffs give K+1 clusters; cluster i holds words
@@ -525,8 +719,13 @@ STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *
 STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx_ids *ids, int output, const stx_token_loss *how);
 /* log p of every word, no tape, no dropout: h (..,d) -> (N,V). For generation. */
 STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h);
+/* Adaptive softmax, cluster c of K: log p of the words start .. start+size-1 into out (N,V), from the cluster's logits (N,w). For c = 0 the
+   columns size .. w-1 are the other clusters', gate (N,K) gets their log p (cluster i: column size + K-1-i, or size + i-1 if forward);
+   for c > 0 gate[n,c] is added. */
+STX_KERNEL(stx_cluster_log_probs, (stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start, size_t size,
+                                   size_t w, size_t K, size_t c, int forward))
 
-// >>optimisers ---------------------------------------------------------------------------------------------
+// >>api: optimisers ----------------------------------------------------------------------------------------
 
 enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB };
 typedef struct stx_optim_desc {
@@ -601,13 +800,54 @@ STX_DEF void stx_optim_rate(stx_optim *o, double lr);
 /* Waits for the last update; o->step, skipped and grad_norm are current then. What stx_optim_step would have returned. */
 STX_DEF int stx_optim_sync(stx_optim *o);
 
-// >>steps --------------------------------------------------------------------------------------------------
+/* out (count) = sum of g^2 of each piece. Then optim_plan decides: u's norm, ok, factor (clip, kinds other than Adagrad), step or
+   skipped, corrections, plain, and each piece's lr (Adagrad clips per tensor; tensors have their pieces together; 0 where radam_skip
+   leaves the parameters alone). The updates do it: if u->ok, and in any case g is zeroed. adam_update is all Adams'. */
+STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_piece *piece, size_t count))
+STX_KERNEL(stx_optim_plan, (stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, const stx_optim_desc *d))
+STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real momentum, stx_real decay))
+STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real eps))
+STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1,
+                             stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled))
+/* LAMB, if u->ok. First g = direction of each piece, m and v; squares (2 count) get the sums of p^2 and g^2 of each piece. Then each
+   tensor's phi from them, which becomes its pieces' lr; p -= lr g. In any case g is zeroed by the second. */
+STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1,
+                                stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps, stx_real decay))
+STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max))
+/* g of each piece into [-c, c]; infinities and NaN stay */
+STX_KERNEL(stx_clip_values, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real c))
+
+/* All parameters of a list into [lo, hi], in one go: stx_pick_params makes the list (it lives as long as the context), before the first
+   step. */
+typedef struct stx_picked stx_picked;
+STX_DEF stx_picked *stx_pick_params(stx_ctx *x, stx_tensor *const *t, size_t count);
+STX_DEF void stx_clamp_params(stx_ctx *x, const stx_picked *p, double lo, double hi);
+/* p of each piece into [lo, hi] */
+STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi))
+
+// >>api: steps ---------------------------------------------------------------------------------------------
 
 /* What a step leaves behind. Device memory is not for reading while a step runs, and waiting for it costs the time that the host
    is ahead. So a step may note scalars: slot = or += s t[0], in double; and the host asks for them afterwards. */
 enum { STX_NOTES = 32, STX_MAX_OPTIMS = 64 };
 STX_DEF void stx_note(stx_ctx *x, int slot, const stx_tensor *t, double s, int add);
 STX_DEF double stx_noted(stx_ctx *x, int slot);             /* waits for the last step; NaN in error */
+/* meter[0] = or += s a[0], in double: what a step leaves behind to be read */
+STX_KERNEL(stx_meter, (stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate))
+/* Ids sorted by cluster, stably. Cluster c has the places first[c] .. first[c+1]-1 of local and place, of which place[r] gets where its
+   r-th id stood and local[r] the id within the cluster; places left over get 0 and `leftover`. at (n): where each id went, or (head =
+   1; then
+   cluster 0 needs no places) its class in the head: the id, or its cluster's column. Negative ids go nowhere: at = -1.
+   over (1): 1 if a cluster has more ids than places. */
+typedef struct stx_clusters {
+    size_t  count, end[STX_MAX_CLUSTERS], first[STX_MAX_CLUSTERS + 1];
+    int     head, forward_columns;
+    int32_t leftover;
+} stx_clusters;
+STX_KERNEL(stx_cluster_sort, (stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n,
+                              const stx_clusters *k))
+/* y (n) = NaN if flag[0] */
+STX_KERNEL(stx_spoil, (stx_ctx *x, stx_real *y, size_t n, const int32_t *flag))
 /* A small tensor that outlives steps (a parameter) whose values the host needs between them: the host's copy, current. Waits
    for the last step. All of a context's together: at most 512 tensors of 8192 numbers. */
 STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t);
@@ -636,6 +876,8 @@ STX_DEF const char *stx_step_note(const stx_ctx *x);
 STX_DEF uint64_t stx_step_key(const void *model, const stx_ids *ids, const stx_ids *targets, uint64_t salt);
 STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
 
+// >>api: schedules -----------------------------------------------------------------------------------------
+
 /* Learning rate at update n = 1, 2, .. */
 enum { STX_LR_CONSTANT = 0, STX_LR_COSINE, STX_LR_INV_SQRT,
        STX_LR_RECURSIVE,         /* SRU++'s, its cosine goes on from where the warm-up of W updates ends:
@@ -658,6 +900,8 @@ typedef struct stx_schedule {
 } stx_schedule;
 STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n);
 
+// >>api: sampling ------------------------------------------------------------------------------------------
+
 /* One token from logits (V) (any additive constant): softmax(logits / temperature) cut to the top_k likeliest
    (0: all) and then to the smallest set with mass top_p (0 or 1: all). temperature 0: the likeliest. The draw is
    a function of (seed, counter). Returns -1 if the logits are not finite or V is 0. work: V numbers of scratch, not needed at
@@ -668,27 +912,8 @@ typedef struct stx_sampling {
     uint64_t seed;
 } stx_sampling;
 STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits, size_t V, stx_real *work);
-// >>kernels ------------------------------------------------------------------------------------------------
-/* The lower storey. Order of arguments: context (threads, scratch; NULL: one thread, but the attention needs one), outputs, saved values,
-   inputs, sizes, scalars. Backward kernels ADD into dx; a NULL dx is not wanted. Where
-   there is an int accumulate, 0 makes them write da, din or dlogits instead, whatever was there. One STX_KERNEL line declares
-   the CPU twin (stem, body below) and the CUDA twin (stem_cuda, body in seqtx_cuda.cu): a missing one does not
-   link, a drifted one does not compile. */
 
-#ifdef SEQTX_CUDA
-  #define STX_KERNEL(stem, args) STX_DEF void stem args; extern void stem##_cuda args;
-#else
-  #define STX_KERNEL(stem, args) STX_DEF void stem args;
-#endif
-
-/* STX_RUN(x, stx_relu, (x, y, n)) calls the twin of the context's device. */
-#ifdef SEQTX_CUDA
-  #define STX_RUN(x, stem, args) do { if (stx_ctx_desc(x)->device == STX_CUDA) stem##_cuda args; else stem args; } while (0)
-#else
-  #define STX_RUN(x, stem, args) do { stem args; } while (0)
-#endif
-#define STX__MIN(a, b) ((a) < (b) ? (a) : (b))
-#define STX__MAX(a, b) ((a) > (b) ? (a) : (b))
+// >>api: the CUDA device -----------------------------------------------------------------------------------
 
 /* What device memory holds. An address alone says how numbers are stored there: by the allocation it lies in. */
 enum { STX_MEM_BYTES = 0,           /* floats, or anything */
@@ -737,188 +962,8 @@ extern void   stx_cuda_attention(stx_ctx *x, int version);
 #endif
 STX_DEF void *stx_ctx_gpu(const stx_ctx *x);                /* the stx_gpu of a context on a GPU, or NULL */
 
-/* Everything that stx_attention's kernels need; see stx_attention for the formulas and shapes. Row strides ld* and
-   batch strides st* count numbers, so that q, k, v may be slices of larger buffers. */
-typedef struct stx_attention_args {
-    size_t B, T, S, H, D, P, N;             /* P rows of pe (0: none), N persistent vectors; H at most 256 */
-    int    pe_heads;                        /* 1: shared (P,D); H: (P,H D) */
-    int    z_shared;                        /* z and dz hold one number, not H */
-    size_t ldq, ldk, stq, stk;              /* rows and batches of q and y's gradient dq; of k, v, dk, dv */
-    size_t span;                            /* resolved: the largest distance that any key has */
-    int    delta_min, not_causal, no_renorm;
-    ptrdiff_t first_key;
-    stx_real scale, max_span, ramp, eps, drop;
-    uint64_t seed, stream;                  /* of the dropout */
-    const stx_real *q, *k, *v;              /* (B,T,H D), (B,S,H D) twice */
-    const stx_real *pe, *u, *vb, *z;        /* (P,D) or (P,H D); (H D) twice; (H): NULL where unused */
-    const stx_real *pk, *pv;                /* (H,N,D) */
-    const int32_t *pad;                     /* (B,S), batches stpad apart, on the device: not 0 where there is no such key; NULL: all exist */
-    size_t stpad;
-    stx_real *y, *top, *inv;                /* (B,T,H D); (B,H,T): largest logit of a row, 1 / its normaliser (0: no key) */
-    const stx_real *dy;                     /* as y */
-    stx_real *dq, *dk, *dv, *dpe, *du, *dvb, *dz, *dpk, *dpv;      /* as what they are the gradients of; NULL: not wanted */
-    void *work;                             /* stx_attention_work bytes, for the call only */
-} stx_attention_args;
-STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int backward);
-#ifdef SEQTX_CUDA
-extern size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward);
-#endif
-STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a);     /* the forward kernel of the context's device, with work from the step arena */
-STX_DEF int stx_threads(const stx_ctx *x);
+// >>api: files ---------------------------------------------------------------------------------------------
 
-/* Parallel loops of kernels. part does the iterations [from, to) of a loop over [0, n); job points to what it needs to know. Each
-   iteration writes its own part of the output, so results depend neither on the number of threads nor on who did what. */
-typedef struct stx_share {
-    stx_ctx *x;                             /* may be NULL, as in any kernel */
-    size_t   from, to;
-    size_t   thread;                        /* below stx_threads(x): for scratch that each thread has for itself */
-} stx_share;
-typedef void (*stx_part)(const stx_share *s, const void *job);
-/* Runs part for all of [0, n), in parallel if there is work enough to pay for it (work: about how many additions and multiplications; a
-   few microseconds' worth). Every thread begins with a contiguous piece of its own, the same in loops of any length, so that its caches
-   know the rows; who is done takes pieces from the others. Returns when all is done. Not from inside a part. */
-STX_DEF void stx_parallel(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job);
-/* The same for few and unequal iterations, given out one by one as threads come, from 0 on: the longest should come first. */
-STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void *job);
-STX_DEF int stx_isa(const stx_ctx *x);                      /* which inner loops its processor runs: STX__CALL */
-
-/* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices at strides sa, sb, sc; op = transpose if ta/tb.
-   beta 0 overwrites C, whatever was in it. */
-STX_KERNEL(stx_gemm, (stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
-                      const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
-                      stx_real beta, stx_real *C, size_t ldc, size_t sc))
-/* y (n) = value */
-STX_KERNEL(stx_fill, (stx_ctx *x, stx_real *y, size_t n, stx_real value))
-/* y (n) = s a, or y += s a */
-STX_KERNEL(stx_axpy, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate))
-/* y (rows,cols) = or += a (rows,cols), rows ldy and lda apart */
-STX_KERNEL(stx_copy2d, (stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda, size_t rows, size_t cols,
-                        int accumulate))
-/* y (N,C) = s table[ids], table (V,C), ids (N); dtable (V,C) += s dy (N,C) at ids */
-STX_KERNEL(stx_embedding_fwd, (stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C,
-                               stx_real s))
-STX_KERNEL(stx_embedding_bwd, (stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C,
-                               stx_real s))
-/* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b */
-STX_KERNEL(stx_bias_act_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act))
-/* y (N,O) = act(in W^T + b) in one pass: in (N,Ci), W (O,Ci), b (O) or NULL; pre (N,O) or NULL gets in W^T + b */
-STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t Ci, size_t O, int act))
-/* Backward of linear_fwd: da (N,O) holds dy and is overwritten by dy act'; then dx (N,Ci) = or += da W, dW (O,Ci) += da^T in, db (O) +=
-   the sum of da's rows; each NULL if not wanted. y is read for act, pre for gelu. accumulate: of dx. */
-STX_KERNEL(stx_linear_bwd, (stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre,
-                            const stx_real *in, const stx_real *W, size_t N, size_t Ci, size_t O, int act, int accumulate))
-/* y (n) = act(a (n)); da (n) = or += dy act'(a); a is read for gelu only; da may be dy, without accumulate */
-STX_KERNEL(stx_act_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act))
-STX_KERNEL(stx_act_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n,
-                         int act, int accumulate))
-/* db (C) += sum over rows of dy (N,C) */
-STX_KERNEL(stx_sum_rows, (stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C))
-/* y (N,C); mean, rstd (N) are saved; in (N,C), gain, shift (C). Backward: din (N,C), dgain, dshift (C) */
-STX_KERNEL(stx_layernorm_fwd, (stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in,
-                               const stx_real *gain, const stx_real *shift, size_t N, size_t C, stx_real eps))
-STX_KERNEL(stx_layernorm_bwd, (stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy,
-                               const stx_real *in, const stx_real *gain, const stx_real *mean, const stx_real *rstd,
-                               size_t N, size_t C, int accumulate))
-/* s (N,C) = h + dropout(f), as stx_dropout_fwd with drop, seed, stream; y (N,C) = layernorm(s). Backward: ds (N,C) is written: the
-   gradient of s, and of h; df (N,C) = or += ds through the dropout, or NULL. */
-STX_KERNEL(stx_residual_norm_fwd, (stx_ctx *x, stx_real *y, stx_real *s, stx_real *mean, stx_real *rstd, const stx_real *h, const stx_real *f,
-                                   const stx_real *gain, const stx_real *shift, size_t N, size_t C, stx_real eps, stx_real drop, uint64_t seed,
-                                   uint64_t stream))
-STX_KERNEL(stx_residual_norm_bwd, (stx_ctx *x, stx_real *ds, stx_real *df, stx_real *dgain, stx_real *dshift, const stx_real *dy,
-                                   const stx_real *s, const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C,
-                                   stx_real drop, uint64_t seed, uint64_t stream, int accumulate))
-/* y, a (n); b (nb) repeats: n is a multiple of nb */
-STX_KERNEL(stx_add_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb))
-STX_KERNEL(stx_mul_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb))
-STX_KERNEL(stx_mul_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b,
-                         size_t n, size_t nb, int accumulate))
-/* y, a (N,C): over the C of a row */
-STX_KERNEL(stx_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
-STX_KERNEL(stx_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C,
-                             int accumulate))
-/* y, a (N,C): a - log sum e^a over the C of a row; backward: da = or += dy - e^y sum dy */
-STX_KERNEL(stx_log_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
-STX_KERNEL(stx_log_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate))
-/* y (n) = a mask / keep, and da += dy mask / keep by the same call */
-STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed,
-                             uint64_t stream, int accumulate))
-/* y (n) = h + alpha[0] f, h NULL: alpha[0] f; backward: df (n) = or += alpha dy, dalpha (1) += sum of dy f; each NULL if not wanted */
-STX_KERNEL(stx_rezero_fwd, (stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n))
-STX_KERNEL(stx_rezero_bwd, (stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha, size_t n,
-                            int accumulate))
-/* y (1) = mean of a (n) */
-STX_KERNEL(stx_mean_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
-STX_KERNEL(stx_mean_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
-/* y (1) = sum of a (n); da (n) += dy[0] */
-STX_KERNEL(stx_sum_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
-STX_KERNEL(stx_sum_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
-/* loss (1); top, inv (N) are saved; logits (N,V), targets (N); dlogits (N,V), dloss (1). dlogits may be logits, without accumulate. */
-STX_KERNEL(stx_cross_entropy_fwd, (stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits,
-                                   const int32_t *targets, size_t N, size_t V, double divisor))
-STX_KERNEL(stx_cross_entropy_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top,
-                                   const stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor,
-                                   int accumulate))
-/* The rows' part in a loss: w (N) = weights[n] / divisor (weights NULL: 1; divisor 0: the sum of those that count, and w = 0 if that is
-   0), and
-   known (N) = targets[n]; w = 0 and known = -1 in rows with ignore whose target is ignored. */
-STX_KERNEL(stx_token_weights, (stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N,
-                               int ignore,
-                               int32_t ignored, double divisor))
-/* cross_entropy with a weight a row: loss (1) = sum of w[n] nll[n]; nll, w (N), the rest as in cross_entropy. Rows with a negative target
-   have nll = 0 and dlogits = 0. */
-STX_KERNEL(stx_token_loss_fwd, (stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
-                                const int32_t *targets, const stx_real *w, size_t N, size_t V))
-STX_KERNEL(stx_token_loss_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                                const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V, int accumulate))
-/* loss (1) = mean (a - b)^2, a, b (n) */
-STX_KERNEL(stx_mse_fwd, (stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n))
-STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a,
-                         const stx_real *b, size_t n))
-/* Shapes: stx_attention_args. forward writes y, top, inv; backward adds to the gradients that are not NULL. */
-STX_KERNEL(stx_attention_fwd, (stx_ctx *x, const stx_attention_args *a))
-STX_KERNEL(stx_attention_bwd, (stx_ctx *x, const stx_attention_args *a))
-/* out (count) = sum of g^2 of each piece. Then optim_plan decides: u's norm, ok, factor (clip, kinds other than Adagrad), step or
-   skipped, corrections, plain, and each piece's lr (Adagrad clips per tensor; tensors have their pieces together; 0 where radam_skip
-   leaves the parameters alone). The updates do it: if u->ok, and in any case g is zeroed. adam_update is all Adams'. */
-STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_piece *piece, size_t count))
-STX_KERNEL(stx_optim_plan, (stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, const stx_optim_desc *d))
-STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real momentum, stx_real decay))
-STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real eps))
-STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1,
-                             stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled))
-/* LAMB, if u->ok. First g = direction of each piece, m and v; squares (2 count) get the sums of p^2 and g^2 of each piece. Then each
-   tensor's phi from them, which becomes its pieces' lr; p -= lr g. In any case g is zeroed by the second. */
-STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1,
-                                stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps, stx_real decay))
-STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max))
-/* g of each piece into [-c, c]; infinities and NaN stay */
-STX_KERNEL(stx_clip_values, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real c))
-/* p of each piece into [lo, hi] */
-STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi))
-/* meter[0] = or += s a[0], in double: what a step leaves behind to be read */
-STX_KERNEL(stx_meter, (stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate))
-/* Ids sorted by cluster, stably. Cluster c has the places first[c] .. first[c+1]-1 of local and place, of which place[r] gets where its
-   r-th id stood and local[r] the id within the cluster; places left over get 0 and `leftover`. at (n): where each id went, or (head =
-   1; then
-   cluster 0 needs no places) its class in the head: the id, or its cluster's column. Negative ids go nowhere: at = -1.
-   over (1): 1 if a cluster has more ids than places. */
-typedef struct stx_clusters {
-    size_t  count, end[STX_MAX_CLUSTERS], first[STX_MAX_CLUSTERS + 1];
-    int     head, forward_columns;
-    int32_t leftover;
-} stx_clusters;
-STX_KERNEL(stx_cluster_sort, (stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n,
-                              const stx_clusters *k))
-/* y (n) = NaN if flag[0] */
-STX_KERNEL(stx_spoil, (stx_ctx *x, stx_real *y, size_t n, const int32_t *flag))
-/* Adaptive softmax, cluster c of K: log p of the words start .. start+size-1 into out (N,V), from the cluster's logits (N,w). For c = 0 the
-   columns size .. w-1 are the other clusters', gate (N,K) gets their log p (cluster i: column size + K-1-i, or size + i-1 if forward);
-   for c > 0 gate[n,c] is added. */
-STX_KERNEL(stx_cluster_log_probs, (stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start, size_t size,
-                                   size_t w, size_t K, size_t c, int forward))
-
-// ---------------------------------------------------------------------------------------------------------------------
-// >>files: safetensors, read and written
 /*   8 bytes       N, little-endian
      N bytes       JSON: {"__metadata__":{"key":"value",..}, "name":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},..}
      the rest      the tensors' bytes, little-endian, row-major, one after the other without holes
@@ -991,8 +1036,7 @@ STX_DEF void stx_map_close(stx_map *m);                                 /* m is 
    short, overlong, a surrogate, above U+10FFFF. */
 STX_DEF size_t stx_utf8(const void *s, size_t n, uint32_t *c);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// >>checkpoints: parameters and optimiser state in a safetensors file
+// >>api: checkpoints ---------------------------------------------------------------------------------------
 
 #ifdef SEQTX_DOUBLE
 enum { STX_REAL_DTYPE = STX_F64 };      /* dtype of stx_real */
@@ -1026,8 +1070,7 @@ STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix
 STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o);
 STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// >>words: what stands before and behind a language model, embedding and output
+// >>words: what stands before and behind a language model, embedding and output ----------------------------
 
 /* A first value as data: kind and a as in stx_param, where a follows a rule from the rows and columns of the matrix (a bias: of the
    matrix that it belongs to). All of it zero: zeros. */
@@ -1084,13 +1127,12 @@ STX_DEF stx_tensor *stx_words_log_probs(const stx_words *w, stx_tensor *h);
 /* What stx_sample wants, at the least cost: logits where there are any, else log p. */
 STX_DEF stx_tensor *stx_words_scores(const stx_words *w, stx_tensor *h);
 /* Mean nll of targets, one a row of h (..,d), nats per token -> (1). The gradient takes the place of plain logits
-   (stx_cross_entropy_over). */
-STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets);
-/* The key of a step, and of what these words decide in it by the tokens that are set: see stx_adaptive_key. ids, targets may be NULL. */
-STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *ids, const stx_ids *targets);
+   (stx_cross_entropy_over). how: token weights, an ignored id, another divisor, the rows' own losses; NULL: none of these. */
+STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets, stx_token_loss *how);
+/* key and all that the host decides in a step with these ids (NULL: none) because of adaptive words: see stx_adaptive_key. */
+STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *ids, const stx_ids *targets, const stx_token_loss *how);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// >>rows: what a model remembers from step to step
+// >>rows: what a model remembers from step to step ---------------------------------------------------------
 
 /* For each layer rows of numbers (B, rows, width): a cache of a layer's inputs, a memory, a recurrent state. Rows are
    constants: no gradient passes from one step to another. A step reads them (in) and pushes its own at their end (out, which
@@ -1171,8 +1213,7 @@ STX_DEF int stx_rows_load(stx_rows *s, const stx_file *f, const char *prefix);
 /* Adds what the host decides by these rows to a step's key: counts, addresses, whether rows are missing. */
 STX_DEF uint64_t stx_rows_key(const stx_rows *s, uint64_t key);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// >>cache: keys and values of generation
+// >>cache: keys and values of generation -------------------------------------------------------------------
 
 /* Token by token a model needs the keys and values of the tokens before, not their inputs: they are projected once and kept, for each layer
    the last `window` rows of each of B streams. The buffer is longer, 2 windows and a chunk, so that moving down costs one copy a token. */
@@ -1205,8 +1246,7 @@ typedef stx_tensor *(*stx_feed_fn)(void *user, const stx_ids *ids);
 STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_words *w, const int32_t *ids, size_t n, int scores,
     stx_feed_fn fn, void *user);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// >>lm: a language model of any family
+// >>lm: a language model of any family ---------------------------------------------------------------------
 
 /* What programs that take any family need of one: a family fills in the table (stx_span_lm, stx_sru_lm_of, ..), and trainers,
    evaluation and generation are written once. model, state and gen are the family's own structs. */
@@ -1740,6 +1780,7 @@ static size_t stx__grads_bytes(const stx_ctx *x, int reserved) {
     }
     return n;
 }
+
 /* Memory of the device; on a GPU the host's few kilobytes of heads and shapes are not counted. */
 static size_t stx__reserved(const stx_ctx *x) {
 #ifdef SEQTX_CUDA
@@ -1998,6 +2039,748 @@ STX_DEF uint64_t stx_tick(const stx_ctx *x) { return x ? x->tick : 0; }
 STX_DEF void stx_set_tick(stx_ctx *x, uint64_t tick) { if (x) x->tick = tick; }
 STX_DEF size_t stx_bytes(const stx_ctx *x) { return x ? stx__reserved(x) : 0; }
 STX_DEF size_t stx_peak_bytes(const stx_ctx *x) { return x ? x->peak : 0; }
+
+// >>random
+
+STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]) {
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    uint32_t c0 = (uint32_t)lo, c1 = (uint32_t)(lo >> 32), c2 = (uint32_t)hi, c3 = (uint32_t)(hi >> 32);
+    int r;
+    for (r = 0; r < 10; r++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+        c1 = (uint32_t)p1;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c3 = (uint32_t)p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    out[0] = c0; out[1] = c1; out[2] = c2; out[3] = c3;
+}
+/* The stream of the next random op of this step. 2^24 ops a step, 2^39 steps; parameters draw above them. */
+static uint64_t stx__stream(stx_ctx *x) { return (x->tick << 24) | (x->op++ & 0xffffffu); }
+#define STX__PARAM_STREAM ((uint64_t)1 << 63)
+
+/* Dropout takes 16 bits of a Philox call for each of 8 neighbours: those below keep16 are kept. */
+static uint32_t stx__keep16(stx_real p) {
+    double k = floor((1.0 - (double)p) * 65536.0 + 0.5);
+    return (uint32_t)(k < 1 ? 1 : k);
+}
+
+// >>tensors
+
+/* where: STX__STEP .. */
+static stx_tensor *stx__tensor(stx_ctx *x, int where, int ndim, const size_t *dim) {
+    stx_tensor *t;
+    size_t n = 1;
+    int i;
+    for (i = 0; i < ndim; i++) {
+        if (dim[i] && n > SIZE_MAX / sizeof(stx_real) / dim[i]) {
+            stx_fail(x, STX_ERR_MEMORY, "a tensor of %d dimensions, the first %zu, is larger than memory can be: use smaller sizes", ndim, dim[0]);
+            return NULL;
+        }
+        n *= dim[i];
+    }
+    t = (stx_tensor *)stx__arena_alloc(x, where == STX__STEP || where == STX__STEP_FULL ? &x->step : &x->keep, sizeof *t);
+    if (!t) return NULL;
+    memset(t, 0, sizeof *t);
+    t->full = where != STX__STEP;
+    t->ndim = ndim;
+    for (i = 0; i < ndim; i++) t->dim[i] = dim[i];
+    t->size = n;
+    t->data = stx__numbers(x, where, n);
+    return t->data ? t : NULL;
+}
+static stx_tensor *stx__like(stx_ctx *x, const stx_tensor *a) { return stx__tensor(x, a->full ? STX__STEP_FULL : STX__STEP, a->ndim, a->dim); }
+static size_t stx__last(const stx_tensor *t) { return t->dim[t->ndim - 1]; }
+static size_t stx__rows(const stx_tensor *t) { return stx__last(t) ? t->size / stx__last(t) : 0; }
+static int stx__dims(const size_t *d) { int n = 0; while (n < STX_MAX_DIM && d[n]) n++; return n; }
+static int stx__same(const stx_tensor *a, const stx_tensor *b) {
+    int i;
+    if (a->ndim != b->ndim) return 0;
+    for (i = 0; i < a->ndim; i++) if (a->dim[i] != b->dim[i]) return 0;
+    return 1;
+}
+/* "(2,3)" for error texts; buf of 96 */
+static const char *stx__shape(const stx_tensor *t, char *buf) {
+    int i, n = 0;
+    n += snprintf(buf, 96, "(");
+    for (i = 0; i < t->ndim; i++) n += snprintf(buf + n, (size_t)(96 - n), "%s%zu", i ? "," : "", t->dim[i]);
+    snprintf(buf + n, (size_t)(96 - n), ")");
+    return buf;
+}
+#define STX__NEED(x, cond, code, ...) do { if (!(cond)) { stx_fail(x, code, __VA_ARGS__); return NULL; } } while (0)
+
+/* Something that the host may have a copy of */
+static void stx__changed(stx_ctx *x) { x->report_age = STX__STALE; x->watch_stale = 1; }
+STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out) { if (stx_ok(x) && t) stx_fetch(x, out, t->data, t->size); }
+STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in) {
+    if (!stx_ok(x) || !t) return;
+    stx_put(x, t->data, in, t->size);
+    stx__changed(x);
+}
+STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t) {
+    stx_real v = 0;
+    if (!stx_ok(x) || !t) return (double)NAN;
+    stx_fetch(x, &v, t->data, 1);
+    return stx_ok(x) ? (double)v : (double)NAN;
+}
+
+STX_DEF int stx_get_grad(stx_ctx *x, const stx_tensor *t, stx_real *out) {
+    if (!stx_ok(x) || !t || !out) return 0;
+    memset(out, 0, t->size * sizeof *out);
+    if (!t->grad) return 0;
+    stx_fetch(x, out, t->grad, t->size);
+    return stx_ok(x);
+}
+
+STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3) {
+    size_t d[STX_MAX_DIM];
+    if (!stx_ok(x)) return NULL;
+    d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
+    STX__NEED(x, d0, STX_ERR_ARG, "stx_new: no first dimension");
+    return stx__tensor(x, STX__STEP, stx__dims(d), d);
+}
+STX_DEF stx_tensor *stx_new_full(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3) {
+    size_t d[STX_MAX_DIM];
+    if (!stx_ok(x)) return NULL;
+    d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
+    STX__NEED(x, d0, STX_ERR_ARG, "stx_new_full: no first dimension");
+    return stx__tensor(x, STX__STEP_FULL, stx__dims(d), d);
+}
+STX_DEF stx_tensor *stx_input(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3) {
+    stx_tensor *t;
+    if (!stx_ok(x)) return NULL;
+    STX__NEED(x, d0 && data, STX_ERR_ARG, "stx_input: no data, or no first dimension");
+    t = stx_new(x, d0, d1, d2, d3);
+    if (t) stx_set(x, t, data);
+    return t;
+}
+STX_DEF stx_tensor *stx_variable(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3) {
+    stx_tensor *t = stx_input(x, data, d0, d1, d2, d3);
+    if (t) t->needs_grad = t->is_leaf = 1;
+    return t;
+}
+STX_DEF stx_tensor *stx_constant_create(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3) {
+    stx_tensor *t;
+    size_t i;
+    if (!stx_ok(x)) return NULL;
+    STX__NEED(x, d0 && data, STX_ERR_ARG, "stx_constant_create: no data, or no first dimension");
+    t = (stx_tensor *)stx_persist(x, sizeof *t);
+    if (!t) return NULL;
+    t->dim[0] = d0; t->dim[1] = d1; t->dim[2] = d2; t->dim[3] = d3;
+    t->ndim = stx__dims(t->dim);
+    for (i = (size_t)t->ndim; i < STX_MAX_DIM; i++) t->dim[i] = 0;
+    for (t->size = 1, i = 0; i < (size_t)t->ndim; i++) t->size = stx_bytes_of(t->size, t->dim[i], 1);
+    t->data = stx_block_numbers(x, t->size);
+    if (!t->data) return NULL;
+    stx_put(x, t->data, data, t->size);
+    return stx_ok(x) ? t : NULL;
+}
+
+/* A copy of n ids for kernels; on a CPU the ids themselves. The step arena's. */
+static int32_t *stx__ids_device(stx_ctx *x, int32_t *ids, size_t n) {
+    int32_t *p = ids;
+    if (!stx__on_gpu(x)) return p;
+    p = (int32_t *)stx_step_bytes(x, n * sizeof *p);
+    if (p) stx__put_bytes(x, p, ids, n * sizeof *p);
+    return p;
+}
+STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T) {
+    stx_ids *t;
+    if (!stx_ok(x)) return NULL;
+    STX__NEED(x, data && B && T && T <= SIZE_MAX / sizeof *data / B, STX_ERR_ARG, "stx_tokens: %zu x %zu tokens, want at least 1 x 1", B, T);
+    t = (stx_ids *)stx__arena_alloc(x, &x->step, sizeof *t);
+    if (!t) return NULL;
+    t->data = (int32_t *)stx__arena_alloc(x, &x->step, B * T * sizeof *data);
+    if (!t->data) return NULL;
+    memcpy(t->data, data, B * T * sizeof *data);
+    t->device = stx__ids_device(x, t->data, B * T);
+    t->below = 0;
+    t->spares = 0;
+    t->B = B;
+    t->T = T;
+    return t->device ? t : NULL;
+}
+STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T) {
+    stx_ids *t;
+    if (!stx_ok(x)) return NULL;
+    STX__NEED(x, B && T && T <= SIZE_MAX / sizeof *t->data / B, STX_ERR_ARG, "stx_tokens_create: %zu x %zu tokens, want at least 1 x 1", B, T);
+    t = (stx_ids *)stx_persist(x, sizeof *t);
+    if (!t) return NULL;
+    t->data = (int32_t *)stx_persist(x, B * T * sizeof *t->data);
+    t->device = stx__on_gpu(x) && t->data ? (int32_t *)stx__state(x, STX__STATE, B * T * sizeof *t->data) : t->data;
+    t->B = B;
+    t->T = T;
+    return t->device ? t : NULL;
+}
+/* An op uses them for n rows or classes; how: it may leave one id out */
+static void stx__ids_used(const stx_ids *ids, size_t n, const stx_token_loss *how) {
+    stx_ids *t = (stx_ids *)(uintptr_t)ids;
+    if (!t->below || n < t->below) t->below = n;
+    if (!how || !how->ignore || (t->spares == 1 && t->spared != how->ignored)) t->spares = -1;
+    if (t->spares < 0) return;
+    t->spares = 1;
+    t->spared = how->ignored;
+}
+
+static void stx__ids_below(const stx_ids *ids, size_t n) { stx__ids_used(ids, n, NULL); }
+static int stx__left_out(const stx_token_loss *how, int32_t id) { return how && how->ignore && id == how->ignored; }
+
+STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
+    size_t i;
+    if (!stx_ok(x) || !ids || !data) return;
+    for (i = 0; ids->below && i < ids->B * ids->T; i++)         /* a step that is replayed does not look */
+        if ((data[i] < 0 || (size_t)data[i] >= ids->below) && !(ids->spares == 1 && data[i] == ids->spared)) {
+            stx_fail(x, STX_ERR_ARG, "stx_tokens_set: id %ld at position %zu, want 0 to %zu: check the vocabulary size", (long)data[i], i, ids->below - 1);
+            return;
+        }
+    memcpy(ids->data, data, ids->B * ids->T * sizeof *data);
+    stx__put_bytes(x, ids->device, ids->data, ids->B * ids->T * sizeof *data);
+}
+
+/* What was captured knows nothing of a parameter or an optimiser that is made now. */
+static void stx__forget_steps(stx_ctx *x) {
+    int i;
+    for (i = 0; i < STX__REPLAYS; i++) x->replay[i].used = 0;
+    x->ran = x->alike = x->fresh = 0;
+    x->step_note[0] = 0;
+}
+static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, int full);
+static void stx__grads_arena(stx_ctx *x, stx__arena *a) {
+    memset(a, 0, sizeof *a);
+    a->name = "persistent arena";
+    a->kind = stx__arena_of(x, STX__STATE)->kind;
+}
+
+STX_DEF stx_params *stx_params_create(stx_ctx *x) {
+    stx_params *p = (stx_params *)stx_persist(x, sizeof *p);
+    stx__arena *a = (stx__arena *)stx_persist(x, sizeof *a);
+    if (!p || !a) return NULL;
+    stx__grads_arena(x, a);
+    p->ctx = x;
+    p->grads_memory = a;
+    p->next = x->lists;
+    x->lists = p;
+    return p;
+}
+static size_t stx__grad_room(const stx_tensor *t) { return (t->size + 63) & ~(size_t)63; }
+static stx_real *stx__grads_alloc(stx_ctx *x, stx__arena *a, size_t n) {
+    size_t bytes = n > SIZE_MAX / sizeof(stx_real) ? SIZE_MAX : n * sizeof(stx_real);
+    stx_real *g = (stx_real *)stx__arena_alloc(x, a, bytes);
+    if (g) stx__zero(x, g, bytes);
+    return g;
+}
+STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n) {
+    stx_ctx *x = p ? p->ctx : NULL;
+    stx__arena one, *a;
+    stx_real *g;
+    size_t i, total = 0;
+    if (n) *n = 0;
+    if (!stx_ok(x)) return NULL;
+    STX__NEED(x, p->count, STX_ERR_ARG, "stx_params_grads: the list has no parameters: call it after the last stx_param");
+    if (!p->grads || p->grads_count != p->count) {
+        STX__NEED(x, !p->held, STX_ERR_ARG, "stx_params_grads: an optimiser has the gradients' addresses: call it before stx_optim_create, "
+                  "after the last stx_param");
+        stx__grads_arena(x, &one);
+        for (i = 0; i < p->count; i++) total += stx__grad_room(p->tensor[i]);
+        g = stx__grads_alloc(x, &one, total);
+        if (!g) return NULL;
+        p->grads = g;
+        for (i = 0; i < p->count; g += stx__grad_room(p->tensor[i++])) {
+            stx__move(x, g, p->tensor[i]->grad, p->tensor[i]->size, 1);
+            p->tensor[i]->grad = g;
+        }
+        a = (stx__arena *)p->grads_memory;
+        stx__arena_free(x, a);
+        *a = one;
+        p->grads_size = total;
+        p->grads_count = p->count;
+        stx__forget_steps(x);
+    }
+    if (n) *n = p->grads_size;
+    return p->grads;
+}
+
+STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name) {
+    size_t i;
+    for (i = 0; p && name && i < p->count; i++) if (!strcmp(p->name[i], name)) return p->tensor[i];
+    return NULL;
+}
+STX_DEF size_t stx_params_size(const stx_params *p) {
+    size_t i, n = 0;
+    for (i = 0; p && i < p->count; i++) n += p->tensor[i]->size;
+    return n;
+}
+STX_DEF void stx_params_zero_grad(stx_params *p) {
+    size_t i;
+    for (i = 0; p && stx_ok(p->ctx) && i < p->count; i++) STX_RUN(p->ctx, stx_fill, (p->ctx, p->tensor[i]->grad, p->tensor[i]->size, 0));
+}
+/* Number i of a parameter's draw: uniform in [-a,a], or normal by Box and Muller (1958), drawn again from counters of its own until it
+   is within 2 a where that is wanted. */
+static double stx__draw(stx_ctx *x, uint64_t stream, size_t i, int init, double a) {
+    uint64_t again = 0;
+    double u, v, length, side;
+    do {
+        uint32_t r[4];
+        stx_philox(x->desc.seed, stream, (uint64_t)i / 2 + (again << 44), r);
+        u = ((double)r[0] + ((double)r[1] + 0.5) / 4294967296.0) / 4294967296.0;     /* in (0,1) */
+        v = ((double)r[2] + ((double)r[3] + 0.5) / 4294967296.0) / 4294967296.0;
+        if (init == STX_UNIFORM) return a * (2 * (i & 1 ? v : u) - 1);
+        length = sqrt(-2 * log(u));
+        side = i & 1 ? sin(6.283185307179586 * v) : cos(6.283185307179586 * v);
+        again++;
+    } while (init == STX_TRUNCATED && fabs(length * side) > 2);
+    return a * length * side;
+}
+STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2, size_t d3) {
+    stx_ctx *x = p ? p->ctx : NULL;
+    stx_tensor *t;
+    stx_real *host;
+    size_t d[STX_MAX_DIM], i, len;
+    char *copy;
+    if (!stx_ok(x)) return NULL;
+    d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
+    STX__NEED(x, d0 && name && name[0], STX_ERR_ARG, "stx_param: parameter \"%s\" needs a name and a first dimension", name ? name : "");
+    STX__NEED(x, init >= STX_ZEROS && init <= STX_TRUNCATED, STX_ERR_ARG,
+              "stx_param: \"%s\": no initialiser has number %d: use STX_ZEROS, STX_CONSTANT, STX_NORMAL, STX_UNIFORM or STX_TRUNCATED",
+        name, init);
+    STX__NEED(x, !stx_params_find(p, name), STX_ERR_ARG, "stx_param: there is a parameter \"%s\" already", name);
+    t = stx__tensor(x, STX__PARAM, stx__dims(d), d);
+    if (!t) return NULL;
+    t->grad = stx__grads_alloc(x, (stx__arena *)p->grads_memory, t->size);
+    if (!t->grad) return NULL;
+    t->needs_grad = t->is_param = t->is_leaf = 1;
+    if (p->count == p->capacity) {      /* the old list stays in the arena: a few hundred bytes */
+        size_t cap = p->capacity ? 2 * p->capacity : 64;
+        stx_tensor **nt = (stx_tensor **)stx_persist(x, cap * sizeof *nt);
+        const char **nn = (const char **)stx_persist(x, cap * sizeof *nn);
+        if (!nt || !nn) return NULL;
+        if (p->count) { memcpy(nt, p->tensor, p->count * sizeof *nt); memcpy(nn, p->name, p->count * sizeof *nn); }
+        p->tensor = nt;
+        p->name = nn;
+        p->capacity = cap;
+    }
+    len = strlen(name) + 1;
+    copy = (char *)stx_persist(x, len);
+    if (!copy) return NULL;
+    memcpy(copy, name, len);
+    host = stx__on_gpu(x) ? (stx_real *)stx_block(x, t->size * sizeof *host) : t->data;
+    if (!host) return NULL;
+    for (i = 0; i < t->size; i++)
+        host[i] = (stx_real)(init == STX_ZEROS ? 0 : init == STX_CONSTANT ? a : stx__draw(x, STX__PARAM_STREAM | x->params_made, i, init, a));
+    if (host != t->data) {
+        stx_put(x, t->data, host, t->size);
+        stx_block_free(x, host);
+    }
+    x->params_made++;
+    stx__forget_steps(x);
+    p->name[p->count] = copy;
+    p->tensor[p->count++] = t;
+    return t;
+}
+
+/* Numbers [from, to) of a parameter by fn */
+static void stx__param_edit(stx_ctx *x, const char *op, stx_tensor *t, size_t r0, size_t r1, stx_init_fn fn, void *user) {
+    size_t i, C;
+    stx_real *host;
+    char s[96];
+    if (!stx_ok(x) || !t) return;
+    if (!t->is_param || !fn || r0 > r1 || r1 > t->dim[0]) {
+        stx_fail(x, STX_ERR_ARG, "%s: rows [%zu,%zu) of %s%s: want rows of a parameter%s", op, r0, r1, stx__shape(t, s),
+                 t->is_param ? "" : ", which is none", fn ? "" : ", and a function");
+        return;
+    }
+    C = t->size / t->dim[0];
+    host = stx__on_gpu(x) ? (stx_real *)stx_block(x, stx_bytes_of(t->size, 1, sizeof *host)) : t->data;
+    if (!host) return;
+    if (host != t->data) stx_get(x, t, host);
+    for (i = r0 * C; i < r1 * C; i++) host[i] = (stx_real)fn(user, i, (double)host[i]);
+    if (host != t->data) {
+        stx_set(x, t, host);
+        stx_block_free(x, host);
+    }
+    stx__changed(x);
+}
+static double stx__times(void *user, size_t i, double was) { (void)i; return was * *(double *)user; }
+static double stx__value(void *user, size_t i, double was) { (void)i; (void)was; return *(double *)user; }
+STX_DEF void stx_param_scale(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double s) {
+    stx__param_edit(x, "stx_param_scale", param, r0, r1, stx__times, &s);
+}
+STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double v) {
+    stx__param_edit(x, "stx_param_fill", param, r0, r1, stx__value, &v);
+}
+STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void *user) {
+    stx__param_edit(x, "stx_param_apply", param, 0, param ? param->dim[0] : 0, fn, user);
+}
+
+// >>tape
+
+/* Puts y on the tape if anything it was made from needs a gradient; NULL if not (or in error). */
+static stx__node *stx__record(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *), stx_tensor **in, int count) {
+    stx__node *n;
+    int i, need = 0;
+    if (!x->recording) return NULL;
+    for (i = 0; i < count; i++) need |= in[i] && in[i]->needs_grad;
+    if (!need) return NULL;
+    n = (stx__node *)stx__arena_alloc(x, &x->step, sizeof *n);
+    if (!n) return NULL;
+    memset(n, 0, sizeof *n);
+    for (i = 0; i < count; i++) n->in[i] = in[i];
+    n->y = y;
+    n->back = back;
+    n->prev = x->tape;
+    x->tape = n;
+    y->needs_grad = 1;
+    return n;
+}
+static stx__node *stx__record1(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *), stx_tensor *a) { return stx__record(x, y, back, &a, 1); }
+static stx__node *stx__record2(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *), stx_tensor *a, stx_tensor *b) {
+    stx_tensor *in[2];
+    in[0] = a; in[1] = b;
+    return stx__record(x, y, back, in, 2);
+}
+
+/* n numbers for a gradient, from those that backward is done with if one of that size is there. Not zeroed. full: floats, whatever the
+   precision. */
+static stx_real *stx__grad_take(stx_ctx *x, size_t n, int full) {
+    stx__free_grad **at, *f;
+    size_t bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
+    int kind = stx__halved(x) && full;        /* one kind of memory serves for both otherwise */
+    for (at = &x->free_grads; *at; at = &(*at)->next)
+        if ((*at)->bytes == bytes && (*at)->full == kind) {
+            f = *at;
+            *at = f->next;
+            f->next = x->free_entries;
+            x->free_entries = f;
+            return (stx_real *)f->p;
+        }
+    return stx__numbers(x, kind ? STX__STEP_FULL : STX__STEP, n);
+}
+static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n, int full) {
+    stx__free_grad *f = x->free_entries;
+    if (!g) return;
+    if (f) x->free_entries = f->next;
+    else f = (stx__free_grad *)stx__arena_alloc(x, &x->step, sizeof *f);
+    if (!f) return;
+    f->p = g;
+    f->bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
+    f->full = stx__halved(x) && full;
+    f->next = x->free_grads;
+    x->free_grads = f;
+}
+typedef struct stx__mark { stx__chunk *cur[3]; size_t chunk_used[3], used[3]; } stx__mark;
+/* A first gradient for t inside stx_recompute's way back goes when that ends: 1 and an error if t stands outside, and would lose it. */
+static int stx__outside(stx_ctx *x, const stx_tensor *t) {
+    const stx__mark *m = x->inner;
+    const stx__chunk *c;
+    const char *at = (const char *)t;
+    char s[96];
+    int later = 0;
+    for (c = m && m->cur[0] ? x->step.first : NULL; c; later |= c == m->cur[0], c = c->next) {
+        if (at < c->base || at >= c->base + c->size) continue;
+        if (later || (c == m->cur[0] && (size_t)(at - c->base) >= m->chunk_used[0])) return 0;
+        stx_fail(x, STX_ERR_ARG, "stx_recompute: a tensor %s that is not among the function's inputs wants a gradient: hand it over in `in`, stx_detach it, or do not recompute", stx__shape(t, s));
+        return 1;
+    }
+    return 0;
+}
+/* The one way by which a tensor of the tape gets a gradient: its buffer, to add to (fresh = 0) or, when nothing is in it yet, to write
+   (fresh = 1). Then it is `offer`, unless that is NULL, else one that is taken. NULL: not wanted, or an error. */
+static stx_real *stx__grad_to(stx_ctx *x, stx_tensor *t, stx_real *offer, int *fresh) {
+    *fresh = 0;
+    if (!t || !t->needs_grad) return NULL;
+    if (!t->grad) {
+        if (stx__outside(x, t)) return NULL;
+        t->grad = offer ? offer : stx__grad_take(x, t->size, t->full);
+        *fresh = 1;
+    }
+    return t->grad;
+}
+static stx_real *stx__grad_fresh(stx_ctx *x, stx_tensor *t, int *fresh) { return stx__grad_to(x, t, NULL, fresh); }
+static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
+    int fresh;
+    stx_real *g = stx__grad_fresh(x, t, &fresh);
+    if (g && fresh) STX_RUN(x, stx_fill, (x, g, t->size, 0));
+    return g;
+}
+/* The same for an op that nobody asks for dy after this: offers the buffer of dy, which then is no longer the op's. */
+static stx_real *stx__grad_reuse(stx_ctx *x, stx__node *n, stx_tensor *t, int *fresh) {
+    stx_real *g = stx__grad_to(x, t, t->full == n->y->full ? n->y->grad : NULL, fresh);
+    if (g && g == n->y->grad) n->y->grad = NULL;
+    return g;
+}
+/* Adds dy to the gradient of t; last: nobody reads dy after this. */
+static void stx__grad_dy(stx_ctx *x, stx__node *n, stx_tensor *t, int last) {
+    int fresh;
+    stx_real *dy = n->y->grad, *d = last ? stx__grad_reuse(x, n, t, &fresh) : stx__grad_fresh(x, t, &fresh);
+    if (d && d != dy) STX_RUN(x, stx_axpy, (x, d, dy, n->y->size, 1, !fresh));
+}
+
+typedef struct stx__own { stx_back_fn back; void *save; } stx__own;
+static void stx__own_back(stx_ctx *x, stx__node *n) {
+    const stx__own *o = (const stx__own *)n->save;
+    o->back(x, n->y, n->in, o->save);
+}
+STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int count, stx_back_fn back, void *save) {
+    return stx_record_results(x, &y, 1, in, count, back, save);
+}
+STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, stx_tensor *const *in, int count, stx_back_fn back,
+                               void *save) {
+    stx_tensor *ins[9];
+    stx__node *n;
+    stx__own *o;
+    int i;
+    if (!stx_ok(x) || !y) return 0;
+    if (results < 1 || results > 1 + STX_MAX_MORE) {
+        stx_fail(x, STX_ERR_ARG, "stx_record_results: %d results, want 1 to %d", results, 1 + STX_MAX_MORE);
+        return 0;
+    }
+    for (i = 0; i < results; i++) if (!y[i]) return 0;
+    if (count < 0 || count > 9 || !back || (count && !in)) { stx_fail(x, STX_ERR_ARG, "stx_record: %d inputs%s, want at most 9 and a backward function", count, back ? "" : " and no function"); return 0; }
+    for (i = 0; i < count; i++) ins[i] = in[i];
+    n = stx__record(x, y[0], stx__own_back, ins, count);
+    if (!n) return 0;
+    for (i = 1; i < results; i++) {
+        n->more[i - 1] = y[i];
+        y[i]->needs_grad = 1;
+    }
+    o = (stx__own *)stx_step_alloc(x, sizeof *o);
+    if (!o) return 0;
+    o->back = back;
+    o->save = save;
+    n->save = o;
+    return 1;
+}
+
+STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh) {
+    if (fresh) *fresh = 0;
+    if (!stx_ok(x)) return NULL;
+    return fresh ? stx__grad_fresh(x, t, fresh) : stx__grad(x, t);
+}
+STX_DEF uint64_t stx_random_stream(stx_ctx *x) { return x ? stx__stream(x) : 0; }
+
+/* All readers of t's gradient came before: its memory is for others */
+static void stx__grad_done(stx_ctx *x, stx_tensor *t) {
+    if (t->grad != t->data) stx__grad_give(x, t->grad, t->size, t->full);
+    t->grad = NULL;
+}
+static int stx__made(const stx__node *n, const stx_tensor *t) {
+    int i, made = n->y == t;
+    for (i = 0; i < STX_MAX_MORE; i++) made |= n->more[i] == t;
+    return made;
+}
+
+static void stx__walk(stx_ctx *x) {
+    int recording = x->recording;
+    x->recording = 0;
+    while (x->tape && !x->code) {
+        stx__node *n = x->tape;
+        int i, flowed = n->y->grad != NULL;
+        x->tape = n->prev;
+        for (i = 0; i < STX_MAX_MORE; i++) flowed |= n->more[i] && n->more[i]->grad;
+        if (!flowed) continue;
+        n->back(x, n);
+        stx__grad_done(x, n->y);
+        for (i = 0; i < STX_MAX_MORE; i++) if (n->more[i]) stx__grad_done(x, n->more[i]);
+    }
+    x->recording = recording;
+}
+/* Adds dy (host, NULL: ones) to the gradient of y, from which stx__walk then starts: 1, or 0 in error */
+static int stx__seed(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
+    stx_real *g, *given;
+    stx_tensor t;
+    stx__node *n;
+    for (n = x->tape; n && !stx__made(n, y); n = n->prev) {}
+    if (!n && !y->is_leaf) {
+        stx_fail(x, STX_ERR_ARG, "stx_backward: the tape of this tensor was walked already: one backward a step; add the losses (stx_add), "
+                 "or begin another step");
+        return 0;
+    }
+    g = stx__grad(x, y);
+    given = g ? stx__grad_take(x, y->size, y->full) : NULL;
+    if (!given) return 0;
+    t = *y;
+    t.data = given;
+    if (dy) stx_set(x, &t, dy); else STX_RUN(x, stx_fill, (x, given, y->size, 1));
+    STX_RUN(x, stx_axpy, (x, g, given, y->size, 1, 1));
+    stx__grad_give(x, given, y->size, y->full);
+    return 1;
+}
+
+STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
+    if (!x || x->code || !y) return;
+    if (!y->needs_grad) {
+        stx_fail(x, STX_ERR_ARG, "stx_backward: the tensor depends on no parameter or variable, or nothing was recorded: call "
+                 "stx_begin(x, STX_TRAIN) before the ops");
+        return;
+    }
+    if (stx__seed(x, y, dy)) stx__walk(x);
+}
+STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real *const *dy, int count) {
+    int i, any = 0;
+    if (!x || x->code) return;
+    for (i = 0; y && i < count; i++)
+        if (y[i] && y[i]->needs_grad) {
+            any = 1;
+            if (!stx__seed(x, y[i], dy ? dy[i] : NULL)) return;
+        }
+    if (any) { stx__walk(x); return; }
+    stx_fail(x, STX_ERR_ARG, "stx_backward_many: none of %d tensors depends on a parameter or variable, or nothing was recorded: call "
+             "stx_begin(x, STX_TRAIN) before the ops", count);
+}
+
+STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss) {
+    if (!x || x->code || !loss) return;
+    if (loss->size != 1) {
+        char s[96];
+        stx_fail(x, STX_ERR_SHAPE, "stx_backward: the loss has shape %s, want one number: reduce it with stx_mean, or use stx_backward_from", stx__shape(loss, s));
+        return;
+    }
+    stx_backward_from(x, loss, NULL);
+}
+
+// >>recomputation
+
+static stx__arena *stx__step_arena(stx_ctx *x, int i) { return i == 0 ? &x->step : i == 1 ? &x->dev_step : &x->dev_bytes; }
+static stx__mark stx__step_mark(stx_ctx *x) {
+    stx__mark m;
+    int i;
+    for (i = 0; i < 3; i++) {
+        stx__arena *a = stx__step_arena(x, i);
+        m.cur[i] = a->cur;
+        m.chunk_used[i] = a->cur ? a->cur->used : 0;
+        m.used[i] = a->used;
+    }
+    return m;
+}
+/* Back to the mark. The memory stays readable until it is allocated again (poisoned only by the caller's choice). */
+static void stx__step_release(stx_ctx *x, stx__mark m) {
+    int i;
+    for (i = 0; i < 3; i++) {
+        stx__arena *a = stx__step_arena(x, i);
+        a->cur = m.cur[i] ? m.cur[i] : a->first;
+        if (a->cur) a->cur->used = m.chunk_used[i];
+        a->used = m.used[i];
+    }
+}
+typedef struct stx__recompute_save { stx_recompute_fn fn; void *user; uint64_t op; int count, more; } stx__recompute_save;
+static void stx__recompute_back(stx_ctx *x, stx__node *n) {
+    stx__recompute_save *s = (stx__recompute_save *)n->save;
+    stx_tensor leaf[8], *in[8], *y, *more[STX_MAX_MORE] = {NULL};
+    stx__node *tape = x->tape;
+    stx__free_grad *free_grads, *free_entries;
+    uint64_t op = x->op;
+    stx__mark mark;
+    const stx__mark *inner = x->inner;
+    int i;
+    for (i = 0; i < s->count; i++) {     /* leaves of the small tape write straight into the inputs' gradients */
+        leaf[i] = *n->in[i];
+        leaf[i].grad = stx__grad(x, n->in[i]);
+        in[i] = &leaf[i];
+    }
+    mark = stx__step_mark(x);
+    x->inner = &mark;
+    free_grads = x->free_grads;
+    free_entries = x->free_entries;
+    x->free_grads = x->free_entries = NULL;
+    x->tape = NULL;
+    x->op = s->op;
+    x->recording = 1;
+    y = s->fn(x, s->user, in, more);
+    for (i = -1; i < s->more; i++) {
+        const stx_tensor *made = i < 0 ? n->y : n->more[i];
+        stx_tensor *again = i < 0 ? y : more[i];
+        stx_real *g = made && made->grad && again && again->needs_grad && !x->code ? stx__grad(x, again) : NULL;
+        if (g) STX_RUN(x, stx_axpy, (x, g, made->grad, again->size, 1, 1));
+    }
+    if (x->tape && !x->code) stx__walk(x);
+    x->recording = 0;
+    x->op = op;
+    x->tape = tape;
+    x->inner = inner;
+    x->free_grads = free_grads;
+    x->free_entries = free_entries;
+    stx__step_release(x, mark);
+}
+static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, int full) {
+    size_t bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) { stx_cuda_move(x, to, from, bytes); return; }
+#endif
+    memmove(to, from, bytes);
+}
+/* Room for the numbers of t in the step arena */
+static stx_real *stx__room_like(stx_ctx *x, const stx_tensor *t) { return stx__numbers(x, t->full ? STX__STEP_FULL : STX__STEP, t->size); }
+/* made[0..count): results that lie anywhere in what fn made. They become tensors of the outer tape, at the mark, and all else goes. */
+static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **made, int count) {
+    stx_tensor head[1 + STX_MAX_MORE];
+    int i, above = count > 1 || stx__on_gpu(x);
+    for (i = 0; i < count; i++) if (made[i]) head[i] = *made[i];
+    /* Copies above what fn made, then down: one result may lie where another one goes, and a copy on a GPU must not overlap, for which
+       there has to be a place of each one's size below the copies */
+    if (count > 1 && stx__on_gpu(x)) for (i = 0; i < count; i++) if (made[i] && !stx__room_like(x, &head[i])) return 0;
+    for (i = 0; above && i < count; i++) {
+        if (!made[i]) continue;
+        head[i].data = stx__room_like(x, &head[i]);
+        if (!head[i].data) return 0;
+        stx__move(x, head[i].data, made[i]->data, head[i].size, head[i].full);
+    }
+    stx__step_release(x, mark);
+    for (i = 0; i < count; i++) {
+        stx_tensor *out = NULL, was;
+        if (!made[i]) continue;
+        was = head[i];
+        out = (stx_tensor *)stx__arena_alloc(x, &x->step, sizeof *out);
+        if (!out) return 0;
+        *out = was;
+        out->grad = NULL;
+        out->is_param = out->is_leaf = 0;
+        out->data = stx__room_like(x, &was);
+        if (!out->data) return 0;
+        stx__move(x, out->data, was.data, was.size, was.full);
+        out->needs_grad = 1;
+        made[i] = out;
+    }
+    return 1;
+}
+
+STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count, stx_tensor **out, int more) {
+    stx_tensor *made[1 + STX_MAX_MORE] = {NULL}, *none[STX_MAX_MORE] = {NULL};
+    stx__recompute_save *s;
+    stx__node *n;
+    stx__mark mark;
+    uint64_t op;
+    int i;
+    for (i = 0; out && i < more; i++) out[i] = NULL;
+    if (!stx_ok(x)) return NULL;
+    STX__NEED(x, count >= 0 && count <= 8, STX_ERR_ARG, "stx_recompute: %d inputs, want 0 to 8", count);
+    STX__NEED(x, more >= 0 && more <= STX_MAX_MORE, STX_ERR_ARG, "stx_recompute: %d more results, want 0 to %d", more, STX_MAX_MORE);
+    STX__NEED(x, fn && (in || !count) && (out || !more), STX_ERR_ARG, "stx_recompute: %s is NULL",
+              !fn ? "fn" : in || !count ? "out" : "in");
+    for (i = 0; i < count; i++) if (!in[i]) return NULL;
+    if (!x->recording) return fn(x, user, in, more ? out : none);
+    n = (stx__node *)stx__arena_alloc(x, &x->step, sizeof *n);
+    s = (stx__recompute_save *)stx_step_alloc(x, sizeof *s);
+    if (!n || !s) return NULL;
+    op = x->op;
+    mark = stx__step_mark(x);
+    x->recording = 0;
+    made[0] = fn(x, user, in, made + 1);
+    x->recording = 1;
+    if (!made[0]) { stx_fail(x, STX_ERR_ARG, "stx_recompute: the function returned NULL"); return NULL; }
+    if (!stx__keep_results(x, mark, made, 1 + more)) return NULL;
+    memset(n, 0, sizeof *n);
+    for (i = 0; i < count; i++) n->in[i] = in[i];
+    for (i = 0; i < more; i++) out[i] = n->more[i] = made[1 + i];
+    s->fn = fn; s->user = user; s->op = op; s->count = count; s->more = more;
+    n->save = s;
+    n->y = made[0];
+    n->back = stx__recompute_back;
+    n->prev = x->tape;
+    x->tape = n;
+    return made[0];
+}
 
 // >>threads
 
@@ -2359,48 +3142,1109 @@ static void stx__make_scratch(stx_ctx *x) {
     x->scratch = (stx_real *)stx_persist(x, stx_bytes_of((size_t)x->desc.threads, STX__PACK, sizeof(stx_real)));
     stx__pool_make(x);
 }
-STX_DEF void stx_begin(stx_ctx *x, int mode) {
-    if (!x) return;
-    if (!x->scratch) stx__make_scratch(x);      /* there was no memory for it, and the caller cleared the error */
-    stx__arena_rewind(&x->step);
-    stx__arena_rewind(&x->dev_step);
-    stx__arena_rewind(&x->dev_bytes);
-    x->tape = NULL;
-    x->free_grads = x->free_entries = NULL;
-    x->mode = mode;
-    x->recording = mode == STX_TRAIN;
-    x->op = 0;
-    if (mode == STX_TRAIN) x->tick++;
+
+// >>shares, sums, fill, axpy, copy
+
+/* What the loops of the simple kernels work on, by the names of their declarations. A loop sets what it needs; the rest is zero. */
+typedef struct stx__loop {
+    size_t n, N, C;                          /* numbers; rows of C */
+    stx_real *y, *pre, *mean, *rstd, *dgain, *dshift;
+    const stx_real *a, *b, *dy, *gain, *shift, *m, *r;       /* m, r: mean and rstd, or top and inv, that were saved */
+    const int32_t *ids;
+    stx_real s;
+    int act, accumulate;
+    double *sums;                            /* (64), see stx__sum_blocks */
+} stx__loop;
+static stx__loop stx__loop_of(size_t n, size_t N, size_t C) {
+    stx__loop l;
+    memset(&l, 0, sizeof l);
+    l.n = n; l.N = N; l.C = C;
+    return l;
 }
 
-// >>random
+/* Loops over n numbers share them in pieces. Gives where a share begins and how many numbers it has. */
+enum { STX__PIECE = 4096 };
+static size_t stx__numbers_of(const stx_share *s, size_t n, size_t *at) {
+    *at = s->from * STX__PIECE;
+    return STX__MIN(n, s->to * STX__PIECE) - *at;
+}
+static void stx__elementwise(stx_ctx *x, size_t work, stx_part part, const stx__loop *l) {
+    stx_parallel(x, (l->n + STX__PIECE - 1) / STX__PIECE, work, part, l);
+}
 
-STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]) {
-    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    uint32_t c0 = (uint32_t)lo, c1 = (uint32_t)(lo >> 32), c2 = (uint32_t)hi, c3 = (uint32_t)(hi >> 32);
-    int r;
+/* A sum over n things in 64 blocks, whose sums the part leaves in l->sums; they do not depend on the threads, so neither does the sum. */
+static size_t stx__sum_block(size_t n, size_t k, size_t *at) {
+    size_t each = (n + 63) / 64;
+    *at = STX__MIN(n, k * each);
+    return STX__MIN(each, n - *at);
+}
+static double stx__sum_blocks(stx_ctx *x, size_t work, stx_part part, stx__loop *l) {
+    double sums[64], total = 0;
+    int k;
+    l->sums = sums;
+    stx_parallel(x, 64, work, part, l);
+    for (k = 0; k < 64; k++) total += sums[k];
+    return total;
+}
+
+/* Sums in 16 lanes, which the compiler may turn into vector code without reordering anything. */
+STX__INNER stx_real stx__lanes(stx_real *s) {
+    size_t e;
+    for (e = 0; e < 8; e++) s[e] += s[e + 8];
+    for (e = 0; e < 4; e++) s[e] += s[e + 4];
+    return (s[0] + s[2]) + (s[1] + s[3]);
+}
+STX__INNER stx_real stx__sum(const stx_real *a, size_t n) {
+    stx_real s[16] = {0}, t = 0;
+    size_t i, e;
+    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] += a[i + e];
+    for (; i < n; i++) t += a[i];
+    return t + stx__lanes(s);
+}
+STX__INNER stx_real stx__dot_any(int fma, const stx_real *a, const stx_real *b, size_t n) {
+    stx_real s[16] = {0}, t = 0;
+    size_t i, e;
+    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] = STX__FMA(fma, a[i + e], b[i + e], s[e]);
+    for (; i < n; i++) t = STX__FMA(fma, a[i], b[i], t);
+    return t + stx__lanes(s);
+}
+/* The largest number; NaN counts or not as it comes: callers that must see it see it in the exponentials, which are NaN too. */
+STX__INNER stx_real stx__max(const stx_real *a, size_t n) {
+    stx_real s[16], m = a[0];
+    size_t i, e;
+    for (e = 0; e < 16; e++) s[e] = m;
+    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] = a[i + e] > s[e] ? a[i + e] : s[e];
+    for (; i < n; i++) m = a[i] > m ? a[i] : m;
+    for (e = 0; e < 16; e++) m = s[e] > m ? s[e] : m;
+    return m;
+}
+
+/* d (w) += sum over rows of dy (N,w), rows C apart, or of dy times f (N,w). w <= 64; in blocks of 64 rows (less rounding than one
+   long sum) */
+STX__INNER void stx__sum_rows_part(int fma, stx_real *d, const stx_real *dy, const stx_real *f, size_t N, size_t C, size_t w) {
+    size_t n0, n, c;
+    for (n0 = 0; n0 < N; n0 += 64) {
+        stx_real s[64] = {0};
+        for (n = n0; n < STX__MIN(N, n0 + 64); n++) {
+            const stx_real *a = dy + n * C, *b = f ? f + n * C : a;
+            if (f) for (c = 0; c < w; c++) s[c] = STX__FMA(fma, a[c], b[c], s[c]);
+            else for (c = 0; c < w; c++) s[c] += a[c];
+        }
+        for (c = 0; c < w; c++) d[c] += s[c];
+    }
+}
+STX__EACH_ISA(stx__sum_rows_part, (stx_real *STX__RESTRICT d, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT f, size_t N, size_t C, size_t w), d, dy, f, N, C, w)
+static void stx__sum_rows_share(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t k;
+    for (k = s->from; k < s->to; k++) {
+        size_t c = 64 * k, w = STX__MIN((size_t)64, l->C - c);
+        STX__CALL(s->x, stx__sum_rows_part, (l->y + c, l->dy + c, l->a ? l->a + c : NULL, l->N, l->C, w));
+    }
+}
+static void stx__sum_rows(stx_ctx *x, stx_real *d, const stx_real *dy, const stx_real *f, size_t N, size_t C) {
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = d; l.dy = dy; l.a = f;
+    stx_parallel(x, (C + 63) / 64, N * C, stx__sum_rows_share, &l);
+}
+/* db (C) += sum over rows of dy (N,C) */
+STX_DEF void stx_sum_rows(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) { stx__sum_rows(x, db, dy, NULL, N, C); }
+
+STX__INNER void stx__fill_n(int fma, stx_real *y, size_t n, stx_real value) {
+    size_t i;
+    (void)fma;
+    for (i = 0; i < n; i++) y[i] = value;
+}
+STX__EACH_ISA(stx__fill_n, (stx_real *y, size_t n, stx_real value), y, n, value)
+static void stx__fill_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t at, n = stx__numbers_of(s, l->n, &at);
+    STX__CALL(s->x, stx__fill_n, (l->y + at, n, l->s));
+}
+STX_DEF void stx_fill(stx_ctx *x, stx_real *y, size_t n, stx_real value) {
+    stx__loop l = stx__loop_of(n, 0, 0);
+    l.y = y; l.s = value;
+    stx__elementwise(x, n, stx__fill_part, &l);
+}
+
+STX__INNER void stx__axpy_n(int fma, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate) {
+    size_t i;
+    if (accumulate) for (i = 0; i < n; i++) y[i] = STX__FMA(fma, s, a[i], y[i]);
+    else for (i = 0; i < n; i++) y[i] = s * a[i];
+}
+STX__EACH_ISA(stx__axpy_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, stx_real s, int accumulate), y, a, n, s, accumulate)
+static void stx__axpy_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t at, n = stx__numbers_of(s, l->n, &at);
+    STX__CALL(s->x, stx__axpy_n, (l->y + at, l->a + at, n, l->s, l->accumulate));
+}
+STX_DEF void stx_axpy(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate) {
+    stx__loop l = stx__loop_of(n, 0, 0);
+    l.y = y; l.a = a; l.s = s; l.accumulate = accumulate;
+    stx__elementwise(x, n, stx__axpy_part, &l);
+}
+typedef struct stx__copy_job { stx_real *y; const stx_real *a; size_t ldy, lda, cols; int accumulate; } stx__copy_job;
+static void stx__copy_part(const stx_share *s, const void *job) {
+    const stx__copy_job *j = (const stx__copy_job *)job;
+    size_t r;
+    for (r = s->from; r < s->to; r++) {
+        stx_real *to = j->y + r * j->ldy;
+        const stx_real *from = j->a + r * j->lda;
+        if (j->accumulate) STX__CALL(s->x, stx__axpy_n, (to, from, j->cols, 1, 1));
+        else memcpy(to, from, j->cols * sizeof *to);
+    }
+}
+STX_DEF void stx_copy2d(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda, size_t rows, size_t cols, int accumulate) {
+    stx__copy_job j;
+    j.y = y; j.ldy = ldy; j.a = a; j.lda = lda; j.cols = cols; j.accumulate = accumulate;
+    stx_parallel(x, rows, rows * cols, stx__copy_part, &j);
+}
+
+// >>add, mul, scale
+
+/* b is a, or a's last dimensions */
+static int stx__repeats(const stx_tensor *a, const stx_tensor *b) {
+    int i;
+    if (b->ndim > a->ndim) return 0;
+    for (i = 1; i <= b->ndim; i++) if (a->dim[a->ndim - i] != b->dim[b->ndim - i]) return 0;
+    return 1;
+}
+/* Room for the result of a and b, b being a's shape or its last dimensions. */
+static stx_tensor *stx__binary(stx_ctx *x, const char *op, stx_tensor *a, stx_tensor *b) {
+    char s[96], t[96];
+    if (!stx_ok(x) || !a || !b) return NULL;
+    STX__NEED(x, stx__repeats(a, b), STX_ERR_SHAPE, "%s: %s and %s: want equal shapes, or the second to be the first's last dimensions", op, stx__shape(a, s), stx__shape(b, t));
+    return stx__like(x, a);
+}
+static void stx__add_back(stx_ctx *x, stx__node *n) {
+    stx_tensor *a = n->in[0], *b = n->in[1];
+    if (b->size != n->y->size) {
+        stx_real *d = stx__grad(x, b);
+        if (d) STX_RUN(x, stx_sum_rows, (x, d, n->y->grad, n->y->size / b->size, b->size));
+        stx__grad_dy(x, n, a, 1);
+    } else if (a->grad || !a->needs_grad) {      /* the one that can take dy over comes last */
+        stx__grad_dy(x, n, a, 0);
+        stx__grad_dy(x, n, b, 1);
+    } else {
+        stx__grad_dy(x, n, b, 0);
+        stx__grad_dy(x, n, a, 1);
+    }
+}
+STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
+    stx_tensor *y = stx__binary(x, "stx_add", a, b);
+    if (!y) return NULL;
+    STX_RUN(x, stx_add_fwd, (x, y->data, a->data, b->data, a->size, b->size));
+    stx__record2(x, y, stx__add_back, a, b);
+    return y;
+}
+static void stx__mul_back(stx_ctx *x, stx__node *n) {
+    int fresh;
+    stx_real *da = stx__grad_fresh(x, n->in[0], &fresh), *db = stx__grad(x, n->in[1]);
+    STX_RUN(x, stx_mul_bwd, (x, da, db, n->y->grad, n->in[0]->data, n->in[1]->data, n->y->size, n->in[1]->size, !fresh));
+}
+STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
+    stx_tensor *y = stx__binary(x, "stx_mul", a, b);
+    if (!y) return NULL;
+    STX_RUN(x, stx_mul_fwd, (x, y->data, a->data, b->data, a->size, b->size));
+    stx__record2(x, y, stx__mul_back, a, b);
+    return y;
+}
+static void stx__scale_back(stx_ctx *x, stx__node *n) {
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
+    if (d) STX_RUN(x, stx_axpy, (x, d, n->y->grad, n->y->size, *(stx_real *)n->save, !fresh));
+}
+STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s) {
+    stx_tensor *y;
+    stx__node *node;
+    if (!stx_ok(x) || !a) return NULL;
+    y = stx__like(x, a);
+    if (!y) return NULL;
+    STX_RUN(x, stx_axpy, (x, y->data, a->data, a->size, (stx_real)s, 0));
+    node = stx__record1(x, y, stx__scale_back, a);
+    if (node) {
+        node->save = stx_step_alloc(x, sizeof(stx_real));
+        if (!node->save) return NULL;
+        *(stx_real *)node->save = (stx_real)s;
+    }
+    return y;
+}
+
+static void stx__scale_by_back(stx_ctx *x, stx__node *n) {
+    int fresh;
+    stx_real *ds = stx__grad(x, n->in[1]), *da = stx__grad_fresh(x, n->in[0], &fresh);      /* in this order: a may be s */
+    STX_RUN(x, stx_rezero_bwd, (x, da, ds, n->y->grad, n->in[0]->data, n->in[1]->data, n->y->size, !fresh));
+}
+STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s) {
+    stx_tensor *y;
+    char t[96];
+    if (!stx_ok(x) || !a || !s) return NULL;
+    STX__NEED(x, s->size == 1, STX_ERR_SHAPE, "stx_scale_by: the factor has shape %s, want one number", stx__shape(s, t));
+    y = stx__like(x, a);
+    if (!y) return NULL;
+    STX_RUN(x, stx_rezero_fwd, (x, y->data, NULL, a->data, s->data, y->size));
+    stx__record2(x, y, stx__scale_by_back, a, s);
+    return y;
+}
+
+STX__INNER void stx__add_n(int fma, stx_real *y, const stx_real *a, const stx_real *b, size_t n) {
+    size_t i;
+    (void)fma;
+    for (i = 0; i < n; i++) y[i] = a[i] + b[i];
+}
+STX__EACH_ISA(stx__add_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b, size_t n), y, a, b, n)
+static void stx__add_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t at, n = stx__numbers_of(s, l->n, &at);
+    STX__CALL(s->x, stx__add_n, (l->y + at, l->a + at, l->b + at, n));
+}
+static void stx__add_rows(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++)
+        STX__CALL(s->x, stx__add_n, (l->y + n * l->C, l->a + n * l->C, l->b, l->C));
+}
+STX_DEF void stx_add_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
+    stx__loop l = stx__loop_of(n, n / nb, nb);
+    l.y = y; l.a = a; l.b = b;
+    if (n == nb) stx__elementwise(x, n, stx__add_part, &l);
+    else stx_parallel(x, n / nb, n, stx__add_rows, &l);
+}
+/* y (+)= a b */
+STX__INNER void stx__mul_n(int fma, stx_real *y, const stx_real *a, const stx_real *b, size_t n, int accumulate) {
+    size_t i;
+    if (accumulate) for (i = 0; i < n; i++) y[i] = STX__FMA(fma, a[i], b[i], y[i]);
+    else for (i = 0; i < n; i++) y[i] = a[i] * b[i];
+}
+STX__EACH_ISA(stx__mul_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b, size_t n, int accumulate), y, a, b, n, accumulate)
+static void stx__mul_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t at, n = stx__numbers_of(s, l->n, &at);
+    STX__CALL(s->x, stx__mul_n, (l->y + at, l->a + at, l->b + at, n, l->accumulate));
+}
+static void stx__mul_rows(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++)
+        STX__CALL(s->x, stx__mul_n, (l->y + n * l->C, l->a + n * l->C, l->b, l->C, l->accumulate));
+}
+static void stx__mul(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
+    stx__loop l = stx__loop_of(n, n / nb, nb);
+    l.y = y; l.a = a; l.b = b; l.accumulate = accumulate;
+    if (n == nb) stx__elementwise(x, n, stx__mul_part, &l);
+    else stx_parallel(x, n / nb, n, stx__mul_rows, &l);
+}
+STX_DEF void stx_mul_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) { stx__mul(x, y, a, b, n, nb, 0); }
+/* y = a b:   da (+)= dy b ; db += sum over repeats of dy a */
+STX_DEF void stx_mul_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
+    if (da) stx__mul(x, da, dy, b, n, nb, accumulate);
+    if (db && n == nb) stx__mul(x, db, dy, a, n, n, 1);
+    else if (db) stx__sum_rows(x, db, dy, a, n / nb, nb);
+}
+
+// >>activations
+
+static void stx__act_back(stx_ctx *x, stx__node *n) {
+    int fresh;
+    stx_real *dy = n->y->grad, *d = stx__grad_reuse(x, n, n->in[0], &fresh);
+    if (d) STX_RUN(x, stx_act_bwd, (x, d, dy, n->y->data, n->in[0]->data, n->y->size, *(int *)n->save, !fresh));
+}
+static stx_tensor *stx__activation(stx_ctx *x, stx_tensor *a, int act) {
+    stx_tensor *y;
+    stx__node *node;
+    if (!stx_ok(x) || !a) return NULL;
+    y = stx__like(x, a);
+    if (!y) return NULL;
+    STX_RUN(x, stx_act_fwd, (x, y->data, a->data, a->size, act));
+    node = stx__record1(x, y, stx__act_back, a);
+    if (node) {
+        node->save = stx_step_alloc(x, sizeof(int));
+        if (!node->save) return NULL;
+        *(int *)node->save = act;
+    }
+    return y;
+}
+STX_DEF stx_tensor *stx_relu(stx_ctx *x, stx_tensor *a) { return stx__activation(x, a, STX_ACT_RELU); }
+STX_DEF stx_tensor *stx_gelu(stx_ctx *x, stx_tensor *a) { return stx__activation(x, a, STX_ACT_GELU); }
+STX_DEF stx_tensor *stx_tanh(stx_ctx *x, stx_tensor *a) { return stx__activation(x, a, STX_ACT_TANH); }
+STX_DEF stx_tensor *stx_sigmoid(stx_ctx *x, stx_tensor *a) { return stx__activation(x, a, STX_ACT_SIGMOID); }
+
+/* y (n) = act(a (n)), where y may be a; a loop for each act, so that none decides again for every number */
+STX__INNER void stx__act_n(int fma, stx_real *y, const stx_real *a, size_t n, int act) {
+    size_t i;
+    switch (act) {
+    case STX_ACT_RELU:    for (i = 0; i < n; i++) y[i] = stx__act_any(fma, a[i], STX_ACT_RELU); break;
+    case STX_ACT_GELU:    for (i = 0; i < n; i++) y[i] = stx__act_any(fma, a[i], STX_ACT_GELU); break;
+    case STX_ACT_TANH:    for (i = 0; i < n; i++) y[i] = stx__act_any(fma, a[i], STX_ACT_TANH); break;
+    case STX_ACT_SIGMOID: for (i = 0; i < n; i++) y[i] = stx__act_any(fma, a[i], STX_ACT_SIGMOID); break;
+    default:              for (i = 0; i < n; i++) y[i] = a[i];
+    }
+}
+STX__EACH_ISA(stx__act_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, int act), y, a, n, act)
+
+static void stx__act_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t at, n = stx__numbers_of(s, l->n, &at);
+    STX__CALL(s->x, stx__act_n, (l->y + at, l->a + at, n, l->act));
+}
+STX_DEF void stx_act_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act) {
+    stx__loop l = stx__loop_of(n, 0, 0);
+    l.y = y; l.a = a; l.act = act;
+    stx__elementwise(x, n, stx__act_part, &l);
+}
+/* da (+)= dy act'(a) */
+STX__INNER void stx__act_bwd_as(int fma, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
+    size_t i;
+    if (accumulate) for (i = 0; i < n; i++) da[i] += stx__act_slope_any(fma, dy[i], y[i], act == STX_ACT_GELU ? a[i] : 0, act);
+    else for (i = 0; i < n; i++) da[i] = stx__act_slope_any(fma, dy[i], y[i], act == STX_ACT_GELU ? a[i] : 0, act);
+}
+STX__INNER void stx__act_bwd_n(int fma, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
+    switch (act) {
+    case STX_ACT_RELU:    stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_RELU, accumulate); break;
+    case STX_ACT_GELU:    stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_GELU, accumulate); break;
+    case STX_ACT_TANH:    stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_TANH, accumulate); break;
+    case STX_ACT_SIGMOID: stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_SIGMOID, accumulate); break;
+    default:              stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_NONE, accumulate);
+    }
+}
+STX__EACH_ISA(stx__act_bwd_n, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, int act, int accumulate),
+              da, dy, y, a, n, act, accumulate)
+STX__INNER void stx__act_bwd_self(int fma, stx_real *d, const stx_real *y, const stx_real *a, size_t n, int act) { stx__act_bwd_n(fma, d, d, y, a, n, act, 0); }
+STX__EACH_ISA(stx__act_bwd_self, (stx_real *STX__RESTRICT d, const stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, int act), d, y, a, n, act)
+static void stx__act_bwd_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t at, n = stx__numbers_of(s, l->n, &at);
+    const stx_real *a = l->a ? l->a + at : NULL;
+    if (l->y == l->dy) STX__CALL(s->x, stx__act_bwd_self, (l->y + at, l->b + at, a, n, l->act));
+    else STX__CALL(s->x, stx__act_bwd_n, (l->y + at, l->dy + at, l->b + at, a, n, l->act, l->accumulate));
+}
+STX_DEF void stx_act_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
+    stx__loop l = stx__loop_of(n, 0, 0);
+    l.y = da; l.dy = dy; l.b = y; l.a = a; l.act = act; l.accumulate = accumulate;
+    stx__elementwise(x, n, stx__act_bwd_part, &l);
+}
+
+// >>dropout
+
+typedef struct stx__dropout_save { uint64_t stream; stx_real p; } stx__dropout_save;
+static void stx__dropout_back(stx_ctx *x, stx__node *n) {
+    stx__dropout_save *s = (stx__dropout_save *)n->save;
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
+    if (d) STX_RUN(x, stx_dropout_fwd, (x, d, n->y->grad, n->y->size, s->p, x->desc.seed, s->stream, !fresh));
+}
+STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p) {
+    stx_tensor *y;
+    stx__node *node;
+    uint64_t stream;
+    if (!stx_ok(x) || !a) return NULL;
+    STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG, "stx_dropout: probability %g, want 0 <= p < 1", p);
+    if (!stx_training(x) || p == 0) return a;
+    stream = stx__stream(x);
+    y = stx__like(x, a);
+    if (!y) return NULL;
+    STX_RUN(x, stx_dropout_fwd, (x, y->data, a->data, a->size, (stx_real)p, x->desc.seed, stream, 0));
+    node = stx__record1(x, y, stx__dropout_back, a);
+    if (node) {
+        stx__dropout_save *s = (stx__dropout_save *)stx_step_alloc(x, sizeof *s);
+        if (!s) return NULL;
+        s->stream = stream;
+        s->p = (stx_real)p;
+        node->save = s;
+    }
+    return y;
+}
+
+typedef struct stx__time_save { stx_real *mask; size_t B, n, C; } stx__time_save;
+static void stx__dropout_time_back(stx_ctx *x, stx__node *n) {
+    stx__time_save *s = (stx__time_save *)n->save;
+    size_t b;
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
+    for (b = 0; d && b < s->B; b++)
+        STX_RUN(x, stx_mul_bwd, (x, stx_at(x, d, b * s->n), NULL, stx_at(x, n->y->grad, b * s->n), stx_at(x, n->in[0]->data, b * s->n), s->mask + b * s->C, s->n, s->C, !fresh));
+}
+STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p) {
+    stx_tensor *y, *ones;
+    stx__time_save *s;
+    stx__node *node;
+    char t[96];
+    size_t b;
+    if (!stx_ok(x) || !a) return NULL;
+    STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG, "stx_dropout_time: probability %g, want 0 <= p < 1", p);
+    STX__NEED(x, a->ndim == 3, STX_ERR_SHAPE, "stx_dropout_time: %s, want (B,T,C)", stx__shape(a, t));
+    if (!stx_training(x) || p == 0) return a;
+    ones = stx_new_full(x, a->dim[0], a->dim[2], 0, 0);
+    s = (stx__time_save *)stx_step_alloc(x, sizeof *s);
+    y = stx__like(x, a);
+    if (!ones || !s || !y) return NULL;
+    STX_RUN(x, stx_fill, (x, ones->data, ones->size, 1));
+    ones = stx_dropout(x, ones, p);
+    if (!ones) return NULL;
+    s->mask = ones->data; s->B = a->dim[0]; s->C = a->dim[2]; s->n = a->dim[1] * s->C;
+    for (b = 0; b < s->B; b++)
+        STX_RUN(x, stx_mul_fwd, (x, stx_at(x, y->data, b * s->n), stx_at(x, a->data, b * s->n), s->mask + b * s->C, s->n, s->C));
+    node = stx__record1(x, y, stx__dropout_time_back, a);
+    if (node) node->save = s;
+    return y;
+}
+
+/* Dropout masks (0 or inv) of the 16 groups of 8 from group on: stx_philox in 16 lanes, one call a group. */
+STX__INNER void stx__mask128(stx_real *m, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv) {
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32), c[4][16], bits[64], r, e;
+    for (e = 0; e < 16; e++) {
+        c[0][e] = (uint32_t)(group + e); c[1][e] = (uint32_t)((group + e) >> 32);
+        c[2][e] = (uint32_t)stream;      c[3][e] = (uint32_t)(stream >> 32);
+    }
     for (r = 0; r < 10; r++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
-        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
-        c1 = (uint32_t)p1;
-        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-        c3 = (uint32_t)p0;
+        for (e = 0; e < 16; e++) {
+            uint64_t p0 = (uint64_t)0xD2511F53u * c[0][e], p1 = (uint64_t)0xCD9E8D57u * c[2][e];
+            c[0][e] = (uint32_t)(p1 >> 32) ^ c[1][e] ^ k0;
+            c[1][e] = (uint32_t)p1;
+            c[2][e] = (uint32_t)(p0 >> 32) ^ c[3][e] ^ k1;
+            c[3][e] = (uint32_t)p0;
+        }
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
-    out[0] = c0; out[1] = c1; out[2] = c2; out[3] = c3;
+    for (e = 0; e < 16; e++) { bits[4 * e] = c[0][e]; bits[4 * e + 1] = c[1][e]; bits[4 * e + 2] = c[2][e]; bits[4 * e + 3] = c[3][e]; }
+    for (e = 0; e < 64; e++) {
+        m[2 * e] = (bits[e] & 0xffffu) < keep16 ? inv : 0;
+        m[2 * e + 1] = (bits[e] >> 16) < keep16 ? inv : 0;
+    }
 }
-/* The stream of the next random op of this step. 2^24 ops a step, 2^39 steps; parameters draw above them. */
-static uint64_t stx__stream(stx_ctx *x) { return (x->tick << 24) | (x->op++ & 0xffffffu); }
-#define STX__PARAM_STREAM ((uint64_t)1 << 63)
+STX__INNER void stx__dropout_n(int fma, stx_real *y, const stx_real *a, size_t n, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv, int accumulate) {
+    stx_real m[128];
+    size_t i;
+    for (; n; n -= i, y += i, a += i, group += 16) {
+        size_t w = STX__MIN((size_t)128, n);
+        stx__mask128(m, seed, stream, group, keep16, inv);
+        if (accumulate) for (i = 0; i < w; i++) y[i] = STX__FMA(fma, a[i], m[i], y[i]);
+        else for (i = 0; i < w; i++) y[i] = a[i] * m[i];
+    }
+}
+STX__EACH_ISA(stx__dropout_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv, int accumulate),
+              y, a, n, seed, stream, group, keep16, inv, accumulate)
+typedef struct stx__dropout_job {
+    stx_real *y;
+    const stx_real *a;
+    size_t n;
+    uint64_t seed, stream;
+    uint32_t keep;
+    int accumulate;
+} stx__dropout_job;
+static void stx__dropout_part(const stx_share *s, const void *job) {
+    const stx__dropout_job *j = (const stx__dropout_job *)job;
+    size_t at, n = stx__numbers_of(s, j->n, &at);
+    stx_real inv = (stx_real)(65536.0 / j->keep);
+    STX__CALL(s->x, stx__dropout_n, (j->y + at, j->a + at, n, j->seed, j->stream, at / 8, j->keep, inv, j->accumulate));
+}
+STX_DEF void stx_dropout_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream, int accumulate) {
+    stx__dropout_job j;
+    j.y = y; j.a = a; j.n = n; j.seed = seed; j.stream = stream; j.keep = stx__keep16(p); j.accumulate = accumulate;
+    stx_parallel(x, (n + STX__PIECE - 1) / STX__PIECE, 8 * n, stx__dropout_part, &j);
+}
 
-/* Dropout takes 16 bits of a Philox call for each of 8 neighbours: those below keep16 are kept. */
-static uint32_t stx__keep16(stx_real p) {
-    double k = floor((1.0 - (double)p) * 65536.0 + 0.5);
-    return (uint32_t)(k < 1 ? 1 : k);
+// >>rezero
+
+static void stx__rezero_back(stx_ctx *x, stx__node *n) {
+    int fresh;
+    stx_real *da = stx__grad(x, n->in[2]), *df = stx__grad_fresh(x, n->in[1], &fresh);      /* in this order: f may be alpha */
+    STX_RUN(x, stx_rezero_bwd, (x, df, da, n->y->grad, n->in[1]->data, n->in[2]->data, n->y->size, !fresh));
+    stx__grad_dy(x, n, n->in[0], 1);
 }
+STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *alpha) {
+    stx_tensor *y, *in[3];
+    char s[96], t[96];
+    if (!stx_ok(x) || !h || !f || !alpha) return NULL;
+    STX__NEED(x, stx__same(h, f) && alpha->size == 1, STX_ERR_SHAPE, "stx_rezero: %s, %s and %zu factors: want two of one shape and one factor", stx__shape(h, s), stx__shape(f, t), alpha->size);
+    y = stx__like(x, h);
+    if (!y) return NULL;
+    STX_RUN(x, stx_rezero_fwd, (x, y->data, h->data, f->data, alpha->data, y->size));
+    in[0] = h; in[1] = f; in[2] = alpha;
+    stx__record(x, y, stx__rezero_back, in, 3);
+    return y;
+}
+
+/* y = h + alpha f:   df = alpha dy ; dalpha = sum dy f */
+STX__INNER void stx__rezero_n(int fma, stx_real *y, const stx_real *h, const stx_real *f, stx_real a, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) y[i] = STX__FMA(fma, a, f[i], h[i]);
+}
+STX__EACH_ISA(stx__rezero_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT h, const stx_real *STX__RESTRICT f, stx_real a, size_t n), y, h, f, a, n)
+static void stx__rezero_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t at, n = stx__numbers_of(s, l->n, &at);
+    STX__CALL(s->x, stx__rezero_n, (l->y + at, l->a + at, l->b + at, l->s, n));
+}
+STX_DEF void stx_rezero_fwd(stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n) {
+    stx__loop l = stx__loop_of(n, 0, 0);
+    if (!h) { stx_axpy(x, y, f, n, alpha[0], 0); return; }
+    l.y = y; l.a = h; l.b = f; l.s = alpha[0];
+    stx__elementwise(x, n, stx__rezero_part, &l);
+}
+STX__INNER void stx__dot_n(int fma, double *sum, const stx_real *a, const stx_real *b, size_t n) {
+    size_t i;
+    for (*sum = 0, i = 0; i < n; i += 256) *sum += (double)stx__dot_any(fma, a + i, b + i, STX__MIN((size_t)256, n - i));
+}
+STX__EACH_ISA(stx__dot_n, (double *sum, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b, size_t n), sum, a, b, n)
+static void stx__dot_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t k, at, n;
+    for (k = s->from; k < s->to; k++) {
+        n = stx__sum_block(l->n, k, &at);
+        STX__CALL(s->x, stx__dot_n, (l->sums + k, l->a + at, l->b + at, n));
+    }
+}
+STX_DEF void stx_rezero_bwd(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha, size_t n, int accumulate) {
+    if (dalpha) {
+        stx__loop l = stx__loop_of(n, 0, 0);
+        l.a = dy; l.b = f;
+        dalpha[0] += (stx_real)stx__sum_blocks(x, n, stx__dot_part, &l);
+    }
+    if (df) stx_axpy(x, df, dy, n, alpha[0], accumulate);
+}
+
+// >>softmax
+
+static void stx__softmax_back(stx_ctx *x, stx__node *n) {
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
+    if (d) STX_RUN(x, stx_softmax_bwd, (x, d, n->y->grad, n->y->data, stx__rows(n->y), stx__last(n->y), !fresh));
+}
+STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a) {
+    stx_tensor *y;
+    if (!stx_ok(x) || !a) return NULL;
+    y = stx__like(x, a);
+    if (!y) return NULL;
+    STX_RUN(x, stx_softmax_fwd, (x, y->data, a->data, stx__rows(a), stx__last(a)));
+    stx__record1(x, y, stx__softmax_back, a);
+    return y;
+}
+
+static void stx__log_softmax_back(stx_ctx *x, stx__node *n) {
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
+    if (d) STX_RUN(x, stx_log_softmax_bwd, (x, d, n->y->grad, n->y->data, stx__rows(n->y), stx__last(n->y), !fresh));
+}
+STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a) {
+    stx_tensor *y;
+    if (!stx_ok(x) || !a) return NULL;
+    y = stx__like(x, a);
+    if (!y) return NULL;
+    STX_RUN(x, stx_log_softmax_fwd, (x, y->data, a->data, stx__rows(a), stx__last(a)));
+    stx__record1(x, y, stx__log_softmax_back, a);
+    return y;
+}
+
+/* Sum of e^(a - m); y (n) gets them if store (a constant: a test of y would be a branch). */
+STX__INNER stx_real stx__exp_sum(int fma, stx_real *y, int store, const stx_real *a, size_t n, stx_real m) {
+    stx_real s[16] = {0}, t = 0, v;
+    size_t i, e;
+    for (i = 0; i + 16 <= n; i += 16)
+        for (e = 0; e < 16; e++) {
+            v = stx__exp_any(fma, a[i + e] - m);
+            if (store) y[i + e] = v;
+            s[e] += v;
+        }
+    for (; i < n; i++) {
+        v = stx__exp_any(fma, a[i] - m);
+        if (store) y[i] = v;
+        t += v;
+    }
+    return t + stx__lanes(s);
+}
+STX__INNER void stx__softmax_row(int fma, stx_real *y, const stx_real *a, size_t C) {
+    stx_real s = 1 / stx__exp_sum(fma, y, 1, a, C, stx__max(a, C));
+    size_t c;
+    for (c = 0; c < C; c++) y[c] *= s;
+}
+STX__EACH_ISA(stx__softmax_row, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t C), y, a, C)
+static void stx__softmax_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++)
+        STX__CALL(s->x, stx__softmax_row, (l->y + n * l->C, l->a + n * l->C, l->C));
+}
+STX_DEF void stx_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = y; l.a = a;
+    stx_parallel(x, N, 8 * N * C, stx__softmax_part, &l);
+}
+/* da (+)= y (dy - sum y dy) */
+STX__INNER void stx__softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, const stx_real *y, size_t C, int accumulate) {
+    stx_real s = stx__dot_any(fma, dy, y, C);
+    size_t c;
+    if (accumulate) for (c = 0; c < C; c++) da[c] = STX__FMA(fma, y[c], dy[c] - s, da[c]);
+    else for (c = 0; c < C; c++) da[c] = y[c] * (dy[c] - s);
+}
+STX__EACH_ISA(stx__softmax_bwd_row, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT y, size_t C, int accumulate), da, dy, y, C, accumulate)
+static void stx__softmax_bwd_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++)
+        STX__CALL(s->x, stx__softmax_bwd_row, (l->y + n * l->C, l->dy + n * l->C, l->a + n * l->C, l->C, l->accumulate));
+}
+STX_DEF void stx_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = da; l.dy = dy; l.a = y; l.accumulate = accumulate;
+    stx_parallel(x, N, 4 * N * C, stx__softmax_bwd_part, &l);
+}
+/* y = a - log sum e^a */
+STX__INNER void stx__log_softmax_row(int fma, stx_real *y, const stx_real *a, size_t C) {
+    stx_real m = stx__max(a, C), z = (stx_real)log((double)stx__exp_sum(fma, NULL, 0, a, C, m));
+    size_t c;
+    for (c = 0; c < C; c++) y[c] = a[c] - m - z;
+}
+STX__EACH_ISA(stx__log_softmax_row, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t C), y, a, C)
+static void stx__log_softmax_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++) STX__CALL(s->x, stx__log_softmax_row, (l->y + n * l->C, l->a + n * l->C, l->C));
+}
+STX_DEF void stx_log_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = y; l.a = a;
+    stx_parallel(x, N, 8 * N * C, stx__log_softmax_part, &l);
+}
+/* da (+)= dy - e^y sum dy */
+STX__INNER void stx__log_softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, const stx_real *y, size_t C, int accumulate) {
+    stx_real s = stx__sum(dy, C);
+    size_t c;
+    if (accumulate) for (c = 0; c < C; c++) da[c] += STX__FMA(fma, -s, stx__exp_any(fma, y[c]), dy[c]);
+    else for (c = 0; c < C; c++) da[c] = STX__FMA(fma, -s, stx__exp_any(fma, y[c]), dy[c]);
+}
+STX__EACH_ISA(stx__log_softmax_bwd_row, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT y,
+                                         size_t C, int accumulate),
+              da, dy, y, C, accumulate)
+static void stx__log_softmax_bwd_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++)
+        STX__CALL(s->x, stx__log_softmax_bwd_row, (l->y + n * l->C, l->dy + n * l->C, l->a + n * l->C, l->C, l->accumulate));
+}
+STX_DEF void stx_log_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = da; l.dy = dy; l.a = y; l.accumulate = accumulate;
+    stx_parallel(x, N, 8 * N * C, stx__log_softmax_bwd_part, &l);
+}
+
+// >>layernorm
+
+typedef struct stx__layernorm_save { stx_real *mean, *rstd; } stx__layernorm_save;
+static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
+    stx__layernorm_save *s = (stx__layernorm_save *)n->save;
+    int fresh;
+    stx_real *din = stx__grad_fresh(x, n->in[0], &fresh), *dg = stx__grad(x, n->in[1]), *ds = stx__grad(x, n->in[2]);
+    STX_RUN(x, stx_layernorm_bwd, (x, din, dg, ds, n->y->grad, n->in[0]->data, n->in[1]->data, s->mean, s->rstd, stx__rows(n->y), stx__last(n->y), !fresh));
+}
+STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift, double eps) {
+    stx_tensor *y, *ins[3];
+    stx__layernorm_save *save;
+    stx__node *node;
+    char s[96];
+    if (!stx_ok(x) || !in || !gain || !shift) return NULL;
+    STX__NEED(x, gain->size == stx__last(in) && shift->size == stx__last(in), STX_ERR_SHAPE, "stx_layernorm: input %s with %zu gains and %zu shifts: want one each a channel", stx__shape(in, s), gain->size, shift->size);
+    y = stx__like(x, in);
+    save = (stx__layernorm_save *)stx_step_alloc(x, sizeof *save);
+    if (!y || !save) return NULL;
+    save->mean = (stx_real *)stx_step_bytes(x, stx__rows(in) * sizeof(stx_real));
+    save->rstd = (stx_real *)stx_step_bytes(x, stx__rows(in) * sizeof(stx_real));
+    if (!save->mean || !save->rstd) return NULL;
+    STX_RUN(x, stx_layernorm_fwd, (x, y->data, save->mean, save->rstd, in->data, gain->data, shift->data, stx__rows(in), stx__last(in), (stx_real)(eps > 0 ? eps : 1e-5)));
+    ins[0] = in; ins[1] = gain; ins[2] = shift;
+    node = stx__record(x, y, stx__layernorm_back, ins, 3);
+    if (node) node->save = save;
+    return y;
+}
+
+/* mean = sum x / C ; rstd = 1 / sqrt(sum (x - mean)^2 / C + eps) ; y = (x - mean) rstd gain + shift */
+STX__INNER void stx__layernorm_row(int fma, stx_real *o, stx_real *mean, stx_real *rstd, const stx_real *a, const stx_real *gain, const stx_real *shift, size_t C, stx_real eps) {
+    stx_real m = stx__sum(a, C) / (stx_real)C, v, r;
+    size_t c;
+    for (c = 0; c < C; c++) o[c] = a[c] - m;
+    v = stx__dot_any(fma, o, o, C) / (stx_real)C;
+    r = (stx_real)(1 / sqrt((double)(v + eps)));
+    for (c = 0; c < C; c++) o[c] = STX__FMA(fma, o[c] * r, gain[c], shift[c]);
+    *mean = m;
+    *rstd = r;
+}
+STX__EACH_ISA(stx__layernorm_row, (stx_real *STX__RESTRICT o, stx_real *mean, stx_real *rstd, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT gain, const stx_real *STX__RESTRICT shift, size_t C, stx_real eps),
+              o, mean, rstd, a, gain, shift, C, eps)
+static void stx__layernorm_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++)
+        STX__CALL(s->x, stx__layernorm_row, (l->y + n * l->C, l->mean + n, l->rstd + n, l->a + n * l->C, l->gain, l->shift, l->C, l->s));
+}
+STX_DEF void stx_layernorm_fwd(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *gain,
+                               const stx_real *shift, size_t N, size_t C, stx_real eps) {
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = y; l.mean = mean; l.rstd = rstd; l.a = in; l.gain = gain; l.shift = shift; l.s = eps;
+    stx_parallel(x, N, 4 * N * C, stx__layernorm_part, &l);
+}
+/* With xhat = (x - mean) rstd and g = dy gain:   y = xhat gain + shift
+     dx (+)= rstd (g - mean_c(g) - xhat mean_c(g xhat)) */
+STX__INNER void stx__layernorm_bwd_row(int fma, stx_real *d, const stx_real *dy, const stx_real *a, const stx_real *gain, size_t C, stx_real m, stx_real r, int accumulate) {
+    stx_real s[16] = {0}, q[16] = {0}, ts = 0, tq = 0, k, k0;
+    size_t c, e;
+    for (c = 0; c + 16 <= C; c += 16)
+        for (e = 0; e < 16; e++) {
+            stx_real g = dy[c + e] * gain[c + e];
+            s[e] += g;
+            q[e] = STX__FMA(fma, g, a[c + e] - m, q[e]);
+        }
+    for (; c < C; c++) {
+        stx_real g = dy[c] * gain[c];
+        ts += g;
+        tq = STX__FMA(fma, g, a[c] - m, tq);
+    }
+    k0 = (ts + stx__lanes(s)) / (stx_real)C;
+    k = (tq + stx__lanes(q)) * r * r / (stx_real)C;
+    if (accumulate) for (c = 0; c < C; c++) d[c] = STX__FMA(fma, r, STX__FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k, d[c]);
+    else for (c = 0; c < C; c++) d[c] = r * (STX__FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k);
+}
+STX__EACH_ISA(stx__layernorm_bwd_row, (stx_real *STX__RESTRICT d, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT gain, size_t C, stx_real m, stx_real r, int accumulate),
+              d, dy, a, gain, C, m, r, accumulate)
+/*   dgain += sum_n dy xhat ; dshift += sum_n dy ; 64 channels or fewer, as in stx__sum_rows_part */
+STX__INNER void stx__layernorm_bwd_part(int fma, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in, const stx_real *mean, const stx_real *rstd, size_t N, size_t C, size_t w) {
+    size_t n0, n, c;
+    for (n0 = 0; n0 < N; n0 += 64) {
+        stx_real sg[64] = {0}, ss[64] = {0};
+        for (n = n0; n < STX__MIN(N, n0 + 64); n++) {
+            const stx_real *g = dy + n * C, *a = in + n * C;
+            stx_real m = mean[n], r = rstd[n];
+            for (c = 0; c < w; c++) {
+                sg[c] = STX__FMA(fma, g[c] * r, a[c] - m, sg[c]);
+                ss[c] += g[c];
+            }
+        }
+        if (dgain) for (c = 0; c < w; c++) dgain[c] += sg[c];
+        if (dshift) for (c = 0; c < w; c++) dshift[c] += ss[c];
+    }
+}
+STX__EACH_ISA(stx__layernorm_bwd_part, (stx_real *STX__RESTRICT dgain, stx_real *STX__RESTRICT dshift, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT in, const stx_real *STX__RESTRICT mean, const stx_real *STX__RESTRICT rstd, size_t N, size_t C, size_t w),
+              dgain, dshift, dy, in, mean, rstd, N, C, w)
+static void stx__layernorm_bwd_rows(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n, at;
+    for (n = s->from; n < s->to; n++) {
+        at = n * l->C;
+        STX__CALL(s->x, stx__layernorm_bwd_row, (l->y + at, l->dy + at, l->a + at, l->gain, l->C, l->m[n], l->r[n], l->accumulate));
+    }
+}
+static void stx__layernorm_bwd_columns(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t k;
+    for (k = s->from; k < s->to; k++) {
+        size_t c = 64 * k, w = STX__MIN((size_t)64, l->C - c);
+        stx_real *dgain = l->dgain ? l->dgain + c : NULL, *dshift = l->dshift ? l->dshift + c : NULL;
+        STX__CALL(s->x, stx__layernorm_bwd_part, (dgain, dshift, l->dy + c, l->a + c, l->m, l->r, l->N, l->C, w));
+    }
+}
+STX_DEF void stx_layernorm_bwd(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in,
+                               const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C, int accumulate) {
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = din; l.dgain = dgain; l.dshift = dshift; l.dy = dy; l.a = in; l.gain = gain; l.m = mean; l.r = rstd; l.accumulate = accumulate;
+    if (din) stx_parallel(x, N, 6 * N * C, stx__layernorm_bwd_rows, &l);
+    if (dgain || dshift) stx_parallel(x, (C + 63) / 64, 4 * N * C, stx__layernorm_bwd_columns, &l);
+}
+
+typedef struct stx__residual_save { stx_real *s, *mean, *rstd, p; uint64_t stream; } stx__residual_save;
+static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
+    stx__residual_save *v = (stx__residual_save *)n->save;
+    stx_tensor *h = n->in[0];
+    int fresh_f, fresh_h;         /* h is f: df has the fresh one */
+    stx_real *df = stx__grad_fresh(x, n->in[1], &fresh_f), *dg = stx__grad(x, n->in[2]), *dt = stx__grad(x, n->in[3]), *dh = stx__grad_fresh(x, h, &fresh_h);
+    stx_real *ds = fresh_h ? dh : stx__grad_take(x, n->y->size, n->y->full);       /* of h's kind: stx_residual_norm makes y like h */
+    if (!ds || x->code) return;
+    STX_RUN(x, stx_residual_norm_bwd, (x, ds, df, dg, dt, n->y->grad, v->s, n->in[2]->data, v->mean, v->rstd, stx__rows(n->y), stx__last(n->y), v->p, x->desc.seed, v->stream, !fresh_f));
+    if (fresh_h) return;
+    if (dh) STX_RUN(x, stx_axpy, (x, dh, ds, n->y->size, 1, 1));
+    stx__grad_give(x, ds, n->y->size, n->y->full);
+}
+STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps) {
+    stx_tensor *y, *ins[4];
+    stx__residual_save *v;
+    stx__node *node;
+    char a[96], b[96];
+    if (!stx_ok(x) || !h || !f || !gain || !shift) return NULL;
+    STX__NEED(x, stx__same(h, f), STX_ERR_SHAPE, "stx_residual_norm: %s and %s: want equal shapes", stx__shape(h, a), stx__shape(f, b));
+    STX__NEED(x, gain->size == stx__last(h) && shift->size == stx__last(h), STX_ERR_SHAPE, "stx_residual_norm: input %s with %zu gains and %zu shifts: want one each a channel", stx__shape(h, a), gain->size, shift->size);
+    STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG, "stx_residual_norm: dropout probability %g, want 0 <= p < 1", p);
+    y = stx__like(x, h);
+    v = (stx__residual_save *)stx_step_alloc(x, sizeof *v);
+    if (!y || !v) return NULL;
+    v->p = (stx_real)(stx_training(x) ? p : 0);
+    v->stream = v->p > 0 ? stx__stream(x) : 0;
+    v->s = stx__numbers(x, h->full ? STX__STEP_FULL : STX__STEP, h->size);
+    v->mean = (stx_real *)stx_step_bytes(x, 2 * stx__rows(h) * sizeof(stx_real));
+    if (!v->s || !v->mean) return NULL;
+    v->rstd = v->mean + stx__rows(h);
+    STX_RUN(x, stx_residual_norm_fwd, (x, y->data, v->s, v->mean, v->rstd, h->data, f->data, gain->data, shift->data, stx__rows(h), stx__last(h), (stx_real)(eps > 0 ? eps : 1e-5), v->p, x->desc.seed, v->stream));
+    ins[0] = h; ins[1] = f; ins[2] = gain; ins[3] = shift;
+    node = stx__record(x, y, stx__residual_norm_back, ins, 4);
+    if (node) node->save = v;
+    return y;
+}
+
+/* s = h + dropout(f) ; y = layernorm(s) */
+STX_DEF void stx_residual_norm_fwd(stx_ctx *x, stx_real *y, stx_real *s, stx_real *mean, stx_real *rstd, const stx_real *h, const stx_real *f, const stx_real *gain,
+                                   const stx_real *shift, size_t N, size_t C, stx_real eps, stx_real drop, uint64_t seed, uint64_t stream) {
+    if (drop > 0) {
+        stx_dropout_fwd(x, s, f, N * C, drop, seed, stream, 0);
+        stx_axpy(x, s, h, N * C, 1, 1);
+    } else {
+        stx_add_fwd(x, s, h, f, N * C, N * C);
+    }
+    stx_layernorm_fwd(x, y, mean, rstd, s, gain, shift, N, C, eps);
+}
+/* ds = layernorm' ; df (+)= ds mask / keep */
+STX_DEF void stx_residual_norm_bwd(stx_ctx *x, stx_real *ds, stx_real *df, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *s, const stx_real *gain,
+                                   const stx_real *mean, const stx_real *rstd, size_t N, size_t C, stx_real drop, uint64_t seed, uint64_t stream, int accumulate) {
+    stx_layernorm_bwd(x, ds, dgain, dshift, dy, s, gain, mean, rstd, N, C, 0);
+    if (df && drop > 0) stx_dropout_fwd(x, df, ds, N * C, drop, seed, stream, accumulate);
+    else if (df) stx_axpy(x, df, ds, N * C, 1, accumulate);
+}
+
+// >>embedding
+
+typedef struct stx__ids_save { const int32_t *ids; size_t n, C; stx_real s; } stx__ids_save;
+static void stx__embedding_back(stx_ctx *x, stx__node *n) {
+    stx__ids_save *s = (stx__ids_save *)n->save;
+    stx_real *d = stx__grad(x, n->in[0]);
+    if (d) STX_RUN(x, stx_embedding_bwd, (x, d, n->y->grad, s->ids, s->n, s->C, s->s));
+}
+/* Rows ids[0..n) of the table, on the device: somebody has looked whether it has them */
+static stx_tensor *stx__rows_of(stx_ctx *x, stx_tensor *table, const int32_t *device, size_t n, int ndim, const size_t *dim) {
+    stx_tensor *y;
+    stx__node *node;
+    size_t C = dim[ndim - 1];
+    y = stx__tensor(x, STX__STEP, ndim, dim);
+    if (!y) return NULL;
+    STX_RUN(x, stx_embedding_fwd, (x, y->data, table->data, device, n, C, 1));
+    node = stx__record1(x, y, stx__embedding_back, table);
+    if (node) {
+        stx__ids_save *s = (stx__ids_save *)stx_step_alloc(x, sizeof *s);
+        if (!s) return NULL;
+        s->ids = device; s->n = n; s->C = C; s->s = 1;
+        node->save = s;
+    }
+    return y;
+}
+
+static stx_tensor *stx__lookup(stx_ctx *x, const char *op, stx_tensor *table, size_t V, const int32_t *ids, const int32_t *device,
+                               size_t n, int ndim, const size_t *dim) {
+    size_t i;
+    for (i = 0; i < n; i++)
+        STX__NEED(x, ids[i] >= 0 && (size_t)ids[i] < V, STX_ERR_ARG,
+                  "%s: id %ld at position %zu is outside the table of %zu rows: check the vocabulary size", op, (long)ids[i], i, V);
+    return stx__rows_of(x, table, device, n, ndim, dim);
+}
+STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids) {
+    size_t d[3];
+    char s[96];
+    if (!stx_ok(x) || !table || !ids) return NULL;
+    STX__NEED(x, table->ndim == 2, STX_ERR_SHAPE, "stx_embedding: table %s, want (V,C)", stx__shape(table, s));
+    stx__ids_below(ids, table->dim[0]);
+    d[0] = ids->B; d[1] = ids->T; d[2] = table->dim[1];
+    return stx__lookup(x, "stx_embedding", table, table->dim[0], ids->data, ids->device, ids->B * ids->T, 3, d);
+}
+STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, size_t n) {
+    size_t d[2];
+    int32_t *copy, *device;
+    if (!stx_ok(x) || !a) return NULL;
+    STX__NEED(x, n && idx && n <= SIZE_MAX / sizeof *copy, STX_ERR_ARG, "stx_gather: no rows asked for");
+    copy = (int32_t *)stx_step_alloc(x, n * sizeof *copy);
+    if (!copy) return NULL;
+    memcpy(copy, idx, n * sizeof *copy);
+    device = stx__ids_device(x, copy, n);
+    if (!device) return NULL;
+    d[0] = n; d[1] = stx__last(a);
+    return stx__lookup(x, "stx_gather", a, stx__rows(a), copy, device, n, 2, d);
+}
+
+/* y[n] = s table[ids[n]] */
+static void stx__embedding_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n;
+    for (n = s->from; n < s->to; n++)
+        STX__CALL(s->x, stx__axpy_n, (l->y + n * l->C, l->a + (size_t)l->ids[n] * l->C, l->C, l->s, 0));
+}
+STX_DEF void stx_embedding_fwd(stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C, stx_real s) {
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = y; l.a = table; l.ids = ids; l.s = s;
+    stx_parallel(x, N, N * C, stx__embedding_part, &l);
+}
+/* dtable[ids[n]] += s dy[n]. Rows repeat, so threads share the channels, 16 at a time, and not the rows: same order always. */
+static void stx__embedding_bwd_part(const stx_share *s, const void *job) {
+    const stx__loop *l = (const stx__loop *)job;
+    size_t n, lo = s->from * 16, w = STX__MIN(l->C, s->to * 16) - lo;
+    for (n = 0; n < l->N; n++) STX__CALL(s->x, stx__axpy_n, (l->y + (size_t)l->ids[n] * l->C + lo, l->dy + n * l->C + lo, w, l->s, 1));
+}
+STX_DEF void stx_embedding_bwd(stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C, stx_real s) {
+    stx__loop l = stx__loop_of(0, N, C);
+    l.y = dtable; l.dy = dy; l.ids = ids; l.s = s;
+    stx_parallel(x, (C + 15) / 16, N * C, stx__embedding_bwd_part, &l);
+}
+
+// >>shape
+
+/* y (rows, wa + wb) from a (rows, wa) and b (rows, wb): concatenation over time (rows = B, w = T C) and over channels
+   (rows = N, w = C) are the same copy. */
+typedef struct stx__cat_save { size_t rows, wa, wb; } stx__cat_save;
+static void stx__cat_back(stx_ctx *x, stx__node *n) {
+    stx__cat_save *s = (stx__cat_save *)n->save;
+    size_t w = s->wa + s->wb;
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
+    if (d) STX_RUN(x, stx_copy2d, (x, d, s->wa, n->y->grad, w, s->rows, s->wa, !fresh));
+    d = stx__grad_fresh(x, n->in[1], &fresh);
+    if (d) STX_RUN(x, stx_copy2d, (x, d, s->wb, stx_at(x, n->y->grad, s->wa), w, s->rows, s->wb, !fresh));
+}
+static stx_tensor *stx__cat(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t rows, int ndim, const size_t *dim) {
+    stx_tensor *y = stx__tensor(x, STX__STEP, ndim, dim);
+    size_t wa = a->size / rows, wb = b->size / rows;
+    stx__node *node;
+    if (!y) return NULL;
+    STX_RUN(x, stx_copy2d, (x, y->data, wa + wb, a->data, wa, rows, wa, 0));
+    STX_RUN(x, stx_copy2d, (x, stx_at(x, y->data, wa), wa + wb, b->data, wb, rows, wb, 0));
+    node = stx__record2(x, y, stx__cat_back, a, b);
+    if (node) {
+        stx__cat_save *s = (stx__cat_save *)stx_step_alloc(x, sizeof *s);
+        if (!s) return NULL;
+        s->rows = rows; s->wa = wa; s->wb = wb;
+        node->save = s;
+    }
+    return y;
+}
+STX_DEF stx_tensor *stx_concat(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
+    size_t d[3];
+    char s[96], t[96];
+    if (!stx_ok(x) || !a || !b) return NULL;
+    STX__NEED(x, a->ndim == 3 && b->ndim == 3 && a->dim[0] == b->dim[0] && a->dim[2] == b->dim[2], STX_ERR_SHAPE, "stx_concat: %s and %s: want (B,Ta,C) and (B,Tb,C)", stx__shape(a, s), stx__shape(b, t));
+    d[0] = a->dim[0]; d[1] = a->dim[1] + b->dim[1]; d[2] = a->dim[2];
+    return stx__cat(x, a, b, d[0], 3, d);
+}
+STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
+    size_t d[STX_MAX_DIM];
+    char s[96], t[96];
+    int i, same = 1;
+    if (!stx_ok(x) || !a || !b) return NULL;
+    for (i = 0; i < a->ndim - 1; i++) if (a->ndim == b->ndim && a->dim[i] != b->dim[i]) same = 0;
+    STX__NEED(x, a->ndim == b->ndim && same, STX_ERR_SHAPE, "stx_concat_channels: %s and %s: want all dimensions but the last equal", stx__shape(a, s), stx__shape(b, t));
+    for (i = 0; i < a->ndim; i++) d[i] = a->dim[i];
+    d[a->ndim - 1] += stx__last(b);
+    return stx__cat(x, a, b, stx__rows(a), a->ndim, d);
+}
+/* Slices in time (rows = B, widths in numbers T C) and in channels (rows = N) are the same copy, too. */
+typedef struct stx__slice_save { size_t rows, at, w; } stx__slice_save;
+static void stx__slice_back(stx_ctx *x, stx__node *n) {
+    stx__slice_save *s = (stx__slice_save *)n->save;
+    stx_tensor *a = n->in[0];
+    stx_real *d = stx__grad(x, a);
+    if (d) STX_RUN(x, stx_copy2d, (x, stx_at(x, d, s->at), a->size / s->rows, n->y->grad, s->w, s->rows, s->w, 1));
+}
+/* y = columns [at, at + w) of a, seen as (rows, ..) */
+static stx_tensor *stx__slice(stx_ctx *x, stx_tensor *a, size_t rows, size_t at, size_t w, const size_t *dim) {
+    stx_tensor *y = stx__tensor(x, STX__STEP, a->ndim, dim);
+    stx__node *node;
+    if (!y) return NULL;
+    STX_RUN(x, stx_copy2d, (x, y->data, w, stx_at(x, a->data, at), a->size / rows, rows, w, 0));
+    node = stx__record1(x, y, stx__slice_back, a);
+    if (node) {
+        stx__slice_save *save = (stx__slice_save *)stx_step_alloc(x, sizeof *save);
+        if (!save) return NULL;
+        save->rows = rows;
+        save->at = at;
+        save->w = w;
+        node->save = save;
+    }
+    return y;
+}
+
+STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1) {
+    size_t d[3], C;
+    char s[96];
+    if (!stx_ok(x) || !a) return NULL;
+    STX__NEED(x, a->ndim == 3 && t0 < t1 && t1 <= a->dim[1], STX_ERR_SHAPE,
+              "stx_slice: rows [%zu,%zu) of %s: want 0 <= t0 < t1 <= T of (B,T,C)", t0, t1, stx__shape(a, s));
+    C = a->dim[2];
+    d[0] = a->dim[0]; d[1] = t1 - t0; d[2] = C;
+    return stx__slice(x, a, d[0], t0 * C, d[1] * C, d);
+}
+STX_DEF stx_tensor *stx_slice_channels(stx_ctx *x, stx_tensor *a, size_t c0, size_t c1) {
+    size_t d[STX_MAX_DIM];
+    char s[96];
+    if (!stx_ok(x) || !a) return NULL;
+    STX__NEED(x, c0 < c1 && c1 <= stx__last(a), STX_ERR_SHAPE,
+              "stx_slice_channels: channels [%zu,%zu) of %s: want 0 <= c0 < c1 <= C of (..,C)", c0, c1, stx__shape(a, s));
+    memcpy(d, a->dim, sizeof d);
+    d[a->ndim - 1] = c1 - c0;
+    return stx__slice(x, a, stx__rows(a), c0, c1 - c0, d);
+}
+
+static void stx__reshape_back(stx_ctx *x, stx__node *n) { stx__grad_dy(x, n, n->in[0], 1); }
+static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
+    stx_tensor *y = (stx_tensor *)stx__arena_alloc(x, &x->step, sizeof *y);
+    if (!y) return NULL;
+    *y = *a;
+    y->grad = NULL;
+    y->needs_grad = y->is_param = y->is_leaf = 0;
+    return y;
+}
+STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1, size_t d2, size_t d3) {
+    size_t d[STX_MAX_DIM], n = 1;
+    stx_tensor *y;
+    char s[96];
+    int i;
+    if (!stx_ok(x) || !a) return NULL;
+    d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
+    for (i = 0; i < stx__dims(d); i++) n = stx_bytes_of(n, d[i], 1);
+    STX__NEED(x, d0 && n == a->size, STX_ERR_SHAPE, "stx_reshape: %s to (%zu,%zu,%zu,%zu): the number of elements changes", stx__shape(a, s), d0, d1, d2, d3);
+    y = stx__view(x, a);
+    if (!y) return NULL;
+    y->ndim = stx__dims(d);
+    memcpy(y->dim, d, sizeof d);
+    stx__record1(x, y, stx__reshape_back, a);
+    return y;
+}
+static void stx__view_rows_back(stx_ctx *x, stx__node *n) {
+    stx_real *d = stx__grad(x, n->in[0]);
+    if (d) STX_RUN(x, stx_axpy, (x, stx_at(x, d, *(const size_t *)n->save), n->y->grad, n->y->size, 1, 1));
+}
+STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r1) {
+    stx_tensor *y;
+    stx__node *node;
+    char s[96];
+    if (!stx_ok(x) || !a) return NULL;
+    STX__NEED(x, a->ndim == 2 && r0 < r1 && r1 <= a->dim[0], STX_ERR_SHAPE,
+              "stx_view_rows: rows [%zu,%zu) of %s: want 0 <= r0 < r1 <= N of (N,C)", r0, r1, stx__shape(a, s));
+    y = stx__view(x, a);
+    if (!y) return NULL;
+    y->dim[0] = r1 - r0;
+    y->size = (r1 - r0) * a->dim[1];
+    y->data = stx_at(x, a->data, r0 * a->dim[1]);
+    node = stx__record1(x, y, stx__view_rows_back, a);
+    if (node) {
+        node->save = stx_step_alloc(x, sizeof(size_t));
+        if (!node->save) return NULL;
+        *(size_t *)node->save = r0 * a->dim[1];
+    }
+    return y;
+}
+
+STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) { return stx_ok(x) && a ? stx__view(x, a) : NULL; }
 
 // >>gemm
+
+/* The definition, which all that follows only makes fast: C[i][j] = alpha stx_gemm_plain(.., i, j) + beta C[i][j]. */
+STX_DEF double stx_gemm_plain(int ta, int tb, size_t K, const stx_real *A, size_t lda, const stx_real *B, size_t ldb, size_t i, size_t j) {
+    double s = 0;
+    size_t k;
+    for (k = 0; k < K; k++) s += (double)A[ta ? k * lda + i : i * lda + k] * (double)B[tb ? j * ldb + k : k * ldb + j];
+    return s;
+}
 
 /* The built-in matrix product (Goto & van de Geijn 2008). C is cut in row parts, one a thread (or column parts when
    there are fewer rows than columns). Within a part, op(B) is packed in strips of NR columns and, where its rows do not
@@ -3283,174 +5127,153 @@ STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t
                       stx_real beta, stx_real *C, size_t ldc, size_t sc) {
     stx__product(x, batch, ta, tb, M, N, K, alpha, A, lda, sa, B, ldb, sb, beta, C, ldc, sc, NULL);
 }
+
+// >>matmul
+
+typedef struct stx__matmul_save { int ta, tb; size_t batch, M, N, K, sb; } stx__matmul_save;
+/* Y = op(A) op(B):   d op(A) = dY op(B)^T ; d op(B) = op(A)^T dY, each transposed back where op transposes */
+static void stx__matmul_back(stx_ctx *x, stx__node *n) {
+    stx__matmul_save *s = (stx__matmul_save *)n->save;
+    stx_tensor *a = n->in[0], *b = n->in[1];
+    size_t M = s->M, N = s->N, K = s->K, lda = s->ta ? M : K, ldb = s->tb ? K : N, e;
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, a, &fresh), *g = n->y->grad;
+    if (d) {
+        if (s->ta) STX_RUN(x, stx_gemm, (x, s->batch, s->tb, 1, K, M, N, 1, b->data, ldb, s->sb, g, N, M * N, (stx_real)!fresh, d, lda, M * K));
+        else       STX_RUN(x, stx_gemm, (x, s->batch, 0, !s->tb, M, K, N, 1, g, N, M * N, b->data, ldb, s->sb, (stx_real)!fresh, d, lda, M * K));
+    }
+    d = stx__grad_fresh(x, b, &fresh);
+    if (d) {
+        size_t count = s->sb ? 1 : s->batch, each = s->sb ? s->batch : 1;   /* a shared b: one product after the other */
+        for (e = 0; e < count; e++) {
+            stx_real *A = stx_at(x, a->data, e * M * K), *G = stx_at(x, g, e * M * N), beta = (stx_real)(!fresh || e > 0);
+            if (s->tb) STX_RUN(x, stx_gemm, (x, each, 1, s->ta, N, K, M, 1, G, N, M * N, A, lda, M * K, beta, d, ldb, s->sb));
+            else       STX_RUN(x, stx_gemm, (x, each, !s->ta, 0, K, N, M, 1, A, lda, M * K, G, N, M * N, beta, d, ldb, s->sb));
+        }
+    }
+}
+STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb) {
+    size_t M, N, K, batch = 1, d[STX_MAX_DIM], sb;
+    stx_tensor *y;
+    stx__node *node;
+    char s[96], t[96];
+    int i, ok;
+    if (!stx_ok(x) || !a || !b) return NULL;
+    ok = a->ndim >= 2 && b->ndim >= 2 && (b->ndim == 2 || b->ndim == a->ndim);
+    for (i = 0; ok && i < a->ndim - 2; i++) { batch *= a->dim[i]; if (b->ndim > 2) ok = a->dim[i] == b->dim[i]; }
+    STX__NEED(x, ok, STX_ERR_SHAPE, "stx_matmul: %s by %s: want equal leading dimensions, or two dimensions for the second", stx__shape(a, s), stx__shape(b, t));
+    M = a->dim[a->ndim - (ta ? 1 : 2)]; K = a->dim[a->ndim - (ta ? 2 : 1)];
+    N = b->dim[b->ndim - (tb ? 2 : 1)];
+    STX__NEED(x, K == b->dim[b->ndim - (tb ? 1 : 2)], STX_ERR_SHAPE, "stx_matmul: %s%s by %s%s: the inner dimensions differ", stx__shape(a, s), ta ? "^T" : "", stx__shape(b, t), tb ? "^T" : "");
+    for (i = 0; i < a->ndim; i++) d[i] = a->dim[i];
+    d[a->ndim - 2] = M; d[a->ndim - 1] = N;
+    y = stx__tensor(x, STX__STEP, a->ndim, d);
+    if (!y) return NULL;
+    sb = b->ndim == 2 ? 0 : K * N;
+    STX_RUN(x, stx_gemm, (x, batch, ta, tb, M, N, K, 1, a->data, ta ? M : K, M * K, b->data, tb ? K : N, sb, 0, y->data, N, M * N));
+    node = stx__record2(x, y, stx__matmul_back, a, b);
+    if (node) {
+        stx__matmul_save *save = (stx__matmul_save *)stx_step_alloc(x, sizeof *save);
+        if (!save) return NULL;
+        save->ta = ta; save->tb = tb; save->batch = batch; save->M = M; save->N = N; save->K = K; save->sb = sb;
+        node->save = save;
+    }
+    return y;
+}
+
+// >>linear
+
+typedef struct stx__linear_save { stx_real *pre; int act; } stx__linear_save;
+/* y = act(x W^T + b):   da = dy act' ; dx += da W ; dW += da^T x ; db += sum_n da */
+static void stx__linear_back(stx_ctx *x, stx__node *n) {
+    stx__linear_save *s = (stx__linear_save *)n->save;
+    stx_tensor *in = n->in[0], *W = n->in[1], *b = n->in[2];
+    size_t Ci = stx__last(in), Co = W->dim[0], N = stx__rows(in);
+    stx_real *dx, *dW, *db;
+    int fresh;
+    dx = stx__grad_fresh(x, in, &fresh);
+    dW = stx__grad(x, W);
+    db = b ? stx__grad(x, b) : NULL;
+    STX_RUN(x, stx_linear_bwd, (x, dx, dW, db, n->y->grad, n->y->data, s->pre, in->data, W->data, N, Ci, Co, s->act, !fresh));      /* nobody else reads dy */
+}
+STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act) {
+    stx_tensor *y, *ins[3];
+    stx__node *node;
+    size_t d[STX_MAX_DIM], N, Ci, Co;
+    stx_real *pre = NULL;
+    char s[96], t[96];
+    int i;
+    if (!stx_ok(x) || !in || !W) return NULL;
+    STX__NEED(x, W->ndim == 2 && stx__last(in) == W->dim[1] && (!b || b->size == W->dim[0]), STX_ERR_SHAPE,
+              "stx_linear: input %s and weight %s: the last dimensions must agree (weights are (out,in)), and a bias has one number an output", stx__shape(in, s), stx__shape(W, t));
+    STX__NEED(x, act >= STX_ACT_NONE && act <= STX_ACT_SIGMOID, STX_ERR_ARG, "stx_linear: no activation has number %d: use STX_ACT_*", act);
+    N = stx__rows(in); Ci = W->dim[1]; Co = W->dim[0];
+    for (i = 0; i < in->ndim; i++) d[i] = in->dim[i];
+    d[in->ndim - 1] = Co;
+    y = stx__tensor(x, STX__STEP, in->ndim, d);
+    if (!y) return NULL;
+    ins[0] = in; ins[1] = W; ins[2] = b;
+    node = stx__record(x, y, stx__linear_back, ins, 3);
+    if (node) {
+        stx__linear_save *save = (stx__linear_save *)stx_step_alloc(x, sizeof *save);
+        if (!save) return NULL;
+        if (act == STX_ACT_GELU) {
+            pre = stx_step_numbers(x, y->size);
+            if (!pre) return NULL;
+        }
+        save->pre = pre;
+        save->act = act;
+        node->save = save;
+    }
+    STX_RUN(x, stx_linear_fwd, (x, y->data, pre, in->data, W->data, b ? b->data : NULL, N, Ci, Co, act));
+    return y;
+}
+
+/* Y = X W^T + b, the end of X is h:   dh += the end of dY W ; dW += dY^T X ; db += sum of dY's rows */
+static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
+    stx_tensor *h = n->in[0], *W = n->in[1], *X = (stx_tensor *)n->save;
+    size_t B = X->dim[0], S = X->dim[1], T = h->dim[1], Ci = W->dim[1], O = W->dim[0];
+    int fresh;
+    stx_real *dh = stx__grad_fresh(x, h, &fresh), *dW = stx__grad(x, W), *db = stx__grad(x, n->in[2]);
+    if (dh) STX_RUN(x, stx_gemm, (x, B, 0, 0, T, Ci, O, 1, stx_at(x, n->y->grad, (S - T) * O), O, S * O, W->data, Ci, 0, (stx_real)!fresh, dh, Ci, T * Ci));
+    if (dW || db)
+        STX_RUN(x, stx_linear_bwd, (x, NULL, dW, db, n->y->grad, n->y->data, NULL, X->data, W->data, B * S, Ci, O, STX_ACT_NONE, 0));
+}
+STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W, stx_tensor *b) {
+    stx_tensor *y, *ins[3];
+    stx__node *node;
+    size_t d[3];
+    char s[96], t[96];
+    if (!stx_ok(x) || !X || !h || !W) return NULL;
+    STX__NEED(x, W->ndim == 2 && X->ndim == 3 && h->ndim == 3 && X->dim[2] == W->dim[1] && h->dim[2] == W->dim[1] && X->dim[0] == h->dim[0] && X->dim[1] >= h->dim[1], STX_ERR_SHAPE,
+              "stx_linear_memory: %s that ends in %s: want (B,S,Ci) and (B,T,Ci) with T <= S and a weight (O,Ci)", stx__shape(X, s), stx__shape(h, t));
+    STX__NEED(x, !b || b->size == W->dim[0], STX_ERR_SHAPE, "stx_linear_memory: bias %s, want one number for each of the %zu outputs",
+              stx__shape(b ? b : W, s), W->dim[0]);
+    d[0] = X->dim[0]; d[1] = X->dim[1]; d[2] = W->dim[0];
+    y = stx__tensor(x, STX__STEP, 3, d);
+    if (!y) return NULL;
+    STX_RUN(x, stx_linear_fwd, (x, y->data, NULL, X->data, W->data, b ? b->data : NULL, d[0] * d[1], X->dim[2], d[2], STX_ACT_NONE));
+    ins[0] = h; ins[1] = W; ins[2] = b;
+    node = stx__record(x, y, stx__linear_memory_back, ins, 3);
+    if (node) node->save = X;
+    return y;
+}
+
 STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t Ci, size_t O, int act) {
     stx__after after;
     after.b = b; after.pre = pre; after.act = act;
     stx__product(x, 1, 0, 1, N, O, Ci, 1, in, Ci, 0, W, Ci, 0, 0, y, O, 0, b || pre || act ? &after : NULL);
 }
 
-// >>kernels: elementwise, embedding, normalisation, losses
-
-/* What the loops of the simple kernels work on, by the names of their declarations. A loop sets what it needs; the rest is zero. */
-typedef struct stx__loop {
-    size_t n, N, C;                          /* numbers; rows of C */
-    stx_real *y, *pre, *mean, *rstd, *dgain, *dshift;
-    const stx_real *a, *b, *dy, *gain, *shift, *m, *r;       /* m, r: mean and rstd, or top and inv, that were saved */
-    const int32_t *ids;
-    stx_real s;
-    int act, accumulate;
-    double *sums;                            /* (64), see stx__sum_blocks */
-} stx__loop;
-static stx__loop stx__loop_of(size_t n, size_t N, size_t C) {
-    stx__loop l;
-    memset(&l, 0, sizeof l);
-    l.n = n; l.N = N; l.C = C;
-    return l;
+/* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da */
+STX_DEF void stx_linear_bwd(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, const stx_real *in, const stx_real *W,
+                            size_t N, size_t Ci, size_t O, int act, int accumulate) {
+    if (act) stx_act_bwd(x, da, da, y, pre, N * O, act, 0);
+    if (dx) stx_gemm(x, 1, 0, 0, N, Ci, O, 1, da, O, 0, W, Ci, 0, (stx_real)(accumulate ? 1 : 0), dx, Ci, 0);
+    if (dW) stx_gemm(x, 1, 1, 0, O, Ci, N, 1, da, O, 0, in, Ci, 0, 1, dW, Ci, 0);
+    if (db) stx_sum_rows(x, db, da, N, O);
 }
 
-/* Loops over n numbers share them in pieces. Gives where a share begins and how many numbers it has. */
-enum { STX__PIECE = 4096 };
-static size_t stx__numbers_of(const stx_share *s, size_t n, size_t *at) {
-    *at = s->from * STX__PIECE;
-    return STX__MIN(n, s->to * STX__PIECE) - *at;
-}
-static void stx__elementwise(stx_ctx *x, size_t work, stx_part part, const stx__loop *l) {
-    stx_parallel(x, (l->n + STX__PIECE - 1) / STX__PIECE, work, part, l);
-}
-
-/* A sum over n things in 64 blocks, whose sums the part leaves in l->sums; they do not depend on the threads, so neither does the sum. */
-static size_t stx__sum_block(size_t n, size_t k, size_t *at) {
-    size_t each = (n + 63) / 64;
-    *at = STX__MIN(n, k * each);
-    return STX__MIN(each, n - *at);
-}
-static double stx__sum_blocks(stx_ctx *x, size_t work, stx_part part, stx__loop *l) {
-    double sums[64], total = 0;
-    int k;
-    l->sums = sums;
-    stx_parallel(x, 64, work, part, l);
-    for (k = 0; k < 64; k++) total += sums[k];
-    return total;
-}
-
-/* Sums in 16 lanes, which the compiler may turn into vector code without reordering anything. */
-STX__INNER stx_real stx__lanes(stx_real *s) {
-    size_t e;
-    for (e = 0; e < 8; e++) s[e] += s[e + 8];
-    for (e = 0; e < 4; e++) s[e] += s[e + 4];
-    return (s[0] + s[2]) + (s[1] + s[3]);
-}
-STX__INNER stx_real stx__sum(const stx_real *a, size_t n) {
-    stx_real s[16] = {0}, t = 0;
-    size_t i, e;
-    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] += a[i + e];
-    for (; i < n; i++) t += a[i];
-    return t + stx__lanes(s);
-}
-STX__INNER stx_real stx__dot_any(int fma, const stx_real *a, const stx_real *b, size_t n) {
-    stx_real s[16] = {0}, t = 0;
-    size_t i, e;
-    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] = STX__FMA(fma, a[i + e], b[i + e], s[e]);
-    for (; i < n; i++) t = STX__FMA(fma, a[i], b[i], t);
-    return t + stx__lanes(s);
-}
-/* The largest number; NaN counts or not as it comes: callers that must see it see it in the exponentials, which are NaN too. */
-STX__INNER stx_real stx__max(const stx_real *a, size_t n) {
-    stx_real s[16], m = a[0];
-    size_t i, e;
-    for (e = 0; e < 16; e++) s[e] = m;
-    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] = a[i + e] > s[e] ? a[i + e] : s[e];
-    for (; i < n; i++) m = a[i] > m ? a[i] : m;
-    for (e = 0; e < 16; e++) m = s[e] > m ? s[e] : m;
-    return m;
-}
-
-STX__INNER void stx__fill_n(int fma, stx_real *y, size_t n, stx_real value) {
-    size_t i;
-    (void)fma;
-    for (i = 0; i < n; i++) y[i] = value;
-}
-STX__EACH_ISA(stx__fill_n, (stx_real *y, size_t n, stx_real value), y, n, value)
-static void stx__fill_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX__CALL(s->x, stx__fill_n, (l->y + at, n, l->s));
-}
-STX_DEF void stx_fill(stx_ctx *x, stx_real *y, size_t n, stx_real value) {
-    stx__loop l = stx__loop_of(n, 0, 0);
-    l.y = y; l.s = value;
-    stx__elementwise(x, n, stx__fill_part, &l);
-}
-
-STX__INNER void stx__axpy_n(int fma, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate) {
-    size_t i;
-    if (accumulate) for (i = 0; i < n; i++) y[i] = STX__FMA(fma, s, a[i], y[i]);
-    else for (i = 0; i < n; i++) y[i] = s * a[i];
-}
-STX__EACH_ISA(stx__axpy_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, stx_real s, int accumulate), y, a, n, s, accumulate)
-static void stx__axpy_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX__CALL(s->x, stx__axpy_n, (l->y + at, l->a + at, n, l->s, l->accumulate));
-}
-STX_DEF void stx_axpy(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate) {
-    stx__loop l = stx__loop_of(n, 0, 0);
-    l.y = y; l.a = a; l.s = s; l.accumulate = accumulate;
-    stx__elementwise(x, n, stx__axpy_part, &l);
-}
-typedef struct stx__copy_job { stx_real *y; const stx_real *a; size_t ldy, lda, cols; int accumulate; } stx__copy_job;
-static void stx__copy_part(const stx_share *s, const void *job) {
-    const stx__copy_job *j = (const stx__copy_job *)job;
-    size_t r;
-    for (r = s->from; r < s->to; r++) {
-        stx_real *to = j->y + r * j->ldy;
-        const stx_real *from = j->a + r * j->lda;
-        if (j->accumulate) STX__CALL(s->x, stx__axpy_n, (to, from, j->cols, 1, 1));
-        else memcpy(to, from, j->cols * sizeof *to);
-    }
-}
-STX_DEF void stx_copy2d(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda, size_t rows, size_t cols, int accumulate) {
-    stx__copy_job j;
-    j.y = y; j.ldy = ldy; j.a = a; j.lda = lda; j.cols = cols; j.accumulate = accumulate;
-    stx_parallel(x, rows, rows * cols, stx__copy_part, &j);
-}
-
-/* y[n] = s table[ids[n]] */
-static void stx__embedding_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n;
-    for (n = s->from; n < s->to; n++)
-        STX__CALL(s->x, stx__axpy_n, (l->y + n * l->C, l->a + (size_t)l->ids[n] * l->C, l->C, l->s, 0));
-}
-STX_DEF void stx_embedding_fwd(stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C, stx_real s) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = y; l.a = table; l.ids = ids; l.s = s;
-    stx_parallel(x, N, N * C, stx__embedding_part, &l);
-}
-/* dtable[ids[n]] += s dy[n]. Rows repeat, so threads share the channels, 16 at a time, and not the rows: same order always. */
-static void stx__embedding_bwd_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n, lo = s->from * 16, w = STX__MIN(l->C, s->to * 16) - lo;
-    for (n = 0; n < l->N; n++) STX__CALL(s->x, stx__axpy_n, (l->y + (size_t)l->ids[n] * l->C + lo, l->dy + n * l->C + lo, w, l->s, 1));
-}
-STX_DEF void stx_embedding_bwd(stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C, stx_real s) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = dtable; l.dy = dy; l.ids = ids; l.s = s;
-    stx_parallel(x, (C + 15) / 16, N * C, stx__embedding_bwd_part, &l);
-}
-
-/* y (n) = act(a (n)), where y may be a; a loop for each act, so that none decides again for every number */
-STX__INNER void stx__act_n(int fma, stx_real *y, const stx_real *a, size_t n, int act) {
-    size_t i;
-    switch (act) {
-    case STX_ACT_RELU:    for (i = 0; i < n; i++) y[i] = stx__act_any(fma, a[i], STX_ACT_RELU); break;
-    case STX_ACT_GELU:    for (i = 0; i < n; i++) y[i] = stx__act_any(fma, a[i], STX_ACT_GELU); break;
-    case STX_ACT_TANH:    for (i = 0; i < n; i++) y[i] = stx__act_any(fma, a[i], STX_ACT_TANH); break;
-    case STX_ACT_SIGMOID: for (i = 0; i < n; i++) y[i] = stx__act_any(fma, a[i], STX_ACT_SIGMOID); break;
-    default:              for (i = 0; i < n; i++) y[i] = a[i];
-    }
-}
-STX__EACH_ISA(stx__act_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, int act), y, a, n, act)
 /* y (N,C) = act(y + b), in place; pre, if given, gets y + b (gelu's backward needs it). */
 STX__INNER void stx__bias_act_row(int fma, stx_real *y, stx_real *pre, const stx_real *b, size_t C, int act) {
     size_t c;
@@ -3475,439 +5298,75 @@ STX_DEF void stx_bias_act_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_
     l.y = y; l.pre = pre; l.b = b; l.act = act;
     stx_parallel(x, N, N * C, stx__bias_act_part, &l);
 }
-static void stx__act_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX__CALL(s->x, stx__act_n, (l->y + at, l->a + at, n, l->act));
-}
-STX_DEF void stx_act_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act) {
-    stx__loop l = stx__loop_of(n, 0, 0);
-    l.y = y; l.a = a; l.act = act;
-    stx__elementwise(x, n, stx__act_part, &l);
-}
-/* da (+)= dy act'(a) */
-STX__INNER void stx__act_bwd_as(int fma, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
-    size_t i;
-    if (accumulate) for (i = 0; i < n; i++) da[i] += stx__act_slope_any(fma, dy[i], y[i], act == STX_ACT_GELU ? a[i] : 0, act);
-    else for (i = 0; i < n; i++) da[i] = stx__act_slope_any(fma, dy[i], y[i], act == STX_ACT_GELU ? a[i] : 0, act);
-}
-STX__INNER void stx__act_bwd_n(int fma, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
-    switch (act) {
-    case STX_ACT_RELU:    stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_RELU, accumulate); break;
-    case STX_ACT_GELU:    stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_GELU, accumulate); break;
-    case STX_ACT_TANH:    stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_TANH, accumulate); break;
-    case STX_ACT_SIGMOID: stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_SIGMOID, accumulate); break;
-    default:              stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_NONE, accumulate);
-    }
-}
-STX__EACH_ISA(stx__act_bwd_n, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, int act, int accumulate),
-              da, dy, y, a, n, act, accumulate)
-STX__INNER void stx__act_bwd_self(int fma, stx_real *d, const stx_real *y, const stx_real *a, size_t n, int act) { stx__act_bwd_n(fma, d, d, y, a, n, act, 0); }
-STX__EACH_ISA(stx__act_bwd_self, (stx_real *STX__RESTRICT d, const stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, int act), d, y, a, n, act)
-static void stx__act_bwd_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t at, n = stx__numbers_of(s, l->n, &at);
-    const stx_real *a = l->a ? l->a + at : NULL;
-    if (l->y == l->dy) STX__CALL(s->x, stx__act_bwd_self, (l->y + at, l->b + at, a, n, l->act));
-    else STX__CALL(s->x, stx__act_bwd_n, (l->y + at, l->dy + at, l->b + at, a, n, l->act, l->accumulate));
-}
-STX_DEF void stx_act_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
-    stx__loop l = stx__loop_of(n, 0, 0);
-    l.y = da; l.dy = dy; l.b = y; l.a = a; l.act = act; l.accumulate = accumulate;
-    stx__elementwise(x, n, stx__act_bwd_part, &l);
-}
 
-/* d (w) += sum over rows of dy (N,w), rows C apart, or of dy times f (N,w). w <= 64; in blocks of 64 rows (less rounding than one
-   long sum) */
-STX__INNER void stx__sum_rows_part(int fma, stx_real *d, const stx_real *dy, const stx_real *f, size_t N, size_t C, size_t w) {
-    size_t n0, n, c;
-    for (n0 = 0; n0 < N; n0 += 64) {
-        stx_real s[64] = {0};
-        for (n = n0; n < STX__MIN(N, n0 + 64); n++) {
-            const stx_real *a = dy + n * C, *b = f ? f + n * C : a;
-            if (f) for (c = 0; c < w; c++) s[c] = STX__FMA(fma, a[c], b[c], s[c]);
-            else for (c = 0; c < w; c++) s[c] += a[c];
+// >>mean
+
+static void stx__mean_back(stx_ctx *x, stx__node *n) {
+    stx_real *d = stx__grad(x, n->in[0]);
+    if (d) STX_RUN(x, stx_mean_bwd, (x, d, n->y->grad, n->in[0]->size));
+}
+static stx_tensor *stx__scalar_new(stx_ctx *x) { size_t one = 1; return stx__tensor(x, STX__STEP_FULL, 1, &one); }
+
+typedef struct stx__scalar { stx_tensor t; double value; struct stx__scalar *next; } stx__scalar;
+STX_DEF stx_tensor *stx_scalar_create(stx_ctx *x, double value) {
+    stx__scalar *s = (stx__scalar *)stx_persist(x, sizeof *s);
+    if (!s) return NULL;
+    s->t.ndim = 1;
+    s->t.dim[0] = s->t.size = 1;
+    s->t.full = 1;
+    s->t.data = (stx_real *)stx__state(x, STX__STATE, sizeof(stx_real));
+    if (!s->t.data) return NULL;
+    s->next = x->scalars;
+    x->scalars = s;
+    stx_scalar_set(x, &s->t, value);
+    return stx_ok(x) ? &s->t : NULL;
+}
+STX_DEF void stx_scalar_set(stx_ctx *x, stx_tensor *scalar, double value) {
+    stx__scalar *s;
+    if (!stx_ok(x) || !scalar) return;
+    for (s = x->scalars; s && &s->t != scalar; s = s->next) {}
+    if (!s || !stx__finite(value)) {
+        stx_fail(x, STX_ERR_ARG, "stx_scalar_set: %s %g: want a finite number for one that stx_scalar_create made",
+                 s ? "value" : "no scalar of this context gets", value);
+        return;
+    }
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) {
+        if (value != s->value) {
+            stx__touch(x, "a scalar is set that had another value before");
+            stx_cuda_set_f32(x, s->t.data, (float)value);
         }
-        for (c = 0; c < w; c++) d[c] += s[c];
+        s->value = value;
+        return;
     }
-}
-STX__EACH_ISA(stx__sum_rows_part, (stx_real *STX__RESTRICT d, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT f, size_t N, size_t C, size_t w), d, dy, f, N, C, w)
-static void stx__sum_rows_share(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t k;
-    for (k = s->from; k < s->to; k++) {
-        size_t c = 64 * k, w = STX__MIN((size_t)64, l->C - c);
-        STX__CALL(s->x, stx__sum_rows_part, (l->y + c, l->dy + c, l->a ? l->a + c : NULL, l->N, l->C, w));
-    }
-}
-static void stx__sum_rows(stx_ctx *x, stx_real *d, const stx_real *dy, const stx_real *f, size_t N, size_t C) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = d; l.dy = dy; l.a = f;
-    stx_parallel(x, (C + 63) / 64, N * C, stx__sum_rows_share, &l);
-}
-/* db (C) += sum over rows of dy (N,C) */
-STX_DEF void stx_sum_rows(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) { stx__sum_rows(x, db, dy, NULL, N, C); }
-/* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da */
-STX_DEF void stx_linear_bwd(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, const stx_real *in, const stx_real *W,
-                            size_t N, size_t Ci, size_t O, int act, int accumulate) {
-    if (act) stx_act_bwd(x, da, da, y, pre, N * O, act, 0);
-    if (dx) stx_gemm(x, 1, 0, 0, N, Ci, O, 1, da, O, 0, W, Ci, 0, (stx_real)(accumulate ? 1 : 0), dx, Ci, 0);
-    if (dW) stx_gemm(x, 1, 1, 0, O, Ci, N, 1, da, O, 0, in, Ci, 0, 1, dW, Ci, 0);
-    if (db) stx_sum_rows(x, db, da, N, O);
+#endif
+    s->value = value;
+    s->t.data[0] = (stx_real)value;
 }
 
-/* mean = sum x / C ; rstd = 1 / sqrt(sum (x - mean)^2 / C + eps) ; y = (x - mean) rstd gain + shift */
-STX__INNER void stx__layernorm_row(int fma, stx_real *o, stx_real *mean, stx_real *rstd, const stx_real *a, const stx_real *gain, const stx_real *shift, size_t C, stx_real eps) {
-    stx_real m = stx__sum(a, C) / (stx_real)C, v, r;
-    size_t c;
-    for (c = 0; c < C; c++) o[c] = a[c] - m;
-    v = stx__dot_any(fma, o, o, C) / (stx_real)C;
-    r = (stx_real)(1 / sqrt((double)(v + eps)));
-    for (c = 0; c < C; c++) o[c] = STX__FMA(fma, o[c] * r, gain[c], shift[c]);
-    *mean = m;
-    *rstd = r;
+STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a) {
+    stx_tensor *y;
+    if (!stx_ok(x) || !a) return NULL;
+    y = stx__scalar_new(x);
+    if (!y) return NULL;
+    STX_RUN(x, stx_mean_fwd, (x, y->data, a->data, a->size));
+    stx__record1(x, y, stx__mean_back, a);
+    return y;
 }
-STX__EACH_ISA(stx__layernorm_row, (stx_real *STX__RESTRICT o, stx_real *mean, stx_real *rstd, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT gain, const stx_real *STX__RESTRICT shift, size_t C, stx_real eps),
-              o, mean, rstd, a, gain, shift, C, eps)
-static void stx__layernorm_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n;
-    for (n = s->from; n < s->to; n++)
-        STX__CALL(s->x, stx__layernorm_row, (l->y + n * l->C, l->mean + n, l->rstd + n, l->a + n * l->C, l->gain, l->shift, l->C, l->s));
+static void stx__sum_back(stx_ctx *x, stx__node *n) {
+    stx_real *d = stx__grad(x, n->in[0]);
+    if (d) STX_RUN(x, stx_sum_bwd, (x, d, n->y->grad, n->in[0]->size));
 }
-STX_DEF void stx_layernorm_fwd(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *gain,
-                               const stx_real *shift, size_t N, size_t C, stx_real eps) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = y; l.mean = mean; l.rstd = rstd; l.a = in; l.gain = gain; l.shift = shift; l.s = eps;
-    stx_parallel(x, N, 4 * N * C, stx__layernorm_part, &l);
-}
-/* With xhat = (x - mean) rstd and g = dy gain:   y = xhat gain + shift
-     dx (+)= rstd (g - mean_c(g) - xhat mean_c(g xhat)) */
-STX__INNER void stx__layernorm_bwd_row(int fma, stx_real *d, const stx_real *dy, const stx_real *a, const stx_real *gain, size_t C, stx_real m, stx_real r, int accumulate) {
-    stx_real s[16] = {0}, q[16] = {0}, ts = 0, tq = 0, k, k0;
-    size_t c, e;
-    for (c = 0; c + 16 <= C; c += 16)
-        for (e = 0; e < 16; e++) {
-            stx_real g = dy[c + e] * gain[c + e];
-            s[e] += g;
-            q[e] = STX__FMA(fma, g, a[c + e] - m, q[e]);
-        }
-    for (; c < C; c++) {
-        stx_real g = dy[c] * gain[c];
-        ts += g;
-        tq = STX__FMA(fma, g, a[c] - m, tq);
-    }
-    k0 = (ts + stx__lanes(s)) / (stx_real)C;
-    k = (tq + stx__lanes(q)) * r * r / (stx_real)C;
-    if (accumulate) for (c = 0; c < C; c++) d[c] = STX__FMA(fma, r, STX__FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k, d[c]);
-    else for (c = 0; c < C; c++) d[c] = r * (STX__FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k);
-}
-STX__EACH_ISA(stx__layernorm_bwd_row, (stx_real *STX__RESTRICT d, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT gain, size_t C, stx_real m, stx_real r, int accumulate),
-              d, dy, a, gain, C, m, r, accumulate)
-/*   dgain += sum_n dy xhat ; dshift += sum_n dy ; 64 channels or fewer, as in stx__sum_rows_part */
-STX__INNER void stx__layernorm_bwd_part(int fma, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in, const stx_real *mean, const stx_real *rstd, size_t N, size_t C, size_t w) {
-    size_t n0, n, c;
-    for (n0 = 0; n0 < N; n0 += 64) {
-        stx_real sg[64] = {0}, ss[64] = {0};
-        for (n = n0; n < STX__MIN(N, n0 + 64); n++) {
-            const stx_real *g = dy + n * C, *a = in + n * C;
-            stx_real m = mean[n], r = rstd[n];
-            for (c = 0; c < w; c++) {
-                sg[c] = STX__FMA(fma, g[c] * r, a[c] - m, sg[c]);
-                ss[c] += g[c];
-            }
-        }
-        if (dgain) for (c = 0; c < w; c++) dgain[c] += sg[c];
-        if (dshift) for (c = 0; c < w; c++) dshift[c] += ss[c];
-    }
-}
-STX__EACH_ISA(stx__layernorm_bwd_part, (stx_real *STX__RESTRICT dgain, stx_real *STX__RESTRICT dshift, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT in, const stx_real *STX__RESTRICT mean, const stx_real *STX__RESTRICT rstd, size_t N, size_t C, size_t w),
-              dgain, dshift, dy, in, mean, rstd, N, C, w)
-static void stx__layernorm_bwd_rows(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n, at;
-    for (n = s->from; n < s->to; n++) {
-        at = n * l->C;
-        STX__CALL(s->x, stx__layernorm_bwd_row, (l->y + at, l->dy + at, l->a + at, l->gain, l->C, l->m[n], l->r[n], l->accumulate));
-    }
-}
-static void stx__layernorm_bwd_columns(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t k;
-    for (k = s->from; k < s->to; k++) {
-        size_t c = 64 * k, w = STX__MIN((size_t)64, l->C - c);
-        stx_real *dgain = l->dgain ? l->dgain + c : NULL, *dshift = l->dshift ? l->dshift + c : NULL;
-        STX__CALL(s->x, stx__layernorm_bwd_part, (dgain, dshift, l->dy + c, l->a + c, l->m, l->r, l->N, l->C, w));
-    }
-}
-STX_DEF void stx_layernorm_bwd(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in,
-                               const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C, int accumulate) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = din; l.dgain = dgain; l.dshift = dshift; l.dy = dy; l.a = in; l.gain = gain; l.m = mean; l.r = rstd; l.accumulate = accumulate;
-    if (din) stx_parallel(x, N, 6 * N * C, stx__layernorm_bwd_rows, &l);
-    if (dgain || dshift) stx_parallel(x, (C + 63) / 64, 4 * N * C, stx__layernorm_bwd_columns, &l);
+STX_DEF stx_tensor *stx_sum(stx_ctx *x, stx_tensor *a) {
+    stx_tensor *y;
+    if (!stx_ok(x) || !a) return NULL;
+    y = stx__scalar_new(x);
+    if (!y) return NULL;
+    STX_RUN(x, stx_sum_fwd, (x, y->data, a->data, a->size));
+    stx__record1(x, y, stx__sum_back, a);
+    return y;
 }
 
-/* s = h + dropout(f) ; y = layernorm(s) */
-STX_DEF void stx_residual_norm_fwd(stx_ctx *x, stx_real *y, stx_real *s, stx_real *mean, stx_real *rstd, const stx_real *h, const stx_real *f, const stx_real *gain,
-                                   const stx_real *shift, size_t N, size_t C, stx_real eps, stx_real drop, uint64_t seed, uint64_t stream) {
-    if (drop > 0) {
-        stx_dropout_fwd(x, s, f, N * C, drop, seed, stream, 0);
-        stx_axpy(x, s, h, N * C, 1, 1);
-    } else {
-        stx_add_fwd(x, s, h, f, N * C, N * C);
-    }
-    stx_layernorm_fwd(x, y, mean, rstd, s, gain, shift, N, C, eps);
-}
-/* ds = layernorm' ; df (+)= ds mask / keep */
-STX_DEF void stx_residual_norm_bwd(stx_ctx *x, stx_real *ds, stx_real *df, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *s, const stx_real *gain,
-                                   const stx_real *mean, const stx_real *rstd, size_t N, size_t C, stx_real drop, uint64_t seed, uint64_t stream, int accumulate) {
-    stx_layernorm_bwd(x, ds, dgain, dshift, dy, s, gain, mean, rstd, N, C, 0);
-    if (df && drop > 0) stx_dropout_fwd(x, df, ds, N * C, drop, seed, stream, accumulate);
-    else if (df) stx_axpy(x, df, ds, N * C, 1, accumulate);
-}
-
-STX__INNER void stx__add_n(int fma, stx_real *y, const stx_real *a, const stx_real *b, size_t n) {
-    size_t i;
-    (void)fma;
-    for (i = 0; i < n; i++) y[i] = a[i] + b[i];
-}
-STX__EACH_ISA(stx__add_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b, size_t n), y, a, b, n)
-static void stx__add_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX__CALL(s->x, stx__add_n, (l->y + at, l->a + at, l->b + at, n));
-}
-static void stx__add_rows(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n;
-    for (n = s->from; n < s->to; n++)
-        STX__CALL(s->x, stx__add_n, (l->y + n * l->C, l->a + n * l->C, l->b, l->C));
-}
-STX_DEF void stx_add_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
-    stx__loop l = stx__loop_of(n, n / nb, nb);
-    l.y = y; l.a = a; l.b = b;
-    if (n == nb) stx__elementwise(x, n, stx__add_part, &l);
-    else stx_parallel(x, n / nb, n, stx__add_rows, &l);
-}
-/* y (+)= a b */
-STX__INNER void stx__mul_n(int fma, stx_real *y, const stx_real *a, const stx_real *b, size_t n, int accumulate) {
-    size_t i;
-    if (accumulate) for (i = 0; i < n; i++) y[i] = STX__FMA(fma, a[i], b[i], y[i]);
-    else for (i = 0; i < n; i++) y[i] = a[i] * b[i];
-}
-STX__EACH_ISA(stx__mul_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b, size_t n, int accumulate), y, a, b, n, accumulate)
-static void stx__mul_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX__CALL(s->x, stx__mul_n, (l->y + at, l->a + at, l->b + at, n, l->accumulate));
-}
-static void stx__mul_rows(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n;
-    for (n = s->from; n < s->to; n++)
-        STX__CALL(s->x, stx__mul_n, (l->y + n * l->C, l->a + n * l->C, l->b, l->C, l->accumulate));
-}
-static void stx__mul(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
-    stx__loop l = stx__loop_of(n, n / nb, nb);
-    l.y = y; l.a = a; l.b = b; l.accumulate = accumulate;
-    if (n == nb) stx__elementwise(x, n, stx__mul_part, &l);
-    else stx_parallel(x, n / nb, n, stx__mul_rows, &l);
-}
-STX_DEF void stx_mul_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) { stx__mul(x, y, a, b, n, nb, 0); }
-/* y = a b:   da (+)= dy b ; db += sum over repeats of dy a */
-STX_DEF void stx_mul_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
-    if (da) stx__mul(x, da, dy, b, n, nb, accumulate);
-    if (db && n == nb) stx__mul(x, db, dy, a, n, n, 1);
-    else if (db) stx__sum_rows(x, db, dy, a, n / nb, nb);
-}
-
-/* Sum of e^(a - m); y (n) gets them if store (a constant: a test of y would be a branch). */
-STX__INNER stx_real stx__exp_sum(int fma, stx_real *y, int store, const stx_real *a, size_t n, stx_real m) {
-    stx_real s[16] = {0}, t = 0, v;
-    size_t i, e;
-    for (i = 0; i + 16 <= n; i += 16)
-        for (e = 0; e < 16; e++) {
-            v = stx__exp_any(fma, a[i + e] - m);
-            if (store) y[i + e] = v;
-            s[e] += v;
-        }
-    for (; i < n; i++) {
-        v = stx__exp_any(fma, a[i] - m);
-        if (store) y[i] = v;
-        t += v;
-    }
-    return t + stx__lanes(s);
-}
-STX__INNER void stx__softmax_row(int fma, stx_real *y, const stx_real *a, size_t C) {
-    stx_real s = 1 / stx__exp_sum(fma, y, 1, a, C, stx__max(a, C));
-    size_t c;
-    for (c = 0; c < C; c++) y[c] *= s;
-}
-STX__EACH_ISA(stx__softmax_row, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t C), y, a, C)
-static void stx__softmax_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n;
-    for (n = s->from; n < s->to; n++)
-        STX__CALL(s->x, stx__softmax_row, (l->y + n * l->C, l->a + n * l->C, l->C));
-}
-STX_DEF void stx_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = y; l.a = a;
-    stx_parallel(x, N, 8 * N * C, stx__softmax_part, &l);
-}
-/* da (+)= y (dy - sum y dy) */
-STX__INNER void stx__softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, const stx_real *y, size_t C, int accumulate) {
-    stx_real s = stx__dot_any(fma, dy, y, C);
-    size_t c;
-    if (accumulate) for (c = 0; c < C; c++) da[c] = STX__FMA(fma, y[c], dy[c] - s, da[c]);
-    else for (c = 0; c < C; c++) da[c] = y[c] * (dy[c] - s);
-}
-STX__EACH_ISA(stx__softmax_bwd_row, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT y, size_t C, int accumulate), da, dy, y, C, accumulate)
-static void stx__softmax_bwd_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n;
-    for (n = s->from; n < s->to; n++)
-        STX__CALL(s->x, stx__softmax_bwd_row, (l->y + n * l->C, l->dy + n * l->C, l->a + n * l->C, l->C, l->accumulate));
-}
-STX_DEF void stx_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = da; l.dy = dy; l.a = y; l.accumulate = accumulate;
-    stx_parallel(x, N, 4 * N * C, stx__softmax_bwd_part, &l);
-}
-
-/* Dropout masks (0 or inv) of the 16 groups of 8 from group on: stx_philox in 16 lanes, one call a group. */
-STX__INNER void stx__mask128(stx_real *m, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv) {
-    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32), c[4][16], bits[64], r, e;
-    for (e = 0; e < 16; e++) {
-        c[0][e] = (uint32_t)(group + e); c[1][e] = (uint32_t)((group + e) >> 32);
-        c[2][e] = (uint32_t)stream;      c[3][e] = (uint32_t)(stream >> 32);
-    }
-    for (r = 0; r < 10; r++) {
-        for (e = 0; e < 16; e++) {
-            uint64_t p0 = (uint64_t)0xD2511F53u * c[0][e], p1 = (uint64_t)0xCD9E8D57u * c[2][e];
-            c[0][e] = (uint32_t)(p1 >> 32) ^ c[1][e] ^ k0;
-            c[1][e] = (uint32_t)p1;
-            c[2][e] = (uint32_t)(p0 >> 32) ^ c[3][e] ^ k1;
-            c[3][e] = (uint32_t)p0;
-        }
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    for (e = 0; e < 16; e++) { bits[4 * e] = c[0][e]; bits[4 * e + 1] = c[1][e]; bits[4 * e + 2] = c[2][e]; bits[4 * e + 3] = c[3][e]; }
-    for (e = 0; e < 64; e++) {
-        m[2 * e] = (bits[e] & 0xffffu) < keep16 ? inv : 0;
-        m[2 * e + 1] = (bits[e] >> 16) < keep16 ? inv : 0;
-    }
-}
-STX__INNER void stx__dropout_n(int fma, stx_real *y, const stx_real *a, size_t n, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv, int accumulate) {
-    stx_real m[128];
-    size_t i;
-    for (; n; n -= i, y += i, a += i, group += 16) {
-        size_t w = STX__MIN((size_t)128, n);
-        stx__mask128(m, seed, stream, group, keep16, inv);
-        if (accumulate) for (i = 0; i < w; i++) y[i] = STX__FMA(fma, a[i], m[i], y[i]);
-        else for (i = 0; i < w; i++) y[i] = a[i] * m[i];
-    }
-}
-STX__EACH_ISA(stx__dropout_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv, int accumulate),
-              y, a, n, seed, stream, group, keep16, inv, accumulate)
-/* y = a - log sum e^a */
-STX__INNER void stx__log_softmax_row(int fma, stx_real *y, const stx_real *a, size_t C) {
-    stx_real m = stx__max(a, C), z = (stx_real)log((double)stx__exp_sum(fma, NULL, 0, a, C, m));
-    size_t c;
-    for (c = 0; c < C; c++) y[c] = a[c] - m - z;
-}
-STX__EACH_ISA(stx__log_softmax_row, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t C), y, a, C)
-static void stx__log_softmax_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n;
-    for (n = s->from; n < s->to; n++) STX__CALL(s->x, stx__log_softmax_row, (l->y + n * l->C, l->a + n * l->C, l->C));
-}
-STX_DEF void stx_log_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = y; l.a = a;
-    stx_parallel(x, N, 8 * N * C, stx__log_softmax_part, &l);
-}
-/* da (+)= dy - e^y sum dy */
-STX__INNER void stx__log_softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, const stx_real *y, size_t C, int accumulate) {
-    stx_real s = stx__sum(dy, C);
-    size_t c;
-    if (accumulate) for (c = 0; c < C; c++) da[c] += STX__FMA(fma, -s, stx__exp_any(fma, y[c]), dy[c]);
-    else for (c = 0; c < C; c++) da[c] = STX__FMA(fma, -s, stx__exp_any(fma, y[c]), dy[c]);
-}
-STX__EACH_ISA(stx__log_softmax_bwd_row, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT y,
-                                         size_t C, int accumulate),
-              da, dy, y, C, accumulate)
-static void stx__log_softmax_bwd_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t n;
-    for (n = s->from; n < s->to; n++)
-        STX__CALL(s->x, stx__log_softmax_bwd_row, (l->y + n * l->C, l->dy + n * l->C, l->a + n * l->C, l->C, l->accumulate));
-}
-STX_DEF void stx_log_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
-    stx__loop l = stx__loop_of(0, N, C);
-    l.y = da; l.dy = dy; l.a = y; l.accumulate = accumulate;
-    stx_parallel(x, N, 8 * N * C, stx__log_softmax_bwd_part, &l);
-}
-typedef struct stx__dropout_job {
-    stx_real *y;
-    const stx_real *a;
-    size_t n;
-    uint64_t seed, stream;
-    uint32_t keep;
-    int accumulate;
-} stx__dropout_job;
-static void stx__dropout_part(const stx_share *s, const void *job) {
-    const stx__dropout_job *j = (const stx__dropout_job *)job;
-    size_t at, n = stx__numbers_of(s, j->n, &at);
-    stx_real inv = (stx_real)(65536.0 / j->keep);
-    STX__CALL(s->x, stx__dropout_n, (j->y + at, j->a + at, n, j->seed, j->stream, at / 8, j->keep, inv, j->accumulate));
-}
-STX_DEF void stx_dropout_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream, int accumulate) {
-    stx__dropout_job j;
-    j.y = y; j.a = a; j.n = n; j.seed = seed; j.stream = stream; j.keep = stx__keep16(p); j.accumulate = accumulate;
-    stx_parallel(x, (n + STX__PIECE - 1) / STX__PIECE, 8 * n, stx__dropout_part, &j);
-}
-
-/* y = h + alpha f:   df = alpha dy ; dalpha = sum dy f */
-STX__INNER void stx__rezero_n(int fma, stx_real *y, const stx_real *h, const stx_real *f, stx_real a, size_t n) {
-    size_t i;
-    for (i = 0; i < n; i++) y[i] = STX__FMA(fma, a, f[i], h[i]);
-}
-STX__EACH_ISA(stx__rezero_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT h, const stx_real *STX__RESTRICT f, stx_real a, size_t n), y, h, f, a, n)
-static void stx__rezero_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX__CALL(s->x, stx__rezero_n, (l->y + at, l->a + at, l->b + at, l->s, n));
-}
-STX_DEF void stx_rezero_fwd(stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n) {
-    stx__loop l = stx__loop_of(n, 0, 0);
-    if (!h) { stx_axpy(x, y, f, n, alpha[0], 0); return; }
-    l.y = y; l.a = h; l.b = f; l.s = alpha[0];
-    stx__elementwise(x, n, stx__rezero_part, &l);
-}
-STX__INNER void stx__dot_n(int fma, double *sum, const stx_real *a, const stx_real *b, size_t n) {
-    size_t i;
-    for (*sum = 0, i = 0; i < n; i += 256) *sum += (double)stx__dot_any(fma, a + i, b + i, STX__MIN((size_t)256, n - i));
-}
-STX__EACH_ISA(stx__dot_n, (double *sum, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b, size_t n), sum, a, b, n)
-static void stx__dot_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t k, at, n;
-    for (k = s->from; k < s->to; k++) {
-        n = stx__sum_block(l->n, k, &at);
-        STX__CALL(s->x, stx__dot_n, (l->sums + k, l->a + at, l->b + at, n));
-    }
-}
-STX_DEF void stx_rezero_bwd(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha, size_t n, int accumulate) {
-    if (dalpha) {
-        stx__loop l = stx__loop_of(n, 0, 0);
-        l.a = dy; l.b = f;
-        dalpha[0] += (stx_real)stx__sum_blocks(x, n, stx__dot_part, &l);
-    }
-    if (df) stx_axpy(x, df, dy, n, alpha[0], accumulate);
-}
 STX__INNER void stx__mean_n(int fma, double *sum, const stx_real *a, size_t n) {
     double s[16] = {0}, t = 0;
     size_t i, e;
@@ -3936,6 +5395,7 @@ STX_DEF void stx_sum_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
     l.a = a;
     *y = (stx_real)stx__sum_blocks(x, n, stx__mean_part, &l);
 }
+
 static void stx__mean_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t at, n = stx__numbers_of(s, l->n, &at);
@@ -3952,6 +5412,140 @@ STX_DEF void stx_sum_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n)
     stx__loop l = stx__loop_of(n, 0, 0);
     l.y = da; l.s = dy[0];
     stx__elementwise(x, n, stx__mean_bwd_part, &l);
+}
+
+// >>cross_entropy
+
+typedef struct stx__ce_save { const int32_t *targets; stx_real *top, *inv; double divisor; int over; } stx__ce_save;
+/* May a's memory take its gradient? Only where the op that made it does not need its result in backward. */
+static int stx__may_overwrite(const stx_ctx *x, const stx_tensor *a) {
+    const stx__node *n;
+    for (n = x->tape; n && n->y != a; n = n->prev) {}
+    if (!n) return 0;
+    if (n->back == stx__linear_back) return !((const stx__linear_save *)n->save)->act;
+    if (n->back == stx__reshape_back) return stx__may_overwrite(x, n->in[0]);
+    return n->back == stx__matmul_back || n->back == stx__scale_back;
+}
+static void stx__cross_entropy_back(stx_ctx *x, stx__node *n) {
+    stx__ce_save *s = (stx__ce_save *)n->save;
+    stx_tensor *a = n->in[0];
+    int fresh;
+    stx_real *d = stx__grad_to(x, a, s->over && a->needs_grad && !a->grad && stx__may_overwrite(x, a) ? a->data : NULL, &fresh);
+    if (d) STX_RUN(x, stx_cross_entropy_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), stx__last(a), s->divisor, !fresh));
+}
+/* targets: on the device */
+static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, const int32_t *targets, double divisor, int over) {
+    size_t N, V;
+    stx_tensor *y;
+    stx__ce_save *s;
+    stx__node *node;
+    if (!logits) return NULL;
+    N = stx__rows(logits);
+    V = stx__last(logits);
+    y = stx__scalar_new(x);
+    s = (stx__ce_save *)stx_step_alloc(x, sizeof *s);
+    if (!y || !s) return NULL;
+    s->top = (stx_real *)stx_step_bytes(x, 2 * N * sizeof(stx_real));
+    if (!s->top) return NULL;
+    s->inv = s->top + N;
+    s->targets = targets;
+    s->over = over;
+    s->divisor = divisor > 0 ? divisor : (double)N;
+    STX_RUN(x, stx_cross_entropy_fwd, (x, y->data, s->top, s->inv, logits->data, s->targets, N, V, s->divisor));
+    node = stx__record1(x, y, stx__cross_entropy_back, logits);
+    if (node) node->save = s;
+    return y;
+}
+
+static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor, int over) {
+    size_t N, V, i;
+    char t[96];
+    if (!stx_ok(x) || !logits || !targets) return NULL;
+    N = stx__rows(logits);
+    V = stx__last(logits);
+    STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE, "stx_cross_entropy: logits %s for %zu x %zu targets: want one target a row",
+              stx__shape(logits, t), targets->B, targets->T);
+    for (i = 0; i < N; i++)
+        STX__NEED(x, targets->data[i] >= 0 && (size_t)targets->data[i] < V, STX_ERR_ARG,
+                  "stx_cross_entropy: target %ld at position %zu is outside the %zu classes", (long)targets->data[i], i, V);
+    stx__ids_below(targets, V);
+    return stx__cross_entropy_of(x, logits, targets->device, divisor, over);
+}
+STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) { return stx__cross_entropy(x, logits, targets, divisor, 0); }
+STX_DEF stx_tensor *stx_cross_entropy_over(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) { return stx__cross_entropy(x, logits, targets, divisor, 1); }
+typedef struct stx__token_save { const int32_t *targets; const stx_real *w; stx_real *top, *inv; } stx__token_save;
+static void stx__token_loss_back(stx_ctx *x, stx__node *n) {
+    stx__token_save *s = (stx__token_save *)n->save;
+    stx_tensor *a = n->in[0];
+    int fresh;
+    stx_real *d = stx__grad_fresh(x, a, &fresh);
+    if (d)
+        STX_RUN(x, stx_token_loss_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, s->w, stx__rows(a), stx__last(a), !fresh));
+}
+/* logits (N,V), targets and w (N) on the device, nll (N): out */
+static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, const int32_t *targets, const stx_real *w, stx_real *nll) {
+    stx_tensor *y = stx__scalar_new(x);
+    stx__token_save *s = (stx__token_save *)stx_step_alloc(x, sizeof *s);
+    size_t N;
+    stx__node *node;
+    if (!logits || !y || !s || !nll) return NULL;
+    N = stx__rows(logits);
+    s->top = (stx_real *)stx_step_bytes(x, 2 * N * sizeof(stx_real));
+    if (!s->top) return NULL;
+    s->inv = s->top + N;
+    s->targets = targets;
+    s->w = w;
+    STX_RUN(x, stx_token_loss_fwd, (x, y->data, nll, s->top, s->inv, logits->data, targets, w, N, stx__last(logits)));
+    node = stx__record1(x, y, stx__token_loss_back, logits);
+    if (node) node->save = s;
+    return y;
+}
+/* The rows' weights and known targets, on the device; 0 and an error */
+static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets, const stx_token_loss *how, stx_real **w,
+                              int32_t **known) {
+    size_t N = targets->B * targets->T;
+    const stx_tensor *weights = how ? how->weights : NULL;
+    double divisor = how && how->mean ? 0 : how && how->divisor > 0 ? how->divisor : (double)N;
+    if (how && !(how->divisor >= 0 && stx__finite(how->divisor) && !(how->mean && how->divisor > 0))) {
+        stx_fail(x, STX_ERR_ARG, "%s: divisor %g, want a finite one, 0 or more, and 0 with mean", op, how->divisor);
+        return 0;
+    }
+    if (weights && (weights->size != N || weights->needs_grad)) {
+        stx_fail(x, STX_ERR_SHAPE, "%s: %zu weights for %zu targets%s: want one number a row, without gradient (stx_input, stx_detach)",
+                 op, weights->size, N,
+                 weights->needs_grad ? ", and they want a gradient" : "");
+        return 0;
+    }
+    *w = (stx_real *)stx_step_bytes(x, N * sizeof **w);
+    *known = (int32_t *)stx_step_bytes(x, N * sizeof **known);
+    if (!*w || !*known) return 0;
+    STX_RUN(x, stx_token_weights, (x, *w, *known, targets->device, weights ? weights->data : NULL, N, how ? how->ignore : 0,
+                                   how ? how->ignored : 0, divisor));
+    return 1;
+}
+STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, stx_token_loss *how) {
+    stx_tensor *nll, *y;
+    stx_real *w;
+    int32_t *known;
+    size_t N, V, i;
+    char t[96];
+    if (how) how->nll = NULL;
+    if (!stx_ok(x) || !logits || !targets) return NULL;
+    N = stx__rows(logits);
+    V = stx__last(logits);
+    STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE,
+              "stx_cross_entropy_tokens: logits %s for %zu x %zu targets: want one target a row", stx__shape(logits, t),
+              targets->B, targets->T);
+    for (i = 0; i < N; i++)
+        STX__NEED(x, (targets->data[i] >= 0 && (size_t)targets->data[i] < V) || stx__left_out(how, targets->data[i]), STX_ERR_ARG,
+                  "stx_cross_entropy_tokens: target %ld at position %zu is outside the %zu classes, and not the ignored one",
+                  (long)targets->data[i], i, V);
+    stx__ids_used(targets, V, how);
+    if (!stx__token_weights(x, "stx_cross_entropy_tokens", targets, how, &w, &known)) return NULL;
+    nll = stx_new_full(x, N, 0, 0, 0);
+    y = stx__token_loss(x, logits, known, w, nll ? nll->data : NULL);
+    if (how && y) how->nll = nll;
+    return y;
 }
 
 /* top = max_v logits, inv = 1 / sum_v e^(logits - top): kept apart, for their log-sum would lose digits in backward.
@@ -4076,6 +5670,24 @@ STX_DEF void stx_token_loss_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *d
     stx_parallel(x, N, 8 * N * V, stx__token_loss_bwd_part, &l);
 }
 
+// >>mse
+
+static void stx__mse_back(stx_ctx *x, stx__node *n) {
+    stx_real *da = stx__grad(x, n->in[0]), *db = stx__grad(x, n->in[1]);
+    STX_RUN(x, stx_mse_bwd, (x, da, db, n->y->grad, n->in[0]->data, n->in[1]->data, n->in[0]->size));
+}
+STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
+    stx_tensor *y;
+    char s[96], t[96];
+    if (!stx_ok(x) || !a || !b) return NULL;
+    STX__NEED(x, stx__same(a, b), STX_ERR_SHAPE, "stx_mse: %s and %s: want equal shapes", stx__shape(a, s), stx__shape(b, t));
+    y = stx__scalar_new(x);
+    if (!y) return NULL;
+    STX_RUN(x, stx_mse_fwd, (x, y->data, a->data, b->data, a->size));
+    stx__record2(x, y, stx__mse_back, a, b);
+    return y;
+}
+
 STX__INNER void stx__mse_n(int fma, double *sum, const stx_real *a, const stx_real *b, size_t n) {
     double s[16] = {0}, t = 0;
     size_t i, e;
@@ -4119,68 +5731,181 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
     if (db) stx__elementwise(x, n, stx__mse_bwd_part, &l);
 }
 
-/* Which cluster holds id; count when none does. */
-static size_t stx__cluster(const size_t *end, size_t count, int32_t id) {
-    size_t c = 0;
-    while (c < count && (id < 0 || (size_t)id >= end[c])) c++;
-    return id < 0 ? count : c;
+// >>attention
+
+enum { STX__BQ = 64, STX__BK = 256, STX__GROUP = 8 * STX__BQ, STX__PAD = 96, STX__LDS = STX__BK + STX__PAD, STX__LDK = STX__BK + 16, STX__MAX_HEADS = 256 };
+
+static size_t stx__attention_bytes(stx_ctx *x, const stx_attention_args *a, int backward) {
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) return stx_attention_work_cuda(x, a, backward);
+#endif
+    return stx_attention_work(x, a, backward);
 }
-STX_DEF void stx_cluster_sort(stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n,
-                              const stx_clusters *k) {
-    size_t next[STX_MAX_CLUSTERS], i, c;
-    (void)x;
-    memcpy(next, k->first, sizeof next);
-    for (i = 0; i < k->first[k->count]; i++) { local[i] = k->leftover; place[i] = 0; }
-    for (*over = 0, i = 0; i < n; i++) {
-        c = stx__cluster(k->end, k->count, ids[i]);
-        if (c == k->count) { at[i] = -1; continue; }
-        if (k->head) at[i] = c == 0 ? ids[i] : (int32_t)(k->end[0] + (k->forward_columns ? c - 1 : k->count - 1 - c));
-        if (k->head && c == 0) continue;
-        if (next[c] == k->first[c + 1]) { *over = 1; if (!k->head) at[i] = 0; continue; }
-        if (!k->head) at[i] = (int32_t)next[c];
-        local[next[c]] = ids[i] - (int32_t)(c ? k->end[c - 1] : 0);
-        place[next[c]++] = (int32_t)i;
+/* The forward kernel with room of the step arena that it gives back */
+STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a) {
+    stx__mark mark;
+    if (!stx_ok(x) || !a) return;
+    mark = stx__step_mark(x);
+    a->work = stx_step_bytes(x, stx__attention_bytes(x, a, 0));
+    if (a->work) STX_RUN(x, stx_attention_fwd, (x, a));
+    stx__step_release(x, mark);
+}
+static void stx__attention_back(stx_ctx *x, stx__node *n) {
+    stx_attention_args *a = (stx_attention_args *)n->save;
+    stx_tensor *q = n->in[0];
+    stx_real *dq, *apart = NULL;
+    size_t bytes;
+    a->dy = n->y->grad;
+    a->dq = dq = stx__grad(x, q);    a->dk = stx__grad(x, n->in[1]);
+    a->dv = n->in[2] ? stx__grad(x, n->in[2]) : stx_at(x, a->dk, a->H * a->D);        /* side by side */
+    a->dpe = stx__grad(x, n->in[3]); a->du = stx__grad(x, n->in[4]);  a->dvb = stx__grad(x, n->in[5]);
+    a->dz = stx__grad(x, n->in[6]);  a->dpk = stx__grad(x, n->in[7]); a->dpv = stx__grad(x, n->in[8]);
+    bytes = (stx__attention_bytes(x, a, 1) + sizeof(stx_real) - 1) / sizeof(stx_real);
+    a->work = stx__grad_take(x, bytes, 1);
+    /* queries that are the keys or values too: the kernel's threads add to dq and dk at the same time, so dq is made apart */
+    if (dq && (q == n->in[1] || q == n->in[2])) a->dq = apart = stx__grad_take(x, q->size, q->full);
+    if (!a->work || x->code) return;
+    if (apart) STX_RUN(x, stx_fill, (x, apart, q->size, 0));
+    STX_RUN(x, stx_attention_bwd, (x, a));
+    if (apart) {
+        STX_RUN(x, stx_axpy, (x, dq, apart, q->size, 1, 1));
+        stx__grad_give(x, apart, q->size, q->full);
     }
+    stx__grad_give(x, (stx_real *)a->work, bytes, 1);
 }
-STX_DEF void stx_spoil(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
-    size_t i;
-    (void)x;
-    if (*flag) for (i = 0; i < n; i++) y[i] = (stx_real)NAN;
+/* stk: numbers from one batch of k and v to the next, 0: as their shape says */
+static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d, size_t stk) {
+    stx_tensor *y, *q, *k, *v, *ins[9];
+    stx_attention_args *a;
+    stx__node *node;
+    size_t C, H, D;
+    char s[96], t[96];
+    if (!stx_ok(x) || !in || !d || !in->q || (!in->kv && (!in->k || !in->v))) return NULL;
+    q = in->q; k = in->kv ? in->kv : in->k; v = in->kv ? in->kv : in->v; H = d->heads;
+    STX__NEED(x, !in->kv || (!in->k && !in->v), STX_ERR_ARG, "stx_attention: kv and also k or v: give kv alone, or both of the others");
+    STX__NEED(x, q->ndim == 3 && k->ndim == 3 && stx__same(k, v) && q->dim[0] == k->dim[0] && (in->kv ? 2 : 1) * q->dim[2] == k->dim[2], STX_ERR_SHAPE,
+              "stx_attention: q %s, %s %s: want q (B,T,C) and equal k, v (B,S,C), or kv (B,S,2C)", stx__shape(q, s), in->kv ? "kv" : "k", stx__shape(k, t));
+    C = q->dim[2];
+    STX__NEED(x, H >= 1 && H <= STX__MAX_HEADS && C % H == 0, STX_ERR_SHAPE, "stx_attention: %zu heads for %zu channels: want 1 to %d heads that divide the channels", H, C, (int)STX__MAX_HEADS);
+    D = C / H;
+    STX__NEED(x, d->not_causal || k->dim[1] >= q->dim[1], STX_ERR_SHAPE, "stx_attention: %zu keys for %zu queries: causal attention needs the queries' own keys at the end", k->dim[1], q->dim[1]);
+    STX__NEED(x, !in->z || ((in->z->size == H || in->z->size == 1) && d->ramp > 0 && d->max_span > 0), STX_ERR_ARG, "stx_attention: the learned span wants one z a head (%zu) or one for all, max_span > 0 and ramp > 0 (got %zu, %g, %g)", H, in->z ? in->z->size : 0, d->max_span, d->ramp);
+    STX__NEED(x, !d->not_causal || (!in->z && !in->pe && !d->span && d->first_key >= 0), STX_ERR_ARG, "stx_attention: without causality there are no distances: no z, pe, span or zero keys");
+    STX__NEED(x, !in->pe || (in->pe->ndim == 2 && (in->pe->dim[1] == D || in->pe->dim[1] == C)), STX_ERR_SHAPE, "stx_attention: pe %s, want (P,%zu) or (P,%zu)", stx__shape(in->pe ? in->pe : q, s), D, C);
+    STX__NEED(x, (!in->u || in->u->size == C) && (!in->vb || (in->vb->size == C && in->pe)), STX_ERR_SHAPE, "stx_attention: u and vb have %zu numbers, and vb needs pe", C);
+    STX__NEED(x, !in->pk == !in->pv && (!in->pk || (in->pk->ndim == 3 && in->pk->dim[0] == H && in->pk->dim[2] == D && stx__same(in->pk, in->pv))), STX_ERR_SHAPE, "stx_attention: persistent keys and values want (H,N,D) = (%zu,N,%zu), both or none", H, D);
+    STX__NEED(x, !in->pad || (in->pad->B == k->dim[0] && in->pad->T == k->dim[1]), STX_ERR_SHAPE, "stx_attention: pad (%zu,%zu) for keys %s: want a number for each key, (B,S) = (%zu,%zu)",
+              in->pad ? in->pad->B : 0, in->pad ? in->pad->T : 0, stx__shape(k, t), k->dim[0], k->dim[1]);
+    STX__NEED(x, d->dropout >= 0 && d->dropout < 1, STX_ERR_ARG, "stx_attention: dropout %g, want 0 <= p < 1", d->dropout);
+    STX__NEED(x, d->delta_min == 0 || d->delta_min == 1, STX_ERR_ARG, "stx_attention: delta_min %d, want 0 or 1", d->delta_min);
+    STX__NEED(x, d->eps >= 0, STX_ERR_ARG, "stx_attention: eps %g, want 0 or more", d->eps);
+    STX__NEED(x, !d->no_renorm || d->eps == 0, STX_ERR_ARG,
+              "stx_attention: no_renorm and eps %g: eps belongs to the normalisation that no_renorm leaves out, want 0", d->eps);
+    y = stx__like(x, q);
+    a = (stx_attention_args *)stx_step_alloc(x, sizeof *a);
+    if (!y || !a) return NULL;
+    memset(a, 0, sizeof *a);
+    a->B = q->dim[0]; a->T = q->dim[1]; a->S = k->dim[1]; a->H = H; a->D = D;
+    a->ldq = C;
+    a->ldk = k->dim[2];
+    a->stq = a->T * C;
+    a->stk = stk ? stk : a->S * a->ldk;
+    a->first_key = d->first_key < (ptrdiff_t)a->S ? d->first_key : (ptrdiff_t)a->S;      /* S: none exists */
+    a->span = a->S + (d->first_key < 0 ? (size_t)-(d->first_key + 1) + 1 : 0);      /* all there are */
+    if (d->span && d->span < a->span) a->span = d->span;
+    if (d->first_key < 0 && (size_t)-(d->first_key + 1) + 1 > a->span) a->first_key = -(ptrdiff_t)a->span;
+    if (in->pe) { a->P = in->pe->dim[0]; a->pe_heads = in->pe->dim[1] == D && H != 1 ? 1 : (int)H; a->pe = in->pe->data; }
+    if (a->P && a->span > a->P + (size_t)d->delta_min - 1) a->span = a->P + (size_t)d->delta_min - 1;   /* no position, no key */
+    if (in->pk) { a->N = in->pk->dim[1]; a->pk = in->pk->data; a->pv = in->pv->data; }
+    a->delta_min = d->delta_min;
+    a->not_causal = d->not_causal;
+    a->no_renorm = d->no_renorm && in->z;        /* without a mask the two forms are one */
+    a->z_shared = in->z && in->z->size != H;
+    a->scale = (stx_real)(d->scale != 0 ? d->scale : 1 / sqrt((double)D));
+    a->max_span = (stx_real)d->max_span; a->ramp = (stx_real)d->ramp; a->eps = (stx_real)d->eps;
+    a->q = q->data; a->k = k->data; a->v = in->kv ? stx_at(x, k->data, C) : v->data;
+    a->u = in->u ? in->u->data : NULL; a->vb = in->vb ? in->vb->data : NULL; a->z = in->z ? in->z->data : NULL;
+    if (in->pad) { a->pad = in->pad->device; a->stpad = a->S; }
+    a->y = y->data;
+    a->top = (stx_real *)stx_step_bytes(x, 2 * a->B * H * a->T * sizeof(stx_real));
+    if (!a->top) return NULL;
+    a->inv = a->top + a->B * H * a->T;
+    if (stx_training(x) && d->dropout > 0) { a->drop = (stx_real)d->dropout; a->seed = x->desc.seed; a->stream = stx__stream(x); }
+    stx_attention_run(x, a);
+    ins[0] = q; ins[1] = k; ins[2] = in->kv ? NULL : v; ins[3] = in->pe; ins[4] = in->u; ins[5] = in->vb; ins[6] = in->z; ins[7] = in->pk; ins[8] = in->pv;
+    node = stx__record(x, y, stx__attention_back, ins, 9);
+    if (node) node->save = a;
+    return y;
 }
 
-static double stx__row_lse(const stx_real *a, size_t n) {
-    stx_real m = stx__max(a, n);
+STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d) {
+    return stx__attention(x, in, d, 0);
+}
+
+// >>attention: plain definition
+
+/* The formulas of stx_attention as they stand there; the kernels below compute the same and never hold a row of scores. */
+STX_DEF size_t stx_attention_keys(const stx_attention_args *a) { return a->S + a->N + (a->first_key < 0 ? (size_t)-(a->first_key + 1) + 1 : 0); }
+/* (q + bias).k */
+static double stx__attn_plain_dot(const stx_real *q, const stx_real *bias, const stx_real *k, size_t D) {
     double s = 0;
-    size_t i;
-    for (i = 0; i < n; i++) s += exp((double)(a[i] - m));
-    return (double)m + log(s);
+    size_t d;
+    for (d = 0; d < D; d++) s += ((double)q[d] + (bias ? (double)bias[d] : 0)) * (double)k[d];
+    return s;
 }
-/* log p(word) = logit - log sum e^logits, plus the log p of its cluster; sums in double */
-typedef struct stx__cluster_job {
-    stx_real *out, *gate;
-    const stx_real *logits;
-    size_t V, start, size, w, K, c;
-    int forward;
-} stx__cluster_job;
-static void stx__cluster_part(const stx_share *s, const void *job) {
-    const stx__cluster_job *k = (const stx__cluster_job *)job;
-    size_t n, j, K = k->K;
-    for (n = s->from; n < s->to; n++) {
-        const stx_real *row = k->logits + n * k->w;
-        stx_real *to = k->out + n * k->V + k->start, *g = k->gate + n * K;
-        double z = stx__row_lse(row, k->w), add = k->c ? (double)g[k->c] : 0;
-        if (!k->c) for (j = 1; j < K; j++) g[j] = (stx_real)((double)row[k->forward ? k->size + j - 1 : k->size + K - 1 - j] - z);
-        for (j = 0; j < k->size; j++) to[j] = (stx_real)((double)row[j] - z + add);
+static double stx__attn_plain_mask(double ramp) { return ramp < 0 ? 0 : ramp > 1 ? 1 : ramp; }
+STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t h, size_t i, double *w, double *ramp) {
+    const size_t keys = stx_attention_keys(a), first_pk = keys - a->N, zero = first_pk - a->S, D = a->D;
+    const stx_real *q = a->q + b * a->stq + i * a->ldq + h * D, *u = a->u ? a->u + h * D : NULL, *vb = a->vb ? a->vb + h * D : NULL;
+    double top = -HUGE_VAL, norm = 0, s, z = a->z ? (double)a->z[a->z_shared ? 0 : h] : 0;
+    size_t n;
+    for (n = 0; n < keys; n++) {
+        ptrdiff_t j = (ptrdiff_t)(n - zero), delta = (ptrdiff_t)(a->S - a->T + i) - j, p = (ptrdiff_t)a->P - 1 + a->delta_min - delta;
+        w[n] = -HUGE_VAL; ramp[n] = 2;
+        if (n >= first_pk) s = sqrt((double)D) * stx__attn_plain_dot(q, NULL, a->pk + (h * a->N + n - first_pk) * D, D);
+        else {
+            if (j < a->first_key || (j >= 0 && a->pad && a->pad[b * a->stpad + (size_t)j])) continue;             /* no such key */
+            if (!a->not_causal && (delta < a->delta_min || delta > (ptrdiff_t)a->span)) continue;
+            s = j < 0 ? 0 : stx__attn_plain_dot(q, u, a->k + b * a->stk + (size_t)j * a->ldk + h * D, D);
+            if (a->P) s += stx__attn_plain_dot(q, vb, a->pe + (a->pe_heads > 1 ? ((size_t)p * a->H + h) * D : (size_t)p * D), D);
+            if (a->z) ramp[n] = (z * (double)a->max_span + (double)a->ramp + 1 - (double)delta) / (double)a->ramp;
+            if (ramp[n] < 0 && !(a->eps > 0) && !a->no_renorm) continue;       /* m = 0, whatever its logit: it may be the largest by far */
+        }
+        w[n] = (double)a->scale * s;
+        if (w[n] > top) top = w[n];
+    }
+    for (n = 0; n < keys; n++) {
+        w[n] = w[n] > -HUGE_VAL ? exp(w[n] - top) : 0;
+        norm += (a->no_renorm ? 1 : stx__attn_plain_mask(ramp[n]) + (double)a->eps) * w[n];
+    }
+    for (n = 0; n < keys; n++) w[n] = norm > 0 ? w[n] / norm : 0;
+}
+STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
+    const size_t keys = stx_attention_keys(a), first_pk = keys - a->N, zero = first_pk - a->S, D = a->D;
+    double *w = work, *ramp = work + keys;
+    uint32_t r[4], keep = stx__keep16(a->drop);
+    size_t row, n, d;
+    for (row = 0; row < a->B * a->H * a->T; row++) {
+        size_t b = row / (a->H * a->T), h = row / a->T % a->H, i = row % a->T;
+        stx_attention_weights(a, b, h, i, w, ramp);
+        for (n = 0; n < keys; n++) {
+            size_t at = a->span + n - zero;                 /* its 16 random bits are counted from the window's old end */
+            w[n] *= stx__attn_plain_mask(ramp[n]);
+            if (!(a->drop > 0) || !(w[n] > 0)) continue;
+            stx_philox(a->seed, a->stream, row * ((a->S + a->span + a->N) / 8 + 2) + at / 8, r);
+            w[n] *= (r[at % 8 / 2] >> at % 2 * 16 & 0xffffu) < keep ? 65536.0 / keep : 0;
+        }
+        for (d = 0; d < D; d++) {
+            double y = 0;               /* zero keys have zero values; a key that is not seen may hold NaN */
+            for (n = zero; n < first_pk; n++) if (w[n] > 0) y += w[n] * (double)a->v[b * a->stk + (n - zero) * a->ldk + h * D + d];
+            for (; n < keys; n++) y += w[n] * sqrt((double)a->N) * (double)a->pv[(h * a->N + n - first_pk) * D + d];
+            a->y[((b * a->T + i) * a->H + h) * D + d] = (stx_real)y;
+        }
     }
 }
-STX_DEF void stx_cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start, size_t size, size_t w, size_t K, size_t c,
-                                   int forward) {
-    stx__cluster_job k;
-    k.out = out; k.gate = gate; k.logits = logits; k.V = V; k.start = start; k.size = size; k.w = w; k.K = K; k.c = c; k.forward = forward;
-    stx_parallel(x, N, 16 * N * w, stx__cluster_part, &k);
-}
 
-// >>kernels: attention
+// >>attention: what a unit of work needs
+
 /* One unit of work is a few tiles of STX__BQ queries of one head of one batch row. It walks the keys in tiles of STX__BK, from
    the oldest that its head reaches to the youngest that it may see, and for each tile of keys its tiles of queries. With the
    keys packed once, tile (i0, j0) is a handful of small products whose operands stay in L2:
@@ -4217,8 +5942,6 @@ static size_t stx__attn_reach(const stx_attention_args *a, size_t h) {
     e = stx_attention_reach((double)stx__attn_z(a, h), (double)a->max_span, (double)a->ramp, a->span);
     return e < a->span ? e + 1 : a->span;
 }
-
-enum { STX__BQ = 64, STX__BK = 256, STX__GROUP = 8 * STX__BQ, STX__PAD = 96, STX__LDS = STX__BK + STX__PAD, STX__LDK = STX__BK + 16, STX__MAX_HEADS = 256 };
 
 /* What all tiles of a call share */
 typedef struct stx__attn {
@@ -4508,6 +6231,8 @@ static void stx__attn_prefetch(const stx_real *rows, size_t ld, ptrdiff_t from, 
 #endif
 }
 
+// >>attention: logits and weights of a tile
+
 /* First and one-past-last key that any of the queries i0 .. i0+n-1 may see. */
 static void stx__attn_range(const stx_attention_args *a, size_t reach, size_t i0, size_t n, ptrdiff_t *first, ptrdiff_t *last) {
     ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T;
@@ -4696,6 +6421,8 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
     stx__attn_gather(t, A->u == 2 ? t->R.h : t->R.s, t->R.o);
 }
 
+// >>attention: forward
+
 /* 1 / the normaliser of a row of state (top, sum of m e, sum of e); no key at all: 0, so that y = 0 */
 static stx_real stx__attn_inv(const stx_attention_args *a, const stx_real *state) {
     stx_real norm = a->no_renorm ? state[2] : state[1] + a->eps * state[2];
@@ -4754,6 +6481,8 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_r
         a->inv[(b * a->H + h) * a->T + i0 + r] = f;
     }
 }
+
+// >>attention: few queries
 
 /* A query or three (generation): keys are read once, so packing them would cost as much as the products. Scores of n keys, whose rows
    of the table follow each other; k or pe NULL: zeros */
@@ -4853,6 +6582,8 @@ static void stx__attn_thin(stx_ctx *x, const stx__attn *A, stx_real *room, size_
     a->top[row] = state[0];
     a->inv[row] = f;
 }
+
+// >>attention: units and work
 
 /* What one call works on: the units, the packed table, a room for each thread; backward also what threads or units sum apart */
 typedef struct stx__attn_unit { size_t b, h, i0, n; ptrdiff_t first, last; int owner, part; } stx__attn_unit;
@@ -4985,6 +6716,8 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
     j.A = &A; j.w = &w;
     stx_parallel_units(x, w.count, stx__attn_fwd_part, &j);
 }
+
+// >>attention: backward
 
 /* Backward. For each cell, with w = e^(s - top) inv and a = m w recomputed (inv is 1 / the row's normaliser, 0 for a
    row without keys):
@@ -5289,7 +7022,434 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
     }
 }
 
-// >>kernels: optimisers
+// >>adaptive input and output
+
+/* Which cluster holds id; count when none does. */
+static size_t stx__cluster(const size_t *end, size_t count, int32_t id) {
+    size_t c = 0;
+    while (c < count && (id < 0 || (size_t)id >= end[c])) c++;
+    return id < 0 ? count : c;
+}
+STX_DEF void stx_cluster_sort(stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n,
+                              const stx_clusters *k) {
+    size_t next[STX_MAX_CLUSTERS], i, c;
+    (void)x;
+    memcpy(next, k->first, sizeof next);
+    for (i = 0; i < k->first[k->count]; i++) { local[i] = k->leftover; place[i] = 0; }
+    for (*over = 0, i = 0; i < n; i++) {
+        c = stx__cluster(k->end, k->count, ids[i]);
+        if (c == k->count) { at[i] = -1; continue; }
+        if (k->head) at[i] = c == 0 ? ids[i] : (int32_t)(k->end[0] + (k->forward_columns ? c - 1 : k->count - 1 - c));
+        if (k->head && c == 0) continue;
+        if (next[c] == k->first[c + 1]) { *over = 1; if (!k->head) at[i] = 0; continue; }
+        if (!k->head) at[i] = (int32_t)next[c];
+        local[next[c]] = ids[i] - (int32_t)(c ? k->end[c - 1] : 0);
+        place[next[c]++] = (int32_t)i;
+    }
+}
+STX_DEF void stx_spoil(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
+    size_t i;
+    (void)x;
+    if (*flag) for (i = 0; i < n; i++) y[i] = (stx_real)NAN;
+}
+
+static size_t stx__cluster_start(const stx_adaptive *a, size_t c) { return c ? a->end[c - 1] : 0; }
+
+/* Is the set sound? Everything after this trusts its sizes. */
+static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, size_t d, int output) {
+    size_t c;
+    char s[96];
+    if (a->clusters < 1 || a->clusters > STX_MAX_CLUSTERS) { stx_fail(x, STX_ERR_ARG, "%s: %zu clusters, want 1 to %d", op, a->clusters, STX_MAX_CLUSTERS); return 0; }
+    if (!(a->dropout >= 0 && a->dropout < 1)) { stx_fail(x, STX_ERR_ARG, "%s: dropout %g, want 0 <= dropout < 1", op, a->dropout); return 0; }
+    if (!output && !stx__finite(a->scale)) { stx_fail(x, STX_ERR_ARG, "%s: scale %g, want a finite one (0: sqrt(d))", op, a->scale); return 0; }
+    for (c = 0; c < a->clusters; c++) {
+        size_t start = c ? a->end[c - 1] : 0;
+        const stx_tensor *t = a->table[c], *p = a->proj[c], *b = a->bias[c];
+        if (a->end[c] <= start || a->end[c] > INT32_MAX) { stx_fail(x, STX_ERR_ARG, "%s: cluster %zu is [%zu,%zu): the ends must rise", op, c, start, a->end[c]); return 0; }
+        if (!t || t->ndim != 2 || t->dim[0] != a->end[c] - start) { stx_fail(x, STX_ERR_SHAPE, "%s: table %zu is %s, want (%zu,width)", op, c, t ? stx__shape(t, s) : "NULL", a->end[c] - start); return 0; }
+        if (p && (p->ndim != 2 || p->dim[1] != t->dim[1] || (d && p->dim[0] != d))) { stx_fail(x, STX_ERR_SHAPE, "%s: projection %zu is %s, want (%zu,%zu)", op, c, stx__shape(p, s), d, t->dim[1]); return 0; }
+        if (!p && d && t->dim[1] != d) { stx_fail(x, STX_ERR_SHAPE, "%s: table %zu is %s, without a projection its width must be %zu", op, c, stx__shape(t, s), d); return 0; }
+        if (output && a->proj_bias[c] && (!p || a->proj_bias[c]->size != p->dim[1])) {
+            stx_fail(x, STX_ERR_SHAPE, "%s: projection bias %zu is %s, want (%zu), and a projection", op, c,
+                     stx__shape(a->proj_bias[c], s), t->dim[1]);
+            return 0;
+        }
+        if (output && b && b->size != t->dim[0]) { stx_fail(x, STX_ERR_SHAPE, "%s: bias %zu is %s, want (%zu)", op, c, stx__shape(b, s), t->dim[0]); return 0; }
+    }
+    if (output && a->clusters > 1) {
+        const stx_tensor *w = a->cluster_w, *b = a->cluster_b;
+        if (!w || w->ndim != 2 || w->dim[0] != a->clusters - 1 || w->dim[1] != a->table[0]->dim[1] || (b && b->size != w->dim[0])) {
+            stx_fail(x, STX_ERR_SHAPE, "%s: cluster_w is %s, want (%zu,%zu), and cluster_b one number a row", op, w ? stx__shape(w, s) : "NULL", a->clusters - 1, a->table[0]->dim[1]);
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* m[c]: how many of the ids each cluster holds, those that are left out apart. 0 and an error (op NULL: without) when one is in none */
+static int stx__cluster_counts(stx_ctx *x, const char *op, const stx_adaptive *a, const stx_ids *ids, const stx_token_loss *how,
+                               size_t *m) {
+    size_t c, i, n = ids->B * ids->T;
+    memset(m, 0, STX_MAX_CLUSTERS * sizeof *m);
+    for (i = 0; i < n; i++) {
+        if (stx__left_out(how, ids->data[i])) continue;
+        c = stx__cluster(a->end, a->clusters, ids->data[i]);
+        if (c < a->clusters) m[c]++;
+        else if (op) {
+            stx_fail(x, STX_ERR_ARG, "%s: id %ld at position %zu is outside the vocabulary of %zu", op, (long)ids->data[i], i,
+                     a->end[a->clusters - 1]);
+            return 0;
+        }
+    }
+    return 1;
+}
+/* Places for m of n ids: as many, or on a GPU the next multiple of n/16, so that steps whose counts differ little are the same */
+static size_t stx__cluster_room(const stx_ids *ids, size_t m) {
+    size_t n = ids->B * ids->T, each = (n + 15) / 16;
+    return ids->data == ids->device || !m ? m : STX__MIN(n, (m + each - 1) / each * each);
+}
+STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx_ids *ids, int output, const stx_token_loss *how) {
+    size_t m[STX_MAX_CLUSTERS], c;
+    if (!a || !ids || ids->data == ids->device || a->clusters > STX_MAX_CLUSTERS) return key;
+    (void)stx__cluster_counts(NULL, NULL, a, ids, how, m);
+    for (c = output ? 1 : 0; c < a->clusters; c++) key = stx_key_add(key, stx__cluster_room(ids, m[c]));
+    return key;
+}
+/* The ids of each cluster, sorted on the device: see stx_cluster_sort. known: the ids there, or with -1 for those that are left out */
+typedef struct stx__sorted { stx_clusters k; int32_t *local, *place, *at, *over; } stx__sorted;
+static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, const stx_ids *ids, const int32_t *known,
+                         const stx_token_loss *how, int head, stx__sorted *s) {
+    size_t m[STX_MAX_CLUSTERS], n = ids->B * ids->T, c, all;
+    if (!stx__cluster_counts(x, op, a, ids, how, m)) return 0;
+    stx__ids_used(ids, a->end[a->clusters - 1], how);
+    memset(s, 0, sizeof *s);
+    s->k.count = a->clusters;
+    s->k.head = head;
+    s->k.leftover = head ? -1 : 0;
+    s->k.forward_columns = a->forward_columns;
+    for (c = 0; c < a->clusters; c++) {
+        s->k.end[c] = a->end[c];
+        s->k.first[c + 1] = s->k.first[c] + (head && c == 0 ? 0 : stx__cluster_room(ids, m[c]));
+    }
+    all = s->k.first[a->clusters];
+    s->at = (int32_t *)stx_step_bytes(x, (n + 2 * all + 1) * sizeof *s->at);
+    if (!s->at) return 0;
+    s->local = s->at + n;
+    s->place = s->local + all;
+    s->over = s->place + all;
+    STX_RUN(x, stx_cluster_sort, (x, s->local, s->place, s->at, s->over, known, n, &s->k));
+    return 1;
+}
+
+STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const stx_ids *ids) {
+    size_t n, c, d = 0, dim[3];
+    stx__sorted s;
+    stx_tensor *all = NULL, *y;
+    if (!stx_ok(x) || !a || !ids) return NULL;
+    n = ids->B * ids->T;
+    if (a->clusters && a->table[0]) d = a->proj[0] ? a->proj[0]->dim[0] : stx__last(a->table[0]);
+    if (!stx__adaptive_ok(x, "stx_adaptive_input", a, d, 0)) return NULL;
+    STX__NEED(x, n <= INT32_MAX / 2, STX_ERR_ARG, "stx_adaptive_input: %zu tokens at once, want fewer than 2^30", n);
+    if (!stx__sort_ids(x, "stx_adaptive_input", a, ids, ids->device, NULL, 0, &s)) return NULL;
+    for (c = 0; c < a->clusters; c++) {
+        stx_tensor *e;
+        dim[0] = 1; dim[1] = s.k.first[c + 1] - s.k.first[c]; dim[2] = stx__last(a->table[c]);
+        if (!dim[1]) continue;
+        e = stx_dropout(x, stx__rows_of(x, a->table[c], s.local + s.k.first[c], dim[1], 3, dim), a->dropout);
+        if (a->proj[c]) e = stx_linear(x, e, a->proj[c], NULL, STX_ACT_NONE);
+        if (!e) return NULL;
+        d = stx__last(e);
+        all = all ? stx_concat(x, all, e) : e;
+    }
+    if (!all) return NULL;
+    dim[0] = ids->B; dim[1] = ids->T; dim[2] = d;
+    y = stx__rows_of(x, all, s.at, n, 3, dim);
+    if (y && a->scale != 1) y = stx_scale(x, y, a->scale != 0 ? a->scale : sqrt((double)d));
+    if (y && stx__on_gpu(x)) STX_RUN(x, stx_spoil, (x, y->data, y->size, s.over));
+    return y;
+}
+/* Logits of cluster c for rows h (n,d): x_c = dropout(P_c^T h + p_c) ; T_c x_c + b_c, and for the head also the clusters' columns in
+   ascending order of column. */
+static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c, double dropout) {
+    stx_tensor *e = a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h, *l;
+    if (a->proj_bias[c]) e = stx_add(x, e, a->proj_bias[c]);
+    e = stx_dropout(x, e, dropout);
+    l = stx_linear(x, e, a->table[c], a->bias[c], STX_ACT_NONE);
+    if (c == 0 && a->clusters > 1) l = stx_concat_channels(x, l, stx_linear(x, e, a->cluster_w, a->cluster_b, STX_ACT_NONE));
+    return l;
+}
+/* The loss of the head, and of each cluster for its rows. With how, and on a GPU, where there may be rows left over: by weights. */
+static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets,
+                                         stx_token_loss *how) {
+    size_t n, c, dim[2];
+    stx__sorted s;
+    stx_real *w = NULL, *wc, *nc;
+    int32_t *known;
+    stx_tensor *loss, *nll = NULL;
+    int weighted;
+    if (how) how->nll = NULL;
+    if (!stx_ok(x) || !a || !h || !targets) return NULL;
+    n = targets->B * targets->T;
+    known = targets->device;
+    weighted = how || stx__on_gpu(x);
+    if (!stx__adaptive_ok(x, op, a, stx__last(h), 1)) return NULL;
+    STX__NEED(x, stx__rows(h) == n && n <= INT32_MAX / 2, STX_ERR_SHAPE, "%s: %zu rows for %zu targets: want one target a row", op,
+              stx__rows(h), n);
+    if (weighted && !stx__token_weights(x, op, targets, how, &w, &known)) return NULL;
+    if (!stx__sort_ids(x, op, a, targets, known, how, 1, &s)) return NULL;
+    h = stx_reshape(x, h, n, stx__last(h), 0, 0);
+    if (!h) return NULL;
+    if (weighted) {
+        nll = stx_new_full(x, n, 0, 0, 0);
+        if (!nll) return NULL;
+        if (stx__on_gpu(x)) STX_RUN(x, stx_spoil, (x, w, n, s.over));
+        loss = stx__token_loss(x, stx__adaptive_logits(x, a, h, 0, a->dropout), s.at, w, nll->data);
+    } else loss = stx__cross_entropy_of(x, stx__adaptive_logits(x, a, h, 0, a->dropout), s.at, (double)n, 0);
+    for (c = 1; c < a->clusters; c++) {
+        const int32_t *local = s.local + s.k.first[c], *place = s.place + s.k.first[c];
+        stx_tensor *l;
+        dim[0] = s.k.first[c + 1] - s.k.first[c]; dim[1] = stx__last(h);
+        if (!dim[0]) continue;
+        l = stx__adaptive_logits(x, a, stx__rows_of(x, h, place, dim[0], 2, dim), c, a->dropout);
+        if (!weighted) { loss = stx_add(x, loss, stx__cross_entropy_of(x, l, local, (double)n, 0)); continue; }
+        wc = (stx_real *)stx_step_bytes(x, 2 * dim[0] * sizeof *wc);
+        if (!wc) return NULL;
+        nc = wc + dim[0];
+        STX_RUN(x, stx_embedding_fwd, (x, wc, w, place, dim[0], 1, 1));
+        loss = stx_add(x, loss, stx__token_loss(x, l, local, wc, nc));
+        if (loss && how) STX_RUN(x, stx_embedding_bwd, (x, nll->data, nc, place, dim[0], 1, 1));
+    }
+    if (how && loss) how->nll = nll;
+    return loss;
+}
+
+STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets) {
+    return stx__adaptive_softmax(x, "stx_adaptive_softmax", a, h, targets, NULL);
+}
+STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets,
+                                                stx_token_loss *how) {
+    stx_token_loss none;
+    memset(&none, 0, sizeof none);
+    return stx__adaptive_softmax(x, "stx_adaptive_softmax_tokens", a, h, targets, how ? how : &none);
+}
+
+STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h) {
+    size_t N, V, c, d[2];
+    stx_tensor *out;
+    stx_real *gate;
+    int recording;
+    if (!stx_ok(x) || !a || !h) return NULL;
+    if (!stx__adaptive_ok(x, "stx_adaptive_log_probs", a, stx__last(h), 1)) return NULL;
+    N = stx__rows(h);
+    V = a->end[a->clusters - 1];
+    d[0] = N; d[1] = V;
+    recording = x->recording;
+    x->recording = 0;
+    h = stx_reshape(x, h, N, stx__last(h), 0, 0);
+    out = stx__tensor(x, STX__STEP_FULL, 2, d);
+    gate = (stx_real *)stx_step_bytes(x, N * a->clusters * sizeof *gate);    /* log p of cluster c for row n */
+    for (c = 0; c < a->clusters; c++) {
+        stx_tensor *l = stx__adaptive_logits(x, a, h, c, 0);
+        size_t start = stx__cluster_start(a, c);
+        if (!l || !out || !gate) { out = NULL; break; }
+        STX_RUN(x, stx_cluster_log_probs, (x, out->data, gate, l->data, N, V, start, a->end[c] - start, stx__last(l), a->clusters, c, a->forward_columns));
+    }
+    x->recording = recording;
+    return out;
+}
+
+static double stx__row_lse(const stx_real *a, size_t n) {
+    stx_real m = stx__max(a, n);
+    double s = 0;
+    size_t i;
+    for (i = 0; i < n; i++) s += exp((double)(a[i] - m));
+    return (double)m + log(s);
+}
+/* log p(word) = logit - log sum e^logits, plus the log p of its cluster; sums in double */
+typedef struct stx__cluster_job {
+    stx_real *out, *gate;
+    const stx_real *logits;
+    size_t V, start, size, w, K, c;
+    int forward;
+} stx__cluster_job;
+static void stx__cluster_part(const stx_share *s, const void *job) {
+    const stx__cluster_job *k = (const stx__cluster_job *)job;
+    size_t n, j, K = k->K;
+    for (n = s->from; n < s->to; n++) {
+        const stx_real *row = k->logits + n * k->w;
+        stx_real *to = k->out + n * k->V + k->start, *g = k->gate + n * K;
+        double z = stx__row_lse(row, k->w), add = k->c ? (double)g[k->c] : 0;
+        if (!k->c) for (j = 1; j < K; j++) g[j] = (stx_real)((double)row[k->forward ? k->size + j - 1 : k->size + K - 1 - j] - z);
+        for (j = 0; j < k->size; j++) to[j] = (stx_real)((double)row[j] - z + add);
+    }
+}
+STX_DEF void stx_cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start, size_t size, size_t w, size_t K, size_t c,
+                                   int forward) {
+    stx__cluster_job k;
+    k.out = out; k.gate = gate; k.logits = logits; k.V = V; k.start = start; k.size = size; k.w = w; k.K = K; k.c = c; k.forward = forward;
+    stx_parallel(x, N, 16 * N * w, stx__cluster_part, &k);
+}
+
+// >>optimisers
+
+struct stx_picked { stx_piece *piece; size_t count; };
+STX_DEF stx_picked *stx_pick_params(stx_ctx *x, stx_tensor *const *t, size_t count) {
+    stx_picked *p;
+    size_t i;
+    if (!stx_ok(x) || !t) return NULL;
+    p = (stx_picked *)stx_persist(x, sizeof *p);
+    if (!p) return NULL;
+    p->piece = (stx_piece *)stx__state(x, STX__STATE, stx_bytes_of(count, 1, sizeof *p->piece));
+    if (!p->piece) return NULL;
+    for (i = 0; i < count; i++) {
+        stx_piece piece;
+        STX__NEED(x, t[i] && t[i]->is_param, STX_ERR_ARG, "stx_pick_params: number %zu is %s, want parameters", i, t[i] ? "no parameter" : "NULL");
+        memset(&piece, 0, sizeof piece);
+        piece.p = t[i]->data;
+        piece.n = t[i]->size;
+        stx__put_bytes(x, p->piece + i, &piece, sizeof piece);
+    }
+    p->count = count;
+    return p;
+}
+STX_DEF void stx_clamp_params(stx_ctx *x, const stx_picked *p, double lo, double hi) {
+    if (!stx_ok(x) || !p || !p->count) return;
+    STX_RUN(x, stx_clamp, (x, p->piece, p->count, (stx_real)lo, (stx_real)hi));
+    stx__changed(x);
+}
+
+static int stx__make_report(stx_ctx *x);
+static int stx__reports(stx_ctx *x);
+/* A beta of the desc, where 0 is the default and -1 is 0. The desc keeps it as it is, so that it means the same when it is given again. */
+static double stx__beta(double b) { return b == -1 ? 0 : b; }
+STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
+    stx_ctx *x = p ? p->ctx : NULL;
+    stx_optim *o;
+    stx_piece *q, *pieces;
+    size_t i, at;
+    int k, states;
+    if (!stx_ok(x)) return NULL;
+    o = (stx_optim *)stx_persist(x, sizeof *o);
+    if (!o) return NULL;
+    if (d) o->desc = *d;
+    if (!o->desc.kind) o->desc.kind = STX_ADAM;
+    STX__NEED(x, o->desc.kind >= STX_SGD && o->desc.kind <= STX_LAMB, STX_ERR_ARG,
+              "stx_optim_create: no optimiser has number %d: use STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM or STX_LAMB",
+              o->desc.kind);
+    if (o->desc.beta1 == 0) o->desc.beta1 = 0.9;
+    if (o->desc.beta2 == 0) o->desc.beta2 = 0.999;
+    if (o->desc.eps == 0) o->desc.eps = o->desc.kind == STX_ADAGRAD ? 1e-10 : o->desc.kind == STX_LAMB ? 1e-6 : 1e-8;
+    STX__NEED(x, o->desc.momentum >= 0 && stx__beta(o->desc.beta1) >= 0 && o->desc.beta1 < 1 &&
+              stx__beta(o->desc.beta2) >= 0 && o->desc.beta2 < 1 && o->desc.eps >= 0 && o->desc.clip >= 0 && o->desc.weight_decay >= 0,
+              STX_ERR_ARG, "stx_optim_create: momentum, eps, clip and weight_decay want 0 or more, the betas [0,1) or -1 for 0");
+    STX__NEED(x, o->desc.kind != STX_ADAGRAD || o->desc.weight_decay == 0, STX_ERR_ARG, "stx_optim_create: Adagrad here has no weight decay: set it to 0 or use STX_ADAMW");
+    STX__NEED(x, o->desc.clip_value >= 0 && o->desc.trust_max >= 0, STX_ERR_ARG,
+              "stx_optim_create: clip_value and trust_max want 0 or more");
+    STX__NEED(x, !o->desc.eps_hat || o->desc.kind == STX_ADAM || o->desc.kind == STX_ADAMW, STX_ERR_ARG,
+              "stx_optim_create: eps_hat goes with STX_ADAM and STX_ADAMW, not with optimiser %d", o->desc.kind);
+    STX__NEED(x, o->desc.kind == STX_LAMB || (!o->desc.no_correction && o->desc.trust_max == 0), STX_ERR_ARG,
+              "stx_optim_create: trust_max and no_correction go with STX_LAMB, not with optimiser %d", o->desc.kind);
+    states = o->desc.kind == STX_SGD ? o->desc.momentum > 0 : o->desc.kind == STX_ADAGRAD ? 1 : 2;
+    o->params = p;
+    o->count = p->count;
+    p->held = 1;
+    for (i = 0; i < p->count; i++) o->pieces += (p->tensor[i]->size + STX__PIECE - 1) / STX__PIECE;
+    o->piece = (stx_piece *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, 1, sizeof *o->piece));
+    o->squares = (double *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, o->desc.kind == STX_LAMB ? 3 : 1, sizeof *o->squares));
+    pieces = stx__on_gpu(x) ? (stx_piece *)stx_block(x, stx_bytes_of(o->pieces, 1, sizeof *o->piece)) : o->piece;
+    if (!o->piece || !o->squares || !pieces || !stx__make_report(x)) return NULL;
+    STX__NEED(x, x->optims < STX_MAX_OPTIMS, STX_ERR_ARG, "stx_optim_create: a context has room for %d optimisers: use another context", (int)STX_MAX_OPTIMS);
+    o->slot = x->optims++;
+    o->rate = -1;
+    stx__forget_steps(x);
+    o->update = &x->report->update[o->slot];
+    for (k = 0; k < states; k++) {
+        o->state[k] = (stx_tensor **)stx_persist(x, (p->count + 1) * sizeof **o->state);
+        if (!o->state[k]) return NULL;
+        for (i = 0; i < p->count; i++) {
+            o->state[k][i] = stx__tensor(x, STX__STATE, p->tensor[i]->ndim, p->tensor[i]->dim);
+            if (!o->state[k][i]) return NULL;
+            STX_RUN(x, stx_fill, (x, o->state[k][i]->data, o->state[k][i]->size, 0));
+        }
+    }
+    for (i = 0, q = pieces; i < p->count; i++)
+        for (at = 0; at < p->tensor[i]->size; at += STX__PIECE, q++) {
+            q->p = p->tensor[i]->data + at;
+            q->g = p->tensor[i]->grad + at;
+            for (k = 0; k < states; k++) q->s[k] = o->state[k][i]->data + at;
+            q->n = STX__MIN((size_t)STX__PIECE, p->tensor[i]->size - at);
+            q->tensor = i;
+        }
+    if (pieces != o->piece) {
+        stx__put_bytes(x, o->piece, pieces, o->pieces * sizeof *pieces);
+        stx_block_free(x, pieces);
+    }
+    return o;
+}
+STX_DEF void stx_optim_rate(stx_optim *o, double lr) {
+    stx_ctx *x = o ? o->params->ctx : NULL;
+    if (!stx_ok(x)) return;
+    if (!(lr >= 0 && stx__finite(lr))) { stx_fail(x, STX_ERR_ARG, "stx_optim_step, stx_optim_rate: learning rate %g, want a finite one, 0 or more", lr); return; }
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) {
+        if (lr != o->rate) {
+            stx__touch(x, "a learning rate is set that stx_optim_rate had not set before");
+            stx_cuda_set_f64(x, &o->update->lr, lr);      /* while capturing: no, and then it is not repeated */
+        }
+        o->rate = lr;
+        return;
+    }
+#endif
+    o->rate = lr;
+    o->update->lr = lr;
+}
+STX_DEF int stx_optim_sync(stx_optim *o) {
+    stx_ctx *x = o ? o->params->ctx : NULL;
+    const stx_update *u;
+    if (!stx_ok(x)) return 0;
+    stx__touch(x, "stx_optim_sync waits for the GPU");
+    if (!stx__reports(x)) return 0;
+    u = &x->reported->update[o->slot];
+    o->step = u->step;
+    o->skipped = u->skipped;
+    o->grad_norm = u->norm;
+    return u->ok;
+}
+STX_DEF int stx_optim_step(stx_optim *o, double lr) {
+    stx_ctx *x = o ? o->params->ctx : NULL;
+    stx_optim_desc resolved;
+    const stx_optim_desc *d = &resolved;
+    double beta1, beta2;
+    if (!stx_ok(x)) return 0;
+    resolved = o->desc;
+    resolved.beta1 = beta1 = stx__beta(d->beta1);
+    resolved.beta2 = beta2 = stx__beta(d->beta2);
+    if (o->params->count != o->count) {
+        stx_fail(x, STX_ERR_ARG, "stx_optim_step: %zu parameters, %zu when the optimiser was made: call stx_optim_create after the last stx_param", o->params->count, o->count);
+        return 0;
+    }
+    stx_optim_rate(o, lr);
+    if (!stx_ok(x)) return 0;
+    if (d->clip_value > 0) STX_RUN(x, stx_clip_values, (x, o->piece, o->pieces, (stx_real)d->clip_value));
+    STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
+    STX_RUN(x, stx_optim_plan, (x, o->update, o->piece, o->pieces, o->squares, d));
+    if (d->kind == STX_SGD) {
+        STX_RUN(x, stx_sgd_update, (x, o->update, o->piece, o->pieces, (stx_real)d->momentum, (stx_real)d->weight_decay));
+    } else if (d->kind == STX_ADAGRAD) {
+        STX_RUN(x, stx_adagrad_update, (x, o->update, o->piece, o->pieces, (stx_real)d->eps));
+    } else if (d->kind == STX_LAMB) {
+        double *squares = o->squares + o->pieces;
+        STX_RUN(x, stx_lamb_direction, (x, o->update, o->piece, o->pieces, squares, (stx_real)beta1, (stx_real)(1 - beta1), (stx_real)beta2,
+                                        (stx_real)(1 - beta2), (stx_real)d->eps, (stx_real)d->weight_decay));
+        STX_RUN(x, stx_lamb_update, (x, o->update, o->piece, o->pieces, squares, d->trust_max));
+    } else {
+        double coupled = d->kind == STX_ADAM ? d->weight_decay : 0, decoupled = d->kind == STX_ADAM ? 0 : d->weight_decay;
+        STX_RUN(x, stx_adam_update, (x, o->update, o->piece, o->pieces, (stx_real)beta1, (stx_real)(1 - beta1), (stx_real)beta2,
+                                     (stx_real)(1 - beta2), (stx_real)d->eps, (stx_real)coupled, (stx_real)decoupled));
+    }
+    stx__changed(x);
+    return stx__on_gpu(x) ? stx_ok(x) : stx_optim_sync(o);
+}
 
 /* All pieces of all parameters share one parallel loop; a piece is never split, so threads do not change a bit. */
 static size_t stx__pieces_size(const stx_piece *piece, size_t count) {
@@ -5535,6 +7695,7 @@ STX_DEF void stx_clip_values(stx_ctx *x, const stx_piece *piece, size_t count, s
     j.lo = -c; j.hi = c;
     stx__each_piece(x, piece, count, stx__clip_part, &j);
 }
+
 static void stx__clamp_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     size_t k, i;
@@ -5547,2017 +7708,6 @@ STX_DEF void stx_clamp(stx_ctx *x, const stx_piece *piece, size_t count, stx_rea
     stx__pieces_job j;
     j.lo = lo; j.hi = hi;
     stx__each_piece(x, piece, count, stx__clamp_part, &j);
-}
-STX_DEF void stx_meter(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
-    (void)x;
-    *meter = (accumulate ? *meter : 0) + s * (double)a[0];
-}
-
-// >>ops: the tape
-
-/* where: STX__STEP .. */
-static stx_tensor *stx__tensor(stx_ctx *x, int where, int ndim, const size_t *dim) {
-    stx_tensor *t;
-    size_t n = 1;
-    int i;
-    for (i = 0; i < ndim; i++) {
-        if (dim[i] && n > SIZE_MAX / sizeof(stx_real) / dim[i]) {
-            stx_fail(x, STX_ERR_MEMORY, "a tensor of %d dimensions, the first %zu, is larger than memory can be: use smaller sizes", ndim, dim[0]);
-            return NULL;
-        }
-        n *= dim[i];
-    }
-    t = (stx_tensor *)stx__arena_alloc(x, where == STX__STEP || where == STX__STEP_FULL ? &x->step : &x->keep, sizeof *t);
-    if (!t) return NULL;
-    memset(t, 0, sizeof *t);
-    t->full = where != STX__STEP;
-    t->ndim = ndim;
-    for (i = 0; i < ndim; i++) t->dim[i] = dim[i];
-    t->size = n;
-    t->data = stx__numbers(x, where, n);
-    return t->data ? t : NULL;
-}
-static stx_tensor *stx__like(stx_ctx *x, const stx_tensor *a) { return stx__tensor(x, a->full ? STX__STEP_FULL : STX__STEP, a->ndim, a->dim); }
-static size_t stx__last(const stx_tensor *t) { return t->dim[t->ndim - 1]; }
-static size_t stx__rows(const stx_tensor *t) { return stx__last(t) ? t->size / stx__last(t) : 0; }
-static int stx__dims(const size_t *d) { int n = 0; while (n < STX_MAX_DIM && d[n]) n++; return n; }
-static int stx__same(const stx_tensor *a, const stx_tensor *b) {
-    int i;
-    if (a->ndim != b->ndim) return 0;
-    for (i = 0; i < a->ndim; i++) if (a->dim[i] != b->dim[i]) return 0;
-    return 1;
-}
-/* "(2,3)" for error texts; buf of 96 */
-static const char *stx__shape(const stx_tensor *t, char *buf) {
-    int i, n = 0;
-    n += snprintf(buf, 96, "(");
-    for (i = 0; i < t->ndim; i++) n += snprintf(buf + n, (size_t)(96 - n), "%s%zu", i ? "," : "", t->dim[i]);
-    snprintf(buf + n, (size_t)(96 - n), ")");
-    return buf;
-}
-#define STX__NEED(x, cond, code, ...) do { if (!(cond)) { stx_fail(x, code, __VA_ARGS__); return NULL; } } while (0)
-
-/* Puts y on the tape if anything it was made from needs a gradient; NULL if not (or in error). */
-static stx__node *stx__record(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *), stx_tensor **in, int count) {
-    stx__node *n;
-    int i, need = 0;
-    if (!x->recording) return NULL;
-    for (i = 0; i < count; i++) need |= in[i] && in[i]->needs_grad;
-    if (!need) return NULL;
-    n = (stx__node *)stx__arena_alloc(x, &x->step, sizeof *n);
-    if (!n) return NULL;
-    memset(n, 0, sizeof *n);
-    for (i = 0; i < count; i++) n->in[i] = in[i];
-    n->y = y;
-    n->back = back;
-    n->prev = x->tape;
-    x->tape = n;
-    y->needs_grad = 1;
-    return n;
-}
-static stx__node *stx__record1(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *), stx_tensor *a) { return stx__record(x, y, back, &a, 1); }
-static stx__node *stx__record2(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *), stx_tensor *a, stx_tensor *b) {
-    stx_tensor *in[2];
-    in[0] = a; in[1] = b;
-    return stx__record(x, y, back, in, 2);
-}
-
-/* n numbers for a gradient, from those that backward is done with if one of that size is there. Not zeroed. full: floats, whatever the
-   precision. */
-static stx_real *stx__grad_take(stx_ctx *x, size_t n, int full) {
-    stx__free_grad **at, *f;
-    size_t bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
-    int kind = stx__halved(x) && full;        /* one kind of memory serves for both otherwise */
-    for (at = &x->free_grads; *at; at = &(*at)->next)
-        if ((*at)->bytes == bytes && (*at)->full == kind) {
-            f = *at;
-            *at = f->next;
-            f->next = x->free_entries;
-            x->free_entries = f;
-            return (stx_real *)f->p;
-        }
-    return stx__numbers(x, kind ? STX__STEP_FULL : STX__STEP, n);
-}
-static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n, int full) {
-    stx__free_grad *f = x->free_entries;
-    if (!g) return;
-    if (f) x->free_entries = f->next;
-    else f = (stx__free_grad *)stx__arena_alloc(x, &x->step, sizeof *f);
-    if (!f) return;
-    f->p = g;
-    f->bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
-    f->full = stx__halved(x) && full;
-    f->next = x->free_grads;
-    x->free_grads = f;
-}
-typedef struct stx__mark { stx__chunk *cur[3]; size_t chunk_used[3], used[3]; } stx__mark;
-/* A first gradient for t inside stx_recompute's way back goes when that ends: 1 and an error if t stands outside, and would lose it. */
-static int stx__outside(stx_ctx *x, const stx_tensor *t) {
-    const stx__mark *m = x->inner;
-    const stx__chunk *c;
-    const char *at = (const char *)t;
-    char s[96];
-    int later = 0;
-    for (c = m && m->cur[0] ? x->step.first : NULL; c; later |= c == m->cur[0], c = c->next) {
-        if (at < c->base || at >= c->base + c->size) continue;
-        if (later || (c == m->cur[0] && (size_t)(at - c->base) >= m->chunk_used[0])) return 0;
-        stx_fail(x, STX_ERR_ARG, "stx_recompute: a tensor %s that is not among the function's inputs wants a gradient: hand it over in `in`, stx_detach it, or do not recompute", stx__shape(t, s));
-        return 1;
-    }
-    return 0;
-}
-/* The one way by which a tensor of the tape gets a gradient: its buffer, to add to (fresh = 0) or, when nothing is in it yet, to write
-   (fresh = 1). Then it is `offer`, unless that is NULL, else one that is taken. NULL: not wanted, or an error. */
-static stx_real *stx__grad_to(stx_ctx *x, stx_tensor *t, stx_real *offer, int *fresh) {
-    *fresh = 0;
-    if (!t || !t->needs_grad) return NULL;
-    if (!t->grad) {
-        if (stx__outside(x, t)) return NULL;
-        t->grad = offer ? offer : stx__grad_take(x, t->size, t->full);
-        *fresh = 1;
-    }
-    return t->grad;
-}
-static stx_real *stx__grad_fresh(stx_ctx *x, stx_tensor *t, int *fresh) { return stx__grad_to(x, t, NULL, fresh); }
-static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
-    int fresh;
-    stx_real *g = stx__grad_fresh(x, t, &fresh);
-    if (g && fresh) STX_RUN(x, stx_fill, (x, g, t->size, 0));
-    return g;
-}
-/* The same for an op that nobody asks for dy after this: offers the buffer of dy, which then is no longer the op's. */
-static stx_real *stx__grad_reuse(stx_ctx *x, stx__node *n, stx_tensor *t, int *fresh) {
-    stx_real *g = stx__grad_to(x, t, t->full == n->y->full ? n->y->grad : NULL, fresh);
-    if (g && g == n->y->grad) n->y->grad = NULL;
-    return g;
-}
-/* Adds dy to the gradient of t; last: nobody reads dy after this. */
-static void stx__grad_dy(stx_ctx *x, stx__node *n, stx_tensor *t, int last) {
-    int fresh;
-    stx_real *dy = n->y->grad, *d = last ? stx__grad_reuse(x, n, t, &fresh) : stx__grad_fresh(x, t, &fresh);
-    if (d && d != dy) STX_RUN(x, stx_axpy, (x, d, dy, n->y->size, 1, !fresh));
-}
-
-typedef struct stx__own { stx_back_fn back; void *save; } stx__own;
-static void stx__own_back(stx_ctx *x, stx__node *n) {
-    const stx__own *o = (const stx__own *)n->save;
-    o->back(x, n->y, n->in, o->save);
-}
-STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int count, stx_back_fn back, void *save) {
-    return stx_record_results(x, &y, 1, in, count, back, save);
-}
-STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, stx_tensor *const *in, int count, stx_back_fn back,
-                               void *save) {
-    stx_tensor *ins[9];
-    stx__node *n;
-    stx__own *o;
-    int i;
-    if (!stx_ok(x) || !y) return 0;
-    if (results < 1 || results > 1 + STX_MAX_MORE) {
-        stx_fail(x, STX_ERR_ARG, "stx_record_results: %d results, want 1 to %d", results, 1 + STX_MAX_MORE);
-        return 0;
-    }
-    for (i = 0; i < results; i++) if (!y[i]) return 0;
-    if (count < 0 || count > 9 || !back || (count && !in)) { stx_fail(x, STX_ERR_ARG, "stx_record: %d inputs%s, want at most 9 and a backward function", count, back ? "" : " and no function"); return 0; }
-    for (i = 0; i < count; i++) ins[i] = in[i];
-    n = stx__record(x, y[0], stx__own_back, ins, count);
-    if (!n) return 0;
-    for (i = 1; i < results; i++) {
-        n->more[i - 1] = y[i];
-        y[i]->needs_grad = 1;
-    }
-    o = (stx__own *)stx_step_alloc(x, sizeof *o);
-    if (!o) return 0;
-    o->back = back;
-    o->save = save;
-    n->save = o;
-    return 1;
-}
-STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh) {
-    if (fresh) *fresh = 0;
-    if (!stx_ok(x)) return NULL;
-    return fresh ? stx__grad_fresh(x, t, fresh) : stx__grad(x, t);
-}
-STX_DEF uint64_t stx_random_stream(stx_ctx *x) { return x ? stx__stream(x) : 0; }
-
-/* All readers of t's gradient came before: its memory is for others */
-static void stx__grad_done(stx_ctx *x, stx_tensor *t) {
-    if (t->grad != t->data) stx__grad_give(x, t->grad, t->size, t->full);
-    t->grad = NULL;
-}
-static int stx__made(const stx__node *n, const stx_tensor *t) {
-    int i, made = n->y == t;
-    for (i = 0; i < STX_MAX_MORE; i++) made |= n->more[i] == t;
-    return made;
-}
-static void stx__walk(stx_ctx *x) {
-    int recording = x->recording;
-    x->recording = 0;
-    while (x->tape && !x->code) {
-        stx__node *n = x->tape;
-        int i, flowed = n->y->grad != NULL;
-        x->tape = n->prev;
-        for (i = 0; i < STX_MAX_MORE; i++) flowed |= n->more[i] && n->more[i]->grad;
-        if (!flowed) continue;
-        n->back(x, n);
-        stx__grad_done(x, n->y);
-        for (i = 0; i < STX_MAX_MORE; i++) if (n->more[i]) stx__grad_done(x, n->more[i]);
-    }
-    x->recording = recording;
-}
-/* Adds dy (host, NULL: ones) to the gradient of y, from which stx__walk then starts: 1, or 0 in error */
-static int stx__seed(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
-    stx_real *g, *given;
-    stx_tensor t;
-    stx__node *n;
-    for (n = x->tape; n && !stx__made(n, y); n = n->prev) {}
-    if (!n && !y->is_leaf) {
-        stx_fail(x, STX_ERR_ARG, "stx_backward: the tape of this tensor was walked already: one backward a step; add the losses (stx_add), "
-                 "or begin another step");
-        return 0;
-    }
-    g = stx__grad(x, y);
-    given = g ? stx__grad_take(x, y->size, y->full) : NULL;
-    if (!given) return 0;
-    t = *y;
-    t.data = given;
-    if (dy) stx_set(x, &t, dy); else STX_RUN(x, stx_fill, (x, given, y->size, 1));
-    STX_RUN(x, stx_axpy, (x, g, given, y->size, 1, 1));
-    stx__grad_give(x, given, y->size, y->full);
-    return 1;
-}
-STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
-    if (!x || x->code || !y) return;
-    if (!y->needs_grad) {
-        stx_fail(x, STX_ERR_ARG, "stx_backward: the tensor depends on no parameter or variable, or nothing was recorded: call "
-                 "stx_begin(x, STX_TRAIN) before the ops");
-        return;
-    }
-    if (stx__seed(x, y, dy)) stx__walk(x);
-}
-STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real *const *dy, int count) {
-    int i, any = 0;
-    if (!x || x->code) return;
-    for (i = 0; y && i < count; i++)
-        if (y[i] && y[i]->needs_grad) {
-            any = 1;
-            if (!stx__seed(x, y[i], dy ? dy[i] : NULL)) return;
-        }
-    if (any) { stx__walk(x); return; }
-    stx_fail(x, STX_ERR_ARG, "stx_backward_many: none of %d tensors depends on a parameter or variable, or nothing was recorded: call "
-             "stx_begin(x, STX_TRAIN) before the ops", count);
-}
-STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss) {
-    if (!x || x->code || !loss) return;
-    if (loss->size != 1) {
-        char s[96];
-        stx_fail(x, STX_ERR_SHAPE, "stx_backward: the loss has shape %s, want one number: reduce it with stx_mean, or use stx_backward_from", stx__shape(loss, s));
-        return;
-    }
-    stx_backward_from(x, loss, NULL);
-}
-
-// >>ops: leaves
-
-/* Something that the host may have a copy of */
-static void stx__changed(stx_ctx *x) { x->report_age = STX__STALE; x->watch_stale = 1; }
-STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out) { if (stx_ok(x) && t) stx_fetch(x, out, t->data, t->size); }
-STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in) {
-    if (!stx_ok(x) || !t) return;
-    stx_put(x, t->data, in, t->size);
-    stx__changed(x);
-}
-STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t) {
-    stx_real v = 0;
-    if (!stx_ok(x) || !t) return (double)NAN;
-    stx_fetch(x, &v, t->data, 1);
-    return stx_ok(x) ? (double)v : (double)NAN;
-}
-
-STX_DEF int stx_get_grad(stx_ctx *x, const stx_tensor *t, stx_real *out) {
-    if (!stx_ok(x) || !t || !out) return 0;
-    memset(out, 0, t->size * sizeof *out);
-    if (!t->grad) return 0;
-    stx_fetch(x, out, t->grad, t->size);
-    return stx_ok(x);
-}
-
-STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3) {
-    size_t d[STX_MAX_DIM];
-    if (!stx_ok(x)) return NULL;
-    d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
-    STX__NEED(x, d0, STX_ERR_ARG, "stx_new: no first dimension");
-    return stx__tensor(x, STX__STEP, stx__dims(d), d);
-}
-STX_DEF stx_tensor *stx_new_full(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3) {
-    size_t d[STX_MAX_DIM];
-    if (!stx_ok(x)) return NULL;
-    d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
-    STX__NEED(x, d0, STX_ERR_ARG, "stx_new_full: no first dimension");
-    return stx__tensor(x, STX__STEP_FULL, stx__dims(d), d);
-}
-STX_DEF stx_tensor *stx_input(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3) {
-    stx_tensor *t;
-    if (!stx_ok(x)) return NULL;
-    STX__NEED(x, d0 && data, STX_ERR_ARG, "stx_input: no data, or no first dimension");
-    t = stx_new(x, d0, d1, d2, d3);
-    if (t) stx_set(x, t, data);
-    return t;
-}
-STX_DEF stx_tensor *stx_variable(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3) {
-    stx_tensor *t = stx_input(x, data, d0, d1, d2, d3);
-    if (t) t->needs_grad = t->is_leaf = 1;
-    return t;
-}
-STX_DEF stx_tensor *stx_constant_create(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3) {
-    stx_tensor *t;
-    size_t i;
-    if (!stx_ok(x)) return NULL;
-    STX__NEED(x, d0 && data, STX_ERR_ARG, "stx_constant_create: no data, or no first dimension");
-    t = (stx_tensor *)stx_persist(x, sizeof *t);
-    if (!t) return NULL;
-    t->dim[0] = d0; t->dim[1] = d1; t->dim[2] = d2; t->dim[3] = d3;
-    t->ndim = stx__dims(t->dim);
-    for (i = (size_t)t->ndim; i < STX_MAX_DIM; i++) t->dim[i] = 0;
-    for (t->size = 1, i = 0; i < (size_t)t->ndim; i++) t->size = stx_bytes_of(t->size, t->dim[i], 1);
-    t->data = stx_block_numbers(x, t->size);
-    if (!t->data) return NULL;
-    stx_put(x, t->data, data, t->size);
-    return stx_ok(x) ? t : NULL;
-}
-typedef struct stx__scalar { stx_tensor t; double value; struct stx__scalar *next; } stx__scalar;
-STX_DEF stx_tensor *stx_scalar_create(stx_ctx *x, double value) {
-    stx__scalar *s = (stx__scalar *)stx_persist(x, sizeof *s);
-    if (!s) return NULL;
-    s->t.ndim = 1;
-    s->t.dim[0] = s->t.size = 1;
-    s->t.full = 1;
-    s->t.data = (stx_real *)stx__state(x, STX__STATE, sizeof(stx_real));
-    if (!s->t.data) return NULL;
-    s->next = x->scalars;
-    x->scalars = s;
-    stx_scalar_set(x, &s->t, value);
-    return stx_ok(x) ? &s->t : NULL;
-}
-STX_DEF void stx_scalar_set(stx_ctx *x, stx_tensor *scalar, double value) {
-    stx__scalar *s;
-    if (!stx_ok(x) || !scalar) return;
-    for (s = x->scalars; s && &s->t != scalar; s = s->next) {}
-    if (!s || !stx__finite(value)) {
-        stx_fail(x, STX_ERR_ARG, "stx_scalar_set: %s %g: want a finite number for one that stx_scalar_create made",
-                 s ? "value" : "no scalar of this context gets", value);
-        return;
-    }
-#ifdef SEQTX_CUDA
-    if (stx__on_gpu(x)) {
-        if (value != s->value) {
-            stx__touch(x, "a scalar is set that had another value before");
-            stx_cuda_set_f32(x, s->t.data, (float)value);
-        }
-        s->value = value;
-        return;
-    }
-#endif
-    s->value = value;
-    s->t.data[0] = (stx_real)value;
-}
-/* A copy of n ids for kernels; on a CPU the ids themselves. The step arena's. */
-static int32_t *stx__ids_device(stx_ctx *x, int32_t *ids, size_t n) {
-    int32_t *p = ids;
-    if (!stx__on_gpu(x)) return p;
-    p = (int32_t *)stx_step_bytes(x, n * sizeof *p);
-    if (p) stx__put_bytes(x, p, ids, n * sizeof *p);
-    return p;
-}
-STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T) {
-    stx_ids *t;
-    if (!stx_ok(x)) return NULL;
-    STX__NEED(x, data && B && T && T <= SIZE_MAX / sizeof *data / B, STX_ERR_ARG, "stx_tokens: %zu x %zu tokens, want at least 1 x 1", B, T);
-    t = (stx_ids *)stx__arena_alloc(x, &x->step, sizeof *t);
-    if (!t) return NULL;
-    t->data = (int32_t *)stx__arena_alloc(x, &x->step, B * T * sizeof *data);
-    if (!t->data) return NULL;
-    memcpy(t->data, data, B * T * sizeof *data);
-    t->device = stx__ids_device(x, t->data, B * T);
-    t->below = 0;
-    t->spares = 0;
-    t->B = B;
-    t->T = T;
-    return t->device ? t : NULL;
-}
-STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T) {
-    stx_ids *t;
-    if (!stx_ok(x)) return NULL;
-    STX__NEED(x, B && T && T <= SIZE_MAX / sizeof *t->data / B, STX_ERR_ARG, "stx_tokens_create: %zu x %zu tokens, want at least 1 x 1", B, T);
-    t = (stx_ids *)stx_persist(x, sizeof *t);
-    if (!t) return NULL;
-    t->data = (int32_t *)stx_persist(x, B * T * sizeof *t->data);
-    t->device = stx__on_gpu(x) && t->data ? (int32_t *)stx__state(x, STX__STATE, B * T * sizeof *t->data) : t->data;
-    t->B = B;
-    t->T = T;
-    return t->device ? t : NULL;
-}
-/* An op uses them for n rows or classes; how: it may leave one id out */
-static void stx__ids_used(const stx_ids *ids, size_t n, const stx_token_loss *how) {
-    stx_ids *t = (stx_ids *)(uintptr_t)ids;
-    if (!t->below || n < t->below) t->below = n;
-    if (!how || !how->ignore || (t->spares == 1 && t->spared != how->ignored)) t->spares = -1;
-    if (t->spares < 0) return;
-    t->spares = 1;
-    t->spared = how->ignored;
-}
-static void stx__ids_below(const stx_ids *ids, size_t n) { stx__ids_used(ids, n, NULL); }
-static int stx__left_out(const stx_token_loss *how, int32_t id) { return how && how->ignore && id == how->ignored; }
-STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
-    size_t i;
-    if (!stx_ok(x) || !ids || !data) return;
-    for (i = 0; ids->below && i < ids->B * ids->T; i++)         /* a step that is replayed does not look */
-        if ((data[i] < 0 || (size_t)data[i] >= ids->below) && !(ids->spares == 1 && data[i] == ids->spared)) {
-            stx_fail(x, STX_ERR_ARG, "stx_tokens_set: id %ld at position %zu, want 0 to %zu: check the vocabulary size", (long)data[i], i, ids->below - 1);
-            return;
-        }
-    memcpy(ids->data, data, ids->B * ids->T * sizeof *data);
-    stx__put_bytes(x, ids->device, ids->data, ids->B * ids->T * sizeof *data);
-}
-
-/* What was captured knows nothing of a parameter or an optimiser that is made now. */
-static void stx__forget_steps(stx_ctx *x) {
-    int i;
-    for (i = 0; i < STX__REPLAYS; i++) x->replay[i].used = 0;
-    x->ran = x->alike = x->fresh = 0;
-    x->step_note[0] = 0;
-}
-static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, int full);
-static void stx__grads_arena(stx_ctx *x, stx__arena *a) {
-    memset(a, 0, sizeof *a);
-    a->name = "persistent arena";
-    a->kind = stx__arena_of(x, STX__STATE)->kind;
-}
-STX_DEF stx_params *stx_params_create(stx_ctx *x) {
-    stx_params *p = (stx_params *)stx_persist(x, sizeof *p);
-    stx__arena *a = (stx__arena *)stx_persist(x, sizeof *a);
-    if (!p || !a) return NULL;
-    stx__grads_arena(x, a);
-    p->ctx = x;
-    p->grads_memory = a;
-    p->next = x->lists;
-    x->lists = p;
-    return p;
-}
-static size_t stx__grad_room(const stx_tensor *t) { return (t->size + 63) & ~(size_t)63; }
-static stx_real *stx__grads_alloc(stx_ctx *x, stx__arena *a, size_t n) {
-    size_t bytes = n > SIZE_MAX / sizeof(stx_real) ? SIZE_MAX : n * sizeof(stx_real);
-    stx_real *g = (stx_real *)stx__arena_alloc(x, a, bytes);
-    if (g) stx__zero(x, g, bytes);
-    return g;
-}
-STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n) {
-    stx_ctx *x = p ? p->ctx : NULL;
-    stx__arena one, *a;
-    stx_real *g;
-    size_t i, total = 0;
-    if (n) *n = 0;
-    if (!stx_ok(x)) return NULL;
-    STX__NEED(x, p->count, STX_ERR_ARG, "stx_params_grads: the list has no parameters: call it after the last stx_param");
-    if (!p->grads || p->grads_count != p->count) {
-        STX__NEED(x, !p->held, STX_ERR_ARG, "stx_params_grads: an optimiser has the gradients' addresses: call it before stx_optim_create, "
-                  "after the last stx_param");
-        stx__grads_arena(x, &one);
-        for (i = 0; i < p->count; i++) total += stx__grad_room(p->tensor[i]);
-        g = stx__grads_alloc(x, &one, total);
-        if (!g) return NULL;
-        p->grads = g;
-        for (i = 0; i < p->count; g += stx__grad_room(p->tensor[i++])) {
-            stx__move(x, g, p->tensor[i]->grad, p->tensor[i]->size, 1);
-            p->tensor[i]->grad = g;
-        }
-        a = (stx__arena *)p->grads_memory;
-        stx__arena_free(x, a);
-        *a = one;
-        p->grads_size = total;
-        p->grads_count = p->count;
-        stx__forget_steps(x);
-    }
-    if (n) *n = p->grads_size;
-    return p->grads;
-}
-STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name) {
-    size_t i;
-    for (i = 0; p && name && i < p->count; i++) if (!strcmp(p->name[i], name)) return p->tensor[i];
-    return NULL;
-}
-STX_DEF size_t stx_params_size(const stx_params *p) {
-    size_t i, n = 0;
-    for (i = 0; p && i < p->count; i++) n += p->tensor[i]->size;
-    return n;
-}
-STX_DEF void stx_params_zero_grad(stx_params *p) {
-    size_t i;
-    for (i = 0; p && stx_ok(p->ctx) && i < p->count; i++) STX_RUN(p->ctx, stx_fill, (p->ctx, p->tensor[i]->grad, p->tensor[i]->size, 0));
-}
-/* Number i of a parameter's draw: uniform in [-a,a], or normal by Box and Muller (1958), drawn again from counters of its own until it
-   is within 2 a where that is wanted. */
-static double stx__draw(stx_ctx *x, uint64_t stream, size_t i, int init, double a) {
-    uint64_t again = 0;
-    double u, v, length, side;
-    do {
-        uint32_t r[4];
-        stx_philox(x->desc.seed, stream, (uint64_t)i / 2 + (again << 44), r);
-        u = ((double)r[0] + ((double)r[1] + 0.5) / 4294967296.0) / 4294967296.0;     /* in (0,1) */
-        v = ((double)r[2] + ((double)r[3] + 0.5) / 4294967296.0) / 4294967296.0;
-        if (init == STX_UNIFORM) return a * (2 * (i & 1 ? v : u) - 1);
-        length = sqrt(-2 * log(u));
-        side = i & 1 ? sin(6.283185307179586 * v) : cos(6.283185307179586 * v);
-        again++;
-    } while (init == STX_TRUNCATED && fabs(length * side) > 2);
-    return a * length * side;
-}
-STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2, size_t d3) {
-    stx_ctx *x = p ? p->ctx : NULL;
-    stx_tensor *t;
-    stx_real *host;
-    size_t d[STX_MAX_DIM], i, len;
-    char *copy;
-    if (!stx_ok(x)) return NULL;
-    d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
-    STX__NEED(x, d0 && name && name[0], STX_ERR_ARG, "stx_param: parameter \"%s\" needs a name and a first dimension", name ? name : "");
-    STX__NEED(x, init >= STX_ZEROS && init <= STX_TRUNCATED, STX_ERR_ARG,
-              "stx_param: \"%s\": no initialiser has number %d: use STX_ZEROS, STX_CONSTANT, STX_NORMAL, STX_UNIFORM or STX_TRUNCATED",
-        name, init);
-    STX__NEED(x, !stx_params_find(p, name), STX_ERR_ARG, "stx_param: there is a parameter \"%s\" already", name);
-    t = stx__tensor(x, STX__PARAM, stx__dims(d), d);
-    if (!t) return NULL;
-    t->grad = stx__grads_alloc(x, (stx__arena *)p->grads_memory, t->size);
-    if (!t->grad) return NULL;
-    t->needs_grad = t->is_param = t->is_leaf = 1;
-    if (p->count == p->capacity) {      /* the old list stays in the arena: a few hundred bytes */
-        size_t cap = p->capacity ? 2 * p->capacity : 64;
-        stx_tensor **nt = (stx_tensor **)stx_persist(x, cap * sizeof *nt);
-        const char **nn = (const char **)stx_persist(x, cap * sizeof *nn);
-        if (!nt || !nn) return NULL;
-        if (p->count) { memcpy(nt, p->tensor, p->count * sizeof *nt); memcpy(nn, p->name, p->count * sizeof *nn); }
-        p->tensor = nt;
-        p->name = nn;
-        p->capacity = cap;
-    }
-    len = strlen(name) + 1;
-    copy = (char *)stx_persist(x, len);
-    if (!copy) return NULL;
-    memcpy(copy, name, len);
-    host = stx__on_gpu(x) ? (stx_real *)stx_block(x, t->size * sizeof *host) : t->data;
-    if (!host) return NULL;
-    for (i = 0; i < t->size; i++)
-        host[i] = (stx_real)(init == STX_ZEROS ? 0 : init == STX_CONSTANT ? a : stx__draw(x, STX__PARAM_STREAM | x->params_made, i, init, a));
-    if (host != t->data) {
-        stx_put(x, t->data, host, t->size);
-        stx_block_free(x, host);
-    }
-    x->params_made++;
-    stx__forget_steps(x);
-    p->name[p->count] = copy;
-    p->tensor[p->count++] = t;
-    return t;
-}
-
-/* Numbers [from, to) of a parameter by fn */
-static void stx__param_edit(stx_ctx *x, const char *op, stx_tensor *t, size_t r0, size_t r1, stx_init_fn fn, void *user) {
-    size_t i, C;
-    stx_real *host;
-    char s[96];
-    if (!stx_ok(x) || !t) return;
-    if (!t->is_param || !fn || r0 > r1 || r1 > t->dim[0]) {
-        stx_fail(x, STX_ERR_ARG, "%s: rows [%zu,%zu) of %s%s: want rows of a parameter%s", op, r0, r1, stx__shape(t, s),
-                 t->is_param ? "" : ", which is none", fn ? "" : ", and a function");
-        return;
-    }
-    C = t->size / t->dim[0];
-    host = stx__on_gpu(x) ? (stx_real *)stx_block(x, stx_bytes_of(t->size, 1, sizeof *host)) : t->data;
-    if (!host) return;
-    if (host != t->data) stx_get(x, t, host);
-    for (i = r0 * C; i < r1 * C; i++) host[i] = (stx_real)fn(user, i, (double)host[i]);
-    if (host != t->data) {
-        stx_set(x, t, host);
-        stx_block_free(x, host);
-    }
-    stx__changed(x);
-}
-static double stx__times(void *user, size_t i, double was) { (void)i; return was * *(double *)user; }
-static double stx__value(void *user, size_t i, double was) { (void)i; (void)was; return *(double *)user; }
-STX_DEF void stx_param_scale(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double s) {
-    stx__param_edit(x, "stx_param_scale", param, r0, r1, stx__times, &s);
-}
-STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double v) {
-    stx__param_edit(x, "stx_param_fill", param, r0, r1, stx__value, &v);
-}
-STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void *user) {
-    stx__param_edit(x, "stx_param_apply", param, 0, param ? param->dim[0] : 0, fn, user);
-}
-
-// >>ops: embedding, linear, matmul
-
-typedef struct stx__ids_save { const int32_t *ids; size_t n, C; stx_real s; } stx__ids_save;
-static void stx__embedding_back(stx_ctx *x, stx__node *n) {
-    stx__ids_save *s = (stx__ids_save *)n->save;
-    stx_real *d = stx__grad(x, n->in[0]);
-    if (d) STX_RUN(x, stx_embedding_bwd, (x, d, n->y->grad, s->ids, s->n, s->C, s->s));
-}
-/* Rows ids[0..n) of the table, on the device: somebody has looked whether it has them */
-static stx_tensor *stx__rows_of(stx_ctx *x, stx_tensor *table, const int32_t *device, size_t n, int ndim, const size_t *dim) {
-    stx_tensor *y;
-    stx__node *node;
-    size_t C = dim[ndim - 1];
-    y = stx__tensor(x, STX__STEP, ndim, dim);
-    if (!y) return NULL;
-    STX_RUN(x, stx_embedding_fwd, (x, y->data, table->data, device, n, C, 1));
-    node = stx__record1(x, y, stx__embedding_back, table);
-    if (node) {
-        stx__ids_save *s = (stx__ids_save *)stx_step_alloc(x, sizeof *s);
-        if (!s) return NULL;
-        s->ids = device; s->n = n; s->C = C; s->s = 1;
-        node->save = s;
-    }
-    return y;
-}
-static stx_tensor *stx__lookup(stx_ctx *x, const char *op, stx_tensor *table, size_t V, const int32_t *ids, const int32_t *device,
-                               size_t n, int ndim, const size_t *dim) {
-    size_t i;
-    for (i = 0; i < n; i++)
-        STX__NEED(x, ids[i] >= 0 && (size_t)ids[i] < V, STX_ERR_ARG,
-                  "%s: id %ld at position %zu is outside the table of %zu rows: check the vocabulary size", op, (long)ids[i], i, V);
-    return stx__rows_of(x, table, device, n, ndim, dim);
-}
-STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids) {
-    size_t d[3];
-    char s[96];
-    if (!stx_ok(x) || !table || !ids) return NULL;
-    STX__NEED(x, table->ndim == 2, STX_ERR_SHAPE, "stx_embedding: table %s, want (V,C)", stx__shape(table, s));
-    stx__ids_below(ids, table->dim[0]);
-    d[0] = ids->B; d[1] = ids->T; d[2] = table->dim[1];
-    return stx__lookup(x, "stx_embedding", table, table->dim[0], ids->data, ids->device, ids->B * ids->T, 3, d);
-}
-STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, size_t n) {
-    size_t d[2];
-    int32_t *copy, *device;
-    if (!stx_ok(x) || !a) return NULL;
-    STX__NEED(x, n && idx && n <= SIZE_MAX / sizeof *copy, STX_ERR_ARG, "stx_gather: no rows asked for");
-    copy = (int32_t *)stx_step_alloc(x, n * sizeof *copy);
-    if (!copy) return NULL;
-    memcpy(copy, idx, n * sizeof *copy);
-    device = stx__ids_device(x, copy, n);
-    if (!device) return NULL;
-    d[0] = n; d[1] = stx__last(a);
-    return stx__lookup(x, "stx_gather", a, stx__rows(a), copy, device, n, 2, d);
-}
-
-typedef struct stx__linear_save { stx_real *pre; int act; } stx__linear_save;
-/* y = act(x W^T + b):   da = dy act' ; dx += da W ; dW += da^T x ; db += sum_n da */
-static void stx__linear_back(stx_ctx *x, stx__node *n) {
-    stx__linear_save *s = (stx__linear_save *)n->save;
-    stx_tensor *in = n->in[0], *W = n->in[1], *b = n->in[2];
-    size_t Ci = stx__last(in), Co = W->dim[0], N = stx__rows(in);
-    stx_real *dx, *dW, *db;
-    int fresh;
-    dx = stx__grad_fresh(x, in, &fresh);
-    dW = stx__grad(x, W);
-    db = b ? stx__grad(x, b) : NULL;
-    STX_RUN(x, stx_linear_bwd, (x, dx, dW, db, n->y->grad, n->y->data, s->pre, in->data, W->data, N, Ci, Co, s->act, !fresh));      /* nobody else reads dy */
-}
-STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act) {
-    stx_tensor *y, *ins[3];
-    stx__node *node;
-    size_t d[STX_MAX_DIM], N, Ci, Co;
-    stx_real *pre = NULL;
-    char s[96], t[96];
-    int i;
-    if (!stx_ok(x) || !in || !W) return NULL;
-    STX__NEED(x, W->ndim == 2 && stx__last(in) == W->dim[1] && (!b || b->size == W->dim[0]), STX_ERR_SHAPE,
-              "stx_linear: input %s and weight %s: the last dimensions must agree (weights are (out,in)), and a bias has one number an output", stx__shape(in, s), stx__shape(W, t));
-    STX__NEED(x, act >= STX_ACT_NONE && act <= STX_ACT_SIGMOID, STX_ERR_ARG, "stx_linear: no activation has number %d: use STX_ACT_*", act);
-    N = stx__rows(in); Ci = W->dim[1]; Co = W->dim[0];
-    for (i = 0; i < in->ndim; i++) d[i] = in->dim[i];
-    d[in->ndim - 1] = Co;
-    y = stx__tensor(x, STX__STEP, in->ndim, d);
-    if (!y) return NULL;
-    ins[0] = in; ins[1] = W; ins[2] = b;
-    node = stx__record(x, y, stx__linear_back, ins, 3);
-    if (node) {
-        stx__linear_save *save = (stx__linear_save *)stx_step_alloc(x, sizeof *save);
-        if (!save) return NULL;
-        if (act == STX_ACT_GELU) {
-            pre = stx_step_numbers(x, y->size);
-            if (!pre) return NULL;
-        }
-        save->pre = pre;
-        save->act = act;
-        node->save = save;
-    }
-    STX_RUN(x, stx_linear_fwd, (x, y->data, pre, in->data, W->data, b ? b->data : NULL, N, Ci, Co, act));
-    return y;
-}
-
-/* Y = X W^T + b, the end of X is h:   dh += the end of dY W ; dW += dY^T X ; db += sum of dY's rows */
-static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
-    stx_tensor *h = n->in[0], *W = n->in[1], *X = (stx_tensor *)n->save;
-    size_t B = X->dim[0], S = X->dim[1], T = h->dim[1], Ci = W->dim[1], O = W->dim[0];
-    int fresh;
-    stx_real *dh = stx__grad_fresh(x, h, &fresh), *dW = stx__grad(x, W), *db = stx__grad(x, n->in[2]);
-    if (dh) STX_RUN(x, stx_gemm, (x, B, 0, 0, T, Ci, O, 1, stx_at(x, n->y->grad, (S - T) * O), O, S * O, W->data, Ci, 0, (stx_real)!fresh, dh, Ci, T * Ci));
-    if (dW || db)
-        STX_RUN(x, stx_linear_bwd, (x, NULL, dW, db, n->y->grad, n->y->data, NULL, X->data, W->data, B * S, Ci, O, STX_ACT_NONE, 0));
-}
-STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W, stx_tensor *b) {
-    stx_tensor *y, *ins[3];
-    stx__node *node;
-    size_t d[3];
-    char s[96], t[96];
-    if (!stx_ok(x) || !X || !h || !W) return NULL;
-    STX__NEED(x, W->ndim == 2 && X->ndim == 3 && h->ndim == 3 && X->dim[2] == W->dim[1] && h->dim[2] == W->dim[1] && X->dim[0] == h->dim[0] && X->dim[1] >= h->dim[1], STX_ERR_SHAPE,
-              "stx_linear_memory: %s that ends in %s: want (B,S,Ci) and (B,T,Ci) with T <= S and a weight (O,Ci)", stx__shape(X, s), stx__shape(h, t));
-    STX__NEED(x, !b || b->size == W->dim[0], STX_ERR_SHAPE, "stx_linear_memory: bias %s, want one number for each of the %zu outputs",
-              stx__shape(b ? b : W, s), W->dim[0]);
-    d[0] = X->dim[0]; d[1] = X->dim[1]; d[2] = W->dim[0];
-    y = stx__tensor(x, STX__STEP, 3, d);
-    if (!y) return NULL;
-    STX_RUN(x, stx_linear_fwd, (x, y->data, NULL, X->data, W->data, b ? b->data : NULL, d[0] * d[1], X->dim[2], d[2], STX_ACT_NONE));
-    ins[0] = h; ins[1] = W; ins[2] = b;
-    node = stx__record(x, y, stx__linear_memory_back, ins, 3);
-    if (node) node->save = X;
-    return y;
-}
-
-typedef struct stx__matmul_save { int ta, tb; size_t batch, M, N, K, sb; } stx__matmul_save;
-/* Y = op(A) op(B):   d op(A) = dY op(B)^T ; d op(B) = op(A)^T dY, each transposed back where op transposes */
-static void stx__matmul_back(stx_ctx *x, stx__node *n) {
-    stx__matmul_save *s = (stx__matmul_save *)n->save;
-    stx_tensor *a = n->in[0], *b = n->in[1];
-    size_t M = s->M, N = s->N, K = s->K, lda = s->ta ? M : K, ldb = s->tb ? K : N, e;
-    int fresh;
-    stx_real *d = stx__grad_fresh(x, a, &fresh), *g = n->y->grad;
-    if (d) {
-        if (s->ta) STX_RUN(x, stx_gemm, (x, s->batch, s->tb, 1, K, M, N, 1, b->data, ldb, s->sb, g, N, M * N, (stx_real)!fresh, d, lda, M * K));
-        else       STX_RUN(x, stx_gemm, (x, s->batch, 0, !s->tb, M, K, N, 1, g, N, M * N, b->data, ldb, s->sb, (stx_real)!fresh, d, lda, M * K));
-    }
-    d = stx__grad_fresh(x, b, &fresh);
-    if (d) {
-        size_t count = s->sb ? 1 : s->batch, each = s->sb ? s->batch : 1;   /* a shared b: one product after the other */
-        for (e = 0; e < count; e++) {
-            stx_real *A = stx_at(x, a->data, e * M * K), *G = stx_at(x, g, e * M * N), beta = (stx_real)(!fresh || e > 0);
-            if (s->tb) STX_RUN(x, stx_gemm, (x, each, 1, s->ta, N, K, M, 1, G, N, M * N, A, lda, M * K, beta, d, ldb, s->sb));
-            else       STX_RUN(x, stx_gemm, (x, each, !s->ta, 0, K, N, M, 1, A, lda, M * K, G, N, M * N, beta, d, ldb, s->sb));
-        }
-    }
-}
-STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb) {
-    size_t M, N, K, batch = 1, d[STX_MAX_DIM], sb;
-    stx_tensor *y;
-    stx__node *node;
-    char s[96], t[96];
-    int i, ok;
-    if (!stx_ok(x) || !a || !b) return NULL;
-    ok = a->ndim >= 2 && b->ndim >= 2 && (b->ndim == 2 || b->ndim == a->ndim);
-    for (i = 0; ok && i < a->ndim - 2; i++) { batch *= a->dim[i]; if (b->ndim > 2) ok = a->dim[i] == b->dim[i]; }
-    STX__NEED(x, ok, STX_ERR_SHAPE, "stx_matmul: %s by %s: want equal leading dimensions, or two dimensions for the second", stx__shape(a, s), stx__shape(b, t));
-    M = a->dim[a->ndim - (ta ? 1 : 2)]; K = a->dim[a->ndim - (ta ? 2 : 1)];
-    N = b->dim[b->ndim - (tb ? 2 : 1)];
-    STX__NEED(x, K == b->dim[b->ndim - (tb ? 1 : 2)], STX_ERR_SHAPE, "stx_matmul: %s%s by %s%s: the inner dimensions differ", stx__shape(a, s), ta ? "^T" : "", stx__shape(b, t), tb ? "^T" : "");
-    for (i = 0; i < a->ndim; i++) d[i] = a->dim[i];
-    d[a->ndim - 2] = M; d[a->ndim - 1] = N;
-    y = stx__tensor(x, STX__STEP, a->ndim, d);
-    if (!y) return NULL;
-    sb = b->ndim == 2 ? 0 : K * N;
-    STX_RUN(x, stx_gemm, (x, batch, ta, tb, M, N, K, 1, a->data, ta ? M : K, M * K, b->data, tb ? K : N, sb, 0, y->data, N, M * N));
-    node = stx__record2(x, y, stx__matmul_back, a, b);
-    if (node) {
-        stx__matmul_save *save = (stx__matmul_save *)stx_step_alloc(x, sizeof *save);
-        if (!save) return NULL;
-        save->ta = ta; save->tb = tb; save->batch = batch; save->M = M; save->N = N; save->K = K; save->sb = sb;
-        node->save = save;
-    }
-    return y;
-}
-
-// >>ops: layernorm, elementwise, softmax
-
-typedef struct stx__layernorm_save { stx_real *mean, *rstd; } stx__layernorm_save;
-static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
-    stx__layernorm_save *s = (stx__layernorm_save *)n->save;
-    int fresh;
-    stx_real *din = stx__grad_fresh(x, n->in[0], &fresh), *dg = stx__grad(x, n->in[1]), *ds = stx__grad(x, n->in[2]);
-    STX_RUN(x, stx_layernorm_bwd, (x, din, dg, ds, n->y->grad, n->in[0]->data, n->in[1]->data, s->mean, s->rstd, stx__rows(n->y), stx__last(n->y), !fresh));
-}
-STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift, double eps) {
-    stx_tensor *y, *ins[3];
-    stx__layernorm_save *save;
-    stx__node *node;
-    char s[96];
-    if (!stx_ok(x) || !in || !gain || !shift) return NULL;
-    STX__NEED(x, gain->size == stx__last(in) && shift->size == stx__last(in), STX_ERR_SHAPE, "stx_layernorm: input %s with %zu gains and %zu shifts: want one each a channel", stx__shape(in, s), gain->size, shift->size);
-    y = stx__like(x, in);
-    save = (stx__layernorm_save *)stx_step_alloc(x, sizeof *save);
-    if (!y || !save) return NULL;
-    save->mean = (stx_real *)stx_step_bytes(x, stx__rows(in) * sizeof(stx_real));
-    save->rstd = (stx_real *)stx_step_bytes(x, stx__rows(in) * sizeof(stx_real));
-    if (!save->mean || !save->rstd) return NULL;
-    STX_RUN(x, stx_layernorm_fwd, (x, y->data, save->mean, save->rstd, in->data, gain->data, shift->data, stx__rows(in), stx__last(in), (stx_real)(eps > 0 ? eps : 1e-5)));
-    ins[0] = in; ins[1] = gain; ins[2] = shift;
-    node = stx__record(x, y, stx__layernorm_back, ins, 3);
-    if (node) node->save = save;
-    return y;
-}
-
-typedef struct stx__residual_save { stx_real *s, *mean, *rstd, p; uint64_t stream; } stx__residual_save;
-static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
-    stx__residual_save *v = (stx__residual_save *)n->save;
-    stx_tensor *h = n->in[0];
-    int fresh_f, fresh_h;         /* h is f: df has the fresh one */
-    stx_real *df = stx__grad_fresh(x, n->in[1], &fresh_f), *dg = stx__grad(x, n->in[2]), *dt = stx__grad(x, n->in[3]), *dh = stx__grad_fresh(x, h, &fresh_h);
-    stx_real *ds = fresh_h ? dh : stx__grad_take(x, n->y->size, n->y->full);       /* of h's kind: stx_residual_norm makes y like h */
-    if (!ds || x->code) return;
-    STX_RUN(x, stx_residual_norm_bwd, (x, ds, df, dg, dt, n->y->grad, v->s, n->in[2]->data, v->mean, v->rstd, stx__rows(n->y), stx__last(n->y), v->p, x->desc.seed, v->stream, !fresh_f));
-    if (fresh_h) return;
-    if (dh) STX_RUN(x, stx_axpy, (x, dh, ds, n->y->size, 1, 1));
-    stx__grad_give(x, ds, n->y->size, n->y->full);
-}
-STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps) {
-    stx_tensor *y, *ins[4];
-    stx__residual_save *v;
-    stx__node *node;
-    char a[96], b[96];
-    if (!stx_ok(x) || !h || !f || !gain || !shift) return NULL;
-    STX__NEED(x, stx__same(h, f), STX_ERR_SHAPE, "stx_residual_norm: %s and %s: want equal shapes", stx__shape(h, a), stx__shape(f, b));
-    STX__NEED(x, gain->size == stx__last(h) && shift->size == stx__last(h), STX_ERR_SHAPE, "stx_residual_norm: input %s with %zu gains and %zu shifts: want one each a channel", stx__shape(h, a), gain->size, shift->size);
-    STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG, "stx_residual_norm: dropout probability %g, want 0 <= p < 1", p);
-    y = stx__like(x, h);
-    v = (stx__residual_save *)stx_step_alloc(x, sizeof *v);
-    if (!y || !v) return NULL;
-    v->p = (stx_real)(stx_training(x) ? p : 0);
-    v->stream = v->p > 0 ? stx__stream(x) : 0;
-    v->s = stx__numbers(x, h->full ? STX__STEP_FULL : STX__STEP, h->size);
-    v->mean = (stx_real *)stx_step_bytes(x, 2 * stx__rows(h) * sizeof(stx_real));
-    if (!v->s || !v->mean) return NULL;
-    v->rstd = v->mean + stx__rows(h);
-    STX_RUN(x, stx_residual_norm_fwd, (x, y->data, v->s, v->mean, v->rstd, h->data, f->data, gain->data, shift->data, stx__rows(h), stx__last(h), (stx_real)(eps > 0 ? eps : 1e-5), v->p, x->desc.seed, v->stream));
-    ins[0] = h; ins[1] = f; ins[2] = gain; ins[3] = shift;
-    node = stx__record(x, y, stx__residual_norm_back, ins, 4);
-    if (node) node->save = v;
-    return y;
-}
-
-/* b is a, or a's last dimensions */
-static int stx__repeats(const stx_tensor *a, const stx_tensor *b) {
-    int i;
-    if (b->ndim > a->ndim) return 0;
-    for (i = 1; i <= b->ndim; i++) if (a->dim[a->ndim - i] != b->dim[b->ndim - i]) return 0;
-    return 1;
-}
-/* Room for the result of a and b, b being a's shape or its last dimensions. */
-static stx_tensor *stx__binary(stx_ctx *x, const char *op, stx_tensor *a, stx_tensor *b) {
-    char s[96], t[96];
-    if (!stx_ok(x) || !a || !b) return NULL;
-    STX__NEED(x, stx__repeats(a, b), STX_ERR_SHAPE, "%s: %s and %s: want equal shapes, or the second to be the first's last dimensions", op, stx__shape(a, s), stx__shape(b, t));
-    return stx__like(x, a);
-}
-static void stx__add_back(stx_ctx *x, stx__node *n) {
-    stx_tensor *a = n->in[0], *b = n->in[1];
-    if (b->size != n->y->size) {
-        stx_real *d = stx__grad(x, b);
-        if (d) STX_RUN(x, stx_sum_rows, (x, d, n->y->grad, n->y->size / b->size, b->size));
-        stx__grad_dy(x, n, a, 1);
-    } else if (a->grad || !a->needs_grad) {      /* the one that can take dy over comes last */
-        stx__grad_dy(x, n, a, 0);
-        stx__grad_dy(x, n, b, 1);
-    } else {
-        stx__grad_dy(x, n, b, 0);
-        stx__grad_dy(x, n, a, 1);
-    }
-}
-STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
-    stx_tensor *y = stx__binary(x, "stx_add", a, b);
-    if (!y) return NULL;
-    STX_RUN(x, stx_add_fwd, (x, y->data, a->data, b->data, a->size, b->size));
-    stx__record2(x, y, stx__add_back, a, b);
-    return y;
-}
-static void stx__mul_back(stx_ctx *x, stx__node *n) {
-    int fresh;
-    stx_real *da = stx__grad_fresh(x, n->in[0], &fresh), *db = stx__grad(x, n->in[1]);
-    STX_RUN(x, stx_mul_bwd, (x, da, db, n->y->grad, n->in[0]->data, n->in[1]->data, n->y->size, n->in[1]->size, !fresh));
-}
-STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
-    stx_tensor *y = stx__binary(x, "stx_mul", a, b);
-    if (!y) return NULL;
-    STX_RUN(x, stx_mul_fwd, (x, y->data, a->data, b->data, a->size, b->size));
-    stx__record2(x, y, stx__mul_back, a, b);
-    return y;
-}
-static void stx__scale_back(stx_ctx *x, stx__node *n) {
-    int fresh;
-    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
-    if (d) STX_RUN(x, stx_axpy, (x, d, n->y->grad, n->y->size, *(stx_real *)n->save, !fresh));
-}
-STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s) {
-    stx_tensor *y;
-    stx__node *node;
-    if (!stx_ok(x) || !a) return NULL;
-    y = stx__like(x, a);
-    if (!y) return NULL;
-    STX_RUN(x, stx_axpy, (x, y->data, a->data, a->size, (stx_real)s, 0));
-    node = stx__record1(x, y, stx__scale_back, a);
-    if (node) {
-        node->save = stx_step_alloc(x, sizeof(stx_real));
-        if (!node->save) return NULL;
-        *(stx_real *)node->save = (stx_real)s;
-    }
-    return y;
-}
-
-static void stx__scale_by_back(stx_ctx *x, stx__node *n) {
-    int fresh;
-    stx_real *ds = stx__grad(x, n->in[1]), *da = stx__grad_fresh(x, n->in[0], &fresh);      /* in this order: a may be s */
-    STX_RUN(x, stx_rezero_bwd, (x, da, ds, n->y->grad, n->in[0]->data, n->in[1]->data, n->y->size, !fresh));
-}
-STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s) {
-    stx_tensor *y;
-    char t[96];
-    if (!stx_ok(x) || !a || !s) return NULL;
-    STX__NEED(x, s->size == 1, STX_ERR_SHAPE, "stx_scale_by: the factor has shape %s, want one number", stx__shape(s, t));
-    y = stx__like(x, a);
-    if (!y) return NULL;
-    STX_RUN(x, stx_rezero_fwd, (x, y->data, NULL, a->data, s->data, y->size));
-    stx__record2(x, y, stx__scale_by_back, a, s);
-    return y;
-}
-
-static void stx__act_back(stx_ctx *x, stx__node *n) {
-    int fresh;
-    stx_real *dy = n->y->grad, *d = stx__grad_reuse(x, n, n->in[0], &fresh);
-    if (d) STX_RUN(x, stx_act_bwd, (x, d, dy, n->y->data, n->in[0]->data, n->y->size, *(int *)n->save, !fresh));
-}
-static stx_tensor *stx__activation(stx_ctx *x, stx_tensor *a, int act) {
-    stx_tensor *y;
-    stx__node *node;
-    if (!stx_ok(x) || !a) return NULL;
-    y = stx__like(x, a);
-    if (!y) return NULL;
-    STX_RUN(x, stx_act_fwd, (x, y->data, a->data, a->size, act));
-    node = stx__record1(x, y, stx__act_back, a);
-    if (node) {
-        node->save = stx_step_alloc(x, sizeof(int));
-        if (!node->save) return NULL;
-        *(int *)node->save = act;
-    }
-    return y;
-}
-STX_DEF stx_tensor *stx_relu(stx_ctx *x, stx_tensor *a) { return stx__activation(x, a, STX_ACT_RELU); }
-STX_DEF stx_tensor *stx_gelu(stx_ctx *x, stx_tensor *a) { return stx__activation(x, a, STX_ACT_GELU); }
-STX_DEF stx_tensor *stx_tanh(stx_ctx *x, stx_tensor *a) { return stx__activation(x, a, STX_ACT_TANH); }
-STX_DEF stx_tensor *stx_sigmoid(stx_ctx *x, stx_tensor *a) { return stx__activation(x, a, STX_ACT_SIGMOID); }
-
-static void stx__softmax_back(stx_ctx *x, stx__node *n) {
-    int fresh;
-    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
-    if (d) STX_RUN(x, stx_softmax_bwd, (x, d, n->y->grad, n->y->data, stx__rows(n->y), stx__last(n->y), !fresh));
-}
-STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a) {
-    stx_tensor *y;
-    if (!stx_ok(x) || !a) return NULL;
-    y = stx__like(x, a);
-    if (!y) return NULL;
-    STX_RUN(x, stx_softmax_fwd, (x, y->data, a->data, stx__rows(a), stx__last(a)));
-    stx__record1(x, y, stx__softmax_back, a);
-    return y;
-}
-
-static void stx__log_softmax_back(stx_ctx *x, stx__node *n) {
-    int fresh;
-    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
-    if (d) STX_RUN(x, stx_log_softmax_bwd, (x, d, n->y->grad, n->y->data, stx__rows(n->y), stx__last(n->y), !fresh));
-}
-STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a) {
-    stx_tensor *y;
-    if (!stx_ok(x) || !a) return NULL;
-    y = stx__like(x, a);
-    if (!y) return NULL;
-    STX_RUN(x, stx_log_softmax_fwd, (x, y->data, a->data, stx__rows(a), stx__last(a)));
-    stx__record1(x, y, stx__log_softmax_back, a);
-    return y;
-}
-
-typedef struct stx__dropout_save { uint64_t stream; stx_real p; } stx__dropout_save;
-static void stx__dropout_back(stx_ctx *x, stx__node *n) {
-    stx__dropout_save *s = (stx__dropout_save *)n->save;
-    int fresh;
-    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
-    if (d) STX_RUN(x, stx_dropout_fwd, (x, d, n->y->grad, n->y->size, s->p, x->desc.seed, s->stream, !fresh));
-}
-STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p) {
-    stx_tensor *y;
-    stx__node *node;
-    uint64_t stream;
-    if (!stx_ok(x) || !a) return NULL;
-    STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG, "stx_dropout: probability %g, want 0 <= p < 1", p);
-    if (!stx_training(x) || p == 0) return a;
-    stream = stx__stream(x);
-    y = stx__like(x, a);
-    if (!y) return NULL;
-    STX_RUN(x, stx_dropout_fwd, (x, y->data, a->data, a->size, (stx_real)p, x->desc.seed, stream, 0));
-    node = stx__record1(x, y, stx__dropout_back, a);
-    if (node) {
-        stx__dropout_save *s = (stx__dropout_save *)stx_step_alloc(x, sizeof *s);
-        if (!s) return NULL;
-        s->stream = stream;
-        s->p = (stx_real)p;
-        node->save = s;
-    }
-    return y;
-}
-
-typedef struct stx__time_save { stx_real *mask; size_t B, n, C; } stx__time_save;
-static void stx__dropout_time_back(stx_ctx *x, stx__node *n) {
-    stx__time_save *s = (stx__time_save *)n->save;
-    size_t b;
-    int fresh;
-    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
-    for (b = 0; d && b < s->B; b++)
-        STX_RUN(x, stx_mul_bwd, (x, stx_at(x, d, b * s->n), NULL, stx_at(x, n->y->grad, b * s->n), stx_at(x, n->in[0]->data, b * s->n), s->mask + b * s->C, s->n, s->C, !fresh));
-}
-STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p) {
-    stx_tensor *y, *ones;
-    stx__time_save *s;
-    stx__node *node;
-    char t[96];
-    size_t b;
-    if (!stx_ok(x) || !a) return NULL;
-    STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG, "stx_dropout_time: probability %g, want 0 <= p < 1", p);
-    STX__NEED(x, a->ndim == 3, STX_ERR_SHAPE, "stx_dropout_time: %s, want (B,T,C)", stx__shape(a, t));
-    if (!stx_training(x) || p == 0) return a;
-    ones = stx_new_full(x, a->dim[0], a->dim[2], 0, 0);
-    s = (stx__time_save *)stx_step_alloc(x, sizeof *s);
-    y = stx__like(x, a);
-    if (!ones || !s || !y) return NULL;
-    STX_RUN(x, stx_fill, (x, ones->data, ones->size, 1));
-    ones = stx_dropout(x, ones, p);
-    if (!ones) return NULL;
-    s->mask = ones->data; s->B = a->dim[0]; s->C = a->dim[2]; s->n = a->dim[1] * s->C;
-    for (b = 0; b < s->B; b++)
-        STX_RUN(x, stx_mul_fwd, (x, stx_at(x, y->data, b * s->n), stx_at(x, a->data, b * s->n), s->mask + b * s->C, s->n, s->C));
-    node = stx__record1(x, y, stx__dropout_time_back, a);
-    if (node) node->save = s;
-    return y;
-}
-
-static void stx__rezero_back(stx_ctx *x, stx__node *n) {
-    int fresh;
-    stx_real *da = stx__grad(x, n->in[2]), *df = stx__grad_fresh(x, n->in[1], &fresh);      /* in this order: f may be alpha */
-    STX_RUN(x, stx_rezero_bwd, (x, df, da, n->y->grad, n->in[1]->data, n->in[2]->data, n->y->size, !fresh));
-    stx__grad_dy(x, n, n->in[0], 1);
-}
-STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *alpha) {
-    stx_tensor *y, *in[3];
-    char s[96], t[96];
-    if (!stx_ok(x) || !h || !f || !alpha) return NULL;
-    STX__NEED(x, stx__same(h, f) && alpha->size == 1, STX_ERR_SHAPE, "stx_rezero: %s, %s and %zu factors: want two of one shape and one factor", stx__shape(h, s), stx__shape(f, t), alpha->size);
-    y = stx__like(x, h);
-    if (!y) return NULL;
-    STX_RUN(x, stx_rezero_fwd, (x, y->data, h->data, f->data, alpha->data, y->size));
-    in[0] = h; in[1] = f; in[2] = alpha;
-    stx__record(x, y, stx__rezero_back, in, 3);
-    return y;
-}
-
-// >>ops: losses
-
-static void stx__mean_back(stx_ctx *x, stx__node *n) {
-    stx_real *d = stx__grad(x, n->in[0]);
-    if (d) STX_RUN(x, stx_mean_bwd, (x, d, n->y->grad, n->in[0]->size));
-}
-static stx_tensor *stx__scalar_new(stx_ctx *x) { size_t one = 1; return stx__tensor(x, STX__STEP_FULL, 1, &one); }
-STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a) {
-    stx_tensor *y;
-    if (!stx_ok(x) || !a) return NULL;
-    y = stx__scalar_new(x);
-    if (!y) return NULL;
-    STX_RUN(x, stx_mean_fwd, (x, y->data, a->data, a->size));
-    stx__record1(x, y, stx__mean_back, a);
-    return y;
-}
-static void stx__sum_back(stx_ctx *x, stx__node *n) {
-    stx_real *d = stx__grad(x, n->in[0]);
-    if (d) STX_RUN(x, stx_sum_bwd, (x, d, n->y->grad, n->in[0]->size));
-}
-STX_DEF stx_tensor *stx_sum(stx_ctx *x, stx_tensor *a) {
-    stx_tensor *y;
-    if (!stx_ok(x) || !a) return NULL;
-    y = stx__scalar_new(x);
-    if (!y) return NULL;
-    STX_RUN(x, stx_sum_fwd, (x, y->data, a->data, a->size));
-    stx__record1(x, y, stx__sum_back, a);
-    return y;
-}
-static void stx__reshape_back(stx_ctx *x, stx__node *n);
-typedef struct stx__ce_save { const int32_t *targets; stx_real *top, *inv; double divisor; int over; } stx__ce_save;
-/* May a's memory take its gradient? Only where the op that made it does not need its result in backward. */
-static int stx__may_overwrite(const stx_ctx *x, const stx_tensor *a) {
-    const stx__node *n;
-    for (n = x->tape; n && n->y != a; n = n->prev) {}
-    if (!n) return 0;
-    if (n->back == stx__linear_back) return !((const stx__linear_save *)n->save)->act;
-    if (n->back == stx__reshape_back) return stx__may_overwrite(x, n->in[0]);
-    return n->back == stx__matmul_back || n->back == stx__scale_back;
-}
-static void stx__cross_entropy_back(stx_ctx *x, stx__node *n) {
-    stx__ce_save *s = (stx__ce_save *)n->save;
-    stx_tensor *a = n->in[0];
-    int fresh;
-    stx_real *d = stx__grad_to(x, a, s->over && a->needs_grad && !a->grad && stx__may_overwrite(x, a) ? a->data : NULL, &fresh);
-    if (d) STX_RUN(x, stx_cross_entropy_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), stx__last(a), s->divisor, !fresh));
-}
-/* targets: on the device */
-static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, const int32_t *targets, double divisor, int over) {
-    size_t N, V;
-    stx_tensor *y;
-    stx__ce_save *s;
-    stx__node *node;
-    if (!logits) return NULL;
-    N = stx__rows(logits);
-    V = stx__last(logits);
-    y = stx__scalar_new(x);
-    s = (stx__ce_save *)stx_step_alloc(x, sizeof *s);
-    if (!y || !s) return NULL;
-    s->top = (stx_real *)stx_step_bytes(x, 2 * N * sizeof(stx_real));
-    if (!s->top) return NULL;
-    s->inv = s->top + N;
-    s->targets = targets;
-    s->over = over;
-    s->divisor = divisor > 0 ? divisor : (double)N;
-    STX_RUN(x, stx_cross_entropy_fwd, (x, y->data, s->top, s->inv, logits->data, s->targets, N, V, s->divisor));
-    node = stx__record1(x, y, stx__cross_entropy_back, logits);
-    if (node) node->save = s;
-    return y;
-}
-static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor, int over) {
-    size_t N, V, i;
-    char t[96];
-    if (!stx_ok(x) || !logits || !targets) return NULL;
-    N = stx__rows(logits);
-    V = stx__last(logits);
-    STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE, "stx_cross_entropy: logits %s for %zu x %zu targets: want one target a row",
-              stx__shape(logits, t), targets->B, targets->T);
-    for (i = 0; i < N; i++)
-        STX__NEED(x, targets->data[i] >= 0 && (size_t)targets->data[i] < V, STX_ERR_ARG,
-                  "stx_cross_entropy: target %ld at position %zu is outside the %zu classes", (long)targets->data[i], i, V);
-    stx__ids_below(targets, V);
-    return stx__cross_entropy_of(x, logits, targets->device, divisor, over);
-}
-STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) { return stx__cross_entropy(x, logits, targets, divisor, 0); }
-STX_DEF stx_tensor *stx_cross_entropy_over(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) { return stx__cross_entropy(x, logits, targets, divisor, 1); }
-typedef struct stx__token_save { const int32_t *targets; const stx_real *w; stx_real *top, *inv; } stx__token_save;
-static void stx__token_loss_back(stx_ctx *x, stx__node *n) {
-    stx__token_save *s = (stx__token_save *)n->save;
-    stx_tensor *a = n->in[0];
-    int fresh;
-    stx_real *d = stx__grad_fresh(x, a, &fresh);
-    if (d)
-        STX_RUN(x, stx_token_loss_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, s->w, stx__rows(a), stx__last(a), !fresh));
-}
-/* logits (N,V), targets and w (N) on the device, nll (N): out */
-static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, const int32_t *targets, const stx_real *w, stx_real *nll) {
-    stx_tensor *y = stx__scalar_new(x);
-    stx__token_save *s = (stx__token_save *)stx_step_alloc(x, sizeof *s);
-    size_t N;
-    stx__node *node;
-    if (!logits || !y || !s || !nll) return NULL;
-    N = stx__rows(logits);
-    s->top = (stx_real *)stx_step_bytes(x, 2 * N * sizeof(stx_real));
-    if (!s->top) return NULL;
-    s->inv = s->top + N;
-    s->targets = targets;
-    s->w = w;
-    STX_RUN(x, stx_token_loss_fwd, (x, y->data, nll, s->top, s->inv, logits->data, targets, w, N, stx__last(logits)));
-    node = stx__record1(x, y, stx__token_loss_back, logits);
-    if (node) node->save = s;
-    return y;
-}
-/* The rows' weights and known targets, on the device; 0 and an error */
-static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets, const stx_token_loss *how, stx_real **w,
-                              int32_t **known) {
-    size_t N = targets->B * targets->T;
-    const stx_tensor *weights = how ? how->weights : NULL;
-    double divisor = how && how->mean ? 0 : how && how->divisor > 0 ? how->divisor : (double)N;
-    if (how && !(how->divisor >= 0 && stx__finite(how->divisor) && !(how->mean && how->divisor > 0))) {
-        stx_fail(x, STX_ERR_ARG, "%s: divisor %g, want a finite one, 0 or more, and 0 with mean", op, how->divisor);
-        return 0;
-    }
-    if (weights && (weights->size != N || weights->needs_grad)) {
-        stx_fail(x, STX_ERR_SHAPE, "%s: %zu weights for %zu targets%s: want one number a row, without gradient (stx_input, stx_detach)",
-                 op, weights->size, N,
-                 weights->needs_grad ? ", and they want a gradient" : "");
-        return 0;
-    }
-    *w = (stx_real *)stx_step_bytes(x, N * sizeof **w);
-    *known = (int32_t *)stx_step_bytes(x, N * sizeof **known);
-    if (!*w || !*known) return 0;
-    STX_RUN(x, stx_token_weights, (x, *w, *known, targets->device, weights ? weights->data : NULL, N, how ? how->ignore : 0,
-                                   how ? how->ignored : 0, divisor));
-    return 1;
-}
-STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, stx_token_loss *how) {
-    stx_tensor *nll, *y;
-    stx_real *w;
-    int32_t *known;
-    size_t N, V, i;
-    char t[96];
-    if (how) how->nll = NULL;
-    if (!stx_ok(x) || !logits || !targets) return NULL;
-    N = stx__rows(logits);
-    V = stx__last(logits);
-    STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE,
-              "stx_cross_entropy_tokens: logits %s for %zu x %zu targets: want one target a row", stx__shape(logits, t),
-              targets->B, targets->T);
-    for (i = 0; i < N; i++)
-        STX__NEED(x, (targets->data[i] >= 0 && (size_t)targets->data[i] < V) || stx__left_out(how, targets->data[i]), STX_ERR_ARG,
-                  "stx_cross_entropy_tokens: target %ld at position %zu is outside the %zu classes, and not the ignored one",
-                  (long)targets->data[i], i, V);
-    stx__ids_used(targets, V, how);
-    if (!stx__token_weights(x, "stx_cross_entropy_tokens", targets, how, &w, &known)) return NULL;
-    nll = stx_new_full(x, N, 0, 0, 0);
-    y = stx__token_loss(x, logits, known, w, nll ? nll->data : NULL);
-    if (how && y) how->nll = nll;
-    return y;
-}
-static void stx__mse_back(stx_ctx *x, stx__node *n) {
-    stx_real *da = stx__grad(x, n->in[0]), *db = stx__grad(x, n->in[1]);
-    STX_RUN(x, stx_mse_bwd, (x, da, db, n->y->grad, n->in[0]->data, n->in[1]->data, n->in[0]->size));
-}
-STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
-    stx_tensor *y;
-    char s[96], t[96];
-    if (!stx_ok(x) || !a || !b) return NULL;
-    STX__NEED(x, stx__same(a, b), STX_ERR_SHAPE, "stx_mse: %s and %s: want equal shapes", stx__shape(a, s), stx__shape(b, t));
-    y = stx__scalar_new(x);
-    if (!y) return NULL;
-    STX_RUN(x, stx_mse_fwd, (x, y->data, a->data, b->data, a->size));
-    stx__record2(x, y, stx__mse_back, a, b);
-    return y;
-}
-
-// >>ops: shape
-
-/* y (rows, wa + wb) from a (rows, wa) and b (rows, wb): concatenation over time (rows = B, w = T C) and over channels
-   (rows = N, w = C) are the same copy. */
-typedef struct stx__cat_save { size_t rows, wa, wb; } stx__cat_save;
-static void stx__cat_back(stx_ctx *x, stx__node *n) {
-    stx__cat_save *s = (stx__cat_save *)n->save;
-    size_t w = s->wa + s->wb;
-    int fresh;
-    stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
-    if (d) STX_RUN(x, stx_copy2d, (x, d, s->wa, n->y->grad, w, s->rows, s->wa, !fresh));
-    d = stx__grad_fresh(x, n->in[1], &fresh);
-    if (d) STX_RUN(x, stx_copy2d, (x, d, s->wb, stx_at(x, n->y->grad, s->wa), w, s->rows, s->wb, !fresh));
-}
-static stx_tensor *stx__cat(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t rows, int ndim, const size_t *dim) {
-    stx_tensor *y = stx__tensor(x, STX__STEP, ndim, dim);
-    size_t wa = a->size / rows, wb = b->size / rows;
-    stx__node *node;
-    if (!y) return NULL;
-    STX_RUN(x, stx_copy2d, (x, y->data, wa + wb, a->data, wa, rows, wa, 0));
-    STX_RUN(x, stx_copy2d, (x, stx_at(x, y->data, wa), wa + wb, b->data, wb, rows, wb, 0));
-    node = stx__record2(x, y, stx__cat_back, a, b);
-    if (node) {
-        stx__cat_save *s = (stx__cat_save *)stx_step_alloc(x, sizeof *s);
-        if (!s) return NULL;
-        s->rows = rows; s->wa = wa; s->wb = wb;
-        node->save = s;
-    }
-    return y;
-}
-STX_DEF stx_tensor *stx_concat(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
-    size_t d[3];
-    char s[96], t[96];
-    if (!stx_ok(x) || !a || !b) return NULL;
-    STX__NEED(x, a->ndim == 3 && b->ndim == 3 && a->dim[0] == b->dim[0] && a->dim[2] == b->dim[2], STX_ERR_SHAPE, "stx_concat: %s and %s: want (B,Ta,C) and (B,Tb,C)", stx__shape(a, s), stx__shape(b, t));
-    d[0] = a->dim[0]; d[1] = a->dim[1] + b->dim[1]; d[2] = a->dim[2];
-    return stx__cat(x, a, b, d[0], 3, d);
-}
-STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
-    size_t d[STX_MAX_DIM];
-    char s[96], t[96];
-    int i, same = 1;
-    if (!stx_ok(x) || !a || !b) return NULL;
-    for (i = 0; i < a->ndim - 1; i++) if (a->ndim == b->ndim && a->dim[i] != b->dim[i]) same = 0;
-    STX__NEED(x, a->ndim == b->ndim && same, STX_ERR_SHAPE, "stx_concat_channels: %s and %s: want all dimensions but the last equal", stx__shape(a, s), stx__shape(b, t));
-    for (i = 0; i < a->ndim; i++) d[i] = a->dim[i];
-    d[a->ndim - 1] += stx__last(b);
-    return stx__cat(x, a, b, stx__rows(a), a->ndim, d);
-}
-/* Slices in time (rows = B, widths in numbers T C) and in channels (rows = N) are the same copy, too. */
-typedef struct stx__slice_save { size_t rows, at, w; } stx__slice_save;
-static void stx__slice_back(stx_ctx *x, stx__node *n) {
-    stx__slice_save *s = (stx__slice_save *)n->save;
-    stx_tensor *a = n->in[0];
-    stx_real *d = stx__grad(x, a);
-    if (d) STX_RUN(x, stx_copy2d, (x, stx_at(x, d, s->at), a->size / s->rows, n->y->grad, s->w, s->rows, s->w, 1));
-}
-/* y = columns [at, at + w) of a, seen as (rows, ..) */
-static stx_tensor *stx__slice(stx_ctx *x, stx_tensor *a, size_t rows, size_t at, size_t w, const size_t *dim) {
-    stx_tensor *y = stx__tensor(x, STX__STEP, a->ndim, dim);
-    stx__node *node;
-    if (!y) return NULL;
-    STX_RUN(x, stx_copy2d, (x, y->data, w, stx_at(x, a->data, at), a->size / rows, rows, w, 0));
-    node = stx__record1(x, y, stx__slice_back, a);
-    if (node) {
-        stx__slice_save *save = (stx__slice_save *)stx_step_alloc(x, sizeof *save);
-        if (!save) return NULL;
-        save->rows = rows;
-        save->at = at;
-        save->w = w;
-        node->save = save;
-    }
-    return y;
-}
-STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1) {
-    size_t d[3], C;
-    char s[96];
-    if (!stx_ok(x) || !a) return NULL;
-    STX__NEED(x, a->ndim == 3 && t0 < t1 && t1 <= a->dim[1], STX_ERR_SHAPE,
-              "stx_slice: rows [%zu,%zu) of %s: want 0 <= t0 < t1 <= T of (B,T,C)", t0, t1, stx__shape(a, s));
-    C = a->dim[2];
-    d[0] = a->dim[0]; d[1] = t1 - t0; d[2] = C;
-    return stx__slice(x, a, d[0], t0 * C, d[1] * C, d);
-}
-STX_DEF stx_tensor *stx_slice_channels(stx_ctx *x, stx_tensor *a, size_t c0, size_t c1) {
-    size_t d[STX_MAX_DIM];
-    char s[96];
-    if (!stx_ok(x) || !a) return NULL;
-    STX__NEED(x, c0 < c1 && c1 <= stx__last(a), STX_ERR_SHAPE,
-              "stx_slice_channels: channels [%zu,%zu) of %s: want 0 <= c0 < c1 <= C of (..,C)", c0, c1, stx__shape(a, s));
-    memcpy(d, a->dim, sizeof d);
-    d[a->ndim - 1] = c1 - c0;
-    return stx__slice(x, a, stx__rows(a), c0, c1 - c0, d);
-}
-static void stx__reshape_back(stx_ctx *x, stx__node *n) { stx__grad_dy(x, n, n->in[0], 1); }
-static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
-    stx_tensor *y = (stx_tensor *)stx__arena_alloc(x, &x->step, sizeof *y);
-    if (!y) return NULL;
-    *y = *a;
-    y->grad = NULL;
-    y->needs_grad = y->is_param = y->is_leaf = 0;
-    return y;
-}
-STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1, size_t d2, size_t d3) {
-    size_t d[STX_MAX_DIM], n = 1;
-    stx_tensor *y;
-    char s[96];
-    int i;
-    if (!stx_ok(x) || !a) return NULL;
-    d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
-    for (i = 0; i < stx__dims(d); i++) n = stx_bytes_of(n, d[i], 1);
-    STX__NEED(x, d0 && n == a->size, STX_ERR_SHAPE, "stx_reshape: %s to (%zu,%zu,%zu,%zu): the number of elements changes", stx__shape(a, s), d0, d1, d2, d3);
-    y = stx__view(x, a);
-    if (!y) return NULL;
-    y->ndim = stx__dims(d);
-    memcpy(y->dim, d, sizeof d);
-    stx__record1(x, y, stx__reshape_back, a);
-    return y;
-}
-static void stx__view_rows_back(stx_ctx *x, stx__node *n) {
-    stx_real *d = stx__grad(x, n->in[0]);
-    if (d) STX_RUN(x, stx_axpy, (x, stx_at(x, d, *(const size_t *)n->save), n->y->grad, n->y->size, 1, 1));
-}
-STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r1) {
-    stx_tensor *y;
-    stx__node *node;
-    char s[96];
-    if (!stx_ok(x) || !a) return NULL;
-    STX__NEED(x, a->ndim == 2 && r0 < r1 && r1 <= a->dim[0], STX_ERR_SHAPE,
-              "stx_view_rows: rows [%zu,%zu) of %s: want 0 <= r0 < r1 <= N of (N,C)", r0, r1, stx__shape(a, s));
-    y = stx__view(x, a);
-    if (!y) return NULL;
-    y->dim[0] = r1 - r0;
-    y->size = (r1 - r0) * a->dim[1];
-    y->data = stx_at(x, a->data, r0 * a->dim[1]);
-    node = stx__record1(x, y, stx__view_rows_back, a);
-    if (node) {
-        node->save = stx_step_alloc(x, sizeof(size_t));
-        if (!node->save) return NULL;
-        *(size_t *)node->save = r0 * a->dim[1];
-    }
-    return y;
-}
-STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) { return stx_ok(x) && a ? stx__view(x, a) : NULL; }
-
-// >>ops: recomputation
-
-static stx__arena *stx__step_arena(stx_ctx *x, int i) { return i == 0 ? &x->step : i == 1 ? &x->dev_step : &x->dev_bytes; }
-static stx__mark stx__step_mark(stx_ctx *x) {
-    stx__mark m;
-    int i;
-    for (i = 0; i < 3; i++) {
-        stx__arena *a = stx__step_arena(x, i);
-        m.cur[i] = a->cur;
-        m.chunk_used[i] = a->cur ? a->cur->used : 0;
-        m.used[i] = a->used;
-    }
-    return m;
-}
-/* Back to the mark. The memory stays readable until it is allocated again (poisoned only by the caller's choice). */
-static void stx__step_release(stx_ctx *x, stx__mark m) {
-    int i;
-    for (i = 0; i < 3; i++) {
-        stx__arena *a = stx__step_arena(x, i);
-        a->cur = m.cur[i] ? m.cur[i] : a->first;
-        if (a->cur) a->cur->used = m.chunk_used[i];
-        a->used = m.used[i];
-    }
-}
-typedef struct stx__recompute_save { stx_recompute_fn fn; void *user; uint64_t op; int count, more; } stx__recompute_save;
-static void stx__recompute_back(stx_ctx *x, stx__node *n) {
-    stx__recompute_save *s = (stx__recompute_save *)n->save;
-    stx_tensor leaf[8], *in[8], *y, *more[STX_MAX_MORE] = {NULL};
-    stx__node *tape = x->tape;
-    stx__free_grad *free_grads, *free_entries;
-    uint64_t op = x->op;
-    stx__mark mark;
-    const stx__mark *inner = x->inner;
-    int i;
-    for (i = 0; i < s->count; i++) {     /* leaves of the small tape write straight into the inputs' gradients */
-        leaf[i] = *n->in[i];
-        leaf[i].grad = stx__grad(x, n->in[i]);
-        in[i] = &leaf[i];
-    }
-    mark = stx__step_mark(x);
-    x->inner = &mark;
-    free_grads = x->free_grads;
-    free_entries = x->free_entries;
-    x->free_grads = x->free_entries = NULL;
-    x->tape = NULL;
-    x->op = s->op;
-    x->recording = 1;
-    y = s->fn(x, s->user, in, more);
-    for (i = -1; i < s->more; i++) {
-        const stx_tensor *made = i < 0 ? n->y : n->more[i];
-        stx_tensor *again = i < 0 ? y : more[i];
-        stx_real *g = made && made->grad && again && again->needs_grad && !x->code ? stx__grad(x, again) : NULL;
-        if (g) STX_RUN(x, stx_axpy, (x, g, made->grad, again->size, 1, 1));
-    }
-    if (x->tape && !x->code) stx__walk(x);
-    x->recording = 0;
-    x->op = op;
-    x->tape = tape;
-    x->inner = inner;
-    x->free_grads = free_grads;
-    x->free_entries = free_entries;
-    stx__step_release(x, mark);
-}
-static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, int full) {
-    size_t bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
-#ifdef SEQTX_CUDA
-    if (stx__on_gpu(x)) { stx_cuda_move(x, to, from, bytes); return; }
-#endif
-    memmove(to, from, bytes);
-}
-/* Room for the numbers of t in the step arena */
-static stx_real *stx__room_like(stx_ctx *x, const stx_tensor *t) { return stx__numbers(x, t->full ? STX__STEP_FULL : STX__STEP, t->size); }
-/* made[0..count): results that lie anywhere in what fn made. They become tensors of the outer tape, at the mark, and all else goes. */
-static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **made, int count) {
-    stx_tensor head[1 + STX_MAX_MORE];
-    int i, above = count > 1 || stx__on_gpu(x);
-    for (i = 0; i < count; i++) if (made[i]) head[i] = *made[i];
-    /* Copies above what fn made, then down: one result may lie where another one goes, and a copy on a GPU must not overlap, for which
-       there has to be a place of each one's size below the copies */
-    if (count > 1 && stx__on_gpu(x)) for (i = 0; i < count; i++) if (made[i] && !stx__room_like(x, &head[i])) return 0;
-    for (i = 0; above && i < count; i++) {
-        if (!made[i]) continue;
-        head[i].data = stx__room_like(x, &head[i]);
-        if (!head[i].data) return 0;
-        stx__move(x, head[i].data, made[i]->data, head[i].size, head[i].full);
-    }
-    stx__step_release(x, mark);
-    for (i = 0; i < count; i++) {
-        stx_tensor *out = NULL, was;
-        if (!made[i]) continue;
-        was = head[i];
-        out = (stx_tensor *)stx__arena_alloc(x, &x->step, sizeof *out);
-        if (!out) return 0;
-        *out = was;
-        out->grad = NULL;
-        out->is_param = out->is_leaf = 0;
-        out->data = stx__room_like(x, &was);
-        if (!out->data) return 0;
-        stx__move(x, out->data, was.data, was.size, was.full);
-        out->needs_grad = 1;
-        made[i] = out;
-    }
-    return 1;
-}
-STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count, stx_tensor **out, int more) {
-    stx_tensor *made[1 + STX_MAX_MORE] = {NULL}, *none[STX_MAX_MORE] = {NULL};
-    stx__recompute_save *s;
-    stx__node *n;
-    stx__mark mark;
-    uint64_t op;
-    int i;
-    for (i = 0; out && i < more; i++) out[i] = NULL;
-    if (!stx_ok(x)) return NULL;
-    STX__NEED(x, count >= 0 && count <= 8, STX_ERR_ARG, "stx_recompute: %d inputs, want 0 to 8", count);
-    STX__NEED(x, more >= 0 && more <= STX_MAX_MORE, STX_ERR_ARG, "stx_recompute: %d more results, want 0 to %d", more, STX_MAX_MORE);
-    STX__NEED(x, fn && (in || !count) && (out || !more), STX_ERR_ARG, "stx_recompute: %s is NULL",
-              !fn ? "fn" : in || !count ? "out" : "in");
-    for (i = 0; i < count; i++) if (!in[i]) return NULL;
-    if (!x->recording) return fn(x, user, in, more ? out : none);
-    n = (stx__node *)stx__arena_alloc(x, &x->step, sizeof *n);
-    s = (stx__recompute_save *)stx_step_alloc(x, sizeof *s);
-    if (!n || !s) return NULL;
-    op = x->op;
-    mark = stx__step_mark(x);
-    x->recording = 0;
-    made[0] = fn(x, user, in, made + 1);
-    x->recording = 1;
-    if (!made[0]) { stx_fail(x, STX_ERR_ARG, "stx_recompute: the function returned NULL"); return NULL; }
-    if (!stx__keep_results(x, mark, made, 1 + more)) return NULL;
-    memset(n, 0, sizeof *n);
-    for (i = 0; i < count; i++) n->in[i] = in[i];
-    for (i = 0; i < more; i++) out[i] = n->more[i] = made[1 + i];
-    s->fn = fn; s->user = user; s->op = op; s->count = count; s->more = more;
-    n->save = s;
-    n->y = made[0];
-    n->back = stx__recompute_back;
-    n->prev = x->tape;
-    x->tape = n;
-    return made[0];
-}
-
-// >>ops: attention
-
-static size_t stx__attention_bytes(stx_ctx *x, const stx_attention_args *a, int backward) {
-#ifdef SEQTX_CUDA
-    if (stx__on_gpu(x)) return stx_attention_work_cuda(x, a, backward);
-#endif
-    return stx_attention_work(x, a, backward);
-}
-/* The forward kernel with room of the step arena that it gives back */
-STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a) {
-    stx__mark mark;
-    if (!stx_ok(x) || !a) return;
-    mark = stx__step_mark(x);
-    a->work = stx_step_bytes(x, stx__attention_bytes(x, a, 0));
-    if (a->work) STX_RUN(x, stx_attention_fwd, (x, a));
-    stx__step_release(x, mark);
-}
-static void stx__attention_back(stx_ctx *x, stx__node *n) {
-    stx_attention_args *a = (stx_attention_args *)n->save;
-    stx_tensor *q = n->in[0];
-    stx_real *dq, *apart = NULL;
-    size_t bytes;
-    a->dy = n->y->grad;
-    a->dq = dq = stx__grad(x, q);    a->dk = stx__grad(x, n->in[1]);
-    a->dv = n->in[2] ? stx__grad(x, n->in[2]) : stx_at(x, a->dk, a->H * a->D);        /* side by side */
-    a->dpe = stx__grad(x, n->in[3]); a->du = stx__grad(x, n->in[4]);  a->dvb = stx__grad(x, n->in[5]);
-    a->dz = stx__grad(x, n->in[6]);  a->dpk = stx__grad(x, n->in[7]); a->dpv = stx__grad(x, n->in[8]);
-    bytes = (stx__attention_bytes(x, a, 1) + sizeof(stx_real) - 1) / sizeof(stx_real);
-    a->work = stx__grad_take(x, bytes, 1);
-    /* queries that are the keys or values too: the kernel's threads add to dq and dk at the same time, so dq is made apart */
-    if (dq && (q == n->in[1] || q == n->in[2])) a->dq = apart = stx__grad_take(x, q->size, q->full);
-    if (!a->work || x->code) return;
-    if (apart) STX_RUN(x, stx_fill, (x, apart, q->size, 0));
-    STX_RUN(x, stx_attention_bwd, (x, a));
-    if (apart) {
-        STX_RUN(x, stx_axpy, (x, dq, apart, q->size, 1, 1));
-        stx__grad_give(x, apart, q->size, q->full);
-    }
-    stx__grad_give(x, (stx_real *)a->work, bytes, 1);
-}
-/* stk: numbers from one batch of k and v to the next, 0: as their shape says */
-static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d, size_t stk) {
-    stx_tensor *y, *q, *k, *v, *ins[9];
-    stx_attention_args *a;
-    stx__node *node;
-    size_t C, H, D;
-    char s[96], t[96];
-    if (!stx_ok(x) || !in || !d || !in->q || (!in->kv && (!in->k || !in->v))) return NULL;
-    q = in->q; k = in->kv ? in->kv : in->k; v = in->kv ? in->kv : in->v; H = d->heads;
-    STX__NEED(x, !in->kv || (!in->k && !in->v), STX_ERR_ARG, "stx_attention: kv and also k or v: give kv alone, or both of the others");
-    STX__NEED(x, q->ndim == 3 && k->ndim == 3 && stx__same(k, v) && q->dim[0] == k->dim[0] && (in->kv ? 2 : 1) * q->dim[2] == k->dim[2], STX_ERR_SHAPE,
-              "stx_attention: q %s, %s %s: want q (B,T,C) and equal k, v (B,S,C), or kv (B,S,2C)", stx__shape(q, s), in->kv ? "kv" : "k", stx__shape(k, t));
-    C = q->dim[2];
-    STX__NEED(x, H >= 1 && H <= STX__MAX_HEADS && C % H == 0, STX_ERR_SHAPE, "stx_attention: %zu heads for %zu channels: want 1 to %d heads that divide the channels", H, C, (int)STX__MAX_HEADS);
-    D = C / H;
-    STX__NEED(x, d->not_causal || k->dim[1] >= q->dim[1], STX_ERR_SHAPE, "stx_attention: %zu keys for %zu queries: causal attention needs the queries' own keys at the end", k->dim[1], q->dim[1]);
-    STX__NEED(x, !in->z || ((in->z->size == H || in->z->size == 1) && d->ramp > 0 && d->max_span > 0), STX_ERR_ARG, "stx_attention: the learned span wants one z a head (%zu) or one for all, max_span > 0 and ramp > 0 (got %zu, %g, %g)", H, in->z ? in->z->size : 0, d->max_span, d->ramp);
-    STX__NEED(x, !d->not_causal || (!in->z && !in->pe && !d->span && d->first_key >= 0), STX_ERR_ARG, "stx_attention: without causality there are no distances: no z, pe, span or zero keys");
-    STX__NEED(x, !in->pe || (in->pe->ndim == 2 && (in->pe->dim[1] == D || in->pe->dim[1] == C)), STX_ERR_SHAPE, "stx_attention: pe %s, want (P,%zu) or (P,%zu)", stx__shape(in->pe ? in->pe : q, s), D, C);
-    STX__NEED(x, (!in->u || in->u->size == C) && (!in->vb || (in->vb->size == C && in->pe)), STX_ERR_SHAPE, "stx_attention: u and vb have %zu numbers, and vb needs pe", C);
-    STX__NEED(x, !in->pk == !in->pv && (!in->pk || (in->pk->ndim == 3 && in->pk->dim[0] == H && in->pk->dim[2] == D && stx__same(in->pk, in->pv))), STX_ERR_SHAPE, "stx_attention: persistent keys and values want (H,N,D) = (%zu,N,%zu), both or none", H, D);
-    STX__NEED(x, !in->pad || (in->pad->B == k->dim[0] && in->pad->T == k->dim[1]), STX_ERR_SHAPE, "stx_attention: pad (%zu,%zu) for keys %s: want a number for each key, (B,S) = (%zu,%zu)",
-              in->pad ? in->pad->B : 0, in->pad ? in->pad->T : 0, stx__shape(k, t), k->dim[0], k->dim[1]);
-    STX__NEED(x, d->dropout >= 0 && d->dropout < 1, STX_ERR_ARG, "stx_attention: dropout %g, want 0 <= p < 1", d->dropout);
-    STX__NEED(x, d->delta_min == 0 || d->delta_min == 1, STX_ERR_ARG, "stx_attention: delta_min %d, want 0 or 1", d->delta_min);
-    STX__NEED(x, d->eps >= 0, STX_ERR_ARG, "stx_attention: eps %g, want 0 or more", d->eps);
-    STX__NEED(x, !d->no_renorm || d->eps == 0, STX_ERR_ARG,
-              "stx_attention: no_renorm and eps %g: eps belongs to the normalisation that no_renorm leaves out, want 0", d->eps);
-    y = stx__like(x, q);
-    a = (stx_attention_args *)stx_step_alloc(x, sizeof *a);
-    if (!y || !a) return NULL;
-    memset(a, 0, sizeof *a);
-    a->B = q->dim[0]; a->T = q->dim[1]; a->S = k->dim[1]; a->H = H; a->D = D;
-    a->ldq = C;
-    a->ldk = k->dim[2];
-    a->stq = a->T * C;
-    a->stk = stk ? stk : a->S * a->ldk;
-    a->first_key = d->first_key < (ptrdiff_t)a->S ? d->first_key : (ptrdiff_t)a->S;      /* S: none exists */
-    a->span = a->S + (d->first_key < 0 ? (size_t)-(d->first_key + 1) + 1 : 0);      /* all there are */
-    if (d->span && d->span < a->span) a->span = d->span;
-    if (d->first_key < 0 && (size_t)-(d->first_key + 1) + 1 > a->span) a->first_key = -(ptrdiff_t)a->span;
-    if (in->pe) { a->P = in->pe->dim[0]; a->pe_heads = in->pe->dim[1] == D && H != 1 ? 1 : (int)H; a->pe = in->pe->data; }
-    if (a->P && a->span > a->P + (size_t)d->delta_min - 1) a->span = a->P + (size_t)d->delta_min - 1;   /* no position, no key */
-    if (in->pk) { a->N = in->pk->dim[1]; a->pk = in->pk->data; a->pv = in->pv->data; }
-    a->delta_min = d->delta_min;
-    a->not_causal = d->not_causal;
-    a->no_renorm = d->no_renorm && in->z;        /* without a mask the two forms are one */
-    a->z_shared = in->z && in->z->size != H;
-    a->scale = (stx_real)(d->scale != 0 ? d->scale : 1 / sqrt((double)D));
-    a->max_span = (stx_real)d->max_span; a->ramp = (stx_real)d->ramp; a->eps = (stx_real)d->eps;
-    a->q = q->data; a->k = k->data; a->v = in->kv ? stx_at(x, k->data, C) : v->data;
-    a->u = in->u ? in->u->data : NULL; a->vb = in->vb ? in->vb->data : NULL; a->z = in->z ? in->z->data : NULL;
-    if (in->pad) { a->pad = in->pad->device; a->stpad = a->S; }
-    a->y = y->data;
-    a->top = (stx_real *)stx_step_bytes(x, 2 * a->B * H * a->T * sizeof(stx_real));
-    if (!a->top) return NULL;
-    a->inv = a->top + a->B * H * a->T;
-    if (stx_training(x) && d->dropout > 0) { a->drop = (stx_real)d->dropout; a->seed = x->desc.seed; a->stream = stx__stream(x); }
-    stx_attention_run(x, a);
-    ins[0] = q; ins[1] = k; ins[2] = in->kv ? NULL : v; ins[3] = in->pe; ins[4] = in->u; ins[5] = in->vb; ins[6] = in->z; ins[7] = in->pk; ins[8] = in->pv;
-    node = stx__record(x, y, stx__attention_back, ins, 9);
-    if (node) node->save = a;
-    return y;
-}
-STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d) {
-    return stx__attention(x, in, d, 0);
-}
-
-// >>ops: adaptive input and output
-
-static size_t stx__cluster_start(const stx_adaptive *a, size_t c) { return c ? a->end[c - 1] : 0; }
-
-/* Is the set sound? Everything after this trusts its sizes. */
-static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, size_t d, int output) {
-    size_t c;
-    char s[96];
-    if (a->clusters < 1 || a->clusters > STX_MAX_CLUSTERS) { stx_fail(x, STX_ERR_ARG, "%s: %zu clusters, want 1 to %d", op, a->clusters, STX_MAX_CLUSTERS); return 0; }
-    if (!(a->dropout >= 0 && a->dropout < 1)) { stx_fail(x, STX_ERR_ARG, "%s: dropout %g, want 0 <= dropout < 1", op, a->dropout); return 0; }
-    if (!output && !stx__finite(a->scale)) { stx_fail(x, STX_ERR_ARG, "%s: scale %g, want a finite one (0: sqrt(d))", op, a->scale); return 0; }
-    for (c = 0; c < a->clusters; c++) {
-        size_t start = c ? a->end[c - 1] : 0;
-        const stx_tensor *t = a->table[c], *p = a->proj[c], *b = a->bias[c];
-        if (a->end[c] <= start || a->end[c] > INT32_MAX) { stx_fail(x, STX_ERR_ARG, "%s: cluster %zu is [%zu,%zu): the ends must rise", op, c, start, a->end[c]); return 0; }
-        if (!t || t->ndim != 2 || t->dim[0] != a->end[c] - start) { stx_fail(x, STX_ERR_SHAPE, "%s: table %zu is %s, want (%zu,width)", op, c, t ? stx__shape(t, s) : "NULL", a->end[c] - start); return 0; }
-        if (p && (p->ndim != 2 || p->dim[1] != t->dim[1] || (d && p->dim[0] != d))) { stx_fail(x, STX_ERR_SHAPE, "%s: projection %zu is %s, want (%zu,%zu)", op, c, stx__shape(p, s), d, t->dim[1]); return 0; }
-        if (!p && d && t->dim[1] != d) { stx_fail(x, STX_ERR_SHAPE, "%s: table %zu is %s, without a projection its width must be %zu", op, c, stx__shape(t, s), d); return 0; }
-        if (output && a->proj_bias[c] && (!p || a->proj_bias[c]->size != p->dim[1])) {
-            stx_fail(x, STX_ERR_SHAPE, "%s: projection bias %zu is %s, want (%zu), and a projection", op, c,
-                     stx__shape(a->proj_bias[c], s), t->dim[1]);
-            return 0;
-        }
-        if (output && b && b->size != t->dim[0]) { stx_fail(x, STX_ERR_SHAPE, "%s: bias %zu is %s, want (%zu)", op, c, stx__shape(b, s), t->dim[0]); return 0; }
-    }
-    if (output && a->clusters > 1) {
-        const stx_tensor *w = a->cluster_w, *b = a->cluster_b;
-        if (!w || w->ndim != 2 || w->dim[0] != a->clusters - 1 || w->dim[1] != a->table[0]->dim[1] || (b && b->size != w->dim[0])) {
-            stx_fail(x, STX_ERR_SHAPE, "%s: cluster_w is %s, want (%zu,%zu), and cluster_b one number a row", op, w ? stx__shape(w, s) : "NULL", a->clusters - 1, a->table[0]->dim[1]);
-            return 0;
-        }
-    }
-    return 1;
-}
-
-/* m[c]: how many of the ids each cluster holds, those that are left out apart. 0 and an error (op NULL: without) when one is in none */
-static int stx__cluster_counts(stx_ctx *x, const char *op, const stx_adaptive *a, const stx_ids *ids, const stx_token_loss *how,
-                               size_t *m) {
-    size_t c, i, n = ids->B * ids->T;
-    memset(m, 0, STX_MAX_CLUSTERS * sizeof *m);
-    for (i = 0; i < n; i++) {
-        if (stx__left_out(how, ids->data[i])) continue;
-        c = stx__cluster(a->end, a->clusters, ids->data[i]);
-        if (c < a->clusters) m[c]++;
-        else if (op) {
-            stx_fail(x, STX_ERR_ARG, "%s: id %ld at position %zu is outside the vocabulary of %zu", op, (long)ids->data[i], i,
-                     a->end[a->clusters - 1]);
-            return 0;
-        }
-    }
-    return 1;
-}
-/* Places for m of n ids: as many, or on a GPU the next multiple of n/16, so that steps whose counts differ little are the same */
-static size_t stx__cluster_room(const stx_ids *ids, size_t m) {
-    size_t n = ids->B * ids->T, each = (n + 15) / 16;
-    return ids->data == ids->device || !m ? m : STX__MIN(n, (m + each - 1) / each * each);
-}
-STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx_ids *ids, int output, const stx_token_loss *how) {
-    size_t m[STX_MAX_CLUSTERS], c;
-    if (!a || !ids || ids->data == ids->device || a->clusters > STX_MAX_CLUSTERS) return key;
-    (void)stx__cluster_counts(NULL, NULL, a, ids, how, m);
-    for (c = output ? 1 : 0; c < a->clusters; c++) key = stx_key_add(key, stx__cluster_room(ids, m[c]));
-    return key;
-}
-/* The ids of each cluster, sorted on the device: see stx_cluster_sort. known: the ids there, or with -1 for those that are left out */
-typedef struct stx__sorted { stx_clusters k; int32_t *local, *place, *at, *over; } stx__sorted;
-static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, const stx_ids *ids, const int32_t *known,
-                         const stx_token_loss *how, int head, stx__sorted *s) {
-    size_t m[STX_MAX_CLUSTERS], n = ids->B * ids->T, c, all;
-    if (!stx__cluster_counts(x, op, a, ids, how, m)) return 0;
-    stx__ids_used(ids, a->end[a->clusters - 1], how);
-    memset(s, 0, sizeof *s);
-    s->k.count = a->clusters;
-    s->k.head = head;
-    s->k.leftover = head ? -1 : 0;
-    s->k.forward_columns = a->forward_columns;
-    for (c = 0; c < a->clusters; c++) {
-        s->k.end[c] = a->end[c];
-        s->k.first[c + 1] = s->k.first[c] + (head && c == 0 ? 0 : stx__cluster_room(ids, m[c]));
-    }
-    all = s->k.first[a->clusters];
-    s->at = (int32_t *)stx_step_bytes(x, (n + 2 * all + 1) * sizeof *s->at);
-    if (!s->at) return 0;
-    s->local = s->at + n;
-    s->place = s->local + all;
-    s->over = s->place + all;
-    STX_RUN(x, stx_cluster_sort, (x, s->local, s->place, s->at, s->over, known, n, &s->k));
-    return 1;
-}
-STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const stx_ids *ids) {
-    size_t n, c, d = 0, dim[3];
-    stx__sorted s;
-    stx_tensor *all = NULL, *y;
-    if (!stx_ok(x) || !a || !ids) return NULL;
-    n = ids->B * ids->T;
-    if (a->clusters && a->table[0]) d = a->proj[0] ? a->proj[0]->dim[0] : stx__last(a->table[0]);
-    if (!stx__adaptive_ok(x, "stx_adaptive_input", a, d, 0)) return NULL;
-    STX__NEED(x, n <= INT32_MAX / 2, STX_ERR_ARG, "stx_adaptive_input: %zu tokens at once, want fewer than 2^30", n);
-    if (!stx__sort_ids(x, "stx_adaptive_input", a, ids, ids->device, NULL, 0, &s)) return NULL;
-    for (c = 0; c < a->clusters; c++) {
-        stx_tensor *e;
-        dim[0] = 1; dim[1] = s.k.first[c + 1] - s.k.first[c]; dim[2] = stx__last(a->table[c]);
-        if (!dim[1]) continue;
-        e = stx_dropout(x, stx__rows_of(x, a->table[c], s.local + s.k.first[c], dim[1], 3, dim), a->dropout);
-        if (a->proj[c]) e = stx_linear(x, e, a->proj[c], NULL, STX_ACT_NONE);
-        if (!e) return NULL;
-        d = stx__last(e);
-        all = all ? stx_concat(x, all, e) : e;
-    }
-    if (!all) return NULL;
-    dim[0] = ids->B; dim[1] = ids->T; dim[2] = d;
-    y = stx__rows_of(x, all, s.at, n, 3, dim);
-    if (y && a->scale != 1) y = stx_scale(x, y, a->scale != 0 ? a->scale : sqrt((double)d));
-    if (y && stx__on_gpu(x)) STX_RUN(x, stx_spoil, (x, y->data, y->size, s.over));
-    return y;
-}
-/* Logits of cluster c for rows h (n,d): x_c = dropout(P_c^T h + p_c) ; T_c x_c + b_c, and for the head also the clusters' columns in
-   ascending order of column. */
-static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c, double dropout) {
-    stx_tensor *e = a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h, *l;
-    if (a->proj_bias[c]) e = stx_add(x, e, a->proj_bias[c]);
-    e = stx_dropout(x, e, dropout);
-    l = stx_linear(x, e, a->table[c], a->bias[c], STX_ACT_NONE);
-    if (c == 0 && a->clusters > 1) l = stx_concat_channels(x, l, stx_linear(x, e, a->cluster_w, a->cluster_b, STX_ACT_NONE));
-    return l;
-}
-/* The loss of the head, and of each cluster for its rows. With how, and on a GPU, where there may be rows left over: by weights. */
-static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets,
-                                         stx_token_loss *how) {
-    size_t n, c, dim[2];
-    stx__sorted s;
-    stx_real *w = NULL, *wc, *nc;
-    int32_t *known;
-    stx_tensor *loss, *nll = NULL;
-    int weighted;
-    if (how) how->nll = NULL;
-    if (!stx_ok(x) || !a || !h || !targets) return NULL;
-    n = targets->B * targets->T;
-    known = targets->device;
-    weighted = how || stx__on_gpu(x);
-    if (!stx__adaptive_ok(x, op, a, stx__last(h), 1)) return NULL;
-    STX__NEED(x, stx__rows(h) == n && n <= INT32_MAX / 2, STX_ERR_SHAPE, "%s: %zu rows for %zu targets: want one target a row", op,
-              stx__rows(h), n);
-    if (weighted && !stx__token_weights(x, op, targets, how, &w, &known)) return NULL;
-    if (!stx__sort_ids(x, op, a, targets, known, how, 1, &s)) return NULL;
-    h = stx_reshape(x, h, n, stx__last(h), 0, 0);
-    if (!h) return NULL;
-    if (weighted) {
-        nll = stx_new_full(x, n, 0, 0, 0);
-        if (!nll) return NULL;
-        if (stx__on_gpu(x)) STX_RUN(x, stx_spoil, (x, w, n, s.over));
-        loss = stx__token_loss(x, stx__adaptive_logits(x, a, h, 0, a->dropout), s.at, w, nll->data);
-    } else loss = stx__cross_entropy_of(x, stx__adaptive_logits(x, a, h, 0, a->dropout), s.at, (double)n, 0);
-    for (c = 1; c < a->clusters; c++) {
-        const int32_t *local = s.local + s.k.first[c], *place = s.place + s.k.first[c];
-        stx_tensor *l;
-        dim[0] = s.k.first[c + 1] - s.k.first[c]; dim[1] = stx__last(h);
-        if (!dim[0]) continue;
-        l = stx__adaptive_logits(x, a, stx__rows_of(x, h, place, dim[0], 2, dim), c, a->dropout);
-        if (!weighted) { loss = stx_add(x, loss, stx__cross_entropy_of(x, l, local, (double)n, 0)); continue; }
-        wc = (stx_real *)stx_step_bytes(x, 2 * dim[0] * sizeof *wc);
-        if (!wc) return NULL;
-        nc = wc + dim[0];
-        STX_RUN(x, stx_embedding_fwd, (x, wc, w, place, dim[0], 1, 1));
-        loss = stx_add(x, loss, stx__token_loss(x, l, local, wc, nc));
-        if (loss && how) STX_RUN(x, stx_embedding_bwd, (x, nll->data, nc, place, dim[0], 1, 1));
-    }
-    if (how && loss) how->nll = nll;
-    return loss;
-}
-STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets) {
-    return stx__adaptive_softmax(x, "stx_adaptive_softmax", a, h, targets, NULL);
-}
-STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets,
-                                                stx_token_loss *how) {
-    stx_token_loss none;
-    memset(&none, 0, sizeof none);
-    return stx__adaptive_softmax(x, "stx_adaptive_softmax_tokens", a, h, targets, how ? how : &none);
-}
-STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h) {
-    size_t N, V, c, d[2];
-    stx_tensor *out;
-    stx_real *gate;
-    int recording;
-    if (!stx_ok(x) || !a || !h) return NULL;
-    if (!stx__adaptive_ok(x, "stx_adaptive_log_probs", a, stx__last(h), 1)) return NULL;
-    N = stx__rows(h);
-    V = a->end[a->clusters - 1];
-    d[0] = N; d[1] = V;
-    recording = x->recording;
-    x->recording = 0;
-    h = stx_reshape(x, h, N, stx__last(h), 0, 0);
-    out = stx__tensor(x, STX__STEP_FULL, 2, d);
-    gate = (stx_real *)stx_step_bytes(x, N * a->clusters * sizeof *gate);    /* log p of cluster c for row n */
-    for (c = 0; c < a->clusters; c++) {
-        stx_tensor *l = stx__adaptive_logits(x, a, h, c, 0);
-        size_t start = stx__cluster_start(a, c);
-        if (!l || !out || !gate) { out = NULL; break; }
-        STX_RUN(x, stx_cluster_log_probs, (x, out->data, gate, l->data, N, V, start, a->end[c] - start, stx__last(l), a->clusters, c, a->forward_columns));
-    }
-    x->recording = recording;
-    return out;
-}
-
-// >>optimisers
-
-struct stx_picked { stx_piece *piece; size_t count; };
-STX_DEF stx_picked *stx_pick_params(stx_ctx *x, stx_tensor *const *t, size_t count) {
-    stx_picked *p;
-    size_t i;
-    if (!stx_ok(x) || !t) return NULL;
-    p = (stx_picked *)stx_persist(x, sizeof *p);
-    if (!p) return NULL;
-    p->piece = (stx_piece *)stx__state(x, STX__STATE, stx_bytes_of(count, 1, sizeof *p->piece));
-    if (!p->piece) return NULL;
-    for (i = 0; i < count; i++) {
-        stx_piece piece;
-        STX__NEED(x, t[i] && t[i]->is_param, STX_ERR_ARG, "stx_pick_params: number %zu is %s, want parameters", i, t[i] ? "no parameter" : "NULL");
-        memset(&piece, 0, sizeof piece);
-        piece.p = t[i]->data;
-        piece.n = t[i]->size;
-        stx__put_bytes(x, p->piece + i, &piece, sizeof piece);
-    }
-    p->count = count;
-    return p;
-}
-STX_DEF void stx_clamp_params(stx_ctx *x, const stx_picked *p, double lo, double hi) {
-    if (!stx_ok(x) || !p || !p->count) return;
-    STX_RUN(x, stx_clamp, (x, p->piece, p->count, (stx_real)lo, (stx_real)hi));
-    stx__changed(x);
-}
-
-static int stx__make_report(stx_ctx *x);
-static int stx__reports(stx_ctx *x);
-/* A beta of the desc, where 0 is the default and -1 is 0. The desc keeps it as it is, so that it means the same when it is given again. */
-static double stx__beta(double b) { return b == -1 ? 0 : b; }
-STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
-    stx_ctx *x = p ? p->ctx : NULL;
-    stx_optim *o;
-    stx_piece *q, *pieces;
-    size_t i, at;
-    int k, states;
-    if (!stx_ok(x)) return NULL;
-    o = (stx_optim *)stx_persist(x, sizeof *o);
-    if (!o) return NULL;
-    if (d) o->desc = *d;
-    if (!o->desc.kind) o->desc.kind = STX_ADAM;
-    STX__NEED(x, o->desc.kind >= STX_SGD && o->desc.kind <= STX_LAMB, STX_ERR_ARG,
-              "stx_optim_create: no optimiser has number %d: use STX_SGD, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM or STX_LAMB",
-              o->desc.kind);
-    if (o->desc.beta1 == 0) o->desc.beta1 = 0.9;
-    if (o->desc.beta2 == 0) o->desc.beta2 = 0.999;
-    if (o->desc.eps == 0) o->desc.eps = o->desc.kind == STX_ADAGRAD ? 1e-10 : o->desc.kind == STX_LAMB ? 1e-6 : 1e-8;
-    STX__NEED(x, o->desc.momentum >= 0 && stx__beta(o->desc.beta1) >= 0 && o->desc.beta1 < 1 &&
-              stx__beta(o->desc.beta2) >= 0 && o->desc.beta2 < 1 && o->desc.eps >= 0 && o->desc.clip >= 0 && o->desc.weight_decay >= 0,
-              STX_ERR_ARG, "stx_optim_create: momentum, eps, clip and weight_decay want 0 or more, the betas [0,1) or -1 for 0");
-    STX__NEED(x, o->desc.kind != STX_ADAGRAD || o->desc.weight_decay == 0, STX_ERR_ARG, "stx_optim_create: Adagrad here has no weight decay: set it to 0 or use STX_ADAMW");
-    STX__NEED(x, o->desc.clip_value >= 0 && o->desc.trust_max >= 0, STX_ERR_ARG,
-              "stx_optim_create: clip_value and trust_max want 0 or more");
-    STX__NEED(x, !o->desc.eps_hat || o->desc.kind == STX_ADAM || o->desc.kind == STX_ADAMW, STX_ERR_ARG,
-              "stx_optim_create: eps_hat goes with STX_ADAM and STX_ADAMW, not with optimiser %d", o->desc.kind);
-    STX__NEED(x, o->desc.kind == STX_LAMB || (!o->desc.no_correction && o->desc.trust_max == 0), STX_ERR_ARG,
-              "stx_optim_create: trust_max and no_correction go with STX_LAMB, not with optimiser %d", o->desc.kind);
-    states = o->desc.kind == STX_SGD ? o->desc.momentum > 0 : o->desc.kind == STX_ADAGRAD ? 1 : 2;
-    o->params = p;
-    o->count = p->count;
-    p->held = 1;
-    for (i = 0; i < p->count; i++) o->pieces += (p->tensor[i]->size + STX__PIECE - 1) / STX__PIECE;
-    o->piece = (stx_piece *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, 1, sizeof *o->piece));
-    o->squares = (double *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, o->desc.kind == STX_LAMB ? 3 : 1, sizeof *o->squares));
-    pieces = stx__on_gpu(x) ? (stx_piece *)stx_block(x, stx_bytes_of(o->pieces, 1, sizeof *o->piece)) : o->piece;
-    if (!o->piece || !o->squares || !pieces || !stx__make_report(x)) return NULL;
-    STX__NEED(x, x->optims < STX_MAX_OPTIMS, STX_ERR_ARG, "stx_optim_create: a context has room for %d optimisers: use another context", (int)STX_MAX_OPTIMS);
-    o->slot = x->optims++;
-    o->rate = -1;
-    stx__forget_steps(x);
-    o->update = &x->report->update[o->slot];
-    for (k = 0; k < states; k++) {
-        o->state[k] = (stx_tensor **)stx_persist(x, (p->count + 1) * sizeof **o->state);
-        if (!o->state[k]) return NULL;
-        for (i = 0; i < p->count; i++) {
-            o->state[k][i] = stx__tensor(x, STX__STATE, p->tensor[i]->ndim, p->tensor[i]->dim);
-            if (!o->state[k][i]) return NULL;
-            STX_RUN(x, stx_fill, (x, o->state[k][i]->data, o->state[k][i]->size, 0));
-        }
-    }
-    for (i = 0, q = pieces; i < p->count; i++)
-        for (at = 0; at < p->tensor[i]->size; at += STX__PIECE, q++) {
-            q->p = p->tensor[i]->data + at;
-            q->g = p->tensor[i]->grad + at;
-            for (k = 0; k < states; k++) q->s[k] = o->state[k][i]->data + at;
-            q->n = STX__MIN((size_t)STX__PIECE, p->tensor[i]->size - at);
-            q->tensor = i;
-        }
-    if (pieces != o->piece) {
-        stx__put_bytes(x, o->piece, pieces, o->pieces * sizeof *pieces);
-        stx_block_free(x, pieces);
-    }
-    return o;
-}
-STX_DEF void stx_optim_rate(stx_optim *o, double lr) {
-    stx_ctx *x = o ? o->params->ctx : NULL;
-    if (!stx_ok(x)) return;
-    if (!(lr >= 0 && stx__finite(lr))) { stx_fail(x, STX_ERR_ARG, "stx_optim_step, stx_optim_rate: learning rate %g, want a finite one, 0 or more", lr); return; }
-#ifdef SEQTX_CUDA
-    if (stx__on_gpu(x)) {
-        if (lr != o->rate) {
-            stx__touch(x, "a learning rate is set that stx_optim_rate had not set before");
-            stx_cuda_set_f64(x, &o->update->lr, lr);      /* while capturing: no, and then it is not repeated */
-        }
-        o->rate = lr;
-        return;
-    }
-#endif
-    o->rate = lr;
-    o->update->lr = lr;
-}
-STX_DEF int stx_optim_sync(stx_optim *o) {
-    stx_ctx *x = o ? o->params->ctx : NULL;
-    const stx_update *u;
-    if (!stx_ok(x)) return 0;
-    stx__touch(x, "stx_optim_sync waits for the GPU");
-    if (!stx__reports(x)) return 0;
-    u = &x->reported->update[o->slot];
-    o->step = u->step;
-    o->skipped = u->skipped;
-    o->grad_norm = u->norm;
-    return u->ok;
-}
-STX_DEF int stx_optim_step(stx_optim *o, double lr) {
-    stx_ctx *x = o ? o->params->ctx : NULL;
-    stx_optim_desc resolved;
-    const stx_optim_desc *d = &resolved;
-    double beta1, beta2;
-    if (!stx_ok(x)) return 0;
-    resolved = o->desc;
-    resolved.beta1 = beta1 = stx__beta(d->beta1);
-    resolved.beta2 = beta2 = stx__beta(d->beta2);
-    if (o->params->count != o->count) {
-        stx_fail(x, STX_ERR_ARG, "stx_optim_step: %zu parameters, %zu when the optimiser was made: call stx_optim_create after the last stx_param", o->params->count, o->count);
-        return 0;
-    }
-    stx_optim_rate(o, lr);
-    if (!stx_ok(x)) return 0;
-    if (d->clip_value > 0) STX_RUN(x, stx_clip_values, (x, o->piece, o->pieces, (stx_real)d->clip_value));
-    STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
-    STX_RUN(x, stx_optim_plan, (x, o->update, o->piece, o->pieces, o->squares, d));
-    if (d->kind == STX_SGD) {
-        STX_RUN(x, stx_sgd_update, (x, o->update, o->piece, o->pieces, (stx_real)d->momentum, (stx_real)d->weight_decay));
-    } else if (d->kind == STX_ADAGRAD) {
-        STX_RUN(x, stx_adagrad_update, (x, o->update, o->piece, o->pieces, (stx_real)d->eps));
-    } else if (d->kind == STX_LAMB) {
-        double *squares = o->squares + o->pieces;
-        STX_RUN(x, stx_lamb_direction, (x, o->update, o->piece, o->pieces, squares, (stx_real)beta1, (stx_real)(1 - beta1), (stx_real)beta2,
-                                        (stx_real)(1 - beta2), (stx_real)d->eps, (stx_real)d->weight_decay));
-        STX_RUN(x, stx_lamb_update, (x, o->update, o->piece, o->pieces, squares, d->trust_max));
-    } else {
-        double coupled = d->kind == STX_ADAM ? d->weight_decay : 0, decoupled = d->kind == STX_ADAM ? 0 : d->weight_decay;
-        STX_RUN(x, stx_adam_update, (x, o->update, o->piece, o->pieces, (stx_real)beta1, (stx_real)(1 - beta1), (stx_real)beta2,
-                                     (stx_real)(1 - beta2), (stx_real)d->eps, (stx_real)coupled, (stx_real)decoupled));
-    }
-    stx__changed(x);
-    return stx__on_gpu(x) ? stx_ok(x) : stx_optim_sync(o);
 }
 
 // >>steps
@@ -7736,6 +7886,13 @@ STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user) {
     return stx_ok(x);
 }
 
+STX_DEF void stx_meter(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
+    (void)x;
+    *meter = (accumulate ? *meter : 0) + s * (double)a[0];
+}
+
+// >>schedules
+
 static double stx__schedule_lr(const stx_schedule *s, uint64_t n) {
     double u = (double)n, W = (double)s->warmup, T = (double)s->total;
     if (s->kind == STX_LR_NOAM) {
@@ -7832,7 +7989,7 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
     return (int32_t)best;
 }
 
-// >>context: creation
+// >>creation
 
 STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
     stx_desc d;
@@ -7894,6 +8051,7 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
 static void stx__grads_free(stx_ctx *x) {
     for (; x->lists; x->lists = x->lists->next) stx__arena_free(x, (stx__arena *)x->lists->grads_memory);
 }
+
 STX_DEF void stx_destroy(stx_ctx *x) {
     if (!x) return;
     stx__pool_free(x);
@@ -7921,7 +8079,20 @@ STX_DEF void stx_destroy(stx_ctx *x) {
     x->desc.release(x->desc.user, x);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+STX_DEF void stx_begin(stx_ctx *x, int mode) {
+    if (!x) return;
+    if (!x->scratch) stx__make_scratch(x);      /* there was no memory for it, and the caller cleared the error */
+    stx__arena_rewind(&x->step);
+    stx__arena_rewind(&x->dev_step);
+    stx__arena_rewind(&x->dev_bytes);
+    x->tape = NULL;
+    x->free_grads = x->free_entries = NULL;
+    x->mode = mode;
+    x->recording = mode == STX_TRAIN;
+    x->op = 0;
+    if (mode == STX_TRAIN) x->tick++;
+}
+
 // >>files
 
 #define STX__HEADER_MAX 100000000u      /* the format's own limit on the JSON header */
@@ -9014,7 +9185,6 @@ STX_DEF int stx_writer_finish(stx_writer *w, const char *path) {
     return done;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // >>checkpoints
 
 STX_DEF int stx_entry_get(const stx_entry *e, stx_real *out, size_t n) {
@@ -9187,7 +9357,6 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
     return stx_ok(x);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // >>words: parameters
 
 static int stx__words_bad(stx_ctx *x, const char *who, const char *what, double got, const char *want) {
@@ -9369,17 +9538,19 @@ STX_DEF stx_tensor *stx_words_log_probs(const stx_words *w, stx_tensor *h) {
 STX_DEF stx_tensor *stx_words_scores(const stx_words *w, stx_tensor *h) {
     return w && w->desc.out == STX_WORDS_ADAPTIVE ? stx_words_log_probs(w, h) : stx_words_logits(w, h);
 }
-STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets) {
+STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets, stx_token_loss *how) {
     if (!w || !h || !targets) return NULL;
-    if (w->desc.out == STX_WORDS_ADAPTIVE) return stx_adaptive_softmax(w->ctx, &w->out, h, targets);
+    if (w->desc.out == STX_WORDS_ADAPTIVE) return stx_adaptive_softmax_tokens(w->ctx, &w->out, h, targets, how);
+    if (how) return stx_cross_entropy_tokens(w->ctx, stx_words_logits(w, h), targets, how);
     return stx_cross_entropy_over(w->ctx, stx_words_logits(w, h), targets, 0);
 }
-STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *ids, const stx_ids *targets) {
-    if (w && w->desc.in == STX_WORDS_ADAPTIVE) key = stx_adaptive_key(key, &w->in, ids, 0, NULL);
-    return w && w->desc.out == STX_WORDS_ADAPTIVE ? stx_adaptive_key(key, &w->out, targets, 1, NULL) : key;
+STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *ids, const stx_ids *targets, const stx_token_loss *how) {
+    if (!w) return key;
+    if (w->desc.in == STX_WORDS_ADAPTIVE) key = stx_adaptive_key(key, &w->in, ids, 0, NULL);
+    if (w->desc.out == STX_WORDS_ADAPTIVE) key = stx_adaptive_key(key, &w->out, targets, 1, how);
+    return key;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // >>rows: one layer
 
 STX_DEF stx_rows *stx_rows_create(stx_ctx *x, const stx_rows_desc *d) {
@@ -9867,7 +10038,6 @@ STX_DEF uint64_t stx_rows_key(const stx_rows *s, uint64_t key) {
     return key;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // >>cache: rows and attention
 
 STX_DEF stx_cache *stx_cache_create(stx_ctx *x, size_t layers, size_t B, size_t V) {

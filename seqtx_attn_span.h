@@ -220,7 +220,7 @@
 extern "C" {
 #endif
 
-// >>model: configuration -------------------------------------------------------------------------------------------
+// >>api: configuration ---------------------------------------------------------------------------------------------
 
 typedef struct stx_span_desc {
     size_t vocab;           /* V, required */
@@ -274,7 +274,7 @@ STX_DEF stx_params *stx_span_params(stx_span *m);
 /* Number of parameters that a desc gives (tied ones once), without making them; 0 when it is not valid, SIZE_MAX: as many or more. */
 STX_DEF size_t stx_span_count(const stx_span_desc *d);
 
-// >>model: memory --------------------------------------------------------------------------------------------------
+// >>api: memory ----------------------------------------------------------------------------------------------------
 
 /* The caches of all layers for B streams: goes into a forward and comes out of it. Training and evaluation each have
    their own. Empty at first. */
@@ -300,7 +300,7 @@ STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const s
 STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix);
 STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char *prefix);
 
-// >>model: forward -------------------------------------------------------------------------------------------------
+// >>api: forward ---------------------------------------------------------------------------------------------------
 
 /* ids (B,T) -> last hidden state (B,T,d). in: memory (NULL: empty); out: where the new memory goes (NULL: nowhere; may be
    in). Gradients do not pass the memory. */
@@ -329,7 +329,7 @@ STX_DEF size_t stx_span_cache(const stx_span *m, size_t l);
 /* As the reference logs them, with the ramp: mean over layers of ceil(mean z L) + ceil(R), and the largest ceil(max z L) + ceil(R). */
 STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max);
 
-// >>model: generation ----------------------------------------------------------------------------------------------
+// >>api: generation ------------------------------------------------------------------------------------------------
 
 /* Token by token, with projected keys and values kept, in windows of the spans: the cost of a token does not depend on
    how many came before. Equal to stx_span_forward over the whole text. Make a new one, or reset it, when the
@@ -364,7 +364,7 @@ STX_DEF stx_lm stx_span_lm(stx_span *m);
 #include <stdio.h>
 #include <string.h>
 
-// >>model: creation
+// >>creation
 
 static int stx__span_bad(stx_ctx *x, const char *what, double got, const char *want) {
     stx_fail(x, STX_ERR_ARG, "stx_span_create: %s is %g, want %s", what, got, want);
@@ -501,7 +501,7 @@ STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
 }
 STX_DEF stx_params *stx_span_params(stx_span *m) { return m ? m->params : NULL; }
 
-// >>model: spans
+// >>spans
 
 static void stx__span_z(const stx_span *m, size_t l, double *mean, double *max) {
     const stx_tensor *z = m->layer[l].z;
@@ -547,7 +547,7 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
         stx__span_window(m, l, &S, &C);
         h = stx_key_add(stx_key_add(h, S), C);
     }
-    h = stx_words_key(m->words, h, ids, targets);
+    h = stx_words_key(m->words, h, ids, targets, NULL);
     return s ? stx_rows_key(s->rows, h) : h;
 }
 
@@ -574,7 +574,7 @@ STX_DEF void stx_span_clamp(stx_span *m) {
     if (m && stx_ok(m->ctx) && m->desc.adapt_span) stx_clamp_params(m->ctx, m->spans, 0, 1);
 }
 
-// >>model: memory
+// >>memory
 
 STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B) {
     stx_ctx *x = m ? m->ctx : NULL;
@@ -620,7 +620,7 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
     return stx_rows_load(s->rows, f, prefix);
 }
 
-// >>model: layer and forward
+// >>layer and forward
 
 typedef struct stx__span_job { stx_span *m; size_t l, S; const stx_ids *mask; } stx__span_job;
 
@@ -704,7 +704,7 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
 STX_DEF stx_tensor *stx_span_logits(stx_span *m, stx_tensor *h) { return m ? stx_words_logits(m->words, h) : NULL; }
 STX_DEF stx_tensor *stx_span_log_probs(stx_span *m, stx_tensor *h) { return m ? stx_words_log_probs(m->words, h) : NULL; }
 STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *in, stx_span_state *out) {
-    return m ? stx_words_loss(m->words, stx_span_forward(m, ids, in, out), targets) : NULL;
+    return m ? stx_words_loss(m->words, stx_span_forward(m, ids, in, out), targets, NULL) : NULL;
 }
 STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll) {
     size_t l;
@@ -714,7 +714,7 @@ STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll) {
     return nll;
 }
 
-// >>model: generation
+// >>generation
 
 STX_DEF stx_span_gen *stx_span_gen_create(stx_span *m, size_t B) {
     stx_ctx *x = m ? m->ctx : NULL;

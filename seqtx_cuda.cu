@@ -10,7 +10,10 @@
    Families bring few kernels of their own: those of seqtx_sru.h (>>recurrence) are compiled where that header stands beside this file, and
    left out, without a word, where it does not.
 
-   READING ORDER: >>common (how numbers are stored, how kernels are launched), >>elementwise, >>layernorm (a warp a row, sums in two
+   The order and the names of sections are those of seqtx.h: `grep '>>softmax' seqtx*` finds op, CPU kernels and CUDA kernels. What only
+   a GPU has stands before (>>common) and behind (>>device, >>graph).
+
+   READING ORDER: >>common (how numbers are stored, how kernels are launched), >>add, >>layernorm (a warp a row, sums in two
    stages), >>gemm (cublasLt), >>attention (the reason for this library), >>recurrence (SRU), >>optimisers, >>device, >>graph.
 
    Rules that hold for every kernel
@@ -266,7 +269,7 @@ enum { STX__REPORT_BYTES = 1 << 16, STX__STAGE_BYTES = 1 << 20 };
 static int stx__gemm_open(stx_ctx *x, stx_gpu *g);
 static void stx__gemm_close(stx_gpu *g);
 
-// >>elementwise -------------------------------------------------------------------------------------------------------
+// >>shares, sums, fill, axpy, copy ------------------------------------------------------------------------------------
 
 /* W = 4 or 1 neighbours at once. A kernel of W = 4 takes rows that all begin on a multiple of four numbers and whose lengths are such
    multiples; anything else goes through the same code one by one. */
@@ -299,222 +302,6 @@ static unsigned stx__grid(stx_ctx *x, size_t threads) { return stx__blocks(threa
         if (four) STX__RUN_KERNEL(x, name, kernel<4>, stx__grid(x, (n) / 4), 256, 0, __VA_ARGS__); \
         else STX__RUN_KERNEL(x, name, kernel<1>, stx__grid(x, n), 256, 0, __VA_ARGS__); \
     } while (0)
-
-/* y (n) = value. A thread writes four neighbours at a time. */
-template<int W> static __global__ void stx__fill_kernel(stx__num y, size_t n, float value) {
-    float v[W];
-    for (int e = 0; e < W; e++) v[e] = value;
-    STX__STEP(i, n, W) stx__putn<W>(y, i, v);
-}
-void stx_fill_cuda(stx_ctx *x, stx_real *y, size_t n, stx_real value) {
-    stx__num Y = stx__num_of(x, y);
-    if (n) STX__RUN_BY(x, "stx_fill", n % 4 == 0 && stx__by4(Y), stx__fill_kernel, n, Y, n, value);
-}
-
-/* y (n) = s a, or y += s a. A thread takes four neighbours at a time. */
-template<int W> static __global__ void stx__axpy_kernel(stx__num y, stx__num a, size_t n, float s, int accumulate) {
-    STX__STEP(i, n, W) {
-        float v[W];
-        stx__getn<W>(v, a, i);
-        if (accumulate) {
-            float was[W];
-            stx__getn<W>(was, y, i);
-            for (int e = 0; e < W; e++) v[e] = fmaf(s, v[e], was[e]);
-        } else {
-            for (int e = 0; e < W; e++) v[e] *= s;
-        }
-        stx__putn<W>(y, i, v);
-    }
-}
-void stx_axpy_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    if (n) STX__RUN_BY(x, "stx_axpy", n % 4 == 0 && stx__by4(Y) && stx__by4(A), stx__axpy_kernel, n, Y, A, n, s, accumulate);
-}
-
-/* y (rows,cols) = or += a (rows,cols), rows ldy and lda apart. A thread takes four neighbours of a row at a time. */
-template<int W> static __global__ void stx__copy2d_kernel(stx__num y, size_t ldy, stx__num a, size_t lda, size_t n, size_t cols, int accumulate) {
-    STX__STEP(i, n, W) {
-        size_t r = i / cols, c = i - r * cols;
-        float v[W];
-        stx__getn<W>(v, a, r * lda + c);
-        stx__addn<W>(y, r * ldy + c, v, accumulate);
-    }
-}
-void stx_copy2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda, size_t rows, size_t cols, int accumulate) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    size_t n = rows * cols;
-    int four = (cols | (rows > 1 ? ldy | lda : 0)) % 4 == 0 && stx__by4(Y) && stx__by4(A);
-    if (n) STX__RUN_BY(x, "stx_copy2d", four, stx__copy2d_kernel, n, Y, ldy, A, lda, n, cols, accumulate);
-}
-
-/* e^v, tanh and erf are CUDA's accurate ones (1 to 5 ulp), whatever -use_fast_math would make of shorter names; NaN stays NaN. */
-#ifdef CUDA_HOST
-static inline float stx__phi(float v) { return (float)(0.5 * erfc(v * -0.70710678118654752440)); }
-#else
-static __device__ __forceinline__ float stx__phi(float v) { return normcdff(v); }
-#endif
-static __device__ __forceinline__ float stx__act(float v, int act) {
-    switch (act) {
-    case STX_ACT_RELU: return v < 0 ? 0 : v;
-    case STX_ACT_GELU: return v * stx__phi(v);
-    case STX_ACT_TANH: return tanhf(v);
-    case STX_ACT_SIGMOID: return 1 / (1 + expf(-v));
-    default: return v;
-    }
-}
-/* g times d act / d a, given y = act(a) and, for gelu, a */
-static __device__ __forceinline__ float stx__act_slope(float g, float y, float a, int act) {
-    switch (act) {
-    case STX_ACT_RELU: return y > 0 ? g : 0;
-    case STX_ACT_GELU: return g * fmaf(a, 0.39894228040143267794f * expf(-0.5f * a * a), stx__phi(a));
-    case STX_ACT_TANH: return g * fmaf(-y, y, 1.0f);
-    case STX_ACT_SIGMOID: return g * (y * (1 - y));
-    default: return g;
-    }
-}
-
-/* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b. A thread takes four neighbours of a row at a time. */
-template<int W> static __global__ void stx__bias_act_kernel(stx__num y, stx__num pre, stx__num b, size_t n, size_t C, int act) {
-    STX__STEP(i, n, W) {
-        float v[W], w[W];
-        stx__getn<W>(v, y, i);
-        if (b.p) {
-            stx__getn<W>(w, b, i % C);
-            for (int e = 0; e < W; e++) v[e] += w[e];
-        }
-        if (pre.p) stx__putn<W>(pre, i, v);
-        for (int e = 0; e < W; e++) v[e] = stx__act(v[e], act);
-        stx__putn<W>(y, i, v);
-    }
-}
-void stx_bias_act_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act) {
-    stx__num Y = stx__num_of(x, y), P = stx__num_of(x, pre), B = stx__num_of(x, b);
-    size_t n = N * C;
-    if (n && (b || pre || act)) STX__RUN_BY(x, "stx_bias_act_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(P) && stx__by4(B), stx__bias_act_kernel, n, Y, P, B, n, C, act);
-}
-
-/* y (n) = act(a (n)), y may be a. A thread takes four neighbours at a time. */
-template<int W> static __global__ void stx__act_fwd_kernel(stx__num y, stx__num a, size_t n, int act) {
-    STX__STEP(i, n, W) {
-        float v[W];
-        stx__getn<W>(v, a, i);
-        for (int e = 0; e < W; e++) v[e] = stx__act(v[e], act);
-        stx__putn<W>(y, i, v);
-    }
-}
-void stx_act_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    if (n) STX__RUN_BY(x, "stx_act_fwd", n % 4 == 0 && stx__by4(Y) && stx__by4(A), stx__act_fwd_kernel, n, Y, A, n, act);
-}
-
-/* y = act(a):   da = or += dy act'(a); a is read for gelu only, y for the others; da may be dy. As forward. */
-template<int W> static __global__ void stx__act_bwd_kernel(stx__num da, stx__num dy, stx__num y, stx__num a, size_t n, int act, int accumulate) {
-    STX__STEP(i, n, W) {
-        float g[W], v[W] = {0}, u[W] = {0};
-        stx__getn<W>(g, dy, i);
-        if (act == STX_ACT_GELU) stx__getn<W>(u, a, i);
-        else if (act) stx__getn<W>(v, y, i);
-        for (int e = 0; e < W; e++) g[e] = stx__act_slope(g[e], v[e], u[e], act);
-        stx__addn<W>(da, i, g, accumulate);
-    }
-}
-void stx_act_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
-    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y), A = stx__num_of(x, act == STX_ACT_GELU ? a : NULL);
-    int four = n % 4 == 0 && stx__by4(D) && stx__by4(G) && stx__by4(Y) && stx__by4(A);
-    if (n) STX__RUN_BY(x, "stx_act_bwd", four, stx__act_bwd_kernel, n, D, G, Y, A, n, act, accumulate && da != dy);
-}
-
-/* y (n) = a (n) + b (nb), b repeats. A thread takes four neighbours at a time. */
-template<int W> static __global__ void stx__add_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb) {
-    STX__STEP(i, n, W) {
-        float v[W], w[W];
-        stx__getn<W>(v, a, i);
-        stx__getn<W>(w, b, n == nb ? i : i % nb);
-        for (int e = 0; e < W; e++) v[e] += w[e];
-        stx__putn<W>(y, i, v);
-    }
-}
-void stx_add_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
-    if (n) STX__RUN_BY(x, "stx_add_fwd", nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B), stx__add_kernel, n, Y, A, B, n, nb);
-}
-
-/* y (n) = or += a (n) b (nb), b repeats: forward, and da and db of backward. A thread takes four neighbours at a time. */
-template<int W> static __global__ void stx__mul_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb, int accumulate) {
-    STX__STEP(i, n, W) {
-        float v[W], w[W];
-        stx__getn<W>(v, a, i);
-        stx__getn<W>(w, b, n == nb ? i : i % nb);
-        for (int e = 0; e < W; e++) v[e] *= w[e];
-        stx__addn<W>(y, i, v, accumulate);
-    }
-}
-static void stx__mul_cuda(stx_ctx *x, const char *name, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
-    if (n) STX__RUN_BY(x, name, nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B), stx__mul_kernel, n, Y, A, B, n, nb, accumulate);
-}
-void stx_mul_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) { stx__mul_cuda(x, "stx_mul_fwd", y, a, b, n, nb, 0); }
-/* y = a b:   da = or += dy b ; db += sum over repeats of dy a (a sum of columns when b repeats) */
-static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2, const stx_real *dy, const stx_real *f, const stx_real *mean, const stx_real *rstd, size_t N, size_t C);
-void stx_mul_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
-    if (da) stx__mul_cuda(x, "stx_mul_bwd", da, dy, b, n, nb, accumulate);
-    if (db && n == nb) stx__mul_cuda(x, "stx_mul_bwd", db, dy, a, n, n, 1);
-    else if (db && n) stx__columns(x, "stx_mul_bwd", db, NULL, dy, a, NULL, NULL, n / nb, nb);
-}
-
-/* Dropout masks, the CPU's bit for bit: 16 bits of a Philox call for each of 8 neighbours, kept if below keep. by[e] is the factor of
-   number i + e; i is a multiple of W. */
-typedef struct stx__drop { uint64_t seed, stream; const uint64_t *shift; uint32_t keep; float inv; } stx__drop;
-static stx__drop stx__drop_of(stx_ctx *x, stx_real p, uint64_t seed, uint64_t stream) {
-    stx__drop d = {seed, stream, stx__gpu(x)->shift, 0, 1};
-    if (p > 0) {                            /* keep 0: no dropout */
-        double k = floor((1.0 - (double)p) * 65536.0 + 0.5);
-        d.keep = (uint32_t)(k < 1 ? 1 : k);
-        d.inv = (float)(65536.0 / d.keep);
-    }
-    return d;
-}
-static __device__ __forceinline__ uint64_t stx__drop_stream(const stx__drop &d) { return d.stream + *d.shift; }
-template<int W> static __device__ __forceinline__ void stx__mask(float (&by)[W], const stx__drop &d, uint64_t stream, size_t i) {
-    uint4 r = stx__philox(d.seed, stream, (uint64_t)i / 8);
-    uint32_t lo = i & 4 ? r.z : r.x, hi = i & 4 ? r.w : r.y;
-    if constexpr (W == 4) {
-        by[0] = (lo & 0xffffu) < d.keep ? d.inv : 0;
-        by[1] = (lo >> 16) < d.keep ? d.inv : 0;
-        by[2] = (hi & 0xffffu) < d.keep ? d.inv : 0;
-        by[3] = (hi >> 16) < d.keep ? d.inv : 0;
-    } else {
-        uint32_t word = i & 2 ? hi : lo;
-        by[0] = (i & 1 ? word >> 16 : word & 0xffffu) < d.keep ? d.inv : 0;
-    }
-}
-
-/* y (n) = or += a mask / keep. A thread takes the 8 neighbours of one Philox call, as two fours if it can. */
-template<int W> static __global__ void stx__dropout_kernel(stx__num y, stx__num a, size_t n, stx__drop d, int accumulate) {
-    uint64_t stream = stx__drop_stream(d);
-    STX__STEP(i, n, 8) {
-        uint4 r = stx__philox(d.seed, stream, (uint64_t)i / 8);
-        uint32_t bits[4] = {r.x, r.y, r.z, r.w};
-        #pragma unroll
-        for (int e = 0; e < 8; e += W) {
-            if (i + e < n) {
-                float v[W];
-                stx__getn<W>(v, a, i + e);
-                #pragma unroll
-                for (int k = 0; k < W; k++) v[k] *= ((e + k) & 1 ? bits[(e + k) / 2] >> 16 : bits[(e + k) / 2] & 0xffffu) < d.keep ? d.inv : 0;
-                stx__addn<W>(y, i + e, v, accumulate);
-            }
-        }
-    }
-}
-void stx_dropout_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream, int accumulate) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    stx__drop d = stx__drop_of(x, p, seed, stream);
-    unsigned grid = stx__grid(x, (n + 7) / 8);
-    if (!d.keep) d.keep = 65536;            /* p = 0 keeps all, as on the CPU */
-    if (n && n % 4 == 0 && stx__by4(Y) && stx__by4(A)) STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<4>, grid, 256, 0, Y, A, n, d, accumulate);
-    else if (n) STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<1>, grid, 256, 0, Y, A, n, d, accumulate);
-}
 
 /* Sums of columns in two stages. The rows are cut in chunks, at most 1024, by their number alone, so that the result is the same on every
    GPU; sums of a chunk go to scratch, and are then added in a fixed tree.
@@ -607,152 +394,493 @@ static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2
 /* db (C) += sum over rows of dy (N,C). In two stages, see stx__columns. */
 void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) { stx__columns(x, "stx_sum_rows", db, NULL, dy, NULL, NULL, NULL, N, C); }
 
-// >>embedding ---------------------------------------------------------------------------------------------------------
+/* The 32, 256 or 1024 threads of a row: T. Warps of T = 32 are on their own, 8 in a block; otherwise the block is the row. Sums and maxima
+   come to all threads, in a fixed tree; sh: 32 numbers. */
+template<int T, class F> static __device__ __forceinline__ F stx__row_sum(F v, F *sh) {
+    if constexpr (sizeof v == 8) v = stx__warp_sum_f64(v); else v = stx__warp_sum(v);
+    if constexpr (T > 32) {
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) sh[threadIdx.x / 32] = v;
+        __syncthreads();
+        v = threadIdx.x % 32 < T / 32 ? sh[threadIdx.x % 32] : 0;
+        if constexpr (sizeof v == 8) v = stx__warp_sum_f64(v); else v = stx__warp_sum(v);
+    }
+    return v;
+}
+template<int T> static __device__ __forceinline__ float stx__row_max(float v, float *sh) {
+    v = stx__warp_max(v);
+    if constexpr (T > 32) {
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) sh[threadIdx.x / 32] = v;
+        __syncthreads();
+        v = stx__warp_max(sh[threadIdx.x % (T / 32)]);
+    }
+    return v;
+}
 
-/* y (N,C) = s table[ids], table (V,C), ids (N). A thread takes four neighbours of a row at a time. */
-template<int W> static __global__ void stx__embedding_fwd_kernel(stx__num y, stx__num table, const int32_t *ids, size_t n, size_t C, float s) {
+/* y (1) = or += sum of part (n) / divisor. One block: a thread adds every 1024th, then a fixed tree. */
+static __global__ void __launch_bounds__(1024) stx__total_kernel(stx__num y, const double *part, size_t n, double divisor, int accumulate) {
+    STX__SHARED(double, sh, 32);
+    double s = 0;
+    #pragma unroll 8
+    for (size_t i = threadIdx.x; i < n; i += 1024) s += part[i];
+    s = stx__row_sum<1024>(s, sh);
+    if (threadIdx.x == 0) stx__add(y, 0, (float)(s / divisor), accumulate);
+}
+/* part (pieces) = sum of a, of (a - b)^2 or of a b, over `each` numbers a piece, each a multiple of four: a block has a piece. */
+enum { STX__SUM, STX__SUM_SQUARES, STX__SUM_PRODUCTS };
+template<int MODE> static __device__ __forceinline__ double stx__term(float a, float b) {
+    double d = MODE == STX__SUM_SQUARES ? (double)a - (double)b : (double)a;
+    return MODE == STX__SUM ? d : MODE == STX__SUM_SQUARES ? d * d : d * (double)b;
+}
+template<int MODE> static __global__ void stx__pieces_kernel(double *part, stx__num a, stx__num b, size_t n, size_t each, int four) {
+    STX__SHARED(double, sh, 32);
+    const size_t lo = blockIdx.x * each, hi = lo + each < n ? lo + each : n, fours = four ? (hi - lo) / 4 : 0;
+    double s = 0;
+    #pragma unroll 4
+    for (size_t q = threadIdx.x; q < fours; q += 256) {
+        float v[4], w[4] = {0};
+        stx__getn<4>(v, a, lo + 4 * q);
+        if (MODE) stx__getn<4>(w, b, lo + 4 * q);
+        for (int e = 0; e < 4; e++) s += stx__term<MODE>(v[e], w[e]);
+    }
+    for (size_t i = lo + 4 * fours + threadIdx.x; i < hi; i += 256) s += stx__term<MODE>(stx__get(a, i), MODE ? stx__get(b, i) : 0);
+    s = stx__row_sum<256>(s, sh);
+    if (threadIdx.x == 0) part[blockIdx.x] = s;
+}
+/* y (1) = or += the sum over n numbers, divided: in two stages, at most 2048 pieces, cut by n alone. */
+static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, const stx_real *a, const stx_real *b, size_t n, double divisor, int accumulate) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    size_t each = stx__chunk(n, 4096, 2048), pieces = (n + each - 1) / each;
+    int four = stx__by4(A) && stx__by4(B);
+    double *part;
+    if (!n || !(part = (double *)stx__scratch_of(x, pieces * sizeof *part, name))) return;
+    if (mode == STX__SUM) STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM>, (unsigned)pieces, 256, 0, part, A, B, n, each, four);
+    else if (mode == STX__SUM_SQUARES) STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM_SQUARES>, (unsigned)pieces, 256, 0, part, A, B, n, each, four);
+    else STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM_PRODUCTS>, (unsigned)pieces, 256, 0, part, A, B, n, each, four);
+    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, Y, part, pieces, divisor, accumulate);
+}
+
+/* y (n) = value. A thread writes four neighbours at a time. */
+template<int W> static __global__ void stx__fill_kernel(stx__num y, size_t n, float value) {
+    float v[W];
+    for (int e = 0; e < W; e++) v[e] = value;
+    STX__STEP(i, n, W) stx__putn<W>(y, i, v);
+}
+void stx_fill_cuda(stx_ctx *x, stx_real *y, size_t n, stx_real value) {
+    stx__num Y = stx__num_of(x, y);
+    if (n) STX__RUN_BY(x, "stx_fill", n % 4 == 0 && stx__by4(Y), stx__fill_kernel, n, Y, n, value);
+}
+
+/* y (n) = s a, or y += s a. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__axpy_kernel(stx__num y, stx__num a, size_t n, float s, int accumulate) {
     STX__STEP(i, n, W) {
-        size_t r = i / C;
         float v[W];
-        stx__getn<W>(v, table, (size_t)ids[r] * C + (i - r * C));
-        for (int e = 0; e < W; e++) v[e] *= s;
+        stx__getn<W>(v, a, i);
+        if (accumulate) {
+            float was[W];
+            stx__getn<W>(was, y, i);
+            for (int e = 0; e < W; e++) v[e] = fmaf(s, v[e], was[e]);
+        } else {
+            for (int e = 0; e < W; e++) v[e] *= s;
+        }
         stx__putn<W>(y, i, v);
     }
 }
-void stx_embedding_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C, stx_real s) {
-    stx__num Y = stx__num_of(x, y), T = stx__num_of(x, table);
-    size_t n = N * C;
-    if (n) STX__RUN_BY(x, "stx_embedding_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(T), stx__embedding_fwd_kernel, n, Y, T, ids, n, C, s);
+void stx_axpy_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    if (n) STX__RUN_BY(x, "stx_axpy", n % 4 == 0 && stx__by4(Y) && stx__by4(A), stx__axpy_kernel, n, Y, A, n, s, accumulate);
 }
 
-/* y[n] = s table[ids[n]]:   dtable[ids[n]] += s dy[n]. Rows repeat, and no two blocks may add to one. So the positions are sorted by
-   (id, position), on the GPU, for the ids are there; then runs of one id are summed in tiles of 32 sorted positions, and what a run leaves in
-   several tiles is added up, in order. A run belongs to one block at every stage: the order of sums is a function of the ids alone, and a
-   frequent id (all N, even) keeps as many blocks busy as N rare ones.
+/* y (rows,cols) = or += a (rows,cols), rows ldy and lda apart. A thread takes four neighbours of a row at a time. */
+template<int W> static __global__ void stx__copy2d_kernel(stx__num y, size_t ldy, stx__num a, size_t lda, size_t n, size_t cols, int accumulate) {
+    STX__STEP(i, n, W) {
+        size_t r = i / cols, c = i - r * cols;
+        float v[W];
+        stx__getn<W>(v, a, r * lda + c);
+        stx__addn<W>(y, r * ldy + c, v, accumulate);
+    }
+}
+void stx_copy2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda, size_t rows, size_t cols, int accumulate) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    size_t n = rows * cols;
+    int four = (cols | (rows > 1 ? ldy | lda : 0)) % 4 == 0 && stx__by4(Y) && stx__by4(A);
+    if (n) STX__RUN_BY(x, "stx_copy2d", four, stx__copy2d_kernel, n, Y, ldy, A, lda, n, cols, accumulate);
+}
 
-   Sort, first: a block of 1024 sorts a chunk of 2048 keys = id 2^11 + place in the chunk, by a bitonic network in shared memory. */
-enum { STX__SORT = 2048, STX__ID_TILE = 32 };
-static __global__ void __launch_bounds__(1024) stx__sort_kernel(uint64_t *keys, const int32_t *ids, size_t N) {
-    STX__SHARED(uint64_t, k, STX__SORT);
-    size_t base = (size_t)blockIdx.x * STX__SORT;
-    for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) k[i] = base + i < N ? (uint64_t)(uint32_t)ids[base + i] * STX__SORT + i : ~(uint64_t)0;
-    for (unsigned size = 2; size <= STX__SORT; size *= 2)
-        for (unsigned gap = size / 2; gap; gap /= 2) {
-            unsigned i = 2 * threadIdx.x - (threadIdx.x & (gap - 1)), j = i + gap;
-            __syncthreads();
-            uint64_t a = k[i], b = k[j];
-            if ((a > b) == !(i & size)) { k[i] = b; k[j] = a; }
-        }
-    __syncthreads();
-    for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) keys[base + i] = k[i];
-}
-/* Sort, second: the place of a position among all is the number of keys before it, found in every chunk by bisection: earlier chunks have
-   the equal ids before it, later ones after it. A thread does one position. */
-static __global__ void stx__rank_kernel(int32_t *id, size_t *at, const uint64_t *keys, size_t chunks) {
-    STX__STEP(i, chunks * STX__SORT, 1) {
-        size_t mine = i / STX__SORT, place = i % STX__SORT;
-        uint64_t key = keys[i];
-        if (key == ~(uint64_t)0) continue;
-        for (size_t c = 0; c < chunks; c++) {
-            const uint64_t *k = keys + c * STX__SORT, limit = (key / STX__SORT + (c < mine)) * STX__SORT;
-            unsigned below = 0;
-            if (c == mine) continue;
-            for (unsigned step = STX__SORT / 2; step; step /= 2) if (k[below + step - 1] < limit) below += step;
-            place += below + (k[below] < limit);
-        }
-        id[place] = (int32_t)(uint32_t)(key / STX__SORT);
-        at[place] = mine * STX__SORT + key % STX__SORT;
+// >>add, mul, scale ---------------------------------------------------------------------------------------------------
+
+/* y (n) = a (n) + b (nb), b repeats. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__add_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb) {
+    STX__STEP(i, n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, a, i);
+        stx__getn<W>(w, b, n == nb ? i : i % nb);
+        for (int e = 0; e < W; e++) v[e] += w[e];
+        stx__putn<W>(y, i, v);
     }
 }
-/* Sums, first: block (tile, columns) adds the rows of each run in its tile. A run that lies in the tile as a whole goes to dtable; what a run
-   has here at the tile's beginning goes to part[tile][0], at its end (and not at its beginning) to part[tile][1]. A thread takes W columns,
-   and loads eight rows before it adds the first. */
-template<int W> static __global__ void stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy, const int32_t *id, const size_t *at, size_t N, size_t C, float s) {
-    STX__SHARED(int32_t, ids, STX__ID_TILE + 2);           /* with a neighbour on each side */
-    STX__SHARED(size_t, rows, STX__ID_TILE);
-    const size_t lo = (size_t)blockIdx.x * STX__ID_TILE;
-    const int n = (int)(N - lo < (size_t)STX__ID_TILE ? N - lo : (size_t)STX__ID_TILE);
-    for (int i = threadIdx.x; i < n + 2; i += blockDim.x) {
-        ids[i] = lo + i >= 1 && lo + i - 1 < N ? id[lo + i - 1] : -1;
-        if (i < n) rows[i] = at[lo + i];
-    }
-    __syncthreads();
-    for (size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W; c < C; c += (size_t)gridDim.y * blockDim.x * W) {
-        for (int i = 0, end; i < n; i = end) {
-            int32_t me = ids[i + 1];
-            int open = (i == 0 && lo && ids[0] == me), on;
-            float sum[W] = {0};
-            for (end = i + 1; end < n && ids[end + 1] == me; ) end++;
-            on = end == n && lo + n < N && ids[n + 1] == me;
-            for (int k = i; k < end; k += 8) {
-                float v[8][W];
-                #pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    if (k + j < end) stx__getn<W>(v[j], dy, rows[k + j] * C + c);
-                    else for (int e = 0; e < W; e++) v[j][e] = 0;
-                }
-                #pragma unroll
-                for (int j = 0; j < 8; j++) for (int e = 0; e < W; e++) sum[e] += v[j][e];
-            }
-            if (open || on) {
-                for (int e = 0; e < W; e++) part[(2 * (size_t)blockIdx.x + (i != 0)) * C + c + e] = sum[e];
-            } else {
-                for (int e = 0; e < W; e++) sum[e] *= s;
-                stx__addn<W>(dtable, (size_t)me * C + c, sum, 1);
-            }
-        }
+void stx_add_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    if (n) STX__RUN_BY(x, "stx_add_fwd", nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B), stx__add_kernel, n, Y, A, B, n, nb);
+}
+
+/* y (n) = or += a (n) b (nb), b repeats: forward, and da and db of backward. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__mul_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb, int accumulate) {
+    STX__STEP(i, n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, a, i);
+        stx__getn<W>(w, b, n == nb ? i : i % nb);
+        for (int e = 0; e < W; e++) v[e] *= w[e];
+        stx__addn<W>(y, i, v, accumulate);
     }
 }
-/* Sums, second: the block of the tile in which a run begins that goes on in the next adds that run's parts. */
-template<int W> static __global__ void stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id, size_t N, size_t C, float s) {
-    const size_t tile = blockIdx.x, last = (tile + 1) * STX__ID_TILE - 1, tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
-    const int32_t me = last + 1 < N ? id[last] : -1;
-    const int whole = last < N && id[tile * STX__ID_TILE] == me;
-    size_t end = tile + 1;
-    if (last + 1 >= N || id[last + 1] != me) return;            /* nothing goes on from here */
-    if (whole && tile && id[tile * STX__ID_TILE - 1] == me) return;        /* it began earlier */
-    while (end < tiles && id[end * STX__ID_TILE] == me) end++;
-    for (size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W; c < C; c += (size_t)gridDim.y * blockDim.x * W) {
-        float sum[W];
-        for (int e = 0; e < W; e++) sum[e] = part[(2 * tile + !whole) * C + c + e];
-        for (size_t k = tile + 1; k < end; k += 16) {
-            float v[16][W];
-            #pragma unroll
-            for (int j = 0; j < 16; j++) for (int e = 0; e < W; e++) v[j][e] = k + j < end ? part[2 * (k + j) * C + c + e] : 0;
-            #pragma unroll
-            for (int j = 0; j < 16; j++) for (int e = 0; e < W; e++) sum[e] += v[j][e];
-        }
-        for (int e = 0; e < W; e++) sum[e] *= s;
-        stx__addn<W>(dtable, (size_t)me * C + c, sum, 1);
+static void stx__mul_cuda(stx_ctx *x, const char *name, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    if (n) STX__RUN_BY(x, name, nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B), stx__mul_kernel, n, Y, A, B, n, nb, accumulate);
+}
+void stx_mul_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) { stx__mul_cuda(x, "stx_mul_fwd", y, a, b, n, nb, 0); }
+/* y = a b:   da = or += dy b ; db += sum over repeats of dy a (a sum of columns when b repeats) */
+void stx_mul_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
+    if (da) stx__mul_cuda(x, "stx_mul_bwd", da, dy, b, n, nb, accumulate);
+    if (db && n == nb) stx__mul_cuda(x, "stx_mul_bwd", db, dy, a, n, n, 1);
+    else if (db && n) stx__columns(x, "stx_mul_bwd", db, NULL, dy, a, NULL, NULL, n / nb, nb);
+}
+
+// >>activations -------------------------------------------------------------------------------------------------------
+
+/* e^v, tanh and erf are CUDA's accurate ones (1 to 5 ulp), whatever -use_fast_math would make of shorter names; NaN stays NaN. */
+#ifdef CUDA_HOST
+static inline float stx__phi(float v) { return (float)(0.5 * erfc(v * -0.70710678118654752440)); }
+#else
+static __device__ __forceinline__ float stx__phi(float v) { return normcdff(v); }
+#endif
+static __device__ __forceinline__ float stx__act(float v, int act) {
+    switch (act) {
+    case STX_ACT_RELU: return v < 0 ? 0 : v;
+    case STX_ACT_GELU: return v * stx__phi(v);
+    case STX_ACT_TANH: return tanhf(v);
+    case STX_ACT_SIGMOID: return 1 / (1 + expf(-v));
+    default: return v;
     }
 }
-void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C, stx_real s) {
-    const char *name = "stx_embedding_bwd";
-    stx__num D = stx__num_of(x, dtable), G = stx__num_of(x, dy);
-    size_t chunks = (N + STX__SORT - 1) / STX__SORT, tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
-    int four = C % 4 == 0 && stx__by4(D) && stx__by4(G);
-    dim3 grid((unsigned)tiles, stx__blocks(C, four ? 512 : 128, 65535));
-    char *work;
-    uint64_t *keys;
-    size_t *at;
-    float *part;
-    int32_t *id;
-    if (!N || !C) return;
-    work = (char *)stx__scratch_of(x, chunks * STX__SORT * sizeof *keys + N * sizeof *at + 2 * tiles * C * sizeof *part + N * sizeof *id, name);
-    if (!work) return;
-    keys = (uint64_t *)(void *)work;
-    at = (size_t *)(void *)(keys + chunks * STX__SORT);
-    part = (float *)(void *)(at + N);
-    id = (int32_t *)(void *)(part + 2 * tiles * C);
-    STX__RUN_KERNEL(x, name, stx__sort_kernel, (unsigned)chunks, 1024, 0, keys, ids, N);
-    STX__RUN_KERNEL(x, name, stx__rank_kernel, stx__grid(x, chunks * STX__SORT), 256, 0, id, at, keys, chunks);
-    if (four) {
-        STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<4>, grid, 128, 0, D, part, G, id, at, N, C, s);
-        STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<4>, grid, 128, 0, D, part, id, N, C, s);
+/* g times d act / d a, given y = act(a) and, for gelu, a */
+static __device__ __forceinline__ float stx__act_slope(float g, float y, float a, int act) {
+    switch (act) {
+    case STX_ACT_RELU: return y > 0 ? g : 0;
+    case STX_ACT_GELU: return g * fmaf(a, 0.39894228040143267794f * expf(-0.5f * a * a), stx__phi(a));
+    case STX_ACT_TANH: return g * fmaf(-y, y, 1.0f);
+    case STX_ACT_SIGMOID: return g * (y * (1 - y));
+    default: return g;
+    }
+}
+
+/* y (n) = act(a (n)), y may be a. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__act_fwd_kernel(stx__num y, stx__num a, size_t n, int act) {
+    STX__STEP(i, n, W) {
+        float v[W];
+        stx__getn<W>(v, a, i);
+        for (int e = 0; e < W; e++) v[e] = stx__act(v[e], act);
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_act_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    if (n) STX__RUN_BY(x, "stx_act_fwd", n % 4 == 0 && stx__by4(Y) && stx__by4(A), stx__act_fwd_kernel, n, Y, A, n, act);
+}
+
+/* y = act(a):   da = or += dy act'(a); a is read for gelu only, y for the others; da may be dy. As forward. */
+template<int W> static __global__ void stx__act_bwd_kernel(stx__num da, stx__num dy, stx__num y, stx__num a, size_t n, int act, int accumulate) {
+    STX__STEP(i, n, W) {
+        float g[W], v[W] = {0}, u[W] = {0};
+        stx__getn<W>(g, dy, i);
+        if (act == STX_ACT_GELU) stx__getn<W>(u, a, i);
+        else if (act) stx__getn<W>(v, y, i);
+        for (int e = 0; e < W; e++) g[e] = stx__act_slope(g[e], v[e], u[e], act);
+        stx__addn<W>(da, i, g, accumulate);
+    }
+}
+void stx_act_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y), A = stx__num_of(x, act == STX_ACT_GELU ? a : NULL);
+    int four = n % 4 == 0 && stx__by4(D) && stx__by4(G) && stx__by4(Y) && stx__by4(A);
+    if (n) STX__RUN_BY(x, "stx_act_bwd", four, stx__act_bwd_kernel, n, D, G, Y, A, n, act, accumulate && da != dy);
+}
+
+// >>dropout -----------------------------------------------------------------------------------------------------------
+
+/* Dropout masks, the CPU's bit for bit: 16 bits of a Philox call for each of 8 neighbours, kept if below keep. by[e] is the factor of
+   number i + e; i is a multiple of W. */
+typedef struct stx__drop { uint64_t seed, stream; const uint64_t *shift; uint32_t keep; float inv; } stx__drop;
+static stx__drop stx__drop_of(stx_ctx *x, stx_real p, uint64_t seed, uint64_t stream) {
+    stx__drop d = {seed, stream, stx__gpu(x)->shift, 0, 1};
+    if (p > 0) {                            /* keep 0: no dropout */
+        double k = floor((1.0 - (double)p) * 65536.0 + 0.5);
+        d.keep = (uint32_t)(k < 1 ? 1 : k);
+        d.inv = (float)(65536.0 / d.keep);
+    }
+    return d;
+}
+static __device__ __forceinline__ uint64_t stx__drop_stream(const stx__drop &d) { return d.stream + *d.shift; }
+template<int W> static __device__ __forceinline__ void stx__mask(float (&by)[W], const stx__drop &d, uint64_t stream, size_t i) {
+    uint4 r = stx__philox(d.seed, stream, (uint64_t)i / 8);
+    uint32_t lo = i & 4 ? r.z : r.x, hi = i & 4 ? r.w : r.y;
+    if constexpr (W == 4) {
+        by[0] = (lo & 0xffffu) < d.keep ? d.inv : 0;
+        by[1] = (lo >> 16) < d.keep ? d.inv : 0;
+        by[2] = (hi & 0xffffu) < d.keep ? d.inv : 0;
+        by[3] = (hi >> 16) < d.keep ? d.inv : 0;
     } else {
-        STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<1>, grid, 128, 0, D, part, G, id, at, N, C, s);
-        STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<1>, grid, 128, 0, D, part, id, N, C, s);
+        uint32_t word = i & 2 ? hi : lo;
+        by[0] = (i & 1 ? word >> 16 : word & 0xffffu) < d.keep ? d.inv : 0;
     }
+}
+
+/* y (n) = or += a mask / keep. A thread takes the 8 neighbours of one Philox call, as two fours if it can. */
+template<int W> static __global__ void stx__dropout_kernel(stx__num y, stx__num a, size_t n, stx__drop d, int accumulate) {
+    uint64_t stream = stx__drop_stream(d);
+    STX__STEP(i, n, 8) {
+        uint4 r = stx__philox(d.seed, stream, (uint64_t)i / 8);
+        uint32_t bits[4] = {r.x, r.y, r.z, r.w};
+        #pragma unroll
+        for (int e = 0; e < 8; e += W) {
+            if (i + e < n) {
+                float v[W];
+                stx__getn<W>(v, a, i + e);
+                #pragma unroll
+                for (int k = 0; k < W; k++) v[k] *= ((e + k) & 1 ? bits[(e + k) / 2] >> 16 : bits[(e + k) / 2] & 0xffffu) < d.keep ? d.inv : 0;
+                stx__addn<W>(y, i + e, v, accumulate);
+            }
+        }
+    }
+}
+void stx_dropout_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream, int accumulate) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    stx__drop d = stx__drop_of(x, p, seed, stream);
+    unsigned grid = stx__grid(x, (n + 7) / 8);
+    if (!d.keep) d.keep = 65536;            /* p = 0 keeps all, as on the CPU */
+    if (n && n % 4 == 0 && stx__by4(Y) && stx__by4(A)) STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<4>, grid, 256, 0, Y, A, n, d, accumulate);
+    else if (n) STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<1>, grid, 256, 0, Y, A, n, d, accumulate);
+}
+
+// >>rezero ------------------------------------------------------------------------------------------------------------
+
+/* y (n) = h + alpha f, or alpha f. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__rezero_fwd_kernel(stx__num y, stx__num h, stx__num f, stx__num alpha, size_t n) {
+    float s = stx__get(alpha, 0);
+    STX__STEP(i, n, W) {
+        float v[W] = {0}, w[W];
+        if (h.p) stx__getn<W>(v, h, i);
+        stx__getn<W>(w, f, i);
+        for (int e = 0; e < W; e++) v[e] = fmaf(s, w[e], v[e]);
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_rezero_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n) {
+    stx__num Y = stx__num_of(x, y), H = stx__num_of(x, h), F = stx__num_of(x, f), A = stx__num_of(x, alpha);
+    int four = n % 4 == 0 && stx__by4(Y) && stx__by4(H) && stx__by4(F);
+    if (n) STX__RUN_BY(x, "stx_rezero_fwd", four, stx__rezero_fwd_kernel, n, Y, H, F, A, n);
+}
+/* y = h + alpha f:   df = or += alpha dy ; dalpha += sum of dy f (two stages, in double). As forward. */
+template<int W> static __global__ void stx__rezero_bwd_kernel(stx__num df, stx__num dy, stx__num alpha, size_t n, int accumulate) {
+    float s = stx__get(alpha, 0);
+    STX__STEP(i, n, W) {
+        float v[W];
+        stx__getn<W>(v, dy, i);
+        for (int e = 0; e < W; e++) v[e] *= s;
+        stx__addn<W>(df, i, v, accumulate);
+    }
+}
+void stx_rezero_bwd_cuda(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha, size_t n, int accumulate) {
+    stx__num D = stx__num_of(x, df), G = stx__num_of(x, dy), A = stx__num_of(x, alpha);
+    if (dalpha) stx__sum_cuda(x, "stx_rezero_bwd", STX__SUM_PRODUCTS, dalpha, dy, f, n, 1, 1);
+    if (df && n) STX__RUN_BY(x, "stx_rezero_bwd", n % 4 == 0 && stx__by4(D) && stx__by4(G), stx__rezero_bwd_kernel, n, D, G, A, n, accumulate);
+}
+
+// >>softmax -----------------------------------------------------------------------------------------------------------
+
+#define STX__ROW_BLOCK(T) ((T) == 32 ? 256 : (T))
+#define STX__EACH_ROW(n, N, T) \
+    for (size_t n = (size_t)blockIdx.x * (STX__ROW_BLOCK(T) / T) + threadIdx.x / T; n < N; n += (size_t)gridDim.x * (STX__ROW_BLOCK(T) / T))
+/* Row lengths need not be multiples of four (a vocabulary): numbers [0, head) of a row stand before the first four that is aligned, the
+   fours follow, then the tail. Rows of several arrays go together if their heads are the same. */
+static __device__ __forceinline__ size_t stx__head(const stx__num &a, size_t start, size_t n) {
+    size_t h = (size_t)(0 - ((uintptr_t)a.p / (a.half ? 2 : 4) + start)) & 3;
+    return h < n ? h : n;
+}
+static __device__ __forceinline__ int stx__fours(const stx__num &a, const stx__num &b) {
+    return (((uintptr_t)a.p / (a.half ? 2 : 4)) & 3) == (((uintptr_t)b.p / (b.half ? 2 : 4)) & 3);
+}
+#define STX__RUN_ROWS(x, name, N, C, kernel, ...) \
+    do { \
+        if ((C) <= 512) STX__RUN_KERNEL(x, name, kernel<32>, stx__blocks(N, 8, (size_t)1 << 30), 256, 0, __VA_ARGS__); \
+        else if ((C) <= 32768) STX__RUN_KERNEL(x, name, kernel<256>, stx__blocks(N, 1, (size_t)1 << 30), 256, 0, __VA_ARGS__); \
+        else STX__RUN_KERNEL(x, name, kernel<1024>, stx__blocks(N, 1, (size_t)1 << 30), 1024, 0, __VA_ARGS__); \
+    } while (0)
+
+/* The running maximum of some numbers and the sum of e^(v - max). NaN is not a maximum, but gets into the sum. */
+typedef struct stx__lse { float top, sum; } stx__lse;
+template<int K> static __device__ __forceinline__ void stx__lse_add(stx__lse &l, const float (&v)[K]) {
+    float top = v[0];
+    #pragma unroll
+    for (int e = 1; e < K; e++) top = fmaxf(top, v[e]);
+    if (top > l.top) {
+        l.sum *= expf(l.top - top);
+        l.top = top;
+    }
+    #pragma unroll
+    for (int e = 0; e < K; e++) l.sum += v[e] == -HUGE_VALF ? 0 : expf(v[e] - l.top);
+}
+/* max and sum of e^(v - max) over the n numbers at a[start], in one pass, the same in all threads of the row. A thread has four fours under
+   way. -infinity alone gives NaN, as e^(a - max) would. */
+template<int T> static __device__ __forceinline__ stx__lse stx__row_lse(const stx__num &a, size_t start, size_t n, float *sh) {
+    const size_t t = threadIdx.x % T, head = stx__head(a, start, n), fours = (n - head) / 4, body = start + head;
+    stx__lse l = {-HUGE_VALF, 0};
+    float v[16], one[1], top;
+    size_t i, q;
+    if (t < head) {
+        one[0] = stx__get(a, start + t);
+        stx__lse_add(l, one);
+    }
+    for (q = t; q + 3 * T < fours; q += 4 * T) {
+        float4 u[4];
+        #pragma unroll
+        for (int e = 0; e < 4; e++) u[e] = stx__get4(a, body + 4 * (q + e * T));
+        #pragma unroll
+        for (int e = 0; e < 4; e++) { v[4 * e] = u[e].x; v[4 * e + 1] = u[e].y; v[4 * e + 2] = u[e].z; v[4 * e + 3] = u[e].w; }
+        stx__lse_add(l, v);
+    }
+    for (; q < fours; q += T) {
+        float w[4];
+        stx__getn<4>(w, a, body + 4 * q);
+        stx__lse_add(l, w);
+    }
+    i = head + 4 * fours + t;
+    if (i < n) {
+        one[0] = stx__get(a, start + i);
+        stx__lse_add(l, one);
+    }
+    top = stx__row_max<T>(l.top, sh);
+    l.sum = stx__row_sum<T>(l.top == top ? l.sum : l.sum * expf(l.top - top), sh);
+    if (top == -HUGE_VALF) l.sum = top - top;
+    l.top = top;
+    return l;
+}
+
+/* y (N,C) = softmax over the C of a row; y may be a. A warp or a block does a row: one pass for the maximum and the sum, one that writes. */
+template<int T> static __global__ void stx__softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * C, t = threadIdx.x % T;
+        stx__lse l = stx__row_lse<T>(a, start, C, sh);
+        const size_t head = stx__fours(y, a) ? stx__head(a, start, C) : C, fours = (C - head) / 4;
+        float s = 1 / l.sum;
+        for (size_t i = t; i < C - 4 * fours; i += T) {
+            size_t j = start + (i < head ? i : i + 4 * fours);
+            stx__put(y, j, expf(stx__get(a, j) - l.top) * s);
+        }
+        for (size_t q = t; q < fours; q += T) {
+            float v[4];
+            stx__getn<4>(v, a, start + head + 4 * q);
+            for (int e = 0; e < 4; e++) v[e] = expf(v[e] - l.top) * s;
+            stx__putn<4>(y, start + head + 4 * q, v);
+        }
+    }
+}
+void stx_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    if (N && C) STX__RUN_ROWS(x, "stx_softmax_fwd", N, C, stx__softmax_fwd_kernel, Y, A, N, C);
+}
+/* da (N,C) = or += y (dy - sum y dy). As forward. */
+template<int T> static __global__ void stx__softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C, int accumulate) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * C, t = threadIdx.x % T;
+        const size_t head = stx__fours(da, dy) && stx__fours(da, y) ? stx__head(y, start, C) : C, fours = (C - head) / 4;
+        float s = 0;
+        for (size_t i = t; i < C - 4 * fours; i += T) {
+            size_t j = start + (i < head ? i : i + 4 * fours);
+            s = fmaf(stx__get(dy, j), stx__get(y, j), s);
+        }
+        for (size_t q = t; q < fours; q += T) {
+            float v[4], w[4];
+            stx__getn<4>(v, dy, start + head + 4 * q);
+            stx__getn<4>(w, y, start + head + 4 * q);
+            for (int e = 0; e < 4; e++) s = fmaf(v[e], w[e], s);
+        }
+        s = stx__row_sum<T>(s, sh);
+        for (size_t i = t; i < C - 4 * fours; i += T) {
+            size_t j = start + (i < head ? i : i + 4 * fours);
+            stx__add(da, j, stx__get(y, j) * (stx__get(dy, j) - s), accumulate);
+        }
+        for (size_t q = t; q < fours; q += T) {
+            float v[4], w[4];
+            stx__getn<4>(v, dy, start + head + 4 * q);
+            stx__getn<4>(w, y, start + head + 4 * q);
+            for (int e = 0; e < 4; e++) v[e] = w[e] * (v[e] - s);
+            stx__addn<4>(da, start + head + 4 * q, v, accumulate);
+        }
+    }
+}
+void stx_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y);
+    if (N && C) STX__RUN_ROWS(x, "stx_softmax_bwd", N, C, stx__softmax_bwd_kernel, D, G, Y, N, C, accumulate);
+}
+
+/* y (N,C) = a - log sum e^a over the C of a row. As softmax. */
+template<int T> static __global__ void stx__log_softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * C, t = threadIdx.x % T;
+        stx__lse l = stx__row_lse<T>(a, start, C, sh);
+        const size_t head = stx__fours(y, a) ? stx__head(a, start, C) : C, fours = (C - head) / 4;
+        const float z = logf(l.sum);
+        for (size_t i = t; i < C - 4 * fours; i += T) {
+            size_t j = start + (i < head ? i : i + 4 * fours);
+            stx__put(y, j, stx__get(a, j) - l.top - z);
+        }
+        for (size_t q = t; q < fours; q += T) {
+            float v[4];
+            stx__getn<4>(v, a, start + head + 4 * q);
+            for (int e = 0; e < 4; e++) v[e] = v[e] - l.top - z;
+            stx__putn<4>(y, start + head + 4 * q, v);
+        }
+    }
+}
+void stx_log_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    if (N && C) STX__RUN_ROWS(x, "stx_log_softmax_fwd", N, C, stx__log_softmax_fwd_kernel, Y, A, N, C);
+}
+/* da (N,C) = or += dy - e^y sum dy. As forward. */
+template<int T> static __global__ void stx__log_softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C,
+                                                                   int accumulate) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * C, t = threadIdx.x % T;
+        const size_t head = stx__fours(da, dy) && stx__fours(da, y) ? stx__head(y, start, C) : C, fours = (C - head) / 4;
+        float s = 0;
+        for (size_t i = t; i < C - 4 * fours; i += T) s += stx__get(dy, start + (i < head ? i : i + 4 * fours));
+        for (size_t q = t; q < fours; q += T) {
+            float v[4];
+            stx__getn<4>(v, dy, start + head + 4 * q);
+            s += (v[0] + v[1]) + (v[2] + v[3]);
+        }
+        s = stx__row_sum<T>(s, sh);
+        for (size_t i = t; i < C - 4 * fours; i += T) {
+            size_t j = start + (i < head ? i : i + 4 * fours);
+            stx__add(da, j, fmaf(-s, expf(stx__get(y, j)), stx__get(dy, j)), accumulate);
+        }
+        for (size_t q = t; q < fours; q += T) {
+            float v[4], w[4];
+            stx__getn<4>(v, dy, start + head + 4 * q);
+            stx__getn<4>(w, y, start + head + 4 * q);
+            for (int e = 0; e < 4; e++) v[e] = fmaf(-s, expf(w[e]), v[e]);
+            stx__addn<4>(da, start + head + 4 * q, v, accumulate);
+        }
+    }
+}
+void stx_log_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y);
+    if (N && C) STX__RUN_ROWS(x, "stx_log_softmax_bwd", N, C, stx__log_softmax_bwd_kernel, D, G, Y, N, C, accumulate);
 }
 
 // >>layernorm ---------------------------------------------------------------------------------------------------------
@@ -1016,884 +1144,152 @@ void stx_residual_norm_bwd_cuda(stx_ctx *x, stx_real *ds, stx_real *df, stx_real
     stx__norm_bwd(x, "stx_residual_norm_bwd", ds, df, dgain, dshift, dy, s, gain, mean, rstd, N, C, 0, accumulate, stx__drop_of(x, drop, seed, stream));
 }
 
-// >>softmax, losses ---------------------------------------------------------------------------------------------------
+// >>embedding ---------------------------------------------------------------------------------------------------------
 
-/* The 32, 256 or 1024 threads of a row: T. Warps of T = 32 are on their own, 8 in a block; otherwise the block is the row. Sums and maxima
-   come to all threads, in a fixed tree; sh: 32 numbers. */
-template<int T, class F> static __device__ __forceinline__ F stx__row_sum(F v, F *sh) {
-    if constexpr (sizeof v == 8) v = stx__warp_sum_f64(v); else v = stx__warp_sum(v);
-    if constexpr (T > 32) {
-        __syncthreads();
-        if (threadIdx.x % 32 == 0) sh[threadIdx.x / 32] = v;
-        __syncthreads();
-        v = threadIdx.x % 32 < T / 32 ? sh[threadIdx.x % 32] : 0;
-        if constexpr (sizeof v == 8) v = stx__warp_sum_f64(v); else v = stx__warp_sum(v);
-    }
-    return v;
-}
-template<int T> static __device__ __forceinline__ float stx__row_max(float v, float *sh) {
-    v = stx__warp_max(v);
-    if constexpr (T > 32) {
-        __syncthreads();
-        if (threadIdx.x % 32 == 0) sh[threadIdx.x / 32] = v;
-        __syncthreads();
-        v = stx__warp_max(sh[threadIdx.x % (T / 32)]);
-    }
-    return v;
-}
-#define STX__ROW_BLOCK(T) ((T) == 32 ? 256 : (T))
-#define STX__EACH_ROW(n, N, T) \
-    for (size_t n = (size_t)blockIdx.x * (STX__ROW_BLOCK(T) / T) + threadIdx.x / T; n < N; n += (size_t)gridDim.x * (STX__ROW_BLOCK(T) / T))
-/* Row lengths need not be multiples of four (a vocabulary): numbers [0, head) of a row stand before the first four that is aligned, the
-   fours follow, then the tail. Rows of several arrays go together if their heads are the same. */
-static __device__ __forceinline__ size_t stx__head(const stx__num &a, size_t start, size_t n) {
-    size_t h = (size_t)(0 - ((uintptr_t)a.p / (a.half ? 2 : 4) + start)) & 3;
-    return h < n ? h : n;
-}
-static __device__ __forceinline__ int stx__fours(const stx__num &a, const stx__num &b) {
-    return (((uintptr_t)a.p / (a.half ? 2 : 4)) & 3) == (((uintptr_t)b.p / (b.half ? 2 : 4)) & 3);
-}
-#define STX__RUN_ROWS(x, name, N, C, kernel, ...) \
-    do { \
-        if ((C) <= 512) STX__RUN_KERNEL(x, name, kernel<32>, stx__blocks(N, 8, (size_t)1 << 30), 256, 0, __VA_ARGS__); \
-        else if ((C) <= 32768) STX__RUN_KERNEL(x, name, kernel<256>, stx__blocks(N, 1, (size_t)1 << 30), 256, 0, __VA_ARGS__); \
-        else STX__RUN_KERNEL(x, name, kernel<1024>, stx__blocks(N, 1, (size_t)1 << 30), 1024, 0, __VA_ARGS__); \
-    } while (0)
-
-/* The running maximum of some numbers and the sum of e^(v - max). NaN is not a maximum, but gets into the sum. */
-typedef struct stx__lse { float top, sum; } stx__lse;
-template<int K> static __device__ __forceinline__ void stx__lse_add(stx__lse &l, const float (&v)[K]) {
-    float top = v[0];
-    #pragma unroll
-    for (int e = 1; e < K; e++) top = fmaxf(top, v[e]);
-    if (top > l.top) {
-        l.sum *= expf(l.top - top);
-        l.top = top;
-    }
-    #pragma unroll
-    for (int e = 0; e < K; e++) l.sum += v[e] == -HUGE_VALF ? 0 : expf(v[e] - l.top);
-}
-/* max and sum of e^(v - max) over the n numbers at a[start], in one pass, the same in all threads of the row. A thread has four fours under
-   way. -infinity alone gives NaN, as e^(a - max) would. */
-template<int T> static __device__ __forceinline__ stx__lse stx__row_lse(const stx__num &a, size_t start, size_t n, float *sh) {
-    const size_t t = threadIdx.x % T, head = stx__head(a, start, n), fours = (n - head) / 4, body = start + head;
-    stx__lse l = {-HUGE_VALF, 0};
-    float v[16], one[1], top;
-    size_t i, q;
-    if (t < head) {
-        one[0] = stx__get(a, start + t);
-        stx__lse_add(l, one);
-    }
-    for (q = t; q + 3 * T < fours; q += 4 * T) {
-        float4 u[4];
-        #pragma unroll
-        for (int e = 0; e < 4; e++) u[e] = stx__get4(a, body + 4 * (q + e * T));
-        #pragma unroll
-        for (int e = 0; e < 4; e++) { v[4 * e] = u[e].x; v[4 * e + 1] = u[e].y; v[4 * e + 2] = u[e].z; v[4 * e + 3] = u[e].w; }
-        stx__lse_add(l, v);
-    }
-    for (; q < fours; q += T) {
-        float w[4];
-        stx__getn<4>(w, a, body + 4 * q);
-        stx__lse_add(l, w);
-    }
-    i = head + 4 * fours + t;
-    if (i < n) {
-        one[0] = stx__get(a, start + i);
-        stx__lse_add(l, one);
-    }
-    top = stx__row_max<T>(l.top, sh);
-    l.sum = stx__row_sum<T>(l.top == top ? l.sum : l.sum * expf(l.top - top), sh);
-    if (top == -HUGE_VALF) l.sum = top - top;
-    l.top = top;
-    return l;
-}
-
-/* y (N,C) = softmax over the C of a row; y may be a. A warp or a block does a row: one pass for the maximum and the sum, one that writes. */
-template<int T> static __global__ void stx__softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
-    STX__SHARED(float, sh, 32);
-    STX__EACH_ROW(n, N, T) {
-        const size_t start = n * C, t = threadIdx.x % T;
-        stx__lse l = stx__row_lse<T>(a, start, C, sh);
-        const size_t head = stx__fours(y, a) ? stx__head(a, start, C) : C, fours = (C - head) / 4;
-        float s = 1 / l.sum;
-        for (size_t i = t; i < C - 4 * fours; i += T) {
-            size_t j = start + (i < head ? i : i + 4 * fours);
-            stx__put(y, j, expf(stx__get(a, j) - l.top) * s);
-        }
-        for (size_t q = t; q < fours; q += T) {
-            float v[4];
-            stx__getn<4>(v, a, start + head + 4 * q);
-            for (int e = 0; e < 4; e++) v[e] = expf(v[e] - l.top) * s;
-            stx__putn<4>(y, start + head + 4 * q, v);
-        }
-    }
-}
-void stx_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    if (N && C) STX__RUN_ROWS(x, "stx_softmax_fwd", N, C, stx__softmax_fwd_kernel, Y, A, N, C);
-}
-/* da (N,C) = or += y (dy - sum y dy). As forward. */
-template<int T> static __global__ void stx__softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C, int accumulate) {
-    STX__SHARED(float, sh, 32);
-    STX__EACH_ROW(n, N, T) {
-        const size_t start = n * C, t = threadIdx.x % T;
-        const size_t head = stx__fours(da, dy) && stx__fours(da, y) ? stx__head(y, start, C) : C, fours = (C - head) / 4;
-        float s = 0;
-        for (size_t i = t; i < C - 4 * fours; i += T) {
-            size_t j = start + (i < head ? i : i + 4 * fours);
-            s = fmaf(stx__get(dy, j), stx__get(y, j), s);
-        }
-        for (size_t q = t; q < fours; q += T) {
-            float v[4], w[4];
-            stx__getn<4>(v, dy, start + head + 4 * q);
-            stx__getn<4>(w, y, start + head + 4 * q);
-            for (int e = 0; e < 4; e++) s = fmaf(v[e], w[e], s);
-        }
-        s = stx__row_sum<T>(s, sh);
-        for (size_t i = t; i < C - 4 * fours; i += T) {
-            size_t j = start + (i < head ? i : i + 4 * fours);
-            stx__add(da, j, stx__get(y, j) * (stx__get(dy, j) - s), accumulate);
-        }
-        for (size_t q = t; q < fours; q += T) {
-            float v[4], w[4];
-            stx__getn<4>(v, dy, start + head + 4 * q);
-            stx__getn<4>(w, y, start + head + 4 * q);
-            for (int e = 0; e < 4; e++) v[e] = w[e] * (v[e] - s);
-            stx__addn<4>(da, start + head + 4 * q, v, accumulate);
-        }
-    }
-}
-void stx_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
-    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y);
-    if (N && C) STX__RUN_ROWS(x, "stx_softmax_bwd", N, C, stx__softmax_bwd_kernel, D, G, Y, N, C, accumulate);
-}
-
-/* y (N,C) = a - log sum e^a over the C of a row. As softmax. */
-template<int T> static __global__ void stx__log_softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
-    STX__SHARED(float, sh, 32);
-    STX__EACH_ROW(n, N, T) {
-        const size_t start = n * C, t = threadIdx.x % T;
-        stx__lse l = stx__row_lse<T>(a, start, C, sh);
-        const size_t head = stx__fours(y, a) ? stx__head(a, start, C) : C, fours = (C - head) / 4;
-        const float z = logf(l.sum);
-        for (size_t i = t; i < C - 4 * fours; i += T) {
-            size_t j = start + (i < head ? i : i + 4 * fours);
-            stx__put(y, j, stx__get(a, j) - l.top - z);
-        }
-        for (size_t q = t; q < fours; q += T) {
-            float v[4];
-            stx__getn<4>(v, a, start + head + 4 * q);
-            for (int e = 0; e < 4; e++) v[e] = v[e] - l.top - z;
-            stx__putn<4>(y, start + head + 4 * q, v);
-        }
-    }
-}
-void stx_log_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    if (N && C) STX__RUN_ROWS(x, "stx_log_softmax_fwd", N, C, stx__log_softmax_fwd_kernel, Y, A, N, C);
-}
-/* da (N,C) = or += dy - e^y sum dy. As forward. */
-template<int T> static __global__ void stx__log_softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C,
-                                                                   int accumulate) {
-    STX__SHARED(float, sh, 32);
-    STX__EACH_ROW(n, N, T) {
-        const size_t start = n * C, t = threadIdx.x % T;
-        const size_t head = stx__fours(da, dy) && stx__fours(da, y) ? stx__head(y, start, C) : C, fours = (C - head) / 4;
-        float s = 0;
-        for (size_t i = t; i < C - 4 * fours; i += T) s += stx__get(dy, start + (i < head ? i : i + 4 * fours));
-        for (size_t q = t; q < fours; q += T) {
-            float v[4];
-            stx__getn<4>(v, dy, start + head + 4 * q);
-            s += (v[0] + v[1]) + (v[2] + v[3]);
-        }
-        s = stx__row_sum<T>(s, sh);
-        for (size_t i = t; i < C - 4 * fours; i += T) {
-            size_t j = start + (i < head ? i : i + 4 * fours);
-            stx__add(da, j, fmaf(-s, expf(stx__get(y, j)), stx__get(dy, j)), accumulate);
-        }
-        for (size_t q = t; q < fours; q += T) {
-            float v[4], w[4];
-            stx__getn<4>(v, dy, start + head + 4 * q);
-            stx__getn<4>(w, y, start + head + 4 * q);
-            for (int e = 0; e < 4; e++) v[e] = fmaf(-s, expf(w[e]), v[e]);
-            stx__addn<4>(da, start + head + 4 * q, v, accumulate);
-        }
-    }
-}
-void stx_log_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
-    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y);
-    if (N && C) STX__RUN_ROWS(x, "stx_log_softmax_bwd", N, C, stx__log_softmax_bwd_kernel, D, G, Y, N, C, accumulate);
-}
-
-/* y (1) = or += sum of part (n) / divisor. One block: a thread adds every 1024th, then a fixed tree. */
-static __global__ void __launch_bounds__(1024) stx__total_kernel(stx__num y, const double *part, size_t n, double divisor, int accumulate) {
-    STX__SHARED(double, sh, 32);
-    double s = 0;
-    #pragma unroll 8
-    for (size_t i = threadIdx.x; i < n; i += 1024) s += part[i];
-    s = stx__row_sum<1024>(s, sh);
-    if (threadIdx.x == 0) stx__add(y, 0, (float)(s / divisor), accumulate);
-}
-/* part (pieces) = sum of a, of (a - b)^2 or of a b, over `each` numbers a piece, each a multiple of four: a block has a piece. */
-enum { STX__SUM, STX__SUM_SQUARES, STX__SUM_PRODUCTS };
-template<int MODE> static __device__ __forceinline__ double stx__term(float a, float b) {
-    double d = MODE == STX__SUM_SQUARES ? (double)a - (double)b : (double)a;
-    return MODE == STX__SUM ? d : MODE == STX__SUM_SQUARES ? d * d : d * (double)b;
-}
-template<int MODE> static __global__ void stx__pieces_kernel(double *part, stx__num a, stx__num b, size_t n, size_t each, int four) {
-    STX__SHARED(double, sh, 32);
-    const size_t lo = blockIdx.x * each, hi = lo + each < n ? lo + each : n, fours = four ? (hi - lo) / 4 : 0;
-    double s = 0;
-    #pragma unroll 4
-    for (size_t q = threadIdx.x; q < fours; q += 256) {
-        float v[4], w[4] = {0};
-        stx__getn<4>(v, a, lo + 4 * q);
-        if (MODE) stx__getn<4>(w, b, lo + 4 * q);
-        for (int e = 0; e < 4; e++) s += stx__term<MODE>(v[e], w[e]);
-    }
-    for (size_t i = lo + 4 * fours + threadIdx.x; i < hi; i += 256) s += stx__term<MODE>(stx__get(a, i), MODE ? stx__get(b, i) : 0);
-    s = stx__row_sum<256>(s, sh);
-    if (threadIdx.x == 0) part[blockIdx.x] = s;
-}
-/* y (1) = or += the sum over n numbers, divided: in two stages, at most 2048 pieces, cut by n alone. */
-static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, const stx_real *a, const stx_real *b, size_t n, double divisor, int accumulate) {
-    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
-    size_t each = stx__chunk(n, 4096, 2048), pieces = (n + each - 1) / each;
-    int four = stx__by4(A) && stx__by4(B);
-    double *part;
-    if (!n || !(part = (double *)stx__scratch_of(x, pieces * sizeof *part, name))) return;
-    if (mode == STX__SUM) STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM>, (unsigned)pieces, 256, 0, part, A, B, n, each, four);
-    else if (mode == STX__SUM_SQUARES) STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM_SQUARES>, (unsigned)pieces, 256, 0, part, A, B, n, each, four);
-    else STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM_PRODUCTS>, (unsigned)pieces, 256, 0, part, A, B, n, each, four);
-    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, Y, part, pieces, divisor, accumulate);
-}
-void stx_mean_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) { stx__sum_cuda(x, "stx_mean_fwd", STX__SUM, y, a, NULL, n, (double)n, 0); }
-void stx_sum_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
-    stx__sum_cuda(x, "stx_sum_fwd", STX__SUM, y, a, NULL, n, 1, 0);
-}
-/* da (n) += dy / divisor. A thread takes four neighbours at a time. */
-template<int W> static __global__ void stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n, float divisor) {
-    float g = stx__get(dy, 0) / divisor;
+/* y (N,C) = s table[ids], table (V,C), ids (N). A thread takes four neighbours of a row at a time. */
+template<int W> static __global__ void stx__embedding_fwd_kernel(stx__num y, stx__num table, const int32_t *ids, size_t n, size_t C, float s) {
     STX__STEP(i, n, W) {
+        size_t r = i / C;
         float v[W];
-        for (int e = 0; e < W; e++) v[e] = g;
-        stx__addn<W>(da, i, v, 1);
-    }
-}
-void stx_mean_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
-    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
-    if (n) STX__RUN_BY(x, "stx_mean_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n, (float)n);
-}
-void stx_sum_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
-    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
-    if (n) STX__RUN_BY(x, "stx_sum_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n, 1.0f);
-}
-
-/* y (n) = h + alpha f, or alpha f. A thread takes four neighbours at a time. */
-template<int W> static __global__ void stx__rezero_fwd_kernel(stx__num y, stx__num h, stx__num f, stx__num alpha, size_t n) {
-    float s = stx__get(alpha, 0);
-    STX__STEP(i, n, W) {
-        float v[W] = {0}, w[W];
-        if (h.p) stx__getn<W>(v, h, i);
-        stx__getn<W>(w, f, i);
-        for (int e = 0; e < W; e++) v[e] = fmaf(s, w[e], v[e]);
+        stx__getn<W>(v, table, (size_t)ids[r] * C + (i - r * C));
+        for (int e = 0; e < W; e++) v[e] *= s;
         stx__putn<W>(y, i, v);
     }
 }
-void stx_rezero_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n) {
-    stx__num Y = stx__num_of(x, y), H = stx__num_of(x, h), F = stx__num_of(x, f), A = stx__num_of(x, alpha);
-    int four = n % 4 == 0 && stx__by4(Y) && stx__by4(H) && stx__by4(F);
-    if (n) STX__RUN_BY(x, "stx_rezero_fwd", four, stx__rezero_fwd_kernel, n, Y, H, F, A, n);
-}
-/* y = h + alpha f:   df = or += alpha dy ; dalpha += sum of dy f (two stages, in double). As forward. */
-template<int W> static __global__ void stx__rezero_bwd_kernel(stx__num df, stx__num dy, stx__num alpha, size_t n, int accumulate) {
-    float s = stx__get(alpha, 0);
-    STX__STEP(i, n, W) {
-        float v[W];
-        stx__getn<W>(v, dy, i);
-        for (int e = 0; e < W; e++) v[e] *= s;
-        stx__addn<W>(df, i, v, accumulate);
-    }
-}
-void stx_rezero_bwd_cuda(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha, size_t n, int accumulate) {
-    stx__num D = stx__num_of(x, df), G = stx__num_of(x, dy), A = stx__num_of(x, alpha);
-    if (dalpha) stx__sum_cuda(x, "stx_rezero_bwd", STX__SUM_PRODUCTS, dalpha, dy, f, n, 1, 1);
-    if (df && n) STX__RUN_BY(x, "stx_rezero_bwd", n % 4 == 0 && stx__by4(D) && stx__by4(G), stx__rezero_bwd_kernel, n, D, G, A, n, accumulate);
+void stx_embedding_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C, stx_real s) {
+    stx__num Y = stx__num_of(x, y), T = stx__num_of(x, table);
+    size_t n = N * C;
+    if (n) STX__RUN_BY(x, "stx_embedding_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(T), stx__embedding_fwd_kernel, n, Y, T, ids, n, C, s);
 }
 
-/* top = max_v logits, inv = 1 / sum_v e^(logits - top) ; loss = sum_n (top - log inv - logits[n,target]) / divisor
-   A warp or a block does a row in one pass; the rows' losses go to scratch, in double, and are added in a fixed tree. */
-template<int T> static __global__ void stx__cross_entropy_fwd_kernel(double *loss, stx__num top, stx__num inv, stx__num logits, const int32_t *targets, size_t N, size_t V) {
-    STX__SHARED(float, sh, 32);
-    STX__EACH_ROW(n, N, T) {
-        stx__lse l = stx__row_lse<T>(logits, n * V, V, sh);
-        if (threadIdx.x % T == 0) {
-            stx__put(top, n, l.top);
-            stx__put(inv, n, 1 / l.sum);
-            loss[n] = (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * V + (size_t)targets[n]);
-        }
-    }
-}
-void stx_cross_entropy_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor) {
-    const char *name = "stx_cross_entropy_fwd";
-    stx__num L = stx__num_of(x, loss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits);
-    double *part;
-    if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
-    STX__RUN_ROWS(x, name, N, V, stx__cross_entropy_fwd_kernel, part, M, I, A, targets, N, V);
-    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, divisor, 0);
-}
-/* dlogits[n,v] = or += dloss / divisor (e^(logits - top) inv - [v = target]); dlogits may be logits, without accumulate.
-   A warp or a block does a row; every number is read and written by one thread. */
-template<int T> static __global__ void stx__cross_entropy_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv, stx__num logits, const int32_t *targets, size_t N,
-        size_t V, double divisor, int accumulate) {
-    const float g = (float)((double)stx__get(dloss, 0) / divisor);
-    STX__EACH_ROW(n, N, T) {
-        const size_t start = n * V, t = threadIdx.x % T, target = (size_t)targets[n];
-        const size_t head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V, fours = (V - head) / 4;
-        const float m = stx__get(top, n), f = g * stx__get(inv, n);
-        for (size_t i = t; i < V - 4 * fours; i += T) {
-            size_t v = i < head ? i : i + 4 * fours;
-            float d = f * expf(stx__get(logits, start + v) - m), was = accumulate ? stx__get(dlogits, start + v) : 0;
-            stx__put(dlogits, start + v, d + was - (v == target ? g : 0));
-        }
-        #pragma unroll 2
-        for (size_t q = t; q < fours; q += T) {
-            size_t v = head + 4 * q;
-            float d[4], was[4] = {0, 0, 0, 0};
-            stx__getn<4>(d, logits, start + v);
-            if (accumulate) stx__getn<4>(was, dlogits, start + v);
-            for (int e = 0; e < 4; e++) d[e] = f * expf(d[e] - m) + was[e] - (v + e == target ? g : 0);
-            stx__putn<4>(dlogits, start + v, d);
-        }
-    }
-}
-void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv, const stx_real *logits, const int32_t *targets,
-                                size_t N, size_t V, double divisor, int accumulate) {
-    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits);
-    if (dlogits == logits) accumulate = 0;
-    if (N && V) STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I, A, targets, N, V, divisor, accumulate);
-}
+/* y[n] = s table[ids[n]]:   dtable[ids[n]] += s dy[n]. Rows repeat, and no two blocks may add to one. So the positions are sorted by
+   (id, position), on the GPU, for the ids are there; then runs of one id are summed in tiles of 32 sorted positions, and what a run leaves in
+   several tiles is added up, in order. A run belongs to one block at every stage: the order of sums is a function of the ids alone, and a
+   frequent id (all N, even) keeps as many blocks busy as N rare ones.
 
-/* w (N) = weights / divisor, or 0, and known (N) = targets, or -1: see stx_token_weights. One block, for the divisor may be a sum over
-   all rows: a thread adds every 1024th, then a fixed tree. */
-static __global__ void __launch_bounds__(1024) stx__token_weights_kernel(stx__num w, int32_t *known, const int32_t *targets,
-    stx__num weights, size_t N, int ignore, int32_t ignored,
-        double divisor) {
-    STX__SHARED(double, sh, 32);
-    double s = 0;
-    if (divisor == 0) {
-        for (size_t n = threadIdx.x; n < N; n += 1024)
-            if (!(ignore && targets[n] == ignored) && targets[n] >= 0) s += weights.p ? (double)stx__get(weights, n) : 1;
-        divisor = stx__row_sum<1024>(s, sh);
-    }
-    for (size_t n = threadIdx.x; n < N; n += 1024) {
-        int32_t id = ignore && targets[n] == ignored ? -1 : targets[n];
-        known[n] = id;
-        stx__put(w, n, id >= 0 && divisor != 0 ? (float)((weights.p ? (double)stx__get(weights, n) : 1) / divisor) : 0);
-    }
-}
-void stx_token_weights_cuda(stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N,
-                            int ignore, int32_t ignored, double divisor) {
-    stx__num W = stx__num_of(x, w), A = stx__num_of(x, weights);
-    if (N) STX__RUN_KERNEL(x, "stx_token_weights", stx__token_weights_kernel, 1, 1024, 0, W, known, targets, A, N, ignore, ignored,
-                           divisor);
-}
-/* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n]. As cross_entropy; rows with a negative target are 0. */
-template<int T> static __global__ void stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num top, stx__num inv, stx__num logits,
-                                                                  const int32_t *targets, stx__num w, size_t N,
-        size_t V) {
-    STX__SHARED(float, sh, 32);
-    STX__EACH_ROW(n, N, T) {
-        const int32_t target = targets[n];
-        stx__lse l = {0, 0};
-        if (target >= 0) l = stx__row_lse<T>(logits, n * V, V, sh);
-        if (threadIdx.x % T == 0) {
-            double v = target < 0 ? 0 : (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * V + (size_t)target);
-            stx__put(top, n, l.top);
-            stx__put(inv, n, target < 0 ? 0 : 1 / l.sum);
-            stx__put(nll, n, (float)v);
-            loss[n] = target < 0 ? 0 : (double)stx__get(w, n) * v;
+   Sort, first: a block of 1024 sorts a chunk of 2048 keys = id 2^11 + place in the chunk, by a bitonic network in shared memory. */
+enum { STX__SORT = 2048, STX__ID_TILE = 32 };
+static __global__ void __launch_bounds__(1024) stx__sort_kernel(uint64_t *keys, const int32_t *ids, size_t N) {
+    STX__SHARED(uint64_t, k, STX__SORT);
+    size_t base = (size_t)blockIdx.x * STX__SORT;
+    for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) k[i] = base + i < N ? (uint64_t)(uint32_t)ids[base + i] * STX__SORT + i : ~(uint64_t)0;
+    for (unsigned size = 2; size <= STX__SORT; size *= 2)
+        for (unsigned gap = size / 2; gap; gap /= 2) {
+            unsigned i = 2 * threadIdx.x - (threadIdx.x & (gap - 1)), j = i + gap;
+            __syncthreads();
+            uint64_t a = k[i], b = k[j];
+            if ((a > b) == !(i & size)) { k[i] = b; k[j] = a; }
         }
-    }
-}
-void stx_token_loss_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
-                             const int32_t *targets, const stx_real *w, size_t N, size_t V) {
-    const char *name = "stx_token_loss_fwd";
-    stx__num L = stx__num_of(x, loss), P = stx__num_of(x, nll), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
-        logits), W = stx__num_of(x, w);
-    double *part;
-    if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
-    STX__RUN_ROWS(x, name, N, V, stx__token_loss_fwd_kernel, part, P, M, I, A, targets, W, N, V);
-    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, 1.0, 0);
-}
-/* dlogits[n,v] = or += dloss w[n] (e^(logits - top) inv - [v = target]), 0 in rows with a negative target. As cross_entropy. */
-template<int T> static __global__ void stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
-                                                                  stx__num logits, const int32_t *targets, stx__num w, size_t N,
-        size_t V, int accumulate) {
-    const float dl = stx__get(dloss, 0);
-    STX__EACH_ROW(n, N, T) {
-        const size_t start = n * V, t = threadIdx.x % T;
-        const int known = targets[n] >= 0;
-        const size_t target = known ? (size_t)targets[n] : V, head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V,
-            fours = (V - head) / 4;
-        const float g = known ? dl * stx__get(w, n) : 0, m = stx__get(top, n), f = g * stx__get(inv, n);
-        if (!known && accumulate) continue;
-        for (size_t i = t; i < V - 4 * fours; i += T) {
-            size_t v = i < head ? i : i + 4 * fours;
-            float d = known ? f * expf(stx__get(logits, start + v) - m) : 0, was = accumulate ? stx__get(dlogits, start + v) : 0;
-            stx__put(dlogits, start + v, d + was - (v == target ? g : 0));
-        }
-        #pragma unroll 2
-        for (size_t q = t; q < fours; q += T) {
-            size_t v = head + 4 * q;
-            float d[4], was[4] = {0, 0, 0, 0};
-            stx__getn<4>(d, logits, start + v);
-            if (accumulate) stx__getn<4>(was, dlogits, start + v);
-            for (int e = 0; e < 4; e++) d[e] = (known ? f * expf(d[e] - m) : 0) + was[e] - (v + e == target ? g : 0);
-            stx__putn<4>(dlogits, start + v, d);
-        }
-    }
-}
-void stx_token_loss_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                             const stx_real *logits, const int32_t *targets,
-                             const stx_real *w, size_t N, size_t V, int accumulate) {
-    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
-        logits), W = stx__num_of(x, w);
-    if (N && V) STX__RUN_ROWS(x, "stx_token_loss_bwd", N, V, stx__token_loss_bwd_kernel, D, G, M, I, A, targets, W, N, V, accumulate);
-}
-
-/* Ids sorted by cluster, stably: see stx_cluster_sort. One block, 1024 ids at a time: a warp counts its ids of each cluster by votes,
-   and an id's place is how many of its cluster stood before: in earlier rounds, in the warps before, in the lanes before. */
-static __global__ void __launch_bounds__(1024) stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *over,
-    const int32_t *ids, size_t n, const stx_clusters k) {
-    STX__SHARED(unsigned, count, 32 * STX_MAX_CLUSTERS);
-    STX__SHARED(size_t, taken, STX_MAX_CLUSTERS);
-    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int K = (int)k.count;
-    for (size_t i = threadIdx.x; i < k.first[K]; i += 1024) { local[i] = k.leftover; place[i] = 0; }
-    if (threadIdx.x < STX_MAX_CLUSTERS) taken[threadIdx.x] = 0;
     __syncthreads();
-    for (size_t base = 0; base < n; base += 1024) {
-        const size_t i = base + threadIdx.x;
-        const int32_t id = i < n ? ids[i] : -1;
-        int c = id < 0 ? K : 0;
-        unsigned before = 0;
-        while (c < K && (size_t)id >= k.end[c]) c++;
-        for (int e = 0; e < K; e++) {
-            unsigned votes = __ballot_sync(STX__ALL, c == e);
-            if (lane == 0) count[warp * STX_MAX_CLUSTERS + e] = (unsigned)__popc(votes);
-            if (c == e) before = (unsigned)__popc(votes & ((1u << lane) - 1));
+    for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) keys[base + i] = k[i];
+}
+/* Sort, second: the place of a position among all is the number of keys before it, found in every chunk by bisection: earlier chunks have
+   the equal ids before it, later ones after it. A thread does one position. */
+static __global__ void stx__rank_kernel(int32_t *id, size_t *at, const uint64_t *keys, size_t chunks) {
+    STX__STEP(i, chunks * STX__SORT, 1) {
+        size_t mine = i / STX__SORT, place = i % STX__SORT;
+        uint64_t key = keys[i];
+        if (key == ~(uint64_t)0) continue;
+        for (size_t c = 0; c < chunks; c++) {
+            const uint64_t *k = keys + c * STX__SORT, limit = (key / STX__SORT + (c < mine)) * STX__SORT;
+            unsigned below = 0;
+            if (c == mine) continue;
+            for (unsigned step = STX__SORT / 2; step; step /= 2) if (k[below + step - 1] < limit) below += step;
+            place += below + (k[below] < limit);
         }
-        __syncthreads();
-        if (i < n && c == K) at[i] = -1;
-        if (c < K) {
-            size_t r = taken[c] + before;
-            int fits;
-            for (unsigned w = 0; w < warp; w++) r += count[w * STX_MAX_CLUSTERS + c];
-            r += k.first[c];
-            fits = r < k.first[c + 1];
-            at[i] = !k.head ? (fits ? (int32_t)r : 0) : c == 0 ? id : (int32_t)(k.end[0] + (size_t)(k.forward_columns ? c - 1 : K - 1 - c));
-            if (fits) {
-                local[r] = id - (c ? (int32_t)k.end[c - 1] : 0);
-                place[r] = (int32_t)i;
+        id[place] = (int32_t)(uint32_t)(key / STX__SORT);
+        at[place] = mine * STX__SORT + key % STX__SORT;
+    }
+}
+/* Sums, first: block (tile, columns) adds the rows of each run in its tile. A run that lies in the tile as a whole goes to dtable; what a run
+   has here at the tile's beginning goes to part[tile][0], at its end (and not at its beginning) to part[tile][1]. A thread takes W columns,
+   and loads eight rows before it adds the first. */
+template<int W> static __global__ void stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy, const int32_t *id, const size_t *at, size_t N, size_t C, float s) {
+    STX__SHARED(int32_t, ids, STX__ID_TILE + 2);           /* with a neighbour on each side */
+    STX__SHARED(size_t, rows, STX__ID_TILE);
+    const size_t lo = (size_t)blockIdx.x * STX__ID_TILE;
+    const int n = (int)(N - lo < (size_t)STX__ID_TILE ? N - lo : (size_t)STX__ID_TILE);
+    for (int i = threadIdx.x; i < n + 2; i += blockDim.x) {
+        ids[i] = lo + i >= 1 && lo + i - 1 < N ? id[lo + i - 1] : -1;
+        if (i < n) rows[i] = at[lo + i];
+    }
+    __syncthreads();
+    for (size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W; c < C; c += (size_t)gridDim.y * blockDim.x * W) {
+        for (int i = 0, end; i < n; i = end) {
+            int32_t me = ids[i + 1];
+            int open = (i == 0 && lo && ids[0] == me), on;
+            float sum[W] = {0};
+            for (end = i + 1; end < n && ids[end + 1] == me; ) end++;
+            on = end == n && lo + n < N && ids[n + 1] == me;
+            for (int k = i; k < end; k += 8) {
+                float v[8][W];
+                #pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    if (k + j < end) stx__getn<W>(v[j], dy, rows[k + j] * C + c);
+                    else for (int e = 0; e < W; e++) v[j][e] = 0;
+                }
+                #pragma unroll
+                for (int j = 0; j < 8; j++) for (int e = 0; e < W; e++) sum[e] += v[j][e];
+            }
+            if (open || on) {
+                for (int e = 0; e < W; e++) part[(2 * (size_t)blockIdx.x + (i != 0)) * C + c + e] = sum[e];
+            } else {
+                for (int e = 0; e < W; e++) sum[e] *= s;
+                stx__addn<W>(dtable, (size_t)me * C + c, sum, 1);
             }
         }
-        __syncthreads();
-        if ((int)threadIdx.x < K) for (unsigned w = 0; w < 32; w++) taken[threadIdx.x] += count[w * STX_MAX_CLUSTERS + threadIdx.x];
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) {
-        int more = 0;
-        for (int c = k.head ? 1 : 0; c < K; c++) more |= taken[c] > k.first[c + 1] - k.first[c];
-        *over = more;
     }
 }
-void stx_cluster_sort_cuda(stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n,
-                           const stx_clusters *k) {
-    STX__RUN_KERNEL(x, "stx_cluster_sort", stx__cluster_sort_kernel, 1, 1024, 0, local, place, at, over, ids, n, *k);
-}
-/* y (n) = NaN if flag[0] */
-static __global__ void stx__spoil_kernel(stx__num y, size_t n, const int32_t *flag) {
-    if (*flag) STX__STEP(i, n, 1) stx__put(y, i, nanf(""));
-}
-void stx_spoil_cuda(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
-    stx__num Y = stx__num_of(x, y);
-    if (n) STX__RUN_KERNEL(x, "stx_spoil", stx__spoil_kernel, stx__grid(x, n), 256, 0, Y, n, flag);
-}
-
-/* loss (1) = mean (a - b)^2, a, b (n) */
-void stx_mse_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) { stx__sum_cuda(x, "stx_mse_fwd", STX__SUM_SQUARES, loss, a, b, n, (double)n, 0); }
-/* da += 2 (a - b) dloss / n ; db -= the same. A thread takes four neighbours at a time. */
-template<int W> static __global__ void stx__mse_bwd_kernel(stx__num da, stx__num db, stx__num dloss, stx__num a, stx__num b, size_t n) {
-    float g = 2 * stx__get(dloss, 0) / (float)n;
-    STX__STEP(i, n, W) {
-        float v[W], w[W];
-        stx__getn<W>(v, a, i);
-        stx__getn<W>(w, b, i);
-        for (int e = 0; e < W; e++) {
-            v[e] = g * (v[e] - w[e]);
-            w[e] = -v[e];
+/* Sums, second: the block of the tile in which a run begins that goes on in the next adds that run's parts. */
+template<int W> static __global__ void stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id, size_t N, size_t C, float s) {
+    const size_t tile = blockIdx.x, last = (tile + 1) * STX__ID_TILE - 1, tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
+    const int32_t me = last + 1 < N ? id[last] : -1;
+    const int whole = last < N && id[tile * STX__ID_TILE] == me;
+    size_t end = tile + 1;
+    if (last + 1 >= N || id[last + 1] != me) return;            /* nothing goes on from here */
+    if (whole && tile && id[tile * STX__ID_TILE - 1] == me) return;        /* it began earlier */
+    while (end < tiles && id[end * STX__ID_TILE] == me) end++;
+    for (size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W; c < C; c += (size_t)gridDim.y * blockDim.x * W) {
+        float sum[W];
+        for (int e = 0; e < W; e++) sum[e] = part[(2 * tile + !whole) * C + c + e];
+        for (size_t k = tile + 1; k < end; k += 16) {
+            float v[16][W];
+            #pragma unroll
+            for (int j = 0; j < 16; j++) for (int e = 0; e < W; e++) v[j][e] = k + j < end ? part[2 * (k + j) * C + c + e] : 0;
+            #pragma unroll
+            for (int j = 0; j < 16; j++) for (int e = 0; e < W; e++) sum[e] += v[j][e];
         }
-        if (da.p) stx__addn<W>(da, i, v, 1);
-        if (db.p) stx__addn<W>(db, i, w, 1);
+        for (int e = 0; e < W; e++) sum[e] *= s;
+        stx__addn<W>(dtable, (size_t)me * C + c, sum, 1);
     }
 }
-void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a, const stx_real *b, size_t n) {
-    stx__num D = stx__num_of(x, da), E = stx__num_of(x, db), G = stx__num_of(x, dloss), A = stx__num_of(x, a), B = stx__num_of(x, b);
-    int four = n % 4 == 0 && stx__by4(D) && stx__by4(E) && stx__by4(A) && stx__by4(B);
-    if (n) STX__RUN_BY(x, "stx_mse_bwd", four, stx__mse_bwd_kernel, n, D, E, G, A, B, n);
-}
-
-/* Adaptive softmax: log p(word) = logit - log sum e^logits (N,w), plus the log p of its cluster, gate (N,K), for c > 0; for c = 0 the columns
-   from size on are the other clusters', and make gate. A block does a row, with sums in double: this is for evaluation and generation. */
-static __global__ void stx__cluster_kernel(stx__num out, stx__num gate, stx__num logits, size_t N, size_t V, size_t start, size_t size, size_t w, size_t K, size_t c, int forward) {
-    STX__SHARED(float, sh, 32);
-    STX__SHARED(double, sums, 32);
-    for (size_t n = blockIdx.x; n < N; n += gridDim.x) {
-        float m = -HUGE_VALF;
-        double z = 0, add = c ? (double)stx__get(gate, n * K + c) : 0;
-        for (size_t j = threadIdx.x; j < w; j += 256) m = fmaxf(m, stx__get(logits, n * w + j));
-        m = stx__row_max<256>(m, sh);
-        for (size_t j = threadIdx.x; j < w; j += 256) z += exp((double)(stx__get(logits, n * w + j) - m));
-        z = (double)m + log(stx__row_sum<256>(z, sums));
-        if (!c) for (size_t j = 1 + threadIdx.x; j < K; j += 256)
-            stx__put(gate, n * K + j, (float)((double)stx__get(logits, n * w + (forward ? size + j - 1 : size + K - 1 - j)) - z));
-        for (size_t j = threadIdx.x; j < size; j += 256) stx__put(out, n * V + start + j, (float)((double)stx__get(logits, n * w + j) - z + add));
+void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C, stx_real s) {
+    const char *name = "stx_embedding_bwd";
+    stx__num D = stx__num_of(x, dtable), G = stx__num_of(x, dy);
+    size_t chunks = (N + STX__SORT - 1) / STX__SORT, tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
+    int four = C % 4 == 0 && stx__by4(D) && stx__by4(G);
+    dim3 grid((unsigned)tiles, stx__blocks(C, four ? 512 : 128, 65535));
+    char *work;
+    uint64_t *keys;
+    size_t *at;
+    float *part;
+    int32_t *id;
+    if (!N || !C) return;
+    work = (char *)stx__scratch_of(x, chunks * STX__SORT * sizeof *keys + N * sizeof *at + 2 * tiles * C * sizeof *part + N * sizeof *id, name);
+    if (!work) return;
+    keys = (uint64_t *)(void *)work;
+    at = (size_t *)(void *)(keys + chunks * STX__SORT);
+    part = (float *)(void *)(at + N);
+    id = (int32_t *)(void *)(part + 2 * tiles * C);
+    STX__RUN_KERNEL(x, name, stx__sort_kernel, (unsigned)chunks, 1024, 0, keys, ids, N);
+    STX__RUN_KERNEL(x, name, stx__rank_kernel, stx__grid(x, chunks * STX__SORT), 256, 0, id, at, keys, chunks);
+    if (four) {
+        STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<4>, grid, 128, 0, D, part, G, id, at, N, C, s);
+        STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<4>, grid, 128, 0, D, part, id, N, C, s);
+    } else {
+        STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<1>, grid, 128, 0, D, part, G, id, at, N, C, s);
+        STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<1>, grid, 128, 0, D, part, id, N, C, s);
     }
-}
-void stx_cluster_log_probs_cuda(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start, size_t size, size_t w, size_t K, size_t c,
-                                int forward) {
-    stx__num O = stx__num_of(x, out), G = stx__num_of(x, gate), A = stx__num_of(x, logits);
-    if (N && w) STX__RUN_KERNEL(x, "stx_cluster_log_probs", stx__cluster_kernel, stx__blocks(N, 1, (size_t)1 << 30), 256, 0, O, G, A, N, V, start, size, w, K, c, forward);
-}
-
-// >>optimisers --------------------------------------------------------------------------------------------------------
-
-/* Where the parameters' bfloat16 twins are: a kernel finds a piece's by its address. More allocations than the table holds are left to
-   stx__twin_kernel, table by table, after the update. */
-enum { STX__TWINS = 64 };
-typedef struct stx__twins { const char *base[STX__TWINS]; size_t bytes[STX__TWINS]; stx__bf16 *twin[STX__TWINS]; int n; } stx__twins;
-/* Fills t from the allocations r, ..; what is left over, or NULL */
-static const stx__range *stx__twins_from(const stx__range *r, stx__twins *t) {
-    memset(t, 0, sizeof *t);
-    for (; r && t->n < STX__TWINS; r = r->next)
-        if (r->twin) {
-            t->base[t->n] = r->base;
-            t->bytes[t->n] = r->bytes;
-            t->twin[t->n++] = r->twin;
-        }
-    while (r && !r->twin) r = r->next;
-    return r;
-}
-/* The twin of the numbers at p, or NULL, for the whole block: thread i looks at allocation i. */
-static __device__ __forceinline__ stx__num stx__piece_num(const stx__twins &t, float *p, stx__bf16 **sh) {
-    stx__num a = {p, NULL, 0};
-    if (!t.n) return a;
-    __syncthreads();
-    if (threadIdx.x == 0) *sh = NULL;
-    __syncthreads();
-    if ((int)threadIdx.x < t.n && (const char *)p >= t.base[threadIdx.x] && (const char *)p < t.base[threadIdx.x] + t.bytes[threadIdx.x])
-        *sh = t.twin[threadIdx.x] + (p - (const float *)(const void *)t.base[threadIdx.x]);
-    __syncthreads();
-    a.twin = *sh;
-    return a;
-}
-static __device__ __forceinline__ int stx__aligned(const void *p, size_t to) { return (uintptr_t)p % to == 0; }
-/* A block of 256 per piece */
-#define STX__EACH_PIECE(k, count) for (size_t k = blockIdx.x; k < count; k += gridDim.x)
-static unsigned stx__piece_blocks(size_t count) { return stx__blocks(count, 1, (size_t)1 << 20); }
-
-/* update(p, g, s0, s1) for every number of a piece, then g = 0; or g = 0 alone if not ok. States that the piece has not are 0 and stay away. */
-template<int W, class F> static __device__ __forceinline__ void stx__update_range(const stx_piece &q, const stx__num &p, size_t lo, size_t hi, F update) {
-    const stx__num g = {q.g, NULL, 0}, s0 = {q.s[0], NULL, 0}, s1 = {q.s[1], NULL, 0};
-    const float zero[W] = {0};
-    for (size_t i = lo + (size_t)threadIdx.x * W; i < hi; i += 256 * W) {
-        float vp[W], vg[W], v0[W] = {0}, v1[W] = {0};
-        stx__getn<W>(vp, p, i);
-        stx__getn<W>(vg, g, i);
-        if (s0.p) stx__getn<W>(v0, s0, i);
-        if (s1.p) stx__getn<W>(v1, s1, i);
-        for (int e = 0; e < W; e++) update(vp[e], vg[e], v0[e], v1[e]);
-        stx__putn<W>(p, i, vp);
-        stx__putn<W>(g, i, zero);
-        if (s0.p) stx__putn<W>(s0, i, v0);
-        if (s1.p) stx__putn<W>(s1, i, v1);
-    }
-}
-template<class F> static __device__ __forceinline__ void stx__update_piece(const stx_piece &q, const stx__num &p, int ok, F update) {
-    size_t fours = stx__aligned(q.p, 16) && stx__aligned(q.g, 16) && stx__aligned(q.s[0], 16) && stx__aligned(q.s[1], 16) && stx__aligned(p.twin, 8) ? q.n / 4 * 4 : 0;
-    if (!ok) {
-        for (size_t i = threadIdx.x; i < q.n; i += 256) q.g[i] = 0;
-        return;
-    }
-    stx__update_range<4>(q, p, 0, fours, update);
-    stx__update_range<1>(q, p, fours, q.n, update);
-}
-/* What writers of parameters whose allocations the first table could not hold have left to do: the twins of t = p. */
-static __global__ void stx__twin_kernel(const stx_piece *piece, size_t count, const stx__twins t) {
-    STX__SHARED(stx__bf16 *, sh, 1);
-    STX__EACH_PIECE(k, count) {
-        stx__num p = stx__piece_num(t, piece[k].p, sh);
-        if (p.twin) for (size_t i = threadIdx.x; i < piece[k].n; i += 256) p.twin[i] = __float2bfloat16(((const float *)p.p)[i]);
-    }
-}
-#define STX__RUN_PIECES(x, name, kernel, piece, count, ...) \
-    do { \
-        stx__twins twins; \
-        const stx__range *rest = stx__twins_from(stx__gpu(x)->ranges, &twins); \
-        STX__RUN_KERNEL(x, name, kernel, stx__piece_blocks(count), 256, 0, piece, count, twins, __VA_ARGS__); \
-        while (rest) { \
-            rest = stx__twins_from(rest, &twins); \
-            STX__RUN_KERNEL(x, name, stx__twin_kernel, stx__piece_blocks(count), 256, 0, piece, count, twins); \
-        } \
-    } while (0)
-
-/* out (count) = sum of g^2 of each piece, in double. A block has a piece. */
-static __global__ void stx__sum_squares_kernel(double *out, const stx_piece *piece, size_t count) {
-    STX__SHARED(double, sh, 32);
-    STX__EACH_PIECE(k, count) {
-        const stx__num g = {piece[k].g, NULL, 0};
-        size_t n = piece[k].n, fours = stx__aligned(g.p, 16) ? n / 4 * 4 : 0;
-        double s = 0;
-        for (size_t i = 4 * (size_t)threadIdx.x; i < fours; i += 1024) {
-            float4 v = stx__get4(g, i);
-            s += ((double)v.x * v.x + (double)v.y * v.y) + ((double)v.z * v.z + (double)v.w * v.w);
-        }
-        for (size_t i = fours + threadIdx.x; i < n; i += 256) s += (double)piece[k].g[i] * piece[k].g[i];
-        s = stx__row_sum<256>(s, sh);
-        if (threadIdx.x == 0) out[k] = s;
-    }
-}
-void stx_sum_squares_cuda(stx_ctx *x, double *out, const stx_piece *piece, size_t count) {
-    if (count) STX__RUN_KERNEL(x, "stx_sum_squares", stx__sum_squares_kernel, stx__piece_blocks(count), 256, 0, out, piece, count);
-}
-
-/* In a block of 1024: of(first, end, lane) for the pieces [first, end) of each tensor, by the warp in whose 32 pieces it begins, which
-   finds its end by bisection (a tensor's pieces are together). */
-template<class F> static __device__ __forceinline__ void stx__each_tensor(const stx_piece *piece, size_t count, F of) {
-    const unsigned lane = threadIdx.x % 32;
-    for (size_t base = threadIdx.x - lane; base < count; base += 1024) {
-        size_t k = base + lane;
-        unsigned begins = __ballot_sync(STX__ALL, k < count && (k == 0 || piece[k - 1].tensor != piece[k].tensor));
-        for (; begins; begins &= begins - 1) {
-            size_t first = base + (size_t)(__ffs((int)begins) - 1), tensor = piece[first].tensor, end = first + 1, above = count;
-            while (end < above) {
-                size_t mid = end + (above - end) / 2;
-                if (piece[mid].tensor == tensor) end = mid + 1; else above = mid;
-            }
-            of(first, end, lane);
-        }
-    }
-}
-/* From the squares' sums: the norm, whether there is an update at all, and the pieces' lr. One block. The total is a fixed tree over every
-   1024th piece, where the CPU adds in order: the same but for the rounding of doubles. Adagrad's clipping needs the norm of each tensor. */
-static __global__ void __launch_bounds__(1024, 1) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares,
-                                                                   const stx_optim_desc d) {
-    STX__SHARED(double, sh, 32);
-    const double clip = d.clip, beta1 = d.beta1, beta2 = d.beta2;
-    const int kind = d.kind;
-    double lr = u->lr, total = 0, norm;
-    #pragma unroll 8
-    for (size_t k = threadIdx.x; k < count; k += 1024) total += squares[k];
-    norm = sqrt(stx__row_sum<1024>(total, sh));
-    if (threadIdx.x == 0) {
-        u->norm = norm;
-        u->ok = norm <= DBL_MAX;                        /* false for NaN as well */
-        if (u->ok) {
-            double step = (double)++u->step, power = pow(beta2, step), rectify = 1;
-            u->plain = 0;
-            u->correction2 = (float)(1 - power);
-            if (kind == STX_RADAM) {
-                double most = 2 / (1 - beta2) - 1, rho = most - 2 * step * power / (1 - power);
-                u->plain = !(rho >= 5);
-                u->correction2 = 1;
-                if (rho >= 5) rectify = sqrt((1 - power) * (rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho));
-            }
-            u->factor = (float)(clip > 0 && kind != STX_ADAGRAD && clip / (norm + 1e-6) < 1 ? clip / (norm + 1e-6) : 1);
-            if (d.eps_hat) {
-                rectify = sqrt(1 - power);
-                u->correction2 = 1;
-            }
-            u->correction1 = (float)((1 - pow(beta1, step)) / rectify);
-            if (d.no_correction) u->correction1 = u->correction2 = 1;
-        } else {
-            u->skipped++;
-        }
-    }
-    if (!(norm <= DBL_MAX)) return;
-    if (d.radam_skip) {
-        __syncthreads();                                /* what the first thread wrote */
-        if (u->plain) lr = 0;
-    }
-    if (!(clip > 0 && kind == STX_ADAGRAD)) {
-        for (size_t k = threadIdx.x; k < count; k += 1024) piece[k].lr = (float)lr;
-        return;
-    }
-    stx__each_tensor(piece, count, [=](size_t first, size_t end, unsigned lane) {
-        double sq = 0, eta = lr;
-        #pragma unroll 8
-        for (size_t i = first + lane; i < end; i += 32) sq += squares[i];
-        sq = sqrt(stx__warp_sum_f64(sq));
-        if (sq > clip) eta = lr * clip / (sq + 1e-10);
-        for (size_t i = first + lane; i < end; i += 32) piece[i].lr = (float)eta;
-    });
-}
-void stx_optim_plan_cuda(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, const stx_optim_desc *d) {
-    STX__RUN_KERNEL(x, "stx_optim_plan", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares, *d);
-}
-
-/* g' = factor g + decay p ; buf = momentum buf + g' ; p -= lr buf ; g = 0. A block has a piece, a thread four neighbours at a time; so
-   the others below. */
-static __global__ void stx__sgd_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float momentum, float decay) {
-    STX__SHARED(stx__bf16 *, sh, 1);
-    const float factor = u->factor;
-    STX__EACH_PIECE(k, count) {
-        const stx_piece q = piece[k];
-        const stx__num p = stx__piece_num(t, q.p, sh);
-        const int kept = q.s[0] != NULL;
-        stx__update_piece(q, p, u->ok, [=](float &v, float g, float &buf, float &) {
-            g = fmaf(factor, g, decay * v);
-            if (kept) g = buf = fmaf(momentum, buf, g);
-            v = fmaf(-q.lr, g, v);
-        });
-    }
-}
-void stx_sgd_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real momentum, stx_real decay) {
-    if (count) STX__RUN_PIECES(x, "stx_sgd_update", stx__sgd_kernel, piece, count, u, momentum, decay);
-}
-
-/* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) ; g = 0 */
-static __global__ void stx__adagrad_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float eps) {
-    STX__SHARED(stx__bf16 *, sh, 1);
-    STX__EACH_PIECE(k, count) {
-        const stx_piece q = piece[k];
-        const stx__num p = stx__piece_num(t, q.p, sh);
-        stx__update_piece(q, p, u->ok, [=](float &v, float g, float &sum, float &) {
-            sum = fmaf(g, g, sum);
-            v -= q.lr * g / (sqrtf(sum) + eps);
-        });
-    }
-}
-void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real eps) {
-    if (count) STX__RUN_PIECES(x, "stx_adagrad_update", stx__adagrad_kernel, piece, count, u, eps);
-}
-
-/* g' = factor g + decay p ; m = b1 m + (1-b1) g' ; v = b2 v + (1-b2) g'^2
-   p = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), c = corrections, or plain: - lr m / c1 ; g = 0.   rest = 1 - beta, made in
-   double */
-static __global__ void stx__adam_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float beta1, float rest1, float beta2, float rest2, float eps,
-                                        float decay, float decoupled) {
-    STX__SHARED(stx__bf16 *, sh, 1);
-    const float factor = u->factor, unbias = 1 / u->correction2;
-    const int plain = u->plain;
-    STX__EACH_PIECE(k, count) {
-        const stx_piece q = piece[k];
-        const stx__num p = stx__piece_num(t, q.p, sh);
-        const float keep = 1 - q.lr * decoupled, rate = q.lr / u->correction1;
-        stx__update_piece(q, p, u->ok, [=](float &w, float g, float &m, float &v) {
-            float d = fmaf(factor, g, decay * w);
-            m = fmaf(beta1, m, rest1 * d);
-            v = fmaf(beta2, v, rest2 * d * d);
-            w = keep * w - rate * m / (plain ? 1 : sqrtf(v * unbias) + eps);
-        });
-    }
-}
-void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
-                          stx_real decay, stx_real decoupled) {
-    if (count) STX__RUN_PIECES(x, "stx_adam_update", stx__adam_kernel, piece, count, u, beta1, rest1, beta2, rest2, eps, decay, decoupled);
-}
-
-/* LAMB, first: d = factor g ; m = b1 m + (1-b1) d ; v = b2 v + (1-b2) d^2 ; g = (m / c1) / (sqrt(v / c2) + eps) + decay p, and the
-   piece's sums of p^2 and g^2, in double. A block has a piece. */
-static __global__ void stx__lamb_kernel(const stx_piece *piece, size_t count, const stx_update *u, double *squares, float beta1,
-                                        float rest1, float beta2, float rest2, float eps, float decay) {
-    STX__SHARED(double, sh, 32);
-    if (!u->ok) return;
-    const float factor = u->factor, rate = 1 / u->correction1, unbias = 1 / u->correction2;
-    STX__EACH_PIECE(k, count) {
-        const stx_piece q = piece[k];
-        double pp = 0, gg = 0;
-        for (size_t i = threadIdx.x; i < q.n; i += 256) {
-            float p = q.p[i], d = factor * q.g[i], m = fmaf(beta1, q.s[0][i], rest1 * d), v = fmaf(beta2, q.s[1][i], rest2 * d * d);
-            float r = fmaf(decay, p, rate * m / (sqrtf(v * unbias) + eps));
-            q.s[0][i] = m;
-            q.s[1][i] = v;
-            q.g[i] = r;
-            pp += (double)p * p;
-            gg += (double)r * r;
-        }
-        pp = stx__row_sum<256>(pp, sh);
-        gg = stx__row_sum<256>(gg, sh);
-        if (threadIdx.x == 0) { squares[2 * k] = pp; squares[2 * k + 1] = gg; }
-    }
-}
-void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1,
-                             stx_real rest1, stx_real beta2, stx_real rest2,
-                             stx_real eps, stx_real decay) {
-    if (count) STX__RUN_KERNEL(x, "stx_lamb_direction", stx__lamb_kernel, stx__piece_blocks(count), 256, 0, piece, count, u, squares,
-                               beta1, rest1, beta2, rest2, eps, decay);
-}
-/* LAMB, second: each tensor's phi, times the pieces' lr. One block; see stx__plan_kernel. */
-static __global__ void __launch_bounds__(1024) stx__lamb_plan_kernel(const stx_update *u, stx_piece *piece, size_t count,
-                                                                     const double *squares, double trust_max) {
-    if (!u->ok) return;
-    stx__each_tensor(piece, count, [=](size_t first, size_t end, unsigned lane) {
-        double p = 0, g = 0;
-        for (size_t i = first + lane; i < end; i += 32) { p += squares[2 * i]; g += squares[2 * i + 1]; }
-        p = sqrt(stx__warp_sum_f64(p));
-        g = stx__warp_sum_f64(g);
-        if (trust_max > 0 && p > trust_max) p = trust_max;
-        if (p > 0 && g > 0) for (size_t i = first + lane; i < end; i += 32) piece[i].lr = (float)((double)piece[i].lr * p / sqrt(g));
-    });
-}
-/* LAMB, third: p -= lr g ; g = 0 */
-static __global__ void stx__lamb_update_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u) {
-    STX__SHARED(stx__bf16 *, sh, 1);
-    STX__EACH_PIECE(k, count) {
-        stx_piece q = piece[k];
-        const stx__num p = stx__piece_num(t, q.p, sh);
-        q.s[0] = q.s[1] = NULL;                         /* they are what they are */
-        stx__update_piece(q, p, u->ok, [=](float &w, float g, float &, float &) { w = fmaf(-q.lr, g, w); });
-    }
-}
-void stx_lamb_update_cuda(stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max) {
-    if (!count) return;
-    STX__RUN_KERNEL(x, "stx_lamb_update", stx__lamb_plan_kernel, 1, 1024, 0, u, piece, count, squares, trust_max);
-    STX__RUN_PIECES(x, "stx_lamb_update", stx__lamb_update_kernel, piece, count, u);
-}
-
-/* g of each piece into [-c, c]; infinities and NaN stay. A block has a piece. */
-static __global__ void stx__clip_values_kernel(const stx_piece *piece, size_t count, float c) {
-    STX__EACH_PIECE(k, count)
-        for (size_t i = threadIdx.x; i < piece[k].n; i += 256) {
-            float v = piece[k].g[i];
-            if (fabsf(v) > c && fabsf(v) <= FLT_MAX) piece[k].g[i] = v < 0 ? -c : c;
-        }
-}
-void stx_clip_values_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_real c) {
-    if (count) STX__RUN_KERNEL(x, "stx_clip_values", stx__clip_values_kernel, stx__piece_blocks(count), 256, 0, piece, count, c);
-}
-
-/* p of each piece into [lo, hi]; NaN stays. A block has a piece. */
-static __global__ void stx__clamp_kernel(const stx_piece *piece, size_t count, const stx__twins t, float lo, float hi) {
-    STX__SHARED(stx__bf16 *, sh, 1);
-    STX__EACH_PIECE(k, count) {
-        const stx__num p = stx__piece_num(t, piece[k].p, sh);
-        for (size_t i = threadIdx.x; i < piece[k].n; i += 256) {
-            float v = stx__get(p, i);
-            stx__put(p, i, v < lo ? lo : v > hi ? hi : v);
-        }
-    }
-}
-void stx_clamp_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi) {
-    if (count) STX__RUN_PIECES(x, "stx_clamp", stx__clamp_kernel, piece, count, lo, hi);
-}
-
-/* meter[0] = or += s a[0], in double. One thread. */
-static __global__ void stx__meter_kernel(double *meter, stx__num a, double s, int accumulate) { *meter = (accumulate ? *meter : 0) + s * (double)stx__get(a, 0); }
-void stx_meter_cuda(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
-    STX__RUN_KERNEL(x, "stx_meter", stx__meter_kernel, 1, 1, 0, meter, stx__num_of(x, a), s, accumulate);
 }
 
 // >>gemm --------------------------------------------------------------------------------------------------------------
@@ -2300,6 +1696,8 @@ void stx_gemm_cuda(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N,
     stx__lt_product(x, "stx_gemm", batch, ta, tb, M, N, K, alpha, A, lda, sa, B, ldb, sb, beta, C, ldc, sc, NULL, 0);
 }
 
+// >>linear ------------------------------------------------------------------------------------------------------------
+
 /* y = act(in W^T + b): product, bias and relu are one pass. cublasLt's GELU is the tanh approximation and ours is exact, so gelu, tanh and
    sigmoid are a pass of their own over what the product left: pre, where it is wanted, or y itself. */
 void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t I, size_t O, int act) {
@@ -2367,6 +1765,278 @@ void stx_linear_bwd_cuda(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, s
     else if (db) stx__columns(x, "stx_linear_bwd, db", db, NULL, da, NULL, NULL, NULL, N, O);
     if (dx) stx__lt_product(x, "stx_linear_bwd, dx", 1, 0, 0, N, I, O, 1, da, O, 0, W, I, 0, accumulate ? 1.0f : 0.0f, dx, I, 0, NULL, 0);
     if (dW) stx__lt_product(x, "stx_linear_bwd, dW", 1, 1, 0, O, I, N, 1, da, O, 0, in, I, 0, 1, dW, I, 0, NULL, 0);
+}
+
+/* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b. A thread takes four neighbours of a row at a time. */
+template<int W> static __global__ void stx__bias_act_kernel(stx__num y, stx__num pre, stx__num b, size_t n, size_t C, int act) {
+    STX__STEP(i, n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, y, i);
+        if (b.p) {
+            stx__getn<W>(w, b, i % C);
+            for (int e = 0; e < W; e++) v[e] += w[e];
+        }
+        if (pre.p) stx__putn<W>(pre, i, v);
+        for (int e = 0; e < W; e++) v[e] = stx__act(v[e], act);
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_bias_act_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act) {
+    stx__num Y = stx__num_of(x, y), P = stx__num_of(x, pre), B = stx__num_of(x, b);
+    size_t n = N * C;
+    if (n && (b || pre || act)) STX__RUN_BY(x, "stx_bias_act_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(P) && stx__by4(B), stx__bias_act_kernel, n, Y, P, B, n, C, act);
+}
+
+// >>mean --------------------------------------------------------------------------------------------------------------
+
+void stx_mean_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) { stx__sum_cuda(x, "stx_mean_fwd", STX__SUM, y, a, NULL, n, (double)n, 0); }
+void stx_sum_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
+    stx__sum_cuda(x, "stx_sum_fwd", STX__SUM, y, a, NULL, n, 1, 0);
+}
+
+/* da (n) += dy / divisor. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n, float divisor) {
+    float g = stx__get(dy, 0) / divisor;
+    STX__STEP(i, n, W) {
+        float v[W];
+        for (int e = 0; e < W; e++) v[e] = g;
+        stx__addn<W>(da, i, v, 1);
+    }
+}
+void stx_mean_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
+    if (n) STX__RUN_BY(x, "stx_mean_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n, (float)n);
+}
+void stx_sum_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
+    if (n) STX__RUN_BY(x, "stx_sum_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n, 1.0f);
+}
+
+// >>cross_entropy -----------------------------------------------------------------------------------------------------
+
+/* top = max_v logits, inv = 1 / sum_v e^(logits - top) ; loss = sum_n (top - log inv - logits[n,target]) / divisor
+   A warp or a block does a row in one pass; the rows' losses go to scratch, in double, and are added in a fixed tree. */
+template<int T> static __global__ void stx__cross_entropy_fwd_kernel(double *loss, stx__num top, stx__num inv, stx__num logits, const int32_t *targets, size_t N, size_t V) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        stx__lse l = stx__row_lse<T>(logits, n * V, V, sh);
+        if (threadIdx.x % T == 0) {
+            stx__put(top, n, l.top);
+            stx__put(inv, n, 1 / l.sum);
+            loss[n] = (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * V + (size_t)targets[n]);
+        }
+    }
+}
+void stx_cross_entropy_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor) {
+    const char *name = "stx_cross_entropy_fwd";
+    stx__num L = stx__num_of(x, loss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits);
+    double *part;
+    if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
+    STX__RUN_ROWS(x, name, N, V, stx__cross_entropy_fwd_kernel, part, M, I, A, targets, N, V);
+    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, divisor, 0);
+}
+/* dlogits[n,v] = or += dloss / divisor (e^(logits - top) inv - [v = target]); dlogits may be logits, without accumulate.
+   A warp or a block does a row; every number is read and written by one thread. */
+template<int T> static __global__ void stx__cross_entropy_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv, stx__num logits, const int32_t *targets, size_t N,
+        size_t V, double divisor, int accumulate) {
+    const float g = (float)((double)stx__get(dloss, 0) / divisor);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * V, t = threadIdx.x % T, target = (size_t)targets[n];
+        const size_t head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V, fours = (V - head) / 4;
+        const float m = stx__get(top, n), f = g * stx__get(inv, n);
+        for (size_t i = t; i < V - 4 * fours; i += T) {
+            size_t v = i < head ? i : i + 4 * fours;
+            float d = f * expf(stx__get(logits, start + v) - m), was = accumulate ? stx__get(dlogits, start + v) : 0;
+            stx__put(dlogits, start + v, d + was - (v == target ? g : 0));
+        }
+        #pragma unroll 2
+        for (size_t q = t; q < fours; q += T) {
+            size_t v = head + 4 * q;
+            float d[4], was[4] = {0, 0, 0, 0};
+            stx__getn<4>(d, logits, start + v);
+            if (accumulate) stx__getn<4>(was, dlogits, start + v);
+            for (int e = 0; e < 4; e++) d[e] = f * expf(d[e] - m) + was[e] - (v + e == target ? g : 0);
+            stx__putn<4>(dlogits, start + v, d);
+        }
+    }
+}
+void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv, const stx_real *logits, const int32_t *targets,
+                                size_t N, size_t V, double divisor, int accumulate) {
+    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits);
+    if (dlogits == logits) accumulate = 0;
+    if (N && V) STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I, A, targets, N, V, divisor, accumulate);
+}
+
+/* w (N) = weights / divisor, or 0, and known (N) = targets, or -1: see stx_token_weights. One block, for the divisor may be a sum over
+   all rows: a thread adds every 1024th, then a fixed tree. */
+static __global__ void __launch_bounds__(1024) stx__token_weights_kernel(stx__num w, int32_t *known, const int32_t *targets,
+    stx__num weights, size_t N, int ignore, int32_t ignored,
+        double divisor) {
+    STX__SHARED(double, sh, 32);
+    double s = 0;
+    if (divisor == 0) {
+        for (size_t n = threadIdx.x; n < N; n += 1024)
+            if (!(ignore && targets[n] == ignored) && targets[n] >= 0) s += weights.p ? (double)stx__get(weights, n) : 1;
+        divisor = stx__row_sum<1024>(s, sh);
+    }
+    for (size_t n = threadIdx.x; n < N; n += 1024) {
+        int32_t id = ignore && targets[n] == ignored ? -1 : targets[n];
+        known[n] = id;
+        stx__put(w, n, id >= 0 && divisor != 0 ? (float)((weights.p ? (double)stx__get(weights, n) : 1) / divisor) : 0);
+    }
+}
+void stx_token_weights_cuda(stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N,
+                            int ignore, int32_t ignored, double divisor) {
+    stx__num W = stx__num_of(x, w), A = stx__num_of(x, weights);
+    if (N) STX__RUN_KERNEL(x, "stx_token_weights", stx__token_weights_kernel, 1, 1024, 0, W, known, targets, A, N, ignore, ignored,
+                           divisor);
+}
+/* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n]. As cross_entropy; rows with a negative target are 0. */
+template<int T> static __global__ void stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num top, stx__num inv, stx__num logits,
+                                                                  const int32_t *targets, stx__num w, size_t N,
+        size_t V) {
+    STX__SHARED(float, sh, 32);
+    STX__EACH_ROW(n, N, T) {
+        const int32_t target = targets[n];
+        stx__lse l = {0, 0};
+        if (target >= 0) l = stx__row_lse<T>(logits, n * V, V, sh);
+        if (threadIdx.x % T == 0) {
+            double v = target < 0 ? 0 : (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * V + (size_t)target);
+            stx__put(top, n, l.top);
+            stx__put(inv, n, target < 0 ? 0 : 1 / l.sum);
+            stx__put(nll, n, (float)v);
+            loss[n] = target < 0 ? 0 : (double)stx__get(w, n) * v;
+        }
+    }
+}
+void stx_token_loss_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
+                             const int32_t *targets, const stx_real *w, size_t N, size_t V) {
+    const char *name = "stx_token_loss_fwd";
+    stx__num L = stx__num_of(x, loss), P = stx__num_of(x, nll), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
+        logits), W = stx__num_of(x, w);
+    double *part;
+    if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
+    STX__RUN_ROWS(x, name, N, V, stx__token_loss_fwd_kernel, part, P, M, I, A, targets, W, N, V);
+    STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, 1.0, 0);
+}
+/* dlogits[n,v] = or += dloss w[n] (e^(logits - top) inv - [v = target]), 0 in rows with a negative target. As cross_entropy. */
+template<int T> static __global__ void stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
+                                                                  stx__num logits, const int32_t *targets, stx__num w, size_t N,
+        size_t V, int accumulate) {
+    const float dl = stx__get(dloss, 0);
+    STX__EACH_ROW(n, N, T) {
+        const size_t start = n * V, t = threadIdx.x % T;
+        const int known = targets[n] >= 0;
+        const size_t target = known ? (size_t)targets[n] : V, head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V,
+            fours = (V - head) / 4;
+        const float g = known ? dl * stx__get(w, n) : 0, m = stx__get(top, n), f = g * stx__get(inv, n);
+        if (!known && accumulate) continue;
+        for (size_t i = t; i < V - 4 * fours; i += T) {
+            size_t v = i < head ? i : i + 4 * fours;
+            float d = known ? f * expf(stx__get(logits, start + v) - m) : 0, was = accumulate ? stx__get(dlogits, start + v) : 0;
+            stx__put(dlogits, start + v, d + was - (v == target ? g : 0));
+        }
+        #pragma unroll 2
+        for (size_t q = t; q < fours; q += T) {
+            size_t v = head + 4 * q;
+            float d[4], was[4] = {0, 0, 0, 0};
+            stx__getn<4>(d, logits, start + v);
+            if (accumulate) stx__getn<4>(was, dlogits, start + v);
+            for (int e = 0; e < 4; e++) d[e] = (known ? f * expf(d[e] - m) : 0) + was[e] - (v + e == target ? g : 0);
+            stx__putn<4>(dlogits, start + v, d);
+        }
+    }
+}
+void stx_token_loss_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
+                             const stx_real *logits, const int32_t *targets,
+                             const stx_real *w, size_t N, size_t V, int accumulate) {
+    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
+        logits), W = stx__num_of(x, w);
+    if (N && V) STX__RUN_ROWS(x, "stx_token_loss_bwd", N, V, stx__token_loss_bwd_kernel, D, G, M, I, A, targets, W, N, V, accumulate);
+}
+
+/* Ids sorted by cluster, stably: see stx_cluster_sort. One block, 1024 ids at a time: a warp counts its ids of each cluster by votes,
+   and an id's place is how many of its cluster stood before: in earlier rounds, in the warps before, in the lanes before. */
+static __global__ void __launch_bounds__(1024) stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *over,
+    const int32_t *ids, size_t n, const stx_clusters k) {
+    STX__SHARED(unsigned, count, 32 * STX_MAX_CLUSTERS);
+    STX__SHARED(size_t, taken, STX_MAX_CLUSTERS);
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int K = (int)k.count;
+    for (size_t i = threadIdx.x; i < k.first[K]; i += 1024) { local[i] = k.leftover; place[i] = 0; }
+    if (threadIdx.x < STX_MAX_CLUSTERS) taken[threadIdx.x] = 0;
+    __syncthreads();
+    for (size_t base = 0; base < n; base += 1024) {
+        const size_t i = base + threadIdx.x;
+        const int32_t id = i < n ? ids[i] : -1;
+        int c = id < 0 ? K : 0;
+        unsigned before = 0;
+        while (c < K && (size_t)id >= k.end[c]) c++;
+        for (int e = 0; e < K; e++) {
+            unsigned votes = __ballot_sync(STX__ALL, c == e);
+            if (lane == 0) count[warp * STX_MAX_CLUSTERS + e] = (unsigned)__popc(votes);
+            if (c == e) before = (unsigned)__popc(votes & ((1u << lane) - 1));
+        }
+        __syncthreads();
+        if (i < n && c == K) at[i] = -1;
+        if (c < K) {
+            size_t r = taken[c] + before;
+            int fits;
+            for (unsigned w = 0; w < warp; w++) r += count[w * STX_MAX_CLUSTERS + c];
+            r += k.first[c];
+            fits = r < k.first[c + 1];
+            at[i] = !k.head ? (fits ? (int32_t)r : 0) : c == 0 ? id : (int32_t)(k.end[0] + (size_t)(k.forward_columns ? c - 1 : K - 1 - c));
+            if (fits) {
+                local[r] = id - (c ? (int32_t)k.end[c - 1] : 0);
+                place[r] = (int32_t)i;
+            }
+        }
+        __syncthreads();
+        if ((int)threadIdx.x < K) for (unsigned w = 0; w < 32; w++) taken[threadIdx.x] += count[w * STX_MAX_CLUSTERS + threadIdx.x];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+        int more = 0;
+        for (int c = k.head ? 1 : 0; c < K; c++) more |= taken[c] > k.first[c + 1] - k.first[c];
+        *over = more;
+    }
+}
+void stx_cluster_sort_cuda(stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n,
+                           const stx_clusters *k) {
+    STX__RUN_KERNEL(x, "stx_cluster_sort", stx__cluster_sort_kernel, 1, 1024, 0, local, place, at, over, ids, n, *k);
+}
+/* y (n) = NaN if flag[0] */
+static __global__ void stx__spoil_kernel(stx__num y, size_t n, const int32_t *flag) {
+    if (*flag) STX__STEP(i, n, 1) stx__put(y, i, nanf(""));
+}
+void stx_spoil_cuda(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
+    stx__num Y = stx__num_of(x, y);
+    if (n) STX__RUN_KERNEL(x, "stx_spoil", stx__spoil_kernel, stx__grid(x, n), 256, 0, Y, n, flag);
+}
+
+// >>mse ---------------------------------------------------------------------------------------------------------------
+
+/* loss (1) = mean (a - b)^2, a, b (n) */
+void stx_mse_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) { stx__sum_cuda(x, "stx_mse_fwd", STX__SUM_SQUARES, loss, a, b, n, (double)n, 0); }
+/* da += 2 (a - b) dloss / n ; db -= the same. A thread takes four neighbours at a time. */
+template<int W> static __global__ void stx__mse_bwd_kernel(stx__num da, stx__num db, stx__num dloss, stx__num a, stx__num b, size_t n) {
+    float g = 2 * stx__get(dloss, 0) / (float)n;
+    STX__STEP(i, n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, a, i);
+        stx__getn<W>(w, b, i);
+        for (int e = 0; e < W; e++) {
+            v[e] = g * (v[e] - w[e]);
+            w[e] = -v[e];
+        }
+        if (da.p) stx__addn<W>(da, i, v, 1);
+        if (db.p) stx__addn<W>(db, i, w, 1);
+    }
+}
+void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a, const stx_real *b, size_t n) {
+    stx__num D = stx__num_of(x, da), E = stx__num_of(x, db), G = stx__num_of(x, dloss), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    int four = n % 4 == 0 && stx__by4(D) && stx__by4(E) && stx__by4(A) && stx__by4(B);
+    if (n) STX__RUN_BY(x, "stx_mse_bwd", four, stx__mse_bwd_kernel, n, D, E, G, A, B, n);
 }
 
 // >>attention: oracle -------------------------------------------------------------------------------------------------
@@ -3016,47 +2686,6 @@ static __global__ void stx__at_list(stx__at p, uint32_t *list, int tiles, int bq
     }
 }
 
-/* v, but the compiler cannot know: what is made of it inside a loop is not worth registers throughout the loop */
-static __device__ __forceinline__ int stx__at_again(int v) { asm volatile("" : "+r"(v)); return v; }
-
-/* WHICH KEYS EXIST. Padded keys and attention without causality have a mask beside the window: bit STX__AT_BEFORE + j of a batch row's words
-   is 1 if key j exists: lo <= j < S, and not padded. It is made anew in each call, a few bytes that stay in L1. Without it (bits NULL) kernels
-   do what they did before there was one, at a branch a tile, the same for all threads.
-   A tile without any key costs no copies of K and V and no products. In one with keys missing
-       forward, queries     those become rows of zeros once they have come, for they may hold anything, and 0 times NaN is NaN; and their
-                            logits become -inf before the softmax (forward) or before a and ds are made
-       diagonals            their ds becomes 0
-       keys                 nothing: a key's column makes its own dK and dV alone, which are not stored
-   Without causality the window is a rectangle: dmin = 1 - T and span >= S let every query see every key, and the mask ends it at S. */
-enum { STX__AT_BEFORE = 64 };           /* zeros before key 0, where a tile may begin; as many behind the last key */
-static size_t stx__at_words(const stx_attention_args *a) { return a->pad || a->not_causal ? (a->S + STX__AT_BEFORE - 1) / 32 + 3 : 0; }
-static size_t stx__at_rows(const stx_attention_args *a) { return a->pad ? a->B : 1; }
-/* The bits of keys j0 .. j0+BK-1 of batch row b, -BK < j0 < S */
-template<int BK> static __device__ __forceinline__ uint64_t stx__at_exist(const stx__at &p, int b, int j0) {
-    const unsigned at = (unsigned)(stx__at_again(j0) + STX__AT_BEFORE), shift = at & 31;
-    const uint32_t *w = p.bits + (size_t)b * p.stbits + (at >> 5);
-    uint64_t v = (w[0] | (uint64_t)w[1] << 32) >> shift;
-    if (BK == 64) return shift ? v | (uint64_t)w[2] << (64 - shift) : v;
-    return v & (((uint64_t)1 << (BK & 63)) - 1);
-}
-/* Are they all there? */
-template<int BK> static __device__ __forceinline__ int stx__at_whole(uint64_t seen) { return seen == ~(uint64_t)0 >> (64 - BK); }
-/* A word a warp, a key a lane */
-static __global__ void stx__at_bits_kernel(uint32_t *bits, const int32_t *pad, size_t stpad, int S, int lo, size_t words, size_t n) {
-    size_t k = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
-    if (k >= n) return;
-    ptrdiff_t j = (ptrdiff_t)(k % words * 32 + threadIdx.x % STX__WARP) - STX__AT_BEFORE;
-    uint32_t v = __ballot_sync(STX__ALL, j >= lo && j < S && !(pad && pad[k / words * stpad + (size_t)j]));
-    if (!(threadIdx.x % STX__WARP)) bits[k] = v;
-}
-static void stx__at_set_bits(stx_ctx *x, const char *name, const stx_attention_args *a, stx__at *p, void *room) {
-    size_t words = stx__at_words(a), n = words * stx__at_rows(a);
-    if (!n) return;
-    p->bits = (const uint32_t *)room;
-    p->stbits = a->pad ? (int)words : 0;
-    STX__RUN_KERNEL(x, name, stx__at_bits_kernel, stx__blocks(n, 8, (size_t)1 << 30), 256, 0, (uint32_t *)room, a->pad, a->stpad, p->S, p->lo, words, n);
-}
-
 /* TILES IN SHARED MEMORY: rows of D numbers, filled up with zeros to a power of two, in pieces of 16 bytes (CH a row). Piece c of row r
    stands at c ^ r: the 8 rows that ldmatrix reads at once, all at the same c, so lie in 8 different groups of 4 banks; and so do the 4 x 8
    floats of a transposed fragment. Rows of 64 bytes: two of them make a line of 128. */
@@ -3351,6 +2980,47 @@ template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH,
         }
     }
 };
+
+/* v, but the compiler cannot know: what is made of it inside a loop is not worth registers throughout the loop */
+static __device__ __forceinline__ int stx__at_again(int v) { asm volatile("" : "+r"(v)); return v; }
+
+/* WHICH KEYS EXIST. Padded keys and attention without causality have a mask beside the window: bit STX__AT_BEFORE + j of a batch row's words
+   is 1 if key j exists: lo <= j < S, and not padded. It is made anew in each call, a few bytes that stay in L1. Without it (bits NULL) kernels
+   do what they did before there was one, at a branch a tile, the same for all threads.
+   A tile without any key costs no copies of K and V and no products. In one with keys missing
+       forward, queries     those become rows of zeros once they have come, for they may hold anything, and 0 times NaN is NaN; and their
+                            logits become -inf before the softmax (forward) or before a and ds are made
+       diagonals            their ds becomes 0
+       keys                 nothing: a key's column makes its own dK and dV alone, which are not stored
+   Without causality the window is a rectangle: dmin = 1 - T and span >= S let every query see every key, and the mask ends it at S. */
+enum { STX__AT_BEFORE = 64 };           /* zeros before key 0, where a tile may begin; as many behind the last key */
+static size_t stx__at_words(const stx_attention_args *a) { return a->pad || a->not_causal ? (a->S + STX__AT_BEFORE - 1) / 32 + 3 : 0; }
+static size_t stx__at_rows(const stx_attention_args *a) { return a->pad ? a->B : 1; }
+/* The bits of keys j0 .. j0+BK-1 of batch row b, -BK < j0 < S */
+template<int BK> static __device__ __forceinline__ uint64_t stx__at_exist(const stx__at &p, int b, int j0) {
+    const unsigned at = (unsigned)(stx__at_again(j0) + STX__AT_BEFORE), shift = at & 31;
+    const uint32_t *w = p.bits + (size_t)b * p.stbits + (at >> 5);
+    uint64_t v = (w[0] | (uint64_t)w[1] << 32) >> shift;
+    if (BK == 64) return shift ? v | (uint64_t)w[2] << (64 - shift) : v;
+    return v & (((uint64_t)1 << (BK & 63)) - 1);
+}
+/* Are they all there? */
+template<int BK> static __device__ __forceinline__ int stx__at_whole(uint64_t seen) { return seen == ~(uint64_t)0 >> (64 - BK); }
+/* A word a warp, a key a lane */
+static __global__ void stx__at_bits_kernel(uint32_t *bits, const int32_t *pad, size_t stpad, int S, int lo, size_t words, size_t n) {
+    size_t k = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
+    if (k >= n) return;
+    ptrdiff_t j = (ptrdiff_t)(k % words * 32 + threadIdx.x % STX__WARP) - STX__AT_BEFORE;
+    uint32_t v = __ballot_sync(STX__ALL, j >= lo && j < S && !(pad && pad[k / words * stpad + (size_t)j]));
+    if (!(threadIdx.x % STX__WARP)) bits[k] = v;
+}
+static void stx__at_set_bits(stx_ctx *x, const char *name, const stx_attention_args *a, stx__at *p, void *room) {
+    size_t words = stx__at_words(a), n = words * stx__at_rows(a);
+    if (!n) return;
+    p->bits = (const uint32_t *)room;
+    p->stbits = a->pad ? (int)words : 0;
+    STX__RUN_KERNEL(x, name, stx__at_bits_kernel, stx__blocks(n, 8, (size_t)1 << 30), 256, 0, (uint32_t *)room, a->pad, a->stpad, p->S, p->lo, words, n);
+}
 
 /* What a block works on. In shared memory, for registers are scarce. */
 typedef struct stx__at_job { stx__at_head w; int b, h, i0, first, windows, steps; } stx__at_job;
@@ -3665,6 +3335,7 @@ static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) {
            (size_t)p.B * p.H * ((size_t)p.T + 63) / 64 < ((size_t)1 << 31);
 }
 static size_t stx__attn2_fwd_list(const stx_attention_args *a) { return a->H * ((a->T + 63) / 64); }
+
 static size_t stx__attn2_fwd_work(const stx_attention_args *a) { return (stx__attn2_fwd_list(a) + stx__at_words(a) * stx__at_rows(a)) * sizeof(uint32_t); }
 static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
     stx__at p;
@@ -3752,6 +3423,7 @@ template<class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
 /* Their shape for calls whose keys all exist */
 template<class Sh, int TWICE> struct stx__ab_plain { typedef Sh shape; };
 template<class Sh> struct stx__ab_plain<Sh, 1> { struct shape : Sh { enum { MASK = 0 }; }; };
+
 /* Shared memory: q, q for the table, dO, K, V, the window, and what a sweep exchanges between warps */
 template<class Sh> struct stx__ab_room {
     unsigned char *q, *qv, *dy, *k, *v, *pe, *more;
@@ -4004,6 +3676,7 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_blank_k(const 
     stx__at_blank<Sh::CH, Sh::THREADS, Sh::BK>(m.v, seen);
     __syncthreads();
 }
+
 /* Rows from .. from+n-1 of the window whose row 0 stands at chunk `ring` and is table row p0; by pieces that do not wrap */
 template<class Sh> static __device__ __forceinline__ void stx__ab_load_pe(const stx__ab &a, const stx__ab_room<Sh> &m, int ring, int p0, int h, int from, int n) {
     const stx__at &p = a.p;
@@ -4542,7 +4215,7 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     }
 }
 
-// >>attention: launchers ----------------------------------------------------------------------------------------------
+// >>attention ---------------------------------------------------------------------------------------------------------
 
 enum { STX__MOST_HEADS = 256 };
 
@@ -4577,7 +4250,8 @@ extern "C" void stx_attention_bwd_cuda(stx_ctx *x, const stx_attention_args *a) 
 }
 extern "C" void stx_cuda_attention(stx_ctx *x, int version) { if (stx__gpu(x)) stx__gpu(x)->attention = version; }
 
-// >>recurrence: SRU ---------------------------------------------------------------------------------------------------
+// >>recurrence --------------------------------------------------------------------------------------------------------
+
 #ifdef SEQTX_SRU_H
 /* The recurrence of stx_sru_args. It moves 12 bytes a column and step (bfloat16) for some 40 instructions, so it waits for memory, or, with
    few columns, for the chain c -> f -> c of about 60 cycles a step: what counts is that loads are under way long before they are needed,
@@ -5045,6 +4719,362 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
 }
 #endif /* SEQTX_SRU_H */
 
+// >>adaptive input and output -----------------------------------------------------------------------------------------
+
+/* Adaptive softmax: log p(word) = logit - log sum e^logits (N,w), plus the log p of its cluster, gate (N,K), for c > 0; for c = 0 the columns
+   from size on are the other clusters', and make gate. A block does a row, with sums in double: this is for evaluation and generation. */
+static __global__ void stx__cluster_kernel(stx__num out, stx__num gate, stx__num logits, size_t N, size_t V, size_t start, size_t size, size_t w, size_t K, size_t c, int forward) {
+    STX__SHARED(float, sh, 32);
+    STX__SHARED(double, sums, 32);
+    for (size_t n = blockIdx.x; n < N; n += gridDim.x) {
+        float m = -HUGE_VALF;
+        double z = 0, add = c ? (double)stx__get(gate, n * K + c) : 0;
+        for (size_t j = threadIdx.x; j < w; j += 256) m = fmaxf(m, stx__get(logits, n * w + j));
+        m = stx__row_max<256>(m, sh);
+        for (size_t j = threadIdx.x; j < w; j += 256) z += exp((double)(stx__get(logits, n * w + j) - m));
+        z = (double)m + log(stx__row_sum<256>(z, sums));
+        if (!c) for (size_t j = 1 + threadIdx.x; j < K; j += 256)
+            stx__put(gate, n * K + j, (float)((double)stx__get(logits, n * w + (forward ? size + j - 1 : size + K - 1 - j)) - z));
+        for (size_t j = threadIdx.x; j < size; j += 256) stx__put(out, n * V + start + j, (float)((double)stx__get(logits, n * w + j) - z + add));
+    }
+}
+void stx_cluster_log_probs_cuda(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start, size_t size, size_t w, size_t K, size_t c,
+                                int forward) {
+    stx__num O = stx__num_of(x, out), G = stx__num_of(x, gate), A = stx__num_of(x, logits);
+    if (N && w) STX__RUN_KERNEL(x, "stx_cluster_log_probs", stx__cluster_kernel, stx__blocks(N, 1, (size_t)1 << 30), 256, 0, O, G, A, N, V, start, size, w, K, c, forward);
+}
+
+// >>optimisers --------------------------------------------------------------------------------------------------------
+
+/* Where the parameters' bfloat16 twins are: a kernel finds a piece's by its address. More allocations than the table holds are left to
+   stx__twin_kernel, table by table, after the update. */
+enum { STX__TWINS = 64 };
+typedef struct stx__twins { const char *base[STX__TWINS]; size_t bytes[STX__TWINS]; stx__bf16 *twin[STX__TWINS]; int n; } stx__twins;
+/* Fills t from the allocations r, ..; what is left over, or NULL */
+static const stx__range *stx__twins_from(const stx__range *r, stx__twins *t) {
+    memset(t, 0, sizeof *t);
+    for (; r && t->n < STX__TWINS; r = r->next)
+        if (r->twin) {
+            t->base[t->n] = r->base;
+            t->bytes[t->n] = r->bytes;
+            t->twin[t->n++] = r->twin;
+        }
+    while (r && !r->twin) r = r->next;
+    return r;
+}
+/* The twin of the numbers at p, or NULL, for the whole block: thread i looks at allocation i. */
+static __device__ __forceinline__ stx__num stx__piece_num(const stx__twins &t, float *p, stx__bf16 **sh) {
+    stx__num a = {p, NULL, 0};
+    if (!t.n) return a;
+    __syncthreads();
+    if (threadIdx.x == 0) *sh = NULL;
+    __syncthreads();
+    if ((int)threadIdx.x < t.n && (const char *)p >= t.base[threadIdx.x] && (const char *)p < t.base[threadIdx.x] + t.bytes[threadIdx.x])
+        *sh = t.twin[threadIdx.x] + (p - (const float *)(const void *)t.base[threadIdx.x]);
+    __syncthreads();
+    a.twin = *sh;
+    return a;
+}
+static __device__ __forceinline__ int stx__aligned(const void *p, size_t to) { return (uintptr_t)p % to == 0; }
+/* A block of 256 per piece */
+#define STX__EACH_PIECE(k, count) for (size_t k = blockIdx.x; k < count; k += gridDim.x)
+static unsigned stx__piece_blocks(size_t count) { return stx__blocks(count, 1, (size_t)1 << 20); }
+
+/* update(p, g, s0, s1) for every number of a piece, then g = 0; or g = 0 alone if not ok. States that the piece has not are 0 and stay away. */
+template<int W, class F> static __device__ __forceinline__ void stx__update_range(const stx_piece &q, const stx__num &p, size_t lo, size_t hi, F update) {
+    const stx__num g = {q.g, NULL, 0}, s0 = {q.s[0], NULL, 0}, s1 = {q.s[1], NULL, 0};
+    const float zero[W] = {0};
+    for (size_t i = lo + (size_t)threadIdx.x * W; i < hi; i += 256 * W) {
+        float vp[W], vg[W], v0[W] = {0}, v1[W] = {0};
+        stx__getn<W>(vp, p, i);
+        stx__getn<W>(vg, g, i);
+        if (s0.p) stx__getn<W>(v0, s0, i);
+        if (s1.p) stx__getn<W>(v1, s1, i);
+        for (int e = 0; e < W; e++) update(vp[e], vg[e], v0[e], v1[e]);
+        stx__putn<W>(p, i, vp);
+        stx__putn<W>(g, i, zero);
+        if (s0.p) stx__putn<W>(s0, i, v0);
+        if (s1.p) stx__putn<W>(s1, i, v1);
+    }
+}
+template<class F> static __device__ __forceinline__ void stx__update_piece(const stx_piece &q, const stx__num &p, int ok, F update) {
+    size_t fours = stx__aligned(q.p, 16) && stx__aligned(q.g, 16) && stx__aligned(q.s[0], 16) && stx__aligned(q.s[1], 16) && stx__aligned(p.twin, 8) ? q.n / 4 * 4 : 0;
+    if (!ok) {
+        for (size_t i = threadIdx.x; i < q.n; i += 256) q.g[i] = 0;
+        return;
+    }
+    stx__update_range<4>(q, p, 0, fours, update);
+    stx__update_range<1>(q, p, fours, q.n, update);
+}
+/* What writers of parameters whose allocations the first table could not hold have left to do: the twins of t = p. */
+static __global__ void stx__twin_kernel(const stx_piece *piece, size_t count, const stx__twins t) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    STX__EACH_PIECE(k, count) {
+        stx__num p = stx__piece_num(t, piece[k].p, sh);
+        if (p.twin) for (size_t i = threadIdx.x; i < piece[k].n; i += 256) p.twin[i] = __float2bfloat16(((const float *)p.p)[i]);
+    }
+}
+#define STX__RUN_PIECES(x, name, kernel, piece, count, ...) \
+    do { \
+        stx__twins twins; \
+        const stx__range *rest = stx__twins_from(stx__gpu(x)->ranges, &twins); \
+        STX__RUN_KERNEL(x, name, kernel, stx__piece_blocks(count), 256, 0, piece, count, twins, __VA_ARGS__); \
+        while (rest) { \
+            rest = stx__twins_from(rest, &twins); \
+            STX__RUN_KERNEL(x, name, stx__twin_kernel, stx__piece_blocks(count), 256, 0, piece, count, twins); \
+        } \
+    } while (0)
+
+/* out (count) = sum of g^2 of each piece, in double. A block has a piece. */
+static __global__ void stx__sum_squares_kernel(double *out, const stx_piece *piece, size_t count) {
+    STX__SHARED(double, sh, 32);
+    STX__EACH_PIECE(k, count) {
+        const stx__num g = {piece[k].g, NULL, 0};
+        size_t n = piece[k].n, fours = stx__aligned(g.p, 16) ? n / 4 * 4 : 0;
+        double s = 0;
+        for (size_t i = 4 * (size_t)threadIdx.x; i < fours; i += 1024) {
+            float4 v = stx__get4(g, i);
+            s += ((double)v.x * v.x + (double)v.y * v.y) + ((double)v.z * v.z + (double)v.w * v.w);
+        }
+        for (size_t i = fours + threadIdx.x; i < n; i += 256) s += (double)piece[k].g[i] * piece[k].g[i];
+        s = stx__row_sum<256>(s, sh);
+        if (threadIdx.x == 0) out[k] = s;
+    }
+}
+void stx_sum_squares_cuda(stx_ctx *x, double *out, const stx_piece *piece, size_t count) {
+    if (count) STX__RUN_KERNEL(x, "stx_sum_squares", stx__sum_squares_kernel, stx__piece_blocks(count), 256, 0, out, piece, count);
+}
+
+/* In a block of 1024: of(first, end, lane) for the pieces [first, end) of each tensor, by the warp in whose 32 pieces it begins, which
+   finds its end by bisection (a tensor's pieces are together). */
+template<class F> static __device__ __forceinline__ void stx__each_tensor(const stx_piece *piece, size_t count, F of) {
+    const unsigned lane = threadIdx.x % 32;
+    for (size_t base = threadIdx.x - lane; base < count; base += 1024) {
+        size_t k = base + lane;
+        unsigned begins = __ballot_sync(STX__ALL, k < count && (k == 0 || piece[k - 1].tensor != piece[k].tensor));
+        for (; begins; begins &= begins - 1) {
+            size_t first = base + (size_t)(__ffs((int)begins) - 1), tensor = piece[first].tensor, end = first + 1, above = count;
+            while (end < above) {
+                size_t mid = end + (above - end) / 2;
+                if (piece[mid].tensor == tensor) end = mid + 1; else above = mid;
+            }
+            of(first, end, lane);
+        }
+    }
+}
+
+/* From the squares' sums: the norm, whether there is an update at all, and the pieces' lr. One block. The total is a fixed tree over every
+   1024th piece, where the CPU adds in order: the same but for the rounding of doubles. Adagrad's clipping needs the norm of each tensor. */
+static __global__ void __launch_bounds__(1024, 1) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares,
+                                                                   const stx_optim_desc d) {
+    STX__SHARED(double, sh, 32);
+    const double clip = d.clip, beta1 = d.beta1, beta2 = d.beta2;
+    const int kind = d.kind;
+    double lr = u->lr, total = 0, norm;
+    #pragma unroll 8
+    for (size_t k = threadIdx.x; k < count; k += 1024) total += squares[k];
+    norm = sqrt(stx__row_sum<1024>(total, sh));
+    if (threadIdx.x == 0) {
+        u->norm = norm;
+        u->ok = norm <= DBL_MAX;                        /* false for NaN as well */
+        if (u->ok) {
+            double step = (double)++u->step, power = pow(beta2, step), rectify = 1;
+            u->plain = 0;
+            u->correction2 = (float)(1 - power);
+            if (kind == STX_RADAM) {
+                double most = 2 / (1 - beta2) - 1, rho = most - 2 * step * power / (1 - power);
+                u->plain = !(rho >= 5);
+                u->correction2 = 1;
+                if (rho >= 5) rectify = sqrt((1 - power) * (rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho));
+            }
+            u->factor = (float)(clip > 0 && kind != STX_ADAGRAD && clip / (norm + 1e-6) < 1 ? clip / (norm + 1e-6) : 1);
+            if (d.eps_hat) {
+                rectify = sqrt(1 - power);
+                u->correction2 = 1;
+            }
+            u->correction1 = (float)((1 - pow(beta1, step)) / rectify);
+            if (d.no_correction) u->correction1 = u->correction2 = 1;
+        } else {
+            u->skipped++;
+        }
+    }
+    if (!(norm <= DBL_MAX)) return;
+    if (d.radam_skip) {
+        __syncthreads();                                /* what the first thread wrote */
+        if (u->plain) lr = 0;
+    }
+    if (!(clip > 0 && kind == STX_ADAGRAD)) {
+        for (size_t k = threadIdx.x; k < count; k += 1024) piece[k].lr = (float)lr;
+        return;
+    }
+    stx__each_tensor(piece, count, [=](size_t first, size_t end, unsigned lane) {
+        double sq = 0, eta = lr;
+        #pragma unroll 8
+        for (size_t i = first + lane; i < end; i += 32) sq += squares[i];
+        sq = sqrt(stx__warp_sum_f64(sq));
+        if (sq > clip) eta = lr * clip / (sq + 1e-10);
+        for (size_t i = first + lane; i < end; i += 32) piece[i].lr = (float)eta;
+    });
+}
+void stx_optim_plan_cuda(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, const stx_optim_desc *d) {
+    STX__RUN_KERNEL(x, "stx_optim_plan", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares, *d);
+}
+
+/* g' = factor g + decay p ; buf = momentum buf + g' ; p -= lr buf ; g = 0. A block has a piece, a thread four neighbours at a time; so
+   the others below. */
+static __global__ void stx__sgd_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float momentum, float decay) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    const float factor = u->factor;
+    STX__EACH_PIECE(k, count) {
+        const stx_piece q = piece[k];
+        const stx__num p = stx__piece_num(t, q.p, sh);
+        const int kept = q.s[0] != NULL;
+        stx__update_piece(q, p, u->ok, [=](float &v, float g, float &buf, float &) {
+            g = fmaf(factor, g, decay * v);
+            if (kept) g = buf = fmaf(momentum, buf, g);
+            v = fmaf(-q.lr, g, v);
+        });
+    }
+}
+void stx_sgd_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real momentum, stx_real decay) {
+    if (count) STX__RUN_PIECES(x, "stx_sgd_update", stx__sgd_kernel, piece, count, u, momentum, decay);
+}
+
+/* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) ; g = 0 */
+static __global__ void stx__adagrad_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float eps) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    STX__EACH_PIECE(k, count) {
+        const stx_piece q = piece[k];
+        const stx__num p = stx__piece_num(t, q.p, sh);
+        stx__update_piece(q, p, u->ok, [=](float &v, float g, float &sum, float &) {
+            sum = fmaf(g, g, sum);
+            v -= q.lr * g / (sqrtf(sum) + eps);
+        });
+    }
+}
+void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real eps) {
+    if (count) STX__RUN_PIECES(x, "stx_adagrad_update", stx__adagrad_kernel, piece, count, u, eps);
+}
+
+/* g' = factor g + decay p ; m = b1 m + (1-b1) g' ; v = b2 v + (1-b2) g'^2
+   p = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), c = corrections, or plain: - lr m / c1 ; g = 0.   rest = 1 - beta, made in
+   double */
+static __global__ void stx__adam_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float beta1, float rest1, float beta2, float rest2, float eps,
+                                        float decay, float decoupled) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    const float factor = u->factor, unbias = 1 / u->correction2;
+    const int plain = u->plain;
+    STX__EACH_PIECE(k, count) {
+        const stx_piece q = piece[k];
+        const stx__num p = stx__piece_num(t, q.p, sh);
+        const float keep = 1 - q.lr * decoupled, rate = q.lr / u->correction1;
+        stx__update_piece(q, p, u->ok, [=](float &w, float g, float &m, float &v) {
+            float d = fmaf(factor, g, decay * w);
+            m = fmaf(beta1, m, rest1 * d);
+            v = fmaf(beta2, v, rest2 * d * d);
+            w = keep * w - rate * m / (plain ? 1 : sqrtf(v * unbias) + eps);
+        });
+    }
+}
+void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
+                          stx_real decay, stx_real decoupled) {
+    if (count) STX__RUN_PIECES(x, "stx_adam_update", stx__adam_kernel, piece, count, u, beta1, rest1, beta2, rest2, eps, decay, decoupled);
+}
+
+/* LAMB, first: d = factor g ; m = b1 m + (1-b1) d ; v = b2 v + (1-b2) d^2 ; g = (m / c1) / (sqrt(v / c2) + eps) + decay p, and the
+   piece's sums of p^2 and g^2, in double. A block has a piece. */
+static __global__ void stx__lamb_kernel(const stx_piece *piece, size_t count, const stx_update *u, double *squares, float beta1,
+                                        float rest1, float beta2, float rest2, float eps, float decay) {
+    STX__SHARED(double, sh, 32);
+    if (!u->ok) return;
+    const float factor = u->factor, rate = 1 / u->correction1, unbias = 1 / u->correction2;
+    STX__EACH_PIECE(k, count) {
+        const stx_piece q = piece[k];
+        double pp = 0, gg = 0;
+        for (size_t i = threadIdx.x; i < q.n; i += 256) {
+            float p = q.p[i], d = factor * q.g[i], m = fmaf(beta1, q.s[0][i], rest1 * d), v = fmaf(beta2, q.s[1][i], rest2 * d * d);
+            float r = fmaf(decay, p, rate * m / (sqrtf(v * unbias) + eps));
+            q.s[0][i] = m;
+            q.s[1][i] = v;
+            q.g[i] = r;
+            pp += (double)p * p;
+            gg += (double)r * r;
+        }
+        pp = stx__row_sum<256>(pp, sh);
+        gg = stx__row_sum<256>(gg, sh);
+        if (threadIdx.x == 0) { squares[2 * k] = pp; squares[2 * k + 1] = gg; }
+    }
+}
+void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1,
+                             stx_real rest1, stx_real beta2, stx_real rest2,
+                             stx_real eps, stx_real decay) {
+    if (count) STX__RUN_KERNEL(x, "stx_lamb_direction", stx__lamb_kernel, stx__piece_blocks(count), 256, 0, piece, count, u, squares,
+                               beta1, rest1, beta2, rest2, eps, decay);
+}
+/* LAMB, second: each tensor's phi, times the pieces' lr. One block; see stx__plan_kernel. */
+static __global__ void __launch_bounds__(1024) stx__lamb_plan_kernel(const stx_update *u, stx_piece *piece, size_t count,
+                                                                     const double *squares, double trust_max) {
+    if (!u->ok) return;
+    stx__each_tensor(piece, count, [=](size_t first, size_t end, unsigned lane) {
+        double p = 0, g = 0;
+        for (size_t i = first + lane; i < end; i += 32) { p += squares[2 * i]; g += squares[2 * i + 1]; }
+        p = sqrt(stx__warp_sum_f64(p));
+        g = stx__warp_sum_f64(g);
+        if (trust_max > 0 && p > trust_max) p = trust_max;
+        if (p > 0 && g > 0) for (size_t i = first + lane; i < end; i += 32) piece[i].lr = (float)((double)piece[i].lr * p / sqrt(g));
+    });
+}
+/* LAMB, third: p -= lr g ; g = 0 */
+static __global__ void stx__lamb_update_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    STX__EACH_PIECE(k, count) {
+        stx_piece q = piece[k];
+        const stx__num p = stx__piece_num(t, q.p, sh);
+        q.s[0] = q.s[1] = NULL;                         /* they are what they are */
+        stx__update_piece(q, p, u->ok, [=](float &w, float g, float &, float &) { w = fmaf(-q.lr, g, w); });
+    }
+}
+void stx_lamb_update_cuda(stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max) {
+    if (!count) return;
+    STX__RUN_KERNEL(x, "stx_lamb_update", stx__lamb_plan_kernel, 1, 1024, 0, u, piece, count, squares, trust_max);
+    STX__RUN_PIECES(x, "stx_lamb_update", stx__lamb_update_kernel, piece, count, u);
+}
+
+/* g of each piece into [-c, c]; infinities and NaN stay. A block has a piece. */
+static __global__ void stx__clip_values_kernel(const stx_piece *piece, size_t count, float c) {
+    STX__EACH_PIECE(k, count)
+        for (size_t i = threadIdx.x; i < piece[k].n; i += 256) {
+            float v = piece[k].g[i];
+            if (fabsf(v) > c && fabsf(v) <= FLT_MAX) piece[k].g[i] = v < 0 ? -c : c;
+        }
+}
+void stx_clip_values_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_real c) {
+    if (count) STX__RUN_KERNEL(x, "stx_clip_values", stx__clip_values_kernel, stx__piece_blocks(count), 256, 0, piece, count, c);
+}
+
+/* p of each piece into [lo, hi]; NaN stays. A block has a piece. */
+static __global__ void stx__clamp_kernel(const stx_piece *piece, size_t count, const stx__twins t, float lo, float hi) {
+    STX__SHARED(stx__bf16 *, sh, 1);
+    STX__EACH_PIECE(k, count) {
+        const stx__num p = stx__piece_num(t, piece[k].p, sh);
+        for (size_t i = threadIdx.x; i < piece[k].n; i += 256) {
+            float v = stx__get(p, i);
+            stx__put(p, i, v < lo ? lo : v > hi ? hi : v);
+        }
+    }
+}
+void stx_clamp_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi) {
+    if (count) STX__RUN_PIECES(x, "stx_clamp", stx__clamp_kernel, piece, count, lo, hi);
+}
+
+// >>steps -------------------------------------------------------------------------------------------------------------
+
+/* meter[0] = or += s a[0], in double. One thread. */
+static __global__ void stx__meter_kernel(double *meter, stx__num a, double s, int accumulate) { *meter = (accumulate ? *meter : 0) + s * (double)stx__get(a, 0); }
+void stx_meter_cuda(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
+    STX__RUN_KERNEL(x, "stx_meter", stx__meter_kernel, 1, 1, 0, meter, stx__num_of(x, a), s, accumulate);
+}
+
 // >>device ------------------------------------------------------------------------------------------------------------
 
 /* An error of the runtime becomes the context's: 1 if there is none. What a kernel does wrong while it runs is told by whoever waits next. */
@@ -5291,6 +5321,7 @@ const char *stx_cuda_name(const stx_ctx *x) { return stx__gpu(x)->name; }
 
 static __global__ void stx__set_f64_kernel(double *p, double v) { *p = v; }
 static __global__ void stx__set_f32_kernel(float *p, float v) { *p = v; }
+
 static __global__ void stx__set_u64_kernel(uint64_t *p, uint64_t v) { *p = v; }
 void stx_cuda_set_f64(stx_ctx *x, double *p, double v) {
     if (stx__not_captured(stx__gpu(x))) STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f64_kernel, 1, 1, 0, p, v);
@@ -5298,6 +5329,7 @@ void stx_cuda_set_f64(stx_ctx *x, double *p, double v) {
 void stx_cuda_set_f32(stx_ctx *x, float *p, float v) {
     if (stx__not_captured(stx__gpu(x))) STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f32_kernel, 1, 1, 0, p, v);
 }
+
 void stx_cuda_shift(stx_ctx *x, uint64_t shift) { STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_u64_kernel, 1, 1, 0, stx__gpu(x)->shift, shift); }
 
 /* to = the pieces' p, one after the other; a block a piece, whose place is the sum of the sizes before it. */

@@ -177,7 +177,8 @@
        stx_step_run(x, stx_sru_lm_key(model, in, next, state, 0), step, user)
    Attention runs on the fused kernel where P/n is at most 128, else by products with a kernel for the rows between them.
 
-   Reading order: stx_sru_args (the recurrence), stx__sru_steps_as and stx__sru_back_as (there and back), stx_sru_bwd (chunks),
+   Reading order: stx_sru_args (the recurrence), stx_sru_fwd_plain and stx_sru_bwd_plain (there and back, step by step),
+   stx__sru_steps_as and stx__sru_back_as (the same for many columns at once), stx_sru_bwd (chunks of time),
    stx__sru_transform (SRU++), stx__sru_layer and stx_sru_forward (the stack), stx_sru_segment (states), stx_sru_gen_feed.
 */
 #ifndef SEQTX_SRU_H
@@ -189,7 +190,7 @@
 extern "C" {
 #endif
 
-// >>stack: configuration -------------------------------------------------------------------------------------------
+// >>api: configuration ---------------------------------------------------------------------------------------------
 
 enum { STX_SRU_LINEAR = 0, STX_SRU_ATTENTION };                                /* stx_sru_desc.transform */
 enum { STX_SRU_NORM_NONE = 0, STX_SRU_NORM_BEFORE, STX_SRU_NORM_AFTER };       /* stx_sru_desc.norm */
@@ -265,7 +266,7 @@ STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru
 /* Number of parameters that a desc gives; 0 when it is not valid, SIZE_MAX when there are that many or more. */
 STX_DEF size_t stx_sru_count(const stx_sru_desc *d);
 
-// >>stack: forward -------------------------------------------------------------------------------------------------
+// >>api: forward ---------------------------------------------------------------------------------------------------
 
 /* What goes into a pass besides x, and comes out besides h. Arrays have one entry a layer; NULL, or NULL entries: none. */
 typedef struct stx_sru_io {
@@ -283,7 +284,7 @@ STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *x, stx_sru_io *io);
 /* Padding (B,T) for sequences of these lengths. */
 STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, size_t T);
 
-// >>stack: state ---------------------------------------------------------------------------------------------------
+// >>api: state -----------------------------------------------------------------------------------------------------
 
 /* States and memories of B streams: go into a segment and come out of it. Training and evaluation each have their own. At first
    all zero, and no memory. */
@@ -318,7 +319,7 @@ STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0
    stx_recompute only with out NULL: it runs twice, and a state must not change in between. */
 STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *x, const stx_ids *pad, const stx_sru_state *in, stx_sru_state *out);
 
-// >>language model -------------------------------------------------------------------------------------------------
+// >>api: language model --------------------------------------------------------------------------------------------
 
 typedef struct stx_sru_lm_desc {
     size_t vocab;           /* V, required */
@@ -361,6 +362,8 @@ STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx
    cluster gets, in steps of 1/16 (stx_adaptive_key): set the tokens first. */
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *s, uint64_t salt);
 
+// >>api: generation ------------------------------------------------------------------------------------------------
+
 /* Token by token. SRU keeps c alone; SRU++ also the projected keys and values of the last `window` times. Equal to one segment over
    the whole text with that window. Make a new one, or reset it, when the parameters have changed. */
 typedef struct stx_sru_gen {
@@ -380,7 +383,7 @@ STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, siz
 /* The model for programs that take any family. A state with a window keeps so many rows of memory, too. All NULL for NULL. */
 STX_DEF stx_lm stx_sru_lm_of(stx_sru_lm *m);
 
-// >>recurrence: op -------------------------------------------------------------------------------------------------
+// >>api: recurrence ------------------------------------------------------------------------------------------------
 
 /* The recurrence alone, as an op; shapes and formulas: stx_sru_args. u and bias have to be there, the others may be NULL. */
 typedef struct stx_sru_recurrence_in {
@@ -397,8 +400,6 @@ typedef struct stx_sru_recurrence_in {
 } stx_sru_recurrence_in;
 /* -> h (B,T,O); last (NULL: not wanted) gets the states after (B,O). */
 STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in, stx_tensor **last);
-
-// >>recurrence: kernels --------------------------------------------------------------------------------------------
 
 /* For each batch row b and unit o = s H + j of direction s, t running 0 .. T-1 for s = 0 and T-1 .. 0 for s = 1, from c = c0:
        f  = sigmoid(u1 + vf c + bf)
@@ -435,6 +436,9 @@ extern size_t stx_sru_work_cuda(stx_ctx *x, const stx_sru_args *a, int backward)
 #endif
 STX_KERNEL(stx_sru_fwd, (stx_ctx *x, const stx_sru_args *a))
 STX_KERNEL(stx_sru_bwd, (stx_ctx *x, const stx_sru_args *a))
+/* What they compute, column by column, step by step and in double; a in host memory. For reading, and for tests. state: T + 1 numbers. */
+STX_DEF void stx_sru_fwd_plain(const stx_sru_args *a, double *state);
+STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state);
 
 #ifdef __cplusplus
 }
@@ -452,7 +456,171 @@ STX_KERNEL(stx_sru_bwd, (stx_ctx *x, const stx_sru_args *a))
 #include <stdio.h>
 STX__STRICT_ON
 
-// >>recurrence: kernels
+// >>recurrence
+
+typedef struct stx__sru_save { stx_sru_args a; stx_tensor *last; } stx__sru_save;
+
+static size_t stx__sru_room(stx_ctx *x, const stx_sru_args *a, int backward) {
+#ifdef SEQTX_CUDA
+    if (stx_ctx_desc(x)->device == STX_CUDA) return stx_sru_work_cuda(x, a, backward);
+#endif
+    return stx_sru_work(x, a, backward);
+}
+/* Room for a gradient that the kernel writes: t's own when nothing is in it yet, else (or when nobody wants it) some of the step's */
+static stx_real *stx__sru_grad(stx_ctx *x, stx_tensor *t, int *own) {
+    stx_real *g;
+    *own = 0;
+    g = stx_grad(x, t, own);
+    return g && *own ? g : stx_step_numbers(x, t->size);
+}
+static void stx__sru_grad_add(stx_ctx *x, stx_tensor *t, const stx_real *g, int own) {
+    stx_real *d = own ? NULL : stx_grad(x, t, NULL);
+    if (d) STX_RUN(x, stx_axpy, (x, d, g, t->size, 1, 1));
+}
+static void stx__sru_back_op(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+    stx__sru_save *s = (stx__sru_save *)save;
+    stx_sru_args *a = &s->a;
+    int own_u, own_V = 1, fresh = 0;
+    a->dh = stx_grad(x, y, NULL);               /* of zeros where only the states after have one */
+    a->dlast = s->last ? s->last->grad : NULL;
+    a->du = stx__sru_grad(x, in[0], &own_u);
+    a->dxr = in[1] ? stx_grad(x, in[1], &fresh) : NULL;
+    a->add_xr = !fresh;
+    a->dv = in[2] ? stx_grad(x, in[2], NULL) : NULL;
+    a->dbias = stx_grad(x, in[3], NULL);
+    a->dV = in[4] ? stx__sru_grad(x, in[4], &own_V) : NULL;
+    a->dc0 = in[5] ? stx_grad(x, in[5], NULL) : NULL;
+    a->work = stx_step_bytes(x, stx__sru_room(x, a, 1));
+    if (!stx_ok(x)) return;
+    STX_RUN(x, stx_sru_bwd, (x, a));
+    stx__sru_grad_add(x, in[0], a->du, own_u);
+    if (in[4]) stx__sru_grad_add(x, in[4], a->dV, own_V);
+}
+static stx_tensor *stx__sru_bad(stx_ctx *x, const char *what) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_recurrence: %s", what); return NULL; }
+STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in, stx_tensor **last) {
+    stx_tensor *y[2], *ins[6];
+    stx__sru_save *s;
+    stx_sru_args *a;
+    size_t B, T, O, k, D;
+    if (last) *last = NULL;
+    if (!stx_ok(x) || !in || !in->u) return NULL;
+    if (!in->bias) return stx__sru_bad(x, "no bias: it has to be there");
+    if (in->u->ndim != 4) return stx__sru_bad(x, "u wants the shape (B,T,k,O): stx_reshape the product");
+    B = in->u->dim[0]; T = in->u->dim[1]; k = in->u->dim[2]; O = in->u->dim[3];
+    D = in->directions ? in->directions : 1;
+    if (k != 3 && k != 4) return stx__sru_bad(x, "u has neither 3 nor 4 planes");
+    if (D > 2 || O % D) return stx__sru_bad(x, "1 or 2 directions, which divide O");
+    if (in->xr && (k == 4 || in->xr->ndim != 3 || in->xr->dim[0] != B || in->xr->dim[1] != T || in->xr->dim[2] != O)) return stx__sru_bad(x, "xr wants the shape (B,T,O), and u 3 planes");
+    if ((in->v && in->v->size != 2 * O) || in->bias->size != 2 * O) return stx__sru_bad(x, "v and bias want 2 O numbers");
+    if (in->V && in->V->size != B * T * 2 * O) return stx__sru_bad(x, "V wants the shape (B,T,2,O)");
+    if ((in->c0 && in->c0->size != B * O) || (in->mask && in->mask->size != B * O)) return stx__sru_bad(x, "c0 and mask want B O numbers");
+    if (in->pad && (in->pad->B != B || in->pad->T != T)) return stx__sru_bad(x, "pad wants the shape (B,T)");
+    y[0] = stx_new(x, B, T, O, 0);
+    s = (stx__sru_save *)stx_step_alloc(x, sizeof *s);
+    if (!y[0] || !s) return NULL;
+    memset(s, 0, sizeof *s);
+    a = &s->a;
+    a->B = B; a->T = T; a->D = D; a->H = O / D; a->k = k;
+    a->tanh = in->tanh;
+    a->alpha = (stx_real)(in->alpha != 0 ? in->alpha : 1);
+    a->u = in->u->data;
+    a->xr = in->xr ? in->xr->data : NULL;
+    a->v = in->v ? in->v->data : NULL;
+    a->bias = in->bias->data;
+    a->V = in->V ? in->V->data : NULL;
+    a->c0 = in->c0 ? in->c0->data : NULL;
+    a->m = in->mask ? in->mask->data : NULL;
+    a->pad = in->pad ? in->pad->device : NULL;
+    a->h = y[0]->data;
+    ins[0] = in->u; ins[1] = in->xr; ins[2] = in->v; ins[3] = in->bias; ins[4] = in->V; ins[5] = in->c0;
+    if (last) {
+        *last = s->last = y[1] = stx_new_full(x, B, O, 0, 0);
+        if (!y[1]) return NULL;
+        a->last = y[1]->data;
+    }
+    if (stx_record_results(x, y, last ? 2 : 1, ins, 6, stx__sru_back_op, s))
+        a->c = (stx_real *)stx_step_bytes(x, stx_bytes_of(B * O, stx_sru_tiles(a), sizeof(stx_real)));
+    a->work = stx_step_bytes(x, stx__sru_room(x, a, 0));
+    if (!stx_ok(x)) return NULL;
+    STX_RUN(x, stx_sru_fwd, (x, a));
+    return y[0];
+}
+
+// >>recurrence: plain definition
+
+/* One step of column o (unit and direction) of batch row b at time t, from state c: the formulas of stx_sru_args. */
+typedef struct stx__sru_step { double vf, vr, f, r, c, g, x, m; int padded; } stx__sru_step;
+static stx__sru_step stx__sru_step_of(const stx_sru_args *a, size_t b, size_t o, size_t t, double c) {
+    const size_t O = a->D * a->H, row = b * a->T + t;
+    const stx_real *u = a->u + row * a->k * O + o, *V = a->V ? a->V + row * 2 * O + o : NULL;
+    stx__sru_step s;
+    memset(&s, 0, sizeof s);
+    s.padded = a->pad && a->pad[row];
+    s.c = c;
+    if (s.padded) return s;
+    s.vf = (a->v ? (double)a->v[o] : 0) + (V ? (double)V[0] : 0);
+    s.vr = (a->v ? (double)a->v[O + o] : 0) + (V ? (double)V[O] : 0);
+    s.f = 1 / (1 + exp(-((double)u[O] + s.vf * c + (double)a->bias[o])));
+    s.r = 1 / (1 + exp(-((double)u[2 * O] + s.vr * c + (double)a->bias[O + o])));
+    s.c = (double)u[0] + (c - (double)u[0]) * s.f;
+    s.g = a->tanh ? tanh(s.c) : s.c;
+    s.x = a->k == 4 ? (double)u[3 * O] : a->xr ? (double)a->alpha * (double)a->xr[row * O + o] : 0;
+    s.m = a->m ? (double)a->m[b * O + o] : 1;
+    return s;
+}
+/* h, last and the states that are saved. Direction s = 1 (o >= H) walks from the end; p counts its steps. */
+STX_DEF void stx_sru_fwd_plain(const stx_sru_args *a, double *state) {
+    const size_t O = a->D * a->H, T = a->T;
+    size_t b, o, p;
+    for (b = 0; b < a->B; b++) for (o = 0; o < O; o++) {
+        state[0] = a->c0 ? (double)a->c0[b * O + o] : 0;
+        for (p = 0; p < T; p++) {
+            size_t t = o < a->H ? p : T - 1 - p;
+            stx__sru_step s = stx__sru_step_of(a, b, o, t, state[p]);
+            if (a->c && p % STX_SRU_TILE == 0) a->c[(b * stx_sru_tiles(a) + p / STX_SRU_TILE) * O + o] = (stx_real)state[p];
+            if (a->h) a->h[(b * T + t) * O + o] = (stx_real)(s.x + (s.g - s.x) * s.m * s.r);       /* padded: 0 */
+            state[p + 1] = s.c;
+        }
+        if (a->last) a->last[b * O + o] = (stx_real)state[T];
+    }
+}
+/* e: the adjoint of the state, walked back; da, dzf, dzr: those of c', and of f and r before their sigmoids. Nothing comes of padding. */
+STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state) {
+    const size_t O = a->D * a->H, T = a->T;
+    size_t o, b, p;
+    for (o = 0; o < O; o++) {
+        double dvf = 0, dvr = 0, dbf = 0, dbr = 0;
+        for (b = 0; b < a->B; b++) {
+            double e = a->dlast ? (double)a->dlast[b * O + o] : 0;
+            state[0] = a->c0 ? (double)a->c0[b * O + o] : 0;
+            for (p = 0; p < T; p++) state[p + 1] = stx__sru_step_of(a, b, o, o < a->H ? p : T - 1 - p, state[p]).c;
+            for (p = T; p-- > 0;) {
+                size_t t = o < a->H ? p : T - 1 - p, row = b * T + t;
+                double c = state[p], dh = a->dh ? (double)a->dh[row * O + o] : 0, da = 0, dx = 0, dzf = 0, dzr = 0;
+                stx__sru_step s = stx__sru_step_of(a, b, o, t, c);
+                stx_real *du = a->du + row * a->k * O + o, *dxr = a->dxr ? a->dxr + row * O + o : NULL;
+                if (!s.padded) {
+                    dx = dh * (1 - s.m * s.r);
+                    dzr = dh * (s.g - s.x) * s.m * s.r * (1 - s.r);
+                    da = dh * s.m * s.r * (a->tanh ? 1 - s.g * s.g : 1) + e;
+                    dzf = da * (c - (double)a->u[row * a->k * O + o]) * s.f * (1 - s.f);
+                    e = da * s.f + dzf * s.vf + dzr * s.vr;
+                    dvf += dzf * c; dvr += dzr * c; dbf += dzf; dbr += dzr;
+                }
+                du[0] = (stx_real)(da * (1 - s.f)); du[O] = (stx_real)dzf; du[2 * O] = (stx_real)dzr;
+                if (a->k == 4) du[3 * O] = (stx_real)dx;
+                if (dxr) *dxr = (stx_real)((double)a->alpha * dx + (a->add_xr ? (double)*dxr : 0));
+                if (a->V) { a->dV[row * 2 * O + o] = (stx_real)(dzf * c); a->dV[row * 2 * O + O + o] = (stx_real)(dzr * c); }
+            }
+            if (a->dc0) a->dc0[b * O + o] += (stx_real)e;
+        }
+        if (a->dv) { a->dv[o] += (stx_real)dvf; a->dv[O + o] += (stx_real)dvr; }
+        if (a->dbias) { a->dbias[o] += (stx_real)dbf; a->dbias[O + o] += (stx_real)dbr; }
+    }
+}
+
+// >>recurrence: what a unit of work needs
+
 /* Columns are independent of each other and times are not: vectors lie across columns. A unit of work is a block of columns of one
    batch row and direction; it walks over time tile by tile. h and states stream through; what a block needs of constants (v, bias,
    mask) and its state stay in the first cache. Index p counts steps in the order of the direction; t is the time of step p.
@@ -564,6 +732,9 @@ static inline void stx__sru_settle(int stream) { if (stream) _mm_sfence(); }    
 static inline void stx__sru_put(stx_real *to, const stx_real *from, size_t n, int stream) { (void)stream; memcpy(to, from, n * sizeof *to); }
 static inline void stx__sru_settle(int stream) { (void)stream; }
 #endif
+
+// >>recurrence: forward
+
 /* `steps` steps of n columns, rows ld* apart; vf, vr have V's rows added if gates */
 #define STX__SRU_R const stx_real *STX__RESTRICT
 #define STX__SRU_W stx_real *STX__RESTRICT
@@ -699,6 +870,8 @@ STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
     if (j.plan.chunks > 1) stx__sru_run_all(x, stx__sru_scan_part, &j);
     stx__sru_run_all(x, stx__sru_fwd_part, &j);
 }
+
+// >>recurrence: backward
 
 /* Backward. The states of a tile again: cs (steps+1,n), whose first row is there, and fs (steps,n), rows W apart:
        f = sigmoid(u1 + vf c + bf) ; c' = u0 + (c - u0) f */
@@ -910,96 +1083,6 @@ STX_DEF void stx_sru_bwd(stx_ctx *x, const stx_sru_args *a) {
     stx__sru_run_all(x, stx__sru_bwd_part, &j);
     if (a->dv) stx_sum_rows(x, a->dv, j.sums_v, rows, 2 * j.plan.O);
     if (a->dbias) stx_sum_rows(x, a->dbias, j.sums_b, rows, 2 * j.plan.O);
-}
-
-// >>recurrence: op
-
-typedef struct stx__sru_save { stx_sru_args a; stx_tensor *last; } stx__sru_save;
-
-static size_t stx__sru_room(stx_ctx *x, const stx_sru_args *a, int backward) {
-#ifdef SEQTX_CUDA
-    if (stx_ctx_desc(x)->device == STX_CUDA) return stx_sru_work_cuda(x, a, backward);
-#endif
-    return stx_sru_work(x, a, backward);
-}
-/* Room for a gradient that the kernel writes: t's own when nothing is in it yet, else (or when nobody wants it) some of the step's */
-static stx_real *stx__sru_grad(stx_ctx *x, stx_tensor *t, int *own) {
-    stx_real *g;
-    *own = 0;
-    g = stx_grad(x, t, own);
-    return g && *own ? g : stx_step_numbers(x, t->size);
-}
-static void stx__sru_grad_add(stx_ctx *x, stx_tensor *t, const stx_real *g, int own) {
-    stx_real *d = own ? NULL : stx_grad(x, t, NULL);
-    if (d) STX_RUN(x, stx_axpy, (x, d, g, t->size, 1, 1));
-}
-static void stx__sru_back_op(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
-    stx__sru_save *s = (stx__sru_save *)save;
-    stx_sru_args *a = &s->a;
-    int own_u, own_V = 1, fresh = 0;
-    a->dh = stx_grad(x, y, NULL);               /* of zeros where only the states after have one */
-    a->dlast = s->last ? s->last->grad : NULL;
-    a->du = stx__sru_grad(x, in[0], &own_u);
-    a->dxr = in[1] ? stx_grad(x, in[1], &fresh) : NULL;
-    a->add_xr = !fresh;
-    a->dv = in[2] ? stx_grad(x, in[2], NULL) : NULL;
-    a->dbias = stx_grad(x, in[3], NULL);
-    a->dV = in[4] ? stx__sru_grad(x, in[4], &own_V) : NULL;
-    a->dc0 = in[5] ? stx_grad(x, in[5], NULL) : NULL;
-    a->work = stx_step_bytes(x, stx__sru_room(x, a, 1));
-    if (!stx_ok(x)) return;
-    STX_RUN(x, stx_sru_bwd, (x, a));
-    stx__sru_grad_add(x, in[0], a->du, own_u);
-    if (in[4]) stx__sru_grad_add(x, in[4], a->dV, own_V);
-}
-static stx_tensor *stx__sru_bad(stx_ctx *x, const char *what) { stx_fail(x, STX_ERR_SHAPE, "stx_sru_recurrence: %s", what); return NULL; }
-STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in, stx_tensor **last) {
-    stx_tensor *y[2], *ins[6];
-    stx__sru_save *s;
-    stx_sru_args *a;
-    size_t B, T, O, k, D;
-    if (last) *last = NULL;
-    if (!stx_ok(x) || !in || !in->u) return NULL;
-    if (!in->bias) return stx__sru_bad(x, "no bias: it has to be there");
-    if (in->u->ndim != 4) return stx__sru_bad(x, "u wants the shape (B,T,k,O): stx_reshape the product");
-    B = in->u->dim[0]; T = in->u->dim[1]; k = in->u->dim[2]; O = in->u->dim[3];
-    D = in->directions ? in->directions : 1;
-    if (k != 3 && k != 4) return stx__sru_bad(x, "u has neither 3 nor 4 planes");
-    if (D > 2 || O % D) return stx__sru_bad(x, "1 or 2 directions, which divide O");
-    if (in->xr && (k == 4 || in->xr->ndim != 3 || in->xr->dim[0] != B || in->xr->dim[1] != T || in->xr->dim[2] != O)) return stx__sru_bad(x, "xr wants the shape (B,T,O), and u 3 planes");
-    if ((in->v && in->v->size != 2 * O) || in->bias->size != 2 * O) return stx__sru_bad(x, "v and bias want 2 O numbers");
-    if (in->V && in->V->size != B * T * 2 * O) return stx__sru_bad(x, "V wants the shape (B,T,2,O)");
-    if ((in->c0 && in->c0->size != B * O) || (in->mask && in->mask->size != B * O)) return stx__sru_bad(x, "c0 and mask want B O numbers");
-    if (in->pad && (in->pad->B != B || in->pad->T != T)) return stx__sru_bad(x, "pad wants the shape (B,T)");
-    y[0] = stx_new(x, B, T, O, 0);
-    s = (stx__sru_save *)stx_step_alloc(x, sizeof *s);
-    if (!y[0] || !s) return NULL;
-    memset(s, 0, sizeof *s);
-    a = &s->a;
-    a->B = B; a->T = T; a->D = D; a->H = O / D; a->k = k;
-    a->tanh = in->tanh;
-    a->alpha = (stx_real)(in->alpha != 0 ? in->alpha : 1);
-    a->u = in->u->data;
-    a->xr = in->xr ? in->xr->data : NULL;
-    a->v = in->v ? in->v->data : NULL;
-    a->bias = in->bias->data;
-    a->V = in->V ? in->V->data : NULL;
-    a->c0 = in->c0 ? in->c0->data : NULL;
-    a->m = in->mask ? in->mask->data : NULL;
-    a->pad = in->pad ? in->pad->device : NULL;
-    a->h = y[0]->data;
-    ins[0] = in->u; ins[1] = in->xr; ins[2] = in->v; ins[3] = in->bias; ins[4] = in->V; ins[5] = in->c0;
-    if (last) {
-        *last = s->last = y[1] = stx_new_full(x, B, O, 0, 0);
-        if (!y[1]) return NULL;
-        a->last = y[1]->data;
-    }
-    if (stx_record_results(x, y, last ? 2 : 1, ins, 6, stx__sru_back_op, s))
-        a->c = (stx_real *)stx_step_bytes(x, stx_bytes_of(B * O, stx_sru_tiles(a), sizeof(stx_real)));
-    a->work = stx_step_bytes(x, stx__sru_room(x, a, 0));
-    if (!stx_ok(x)) return NULL;
-    STX_RUN(x, stx_sru_fwd, (x, a));
-    return y[0];
 }
 
 // >>stack: creation
@@ -1393,6 +1476,7 @@ STX_DEF void stx_sru_state_reset_stream(stx_sru_state *s, size_t b) {
     stx_rows_reset_stream(s->states, b);
     stx_rows_reset_stream(s->memory, b);
 }
+
 STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pad, const stx_sru_state *in, stx_sru_state *out) {
     stx_ctx *x = m ? m->ctx : NULL;
     stx_sru_io io;
@@ -1519,6 +1603,7 @@ static void stx__sru_lm_words(const stx_sru_lm_desc *d, stx_words_desc *w) {
     w->proj.a = 1;
     w->proj.rule = STX_INIT_XAVIER;
 }
+
 static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_lm_desc *d, stx_words_desc *words) {
     const size_t most = (size_t)1 << 28;
     stx_sru_desc s;
@@ -1585,16 +1670,17 @@ STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const 
 }
 STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h) { return m ? stx_words_logits(m->words, h) : NULL; }
 STX_DEF stx_tensor *stx_sru_lm_log_probs(stx_sru_lm *m, stx_tensor *h) { return m ? stx_words_log_probs(m->words, h) : NULL; }
+
 STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *in, stx_sru_state *out) {
-    return m ? stx_words_loss(m->words, stx_sru_lm_forward(m, ids, in, out), targets) : NULL;
+    return m ? stx_words_loss(m->words, stx_sru_lm_forward(m, ids, in, out), targets, NULL) : NULL;
 }
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *s, uint64_t salt) {
     uint64_t h = stx_step_key(m, ids, targets, salt);
-    if (m) h = stx_words_key(m->words, h, ids, targets);
+    if (m) h = stx_words_key(m->words, h, ids, targets, NULL);
     return m && s ? stx_rows_key(s->memory, stx_rows_key(s->states, stx_key_add(stx_key_add(h, s->keep), s->window))) : h;
 }
 
-// >>language model: generation
+// >>generation
 
 STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window) {
     stx_ctx *x = m ? m->ctx : NULL;
@@ -1677,6 +1763,7 @@ static stx_tensor *stx__sru_gen_step(void *user, const stx_ids *ids) {
     }
     return h;
 }
+
 STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, size_t n) {
     if (!g || !stx_ok(g->model->ctx)) return NULL;
     if (g->model->sru->desc.custom) {

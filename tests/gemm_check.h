@@ -1,4 +1,4 @@
-/* gemm_check.h - the matrix product against a naive triple loop, in the real type of the build: shared by test_grad.c
+/* gemm_check.h - the matrix product against stx_gemm_plain, in the real type of the build: shared by test_grad.c
    (double) and test_api.c (float). one and many are contexts of 1 and of several threads: they must agree bit for bit. */
 #ifndef STX_GEMM_CHECK_H
 #define STX_GEMM_CHECK_H
@@ -17,7 +17,7 @@ static stx_real *gemm_random(size_t n) {
 static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, double alpha,
                      double beta, size_t gap) {
     size_t ar = ta ? K : M, ac = ta ? M : K, br = tb ? N : K, bc = tb ? K : N;
-    size_t lda = ac + gap, ldb = bc + gap, ldc = N + gap, e, i, j, k;
+    size_t lda = ac + gap, ldb = bc + gap, ldc = N + gap, e, i, j;
     size_t sa = ar * lda + gap, sb = gap % 2 ? 0 : br * ldb + gap, sc = M * ldc + gap, nc = batch * sc;
     stx_real *A = gemm_random(batch * sa), *B = gemm_random(br * ldb + batch * sb), *C0 = gemm_random(nc);
     stx_real *C1 = (stx_real *)malloc((nc + 1) * sizeof *C1), *C3 = (stx_real *)malloc((nc + 1) * sizeof *C3);
@@ -32,10 +32,8 @@ static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, 
     for (e = 0; e < batch && good; e++)
         for (i = 0; i < M && good; i++)
             for (j = 0; j < N; j++) {
-                const stx_real *a = A + e * sa, *b = B + e * sb;
                 size_t at = e * sc + i * ldc + j;
-                double s = 0;
-                for (k = 0; k < K; k++) s += (double)a[ta ? k * lda + i : i * lda + k] * (double)b[tb ? j * ldb + k : k * ldb + j];
+                double s = stx_gemm_plain(ta, tb, K, A + e * sa, lda, B + e * sb, ldb, i, j);
                 s = alpha * s + (beta == 0 ? 0 : beta * (double)C0[at]);
                 if (!(fabs((double)C1[at] - s) <= bound)) { good = 0; break; }
                 C0[at] = C1[at];              /* so that only the gaps are left to compare */

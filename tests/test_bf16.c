@@ -176,7 +176,7 @@ typedef struct product {
 static void product_case(const product *p) {
     size_t M = p->M, N = p->N, K = p->K, ar = p->ta ? K : M, ac = p->ta ? M : K, br = p->tb ? N : K, bc = p->tb ? K : N;
     size_t lda = ac + p->gap, ldb = bc + p->gap, ldc = N + p->gap, sa = ar * lda + p->gap, sb = p->gap % 2 ? 0 : br * ldb + p->gap, sc = M * ldc + p->gap;
-    size_t na = p->batch * sa, nbm = br * ldb + p->batch * sb, nc = p->batch * sc, e, i, j, k, which;
+    size_t na = p->batch * sa, nbm = br * ldb + p->batch * sb, nc = p->batch * sc, e, i, j, which;
     float *A = numbers(na), *B = numbers(nbm), *C = numbers(nc), *RA, *RB;
     float *got = (float *)malloc((nc + 1) * sizeof *got), *first = (float *)malloc((nc + 1) * sizeof *first), *seen = (float *)malloc((nc + 1) * sizeof *seen);
     double *want = (double *)malloc((nc + 1) * sizeof *want), bound = 2 * 6e-8 * ((double)K + 4) * (fabs(p->alpha) + fabs(p->beta) + 1);
@@ -194,10 +194,8 @@ static void product_case(const product *p) {
     for (i = 0; i < nbm; i++) RB[i] = M > 3 ? as_float(nearest(B[i]) << 16) : B[i];
     if (p->beta == 0) for (i = 0; i < nc; i++) C[i] = i % ldc < N ? (float)NAN : C[i];     /* beta 0 overwrites, whatever was there */
     for (e = 0; e < p->batch; e++) for (i = 0; i < M; i++) for (j = 0; j < N; j++) {
-        const float *a = RA + e * sa, *b = RB + e * sb;
         size_t at = e * sc + i * ldc + j;
-        double s = 0;
-        for (k = 0; k < K; k++) s += (double)a[p->ta ? k * lda + i : i * lda + k] * (double)b[p->tb ? j * ldb + k : k * ldb + j];
+        double s = stx_gemm_plain(p->ta, p->tb, K, RA + e * sa, lda, RB + e * sb, ldb, i, j);
         want[at] = (p->alpha == 0 ? 0 : p->alpha * s) + (p->beta == 0 ? 0 : p->beta * (double)C[at]);
     }
     for (which = 0; which < nb; which++) {
@@ -373,19 +371,41 @@ static void attn_compare(const attn *a, float **got, float **want, const double 
     }
 }
 
-/* The formulas of stx_attention, dense, in double, from the definition: with e_n = e^(s_n - top), Z = sum m e + eps sum e, w = e/Z,
-   a = m w, y = sum a v, g_n = dy.v_n, G = sum a g:
-       ds_n = a_n g_n - G (m_n e_n + eps e_n)/Z      dm_n = w_n (g_n - G)      dz = L/R sum over 0 <= m' <= 1 of dm, ends included
-   Keys out of the ramp (m' < 0) do not exist when eps is 0. No dropout. units[i]: the largest root of the sum of squares of the terms
+/* What stx_attention makes of a case for its kernels; y, pad: as there */
+static stx_attention_args attn_args(const attn *a, float *y, const int32_t *pad) {
+    stx_attention_args g;
+    memset(&g, 0, sizeof g);
+    g.B = a->B; g.T = a->T; g.S = a->S; g.H = a->H; g.D = a->D; g.P = a->P; g.N = a->N;
+    g.pe_heads = a->pe_heads ? (int)a->H : 1;
+    g.ldq = g.ldk = a->H * a->D; g.stq = a->T * g.ldq; g.stk = a->S * g.ldk; g.stpad = a->S;
+    g.span = a->S + (a->d.first_key < 0 ? (size_t)-a->d.first_key : 0);
+    if (a->d.span && a->d.span < g.span) g.span = a->d.span;
+    if (a->P && g.span > a->P + (size_t)a->d.delta_min - 1) g.span = a->P + (size_t)a->d.delta_min - 1;       /* no position, no key */
+    g.delta_min = a->d.delta_min; g.not_causal = a->d.not_causal; g.first_key = a->d.first_key;
+    g.scale = (float)(a->d.scale != 0 ? a->d.scale : 1 / sqrt((double)a->D));
+    g.max_span = (float)a->d.max_span; g.ramp = (float)a->d.ramp; g.eps = (float)a->d.eps;
+    g.q = a->data[0]; g.k = a->data[1]; g.v = a->data[2]; g.pe = a->data[3]; g.u = a->data[4]; g.vb = a->data[5]; g.z = a->data[6]; g.pk = a->data[7]; g.pv = a->data[8];
+    g.pad = pad;
+    g.y = y;
+    return g;
+}
+/* y and gradients from the plain definition, in double: with w = stx_attention_weights, m the mask of the span, a = m w, y = sum a v,
+   g_n = dy.v_n, G = sum a g:
+       ds_n = a_n g_n - G (m_n + eps) w_n      dm_n = w_n (g_n - G)      dz = L/R sum over 0 <= m' <= 1 of dm, ends included
+   No dropout. units[i]: the largest root of the sum of squares of the terms
    of an entry of output i, g and G taken apart: what errors are to be measured by where the terms cancel (one key, say: ds = 0). */
+static double ramp(double um) { return um < 0 ? 0 : um > 1 ? 1 : um; }
 typedef struct sums { double *sum, *squares; } sums;
 static void term(sums s, size_t at, double value, double size) { s.sum[at] += value; s.squares[at] += size * size; }
 static void dense(const attn *a, float **out, double *units) {
     size_t B = a->B, T = a->T, S = a->S, H = a->H, D = a->D, C = H * D, N = a->N, zero = a->d.first_key < 0 ? (size_t)-a->d.first_key : 0, W = zero + S + N, b, h, i, d, n, o;
-    double scale = a->d.scale != 0 ? a->d.scale : 1 / sqrt((double)D), sd = sqrt((double)D), sn = sqrt((double)N);
-    double *e = (double *)calloc(W, sizeof *e), *m = (double *)calloc(W, sizeof *m), *um = (double *)calloc(W, sizeof *um), *g = (double *)calloc(W, sizeof *g);
+    double sd = sqrt((double)D), sn = sqrt((double)N), scale;
+    double *all = (double *)calloc(3 * W, sizeof *all), *w = all, *um = all + W, *g = all + 2 * W;
+    int32_t *pad = (int32_t *)calloc(B * S, sizeof *pad);
+    stx_attention_args args = attn_args(a, NULL, pad);
     sums out_sums[OUT], *sum = out_sums;
-    char *in = (char *)malloc(W);
+    scale = (double)args.scale;
+    for (i = 0; i < B * S; i++) pad[i] = gone(a, i / S, i % S);
     for (o = 0; o < OUT; o++) {
         sum[o].sum = (double *)calloc(a->size[o] + 1, sizeof(double));
         sum[o].squares = (double *)calloc(a->size[o] + 1, sizeof(double));
@@ -393,61 +413,27 @@ static void dense(const attn *a, float **out, double *units) {
     for (b = 0; b < B; b++) for (h = 0; h < H; h++) for (i = 0; i < T; i++) {
         size_t row = (b * T + i) * C + h * D;
         const float *q = a->data[0] + row, *dy = a->dy + row, *u = a->data[4] ? a->data[4] + h * D : NULL, *vb = a->data[5] ? a->data[5] + h * D : NULL;
-        double top = -HUGE_VAL, norm = 0, all = 0, G = 0;
-        for (n = 0; n < W; n++) {
-            ptrdiff_t j = (ptrdiff_t)n - (ptrdiff_t)zero, delta = (ptrdiff_t)(S - T + i) - j, p = (ptrdiff_t)a->P - 1 + a->d.delta_min - delta;
-            double s = 0;
-            in[n] = 0; um[n] = 2;
-            if (j >= (ptrdiff_t)S) {
-                const float *pk = a->data[7] + (h * N + (size_t)j - S) * D;
-                for (d = 0; d < D; d++) s += (double)q[d] * (double)pk[d];
-                s *= sd;
-            } else {
-                if (j < a->d.first_key || (j >= 0 && gone(a, b, (size_t)j))) continue;
-                if (!a->d.not_causal && (delta < a->d.delta_min || (a->d.span && delta > (ptrdiff_t)a->d.span))) continue;
-                if (a->P && p < 0) continue;
-                if (j >= 0) {
-                    const float *k = a->data[1] + (b * S + (size_t)j) * C + h * D;
-                    for (d = 0; d < D; d++) s += ((double)q[d] + (u ? (double)u[d] : 0)) * (double)k[d];
-                }
-                if (a->P) {
-                    const float *pe = a->data[3] + (size_t)p * (a->pe_heads ? C : D) + (a->pe_heads ? h * D : 0);
-                    for (d = 0; d < D; d++) s += ((double)q[d] + (vb ? (double)vb[d] : 0)) * (double)pe[d];
-                }
-                if (a->z) um[n] = ((double)a->data[6][h] * a->d.max_span + a->d.ramp + 1 - (double)delta) / a->d.ramp;
-                if (!(a->d.eps > 0) && um[n] < 0) continue;
-            }
-            in[n] = 1;
-            m[n] = um[n] < 0 ? 0 : um[n] > 1 ? 1 : um[n];
-            e[n] = scale * s;
-            if (e[n] > top) top = e[n];
-        }
-        for (n = 0; n < W; n++) if (in[n]) { e[n] = exp(e[n] - top); norm += m[n] * e[n]; all += e[n]; }
-        norm += a->d.eps * all;
-        if (!(norm > 0)) continue;
+        double G = 0;
+        stx_attention_weights(&args, b, h, i, w, um);
         for (n = 0; n < W; n++) {
             ptrdiff_t j = (ptrdiff_t)n - (ptrdiff_t)zero;
             const float *v = j >= (ptrdiff_t)S ? a->data[8] + (h * N + (size_t)j - S) * D : j >= 0 ? a->data[2] + (b * S + (size_t)j) * C + h * D : NULL;
-            double f = j >= (ptrdiff_t)S ? sn : 1, w;
+            double f = j >= (ptrdiff_t)S ? sn : 1, weight = ramp(um[n]) * w[n];
             g[n] = 0;
-            if (!in[n]) continue;
-            w = m[n] * e[n] / norm;
+            if (!(w[n] > 0)) continue;
             for (d = 0; v && d < D; d++) {
-                double t = w * f * (double)dy[d];
-                term(sum[9], row + d, w * f * (double)v[d], w * f * (double)v[d]);
+                double t = weight * f * (double)dy[d];
+                term(sum[9], row + d, weight * f * (double)v[d], weight * f * (double)v[d]);
                 g[n] += f * (double)dy[d] * (double)v[d];
                 if (j >= (ptrdiff_t)S) term(sum[8], (h * N + (size_t)j - S) * D + d, t, t);
                 else term(sum[2], (b * S + (size_t)j) * C + h * D + d, t, t);
             }
-            G += w * g[n];
+            G += weight * g[n];
         }
         for (n = 0; n < W; n++) {
             ptrdiff_t j = (ptrdiff_t)n - (ptrdiff_t)zero, p = (ptrdiff_t)a->P - 1 + a->d.delta_min - ((ptrdiff_t)(S - T + i) - j);
-            double ds, apart, w = e[n] / norm;
-            if (!in[n]) continue;
-            if (j >= (ptrdiff_t)S) m[n] = 1;
-            ds = scale * w * (m[n] * g[n] - G * (m[n] + a->d.eps));
-            apart = fabs(scale) * w * (m[n] * fabs(g[n]) + fabs(G) * (m[n] + a->d.eps));
+            double m = ramp(um[n]), ds = scale * w[n] * (m * g[n] - G * (m + a->d.eps)), apart = fabs(scale) * w[n] * (m * fabs(g[n]) + fabs(G) * (m + a->d.eps));
+            if (!(w[n] > 0)) continue;
             if (j >= (ptrdiff_t)S) {
                 for (d = 0; d < D; d++) {
                     size_t at = (h * N + (size_t)j - S) * D + d;
@@ -472,7 +458,7 @@ static void dense(const attn *a, float **out, double *units) {
                 term(sum[3], at, ds * qv, apart * qv);
             }
             if (a->z && um[n] >= 0 && um[n] <= 1) {
-                double f = a->d.max_span / a->d.ramp * w;
+                double f = a->d.max_span / a->d.ramp * w[n];
                 term(sum[6], h, f * (g[n] - G), f * (fabs(g[n]) + fabs(G)));
             }
         }
@@ -485,7 +471,7 @@ static void dense(const attn *a, float **out, double *units) {
         }
         free(sum[o].sum); free(sum[o].squares);
     }
-    free(e); free(m); free(um); free(g); free(in);
+    free(all); free(pad);
 }
 
 /* One case through every kernel */

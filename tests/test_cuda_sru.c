@@ -1,6 +1,6 @@
-/* test_cuda_sru.c - the recurrence's CUDA twins against formulas in double that stand here, and the CPU's twins against the same: every
-   option, in f32 and bf16, at odd sizes, from misaligned starts, with guard numbers around every array, in any order of threads. ReZero and
-   dropout over time. "short" leaves the large cases out. */
+/* test_cuda_sru.c - the recurrence's CUDA twins against its plain definition (stx_sru_fwd_plain, stx_sru_bwd_plain), and the CPU's twins
+   against the same: every option, in f32 and bf16, at odd sizes, from misaligned starts, with guard numbers around every array, in any
+   order of threads. ReZero and dropout over time. "short" leaves the large cases out. */
 #include "../seqtx_sru.h"
 #include "cuda_arr.h"
 
@@ -19,62 +19,6 @@ typedef struct recurrence {
     stx_sru_args on;            /* the GPU's arguments */
 } recurrence;
 
-/* The definition, in double, straight from the formulas; every state is kept */
-static double sigmoid(double z) { return 1 / (1 + exp(-z)); }
-static void reference(recurrence *t) {
-    const shape *s = &t->s;
-    size_t O = s->D * s->H, tiles = (s->T + STX_SRU_TILE - 1) / STX_SRU_TILE, b, o, n;
-    double *state = (double *)malloc((s->T + 1) * sizeof *state), alpha = s->k == 4 ? 1 : (double)1.7f;
-    double *sums = (double *)calloc(4 * O, sizeof *sums);
-    for (b = 0; b < s->B; b++) for (o = 0; o < O; o++) {
-        int reverse = o >= s->H;
-        double e = s->dlast ? (double)t->a[DLAST].c[b * O + o] : 0, m = s->m ? (double)t->a[M].c[b * O + o] : 1;
-        state[0] = s->c0 ? (double)t->a[C0].c[b * O + o] : 0;
-        for (n = 0; n < 2 * s->T; n++) {
-            int back = n >= s->T;
-            size_t p = back ? 2 * s->T - 1 - n : n, time = reverse ? s->T - 1 - p : p, row = b * s->T + time, at = row * O + o, i;
-            const float *u = t->a[U].c + row * s->k * O + o;
-            double c = state[p], vf = s->v ? (double)t->a[VP].c[o] : 0, vr = s->v ? (double)t->a[VP].c[O + o] : 0;
-            double f, r, cn, g, xt, dh, a, dzf, dzr, dx, gate;
-            if (!back && p % STX_SRU_TILE == 0) t->a[C].c[(b * tiles + p / STX_SRU_TILE) * O + o] = (float)c;
-            if (s->pad && t->pad[row]) {
-                if (!back) { state[p + 1] = c; t->a[H_].c[at] = 0; continue; }
-                for (i = 0; i < s->k; i++) t->a[DU].c[row * s->k * O + i * O + o] = 0;
-                if (s->dxr == 1) t->a[DXR].c[at] = 0;
-                if (s->V) t->a[DV_].c[row * 2 * O + o] = t->a[DV_].c[row * 2 * O + O + o] = 0;
-                continue;
-            }
-            if (s->V) { vf += (double)t->a[V_].c[row * 2 * O + o]; vr += (double)t->a[V_].c[row * 2 * O + O + o]; }
-            f = sigmoid((double)u[O] + vf * c + (double)t->a[BIAS].c[o]);
-            r = sigmoid((double)u[2 * O] + vr * c + (double)t->a[BIAS].c[O + o]);
-            cn = (double)u[0] + (c - (double)u[0]) * f;
-            g = s->tanh ? tanh(cn) : cn;
-            xt = s->k == 4 ? (double)u[3 * O] : s->xr ? alpha * (double)t->a[XR].c[at] : 0;
-            if (!back) { state[p + 1] = cn; t->a[H_].c[at] = (float)(xt + (g - xt) * m * r); continue; }
-            dh = s->dh ? (double)t->a[DH].c[at] : 0;
-            gate = m * r;
-            dzr = dh * (g - xt) * gate * (1 - r);
-            a = dh * gate * (s->tanh ? 1 - g * g : 1) + e;
-            dzf = a * (c - (double)u[0]) * f * (1 - f);
-            dx = dh * (1 - gate);
-            e = a * f + dzf * vf + dzr * vr;
-            t->a[DU].c[row * s->k * O + o] = (float)(a * (1 - f));
-            t->a[DU].c[row * s->k * O + O + o] = (float)dzf;
-            t->a[DU].c[row * s->k * O + 2 * O + o] = (float)dzr;
-            if (s->k == 4) t->a[DU].c[row * s->k * O + 3 * O + o] = (float)dx;
-            else if (s->dxr) t->a[DXR].c[at] = (float)(alpha * dx + (s->dxr == 2 ? (double)t->a[DXR].c[at] : 0));
-            if (s->V) { t->a[DV_].c[row * 2 * O + o] = (float)(dzf * c); t->a[DV_].c[row * 2 * O + O + o] = (float)(dzr * c); }
-            sums[o] += dzf * c; sums[O + o] += dzr * c; sums[2 * O + o] += dzf; sums[3 * O + o] += dzr;
-        }
-        t->a[LAST].c[b * O + o] = (float)state[s->T];
-        if (s->dc0) t->a[DC0].c[b * O + o] += (float)e;
-    }
-    for (o = 0; o < 2 * O; o++) {
-        if (s->dv) t->a[DVP].c[o] += (float)sums[o];
-        t->a[DBIAS].c[o] += (float)sums[2 * O + o];
-    }
-    free(state); free(sums);
-}
 /* Arguments for one side: the numbers of arrays by `at` */
 static stx_real *of_cpu(const recurrence *t, int i) { return t->a[i].c; }
 static stx_real *of_gpu(const recurrence *t, int i) { return t->a[i].d; }
@@ -143,6 +87,7 @@ static void compare(const shape *s) {
     stx_sru_args cpu;
     float *was[ARRAYS];
     char name[160];
+    double *state;
     int i;
     recurrence_make(&t, s);
     s = &t.s;
@@ -162,7 +107,10 @@ static void compare(const shape *s) {
         size_t j;
         for (j = 0; j < t.a[i].n; j++) { float v = was[i][j]; was[i][j] = t.a[i].c[j]; t.a[i].c[j] = v; }
     }
-    reference(&t);
+    state = (double *)malloc((s->T + 1) * sizeof *state);
+    stx_sru_fwd_plain(&cpu, state);
+    stx_sru_bwd_plain(&cpu, state);
+    free(state);
     on_gpu(&t);
     for (i = 0; i < ARRAYS; i++) {
         snprintf(name, sizeof name, "%s of B %zu T %zu H %zu D %zu k %zu tanh %d xr %d v %d V %d c0 %d m %d pad %d dh %d dlast %d dxr %d odd %d", part[i], s->B, s->T, s->H, s->D, s->k, s->tanh, s->xr, s->v, s->V,

@@ -1017,65 +1017,53 @@ static void attn_inputs(problem *p, attn *a) {
     if (a->N) { add(p, a->H, a->N, a->D, 0); add(p, a->H, a->N, a->D, 0); } else { add_absent(p); add_absent(p); }
     if (a->D > 100) for (i = 0; i < p->size[0]; i++) p->data[0][i] *= 0.2;      /* softmax not saturated */
 }
-/* The formulas of seqtx.h, dense. mask: what each weight is multiplied by after normalisation, (B,H,T,span+S+N) or NULL,
-   zero keys in front. dz (H), or (1), = max_span/ramp sum over 0 <= ramp <= 1 of e^s/norm (r dy.v - dy.y), both ends inclusive; without
-   dy.y where the mask does not enter the normaliser. */
+/* What stx_attention makes of these inputs for its kernels; y (B,T,H D) */
+static stx_attention_args attn_args(const problem *p, const attn *a, stx_real *y) {
+    stx_attention_args g;
+    memset(&g, 0, sizeof g);
+    g.B = a->B; g.T = a->T; g.S = a->S; g.H = a->H; g.D = a->D; g.P = a->P; g.N = a->N;
+    g.pe_heads = a->pe_heads ? (int)a->H : 1;
+    g.z_shared = a->z_one;
+    g.ldq = g.ldk = a->H * a->D; g.stq = a->T * g.ldq; g.stk = a->S * g.ldk; g.stpad = a->S;
+    g.span = a->S + (a->d.first_key < 0 ? (size_t)-a->d.first_key : 0);
+    if (a->d.span && a->d.span < g.span) g.span = a->d.span;
+    if (a->P && g.span > a->P + (size_t)a->d.delta_min - 1) g.span = a->P + (size_t)a->d.delta_min - 1;       /* no position, no key */
+    g.delta_min = a->d.delta_min; g.not_causal = a->d.not_causal; g.no_renorm = a->d.no_renorm && a->z;
+    g.first_key = a->d.first_key < -(ptrdiff_t)g.span ? -(ptrdiff_t)g.span : a->d.first_key;
+    g.scale = a->d.scale != 0 ? a->d.scale : 1 / sqrt((double)a->D);
+    g.max_span = a->d.max_span; g.ramp = a->d.ramp; g.eps = a->d.eps;
+    g.q = p->data[0]; g.k = p->data[1]; g.v = p->data[2]; g.pe = p->data[3]; g.u = p->data[4]; g.vb = p->data[5]; g.z = p->data[6]; g.pk = p->data[7]; g.pv = p->data[8];
+    g.pad = a->gone;
+    g.y = y;
+    return g;
+}
+/* y by the plain definition. mask: what each weight is multiplied by after normalisation, (B,H,T,stx_attention_keys) or NULL.
+   dz (H), or (1), = max_span/ramp sum over 0 <= ramp <= 1 of e^s/norm (dy.v - dy.y), both ends inclusive; without dy.y where the mask of
+   the span does not enter the normaliser. */
 static void dense(const problem *p, const attn *a, const stx_real *mask, const stx_real *dy, stx_real *y, stx_real *dz) {
-    const stx_real *q = p->data[0], *k = p->data[1], *v = p->data[2], *pe = p->data[3], *u = p->data[4], *vb = p->data[5], *z = p->data[6], *pk = p->data[7], *pv = p->data[8];
-    ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, zero = a->d.first_key < 0 ? -a->d.first_key : 0, j;
-    size_t D = a->D, H = a->H, W = (size_t)zero + a->S + a->N, b, h, i, d, n;
-    double scale = a->d.scale != 0 ? a->d.scale : 1 / sqrt((double)D);
-    double *s = (double *)malloc(W * sizeof *s), *m = (double *)malloc(W * sizeof *m), *um = (double *)malloc(W * sizeof *um), *g = (double *)malloc(W * sizeof *g);
-    int *in = (int *)malloc(W * sizeof *in);
-    size_t zs = a->z_one ? 0 : 1;
-    for (h = 0; dz && h < H; h++) dz[h] = 0;
-    for (b = 0; b < a->B; b++) for (h = 0; h < H; h++) for (i = 0; i < a->T; i++) {
-        const stx_real *qi = q + (b * a->T + i) * H * D + h * D, *dyi = dy ? dy + (b * a->T + i) * H * D + h * D : NULL;
-        stx_real *yi = y + (b * a->T + i) * H * D + h * D;
-        double top = -1e300, sum = 0, all = 0, dot = 0;
-        for (n = 0; n < W; n++) {
-            in[n] = 0; m[n] = 1; um[n] = 9; s[n] = 0;
-            j = (ptrdiff_t)n - zero;
-            if (j >= (ptrdiff_t)a->S) {                              /* persistent */
-                for (d = 0; d < D; d++) s[n] += qi[d] * pk[(h * a->N + (size_t)(j - (ptrdiff_t)a->S)) * D + d];
-                s[n] *= scale * sqrt((double)D);
-                in[n] = 1;
-            } else {
-                ptrdiff_t delta = C + (ptrdiff_t)i - j, row = (ptrdiff_t)a->P - 1 + a->d.delta_min - delta;
-                if (j < a->d.first_key || (a->gone && j >= 0 && a->gone[b * a->S + (size_t)j])) continue;
-                if (!a->d.not_causal && (delta < a->d.delta_min || (a->d.span && delta > (ptrdiff_t)a->d.span))) continue;
-                if (a->P && row < 0) continue;                       /* no position, no key */
-                for (d = 0; d < D && j >= 0; d++) s[n] += (qi[d] + (u ? u[h * D + d] : 0)) * k[(b * a->S + (size_t)j) * H * D + h * D + d];
-                if (a->P) for (d = 0; d < D; d++) s[n] += (qi[d] + (vb ? vb[h * D + d] : 0)) * pe[a->pe_heads ? (size_t)row * H * D + h * D + d : (size_t)row * D + d];
-                s[n] *= scale;
-                if (z) {
-                    um[n] = (z[h * zs] * a->d.max_span + a->d.ramp + 1 - (double)delta) / a->d.ramp;
-                    m[n] = um[n] < 0 ? 0 : um[n] > 1 ? 1 : um[n];
-                }
-                in[n] = 1;
-            }
-            if (a->d.eps == 0 && !a->d.no_renorm && um[n] < 0) { in[n] = 0; continue; }       /* out of the ramp: whatever its logit */
-            if (s[n] > top) top = s[n];
+    stx_attention_args g = attn_args(p, a, y);
+    size_t keys = stx_attention_keys(&g), first_pk = keys - g.N, zero = first_pk - g.S, D = g.D, row, h, n, d;
+    double *w = (double *)malloc(2 * keys * sizeof *w), *ramp = w + keys;
+    stx_attention_plain(&g, w);
+    for (h = 0; dz && h < g.H; h++) dz[h] = 0;
+    for (row = 0; row < g.B * g.H * g.T && (mask || (dz && g.z)); row++) {
+        size_t b = row / (g.H * g.T), i = row % g.T, at;
+        double dot = 0;
+        h = row / g.T % g.H;
+        at = ((b * g.T + i) * g.H + h) * D;
+        stx_attention_weights(&g, b, h, i, w, ramp);
+        for (d = 0; mask && d < D; d++) y[at + d] = 0;
+        for (d = 0; dz && d < D; d++) dot += dy[at + d] * y[at + d];
+        for (n = 0; n < keys; n++) {
+            const stx_real *v = n < zero || !(w[n] > 0) ? NULL : n < first_pk ? g.v + b * g.stk + (n - zero) * g.ldk + h * D : g.pv + (h * g.N + n - first_pk) * D;
+            double f = n < first_pk ? 1 : sqrt((double)g.N), dw = 0;
+            if (mask) f *= mask[row * keys + n] * (ramp[n] < 0 ? 0 : ramp[n] > 1 ? 1 : ramp[n]);
+            for (d = 0; mask && v && d < D; d++) y[at + d] += w[n] * f * v[d];
+            for (d = 0; dz && v && d < D; d++) dw += f * dy[at + d] * v[d];
+            if (dz && ramp[n] >= 0 && ramp[n] <= 1) dz[g.z_shared ? 0 : h] += g.max_span / g.ramp * w[n] * (g.no_renorm ? dw : dw - dot);
         }
-        for (n = 0; n < W; n++) if (in[n]) { s[n] = exp(s[n] - top); sum += m[n] * s[n]; all += s[n]; }
-        sum = a->d.no_renorm ? all : sum + a->d.eps * all;
-        for (d = 0; d < D; d++) yi[d] = 0;
-        for (n = 0; n < W; n++) {
-            double r = mask ? mask[((b * H + h) * a->T + i) * W + n] : 1, w = in[n] && sum > 0 ? m[n] * s[n] / sum * r : 0;
-            const stx_real *vj = NULL;
-            double f = 1;
-            j = (ptrdiff_t)n - zero;
-            if (j >= (ptrdiff_t)a->S) { vj = pv + (h * a->N + (size_t)(j - (ptrdiff_t)a->S)) * D; f = sqrt((double)a->N); }
-            else if (j >= 0) vj = v + (b * a->S + (size_t)j) * H * D + h * D;
-            g[n] = 0;
-            for (d = 0; d < D && vj; d++) { yi[d] += w * f * vj[d]; if (dyi) g[n] += r * f * dyi[d] * vj[d]; }
-        }
-        if (!dz || !z || !(sum > 0)) continue;
-        for (d = 0; d < D; d++) dot += dyi[d] * yi[d];
-        for (n = 0; n < W; n++)
-            if (in[n] && um[n] >= 0 && um[n] <= 1) dz[h * zs] += a->d.max_span / a->d.ramp * s[n] / sum * (a->d.no_renorm ? g[n] : g[n] - dot);
     }
-    free(s); free(m); free(um); free(g); free(in);
+    free(w);
 }
 static const char *attn_label(const attn *a) {
     static char t[300];
@@ -1194,6 +1182,19 @@ static void attn_dropout(size_t B, size_t T, size_t S, size_t H, size_t N, ptrdi
     y = forward(ctx1, &p, in);
     dense(&p, &a, mask, NULL, want, NULL);
     if (y) CHECK(test_error(y->data, want, y->size, 1e-3) <= 1e-12, "attention with dropout: off by %g", test_error(y->data, want, y->size, 1e-3));
+    {                                       /* the kernel draws what the plain definition draws */
+        stx_attention_args g = attn_args(&p, &a, y1);
+        double *work = (double *)malloc(2 * stx_attention_keys(&g) * sizeof *work);
+        g.drop = rate; g.seed = 11; g.stream = (uint64_t)5 << 40 | 3;
+        g.top = gemm_random(2 * B * H * T);
+        g.inv = g.top + B * H * T;
+        stx_begin(ctx1, STX_EVAL);
+        stx_attention_run(ctx1, &g);
+        g.y = want;
+        stx_attention_plain(&g, work);
+        CHECK(stx_ok(ctx1) && test_error(y1, want, B * T * H * D, 1e-3) <= 1e-12, "attention dropout %g: off by %g from the plain one", rate, test_error(y1, want, B * T * H * D, 1e-3));
+        free(work); free(g.top);
+    }
     stx_begin(ctx1, STX_EVAL);
     for (n = 0; n < 9; n++) in[n] = p.absent[n] ? NULL : stx_input(ctx1, p.data[n], p.dim[n][0], p.dim[n][1], p.dim[n][2], p.dim[n][3]);
     y = make_attention(ctx1, in, &a);

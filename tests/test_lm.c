@@ -122,9 +122,28 @@ static void words_whole(void) {
             sum -= (double)v[i * V + (size_t)t[i + 1]];
         }
         CHECK(worst < TOL, "case %zu: probabilities sum to 1 but for %g", k, worst);
-        nll = stx_words_loss(w, h, out);
+        nll = stx_words_loss(w, h, out, NULL);
         CHECK(CLOSE(stx_item(x, nll), sum / (double)(B * T), TOL), "case %zu: loss %g, by log p %g", k, stx_item(x, nll),
             sum / (double)(B * T));
+        {       /* weights, an ignored id, the rows' own losses, of every kind of output */
+            stx_token_loss how;
+            stx_real weight[B * T], *rows;
+            double want = 0, off = 0;
+            memset(&how, 0, sizeof how);
+            for (i = 0; i < B * T; i++) weight[i] = (stx_real)(0.5 + 0.25 * (double)i);
+            how.weights = stx_input(x, weight, B * T, 0, 0, 0);
+            how.ignore = 1; how.ignored = t[2]; how.divisor = 3;
+            lp = stx_words_loss(w, stx_detach(x, h), out, &how);
+            rows = host_of(x, how.nll);
+            for (i = 0; i < B * T; i++) {
+                double nll_i = t[i + 1] == how.ignored ? 0 : -(double)v[i * V + (size_t)t[i + 1]];
+                want += (double)weight[i] * nll_i / 3;
+                if (!(fabs((double)rows[i] - nll_i) <= off)) off = fabs((double)rows[i] - nll_i);
+            }
+            CHECK(CLOSE(stx_item(x, lp), want, 10 * TOL) && off < 10 * TOL, "case %zu: weighted loss %g, want %g; rows off by %g: %s", k,
+                stx_item(x, lp), want, off, stx_error(x));
+            free(rows);
+        }
         lp = stx_words_scores(w, h);
         if (lp) {       /* log p but for a number of each row */
             stx_real *s = host_of(x, lp);
@@ -229,7 +248,7 @@ static void words_errors(void) {
           && stx_size_add(7, 0, 9) == 7, "sums that do not wrap");
     CHECK(!stx_words_create(NULL, &plain) && !stx_words_embed(NULL, NULL) && !stx_words_logits(NULL, NULL)
         && !stx_words_log_probs(NULL, NULL)
-          && !stx_words_scores(NULL, NULL) && !stx_words_loss(NULL, NULL, NULL), "NULLs");
+          && !stx_words_scores(NULL, NULL) && !stx_words_loss(NULL, NULL, NULL, NULL), "NULLs");
 }
 
 // >>rows
@@ -842,7 +861,7 @@ static stx_tensor *mini_loss(void *model, const stx_ids *ids, const stx_ids *tar
     a.v = stx_linear_memory(m->ctx, X, h, m->wv, NULL);
     a.pad = stx_rows_mask(before, 0, m->window, NULL, ids->T);
     if (out && !stx_rows_push((stx_rows *)out, before, 0, m->window, h, NULL)) return NULL;
-    return stx_words_loss(m->words, mini_after(m, h, stx_attention(m->ctx, &a, &d)), targets);
+    return stx_words_loss(m->words, mini_after(m, h, stx_attention(m->ctx, &a, &d)), targets, NULL);
 }
 static stx_tensor *mini_total(void *m, stx_tensor *nll) { (void)m; return nll; }
 static void mini_updated(void *m) { (void)m; }

@@ -26,7 +26,7 @@ static void round_all(stx_real *a, size_t n) {
 /* C = beta C + op(A) op(B), dense, in two contexts, against double sums of the same factors, rounded first for bf16; sb 0: one B for the
    whole batch. The bound is that of gemm_check. */
 static void product(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, int beta, size_t sb) {
-    size_t nc = batch * M * N, e, i, j, k;
+    size_t nc = batch * M * N, e, i, j;
     int bf16 = stx_ctx_desc(one)->precision == STX_PREC_BF16;
     stx_real *A = gemm_random(batch * M * K), *B = gemm_random(batch * K * N), *C0 = gemm_random(nc);
     stx_real *C1 = (stx_real *)malloc(nc * sizeof *C1), *C3 = (stx_real *)malloc(nc * sizeof *C3);
@@ -40,10 +40,8 @@ static void product(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, s
     for (e = 0; e < batch; e++)
         for (i = 0; i < M; i++)
             for (j = 0; j < N; j++) {
-                const stx_real *a = A + e * M * K, *b = B + e * sb;
                 size_t at = e * M * N + i * N + j;
-                double s = beta ? (double)C0[at] : 0;
-                for (k = 0; k < K; k++) s += (double)a[ta ? k * M + i : i * K + k] * (double)b[tb ? j * K + k : k * N + j];
+                double s = (beta ? (double)C0[at] : 0) + stx_gemm_plain(ta, tb, K, A + e * M * K, ta ? M : K, B + e * sb, tb ? K : N, i, j);
                 if (!(fabs((double)C1[at] - s) <= worst)) worst = fabs((double)C1[at] - s);
                 if (!(fabs((double)C3[at] - s) <= worst)) worst = fabs((double)C3[at] - s);
             }

@@ -405,14 +405,23 @@ static void chunks(void) {
         free(u); free(xr); free(v); free(bias); free(dy); free(pad);
     }
 }
-/* The kernels alone, by their declarations: overruns of every array are seen by the sanitizer's red zones of separate blocks */
+static void as_plain(const char *what, const stx_real *have, stx_real *plain, size_t n) {       /* frees plain */
+    double top = 1, e = difference(have, plain, n);
+    size_t i;
+    for (i = 0; i < n; i++) if (fabs((double)plain[i]) > top) top = fabs((double)plain[i]);
+    CHECK(e <= TOL * top, "kernels: %s: off by %g of %g from the plain definition", what, e, top);
+    free(plain);
+}
+/* The kernels alone, by their declarations, against their plain definition; overruns of every array are seen by the sanitizer's red zones
+   of separate blocks */
 static void kernels_alone(void) {
     static const size_t s[][4] = {{1, 1, 1, 1}, {2, 33, 17, 1}, {1, 64, 1100, 1}, {2, 5, 515, 2}, {1, 300, 2, 2}};
     int i, k, opts;
     for (i = 0; i < 5; i++) for (k = 3; k < 5; k++) for (opts = 0; opts < 8; opts++) {
         const size_t B = s[i][0], T = s[i][1], D = s[i][3], O = s[i][2] * D;
         stx_ctx *x = context(3, 1);
-        stx_sru_args a;
+        stx_sru_args a, plain;
+        double *state = (double *)malloc((T + 1) * sizeof *state);
         stx_real *u = random_of(B * T * (size_t)k * O, 1), *xr = random_of(B * T * O, 2), *v = random_of(2 * O, 3), *gv = random_of(B * T * 2 * O, 4), *h = random_of(B * T * O, 5), *last = random_of(B * O, 6);
         stx_real *du = random_of(B * T * (size_t)k * O, 1), *dx = random_of(B * T * O, 2), *dV = random_of(B * T * 2 * O, 1), *dv = random_of(2 * O, 1), *db = random_of(2 * O, 1), *dc = random_of(B * O, 1), *was = random_of(B * T * O, 2), *c, *wf, *wb;
         double e = 0;
@@ -432,6 +441,17 @@ static void kernels_alone(void) {
         if (O * B > 2 * O) a.dlast = last;
         a.du = du; a.dV = a.V ? dV : NULL; a.dxr = k == 3 ? dx : NULL; a.dv = a.v ? dv : NULL; a.dbias = db; a.dc0 = dc;
         stx_sru_bwd(x, &a);
+        plain = a;                      /* what is added to begins as above */
+        plain.h = random_of(B * T * O, 5); plain.last = random_of(B * O, 6); plain.c = random_of(B * stx_sru_tiles(&a) * O, 7);
+        plain.du = random_of(B * T * (size_t)k * O, 1); plain.dV = a.V ? random_of(B * T * 2 * O, 1) : NULL; plain.dxr = k == 3 ? random_of(B * T * O, 2) : NULL;
+        plain.dv = a.v ? random_of(2 * O, 1) : NULL; plain.dbias = random_of(2 * O, 1); plain.dc0 = random_of(B * O, 1);
+        stx_sru_fwd_plain(&plain, state);
+        stx_sru_bwd_plain(&plain, state);
+        as_plain("h", h, plain.h, B * T * O); as_plain("last", last, plain.last, B * O); as_plain("c", c, plain.c, B * stx_sru_tiles(&a) * O);
+        as_plain("du", du, plain.du, B * T * (size_t)k * O); as_plain("dbias", db, plain.dbias, 2 * O); as_plain("dc0", dc, plain.dc0, B * O);
+        if (a.V) as_plain("dV", dV, plain.dV, B * T * 2 * O);
+        if (a.v) as_plain("dv", dv, plain.dv, 2 * O);
+        if (k == 3) as_plain("dxr", dx, plain.dxr, B * T * O);
         a.dxr = k == 3 ? was : NULL;
         a.add_xr = 1;
         stx_sru_bwd(x, &a);
@@ -443,6 +463,7 @@ static void kernels_alone(void) {
         for (j = 0, e = 0; j < B * T * O; j++) e += fabs((double)h[j]);
         CHECK(e > 0 && e < 1e30, "kernels: h");
         free(u); free(xr); free(v); free(gv); free(h); free(last); free(du); free(dx); free(dV); free(dv); free(db); free(dc); free(was); free(c); free(wf); free(wb);
+        free(state);
         stx_destroy(x);
     }
 }
