@@ -1070,7 +1070,7 @@ STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix
 STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o);
 STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
 
-// >>words: what stands before and behind a language model, embedding and output ----------------------------
+// >>api: words ---------------------------------------------------------------------------------------------
 
 /* A first value as data: kind and a as in stx_param, where a follows a rule from the rows and columns of the matrix (a bias: of the
    matrix that it belongs to). All of it zero: zeros. */
@@ -1132,7 +1132,7 @@ STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_
 /* key and all that the host decides in a step with these ids (NULL: none) because of adaptive words: see stx_adaptive_key. */
 STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *ids, const stx_ids *targets, const stx_token_loss *how);
 
-// >>rows: what a model remembers from step to step ---------------------------------------------------------
+// >>api: rows ----------------------------------------------------------------------------------------------
 
 /* For each layer rows of numbers (B, rows, width): a cache of a layer's inputs, a memory, a recurrent state. Rows are
    constants: no gradient passes from one step to another. A step reads them (in) and pushes its own at their end (out, which
@@ -1213,7 +1213,7 @@ STX_DEF int stx_rows_load(stx_rows *s, const stx_file *f, const char *prefix);
 /* Adds what the host decides by these rows to a step's key: counts, addresses, whether rows are missing. */
 STX_DEF uint64_t stx_rows_key(const stx_rows *s, uint64_t key);
 
-// >>cache: keys and values of generation -------------------------------------------------------------------
+// >>api: cache ---------------------------------------------------------------------------------------------
 
 /* Token by token a model needs the keys and values of the tokens before, not their inputs: they are projected once and kept, for each layer
    the last `window` rows of each of B streams. The buffer is longer, 2 windows and a chunk, so that moving down costs one copy a token. */
@@ -1246,7 +1246,7 @@ typedef stx_tensor *(*stx_feed_fn)(void *user, const stx_ids *ids);
 STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_words *w, const int32_t *ids, size_t n, int scores,
     stx_feed_fn fn, void *user);
 
-// >>lm: a language model of any family ---------------------------------------------------------------------
+// >>api: lm ------------------------------------------------------------------------------------------------
 
 /* What programs that take any family need of one: a family fills in the table (stx_span_lm, stx_sru_lm_of, ..), and trainers,
    evaluation and generation are written once. model, state and gen are the family's own structs. */
