@@ -167,11 +167,11 @@ forms() {           # of header $1
 tests() {
     dir=$work
     n=0
-    for op in $(sed -n '/^\/\/ >>ops --/,/^\/\/ >>optimisers --/p' seqtx.h | sed -n 's/^STX_DEF stx_tensor \*\(stx_[a-z0-9_]*\)(.*/\1/p'); do
+    for op in $(sed -n '/^\/\/ >>api: ops --/,/^\/\/ >>api: optimisers --/p' seqtx.h | sed -n 's/^STX_DEF stx_tensor \*\(stx_[a-z0-9_]*\)(.*/\1/p'); do
         job pass "test_grad.c has no row for $op" "grep -q '{\"$op\", row_' $root/tests/test_grad.c"
         n=$((n + 1))
     done
-    job pass "ops found in seqtx.h: $n, too few" "[ $n -ge 27 ] && sed -n '/^\/\/ >>ops --/,/^\/\/ >>optimisers --/p' $root/seqtx.h | grep -q 'stx_tensor \*stx_attention('"
+    job pass "ops found in seqtx.h: $n, too few" "[ $n -ge 27 ] && sed -n '/^\/\/ >>api: ops --/,/^\/\/ >>api: optimisers --/p' $root/seqtx.h | grep -q 'stx_tensor \*stx_attention('"
     for h in seqtx?*.h; do
         job pass "no tests/test_golden_*.c includes $h" "grep -q 'include \"../$h\"' $root/tests/test_golden_*.c"
         job pass "only tests/test_golden_*.c include $h" "ls $root/tests/test_*.c | grep -v test_golden | xargs grep -q 'include \"../$h\"'"
