@@ -360,6 +360,14 @@ STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, st
 STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh);
 STX_DEF uint64_t stx_random_stream(stx_ctx *x);     /* of the random numbers of an op, as stx_dropout_fwd wants it; each call gives another one */
 
+/* Recomputation (gradient checkpointing, Chen et al. 2016, 1604.06174): y = fn(user, in), where everything that
+   fn made on the way is dropped from memory and made again in backward. fn must depend on nothing but user,
+   in and the parameters, must not change state, and is called twice with the same random numbers. count: at most 8. A tensor from
+   elsewhere that wants a gradient is an error in backward, unless it has one by then: hand it over in `in`, or stx_detach it.
+   More than one result: fn returns the first and puts the others into out[0 .. more-1], at most STX_MAX_MORE (NULL on entry; one that is
+   left NULL in both runs is NULL afterwards). stx_recompute hands them on in its own `out`. Gradients reach all of them. With more = 0 out
+   may be NULL. */
+enum { STX_MAX_MORE = 3 };
 typedef stx_tensor *(*stx_recompute_fn)(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out);
 STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count, stx_tensor **out, int more);
 
@@ -512,15 +520,6 @@ STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r
 STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1, size_t d2, size_t d3);
 /* A new value that no gradient passes (shares memory). */
 STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a);
-
-/* Recomputation (gradient checkpointing, Chen et al. 2016, 1604.06174): y = fn(user, in), where everything that
-   fn made on the way is dropped from memory and made again in backward. fn must depend on nothing but user,
-   in and the parameters, must not change state, and is called twice with the same random numbers. count: at most 8. A tensor from
-   elsewhere that wants a gradient is an error in backward, unless it has one by then: hand it over in `in`, or stx_detach it.
-   More than one result: fn returns the first and puts the others into out[0 .. more-1], at most STX_MAX_MORE (NULL on entry; one that is
-   left NULL in both runs is NULL afterwards). stx_recompute hands them on in its own `out`. Gradients reach all of them. With more = 0 out
-   may be NULL. */
-enum { STX_MAX_MORE = 3 };
 
 /* op(a) op(b), op = transpose of the last two dimensions if ta / tb. a (..,M,K), b (..,K,N), equal leading
    dimensions, or b with two dimensions only, used for every batch entry -> (..,M,N). */
