@@ -487,14 +487,24 @@ STX_KERNEL(stx_layernorm_bwd, (stx_ctx *x, stx_real *din, stx_real *dgain, stx_r
 
 /* layernorm(h + dropout(f, p)) in one pass: h, f (..,C), p as in stx_dropout, the rest as in stx_layernorm. */
 STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps);
-/* s (N,C) = h + dropout(f), as stx_dropout_fwd with drop, seed, stream; y (N,C) = layernorm(s). Backward: ds (N,C) is written: the
-   gradient of s, and of h; df (N,C) = or += ds through the dropout, or NULL. */
-STX_KERNEL(stx_residual_norm_fwd, (stx_ctx *x, stx_real *y, stx_real *s, stx_real *mean, stx_real *rstd, const stx_real *h, const stx_real *f,
-                                   const stx_real *gain, const stx_real *shift, size_t N, size_t C, stx_real eps, stx_real drop, uint64_t seed,
-                                   uint64_t stream))
-STX_KERNEL(stx_residual_norm_bwd, (stx_ctx *x, stx_real *ds, stx_real *df, stx_real *dgain, stx_real *dshift, const stx_real *dy,
-                                   const stx_real *s, const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C,
-                                   stx_real drop, uint64_t seed, uint64_t stream, int accumulate))
+/* Everything that its kernels need. forward writes y, s, mean, rstd: s = h + dropout(f), as stx_dropout_fwd with drop, seed, stream, and
+   y = layernorm(s). backward reads dy, s, mean, rstd, gain: ds is written; df = or += ds through the dropout; dgain and dshift are added
+   to. Of these df, dgain, dshift may be NULL: not wanted. */
+typedef struct stx_residual_norm_args {
+    size_t N, C;
+    stx_real eps, drop;                     /* drop 0: no dropout */
+    uint64_t seed, stream;                  /* of the dropout */
+    const stx_real *h, *f;                  /* (N,C) */
+    const stx_real *gain, *shift;           /* (C) */
+    stx_real *y, *s;                        /* (N,C) */
+    stx_real *mean, *rstd;                  /* (N): of s, for backward */
+    const stx_real *dy;                     /* (N,C) */
+    stx_real *ds, *df;                      /* (N,C): the gradient of s, and of h; of f */
+    stx_real *dgain, *dshift;               /* (C) */
+    int accumulate;                         /* df += */
+} stx_residual_norm_args;
+STX_KERNEL(stx_residual_norm_fwd, (stx_ctx *x, const stx_residual_norm_args *a))
+STX_KERNEL(stx_residual_norm_bwd, (stx_ctx *x, const stx_residual_norm_args *a))
 
 /* table (V,C), ids (B,T) -> (B,T,C). Ids outside [0,V) are an error. */
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids);
@@ -525,22 +535,36 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a);
    dimensions, or b with two dimensions only, used for every batch entry -> (..,M,N). */
 STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb);
 
-/* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices at strides sa, sb, sc; op = transpose if ta/tb.
-   beta 0 overwrites C, whatever was in it. */
-STX_KERNEL(stx_gemm, (stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
-                      const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
-                      stx_real beta, stx_real *C, size_t ldc, size_t sc))
-/* What stx_gemm computes: number (i,j) of op(A) op(B) for one matrix of the batch, summed in double. For reading, and for tests. */
-STX_DEF double stx_gemm_plain(int ta, int tb, size_t K, const stx_real *A, size_t lda, const stx_real *B, size_t ldb, size_t i, size_t j);
+/* A matrix product: C (M,N) = alpha op(A) op(B) + beta C for each matrix of a batch. stx_gemm_of fills it in. */
+typedef struct stx_gemm_args {
+    size_t batch, M, N, K;
+    int ta, tb;                             /* op = transpose: A is (K,M), B is (N,K); else (M,K), (K,N) */
+    stx_real alpha, beta;                   /* beta 0 overwrites C, whatever was in it */
+    const stx_real *A, *B;
+    stx_real *C;
+    size_t lda, ldb, ldc;                   /* numbers from row to row, as they stand in memory */
+    size_t sa, sb, sc;                      /* numbers from matrix to matrix of the batch; sa or sb 0: one for all */
+} stx_gemm_args;
+/* C = op(A) op(B), one matrix: alpha 1, beta 0, no gaps between rows, nor between matrices if batch is then set. */
+STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, const stx_real *A, const stx_real *B, stx_real *C);
+STX_KERNEL(stx_gemm, (stx_ctx *x, const stx_gemm_args *g))
+/* What stx_gemm computes: number (i,j) of op(A) op(B) for matrix e of the batch, summed in double. For reading, and for tests. */
+STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t j);
 
 /* act(x W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). */
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act);
 /* y (N,O) = act(in W^T + b) in one pass: in (N,Ci), W (O,Ci), b (O) or NULL; pre (N,O) or NULL gets in W^T + b */
 STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t Ci, size_t O, int act))
-/* Backward of linear_fwd: da (N,O) holds dy and is overwritten by dy act'; then dx (N,Ci) = or += da W, dW (O,Ci) += da^T in, db (O) +=
-   the sum of da's rows; each NULL if not wanted. y is read for act, pre for gelu. accumulate: of dx. */
-STX_KERNEL(stx_linear_bwd, (stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre,
-                            const stx_real *in, const stx_real *W, size_t N, size_t Ci, size_t O, int act, int accumulate))
+/* Backward of linear_fwd. dx, dW, db: NULL if not wanted. */
+typedef struct stx_linear_bwd_args {
+    size_t N, Ci, O;
+    int act, accumulate;                    /* accumulate: dx += */
+    stx_real *da;                           /* (N,O): holds dy, and is overwritten by dy act' */
+    const stx_real *y, *pre;                /* (N,O): read for act; pre for gelu only */
+    const stx_real *in, *W;                 /* (N,Ci), (O,Ci) */
+    stx_real *dx, *dW, *db;                 /* (N,Ci) = or += da W; (O,Ci) += da^T in; (O) += the sum of da's rows */
+} stx_linear_bwd_args;
+STX_KERNEL(stx_linear_bwd, (stx_ctx *x, const stx_linear_bwd_args *a))
 /* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b */
 STX_KERNEL(stx_bias_act_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act))
 
@@ -3953,22 +3977,27 @@ STX_DEF void stx_layernorm_bwd(stx_ctx *x, stx_real *din, stx_real *dgain, stx_r
     if (dgain || dshift) stx_parallel(x, (C + 63) / 64, 4 * N * C, stx__layernorm_bwd_columns, &l);
 }
 
-typedef struct stx__residual_save { stx_real *s, *mean, *rstd, p; uint64_t stream; } stx__residual_save;
 static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
-    stx__residual_save *v = (stx__residual_save *)n->save;
+    stx_residual_norm_args a = *(stx_residual_norm_args *)n->save;
     stx_tensor *h = n->in[0];
     int fresh_f, fresh_h;         /* h is f: df has the fresh one */
-    stx_real *df = stx__grad_fresh(x, n->in[1], &fresh_f), *dg = stx__grad(x, n->in[2]), *dt = stx__grad(x, n->in[3]), *dh = stx__grad_fresh(x, h, &fresh_h);
-    stx_real *ds = fresh_h ? dh : stx__grad_take(x, n->y->size, n->y->full);       /* of h's kind: stx_residual_norm makes y like h */
-    if (!ds || x->code) return;
-    STX_RUN(x, stx_residual_norm_bwd, (x, ds, df, dg, dt, n->y->grad, v->s, n->in[2]->data, v->mean, v->rstd, stx__rows(n->y), stx__last(n->y), v->p, x->desc.seed, v->stream, !fresh_f));
+    stx_real *dh;
+    a.df = stx__grad_fresh(x, n->in[1], &fresh_f);
+    a.dgain = stx__grad(x, n->in[2]);
+    a.dshift = stx__grad(x, n->in[3]);
+    dh = stx__grad_fresh(x, h, &fresh_h);
+    a.ds = fresh_h ? dh : stx__grad_take(x, n->y->size, n->y->full);       /* of h's kind: stx_residual_norm makes y like h */
+    if (!a.ds || x->code) return;
+    a.dy = n->y->grad;
+    a.accumulate = !fresh_f;
+    STX_RUN(x, stx_residual_norm_bwd, (x, &a));
     if (fresh_h) return;
-    if (dh) STX_RUN(x, stx_axpy, (x, dh, ds, n->y->size, 1, 1));
-    stx__grad_give(x, ds, n->y->size, n->y->full);
+    if (dh) STX_RUN(x, stx_axpy, (x, dh, a.ds, n->y->size, 1, 1));
+    stx__grad_give(x, a.ds, n->y->size, n->y->full);
 }
 STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps) {
     stx_tensor *y, *ins[4];
-    stx__residual_save *v;
+    stx_residual_norm_args *k;
     stx__node *node;
     char a[96], b[96];
     if (!stx_ok(x) || !h || !f || !gain || !shift) return NULL;
@@ -3976,38 +4005,45 @@ STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, 
     STX__NEED(x, gain->size == stx__last(h) && shift->size == stx__last(h), STX_ERR_SHAPE, "stx_residual_norm: input %s with %zu gains and %zu shifts: want one each a channel", stx__shape(h, a), gain->size, shift->size);
     STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG, "stx_residual_norm: dropout probability %g, want 0 <= p < 1", p);
     y = stx__like(x, h);
-    v = (stx__residual_save *)stx_step_alloc(x, sizeof *v);
-    if (!y || !v) return NULL;
-    v->p = (stx_real)(stx_training(x) ? p : 0);
-    v->stream = v->p > 0 ? stx__stream(x) : 0;
-    v->s = stx__numbers(x, h->full ? STX__STEP_FULL : STX__STEP, h->size);
-    v->mean = (stx_real *)stx_step_bytes(x, 2 * stx__rows(h) * sizeof(stx_real));
-    if (!v->s || !v->mean) return NULL;
-    v->rstd = v->mean + stx__rows(h);
-    STX_RUN(x, stx_residual_norm_fwd, (x, y->data, v->s, v->mean, v->rstd, h->data, f->data, gain->data, shift->data, stx__rows(h), stx__last(h), (stx_real)(eps > 0 ? eps : 1e-5), v->p, x->desc.seed, v->stream));
+    k = (stx_residual_norm_args *)stx_step_alloc(x, sizeof *k);
+    if (!y || !k) return NULL;
+    memset(k, 0, sizeof *k);
+    k->N = stx__rows(h);
+    k->C = stx__last(h);
+    k->eps = (stx_real)(eps > 0 ? eps : 1e-5);
+    k->drop = (stx_real)(stx_training(x) ? p : 0);
+    k->seed = x->desc.seed;
+    k->stream = k->drop > 0 ? stx__stream(x) : 0;
+    k->h = h->data; k->f = f->data; k->gain = gain->data; k->shift = shift->data;
+    k->y = y->data;
+    k->s = stx__numbers(x, h->full ? STX__STEP_FULL : STX__STEP, h->size);
+    k->mean = (stx_real *)stx_step_bytes(x, 2 * k->N * sizeof(stx_real));
+    if (!k->s || !k->mean) return NULL;
+    k->rstd = k->mean + k->N;
+    STX_RUN(x, stx_residual_norm_fwd, (x, k));
     ins[0] = h; ins[1] = f; ins[2] = gain; ins[3] = shift;
     node = stx__record(x, y, stx__residual_norm_back, ins, 4);
-    if (node) node->save = v;
+    if (node) node->save = k;
     return y;
 }
 
 /* s = h + dropout(f) ; y = layernorm(s) */
-STX_DEF void stx_residual_norm_fwd(stx_ctx *x, stx_real *y, stx_real *s, stx_real *mean, stx_real *rstd, const stx_real *h, const stx_real *f, const stx_real *gain,
-                                   const stx_real *shift, size_t N, size_t C, stx_real eps, stx_real drop, uint64_t seed, uint64_t stream) {
-    if (drop > 0) {
-        stx_dropout_fwd(x, s, f, N * C, drop, seed, stream, 0);
-        stx_axpy(x, s, h, N * C, 1, 1);
+STX_DEF void stx_residual_norm_fwd(stx_ctx *x, const stx_residual_norm_args *a) {
+    size_t n = a->N * a->C;
+    if (a->drop > 0) {
+        stx_dropout_fwd(x, a->s, a->f, n, a->drop, a->seed, a->stream, 0);
+        stx_axpy(x, a->s, a->h, n, 1, 1);
     } else {
-        stx_add_fwd(x, s, h, f, N * C, N * C);
+        stx_add_fwd(x, a->s, a->h, a->f, n, n);
     }
-    stx_layernorm_fwd(x, y, mean, rstd, s, gain, shift, N, C, eps);
+    stx_layernorm_fwd(x, a->y, a->mean, a->rstd, a->s, a->gain, a->shift, a->N, a->C, a->eps);
 }
 /* ds = layernorm' ; df (+)= ds mask / keep */
-STX_DEF void stx_residual_norm_bwd(stx_ctx *x, stx_real *ds, stx_real *df, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *s, const stx_real *gain,
-                                   const stx_real *mean, const stx_real *rstd, size_t N, size_t C, stx_real drop, uint64_t seed, uint64_t stream, int accumulate) {
-    stx_layernorm_bwd(x, ds, dgain, dshift, dy, s, gain, mean, rstd, N, C, 0);
-    if (df && drop > 0) stx_dropout_fwd(x, df, ds, N * C, drop, seed, stream, accumulate);
-    else if (df) stx_axpy(x, df, ds, N * C, 1, accumulate);
+STX_DEF void stx_residual_norm_bwd(stx_ctx *x, const stx_residual_norm_args *a) {
+    size_t n = a->N * a->C;
+    stx_layernorm_bwd(x, a->ds, a->dgain, a->dshift, a->dy, a->s, a->gain, a->mean, a->rstd, a->N, a->C, 0);
+    if (a->df && a->drop > 0) stx_dropout_fwd(x, a->df, a->ds, n, a->drop, a->seed, a->stream, a->accumulate);
+    else if (a->df) stx_axpy(x, a->df, a->ds, n, 1, a->accumulate);
 }
 
 // >>embedding
@@ -4242,11 +4278,23 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) { return stx_ok(x) && 
 // >>gemm
 
 /* The definition, which all that follows only makes fast: C[i][j] = alpha stx_gemm_plain(.., i, j) + beta C[i][j]. */
-STX_DEF double stx_gemm_plain(int ta, int tb, size_t K, const stx_real *A, size_t lda, const stx_real *B, size_t ldb, size_t i, size_t j) {
+STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t j) {
+    const stx_real *A = g->A + e * g->sa, *B = g->B + e * g->sb;
     double s = 0;
     size_t k;
-    for (k = 0; k < K; k++) s += (double)A[ta ? k * lda + i : i * lda + k] * (double)B[tb ? j * ldb + k : k * ldb + j];
+    for (k = 0; k < g->K; k++)
+        s += (double)A[g->ta ? k * g->lda + i : i * g->lda + k] * (double)B[g->tb ? j * g->ldb + k : k * g->ldb + j];
     return s;
+}
+STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, const stx_real *A, const stx_real *B, stx_real *C) {
+    stx_gemm_args g;
+    g.batch = 1; g.M = M; g.N = N; g.K = K;
+    g.ta = ta; g.tb = tb;
+    g.alpha = 1; g.beta = 0;
+    g.A = A; g.B = B; g.C = C;
+    g.lda = ta ? M : K; g.ldb = tb ? K : N; g.ldc = N;
+    g.sa = M * K; g.sb = K * N; g.sc = M * N;
+    return g;
 }
 
 /* The built-in matrix product (Goto & van de Geijn 2008). C is cut in row parts, one a thread (or column parts when
@@ -4685,8 +4733,11 @@ STX_INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_re
     for (e = 0; e < 16; e++) { t0 += s0[e]; t1 += s1[e]; t2 += s2[e]; t3 += s3[e]; }
     out[0] = t0; out[1] = t1; out[2] = t2; out[3] = t3;
 }
-STX_INNER void stx__gemv(int fma, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda,
-                          const stx_real *B, size_t ldb, stx_real beta, stx_real *C, size_t ldc) {
+STX_INNER void stx__gemv(int fma, const stx_gemm_args *g) {
+    const int ta = g->ta, tb = g->tb;
+    const size_t M = g->M, N = g->N, K = g->K, lda = g->lda, ldb = g->ldb, ldc = g->ldc;
+    const stx_real alpha = g->alpha, beta = g->beta, *A = g->A, *B = g->B;
+    stx_real *C = g->C;
     size_t i, j, k;
     for (i = 0; i < M; i++) {
         stx_real *c = C + i * ldc;
@@ -4720,8 +4771,7 @@ STX_INNER void stx__gemv(int fma, int ta, int tb, size_t M, size_t N, size_t K, 
         }
     }
 }
-STX_EACH_ISA(stx__gemv, (int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda, const stx_real *B, size_t ldb,
-                          stx_real beta, stx_real *C, size_t ldc), ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc)
+STX_EACH_ISA(stx__gemv, (const stx_gemm_args *g), g)
 
 /* op(A) (m x k) for the micro-kernel, in scratch unless it is good where it is. Row i of the result, and how its numbers lie: rs, ks. */
 static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda, int ta, size_t m, size_t k,
@@ -4787,9 +4837,12 @@ static void stx__panel(stx_real *to, const stx_real *A, size_t lda, size_t h, si
     for (i = next * strip / strips; i < next * (strip + 1) / strips; i++) stx_prefetch(A + (h + i) * lda, k);
 }
 /* One thread's product, with its scratch of STX__PACK numbers. C stands `at` numbers into its matrix, from column j0 on. */
-static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
-                          const stx_real *A, size_t lda, const stx_real *B, size_t ldb, stx_real beta, stx_real *C, size_t ldc,
-                          const stx__after *after, size_t at, size_t j0) {
+static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g, const stx__after *after,
+                          size_t at, size_t j0) {
+    const int ta = g->ta, tb = g->tb;
+    const size_t M = g->M, N = g->N, K = g->K, lda = g->lda, ldb = g->ldb, ldc = g->ldc;
+    const stx_real alpha = g->alpha, beta = g->beta, *A = g->A, *B = g->B;
+    stx_real *C = g->C;
     stx_real edge[STX__MR_MAX * STX__NR_MAX], *pb = scratch + STX__MC * STX__KC;
     size_t jc, pc, ic, i, j, u = stx__unit(mk), nc_max, mc_max;
     /* Tiles row by row: a strip of 32 columns would fill the first cache, while rows leave it room to be read ahead. */
@@ -4991,29 +5044,30 @@ static void stx__dnnl_round(const stx_share *s, const void *job) {
 }
 
 /* 1 when the product is done, or in error; 0 when it is for the built-in one. */
-static int stx__dnnl_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda,
-                          size_t sa, const stx_real *B, size_t ldb, size_t sb, stx_real beta, stx_real *C, size_t ldc, size_t sc) {
+static int stx__dnnl_gemm(stx_ctx *x, const stx_gemm_args *g) {
+    const size_t M = g->M, N = g->N, K = g->K, lda = g->lda, ldb = g->ldb;
+    const int ta = g->ta, tb = g->tb;
     stx__dnnl *d = x ? x->dnnl : NULL;
     stx__dnnl_plan *p;
     size_t ar = ta ? K : M, ac = ta ? M : K, br = tb ? N : K, bc = tb ? K : N, e;
     int bf16, was, status = dnnl_success;
-    if (!d || M <= 3 || !K || M * N * K < d->from || alpha != 1 || (beta != 0 && beta != 1)) return 0;
+    if (!d || M <= 3 || !K || M * N * K < d->from || g->alpha != 1 || (g->beta != 0 && g->beta != 1)) return 0;
     bf16 = x->desc.precision == STX_PREC_BF16;
     was = stx__dnnl_threads(x->desc.threads);
-    p = stx__dnnl_find(d, bf16, (ta ? 1u : 0u) + (tb ? 2u : 0u) + (beta != 0 ? 4u : 0u), M, N, K, bf16 ? ac : lda, bf16 ? bc : ldb, ldc);
-    for (e = 0; e < batch && p->run && status == dnnl_success; e++) {
+    p = stx__dnnl_find(d, bf16, (ta ? 1u : 0u) + (tb ? 2u : 0u) + (g->beta != 0 ? 4u : 0u), M, N, K, bf16 ? ac : lda, bf16 ? bc : ldb, g->ldc);
+    for (e = 0; e < g->batch && p->run && status == dnnl_success; e++) {
         dnnl_exec_arg_t arg[3];
         void *at[3];
         int i;
-        at[0] = (void *)(A + e * sa);
-        at[1] = (void *)(B + e * sb);
-        at[2] = C + e * sc;
+        at[0] = (void *)(g->A + e * g->sa);
+        at[1] = (void *)(g->B + e * g->sb);
+        at[2] = g->C + e * g->sc;
         if (bf16) {
             stx__dnnl_factors f;
             if (!stx__dnnl_scratch(x, 0, ar, ac) || !stx__dnnl_scratch(x, 1, br, bc)) break;      /* at e 0: later ones find the room */
-            f.A = A + e * sa; f.lda = lda; f.ar = ar; f.ac = ac;
-            f.B = B + e * sb; f.ldb = ldb; f.bc = bc;
-            stx_parallel(x, ar + (e && !sb ? 0 : br), ar * ac + br * bc, stx__dnnl_round, &f);      /* B unless it is the one before */
+            f.A = g->A + e * g->sa; f.lda = lda; f.ar = ar; f.ac = ac;
+            f.B = g->B + e * g->sb; f.ldb = ldb; f.bc = bc;
+            stx_parallel(x, ar + (e && !g->sb ? 0 : br), ar * ac + br * bc, stx__dnnl_round, &f);      /* B unless it is the one before */
             at[0] = d->half[0];
             at[1] = d->half[1];
         }
@@ -5029,8 +5083,8 @@ static int stx__dnnl_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, si
     stx__dnnl_threads(was);
     if (status != dnnl_success)              /* C may be half written, so nothing can take over */
         stx_fail(x, STX_ERR_DEVICE, "stx_gemm: %s gave status %d for %zu products of (%zu,%zu) and (%zu,%zu): build without SEQTX_ONEDNN",
-                 d->name, status, batch, M, K, K, N);
-    return e == batch || status != dnnl_success;
+                 d->name, status, g->batch, M, K, K, N);
+    return e == g->batch || status != dnnl_success;
 }
 #endif
 
@@ -5050,57 +5104,59 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
 /* Parts of a matrix, at tile borders so that no tile is shared: `per` rows of C (or columns, where there are more of them) each */
 typedef struct stx__product_job {
     const stx__micro *mk;
-    int ta, tb, rows, gemv;
-    size_t M, N, K, n, per, parts, lda, sa, ldb, sb, ldc, sc;      /* n: rows or columns to be cut */
-    stx_real alpha, beta;
-    const stx_real *A, *B;
-    stx_real *C;
+    const stx_gemm_args *g;
+    int rows, gemv;
+    size_t n, per, parts;         /* n: rows or columns to be cut */
     const stx__after *after;
 } stx__product_job;
 static void stx__product_part(const stx_share *s, const void *job) {
     const stx__product_job *j = (const stx__product_job *)job;
+    const stx_gemm_args *g = j->g;
     const stx__micro *mk = j->mk;
     stx_real *scratch = stx__scratch(s->x, s->thread);
     size_t i;
     for (i = s->from; i < s->to; i++) {
-        size_t e = i / j->parts, lo = i % j->parts * j->per, hi = STX_MIN(j->n, lo + j->per), at = j->rows ? lo * j->ldc : lo;
-        size_t M = j->rows ? hi - lo : j->M, N = j->rows ? j->N : hi - lo, row = j->rows ? lo : 0, col = j->rows ? 0 : lo;
-        const stx_real *a = j->A + e * j->sa + (j->ta ? row : row * j->lda), *b = j->B + e * j->sb + (j->tb ? col * j->ldb : col);
-        stx_real *c = j->C + e * j->sc + at;
+        size_t e = i / j->parts, lo = i % j->parts * j->per, hi = STX_MIN(j->n, lo + j->per), at = j->rows ? lo * g->ldc : lo;
+        size_t row = j->rows ? lo : 0, col = j->rows ? 0 : lo;
+        stx_gemm_args part = *g;
         if (lo >= hi) continue;
+        if (j->rows) part.M = hi - lo;
+        else part.N = hi - lo;
+        part.A += e * g->sa + (g->ta ? row : row * g->lda);
+        part.B += e * g->sb + (g->tb ? col * g->ldb : col);
+        part.C += e * g->sc + at;
         if (j->gemv) {
-            STX_CALL(s->x, stx__gemv, (j->ta, j->tb, M, N, j->K, j->alpha, a, j->lda, b, j->ldb, j->beta, c, j->ldc));
-            if (j->after) stx__after_rows(s->x, j->after, col, c, at, j->ldc, M, N);
+            STX_CALL(s->x, stx__gemv, (&part));
+            if (j->after) stx__after_rows(s->x, j->after, col, part.C, at, g->ldc, part.M, part.N);
         } else {
             if (mk->enter) mk->enter();
-            stx__gemm_any(s->x, mk, scratch, j->ta, j->tb, M, N, j->K, j->alpha, a, j->lda, b, j->ldb, j->beta, c, j->ldc,
-                          j->after, at, col);
+            stx__gemm_any(s->x, mk, scratch, &part, j->after, at, col);
             if (mk->leave) mk->leave();
         }
     }
 }
-static void stx__product(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
-                         const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
-                         stx_real beta, stx_real *C, size_t ldc, size_t sc, const stx__after *after) {
-    if (!batch || !M || !N) return;
+static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *after) {
+    const size_t M = g->M, N = g->N, K = g->K;
+    if (!g->batch || !M || !N) return;
 #ifdef SEQTX_CBLAS
-    if ((!x || x->desc.precision == STX_PREC_F32) && K && M <= INT_MAX && N <= INT_MAX && K <= INT_MAX && lda <= INT_MAX && ldb <= INT_MAX && ldc <= INT_MAX) {
+    if ((!x || x->desc.precision == STX_PREC_F32) && K && M <= INT_MAX && N <= INT_MAX && K <= INT_MAX &&
+        g->lda <= INT_MAX && g->ldb <= INT_MAX && g->ldc <= INT_MAX) {
         size_t e;
-        for (e = 0; e < batch; e++)
+        for (e = 0; e < g->batch; e++)
   #ifdef SEQTX_DOUBLE
             cblas_dgemm(
   #else
             cblas_sgemm(
   #endif
-                CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, (int)M, (int)N, (int)K, alpha,
-                A + e * sa, (int)lda, B + e * sb, (int)ldb, beta, C + e * sc, (int)ldc);
-        if (after) stx_bias_act_fwd(x, C, after->pre, after->b, M, N, after->act);
+                CblasRowMajor, g->ta ? CblasTrans : CblasNoTrans, g->tb ? CblasTrans : CblasNoTrans, (int)M, (int)N, (int)K, g->alpha,
+                g->A + e * g->sa, (int)g->lda, g->B + e * g->sb, (int)g->ldb, g->beta, g->C + e * g->sc, (int)g->ldc);
+        if (after) stx_bias_act_fwd(x, g->C, after->pre, after->b, M, N, after->act);
         return;
     }
 #endif
 #ifdef STX__ONEDNN
-    if (stx__dnnl_gemm(x, batch, ta, tb, M, N, K, alpha, A, lda, sa, B, ldb, sb, beta, C, ldc, sc)) {
-        if (after) stx_bias_act_fwd(x, C, after->pre, after->b, M, N, after->act);
+    if (stx__dnnl_gemm(x, g)) {
+        if (after) stx_bias_act_fwd(x, g->C, after->pre, after->b, M, N, after->act);
         return;
     }
 #endif
@@ -5108,28 +5164,23 @@ static void stx__product(stx_ctx *x, size_t batch, int ta, int tb, size_t M, siz
         size_t unit, parts = 1, threads = (size_t)stx_threads(x), work = M * N * K;
         stx__product_job j;
         j.mk = stx__mk(x);
-        j.ta = ta; j.tb = tb; j.M = M; j.N = N; j.K = K; j.alpha = alpha; j.beta = beta; j.after = after;
-        j.A = A; j.lda = lda; j.sa = sa; j.B = B; j.ldb = ldb; j.sb = sb; j.C = C; j.ldc = ldc; j.sc = sc;
+        j.g = g; j.after = after;
         j.rows = M >= N;
         j.n = j.rows ? M : N;
-        j.gemv = M <= 3 || !K || alpha == 0 || !x || !x->scratch;    /* by the whole matrix: a part of few rows must sum like the others */
+        j.gemv = M <= 3 || !K || g->alpha == 0 || !x || !x->scratch;    /* by the whole matrix: a part of few rows must sum like the others */
         unit = j.rows ? j.mk->mr : j.mk->nr;
         /* A part for each thread, more where each has 512 rows or columns: what a part packs serves only itself */
-        if (batch == 1 && work >= 100000) {
+        if (g->batch == 1 && work >= 100000) {
             parts = threads * STX_MAX((size_t)1, STX_MIN((size_t)4, j.n / threads / 512));
             parts = STX_MIN(parts, (j.n + unit - 1) / unit);
         }
         j.per = ((j.n + parts - 1) / parts + unit - 1) / unit * unit;
         j.parts = parts;
-        stx_parallel(x, batch * parts, batch * parts > 1 ? work * batch : 0, stx__product_part, &j);
+        stx_parallel(x, g->batch * parts, g->batch * parts > 1 ? work * g->batch : 0, stx__product_part, &j);
     }
 }
 
-STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
-                      const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
-                      stx_real beta, stx_real *C, size_t ldc, size_t sc) {
-    stx__product(x, batch, ta, tb, M, N, K, alpha, A, lda, sa, B, ldb, sb, beta, C, ldc, sc, NULL);
-}
+STX_DEF void stx_gemm(stx_ctx *x, const stx_gemm_args *g) { stx__product(x, g, NULL); }
 
 // >>matmul
 
@@ -5138,25 +5189,32 @@ typedef struct stx__matmul_save { int ta, tb; size_t batch, M, N, K, sb; } stx__
 static void stx__matmul_back(stx_ctx *x, stx__node *n) {
     stx__matmul_save *s = (stx__matmul_save *)n->save;
     stx_tensor *a = n->in[0], *b = n->in[1];
-    size_t M = s->M, N = s->N, K = s->K, lda = s->ta ? M : K, ldb = s->tb ? K : N, e;
+    size_t M = s->M, N = s->N, K = s->K, e;
+    stx_gemm_args g;
     int fresh;
-    stx_real *d = stx__grad_fresh(x, a, &fresh), *g = n->y->grad;
+    stx_real *d = stx__grad_fresh(x, a, &fresh), *dy = n->y->grad;
     if (d) {
-        if (s->ta) STX_RUN(x, stx_gemm, (x, s->batch, s->tb, 1, K, M, N, 1, b->data, ldb, s->sb, g, N, M * N, (stx_real)!fresh, d, lda, M * K));
-        else       STX_RUN(x, stx_gemm, (x, s->batch, 0, !s->tb, M, K, N, 1, g, N, M * N, b->data, ldb, s->sb, (stx_real)!fresh, d, lda, M * K));
+        if (s->ta) { g = stx_gemm_of(s->tb, 1, K, M, N, b->data, dy, d); g.sa = s->sb; }
+        else { g = stx_gemm_of(0, !s->tb, M, K, N, dy, b->data, d); g.sb = s->sb; }
+        g.batch = s->batch;
+        g.beta = (stx_real)!fresh;
+        STX_RUN(x, stx_gemm, (x, &g));
     }
     d = stx__grad_fresh(x, b, &fresh);
     if (d) {
-        size_t count = s->sb ? 1 : s->batch, each = s->sb ? s->batch : 1;   /* a shared b: one product after the other */
+        size_t count = s->sb ? 1 : s->batch;          /* a shared b: one product after the other */
         for (e = 0; e < count; e++) {
-            stx_real *A = stx_at(x, a->data, e * M * K), *G = stx_at(x, g, e * M * N), beta = (stx_real)(!fresh || e > 0);
-            if (s->tb) STX_RUN(x, stx_gemm, (x, each, 1, s->ta, N, K, M, 1, G, N, M * N, A, lda, M * K, beta, d, ldb, s->sb));
-            else       STX_RUN(x, stx_gemm, (x, each, !s->ta, 0, K, N, M, 1, A, lda, M * K, G, N, M * N, beta, d, ldb, s->sb));
+            stx_real *A = stx_at(x, a->data, e * M * K), *G = stx_at(x, dy, e * M * N);
+            g = s->tb ? stx_gemm_of(1, s->ta, N, K, M, G, A, d) : stx_gemm_of(!s->ta, 0, K, N, M, A, G, d);
+            g.batch = s->sb ? s->batch : 1;
+            g.beta = (stx_real)(!fresh || e > 0);
+            STX_RUN(x, stx_gemm, (x, &g));
         }
     }
 }
 STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb) {
     size_t M, N, K, batch = 1, d[STX_MAX_DIM], sb;
+    stx_gemm_args g;
     stx_tensor *y;
     stx__node *node;
     char s[96], t[96];
@@ -5173,7 +5231,10 @@ STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta,
     y = stx__tensor(x, STX__STEP, a->ndim, d);
     if (!y) return NULL;
     sb = b->ndim == 2 ? 0 : K * N;
-    STX_RUN(x, stx_gemm, (x, batch, ta, tb, M, N, K, 1, a->data, ta ? M : K, M * K, b->data, tb ? K : N, sb, 0, y->data, N, M * N));
+    g = stx_gemm_of(ta, tb, M, N, K, a->data, b->data, y->data);
+    g.batch = batch;
+    g.sb = sb;
+    STX_RUN(x, stx_gemm, (x, &g));
     node = stx__record2(x, y, stx__matmul_back, a, b);
     if (node) {
         stx__matmul_save *save = (stx__matmul_save *)stx_step_alloc(x, sizeof *save);
@@ -5191,13 +5252,17 @@ typedef struct stx__linear_save { stx_real *pre; int act; } stx__linear_save;
 static void stx__linear_back(stx_ctx *x, stx__node *n) {
     stx__linear_save *s = (stx__linear_save *)n->save;
     stx_tensor *in = n->in[0], *W = n->in[1], *b = n->in[2];
-    size_t Ci = stx__last(in), Co = W->dim[0], N = stx__rows(in);
-    stx_real *dx, *dW, *db;
+    stx_linear_bwd_args a;
     int fresh;
-    dx = stx__grad_fresh(x, in, &fresh);
-    dW = stx__grad(x, W);
-    db = b ? stx__grad(x, b) : NULL;
-    STX_RUN(x, stx_linear_bwd, (x, dx, dW, db, n->y->grad, n->y->data, s->pre, in->data, W->data, N, Ci, Co, s->act, !fresh));      /* nobody else reads dy */
+    a.N = stx__rows(in); a.Ci = stx__last(in); a.O = W->dim[0];
+    a.act = s->act;
+    a.dx = stx__grad_fresh(x, in, &fresh);
+    a.dW = stx__grad(x, W);
+    a.db = b ? stx__grad(x, b) : NULL;
+    a.accumulate = !fresh;
+    a.da = n->y->grad;            /* nobody else reads dy */
+    a.y = n->y->data; a.pre = s->pre; a.in = in->data; a.W = W->data;
+    STX_RUN(x, stx_linear_bwd, (x, &a));
 }
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act) {
     stx_tensor *y, *ins[3];
@@ -5238,9 +5303,22 @@ static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
     size_t B = X->dim[0], S = X->dim[1], T = h->dim[1], Ci = W->dim[1], O = W->dim[0];
     int fresh;
     stx_real *dh = stx__grad_fresh(x, h, &fresh), *dW = stx__grad(x, W), *db = stx__grad(x, n->in[2]);
-    if (dh) STX_RUN(x, stx_gemm, (x, B, 0, 0, T, Ci, O, 1, stx_at(x, n->y->grad, (S - T) * O), O, S * O, W->data, Ci, 0, (stx_real)!fresh, dh, Ci, T * Ci));
-    if (dW || db)
-        STX_RUN(x, stx_linear_bwd, (x, NULL, dW, db, n->y->grad, n->y->data, NULL, X->data, W->data, B * S, Ci, O, STX_ACT_NONE, 0));
+    if (dh) {
+        stx_gemm_args g = stx_gemm_of(0, 0, T, Ci, O, stx_at(x, n->y->grad, (S - T) * O), W->data, dh);
+        g.batch = B;
+        g.sa = S * O;
+        g.sb = 0;
+        g.beta = (stx_real)!fresh;
+        STX_RUN(x, stx_gemm, (x, &g));
+    }
+    if (dW || db) {
+        stx_linear_bwd_args a;
+        memset(&a, 0, sizeof a);
+        a.N = B * S; a.Ci = Ci; a.O = O;
+        a.da = n->y->grad; a.in = X->data; a.W = W->data;
+        a.dW = dW; a.db = db;
+        STX_RUN(x, stx_linear_bwd, (x, &a));
+    }
 }
 STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W, stx_tensor *b) {
     stx_tensor *y, *ins[3];
@@ -5263,18 +5341,27 @@ STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, 
 }
 
 STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t Ci, size_t O, int act) {
+    stx_gemm_args g = stx_gemm_of(0, 1, N, O, Ci, in, W, y);
     stx__after after;
     after.b = b; after.pre = pre; after.act = act;
-    stx__product(x, 1, 0, 1, N, O, Ci, 1, in, Ci, 0, W, Ci, 0, 0, y, O, 0, b || pre || act ? &after : NULL);
+    stx__product(x, &g, b || pre || act ? &after : NULL);
 }
 
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da */
-STX_DEF void stx_linear_bwd(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, const stx_real *in, const stx_real *W,
-                            size_t N, size_t Ci, size_t O, int act, int accumulate) {
-    if (act) stx_act_bwd(x, da, da, y, pre, N * O, act, 0);
-    if (dx) stx_gemm(x, 1, 0, 0, N, Ci, O, 1, da, O, 0, W, Ci, 0, (stx_real)(accumulate ? 1 : 0), dx, Ci, 0);
-    if (dW) stx_gemm(x, 1, 1, 0, O, Ci, N, 1, da, O, 0, in, Ci, 0, 1, dW, Ci, 0);
-    if (db) stx_sum_rows(x, db, da, N, O);
+STX_DEF void stx_linear_bwd(stx_ctx *x, const stx_linear_bwd_args *a) {
+    stx_gemm_args g;
+    if (a->act) stx_act_bwd(x, a->da, a->da, a->y, a->pre, a->N * a->O, a->act, 0);
+    if (a->dx) {
+        g = stx_gemm_of(0, 0, a->N, a->Ci, a->O, a->da, a->W, a->dx);
+        g.beta = (stx_real)(a->accumulate ? 1 : 0);
+        stx_gemm(x, &g);
+    }
+    if (a->dW) {
+        g = stx_gemm_of(1, 0, a->O, a->Ci, a->N, a->da, a->in, a->dW);
+        g.beta = 1;
+        stx_gemm(x, &g);
+    }
+    if (a->db) stx_sum_rows(x, a->db, a->da, a->N, a->O);
 }
 
 /* y (N,C) = act(y + b), in place; pre, if given, gets y + b (gelu's backward needs it). */
@@ -6737,9 +6824,12 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
    its keys and, unless its head is cut, its queries: no locks. What is shared (pe, u, vb, z, pk, pv, the queries of a head
    that is cut) is summed by thread or by unit in `work` and added up in a fixed order. */
 
-/* One row of n cells: s becomes r a (what multiplied v), g becomes ds */
-STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *STX_RESTRICT g, size_t n, const stx_real *STX_RESTRICT ramp, size_t nramp,
-                                   size_t z0, size_t z1, const stx_real *STX_RESTRICT drop, stx_real top, stx_real inv, stx_real D, stx_real ed, stx_real *dz) {
+/* One row of n cells: s becomes r a (what multiplied v), g becomes ds. ramp (nramp), 1 behind it; cells [z0, z1) count for dz; drop (n) or NULL. */
+typedef struct stx__attn_row { size_t n, nramp, z0, z1; stx_real top, inv, D, ed; } stx__attn_row;       /* ed: eps D */
+STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *STX_RESTRICT g, const stx_real *STX_RESTRICT ramp,
+                                   const stx_real *STX_RESTRICT drop, const stx__attn_row *row, stx_real *dz) {
+    const size_t n = row->n, nramp = row->nramp, z0 = row->z0, z1 = row->z1;
+    const stx_real top = row->top, inv = row->inv, D = row->D, ed = row->ed;
     size_t c, end = STX_MIN(nramp, n);
     stx_real sum = 0;
     if (drop) for (c = 0; c < n; c++) g[c] *= drop[c];
@@ -6759,9 +6849,8 @@ STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *S
     if (drop) for (c = 0; c < n; c++) s[c] *= drop[c];
     *dz += sum;
 }
-STX_EACH_ISA(stx__attn_soft_bwd, (stx_real *s, stx_real *g, size_t n, const stx_real *ramp, size_t nramp, size_t z0, size_t z1, const stx_real *drop,
-                                   stx_real top, stx_real inv, stx_real D, stx_real ed, stx_real *dz),
-              s, g, n, ramp, nramp, z0, z1, drop, top, inv, D, ed, dz)
+STX_EACH_ISA(stx__attn_soft_bwd, (stx_real *s, stx_real *g, const stx_real *ramp, const stx_real *drop, const stx__attn_row *row, stx_real *dz),
+              s, g, ramp, drop, row, dz)
 
 /* s and g of the tile: weights and ds; zero where nothing is seen */
 static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *tops, const stx_real *invs, stx_real *dz) {
@@ -6771,14 +6860,21 @@ static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *top
         stx_real *s = t->R.s + r * STX__LDS, *g = t->R.g + r * STX__LDS;
         size_t lo = 0, hi = 0;
         if (r < t->nb && t->hi[r] > t->lo[r] && invs[r] != 0) {
+            stx__attn_row row;
             const stx_real *drop = stx__attn_drop(x, t, r), D = t->R.state[t->q0 + r];
             size_t at = t->persistent ? t->ramp_n : STX_MIN((size_t)(t->lo[r] - t->off[r]), t->ramp_n + 1), z1 = t->persistent ? 0 : t->ramp_1;
             lo = (size_t)t->lo[r];
             hi = (size_t)t->hi[r];
             if (t->holes) (void)stx__attn_holes(t, s, g, t->lo[r], t->hi[r]);
-            STX_CALL(x, stx__attn_soft_bwd, (s + lo, g + lo, hi - lo, t->R.ramp + STX_MIN(at, t->ramp_n), at < t->ramp_n ? t->ramp_n - at : 0,
-                                              t->ramp_0 > at ? t->ramp_0 - at : 0, z1 > at ? z1 - at : 0, drop, tops[r], invs[r],
-                                              A->a->no_renorm ? 0 : D, A->a->no_renorm ? D : A->a->eps * D, dz));
+            row.n = hi - lo;
+            row.nramp = at < t->ramp_n ? t->ramp_n - at : 0;
+            row.z0 = t->ramp_0 > at ? t->ramp_0 - at : 0;
+            row.z1 = z1 > at ? z1 - at : 0;
+            row.top = tops[r];
+            row.inv = invs[r];
+            row.D = A->a->no_renorm ? 0 : D;
+            row.ed = A->a->no_renorm ? D : A->a->eps * D;
+            STX_CALL(x, stx__attn_soft_bwd, (s + lo, g + lo, t->R.ramp + STX_MIN(at, t->ramp_n), drop, &row, dz));
         }
         memset(s, 0, lo * sizeof *s);
         memset(g, 0, lo * sizeof *g);
@@ -7586,11 +7682,16 @@ STX_DEF void stx_adagrad_update(stx_ctx *x, const stx_update *u, const stx_piece
 
 /* rest = 1 - beta, made in double: 1 - 0.999f would be 1e-5 off.
    m = b1 m + (1-b1) g ; v = b2 v + (1-b2) g^2 ; p -= lr (m / c1) / (sqrt(v / c2) + eps), c = corrections; plain: p -= lr m / c1 */
-STX_INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1,
-                            stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2, int plain) {
+typedef struct stx__adam {
+    stx_real gscale, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2;
+    int plain;
+} stx__adam;
+STX_INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, stx_real lr, const stx__adam *k) {
+    const stx_real gscale = k->gscale, beta1 = k->beta1, rest1 = k->rest1, beta2 = k->beta2, rest2 = k->rest2, eps = k->eps, decay = k->decay,
+        decoupled = k->decoupled, correction1 = k->correction1, correction2 = k->correction2;
     stx_real keep = 1 - lr * decoupled, rate = lr / correction1, unbias = 1 / correction2;
     size_t i = 0;
-    if (!plain) for (; i < n; i++) {
+    if (!k->plain) for (; i < n; i++) {
         stx_real d = STX_FMA(fma, gscale, g[i], decay * p[i]);
         stx_real a = STX_FMA(fma, beta1, m[i], rest1 * d), s = STX_FMA(fma, beta2, v[i], rest2 * d * d);
         m[i] = a;
@@ -7607,18 +7708,20 @@ STX_INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_r
         g[i] = 0;
     }
 }
-STX_EACH_ISA(stx__adam_n, (stx_real *STX_RESTRICT p, stx_real *STX_RESTRICT m, stx_real *STX_RESTRICT v, stx_real *STX_RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1,
-                            stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2, int plain),
-              p, m, v, g, n, lr, gscale, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2, plain)
+STX_EACH_ISA(stx__adam_n, (stx_real *STX_RESTRICT p, stx_real *STX_RESTRICT m, stx_real *STX_RESTRICT v, stx_real *STX_RESTRICT g,
+                            size_t n, stx_real lr, const stx__adam *k),
+              p, m, v, g, n, lr, k)
 static void stx__adam_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     const stx_piece *q = j->piece + s->from;
+    stx__adam a;
     size_t k;
-    for (k = s->from; k < s->to; k++, q++) {
-        const stx_update *u = j->u;
-        STX_CALL(s->x, stx__adam_n, (q->p, q->s[0], q->s[1], q->g, q->n, q->lr, u->factor, j->beta1, j->rest1, j->beta2, j->rest2,
-                                      j->eps, j->decay, j->decoupled, u->correction1, u->correction2, u->plain));
-    }
+    a.gscale = j->u->factor;
+    a.beta1 = j->beta1; a.rest1 = j->rest1; a.beta2 = j->beta2; a.rest2 = j->rest2;
+    a.eps = j->eps; a.decay = j->decay; a.decoupled = j->decoupled;
+    a.correction1 = j->u->correction1; a.correction2 = j->u->correction2;
+    a.plain = j->u->plain;
+    for (k = s->from; k < s->to; k++, q++) STX_CALL(s->x, stx__adam_n, (q->p, q->s[0], q->s[1], q->g, q->n, q->lr, &a));
 }
 STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
                              stx_real decay, stx_real decoupled) {
