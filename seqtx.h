@@ -4286,95 +4286,119 @@ static void stx__micro_plain(STX__MICRO_ARGS) {
 static const stx__micro stx__micro_generic = {4, 8, 1, stx__micro_plain, NULL, NULL, NULL, NULL, NULL, "portable"};
 
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
-  /* X(i, p) for each row i of the register tile and its number p of a, written out so that the accumulators are registers at -O1
-     too, and once for each height, so that no row is computed for nothing. A pointer serves three rows: with rs and 2 rs as index,
-     five reach all fourteen. */
-  #define STX__R1(X) X(0, g0[0])
-  #define STX__R2(X) STX__R1(X) X(1, g0[rs])
-  #define STX__R3(X) STX__R2(X) X(2, g0[2 * rs])
-  #define STX__R4(X) STX__R3(X) X(3, g1[0])
-  #define STX__R5(X) STX__R4(X) X(4, g1[rs])
-  #define STX__R6(X) STX__R5(X) X(5, g1[2 * rs])
-  #define STX__R7(X) STX__R6(X) X(6, g2[0])
-  #define STX__R8(X) STX__R7(X) X(7, g2[rs])
-  #define STX__R9(X) STX__R8(X) X(8, g2[2 * rs])
-  #define STX__R10(X) STX__R9(X) X(9, g3[0])
-  #define STX__R11(X) STX__R10(X) X(10, g3[rs])
-  #define STX__R12(X) STX__R11(X) X(11, g3[2 * rs])
-  #define STX__R13(X) STX__R12(X) X(12, g4[0])
-  #define STX__R14(X) STX__R13(X) X(13, g4[rs])
+  /* f(i, ..) for the rows i below n, a constant, of a register tile. Written out, and with functions for f that are always inlined, so that
+     the accumulators are registers at -O1 too. */
+  #define STX__EACH_ROW6(n, f, ...) do { \
+        f(0, __VA_ARGS__); \
+        if ((n) > 1) f(1, __VA_ARGS__); \
+        if ((n) > 2) f(2, __VA_ARGS__); \
+        if ((n) > 3) f(3, __VA_ARGS__); \
+        if ((n) > 4) f(4, __VA_ARGS__); \
+        if ((n) > 5) f(5, __VA_ARGS__); \
+    } while (0)
+  #define STX__EACH_ROW14(n, f, ...) do { \
+        STX__EACH_ROW6(n, f, __VA_ARGS__); \
+        if ((n) > 6) f(6, __VA_ARGS__); \
+        if ((n) > 7) f(7, __VA_ARGS__); \
+        if ((n) > 8) f(8, __VA_ARGS__); \
+        if ((n) > 9) f(9, __VA_ARGS__); \
+        if ((n) > 10) f(10, __VA_ARGS__); \
+        if ((n) > 11) f(11, __VA_ARGS__); \
+        if ((n) > 12) f(12, __VA_ARGS__); \
+        if ((n) > 13) f(13, __VA_ARGS__); \
+    } while (0)
+  /* stem_rows for each height n, so that no row is computed for nothing, and the choice between them */
+  #define STX__HEIGHT(n, stem, isa, A, B) \
+    __attribute__((target(isa))) static void stem##_##n(size_t kc, const A *a, size_t rs, size_t ks, const B *b, size_t ldb, float *c, size_t ldc, int add) { \
+        stem##_rows(n, kc, a, rs, ks, b, ldb, c, ldc, add); \
+    }
+  #define STX__HEIGHTS6(stem, isa, A, B) \
+    STX__HEIGHT(1, stem, isa, A, B) STX__HEIGHT(2, stem, isa, A, B) STX__HEIGHT(3, stem, isa, A, B) \
+    STX__HEIGHT(4, stem, isa, A, B) STX__HEIGHT(5, stem, isa, A, B) STX__HEIGHT(6, stem, isa, A, B)
+  #define STX__HEIGHTS14(stem, isa, A, B) \
+    STX__HEIGHTS6(stem, isa, A, B) STX__HEIGHT(7, stem, isa, A, B) STX__HEIGHT(8, stem, isa, A, B) \
+    STX__HEIGHT(9, stem, isa, A, B) STX__HEIGHT(10, stem, isa, A, B) STX__HEIGHT(11, stem, isa, A, B) \
+    STX__HEIGHT(12, stem, isa, A, B) STX__HEIGHT(13, stem, isa, A, B) STX__HEIGHT(14, stem, isa, A, B)
+  #define STX__CASES5(stem, args) \
+    case 1: stem##_1 args; break; case 2: stem##_2 args; break; case 3: stem##_3 args; break; case 4: stem##_4 args; break; case 5: stem##_5 args; break;
+  #define STX__CASES13(stem, args) \
+    STX__CASES5(stem, args) \
+    case 6: stem##_6 args; break; case 7: stem##_7 args; break; case 8: stem##_8 args; break; case 9: stem##_9 args; break; \
+    case 10: stem##_10 args; break; case 11: stem##_11 args; break; case 12: stem##_12 args; break; case 13: stem##_13 args; break;
+  #define STX__INLINE_FOR(isa) __attribute__((target(isa), always_inline)) static inline
 
-  #define STX__MICRO_AVX2(n) \
-__attribute__((target("avx2,fma"))) static void stx__micro_avx2_##n(size_t kc, const float *a, size_t rs, size_t ks, const float *b, size_t ldb, float *c, size_t ldc, int add) { \
-    const float *g0 = a, *g1 = a + 3 * rs; \
-    STX__R##n(STX__ZERO) \
-    for (; kc; kc--, b += ldb, g0 += ks, g1 += ks) { \
-        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8), t; \
-        STX__R##n(STX__FMA_ROW) \
-    } \
-    (void)g1; \
-    if (add) { STX__R##n(STX__ADD_ROW) } \
-    STX__R##n(STX__STORE_ROW) \
+/* Row i of the 6 x 16 tile s. A pointer g serves three rows of a: with rs and 2 rs as index, two reach all six. */
+STX__INLINE_FOR("avx2,fma") void stx__avx2_zero(size_t i, __m256 (*s)[2]) { s[i][0] = s[i][1] = _mm256_setzero_ps(); }
+STX__INLINE_FOR("avx2,fma") void stx__avx2_step(size_t i, __m256 (*s)[2], const float *const *g, size_t rs, __m256 b0, __m256 b1) {
+    __m256 t = _mm256_set1_ps(g[i / 3][i % 3 * rs]);
+    s[i][0] = _mm256_fmadd_ps(t, b0, s[i][0]);
+    s[i][1] = _mm256_fmadd_ps(t, b1, s[i][1]);
 }
-  #define STX__ZERO(i, p) __m256 c##i##_0 = _mm256_setzero_ps(), c##i##_1 = _mm256_setzero_ps();
-  #define STX__FMA_ROW(i, p) t = _mm256_set1_ps(p); c##i##_0 = _mm256_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm256_fmadd_ps(t, b1, c##i##_1);
-  #define STX__ADD_ROW(i, p) c##i##_0 = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc + 8), c##i##_1);
-  #define STX__STORE_ROW(i, p) _mm256_storeu_ps(c + i * ldc, c##i##_0); _mm256_storeu_ps(c + i * ldc + 8, c##i##_1);
-STX__MICRO_AVX2(1) STX__MICRO_AVX2(2) STX__MICRO_AVX2(3) STX__MICRO_AVX2(4) STX__MICRO_AVX2(5) STX__MICRO_AVX2(6)
-  #undef STX__ZERO
-  #undef STX__FMA_ROW
-  #undef STX__ADD_ROW
-  #undef STX__STORE_ROW
+STX__INLINE_FOR("avx2,fma") void stx__avx2_add(size_t i, __m256 (*s)[2], const float *c, size_t ldc) {
+    s[i][0] = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc), s[i][0]);
+    s[i][1] = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc + 8), s[i][1]);
+}
+STX__INLINE_FOR("avx2,fma") void stx__avx2_store(size_t i, __m256 (*s)[2], float *c, size_t ldc) {
+    _mm256_storeu_ps(c + i * ldc, s[i][0]);
+    _mm256_storeu_ps(c + i * ldc + 8, s[i][1]);
+}
+STX__INLINE_FOR("avx2,fma") void stx__micro_avx2_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks, const float *b, size_t ldb, float *c, size_t ldc, int add) {
+    const float *g[2];
+    __m256 s[6][2];
+    g[0] = a; g[1] = a + 3 * rs;
+    STX__EACH_ROW6(n, stx__avx2_zero, s);
+    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks) {
+        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8);
+        STX__EACH_ROW6(n, stx__avx2_step, s, g, rs, b0, b1);
+    }
+    if (add) STX__EACH_ROW6(n, stx__avx2_add, s, c, ldc);
+    STX__EACH_ROW6(n, stx__avx2_store, s, c, ldc);
+}
+STX__HEIGHTS6(stx__micro_avx2, "avx2,fma", float, float)
 static void stx__micro_avx2_run(STX__MICRO_ARGS) {
     const float *a = (const float *)av, *b = (const float *)bv;
     switch (h) {
-    case 1: stx__micro_avx2_1(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-    case 2: stx__micro_avx2_2(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-    case 3: stx__micro_avx2_3(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-    case 4: stx__micro_avx2_4(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-    case 5: stx__micro_avx2_5(kc, a, rs, ks, b, ldb, c, ldc, add); break;
+    STX__CASES5(stx__micro_avx2, (kc, a, rs, ks, b, ldb, c, ldc, add))
     default: stx__micro_avx2_6(kc, a, rs, ks, b, ldb, c, ldc, add);
     }
 }
 static const stx__micro stx__micro_avx2 = {6, 16, 1, stx__micro_avx2_run, NULL, NULL, NULL, NULL, NULL, "avx2"};
 
-  /* The 14 x 32 kernels, float and bf16, differ in how they load (STX__LOAD) and multiply (STX__FMA_ROW) only: a of type A, b of type B,
-     vectors V of it. */
-  #define STX__MICRO_512(n, stem, isa, A, B, V) \
-__attribute__((target(isa))) static void stem##_##n(size_t kc, const A *a, size_t rs, size_t ks, const B *b, size_t ldb, float *c, size_t ldc, int add) { \
-    const A *g0 = a, *g1 = a + 3 * rs, *g2 = a + 6 * rs, *g3 = a + 9 * rs, *g4 = a + 12 * rs; \
-    STX__R##n(STX__ZERO) \
-    for (; kc; kc--, b += ldb, g0 += ks, g1 += ks, g2 += ks, g3 += ks, g4 += ks) { \
-        V b0 = STX__LOAD(b), b1 = STX__LOAD(b + 16), t; \
-        STX__R##n(STX__FMA_ROW) \
-    } \
-    (void)g1; (void)g2; (void)g3; (void)g4; \
-    if (add) { STX__R##n(STX__ADD_ROW) } \
-    STX__R##n(STX__STORE_ROW) \
+/* Row i of the 14 x 32 tile s, float here and bf16 below; five pointers reach all fourteen rows of a. */
+STX__INLINE_FOR("avx512f") void stx__avx512_zero(size_t i, __m512 (*s)[2]) { s[i][0] = s[i][1] = _mm512_setzero_ps(); }
+STX__INLINE_FOR("avx512f") void stx__avx512_step(size_t i, __m512 (*s)[2], const float *const *g, size_t rs, __m512 b0, __m512 b1) {
+    __m512 t = _mm512_set1_ps(g[i / 3][i % 3 * rs]);
+    s[i][0] = _mm512_fmadd_ps(t, b0, s[i][0]);
+    s[i][1] = _mm512_fmadd_ps(t, b1, s[i][1]);
 }
-  #define STX__CASE(n, stem) case n: stem##_##n(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-  #define STX__MICROS_512(stem, isa, A, B, V) \
-    STX__MICRO_512(1, stem, isa, A, B, V) STX__MICRO_512(2, stem, isa, A, B, V) STX__MICRO_512(3, stem, isa, A, B, V) STX__MICRO_512(4, stem, isa, A, B, V) \
-    STX__MICRO_512(5, stem, isa, A, B, V) STX__MICRO_512(6, stem, isa, A, B, V) STX__MICRO_512(7, stem, isa, A, B, V) STX__MICRO_512(8, stem, isa, A, B, V) \
-    STX__MICRO_512(9, stem, isa, A, B, V) STX__MICRO_512(10, stem, isa, A, B, V) STX__MICRO_512(11, stem, isa, A, B, V) STX__MICRO_512(12, stem, isa, A, B, V) \
-    STX__MICRO_512(13, stem, isa, A, B, V) STX__MICRO_512(14, stem, isa, A, B, V) \
-static void stem##_run(STX__MICRO_ARGS) { \
-    const A *a = (const A *)av; \
-    const B *b = (const B *)bv; \
-    switch (h) { \
-    STX__CASE(1, stem) STX__CASE(2, stem) STX__CASE(3, stem) STX__CASE(4, stem) STX__CASE(5, stem) STX__CASE(6, stem) STX__CASE(7, stem) \
-    STX__CASE(8, stem) STX__CASE(9, stem) STX__CASE(10, stem) STX__CASE(11, stem) STX__CASE(12, stem) STX__CASE(13, stem) \
-    default: stem##_14(kc, a, rs, ks, b, ldb, c, ldc, add); \
-    } \
+STX__INLINE_FOR("avx512f") void stx__avx512_add(size_t i, __m512 (*s)[2], const float *c, size_t ldc) {
+    s[i][0] = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), s[i][0]);
+    s[i][1] = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), s[i][1]);
 }
-  #define STX__ZERO(i, p) __m512 c##i##_0 = _mm512_setzero_ps(), c##i##_1 = _mm512_setzero_ps();
-  #define STX__ADD_ROW(i, p) c##i##_0 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), c##i##_1);
-  #define STX__STORE_ROW(i, p) _mm512_storeu_ps(c + i * ldc, c##i##_0); _mm512_storeu_ps(c + i * ldc + 16, c##i##_1);
-  #define STX__LOAD(p) _mm512_loadu_ps(p)
-  #define STX__FMA_ROW(i, p) t = _mm512_set1_ps(p); c##i##_0 = _mm512_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm512_fmadd_ps(t, b1, c##i##_1);
-STX__MICROS_512(stx__micro_avx512, "avx512f", float, float, __m512)
-  #undef STX__LOAD
-  #undef STX__FMA_ROW
+STX__INLINE_FOR("avx512f") void stx__avx512_store(size_t i, __m512 (*s)[2], float *c, size_t ldc) {
+    _mm512_storeu_ps(c + i * ldc, s[i][0]);
+    _mm512_storeu_ps(c + i * ldc + 16, s[i][1]);
+}
+STX__INLINE_FOR("avx512f") void stx__micro_avx512_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks, const float *b, size_t ldb, float *c, size_t ldc, int add) {
+    const float *g[5];
+    __m512 s[14][2];
+    g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
+    STX__EACH_ROW14(n, stx__avx512_zero, s);
+    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
+        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
+        STX__EACH_ROW14(n, stx__avx512_step, s, g, rs, b0, b1);
+    }
+    if (add) STX__EACH_ROW14(n, stx__avx512_add, s, c, ldc);
+    STX__EACH_ROW14(n, stx__avx512_store, s, c, ldc);
+}
+STX__HEIGHTS14(stx__micro_avx512, "avx512f", float, float)
+static void stx__micro_avx512_run(STX__MICRO_ARGS) {
+    const float *a = (const float *)av, *b = (const float *)bv;
+    switch (h) {
+    STX__CASES13(stx__micro_avx512, (kc, a, rs, ks, b, ldb, c, ldc, add))
+    default: stx__micro_avx512_14(kc, a, rs, ks, b, ldb, c, ldc, add);
+    }
+}
 STX__AVX512 static void stx__transpose_avx512(float *to, const float *B, size_t ldb, size_t k);
 static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__transpose_avx512, NULL, NULL, "avx512"};
 #endif
@@ -4438,11 +4462,32 @@ static const stx__micro stx__micro_bf16_avx512 = {4, 16, 2, stx__micro_pairs_avx
   #if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
     #define STX__BF16 1
 STX_INNER int stx__load_pair(const char *p) { int v; memcpy(&v, p, 4); return v; }     /* two bfloat16s, at any address */
-    #define STX__LOAD(p) (__m512bh)_mm512_loadu_si512(p)
-    #define STX__FMA_ROW(i, p) t = (__m512bh)_mm512_set1_epi32(stx__load_pair((const char *)&p)); c##i##_0 = _mm512_dpbf16_ps(c##i##_0, t, b0); c##i##_1 = _mm512_dpbf16_ps(c##i##_1, t, b1);
-STX__MICROS_512(stx__micro_dot, "avx512f,avx512bf16", uint16_t, uint32_t, __m512bh)
-    #undef STX__LOAD
-    #undef STX__FMA_ROW
+STX__INLINE_FOR("avx512f,avx512bf16") void stx__dot_step(size_t i, __m512 (*s)[2], const uint16_t *const *g, size_t rs, __m512bh b0, __m512bh b1) {
+    __m512bh t = (__m512bh)_mm512_set1_epi32(stx__load_pair((const char *)(g[i / 3] + i % 3 * rs)));
+    s[i][0] = _mm512_dpbf16_ps(s[i][0], t, b0);
+    s[i][1] = _mm512_dpbf16_ps(s[i][1], t, b1);
+}
+STX__INLINE_FOR("avx512f,avx512bf16") void stx__micro_dot_rows(size_t n, size_t kc, const uint16_t *a, size_t rs, size_t ks, const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
+    const uint16_t *g[5];
+    __m512 s[14][2];
+    g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
+    STX__EACH_ROW14(n, stx__avx512_zero, s);
+    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
+        __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 16);
+        STX__EACH_ROW14(n, stx__dot_step, s, g, rs, b0, b1);
+    }
+    if (add) STX__EACH_ROW14(n, stx__avx512_add, s, c, ldc);
+    STX__EACH_ROW14(n, stx__avx512_store, s, c, ldc);
+}
+STX__HEIGHTS14(stx__micro_dot, "avx512f,avx512bf16", uint16_t, uint32_t)
+static void stx__micro_dot_run(STX__MICRO_ARGS) {
+    const uint16_t *a = (const uint16_t *)av;
+    const uint32_t *b = (const uint32_t *)bv;
+    switch (h) {
+    STX__CASES13(stx__micro_dot, (kc, a, rs, ks, b, ldb, c, ldc, add))
+    default: stx__micro_dot_14(kc, a, rs, ks, b, ldb, c, ldc, add);
+    }
+}
 /* stx__round_row and stx__pair_rows by the processor, which takes denormals as zero */
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__round_row_bf16(uint16_t *to, const float *from, size_t n) {
     size_t i;
