@@ -63,7 +63,7 @@ $(call LIB,$(1)): build/lib_$(1)/%.o: build/flags
 endef
 F32 = $(CC) $(CFLAGS) $(THREADS)
 F64 = $(CC) $(CFLAGS) $(THREADS) -DSEQTX_DOUBLE
-SAN_F32 = $(CC) -std=c99 $(WARN) $(SAN) $(THREADS) -DSEQTX_AMX_EMULATED
+SAN_F32 = $(CC) -std=c99 $(WARN) $(SAN) $(THREADS) -DTEST_AMX_EMULATED
 $(eval $(call library,f32,$$(F32)))
 $(eval $(call library,f64,$$(F64)))
 $(eval $(call library,san,$$(SAN_F32)))

@@ -4514,57 +4514,31 @@ static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, N
   #endif
 
   /* AMX: eight tiles of 16 rows by 64 bytes; one instruction adds the product of 16 rows of 32 bfloat16s and 32 rows of 16. Four tiles
-     hold 32 x 32 of C. SEQTX_AMX_EMULATED (tests) gives the tiles' instructions a meaning in C on processors that lack them. */
-  #if defined(SEQTX_AMX_EMULATED) || (defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11))
-    #define STX__AMX 1
-    #ifdef SEQTX_AMX_EMULATED
-      #define STX__AMX_TARGET
-static __thread uint32_t stx__tile[8][16][16];
-static void stx__tile_load(int t, const void *p, size_t stride) { int r; for (r = 0; r < 16; r++) memcpy(stx__tile[t][r], (const char *)p + (size_t)r * stride, 64); }
-static void stx__tile_store(int t, void *p, size_t stride) { int r; for (r = 0; r < 16; r++) memcpy((char *)p + (size_t)r * stride, stx__tile[t][r], 64); }
-static void stx__tile_dot(int c, int a, int b) {
-    int m, n, k;
-    for (m = 0; m < 16; m++) for (n = 0; n < 16; n++) {
-        float s = stx__half(stx__tile[c][m][n]);
-        for (k = 0; k < 16; k++) {
-            uint32_t x = stx__tile[a][m][k], y = stx__tile[b][k][n];
-            s += stx__half(x << 16) * stx__half(y << 16) + stx__half(x & 0xffff0000u) * stx__half(y & 0xffff0000u);
-        }
-        memcpy(&stx__tile[c][m][n], &s, 4);
-    }
-}
-      #define STX__TILE_ZERO(t) memset(stx__tile[t], 0, sizeof stx__tile[t])
-      #define STX__TILE_LOAD(t, p, stride) stx__tile_load(t, p, stride)
-      #define STX__TILE_STORE(t, p, stride) stx__tile_store(t, p, stride)
-      #define STX__TILE_DOT(c, a, b) stx__tile_dot(c, a, b)
-static int stx__has_amx(void) { return 1; }
-static void stx__amx_enter(void) { memset(stx__tile, 0xff, sizeof stx__tile); }      /* NaN, until a kernel writes it */
-static void stx__amx_leave(void) {}
-    #else
-      #define STX__AMX_TARGET __attribute__((target("amx-tile,amx-bf16,avx512f")))
-      #define STX__TILE_ZERO(t) _tile_zero(t)
-      #define STX__TILE_LOAD(t, p, stride) _tile_loadd(t, p, stride)
-      #define STX__TILE_STORE(t, p, stride) _tile_stored(t, p, stride)
-      #define STX__TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
+     hold 32 x 32 of C. Who defines STX__AMX before this has his own tiles (tests/inner/amx.h: in C, for processors that have none). */
+  #if !defined(STX__AMX) && defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+    #define STX__AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
+    #define STX__AMX_LOOPS stx__transpose_avx512, stx__round_row_bf16, stx__pair_rows_bf16, "amx bf16"      /* of a stx__micro */
 /* Has the processor AMX for bfloat16, and does the kernel let this process use it? (arch_prctl ARCH_REQ_XCOMP_PERM, XTILEDATA) */
 static int stx__has_amx(void) {
     uint32_t a = 7, b, c = 0, d;
     long r = 158;
+    if (!__builtin_cpu_supports("avx512bf16")) return 0;            /* STX__AMX_LOOPS need it */
     __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
     if (!(d >> 22 & 1) || !(d >> 24 & 1)) return 0;
     __asm__ volatile("syscall" : "+a"(r) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
     return r == 0;
 }
-STX__AMX_TARGET static void stx__amx_enter(void) {
+  #endif
+  #ifdef STX__AMX
+STX__AMX static void stx__amx_enter(void) {
     uint8_t config[64] = {1};                /* palette 1; eight tiles of 64 bytes by 16 rows */
     int t;
     for (t = 0; t < 8; t++) { config[16 + 2 * t] = 64; config[48 + t] = 16; }
     __asm__ volatile("" : : "r"(config) : "memory");       /* gcc's _tile_loadconfig says that it reads 8 bytes of the 64: without this the loop is dropped */
     _tile_loadconfig(config);
 }
-STX__AMX_TARGET static void stx__amx_leave(void) { _tile_release(); }
-    #endif
-STX__AMX_TARGET static void stx__micro_amx_run(STX__MICRO_ARGS) {
+STX__AMX static void stx__amx_leave(void) { _tile_release(); }
+STX__AMX static void stx__micro_amx_run(STX__MICRO_ARGS) {
     const uint16_t *a = (const uint16_t *)av;
     const uint32_t *b = (const uint32_t *)bv;
     float t[32 * 32], *to = c;
@@ -4572,31 +4546,25 @@ STX__AMX_TARGET static void stx__micro_amx_run(STX__MICRO_ARGS) {
     int two = h > 16, whole = h == 16 || h == 32;
     if (!whole) { to = t; ldt = 32; }
     if (whole && add) {
-        STX__TILE_LOAD(0, c, ldc * 4); STX__TILE_LOAD(1, c + 16, ldc * 4);
-        if (two) { STX__TILE_LOAD(2, c + 16 * ldc, ldc * 4); STX__TILE_LOAD(3, c + 16 * ldc + 16, ldc * 4); }
+        _tile_loadd(0, c, ldc * 4); _tile_loadd(1, c + 16, ldc * 4);
+        if (two) { _tile_loadd(2, c + 16 * ldc, ldc * 4); _tile_loadd(3, c + 16 * ldc + 16, ldc * 4); }
     } else {
-        STX__TILE_ZERO(0); STX__TILE_ZERO(1); STX__TILE_ZERO(2); STX__TILE_ZERO(3);
+        _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     }
     for (k = 0; k < kc; k += 16) {           /* ks is 2: pairs follow each other */
-        STX__TILE_LOAD(6, b + k * ldb, ldb * 4); STX__TILE_LOAD(7, b + k * ldb + 16, ldb * 4);
-        STX__TILE_LOAD(4, a + k * ks, rs * 2);
-        STX__TILE_DOT(0, 4, 6); STX__TILE_DOT(1, 4, 7);
+        _tile_loadd(6, b + k * ldb, ldb * 4); _tile_loadd(7, b + k * ldb + 16, ldb * 4);
+        _tile_loadd(4, a + k * ks, rs * 2);
+        _tile_dpbf16ps(0, 4, 6); _tile_dpbf16ps(1, 4, 7);
         if (two) {
-            STX__TILE_LOAD(5, a + 16 * rs + k * ks, rs * 2);
-            STX__TILE_DOT(2, 5, 6); STX__TILE_DOT(3, 5, 7);
+            _tile_loadd(5, a + 16 * rs + k * ks, rs * 2);
+            _tile_dpbf16ps(2, 5, 6); _tile_dpbf16ps(3, 5, 7);
         }
     }
-    STX__TILE_STORE(0, to, ldt * 4); STX__TILE_STORE(1, to + 16, ldt * 4);
-    if (two) { STX__TILE_STORE(2, to + 16 * ldt, ldt * 4); STX__TILE_STORE(3, to + 16 * ldt + 16, ldt * 4); }
+    _tile_stored(0, to, ldt * 4); _tile_stored(1, to + 16, ldt * 4);
+    if (two) { _tile_stored(2, to + 16 * ldt, ldt * 4); _tile_stored(3, to + 16 * ldt + 16, ldt * 4); }
     if (!whole) for (i = 0; i < h; i++) for (j = 0; j < 32; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i * 32 + j] : t[i * 32 + j];
 }
-    #ifdef SEQTX_AMX_EMULATED
-static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, NULL, stx__round_row_base, stx__pair_rows_base, "amx bf16, emulated"};
-      #define STX__AMX_ROUNDS 1
-    #else
-      #define STX__AMX_ROUNDS __builtin_cpu_supports("avx512bf16")
-static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, stx__transpose_avx512, stx__round_row_bf16, stx__pair_rows_bf16, "amx bf16"};
-    #endif
+static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, STX__AMX_LOOPS};
   #endif
   #endif
 #endif
@@ -4609,7 +4577,7 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
     if (precision == STX_PREC_BF16) {
   #ifdef STX__X86
   #ifdef STX__AMX
-        if (isa == STX__ISA_AVX512 && STX__AMX_ROUNDS && stx__has_amx()) return &stx__micro_amx;
+        if (isa == STX__ISA_AVX512 && stx__has_amx()) return &stx__micro_amx;
   #endif
   #ifdef STX__BF16
         if (isa == STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16")) return &stx__micro_dot;

@@ -14,7 +14,7 @@ typedef struct inner_kernel {
     const char *name;
     int isa, bf16;
     int no_denormals;             /* rounds by the processor, which takes denormals as zero */
-    int emulated;                 /* AMX in C (SEQTX_AMX_EMULATED): slow */
+    int emulated;                 /* AMX in C (TEST_AMX_EMULATED): slow */
     void (*round)(uint16_t *to, const stx_real *from, size_t n);                        /* of bf16: numbers to bfloat16, */
     void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);       /* and two rows to pairs */
     const void *micro;
