@@ -6032,42 +6032,55 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
     A->pe_t = A->pe_r = NULL;
 }
 
+/* Cuts an allocation in parts that begin at multiples of 64 bytes; base NULL: gives NULL, and only their sizes are counted. */
+typedef struct stx__cursor { char *base; size_t at; } stx__cursor;
+static void *stx__cut(stx__cursor *c, size_t bytes) {
+    void *p = c->base ? c->base + c->at : NULL;
+    c->at += stx__up(bytes, 64);
+    return p;
+}
+/* .. with 64 bytes behind each, and `skip` of its bytes before what is given */
+static void *stx__cut_padded(stx__cursor *c, size_t bytes, size_t skip) {
+    char *p = (char *)stx__cut(c, bytes + 64);
+    return p ? p + skip : NULL;
+}
+
 /* Room for one thread at `base` (NULL: only its size is wanted) */
 static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n, int back, stx__attn_scratch *R) {
     const stx_attention_args *a = A->a;
-    size_t at = 0, r4 = sizeof(stx_real), num = A->u == 2 ? 2 : r4, bf = A->u == 2;
+    size_t r4 = sizeof(stx_real), num = A->u == 2 ? 2 : r4, bf = A->u == 2;
     size_t n1 = stx__up(n, 32), nt = n1 + 16, Dk = stx__up(A->Dk, 32), D1 = stx__up(a->D, 32), tile = (STX__BQ * STX__LDS + 2 * STX__PAD);
-  #define STX__TAKE(type, field, bytes, skip) do { if (base) R->field = (type)(void *)(base + at + (skip)); at += stx__up((bytes) + 64, 64); } while (0)
+    stx__cursor c;
+    c.base = base; c.at = 0;
     memset(R, 0, sizeof *R);
-    STX__TAKE(void *, q, n1 * Dk * num, 0);
-    if (A->two) STX__TAKE(void *, qv, n1 * Dk * num, 0); else R->qv = R->q;
-    STX__TAKE(stx_real *, stage, STX__BQ * a->D * r4, 0);
-    STX__TAKE(stx_real *, o, n1 * A->Dp * r4, 0);
-    STX__TAKE(stx_real *, s, tile * r4, STX__PAD * r4);
-    if (bf) STX__TAKE(void *, h, tile * num, STX__PAD * num);
-    STX__TAKE(stx_real *, kt, STX__BK * Dk * num, 0);
-    STX__TAKE(stx_real *, kv, STX__BK * A->Dp * num, 0);
-    STX__TAKE(stx_real *, state, 3 * n1 * r4, 0);
-    STX__TAKE(stx_real *, ramp, (a->z ? A->reach[0] + 2 : 1) * r4, 0);
-    STX__TAKE(stx_real *, m, STX__BK * r4, 0);
+    R->q = stx__cut_padded(&c, n1 * Dk * num, 0);
+    if (A->two) R->qv = stx__cut_padded(&c, n1 * Dk * num, 0); else R->qv = R->q;
+    R->stage = (stx_real *)stx__cut_padded(&c, STX__BQ * a->D * r4, 0);
+    R->o = (stx_real *)stx__cut_padded(&c, n1 * A->Dp * r4, 0);
+    R->s = (stx_real *)stx__cut_padded(&c, tile * r4, STX__PAD * r4);
+    if (bf) R->h = stx__cut_padded(&c, tile * num, STX__PAD * num);
+    R->kt = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * num, 0);
+    R->kv = (stx_real *)stx__cut_padded(&c, STX__BK * A->Dp * num, 0);
+    R->state = (stx_real *)stx__cut_padded(&c, 3 * n1 * r4, 0);
+    R->ramp = (stx_real *)stx__cut_padded(&c, (a->z ? A->reach[0] + 2 : 1) * r4, 0);
+    R->m = (stx_real *)stx__cut_padded(&c, STX__BK * r4, 0);
     if (back) {
-        STX__TAKE(void *, qt, D1 * nt * num, 0);
-        if (A->two) STX__TAKE(void *, qvt, D1 * nt * num, 0); else R->qvt = R->qt;
-        STX__TAKE(void *, dyt, D1 * nt * num, 0);
-        STX__TAKE(void *, dyr, n1 * Dk * num, 0);
-        STX__TAKE(stx_real *, o2, n1 * A->Dp * r4, 0);
-        STX__TAKE(stx_real *, g, tile * r4, STX__PAD * r4);
-        STX__TAKE(stx_real *, vt, STX__BK * Dk * num, 0);
-        STX__TAKE(stx_real *, dkt, D1 * STX__LDK * r4, 0);
-        STX__TAKE(stx_real *, dvt, D1 * STX__LDK * r4, 0);
+        R->qt = stx__cut_padded(&c, D1 * nt * num, 0);
+        if (A->two) R->qvt = stx__cut_padded(&c, D1 * nt * num, 0); else R->qvt = R->qt;
+        R->dyt = stx__cut_padded(&c, D1 * nt * num, 0);
+        R->dyr = stx__cut_padded(&c, n1 * Dk * num, 0);
+        R->o2 = (stx_real *)stx__cut_padded(&c, n1 * A->Dp * r4, 0);
+        R->g = (stx_real *)stx__cut_padded(&c, tile * r4, STX__PAD * r4);
+        R->vt = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * num, 0);
+        R->dkt = (stx_real *)stx__cut_padded(&c, D1 * STX__LDK * r4, 0);
+        R->dvt = (stx_real *)stx__cut_padded(&c, D1 * STX__LDK * r4, 0);
         if (bf) {
-            STX__TAKE(uint32_t *, zs, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
-            STX__TAKE(uint32_t *, zg, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
-            STX__TAKE(uint32_t *, zr, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
+            R->zs = (uint32_t *)stx__cut_padded(&c, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
+            R->zg = (uint32_t *)stx__cut_padded(&c, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
+            R->zr = (uint32_t *)stx__cut_padded(&c, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
         }
     }
-  #undef STX__TAKE
-    return at;
+    return c.at;
 }
 
 STX_INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_real *b, size_t n) { *s = stx__dot_any(fma, a, b, n); }
@@ -6655,32 +6668,32 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int back, stx__a
 static void stx__attn_layout(stx__attn *A, size_t threads, int back, char *base, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
     stx__attn_scratch room;
-    size_t at = 0, r4 = sizeof(stx_real), extra;
+    stx__cursor c;
+    size_t r4 = sizeof(stx_real), extra;
+    c.base = base; c.at = 0;
     memset(w, 0, sizeof *w);
     stx__attn_units(A, threads, back, w);
-  #define STX__TAKE(type, what, bytes) do { if (base) what = (type)(void *)(base + at); at += stx__up(bytes, 64); } while (0)
-    STX__TAKE(stx__attn_unit *, w->unit, w->count * sizeof *w->unit);
-    STX__TAKE(stx_real *, A->pe_t, A->tables * A->np * A->Dk / A->u * r4);
+    w->unit = (stx__attn_unit *)stx__cut(&c, w->count * sizeof *w->unit);
+    A->pe_t = (stx_real *)stx__cut(&c, A->tables * A->np * A->Dk / A->u * r4);
     if (back) {
         extra = w->count - a->B * a->H;
         w->npk = a->N && (a->dpk || a->dpv) ? a->H * a->N * a->D : 0;
         w->ldpe = A->np + 16;
         w->npe = a->dpe ? A->tables * a->D * w->ldpe : 0;
-        STX__TAKE(stx_real *, A->pe_r, A->tables * A->Dp * A->np / A->u * r4);
+        A->pe_r = (stx_real *)stx__cut(&c, A->tables * A->Dp * A->np / A->u * r4);
         w->owners = threads > 1 && threads <= 16 ? 2 * threads : threads;      /* two each: who comes late has one left */
-        STX__TAKE(stx_real *, w->dpe, w->owners * w->npe * r4);
-        STX__TAKE(stx_real *, w->dpk, w->owners * w->npk * r4);
-        STX__TAKE(stx_real *, w->dpv, w->owners * w->npk * r4);
-        STX__TAKE(stx_real *, w->du, w->count * a->D * r4);
-        STX__TAKE(stx_real *, w->dvb, w->count * a->D * r4);
-        STX__TAKE(stx_real *, w->dz, w->count * r4);
-        STX__TAKE(stx_real *, w->part, extra * a->T * a->D * r4);
-        STX__TAKE(double *, w->load, w->owners * sizeof(double));
+        w->dpe = (stx_real *)stx__cut(&c, w->owners * w->npe * r4);
+        w->dpk = (stx_real *)stx__cut(&c, w->owners * w->npk * r4);
+        w->dpv = (stx_real *)stx__cut(&c, w->owners * w->npk * r4);
+        w->du = (stx_real *)stx__cut(&c, w->count * a->D * r4);
+        w->dvb = (stx_real *)stx__cut(&c, w->count * a->D * r4);
+        w->dz = (stx_real *)stx__cut(&c, w->count * r4);
+        w->part = (stx_real *)stx__cut(&c, extra * a->T * a->D * r4);
+        w->load = (double *)stx__cut(&c, w->owners * sizeof(double));
     }
     w->room = stx__attn_scratch_layout(A, NULL, w->most, back, &room);
-    STX__TAKE(char *, w->rooms, threads * w->room);
-  #undef STX__TAKE
-    w->bytes = at + 64;
+    w->rooms = (char *)stx__cut(&c, threads * w->room);
+    w->bytes = c.at + 64;
 }
 STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int backward) {
     stx__attn A;
