@@ -1628,11 +1628,8 @@ void __asan_unpoison_memory_region(void const volatile *addr, size_t size);
   #define STX__RED_ZONE 0
 #endif
 
-/* Device memory has no shadow, unless the GPU is tests/cuda_host. */
-#ifdef SEQTX_CUDA_HOST
-  #define STX__GUARDED(a) ((void)(a), 1)
-#else
-  #define STX__GUARDED(a) ((a)->kind == STX__HOST)
+#ifndef STX__DEVICE_SHADOW
+  #define STX__DEVICE_SHADOW 0      /* device memory has no shadow, unless the GPU is the host (tests/cuda_host) */
 #endif
 
 typedef struct stx__chunk {
@@ -1649,6 +1646,7 @@ typedef struct stx__arena {
     stx__chunk *first, *cur;
     size_t used, reserved;
 } stx__arena;
+static int stx__guarded(const stx__arena *a) { return a->kind == STX__HOST || STX__DEVICE_SHADOW; }
 
 typedef struct stx__block_head {  /* in front of every stx_block; one cache line, keeps the data aligned */
     struct stx__block_head *prev, *next;
@@ -1871,7 +1869,7 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
         c->size = size;
         c->used = 0;
         c->next = NULL;
-        if (STX__GUARDED(a)) STX__POISON(c->base, size);
+        if (stx__guarded(a)) STX__POISON(c->base, size);
         if (a->cur) a->cur->next = c; else a->first = c;
         a->cur = c;
         a->reserved += size + (base ? 0 : sizeof(stx__chunk));
@@ -1882,13 +1880,13 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
         c->used += want;
         a->used += want;
         stx__note_peak(x);
-        if (STX__GUARDED(a)) STX__UNPOISON(p, n);
+        if (stx__guarded(a)) STX__UNPOISON(p, n);
         return p;
     }
 }
 static void stx__arena_rewind(stx__arena *a) {
     stx__chunk *c;
-    for (c = a->first; c; c = c->next) { if (STX__GUARDED(a)) STX__POISON(c->base, c->used); c->used = 0; }
+    for (c = a->first; c; c = c->next) { if (stx__guarded(a)) STX__POISON(c->base, c->used); c->used = 0; }
     a->cur = a->first;
     a->used = 0;
 }
@@ -1896,7 +1894,7 @@ static void stx__arena_free(stx_ctx *x, stx__arena *a) {
     stx__chunk *c = a->first, *next;
     for (; c; c = next) {
         next = c->next;
-        if (STX__GUARDED(a)) STX__UNPOISON(c->base, c->size);
+        if (stx__guarded(a)) STX__UNPOISON(c->base, c->size);
         if (a->kind != STX__HOST) stx__gpu_release(x, c->base);
         x->desc.release(x->desc.user, c);
     }

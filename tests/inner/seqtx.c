@@ -5,6 +5,9 @@
 #ifdef TEST_AMX_EMULATED
   #include "amx.h"
 #endif
+#ifdef SEQTX_CUDA_HOST
+  #define STX__DEVICE_SHADOW 1
+#endif
 #include "../../seqtx.h"
 #include "../inner.h"
 
