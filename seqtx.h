@@ -4307,7 +4307,8 @@ static const stx__micro stx__micro_generic = {4, 8, 1, stx__micro_plain, NULL, N
     } while (0)
   /* stem_rows for each height n, so that no row is computed for nothing, and the choice between them */
   #define STX__HEIGHT(n, stem, isa, A, B) \
-    __attribute__((target(isa))) static void stem##_##n(size_t kc, const A *a, size_t rs, size_t ks, const B *b, size_t ldb, float *c, size_t ldc, int add) { \
+    __attribute__((target(isa))) static void stem##_##n(size_t kc, const A *a, size_t rs, size_t ks, const B *b, size_t ldb, \
+                                                        float *c, size_t ldc, int add) { \
         stem##_rows(n, kc, a, rs, ks, b, ldb, c, ldc, add); \
     }
   #define STX__HEIGHTS6(stem, isa, A, B) \
@@ -4318,7 +4319,8 @@ static const stx__micro stx__micro_generic = {4, 8, 1, stx__micro_plain, NULL, N
     STX__HEIGHT(9, stem, isa, A, B) STX__HEIGHT(10, stem, isa, A, B) STX__HEIGHT(11, stem, isa, A, B) \
     STX__HEIGHT(12, stem, isa, A, B) STX__HEIGHT(13, stem, isa, A, B) STX__HEIGHT(14, stem, isa, A, B)
   #define STX__CASES5(stem, args) \
-    case 1: stem##_1 args; break; case 2: stem##_2 args; break; case 3: stem##_3 args; break; case 4: stem##_4 args; break; case 5: stem##_5 args; break;
+    case 1: stem##_1 args; break; case 2: stem##_2 args; break; case 3: stem##_3 args; break; case 4: stem##_4 args; break; \
+    case 5: stem##_5 args; break;
   #define STX__CASES13(stem, args) \
     STX__CASES5(stem, args) \
     case 6: stem##_6 args; break; case 7: stem##_7 args; break; case 8: stem##_8 args; break; case 9: stem##_9 args; break; \
@@ -4340,7 +4342,8 @@ STX__INLINE_FOR("avx2,fma") void stx__avx2_store(size_t i, __m256 (*s)[2], float
     _mm256_storeu_ps(c + i * ldc, s[i][0]);
     _mm256_storeu_ps(c + i * ldc + 8, s[i][1]);
 }
-STX__INLINE_FOR("avx2,fma") void stx__micro_avx2_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks, const float *b, size_t ldb, float *c, size_t ldc, int add) {
+STX__INLINE_FOR("avx2,fma") void stx__micro_avx2_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks,
+                                            const float *b, size_t ldb, float *c, size_t ldc, int add) {
     const float *g[2];
     __m256 s[6][2];
     g[0] = a; g[1] = a + 3 * rs;
@@ -4377,7 +4380,8 @@ STX__INLINE_FOR("avx512f") void stx__avx512_store(size_t i, __m512 (*s)[2], floa
     _mm512_storeu_ps(c + i * ldc, s[i][0]);
     _mm512_storeu_ps(c + i * ldc + 16, s[i][1]);
 }
-STX__INLINE_FOR("avx512f") void stx__micro_avx512_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks, const float *b, size_t ldb, float *c, size_t ldc, int add) {
+STX__INLINE_FOR("avx512f") void stx__micro_avx512_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks,
+                                            const float *b, size_t ldb, float *c, size_t ldc, int add) {
     const float *g[5];
     __m512 s[14][2];
     g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
@@ -4460,12 +4464,14 @@ static const stx__micro stx__micro_bf16_avx512 = {4, 16, 2, stx__micro_pairs_avx
   #if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
     #define STX__BF16 1
 STX_INNER int stx__load_pair(const char *p) { int v; memcpy(&v, p, 4); return v; }     /* two bfloat16s, at any address */
-STX__INLINE_FOR("avx512f,avx512bf16") void stx__dot_step(size_t i, __m512 (*s)[2], const uint16_t *const *g, size_t rs, __m512bh b0, __m512bh b1) {
+STX__INLINE_FOR("avx512f,avx512bf16") void stx__dot_step(size_t i, __m512 (*s)[2], const uint16_t *const *g, size_t rs,
+                                                        __m512bh b0, __m512bh b1) {
     __m512bh t = (__m512bh)_mm512_set1_epi32(stx__load_pair((const char *)(g[i / 3] + i % 3 * rs)));
     s[i][0] = _mm512_dpbf16_ps(s[i][0], t, b0);
     s[i][1] = _mm512_dpbf16_ps(s[i][1], t, b1);
 }
-STX__INLINE_FOR("avx512f,avx512bf16") void stx__micro_dot_rows(size_t n, size_t kc, const uint16_t *a, size_t rs, size_t ks, const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
+STX__INLINE_FOR("avx512f,avx512bf16") void stx__micro_dot_rows(size_t n, size_t kc, const uint16_t *a, size_t rs, size_t ks,
+                                            const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
     const uint16_t *g[5];
     __m512 s[14][2];
     g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;

@@ -902,7 +902,8 @@ STX_EACH_ISA(stx__sru_again, (STX__SRU_AGAIN_IN, int gates), STX__SRU_AGAIN_ARGS
        c' = u0 + (c - u0) f              dzf = a (c - u0) f (1-f) ;  du0 = a (1-f)
        e  <- a f + dzf vf + dzr vr */
 typedef struct stx__sru_slopes { stx_real r, dzr, in, df; } stx__sru_slopes;       /* a = in + e, dzf = a df */
-STX_INNER stx__sru_slopes stx__sru_slopes_of(int fma, int tanh_, stx_real cp, stx_real f, stx_real c, stx_real u0, stx_real zr, stx_real xv, stx_real wr, stx_real gm) {
+STX_INNER stx__sru_slopes stx__sru_slopes_of(int fma, int tanh_, stx_real cp, stx_real f, stx_real c, stx_real u0,
+                                             stx_real zr, stx_real xv, stx_real wr, stx_real gm) {
     stx__sru_slopes s;
     stx_real g = tanh_ ? stx_fast_tanh(fma, c) : c, slope = tanh_ ? 1 - g * g : 1;
     s.r = stx_fast_sigmoid(fma, STX_FMA(fma, wr, cp, zr));

@@ -1,6 +1,6 @@
-/* inner.h - what tests look at inside the library. tests/inner/NAME is NAME, a header's implementation or seqtx_cuda.cu, with these functions after
-   it: the Makefile compiles it once for each configuration, and the test programs, which have only declarations, link it. Include after
-   the headers whose part is wanted. */
+/* inner.h - what tests look at inside the library. tests/inner/NAME is NAME (a header's implementation, or seqtx_cuda.cu) with these
+   functions after it: the Makefile compiles it once for each configuration, and the test programs, which have only declarations, link it.
+   Include after the headers whose part is wanted. */
 #ifndef STX_TEST_INNER_H
 #define STX_TEST_INNER_H
 #ifdef __cplusplus
