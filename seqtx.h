@@ -1652,11 +1652,8 @@ void __asan_unpoison_memory_region(void const volatile *addr, size_t size);
   #define STX__RED_ZONE 0
 #endif
 
-/* Device memory has no shadow, unless the GPU is tests/cuda_host. */
-#ifdef SEQTX_CUDA_HOST
-  #define STX__GUARDED(a) ((void)(a), 1)
-#else
-  #define STX__GUARDED(a) ((a)->kind == STX__HOST)
+#ifndef STX__DEVICE_SHADOW
+  #define STX__DEVICE_SHADOW 0      /* device memory has no shadow, unless the GPU is the host (tests/cuda_host) */
 #endif
 
 typedef struct stx__chunk {
@@ -1673,6 +1670,7 @@ typedef struct stx__arena {
     stx__chunk *first, *cur;
     size_t used, reserved;
 } stx__arena;
+static int stx__guarded(const stx__arena *a) { return a->kind == STX__HOST || STX__DEVICE_SHADOW; }
 
 typedef struct stx__block_head {  /* in front of every stx_block; one cache line, keeps the data aligned */
     struct stx__block_head *prev, *next;
@@ -1895,7 +1893,7 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
         c->size = size;
         c->used = 0;
         c->next = NULL;
-        if (STX__GUARDED(a)) STX__POISON(c->base, size);
+        if (stx__guarded(a)) STX__POISON(c->base, size);
         if (a->cur) a->cur->next = c; else a->first = c;
         a->cur = c;
         a->reserved += size + (base ? 0 : sizeof(stx__chunk));
@@ -1906,13 +1904,13 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
         c->used += want;
         a->used += want;
         stx__note_peak(x);
-        if (STX__GUARDED(a)) STX__UNPOISON(p, n);
+        if (stx__guarded(a)) STX__UNPOISON(p, n);
         return p;
     }
 }
 static void stx__arena_rewind(stx__arena *a) {
     stx__chunk *c;
-    for (c = a->first; c; c = c->next) { if (STX__GUARDED(a)) STX__POISON(c->base, c->used); c->used = 0; }
+    for (c = a->first; c; c = c->next) { if (stx__guarded(a)) STX__POISON(c->base, c->used); c->used = 0; }
     a->cur = a->first;
     a->used = 0;
 }
@@ -1920,7 +1918,7 @@ static void stx__arena_free(stx_ctx *x, stx__arena *a) {
     stx__chunk *c = a->first, *next;
     for (; c; c = next) {
         next = c->next;
-        if (STX__GUARDED(a)) STX__UNPOISON(c->base, c->size);
+        if (stx__guarded(a)) STX__UNPOISON(c->base, c->size);
         if (a->kind != STX__HOST) stx__gpu_release(x, c->base);
         x->desc.release(x->desc.user, c);
     }
@@ -4334,95 +4332,123 @@ static void stx__micro_plain(STX__MICRO_ARGS) {
 static const stx__micro stx__micro_generic = {4, 8, 1, stx__micro_plain, NULL, NULL, NULL, NULL, NULL, "portable"};
 
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
-  /* X(i, p) for each row i of the register tile and its number p of a, written out so that the accumulators are registers at -O1
-     too, and once for each height, so that no row is computed for nothing. A pointer serves three rows: with rs and 2 rs as index,
-     five reach all fourteen. */
-  #define STX__R1(X) X(0, g0[0])
-  #define STX__R2(X) STX__R1(X) X(1, g0[rs])
-  #define STX__R3(X) STX__R2(X) X(2, g0[2 * rs])
-  #define STX__R4(X) STX__R3(X) X(3, g1[0])
-  #define STX__R5(X) STX__R4(X) X(4, g1[rs])
-  #define STX__R6(X) STX__R5(X) X(5, g1[2 * rs])
-  #define STX__R7(X) STX__R6(X) X(6, g2[0])
-  #define STX__R8(X) STX__R7(X) X(7, g2[rs])
-  #define STX__R9(X) STX__R8(X) X(8, g2[2 * rs])
-  #define STX__R10(X) STX__R9(X) X(9, g3[0])
-  #define STX__R11(X) STX__R10(X) X(10, g3[rs])
-  #define STX__R12(X) STX__R11(X) X(11, g3[2 * rs])
-  #define STX__R13(X) STX__R12(X) X(12, g4[0])
-  #define STX__R14(X) STX__R13(X) X(13, g4[rs])
+  /* f(i, ..) for the rows i below n, a constant, of a register tile. Written out, and with functions for f that are always inlined, so that
+     the accumulators are registers at -O1 too. */
+  #define STX__EACH_ROW6(n, f, ...) do { \
+        f(0, __VA_ARGS__); \
+        if ((n) > 1) f(1, __VA_ARGS__); \
+        if ((n) > 2) f(2, __VA_ARGS__); \
+        if ((n) > 3) f(3, __VA_ARGS__); \
+        if ((n) > 4) f(4, __VA_ARGS__); \
+        if ((n) > 5) f(5, __VA_ARGS__); \
+    } while (0)
+  #define STX__EACH_ROW14(n, f, ...) do { \
+        STX__EACH_ROW6(n, f, __VA_ARGS__); \
+        if ((n) > 6) f(6, __VA_ARGS__); \
+        if ((n) > 7) f(7, __VA_ARGS__); \
+        if ((n) > 8) f(8, __VA_ARGS__); \
+        if ((n) > 9) f(9, __VA_ARGS__); \
+        if ((n) > 10) f(10, __VA_ARGS__); \
+        if ((n) > 11) f(11, __VA_ARGS__); \
+        if ((n) > 12) f(12, __VA_ARGS__); \
+        if ((n) > 13) f(13, __VA_ARGS__); \
+    } while (0)
+  /* stem_rows for each height n, so that no row is computed for nothing, and the choice between them */
+  #define STX__HEIGHT(n, stem, isa, A, B) \
+    __attribute__((target(isa))) static void stem##_##n(size_t kc, const A *a, size_t rs, size_t ks, const B *b, size_t ldb, \
+                                                        float *c, size_t ldc, int add) { \
+        stem##_rows(n, kc, a, rs, ks, b, ldb, c, ldc, add); \
+    }
+  #define STX__HEIGHTS6(stem, isa, A, B) \
+    STX__HEIGHT(1, stem, isa, A, B) STX__HEIGHT(2, stem, isa, A, B) STX__HEIGHT(3, stem, isa, A, B) \
+    STX__HEIGHT(4, stem, isa, A, B) STX__HEIGHT(5, stem, isa, A, B) STX__HEIGHT(6, stem, isa, A, B)
+  #define STX__HEIGHTS14(stem, isa, A, B) \
+    STX__HEIGHTS6(stem, isa, A, B) STX__HEIGHT(7, stem, isa, A, B) STX__HEIGHT(8, stem, isa, A, B) \
+    STX__HEIGHT(9, stem, isa, A, B) STX__HEIGHT(10, stem, isa, A, B) STX__HEIGHT(11, stem, isa, A, B) \
+    STX__HEIGHT(12, stem, isa, A, B) STX__HEIGHT(13, stem, isa, A, B) STX__HEIGHT(14, stem, isa, A, B)
+  #define STX__CASES5(stem, args) \
+    case 1: stem##_1 args; break; case 2: stem##_2 args; break; case 3: stem##_3 args; break; case 4: stem##_4 args; break; \
+    case 5: stem##_5 args; break;
+  #define STX__CASES13(stem, args) \
+    STX__CASES5(stem, args) \
+    case 6: stem##_6 args; break; case 7: stem##_7 args; break; case 8: stem##_8 args; break; case 9: stem##_9 args; break; \
+    case 10: stem##_10 args; break; case 11: stem##_11 args; break; case 12: stem##_12 args; break; case 13: stem##_13 args; break;
+  #define STX__INLINE_FOR(isa) __attribute__((target(isa), always_inline)) static inline
 
-  #define STX__MICRO_AVX2(n) \
-__attribute__((target("avx2,fma"))) static void stx__micro_avx2_##n(size_t kc, const float *a, size_t rs, size_t ks, const float *b, size_t ldb, float *c, size_t ldc, int add) { \
-    const float *g0 = a, *g1 = a + 3 * rs; \
-    STX__R##n(STX__ZERO) \
-    for (; kc; kc--, b += ldb, g0 += ks, g1 += ks) { \
-        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8), t; \
-        STX__R##n(STX__FMA_ROW) \
-    } \
-    (void)g1; \
-    if (add) { STX__R##n(STX__ADD_ROW) } \
-    STX__R##n(STX__STORE_ROW) \
+/* Row i of the 6 x 16 tile s. A pointer g serves three rows of a: with rs and 2 rs as index, two reach all six. */
+STX__INLINE_FOR("avx2,fma") void stx__avx2_zero(size_t i, __m256 (*s)[2]) { s[i][0] = s[i][1] = _mm256_setzero_ps(); }
+STX__INLINE_FOR("avx2,fma") void stx__avx2_step(size_t i, __m256 (*s)[2], const float *const *g, size_t rs, __m256 b0, __m256 b1) {
+    __m256 t = _mm256_set1_ps(g[i / 3][i % 3 * rs]);
+    s[i][0] = _mm256_fmadd_ps(t, b0, s[i][0]);
+    s[i][1] = _mm256_fmadd_ps(t, b1, s[i][1]);
 }
-  #define STX__ZERO(i, p) __m256 c##i##_0 = _mm256_setzero_ps(), c##i##_1 = _mm256_setzero_ps();
-  #define STX__FMA_ROW(i, p) t = _mm256_set1_ps(p); c##i##_0 = _mm256_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm256_fmadd_ps(t, b1, c##i##_1);
-  #define STX__ADD_ROW(i, p) c##i##_0 = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc + 8), c##i##_1);
-  #define STX__STORE_ROW(i, p) _mm256_storeu_ps(c + i * ldc, c##i##_0); _mm256_storeu_ps(c + i * ldc + 8, c##i##_1);
-STX__MICRO_AVX2(1) STX__MICRO_AVX2(2) STX__MICRO_AVX2(3) STX__MICRO_AVX2(4) STX__MICRO_AVX2(5) STX__MICRO_AVX2(6)
-  #undef STX__ZERO
-  #undef STX__FMA_ROW
-  #undef STX__ADD_ROW
-  #undef STX__STORE_ROW
+STX__INLINE_FOR("avx2,fma") void stx__avx2_add(size_t i, __m256 (*s)[2], const float *c, size_t ldc) {
+    s[i][0] = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc), s[i][0]);
+    s[i][1] = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc + 8), s[i][1]);
+}
+STX__INLINE_FOR("avx2,fma") void stx__avx2_store(size_t i, __m256 (*s)[2], float *c, size_t ldc) {
+    _mm256_storeu_ps(c + i * ldc, s[i][0]);
+    _mm256_storeu_ps(c + i * ldc + 8, s[i][1]);
+}
+STX__INLINE_FOR("avx2,fma") void stx__micro_avx2_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks,
+                                            const float *b, size_t ldb, float *c, size_t ldc, int add) {
+    const float *g[2];
+    __m256 s[6][2];
+    g[0] = a; g[1] = a + 3 * rs;
+    STX__EACH_ROW6(n, stx__avx2_zero, s);
+    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks) {
+        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8);
+        STX__EACH_ROW6(n, stx__avx2_step, s, g, rs, b0, b1);
+    }
+    if (add) STX__EACH_ROW6(n, stx__avx2_add, s, c, ldc);
+    STX__EACH_ROW6(n, stx__avx2_store, s, c, ldc);
+}
+STX__HEIGHTS6(stx__micro_avx2, "avx2,fma", float, float)
 static void stx__micro_avx2_run(STX__MICRO_ARGS) {
     const float *a = (const float *)av, *b = (const float *)bv;
     switch (h) {
-    case 1: stx__micro_avx2_1(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-    case 2: stx__micro_avx2_2(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-    case 3: stx__micro_avx2_3(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-    case 4: stx__micro_avx2_4(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-    case 5: stx__micro_avx2_5(kc, a, rs, ks, b, ldb, c, ldc, add); break;
+    STX__CASES5(stx__micro_avx2, (kc, a, rs, ks, b, ldb, c, ldc, add))
     default: stx__micro_avx2_6(kc, a, rs, ks, b, ldb, c, ldc, add);
     }
 }
 static const stx__micro stx__micro_avx2 = {6, 16, 1, stx__micro_avx2_run, NULL, NULL, NULL, NULL, NULL, "avx2"};
 
-  /* The 14 x 32 kernels, float and bf16, differ in how they load (STX__LOAD) and multiply (STX__FMA_ROW) only: a of type A, b of type B,
-     vectors V of it. */
-  #define STX__MICRO_512(n, stem, isa, A, B, V) \
-__attribute__((target(isa))) static void stem##_##n(size_t kc, const A *a, size_t rs, size_t ks, const B *b, size_t ldb, float *c, size_t ldc, int add) { \
-    const A *g0 = a, *g1 = a + 3 * rs, *g2 = a + 6 * rs, *g3 = a + 9 * rs, *g4 = a + 12 * rs; \
-    STX__R##n(STX__ZERO) \
-    for (; kc; kc--, b += ldb, g0 += ks, g1 += ks, g2 += ks, g3 += ks, g4 += ks) { \
-        V b0 = STX__LOAD(b), b1 = STX__LOAD(b + 16), t; \
-        STX__R##n(STX__FMA_ROW) \
-    } \
-    (void)g1; (void)g2; (void)g3; (void)g4; \
-    if (add) { STX__R##n(STX__ADD_ROW) } \
-    STX__R##n(STX__STORE_ROW) \
+/* Row i of the 14 x 32 tile s, float here and bf16 below; five pointers reach all fourteen rows of a. */
+STX__INLINE_FOR("avx512f") void stx__avx512_zero(size_t i, __m512 (*s)[2]) { s[i][0] = s[i][1] = _mm512_setzero_ps(); }
+STX__INLINE_FOR("avx512f") void stx__avx512_step(size_t i, __m512 (*s)[2], const float *const *g, size_t rs, __m512 b0, __m512 b1) {
+    __m512 t = _mm512_set1_ps(g[i / 3][i % 3 * rs]);
+    s[i][0] = _mm512_fmadd_ps(t, b0, s[i][0]);
+    s[i][1] = _mm512_fmadd_ps(t, b1, s[i][1]);
 }
-  #define STX__CASE(n, stem) case n: stem##_##n(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-  #define STX__MICROS_512(stem, isa, A, B, V) \
-    STX__MICRO_512(1, stem, isa, A, B, V) STX__MICRO_512(2, stem, isa, A, B, V) STX__MICRO_512(3, stem, isa, A, B, V) STX__MICRO_512(4, stem, isa, A, B, V) \
-    STX__MICRO_512(5, stem, isa, A, B, V) STX__MICRO_512(6, stem, isa, A, B, V) STX__MICRO_512(7, stem, isa, A, B, V) STX__MICRO_512(8, stem, isa, A, B, V) \
-    STX__MICRO_512(9, stem, isa, A, B, V) STX__MICRO_512(10, stem, isa, A, B, V) STX__MICRO_512(11, stem, isa, A, B, V) STX__MICRO_512(12, stem, isa, A, B, V) \
-    STX__MICRO_512(13, stem, isa, A, B, V) STX__MICRO_512(14, stem, isa, A, B, V) \
-static void stem##_run(STX__MICRO_ARGS) { \
-    const A *a = (const A *)av; \
-    const B *b = (const B *)bv; \
-    switch (h) { \
-    STX__CASE(1, stem) STX__CASE(2, stem) STX__CASE(3, stem) STX__CASE(4, stem) STX__CASE(5, stem) STX__CASE(6, stem) STX__CASE(7, stem) \
-    STX__CASE(8, stem) STX__CASE(9, stem) STX__CASE(10, stem) STX__CASE(11, stem) STX__CASE(12, stem) STX__CASE(13, stem) \
-    default: stem##_14(kc, a, rs, ks, b, ldb, c, ldc, add); \
-    } \
+STX__INLINE_FOR("avx512f") void stx__avx512_add(size_t i, __m512 (*s)[2], const float *c, size_t ldc) {
+    s[i][0] = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), s[i][0]);
+    s[i][1] = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), s[i][1]);
 }
-  #define STX__ZERO(i, p) __m512 c##i##_0 = _mm512_setzero_ps(), c##i##_1 = _mm512_setzero_ps();
-  #define STX__ADD_ROW(i, p) c##i##_0 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), c##i##_1);
-  #define STX__STORE_ROW(i, p) _mm512_storeu_ps(c + i * ldc, c##i##_0); _mm512_storeu_ps(c + i * ldc + 16, c##i##_1);
-  #define STX__LOAD(p) _mm512_loadu_ps(p)
-  #define STX__FMA_ROW(i, p) t = _mm512_set1_ps(p); c##i##_0 = _mm512_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm512_fmadd_ps(t, b1, c##i##_1);
-STX__MICROS_512(stx__micro_avx512, "avx512f", float, float, __m512)
-  #undef STX__LOAD
-  #undef STX__FMA_ROW
+STX__INLINE_FOR("avx512f") void stx__avx512_store(size_t i, __m512 (*s)[2], float *c, size_t ldc) {
+    _mm512_storeu_ps(c + i * ldc, s[i][0]);
+    _mm512_storeu_ps(c + i * ldc + 16, s[i][1]);
+}
+STX__INLINE_FOR("avx512f") void stx__micro_avx512_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks,
+                                            const float *b, size_t ldb, float *c, size_t ldc, int add) {
+    const float *g[5];
+    __m512 s[14][2];
+    g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
+    STX__EACH_ROW14(n, stx__avx512_zero, s);
+    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
+        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
+        STX__EACH_ROW14(n, stx__avx512_step, s, g, rs, b0, b1);
+    }
+    if (add) STX__EACH_ROW14(n, stx__avx512_add, s, c, ldc);
+    STX__EACH_ROW14(n, stx__avx512_store, s, c, ldc);
+}
+STX__HEIGHTS14(stx__micro_avx512, "avx512f", float, float)
+static void stx__micro_avx512_run(STX__MICRO_ARGS) {
+    const float *a = (const float *)av, *b = (const float *)bv;
+    switch (h) {
+    STX__CASES13(stx__micro_avx512, (kc, a, rs, ks, b, ldb, c, ldc, add))
+    default: stx__micro_avx512_14(kc, a, rs, ks, b, ldb, c, ldc, add);
+    }
+}
 STX__AVX512 static void stx__transpose_avx512(float *to, const float *B, size_t ldb, size_t k);
 static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__transpose_avx512, NULL, NULL, "avx512"};
 #endif
@@ -4486,11 +4512,34 @@ static const stx__micro stx__micro_bf16_avx512 = {4, 16, 2, stx__micro_pairs_avx
   #if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
     #define STX__BF16 1
 STX_INNER int stx__load_pair(const char *p) { int v; memcpy(&v, p, 4); return v; }     /* two bfloat16s, at any address */
-    #define STX__LOAD(p) (__m512bh)_mm512_loadu_si512(p)
-    #define STX__FMA_ROW(i, p) t = (__m512bh)_mm512_set1_epi32(stx__load_pair((const char *)&p)); c##i##_0 = _mm512_dpbf16_ps(c##i##_0, t, b0); c##i##_1 = _mm512_dpbf16_ps(c##i##_1, t, b1);
-STX__MICROS_512(stx__micro_dot, "avx512f,avx512bf16", uint16_t, uint32_t, __m512bh)
-    #undef STX__LOAD
-    #undef STX__FMA_ROW
+STX__INLINE_FOR("avx512f,avx512bf16") void stx__dot_step(size_t i, __m512 (*s)[2], const uint16_t *const *g, size_t rs,
+                                                        __m512bh b0, __m512bh b1) {
+    __m512bh t = (__m512bh)_mm512_set1_epi32(stx__load_pair((const char *)(g[i / 3] + i % 3 * rs)));
+    s[i][0] = _mm512_dpbf16_ps(s[i][0], t, b0);
+    s[i][1] = _mm512_dpbf16_ps(s[i][1], t, b1);
+}
+STX__INLINE_FOR("avx512f,avx512bf16") void stx__micro_dot_rows(size_t n, size_t kc, const uint16_t *a, size_t rs, size_t ks,
+                                            const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
+    const uint16_t *g[5];
+    __m512 s[14][2];
+    g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
+    STX__EACH_ROW14(n, stx__avx512_zero, s);
+    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
+        __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 16);
+        STX__EACH_ROW14(n, stx__dot_step, s, g, rs, b0, b1);
+    }
+    if (add) STX__EACH_ROW14(n, stx__avx512_add, s, c, ldc);
+    STX__EACH_ROW14(n, stx__avx512_store, s, c, ldc);
+}
+STX__HEIGHTS14(stx__micro_dot, "avx512f,avx512bf16", uint16_t, uint32_t)
+static void stx__micro_dot_run(STX__MICRO_ARGS) {
+    const uint16_t *a = (const uint16_t *)av;
+    const uint32_t *b = (const uint32_t *)bv;
+    switch (h) {
+    STX__CASES13(stx__micro_dot, (kc, a, rs, ks, b, ldb, c, ldc, add))
+    default: stx__micro_dot_14(kc, a, rs, ks, b, ldb, c, ldc, add);
+    }
+}
 /* stx__round_row and stx__pair_rows by the processor, which takes denormals as zero */
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__round_row_bf16(uint16_t *to, const float *from, size_t n) {
     size_t i;
@@ -4517,57 +4566,31 @@ static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, N
   #endif
 
   /* AMX: eight tiles of 16 rows by 64 bytes; one instruction adds the product of 16 rows of 32 bfloat16s and 32 rows of 16. Four tiles
-     hold 32 x 32 of C. SEQTX_AMX_EMULATED (tests) gives the tiles' instructions a meaning in C on processors that lack them. */
-  #if defined(SEQTX_AMX_EMULATED) || (defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11))
-    #define STX__AMX 1
-    #ifdef SEQTX_AMX_EMULATED
-      #define STX__AMX_TARGET
-static __thread uint32_t stx__tile[8][16][16];
-static void stx__tile_load(int t, const void *p, size_t stride) { int r; for (r = 0; r < 16; r++) memcpy(stx__tile[t][r], (const char *)p + (size_t)r * stride, 64); }
-static void stx__tile_store(int t, void *p, size_t stride) { int r; for (r = 0; r < 16; r++) memcpy((char *)p + (size_t)r * stride, stx__tile[t][r], 64); }
-static void stx__tile_dot(int c, int a, int b) {
-    int m, n, k;
-    for (m = 0; m < 16; m++) for (n = 0; n < 16; n++) {
-        float s = stx__half(stx__tile[c][m][n]);
-        for (k = 0; k < 16; k++) {
-            uint32_t x = stx__tile[a][m][k], y = stx__tile[b][k][n];
-            s += stx__half(x << 16) * stx__half(y << 16) + stx__half(x & 0xffff0000u) * stx__half(y & 0xffff0000u);
-        }
-        memcpy(&stx__tile[c][m][n], &s, 4);
-    }
-}
-      #define STX__TILE_ZERO(t) memset(stx__tile[t], 0, sizeof stx__tile[t])
-      #define STX__TILE_LOAD(t, p, stride) stx__tile_load(t, p, stride)
-      #define STX__TILE_STORE(t, p, stride) stx__tile_store(t, p, stride)
-      #define STX__TILE_DOT(c, a, b) stx__tile_dot(c, a, b)
-static int stx__has_amx(void) { return 1; }
-static void stx__amx_enter(void) { memset(stx__tile, 0xff, sizeof stx__tile); }      /* NaN, until a kernel writes it */
-static void stx__amx_leave(void) {}
-    #else
-      #define STX__AMX_TARGET __attribute__((target("amx-tile,amx-bf16,avx512f")))
-      #define STX__TILE_ZERO(t) _tile_zero(t)
-      #define STX__TILE_LOAD(t, p, stride) _tile_loadd(t, p, stride)
-      #define STX__TILE_STORE(t, p, stride) _tile_stored(t, p, stride)
-      #define STX__TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
+     hold 32 x 32 of C. Who defines STX__AMX before this has his own tiles (tests/inner/amx.h: in C, for processors that have none). */
+  #if !defined(STX__AMX) && defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+    #define STX__AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
+    #define STX__AMX_LOOPS stx__transpose_avx512, stx__round_row_bf16, stx__pair_rows_bf16, "amx bf16"      /* of a stx__micro */
 /* Has the processor AMX for bfloat16, and does the kernel let this process use it? (arch_prctl ARCH_REQ_XCOMP_PERM, XTILEDATA) */
 static int stx__has_amx(void) {
     uint32_t a = 7, b, c = 0, d;
     long r = 158;
+    if (!__builtin_cpu_supports("avx512bf16")) return 0;            /* STX__AMX_LOOPS need it */
     __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
     if (!(d >> 22 & 1) || !(d >> 24 & 1)) return 0;
     __asm__ volatile("syscall" : "+a"(r) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
     return r == 0;
 }
-STX__AMX_TARGET static void stx__amx_enter(void) {
+  #endif
+  #ifdef STX__AMX
+STX__AMX static void stx__amx_enter(void) {
     uint8_t config[64] = {1};                /* palette 1; eight tiles of 64 bytes by 16 rows */
     int t;
     for (t = 0; t < 8; t++) { config[16 + 2 * t] = 64; config[48 + t] = 16; }
     __asm__ volatile("" : : "r"(config) : "memory");       /* gcc's _tile_loadconfig says that it reads 8 bytes of the 64: without this the loop is dropped */
     _tile_loadconfig(config);
 }
-STX__AMX_TARGET static void stx__amx_leave(void) { _tile_release(); }
-    #endif
-STX__AMX_TARGET static void stx__micro_amx_run(STX__MICRO_ARGS) {
+STX__AMX static void stx__amx_leave(void) { _tile_release(); }
+STX__AMX static void stx__micro_amx_run(STX__MICRO_ARGS) {
     const uint16_t *a = (const uint16_t *)av;
     const uint32_t *b = (const uint32_t *)bv;
     float t[32 * 32], *to = c;
@@ -4575,31 +4598,25 @@ STX__AMX_TARGET static void stx__micro_amx_run(STX__MICRO_ARGS) {
     int two = h > 16, whole = h == 16 || h == 32;
     if (!whole) { to = t; ldt = 32; }
     if (whole && add) {
-        STX__TILE_LOAD(0, c, ldc * 4); STX__TILE_LOAD(1, c + 16, ldc * 4);
-        if (two) { STX__TILE_LOAD(2, c + 16 * ldc, ldc * 4); STX__TILE_LOAD(3, c + 16 * ldc + 16, ldc * 4); }
+        _tile_loadd(0, c, ldc * 4); _tile_loadd(1, c + 16, ldc * 4);
+        if (two) { _tile_loadd(2, c + 16 * ldc, ldc * 4); _tile_loadd(3, c + 16 * ldc + 16, ldc * 4); }
     } else {
-        STX__TILE_ZERO(0); STX__TILE_ZERO(1); STX__TILE_ZERO(2); STX__TILE_ZERO(3);
+        _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     }
     for (k = 0; k < kc; k += 16) {           /* ks is 2: pairs follow each other */
-        STX__TILE_LOAD(6, b + k * ldb, ldb * 4); STX__TILE_LOAD(7, b + k * ldb + 16, ldb * 4);
-        STX__TILE_LOAD(4, a + k * ks, rs * 2);
-        STX__TILE_DOT(0, 4, 6); STX__TILE_DOT(1, 4, 7);
+        _tile_loadd(6, b + k * ldb, ldb * 4); _tile_loadd(7, b + k * ldb + 16, ldb * 4);
+        _tile_loadd(4, a + k * ks, rs * 2);
+        _tile_dpbf16ps(0, 4, 6); _tile_dpbf16ps(1, 4, 7);
         if (two) {
-            STX__TILE_LOAD(5, a + 16 * rs + k * ks, rs * 2);
-            STX__TILE_DOT(2, 5, 6); STX__TILE_DOT(3, 5, 7);
+            _tile_loadd(5, a + 16 * rs + k * ks, rs * 2);
+            _tile_dpbf16ps(2, 5, 6); _tile_dpbf16ps(3, 5, 7);
         }
     }
-    STX__TILE_STORE(0, to, ldt * 4); STX__TILE_STORE(1, to + 16, ldt * 4);
-    if (two) { STX__TILE_STORE(2, to + 16 * ldt, ldt * 4); STX__TILE_STORE(3, to + 16 * ldt + 16, ldt * 4); }
+    _tile_stored(0, to, ldt * 4); _tile_stored(1, to + 16, ldt * 4);
+    if (two) { _tile_stored(2, to + 16 * ldt, ldt * 4); _tile_stored(3, to + 16 * ldt + 16, ldt * 4); }
     if (!whole) for (i = 0; i < h; i++) for (j = 0; j < 32; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i * 32 + j] : t[i * 32 + j];
 }
-    #ifdef SEQTX_AMX_EMULATED
-static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, NULL, stx__round_row_base, stx__pair_rows_base, "amx bf16, emulated"};
-      #define STX__AMX_ROUNDS 1
-    #else
-      #define STX__AMX_ROUNDS __builtin_cpu_supports("avx512bf16")
-static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, stx__transpose_avx512, stx__round_row_bf16, stx__pair_rows_bf16, "amx bf16"};
-    #endif
+static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, STX__AMX_LOOPS};
   #endif
   #endif
 #endif
@@ -4612,7 +4629,7 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
     if (precision == STX_PREC_BF16) {
   #ifdef STX__X86
   #ifdef STX__AMX
-        if (isa == STX__ISA_AVX512 && STX__AMX_ROUNDS && stx__has_amx()) return &stx__micro_amx;
+        if (isa == STX__ISA_AVX512 && stx__has_amx()) return &stx__micro_amx;
   #endif
   #ifdef STX__BF16
         if (isa == STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16")) return &stx__micro_dot;
@@ -6106,42 +6123,55 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
     A->pe_t = A->pe_r = NULL;
 }
 
+/* Cuts an allocation in parts that begin at multiples of 64 bytes; base NULL: gives NULL, and only their sizes are counted. */
+typedef struct stx__cursor { char *base; size_t at; } stx__cursor;
+static void *stx__cut(stx__cursor *c, size_t bytes) {
+    void *p = c->base ? c->base + c->at : NULL;
+    c->at += stx__up(bytes, 64);
+    return p;
+}
+/* .. with 64 bytes behind each, and `skip` of its bytes before what is given */
+static void *stx__cut_padded(stx__cursor *c, size_t bytes, size_t skip) {
+    char *p = (char *)stx__cut(c, bytes + 64);
+    return p ? p + skip : NULL;
+}
+
 /* Room for one thread at `base` (NULL: only its size is wanted) */
 static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n, int back, stx__attn_scratch *R) {
     const stx_attention_args *a = A->a;
-    size_t at = 0, r4 = sizeof(stx_real), num = A->u == 2 ? 2 : r4, bf = A->u == 2;
+    size_t r4 = sizeof(stx_real), num = A->u == 2 ? 2 : r4, bf = A->u == 2;
     size_t n1 = stx__up(n, 32), nt = n1 + 16, Dk = stx__up(A->Dk, 32), D1 = stx__up(a->D, 32), tile = (STX__BQ * STX__LDS + 2 * STX__PAD);
-  #define STX__TAKE(type, field, bytes, skip) do { if (base) R->field = (type)(void *)(base + at + (skip)); at += stx__up((bytes) + 64, 64); } while (0)
+    stx__cursor c;
+    c.base = base; c.at = 0;
     memset(R, 0, sizeof *R);
-    STX__TAKE(void *, q, n1 * Dk * num, 0);
-    if (A->two) STX__TAKE(void *, qv, n1 * Dk * num, 0); else R->qv = R->q;
-    STX__TAKE(stx_real *, stage, STX__BQ * a->D * r4, 0);
-    STX__TAKE(stx_real *, o, n1 * A->Dp * r4, 0);
-    STX__TAKE(stx_real *, s, tile * r4, STX__PAD * r4);
-    if (bf) STX__TAKE(void *, h, tile * num, STX__PAD * num);
-    STX__TAKE(stx_real *, kt, STX__BK * Dk * num, 0);
-    STX__TAKE(stx_real *, kv, STX__BK * A->Dp * num, 0);
-    STX__TAKE(stx_real *, state, 3 * n1 * r4, 0);
-    STX__TAKE(stx_real *, ramp, (a->z ? A->reach[0] + 2 : 1) * r4, 0);
-    STX__TAKE(stx_real *, m, STX__BK * r4, 0);
+    R->q = stx__cut_padded(&c, n1 * Dk * num, 0);
+    if (A->two) R->qv = stx__cut_padded(&c, n1 * Dk * num, 0); else R->qv = R->q;
+    R->stage = (stx_real *)stx__cut_padded(&c, STX__BQ * a->D * r4, 0);
+    R->o = (stx_real *)stx__cut_padded(&c, n1 * A->Dp * r4, 0);
+    R->s = (stx_real *)stx__cut_padded(&c, tile * r4, STX__PAD * r4);
+    if (bf) R->h = stx__cut_padded(&c, tile * num, STX__PAD * num);
+    R->kt = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * num, 0);
+    R->kv = (stx_real *)stx__cut_padded(&c, STX__BK * A->Dp * num, 0);
+    R->state = (stx_real *)stx__cut_padded(&c, 3 * n1 * r4, 0);
+    R->ramp = (stx_real *)stx__cut_padded(&c, (a->z ? A->reach[0] + 2 : 1) * r4, 0);
+    R->m = (stx_real *)stx__cut_padded(&c, STX__BK * r4, 0);
     if (back) {
-        STX__TAKE(void *, qt, D1 * nt * num, 0);
-        if (A->two) STX__TAKE(void *, qvt, D1 * nt * num, 0); else R->qvt = R->qt;
-        STX__TAKE(void *, dyt, D1 * nt * num, 0);
-        STX__TAKE(void *, dyr, n1 * Dk * num, 0);
-        STX__TAKE(stx_real *, o2, n1 * A->Dp * r4, 0);
-        STX__TAKE(stx_real *, g, tile * r4, STX__PAD * r4);
-        STX__TAKE(stx_real *, vt, STX__BK * Dk * num, 0);
-        STX__TAKE(stx_real *, dkt, D1 * STX__LDK * r4, 0);
-        STX__TAKE(stx_real *, dvt, D1 * STX__LDK * r4, 0);
+        R->qt = stx__cut_padded(&c, D1 * nt * num, 0);
+        if (A->two) R->qvt = stx__cut_padded(&c, D1 * nt * num, 0); else R->qvt = R->qt;
+        R->dyt = stx__cut_padded(&c, D1 * nt * num, 0);
+        R->dyr = stx__cut_padded(&c, n1 * Dk * num, 0);
+        R->o2 = (stx_real *)stx__cut_padded(&c, n1 * A->Dp * r4, 0);
+        R->g = (stx_real *)stx__cut_padded(&c, tile * r4, STX__PAD * r4);
+        R->vt = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * num, 0);
+        R->dkt = (stx_real *)stx__cut_padded(&c, D1 * STX__LDK * r4, 0);
+        R->dvt = (stx_real *)stx__cut_padded(&c, D1 * STX__LDK * r4, 0);
         if (bf) {
-            STX__TAKE(uint32_t *, zs, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
-            STX__TAKE(uint32_t *, zg, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
-            STX__TAKE(uint32_t *, zr, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
+            R->zs = (uint32_t *)stx__cut_padded(&c, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
+            R->zg = (uint32_t *)stx__cut_padded(&c, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
+            R->zr = (uint32_t *)stx__cut_padded(&c, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
         }
     }
-  #undef STX__TAKE
-    return at;
+    return c.at;
 }
 
 STX_INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_real *b, size_t n) { *s = stx__dot_any(fma, a, b, n); }
@@ -6729,32 +6759,32 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int back, stx__a
 static void stx__attn_layout(stx__attn *A, size_t threads, int back, char *base, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
     stx__attn_scratch room;
-    size_t at = 0, r4 = sizeof(stx_real), extra;
+    stx__cursor c;
+    size_t r4 = sizeof(stx_real), extra;
+    c.base = base; c.at = 0;
     memset(w, 0, sizeof *w);
     stx__attn_units(A, threads, back, w);
-  #define STX__TAKE(type, what, bytes) do { if (base) what = (type)(void *)(base + at); at += stx__up(bytes, 64); } while (0)
-    STX__TAKE(stx__attn_unit *, w->unit, w->count * sizeof *w->unit);
-    STX__TAKE(stx_real *, A->pe_t, A->tables * A->np * A->Dk / A->u * r4);
+    w->unit = (stx__attn_unit *)stx__cut(&c, w->count * sizeof *w->unit);
+    A->pe_t = (stx_real *)stx__cut(&c, A->tables * A->np * A->Dk / A->u * r4);
     if (back) {
         extra = w->count - a->B * a->H;
         w->npk = a->N && (a->dpk || a->dpv) ? a->H * a->N * a->D : 0;
         w->ldpe = A->np + 16;
         w->npe = a->dpe ? A->tables * a->D * w->ldpe : 0;
-        STX__TAKE(stx_real *, A->pe_r, A->tables * A->Dp * A->np / A->u * r4);
+        A->pe_r = (stx_real *)stx__cut(&c, A->tables * A->Dp * A->np / A->u * r4);
         w->owners = threads > 1 && threads <= 16 ? 2 * threads : threads;      /* two each: who comes late has one left */
-        STX__TAKE(stx_real *, w->dpe, w->owners * w->npe * r4);
-        STX__TAKE(stx_real *, w->dpk, w->owners * w->npk * r4);
-        STX__TAKE(stx_real *, w->dpv, w->owners * w->npk * r4);
-        STX__TAKE(stx_real *, w->du, w->count * a->D * r4);
-        STX__TAKE(stx_real *, w->dvb, w->count * a->D * r4);
-        STX__TAKE(stx_real *, w->dz, w->count * r4);
-        STX__TAKE(stx_real *, w->part, extra * a->T * a->D * r4);
-        STX__TAKE(double *, w->load, w->owners * sizeof(double));
+        w->dpe = (stx_real *)stx__cut(&c, w->owners * w->npe * r4);
+        w->dpk = (stx_real *)stx__cut(&c, w->owners * w->npk * r4);
+        w->dpv = (stx_real *)stx__cut(&c, w->owners * w->npk * r4);
+        w->du = (stx_real *)stx__cut(&c, w->count * a->D * r4);
+        w->dvb = (stx_real *)stx__cut(&c, w->count * a->D * r4);
+        w->dz = (stx_real *)stx__cut(&c, w->count * r4);
+        w->part = (stx_real *)stx__cut(&c, extra * a->T * a->D * r4);
+        w->load = (double *)stx__cut(&c, w->owners * sizeof(double));
     }
     w->room = stx__attn_scratch_layout(A, NULL, w->most, back, &room);
-    STX__TAKE(char *, w->rooms, threads * w->room);
-  #undef STX__TAKE
-    w->bytes = at + 64;
+    w->rooms = (char *)stx__cut(&c, threads * w->room);
+    w->bytes = c.at + 64;
 }
 STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int backward) {
     stx__attn A;

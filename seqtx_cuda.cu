@@ -1400,17 +1400,14 @@ static void stx__gemm_close(stx_gpu *g) {
     g->plans = NULL;
     g->lt = NULL;
 }
-/* For tests: how many plans there are; g->tune */
-extern "C" size_t stx__plans_count(const stx_ctx *x) { const stx__plans *p = (const stx__plans *)stx__gpu(x)->plans; return p ? p->count : 0; }
-extern "C" void stx__plans_tune(stx_ctx *x, int tune) { stx__gpu(x)->tune = tune; }
 
 static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const stx__plan_key *k) {
     stx_fail(x, STX_ERR_DEVICE, "%s: cublasLt says %s for %zu products of (%zu,%zu) and (%zu,%zu), %s to %s, on %s: nothing that this step made can be "
              "used; free the context and go on from the last checkpoint", what, cublasLtGetStatusName(s), k->batch, k->M, k->K, k->K, k->N,
              k->half_in ? "bf16" : "f32", k->half_out ? "bf16" : "f32", stx__gpu(x)->name);
 }
-/* Calls one after the other until one fails */
-#define STX__LT(call) do { if (s == CUBLAS_STATUS_SUCCESS) s = (call); } while (0)
+/* Calls one after the other until one fails: s is the first status that is no success */
+#define STX__LT(s, call) do { if ((s) == CUBLAS_STATUS_SUCCESS) (s) = (call); } while (0)
 
 /* A row-major (rows,cols) is a column-major (cols,rows). */
 static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t rows, size_t cols, size_t ld, size_t batch, size_t stride) {
@@ -1418,17 +1415,17 @@ static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t ro
     int32_t count = (int32_t)batch;
     int64_t step = (int64_t)stride;
     if (batch > 1) {
-        STX__LT(cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
-        STX__LT(cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step));
+        STX__LT(s, cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+        STX__LT(s, cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step));
     }
     return s;
 }
 static cublasStatus_t stx__lt_run(stx_gpu *g, const stx__plan *p, const stx__operands *o, const cublasLtMatmulAlgo_t *algo, size_t used, void *D) {
     void *room = used ? ((stx__plans *)g->plans)->room : NULL;
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
-    if (o->bias) STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
+    if (o->bias) STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
     (void)cudaSetDevice(g->index);
-    STX__LT(cublasLtMatmul(g->lt, p->op, &o->alpha, o->B, p->b, o->A, p->a, &o->beta, o->C, p->c, D, p->c, algo, room, used, g->stream));
+    STX__LT(s, cublasLtMatmul(g->lt, p->op, &o->alpha, o->B, p->b, o->A, p->a, &o->beta, o->C, p->c, D, p->c, algo, room, used, g->stream));
     return s;
 }
 /* The fastest of n candidates: the best of three runs each, after one that does not count. They write to memory of their own: C must be
@@ -1470,23 +1467,23 @@ static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operan
     cublasStatus_t s;
     if (g->tune == -1 || (g->tune == -2 && epilogue != CUBLASLT_EPILOGUE_DEFAULT)) { p->plain = 1; return CUBLAS_STATUS_SUCCESS; }
     s = cublasLtMatmulDescCreate(&p->op, k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &opB, sizeof opB));
-    STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &opA, sizeof opA));
-    STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &opB, sizeof opB));
+    STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &opA, sizeof opA));
+    STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
     if (o->bias) {
-        STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias, sizeof bias));
-        STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
+        STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias, sizeof bias));
+        STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
     }
-    STX__LT(stx__layout(&p->a, k->half_in, k->ta ? k->K : k->M, k->ta ? k->M : k->K, k->lda, k->batch, k->sa));
-    STX__LT(stx__layout(&p->b, k->half_in, k->tb ? k->N : k->K, k->tb ? k->K : k->N, k->ldb, k->batch, k->sb));
-    STX__LT(stx__layout(&p->c, k->half_out, k->M, k->N, k->ldc, k->batch, k->sc));
-    STX__LT(cublasLtMatmulPreferenceCreate(&pref));
-    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room));
-    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
-    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &ab, sizeof ab));
-    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &aa, sizeof aa));
-    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &ac, sizeof ac));
-    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &ac, sizeof ac));
+    STX__LT(s, stx__layout(&p->a, k->half_in, k->ta ? k->K : k->M, k->ta ? k->M : k->K, k->lda, k->batch, k->sa));
+    STX__LT(s, stx__layout(&p->b, k->half_in, k->tb ? k->N : k->K, k->tb ? k->K : k->N, k->ldb, k->batch, k->sb));
+    STX__LT(s, stx__layout(&p->c, k->half_out, k->M, k->N, k->ldc, k->batch, k->sc));
+    STX__LT(s, cublasLtMatmulPreferenceCreate(&pref));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &ab, sizeof ab));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &aa, sizeof aa));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &ac, sizeof ac));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &ac, sizeof ac));
     if (s == CUBLAS_STATUS_SUCCESS) {
         s = cublasLtMatmulAlgoGetHeuristic(g->lt, p->op, p->b, p->a, p->c, p->c, pref, STX__CANDIDATES, r, &n);
         if (s == CUBLAS_STATUS_NOT_SUPPORTED) { s = CUBLAS_STATUS_SUCCESS; n = 0; }
@@ -2359,6 +2356,16 @@ typedef struct stx__attn0 {
     stx__num q, k, v, pe, u, vb, pk, pv, y, dy;
 } stx__attn0;
 
+/* The next part of a scratch at base: at which offset, a multiple of 256 */
+static size_t stx__cut(size_t *at, size_t bytes) {
+    size_t from = *at;
+    *at += (bytes + 255) / 256 * 256;
+    return from;
+}
+static float *stx__cut_floats(char *base, size_t *at, size_t count) {     /* NULL without a base */
+    size_t from = stx__cut(at, count * sizeof(float));
+    return base ? (float *)(void *)(base + from) : NULL;
+}
 static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
     const stx_attention_args *a = A->a;
     const size_t budget = (size_t)200 << 20, few = stx__gpu(A->x)->attention == 3;
@@ -2389,24 +2396,22 @@ static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
     for (i = 0; i < STX__SHARED_SUMS; i++) unit += A->size[i];
     A->units = few ? 3 : budget / (unit * sizeof(float));
     A->units = STX_MAX((size_t)1, STX_MIN(STX_MIN(A->units, all), (size_t)65535));
-  #define STX__TAKE(field, count) do { A->field = base ? (float *)(void *)(base + at) : NULL; at += ((count) * sizeof(float) + 255) / 256 * 256; } while (0)
-    STX__TAKE(s, A->units * A->n * A->ld);
-    STX__TAKE(o, A->units * A->n * a->D);
+    A->s = stx__cut_floats(base, &at, A->units * A->n * A->ld);
+    A->o = stx__cut_floats(base, &at, A->units * A->n * a->D);
     if (backward) {
-        STX__TAKE(g, A->units * A->n * A->ld);
-        STX__TAKE(o2, A->units * A->n * a->D);
-        STX__TAKE(rows, A->units * A->n);
+        A->g = stx__cut_floats(base, &at, A->units * A->n * A->ld);
+        A->o2 = stx__cut_floats(base, &at, A->units * A->n * a->D);
+        A->rows = stx__cut_floats(base, &at, A->units * A->n);
         A->parts_bytes = at;
-        STX__TAKE(dk, a->dk ? A->units * a->S * a->D : 0);
-        STX__TAKE(dv, a->dv ? A->units * a->S * a->D : 0);
+        A->dk = stx__cut_floats(base, &at, a->dk ? A->units * a->S * a->D : 0);
+        A->dv = stx__cut_floats(base, &at, a->dv ? A->units * a->S * a->D : 0);
         A->parts = A->dk;
-        for (i = 0; i < STX__SHARED_SUMS; i++) STX__TAKE(part[i], A->units * A->size[i]);
+        for (i = 0; i < STX__SHARED_SUMS; i++) A->part[i] = stx__cut_floats(base, &at, A->units * A->size[i]);
         A->parts_bytes = at - A->parts_bytes;
         A->all_bytes = at;
-        for (i = 0; i < STX__SHARED_SUMS; i++) STX__TAKE(all[i], A->copies[i] * A->size[i]);
+        for (i = 0; i < STX__SHARED_SUMS; i++) A->all[i] = stx__cut_floats(base, &at, A->copies[i] * A->size[i]);
         A->all_bytes = at - A->all_bytes;
     }
-  #undef STX__TAKE
     return A->bytes = at + 256;
 }
 static void stx__attn0_open(stx__attn0 *A, stx_ctx *x, const stx_attention_args *a, int backward) {
@@ -3351,6 +3356,9 @@ template<class P> static stx__at_pick stx__at_choose_float(const stx__at *p, int
     return p->D <= 32 ? stx__at_choice<P, 32, 64, 1, 1>(p, two)
          : p->D <= 64 ? stx__at_choice<P, 64, 32, 1, 1>(p, two) : stx__at_choice<P, 128, 16, 1, 1>(p, two);
 }
+template<int DP, int BK, int MT> static stx__at_pick stx__at_choose_bf16(const stx__at *p, int two) {
+    return two ? stx__at_choice<stx__at_bf16, DP, BK, MT, 1>(p, 1) : stx__at_choice<stx__at_bf16, DP, BK, MT, 0>(p, 0);
+}
 /* Two strips a warp where the span is worth a tile of 128 queries and there are blocks enough for a large GPU: two on each of 132
    multiprocessors. The GPU at hand must not decide. Tiles of 64 and of 128 queries begin at different keys where the oldest key cuts the
    window off, so they sum in another order, and the bits of a run would change from one GPU to another. */
@@ -3360,11 +3368,9 @@ static stx__at_pick stx__at_choose(stx_ctx *x, const stx__at *p, int half) {
     int two = p->u.p || p->vb.p, many = (size_t)p->B * p->H * ((p->T + 127) / 128) >= STX__AT_MANY;
     int wide = (p->span >= 512 && p->T >= 128 && many) || g->attention == 4;
     if (!half) return g->tf32 ? stx__at_choose_float<stx__at_tf32>(p, two) : stx__at_choose_float<stx__at_f32>(p, two);
-#define STX__AT(DP, BK, MT) (two ? stx__at_choice<stx__at_bf16, DP, BK, MT, 1>(p, 1) : stx__at_choice<stx__at_bf16, DP, BK, MT, 0>(p, 0))
-    if (p->D <= 32) return wide ? STX__AT(32, 64, 2) : STX__AT(32, 64, 1);
-    if (p->D <= 64) return wide ? STX__AT(64, 64, 2) : STX__AT(64, 64, 1);
-    return STX__AT(128, 32, 1);
-#undef STX__AT
+    if (p->D <= 32) return wide ? stx__at_choose_bf16<32, 64, 2>(p, two) : stx__at_choose_bf16<32, 64, 1>(p, two);
+    if (p->D <= 64) return wide ? stx__at_choose_bf16<64, 64, 2>(p, two) : stx__at_choose_bf16<64, 64, 1>(p, two);
+    return stx__at_choose_bf16<128, 32, 1>(p, two);
 }
 /* Can the fused kernels run this call? From the host's knowledge alone. */
 static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) {
@@ -4159,18 +4165,16 @@ static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_p
         most = STX_MAX((size_t)1, STX__AB_PARTS / one);
         s.table_splits = (int)STX_MIN(most, (size_t)STX_MIN(s.combos, STX_MAX(1, 64 / s.tables)));
     }
-#define STX__TAKE(what, want, bytes) do { s.what = at; if (want) at += ((size_t)(bytes) + 255) / 256 * 256; } while (0)
-    STX__TAKE(list, s.queries, (size_t)H * s.tiles * 4);
-    STX__TAKE(bits, 1, stx__at_words(a) * stx__at_rows(a) * 4);
-    STX__TAKE(dsum, 1, a->B * a->H * a->T * 4);
-    STX__TAKE(du, a->du, a->B * s.tiles * a->H * a->D * 4);
-    STX__TAKE(dvb, a->dvb, a->B * s.tiles * a->H * a->D * 4);
-    STX__TAKE(dz, a->dz, a->B * s.tiles * a->H * 4);
-    STX__TAKE(dpk, s.vectors && a->dpk, s.vector_splits * a->H * a->N * a->D * 4);
-    STX__TAKE(dpv, s.vectors && a->dpv, s.vector_splits * a->H * a->N * a->D * 4);
-    STX__TAKE(dpe, s.table, s.table_splits * one);
-    STX__TAKE(used, s.table, (size_t)s.diagonals * s.tables * s.table_splits * 4);
-#undef STX__TAKE
+    s.list = stx__cut(&at, s.queries ? (size_t)H * s.tiles * 4 : 0);
+    s.bits = stx__cut(&at, stx__at_words(a) * stx__at_rows(a) * 4);
+    s.dsum = stx__cut(&at, a->B * a->H * a->T * 4);
+    s.du = stx__cut(&at, a->du ? a->B * s.tiles * a->H * a->D * 4 : 0);
+    s.dvb = stx__cut(&at, a->dvb ? a->B * s.tiles * a->H * a->D * 4 : 0);
+    s.dz = stx__cut(&at, a->dz ? a->B * s.tiles * a->H * 4 : 0);
+    s.dpk = stx__cut(&at, s.vectors && a->dpk ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
+    s.dpv = stx__cut(&at, s.vectors && a->dpv ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
+    s.dpe = stx__cut(&at, s.table ? s.table_splits * one : 0);
+    s.used = stx__cut(&at, s.table ? (size_t)s.diagonals * s.tables * s.table_splits * 4 : 0);
     s.bytes = at;
     return s;
 }

@@ -927,10 +927,17 @@ STX_EACH_ISA(stx__sru_again, (STX__SRU_W cs, STX__SRU_W fs, const stx__sru_rows 
        h  = xt + (g(c') - xt) m r        dzr = dh (g - xt) m r (1-r) ;  a = dh m r g' + e ;  dxt = dh (1 - m r)
        c' = u0 + (c - u0) f              dzf = a (c - u0) f (1-f) ;  du0 = a (1-f)
        e  <- a f + dzf vf + dzr vr */
-#define STX__SRU_BACK \
-    stx_real cp = cs[j], f = fs[j], xv = alpha * xt[j], gm = dh[j] * m[j], wf = gates ? vf[j] + V[j] : vf[j], wr = gates ? vr[j] + V[O + j] : vr[j]; \
-    stx_real r = stx_fast_sigmoid(fma, STX_FMA(fma, wr, cp, u2[j] + br[j])), g = tanh_ ? stx_fast_tanh(fma, cs[W + j]) : cs[W + j]; \
-    stx_real slope = tanh_ ? 1 - g * g : 1, dzr = gm * (g - xv) * (r - r * r), in = gm * r * slope, df = (cp - u0[j]) * (f - f * f)
+typedef struct stx__sru_slopes { stx_real r, dzr, in, df; } stx__sru_slopes;       /* a = in + e, dzf = a df */
+STX_INNER stx__sru_slopes stx__sru_slopes_of(int fma, int tanh_, stx_real cp, stx_real f, stx_real c, stx_real u0,
+                                             stx_real zr, stx_real xv, stx_real wr, stx_real gm) {
+    stx__sru_slopes s;
+    stx_real g = tanh_ ? stx_fast_tanh(fma, c) : c, slope = tanh_ ? 1 - g * g : 1;
+    s.r = stx_fast_sigmoid(fma, STX_FMA(fma, wr, cp, zr));
+    s.dzr = gm * (g - xv) * (s.r - s.r * s.r);
+    s.in = gm * s.r * slope;
+    s.df = (cp - u0) * (f - f * f);
+    return s;
+}
 
 /* Where the gradients go: du, its planes O apart, and dx with rows ldd apart; dV as V; gvf, gvr, gbf, gbr (n): sums over the steps of
    dvf and so on. All pointers at the last step; rows before it by ld*. */
@@ -949,12 +956,13 @@ STX_INNER void stx__sru_back_as(int fma, STX__SRU_W du, STX__SRU_W dx, STX__SRU_
         j1 = STX_MIN(n, j0 + STX__SRU_PIECE);
         if (far_) { STX__SRU_AHEAD(u2 - ldu, j0, j1); STX__SRU_AHEAD(xt - ldx, j0, j1); STX__SRU_AHEAD(dh - ldh, j0, j1); }
         for (j = j0; j < j1; j++) {
-            STX__SRU_BACK;
-            stx_real a = in + e[j], dzf = a * df;
+            stx_real cp = cs[j], f = fs[j], gm = dh[j] * m[j], wf = gates ? vf[j] + V[j] : vf[j], wr = gates ? vr[j] + V[O + j] : vr[j];
+            stx__sru_slopes s = stx__sru_slopes_of(fma, tanh_, cp, f, cs[W + j], u0[j], u2[j] + br[j], alpha * xt[j], wr, gm);
+            stx_real a = s.in + e[j], dzf = a * s.df, dzr = s.dzr;
             out[0][j - j0] = a - a * f;
             out[1][j - j0] = dzf;
             out[2][j - j0] = dzr;
-            out[3][j - j0] = alpha * STX_FMA(fma, -gm, r, dh[j]);
+            out[3][j - j0] = alpha * STX_FMA(fma, -gm, s.r, dh[j]);
             if (gates) { out[4][j - j0] = dzf * cp; out[5][j - j0] = dzr * cp; }
             gvf[j] = STX_FMA(fma, dzf, cp, gvf[j]);
             gvr[j] = STX_FMA(fma, dzr, cp, gvr[j]);
@@ -987,9 +995,10 @@ STX_INNER void stx__sru_affine_as(int fma, STX__SRU_W P, STX__SRU_W Q, const stx
     size_t p, j;
     for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, xt -= ldx, V -= ldv, dh -= ldh, cs -= W, fs -= W)
         for (j = 0; j < n; j++) {
-            STX__SRU_BACK;
-            stx_real J = STX_FMA(fma, wf, df, f);
-            Q[j] = STX_FMA(fma, Q[j] + in, J, dzr * wr);
+            stx_real cp = cs[j], f = fs[j], gm = dh[j] * m[j], wf = gates ? vf[j] + V[j] : vf[j], wr = gates ? vr[j] + V[O + j] : vr[j];
+            stx__sru_slopes s = stx__sru_slopes_of(fma, tanh_, cp, f, cs[W + j], u0[j], u2[j] + br[j], alpha * xt[j], wr, gm);
+            stx_real J = STX_FMA(fma, wf, s.df, f);
+            Q[j] = STX_FMA(fma, Q[j] + s.in, J, s.dzr * wr);
             P[j] *= J;
         }
 }

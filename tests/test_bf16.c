@@ -1,5 +1,5 @@
 /* test_bf16.c - precision bf16, and every micro-kernel that this processor can run, f32 ones too: rounding, products, attention
-   (values, gradients, borders of the tiles, red zones), a whole model. A float program, without another library's products. With SEQTX_AMX_EMULATED
+   (values, gradients, borders of the tiles, red zones), a whole model. A float program, without another library's products. With TEST_AMX_EMULATED
    there is the AMX kernel in C besides (slow, so fewer cases); with SEQTX_DOUBLE it only sees that bf16 is refused. */
 #include <stdint.h>
 #include "../seqtx_attn_span.h"
@@ -22,7 +22,7 @@ int main(void) {
 }
 #else
 
-#ifdef SEQTX_AMX_EMULATED
+#ifdef TEST_AMX_EMULATED
 enum { SLOW = 1 };                /* fewer and smaller cases */
 #else
 enum { SLOW = 0 };

@@ -1,18 +1,8 @@
 /* test_cuda_gemm.c - the CUDA twins of stx_gemm, stx_linear_fwd and stx_linear_bwd against those of the CPU, in float and in bfloat16, by
    cublasLt and by the kernel that stands in where cublasLt has no algorithm. */
 #include "../seqtx.h"
+#include "inner.h"
 #include "cuda_test.h"
-
-/* Of seqtx_cuda.cu, for tests: how many kinds of product it knows; of the next new one: 0 the heuristic's first algorithm, 1 the
-   fastest, -1 our own kernel, -2 as 0 but bias and relu by a pass of their own */
-#ifdef __cplusplus
-extern "C" {
-#endif
-extern size_t stx__plans_count(const stx_ctx *x);
-extern void stx__plans_tune(stx_ctx *x, int tune);
-#ifdef __cplusplus
-}
-#endif
 
 static stx_ctx *cpu;
 
@@ -266,21 +256,21 @@ static void plans(stx_ctx *x) {
     size_t before, after;
     memset(&p, 0, sizeof p);
     p.batch = 2; p.M = 24; p.N = 40; p.K = 56; p.alpha = 1; p.beta = 1;
-    before = stx__plans_count(x);
+    before = inner_plans(x);
     product_case(x, &p);
-    after = stx__plans_count(x);
+    after = inner_plans(x);
     CHECK(after == before + 1, "%zu plans for one product", after - before);
     p.alpha = 0.5;
     product_case(x, &p);
-    CHECK(stx__plans_count(x) == after, "a second plan for the same kind of product");
+    CHECK(inner_plans(x) == after, "a second plan for the same kind of product");
     p.M++;
     product_case(x, &p);
-    CHECK(stx__plans_count(x) == after + 1, "no plan of its own for another shape");
+    CHECK(inner_plans(x) == after + 1, "no plan of its own for another shape");
 }
 
 /* A product may be captured, even one that comes for the first time; each replay adds once. */
 static void captured(stx_ctx *x) {
-    size_t M = 19, N = 24, K = 37, i, before = stx__plans_count(x);
+    size_t M = 19, N = 24, K = 37, i, before = inner_plans(x);
     float *A = cuda_random(M * K, 3, 1), *B = cuda_random(K * N, 3, 1), *C = cuda_random(M * N, 3, 1), *got;
     stx_real *dA = cuda_numbers(x, A, M * K, STX_MEM_NUMBERS), *dB = cuda_numbers(x, B, K * N, STX_MEM_NUMBERS), *dC = cuda_numbers(x, C, M * N, STX_MEM_BYTES);
     stx_graph *graph;
@@ -290,7 +280,7 @@ static void captured(stx_ctx *x) {
     stx_gemm_cuda(x, &g);
     graph = stx_cuda_capture_end(x);
     CHECK(graph && stx_ok(x), "%s", stx_error(x));
-    CHECK(stx__plans_count(x) == before + 1, "no plan made while capturing");
+    CHECK(inner_plans(x) == before + 1, "no plan made while capturing");
     got = fetch(x, dC, M * N);
     CHECK(near(got, C, M * N, 0, 0), "a product runs while it is captured");
     free(got);
@@ -371,7 +361,7 @@ int main(void) {
         for (k = -1; k < 2; k++) {
             stx_ctx *x = cuda_ctx(STX_CUDA, precision[i]);
             if (!stx_ok(x)) { CHECK(0, "%s", stx_error(x)); stx_destroy(x); continue; }
-            stx__plans_tune(x, k);
+            inner_tune(x, k);
             products(x);
             twin(x);
             layers(x);
@@ -384,7 +374,7 @@ int main(void) {
         }
     {
         stx_ctx *x = cuda_ctx(STX_CUDA, STX_PREC_F32);      /* not in bfloat16: a pass of its own rounds twice */
-        stx__plans_tune(x, -2);
+        inner_tune(x, -2);
         layers(x);
         stx_destroy(x);
     }
