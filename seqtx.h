@@ -392,8 +392,8 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
 #else
   #define STX_RUN(x, stem, args) do { stem args; } while (0)
 #endif
-#define STX__MIN(a, b) ((a) < (b) ? (a) : (b))
-#define STX__MAX(a, b) ((a) > (b) ? (a) : (b))
+#define STX_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define STX_MAX(a, b) ((a) > (b) ? (a) : (b))
 
 STX_DEF int stx_threads(const stx_ctx *x);
 
@@ -411,7 +411,7 @@ typedef void (*stx_part)(const stx_share *s, const void *job);
 STX_DEF void stx_parallel(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job);
 /* The same for few and unequal iterations, given out one by one as threads come, from 0 on: the longest should come first. */
 STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void *job);
-STX_DEF int stx_isa(const stx_ctx *x);                      /* which inner loops its processor runs: STX__CALL */
+STX_DEF int stx_isa(const stx_ctx *x);                      /* which inner loops its processor runs: STX_CALL */
 
 /* y (n) = value */
 STX_KERNEL(stx_fill, (stx_ctx *x, stx_real *y, size_t n, stx_real value))
@@ -1281,10 +1281,14 @@ typedef struct stx_lm {
 /* Stop here if you only want the API. */
 #endif /* SEQTX_H */
 
-/* What inner loops are made of, for this implementation and for those of the family headers (which define STX__LOOPS and include this
-   file again when they are compiled apart from it). */
-#if (defined(SEQTX_IMPLEMENTATION) || defined(STX__LOOPS)) && !defined(STX__LOOPS_DONE)
-#define STX__LOOPS_DONE
+/* For kernels of one's own, and for those here: what inner loops are made of. Public, but of no concern to programs that only use
+   models. A file with kernels that is compiled apart from the implementation defines STX_LOOPS and includes this file (again):
+       STX_INNER, STX_EACH_ISA, STX_CALL, STX_RESTRICT, STX_FMA     one loop in C, compiled for each instruction set (>>loops)
+       STX_STRICT_ON, STX_STRICT_OFF                                around code that -ffast-math must not reorder
+       stx_fast_exp, _tanh, _sqrt, _sigmoid                         scalar functions that loops over them become vector code of (>>maths)
+       stx_prefetch */
+#if (defined(SEQTX_IMPLEMENTATION) || defined(STX_LOOPS)) && !defined(STX_LOOPS_DONE)
+#define STX_LOOPS_DONE
 
 #include <float.h>
 #include <math.h>
@@ -1293,25 +1297,25 @@ typedef struct stx_lm {
 // >>loops
 
 #if defined(__GNUC__) || defined(__clang__)
-  #define STX__RESTRICT __restrict__
+  #define STX_RESTRICT __restrict__
 #else
-  #define STX__RESTRICT
+  #define STX_RESTRICT
 #endif
 
 /* Options like -ffast-math let compilers reorder sums and take for granted that there are no infinities and no NaN. Here masks are
    infinities, NaN is what a run that went wrong is known by, and e^v is made by a sum in a fixed order. clang keeps to the language between
-   STX__STRICT_ON and STX__STRICT_OFF; gcc keeps sums as written in the functions of STX__EACH_ISA (STX__VECTOR), but no pragma or attribute
+   STX_STRICT_ON and STX_STRICT_OFF; gcc keeps sums as written in the functions of STX_EACH_ISA (STX_VECTOR), but no pragma or attribute
    of gcc 12 brings comparisons with NaN back, so there -ffinite-math-only is an error. stx__finite tells by bits in any case. */
 #if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD == 0 && !defined(__FAST_MATH__) && !defined(__ASSOCIATIVE_MATH__) && defined(__GNUC__) && \
     (!defined(__clang__) || defined(__x86_64__) || defined(__i386__))
   #define STX__EXACT_SUMS 1     /* (t + c) - c rounds t: no sums reordered, nor kept longer than a float (x87) */
 #endif
 #if defined(__clang__) && __clang_major__ >= 12 && (defined(__x86_64__) || defined(__i386__))
-  #define STX__STRICT_ON _Pragma("float_control(precise, on, push)")
-  #define STX__STRICT_OFF _Pragma("float_control(pop)")
+  #define STX_STRICT_ON _Pragma("float_control(precise, on, push)")
+  #define STX_STRICT_OFF _Pragma("float_control(pop)")
 #else
-  #define STX__STRICT_ON
-  #define STX__STRICT_OFF
+  #define STX_STRICT_ON
+  #define STX_STRICT_OFF
   #if defined(__clang__) && __clang_major__ < 12
     #undef STX__EXACT_SUMS
   #endif
@@ -1343,18 +1347,18 @@ static inline uint64_t stx__flush_on(void) { return 0; }
 static inline void stx__flush_off(uint64_t mode) { (void)mode; }
 #endif
 
-/* Inner loops are plain C in STX__INNER functions, compiled once for each instruction set: STX__EACH_ISA(fn, (parameters), arguments)
-   makes fn_base, fn_avx2 and fn_avx512 of fn, and STX__CALL(x, fn, (arguments)) calls the one that the processor has. No -march
-   is needed, and no -O3: STX__VECTOR asks gcc for vector code, which it would make at -O2 only of loops whose length it knows.
-   fn's first parameter, which STX__EACH_ISA supplies, says whether there are fused multiply-adds: STX__FMA. STX__RESTRICT stands
-   in the parameters of STX__EACH_ISA, where the pointers that fn may assume to be apart are. */
+/* Inner loops are plain C in STX_INNER functions, compiled once for each instruction set: STX_EACH_ISA(fn, (parameters), arguments)
+   makes fn_base, fn_avx2 and fn_avx512 of fn, and STX_CALL(x, fn, (arguments)) calls the one that the processor has. No -march
+   is needed, and no -O3: STX_VECTOR asks gcc for vector code, which it would make at -O2 only of loops whose length it knows.
+   fn's first parameter, which STX_EACH_ISA supplies, says whether there are fused multiply-adds: STX_FMA. STX_RESTRICT stands
+   in the parameters of STX_EACH_ISA, where the pointers that fn may assume to be apart are. */
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__OPTIMIZE__)      /* without -O it would only take six times as long to compile */
-  #define STX__INNER static inline __attribute__((always_inline))
+  #define STX_INNER static inline __attribute__((always_inline))
 #else
-  #define STX__INNER static inline
+  #define STX_INNER static inline
 #endif
 /* n numbers that will be read soon */
-STX__INNER void stx__prefetch(const stx_real *a, size_t n) {
+STX_INNER void stx_prefetch(const stx_real *a, size_t n) {
 #ifdef __GNUC__
     size_t i;
     for (i = 0; i < n; i += 64 / sizeof *a) __builtin_prefetch(a + i);
@@ -1363,10 +1367,10 @@ STX__INNER void stx__prefetch(const stx_real *a, size_t n) {
 #endif
 }
 #if defined(__GNUC__) && !defined(__clang__)
-  #define STX__VECTOR __attribute__((optimize("O2", "tree-vectorize", "vect-cost-model=dynamic", "no-unsafe-math-optimizations", "no-associative-math", \
+  #define STX_VECTOR __attribute__((optimize("O2", "tree-vectorize", "vect-cost-model=dynamic", "no-unsafe-math-optimizations", "no-associative-math", \
                                               "no-reciprocal-math", "no-finite-math-only", "signed-zeros")))
 #else
-  #define STX__VECTOR
+  #define STX_VECTOR
 #endif
 enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
 #if defined(__x86_64__) && (defined(__clang__) || (defined(__GNUC__) && !defined(_WIN32)))     /* gcc spills vectors unaligned on Windows */
@@ -1378,41 +1382,41 @@ enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
   #else
     #define STX__AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")))
   #endif
-  #define STX__EACH_ISA(fn, params, ...) \
-    STX__VECTOR static void fn##_base params { fn(0, __VA_ARGS__); } \
-    STX__AVX2 STX__VECTOR static void fn##_avx2 params { fn(1, __VA_ARGS__); } \
-    STX__AVX512 STX__VECTOR static void fn##_avx512 params { fn(1, __VA_ARGS__); }
-  #define STX__CALL(x, fn, args) \
+  #define STX_EACH_ISA(fn, params, ...) \
+    STX_VECTOR static void fn##_base params { fn(0, __VA_ARGS__); } \
+    STX__AVX2 STX_VECTOR static void fn##_avx2 params { fn(1, __VA_ARGS__); } \
+    STX__AVX512 STX_VECTOR static void fn##_avx512 params { fn(1, __VA_ARGS__); }
+  #define STX_CALL(x, fn, args) \
     do { switch (stx_isa(x)) { case STX__ISA_AVX512: fn##_avx512 args; break; case STX__ISA_AVX2: fn##_avx2 args; break; default: fn##_base args; } } while (0)
 #else
-  #define STX__EACH_ISA(fn, params, ...) STX__VECTOR static void fn##_base params { fn(0, __VA_ARGS__); }
-  #define STX__CALL(x, fn, args) do { (void)(x); fn##_base args; } while (0)
+  #define STX_EACH_ISA(fn, params, ...) STX_VECTOR static void fn##_base params { fn(0, __VA_ARGS__); }
+  #define STX_CALL(x, fn, args) do { (void)(x); fn##_base args; } while (0)
 #endif
 #if defined(SEQTX_DOUBLE) && (defined(__GNUC__) || defined(__clang__))
-  #define STX__FMA(fma, a, b, c) ((fma) ? __builtin_fma(a, b, c) : (a) * (b) + (c))
+  #define STX_FMA(fma, a, b, c) ((fma) ? __builtin_fma(a, b, c) : (a) * (b) + (c))
 #elif defined(__GNUC__) || defined(__clang__)
-  #define STX__FMA(fma, a, b, c) ((fma) ? __builtin_fmaf(a, b, c) : (a) * (b) + (c))
+  #define STX_FMA(fma, a, b, c) ((fma) ? __builtin_fmaf(a, b, c) : (a) * (b) + (c))
 #else
-  #define STX__FMA(fma, a, b, c) ((void)(fma), (a) * (b) + (c))
+  #define STX_FMA(fma, a, b, c) ((void)(fma), (a) * (b) + (c))
 #endif
 
 // >>maths
 
-STX__STRICT_ON
+STX_STRICT_ON
 /* For inner loops: no calls and, by stx__pick, no branches, so that loops over these become vector code. The double build, which
    checks gradients, has libm's. */
 #ifdef SEQTX_DOUBLE
-STX__INNER double stx__exp_any(int fma, double v) { (void)fma; return exp(v); }
-STX__INNER double stx__tanh_any(int fma, double v) { (void)fma; return tanh(v); }
-STX__INNER double stx__sqrt_any(int fma, double v) { (void)fma; return sqrt(v); }
-STX__INNER double stx__phi_any(int fma, double v, double *density) {
+STX_INNER double stx_fast_exp(int fma, double v) { (void)fma; return exp(v); }
+STX_INNER double stx_fast_tanh(int fma, double v) { (void)fma; return tanh(v); }
+STX_INNER double stx_fast_sqrt(int fma, double v) { (void)fma; return sqrt(v); }
+STX_INNER double stx__phi_any(int fma, double v, double *density) {
     (void)fma;
     *density = 0.39894228040143267794 * exp(-0.5 * v * v);
     return 0.5 * erfc(v * -0.70710678118654752440);
 }
 #else
 /* yes ? a : b by bits: compilers turn a ?: with sums in it into a branch, and then do not find their way back. yes is 0 or 1. */
-STX__INNER float stx__pick(int yes, float a, float b) {
+STX_INNER float stx__pick(int yes, float a, float b) {
     uint32_t mask = 0u - (uint32_t)yes, i, k;
     memcpy(&i, &a, 4);
     memcpy(&k, &b, 4);
@@ -1422,8 +1426,8 @@ STX__INNER float stx__pick(int yes, float a, float b) {
 }
 /* e^v to 1 ulp. Below -87.33 the result is 0, above 88.72 infinity, NaN stays NaN. v = n ln 2 + r, |r| <= ln 2 / 2, and e^r by a
    polynomial (minimax, 3e-9). */
-STX__INNER float stx__exp_any(int fma, float v) {
-    float t = STX__FMA(fma, v, 1.44269504088896341f, 12582912.0f), n, r, p;    /* 1.5 2^23: the integer part lands in the low bits */
+STX_INNER float stx_fast_exp(int fma, float v) {
+    float t = STX_FMA(fma, v, 1.44269504088896341f, 12582912.0f), n, r, p;    /* 1.5 2^23: the integer part lands in the low bits */
     uint32_t bits, power;
     memcpy(&power, &t, 4);
 #ifdef STX__EXACT_SUMS
@@ -1431,91 +1435,91 @@ STX__INNER float stx__exp_any(int fma, float v) {
 #else
     n = (float)(int32_t)(power - 0x4b400000u);      /* the same by integers, a little slower */
 #endif
-    r = STX__FMA(fma, n, -0.693359375f, v);
-    r = STX__FMA(fma, n, 2.12194440e-4f, r);
-    p = STX__FMA(fma, 1.3814173990e-3f, r, 8.3689217968e-3f);
-    p = STX__FMA(fma, p, r, 4.1668407976e-2f);
-    p = STX__FMA(fma, p, r, 1.6666518939e-1f);
-    p = STX__FMA(fma, p, r, 4.9999993333e-1f);
-    p = STX__FMA(fma, p, r, 1.0f);
-    p = STX__FMA(fma, p, r, 1.0f);
+    r = STX_FMA(fma, n, -0.693359375f, v);
+    r = STX_FMA(fma, n, 2.12194440e-4f, r);
+    p = STX_FMA(fma, 1.3814173990e-3f, r, 8.3689217968e-3f);
+    p = STX_FMA(fma, p, r, 4.1668407976e-2f);
+    p = STX_FMA(fma, p, r, 1.6666518939e-1f);
+    p = STX_FMA(fma, p, r, 4.9999993333e-1f);
+    p = STX_FMA(fma, p, r, 1.0f);
+    p = STX_FMA(fma, p, r, 1.0f);
     memcpy(&bits, &p, 4);
     bits += power << 23;                    /* times 2^n; for n = 128 too, where p < 1 */
     memcpy(&p, &bits, 4);
     return stx__pick(v < -87.33f, 0, stx__pick(v <= 88.72f, p, v + (float)HUGE_VALF));
 }
 /* tanh v to 1.5 ulp: a polynomial near 0 (Cephes), 1 - 2 / (e^2|v| + 1) elsewhere */
-STX__INNER float stx__tanh_any(int fma, float v) {
-    float a = stx__pick(v < 0, -v, v), z = v * v, far_ = 1 - 2 / (stx__exp_any(fma, 2 * a) + 1), p;
-    p = STX__FMA(fma, -5.70498872745e-3f, z, 2.06390887954e-2f);
-    p = STX__FMA(fma, p, z, -5.37397155531e-2f);
-    p = STX__FMA(fma, p, z, 1.33314422036e-1f);
-    p = STX__FMA(fma, p, z, -3.33332819422e-1f);
-    p = STX__FMA(fma, p * z, v, v);
+STX_INNER float stx_fast_tanh(int fma, float v) {
+    float a = stx__pick(v < 0, -v, v), z = v * v, far_ = 1 - 2 / (stx_fast_exp(fma, 2 * a) + 1), p;
+    p = STX_FMA(fma, -5.70498872745e-3f, z, 2.06390887954e-2f);
+    p = STX_FMA(fma, p, z, -5.37397155531e-2f);
+    p = STX_FMA(fma, p, z, 1.33314422036e-1f);
+    p = STX_FMA(fma, p, z, -3.33332819422e-1f);
+    p = STX_FMA(fma, p * z, v, v);
     return stx__pick(a < 0.625f, p, stx__pick(v < 0, -far_, far_));
 }
 /* The root of v >= 0 to 1 ulp (sqrtf may set errno, so compilers do not make vector code of it): 1/sqrt by its famous guess and
    two steps of Newton's, one more for the root itself. Denormals come out too small, as 0 or nearly so. */
-STX__INNER float stx__sqrt_any(int fma, float v) {
+STX_INNER float stx_fast_sqrt(int fma, float v) {
     float y, h = 0.5f * v, s;
     uint32_t bits;
     memcpy(&bits, &v, 4);
     bits = 0x5f3759dfu - (bits >> 1);
     memcpy(&y, &bits, 4);
-    y *= STX__FMA(fma, -h * y, y, 1.5f);
-    y *= STX__FMA(fma, -h * y, y, 1.5f);
+    y *= STX_FMA(fma, -h * y, y, 1.5f);
+    y *= STX_FMA(fma, -h * y, y, 1.5f);
     s = v * y;
-    s = STX__FMA(fma, STX__FMA(fma, -s, s, v), 0.5f * y, s);
+    s = STX_FMA(fma, STX_FMA(fma, -s, s, v), 0.5f * y, s);
     return stx__pick(v <= FLT_MAX, s, v);
 }
 /* The normal distribution, Phi(v), and its density. The tail 1 - Phi(a), a = |v|, is e^(-a^2/2) times a polynomial in a / (a + 1/0.33),
    which is 1/2 at 0 (like Abramowitz and Stegun 26.2.17; minimax, 1e-8): so it keeps its digits where 1 + erf would lose them. */
-STX__INNER float stx__phi_any(int fma, float v, float *density) {
+STX_INNER float stx__phi_any(int fma, float v, float *density) {
     float a = stx__pick(v < 0, -v, v), u, e, p;
     a = stx__pick(a > 15, 15, a);
     u = a / (a + 3.03030303f);
-    e = stx__exp_any(fma, -0.5f * a * a);
-    p = STX__FMA(fma, 2.652815441e-2f, u, -8.680494655e-2f);
-    p = STX__FMA(fma, p, u, 6.920907668e-2f);
-    p = STX__FMA(fma, p, u, 1.867111309e-2f);
-    p = STX__FMA(fma, p, u, 6.716024318e-2f);
-    p = STX__FMA(fma, p, u, -1.548621056e-1f);
-    p = STX__FMA(fma, p, u, -3.177386036e-1f);
-    p = STX__FMA(fma, p, u, 1.086760542f);
-    p = STX__FMA(fma, p, u, -1.208915990f);
-    p = STX__FMA(fma, p, u, 0.5f) * e;
+    e = stx_fast_exp(fma, -0.5f * a * a);
+    p = STX_FMA(fma, 2.652815441e-2f, u, -8.680494655e-2f);
+    p = STX_FMA(fma, p, u, 6.920907668e-2f);
+    p = STX_FMA(fma, p, u, 1.867111309e-2f);
+    p = STX_FMA(fma, p, u, 6.716024318e-2f);
+    p = STX_FMA(fma, p, u, -1.548621056e-1f);
+    p = STX_FMA(fma, p, u, -3.177386036e-1f);
+    p = STX_FMA(fma, p, u, 1.086760542f);
+    p = STX_FMA(fma, p, u, -1.208915990f);
+    p = STX_FMA(fma, p, u, 0.5f) * e;
     *density = 0.39894228040143267794f * e;
     return stx__pick(v < 0, p, 1 - p);
 }
 #endif
-STX__INNER stx_real stx__sigmoid_any(int fma, stx_real v) { return 1 / (1 + stx__exp_any(fma, -v)); }
+STX_INNER stx_real stx_fast_sigmoid(int fma, stx_real v) { return 1 / (1 + stx_fast_exp(fma, -v)); }
 
-STX__INNER stx_real stx__act_any(int fma, stx_real v, int act) {
+STX_INNER stx_real stx__act_any(int fma, stx_real v, int act) {
     stx_real density;
     switch (act) {
     case STX_ACT_RELU: return v < 0 ? 0 : v;      /* NaN stays NaN */
     case STX_ACT_GELU: return v * stx__phi_any(fma, v, &density);
-    case STX_ACT_TANH: return stx__tanh_any(fma, v);
-    case STX_ACT_SIGMOID: return stx__sigmoid_any(fma, v);
+    case STX_ACT_TANH: return stx_fast_tanh(fma, v);
+    case STX_ACT_SIGMOID: return stx_fast_sigmoid(fma, v);
     default: return v;
     }
 }
 /* g times d act / d a, given y = act(a) and, for gelu, a */
-STX__INNER stx_real stx__act_slope_any(int fma, stx_real g, stx_real y, stx_real a, int act) {
+STX_INNER stx_real stx__act_slope_any(int fma, stx_real g, stx_real y, stx_real a, int act) {
     stx_real density, phi;
     switch (act) {
     case STX_ACT_RELU: return y > 0 ? g : 0;
     case STX_ACT_GELU:
         phi = stx__phi_any(fma, a, &density);
-        return g * STX__FMA(fma, a, density, phi);
-    case STX_ACT_TANH: return g * STX__FMA(fma, -y, y, 1);
+        return g * STX_FMA(fma, a, density, phi);
+    case STX_ACT_TANH: return g * STX_FMA(fma, -y, y, 1);
     case STX_ACT_SIGMOID: return g * (y * (1 - y));
     default: return g;
     }
 }
-STX__STRICT_OFF
+STX_STRICT_OFF
 
-#endif /* STX__LOOPS */
+#endif /* STX_LOOPS */
 
 #if defined(SEQTX_IMPLEMENTATION) && !defined(SEQTX_IMPLEMENTATION_DONE)
 #define SEQTX_IMPLEMENTATION_DONE
@@ -1593,7 +1597,7 @@ int pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
     #include <omp.h>              /* only to tell an OpenMP oneDNN how many threads it may use */
   #endif
 #endif
-STX__STRICT_ON
+STX_STRICT_ON
 
 // >>context
 
@@ -1845,11 +1849,11 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
         a->cur->used = 0;
     }
     if (!a->cur || a->cur->size - a->cur->used < want) {
-        size_t size = STX__MAX(want, x->desc.chunk_bytes);
+        size_t size = STX_MAX(want, x->desc.chunk_bytes);
         void *raw, *base = NULL;
-        size = STX__MAX(size, a->reserved / 2);   /* few chunks, whatever the final size */
+        size = STX_MAX(size, a->reserved / 2);   /* few chunks, whatever the final size */
         if (x->desc.max_bytes && stx__reserved(x) < x->desc.max_bytes)
-            size = STX__MAX(want, STX__MIN(size, x->desc.max_bytes - stx__reserved(x)));
+            size = STX_MAX(want, STX_MIN(size, x->desc.max_bytes - stx__reserved(x)));
         size = (size + unit - 1) & ~(unit - 1);
         if (a->kind != STX__HOST) {
             stx__touch(x, "memory of the GPU is allocated");
@@ -2877,7 +2881,7 @@ typedef struct stx__pool {
     stx__worker *worker;          /* (threads) */
 } stx__pool;
 
-static void stx__seen_busy(stx__pool *q) { STX__POKE(&q->busy, STX__MIN(STX__PEEK(&q->busy) + 500, (uint32_t)STX__BUSY_MOST)); }
+static void stx__seen_busy(stx__pool *q) { STX__POKE(&q->busy, STX_MIN(STX__PEEK(&q->busy) + 500, (uint32_t)STX__BUSY_MOST)); }
 
 /* A chunk of range r, from its front or its back; 0 when there is none */
 static int stx__take(stx__chunks *r, int front, size_t *chunk) {
@@ -2898,7 +2902,7 @@ static void stx__run_chunks(stx_ctx *x, stx__pool *q, size_t me) {
     for (k = 0; k < q->threads; k++)
         while (stx__take(q->range + (me + k) % q->threads, !k || q->in_order, &c)) {
             s.from = c * q->chunk;
-            s.to = STX__MIN(q->n, s.from + q->chunk);
+            s.to = STX_MIN(q->n, s.from + q->chunk);
             q->part(&s, q->job);
         }
 }
@@ -3117,7 +3121,7 @@ static void stx__parallel(stx_ctx *x, size_t n, size_t chunks, size_t work, int 
     uint64_t mode = stx__flush_on();
     if (!n) { stx__flush_off(mode); return; }
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
-    if (chunks > 1 && x && x->pool) stx__run_pool(x, x->pool, n, STX__MIN(n, STX__MIN(chunks, (size_t)0xffff)), work, in_order, part, job);
+    if (chunks > 1 && x && x->pool) stx__run_pool(x, x->pool, n, STX_MIN(n, STX_MIN(chunks, (size_t)0xffff)), work, in_order, part, job);
     else
 #endif
     {
@@ -3131,7 +3135,7 @@ static void stx__parallel(stx_ctx *x, size_t n, size_t chunks, size_t work, int 
     stx__flush_off(mode);
 }
 STX_DEF void stx_parallel(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job) {
-    stx__parallel(x, n, STX__MIN(4 * (size_t)stx_threads(x), work / 16384), work, 0, part, job);
+    stx__parallel(x, n, STX_MIN(4 * (size_t)stx_threads(x), work / 16384), work, 0, part, job);
 }
 STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void *job) { stx__parallel(x, n, n, SIZE_MAX, 1, part, job); }
 
@@ -3165,7 +3169,7 @@ static stx__loop stx__loop_of(size_t n, size_t N, size_t C) {
 enum { STX__PIECE = 4096 };
 static size_t stx__numbers_of(const stx_share *s, size_t n, size_t *at) {
     *at = s->from * STX__PIECE;
-    return STX__MIN(n, s->to * STX__PIECE) - *at;
+    return STX_MIN(n, s->to * STX__PIECE) - *at;
 }
 static void stx__elementwise(stx_ctx *x, size_t work, stx_part part, const stx__loop *l) {
     stx_parallel(x, (l->n + STX__PIECE - 1) / STX__PIECE, work, part, l);
@@ -3174,8 +3178,8 @@ static void stx__elementwise(stx_ctx *x, size_t work, stx_part part, const stx__
 /* A sum over n things in 64 blocks, whose sums the part leaves in l->sums; they do not depend on the threads, so neither does the sum. */
 static size_t stx__sum_block(size_t n, size_t k, size_t *at) {
     size_t each = (n + 63) / 64;
-    *at = STX__MIN(n, k * each);
-    return STX__MIN(each, n - *at);
+    *at = STX_MIN(n, k * each);
+    return STX_MIN(each, n - *at);
 }
 static double stx__sum_blocks(stx_ctx *x, size_t work, stx_part part, stx__loop *l) {
     double sums[64], total = 0;
@@ -3187,28 +3191,28 @@ static double stx__sum_blocks(stx_ctx *x, size_t work, stx_part part, stx__loop 
 }
 
 /* Sums in 16 lanes, which the compiler may turn into vector code without reordering anything. */
-STX__INNER stx_real stx__lanes(stx_real *s) {
+STX_INNER stx_real stx__lanes(stx_real *s) {
     size_t e;
     for (e = 0; e < 8; e++) s[e] += s[e + 8];
     for (e = 0; e < 4; e++) s[e] += s[e + 4];
     return (s[0] + s[2]) + (s[1] + s[3]);
 }
-STX__INNER stx_real stx__sum(const stx_real *a, size_t n) {
+STX_INNER stx_real stx__sum(const stx_real *a, size_t n) {
     stx_real s[16] = {0}, t = 0;
     size_t i, e;
     for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] += a[i + e];
     for (; i < n; i++) t += a[i];
     return t + stx__lanes(s);
 }
-STX__INNER stx_real stx__dot_any(int fma, const stx_real *a, const stx_real *b, size_t n) {
+STX_INNER stx_real stx__dot_any(int fma, const stx_real *a, const stx_real *b, size_t n) {
     stx_real s[16] = {0}, t = 0;
     size_t i, e;
-    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] = STX__FMA(fma, a[i + e], b[i + e], s[e]);
-    for (; i < n; i++) t = STX__FMA(fma, a[i], b[i], t);
+    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] = STX_FMA(fma, a[i + e], b[i + e], s[e]);
+    for (; i < n; i++) t = STX_FMA(fma, a[i], b[i], t);
     return t + stx__lanes(s);
 }
 /* The largest number; NaN counts or not as it comes: callers that must see it see it in the exponentials, which are NaN too. */
-STX__INNER stx_real stx__max(const stx_real *a, size_t n) {
+STX_INNER stx_real stx__max(const stx_real *a, size_t n) {
     stx_real s[16], m = a[0];
     size_t i, e;
     for (e = 0; e < 16; e++) s[e] = m;
@@ -3220,25 +3224,25 @@ STX__INNER stx_real stx__max(const stx_real *a, size_t n) {
 
 /* d (w) += sum over rows of dy (N,w), rows C apart, or of dy times f (N,w). w <= 64; in blocks of 64 rows (less rounding than one
    long sum) */
-STX__INNER void stx__sum_rows_part(int fma, stx_real *d, const stx_real *dy, const stx_real *f, size_t N, size_t C, size_t w) {
+STX_INNER void stx__sum_rows_part(int fma, stx_real *d, const stx_real *dy, const stx_real *f, size_t N, size_t C, size_t w) {
     size_t n0, n, c;
     for (n0 = 0; n0 < N; n0 += 64) {
         stx_real s[64] = {0};
-        for (n = n0; n < STX__MIN(N, n0 + 64); n++) {
+        for (n = n0; n < STX_MIN(N, n0 + 64); n++) {
             const stx_real *a = dy + n * C, *b = f ? f + n * C : a;
-            if (f) for (c = 0; c < w; c++) s[c] = STX__FMA(fma, a[c], b[c], s[c]);
+            if (f) for (c = 0; c < w; c++) s[c] = STX_FMA(fma, a[c], b[c], s[c]);
             else for (c = 0; c < w; c++) s[c] += a[c];
         }
         for (c = 0; c < w; c++) d[c] += s[c];
     }
 }
-STX__EACH_ISA(stx__sum_rows_part, (stx_real *STX__RESTRICT d, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT f, size_t N, size_t C, size_t w), d, dy, f, N, C, w)
+STX_EACH_ISA(stx__sum_rows_part, (stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT f, size_t N, size_t C, size_t w), d, dy, f, N, C, w)
 static void stx__sum_rows_share(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k;
     for (k = s->from; k < s->to; k++) {
-        size_t c = 64 * k, w = STX__MIN((size_t)64, l->C - c);
-        STX__CALL(s->x, stx__sum_rows_part, (l->y + c, l->dy + c, l->a ? l->a + c : NULL, l->N, l->C, w));
+        size_t c = 64 * k, w = STX_MIN((size_t)64, l->C - c);
+        STX_CALL(s->x, stx__sum_rows_part, (l->y + c, l->dy + c, l->a ? l->a + c : NULL, l->N, l->C, w));
     }
 }
 static void stx__sum_rows(stx_ctx *x, stx_real *d, const stx_real *dy, const stx_real *f, size_t N, size_t C) {
@@ -3249,16 +3253,16 @@ static void stx__sum_rows(stx_ctx *x, stx_real *d, const stx_real *dy, const stx
 /* db (C) += sum over rows of dy (N,C) */
 STX_DEF void stx_sum_rows(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) { stx__sum_rows(x, db, dy, NULL, N, C); }
 
-STX__INNER void stx__fill_n(int fma, stx_real *y, size_t n, stx_real value) {
+STX_INNER void stx__fill_n(int fma, stx_real *y, size_t n, stx_real value) {
     size_t i;
     (void)fma;
     for (i = 0; i < n; i++) y[i] = value;
 }
-STX__EACH_ISA(stx__fill_n, (stx_real *y, size_t n, stx_real value), y, n, value)
+STX_EACH_ISA(stx__fill_n, (stx_real *y, size_t n, stx_real value), y, n, value)
 static void stx__fill_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX__CALL(s->x, stx__fill_n, (l->y + at, n, l->s));
+    STX_CALL(s->x, stx__fill_n, (l->y + at, n, l->s));
 }
 STX_DEF void stx_fill(stx_ctx *x, stx_real *y, size_t n, stx_real value) {
     stx__loop l = stx__loop_of(n, 0, 0);
@@ -3266,16 +3270,16 @@ STX_DEF void stx_fill(stx_ctx *x, stx_real *y, size_t n, stx_real value) {
     stx__elementwise(x, n, stx__fill_part, &l);
 }
 
-STX__INNER void stx__axpy_n(int fma, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate) {
+STX_INNER void stx__axpy_n(int fma, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate) {
     size_t i;
-    if (accumulate) for (i = 0; i < n; i++) y[i] = STX__FMA(fma, s, a[i], y[i]);
+    if (accumulate) for (i = 0; i < n; i++) y[i] = STX_FMA(fma, s, a[i], y[i]);
     else for (i = 0; i < n; i++) y[i] = s * a[i];
 }
-STX__EACH_ISA(stx__axpy_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, stx_real s, int accumulate), y, a, n, s, accumulate)
+STX_EACH_ISA(stx__axpy_n, (stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t n, stx_real s, int accumulate), y, a, n, s, accumulate)
 static void stx__axpy_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX__CALL(s->x, stx__axpy_n, (l->y + at, l->a + at, n, l->s, l->accumulate));
+    STX_CALL(s->x, stx__axpy_n, (l->y + at, l->a + at, n, l->s, l->accumulate));
 }
 STX_DEF void stx_axpy(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate) {
     stx__loop l = stx__loop_of(n, 0, 0);
@@ -3289,7 +3293,7 @@ static void stx__copy_part(const stx_share *s, const void *job) {
     for (r = s->from; r < s->to; r++) {
         stx_real *to = j->y + r * j->ldy;
         const stx_real *from = j->a + r * j->lda;
-        if (j->accumulate) STX__CALL(s->x, stx__axpy_n, (to, from, j->cols, 1, 1));
+        if (j->accumulate) STX_CALL(s->x, stx__axpy_n, (to, from, j->cols, 1, 1));
         else memcpy(to, from, j->cols * sizeof *to);
     }
 }
@@ -3386,22 +3390,22 @@ STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s) {
     return y;
 }
 
-STX__INNER void stx__add_n(int fma, stx_real *y, const stx_real *a, const stx_real *b, size_t n) {
+STX_INNER void stx__add_n(int fma, stx_real *y, const stx_real *a, const stx_real *b, size_t n) {
     size_t i;
     (void)fma;
     for (i = 0; i < n; i++) y[i] = a[i] + b[i];
 }
-STX__EACH_ISA(stx__add_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b, size_t n), y, a, b, n)
+STX_EACH_ISA(stx__add_n, (stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, const stx_real *STX_RESTRICT b, size_t n), y, a, b, n)
 static void stx__add_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX__CALL(s->x, stx__add_n, (l->y + at, l->a + at, l->b + at, n));
+    STX_CALL(s->x, stx__add_n, (l->y + at, l->a + at, l->b + at, n));
 }
 static void stx__add_rows(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
     for (n = s->from; n < s->to; n++)
-        STX__CALL(s->x, stx__add_n, (l->y + n * l->C, l->a + n * l->C, l->b, l->C));
+        STX_CALL(s->x, stx__add_n, (l->y + n * l->C, l->a + n * l->C, l->b, l->C));
 }
 STX_DEF void stx_add_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
     stx__loop l = stx__loop_of(n, n / nb, nb);
@@ -3410,22 +3414,22 @@ STX_DEF void stx_add_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_r
     else stx_parallel(x, n / nb, n, stx__add_rows, &l);
 }
 /* y (+)= a b */
-STX__INNER void stx__mul_n(int fma, stx_real *y, const stx_real *a, const stx_real *b, size_t n, int accumulate) {
+STX_INNER void stx__mul_n(int fma, stx_real *y, const stx_real *a, const stx_real *b, size_t n, int accumulate) {
     size_t i;
-    if (accumulate) for (i = 0; i < n; i++) y[i] = STX__FMA(fma, a[i], b[i], y[i]);
+    if (accumulate) for (i = 0; i < n; i++) y[i] = STX_FMA(fma, a[i], b[i], y[i]);
     else for (i = 0; i < n; i++) y[i] = a[i] * b[i];
 }
-STX__EACH_ISA(stx__mul_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b, size_t n, int accumulate), y, a, b, n, accumulate)
+STX_EACH_ISA(stx__mul_n, (stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, const stx_real *STX_RESTRICT b, size_t n, int accumulate), y, a, b, n, accumulate)
 static void stx__mul_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX__CALL(s->x, stx__mul_n, (l->y + at, l->a + at, l->b + at, n, l->accumulate));
+    STX_CALL(s->x, stx__mul_n, (l->y + at, l->a + at, l->b + at, n, l->accumulate));
 }
 static void stx__mul_rows(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
     for (n = s->from; n < s->to; n++)
-        STX__CALL(s->x, stx__mul_n, (l->y + n * l->C, l->a + n * l->C, l->b, l->C, l->accumulate));
+        STX_CALL(s->x, stx__mul_n, (l->y + n * l->C, l->a + n * l->C, l->b, l->C, l->accumulate));
 }
 static void stx__mul(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
     stx__loop l = stx__loop_of(n, n / nb, nb);
@@ -3469,7 +3473,7 @@ STX_DEF stx_tensor *stx_tanh(stx_ctx *x, stx_tensor *a) { return stx__activation
 STX_DEF stx_tensor *stx_sigmoid(stx_ctx *x, stx_tensor *a) { return stx__activation(x, a, STX_ACT_SIGMOID); }
 
 /* y (n) = act(a (n)), where y may be a; a loop for each act, so that none decides again for every number */
-STX__INNER void stx__act_n(int fma, stx_real *y, const stx_real *a, size_t n, int act) {
+STX_INNER void stx__act_n(int fma, stx_real *y, const stx_real *a, size_t n, int act) {
     size_t i;
     switch (act) {
     case STX_ACT_RELU:    for (i = 0; i < n; i++) y[i] = stx__act_any(fma, a[i], STX_ACT_RELU); break;
@@ -3479,12 +3483,12 @@ STX__INNER void stx__act_n(int fma, stx_real *y, const stx_real *a, size_t n, in
     default:              for (i = 0; i < n; i++) y[i] = a[i];
     }
 }
-STX__EACH_ISA(stx__act_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, int act), y, a, n, act)
+STX_EACH_ISA(stx__act_n, (stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t n, int act), y, a, n, act)
 
 static void stx__act_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX__CALL(s->x, stx__act_n, (l->y + at, l->a + at, n, l->act));
+    STX_CALL(s->x, stx__act_n, (l->y + at, l->a + at, n, l->act));
 }
 STX_DEF void stx_act_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act) {
     stx__loop l = stx__loop_of(n, 0, 0);
@@ -3492,12 +3496,12 @@ STX_DEF void stx_act_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, i
     stx__elementwise(x, n, stx__act_part, &l);
 }
 /* da (+)= dy act'(a) */
-STX__INNER void stx__act_bwd_as(int fma, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
+STX_INNER void stx__act_bwd_as(int fma, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
     size_t i;
     if (accumulate) for (i = 0; i < n; i++) da[i] += stx__act_slope_any(fma, dy[i], y[i], act == STX_ACT_GELU ? a[i] : 0, act);
     else for (i = 0; i < n; i++) da[i] = stx__act_slope_any(fma, dy[i], y[i], act == STX_ACT_GELU ? a[i] : 0, act);
 }
-STX__INNER void stx__act_bwd_n(int fma, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
+STX_INNER void stx__act_bwd_n(int fma, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
     switch (act) {
     case STX_ACT_RELU:    stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_RELU, accumulate); break;
     case STX_ACT_GELU:    stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_GELU, accumulate); break;
@@ -3506,16 +3510,16 @@ STX__INNER void stx__act_bwd_n(int fma, stx_real *da, const stx_real *dy, const 
     default:              stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_NONE, accumulate);
     }
 }
-STX__EACH_ISA(stx__act_bwd_n, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, int act, int accumulate),
+STX_EACH_ISA(stx__act_bwd_n, (stx_real *STX_RESTRICT da, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t n, int act, int accumulate),
               da, dy, y, a, n, act, accumulate)
-STX__INNER void stx__act_bwd_self(int fma, stx_real *d, const stx_real *y, const stx_real *a, size_t n, int act) { stx__act_bwd_n(fma, d, d, y, a, n, act, 0); }
-STX__EACH_ISA(stx__act_bwd_self, (stx_real *STX__RESTRICT d, const stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, int act), d, y, a, n, act)
+STX_INNER void stx__act_bwd_self(int fma, stx_real *d, const stx_real *y, const stx_real *a, size_t n, int act) { stx__act_bwd_n(fma, d, d, y, a, n, act, 0); }
+STX_EACH_ISA(stx__act_bwd_self, (stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t n, int act), d, y, a, n, act)
 static void stx__act_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t at, n = stx__numbers_of(s, l->n, &at);
     const stx_real *a = l->a ? l->a + at : NULL;
-    if (l->y == l->dy) STX__CALL(s->x, stx__act_bwd_self, (l->y + at, l->b + at, a, n, l->act));
-    else STX__CALL(s->x, stx__act_bwd_n, (l->y + at, l->dy + at, l->b + at, a, n, l->act, l->accumulate));
+    if (l->y == l->dy) STX_CALL(s->x, stx__act_bwd_self, (l->y + at, l->b + at, a, n, l->act));
+    else STX_CALL(s->x, stx__act_bwd_n, (l->y + at, l->dy + at, l->b + at, a, n, l->act, l->accumulate));
 }
 STX_DEF void stx_act_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
     stx__loop l = stx__loop_of(n, 0, 0);
@@ -3589,7 +3593,7 @@ STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p) {
 }
 
 /* Dropout masks (0 or inv) of the 16 groups of 8 from group on: stx_philox in 16 lanes, one call a group. */
-STX__INNER void stx__mask128(stx_real *m, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv) {
+STX_INNER void stx__mask128(stx_real *m, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32), c[4][16], bits[64], r, e;
     for (e = 0; e < 16; e++) {
         c[0][e] = (uint32_t)(group + e); c[1][e] = (uint32_t)((group + e) >> 32);
@@ -3612,17 +3616,17 @@ STX__INNER void stx__mask128(stx_real *m, uint64_t seed, uint64_t stream, uint64
         m[2 * e + 1] = (bits[e] >> 16) < keep16 ? inv : 0;
     }
 }
-STX__INNER void stx__dropout_n(int fma, stx_real *y, const stx_real *a, size_t n, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv, int accumulate) {
+STX_INNER void stx__dropout_n(int fma, stx_real *y, const stx_real *a, size_t n, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv, int accumulate) {
     stx_real m[128];
     size_t i;
     for (; n; n -= i, y += i, a += i, group += 16) {
-        size_t w = STX__MIN((size_t)128, n);
+        size_t w = STX_MIN((size_t)128, n);
         stx__mask128(m, seed, stream, group, keep16, inv);
-        if (accumulate) for (i = 0; i < w; i++) y[i] = STX__FMA(fma, a[i], m[i], y[i]);
+        if (accumulate) for (i = 0; i < w; i++) y[i] = STX_FMA(fma, a[i], m[i], y[i]);
         else for (i = 0; i < w; i++) y[i] = a[i] * m[i];
     }
 }
-STX__EACH_ISA(stx__dropout_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t n, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv, int accumulate),
+STX_EACH_ISA(stx__dropout_n, (stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t n, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv, int accumulate),
               y, a, n, seed, stream, group, keep16, inv, accumulate)
 typedef struct stx__dropout_job {
     stx_real *y;
@@ -3636,7 +3640,7 @@ static void stx__dropout_part(const stx_share *s, const void *job) {
     const stx__dropout_job *j = (const stx__dropout_job *)job;
     size_t at, n = stx__numbers_of(s, j->n, &at);
     stx_real inv = (stx_real)(65536.0 / j->keep);
-    STX__CALL(s->x, stx__dropout_n, (j->y + at, j->a + at, n, j->seed, j->stream, at / 8, j->keep, inv, j->accumulate));
+    STX_CALL(s->x, stx__dropout_n, (j->y + at, j->a + at, n, j->seed, j->stream, at / 8, j->keep, inv, j->accumulate));
 }
 STX_DEF void stx_dropout_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream, int accumulate) {
     stx__dropout_job j;
@@ -3666,15 +3670,15 @@ STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_ten
 }
 
 /* y = h + alpha f:   df = alpha dy ; dalpha = sum dy f */
-STX__INNER void stx__rezero_n(int fma, stx_real *y, const stx_real *h, const stx_real *f, stx_real a, size_t n) {
+STX_INNER void stx__rezero_n(int fma, stx_real *y, const stx_real *h, const stx_real *f, stx_real a, size_t n) {
     size_t i;
-    for (i = 0; i < n; i++) y[i] = STX__FMA(fma, a, f[i], h[i]);
+    for (i = 0; i < n; i++) y[i] = STX_FMA(fma, a, f[i], h[i]);
 }
-STX__EACH_ISA(stx__rezero_n, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT h, const stx_real *STX__RESTRICT f, stx_real a, size_t n), y, h, f, a, n)
+STX_EACH_ISA(stx__rezero_n, (stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT h, const stx_real *STX_RESTRICT f, stx_real a, size_t n), y, h, f, a, n)
 static void stx__rezero_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX__CALL(s->x, stx__rezero_n, (l->y + at, l->a + at, l->b + at, l->s, n));
+    STX_CALL(s->x, stx__rezero_n, (l->y + at, l->a + at, l->b + at, l->s, n));
 }
 STX_DEF void stx_rezero_fwd(stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n) {
     stx__loop l = stx__loop_of(n, 0, 0);
@@ -3682,17 +3686,17 @@ STX_DEF void stx_rezero_fwd(stx_ctx *x, stx_real *y, const stx_real *h, const st
     l.y = y; l.a = h; l.b = f; l.s = alpha[0];
     stx__elementwise(x, n, stx__rezero_part, &l);
 }
-STX__INNER void stx__dot_n(int fma, double *sum, const stx_real *a, const stx_real *b, size_t n) {
+STX_INNER void stx__dot_n(int fma, double *sum, const stx_real *a, const stx_real *b, size_t n) {
     size_t i;
-    for (*sum = 0, i = 0; i < n; i += 256) *sum += (double)stx__dot_any(fma, a + i, b + i, STX__MIN((size_t)256, n - i));
+    for (*sum = 0, i = 0; i < n; i += 256) *sum += (double)stx__dot_any(fma, a + i, b + i, STX_MIN((size_t)256, n - i));
 }
-STX__EACH_ISA(stx__dot_n, (double *sum, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b, size_t n), sum, a, b, n)
+STX_EACH_ISA(stx__dot_n, (double *sum, const stx_real *STX_RESTRICT a, const stx_real *STX_RESTRICT b, size_t n), sum, a, b, n)
 static void stx__dot_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k, at, n;
     for (k = s->from; k < s->to; k++) {
         n = stx__sum_block(l->n, k, &at);
-        STX__CALL(s->x, stx__dot_n, (l->sums + k, l->a + at, l->b + at, n));
+        STX_CALL(s->x, stx__dot_n, (l->sums + k, l->a + at, l->b + at, n));
     }
 }
 STX_DEF void stx_rezero_bwd(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha, size_t n, int accumulate) {
@@ -3737,33 +3741,33 @@ STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a) {
 }
 
 /* Sum of e^(a - m); y (n) gets them if store (a constant: a test of y would be a branch). */
-STX__INNER stx_real stx__exp_sum(int fma, stx_real *y, int store, const stx_real *a, size_t n, stx_real m) {
+STX_INNER stx_real stx__exp_sum(int fma, stx_real *y, int store, const stx_real *a, size_t n, stx_real m) {
     stx_real s[16] = {0}, t = 0, v;
     size_t i, e;
     for (i = 0; i + 16 <= n; i += 16)
         for (e = 0; e < 16; e++) {
-            v = stx__exp_any(fma, a[i + e] - m);
+            v = stx_fast_exp(fma, a[i + e] - m);
             if (store) y[i + e] = v;
             s[e] += v;
         }
     for (; i < n; i++) {
-        v = stx__exp_any(fma, a[i] - m);
+        v = stx_fast_exp(fma, a[i] - m);
         if (store) y[i] = v;
         t += v;
     }
     return t + stx__lanes(s);
 }
-STX__INNER void stx__softmax_row(int fma, stx_real *y, const stx_real *a, size_t C) {
+STX_INNER void stx__softmax_row(int fma, stx_real *y, const stx_real *a, size_t C) {
     stx_real s = 1 / stx__exp_sum(fma, y, 1, a, C, stx__max(a, C));
     size_t c;
     for (c = 0; c < C; c++) y[c] *= s;
 }
-STX__EACH_ISA(stx__softmax_row, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t C), y, a, C)
+STX_EACH_ISA(stx__softmax_row, (stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t C), y, a, C)
 static void stx__softmax_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
     for (n = s->from; n < s->to; n++)
-        STX__CALL(s->x, stx__softmax_row, (l->y + n * l->C, l->a + n * l->C, l->C));
+        STX_CALL(s->x, stx__softmax_row, (l->y + n * l->C, l->a + n * l->C, l->C));
 }
 STX_DEF void stx_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
     stx__loop l = stx__loop_of(0, N, C);
@@ -3771,18 +3775,18 @@ STX_DEF void stx_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t 
     stx_parallel(x, N, 8 * N * C, stx__softmax_part, &l);
 }
 /* da (+)= y (dy - sum y dy) */
-STX__INNER void stx__softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, const stx_real *y, size_t C, int accumulate) {
+STX_INNER void stx__softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, const stx_real *y, size_t C, int accumulate) {
     stx_real s = stx__dot_any(fma, dy, y, C);
     size_t c;
-    if (accumulate) for (c = 0; c < C; c++) da[c] = STX__FMA(fma, y[c], dy[c] - s, da[c]);
+    if (accumulate) for (c = 0; c < C; c++) da[c] = STX_FMA(fma, y[c], dy[c] - s, da[c]);
     else for (c = 0; c < C; c++) da[c] = y[c] * (dy[c] - s);
 }
-STX__EACH_ISA(stx__softmax_bwd_row, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT y, size_t C, int accumulate), da, dy, y, C, accumulate)
+STX_EACH_ISA(stx__softmax_bwd_row, (stx_real *STX_RESTRICT da, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT y, size_t C, int accumulate), da, dy, y, C, accumulate)
 static void stx__softmax_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
     for (n = s->from; n < s->to; n++)
-        STX__CALL(s->x, stx__softmax_bwd_row, (l->y + n * l->C, l->dy + n * l->C, l->a + n * l->C, l->C, l->accumulate));
+        STX_CALL(s->x, stx__softmax_bwd_row, (l->y + n * l->C, l->dy + n * l->C, l->a + n * l->C, l->C, l->accumulate));
 }
 STX_DEF void stx_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
     stx__loop l = stx__loop_of(0, N, C);
@@ -3790,16 +3794,16 @@ STX_DEF void stx_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const
     stx_parallel(x, N, 4 * N * C, stx__softmax_bwd_part, &l);
 }
 /* y = a - log sum e^a */
-STX__INNER void stx__log_softmax_row(int fma, stx_real *y, const stx_real *a, size_t C) {
+STX_INNER void stx__log_softmax_row(int fma, stx_real *y, const stx_real *a, size_t C) {
     stx_real m = stx__max(a, C), z = (stx_real)log((double)stx__exp_sum(fma, NULL, 0, a, C, m));
     size_t c;
     for (c = 0; c < C; c++) y[c] = a[c] - m - z;
 }
-STX__EACH_ISA(stx__log_softmax_row, (stx_real *STX__RESTRICT y, const stx_real *STX__RESTRICT a, size_t C), y, a, C)
+STX_EACH_ISA(stx__log_softmax_row, (stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t C), y, a, C)
 static void stx__log_softmax_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
-    for (n = s->from; n < s->to; n++) STX__CALL(s->x, stx__log_softmax_row, (l->y + n * l->C, l->a + n * l->C, l->C));
+    for (n = s->from; n < s->to; n++) STX_CALL(s->x, stx__log_softmax_row, (l->y + n * l->C, l->a + n * l->C, l->C));
 }
 STX_DEF void stx_log_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
     stx__loop l = stx__loop_of(0, N, C);
@@ -3807,20 +3811,20 @@ STX_DEF void stx_log_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, siz
     stx_parallel(x, N, 8 * N * C, stx__log_softmax_part, &l);
 }
 /* da (+)= dy - e^y sum dy */
-STX__INNER void stx__log_softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, const stx_real *y, size_t C, int accumulate) {
+STX_INNER void stx__log_softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, const stx_real *y, size_t C, int accumulate) {
     stx_real s = stx__sum(dy, C);
     size_t c;
-    if (accumulate) for (c = 0; c < C; c++) da[c] += STX__FMA(fma, -s, stx__exp_any(fma, y[c]), dy[c]);
-    else for (c = 0; c < C; c++) da[c] = STX__FMA(fma, -s, stx__exp_any(fma, y[c]), dy[c]);
+    if (accumulate) for (c = 0; c < C; c++) da[c] += STX_FMA(fma, -s, stx_fast_exp(fma, y[c]), dy[c]);
+    else for (c = 0; c < C; c++) da[c] = STX_FMA(fma, -s, stx_fast_exp(fma, y[c]), dy[c]);
 }
-STX__EACH_ISA(stx__log_softmax_bwd_row, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT y,
+STX_EACH_ISA(stx__log_softmax_bwd_row, (stx_real *STX_RESTRICT da, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT y,
                                          size_t C, int accumulate),
               da, dy, y, C, accumulate)
 static void stx__log_softmax_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
     for (n = s->from; n < s->to; n++)
-        STX__CALL(s->x, stx__log_softmax_bwd_row, (l->y + n * l->C, l->dy + n * l->C, l->a + n * l->C, l->C, l->accumulate));
+        STX_CALL(s->x, stx__log_softmax_bwd_row, (l->y + n * l->C, l->dy + n * l->C, l->a + n * l->C, l->C, l->accumulate));
 }
 STX_DEF void stx_log_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
     stx__loop l = stx__loop_of(0, N, C);
@@ -3858,23 +3862,23 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
 }
 
 /* mean = sum x / C ; rstd = 1 / sqrt(sum (x - mean)^2 / C + eps) ; y = (x - mean) rstd gain + shift */
-STX__INNER void stx__layernorm_row(int fma, stx_real *o, stx_real *mean, stx_real *rstd, const stx_real *a, const stx_real *gain, const stx_real *shift, size_t C, stx_real eps) {
+STX_INNER void stx__layernorm_row(int fma, stx_real *o, stx_real *mean, stx_real *rstd, const stx_real *a, const stx_real *gain, const stx_real *shift, size_t C, stx_real eps) {
     stx_real m = stx__sum(a, C) / (stx_real)C, v, r;
     size_t c;
     for (c = 0; c < C; c++) o[c] = a[c] - m;
     v = stx__dot_any(fma, o, o, C) / (stx_real)C;
     r = (stx_real)(1 / sqrt((double)(v + eps)));
-    for (c = 0; c < C; c++) o[c] = STX__FMA(fma, o[c] * r, gain[c], shift[c]);
+    for (c = 0; c < C; c++) o[c] = STX_FMA(fma, o[c] * r, gain[c], shift[c]);
     *mean = m;
     *rstd = r;
 }
-STX__EACH_ISA(stx__layernorm_row, (stx_real *STX__RESTRICT o, stx_real *mean, stx_real *rstd, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT gain, const stx_real *STX__RESTRICT shift, size_t C, stx_real eps),
+STX_EACH_ISA(stx__layernorm_row, (stx_real *STX_RESTRICT o, stx_real *mean, stx_real *rstd, const stx_real *STX_RESTRICT a, const stx_real *STX_RESTRICT gain, const stx_real *STX_RESTRICT shift, size_t C, stx_real eps),
               o, mean, rstd, a, gain, shift, C, eps)
 static void stx__layernorm_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
     for (n = s->from; n < s->to; n++)
-        STX__CALL(s->x, stx__layernorm_row, (l->y + n * l->C, l->mean + n, l->rstd + n, l->a + n * l->C, l->gain, l->shift, l->C, l->s));
+        STX_CALL(s->x, stx__layernorm_row, (l->y + n * l->C, l->mean + n, l->rstd + n, l->a + n * l->C, l->gain, l->shift, l->C, l->s));
 }
 STX_DEF void stx_layernorm_fwd(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *gain,
                                const stx_real *shift, size_t N, size_t C, stx_real eps) {
@@ -3884,37 +3888,37 @@ STX_DEF void stx_layernorm_fwd(stx_ctx *x, stx_real *y, stx_real *mean, stx_real
 }
 /* With xhat = (x - mean) rstd and g = dy gain:   y = xhat gain + shift
      dx (+)= rstd (g - mean_c(g) - xhat mean_c(g xhat)) */
-STX__INNER void stx__layernorm_bwd_row(int fma, stx_real *d, const stx_real *dy, const stx_real *a, const stx_real *gain, size_t C, stx_real m, stx_real r, int accumulate) {
+STX_INNER void stx__layernorm_bwd_row(int fma, stx_real *d, const stx_real *dy, const stx_real *a, const stx_real *gain, size_t C, stx_real m, stx_real r, int accumulate) {
     stx_real s[16] = {0}, q[16] = {0}, ts = 0, tq = 0, k, k0;
     size_t c, e;
     for (c = 0; c + 16 <= C; c += 16)
         for (e = 0; e < 16; e++) {
             stx_real g = dy[c + e] * gain[c + e];
             s[e] += g;
-            q[e] = STX__FMA(fma, g, a[c + e] - m, q[e]);
+            q[e] = STX_FMA(fma, g, a[c + e] - m, q[e]);
         }
     for (; c < C; c++) {
         stx_real g = dy[c] * gain[c];
         ts += g;
-        tq = STX__FMA(fma, g, a[c] - m, tq);
+        tq = STX_FMA(fma, g, a[c] - m, tq);
     }
     k0 = (ts + stx__lanes(s)) / (stx_real)C;
     k = (tq + stx__lanes(q)) * r * r / (stx_real)C;
-    if (accumulate) for (c = 0; c < C; c++) d[c] = STX__FMA(fma, r, STX__FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k, d[c]);
-    else for (c = 0; c < C; c++) d[c] = r * (STX__FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k);
+    if (accumulate) for (c = 0; c < C; c++) d[c] = STX_FMA(fma, r, STX_FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k, d[c]);
+    else for (c = 0; c < C; c++) d[c] = r * (STX_FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k);
 }
-STX__EACH_ISA(stx__layernorm_bwd_row, (stx_real *STX__RESTRICT d, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT gain, size_t C, stx_real m, stx_real r, int accumulate),
+STX_EACH_ISA(stx__layernorm_bwd_row, (stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT a, const stx_real *STX_RESTRICT gain, size_t C, stx_real m, stx_real r, int accumulate),
               d, dy, a, gain, C, m, r, accumulate)
 /*   dgain += sum_n dy xhat ; dshift += sum_n dy ; 64 channels or fewer, as in stx__sum_rows_part */
-STX__INNER void stx__layernorm_bwd_part(int fma, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in, const stx_real *mean, const stx_real *rstd, size_t N, size_t C, size_t w) {
+STX_INNER void stx__layernorm_bwd_part(int fma, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in, const stx_real *mean, const stx_real *rstd, size_t N, size_t C, size_t w) {
     size_t n0, n, c;
     for (n0 = 0; n0 < N; n0 += 64) {
         stx_real sg[64] = {0}, ss[64] = {0};
-        for (n = n0; n < STX__MIN(N, n0 + 64); n++) {
+        for (n = n0; n < STX_MIN(N, n0 + 64); n++) {
             const stx_real *g = dy + n * C, *a = in + n * C;
             stx_real m = mean[n], r = rstd[n];
             for (c = 0; c < w; c++) {
-                sg[c] = STX__FMA(fma, g[c] * r, a[c] - m, sg[c]);
+                sg[c] = STX_FMA(fma, g[c] * r, a[c] - m, sg[c]);
                 ss[c] += g[c];
             }
         }
@@ -3922,23 +3926,23 @@ STX__INNER void stx__layernorm_bwd_part(int fma, stx_real *dgain, stx_real *dshi
         if (dshift) for (c = 0; c < w; c++) dshift[c] += ss[c];
     }
 }
-STX__EACH_ISA(stx__layernorm_bwd_part, (stx_real *STX__RESTRICT dgain, stx_real *STX__RESTRICT dshift, const stx_real *STX__RESTRICT dy, const stx_real *STX__RESTRICT in, const stx_real *STX__RESTRICT mean, const stx_real *STX__RESTRICT rstd, size_t N, size_t C, size_t w),
+STX_EACH_ISA(stx__layernorm_bwd_part, (stx_real *STX_RESTRICT dgain, stx_real *STX_RESTRICT dshift, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT in, const stx_real *STX_RESTRICT mean, const stx_real *STX_RESTRICT rstd, size_t N, size_t C, size_t w),
               dgain, dshift, dy, in, mean, rstd, N, C, w)
 static void stx__layernorm_bwd_rows(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n, at;
     for (n = s->from; n < s->to; n++) {
         at = n * l->C;
-        STX__CALL(s->x, stx__layernorm_bwd_row, (l->y + at, l->dy + at, l->a + at, l->gain, l->C, l->m[n], l->r[n], l->accumulate));
+        STX_CALL(s->x, stx__layernorm_bwd_row, (l->y + at, l->dy + at, l->a + at, l->gain, l->C, l->m[n], l->r[n], l->accumulate));
     }
 }
 static void stx__layernorm_bwd_columns(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k;
     for (k = s->from; k < s->to; k++) {
-        size_t c = 64 * k, w = STX__MIN((size_t)64, l->C - c);
+        size_t c = 64 * k, w = STX_MIN((size_t)64, l->C - c);
         stx_real *dgain = l->dgain ? l->dgain + c : NULL, *dshift = l->dshift ? l->dshift + c : NULL;
-        STX__CALL(s->x, stx__layernorm_bwd_part, (dgain, dshift, l->dy + c, l->a + c, l->m, l->r, l->N, l->C, w));
+        STX_CALL(s->x, stx__layernorm_bwd_part, (dgain, dshift, l->dy + c, l->a + c, l->m, l->r, l->N, l->C, w));
     }
 }
 STX_DEF void stx_layernorm_bwd(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in,
@@ -4068,7 +4072,7 @@ static void stx__embedding_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
     for (n = s->from; n < s->to; n++)
-        STX__CALL(s->x, stx__axpy_n, (l->y + n * l->C, l->a + (size_t)l->ids[n] * l->C, l->C, l->s, 0));
+        STX_CALL(s->x, stx__axpy_n, (l->y + n * l->C, l->a + (size_t)l->ids[n] * l->C, l->C, l->s, 0));
 }
 STX_DEF void stx_embedding_fwd(stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C, stx_real s) {
     stx__loop l = stx__loop_of(0, N, C);
@@ -4078,8 +4082,8 @@ STX_DEF void stx_embedding_fwd(stx_ctx *x, stx_real *y, const stx_real *table, c
 /* dtable[ids[n]] += s dy[n]. Rows repeat, so threads share the channels, 16 at a time, and not the rows: same order always. */
 static void stx__embedding_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
-    size_t n, lo = s->from * 16, w = STX__MIN(l->C, s->to * 16) - lo;
-    for (n = 0; n < l->N; n++) STX__CALL(s->x, stx__axpy_n, (l->y + (size_t)l->ids[n] * l->C + lo, l->dy + n * l->C + lo, w, l->s, 1));
+    size_t n, lo = s->from * 16, w = STX_MIN(l->C, s->to * 16) - lo;
+    for (n = 0; n < l->N; n++) STX_CALL(s->x, stx__axpy_n, (l->y + (size_t)l->ids[n] * l->C + lo, l->dy + n * l->C + lo, w, l->s, 1));
 }
 STX_DEF void stx_embedding_bwd(stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C, stx_real s) {
     stx__loop l = stx__loop_of(0, N, C);
@@ -4270,7 +4274,7 @@ typedef struct stx__micro {
 enum { STX__MR_MAX = 32, STX__NR_MAX = 32, STX__TRANSPOSE_PIECE = 128 };      /* the last: numbers of a row that packing takes at a time */
 
 static void stx__micro_plain(STX__MICRO_ARGS) {
-    const stx_real *a = (const stx_real *)av, *STX__RESTRICT b = (const stx_real *)bv;
+    const stx_real *a = (const stx_real *)av, *STX_RESTRICT b = (const stx_real *)bv;
     stx_real t[4][8];
     size_t k, i, j;
     for (i = 0; i < 4; i++) for (j = 0; j < 8; j++) t[i][j] = 0;
@@ -4376,39 +4380,39 @@ static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, N
 #endif
 
 /* Two rows of bfloat16s to pairs */
-STX__INNER void stx__zip_rows(int fma, uint32_t *STX__RESTRICT to, const uint16_t *STX__RESTRICT r0, const uint16_t *STX__RESTRICT r1, size_t n) {
+STX_INNER void stx__zip_rows(int fma, uint32_t *STX_RESTRICT to, const uint16_t *STX_RESTRICT r0, const uint16_t *STX_RESTRICT r1, size_t n) {
     size_t i;
     (void)fma;
     for (i = 0; i < n; i++) to[i] = r0[i] | (uint32_t)r1[i] << 16;
 }
-STX__EACH_ISA(stx__zip_rows, (uint32_t *to, const uint16_t *r0, const uint16_t *r1, size_t n), to, r0, r1, n)
+STX_EACH_ISA(stx__zip_rows, (uint32_t *to, const uint16_t *r0, const uint16_t *r1, size_t n), to, r0, r1, n)
 #ifndef SEQTX_DOUBLE
 /* A bfloat16 is the upper half of a float; rounded to nearest even, NaN stays NaN. */
-STX__INNER uint32_t stx__bf16(stx_real v) {
+STX_INNER uint32_t stx__bf16(stx_real v) {
     float f = (float)v;
     uint32_t b;
     memcpy(&b, &f, 4);
     return (b & 0x7fffffffu) > 0x7f800000u ? b >> 16 | 0x40u : (b + 0x7fffu + (b >> 16 & 1u)) >> 16;
 }
-STX__INNER void stx__round_row(int fma, uint16_t *STX__RESTRICT to, const stx_real *STX__RESTRICT from, size_t n) {
+STX_INNER void stx__round_row(int fma, uint16_t *STX_RESTRICT to, const stx_real *STX_RESTRICT from, size_t n) {
     size_t i;
     (void)fma;
     for (i = 0; i < n; i++) to[i] = (uint16_t)stx__bf16(from[i]);
 }
-STX__EACH_ISA(stx__round_row, (uint16_t *to, const stx_real *from, size_t n), to, from, n)
+STX_EACH_ISA(stx__round_row, (uint16_t *to, const stx_real *from, size_t n), to, from, n)
 /* Pairs of two rows: what a product takes in one step of k. r1 NULL: zeros */
-STX__INNER void stx__pair_rows(int fma, uint32_t *STX__RESTRICT to, const stx_real *STX__RESTRICT r0, const stx_real *STX__RESTRICT r1, size_t n) {
+STX_INNER void stx__pair_rows(int fma, uint32_t *STX_RESTRICT to, const stx_real *STX_RESTRICT r0, const stx_real *STX_RESTRICT r1, size_t n) {
     size_t i;
     (void)fma;
     if (!r1) for (i = 0; i < n; i++) to[i] = stx__bf16(r0[i]);
     else for (i = 0; i < n; i++) to[i] = stx__bf16(r0[i]) | stx__bf16(r1[i]) << 16;
 }
-STX__EACH_ISA(stx__pair_rows, (uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n), to, r0, r1, n)
+STX_EACH_ISA(stx__pair_rows, (uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n), to, r0, r1, n)
 
 /* bf16. Without instructions for it: a pair is taken apart and multiplied in float, which gives what they give but for the order of
    the sums. Slower than f32, but the same on every machine. */
-STX__INNER stx_real stx__half(uint32_t bits) { float f; memcpy(&f, &bits, 4); return (stx_real)f; }
-STX__INNER void stx__micro_pairs(int fma, STX__MICRO_ARGS) {
+STX_INNER stx_real stx__half(uint32_t bits) { float f; memcpy(&f, &bits, 4); return (stx_real)f; }
+STX_INNER void stx__micro_pairs(int fma, STX__MICRO_ARGS) {
     stx_real t[4][16];
     size_t k, i, j;
     for (i = 0; i < 4; i++) for (j = 0; j < 16; j++) t[i][j] = 0;
@@ -4420,12 +4424,12 @@ STX__INNER void stx__micro_pairs(int fma, STX__MICRO_ARGS) {
             memcpy(&a, (const uint16_t *)av + (i < h ? i : h - 1) * rs + k * ks, 4);
             lo = stx__half(a << 16);
             hi = stx__half(a & 0xffff0000u);
-            for (j = 0; j < 16; j++) t[i][j] = STX__FMA(fma, hi, stx__half(b[j] & 0xffff0000u), STX__FMA(fma, lo, stx__half(b[j] << 16), t[i][j]));
+            for (j = 0; j < 16; j++) t[i][j] = STX_FMA(fma, hi, stx__half(b[j] & 0xffff0000u), STX_FMA(fma, lo, stx__half(b[j] << 16), t[i][j]));
         }
     }
     for (i = 0; i < h; i++) for (j = 0; j < 16; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i][j] : t[i][j];
 }
-STX__EACH_ISA(stx__micro_pairs, (STX__MICRO_ARGS), h, kc, av, rs, ks, bv, ldb, c, ldc, add)
+STX_EACH_ISA(stx__micro_pairs, (STX__MICRO_ARGS), h, kc, av, rs, ks, bv, ldb, c, ldc, add)
 static const stx__micro stx__micro_bf16 = {4, 16, 2, stx__micro_pairs_base, NULL, NULL, NULL, stx__round_row_base, stx__pair_rows_base, "portable, bf16 by float"};
   #ifdef STX__X86
 static const stx__micro stx__micro_bf16_avx2 = {4, 16, 2, stx__micro_pairs_avx2, NULL, NULL, NULL, stx__round_row_avx2, stx__pair_rows_avx2, "avx2, bf16 by float"};
@@ -4433,7 +4437,7 @@ static const stx__micro stx__micro_bf16_avx512 = {4, 16, 2, stx__micro_pairs_avx
 
   #if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
     #define STX__BF16 1
-STX__INNER int stx__load_pair(const char *p) { int v; memcpy(&v, p, 4); return v; }     /* two bfloat16s, at any address */
+STX_INNER int stx__load_pair(const char *p) { int v; memcpy(&v, p, 4); return v; }     /* two bfloat16s, at any address */
     #define STX__LOAD(p) (__m512bh)_mm512_loadu_si512(p)
     #define STX__FMA_ROW(i, p) t = (__m512bh)_mm512_set1_epi32(stx__load_pair((const char *)&p)); c##i##_0 = _mm512_dpbf16_ps(c##i##_0, t, b0); c##i##_1 = _mm512_dpbf16_ps(c##i##_1, t, b1);
 STX__MICROS_512(stx__micro_dot, "avx512f,avx512bf16", uint16_t, uint32_t, __m512bh)
@@ -4587,7 +4591,7 @@ enum { STX__AHEAD = 8 };        /* packing reads short pieces of rows that stand
 static void stx__pack_at(stx_real *to, const stx_real *A, size_t lda, size_t m, size_t k, size_t mr) {
     size_t i0, i, p;
     for (i0 = 0; i0 < m; i0 += mr, to += mr * k) {
-        size_t n = STX__MIN(mr, m - i0);
+        size_t n = STX_MIN(mr, m - i0);
         for (p = 0; p < k; p++) for (i = 0; i < n; i++) to[p * mr + i] = A[p * lda + i0 + i];
     }
 }
@@ -4600,7 +4604,7 @@ static void stx__transpose(stx_real *to, size_t nr, const stx_real *B, size_t ld
 __attribute__((target("avx512f"))) static void stx__pack_at_avx512(float *to, const float *A, size_t lda, size_t m, size_t k) {
     size_t i, p;
     for (p = 0; p < k; p++) {
-        if (p + STX__AHEAD < k) stx__prefetch(A + (p + STX__AHEAD) * lda, m);
+        if (p + STX__AHEAD < k) stx_prefetch(A + (p + STX__AHEAD) * lda, m);
         for (i = 0; i < m; i += 14) {
             __mmask16 some = (__mmask16)(m - i < 14 ? (1u << (m - i)) - 1 : 0x3fff);
             _mm512_mask_storeu_ps(to + i * k + p * 14, some, _mm512_maskz_loadu_ps(some, A + p * lda + i));
@@ -4643,20 +4647,20 @@ static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const
             for (j = 0; j < n; j += nr) {
                 stx_real *t = to + j / nr * stride + p / u * nr;
                 const stx_real *b = B + p * ldb + j;
-                size_t w = STX__MIN(nr, n - j);
+                size_t w = STX_MIN(nr, n - j);
                 if (u == 1) memcpy(t, b, w * sizeof *t);
                 else mk->pair((uint32_t *)(void *)t, b, p + 1 < k ? b + ldb : NULL, w);
             }
         return;
     }
     for (j = 0; j < n; j += nr, to += stride) {
-        size_t w = STX__MIN(nr, n - j), r;
+        size_t w = STX_MIN(nr, n - j), r;
         const stx_real *b = B + j * ldb;
         if (u == 1) { stx__transpose_for(mk, to, b, ldb, w, k); continue; }
         for (p = 0; p < k; p += STX__TRANSPOSE_PIECE) {       /* pairs stand together in a row: round it, then turn it in units */
             uint32_t units[STX__NR_MAX * STX__TRANSPOSE_PIECE / 2];
             uint16_t *t = (uint16_t *)(void *)units;
-            size_t kc = STX__MIN((size_t)STX__TRANSPOSE_PIECE, k - p), up = stx__up(kc, mk->kr);
+            size_t kc = STX_MIN((size_t)STX__TRANSPOSE_PIECE, k - p), up = stx__up(kc, mk->kr);
             for (r = 0; r < w; r++) {
                 mk->round(t + r * STX__TRANSPOSE_PIECE, b + r * ldb + p, kc);
                 memset(t + r * STX__TRANSPOSE_PIECE + kc, 0, (up - kc) * sizeof *t);
@@ -4667,21 +4671,21 @@ static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const
 }
 
 /* A few rows only (generation): no packing, one pass over B. out[j] = a . B[j] for four rows of B at once */
-STX__INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_real *b, size_t ldb, size_t k) {
+STX_INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_real *b, size_t ldb, size_t k) {
     stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
     const stx_real *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
     size_t p, e;
     for (p = 0; p + 16 <= k; p += 16) {
-        for (e = 0; e < 16; e++) s0[e] = STX__FMA(fma, a[p + e], b[p + e], s0[e]);
-        for (e = 0; e < 16; e++) s1[e] = STX__FMA(fma, a[p + e], b1[p + e], s1[e]);
-        for (e = 0; e < 16; e++) s2[e] = STX__FMA(fma, a[p + e], b2[p + e], s2[e]);
-        for (e = 0; e < 16; e++) s3[e] = STX__FMA(fma, a[p + e], b3[p + e], s3[e]);
+        for (e = 0; e < 16; e++) s0[e] = STX_FMA(fma, a[p + e], b[p + e], s0[e]);
+        for (e = 0; e < 16; e++) s1[e] = STX_FMA(fma, a[p + e], b1[p + e], s1[e]);
+        for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], b2[p + e], s2[e]);
+        for (e = 0; e < 16; e++) s3[e] = STX_FMA(fma, a[p + e], b3[p + e], s3[e]);
     }
     for (; p < k; p++) { t0 += a[p] * b[p]; t1 += a[p] * b1[p]; t2 += a[p] * b2[p]; t3 += a[p] * b3[p]; }
     for (e = 0; e < 16; e++) { t0 += s0[e]; t1 += s1[e]; t2 += s2[e]; t3 += s3[e]; }
     out[0] = t0; out[1] = t1; out[2] = t2; out[3] = t3;
 }
-STX__INNER void stx__gemv(int fma, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda,
+STX_INNER void stx__gemv(int fma, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda,
                           const stx_real *B, size_t ldb, stx_real beta, stx_real *C, size_t ldc) {
     size_t i, j, k;
     for (i = 0; i < M; i++) {
@@ -4694,7 +4698,7 @@ STX__INNER void stx__gemv(int fma, int ta, int tb, size_t M, size_t N, size_t K,
         for (j = 0; j < N; j += 4)
             for (i = 0; i < M; i++) {
                 stx_real *c = C + i * ldc + j, t[8];
-                size_t e, n = STX__MIN((size_t)4, N - j);
+                size_t e, n = STX_MIN((size_t)4, N - j);
                 if (n == 4) stx__dot4(fma, t, A + i * lda, B + j * ldb, ldb, K);
                 else for (e = 0; e < n; e++) stx__dot4(fma, t + e, A + i * lda, B + (j + e) * ldb, 0, K);
                 for (e = 0; e < n; e++) c[e] += alpha * t[e];
@@ -4708,15 +4712,15 @@ STX__INNER void stx__gemv(int fma, int ta, int tb, size_t M, size_t N, size_t K,
             }
     } else {
         for (k = 0; k < K; k++) {
-            const stx_real *STX__RESTRICT b = B + k * ldb;
+            const stx_real *STX_RESTRICT b = B + k * ldb;
             for (i = 0; i < M; i++) {
-                stx_real *STX__RESTRICT c = C + i * ldc, a = alpha * (ta ? A[k * lda + i] : A[i * lda + k]);
-                for (j = 0; j < N; j++) c[j] = STX__FMA(fma, a, b[j], c[j]);
+                stx_real *STX_RESTRICT c = C + i * ldc, a = alpha * (ta ? A[k * lda + i] : A[i * lda + k]);
+                for (j = 0; j < N; j++) c[j] = STX_FMA(fma, a, b[j], c[j]);
             }
         }
     }
 }
-STX__EACH_ISA(stx__gemv, (int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda, const stx_real *B, size_t ldb,
+STX_EACH_ISA(stx__gemv, (int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda, const stx_real *B, size_t ldb,
                           stx_real beta, stx_real *C, size_t ldc), ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc)
 
 /* op(A) (m x k) for the micro-kernel, in scratch unless it is good where it is. Row i of the result, and how its numbers lie: rs, ks. */
@@ -4739,8 +4743,8 @@ static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_rea
         size_t q, n;
         for (i = 0; i < m; i += 32)
             for (p = 0; p < kk; p += 2 * STX__TRANSPOSE_PIECE) {
-                n = STX__MIN((size_t)32, m - i);
-                for (q = p; q < STX__MIN(kk, p + 2 * STX__TRANSPOSE_PIECE); q += 2) {
+                n = STX_MIN((size_t)32, m - i);
+                for (q = p; q < STX_MIN(kk, p + 2 * STX__TRANSPOSE_PIECE); q += 2) {
                     if (q < k) mk->pair(t + (q - p) / 2 * 32, A + q * lda + i, q + 1 < k ? A + (q + 1) * lda + i : NULL, n);
                     else memset(t + (q - p) / 2 * 32, 0, sizeof *t * 32);
                 }
@@ -4750,10 +4754,10 @@ static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_rea
         *ks = 2;
     } else if (ta) {       /* the same, not turned: [k/2][m] */
         for (p = 0; p < k; p += 2) {
-            if (p + 1 + STX__AHEAD < k) { stx__prefetch(A + (p + STX__AHEAD) * lda, m); stx__prefetch(A + (p + 1 + STX__AHEAD) * lda, m); }
+            if (p + 1 + STX__AHEAD < k) { stx_prefetch(A + (p + STX__AHEAD) * lda, m); stx_prefetch(A + (p + 1 + STX__AHEAD) * lda, m); }
             mk->pair((uint32_t *)(void *)to + p / 2 * m, A + p * lda, p + 1 < k ? A + (p + 1) * lda : NULL, m);
         }
-        memset((uint32_t *)(void *)to + p / 2 * m, 0, (kk - STX__MIN(p, kk)) / 2 * m * sizeof(uint32_t));
+        memset((uint32_t *)(void *)to + p / 2 * m, 0, (kk - STX_MIN(p, kk)) / 2 * m * sizeof(uint32_t));
         *rs = 2;
         *ks = 2 * m;
     } else {
@@ -4780,7 +4784,7 @@ enum { STX__SAME_SET = 4096 / sizeof(stx_real) };
 static void stx__panel(stx_real *to, const stx_real *A, size_t lda, size_t h, size_t k, size_t next, size_t strip, size_t strips) {
     size_t i;
     if (strip == 0) for (i = 0; i < h; i++) memcpy(to + i * k, A + i * lda, k * sizeof *A);
-    for (i = next * strip / strips; i < next * (strip + 1) / strips; i++) stx__prefetch(A + (h + i) * lda, k);
+    for (i = next * strip / strips; i < next * (strip + 1) / strips; i++) stx_prefetch(A + (h + i) * lda, k);
 }
 /* One thread's product, with its scratch of STX__PACK numbers. C stands `at` numbers into its matrix, from column j0 on. */
 static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
@@ -4792,28 +4796,28 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, i
     int by_rows = mk->nr > 16, copy = by_rows && !ta && mk->kr == 1 && lda % STX__SAME_SET == 0;
     int late = u == 2 && alpha != 1;       /* pairs cannot be scaled: what is added to C is */
     if (beta != 0 && beta != 1) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= beta;
-    nc_max = stx__up(STX__MIN(K, STX__KC * u), mk->kr) / u;       /* steps; a short k leaves room for more columns and rows */
+    nc_max = stx__up(STX_MIN(K, STX__KC * u), mk->kr) / u;       /* steps; a short k leaves room for more columns and rows */
     mc_max = STX__MC * STX__KC / nc_max / mk->mr * mk->mr;
     nc_max = STX__NC * STX__KC / nc_max / mk->nr * mk->nr;
     if (N > nc_max) nc_max = stx__up((N + (N - 1) / nc_max) / ((N - 1) / nc_max + 1), mk->nr);     /* equal blocks */
     for (jc = 0; jc < N; jc += nc_max) {
-        size_t nc = STX__MIN(nc_max, N - jc);
+        size_t nc = STX_MIN(nc_max, N - jc);
         for (pc = 0; pc < K; pc += STX__KC * u) {
-            size_t kc = STX__MIN(STX__KC * u, K - pc), steps = stx__up(kc, mk->kr) / u;
+            size_t kc = STX_MIN(STX__KC * u, K - pc), steps = stx__up(kc, mk->kr) / u;
             int add = pc || beta != 0;
             stx__pack_b(mk, pb, mk->nr * steps, tb ? B + jc * ldb + pc : B + pc * ldb + jc, ldb, tb, kc, nc);
             if (alpha != 1 && !late) for (i = 0; i < stx__up(nc, mk->nr) * kc; i++) pb[i] *= alpha;
             for (ic = 0; ic < M; ic += mc_max) {
-                size_t mc = STX__MIN(mc_max, M - ic), step, rs, ks, tile;
+                size_t mc = STX_MIN(mc_max, M - ic), step, rs, ks, tile;
                 size_t strips = (nc + mk->nr - 1) / mk->nr, tiles = (mc + mk->mr - 1) / mk->mr;
                 const char *a = (const char *)stx__pack_a(mk, scratch, ta ? A + pc * lda + ic : A + ic * lda + pc, lda, ta, mc, kc, &step, &rs, &ks);
                 if (copy) rs = kc;
                 for (tile = 0; tile < strips * tiles; tile++) {
                     size_t strip = by_rows ? tile % strips : tile / tiles, jr = strip * mk->nr, ir = (by_rows ? tile / strips : tile % tiles) * mk->mr;
-                    size_t w = STX__MIN(mk->nr, nc - jr), h = STX__MIN(mk->mr, mc - ir);
+                    size_t w = STX_MIN(mk->nr, nc - jr), h = STX_MIN(mk->mr, mc - ir);
                     stx_real *c = C + (ic + ir) * ldc + jc + jr;
                     const void *rows = copy ? (const char *)scratch : a + ir * step;
-                    if (copy) stx__panel(scratch, A + (ic + ir) * lda + pc, lda, h, kc, STX__MIN(mk->mr, mc - ir - h), strip, strips);
+                    if (copy) stx__panel(scratch, A + (ic + ir) * lda + pc, lda, h, kc, STX_MIN(mk->mr, mc - ir - h), strip, strips);
                     if (w == mk->nr && !late) {
                         mk->run(h, steps, rows, rs, ks, pb + jr * steps, mk->nr, c, ldc, add);
                         continue;
@@ -5059,13 +5063,13 @@ static void stx__product_part(const stx_share *s, const void *job) {
     stx_real *scratch = stx__scratch(s->x, s->thread);
     size_t i;
     for (i = s->from; i < s->to; i++) {
-        size_t e = i / j->parts, lo = i % j->parts * j->per, hi = STX__MIN(j->n, lo + j->per), at = j->rows ? lo * j->ldc : lo;
+        size_t e = i / j->parts, lo = i % j->parts * j->per, hi = STX_MIN(j->n, lo + j->per), at = j->rows ? lo * j->ldc : lo;
         size_t M = j->rows ? hi - lo : j->M, N = j->rows ? j->N : hi - lo, row = j->rows ? lo : 0, col = j->rows ? 0 : lo;
         const stx_real *a = j->A + e * j->sa + (j->ta ? row : row * j->lda), *b = j->B + e * j->sb + (j->tb ? col * j->ldb : col);
         stx_real *c = j->C + e * j->sc + at;
         if (lo >= hi) continue;
         if (j->gemv) {
-            STX__CALL(s->x, stx__gemv, (j->ta, j->tb, M, N, j->K, j->alpha, a, j->lda, b, j->ldb, j->beta, c, j->ldc));
+            STX_CALL(s->x, stx__gemv, (j->ta, j->tb, M, N, j->K, j->alpha, a, j->lda, b, j->ldb, j->beta, c, j->ldc));
             if (j->after) stx__after_rows(s->x, j->after, col, c, at, j->ldc, M, N);
         } else {
             if (mk->enter) mk->enter();
@@ -5112,8 +5116,8 @@ static void stx__product(stx_ctx *x, size_t batch, int ta, int tb, size_t M, siz
         unit = j.rows ? j.mk->mr : j.mk->nr;
         /* A part for each thread, more where each has 512 rows or columns: what a part packs serves only itself */
         if (batch == 1 && work >= 100000) {
-            parts = threads * STX__MAX((size_t)1, STX__MIN((size_t)4, j.n / threads / 512));
-            parts = STX__MIN(parts, (j.n + unit - 1) / unit);
+            parts = threads * STX_MAX((size_t)1, STX_MIN((size_t)4, j.n / threads / 512));
+            parts = STX_MIN(parts, (j.n + unit - 1) / unit);
         }
         j.per = ((j.n + parts - 1) / parts + unit - 1) / unit * unit;
         j.parts = parts;
@@ -5274,23 +5278,23 @@ STX_DEF void stx_linear_bwd(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db
 }
 
 /* y (N,C) = act(y + b), in place; pre, if given, gets y + b (gelu's backward needs it). */
-STX__INNER void stx__bias_act_row(int fma, stx_real *y, stx_real *pre, const stx_real *b, size_t C, int act) {
+STX_INNER void stx__bias_act_row(int fma, stx_real *y, stx_real *pre, const stx_real *b, size_t C, int act) {
     size_t c;
     if (b) for (c = 0; c < C; c++) y[c] += b[c];
     if (pre) memcpy(pre, y, C * sizeof *y);
     if (act) stx__act_n(fma, y, y, C, act);
 }
-STX__EACH_ISA(stx__bias_act_row, (stx_real *STX__RESTRICT y, stx_real *STX__RESTRICT pre, const stx_real *STX__RESTRICT b, size_t C, int act), y, pre, b, C, act)
+STX_EACH_ISA(stx__bias_act_row, (stx_real *STX_RESTRICT y, stx_real *STX_RESTRICT pre, const stx_real *STX_RESTRICT b, size_t C, int act), y, pre, b, C, act)
 static void stx__after_rows(stx_ctx *x, const stx__after *after, size_t j, stx_real *C, size_t at, size_t ldc, size_t rows, size_t cols) {
     size_t i;
     for (i = 0; i < rows; i++)
-        STX__CALL(x, stx__bias_act_row, (C + i * ldc, after->pre ? after->pre + at + i * ldc : NULL, after->b ? after->b + j : NULL, cols, after->act));
+        STX_CALL(x, stx__bias_act_row, (C + i * ldc, after->pre ? after->pre + at + i * ldc : NULL, after->b ? after->b + j : NULL, cols, after->act));
 }
 static void stx__bias_act_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
     for (n = s->from; n < s->to; n++)
-        STX__CALL(s->x, stx__bias_act_row, (l->y + n * l->C, l->pre ? l->pre + n * l->C : NULL, l->b, l->C, l->act));
+        STX_CALL(s->x, stx__bias_act_row, (l->y + n * l->C, l->pre ? l->pre + n * l->C : NULL, l->b, l->C, l->act));
 }
 STX_DEF void stx_bias_act_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act) {
     stx__loop l = stx__loop_of(0, N, C);
@@ -5366,7 +5370,7 @@ STX_DEF stx_tensor *stx_sum(stx_ctx *x, stx_tensor *a) {
     return y;
 }
 
-STX__INNER void stx__mean_n(int fma, double *sum, const stx_real *a, size_t n) {
+STX_INNER void stx__mean_n(int fma, double *sum, const stx_real *a, size_t n) {
     double s[16] = {0}, t = 0;
     size_t i, e;
     (void)fma;
@@ -5375,13 +5379,13 @@ STX__INNER void stx__mean_n(int fma, double *sum, const stx_real *a, size_t n) {
     for (e = 0; e < 16; e++) t += s[e];
     *sum = t;
 }
-STX__EACH_ISA(stx__mean_n, (double *sum, const stx_real *a, size_t n), sum, a, n)
+STX_EACH_ISA(stx__mean_n, (double *sum, const stx_real *a, size_t n), sum, a, n)
 static void stx__mean_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k, at, n;
     for (k = s->from; k < s->to; k++) {
         n = stx__sum_block(l->n, k, &at);
-        STX__CALL(s->x, stx__mean_n, (l->sums + k, l->a + at, n));
+        STX_CALL(s->x, stx__mean_n, (l->sums + k, l->a + at, n));
     }
 }
 STX_DEF void stx_mean_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
@@ -5549,7 +5553,7 @@ STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, con
 
 /* top = max_v logits, inv = 1 / sum_v e^(logits - top): kept apart, for their log-sum would lose digits in backward.
    loss = sum_n (top - log inv - logits[n,target]) / divisor */
-STX__INNER void stx__cross_entropy_rows(int fma, double *sum, stx_real *top, stx_real *inv, const stx_real *row, const int32_t *targets, size_t N, size_t V) {
+STX_INNER void stx__cross_entropy_rows(int fma, double *sum, stx_real *top, stx_real *inv, const stx_real *row, const int32_t *targets, size_t N, size_t V) {
     size_t n;
     for (*sum = 0, n = 0; n < N; n++, row += V) {
         stx_real m = stx__max(row, V), t = stx__exp_sum(fma, NULL, 0, row, V, m);
@@ -5558,13 +5562,13 @@ STX__INNER void stx__cross_entropy_rows(int fma, double *sum, stx_real *top, stx
         *sum += (double)m + log((double)t) - (double)row[targets[n]];
     }
 }
-STX__EACH_ISA(stx__cross_entropy_rows, (double *STX__RESTRICT sum, stx_real *STX__RESTRICT top, stx_real *STX__RESTRICT inv, const stx_real *STX__RESTRICT row, const int32_t *targets, size_t N, size_t V), sum, top, inv, row, targets, N, V)
+STX_EACH_ISA(stx__cross_entropy_rows, (double *STX_RESTRICT sum, stx_real *STX_RESTRICT top, stx_real *STX_RESTRICT inv, const stx_real *STX_RESTRICT row, const int32_t *targets, size_t N, size_t V), sum, top, inv, row, targets, N, V)
 static void stx__cross_entropy_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k, at, n;
     for (k = s->from; k < s->to; k++) {
         n = stx__sum_block(l->N, k, &at);
-        STX__CALL(s->x, stx__cross_entropy_rows, (l->sums + k, l->mean + at, l->rstd + at, l->a + at * l->C, l->ids + at, n, l->C));
+        STX_CALL(s->x, stx__cross_entropy_rows, (l->sums + k, l->mean + at, l->rstd + at, l->a + at * l->C, l->ids + at, n, l->C));
     }
 }
 STX_DEF void stx_cross_entropy_fwd(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor) {
@@ -5573,21 +5577,21 @@ STX_DEF void stx_cross_entropy_fwd(stx_ctx *x, stx_real *loss, stx_real *top, st
     *loss = (stx_real)(stx__sum_blocks(x, 8 * N * V, stx__cross_entropy_part, &l) / divisor);
 }
 /* dlogits[n,v] (+)= dloss / divisor (e^(logits - top) inv - [v = target]) */
-STX__INNER void stx__cross_entropy_bwd_row(int fma, stx_real *d, const stx_real *row, size_t V, stx_real top, stx_real f, int accumulate) {
+STX_INNER void stx__cross_entropy_bwd_row(int fma, stx_real *d, const stx_real *row, size_t V, stx_real top, stx_real f, int accumulate) {
     size_t v;
-    if (accumulate) for (v = 0; v < V; v++) d[v] = STX__FMA(fma, f, stx__exp_any(fma, row[v] - top), d[v]);
-    else for (v = 0; v < V; v++) d[v] = f * stx__exp_any(fma, row[v] - top);
+    if (accumulate) for (v = 0; v < V; v++) d[v] = STX_FMA(fma, f, stx_fast_exp(fma, row[v] - top), d[v]);
+    else for (v = 0; v < V; v++) d[v] = f * stx_fast_exp(fma, row[v] - top);
 }
-STX__EACH_ISA(stx__cross_entropy_bwd_row, (stx_real *STX__RESTRICT d, const stx_real *STX__RESTRICT row, size_t V, stx_real top, stx_real f, int accumulate), d, row, V, top, f, accumulate)
-STX__INNER void stx__cross_entropy_bwd_self(int fma, stx_real *d, size_t V, stx_real top, stx_real f) { stx__cross_entropy_bwd_row(fma, d, d, V, top, f, 0); }
-STX__EACH_ISA(stx__cross_entropy_bwd_self, (stx_real *d, size_t V, stx_real top, stx_real f), d, V, top, f)
+STX_EACH_ISA(stx__cross_entropy_bwd_row, (stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT row, size_t V, stx_real top, stx_real f, int accumulate), d, row, V, top, f, accumulate)
+STX_INNER void stx__cross_entropy_bwd_self(int fma, stx_real *d, size_t V, stx_real top, stx_real f) { stx__cross_entropy_bwd_row(fma, d, d, V, top, f, 0); }
+STX_EACH_ISA(stx__cross_entropy_bwd_self, (stx_real *d, size_t V, stx_real top, stx_real f), d, V, top, f)
 static void stx__cross_entropy_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
     for (n = s->from; n < s->to; n++) {
         stx_real *d = l->y + n * l->C;
-        if (l->y == l->a) STX__CALL(s->x, stx__cross_entropy_bwd_self, (d, l->C, l->m[n], l->s * l->r[n]));
-        else STX__CALL(s->x, stx__cross_entropy_bwd_row, (d, l->a + n * l->C, l->C, l->m[n], l->s * l->r[n], l->accumulate));
+        if (l->y == l->a) STX_CALL(s->x, stx__cross_entropy_bwd_self, (d, l->C, l->m[n], l->s * l->r[n]));
+        else STX_CALL(s->x, stx__cross_entropy_bwd_row, (d, l->a + n * l->C, l->C, l->m[n], l->s * l->r[n], l->accumulate));
         d[l->ids[n]] -= l->s;
     }
 }
@@ -5609,7 +5613,7 @@ STX_DEF void stx_token_weights(stx_ctx *x, stx_real *w, int32_t *known, const in
     for (n = 0; n < N; n++) w[n] = known[n] >= 0 && divisor != 0 ? (stx_real)((weights ? (double)weights[n] : 1) / divisor) : 0;
 }
 /* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n] */
-STX__INNER void stx__token_loss_rows(int fma, double *sum, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *row,
+STX_INNER void stx__token_loss_rows(int fma, double *sum, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *row,
                                      const int32_t *targets, const stx_real *w,
                                      size_t N, size_t V) {
     size_t n;
@@ -5627,16 +5631,16 @@ STX__INNER void stx__token_loss_rows(int fma, double *sum, stx_real *nll, stx_re
         *sum += (double)w[n] * v;
     }
 }
-STX__EACH_ISA(stx__token_loss_rows, (double *STX__RESTRICT sum, stx_real *STX__RESTRICT nll, stx_real *STX__RESTRICT top,
-                                     stx_real *STX__RESTRICT inv, const stx_real *STX__RESTRICT row,
-                                     const int32_t *targets, const stx_real *STX__RESTRICT w, size_t N, size_t V),
+STX_EACH_ISA(stx__token_loss_rows, (double *STX_RESTRICT sum, stx_real *STX_RESTRICT nll, stx_real *STX_RESTRICT top,
+                                     stx_real *STX_RESTRICT inv, const stx_real *STX_RESTRICT row,
+                                     const int32_t *targets, const stx_real *STX_RESTRICT w, size_t N, size_t V),
               sum, nll, top, inv, row, targets, w, N, V)
 static void stx__token_loss_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k, at, n;
     for (k = s->from; k < s->to; k++) {
         n = stx__sum_block(l->N, k, &at);
-        STX__CALL(s->x, stx__token_loss_rows, (l->sums + k, l->y + at, l->mean + at, l->rstd + at, l->a + at * l->C, l->ids + at,
+        STX_CALL(s->x, stx__token_loss_rows, (l->sums + k, l->y + at, l->mean + at, l->rstd + at, l->a + at * l->C, l->ids + at,
                                                l->b + at, n, l->C));
     }
 }
@@ -5654,10 +5658,10 @@ static void stx__token_loss_bwd_part(const stx_share *s, const void *job) {
     for (n = s->from; n < s->to; n++) {
         stx_real *d = l->y + n * l->C, g = l->s * l->b[n];
         if (l->ids[n] < 0) {
-            if (!l->accumulate) STX__CALL(s->x, stx__fill_n, (d, l->C, 0));
+            if (!l->accumulate) STX_CALL(s->x, stx__fill_n, (d, l->C, 0));
             continue;
         }
-        STX__CALL(s->x, stx__cross_entropy_bwd_row, (d, l->a + n * l->C, l->C, l->m[n], g * l->r[n], l->accumulate));
+        STX_CALL(s->x, stx__cross_entropy_bwd_row, (d, l->a + n * l->C, l->C, l->m[n], g * l->r[n], l->accumulate));
         d[l->ids[n]] -= g;
     }
 }
@@ -5687,7 +5691,7 @@ STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
     return y;
 }
 
-STX__INNER void stx__mse_n(int fma, double *sum, const stx_real *a, const stx_real *b, size_t n) {
+STX_INNER void stx__mse_n(int fma, double *sum, const stx_real *a, const stx_real *b, size_t n) {
     double s[16] = {0}, t = 0;
     size_t i, e;
     (void)fma;
@@ -5696,13 +5700,13 @@ STX__INNER void stx__mse_n(int fma, double *sum, const stx_real *a, const stx_re
     for (e = 0; e < 16; e++) t += s[e];
     *sum = t;
 }
-STX__EACH_ISA(stx__mse_n, (double *sum, const stx_real *a, const stx_real *b, size_t n), sum, a, b, n)
+STX_EACH_ISA(stx__mse_n, (double *sum, const stx_real *a, const stx_real *b, size_t n), sum, a, b, n)
 static void stx__mse_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k, at, n;
     for (k = s->from; k < s->to; k++) {
         n = stx__sum_block(l->n, k, &at);
-        STX__CALL(s->x, stx__mse_n, (l->sums + k, l->a + at, l->b + at, n));
+        STX_CALL(s->x, stx__mse_n, (l->sums + k, l->a + at, l->b + at, n));
     }
 }
 STX_DEF void stx_mse_fwd(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) {
@@ -5711,15 +5715,15 @@ STX_DEF void stx_mse_fwd(stx_ctx *x, stx_real *loss, const stx_real *a, const st
     *loss = (stx_real)(stx__sum_blocks(x, n, stx__mse_part, &l) / (double)n);
 }
 /* da += 2 (a - b) dloss / n ; db -= the same */
-STX__INNER void stx__mse_bwd_n(int fma, stx_real *da, const stx_real *a, const stx_real *b, size_t n, stx_real g) {
+STX_INNER void stx__mse_bwd_n(int fma, stx_real *da, const stx_real *a, const stx_real *b, size_t n, stx_real g) {
     size_t i;
-    for (i = 0; i < n; i++) da[i] = STX__FMA(fma, g, a[i] - b[i], da[i]);
+    for (i = 0; i < n; i++) da[i] = STX_FMA(fma, g, a[i] - b[i], da[i]);
 }
-STX__EACH_ISA(stx__mse_bwd_n, (stx_real *STX__RESTRICT da, const stx_real *STX__RESTRICT a, const stx_real *STX__RESTRICT b, size_t n, stx_real g), da, a, b, n, g)
+STX_EACH_ISA(stx__mse_bwd_n, (stx_real *STX_RESTRICT da, const stx_real *STX_RESTRICT a, const stx_real *STX_RESTRICT b, size_t n, stx_real g), da, a, b, n, g)
 static void stx__mse_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t at, n = stx__numbers_of(s, l->n, &at);
-    STX__CALL(s->x, stx__mse_bwd_n, (l->y + at, l->a + at, l->b + at, n, l->s));
+    STX_CALL(s->x, stx__mse_bwd_n, (l->y + at, l->a + at, l->b + at, n, l->s));
 }
 STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a, const stx_real *b, size_t n) {
     stx__loop l = stx__loop_of(n, 0, 0);
@@ -6011,7 +6015,7 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
     }
     oldest = A->reach[0] + 1;
     A->p0 = (ptrdiff_t)(a->P > oldest ? (a->P - oldest) / STX__NR_MAX * STX__NR_MAX : 0);
-    A->np = a->P ? stx__up(a->P - (size_t)A->p0, STX__MAX(A->mk->nr, A->mk->kr)) : 0;
+    A->np = a->P ? stx__up(a->P - (size_t)A->p0, STX_MAX(A->mk->nr, A->mk->kr)) : 0;
     A->pe_t = A->pe_r = NULL;
 }
 
@@ -6053,8 +6057,8 @@ static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n,
     return at;
 }
 
-STX__INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_real *b, size_t n) { *s = stx__dot_any(fma, a, b, n); }
-STX__EACH_ISA(stx__row_dot, (stx_real *s, const stx_real *a, const stx_real *b, size_t n), s, a, b, n)
+STX_INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_real *b, size_t n) { *s = stx__dot_any(fma, a, b, n); }
+STX_EACH_ISA(stx__row_dot, (stx_real *s, const stx_real *a, const stx_real *b, size_t n), s, a, b, n)
 
 /* Operands of the products: numbers, rounded to bf16 where the product wants it. from (n,cols) -> (n,ld), filled up with zeros */
 static void stx__attn_rows(const stx__attn *A, void *to, size_t ld, const stx_real *from, size_t ldf, size_t n, size_t cols) {
@@ -6076,11 +6080,11 @@ static void stx__attn_transpose(const stx__attn *A, void *to, size_t ld, size_t 
     size_t c, r, d, i, u = A->u, nr = mk->nr, size = u == 2 ? 2 : sizeof(stx_real), end = stx__up(n, 32);
     for (c = 0; c < cols; c += STX__TRANSPOSE_PIECE)
         for (r = 0; r < end; r += u * nr) {
-            size_t w = STX__MIN((size_t)STX__TRANSPOSE_PIECE, cols - c), rows = r < n ? STX__MIN(u * nr, n - r) : 0;
+            size_t w = STX_MIN((size_t)STX__TRANSPOSE_PIECE, cols - c), rows = r < n ? STX_MIN(u * nr, n - r) : 0;
             const stx_real *f = from + r * ldf + c;
             if (u == 2) for (i = 0; i < rows; i += 2) mk->pair((uint32_t *)(void *)pairs + i / 2 * STX__TRANSPOSE_PIECE, f + i * ldf, i + 1 < rows ? f + (i + 1) * ldf : NULL, w);
             stx__transpose_for(mk, turned, u == 2 ? pairs : f, u == 2 ? (size_t)STX__TRANSPOSE_PIECE : ldf, (rows + u - 1) / u, w);
-            for (d = 0; d < w; d++) memcpy((char *)to + ((c + d) * ld + at + r) * size, turned + d * nr, STX__MIN(u * nr, end - r) * size);
+            for (d = 0; d < w; d++) memcpy((char *)to + ((c + d) * ld + at + r) * size, turned + d * nr, STX_MIN(u * nr, end - r) * size);
         }
 }
 
@@ -6091,7 +6095,7 @@ static void stx__attn_pack_rows(const stx_share *s, const void *job) {
     size_t i, nr = A->mk->nr, rows = a->P - (size_t)A->p0, strips = A->np / nr, ldp = A->tables * a->D;
     for (i = s->from; i < s->to; i++) {
         size_t h = i / strips, j = i % strips * nr;
-        stx__pack_b(A->mk, A->pe_t + (h * A->np + j) * A->Dk / A->u, nr, a->pe + ((size_t)A->p0 + j) * ldp + h * a->D, ldp, 1, a->D, STX__MIN(nr, rows - j));
+        stx__pack_b(A->mk, A->pe_t + (h * A->np + j) * A->Dk / A->u, nr, a->pe + ((size_t)A->p0 + j) * ldp + h * a->D, ldp, 1, a->D, STX_MIN(nr, rows - j));
     }
 }
 static void stx__attn_pack_columns(const stx_share *s, const void *job) {
@@ -6101,7 +6105,7 @@ static void stx__attn_pack_columns(const stx_share *s, const void *job) {
     for (i = s->from; i < s->to; i++) {
         size_t h = i / wide, j = i % wide * nr;
         stx_real *to = A->pe_r + (h * A->Dp + j) * A->np / A->u;
-        stx__pack_b(A->mk, to, nr, a->pe + (size_t)A->p0 * ldp + h * a->D + j, ldp, 0, rows, STX__MIN(nr, a->D - j));
+        stx__pack_b(A->mk, to, nr, a->pe + (size_t)A->p0 * ldp + h * a->D + j, ldp, 0, rows, STX_MIN(nr, a->D - j));
         memset(to + done / A->u * nr, 0, (A->np - done) / A->u * nr * sizeof *to);     /* met by zeros of ds, so it must not be NaN */
     }
 }
@@ -6150,7 +6154,7 @@ static void stx__attn_queries(stx__attn_tile *t, void *to, void *turned, const s
     const stx_attention_args *a = t->A->a;
     size_t r, d, q0, D = a->D;
     for (q0 = 0; q0 < n; q0 += STX__BQ) {
-        size_t nb = STX__MIN((size_t)STX__BQ, n - q0);
+        size_t nb = STX_MIN((size_t)STX__BQ, n - q0);
         for (r = 0; r < nb; r++) {
             const stx_real *q = a->q + t->b * a->stq + (i0 + q0 + r) * a->ldq + t->h * D;
             stx_real *s = t->R.stage + r * D;
@@ -6190,8 +6194,8 @@ static int stx__attn_holes(const stx__attn_tile *t, stx_real *s, stx_real *g, pt
 static void stx__attn_keys(stx__attn_tile *t, const stx_real *k, size_t ld, ptrdiff_t end, stx_real *columns, stx_real *rows) {
     const stx__attn *A = t->A;
     size_t nr = A->mk->nr, u = A->u, D = A->a->D, Dk = A->Dk, j, i;
-    ptrdiff_t from = STX__MAX(t->j0, 0), to = STX__MIN(end, t->j0 + (ptrdiff_t)t->bk), missing = t->persistent ? 0 : A->a->first_key - t->j0;
-    size_t hidden = missing > 0 ? (size_t)STX__MIN(missing, (ptrdiff_t)t->bk) : 0;      /* keys that do not exist share a step of k with those that do */
+    ptrdiff_t from = STX_MAX(t->j0, 0), to = STX_MIN(end, t->j0 + (ptrdiff_t)t->bk), missing = t->persistent ? 0 : A->a->first_key - t->j0;
+    size_t hidden = missing > 0 ? (size_t)STX_MIN(missing, (ptrdiff_t)t->bk) : 0;      /* keys that do not exist share a step of k with those that do */
     size_t n = to > from ? (size_t)(to - from) : 0, skip = n ? (size_t)(from - t->j0) : t->bk;     /* zero keys first */
     const stx_real *real = n ? k + (size_t)from * ld : k;
     if (columns) {
@@ -6205,7 +6209,7 @@ static void stx__attn_keys(stx__attn_tile *t, const stx_real *k, size_t ld, ptrd
             stx_real *r = rows + j * (STX__BK / u);
             size_t done = stx__up(skip + n, A->mk->kr);
             memset(r, 0, skip / u * nr * sizeof *r);
-            if (n) stx__pack_b(A->mk, r + skip / u * nr, nr, real + j, ld, 0, n, STX__MIN(nr, D - j));
+            if (n) stx__pack_b(A->mk, r + skip / u * nr, nr, real + j, ld, 0, n, STX_MIN(nr, D - j));
             memset(r, 0, hidden / u * nr * sizeof *r);
             if (hidden % u) for (i = 0; i < nr; i++) ((uint32_t *)(void *)r)[hidden / u * nr + i] &= 0xffff0000u;
             memset(r + done / u * nr, 0, (t->bk - done) / u * nr * sizeof *r);
@@ -6224,7 +6228,7 @@ static void stx__attn_prefetch(const stx_real *rows, size_t ld, ptrdiff_t from, 
 #if defined(__GNUC__) || defined(__clang__)
     ptrdiff_t j;
     size_t d;
-    for (j = STX__MAX(from, 0); j < to; j++) for (d = 0; d < D; d += 64 / sizeof *rows) __builtin_prefetch(rows + (size_t)j * ld + d, 0, 2);
+    for (j = STX_MAX(from, 0); j < to; j++) for (d = 0; d < D; d += 64 / sizeof *rows) __builtin_prefetch(rows + (size_t)j * ld + d, 0, 2);
 #else
     (void)rows; (void)ld; (void)from; (void)to; (void)D;
 #endif
@@ -6235,8 +6239,8 @@ static void stx__attn_prefetch(const stx_real *rows, size_t ld, ptrdiff_t from, 
 /* First and one-past-last key that any of the queries i0 .. i0+n-1 may see. */
 static void stx__attn_range(const stx_attention_args *a, size_t reach, size_t i0, size_t n, ptrdiff_t *first, ptrdiff_t *last) {
     ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T;
-    if (a->not_causal) { *first = STX__MAX(a->first_key, 0); *last = (ptrdiff_t)a->S; return; }
-    *first = STX__MAX(a->first_key, C + (ptrdiff_t)i0 - (ptrdiff_t)reach);
+    if (a->not_causal) { *first = STX_MAX(a->first_key, 0); *last = (ptrdiff_t)a->S; return; }
+    *first = STX_MAX(a->first_key, C + (ptrdiff_t)i0 - (ptrdiff_t)reach);
     *last = C + (ptrdiff_t)(i0 + n) - a->delta_min;
 }
 static ptrdiff_t stx__attn_floor(ptrdiff_t j, size_t unit) {       /* down to a multiple, also below zero */
@@ -6250,20 +6254,20 @@ static int stx__attn_bounds(stx__attn_tile *t, size_t keys) {
     size_t r;
     int any = 0;
     for (r = 0; r < t->nb; r++) {
-        ptrdiff_t lo = 0, hi = STX__MIN(bk, (ptrdiff_t)keys), i = C + (ptrdiff_t)(t->i0 + r);
+        ptrdiff_t lo = 0, hi = STX_MIN(bk, (ptrdiff_t)keys), i = C + (ptrdiff_t)(t->i0 + r);
         t->off[r] = 0;
         if (!t->persistent) {
             if (!a->not_causal) {
                 t->off[r] = i - (ptrdiff_t)t->reach - t->j0;
-                lo = STX__MAX(lo, t->off[r]);
-                hi = STX__MIN(hi, i - a->delta_min + 1 - t->j0);
+                lo = STX_MAX(lo, t->off[r]);
+                hi = STX_MIN(hi, i - a->delta_min + 1 - t->j0);
             }
-            lo = STX__MAX(lo, a->first_key - t->j0);
+            lo = STX_MAX(lo, a->first_key - t->j0);
         }
-        lo = STX__MAX(lo, t->live0);
-        hi = STX__MIN(hi, t->live1);
-        t->lo[r] = STX__MIN(lo, bk);
-        t->hi[r] = STX__MAX(hi, t->lo[r]);
+        lo = STX_MAX(lo, t->live0);
+        hi = STX_MIN(hi, t->live1);
+        t->lo[r] = STX_MIN(lo, bk);
+        t->hi[r] = STX_MAX(hi, t->lo[r]);
         any |= t->hi[r] > t->lo[r];
     }
     return any;
@@ -6275,7 +6279,7 @@ static void stx__attn_score(const stx__attn_tile *t, const void *q, const stx_re
     const stx__micro *mk = A->mk;
     size_t r0, Dk = A->Dk, u = A->u;
     for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
-        size_t h = STX__MIN(mk->mr, t->nb - r0), c = (size_t)t->lo[r0] / mk->nr * mk->nr, end = (size_t)t->hi[r0 + h - 1];
+        size_t h = STX_MIN(mk->mr, t->nb - r0), c = (size_t)t->lo[r0] / mk->nr * mk->nr, end = (size_t)t->hi[r0 + h - 1];
         for (; c < end; c += mk->nr)
             mk->run(h, Dk / u, stx__num(A, q, (ptrdiff_t)((t->q0 + r0) * Dk)), Dk, u, columns + c * Dk / u, mk->nr, to + r0 * STX__LDS + c, STX__LDS, 0);
     }
@@ -6298,7 +6302,7 @@ static void stx__attn_logits(const stx__attn_tile *t) {
     pe = A->pe_t + stx__attn_table(A, t->h) * A->np * Dk / u;
     pb = stx__attn_meet(t) - A->p0;
     for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
-        size_t h = STX__MIN(mk->mr, t->nb - r0), last = r0 + h - 1;
+        size_t h = STX_MIN(mk->mr, t->nb - r0), last = r0 + h - 1;
         ptrdiff_t from = pb + t->lo[last] - (ptrdiff_t)last, to = pb + t->hi[r0] - (ptrdiff_t)r0, p;
         if (to > (ptrdiff_t)A->np) to = (ptrdiff_t)A->np;
         for (p = from < 0 ? 0 : from / (ptrdiff_t)mk->nr * (ptrdiff_t)mk->nr; p < to; p += (ptrdiff_t)mk->nr)
@@ -6312,7 +6316,7 @@ static void stx__attn_gather(const stx__attn_tile *t, const void *weights, stx_r
     const stx__micro *mk = A->mk;
     size_t r0, j, u = A->u;
     for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
-        size_t h = STX__MIN(mk->mr, t->nb - r0), from = (size_t)t->lo[r0] / mk->kr * mk->kr, end = stx__up((size_t)t->hi[r0 + h - 1], mk->kr);
+        size_t h = STX_MIN(mk->mr, t->nb - r0), from = (size_t)t->lo[r0] / mk->kr * mk->kr, end = stx__up((size_t)t->hi[r0 + h - 1], mk->kr);
         if (from >= end) continue;
         for (j = 0; j < A->Dp; j += mk->nr)
             mk->run(h, (end - from) / u, stx__num(A, weights, (ptrdiff_t)(r0 * STX__LDS + from)), STX__LDS, u,
@@ -6321,19 +6325,19 @@ static void stx__attn_gather(const stx__attn_tile *t, const void *weights, stx_r
 }
 
 /* m = f times the masks of lanes [at,end), counted from group base on, of 8 lanes each */
-STX__INNER void stx__mask_row(int fma, stx_real *STX__RESTRICT m, uint64_t at, uint64_t end, uint64_t seed, uint64_t stream, uint64_t base, uint32_t keep, stx_real f) {
+STX_INNER void stx__mask_row(int fma, stx_real *STX_RESTRICT m, uint64_t at, uint64_t end, uint64_t seed, uint64_t stream, uint64_t base, uint32_t keep, stx_real f) {
     stx_real t[128];
     uint64_t g;
     (void)fma;
     for (g = at / 8; at < end; g += 16) {
-        uint64_t stop = STX__MIN(end, g * 8 + 128);
+        uint64_t stop = STX_MIN(end, g * 8 + 128);
         stx__mask128(t, seed, stream, base + g, keep, f);
         memcpy(m, t + (at - g * 8), (size_t)(stop - at) * sizeof *m);
         m += stop - at;
         at = stop;
     }
 }
-STX__EACH_ISA(stx__mask_row, (stx_real *STX__RESTRICT m, uint64_t at, uint64_t end, uint64_t seed, uint64_t stream, uint64_t base, uint32_t keep, stx_real f),
+STX_EACH_ISA(stx__mask_row, (stx_real *STX_RESTRICT m, uint64_t at, uint64_t end, uint64_t seed, uint64_t stream, uint64_t base, uint32_t keep, stx_real f),
               m, at, end, seed, stream, base, keep, f)
 
 /* Dropout masks (0 or 1/keep) of query r for columns [lo,hi) into m. Keyed by (row, distance from the window's old end),
@@ -6348,7 +6352,7 @@ static const stx_real *stx__attn_drop(stx_ctx *x, const stx__attn_tile *t, size_
     if (a->drop > 0) {
         uint32_t keep = stx__keep16(a->drop);
         f *= (stx_real)(65536.0 / keep);
-        STX__CALL(x, stx__mask_row, (m, at, end, a->seed, a->stream, row * groups, keep, f));
+        STX_CALL(x, stx__mask_row, (m, at, end, a->seed, a->stream, row * groups, keep, f));
     } else if (t->persistent) {
         for (i = 0; i < n; i++) m[i] = f;
     } else {
@@ -6359,7 +6363,7 @@ static const stx_real *stx__attn_drop(stx_ctx *x, const stx__attn_tile *t, size_
 
 /* One row of n logits under the running softmax: s becomes m e^(s - top). state: top, sum of m e, sum of e. f: what earlier
    results must be scaled by. */
-STX__INNER void stx__attn_soft(int fma, stx_real *STX__RESTRICT s, size_t n, const stx_real *STX__RESTRICT ramp, size_t nramp,
+STX_INNER void stx__attn_soft(int fma, stx_real *STX_RESTRICT s, size_t n, const stx_real *STX_RESTRICT ramp, size_t nramp,
                                const stx_real *drop, stx_real *state, stx_real *f) {
     stx_real m[16], lane[16], old = state[0], top, sum, all;
     size_t c, e, n16 = n / 16 * 16;
@@ -6371,21 +6375,21 @@ STX__INNER void stx__attn_soft(int fma, stx_real *STX__RESTRICT s, size_t n, con
     for (e = 0; e < 2; e++) m[e] = m[e] > m[e + 2] ? m[e] : m[e + 2];
     top = m[0] > m[1] ? m[0] : m[1];
     for (e = 0; e < 16; e++) lane[e] = 0;
-    for (c = 0; c < n16; c += 16) for (e = 0; e < 16; e++) { stx_real w = stx__exp_any(fma, s[c + e] - top); s[c + e] = w; lane[e] += w; }
-    for (; c < n; c++) { s[c] = stx__exp_any(fma, s[c] - top); lane[c - n16] += s[c]; }
+    for (c = 0; c < n16; c += 16) for (e = 0; e < 16; e++) { stx_real w = stx_fast_exp(fma, s[c + e] - top); s[c + e] = w; lane[e] += w; }
+    for (; c < n; c++) { s[c] = stx_fast_exp(fma, s[c] - top); lane[c - n16] += s[c]; }
     sum = all = stx__lanes(lane);
     if (nramp) {                   /* the ramp's few columns again, and the sum anew */
         if (nramp > n) nramp = n;
         for (c = 0; c < nramp; c++) s[c] *= ramp[c];
         sum = stx__sum(s, n);
     }
-    *f = top > old ? stx__exp_any(fma, old - top) : 1;         /* first tile: e^-inf = 0 */
+    *f = top > old ? stx_fast_exp(fma, old - top) : 1;         /* first tile: e^-inf = 0 */
     state[0] = top;
     state[1] = state[1] * *f + sum;
     state[2] = state[2] * *f + all;
     if (drop) for (c = 0; c < n; c++) s[c] *= drop[c];
 }
-STX__EACH_ISA(stx__attn_soft, (stx_real *s, size_t n, const stx_real *ramp, size_t nramp, const stx_real *drop, stx_real *state, stx_real *f),
+STX_EACH_ISA(stx__attn_soft, (stx_real *s, size_t n, const stx_real *ramp, size_t nramp, const stx_real *drop, stx_real *state, stx_real *f),
               s, n, ramp, nramp, drop, state, f)
 
 /* Softmax over the tile's logits, rows scaled on as the largest logit rises; then y += weights times values */
@@ -6395,18 +6399,18 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
     const stx__micro *mk = A->mk;
     size_t r0, r, d;
     for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
-        size_t last = STX__MIN(r0 + mk->mr, t->nb) - 1;
+        size_t last = STX_MIN(r0 + mk->mr, t->nb) - 1;
         ptrdiff_t first = t->lo[r0] / (ptrdiff_t)mk->kr * (ptrdiff_t)mk->kr, end = (ptrdiff_t)stx__up((size_t)t->hi[last], mk->kr), c;
         for (r = r0; r <= last; r++) {
             stx_real *s = t->R.s + r * STX__LDS, f, *o = t->R.o + (t->q0 + r) * A->Dp;
             ptrdiff_t from = t->lo[r], at, hi = t->hi[r];
-            if (!stx__attn_whole(a) && !t->persistent) from = STX__MAX(from, t->off[r] + (ptrdiff_t)t->ramp_zeros);
-            from = STX__MIN(from, hi);
+            if (!stx__attn_whole(a) && !t->persistent) from = STX_MAX(from, t->off[r] + (ptrdiff_t)t->ramp_zeros);
+            from = STX_MIN(from, hi);
             if (t->holes && !stx__attn_holes(t, s, NULL, from, hi)) from = hi;
             if (from < hi) {
                 const stx_real *drop = stx__attn_drop(x, t, r);
                 at = t->persistent ? (ptrdiff_t)t->ramp_n : from - t->off[r];
-                STX__CALL(x, stx__attn_soft, (s + from, (size_t)(hi - from), t->R.ramp + STX__MIN(at, (ptrdiff_t)t->ramp_n), t->ramp_n - (size_t)STX__MIN(at, (ptrdiff_t)t->ramp_n),
+                STX_CALL(x, stx__attn_soft, (s + from, (size_t)(hi - from), t->R.ramp + STX_MIN(at, (ptrdiff_t)t->ramp_n), t->ramp_n - (size_t)STX_MIN(at, (ptrdiff_t)t->ramp_n),
                                               drop ? drop + (from - t->lo[r]) : NULL, t->R.state + 3 * (t->q0 + r), &f));
                 if (f != 1) for (d = 0; d < A->Dp; d++) o[d] *= f;
             } else {
@@ -6431,7 +6435,7 @@ static stx_real stx__attn_inv(const stx_attention_args *a, const stx_real *state
 static void stx__attn_fwd_keys(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t n, ptrdiff_t keys) {
     for (t->q0 = 0; t->q0 < n; t->q0 += STX__BQ) {
         t->i0 = i0 + t->q0;
-        t->nb = STX__MIN((size_t)STX__BQ, n - t->q0);
+        t->nb = STX_MIN((size_t)STX__BQ, n - t->q0);
         if (!stx__attn_bounds(t, (size_t)keys)) continue;
         stx__attn_logits(t);
         stx__attn_softmax(x, t);
@@ -6453,19 +6457,19 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
     stx__attn_range(a, t.reach, i0, n, &first, &last);
     for (t.j0 = stx__attn_floor(first, 32); t.j0 < last; t.j0 += STX__BK) {
         const stx_real *k = a->k + b * a->stk + h * D, *v = a->v + b * a->stk + h * D;
-        t.bk = stx__up((size_t)STX__MIN((ptrdiff_t)STX__BK, last - t.j0), 32);
+        t.bk = stx__up((size_t)STX_MIN((ptrdiff_t)STX__BK, last - t.j0), 32);
         if (!stx__attn_live(&t)) continue;
         stx__attn_keys(&t, k, a->ldk, (ptrdiff_t)a->S, t.R.kt, NULL);
         stx__attn_keys(&t, v, a->ldk, (ptrdiff_t)a->S, NULL, t.R.kv);
-        stx__attn_prefetch(k, a->ldk, t.j0 + STX__BK, STX__MIN(last, t.j0 + 2 * STX__BK), D);
-        stx__attn_prefetch(v, a->ldk, t.j0 + STX__BK, STX__MIN(last, t.j0 + 2 * STX__BK), D);
+        stx__attn_prefetch(k, a->ldk, t.j0 + STX__BK, STX_MIN(last, t.j0 + 2 * STX__BK), D);
+        stx__attn_prefetch(v, a->ldk, t.j0 + STX__BK, STX_MIN(last, t.j0 + 2 * STX__BK), D);
         stx__attn_fwd_keys(x, &t, i0, n, (ptrdiff_t)a->S - t.j0);
     }
     t.persistent = 1;              /* keys sqrt(D) pk: the factor goes into q, in which u has no part */
     if (a->N) stx__attn_queries(&t, t.R.q, NULL, NULL, a->scale * (stx_real)sqrt((double)D), i0, n);
     for (p = 0; p < (ptrdiff_t)a->N; p += STX__BK) {
         t.j0 = p;
-        t.bk = stx__up(STX__MIN((size_t)STX__BK, a->N - (size_t)p), 32);
+        t.bk = stx__up(STX_MIN((size_t)STX__BK, a->N - (size_t)p), 32);
         (void)stx__attn_live(&t);
         stx__attn_keys(&t, a->pk + h * a->N * D, D, (ptrdiff_t)a->N, t.R.kt, NULL);
         stx__attn_keys(&t, a->pv + h * a->N * D, D, (ptrdiff_t)a->N, NULL, t.R.kv);
@@ -6485,36 +6489,36 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
 
 /* A query or three (generation): keys are read once, so packing them would cost as much as the products. Scores of n keys, whose rows
    of the table follow each other; k or pe NULL: zeros */
-STX__INNER void stx__attn_gemv_score(int fma, stx_real *STX__RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k, size_t ldk,
+STX_INNER void stx__attn_gemv_score(int fma, stx_real *STX_RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k, size_t ldk,
                                      const stx_real *pe, size_t ldp, size_t n, size_t D) {
     size_t j, d, e;
     for (j = 0; j < n; j++) {
         stx_real m[16] = {0}, t = 0;
         if (k) {
-            for (d = 0; d + 16 <= D; d += 16) for (e = 0; e < 16; e++) m[e] = STX__FMA(fma, q[d + e], k[d + e], m[e]);
+            for (d = 0; d + 16 <= D; d += 16) for (e = 0; e < 16; e++) m[e] = STX_FMA(fma, q[d + e], k[d + e], m[e]);
             for (; d < D; d++) t += q[d] * k[d];
             k += ldk;
         }
         if (pe) {
-            for (d = 0; d + 16 <= D; d += 16) for (e = 0; e < 16; e++) m[e] = STX__FMA(fma, qv[d + e], pe[d + e], m[e]);
+            for (d = 0; d + 16 <= D; d += 16) for (e = 0; e < 16; e++) m[e] = STX_FMA(fma, qv[d + e], pe[d + e], m[e]);
             for (; d < D; d++) t += qv[d] * pe[d];
             pe += ldp;
         }
         s[j] = t + stx__lanes(m);
     }
 }
-STX__EACH_ISA(stx__attn_gemv_score, (stx_real *STX__RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k, size_t ldk, const stx_real *pe, size_t ldp, size_t n, size_t D),
+STX_EACH_ISA(stx__attn_gemv_score, (stx_real *STX_RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k, size_t ldk, const stx_real *pe, size_t ldp, size_t n, size_t D),
               s, q, qv, k, ldk, pe, ldp, n, D)
 /* o (D) += f sum_j w_j v_j, four values at a time */
-STX__INNER void stx__attn_gemv_sum(int fma, stx_real *STX__RESTRICT o, const stx_real *w, const stx_real *v, size_t ldv, size_t n, size_t D, stx_real f) {
+STX_INNER void stx__attn_gemv_sum(int fma, stx_real *STX_RESTRICT o, const stx_real *w, const stx_real *v, size_t ldv, size_t n, size_t D, stx_real f) {
     size_t j, d;
     for (j = 0; j + 4 <= n; j += 4, v += 4 * ldv) {
         stx_real w0 = f * w[j], w1 = f * w[j + 1], w2 = f * w[j + 2], w3 = f * w[j + 3];
-        for (d = 0; d < D; d++) o[d] = STX__FMA(fma, w3, v[3 * ldv + d], STX__FMA(fma, w2, v[2 * ldv + d], STX__FMA(fma, w1, v[ldv + d], STX__FMA(fma, w0, v[d], o[d]))));
+        for (d = 0; d < D; d++) o[d] = STX_FMA(fma, w3, v[3 * ldv + d], STX_FMA(fma, w2, v[2 * ldv + d], STX_FMA(fma, w1, v[ldv + d], STX_FMA(fma, w0, v[d], o[d]))));
     }
-    for (; j < n; j++, v += ldv) for (d = 0; d < D; d++) o[d] = STX__FMA(fma, f * w[j], v[d], o[d]);
+    for (; j < n; j++, v += ldv) for (d = 0; d < D; d++) o[d] = STX_FMA(fma, f * w[j], v[d], o[d]);
 }
-STX__EACH_ISA(stx__attn_gemv_sum, (stx_real *STX__RESTRICT o, const stx_real *w, const stx_real *v, size_t ldv, size_t n, size_t D, stx_real f), o, w, v, ldv, n, D, f)
+STX_EACH_ISA(stx__attn_gemv_sum, (stx_real *STX_RESTRICT o, const stx_real *w, const stx_real *v, size_t ldv, size_t n, size_t D, stx_real f), o, w, v, ldv, n, D, f)
 
 enum { STX__THIN = 3 };
 static int stx__attn_is_gemv(const stx_attention_args *a) { return a->T <= STX__THIN && !(a->drop > 0); }
@@ -6542,39 +6546,39 @@ static void stx__attn_gemv(stx_ctx *x, const stx__attn *A, stx_real *room, size_
     }
     stx__attn_range(a, t.reach, i0, 1, &first, &last);
     from = first;
-    if (a->z && !stx__attn_whole(a)) from = STX__MAX(from, C + (ptrdiff_t)i0 - (ptrdiff_t)t.reach + (ptrdiff_t)t.ramp_zeros);
+    if (a->z && !stx__attn_whole(a)) from = STX_MAX(from, C + (ptrdiff_t)i0 - (ptrdiff_t)t.reach + (ptrdiff_t)t.ramp_zeros);
     while (pad && from < last && from >= 0 && pad[from]) from++;
     while (pad && from < last && last > 0 && pad[last - 1]) last--;
     if (from < last) {
         size_t n = (size_t)(last - from), skip = a->not_causal ? 0 : (size_t)(from - (C + (ptrdiff_t)i0 - (ptrdiff_t)t.reach)), zeros, ldp = A->tables * D;
         p = (ptrdiff_t)a->P - 1 + a->delta_min - (C + (ptrdiff_t)i0 - from);         /* row of the table for key `from`; below 0 there is none */
-        real = STX__MAX(from, 0);
-        zeros = STX__MIN((size_t)(real - from), n);
+        real = STX_MAX(from, 0);
+        zeros = STX_MIN((size_t)(real - from), n);
         for (d = 0; d < 2; d++) {        /* zero keys, then real ones */
             size_t at = d ? zeros : 0, m = d ? n - zeros : zeros, none;
             const stx_real *key = d ? k + (size_t)real * a->ldk : NULL, *pe = a->pe ? a->pe + stx__attn_table(A, h) * D : NULL;
             ptrdiff_t r = p + (ptrdiff_t)at;
-            none = !pe ? m : r < 0 ? STX__MIN((size_t)-r, m) : 0;
-            STX__CALL(x, stx__attn_gemv_score, (s + at, q, qv, key, a->ldk, NULL, 0, none, D));
-            if (none < m) STX__CALL(x, stx__attn_gemv_score, (s + at + none, q, qv, key ? key + none * a->ldk : NULL, a->ldk, pe + (size_t)(r + (ptrdiff_t)none) * ldp, ldp, m - none, D));
+            none = !pe ? m : r < 0 ? STX_MIN((size_t)-r, m) : 0;
+            STX_CALL(x, stx__attn_gemv_score, (s + at, q, qv, key, a->ldk, NULL, 0, none, D));
+            if (none < m) STX_CALL(x, stx__attn_gemv_score, (s + at + none, q, qv, key ? key + none * a->ldk : NULL, a->ldk, pe + (size_t)(r + (ptrdiff_t)none) * ldp, ldp, m - none, D));
         }
         for (d = zeros; pad && d < n; d++) if (pad[(size_t)real + d - zeros]) s[d] = -(stx_real)HUGE_VAL;      /* e^-inf = 0; key `from` exists */
-        STX__CALL(x, stx__attn_soft, (s, n, t.R.ramp + STX__MIN(skip, t.ramp_n), t.ramp_n - STX__MIN(skip, t.ramp_n), NULL, state, &f));
+        STX_CALL(x, stx__attn_soft, (s, n, t.R.ramp + STX_MIN(skip, t.ramp_n), t.ramp_n - STX_MIN(skip, t.ramp_n), NULL, state, &f));
         for (d = zeros; d < n;) {         /* by runs of keys that exist */
             const stx_real *value = v + ((size_t)real + d - zeros) * a->ldk;
             size_t begin = d;
             if (!pad) d = n;
             for (; d < n && !pad[(size_t)real + d - zeros]; d++) {}
-            if (d > begin) STX__CALL(x, stx__attn_gemv_sum, (o, s + begin, value, a->ldk, d - begin, D, 1));
+            if (d > begin) STX_CALL(x, stx__attn_gemv_sum, (o, s + begin, value, a->ldk, d - begin, D, 1));
             for (; d < n && pad[(size_t)real + d - zeros]; d++) {}
         }
     }
     if (a->N) {
         for (d = 0; d < D; d++) q[d] = a->scale * (stx_real)sqrt((double)D) * query[d];
-        STX__CALL(x, stx__attn_gemv_score, (s, q, q, a->pk + h * a->N * D, D, NULL, 0, a->N, D));
-        STX__CALL(x, stx__attn_soft, (s, a->N, t.R.ramp, 0, NULL, state, &f));
+        STX_CALL(x, stx__attn_gemv_score, (s, q, q, a->pk + h * a->N * D, D, NULL, 0, a->N, D));
+        STX_CALL(x, stx__attn_soft, (s, a->N, t.R.ramp, 0, NULL, state, &f));
         for (d = 0; d < D; d++) o[d] *= f;
-        STX__CALL(x, stx__attn_gemv_sum, (o, s, a->pv + h * a->N * D, D, a->N, D, (stx_real)sqrt((double)a->N)));
+        STX_CALL(x, stx__attn_gemv_sum, (o, s, a->pv + h * a->N * D, D, a->N, D, (stx_real)sqrt((double)a->N)));
     }
     f = stx__attn_inv(a, state);
     for (d = 0; d < D; d++) y[d] = o[d] * f;
@@ -6607,10 +6611,10 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int back, stx__a
     size_t i, b, tiles = (a->T + STX__BQ - 1) / STX__BQ;
     double total = 0;
     int part = 0;
-    for (i = 0; i < a->H; i++) total += (double)a->B * (double)(STX__MIN(A->reach[i], a->span) + STX__BQ + a->N);
+    for (i = 0; i < a->H; i++) total += (double)a->B * (double)(STX_MIN(A->reach[i], a->span) + STX__BQ + a->N);
     w->count = 0;
     for (i = 0; i < a->H; i++) {
-        double cost = (double)(STX__MIN(A->reach[i], a->span) + STX__BQ + a->N);
+        double cost = (double)(STX_MIN(A->reach[i], a->span) + STX__BQ + a->N);
         size_t pieces = threads > 1 ? (size_t)ceil(cost * 2 * (double)threads / total) : 1, k, per, n;
         ptrdiff_t first, last, wide;
         stx__attn_range(a, A->reach[i], 0, a->T, &first, &last);
@@ -6627,13 +6631,13 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int back, stx__a
                 if (!t) continue;
                 t->b = b; t->h = A->order[i]; t->owner = 0; t->part = -1;
                 t->i0 = back ? 0 : n;
-                t->n = back ? a->T : STX__MIN(per, a->T - n);
+                t->n = back ? a->T : STX_MIN(per, a->T - n);
                 t->first = first + (ptrdiff_t)k * wide;
-                t->last = STX__MIN(last, t->first + wide);
+                t->last = STX_MIN(last, t->first + wide);
                 if (k) t->part = part++;
             }
     }
-    w->most = back ? a->T : STX__MIN(a->T, (size_t)STX__GROUP);
+    w->most = back ? a->T : STX_MIN(a->T, (size_t)STX__GROUP);
 }
 static void stx__attn_layout(stx__attn *A, size_t threads, int back, char *base, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
@@ -6734,28 +6738,28 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
    that is cut) is summed by thread or by unit in `work` and added up in a fixed order. */
 
 /* One row of n cells: s becomes r a (what multiplied v), g becomes ds */
-STX__INNER void stx__attn_soft_bwd(int fma, stx_real *STX__RESTRICT s, stx_real *STX__RESTRICT g, size_t n, const stx_real *STX__RESTRICT ramp, size_t nramp,
-                                   size_t z0, size_t z1, const stx_real *STX__RESTRICT drop, stx_real top, stx_real inv, stx_real D, stx_real ed, stx_real *dz) {
-    size_t c, end = STX__MIN(nramp, n);
+STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *STX_RESTRICT g, size_t n, const stx_real *STX_RESTRICT ramp, size_t nramp,
+                                   size_t z0, size_t z1, const stx_real *STX_RESTRICT drop, stx_real top, stx_real inv, stx_real D, stx_real ed, stx_real *dz) {
+    size_t c, end = STX_MIN(nramp, n);
     stx_real sum = 0;
     if (drop) for (c = 0; c < n; c++) g[c] *= drop[c];
-    if (end < z1) end = STX__MIN(z1, n);
+    if (end < z1) end = STX_MIN(z1, n);
     for (c = 0; c < end; c++) {
-        stx_real v = s[c] - top, w = stx__exp_any(fma, v < 80 ? v : v > 80 ? 80 : v) * inv, m = c < nramp ? ramp[c] : 1;   /* m w <= 1, but w alone may not fit */
+        stx_real v = s[c] - top, w = stx_fast_exp(fma, v < 80 ? v : v > 80 ? 80 : v) * inv, m = c < nramp ? ramp[c] : 1;   /* m w <= 1, but w alone may not fit */
         stx_real gd = g[c] - D;
         if (c >= z0 && c < z1) sum += w * gd;
         s[c] = m * w;
         g[c] = s[c] * gd - ed * w;
     }
     for (; c < n; c++) {
-        stx_real w = stx__exp_any(fma, s[c] - top) * inv;
+        stx_real w = stx_fast_exp(fma, s[c] - top) * inv;
         s[c] = w;
         g[c] = w * (g[c] - D) - ed * w;
     }
     if (drop) for (c = 0; c < n; c++) s[c] *= drop[c];
     *dz += sum;
 }
-STX__EACH_ISA(stx__attn_soft_bwd, (stx_real *s, stx_real *g, size_t n, const stx_real *ramp, size_t nramp, size_t z0, size_t z1, const stx_real *drop,
+STX_EACH_ISA(stx__attn_soft_bwd, (stx_real *s, stx_real *g, size_t n, const stx_real *ramp, size_t nramp, size_t z0, size_t z1, const stx_real *drop,
                                    stx_real top, stx_real inv, stx_real D, stx_real ed, stx_real *dz),
               s, g, n, ramp, nramp, z0, z1, drop, top, inv, D, ed, dz)
 
@@ -6768,11 +6772,11 @@ static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *top
         size_t lo = 0, hi = 0;
         if (r < t->nb && t->hi[r] > t->lo[r] && invs[r] != 0) {
             const stx_real *drop = stx__attn_drop(x, t, r), D = t->R.state[t->q0 + r];
-            size_t at = t->persistent ? t->ramp_n : STX__MIN((size_t)(t->lo[r] - t->off[r]), t->ramp_n + 1), z1 = t->persistent ? 0 : t->ramp_1;
+            size_t at = t->persistent ? t->ramp_n : STX_MIN((size_t)(t->lo[r] - t->off[r]), t->ramp_n + 1), z1 = t->persistent ? 0 : t->ramp_1;
             lo = (size_t)t->lo[r];
             hi = (size_t)t->hi[r];
             if (t->holes) (void)stx__attn_holes(t, s, g, t->lo[r], t->hi[r]);
-            STX__CALL(x, stx__attn_soft_bwd, (s + lo, g + lo, hi - lo, t->R.ramp + STX__MIN(at, t->ramp_n), at < t->ramp_n ? t->ramp_n - at : 0,
+            STX_CALL(x, stx__attn_soft_bwd, (s + lo, g + lo, hi - lo, t->R.ramp + STX_MIN(at, t->ramp_n), at < t->ramp_n ? t->ramp_n - at : 0,
                                               t->ramp_0 > at ? t->ramp_0 - at : 0, z1 > at ? z1 - at : 0, drop, tops[r], invs[r],
                                               A->a->no_renorm ? 0 : D, A->a->no_renorm ? D : A->a->eps * D, dz));
         }
@@ -6787,8 +6791,8 @@ static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *top
         size_t o = r * STX__LDS, z = r / 2 * STX__LDS;
         const uint16_t *h = (const uint16_t *)t->R.h + o;
         A->mk->pair(t->R.zs + z, t->R.s + o, t->R.s + o + STX__LDS, t->bk);
-        STX__CALL(x, stx__zip_rows, (t->R.zg + z, h, h + STX__LDS, t->bk));
-        if (A->tables && !t->persistent) STX__CALL(x, stx__zip_rows, (t->R.zr + z - 1, h - 1, h + STX__LDS, t->bk + 1));
+        STX_CALL(x, stx__zip_rows, (t->R.zg + z, h, h + STX__LDS, t->bk));
+        if (A->tables && !t->persistent) STX_CALL(x, stx__zip_rows, (t->R.zr + z - 1, h - 1, h + STX__LDS, t->bk + 1));
     }
 }
 /* to (D,LDK)[d][c] += sum over the tile's queries of turned[d][r] weights[r][c] */
@@ -6805,7 +6809,7 @@ static void stx__attn_scatter(const stx__attn_tile *t, const void *turned, const
         rb = stx__up(rb, mk->kr);
         b = u == 2 ? (const void *)(pairs + ra / 2 * STX__LDS + c) : (const void *)(weights + ra * STX__LDS + c);
         for (d = 0; d < D; d += mk->mr)
-            mk->run(STX__MIN(mk->mr, D - d), (rb - ra) / u, stx__num(A, turned, (ptrdiff_t)(d * t->nt + t->q0 + ra)), t->nt, u, b, STX__LDS, to + d * STX__LDK + c, STX__LDK, 1);
+            mk->run(STX_MIN(mk->mr, D - d), (rb - ra) / u, stx__num(A, turned, (ptrdiff_t)(d * t->nt + t->q0 + ra)), t->nt, u, b, STX__LDS, to + d * STX__LDK + c, STX__LDK, 1);
     }
 }
 /* The same through the skew: dpe (D,ldpe)[d][p], and sum ds pe into o2 */
@@ -6828,12 +6832,12 @@ static void stx__attn_table_bwd(const stx__attn_tile *t, stx_real *dpe, size_t l
             o = p - pb + ra;                    /* column of row ra */
             b = u == 2 ? (const void *)(t->R.zr + ra / 2 * STX__LDS + o) : (const void *)(t->R.g + ra * STX__LDS + o);
             for (d = 0; d < D; d += mk->mr)
-                mk->run(STX__MIN(mk->mr, D - d), (size_t)(rb - ra) / u, stx__num(A, t->R.qvt, (ptrdiff_t)(d * t->nt + t->q0) + ra), t->nt, u, b, STX__LDS + u,
+                mk->run(STX_MIN(mk->mr, D - d), (size_t)(rb - ra) / u, stx__num(A, t->R.qvt, (ptrdiff_t)(d * t->nt + t->q0) + ra), t->nt, u, b, STX__LDS + u,
                         dpe + d * ldpe + (size_t)p, ldpe, 1);
         }
     for (r0 = 0; r0 < nb; r0 += mk->mr) {
-        size_t h = STX__MIN(mk->mr, nb - r0), last = r0 + h - 1;
-        ptrdiff_t a0 = STX__MAX(pb + t->lo[last] - (ptrdiff_t)last, 0), a1 = STX__MIN(pb + t->hi[r0] - (ptrdiff_t)r0, np);
+        size_t h = STX_MIN(mk->mr, nb - r0), last = r0 + h - 1;
+        ptrdiff_t a0 = STX_MAX(pb + t->lo[last] - (ptrdiff_t)last, 0), a1 = STX_MIN(pb + t->hi[r0] - (ptrdiff_t)r0, np);
         if (a0 >= a1) continue;
         a0 = a0 / (ptrdiff_t)mk->kr * (ptrdiff_t)mk->kr;
         a1 = (ptrdiff_t)stx__up((size_t)a1, mk->kr);
@@ -6846,7 +6850,7 @@ static void stx__attn_table_bwd(const stx__attn_tile *t, stx_real *dpe, size_t l
 static void stx__attn_transpose_back(const stx__attn *A, stx_real *to, size_t ldt, const stx_real *from, size_t c, size_t n, stx_real *work) {
     size_t j, d, i, nr = A->mk->nr, D = A->a->D;
     for (d = 0; d < D; d += nr) {
-        size_t w = STX__MIN(nr, D - d);
+        size_t w = STX_MIN(nr, D - d);
         stx__transpose_for(A->mk, work, from + d * STX__LDK + c, STX__LDK, w, n);
         for (j = 0; j < n; j++) for (i = 0; i < w; i++) to[j * ldt + d + i] += work[j * nr + i];
     }
@@ -6863,7 +6867,7 @@ static void stx__attn_bwd_keys(stx_ctx *x, stx__attn_tile *t, ptrdiff_t keys, in
     memset(t->R.dvt, 0, a->D * STX__LDK * sizeof *t->R.dvt);
     for (t->q0 = 0; t->q0 < a->T; t->q0 += STX__BQ) {
         t->i0 = t->q0;
-        t->nb = STX__MIN((size_t)STX__BQ, a->T - t->q0);
+        t->nb = STX_MIN((size_t)STX__BQ, a->T - t->q0);
         if (!stx__attn_bounds(t, (size_t)keys)) continue;
         stx__attn_logits(t);
         stx__attn_score(t, t->R.dyr, t->R.vt, t->R.g);
@@ -6892,26 +6896,26 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
     stx__attn_queries(&t, t.R.q, t.R.qt, a->u, a->scale, 0, T);
     if (A->two) stx__attn_queries(&t, t.R.qv, t.R.qvt, a->vb, a->scale, 0, T);
     stx__attn_rows(A, t.R.dyr, A->Dk, dy, ldy, T, D);
-    for (r = 0; r < T; r += STX__BQ) stx__attn_transpose(A, t.R.dyt, t.nt, r, dy + r * ldy, ldy, STX__MIN((size_t)STX__BQ, T - r), D);
-    for (r = 0; r < T; r++) STX__CALL(x, stx__row_dot, (t.R.state + r, dy + r * ldy, y + r * ldy, D));
+    for (r = 0; r < T; r += STX__BQ) stx__attn_transpose(A, t.R.dyt, t.nt, r, dy + r * ldy, ldy, STX_MIN((size_t)STX__BQ, T - r), D);
+    for (r = 0; r < T; r++) STX_CALL(x, stx__row_dot, (t.R.state + r, dy + r * ldy, y + r * ldy, D));
     if (U->part >= 0) {      /* another unit has these queries too */
         dq = dq ? w->part + (size_t)U->part * T * D : NULL;
         lddq = D;
         if (dq) memset(dq, 0, T * D * sizeof *dq);
     }
     for (t.j0 = U->first; t.j0 < U->last; t.j0 += STX__BK) {
-        ptrdiff_t from = STX__MAX(t.j0, 0), to;
+        ptrdiff_t from = STX_MAX(t.j0, 0), to;
         size_t o = b * a->stk + h * D;
-        t.bk = stx__up((size_t)STX__MIN((ptrdiff_t)STX__BK, U->last - t.j0), 32);
+        t.bk = stx__up((size_t)STX_MIN((ptrdiff_t)STX__BK, U->last - t.j0), 32);
         if (!stx__attn_live(&t)) continue;
-        to = STX__MIN((ptrdiff_t)a->S, t.j0 + (ptrdiff_t)t.bk);
+        to = STX_MIN((ptrdiff_t)a->S, t.j0 + (ptrdiff_t)t.bk);
         stx__attn_keys(&t, a->k + o, a->ldk, (ptrdiff_t)a->S, t.R.kt, t.R.kv);
         stx__attn_keys(&t, a->v + o, a->ldk, (ptrdiff_t)a->S, t.R.vt, NULL);
         if (a->dk) stx__attn_prefetch(a->dk + o, a->ldk, t.j0, to, D);
         if (a->dv) stx__attn_prefetch(a->dv + o, a->ldk, t.j0, to, D);
-        stx__attn_prefetch(a->k + o, a->ldk, t.j0 + STX__BK, STX__MIN(U->last, t.j0 + 2 * STX__BK), D);
-        stx__attn_prefetch(a->v + o, a->ldk, t.j0 + STX__BK, STX__MIN(U->last, t.j0 + 2 * STX__BK), D);
-        stx__attn_bwd_keys(x, &t, STX__MIN((ptrdiff_t)a->S, U->last) - t.j0, a->dk != NULL, a->dv != NULL, dz, dpe, w->ldpe);
+        stx__attn_prefetch(a->k + o, a->ldk, t.j0 + STX__BK, STX_MIN(U->last, t.j0 + 2 * STX__BK), D);
+        stx__attn_prefetch(a->v + o, a->ldk, t.j0 + STX__BK, STX_MIN(U->last, t.j0 + 2 * STX__BK), D);
+        stx__attn_bwd_keys(x, &t, STX_MIN((ptrdiff_t)a->S, U->last) - t.j0, a->dk != NULL, a->dv != NULL, dz, dpe, w->ldpe);
         if (to > from && a->dk) stx__attn_transpose_back(A, a->dk + o + (size_t)from * a->ldk, a->ldk, t.R.dkt, (size_t)(from - t.j0), (size_t)(to - from), t.R.s);
         if (to > from && a->dv) stx__attn_transpose_back(A, a->dv + o + (size_t)from * a->ldk, a->ldk, t.R.dvt, (size_t)(from - t.j0), (size_t)(to - from), t.R.s);
     }
@@ -6927,7 +6931,7 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
     stx__attn_queries(&t, t.R.q, t.R.qt, NULL, a->scale * sd, 0, T);
     memset(t.R.o, 0, T * A->Dp * sizeof *t.R.o);
     for (p = 0; p < (ptrdiff_t)a->N; p += STX__BK) {
-        size_t n = STX__MIN((size_t)STX__BK, a->N - (size_t)p), o = h * a->N * D;
+        size_t n = STX_MIN((size_t)STX__BK, a->N - (size_t)p), o = h * a->N * D;
         t.j0 = p;
         t.bk = stx__up(n, 32);
         (void)stx__attn_live(&t);
@@ -7105,7 +7109,7 @@ static int stx__cluster_counts(stx_ctx *x, const char *op, const stx_adaptive *a
 /* Places for m of n ids: as many, or on a GPU the next multiple of n/16, so that steps whose counts differ little are the same */
 static size_t stx__cluster_capacity(const stx_ids *ids, size_t m) {
     size_t n = ids->B * ids->T, each = (n + 15) / 16;
-    return ids->data == ids->device || !m ? m : STX__MIN(n, (m + each - 1) / each * each);
+    return ids->data == ids->device || !m ? m : STX_MIN(n, (m + each - 1) / each * each);
 }
 STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx_ids *ids, int output, const stx_token_loss *how) {
     size_t m[STX_MAX_CLUSTERS], c;
@@ -7376,7 +7380,7 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
             q->p = p->tensor[i]->data + at;
             q->g = p->tensor[i]->grad + at;
             for (k = 0; k < states; k++) q->s[k] = o->state[k][i]->data + at;
-            q->n = STX__MIN((size_t)STX__PIECE, p->tensor[i]->size - at);
+            q->n = STX_MIN((size_t)STX__PIECE, p->tensor[i]->size - at);
             q->tensor = i;
         }
     if (pieces != o->piece) {
@@ -7456,7 +7460,7 @@ static size_t stx__pieces_size(const stx_piece *piece, size_t count) {
     for (k = 0; k < count; k++) n += piece[k].n;
     return n;
 }
-STX__INNER void stx__squares_n(int fma, double *sum, const stx_real *a, size_t n) {
+STX_INNER void stx__squares_n(int fma, double *sum, const stx_real *a, size_t n) {
     double s[16] = {0}, t = 0;
     size_t i, e;
     (void)fma;
@@ -7465,7 +7469,7 @@ STX__INNER void stx__squares_n(int fma, double *sum, const stx_real *a, size_t n
     for (e = 0; e < 16; e++) t += s[e];
     *sum = t;
 }
-STX__EACH_ISA(stx__squares_n, (double *sum, const stx_real *a, size_t n), sum, a, n)
+STX_EACH_ISA(stx__squares_n, (double *sum, const stx_real *a, size_t n), sum, a, n)
 /* What the loops over pieces need; unused ones are not set */
 typedef struct stx__pieces_job {
     const stx_update *u;
@@ -7480,7 +7484,7 @@ static void stx__each_piece(stx_ctx *x, const stx_piece *piece, size_t count, st
 static void stx__squares_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     size_t k;
-    for (k = s->from; k < s->to; k++) STX__CALL(s->x, stx__squares_n, (j->out + k, j->piece[k].g, j->piece[k].n));
+    for (k = s->from; k < s->to; k++) STX_CALL(s->x, stx__squares_n, (j->out + k, j->piece[k].g, j->piece[k].n));
 }
 STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_piece *piece, size_t count) {
     stx__pieces_job j;
@@ -7499,7 +7503,7 @@ STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t 
     u->norm = sqrt(total);
     u->ok = stx__finite(u->norm);
     if (!u->ok) { u->skipped++; return; }
-    u->factor = (stx_real)(clip > 0 && kind != STX_ADAGRAD ? STX__MIN(1, clip / (u->norm + 1e-6)) : 1);
+    u->factor = (stx_real)(clip > 0 && kind != STX_ADAGRAD ? STX_MIN(1, clip / (u->norm + 1e-6)) : 1);
     step = (double)++u->step;
     u->plain = 0;
     if (kind == STX_RADAM) {
@@ -7521,7 +7525,7 @@ STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t 
 static void stx__not_updated_part(const stx_share *s, const void *job) {
     const stx_piece *piece = ((const stx__pieces_job *)job)->piece;
     size_t k;
-    for (k = s->from; k < s->to; k++) STX__CALL(s->x, stx__fill_n, (piece[k].g, piece[k].n, 0));
+    for (k = s->from; k < s->to; k++) STX_CALL(s->x, stx__fill_n, (piece[k].g, piece[k].n, 0));
 }
 static int stx__not_updated(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count) {
     stx__pieces_job j;
@@ -7531,23 +7535,23 @@ static int stx__not_updated(stx_ctx *x, const stx_update *u, const stx_piece *pi
 }
 
 /* g' = gscale g + decay p ; buf = momentum buf + g' ; p -= lr buf */
-STX__INNER void stx__sgd_n(int fma, stx_real *p, stx_real *buf, stx_real *g, size_t n, stx_real lr, stx_real gscale, stx_real momentum, stx_real decay) {
+STX_INNER void stx__sgd_n(int fma, stx_real *p, stx_real *buf, stx_real *g, size_t n, stx_real lr, stx_real gscale, stx_real momentum, stx_real decay) {
     size_t i;
-    for (i = 0; i < n; i++) g[i] = STX__FMA(fma, gscale, g[i], decay * p[i]);
-    if (buf) for (i = 0; i < n; i++) g[i] = buf[i] = STX__FMA(fma, momentum, buf[i], g[i]);
+    for (i = 0; i < n; i++) g[i] = STX_FMA(fma, gscale, g[i], decay * p[i]);
+    if (buf) for (i = 0; i < n; i++) g[i] = buf[i] = STX_FMA(fma, momentum, buf[i], g[i]);
     for (i = 0; i < n; i++) {
-        p[i] = STX__FMA(fma, -lr, g[i], p[i]);
+        p[i] = STX_FMA(fma, -lr, g[i], p[i]);
         g[i] = 0;
     }
 }
-STX__EACH_ISA(stx__sgd_n, (stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT buf, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real momentum, stx_real decay),
+STX_EACH_ISA(stx__sgd_n, (stx_real *STX_RESTRICT p, stx_real *STX_RESTRICT buf, stx_real *STX_RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real momentum, stx_real decay),
               p, buf, g, n, lr, gscale, momentum, decay)
 static void stx__sgd_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     const stx_piece *q = j->piece + s->from;
     size_t k;
     for (k = s->from; k < s->to; k++, q++)
-        STX__CALL(s->x, stx__sgd_n, (q->p, q->s[0], q->g, q->n, q->lr, j->u->factor, j->momentum, j->decay));
+        STX_CALL(s->x, stx__sgd_n, (q->p, q->s[0], q->g, q->n, q->lr, j->u->factor, j->momentum, j->decay));
 }
 STX_DEF void stx_sgd_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real momentum, stx_real decay) {
     stx__pieces_job j;
@@ -7557,21 +7561,21 @@ STX_DEF void stx_sgd_update(stx_ctx *x, const stx_update *u, const stx_piece *pi
 }
 
 /* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) */
-STX__INNER void stx__adagrad_n(int fma, stx_real *p, stx_real *sum, stx_real *g, size_t n, stx_real lr, stx_real eps) {
+STX_INNER void stx__adagrad_n(int fma, stx_real *p, stx_real *sum, stx_real *g, size_t n, stx_real lr, stx_real eps) {
     size_t i;
     for (i = 0; i < n; i++) {
-        stx_real s = STX__FMA(fma, g[i], g[i], sum[i]);
+        stx_real s = STX_FMA(fma, g[i], g[i], sum[i]);
         sum[i] = s;
-        p[i] -= lr * g[i] / (stx__sqrt_any(fma, s) + eps);
+        p[i] -= lr * g[i] / (stx_fast_sqrt(fma, s) + eps);
         g[i] = 0;
     }
 }
-STX__EACH_ISA(stx__adagrad_n, (stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT sum, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real eps), p, sum, g, n, lr, eps)
+STX_EACH_ISA(stx__adagrad_n, (stx_real *STX_RESTRICT p, stx_real *STX_RESTRICT sum, stx_real *STX_RESTRICT g, size_t n, stx_real lr, stx_real eps), p, sum, g, n, lr, eps)
 static void stx__adagrad_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     const stx_piece *q = j->piece + s->from;
     size_t k;
-    for (k = s->from; k < s->to; k++, q++) STX__CALL(s->x, stx__adagrad_n, (q->p, q->s[0], q->g, q->n, q->lr, j->eps));
+    for (k = s->from; k < s->to; k++, q++) STX_CALL(s->x, stx__adagrad_n, (q->p, q->s[0], q->g, q->n, q->lr, j->eps));
 }
 STX_DEF void stx_adagrad_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real eps) {
     stx__pieces_job j;
@@ -7582,28 +7586,28 @@ STX_DEF void stx_adagrad_update(stx_ctx *x, const stx_update *u, const stx_piece
 
 /* rest = 1 - beta, made in double: 1 - 0.999f would be 1e-5 off.
    m = b1 m + (1-b1) g ; v = b2 v + (1-b2) g^2 ; p -= lr (m / c1) / (sqrt(v / c2) + eps), c = corrections; plain: p -= lr m / c1 */
-STX__INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1,
+STX_INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1,
                             stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2, int plain) {
     stx_real keep = 1 - lr * decoupled, rate = lr / correction1, unbias = 1 / correction2;
     size_t i = 0;
     if (!plain) for (; i < n; i++) {
-        stx_real d = STX__FMA(fma, gscale, g[i], decay * p[i]);
-        stx_real a = STX__FMA(fma, beta1, m[i], rest1 * d), s = STX__FMA(fma, beta2, v[i], rest2 * d * d);
+        stx_real d = STX_FMA(fma, gscale, g[i], decay * p[i]);
+        stx_real a = STX_FMA(fma, beta1, m[i], rest1 * d), s = STX_FMA(fma, beta2, v[i], rest2 * d * d);
         m[i] = a;
         v[i] = s;
-        p[i] = keep * p[i] - rate * a / (stx__sqrt_any(fma, s * unbias) + eps);
+        p[i] = keep * p[i] - rate * a / (stx_fast_sqrt(fma, s * unbias) + eps);
         g[i] = 0;
     }
     for (; i < n; i++) {            /* plain, in a loop of its own: gcc makes no vectors of a root behind a condition */
-        stx_real d = STX__FMA(fma, gscale, g[i], decay * p[i]);
-        stx_real a = STX__FMA(fma, beta1, m[i], rest1 * d);
+        stx_real d = STX_FMA(fma, gscale, g[i], decay * p[i]);
+        stx_real a = STX_FMA(fma, beta1, m[i], rest1 * d);
         m[i] = a;
-        v[i] = STX__FMA(fma, beta2, v[i], rest2 * d * d);
+        v[i] = STX_FMA(fma, beta2, v[i], rest2 * d * d);
         p[i] = keep * p[i] - rate * a;
         g[i] = 0;
     }
 }
-STX__EACH_ISA(stx__adam_n, (stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT m, stx_real *STX__RESTRICT v, stx_real *STX__RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1,
+STX_EACH_ISA(stx__adam_n, (stx_real *STX_RESTRICT p, stx_real *STX_RESTRICT m, stx_real *STX_RESTRICT v, stx_real *STX_RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1,
                             stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2, int plain),
               p, m, v, g, n, lr, gscale, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2, plain)
 static void stx__adam_part(const stx_share *s, const void *job) {
@@ -7612,7 +7616,7 @@ static void stx__adam_part(const stx_share *s, const void *job) {
     size_t k;
     for (k = s->from; k < s->to; k++, q++) {
         const stx_update *u = j->u;
-        STX__CALL(s->x, stx__adam_n, (q->p, q->s[0], q->s[1], q->g, q->n, q->lr, u->factor, j->beta1, j->rest1, j->beta2, j->rest2,
+        STX_CALL(s->x, stx__adam_n, (q->p, q->s[0], q->s[1], q->g, q->n, q->lr, u->factor, j->beta1, j->rest1, j->beta2, j->rest2,
                                       j->eps, j->decay, j->decoupled, u->correction1, u->correction2, u->plain));
     }
 }
@@ -7625,20 +7629,20 @@ STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_piece *p
 }
 
 /* d = gscale g ; m = b1 m + (1-b1) d ; v = b2 v + (1-b2) d^2 ; g = (m / c1) / (sqrt(v / c2) + eps) + decay p */
-STX__INNER void stx__lamb_n(int fma, const stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, const stx_real *k) {
+STX_INNER void stx__lamb_n(int fma, const stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, const stx_real *k) {
     const stx_real gscale = k[0], beta1 = k[1], rest1 = k[2], beta2 = k[3], rest2 = k[4], eps = k[5], decay = k[6], rate = k[7],
         unbias = k[8];
     size_t i;
     for (i = 0; i < n; i++) {
         stx_real d = gscale * g[i];
-        stx_real a = STX__FMA(fma, beta1, m[i], rest1 * d), s = STX__FMA(fma, beta2, v[i], rest2 * d * d);
+        stx_real a = STX_FMA(fma, beta1, m[i], rest1 * d), s = STX_FMA(fma, beta2, v[i], rest2 * d * d);
         m[i] = a;
         v[i] = s;
-        g[i] = STX__FMA(fma, decay, p[i], rate * a / (stx__sqrt_any(fma, s * unbias) + eps));
+        g[i] = STX_FMA(fma, decay, p[i], rate * a / (stx_fast_sqrt(fma, s * unbias) + eps));
     }
 }
-STX__EACH_ISA(stx__lamb_n, (const stx_real *STX__RESTRICT p, stx_real *STX__RESTRICT m, stx_real *STX__RESTRICT v,
-                            stx_real *STX__RESTRICT g, size_t n, const stx_real *k),
+STX_EACH_ISA(stx__lamb_n, (const stx_real *STX_RESTRICT p, stx_real *STX_RESTRICT m, stx_real *STX_RESTRICT v,
+                            stx_real *STX_RESTRICT g, size_t n, const stx_real *k),
               p, m, v, g, n, k)
 static void stx__lamb_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
@@ -7648,9 +7652,9 @@ static void stx__lamb_part(const stx_share *s, const void *job) {
         stx_real c[9];
         c[0] = j->u->factor; c[1] = j->beta1; c[2] = j->rest1; c[3] = j->beta2; c[4] = j->rest2; c[5] = j->eps; c[6] = j->decay;
         c[7] = 1 / j->u->correction1; c[8] = 1 / j->u->correction2;
-        STX__CALL(s->x, stx__lamb_n, (q->p, q->s[0], q->s[1], q->g, q->n, c));
-        STX__CALL(s->x, stx__squares_n, (j->out + 2 * k, q->p, q->n));
-        STX__CALL(s->x, stx__squares_n, (j->out + 2 * k + 1, q->g, q->n));
+        STX_CALL(s->x, stx__lamb_n, (q->p, q->s[0], q->s[1], q->g, q->n, c));
+        STX_CALL(s->x, stx__squares_n, (j->out + 2 * k, q->p, q->n));
+        STX_CALL(s->x, stx__squares_n, (j->out + 2 * k + 1, q->g, q->n));
     }
 }
 STX_DEF void stx_lamb_direction(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1,
@@ -7665,7 +7669,7 @@ static void stx__lamb_step_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     const stx_piece *q = j->piece + s->from;
     size_t k;
-    for (k = s->from; k < s->to; k++, q++) STX__CALL(s->x, stx__sgd_n, (q->p, NULL, q->g, q->n, q->lr, 1, 0, 0));
+    for (k = s->from; k < s->to; k++, q++) STX_CALL(s->x, stx__sgd_n, (q->p, NULL, q->g, q->n, q->lr, 1, 0, 0));
 }
 STX_DEF void stx_lamb_update(stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max) {
     stx__pieces_job j;
@@ -7675,7 +7679,7 @@ STX_DEF void stx_lamb_update(stx_ctx *x, const stx_update *u, stx_piece *piece, 
         double p = 0, g = 0;
         for (end = k; end < count && piece[end].tensor == piece[k].tensor; end++) { p += squares[2 * end]; g += squares[2 * end + 1]; }
         p = sqrt(p);
-        if (trust_max > 0) p = STX__MIN(p, trust_max);
+        if (trust_max > 0) p = STX_MIN(p, trust_max);
         if (p > 0 && g > 0) for (; k < end; k++) piece[k].lr = (stx_real)((double)piece[k].lr * p / sqrt(g));
     }
     stx__each_piece(x, piece, count, stx__lamb_step_part, &j);
@@ -7832,8 +7836,8 @@ static void stx__run_on_gpu(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user
         x->touched = NULL;
         fn(user);
         x->clean = !x->touched;      /* only then may it be captured */
-        x->fresh = same ? 0 : STX__MIN(x->fresh + 1, 1 << 20);
-        x->alike = x->clean ? 0 : same ? STX__MIN(x->alike + 1, 1 << 20) : 1;
+        x->fresh = same ? 0 : STX_MIN(x->fresh + 1, 1 << 20);
+        x->alike = x->clean ? 0 : same ? STX_MIN(x->alike + 1, 1 << 20) : 1;
         if (!r && !x->desc.no_graph && x->alike >= 3) {      /* the first steps may well allocate */
             char why[160];
             snprintf(why, sizeof why, "in the step %s", x->touched);
@@ -7895,14 +7899,14 @@ STX_DEF void stx_meter(stx_ctx *x, double *meter, const stx_real *a, double s, i
 static double stx__schedule_lr(const stx_schedule *s, uint64_t n) {
     double u = (double)n, W = (double)s->warmup, T = (double)s->total;
     if (s->kind == STX_LR_NOAM) {
-        double k = STX__MAX(u, 1), rise = W > 0 ? k / (W * sqrt(W)) : HUGE_VAL;
-        return s->lr / sqrt(s->dim > 0 ? s->dim : 1) * STX__MIN(1 / sqrt(k), rise);
+        double k = STX_MAX(u, 1), rise = W > 0 ? k / (W * sqrt(W)) : HUGE_VAL;
+        return s->lr / sqrt(s->dim > 0 ? s->dim : 1) * STX_MIN(1 / sqrt(k), rise);
     }
     if (s->kind == STX_LR_RECURSIVE) {       /* k: updates from 0 */
-        double k = STX__MAX(u, 1) - 1, last = STX__MAX(W, 1) - 1, top = W > 0 && s->literal ? s->lr * last / W : s->lr;
+        double k = STX_MAX(u, 1) - 1, last = STX_MAX(W, 1) - 1, top = W > 0 && s->literal ? s->lr * last / W : s->lr;
         if (k < last) return s->literal ? s->lr * k / W : s->lr_start + (s->lr - s->lr_start) * (k + 1) / W;
         if (!(T > last)) return top;
-        return s->lr_min + (top - s->lr_min) * (1 + cos(3.14159265358979323846 * STX__MIN(k, T) / T)) / (1 + cos(3.14159265358979323846 * last / T));
+        return s->lr_min + (top - s->lr_min) * (1 + cos(3.14159265358979323846 * STX_MIN(k, T) / T)) / (1 + cos(3.14159265358979323846 * last / T));
     }
     if (s->literal) {        /* Transformer-XL (1901.02860): k = n - 1 */
         double k = u - 1;
@@ -7913,8 +7917,8 @@ static double stx__schedule_lr(const stx_schedule *s, uint64_t n) {
         return W > 1 ? s->lr * (W - 1) / W : s->lr;    /* W = 1: never set, stays at the full lr */
     }
     if (u < W) return s->lr_start + (s->lr - s->lr_start) * u / W;
-    if (s->kind == STX_LR_COSINE && T > W) return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + cos(3.14159265358979323846 * STX__MIN(1, (u - W) / (T - W))));
-    if (s->kind == STX_LR_INV_SQRT) return s->lr * sqrt(STX__MAX(W, 1) / STX__MAX(u, 1));
+    if (s->kind == STX_LR_COSINE && T > W) return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + cos(3.14159265358979323846 * STX_MIN(1, (u - W) / (T - W))));
+    if (s->kind == STX_LR_INV_SQRT) return s->lr * sqrt(STX_MAX(W, 1) / STX_MAX(u, 1));
     return s->lr;
 }
 STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
@@ -9601,7 +9605,7 @@ STX_DEF void stx_rows_reset(stx_rows *s) {
 }
 STX_DEF size_t stx_rows_most(const stx_rows *s) {
     size_t l, n = 0;
-    for (l = 0; s && l < s->desc.layers; l++) if (s->layer[l].width) n = STX__MAX(n, s->layer[l].real);
+    for (l = 0; s && l < s->desc.layers; l++) if (s->layer[l].width) n = STX_MAX(n, s->layer[l].real);
     return n;
 }
 /* Room for n rows in layer l. What was there stays if it is wanted (stay), else it is lost when the buffer grows. */
@@ -9611,7 +9615,7 @@ static int stx__rows_capacity(stx_rows *s, size_t l, size_t n, int stay) {
     size_t want = stx_bytes_of(s->B, n, y->width);
     stx_real *data;
     if (want <= y->capacity) return stx_ok(x);
-    if (s->desc.most) want = stx_bytes_of(s->B, STX__MIN(n + n / 2, STX__MAX(n, s->desc.most)), y->width);
+    if (s->desc.most) want = stx_bytes_of(s->B, STX_MIN(n + n / 2, STX_MAX(n, s->desc.most)), y->width);
     if (!stay || !y->real) {            /* first the old one goes: the two need not fit together */
         stx_block_numbers_free(x, y->data);
         y->data = NULL;
@@ -9700,10 +9704,10 @@ STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t ke
     if (out->all) { STX_RUN(x, stx_copy2d, (x, o->data, B * d, h->data, B * d, 1, B * d, 0)); return stx_ok(x); }
     i = in ? &in->layer[l] : NULL;
     T = h->dim[1];
-    own = STX__MIN(keep, T);
-    old = i ? STX__MIN(i->real, keep - own) : 0;
+    own = STX_MIN(keep, T);
+    old = i ? STX_MIN(i->real, keep - own) : 0;
     n = old + own;
-    rows = out->desc.whole ? own + (i ? STX__MIN(i->rows, keep - own) : keep - own) : n;
+    rows = out->desc.whole ? own + (i ? STX_MIN(i->rows, keep - own) : keep - own) : n;
     if ((old && i->masked) || pad) {
         mask = stx__rows_masks(x, B, i, i ? i->real - old : 0, old, pad, T - own, own);
         if (!mask) return 0;
@@ -9734,7 +9738,7 @@ STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n) {
     if (!stx_ok(x)) return NULL;
     STX__NEED(x, l < s->desc.layers, STX_ERR_ARG, "stx_rows_read: layer %zu, want less than %zu", l, s->desc.layers);
     y = &s->layer[l];
-    n = STX__MIN(n, y->real);
+    n = STX_MIN(n, y->real);
     if (!n || !y->width) return NULL;
     t = s->all ? stx_new_full(x, s->B, y->width, 0, 0) : stx_new(x, s->B, n, y->width, 0);
     if (t) STX_RUN(x, stx_copy2d, (x, t->data, n * y->width, stx_at(x, y->data, (y->real - n) * y->width), y->real * y->width,
@@ -9749,7 +9753,7 @@ STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_t
     if (!s || !h) return h;
     if (!stx_ok(x) || !stx__rows_fit(s, "stx_rows_before", l, h, NULL)) return NULL;
     y = &s->layer[l];
-    n = STX__MIN(n, y->real);
+    n = STX_MIN(n, y->real);
     if (!n) return h;
     STX__NEED(x, !s->all, STX_ERR_ARG, "stx_rows_before: fixed rows have no time: stx_rows_read");
     d = y->width; T = h->dim[1];
@@ -9767,7 +9771,7 @@ STX_DEF const stx_ids *stx_rows_mask(const stx_rows *s, size_t l, size_t n, cons
     STX__NEED(s->ctx, l < s->desc.layers && (!pad || (pad->B == s->B && pad->T == T)), STX_ERR_ARG,
               "stx_rows_mask: layer %zu, or padding of another shape than (%zu,%zu)", l, s->B, T);
     y = &s->layer[l];
-    n = STX__MIN(n, y->real);
+    n = STX_MIN(n, y->real);
     if (!n || (!y->masked && !pad)) return pad;
     m = stx__rows_masks(s->ctx, s->B, y, y->real - n, n, pad, 0, T);
     return stx__rows_ids(s->ctx, m, s->B, n + T);
@@ -9785,7 +9789,7 @@ STX_DEF stx_tensor *stx_rows_evicted(const stx_rows *s, size_t l, size_t keep, c
     T = h->dim[1]; d = y->width;
     if (y->real + T <= keep) return NULL;
     e = y->real + T - keep;
-    old = STX__MIN(e, y->real);
+    old = STX_MIN(e, y->real);
     t = stx_new(x, s->B, e, d, 0);
     if (!t) return NULL;
     if (old) STX_RUN(x, stx_copy2d, (x, t->data, e * d, y->data, y->real * d, s->B, old * d, 0));
@@ -9834,7 +9838,7 @@ STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c
     for (l = 0; l < to->desc.layers && n; l++) {
         const stx_rows_layer *f = &from->layer[l];
         stx_rows_layer *t = &to->layer[l];
-        size_t d = t->width, rows = f->real, had = t->real, most = n == to->B ? rows : STX__MAX(rows, had);
+        size_t d = t->width, rows = f->real, had = t->real, most = n == to->B ? rows : STX_MAX(rows, had);
         int32_t *mask, *m;
         if (f->width != d) {
             stx_fail(x, STX_ERR_ARG, "stx_rows_copy: layer %zu is %zu wide in one and %zu in the other", l, f->width, d);
@@ -9867,7 +9871,7 @@ STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c
         }
         if (rows) STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, (b * most + most - rows) * d), most * d,
                                           stx_at(x, f->data, c * rows * d), rows * d, n, rows * d, 0));
-        t->rows = n == to->B ? f->rows : STX__MAX(t->rows, f->rows);
+        t->rows = n == to->B ? f->rows : STX_MAX(t->rows, f->rows);
         if (!stx__rows_set_mask(to, l, mask, most)) return 0;
     }
     return stx_ok(x);
@@ -10137,7 +10141,7 @@ STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attent
               && k->dim[2] == y->width && (in->kv || stx__same(in->k, in->v)), STX_ERR_SHAPE,
               "stx_cache_attention: %s %s of %zu queries: want (%zu,t,%zu) of all of them, t at most %zu",
               in->kv ? "kv" : "k", stx__shape(k, s), t, c->B, y->width, c->chunk);
-    have = STX__MIN(y->len, y->window);
+    have = STX_MIN(y->len, y->window);
     stx__cache_append(x, y->k, y, have, k);
     if (!in->kv) stx__cache_append(x, y->v, y, have, in->v);
     if (y->len + t > y->capacity) y->len = have;
@@ -10163,7 +10167,7 @@ STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_words *w, const i
     for (at = 0; at < n; at += t) {
         stx_ids *part;
         int32_t *copy;
-        t = STX__MIN(c->chunk, n - at);
+        t = STX_MIN(c->chunk, n - at);
         stx_begin(x, STX_EVAL);
         copy = (int32_t *)stx_step_alloc(x, c->B * t * sizeof *copy);
         if (!copy) return NULL;
@@ -10179,7 +10183,7 @@ STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_words *w, const i
     return stx_ok(x) ? c->out : NULL;
 }
 
-STX__STRICT_OFF
+STX_STRICT_OFF
 #endif /* SEQTX_IMPLEMENTATION */
 
 /*

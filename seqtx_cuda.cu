@@ -2323,7 +2323,7 @@ typedef struct stx__attn0 {
 static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
     const stx_attention_args *a = A->a;
     const size_t budget = (size_t)200 << 20, few = stx__gpu(A->x)->attention == 3;
-    size_t at = 0, i, all = a->B * a->H, window = (size_t)((ptrdiff_t)a->S - STX__MIN(a->first_key, (ptrdiff_t)a->S)), unit;
+    size_t at = 0, i, all = a->B * a->H, window = (size_t)((ptrdiff_t)a->S - STX_MIN(a->first_key, (ptrdiff_t)a->S)), unit;
     char *base = a->work ? (char *)(((uintptr_t)a->work + 255) / 256 * 256) : NULL;
     if (a->not_causal && a->first_key < 0) window = a->S;
     A->tables = a->P ? (size_t)a->pe_heads : 0;
@@ -2341,15 +2341,15 @@ static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
         if (a->dpk) A->size[STX__S_PK] = a->N * a->D;
         if (a->dpv) A->size[STX__S_PV] = a->N * a->D;
     }
-    for (A->n = STX__MIN(a->T, (size_t)(few ? 32 : 256));; A->n = (A->n + 1) / 2) {
-        A->ld = (a->not_causal ? window : STX__MIN(window, a->span + A->n)) + a->N;
+    for (A->n = STX_MIN(a->T, (size_t)(few ? 32 : 256));; A->n = (A->n + 1) / 2) {
+        A->ld = (a->not_causal ? window : STX_MIN(window, a->span + A->n)) + a->N;
         unit = A->n * (A->ld * (backward ? 2 : 1) + 2 * a->D + 1);
         if (A->n <= 32 || unit * sizeof(float) <= budget / 2) break;
     }
     if (backward) unit += (a->dk ? a->S * a->D : 0) + (a->dv ? a->S * a->D : 0);
     for (i = 0; i < STX__SHARED_SUMS; i++) unit += A->size[i];
     A->units = few ? 3 : budget / (unit * sizeof(float));
-    A->units = STX__MAX((size_t)1, STX__MIN(STX__MIN(A->units, all), (size_t)65535));
+    A->units = STX_MAX((size_t)1, STX_MIN(STX_MIN(A->units, all), (size_t)65535));
   #define STX__TAKE(field, count) do { A->field = base ? (float *)(void *)(base + at) : NULL; at += ((count) * sizeof(float) + 255) / 256 * 256; } while (0)
     STX__TAKE(s, A->units * A->n * A->ld);
     STX__TAKE(o, A->units * A->n * a->D);
@@ -2436,10 +2436,10 @@ static void stx__attn0_logits(stx__attn0 *A, size_t i0) {
     const stx_attention_args *a = A->a;
     ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, last = (ptrdiff_t)a->S;
     A->i0 = i0;
-    A->nb = STX__MIN(A->n, a->T - i0);
-    A->j0 = a->not_causal ? STX__MAX(a->first_key, 0) : STX__MAX(a->first_key, C + (ptrdiff_t)i0 - (ptrdiff_t)a->span);
+    A->nb = STX_MIN(A->n, a->T - i0);
+    A->j0 = a->not_causal ? STX_MAX(a->first_key, 0) : STX_MAX(a->first_key, C + (ptrdiff_t)i0 - (ptrdiff_t)a->span);
     if (!a->not_causal) last = C + (ptrdiff_t)(i0 + A->nb) - a->delta_min;
-    A->W = STX__MAX(last - A->j0, (ptrdiff_t)0);
+    A->W = STX_MAX(last - A->j0, (ptrdiff_t)0);
     stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 0), stx__attn0_rows_q(A, A->q, &A->u), 0, stx__attn0_rows_k(A, A->k, A->j0), 1, A->nb, (size_t)A->W, a->D, a->scale, 0);
     if (a->P) stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 1), stx__attn0_rows_q(A, A->q, &A->vb), 0, stx__attn0_rows_pe(A), 1, A->nb, A->np, a->D, a->scale, 1);
     stx__attn0_product(A, stx__attn0_cells(A, A->s, (size_t)A->W, 0), stx__attn0_rows_q(A, A->q, NULL), 0, stx__attn0_rows_p(A, A->pk), 1, A->nb, a->N, a->D,
@@ -2472,7 +2472,7 @@ static void stx__attn0_fwd(stx_ctx *x, const stx_attention_args *a) {
     size_t i0;
     stx__attn0_open(&A, x, a, 0);
     for (A.u0 = 0; A.u0 < a->B * a->H; A.u0 += A.nu) {
-        A.nu = STX__MIN(A.units, a->B * a->H - A.u0);
+        A.nu = STX_MIN(A.units, a->B * a->H - A.u0);
         for (i0 = 0; i0 < a->T; i0 += A.nb) {
             stx__attn0_logits(&A, i0);
             STX__RUN_KERNEL(x, "stx_attention_fwd", stx__attn0_soft_kernel, stx__blocks(A.nu * A.nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0, stx__attn0_rows_of(&A));
@@ -2486,7 +2486,7 @@ static void stx__attn0_fwd(stx_ctx *x, const stx_attention_args *a) {
 /* One panel of the backward pass, after the logits */
 static void stx__attn0_bwd_panel(stx__attn0 *A) {
     const stx_attention_args *a = A->a;
-    const size_t D = a->D, W = (size_t)A->W, zeros = (size_t)STX__MIN(STX__MAX(-A->j0, (ptrdiff_t)0), A->W), real = (size_t)STX__MAX(A->j0, (ptrdiff_t)0);
+    const size_t D = a->D, W = (size_t)A->W, zeros = (size_t)STX_MIN(STX_MAX(-A->j0, (ptrdiff_t)0), A->W), real = (size_t)STX_MAX(A->j0, (ptrdiff_t)0);
     const float far = a->scale * (float)sqrt((double)D);
     stx__mat dy = stx__attn0_rows_y(A, A->dy), o = stx__attn0_wide(A, A->o), o2 = stx__attn0_wide(A, A->o2);
     stx__attn0_rows p = stx__attn0_rows_of(A);
@@ -2519,7 +2519,7 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
     stx__attn0_open(&A, x, a, 1);
     if (A.all_bytes && stx_ok(x)) stx__cuda_failed(x, cudaMemsetAsync(A.all[0], 0, A.all_bytes, stx__gpu(x)->stream), "stx_attention_bwd");
     for (A.u0 = 0; A.u0 < a->B * a->H; A.u0 += A.nu) {
-        A.nu = STX__MIN(A.units, a->B * a->H - A.u0);
+        A.nu = STX_MIN(A.units, a->B * a->H - A.u0);
         if (A.parts_bytes && stx_ok(x)) stx__cuda_failed(x, cudaMemsetAsync(A.parts, 0, A.parts_bytes, stx__gpu(x)->stream), "stx_attention_bwd");
         for (i0 = 0; i0 < a->T; i0 += A.nb) {
             stx__attn0_logits(&A, i0);
@@ -4109,12 +4109,12 @@ static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_p
     s.table = a->P && a->dpe;
     s.tiles = (T + c->bq - 1) / c->bq;
     /* keys that some query may see; tiles begin where a block of 8 of the dropout does */
-    lo = STX__MAX(STX__MIN((int)STX__MAX(a->first_key, 0), S), C - span);
-    lo = STX__MAX(lo, 0);
+    lo = STX_MAX(STX_MIN((int)STX_MAX(a->first_key, 0), S), C - span);
+    lo = STX_MAX(lo, 0);
     s.first = ((lo + span) & ~7) - span;
     s.key_tiles = (S - s.first + c->bk - 1) / c->bk;
     s.vector_tiles = ((int)a->N + ((S + span) & 7) + c->bk - 1) / c->bk;
-    s.vector_splits = s.vectors ? STX__MAX(1, STX__MIN(B, 512 / STX__MAX(1, H * s.vector_tiles))) : 0;
+    s.vector_splits = s.vectors ? STX_MAX(1, STX_MIN(B, 512 / STX_MAX(1, H * s.vector_tiles))) : 0;
     s.W = c->bq + c->bk;
     if (s.table) {
         /* diagonal 0 ends with the youngest key of a tile's last query, or up to 7 keys later */
@@ -4125,8 +4125,8 @@ static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_p
         s.tables = a->pe_heads > 1 ? H : 1;
         s.combos = s.tables > 1 ? B : B * H;
         one = (size_t)s.diagonals * s.tables * s.W * a->D * sizeof(float);
-        most = STX__MAX((size_t)1, STX__AB_PARTS / one);
-        s.table_splits = (int)STX__MIN(most, (size_t)STX__MIN(s.combos, STX__MAX(1, 64 / s.tables)));
+        most = STX_MAX((size_t)1, STX__AB_PARTS / one);
+        s.table_splits = (int)STX_MIN(most, (size_t)STX_MIN(s.combos, STX_MAX(1, 64 / s.tables)));
     }
 #define STX__TAKE(what, want, bytes) do { s.what = at; if (want) at += ((size_t)(bytes) + 255) / 256 * 256; } while (0)
     STX__TAKE(list, s.queries, (size_t)H * s.tiles * 4);
@@ -4672,8 +4672,8 @@ static int stx__sru_in_pieces(const stx__sru &p) {
 /* How many warps have tiles of the same columns: 1 when columns alone fill a GPU */
 static int stx__sru_warps(const stx_sru_args *a, size_t each) {
     size_t columns = a->B * a->D * a->H, w = columns >= STX__SRU_FEW ? 1 : columns >= STX__SRU_VERY_FEW ? 4 : 8;
-    w = STX__MIN(w, (size_t)STX__SRU_BYTES / each);
-    return (int)STX__MIN(w, stx_sru_tiles(a));
+    w = STX_MIN(w, (size_t)STX__SRU_BYTES / each);
+    return (int)STX_MIN(w, stx_sru_tiles(a));
 }
 static void stx__sru_run(stx_ctx *x, const char *name, stx__sru_kernel kernel, const stx_sru_args *a, const stx__sru &p, int warps, size_t each) {
     size_t blocks = a->B * a->D * p.groups, bytes = (size_t)warps * each;

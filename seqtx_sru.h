@@ -450,11 +450,11 @@ STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state);
 #if (defined(SEQTX_IMPLEMENTATION) || defined(SEQTX_SRU_IMPLEMENTATION)) && !defined(SEQTX_SRU_IMPLEMENTATION_DONE)
 #define SEQTX_SRU_IMPLEMENTATION_DONE
 
-#define STX__LOOPS
+#define STX_LOOPS
 #include "seqtx.h"      /* once more, for the inner loops' macros */
 
 #include <stdio.h>
-STX__STRICT_ON
+STX_STRICT_ON
 
 // >>recurrence
 
@@ -652,7 +652,7 @@ static void stx__sru_plan_of(stx__sru_plan *p, const stx_sru_args *a, size_t thr
     }
     p->chunks = 1;
     if (3 * p->units <= threads && (backward || (!a->v && !a->V))) {     /* two passes, the first 0.7 of the second: with two threads hardly a gain */
-        p->chunks = STX__MIN(2 * threads / p->units, p->tiles / 2);
+        p->chunks = STX_MIN(2 * threads / p->units, p->tiles / 2);
         if (!p->chunks) p->chunks = 1;
     }
     p->each = (p->tiles + p->chunks - 1) / p->chunks;
@@ -689,7 +689,7 @@ static void stx__sru_open(stx__sru_block *k, const stx_sru_args *a, const stx__s
     k->b = unit / (a->D * p->blocks);
     k->s = unit / p->blocks % a->D;
     at = unit % p->blocks * p->W;
-    k->n = STX__MIN(p->W, a->H - at);
+    k->n = STX_MIN(p->W, a->H - at);
     k->o = k->s * a->H + at;
     k->step = k->s ? -1 : 1;
     for (j = 0; j < k->n; j++) { k->none[j] = 0; k->ones[j] = 1; }
@@ -717,7 +717,7 @@ static stx_real stx__sru_alpha(const stx_sru_args *a) { return a->k == 4 ? 1 : a
 /* A row is walked in pieces; before each one the same columns of the row that comes next are asked for: rows are many pages apart, which
    is more than the processor's own prefetching sees. */
 enum { STX__SRU_PIECE = 128 };
-#define STX__SRU_AHEAD(row, from, to) stx__prefetch((row) + (from), (to) - (from))
+#define STX__SRU_AHEAD(row, from, to) stx_prefetch((row) + (from), (to) - (from))
 
 /* What a piece gives is made in the first cache and then put where it belongs. When all of it together is more than the caches hold,
    past them (stream): an ordinary store would first read from memory the line that it is about to overwrite. */
@@ -736,8 +736,8 @@ static inline void stx__sru_settle(int stream) { (void)stream; }
 // >>recurrence: forward
 
 /* `steps` steps of n columns, rows ld* apart; vf, vr have V's rows added if gates */
-#define STX__SRU_R const stx_real *STX__RESTRICT
-#define STX__SRU_W stx_real *STX__RESTRICT
+#define STX__SRU_R const stx_real *STX_RESTRICT
+#define STX__SRU_W stx_real *STX_RESTRICT
 #define STX__SRU_IN STX__SRU_R u0, STX__SRU_R u2, ptrdiff_t ldu, STX__SRU_R xt, ptrdiff_t ldx, STX__SRU_R V, ptrdiff_t ldv, size_t O, \
     STX__SRU_R vf, STX__SRU_R vr, STX__SRU_R br, STX__SRU_R m, stx_real alpha, size_t steps, size_t n
 #define STX__SRU_ARGS u0, u2, ldu, xt, ldx, V, ldv, O, vf, vr, br, m, alpha, steps, n
@@ -746,32 +746,32 @@ static inline void stx__sru_settle(int stream) { (void)stream; }
 
 #define STX__SRU_FWD_IN STX__SRU_W h, ptrdiff_t ldh, STX__SRU_W c, STX__SRU_R u1, STX__SRU_R bf, STX__SRU_IN, int far_
 #define STX__SRU_FWD_ARGS h, ldh, c, u1, bf, STX__SRU_ARGS, far_
-STX__INNER void stx__sru_steps_as(int fma, STX__SRU_FWD_IN, int tanh_, int gates) {
+STX_INNER void stx__sru_steps_as(int fma, STX__SRU_FWD_IN, int tanh_, int gates) {
     size_t p, j, j0, j1;
     stx_real out[STX__SRU_PIECE];
     for (p = 0; p < steps; p++, h += ldh, u0 += ldu, u1 += ldu, u2 += ldu, xt += ldx, V += ldv)
       for (j0 = 0; j0 < n; j0 = j1) {
-        j1 = STX__MIN(n, j0 + STX__SRU_PIECE);
+        j1 = STX_MIN(n, j0 + STX__SRU_PIECE);
         if (far_) { STX__SRU_AHEAD(u0 + ldu, j0, j1); STX__SRU_AHEAD(u1 + ldu, j0, j1); STX__SRU_AHEAD(u2 + ldu, j0, j1); STX__SRU_AHEAD(xt + ldx, j0, j1); }
         for (j = j0; j < j1; j++) {
             stx_real cp = c[j], f, r, cn, g, xv = alpha * xt[j];
-            f = stx__sigmoid_any(fma, STX__FMA(fma, gates ? vf[j] + V[j] : vf[j], cp, u1[j] + bf[j]));
-            r = stx__sigmoid_any(fma, STX__FMA(fma, gates ? vr[j] + V[O + j] : vr[j], cp, u2[j] + br[j]));
-            cn = STX__FMA(fma, cp - u0[j], f, u0[j]);
-            g = tanh_ ? stx__tanh_any(fma, cn) : cn;
+            f = stx_fast_sigmoid(fma, STX_FMA(fma, gates ? vf[j] + V[j] : vf[j], cp, u1[j] + bf[j]));
+            r = stx_fast_sigmoid(fma, STX_FMA(fma, gates ? vr[j] + V[O + j] : vr[j], cp, u2[j] + br[j]));
+            cn = STX_FMA(fma, cp - u0[j], f, u0[j]);
+            g = tanh_ ? stx_fast_tanh(fma, cn) : cn;
             c[j] = cn;
-            out[j - j0] = STX__FMA(fma, (g - xv) * m[j], r, xv);
+            out[j - j0] = STX_FMA(fma, (g - xv) * m[j], r, xv);
         }
         stx__sru_put(h + j0, out, j1 - j0, far_);
       }
 }
-STX__INNER void stx__sru_steps(int fma, STX__SRU_FWD_IN, int tanh_, int gates) {
+STX_INNER void stx__sru_steps(int fma, STX__SRU_FWD_IN, int tanh_, int gates) {
     if (tanh_ && gates) stx__sru_steps_as(fma, STX__SRU_FWD_ARGS, 1, 1);
     else if (tanh_) stx__sru_steps_as(fma, STX__SRU_FWD_ARGS, 1, 0);
     else if (gates) stx__sru_steps_as(fma, STX__SRU_FWD_ARGS, 0, 1);
     else stx__sru_steps_as(fma, STX__SRU_FWD_ARGS, 0, 0);
 }
-STX__EACH_ISA(stx__sru_steps, (STX__SRU_FWD_IN, int tanh_, int gates), STX__SRU_FWD_ARGS, tanh_, gates)
+STX_EACH_ISA(stx__sru_steps, (STX__SRU_FWD_IN, int tanh_, int gates), STX__SRU_FWD_ARGS, tanh_, gates)
 
 /* Steps [p0, p1) of a block, whose state before them is k->c */
 static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *k, const stx__sru_plan *plan, size_t p0, size_t p1) {
@@ -780,30 +780,30 @@ static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *k, const stx__sru_pla
     while (p < p1) {
         if (p % STX_SRU_TILE == 0 && a->c) memcpy(a->c + (k->b * plan->tiles + p / STX_SRU_TILE) * k->O + k->o, k->c, k->n * sizeof *k->c);
         row = stx__sru_row(k, p);
-        end = stx__sru_run(k, p, STX__MIN(p1, (p / STX_SRU_TILE + 1) * STX_SRU_TILE));
+        end = stx__sru_run(k, p, STX_MIN(p1, (p / STX_SRU_TILE + 1) * STX_SRU_TILE));
         if (end == p) {
             memset(a->h + row * k->O + k->o, 0, k->n * sizeof *a->h);
             p++;
         } else {
             ptrdiff_t ldu = k->step * (ptrdiff_t)k->ldu, ldO = k->step * (ptrdiff_t)k->O, ldv = a->V ? 2 * ldO : 0, ldx;
             const stx_real *xt = stx__sru_x(k, row, &ldx), *V = a->V ? a->V + row * 2 * k->O + k->o : k->none;
-            STX__CALL(x, stx__sru_steps, (a->h + row * k->O + k->o, ldO, k->c, stx__sru_u(k, row, 1), k->bf, STX__SRU_HERE, k->far_, a->tanh, a->V != NULL));
+            STX_CALL(x, stx__sru_steps, (a->h + row * k->O + k->o, ldO, k->c, stx__sru_u(k, row, 1), k->bf, STX__SRU_HERE, k->far_, a->tanh, a->V != NULL));
             p = end;
         }
     }
 }
 /* v zero: c_end = P c_begin + Q over steps that are not padding */
 #define STX__SRU_SCAN_IN STX__SRU_W P, STX__SRU_W Q, STX__SRU_R u0, STX__SRU_R u1, ptrdiff_t ldu, STX__SRU_R bf, size_t steps, size_t n
-STX__INNER void stx__sru_scan(int fma, STX__SRU_SCAN_IN) {
+STX_INNER void stx__sru_scan(int fma, STX__SRU_SCAN_IN) {
     size_t p, j;
     for (p = 0; p < steps; p++, u0 += ldu, u1 += ldu)
         for (j = 0; j < n; j++) {
-            stx_real f = stx__sigmoid_any(fma, u1[j] + bf[j]);
+            stx_real f = stx_fast_sigmoid(fma, u1[j] + bf[j]);
             P[j] *= f;
-            Q[j] = STX__FMA(fma, Q[j] - u0[j], f, u0[j]);
+            Q[j] = STX_FMA(fma, Q[j] - u0[j], f, u0[j]);
         }
 }
-STX__EACH_ISA(stx__sru_scan, (STX__SRU_SCAN_IN), P, Q, u0, u1, ldu, bf, steps, n)
+STX_EACH_ISA(stx__sru_scan, (STX__SRU_SCAN_IN), P, Q, u0, u1, ldu, bf, steps, n)
 
 static void stx__sru_state_in(stx__sru_block *k) {
     if (k->a->c0) memcpy(k->c, k->a->c0 + k->b * k->O + k->o, k->n * sizeof *k->c);
@@ -827,7 +827,7 @@ static void stx__sru_scan_part(const stx_share *s, const void *job) {
     size_t i;
     for (i = s->from; i < s->to; i++) {
         stx__sru_block k;
-        size_t q = i % plan->chunks, p = q * plan->each * STX_SRU_TILE, last = STX__MIN(w->a->T, p + plan->each * STX_SRU_TILE), j;
+        size_t q = i % plan->chunks, p = q * plan->each * STX_SRU_TILE, last = STX_MIN(w->a->T, p + plan->each * STX_SRU_TILE), j;
         stx_real *P, *Q;
         stx__sru_open(&k, w->a, plan, w->scratch + s->thread * plan->scratch, i / plan->chunks);
         P = stx__sru_carry(w->a, plan, k.b, q) + k.o;
@@ -836,7 +836,7 @@ static void stx__sru_scan_part(const stx_share *s, const void *job) {
         while (p < last) {
             size_t end = stx__sru_run(&k, p, last), row = stx__sru_row(&k, p);
             const stx_real *u0 = stx__sru_u(&k, row, 0), *u1 = stx__sru_u(&k, row, 1);
-            if (end > p) STX__CALL(s->x, stx__sru_scan, (P, Q, u0, u1, k.step * (ptrdiff_t)k.ldu, k.bf, end - p, k.n));
+            if (end > p) STX_CALL(s->x, stx__sru_scan, (P, Q, u0, u1, k.step * (ptrdiff_t)k.ldu, k.bf, end - p, k.n));
             p = end + 1;
         }
     }
@@ -848,7 +848,7 @@ static void stx__sru_fwd_part(const stx_share *s, const void *job) {
     size_t i;
     for (i = s->from; i < s->to; i++) {
         stx__sru_block k;
-        size_t q = i % plan->chunks, p0 = q * plan->each * STX_SRU_TILE, p1 = STX__MIN(a->T, p0 + plan->each * STX_SRU_TILE), e, j;
+        size_t q = i % plan->chunks, p0 = q * plan->each * STX_SRU_TILE, p1 = STX_MIN(a->T, p0 + plan->each * STX_SRU_TILE), e, j;
         stx__sru_open(&k, a, plan, w->scratch + s->thread * plan->scratch, i / plan->chunks);
         stx__sru_state_in(&k);
         for (e = 0; e < q; e++) {       /* the chunks before, short: nobody waits for another one */
@@ -878,24 +878,24 @@ STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
 #define STX__SRU_AGAIN_IN stx_real *cs, STX__SRU_W fs, STX__SRU_R u0, STX__SRU_R u1, ptrdiff_t ldu, STX__SRU_R V, ptrdiff_t ldv, \
     STX__SRU_R vf, STX__SRU_R bf, size_t steps, size_t n, int far_, size_t W
 #define STX__SRU_AGAIN_ARGS cs, fs, u0, u1, ldu, V, ldv, vf, bf, steps, n, far_, W
-STX__INNER void stx__sru_again_as(int fma, STX__SRU_AGAIN_IN, int gates) {
+STX_INNER void stx__sru_again_as(int fma, STX__SRU_AGAIN_IN, int gates) {
     size_t p, j, j0, j1;
     for (p = 0; p < steps; p++, cs += W, fs += W, u0 += ldu, u1 += ldu, V += ldv)
       for (j0 = 0; j0 < n; j0 = j1) {
-        j1 = STX__MIN(n, j0 + STX__SRU_PIECE);
+        j1 = STX_MIN(n, j0 + STX__SRU_PIECE);
         if (far_) { STX__SRU_AHEAD(u0 + ldu, j0, j1); STX__SRU_AHEAD(u1 + ldu, j0, j1); }
         for (j = j0; j < j1; j++) {
-            stx_real f = stx__sigmoid_any(fma, STX__FMA(fma, gates ? vf[j] + V[j] : vf[j], cs[j], u1[j] + bf[j]));
+            stx_real f = stx_fast_sigmoid(fma, STX_FMA(fma, gates ? vf[j] + V[j] : vf[j], cs[j], u1[j] + bf[j]));
             fs[j] = f;
-            cs[W + j] = STX__FMA(fma, cs[j] - u0[j], f, u0[j]);
+            cs[W + j] = STX_FMA(fma, cs[j] - u0[j], f, u0[j]);
         }
       }
 }
-STX__INNER void stx__sru_again(int fma, STX__SRU_AGAIN_IN, int gates) {
+STX_INNER void stx__sru_again(int fma, STX__SRU_AGAIN_IN, int gates) {
     if (gates) stx__sru_again_as(fma, STX__SRU_AGAIN_ARGS, 1);
     else stx__sru_again_as(fma, STX__SRU_AGAIN_ARGS, 0);
 }
-STX__EACH_ISA(stx__sru_again, (STX__SRU_AGAIN_IN, int gates), STX__SRU_AGAIN_ARGS, gates)
+STX_EACH_ISA(stx__sru_again, (STX__SRU_AGAIN_IN, int gates), STX__SRU_AGAIN_ARGS, gates)
 
 /* One step back, for one column:
        h  = xt + (g(c') - xt) m r        dzr = dh (g - xt) m r (1-r) ;  a = dh m r g' + e ;  dxt = dh (1 - m r)
@@ -903,7 +903,7 @@ STX__EACH_ISA(stx__sru_again, (STX__SRU_AGAIN_IN, int gates), STX__SRU_AGAIN_ARG
        e  <- a f + dzf vf + dzr vr */
 #define STX__SRU_BACK \
     stx_real cp = cs[j], f = fs[j], xv = alpha * xt[j], gm = dh[j] * m[j], wf = gates ? vf[j] + V[j] : vf[j], wr = gates ? vr[j] + V[O + j] : vr[j]; \
-    stx_real r = stx__sigmoid_any(fma, STX__FMA(fma, wr, cp, u2[j] + br[j])), g = tanh_ ? stx__tanh_any(fma, cs[W + j]) : cs[W + j]; \
+    stx_real r = stx_fast_sigmoid(fma, STX_FMA(fma, wr, cp, u2[j] + br[j])), g = tanh_ ? stx_fast_tanh(fma, cs[W + j]) : cs[W + j]; \
     stx_real slope = tanh_ ? 1 - g * g : 1, dzr = gm * (g - xv) * (r - r * r), in = gm * r * slope, df = (cp - u0[j]) * (f - f * f)
 
 /* Where the gradients go: du, its planes O apart, and dx with rows ldd apart; dV as V; gvf, gvr, gbf, gbr (n): sums over the steps of dvf and so on. All
@@ -911,12 +911,12 @@ STX__EACH_ISA(stx__sru_again, (STX__SRU_AGAIN_IN, int gates), STX__SRU_AGAIN_ARG
 #define STX__SRU_BACK_IN STX__SRU_W du, STX__SRU_W dx, ptrdiff_t ldd, STX__SRU_W dV, STX__SRU_W e, STX__SRU_W gvf, STX__SRU_W gvr, STX__SRU_W gbf, STX__SRU_W gbr, \
     STX__SRU_R dh, ptrdiff_t ldh, STX__SRU_R cs, STX__SRU_R fs, STX__SRU_IN, int far_, size_t W
 #define STX__SRU_BACK_ARGS du, dx, ldd, dV, e, gvf, gvr, gbf, gbr, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W
-STX__INNER void stx__sru_back_as(int fma, STX__SRU_BACK_IN, int tanh_, int gates) {
+STX_INNER void stx__sru_back_as(int fma, STX__SRU_BACK_IN, int tanh_, int gates) {
     size_t p, j, j0, j1;
     stx_real out[6][STX__SRU_PIECE];
     for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, du -= ldu, xt -= ldx, dx -= ldd, V -= ldv, dV -= ldv, dh -= ldh, cs -= W, fs -= W)
       for (j0 = 0; j0 < n; j0 = j1) {
-        j1 = STX__MIN(n, j0 + STX__SRU_PIECE);
+        j1 = STX_MIN(n, j0 + STX__SRU_PIECE);
         if (far_) { STX__SRU_AHEAD(u2 - ldu, j0, j1); STX__SRU_AHEAD(xt - ldx, j0, j1); STX__SRU_AHEAD(dh - ldh, j0, j1); }
         for (j = j0; j < j1; j++) {
             STX__SRU_BACK;
@@ -924,39 +924,39 @@ STX__INNER void stx__sru_back_as(int fma, STX__SRU_BACK_IN, int tanh_, int gates
             out[0][j - j0] = a - a * f;
             out[1][j - j0] = dzf;
             out[2][j - j0] = dzr;
-            out[3][j - j0] = alpha * STX__FMA(fma, -gm, r, dh[j]);
+            out[3][j - j0] = alpha * STX_FMA(fma, -gm, r, dh[j]);
             if (gates) { out[4][j - j0] = dzf * cp; out[5][j - j0] = dzr * cp; }
-            gvf[j] = STX__FMA(fma, dzf, cp, gvf[j]);
-            gvr[j] = STX__FMA(fma, dzr, cp, gvr[j]);
+            gvf[j] = STX_FMA(fma, dzf, cp, gvf[j]);
+            gvr[j] = STX_FMA(fma, dzr, cp, gvr[j]);
             gbf[j] += dzf;
             gbr[j] += dzr;
-            e[j] = STX__FMA(fma, dzr, wr, STX__FMA(fma, dzf, wf, a * f));
+            e[j] = STX_FMA(fma, dzr, wr, STX_FMA(fma, dzf, wf, a * f));
         }
         for (j = 0; j < 3; j++) stx__sru_put(du + j * O + j0, out[j], j1 - j0, far_);
         stx__sru_put(dx + j0, out[3], j1 - j0, far_);
         if (gates) for (j = 0; j < 2; j++) stx__sru_put(dV + j * O + j0, out[4 + j], j1 - j0, far_);
       }
 }
-STX__INNER void stx__sru_back(int fma, STX__SRU_BACK_IN, int tanh_, int gates) {
+STX_INNER void stx__sru_back(int fma, STX__SRU_BACK_IN, int tanh_, int gates) {
     if (tanh_ && gates) stx__sru_back_as(fma, STX__SRU_BACK_ARGS, 1, 1);
     else if (tanh_) stx__sru_back_as(fma, STX__SRU_BACK_ARGS, 1, 0);
     else if (gates) stx__sru_back_as(fma, STX__SRU_BACK_ARGS, 0, 1);
     else stx__sru_back_as(fma, STX__SRU_BACK_ARGS, 0, 0);
 }
-STX__EACH_ISA(stx__sru_back, (STX__SRU_BACK_IN, int tanh_, int gates), STX__SRU_BACK_ARGS, tanh_, gates)
+STX_EACH_ISA(stx__sru_back, (STX__SRU_BACK_IN, int tanh_, int gates), STX__SRU_BACK_ARGS, tanh_, gates)
 /* The affine map of these steps for e, after those of the steps behind them: Q <- J Q + q, P <- J P */
 #define STX__SRU_AFFINE_IN STX__SRU_W P, STX__SRU_W Q, STX__SRU_R dh, ptrdiff_t ldh, STX__SRU_R cs, STX__SRU_R fs, STX__SRU_IN, size_t W
-STX__INNER void stx__sru_affine(int fma, STX__SRU_AFFINE_IN, int tanh_, int gates) {
+STX_INNER void stx__sru_affine(int fma, STX__SRU_AFFINE_IN, int tanh_, int gates) {
     size_t p, j;
     for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, xt -= ldx, V -= ldv, dh -= ldh, cs -= W, fs -= W)
         for (j = 0; j < n; j++) {
             STX__SRU_BACK;
-            stx_real J = STX__FMA(fma, wf, df, f);
-            Q[j] = STX__FMA(fma, Q[j] + in, J, dzr * wr);
+            stx_real J = STX_FMA(fma, wf, df, f);
+            Q[j] = STX_FMA(fma, Q[j] + in, J, dzr * wr);
             P[j] *= J;
         }
 }
-STX__EACH_ISA(stx__sru_affine, (STX__SRU_AFFINE_IN, int tanh_, int gates), P, Q, dh, ldh, cs, fs, STX__SRU_ARGS, W, tanh_, gates)
+STX_EACH_ISA(stx__sru_affine, (STX__SRU_AFFINE_IN, int tanh_, int gates), P, Q, dh, ldh, cs, fs, STX__SRU_ARGS, W, tanh_, gates)
 
 /* A tile on the way back: states and gates again, then its steps, last first. With P: only the map of e into P and Q. */
 typedef struct stx__sru_tile { stx_real *cs, *fs, *dx, *sums, *total, *e; } stx__sru_tile;
@@ -970,7 +970,7 @@ static void stx__sru_tile_in(stx__sru_tile *w, const stx__sru_block *k, size_t W
 }
 static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan *plan, stx__sru_tile *w, size_t tile, stx_real *P, stx_real *Q) {
     const stx_sru_args *a = k->a;
-    size_t first = tile * STX_SRU_TILE, last = STX__MIN(a->T, first + STX_SRU_TILE), p, end, row, j;
+    size_t first = tile * STX_SRU_TILE, last = STX_MIN(a->T, first + STX_SRU_TILE), p, end, row, j;
     ptrdiff_t ldu = k->step * (ptrdiff_t)k->ldu, ldO = k->step * (ptrdiff_t)k->O, ldv = a->V ? 2 * ldO : 0, ldh = a->dh ? ldO : 0, ldx;
     const size_t W = plan->W;
     memcpy(w->cs, a->c + (k->b * plan->tiles + tile) * k->O + k->o, k->n * sizeof *w->cs);
@@ -981,7 +981,7 @@ static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan
         if (end == p) { memcpy(at + W, at, k->n * sizeof *at); end++; }      /* padding: the state passes by */
         else {
             const stx_real *V = a->V ? a->V + row * 2 * k->O + k->o : k->none;
-            STX__CALL(x, stx__sru_again, (at, w->fs + (p - first) * W, stx__sru_u(k, row, 0), stx__sru_u(k, row, 1), ldu, V, ldv, k->vf, k->bf, end - p, k->n, k->far_, W, a->V != NULL));
+            STX_CALL(x, stx__sru_again, (at, w->fs + (p - first) * W, stx__sru_u(k, row, 0), stx__sru_u(k, row, 1), ldu, V, ldv, k->vf, k->bf, end - p, k->n, k->far_, W, a->V != NULL));
         }
     }
     for (end = last; end > first; end = p) {
@@ -1001,7 +1001,7 @@ static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan
         dh = a->dh ? a->dh + row * k->O + k->o : k->none;
         cs = w->cs + (end - 1 - first) * W;
         fs = w->fs + (end - 1 - first) * W;
-        if (P) STX__CALL(x, stx__sru_affine, (P, Q, dh, ldh, cs, fs, STX__SRU_HERE, W, a->tanh, a->V != NULL));
+        if (P) STX_CALL(x, stx__sru_affine, (P, Q, dh, ldh, cs, fs, STX__SRU_HERE, W, a->tanh, a->V != NULL));
         else {
             stx_real *du = a->du + row * k->ldu + k->o, *dx = w->dx + (end - 1 - first) * W, *dV = w->dx;
             ptrdiff_t ldd = W;
@@ -1010,7 +1010,7 @@ static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan
             else if (a->dxr && !a->add_xr) { dx = a->dxr + row * k->O + k->o; ldd = ldO; }
             else direct = !a->dxr;
             if (a->dV) dV = a->dV + row * 2 * k->O + k->o;
-            STX__CALL(x, stx__sru_back, (du, dx, ldd, dV, w->e, w->sums, w->sums + W, w->sums + 2 * W, w->sums + 3 * W, dh, ldh, cs, fs,
+            STX_CALL(x, stx__sru_back, (du, dx, ldd, dV, w->e, w->sums, w->sums + W, w->sums + 2 * W, w->sums + 3 * W, dh, ldh, cs, fs,
                                          STX__SRU_HERE, k->far_, W, a->tanh, a->V != NULL));
             for (; !direct && end > p; end--) {
                 stx_real *to = a->dxr + stx__sru_row(k, end - 1) * k->O + k->o;
@@ -1035,7 +1035,7 @@ static void stx__sru_affine_part(const stx_share *s, const void *job) {
         P = stx__sru_carry(w->a, plan, k.b, q) + k.o;
         Q = P + k.O;
         for (j = 0; j < k.n; j++) { P[j] = 1; Q[j] = 0; }
-        for (tile = STX__MIN(plan->tiles, (q + 1) * plan->each); tile-- > q * plan->each;)
+        for (tile = STX_MIN(plan->tiles, (q + 1) * plan->each); tile-- > q * plan->each;)
             stx__sru_bwd_tile(s->x, &k, plan, &t, tile, P, Q);
     }
 }
@@ -1056,7 +1056,7 @@ static void stx__sru_bwd_part(const stx_share *s, const void *job) {
             for (j = 0; j < k.n; j++) t.e[j] = P[j] * t.e[j] + Q[j];
         }
         for (j = 0; j < 4 * plan->W; j++) t.total[j] = 0;
-        for (tile = STX__MIN(plan->tiles, (q + 1) * plan->each); tile-- > q * plan->each;) {
+        for (tile = STX_MIN(plan->tiles, (q + 1) * plan->each); tile-- > q * plan->each;) {
             for (j = 0; j < 4 * plan->W; j++) t.sums[j] = 0;
             stx__sru_bwd_tile(s->x, &k, plan, &t, tile, NULL, NULL);
             for (j = 0; j < 4 * plan->W; j++) t.total[j] += t.sums[j];
@@ -1662,11 +1662,11 @@ STX_DEF stx_sru_lm *stx_sru_lm_create(stx_ctx *x, const stx_sru_lm_desc *desc) {
 STX_DEF stx_params *stx_sru_lm_params(stx_sru_lm *m) { return m ? m->params : NULL; }
 
 static stx_tensor *stx__sru_lm_embed(stx_sru_lm *m, const stx_ids *ids) {
-    return stx_dropout(m->ctx, stx_words_embed(m->words, ids), STX__MAX(m->desc.io_dropout, 0));
+    return stx_dropout(m->ctx, stx_words_embed(m->words, ids), STX_MAX(m->desc.io_dropout, 0));
 }
 STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const stx_sru_state *in, stx_sru_state *out) {
     if (!m || !ids) return NULL;
-    return stx_dropout(m->ctx, stx_sru_segment(m->sru, stx__sru_lm_embed(m, ids), NULL, in, out), STX__MAX(m->desc.io_dropout, 0));
+    return stx_dropout(m->ctx, stx_sru_segment(m->sru, stx__sru_lm_embed(m, ids), NULL, in, out), STX_MAX(m->desc.io_dropout, 0));
 }
 STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h) { return m ? stx_words_logits(m->words, h) : NULL; }
 STX_DEF stx_tensor *stx_sru_lm_log_probs(stx_sru_lm *m, stx_tensor *h) { return m ? stx_words_log_probs(m->words, h) : NULL; }
@@ -1828,5 +1828,5 @@ STX_DEF stx_lm stx_sru_lm_of(stx_sru_lm *m) {
     return lm;
 }
 
-STX__STRICT_OFF
+STX_STRICT_OFF
 #endif /* SEQTX_SRU_IMPLEMENTATION */

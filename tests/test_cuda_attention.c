@@ -247,12 +247,12 @@ static void compare(const data *d, float **got, int half, int version, int forwa
     for (o = 0; o < (size_t)(forward_only ? OUT_GRADS : OUTS); o++) {
         double tol = !half ? FLOAT + 4e-7 * logit : (version == 2 || version == 4) && logit > 100 ? 3 : o >= OUT_GRADS + PE ? HALF_SUMS : HALF, top = o < OUT_GRADS ? 0 : half ? 0.5 : 0.1, off = 0;
         int exact = 1;
-        if (o == OUT_GRADS + Z) top *= STX__MAX(1, (double)d->a.max_span / (double)d->a.ramp);
+        if (o == OUT_GRADS + Z) top *= STX_MAX(1, (double)d->a.max_span / (double)d->a.ramp);
         if (o == OUT_INV) {            /* 0 where nothing is seen; else e^top / inv, the row's mass, by its logarithm */
             for (i = 0; i < d->rows; i++) {
                 double g = (double)got[OUT_INV][i], w = (double)d->want[OUT_INV][i], e;
                 if (g == 0 || w == 0) { if (!(g == w)) exact = 0; continue; }
-                e = fabs((double)got[OUT_TOP][i] - log(g) - ((double)d->want[OUT_TOP][i] - log(w))) / STX__MAX(1, fabs((double)d->want[OUT_TOP][i]));
+                e = fabs((double)got[OUT_TOP][i] - log(g) - ((double)d->want[OUT_TOP][i] - log(w))) / STX_MAX(1, fabs((double)d->want[OUT_TOP][i]));
                 if (!(e <= 1e300)) off = HUGE_VAL; else if (e > off) off = e;
             }
         } else {
@@ -556,7 +556,7 @@ static void unseen(int half) {
         compare(&d, first, half, versions[v], 1);
         for (b = 0; b < c->B; b++) for (j = 0; j < c->S; j++) for (e = 0; e < C; e++) {
             int later = j + c->T >= c->S + cut + 1 - (size_t)c->dmin;      /* delta < dmin for every query before cut */
-            if ((j >= (size_t)STX__MAX(c->first, 0) && j < dead) || later) {
+            if ((j >= (size_t)STX_MAX(c->first, 0) && j < dead) || later) {
                 d.in[KV][d.ko + b * d.a.stk + j * d.a.ldk + e] = 50;
                 d.in[KV][d.vo + b * d.a.stk + j * d.a.ldk + e] = -70;
             }

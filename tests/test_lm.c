@@ -328,7 +328,7 @@ static void rows_random(void) {
             h = some(x, t, RB, T, pads && step != 20, &pad);
             had = stx_rows_most(s);
             X = stx_rows_before(s, 1, 6, h);
-            CHECK(X && X->dim[1] == STX__MIN(had, 6) + T && (had || X == h), "rows before a block: %s", stx_error(x));
+            CHECK(X && X->dim[1] == STX_MIN(had, 6) + T && (had || X == h), "rows before a block: %s", stx_error(x));
             e = had + T > keep ? had + T - keep : 0;
             old = stx_rows_evicted(s, 0, keep, h, pad, &mask);
             CHECK(e ? old && old->dim[1] == e : !old && !mask, "%zu fall out, want %zu", old ? old->dim[1] : 0, e);
@@ -344,7 +344,7 @@ static void rows_random(void) {
                 stx_rows_free(fell);
             }
             for (b = 0; b < 2; b++) CHECK(stx_rows_push(o, s, b, keep, h, pad), "%s", stx_error(x));
-            CHECK(stx_rows_most(o) == STX__MIN(keep, had + T), "%zu rows, want %zu", stx_rows_most(o), STX__MIN(keep, had + T));
+            CHECK(stx_rows_most(o) == STX_MIN(keep, had + T), "%zu rows, want %zu", stx_rows_most(o), STX_MIN(keep, had + T));
             holds("pushed", o, 0, t, 100);
             holds("pushed", o, 1, t, 7);
             swap = s; s = o; o = swap;
