@@ -2794,9 +2794,12 @@ static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const un
 /* PRECISION. num: how numbers are stored; SIZE their bytes; mma: c (16,8) += a (16,32 bytes) b; mma2: c and d, with
    two right factors. A kernel is a template over these.
    f32: each operand in two tf32 parts, x = hi + lo up to 2^-22 x, and three products: nearly float accuracy. tf32: the high parts alone. */
+/* Asking for a mask makes a few kernels of backward spill; those, by the head sizes that they are filled up to (one bit each), are compiled a second time
+   for masks, by precision `masked`. */
 struct stx__at_bf16 {
     typedef stx__bf16 num;
-    enum { SIZE = 2, K = 16 };
+    typedef stx__at_bf16 masked;
+    enum { SIZE = 2, K = 16, QUERIES_TWICE = 0, KEYS_TWICE = 64, DIAGONALS_TWICE = 0 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t b[2] = {b0, b1};
         stx__mma_bf16(c, a, b);
@@ -2817,9 +2820,11 @@ static __device__ __forceinline__ uint32_t stx__at_hi(uint32_t v) {
 }
 #endif
 static __device__ __forceinline__ uint32_t stx__at_lo(uint32_t v, uint32_t hi) { return stx__at_hi(__float_as_uint(__uint_as_float(v) - __uint_as_float(hi))); }
+struct stx__at_f32;
 struct stx__at_tf32 {
     typedef float num;
-    enum { SIZE = 4, K = 8 };
+    typedef stx__at_f32 masked;         /* better numbers and slower ones; its kernels are there anyway */
+    enum { SIZE = 4, K = 8, QUERIES_TWICE = 128 + 32, KEYS_TWICE = 0, DIAGONALS_TWICE = 0 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
         stx__mma_tf32(c, h, b);
@@ -2832,7 +2837,8 @@ struct stx__at_tf32 {
 };
 struct stx__at_f32 {
     typedef float num;
-    enum { SIZE = 4, K = 8 };
+    typedef stx__at_f32 masked;
+    enum { SIZE = 4, K = 8, QUERIES_TWICE = 128, KEYS_TWICE = 0, DIAGONALS_TWICE = 128 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
         uint32_t l[4] = {stx__at_lo(a[0], h[0]), stx__at_lo(a[1], h[1]), stx__at_lo(a[2], h[2]), stx__at_lo(a[3], h[3])};
@@ -3462,12 +3468,14 @@ template<class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
            ROW_PIECES = DP / 16 < STRIPS ? DP / 16 : STRIPS,    /* diagonals: a warp has every ROW_GROUPS-th chunk and DP / ROW_PIECES columns */
            ROW_GROUPS = STRIPS / ROW_PIECES, ROW_NB = DP / ROW_PIECES / 8,
            TILE_Q = BQ * CH * 16, TILE_K = BK * CH * 16, TILE_W = W * CH * 16,
-           /* kernels that would spill, or spill more, if they asked for a mask: they are compiled twice */
-           MASK = 1, QUERIES_TWICE = SIZE == 4 && DP != 64, KEYS_TWICE = SIZE == 2 && DP == 64, DIAGONALS_TWICE = SIZE == 4 && DP > 64 };
+           MASK = 1 };                                          /* does it ask whether all keys exist? */
 };
-/* Their shape for calls whose keys all exist */
-template<class Sh, int TWICE> struct stx__ab_plain { typedef Sh shape; };
-template<class Sh> struct stx__ab_plain<Sh, 1> { struct shape : Sh { enum { MASK = 0 }; }; };
+/* The shapes of a kernel that may be there twice: for masks, and for calls whose keys all exist */
+template<class Sh, int TWICE> struct stx__ab_twice {
+    typedef stx__ab_shape<typename Sh::P::masked, Sh::DP, Sh::BQ, Sh::BK> masked;
+    struct plain : Sh { enum { MASK = 0 }; };
+};
+template<class Sh> struct stx__ab_twice<Sh, 0> { typedef Sh masked, plain; };
 
 /* Shared memory: q, q for the table, dO, K, V, the window, and what a sweep exchanges between warps */
 template<class Sh> struct stx__ab_shared {
@@ -4106,12 +4114,12 @@ typedef struct stx__ab_pick {
 } stx__ab_pick;
 template<class P, int DP, int BQ, int BK> static stx__ab_pick stx__ab_choice(const stx_attention_args *a) {
     typedef stx__ab_shape<P, DP, BQ, BK> Sh;
-    stx__ab_pick c = {stx__ab_queries<Sh>, stx__ab_keys<Sh>, stx__ab_diagonals<Sh>, 0, 0, 0, BQ, BK, Sh::THREADS};
-    if (!stx__at_words(a)) {
-        c.queries = stx__ab_queries<typename stx__ab_plain<Sh, Sh::QUERIES_TWICE>::shape>;
-        c.keys = stx__ab_keys<typename stx__ab_plain<Sh, Sh::KEYS_TWICE>::shape>;
-        c.diagonals = stx__ab_diagonals<typename stx__ab_plain<Sh, Sh::DIAGONALS_TWICE>::shape>;
-    }
+    typedef stx__ab_twice<Sh, P::QUERIES_TWICE & DP> Q;
+    typedef stx__ab_twice<Sh, P::KEYS_TWICE & DP> K;
+    typedef stx__ab_twice<Sh, P::DIAGONALS_TWICE & DP> G;
+    const int mask = stx__at_words(a) != 0;
+    stx__ab_pick c = {mask ? stx__ab_queries<typename Q::masked> : stx__ab_queries<typename Q::plain>, mask ? stx__ab_keys<typename K::masked> : stx__ab_keys<typename K::plain>,
+                      mask ? stx__ab_diagonals<typename G::masked> : stx__ab_diagonals<typename G::plain>, 0, 0, 0, BQ, BK, Sh::THREADS};
     c.shared_queries = (size_t)Sh::TILE_Q * (a->P && (a->u || a->vb) ? 3 : 2) + 2 * (size_t)Sh::TILE_K + (a->P ? (size_t)Sh::TILE_W : 0);
     c.shared_keys = c.shared_queries + 2 * (size_t)Sh::BQ * Sh::CHA * 16;
     c.shared_diagonals = c.shared_queries + (size_t)Sh::BQ * Sh::CHG * 16;
