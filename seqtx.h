@@ -333,7 +333,8 @@ STX_DEF size_t stx_params_size(const stx_params *p);                          /*
 STX_DEF void stx_params_zero_grad(stx_params *p);
 /* All gradients of the list as one block of *n floats on the device, in the order of the list, each from a multiple of 64 numbers on, zeros
    between: a norm or an all-reduce takes a pointer and a length. The first call moves them there: after the last stx_param, before
-   stx_optim_create. NULL in error. */
+   stx_optim_create. A call after another stx_param makes a new block, and the old address is gone. NULL in
+   error. */
 STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n);
 
 // >>api: tape ----------------------------------------------------------------------------------------------
@@ -1137,7 +1138,7 @@ typedef struct stx_words {
 STX_DEF int stx_words_resolve(stx_ctx *x, const char *who, const stx_words_desc *from, stx_words_desc *to);
 /* How many numbers the parameters of a resolved desc have, shared ones once; SIZE_MAX: as many or more. */
 STX_DEF size_t stx_words_count(const stx_words_desc *d);
-/* Adds the parameters of a resolved desc to p: in_emb.weight, out_emb.weight, out_emb.bias; adaptive: in_emb.tables.<i>, in_emb.projs.<i>,
+/* Adds the parameters of a desc, resolved or not, to p: in_emb.weight, out_emb.weight, out_emb.bias; adaptive: in_emb.tables.<i>, in_emb.projs.<i>,
    out_emb.tables.<i>, out_emb.projs.<i>, out_emb.biases.<i>, out_emb.cluster.weight, out_emb.cluster.bias. Lives as long as p's context;
    NULL and its error when there is no memory. */
 STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *d);
@@ -1209,7 +1210,7 @@ STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n);
 /* The same with a copy of h (B,T,width) behind, a constant (B,m+T,width): what stx_linear_memory takes. h itself when there are none. */
 STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_tensor *h);
 /* Which of the newest m rows, and of T rows behind them with the padding pad (B,T) or NULL, are missing: (B,m+T), as stx_attention_in.pad.
-   NULL when none is (or in error), so that nothing is spent on a mask. s NULL: pad. Numbers from the host: such a step is not replayed. */
+   NULL when none is (or in error), so that nothing is spent on a mask. s NULL, or no rows: pad. Numbers from the host: such a step is not replayed. */
 STX_DEF const stx_ids *stx_rows_mask(const stx_rows *s, size_t l, size_t n, const stx_ids *pad, size_t T);
 /* The rows (B,e,width), e = real + T - keep, that stx_rows_push(.., s, l, keep, h, pad) will drop, a constant: what a second,
    compressed memory is made of. mask (NULL: not wanted) gets which of them are missing, as stx_rows_mask. NULL when none
@@ -1248,7 +1249,7 @@ typedef struct stx_cache_layer {
 } stx_cache_layer;
 typedef struct stx_cache {
     stx_ctx         *ctx;
-    size_t           B, V, layers, chunk;   /* chunk: the most tokens of a stream at once */
+    size_t           B, V, layers, chunk;   /* chunk: the most tokens of a stream at once. All four are to be read only */
     stx_cache_layer *layer;
     stx_real        *out;                   /* (B,V), on the host: see stx_cache_feed */
 } stx_cache;
@@ -1260,7 +1261,8 @@ STX_DEF void stx_cache_reset(stx_cache *c);                 /* forgets all, and 
 STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, int both);
 /* stx_attention of t new tokens (t <= chunk) over the rows of layer l and their own, which are added. in: q, k, v (B,t,C), or
    kv, of the new ones, and what else stx_attention takes; d as there, but causal, first_key at most 0, and no key further
-   back than the window. In STX_EVAL only: no gradient passes. */
+   back than the window. In STX_EVAL only: no gradient passes. After an error the rows of the failed call may be among those that
+   are kept: stx_cache_reset. */
 STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in, const stx_attention_desc *d);
 /* Feeds ids (B,n), n >= 1, to a model in chunks, each a step in STX_EVAL in which fn makes the last hidden states (B,t,d) of
    ids (B,t). Returns log p (B,V) of the token after the last, or, with scores, stx_words_scores of it: c->out, until the next
@@ -2742,9 +2744,11 @@ static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **made, int 
     stx_tensor head[1 + STX_MAX_MORE];
     int i, above = count > 1 || stx__on_gpu(x);
     for (i = 0; i < count; i++) if (made[i]) head[i] = *made[i];
-    /* Copies above what fn made, then down: one result may lie where another one goes, and a copy on a GPU must not overlap, for which
-       there has to be a place of each one's size below the copies */
-    if (count > 1 && stx__on_gpu(x)) for (i = 0; i < count; i++) if (made[i] && !stx__numbers_like(x, &head[i])) return 0;
+    /* Copies above what fn made, then down: one result may lie where another one goes, and a copy on a GPU must not overlap. A result may
+       also be one that fn was given, or a view, for which fn made less than it needs here: so there first has to be a place of each one's
+       size below the copies, in the order in which they are placed */
+    if (count > 1) for (i = 0; i < count; i++)
+        if (made[i] && (!stx__arena_alloc(x, &x->step, sizeof head[i]) || !stx__numbers_like(x, &head[i]))) return 0;
     for (i = 0; above && i < count; i++) {
         if (!made[i]) continue;
         head[i].data = stx__numbers_like(x, &head[i]);
@@ -9618,7 +9622,7 @@ STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *desc) {
     w = (stx_words *)stx_persist(x, sizeof *w);
     if (!w) return NULL;
     w->ctx = x;
-    w->desc = *desc;
+    if (!stx_words_resolve(x, "stx_words_create", desc, &w->desc)) return NULL;       /* what is resolved stays as it is */
     d = &w->desc;
     in = d->in == STX_WORDS_ADAPTIVE;
     out = d->out == STX_WORDS_ADAPTIVE;
@@ -9675,6 +9679,7 @@ STX_DEF stx_tensor *stx_words_scores(const stx_words *w, stx_tensor *h) {
     return w && w->desc.out == STX_WORDS_ADAPTIVE ? stx_words_log_probs(w, h) : stx_words_logits(w, h);
 }
 STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets, stx_token_loss *how) {
+    if (how) how->nll = NULL;
     if (!w || !h || !targets) return NULL;
     if (w->desc.out == STX_WORDS_ADAPTIVE) return stx_adaptive_softmax_tokens(w->ctx, &w->out, h, targets, how);
     if (how) return stx_cross_entropy_tokens(w->ctx, stx_words_logits(w, h), targets, how);
@@ -9961,7 +9966,8 @@ STX_DEF void stx_rows_reset_stream(stx_rows *s, size_t b) {
 STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c, size_t n) {
     stx_ctx *x = to ? to->ctx : NULL;
     size_t l, k;
-    if (!stx_ok(x) || !from) return 0;
+    if (!stx_ok(x)) return 0;
+    if (!from) { stx_fail(x, STX_ERR_ARG, "stx_rows_copy: from is NULL"); return 0; }
     if (from->ctx != x || from->desc.layers != to->desc.layers || !from->all != !to->all || n > to->B || b > to->B - n
         || n > from->B || c > from->B - n || (to == from && b < c + n && c < b + n)) {
         stx_fail(x, STX_ERR_ARG, "stx_rows_copy: %zu streams from %zu of %zu to %zu of %zu: want streams that there are, the same "
@@ -10013,6 +10019,8 @@ STX_DEF int stx_rows_get(const stx_rows *s, size_t l, stx_real *out) {
     stx_ctx *x = s ? s->ctx : NULL;
     if (!stx_ok(x)) return 0;
     if (l >= s->desc.layers) { stx_fail(x, STX_ERR_ARG, "stx_rows_get: layer %zu, want less than %zu", l, s->desc.layers); return 0; }
+    if (!s->layer[l].real || !s->layer[l].width) return 1;
+    if (!out) { stx_fail(x, STX_ERR_ARG, "stx_rows_get: out is NULL, want room for %zu numbers", s->B * s->layer[l].real * s->layer[l].width); return 0; }
     stx_fetch(x, out, s->layer[l].data, s->B * s->layer[l].real * s->layer[l].width);
     return stx_ok(x);
 }
@@ -10212,7 +10220,7 @@ STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, in
     stx_cache_layer *y;
     size_t rows, width = both ? 2 * C : C;
     if (!stx_ok(x)) return 0;
-    if (l >= c->layers || !window || !C || window > SIZE_MAX / 4) {
+    if (l >= c->layers || !window || !C || window > SIZE_MAX / 4 || C > SIZE_MAX / 4) {
         stx_fail(x, STX_ERR_ARG, "stx_cache_window: layer %zu of %zu, window %zu, %zu channels: want a layer that there is, and at "
                  "least one of each", l, c->layers, window, C);
         return 0;

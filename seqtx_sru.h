@@ -224,8 +224,7 @@ typedef struct stx_sru_desc {
     double v_init;          /* v in U(-v_init, v_init); 0: sqrt(3/2), with Xavier's 1; -1: v begins with zeros, and learns */
     stx_sru_transform custom;   /* in place of transform; user goes to it */
     void  *user;
-    int    recompute;       /* drop each layer's activations, make them again in backward: about 1/3 more time, less memory (docs/speed.md). The
-                               states that come out are constants then */
+    int    recompute;       /* drop each layer's activations, make them again in backward: about 1/3 more time, less memory (docs/speed.md) */
     /* SRU++ */
     size_t heads;           /* n; 0: 1. They divide P */
     double attn_dropout;

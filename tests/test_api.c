@@ -2047,13 +2047,36 @@ static void sampling(void) {
     }
 }
 
+/* Clipping by value must not hide that a gradient is not finite: such an update is left out */
+static void clipped_infinity(void) {
+    int k;
+    for (k = 0; k < 3; k++) {
+        stx_ctx *x = plain(1, 1);
+        stx_params *p = stx_params_create(x);
+        stx_tensor *w = stx_param(p, STX_CONSTANT, 0.5, "w", 3, 0, 0, 0);
+        stx_optim_desc d;
+        stx_optim *o;
+        memset(&d, 0, sizeof d);
+        d.clip_value = 0.25;
+        o = stx_optim_create(p, &d);
+        w->grad[0] = 1; w->grad[2] = -1;
+        w->grad[1] = (stx_real)(k == 0 ? HUGE_VAL : k == 1 ? -HUGE_VAL : (double)NAN);
+        CHECK(!stx_optim_step(o, 0.1) && stx_ok(x) && o->skipped == 1 && o->step == 0, "gradient %d: skipped %d, step %d: %s", k,
+            (int)o->skipped, (int)o->step, stx_error(x));
+        CHECK(w->data[0] == (stx_real)0.5 && w->data[1] == (stx_real)0.5 && w->data[2] == (stx_real)0.5, "gradient %d: parameters", k);
+        w->grad[0] = w->grad[1] = w->grad[2] = 1;
+        CHECK(stx_optim_step(o, 0.1) && o->step == 1, "gradient %d: the next update", k);
+        stx_destroy(x);
+    }
+}
+
 /* test_api [part ...]: those only */
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
         {"descs", descs}, {"errors", errors}, {"nulls", nulls}, {"allocation failures", allocation_failures}, {"limits", limits}, {"overflows", overflows},
         {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"linear fused", linear_fused},
             {"float environment", float_environment}, {"nans", nans}, {"optimisers", optimisers}, {"radams", radams}, {"lambs", lambs},
-        {"no betas", no_betas},
+        {"no betas", no_betas}, {"clipped infinity", clipped_infinity},
         {"schedules", schedules}, {"philox", philox}, {"initialisers", initialisers}, {"outliving", outliving}, {"grads in one",
             grads_in_one}, {"exponentials", exponentials}, {"maths", maths}, {"kernels", kernels}, {"sampling", sampling}};
     size_t i;

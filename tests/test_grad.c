@@ -2016,6 +2016,73 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_sru_forward", row_stack},
 };
 
+/* Results of a recomputed function that are its inputs, views of them, parameters, or one tensor twice: as without recomputation, whichever
+   of them are used, in chunks of any size */
+typedef struct passed { int what; stx_tensor *W; } passed;
+static stx_tensor *passes(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
+    const passed *u = (const passed *)user;
+    stx_tensor *a;
+    switch (u->what) {
+    case 0: out[0] = in[1]; return in[0];
+    case 1: out[0] = in[1]; return stx_scale(x, in[0], 2);
+    case 2: out[0] = stx_reshape(x, in[1], in[1]->size, 0, 0, 0); return stx_reshape(x, in[0], in[0]->size, 0, 0, 0);
+    case 3: a = stx_tanh(x, in[0]); out[0] = a; return a;
+    case 4: out[0] = stx_mean(x, in[1]); out[1] = in[0]; out[2] = in[1]; return stx_linear(x, in[0], u->W, NULL, STX_ACT_TANH);
+    case 5: a = stx_linear(x, in[0], u->W, NULL, STX_ACT_TANH); out[0] = stx_reshape(x, a, a->size, 0, 0, 0);
+            return stx_linear(x, a, u->W, NULL, STX_ACT_NONE);
+    case 6: out[2] = stx_sum(x, in[1]); return stx_gelu(x, in[0]);
+    case 7: out[0] = u->W; return stx_linear(x, in[0], u->W, NULL, STX_ACT_NONE);
+    default: out[0] = stx_view_rows(x, u->W, 1, 3); return stx_linear(x, in[0], u->W, NULL, STX_ACT_NONE);
+    }
+}
+enum { PASSED = 40 * 4 };
+static void passed_run(int what, int use, const size_t *rows, size_t chunk, int again, double *got) {
+    stx_desc desc;
+    stx_ctx *x;
+    stx_params *p;
+    stx_tensor *in[2], *out[3] = {NULL, NULL, NULL}, *y, *loss = NULL, *leaf[3];
+    stx_real v[2][PASSED];
+    passed u;
+    int more = what == 4 || what == 6 ? 3 : 1, i, k;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_bytes = chunk;
+    desc.threads = 1;
+    x = stx_create(&desc);
+    p = stx_params_create(x);
+    u.what = what;
+    u.W = stx_param(p, STX_NORMAL, 0.5, "w", 4, 4, 0, 0);
+    for (i = 0; i < PASSED; i++) { v[0][i] = (stx_real)sin(i + 1.0); v[1][i] = (stx_real)cos(i * 1.7); }
+    stx_begin(x, STX_TRAIN);
+    for (k = 0; k < 2; k++) in[k] = stx_variable(x, v[k], rows[k], 4, 0, 0);
+    leaf[0] = in[0]; leaf[1] = in[1]; leaf[2] = u.W;
+    y = again ? stx_recompute(x, passes, &u, in, 2, out, more) : passes(x, &u, in, out);
+    if (use & 1) loss = stx_mean(x, stx_mul(x, y, y));
+    for (k = 0; k < 3; k++) if (out[k] && use >> (k + 1) & 1) {
+        stx_tensor *t = stx_scale(x, stx_mean(x, stx_mul(x, out[k], out[k])), k + 2);
+        loss = loss ? stx_add(x, loss, t) : t;
+    }
+    if (loss) {
+        stx_backward(x, loss);
+        got[0] = stx_item(x, loss);
+        for (k = 0; k < 3; k++) for (i = 0; leaf[k]->grad && i < (int)leaf[k]->size; i++) got[1 + PASSED * k + i] = (double)leaf[k]->grad[i];
+    }
+    CHECK(stx_ok(x), "results passed on %d, used %d: %s", what, use, stx_error(x));
+    stx_destroy(x);
+}
+static void passed_results(void) {
+    static const size_t rows[][2] = {{1, 1}, {1, 16}, {33, 7}}, chunks[] = {0, 256, 1024};
+    static double got[2][3 * PASSED + 1];
+    int what, use, r, c, i;
+    for (what = 0; what < 9; what++) for (use = 1; use < 16; use++) for (r = 0; r < 3; r++) for (c = 0; c < 3; c++) {
+        double worst = 0;
+        memset(got, 0, sizeof got);
+        passed_run(what, use, rows[r], chunks[c], 0, got[0]);
+        passed_run(what, use, rows[r], chunks[c], 1, got[1]);
+        for (i = 0; i < 3 * PASSED + 1; i++) { double e = fabs(got[0][i] - got[1][i]); if (!(e <= worst)) worst = e; }
+        CHECK(worst < 1e-12, "results passed on %d, used %d, rows %d, chunks %d: recomputed is off by %g", what, use, r, c, worst);
+    }
+}
+
 /* test_grad [op ...]: those rows only */
 int main(int argc, char **argv) {
     stx_desc d = {0};
@@ -2035,6 +2102,7 @@ int main(int argc, char **argv) {
         CHECK(test_passed > count, "%s: the row checks nothing", ops[i].op);
         if (test_failed > before) printf("%s: %ld failed\n", ops[i].op, test_failed - before);
     }
+    if (argc < 2 || !strcmp(argv[1], "passed")) passed_results();
     if (argc < 2) { accumulation(); gemm_check(ctx1, ctx3); }
     stx_destroy(ctx1);
     stx_destroy(ctx3);
