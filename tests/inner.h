@@ -28,7 +28,8 @@ extern int inner_isa(const stx_ctx *x);                        /* 0 the processo
 extern void inner_set_isa(stx_ctx *x, int isa);
 extern uint32_t inner_bf16(stx_real v);                        /* v in bfloat16, by the library's plain loops */
 extern uint32_t inner_keep(stx_real p);                        /* dropout with probability p keeps what is below this, of 65536 */
-extern size_t inner_attention_units(stx_ctx *x, const stx_attention_args *a, size_t threads, int back);     /* into how many units it cuts the call */
+extern size_t inner_attention_units(stx_ctx *x, const stx_attention_args *a, size_t threads, int back);     /* into how many units it cuts
+                                                                                                               the call */
 
 #ifdef SEQTX_CUDA
 /* seqtx_cuda.cu: how many kinds of product a context knows; of the next new one: 0 the heuristic's first algorithm, 1 the fastest, -1 our

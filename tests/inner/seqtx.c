@@ -28,7 +28,8 @@ size_t inner_kernels(int bf16, inner_kernel *list) {
         if (isa >= STX__ISA_AVX2) inner_add(list, &n, bf16 ? &stx__micro_bf16_avx2 : &stx__micro_avx2, STX__ISA_AVX2, 0, 0);
         if (isa >= STX__ISA_AVX512) inner_add(list, &n, bf16 ? &stx__micro_bf16_avx512 : &stx__micro_avx512, STX__ISA_AVX512, 0, 0);
     #ifdef STX__BF16
-        if (bf16 && isa >= STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16")) inner_add(list, &n, &stx__micro_dot, STX__ISA_AVX512, 1, 0);
+        if (bf16 && isa >= STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16")) inner_add(list, &n, &stx__micro_dot, STX__ISA_AVX512,
+            1, 0);
     #endif
     #ifdef TEST_AMX_EMULATED
         if (bf16) inner_add(list, &n, &stx__micro_amx, isa, 0, 1);
