@@ -487,14 +487,24 @@ STX_KERNEL(stx_layernorm_bwd, (stx_ctx *x, stx_real *din, stx_real *dgain, stx_r
 
 /* layernorm(h + dropout(f, p)) in one pass: h, f (..,C), p as in stx_dropout, the rest as in stx_layernorm. */
 STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps);
-/* s (N,C) = h + dropout(f), as stx_dropout_fwd with drop, seed, stream; y (N,C) = layernorm(s). Backward: ds (N,C) is written: the
-   gradient of s, and of h; df (N,C) = or += ds through the dropout, or NULL. */
-STX_KERNEL(stx_residual_norm_fwd, (stx_ctx *x, stx_real *y, stx_real *s, stx_real *mean, stx_real *rstd, const stx_real *h, const stx_real *f,
-                                   const stx_real *gain, const stx_real *shift, size_t N, size_t C, stx_real eps, stx_real drop, uint64_t seed,
-                                   uint64_t stream))
-STX_KERNEL(stx_residual_norm_bwd, (stx_ctx *x, stx_real *ds, stx_real *df, stx_real *dgain, stx_real *dshift, const stx_real *dy,
-                                   const stx_real *s, const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C,
-                                   stx_real drop, uint64_t seed, uint64_t stream, int accumulate))
+/* Everything that its kernels need. forward writes y, s, mean, rstd: s = h + dropout(f), as stx_dropout_fwd with drop, seed, stream, and
+   y = layernorm(s). backward reads dy, s, mean, rstd, gain: ds is written; df = or += ds through the dropout; dgain and dshift are added
+   to. Of these df, dgain, dshift may be NULL: not wanted. */
+typedef struct stx_residual_norm_args {
+    size_t N, C;
+    stx_real eps, drop;                     /* drop 0: no dropout */
+    uint64_t seed, stream;                  /* of the dropout */
+    const stx_real *h, *f;                  /* (N,C) */
+    const stx_real *gain, *shift;           /* (C) */
+    stx_real *y, *s;                        /* (N,C) */
+    stx_real *mean, *rstd;                  /* (N): of s, for backward */
+    const stx_real *dy;                     /* (N,C) */
+    stx_real *ds, *df;                      /* (N,C): the gradient of s, and of h; of f */
+    stx_real *dgain, *dshift;               /* (C) */
+    int accumulate;                         /* df += */
+} stx_residual_norm_args;
+STX_KERNEL(stx_residual_norm_fwd, (stx_ctx *x, const stx_residual_norm_args *a))
+STX_KERNEL(stx_residual_norm_bwd, (stx_ctx *x, const stx_residual_norm_args *a))
 
 /* table (V,C), ids (B,T) -> (B,T,C). Ids outside [0,V) are an error. */
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids);
@@ -525,22 +535,36 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a);
    dimensions, or b with two dimensions only, used for every batch entry -> (..,M,N). */
 STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb);
 
-/* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices at strides sa, sb, sc; op = transpose if ta/tb.
-   beta 0 overwrites C, whatever was in it. */
-STX_KERNEL(stx_gemm, (stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
-                      const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
-                      stx_real beta, stx_real *C, size_t ldc, size_t sc))
-/* What stx_gemm computes: number (i,j) of op(A) op(B) for one matrix of the batch, summed in double. For reading, and for tests. */
-STX_DEF double stx_gemm_plain(int ta, int tb, size_t K, const stx_real *A, size_t lda, const stx_real *B, size_t ldb, size_t i, size_t j);
+/* A matrix product: C (M,N) = alpha op(A) op(B) + beta C for each matrix of a batch. stx_gemm_of fills it in. */
+typedef struct stx_gemm_args {
+    size_t batch, M, N, K;
+    int ta, tb;                             /* op = transpose: A is (K,M), B is (N,K); else (M,K), (K,N) */
+    stx_real alpha, beta;                   /* beta 0 overwrites C, whatever was in it */
+    const stx_real *A, *B;
+    stx_real *C;
+    size_t lda, ldb, ldc;                   /* numbers from row to row, as they stand in memory */
+    size_t sa, sb, sc;                      /* numbers from matrix to matrix of the batch; sa or sb 0: one for all */
+} stx_gemm_args;
+/* C = op(A) op(B), one matrix: alpha 1, beta 0, no gaps between rows, nor between matrices if batch is then set. */
+STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, const stx_real *A, const stx_real *B, stx_real *C);
+STX_KERNEL(stx_gemm, (stx_ctx *x, const stx_gemm_args *g))
+/* What stx_gemm computes: number (i,j) of op(A) op(B) for matrix e of the batch, summed in double. For reading, and for tests. */
+STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t j);
 
 /* act(x W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). */
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act);
 /* y (N,O) = act(in W^T + b) in one pass: in (N,Ci), W (O,Ci), b (O) or NULL; pre (N,O) or NULL gets in W^T + b */
 STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t Ci, size_t O, int act))
-/* Backward of linear_fwd: da (N,O) holds dy and is overwritten by dy act'; then dx (N,Ci) = or += da W, dW (O,Ci) += da^T in, db (O) +=
-   the sum of da's rows; each NULL if not wanted. y is read for act, pre for gelu. accumulate: of dx. */
-STX_KERNEL(stx_linear_bwd, (stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre,
-                            const stx_real *in, const stx_real *W, size_t N, size_t Ci, size_t O, int act, int accumulate))
+/* Backward of linear_fwd. dx, dW, db: NULL if not wanted. */
+typedef struct stx_linear_bwd_args {
+    size_t N, Ci, O;
+    int act, accumulate;                    /* accumulate: dx += */
+    stx_real *da;                           /* (N,O): holds dy, and is overwritten by dy act' */
+    const stx_real *y, *pre;                /* (N,O): read for act; pre for gelu only */
+    const stx_real *in, *W;                 /* (N,Ci), (O,Ci) */
+    stx_real *dx, *dW, *db;                 /* (N,Ci) = or += da W; (O,Ci) += da^T in; (O) += the sum of da's rows */
+} stx_linear_bwd_args;
+STX_KERNEL(stx_linear_bwd, (stx_ctx *x, const stx_linear_bwd_args *a))
 /* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b */
 STX_KERNEL(stx_bias_act_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act))
 
@@ -1628,11 +1652,8 @@ void __asan_unpoison_memory_region(void const volatile *addr, size_t size);
   #define STX__RED_ZONE 0
 #endif
 
-/* Device memory has no shadow, unless the GPU is tests/cuda_host. */
-#ifdef SEQTX_CUDA_HOST
-  #define STX__GUARDED(a) ((void)(a), 1)
-#else
-  #define STX__GUARDED(a) ((a)->kind == STX__HOST)
+#ifndef STX__DEVICE_SHADOW
+  #define STX__DEVICE_SHADOW 0      /* device memory has no shadow, unless the GPU is the host (tests/cuda_host) */
 #endif
 
 typedef struct stx__chunk {
@@ -1649,6 +1670,7 @@ typedef struct stx__arena {
     stx__chunk *first, *cur;
     size_t used, reserved;
 } stx__arena;
+static int stx__guarded(const stx__arena *a) { return a->kind == STX__HOST || STX__DEVICE_SHADOW; }
 
 typedef struct stx__block_head {  /* in front of every stx_block; one cache line, keeps the data aligned */
     struct stx__block_head *prev, *next;
@@ -1871,7 +1893,7 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
         c->size = size;
         c->used = 0;
         c->next = NULL;
-        if (STX__GUARDED(a)) STX__POISON(c->base, size);
+        if (stx__guarded(a)) STX__POISON(c->base, size);
         if (a->cur) a->cur->next = c; else a->first = c;
         a->cur = c;
         a->reserved += size + (base ? 0 : sizeof(stx__chunk));
@@ -1882,13 +1904,13 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
         c->used += want;
         a->used += want;
         stx__note_peak(x);
-        if (STX__GUARDED(a)) STX__UNPOISON(p, n);
+        if (stx__guarded(a)) STX__UNPOISON(p, n);
         return p;
     }
 }
 static void stx__arena_rewind(stx__arena *a) {
     stx__chunk *c;
-    for (c = a->first; c; c = c->next) { if (STX__GUARDED(a)) STX__POISON(c->base, c->used); c->used = 0; }
+    for (c = a->first; c; c = c->next) { if (stx__guarded(a)) STX__POISON(c->base, c->used); c->used = 0; }
     a->cur = a->first;
     a->used = 0;
 }
@@ -1896,7 +1918,7 @@ static void stx__arena_free(stx_ctx *x, stx__arena *a) {
     stx__chunk *c = a->first, *next;
     for (; c; c = next) {
         next = c->next;
-        if (STX__GUARDED(a)) STX__UNPOISON(c->base, c->size);
+        if (stx__guarded(a)) STX__UNPOISON(c->base, c->size);
         if (a->kind != STX__HOST) stx__gpu_release(x, c->base);
         x->desc.release(x->desc.user, c);
     }
@@ -3953,22 +3975,27 @@ STX_DEF void stx_layernorm_bwd(stx_ctx *x, stx_real *din, stx_real *dgain, stx_r
     if (dgain || dshift) stx_parallel(x, (C + 63) / 64, 4 * N * C, stx__layernorm_bwd_columns, &l);
 }
 
-typedef struct stx__residual_save { stx_real *s, *mean, *rstd, p; uint64_t stream; } stx__residual_save;
 static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
-    stx__residual_save *v = (stx__residual_save *)n->save;
+    stx_residual_norm_args a = *(stx_residual_norm_args *)n->save;
     stx_tensor *h = n->in[0];
     int fresh_f, fresh_h;         /* h is f: df has the fresh one */
-    stx_real *df = stx__grad_fresh(x, n->in[1], &fresh_f), *dg = stx__grad(x, n->in[2]), *dt = stx__grad(x, n->in[3]), *dh = stx__grad_fresh(x, h, &fresh_h);
-    stx_real *ds = fresh_h ? dh : stx__grad_take(x, n->y->size, n->y->full);       /* of h's kind: stx_residual_norm makes y like h */
-    if (!ds || x->code) return;
-    STX_RUN(x, stx_residual_norm_bwd, (x, ds, df, dg, dt, n->y->grad, v->s, n->in[2]->data, v->mean, v->rstd, stx__rows(n->y), stx__last(n->y), v->p, x->desc.seed, v->stream, !fresh_f));
+    stx_real *dh;
+    a.df = stx__grad_fresh(x, n->in[1], &fresh_f);
+    a.dgain = stx__grad(x, n->in[2]);
+    a.dshift = stx__grad(x, n->in[3]);
+    dh = stx__grad_fresh(x, h, &fresh_h);
+    a.ds = fresh_h ? dh : stx__grad_take(x, n->y->size, n->y->full);       /* of h's kind: stx_residual_norm makes y like h */
+    if (!a.ds || x->code) return;
+    a.dy = n->y->grad;
+    a.accumulate = !fresh_f;
+    STX_RUN(x, stx_residual_norm_bwd, (x, &a));
     if (fresh_h) return;
-    if (dh) STX_RUN(x, stx_axpy, (x, dh, ds, n->y->size, 1, 1));
-    stx__grad_give(x, ds, n->y->size, n->y->full);
+    if (dh) STX_RUN(x, stx_axpy, (x, dh, a.ds, n->y->size, 1, 1));
+    stx__grad_give(x, a.ds, n->y->size, n->y->full);
 }
 STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps) {
     stx_tensor *y, *ins[4];
-    stx__residual_save *v;
+    stx_residual_norm_args *k;
     stx__node *node;
     char a[96], b[96];
     if (!stx_ok(x) || !h || !f || !gain || !shift) return NULL;
@@ -3976,38 +4003,45 @@ STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, 
     STX__NEED(x, gain->size == stx__last(h) && shift->size == stx__last(h), STX_ERR_SHAPE, "stx_residual_norm: input %s with %zu gains and %zu shifts: want one each a channel", stx__shape(h, a), gain->size, shift->size);
     STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG, "stx_residual_norm: dropout probability %g, want 0 <= p < 1", p);
     y = stx__like(x, h);
-    v = (stx__residual_save *)stx_step_alloc(x, sizeof *v);
-    if (!y || !v) return NULL;
-    v->p = (stx_real)(stx_training(x) ? p : 0);
-    v->stream = v->p > 0 ? stx__stream(x) : 0;
-    v->s = stx__numbers(x, h->full ? STX__STEP_FULL : STX__STEP, h->size);
-    v->mean = (stx_real *)stx_step_bytes(x, 2 * stx__rows(h) * sizeof(stx_real));
-    if (!v->s || !v->mean) return NULL;
-    v->rstd = v->mean + stx__rows(h);
-    STX_RUN(x, stx_residual_norm_fwd, (x, y->data, v->s, v->mean, v->rstd, h->data, f->data, gain->data, shift->data, stx__rows(h), stx__last(h), (stx_real)(eps > 0 ? eps : 1e-5), v->p, x->desc.seed, v->stream));
+    k = (stx_residual_norm_args *)stx_step_alloc(x, sizeof *k);
+    if (!y || !k) return NULL;
+    memset(k, 0, sizeof *k);
+    k->N = stx__rows(h);
+    k->C = stx__last(h);
+    k->eps = (stx_real)(eps > 0 ? eps : 1e-5);
+    k->drop = (stx_real)(stx_training(x) ? p : 0);
+    k->seed = x->desc.seed;
+    k->stream = k->drop > 0 ? stx__stream(x) : 0;
+    k->h = h->data; k->f = f->data; k->gain = gain->data; k->shift = shift->data;
+    k->y = y->data;
+    k->s = stx__numbers(x, h->full ? STX__STEP_FULL : STX__STEP, h->size);
+    k->mean = (stx_real *)stx_step_bytes(x, 2 * k->N * sizeof(stx_real));
+    if (!k->s || !k->mean) return NULL;
+    k->rstd = k->mean + k->N;
+    STX_RUN(x, stx_residual_norm_fwd, (x, k));
     ins[0] = h; ins[1] = f; ins[2] = gain; ins[3] = shift;
     node = stx__record(x, y, stx__residual_norm_back, ins, 4);
-    if (node) node->save = v;
+    if (node) node->save = k;
     return y;
 }
 
 /* s = h + dropout(f) ; y = layernorm(s) */
-STX_DEF void stx_residual_norm_fwd(stx_ctx *x, stx_real *y, stx_real *s, stx_real *mean, stx_real *rstd, const stx_real *h, const stx_real *f, const stx_real *gain,
-                                   const stx_real *shift, size_t N, size_t C, stx_real eps, stx_real drop, uint64_t seed, uint64_t stream) {
-    if (drop > 0) {
-        stx_dropout_fwd(x, s, f, N * C, drop, seed, stream, 0);
-        stx_axpy(x, s, h, N * C, 1, 1);
+STX_DEF void stx_residual_norm_fwd(stx_ctx *x, const stx_residual_norm_args *a) {
+    size_t n = a->N * a->C;
+    if (a->drop > 0) {
+        stx_dropout_fwd(x, a->s, a->f, n, a->drop, a->seed, a->stream, 0);
+        stx_axpy(x, a->s, a->h, n, 1, 1);
     } else {
-        stx_add_fwd(x, s, h, f, N * C, N * C);
+        stx_add_fwd(x, a->s, a->h, a->f, n, n);
     }
-    stx_layernorm_fwd(x, y, mean, rstd, s, gain, shift, N, C, eps);
+    stx_layernorm_fwd(x, a->y, a->mean, a->rstd, a->s, a->gain, a->shift, a->N, a->C, a->eps);
 }
 /* ds = layernorm' ; df (+)= ds mask / keep */
-STX_DEF void stx_residual_norm_bwd(stx_ctx *x, stx_real *ds, stx_real *df, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *s, const stx_real *gain,
-                                   const stx_real *mean, const stx_real *rstd, size_t N, size_t C, stx_real drop, uint64_t seed, uint64_t stream, int accumulate) {
-    stx_layernorm_bwd(x, ds, dgain, dshift, dy, s, gain, mean, rstd, N, C, 0);
-    if (df && drop > 0) stx_dropout_fwd(x, df, ds, N * C, drop, seed, stream, accumulate);
-    else if (df) stx_axpy(x, df, ds, N * C, 1, accumulate);
+STX_DEF void stx_residual_norm_bwd(stx_ctx *x, const stx_residual_norm_args *a) {
+    size_t n = a->N * a->C;
+    stx_layernorm_bwd(x, a->ds, a->dgain, a->dshift, a->dy, a->s, a->gain, a->mean, a->rstd, a->N, a->C, 0);
+    if (a->df && a->drop > 0) stx_dropout_fwd(x, a->df, a->ds, n, a->drop, a->seed, a->stream, a->accumulate);
+    else if (a->df) stx_axpy(x, a->df, a->ds, n, 1, a->accumulate);
 }
 
 // >>embedding
@@ -4242,11 +4276,23 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) { return stx_ok(x) && 
 // >>gemm
 
 /* The definition, which all that follows only makes fast: C[i][j] = alpha stx_gemm_plain(.., i, j) + beta C[i][j]. */
-STX_DEF double stx_gemm_plain(int ta, int tb, size_t K, const stx_real *A, size_t lda, const stx_real *B, size_t ldb, size_t i, size_t j) {
+STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t j) {
+    const stx_real *A = g->A + e * g->sa, *B = g->B + e * g->sb;
     double s = 0;
     size_t k;
-    for (k = 0; k < K; k++) s += (double)A[ta ? k * lda + i : i * lda + k] * (double)B[tb ? j * ldb + k : k * ldb + j];
+    for (k = 0; k < g->K; k++)
+        s += (double)A[g->ta ? k * g->lda + i : i * g->lda + k] * (double)B[g->tb ? j * g->ldb + k : k * g->ldb + j];
     return s;
+}
+STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, const stx_real *A, const stx_real *B, stx_real *C) {
+    stx_gemm_args g;
+    g.batch = 1; g.M = M; g.N = N; g.K = K;
+    g.ta = ta; g.tb = tb;
+    g.alpha = 1; g.beta = 0;
+    g.A = A; g.B = B; g.C = C;
+    g.lda = ta ? M : K; g.ldb = tb ? K : N; g.ldc = N;
+    g.sa = M * K; g.sb = K * N; g.sc = M * N;
+    return g;
 }
 
 /* The built-in matrix product (Goto & van de Geijn 2008). C is cut in row parts, one a thread (or column parts when
@@ -4286,95 +4332,123 @@ static void stx__micro_plain(STX__MICRO_ARGS) {
 static const stx__micro stx__micro_generic = {4, 8, 1, stx__micro_plain, NULL, NULL, NULL, NULL, NULL, "portable"};
 
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
-  /* X(i, p) for each row i of the register tile and its number p of a, written out so that the accumulators are registers at -O1
-     too, and once for each height, so that no row is computed for nothing. A pointer serves three rows: with rs and 2 rs as index,
-     five reach all fourteen. */
-  #define STX__R1(X) X(0, g0[0])
-  #define STX__R2(X) STX__R1(X) X(1, g0[rs])
-  #define STX__R3(X) STX__R2(X) X(2, g0[2 * rs])
-  #define STX__R4(X) STX__R3(X) X(3, g1[0])
-  #define STX__R5(X) STX__R4(X) X(4, g1[rs])
-  #define STX__R6(X) STX__R5(X) X(5, g1[2 * rs])
-  #define STX__R7(X) STX__R6(X) X(6, g2[0])
-  #define STX__R8(X) STX__R7(X) X(7, g2[rs])
-  #define STX__R9(X) STX__R8(X) X(8, g2[2 * rs])
-  #define STX__R10(X) STX__R9(X) X(9, g3[0])
-  #define STX__R11(X) STX__R10(X) X(10, g3[rs])
-  #define STX__R12(X) STX__R11(X) X(11, g3[2 * rs])
-  #define STX__R13(X) STX__R12(X) X(12, g4[0])
-  #define STX__R14(X) STX__R13(X) X(13, g4[rs])
+  /* f(i, ..) for the rows i below n, a constant, of a register tile. Written out, and with functions for f that are always inlined, so that
+     the accumulators are registers at -O1 too. */
+  #define STX__EACH_ROW6(n, f, ...) do { \
+        f(0, __VA_ARGS__); \
+        if ((n) > 1) f(1, __VA_ARGS__); \
+        if ((n) > 2) f(2, __VA_ARGS__); \
+        if ((n) > 3) f(3, __VA_ARGS__); \
+        if ((n) > 4) f(4, __VA_ARGS__); \
+        if ((n) > 5) f(5, __VA_ARGS__); \
+    } while (0)
+  #define STX__EACH_ROW14(n, f, ...) do { \
+        STX__EACH_ROW6(n, f, __VA_ARGS__); \
+        if ((n) > 6) f(6, __VA_ARGS__); \
+        if ((n) > 7) f(7, __VA_ARGS__); \
+        if ((n) > 8) f(8, __VA_ARGS__); \
+        if ((n) > 9) f(9, __VA_ARGS__); \
+        if ((n) > 10) f(10, __VA_ARGS__); \
+        if ((n) > 11) f(11, __VA_ARGS__); \
+        if ((n) > 12) f(12, __VA_ARGS__); \
+        if ((n) > 13) f(13, __VA_ARGS__); \
+    } while (0)
+  /* stem_rows for each height n, so that no row is computed for nothing, and the choice between them */
+  #define STX__HEIGHT(n, stem, isa, A, B) \
+    __attribute__((target(isa))) static void stem##_##n(size_t kc, const A *a, size_t rs, size_t ks, const B *b, size_t ldb, \
+                                                        float *c, size_t ldc, int add) { \
+        stem##_rows(n, kc, a, rs, ks, b, ldb, c, ldc, add); \
+    }
+  #define STX__HEIGHTS6(stem, isa, A, B) \
+    STX__HEIGHT(1, stem, isa, A, B) STX__HEIGHT(2, stem, isa, A, B) STX__HEIGHT(3, stem, isa, A, B) \
+    STX__HEIGHT(4, stem, isa, A, B) STX__HEIGHT(5, stem, isa, A, B) STX__HEIGHT(6, stem, isa, A, B)
+  #define STX__HEIGHTS14(stem, isa, A, B) \
+    STX__HEIGHTS6(stem, isa, A, B) STX__HEIGHT(7, stem, isa, A, B) STX__HEIGHT(8, stem, isa, A, B) \
+    STX__HEIGHT(9, stem, isa, A, B) STX__HEIGHT(10, stem, isa, A, B) STX__HEIGHT(11, stem, isa, A, B) \
+    STX__HEIGHT(12, stem, isa, A, B) STX__HEIGHT(13, stem, isa, A, B) STX__HEIGHT(14, stem, isa, A, B)
+  #define STX__CASES5(stem, args) \
+    case 1: stem##_1 args; break; case 2: stem##_2 args; break; case 3: stem##_3 args; break; case 4: stem##_4 args; break; \
+    case 5: stem##_5 args; break;
+  #define STX__CASES13(stem, args) \
+    STX__CASES5(stem, args) \
+    case 6: stem##_6 args; break; case 7: stem##_7 args; break; case 8: stem##_8 args; break; case 9: stem##_9 args; break; \
+    case 10: stem##_10 args; break; case 11: stem##_11 args; break; case 12: stem##_12 args; break; case 13: stem##_13 args; break;
+  #define STX__INLINE_FOR(isa) __attribute__((target(isa), always_inline)) static inline
 
-  #define STX__MICRO_AVX2(n) \
-__attribute__((target("avx2,fma"))) static void stx__micro_avx2_##n(size_t kc, const float *a, size_t rs, size_t ks, const float *b, size_t ldb, float *c, size_t ldc, int add) { \
-    const float *g0 = a, *g1 = a + 3 * rs; \
-    STX__R##n(STX__ZERO) \
-    for (; kc; kc--, b += ldb, g0 += ks, g1 += ks) { \
-        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8), t; \
-        STX__R##n(STX__FMA_ROW) \
-    } \
-    (void)g1; \
-    if (add) { STX__R##n(STX__ADD_ROW) } \
-    STX__R##n(STX__STORE_ROW) \
+/* Row i of the 6 x 16 tile s. A pointer g serves three rows of a: with rs and 2 rs as index, two reach all six. */
+STX__INLINE_FOR("avx2,fma") void stx__avx2_zero(size_t i, __m256 (*s)[2]) { s[i][0] = s[i][1] = _mm256_setzero_ps(); }
+STX__INLINE_FOR("avx2,fma") void stx__avx2_step(size_t i, __m256 (*s)[2], const float *const *g, size_t rs, __m256 b0, __m256 b1) {
+    __m256 t = _mm256_set1_ps(g[i / 3][i % 3 * rs]);
+    s[i][0] = _mm256_fmadd_ps(t, b0, s[i][0]);
+    s[i][1] = _mm256_fmadd_ps(t, b1, s[i][1]);
 }
-  #define STX__ZERO(i, p) __m256 c##i##_0 = _mm256_setzero_ps(), c##i##_1 = _mm256_setzero_ps();
-  #define STX__FMA_ROW(i, p) t = _mm256_set1_ps(p); c##i##_0 = _mm256_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm256_fmadd_ps(t, b1, c##i##_1);
-  #define STX__ADD_ROW(i, p) c##i##_0 = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc + 8), c##i##_1);
-  #define STX__STORE_ROW(i, p) _mm256_storeu_ps(c + i * ldc, c##i##_0); _mm256_storeu_ps(c + i * ldc + 8, c##i##_1);
-STX__MICRO_AVX2(1) STX__MICRO_AVX2(2) STX__MICRO_AVX2(3) STX__MICRO_AVX2(4) STX__MICRO_AVX2(5) STX__MICRO_AVX2(6)
-  #undef STX__ZERO
-  #undef STX__FMA_ROW
-  #undef STX__ADD_ROW
-  #undef STX__STORE_ROW
+STX__INLINE_FOR("avx2,fma") void stx__avx2_add(size_t i, __m256 (*s)[2], const float *c, size_t ldc) {
+    s[i][0] = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc), s[i][0]);
+    s[i][1] = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc + 8), s[i][1]);
+}
+STX__INLINE_FOR("avx2,fma") void stx__avx2_store(size_t i, __m256 (*s)[2], float *c, size_t ldc) {
+    _mm256_storeu_ps(c + i * ldc, s[i][0]);
+    _mm256_storeu_ps(c + i * ldc + 8, s[i][1]);
+}
+STX__INLINE_FOR("avx2,fma") void stx__micro_avx2_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks,
+                                            const float *b, size_t ldb, float *c, size_t ldc, int add) {
+    const float *g[2];
+    __m256 s[6][2];
+    g[0] = a; g[1] = a + 3 * rs;
+    STX__EACH_ROW6(n, stx__avx2_zero, s);
+    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks) {
+        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8);
+        STX__EACH_ROW6(n, stx__avx2_step, s, g, rs, b0, b1);
+    }
+    if (add) STX__EACH_ROW6(n, stx__avx2_add, s, c, ldc);
+    STX__EACH_ROW6(n, stx__avx2_store, s, c, ldc);
+}
+STX__HEIGHTS6(stx__micro_avx2, "avx2,fma", float, float)
 static void stx__micro_avx2_run(STX__MICRO_ARGS) {
     const float *a = (const float *)av, *b = (const float *)bv;
     switch (h) {
-    case 1: stx__micro_avx2_1(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-    case 2: stx__micro_avx2_2(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-    case 3: stx__micro_avx2_3(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-    case 4: stx__micro_avx2_4(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-    case 5: stx__micro_avx2_5(kc, a, rs, ks, b, ldb, c, ldc, add); break;
+    STX__CASES5(stx__micro_avx2, (kc, a, rs, ks, b, ldb, c, ldc, add))
     default: stx__micro_avx2_6(kc, a, rs, ks, b, ldb, c, ldc, add);
     }
 }
 static const stx__micro stx__micro_avx2 = {6, 16, 1, stx__micro_avx2_run, NULL, NULL, NULL, NULL, NULL, "avx2"};
 
-  /* The 14 x 32 kernels, float and bf16, differ in how they load (STX__LOAD) and multiply (STX__FMA_ROW) only: a of type A, b of type B,
-     vectors V of it. */
-  #define STX__MICRO_512(n, stem, isa, A, B, V) \
-__attribute__((target(isa))) static void stem##_##n(size_t kc, const A *a, size_t rs, size_t ks, const B *b, size_t ldb, float *c, size_t ldc, int add) { \
-    const A *g0 = a, *g1 = a + 3 * rs, *g2 = a + 6 * rs, *g3 = a + 9 * rs, *g4 = a + 12 * rs; \
-    STX__R##n(STX__ZERO) \
-    for (; kc; kc--, b += ldb, g0 += ks, g1 += ks, g2 += ks, g3 += ks, g4 += ks) { \
-        V b0 = STX__LOAD(b), b1 = STX__LOAD(b + 16), t; \
-        STX__R##n(STX__FMA_ROW) \
-    } \
-    (void)g1; (void)g2; (void)g3; (void)g4; \
-    if (add) { STX__R##n(STX__ADD_ROW) } \
-    STX__R##n(STX__STORE_ROW) \
+/* Row i of the 14 x 32 tile s, float here and bf16 below; five pointers reach all fourteen rows of a. */
+STX__INLINE_FOR("avx512f") void stx__avx512_zero(size_t i, __m512 (*s)[2]) { s[i][0] = s[i][1] = _mm512_setzero_ps(); }
+STX__INLINE_FOR("avx512f") void stx__avx512_step(size_t i, __m512 (*s)[2], const float *const *g, size_t rs, __m512 b0, __m512 b1) {
+    __m512 t = _mm512_set1_ps(g[i / 3][i % 3 * rs]);
+    s[i][0] = _mm512_fmadd_ps(t, b0, s[i][0]);
+    s[i][1] = _mm512_fmadd_ps(t, b1, s[i][1]);
 }
-  #define STX__CASE(n, stem) case n: stem##_##n(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-  #define STX__MICROS_512(stem, isa, A, B, V) \
-    STX__MICRO_512(1, stem, isa, A, B, V) STX__MICRO_512(2, stem, isa, A, B, V) STX__MICRO_512(3, stem, isa, A, B, V) STX__MICRO_512(4, stem, isa, A, B, V) \
-    STX__MICRO_512(5, stem, isa, A, B, V) STX__MICRO_512(6, stem, isa, A, B, V) STX__MICRO_512(7, stem, isa, A, B, V) STX__MICRO_512(8, stem, isa, A, B, V) \
-    STX__MICRO_512(9, stem, isa, A, B, V) STX__MICRO_512(10, stem, isa, A, B, V) STX__MICRO_512(11, stem, isa, A, B, V) STX__MICRO_512(12, stem, isa, A, B, V) \
-    STX__MICRO_512(13, stem, isa, A, B, V) STX__MICRO_512(14, stem, isa, A, B, V) \
-static void stem##_run(STX__MICRO_ARGS) { \
-    const A *a = (const A *)av; \
-    const B *b = (const B *)bv; \
-    switch (h) { \
-    STX__CASE(1, stem) STX__CASE(2, stem) STX__CASE(3, stem) STX__CASE(4, stem) STX__CASE(5, stem) STX__CASE(6, stem) STX__CASE(7, stem) \
-    STX__CASE(8, stem) STX__CASE(9, stem) STX__CASE(10, stem) STX__CASE(11, stem) STX__CASE(12, stem) STX__CASE(13, stem) \
-    default: stem##_14(kc, a, rs, ks, b, ldb, c, ldc, add); \
-    } \
+STX__INLINE_FOR("avx512f") void stx__avx512_add(size_t i, __m512 (*s)[2], const float *c, size_t ldc) {
+    s[i][0] = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), s[i][0]);
+    s[i][1] = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), s[i][1]);
 }
-  #define STX__ZERO(i, p) __m512 c##i##_0 = _mm512_setzero_ps(), c##i##_1 = _mm512_setzero_ps();
-  #define STX__ADD_ROW(i, p) c##i##_0 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), c##i##_1);
-  #define STX__STORE_ROW(i, p) _mm512_storeu_ps(c + i * ldc, c##i##_0); _mm512_storeu_ps(c + i * ldc + 16, c##i##_1);
-  #define STX__LOAD(p) _mm512_loadu_ps(p)
-  #define STX__FMA_ROW(i, p) t = _mm512_set1_ps(p); c##i##_0 = _mm512_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm512_fmadd_ps(t, b1, c##i##_1);
-STX__MICROS_512(stx__micro_avx512, "avx512f", float, float, __m512)
-  #undef STX__LOAD
-  #undef STX__FMA_ROW
+STX__INLINE_FOR("avx512f") void stx__avx512_store(size_t i, __m512 (*s)[2], float *c, size_t ldc) {
+    _mm512_storeu_ps(c + i * ldc, s[i][0]);
+    _mm512_storeu_ps(c + i * ldc + 16, s[i][1]);
+}
+STX__INLINE_FOR("avx512f") void stx__micro_avx512_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks,
+                                            const float *b, size_t ldb, float *c, size_t ldc, int add) {
+    const float *g[5];
+    __m512 s[14][2];
+    g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
+    STX__EACH_ROW14(n, stx__avx512_zero, s);
+    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
+        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
+        STX__EACH_ROW14(n, stx__avx512_step, s, g, rs, b0, b1);
+    }
+    if (add) STX__EACH_ROW14(n, stx__avx512_add, s, c, ldc);
+    STX__EACH_ROW14(n, stx__avx512_store, s, c, ldc);
+}
+STX__HEIGHTS14(stx__micro_avx512, "avx512f", float, float)
+static void stx__micro_avx512_run(STX__MICRO_ARGS) {
+    const float *a = (const float *)av, *b = (const float *)bv;
+    switch (h) {
+    STX__CASES13(stx__micro_avx512, (kc, a, rs, ks, b, ldb, c, ldc, add))
+    default: stx__micro_avx512_14(kc, a, rs, ks, b, ldb, c, ldc, add);
+    }
+}
 STX__AVX512 static void stx__transpose_avx512(float *to, const float *B, size_t ldb, size_t k);
 static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__transpose_avx512, NULL, NULL, "avx512"};
 #endif
@@ -4438,11 +4512,34 @@ static const stx__micro stx__micro_bf16_avx512 = {4, 16, 2, stx__micro_pairs_avx
   #if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
     #define STX__BF16 1
 STX_INNER int stx__load_pair(const char *p) { int v; memcpy(&v, p, 4); return v; }     /* two bfloat16s, at any address */
-    #define STX__LOAD(p) (__m512bh)_mm512_loadu_si512(p)
-    #define STX__FMA_ROW(i, p) t = (__m512bh)_mm512_set1_epi32(stx__load_pair((const char *)&p)); c##i##_0 = _mm512_dpbf16_ps(c##i##_0, t, b0); c##i##_1 = _mm512_dpbf16_ps(c##i##_1, t, b1);
-STX__MICROS_512(stx__micro_dot, "avx512f,avx512bf16", uint16_t, uint32_t, __m512bh)
-    #undef STX__LOAD
-    #undef STX__FMA_ROW
+STX__INLINE_FOR("avx512f,avx512bf16") void stx__dot_step(size_t i, __m512 (*s)[2], const uint16_t *const *g, size_t rs,
+                                                        __m512bh b0, __m512bh b1) {
+    __m512bh t = (__m512bh)_mm512_set1_epi32(stx__load_pair((const char *)(g[i / 3] + i % 3 * rs)));
+    s[i][0] = _mm512_dpbf16_ps(s[i][0], t, b0);
+    s[i][1] = _mm512_dpbf16_ps(s[i][1], t, b1);
+}
+STX__INLINE_FOR("avx512f,avx512bf16") void stx__micro_dot_rows(size_t n, size_t kc, const uint16_t *a, size_t rs, size_t ks,
+                                            const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
+    const uint16_t *g[5];
+    __m512 s[14][2];
+    g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
+    STX__EACH_ROW14(n, stx__avx512_zero, s);
+    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
+        __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 16);
+        STX__EACH_ROW14(n, stx__dot_step, s, g, rs, b0, b1);
+    }
+    if (add) STX__EACH_ROW14(n, stx__avx512_add, s, c, ldc);
+    STX__EACH_ROW14(n, stx__avx512_store, s, c, ldc);
+}
+STX__HEIGHTS14(stx__micro_dot, "avx512f,avx512bf16", uint16_t, uint32_t)
+static void stx__micro_dot_run(STX__MICRO_ARGS) {
+    const uint16_t *a = (const uint16_t *)av;
+    const uint32_t *b = (const uint32_t *)bv;
+    switch (h) {
+    STX__CASES13(stx__micro_dot, (kc, a, rs, ks, b, ldb, c, ldc, add))
+    default: stx__micro_dot_14(kc, a, rs, ks, b, ldb, c, ldc, add);
+    }
+}
 /* stx__round_row and stx__pair_rows by the processor, which takes denormals as zero */
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__round_row_bf16(uint16_t *to, const float *from, size_t n) {
     size_t i;
@@ -4469,57 +4566,31 @@ static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, N
   #endif
 
   /* AMX: eight tiles of 16 rows by 64 bytes; one instruction adds the product of 16 rows of 32 bfloat16s and 32 rows of 16. Four tiles
-     hold 32 x 32 of C. SEQTX_AMX_EMULATED (tests) gives the tiles' instructions a meaning in C on processors that lack them. */
-  #if defined(SEQTX_AMX_EMULATED) || (defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11))
-    #define STX__AMX 1
-    #ifdef SEQTX_AMX_EMULATED
-      #define STX__AMX_TARGET
-static __thread uint32_t stx__tile[8][16][16];
-static void stx__tile_load(int t, const void *p, size_t stride) { int r; for (r = 0; r < 16; r++) memcpy(stx__tile[t][r], (const char *)p + (size_t)r * stride, 64); }
-static void stx__tile_store(int t, void *p, size_t stride) { int r; for (r = 0; r < 16; r++) memcpy((char *)p + (size_t)r * stride, stx__tile[t][r], 64); }
-static void stx__tile_dot(int c, int a, int b) {
-    int m, n, k;
-    for (m = 0; m < 16; m++) for (n = 0; n < 16; n++) {
-        float s = stx__half(stx__tile[c][m][n]);
-        for (k = 0; k < 16; k++) {
-            uint32_t x = stx__tile[a][m][k], y = stx__tile[b][k][n];
-            s += stx__half(x << 16) * stx__half(y << 16) + stx__half(x & 0xffff0000u) * stx__half(y & 0xffff0000u);
-        }
-        memcpy(&stx__tile[c][m][n], &s, 4);
-    }
-}
-      #define STX__TILE_ZERO(t) memset(stx__tile[t], 0, sizeof stx__tile[t])
-      #define STX__TILE_LOAD(t, p, stride) stx__tile_load(t, p, stride)
-      #define STX__TILE_STORE(t, p, stride) stx__tile_store(t, p, stride)
-      #define STX__TILE_DOT(c, a, b) stx__tile_dot(c, a, b)
-static int stx__has_amx(void) { return 1; }
-static void stx__amx_enter(void) { memset(stx__tile, 0xff, sizeof stx__tile); }      /* NaN, until a kernel writes it */
-static void stx__amx_leave(void) {}
-    #else
-      #define STX__AMX_TARGET __attribute__((target("amx-tile,amx-bf16,avx512f")))
-      #define STX__TILE_ZERO(t) _tile_zero(t)
-      #define STX__TILE_LOAD(t, p, stride) _tile_loadd(t, p, stride)
-      #define STX__TILE_STORE(t, p, stride) _tile_stored(t, p, stride)
-      #define STX__TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
+     hold 32 x 32 of C. Who defines STX__AMX before this has his own tiles (tests/inner/amx.h: in C, for processors that have none). */
+  #if !defined(STX__AMX) && defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+    #define STX__AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
+    #define STX__AMX_LOOPS stx__transpose_avx512, stx__round_row_bf16, stx__pair_rows_bf16, "amx bf16"      /* of a stx__micro */
 /* Has the processor AMX for bfloat16, and does the kernel let this process use it? (arch_prctl ARCH_REQ_XCOMP_PERM, XTILEDATA) */
 static int stx__has_amx(void) {
     uint32_t a = 7, b, c = 0, d;
     long r = 158;
+    if (!__builtin_cpu_supports("avx512bf16")) return 0;            /* STX__AMX_LOOPS need it */
     __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
     if (!(d >> 22 & 1) || !(d >> 24 & 1)) return 0;
     __asm__ volatile("syscall" : "+a"(r) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
     return r == 0;
 }
-STX__AMX_TARGET static void stx__amx_enter(void) {
+  #endif
+  #ifdef STX__AMX
+STX__AMX static void stx__amx_enter(void) {
     uint8_t config[64] = {1};                /* palette 1; eight tiles of 64 bytes by 16 rows */
     int t;
     for (t = 0; t < 8; t++) { config[16 + 2 * t] = 64; config[48 + t] = 16; }
     __asm__ volatile("" : : "r"(config) : "memory");       /* gcc's _tile_loadconfig says that it reads 8 bytes of the 64: without this the loop is dropped */
     _tile_loadconfig(config);
 }
-STX__AMX_TARGET static void stx__amx_leave(void) { _tile_release(); }
-    #endif
-STX__AMX_TARGET static void stx__micro_amx_run(STX__MICRO_ARGS) {
+STX__AMX static void stx__amx_leave(void) { _tile_release(); }
+STX__AMX static void stx__micro_amx_run(STX__MICRO_ARGS) {
     const uint16_t *a = (const uint16_t *)av;
     const uint32_t *b = (const uint32_t *)bv;
     float t[32 * 32], *to = c;
@@ -4527,31 +4598,25 @@ STX__AMX_TARGET static void stx__micro_amx_run(STX__MICRO_ARGS) {
     int two = h > 16, whole = h == 16 || h == 32;
     if (!whole) { to = t; ldt = 32; }
     if (whole && add) {
-        STX__TILE_LOAD(0, c, ldc * 4); STX__TILE_LOAD(1, c + 16, ldc * 4);
-        if (two) { STX__TILE_LOAD(2, c + 16 * ldc, ldc * 4); STX__TILE_LOAD(3, c + 16 * ldc + 16, ldc * 4); }
+        _tile_loadd(0, c, ldc * 4); _tile_loadd(1, c + 16, ldc * 4);
+        if (two) { _tile_loadd(2, c + 16 * ldc, ldc * 4); _tile_loadd(3, c + 16 * ldc + 16, ldc * 4); }
     } else {
-        STX__TILE_ZERO(0); STX__TILE_ZERO(1); STX__TILE_ZERO(2); STX__TILE_ZERO(3);
+        _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     }
     for (k = 0; k < kc; k += 16) {           /* ks is 2: pairs follow each other */
-        STX__TILE_LOAD(6, b + k * ldb, ldb * 4); STX__TILE_LOAD(7, b + k * ldb + 16, ldb * 4);
-        STX__TILE_LOAD(4, a + k * ks, rs * 2);
-        STX__TILE_DOT(0, 4, 6); STX__TILE_DOT(1, 4, 7);
+        _tile_loadd(6, b + k * ldb, ldb * 4); _tile_loadd(7, b + k * ldb + 16, ldb * 4);
+        _tile_loadd(4, a + k * ks, rs * 2);
+        _tile_dpbf16ps(0, 4, 6); _tile_dpbf16ps(1, 4, 7);
         if (two) {
-            STX__TILE_LOAD(5, a + 16 * rs + k * ks, rs * 2);
-            STX__TILE_DOT(2, 5, 6); STX__TILE_DOT(3, 5, 7);
+            _tile_loadd(5, a + 16 * rs + k * ks, rs * 2);
+            _tile_dpbf16ps(2, 5, 6); _tile_dpbf16ps(3, 5, 7);
         }
     }
-    STX__TILE_STORE(0, to, ldt * 4); STX__TILE_STORE(1, to + 16, ldt * 4);
-    if (two) { STX__TILE_STORE(2, to + 16 * ldt, ldt * 4); STX__TILE_STORE(3, to + 16 * ldt + 16, ldt * 4); }
+    _tile_stored(0, to, ldt * 4); _tile_stored(1, to + 16, ldt * 4);
+    if (two) { _tile_stored(2, to + 16 * ldt, ldt * 4); _tile_stored(3, to + 16 * ldt + 16, ldt * 4); }
     if (!whole) for (i = 0; i < h; i++) for (j = 0; j < 32; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i * 32 + j] : t[i * 32 + j];
 }
-    #ifdef SEQTX_AMX_EMULATED
-static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, NULL, stx__round_row_base, stx__pair_rows_base, "amx bf16, emulated"};
-      #define STX__AMX_ROUNDS 1
-    #else
-      #define STX__AMX_ROUNDS __builtin_cpu_supports("avx512bf16")
-static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, stx__transpose_avx512, stx__round_row_bf16, stx__pair_rows_bf16, "amx bf16"};
-    #endif
+static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, STX__AMX_LOOPS};
   #endif
   #endif
 #endif
@@ -4564,7 +4629,7 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
     if (precision == STX_PREC_BF16) {
   #ifdef STX__X86
   #ifdef STX__AMX
-        if (isa == STX__ISA_AVX512 && STX__AMX_ROUNDS && stx__has_amx()) return &stx__micro_amx;
+        if (isa == STX__ISA_AVX512 && stx__has_amx()) return &stx__micro_amx;
   #endif
   #ifdef STX__BF16
         if (isa == STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16")) return &stx__micro_dot;
@@ -4685,8 +4750,11 @@ STX_INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_re
     for (e = 0; e < 16; e++) { t0 += s0[e]; t1 += s1[e]; t2 += s2[e]; t3 += s3[e]; }
     out[0] = t0; out[1] = t1; out[2] = t2; out[3] = t3;
 }
-STX_INNER void stx__gemv(int fma, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda,
-                          const stx_real *B, size_t ldb, stx_real beta, stx_real *C, size_t ldc) {
+STX_INNER void stx__gemv(int fma, const stx_gemm_args *g) {
+    const int ta = g->ta, tb = g->tb;
+    const size_t M = g->M, N = g->N, K = g->K, lda = g->lda, ldb = g->ldb, ldc = g->ldc;
+    const stx_real alpha = g->alpha, beta = g->beta, *A = g->A, *B = g->B;
+    stx_real *C = g->C;
     size_t i, j, k;
     for (i = 0; i < M; i++) {
         stx_real *c = C + i * ldc;
@@ -4720,8 +4788,7 @@ STX_INNER void stx__gemv(int fma, int ta, int tb, size_t M, size_t N, size_t K, 
         }
     }
 }
-STX_EACH_ISA(stx__gemv, (int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda, const stx_real *B, size_t ldb,
-                          stx_real beta, stx_real *C, size_t ldc), ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc)
+STX_EACH_ISA(stx__gemv, (const stx_gemm_args *g), g)
 
 /* op(A) (m x k) for the micro-kernel, in scratch unless it is good where it is. Row i of the result, and how its numbers lie: rs, ks. */
 static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda, int ta, size_t m, size_t k,
@@ -4787,9 +4854,12 @@ static void stx__panel(stx_real *to, const stx_real *A, size_t lda, size_t h, si
     for (i = next * strip / strips; i < next * (strip + 1) / strips; i++) stx_prefetch(A + (h + i) * lda, k);
 }
 /* One thread's product, with its scratch of STX__PACK numbers. C stands `at` numbers into its matrix, from column j0 on. */
-static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
-                          const stx_real *A, size_t lda, const stx_real *B, size_t ldb, stx_real beta, stx_real *C, size_t ldc,
-                          const stx__after *after, size_t at, size_t j0) {
+static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g, const stx__after *after,
+                          size_t at, size_t j0) {
+    const int ta = g->ta, tb = g->tb;
+    const size_t M = g->M, N = g->N, K = g->K, lda = g->lda, ldb = g->ldb, ldc = g->ldc;
+    const stx_real alpha = g->alpha, beta = g->beta, *A = g->A, *B = g->B;
+    stx_real *C = g->C;
     stx_real edge[STX__MR_MAX * STX__NR_MAX], *pb = scratch + STX__MC * STX__KC;
     size_t jc, pc, ic, i, j, u = stx__unit(mk), nc_max, mc_max;
     /* Tiles row by row: a strip of 32 columns would fill the first cache, while rows leave it room to be read ahead. */
@@ -4991,29 +5061,30 @@ static void stx__dnnl_round(const stx_share *s, const void *job) {
 }
 
 /* 1 when the product is done, or in error; 0 when it is for the built-in one. */
-static int stx__dnnl_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda,
-                          size_t sa, const stx_real *B, size_t ldb, size_t sb, stx_real beta, stx_real *C, size_t ldc, size_t sc) {
+static int stx__dnnl_gemm(stx_ctx *x, const stx_gemm_args *g) {
+    const size_t M = g->M, N = g->N, K = g->K, lda = g->lda, ldb = g->ldb;
+    const int ta = g->ta, tb = g->tb;
     stx__dnnl *d = x ? x->dnnl : NULL;
     stx__dnnl_plan *p;
     size_t ar = ta ? K : M, ac = ta ? M : K, br = tb ? N : K, bc = tb ? K : N, e;
     int bf16, was, status = dnnl_success;
-    if (!d || M <= 3 || !K || M * N * K < d->from || alpha != 1 || (beta != 0 && beta != 1)) return 0;
+    if (!d || M <= 3 || !K || M * N * K < d->from || g->alpha != 1 || (g->beta != 0 && g->beta != 1)) return 0;
     bf16 = x->desc.precision == STX_PREC_BF16;
     was = stx__dnnl_threads(x->desc.threads);
-    p = stx__dnnl_find(d, bf16, (ta ? 1u : 0u) + (tb ? 2u : 0u) + (beta != 0 ? 4u : 0u), M, N, K, bf16 ? ac : lda, bf16 ? bc : ldb, ldc);
-    for (e = 0; e < batch && p->run && status == dnnl_success; e++) {
+    p = stx__dnnl_find(d, bf16, (ta ? 1u : 0u) + (tb ? 2u : 0u) + (g->beta != 0 ? 4u : 0u), M, N, K, bf16 ? ac : lda, bf16 ? bc : ldb, g->ldc);
+    for (e = 0; e < g->batch && p->run && status == dnnl_success; e++) {
         dnnl_exec_arg_t arg[3];
         void *at[3];
         int i;
-        at[0] = (void *)(A + e * sa);
-        at[1] = (void *)(B + e * sb);
-        at[2] = C + e * sc;
+        at[0] = (void *)(g->A + e * g->sa);
+        at[1] = (void *)(g->B + e * g->sb);
+        at[2] = g->C + e * g->sc;
         if (bf16) {
             stx__dnnl_factors f;
             if (!stx__dnnl_scratch(x, 0, ar, ac) || !stx__dnnl_scratch(x, 1, br, bc)) break;      /* at e 0: later ones find the room */
-            f.A = A + e * sa; f.lda = lda; f.ar = ar; f.ac = ac;
-            f.B = B + e * sb; f.ldb = ldb; f.bc = bc;
-            stx_parallel(x, ar + (e && !sb ? 0 : br), ar * ac + br * bc, stx__dnnl_round, &f);      /* B unless it is the one before */
+            f.A = g->A + e * g->sa; f.lda = lda; f.ar = ar; f.ac = ac;
+            f.B = g->B + e * g->sb; f.ldb = ldb; f.bc = bc;
+            stx_parallel(x, ar + (e && !g->sb ? 0 : br), ar * ac + br * bc, stx__dnnl_round, &f);      /* B unless it is the one before */
             at[0] = d->half[0];
             at[1] = d->half[1];
         }
@@ -5029,8 +5100,8 @@ static int stx__dnnl_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, si
     stx__dnnl_threads(was);
     if (status != dnnl_success)              /* C may be half written, so nothing can take over */
         stx_fail(x, STX_ERR_DEVICE, "stx_gemm: %s gave status %d for %zu products of (%zu,%zu) and (%zu,%zu): build without SEQTX_ONEDNN",
-                 d->name, status, batch, M, K, K, N);
-    return e == batch || status != dnnl_success;
+                 d->name, status, g->batch, M, K, K, N);
+    return e == g->batch || status != dnnl_success;
 }
 #endif
 
@@ -5050,57 +5121,59 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
 /* Parts of a matrix, at tile borders so that no tile is shared: `per` rows of C (or columns, where there are more of them) each */
 typedef struct stx__product_job {
     const stx__micro *mk;
-    int ta, tb, rows, gemv;
-    size_t M, N, K, n, per, parts, lda, sa, ldb, sb, ldc, sc;      /* n: rows or columns to be cut */
-    stx_real alpha, beta;
-    const stx_real *A, *B;
-    stx_real *C;
+    const stx_gemm_args *g;
+    int rows, gemv;
+    size_t n, per, parts;         /* n: rows or columns to be cut */
     const stx__after *after;
 } stx__product_job;
 static void stx__product_part(const stx_share *s, const void *job) {
     const stx__product_job *j = (const stx__product_job *)job;
+    const stx_gemm_args *g = j->g;
     const stx__micro *mk = j->mk;
     stx_real *scratch = stx__scratch(s->x, s->thread);
     size_t i;
     for (i = s->from; i < s->to; i++) {
-        size_t e = i / j->parts, lo = i % j->parts * j->per, hi = STX_MIN(j->n, lo + j->per), at = j->rows ? lo * j->ldc : lo;
-        size_t M = j->rows ? hi - lo : j->M, N = j->rows ? j->N : hi - lo, row = j->rows ? lo : 0, col = j->rows ? 0 : lo;
-        const stx_real *a = j->A + e * j->sa + (j->ta ? row : row * j->lda), *b = j->B + e * j->sb + (j->tb ? col * j->ldb : col);
-        stx_real *c = j->C + e * j->sc + at;
+        size_t e = i / j->parts, lo = i % j->parts * j->per, hi = STX_MIN(j->n, lo + j->per), at = j->rows ? lo * g->ldc : lo;
+        size_t row = j->rows ? lo : 0, col = j->rows ? 0 : lo;
+        stx_gemm_args part = *g;
         if (lo >= hi) continue;
+        if (j->rows) part.M = hi - lo;
+        else part.N = hi - lo;
+        part.A += e * g->sa + (g->ta ? row : row * g->lda);
+        part.B += e * g->sb + (g->tb ? col * g->ldb : col);
+        part.C += e * g->sc + at;
         if (j->gemv) {
-            STX_CALL(s->x, stx__gemv, (j->ta, j->tb, M, N, j->K, j->alpha, a, j->lda, b, j->ldb, j->beta, c, j->ldc));
-            if (j->after) stx__after_rows(s->x, j->after, col, c, at, j->ldc, M, N);
+            STX_CALL(s->x, stx__gemv, (&part));
+            if (j->after) stx__after_rows(s->x, j->after, col, part.C, at, g->ldc, part.M, part.N);
         } else {
             if (mk->enter) mk->enter();
-            stx__gemm_any(s->x, mk, scratch, j->ta, j->tb, M, N, j->K, j->alpha, a, j->lda, b, j->ldb, j->beta, c, j->ldc,
-                          j->after, at, col);
+            stx__gemm_any(s->x, mk, scratch, &part, j->after, at, col);
             if (mk->leave) mk->leave();
         }
     }
 }
-static void stx__product(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
-                         const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
-                         stx_real beta, stx_real *C, size_t ldc, size_t sc, const stx__after *after) {
-    if (!batch || !M || !N) return;
+static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *after) {
+    const size_t M = g->M, N = g->N, K = g->K;
+    if (!g->batch || !M || !N) return;
 #ifdef SEQTX_CBLAS
-    if ((!x || x->desc.precision == STX_PREC_F32) && K && M <= INT_MAX && N <= INT_MAX && K <= INT_MAX && lda <= INT_MAX && ldb <= INT_MAX && ldc <= INT_MAX) {
+    if ((!x || x->desc.precision == STX_PREC_F32) && K && M <= INT_MAX && N <= INT_MAX && K <= INT_MAX &&
+        g->lda <= INT_MAX && g->ldb <= INT_MAX && g->ldc <= INT_MAX) {
         size_t e;
-        for (e = 0; e < batch; e++)
+        for (e = 0; e < g->batch; e++)
   #ifdef SEQTX_DOUBLE
             cblas_dgemm(
   #else
             cblas_sgemm(
   #endif
-                CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, (int)M, (int)N, (int)K, alpha,
-                A + e * sa, (int)lda, B + e * sb, (int)ldb, beta, C + e * sc, (int)ldc);
-        if (after) stx_bias_act_fwd(x, C, after->pre, after->b, M, N, after->act);
+                CblasRowMajor, g->ta ? CblasTrans : CblasNoTrans, g->tb ? CblasTrans : CblasNoTrans, (int)M, (int)N, (int)K, g->alpha,
+                g->A + e * g->sa, (int)g->lda, g->B + e * g->sb, (int)g->ldb, g->beta, g->C + e * g->sc, (int)g->ldc);
+        if (after) stx_bias_act_fwd(x, g->C, after->pre, after->b, M, N, after->act);
         return;
     }
 #endif
 #ifdef STX__ONEDNN
-    if (stx__dnnl_gemm(x, batch, ta, tb, M, N, K, alpha, A, lda, sa, B, ldb, sb, beta, C, ldc, sc)) {
-        if (after) stx_bias_act_fwd(x, C, after->pre, after->b, M, N, after->act);
+    if (stx__dnnl_gemm(x, g)) {
+        if (after) stx_bias_act_fwd(x, g->C, after->pre, after->b, M, N, after->act);
         return;
     }
 #endif
@@ -5108,28 +5181,23 @@ static void stx__product(stx_ctx *x, size_t batch, int ta, int tb, size_t M, siz
         size_t unit, parts = 1, threads = (size_t)stx_threads(x), work = M * N * K;
         stx__product_job j;
         j.mk = stx__mk(x);
-        j.ta = ta; j.tb = tb; j.M = M; j.N = N; j.K = K; j.alpha = alpha; j.beta = beta; j.after = after;
-        j.A = A; j.lda = lda; j.sa = sa; j.B = B; j.ldb = ldb; j.sb = sb; j.C = C; j.ldc = ldc; j.sc = sc;
+        j.g = g; j.after = after;
         j.rows = M >= N;
         j.n = j.rows ? M : N;
-        j.gemv = M <= 3 || !K || alpha == 0 || !x || !x->scratch;    /* by the whole matrix: a part of few rows must sum like the others */
+        j.gemv = M <= 3 || !K || g->alpha == 0 || !x || !x->scratch;    /* by the whole matrix: a part of few rows must sum like the others */
         unit = j.rows ? j.mk->mr : j.mk->nr;
         /* A part for each thread, more where each has 512 rows or columns: what a part packs serves only itself */
-        if (batch == 1 && work >= 100000) {
+        if (g->batch == 1 && work >= 100000) {
             parts = threads * STX_MAX((size_t)1, STX_MIN((size_t)4, j.n / threads / 512));
             parts = STX_MIN(parts, (j.n + unit - 1) / unit);
         }
         j.per = ((j.n + parts - 1) / parts + unit - 1) / unit * unit;
         j.parts = parts;
-        stx_parallel(x, batch * parts, batch * parts > 1 ? work * batch : 0, stx__product_part, &j);
+        stx_parallel(x, g->batch * parts, g->batch * parts > 1 ? work * g->batch : 0, stx__product_part, &j);
     }
 }
 
-STX_DEF void stx_gemm(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha,
-                      const stx_real *A, size_t lda, size_t sa, const stx_real *B, size_t ldb, size_t sb,
-                      stx_real beta, stx_real *C, size_t ldc, size_t sc) {
-    stx__product(x, batch, ta, tb, M, N, K, alpha, A, lda, sa, B, ldb, sb, beta, C, ldc, sc, NULL);
-}
+STX_DEF void stx_gemm(stx_ctx *x, const stx_gemm_args *g) { stx__product(x, g, NULL); }
 
 // >>matmul
 
@@ -5138,25 +5206,32 @@ typedef struct stx__matmul_save { int ta, tb; size_t batch, M, N, K, sb; } stx__
 static void stx__matmul_back(stx_ctx *x, stx__node *n) {
     stx__matmul_save *s = (stx__matmul_save *)n->save;
     stx_tensor *a = n->in[0], *b = n->in[1];
-    size_t M = s->M, N = s->N, K = s->K, lda = s->ta ? M : K, ldb = s->tb ? K : N, e;
+    size_t M = s->M, N = s->N, K = s->K, e;
+    stx_gemm_args g;
     int fresh;
-    stx_real *d = stx__grad_fresh(x, a, &fresh), *g = n->y->grad;
+    stx_real *d = stx__grad_fresh(x, a, &fresh), *dy = n->y->grad;
     if (d) {
-        if (s->ta) STX_RUN(x, stx_gemm, (x, s->batch, s->tb, 1, K, M, N, 1, b->data, ldb, s->sb, g, N, M * N, (stx_real)!fresh, d, lda, M * K));
-        else       STX_RUN(x, stx_gemm, (x, s->batch, 0, !s->tb, M, K, N, 1, g, N, M * N, b->data, ldb, s->sb, (stx_real)!fresh, d, lda, M * K));
+        if (s->ta) { g = stx_gemm_of(s->tb, 1, K, M, N, b->data, dy, d); g.sa = s->sb; }
+        else { g = stx_gemm_of(0, !s->tb, M, K, N, dy, b->data, d); g.sb = s->sb; }
+        g.batch = s->batch;
+        g.beta = (stx_real)!fresh;
+        STX_RUN(x, stx_gemm, (x, &g));
     }
     d = stx__grad_fresh(x, b, &fresh);
     if (d) {
-        size_t count = s->sb ? 1 : s->batch, each = s->sb ? s->batch : 1;   /* a shared b: one product after the other */
+        size_t count = s->sb ? 1 : s->batch;          /* a shared b: one product after the other */
         for (e = 0; e < count; e++) {
-            stx_real *A = stx_at(x, a->data, e * M * K), *G = stx_at(x, g, e * M * N), beta = (stx_real)(!fresh || e > 0);
-            if (s->tb) STX_RUN(x, stx_gemm, (x, each, 1, s->ta, N, K, M, 1, G, N, M * N, A, lda, M * K, beta, d, ldb, s->sb));
-            else       STX_RUN(x, stx_gemm, (x, each, !s->ta, 0, K, N, M, 1, A, lda, M * K, G, N, M * N, beta, d, ldb, s->sb));
+            stx_real *A = stx_at(x, a->data, e * M * K), *G = stx_at(x, dy, e * M * N);
+            g = s->tb ? stx_gemm_of(1, s->ta, N, K, M, G, A, d) : stx_gemm_of(!s->ta, 0, K, N, M, A, G, d);
+            g.batch = s->sb ? s->batch : 1;
+            g.beta = (stx_real)(!fresh || e > 0);
+            STX_RUN(x, stx_gemm, (x, &g));
         }
     }
 }
 STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb) {
     size_t M, N, K, batch = 1, d[STX_MAX_DIM], sb;
+    stx_gemm_args g;
     stx_tensor *y;
     stx__node *node;
     char s[96], t[96];
@@ -5173,7 +5248,10 @@ STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta,
     y = stx__tensor(x, STX__STEP, a->ndim, d);
     if (!y) return NULL;
     sb = b->ndim == 2 ? 0 : K * N;
-    STX_RUN(x, stx_gemm, (x, batch, ta, tb, M, N, K, 1, a->data, ta ? M : K, M * K, b->data, tb ? K : N, sb, 0, y->data, N, M * N));
+    g = stx_gemm_of(ta, tb, M, N, K, a->data, b->data, y->data);
+    g.batch = batch;
+    g.sb = sb;
+    STX_RUN(x, stx_gemm, (x, &g));
     node = stx__record2(x, y, stx__matmul_back, a, b);
     if (node) {
         stx__matmul_save *save = (stx__matmul_save *)stx_step_alloc(x, sizeof *save);
@@ -5191,13 +5269,17 @@ typedef struct stx__linear_save { stx_real *pre; int act; } stx__linear_save;
 static void stx__linear_back(stx_ctx *x, stx__node *n) {
     stx__linear_save *s = (stx__linear_save *)n->save;
     stx_tensor *in = n->in[0], *W = n->in[1], *b = n->in[2];
-    size_t Ci = stx__last(in), Co = W->dim[0], N = stx__rows(in);
-    stx_real *dx, *dW, *db;
+    stx_linear_bwd_args a;
     int fresh;
-    dx = stx__grad_fresh(x, in, &fresh);
-    dW = stx__grad(x, W);
-    db = b ? stx__grad(x, b) : NULL;
-    STX_RUN(x, stx_linear_bwd, (x, dx, dW, db, n->y->grad, n->y->data, s->pre, in->data, W->data, N, Ci, Co, s->act, !fresh));      /* nobody else reads dy */
+    a.N = stx__rows(in); a.Ci = stx__last(in); a.O = W->dim[0];
+    a.act = s->act;
+    a.dx = stx__grad_fresh(x, in, &fresh);
+    a.dW = stx__grad(x, W);
+    a.db = b ? stx__grad(x, b) : NULL;
+    a.accumulate = !fresh;
+    a.da = n->y->grad;            /* nobody else reads dy */
+    a.y = n->y->data; a.pre = s->pre; a.in = in->data; a.W = W->data;
+    STX_RUN(x, stx_linear_bwd, (x, &a));
 }
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act) {
     stx_tensor *y, *ins[3];
@@ -5238,9 +5320,22 @@ static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
     size_t B = X->dim[0], S = X->dim[1], T = h->dim[1], Ci = W->dim[1], O = W->dim[0];
     int fresh;
     stx_real *dh = stx__grad_fresh(x, h, &fresh), *dW = stx__grad(x, W), *db = stx__grad(x, n->in[2]);
-    if (dh) STX_RUN(x, stx_gemm, (x, B, 0, 0, T, Ci, O, 1, stx_at(x, n->y->grad, (S - T) * O), O, S * O, W->data, Ci, 0, (stx_real)!fresh, dh, Ci, T * Ci));
-    if (dW || db)
-        STX_RUN(x, stx_linear_bwd, (x, NULL, dW, db, n->y->grad, n->y->data, NULL, X->data, W->data, B * S, Ci, O, STX_ACT_NONE, 0));
+    if (dh) {
+        stx_gemm_args g = stx_gemm_of(0, 0, T, Ci, O, stx_at(x, n->y->grad, (S - T) * O), W->data, dh);
+        g.batch = B;
+        g.sa = S * O;
+        g.sb = 0;
+        g.beta = (stx_real)!fresh;
+        STX_RUN(x, stx_gemm, (x, &g));
+    }
+    if (dW || db) {
+        stx_linear_bwd_args a;
+        memset(&a, 0, sizeof a);
+        a.N = B * S; a.Ci = Ci; a.O = O;
+        a.da = n->y->grad; a.in = X->data; a.W = W->data;
+        a.dW = dW; a.db = db;
+        STX_RUN(x, stx_linear_bwd, (x, &a));
+    }
 }
 STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W, stx_tensor *b) {
     stx_tensor *y, *ins[3];
@@ -5263,18 +5358,27 @@ STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, 
 }
 
 STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t Ci, size_t O, int act) {
+    stx_gemm_args g = stx_gemm_of(0, 1, N, O, Ci, in, W, y);
     stx__after after;
     after.b = b; after.pre = pre; after.act = act;
-    stx__product(x, 1, 0, 1, N, O, Ci, 1, in, Ci, 0, W, Ci, 0, 0, y, O, 0, b || pre || act ? &after : NULL);
+    stx__product(x, &g, b || pre || act ? &after : NULL);
 }
 
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da */
-STX_DEF void stx_linear_bwd(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, const stx_real *in, const stx_real *W,
-                            size_t N, size_t Ci, size_t O, int act, int accumulate) {
-    if (act) stx_act_bwd(x, da, da, y, pre, N * O, act, 0);
-    if (dx) stx_gemm(x, 1, 0, 0, N, Ci, O, 1, da, O, 0, W, Ci, 0, (stx_real)(accumulate ? 1 : 0), dx, Ci, 0);
-    if (dW) stx_gemm(x, 1, 1, 0, O, Ci, N, 1, da, O, 0, in, Ci, 0, 1, dW, Ci, 0);
-    if (db) stx_sum_rows(x, db, da, N, O);
+STX_DEF void stx_linear_bwd(stx_ctx *x, const stx_linear_bwd_args *a) {
+    stx_gemm_args g;
+    if (a->act) stx_act_bwd(x, a->da, a->da, a->y, a->pre, a->N * a->O, a->act, 0);
+    if (a->dx) {
+        g = stx_gemm_of(0, 0, a->N, a->Ci, a->O, a->da, a->W, a->dx);
+        g.beta = (stx_real)(a->accumulate ? 1 : 0);
+        stx_gemm(x, &g);
+    }
+    if (a->dW) {
+        g = stx_gemm_of(1, 0, a->O, a->Ci, a->N, a->da, a->in, a->dW);
+        g.beta = 1;
+        stx_gemm(x, &g);
+    }
+    if (a->db) stx_sum_rows(x, a->db, a->da, a->N, a->O);
 }
 
 /* y (N,C) = act(y + b), in place; pre, if given, gets y + b (gelu's backward needs it). */
@@ -6019,42 +6123,55 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
     A->pe_t = A->pe_r = NULL;
 }
 
+/* Cuts an allocation in parts that begin at multiples of 64 bytes; base NULL: gives NULL, and only their sizes are counted. */
+typedef struct stx__cursor { char *base; size_t at; } stx__cursor;
+static void *stx__cut(stx__cursor *c, size_t bytes) {
+    void *p = c->base ? c->base + c->at : NULL;
+    c->at += stx__up(bytes, 64);
+    return p;
+}
+/* .. with 64 bytes behind each, and `skip` of its bytes before what is given */
+static void *stx__cut_padded(stx__cursor *c, size_t bytes, size_t skip) {
+    char *p = (char *)stx__cut(c, bytes + 64);
+    return p ? p + skip : NULL;
+}
+
 /* Room for one thread at `base` (NULL: only its size is wanted) */
 static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n, int back, stx__attn_scratch *R) {
     const stx_attention_args *a = A->a;
-    size_t at = 0, r4 = sizeof(stx_real), num = A->u == 2 ? 2 : r4, bf = A->u == 2;
+    size_t r4 = sizeof(stx_real), num = A->u == 2 ? 2 : r4, bf = A->u == 2;
     size_t n1 = stx__up(n, 32), nt = n1 + 16, Dk = stx__up(A->Dk, 32), D1 = stx__up(a->D, 32), tile = (STX__BQ * STX__LDS + 2 * STX__PAD);
-  #define STX__TAKE(type, field, bytes, skip) do { if (base) R->field = (type)(void *)(base + at + (skip)); at += stx__up((bytes) + 64, 64); } while (0)
+    stx__cursor c;
+    c.base = base; c.at = 0;
     memset(R, 0, sizeof *R);
-    STX__TAKE(void *, q, n1 * Dk * num, 0);
-    if (A->two) STX__TAKE(void *, qv, n1 * Dk * num, 0); else R->qv = R->q;
-    STX__TAKE(stx_real *, stage, STX__BQ * a->D * r4, 0);
-    STX__TAKE(stx_real *, o, n1 * A->Dp * r4, 0);
-    STX__TAKE(stx_real *, s, tile * r4, STX__PAD * r4);
-    if (bf) STX__TAKE(void *, h, tile * num, STX__PAD * num);
-    STX__TAKE(stx_real *, kt, STX__BK * Dk * num, 0);
-    STX__TAKE(stx_real *, kv, STX__BK * A->Dp * num, 0);
-    STX__TAKE(stx_real *, state, 3 * n1 * r4, 0);
-    STX__TAKE(stx_real *, ramp, (a->z ? A->reach[0] + 2 : 1) * r4, 0);
-    STX__TAKE(stx_real *, m, STX__BK * r4, 0);
+    R->q = stx__cut_padded(&c, n1 * Dk * num, 0);
+    if (A->two) R->qv = stx__cut_padded(&c, n1 * Dk * num, 0); else R->qv = R->q;
+    R->stage = (stx_real *)stx__cut_padded(&c, STX__BQ * a->D * r4, 0);
+    R->o = (stx_real *)stx__cut_padded(&c, n1 * A->Dp * r4, 0);
+    R->s = (stx_real *)stx__cut_padded(&c, tile * r4, STX__PAD * r4);
+    if (bf) R->h = stx__cut_padded(&c, tile * num, STX__PAD * num);
+    R->kt = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * num, 0);
+    R->kv = (stx_real *)stx__cut_padded(&c, STX__BK * A->Dp * num, 0);
+    R->state = (stx_real *)stx__cut_padded(&c, 3 * n1 * r4, 0);
+    R->ramp = (stx_real *)stx__cut_padded(&c, (a->z ? A->reach[0] + 2 : 1) * r4, 0);
+    R->m = (stx_real *)stx__cut_padded(&c, STX__BK * r4, 0);
     if (back) {
-        STX__TAKE(void *, qt, D1 * nt * num, 0);
-        if (A->two) STX__TAKE(void *, qvt, D1 * nt * num, 0); else R->qvt = R->qt;
-        STX__TAKE(void *, dyt, D1 * nt * num, 0);
-        STX__TAKE(void *, dyr, n1 * Dk * num, 0);
-        STX__TAKE(stx_real *, o2, n1 * A->Dp * r4, 0);
-        STX__TAKE(stx_real *, g, tile * r4, STX__PAD * r4);
-        STX__TAKE(stx_real *, vt, STX__BK * Dk * num, 0);
-        STX__TAKE(stx_real *, dkt, D1 * STX__LDK * r4, 0);
-        STX__TAKE(stx_real *, dvt, D1 * STX__LDK * r4, 0);
+        R->qt = stx__cut_padded(&c, D1 * nt * num, 0);
+        if (A->two) R->qvt = stx__cut_padded(&c, D1 * nt * num, 0); else R->qvt = R->qt;
+        R->dyt = stx__cut_padded(&c, D1 * nt * num, 0);
+        R->dyr = stx__cut_padded(&c, n1 * Dk * num, 0);
+        R->o2 = (stx_real *)stx__cut_padded(&c, n1 * A->Dp * r4, 0);
+        R->g = (stx_real *)stx__cut_padded(&c, tile * r4, STX__PAD * r4);
+        R->vt = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * num, 0);
+        R->dkt = (stx_real *)stx__cut_padded(&c, D1 * STX__LDK * r4, 0);
+        R->dvt = (stx_real *)stx__cut_padded(&c, D1 * STX__LDK * r4, 0);
         if (bf) {
-            STX__TAKE(uint32_t *, zs, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
-            STX__TAKE(uint32_t *, zg, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
-            STX__TAKE(uint32_t *, zr, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
+            R->zs = (uint32_t *)stx__cut_padded(&c, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
+            R->zg = (uint32_t *)stx__cut_padded(&c, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
+            R->zr = (uint32_t *)stx__cut_padded(&c, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
         }
     }
-  #undef STX__TAKE
-    return at;
+    return c.at;
 }
 
 STX_INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_real *b, size_t n) { *s = stx__dot_any(fma, a, b, n); }
@@ -6642,32 +6759,32 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int back, stx__a
 static void stx__attn_layout(stx__attn *A, size_t threads, int back, char *base, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
     stx__attn_scratch room;
-    size_t at = 0, r4 = sizeof(stx_real), extra;
+    stx__cursor c;
+    size_t r4 = sizeof(stx_real), extra;
+    c.base = base; c.at = 0;
     memset(w, 0, sizeof *w);
     stx__attn_units(A, threads, back, w);
-  #define STX__TAKE(type, what, bytes) do { if (base) what = (type)(void *)(base + at); at += stx__up(bytes, 64); } while (0)
-    STX__TAKE(stx__attn_unit *, w->unit, w->count * sizeof *w->unit);
-    STX__TAKE(stx_real *, A->pe_t, A->tables * A->np * A->Dk / A->u * r4);
+    w->unit = (stx__attn_unit *)stx__cut(&c, w->count * sizeof *w->unit);
+    A->pe_t = (stx_real *)stx__cut(&c, A->tables * A->np * A->Dk / A->u * r4);
     if (back) {
         extra = w->count - a->B * a->H;
         w->npk = a->N && (a->dpk || a->dpv) ? a->H * a->N * a->D : 0;
         w->ldpe = A->np + 16;
         w->npe = a->dpe ? A->tables * a->D * w->ldpe : 0;
-        STX__TAKE(stx_real *, A->pe_r, A->tables * A->Dp * A->np / A->u * r4);
+        A->pe_r = (stx_real *)stx__cut(&c, A->tables * A->Dp * A->np / A->u * r4);
         w->owners = threads > 1 && threads <= 16 ? 2 * threads : threads;      /* two each: who comes late has one left */
-        STX__TAKE(stx_real *, w->dpe, w->owners * w->npe * r4);
-        STX__TAKE(stx_real *, w->dpk, w->owners * w->npk * r4);
-        STX__TAKE(stx_real *, w->dpv, w->owners * w->npk * r4);
-        STX__TAKE(stx_real *, w->du, w->count * a->D * r4);
-        STX__TAKE(stx_real *, w->dvb, w->count * a->D * r4);
-        STX__TAKE(stx_real *, w->dz, w->count * r4);
-        STX__TAKE(stx_real *, w->part, extra * a->T * a->D * r4);
-        STX__TAKE(double *, w->load, w->owners * sizeof(double));
+        w->dpe = (stx_real *)stx__cut(&c, w->owners * w->npe * r4);
+        w->dpk = (stx_real *)stx__cut(&c, w->owners * w->npk * r4);
+        w->dpv = (stx_real *)stx__cut(&c, w->owners * w->npk * r4);
+        w->du = (stx_real *)stx__cut(&c, w->count * a->D * r4);
+        w->dvb = (stx_real *)stx__cut(&c, w->count * a->D * r4);
+        w->dz = (stx_real *)stx__cut(&c, w->count * r4);
+        w->part = (stx_real *)stx__cut(&c, extra * a->T * a->D * r4);
+        w->load = (double *)stx__cut(&c, w->owners * sizeof(double));
     }
     w->room = stx__attn_scratch_layout(A, NULL, w->most, back, &room);
-    STX__TAKE(char *, w->rooms, threads * w->room);
-  #undef STX__TAKE
-    w->bytes = at + 64;
+    w->rooms = (char *)stx__cut(&c, threads * w->room);
+    w->bytes = c.at + 64;
 }
 STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int backward) {
     stx__attn A;
@@ -6737,9 +6854,12 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
    its keys and, unless its head is cut, its queries: no locks. What is shared (pe, u, vb, z, pk, pv, the queries of a head
    that is cut) is summed by thread or by unit in `work` and added up in a fixed order. */
 
-/* One row of n cells: s becomes r a (what multiplied v), g becomes ds */
-STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *STX_RESTRICT g, size_t n, const stx_real *STX_RESTRICT ramp, size_t nramp,
-                                   size_t z0, size_t z1, const stx_real *STX_RESTRICT drop, stx_real top, stx_real inv, stx_real D, stx_real ed, stx_real *dz) {
+/* One row of n cells: s becomes r a (what multiplied v), g becomes ds. ramp (nramp), 1 behind it; cells [z0, z1) count for dz; drop (n) or NULL. */
+typedef struct stx__attn_row { size_t n, nramp, z0, z1; stx_real top, inv, D, ed; } stx__attn_row;       /* ed: eps D */
+STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *STX_RESTRICT g, const stx_real *STX_RESTRICT ramp,
+                                   const stx_real *STX_RESTRICT drop, const stx__attn_row *row, stx_real *dz) {
+    const size_t n = row->n, nramp = row->nramp, z0 = row->z0, z1 = row->z1;
+    const stx_real top = row->top, inv = row->inv, D = row->D, ed = row->ed;
     size_t c, end = STX_MIN(nramp, n);
     stx_real sum = 0;
     if (drop) for (c = 0; c < n; c++) g[c] *= drop[c];
@@ -6759,9 +6879,8 @@ STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *S
     if (drop) for (c = 0; c < n; c++) s[c] *= drop[c];
     *dz += sum;
 }
-STX_EACH_ISA(stx__attn_soft_bwd, (stx_real *s, stx_real *g, size_t n, const stx_real *ramp, size_t nramp, size_t z0, size_t z1, const stx_real *drop,
-                                   stx_real top, stx_real inv, stx_real D, stx_real ed, stx_real *dz),
-              s, g, n, ramp, nramp, z0, z1, drop, top, inv, D, ed, dz)
+STX_EACH_ISA(stx__attn_soft_bwd, (stx_real *s, stx_real *g, const stx_real *ramp, const stx_real *drop, const stx__attn_row *row, stx_real *dz),
+              s, g, ramp, drop, row, dz)
 
 /* s and g of the tile: weights and ds; zero where nothing is seen */
 static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *tops, const stx_real *invs, stx_real *dz) {
@@ -6771,14 +6890,21 @@ static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *top
         stx_real *s = t->R.s + r * STX__LDS, *g = t->R.g + r * STX__LDS;
         size_t lo = 0, hi = 0;
         if (r < t->nb && t->hi[r] > t->lo[r] && invs[r] != 0) {
+            stx__attn_row row;
             const stx_real *drop = stx__attn_drop(x, t, r), D = t->R.state[t->q0 + r];
             size_t at = t->persistent ? t->ramp_n : STX_MIN((size_t)(t->lo[r] - t->off[r]), t->ramp_n + 1), z1 = t->persistent ? 0 : t->ramp_1;
             lo = (size_t)t->lo[r];
             hi = (size_t)t->hi[r];
             if (t->holes) (void)stx__attn_holes(t, s, g, t->lo[r], t->hi[r]);
-            STX_CALL(x, stx__attn_soft_bwd, (s + lo, g + lo, hi - lo, t->R.ramp + STX_MIN(at, t->ramp_n), at < t->ramp_n ? t->ramp_n - at : 0,
-                                              t->ramp_0 > at ? t->ramp_0 - at : 0, z1 > at ? z1 - at : 0, drop, tops[r], invs[r],
-                                              A->a->no_renorm ? 0 : D, A->a->no_renorm ? D : A->a->eps * D, dz));
+            row.n = hi - lo;
+            row.nramp = at < t->ramp_n ? t->ramp_n - at : 0;
+            row.z0 = t->ramp_0 > at ? t->ramp_0 - at : 0;
+            row.z1 = z1 > at ? z1 - at : 0;
+            row.top = tops[r];
+            row.inv = invs[r];
+            row.D = A->a->no_renorm ? 0 : D;
+            row.ed = A->a->no_renorm ? D : A->a->eps * D;
+            STX_CALL(x, stx__attn_soft_bwd, (s + lo, g + lo, t->R.ramp + STX_MIN(at, t->ramp_n), drop, &row, dz));
         }
         memset(s, 0, lo * sizeof *s);
         memset(g, 0, lo * sizeof *g);
@@ -7586,11 +7712,16 @@ STX_DEF void stx_adagrad_update(stx_ctx *x, const stx_update *u, const stx_piece
 
 /* rest = 1 - beta, made in double: 1 - 0.999f would be 1e-5 off.
    m = b1 m + (1-b1) g ; v = b2 v + (1-b2) g^2 ; p -= lr (m / c1) / (sqrt(v / c2) + eps), c = corrections; plain: p -= lr m / c1 */
-STX_INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1,
-                            stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2, int plain) {
+typedef struct stx__adam {
+    stx_real gscale, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2;
+    int plain;
+} stx__adam;
+STX_INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, stx_real lr, const stx__adam *k) {
+    const stx_real gscale = k->gscale, beta1 = k->beta1, rest1 = k->rest1, beta2 = k->beta2, rest2 = k->rest2, eps = k->eps, decay = k->decay,
+        decoupled = k->decoupled, correction1 = k->correction1, correction2 = k->correction2;
     stx_real keep = 1 - lr * decoupled, rate = lr / correction1, unbias = 1 / correction2;
     size_t i = 0;
-    if (!plain) for (; i < n; i++) {
+    if (!k->plain) for (; i < n; i++) {
         stx_real d = STX_FMA(fma, gscale, g[i], decay * p[i]);
         stx_real a = STX_FMA(fma, beta1, m[i], rest1 * d), s = STX_FMA(fma, beta2, v[i], rest2 * d * d);
         m[i] = a;
@@ -7607,18 +7738,20 @@ STX_INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_r
         g[i] = 0;
     }
 }
-STX_EACH_ISA(stx__adam_n, (stx_real *STX_RESTRICT p, stx_real *STX_RESTRICT m, stx_real *STX_RESTRICT v, stx_real *STX_RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real beta1, stx_real rest1,
-                            stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled, stx_real correction1, stx_real correction2, int plain),
-              p, m, v, g, n, lr, gscale, beta1, rest1, beta2, rest2, eps, decay, decoupled, correction1, correction2, plain)
+STX_EACH_ISA(stx__adam_n, (stx_real *STX_RESTRICT p, stx_real *STX_RESTRICT m, stx_real *STX_RESTRICT v, stx_real *STX_RESTRICT g,
+                            size_t n, stx_real lr, const stx__adam *k),
+              p, m, v, g, n, lr, k)
 static void stx__adam_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     const stx_piece *q = j->piece + s->from;
+    stx__adam a;
     size_t k;
-    for (k = s->from; k < s->to; k++, q++) {
-        const stx_update *u = j->u;
-        STX_CALL(s->x, stx__adam_n, (q->p, q->s[0], q->s[1], q->g, q->n, q->lr, u->factor, j->beta1, j->rest1, j->beta2, j->rest2,
-                                      j->eps, j->decay, j->decoupled, u->correction1, u->correction2, u->plain));
-    }
+    a.gscale = j->u->factor;
+    a.beta1 = j->beta1; a.rest1 = j->rest1; a.beta2 = j->beta2; a.rest2 = j->rest2;
+    a.eps = j->eps; a.decay = j->decay; a.decoupled = j->decoupled;
+    a.correction1 = j->u->correction1; a.correction2 = j->u->correction2;
+    a.plain = j->u->plain;
+    for (k = s->from; k < s->to; k++, q++) STX_CALL(s->x, stx__adam_n, (q->p, q->s[0], q->s[1], q->g, q->n, q->lr, &a));
 }
 STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
                              stx_real decay, stx_real decoupled) {

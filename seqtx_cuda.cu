@@ -981,10 +981,12 @@ template<int W, int RESIDUAL> static __global__ void stx__norm_fwd_any_kernel(st
         }
     }
 }
-template<int RESIDUAL> static void stx__norm_fwd(stx_ctx *x, const char *name, stx_real *y, stx_real *s, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *f,
-                                                 const stx_real *gain, const stx_real *shift, size_t N, size_t C, stx_real eps, stx__drop d) {
-    stx__num Y = stx__num_of(x, y), S = stx__num_of(x, s), M = stx__num_of(x, mean), R = stx__num_of(x, rstd), A = stx__num_of(x, in), F = stx__num_of(x, f);
-    stx__num G = stx__num_of(x, gain), B = stx__num_of(x, shift);
+template<int RESIDUAL> static void stx__norm_fwd(stx_ctx *x, const char *name, const stx_residual_norm_args *a) {
+    stx__num Y = stx__num_of(x, a->y), S = stx__num_of(x, a->s), M = stx__num_of(x, a->mean), R = stx__num_of(x, a->rstd);
+    stx__num A = stx__num_of(x, a->h), F = stx__num_of(x, a->f), G = stx__num_of(x, a->gain), B = stx__num_of(x, a->shift);
+    stx__drop d = stx__drop_of(x, a->drop, a->seed, a->stream);
+    const size_t N = a->N, C = a->C;
+    const float eps = a->eps;
     int four = C % 4 == 0 && stx__by4(Y) && stx__by4(S) && stx__by4(A) && stx__by4(F) && stx__by4(G) && stx__by4(B);
     unsigned grid = stx__blocks(N, 8, (size_t)1 << 20);
     if (!N || !C) return;
@@ -997,21 +999,24 @@ template<int RESIDUAL> static void stx__norm_fwd(stx_ctx *x, const char *name, s
 }
 void stx_layernorm_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *gain, const stx_real *shift, size_t N, size_t C,
                             stx_real eps) {
-    stx__norm_fwd<0>(x, "stx_layernorm_fwd", y, NULL, mean, rstd, in, NULL, gain, shift, N, C, eps, stx__drop_of(x, 0, 0, 0));
+    stx_residual_norm_args a;
+    memset(&a, 0, sizeof a);
+    a.N = N; a.C = C; a.eps = eps;
+    a.h = in; a.gain = gain; a.shift = shift;
+    a.y = y; a.mean = mean; a.rstd = rstd;
+    stx__norm_fwd<0>(x, "stx_layernorm_fwd", &a);
 }
 /* s = h + dropout(f) ; y = layernorm(s) */
-void stx_residual_norm_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *s, stx_real *mean, stx_real *rstd, const stx_real *h, const stx_real *f, const stx_real *gain,
-                                const stx_real *shift, size_t N, size_t C, stx_real eps, stx_real drop, uint64_t seed, uint64_t stream) {
-    stx__norm_fwd<1>(x, "stx_residual_norm_fwd", y, s, mean, rstd, h, f, gain, shift, N, C, eps, stx__drop_of(x, drop, seed, stream));
-}
+void stx_residual_norm_fwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) { stx__norm_fwd<1>(x, "stx_residual_norm_fwd", a); }
 
 /* With xhat = (x - mean) rstd and g = dy gain:   y = xhat gain + shift
      din = or += rstd (g - mean_c(g) - xhat mean_c(g xhat)) ; dgain += sum_n dy xhat ; dshift += sum_n dy
    With df (s = h + dropout(f)):   df = or += din mask / keep, where din is written and not added to.
    A warp does a row in registers, as forward, and keeps the sums over its rows in registers too: dy and in are read once for all four
    gradients. A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums in part (blocks, 2, C). */
-template<int Q> static __global__ void __launch_bounds__(128) stx__norm_bwd_kernel(stx__num din, stx__num df, float *part, stx__num dy, stx__num in, stx__num gain, stx__num mean,
-        stx__num rstd, size_t N, size_t C, size_t rows, int add_din, int add_df, stx__drop d) {
+struct stx__norm_nums { stx__num din, df, dy, in, gain, mean, rstd; int add_din, add_df; };
+template<int Q> static __global__ void __launch_bounds__(128) stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N, size_t C, size_t rows, stx__drop d) {
+    const stx__num din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean, rstd = v.rstd;
     STX__SHARED(float, sh, 4 * 128 * Q);
     const size_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
     uint64_t stream = df.p && d.keep ? stx__drop_stream(d) : 0;
@@ -1057,9 +1062,9 @@ template<int Q> static __global__ void __launch_bounds__(128) stx__norm_bwd_kern
                     float u[4], by[4] = {1, 1, 1, 1};
                     if (d.keep) stx__mask<4>(by, d, stream, i);
                     for (int e = 0; e < 4; e++) u[e] = g[k][e] * by[e];
-                    stx__addn<4>(df, i, u, add_df);
+                    stx__addn<4>(df, i, u, v.add_df);
                 }
-                if (din.p) stx__addn<4>(din, i, g[k], add_din);
+                if (din.p) stx__addn<4>(din, i, g[k], v.add_din);
             }
         }
     }
@@ -1075,8 +1080,8 @@ template<int Q> static __global__ void __launch_bounds__(128) stx__norm_bwd_kern
     }
 }
 /* din and df for any C: a warp reads its row twice. dgain and dshift are stx__columns'. */
-template<int W> static __global__ void stx__norm_bwd_any_kernel(stx__num din, stx__num df, stx__num dy, stx__num in, stx__num gain, stx__num mean, stx__num rstd, size_t N, size_t C,
-        int add_din, int add_df, stx__drop d) {
+template<int W> static __global__ void stx__norm_bwd_any_kernel(stx__norm_nums v, size_t N, size_t C, stx__drop d) {
+    const stx__num din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean, rstd = v.rstd;
     const size_t lane = threadIdx.x % 32;
     uint64_t stream = df.p && d.keep ? stx__drop_stream(d) : 0;
     for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
@@ -1105,44 +1110,53 @@ template<int W> static __global__ void stx__norm_bwd_any_kernel(stx__num din, st
                 for (int e = 0; e < W; e++) by[e] = 1;
                 if (d.keep) stx__mask<W>(by, d, stream, i);
                 for (int e = 0; e < W; e++) by[e] *= g[e];
-                stx__addn<W>(df, i, by, add_df);
+                stx__addn<W>(df, i, by, v.add_df);
             }
-            if (din.p) stx__addn<W>(din, i, g, add_din);
+            if (din.p) stx__addn<W>(din, i, g, v.add_din);
         }
     }
 }
-static void stx__norm_bwd(stx_ctx *x, const char *name, stx_real *din, stx_real *df, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in, const stx_real *gain,
-                          const stx_real *mean, const stx_real *rstd, size_t N, size_t C, int add_din, int add_df, stx__drop d) {
-    stx__num D = stx__num_of(x, din), F = stx__num_of(x, df), G = stx__num_of(x, dy), A = stx__num_of(x, in), W = stx__num_of(x, gain);
-    stx__num M = stx__num_of(x, mean), R = stx__num_of(x, rstd);
-    int four = C % 4 == 0 && stx__by4(D) && stx__by4(F) && stx__by4(G) && stx__by4(A) && stx__by4(W);
+/* add_ds: ds is added to, not written */
+static void stx__norm_bwd(stx_ctx *x, const char *name, const stx_residual_norm_args *a, int add_ds) {
+    const size_t N = a->N, C = a->C;
+    stx__drop d = stx__drop_of(x, a->drop, a->seed, a->stream);
+    stx__norm_nums v;
+    int four;
+    v.din = stx__num_of(x, a->ds); v.df = stx__num_of(x, a->df); v.dy = stx__num_of(x, a->dy); v.in = stx__num_of(x, a->s);
+    v.gain = stx__num_of(x, a->gain); v.mean = stx__num_of(x, a->mean); v.rstd = stx__num_of(x, a->rstd);
+    v.add_din = add_ds; v.add_df = a->accumulate;
+    four = C % 4 == 0 && stx__by4(v.din) && stx__by4(v.df) && stx__by4(v.dy) && stx__by4(v.in) && stx__by4(v.gain);
     if (!N || !C) return;
     if (four && C <= 1024) {
         size_t rows = stx__chunk(N, 32, 2048), blocks = (N + rows - 1) / rows;
         float *part = NULL;
-        if ((dgain || dshift) && !(part = (float *)stx__scratch_of(x, blocks * 2 * C * sizeof *part, name))) return;
-        if (C <= 128) STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<1>, (unsigned)blocks, 128, 0, D, F, part, G, A, W, M, R, N, C, rows, add_din, add_df, d);
-        else if (C <= 256) STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<2>, (unsigned)blocks, 128, 0, D, F, part, G, A, W, M, R, N, C, rows, add_din, add_df, d);
-        else if (C <= 512) STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<4>, (unsigned)blocks, 128, 0, D, F, part, G, A, W, M, R, N, C, rows, add_din, add_df, d);
-        else STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<8>, (unsigned)blocks, 128, 0, D, F, part, G, A, W, M, R, N, C, rows, add_din, add_df, d);
-        if (dgain) stx__columns_sum(x, name, dgain, part, 2 * C, blocks, C);
-        if (dshift) stx__columns_sum(x, name, dshift, part + C, 2 * C, blocks, C);
+        if ((a->dgain || a->dshift) && !(part = (float *)stx__scratch_of(x, blocks * 2 * C * sizeof *part, name))) return;
+        if (C <= 128) STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<1>, (unsigned)blocks, 128, 0, v, part, N, C, rows, d);
+        else if (C <= 256) STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<2>, (unsigned)blocks, 128, 0, v, part, N, C, rows, d);
+        else if (C <= 512) STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<4>, (unsigned)blocks, 128, 0, v, part, N, C, rows, d);
+        else STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<8>, (unsigned)blocks, 128, 0, v, part, N, C, rows, d);
+        if (a->dgain) stx__columns_sum(x, name, a->dgain, part, 2 * C, blocks, C);
+        if (a->dshift) stx__columns_sum(x, name, a->dshift, part + C, 2 * C, blocks, C);
         return;
     }
-    if (dgain || dshift) stx__columns(x, name, dgain, dshift, dy, in, mean, rstd, N, C);
-    if (!din && !df) return;
-    if (four) STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<4>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, D, F, G, A, W, M, R, N, C, add_din, add_df, d);
-    else STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<1>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, D, F, G, A, W, M, R, N, C, add_din, add_df, d);
+    if (a->dgain || a->dshift) stx__columns(x, name, a->dgain, a->dshift, a->dy, a->s, a->mean, a->rstd, N, C);
+    if (!a->ds && !a->df) return;
+    if (four) STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<4>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, v, N, C, d);
+    else STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<1>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, v, N, C, d);
 }
-void stx_layernorm_bwd_cuda(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in, const stx_real *gain, const stx_real *mean,
-                            const stx_real *rstd, size_t N, size_t C, int accumulate) {
-    stx__norm_bwd(x, "stx_layernorm_bwd", din, NULL, dgain, dshift, dy, in, gain, mean, rstd, N, C, accumulate, 0, stx__drop_of(x, 0, 0, 0));
+void stx_layernorm_bwd_cuda(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in,
+                            const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C, int accumulate) {
+    stx_residual_norm_args a;
+    memset(&a, 0, sizeof a);
+    a.N = N; a.C = C;
+    a.s = (stx_real *)in; a.gain = gain; a.mean = (stx_real *)mean; a.rstd = (stx_real *)rstd;     /* only read */
+    a.dy = dy;
+    a.ds = din; a.dgain = dgain; a.dshift = dshift;
+    stx__norm_bwd(x, "stx_layernorm_bwd", &a, accumulate);
 }
 /* ds = layernorm' ; df = or += ds mask / keep */
-void stx_residual_norm_bwd_cuda(stx_ctx *x, stx_real *ds, stx_real *df, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *s, const stx_real *gain,
-                                const stx_real *mean, const stx_real *rstd, size_t N, size_t C, stx_real drop, uint64_t seed, uint64_t stream, int accumulate) {
-    stx__norm_bwd(x, "stx_residual_norm_bwd", ds, df, dgain, dshift, dy, s, gain, mean, rstd, N, C, 0, accumulate, stx__drop_of(x, drop, seed, stream));
-}
+void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) { stx__norm_bwd(x, "stx_residual_norm_bwd", a, 0); }
+
 
 // >>embedding ---------------------------------------------------------------------------------------------------------
 
@@ -1386,17 +1400,14 @@ static void stx__gemm_close(stx_gpu *g) {
     g->plans = NULL;
     g->lt = NULL;
 }
-/* For tests: how many plans there are; g->tune */
-extern "C" size_t stx__plans_count(const stx_ctx *x) { const stx__plans *p = (const stx__plans *)stx__gpu(x)->plans; return p ? p->count : 0; }
-extern "C" void stx__plans_tune(stx_ctx *x, int tune) { stx__gpu(x)->tune = tune; }
 
 static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const stx__plan_key *k) {
     stx_fail(x, STX_ERR_DEVICE, "%s: cublasLt says %s for %zu products of (%zu,%zu) and (%zu,%zu), %s to %s, on %s: nothing that this step made can be "
              "used; free the context and go on from the last checkpoint", what, cublasLtGetStatusName(s), k->batch, k->M, k->K, k->K, k->N,
              k->half_in ? "bf16" : "f32", k->half_out ? "bf16" : "f32", stx__gpu(x)->name);
 }
-/* Calls one after the other until one fails */
-#define STX__LT(call) do { if (s == CUBLAS_STATUS_SUCCESS) s = (call); } while (0)
+/* Calls one after the other until one fails: s is the first status that is no success */
+#define STX__LT(s, call) do { if ((s) == CUBLAS_STATUS_SUCCESS) (s) = (call); } while (0)
 
 /* A row-major (rows,cols) is a column-major (cols,rows). */
 static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t rows, size_t cols, size_t ld, size_t batch, size_t stride) {
@@ -1404,17 +1415,17 @@ static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t ro
     int32_t count = (int32_t)batch;
     int64_t step = (int64_t)stride;
     if (batch > 1) {
-        STX__LT(cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
-        STX__LT(cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step));
+        STX__LT(s, cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+        STX__LT(s, cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step));
     }
     return s;
 }
 static cublasStatus_t stx__lt_run(stx_gpu *g, const stx__plan *p, const stx__operands *o, const cublasLtMatmulAlgo_t *algo, size_t used, void *D) {
     void *room = used ? ((stx__plans *)g->plans)->room : NULL;
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
-    if (o->bias) STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
+    if (o->bias) STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
     (void)cudaSetDevice(g->index);
-    STX__LT(cublasLtMatmul(g->lt, p->op, &o->alpha, o->B, p->b, o->A, p->a, &o->beta, o->C, p->c, D, p->c, algo, room, used, g->stream));
+    STX__LT(s, cublasLtMatmul(g->lt, p->op, &o->alpha, o->B, p->b, o->A, p->a, &o->beta, o->C, p->c, D, p->c, algo, room, used, g->stream));
     return s;
 }
 /* The fastest of n candidates: the best of three runs each, after one that does not count. They write to memory of their own: C must be
@@ -1456,23 +1467,23 @@ static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operan
     cublasStatus_t s;
     if (g->tune == -1 || (g->tune == -2 && epilogue != CUBLASLT_EPILOGUE_DEFAULT)) { p->plain = 1; return CUBLAS_STATUS_SUCCESS; }
     s = cublasLtMatmulDescCreate(&p->op, k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &opB, sizeof opB));
-    STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &opA, sizeof opA));
-    STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &opB, sizeof opB));
+    STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &opA, sizeof opA));
+    STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
     if (o->bias) {
-        STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias, sizeof bias));
-        STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
+        STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias, sizeof bias));
+        STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
     }
-    STX__LT(stx__layout(&p->a, k->half_in, k->ta ? k->K : k->M, k->ta ? k->M : k->K, k->lda, k->batch, k->sa));
-    STX__LT(stx__layout(&p->b, k->half_in, k->tb ? k->N : k->K, k->tb ? k->K : k->N, k->ldb, k->batch, k->sb));
-    STX__LT(stx__layout(&p->c, k->half_out, k->M, k->N, k->ldc, k->batch, k->sc));
-    STX__LT(cublasLtMatmulPreferenceCreate(&pref));
-    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room));
-    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
-    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &ab, sizeof ab));
-    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &aa, sizeof aa));
-    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &ac, sizeof ac));
-    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &ac, sizeof ac));
+    STX__LT(s, stx__layout(&p->a, k->half_in, k->ta ? k->K : k->M, k->ta ? k->M : k->K, k->lda, k->batch, k->sa));
+    STX__LT(s, stx__layout(&p->b, k->half_in, k->tb ? k->N : k->K, k->tb ? k->K : k->N, k->ldb, k->batch, k->sb));
+    STX__LT(s, stx__layout(&p->c, k->half_out, k->M, k->N, k->ldc, k->batch, k->sc));
+    STX__LT(s, cublasLtMatmulPreferenceCreate(&pref));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &ab, sizeof ab));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &aa, sizeof aa));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &ac, sizeof ac));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &ac, sizeof ac));
     if (s == CUBLAS_STATUS_SUCCESS) {
         s = cublasLtMatmulAlgoGetHeuristic(g->lt, p->op, p->b, p->a, p->c, p->c, pref, STX__CANDIDATES, r, &n);
         if (s == CUBLAS_STATUS_NOT_SUPPORTED) { s = CUBLAS_STATUS_SUCCESS; n = 0; }
@@ -1529,8 +1540,17 @@ static __global__ void stx__pack_kernel(stx__num to, size_t ldt, stx__num a, siz
    for what cublasLt has no algorithm for. A block of 256 threads makes a tile of 64 x 64, 4 x 4 numbers a thread, 16 of K at a time through shared memory: each number is one
    sum over K in order. */
 enum { STX__GEMM_TILE = 64, STX__GEMM_SLAB = 16, STX__GEMM_LD = STX__GEMM_TILE + 1 };
-static __global__ void __launch_bounds__(256) stx__gemm_plain_kernel(stx__num C, size_t ldc, size_t sc, stx__num A, size_t lda, size_t sa, stx__num B, size_t ldb, size_t sb,
-                                                                     size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, float beta, stx__num bias, int relu) {
+struct stx__gemm_nums {
+    stx__num A, B, C, bias;         /* as in stx_gemm_args; bias (N), or none */
+    size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
+    int ta, tb, relu;
+    float alpha, beta;
+};
+static __global__ void __launch_bounds__(256) stx__gemm_plain_kernel(stx__gemm_nums g) {
+    const stx__num A = g.A, B = g.B, C = g.C, bias = g.bias;
+    const size_t batch = g.batch, M = g.M, N = g.N, K = g.K, lda = g.lda, ldb = g.ldb, ldc = g.ldc, sa = g.sa, sb = g.sb, sc = g.sc;
+    const int ta = g.ta, tb = g.tb, relu = g.relu;
+    const float alpha = g.alpha, beta = g.beta;
     STX__SHARED(float, as, STX__GEMM_SLAB * STX__GEMM_LD);
     STX__SHARED(float, bs, STX__GEMM_SLAB * STX__GEMM_LD);
     size_t across = (N + STX__GEMM_TILE - 1) / STX__GEMM_TILE, tiles = (M + STX__GEMM_TILE - 1) / STX__GEMM_TILE * across;
@@ -1574,10 +1594,9 @@ static __global__ void __launch_bounds__(256) stx__gemm_plain_kernel(stx__num C,
             }
     }
 }
-static void stx__gemm_plain(stx_ctx *x, const char *what, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, const stx__num &A, size_t lda, size_t sa,
-                            const stx__num &B, size_t ldb, size_t sb, float beta, const stx__num &C, size_t ldc, size_t sc, const stx__num &bias, int relu) {
-    size_t tiles = (M + STX__GEMM_TILE - 1) / STX__GEMM_TILE * ((N + STX__GEMM_TILE - 1) / STX__GEMM_TILE) * batch;
-    STX__RUN_KERNEL(x, what, stx__gemm_plain_kernel, stx__blocks(tiles, 1, 1u << 30), 256, 0, C, ldc, sc, A, lda, sa, B, ldb, sb, batch, ta, tb, M, N, K, alpha, beta, bias, relu);
+static void stx__gemm_plain(stx_ctx *x, const char *what, const stx__gemm_nums *g) {
+    size_t tiles = (g->M + STX__GEMM_TILE - 1) / STX__GEMM_TILE * ((g->N + STX__GEMM_TILE - 1) / STX__GEMM_TILE) * g->batch;
+    STX__RUN_KERNEL(x, what, stx__gemm_plain_kernel, stx__blocks(tiles, 1, 1u << 30), 256, 0, *g);
 }
 
 /* An operand as the product will read it; pack: it has to be copied first, to bfloat16 if half */
@@ -1617,13 +1636,15 @@ static int stx__align(const void *p) {
     return a % 256 == 0 ? 256 : a % 16 == 0 ? 16 : (int)(a & (0 - a));
 }
 
-/* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices at strides sa, sb, sc; then, with bias (N) or relu, C = relu(C + bias) in
-   the same pass. Returns 0 if that is left to be done, where cublasLt has no algorithm that does it. The bias has C's type and is aligned to
+/* The product g, then, with bias (N) or relu, C = relu(C + bias) in the same pass. Returns 0 if that is left to be done, where cublasLt has no algorithm that does it. The bias has C's type and is aligned to
    16 bytes, if need be by a copy: "cuBLASLt's alignment preferences cover A, B, C, D but not the epilogue bias pointer, so the heuristic can
    pick a kernel that assumes 16-byte bias alignment" (pytorch/pytorch 194497). */
-static int stx__lt_product(stx_ctx *x, const char *what, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, const stx_real *A, size_t lda, size_t sa,
-                           const stx_real *B, size_t ldb, size_t sb, float beta, stx_real *C, size_t ldc, size_t sc, const stx_real *bias, int relu) {
-    stx_gpu *g = stx__gpu(x);
+static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias, int relu) {
+    const int ta = g->ta, tb = g->tb;
+    const size_t N = g->N, K = g->K;
+    size_t batch = g->batch, M = g->M;
+    const float alpha = g->alpha, beta = g->beta;
+    stx_gpu *gpu = stx__gpu(x);
     stx__plan_key key;
     stx__plan *plan = NULL;
     stx__operands o;
@@ -1633,19 +1654,19 @@ static int stx__lt_product(stx_ctx *x, const char *what, size_t batch, int ta, i
     int low, fuse = bias || relu;
     cublasStatus_t s;
     if (!stx_ok(x) || !batch || !M || !N) return 1;
-    c = stx__num_of(x, C);
+    c = stx__num_of(x, g->C);
     if (!K || alpha == 0) {
-        STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, ldc, sc, M, N, batch * M, beta);
+        STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, g->ldc, g->sc, M, N, batch * M, beta);
         return !fuse;
     }
     /* one matrix for all: then the batch is more rows of one product */
-    if (batch > 1 && !ta && !sb && sa == M * lda && sc == M * ldc) { M *= batch; batch = 1; }
+    if (batch > 1 && !ta && !g->sb && g->sa == M * g->lda && g->sc == M * g->ldc) { M *= batch; batch = 1; }
     if (M > INT32_MAX || N > INT32_MAX || K > INT32_MAX || batch > INT32_MAX) {
         stx_fail(x, STX_ERR_ARG, "%s: %zu products of (%zu,%zu) and (%zu,%zu): a GPU takes sizes up to 2147483647; use smaller batches", what, batch, M, K, K, N);
         return 1;
     }
-    a = stx__operand_of(x, A, ta ? K : M, ta ? M : K, lda, sa, batch);
-    b = stx__operand_of(x, B, tb ? N : K, tb ? K : N, ldb, sb, batch);
+    a = stx__operand_of(x, g->A, ta ? K : M, ta ? M : K, g->lda, g->sa, batch);
+    b = stx__operand_of(x, g->B, tb ? N : K, tb ? K : N, g->ldb, g->sb, batch);
     v = stx__operand_of(x, bias, 1, N, N, 0, 1);
     low = a.v.half || a.v.twin || b.v.half || b.v.twin || c.half;
     stx__want(&a, low, 1);
@@ -1663,11 +1684,11 @@ static int stx__lt_product(stx_ctx *x, const char *what, size_t batch, int ta, i
     }
     memset(&key, 0, sizeof key);
     key.batch = batch; key.M = M; key.N = N; key.K = K;
-    key.lda = a.ld; key.ldb = b.ld; key.ldc = M > 1 ? ldc : N;
-    key.sa = a.stride; key.sb = b.stride; key.sc = batch > 1 ? sc : 0;
+    key.lda = a.ld; key.ldb = b.ld; key.ldc = M > 1 ? g->ldc : N;
+    key.sa = a.stride; key.sb = b.stride; key.sc = batch > 1 ? g->sc : 0;
     key.ta = !!ta; key.tb = !!tb;
     key.half_in = low; key.half_out = c.half;
-    key.tf32 = g->tf32 && !low; key.beta0 = beta == 0;
+    key.tf32 = gpu->tf32 && !low; key.beta0 = beta == 0;
     key.align_a = stx__align(a.v.p); key.align_b = stx__align(b.v.p); key.align_c = stx__align(c.p);
     o.A = a.v.p; o.B = b.v.p; o.C = c.p;
     o.alpha = alpha; o.beta = beta;
@@ -1681,20 +1702,24 @@ static int stx__lt_product(stx_ctx *x, const char *what, size_t batch, int ta, i
     }
     if (!plan || !stx_ok(x)) return 1;
     if (plan->plain) {
-        stx__gemm_plain(x, what, batch, ta, tb, M, N, K, alpha, a.v, key.lda, key.sa, b.v, key.ldb, key.sb, beta, c, key.ldc, key.sc, v.v, relu);
+        stx__gemm_nums p;
+        p.A = a.v; p.B = b.v; p.C = c; p.bias = v.v;
+        p.batch = batch; p.M = M; p.N = N; p.K = K;
+        p.lda = key.lda; p.ldb = key.ldb; p.ldc = key.ldc;
+        p.sa = key.sa; p.sb = key.sb; p.sc = key.sc;
+        p.ta = ta; p.tb = tb; p.relu = relu;
+        p.alpha = alpha; p.beta = beta;
+        stx__gemm_plain(x, what, &p);
         return 1;
     }
-    s = stx__lt_run(g, plan, &o, &plan->algo, plan->used, c.p);
+    s = stx__lt_run(gpu, plan, &o, &plan->algo, plan->used, c.p);
     if (s != CUBLAS_STATUS_SUCCESS) { stx__lt_fail(x, what, s, &key); return 1; }
     if (c.twin) STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, key.ldc, key.sc, M, N, batch * M, 1.0f);
     return key.epilogue != CUBLASLT_EPILOGUE_DEFAULT || !fuse;
 }
 
 /* As stx_gemm; see stx__lt_product. */
-void stx_gemm_cuda(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, stx_real alpha, const stx_real *A, size_t lda, size_t sa,
-                   const stx_real *B, size_t ldb, size_t sb, stx_real beta, stx_real *C, size_t ldc, size_t sc) {
-    stx__lt_product(x, "stx_gemm", batch, ta, tb, M, N, K, alpha, A, lda, sa, B, ldb, sb, beta, C, ldc, sc, NULL, 0);
-}
+void stx_gemm_cuda(stx_ctx *x, const stx_gemm_args *g) { stx__lt_product(x, "stx_gemm", g, NULL, 0); }
 
 // >>linear ------------------------------------------------------------------------------------------------------------
 
@@ -1703,8 +1728,9 @@ void stx_gemm_cuda(stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N,
 void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t I, size_t O, int act) {
     stx_real *to = pre ? pre : y;
     int relu = act == STX_ACT_RELU && !pre;
+    stx_gemm_args g = stx_gemm_of(0, 1, N, O, I, in, W, to);
     if (!stx_ok(x) || !N || !O) return;
-    if (!stx__lt_product(x, "stx_linear_fwd", 1, 0, 1, N, O, I, 1, in, I, 0, W, I, 0, 0, to, O, 0, b, relu)) {
+    if (!stx__lt_product(x, "stx_linear_fwd", &g, b, relu)) {
         stx_bias_act_fwd_cuda(x, to, NULL, b, N, O, pre ? STX_ACT_NONE : act);
         if (!pre) return;
     }
@@ -1756,15 +1782,25 @@ static void stx__slope_columns(stx_ctx *x, const char *what, stx_real *db, stx_r
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da
    db is not left to cublasLt's epilogue BGRADB of dW's product: that one stores and does not add, in the type of dW, and narrows the choice
    of algorithms, while with an activation da has to be read and written anyway and the sums come with it. */
-void stx_linear_bwd_cuda(stx_ctx *x, stx_real *dx, stx_real *dW, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, const stx_real *in, const stx_real *W,
-                         size_t N, size_t I, size_t O, int act, int accumulate) {
+void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
+    const size_t N = a->N, I = a->Ci, O = a->O;
+    const int act = a->act;
+    stx_real *db = N && O ? a->db : NULL;
+    stx_gemm_args g;
     if (!stx_ok(x)) return;
-    if (!N || !O) db = NULL;
-    if (act && db) stx__slope_columns(x, "stx_linear_bwd, db", db, da, y, pre, N, O, act);
-    else if (act) stx_act_bwd_cuda(x, da, da, y, pre, N * O, act, 0);
-    else if (db) stx__columns(x, "stx_linear_bwd, db", db, NULL, da, NULL, NULL, NULL, N, O);
-    if (dx) stx__lt_product(x, "stx_linear_bwd, dx", 1, 0, 0, N, I, O, 1, da, O, 0, W, I, 0, accumulate ? 1.0f : 0.0f, dx, I, 0, NULL, 0);
-    if (dW) stx__lt_product(x, "stx_linear_bwd, dW", 1, 1, 0, O, I, N, 1, da, O, 0, in, I, 0, 1, dW, I, 0, NULL, 0);
+    if (act && db) stx__slope_columns(x, "stx_linear_bwd, db", db, a->da, a->y, a->pre, N, O, act);
+    else if (act) stx_act_bwd_cuda(x, a->da, a->da, a->y, a->pre, N * O, act, 0);
+    else if (db) stx__columns(x, "stx_linear_bwd, db", db, NULL, a->da, NULL, NULL, NULL, N, O);
+    if (a->dx) {
+        g = stx_gemm_of(0, 0, N, I, O, a->da, a->W, a->dx);
+        g.beta = a->accumulate ? 1.0f : 0.0f;
+        stx__lt_product(x, "stx_linear_bwd, dx", &g, NULL, 0);
+    }
+    if (a->dW) {
+        g = stx_gemm_of(1, 0, O, I, N, a->da, a->in, a->dW);
+        g.beta = 1;
+        stx__lt_product(x, "stx_linear_bwd, dW", &g, NULL, 0);
+    }
 }
 
 /* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b. A thread takes four neighbours of a row at a time. */
@@ -2320,6 +2356,16 @@ typedef struct stx__attn0 {
     stx__num q, k, v, pe, u, vb, pk, pv, y, dy;
 } stx__attn0;
 
+/* The next part of a scratch at base: at which offset, a multiple of 256 */
+static size_t stx__cut(size_t *at, size_t bytes) {
+    size_t from = *at;
+    *at += (bytes + 255) / 256 * 256;
+    return from;
+}
+static float *stx__cut_floats(char *base, size_t *at, size_t count) {     /* NULL without a base */
+    size_t from = stx__cut(at, count * sizeof(float));
+    return base ? (float *)(void *)(base + from) : NULL;
+}
 static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
     const stx_attention_args *a = A->a;
     const size_t budget = (size_t)200 << 20, few = stx__gpu(A->x)->attention == 3;
@@ -2350,24 +2396,22 @@ static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
     for (i = 0; i < STX__SHARED_SUMS; i++) unit += A->size[i];
     A->units = few ? 3 : budget / (unit * sizeof(float));
     A->units = STX_MAX((size_t)1, STX_MIN(STX_MIN(A->units, all), (size_t)65535));
-  #define STX__TAKE(field, count) do { A->field = base ? (float *)(void *)(base + at) : NULL; at += ((count) * sizeof(float) + 255) / 256 * 256; } while (0)
-    STX__TAKE(s, A->units * A->n * A->ld);
-    STX__TAKE(o, A->units * A->n * a->D);
+    A->s = stx__cut_floats(base, &at, A->units * A->n * A->ld);
+    A->o = stx__cut_floats(base, &at, A->units * A->n * a->D);
     if (backward) {
-        STX__TAKE(g, A->units * A->n * A->ld);
-        STX__TAKE(o2, A->units * A->n * a->D);
-        STX__TAKE(rows, A->units * A->n);
+        A->g = stx__cut_floats(base, &at, A->units * A->n * A->ld);
+        A->o2 = stx__cut_floats(base, &at, A->units * A->n * a->D);
+        A->rows = stx__cut_floats(base, &at, A->units * A->n);
         A->parts_bytes = at;
-        STX__TAKE(dk, a->dk ? A->units * a->S * a->D : 0);
-        STX__TAKE(dv, a->dv ? A->units * a->S * a->D : 0);
+        A->dk = stx__cut_floats(base, &at, a->dk ? A->units * a->S * a->D : 0);
+        A->dv = stx__cut_floats(base, &at, a->dv ? A->units * a->S * a->D : 0);
         A->parts = A->dk;
-        for (i = 0; i < STX__SHARED_SUMS; i++) STX__TAKE(part[i], A->units * A->size[i]);
+        for (i = 0; i < STX__SHARED_SUMS; i++) A->part[i] = stx__cut_floats(base, &at, A->units * A->size[i]);
         A->parts_bytes = at - A->parts_bytes;
         A->all_bytes = at;
-        for (i = 0; i < STX__SHARED_SUMS; i++) STX__TAKE(all[i], A->copies[i] * A->size[i]);
+        for (i = 0; i < STX__SHARED_SUMS; i++) A->all[i] = stx__cut_floats(base, &at, A->copies[i] * A->size[i]);
         A->all_bytes = at - A->all_bytes;
     }
-  #undef STX__TAKE
     return A->bytes = at + 256;
 }
 static void stx__attn0_open(stx__attn0 *A, stx_ctx *x, const stx_attention_args *a, int backward) {
@@ -3318,6 +3362,9 @@ template<class P> static stx__at_pick stx__at_choose_float(const stx__at *p, int
     return p->D <= 32 ? stx__at_choice<P, 32, 64, 1, 1>(p, two)
          : p->D <= 64 ? stx__at_choice<P, 64, 32, 1, 1>(p, two) : stx__at_choice<P, 128, 16, 1, 1>(p, two);
 }
+template<int DP, int BK, int MT> static stx__at_pick stx__at_choose_bf16(const stx__at *p, int two) {
+    return two ? stx__at_choice<stx__at_bf16, DP, BK, MT, 1>(p, 1) : stx__at_choice<stx__at_bf16, DP, BK, MT, 0>(p, 0);
+}
 /* Two strips a warp where the span is worth a tile of 128 queries and there are blocks enough for a large GPU: two on each of 132
    multiprocessors. The GPU at hand must not decide. Tiles of 64 and of 128 queries begin at different keys where the oldest key cuts the
    window off, so they sum in another order, and the bits of a run would change from one GPU to another. */
@@ -3327,11 +3374,9 @@ static stx__at_pick stx__at_choose(stx_ctx *x, const stx__at *p, int half) {
     int two = p->u.p || p->vb.p, many = (size_t)p->B * p->H * ((p->T + 127) / 128) >= STX__AT_MANY;
     int wide = (p->span >= 512 && p->T >= 128 && many) || g->attention == 4;
     if (!half) return g->tf32 ? stx__at_choose_float<stx__at_tf32>(p, two) : stx__at_choose_float<stx__at_f32>(p, two);
-#define STX__AT(DP, BK, MT) (two ? stx__at_choice<stx__at_bf16, DP, BK, MT, 1>(p, 1) : stx__at_choice<stx__at_bf16, DP, BK, MT, 0>(p, 0))
-    if (p->D <= 32) return wide ? STX__AT(32, 64, 2) : STX__AT(32, 64, 1);
-    if (p->D <= 64) return wide ? STX__AT(64, 64, 2) : STX__AT(64, 64, 1);
-    return STX__AT(128, 32, 1);
-#undef STX__AT
+    if (p->D <= 32) return wide ? stx__at_choose_bf16<32, 64, 2>(p, two) : stx__at_choose_bf16<32, 64, 1>(p, two);
+    if (p->D <= 64) return wide ? stx__at_choose_bf16<64, 64, 2>(p, two) : stx__at_choose_bf16<64, 64, 1>(p, two);
+    return stx__at_choose_bf16<128, 32, 1>(p, two);
 }
 /* Can the fused kernels run this call? From the host's knowledge alone. */
 static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) {
@@ -4128,18 +4173,16 @@ static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_p
         most = STX_MAX((size_t)1, STX__AB_PARTS / one);
         s.table_splits = (int)STX_MIN(most, (size_t)STX_MIN(s.combos, STX_MAX(1, 64 / s.tables)));
     }
-#define STX__TAKE(what, want, bytes) do { s.what = at; if (want) at += ((size_t)(bytes) + 255) / 256 * 256; } while (0)
-    STX__TAKE(list, s.queries, (size_t)H * s.tiles * 4);
-    STX__TAKE(bits, 1, stx__at_words(a) * stx__at_rows(a) * 4);
-    STX__TAKE(dsum, 1, a->B * a->H * a->T * 4);
-    STX__TAKE(du, a->du, a->B * s.tiles * a->H * a->D * 4);
-    STX__TAKE(dvb, a->dvb, a->B * s.tiles * a->H * a->D * 4);
-    STX__TAKE(dz, a->dz, a->B * s.tiles * a->H * 4);
-    STX__TAKE(dpk, s.vectors && a->dpk, s.vector_splits * a->H * a->N * a->D * 4);
-    STX__TAKE(dpv, s.vectors && a->dpv, s.vector_splits * a->H * a->N * a->D * 4);
-    STX__TAKE(dpe, s.table, s.table_splits * one);
-    STX__TAKE(used, s.table, (size_t)s.diagonals * s.tables * s.table_splits * 4);
-#undef STX__TAKE
+    s.list = stx__cut(&at, s.queries ? (size_t)H * s.tiles * 4 : 0);
+    s.bits = stx__cut(&at, stx__at_words(a) * stx__at_rows(a) * 4);
+    s.dsum = stx__cut(&at, a->B * a->H * a->T * 4);
+    s.du = stx__cut(&at, a->du ? a->B * s.tiles * a->H * a->D * 4 : 0);
+    s.dvb = stx__cut(&at, a->dvb ? a->B * s.tiles * a->H * a->D * 4 : 0);
+    s.dz = stx__cut(&at, a->dz ? a->B * s.tiles * a->H * 4 : 0);
+    s.dpk = stx__cut(&at, s.vectors && a->dpk ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
+    s.dpv = stx__cut(&at, s.vectors && a->dpv ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
+    s.dpe = stx__cut(&at, s.table ? s.table_splits * one : 0);
+    s.used = stx__cut(&at, s.table ? (size_t)s.diagonals * s.tables * s.table_splits * 4 : 0);
     s.bytes = at;
     return s;
 }

@@ -735,18 +735,42 @@ static inline void stx__sru_settle(int stream) { (void)stream; }
 
 // >>recurrence: forward
 
-/* `steps` steps of n columns, rows ld* apart; vf, vr have V's rows added if gates */
 #define STX__SRU_R const stx_real *STX_RESTRICT
 #define STX__SRU_W stx_real *STX_RESTRICT
-#define STX__SRU_IN STX__SRU_R u0, STX__SRU_R u2, ptrdiff_t ldu, STX__SRU_R xt, ptrdiff_t ldx, STX__SRU_R V, ptrdiff_t ldv, size_t O, \
-    STX__SRU_R vf, STX__SRU_R vr, STX__SRU_R br, STX__SRU_R m, stx_real alpha, size_t steps, size_t n
-#define STX__SRU_ARGS u0, u2, ldu, xt, ldx, V, ldv, O, vf, vr, br, m, alpha, steps, n
-/* ... as a caller has them: steps p to end - 1 of block k of a, the first at row; u, x and V ldu, ldx, ldv apart, x from xt on */
-#define STX__SRU_HERE stx__sru_u(k, row, 0), stx__sru_u(k, row, 2), ldu, xt, ldx, V, ldv, k->O, k->vf, k->vr, k->br, k->m, stx__sru_alpha(a), end - p, k->n
+/* What the loops over steps read: `steps` steps of n columns, rows ld* apart (backward: the first one is the last step, and they are
+   walked towards lower addresses). Pointers that are written are the loops' own arguments, with STX_RESTRICT, so that no loop has to
+   fear that it overwrites what it reads. vf, vr have V's rows added if gates. */
+typedef struct stx__sru_rows {
+    const stx_real *u0, *u1, *u2, *xt, *V;      /* planes of u, the highway's input, gates' addition */
+    ptrdiff_t ldu, ldx, ldv;
+    const stx_real *vf, *vr, *bf, *br, *m;      /* (n): one row for all steps */
+    const stx_real *dh, *cs, *fs;               /* backward: states before each step (and after the last) and forget gates, rows W apart */
+    ptrdiff_t ldh, ldd;                         /* rows of h or dh; of dx */
+    size_t O, W, steps, n;                      /* O: from plane to plane */
+    stx_real alpha;
+    int far_, tanh_, gates;
+} stx__sru_rows;
+/* Steps p to end - 1 of block k, which stand at `row` and before or behind it */
+static void stx__sru_rows_of(stx__sru_rows *r, const stx__sru_block *k, size_t row, size_t steps) {
+    const stx_sru_args *a = k->a;
+    memset(r, 0, sizeof *r);
+    r->u0 = stx__sru_u(k, row, 0); r->u1 = stx__sru_u(k, row, 1); r->u2 = stx__sru_u(k, row, 2);
+    r->ldu = k->step * (ptrdiff_t)k->ldu;
+    r->xt = stx__sru_x(k, row, &r->ldx);
+    r->V = a->V ? a->V + row * 2 * k->O + k->o : k->none;
+    r->ldv = a->V ? 2 * k->step * (ptrdiff_t)k->O : 0;
+    r->vf = k->vf; r->vr = k->vr; r->bf = k->bf; r->br = k->br; r->m = k->m;
+    r->O = k->O; r->steps = steps; r->n = k->n;
+    r->alpha = stx__sru_alpha(a);
+    r->far_ = k->far_; r->tanh_ = a->tanh; r->gates = a->V != NULL;
+}
 
-#define STX__SRU_FWD_IN STX__SRU_W h, ptrdiff_t ldh, STX__SRU_W c, STX__SRU_R u1, STX__SRU_R bf, STX__SRU_IN, int far_
-#define STX__SRU_FWD_ARGS h, ldh, c, u1, bf, STX__SRU_ARGS, far_
-STX_INNER void stx__sru_steps_as(int fma, STX__SRU_FWD_IN, int tanh_, int gates) {
+STX_INNER void stx__sru_steps_as(int fma, STX__SRU_W h, STX__SRU_W c, const stx__sru_rows *k, int tanh_, int gates) {
+    const stx_real *u0 = k->u0, *u1 = k->u1, *u2 = k->u2, *xt = k->xt, *V = k->V, *vf = k->vf, *vr = k->vr, *bf = k->bf, *br = k->br, *m = k->m;
+    const ptrdiff_t ldh = k->ldh, ldu = k->ldu, ldx = k->ldx, ldv = k->ldv;
+    const size_t O = k->O, steps = k->steps, n = k->n;
+    const stx_real alpha = k->alpha;
+    const int far_ = k->far_;
     size_t p, j, j0, j1;
     stx_real out[STX__SRU_PIECE];
     for (p = 0; p < steps; p++, h += ldh, u0 += ldu, u1 += ldu, u2 += ldu, xt += ldx, V += ldv)
@@ -765,13 +789,13 @@ STX_INNER void stx__sru_steps_as(int fma, STX__SRU_FWD_IN, int tanh_, int gates)
         stx__sru_put(h + j0, out, j1 - j0, far_);
       }
 }
-STX_INNER void stx__sru_steps(int fma, STX__SRU_FWD_IN, int tanh_, int gates) {
-    if (tanh_ && gates) stx__sru_steps_as(fma, STX__SRU_FWD_ARGS, 1, 1);
-    else if (tanh_) stx__sru_steps_as(fma, STX__SRU_FWD_ARGS, 1, 0);
-    else if (gates) stx__sru_steps_as(fma, STX__SRU_FWD_ARGS, 0, 1);
-    else stx__sru_steps_as(fma, STX__SRU_FWD_ARGS, 0, 0);
+STX_INNER void stx__sru_steps(int fma, STX__SRU_W h, STX__SRU_W c, const stx__sru_rows *k) {
+    if (k->tanh_ && k->gates) stx__sru_steps_as(fma, h, c, k, 1, 1);
+    else if (k->tanh_) stx__sru_steps_as(fma, h, c, k, 1, 0);
+    else if (k->gates) stx__sru_steps_as(fma, h, c, k, 0, 1);
+    else stx__sru_steps_as(fma, h, c, k, 0, 0);
 }
-STX_EACH_ISA(stx__sru_steps, (STX__SRU_FWD_IN, int tanh_, int gates), STX__SRU_FWD_ARGS, tanh_, gates)
+STX_EACH_ISA(stx__sru_steps, (STX__SRU_W h, STX__SRU_W c, const stx__sru_rows *k), h, c, k)
 
 /* Steps [p0, p1) of a block, whose state before them is k->c */
 static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *k, const stx__sru_plan *plan, size_t p0, size_t p1) {
@@ -785,16 +809,16 @@ static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *k, const stx__sru_pla
             memset(a->h + row * k->O + k->o, 0, k->n * sizeof *a->h);
             p++;
         } else {
-            ptrdiff_t ldu = k->step * (ptrdiff_t)k->ldu, ldO = k->step * (ptrdiff_t)k->O, ldv = a->V ? 2 * ldO : 0, ldx;
-            const stx_real *xt = stx__sru_x(k, row, &ldx), *V = a->V ? a->V + row * 2 * k->O + k->o : k->none;
-            STX_CALL(x, stx__sru_steps, (a->h + row * k->O + k->o, ldO, k->c, stx__sru_u(k, row, 1), k->bf, STX__SRU_HERE, k->far_, a->tanh, a->V != NULL));
+            stx__sru_rows r;
+            stx__sru_rows_of(&r, k, row, end - p);
+            r.ldh = k->step * (ptrdiff_t)k->O;
+            STX_CALL(x, stx__sru_steps, (a->h + row * k->O + k->o, k->c, &r));
             p = end;
         }
     }
 }
 /* v zero: c_end = P c_begin + Q over steps that are not padding */
-#define STX__SRU_SCAN_IN STX__SRU_W P, STX__SRU_W Q, STX__SRU_R u0, STX__SRU_R u1, ptrdiff_t ldu, STX__SRU_R bf, size_t steps, size_t n
-STX_INNER void stx__sru_scan(int fma, STX__SRU_SCAN_IN) {
+STX_INNER void stx__sru_scan(int fma, STX__SRU_W P, STX__SRU_W Q, STX__SRU_R u0, STX__SRU_R u1, ptrdiff_t ldu, STX__SRU_R bf, size_t steps, size_t n) {
     size_t p, j;
     for (p = 0; p < steps; p++, u0 += ldu, u1 += ldu)
         for (j = 0; j < n; j++) {
@@ -803,7 +827,8 @@ STX_INNER void stx__sru_scan(int fma, STX__SRU_SCAN_IN) {
             Q[j] = STX_FMA(fma, Q[j] - u0[j], f, u0[j]);
         }
 }
-STX_EACH_ISA(stx__sru_scan, (STX__SRU_SCAN_IN), P, Q, u0, u1, ldu, bf, steps, n)
+STX_EACH_ISA(stx__sru_scan, (STX__SRU_W P, STX__SRU_W Q, STX__SRU_R u0, STX__SRU_R u1, ptrdiff_t ldu, STX__SRU_R bf, size_t steps, size_t n),
+              P, Q, u0, u1, ldu, bf, steps, n)
 
 static void stx__sru_state_in(stx__sru_block *k) {
     if (k->a->c0) memcpy(k->c, k->a->c0 + k->b * k->O + k->o, k->n * sizeof *k->c);
@@ -875,10 +900,11 @@ STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
 
 /* Backward. The states of a tile again: cs (steps+1,n), whose first row is there, and fs (steps,n), rows W apart:
        f = sigmoid(u1 + vf c + bf) ; c' = u0 + (c - u0) f */
-#define STX__SRU_AGAIN_IN stx_real *cs, STX__SRU_W fs, STX__SRU_R u0, STX__SRU_R u1, ptrdiff_t ldu, STX__SRU_R V, ptrdiff_t ldv, \
-    STX__SRU_R vf, STX__SRU_R bf, size_t steps, size_t n, int far_, size_t W
-#define STX__SRU_AGAIN_ARGS cs, fs, u0, u1, ldu, V, ldv, vf, bf, steps, n, far_, W
-STX_INNER void stx__sru_again_as(int fma, STX__SRU_AGAIN_IN, int gates) {
+STX_INNER void stx__sru_again_as(int fma, STX__SRU_W cs, STX__SRU_W fs, const stx__sru_rows *k, int gates) {
+    const stx_real *u0 = k->u0, *u1 = k->u1, *V = k->V, *vf = k->vf, *bf = k->bf;
+    const ptrdiff_t ldu = k->ldu, ldv = k->ldv;
+    const size_t W = k->W, steps = k->steps, n = k->n;
+    const int far_ = k->far_;
     size_t p, j, j0, j1;
     for (p = 0; p < steps; p++, cs += W, fs += W, u0 += ldu, u1 += ldu, V += ldv)
       for (j0 = 0; j0 < n; j0 = j1) {
@@ -891,27 +917,38 @@ STX_INNER void stx__sru_again_as(int fma, STX__SRU_AGAIN_IN, int gates) {
         }
       }
 }
-STX_INNER void stx__sru_again(int fma, STX__SRU_AGAIN_IN, int gates) {
-    if (gates) stx__sru_again_as(fma, STX__SRU_AGAIN_ARGS, 1);
-    else stx__sru_again_as(fma, STX__SRU_AGAIN_ARGS, 0);
+STX_INNER void stx__sru_again(int fma, STX__SRU_W cs, STX__SRU_W fs, const stx__sru_rows *k) {
+    if (k->gates) stx__sru_again_as(fma, cs, fs, k, 1);
+    else stx__sru_again_as(fma, cs, fs, k, 0);
 }
-STX_EACH_ISA(stx__sru_again, (STX__SRU_AGAIN_IN, int gates), STX__SRU_AGAIN_ARGS, gates)
+STX_EACH_ISA(stx__sru_again, (STX__SRU_W cs, STX__SRU_W fs, const stx__sru_rows *k), cs, fs, k)
 
 /* One step back, for one column:
        h  = xt + (g(c') - xt) m r        dzr = dh (g - xt) m r (1-r) ;  a = dh m r g' + e ;  dxt = dh (1 - m r)
        c' = u0 + (c - u0) f              dzf = a (c - u0) f (1-f) ;  du0 = a (1-f)
        e  <- a f + dzf vf + dzr vr */
-#define STX__SRU_BACK \
-    stx_real cp = cs[j], f = fs[j], xv = alpha * xt[j], gm = dh[j] * m[j], wf = gates ? vf[j] + V[j] : vf[j], wr = gates ? vr[j] + V[O + j] : vr[j]; \
-    stx_real r = stx_fast_sigmoid(fma, STX_FMA(fma, wr, cp, u2[j] + br[j])), g = tanh_ ? stx_fast_tanh(fma, cs[W + j]) : cs[W + j]; \
-    stx_real slope = tanh_ ? 1 - g * g : 1, dzr = gm * (g - xv) * (r - r * r), in = gm * r * slope, df = (cp - u0[j]) * (f - f * f)
+typedef struct stx__sru_slopes { stx_real r, dzr, in, df; } stx__sru_slopes;       /* a = in + e, dzf = a df */
+STX_INNER stx__sru_slopes stx__sru_slopes_of(int fma, int tanh_, stx_real cp, stx_real f, stx_real c, stx_real u0,
+                                             stx_real zr, stx_real xv, stx_real wr, stx_real gm) {
+    stx__sru_slopes s;
+    stx_real g = tanh_ ? stx_fast_tanh(fma, c) : c, slope = tanh_ ? 1 - g * g : 1;
+    s.r = stx_fast_sigmoid(fma, STX_FMA(fma, wr, cp, zr));
+    s.dzr = gm * (g - xv) * (s.r - s.r * s.r);
+    s.in = gm * s.r * slope;
+    s.df = (cp - u0) * (f - f * f);
+    return s;
+}
 
-/* Where the gradients go: du, its planes O apart, and dx with rows ldd apart; dV as V; gvf, gvr, gbf, gbr (n): sums over the steps of dvf and so on. All
-   pointers at the last step; rows before it by ld*. */
-#define STX__SRU_BACK_IN STX__SRU_W du, STX__SRU_W dx, ptrdiff_t ldd, STX__SRU_W dV, STX__SRU_W e, STX__SRU_W gvf, STX__SRU_W gvr, STX__SRU_W gbf, STX__SRU_W gbr, \
-    STX__SRU_R dh, ptrdiff_t ldh, STX__SRU_R cs, STX__SRU_R fs, STX__SRU_IN, int far_, size_t W
-#define STX__SRU_BACK_ARGS du, dx, ldd, dV, e, gvf, gvr, gbf, gbr, dh, ldh, cs, fs, STX__SRU_ARGS, far_, W
-STX_INNER void stx__sru_back_as(int fma, STX__SRU_BACK_IN, int tanh_, int gates) {
+/* Where the gradients go: du, its planes O apart, and dx with rows ldd apart; dV as V; gvf, gvr, gbf, gbr (n): sums over the steps of
+   dvf and so on. All pointers at the last step; rows before it by ld*. */
+STX_INNER void stx__sru_back_as(int fma, STX__SRU_W du, STX__SRU_W dx, STX__SRU_W dV, STX__SRU_W e, STX__SRU_W gvf, STX__SRU_W gvr,
+                                STX__SRU_W gbf, STX__SRU_W gbr, const stx__sru_rows *k, int tanh_, int gates) {
+    const stx_real *u0 = k->u0, *u2 = k->u2, *xt = k->xt, *V = k->V, *vf = k->vf, *vr = k->vr, *br = k->br, *m = k->m;
+    const stx_real *dh = k->dh, *cs = k->cs, *fs = k->fs;
+    const ptrdiff_t ldh = k->ldh, ldu = k->ldu, ldx = k->ldx, ldv = k->ldv, ldd = k->ldd;
+    const size_t O = k->O, W = k->W, steps = k->steps, n = k->n;
+    const stx_real alpha = k->alpha;
+    const int far_ = k->far_;
     size_t p, j, j0, j1;
     stx_real out[6][STX__SRU_PIECE];
     for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, du -= ldu, xt -= ldx, dx -= ldd, V -= ldv, dV -= ldv, dh -= ldh, cs -= W, fs -= W)
@@ -919,12 +956,13 @@ STX_INNER void stx__sru_back_as(int fma, STX__SRU_BACK_IN, int tanh_, int gates)
         j1 = STX_MIN(n, j0 + STX__SRU_PIECE);
         if (far_) { STX__SRU_AHEAD(u2 - ldu, j0, j1); STX__SRU_AHEAD(xt - ldx, j0, j1); STX__SRU_AHEAD(dh - ldh, j0, j1); }
         for (j = j0; j < j1; j++) {
-            STX__SRU_BACK;
-            stx_real a = in + e[j], dzf = a * df;
+            stx_real cp = cs[j], f = fs[j], gm = dh[j] * m[j], wf = gates ? vf[j] + V[j] : vf[j], wr = gates ? vr[j] + V[O + j] : vr[j];
+            stx__sru_slopes s = stx__sru_slopes_of(fma, tanh_, cp, f, cs[W + j], u0[j], u2[j] + br[j], alpha * xt[j], wr, gm);
+            stx_real a = s.in + e[j], dzf = a * s.df, dzr = s.dzr;
             out[0][j - j0] = a - a * f;
             out[1][j - j0] = dzf;
             out[2][j - j0] = dzr;
-            out[3][j - j0] = alpha * STX_FMA(fma, -gm, r, dh[j]);
+            out[3][j - j0] = alpha * STX_FMA(fma, -gm, s.r, dh[j]);
             if (gates) { out[4][j - j0] = dzf * cp; out[5][j - j0] = dzr * cp; }
             gvf[j] = STX_FMA(fma, dzf, cp, gvf[j]);
             gvr[j] = STX_FMA(fma, dzr, cp, gvr[j]);
@@ -937,26 +975,35 @@ STX_INNER void stx__sru_back_as(int fma, STX__SRU_BACK_IN, int tanh_, int gates)
         if (gates) for (j = 0; j < 2; j++) stx__sru_put(dV + j * O + j0, out[4 + j], j1 - j0, far_);
       }
 }
-STX_INNER void stx__sru_back(int fma, STX__SRU_BACK_IN, int tanh_, int gates) {
-    if (tanh_ && gates) stx__sru_back_as(fma, STX__SRU_BACK_ARGS, 1, 1);
-    else if (tanh_) stx__sru_back_as(fma, STX__SRU_BACK_ARGS, 1, 0);
-    else if (gates) stx__sru_back_as(fma, STX__SRU_BACK_ARGS, 0, 1);
-    else stx__sru_back_as(fma, STX__SRU_BACK_ARGS, 0, 0);
+STX_INNER void stx__sru_back(int fma, STX__SRU_W du, STX__SRU_W dx, STX__SRU_W dV, STX__SRU_W e, STX__SRU_W gvf, STX__SRU_W gvr,
+                             STX__SRU_W gbf, STX__SRU_W gbr, const stx__sru_rows *k) {
+    if (k->tanh_ && k->gates) stx__sru_back_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, k, 1, 1);
+    else if (k->tanh_) stx__sru_back_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, k, 1, 0);
+    else if (k->gates) stx__sru_back_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, k, 0, 1);
+    else stx__sru_back_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, k, 0, 0);
 }
-STX_EACH_ISA(stx__sru_back, (STX__SRU_BACK_IN, int tanh_, int gates), STX__SRU_BACK_ARGS, tanh_, gates)
+STX_EACH_ISA(stx__sru_back, (STX__SRU_W du, STX__SRU_W dx, STX__SRU_W dV, STX__SRU_W e, STX__SRU_W gvf, STX__SRU_W gvr, STX__SRU_W gbf,
+                             STX__SRU_W gbr, const stx__sru_rows *k),
+              du, dx, dV, e, gvf, gvr, gbf, gbr, k)
 /* The affine map of these steps for e, after those of the steps behind them: Q <- J Q + q, P <- J P */
-#define STX__SRU_AFFINE_IN STX__SRU_W P, STX__SRU_W Q, STX__SRU_R dh, ptrdiff_t ldh, STX__SRU_R cs, STX__SRU_R fs, STX__SRU_IN, size_t W
-STX_INNER void stx__sru_affine(int fma, STX__SRU_AFFINE_IN, int tanh_, int gates) {
+STX_INNER void stx__sru_affine_as(int fma, STX__SRU_W P, STX__SRU_W Q, const stx__sru_rows *k, int tanh_, int gates) {
+    const stx_real *u0 = k->u0, *u2 = k->u2, *xt = k->xt, *V = k->V, *vf = k->vf, *vr = k->vr, *br = k->br, *m = k->m;
+    const stx_real *dh = k->dh, *cs = k->cs, *fs = k->fs;
+    const ptrdiff_t ldh = k->ldh, ldu = k->ldu, ldx = k->ldx, ldv = k->ldv;
+    const size_t O = k->O, W = k->W, steps = k->steps, n = k->n;
+    const stx_real alpha = k->alpha;
     size_t p, j;
     for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, xt -= ldx, V -= ldv, dh -= ldh, cs -= W, fs -= W)
         for (j = 0; j < n; j++) {
-            STX__SRU_BACK;
-            stx_real J = STX_FMA(fma, wf, df, f);
-            Q[j] = STX_FMA(fma, Q[j] + in, J, dzr * wr);
+            stx_real cp = cs[j], f = fs[j], gm = dh[j] * m[j], wf = gates ? vf[j] + V[j] : vf[j], wr = gates ? vr[j] + V[O + j] : vr[j];
+            stx__sru_slopes s = stx__sru_slopes_of(fma, tanh_, cp, f, cs[W + j], u0[j], u2[j] + br[j], alpha * xt[j], wr, gm);
+            stx_real J = STX_FMA(fma, wf, s.df, f);
+            Q[j] = STX_FMA(fma, Q[j] + s.in, J, s.dzr * wr);
             P[j] *= J;
         }
 }
-STX_EACH_ISA(stx__sru_affine, (STX__SRU_AFFINE_IN, int tanh_, int gates), P, Q, dh, ldh, cs, fs, STX__SRU_ARGS, W, tanh_, gates)
+STX_INNER void stx__sru_affine(int fma, STX__SRU_W P, STX__SRU_W Q, const stx__sru_rows *k) { stx__sru_affine_as(fma, P, Q, k, k->tanh_, k->gates); }
+STX_EACH_ISA(stx__sru_affine, (STX__SRU_W P, STX__SRU_W Q, const stx__sru_rows *k), P, Q, k)
 
 /* A tile on the way back: states and gates again, then its steps, last first. With P: only the map of e into P and Q. */
 typedef struct stx__sru_tile { stx_real *cs, *fs, *dx, *sums, *total, *e; } stx__sru_tile;
@@ -971,7 +1018,7 @@ static void stx__sru_tile_in(stx__sru_tile *w, const stx__sru_block *k, size_t W
 static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan *plan, stx__sru_tile *w, size_t tile, stx_real *P, stx_real *Q) {
     const stx_sru_args *a = k->a;
     size_t first = tile * STX_SRU_TILE, last = STX_MIN(a->T, first + STX_SRU_TILE), p, end, row, j;
-    ptrdiff_t ldu = k->step * (ptrdiff_t)k->ldu, ldO = k->step * (ptrdiff_t)k->O, ldv = a->V ? 2 * ldO : 0, ldh = a->dh ? ldO : 0, ldx;
+    stx__sru_rows r;
     const size_t W = plan->W;
     memcpy(w->cs, a->c + (k->b * plan->tiles + tile) * k->O + k->o, k->n * sizeof *w->cs);
     for (p = first; p < last; p = end) {
@@ -980,12 +1027,12 @@ static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan
         row = stx__sru_row(k, p);
         if (end == p) { memcpy(at + W, at, k->n * sizeof *at); end++; }      /* padding: the state passes by */
         else {
-            const stx_real *V = a->V ? a->V + row * 2 * k->O + k->o : k->none;
-            STX_CALL(x, stx__sru_again, (at, w->fs + (p - first) * W, stx__sru_u(k, row, 0), stx__sru_u(k, row, 1), ldu, V, ldv, k->vf, k->bf, end - p, k->n, k->far_, W, a->V != NULL));
+            stx__sru_rows_of(&r, k, row, end - p);
+            r.W = W;
+            STX_CALL(x, stx__sru_again, (at, w->fs + (p - first) * W, &r));
         }
     }
     for (end = last; end > first; end = p) {
-        const stx_real *xt, *V, *dh, *cs, *fs;
         for (p = end; p > first && !stx__sru_padded(k, p - 1); p--) {}
         row = stx__sru_row(k, end - 1);
         if (p == end) {
@@ -996,22 +1043,22 @@ static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan
             if (a->dV) for (j = 0; j < 2; j++) memset(a->dV + (row * 2 + j) * k->O + k->o, 0, k->n * sizeof *a->dV);
             continue;
         }
-        xt = stx__sru_x(k, row, &ldx);
-        V = a->V ? a->V + row * 2 * k->O + k->o : k->none;
-        dh = a->dh ? a->dh + row * k->O + k->o : k->none;
-        cs = w->cs + (end - 1 - first) * W;
-        fs = w->fs + (end - 1 - first) * W;
-        if (P) STX_CALL(x, stx__sru_affine, (P, Q, dh, ldh, cs, fs, STX__SRU_HERE, W, a->tanh, a->V != NULL));
+        stx__sru_rows_of(&r, k, row, end - p);
+        r.W = W;
+        r.dh = a->dh ? a->dh + row * k->O + k->o : k->none;
+        r.ldh = a->dh ? k->step * (ptrdiff_t)k->O : 0;
+        r.cs = w->cs + (end - 1 - first) * W;
+        r.fs = w->fs + (end - 1 - first) * W;
+        if (P) STX_CALL(x, stx__sru_affine, (P, Q, &r));
         else {
             stx_real *du = a->du + row * k->ldu + k->o, *dx = w->dx + (end - 1 - first) * W, *dV = w->dx;
-            ptrdiff_t ldd = W;
             int direct = 1;
-            if (a->k == 4) { dx = du + 3 * k->O; ldd = ldu; }
-            else if (a->dxr && !a->add_xr) { dx = a->dxr + row * k->O + k->o; ldd = ldO; }
+            r.ldd = (ptrdiff_t)W;
+            if (a->k == 4) { dx = du + 3 * k->O; r.ldd = r.ldu; }
+            else if (a->dxr && !a->add_xr) { dx = a->dxr + row * k->O + k->o; r.ldd = k->step * (ptrdiff_t)k->O; }
             else direct = !a->dxr;
             if (a->dV) dV = a->dV + row * 2 * k->O + k->o;
-            STX_CALL(x, stx__sru_back, (du, dx, ldd, dV, w->e, w->sums, w->sums + W, w->sums + 2 * W, w->sums + 3 * W, dh, ldh, cs, fs,
-                                         STX__SRU_HERE, k->far_, W, a->tanh, a->V != NULL));
+            STX_CALL(x, stx__sru_back, (du, dx, dV, w->e, w->sums, w->sums + W, w->sums + 2 * W, w->sums + 3 * W, &r));
             for (; !direct && end > p; end--) {
                 stx_real *to = a->dxr + stx__sru_row(k, end - 1) * k->O + k->o;
                 for (j = 0; j < k->n; j++) to[j] += w->dx[(end - 1 - first) * W + j];

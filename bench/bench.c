@@ -70,7 +70,8 @@ static void cblas_product(const product *p, const stx_real *A, const stx_real *B
 }
 #endif
 static void own_product(stx_ctx *x, const product *p, const stx_real *A, const stx_real *B, stx_real *C) {
-    stx_gemm(x, 1, p->ta, p->tb, p->M, p->N, p->K, 1, A, p->ta ? p->M : p->K, 0, B, p->tb ? p->K : p->N, 0, 0, C, p->N, 0);
+    stx_gemm_args g = stx_gemm_of(p->ta, p->tb, p->M, p->N, p->K, A, B, C);
+    stx_gemm(x, &g);
 }
 /* GFLOP/s of as many calls as take about 8 ms */
 static double gemm_rate(stx_ctx *x, const product *p, const stx_real *A, const stx_real *B, stx_real *C, size_t calls) {

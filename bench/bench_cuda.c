@@ -180,8 +180,8 @@ static void *device_bytes(stx_ctx *x, size_t bytes) {
 // >>products
 
 static void run_product(job *j) {
-    size_t M = j->n[0], N = j->n[1], K = j->n[2];
-    stx_gemm_cuda(j->x, 1, j->ta, j->tb, M, N, K, 1, j->a[0], j->ta ? M : K, 0, j->a[1], j->tb ? K : N, 0, 0, j->a[2], N, 0);
+    stx_gemm_args g = stx_gemm_of(j->ta, j->tb, j->n[0], j->n[1], j->n[2], j->a[0], j->a[1], j->a[2]);
+    stx_gemm_cuda(j->x, &g);
 }
 static void product_job(job *j, stx_ctx *x, size_t M, size_t N, size_t K, int ta, int tb) {
     memset(j, 0, sizeof *j);
@@ -903,9 +903,21 @@ static void bench_curves(void) {
 static void run_copy(job *j) { stx_cuda_move(j->x, j->a[0], j->a[1], j->n[0]); }
 static void run_layernorm_fwd(job *j) { stx_layernorm_fwd_cuda(j->x, j->a[0], j->a[5], j->a[6], j->a[1], j->a[3], j->a[4], j->n[0], j->n[1], 1e-5f); }
 static void run_layernorm_bwd(job *j) { stx_layernorm_bwd_cuda(j->x, j->a[2], (stx_real *)j->work[0], (stx_real *)j->work[1], j->a[0], j->a[1], j->a[3], j->a[5], j->a[6], j->n[0], j->n[1], 0); }
-static void run_residual_fwd(job *j) { stx_residual_norm_fwd_cuda(j->x, j->a[0], j->a[2], j->a[5], j->a[6], j->a[1], j->a[7], j->a[3], j->a[4], j->n[0], j->n[1], 1e-5f, 0, 1, 1); }
+static void run_residual_fwd(job *j) {
+    stx_residual_norm_args k;
+    memset(&k, 0, sizeof k);
+    k.N = j->n[0]; k.C = j->n[1]; k.eps = 1e-5f;
+    k.h = j->a[1]; k.f = j->a[7]; k.gain = j->a[3]; k.shift = j->a[4];
+    k.y = j->a[0]; k.s = j->a[2]; k.mean = j->a[5]; k.rstd = j->a[6];
+    stx_residual_norm_fwd_cuda(j->x, &k);
+}
 static void run_residual_bwd(job *j) {
-    stx_residual_norm_bwd_cuda(j->x, j->a[2], j->a[7], (stx_real *)j->work[0], (stx_real *)j->work[1], j->a[0], j->a[1], j->a[3], j->a[5], j->a[6], j->n[0], j->n[1], 0, 1, 1, 0);
+    stx_residual_norm_args k;
+    memset(&k, 0, sizeof k);
+    k.N = j->n[0]; k.C = j->n[1];
+    k.s = j->a[1]; k.gain = j->a[3]; k.mean = j->a[5]; k.rstd = j->a[6]; k.dy = j->a[0];
+    k.ds = j->a[2]; k.df = j->a[7]; k.dgain = (stx_real *)j->work[0]; k.dshift = (stx_real *)j->work[1];
+    stx_residual_norm_bwd_cuda(j->x, &k);
 }
 static void run_bias_relu(job *j) { stx_bias_act_fwd_cuda(j->x, j->a[0], NULL, j->a[3], j->n[0], j->n[1], STX_ACT_RELU); }
 static void run_entropy_fwd(job *j) { stx_cross_entropy_fwd_cuda(j->x, j->a[7], j->a[5], j->a[6], j->a[1], j->ids, j->n[0], j->n[1], (double)j->n[0]); }

@@ -55,8 +55,9 @@ static inline void probe_now(void) {
     int i;
     s.n = 0;
     for (i = 0; i < 5; i++) {
+        stx_gemm_args g = stx_gemm_of(0, 0, 512, 512, 512, probe.a, probe.a + 512 * 512, probe.a + 2 * 512 * 512);
         double t = seconds();
-        stx_gemm(probe.x, 1, 0, 0, 512, 512, 512, 1, probe.a, 512, 0, probe.a + 512 * 512, 512, 0, 0, probe.a + 2 * 512 * 512, 512, 0);
+        stx_gemm(probe.x, &g);
         sample(&s, 2.0 * 512 * 512 * 512 / (seconds() - t) * 1e-9);
     }
     sample(&probe.all, median(&s));

@@ -46,11 +46,13 @@ static inline float *arr_get(const arr *a) {
 static inline void twin_check(const char *name, const arr *a) {
     float one = 1, *p, *t;
     stx_real *b, *y;
+    stx_gemm_args g;
     size_t i, bad = 0;
     if (!half || a->kind != STX_MEM_PARAMS || !a->n) return;
     b = cuda_numbers(gx, &one, 1, STX_MEM_NUMBERS);
     y = cuda_numbers(gx, NULL, a->n, STX_MEM_NUMBERS);
-    stx_gemm_cuda(gx, 1, 0, 0, a->n, 1, 1, 1, a->d, 1, 0, b, 1, 0, 0, y, 1, 0);
+    g = stx_gemm_of(0, 0, a->n, 1, 1, a->d, b, y);
+    stx_gemm_cuda(gx, &g);
     p = arr_get(a);
     cuda_round(p, a->n);
     t = (float *)malloc(a->n * sizeof *t);

@@ -22,18 +22,23 @@ static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, 
     stx_real *A = gemm_random(batch * sa), *B = gemm_random(br * ldb + batch * sb), *C0 = gemm_random(nc);
     stx_real *C1 = (stx_real *)malloc((nc + 1) * sizeof *C1), *C3 = (stx_real *)malloc((nc + 1) * sizeof *C3);
     double unit = sizeof(stx_real) == 8 ? 1.2e-16 : 6e-8, bound = 2 * unit * ((double)K + 4) * (fabs(alpha) + fabs(beta) + 1);
+    stx_gemm_args g = stx_gemm_of(ta, tb, M, N, K, A, B, C1);
     int good = 1;
+    g.batch = batch;
+    g.alpha = (stx_real)alpha; g.beta = (stx_real)beta;
+    g.lda = lda; g.sa = sa; g.ldb = ldb; g.sb = sb; g.ldc = ldc; g.sc = sc;
     if (beta == 0)                            /* beta 0 overwrites, whatever was there */
         for (e = 0; e < batch; e++) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C0[e * sc + i * ldc + j] = (stx_real)NAN;
     memcpy(C1, C0, nc * sizeof *C1);
     memcpy(C3, C0, nc * sizeof *C3);
-    stx_gemm(one, batch, ta, tb, M, N, K, (stx_real)alpha, A, lda, sa, B, ldb, sb, (stx_real)beta, C1, ldc, sc);
-    stx_gemm(many, batch, ta, tb, M, N, K, (stx_real)alpha, A, lda, sa, B, ldb, sb, (stx_real)beta, C3, ldc, sc);
+    stx_gemm(one, &g);
+    g.C = C3;
+    stx_gemm(many, &g);
     for (e = 0; e < batch && good; e++)
         for (i = 0; i < M && good; i++)
             for (j = 0; j < N; j++) {
                 size_t at = e * sc + i * ldc + j;
-                double s = stx_gemm_plain(ta, tb, K, A + e * sa, lda, B + e * sb, ldb, i, j);
+                double s = stx_gemm_plain(&g, e, i, j);
                 s = alpha * s + (beta == 0 ? 0 : beta * (double)C0[at]);
                 if (!(fabs((double)C1[at] - s) <= bound)) { good = 0; break; }
                 C0[at] = C1[at];              /* so that only the gaps are left to compare */
@@ -50,9 +55,12 @@ static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, 
 static void gemm_same_set(stx_ctx *x, size_t M, size_t N, size_t K, int tb) {
     size_t lda = (K + 1023) / 1024 * 1024, i, bad = 0;
     stx_real *A = gemm_random(M * lda), *near = gemm_random(M * K), *B = gemm_random(N * K), *C = gemm_random(M * N), *want = gemm_random(M * N);
+    stx_gemm_args g = stx_gemm_of(0, tb, M, N, K, A, B, C);
     for (i = 0; i < M; i++) memcpy(near + i * K, A + i * lda, K * sizeof *near);
-    stx_gemm(x, 1, 0, tb, M, N, K, 1, A, lda, 0, B, tb ? K : N, 0, 0, C, N, 0);
-    stx_gemm(x, 1, 0, tb, M, N, K, 1, near, K, 0, B, tb ? K : N, 0, 0, want, N, 0);
+    g.lda = lda;
+    stx_gemm(x, &g);
+    g = stx_gemm_of(0, tb, M, N, K, near, B, want);
+    stx_gemm(x, &g);
     for (i = 0; i < M * N; i++) bad += memcmp(C + i, want + i, sizeof *C) != 0;
     if (!strcmp(stx_backend(x), inner_name(x)))      /* another library's product promises nothing like it */
         CHECK(!bad, "gemm M %zu N %zu K %zu tb %d: %zu numbers depend on how far rows of A are apart", M, N, K, tb, bad);

@@ -891,8 +891,9 @@ static void linear_fused(void) {
                 for (act = STX_ACT_NONE; act <= STX_ACT_SIGMOID; act++)
                     for (i = 0; i < 4; i++) {
                         const stx_real *bias = i & 1 ? b : NULL;
+                        stx_gemm_args g = stx_gemm_of(0, 1, N, O, I, in, W, want);
                         stx_linear_fwd(x, y, i & 2 ? pre : NULL, in, W, bias, N, I, O, act);
-                        stx_gemm(x, 1, 0, 1, N, O, I, 1, in, I, 0, W, I, 0, 0, want, O, 0);
+                        stx_gemm(x, &g);
                         stx_bias_act_fwd(x, want, i & 2 ? pre_want : NULL, bias, N, O, act);
                         CHECK(stx_ok(x) && !memcmp(y, want, n * sizeof *y) && (!(i & 2) || !memcmp(pre, pre_want, n * sizeof *y)),
                               "linear fused: (%zu,%zu) to %zu, act %d, bias %d, precision %d, %d threads", N, I, O, act, (int)(i & 1), precision, threads);
@@ -1797,22 +1798,32 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     KERNEL("dropout +=", n, 4, stx_dropout_fwd(x, y, a, n, (stx_real)0.3, 11, 5, 1), (double)c[i] + (double)a[i] * (double)mask[i]);
     for (act = 0; act < 2; act++) {     /* residual and normalisation in one against the three kernels, without and with dropout */
         stx_real drop = (stx_real)(act ? 0.3 : 0);
+        stx_residual_norm_args k;
+        memset(&k, 0, sizeof k);
+        k.N = N; k.C = C;
+        k.eps = (stx_real)0.01; k.drop = drop; k.seed = 11; k.stream = 5;
+        k.h = sm; k.f = a; k.gain = b; k.shift = dy; k.dy = dy;
+        k.s = v0; k.mean = mean; k.rstd = rstd;
         for (i = 0; i < n; i++) sm[i] = c[i];
         if (act) stx_dropout_fwd(one, v, a, n, drop, 11, 5, 0); else memcpy(v, a, n * sizeof *v);
         stx_axpy(one, v, sm, n, 1, 1);
         stx_layernorm_fwd(one, m, mean, rstd, v, b, dy, N, C, (stx_real)0.01);
         for (i = 0; i < n; i++) w[i] = (double)m[i];
-        KERNEL("residual_norm", n, 4, stx_residual_norm_fwd(x, y, v0, mean, rstd, sm, a, b, dy, N, C, (stx_real)0.01, drop, 11, 5), w[i]);
+        KERNEL("residual_norm", n, 4, (k.y = y, stx_residual_norm_fwd(x, &k)), w[i]);
         for (sum = 0, i = 0; i < n; i++) if (fabs((double)v0[i] - (double)v[i]) > sum) sum = fabs((double)v0[i] - (double)v[i]);
         CHECK(sum <= 8 * unit * 4, "residual_norm: the sum is off by %g", sum);
         stx_layernorm_bwd(one, m, NULL, NULL, dy, v0, b, mean, rstd, N, C, 0);
         for (i = 0; i < n; i++) w[i] = (double)m[i];
-        KERNEL("residual_norm ds", n, 0, stx_residual_norm_bwd(x, y, v, NULL, NULL, dy, v0, b, mean, rstd, N, C, drop, 11, 5, 0), w[i]);
+        KERNEL("residual_norm ds", n, 0, (k.ds = y, k.df = v, stx_residual_norm_bwd(x, &k)), w[i]);
         for (i = 0; i < n; i++) w[i] *= act ? (double)mask[i] : 1;
-        KERNEL("residual_norm df =", n, 4, stx_residual_norm_bwd(x, m, y, NULL, NULL, dy, v0, b, mean, rstd, N, C, drop, 11, 5, 0), w[i]);
-        KERNEL("residual_norm df +=", n, 4, stx_residual_norm_bwd(x, m, y, NULL, NULL, dy, v0, b, mean, rstd, N, C, drop, 11, 5, 1), (double)c[i] + w[i]);
+        k.ds = m;
+        KERNEL("residual_norm df =", n, 4, (k.df = y, stx_residual_norm_bwd(x, &k)), w[i]);
+        k.accumulate = 1;
+        KERNEL("residual_norm df +=", n, 4, (k.df = y, stx_residual_norm_bwd(x, &k)), (double)c[i] + w[i]);
+        k.df = NULL;
+        k.accumulate = 0;
         for (j = 0; j < C; j++) for (w[j] = (double)c[j], r = 0; r < N; r++) w[j] += (double)dy[r * C + j];
-        KERNEL("residual_norm dshift", C, 16 + 2 * (double)N, stx_residual_norm_bwd(x, m, NULL, NULL, y, dy, v0, b, mean, rstd, N, C, drop, 11, 5, 0), w[i]);
+        KERNEL("residual_norm dshift", C, 16 + 2 * (double)N, (k.dshift = y, stx_residual_norm_bwd(x, &k)), w[i]);
     }
     for (sum = sum2 = 0, i = 0; i < n; i++) { sum += (double)a[i]; sum2 += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]); }
     KERNEL("mean", 1, 2 + (double)(sizeof(stx_real) / 8 * n), stx_mean_fwd(x, y, a, n), sum / (double)n);

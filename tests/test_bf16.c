@@ -1,5 +1,5 @@
 /* test_bf16.c - precision bf16, and every micro-kernel that this processor can run, f32 ones too: rounding, products, attention
-   (values, gradients, borders of the tiles, red zones), a whole model. A float program, without another library's products. With SEQTX_AMX_EMULATED
+   (values, gradients, borders of the tiles, red zones), a whole model. A float program, without another library's products. With TEST_AMX_EMULATED
    there is the AMX kernel in C besides (slow, so fewer cases); with SEQTX_DOUBLE it only sees that bf16 is refused. */
 #include <stdint.h>
 #include "../seqtx_attn_span.h"
@@ -22,7 +22,7 @@ int main(void) {
 }
 #else
 
-#ifdef SEQTX_AMX_EMULATED
+#ifdef TEST_AMX_EMULATED
 enum { SLOW = 1 };                /* fewer and smaller cases */
 #else
 enum { SLOW = 0 };
@@ -180,6 +180,7 @@ static void product_case(const product *p) {
     float *A = numbers(na), *B = numbers(nbm), *C = numbers(nc), *RA, *RB;
     float *got = (float *)malloc((nc + 1) * sizeof *got), *first = (float *)malloc((nc + 1) * sizeof *first), *seen = (float *)malloc((nc + 1) * sizeof *seen);
     double *want = (double *)malloc((nc + 1) * sizeof *want), bound = 2 * 6e-8 * ((double)K + 4) * (fabs(p->alpha) + fabs(p->beta) + 1);
+    stx_gemm_args g;
     if (p->special && na && nbm) {
         A[pick(na)] = NAN;
         A[pick(na)] = HUGE_VALF;
@@ -193,18 +194,23 @@ static void product_case(const product *p) {
     for (i = 0; i < na; i++) RA[i] = M > 3 ? as_float(nearest(A[i]) << 16) : A[i];
     for (i = 0; i < nbm; i++) RB[i] = M > 3 ? as_float(nearest(B[i]) << 16) : B[i];
     if (p->beta == 0) for (i = 0; i < nc; i++) C[i] = i % ldc < N ? (float)NAN : C[i];     /* beta 0 overwrites, whatever was there */
+    g = stx_gemm_of(p->ta, p->tb, M, N, K, RA, RB, NULL);
+    g.batch = p->batch;
+    g.alpha = (float)p->alpha; g.beta = (float)p->beta;
+    g.lda = lda; g.sa = sa; g.ldb = ldb; g.sb = sb; g.ldc = ldc; g.sc = sc;
     for (e = 0; e < p->batch; e++) for (i = 0; i < M; i++) for (j = 0; j < N; j++) {
         size_t at = e * sc + i * ldc + j;
-        double s = stx_gemm_plain(p->ta, p->tb, K, RA + e * sa, lda, RB + e * sb, ldb, i, j);
+        double s = stx_gemm_plain(&g, e, i, j);
         want[at] = (p->alpha == 0 ? 0 : p->alpha * s) + (p->beta == 0 ? 0 : p->beta * (double)C[at]);
     }
+    g.A = A; g.B = B; g.C = got;
     for (which = 0; which < nb; which++) {
         int threads, good = 1;
         if (slow_kernel(bf16s + which) && M * N * K * p->batch > 300000 && (M * N * K * p->batch > 3000000 || p->tb || !p->ta)) continue;
         for (threads = 1; threads <= 3; threads++) {
             stx_ctx *x = on(bf16s + which, threads);
             memcpy(got, C, nc * sizeof *got);
-            stx_gemm(x, p->batch, p->ta, p->tb, M, N, K, (float)p->alpha, A, lda, sa, B, ldb, sb, (float)p->beta, got, ldc, sc);
+            stx_gemm(x, &g);
             if (threads == 1) memcpy(first, got, nc * sizeof *got);
             else CHECK(!memcmp(first, got, nc * sizeof *got), "%s: %d threads change bits: batch %zu ta %d tb %d M %zu N %zu K %zu", inner_name(x), threads, p->batch, p->ta, p->tb, M, N, K);
         }

@@ -1,18 +1,8 @@
 /* test_cuda_gemm.c - the CUDA twins of stx_gemm, stx_linear_fwd and stx_linear_bwd against those of the CPU, in float and in bfloat16, by
    cublasLt and by the kernel that stands in where cublasLt has no algorithm. */
 #include "../seqtx.h"
+#include "inner.h"
 #include "cuda_test.h"
-
-/* Of seqtx_cuda.cu, for tests: how many kinds of product it knows; of the next new one: 0 the heuristic's first algorithm, 1 the
-   fastest, -1 our own kernel, -2 as 0 but bias and relu by a pass of their own */
-#ifdef __cplusplus
-extern "C" {
-#endif
-extern size_t stx__plans_count(const stx_ctx *x);
-extern void stx__plans_tune(stx_ctx *x, int tune);
-#ifdef __cplusplus
-}
-#endif
 
 static stx_ctx *cpu;
 
@@ -53,6 +43,7 @@ static int product_case(stx_ctx *x, const product *p) {
     double s = p->whole ? 3 : 1;
     float *A = cuda_random(na, s, p->whole), *B = cuda_random(nb, s, p->whole), *C = cuda_random(nc, s, p->whole), *got, *want, *a, *b;
     stx_real *dA, *dB, *dC;
+    stx_gemm_args g;
     int good;
     if (low) { cuda_round(A, na); cuda_round(B, nb); }
     if (half) cuda_round(C, nc);
@@ -63,9 +54,13 @@ static int product_case(stx_ctx *x, const product *p) {
     dC = cuda_numbers(x, C, nc, p->kc);
     want = (float *)malloc((nc + 1) * sizeof *want);
     memcpy(want, C, nc * sizeof *want);
-    stx_gemm(cpu, p->batch, p->ta, p->tb, p->M, p->N, p->K, (float)p->alpha, A + p->off, lda, sa, B + p->off, ldb, sb, (float)p->beta, want + p->off, ldc, sc);
-    stx_gemm_cuda(x, p->batch, p->ta, p->tb, p->M, p->N, p->K, (float)p->alpha, stx_at(x, dA, p->off), lda, sa, stx_at(x, dB, p->off), ldb, sb, (float)p->beta,
-                  stx_at(x, dC, p->off), ldc, sc);
+    g = stx_gemm_of(p->ta, p->tb, p->M, p->N, p->K, A + p->off, B + p->off, want + p->off);
+    g.batch = p->batch;
+    g.alpha = (float)p->alpha; g.beta = (float)p->beta;
+    g.lda = lda; g.sa = sa; g.ldb = ldb; g.sb = sb; g.ldc = ldc; g.sc = sc;
+    stx_gemm(cpu, &g);
+    g.A = stx_at(x, dA, p->off); g.B = stx_at(x, dB, p->off); g.C = stx_at(x, dC, p->off);
+    stx_gemm_cuda(x, &g);
     CHECK(stx_ok(x), "%s", stx_error(x));
     got = fetch(x, dC, nc);
     a = (float *)malloc((nc + 1) * sizeof *a);
@@ -136,19 +131,24 @@ static void twin(stx_ctx *x) {
     float one = 1, *A = cuda_random(12, 1, 0), *want, *got;
     int half = stx_ctx_desc(x)->precision == STX_PREC_BF16;
     stx_real *dA, *d1, *P, *y;
+    stx_gemm_args g, through;
     cuda_round(A, 12);
     dA = cuda_numbers(x, A, 12, STX_MEM_NUMBERS);
     d1 = cuda_numbers(x, &one, 1, STX_MEM_NUMBERS);
     P = cuda_numbers(x, NULL, 16, STX_MEM_PARAMS);
     y = cuda_numbers(x, NULL, 16, STX_MEM_BYTES);
-    stx_gemm_cuda(x, 1, 0, 1, 4, 4, 3, 1, dA, 3, 0, dA, 3, 0, 0, P, 4, 0);
-    stx_gemm_cuda(x, 1, 0, 0, 16, 1, 1, 1, P, 1, 0, d1, 1, 0, 0, y, 1, 0);
+    g = stx_gemm_of(0, 1, 4, 4, 3, dA, dA, P);
+    through = stx_gemm_of(0, 0, 16, 1, 1, P, d1, y);
+    stx_gemm_cuda(x, &g);
+    stx_gemm_cuda(x, &through);
     want = fetch(x, P, 16);
     got = fetch(x, y, 16);
     if (half) cuda_round(want, 16);
     CHECK(!memcmp(got, want, 16 * sizeof *got), "the twin of a parameter is not what a product left in the parameter");
-    stx_gemm_cuda(x, 1, 0, 0, 4, 4, 0, 1, dA, 3, 0, dA, 3, 0, 0.5f, P, 4, 0);
-    stx_gemm_cuda(x, 1, 0, 0, 16, 1, 1, 1, P, 1, 0, d1, 1, 0, 0, y, 1, 0);
+    g = stx_gemm_of(0, 0, 4, 4, 0, dA, dA, P);
+    g.beta = 0.5f;
+    stx_gemm_cuda(x, &g);
+    stx_gemm_cuda(x, &through);
     free(want); free(got);
     want = fetch(x, P, 16);
     got = fetch(x, y, 16);
@@ -168,6 +168,7 @@ static void layer_case(stx_ctx *x, const layer *l) {
     float *in = cuda_random(N * I, 1, 0), *W = cuda_random(O * I, 0.4, 0), *b = cuda_random(O + l->off, 0.5, 0), *y = (float *)malloc((n + 1) * 4), *pre = (float *)malloc((n + 1) * 4);
     float *dy = cuda_random(n, 1, 0), *dx = cuda_random(N * I, 1, 0), *dW = cuda_random(O * I, 1, 0), *db = cuda_random(O, 1, 0), *got;
     stx_real *gin, *gW, *gb, *gy, *gpre, *gdy, *gdx, *gdW, *gdb;
+    stx_linear_bwd_args bwd;
     if (bf16) { cuda_round(in, N * I); cuda_round(W, O * I); cuda_round(b, O + l->off); cuda_round(dy, n); cuda_round(dx, N * I); }
     gin = cuda_numbers(x, in, N * I, STX_MEM_NUMBERS);
     gW = cuda_numbers(x, W, O * I, STX_MEM_PARAMS);
@@ -194,7 +195,11 @@ static void layer_case(stx_ctx *x, const layer *l) {
     if (bf16) { cuda_round(y, n); cuda_round(pre, n); }
     stx_cuda_put_numbers(x, gy, y, n);
     stx_cuda_put_numbers(x, gpre, pre, n);
-    stx_linear_bwd_cuda(x, l->dx ? gdx : NULL, gdW, l->bias ? gdb : NULL, gdy, l->act ? gy : NULL, l->act == STX_ACT_GELU ? gpre : NULL, gin, gW, N, I, O, l->act, l->accumulate);
+    bwd.N = N; bwd.Ci = I; bwd.O = O;
+    bwd.act = l->act; bwd.accumulate = l->accumulate;
+    bwd.da = gdy; bwd.y = l->act ? gy : NULL; bwd.pre = l->act == STX_ACT_GELU ? gpre : NULL; bwd.in = gin; bwd.W = gW;
+    bwd.dx = l->dx ? gdx : NULL; bwd.dW = gdW; bwd.db = l->bias ? gdb : NULL;
+    stx_linear_bwd_cuda(x, &bwd);
     if (l->act) stx_act_bwd(cpu, dy, dy, y, pre, n, l->act, 0);
     if (l->bias) {                      /* sums of what was not yet rounded */
         stx_sum_rows(cpu, db, dy, N, O);
@@ -206,7 +211,10 @@ static void layer_case(stx_ctx *x, const layer *l) {
     CHECK(near(got, dy, n, half, small), "da of linear N %zu I %zu O %zu act %d", N, I, O, l->act);
     memcpy(dy, got, n * sizeof *dy);    /* what the products see */
     free(got);
-    stx_linear_bwd(cpu, l->dx ? dx : NULL, dW, NULL, dy, NULL, NULL, in, W, N, I, O, STX_ACT_NONE, l->accumulate);
+    bwd.act = STX_ACT_NONE;
+    bwd.da = dy; bwd.y = bwd.pre = NULL; bwd.in = in; bwd.W = W;
+    bwd.dx = l->dx ? dx : NULL; bwd.dW = dW; bwd.db = NULL;
+    stx_linear_bwd(cpu, &bwd);
     got = fetch(x, gdx, N * I);
     CHECK(near(got, dx, N * I, l->dx ? half : 0, l->dx ? small : 0), "dx of linear N %zu I %zu O %zu act %d accumulate %d dx %d", N, I, O, l->act, l->accumulate, l->dx);
     free(got);
@@ -248,35 +256,38 @@ static void plans(stx_ctx *x) {
     size_t before, after;
     memset(&p, 0, sizeof p);
     p.batch = 2; p.M = 24; p.N = 40; p.K = 56; p.alpha = 1; p.beta = 1;
-    before = stx__plans_count(x);
+    before = inner_plans(x);
     product_case(x, &p);
-    after = stx__plans_count(x);
+    after = inner_plans(x);
     CHECK(after == before + 1, "%zu plans for one product", after - before);
     p.alpha = 0.5;
     product_case(x, &p);
-    CHECK(stx__plans_count(x) == after, "a second plan for the same kind of product");
+    CHECK(inner_plans(x) == after, "a second plan for the same kind of product");
     p.M++;
     product_case(x, &p);
-    CHECK(stx__plans_count(x) == after + 1, "no plan of its own for another shape");
+    CHECK(inner_plans(x) == after + 1, "no plan of its own for another shape");
 }
 
 /* A product may be captured, even one that comes for the first time; each replay adds once. */
 static void captured(stx_ctx *x) {
-    size_t M = 19, N = 24, K = 37, i, before = stx__plans_count(x);
+    size_t M = 19, N = 24, K = 37, i, before = inner_plans(x);
     float *A = cuda_random(M * K, 3, 1), *B = cuda_random(K * N, 3, 1), *C = cuda_random(M * N, 3, 1), *got;
     stx_real *dA = cuda_numbers(x, A, M * K, STX_MEM_NUMBERS), *dB = cuda_numbers(x, B, K * N, STX_MEM_NUMBERS), *dC = cuda_numbers(x, C, M * N, STX_MEM_BYTES);
     stx_graph *graph;
+    stx_gemm_args g = stx_gemm_of(0, 0, M, N, K, dA, dB, dC);
     CHECK(stx_cuda_capture_begin(x), "no capture");
-    stx_gemm_cuda(x, 1, 0, 0, M, N, K, 1, dA, K, 0, dB, N, 0, 1, dC, N, 0);
+    g.beta = 1;
+    stx_gemm_cuda(x, &g);
     graph = stx_cuda_capture_end(x);
     CHECK(graph && stx_ok(x), "%s", stx_error(x));
-    CHECK(stx__plans_count(x) == before + 1, "no plan made while capturing");
+    CHECK(inner_plans(x) == before + 1, "no plan made while capturing");
     got = fetch(x, dC, M * N);
     CHECK(near(got, C, M * N, 0, 0), "a product runs while it is captured");
     free(got);
     for (i = 0; i < 2; i++) {
         stx_cuda_graph_launch(x, graph);
-        stx_gemm(cpu, 1, 0, 0, M, N, K, 1, A, K, 0, B, N, 0, 1, C, N, 0);
+        g.A = A; g.B = B; g.C = C;
+        stx_gemm(cpu, &g);
     }
     got = fetch(x, dC, M * N);
     CHECK(near(got, C, M * N, 0, 0), "a replayed product is wrong");
@@ -289,9 +300,11 @@ static void captured(stx_ctx *x) {
 static void refused(int precision) {
     stx_ctx *x = cuda_ctx(STX_CUDA, precision);
     stx_real *a = cuda_numbers(x, NULL, 64, STX_MEM_NUMBERS);
-    stx_gemm_cuda(x, 1, 0, 0, (size_t)1 << 32, 3, 5, 1, a, 5, 0, a, 3, 0, 0, a, 3, 0);
+    stx_gemm_args g = stx_gemm_of(0, 0, (size_t)1 << 32, 3, 5, a, a, a);
+    stx_gemm_cuda(x, &g);
     CHECK(!stx_ok(x) && strstr(stx_error(x), "stx_gemm") && strstr(stx_error(x), "(4294967296,5) and (5,3)"), "%s", stx_error(x));
-    stx_gemm_cuda(x, 1, 0, 0, 3, 3, 3, 1, a, 3, 0, a, 3, 0, 0, a, 3, 0);        /* nothing in error */
+    g = stx_gemm_of(0, 0, 3, 3, 3, a, a, a);
+    stx_gemm_cuda(x, &g);               /* nothing in error */
     stx_destroy(x);
 }
 
@@ -300,11 +313,13 @@ static void refused(int precision) {
 static void failing(int precision) {
     stx_ctx *x = cuda_ctx(STX_CUDA, precision), *y = cuda_ctx(STX_CUDA, precision);
     stx_real *a = cuda_numbers(x, NULL, 64, STX_MEM_NUMBERS), *b = cuda_numbers(y, NULL, 64, STX_MEM_NUMBERS);
+    stx_gemm_args g = stx_gemm_of(0, 0, 5, 3, 0, a, a, a);
     cuda_host_fail_launch(1);
-    stx_gemm_cuda(x, 1, 0, 0, 5, 3, 0, 1, a, 5, 0, a, 3, 0, 0, a, 3, 0);
+    stx_gemm_cuda(x, &g);
     stx_cuda_sync(x);
     CHECK(!stx_ok(x), "a failed launch goes unnoticed");
-    stx_gemm_cuda(y, 1, 0, 0, 4, 3, 2, 1, b, 2, 0, stx_at(y, b, 16), 3, 0, 0, stx_at(y, b, 32), 3, 0);
+    g = stx_gemm_of(0, 0, 4, 3, 2, b, stx_at(y, b, 16), stx_at(y, b, 32));
+    stx_gemm_cuda(y, &g);
     CHECK(!stx_ok(y) && strstr(stx_error(y), "stx_gemm") && strstr(stx_error(y), "(4,2) and (2,3)") && strstr(stx_error(y), "CUBLAS_STATUS_EXECUTION_FAILED"), "%s", stx_error(y));
     cuda_host_reset_errors();
     stx_destroy(x);
@@ -321,9 +336,15 @@ static void again(void *user, uint64_t *hash) {
     stx_real *gin = cuda_numbers(x, in, N * I, STX_MEM_NUMBERS), *gW = cuda_numbers(x, in + 100, O * I, STX_MEM_PARAMS), *gb = cuda_numbers(x, in + 7, O, STX_MEM_PARAMS);
     stx_real *gy = cuda_numbers(x, NULL, N * O, STX_MEM_NUMBERS), *gp = cuda_numbers(x, NULL, N * O, STX_MEM_NUMBERS), *gdx = cuda_numbers(x, NULL, N * I, STX_MEM_NUMBERS);
     stx_real *gdW = cuda_numbers(x, in, O * I, STX_MEM_BYTES), *gdb = cuda_numbers(x, in, O, STX_MEM_BYTES);
+    stx_linear_bwd_args bwd;
+    memset(&bwd, 0, sizeof bwd);
+    bwd.N = N; bwd.Ci = I; bwd.O = O;
+    bwd.act = STX_ACT_GELU;
+    bwd.da = gy; bwd.pre = gp; bwd.in = gin; bwd.W = gW;
+    bwd.dx = gdx; bwd.dW = gdW; bwd.db = gdb;
     stx_linear_fwd_cuda(x, gy, gp, gin, gW, gb, N, I, O, STX_ACT_GELU);
     *hash = cuda_hash(x, gy, N * O, *hash);
-    stx_linear_bwd_cuda(x, gdx, gdW, gdb, gy, NULL, gp, gin, gW, N, I, O, STX_ACT_GELU, 0);
+    stx_linear_bwd_cuda(x, &bwd);
     *hash = cuda_hash(x, gdx, N * I, *hash);
     *hash = cuda_hash(x, gdW, O * I, *hash);
     *hash = cuda_hash(x, gdb, O, *hash);
@@ -340,7 +361,7 @@ int main(void) {
         for (k = -1; k < 2; k++) {
             stx_ctx *x = cuda_ctx(STX_CUDA, precision[i]);
             if (!stx_ok(x)) { CHECK(0, "%s", stx_error(x)); stx_destroy(x); continue; }
-            stx__plans_tune(x, k);
+            inner_tune(x, k);
             products(x);
             twin(x);
             layers(x);
@@ -353,7 +374,7 @@ int main(void) {
         }
     {
         stx_ctx *x = cuda_ctx(STX_CUDA, STX_PREC_F32);      /* not in bfloat16: a pass of its own rounds twice */
-        stx__plans_tune(x, -2);
+        inner_tune(x, -2);
         layers(x);
         stx_destroy(x);
     }

@@ -79,6 +79,21 @@ static void test_flat(void) {
     }
 }
 
+/* The numbers of these arrays for stx_residual_norm's kernels, on the host (c) or the device (d) */
+typedef struct residual { const arr *y, *s, *mean, *rstd, *h, *f, *gain, *shift, *dy, *ds, *df, *dgain, *dshift; } residual;
+static stx_residual_norm_args residual_args(const residual *r, int device, size_t N, size_t C, float drop, int accumulate) {
+    stx_residual_norm_args k;
+    memset(&k, 0, sizeof k);
+#define AT(a) ((a) ? device ? (a)->d : (a)->c : NULL)
+    k.N = N; k.C = C;
+    k.eps = 1e-5f; k.drop = drop; k.seed = 77; k.stream = 99;
+    k.h = AT(r->h); k.f = AT(r->f); k.gain = AT(r->gain); k.shift = AT(r->shift);
+    k.y = AT(r->y); k.s = AT(r->s); k.mean = AT(r->mean); k.rstd = AT(r->rstd);
+    k.dy = AT(r->dy); k.ds = AT(r->ds); k.df = AT(r->df); k.dgain = AT(r->dgain); k.dshift = AT(r->dshift);
+#undef AT
+    k.accumulate = accumulate;
+    return k;
+}
 static void test_rows(void) {
     static const size_t rows[] = {1, 3, 37, 200};
     size_t k, r, acc;
@@ -86,6 +101,8 @@ static void test_rows(void) {
         size_t C = widths[k], N = rows[r], n = N * C, i;
         int kind = r % 2 ? P_ : B_;
         arr y, a, i1, f, b, db, g, s, mean, rstd, gain, shift, dgain, dshift, d, df;
+        residual all = {&y, &s, &mean, &rstd, &a, &f, &gain, &shift, &g, &d, &df, &dgain, &dshift};
+        stx_residual_norm_args kc, kg;
         if (n > 200000) continue;
         y = arr_of(n, 1, 0, N_); a = arr_of(n, 2, 0, N_); i1 = arr_of(n, 9, 1, N_); f = arr_of(n, 1, 0, N_); b = arr_of(C, 1, 0, kind); db = arr_of(C, 5, 1, B_);
         g = arr_of(n, 1, 0, N_); s = arr_of(n, 1, 0, N_); mean = arr_of(N, 1, 0, B_); rstd = arr_of(N, 1, 0, B_); gain = arr_of(C, 1, 0, P_); shift = arr_of(C, 1, 0, P_);
@@ -113,18 +130,19 @@ static void test_rows(void) {
         for (acc = 0; acc < 2; acc++) {
             float drop = acc ? 0.25f : 0;
             /* the CPU normalises s as the GPU has stored it: in bf16 y is compared from there */
-            BOTH(stx_residual_norm_fwd, (cx, y.c, s.c, mean.c, rstd.c, a.c, f.c, gain.c, shift.c, N, C, 1e-5f, drop, 77, 99),
-                 (gx, y.d, s.d, mean.d, rstd.d, a.d, f.d, gain.d, shift.d, N, C, 1e-5f, drop, 77, 99));
+            kc = residual_args(&all, 0, N, C, drop, (int)acc);
+            kg = residual_args(&all, 1, N, C, drop, (int)acc);
+            BOTH(stx_residual_norm_fwd, (cx, &kc), (gx, &kg));
             arr_check("residual_norm s", &s, 1e-6);
             stx_layernorm_fwd(cx, y.c, mean.c, rstd.c, s.c, gain.c, shift.c, N, C, 1e-5f);
             arr_check("residual_norm y", &y, C == 1 ? 1e-4 : 4e-6); mean_check("residual_norm mean", &mean); arr_check("residual_norm rstd", &rstd, 1e-5);
-            BOTH(stx_residual_norm_bwd, (cx, d.c, df.c, dgain.c, dshift.c, g.c, s.c, gain.c, mean.c, rstd.c, N, C, drop, 77, 99, (int)acc),
-                 (gx, d.d, df.d, dgain.d, dshift.d, g.d, s.d, gain.d, mean.d, rstd.d, N, C, drop, 77, 99, (int)acc));
+            BOTH(stx_residual_norm_bwd, (cx, &kc), (gx, &kg));
             arr_check("residual_norm ds", &d, C < 4 ? 1e-3 : 4e-6); arr_check("residual_norm df", &df, C < 4 ? 1e-3 : 4e-6);
             arr_check("residual_norm dgain", &dgain, 4e-6); arr_check("residual_norm dshift", &dshift, 4e-6);
         }
-        BOTH(stx_residual_norm_bwd, (cx, d.c, NULL, dgain.c, dshift.c, g.c, s.c, gain.c, mean.c, rstd.c, N, C, 0.25f, 77, 99, 0),
-             (gx, d.d, NULL, dgain.d, dshift.d, g.d, s.d, gain.d, mean.d, rstd.d, N, C, 0.25f, 77, 99, 0));
+        kc.df = kg.df = NULL;
+        kc.accumulate = kg.accumulate = 0;
+        BOTH(stx_residual_norm_bwd, (cx, &kc), (gx, &kg));
         arr_check("residual_norm ds alone", &d, C < 4 ? 1e-3 : 4e-6);
 
         BOTH(stx_softmax_fwd, (cx, y.c, a.c, N, C), (gx, y.d, a.d, N, C)); arr_check("softmax", &y, 1e-6);
@@ -475,6 +493,8 @@ static void sums(void *user, uint64_t *h) {
     enum { N = 300, C = 132, V = 40 };
     int32_t ids[N], *dev;
     arr a, b, g, y, s, d, df, gain, shift, dgain, dshift, mean, rstd, dt, loss;
+    residual all = {&y, &s, &mean, &rstd, &a, &g, &gain, &shift, &g, &d, &df, &dgain, &dshift};
+    stx_residual_norm_args k;
     stx_piece piece;
     double sq, *dsq;
     size_t i;
@@ -486,8 +506,9 @@ static void sums(void *user, uint64_t *h) {
     a = arr_of(N * C, 1, 0, N_); b = arr_of(C, 1, 0, P_); g = arr_of(N * C, 1, 0, N_); y = arr_of(N * C, 1, 0, N_); s = arr_of(N * C, 1, 0, N_); d = arr_of(N * C, 1, 0, N_);
     df = arr_of(N * C, 1, 0, N_); gain = arr_of(C, 1, 0, P_); shift = arr_of(C, 1, 0, P_); dgain = arr_of(C, 1, 0, B_); dshift = arr_of(C, 1, 0, B_);
     mean = arr_of(N, 1, 0, B_); rstd = arr_of(N, 1, 0, B_); dt = arr_of(V * C, 1, 0, B_); loss = arr_of(1, 1, 0, B_);
-    stx_residual_norm_fwd_cuda(gx, y.d, s.d, mean.d, rstd.d, a.d, g.d, gain.d, shift.d, N, C, 1e-5f, 0.1f, 1, 2);
-    stx_residual_norm_bwd_cuda(gx, d.d, df.d, dgain.d, dshift.d, g.d, s.d, gain.d, mean.d, rstd.d, N, C, 0.1f, 1, 2, 1);
+    k = residual_args(&all, 1, N, C, 0.1f, 1);
+    stx_residual_norm_fwd_cuda(gx, &k);
+    stx_residual_norm_bwd_cuda(gx, &k);
     *h = cuda_hash(gx, y.d, N * C, *h); *h = cuda_hash(gx, d.d, N * C, *h); *h = cuda_hash(gx, df.d, N * C, *h);
     stx_sum_rows_cuda(gx, dshift.d, g.d, N, C);
     stx_layernorm_bwd_cuda(gx, d.d, dgain.d, dshift.d, g.d, s.d, gain.d, mean.d, rstd.d, N, 33, 0);

@@ -31,17 +31,22 @@ static void product(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, s
     stx_real *A = gemm_random(batch * M * K), *B = gemm_random(batch * K * N), *C0 = gemm_random(nc);
     stx_real *C1 = (stx_real *)malloc(nc * sizeof *C1), *C3 = (stx_real *)malloc(nc * sizeof *C3);
     double worst = 0, bound = 2 * 6e-8 * ((double)K + 4) * 2;
+    stx_gemm_args g = stx_gemm_of(ta, tb, M, N, K, A, B, C1);
+    g.batch = batch;
+    g.sb = sb;
+    g.beta = (stx_real)beta;
     if (!beta) for (i = 0; i < nc; i++) C0[i] = (stx_real)NAN;
     memcpy(C1, C0, nc * sizeof *C1);
     memcpy(C3, C0, nc * sizeof *C3);
-    stx_gemm(one, batch, ta, tb, M, N, K, 1, A, ta ? M : K, M * K, B, tb ? K : N, sb, (stx_real)beta, C1, N, M * N);
-    stx_gemm(many, batch, ta, tb, M, N, K, 1, A, ta ? M : K, M * K, B, tb ? K : N, sb, (stx_real)beta, C3, N, M * N);
+    stx_gemm(one, &g);
+    g.C = C3;
+    stx_gemm(many, &g);
     if (bf16) { round_all(A, batch * M * K); round_all(B, batch * K * N); }
     for (e = 0; e < batch; e++)
         for (i = 0; i < M; i++)
             for (j = 0; j < N; j++) {
                 size_t at = e * M * N + i * N + j;
-                double s = (beta ? (double)C0[at] : 0) + stx_gemm_plain(ta, tb, K, A + e * M * K, ta ? M : K, B + e * sb, tb ? K : N, i, j);
+                double s = (beta ? (double)C0[at] : 0) + stx_gemm_plain(&g, e, i, j);
                 if (!(fabs((double)C1[at] - s) <= worst)) worst = fabs((double)C1[at] - s);
                 if (!(fabs((double)C3[at] - s) <= worst)) worst = fabs((double)C3[at] - s);
             }

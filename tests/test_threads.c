@@ -186,8 +186,10 @@ static void any_number(void) {
     for (k = 1; k <= 7; k += 3) {
         stx_ctx *x = context(k);
         stx_real *all = (stx_real *)calloc(4 * N * C, sizeof *all), *p = all;
-        stx_gemm(x, 1, 0, 1, N, C, C, 1, in, C, 0, w, C, 0, 0, p, C, 0);        p += N * C;
-        stx_gemm(x, 1, 1, 0, C, C, N, 1, in, C, 0, in, C, 0, 0, p, C, 0);       p += C * C;
+        stx_gemm_args g = stx_gemm_of(0, 1, N, C, C, in, w, p);
+        stx_gemm(x, &g);                                                        p += N * C;
+        g = stx_gemm_of(1, 0, C, C, N, in, in, p);
+        stx_gemm(x, &g);                                                        p += C * C;
         stx_sum_rows(x, p, in, N, C);                                           p += C;
         stx_softmax_fwd(x, p, in, N, C);                                        p += N * C;
         stx_dropout_fwd(x, p, in, N * C, (stx_real)0.3, 5, 7, 0);               p += N * C;

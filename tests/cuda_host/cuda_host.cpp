@@ -5,6 +5,7 @@
 #ifndef _GNU_SOURCE
   #define _GNU_SOURCE
 #endif
+#include "../../seqtx.h"
 #include "cuda_runtime.h"
 #include "cuda_bf16.h"
 #include "cublasLt.h"
@@ -1709,10 +1710,6 @@ int cuda_host_is_device(const void *p) { return in_device(p); }
 /* A column-major product is the row-major product of the swapped operands, so that stx_gemm sees the very call that the CPU
    device would make, and f32 results are equal to its bit for bit. */
 
-struct stx_ctx;
-extern "C" void stx_gemm(struct stx_ctx *x, size_t batch, int ta, int tb, size_t M, size_t N, size_t K, float alpha, const float *A,
-                         size_t lda, size_t sa, const float *B, size_t ldb, size_t sb, float beta, float *C, size_t ldc, size_t sc);
-
 struct lt_layout { uint32_t magic; int32_t type, order, batch; uint64_t rows, cols; int64_t ld, stride; };
 struct lt_desc {
     uint32_t magic;
@@ -1842,8 +1839,20 @@ void lt_call::run(void) const {
         for (size_t q = 0; q < batch; q++) for (size_t j = 0; j < lines; j++) for (size_t i = 0; i < length; i++)
             r[q * sr + j * ldr + i] = lt_load(c, q * (size_t)C.stride + j * (size_t)C.ld + i, C.type);
     int ta = (d.ta != 0) ^ (A.order == CUBLASLT_ORDER_COL), tb = (d.tb != 0) ^ (B.order == CUBLASLT_ORDER_COL);   /* seen row-major */
-    if (columns) stx_gemm(NULL, batch, !tb, !ta, n, m, k, alpha, fb, ldb, sb, fa, lda, sa, beta, r, ldr, sr);
-    else stx_gemm(NULL, batch, ta, tb, m, n, k, alpha, fa, lda, sa, fb, ldb, sb, beta, r, ldr, sr);
+    stx_gemm_args g = {};
+    g.batch = batch; g.K = k;
+    g.alpha = alpha; g.beta = beta;
+    g.C = r; g.ldc = ldr; g.sc = sr;
+    if (columns) {
+        g.ta = !tb; g.tb = !ta; g.M = n; g.N = m;
+        g.A = fb; g.lda = ldb; g.sa = sb;
+        g.B = fa; g.ldb = lda; g.sb = sa;
+    } else {
+        g.ta = ta; g.tb = tb; g.M = m; g.N = n;
+        g.A = fa; g.lda = lda; g.sa = sa;
+        g.B = fb; g.ldb = ldb; g.sb = sb;
+    }
+    stx_gemm(NULL, &g);
 
     uint32_t e = d.epilogue;
     int bias_type = lt_bias_type(d, D);
