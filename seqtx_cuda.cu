@@ -2719,7 +2719,7 @@ typedef struct stx__at {
     int span, dmin, lo;                         /* lo: the first key that there is */
     uint32_t keep;                              /* of 65536; 0: no dropout */
     float scale, max_span, ramp, steps, unkeep; /* steps: stx__attn_steps; unkeep: 65536 / keep, or 1 */
-    const uint32_t *bits;                       /* which keys exist, see stx__at_bits; NULL: all of the window */
+    const uint32_t *bits;                       /* WHICH KEYS EXIST, below; NULL: all of the window */
     int stbits;                                 /* words between its batch rows */
 } stx__at;
 
@@ -3163,7 +3163,7 @@ static __device__ __forceinline__ int stx__at_again(int v) { asm volatile("" : "
        diagonals            their ds becomes 0
        keys                 nothing: a key's column makes its own dK and dV alone, which are not stored
    Without causality the window is a rectangle: dmin = 1 - T and span >= S let every query see every key, and the mask ends it at S. */
-enum { STX__AT_BEFORE = 64 };           /* zeros before key 0, where a tile may begin; as many behind the last key */
+enum { STX__AT_BEFORE = 64 };           /* zeros before key 0, where a tile may begin; and behind the last key */
 static size_t stx__at_words(const stx_attention_args *a) { return a->pad || a->not_causal ? (a->S + STX__AT_BEFORE - 1) / 32 + 3 : 0; }
 static size_t stx__at_rows(const stx_attention_args *a) { return a->pad ? a->B : 1; }
 /* The bits of keys j0 .. j0+BK-1 of batch row b, -BK < j0 < S */

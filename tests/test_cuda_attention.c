@@ -740,6 +740,35 @@ static void padded_op(int half) {
     free(dy);
 }
 
+/* TF32: 11 digits, between the others. With a mask its sweep of queries is f32's for some head sizes. */
+static void tf32(void) {
+    static const attn cases[] = {
+        {.B = 2, .T = 33, .S = 70, .H = 2, .D = 72, .P = 70, .u = 1, .z = 1, .L = 60, .R = 8},
+        {.B = 2, .T = 33, .S = 70, .H = 2, .D = 72, .P = 70, .u = 1, .z = 1, .L = 60, .R = 8, .N = 3, .pad = 1},
+        {.B = 2, .T = 33, .S = 70, .H = 2, .D = 32, .P = 70, .pad = 5, .drop = 0.2},
+        {.B = 2, .T = 70, .S = 33, .H = 2, .D = 64, .not_causal = 1, .pad = 6},
+        {.B = 1, .T = 70, .S = 33, .H = 2, .D = 16, .not_causal = 1, .drop = 0.1},
+    };
+    stx_desc desc;
+    stx_ctx *x;
+    size_t k;
+    memset(&desc, 0, sizeof desc);
+    desc.device = STX_CUDA; desc.threads = 1; desc.tf32 = 1;
+    x = stx_create(&desc);
+    for (k = 0; k < sizeof cases / sizeof *cases; k++) {
+        data d;
+        float **got;
+        data_open(&d, cases + k, 0, 0);
+        got = outputs(&d);
+        on_cpu(cpu, &d);
+        on_gpu(x, &d, 2, 0, got);
+        compare(&d, got, 1, 2, 0);
+        outputs_free(got);
+        data_close(&d);
+    }
+    stx_destroy(x);
+}
+
 static void refused(void) {
     stx_attention_args a;
     memset(&a, 0, sizeof a);
@@ -806,6 +835,7 @@ int main(int argc, char **argv) {
         if (only < 0 || only == 5) orders(half);
         if (only < 0 || only == 6) devices(half);
     }
+    if (only < 0 || only == 7) tf32();
     refused();
     for (half = 0; half < 2; half++) {
         printf("%s: largest errors", half ? "bf16" : "float");
