@@ -77,7 +77,7 @@
    AVX-512, AVX2 and any processor, and the right ones are taken at run time. Loops run on all processors that the process may use
    (desc.threads); work is given out as threads come, so a program that shares its machine with others is not held up by the slowest
    thread. desc.precision = STX_PREC_BF16 makes matrix products of bfloat16 factors
-   (AVX512-BF16: about twice the products' speed; AMX: so far run by emulation only). Parameters and sums stay float.
+   (AVX512-BF16: about twice the products' speed; AMX where there is any). Parameters and sums stay float.
 
    GPU. Add seqtx_cuda.cu to the program (nvcc -O3 -arch=sm_90 -c seqtx_cuda.cu; CUDA 12 or later, sm_80 or newer), define SEQTX_CUDA
    in every file that includes this header, link -lcublasLt -lcudart -lstdc++, and set desc.device = STX_CUDA. Nothing else changes in a
