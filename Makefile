@@ -63,7 +63,7 @@ $(call LIB,$(1)): build/lib_$(1)/%.o: build/flags
 endef
 F32 = $(CC) $(CFLAGS) $(THREADS)
 F64 = $(CC) $(CFLAGS) $(THREADS) -DSEQTX_DOUBLE
-SAN_F32 = $(CC) -std=c99 $(WARN) $(SAN) $(THREADS) -DSEQTX_AMX_EMULATED
+SAN_F32 = $(CC) -std=c99 $(WARN) $(SAN) $(THREADS) -DTEST_AMX_EMULATED
 $(eval $(call library,f32,$$(F32)))
 $(eval $(call library,f64,$$(F64)))
 $(eval $(call library,san,$$(SAN_F32)))
@@ -130,12 +130,12 @@ SHIM_SAN = $(call LIB,cuda_san) build/cuda_kernels_san.o build/cuda_host_san.o
 build/cuda_host.o: tests/cuda_host/cuda_host.cpp build/flags
 	$(T) $(CXXHOST) -O2 $(DEPS) -c $< -o $@
 # -O1: most of the time of what runs on it goes to the fibers, which are in cuda_host.o
-build/cuda_kernels.o: seqtx_cuda.cu build/flags
+build/cuda_kernels.o: tests/inner/seqtx_cuda.cu build/flags
 	$(T) $(CXXSHIM) -O1 $(DEPS) -x c++ -c $< -o $@
 build/cuda_host_san.o: tests/cuda_host/cuda_host.cpp build/flags
 	$(T) $(CXXHOST) -O2 -DCUDA_HOST_ASAN $(DEPS) -c $< -o $@
 # not all of -fsanitize=undefined: with null and the rest these templates take three times as long to compile
-build/cuda_kernels_san.o: seqtx_cuda.cu build/flags
+build/cuda_kernels_san.o: tests/inner/seqtx_cuda.cu build/flags
 	$(T) $(CXXSHIM) -fsanitize=address,alignment,shift,signed-integer-overflow -fno-sanitize-recover=all -O1 $(STACK) $(DEPS) -x c++ -c $< -o $@
 
 CUDA_NEW = $(filter-out golden_%,$(TESTS_CUDA))
@@ -227,7 +227,7 @@ build/cuda:
 build/cuda/arch: FORCE | build/cuda
 	@sh tests/cuda_arch.sh "$(NVCC)" $(CUDA_ARCH)
 	@echo '$(NVCC) $(CUDA_ARCH)' | cmp -s - $@ || echo '$(NVCC) $(CUDA_ARCH)' > $@
-build/cuda/seqtx_cuda.o: seqtx_cuda.cu $(PARTS:%=%.h) build/cuda/arch
+build/cuda/seqtx_cuda.o: tests/inner/seqtx_cuda.cu tests/inner.h seqtx_cuda.cu $(PARTS:%=%.h) build/cuda/arch
 	$(NVCC) -O3 -std=c++17 $(GENCODE) -Xcompiler -Wall,-Wextra -c $< -o $@
 GPU_F32 = $(F32) -DSEQTX_CUDA
 $(eval $(call library,gpu,$$(GPU_F32)))

@@ -80,10 +80,11 @@
    (AVX512-BF16: about twice the products' speed; AMX: so far run by emulation only). Parameters and sums stay float.
 
    GPU. Add seqtx_cuda.cu to the program (nvcc -O3 -arch=sm_90 -c seqtx_cuda.cu; CUDA 12 or later, sm_80 or newer), define SEQTX_CUDA
-   in every file that includes this header, link -lcublasLt -lcudart -lstdc++, and set desc.device = STX_CUDA. Nothing else changes in a model.
-   t->data is then device memory, which the host must not touch: stx_get, stx_set, stx_item copy (and wait); stx_note, stx_noted read a step's
-   results without stopping it; stx_step_run replays a step as a CUDA graph. desc.precision = STX_PREC_BF16 stores activations as
-   bfloat16. The same numbers as on the CPU, but for the order of sums; the same random numbers; checkpoints go from one to the other.
+   in every file that includes this header, link -lcublasLt -lcudart -lstdc++, and set desc.device = STX_CUDA. Nothing else changes in a
+   model. t->data is then device memory, which the host must not touch: stx_get, stx_set, stx_item copy (and wait); stx_note, stx_noted
+   read a step's results without stopping it; stx_step_run replays a step as a CUDA graph. desc.precision = STX_PREC_BF16 stores
+   activations as bfloat16. The same numbers as on the CPU, but for the order of sums; the same random numbers; checkpoints go from one to
+   the other.
 
    Compile-time options (give the same to every file that includes this header)
        SEQTX_DOUBLE     stx_real is double (gradient checks). Default: float.
@@ -217,7 +218,8 @@ STX_DEF void stx_set_tick(stx_ctx *x, uint64_t tick);       /* ... and put it ba
 STX_DEF size_t stx_bytes(const stx_ctx *x);                 /* memory reserved now, bytes */
 STX_DEF size_t stx_peak_bytes(const stx_ctx *x);            /* the most that was in use, both arenas and buffers */
 
-/* Memory on the host, whatever the device. What lives as long as the context, zeroed, 64-byte aligned; NULL and a sticky error when there is none. */
+/* Memory on the host, whatever the device. What lives as long as the context, zeroed, 64-byte aligned; NULL and a sticky error when there
+   is none. */
 STX_DEF void *stx_persist(stx_ctx *x, size_t bytes);
 /* The same from the step arena, not zeroed. */
 STX_DEF void *stx_step_alloc(stx_ctx *x, size_t bytes);
@@ -231,7 +233,7 @@ STX_DEF void stx_block_free(stx_ctx *x, void *p);           /* NULL is fine */
 STX_DEF stx_real *stx_step_numbers(stx_ctx *x, size_t n);               /* n activations in the step arena */
 STX_DEF void *stx_step_bytes(stx_ctx *x, size_t bytes);                 /* anything else there: statistics, scratch */
 STX_DEF stx_real *stx_block_numbers(stx_ctx *x, size_t n);              /* n activations in a block, zeroed */
-STX_DEF stx_real *stx_block_full(stx_ctx *x, size_t n);                 /* n floats in a block, whatever the precision; freed in the same way */
+STX_DEF stx_real *stx_block_full(stx_ctx *x, size_t n);             /* n floats in a block, whatever the precision; freed in the same way */
 STX_DEF void stx_block_numbers_free(stx_ctx *x, stx_real *p);           /* NULL is fine */
 STX_DEF stx_real *stx_at(const stx_ctx *x, const stx_real *p, size_t i);
 STX_DEF void stx_put(stx_ctx *x, stx_real *to, const stx_real *host, size_t n);     /* n numbers from the host, */
@@ -292,7 +294,7 @@ STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data);
 
 /* An uninitialised tensor in the step arena, for ops of your own. */
 STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3);
-STX_DEF stx_tensor *stx_new_full(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3);      /* float in every precision: states, statistics */
+STX_DEF stx_tensor *stx_new_full(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3); /* float in every precision: states, statistics */
 
 STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out);      /* copies t->size numbers to the host */
 STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in);       /* and from it */
@@ -333,7 +335,8 @@ STX_DEF size_t stx_params_size(const stx_params *p);                          /*
 STX_DEF void stx_params_zero_grad(stx_params *p);
 /* All gradients of the list as one block of *n floats on the device, in the order of the list, each from a multiple of 64 numbers on, zeros
    between: a norm or an all-reduce takes a pointer and a length. The first call moves them there: after the last stx_param, before
-   stx_optim_create. NULL in error. */
+   stx_optim_create. A call after another stx_param makes a new block, and the old address is gone. NULL in
+   error. */
 STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n);
 
 // >>api: tape ----------------------------------------------------------------------------------------------
@@ -358,7 +361,8 @@ STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, st
                                void *save);
 /* In back: the gradient of t, to add to. NULL: not wanted. With fresh it may hold anything: then *fresh is 1 and it is to be written. */
 STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh);
-STX_DEF uint64_t stx_random_stream(stx_ctx *x);     /* of the random numbers of an op, as stx_dropout_fwd wants it; each call gives another one */
+STX_DEF uint64_t stx_random_stream(stx_ctx *x);     /* of the random numbers of an op, as stx_dropout_fwd wants it; each call gives another
+                                                       one */
 
 /* Recomputation (gradient checkpointing, Chen et al. 2016, 1604.06174): y = fn(user, in), where everything that
    fn made on the way is dropped from memory and made again in backward. fn must depend on nothing but user,
@@ -463,7 +467,8 @@ STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t 
 STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *alpha);
 /* y (n) = h + alpha[0] f, h NULL: alpha[0] f; backward: df (n) = or += alpha dy, dalpha (1) += sum of dy f; each NULL if not wanted */
 STX_KERNEL(stx_rezero_fwd, (stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n))
-STX_KERNEL(stx_rezero_bwd, (stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha, size_t n,
+STX_KERNEL(stx_rezero_bwd, (stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha,
+                            size_t n,
                             int accumulate))
 
 STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a);     /* over the last dimension */
@@ -554,7 +559,8 @@ STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t
 /* act(x W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). */
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act);
 /* y (N,O) = act(in W^T + b) in one pass: in (N,Ci), W (O,Ci), b (O) or NULL; pre (N,O) or NULL gets in W^T + b */
-STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t Ci, size_t O, int act))
+STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N,
+                            size_t Ci, size_t O, int act))
 /* Backward of linear_fwd. dx, dW, db: NULL if not wanted. */
 typedef struct stx_linear_bwd_args {
     size_t N, Ci, O;
@@ -635,8 +641,8 @@ STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
        y_i  = sum_j a_ij v_j
    over the keys with delta_min <= delta <= span, plus N persistent vectors (1907.01470) with key sqrt(D) pk,
    value sqrt(N) pv, m = 1 and no position. A key that pad marks does not exist for its batch row, whatever else would let it be seen
-   (it may hold anything; its gradients are exactly zero). A query without any key has y = 0 and passes no gradient. Scores are made tile by tile under a running softmax and never
-   stored; keys that a head's span does not reach are skipped; backward recomputes the tiles.
+   (it may hold anything; its gradients are exactly zero). A query without any key has y = 0 and passes no gradient. Scores are made tile
+   by tile under a running softmax and never stored; keys that a head's span does not reach are skipped; backward recomputes the tiles.
    With no_renorm the mask is not normalised away, as in fairseq's form of 1905.07799:
        a_ij = m e^s_ij / sum_j e^s_ij      rows sum to less than 1; both sums run over every key within span */
 typedef struct stx_attention_desc {
@@ -686,7 +692,7 @@ typedef struct stx_attention_args {
     const stx_real *q, *k, *v;              /* (B,T,H D), (B,S,H D) twice */
     const stx_real *pe, *u, *vb, *z;        /* (P,D) or (P,H D); (H D) twice; (H): NULL where unused */
     const stx_real *pk, *pv;                /* (H,N,D) */
-    const int32_t *pad;                     /* (B,S), batches stpad apart, on the device: not 0 where there is no such key; NULL: all exist */
+    const int32_t *pad;                   /* (B,S), batches stpad apart, on the device: not 0 where there is no such key; NULL: all exist */
     size_t stpad;
     stx_real *y, *top, *inv;                /* (B,T,H D); (B,H,T): largest logit of a row, 1 / its normaliser (0: no key) */
     const stx_real *dy;                     /* as y */
@@ -703,10 +709,12 @@ STX_KERNEL(stx_attention_bwd, (stx_ctx *x, const stx_attention_args *a))
 /* What stx_attention_fwd computes, number by number and in double, a in host memory: y from its other inputs. For reading, and for tests.
    work: two numbers for each of stx_attention_keys. stx_attention_weights has the softmax of one query: before the mask and dropout,
    w[n] = e^s / normaliser (0: the query does not see it), and ramp[n] = m before it is cut to [0, 1] (2 where there is no ramp). */
-STX_DEF size_t stx_attention_keys(const stx_attention_args *a);        /* zero keys, the S keys, persistent vectors: n runs over them in this order */
+STX_DEF size_t stx_attention_keys(const stx_attention_args *a);        /* zero keys, the S keys, persistent vectors: n runs over them in
+                                                                          this order */
 STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t h, size_t i, double *w, double *ramp);
 STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work);
-STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a);     /* the forward kernel of the context's device, with work from the step arena */
+STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a);     /* the forward kernel of the context's device, with work from the
+                                                                          step arena */
 
 // >>api: adaptive input and output -------------------------------------------------------------------------
 
@@ -745,7 +753,8 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
 /* Adaptive softmax, cluster c of K: log p of the words start .. start+size-1 into out (N,V), from the cluster's logits (N,w). For c = 0 the
    columns size .. w-1 are the other clusters', gate (N,K) gets their log p (cluster i: column size + K-1-i, or size + i-1 if forward);
    for c > 0 gate[n,c] is added. */
-STX_KERNEL(stx_cluster_log_probs, (stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start, size_t size,
+STX_KERNEL(stx_cluster_log_probs, (stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start,
+                                   size_t size,
                                    size_t w, size_t K, size_t c, int forward))
 
 // >>api: optimisers ----------------------------------------------------------------------------------------
@@ -951,7 +960,7 @@ extern stx_gpu *stx_cuda_open(stx_ctx *x);                                  /* N
 extern void   stx_cuda_close(stx_gpu *g);                                   /* waits, then frees all */
 extern void  *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind);           /* 256-byte aligned; NULL without an error: no memory */
 extern void   stx_cuda_free(stx_ctx *x, void *p);                           /* after the work that uses it */
-extern size_t stx_cuda_bytes(const stx_ctx *x);                             /* in use on the device: also copies of parameters, scratch, cublasLt's */
+extern size_t stx_cuda_bytes(const stx_ctx *x);                   /* in use on the device: also copies of parameters, scratch, cublasLt's */
 extern int    stx_cuda_half(const stx_ctx *x, const void *p);               /* are numbers stored as bfloat16 there? */
 extern void   stx_cuda_put(stx_ctx *x, void *to, const void *host, size_t bytes);           /* the host's memory is free on return */
 extern void   stx_cuda_get(stx_ctx *x, void *host, const void *from, size_t bytes);         /* waits */
@@ -1137,8 +1146,9 @@ typedef struct stx_words {
 STX_DEF int stx_words_resolve(stx_ctx *x, const char *who, const stx_words_desc *from, stx_words_desc *to);
 /* How many numbers the parameters of a resolved desc have, shared ones once; SIZE_MAX: as many or more. */
 STX_DEF size_t stx_words_count(const stx_words_desc *d);
-/* Adds the parameters of a resolved desc to p: in_emb.weight, out_emb.weight, out_emb.bias; adaptive: in_emb.tables.<i>, in_emb.projs.<i>,
-   out_emb.tables.<i>, out_emb.projs.<i>, out_emb.biases.<i>, out_emb.cluster.weight, out_emb.cluster.bias. Lives as long as p's context;
+/* Adds the parameters of a desc, resolved or not, to p: in_emb.weight, out_emb.weight, out_emb.bias; adaptive: in_emb.tables.<i>,
+   in_emb.projs.<i>, out_emb.tables.<i>, out_emb.projs.<i>, out_emb.biases.<i>, out_emb.cluster.weight, out_emb.cluster.bias. Lives as long
+   as p's context;
    NULL and its error when there is no memory. */
 STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *d);
 /* ids (B,T) -> (B,T,emb) */
@@ -1209,7 +1219,8 @@ STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n);
 /* The same with a copy of h (B,T,width) behind, a constant (B,m+T,width): what stx_linear_memory takes. h itself when there are none. */
 STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_tensor *h);
 /* Which of the newest m rows, and of T rows behind them with the padding pad (B,T) or NULL, are missing: (B,m+T), as stx_attention_in.pad.
-   NULL when none is (or in error), so that nothing is spent on a mask. s NULL: pad. Numbers from the host: such a step is not replayed. */
+   NULL when none is (or in error), so that nothing is spent on a mask. s NULL, or no rows: pad. Numbers from the host: such a step is not
+   replayed. */
 STX_DEF const stx_ids *stx_rows_mask(const stx_rows *s, size_t l, size_t n, const stx_ids *pad, size_t T);
 /* The rows (B,e,width), e = real + T - keep, that stx_rows_push(.., s, l, keep, h, pad) will drop, a constant: what a second,
    compressed memory is made of. mask (NULL: not wanted) gets which of them are missing, as stx_rows_mask. NULL when none
@@ -1248,7 +1259,7 @@ typedef struct stx_cache_layer {
 } stx_cache_layer;
 typedef struct stx_cache {
     stx_ctx         *ctx;
-    size_t           B, V, layers, chunk;   /* chunk: the most tokens of a stream at once */
+    size_t           B, V, layers, chunk;   /* chunk: the most tokens of a stream at once. All four are to be read only */
     stx_cache_layer *layer;
     stx_real        *out;                   /* (B,V), on the host: see stx_cache_feed */
 } stx_cache;
@@ -1260,7 +1271,8 @@ STX_DEF void stx_cache_reset(stx_cache *c);                 /* forgets all, and 
 STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, int both);
 /* stx_attention of t new tokens (t <= chunk) over the rows of layer l and their own, which are added. in: q, k, v (B,t,C), or
    kv, of the new ones, and what else stx_attention takes; d as there, but causal, first_key at most 0, and no key further
-   back than the window. In STX_EVAL only: no gradient passes. */
+   back than the window. In STX_EVAL only: no gradient passes. After an error the rows of the failed call may be among those that
+   are kept: stx_cache_reset. */
 STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in, const stx_attention_desc *d);
 /* Feeds ids (B,n), n >= 1, to a model in chunks, each a step in STX_EVAL in which fn makes the last hidden states (B,t,d) of
    ids (B,t). Returns log p (B,V) of the token after the last, or, with scores, stx_words_scores of it: c->out, until the next
@@ -1364,7 +1376,10 @@ static inline int stx__finite(double v) {
 static inline uint64_t stx__flush_on(void) { unsigned mode = _mm_getcsr(); _mm_setcsr(mode | 0x8040u); return mode; }    /* FTZ, DAZ */
 static inline void stx__flush_off(uint64_t mode) { _mm_setcsr((unsigned)mode); }
 #elif defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__))
-static inline uint64_t stx__flush_on(void) { uint64_t mode; __asm__ volatile("mrs %0, fpcr" : "=r"(mode)); __asm__ volatile("msr fpcr, %0" : : "r"(mode | (uint64_t)1 << 24)); return mode; }
+static inline uint64_t stx__flush_on(void) {
+    uint64_t mode; __asm__ volatile("mrs %0, fpcr" : "=r"(mode)); __asm__ volatile("msr fpcr, %0" : : "r"(mode | (uint64_t)1 << 24));
+    return mode;
+}
 static inline void stx__flush_off(uint64_t mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode)); }
 #else
 static inline uint64_t stx__flush_on(void) { return 0; }
@@ -1391,7 +1406,8 @@ STX_INNER void stx_prefetch(const stx_real *a, size_t n) {
 #endif
 }
 #if defined(__GNUC__) && !defined(__clang__)
-  #define STX_VECTOR __attribute__((optimize("O2", "tree-vectorize", "vect-cost-model=dynamic", "no-unsafe-math-optimizations", "no-associative-math", \
+  #define STX_VECTOR __attribute__((optimize("O2", "tree-vectorize", "vect-cost-model=dynamic", "no-unsafe-math-optimizations", \
+                                             "no-associative-math", \
                                               "no-reciprocal-math", "no-finite-math-only", "signed-zeros")))
 #else
   #define STX_VECTOR
@@ -1411,7 +1427,8 @@ enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
     STX__AVX2 STX_VECTOR static void fn##_avx2 params { fn(1, __VA_ARGS__); } \
     STX__AVX512 STX_VECTOR static void fn##_avx512 params { fn(1, __VA_ARGS__); }
   #define STX_CALL(x, fn, args) \
-    do { switch (stx_isa(x)) { case STX__ISA_AVX512: fn##_avx512 args; break; case STX__ISA_AVX2: fn##_avx2 args; break; default: fn##_base args; } } while (0)
+    do { switch (stx_isa(x)) { case STX__ISA_AVX512: fn##_avx512 args; break; case STX__ISA_AVX2: fn##_avx2 args; break; \
+        default: fn##_base args; } } while (0)
 #else
   #define STX_EACH_ISA(fn, params, ...) STX_VECTOR static void fn##_base params { fn(0, __VA_ARGS__); }
   #define STX_CALL(x, fn, args) do { (void)(x); fn##_base args; } while (0)
@@ -1652,11 +1669,8 @@ void __asan_unpoison_memory_region(void const volatile *addr, size_t size);
   #define STX__RED_ZONE 0
 #endif
 
-/* Device memory has no shadow, unless the GPU is tests/cuda_host. */
-#ifdef SEQTX_CUDA_HOST
-  #define STX__GUARDED(a) ((void)(a), 1)
-#else
-  #define STX__GUARDED(a) ((a)->kind == STX__HOST)
+#ifndef STX__DEVICE_SHADOW
+  #define STX__DEVICE_SHADOW 0      /* device memory has no shadow, unless the GPU is the host (tests/cuda_host) */
 #endif
 
 typedef struct stx__chunk {
@@ -1673,6 +1687,7 @@ typedef struct stx__arena {
     stx__chunk *first, *cur;
     size_t used, reserved;
 } stx__arena;
+static int stx__guarded(const stx__arena *a) { return a->kind == STX__HOST || STX__DEVICE_SHADOW; }
 
 typedef struct stx__block_head {  /* in front of every stx_block; one cache line, keeps the data aligned */
     struct stx__block_head *prev, *next;
@@ -1826,8 +1841,8 @@ static void stx__note_peak(stx_ctx *x) {
     if (now > x->peak) x->peak = now;
 }
 
-/* n + room to align, from the user's allocator or (kind: not STX__HOST) the GPU, within the limit. what and knob go into the error text; without what
-   there is none. */
+/* n + room to align, from the user's allocator or (kind: not STX__HOST) the GPU, within the limit. what and knob go into the error text;
+   without what there is none. */
 static void *stx__raw_alloc(stx_ctx *x, size_t n, const char *what, int kind) {
     void *p = NULL;
     size_t have = stx__reserved(x);
@@ -1841,7 +1856,8 @@ static void *stx__raw_alloc(stx_ctx *x, size_t n, const char *what, int kind) {
 #ifdef SEQTX_CUDA
     if (kind != STX__HOST) {
         p = n ? stx_cuda_alloc(x, n, kind) : NULL;
-        if (!p && what) stx_fail(x, STX_ERR_MEMORY, "%s: the GPU has no memory for %zu more bytes (%zu in use here): use a smaller batch, block or model, "
+        if (!p && what) stx_fail(x, STX_ERR_MEMORY, "%s: the GPU has no memory for %zu more bytes (%zu in use here): use a smaller "
+                                 "batch, block or model, "
                          "recomputation, or STX_PREC_BF16", what, n, have);
         return p;
     }
@@ -1895,7 +1911,7 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
         c->size = size;
         c->used = 0;
         c->next = NULL;
-        if (STX__GUARDED(a)) STX__POISON(c->base, size);
+        if (stx__guarded(a)) STX__POISON(c->base, size);
         if (a->cur) a->cur->next = c; else a->first = c;
         a->cur = c;
         a->reserved += size + (base ? 0 : sizeof(stx__chunk));
@@ -1906,13 +1922,13 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
         c->used += want;
         a->used += want;
         stx__note_peak(x);
-        if (STX__GUARDED(a)) STX__UNPOISON(p, n);
+        if (stx__guarded(a)) STX__UNPOISON(p, n);
         return p;
     }
 }
 static void stx__arena_rewind(stx__arena *a) {
     stx__chunk *c;
-    for (c = a->first; c; c = c->next) { if (STX__GUARDED(a)) STX__POISON(c->base, c->used); c->used = 0; }
+    for (c = a->first; c; c = c->next) { if (stx__guarded(a)) STX__POISON(c->base, c->used); c->used = 0; }
     a->cur = a->first;
     a->used = 0;
 }
@@ -1920,7 +1936,7 @@ static void stx__arena_free(stx_ctx *x, stx__arena *a) {
     stx__chunk *c = a->first, *next;
     for (; c; c = next) {
         next = c->next;
-        if (STX__GUARDED(a)) STX__UNPOISON(c->base, c->size);
+        if (stx__guarded(a)) STX__UNPOISON(c->base, c->size);
         if (a->kind != STX__HOST) stx__gpu_release(x, c->base);
         x->desc.release(x->desc.user, c);
     }
@@ -2005,7 +2021,8 @@ STX_DEF void stx_block_numbers_free(stx_ctx *x, stx_real *p) {
 enum { STX__STEP, STX__STEP_FULL, STX__PARAM, STX__STATE };
 static stx__arena *stx__arena_of(stx_ctx *x, int where) {
     if (!stx__on_gpu(x)) return where == STX__STEP || where == STX__STEP_FULL ? &x->step : &x->keep;
-    return where == STX__STEP ? &x->dev_step : where == STX__STEP_FULL ? &x->dev_bytes : where == STX__PARAM ? &x->dev_params : &x->dev_keep;
+    return where == STX__STEP ? &x->dev_step : where == STX__STEP_FULL ? &x->dev_bytes : where == STX__PARAM ?
+        &x->dev_params : &x->dev_keep;
 }
 static size_t stx__stored(const stx_ctx *x, int where) { return where == STX__STEP && stx__halved(x) ? 2 : sizeof(stx_real); }
 static stx_real *stx__numbers(stx_ctx *x, int where, size_t n) {
@@ -2103,7 +2120,8 @@ static stx_tensor *stx__tensor(stx_ctx *x, int where, int ndim, const size_t *di
     int i;
     for (i = 0; i < ndim; i++) {
         if (dim[i] && n > SIZE_MAX / sizeof(stx_real) / dim[i]) {
-            stx_fail(x, STX_ERR_MEMORY, "a tensor of %d dimensions, the first %zu, is larger than memory can be: use smaller sizes", ndim, dim[0]);
+            stx_fail(x, STX_ERR_MEMORY, "a tensor of %d dimensions, the first %zu, is larger than memory can be: use smaller sizes", ndim,
+                     dim[0]);
             return NULL;
         }
         n *= dim[i];
@@ -2118,7 +2136,9 @@ static stx_tensor *stx__tensor(stx_ctx *x, int where, int ndim, const size_t *di
     t->data = stx__numbers(x, where, n);
     return t->data ? t : NULL;
 }
-static stx_tensor *stx__like(stx_ctx *x, const stx_tensor *a) { return stx__tensor(x, a->full ? STX__STEP_FULL : STX__STEP, a->ndim, a->dim); }
+static stx_tensor *stx__like(stx_ctx *x, const stx_tensor *a) {
+    return stx__tensor(x, a->full ? STX__STEP_FULL : STX__STEP, a->ndim, a->dim);
+}
 static size_t stx__last(const stx_tensor *t) { return t->dim[t->ndim - 1]; }
 static size_t stx__rows(const stx_tensor *t) { return stx__last(t) ? t->size / stx__last(t) : 0; }
 static int stx__dims(const size_t *d) { int n = 0; while (n < STX_MAX_DIM && d[n]) n++; return n; }
@@ -2216,7 +2236,8 @@ static int32_t *stx__ids_device(stx_ctx *x, int32_t *ids, size_t n) {
 STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T) {
     stx_ids *t;
     if (!stx_ok(x)) return NULL;
-    STX__NEED(x, data && B && T && T <= SIZE_MAX / sizeof *data / B, STX_ERR_ARG, "stx_tokens: %zu x %zu tokens, want at least 1 x 1", B, T);
+    STX__NEED(x, data && B && T && T <= SIZE_MAX / sizeof *data / B, STX_ERR_ARG, "stx_tokens: %zu x %zu tokens, want at least 1 x 1", B,
+              T);
     t = (stx_ids *)stx__arena_alloc(x, &x->step, sizeof *t);
     if (!t) return NULL;
     t->data = (int32_t *)stx__arena_alloc(x, &x->step, B * T * sizeof *data);
@@ -2232,7 +2253,8 @@ STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T)
 STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T) {
     stx_ids *t;
     if (!stx_ok(x)) return NULL;
-    STX__NEED(x, B && T && T <= SIZE_MAX / sizeof *t->data / B, STX_ERR_ARG, "stx_tokens_create: %zu x %zu tokens, want at least 1 x 1", B, T);
+    STX__NEED(x, B && T && T <= SIZE_MAX / sizeof *t->data / B, STX_ERR_ARG, "stx_tokens_create: %zu x %zu tokens, want at least 1 x 1", B,
+              T);
     t = (stx_ids *)stx_persist(x, sizeof *t);
     if (!t) return NULL;
     t->data = (int32_t *)stx_persist(x, B * T * sizeof *t->data);
@@ -2259,7 +2281,8 @@ STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
     if (!stx_ok(x) || !ids || !data) return;
     for (i = 0; ids->below && i < ids->B * ids->T; i++)         /* a step that is replayed does not look */
         if ((data[i] < 0 || (size_t)data[i] >= ids->below) && !(ids->spares == 1 && data[i] == ids->spared)) {
-            stx_fail(x, STX_ERR_ARG, "stx_tokens_set: id %ld at position %zu, want 0 to %zu: check the vocabulary size", (long)data[i], i, ids->below - 1);
+            stx_fail(x, STX_ERR_ARG, "stx_tokens_set: id %ld at position %zu, want 0 to %zu: check the vocabulary size", (long)data[i], i,
+                     ids->below - 1);
             return;
         }
     memcpy(ids->data, data, ids->B * ids->T * sizeof *data);
@@ -2395,7 +2418,8 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     host = stx__on_gpu(x) ? (stx_real *)stx_block(x, t->size * sizeof *host) : t->data;
     if (!host) return NULL;
     for (i = 0; i < t->size; i++)
-        host[i] = (stx_real)(init == STX_ZEROS ? 0 : init == STX_CONSTANT ? a : stx__draw(x, STX__PARAM_STREAM | x->params_made, i, init, a));
+        host[i] = (stx_real)(init == STX_ZEROS ? 0 : init == STX_CONSTANT ? a : stx__draw(x, STX__PARAM_STREAM | x->params_made, i, init,
+            a));
     if (host != t->data) {
         stx_put(x, t->data, host, t->size);
         stx_block_free(x, host);
@@ -2461,7 +2485,9 @@ static stx__node *stx__record(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *,
     y->needs_grad = 1;
     return n;
 }
-static stx__node *stx__record1(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *), stx_tensor *a) { return stx__record(x, y, back, &a, 1); }
+static stx__node *stx__record1(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *), stx_tensor *a) {
+    return stx__record(x, y, back, &a, 1);
+}
 static stx__node *stx__record2(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *), stx_tensor *a, stx_tensor *b) {
     stx_tensor *in[2];
     in[0] = a; in[1] = b;
@@ -2507,7 +2533,8 @@ static int stx__outside(stx_ctx *x, const stx_tensor *t) {
     for (c = m && m->cur[0] ? x->step.first : NULL; c; later |= c == m->cur[0], c = c->next) {
         if (at < c->base || at >= c->base + c->size) continue;
         if (later || (c == m->cur[0] && (size_t)(at - c->base) >= m->chunk_used[0])) return 0;
-        stx_fail(x, STX_ERR_ARG, "stx_recompute: a tensor %s that is not among the function's inputs wants a gradient: hand it over in `in`, stx_detach it, or do not recompute", stx__shape(t, s));
+        stx_fail(x, STX_ERR_ARG, "stx_recompute: a tensor %s that is not among the function's inputs wants a gradient: hand it over in "
+                 "`in`, stx_detach it, or do not recompute", stx__shape(t, s));
         return 1;
     }
     return 0;
@@ -2564,7 +2591,10 @@ STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, st
         return 0;
     }
     for (i = 0; i < results; i++) if (!y[i]) return 0;
-    if (count < 0 || count > 9 || !back || (count && !in)) { stx_fail(x, STX_ERR_ARG, "stx_record: %d inputs%s, want at most 9 and a backward function", count, back ? "" : " and no function"); return 0; }
+    if (count < 0 || count > 9 || !back || (count && !in)) {
+        stx_fail(x, STX_ERR_ARG, "stx_record: %d inputs%s, want at most 9 and a backward function", count, back ? "" : " and no function");
+        return 0;
+    }
     for (i = 0; i < count; i++) ins[i] = in[i];
     n = stx__record(x, y[0], stx__own_back, ins, count);
     if (!n) return 0;
@@ -2661,7 +2691,8 @@ STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss) {
     if (!x || x->code || !loss) return;
     if (loss->size != 1) {
         char s[96];
-        stx_fail(x, STX_ERR_SHAPE, "stx_backward: the loss has shape %s, want one number: reduce it with stx_mean, or use stx_backward_from", stx__shape(loss, s));
+        stx_fail(x, STX_ERR_SHAPE, "stx_backward: the loss has shape %s, want one number: reduce it with stx_mean, or use "
+                 "stx_backward_from", stx__shape(loss, s));
         return;
     }
     stx_backward_from(x, loss, NULL);
@@ -2738,15 +2769,19 @@ static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, 
     memmove(to, from, bytes);
 }
 /* Room for the numbers of t in the step arena */
-static stx_real *stx__numbers_like(stx_ctx *x, const stx_tensor *t) { return stx__numbers(x, t->full ? STX__STEP_FULL : STX__STEP, t->size); }
+static stx_real *stx__numbers_like(stx_ctx *x, const stx_tensor *t) {
+    return stx__numbers(x, t->full ? STX__STEP_FULL : STX__STEP, t->size);
+}
 /* made[0..count): results that lie anywhere in what fn made. They become tensors of the outer tape, at the mark, and all else goes. */
 static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **made, int count) {
     stx_tensor head[1 + STX_MAX_MORE];
     int i, above = count > 1 || stx__on_gpu(x);
     for (i = 0; i < count; i++) if (made[i]) head[i] = *made[i];
-    /* Copies above what fn made, then down: one result may lie where another one goes, and a copy on a GPU must not overlap, for which
-       there has to be a place of each one's size below the copies */
-    if (count > 1 && stx__on_gpu(x)) for (i = 0; i < count; i++) if (made[i] && !stx__numbers_like(x, &head[i])) return 0;
+    /* Copies above what fn made, then down: one result may lie where another one goes, and a copy on a GPU must not overlap. A result may
+       also be one that fn was given, or a view, for which fn made less than it needs here: so there first has to be a place of each one's
+       size below the copies, in the order in which they are placed */
+    if (count > 1) for (i = 0; i < count; i++)
+        if (made[i] && (!stx__arena_alloc(x, &x->step, sizeof head[i]) || !stx__numbers_like(x, &head[i]))) return 0;
     for (i = 0; above && i < count; i++) {
         if (!made[i]) continue;
         head[i].data = stx__numbers_like(x, &head[i]);
@@ -3260,7 +3295,8 @@ STX_INNER void stx__sum_rows_part(int fma, stx_real *d, const stx_real *dy, cons
         for (c = 0; c < w; c++) d[c] += s[c];
     }
 }
-STX_EACH_ISA(stx__sum_rows_part, (stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT f, size_t N, size_t C, size_t w), d, dy, f, N, C, w)
+STX_EACH_ISA(stx__sum_rows_part, (stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT f, size_t N,
+                                  size_t C, size_t w), d, dy, f, N, C, w)
 static void stx__sum_rows_share(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k;
@@ -3299,7 +3335,8 @@ STX_INNER void stx__axpy_n(int fma, stx_real *y, const stx_real *a, size_t n, st
     if (accumulate) for (i = 0; i < n; i++) y[i] = STX_FMA(fma, s, a[i], y[i]);
     else for (i = 0; i < n; i++) y[i] = s * a[i];
 }
-STX_EACH_ISA(stx__axpy_n, (stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t n, stx_real s, int accumulate), y, a, n, s, accumulate)
+STX_EACH_ISA(stx__axpy_n, (stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t n, stx_real s, int accumulate), y, a, n, s,
+             accumulate)
 static void stx__axpy_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t at, n = stx__numbers_of(s, l->n, &at);
@@ -3340,7 +3377,8 @@ static int stx__repeats(const stx_tensor *a, const stx_tensor *b) {
 static stx_tensor *stx__binary(stx_ctx *x, const char *op, stx_tensor *a, stx_tensor *b) {
     char s[96], t[96];
     if (!stx_ok(x) || !a || !b) return NULL;
-    STX__NEED(x, stx__repeats(a, b), STX_ERR_SHAPE, "%s: %s and %s: want equal shapes, or the second to be the first's last dimensions", op, stx__shape(a, s), stx__shape(b, t));
+    STX__NEED(x, stx__repeats(a, b), STX_ERR_SHAPE, "%s: %s and %s: want equal shapes, or the second to be the first's last dimensions",
+              op, stx__shape(a, s), stx__shape(b, t));
     return stx__like(x, a);
 }
 static void stx__add_back(stx_ctx *x, stx__node *n) {
@@ -3443,7 +3481,8 @@ STX_INNER void stx__mul_n(int fma, stx_real *y, const stx_real *a, const stx_rea
     if (accumulate) for (i = 0; i < n; i++) y[i] = STX_FMA(fma, a[i], b[i], y[i]);
     else for (i = 0; i < n; i++) y[i] = a[i] * b[i];
 }
-STX_EACH_ISA(stx__mul_n, (stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, const stx_real *STX_RESTRICT b, size_t n, int accumulate), y, a, b, n, accumulate)
+STX_EACH_ISA(stx__mul_n, (stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, const stx_real *STX_RESTRICT b, size_t n,
+                          int accumulate), y, a, b, n, accumulate)
 static void stx__mul_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t at, n = stx__numbers_of(s, l->n, &at);
@@ -3461,9 +3500,12 @@ static void stx__mul(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real 
     if (n == nb) stx__elementwise(x, n, stx__mul_part, &l);
     else stx_parallel(x, n / nb, n, stx__mul_rows, &l);
 }
-STX_DEF void stx_mul_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) { stx__mul(x, y, a, b, n, nb, 0); }
+STX_DEF void stx_mul_fwd(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
+    stx__mul(x, y, a, b, n, nb, 0);
+}
 /* y = a b:   da (+)= dy b ; db += sum over repeats of dy a */
-STX_DEF void stx_mul_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
+STX_DEF void stx_mul_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b, size_t n,
+                         size_t nb, int accumulate) {
     if (da) stx__mul(x, da, dy, b, n, nb, accumulate);
     if (db && n == nb) stx__mul(x, db, dy, a, n, n, 1);
     else if (db) stx__sum_rows(x, db, dy, a, n / nb, nb);
@@ -3520,12 +3562,14 @@ STX_DEF void stx_act_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, i
     stx__elementwise(x, n, stx__act_part, &l);
 }
 /* da (+)= dy act'(a) */
-STX_INNER void stx__act_bwd_as(int fma, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
+STX_INNER void stx__act_bwd_as(int fma, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act,
+                               int accumulate) {
     size_t i;
     if (accumulate) for (i = 0; i < n; i++) da[i] += stx__act_slope_any(fma, dy[i], y[i], act == STX_ACT_GELU ? a[i] : 0, act);
     else for (i = 0; i < n; i++) da[i] = stx__act_slope_any(fma, dy[i], y[i], act == STX_ACT_GELU ? a[i] : 0, act);
 }
-STX_INNER void stx__act_bwd_n(int fma, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
+STX_INNER void stx__act_bwd_n(int fma, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act,
+                              int accumulate) {
     switch (act) {
     case STX_ACT_RELU:    stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_RELU, accumulate); break;
     case STX_ACT_GELU:    stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_GELU, accumulate); break;
@@ -3534,10 +3578,14 @@ STX_INNER void stx__act_bwd_n(int fma, stx_real *da, const stx_real *dy, const s
     default:              stx__act_bwd_as(fma, da, dy, y, a, n, STX_ACT_NONE, accumulate);
     }
 }
-STX_EACH_ISA(stx__act_bwd_n, (stx_real *STX_RESTRICT da, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t n, int act, int accumulate),
+STX_EACH_ISA(stx__act_bwd_n, (stx_real *STX_RESTRICT da, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT y,
+                              const stx_real *STX_RESTRICT a, size_t n, int act, int accumulate),
               da, dy, y, a, n, act, accumulate)
-STX_INNER void stx__act_bwd_self(int fma, stx_real *d, const stx_real *y, const stx_real *a, size_t n, int act) { stx__act_bwd_n(fma, d, d, y, a, n, act, 0); }
-STX_EACH_ISA(stx__act_bwd_self, (stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t n, int act), d, y, a, n, act)
+STX_INNER void stx__act_bwd_self(int fma, stx_real *d, const stx_real *y, const stx_real *a, size_t n, int act) {
+    stx__act_bwd_n(fma, d, d, y, a, n, act, 0);
+}
+STX_EACH_ISA(stx__act_bwd_self, (stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t n,
+                                 int act), d, y, a, n, act)
 static void stx__act_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t at, n = stx__numbers_of(s, l->n, &at);
@@ -3545,7 +3593,8 @@ static void stx__act_bwd_part(const stx_share *s, const void *job) {
     if (l->y == l->dy) STX_CALL(s->x, stx__act_bwd_self, (l->y + at, l->b + at, a, n, l->act));
     else STX_CALL(s->x, stx__act_bwd_n, (l->y + at, l->dy + at, l->b + at, a, n, l->act, l->accumulate));
 }
-STX_DEF void stx_act_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
+STX_DEF void stx_act_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act,
+                         int accumulate) {
     stx__loop l = stx__loop_of(n, 0, 0);
     l.y = da; l.dy = dy; l.b = y; l.a = a; l.act = act; l.accumulate = accumulate;
     stx__elementwise(x, n, stx__act_bwd_part, &l);
@@ -3589,7 +3638,8 @@ static void stx__dropout_time_back(stx_ctx *x, stx__node *n) {
     int fresh;
     stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
     for (b = 0; d && b < s->B; b++)
-        STX_RUN(x, stx_mul_bwd, (x, stx_at(x, d, b * s->n), NULL, stx_at(x, n->y->grad, b * s->n), stx_at(x, n->in[0]->data, b * s->n), s->mask + b * s->C, s->n, s->C, !fresh));
+        STX_RUN(x, stx_mul_bwd, (x, stx_at(x, d, b * s->n), NULL, stx_at(x, n->y->grad, b * s->n), stx_at(x, n->in[0]->data, b * s->n),
+                                 s->mask + b * s->C, s->n, s->C, !fresh));
 }
 STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p) {
     stx_tensor *y, *ones;
@@ -3640,7 +3690,8 @@ STX_INNER void stx__mask128(stx_real *m, uint64_t seed, uint64_t stream, uint64_
         m[2 * e + 1] = (bits[e] >> 16) < keep16 ? inv : 0;
     }
 }
-STX_INNER void stx__dropout_n(int fma, stx_real *y, const stx_real *a, size_t n, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv, int accumulate) {
+STX_INNER void stx__dropout_n(int fma, stx_real *y, const stx_real *a, size_t n, uint64_t seed, uint64_t stream, uint64_t group,
+                              uint32_t keep16, stx_real inv, int accumulate) {
     stx_real m[128];
     size_t i;
     for (; n; n -= i, y += i, a += i, group += 16) {
@@ -3650,7 +3701,8 @@ STX_INNER void stx__dropout_n(int fma, stx_real *y, const stx_real *a, size_t n,
         else for (i = 0; i < w; i++) y[i] = a[i] * m[i];
     }
 }
-STX_EACH_ISA(stx__dropout_n, (stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t n, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16, stx_real inv, int accumulate),
+STX_EACH_ISA(stx__dropout_n, (stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t n, uint64_t seed, uint64_t stream,
+                              uint64_t group, uint32_t keep16, stx_real inv, int accumulate),
               y, a, n, seed, stream, group, keep16, inv, accumulate)
 typedef struct stx__dropout_job {
     stx_real *y;
@@ -3666,7 +3718,8 @@ static void stx__dropout_part(const stx_share *s, const void *job) {
     stx_real inv = (stx_real)(65536.0 / j->keep);
     STX_CALL(s->x, stx__dropout_n, (j->y + at, j->a + at, n, j->seed, j->stream, at / 8, j->keep, inv, j->accumulate));
 }
-STX_DEF void stx_dropout_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream, int accumulate) {
+STX_DEF void stx_dropout_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream,
+                             int accumulate) {
     stx__dropout_job j;
     j.y = y; j.a = a; j.n = n; j.seed = seed; j.stream = stream; j.keep = stx__keep16(p); j.accumulate = accumulate;
     stx_parallel(x, (n + STX__PIECE - 1) / STX__PIECE, 8 * n, stx__dropout_part, &j);
@@ -3684,7 +3737,8 @@ STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_ten
     stx_tensor *y, *in[3];
     char s[96], t[96];
     if (!stx_ok(x) || !h || !f || !alpha) return NULL;
-    STX__NEED(x, stx__same(h, f) && alpha->size == 1, STX_ERR_SHAPE, "stx_rezero: %s, %s and %zu factors: want two of one shape and one factor", stx__shape(h, s), stx__shape(f, t), alpha->size);
+    STX__NEED(x, stx__same(h, f) && alpha->size == 1, STX_ERR_SHAPE, "stx_rezero: %s, %s and %zu factors: want two of one shape and one "
+              "factor", stx__shape(h, s), stx__shape(f, t), alpha->size);
     y = stx__like(x, h);
     if (!y) return NULL;
     STX_RUN(x, stx_rezero_fwd, (x, y->data, h->data, f->data, alpha->data, y->size));
@@ -3698,7 +3752,8 @@ STX_INNER void stx__rezero_n(int fma, stx_real *y, const stx_real *h, const stx_
     size_t i;
     for (i = 0; i < n; i++) y[i] = STX_FMA(fma, a, f[i], h[i]);
 }
-STX_EACH_ISA(stx__rezero_n, (stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT h, const stx_real *STX_RESTRICT f, stx_real a, size_t n), y, h, f, a, n)
+STX_EACH_ISA(stx__rezero_n, (stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT h, const stx_real *STX_RESTRICT f, stx_real a,
+                             size_t n), y, h, f, a, n)
 static void stx__rezero_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t at, n = stx__numbers_of(s, l->n, &at);
@@ -3723,7 +3778,8 @@ static void stx__dot_part(const stx_share *s, const void *job) {
         STX_CALL(s->x, stx__dot_n, (l->sums + k, l->a + at, l->b + at, n));
     }
 }
-STX_DEF void stx_rezero_bwd(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha, size_t n, int accumulate) {
+STX_DEF void stx_rezero_bwd(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha,
+                            size_t n, int accumulate) {
     if (dalpha) {
         stx__loop l = stx__loop_of(n, 0, 0);
         l.a = dy; l.b = f;
@@ -3805,7 +3861,8 @@ STX_INNER void stx__softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, c
     if (accumulate) for (c = 0; c < C; c++) da[c] = STX_FMA(fma, y[c], dy[c] - s, da[c]);
     else for (c = 0; c < C; c++) da[c] = y[c] * (dy[c] - s);
 }
-STX_EACH_ISA(stx__softmax_bwd_row, (stx_real *STX_RESTRICT da, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT y, size_t C, int accumulate), da, dy, y, C, accumulate)
+STX_EACH_ISA(stx__softmax_bwd_row, (stx_real *STX_RESTRICT da, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT y, size_t C,
+                                    int accumulate), da, dy, y, C, accumulate)
 static void stx__softmax_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
@@ -3863,7 +3920,8 @@ static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
     stx__layernorm_save *s = (stx__layernorm_save *)n->save;
     int fresh;
     stx_real *din = stx__grad_fresh(x, n->in[0], &fresh), *dg = stx__grad(x, n->in[1]), *ds = stx__grad(x, n->in[2]);
-    STX_RUN(x, stx_layernorm_bwd, (x, din, dg, ds, n->y->grad, n->in[0]->data, n->in[1]->data, s->mean, s->rstd, stx__rows(n->y), stx__last(n->y), !fresh));
+    STX_RUN(x, stx_layernorm_bwd, (x, din, dg, ds, n->y->grad, n->in[0]->data, n->in[1]->data, s->mean, s->rstd, stx__rows(n->y),
+                                   stx__last(n->y), !fresh));
 }
 STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift, double eps) {
     stx_tensor *y, *ins[3];
@@ -3871,14 +3929,16 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
     stx__node *node;
     char s[96];
     if (!stx_ok(x) || !in || !gain || !shift) return NULL;
-    STX__NEED(x, gain->size == stx__last(in) && shift->size == stx__last(in), STX_ERR_SHAPE, "stx_layernorm: input %s with %zu gains and %zu shifts: want one each a channel", stx__shape(in, s), gain->size, shift->size);
+    STX__NEED(x, gain->size == stx__last(in) && shift->size == stx__last(in), STX_ERR_SHAPE, "stx_layernorm: input %s with %zu gains and "
+              "%zu shifts: want one each a channel", stx__shape(in, s), gain->size, shift->size);
     y = stx__like(x, in);
     save = (stx__layernorm_save *)stx_step_alloc(x, sizeof *save);
     if (!y || !save) return NULL;
     save->mean = (stx_real *)stx_step_bytes(x, stx__rows(in) * sizeof(stx_real));
     save->rstd = (stx_real *)stx_step_bytes(x, stx__rows(in) * sizeof(stx_real));
     if (!save->mean || !save->rstd) return NULL;
-    STX_RUN(x, stx_layernorm_fwd, (x, y->data, save->mean, save->rstd, in->data, gain->data, shift->data, stx__rows(in), stx__last(in), (stx_real)(eps > 0 ? eps : 1e-5)));
+    STX_RUN(x, stx_layernorm_fwd, (x, y->data, save->mean, save->rstd, in->data, gain->data, shift->data, stx__rows(in), stx__last(in),
+                                   (stx_real)(eps > 0 ? eps : 1e-5)));
     ins[0] = in; ins[1] = gain; ins[2] = shift;
     node = stx__record(x, y, stx__layernorm_back, ins, 3);
     if (node) node->save = save;
@@ -3886,7 +3946,8 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
 }
 
 /* mean = sum x / C ; rstd = 1 / sqrt(sum (x - mean)^2 / C + eps) ; y = (x - mean) rstd gain + shift */
-STX_INNER void stx__layernorm_row(int fma, stx_real *o, stx_real *mean, stx_real *rstd, const stx_real *a, const stx_real *gain, const stx_real *shift, size_t C, stx_real eps) {
+STX_INNER void stx__layernorm_row(int fma, stx_real *o, stx_real *mean, stx_real *rstd, const stx_real *a, const stx_real *gain,
+                                  const stx_real *shift, size_t C, stx_real eps) {
     stx_real m = stx__sum(a, C) / (stx_real)C, v, r;
     size_t c;
     for (c = 0; c < C; c++) o[c] = a[c] - m;
@@ -3896,7 +3957,8 @@ STX_INNER void stx__layernorm_row(int fma, stx_real *o, stx_real *mean, stx_real
     *mean = m;
     *rstd = r;
 }
-STX_EACH_ISA(stx__layernorm_row, (stx_real *STX_RESTRICT o, stx_real *mean, stx_real *rstd, const stx_real *STX_RESTRICT a, const stx_real *STX_RESTRICT gain, const stx_real *STX_RESTRICT shift, size_t C, stx_real eps),
+STX_EACH_ISA(stx__layernorm_row, (stx_real *STX_RESTRICT o, stx_real *mean, stx_real *rstd, const stx_real *STX_RESTRICT a,
+                                  const stx_real *STX_RESTRICT gain, const stx_real *STX_RESTRICT shift, size_t C, stx_real eps),
               o, mean, rstd, a, gain, shift, C, eps)
 static void stx__layernorm_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
@@ -3912,7 +3974,8 @@ STX_DEF void stx_layernorm_fwd(stx_ctx *x, stx_real *y, stx_real *mean, stx_real
 }
 /* With xhat = (x - mean) rstd and g = dy gain:   y = xhat gain + shift
      dx (+)= rstd (g - mean_c(g) - xhat mean_c(g xhat)) */
-STX_INNER void stx__layernorm_bwd_row(int fma, stx_real *d, const stx_real *dy, const stx_real *a, const stx_real *gain, size_t C, stx_real m, stx_real r, int accumulate) {
+STX_INNER void stx__layernorm_bwd_row(int fma, stx_real *d, const stx_real *dy, const stx_real *a, const stx_real *gain, size_t C,
+                                      stx_real m, stx_real r, int accumulate) {
     stx_real s[16] = {0}, q[16] = {0}, ts = 0, tq = 0, k, k0;
     size_t c, e;
     for (c = 0; c + 16 <= C; c += 16)
@@ -3931,10 +3994,12 @@ STX_INNER void stx__layernorm_bwd_row(int fma, stx_real *d, const stx_real *dy, 
     if (accumulate) for (c = 0; c < C; c++) d[c] = STX_FMA(fma, r, STX_FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k, d[c]);
     else for (c = 0; c < C; c++) d[c] = r * (STX_FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k);
 }
-STX_EACH_ISA(stx__layernorm_bwd_row, (stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT a, const stx_real *STX_RESTRICT gain, size_t C, stx_real m, stx_real r, int accumulate),
+STX_EACH_ISA(stx__layernorm_bwd_row, (stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT a,
+                                      const stx_real *STX_RESTRICT gain, size_t C, stx_real m, stx_real r, int accumulate),
               d, dy, a, gain, C, m, r, accumulate)
 /*   dgain += sum_n dy xhat ; dshift += sum_n dy ; 64 channels or fewer, as in stx__sum_rows_part */
-STX_INNER void stx__layernorm_bwd_part(int fma, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in, const stx_real *mean, const stx_real *rstd, size_t N, size_t C, size_t w) {
+STX_INNER void stx__layernorm_bwd_part(int fma, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in,
+                                       const stx_real *mean, const stx_real *rstd, size_t N, size_t C, size_t w) {
     size_t n0, n, c;
     for (n0 = 0; n0 < N; n0 += 64) {
         stx_real sg[64] = {0}, ss[64] = {0};
@@ -3950,7 +4015,9 @@ STX_INNER void stx__layernorm_bwd_part(int fma, stx_real *dgain, stx_real *dshif
         if (dshift) for (c = 0; c < w; c++) dshift[c] += ss[c];
     }
 }
-STX_EACH_ISA(stx__layernorm_bwd_part, (stx_real *STX_RESTRICT dgain, stx_real *STX_RESTRICT dshift, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT in, const stx_real *STX_RESTRICT mean, const stx_real *STX_RESTRICT rstd, size_t N, size_t C, size_t w),
+STX_EACH_ISA(stx__layernorm_bwd_part, (stx_real *STX_RESTRICT dgain, stx_real *STX_RESTRICT dshift, const stx_real *STX_RESTRICT dy,
+                                       const stx_real *STX_RESTRICT in, const stx_real *STX_RESTRICT mean,
+                                           const stx_real *STX_RESTRICT rstd, size_t N, size_t C, size_t w),
               dgain, dshift, dy, in, mean, rstd, N, C, w)
 static void stx__layernorm_bwd_rows(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
@@ -4002,7 +4069,8 @@ STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, 
     char a[96], b[96];
     if (!stx_ok(x) || !h || !f || !gain || !shift) return NULL;
     STX__NEED(x, stx__same(h, f), STX_ERR_SHAPE, "stx_residual_norm: %s and %s: want equal shapes", stx__shape(h, a), stx__shape(f, b));
-    STX__NEED(x, gain->size == stx__last(h) && shift->size == stx__last(h), STX_ERR_SHAPE, "stx_residual_norm: input %s with %zu gains and %zu shifts: want one each a channel", stx__shape(h, a), gain->size, shift->size);
+    STX__NEED(x, gain->size == stx__last(h) && shift->size == stx__last(h), STX_ERR_SHAPE, "stx_residual_norm: input %s with %zu gains "
+              "and %zu shifts: want one each a channel", stx__shape(h, a), gain->size, shift->size);
     STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG, "stx_residual_norm: dropout probability %g, want 0 <= p < 1", p);
     y = stx__like(x, h);
     k = (stx_residual_norm_args *)stx_step_alloc(x, sizeof *k);
@@ -4161,7 +4229,8 @@ STX_DEF stx_tensor *stx_concat(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
     size_t d[3];
     char s[96], t[96];
     if (!stx_ok(x) || !a || !b) return NULL;
-    STX__NEED(x, a->ndim == 3 && b->ndim == 3 && a->dim[0] == b->dim[0] && a->dim[2] == b->dim[2], STX_ERR_SHAPE, "stx_concat: %s and %s: want (B,Ta,C) and (B,Tb,C)", stx__shape(a, s), stx__shape(b, t));
+    STX__NEED(x, a->ndim == 3 && b->ndim == 3 && a->dim[0] == b->dim[0] && a->dim[2] == b->dim[2], STX_ERR_SHAPE,
+              "stx_concat: %s and %s: want (B,Ta,C) and (B,Tb,C)", stx__shape(a, s), stx__shape(b, t));
     d[0] = a->dim[0]; d[1] = a->dim[1] + b->dim[1]; d[2] = a->dim[2];
     return stx__cat(x, a, b, d[0], 3, d);
 }
@@ -4171,7 +4240,8 @@ STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b
     int i, same = 1;
     if (!stx_ok(x) || !a || !b) return NULL;
     for (i = 0; i < a->ndim - 1; i++) if (a->ndim == b->ndim && a->dim[i] != b->dim[i]) same = 0;
-    STX__NEED(x, a->ndim == b->ndim && same, STX_ERR_SHAPE, "stx_concat_channels: %s and %s: want all dimensions but the last equal", stx__shape(a, s), stx__shape(b, t));
+    STX__NEED(x, a->ndim == b->ndim && same, STX_ERR_SHAPE, "stx_concat_channels: %s and %s: want all dimensions but the last equal",
+              stx__shape(a, s), stx__shape(b, t));
     for (i = 0; i < a->ndim; i++) d[i] = a->dim[i];
     d[a->ndim - 1] += stx__last(b);
     return stx__cat(x, a, b, stx__rows(a), a->ndim, d);
@@ -4240,7 +4310,8 @@ STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1,
     if (!stx_ok(x) || !a) return NULL;
     d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
     for (i = 0; i < stx__dims(d); i++) n = stx_bytes_of(n, d[i], 1);
-    STX__NEED(x, d0 && n == a->size, STX_ERR_SHAPE, "stx_reshape: %s to (%zu,%zu,%zu,%zu): the number of elements changes", stx__shape(a, s), d0, d1, d2, d3);
+    STX__NEED(x, d0 && n == a->size, STX_ERR_SHAPE, "stx_reshape: %s to (%zu,%zu,%zu,%zu): the number of elements changes",
+              stx__shape(a, s), d0, d1, d2, d3);
     y = stx__view(x, a);
     if (!y) return NULL;
     y->ndim = stx__dims(d);
@@ -4305,10 +4376,11 @@ STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, 
    order of the sums, and with it every bit of C, does not depend on their number. */
 
 /* C (h x NR, rows ldc apart) = a b, or += a b if add, 1 <= h <= MR, k below kc. Number (i,k) of a stands at a[i rs + k ks]: rs lda,
-   ks 1 when it is read where it is, rs kc, ks 1 in a copied panel, rs 1, ks MR when it is packed. Row k of b, NR numbers, stands at b + k ldb.
-   bf16: a number of b, and what a gives for a k, are pairs of bfloat16 that stand together in 4 bytes, of two neighbouring k: kc counts
-   pairs; rs and ks count bfloat16s and ldb pairs. So the same loops serve both, with half as many steps. */
-#define STX__MICRO_ARGS size_t h, size_t kc, const void *av, size_t rs, size_t ks, const void *bv, size_t ldb, stx_real *c, size_t ldc, int add
+   ks 1 when it is read where it is, rs kc, ks 1 in a copied panel, rs 1, ks MR when it is packed. Row k of b, NR numbers, stands at b + k
+   ldb. bf16: a number of b, and what a gives for a k, are pairs of bfloat16 that stand together in 4 bytes, of two neighbouring k: kc
+   counts pairs; rs and ks count bfloat16s and ldb pairs. So the same loops serve both, with half as many steps. */
+#define STX__MICRO_ARGS size_t h, size_t kc, const void *av, size_t rs, size_t ks, const void *bv, size_t ldb, stx_real *c, size_t ldc, \
+    int add
 typedef struct stx__micro {
     size_t mr, nr;
     size_t kr;                   /* numbers that a step of k takes: ranges of k begin and end at multiples of it */
@@ -4334,101 +4406,130 @@ static void stx__micro_plain(STX__MICRO_ARGS) {
 static const stx__micro stx__micro_generic = {4, 8, 1, stx__micro_plain, NULL, NULL, NULL, NULL, NULL, "portable"};
 
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
-  /* X(i, p) for each row i of the register tile and its number p of a, written out so that the accumulators are registers at -O1
-     too, and once for each height, so that no row is computed for nothing. A pointer serves three rows: with rs and 2 rs as index,
-     five reach all fourteen. */
-  #define STX__R1(X) X(0, g0[0])
-  #define STX__R2(X) STX__R1(X) X(1, g0[rs])
-  #define STX__R3(X) STX__R2(X) X(2, g0[2 * rs])
-  #define STX__R4(X) STX__R3(X) X(3, g1[0])
-  #define STX__R5(X) STX__R4(X) X(4, g1[rs])
-  #define STX__R6(X) STX__R5(X) X(5, g1[2 * rs])
-  #define STX__R7(X) STX__R6(X) X(6, g2[0])
-  #define STX__R8(X) STX__R7(X) X(7, g2[rs])
-  #define STX__R9(X) STX__R8(X) X(8, g2[2 * rs])
-  #define STX__R10(X) STX__R9(X) X(9, g3[0])
-  #define STX__R11(X) STX__R10(X) X(10, g3[rs])
-  #define STX__R12(X) STX__R11(X) X(11, g3[2 * rs])
-  #define STX__R13(X) STX__R12(X) X(12, g4[0])
-  #define STX__R14(X) STX__R13(X) X(13, g4[rs])
+  /* f(i, ..) for the rows i below n, a constant, of a register tile. Written out, and with functions for f that are always inlined, so that
+     the accumulators are registers at -O1 too. */
+  #define STX__EACH_ROW6(n, f, ...) do { \
+        f(0, __VA_ARGS__); \
+        if ((n) > 1) f(1, __VA_ARGS__); \
+        if ((n) > 2) f(2, __VA_ARGS__); \
+        if ((n) > 3) f(3, __VA_ARGS__); \
+        if ((n) > 4) f(4, __VA_ARGS__); \
+        if ((n) > 5) f(5, __VA_ARGS__); \
+    } while (0)
+  #define STX__EACH_ROW14(n, f, ...) do { \
+        STX__EACH_ROW6(n, f, __VA_ARGS__); \
+        if ((n) > 6) f(6, __VA_ARGS__); \
+        if ((n) > 7) f(7, __VA_ARGS__); \
+        if ((n) > 8) f(8, __VA_ARGS__); \
+        if ((n) > 9) f(9, __VA_ARGS__); \
+        if ((n) > 10) f(10, __VA_ARGS__); \
+        if ((n) > 11) f(11, __VA_ARGS__); \
+        if ((n) > 12) f(12, __VA_ARGS__); \
+        if ((n) > 13) f(13, __VA_ARGS__); \
+    } while (0)
+  /* stem_rows for each height n, so that no row is computed for nothing, and the choice between them */
+  #define STX__HEIGHT(n, stem, isa, A, B) \
+    __attribute__((target(isa))) static void stem##_##n(size_t kc, const A *a, size_t rs, size_t ks, const B *b, size_t ldb, \
+                                                        float *c, size_t ldc, int add) { \
+        stem##_rows(n, kc, a, rs, ks, b, ldb, c, ldc, add); \
+    }
+  #define STX__HEIGHTS6(stem, isa, A, B) \
+    STX__HEIGHT(1, stem, isa, A, B) STX__HEIGHT(2, stem, isa, A, B) STX__HEIGHT(3, stem, isa, A, B) \
+    STX__HEIGHT(4, stem, isa, A, B) STX__HEIGHT(5, stem, isa, A, B) STX__HEIGHT(6, stem, isa, A, B)
+  #define STX__HEIGHTS14(stem, isa, A, B) \
+    STX__HEIGHTS6(stem, isa, A, B) STX__HEIGHT(7, stem, isa, A, B) STX__HEIGHT(8, stem, isa, A, B) \
+    STX__HEIGHT(9, stem, isa, A, B) STX__HEIGHT(10, stem, isa, A, B) STX__HEIGHT(11, stem, isa, A, B) \
+    STX__HEIGHT(12, stem, isa, A, B) STX__HEIGHT(13, stem, isa, A, B) STX__HEIGHT(14, stem, isa, A, B)
+  #define STX__CASES5(stem, args) \
+    case 1: stem##_1 args; break; case 2: stem##_2 args; break; case 3: stem##_3 args; break; case 4: stem##_4 args; break; \
+    case 5: stem##_5 args; break;
+  #define STX__CASES13(stem, args) \
+    STX__CASES5(stem, args) \
+    case 6: stem##_6 args; break; case 7: stem##_7 args; break; case 8: stem##_8 args; break; case 9: stem##_9 args; break; \
+    case 10: stem##_10 args; break; case 11: stem##_11 args; break; case 12: stem##_12 args; break; case 13: stem##_13 args; break;
+  #define STX__INLINE_FOR(isa) __attribute__((target(isa), always_inline)) static inline
 
-  #define STX__MICRO_AVX2(n) \
-__attribute__((target("avx2,fma"))) static void stx__micro_avx2_##n(size_t kc, const float *a, size_t rs, size_t ks, const float *b, size_t ldb, float *c, size_t ldc, int add) { \
-    const float *g0 = a, *g1 = a + 3 * rs; \
-    STX__R##n(STX__ZERO) \
-    for (; kc; kc--, b += ldb, g0 += ks, g1 += ks) { \
-        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8), t; \
-        STX__R##n(STX__FMA_ROW) \
-    } \
-    (void)g1; \
-    if (add) { STX__R##n(STX__ADD_ROW) } \
-    STX__R##n(STX__STORE_ROW) \
+/* Row i of the 6 x 16 tile s. A pointer g serves three rows of a: with rs and 2 rs as index, two reach all six. */
+STX__INLINE_FOR("avx2,fma") void stx__avx2_zero(size_t i, __m256 (*s)[2]) { s[i][0] = s[i][1] = _mm256_setzero_ps(); }
+STX__INLINE_FOR("avx2,fma") void stx__avx2_step(size_t i, __m256 (*s)[2], const float *const *g, size_t rs, __m256 b0, __m256 b1) {
+    __m256 t = _mm256_set1_ps(g[i / 3][i % 3 * rs]);
+    s[i][0] = _mm256_fmadd_ps(t, b0, s[i][0]);
+    s[i][1] = _mm256_fmadd_ps(t, b1, s[i][1]);
 }
-  #define STX__ZERO(i, p) __m256 c##i##_0 = _mm256_setzero_ps(), c##i##_1 = _mm256_setzero_ps();
-  #define STX__FMA_ROW(i, p) t = _mm256_set1_ps(p); c##i##_0 = _mm256_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm256_fmadd_ps(t, b1, c##i##_1);
-  #define STX__ADD_ROW(i, p) c##i##_0 = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc + 8), c##i##_1);
-  #define STX__STORE_ROW(i, p) _mm256_storeu_ps(c + i * ldc, c##i##_0); _mm256_storeu_ps(c + i * ldc + 8, c##i##_1);
-STX__MICRO_AVX2(1) STX__MICRO_AVX2(2) STX__MICRO_AVX2(3) STX__MICRO_AVX2(4) STX__MICRO_AVX2(5) STX__MICRO_AVX2(6)
-  #undef STX__ZERO
-  #undef STX__FMA_ROW
-  #undef STX__ADD_ROW
-  #undef STX__STORE_ROW
+STX__INLINE_FOR("avx2,fma") void stx__avx2_add(size_t i, __m256 (*s)[2], const float *c, size_t ldc) {
+    s[i][0] = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc), s[i][0]);
+    s[i][1] = _mm256_add_ps(_mm256_loadu_ps(c + i * ldc + 8), s[i][1]);
+}
+STX__INLINE_FOR("avx2,fma") void stx__avx2_store(size_t i, __m256 (*s)[2], float *c, size_t ldc) {
+    _mm256_storeu_ps(c + i * ldc, s[i][0]);
+    _mm256_storeu_ps(c + i * ldc + 8, s[i][1]);
+}
+STX__INLINE_FOR("avx2,fma") void stx__micro_avx2_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks,
+                                            const float *b, size_t ldb, float *c, size_t ldc, int add) {
+    const float *g[2];
+    __m256 s[6][2];
+    g[0] = a; g[1] = a + 3 * rs;
+    STX__EACH_ROW6(n, stx__avx2_zero, s);
+    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks) {
+        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8);
+        STX__EACH_ROW6(n, stx__avx2_step, s, g, rs, b0, b1);
+    }
+    if (add) STX__EACH_ROW6(n, stx__avx2_add, s, c, ldc);
+    STX__EACH_ROW6(n, stx__avx2_store, s, c, ldc);
+}
+STX__HEIGHTS6(stx__micro_avx2, "avx2,fma", float, float)
 static void stx__micro_avx2_run(STX__MICRO_ARGS) {
     const float *a = (const float *)av, *b = (const float *)bv;
     switch (h) {
-    case 1: stx__micro_avx2_1(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-    case 2: stx__micro_avx2_2(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-    case 3: stx__micro_avx2_3(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-    case 4: stx__micro_avx2_4(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-    case 5: stx__micro_avx2_5(kc, a, rs, ks, b, ldb, c, ldc, add); break;
+    STX__CASES5(stx__micro_avx2, (kc, a, rs, ks, b, ldb, c, ldc, add))
     default: stx__micro_avx2_6(kc, a, rs, ks, b, ldb, c, ldc, add);
     }
 }
 static const stx__micro stx__micro_avx2 = {6, 16, 1, stx__micro_avx2_run, NULL, NULL, NULL, NULL, NULL, "avx2"};
 
-  /* The 14 x 32 kernels, float and bf16, differ in how they load (STX__LOAD) and multiply (STX__FMA_ROW) only: a of type A, b of type B,
-     vectors V of it. */
-  #define STX__MICRO_512(n, stem, isa, A, B, V) \
-__attribute__((target(isa))) static void stem##_##n(size_t kc, const A *a, size_t rs, size_t ks, const B *b, size_t ldb, float *c, size_t ldc, int add) { \
-    const A *g0 = a, *g1 = a + 3 * rs, *g2 = a + 6 * rs, *g3 = a + 9 * rs, *g4 = a + 12 * rs; \
-    STX__R##n(STX__ZERO) \
-    for (; kc; kc--, b += ldb, g0 += ks, g1 += ks, g2 += ks, g3 += ks, g4 += ks) { \
-        V b0 = STX__LOAD(b), b1 = STX__LOAD(b + 16), t; \
-        STX__R##n(STX__FMA_ROW) \
-    } \
-    (void)g1; (void)g2; (void)g3; (void)g4; \
-    if (add) { STX__R##n(STX__ADD_ROW) } \
-    STX__R##n(STX__STORE_ROW) \
+/* Row i of the 14 x 32 tile s, float here and bf16 below; five pointers reach all fourteen rows of a. */
+STX__INLINE_FOR("avx512f") void stx__avx512_zero(size_t i, __m512 (*s)[2]) { s[i][0] = s[i][1] = _mm512_setzero_ps(); }
+STX__INLINE_FOR("avx512f") void stx__avx512_step(size_t i, __m512 (*s)[2], const float *const *g, size_t rs, __m512 b0, __m512 b1) {
+    __m512 t = _mm512_set1_ps(g[i / 3][i % 3 * rs]);
+    s[i][0] = _mm512_fmadd_ps(t, b0, s[i][0]);
+    s[i][1] = _mm512_fmadd_ps(t, b1, s[i][1]);
 }
-  #define STX__CASE(n, stem) case n: stem##_##n(kc, a, rs, ks, b, ldb, c, ldc, add); break;
-  #define STX__MICROS_512(stem, isa, A, B, V) \
-    STX__MICRO_512(1, stem, isa, A, B, V) STX__MICRO_512(2, stem, isa, A, B, V) STX__MICRO_512(3, stem, isa, A, B, V) STX__MICRO_512(4, stem, isa, A, B, V) \
-    STX__MICRO_512(5, stem, isa, A, B, V) STX__MICRO_512(6, stem, isa, A, B, V) STX__MICRO_512(7, stem, isa, A, B, V) STX__MICRO_512(8, stem, isa, A, B, V) \
-    STX__MICRO_512(9, stem, isa, A, B, V) STX__MICRO_512(10, stem, isa, A, B, V) STX__MICRO_512(11, stem, isa, A, B, V) STX__MICRO_512(12, stem, isa, A, B, V) \
-    STX__MICRO_512(13, stem, isa, A, B, V) STX__MICRO_512(14, stem, isa, A, B, V) \
-static void stem##_run(STX__MICRO_ARGS) { \
-    const A *a = (const A *)av; \
-    const B *b = (const B *)bv; \
-    switch (h) { \
-    STX__CASE(1, stem) STX__CASE(2, stem) STX__CASE(3, stem) STX__CASE(4, stem) STX__CASE(5, stem) STX__CASE(6, stem) STX__CASE(7, stem) \
-    STX__CASE(8, stem) STX__CASE(9, stem) STX__CASE(10, stem) STX__CASE(11, stem) STX__CASE(12, stem) STX__CASE(13, stem) \
-    default: stem##_14(kc, a, rs, ks, b, ldb, c, ldc, add); \
-    } \
+STX__INLINE_FOR("avx512f") void stx__avx512_add(size_t i, __m512 (*s)[2], const float *c, size_t ldc) {
+    s[i][0] = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), s[i][0]);
+    s[i][1] = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), s[i][1]);
 }
-  #define STX__ZERO(i, p) __m512 c##i##_0 = _mm512_setzero_ps(), c##i##_1 = _mm512_setzero_ps();
-  #define STX__ADD_ROW(i, p) c##i##_0 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc), c##i##_0); c##i##_1 = _mm512_add_ps(_mm512_loadu_ps(c + i * ldc + 16), c##i##_1);
-  #define STX__STORE_ROW(i, p) _mm512_storeu_ps(c + i * ldc, c##i##_0); _mm512_storeu_ps(c + i * ldc + 16, c##i##_1);
-  #define STX__LOAD(p) _mm512_loadu_ps(p)
-  #define STX__FMA_ROW(i, p) t = _mm512_set1_ps(p); c##i##_0 = _mm512_fmadd_ps(t, b0, c##i##_0); c##i##_1 = _mm512_fmadd_ps(t, b1, c##i##_1);
-STX__MICROS_512(stx__micro_avx512, "avx512f", float, float, __m512)
-  #undef STX__LOAD
-  #undef STX__FMA_ROW
+STX__INLINE_FOR("avx512f") void stx__avx512_store(size_t i, __m512 (*s)[2], float *c, size_t ldc) {
+    _mm512_storeu_ps(c + i * ldc, s[i][0]);
+    _mm512_storeu_ps(c + i * ldc + 16, s[i][1]);
+}
+STX__INLINE_FOR("avx512f") void stx__micro_avx512_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks,
+                                            const float *b, size_t ldb, float *c, size_t ldc, int add) {
+    const float *g[5];
+    __m512 s[14][2];
+    g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
+    STX__EACH_ROW14(n, stx__avx512_zero, s);
+    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
+        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
+        STX__EACH_ROW14(n, stx__avx512_step, s, g, rs, b0, b1);
+    }
+    if (add) STX__EACH_ROW14(n, stx__avx512_add, s, c, ldc);
+    STX__EACH_ROW14(n, stx__avx512_store, s, c, ldc);
+}
+STX__HEIGHTS14(stx__micro_avx512, "avx512f", float, float)
+static void stx__micro_avx512_run(STX__MICRO_ARGS) {
+    const float *a = (const float *)av, *b = (const float *)bv;
+    switch (h) {
+    STX__CASES13(stx__micro_avx512, (kc, a, rs, ks, b, ldb, c, ldc, add))
+    default: stx__micro_avx512_14(kc, a, rs, ks, b, ldb, c, ldc, add);
+    }
+}
 STX__AVX512 static void stx__transpose_avx512(float *to, const float *B, size_t ldb, size_t k);
 static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__transpose_avx512, NULL, NULL, "avx512"};
 #endif
 
 /* Two rows of bfloat16s to pairs */
-STX_INNER void stx__zip_rows(int fma, uint32_t *STX_RESTRICT to, const uint16_t *STX_RESTRICT r0, const uint16_t *STX_RESTRICT r1, size_t n) {
+STX_INNER void stx__zip_rows(int fma, uint32_t *STX_RESTRICT to, const uint16_t *STX_RESTRICT r0, const uint16_t *STX_RESTRICT r1,
+                             size_t n) {
     size_t i;
     (void)fma;
     for (i = 0; i < n; i++) to[i] = r0[i] | (uint32_t)r1[i] << 16;
@@ -4449,7 +4550,8 @@ STX_INNER void stx__round_row(int fma, uint16_t *STX_RESTRICT to, const stx_real
 }
 STX_EACH_ISA(stx__round_row, (uint16_t *to, const stx_real *from, size_t n), to, from, n)
 /* Pairs of two rows: what a product takes in one step of k. r1 NULL: zeros */
-STX_INNER void stx__pair_rows(int fma, uint32_t *STX_RESTRICT to, const stx_real *STX_RESTRICT r0, const stx_real *STX_RESTRICT r1, size_t n) {
+STX_INNER void stx__pair_rows(int fma, uint32_t *STX_RESTRICT to, const stx_real *STX_RESTRICT r0, const stx_real *STX_RESTRICT r1,
+                              size_t n) {
     size_t i;
     (void)fma;
     if (!r1) for (i = 0; i < n; i++) to[i] = stx__bf16(r0[i]);
@@ -4472,102 +4574,109 @@ STX_INNER void stx__micro_pairs(int fma, STX__MICRO_ARGS) {
             memcpy(&a, (const uint16_t *)av + (i < h ? i : h - 1) * rs + k * ks, 4);
             lo = stx__half(a << 16);
             hi = stx__half(a & 0xffff0000u);
-            for (j = 0; j < 16; j++) t[i][j] = STX_FMA(fma, hi, stx__half(b[j] & 0xffff0000u), STX_FMA(fma, lo, stx__half(b[j] << 16), t[i][j]));
+            for (j = 0; j < 16; j++) t[i][j] = STX_FMA(fma, hi, stx__half(b[j] & 0xffff0000u), STX_FMA(fma, lo, stx__half(b[j] << 16),
+                t[i][j]));
         }
     }
     for (i = 0; i < h; i++) for (j = 0; j < 16; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i][j] : t[i][j];
 }
 STX_EACH_ISA(stx__micro_pairs, (STX__MICRO_ARGS), h, kc, av, rs, ks, bv, ldb, c, ldc, add)
-static const stx__micro stx__micro_bf16 = {4, 16, 2, stx__micro_pairs_base, NULL, NULL, NULL, stx__round_row_base, stx__pair_rows_base, "portable, bf16 by float"};
+static const stx__micro stx__micro_bf16 = {4, 16, 2, stx__micro_pairs_base, NULL, NULL, NULL, stx__round_row_base, stx__pair_rows_base,
+    "portable, bf16 by float"};
   #ifdef STX__X86
-static const stx__micro stx__micro_bf16_avx2 = {4, 16, 2, stx__micro_pairs_avx2, NULL, NULL, NULL, stx__round_row_avx2, stx__pair_rows_avx2, "avx2, bf16 by float"};
-static const stx__micro stx__micro_bf16_avx512 = {4, 16, 2, stx__micro_pairs_avx512, NULL, NULL, NULL, stx__round_row_avx512, stx__pair_rows_avx512, "avx512, bf16 by float"};
+static const stx__micro stx__micro_bf16_avx2 = {4, 16, 2, stx__micro_pairs_avx2, NULL, NULL, NULL, stx__round_row_avx2,
+    stx__pair_rows_avx2, "avx2, bf16 by float"};
+static const stx__micro stx__micro_bf16_avx512 = {4, 16, 2, stx__micro_pairs_avx512, NULL, NULL, NULL, stx__round_row_avx512,
+    stx__pair_rows_avx512, "avx512, bf16 by float"};
 
   #if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
     #define STX__BF16 1
 STX_INNER int stx__load_pair(const char *p) { int v; memcpy(&v, p, 4); return v; }     /* two bfloat16s, at any address */
-    #define STX__LOAD(p) (__m512bh)_mm512_loadu_si512(p)
-    #define STX__FMA_ROW(i, p) t = (__m512bh)_mm512_set1_epi32(stx__load_pair((const char *)&p)); c##i##_0 = _mm512_dpbf16_ps(c##i##_0, t, b0); c##i##_1 = _mm512_dpbf16_ps(c##i##_1, t, b1);
-STX__MICROS_512(stx__micro_dot, "avx512f,avx512bf16", uint16_t, uint32_t, __m512bh)
-    #undef STX__LOAD
-    #undef STX__FMA_ROW
+STX__INLINE_FOR("avx512f,avx512bf16") void stx__dot_step(size_t i, __m512 (*s)[2], const uint16_t *const *g, size_t rs,
+                                                        __m512bh b0, __m512bh b1) {
+    __m512bh t = (__m512bh)_mm512_set1_epi32(stx__load_pair((const char *)(g[i / 3] + i % 3 * rs)));
+    s[i][0] = _mm512_dpbf16_ps(s[i][0], t, b0);
+    s[i][1] = _mm512_dpbf16_ps(s[i][1], t, b1);
+}
+STX__INLINE_FOR("avx512f,avx512bf16") void stx__micro_dot_rows(size_t n, size_t kc, const uint16_t *a, size_t rs, size_t ks,
+                                            const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
+    const uint16_t *g[5];
+    __m512 s[14][2];
+    g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
+    STX__EACH_ROW14(n, stx__avx512_zero, s);
+    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
+        __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 16);
+        STX__EACH_ROW14(n, stx__dot_step, s, g, rs, b0, b1);
+    }
+    if (add) STX__EACH_ROW14(n, stx__avx512_add, s, c, ldc);
+    STX__EACH_ROW14(n, stx__avx512_store, s, c, ldc);
+}
+STX__HEIGHTS14(stx__micro_dot, "avx512f,avx512bf16", uint16_t, uint32_t)
+static void stx__micro_dot_run(STX__MICRO_ARGS) {
+    const uint16_t *a = (const uint16_t *)av;
+    const uint32_t *b = (const uint32_t *)bv;
+    switch (h) {
+    STX__CASES13(stx__micro_dot, (kc, a, rs, ks, b, ldb, c, ldc, add))
+    default: stx__micro_dot_14(kc, a, rs, ks, b, ldb, c, ldc, add);
+    }
+}
 /* stx__round_row and stx__pair_rows by the processor, which takes denormals as zero */
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__round_row_bf16(uint16_t *to, const float *from, size_t n) {
     size_t i;
-    for (i = 0; i + 32 <= n; i += 32) _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + i + 16), _mm512_loadu_ps(from + i)));
+    for (i = 0; i + 32 <= n; i += 32) _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + i + 16),
+        _mm512_loadu_ps(from + i)));
     for (; i + 16 <= n; i += 16) _mm256_storeu_si256((__m256i *)(void *)(to + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
     if (i < n) {
         __mmask16 some = (__mmask16)((1u << (n - i)) - 1);
         _mm256_mask_storeu_epi16(to + i, some, (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(some, from + i)));
     }
 }
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__pair_rows_bf16(uint32_t *to, const float *r0, const float *r1, size_t n) {
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__pair_rows_bf16(uint32_t *to, const float *r0,
+    const float *r1, size_t n) {
     /* cvtne2 gives 16 numbers of one row, then 16 of the other; this puts number i of both side by side */
-    const __m512i zip = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i zip = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3,
+                                         18, 2, 17, 1, 16, 0);
     size_t i;
     for (i = 0; r1 && i + 16 <= n; i += 16)
-        _mm512_storeu_si512(to + i, _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(r1 + i), _mm512_loadu_ps(r0 + i))));
+        _mm512_storeu_si512(to + i, _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(r1 + i),
+            _mm512_loadu_ps(r0 + i))));
     for (; i < n; i += 16) {
         __mmask16 some = (__mmask16)(n - i < 16 ? (1u << (n - i)) - 1 : 0xffff);
         __m512 lo = _mm512_maskz_loadu_ps(some, r0 + i), hi = r1 ? _mm512_maskz_loadu_ps(some, r1 + i) : _mm512_setzero_ps();
         _mm512_mask_storeu_epi32(to + i, some, _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(hi, lo)));
     }
 }
-static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, NULL, stx__transpose_avx512, stx__round_row_bf16, stx__pair_rows_bf16, "avx512 bf16"};
+static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, NULL, stx__transpose_avx512, stx__round_row_bf16,
+    stx__pair_rows_bf16, "avx512 bf16"};
   #endif
 
   /* AMX: eight tiles of 16 rows by 64 bytes; one instruction adds the product of 16 rows of 32 bfloat16s and 32 rows of 16. Four tiles
-     hold 32 x 32 of C. SEQTX_AMX_EMULATED (tests) gives the tiles' instructions a meaning in C on processors that lack them. */
-  #if defined(SEQTX_AMX_EMULATED) || (defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11))
-    #define STX__AMX 1
-    #ifdef SEQTX_AMX_EMULATED
-      #define STX__AMX_TARGET
-static __thread uint32_t stx__tile[8][16][16];
-static void stx__tile_load(int t, const void *p, size_t stride) { int r; for (r = 0; r < 16; r++) memcpy(stx__tile[t][r], (const char *)p + (size_t)r * stride, 64); }
-static void stx__tile_store(int t, void *p, size_t stride) { int r; for (r = 0; r < 16; r++) memcpy((char *)p + (size_t)r * stride, stx__tile[t][r], 64); }
-static void stx__tile_dot(int c, int a, int b) {
-    int m, n, k;
-    for (m = 0; m < 16; m++) for (n = 0; n < 16; n++) {
-        float s = stx__half(stx__tile[c][m][n]);
-        for (k = 0; k < 16; k++) {
-            uint32_t x = stx__tile[a][m][k], y = stx__tile[b][k][n];
-            s += stx__half(x << 16) * stx__half(y << 16) + stx__half(x & 0xffff0000u) * stx__half(y & 0xffff0000u);
-        }
-        memcpy(&stx__tile[c][m][n], &s, 4);
-    }
-}
-      #define STX__TILE_ZERO(t) memset(stx__tile[t], 0, sizeof stx__tile[t])
-      #define STX__TILE_LOAD(t, p, stride) stx__tile_load(t, p, stride)
-      #define STX__TILE_STORE(t, p, stride) stx__tile_store(t, p, stride)
-      #define STX__TILE_DOT(c, a, b) stx__tile_dot(c, a, b)
-static int stx__has_amx(void) { return 1; }
-static void stx__amx_enter(void) { memset(stx__tile, 0xff, sizeof stx__tile); }      /* NaN, until a kernel writes it */
-static void stx__amx_leave(void) {}
-    #else
-      #define STX__AMX_TARGET __attribute__((target("amx-tile,amx-bf16,avx512f")))
-      #define STX__TILE_ZERO(t) _tile_zero(t)
-      #define STX__TILE_LOAD(t, p, stride) _tile_loadd(t, p, stride)
-      #define STX__TILE_STORE(t, p, stride) _tile_stored(t, p, stride)
-      #define STX__TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
+     hold 32 x 32 of C. Who defines STX__AMX before this has his own tiles (tests/inner/amx.h: in C, for processors that have none). */
+  #if !defined(STX__AMX) && defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+    #define STX__AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
+    #define STX__AMX_LOOPS stx__transpose_avx512, stx__round_row_bf16, stx__pair_rows_bf16, "amx bf16"      /* of a stx__micro */
 /* Has the processor AMX for bfloat16, and does the kernel let this process use it? (arch_prctl ARCH_REQ_XCOMP_PERM, XTILEDATA) */
 static int stx__has_amx(void) {
     uint32_t a = 7, b, c = 0, d;
     long r = 158;
+    if (!__builtin_cpu_supports("avx512bf16")) return 0;            /* STX__AMX_LOOPS need it */
     __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
     if (!(d >> 22 & 1) || !(d >> 24 & 1)) return 0;
     __asm__ volatile("syscall" : "+a"(r) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
     return r == 0;
 }
-STX__AMX_TARGET static void stx__amx_enter(void) {
+  #endif
+  #ifdef STX__AMX
+STX__AMX static void stx__amx_enter(void) {
     uint8_t config[64] = {1};                /* palette 1; eight tiles of 64 bytes by 16 rows */
     int t;
     for (t = 0; t < 8; t++) { config[16 + 2 * t] = 64; config[48 + t] = 16; }
-    __asm__ volatile("" : : "r"(config) : "memory");       /* gcc's _tile_loadconfig says that it reads 8 bytes of the 64: without this the loop is dropped */
+    __asm__ volatile("" : : "r"(config) : "memory");       /* gcc's _tile_loadconfig says that it reads 8 bytes of the 64: without this the
+                                                              loop is dropped */
     _tile_loadconfig(config);
 }
-STX__AMX_TARGET static void stx__amx_leave(void) { _tile_release(); }
-    #endif
-STX__AMX_TARGET static void stx__micro_amx_run(STX__MICRO_ARGS) {
+STX__AMX static void stx__amx_leave(void) { _tile_release(); }
+STX__AMX static void stx__micro_amx_run(STX__MICRO_ARGS) {
     const uint16_t *a = (const uint16_t *)av;
     const uint32_t *b = (const uint32_t *)bv;
     float t[32 * 32], *to = c;
@@ -4575,31 +4684,25 @@ STX__AMX_TARGET static void stx__micro_amx_run(STX__MICRO_ARGS) {
     int two = h > 16, whole = h == 16 || h == 32;
     if (!whole) { to = t; ldt = 32; }
     if (whole && add) {
-        STX__TILE_LOAD(0, c, ldc * 4); STX__TILE_LOAD(1, c + 16, ldc * 4);
-        if (two) { STX__TILE_LOAD(2, c + 16 * ldc, ldc * 4); STX__TILE_LOAD(3, c + 16 * ldc + 16, ldc * 4); }
+        _tile_loadd(0, c, ldc * 4); _tile_loadd(1, c + 16, ldc * 4);
+        if (two) { _tile_loadd(2, c + 16 * ldc, ldc * 4); _tile_loadd(3, c + 16 * ldc + 16, ldc * 4); }
     } else {
-        STX__TILE_ZERO(0); STX__TILE_ZERO(1); STX__TILE_ZERO(2); STX__TILE_ZERO(3);
+        _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     }
     for (k = 0; k < kc; k += 16) {           /* ks is 2: pairs follow each other */
-        STX__TILE_LOAD(6, b + k * ldb, ldb * 4); STX__TILE_LOAD(7, b + k * ldb + 16, ldb * 4);
-        STX__TILE_LOAD(4, a + k * ks, rs * 2);
-        STX__TILE_DOT(0, 4, 6); STX__TILE_DOT(1, 4, 7);
+        _tile_loadd(6, b + k * ldb, ldb * 4); _tile_loadd(7, b + k * ldb + 16, ldb * 4);
+        _tile_loadd(4, a + k * ks, rs * 2);
+        _tile_dpbf16ps(0, 4, 6); _tile_dpbf16ps(1, 4, 7);
         if (two) {
-            STX__TILE_LOAD(5, a + 16 * rs + k * ks, rs * 2);
-            STX__TILE_DOT(2, 5, 6); STX__TILE_DOT(3, 5, 7);
+            _tile_loadd(5, a + 16 * rs + k * ks, rs * 2);
+            _tile_dpbf16ps(2, 5, 6); _tile_dpbf16ps(3, 5, 7);
         }
     }
-    STX__TILE_STORE(0, to, ldt * 4); STX__TILE_STORE(1, to + 16, ldt * 4);
-    if (two) { STX__TILE_STORE(2, to + 16 * ldt, ldt * 4); STX__TILE_STORE(3, to + 16 * ldt + 16, ldt * 4); }
+    _tile_stored(0, to, ldt * 4); _tile_stored(1, to + 16, ldt * 4);
+    if (two) { _tile_stored(2, to + 16 * ldt, ldt * 4); _tile_stored(3, to + 16 * ldt + 16, ldt * 4); }
     if (!whole) for (i = 0; i < h; i++) for (j = 0; j < 32; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i * 32 + j] : t[i * 32 + j];
 }
-    #ifdef SEQTX_AMX_EMULATED
-static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, NULL, stx__round_row_base, stx__pair_rows_base, "amx bf16, emulated"};
-      #define STX__AMX_ROUNDS 1
-    #else
-      #define STX__AMX_ROUNDS __builtin_cpu_supports("avx512bf16")
-static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, stx__transpose_avx512, stx__round_row_bf16, stx__pair_rows_bf16, "amx bf16"};
-    #endif
+static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, STX__AMX_LOOPS};
   #endif
   #endif
 #endif
@@ -4612,7 +4715,7 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
     if (precision == STX_PREC_BF16) {
   #ifdef STX__X86
   #ifdef STX__AMX
-        if (isa == STX__ISA_AVX512 && STX__AMX_ROUNDS && stx__has_amx()) return &stx__micro_amx;
+        if (isa == STX__ISA_AVX512 && stx__has_amx()) return &stx__micro_amx;
   #endif
   #ifdef STX__BF16
         if (isa == STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16")) return &stx__micro_dot;
@@ -4667,14 +4770,19 @@ STX__AVX512 static void stx__transpose_avx512(float *to, const float *B, size_t 
             const float *r = B + p;
             __m512 z[4], lo0, lo1, hi0, hi1;
             for (i = 0; i < 4; i++)         /* rows i, i+4, i+8, i+12 side by side */
-                z[i] = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(r + i * ldb)), _mm_loadu_ps(r + (i + 4) * ldb), 1)),
-                                          _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(r + (i + 8) * ldb)), _mm_loadu_ps(r + (i + 12) * ldb), 1), 1);
+                z[i] = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(r + i * ldb)),
+                    _mm_loadu_ps(r + (i + 4) * ldb), 1)),
+                                          _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(r + (i + 8) * ldb)),
+                                                               _mm_loadu_ps(r + (i + 12) * ldb), 1), 1);
             lo0 = _mm512_maskz_unpacklo_ps(0xffff, z[0], z[1]); hi0 = _mm512_maskz_unpackhi_ps(0xffff, z[0], z[1]);
             lo1 = _mm512_maskz_unpacklo_ps(0xffff, z[2], z[3]); hi1 = _mm512_maskz_unpackhi_ps(0xffff, z[2], z[3]);
             _mm512_storeu_ps(to + p * 32, _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(lo0), _mm512_castps_pd(lo1))));
-            _mm512_storeu_ps(to + (p + 1) * 32, _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(lo0), _mm512_castps_pd(lo1))));
-            _mm512_storeu_ps(to + (p + 2) * 32, _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(hi0), _mm512_castps_pd(hi1))));
-            _mm512_storeu_ps(to + (p + 3) * 32, _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(hi0), _mm512_castps_pd(hi1))));
+            _mm512_storeu_ps(to + (p + 1) * 32, _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(lo0),
+                _mm512_castps_pd(lo1))));
+            _mm512_storeu_ps(to + (p + 2) * 32, _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(hi0),
+                _mm512_castps_pd(hi1))));
+            _mm512_storeu_ps(to + (p + 3) * 32, _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(hi0),
+                _mm512_castps_pd(hi1))));
         }
         for (; p < k; p++) for (j = 0; j < 16; j++) to[p * 32 + j] = B[j * ldb + p];
     }
@@ -4798,7 +4906,8 @@ static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_rea
                     if (q < k) mk->pair(t + (q - p) / 2 * 32, A + q * lda + i, q + 1 < k ? A + (q + 1) * lda + i : NULL, n);
                     else memset(t + (q - p) / 2 * 32, 0, sizeof *t * 32);
                 }
-                stx__transpose((stx_real *)(void *)(rows + i * (kk / 2) + p / 2), kk / 2, (const stx_real *)(const void *)t, 32, (q - p) / 2, n);
+                stx__transpose((stx_real *)(void *)(rows + i * (kk / 2) + p / 2), kk / 2, (const stx_real *)(const void *)t, 32,
+                               (q - p) / 2, n);
             }
         *rs = kk;
         *ks = 2;
@@ -4828,8 +4937,9 @@ static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_rea
 typedef struct stx__after { const stx_real *b; stx_real *pre; int act; } stx__after;
 static void stx__after_rows(stx_ctx *x, const stx__after *after, size_t j, stx_real *C, size_t at, size_t ldc, size_t rows, size_t cols);
 
-/* Rows a multiple of 4096 bytes apart share a set of the first cache, which holds fewer of them than the register tile has: h rows of A, k numbers
-   each, are copied side by side (to) before the first of `strips` strips of B; with each strip its share of the `next` rows is fetched. */
+/* Rows a multiple of 4096 bytes apart share a set of the first cache, which holds fewer of them than the register tile has: h rows of A, k
+   numbers each, are copied side by side (to) before the first of `strips` strips of B; with each strip its share of the `next` rows is
+   fetched. */
 enum { STX__SAME_SET = 4096 / sizeof(stx_real) };
 static void stx__panel(stx_real *to, const stx_real *A, size_t lda, size_t h, size_t k, size_t next, size_t strip, size_t strips) {
     size_t i;
@@ -4863,10 +4973,12 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
             for (ic = 0; ic < M; ic += mc_max) {
                 size_t mc = STX_MIN(mc_max, M - ic), step, rs, ks, tile;
                 size_t strips = (nc + mk->nr - 1) / mk->nr, tiles = (mc + mk->mr - 1) / mk->mr;
-                const char *a = (const char *)stx__pack_a(mk, scratch, ta ? A + pc * lda + ic : A + ic * lda + pc, lda, ta, mc, kc, &step, &rs, &ks);
+                const char *a = (const char *)stx__pack_a(mk, scratch, ta ? A + pc * lda + ic : A + ic * lda + pc, lda, ta, mc, kc, &step,
+                                                          &rs, &ks);
                 if (copy) rs = kc;
                 for (tile = 0; tile < strips * tiles; tile++) {
-                    size_t strip = by_rows ? tile % strips : tile / tiles, jr = strip * mk->nr, ir = (by_rows ? tile / strips : tile % tiles) * mk->mr;
+                    size_t strip = by_rows ? tile % strips : tile / tiles, jr = strip * mk->nr,
+                        ir = (by_rows ? tile / strips : tile % tiles) * mk->mr;
                     size_t w = STX_MIN(mk->nr, nc - jr), h = STX_MIN(mk->mr, mc - ir);
                     stx_real *c = C + (ic + ir) * ldc + jc + jr;
                     const void *rows = copy ? (const char *)scratch : a + ir * step;
@@ -4954,8 +5066,10 @@ static int stx__dnnl_make(stx__dnnl *d, stx__dnnl_plan *p, int bf16) {
     {
         dnnl_memory_desc_t md[3] = {NULL, NULL, NULL};
         if (good && (k[0] & 4))
-            good = dnnl_post_ops_append_sum(post, 1, 0, dnnl_data_type_undef) == dnnl_success && dnnl_primitive_attr_set_post_ops(attr, post) == dnnl_success;
-        for (i = 0; i < 3 && good; i++) good = dnnl_memory_desc_create_with_strides(&md[i], 2, dim[i], i < 2 ? in : dnnl_f32, step[i]) == dnnl_success;
+            good = dnnl_post_ops_append_sum(post, 1, 0, dnnl_data_type_undef) == dnnl_success && dnnl_primitive_attr_set_post_ops(attr,
+                post) == dnnl_success;
+        for (i = 0; i < 3 && good; i++) good = dnnl_memory_desc_create_with_strides(&md[i], 2, dim[i], i < 2 ? in : dnnl_f32,
+            step[i]) == dnnl_success;
         good = good && dnnl_matmul_primitive_desc_create(&pd, d->engine, md[0], md[1], NULL, md[2], attr) == dnnl_success;
         for (i = 0; i < 3 && good; i++) good = dnnl_memory_create(&p->m[i], md[i], d->engine, DNNL_MEMORY_NONE) == dnnl_success;
         for (i = 0; i < 3; i++) if (md[i]) dnnl_memory_desc_destroy(md[i]);
@@ -4966,20 +5080,23 @@ static int stx__dnnl_make(stx__dnnl *d, stx__dnnl_plan *p, int bf16) {
         dnnl_matmul_desc_t op;
         if (good && (k[0] & 4))
             good = dnnl_post_ops_append_sum(post, 1) == dnnl_success && dnnl_primitive_attr_set_post_ops(attr, post) == dnnl_success;
-        for (i = 0; i < 3 && good; i++) good = dnnl_memory_desc_init_by_strides(&md[i], 2, dim[i], i < 2 ? in : dnnl_f32, step[i]) == dnnl_success;
+        for (i = 0; i < 3 && good; i++) good = dnnl_memory_desc_init_by_strides(&md[i], 2, dim[i], i < 2 ? in : dnnl_f32,
+            step[i]) == dnnl_success;
         good = good && dnnl_matmul_desc_init(&op, &md[0], &md[1], NULL, &md[2]) == dnnl_success &&
                dnnl_primitive_desc_create(&pd, &op, attr, d->engine, NULL) == dnnl_success;
         for (i = 0; i < 3 && good; i++) good = dnnl_memory_create(&p->m[i], &md[i], d->engine, DNNL_MEMORY_NONE) == dnnl_success;
     }
   #endif
-    good = good && dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, (void *)&how) == dnnl_success && how && strncmp(how, "ref", 3) &&
+    good = good && dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, (void *)&how) == dnnl_success && how && strncmp(how, "ref",
+        3) &&
            dnnl_primitive_create(&p->run, pd) == dnnl_success;
     if (pd) dnnl_primitive_desc_destroy(pd);
     if (post) dnnl_post_ops_destroy(post);
     if (attr) dnnl_primitive_attr_destroy(attr);
     return good;
 }
-static stx__dnnl_plan *stx__dnnl_find(stx__dnnl *d, int bf16, size_t how, size_t M, size_t N, size_t K, size_t lda, size_t ldb, size_t ldc) {
+static stx__dnnl_plan *stx__dnnl_find(stx__dnnl *d, int bf16, size_t how, size_t M, size_t N, size_t K, size_t lda, size_t ldb,
+                                      size_t ldc) {
     size_t key[7], i;
     stx__dnnl_plan *p = d->plan;
     key[0] = how; key[1] = M; key[2] = N; key[3] = K; key[4] = lda; key[5] = ldb; key[6] = ldc;
@@ -5013,7 +5130,8 @@ static void stx__dnnl_open(stx_ctx *x) {
     d->from = (size_t)1 << (bf16 ? 24 : 21);      /* 256 and 128 cubed: smaller ones are not worth the conversion and the extra fork */
     snprintf(d->name, sizeof d->name, "onednn %d.%d %s", v->major, v->minor, bf16 ? "bf16" : "f32");
     was = stx__dnnl_threads(x->desc.threads);
-    good = dnnl_engine_create(&d->engine, dnnl_cpu, 0) == dnnl_success && dnnl_stream_create(&d->stream, d->engine, dnnl_stream_default_flags) == dnnl_success &&
+    good = dnnl_engine_create(&d->engine, dnnl_cpu, 0) == dnnl_success && dnnl_stream_create(&d->stream, d->engine,
+        dnnl_stream_default_flags) == dnnl_success &&
            stx__dnnl_find(d, bf16, 0, 64, 64, 64, 64, 64, 64)->run;
     stx__dnnl_threads(was);
     if (!good) stx__dnnl_close(x);
@@ -5054,7 +5172,8 @@ static int stx__dnnl_gemm(stx_ctx *x, const stx_gemm_args *g) {
     if (!d || M <= 3 || !K || M * N * K < d->from || g->alpha != 1 || (g->beta != 0 && g->beta != 1)) return 0;
     bf16 = x->desc.precision == STX_PREC_BF16;
     was = stx__dnnl_threads(x->desc.threads);
-    p = stx__dnnl_find(d, bf16, (ta ? 1u : 0u) + (tb ? 2u : 0u) + (g->beta != 0 ? 4u : 0u), M, N, K, bf16 ? ac : lda, bf16 ? bc : ldb, g->ldc);
+    p = stx__dnnl_find(d, bf16, (ta ? 1u : 0u) + (tb ? 2u : 0u) + (g->beta != 0 ? 4u : 0u), M, N, K, bf16 ? ac : lda, bf16 ? bc : ldb,
+                       g->ldc);
     for (e = 0; e < g->batch && p->run && status == dnnl_success; e++) {
         dnnl_exec_arg_t arg[3];
         void *at[3];
@@ -5167,7 +5286,7 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
         j.g = g; j.after = after;
         j.rows = M >= N;
         j.n = j.rows ? M : N;
-        j.gemv = M <= 3 || !K || g->alpha == 0 || !x || !x->scratch;    /* by the whole matrix: a part of few rows must sum like the others */
+        j.gemv = M <= 3 || !K || g->alpha == 0 || !x || !x->scratch;  /* by the whole matrix: a part of few rows must sum like the others */
         unit = j.rows ? j.mk->mr : j.mk->nr;
         /* A part for each thread, more where each has 512 rows or columns: what a part packs serves only itself */
         if (g->batch == 1 && work >= 100000) {
@@ -5222,10 +5341,12 @@ STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta,
     if (!stx_ok(x) || !a || !b) return NULL;
     ok = a->ndim >= 2 && b->ndim >= 2 && (b->ndim == 2 || b->ndim == a->ndim);
     for (i = 0; ok && i < a->ndim - 2; i++) { batch *= a->dim[i]; if (b->ndim > 2) ok = a->dim[i] == b->dim[i]; }
-    STX__NEED(x, ok, STX_ERR_SHAPE, "stx_matmul: %s by %s: want equal leading dimensions, or two dimensions for the second", stx__shape(a, s), stx__shape(b, t));
+    STX__NEED(x, ok, STX_ERR_SHAPE, "stx_matmul: %s by %s: want equal leading dimensions, or two dimensions for the second",
+              stx__shape(a, s), stx__shape(b, t));
     M = a->dim[a->ndim - (ta ? 1 : 2)]; K = a->dim[a->ndim - (ta ? 2 : 1)];
     N = b->dim[b->ndim - (tb ? 2 : 1)];
-    STX__NEED(x, K == b->dim[b->ndim - (tb ? 1 : 2)], STX_ERR_SHAPE, "stx_matmul: %s%s by %s%s: the inner dimensions differ", stx__shape(a, s), ta ? "^T" : "", stx__shape(b, t), tb ? "^T" : "");
+    STX__NEED(x, K == b->dim[b->ndim - (tb ? 1 : 2)], STX_ERR_SHAPE, "stx_matmul: %s%s by %s%s: the inner dimensions differ",
+              stx__shape(a, s), ta ? "^T" : "", stx__shape(b, t), tb ? "^T" : "");
     for (i = 0; i < a->ndim; i++) d[i] = a->dim[i];
     d[a->ndim - 2] = M; d[a->ndim - 1] = N;
     y = stx__tensor(x, STX__STEP, a->ndim, d);
@@ -5273,7 +5394,8 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
     int i;
     if (!stx_ok(x) || !in || !W) return NULL;
     STX__NEED(x, W->ndim == 2 && stx__last(in) == W->dim[1] && (!b || b->size == W->dim[0]), STX_ERR_SHAPE,
-              "stx_linear: input %s and weight %s: the last dimensions must agree (weights are (out,in)), and a bias has one number an output", stx__shape(in, s), stx__shape(W, t));
+              "stx_linear: input %s and weight %s: the last dimensions must agree (weights are (out,in)), and a bias has one number an "
+                  "output", stx__shape(in, s), stx__shape(W, t));
     STX__NEED(x, act >= STX_ACT_NONE && act <= STX_ACT_SIGMOID, STX_ERR_ARG, "stx_linear: no activation has number %d: use STX_ACT_*", act);
     N = stx__rows(in); Ci = W->dim[1]; Co = W->dim[0];
     for (i = 0; i < in->ndim; i++) d[i] = in->dim[i];
@@ -5326,8 +5448,10 @@ STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, 
     size_t d[3];
     char s[96], t[96];
     if (!stx_ok(x) || !X || !h || !W) return NULL;
-    STX__NEED(x, W->ndim == 2 && X->ndim == 3 && h->ndim == 3 && X->dim[2] == W->dim[1] && h->dim[2] == W->dim[1] && X->dim[0] == h->dim[0] && X->dim[1] >= h->dim[1], STX_ERR_SHAPE,
-              "stx_linear_memory: %s that ends in %s: want (B,S,Ci) and (B,T,Ci) with T <= S and a weight (O,Ci)", stx__shape(X, s), stx__shape(h, t));
+    STX__NEED(x, W->ndim == 2 && X->ndim == 3 && h->ndim == 3 && X->dim[2] == W->dim[1] && h->dim[2] == W->dim[1] &&
+              X->dim[0] == h->dim[0] && X->dim[1] >= h->dim[1], STX_ERR_SHAPE,
+              "stx_linear_memory: %s that ends in %s: want (B,S,Ci) and (B,T,Ci) with T <= S and a weight (O,Ci)", stx__shape(X, s),
+                  stx__shape(h, t));
     STX__NEED(x, !b || b->size == W->dim[0], STX_ERR_SHAPE, "stx_linear_memory: bias %s, want one number for each of the %zu outputs",
               stx__shape(b ? b : W, s), W->dim[0]);
     d[0] = X->dim[0]; d[1] = X->dim[1]; d[2] = W->dim[0];
@@ -5340,7 +5464,8 @@ STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, 
     return y;
 }
 
-STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t Ci, size_t O, int act) {
+STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N,
+                            size_t Ci, size_t O, int act) {
     stx_gemm_args g = stx_gemm_of(0, 1, N, O, Ci, in, W, y);
     stx__after after;
     after.b = b; after.pre = pre; after.act = act;
@@ -5371,11 +5496,13 @@ STX_INNER void stx__bias_act_row(int fma, stx_real *y, stx_real *pre, const stx_
     if (pre) memcpy(pre, y, C * sizeof *y);
     if (act) stx__act_n(fma, y, y, C, act);
 }
-STX_EACH_ISA(stx__bias_act_row, (stx_real *STX_RESTRICT y, stx_real *STX_RESTRICT pre, const stx_real *STX_RESTRICT b, size_t C, int act), y, pre, b, C, act)
+STX_EACH_ISA(stx__bias_act_row, (stx_real *STX_RESTRICT y, stx_real *STX_RESTRICT pre, const stx_real *STX_RESTRICT b, size_t C, int act),
+             y, pre, b, C, act)
 static void stx__after_rows(stx_ctx *x, const stx__after *after, size_t j, stx_real *C, size_t at, size_t ldc, size_t rows, size_t cols) {
     size_t i;
     for (i = 0; i < rows; i++)
-        STX_CALL(x, stx__bias_act_row, (C + i * ldc, after->pre ? after->pre + at + i * ldc : NULL, after->b ? after->b + j : NULL, cols, after->act));
+        STX_CALL(x, stx__bias_act_row, (C + i * ldc, after->pre ? after->pre + at + i * ldc : NULL, after->b ? after->b + j : NULL, cols,
+                                        after->act));
 }
 static void stx__bias_act_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
@@ -5521,7 +5648,8 @@ static void stx__cross_entropy_back(stx_ctx *x, stx__node *n) {
     stx_tensor *a = n->in[0];
     int fresh;
     stx_real *d = stx__grad_to(x, a, s->over && a->needs_grad && !a->grad && stx__may_overwrite(x, a) ? a->data : NULL, &fresh);
-    if (d) STX_RUN(x, stx_cross_entropy_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), stx__last(a), s->divisor, !fresh));
+    if (d) STX_RUN(x, stx_cross_entropy_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), stx__last(a),
+                                              s->divisor, !fresh));
 }
 /* targets: on the device */
 static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, const int32_t *targets, double divisor, int over) {
@@ -5561,8 +5689,12 @@ static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_
     stx__ids_below(targets, V);
     return stx__cross_entropy_of(x, logits, targets->device, divisor, over);
 }
-STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) { return stx__cross_entropy(x, logits, targets, divisor, 0); }
-STX_DEF stx_tensor *stx_cross_entropy_over(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) { return stx__cross_entropy(x, logits, targets, divisor, 1); }
+STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) {
+    return stx__cross_entropy(x, logits, targets, divisor, 0);
+}
+STX_DEF stx_tensor *stx_cross_entropy_over(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) {
+    return stx__cross_entropy(x, logits, targets, divisor, 1);
+}
 typedef struct stx__token_save { const int32_t *targets; const stx_real *w; stx_real *top, *inv; } stx__token_save;
 static void stx__token_loss_back(stx_ctx *x, stx__node *n) {
     stx__token_save *s = (stx__token_save *)n->save;
@@ -5640,7 +5772,8 @@ STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, con
 
 /* top = max_v logits, inv = 1 / sum_v e^(logits - top): kept apart, for their log-sum would lose digits in backward.
    loss = sum_n (top - log inv - logits[n,target]) / divisor */
-STX_INNER void stx__cross_entropy_rows(int fma, double *sum, stx_real *top, stx_real *inv, const stx_real *row, const int32_t *targets, size_t N, size_t V) {
+STX_INNER void stx__cross_entropy_rows(int fma, double *sum, stx_real *top, stx_real *inv, const stx_real *row, const int32_t *targets,
+                                       size_t N, size_t V) {
     size_t n;
     for (*sum = 0, n = 0; n < N; n++, row += V) {
         stx_real m = stx__max(row, V), t = stx__exp_sum(fma, NULL, 0, row, V, m);
@@ -5649,7 +5782,9 @@ STX_INNER void stx__cross_entropy_rows(int fma, double *sum, stx_real *top, stx_
         *sum += (double)m + log((double)t) - (double)row[targets[n]];
     }
 }
-STX_EACH_ISA(stx__cross_entropy_rows, (double *STX_RESTRICT sum, stx_real *STX_RESTRICT top, stx_real *STX_RESTRICT inv, const stx_real *STX_RESTRICT row, const int32_t *targets, size_t N, size_t V), sum, top, inv, row, targets, N, V)
+STX_EACH_ISA(stx__cross_entropy_rows, (double *STX_RESTRICT sum, stx_real *STX_RESTRICT top, stx_real *STX_RESTRICT inv,
+                                       const stx_real *STX_RESTRICT row, const int32_t *targets, size_t N, size_t V), sum, top, inv, row,
+                                           targets, N, V)
 static void stx__cross_entropy_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k, at, n;
@@ -5658,7 +5793,8 @@ static void stx__cross_entropy_part(const stx_share *s, const void *job) {
         STX_CALL(s->x, stx__cross_entropy_rows, (l->sums + k, l->mean + at, l->rstd + at, l->a + at * l->C, l->ids + at, n, l->C));
     }
 }
-STX_DEF void stx_cross_entropy_fwd(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor) {
+STX_DEF void stx_cross_entropy_fwd(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits,
+                                   const int32_t *targets, size_t N, size_t V, double divisor) {
     stx__loop l = stx__loop_of(0, N, V);
     l.mean = top; l.rstd = inv; l.a = logits; l.ids = targets;
     *loss = (stx_real)(stx__sum_blocks(x, 8 * N * V, stx__cross_entropy_part, &l) / divisor);
@@ -5669,8 +5805,11 @@ STX_INNER void stx__cross_entropy_bwd_row(int fma, stx_real *d, const stx_real *
     if (accumulate) for (v = 0; v < V; v++) d[v] = STX_FMA(fma, f, stx_fast_exp(fma, row[v] - top), d[v]);
     else for (v = 0; v < V; v++) d[v] = f * stx_fast_exp(fma, row[v] - top);
 }
-STX_EACH_ISA(stx__cross_entropy_bwd_row, (stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT row, size_t V, stx_real top, stx_real f, int accumulate), d, row, V, top, f, accumulate)
-STX_INNER void stx__cross_entropy_bwd_self(int fma, stx_real *d, size_t V, stx_real top, stx_real f) { stx__cross_entropy_bwd_row(fma, d, d, V, top, f, 0); }
+STX_EACH_ISA(stx__cross_entropy_bwd_row, (stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT row, size_t V, stx_real top, stx_real f,
+                                          int accumulate), d, row, V, top, f, accumulate)
+STX_INNER void stx__cross_entropy_bwd_self(int fma, stx_real *d, size_t V, stx_real top, stx_real f) {
+    stx__cross_entropy_bwd_row(fma, d, d, V, top, f, 0);
+}
 STX_EACH_ISA(stx__cross_entropy_bwd_self, (stx_real *d, size_t V, stx_real top, stx_real f), d, V, top, f)
 static void stx__cross_entropy_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
@@ -5682,7 +5821,8 @@ static void stx__cross_entropy_bwd_part(const stx_share *s, const void *job) {
         d[l->ids[n]] -= l->s;
     }
 }
-STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv, const stx_real *logits,
+STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
+                                   const stx_real *logits,
                                    const int32_t *targets, size_t N, size_t V, double divisor, int accumulate) {
     stx__loop l = stx__loop_of(0, N, V);
     l.y = dlogits; l.a = logits; l.ids = targets; l.m = top; l.r = inv; l.accumulate = accumulate;
@@ -5806,7 +5946,8 @@ STX_INNER void stx__mse_bwd_n(int fma, stx_real *da, const stx_real *a, const st
     size_t i;
     for (i = 0; i < n; i++) da[i] = STX_FMA(fma, g, a[i] - b[i], da[i]);
 }
-STX_EACH_ISA(stx__mse_bwd_n, (stx_real *STX_RESTRICT da, const stx_real *STX_RESTRICT a, const stx_real *STX_RESTRICT b, size_t n, stx_real g), da, a, b, n, g)
+STX_EACH_ISA(stx__mse_bwd_n, (stx_real *STX_RESTRICT da, const stx_real *STX_RESTRICT a, const stx_real *STX_RESTRICT b, size_t n,
+                              stx_real g), da, a, b, n, g)
 static void stx__mse_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t at, n = stx__numbers_of(s, l->n, &at);
@@ -5823,7 +5964,8 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 
 // >>attention
 
-enum { STX__BQ = 64, STX__BK = 256, STX__GROUP = 8 * STX__BQ, STX__PAD = 96, STX__LDS = STX__BK + STX__PAD, STX__LDK = STX__BK + 16, STX__MAX_HEADS = 256 };
+enum { STX__BQ = 64, STX__BK = 256, STX__GROUP = 8 * STX__BQ, STX__PAD = 96, STX__LDS = STX__BK + STX__PAD, STX__LDK = STX__BK + 16,
+    STX__MAX_HEADS = 256 };
 
 static size_t stx__attention_bytes(stx_ctx *x, const stx_attention_args *a, int backward) {
 #ifdef SEQTX_CUDA
@@ -5873,18 +6015,29 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const 
     if (!stx_ok(x) || !in || !d || !in->q || (!in->kv && (!in->k || !in->v))) return NULL;
     q = in->q; k = in->kv ? in->kv : in->k; v = in->kv ? in->kv : in->v; H = d->heads;
     STX__NEED(x, !in->kv || (!in->k && !in->v), STX_ERR_ARG, "stx_attention: kv and also k or v: give kv alone, or both of the others");
-    STX__NEED(x, q->ndim == 3 && k->ndim == 3 && stx__same(k, v) && q->dim[0] == k->dim[0] && (in->kv ? 2 : 1) * q->dim[2] == k->dim[2], STX_ERR_SHAPE,
-              "stx_attention: q %s, %s %s: want q (B,T,C) and equal k, v (B,S,C), or kv (B,S,2C)", stx__shape(q, s), in->kv ? "kv" : "k", stx__shape(k, t));
+    STX__NEED(x, q->ndim == 3 && k->ndim == 3 && stx__same(k, v) && q->dim[0] == k->dim[0] && (in->kv ? 2 : 1) * q->dim[2] == k->dim[2],
+              STX_ERR_SHAPE,
+              "stx_attention: q %s, %s %s: want q (B,T,C) and equal k, v (B,S,C), or kv (B,S,2C)", stx__shape(q, s), in->kv ? "kv" : "k",
+                  stx__shape(k, t));
     C = q->dim[2];
-    STX__NEED(x, H >= 1 && H <= STX__MAX_HEADS && C % H == 0, STX_ERR_SHAPE, "stx_attention: %zu heads for %zu channels: want 1 to %d heads that divide the channels", H, C, (int)STX__MAX_HEADS);
+    STX__NEED(x, H >= 1 && H <= STX__MAX_HEADS && C % H == 0, STX_ERR_SHAPE, "stx_attention: %zu heads for %zu channels: want 1 to %d "
+              "heads that divide the channels", H, C, (int)STX__MAX_HEADS);
     D = C / H;
-    STX__NEED(x, d->not_causal || k->dim[1] >= q->dim[1], STX_ERR_SHAPE, "stx_attention: %zu keys for %zu queries: causal attention needs the queries' own keys at the end", k->dim[1], q->dim[1]);
-    STX__NEED(x, !in->z || ((in->z->size == H || in->z->size == 1) && d->ramp > 0 && d->max_span > 0), STX_ERR_ARG, "stx_attention: the learned span wants one z a head (%zu) or one for all, max_span > 0 and ramp > 0 (got %zu, %g, %g)", H, in->z ? in->z->size : 0, d->max_span, d->ramp);
-    STX__NEED(x, !d->not_causal || (!in->z && !in->pe && !d->span && d->first_key >= 0), STX_ERR_ARG, "stx_attention: without causality there are no distances: no z, pe, span or zero keys");
-    STX__NEED(x, !in->pe || (in->pe->ndim == 2 && (in->pe->dim[1] == D || in->pe->dim[1] == C)), STX_ERR_SHAPE, "stx_attention: pe %s, want (P,%zu) or (P,%zu)", stx__shape(in->pe ? in->pe : q, s), D, C);
-    STX__NEED(x, (!in->u || in->u->size == C) && (!in->vb || (in->vb->size == C && in->pe)), STX_ERR_SHAPE, "stx_attention: u and vb have %zu numbers, and vb needs pe", C);
-    STX__NEED(x, !in->pk == !in->pv && (!in->pk || (in->pk->ndim == 3 && in->pk->dim[0] == H && in->pk->dim[2] == D && stx__same(in->pk, in->pv))), STX_ERR_SHAPE, "stx_attention: persistent keys and values want (H,N,D) = (%zu,N,%zu), both or none", H, D);
-    STX__NEED(x, !in->pad || (in->pad->B == k->dim[0] && in->pad->T == k->dim[1]), STX_ERR_SHAPE, "stx_attention: pad (%zu,%zu) for keys %s: want a number for each key, (B,S) = (%zu,%zu)",
+    STX__NEED(x, d->not_causal || k->dim[1] >= q->dim[1], STX_ERR_SHAPE, "stx_attention: %zu keys for %zu queries: causal attention "
+              "needs the queries' own keys at the end", k->dim[1], q->dim[1]);
+    STX__NEED(x, !in->z || ((in->z->size == H || in->z->size == 1) && d->ramp > 0 && d->max_span > 0), STX_ERR_ARG,
+              "stx_attention: the learned span wants one z a head (%zu) or one for all, max_span > 0 and ramp > 0 (got %zu, %g, %g)", H,
+                  in->z ? in->z->size : 0, d->max_span, d->ramp);
+    STX__NEED(x, !d->not_causal || (!in->z && !in->pe && !d->span && d->first_key >= 0), STX_ERR_ARG, "stx_attention: without causality "
+              "there are no distances: no z, pe, span or zero keys");
+    STX__NEED(x, !in->pe || (in->pe->ndim == 2 && (in->pe->dim[1] == D || in->pe->dim[1] == C)), STX_ERR_SHAPE,
+              "stx_attention: pe %s, want (P,%zu) or (P,%zu)", stx__shape(in->pe ? in->pe : q, s), D, C);
+    STX__NEED(x, (!in->u || in->u->size == C) && (!in->vb || (in->vb->size == C && in->pe)), STX_ERR_SHAPE,
+              "stx_attention: u and vb have %zu numbers, and vb needs pe", C);
+    STX__NEED(x, !in->pk == !in->pv && (!in->pk || (in->pk->ndim == 3 && in->pk->dim[0] == H && in->pk->dim[2] == D && stx__same(in->pk,
+        in->pv))), STX_ERR_SHAPE, "stx_attention: persistent keys and values want (H,N,D) = (%zu,N,%zu), both or none", H, D);
+    STX__NEED(x, !in->pad || (in->pad->B == k->dim[0] && in->pad->T == k->dim[1]), STX_ERR_SHAPE, "stx_attention: pad (%zu,%zu) for keys "
+              "%s: want a number for each key, (B,S) = (%zu,%zu)",
               in->pad ? in->pad->B : 0, in->pad ? in->pad->T : 0, stx__shape(k, t), k->dim[0], k->dim[1]);
     STX__NEED(x, d->dropout >= 0 && d->dropout < 1, STX_ERR_ARG, "stx_attention: dropout %g, want 0 <= p < 1", d->dropout);
     STX__NEED(x, d->delta_min == 0 || d->delta_min == 1, STX_ERR_ARG, "stx_attention: delta_min %d, want 0 or 1", d->delta_min);
@@ -5922,7 +6075,8 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const 
     a->inv = a->top + a->B * H * a->T;
     if (stx_training(x) && d->dropout > 0) { a->drop = (stx_real)d->dropout; a->seed = x->desc.seed; a->stream = stx__stream(x); }
     stx_attention_run(x, a);
-    ins[0] = q; ins[1] = k; ins[2] = in->kv ? NULL : v; ins[3] = in->pe; ins[4] = in->u; ins[5] = in->vb; ins[6] = in->z; ins[7] = in->pk; ins[8] = in->pv;
+    ins[0] = q; ins[1] = k; ins[2] = in->kv ? NULL : v; ins[3] = in->pe; ins[4] = in->u; ins[5] = in->vb; ins[6] = in->z; ins[7] = in->pk;
+    ins[8] = in->pv;
     node = stx__record(x, y, stx__attention_back, ins, 9);
     if (node) node->save = a;
     return y;
@@ -5935,7 +6089,9 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
 // >>attention: plain definition
 
 /* The formulas of stx_attention as they stand there; the kernels below compute the same and never hold a row of scores. */
-STX_DEF size_t stx_attention_keys(const stx_attention_args *a) { return a->S + a->N + (a->first_key < 0 ? (size_t)-(a->first_key + 1) + 1 : 0); }
+STX_DEF size_t stx_attention_keys(const stx_attention_args *a) {
+    return a->S + a->N + (a->first_key < 0 ? (size_t)-(a->first_key + 1) + 1 : 0);
+}
 /* (q + bias).k */
 static double stx__attn_plain_dot(const stx_real *q, const stx_real *bias, const stx_real *k, size_t D) {
     double s = 0;
@@ -6010,10 +6166,11 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
    Strips of rows compute only the columns that some row of theirs may see. Masks touch only the cells that need them:
    lo[r], hi[r] bound the keys a query sees; outside, weights are zero.
    Easy to get wrong: the running maximum must skip keys whose ramp weight is 0 (they may be the largest by far); a
-   row may see no key at all (y = 0), or none in a tile; a padded key counts nowhere, its value may be NaN; with eps > 0 or no_renorm every key within span counts in the
-   normaliser, also those with m = 0; dz takes both ends of the ramp, 0 <= m' <= 1 inclusive. */
+   row may see no key at all (y = 0), or none in a tile; a padded key counts nowhere, its value may be NaN; with eps > 0 or no_renorm every
+   key within span counts in the normaliser, also those with m = 0; dz takes both ends of the ramp, 0 <= m' <= 1 inclusive. */
 
-/* Why no key beyond has weight: there 1 - delta + z L <= -ceil(R), so the quotient is -1 or less, and rounding keeps the order. Numbers above
+/* Why no key beyond has weight: there 1 - delta + z L <= -ceil(R), so the quotient is -1 or less, and rounding keeps the order. Numbers
+   above
    2^24 are no longer whole in a float: the last term makes up for that. */
 STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most) {
     double e = ceil(z * max_span) + ceil(ramp);
@@ -6083,7 +6240,9 @@ typedef struct stx__attn_tile {
     ptrdiff_t off[STX__BQ];                         /* column of distance reach: lo, unless the tile begins later */
 } stx__attn_tile;
 
-static const void *stx__num(const stx__attn *A, const void *base, ptrdiff_t i) { return (const char *)base + i * (ptrdiff_t)(A->u == 2 ? 2 : sizeof(stx_real)); }
+static const void *stx__num(const stx__attn *A, const void *base, ptrdiff_t i) {
+    return (const char *)base + i * (ptrdiff_t)(A->u == 2 ? 2 : sizeof(stx_real));
+}
 
 static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a) {
     size_t h, i, oldest;
@@ -6106,42 +6265,55 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
     A->pe_t = A->pe_r = NULL;
 }
 
+/* Cuts an allocation in parts that begin at multiples of 64 bytes; base NULL: gives NULL, and only their sizes are counted. */
+typedef struct stx__cursor { char *base; size_t at; } stx__cursor;
+static void *stx__cut(stx__cursor *c, size_t bytes) {
+    void *p = c->base ? c->base + c->at : NULL;
+    c->at += stx__up(bytes, 64);
+    return p;
+}
+/* .. with 64 bytes behind each, and `skip` of its bytes before what is given */
+static void *stx__cut_padded(stx__cursor *c, size_t bytes, size_t skip) {
+    char *p = (char *)stx__cut(c, bytes + 64);
+    return p ? p + skip : NULL;
+}
+
 /* Room for one thread at `base` (NULL: only its size is wanted) */
 static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n, int back, stx__attn_scratch *R) {
     const stx_attention_args *a = A->a;
-    size_t at = 0, r4 = sizeof(stx_real), num = A->u == 2 ? 2 : r4, bf = A->u == 2;
+    size_t r4 = sizeof(stx_real), num = A->u == 2 ? 2 : r4, bf = A->u == 2;
     size_t n1 = stx__up(n, 32), nt = n1 + 16, Dk = stx__up(A->Dk, 32), D1 = stx__up(a->D, 32), tile = (STX__BQ * STX__LDS + 2 * STX__PAD);
-  #define STX__TAKE(type, field, bytes, skip) do { if (base) R->field = (type)(void *)(base + at + (skip)); at += stx__up((bytes) + 64, 64); } while (0)
+    stx__cursor c;
+    c.base = base; c.at = 0;
     memset(R, 0, sizeof *R);
-    STX__TAKE(void *, q, n1 * Dk * num, 0);
-    if (A->two) STX__TAKE(void *, qv, n1 * Dk * num, 0); else R->qv = R->q;
-    STX__TAKE(stx_real *, stage, STX__BQ * a->D * r4, 0);
-    STX__TAKE(stx_real *, o, n1 * A->Dp * r4, 0);
-    STX__TAKE(stx_real *, s, tile * r4, STX__PAD * r4);
-    if (bf) STX__TAKE(void *, h, tile * num, STX__PAD * num);
-    STX__TAKE(stx_real *, kt, STX__BK * Dk * num, 0);
-    STX__TAKE(stx_real *, kv, STX__BK * A->Dp * num, 0);
-    STX__TAKE(stx_real *, state, 3 * n1 * r4, 0);
-    STX__TAKE(stx_real *, ramp, (a->z ? A->reach[0] + 2 : 1) * r4, 0);
-    STX__TAKE(stx_real *, m, STX__BK * r4, 0);
+    R->q = stx__cut_padded(&c, n1 * Dk * num, 0);
+    if (A->two) R->qv = stx__cut_padded(&c, n1 * Dk * num, 0); else R->qv = R->q;
+    R->stage = (stx_real *)stx__cut_padded(&c, STX__BQ * a->D * r4, 0);
+    R->o = (stx_real *)stx__cut_padded(&c, n1 * A->Dp * r4, 0);
+    R->s = (stx_real *)stx__cut_padded(&c, tile * r4, STX__PAD * r4);
+    if (bf) R->h = stx__cut_padded(&c, tile * num, STX__PAD * num);
+    R->kt = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * num, 0);
+    R->kv = (stx_real *)stx__cut_padded(&c, STX__BK * A->Dp * num, 0);
+    R->state = (stx_real *)stx__cut_padded(&c, 3 * n1 * r4, 0);
+    R->ramp = (stx_real *)stx__cut_padded(&c, (a->z ? A->reach[0] + 2 : 1) * r4, 0);
+    R->m = (stx_real *)stx__cut_padded(&c, STX__BK * r4, 0);
     if (back) {
-        STX__TAKE(void *, qt, D1 * nt * num, 0);
-        if (A->two) STX__TAKE(void *, qvt, D1 * nt * num, 0); else R->qvt = R->qt;
-        STX__TAKE(void *, dyt, D1 * nt * num, 0);
-        STX__TAKE(void *, dyr, n1 * Dk * num, 0);
-        STX__TAKE(stx_real *, o2, n1 * A->Dp * r4, 0);
-        STX__TAKE(stx_real *, g, tile * r4, STX__PAD * r4);
-        STX__TAKE(stx_real *, vt, STX__BK * Dk * num, 0);
-        STX__TAKE(stx_real *, dkt, D1 * STX__LDK * r4, 0);
-        STX__TAKE(stx_real *, dvt, D1 * STX__LDK * r4, 0);
+        R->qt = stx__cut_padded(&c, D1 * nt * num, 0);
+        if (A->two) R->qvt = stx__cut_padded(&c, D1 * nt * num, 0); else R->qvt = R->qt;
+        R->dyt = stx__cut_padded(&c, D1 * nt * num, 0);
+        R->dyr = stx__cut_padded(&c, n1 * Dk * num, 0);
+        R->o2 = (stx_real *)stx__cut_padded(&c, n1 * A->Dp * r4, 0);
+        R->g = (stx_real *)stx__cut_padded(&c, tile * r4, STX__PAD * r4);
+        R->vt = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * num, 0);
+        R->dkt = (stx_real *)stx__cut_padded(&c, D1 * STX__LDK * r4, 0);
+        R->dvt = (stx_real *)stx__cut_padded(&c, D1 * STX__LDK * r4, 0);
         if (bf) {
-            STX__TAKE(uint32_t *, zs, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
-            STX__TAKE(uint32_t *, zg, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
-            STX__TAKE(uint32_t *, zr, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
+            R->zs = (uint32_t *)stx__cut_padded(&c, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
+            R->zg = (uint32_t *)stx__cut_padded(&c, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
+            R->zr = (uint32_t *)stx__cut_padded(&c, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
         }
     }
-  #undef STX__TAKE
-    return at;
+    return c.at;
 }
 
 STX_INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_real *b, size_t n) { *s = stx__dot_any(fma, a, b, n); }
@@ -6159,9 +6331,10 @@ static void stx__attn_rows(const stx__attn *A, void *to, size_t ld, const stx_re
             memcpy((stx_real *)to + r * ld, from + r * ldf, cols * sizeof(stx_real));      /* ld is cols: nothing to fill up */
         }
 }
-/* from (n,cols), n <= BQ -> columns at .. at+n-1 of (cols,ld); zeros follow up to the next multiple of 32. By pieces of NR units of columns:
-   bf16s are paired with the row below first, so that the turn moves units of 4 bytes */
-static void stx__attn_transpose(const stx__attn *A, void *to, size_t ld, size_t at, const stx_real *from, size_t ldf, size_t n, size_t cols) {
+/* from (n,cols), n <= BQ -> columns at .. at+n-1 of (cols,ld); zeros follow up to the next multiple of 32. By pieces of NR units of
+   columns: bf16s are paired with the row below first, so that the turn moves units of 4 bytes */
+static void stx__attn_transpose(const stx__attn *A, void *to, size_t ld, size_t at, const stx_real *from, size_t ldf, size_t n,
+                                size_t cols) {
     const stx__micro *mk = A->mk;
     stx_real pairs[STX__NR_MAX * STX__TRANSPOSE_PIECE], turned[STX__NR_MAX * STX__TRANSPOSE_PIECE];
     size_t c, r, d, i, u = A->u, nr = mk->nr, size = u == 2 ? 2 : sizeof(stx_real), end = stx__up(n, 32);
@@ -6169,7 +6342,8 @@ static void stx__attn_transpose(const stx__attn *A, void *to, size_t ld, size_t 
         for (r = 0; r < end; r += u * nr) {
             size_t w = STX_MIN((size_t)STX__TRANSPOSE_PIECE, cols - c), rows = r < n ? STX_MIN(u * nr, n - r) : 0;
             const stx_real *f = from + r * ldf + c;
-            if (u == 2) for (i = 0; i < rows; i += 2) mk->pair((uint32_t *)(void *)pairs + i / 2 * STX__TRANSPOSE_PIECE, f + i * ldf, i + 1 < rows ? f + (i + 1) * ldf : NULL, w);
+            if (u == 2) for (i = 0; i < rows; i += 2) mk->pair((uint32_t *)(void *)pairs + i / 2 * STX__TRANSPOSE_PIECE, f + i * ldf,
+                                                               i + 1 < rows ? f + (i + 1) * ldf : NULL, w);
             stx__transpose_for(mk, turned, u == 2 ? pairs : f, u == 2 ? (size_t)STX__TRANSPOSE_PIECE : ldf, (rows + u - 1) / u, w);
             for (d = 0; d < w; d++) memcpy((char *)to + ((c + d) * ld + at + r) * size, turned + d * nr, STX_MIN(u * nr, end - r) * size);
         }
@@ -6182,7 +6356,8 @@ static void stx__attn_pack_rows(const stx_share *s, const void *job) {
     size_t i, nr = A->mk->nr, rows = a->P - (size_t)A->p0, strips = A->np / nr, ldp = A->tables * a->D;
     for (i = s->from; i < s->to; i++) {
         size_t h = i / strips, j = i % strips * nr;
-        stx__pack_b(A->mk, A->pe_t + (h * A->np + j) * A->Dk / A->u, nr, a->pe + ((size_t)A->p0 + j) * ldp + h * a->D, ldp, 1, a->D, STX_MIN(nr, rows - j));
+        stx__pack_b(A->mk, A->pe_t + (h * A->np + j) * A->Dk / A->u, nr, a->pe + ((size_t)A->p0 + j) * ldp + h * a->D, ldp, 1, a->D,
+                    STX_MIN(nr, rows - j));
     }
 }
 static void stx__attn_pack_columns(const stx_share *s, const void *job) {
@@ -6268,7 +6443,8 @@ static int stx__attn_live(stx__attn_tile *t) {
     for (c = t->live0; c < t->live1; c++) t->holes |= t->masked[c];
     return t->live0 < t->live1;
 }
-/* Logits of padded keys among columns [lo,hi) of a row become -inf, their cells of g (unless NULL) 0: e^-inf = 0. 0: no other key is there */
+/* Logits of padded keys among columns [lo,hi) of a row become -inf, their cells of g (unless NULL) 0: e^-inf = 0. 0: no other key is there
+   */
 static int stx__attn_holes(const stx__attn_tile *t, stx_real *s, stx_real *g, ptrdiff_t lo, ptrdiff_t hi) {
     ptrdiff_t c;
     int any = 0;
@@ -6282,7 +6458,8 @@ static void stx__attn_keys(stx__attn_tile *t, const stx_real *k, size_t ld, ptrd
     const stx__attn *A = t->A;
     size_t nr = A->mk->nr, u = A->u, D = A->a->D, Dk = A->Dk, j, i;
     ptrdiff_t from = STX_MAX(t->j0, 0), to = STX_MIN(end, t->j0 + (ptrdiff_t)t->bk), missing = t->persistent ? 0 : A->a->first_key - t->j0;
-    size_t hidden = missing > 0 ? (size_t)STX_MIN(missing, (ptrdiff_t)t->bk) : 0;      /* keys that do not exist share a step of k with those that do */
+    size_t hidden = missing > 0 ? (size_t)STX_MIN(missing, (ptrdiff_t)t->bk) : 0;      /* keys that do not exist share a step of k with
+                                                                                          those that do */
     size_t n = to > from ? (size_t)(to - from) : 0, skip = n ? (size_t)(from - t->j0) : t->bk;     /* zero keys first */
     const stx_real *real = n ? k + (size_t)from * ld : k;
     if (columns) {
@@ -6368,7 +6545,8 @@ static void stx__attn_score(const stx__attn_tile *t, const void *q, const stx_re
     for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
         size_t h = STX_MIN(mk->mr, t->nb - r0), c = (size_t)t->lo[r0] / mk->nr * mk->nr, end = (size_t)t->hi[r0 + h - 1];
         for (; c < end; c += mk->nr)
-            mk->run(h, Dk / u, stx__num(A, q, (ptrdiff_t)((t->q0 + r0) * Dk)), Dk, u, columns + c * Dk / u, mk->nr, to + r0 * STX__LDS + c, STX__LDS, 0);
+            mk->run(h, Dk / u, stx__num(A, q, (ptrdiff_t)((t->q0 + r0) * Dk)), Dk, u, columns + c * Dk / u, mk->nr, to + r0 * STX__LDS + c,
+                    STX__LDS, 0);
     }
 }
 /* The row of the table that key 0 and query 0 of the tile meet at */
@@ -6403,7 +6581,8 @@ static void stx__attn_gather(const stx__attn_tile *t, const void *weights, stx_r
     const stx__micro *mk = A->mk;
     size_t r0, j, u = A->u;
     for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
-        size_t h = STX_MIN(mk->mr, t->nb - r0), from = (size_t)t->lo[r0] / mk->kr * mk->kr, end = stx__up((size_t)t->hi[r0 + h - 1], mk->kr);
+        size_t h = STX_MIN(mk->mr, t->nb - r0), from = (size_t)t->lo[r0] / mk->kr * mk->kr, end = stx__up((size_t)t->hi[r0 + h - 1],
+            mk->kr);
         if (from >= end) continue;
         for (j = 0; j < A->Dp; j += mk->nr)
             mk->run(h, (end - from) / u, stx__num(A, weights, (ptrdiff_t)(r0 * STX__LDS + from)), STX__LDS, u,
@@ -6412,7 +6591,8 @@ static void stx__attn_gather(const stx__attn_tile *t, const void *weights, stx_r
 }
 
 /* m = f times the masks of lanes [at,end), counted from group base on, of 8 lanes each */
-STX_INNER void stx__mask_row(int fma, stx_real *STX_RESTRICT m, uint64_t at, uint64_t end, uint64_t seed, uint64_t stream, uint64_t base, uint32_t keep, stx_real f) {
+STX_INNER void stx__mask_row(int fma, stx_real *STX_RESTRICT m, uint64_t at, uint64_t end, uint64_t seed, uint64_t stream, uint64_t base,
+                             uint32_t keep, stx_real f) {
     stx_real t[128];
     uint64_t g;
     (void)fma;
@@ -6424,7 +6604,8 @@ STX_INNER void stx__mask_row(int fma, stx_real *STX_RESTRICT m, uint64_t at, uin
         at = stop;
     }
 }
-STX_EACH_ISA(stx__mask_row, (stx_real *STX_RESTRICT m, uint64_t at, uint64_t end, uint64_t seed, uint64_t stream, uint64_t base, uint32_t keep, stx_real f),
+STX_EACH_ISA(stx__mask_row, (stx_real *STX_RESTRICT m, uint64_t at, uint64_t end, uint64_t seed, uint64_t stream, uint64_t base,
+                             uint32_t keep, stx_real f),
               m, at, end, seed, stream, base, keep, f)
 
 /* Dropout masks (0 or 1/keep) of query r for columns [lo,hi) into m. Keyed by (row, distance from the window's old end),
@@ -6476,7 +6657,8 @@ STX_INNER void stx__attn_soft(int fma, stx_real *STX_RESTRICT s, size_t n, const
     state[2] = state[2] * *f + all;
     if (drop) for (c = 0; c < n; c++) s[c] *= drop[c];
 }
-STX_EACH_ISA(stx__attn_soft, (stx_real *s, size_t n, const stx_real *ramp, size_t nramp, const stx_real *drop, stx_real *state, stx_real *f),
+STX_EACH_ISA(stx__attn_soft, (stx_real *s, size_t n, const stx_real *ramp, size_t nramp, const stx_real *drop, stx_real *state,
+                              stx_real *f),
               s, n, ramp, nramp, drop, state, f)
 
 /* Softmax over the tile's logits, rows scaled on as the largest logit rises; then y += weights times values */
@@ -6497,7 +6679,8 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
             if (from < hi) {
                 const stx_real *drop = stx__attn_drop(x, t, r);
                 at = t->persistent ? (ptrdiff_t)t->ramp_n : from - t->off[r];
-                STX_CALL(x, stx__attn_soft, (s + from, (size_t)(hi - from), t->R.ramp + STX_MIN(at, (ptrdiff_t)t->ramp_n), t->ramp_n - (size_t)STX_MIN(at, (ptrdiff_t)t->ramp_n),
+                STX_CALL(x, stx__attn_soft, (s + from, (size_t)(hi - from), t->R.ramp + STX_MIN(at, (ptrdiff_t)t->ramp_n),
+                                             t->ramp_n - (size_t)STX_MIN(at, (ptrdiff_t)t->ramp_n),
                                               drop ? drop + (from - t->lo[r]) : NULL, t->R.state + 3 * (t->q0 + r), &f));
                 if (f != 1) for (d = 0; d < A->Dp; d++) o[d] *= f;
             } else {
@@ -6505,7 +6688,8 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
             }
             for (c = first; c < from; c++) s[c] = 0;
             for (c = hi; c < end; c++) s[c] = 0;
-            if (A->u == 2 && end > first) mk->round((uint16_t *)t->R.h + (ptrdiff_t)(r * STX__LDS) + first, s + first, (size_t)(end - first));
+            if (A->u == 2 && end > first) mk->round((uint16_t *)t->R.h + (ptrdiff_t)(r * STX__LDS) + first, s + first,
+                                                    (size_t)(end - first));
         }
     }
     stx__attn_gather(t, A->u == 2 ? t->R.h : t->R.s, t->R.o);
@@ -6594,18 +6778,22 @@ STX_INNER void stx__attn_gemv_score(int fma, stx_real *STX_RESTRICT s, const stx
         s[j] = t + stx__lanes(m);
     }
 }
-STX_EACH_ISA(stx__attn_gemv_score, (stx_real *STX_RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k, size_t ldk, const stx_real *pe, size_t ldp, size_t n, size_t D),
+STX_EACH_ISA(stx__attn_gemv_score, (stx_real *STX_RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k, size_t ldk,
+                                    const stx_real *pe, size_t ldp, size_t n, size_t D),
               s, q, qv, k, ldk, pe, ldp, n, D)
 /* o (D) += f sum_j w_j v_j, four values at a time */
-STX_INNER void stx__attn_gemv_sum(int fma, stx_real *STX_RESTRICT o, const stx_real *w, const stx_real *v, size_t ldv, size_t n, size_t D, stx_real f) {
+STX_INNER void stx__attn_gemv_sum(int fma, stx_real *STX_RESTRICT o, const stx_real *w, const stx_real *v, size_t ldv, size_t n, size_t D,
+                                  stx_real f) {
     size_t j, d;
     for (j = 0; j + 4 <= n; j += 4, v += 4 * ldv) {
         stx_real w0 = f * w[j], w1 = f * w[j + 1], w2 = f * w[j + 2], w3 = f * w[j + 3];
-        for (d = 0; d < D; d++) o[d] = STX_FMA(fma, w3, v[3 * ldv + d], STX_FMA(fma, w2, v[2 * ldv + d], STX_FMA(fma, w1, v[ldv + d], STX_FMA(fma, w0, v[d], o[d]))));
+        for (d = 0; d < D; d++) o[d] = STX_FMA(fma, w3, v[3 * ldv + d], STX_FMA(fma, w2, v[2 * ldv + d], STX_FMA(fma, w1, v[ldv + d],
+            STX_FMA(fma, w0, v[d], o[d]))));
     }
     for (; j < n; j++, v += ldv) for (d = 0; d < D; d++) o[d] = STX_FMA(fma, f * w[j], v[d], o[d]);
 }
-STX_EACH_ISA(stx__attn_gemv_sum, (stx_real *STX_RESTRICT o, const stx_real *w, const stx_real *v, size_t ldv, size_t n, size_t D, stx_real f), o, w, v, ldv, n, D, f)
+STX_EACH_ISA(stx__attn_gemv_sum, (stx_real *STX_RESTRICT o, const stx_real *w, const stx_real *v, size_t ldv, size_t n, size_t D,
+                                  stx_real f), o, w, v, ldv, n, D, f)
 
 enum { STX__THIN = 3 };
 static int stx__attn_is_gemv(const stx_attention_args *a) { return a->T <= STX__THIN && !(a->drop > 0); }
@@ -6637,8 +6825,9 @@ static void stx__attn_gemv(stx_ctx *x, const stx__attn *A, stx_real *room, size_
     while (pad && from < last && from >= 0 && pad[from]) from++;
     while (pad && from < last && last > 0 && pad[last - 1]) last--;
     if (from < last) {
-        size_t n = (size_t)(last - from), skip = a->not_causal ? 0 : (size_t)(from - (C + (ptrdiff_t)i0 - (ptrdiff_t)t.reach)), zeros, ldp = A->tables * D;
-        p = (ptrdiff_t)a->P - 1 + a->delta_min - (C + (ptrdiff_t)i0 - from);         /* row of the table for key `from`; below 0 there is none */
+        size_t n = (size_t)(last - from), skip = a->not_causal ? 0 : (size_t)(from - (C + (ptrdiff_t)i0 - (ptrdiff_t)t.reach)), zeros,
+            ldp = A->tables * D;
+        p = (ptrdiff_t)a->P - 1 + a->delta_min - (C + (ptrdiff_t)i0 - from);    /* row of the table for key `from`; below 0 there is none */
         real = STX_MAX(from, 0);
         zeros = STX_MIN((size_t)(real - from), n);
         for (d = 0; d < 2; d++) {        /* zero keys, then real ones */
@@ -6647,9 +6836,11 @@ static void stx__attn_gemv(stx_ctx *x, const stx__attn *A, stx_real *room, size_
             ptrdiff_t r = p + (ptrdiff_t)at;
             none = !pe ? m : r < 0 ? STX_MIN((size_t)-r, m) : 0;
             STX_CALL(x, stx__attn_gemv_score, (s + at, q, qv, key, a->ldk, NULL, 0, none, D));
-            if (none < m) STX_CALL(x, stx__attn_gemv_score, (s + at + none, q, qv, key ? key + none * a->ldk : NULL, a->ldk, pe + (size_t)(r + (ptrdiff_t)none) * ldp, ldp, m - none, D));
+            if (none < m) STX_CALL(x, stx__attn_gemv_score, (s + at + none, q, qv, key ? key + none * a->ldk : NULL, a->ldk,
+                                                             pe + (size_t)(r + (ptrdiff_t)none) * ldp, ldp, m - none, D));
         }
-        for (d = zeros; pad && d < n; d++) if (pad[(size_t)real + d - zeros]) s[d] = -(stx_real)HUGE_VAL;      /* e^-inf = 0; key `from` exists */
+        /* e^-inf = 0; key `from` exists */
+        for (d = zeros; pad && d < n; d++) if (pad[(size_t)real + d - zeros]) s[d] = -(stx_real)HUGE_VAL;
         STX_CALL(x, stx__attn_soft, (s, n, t.R.ramp + STX_MIN(skip, t.ramp_n), t.ramp_n - STX_MIN(skip, t.ramp_n), NULL, state, &f));
         for (d = zeros; d < n;) {         /* by runs of keys that exist */
             const stx_real *value = v + ((size_t)real + d - zeros) * a->ldk;
@@ -6707,7 +6898,8 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int back, stx__a
         stx__attn_range(a, A->reach[i], 0, a->T, &first, &last);
         first = stx__attn_floor(first, 32);
         if (last < first) last = first;
-        if (!back && pieces < (tiles + STX__GROUP / STX__BQ - 1) / (STX__GROUP / STX__BQ)) pieces = (tiles + STX__GROUP / STX__BQ - 1) / (STX__GROUP / STX__BQ);
+        if (!back && pieces < (tiles + STX__GROUP / STX__BQ - 1) / (STX__GROUP / STX__BQ)) pieces =
+            (tiles + STX__GROUP / STX__BQ - 1) / (STX__GROUP / STX__BQ);
         if (!back && pieces > tiles) pieces = tiles;
         per = (tiles + pieces - 1) / pieces * STX__BQ;
         wide = ((last - first) / (ptrdiff_t)pieces + STX__BK) / STX__BK * STX__BK;
@@ -6729,32 +6921,32 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int back, stx__a
 static void stx__attn_layout(stx__attn *A, size_t threads, int back, char *base, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
     stx__attn_scratch room;
-    size_t at = 0, r4 = sizeof(stx_real), extra;
+    stx__cursor c;
+    size_t r4 = sizeof(stx_real), extra;
+    c.base = base; c.at = 0;
     memset(w, 0, sizeof *w);
     stx__attn_units(A, threads, back, w);
-  #define STX__TAKE(type, what, bytes) do { if (base) what = (type)(void *)(base + at); at += stx__up(bytes, 64); } while (0)
-    STX__TAKE(stx__attn_unit *, w->unit, w->count * sizeof *w->unit);
-    STX__TAKE(stx_real *, A->pe_t, A->tables * A->np * A->Dk / A->u * r4);
+    w->unit = (stx__attn_unit *)stx__cut(&c, w->count * sizeof *w->unit);
+    A->pe_t = (stx_real *)stx__cut(&c, A->tables * A->np * A->Dk / A->u * r4);
     if (back) {
         extra = w->count - a->B * a->H;
         w->npk = a->N && (a->dpk || a->dpv) ? a->H * a->N * a->D : 0;
         w->ldpe = A->np + 16;
         w->npe = a->dpe ? A->tables * a->D * w->ldpe : 0;
-        STX__TAKE(stx_real *, A->pe_r, A->tables * A->Dp * A->np / A->u * r4);
+        A->pe_r = (stx_real *)stx__cut(&c, A->tables * A->Dp * A->np / A->u * r4);
         w->owners = threads > 1 && threads <= 16 ? 2 * threads : threads;      /* two each: who comes late has one left */
-        STX__TAKE(stx_real *, w->dpe, w->owners * w->npe * r4);
-        STX__TAKE(stx_real *, w->dpk, w->owners * w->npk * r4);
-        STX__TAKE(stx_real *, w->dpv, w->owners * w->npk * r4);
-        STX__TAKE(stx_real *, w->du, w->count * a->D * r4);
-        STX__TAKE(stx_real *, w->dvb, w->count * a->D * r4);
-        STX__TAKE(stx_real *, w->dz, w->count * r4);
-        STX__TAKE(stx_real *, w->part, extra * a->T * a->D * r4);
-        STX__TAKE(double *, w->load, w->owners * sizeof(double));
+        w->dpe = (stx_real *)stx__cut(&c, w->owners * w->npe * r4);
+        w->dpk = (stx_real *)stx__cut(&c, w->owners * w->npk * r4);
+        w->dpv = (stx_real *)stx__cut(&c, w->owners * w->npk * r4);
+        w->du = (stx_real *)stx__cut(&c, w->count * a->D * r4);
+        w->dvb = (stx_real *)stx__cut(&c, w->count * a->D * r4);
+        w->dz = (stx_real *)stx__cut(&c, w->count * r4);
+        w->part = (stx_real *)stx__cut(&c, extra * a->T * a->D * r4);
+        w->load = (double *)stx__cut(&c, w->owners * sizeof(double));
     }
     w->room = stx__attn_scratch_layout(A, NULL, w->most, back, &room);
-    STX__TAKE(char *, w->rooms, threads * w->room);
-  #undef STX__TAKE
-    w->bytes = at + 64;
+    w->rooms = (char *)stx__cut(&c, threads * w->room);
+    w->bytes = c.at + 64;
 }
 STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int backward) {
     stx__attn A;
@@ -6796,7 +6988,9 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
     stx__attn A;
     stx__attn_work w;
     stx__attn_job j;
-    if (a->H > STX__MAX_HEADS) { stx_fail(x, STX_ERR_SHAPE, "stx_attention_fwd: %zu heads, want at most %d", a->H, (int)STX__MAX_HEADS); return; }
+    if (a->H > STX__MAX_HEADS) {
+        stx_fail(x, STX_ERR_SHAPE, "stx_attention_fwd: %zu heads, want at most %d", a->H, (int)STX__MAX_HEADS); return;
+    }
     if (stx__attn_is_gemv(a)) {
         stx__attn_plan(&A, x, a);
         stx_parallel(x, a->B * a->H * a->T, 2 * a->B * a->T * A.reach[0] * a->H * a->D, stx__attn_fwd_gemv, &A);
@@ -6824,7 +7018,8 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
    its keys and, unless its head is cut, its queries: no locks. What is shared (pe, u, vb, z, pk, pv, the queries of a head
    that is cut) is summed by thread or by unit in `work` and added up in a fixed order. */
 
-/* One row of n cells: s becomes r a (what multiplied v), g becomes ds. ramp (nramp), 1 behind it; cells [z0, z1) count for dz; drop (n) or NULL. */
+/* One row of n cells: s becomes r a (what multiplied v), g becomes ds. ramp (nramp), 1 behind it; cells [z0, z1) count for dz; drop (n) or
+   NULL. */
 typedef struct stx__attn_row { size_t n, nramp, z0, z1; stx_real top, inv, D, ed; } stx__attn_row;       /* ed: eps D */
 STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *STX_RESTRICT g, const stx_real *STX_RESTRICT ramp,
                                    const stx_real *STX_RESTRICT drop, const stx__attn_row *row, stx_real *dz) {
@@ -6835,7 +7030,8 @@ STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *S
     if (drop) for (c = 0; c < n; c++) g[c] *= drop[c];
     if (end < z1) end = STX_MIN(z1, n);
     for (c = 0; c < end; c++) {
-        stx_real v = s[c] - top, w = stx_fast_exp(fma, v < 80 ? v : v > 80 ? 80 : v) * inv, m = c < nramp ? ramp[c] : 1;   /* m w <= 1, but w alone may not fit */
+        /* m w <= 1, but w alone may not fit */
+        stx_real v = s[c] - top, w = stx_fast_exp(fma, v < 80 ? v : v > 80 ? 80 : v) * inv, m = c < nramp ? ramp[c] : 1;
         stx_real gd = g[c] - D;
         if (c >= z0 && c < z1) sum += w * gd;
         s[c] = m * w;
@@ -6849,7 +7045,8 @@ STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *S
     if (drop) for (c = 0; c < n; c++) s[c] *= drop[c];
     *dz += sum;
 }
-STX_EACH_ISA(stx__attn_soft_bwd, (stx_real *s, stx_real *g, const stx_real *ramp, const stx_real *drop, const stx__attn_row *row, stx_real *dz),
+STX_EACH_ISA(stx__attn_soft_bwd, (stx_real *s, stx_real *g, const stx_real *ramp, const stx_real *drop, const stx__attn_row *row,
+                                  stx_real *dz),
               s, g, ramp, drop, row, dz)
 
 /* s and g of the tile: weights and ds; zero where nothing is seen */
@@ -6862,7 +7059,8 @@ static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *top
         if (r < t->nb && t->hi[r] > t->lo[r] && invs[r] != 0) {
             stx__attn_row row;
             const stx_real *drop = stx__attn_drop(x, t, r), D = t->R.state[t->q0 + r];
-            size_t at = t->persistent ? t->ramp_n : STX_MIN((size_t)(t->lo[r] - t->off[r]), t->ramp_n + 1), z1 = t->persistent ? 0 : t->ramp_1;
+            size_t at = t->persistent ? t->ramp_n : STX_MIN((size_t)(t->lo[r] - t->off[r]), t->ramp_n + 1), z1 = t->persistent ?
+                0 : t->ramp_1;
             lo = (size_t)t->lo[r];
             hi = (size_t)t->hi[r];
             if (t->holes) (void)stx__attn_holes(t, s, g, t->lo[r], t->hi[r]);
@@ -6905,7 +7103,8 @@ static void stx__attn_scatter(const stx__attn_tile *t, const void *turned, const
         rb = stx__up(rb, mk->kr);
         b = u == 2 ? (const void *)(pairs + ra / 2 * STX__LDS + c) : (const void *)(weights + ra * STX__LDS + c);
         for (d = 0; d < D; d += mk->mr)
-            mk->run(STX_MIN(mk->mr, D - d), (rb - ra) / u, stx__num(A, turned, (ptrdiff_t)(d * t->nt + t->q0 + ra)), t->nt, u, b, STX__LDS, to + d * STX__LDK + c, STX__LDK, 1);
+            mk->run(STX_MIN(mk->mr, D - d), (rb - ra) / u, stx__num(A, turned, (ptrdiff_t)(d * t->nt + t->q0 + ra)), t->nt, u, b, STX__LDS,
+                    to + d * STX__LDK + c, STX__LDK, 1);
     }
 }
 /* The same through the skew: dpe (D,ldpe)[d][p], and sum ds pe into o2 */
@@ -6928,7 +7127,8 @@ static void stx__attn_table_bwd(const stx__attn_tile *t, stx_real *dpe, size_t l
             o = p - pb + ra;                    /* column of row ra */
             b = u == 2 ? (const void *)(t->R.zr + ra / 2 * STX__LDS + o) : (const void *)(t->R.g + ra * STX__LDS + o);
             for (d = 0; d < D; d += mk->mr)
-                mk->run(STX_MIN(mk->mr, D - d), (size_t)(rb - ra) / u, stx__num(A, t->R.qvt, (ptrdiff_t)(d * t->nt + t->q0) + ra), t->nt, u, b, STX__LDS + u,
+                mk->run(STX_MIN(mk->mr, D - d), (size_t)(rb - ra) / u, stx__num(A, t->R.qvt, (ptrdiff_t)(d * t->nt + t->q0) + ra), t->nt,
+                        u, b, STX__LDS + u,
                         dpe + d * ldpe + (size_t)p, ldpe, 1);
         }
     for (r0 = 0; r0 < nb; r0 += mk->mr) {
@@ -6938,12 +7138,14 @@ static void stx__attn_table_bwd(const stx__attn_tile *t, stx_real *dpe, size_t l
         a0 = a0 / (ptrdiff_t)mk->kr * (ptrdiff_t)mk->kr;
         a1 = (ptrdiff_t)stx__up((size_t)a1, mk->kr);
         for (j = 0; j < A->Dp; j += nr)
-            mk->run(h, (size_t)(a1 - a0) / u, stx__num(A, u == 2 ? t->R.h : (const void *)t->R.g, (ptrdiff_t)(r0 * STX__LDS) + a0 - pb + (ptrdiff_t)r0), STX__LDS + 1, u,
+            mk->run(h, (size_t)(a1 - a0) / u, stx__num(A, u == 2 ? t->R.h : (const void *)t->R.g,
+                                                       (ptrdiff_t)(r0 * STX__LDS) + a0 - pb + (ptrdiff_t)r0), STX__LDS + 1, u,
                     pe + j * (A->np / u) + (size_t)a0 / u * nr, nr, t->R.o2 + (t->q0 + r0) * A->Dp + j, A->Dp, 1);
     }
 }
 /* to (n,D), rows ldt apart, += the transpose of from (D,LDK), columns c..; work: BK rows of NR numbers */
-static void stx__attn_transpose_back(const stx__attn *A, stx_real *to, size_t ldt, const stx_real *from, size_t c, size_t n, stx_real *work) {
+static void stx__attn_transpose_back(const stx__attn *A, stx_real *to, size_t ldt, const stx_real *from, size_t c, size_t n,
+                                     stx_real *work) {
     size_t j, d, i, nr = A->mk->nr, D = A->a->D;
     for (d = 0; d < D; d += nr) {
         size_t w = STX_MIN(nr, D - d);
@@ -6953,7 +7155,8 @@ static void stx__attn_transpose_back(const stx__attn *A, stx_real *to, size_t ld
 }
 
 /* All queries past the tile of keys, of which `keys` are there: gradients of its keys into dkt, of its values into dvt */
-static void stx__attn_bwd_keys(stx_ctx *x, stx__attn_tile *t, ptrdiff_t keys, int want_k, int want_v, stx_real *dz, stx_real *dpe, size_t ldpe) {
+static void stx__attn_bwd_keys(stx_ctx *x, stx__attn_tile *t, ptrdiff_t keys, int want_k, int want_v, stx_real *dz, stx_real *dpe,
+                               size_t ldpe) {
     const stx__attn *A = t->A;
     const stx_attention_args *a = A->a;
     size_t row = (t->b * a->H + t->h) * a->T;
@@ -7012,8 +7215,10 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
         stx__attn_prefetch(a->k + o, a->ldk, t.j0 + STX__BK, STX_MIN(U->last, t.j0 + 2 * STX__BK), D);
         stx__attn_prefetch(a->v + o, a->ldk, t.j0 + STX__BK, STX_MIN(U->last, t.j0 + 2 * STX__BK), D);
         stx__attn_bwd_keys(x, &t, STX_MIN((ptrdiff_t)a->S, U->last) - t.j0, a->dk != NULL, a->dv != NULL, dz, dpe, w->ldpe);
-        if (to > from && a->dk) stx__attn_transpose_back(A, a->dk + o + (size_t)from * a->ldk, a->ldk, t.R.dkt, (size_t)(from - t.j0), (size_t)(to - from), t.R.s);
-        if (to > from && a->dv) stx__attn_transpose_back(A, a->dv + o + (size_t)from * a->ldk, a->ldk, t.R.dvt, (size_t)(from - t.j0), (size_t)(to - from), t.R.s);
+        if (to > from && a->dk) stx__attn_transpose_back(A, a->dk + o + (size_t)from * a->ldk, a->ldk, t.R.dkt, (size_t)(from - t.j0),
+                                                         (size_t)(to - from), t.R.s);
+        if (to > from && a->dv) stx__attn_transpose_back(A, a->dv + o + (size_t)from * a->ldk, a->ldk, t.R.dvt, (size_t)(from - t.j0),
+                                                         (size_t)(to - from), t.R.s);
     }
     for (r = 0; r < T; r++)
         for (c = 0; c < D; c++) {
@@ -7092,7 +7297,9 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
     stx__attn_work w;
     stx__attn_job j;
     size_t i, c, D = a->D;
-    if (a->H > STX__MAX_HEADS) { stx_fail(x, STX_ERR_SHAPE, "stx_attention_bwd: %zu heads, want at most %d", a->H, (int)STX__MAX_HEADS); return; }
+    if (a->H > STX__MAX_HEADS) {
+        stx_fail(x, STX_ERR_SHAPE, "stx_attention_bwd: %zu heads, want at most %d", a->H, (int)STX__MAX_HEADS); return;
+    }
     stx__attn_start(x, &A, a, 1, &w);
     memset(w.du, 0, w.count * D * sizeof(stx_real));
     memset(w.dvb, 0, w.count * D * sizeof(stx_real));
@@ -7158,27 +7365,46 @@ static size_t stx__cluster_start(const stx_adaptive *a, size_t c) { return c ? a
 static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, size_t d, int output) {
     size_t c;
     char s[96];
-    if (a->clusters < 1 || a->clusters > STX_MAX_CLUSTERS) { stx_fail(x, STX_ERR_ARG, "%s: %zu clusters, want 1 to %d", op, a->clusters, STX_MAX_CLUSTERS); return 0; }
-    if (!(a->dropout >= 0 && a->dropout < 1)) { stx_fail(x, STX_ERR_ARG, "%s: dropout %g, want 0 <= dropout < 1", op, a->dropout); return 0; }
-    if (!output && !stx__finite(a->scale)) { stx_fail(x, STX_ERR_ARG, "%s: scale %g, want a finite one (0: sqrt(d))", op, a->scale); return 0; }
+    if (a->clusters < 1 || a->clusters > STX_MAX_CLUSTERS) {
+        stx_fail(x, STX_ERR_ARG, "%s: %zu clusters, want 1 to %d", op, a->clusters, STX_MAX_CLUSTERS); return 0;
+    }
+    if (!(a->dropout >= 0 && a->dropout < 1)) {
+        stx_fail(x, STX_ERR_ARG, "%s: dropout %g, want 0 <= dropout < 1", op, a->dropout); return 0;
+    }
+    if (!output && !stx__finite(a->scale)) {
+        stx_fail(x, STX_ERR_ARG, "%s: scale %g, want a finite one (0: sqrt(d))", op, a->scale); return 0;
+    }
     for (c = 0; c < a->clusters; c++) {
         size_t start = c ? a->end[c - 1] : 0;
         const stx_tensor *t = a->table[c], *p = a->proj[c], *b = a->bias[c];
-        if (a->end[c] <= start || a->end[c] > INT32_MAX) { stx_fail(x, STX_ERR_ARG, "%s: cluster %zu is [%zu,%zu): the ends must rise", op, c, start, a->end[c]); return 0; }
-        if (!t || t->ndim != 2 || t->dim[0] != a->end[c] - start) { stx_fail(x, STX_ERR_SHAPE, "%s: table %zu is %s, want (%zu,width)", op, c, t ? stx__shape(t, s) : "NULL", a->end[c] - start); return 0; }
-        if (p && (p->ndim != 2 || p->dim[1] != t->dim[1] || (d && p->dim[0] != d))) { stx_fail(x, STX_ERR_SHAPE, "%s: projection %zu is %s, want (%zu,%zu)", op, c, stx__shape(p, s), d, t->dim[1]); return 0; }
-        if (!p && d && t->dim[1] != d) { stx_fail(x, STX_ERR_SHAPE, "%s: table %zu is %s, without a projection its width must be %zu", op, c, stx__shape(t, s), d); return 0; }
+        if (a->end[c] <= start || a->end[c] > INT32_MAX) {
+            stx_fail(x, STX_ERR_ARG, "%s: cluster %zu is [%zu,%zu): the ends must rise", op, c, start, a->end[c]); return 0;
+        }
+        if (!t || t->ndim != 2 || t->dim[0] != a->end[c] - start) {
+            stx_fail(x, STX_ERR_SHAPE, "%s: table %zu is %s, want (%zu,width)", op, c, t ? stx__shape(t, s) : "NULL", a->end[c] - start);
+            return 0;
+        }
+        if (p && (p->ndim != 2 || p->dim[1] != t->dim[1] || (d && p->dim[0] != d))) {
+            stx_fail(x, STX_ERR_SHAPE, "%s: projection %zu is %s, want (%zu,%zu)", op, c, stx__shape(p, s), d, t->dim[1]); return 0;
+        }
+        if (!p && d && t->dim[1] != d) {
+            stx_fail(x, STX_ERR_SHAPE, "%s: table %zu is %s, without a projection its width must be %zu", op, c, stx__shape(t, s), d);
+            return 0;
+        }
         if (output && a->proj_bias[c] && (!p || a->proj_bias[c]->size != p->dim[1])) {
             stx_fail(x, STX_ERR_SHAPE, "%s: projection bias %zu is %s, want (%zu), and a projection", op, c,
                      stx__shape(a->proj_bias[c], s), t->dim[1]);
             return 0;
         }
-        if (output && b && b->size != t->dim[0]) { stx_fail(x, STX_ERR_SHAPE, "%s: bias %zu is %s, want (%zu)", op, c, stx__shape(b, s), t->dim[0]); return 0; }
+        if (output && b && b->size != t->dim[0]) {
+            stx_fail(x, STX_ERR_SHAPE, "%s: bias %zu is %s, want (%zu)", op, c, stx__shape(b, s), t->dim[0]); return 0;
+        }
     }
     if (output && a->clusters > 1) {
         const stx_tensor *w = a->cluster_w, *b = a->cluster_b;
         if (!w || w->ndim != 2 || w->dim[0] != a->clusters - 1 || w->dim[1] != a->table[0]->dim[1] || (b && b->size != w->dim[0])) {
-            stx_fail(x, STX_ERR_SHAPE, "%s: cluster_w is %s, want (%zu,%zu), and cluster_b one number a row", op, w ? stx__shape(w, s) : "NULL", a->clusters - 1, a->table[0]->dim[1]);
+            stx_fail(x, STX_ERR_SHAPE, "%s: cluster_w is %s, want (%zu,%zu), and cluster_b one number a row", op, w ? stx__shape(w,
+                s) : "NULL", a->clusters - 1, a->table[0]->dim[1]);
             return 0;
         }
     }
@@ -7351,7 +7577,8 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
         stx_tensor *l = stx__adaptive_logits(x, a, h, c, 0);
         size_t start = stx__cluster_start(a, c);
         if (!l || !out || !gate) { out = NULL; break; }
-        STX_RUN(x, stx_cluster_log_probs, (x, out->data, gate, l->data, N, V, start, a->end[c] - start, stx__last(l), a->clusters, c, a->forward_columns));
+        STX_RUN(x, stx_cluster_log_probs, (x, out->data, gate, l->data, N, V, start, a->end[c] - start, stx__last(l), a->clusters, c,
+                                           a->forward_columns));
     }
     x->recording = recording;
     return out;
@@ -7382,7 +7609,8 @@ static void stx__cluster_part(const stx_share *s, const void *job) {
         for (j = 0; j < k->size; j++) to[j] = (stx_real)((double)row[j] - z + add);
     }
 }
-STX_DEF void stx_cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start, size_t size, size_t w, size_t K, size_t c,
+STX_DEF void stx_cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start,
+                                   size_t size, size_t w, size_t K, size_t c,
                                    int forward) {
     stx__cluster_job k;
     k.out = out; k.gate = gate; k.logits = logits; k.V = V; k.start = start; k.size = size; k.w = w; k.K = K; k.c = c; k.forward = forward;
@@ -7402,7 +7630,8 @@ STX_DEF stx_picked *stx_pick_params(stx_ctx *x, stx_tensor *const *t, size_t cou
     if (!p->piece) return NULL;
     for (i = 0; i < count; i++) {
         stx_piece piece;
-        STX__NEED(x, t[i] && t[i]->is_param, STX_ERR_ARG, "stx_pick_params: number %zu is %s, want parameters", i, t[i] ? "no parameter" : "NULL");
+        STX__NEED(x, t[i] && t[i]->is_param, STX_ERR_ARG, "stx_pick_params: number %zu is %s, want parameters", i,
+                  t[i] ? "no parameter" : "NULL");
         memset(&piece, 0, sizeof piece);
         piece.p = t[i]->data;
         piece.n = t[i]->size;
@@ -7441,7 +7670,8 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     STX__NEED(x, o->desc.momentum >= 0 && stx__beta(o->desc.beta1) >= 0 && o->desc.beta1 < 1 &&
               stx__beta(o->desc.beta2) >= 0 && o->desc.beta2 < 1 && o->desc.eps >= 0 && o->desc.clip >= 0 && o->desc.weight_decay >= 0,
               STX_ERR_ARG, "stx_optim_create: momentum, eps, clip and weight_decay want 0 or more, the betas [0,1) or -1 for 0");
-    STX__NEED(x, o->desc.kind != STX_ADAGRAD || o->desc.weight_decay == 0, STX_ERR_ARG, "stx_optim_create: Adagrad here has no weight decay: set it to 0 or use STX_ADAMW");
+    STX__NEED(x, o->desc.kind != STX_ADAGRAD || o->desc.weight_decay == 0, STX_ERR_ARG, "stx_optim_create: Adagrad here has no weight "
+              "decay: set it to 0 or use STX_ADAMW");
     STX__NEED(x, o->desc.clip_value >= 0 && o->desc.trust_max >= 0, STX_ERR_ARG,
               "stx_optim_create: clip_value and trust_max want 0 or more");
     STX__NEED(x, !o->desc.eps_hat || o->desc.kind == STX_ADAM || o->desc.kind == STX_ADAMW, STX_ERR_ARG,
@@ -7457,7 +7687,8 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     o->squares = (double *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, o->desc.kind == STX_LAMB ? 3 : 1, sizeof *o->squares));
     pieces = stx__on_gpu(x) ? (stx_piece *)stx_block(x, stx_bytes_of(o->pieces, 1, sizeof *o->piece)) : o->piece;
     if (!o->piece || !o->squares || !pieces || !stx__make_report(x)) return NULL;
-    STX__NEED(x, x->optims < STX_MAX_OPTIMS, STX_ERR_ARG, "stx_optim_create: a context has room for %d optimisers: use another context", (int)STX_MAX_OPTIMS);
+    STX__NEED(x, x->optims < STX_MAX_OPTIMS, STX_ERR_ARG, "stx_optim_create: a context has room for %d optimisers: use another context",
+              (int)STX_MAX_OPTIMS);
     o->slot = x->optims++;
     o->rate = -1;
     stx__forget_steps(x);
@@ -7488,7 +7719,9 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
 STX_DEF void stx_optim_rate(stx_optim *o, double lr) {
     stx_ctx *x = o ? o->params->ctx : NULL;
     if (!stx_ok(x)) return;
-    if (!(lr >= 0 && stx__finite(lr))) { stx_fail(x, STX_ERR_ARG, "stx_optim_step, stx_optim_rate: learning rate %g, want a finite one, 0 or more", lr); return; }
+    if (!(lr >= 0 && stx__finite(lr))) {
+        stx_fail(x, STX_ERR_ARG, "stx_optim_step, stx_optim_rate: learning rate %g, want a finite one, 0 or more", lr); return;
+    }
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
         if (lr != o->rate) {
@@ -7524,7 +7757,8 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     resolved.beta1 = beta1 = stx__beta(d->beta1);
     resolved.beta2 = beta2 = stx__beta(d->beta2);
     if (o->params->count != o->count) {
-        stx_fail(x, STX_ERR_ARG, "stx_optim_step: %zu parameters, %zu when the optimiser was made: call stx_optim_create after the last stx_param", o->params->count, o->count);
+        stx_fail(x, STX_ERR_ARG, "stx_optim_step: %zu parameters, %zu when the optimiser was made: call stx_optim_create after the last "
+                 "stx_param", o->params->count, o->count);
         return 0;
     }
     stx_optim_rate(o, lr);
@@ -7631,7 +7865,8 @@ static int stx__not_updated(stx_ctx *x, const stx_update *u, const stx_piece *pi
 }
 
 /* g' = gscale g + decay p ; buf = momentum buf + g' ; p -= lr buf */
-STX_INNER void stx__sgd_n(int fma, stx_real *p, stx_real *buf, stx_real *g, size_t n, stx_real lr, stx_real gscale, stx_real momentum, stx_real decay) {
+STX_INNER void stx__sgd_n(int fma, stx_real *p, stx_real *buf, stx_real *g, size_t n, stx_real lr, stx_real gscale, stx_real momentum,
+                          stx_real decay) {
     size_t i;
     for (i = 0; i < n; i++) g[i] = STX_FMA(fma, gscale, g[i], decay * p[i]);
     if (buf) for (i = 0; i < n; i++) g[i] = buf[i] = STX_FMA(fma, momentum, buf[i], g[i]);
@@ -7640,7 +7875,8 @@ STX_INNER void stx__sgd_n(int fma, stx_real *p, stx_real *buf, stx_real *g, size
         g[i] = 0;
     }
 }
-STX_EACH_ISA(stx__sgd_n, (stx_real *STX_RESTRICT p, stx_real *STX_RESTRICT buf, stx_real *STX_RESTRICT g, size_t n, stx_real lr, stx_real gscale, stx_real momentum, stx_real decay),
+STX_EACH_ISA(stx__sgd_n, (stx_real *STX_RESTRICT p, stx_real *STX_RESTRICT buf, stx_real *STX_RESTRICT g, size_t n, stx_real lr,
+                          stx_real gscale, stx_real momentum, stx_real decay),
               p, buf, g, n, lr, gscale, momentum, decay)
 static void stx__sgd_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
@@ -7666,7 +7902,8 @@ STX_INNER void stx__adagrad_n(int fma, stx_real *p, stx_real *sum, stx_real *g, 
         g[i] = 0;
     }
 }
-STX_EACH_ISA(stx__adagrad_n, (stx_real *STX_RESTRICT p, stx_real *STX_RESTRICT sum, stx_real *STX_RESTRICT g, size_t n, stx_real lr, stx_real eps), p, sum, g, n, lr, eps)
+STX_EACH_ISA(stx__adagrad_n, (stx_real *STX_RESTRICT p, stx_real *STX_RESTRICT sum, stx_real *STX_RESTRICT g, size_t n, stx_real lr,
+                              stx_real eps), p, sum, g, n, lr, eps)
 static void stx__adagrad_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     const stx_piece *q = j->piece + s->from;
@@ -7687,7 +7924,8 @@ typedef struct stx__adam {
     int plain;
 } stx__adam;
 STX_INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_real *g, size_t n, stx_real lr, const stx__adam *k) {
-    const stx_real gscale = k->gscale, beta1 = k->beta1, rest1 = k->rest1, beta2 = k->beta2, rest2 = k->rest2, eps = k->eps, decay = k->decay,
+    const stx_real gscale = k->gscale, beta1 = k->beta1, rest1 = k->rest1, beta2 = k->beta2, rest2 = k->rest2, eps = k->eps,
+        decay = k->decay,
         decoupled = k->decoupled, correction1 = k->correction1, correction2 = k->correction2;
     stx_real keep = 1 - lr * decoupled, rate = lr / correction1, unbias = 1 / correction2;
     size_t i = 0;
@@ -7723,7 +7961,8 @@ static void stx__adam_part(const stx_share *s, const void *job) {
     a.plain = j->u->plain;
     for (k = s->from; k < s->to; k++, q++) STX_CALL(s->x, stx__adam_n, (q->p, q->s[0], q->s[1], q->g, q->n, q->lr, &a));
 }
-STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
+STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1,
+                             stx_real beta2, stx_real rest2, stx_real eps,
                              stx_real decay, stx_real decoupled) {
     stx__pieces_job j;
     if (stx__not_updated(x, u, piece, count)) return;
@@ -7824,7 +8063,8 @@ static int stx__make_report(stx_ctx *x) {
         x->reported = (stx__report *)stx_persist(x, sizeof *x->reported);
         if (!x->reported) return 0;
     }
-    x->report = (stx__report *)stx__state(x, STX__STATE, stx__on_gpu(x) ? sizeof *x->report : offsetof(stx__report, watch));      /* a CPU's watched values stay where they are */
+    /* a CPU's watched values stay where they are */
+    x->report = (stx__report *)stx__state(x, STX__STATE, stx__on_gpu(x) ? sizeof *x->report : offsetof(stx__report, watch));
     if (!stx__on_gpu(x)) x->reported = x->report;
     return x->report != NULL;
 }
@@ -7877,7 +8117,8 @@ STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t) {
     if (i == x->watched) {
         stx_piece piece;
         STX__NEED(x, i < STX__WATCHED && t->is_param && t->size <= STX__WATCH_NUMBERS - x->watch_numbers, STX_ERR_ARG,
-                  "stx_watch: %zu tensors of %zu numbers so far: want at most %d of %d together, and parameters", i, x->watch_numbers, (int)STX__WATCHED, (int)STX__WATCH_NUMBERS);
+                  "stx_watch: %zu tensors of %zu numbers so far: want at most %d of %d together, and parameters", i, x->watch_numbers,
+                      (int)STX__WATCHED, (int)STX__WATCH_NUMBERS);
         if (!x->watch_piece) {
             x->watch = (const stx_tensor **)stx_persist(x, STX__WATCHED * sizeof *x->watch);
             x->watch_at = (size_t *)stx_persist(x, STX__WATCHED * sizeof *x->watch_at);
@@ -7950,7 +8191,8 @@ static void stx__run_on_gpu(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user
         }
     } else {
         x->alike = x->fresh = 0;
-        for (r = x->replay, i = 1; i < STX__REPLAYS; i++) if (x->replay[i].used < r->used) r = &x->replay[i];      /* the one that ran longest ago */
+        /* the one that ran longest ago */
+        for (r = x->replay, i = 1; i < STX__REPLAYS; i++) if (x->replay[i].used < r->used) r = &x->replay[i];
         stx_cuda_graph_free(x, (stx_graph *)r->graph);
         r->graph = NULL;
         r->key = key;
@@ -8009,7 +8251,8 @@ static double stx__schedule_lr(const stx_schedule *s, uint64_t n) {
         double k = STX_MAX(u, 1) - 1, last = STX_MAX(W, 1) - 1, top = W > 0 && s->literal ? s->lr * last / W : s->lr;
         if (k < last) return s->literal ? s->lr * k / W : s->lr_start + (s->lr - s->lr_start) * (k + 1) / W;
         if (!(T > last)) return top;
-        return s->lr_min + (top - s->lr_min) * (1 + cos(3.14159265358979323846 * STX_MIN(k, T) / T)) / (1 + cos(3.14159265358979323846 * last / T));
+        return s->lr_min + (top - s->lr_min) * (1 + cos(3.14159265358979323846 * STX_MIN(k, T) / T)) / (1 +
+            cos(3.14159265358979323846 * last / T));
     }
     if (s->literal) {        /* Transformer-XL (1901.02860): k = n - 1 */
         double k = u - 1;
@@ -8020,7 +8263,8 @@ static double stx__schedule_lr(const stx_schedule *s, uint64_t n) {
         return W > 1 ? s->lr * (W - 1) / W : s->lr;    /* W = 1: never set, stays at the full lr */
     }
     if (u < W) return s->lr_start + (s->lr - s->lr_start) * u / W;
-    if (s->kind == STX_LR_COSINE && T > W) return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + cos(3.14159265358979323846 * STX_MIN(1, (u - W) / (T - W))));
+    if (s->kind == STX_LR_COSINE && T > W) return s->lr_min + (s->lr - s->lr_min) * 0.5 * (1 + cos(3.14159265358979323846 * STX_MIN(1,
+        (u - W) / (T - W))));
     if (s->kind == STX_LR_INV_SQRT) return s->lr * sqrt(STX_MAX(W, 1) / STX_MAX(u, 1));
     return s->lr;
 }
@@ -8067,7 +8311,8 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
     stx_real floor_p = 0;
     if (!V || V > INT32_MAX) return -1;
     for (i = 0; i < V; i++) {
-        if (!stx__finite((double)logits[i]) && !stx__minus_infinity((double)logits[i])) return -1;      /* NaN, +inf; -inf is a word that cannot come */
+        if (!stx__finite((double)logits[i]) && !stx__minus_infinity((double)logits[i])) return -1;      /* NaN, +inf; -inf is a word that
+                                                                                                           cannot come */
         if (logits[i] > logits[best]) best = i;
     }
     if (!stx__finite((double)logits[best])) return -1;
@@ -8133,12 +8378,14 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
 #ifdef SEQTX_CUDA
         if (d.device != STX_CUDA) stx_fail(x, STX_ERR_DEVICE, "stx_create: there is no device %d: use STX_CPU or STX_CUDA", d.device);
 #else
-        stx_fail(x, STX_ERR_DEVICE, "stx_create: device %d is not in this build: use STX_CPU, or define SEQTX_CUDA and link seqtx_cuda.cu", d.device);
+        stx_fail(x, STX_ERR_DEVICE, "stx_create: device %d is not in this build: use STX_CPU, or define SEQTX_CUDA and link "
+                 "seqtx_cuda.cu", d.device);
 #endif
     }
     if (d.precision != STX_PREC_F32 && (d.precision != STX_PREC_BF16 || sizeof(stx_real) != 4)) {
         x->desc.precision = STX_PREC_F32;
-        stx_fail(x, STX_ERR_DEVICE, "stx_create: precision %d is not in this build: use STX_PREC_F32%s", d.precision, sizeof(stx_real) == 4 ? " or STX_PREC_BF16" : " (bf16 needs one without SEQTX_DOUBLE)");
+        stx_fail(x, STX_ERR_DEVICE, "stx_create: precision %d is not in this build: use STX_PREC_F32%s", d.precision,
+                 sizeof(stx_real) == 4 ? " or STX_PREC_BF16" : " (bf16 needs one without SEQTX_DOUBLE)");
     }
     x->micro = stx__choose_micro(x->desc.precision, x->isa);
 #ifdef SEQTX_CUDA
@@ -9275,7 +9522,8 @@ STX_DEF int stx_writer_finish(stx_writer *w, const char *path) {
     int done = 0;
     if (!w) return 0;
     x = w->x;
-    if (stx_ok(x) && w->failed) stx_fail(x, STX_ERR_ARG, "stx_writer_finish: a tensor or text could not be added before; nothing is written");
+    if (stx_ok(x) && w->failed) stx_fail(x, STX_ERR_ARG, "stx_writer_finish: a tensor or text could not be added before; nothing is "
+                                         "written");
     else if (stx_ok(x) && !path) stx_fail(x, STX_ERR_ARG, "stx_writer_finish: the path is NULL");
     else if (stx_ok(x) && *(const unsigned char *)&one != 1)
         stx_fail(x, STX_ERR_IO, "cannot write %s: safetensors are little-endian and this machine is not", path);
@@ -9319,14 +9567,17 @@ static uint64_t stx__hash_entry(const char *name, int dtype, int ndim, const siz
     for (i = 0; i < ndim; i++) { uint64_t d = dim[i]; h = stx__hash(h, &d, sizeof d); }
     return stx__hash(h, data, bytes);
 }
-static uint64_t stx__hash_text(const char *key, const char *value) { return stx__hash(stx__hash(7, key, strlen(key) + 1), value, strlen(value) + 1); }
+static uint64_t stx__hash_text(const char *key, const char *value) {
+    return stx__hash(stx__hash(7, key, strlen(key) + 1), value, strlen(value) + 1);
+}
 
 /* Sums of the parts' hashes: entries and texts may be listed in any order. */
 STX_DEF int stx_writer_checksum(stx_writer *w) {
     uint64_t h = 0;
     size_t i;
     if (!w || !stx_ok(w->x)) return 0;
-    for (i = 0; i < w->count; i++) h += stx__hash_entry(w->item[i].name, w->item[i].dtype, w->item[i].ndim, w->item[i].dim, w->item[i].data, w->item[i].bytes);
+    for (i = 0; i < w->count; i++) h += stx__hash_entry(w->item[i].name, w->item[i].dtype, w->item[i].ndim, w->item[i].dim,
+                                                        w->item[i].data, w->item[i].bytes);
     for (i = 0; i < w->nmeta; i++) h += stx__hash_text(w->meta[i].key, w->meta[i].value);
     return stx_writer_meta_u64(w, "seal", h);
 }
@@ -9334,7 +9585,8 @@ STX_DEF int stx_file_verify(const stx_file *f) {
     uint64_t h = 0, want;
     size_t i;
     if (!f || !stx_file_meta_u64(f->x, f, "seal", &want)) return 0;
-    for (i = 0; i < f->count; i++) h += stx__hash_entry(f->entry[i].name, f->entry[i].dtype, f->entry[i].ndim, f->entry[i].dim, f->entry[i].data, f->entry[i].bytes);
+    for (i = 0; i < f->count; i++) h += stx__hash_entry(f->entry[i].name, f->entry[i].dtype, f->entry[i].ndim, f->entry[i].dim,
+                                                        f->entry[i].data, f->entry[i].bytes);
     for (i = 0; i < f->nmeta; i++) if (strcmp(f->meta[i].key, "seal")) h += stx__hash_text(f->meta[i].key, f->meta[i].value);
     if (h != want) stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: its contents do not match its checksum; use another copy", f->path);
     return h == want;
@@ -9378,13 +9630,15 @@ static int stx__save_tensors(stx_writer *w, stx_tensor *const *t, const char *co
     size_t i;
     for (i = 0; i < count; i++) {
         const char *s = stx__join(full, sizeof full, prefix, name[i]);
-        if (!s) { if (w) stx_fail(w->x, STX_ERR_ARG, "the name \"%.40s%.40s..\" is longer than 511 bytes: use a shorter one", prefix, name[i]); return 0; }
+        if (!s) { if (w) stx_fail(w->x, STX_ERR_ARG, "the name \"%.40s%.40s..\" is longer than 511 bytes: use a shorter one", prefix,
+                                  name[i]); return 0; }
         if (!stx_writer_add_numbers(w, s, t[i]->ndim, t[i]->dim, t[i]->data)) return 0;
     }
     return 1;
 }
 /* copy = 0: only look whether everything is there and fits */
-static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const *name, size_t count, const stx_file *f, const char *prefix, int copy) {
+static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const *name, size_t count, const stx_file *f,
+                             const char *prefix, int copy) {
     char full[512], want[96];
     size_t i;
     int k, same;
@@ -9392,13 +9646,16 @@ static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const
         const char *s = stx__join(full, sizeof full, prefix, name[i]);
         const stx_entry *e = s ? stx_file_find(f, s) : NULL;
         if (!e) {
-            stx_fail(x, STX_ERR_FORMAT, "the file has no tensor \"%s%s\": it is from another model or optimiser; give the options that it was made with", prefix, name[i]);
+            stx_fail(x, STX_ERR_FORMAT, "the file has no tensor \"%s%s\": it is from another model or optimiser; give the options that "
+                     "it was made with", prefix, name[i]);
             return 0;
         }
         same = e->ndim == t[i]->ndim && (e->dtype == STX_F32 || e->dtype == STX_F64 || e->dtype == STX_BF16);
         for (k = 0; same && k < e->ndim; k++) same = e->dim[k] == t[i]->dim[k];
         if (!same) {
-            stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" in the file has %d dimensions, the first %zu, of dtype %d; the model wants %s: give the options that the file was made with", full, e->ndim, e->ndim ? e->dim[0] : 1, e->dtype, stx__shape(t[i], want));
+            stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" in the file has %d dimensions, the first %zu, of dtype %d; the model wants %s: "
+                     "give the options that the file was made with", full, e->ndim, e->ndim ? e->dim[0] : 1, e->dtype, stx__shape(t[i],
+                         want));
             return 0;
         }
         if (copy && !stx_entry_put(e, t[i]->data, e->count)) return 0;
@@ -9409,15 +9666,18 @@ STX_DEF int stx_params_save(stx_writer *w, const stx_params *p, const char *pref
     return p && stx_ok(p->ctx) && stx__save_tensors(w, p->tensor, p->name, p->count, prefix);
 }
 STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix) {
-    return p && f && stx_ok(p->ctx) && stx__load_tensors(p->ctx, p->tensor, p->name, p->count, f, prefix, 0) && stx__load_tensors(p->ctx, p->tensor, p->name, p->count, f, prefix, 1);
+    return p && f && stx_ok(p->ctx) && stx__load_tensors(p->ctx, p->tensor, p->name, p->count, f, prefix, 0) && stx__load_tensors(p->ctx,
+        p->tensor, p->name, p->count, f, prefix, 1);
 }
 
 STX_DEF int stx_file_meta_u64(stx_ctx *x, const stx_file *f, const char *key, uint64_t *out) {
     const char *s = stx_file_meta(f, key), *p = s;
     uint64_t v = 0;
-    for (; p && *p >= '0' && *p <= '9' && (v < UINT64_MAX / 10 || (v == UINT64_MAX / 10 && *p <= '5')); p++) v = 10 * v + (uint64_t)(*p - '0');
+    for (; p && *p >= '0' && *p <= '9' && (v < UINT64_MAX / 10 || (v == UINT64_MAX / 10 && *p <= '5'));
+        p++) v = 10 * v + (uint64_t)(*p - '0');
     if (!s || p == s || *p) {
-        stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %s%s%s, want a whole number: the file is no checkpoint of this program, or is damaged", key, s ? "\"" : "", s ? s : "missing", s ? "\"" : "");
+        stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %s%s%s, want a whole number: the file is no checkpoint of this program, or is "
+                 "damaged", key, s ? "\"" : "", s ? s : "missing", s ? "\"" : "");
         return 0;
     }
     *out = v;
@@ -9444,13 +9704,16 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
     stx_update u;
     uint64_t kind, step, skipped;
     int k, copy;
-    if (!stx_ok(x) || !f || !stx_file_meta_u64(x, f, "optim.kind", &kind) || !stx_file_meta_u64(x, f, "optim.step", &step) || !stx_file_meta_u64(x, f, "optim.skipped", &skipped)) return 0;
+    if (!stx_ok(x) || !f || !stx_file_meta_u64(x, f, "optim.kind", &kind) || !stx_file_meta_u64(x, f, "optim.step", &step) ||
+        !stx_file_meta_u64(x, f, "optim.skipped", &skipped)) return 0;
     if (kind != (uint64_t)o->desc.kind) {
-        stx_fail(x, STX_ERR_FORMAT, "the file holds the state of optimiser %d, this run has %d (1 sgd, 2 adagrad, 3 adam, 4 adamw, 5 radam, 6 lamb): use the same", (int)kind, o->desc.kind);
+        stx_fail(x, STX_ERR_FORMAT, "the file holds the state of optimiser %d, this run has %d (1 sgd, 2 adagrad, 3 adam, 4 adamw, 5 "
+                 "radam, 6 lamb): use the same", (int)kind, o->desc.kind);
         return 0;
     }
     for (copy = 0; copy < 2; copy++)
-        for (k = 0; k < 2; k++) if (o->state[k] && !stx__load_tensors(x, o->state[k], o->params->name, o->params->count, f, prefix[k], copy)) return 0;
+        for (k = 0; k < 2; k++) if (o->state[k] && !stx__load_tensors(x, o->state[k], o->params->name, o->params->count, f, prefix[k],
+            copy)) return 0;
     if (!stx__reports(x)) return 0;
     o->step = step;
     o->skipped = skipped;
@@ -9588,7 +9851,7 @@ STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *desc) {
     w = (stx_words *)stx_persist(x, sizeof *w);
     if (!w) return NULL;
     w->ctx = x;
-    w->desc = *desc;
+    if (!stx_words_resolve(x, "stx_words_create", desc, &w->desc)) return NULL;       /* what is resolved stays as it is */
     d = &w->desc;
     in = d->in == STX_WORDS_ADAPTIVE;
     out = d->out == STX_WORDS_ADAPTIVE;
@@ -9645,6 +9908,7 @@ STX_DEF stx_tensor *stx_words_scores(const stx_words *w, stx_tensor *h) {
     return w && w->desc.out == STX_WORDS_ADAPTIVE ? stx_words_log_probs(w, h) : stx_words_logits(w, h);
 }
 STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets, stx_token_loss *how) {
+    if (how) how->nll = NULL;
     if (!w || !h || !targets) return NULL;
     if (w->desc.out == STX_WORDS_ADAPTIVE) return stx_adaptive_softmax_tokens(w->ctx, &w->out, h, targets, how);
     if (how) return stx_cross_entropy_tokens(w->ctx, stx_words_logits(w, h), targets, how);
@@ -9931,7 +10195,8 @@ STX_DEF void stx_rows_reset_stream(stx_rows *s, size_t b) {
 STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c, size_t n) {
     stx_ctx *x = to ? to->ctx : NULL;
     size_t l, k;
-    if (!stx_ok(x) || !from) return 0;
+    if (!stx_ok(x)) return 0;
+    if (!from) { stx_fail(x, STX_ERR_ARG, "stx_rows_copy: from is NULL"); return 0; }
     if (from->ctx != x || from->desc.layers != to->desc.layers || !from->all != !to->all || n > to->B || b > to->B - n
         || n > from->B || c > from->B - n || (to == from && b < c + n && c < b + n)) {
         stx_fail(x, STX_ERR_ARG, "stx_rows_copy: %zu streams from %zu of %zu to %zu of %zu: want streams that there are, the same "
@@ -9983,6 +10248,11 @@ STX_DEF int stx_rows_get(const stx_rows *s, size_t l, stx_real *out) {
     stx_ctx *x = s ? s->ctx : NULL;
     if (!stx_ok(x)) return 0;
     if (l >= s->desc.layers) { stx_fail(x, STX_ERR_ARG, "stx_rows_get: layer %zu, want less than %zu", l, s->desc.layers); return 0; }
+    if (!s->layer[l].real || !s->layer[l].width) return 1;
+    if (!out) {
+        stx_fail(x, STX_ERR_ARG, "stx_rows_get: out is NULL, want room for %zu numbers", s->B * s->layer[l].real * s->layer[l].width);
+        return 0;
+    }
     stx_fetch(x, out, s->layer[l].data, s->B * s->layer[l].real * s->layer[l].width);
     return stx_ok(x);
 }
@@ -10182,7 +10452,7 @@ STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, in
     stx_cache_layer *y;
     size_t rows, width = both ? 2 * C : C;
     if (!stx_ok(x)) return 0;
-    if (l >= c->layers || !window || !C || window > SIZE_MAX / 4) {
+    if (l >= c->layers || !window || !C || window > SIZE_MAX / 4 || C > SIZE_MAX / 4) {
         stx_fail(x, STX_ERR_ARG, "stx_cache_window: layer %zu of %zu, window %zu, %zu channels: want a layer that there is, and at "
                  "least one of each", l, c->layers, window, C);
         return 0;

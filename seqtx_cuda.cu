@@ -70,12 +70,15 @@ static __device__ __forceinline__ void stx__put(const stx__num &a, size_t i, flo
     ((float *)a.p)[i] = v;
     if (a.twin) a.twin[i] = __float2bfloat16(v);
 }
-static __device__ __forceinline__ void stx__add(const stx__num &a, size_t i, float v, int accumulate) { stx__put(a, i, accumulate ? stx__get(a, i) + v : v); }
+static __device__ __forceinline__ void stx__add(const stx__num &a, size_t i, float v, int accumulate) {
+    stx__put(a, i, accumulate ? stx__get(a, i) + v : v);
+}
 /* Four neighbours at once, i a multiple of 4; the row must be aligned (stx__by4). */
 static __device__ __forceinline__ float4 stx__get4(const stx__num &a, size_t i) {
     if (a.half) {
         uint2 u = *(const uint2 *)((const stx__bf16 *)a.p + i);
-        return make_float4(__uint_as_float(u.x << 16), __uint_as_float(u.x & 0xffff0000u), __uint_as_float(u.y << 16), __uint_as_float(u.y & 0xffff0000u));
+        return make_float4(__uint_as_float(u.x << 16), __uint_as_float(u.x & 0xffff0000u), __uint_as_float(u.y << 16),
+                           __uint_as_float(u.y & 0xffff0000u));
     }
     return *(const float4 *)((const float *)a.p + i);
 }
@@ -162,12 +165,15 @@ static __device__ __forceinline__ void stx__mma_tf32_3(float (&c)[4], const uint
     stx__mma_tf32(c, h, b);
 }
 static __device__ __forceinline__ void stx__ldmatrix_x4(uint32_t (&r)[4], const void *row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(stx__smem(row)) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]),
+                 "=r"(r[3]) : "r"(stx__smem(row)) : "memory");
 }
 static __device__ __forceinline__ void stx__ldmatrix_x4_trans(uint32_t (&r)[4], const void *row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(stx__smem(row)) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]),
+                 "=r"(r[3]) : "r"(stx__smem(row)) : "memory");
 }
-/* 16 bytes from global to shared memory, of which the first `bytes` are read and the rest is zero; there only after cp_wait and a barrier */
+/* 16 bytes from global to shared memory, of which the first `bytes` are read and the rest is zero; there only after cp_wait and a barrier
+   */
 static __device__ __forceinline__ void stx__cp16(void *smem, const void *gmem, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(stx__smem(smem)), "l"(gmem), "r"(bytes) : "memory");
 }
@@ -197,7 +203,8 @@ static __device__ __forceinline__ uint4 stx__philox(uint64_t seed, uint64_t hi, 
 typedef struct stx__range { char *base; size_t bytes; int kind; stx__bf16 *twin; struct stx__range *next; } stx__range;
 struct stx_gpu {
     int index, sms, major, minor, half, capturing, repeatable, tf32;
-    int tune;                           /* of a new kind of product: 0 the heuristic's first algorithm, 1 the fastest, -1 our own kernel, -2 no epilogues (tests): >>gemm */
+    int tune;                           /* of a new kind of product: 0 the heuristic's first algorithm, 1 the fastest, -1 our own kernel,
+                                           -2 no epilogues (tests): >>gemm */
     int attention;                      /* which version, see stx_cuda_attention */
     size_t shared_max;                  /* shared memory that a block may ask for, bytes */
     cudaStream_t stream;
@@ -207,7 +214,7 @@ struct stx_gpu {
     char *scratch;                      /* for the inside of one kernel's launcher, on the device; grows, never in a capture */
     size_t scratch_bytes, bytes;        /* bytes: of all but scratch */
     void *plans;                        /* >>gemm's */
-    char *stage[4];                     /* pinned host memory for copies to the GPU, in turn: the caller's is free at once, and none waits */
+    char *stage[4];                    /* pinned host memory for copies to the GPU, in turn: the caller's is free at once, and none waits */
     cudaEvent_t staged[4];
     unsigned stages;
     void *report[4];                    /* pinned host memory, in turn */
@@ -251,7 +258,8 @@ static unsigned stx__blocks(size_t n, size_t each, size_t most) {
 /* After a launch: an error becomes the context's, once, with the kernel's name. */
 static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
     if (e == cudaSuccess) return 0;
-    stx_fail(x, STX_ERR_DEVICE, "%s: CUDA says \"%s\" (%s) on %s: nothing that this step made can be used; free the context and go on from the last checkpoint",
+    stx_fail(x, STX_ERR_DEVICE, "%s: CUDA says \"%s\" (%s) on %s: nothing that this step made can be used; free the context and go on "
+             "from the last checkpoint",
              what, cudaGetErrorString(e), cudaGetErrorName(e), stx__gpu(x)->name);
     return 1;
 }
@@ -294,8 +302,10 @@ template<int W> static __device__ __forceinline__ void stx__addn(const stx__num 
     stx__putn<W>(a, i, v);
 }
 /* Every W-th i below n, shared by all threads of the grid, which may be smaller than n */
-#define STX__STEP(i, n, W) for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W; i < n; i += (size_t)gridDim.x * blockDim.x * W)
-/* Blocks of 256 for so many threads' work: enough to fill the GPU twice over, the rest by the loop. What they compute does not depend on it. */
+#define STX__STEP(i, n, W) for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W; i < n; \
+i += (size_t)gridDim.x * blockDim.x * W)
+/* Blocks of 256 for so many threads' work: enough to fill the GPU twice over, the rest by the loop. What they compute does not depend on
+   it. */
 static unsigned stx__grid(stx_ctx *x, size_t threads) { return stx__blocks(threads, 256, (size_t)stx__gpu(x)->sms * 16); }
 #define STX__RUN_BY(x, name, four, kernel, n, ...) \
     do { \
@@ -307,7 +317,8 @@ static unsigned stx__grid(stx_ctx *x, size_t threads) { return stx__blocks(threa
    GPU; sums of a chunk go to scratch, and are then added in a fixed tree.
    MODE 0: sum of dy; 1: of dy f; 2: of dy (f - mean) rstd, and of dy into the second half of a chunk's sums.
    First stage: a block of 8 rows of 32 lanes takes 32 W columns of a chunk, every lane W of them. */
-template<int W, int MODE> static __global__ void stx__columns_kernel(float *part, stx__num dy, stx__num f, stx__num mean, stx__num rstd, size_t N, size_t C, size_t rows) {
+template<int W, int MODE> static __global__ void stx__columns_kernel(float *part, stx__num dy, stx__num f, stx__num mean, stx__num rstd,
+    size_t N, size_t C, size_t rows) {
     STX__SHARED(float, sh, 8 * 32 * 4);
     STX__SHARED(float, sh2, 8 * 32 * 4);
     const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
@@ -373,7 +384,8 @@ static size_t stx__chunk(size_t N, size_t least, size_t most) {
     size_t rows = ((N + most - 1) / most + 7) / 8 * 8;
     return rows < least ? least : rows;
 }
-static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2, const stx_real *dy, const stx_real *f, const stx_real *mean, const stx_real *rstd, size_t N, size_t C) {
+static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2, const stx_real *dy, const stx_real *f,
+                         const stx_real *mean, const stx_real *rstd, size_t N, size_t C) {
     stx__num G = stx__num_of(x, dy), F = stx__num_of(x, f), M = stx__num_of(x, mean), R = stx__num_of(x, rstd);
     size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows, ld = mean ? 2 * C : C;
     int four = C % 4 == 0 && stx__by4(G) && stx__by4(F);
@@ -392,7 +404,9 @@ static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2
     if (d2) stx__columns_sum(x, name, d2, part + C, ld, chunks, C);
 }
 /* db (C) += sum over rows of dy (N,C). In two stages, see stx__columns. */
-void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) { stx__columns(x, "stx_sum_rows", db, NULL, dy, NULL, NULL, NULL, N, C); }
+void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) {
+    stx__columns(x, "stx_sum_rows", db, NULL, dy, NULL, NULL, NULL, N, C);
+}
 
 /* The 32, 256 or 1024 threads of a row: T. Warps of T = 32 are on their own, 8 in a block; otherwise the block is the row. Sums and maxima
    come to all threads, in a fixed tree; sh: 32 numbers. */
@@ -449,14 +463,16 @@ template<int MODE> static __global__ void stx__pieces_kernel(double *part, stx__
     if (threadIdx.x == 0) part[blockIdx.x] = s;
 }
 /* y (1) = or += the sum over n numbers, divided: in two stages, at most 2048 pieces, cut by n alone. */
-static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, const stx_real *a, const stx_real *b, size_t n, double divisor, int accumulate) {
+static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
+                          double divisor, int accumulate) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
     size_t each = stx__chunk(n, 4096, 2048), pieces = (n + each - 1) / each;
     int four = stx__by4(A) && stx__by4(B);
     double *part;
     if (!n || !(part = (double *)stx__scratch_of(x, pieces * sizeof *part, name))) return;
     if (mode == STX__SUM) STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM>, (unsigned)pieces, 256, 0, part, A, B, n, each, four);
-    else if (mode == STX__SUM_SQUARES) STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM_SQUARES>, (unsigned)pieces, 256, 0, part, A, B, n, each, four);
+    else if (mode == STX__SUM_SQUARES) STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM_SQUARES>, (unsigned)pieces, 256, 0, part, A, B,
+                                                       n, each, four);
     else STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM_PRODUCTS>, (unsigned)pieces, 256, 0, part, A, B, n, each, four);
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, Y, part, pieces, divisor, accumulate);
 }
@@ -493,7 +509,8 @@ void stx_axpy_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_rea
 }
 
 /* y (rows,cols) = or += a (rows,cols), rows ldy and lda apart. A thread takes four neighbours of a row at a time. */
-template<int W> static __global__ void stx__copy2d_kernel(stx__num y, size_t ldy, stx__num a, size_t lda, size_t n, size_t cols, int accumulate) {
+template<int W> static __global__ void stx__copy2d_kernel(stx__num y, size_t ldy, stx__num a, size_t lda, size_t n, size_t cols,
+                                                          int accumulate) {
     STX__STEP(i, n, W) {
         size_t r = i / cols, c = i - r * cols;
         float v[W];
@@ -535,13 +552,17 @@ template<int W> static __global__ void stx__mul_kernel(stx__num y, stx__num a, s
         stx__addn<W>(y, i, v, accumulate);
     }
 }
-static void stx__mul_cuda(stx_ctx *x, const char *name, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
+static void stx__mul_cuda(stx_ctx *x, const char *name, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb,
+                          int accumulate) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
     if (n) STX__RUN_BY(x, name, nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B), stx__mul_kernel, n, Y, A, B, n, nb, accumulate);
 }
-void stx_mul_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) { stx__mul_cuda(x, "stx_mul_fwd", y, a, b, n, nb, 0); }
+void stx_mul_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
+    stx__mul_cuda(x, "stx_mul_fwd", y, a, b, n, nb, 0);
+}
 /* y = a b:   da = or += dy b ; db += sum over repeats of dy a (a sum of columns when b repeats) */
-void stx_mul_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate) {
+void stx_mul_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b, size_t n,
+                      size_t nb, int accumulate) {
     if (da) stx__mul_cuda(x, "stx_mul_bwd", da, dy, b, n, nb, accumulate);
     if (db && n == nb) stx__mul_cuda(x, "stx_mul_bwd", db, dy, a, n, n, 1);
     else if (db && n) stx__columns(x, "stx_mul_bwd", db, NULL, dy, a, NULL, NULL, n / nb, nb);
@@ -590,7 +611,8 @@ void stx_act_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int 
 }
 
 /* y = act(a):   da = or += dy act'(a); a is read for gelu only, y for the others; da may be dy. As forward. */
-template<int W> static __global__ void stx__act_bwd_kernel(stx__num da, stx__num dy, stx__num y, stx__num a, size_t n, int act, int accumulate) {
+template<int W> static __global__ void stx__act_bwd_kernel(stx__num da, stx__num dy, stx__num y, stx__num a, size_t n, int act,
+                                                           int accumulate) {
     STX__STEP(i, n, W) {
         float g[W], v[W] = {0}, u[W] = {0};
         stx__getn<W>(g, dy, i);
@@ -600,7 +622,8 @@ template<int W> static __global__ void stx__act_bwd_kernel(stx__num da, stx__num
         stx__addn<W>(da, i, g, accumulate);
     }
 }
-void stx_act_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act, int accumulate) {
+void stx_act_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act,
+                      int accumulate) {
     stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y), A = stx__num_of(x, act == STX_ACT_GELU ? a : NULL);
     int four = n % 4 == 0 && stx__by4(D) && stx__by4(G) && stx__by4(Y) && stx__by4(A);
     if (n) STX__RUN_BY(x, "stx_act_bwd", four, stx__act_bwd_kernel, n, D, G, Y, A, n, act, accumulate && da != dy);
@@ -647,18 +670,21 @@ template<int W> static __global__ void stx__dropout_kernel(stx__num y, stx__num 
                 float v[W];
                 stx__getn<W>(v, a, i + e);
                 #pragma unroll
-                for (int k = 0; k < W; k++) v[k] *= ((e + k) & 1 ? bits[(e + k) / 2] >> 16 : bits[(e + k) / 2] & 0xffffu) < d.keep ? d.inv : 0;
+                for (int k = 0; k < W; k++) v[k] *= ((e + k) & 1 ? bits[(e + k) / 2] >> 16 : bits[(e + k) / 2] & 0xffffu) < d.keep ?
+                    d.inv : 0;
                 stx__addn<W>(y, i + e, v, accumulate);
             }
         }
     }
 }
-void stx_dropout_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream, int accumulate) {
+void stx_dropout_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream,
+                          int accumulate) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
     stx__drop d = stx__drop_of(x, p, seed, stream);
     unsigned grid = stx__grid(x, (n + 7) / 8);
     if (!d.keep) d.keep = 65536;            /* p = 0 keeps all, as on the CPU */
-    if (n && n % 4 == 0 && stx__by4(Y) && stx__by4(A)) STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<4>, grid, 256, 0, Y, A, n, d, accumulate);
+    if (n && n % 4 == 0 && stx__by4(Y) && stx__by4(A)) STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<4>, grid, 256, 0, Y, A, n,
+        d, accumulate);
     else if (n) STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<1>, grid, 256, 0, Y, A, n, d, accumulate);
 }
 
@@ -690,10 +716,12 @@ template<int W> static __global__ void stx__rezero_bwd_kernel(stx__num df, stx__
         stx__addn<W>(df, i, v, accumulate);
     }
 }
-void stx_rezero_bwd_cuda(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha, size_t n, int accumulate) {
+void stx_rezero_bwd_cuda(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha,
+                         size_t n, int accumulate) {
     stx__num D = stx__num_of(x, df), G = stx__num_of(x, dy), A = stx__num_of(x, alpha);
     if (dalpha) stx__sum_cuda(x, "stx_rezero_bwd", STX__SUM_PRODUCTS, dalpha, dy, f, n, 1, 1);
-    if (df && n) STX__RUN_BY(x, "stx_rezero_bwd", n % 4 == 0 && stx__by4(D) && stx__by4(G), stx__rezero_bwd_kernel, n, D, G, A, n, accumulate);
+    if (df && n) STX__RUN_BY(x, "stx_rezero_bwd", n % 4 == 0 && stx__by4(D) && stx__by4(G), stx__rezero_bwd_kernel, n, D, G, A, n,
+                             accumulate);
 }
 
 // >>softmax -----------------------------------------------------------------------------------------------------------
@@ -766,7 +794,8 @@ template<int T> static __device__ __forceinline__ stx__lse stx__row_lse(const st
     return l;
 }
 
-/* y (N,C) = softmax over the C of a row; y may be a. A warp or a block does a row: one pass for the maximum and the sum, one that writes. */
+/* y (N,C) = softmax over the C of a row; y may be a. A warp or a block does a row: one pass for the maximum and the sum, one that writes.
+   */
 template<int T> static __global__ void stx__softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
@@ -886,12 +915,15 @@ void stx_log_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, cons
 // >>layernorm ---------------------------------------------------------------------------------------------------------
 
 /* v as it will be read again, so that statistics are those of the numbers that backward finds */
-static __device__ __forceinline__ float stx__as_stored(const stx__num &a, float v) { return a.half ? __bfloat162float(__float2bfloat16(v)) : v; }
+static __device__ __forceinline__ float stx__as_stored(const stx__num &a, float v) {
+    return a.half ? __bfloat162float(__float2bfloat16(v)) : v;
+}
 
 /* y (N,C) = layernorm(in); with RESIDUAL s = h + dropout(f) is made first, written and normalised:
      mean = sum s / C ; rstd = 1 / sqrt(sum (s - mean)^2 / C + eps) ; y = (s - mean) rstd gain + shift
    A warp does a row, which stays in registers: lane l holds the fours l, l + 32, .., Q of them. C a multiple of 4, at most 128 Q. */
-template<int Q, int RESIDUAL> static __global__ void __launch_bounds__(256) stx__norm_fwd_kernel(stx__num y, stx__num s, stx__num mean, stx__num rstd, stx__num in, stx__num f,
+template<int Q, int RESIDUAL> static __global__ void __launch_bounds__(256) stx__norm_fwd_kernel(stx__num y, stx__num s, stx__num mean,
+    stx__num rstd, stx__num in, stx__num f,
         stx__num gain, stx__num shift, size_t N, size_t C, float eps, stx__drop d) {
     const size_t lane = threadIdx.x % 32;
     uint64_t stream = RESIDUAL && d.keep ? stx__drop_stream(d) : 0;
@@ -942,7 +974,8 @@ template<int Q, int RESIDUAL> static __global__ void __launch_bounds__(256) stx_
     }
 }
 /* The same for any C: a warp reads its row three times, which finds it in the caches. A lane reads what it has itself written. */
-template<int W, int RESIDUAL> static __global__ void stx__norm_fwd_any_kernel(stx__num y, stx__num s, stx__num mean, stx__num rstd, stx__num in, stx__num f,
+template<int W, int RESIDUAL> static __global__ void stx__norm_fwd_any_kernel(stx__num y, stx__num s, stx__num mean, stx__num rstd,
+    stx__num in, stx__num f,
         stx__num gain, stx__num shift, size_t N, size_t C, float eps, stx__drop d) {
     const size_t lane = threadIdx.x % 32;
     uint64_t stream = RESIDUAL && d.keep ? stx__drop_stream(d) : 0;
@@ -997,7 +1030,8 @@ template<int RESIDUAL> static void stx__norm_fwd(stx_ctx *x, const char *name, c
     else if (C <= 1024) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<8, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
     else STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<4, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
 }
-void stx_layernorm_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *gain, const stx_real *shift, size_t N, size_t C,
+void stx_layernorm_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *gain,
+                            const stx_real *shift, size_t N, size_t C,
                             stx_real eps) {
     stx_residual_norm_args a;
     memset(&a, 0, sizeof a);
@@ -1015,7 +1049,8 @@ void stx_residual_norm_fwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) { s
    A warp does a row in registers, as forward, and keeps the sums over its rows in registers too: dy and in are read once for all four
    gradients. A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums in part (blocks, 2, C). */
 struct stx__norm_nums { stx__num din, df, dy, in, gain, mean, rstd; int add_din, add_df; };
-template<int Q> static __global__ void __launch_bounds__(128) stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N, size_t C, size_t rows, stx__drop d) {
+template<int Q> static __global__ void __launch_bounds__(128) stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N, size_t C,
+    size_t rows, stx__drop d) {
     const stx__num din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean, rstd = v.rstd;
     STX__SHARED(float, sh, 4 * 128 * Q);
     const size_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
@@ -1161,7 +1196,8 @@ void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) { s
 // >>embedding ---------------------------------------------------------------------------------------------------------
 
 /* y (N,C) = s table[ids], table (V,C), ids (N). A thread takes four neighbours of a row at a time. */
-template<int W> static __global__ void stx__embedding_fwd_kernel(stx__num y, stx__num table, const int32_t *ids, size_t n, size_t C, float s) {
+template<int W> static __global__ void stx__embedding_fwd_kernel(stx__num y, stx__num table, const int32_t *ids, size_t n, size_t C,
+    float s) {
     STX__STEP(i, n, W) {
         size_t r = i / C;
         float v[W];
@@ -1177,16 +1213,17 @@ void stx_embedding_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *table, cons
 }
 
 /* y[n] = s table[ids[n]]:   dtable[ids[n]] += s dy[n]. Rows repeat, and no two blocks may add to one. So the positions are sorted by
-   (id, position), on the GPU, for the ids are there; then runs of one id are summed in tiles of 32 sorted positions, and what a run leaves in
-   several tiles is added up, in order. A run belongs to one block at every stage: the order of sums is a function of the ids alone, and a
-   frequent id (all N, even) keeps as many blocks busy as N rare ones.
+   (id, position), on the GPU, for the ids are there; then runs of one id are summed in tiles of 32 sorted positions, and what a run leaves
+   in several tiles is added up, in order. A run belongs to one block at every stage: the order of sums is a function of the ids alone, and
+   a frequent id (all N, even) keeps as many blocks busy as N rare ones.
 
    Sort, first: a block of 1024 sorts a chunk of 2048 keys = id 2^11 + place in the chunk, by a bitonic network in shared memory. */
 enum { STX__SORT = 2048, STX__ID_TILE = 32 };
 static __global__ void __launch_bounds__(1024) stx__sort_kernel(uint64_t *keys, const int32_t *ids, size_t N) {
     STX__SHARED(uint64_t, k, STX__SORT);
     size_t base = (size_t)blockIdx.x * STX__SORT;
-    for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) k[i] = base + i < N ? (uint64_t)(uint32_t)ids[base + i] * STX__SORT + i : ~(uint64_t)0;
+    for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) k[i] = base + i < N ? (uint64_t)(uint32_t)ids[base + i] * STX__SORT + i :
+        ~(uint64_t)0;
     for (unsigned size = 2; size <= STX__SORT; size *= 2)
         for (unsigned gap = size / 2; gap; gap /= 2) {
             unsigned i = 2 * threadIdx.x - (threadIdx.x & (gap - 1)), j = i + gap;
@@ -1215,10 +1252,11 @@ static __global__ void stx__rank_kernel(int32_t *id, size_t *at, const uint64_t 
         at[place] = mine * STX__SORT + key % STX__SORT;
     }
 }
-/* Sums, first: block (tile, columns) adds the rows of each run in its tile. A run that lies in the tile as a whole goes to dtable; what a run
-   has here at the tile's beginning goes to part[tile][0], at its end (and not at its beginning) to part[tile][1]. A thread takes W columns,
-   and loads eight rows before it adds the first. */
-template<int W> static __global__ void stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy, const int32_t *id, const size_t *at, size_t N, size_t C, float s) {
+/* Sums, first: block (tile, columns) adds the rows of each run in its tile. A run that lies in the tile as a whole goes to dtable; what a
+   run has here at the tile's beginning goes to part[tile][0], at its end (and not at its beginning) to part[tile][1]. A thread takes W
+   columns, and loads eight rows before it adds the first. */
+template<int W> static __global__ void stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy, const int32_t *id,
+    const size_t *at, size_t N, size_t C, float s) {
     STX__SHARED(int32_t, ids, STX__ID_TILE + 2);           /* with a neighbour on each side */
     STX__SHARED(size_t, rows, STX__ID_TILE);
     const size_t lo = (size_t)blockIdx.x * STX__ID_TILE;
@@ -1255,7 +1293,8 @@ template<int W> static __global__ void stx__embedding_tile_kernel(stx__num dtabl
     }
 }
 /* Sums, second: the block of the tile in which a run begins that goes on in the next adds that run's parts. */
-template<int W> static __global__ void stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id, size_t N, size_t C, float s) {
+template<int W> static __global__ void stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id, size_t N, size_t C,
+    float s) {
     const size_t tile = blockIdx.x, last = (tile + 1) * STX__ID_TILE - 1, tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
     const int32_t me = last + 1 < N ? id[last] : -1;
     const int whole = last < N && id[tile * STX__ID_TILE] == me;
@@ -1289,7 +1328,8 @@ void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, co
     float *part;
     int32_t *id;
     if (!N || !C) return;
-    work = (char *)stx__scratch_of(x, chunks * STX__SORT * sizeof *keys + N * sizeof *at + 2 * tiles * C * sizeof *part + N * sizeof *id, name);
+    work = (char *)stx__scratch_of(x, chunks * STX__SORT * sizeof *keys + N * sizeof *at + 2 * tiles * C * sizeof *part + N * sizeof *id,
+                                   name);
     if (!work) return;
     keys = (uint64_t *)(void *)work;
     at = (size_t *)(void *)(keys + chunks * STX__SORT);
@@ -1373,13 +1413,15 @@ static int stx__gemm_open(stx_ctx *x, stx_gpu *g) {
     s = cublasLtCreate(&g->lt);
     if (s != CUBLAS_STATUS_SUCCESS) {
         g->lt = NULL;
-        stx_fail(x, STX_ERR_DEVICE, "stx_create: cublasLt says %s on %s: look whether libcublasLt fits the driver (nvidia-smi)", cublasLtGetStatusName(s), g->name);
+        stx_fail(x, STX_ERR_DEVICE, "stx_create: cublasLt says %s on %s: look whether libcublasLt fits the driver (nvidia-smi)",
+                 cublasLtGetStatusName(s), g->name);
         return 0;
     }
     if (cudaMalloc(&p->room, STX__ROOM) != cudaSuccess) {
         (void)cudaGetLastError();
         p->room = NULL;
-        stx_fail(x, STX_ERR_MEMORY, "stx_create: no %zu KiB of memory on %s for cublasLt's workspace: is another program using the GPU?", STX__ROOM >> 10, g->name);
+        stx_fail(x, STX_ERR_MEMORY, "stx_create: no %zu KiB of memory on %s for cublasLt's workspace: is another program using the GPU?",
+                 STX__ROOM >> 10, g->name);
         return 0;
     }
     g->bytes += STX__ROOM;
@@ -1400,17 +1442,15 @@ static void stx__gemm_close(stx_gpu *g) {
     g->plans = NULL;
     g->lt = NULL;
 }
-/* For tests: how many plans there are; g->tune */
-extern "C" size_t stx__plans_count(const stx_ctx *x) { const stx__plans *p = (const stx__plans *)stx__gpu(x)->plans; return p ? p->count : 0; }
-extern "C" void stx__plans_tune(stx_ctx *x, int tune) { stx__gpu(x)->tune = tune; }
 
 static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const stx__plan_key *k) {
-    stx_fail(x, STX_ERR_DEVICE, "%s: cublasLt says %s for %zu products of (%zu,%zu) and (%zu,%zu), %s to %s, on %s: nothing that this step made can be "
+    stx_fail(x, STX_ERR_DEVICE, "%s: cublasLt says %s for %zu products of (%zu,%zu) and (%zu,%zu), %s to %s, on %s: nothing that this "
+             "step made can be "
              "used; free the context and go on from the last checkpoint", what, cublasLtGetStatusName(s), k->batch, k->M, k->K, k->K, k->N,
              k->half_in ? "bf16" : "f32", k->half_out ? "bf16" : "f32", stx__gpu(x)->name);
 }
-/* Calls one after the other until one fails */
-#define STX__LT(call) do { if (s == CUBLAS_STATUS_SUCCESS) s = (call); } while (0)
+/* Calls one after the other until one fails: s is the first status that is no success */
+#define STX__LT(s, call) do { if ((s) == CUBLAS_STATUS_SUCCESS) (s) = (call); } while (0)
 
 /* A row-major (rows,cols) is a column-major (cols,rows). */
 static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t rows, size_t cols, size_t ld, size_t batch, size_t stride) {
@@ -1418,17 +1458,18 @@ static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t ro
     int32_t count = (int32_t)batch;
     int64_t step = (int64_t)stride;
     if (batch > 1) {
-        STX__LT(cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
-        STX__LT(cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step));
+        STX__LT(s, cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+        STX__LT(s, cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step));
     }
     return s;
 }
-static cublasStatus_t stx__lt_run(stx_gpu *g, const stx__plan *p, const stx__operands *o, const cublasLtMatmulAlgo_t *algo, size_t used, void *D) {
+static cublasStatus_t stx__lt_run(stx_gpu *g, const stx__plan *p, const stx__operands *o, const cublasLtMatmulAlgo_t *algo, size_t used,
+                                  void *D) {
     void *room = used ? ((stx__plans *)g->plans)->room : NULL;
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
-    if (o->bias) STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
+    if (o->bias) STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
     (void)cudaSetDevice(g->index);
-    STX__LT(cublasLtMatmul(g->lt, p->op, &o->alpha, o->B, p->b, o->A, p->a, &o->beta, o->C, p->c, D, p->c, algo, room, used, g->stream));
+    STX__LT(s, cublasLtMatmul(g->lt, p->op, &o->alpha, o->B, p->b, o->A, p->a, &o->beta, o->C, p->c, D, p->c, algo, room, used, g->stream));
     return s;
 }
 /* The fastest of n candidates: the best of three runs each, after one that does not count. They write to memory of their own: C must be
@@ -1446,7 +1487,8 @@ static int stx__plan_fastest(stx_gpu *g, const stx__plan *p, const stx__operands
         for (j = 0; j < 4; j++) {
             if (cudaEventRecord(from, g->stream) != cudaSuccess) break;
             if (stx__lt_run(g, p, o, &r[i].algo, r[i].workspaceSize, D) != CUBLAS_STATUS_SUCCESS) break;
-            if (cudaEventRecord(to, g->stream) != cudaSuccess || cudaEventSynchronize(to) != cudaSuccess || cudaEventElapsedTime(&ms, from, to) != cudaSuccess) break;
+            if (cudaEventRecord(to, g->stream) != cudaSuccess || cudaEventSynchronize(to) != cudaSuccess || cudaEventElapsedTime(&ms, from,
+                to) != cudaSuccess) break;
             if (j && (!timed || ms < best)) { best = ms; choice = i; timed = 1; }
         }
     }
@@ -1464,29 +1506,30 @@ static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operan
     cublasOperation_t opA = k->ta ? CUBLAS_OP_T : CUBLAS_OP_N, opB = k->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)k->epilogue;
     cudaDataType_t bias = k->half_out ? CUDA_R_16BF : CUDA_R_32F;
-    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, aa = (uint32_t)k->align_a, ab = (uint32_t)k->align_b, ac = (uint32_t)k->align_c;
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, aa = (uint32_t)k->align_a, ab = (uint32_t)k->align_b,
+        ac = (uint32_t)k->align_c;
     uint64_t room = STX__ROOM;
     int i, n = 0, choice = -1;
     cublasStatus_t s;
     if (g->tune == -1 || (g->tune == -2 && epilogue != CUBLASLT_EPILOGUE_DEFAULT)) { p->plain = 1; return CUBLAS_STATUS_SUCCESS; }
     s = cublasLtMatmulDescCreate(&p->op, k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &opB, sizeof opB));
-    STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &opA, sizeof opA));
-    STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &opB, sizeof opB));
+    STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &opA, sizeof opA));
+    STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
     if (o->bias) {
-        STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias, sizeof bias));
-        STX__LT(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
+        STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias, sizeof bias));
+        STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
     }
-    STX__LT(stx__layout(&p->a, k->half_in, k->ta ? k->K : k->M, k->ta ? k->M : k->K, k->lda, k->batch, k->sa));
-    STX__LT(stx__layout(&p->b, k->half_in, k->tb ? k->N : k->K, k->tb ? k->K : k->N, k->ldb, k->batch, k->sb));
-    STX__LT(stx__layout(&p->c, k->half_out, k->M, k->N, k->ldc, k->batch, k->sc));
-    STX__LT(cublasLtMatmulPreferenceCreate(&pref));
-    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room));
-    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
-    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &ab, sizeof ab));
-    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &aa, sizeof aa));
-    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &ac, sizeof ac));
-    STX__LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &ac, sizeof ac));
+    STX__LT(s, stx__layout(&p->a, k->half_in, k->ta ? k->K : k->M, k->ta ? k->M : k->K, k->lda, k->batch, k->sa));
+    STX__LT(s, stx__layout(&p->b, k->half_in, k->tb ? k->N : k->K, k->tb ? k->K : k->N, k->ldb, k->batch, k->sb));
+    STX__LT(s, stx__layout(&p->c, k->half_out, k->M, k->N, k->ldc, k->batch, k->sc));
+    STX__LT(s, cublasLtMatmulPreferenceCreate(&pref));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &ab, sizeof ab));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &aa, sizeof aa));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &ac, sizeof ac));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &ac, sizeof ac));
     if (s == CUBLAS_STATUS_SUCCESS) {
         s = cublasLtMatmulAlgoGetHeuristic(g->lt, p->op, p->b, p->a, p->c, p->c, pref, STX__CANDIDATES, r, &n);
         if (s == CUBLAS_STATUS_NOT_SUPPORTED) { s = CUBLAS_STATUS_SUCCESS; n = 0; }
@@ -1540,8 +1583,8 @@ static __global__ void stx__pack_kernel(stx__num to, size_t ldt, stx__num a, siz
 }
 
 /* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices, then + bias (N) and relu if wanted; of any types, strides and alignment:
-   for what cublasLt has no algorithm for. A block of 256 threads makes a tile of 64 x 64, 4 x 4 numbers a thread, 16 of K at a time through shared memory: each number is one
-   sum over K in order. */
+   for what cublasLt has no algorithm for. A block of 256 threads makes a tile of 64 x 64, 4 x 4 numbers a thread, 16 of K at a time
+   through shared memory: each number is one sum over K in order. */
 enum { STX__GEMM_TILE = 64, STX__GEMM_SLAB = 16, STX__GEMM_LD = STX__GEMM_TILE + 1 };
 struct stx__gemm_nums {
     stx__num A, B, C, bias;         /* as in stx_gemm_args; bias (N), or none */
@@ -1562,7 +1605,8 @@ static __global__ void __launch_bounds__(256) stx__gemm_plain_kernel(stx__gemm_n
         size_t e = job / tiles, m0 = job % tiles / across * STX__GEMM_TILE, n0 = job % tiles % across * STX__GEMM_TILE;
         float s[4][4] = {{0}};
         for (size_t k0 = 0; k0 < K; k0 += STX__GEMM_SLAB) {
-            for (int q = t; q < STX__GEMM_TILE * STX__GEMM_SLAB; q += 256) {          /* neighbouring threads read neighbours, whichever way the matrix lies */
+            for (int q = t; q < STX__GEMM_TILE * STX__GEMM_SLAB; q += 256) {          /* neighbouring threads read neighbours, whichever
+                                                                                         way the matrix lies */
                 int k = ta ? q / STX__GEMM_TILE : q % STX__GEMM_SLAB, m = ta ? q % STX__GEMM_TILE : q / STX__GEMM_SLAB;
                 size_t kk = k0 + (size_t)k, mm = m0 + (size_t)m;
                 as[k * STX__GEMM_LD + m] = kk < K && mm < M ? stx__get(A, e * sa + (ta ? kk * lda + mm : mm * lda + kk)) : 0;
@@ -1623,7 +1667,9 @@ static void stx__want(stx__operand *o, int half, size_t align) {
     o->pack = o->v.p && (o->v.half != half || (uintptr_t)o->v.p % align);
 }
 /* Bytes of its copy: rows of whole 16 bytes, as tensor cores like them, and up to where another may begin */
-static size_t stx__packed(const stx__operand *o) { return o->pack ? (o->count * o->rows * ((o->cols + 7) / 8 * 8) * (o->half ? 2 : 4) + 255) / 256 * 256 : 0; }
+static size_t stx__packed(const stx__operand *o) {
+    return o->pack ? (o->count * o->rows * ((o->cols + 7) / 8 * 8) * (o->half ? 2 : 4) + 255) / 256 * 256 : 0;
+}
 static void stx__pack(stx_ctx *x, const char *what, stx__operand *o, char *to) {
     size_t rows = o->count * o->rows, ld = (o->cols + 7) / 8 * 8;
     stx__num t = {to, NULL, o->half};
@@ -1639,9 +1685,10 @@ static int stx__align(const void *p) {
     return a % 256 == 0 ? 256 : a % 16 == 0 ? 16 : (int)(a & (0 - a));
 }
 
-/* The product g, then, with bias (N) or relu, C = relu(C + bias) in the same pass. Returns 0 if that is left to be done, where cublasLt has no algorithm that does it. The bias has C's type and is aligned to
-   16 bytes, if need be by a copy: "cuBLASLt's alignment preferences cover A, B, C, D but not the epilogue bias pointer, so the heuristic can
-   pick a kernel that assumes 16-byte bias alignment" (pytorch/pytorch 194497). */
+/* The product g, then, with bias (N) or relu, C = relu(C + bias) in the same pass. Returns 0 if that is left to be done, where cublasLt
+   has no algorithm that does it. The bias has C's type and is aligned to
+   16 bytes, if need be by a copy: "cuBLASLt's alignment preferences cover A, B, C, D but not the epilogue bias pointer, so the heuristic
+   can pick a kernel that assumes 16-byte bias alignment" (pytorch/pytorch 194497). */
 static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias, int relu) {
     const int ta = g->ta, tb = g->tb;
     const size_t N = g->N, K = g->K;
@@ -1665,7 +1712,8 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
     /* one matrix for all: then the batch is more rows of one product */
     if (batch > 1 && !ta && !g->sb && g->sa == M * g->lda && g->sc == M * g->ldc) { M *= batch; batch = 1; }
     if (M > INT32_MAX || N > INT32_MAX || K > INT32_MAX || batch > INT32_MAX) {
-        stx_fail(x, STX_ERR_ARG, "%s: %zu products of (%zu,%zu) and (%zu,%zu): a GPU takes sizes up to 2147483647; use smaller batches", what, batch, M, K, K, N);
+        stx_fail(x, STX_ERR_ARG, "%s: %zu products of (%zu,%zu) and (%zu,%zu): a GPU takes sizes up to 2147483647; use smaller batches",
+                 what, batch, M, K, K, N);
         return 1;
     }
     a = stx__operand_of(x, g->A, ta ? K : M, ta ? M : K, g->lda, g->sa, batch);
@@ -1696,7 +1744,8 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
     o.A = a.v.p; o.B = b.v.p; o.C = c.p;
     o.alpha = alpha; o.beta = beta;
     o.bias = v.v.p;
-    key.epilogue = bias ? relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS : relu ? CUBLASLT_EPILOGUE_RELU : CUBLASLT_EPILOGUE_DEFAULT;
+    key.epilogue = bias ? relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS : relu ?
+        CUBLASLT_EPILOGUE_RELU : CUBLASLT_EPILOGUE_DEFAULT;
     plan = stx__plan_of(x, what, &key, &o);
     if (plan && plan->plain && fuse) {          /* perhaps without */
         o.bias = NULL;
@@ -1717,7 +1766,8 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
     }
     s = stx__lt_run(gpu, plan, &o, &plan->algo, plan->used, c.p);
     if (s != CUBLAS_STATUS_SUCCESS) { stx__lt_fail(x, what, s, &key); return 1; }
-    if (c.twin) STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, key.ldc, key.sc, M, N, batch * M, 1.0f);
+    if (c.twin) STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, key.ldc, key.sc, M, N, batch * M,
+                                1.0f);
     return key.epilogue != CUBLASLT_EPILOGUE_DEFAULT || !fuse;
 }
 
@@ -1728,7 +1778,8 @@ void stx_gemm_cuda(stx_ctx *x, const stx_gemm_args *g) { stx__lt_product(x, "stx
 
 /* y = act(in W^T + b): product, bias and relu are one pass. cublasLt's GELU is the tanh approximation and ours is exact, so gelu, tanh and
    sigmoid are a pass of their own over what the product left: pre, where it is wanted, or y itself. */
-void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N, size_t I, size_t O, int act) {
+void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N,
+                         size_t I, size_t O, int act) {
     stx_real *to = pre ? pre : y;
     int relu = act == STX_ACT_RELU && !pre;
     stx_gemm_args g = stx_gemm_of(0, 1, N, O, I, in, W, to);
@@ -1742,7 +1793,8 @@ void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real 
 
 /* da (N,O) = da act'(a), and part (chunks,O) = the sums of da's columns, `rows` rows a chunk: in one pass, which reads da once. As
    stx__columns_kernel: a block of 8 rows of 32 lanes takes 32 W columns of a chunk, every lane W of them. */
-template<int W> static __global__ void stx__slope_columns_kernel(float *part, stx__num da, stx__num y, stx__num pre, size_t N, size_t O, size_t rows, int act) {
+template<int W> static __global__ void stx__slope_columns_kernel(float *part, stx__num da, stx__num y, stx__num pre, size_t N, size_t O,
+    size_t rows, int act) {
     STX__SHARED(float, sh, 8 * 32 * W);
     const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
     for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < O; c0 += (size_t)gridDim.y * 32 * W) {
@@ -1771,8 +1823,10 @@ template<int W> static __global__ void stx__slope_columns_kernel(float *part, st
     }
 }
 /* da = da act'(a), and db += the sum of da's rows. The chunks depend on N alone, so the sums are the same on every GPU. */
-static void stx__slope_columns(stx_ctx *x, const char *what, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, size_t N, size_t O, int act) {
-    stx__num D = stx__num_of(x, da), Y = stx__num_of(x, act == STX_ACT_GELU ? NULL : y), P = stx__num_of(x, act == STX_ACT_GELU ? pre : NULL);
+static void stx__slope_columns(stx_ctx *x, const char *what, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, size_t N,
+                               size_t O, int act) {
+    stx__num D = stx__num_of(x, da), Y = stx__num_of(x, act == STX_ACT_GELU ? NULL : y), P = stx__num_of(x, act == STX_ACT_GELU ?
+        pre : NULL);
     size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows;
     int four = O % 4 == 0 && stx__by4(D) && stx__by4(Y) && stx__by4(P);
     dim3 grid((unsigned)chunks, stx__blocks(O, four ? 128 : 32, 65535));
@@ -1823,12 +1877,15 @@ template<int W> static __global__ void stx__bias_act_kernel(stx__num y, stx__num
 void stx_bias_act_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act) {
     stx__num Y = stx__num_of(x, y), P = stx__num_of(x, pre), B = stx__num_of(x, b);
     size_t n = N * C;
-    if (n && (b || pre || act)) STX__RUN_BY(x, "stx_bias_act_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(P) && stx__by4(B), stx__bias_act_kernel, n, Y, P, B, n, C, act);
+    if (n && (b || pre || act)) STX__RUN_BY(x, "stx_bias_act_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(P) && stx__by4(B),
+                                            stx__bias_act_kernel, n, Y, P, B, n, C, act);
 }
 
 // >>mean --------------------------------------------------------------------------------------------------------------
 
-void stx_mean_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) { stx__sum_cuda(x, "stx_mean_fwd", STX__SUM, y, a, NULL, n, (double)n, 0); }
+void stx_mean_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
+    stx__sum_cuda(x, "stx_mean_fwd", STX__SUM, y, a, NULL, n, (double)n, 0);
+}
 void stx_sum_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
     stx__sum_cuda(x, "stx_sum_fwd", STX__SUM, y, a, NULL, n, 1, 0);
 }
@@ -1855,7 +1912,8 @@ void stx_sum_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
 
 /* top = max_v logits, inv = 1 / sum_v e^(logits - top) ; loss = sum_n (top - log inv - logits[n,target]) / divisor
    A warp or a block does a row in one pass; the rows' losses go to scratch, in double, and are added in a fixed tree. */
-template<int T> static __global__ void stx__cross_entropy_fwd_kernel(double *loss, stx__num top, stx__num inv, stx__num logits, const int32_t *targets, size_t N, size_t V) {
+template<int T> static __global__ void stx__cross_entropy_fwd_kernel(double *loss, stx__num top, stx__num inv, stx__num logits,
+    const int32_t *targets, size_t N, size_t V) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         stx__lse l = stx__row_lse<T>(logits, n * V, V, sh);
@@ -1866,7 +1924,8 @@ template<int T> static __global__ void stx__cross_entropy_fwd_kernel(double *los
         }
     }
 }
-void stx_cross_entropy_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor) {
+void stx_cross_entropy_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets,
+                                size_t N, size_t V, double divisor) {
     const char *name = "stx_cross_entropy_fwd";
     stx__num L = stx__num_of(x, loss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits);
     double *part;
@@ -1876,7 +1935,8 @@ void stx_cross_entropy_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *top, stx_r
 }
 /* dlogits[n,v] = or += dloss / divisor (e^(logits - top) inv - [v = target]); dlogits may be logits, without accumulate.
    A warp or a block does a row; every number is read and written by one thread. */
-template<int T> static __global__ void stx__cross_entropy_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv, stx__num logits, const int32_t *targets, size_t N,
+template<int T> static __global__ void stx__cross_entropy_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
+    stx__num logits, const int32_t *targets, size_t N,
         size_t V, double divisor, int accumulate) {
     const float g = (float)((double)stx__get(dloss, 0) / divisor);
     STX__EACH_ROW(n, N, T) {
@@ -1899,11 +1959,14 @@ template<int T> static __global__ void stx__cross_entropy_bwd_kernel(stx__num dl
         }
     }
 }
-void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv, const stx_real *logits, const int32_t *targets,
+void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
+                                const stx_real *logits, const int32_t *targets,
                                 size_t N, size_t V, double divisor, int accumulate) {
-    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits);
+    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
+        logits);
     if (dlogits == logits) accumulate = 0;
-    if (N && V) STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I, A, targets, N, V, divisor, accumulate);
+    if (N && V) STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I, A, targets, N, V, divisor,
+                              accumulate);
 }
 
 /* w (N) = weights / divisor, or 0, and known (N) = targets, or -1: see stx_token_weights. One block, for the divisor may be a sum over
@@ -2056,7 +2119,9 @@ void stx_spoil_cuda(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
 // >>mse ---------------------------------------------------------------------------------------------------------------
 
 /* loss (1) = mean (a - b)^2, a, b (n) */
-void stx_mse_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) { stx__sum_cuda(x, "stx_mse_fwd", STX__SUM_SQUARES, loss, a, b, n, (double)n, 0); }
+void stx_mse_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) {
+    stx__sum_cuda(x, "stx_mse_fwd", STX__SUM_SQUARES, loss, a, b, n, (double)n, 0);
+}
 /* da += 2 (a - b) dloss / n ; db -= the same. A thread takes four neighbours at a time. */
 template<int W> static __global__ void stx__mse_bwd_kernel(stx__num da, stx__num db, stx__num dloss, stx__num a, stx__num b, size_t n) {
     float g = 2 * stx__get(dloss, 0) / (float)n;
@@ -2093,8 +2158,8 @@ void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dl
    summed in float by unit, then over the units of a chunk in their order, and added to the gradient once, at the end. */
 
 /* A matrix of each unit (b,h): row r, column c stands at `at` + b sb + h sh + chunk's unit sz + (first + r) ld + c. Rows that are not in
-   [0,rows) there are zero (keys before the first), and rows r for which masked[b smask + r] is not 0 (padded keys). bias: h sh + c of it is added. skew: column c is column c + r + off of what is stored,
-   and zero outside of [0,width). */
+   [0,rows) there are zero (keys before the first), and rows r for which masked[b smask + r] is not 0 (padded keys). bias: h sh + c of it
+   is added. skew: column c is column c + r + off of what is stored, and zero outside of [0,width). */
 typedef struct stx__mat {
     stx__num a, bias;
     size_t at, sb, sh, sz, ld;
@@ -2116,9 +2181,14 @@ static stx__mat stx__mat_scratch(float *p, size_t ld, size_t n, size_t sz) {
     m.sz = sz;
     return m;
 }
-static __device__ __forceinline__ size_t stx__mat_base(const stx__mat &m, size_t b, size_t h, size_t z) { return m.at + b * m.sb + h * m.sh + z * m.sz; }
-static __device__ __forceinline__ const int32_t *stx__mat_masked(const stx__mat &m, size_t b) { return m.masked ? m.masked + b * m.smask : NULL; }
-static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, size_t base, size_t bias, const int32_t *masked, ptrdiff_t r, ptrdiff_t c) {
+static __device__ __forceinline__ size_t stx__mat_base(const stx__mat &m, size_t b, size_t h, size_t z) {
+    return m.at + b * m.sb + h * m.sh + z * m.sz;
+}
+static __device__ __forceinline__ const int32_t *stx__mat_masked(const stx__mat &m, size_t b) {
+    return m.masked ? m.masked + b * m.smask : NULL;
+}
+static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, size_t base, size_t bias, const int32_t *masked, ptrdiff_t r,
+                                                     ptrdiff_t c) {
     ptrdiff_t row = r + m.first;
     if (m.skew) {
         c += r + m.off;
@@ -2134,7 +2204,8 @@ static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, size_t b
    16 columns of op(A) at a time. */
 enum { STX__P = 64, STX__PK = 16 };
 STX__HOST_UNROLLED
-static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__mat B, int ta, int tb, size_t M, size_t N, size_t K, float alpha,
+static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__mat B, int ta, int tb, size_t M, size_t N, size_t K,
+                                                 float alpha,
                                                  int accumulate, size_t u0, size_t H) {
     STX__SHARED(float, as, STX__PK * (STX__P + 4));
     STX__SHARED(float, bs, STX__PK * (STX__P + 4));
@@ -2145,10 +2216,13 @@ static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__ma
     float c[4][4] = {{0}};
     for (size_t k0 = 0; k0 < K; k0 += STX__PK) {
         for (int e = tid; e < STX__P * STX__PK; e += 256) {      /* neighbouring threads take neighbouring numbers of what is stored */
-            int ka = ta ? e / STX__P : e % STX__PK, ma = ta ? e % STX__P : e / STX__PK, kb = tb ? e % STX__PK : e / STX__P, nb = tb ? e / STX__PK : e % STX__P;
+            int ka = ta ? e / STX__P : e % STX__PK, ma = ta ? e % STX__P : e / STX__PK, kb = tb ? e % STX__PK : e / STX__P,
+                nb = tb ? e / STX__PK : e % STX__P;
             size_t k = k0 + (size_t)ka, m = m0 + (size_t)ma, l = k0 + (size_t)kb, n = n0 + (size_t)nb;
-            as[ka * (STX__P + 4) + ma] = k < K && m < M ? stx__mat_get(A, ab, h * A.sh, ag, (ptrdiff_t)(ta ? k : m), (ptrdiff_t)(ta ? m : k)) : 0;
-            bs[kb * (STX__P + 4) + nb] = l < K && n < N ? stx__mat_get(B, bb, h * B.sh, bg, (ptrdiff_t)(tb ? n : l), (ptrdiff_t)(tb ? l : n)) : 0;
+            as[ka * (STX__P + 4) + ma] = k < K && m < M ? stx__mat_get(A, ab, h * A.sh, ag, (ptrdiff_t)(ta ? k : m),
+                                                                       (ptrdiff_t)(ta ? m : k)) : 0;
+            bs[kb * (STX__P + 4) + nb] = l < K && n < N ? stx__mat_get(B, bb, h * B.sh, bg, (ptrdiff_t)(tb ? n : l),
+                                                                       (ptrdiff_t)(tb ? l : n)) : 0;
         }
         __syncthreads();
         for (int k = 0; k < STX__PK; k++) {
@@ -2178,7 +2252,8 @@ typedef struct stx__attn0_rows {
     size_t T, H, S, N, n, ld, u0, i0, units;
     ptrdiff_t C, j0, W, span, first;
     int delta_min, not_causal, z_shared, no_renorm, whole;      /* whole: keys with m = 0 count in the normaliser */
-    float max_span, ramp, steps, eps, wide, inv_keep;      /* steps: stx__attn_steps; wide: sqrt(N), a persistent value's factor; inv_keep: a kept weight's */
+    float max_span, ramp, steps, eps, wide, inv_keep;      /* steps: stx__attn_steps; wide: sqrt(N), a persistent value's factor; inv_keep:
+                                                              a kept weight's */
     uint32_t keep;                      /* of 65536; 0: no dropout */
     uint64_t seed, stream;
     const uint64_t *shift;
@@ -2186,7 +2261,8 @@ typedef struct stx__attn0_rows {
     const int32_t *pad;                 /* see stx_attention_args */
     size_t stpad;
 } stx__attn0_rows;
-/* stx__attn_reach before it is cut off at the span. What does not depend on z the host adds up, for registers are short where this stands. */
+/* stx__attn_reach before it is cut off at the span. What does not depend on z the host adds up, for registers are short where this stands.
+   */
 static __device__ __forceinline__ double stx__attn_far(float z, float max_span, float steps) {
     double e = ceil((double)z * (double)max_span) + (double)steps + 1;
     if (!(e > 1)) e = 1;                /* also NaN */
@@ -2284,7 +2360,8 @@ static __global__ void stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
     const size_t u = p.u0 + row / p.n, r = row % p.n, h = u % p.H;
     const ptrdiff_t columns = p.W + (ptrdiff_t)p.N;
     const uint64_t stream = p.keep ? p.stream + *p.shift : 0;
-    const float zl = p.z.p ? __fmul_rn(stx__attn0_z(p, h), p.max_span) : 0.0f, top = p.top[u * p.T + p.i0 + r], inv = p.inv[u * p.T + p.i0 + r];
+    const float zl = p.z.p ? __fmul_rn(stx__attn0_z(p, h), p.max_span) : 0.0f, top = p.top[u * p.T + p.i0 + r],
+        inv = p.inv[u * p.T + p.i0 + r];
     float *s = p.s + row * p.ld, *g = p.g + row * p.ld, D = 0, dz = 0;
     ptrdiff_t lo, hi, c;
     stx__attn0_bounds(p, h, r, &lo, &hi);
@@ -2311,7 +2388,8 @@ static __global__ void stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
 }
 
 /* to (rows,D) of each unit = or += p + q, scratch of stride sz a unit; q may be NULL. A thread a number. */
-static __global__ void stx__attn0_out_kernel(stx__mat to, const float *p, const float *q, size_t sz, size_t rows, size_t D, int accumulate, size_t units, size_t u0, size_t H) {
+static __global__ void stx__attn0_out_kernel(stx__mat to, const float *p, const float *q, size_t sz, size_t rows, size_t D, int accumulate,
+                                             size_t units, size_t u0, size_t H) {
     size_t n = units * rows * D, step = (size_t)gridDim.x * blockDim.x;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
         size_t z = i / (rows * D), e = i % (rows * D), u = u0 + z;
@@ -2338,7 +2416,8 @@ static __global__ void stx__attn0_sum_kernel(float *all, const float *parts, siz
     }
 }
 /* grad += f all (tables,rows,D): number (t,r,d) is at + t st + r ld + d of grad. A thread a number. */
-static __global__ void stx__attn0_add_kernel(stx__num grad, const float *all, float f, size_t tables, size_t rows, size_t D, size_t at, size_t st, size_t ld) {
+static __global__ void stx__attn0_add_kernel(stx__num grad, const float *all, float f, size_t tables, size_t rows, size_t D, size_t at,
+                                             size_t st, size_t ld) {
     size_t step = (size_t)gridDim.x * blockDim.x;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < tables * rows * D; i += step)
         stx__add(grad, at + i / (rows * D) * st + i / D % rows * ld + i % D, f * all[i], 1);
@@ -2349,8 +2428,9 @@ enum { STX__S_PE, STX__S_U, STX__S_VB, STX__S_Z, STX__S_PK, STX__S_PV, STX__SHAR
 typedef struct stx__attn0 {
     stx_ctx *x;
     const stx_attention_args *a;
-    size_t n, units, ld, tables, p0, np;                /* queries of a panel, units of a chunk, numbers of a row; rows p0 .. p0+np-1 of pe are met */
-    size_t size[STX__SHARED_SUMS], copies[STX__SHARED_SUMS];    /* numbers of one copy (0: not wanted), and how many there are in the gradient */
+    size_t n, units, ld, tables, p0, np;      /* queries of a panel, units of a chunk, numbers of a row; rows p0 .. p0+np-1 of pe are met */
+    size_t size[STX__SHARED_SUMS], copies[STX__SHARED_SUMS];    /* numbers of one copy (0: not wanted), and how many there are in the
+                                                                   gradient */
     float *s, *g, *o, *o2, *rows, *dk, *dv, *part[STX__SHARED_SUMS], *all[STX__SHARED_SUMS];
     float *parts;                                       /* dk, dv and part[] */
     size_t parts_bytes, all_bytes, bytes;
@@ -2359,6 +2439,16 @@ typedef struct stx__attn0 {
     stx__num q, k, v, pe, u, vb, pk, pv, y, dy;
 } stx__attn0;
 
+/* The next part of a scratch at base: at which offset, a multiple of 256 */
+static size_t stx__cut(size_t *at, size_t bytes) {
+    size_t from = *at;
+    *at += (bytes + 255) / 256 * 256;
+    return from;
+}
+static float *stx__cut_floats(char *base, size_t *at, size_t count) {     /* NULL without a base */
+    size_t from = stx__cut(at, count * sizeof(float));
+    return base ? (float *)(void *)(base + from) : NULL;
+}
 static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
     const stx_attention_args *a = A->a;
     const size_t budget = (size_t)200 << 20, few = stx__gpu(A->x)->attention == 3;
@@ -2389,24 +2479,22 @@ static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
     for (i = 0; i < STX__SHARED_SUMS; i++) unit += A->size[i];
     A->units = few ? 3 : budget / (unit * sizeof(float));
     A->units = STX_MAX((size_t)1, STX_MIN(STX_MIN(A->units, all), (size_t)65535));
-  #define STX__TAKE(field, count) do { A->field = base ? (float *)(void *)(base + at) : NULL; at += ((count) * sizeof(float) + 255) / 256 * 256; } while (0)
-    STX__TAKE(s, A->units * A->n * A->ld);
-    STX__TAKE(o, A->units * A->n * a->D);
+    A->s = stx__cut_floats(base, &at, A->units * A->n * A->ld);
+    A->o = stx__cut_floats(base, &at, A->units * A->n * a->D);
     if (backward) {
-        STX__TAKE(g, A->units * A->n * A->ld);
-        STX__TAKE(o2, A->units * A->n * a->D);
-        STX__TAKE(rows, A->units * A->n);
+        A->g = stx__cut_floats(base, &at, A->units * A->n * A->ld);
+        A->o2 = stx__cut_floats(base, &at, A->units * A->n * a->D);
+        A->rows = stx__cut_floats(base, &at, A->units * A->n);
         A->parts_bytes = at;
-        STX__TAKE(dk, a->dk ? A->units * a->S * a->D : 0);
-        STX__TAKE(dv, a->dv ? A->units * a->S * a->D : 0);
+        A->dk = stx__cut_floats(base, &at, a->dk ? A->units * a->S * a->D : 0);
+        A->dv = stx__cut_floats(base, &at, a->dv ? A->units * a->S * a->D : 0);
         A->parts = A->dk;
-        for (i = 0; i < STX__SHARED_SUMS; i++) STX__TAKE(part[i], A->units * A->size[i]);
+        for (i = 0; i < STX__SHARED_SUMS; i++) A->part[i] = stx__cut_floats(base, &at, A->units * A->size[i]);
         A->parts_bytes = at - A->parts_bytes;
         A->all_bytes = at;
-        for (i = 0; i < STX__SHARED_SUMS; i++) STX__TAKE(all[i], A->copies[i] * A->size[i]);
+        for (i = 0; i < STX__SHARED_SUMS; i++) A->all[i] = stx__cut_floats(base, &at, A->copies[i] * A->size[i]);
         A->all_bytes = at - A->all_bytes;
     }
-  #undef STX__TAKE
     return A->bytes = at + 256;
 }
 static void stx__attn0_open(stx__attn0 *A, stx_ctx *x, const stx_attention_args *a, int backward) {
@@ -2418,18 +2506,23 @@ static void stx__attn0_open(stx__attn0 *A, stx_ctx *x, const stx_attention_args 
     A->pk = stx__num_of(x, a->pk); A->pv = stx__num_of(x, a->pv);
     A->y = stx__num_of(x, a->y); A->dy = stx__num_of(x, a->dy);
 }
-static void stx__attn0_product(const stx__attn0 *A, const stx__mat &C, const stx__mat &L, int ta, const stx__mat &R, int tb, size_t M, size_t N, size_t K, float alpha, int accumulate) {
+static void stx__attn0_product(const stx__attn0 *A, const stx__mat &C, const stx__mat &L, int ta, const stx__mat &R, int tb, size_t M,
+                               size_t N, size_t K, float alpha, int accumulate) {
     dim3 grid((unsigned)((N + STX__P - 1) / STX__P), (unsigned)((M + STX__P - 1) / STX__P), (unsigned)A->nu);
     if (!M || !N || (!K && accumulate)) return;
-    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_product_kernel, grid, 256, 0, C, L, R, ta, tb, M, N, K, alpha, accumulate, A->u0, A->a->H);
+    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_product_kernel, grid, 256, 0, C, L, R, ta, tb, M, N, K, alpha, accumulate, A->u0,
+                    A->a->H);
 }
-static void stx__attn0_out(const stx__attn0 *A, const stx__mat &to, const float *p, const float *q, size_t sz, size_t rows, int accumulate) {
+static void stx__attn0_out(const stx__attn0 *A, const stx__mat &to, const float *p, const float *q, size_t sz, size_t rows,
+                           int accumulate) {
     if (!rows) return;
-    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_out_kernel, stx__blocks(A->nu * rows * A->a->D, 256, 65535), 256, 0, to, p, q, sz, rows, A->a->D, accumulate,
+    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_out_kernel, stx__blocks(A->nu * rows * A->a->D, 256, 65535), 256, 0, to, p, q, sz,
+                    rows, A->a->D, accumulate,
                     A->nu, A->u0, A->a->H);
 }
 static void stx__attn0_columns(const stx__attn0 *A, float *to, const float *from, size_t sz, size_t D) {
-    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_columns_kernel, stx__blocks(A->nu * D, 128, (size_t)1 << 30), 128, 0, to, from, sz, A->nb, D, A->nu);
+    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_columns_kernel, stx__blocks(A->nu * D, 128, (size_t)1 << 30), 128, 0, to, from,
+                    sz, A->nb, D, A->nu);
 }
 /* The matrices of a panel: rows of queries, keys and tables by unit; scratch */
 static stx__mat stx__attn0_rows_q(const stx__attn0 *A, const stx__num &q, const stx__num *bias) {
@@ -2479,9 +2572,12 @@ static void stx__attn0_logits(stx__attn0 *A, size_t i0) {
     A->j0 = a->not_causal ? STX_MAX(a->first_key, 0) : STX_MAX(a->first_key, C + (ptrdiff_t)i0 - (ptrdiff_t)a->span);
     if (!a->not_causal) last = C + (ptrdiff_t)(i0 + A->nb) - a->delta_min;
     A->W = STX_MAX(last - A->j0, (ptrdiff_t)0);
-    stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 0), stx__attn0_rows_q(A, A->q, &A->u), 0, stx__attn0_rows_k(A, A->k, A->j0), 1, A->nb, (size_t)A->W, a->D, a->scale, 0);
-    if (a->P) stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 1), stx__attn0_rows_q(A, A->q, &A->vb), 0, stx__attn0_rows_pe(A), 1, A->nb, A->np, a->D, a->scale, 1);
-    stx__attn0_product(A, stx__attn0_cells(A, A->s, (size_t)A->W, 0), stx__attn0_rows_q(A, A->q, NULL), 0, stx__attn0_rows_p(A, A->pk), 1, A->nb, a->N, a->D,
+    stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 0), stx__attn0_rows_q(A, A->q, &A->u), 0, stx__attn0_rows_k(A, A->k, A->j0), 1,
+                       A->nb, (size_t)A->W, a->D, a->scale, 0);
+    if (a->P) stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 1), stx__attn0_rows_q(A, A->q, &A->vb), 0, stx__attn0_rows_pe(A), 1,
+                                 A->nb, A->np, a->D, a->scale, 1);
+    stx__attn0_product(A, stx__attn0_cells(A, A->s, (size_t)A->W, 0), stx__attn0_rows_q(A, A->q, NULL), 0, stx__attn0_rows_p(A, A->pk), 1,
+                       A->nb, a->N, a->D,
                        a->scale * (float)sqrt((double)a->D), 0);
 }
 static stx__attn0_rows stx__attn0_rows_of(const stx__attn0 *A) {
@@ -2514,9 +2610,12 @@ static void stx__attn0_fwd(stx_ctx *x, const stx_attention_args *a) {
         A.nu = STX_MIN(A.units, a->B * a->H - A.u0);
         for (i0 = 0; i0 < a->T; i0 += A.nb) {
             stx__attn0_logits(&A, i0);
-            STX__RUN_KERNEL(x, "stx_attention_fwd", stx__attn0_soft_kernel, stx__blocks(A.nu * A.nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0, stx__attn0_rows_of(&A));
-            stx__attn0_product(&A, stx__attn0_wide(&A, A.o), stx__attn0_cells(&A, A.s, 0, 0), 0, stx__attn0_rows_k(&A, A.v, A.j0), 0, A.nb, a->D, (size_t)A.W, 1, 0);
-            stx__attn0_product(&A, stx__attn0_wide(&A, A.o), stx__attn0_cells(&A, A.s, (size_t)A.W, 0), 0, stx__attn0_rows_p(&A, A.pv), 0, A.nb, a->D, a->N, 1, 1);
+            STX__RUN_KERNEL(x, "stx_attention_fwd", stx__attn0_soft_kernel, stx__blocks(A.nu * A.nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0,
+                            stx__attn0_rows_of(&A));
+            stx__attn0_product(&A, stx__attn0_wide(&A, A.o), stx__attn0_cells(&A, A.s, 0, 0), 0, stx__attn0_rows_k(&A, A.v, A.j0), 0, A.nb,
+                               a->D, (size_t)A.W, 1, 0);
+            stx__attn0_product(&A, stx__attn0_wide(&A, A.o), stx__attn0_cells(&A, A.s, (size_t)A.W, 0), 0, stx__attn0_rows_p(&A, A.pv), 0,
+                               A.nb, a->D, a->N, 1, 1);
             stx__attn0_out(&A, stx__attn0_rows_y(&A, A.y), A.o, NULL, A.nb * a->D, A.nb, 0);
         }
     }
@@ -2525,25 +2624,34 @@ static void stx__attn0_fwd(stx_ctx *x, const stx_attention_args *a) {
 /* One panel of the backward pass, after the logits */
 static void stx__attn0_bwd_panel(stx__attn0 *A) {
     const stx_attention_args *a = A->a;
-    const size_t D = a->D, W = (size_t)A->W, zeros = (size_t)STX_MIN(STX_MAX(-A->j0, (ptrdiff_t)0), A->W), real = (size_t)STX_MAX(A->j0, (ptrdiff_t)0);
+    const size_t D = a->D, W = (size_t)A->W, zeros = (size_t)STX_MIN(STX_MAX(-A->j0, (ptrdiff_t)0), A->W), real = (size_t)STX_MAX(A->j0,
+        (ptrdiff_t)0);
     const float far = a->scale * (float)sqrt((double)D);
     stx__mat dy = stx__attn0_rows_y(A, A->dy), o = stx__attn0_wide(A, A->o), o2 = stx__attn0_wide(A, A->o2);
     stx__attn0_rows p = stx__attn0_rows_of(A);
     if (a->dz && p.z.p) p.dz = A->rows;
     stx__attn0_product(A, stx__attn0_cells(A, A->g, 0, 0), dy, 0, stx__attn0_rows_k(A, A->v, A->j0), 1, A->nb, W, D, 1, 0);
     stx__attn0_product(A, stx__attn0_cells(A, A->g, W, 0), dy, 0, stx__attn0_rows_p(A, A->pv), 1, A->nb, a->N, D, 1, 0);
-    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_soft_bwd_kernel, stx__blocks(A->nu * A->nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0, p);
-    if (a->dv) stx__attn0_product(A, stx__mat_scratch(A->dv + real * D, D, a->S, a->S * D), stx__attn0_cells(A, A->s, zeros, 0), 1, dy, 0, W - zeros, D, A->nb, 1, 1);
-    if (a->dk) stx__attn0_product(A, stx__mat_scratch(A->dk + real * D, D, a->S, a->S * D), stx__attn0_cells(A, A->g, zeros, 0), 1, stx__attn0_rows_q(A, A->q, &A->u), 0,
+    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_soft_bwd_kernel, stx__blocks(A->nu * A->nb, 4, (size_t)1 << 30), 4 * STX__WARP,
+                    0, p);
+    if (a->dv) stx__attn0_product(A, stx__mat_scratch(A->dv + real * D, D, a->S, a->S * D), stx__attn0_cells(A, A->s, zeros, 0), 1, dy, 0,
+                                  W - zeros, D, A->nb, 1, 1);
+    if (a->dk) stx__attn0_product(A, stx__mat_scratch(A->dk + real * D, D, a->S, a->S * D), stx__attn0_cells(A, A->g, zeros, 0), 1,
+                                  stx__attn0_rows_q(A, A->q, &A->u), 0,
                                   W - zeros, D, A->nb, a->scale, 1);
     if (p.dz) stx__attn0_columns(A, A->part[STX__S_Z], A->rows, A->nb, 1);
-    if (A->size[STX__S_PV]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PV], D, a->N, a->N * D), stx__attn0_cells(A, A->s, W, 0), 1, dy, 0, a->N, D, A->nb, 1, 1);
-    if (A->size[STX__S_PK]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PK], D, a->N, a->N * D), stx__attn0_cells(A, A->g, W, 0), 1,
+    if (A->size[STX__S_PV]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PV], D, a->N, a->N * D), stx__attn0_cells(A, A->s, W, 0),
+                                               1, dy, 0, a->N, D, A->nb, 1, 1);
+    if (A->size[STX__S_PK]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PK], D, a->N, a->N * D), stx__attn0_cells(A, A->g, W, 0),
+                                               1,
                                                stx__attn0_rows_q(A, A->q, NULL), 0, a->N, D, A->nb, far, 1);
-    if (A->size[STX__S_PE]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PE], D, A->np, A->np * D), stx__attn0_cells(A, A->g, 0, 1), 1,
+    if (A->size[STX__S_PE]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PE], D, A->np, A->np * D), stx__attn0_cells(A, A->g, 0,
+        1), 1,
                                                stx__attn0_rows_q(A, A->q, &A->vb), 0, A->np, D, A->nb, a->scale, 1);
-    if (a->dq || a->du) stx__attn0_product(A, o, stx__attn0_cells(A, A->g, 0, 0), 0, stx__attn0_rows_k(A, A->k, A->j0), 0, A->nb, D, W, a->scale, 0);
-    if (a->P && (a->dq || a->dvb)) stx__attn0_product(A, o2, stx__attn0_cells(A, A->g, 0, 1), 0, stx__attn0_rows_pe(A), 0, A->nb, D, A->np, a->scale, 0);
+    if (a->dq || a->du) stx__attn0_product(A, o, stx__attn0_cells(A, A->g, 0, 0), 0, stx__attn0_rows_k(A, A->k, A->j0), 0, A->nb, D, W,
+                                           a->scale, 0);
+    if (a->P && (a->dq || a->dvb)) stx__attn0_product(A, o2, stx__attn0_cells(A, A->g, 0, 1), 0, stx__attn0_rows_pe(A), 0, A->nb, D, A->np,
+                                                      a->scale, 0);
     if (a->du) stx__attn0_columns(A, A->part[STX__S_U], A->o, A->nb * D, D);
     if (a->dvb && a->P) stx__attn0_columns(A, A->part[STX__S_VB], A->o2, A->nb * D, D);
     if (a->dq) {
@@ -2559,7 +2667,8 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
     if (A.all_bytes && stx_ok(x)) stx__cuda_failed(x, cudaMemsetAsync(A.all[0], 0, A.all_bytes, stx__gpu(x)->stream), "stx_attention_bwd");
     for (A.u0 = 0; A.u0 < a->B * a->H; A.u0 += A.nu) {
         A.nu = STX_MIN(A.units, a->B * a->H - A.u0);
-        if (A.parts_bytes && stx_ok(x)) stx__cuda_failed(x, cudaMemsetAsync(A.parts, 0, A.parts_bytes, stx__gpu(x)->stream), "stx_attention_bwd");
+        if (A.parts_bytes && stx_ok(x)) stx__cuda_failed(x, cudaMemsetAsync(A.parts, 0, A.parts_bytes, stx__gpu(x)->stream),
+                                                         "stx_attention_bwd");
         for (i0 = 0; i0 < a->T; i0 += A.nb) {
             stx__attn0_logits(&A, i0);
             stx__attn0_bwd_panel(&A);
@@ -2567,13 +2676,16 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
         if (a->dk) stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dk), 0), A.dk, NULL, a->S * a->D, a->S, 1);
         if (a->dv) stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dv), 0), A.dv, NULL, a->S * a->D, a->S, 1);
         for (i = 0; i < STX__SHARED_SUMS; i++)
-            if (A.size[i]) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_sum_kernel, stx__blocks(A.copies[i] * A.size[i], 256, 65535), 256, 0, A.all[i], A.part[i], A.size[i],
+            if (A.size[i]) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_sum_kernel, stx__blocks(A.copies[i] * A.size[i], 256, 65535),
+                                           256, 0, A.all[i], A.part[i], A.size[i],
                                            A.copies[i], A.nu, A.u0);
     }
     for (i = 0; i < STX__SHARED_SUMS; i++) {
-        size_t rows = A.size[i] >= a->D && i != STX__S_Z ? A.size[i] / a->D : 1, cols = rows ? A.size[i] / rows : 0, n = A.copies[i] * A.size[i];
+        size_t rows = A.size[i] >= a->D && i != STX__S_Z ? A.size[i] / a->D : 1, cols = rows ? A.size[i] / rows : 0,
+            n = A.copies[i] * A.size[i];
         size_t ld = i == STX__S_PE ? A.tables * a->D : cols, st = i == STX__S_PE ? a->D : A.size[i], at = i == STX__S_PE ? A.p0 * ld : 0;
-        if (n) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_add_kernel, stx__blocks(n, 256, 65535), 256, 0, stx__num_of(x, grads[i]), A.all[i],
+        if (n) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_add_kernel, stx__blocks(n, 256, 65535), 256, 0, stx__num_of(x, grads[i]),
+                               A.all[i],
                                i == STX__S_Z ? a->max_span / a->ramp : 1.0f, A.copies[i], rows, cols, at, st, ld);
     }
 }
@@ -2595,7 +2707,8 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
    (row groups + at / 8) gives 16 bits to each of 8 neighbours: kept if they are below keep. So the tiles of keys begin where span + j is
    a multiple of 8, and a block of 8 columns is one call. */
 typedef struct stx__at {
-    const void *q, *k, *v, *pe, *pk, *pv;       /* (B,T,H D), (B,S,H D) twice, (P,D) or (P,H D), (H,N,D) twice: bfloat16s or floats, as the policy says */
+    const void *q, *k, *v, *pe, *pk, *pv;       /* (B,T,H D), (B,S,H D) twice, (P,D) or (P,H D), (H,N,D) twice: bfloat16s or floats, as the
+                                                   policy says */
     void *y;                                    /* (B,T,H D) */
     float *top, *inv;                           /* (B,H,T) */
     stx__num u, vb, z;                          /* (H D) twice, (H) */
@@ -2610,8 +2723,8 @@ typedef struct stx__at {
     int stbits;                                 /* words between its batch rows */
 } stx__at;
 
-/* An operand as the kernels read it: activations' bfloat16s and parameters' twins, or floats. ok becomes 0 if it is stored otherwise or rows
-   are not 16 bytes apart and aligned. */
+/* An operand as the kernels read it: activations' bfloat16s and parameters' twins, or floats. ok becomes 0 if it is stored otherwise or
+   rows are not 16 bytes apart and aligned. */
 static const void *stx__at_in(const stx_ctx *x, const void *p, int half, size_t ld, int *ok) {
     stx__num v;
     const void *r = p;
@@ -2628,7 +2741,8 @@ static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *
     int ok = 1, h;
     memset(p, 0, sizeof *p);
     *half = h = g->half && stx__num_of(x, a->q).half;
-    if (a->eps > 0 || (a->z && (a->no_renorm || a->z_shared)) || a->first_key < 0 || !(a->scale > 0) || a->D < 8 || a->D > 128 || a->D % 8 || !a->B || !a->T || !a->H || a->H > 256) return 0;
+    if (a->eps > 0 || (a->z && (a->no_renorm || a->z_shared)) || a->first_key < 0 || !(a->scale > 0) || a->D < 8 || a->D > 128 ||
+        a->D % 8 || !a->B || !a->T || !a->H || a->H > 256) return 0;
     if (a->B >= big || a->T >= big || a->S >= big || a->P >= big || a->N >= big || a->span >= big || a->S + a->span + a->N >= big) return 0;
     if (a->not_causal ? a->z || a->P || !a->S || a->span < a->S : a->T > a->S) return 0;
     p->q = stx__at_in(x, a->q, h, a->ldq, &ok);
@@ -2702,7 +2816,7 @@ static __device__ __forceinline__ uint4 stx__at_bits(const stx__at &p, uint64_t 
    sum over the heads of what a binary search finds: no sort, no atomics. One thread an entry; the batch is not in the list: but for
    padded keys, which it does not know, rows have equal lengths. */
 static __device__ __forceinline__ int stx__at_length(const stx__at &p, const stx__at_head &w, int tile, int bq, int bk) {
-    int last = p.C + (tile + 1) * bq - p.dmin;        /* a last tile that T cuts counts as a whole one: never shorter than the tile before */
+    int last = p.C + (tile + 1) * bq - p.dmin;       /* a last tile that T cuts counts as a whole one: never shorter than the tile before */
     return (max(last - max(p.lo, p.C + tile * bq - w.live), 0) + bk - 1) / bk;
 }
 static __global__ void stx__at_list(stx__at p, uint32_t *list, int tiles, int bq, int bk) {
@@ -2734,7 +2848,8 @@ template<int CH> static __device__ __forceinline__ unsigned stx__at_piece(int r,
 /* Rows r0 .. of a table at `from`, row 0 first, into n rows of a tile; those outside [lo,hi) become zeros. All threads of the block; there
    after the next cp_wait and barrier. ld: bytes from row to row; bytes: of a row's numbers, a multiple of 16. */
 template<int CH, int THREADS>
-static __device__ __forceinline__ void stx__at_load(unsigned char *tile, int n, const void *from, size_t ld, int bytes, int r0, int lo, int hi) {
+static __device__ __forceinline__ void stx__at_load(unsigned char *tile, int n, const void *from, size_t ld, int bytes, int r0, int lo,
+                                                    int hi) {
     int r = (int)threadIdx.x / CH, c = (int)threadIdx.x % CH, k;
     const char *p = (const char *)from + (ptrdiff_t)(r0 + r) * (ptrdiff_t)ld + c * 16;          /* one product; the others are sums */
     #pragma unroll
@@ -2770,28 +2885,35 @@ template<int NB> static __device__ __forceinline__ void stx__at_forbid(float (&x
    b2: rows r0 .. r0+7 as a right factor, steps k (b[0..1]) and k + 1
    v: rows r0 .. r0+15 as k, 16 columns 8c.. as two right factors of 8 columns each; bfloat16 only (ldmatrix turns units of 2 bytes) */
 template<int CH>
-static __device__ __forceinline__ void stx__at_frag_a(uint32_t (&a)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
+static __device__ __forceinline__ void stx__at_frag_a(uint32_t (&a)[4], const unsigned char *tile, int r0, int k,
+                                                      int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4(a, tile + stx__at_piece<CH>(r0 + (lane & 15), 2 * k + (lane >> 4)));
 }
 template<int CH>
-static __device__ __forceinline__ void stx__at_frag_b(uint32_t (&b)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
+static __device__ __forceinline__ void stx__at_frag_b(uint32_t (&b)[4], const unsigned char *tile, int r0, int k,
+                                                      int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4(b, tile + stx__at_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8, 2 * k + ((lane >> 3) & 1)));
 }
 template<int CH>
-static __device__ __forceinline__ void stx__at_frag_b2(uint32_t (&b)[4], const unsigned char *tile, int r0, int k, int lane = (int)threadIdx.x & 31) {
+static __device__ __forceinline__ void stx__at_frag_b2(uint32_t (&b)[4], const unsigned char *tile, int r0, int k,
+                                                       int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4(b, tile + stx__at_piece<CH>(r0 + (lane & 7), 2 * k + (lane >> 3)));
 }
 template<int CH>
-static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const unsigned char *tile, int r0, int c, int lane = (int)threadIdx.x & 31) {
+static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const unsigned char *tile, int r0, int c,
+                                                      int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4_trans(b, tile + stx__at_piece<CH>(r0 + (lane & 15), c + (lane >> 4)));
 }
 
 /* PRECISION. num: how numbers are stored; SIZE their bytes; mma: c (16,8) += a (16,32 bytes) b; mma2: c and d, with
    two right factors. A kernel is a template over these.
    f32: each operand in two tf32 parts, x = hi + lo up to 2^-22 x, and three products: nearly float accuracy. tf32: the high parts alone. */
+/* Asking for a mask makes a few kernels of backward spill; those, by the head sizes that they are filled up to (one bit each), are
+   compiled a second time for masks, by precision `masked`. */
 struct stx__at_bf16 {
     typedef stx__bf16 num;
-    enum { SIZE = 2, K = 16 };
+    typedef stx__at_bf16 masked;
+    enum { SIZE = 2, K = 16, QUERIES_TWICE = 0, KEYS_TWICE = 64, DIAGONALS_TWICE = 0 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t b[2] = {b0, b1};
         stx__mma_bf16(c, a, b);
@@ -2811,10 +2933,14 @@ static __device__ __forceinline__ uint32_t stx__at_hi(uint32_t v) {
     return r;
 }
 #endif
-static __device__ __forceinline__ uint32_t stx__at_lo(uint32_t v, uint32_t hi) { return stx__at_hi(__float_as_uint(__uint_as_float(v) - __uint_as_float(hi))); }
+static __device__ __forceinline__ uint32_t stx__at_lo(uint32_t v, uint32_t hi) {
+    return stx__at_hi(__float_as_uint(__uint_as_float(v) - __uint_as_float(hi)));
+}
+struct stx__at_f32;
 struct stx__at_tf32 {
     typedef float num;
-    enum { SIZE = 4, K = 8 };
+    typedef stx__at_f32 masked;         /* better numbers and slower ones; its kernels are there anyway */
+    enum { SIZE = 4, K = 8, QUERIES_TWICE = 128 + 32, KEYS_TWICE = 0, DIAGONALS_TWICE = 0 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
         stx__mma_tf32(c, h, b);
@@ -2827,7 +2953,8 @@ struct stx__at_tf32 {
 };
 struct stx__at_f32 {
     typedef float num;
-    enum { SIZE = 4, K = 8 };
+    typedef stx__at_f32 masked;
+    enum { SIZE = 4, K = 8, QUERIES_TWICE = 128, KEYS_TWICE = 0, DIAGONALS_TWICE = 128 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
         uint32_t l[4] = {stx__at_lo(a[0], h[0]), stx__at_lo(a[1], h[1]), stx__at_lo(a[2], h[2]), stx__at_lo(a[3], h[3])};
@@ -2854,8 +2981,8 @@ static __device__ __forceinline__ void stx__at_store(float *p, float v) { *p = v
 static __device__ __forceinline__ void stx__at_store2(stx__bf16 *p, float a, float b) { *(uint32_t *)p = stx__pair(a, b); }
 static __device__ __forceinline__ void stx__at_store2(float *p, float a, float b) { *(float2 *)p = make_float2(a, b); }
 
-/* THE SKEW, in registers. R[r][c'] = q_r . pe of column c' is wanted at S[r][c'+r], for the rows r = 0 .. 15 of one strip. A thread (g, t) of
-   a fragment holds columns 8n+2t and 8n+2t+1 of rows g and g+8, and wants, for its cells of S,
+/* THE SKEW, in registers. R[r][c'] = q_r . pe of column c' is wanted at S[r][c'+r], for the rows r = 0 .. 15 of one strip. A thread (g, t)
+   of a fragment holds columns 8n+2t and 8n+2t+1 of rows g and g+8, and wants, for its cells of S,
        row g:    column 8n + 2t + e - g          lies in block n or n-1, in the same row, so in one of the 4 lanes of the same g
        row g+8:  column 8(n-1) + 2t + e - g      what the formula above gives for block n-1
    Whose? 2t + e - g = 2(t - k) + e' with k = (g + 1 - e) / 2 rounded down and e' = e ^ (g & 1): lane (t - k) mod 4, its element e', of
@@ -2898,7 +3025,8 @@ static __device__ __forceinline__ void stx__at_shift(stx__at_skew &w, const stx_
                           x  = S scale log2 e ;  top' = max(top, max x) ;  w = m 2^(x - top')
                           sum = sum 2^(top - top') + sum w ;  O = O 2^(top - top') + (dropped w) V
 
-   A tile of persistent vectors has other scales (keys sqrt(D) pk: in x; values sqrt(N) pv: in w) and q without u: nothing else is different.
+   A tile of persistent vectors has other scales (keys sqrt(D) pk: in x; values sqrt(N) pv: in w) and q without u: nothing else is
+   different.
 
    Memory: K and V have two tiles each, the relative table a ring of BQ + 2 BK rows: what the 4 warps' skewed bands meet, BQ + BK, and the
    next BK. While tile s is worked on, tile s + 1 is on its way by cp.async. One barrier a tile is enough: it says that everybody's copies
@@ -2921,7 +3049,8 @@ static __device__ __forceinline__ void stx__at_shift(stx__at_skew &w, const stx_
    have 8 KiB or less whatever D and the precision: that sets BK. */
 /* Numbers of a warp's rows r0 .. r0+n-1 of queries, plus a bias, into a tile; rows beyond T become zeros */
 template<class P, int CH>
-static __device__ __forceinline__ void stx__at_query(const stx__at &p, unsigned char *tile, int r0, int n, int i0, int b, int h, const stx__num &bias) {
+static __device__ __forceinline__ void stx__at_query(const stx__at &p, unsigned char *tile, int r0, int n, int i0, int b, int h,
+                                                     const stx__num &bias) {
     enum { PER = 16 / P::SIZE };
     const typename P::num *q = (const typename P::num *)p.q + (size_t)b * p.stq + (size_t)h * p.D;
     int i;
@@ -2953,7 +3082,8 @@ static __device__ __forceinline__ void stx__at_swap(uint32_t (&x)[4]) {
         if (t & 2) x[e] = v; else x[e + 2] = v;
     }
 }
-/* Which cells of a strip of 16 rows and NB blocks of 8 columns the dropout keeps, as bits: 4 n + e for cell e of block n of an accumulator. The
+/* Which cells of a strip of 16 rows and NB blocks of 8 columns the dropout keeps, as bits: 4 n + e for cell e of block n of an
+   accumulator. The
    4 lanes of a quad share the calls of their two rows. row: of g = 0; at: position of the first column, a multiple of 8. All lanes. */
 template<int NB> static __device__ __forceinline__ uint32_t stx__at_kept(const stx__at &p, uint64_t stream, uint64_t row, int at) {
     int lane = (int)threadIdx.x & 31, t = lane & 3, q, l;
@@ -2974,8 +3104,8 @@ template<int NB> static __device__ __forceinline__ uint32_t stx__at_kept(const s
     }
     return kept;
 }
-/* o += w V for one strip of rows; the tile's rows are k. Accumulators of S are, packed, fragments of a left factor: bfloat16s as they stand,
-   tf32s if key 2t is taken for k = t and key 2t+1 for k = t+4, by both factors. */
+/* o += w V for one strip of rows; the tile's rows are k. Accumulators of S are, packed, fragments of a left factor: bfloat16s as they
+   stand, tf32s if key 2t is taken for k = t and key 2t+1 for k = t+4, by both factors. */
 template<class P, int CH, int MT, int NB, int ND> struct stx__at_values {
     static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane) {
         int g = lane >> 2, t = lane & 3, k, n, m;
@@ -2987,7 +3117,8 @@ template<class P, int CH, int MT, int NB, int ND> struct stx__at_values {
                 uint32_t b1 = *(const uint32_t *)(tile + stx__at_piece<CH>(8 * k + 2 * t + 1, 2 * n + (g >> 2)) + (g & 3) * 4);
                 #pragma unroll
                 for (m = 0; m < MT; m++) {
-                    uint32_t a[4] = {__float_as_uint(w[m][k][0]), __float_as_uint(w[m][k][2]), __float_as_uint(w[m][k][1]), __float_as_uint(w[m][k][3])};
+                    uint32_t a[4] = {__float_as_uint(w[m][k][0]), __float_as_uint(w[m][k][2]), __float_as_uint(w[m][k][1]),
+                        __float_as_uint(w[m][k][3])};
                     P::add(o[m][n], a, b0, b1);
                 }
             }
@@ -3023,9 +3154,9 @@ template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH,
 /* v, but the compiler cannot know: what is made of it inside a loop is not worth registers throughout the loop */
 static __device__ __forceinline__ int stx__at_again(int v) { asm volatile("" : "+r"(v)); return v; }
 
-/* WHICH KEYS EXIST. Padded keys and attention without causality have a mask beside the window: bit STX__AT_BEFORE + j of a batch row's words
-   is 1 if key j exists: lo <= j < S, and not padded. It is made anew in each call, a few bytes that stay in L1. Without it (bits NULL) kernels
-   do what they did before there was one, at a branch a tile, the same for all threads.
+/* WHICH KEYS EXIST. Padded keys and attention without causality have a mask beside the window: bit STX__AT_BEFORE + j of a batch row's
+   words is 1 if key j exists: lo <= j < S, and not padded. It is made anew in each call, a few bytes that stay in L1. Without it (bits
+   NULL) kernels do what they did before there was one, at a branch a tile, the same for all threads.
    A tile without any key costs no copies of K and V and no products. In one with keys missing
        forward, queries     those become rows of zeros once they have come, for they may hold anything, and 0 times NaN is NaN; and their
                             logits become -inf before the softmax (forward) or before a and ds are made
@@ -3058,23 +3189,32 @@ static void stx__at_set_bits(stx_ctx *x, const char *name, const stx_attention_a
     if (!n) return;
     p->bits = (const uint32_t *)room;
     p->stbits = a->pad ? (int)words : 0;
-    STX__RUN_KERNEL(x, name, stx__at_bits_kernel, stx__blocks(n, 8, (size_t)1 << 30), 256, 0, (uint32_t *)room, a->pad, a->stpad, p->S, p->lo, words, n);
+    STX__RUN_KERNEL(x, name, stx__at_bits_kernel, stx__blocks(n, 8, (size_t)1 << 30), 256, 0, (uint32_t *)room, a->pad, a->stpad, p->S,
+                    p->lo, words, n);
 }
 
 /* What a block works on. In shared memory, for registers are scarce. */
 typedef struct stx__at_job { stx__at_head w; int b, h, i0, first, windows, steps; } stx__at_job;
 /* DP: D filled up; TWO: Q for S stands in shared memory and not in registers (two queries, or floats) */
 template<class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
-    enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, KEYS = BK, TILE = BK * ROW, SIZE = P::SIZE, RING = BQ + 2 * BK, REGS = P::SIZE == 2, THREADS = 128, RAMP = BK + 16 * MT, HEAD = (64 + 16 * RAMP + 127) / 128 * 128 };
-    /* The job and each warp's ramp weights; K, V, K, V; the ring; the queries, which may use the second K and V if they move on to registers */
-    static size_t shared(int pe, int two) { return HEAD + (size_t)ROW * (4 * BK + (pe ? RING : 0) + (!REGS ? (two ? 2 * BQ : BQ) : TWO ? BQ : 0)); }
+    enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, KEYS = BK, TILE = BK * ROW,
+        SIZE = P::SIZE, RING = BQ + 2 * BK, REGS = P::SIZE == 2, THREADS = 128, RAMP = BK + 16 * MT,
+            HEAD = (64 + 16 * RAMP + 127) / 128 * 128 };
+    /* The job and each warp's ramp weights; K, V, K, V; the ring; the queries, which may use the second K and V if they move on to
+       registers */
+    static size_t shared(int pe, int two) {
+        return HEAD + (size_t)ROW * (4 * BK + (pe ? RING : 0) + (!REGS ? (two ? 2 * BQ : BQ) : TWO ? BQ : 0));
+    }
     /* blocks that should fit on a multiprocessor: so many registers less may a thread take */
     enum { BLOCKS = MT > 1 || DP > 64 || !REGS ? 2 : 3 };
 };
 /* Copies of step s, into what step s - 2 had */
-template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, const stx__at_job &job, unsigned char *shared, int s) {
-    const int window = s < job.windows, j0 = window ? job.first + s * X::KEYS : (s - job.windows) * X::KEYS - ((p.S + p.span) & 7), bytes = p.D * X::SIZE;
-    const size_t o = (window ? (size_t)job.b * p.stk + (size_t)job.h * p.D : (size_t)job.h * p.N * p.D) * X::SIZE, ld = (window ? p.ldk : (size_t)p.D) * X::SIZE;
+template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, const stx__at_job &job, unsigned char *shared,
+    int s) {
+    const int window = s < job.windows, j0 = window ? job.first + s * X::KEYS : (s - job.windows) * X::KEYS - ((p.S + p.span) & 7),
+        bytes = p.D * X::SIZE;
+    const size_t o = (window ? (size_t)job.b * p.stk + (size_t)job.h * p.D : (size_t)job.h * p.N * p.D) * X::SIZE,
+        ld = (window ? p.ldk : (size_t)p.D) * X::SIZE;
     const char *k = (const char *)(window ? p.k : p.pk) + o, *v = (const char *)(window ? p.v : p.pv) + o;
     unsigned char *to = shared + (s & 1) * 2 * X::TILE, *ring = shared + 4 * X::TILE;
     const int some = !p.bits || !window || stx__at_exist<X::KEYS>(p, job.b, j0);
@@ -3091,7 +3231,8 @@ template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const 
 
 /* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
 template<class P, int DP, int BK, int MT, int TWO>
-static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
+static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(stx__at p, const uint32_t *list,
+    int tiles) {
     typedef stx__at_shape<P, DP, BK, MT, TWO> X;
     enum { CH = X::CH, KS = X::KS, NB = X::NB, ND = X::ND, BQ = X::BQ, ROWS = 16 * MT };
     STX__DYNAMIC(memory);
@@ -3151,8 +3292,10 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
     for (s = 0; s < job.steps; s++) {
         const int lane = stx__at_again((int)threadIdx.x & 31), g = lane >> 2, t = lane & 3;
         const unsigned char *kt = shared + (s & 1) * 2 * BK * X::ROW, *vt = kt + BK * X::ROW;
-        const int window = s < job.windows, j0 = window ? job.first + s * BK : (s - job.windows) * BK - ((p.S + p.span) & 7), iw = job.i0 + r0;
-        const int far = p.C + iw + ROWS - 1 - j0, near = p.C + iw - (j0 + BK - 1);          /* the largest and the smallest delta of the warp's rows */
+        const int window = s < job.windows, j0 = window ? job.first + s * BK : (s - job.windows) * BK - ((p.S + p.span) & 7),
+            iw = job.i0 + r0;
+        const int far = p.C + iw + ROWS - 1 - j0, near = p.C + iw - (j0 + BK - 1);          /* the largest and the smallest delta of the
+                                                                                               warp's rows */
         const float sc = (window ? p.scale : p.scale * sqrtf((float)p.D)) * unit;
         float x[MT][NB][4];
         int edge, ramped, some = 1;
@@ -3178,7 +3321,8 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
         if (p.keep)
             #pragma unroll
             for (m = 0; m < MT; m++)
-                kept[m] = stx__at_kept<NB>(p, p.stream + *p.shift, ((uint64_t)job.b * p.H + job.h) * p.T + iw + 16 * m, (window ? p.span : p.S + p.span) + j0);
+                kept[m] = stx__at_kept<NB>(p, p.stream + *p.shift, ((uint64_t)job.b * p.H + job.h) * p.T + iw + 16 * m,
+                                           (window ? p.span : p.S + p.span) + j0);
         ramped = p.z.p && window && far > job.w.full;
         if (ramped) {                                           /* m by near + e */
             __syncwarp();
@@ -3189,9 +3333,11 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
             __syncwarp();
         }
         if (window && p.pe) {
-            /* By blocks of 8 columns. Strip m of rows needs blocks n = 0 .. NB-1 and, at the start, two to their left. Block 0 of strip 0 is
-               row `at` of the ring; strip 1 lies 16 columns further left. So round c serves block c + 2m of strip m: a fragment for both. */
-            const int at = (BK / 16 * s + BQ / 16 - MT * warp) % (X::RING / 16) * 16;         /* in this way the compiler sees that it is a multiple of 16 */
+            /* By blocks of 8 columns. Strip m of rows needs blocks n = 0 .. NB-1 and, at the start, two to their left. Block 0 of strip 0
+               is row `at` of the ring; strip 1 lies 16 columns further left. So round c serves block c + 2m of strip m: a fragment for
+               both. */
+            const int at = (BK / 16 * s + BQ / 16 - MT * warp) % (X::RING / 16) * 16;         /* in this way the compiler sees that it is a
+                                                                                                 multiple of 16 */
             const stx__at_lanes lanes = stx__at_lanes_of(lane);
             int c;
             #pragma unroll
@@ -3268,7 +3414,8 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
             for (e = 0; e < 2; e++) {
                 float most = -INFINITY, old = top[m][e], from, f, add = 0;
                 if (edge) {
-                    const int lo = (window ? max(i + 8 * e - job.w.live, p.lo) : 0) - j0 - 2 * t, hi = (window ? i + 8 * e - p.dmin + 1 : p.N) - j0 - 2 * t;
+                    const int lo = (window ? max(i + 8 * e - job.w.live, p.lo) : 0) - j0 - 2 * t,
+                        hi = (window ? i + 8 * e - p.dmin + 1 : p.N) - j0 - 2 * t;
                     #pragma unroll
                     for (n = 0; n < NB; n++) {
                         if (8 * n < lo || 8 * n >= hi) x[m][n][2 * e] = -INFINITY;
@@ -3351,6 +3498,9 @@ template<class P> static stx__at_pick stx__at_choose_float(const stx__at *p, int
     return p->D <= 32 ? stx__at_choice<P, 32, 64, 1, 1>(p, two)
          : p->D <= 64 ? stx__at_choice<P, 64, 32, 1, 1>(p, two) : stx__at_choice<P, 128, 16, 1, 1>(p, two);
 }
+template<int DP, int BK, int MT> static stx__at_pick stx__at_choose_bf16(const stx__at *p, int two) {
+    return two ? stx__at_choice<stx__at_bf16, DP, BK, MT, 1>(p, 1) : stx__at_choice<stx__at_bf16, DP, BK, MT, 0>(p, 0);
+}
 /* Two strips a warp where the span is worth a tile of 128 queries and there are blocks enough for a large GPU: two on each of 132
    multiprocessors. The GPU at hand must not decide. Tiles of 64 and of 128 queries begin at different keys where the oldest key cuts the
    window off, so they sum in another order, and the bits of a run would change from one GPU to another. */
@@ -3360,11 +3510,9 @@ static stx__at_pick stx__at_choose(stx_ctx *x, const stx__at *p, int half) {
     int two = p->u.p || p->vb.p, many = (size_t)p->B * p->H * ((p->T + 127) / 128) >= STX__AT_MANY;
     int wide = (p->span >= 512 && p->T >= 128 && many) || g->attention == 4;
     if (!half) return g->tf32 ? stx__at_choose_float<stx__at_tf32>(p, two) : stx__at_choose_float<stx__at_f32>(p, two);
-#define STX__AT(DP, BK, MT) (two ? stx__at_choice<stx__at_bf16, DP, BK, MT, 1>(p, 1) : stx__at_choice<stx__at_bf16, DP, BK, MT, 0>(p, 0))
-    if (p->D <= 32) return wide ? STX__AT(32, 64, 2) : STX__AT(32, 64, 1);
-    if (p->D <= 64) return wide ? STX__AT(64, 64, 2) : STX__AT(64, 64, 1);
-    return STX__AT(128, 32, 1);
-#undef STX__AT
+    if (p->D <= 32) return wide ? stx__at_choose_bf16<32, 64, 2>(p, two) : stx__at_choose_bf16<32, 64, 1>(p, two);
+    if (p->D <= 64) return wide ? stx__at_choose_bf16<64, 64, 2>(p, two) : stx__at_choose_bf16<64, 64, 1>(p, two);
+    return stx__at_choose_bf16<128, 32, 1>(p, two);
 }
 /* Can the fused kernels run this call? From the host's knowledge alone. */
 static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) {
@@ -3375,7 +3523,9 @@ static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) {
 }
 static size_t stx__attn2_fwd_list(const stx_attention_args *a) { return a->H * ((a->T + 63) / 64); }
 
-static size_t stx__attn2_fwd_work(const stx_attention_args *a) { return (stx__attn2_fwd_list(a) + stx__at_words(a) * stx__at_rows(a)) * sizeof(uint32_t); }
+static size_t stx__attn2_fwd_work(const stx_attention_args *a) {
+    return (stx__attn2_fwd_list(a) + stx__at_words(a) * stx__at_rows(a)) * sizeof(uint32_t);
+}
 static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
     stx__at p;
     stx__at_pick c;
@@ -3384,9 +3534,11 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
     c = stx__at_choose(x, &p, half);
     n = p.H * c.tiles;
     (void)stx__use(x);
-    if (c.shared > 48 * 1024 && stx__cuda_failed(x, cudaFuncSetAttribute((const void *)c.run, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.shared), "stx_attention_fwd")) return;
+    if (c.shared > 48 * 1024 && stx__cuda_failed(x, cudaFuncSetAttribute((const void *)c.run, cudaFuncAttributeMaxDynamicSharedMemorySize,
+        (int)c.shared), "stx_attention_fwd")) return;
     stx__at_set_bits(x, "stx_attention_fwd", a, &p, (uint32_t *)a->work + stx__attn2_fwd_list(a));
-    STX__RUN_KERNEL(x, "stx_attention_fwd", stx__at_list, stx__blocks((size_t)n, 128, (size_t)1 << 30), 128, 0, p, (uint32_t *)a->work, c.tiles, c.bq, c.bk);
+    STX__RUN_KERNEL(x, "stx_attention_fwd", stx__at_list, stx__blocks((size_t)n, 128, (size_t)1 << 30), 128, 0, p, (uint32_t *)a->work,
+                    c.tiles, c.bq, c.bk);
     STX__RUN_KERNEL(x, "stx_attention_fwd", c.run, (unsigned)n * (unsigned)p.B, 128, c.shared, p, (const uint32_t *)a->work, c.tiles);
 }
 
@@ -3421,8 +3573,8 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
    the table, 24 to 32 KiB for 2.75 MFLOP; diagonals q, dO, K, V, 32 to 40 KiB for 2.36 MFLOP; all from L2. Shared memory a block: queries
    56 KiB, keys and diagonals 72 (with u or vb; 8 less without).
 
-   THE SKEW. A warp owns a strip of 16 queries. Query r of the strip and key c of the tile meet row u'' = c - r + 16 of the BK + 16 rows of the
-   table that the strip meets. R turns into S by shuffles (stx__at_shift), ds into dR by the same shuffles the other way (stx__ab_back).
+   THE SKEW. A warp owns a strip of 16 queries. Query r of the strip and key c of the tile meet row u'' = c - r + 16 of the BK + 16 rows of
+   the table that the strip meets. R turns into S by shuffles (stx__at_shift), ds into dR by the same shuffles the other way (stx__ab_back).
    The tile meets a window of W = BQ + BK rows; strip n's begin BQ - 16 - 16 n in. It lies in shared memory as a ring of chunks of 16 rows,
    so that a step of a sweep loads only the BK or BQ rows that come in. */
 
@@ -3438,7 +3590,7 @@ typedef struct stx__ab {
     int *used;                          /* (diagonals,tables,splits): was a part written? */
     int tiles;                          /* of queries */
     int first;                          /* keys: the first key of tile 0. diagonals: key less query of diagonal 0's tiles */
-    int splits, combos;                 /* into how many parts the batch is cut (diagonals with a shared table: batch and heads); its size */
+    int splits, combos;                /* into how many parts the batch is cut (diagonals with a shared table: batch and heads); its size */
     int persistent;                     /* keys: are they the persistent vectors? */
     float root_d, root_n;               /* sqrt(D), sqrt(N) */
 } stx__ab;
@@ -3448,20 +3600,24 @@ typedef struct stx__ab {
 template<class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
     typedef P_ P;
     enum { DP = DP_, BQ = BQ_, BK = BK_, STRIPS = BQ / 16, THREADS = 32 * STRIPS, W = BQ + BK, CHUNKS = W / 16, NB = BK / 8,
-           SIZE = P_::SIZE, CH = DP * SIZE / 16, STEPS = DP / P_::K, UNROLL = STEPS > 8 ? 1 : STEPS > 4 ? 4 : STEPS,       /* addresses of more steps cost registers */
+           /* addresses of more steps cost registers */
+           SIZE = P_::SIZE, CH = DP * SIZE / 16, STEPS = DP / P_::K, UNROLL = STEPS > 8 ? 1 : STEPS > 4 ? 4 : STEPS,
            CHA = BK * SIZE / 16,                                /* pieces in a row of a or ds */
            CHG = (BK + 16) * SIZE > 256 ? 32 : (BK + 16) * SIZE > 128 ? 16 : 8,     /* of dR, up to a power of two */
            KEY_PIECES = STRIPS / (BK / 16),                     /* keys: a warp has 16 keys and DP / KEY_PIECES columns */
            KEY_NB = DP / KEY_PIECES / 8,
-           ROW_PIECES = DP / 16 < STRIPS ? DP / 16 : STRIPS,    /* diagonals: a warp has every ROW_GROUPS-th chunk and DP / ROW_PIECES columns */
+           ROW_PIECES = DP / 16 < STRIPS ? DP / 16 : STRIPS,    /* diagonals: a warp has every ROW_GROUPS-th chunk and DP / ROW_PIECES
+                                                                   columns */
            ROW_GROUPS = STRIPS / ROW_PIECES, ROW_NB = DP / ROW_PIECES / 8,
            TILE_Q = BQ * CH * 16, TILE_K = BK * CH * 16, TILE_W = W * CH * 16,
-           /* kernels that would spill, or spill more, if they asked for a mask: they are compiled twice */
-           MASK = 1, QUERIES_TWICE = SIZE == 4 && DP != 64, KEYS_TWICE = SIZE == 2 && DP == 64, DIAGONALS_TWICE = SIZE == 4 && DP > 64 };
+           MASK = 1 };                                          /* does it ask whether all keys exist? */
 };
-/* Their shape for calls whose keys all exist */
-template<class Sh, int TWICE> struct stx__ab_plain { typedef Sh shape; };
-template<class Sh> struct stx__ab_plain<Sh, 1> { struct shape : Sh { enum { MASK = 0 }; }; };
+/* The shapes of a kernel that may be there twice: for masks, and for calls whose keys all exist */
+template<class Sh, int TWICE> struct stx__ab_twice {
+    typedef stx__ab_shape<typename Sh::P::masked, Sh::DP, Sh::BQ, Sh::BK> masked;
+    struct plain : Sh { enum { MASK = 0 }; };
+};
+template<class Sh> struct stx__ab_twice<Sh, 0> { typedef Sh masked, plain; };
 
 /* Shared memory: q, q for the table, dO, K, V, the window, and what a sweep exchanges between warps */
 template<class Sh> struct stx__ab_shared {
@@ -3493,22 +3649,28 @@ template<class P> static __device__ __forceinline__ void stx__ab_acc(P, uint32_t
     a[2] = __float_as_uint(c[step][1]);
     a[3] = __float_as_uint(c[step][3]);
 }
-template<int CH> static __device__ __forceinline__ void stx__ab_rows(stx__at_bf16, uint32_t (&b)[4], const unsigned char *tile, int r0, int c) {
+template<int CH> static __device__ __forceinline__ void stx__ab_rows(stx__at_bf16, uint32_t (&b)[4], const unsigned char *tile, int r0,
+    int c) {
     stx__at_frag_v<CH>(b, tile, r0, c);
 }
-template<int CH, class P> static __device__ __forceinline__ void stx__ab_rows(P, uint32_t (&b)[4], const unsigned char *tile, int r0, int c) {
+template<int CH, class P> static __device__ __forceinline__ void stx__ab_rows(P, uint32_t (&b)[4], const unsigned char *tile, int r0,
+    int c) {
     int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, e;
 #pragma unroll
-    for (e = 0; e < 4; e++) b[e] = *(const uint32_t *)(tile + stx__at_piece<CH>(r0 + 2 * t + (e & 1), 2 * c + (e & 2) + (g >> 2)) + (g & 3) * 4);
+    for (e = 0; e < 4; e++) b[e] = *(const uint32_t *)(tile + stx__at_piece<CH>(r0 + 2 * t + (e & 1), 2 * c + (e & 2) + (g >> 2)) +
+                                                       (g & 3) * 4);
 }
-template<int CH> static __device__ __forceinline__ void stx__ab_cols(stx__at_bf16, uint32_t (&a)[4], const unsigned char *tile, int r0, int c) {
+template<int CH> static __device__ __forceinline__ void stx__ab_cols(stx__at_bf16, uint32_t (&a)[4], const unsigned char *tile, int r0,
+    int c) {
     int lane = (int)threadIdx.x & 31;
     stx__ldmatrix_x4_trans(a, tile + stx__at_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8, c + ((lane >> 3) & 1)));
 }
-template<int CH, class P> static __device__ __forceinline__ void stx__ab_cols(P, uint32_t (&a)[4], const unsigned char *tile, int r0, int c) {
+template<int CH, class P> static __device__ __forceinline__ void stx__ab_cols(P, uint32_t (&a)[4], const unsigned char *tile, int r0,
+    int c) {
     int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, e;
 #pragma unroll
-    for (e = 0; e < 4; e++) a[e] = *(const uint32_t *)(tile + stx__at_piece<CH>(r0 + 2 * t + (e >> 1), 2 * c + (e & 1) * 2 + (g >> 2)) + (g & 3) * 4);
+    for (e = 0; e < 4; e++) a[e] = *(const uint32_t *)(tile + stx__at_piece<CH>(r0 + 2 * t + (e >> 1), 2 * c + (e & 1) * 2 + (g >> 2)) +
+                                                       (g & 3) * 4);
 }
 /* A pair of neighbours, column c even, into row r of a tile of numbers */
 template<class P, int CH> static __device__ __forceinline__ void stx__ab_put2(unsigned char *tile, int r, int c, float x, float y) {
@@ -3524,7 +3686,8 @@ template<int N> static __device__ __forceinline__ void stx__ab_clear(float (&c)[
 }
 
 /* c (16,8 NB) += rows r0.. of tile a times NB * 8 rows of tile b, transposed */
-template<class Sh> static __device__ __forceinline__ void stx__ab_dot(float (&c)[Sh::NB][4], const unsigned char *a, int r0, const unsigned char *b) {
+template<class Sh> static __device__ __forceinline__ void stx__ab_dot(float (&c)[Sh::NB][4], const unsigned char *a, int r0,
+    const unsigned char *b) {
     int k, n;
 #pragma unroll (Sh::UNROLL)
     for (k = 0; k < Sh::STEPS; k++) {
@@ -3538,9 +3701,10 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_dot(float (&c)
     }
 }
 
-/* c (16,DP) += x (16,8 NB) times the tile's NB * 8 rows; x is an accumulator. Not P::add, for which there are no registers left: a row of ds
-   sums to nothing, so what is cut off goes both ways. */
-template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_times(float (&c)[Sh::DP / 8][4], const float (&x)[NB][4], const unsigned char *tile) {
+/* c (16,DP) += x (16,8 NB) times the tile's NB * 8 rows; x is an accumulator. Not P::add, for which there are no registers left: a row of
+   ds sums to nothing, so what is cut off goes both ways. */
+template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_times(float (&c)[Sh::DP / 8][4], const float (&x)[NB][4],
+    const unsigned char *tile) {
     typedef typename Sh::P P;
     int k, n;
 #pragma unroll
@@ -3581,16 +3745,17 @@ static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_t
     }
 }
 
-/* The front half of a tile, for one strip: s becomes r a, what multiplied V; g becomes ds. Zeros where a query does not see a key. dz += its
-   sum. 0: no query of the strip sees a key of the tile. The window, K and V and the strip's own rows of q, qv and dO must have landed;
+/* The front half of a tile, for one strip: s becomes r a, what multiplied V; g becomes ds. Zeros where a query does not see a key. dz +=
+   its sum. 0: no query of the strip sees a key of the tile. The window, K and V and the strip's own rows of q, qv and dO must have landed;
    nothing is written to shared memory, so that warps need not meet. */
-template<class Sh, int ASK> static __device__ __forceinline__ int stx__ab_front(const stx__ab &a, const stx__at_head &w, const stx__ab_shared<Sh> &m, const stx__ab_tile &t,
+template<class Sh, int ASK> static __device__ __forceinline__ int stx__ab_front(const stx__ab &a, const stx__at_head &w,
+    const stx__ab_shared<Sh> &m, const stx__ab_tile &t,
                                                                         float (&s)[Sh::NB][4], float (&g)[Sh::NB][4], float &dz) {
     typedef typename Sh::P P;
     const stx__at &p = a.p;
     int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2, c2 = (lane & 3) * 2, k, n, e;
     uint32_t kept = 0xffffffffu;
-    const float unit = P::SIZE == 2 ? STX__AB_LOG2E : 1;        /* logits in powers of 2, or of e: as the forward has them, to the last bit */
+    const float unit = P::SIZE == 2 ? STX__AB_LOG2E : 1;      /* logits in powers of 2, or of e: as the forward has them, to the last bit */
     float sc = (t.persistent ? p.scale * a.root_d : p.scale) * unit, vf = t.persistent ? a.root_n * p.unkeep : p.unkeep;
     if (t.i >= p.T || (!t.persistent && (p.C + t.i + 15 - t.j0 < p.dmin || p.C + t.i - (t.j0 + Sh::BK - 1) > t.far))) {
         stx__ab_clear(s);
@@ -3635,7 +3800,8 @@ template<class Sh, int ASK> static __device__ __forceinline__ int stx__ab_front(
     if (p.keep) kept = stx__at_kept<Sh::NB>(p, t.stream, t.row, (t.persistent ? p.S : 0) + p.span + t.j0);
     {
         int plain = t.persistent ? t.j0 >= 0 && t.j0 + Sh::BK <= p.N
-                                 : t.j0 >= p.lo && p.C + t.i - (t.j0 + Sh::BK - 1) >= p.dmin && p.C + t.i + 15 - t.j0 <= t.far && p.C + t.i + 15 - t.j0 < w.full;
+                                 : t.j0 >= p.lo && p.C + t.i - (t.j0 + Sh::BK - 1) >= p.dmin && p.C + t.i + 15 - t.j0 <= t.far &&
+                                     p.C + t.i + 15 - t.j0 < w.full;
 #pragma unroll
         for (n = 0; n < Sh::NB; n++)
 #pragma unroll
@@ -3643,7 +3809,8 @@ template<class Sh, int ASK> static __device__ __forceinline__ int stx__ab_front(
                 int hi = e >> 1, j = t.j0 + 8 * n + c2 + (e & 1), delta = p.C + t.i + r + 8 * hi - j;
                 /* m w <= 1, but w alone may not fit where m is 0: far keys may have the largest logits */
                 float f = kept >> (4 * n + e) & 1 ? vf : 0;
-                float x = stx__exp2(fminf(fmaf(s[n][e], sc, -t.top[hi] * unit) * (STX__AB_LOG2E / unit), 115.0f)) * t.inv[hi], d = fmaf(f, g[n][e], -t.dsum[hi]), mx = x;
+                float x = stx__exp2(fminf(fmaf(s[n][e], sc, -t.top[hi] * unit) * (STX__AB_LOG2E / unit), 115.0f)) * t.inv[hi],
+                    d = fmaf(f, g[n][e], -t.dsum[hi]), mx = x;
                 if (!plain) {
                     if (t.persistent) {
                         if (j < 0 || j >= p.N) mx = 0;
@@ -3662,9 +3829,10 @@ template<class Sh, int ASK> static __device__ __forceinline__ int stx__ab_front(
     return 1;
 }
 
-/* dR from ds, a block of 8 columns: u[g][8m + 2t + e] = ds[g][8m + 2t + e + g - 16]. With k = (g + e) / 2 and e' = e ^ (g & 1) that is element e'
-   of lane (t + k) mod 4 of the same g, in block m-2, or m-1 if t + k passes 3; for row g+8 one block further. As in stx__at_shift each lane
-   is asked by one other, and puts forward the right block's number. Blocks outside the tile are zeros: the corners that no key meets. */
+/* dR from ds, a block of 8 columns: u[g][8m + 2t + e] = ds[g][8m + 2t + e + g - 16]. With k = (g + e) / 2 and e' = e ^ (g & 1) that is
+   element e' of lane (t + k) mod 4 of the same g, in block m-2, or m-1 if t + k passes 3; for row g+8 one block further. As in
+   stx__at_shift each lane is asked by one other, and puts forward the right block's number. Blocks outside the tile are zeros: the corners
+   that no key meets. */
 template<int NB> static __device__ __forceinline__ void stx__ab_back(float (&u)[4], const float (&ds)[NB][4], int m) {
     int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, odd = g & 1, e, half;
 #pragma unroll
@@ -3673,16 +3841,19 @@ template<int NB> static __device__ __forceinline__ void stx__ab_back(float (&u)[
 #pragma unroll
         for (half = 0; half < 2; half++) {
             int lo = m - 2 + half, hi = m - 1 + half;
-            float a = lo >= 0 && lo < NB ? (odd ? ds[lo >= 0 && lo < NB ? lo : 0][2 * half + 1 - e] : ds[lo >= 0 && lo < NB ? lo : 0][2 * half + e]) : 0;
-            float b = hi >= 0 && hi < NB ? (odd ? ds[hi >= 0 && hi < NB ? hi : 0][2 * half + 1 - e] : ds[hi >= 0 && hi < NB ? hi : 0][2 * half + e]) : 0;
+            float a = lo >= 0 && lo < NB ? (odd ? ds[lo >= 0 && lo < NB ? lo : 0][2 * half + 1 - e] : ds[lo >= 0 &&
+                lo < NB ? lo : 0][2 * half + e]) : 0;
+            float b = hi >= 0 && hi < NB ? (odd ? ds[hi >= 0 && hi < NB ? hi : 0][2 * half + 1 - e] : ds[hi >= 0 &&
+                hi < NB ? hi : 0][2 * half + e]) : 0;
             u[2 * half + e] = __shfl_sync(STX__ALL, t >= k ? a : b, (t + k) & 3, 4);
         }
     }
 }
 
-/* Copies. A block's queries: q (plus u unless plain), q plus vb if the table wants its own, dO. Each warp brings its own strip, where a bias
-   must be added with ordinary loads. */
-template<class Sh> static __device__ __forceinline__ void stx__ab_load_q(const stx__ab &a, const stx__ab_shared<Sh> &m, int i0, int b, int h, int plain) {
+/* Copies. A block's queries: q (plus u unless plain), q plus vb if the table wants its own, dO. Each warp brings its own strip, where a
+   bias must be added with ordinary loads. */
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_q(const stx__ab &a, const stx__ab_shared<Sh> &m, int i0, int b,
+    int h, int plain) {
     const stx__at &p = a.p;
     int strip = (int)threadIdx.x / 32 * 16;
     stx__num bias = p.u;
@@ -3690,12 +3861,15 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_load_q(const s
     stx__at_query<typename Sh::P, Sh::CH>(p, m.q, strip, 16, i0, b, h, bias);
     if (m.qv != m.q && !plain) stx__at_query<typename Sh::P, Sh::CH>(p, m.qv, strip, 16, i0, b, h, p.vb);
 }
-template<class Sh> static __device__ __forceinline__ void stx__ab_load_dy(const stx__ab &a, const stx__ab_shared<Sh> &m, int i0, int b, int h) {
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_dy(const stx__ab &a, const stx__ab_shared<Sh> &m, int i0, int b,
+    int h) {
     const stx__at &p = a.p;
     size_t ld = (size_t)p.H * p.D;
-    stx__at_load<Sh::CH, Sh::THREADS>(m.dy, Sh::BQ, (const char *)a.dy + ((size_t)b * p.T * ld + (size_t)h * p.D) * Sh::SIZE, ld * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
+    stx__at_load<Sh::CH, Sh::THREADS>(m.dy, Sh::BQ, (const char *)a.dy + ((size_t)b * p.T * ld + (size_t)h * p.D) * Sh::SIZE,
+                                      ld * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
 }
-template<class Sh> static __device__ __forceinline__ void stx__ab_load_k(const stx__ab &a, const stx__ab_shared<Sh> &m, int j0, int b, int h, int persistent) {
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_k(const stx__ab &a, const stx__ab_shared<Sh> &m, int j0, int b,
+    int h, int persistent) {
     const stx__at &p = a.p;
     if (persistent) {
         size_t o = (size_t)h * p.N * p.D * Sh::SIZE;
@@ -3717,15 +3891,19 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_blank_k(const 
 }
 
 /* Rows from .. from+n-1 of the window whose row 0 stands at chunk `ring` and is table row p0; by pieces that do not wrap */
-template<class Sh> static __device__ __forceinline__ void stx__ab_load_pe(const stx__ab &a, const stx__ab_shared<Sh> &m, int ring, int p0, int h, int from, int n) {
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_pe(const stx__ab &a, const stx__ab_shared<Sh> &m, int ring, int p0,
+    int h, int from, int n) {
     const stx__at &p = a.p;
     const char *pe = (const char *)p.pe + (size_t)h * p.pe_head * Sh::SIZE;
     int r;
     for (r = from; r < from + n; r += Sh::BK)
-        stx__at_load<Sh::CH, Sh::THREADS>(m.pe + (ring * 16 + r) % Sh::W * (Sh::CH * 16), Sh::BK, pe, (size_t)p.ldpe * Sh::SIZE, p.D * Sh::SIZE, p0 + r, 0, p.P);
+        stx__at_load<Sh::CH, Sh::THREADS>(m.pe + (ring * 16 + r) % Sh::W * (Sh::CH * 16), Sh::BK, pe, (size_t)p.ldpe * Sh::SIZE,
+                                          p.D * Sh::SIZE, p0 + r, 0, p.P);
 }
 /* The table row of the window's row 0 for queries from i0 and keys from j0 */
-template<class Sh> static __device__ __forceinline__ int stx__ab_window(const stx__at &p, int i0, int j0) { return p.P - 1 + p.dmin - p.C + j0 - i0 - Sh::BQ; }
+template<class Sh> static __device__ __forceinline__ int stx__ab_window(const stx__at &p, int i0, int j0) {
+    return p.P - 1 + p.dmin - p.C + j0 - i0 - Sh::BQ;
+}
 
 /* x += a and y += b at i, i+1 */
 static __device__ __forceinline__ void stx__ab_add2(const stx__num &to, size_t i, float x, float y) {
@@ -3738,7 +3916,8 @@ static __device__ __forceinline__ void stx__ab_add2(const stx__num &to, size_t i
     }
 }
 /* Rows row .. row+15 of an array, those in [lo,hi) whose bit in `rows` is 1, columns d.., += f c */
-template<int NB> static __device__ __forceinline__ void stx__ab_add_rows(const stx__num &to, size_t base, size_t ld, int row, int lo, int hi, int d, int D, const float (&c)[NB][4], float f,
+template<int NB> static __device__ __forceinline__ void stx__ab_add_rows(const stx__num &to, size_t base, size_t ld, int row, int lo,
+    int hi, int d, int D, const float (&c)[NB][4], float f,
                                                                           uint32_t rows = ~0u) {
     int lane = (int)threadIdx.x & 31, n, e;
 #pragma unroll
@@ -3753,7 +3932,8 @@ template<int NB> static __device__ __forceinline__ void stx__ab_add_rows(const s
     }
 }
 /* The same into a part: written, not added */
-template<int NB> static __device__ __forceinline__ void stx__ab_put_rows(float *to, size_t ld, int row, int lo, int hi, int d, int D, const float (&c)[NB][4], float f) {
+template<int NB> static __device__ __forceinline__ void stx__ab_put_rows(float *to, size_t ld, int row, int lo, int hi, int d, int D,
+    const float (&c)[NB][4], float f) {
     int lane = (int)threadIdx.x & 31, n, e;
 #pragma unroll
     for (e = 0; e < 2; e++) {
@@ -3788,7 +3968,8 @@ static __global__ void stx__ab_dot_rows(stx__num dy, stx__num y, float *dsum, in
 template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_queries(stx__ab a, const uint32_t *list) {
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
-    const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B], h = entry / a.tiles, tile = entry % a.tiles, i0 = tile * Sh::BQ;
+    const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B], h = entry / a.tiles,
+        tile = entry % a.tiles, i0 = tile * Sh::BQ;
     const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, table = p.P > 0;
     const stx__ab_shared<Sh> m(shared, table && (p.u.p || p.vb.p), table);
     const stx__at_head w = stx__at_open(p, h);
@@ -3813,7 +3994,8 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
         if (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, b, j0)) continue;
         stx__ab_load_k<Sh>(a, m, j0, b, h, 0);
         if (table) stx__ab_load_pe<Sh>(a, m, t.ring, stx__ab_window<Sh>(p, i0, j0), h, Sh::BQ, Sh::BK);
-        if (Sh::MASK && p.bits && table && j0 > first && !stx__at_exist<Sh::BK>(p, b, j0 - Sh::BK))      /* after tiles without keys the rest of the window, too */
+        if (Sh::MASK && p.bits && table && j0 > first && !stx__at_exist<Sh::BK>(p, b, j0 - Sh::BK))      /* after tiles without keys the
+                                                                                                            rest of the window, too */
             stx__ab_load_pe<Sh>(a, m, t.ring, stx__ab_window<Sh>(p, i0, j0), h, 0, Sh::BQ);
         stx__cp_commit();
         stx__cp_wait<0>();
@@ -3888,24 +4070,25 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     stx__cp_wait<0>();                  /* a block without keys has not waited for its queries */
 }
 
-/* KEYS. A block has BK keys of one head of one batch row and walks the tiles of queries that see one of them. The front half is as above, so
-   that a warp has rows of queries; but dK and dV sum over the queries, so a and ds go through shared memory, and there a warp takes 16 keys
-   (and, where warps are left over, a piece of the columns): transposed left factors.
+/* KEYS. A block has BK keys of one head of one batch row and walks the tiles of queries that see one of them. The front half is as above,
+   so that a warp has rows of queries; but dK and dV sum over the queries, so a and ds go through shared memory, and there a warp takes 16
+   keys (and, where warps are left over, a piece of the columns): transposed left factors.
        for each tile:  barrier: q, dO and the BQ new rows of the table have come
                        front;  a, ds to shared memory
                        barrier: they are all there
                        dV += a^T dO;  dK += ds^T (q+u)
                        barrier: everybody has left a, ds and the queries
-   The window of the table moves down by BQ rows a tile. Persistent vectors: a block walks its part of the batch, too, and its sums are a part
-   of dpk, dpv. */
+   The window of the table moves down by BQ rows a tile. Persistent vectors: a block walks its part of the batch, too, and its sums are a
+   part of dpk, dpv. */
 template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_keys(stx__ab a) {
     typedef typename Sh::P P;
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
     const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2, c2 = (lane & 3) * 2;
     const int h = (int)blockIdx.y, z = (int)blockIdx.z, j0 = a.first + (int)blockIdx.x * Sh::BK, table = p.P > 0 && !a.persistent;
-    const int b0 = a.persistent ? (int)((int64_t)p.B * z / a.splits) : z, b1 = a.persistent ? (int)((int64_t)p.B * (z + 1) / a.splits) : z + 1;
-    const int group = strip % (Sh::BK / 16), column = strip / (Sh::BK / 16) * Sh::KEY_NB;       /* the warp's 16 keys, and its columns / 8 */
+    const int b0 = a.persistent ? (int)((int64_t)p.B * z / a.splits) : z, b1 = a.persistent ? (int)((int64_t)p.B * (z + 1) / a.splits) :
+        z + 1;
+    const int group = strip % (Sh::BK / 16), column = strip / (Sh::BK / 16) * Sh::KEY_NB;      /* the warp's 16 keys, and its columns / 8 */
     const stx__ab_shared<Sh> m(shared, table && (p.u.p || p.vb.p), table);
     unsigned char *wa = m.more, *wg = wa + Sh::BQ * Sh::CHA * 16;
     const stx__at_head w = stx__at_open(p, h);
@@ -3968,14 +4151,15 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
         if (a.dpv) stx__ab_put_rows(a.dpv + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dv, 1.0f);
     } else {
         size_t o = (size_t)z * p.stk + (size_t)h * p.D;
-        uint32_t rows = Sh::MASK && p.bits ? (uint32_t)(stx__at_exist<Sh::BK>(p, z, j0) >> group * 16) : ~0u;       /* what another key would get is nobody's */
+        /* what another key would get is nobody's */
+        uint32_t rows = Sh::MASK && p.bits ? (uint32_t)(stx__at_exist<Sh::BK>(p, z, j0) >> group * 16) : ~0u;
         if (a.dk.p) stx__ab_add_rows(a.dk, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dk, p.scale, rows);
         if (a.dv.p) stx__ab_add_rows(a.dv, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dv, 1.0f, rows);
     }
 }
 
-/* DIAGONALS. Diagonal n has the tiles (i0, j0 = i0 + first - BK n) for all i0; together the diagonals hold every cell once. All tiles of one
-   meet the same window of the table, which stays in shared memory, and the gradient of its W rows stays in registers: row u' of the
+/* DIAGONALS. Diagonal n has the tiles (i0, j0 = i0 + first - BK n) for all i0; together the diagonals hold every cell once. All tiles of
+   one meet the same window of the table, which stays in shared memory, and the gradient of its W rows stays in registers: row u' of the
    window is table row P - 1 + e - BK (n+1) + u', with e = first + dmin - C - BQ + BK what rounding `first` up for the dropout has added.
    A block walks its part of the batch (for a shared table: of heads and batch) and its tiles. dR of all strips goes through shared memory,
    each with its own BK + 16 columns; then a warp takes its columns of D, and of the window every ROW_GROUPS-th chunk. Barriers as in
@@ -4059,11 +4243,12 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     if (used)
 #pragma unroll
         for (x = 0; x < XS; x++)
-            stx__ab_put_rows(a.dpe + part * Sh::W * p.D, p.D, (x * Sh::ROW_GROUPS + group) * 16, 0, Sh::W, column * 8, p.D, acc[x], p.scale);
+            stx__ab_put_rows(a.dpe + part * Sh::W * p.D, p.D, (x * Sh::ROW_GROUPS + group) * 16, 0, Sh::W, column * 8, p.D, acc[x],
+                             p.scale);
 }
 
-/* to[i] += f times the sum over k of part[k stride + i], i < n. 32 numbers a block of 8 x 32 threads: warp s sums parts s, s + 8, .., and the
-   eight sums are added in order. */
+/* to[i] += f times the sum over k of part[k stride + i], i < n. 32 numbers a block of 8 x 32 threads: warp s sums parts s, s + 8, .., and
+   the eight sums are added in order. */
 static __global__ void stx__ab_fold(stx__num to, const float *part, size_t n, size_t parts, size_t stride, float f) {
     STX__SHARED(float, sum, 256);
     int lane = (int)threadIdx.x & 31, slice = (int)threadIdx.x / 32;
@@ -4076,8 +4261,10 @@ static __global__ void stx__ab_fold(stx__num to, const float *part, size_t n, si
     for (k = 1; k < 8; k++) s += sum[k * 32 + lane];
     stx__add(to, i, f * s, 1);
 }
-/* dpe (P,tables D) += the parts of the diagonals whose windows hold a row: neighbours, in order, and within one its splits. A thread a number. */
-static __global__ void stx__ab_fold_table(stx__num dpe, const float *part, const int *used, int P, int tables, int D, int W, int BK, int e, int diagonals, int splits) {
+/* dpe (P,tables D) += the parts of the diagonals whose windows hold a row: neighbours, in order, and within one its splits. A thread a
+   number. */
+static __global__ void stx__ab_fold_table(stx__num dpe, const float *part, const int *used, int P, int tables, int D, int W, int BK, int e,
+                                          int diagonals, int splits) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, C = (size_t)tables * D;
     int row = (int)(i / C), d = (int)(i % D), own = (int)(i / D % tables), from = P - 1 - row + e, n, s;      /* u' = BK (n+1) - from */
     float sum = 0;
@@ -4100,23 +4287,26 @@ typedef struct stx__ab_pick {
 } stx__ab_pick;
 template<class P, int DP, int BQ, int BK> static stx__ab_pick stx__ab_choice(const stx_attention_args *a) {
     typedef stx__ab_shape<P, DP, BQ, BK> Sh;
-    stx__ab_pick c = {stx__ab_queries<Sh>, stx__ab_keys<Sh>, stx__ab_diagonals<Sh>, 0, 0, 0, BQ, BK, Sh::THREADS};
-    if (!stx__at_words(a)) {
-        c.queries = stx__ab_queries<typename stx__ab_plain<Sh, Sh::QUERIES_TWICE>::shape>;
-        c.keys = stx__ab_keys<typename stx__ab_plain<Sh, Sh::KEYS_TWICE>::shape>;
-        c.diagonals = stx__ab_diagonals<typename stx__ab_plain<Sh, Sh::DIAGONALS_TWICE>::shape>;
-    }
+    typedef stx__ab_twice<Sh, P::QUERIES_TWICE & DP> Q;
+    typedef stx__ab_twice<Sh, P::KEYS_TWICE & DP> K;
+    typedef stx__ab_twice<Sh, P::DIAGONALS_TWICE & DP> G;
+    const int mask = stx__at_words(a) != 0;
+    stx__ab_pick c = {mask ? stx__ab_queries<typename Q::masked> : stx__ab_queries<typename Q::plain>,
+        mask ? stx__ab_keys<typename K::masked> : stx__ab_keys<typename K::plain>,
+                      mask ? stx__ab_diagonals<typename G::masked> : stx__ab_diagonals<typename G::plain>, 0, 0, 0, BQ, BK, Sh::THREADS};
     c.shared_queries = (size_t)Sh::TILE_Q * (a->P && (a->u || a->vb) ? 3 : 2) + 2 * (size_t)Sh::TILE_K + (a->P ? (size_t)Sh::TILE_W : 0);
     c.shared_keys = c.shared_queries + 2 * (size_t)Sh::BQ * Sh::CHA * 16;
     c.shared_diagonals = c.shared_queries + (size_t)Sh::BQ * Sh::CHG * 16;
     return c;
 }
 template<class P> static stx__ab_pick stx__ab_choose_float(const stx_attention_args *a) {
-    return a->D <= 32 ? stx__ab_choice<P, 32, 64, 32>(a) : a->D <= 64 ? stx__ab_choice<P, 64, 64, 32>(a) : stx__ab_choice<P, 128, 32, 16>(a);
+    return a->D <= 32 ? stx__ab_choice<P, 32, 64, 32>(a) : a->D <= 64 ? stx__ab_choice<P, 64, 64, 32>(a) : stx__ab_choice<P, 128, 32,
+        16>(a);
 }
 static stx__ab_pick stx__ab_choose(const stx_ctx *x, const stx_attention_args *a, int half) {
     if (!half) return stx__gpu(x)->tf32 ? stx__ab_choose_float<stx__at_tf32>(a) : stx__ab_choose_float<stx__at_f32>(a);
-    return a->D <= 32 ? stx__ab_choice<stx__at_bf16, 32, 64, 64>(a) : a->D <= 64 ? stx__ab_choice<stx__at_bf16, 64, 64, 64>(a) : stx__ab_choice<stx__at_bf16, 128, 64, 32>(a);
+    return a->D <= 32 ? stx__ab_choice<stx__at_bf16, 32, 64, 64>(a) : a->D <= 64 ? stx__ab_choice<stx__at_bf16, 64, 64,
+        64>(a) : stx__ab_choice<stx__at_bf16, 128, 64, 32>(a);
 }
 
 /* How the work is cut, and the scratch: from sizes alone */
@@ -4159,18 +4349,16 @@ static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_p
         most = STX_MAX((size_t)1, STX__AB_PARTS / one);
         s.table_splits = (int)STX_MIN(most, (size_t)STX_MIN(s.combos, STX_MAX(1, 64 / s.tables)));
     }
-#define STX__TAKE(what, want, bytes) do { s.what = at; if (want) at += ((size_t)(bytes) + 255) / 256 * 256; } while (0)
-    STX__TAKE(list, s.queries, (size_t)H * s.tiles * 4);
-    STX__TAKE(bits, 1, stx__at_words(a) * stx__at_rows(a) * 4);
-    STX__TAKE(dsum, 1, a->B * a->H * a->T * 4);
-    STX__TAKE(du, a->du, a->B * s.tiles * a->H * a->D * 4);
-    STX__TAKE(dvb, a->dvb, a->B * s.tiles * a->H * a->D * 4);
-    STX__TAKE(dz, a->dz, a->B * s.tiles * a->H * 4);
-    STX__TAKE(dpk, s.vectors && a->dpk, s.vector_splits * a->H * a->N * a->D * 4);
-    STX__TAKE(dpv, s.vectors && a->dpv, s.vector_splits * a->H * a->N * a->D * 4);
-    STX__TAKE(dpe, s.table, s.table_splits * one);
-    STX__TAKE(used, s.table, (size_t)s.diagonals * s.tables * s.table_splits * 4);
-#undef STX__TAKE
+    s.list = stx__cut(&at, s.queries ? (size_t)H * s.tiles * 4 : 0);
+    s.bits = stx__cut(&at, stx__at_words(a) * stx__at_rows(a) * 4);
+    s.dsum = stx__cut(&at, a->B * a->H * a->T * 4);
+    s.du = stx__cut(&at, a->du ? a->B * s.tiles * a->H * a->D * 4 : 0);
+    s.dvb = stx__cut(&at, a->dvb ? a->B * s.tiles * a->H * a->D * 4 : 0);
+    s.dz = stx__cut(&at, a->dz ? a->B * s.tiles * a->H * 4 : 0);
+    s.dpk = stx__cut(&at, s.vectors && a->dpk ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
+    s.dpv = stx__cut(&at, s.vectors && a->dpv ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
+    s.dpe = stx__cut(&at, s.table ? s.table_splits * one : 0);
+    s.used = stx__cut(&at, s.table ? (size_t)s.diagonals * s.tables * s.table_splits * 4 : 0);
     s.bytes = at;
     return s;
 }
@@ -4196,10 +4384,12 @@ static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) {
 }
 static int stx__ab_shared_for(stx_ctx *x, const void *kernel, size_t bytes) {
     (void)stx__use(x);
-    return bytes <= 48 * 1024 || !stx__cuda_failed(x, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "stx_attention_bwd");
+    return bytes <= 48 * 1024 || !stx__cuda_failed(x, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+        (int)bytes), "stx_attention_bwd");
 }
 static void stx__ab_add_parts(stx_ctx *x, const stx_real *to, const float *part, size_t n, size_t parts, float f) {
-    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold, stx__blocks(n, 32, (size_t)1 << 30), 256, 0, stx__num_of(x, to), part, n, parts, n, f);
+    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold, stx__blocks(n, 32, (size_t)1 << 30), 256, 0, stx__num_of(x, to), part, n, parts,
+                    n, f);
 }
 static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     stx__ab p;
@@ -4222,24 +4412,29 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     p.dpe = (float *)(work + s.dpe);
     p.used = (int *)(work + s.used);
     stx__at_set_bits(x, "stx_attention_bwd", a, &p.p, work + s.bits);
-    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_dot_rows, stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dy), stx__num_of(x, a->y), p.dsum, p.p.B, p.p.T, p.p.H, p.p.D);
+    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_dot_rows, stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dy),
+                    stx__num_of(x, a->y), p.dsum, p.p.B, p.p.T, p.p.H, p.p.D);
     if (s.queries && stx__ab_shared_for(x, (const void *)c.queries, c.shared_queries)) {
         uint32_t *list = (uint32_t *)(work + s.list);
-        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__at_list, stx__blocks((size_t)p.p.H * s.tiles, 128, (size_t)1 << 30), 128, 0, p.p, list, s.tiles, c.bq, c.bk);
-        STX__RUN_KERNEL(x, "stx_attention_bwd", c.queries, (unsigned)(p.p.H * s.tiles * p.p.B), c.threads, c.shared_queries, p, (const uint32_t *)list);
+        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__at_list, stx__blocks((size_t)p.p.H * s.tiles, 128, (size_t)1 << 30), 128, 0, p.p,
+                        list, s.tiles, c.bq, c.bk);
+        STX__RUN_KERNEL(x, "stx_attention_bwd", c.queries, (unsigned)(p.p.H * s.tiles * p.p.B), c.threads, c.shared_queries, p,
+                        (const uint32_t *)list);
         if (a->du) stx__ab_add_parts(x, a->du, p.du, C, a->B * s.tiles, a->scale);
         if (a->dvb && a->P) stx__ab_add_parts(x, a->dvb, p.dvb, C, a->B * s.tiles, a->scale);
         if (a->dz && a->z) stx__ab_add_parts(x, a->dz, p.dz, a->H, a->B * s.tiles, a->max_span / a->ramp);
     }
     if (s.keys && stx__ab_shared_for(x, (const void *)c.keys, c.shared_keys)) {
         p.first = s.first;
-        if (s.key_tiles > 0) STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys, dim3((unsigned)s.key_tiles, (unsigned)a->H, (unsigned)a->B), c.threads, c.shared_keys, p);
+        if (s.key_tiles > 0) STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys, dim3((unsigned)s.key_tiles, (unsigned)a->H, (unsigned)a->B),
+                                             c.threads, c.shared_keys, p);
     }
     if (s.vectors && stx__ab_shared_for(x, (const void *)c.keys, c.shared_keys)) {
         p.persistent = 1;
         p.first = -(int)((a->S + a->span) & 7);
         p.splits = s.vector_splits;
-        STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys, dim3((unsigned)s.vector_tiles, (unsigned)a->H, (unsigned)s.vector_splits), c.threads, c.shared_keys, p);
+        STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys, dim3((unsigned)s.vector_tiles, (unsigned)a->H, (unsigned)s.vector_splits),
+                        c.threads, c.shared_keys, p);
         if (a->dpk) stx__ab_add_parts(x, a->dpk, p.dpk, C * a->N, (size_t)s.vector_splits, 1);
         if (a->dpv) stx__ab_add_parts(x, a->dpv, p.dpv, C * a->N, (size_t)s.vector_splits, 1);
         p.persistent = 0;
@@ -4248,8 +4443,10 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
         p.first = s.diagonal_first;
         p.splits = s.table_splits;
         p.combos = s.combos;
-        STX__RUN_KERNEL(x, "stx_attention_bwd", c.diagonals, dim3((unsigned)s.diagonals, (unsigned)s.tables, (unsigned)s.table_splits), c.threads, c.shared_diagonals, p);
-        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold_table, stx__blocks(a->P * s.tables * a->D, 256, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dpe), (const float *)p.dpe,
+        STX__RUN_KERNEL(x, "stx_attention_bwd", c.diagonals, dim3((unsigned)s.diagonals, (unsigned)s.tables, (unsigned)s.table_splits),
+                        c.threads, c.shared_diagonals, p);
+        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold_table, stx__blocks(a->P * s.tables * a->D, 256, (size_t)1 << 30), 256, 0,
+                        stx__num_of(x, a->dpe), (const float *)p.dpe,
                         (const int *)p.used, p.p.P, s.tables, p.p.D, s.W, c.bk, s.diagonal_extra, s.diagonals, s.table_splits);
     }
 }
@@ -4272,7 +4469,8 @@ static int stx__attn_refused(stx_ctx *x, const stx_attention_args *a, const char
 extern "C" size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward) {
     stx__attn0 A;
     if (a->H > STX__MOST_HEADS || !a->B || !a->T || !a->H || !a->D) return 0;
-    if (stx__attn_fused(x, a) && (!backward || stx__attn2_bwd_can(x, a))) return backward ? stx__attn2_bwd_work(x, a) : stx__attn2_fwd_work(a);
+    if (stx__attn_fused(x, a) && (!backward || stx__attn2_bwd_can(x, a))) return backward ? stx__attn2_bwd_work(x,
+        a) : stx__attn2_fwd_work(a);
     memset(&A, 0, sizeof A);
     A.x = x; A.a = a;
     return stx__attn0_layout(&A, backward);
@@ -4298,8 +4496,8 @@ extern "C" void stx_cuda_attention(stx_ctx *x, int version) { if (stx__gpu(x)) s
    direction, a lane each, and nothing is shared between warps but what is said below.
 
    Forward: a warp is a block and walks over all steps; a ring of cp.async stages in shared memory runs 40 steps and more ahead of it.
-   Forward without v and V: f does not depend on c, and c after a tile of 32 steps is P c + Q of c before it. With few columns the warps of a
-   block take a tile each, tell each other P and Q, and then know where they start. Nothing is read twice from global memory.
+   Forward without v and V: f does not depend on c, and c after a tile of 32 steps is P c + Q of c before it. With few columns the warps of
+   a block take a tile each, tell each other P and Q, and then know where they start. Nothing is read twice from global memory.
    Backward: a warp loads a tile, makes its states from the saved one, then walks back. The adjoint e before a tile is P e + Q of e after
    it for any v (J below), so with few columns the warps of a block take a tile each here too. P and Q come from the walk that makes the
    states. How e goes from tile to tile does not depend on the number of warps.
@@ -4316,7 +4514,8 @@ typedef struct stx__sru {
     float *c, *part;                        /* (B,tiles,O); (B,4,O): sums of dvf, dvr, dbf, dbr of a batch row, or NULL */
 } stx__sru;
 
-/* A lane's column: o of batch row b. Lanes that have none take lane 0's, and write what it writes, so that nothing has to be asked about them.
+/* A lane's column: o of batch row b. Lanes that have none take lane 0's, and write what it writes, so that nothing has to be asked about
+   them.
    Step n in the order of the direction has row(n) of (B,T). */
 typedef struct stx__sru_column {
     size_t b, o, o0, first;                 /* o0: of lane 0; first: row of step 0 */
@@ -4350,7 +4549,8 @@ static __device__ __forceinline__ stx__sru_column stx__sru_place(const stx__sru 
 
 /* What a warp reads of one array: planes of 32 columns. p: where this lane's first piece of step 0 is; by: bytes to the next step. */
 typedef struct stx__sru_in { const char *p; ptrdiff_t by, plane; int there; } stx__sru_in;
-template<class E> static __device__ __forceinline__ stx__sru_in stx__sru_in_of(const stx__num &a, size_t ld, size_t plane, const stx__sru &p, const stx__sru_column &q) {
+template<class E> static __device__ __forceinline__ stx__sru_in stx__sru_in_of(const stx__num &a, size_t ld, size_t plane,
+    const stx__sru &p, const stx__sru_column &q) {
     constexpr int IN = 16 / (int)sizeof(E), PIECES = 32 / IN;
     stx__sru_in f;
     f.by = (q.back ? -(ptrdiff_t)ld : (ptrdiff_t)ld) * (ptrdiff_t)sizeof(E);
@@ -4361,7 +4561,8 @@ template<class E> static __device__ __forceinline__ stx__sru_in stx__sru_in_of(c
 }
 /* Steps n0 .. n0+STEPS-1 into PLANES slots (STEPS,32), zero where there is nothing: in pieces of 16 bytes, to be waited for. Addresses of
    pieces that are not there are not looked at. */
-template<class E, int STEPS, int PLANES> static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_in &f, const stx__sru &p, const stx__sru_column &q, size_t n0) {
+template<class E, int STEPS, int PLANES> static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_in &f,
+    const stx__sru &p, const stx__sru_column &q, size_t n0) {
     constexpr int IN = 16 / (int)sizeof(E), PIECES = 32 / IN, ROWS = 32 / PIECES;
     const char *from = f.p + (ptrdiff_t)n0 * f.by;
     const int left = f.there ? (int)(p.T > n0 ? p.T - n0 < (size_t)STEPS ? p.T - n0 : (size_t)STEPS : 0) : 0, i = q.lane / PIECES;
@@ -4374,9 +4575,11 @@ template<class E, int STEPS, int PLANES> static __device__ __forceinline__ void 
     }
 }
 /* The same for any storage and address: one by one, each lane its own column */
-template<class E, int STEPS> static __device__ __forceinline__ void stx__sru_fetch_plain(E *slot, const stx__num &a, size_t ld, size_t plane, const stx__sru &p, const stx__sru_column &q, size_t n0) {
+template<class E, int STEPS> static __device__ __forceinline__ void stx__sru_fetch_plain(E *slot, const stx__num &a, size_t ld,
+    size_t plane, const stx__sru &p, const stx__sru_column &q, size_t n0) {
     #pragma unroll 4
-    for (int i = 0; i < STEPS; i++) slot[i * 32 + q.lane] = a.p && n0 + i < p.T ? stx__get(a, stx__sru_row(q, n0 + i) * ld + plane + q.o) : 0.0f;
+    for (int i = 0; i < STEPS; i++) slot[i * 32 + q.lane] = a.p && n0 + i < p.T ? stx__get(a, stx__sru_row(q, n0 + i) * ld + plane + q.o) :
+        0.0f;
 }
 /* Slots: u0 u1 u2, the highway (u3 or xr), with HASV V's two, in backward dh and, if it is added to, dxr */
 template<class E, int PLAIN, int HASV, int STEPS, int BACK> struct stx__sru_source {
@@ -4426,22 +4629,30 @@ template<class E> struct stx__sru_to<E, 1> {
     __device__ __forceinline__ void step(ptrdiff_t by) { at += (size_t)by; }
 };
 /* Bits of the 32 steps from n0: is there no step, or padding? pad: stx__sru_pad of step n0 + lane. */
-static __device__ __forceinline__ int stx__sru_pad(const stx__sru &p, const stx__sru_column &q, size_t n) { return p.pad && n < p.T ? p.pad[stx__sru_row(q, n)] != 0 : 0; }
-static __device__ __forceinline__ uint32_t stx__sru_skips(const stx__sru &p, const stx__sru_column &q, size_t n0, int pad) { return __ballot_sync(STX__ALL, pad || n0 + q.lane >= p.T); }
+static __device__ __forceinline__ int stx__sru_pad(const stx__sru &p, const stx__sru_column &q, size_t n) {
+    return p.pad && n < p.T ? p.pad[stx__sru_row(q, n)] != 0 : 0;
+}
+static __device__ __forceinline__ uint32_t stx__sru_skips(const stx__sru &p, const stx__sru_column &q, size_t n0, int pad) {
+    return __ballot_sync(STX__ALL, pad || n0 + q.lane >= p.T);
+}
 
 /* sigmoid(u + v c + b), number `at` of slots (STEPS,32): gate 0 forgets, 1 resets */
-template<class E, int HASV, int STEPS> static __device__ __forceinline__ float stx__sru_gate(const E *slot, int gate, int at, const stx__sru_column &q, float c) {
+template<class E, int HASV, int STEPS> static __device__ __forceinline__ float stx__sru_gate(const E *slot, int gate, int at,
+    const stx__sru_column &q, float c) {
     float v = gate ? q.vr : q.vf, z = fmaf(stx__sru_float(slot[(1 + gate) * 32 * STEPS + at]), STX__NLOG2E, gate ? q.br : q.bf);
     if (HASV) v = fmaf(stx__sru_float(slot[(4 + gate) * 32 * STEPS + at]), STX__NLOG2E, v);
     return stx__rcp(1.0f + stx__exp2(fmaf(v, c, z)));
 }
 /* h = xt + (g(c) - xt) m r */
-template<class E, int TANH, int STEPS> static __device__ __forceinline__ float stx__sru_out(const E *slot, int at, const stx__sru &p, const stx__sru_column &q, float c, float r) {
+template<class E, int TANH, int STEPS> static __device__ __forceinline__ float stx__sru_out(const E *slot, int at, const stx__sru &p,
+    const stx__sru_column &q, float c, float r) {
     float xt = p.alpha * stx__sru_float(slot[3 * 32 * STEPS + at]), g = TANH ? tanhf(c) : c;
     return fmaf(g - xt, q.m * r, xt);
 }
 /* STEPS steps from n0 in slot; skip: bits of those that are padding, or beyond the last. FULL: none is. A v of zero for SCAN. */
-template<class E, int PLAIN, int HASV, int TANH, int STEPS, int FULL, int SCAN> static __device__ __forceinline__ float stx__sru_walk(const E *slot, const stx__sru &p, const stx__sru_column &q, size_t n0, uint32_t skip, float c) {
+template<class E, int PLAIN, int HASV, int TANH, int STEPS, int FULL,
+    int SCAN> static __device__ __forceinline__ float stx__sru_walk(const E *slot, const stx__sru &p, const stx__sru_column &q, size_t n0,
+        uint32_t skip, float c) {
     stx__sru_to<E, PLAIN> to(p.h, stx__sru_row(q, n0) * p.O + q.o);
     const ptrdiff_t by = q.back ? -(ptrdiff_t)p.O : (ptrdiff_t)p.O;
     #pragma unroll (!FULL ? 1 : PLAIN ? 4 : STEPS < 16 ? STEPS : 16)
@@ -4484,9 +4695,10 @@ template<class E, int PLAIN, int HASV, int TANH> static __global__ void __launch
     if (p.last.p) stx__put(p.last, q.b * p.O + q.o, c);
 }
 
-/* What a tile does to the number that goes through it, P and Q, told to all warps of the block: `mine` becomes the number before this warp's
-   tile, x that after the tiles of all. told: (2,warps,2,32), in turns, so that one barrier a round is enough. */
-static __device__ __forceinline__ void stx__sru_tell(float *told, int round, int warps, int warp, int lane, float P, float Q, float &mine, float &x) {
+/* What a tile does to the number that goes through it, P and Q, told to all warps of the block: `mine` becomes the number before this
+   warp's tile, x that after the tiles of all. told: (2,warps,2,32), in turns, so that one barrier a round is enough. */
+static __device__ __forceinline__ void stx__sru_tell(float *told, int round, int warps, int warp, int lane, float P, float Q, float &mine,
+                                                     float &x) {
     float *to = told + (round & 1) * warps * 64;
     to[warp * 64 + lane] = P;
     to[warp * 64 + 32 + lane] = Q;
@@ -4540,11 +4752,13 @@ template<class E, int PLAIN, int TANH> static __global__ void __launch_bounds__(
        e = a f + dzf vf + dzr vr = a J + dzr vr,   J = f + vf (c - u0) f (1 - f)
    What both walks of backward make of step `at`; cn is c'. */
 typedef struct stx__sru_slope { float d, f, r, s, kept, gr, dzr, J, rest; } stx__sru_slope;
-template<class E, int HASV, int TANH> static __device__ __forceinline__ stx__sru_slope stx__sru_slopes(const E *slot, int at, const stx__sru &p, const stx__sru_column &q, float c, float cn, float f, float r) {
+template<class E, int HASV, int TANH> static __device__ __forceinline__ stx__sru_slope stx__sru_slopes(const E *slot, int at,
+    const stx__sru &p, const stx__sru_column &q, float c, float cn, float f, float r) {
     constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
     const float unscale = 1.0f / STX__NLOG2E;
     stx__sru_slope k;
-    float vf = q.vf * unscale, vr = q.vr * unscale, g = TANH ? tanhf(cn) : cn, xt = p.alpha * stx__sru_float(slot[3 * N + at]), G = stx__sru_float(slot[GRAD * N + at]);
+    float vf = q.vf * unscale, vr = q.vr * unscale, g = TANH ? tanhf(cn) : cn, xt = p.alpha * stx__sru_float(slot[3 * N + at]),
+        G = stx__sru_float(slot[GRAD * N + at]);
     if (HASV) {
         vf += stx__sru_float(slot[4 * N + at]);
         vr += stx__sru_float(slot[5 * N + at]);
@@ -4561,7 +4775,8 @@ template<class E, int HASV, int TANH> static __device__ __forceinline__ stx__sru
     return k;
 }
 /* The walk that makes the states of a tile (32,32) from c, and with MANY the tile's P and Q: e before it is P e + Q */
-template<class E, int HASV, int TANH, int MANY, int FULL> static __device__ __forceinline__ float stx__sru_states(float *state, const E *slot, const stx__sru &p, const stx__sru_column &q, uint32_t skip, float c, float &P, float &Q) {
+template<class E, int HASV, int TANH, int MANY, int FULL> static __device__ __forceinline__ float stx__sru_states(float *state,
+    const E *slot, const stx__sru &p, const stx__sru_column &q, uint32_t skip, float c, float &P, float &Q) {
     #pragma unroll (FULL ? 8 : 1)
     for (int i = 0; i < STX_SRU_TILE; i++) {
         int at = i * 32 + q.col;
@@ -4569,7 +4784,8 @@ template<class E, int HASV, int TANH, int MANY, int FULL> static __device__ __fo
         if (!FULL && (skip >> i & 1)) continue;
         float u0 = stx__sru_float(slot[at]), f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c), cn = fmaf(c - u0, f, u0);
         if (MANY) {
-            stx__sru_slope k = stx__sru_slopes<E, HASV, TANH>(slot, at, p, q, c, cn, f, stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at, q, c));
+            stx__sru_slope k = stx__sru_slopes<E, HASV, TANH>(slot, at, p, q, c, cn, f, stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at,
+                q, c));
             Q = fmaf(P, fmaf(k.gr, k.J, k.rest), Q);
             P *= k.J;
         }
@@ -4578,16 +4794,19 @@ template<class E, int HASV, int TANH, int MANY, int FULL> static __device__ __fo
     return c;
 }
 /* The walk back: from e after the tile to e before it, and all gradients. sum: dvf, dvr, dbf, dbr of this tile. */
-template<class E, int PLAIN, int HASV, int TANH, int FULL> static __device__ __forceinline__ float stx__sru_walk_back(const float *state, const E *slot, const stx__sru &p, const stx__sru_column &q, size_t n0, uint32_t skip, float cn, float e, float (&sum)[4]) {
+template<class E, int PLAIN, int HASV, int TANH, int FULL> static __device__ __forceinline__ float stx__sru_walk_back(const float *state,
+    const E *slot, const stx__sru &p, const stx__sru_column &q, size_t n0, uint32_t skip, float cn, float e, float (&sum)[4]) {
     constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
     const size_t row = stx__sru_row(q, n0 + STX_SRU_TILE - 1);      /* may be beyond the last: it is not used then */
     const ptrdiff_t by = q.back ? (ptrdiff_t)p.O : -(ptrdiff_t)p.O, by_u = by * (ptrdiff_t)p.k, by_x = p.k == 4 ? by_u : by;
-    stx__sru_to<E, PLAIN> du(p.du, row * p.k * p.O + q.o), dx(p.k == 4 ? p.du : p.dxr, p.k == 4 ? (row * 4 + 3) * p.O + q.o : row * p.O + q.o), dV(p.dV, row * 2 * p.O + q.o);
+    stx__sru_to<E, PLAIN> du(p.du, row * p.k * p.O + q.o), dx(p.k == 4 ? p.du : p.dxr, p.k == 4 ? (row * 4 + 3) * p.O + q.o : row * p.O +
+                                                              q.o), dV(p.dV, row * 2 * p.O + q.o);
     const int has_x = p.k == 4 || p.dxr.p, has_V = HASV && p.dV.p;
     #pragma unroll (FULL && !PLAIN ? 4 : 1)
     for (int i = STX_SRU_TILE - 1; i >= 0; i--, du.step(by_u), dx.step(by_x), dV.step(2 * by)) {
         int at = i * 32 + q.col;
-        float c = state[i * 32 + q.lane], du0 = 0, dzf = 0, dzr = 0, dxt = 0, was = p.add_xr ? stx__sru_float(slot[(GRAD + 1) * N + at]) : 0.0f;
+        float c = state[i * 32 + q.lane], du0 = 0, dzf = 0, dzr = 0, dxt = 0, was = p.add_xr ? stx__sru_float(slot[(GRAD + 1) * N + at]) :
+            0.0f;
         if (FULL || !(skip >> i & 1)) {
             float f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c), r = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at, q, c);
             stx__sru_slope k = stx__sru_slopes<E, HASV, TANH>(slot, at, p, q, c, cn, f, r);
@@ -4616,7 +4835,8 @@ template<class E, int PLAIN, int HASV, int TANH, int FULL> static __device__ __f
     return e;
 }
 /* Backward. MANY: each warp of a block has a tile, by turns, from the last one on; else a block is a warp. */
-template<class E, int PLAIN, int HASV, int TANH, int MANY> static __global__ void __launch_bounds__(MANY ? 256 : 32, 1) stx__sru_bwd_kernel(stx__sru p) {
+template<class E, int PLAIN, int HASV, int TANH, int MANY> static __global__ void __launch_bounds__(MANY ? 256 : 32,
+    1) stx__sru_bwd_kernel(stx__sru p) {
     constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
     STX__DYNAMIC(raw);
     const stx__sru_column q = stx__sru_place(p);
@@ -4666,7 +4886,9 @@ template<class E, int PLAIN> static stx__sru_kernel stx__sru_fwd_of(int hasV, in
     if (hasV) return tanh ? stx__sru_fwd_kernel<E, PLAIN, 1, 1> : stx__sru_fwd_kernel<E, PLAIN, 1, 0>;
     return tanh ? stx__sru_fwd_kernel<E, PLAIN, 0, 1> : stx__sru_fwd_kernel<E, PLAIN, 0, 0>;
 }
-template<class E, int PLAIN> static stx__sru_kernel stx__sru_scan_of(int tanh) { return tanh ? stx__sru_scan_kernel<E, PLAIN, 1> : stx__sru_scan_kernel<E, PLAIN, 0>; }
+template<class E, int PLAIN> static stx__sru_kernel stx__sru_scan_of(int tanh) {
+    return tanh ? stx__sru_scan_kernel<E, PLAIN, 1> : stx__sru_scan_kernel<E, PLAIN, 0>;
+}
 template<class E, int PLAIN, int MANY> static stx__sru_kernel stx__sru_bwd_of(int hasV, int tanh) {
     if (hasV) return tanh ? stx__sru_bwd_kernel<E, PLAIN, 1, 1, MANY> : stx__sru_bwd_kernel<E, PLAIN, 1, 0, MANY>;
     return tanh ? stx__sru_bwd_kernel<E, PLAIN, 0, 1, MANY> : stx__sru_bwd_kernel<E, PLAIN, 0, 0, MANY>;
@@ -4706,10 +4928,12 @@ static int stx__sru_warps(const stx_sru_args *a, size_t each) {
     w = STX_MIN(w, (size_t)STX__SRU_BYTES / each);
     return (int)STX_MIN(w, stx_sru_tiles(a));
 }
-static void stx__sru_run(stx_ctx *x, const char *name, stx__sru_kernel kernel, const stx_sru_args *a, const stx__sru &p, int warps, size_t each) {
+static void stx__sru_run(stx_ctx *x, const char *name, stx__sru_kernel kernel, const stx_sru_args *a, const stx__sru &p, int warps,
+                         size_t each) {
     size_t blocks = a->B * a->D * p.groups, bytes = (size_t)warps * each;
     (void)stx__use(x);
-    if (bytes > 48 * 1024 && stx__cuda_failed(x, cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), name)) return;
+    if (bytes > 48 * 1024 && stx__cuda_failed(x, cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+        (int)bytes), name)) return;
     STX__RUN_KERNEL(x, name, kernel, (unsigned)blocks, 32 * warps, bytes, p);
 }
 static int stx__sru_refused(stx_ctx *x, const stx_sru_args *a, const char *what) {
@@ -4733,11 +4957,13 @@ void stx_sru_fwd_cuda(stx_ctx *x, const stx_sru_args *a) {
     each = STX__SRU_SLOT * 4 * (plain || !p.u.half ? sizeof(float) : 2) + 4 * 32 * sizeof(float);
     warps = a->v || a->V ? 1 : stx__sru_warps(a, each);
     if (warps > 1) {
-        kernel = plain ? stx__sru_scan_of<float, 1>(a->tanh) : p.u.half ? stx__sru_scan_of<stx__bf16, 0>(a->tanh) : stx__sru_scan_of<float, 0>(a->tanh);
+        kernel = plain ? stx__sru_scan_of<float, 1>(a->tanh) : p.u.half ? stx__sru_scan_of<stx__bf16, 0>(a->tanh) : stx__sru_scan_of<float,
+            0>(a->tanh);
         stx__sru_run(x, "stx_sru_fwd", kernel, a, p, warps, each);
         return;
     }
-    kernel = plain ? stx__sru_fwd_of<float, 1>(hasV, a->tanh) : p.u.half ? stx__sru_fwd_of<stx__bf16, 0>(hasV, a->tanh) : stx__sru_fwd_of<float, 0>(hasV, a->tanh);
+    kernel = plain ? stx__sru_fwd_of<float, 1>(hasV, a->tanh) : p.u.half ? stx__sru_fwd_of<stx__bf16,
+        0>(hasV, a->tanh) : stx__sru_fwd_of<float, 0>(hasV, a->tanh);
     stx__sru_run(x, "stx_sru_fwd", kernel, a, p, 1, 0);
 }
 void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
@@ -4750,8 +4976,10 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
     plain = !stx__sru_in_pieces(p);
     each = STX__SRU_SLOT * ((5 + 2 * hasV + p.add_xr) * (plain || !p.u.half ? sizeof(float) : 2) + sizeof(float)) + 4 * 32 * sizeof(float);
     warps = stx__sru_warps(a, each);
-    if (warps > 1) kernel = plain ? stx__sru_bwd_of<float, 1, 1>(hasV, a->tanh) : p.u.half ? stx__sru_bwd_of<stx__bf16, 0, 1>(hasV, a->tanh) : stx__sru_bwd_of<float, 0, 1>(hasV, a->tanh);
-    else kernel = plain ? stx__sru_bwd_of<float, 1, 0>(hasV, a->tanh) : p.u.half ? stx__sru_bwd_of<stx__bf16, 0, 0>(hasV, a->tanh) : stx__sru_bwd_of<float, 0, 0>(hasV, a->tanh);
+    if (warps > 1) kernel = plain ? stx__sru_bwd_of<float, 1, 1>(hasV, a->tanh) : p.u.half ? stx__sru_bwd_of<stx__bf16, 0,
+        1>(hasV, a->tanh) : stx__sru_bwd_of<float, 0, 1>(hasV, a->tanh);
+    else kernel = plain ? stx__sru_bwd_of<float, 1, 0>(hasV, a->tanh) : p.u.half ? stx__sru_bwd_of<stx__bf16, 0,
+        0>(hasV, a->tanh) : stx__sru_bwd_of<float, 0, 0>(hasV, a->tanh);
     stx__sru_run(x, "stx_sru_bwd", kernel, a, p, warps < 1 ? 1 : warps, each);
     if (a->dv) stx__columns_sum(x, "stx_sru_bwd", a->dv, p.part, 2 * O2, a->B, O2);
     if (a->dbias) stx__columns_sum(x, "stx_sru_bwd", a->dbias, p.part + O2, 2 * O2, a->B, O2);
@@ -4760,9 +4988,11 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
 
 // >>adaptive input and output -----------------------------------------------------------------------------------------
 
-/* Adaptive softmax: log p(word) = logit - log sum e^logits (N,w), plus the log p of its cluster, gate (N,K), for c > 0; for c = 0 the columns
-   from size on are the other clusters', and make gate. A block does a row, with sums in double: this is for evaluation and generation. */
-static __global__ void stx__cluster_kernel(stx__num out, stx__num gate, stx__num logits, size_t N, size_t V, size_t start, size_t size, size_t w, size_t K, size_t c, int forward) {
+/* Adaptive softmax: log p(word) = logit - log sum e^logits (N,w), plus the log p of its cluster, gate (N,K), for c > 0; for c = 0 the
+   columns from size on are the other clusters', and make gate. A block does a row, with sums in double: this is for evaluation and
+   generation. */
+static __global__ void stx__cluster_kernel(stx__num out, stx__num gate, stx__num logits, size_t N, size_t V, size_t start, size_t size,
+                                           size_t w, size_t K, size_t c, int forward) {
     STX__SHARED(float, sh, 32);
     STX__SHARED(double, sums, 32);
     for (size_t n = blockIdx.x; n < N; n += gridDim.x) {
@@ -4774,13 +5004,16 @@ static __global__ void stx__cluster_kernel(stx__num out, stx__num gate, stx__num
         z = (double)m + log(stx__row_sum<256>(z, sums));
         if (!c) for (size_t j = 1 + threadIdx.x; j < K; j += 256)
             stx__put(gate, n * K + j, (float)((double)stx__get(logits, n * w + (forward ? size + j - 1 : size + K - 1 - j)) - z));
-        for (size_t j = threadIdx.x; j < size; j += 256) stx__put(out, n * V + start + j, (float)((double)stx__get(logits, n * w + j) - z + add));
+        for (size_t j = threadIdx.x; j < size; j += 256) stx__put(out, n * V + start + j, (float)((double)stx__get(logits,
+            n * w + j) - z + add));
     }
 }
-void stx_cluster_log_probs_cuda(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start, size_t size, size_t w, size_t K, size_t c,
+void stx_cluster_log_probs_cuda(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start,
+                                size_t size, size_t w, size_t K, size_t c,
                                 int forward) {
     stx__num O = stx__num_of(x, out), G = stx__num_of(x, gate), A = stx__num_of(x, logits);
-    if (N && w) STX__RUN_KERNEL(x, "stx_cluster_log_probs", stx__cluster_kernel, stx__blocks(N, 1, (size_t)1 << 30), 256, 0, O, G, A, N, V, start, size, w, K, c, forward);
+    if (N && w) STX__RUN_KERNEL(x, "stx_cluster_log_probs", stx__cluster_kernel, stx__blocks(N, 1, (size_t)1 << 30), 256, 0, O, G, A, N, V,
+                                start, size, w, K, c, forward);
 }
 
 // >>optimisers --------------------------------------------------------------------------------------------------------
@@ -4819,8 +5052,10 @@ static __device__ __forceinline__ int stx__aligned(const void *p, size_t to) { r
 #define STX__EACH_PIECE(k, count) for (size_t k = blockIdx.x; k < count; k += gridDim.x)
 static unsigned stx__piece_blocks(size_t count) { return stx__blocks(count, 1, (size_t)1 << 20); }
 
-/* update(p, g, s0, s1) for every number of a piece, then g = 0; or g = 0 alone if not ok. States that the piece has not are 0 and stay away. */
-template<int W, class F> static __device__ __forceinline__ void stx__update_range(const stx_piece &q, const stx__num &p, size_t lo, size_t hi, F update) {
+/* update(p, g, s0, s1) for every number of a piece, then g = 0; or g = 0 alone if not ok. States that the piece has not are 0 and stay
+   away. */
+template<int W, class F> static __device__ __forceinline__ void stx__update_range(const stx_piece &q, const stx__num &p, size_t lo,
+    size_t hi, F update) {
     const stx__num g = {q.g, NULL, 0}, s0 = {q.s[0], NULL, 0}, s1 = {q.s[1], NULL, 0};
     const float zero[W] = {0};
     for (size_t i = lo + (size_t)threadIdx.x * W; i < hi; i += 256 * W) {
@@ -4837,7 +5072,8 @@ template<int W, class F> static __device__ __forceinline__ void stx__update_rang
     }
 }
 template<class F> static __device__ __forceinline__ void stx__update_piece(const stx_piece &q, const stx__num &p, int ok, F update) {
-    size_t fours = stx__aligned(q.p, 16) && stx__aligned(q.g, 16) && stx__aligned(q.s[0], 16) && stx__aligned(q.s[1], 16) && stx__aligned(p.twin, 8) ? q.n / 4 * 4 : 0;
+    size_t fours = stx__aligned(q.p, 16) && stx__aligned(q.g, 16) && stx__aligned(q.s[0], 16) && stx__aligned(q.s[1], 16) &&
+        stx__aligned(p.twin, 8) ? q.n / 4 * 4 : 0;
     if (!ok) {
         for (size_t i = threadIdx.x; i < q.n; i += 256) q.g[i] = 0;
         return;
@@ -4961,7 +5197,8 @@ void stx_optim_plan_cuda(stx_ctx *x, stx_update *u, stx_piece *piece, size_t cou
 
 /* g' = factor g + decay p ; buf = momentum buf + g' ; p -= lr buf ; g = 0. A block has a piece, a thread four neighbours at a time; so
    the others below. */
-static __global__ void stx__sgd_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float momentum, float decay) {
+static __global__ void stx__sgd_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float momentum,
+                                       float decay) {
     STX__SHARED(stx__bf16 *, sh, 1);
     const float factor = u->factor;
     STX__EACH_PIECE(k, count) {
@@ -4998,7 +5235,8 @@ void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *p
 /* g' = factor g + decay p ; m = b1 m + (1-b1) g' ; v = b2 v + (1-b2) g'^2
    p = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), c = corrections, or plain: - lr m / c1 ; g = 0.   rest = 1 - beta, made in
    double */
-static __global__ void stx__adam_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float beta1, float rest1, float beta2, float rest2, float eps,
+static __global__ void stx__adam_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float beta1,
+                                        float rest1, float beta2, float rest2, float eps,
                                         float decay, float decoupled) {
     STX__SHARED(stx__bf16 *, sh, 1);
     const float factor = u->factor, unbias = 1 / u->correction2;
@@ -5015,7 +5253,8 @@ static __global__ void stx__adam_kernel(const stx_piece *piece, size_t count, co
         });
     }
 }
-void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps,
+void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1,
+                          stx_real beta2, stx_real rest2, stx_real eps,
                           stx_real decay, stx_real decoupled) {
     if (count) STX__RUN_PIECES(x, "stx_adam_update", stx__adam_kernel, piece, count, u, beta1, rest1, beta2, rest2, eps, decay, decoupled);
 }
@@ -5109,18 +5348,22 @@ void stx_clamp_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_real l
 // >>steps -------------------------------------------------------------------------------------------------------------
 
 /* meter[0] = or += s a[0], in double. One thread. */
-static __global__ void stx__meter_kernel(double *meter, stx__num a, double s, int accumulate) { *meter = (accumulate ? *meter : 0) + s * (double)stx__get(a, 0); }
+static __global__ void stx__meter_kernel(double *meter, stx__num a, double s, int accumulate) {
+    *meter = (accumulate ? *meter : 0) + s * (double)stx__get(a, 0);
+}
 void stx_meter_cuda(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
     STX__RUN_KERNEL(x, "stx_meter", stx__meter_kernel, 1, 1, 0, meter, stx__num_of(x, a), s, accumulate);
 }
 
 // >>device ------------------------------------------------------------------------------------------------------------
 
-/* An error of the runtime becomes the context's: 1 if there is none. What a kernel does wrong while it runs is told by whoever waits next. */
+/* An error of the runtime becomes the context's: 1 if there is none. What a kernel does wrong while it runs is told by whoever waits next.
+   */
 static int stx__ok_or(stx_ctx *x, stx_gpu *g, cudaError_t e, const char *what) {
     if (e == cudaSuccess) return 1;
     (void)cudaGetLastError();               /* not sticky: it is told here */
-    stx_fail(x, e == cudaErrorMemoryAllocation ? STX_ERR_MEMORY : STX_ERR_DEVICE, "%s: CUDA says \"%s\" (%s)%s%s", what, cudaGetErrorString(e), cudaGetErrorName(e),
+    stx_fail(x, e == cudaErrorMemoryAllocation ? STX_ERR_MEMORY : STX_ERR_DEVICE, "%s: CUDA says \"%s\" (%s)%s%s", what,
+             cudaGetErrorString(e), cudaGetErrorName(e),
              g && g->name[0] ? " on " : "", g && g->name[0] ? g->name : "");
     return 0;
 }
@@ -5137,7 +5380,8 @@ stx_gpu *stx_cuda_open(stx_ctx *x) {
     e = cudaGetDeviceCount(&count);
     if (e != cudaSuccess || count < 1) {
         (void)cudaGetLastError();
-        stx_fail(x, STX_ERR_DEVICE, "stx_create: no CUDA device (%s): use STX_CPU, or look whether the driver is loaded (nvidia-smi) and CUDA_VISIBLE_DEVICES hides it",
+        stx_fail(x, STX_ERR_DEVICE, "stx_create: no CUDA device (%s): use STX_CPU, or look whether the driver is loaded (nvidia-smi) and "
+                 "CUDA_VISIBLE_DEVICES hides it",
                  e == cudaSuccess ? "none found" : cudaGetErrorString(e));
         return NULL;
     }
@@ -5151,7 +5395,9 @@ stx_gpu *stx_cuda_open(stx_ctx *x) {
     g->half = d->precision == STX_PREC_BF16;
     g->tf32 = d->tf32;
     g->tune = d->tune != 0;
-    if (!stx__ok_or(x, g, cudaSetDevice(d->gpu), "stx_create") || !stx__ok_or(x, g, cudaGetDeviceProperties(&p, d->gpu), "stx_create")) { stx_cuda_close(g); return NULL; }
+    if (!stx__ok_or(x, g, cudaSetDevice(d->gpu), "stx_create") || !stx__ok_or(x, g, cudaGetDeviceProperties(&p, d->gpu), "stx_create")) {
+        stx_cuda_close(g); return NULL;
+    }
     g->sms = p.multiProcessorCount;
     g->major = p.major;
     g->minor = p.minor;
@@ -5159,7 +5405,8 @@ stx_gpu *stx_cuda_open(stx_ctx *x) {
     snprintf(g->name, sizeof g->name, "%.80s, sm_%d%d", p.name, p.major, p.minor);
     if (p.major < 8 || cudaFuncGetAttributes(&attributes, stx__probe_kernel) != cudaSuccess) {
         (void)cudaGetLastError();
-        stx_fail(x, STX_ERR_DEVICE, "stx_create: this program has no code for GPU %d (%s): build seqtx_cuda.cu with -arch=sm_%d%d (sm_80 or newer is needed)", d->gpu, g->name, p.major, p.minor);
+        stx_fail(x, STX_ERR_DEVICE, "stx_create: this program has no code for GPU %d (%s): build seqtx_cuda.cu with -arch=sm_%d%d (sm_80 "
+                 "or newer is needed)", d->gpu, g->name, p.major, p.minor);
         stx_cuda_close(g);
         return NULL;
     }
@@ -5169,7 +5416,8 @@ stx_gpu *stx_cuda_open(stx_ctx *x) {
             !stx__ok_or(x, g, cudaMallocHost((void **)&g->stage[i], STX__STAGE_BYTES), "stx_create") ||
             !stx__ok_or(x, g, cudaEventCreateWithFlags(&g->reported[i], cudaEventDisableTiming), "stx_create") ||
             !stx__ok_or(x, g, cudaMallocHost(&g->report[i], STX__REPORT_BYTES), "stx_create")) { stx_cuda_close(g); return NULL; }
-    if (!stx__ok_or(x, g, cudaMalloc((void **)&g->shift, 256), "stx_create") || !stx__ok_or(x, g, cudaMemsetAsync(g->shift, 0, 256, g->stream), "stx_create") ||
+    if (!stx__ok_or(x, g, cudaMalloc((void **)&g->shift, 256), "stx_create") || !stx__ok_or(x, g, cudaMemsetAsync(g->shift, 0, 256,
+        g->stream), "stx_create") ||
         !stx__gemm_open(x, g)) { stx_cuda_close(g); return NULL; }
     (void)cudaGetLastError();                   /* what others left there is not ours */
     return g;
@@ -5204,7 +5452,8 @@ void *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind) {
     void *p = NULL, *twin = NULL;
     cudaError_t e;
     if (!r || g->capturing) {
-        if (r) stx_fail(x, STX_ERR_MEMORY, "%zu more bytes of GPU memory are wanted while a step is captured: its key does not tell it from one that wants less", bytes);
+        if (r) stx_fail(x, STX_ERR_MEMORY, "%zu more bytes of GPU memory are wanted while a step is captured: its key does not tell it "
+                        "from one that wants less", bytes);
         free(r);
         return NULL;
     }
@@ -5232,7 +5481,7 @@ void stx_cuda_free(stx_ctx *x, void *p) {
     for (at = &g->ranges; *at && (*at)->base != (char *)p; at = &(*at)->next) {}
     r = *at;
     if (!r) return;
-    if (g->capturing) {                         /* what is freed here would be freed once, not in every replay; it goes when the device is closed */
+    if (g->capturing) {                 /* what is freed here would be freed once, not in every replay; it goes when the device is closed */
         g->repeatable = 0;
         return;
     }
@@ -5259,10 +5508,14 @@ static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what) {
     if (bytes > g->scratch_bytes) {
         void *p = NULL;
         size_t want = bytes < ((size_t)1 << 20) ? (size_t)1 << 20 : bytes + bytes / 4;
-        if (g->capturing) { stx_fail(x, STX_ERR_MEMORY, "%s: %zu bytes of scratch are wanted while a step is captured: its key does not tell it from one that wants less", what, bytes); return NULL; }
+        if (g->capturing) {
+            stx_fail(x, STX_ERR_MEMORY, "%s: %zu bytes of scratch are wanted while a step is captured: its key does not tell it from one "
+                     "that wants less", what, bytes); return NULL;
+        }
         if (cudaMalloc(&p, want) != cudaSuccess && ((void)cudaGetLastError(), want = bytes, cudaMalloc(&p, want)) != cudaSuccess) {
             (void)cudaGetLastError();
-            stx_fail(x, STX_ERR_MEMORY, "%s: the GPU has no memory for %zu bytes of scratch: use a smaller batch, block or model", what, bytes);
+            stx_fail(x, STX_ERR_MEMORY, "%s: the GPU has no memory for %zu bytes of scratch: use a smaller batch, block or model", what,
+                     bytes);
             return NULL;
         }
         if (g->scratch) {                            /* the old one stays: a captured step may know its address */
@@ -5291,7 +5544,8 @@ void stx_cuda_put(stx_ctx *x, void *to, const void *host, size_t bytes) {
     while (bytes && stx_ok(x)) {
         unsigned k = g->stages++ % 4;
         size_t n = bytes < (size_t)STX__STAGE_BYTES ? bytes : (size_t)STX__STAGE_BYTES;
-        if (!stx__ok_or(x, g, cudaEventSynchronize(g->staged[k]), "a copy to the GPU")) return;      /* the copy before the last three has left */
+        if (!stx__ok_or(x, g, cudaEventSynchronize(g->staged[k]), "a copy to the GPU")) return;      /* the copy before the last three has
+                                                                                                        left */
         memcpy(g->stage[k], host, n);
         if (!stx__ok_or(x, g, cudaMemcpyAsync(to, g->stage[k], n, cudaMemcpyHostToDevice, g->stream), "a copy to the GPU")) return;
         stx__ok_or(x, g, cudaEventRecord(g->staged[k], g->stream), "a copy to the GPU");
@@ -5309,7 +5563,8 @@ void stx_cuda_get(stx_ctx *x, void *host, const void *from, size_t bytes) {
 }
 /* to (n) = from (n), whatever is stored in either; a thread a number. */
 static __global__ void stx__convert_kernel(stx__num to, stx__num from, size_t n) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) stx__put(to, i, stx__get(from, i));
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) stx__put(to, i,
+        stx__get(from, i));
 }
 void stx_cuda_put_numbers(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
     stx_gpu *g = stx__use(x);
@@ -5369,7 +5624,9 @@ void stx_cuda_set_f32(stx_ctx *x, float *p, float v) {
     if (stx__not_captured(stx__gpu(x))) STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f32_kernel, 1, 1, 0, p, v);
 }
 
-void stx_cuda_shift(stx_ctx *x, uint64_t shift) { STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_u64_kernel, 1, 1, 0, stx__gpu(x)->shift, shift); }
+void stx_cuda_shift(stx_ctx *x, uint64_t shift) {
+    STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_u64_kernel, 1, 1, 0, stx__gpu(x)->shift, shift);
+}
 
 /* to = the pieces' p, one after the other; a block a piece, whose place is the sum of the sizes before it. */
 static __global__ void stx__gather_kernel(float *to, const stx_piece *piece) {
@@ -5384,14 +5641,17 @@ void stx_cuda_report(stx_ctx *x, const void *report, size_t bytes) {
     stx_gpu *g = stx__use(x);
     unsigned k = ++g->reports % 4;
     if (!stx_ok(x)) return;
-    if (bytes > STX__REPORT_BYTES) { stx_fail(x, STX_ERR_ARG, "the report of a step has %zu bytes, want at most %zu", bytes, (size_t)STX__REPORT_BYTES); return; }
+    if (bytes > STX__REPORT_BYTES) {
+        stx_fail(x, STX_ERR_ARG, "the report of a step has %zu bytes, want at most %zu", bytes, (size_t)STX__REPORT_BYTES); return;
+    }
     if (stx__ok_or(x, g, cudaMemcpyAsync(g->report[k], report, bytes, cudaMemcpyDeviceToHost, g->stream), "the report of a step"))
         stx__ok_or(x, g, cudaEventRecord(g->reported[k], g->stream), "the report of a step");
 }
 const void *stx_cuda_report_wait(stx_ctx *x) {
     stx_gpu *g = stx__use(x);
     unsigned k = g->reports % 4;
-    return stx_ok(x) && stx__ok_or(x, g, cudaEventSynchronize(g->reported[k]), "a step on the GPU (desc.no_graph and CUDA_LAUNCH_BLOCKING=1 tell which op it is)") ? g->report[k] : NULL;
+    return stx_ok(x) && stx__ok_or(x, g, cudaEventSynchronize(g->reported[k]), "a step on the GPU (desc.no_graph and "
+                                   "CUDA_LAUNCH_BLOCKING=1 tell which op it is)") ? g->report[k] : NULL;
 }
 
 // >>graph -------------------------------------------------------------------------------------------------------------
@@ -5437,7 +5697,8 @@ stx_graph *stx_cuda_capture_end(stx_ctx *x) {
 }
 void stx_cuda_graph_launch(stx_ctx *x, stx_graph *r) {
     stx_gpu *g = stx__use(x);
-    if (stx_ok(x) && r) stx__ok_or(x, g, cudaGraphLaunch(r->exec, g->stream), "replaying a step (desc.no_graph and CUDA_LAUNCH_BLOCKING=1 tell which op it is)");
+    if (stx_ok(x) && r) stx__ok_or(x, g, cudaGraphLaunch(r->exec, g->stream), "replaying a step (desc.no_graph and "
+                                   "CUDA_LAUNCH_BLOCKING=1 tell which op it is)");
 }
 void stx_cuda_graph_free(stx_ctx *x, stx_graph *r) {
     if (!r) return;

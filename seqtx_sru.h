@@ -135,7 +135,8 @@
    Cost of a layer, forward, multiply-adds a time and stream: SRU k Ci O; SRU++ Ci P + 2 P^2 + k P O, the first two again for each row
    of memory, and 2 P for each key that is seen. The recurrence is bound by memory, not arithmetic: it
    reads and writes 5 numbers a unit and time (u0 u1 u2 x, h), backward 9.
-   Memory for backward, numbers a layer: B T (k + 1) O (U and h; the input is the h of the layer before) and, SRU++, B (M + T) 3 P (z, K, V) +
+   Memory for backward, numbers a layer: B T (k + 1) O (U and h; the input is the h of the layer before) and, SRU++, B (M + T) 3 P (z, K,
+   V) +
    B T 4 P (z of the segment, o, z + alpha o, y) + B M Ci (memory). States: one in STX_SRU_TILE times. With recompute
    that of one layer at a time, and of every layer B T O + B M Ci.
    Generation: B O numbers a layer, SRU++ also 2 P (2 window + 64) a stream; a token costs what a time costs in training. What binds it
@@ -224,8 +225,7 @@ typedef struct stx_sru_desc {
     double v_init;          /* v in U(-v_init, v_init); 0: sqrt(3/2), with Xavier's 1; -1: v begins with zeros, and learns */
     stx_sru_transform custom;   /* in place of transform; user goes to it */
     void  *user;
-    int    recompute;       /* drop each layer's activations, make them again in backward: about 1/3 more time, less memory (docs/speed.md). The
-                               states that come out are constants then */
+    int    recompute;     /* drop each layer's activations, make them again in backward: about 1/3 more time, less memory (docs/speed.md) */
     /* SRU++ */
     size_t heads;           /* n; 0: 1. They divide P */
     double attn_dropout;
@@ -291,7 +291,8 @@ STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, siz
 typedef struct stx_sru_state {
     stx_sru   *model;
     size_t     B;
-    size_t     keep;        /* of the state out: rows of memory it keeps: the last `keep` (for evaluation), room for all of which is made at once;
+    size_t     keep;        /* of the state out: rows of memory it keeps: the last `keep` (for evaluation), room for all of which is made
+                               at once;
                                0: those of the last segment, as in training */
     size_t     window;      /* of the state in (out, without one): see stx_sru_io; 0: all */
     stx_rows  *states;      /* c of each layer, (B,O) */
@@ -510,7 +511,8 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
     D = in->directions ? in->directions : 1;
     if (k != 3 && k != 4) return stx__sru_bad(x, "u has neither 3 nor 4 planes");
     if (D > 2 || O % D) return stx__sru_bad(x, "1 or 2 directions, which divide O");
-    if (in->xr && (k == 4 || in->xr->ndim != 3 || in->xr->dim[0] != B || in->xr->dim[1] != T || in->xr->dim[2] != O)) return stx__sru_bad(x, "xr wants the shape (B,T,O), and u 3 planes");
+    if (in->xr && (k == 4 || in->xr->ndim != 3 || in->xr->dim[0] != B || in->xr->dim[1] != T ||
+                   in->xr->dim[2] != O)) return stx__sru_bad(x, "xr wants the shape (B,T,O), and u 3 planes");
     if ((in->v && in->v->size != 2 * O) || in->bias->size != 2 * O) return stx__sru_bad(x, "v and bias want 2 O numbers");
     if (in->V && in->V->size != B * T * 2 * O) return stx__sru_bad(x, "V wants the shape (B,T,2,O)");
     if ((in->c0 && in->c0->size != B * O) || (in->mask && in->mask->size != B * O)) return stx__sru_bad(x, "c0 and mask want B O numbers");
@@ -648,10 +650,12 @@ static void stx__sru_plan_of(stx__sru_plan *p, const stx_sru_args *a, size_t thr
     for (p->W = STX__SRU_WIDE;; p->W /= 2) {
         p->blocks = (a->H + p->W - 1) / p->W;
         p->units = a->B * a->D * p->blocks;
-        if (p->W <= STX__SRU_NARROW || p->units >= threads * (p->W > 128 ? 4 : 1) || (p->units >= threads && p->units % threads == 0)) break;
+        if (p->W <= STX__SRU_NARROW || p->units >= threads * (p->W > 128 ? 4 : 1) || (p->units >= threads &&
+            p->units % threads == 0)) break;
     }
     p->chunks = 1;
-    if (3 * p->units <= threads && (backward || (!a->v && !a->V))) {     /* two passes, the first 0.7 of the second: with two threads hardly a gain */
+    if (3 * p->units <= threads && (backward || (!a->v && !a->V))) {     /* two passes, the first 0.7 of the second: with two threads
+                                                                            hardly a gain */
         p->chunks = STX_MIN(2 * threads / p->units, p->tiles / 2);
         if (!p->chunks) p->chunks = 1;
     }
@@ -699,7 +703,8 @@ static void stx__sru_open(stx__sru_block *k, const stx_sru_args *a, const stx__s
     k->br = a->bias + p->O + k->o;
     k->m = a->m ? a->m + k->b * p->O + k->o : k->ones;
 }
-static size_t stx__sru_row(const stx__sru_block *k, size_t p) { return k->b * k->a->T + (k->s ? k->a->T - 1 - p : p); }      /* of step p, in (B,T) */
+/* of step p, in (B,T) */
+static size_t stx__sru_row(const stx__sru_block *k, size_t p) { return k->b * k->a->T + (k->s ? k->a->T - 1 - p : p); }
 static int stx__sru_padded(const stx__sru_block *k, size_t p) { return k->a->pad && k->a->pad[stx__sru_row(k, p)]; }
 /* The end of the run of steps that are not padding, from p on */
 static size_t stx__sru_run(const stx__sru_block *k, size_t p, size_t end) {
@@ -729,7 +734,9 @@ static inline void stx__sru_put(stx_real *to, const stx_real *from, size_t n, in
 }
 static inline void stx__sru_settle(int stream) { if (stream) _mm_sfence(); }       /* before anybody else reads it */
 #else
-static inline void stx__sru_put(stx_real *to, const stx_real *from, size_t n, int stream) { (void)stream; memcpy(to, from, n * sizeof *to); }
+static inline void stx__sru_put(stx_real *to, const stx_real *from, size_t n, int stream) {
+    (void)stream; memcpy(to, from, n * sizeof *to);
+}
 static inline void stx__sru_settle(int stream) { (void)stream; }
 #endif
 
@@ -745,7 +752,8 @@ typedef struct stx__sru_rows {
     STX__SRU_R u0; STX__SRU_R u1; STX__SRU_R u2; STX__SRU_R xt; STX__SRU_R V;      /* planes of u, the highway's input, gates' addition */
     ptrdiff_t ldu, ldx, ldv;
     STX__SRU_R vf; STX__SRU_R vr; STX__SRU_R bf; STX__SRU_R br; STX__SRU_R m;      /* (n): one row for all steps */
-    STX__SRU_R dh; STX__SRU_R cs; STX__SRU_R fs;               /* backward: states before each step (and after the last) and forget gates, rows W apart */
+    /* backward: dh; states before each step (and after the last) and forget gates, rows W apart */
+    STX__SRU_R dh; STX__SRU_R cs; STX__SRU_R fs;
     ptrdiff_t ldh, ldd;                         /* rows of h or dh; of dx */
     size_t O, W, steps, n;                      /* O: from plane to plane */
     stx_real alpha;
@@ -767,7 +775,8 @@ static void stx__sru_rows_of(stx__sru_rows *r, const stx__sru_block *k, size_t r
 }
 
 STX_INNER void stx__sru_steps_as(int fma, STX__SRU_W h, STX__SRU_W c, const stx__sru_rows *STX_RESTRICT k, int tanh_, int gates) {
-    const stx_real *u0 = k->u0, *u1 = k->u1, *u2 = k->u2, *xt = k->xt, *V = k->V, *vf = k->vf, *vr = k->vr, *bf = k->bf, *br = k->br, *m = k->m;
+    const stx_real *u0 = k->u0, *u1 = k->u1, *u2 = k->u2, *xt = k->xt, *V = k->V, *vf = k->vf, *vr = k->vr, *bf = k->bf, *br = k->br,
+        *m = k->m;
     const ptrdiff_t ldh = k->ldh, ldu = k->ldu, ldx = k->ldx, ldv = k->ldv;
     const size_t O = k->O, steps = k->steps, n = k->n;
     const stx_real alpha = k->alpha;
@@ -777,7 +786,10 @@ STX_INNER void stx__sru_steps_as(int fma, STX__SRU_W h, STX__SRU_W c, const stx_
     for (p = 0; p < steps; p++, h += ldh, u0 += ldu, u1 += ldu, u2 += ldu, xt += ldx, V += ldv)
       for (j0 = 0; j0 < n; j0 = j1) {
         j1 = STX_MIN(n, j0 + STX__SRU_PIECE);
-        if (far_) { STX__SRU_AHEAD(u0 + ldu, j0, j1); STX__SRU_AHEAD(u1 + ldu, j0, j1); STX__SRU_AHEAD(u2 + ldu, j0, j1); STX__SRU_AHEAD(xt + ldx, j0, j1); }
+        if (far_) {
+            STX__SRU_AHEAD(u0 + ldu, j0, j1); STX__SRU_AHEAD(u1 + ldu, j0, j1); STX__SRU_AHEAD(u2 + ldu, j0, j1);
+            STX__SRU_AHEAD(xt + ldx, j0, j1);
+        }
         for (j = j0; j < j1; j++) {
             stx_real cp = c[j], f, r, cn, g, xv = alpha * xt[j];
             f = stx_fast_sigmoid(fma, STX_FMA(fma, gates ? vf[j] + V[j] : vf[j], cp, u1[j] + bf[j]));
@@ -819,7 +831,8 @@ static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *k, const stx__sru_pla
     }
 }
 /* v zero: c_end = P c_begin + Q over steps that are not padding */
-STX_INNER void stx__sru_scan(int fma, STX__SRU_W P, STX__SRU_W Q, STX__SRU_R u0, STX__SRU_R u1, ptrdiff_t ldu, STX__SRU_R bf, size_t steps, size_t n) {
+STX_INNER void stx__sru_scan(int fma, STX__SRU_W P, STX__SRU_W Q, STX__SRU_R u0, STX__SRU_R u1, ptrdiff_t ldu, STX__SRU_R bf, size_t steps,
+                             size_t n) {
     size_t p, j;
     for (p = 0; p < steps; p++, u0 += ldu, u1 += ldu)
         for (j = 0; j < n; j++) {
@@ -828,7 +841,8 @@ STX_INNER void stx__sru_scan(int fma, STX__SRU_W P, STX__SRU_W Q, STX__SRU_R u0,
             Q[j] = STX_FMA(fma, Q[j] - u0[j], f, u0[j]);
         }
 }
-STX_EACH_ISA(stx__sru_scan, (STX__SRU_W P, STX__SRU_W Q, STX__SRU_R u0, STX__SRU_R u1, ptrdiff_t ldu, STX__SRU_R bf, size_t steps, size_t n),
+STX_EACH_ISA(stx__sru_scan, (STX__SRU_W P, STX__SRU_W Q, STX__SRU_R u0, STX__SRU_R u1, ptrdiff_t ldu, STX__SRU_R bf, size_t steps,
+                             size_t n),
               P, Q, u0, u1, ldu, bf, steps, n)
 
 static void stx__sru_state_in(stx__sru_block *k) {
@@ -836,7 +850,9 @@ static void stx__sru_state_in(stx__sru_block *k) {
     else memcpy(k->c, k->none, k->n * sizeof *k->c);
 }
 /* Product and offset of chunk q of batch row b stand at work + ((b chunks + q) 2 + 0 or 1) O */
-static stx_real *stx__sru_carry(const stx_sru_args *a, const stx__sru_plan *p, size_t b, size_t q) { return (stx_real *)a->work + (b * p->chunks + q) * 2 * p->O; }
+static stx_real *stx__sru_carry(const stx_sru_args *a, const stx__sru_plan *p, size_t b, size_t q) {
+    return (stx_real *)a->work + (b * p->chunks + q) * 2 * p->O;
+}
 
 /* The loops over all chunks of all units (blocks of columns), chunks of one unit side by side */
 typedef struct stx__sru_loop {
@@ -928,10 +944,17 @@ STX_EACH_ISA(stx__sru_again, (STX__SRU_W cs, STX__SRU_W fs, const stx__sru_rows 
        h  = xt + (g(c') - xt) m r        dzr = dh (g - xt) m r (1-r) ;  a = dh m r g' + e ;  dxt = dh (1 - m r)
        c' = u0 + (c - u0) f              dzf = a (c - u0) f (1-f) ;  du0 = a (1-f)
        e  <- a f + dzf vf + dzr vr */
-#define STX__SRU_BACK \
-    stx_real cp = cs[j], f = fs[j], xv = alpha * xt[j], gm = dh[j] * m[j], wf = gates ? vf[j] + V[j] : vf[j], wr = gates ? vr[j] + V[O + j] : vr[j]; \
-    stx_real r = stx_fast_sigmoid(fma, STX_FMA(fma, wr, cp, u2[j] + br[j])), g = tanh_ ? stx_fast_tanh(fma, cs[W + j]) : cs[W + j]; \
-    stx_real slope = tanh_ ? 1 - g * g : 1, dzr = gm * (g - xv) * (r - r * r), in = gm * r * slope, df = (cp - u0[j]) * (f - f * f)
+typedef struct stx__sru_slopes { stx_real r, dzr, in, df; } stx__sru_slopes;       /* a = in + e, dzf = a df */
+STX_INNER stx__sru_slopes stx__sru_slopes_of(int fma, int tanh_, stx_real cp, stx_real f, stx_real c, stx_real u0,
+                                             stx_real zr, stx_real xv, stx_real wr, stx_real gm) {
+    stx__sru_slopes s;
+    stx_real g = tanh_ ? stx_fast_tanh(fma, c) : c, slope = tanh_ ? 1 - g * g : 1;
+    s.r = stx_fast_sigmoid(fma, STX_FMA(fma, wr, cp, zr));
+    s.dzr = gm * (g - xv) * (s.r - s.r * s.r);
+    s.in = gm * s.r * slope;
+    s.df = (cp - u0) * (f - f * f);
+    return s;
+}
 
 /* Where the gradients go: du, its planes O apart, and dx with rows ldd apart; dV as V; gvf, gvr, gbf, gbr (n): sums over the steps of
    dvf and so on. All pointers at the last step; rows before it by ld*. */
@@ -950,12 +973,13 @@ STX_INNER void stx__sru_back_as(int fma, STX__SRU_W du, STX__SRU_W dx, STX__SRU_
         j1 = STX_MIN(n, j0 + STX__SRU_PIECE);
         if (far_) { STX__SRU_AHEAD(u2 - ldu, j0, j1); STX__SRU_AHEAD(xt - ldx, j0, j1); STX__SRU_AHEAD(dh - ldh, j0, j1); }
         for (j = j0; j < j1; j++) {
-            STX__SRU_BACK;
-            stx_real a = in + e[j], dzf = a * df;
+            stx_real cp = cs[j], f = fs[j], gm = dh[j] * m[j], wf = gates ? vf[j] + V[j] : vf[j], wr = gates ? vr[j] + V[O + j] : vr[j];
+            stx__sru_slopes s = stx__sru_slopes_of(fma, tanh_, cp, f, cs[W + j], u0[j], u2[j] + br[j], alpha * xt[j], wr, gm);
+            stx_real a = s.in + e[j], dzf = a * s.df, dzr = s.dzr;
             out[0][j - j0] = a - a * f;
             out[1][j - j0] = dzf;
             out[2][j - j0] = dzr;
-            out[3][j - j0] = alpha * STX_FMA(fma, -gm, r, dh[j]);
+            out[3][j - j0] = alpha * STX_FMA(fma, -gm, s.r, dh[j]);
             if (gates) { out[4][j - j0] = dzf * cp; out[5][j - j0] = dzr * cp; }
             gvf[j] = STX_FMA(fma, dzf, cp, gvf[j]);
             gvr[j] = STX_FMA(fma, dzr, cp, gvr[j]);
@@ -988,13 +1012,16 @@ STX_INNER void stx__sru_affine_as(int fma, STX__SRU_W P, STX__SRU_W Q, const stx
     size_t p, j;
     for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, xt -= ldx, V -= ldv, dh -= ldh, cs -= W, fs -= W)
         for (j = 0; j < n; j++) {
-            STX__SRU_BACK;
-            stx_real J = STX_FMA(fma, wf, df, f);
-            Q[j] = STX_FMA(fma, Q[j] + in, J, dzr * wr);
+            stx_real cp = cs[j], f = fs[j], gm = dh[j] * m[j], wf = gates ? vf[j] + V[j] : vf[j], wr = gates ? vr[j] + V[O + j] : vr[j];
+            stx__sru_slopes s = stx__sru_slopes_of(fma, tanh_, cp, f, cs[W + j], u0[j], u2[j] + br[j], alpha * xt[j], wr, gm);
+            stx_real J = STX_FMA(fma, wf, s.df, f);
+            Q[j] = STX_FMA(fma, Q[j] + s.in, J, s.dzr * wr);
             P[j] *= J;
         }
 }
-STX_INNER void stx__sru_affine(int fma, STX__SRU_W P, STX__SRU_W Q, const stx__sru_rows *STX_RESTRICT k) { stx__sru_affine_as(fma, P, Q, k, k->tanh_, k->gates); }
+STX_INNER void stx__sru_affine(int fma, STX__SRU_W P, STX__SRU_W Q, const stx__sru_rows *STX_RESTRICT k) {
+    stx__sru_affine_as(fma, P, Q, k, k->tanh_, k->gates);
+}
 STX_EACH_ISA(stx__sru_affine, (STX__SRU_W P, STX__SRU_W Q, const stx__sru_rows *STX_RESTRICT k), P, Q, k)
 
 /* A tile on the way back: states and gates again, then its steps, last first. With P: only the map of e into P and Q. */
@@ -1007,7 +1034,8 @@ static void stx__sru_tile_in(stx__sru_tile *w, const stx__sru_block *k, size_t W
     w->total = w->sums + 4 * W;                         /* (4,W): of all: sums of tiles, then their sum, so that fewer digits are lost */
     w->e = w->total + 4 * W;                            /* (W) */
 }
-static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan *plan, stx__sru_tile *w, size_t tile, stx_real *P, stx_real *Q) {
+static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan *plan, stx__sru_tile *w, size_t tile, stx_real *P,
+                              stx_real *Q) {
     const stx_sru_args *a = k->a;
     size_t first = tile * STX_SRU_TILE, last = STX_MIN(a->T, first + STX_SRU_TILE), p, end, row, j;
     stx__sru_rows r;
@@ -1147,7 +1175,8 @@ static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *
     int plus;
     *d = *from;
     plus = d->transform == STX_SRU_ATTENTION && !d->custom;
-    if (d->transform != STX_SRU_LINEAR && d->transform != STX_SRU_ATTENTION) return stx__sru_wrong(x, "transform", d->transform, "STX_SRU_LINEAR or STX_SRU_ATTENTION");
+    if (d->transform != STX_SRU_LINEAR && d->transform != STX_SRU_ATTENTION) return stx__sru_wrong(x, "transform", d->transform,
+        "STX_SRU_LINEAR or STX_SRU_ATTENTION");
     if (!d->hidden) d->hidden = d->bidirectional ? d->input / 2 : d->input;
     if (!d->layers) d->layers = 2;
     if (!d->heads) d->heads = 1;
@@ -1157,7 +1186,8 @@ static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *
     if (plus && !d->proj && !d->projs) d->proj = d->hidden * (d->bidirectional ? 2 : 1) / 4 + (d->hidden * (d->bidirectional ? 2 : 1) < 4);
     if (plus) d->init_xavier = 1;
     if (d->v_init == 0) d->v_init = d->init_xavier ? 1 : sqrt(1.5);
-    if (d->norm < STX_SRU_NORM_NONE || d->norm > STX_SRU_NORM_AFTER) return stx__sru_wrong(x, "norm", d->norm, "STX_SRU_NORM_NONE, _BEFORE or _AFTER");
+    if (d->norm < STX_SRU_NORM_NONE || d->norm > STX_SRU_NORM_AFTER) return stx__sru_wrong(x, "norm", d->norm,
+        "STX_SRU_NORM_NONE, _BEFORE or _AFTER");
     if (!(d->dropout >= 0 && d->dropout < 1)) return stx__sru_wrong(x, "dropout", d->dropout, "0 <= p < 1");
     if (!(d->rnn_dropout >= 0 && d->rnn_dropout < 1)) return stx__sru_wrong(x, "rnn_dropout", d->rnn_dropout, "0 <= p < 1");
     if (!(d->attn_dropout >= 0 && d->attn_dropout < 1)) return stx__sru_wrong(x, "attn_dropout", d->attn_dropout, "0 <= p < 1");
@@ -1166,25 +1196,31 @@ static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *
         return stx__sru_wrong(x, "v_init", d->v_init, "more than 0; or -1, for zeros");
     if (!(fabs(d->alpha_init) < 1e6)) return stx__sru_wrong(x, "alpha_init", d->alpha_init, "a small number");
     if (plus && d->attention_every && d->attention_last) {
-        stx_fail(x, STX_ERR_ARG, "stx_sru_create: attention_every %zu and attention_last %zu: give one of them", d->attention_every, d->attention_last);
+        stx_fail(x, STX_ERR_ARG, "stx_sru_create: attention_every %zu and attention_last %zu: give one of them", d->attention_every,
+                 d->attention_last);
         return 0;
     }
     if (!d->attention_every && !d->attention_last) d->attention_every = 1;      /* resolving twice changes nothing */
-    if (plus && d->attention_every > d->layers) return stx__sru_wrong(x, "attention_every", (double)d->attention_every, "at most the number of layers; no_attention for none");
-    if (d->attention_last > d->layers) return stx__sru_wrong(x, "attention_last", (double)d->attention_last, "at most the number of layers");
+    if (plus && d->attention_every > d->layers) return stx__sru_wrong(x, "attention_every", (double)d->attention_every,
+        "at most the number of layers; no_attention for none");
+    if (d->attention_last > d->layers) return stx__sru_wrong(x, "attention_last", (double)d->attention_last,
+                                                             "at most the number of layers");
     for (l = 0; l < d->layers; l++) {
         P = stx__sru_proj(d, l);
         if (P > most) return stx__sru_wrong(x, "proj", (double)P, "at most 2^28");
         if (plus && !P) return stx__sru_wrong(x, "proj of a layer of SRU++", (double)P, "1 or more");
         if (stx__sru_attends(d, l) && (P % d->heads || d->heads > 256)) {
-            stx_fail(x, STX_ERR_ARG, "stx_sru_create: %zu heads do not divide the projection %zu of layer %zu: choose heads (at most 256) that do",
+            stx_fail(x, STX_ERR_ARG, "stx_sru_create: %zu heads do not divide the projection %zu of layer %zu: choose heads (at most "
+                     "256) that do",
                      d->heads, P, l);
             return 0;
         }
     }
     return 1;
 }
-static size_t stx__sru_planes(const stx_sru_desc *d, size_t l) { return !d->no_skip && stx__sru_input(d, l) != d->hidden * (d->bidirectional ? 2 : 1) ? 4 : 3; }
+static size_t stx__sru_planes(const stx_sru_desc *d, size_t l) {
+    return !d->no_skip && stx__sru_input(d, l) != d->hidden * (d->bidirectional ? 2 : 1) ? 4 : 3;
+}
 
 STX_DEF size_t stx_sru_count(const stx_sru_desc *desc) {
     stx_sru_desc d;
@@ -1221,7 +1257,9 @@ STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru
     if (!stx_ok(x)) return NULL;
     if (!desc) { stx_fail(x, STX_ERR_ARG, "stx_sru_create: no desc; at least input is needed"); return NULL; }
     if (!prefix) prefix = "";
-    if (strlen(prefix) > 96) { stx_fail(x, STX_ERR_ARG, "stx_sru_create: a prefix of %zu letters, want at most 96", strlen(prefix)); return NULL; }
+    if (strlen(prefix) > 96) {
+        stx_fail(x, STX_ERR_ARG, "stx_sru_create: a prefix of %zu letters, want at most 96", strlen(prefix)); return NULL;
+    }
     m = (stx_sru *)stx_persist(x, sizeof *m);
     if (!m || !stx__sru_resolve(x, desc, &m->desc)) return NULL;
     d = &m->desc;
@@ -1236,7 +1274,8 @@ STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru
     if (!stx_ok(x)) return NULL;
     if (d->input_first && d->input != O) {
         snprintf(full, sizeof full, "%sinput.weight", prefix);
-        m->w_input = stx_param(p, STX_UNIFORM, d->transform == STX_SRU_ATTENTION ? sqrt(6.0 / (double)(d->input + O)) : 1 / sqrt((double)d->input), full, O, d->input, 0, 0);
+        m->w_input = stx_param(p, STX_UNIFORM, d->transform == STX_SRU_ATTENTION ? sqrt(6.0 / (double)(d->input + O)) :
+                               1 / sqrt((double)d->input), full, O, d->input, 0, 0);
     }
     for (l = 0; l < d->layers && stx_ok(x); l++) {
         stx_sru_layer *y = &m->layer[l];
@@ -1249,7 +1288,8 @@ STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru
         y->highway = !d->no_skip && y->k == 3;
         y->alpha = (stx_real)(d->rescale && y->highway ? highway : 1);
         fan = P ? P : Ci;
-        if (P) y->w1 = stx__sru_param(p, prefix, l, "w1", STX_UNIFORM, d->init_xavier ? sqrt(6.0 / (double)(Ci + P)) : sqrt(3.0 / (double)Ci), P, Ci);
+        if (P) y->w1 = stx__sru_param(p, prefix, l, "w1", STX_UNIFORM, d->init_xavier ? sqrt(6.0 / (double)(Ci + P)) :
+                                      sqrt(3.0 / (double)Ci), P, Ci);
         if (y->attends) {
             y->w2 = stx__sru_param(p, prefix, l, "w2", STX_UNIFORM, sqrt(2.0 / (double)P), 2 * P, P);
             y->alpha_attn = stx__sru_param(p, prefix, l, "alpha", STX_CONSTANT, d->alpha_init, 1, 0);
@@ -1259,7 +1299,8 @@ STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru
             y->attn_shift = stx__sru_param(p, prefix, l, "attn_norm.bias", STX_ZEROS, 0, P, 0);
         }
         if (!d->custom) {
-            y->w3 = stx__sru_param(p, prefix, l, "w3", STX_UNIFORM, d->init_xavier ? sqrt(6.0 / (double)(fan + y->k * O)) : sqrt(3.0 / (double)fan), y->k * O, fan);
+            y->w3 = stx__sru_param(p, prefix, l, "w3", STX_UNIFORM, d->init_xavier ? sqrt(6.0 / (double)(fan + y->k * O)) :
+                                   sqrt(3.0 / (double)fan), y->k * O, fan);
             if (d->transform == STX_SRU_ATTENTION) stx_param_scale(x, y->w3, 0, y->k * O, sqrt(1 - d->dropout));
             else if (!d->init_xavier) {
                 double all = sqrt(1 - d->rnn_dropout) * (d->norm ? 0.1 : 1);
@@ -1287,7 +1328,9 @@ STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, siz
     int32_t *v;
     size_t b, t;
     if (!stx_ok(x)) return NULL;
-    if (!length || !B || !T || T > SIZE_MAX / sizeof *v / B) { stx_fail(x, STX_ERR_ARG, "stx_sru_lengths: no lengths, or %zu x %zu times", B, T); return NULL; }
+    if (!length || !B || !T || T > SIZE_MAX / sizeof *v / B) {
+        stx_fail(x, STX_ERR_ARG, "stx_sru_lengths: no lengths, or %zu x %zu times", B, T); return NULL;
+    }
     for (b = 0; b < B; b++) if (length[b] > T) {
         stx_fail(x, STX_ERR_ARG, "stx_sru_lengths: sequence %zu has %zu times, more than the %zu there are", b, length[b], T);
         return NULL;
@@ -1401,7 +1444,8 @@ static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given, st
             return NULL;
         }
         if (!U || U->size != B * T * p->k * m->O) {
-            stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: the transform of layer %zu gave %zu numbers, want B T %zu O", l, U ? U->size : 0, p->k);
+            stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: the transform of layer %zu gave %zu numbers, want B T %zu O", l, U ? U->size : 0,
+                     p->k);
             return NULL;
         }
     } else U = stx__sru_transform(m, l, in, mem, job->pads, job->window);
@@ -1441,12 +1485,15 @@ STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *h, stx_sru_io *io) {
         const stx_tensor *M_l = io->memory ? io->memory[l] : NULL, *c = io->c0 ? io->c0[l] : NULL;
         if (c && c->size != B * m->O) return stx__sru_no(x, "states want B O numbers a layer");
         if (!m->layer[l].attends) continue;
-        if (M_l && (M_l->ndim != 3 || M_l->dim[0] != B || M_l->dim[2] != m->layer[l].Ci)) return stx__sru_no(x, "memory wants the shape (B,M,Ci) of its layer's input");
-        if (seen && M != (M_l ? M_l->dim[1] : 0)) return stx__sru_no(x, "all memories want the same number of rows, for one mask is for all");
+        if (M_l && (M_l->ndim != 3 || M_l->dim[0] != B || M_l->dim[2] != m->layer[l].Ci)) return stx__sru_no(x,
+            "memory wants the shape (B,M,Ci) of its layer's input");
+        if (seen && M != (M_l ? M_l->dim[1] : 0)) return stx__sru_no(x, "all memories want the same number of rows, for one mask is for "
+            "all");
         M = M_l ? M_l->dim[1] : 0;
         seen = 1;
     }
-    if (io->memory_pad && (io->memory_pad->B != B || io->memory_pad->T != M)) return stx__sru_no(x, "memory_pad wants the shape (B,M) of the memories");
+    if (io->memory_pad && (io->memory_pad->B != B || io->memory_pad->T != M)) return stx__sru_no(x, "memory_pad wants the shape (B,M) of "
+        "the memories");
     if (seen) pads = stx__sru_pads(x, M ? io->memory_pad : NULL, io->pad, B, M, T);
     if (d->zero_pads && io->pad && d->norm == STX_SRU_NORM_AFTER) {
         padded = (unsigned char *)stx_step_alloc(x, B * T);
@@ -1524,7 +1571,9 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
     if (!stx_ok(x) || !h) return NULL;
     for (l = 0; l < 2; l++) {
         const stx_sru_state *s = l ? out : in;
-        if (s && s->model != m) { stx_fail(x, STX_ERR_ARG, "stx_sru_segment: the state %s is of another model", l ? "out" : "in"); return NULL; }
+        if (s && s->model != m) {
+            stx_fail(x, STX_ERR_ARG, "stx_sru_segment: the state %s is of another model", l ? "out" : "in"); return NULL;
+        }
         if (s && s->B != h->dim[0]) {
             stx_fail(x, STX_ERR_SHAPE, "stx_sru_segment: %zu streams with a state %s of %zu: make the state with B = %zu",
                      h->dim[0], l ? "out" : "in", s->B, h->dim[0]);
@@ -1650,7 +1699,8 @@ static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_
     if (!d->dim) d->dim = 512;
     if (!d->emb) d->emb = d->dim;
     if (!d->emb_adaptive) d->emb_adaptive = d->dim;
-    if (d->dim > most || d->emb > most || d->emb_adaptive > most) return stx__sru_lm_wrong(x, "dim, emb or emb_adaptive", (double)d->dim, "at most 2^28");
+    if (d->dim > most || d->emb > most || d->emb_adaptive > most) return stx__sru_lm_wrong(x, "dim, emb or emb_adaptive", (double)d->dim,
+        "at most 2^28");
     if (d->sru.bidirectional || d->sru.not_causal) {
         stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: a language model must not see what it predicts: bidirectional and not_causal stay 0");
         return 0;
@@ -1660,11 +1710,13 @@ static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_
     if (d->io_dropout == 0) d->io_dropout = d->dropout > 0 ? d->dropout : -1;
     if (!(d->emb_dropout >= 0 && d->emb_dropout < 1)) return stx__sru_lm_wrong(x, "emb_dropout", d->emb_dropout, "0 <= p < 1");
     if (d->tied && (d->emb != d->dim || d->adapt_io)) {
-        stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: tied with %s: want emb equal to dim %zu, and adapt_io 0 (its tables are always shared)",
+        stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: tied with %s: want emb equal to dim %zu, and adapt_io 0 (its tables are always "
+                 "shared)",
                  d->adapt_io ? "adapt_io" : "another emb", d->dim);
         return 0;
     }
-    if (d->adapt_io && d->emb != d->dim) return stx__sru_lm_wrong(x, "emb with adapt_io", (double)d->emb, "dim: the embedding's projections lead there");
+    if (d->adapt_io && d->emb != d->dim) return stx__sru_lm_wrong(x, "emb with adapt_io", (double)d->emb,
+        "dim: the embedding's projections lead there");
     d->sru.input = d->emb;
     d->sru.hidden = d->dim;
     d->sru.dropout = d->dropout;
@@ -1710,7 +1762,8 @@ STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const 
 STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h) { return m ? stx_words_logits(m->words, h) : NULL; }
 STX_DEF stx_tensor *stx_sru_lm_log_probs(stx_sru_lm *m, stx_tensor *h) { return m ? stx_words_log_probs(m->words, h) : NULL; }
 
-STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *in, stx_sru_state *out) {
+STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *in,
+                                    stx_sru_state *out) {
     return m ? stx_words_loss(m->words, stx_sru_lm_forward(m, ids, in, out), targets, NULL) : NULL;
 }
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *s, uint64_t salt) {
@@ -1734,7 +1787,8 @@ STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window) 
     n = m->sru->desc.layers;
     for (l = 0; l < n && m->sru->desc.literal_norm && m->sru->desc.norm == STX_SRU_NORM_BEFORE; l++)
         if (m->sru->layer[l].attends) {
-            stx_fail(x, STX_ERR_ARG, "stx_sru_gen_create: with literal_norm a key depends on where its segment began: use stx_sru_segment, or literal_norm 0");
+            stx_fail(x, STX_ERR_ARG, "stx_sru_gen_create: with literal_norm a key depends on where its segment began: use "
+                     "stx_sru_segment, or literal_norm 0");
             return NULL;
         }
     g = (stx_sru_gen *)stx_block(x, sizeof *g);

@@ -35,7 +35,8 @@ static const char *const spans_name[SPANS_KINDS] = {"full", "learned", "short"};
 static struct {
     int quick, threads, rounds, warmup, steps, batch, worker, spans, literal, precision;
     const char *self, *data, *params, *python, *python_plain, *peer, *cblas, *work, *only;
-} opt = {0, 0, 0, -1, 3, 8, 0, SPANS_FULL, 1, F32, NULL, NULL, NULL, NULL, NULL, NULL, NULL, ".", "gemm,attention,context,training,generation"};
+} opt = {0, 0, 0, -1, 3, 8, 0, SPANS_FULL, 1, F32, NULL, NULL, NULL, NULL, NULL, NULL, NULL, ".",
+    "gemm,attention,context,training,generation"};
 
 static int rounds(int usual) { return opt.rounds ? opt.rounds : opt.quick ? 3 : usual; }
 
@@ -115,12 +116,17 @@ static void bench_gemm(void) {
     static const product list[] = {
         {"square 64", 0, 0, 64, 64, 64, 0}, {"square 128", 0, 0, 128, 128, 128, 0}, {"square 256", 0, 0, 256, 256, 256, 0},
         {"square 512", 0, 0, 512, 512, 512, 0}, {"square 1024", 0, 0, 1024, 1024, 1024, 0}, {"square 2048", 0, 0, 2048, 2048, 2048, 0},
-        {"x W^T  4096x256x256", 0, 1, 4096, 256, 256, 0}, {"x W^T  4096x1024x256", 0, 1, 4096, 1024, 256, 0}, {"x W^T  4096x256x1024", 0, 1, 4096, 256, 1024, 0},
+        {"x W^T  4096x256x256", 0, 1, 4096, 256, 256, 0}, {"x W^T  4096x1024x256", 0, 1, 4096, 1024, 256, 0}, {"x W^T  4096x256x1024", 0,
+            1, 4096, 256, 1024, 0},
         {"dy W   4096x256x1024", 0, 0, 4096, 256, 1024, 0},
-        {"dy^T x 256x256x4096", 1, 0, 256, 256, 4096, 0}, {"dy^T x 1024x256x4096", 1, 0, 1024, 256, 4096, 0}, {"dy^T x 256x1024x4096", 1, 0, 256, 1024, 4096, 0},
-        {"x W^T  1024x9216x768", 0, 1, 1024, 9216, 768, 0}, {"dy W   1024x768x9216", 0, 0, 1024, 768, 9216, 0}, {"dy^T x 9216x768x1024", 1, 0, 9216, 768, 1024, 0},
-        {"tile q k^T  64x256x64", 0, 1, 64, 256, 64, 1}, {"tile p v    64x64x256", 0, 0, 64, 64, 256, 1}, {"tile ds^T q 256x64x64", 1, 0, 256, 64, 64, 1},
-        {"tile q k^T  64x1024x64", 0, 1, 64, 1024, 64, 1}, {"tile p v    64x64x1024", 0, 0, 64, 64, 1024, 1}, {"tile ds^T q 1024x64x64", 1, 0, 1024, 64, 64, 1}};
+        {"dy^T x 256x256x4096", 1, 0, 256, 256, 4096, 0}, {"dy^T x 1024x256x4096", 1, 0, 1024, 256, 4096, 0}, {"dy^T x 256x1024x4096", 1,
+            0, 256, 1024, 4096, 0},
+        {"x W^T  1024x9216x768", 0, 1, 1024, 9216, 768, 0}, {"dy W   1024x768x9216", 0, 0, 1024, 768, 9216, 0}, {"dy^T x 9216x768x1024", 1,
+            0, 9216, 768, 1024, 0},
+        {"tile q k^T  64x256x64", 0, 1, 64, 256, 64, 1}, {"tile p v    64x64x256", 0, 0, 64, 64, 256, 1}, {"tile ds^T q 256x64x64", 1, 0,
+            256, 64, 64, 1},
+        {"tile q k^T  64x1024x64", 0, 1, 64, 1024, 64, 1}, {"tile p v    64x64x1024", 0, 0, 64, 64, 1024, 1}, {"tile ds^T q 1024x64x64", 1,
+            0, 1024, 64, 64, 1}};
     enum { N = sizeof list / sizeof *list, BLAS = PRECISIONS, WHO };     /* who: own f32, own bf16, CBLAS */
     static samples rate[N][2][WHO];
     static double calls[N][2][WHO], worst[N][WHO];
@@ -156,7 +162,9 @@ static void bench_gemm(void) {
                     double v = 0;
                     w = (turn + r + 1) % WHO;
                     if (!on[w]) continue;
-                    if (r >= 0) { sample(&rate[i][t][w], gemm_rate(w == BLAS ? NULL : x[w][t], p, A, B, C[w], (size_t)calls[i][t][w])); continue; }
+                    if (r >= 0) {
+                        sample(&rate[i][t][w], gemm_rate(w == BLAS ? NULL : x[w][t], p, A, B, C[w], (size_t)calls[i][t][w])); continue;
+                    }
                     for (k = 0; k < 2; k++) v = gemm_rate(w == BLAS ? NULL : x[w][t], p, A, B, C[w], 1);
                     calls[i][t][w] = 1 + floor(0.008 * v * 1e9 / (2.0 * (double)p->M * (double)p->N * (double)p->K));
                 }
@@ -167,9 +175,12 @@ static void bench_gemm(void) {
         }
         if (r >= 0) probe_now();
     }
-    say("## Matrix products, GFLOP/s\n\nMedian of %d rounds (least - most); ratios of the medians, to CBLAS's float product. op(A) op(B) as M x N x K.%s\n\n", R,
-        on[BF16] ? "\nbf16: the same call in a context of that precision; packing and rounding the float inputs is part of the time." : "\nbf16: not in this build of the library.");
-    header(on[BF16] ? "product|threads|f32|range|bf16|range|CBLAS f32|range|f32 / CBLAS|bf16 / CBLAS" : "product|threads|f32|range|CBLAS f32|range|f32 / CBLAS");
+    say("## Matrix products, GFLOP/s\n\nMedian of %d rounds (least - most); ratios of the medians, to CBLAS's float product. op(A) op(B) "
+        "as M x N x K.%s\n\n", R,
+        on[BF16] ? "\nbf16: the same call in a context of that precision; packing and rounding the float inputs is part of the time." :
+            "\nbf16: not in this build of the library.");
+    header(on[BF16] ? "product|threads|f32|range|bf16|range|CBLAS f32|range|f32 / CBLAS|bf16 / CBLAS" : "product|threads|f32|range|CBLAS "
+           "f32|range|f32 / CBLAS");
     for (i = 0; i < N; i++)
         for (t = 0; t <= last; t++) {
             int c = 0, ratios;
@@ -297,9 +308,12 @@ static void bench_attention(void) {
             }
         if (r >= 0) probe_now();
     }
-    say("## Attention against span\n\nstx_attention with a relative table, block 256, head size 64, every key present, %d threads; batch 4 with 4 heads (spans set by the "
-        "window),\nbatch 1 with 8 heads (by the learned ramp of 32). Median of %d rounds (least - most). GFLOP/s count 6 D a key and query forward and\ntwice that "
-        "backward, nothing for recomputation or for keys without weight.%s\n\n", opt.threads, R, x[BF16] ? "" : " bf16: not in this build of the library.");
+    say("## Attention against span\n\nstx_attention with a relative table, block 256, head size 64, every key present, %d threads; batch "
+        "4 with 4 heads (spans set by the "
+        "window),\nbatch 1 with 8 heads (by the learned ramp of 32). Median of %d rounds (least - most). GFLOP/s count 6 D a key and "
+            "query forward and\ntwice that "
+        "backward, nothing for recomputation or for keys without weight.%s\n\n", opt.threads, R,
+            x[BF16] ? "" : " bf16: not in this build of the library.");
     header("case|precision|fwd ms|range|GFLOP/s|fwd+bwd ms|range|GFLOP/s|cost ratio");
     for (i = 0; i < n; i++)
         for (p = 0; p < PRECISIONS; p++) {
@@ -442,7 +456,8 @@ static int worker(void) {
         at = seconds() - at;
         check(x);
         if (warm > 0) { warm = 0; continue; }
-        printf("{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": %.9g, \"steps_done\": %llu, \"seconds\": %.6g, \"peak_bytes\": %zu}\n",
+        printf("{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": %.9g, \"steps_done\": %llu, "
+               "\"seconds\": %.6g, \"peak_bytes\": %zu}\n",
                (double)(t.B * t.T * (size_t)n) / at, round_first, nll, first, (unsigned long long)t.done, at, stx_peak_bytes(x));
         fflush(stdout);
     }
@@ -484,8 +499,10 @@ static void bench_context(void) {
             }
         if (r >= 0) probe_now();
     }
-    say("## Training step against the largest span\n\nThe model of the training table with another largest span S, and spans of the same number of tokens (the learned-like ones below, put "
-        "back\nafter every step), batch %zu, %d threads, default mode. Median of %d rounds (least - most), in turns.%s\n\n", B, opt.threads, R, bf16 ? "" : " bf16: not in this build of the library.");
+    say("## Training step against the largest span\n\nThe model of the training table with another largest span S, and spans of the same "
+        "number of tokens (the learned-like ones below, put "
+        "back\nafter every step), batch %zu, %d threads, default mode. Median of %d rounds (least - most), in turns.%s\n\n", B,
+            opt.threads, R, bf16 ? "" : " bf16: not in this build of the library.");
     header(bf16 ? "S|f32 ms|range|ratio|MB|bf16 ms|range|ratio|MB" : "S|f32 ms|range|ratio|MB");
     for (i = 0; i < n; i++) {
         row_begin();
@@ -563,7 +580,9 @@ static void training_setting(int kind, int first) {
         c[i].name = k->name;
         c[i].tolerance = loss_tolerance[k->same];
         if (i == OWN_CBLAS && !opt.cblas) { snprintf(c[i].cannot, sizeof c[i].cannot, "no CBLAS was found"); continue; }
-        if (i >= PEER && (!opt.python || !opt.peer || (i == PEER_PLAIN && !opt.python_plain))) { snprintf(c[i].cannot, sizeof c[i].cannot, "no python3 with torch was found"); continue; }
+        if (i >= PEER && (!opt.python || !opt.peer || (i == PEER_PLAIN && !opt.python_plain))) {
+            snprintf(c[i].cannot, sizeof c[i].cannot, "no python3 with torch was found"); continue;
+        }
         snprintf(what, sizeof what, "training, %s spans: warm-up of %s ..", spans_name[kind], k->name);
         progress(what);
 #define ARG(s) argv[n++] = (char *)(uintptr_t)(s)
@@ -590,13 +609,19 @@ static void training_setting(int kind, int first) {
     snprintf(label, sizeof label, "training, %s spans", spans_name[kind]);
     r = contest(c, CONTENDERS, rounds(7), opt.rounds ? 1e9 : 45, label);      /* a slow machine gets fewer rounds */
     if (first) {
-        say("## Training, enwik8_small\n\n8 layers, width 256, inner 1024, 4 heads, span 1024, block 256, batch %d (the preset has 64; --batch 64), Adagrad, %d threads.\n"
-            "The same data, first parameters and steps for all. Rounds of %d step%s, in turns. \"seqtx\" has the peer's zero keys in an empty memory;\n"
-            "it leaves out keys beyond a head's own span, whose share is below 1e-7 (\"literal eps\" computes it, as the peer does). Losses must agree "
-            "with the first PyTorch\nrow to %g (f32) and %g (bf16), or the row is void.\n\n", opt.batch, opt.threads, opt.steps, opt.steps == 1 ? "" : "s", loss_tolerance[SAME], loss_tolerance[SAME_BF16]);
+        say("## Training, enwik8_small\n\n8 layers, width 256, inner 1024, 4 heads, span 1024, block 256, batch %d (the preset has 64; "
+            "--batch 64), Adagrad, %d threads.\n"
+            "The same data, first parameters and steps for all. Rounds of %d step%s, in turns. \"seqtx\" has the peer's zero keys in an "
+                "empty memory;\n"
+            "it leaves out keys beyond a head's own span, whose share is below 1e-7 (\"literal eps\" computes it, as the peer does). "
+                "Losses must agree "
+            "with the first PyTorch\nrow to %g (f32) and %g (bf16), or the row is void.\n\n", opt.batch, opt.threads, opt.steps,
+                opt.steps == 1 ? "" : "s", loss_tolerance[SAME], loss_tolerance[SAME_BF16]);
     }
-    say("%s spans (%s; mean keys a head %.0f); median of %d rounds after %d discarded steps:\n\n", kind == SPANS_FULL ? "Full" : kind == SPANS_LEARNED ? "Learned-like" : "Short",
-        kind == SPANS_FULL ? "all 1024" : kind == SPANS_LEARNED ? "20 to 51 in layers 1-4, one head of 307 in 5-6, of 307 and 922 in 7-8" : "all 51 and the ramp", keys, r, warmup + opt.steps);
+    say("%s spans (%s; mean keys a head %.0f); median of %d rounds after %d discarded steps:\n\n", kind == SPANS_FULL ?
+        "Full" : kind == SPANS_LEARNED ? "Learned-like" : "Short",
+        kind == SPANS_FULL ? "all 1024" : kind == SPANS_LEARNED ? "20 to 51 in layers 1-4, one head of 307 in 5-6, of 307 and 922 in 7-8" :
+            "all 51 and the ramp", keys, r, warmup + opt.steps);
     contest_say(c, CONTENDERS, PEER);
     for (i = 0; i < CONTENDERS; i++) {
         if (!c[i].fits) continue;
@@ -607,7 +632,8 @@ static void training_setting(int kind, int first) {
 }
 static void bench_training(void) {
     int kind;
-    for (kind = opt.quick ? SPANS_SHORT : SPANS_FULL; kind < SPANS_KINDS; kind++) training_setting(kind, kind == (opt.quick ? SPANS_SHORT : SPANS_FULL));
+    for (kind = opt.quick ? SPANS_SHORT : SPANS_FULL; kind < SPANS_KINDS; kind++) training_setting(kind,
+        kind == (opt.quick ? SPANS_SHORT : SPANS_FULL));
 }
 
 // >>generation
@@ -656,7 +682,8 @@ static void bench_generation(void) {
         }
         if (r >= 0) probe_now();
     }
-    say("## Generation\n\nenwik8_small, one stream, cached keys and values, after a prompt of 1100 tokens (every window is full); median of %d rounds of %d tokens.%s\n\n", R, n,
+    say("## Generation\n\nenwik8_small, one stream, cached keys and values, after a prompt of 1100 tokens (every window is full); median "
+        "of %d rounds of %d tokens.%s\n\n", R, n,
         bf16 ? "" : "\nbf16: not in this build of the library.");
     header("spans|precision|threads|tokens/s|range|prompt tokens/s|memory MB");
     EACH_STREAM {
@@ -695,7 +722,8 @@ static void bench_summary(void) {
     static const char *const of[SPANS_KINDS] = {"full", "learned-like", "short"};
     char what[CELL];
     int kind, p, any = 0;
-    say("## Summary\n\nRatios within this run, of medians. Training is the step of enwik8_small against PyTorch eager f32 of the same model.\n\n");
+    say("## Summary\n\nRatios within this run, of medians. Training is the step of enwik8_small against PyTorch eager f32 of the same "
+        "model.\n\n");
     header("measured|target|here|met");
     for (p = 0; p < PRECISIONS; p++)
         for (kind = 0; kind < SPANS_KINDS; kind++) {
@@ -738,7 +766,8 @@ static void bench_summary(void) {
         for (p = 0; p < PRECISIONS; p++) if (found.generation[kind][p] > 0) cell(1 + p, "%.0f", found.generation[kind][p]);
     }
     if (any) print_table();
-    if (found.bf16_least > 0) say("bf16 product / CBLAS's float product, one thread, dims >= 256: %.2f to %.2f.\n\n", found.bf16_least, found.bf16_most);
+    if (found.bf16_least > 0) say("bf16 product / CBLAS's float product, one thread, dims >= 256: %.2f to %.2f.\n\n", found.bf16_least,
+                                  found.bf16_most);
 }
 
 // >>main

@@ -350,7 +350,8 @@ static int trainee_warm(trainee *t, double limit) {
     double until = seconds() + limit;
     int fill = 3, n;
     size_t l;
-    for (l = 0; l < t->c.layers; l++) if (3 + ceil(window_of(&t->c, l) / (double)t->c.block) > fill) fill = 3 + (int)ceil(window_of(&t->c, l) / (double)t->c.block);
+    for (l = 0; l < t->c.layers; l++) if (3 + ceil(window_of(&t->c, l) / (double)t->c.block) > fill) fill = 3 + (int)ceil(window_of(&t->c,
+        l) / (double)t->c.block);
     if (fill < opt.check) fill = opt.check;
     for (n = (int)t->done; n < opt.warmup || n < fill; n++) {
         if (n >= fill && seconds() > until) break;
@@ -360,8 +361,10 @@ static int trainee_warm(trainee *t, double limit) {
 }
 static void answer_line(const trainee *t, double took, int n, const samples *ms, double used) {
     int k;
-    printf("{\"tokens_per_s\": %.6g, \"loss_step1\": %.9g, \"loss_check\": %.9g, \"steps_done\": %llu, \"peak_bytes\": %zu, \"reserved_bytes\": %zu, \"driver_bytes\": %.0f, \"compiled\": 0, \"ms\": [",
-           n ? (double)(t->c.batch * t->c.block) * n / took : 0.0, t->first, isfinite(t->at_check) ? t->at_check : -1, (unsigned long long)t->done, stx_peak_bytes(t->x), stx_bytes(t->x), used);
+    printf("{\"tokens_per_s\": %.6g, \"loss_step1\": %.9g, \"loss_check\": %.9g, \"steps_done\": %llu, \"peak_bytes\": %zu, "
+           "\"reserved_bytes\": %zu, \"driver_bytes\": %.0f, \"compiled\": 0, \"ms\": [",
+           n ? (double)(t->c.batch * t->c.block) * n / took : 0.0, t->first, isfinite(t->at_check) ? t->at_check : -1,
+               (unsigned long long)t->done, stx_peak_bytes(t->x), stx_bytes(t->x), used);
     for (k = 0; k < ms->n; k++) printf(k ? ", %.4f" : "%.4f", ms->v[k]);
     printf("]}\n");
     fflush(stdout);
@@ -373,7 +376,9 @@ static int worker(void) {
     config c = configured(*config_named(opt.config ? opt.config : "small"));
     char line[64];
     double before = used_bytes();
-    if (!trainee_create(&t, &c, opt.mode, opt.no_graph, 1, opt.data, opt.params) || !trainee_step(&t)) { fprintf(stderr, "cannot: %s\n", stx_error(t.x)); return 3; }
+    if (!trainee_create(&t, &c, opt.mode, opt.no_graph, 1, opt.data, opt.params) || !trainee_step(&t)) {
+        fprintf(stderr, "cannot: %s\n", stx_error(t.x)); return 3;
+    }
     answer_line(&t, 0, 0, &ms, used_bytes() - before);
     while (fgets(line, sizeof line, stdin)) {
         double took = 0;
@@ -450,7 +455,8 @@ static void contender_start(contender *c, int i, const config *g, const char *pa
         ARG("--seconds"); ARG(share);
     } else {
         ARG(opt.python); ARG(opt.peer); ARG("--device"); ARG(opt.peer_device);
-        NUMBER("--nlayers", g->layers); NUMBER("--hid-sz", g->dim); NUMBER("--inner-hid-sz", g->inner); NUMBER("--nheads", g->heads); NUMBER("--attn-span", g->span);
+        NUMBER("--nlayers", g->layers); NUMBER("--hid-sz", g->dim); NUMBER("--inner-hid-sz", g->inner); NUMBER("--nheads", g->heads);
+        NUMBER("--attn-span", g->span);
         NUMBER("--block-sz", g->block); NUMBER("--batch-sz", g->batch); NUMBER("--pers", g->pers); NUMBER("--steps", g->steps);
         ARG("--adapt-span"); ARG("--adapt-span-loss"); ARG("5e-7"); ARG("--lr-warmup"); ARG("32000");
         ARG("--dtype"); ARG(kinds[i].mode == BF16 ? "bf16" : "f32");
@@ -458,7 +464,8 @@ static void contender_start(contender *c, int i, const config *g, const char *pa
         ARG("--warm-seconds"); ARG(share);
     }
     if (kinds[i].extra) ARG(kinds[i].extra);
-    ARG("--data"); ARG(data); ARG("--params"); ARG(params); ARG("--warmup"); ARG(rounds_check[0]); ARG("--check-step"); ARG(rounds_check[1]);
+    ARG("--data"); ARG(data); ARG("--params"); ARG(params); ARG("--warmup"); ARG(rounds_check[0]); ARG("--check-step");
+    ARG(rounds_check[1]);
     argv[n] = NULL;
 #undef ARG
 #undef NUMBER
@@ -513,8 +520,12 @@ static void training_config(const config *g, double until, double gemm) {
     flop = w.model_flop;
     for (i = 0; i < CONTENDERS; i++) {
         char what[128];
-        if (i >= PEER_F32 && (!opt.python || !opt.peer)) { snprintf(c[i].cannot, sizeof c[i].cannot, "no python3 with torch was found"); continue; }
-        if (i > OWN_F32 && seconds() > until - reserve) { snprintf(c[i].cannot, sizeof c[i].cannot, "the section's time was over"); continue; }
+        if (i >= PEER_F32 && (!opt.python || !opt.peer)) {
+            snprintf(c[i].cannot, sizeof c[i].cannot, "no python3 with torch was found"); continue;
+        }
+        if (i > OWN_F32 && seconds() > until - reserve) {
+            snprintf(c[i].cannot, sizeof c[i].cannot, "the section's time was over"); continue;
+        }
         snprintf(what, sizeof what, "training, %s: warm-up of %s ..", g->name, kinds[i].name);
         progress(what);
         contender_start(&c[i], i, g, params, data, until - reserve);
@@ -537,7 +548,8 @@ static void training_config(const config *g, double until, double gemm) {
         contender_start(&c[i], i, g, params, data, until);
         if (!c[i].on) continue;
         c[i].alone = 1;
-        for (r = 0; r < opt.rounds && c[i].on && (r == 0 || seconds() < until); r++) contender_round(&c[i], i, g, at_least(until, seconds() + 30));
+        for (r = 0; r < opt.rounds && c[i].on && (r == 0 || seconds() < until); r++) contender_round(&c[i], i, g, at_least(until,
+            seconds() + 30));
         if (c[i].on) stop(&c[i].p);
     }
     if (c[PEER_F32].rate.n) with = PEER_F32;
@@ -565,13 +577,18 @@ static void training_config(const config *g, double until, double gemm) {
         cell(3, "%.0f - %.0f", quantile(&c[i].rate, 0), quantile(&c[i].rate, 1));
         cell(4, "%.3f", ms);
         cell(5, "%.3f", quantile(&c[i].ms, 0.95));
-        if (c[PEER_BF16].ms.n && fmax(fabs(c[PEER_BF16].first - c[with].first), fabs(c[PEER_BF16].at_check - c[with].at_check)) <= kinds[PEER_BF16].tolerance) cell(6, "%.2f", median(&c[PEER_BF16].ms) / ms);
+        if (c[PEER_BF16].ms.n && fmax(fabs(c[PEER_BF16].first - c[with].first),
+                                      fabs(c[PEER_BF16].at_check - c[with].at_check)) <= kinds[PEER_BF16].tolerance) cell(6, "%.2f",
+                                          median(&c[PEER_BF16].ms) / ms);
         cell(9, "%.1f %%", 100 * flop / ms * 1e3 / 989e12);
         if (gemm > 0) cell(10, "%.1f %%", 100 * flop / ms * 1e3 / gemm);
         if (with < 0) cell(14, "nothing to compare with");
         else if (i == with) cell(14, "reference%s", c[i].alone ? ", alone" : "");
         else cell(14, "equal to %.0e%s%s%.40s", off, c[i].alone ? ", alone" : "", c[i].note[0] ? ", " : "", c[i].note);
-        if (c[i].warm_steps < opt.warmup) { size_t n = strlen(table.cell[table.rows - 1][14]); snprintf(table.cell[table.rows - 1][14] + n, CELL - n, ", %.0f warm-up steps", c[i].warm_steps); }
+        if (c[i].warm_steps < opt.warmup) {
+            size_t n = strlen(table.cell[table.rows - 1][14]); snprintf(table.cell[table.rows - 1][14] + n, CELL - n,
+                                                                        ", %.0f warm-up steps", c[i].warm_steps);
+        }
     }
     unlink(params);
     unlink(data);
@@ -581,22 +598,29 @@ static void bench_training(void) {
     int i, left = 0;
     for (i = 0; i < CONFIGS; i++) left += listed(opt.config, configs[i].name);
     gemm = product_rate();
-    say("## Training\n\nOne step with Adagrad on random bytes; contenders in turns, %d rounds after %d warm-up steps or more (a round: the configuration's steps, after one without a time).\n"
-        "tokens/s: host's clock over a round, median (least - most). step ms: between events at the steps' ends, all rounds. peak: in use at most by the contender's own\n"
-        "count (seqtx: stx_peak_bytes, PyTorch: max_memory_allocated); driver: what the device holds for it. MFU counts attention 3 products forward and 6 backward, nothing\n"
-        "twice (cuda_model.h), against 989 TFLOP/s and against a bf16 product of 8192 measured now: %.0f TFLOP/s. First step: from the process's start to its first loss, with\n"
-        "imports, CUDA's start and compilation. Losses are of steps 1 and %d; a row that differs from the reference by more than 1e-3 (f32), 5e-3 (tf32) or 2e-2 (bf16) is void.\n"
+    say("## Training\n\nOne step with Adagrad on random bytes; contenders in turns, %d rounds after %d warm-up steps or more (a round: "
+        "the configuration's steps, after one without a time).\n"
+        "tokens/s: host's clock over a round, median (least - most). step ms: between events at the steps' ends, all rounds. peak: in "
+            "use at most by the contender's own\n"
+        "count (seqtx: stx_peak_bytes, PyTorch: max_memory_allocated); driver: what the device holds for it. MFU counts attention 3 "
+            "products forward and 6 backward, nothing\n"
+        "twice (cuda_model.h), against 989 TFLOP/s and against a bf16 product of 8192 measured now: %.0f TFLOP/s. First step: from the "
+            "process's start to its first loss, with\n"
+        "imports, CUDA's start and compilation. Losses are of steps 1 and %d; a row that differs from the reference by more than 1e-3 "
+            "(f32), 5e-3 (tf32) or 2e-2 (bf16) is void.\n"
         "alone: it did not fit beside the others, and ran after them.\n\n", opt.rounds, opt.warmup, gemm * 1e-12, opt.check);
     for (i = 0; i < CONFIGS; i++) {
         config c = configured(configs[i]);
         work w;
         if (!listed(opt.config, c.name)) continue;
         work_count(&w, &c);
-        say("- %s: %s; %zu streams of %zu tokens, %.1f M parameters, mean keys of a head %.0f, mean memory %.0f rows, rounds of %d steps, %.2f TFLOP a step\n", c.name, c.what, c.batch, c.block,
+        say("- %s: %s; %zu streams of %zu tokens, %.1f M parameters, mean keys of a head %.0f, mean memory %.0f rows, rounds of %d "
+            "steps, %.2f TFLOP a step\n", c.name, c.what, c.batch, c.block,
             parameters(&c) * 1e-6, mean_keys(&c), mean_window(&c), c.steps, w.model_flop * 1e-12);
     }
     say("\n");
-    header("configuration|contender|tokens/s|range|step ms p50|p95|to eager bf16|peak GB|driver GB|MFU|of product|first step s|loss 1|loss N|");
+    header("configuration|contender|tokens/s|range|step ms p50|p95|to eager bf16|peak GB|driver GB|MFU|of product|first step s|loss "
+           "1|loss N|");
     for (i = 0; i < CONFIGS; i++) {
         config c = configured(configs[i]);
         double now = seconds();
@@ -681,13 +705,17 @@ static void attention_job(job *j, stx_ctx *x, size_t B, size_t T, size_t H, size
 }
 static void bench_attention(void) {
     enum { SPANS = 8, WHO = 4 };
-    static const char *const who[WHO] = {"seqtx bf16", "seqtx f32", "PyTorch FlexAttention bf16, R materialised", "PyTorch SDPA bf16, E keys, no window, no positions"};
-    size_t B = opt.tiny ? 1 : 64, T = opt.tiny ? 16 : 512, H = opt.tiny ? 2 : 8, D = opt.tiny ? 16 : 64, L = opt.tiny ? 96 : 8192, n = opt.tiny ? 2 : SPANS, i;
+    static const char *const who[WHO] = {"seqtx bf16", "seqtx f32", "PyTorch FlexAttention bf16, R materialised",
+        "PyTorch SDPA bf16, E keys, no window, no positions"};
+    size_t B = opt.tiny ? 1 : 64, T = opt.tiny ? 16 : 512, H = opt.tiny ? 2 : 8, D = opt.tiny ? 16 : 64, L = opt.tiny ? 96 : 8192,
+        n = opt.tiny ? 2 : SPANS, i;
     double until = seconds() + opt.limit;
     int r, w;
     ops_start();
-    say("## Attention\n\nAdaptive-span attention (relative table, learned span), the kernels alone, head size %zu, %zu heads, %zu streams of %zu queries, E keys each. Median of %d rounds (least -\n"
-        "most), in turns. TFLOP/s count products of 2 D E a query and head: forward 3 and backward 6 for this attention, 2 and 4 for SDPA, which has neither window nor positions and\n"
+    say("## Attention\n\nAdaptive-span attention (relative table, learned span), the kernels alone, head size %zu, %zu heads, %zu "
+        "streams of %zu queries, E keys each. Median of %d rounds (least -\n"
+        "most), in turns. TFLOP/s count products of 2 D E a query and head: forward 3 and backward 6 for this attention, 2 and 4 for "
+            "SDPA, which has neither window nor positions and\n"
         "stands for what the device can do; nothing made twice counts.\n\n", D, H, B, T, opt.rounds);
     header("E|who|forward ms|range|TFLOP/s|backward ms|range|TFLOP/s|");
     for (i = 0; i < n; i++) {
@@ -708,7 +736,8 @@ static void bench_attention(void) {
             if (!job_warm(&j[w][0]) || !job_warm(&j[w][1])) snprintf(cannot[w], sizeof cannot[w], "%.200s", stx_error(x[w]));
         }
         for (w = 0; w < 2; w++)
-            snprintf(ask_for[w], sizeof ask_for[w], "{\"op\": \"attention\", \"kind\": \"%s\", \"B\": %zu, \"T\": %zu, \"H\": %zu, \"D\": %zu, \"E\": %zu, \"L\": %zu, \"dtype\": \"bf16\"}", w ? "sdpa" : "flex", B, T, H, D, E, L);
+            snprintf(ask_for[w], sizeof ask_for[w], "{\"op\": \"attention\", \"kind\": \"%s\", \"B\": %zu, \"T\": %zu, \"H\": %zu, "
+                     "\"D\": %zu, \"E\": %zu, \"L\": %zu, \"dtype\": \"bf16\"}", w ? "sdpa" : "flex", B, T, H, D, E, L);
         for (r = 0; r < opt.rounds && seconds() < until; r++)
             for (w = 0; w < WHO; w++) {
                 char what[64];
@@ -828,8 +857,10 @@ static void bench_curves(void) {
         c.batch = 64;
         write_data(data, &c, (size_t)(40 + (opt.rounds + 1) * 12));
     }
-    say("## Curves\n\nseqtx bf16, the model 12x512 (block %zu), %zu streams where it is not said. Median of %d rounds of %d steps (least - most), the points of a curve in turns; memory full. "
-        "keys: mean\nof a query and head; rows: mean memory of a layer. At S the spans are the learned-like ones, at most %d tokens, for every S.\n\n", base.block, base.batch, opt.rounds, opt.tiny ? 1 : 6, opt.tiny ? 16 : 448);
+    say("## Curves\n\nseqtx bf16, the model 12x512 (block %zu), %zu streams where it is not said. Median of %d rounds of %d steps (least "
+        "- most), the points of a curve in turns; memory full. "
+        "keys: mean\nof a query and head; rows: mean memory of a layer. At S the spans are the learned-like ones, at most %d tokens, for "
+            "every S.\n\n", base.block, base.batch, opt.rounds, opt.tiny ? 1 : 6, opt.tiny ? 16 : 448);
     header("curve|point|step ms|range|to the first|tokens/s|keys|rows|peak GB|");
     for (curve = 0; curve < CURVES; curve++) {
         /* a curve has an equal share of what time is left */
@@ -842,7 +873,8 @@ static void bench_curves(void) {
             progress(name);
             if (any && seconds() > end) { snprintf(p[i].cannot, sizeof p[i].cannot, "the section's time was over"); continue; }
             any = 1;
-            if (!trainee_create(&p[i].t, &p[i].c, BF16, p[i].no_graph, p[i].literal, data, NULL) || !trainee_warm(&p[i].t, opt.tiny ? 0 : 8)) {
+            if (!trainee_create(&p[i].t, &p[i].c, BF16, p[i].no_graph, p[i].literal, data, NULL) || !trainee_warm(&p[i].t,
+                opt.tiny ? 0 : 8)) {
                 snprintf(p[i].cannot, sizeof p[i].cannot, "%.190s", stx_error(p[i].t.x));
                 trainee_destroy(&p[i].t);
             }
@@ -852,7 +884,9 @@ static void bench_curves(void) {
                 if (p[i].curve != curve || !p[i].t.x || (r > 0 && seconds() > end)) continue;
                 trainee_round(&p[i].t, 1, NULL);
                 trainee_round(&p[i].t, opt.tiny ? 1 : 6, &p[i].ms);
-                if (!stx_ok(p[i].t.x)) { snprintf(p[i].cannot, sizeof p[i].cannot, "%.190s", stx_error(p[i].t.x)); trainee_destroy(&p[i].t); p[i].ms.n = 0; }
+                if (!stx_ok(p[i].t.x)) {
+                    snprintf(p[i].cannot, sizeof p[i].cannot, "%.190s", stx_error(p[i].t.x)); trainee_destroy(&p[i].t); p[i].ms.n = 0;
+                }
                 else p[i].peak = (double)stx_peak_bytes(p[i].t.x);
             }
         for (i = 0; i < n; i++) {
@@ -894,15 +928,22 @@ static void bench_curves(void) {
         fit = v[0] + v[1] * (p[i].keys + (double)(p[i].c.layers * p[i].c.heads) * (BLOCK_Q + BLOCK_K / 2)) + v[2] * p[i].rows;
         worst = at_least(worst, fabs(fit / ms - 1));
     }
-    say("Fit over the %d points of span and context, least squares of relative errors: step ms = t0 + a sum over layers and heads of (keys + Bq + Bk/2) + b sum over layers of rows,\n"
-        "Bq = Bk = %d: t0 = %.4g ms, a = %.4g us a key, b = %.4g us a row of memory; the worst point is off by %.0f %%.\n\n", used, (int)BLOCK_Q, v[0], v[1] * 1e3, v[2] * 1e3, 100 * worst);
+    say("Fit over the %d points of span and context, least squares of relative errors: step ms = t0 + a sum over layers and heads of "
+        "(keys + Bq + Bk/2) + b sum over layers of rows,\n"
+        "Bq = Bk = %d: t0 = %.4g ms, a = %.4g us a key, b = %.4g us a row of memory; the worst point is off by %.0f %%.\n\n", used,
+            (int)BLOCK_Q, v[0], v[1] * 1e3, v[2] * 1e3, 100 * worst);
 }
 
 // >>gemm: products, and passes that wait for memory
 
 static void run_copy(job *j) { stx_cuda_move(j->x, j->a[0], j->a[1], j->n[0]); }
-static void run_layernorm_fwd(job *j) { stx_layernorm_fwd_cuda(j->x, j->a[0], j->a[5], j->a[6], j->a[1], j->a[3], j->a[4], j->n[0], j->n[1], 1e-5f); }
-static void run_layernorm_bwd(job *j) { stx_layernorm_bwd_cuda(j->x, j->a[2], (stx_real *)j->work[0], (stx_real *)j->work[1], j->a[0], j->a[1], j->a[3], j->a[5], j->a[6], j->n[0], j->n[1], 0); }
+static void run_layernorm_fwd(job *j) {
+    stx_layernorm_fwd_cuda(j->x, j->a[0], j->a[5], j->a[6], j->a[1], j->a[3], j->a[4], j->n[0], j->n[1], 1e-5f);
+}
+static void run_layernorm_bwd(job *j) {
+    stx_layernorm_bwd_cuda(j->x, j->a[2], (stx_real *)j->work[0], (stx_real *)j->work[1], j->a[0], j->a[1], j->a[3], j->a[5], j->a[6],
+                           j->n[0], j->n[1], 0);
+}
 static void run_residual_fwd(job *j) {
     stx_residual_norm_args k;
     memset(&k, 0, sizeof k);
@@ -920,8 +961,12 @@ static void run_residual_bwd(job *j) {
     stx_residual_norm_bwd_cuda(j->x, &k);
 }
 static void run_bias_relu(job *j) { stx_bias_act_fwd_cuda(j->x, j->a[0], NULL, j->a[3], j->n[0], j->n[1], STX_ACT_RELU); }
-static void run_entropy_fwd(job *j) { stx_cross_entropy_fwd_cuda(j->x, j->a[7], j->a[5], j->a[6], j->a[1], j->ids, j->n[0], j->n[1], (double)j->n[0]); }
-static void run_entropy_bwd(job *j) { stx_cross_entropy_bwd_cuda(j->x, j->a[0], j->a[7], j->a[5], j->a[6], j->a[1], j->ids, j->n[0], j->n[1], (double)j->n[0], 0); }
+static void run_entropy_fwd(job *j) {
+    stx_cross_entropy_fwd_cuda(j->x, j->a[7], j->a[5], j->a[6], j->a[1], j->ids, j->n[0], j->n[1], (double)j->n[0]);
+}
+static void run_entropy_bwd(job *j) {
+    stx_cross_entropy_bwd_cuda(j->x, j->a[0], j->a[7], j->a[5], j->a[6], j->a[1], j->ids, j->n[0], j->n[1], (double)j->n[0], 0);
+}
 static void run_embedding(job *j) { stx_embedding_fwd_cuda(j->x, j->a[0], j->a[3], j->ids, j->n[0], j->n[1], 1); }
 static void run_optim(job *j) { stx_optim_step(j->optim, 1e-4); }
 
@@ -971,7 +1016,8 @@ static void bench_gemm(void) {
     double until = seconds() + opt.limit;
     int m, r;
     d[0] = opt.tiny ? 16 : 256; d[1] = opt.tiny ? 32 : 512; d[2] = opt.tiny ? 48 : 768;
-#define SHAPE(a, b, c, t, u, w) do { shape[n].M = a; shape[n].N = b; shape[n].K = c; shape[n].ta = t; shape[n].tb = u; shape[n++].what = w; } while (0)
+#define SHAPE(a, b, c, t, u, w) do { shape[n].M = a; shape[n].N = b; shape[n].K = c; shape[n].ta = t; shape[n].tb = u; \
+    shape[n++].what = w; } while (0)
     SHAPE(opt.tiny ? 64 : 8192, opt.tiny ? 64 : 8192, opt.tiny ? 64 : 8192, 0, 1, "square");
     for (i = 0; i < 3; i++) {
         size_t rows = i ? N : small, f = i == 2 ? 16 * d[i] / 3 : 4 * d[i];
@@ -984,7 +1030,8 @@ static void bench_gemm(void) {
     }
 #undef SHAPE
     ops_start();
-    say("## Products and passes\n\nProducts: stx_gemm (cublasLt), op(A) op(B) as M x N x K, beside torch.matmul; gradients of weights are floats in seqtx, of the factors' kind in PyTorch. Median of %d\n"
+    say("## Products and passes\n\nProducts: stx_gemm (cublasLt), op(A) op(B) as M x N x K, beside torch.matmul; gradients of weights "
+        "are floats in seqtx, of the factors' kind in PyTorch. Median of %d\n"
         "rounds (least - most), in turns, each of calls for 5 ms and more.\n\n", opt.rounds);
     header("product|M x N x K|precision|seqtx us|range|TFLOP/s|PyTorch us|range|TFLOP/s|to PyTorch|");
     for (i = 0; i < n; i++)
@@ -1002,7 +1049,8 @@ static void bench_gemm(void) {
             snprintf(what, sizeof what, "products: %s, %s ..", shape[i].what, mode_name[m]);
             progress(what);
             if (!job_warm(&j)) snprintf(why, sizeof why, "%.200s", stx_error(x));
-            snprintf(what, sizeof what, "{\"op\": \"gemm\", \"M\": %zu, \"N\": %zu, \"K\": %zu, \"ta\": %d, \"tb\": %d, \"dtype\": \"%s\"}", shape[i].M, shape[i].N, shape[i].K, shape[i].ta, shape[i].tb, mode_name[m]);
+            snprintf(what, sizeof what, "{\"op\": \"gemm\", \"M\": %zu, \"N\": %zu, \"K\": %zu, \"ta\": %d, \"tb\": %d, \"dtype\": "
+                     "\"%s\"}", shape[i].M, shape[i].N, shape[i].K, shape[i].ta, shape[i].tb, mode_name[m]);
             for (r = 0; r < opt.rounds; r++) {
                 if (stx_ok(x)) job_round(&j);
                 if (!ops_ask(what, &peer, NULL, why, sizeof why, 60)) break;
@@ -1037,8 +1085,10 @@ static void bench_gemm(void) {
             {"residual and norm forward", run_residual_fwd, 4, 8, 512, 1}, {"residual and norm backward", run_residual_bwd, 4, 8, 512, 1},
             {"layernorm forward, d 768", run_layernorm_fwd, 2, 8, 768, 1}, {"layernorm backward, d 768", run_layernorm_bwd, 3, 8, 768, 1},
             {"bias and relu", run_bias_relu, 2, 0, 2048, 1}, {"embedding forward", run_embedding, 1, 4, 512, 256},
-            {"cross entropy forward, V 256", run_entropy_fwd, 1, 12, 256, 1}, {"cross entropy backward, V 256", run_entropy_bwd, 2, 12, 256, 1},
-            {"cross entropy forward, V 8192", run_entropy_fwd, 1, 12, 8192, 1}, {"cross entropy backward, V 8192", run_entropy_bwd, 2, 12, 8192, 1}};
+            {"cross entropy forward, V 256", run_entropy_fwd, 1, 12, 256, 1}, {"cross entropy backward, V 256", run_entropy_bwd, 2, 12,
+                256, 1},
+            {"cross entropy forward, V 8192", run_entropy_fwd, 1, 12, 8192, 1}, {"cross entropy backward, V 8192", run_entropy_bwd, 2, 12,
+                8192, 1}};
         static const size_t sru[][3] = {{4, 1024, 3072}, {32, 1024, 3072}, {64, 256, 3056}, {1, 1024, 3072}};
         enum { PASSES_N = sizeof pass / sizeof *pass, SRU_N = sizeof sru / sizeof *sru };
         say("Passes over memory: GB/s of every operand once, by formula. Buffers are larger than the second-level cache.\n\n");
@@ -1144,9 +1194,12 @@ static void bench_idle(void) {
     char data[512];
     double until = seconds() + opt.limit;
     int i, g, r;
-    say("## Idle gaps\n\nseqtx bf16. wall: a step as the trainer makes it, which waits for each loss before it feeds the next step (host's clock, median of %d rounds). back to back: the same steps "
-        "launched\nwithout waiting, between one event before the first and one after the last: the device always has work at hand. idle: what of wall is not back to back, that is, waiting for the\n"
-        "host. Gaps between the kernels inside a step are in both, and only a profiler sees them. host: time of the host to feed and launch a step.\n\n", opt.rounds);
+    say("## Idle gaps\n\nseqtx bf16. wall: a step as the trainer makes it, which waits for each loss before it feeds the next step "
+        "(host's clock, median of %d rounds). back to back: the same steps "
+        "launched\nwithout waiting, between one event before the first and one after the last: the device always has work at hand. idle: "
+            "what of wall is not back to back, that is, waiting for the\n"
+        "host. Gaps between the kernels inside a step are in both, and only a profiler sees them. host: time of the host to feed and "
+            "launch a step.\n\n", opt.rounds);
     header("configuration|steps are|wall ms|range|back to back ms|range|idle|host ms|");
     for (i = 0; i < CONFIGS; i++) {
         config c = configured(configs[i]);
@@ -1219,7 +1272,8 @@ static int about(void) {
     cuda(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
     cuda(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
     cuda(cudaMemGetInfo(&left, &total), "cudaMemGetInfo");
-    printf("%s, %.1f GB of memory (%.1f in use); CUDA runtime %d.%d, driver's CUDA %d.%d\n", stx_cuda_name(x), (double)total * 1e-9, (double)(total - left) * 1e-9, runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10);
+    printf("%s, %.1f GB of memory (%.1f in use); CUDA runtime %d.%d, driver's CUDA %d.%d\n", stx_cuda_name(x), (double)total * 1e-9,
+           (double)(total - left) * 1e-9, runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10);
     stx_destroy(x);
     return 0;
 }
@@ -1256,7 +1310,10 @@ int main(int argc, char **argv) {
     }
     signal(SIGPIPE, SIG_IGN);       /* a contender that died is reported, and is not the end */
     if (opt.worker) return worker();
-    if (opt.config) { char list[256], *w; snprintf(list, sizeof list, "%s", opt.config); for (w = strtok(list, ","); w; w = strtok(NULL, ",")) config_named(w); }
+    if (opt.config) {
+        char list[256], *w; snprintf(list, sizeof list, "%s", opt.config); for (w = strtok(list, ","); w;
+        w = strtok(NULL, ",")) config_named(w);
+    }
     if (listed(opt.section, "training")) bench_training();
     if (listed(opt.section, "attention")) bench_attention();
     if (listed(opt.section, "curves")) bench_curves();

@@ -62,7 +62,8 @@ static void copy_begin(void) {
 static void copy_part(const stx_share *s, const void *job) {
     size_t k, each = copy.n / (size_t)opt.threads;
     (void)job;
-    for (k = s->from; k < s->to; k++) memcpy(copy.to + k * each, copy.from + k * each, k + 1 < (size_t)opt.threads ? each : copy.n - k * each);
+    for (k = s->from; k < s->to; k++) memcpy(copy.to + k * each, copy.from + k * each, k + 1 < (size_t)opt.threads ?
+                                             each : copy.n - k * each);
 }
 static double copy_rate(void) {
     samples s;
@@ -150,7 +151,8 @@ static void recurrence_shape(const shape *s, size_t B, int at, int R) {
             sample(&rate[back], now);
             sample(&ratio[back], now / with);
         }
-    for (j = 0; j < n; j += 997) if (!isfinite(a.h[j]) || !isfinite(a.du[j]) || !isfinite(a.dxr[j])) die("the recurrence's results are not finite");
+    for (j = 0; j < n; j += 997) if (!isfinite(a.h[j]) || !isfinite(a.du[j]) || !isfinite(a.dxr[j])) die("the recurrence's results are "
+        "not finite");
     snprintf(name, sizeof name, "(%zu, %zu, %zu)%s", B, s->T, s->d, n * LEAST_BWD * sizeof(stx_real) < 4 << 20 ? ", in caches" : "");
     for (back = 0; back < 2; back++) {
         double least = back ? LEAST_BWD : LEAST_FWD, as_table = back ? TABLE_BWD : TABLE_FWD, v_ = median(&rate[back]);
@@ -170,14 +172,18 @@ static void recurrence_shape(const shape *s, size_t B, int at, int R) {
     }
     stx_destroy(x);
 }
-static const shape shapes[SHAPES] = {{4, 1024, 3072, 1}, {32, 1024, 3072, 0}, {64, 256, 3056, 0}, {8, 512, 1920, 0}, {1, 1024, 3072, 1}, {1, 4096, 1024, 0}, {2, 64, 256, 1}};
+static const shape shapes[SHAPES] = {{4, 1024, 3072, 1}, {32, 1024, 3072, 0}, {64, 256, 3056, 0}, {8, 512, 1920, 0}, {1, 1024, 3072, 1},
+    {1, 4096, 1024, 0}, {2, 64, 256, 1}};
 
 static void bench_recurrence(void) {
     int i, R = rounds(9);
     copy_begin();
-    say("## Recurrence\n\nstx_sru_fwd and stx_sru_bwd on (B, T, d): k = 3, a mask, no padding, f32, %d threads; forward keeps what backward needs. Median of %d rounds\n"
-        "(least - most). GB/s count what must be moved at least: %d numbers a unit and time forward (u0 u1 u2 x; h), %d backward (u0 u1 u2 x dh; du0 du1 du2 dx);\n"
-        "\"with c\": %d and %d, of kernels that keep every state. Beside each sample memcpy between two buffers of %zu MiB in all threads, bytes read and written:\n"
+    say("## Recurrence\n\nstx_sru_fwd and stx_sru_bwd on (B, T, d): k = 3, a mask, no padding, f32, %d threads; forward keeps what "
+        "backward needs. Median of %d rounds\n"
+        "(least - most). GB/s count what must be moved at least: %d numbers a unit and time forward (u0 u1 u2 x; h), %d backward (u0 u1 "
+            "u2 x dh; du0 du1 du2 dx);\n"
+        "\"with c\": %d and %d, of kernels that keep every state. Beside each sample memcpy between two buffers of %zu MiB in all "
+            "threads, bytes read and written:\n"
         "\"of copy\" is the median of the rounds' ratios.\n\n", opt.threads, R, LEAST_FWD, LEAST_BWD, TABLE_FWD, TABLE_BWD, copy.n >> 20);
     header("(B, T, d)|pass|ms|GB/s|range|of copy|range|GB/s with c|of copy|copy GB/s");
     for (i = 0; i < SHAPES; i++) {
@@ -214,7 +220,8 @@ static double head_pass(stx_ctx *x, const head *s, int products, const stx_real 
     memset(&d, 0, sizeof d);
     in.q = q;
     if (products) {
-        stx_tensor *k = stx_variable(x, numbers_ + 2 * nq, s->B, S, s->P, 0), *v = stx_variable(x, numbers_ + 2 * nq + nk, s->B, S, s->P, 0), *hide = stx_input(x, mask, s->T, S, 0, 0);
+        stx_tensor *k = stx_variable(x, numbers_ + 2 * nq, s->B, S, s->P, 0), *v = stx_variable(x, numbers_ + 2 * nq + nk, s->B, S, s->P,
+            0), *hide = stx_input(x, mask, s->T, S, 0, 0);
         t = seconds();
         o = stx_matmul(x, stx_softmax(x, stx_add(x, stx_scale(x, stx_matmul(x, q, k, 0, 1), 1 / sqrt((double)s->P)), hide)), v, 0, 0);
     } else {
@@ -232,8 +239,10 @@ static double head_pass(stx_ctx *x, const head *s, int products, const stx_real 
 }
 static void bench_attention(void) {
     int i, r, way, R = rounds(5);
-    say("## Attention of one head\n\nThe attention of SRU++, forward and backward, one head of P channels, B streams of T times after a memory of M, f32, %d threads: stx_attention,\n"
-        "which keeps no scores, and the same by stx_matmul and stx_softmax, which keep them. In turns; median of %d rounds (least - most). MB: the most that the context had in use, inputs too.\n\n", opt.threads, R);
+    say("## Attention of one head\n\nThe attention of SRU++, forward and backward, one head of P channels, B streams of T times after a "
+        "memory of M, f32, %d threads: stx_attention,\n"
+        "which keeps no scores, and the same by stx_matmul and stx_softmax, which keep them. In turns; median of %d rounds (least - "
+            "most). MB: the most that the context had in use, inputs too.\n\n", opt.threads, R);
     header("B, T, M, P|attention ms|range|MB|products ms|range|MB|products / attention");
     for (i = 0; i < HEADS; i++) {
         const head *s = &one_heads[i];
@@ -243,7 +252,9 @@ static void bench_attention(void) {
         double worst, memory[2];
         stx_ctx *x[2];
         if (opt.quick && !s->quick) { free(v); free(mask); continue; }
-        for (way = 0; way < 2; way++) { out[way] = (stx_real *)malloc(2 * nq * sizeof **out); x[way] = context(F32, opt.threads); ms[way].n = 0; }
+        for (way = 0; way < 2; way++) {
+            out[way] = (stx_real *)malloc(2 * nq * sizeof **out); x[way] = context(F32, opt.threads); ms[way].n = 0;
+        }
         if (!v || !mask || !out[0] || !out[1]) die("no memory");
         progress("attention ..");
         fill_again(v, 2 * nq + 2 * nk, 7, 1);
@@ -394,7 +405,8 @@ static double trainee_step(trainee *t) {
 static double grad_norm(const stx_params *p) {
     double sum = 0;
     size_t i, j;
-    for (i = 0; i < p->count; i++) for (j = 0; j < p->tensor[i]->size; j++) sum += (double)p->tensor[i]->grad[j] * (double)p->tensor[i]->grad[j];
+    for (i = 0; i < p->count; i++) for (j = 0; j < p->tensor[i]->size;
+        j++) sum += (double)p->tensor[i]->grad[j] * (double)p->tensor[i]->grad[j];
     return sqrt(sum);
 }
 static int worker(void) {
@@ -431,8 +443,10 @@ static int worker(void) {
             }
             at = seconds() - at;
             check(x);
-            printf("{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": %.9g, \"steps_done\": %llu, \"seconds\": %.6g, \"peak_bytes\": %zu",
-                   (double)(t.B * t.T * (size_t)job.steps) / at, round_first, nll, first, (unsigned long long)t.done, at, stx_peak_bytes(x));
+            printf("{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": %.9g, \"steps_done\": %llu, "
+                   "\"seconds\": %.6g, \"peak_bytes\": %zu",
+                   (double)(t.B * t.T * (size_t)job.steps) / at, round_first, nll, first, (unsigned long long)t.done, at,
+                       stx_peak_bytes(x));
             if (job.no_update) { norm = grad_norm(stx_sru_lm_params(t.m)); printf(", \"grad_norm\": %.9g", norm); }
             printf("}\n");
             fflush(stdout);
@@ -444,14 +458,19 @@ static int worker(void) {
     stx_destroy(x);
     return 0;
 }
-/* Options of the worker: those of the peer that it knows, and --save FILE (initial parameters), --alpha X (first weight of attention), --recompute. */
+/* Options of the worker: those of the peer that it knows, and --save FILE (initial parameters), --alpha X (first weight of attention),
+   --recompute. */
 static int worker_options(int argc, char **argv) {
     static const struct { const char *name; int *to; int least; } numbers_[] = {
-        {"--nlayers", &job.layers, 1}, {"--hid-sz", &job.d, 1}, {"--n-proj", &job.P, 0}, {"--nheads", &job.heads, 1}, {"--block-sz", &job.T, 1}, {"--batch-sz", &job.B, 1},
-        {"--threads", &job.threads, 0}, {"--steps", &job.steps, 1}, {"--warmup", &job.warmup, 0}, {"--train", &job.train, 0}, {"--lr-warmup", &job.lr_warmup, 0},
+        {"--nlayers", &job.layers, 1}, {"--hid-sz", &job.d, 1}, {"--n-proj", &job.P, 0}, {"--nheads", &job.heads, 1}, {"--block-sz",
+            &job.T, 1}, {"--batch-sz", &job.B, 1},
+        {"--threads", &job.threads, 0}, {"--steps", &job.steps, 1}, {"--warmup", &job.warmup, 0}, {"--train", &job.train, 0},
+            {"--lr-warmup", &job.lr_warmup, 0},
         {"--max-iter", &job.max_iter, 1}, {"--seed", &job.seed, 0}};
-    static const struct { const char *name; double *to; } reals[] = {{"--alpha", &job.alpha}, {"--lr", &job.lr}, {"--weight-decay", &job.decay}, {"--clip", &job.clip}};
-    static const struct { const char *name, **to; } texts[] = {{"--data", &job.data}, {"--load", &job.load}, {"--save", &job.save}, {"--curve", &job.curve}};
+    static const struct { const char *name; double *to; } reals[] = {{"--alpha", &job.alpha}, {"--lr", &job.lr}, {"--weight-decay",
+        &job.decay}, {"--clip", &job.clip}};
+    static const struct { const char *name, **to; } texts[] = {{"--data", &job.data}, {"--load", &job.load}, {"--save", &job.save},
+        {"--curve", &job.curve}};
     int i;
     size_t k;
     for (i = 1; i < argc; i++) {
@@ -462,7 +481,9 @@ static int worker_options(int argc, char **argv) {
         if (!strcmp(a, "--recompute")) { job.recompute = 1; continue; }
         if (!v) break;
         i++;
-        for (k = 0; k < sizeof numbers_ / sizeof *numbers_; k++) if (!strcmp(a, numbers_[k].name)) { *numbers_[k].to = whole(v, numbers_[k].least, a); known = 1; }
+        for (k = 0; k < sizeof numbers_ / sizeof *numbers_; k++) if (!strcmp(a, numbers_[k].name)) {
+            *numbers_[k].to = whole(v, numbers_[k].least, a); known = 1;
+        }
         for (k = 0; k < sizeof reals / sizeof *reals; k++) if (!strcmp(a, reals[k].name)) { *reals[k].to = strtod(v, NULL); known = 1; }
         for (k = 0; k < sizeof texts / sizeof *texts; k++) if (!strcmp(a, texts[k].name)) { *texts[k].to = v; known = 1; }
         if (!strcmp(a, "--dtype") && (!strcmp(v, "f32") || !strcmp(v, "bf16"))) { job.precision = !strcmp(v, "bf16"); known = 1; }
@@ -478,7 +499,8 @@ static int worker_options(int argc, char **argv) {
 
 typedef struct {
     const char *name, *title;
-    int layers, d, P, T, B, steps, bf16, no_update, quick;      /* bf16: those contenders too, 2: but the compiled one; quick: with --quick too */
+    int layers, d, P, T, B, steps, bf16, no_update, quick;      /* bf16: those contenders too, 2: but the compiled one; quick: with --quick
+                                                                   too */
 } config;
 static const config configs[CONFIGS] = {        /* P 0: SRU, else SRU++ */
     {"tiny", "SRU++", 4, 256, 64, 128, 4, 40, 1, 0, 1},
@@ -487,7 +509,8 @@ static const config configs[CONFIGS] = {        /* P 0: SRU, else SRU++ */
     {"base", "SRU++", 10, 3072, 768, 1024, 1, 1, 2, 0, 0},
     {"sru", "SRU, forward and backward only", 4, 1024, 0, 256, 8, 3, 1, 1, 1}};
 static const struct { const char *name; double tolerance; int precision, compile; } kinds[CONTENDERS] = {
-    {"seqtx f32", 1e-3, F32, 0}, {"seqtx bf16", 2e-2, BF16, 0}, {"PyTorch eager f32", 1e-3, F32, 0}, {"PyTorch eager bf16 autocast", 2e-2, BF16, 0},
+    {"seqtx f32", 1e-3, F32, 0}, {"seqtx bf16", 2e-2, BF16, 0}, {"PyTorch eager f32", 1e-3, F32, 0}, {"PyTorch eager bf16 autocast", 2e-2,
+        BF16, 0},
     {"PyTorch compiled f32", 1e-3, F32, 1}, {"PyTorch compiled bf16 autocast", 2e-2, BF16, 1},
     {"PyTorch eager f32, as installed, recurrence by autograd", 1e-3, F32, 0}};
 
@@ -512,7 +535,8 @@ static double params_millions(const config *g) {
 static void training_config(int at) {
     static contender c[CONTENDERS];
     const config *g = &configs[at];
-    int i, r, warmup = opt.warmup >= 0 ? opt.warmup : opt.quick ? 2 : 3, B = opt.batch ? opt.batch : g->B, steps = opt.steps ? opt.steps : opt.quick ? 1 + g->steps / 4 : g->steps;
+    int i, r, warmup = opt.warmup >= 0 ? opt.warmup : opt.quick ? 2 : 3, B = opt.batch ? opt.batch : g->B, steps = opt.steps ?
+        opt.steps : opt.quick ? 1 + g->steps / 4 : g->steps;
     char params[512], label[80];
     double largest = 0;
     stx_ctx *x = context(F32, opt.threads);
@@ -528,8 +552,12 @@ static void training_config(int at) {
         if (kinds[i].precision == BF16 && (!g->bf16 || (g->bf16 == 2 && kinds[i].compile))) continue;       /* memory */
         c[i].name = kinds[i].name;
         c[i].tolerance = kinds[i].tolerance;
-        if (want > available()) { snprintf(c[i].cannot, sizeof c[i].cannot, "not enough memory beside the others, about %.0f MB", want * 1e-6); continue; }
-        if (i >= PEER && (!opt.python || !opt.peer || (i == PEER_PLAIN && !opt.python_plain))) { snprintf(c[i].cannot, sizeof c[i].cannot, "no python3 with torch was found"); continue; }
+        if (want > available()) {
+            snprintf(c[i].cannot, sizeof c[i].cannot, "not enough memory beside the others, about %.0f MB", want * 1e-6); continue;
+        }
+        if (i >= PEER && (!opt.python || !opt.peer || (i == PEER_PLAIN && !opt.python_plain))) {
+            snprintf(c[i].cannot, sizeof c[i].cannot, "no python3 with torch was found"); continue;
+        }
         snprintf(what, sizeof what, "training, %s: warm-up of %s ..", g->name, c[i].name);
         progress(what);
 #define ARG(s) argv[n++] = (char *)(uintptr_t)(s)
@@ -538,9 +566,12 @@ static void training_config(int at) {
             if (kinds[i].compile) ARG("--compile");
             if (i == PEER_PLAIN) { ARG("--recurrence"); ARG("loop"); }
         } else { ARG(opt.self); ARG("--worker"); }
-        ARG("--nlayers"); ARG(number(g->layers)); ARG("--hid-sz"); ARG(number(g->d)); ARG("--n-proj"); ARG(number(g->P)); ARG("--block-sz"); ARG(number(g->T));
-        ARG("--batch-sz"); ARG(number(B)); ARG("--steps"); ARG(number(steps)); ARG("--warmup"); ARG(number(warmup)); ARG("--threads"); ARG(number(opt.threads));
-        ARG("--dtype"); ARG(precision_name[kinds[i].precision]); ARG("--optim"); ARG("adamw"); ARG("--data"); ARG(opt.data); ARG("--load"); ARG(params);
+        ARG("--nlayers"); ARG(number(g->layers)); ARG("--hid-sz"); ARG(number(g->d)); ARG("--n-proj"); ARG(number(g->P));
+        ARG("--block-sz"); ARG(number(g->T));
+        ARG("--batch-sz"); ARG(number(B)); ARG("--steps"); ARG(number(steps)); ARG("--warmup"); ARG(number(warmup)); ARG("--threads");
+        ARG(number(opt.threads));
+        ARG("--dtype"); ARG(precision_name[kinds[i].precision]); ARG("--optim"); ARG("adamw"); ARG("--data"); ARG(opt.data); ARG("--load");
+        ARG(params);
         if (g->no_update) ARG("--no-update");
         argv[n] = NULL;
 #undef ARG
@@ -554,7 +585,8 @@ static void training_config(int at) {
     r = contest(c, CONTENDERS, rounds(7), opt.rounds ? 1e9 : 120, label);
     say("%s: %s, d %d, ", g->name, g->title, g->d);
     if (g->P) say("P %d, ", g->P);
-    say("%d layers, T %d, B %d; %.1f million parameters; median of %d rounds of %d step%s after %d discarded steps:\n\n", g->layers, g->T, B, params_millions(g), r, steps, steps == 1 ? "" : "s", warmup + steps);
+    say("%d layers, T %d, B %d; %.1f million parameters; median of %d rounds of %d step%s after %d discarded steps:\n\n", g->layers, g->T,
+        B, params_millions(g), r, steps, steps == 1 ? "" : "s", warmup + steps);
     contest_say(c, CONTENDERS, PEER);
     for (i = 0; i < CONTENDERS; i++) {
         if (!c[i].fits) continue;
@@ -565,9 +597,12 @@ static void training_config(int at) {
 }
 static void bench_training(void) {
     int i;
-    say("## Training\n\nLanguage models over bytes; a step is forward, backward, clip of the gradient's norm and AdamW, except where it says otherwise; %d threads.\n"
-        "The same data, first parameters and steps for all; memory of the segment before. Losses (and the gradient's norm, relative) must agree with the\n"
-        "first PyTorch row to %g (f32) and %g (bf16), or the row is void.\n\n", opt.threads, kinds[OWN].tolerance, kinds[OWN_BF16].tolerance);
+    say("## Training\n\nLanguage models over bytes; a step is forward, backward, clip of the gradient's norm and AdamW, except where it "
+        "says otherwise; %d threads.\n"
+        "The same data, first parameters and steps for all; memory of the segment before. Losses (and the gradient's norm, relative) "
+            "must agree with the\n"
+        "first PyTorch row to %g (f32) and %g (bf16), or the row is void.\n\n", opt.threads, kinds[OWN].tolerance,
+            kinds[OWN_BF16].tolerance);
     for (i = 0; i < CONFIGS; i++) if (wanted(&configs[i])) training_config(i);
 }
 
@@ -620,7 +655,8 @@ static void bench_generation(void) {
         }
         if (r >= 0) probe_now();
     }
-    say("## Generation\n\nOne stream, one token at a time, f32, after a prompt of %d bytes, which fills the window of %d of SRU++. Median of %d rounds of %d tokens\n"
+    say("## Generation\n\nOne stream, one token at a time, f32, after a prompt of %d bytes, which fills the window of %d of SRU++. "
+        "Median of %d rounds of %d tokens\n"
         "(least - most). GB/s: parameters that a token reads, a second.\n\n", PROMPT, WINDOW, R, n);
     header("model|threads|ms a token|range|tokens/s|GB/s|prompt tokens/s|memory MB");
     EACH_STREAM {
@@ -665,10 +701,12 @@ static void bench_summary(void) {
         cell(1, "%.2f", found.head[i]);
     }
     if (table.rows > 1) print_table();
-    header("training|tokens/s f32|to eager f32|to compiled f32|to eager f32 as installed|tokens/s bf16|to eager bf16|to compiled bf16|memory MB f32|of eager|ms a generated token");
+    header("training|tokens/s f32|to eager f32|to compiled f32|to eager f32 as installed|tokens/s bf16|to eager bf16|to compiled "
+           "bf16|memory MB f32|of eager|ms a generated token");
     for (i = 0; i < CONFIGS; i++) {
         const double *v = found.rate[i], *m = found.memory[i];
-        const double say_[10] = {v[OWN], v[OWN] / v[PEER], v[OWN] / v[PEER_COMPILED], v[OWN] / v[PEER_PLAIN], v[OWN_BF16], v[OWN_BF16] / v[PEER_BF16], v[OWN_BF16] / v[PEER_COMPILED_BF16], m[OWN] * 1e-6, m[OWN] / m[PEER], found.token[i]};
+        const double say_[10] = {v[OWN], v[OWN] / v[PEER], v[OWN] / v[PEER_COMPILED], v[OWN] / v[PEER_PLAIN], v[OWN_BF16],
+            v[OWN_BF16] / v[PEER_BF16], v[OWN_BF16] / v[PEER_COMPILED_BF16], m[OWN] * 1e-6, m[OWN] / m[PEER], found.token[i]};
         static const int digits[10] = {0, 2, 2, 2, 0, 2, 2, 0, 2, 3};
         if (!(v[OWN] == v[OWN]) && !(found.token[i] == found.token[i])) continue;
         row_begin();

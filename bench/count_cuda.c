@@ -14,9 +14,12 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "--append") && i + 1 < argc) report_path = argv[++i];
         else { fprintf(stderr, "count_cuda [--kernels] [--tiny] [--append FILE]\n"); return 2; }
     }
-    say("## Counted, not measured: one training step in bf16\n\nFrom formulas: every operand of a kernel once, memory full, attention backward with the recomputation that the kernels do. "
-        "Roofline: for each\nkernel the longer of its operations at %.0f TFLOP/s and its bytes at %.1f TB/s (an H200). E: mean keys of a query and head, S: mean rows of memory in a layer.\n\n", ROOF_FLOPS * 1e-12, ROOF_BYTES * 1e-12);
-    header("configuration|tokens|params M|E|S|products TFLOP|attention TFLOP|together|of the model (MFU)|products GB|attention GB|passes GB|optimiser GB|together|roofline ms");
+    say("## Counted, not measured: one training step in bf16\n\nFrom formulas: every operand of a kernel once, memory full, attention "
+        "backward with the recomputation that the kernels do. "
+        "Roofline: for each\nkernel the longer of its operations at %.0f TFLOP/s and its bytes at %.1f TB/s (an H200). E: mean keys of a "
+            "query and head, S: mean rows of memory in a layer.\n\n", ROOF_FLOPS * 1e-12, ROOF_BYTES * 1e-12);
+    header("configuration|tokens|params M|E|S|products TFLOP|attention TFLOP|together|of the model (MFU)|products GB|attention GB|passes "
+           "GB|optimiser GB|together|roofline ms");
     for (i = 0; i < CONFIGS; i++) {
         config c = small ? tiny(configs[i]) : configs[i];
         work w;

@@ -75,7 +75,8 @@ typedef struct {
     int on, fits;               /* still answers; and agrees with the reference */
     process p;
     samples rate;
-    double step1, last, norm, peak, memory;     /* norm: of the last gradient, NaN if it is not told; memory: peak, of the process where known */
+    double step1, last, norm, peak, memory;     /* norm: of the last gradient, NaN if it is not told; memory: peak, of the process where
+                                                   known */
     char blas[128], cannot[256], log[512];
 } contender;
 
@@ -117,7 +118,8 @@ static inline void look_at(contender *c) {
     if ((f = fopen(path, "r"))) {
         while (fgets(line, sizeof line, f)) {
             char *base = strrchr(line, '/');
-            if (!base || strstr(base, "scipy") || strstr(base, "libcu") || !(strstr(base, "blas") || strstr(base, "libmkl_core") || strstr(base, "libblis"))) continue;
+            if (!base || strstr(base, "scipy") || strstr(base, "libcu") || !(strstr(base, "blas") || strstr(base, "libmkl_core") ||
+                strstr(base, "libblis"))) continue;
             base[strcspn(base, "\n")] = 0;
             if (!c->blas[0] || strstr(base, "openblas")) snprintf(c->blas, sizeof c->blas, "%.100s", base + 1);
         }
@@ -176,9 +178,11 @@ static inline void contest_say(contender *c, int n, int peer) {
     }
     print_table();
     for (i = 0; i < n; i++)
-        if (c[i].name && (!c[i].on || !c[i].rate.n)) say("Left out: %s: %s.\n", c[i].name, c[i].cannot[0] ? c[i].cannot : "every round compiled something");
+        if (c[i].name && (!c[i].on || !c[i].rate.n)) say("Left out: %s: %s.\n", c[i].name, c[i].cannot[0] ?
+                                                         c[i].cannot : "every round compiled something");
     if (c[peer].on && c[peer].blas[0])
-        say("PyTorch's BLAS: %s%s\n", c[peer].blas, strstr(c[peer].blas, "openblas") || strstr(c[peer].blas, "mkl") || strstr(c[peer].blas, "blis") ? "." :
+        say("PyTorch's BLAS: %s%s\n", c[peer].blas, strstr(c[peer].blas, "openblas") || strstr(c[peer].blas, "mkl") || strstr(c[peer].blas,
+            "blis") ? "." :
             ". This is the slow reference BLAS: the ratio flatters seqtx. Install libopenblas0.");
     probe_say();
     for (i = 0; i < n; i++) stop(&c[i].p);

@@ -24,12 +24,14 @@ static const config configs[] = {
     {"small",      "adaptive-span small, learned-like spans", 8, 256, 1024, 4, 1024, 256, 64, 0, SPANS_LEARNED, 0, 30},
     {"12x512",     "adaptive-span 12x512, learned-like spans", 12, 512, 2048, 8, 8192, 512, 64, 0, SPANS_LEARNED, 0, 10},
     {"24x768",     "adaptive-span 24x768, learned-like spans", 24, 768, 4096, 8, 8192, 512, 64, 0, SPANS_LEARNED, 0, 4},
-    {"all-attention", "all-attention 18x512, 1024 persistent vectors, learned-like spans", 18, 512, 0, 8, 8192, 512, 64, 1024, SPANS_LEARNED, 0, 8}};
+    {"all-attention", "all-attention 18x512, 1024 persistent vectors, learned-like spans", 18, 512, 0, 8, 8192, 512, 64, 1024,
+        SPANS_LEARNED, 0, 8}};
 enum { CONFIGS = sizeof configs / sizeof *configs };
 
 /* The same in miniature, for a machine without a GPU */
 static inline config tiny(config c) {
-    c.layers = 3; c.dim = 32; c.inner = 64; c.heads = 2; c.span = c.span > 1024 ? 160 : 96; c.block = 16; c.batch = 2; c.pers = c.pers ? 8 : 0; c.steps = 1;
+    c.layers = 3; c.dim = 32; c.inner = 64; c.heads = 2; c.span = c.span > 1024 ? 160 : 96; c.block = 16; c.batch = 2;
+    c.pers = c.pers ? 8 : 0; c.steps = 1;
     if (c.reach > 40) c.reach = 40;
     return c;
 }
@@ -39,7 +41,8 @@ static inline config tiny(config c) {
    between these spans and the next step on either side, so that the few updates of a benchmark do not change it. */
 static inline double span_of(const config *c, size_t l, size_t h) {
     static const double small[3][4] = {{64, 20, 20, 20}, {320, 40, 40, 40}, {896, 320, 40, 40}};
-    static const double large[3][8] = {{192, 24, 24, 24, 24, 24, 24, 24}, {1024, 512, 128, 48, 48, 48, 48, 48}, {2048, 1024, 1024, 512, 64, 64, 64, 64}};
+    static const double large[3][8] = {{192, 24, 24, 24, 24, 24, 24, 24}, {1024, 512, 128, 48, 48, 48, 48, 48}, {2048, 1024, 1024, 512, 64,
+        64, 64, 64}};
     size_t third = 3 * l / c->layers;
     double v;
     if (c->spans == SPANS_FULL) return (double)c->span;
@@ -105,7 +108,8 @@ static inline void work_add(work *w, const char *name, int group, double calls, 
     w->row[i].ms += 1e3 * (a > b ? a : b);
 }
 /* y (n,o) = x (n,i) W^T, and backward: dx if it is wanted (added to what is there: more), dW into floats */
-static inline void work_linear(work *w, const char *fwd, const char *dx, const char *dw, double n, double i, double o, double n_dx, int added) {
+static inline void work_linear(work *w, const char *fwd, const char *dx, const char *dw, double n, double i, double o, double n_dx,
+                               int added) {
     work_add(w, fwd, PRODUCTS, 1, 2 * n * i * o, 2 * (n * i + i * o + n * o));
     if (n_dx > 0) work_add(w, dx, PRODUCTS, 1, 2 * n_dx * i * o, 2 * (n_dx * o + i * o + (added ? 2 : 1) * n_dx * i));
     work_add(w, dw, PRODUCTS, 1, 2 * n * i * o, 2 * (n * i + n * o) + 8 * i * o);
@@ -113,7 +117,8 @@ static inline void work_linear(work *w, const char *fwd, const char *dx, const c
 }
 /* Every operand of a pass counts once. Memory is full. */
 static inline void work_count(work *w, const config *c) {
-    double B = (double)c->batch, M = (double)c->block, N = B * M, d = (double)c->dim, f = (double)c->inner, L = (double)c->span, P = (double)c->pers, p = parameters(c);
+    double B = (double)c->batch, M = (double)c->block, N = B * M, d = (double)c->dim, f = (double)c->inner, L = (double)c->span,
+        P = (double)c->pers, p = parameters(c);
     size_t l, h;
     memset(w, 0, sizeof *w);
     work_add(w, "embedding", PASSES, 2, 0, N * d * 2 + N * d * 4 + N * d * 2 + VOCAB * d * 8);
@@ -125,8 +130,10 @@ static inline void work_count(work *w, const config *c) {
         work_linear(w, "Wk, Wv forward", "Wk, Wv backward, dx (of the block)", "Wk, Wv backward, dW", X, d, d, N, 1);
         work_linear(w, "Wk, Wv forward", "Wk, Wv backward, dx (of the block)", "Wk, Wv backward, dW", X, d, d, N, 1);
         work_linear(w, "Wq, Wo forward", "Wq, Wo backward, dx", "Wq, Wo backward, dW", N, d, d, N, 0);
-        work_add(w, "attention forward", ATTENTION, 1, 6 * D * pairs + 4 * d * N * P, 2 * (2 * N * d + 2 * X * d) + 8 * N * (double)c->heads + 2 * S * D + 4 * P * d);
-        work_add(w, "attention backward", ATTENTION, 1, 16 * D * pairs + 10 * d * N * P, 2 * (4 * N * d + 4 * X * d) + 8 * N * (double)c->heads + 10 * S * D + 12 * P * d);
+        work_add(w, "attention forward", ATTENTION, 1, 6 * D * pairs + 4 * d * N * P,
+                 2 * (2 * N * d + 2 * X * d) + 8 * N * (double)c->heads + 2 * S * D + 4 * P * d);
+        work_add(w, "attention backward", ATTENTION, 1, 16 * D * pairs + 10 * d * N * P,
+                 2 * (4 * N * d + 4 * X * d) + 8 * N * (double)c->heads + 10 * S * D + 12 * P * d);
         w->model_flop += 18 * D * pairs + 12 * d * N * P;
         work_add(w, "residual, LayerNorm forward", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));
         work_add(w, "residual, LayerNorm backward", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));

@@ -62,8 +62,8 @@ static inline void twin_check(const char *name, const arr *a) {
     free(p); free(t);
     stx_cuda_free(gx, b); stx_cuda_free(gx, y);
 }
-/* a.d is a.c to tol of the largest (0: bit for bit, but for the sign of 0 and NaN's bits); in bf16 one rounding more. NaN and infinities must
-   be where the CPU has them. Guards are whole, the twin is current. Then both sides are equal again. */
+/* a.d is a.c to tol of the largest (0: bit for bit, but for the sign of 0 and NaN's bits); in bf16 one rounding more. NaN and infinities
+   must be where the CPU has them. Guards are whole, the twin is current. Then both sides are equal again. */
 static inline void arr_check(const char *name, const arr *a, double tol) {
     size_t all = a->lead + a->n + 8, i, bad = 0, guards = 0, at = 0;
     float *v = (float *)malloc(all * sizeof *v), *w = v + a->lead;
@@ -78,7 +78,8 @@ static inline void arr_check(const char *name, const arr *a, double tol) {
         if (!same && !(e <= limit && c - c == 0)) { if (!bad++) at = i; }
         if (!same && e > worst) worst = e;
     }
-    CHECK(!bad, "%s (%s, n %zu, off %zu): %zu differ, [%zu] is %.9g, want %.9g; worst %g of %g", name, half ? "bf16" : "f32", a->n, off, bad, at, (double)w[at], (double)a->c[at], worst, top);
+    CHECK(!bad, "%s (%s, n %zu, off %zu): %zu differ, [%zu] is %.9g, want %.9g; worst %g of %g", name, half ? "bf16" : "f32", a->n, off,
+          bad, at, (double)w[at], (double)a->c[at], worst, top);
     CHECK(!guards, "%s (n %zu, off %zu): %zu neighbours were written", name, a->n, off, guards);
     memcpy(a->c, w, a->n * sizeof *w);
     twin_check(name, a);

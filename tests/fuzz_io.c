@@ -1,6 +1,7 @@
 /* Fuzzing of what reads files in seqtx.h and examples/text.h: safetensors, stored vocabularies, text in every kind of token.
    With libFuzzer:  clang -fsanitize=fuzzer,address,undefined -DSEQTX_IMPLEMENTATION -DSTX_LIBFUZZER tests/fuzz_io.c -o fuzz_io -lm
-   Without:         cc -DSEQTX_IMPLEMENTATION tests/fuzz_io.c -o fuzz_io -lm;  fuzz_io [iterations [seed]]: repeatable mutations of built-in seeds.
+   Without:         cc -DSEQTX_IMPLEMENTATION tests/fuzz_io.c -o fuzz_io -lm;  fuzz_io [iterations [seed]]: repeatable mutations of
+   built-in seeds.
    The first byte of an input chooses the reader. A broken promise of the library ends in abort(). */
 
 #ifdef STX_TEST_STUB
@@ -72,7 +73,8 @@ static void fuzz_blob(stx_ctx *x, const unsigned char *s, size_t n) {
             const char *p = stx_vocab_piece(v, (int32_t)i, &len);
             int32_t id = -1;
             MUST(p && stx_vocab_find(v, p, len) == (int32_t)i);
-            if ((int32_t)i != stx_vocab_eos(v) && (int32_t)i != stx_vocab_unk(v)) MUST(stx_vocab_encode(v, p, len, &id, 1) == 1 && id == (int32_t)i);
+            if ((int32_t)i != stx_vocab_eos(v) && (int32_t)i != stx_vocab_unk(v)) MUST(stx_vocab_encode(v, p, len, &id, 1) == 1 &&
+                id == (int32_t)i);
         }
         taken[1]++;
     }
@@ -171,8 +173,10 @@ static const struct { const char *s; size_t n; } seeds[] = {
     SEED("\2\x0A\3" "abc\nab"), SEED("\2\x95\7w w v u\nw v"), SEED("\2\x5C\1 \t\r\r\n\n x")
 };
 /* pieces that a blind change of bytes would hardly ever find */
-static const char *const words[] = { "{", "}", "[", "]", ",", ":", "\"", "\\u0000", "\\ud800", "\\n", "\"dtype\"", "\"F64\"", "\"shape\":[0]",
-    "\"data_offsets\":[0,0]", "18446744073709551615", "4294967296", "-1", "1.0", "\"__metadata__\":{}", "\xEF\xBB\xBF", "\xED\xA0\x80", "\r\n", "<eos>",
+static const char *const words[] = { "{", "}", "[", "]", ",", ":", "\"", "\\u0000", "\\ud800", "\\n", "\"dtype\"", "\"F64\"",
+    "\"shape\":[0]",
+    "\"data_offsets\":[0,0]", "18446744073709551615", "4294967296", "-1", "1.0", "\"__metadata__\":{}", "\xEF\xBB\xBF", "\xED\xA0\x80",
+        "\r\n", "<eos>",
     "<unk>", "\xC2\x85", "\xE3\x80\x80", "null" };
 
 /* The header's length field set right, so that changes reach the parser. */
@@ -203,7 +207,8 @@ int main(int argc, char **argv) {
                 if (n + k < sizeof b) { memmove(b + at + k, b + at, n - at); memcpy(b + at, w, k); n += k; }
                 break;
             }
-            default: k = 1 + rnd(12); if (at + k < n && n + k < sizeof b) { memmove(b + at + k, b + at, n - at); n += k; } break;      /* repeat */
+            /* repeat */
+            default: k = 1 + rnd(12); if (at + k < n && n + k < sizeof b) { memmove(b + at + k, b + at, n - at); n += k; } break;
             }
         }
         if (b[0] == 0 && n > 9 && rnd(8)) fix_length(b, n, which == 0 ? 10 : which == 1 ? 8 : 0);

@@ -51,10 +51,12 @@ static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, 
     return good;
 }
 
-/* Rows a multiple of 4096 bytes apart may go through a copy (which kernels make one, and when, is not asked): the same bits as with any other rows. */
+/* Rows a multiple of 4096 bytes apart may go through a copy (which kernels make one, and when, is not asked): the same bits as with any
+   other rows. */
 static void gemm_same_set(stx_ctx *x, size_t M, size_t N, size_t K, int tb) {
     size_t lda = (K + 1023) / 1024 * 1024, i, bad = 0;
-    stx_real *A = gemm_random(M * lda), *near = gemm_random(M * K), *B = gemm_random(N * K), *C = gemm_random(M * N), *want = gemm_random(M * N);
+    stx_real *A = gemm_random(M * lda), *near = gemm_random(M * K), *B = gemm_random(N * K), *C = gemm_random(M * N),
+        *want = gemm_random(M * N);
     stx_gemm_args g = stx_gemm_of(0, tb, M, N, K, A, B, C);
     for (i = 0; i < M; i++) memcpy(near + i * K, A + i * lda, K * sizeof *near);
     g.lda = lda;

@@ -69,7 +69,8 @@ static inline double need(const stx_file *f, const char *key) {
     return meta(f, key, 0);
 }
 /* have is the entry, within tol of the entry's largest number (floor, if all are smaller) */
-static void same_as(stx_ctx *x, const stx_file *f, const char *what, const char *name, const stx_real *have, size_t n, double tol, double floor_) {
+static void same_as(stx_ctx *x, const stx_file *f, const char *what, const char *name, const stx_real *have, size_t n, double tol,
+                    double floor_) {
     size_t m, i;
     double *want = entry(f, name, &m), *got, e;
     stx_real *host;

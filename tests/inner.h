@@ -1,6 +1,6 @@
-/* inner.h - what tests look at inside the library. tests/inner/NAME.c is the implementation of NAME.h with these functions after it:
-   the Makefile compiles it once for each configuration, and the test programs, which have only declarations, link it. Include after
-   the headers whose part is wanted. */
+/* inner.h - what tests look at inside the library. tests/inner/NAME is NAME (a header's implementation, or seqtx_cuda.cu) with these
+   functions after it: the Makefile compiles it once for each configuration, and the test programs, which have only declarations, link it.
+   Include after the headers whose part is wanted. */
 #ifndef STX_TEST_INNER_H
 #define STX_TEST_INNER_H
 #ifdef __cplusplus
@@ -14,7 +14,7 @@ typedef struct inner_kernel {
     const char *name;
     int isa, bf16;
     int no_denormals;             /* rounds by the processor, which takes denormals as zero */
-    int emulated;                 /* AMX in C (SEQTX_AMX_EMULATED): slow */
+    int emulated;                 /* AMX in C (TEST_AMX_EMULATED): slow */
     void (*round)(uint16_t *to, const stx_real *from, size_t n);                        /* of bf16: numbers to bfloat16, */
     void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);       /* and two rows to pairs */
     const void *micro;
@@ -28,7 +28,15 @@ extern int inner_isa(const stx_ctx *x);                        /* 0 the processo
 extern void inner_set_isa(stx_ctx *x, int isa);
 extern uint32_t inner_bf16(stx_real v);                        /* v in bfloat16, by the library's plain loops */
 extern uint32_t inner_keep(stx_real p);                        /* dropout with probability p keeps what is below this, of 65536 */
-extern size_t inner_attention_units(stx_ctx *x, const stx_attention_args *a, size_t threads, int back);     /* into how many units it cuts the call */
+extern size_t inner_attention_units(stx_ctx *x, const stx_attention_args *a, size_t threads, int back);     /* into how many units it cuts
+                                                                                                               the call */
+
+#ifdef SEQTX_CUDA
+/* seqtx_cuda.cu: how many kinds of product a context knows; of the next new one: 0 the heuristic's first algorithm, 1 the fastest, -1 our
+   own kernel, -2 as 0 but bias and relu by a pass of their own */
+extern size_t inner_plans(const stx_ctx *x);
+extern void inner_tune(stx_ctx *x, int tune);
+#endif
 
 #ifdef SEQTX_SRU_H
 /* U of layer l of input h and memory M; before and pad are what is padded of them */

@@ -133,7 +133,10 @@ static double model_step(stx_ctx *x, model *m, int step, const void **seen, int 
     y = stx_add(x, h, stx_recompute(x, feed_forward, m, &h, 1, NULL, 0));
     loss = stx_adaptive_softmax(x, &m->out, y, stx_tokens(x, id + n, m->B, m->T));
     value = stx_item(x, loss);
-    if (seen) { seen[0] = h; seen[1] = ai.q; seen[2] = a; seen[3] = y; seen[4] = loss; seen[5] = h ? h->data : NULL; seen[6] = a ? a->data : NULL; seen[7] = loss ? loss->data : NULL; }
+    if (seen) {
+        seen[0] = h; seen[1] = ai.q; seen[2] = a; seen[3] = y; seen[4] = loss; seen[5] = h ? h->data : NULL; seen[6] = a ? a->data : NULL;
+        seen[7] = loss ? loss->data : NULL;
+    }
     stx_backward(x, loss);
     if (update) stx_optim_step(m->o, 0.01);
     free(id);
@@ -157,7 +160,8 @@ static void descs(void) {
     x = stx_create(&d);
     CHECK(stx_ok(x), "a zero desc: %s", stx_error(x));
     r = stx_ctx_desc(x);
-    CHECK(r && r->alloc && r->release && r->chunk_bytes == (size_t)1 << 20 && r->threads >= 1 && r->threads == stx_threads(x) && r->device == STX_CPU && !r->max_bytes, "the resolved desc");
+    CHECK(r && r->alloc && r->release && r->chunk_bytes == (size_t)1 << 20 && r->threads >= 1 && r->threads == stx_threads(x) &&
+          r->device == STX_CPU && !r->max_bytes, "the resolved desc");
     CHECK(!stx_training(x) && stx_tick(x) == 0, "before the first begin");
     stx_begin(x, STX_TRAIN);
     CHECK(stx_training(x) && stx_tick(x) == 1, "training");
@@ -189,7 +193,8 @@ static void descs(void) {
         if (i == 1) continue;
 #endif
         x = stx_create(&d);
-        CHECK(x && !stx_ok(x) && strstr(stx_error(x), "stx_create") && strstr(stx_error(x), needle[i]), "want \"%s\" in: %s", needle[i], stx_error(x));
+        CHECK(x && !stx_ok(x) && strstr(stx_error(x), "stx_create") && strstr(stx_error(x), needle[i]), "want \"%s\" in: %s", needle[i],
+              stx_error(x));
         CHECK(stx_error_code(x) == (i < 2 ? STX_ERR_ARG : STX_ERR_DEVICE), "code %d", stx_error_code(x));
         CHECK(!stx_params_create(x) && !stx_persist(x, 10), "a context in error gives memory");
         stx_destroy(x);
@@ -223,7 +228,8 @@ static stx_tensor *T_(size_t a, size_t b, size_t c, size_t d) {
     static stx_real zero[4096];
     return stx_variable(ex, zero, a, b, c, d);
 }
-static stx_tensor *attend(stx_tensor *q, stx_tensor *k, stx_tensor *v, stx_tensor *pe, stx_tensor *u, stx_tensor *vb, stx_tensor *z, stx_tensor *pk, stx_tensor *pv, const stx_attention_desc *d) {
+static stx_tensor *attend(stx_tensor *q, stx_tensor *k, stx_tensor *v, stx_tensor *pe, stx_tensor *u, stx_tensor *vb, stx_tensor *z,
+                          stx_tensor *pk, stx_tensor *pv, const stx_attention_desc *d) {
     stx_attention_in in;
     memset(&in, 0, sizeof in);
     in.q = q; in.k = k; in.v = v; in.pe = pe; in.u = u; in.vb = vb; in.z = z; in.pk = pk; in.pv = pv;
@@ -297,7 +303,10 @@ static int late_parameter(void) {          /* parameters that came after the opt
     }
     return 1;
 }
-static int find_null(void) { stx_ctx *x = plain(1, 1); stx_params *p = stx_params_create(x); stx_param(p, STX_ZEROS, 0, "a", 1, 0, 0, 0); const char *volatile none = NULL; return stx_params_find(p, none) == NULL; }
+static int find_null(void) {
+    stx_ctx *x = plain(1, 1); stx_params *p = stx_params_create(x); stx_param(p, STX_ZEROS, 0, "a", 1, 0, 0, 0);
+    const char *volatile none = NULL; return stx_params_find(p, none) == NULL;
+}
 static int recompute_null(void) { stx_ctx *x = plain(1, 1); stx_begin(x, STX_TRAIN); return !stx_recompute(x, NULL, NULL, NULL, 1, NULL,
     0) && !stx_recompute(x, NULL, NULL, NULL, 0, NULL, 1); }
 static void errors(void) {
@@ -315,7 +324,8 @@ static void errors(void) {
     stx_begin(ex, STX_TRAIN);
     w = stx_param(p, STX_NORMAL, 1, "weights", 5, 4, 0, 0);
     CHECK(w && w->is_param && w->needs_grad && w->grad && w->size == 20 && w->ndim == 2, "a parameter");
-    CHECK(p->count == 1 && !strcmp(p->name[0], "weights") && stx_params_find(p, "weights") == w && !stx_params_find(p, "w") && stx_params_size(p) == 20, "the list");
+    CHECK(p->count == 1 && !strcmp(p->name[0], "weights") && stx_params_find(p, "weights") == w && !stx_params_find(p, "w") &&
+          stx_params_size(p) == 20, "the list");
     /* leaves */
     WANT(stx_input(ex, NULL, 3, 0, 0, 0), STX_ERR_ARG, "stx_input", "no data", "dimension");
     WANT(stx_input(ex, zero, 0, 3, 0, 0), STX_ERR_ARG, "stx_input", "no", "first dimension");
@@ -472,45 +482,64 @@ static void errors(void) {
 #define K_ T_(2, 5, 8, 0)
     CHECK(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &d) != NULL, "%s", stx_error(ex));
     WANT(attend(T_(3, 8, 0, 0), K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "(3,8)", "(B,T,C)");
-    WANT(attend(Q, T_(1, 5, 8, 0), T_(1, 5, 8, 0), NULL, NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "(1,5,8)", "(B,S,C)");
+    WANT(attend(Q, T_(1, 5, 8, 0), T_(1, 5, 8, 0), NULL, NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "(1,5,8)",
+         "(B,S,C)");
     WANT(attend(Q, K_, T_(2, 4, 8, 0), NULL, NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "(2,5,8)", "equal k, v");
-    WANT(attend(Q, T_(2, 5, 4, 0), T_(2, 5, 4, 0), NULL, NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "(2,5,4)", "(B,S,C)");
-    e = d; e.heads = 3; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_SHAPE, "stx_attention", "3 heads", "8 channels");
-    e = d; e.heads = 0; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_SHAPE, "stx_attention", "0 heads", "divide");
-    e = d; e.heads = 512; WANT(attend(T_(1, 1, 512, 0), T_(1, 1, 512, 0), T_(1, 1, 512, 0), NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_SHAPE, "stx_attention", "512 heads", "256");
-    WANT(attend(Q, T_(2, 2, 8, 0), T_(2, 2, 8, 0), NULL, NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "2 keys", "3 queries");
+    WANT(attend(Q, T_(2, 5, 4, 0), T_(2, 5, 4, 0), NULL, NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "(2,5,4)",
+         "(B,S,C)");
+    e = d; e.heads = 3; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_SHAPE, "stx_attention", "3 heads",
+                             "8 channels");
+    e = d; e.heads = 0; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_SHAPE, "stx_attention", "0 heads",
+                             "divide");
+    e = d; e.heads = 512; WANT(attend(T_(1, 1, 512, 0), T_(1, 1, 512, 0), T_(1, 1, 512, 0), NULL, NULL, NULL, NULL, NULL, NULL, &e),
+                               STX_ERR_SHAPE, "stx_attention", "512 heads", "256");
+    WANT(attend(Q, T_(2, 2, 8, 0), T_(2, 2, 8, 0), NULL, NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "2 keys",
+         "3 queries");
     WANT(attend(Q, K_, K_, NULL, NULL, NULL, T_(2, 0, 0, 0), NULL, NULL, &d), STX_ERR_ARG, "stx_attention", "ramp", "max_span > 0");
-    e = d; e.max_span = 5; e.ramp = 2; WANT(attend(Q, K_, K_, NULL, NULL, NULL, T_(3, 0, 0, 0), NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "3", "one z a head");
-    e = d; e.not_causal = 1; e.span = 4; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "causality", "span");
-    e = d; e.not_causal = 1; WANT(attend(Q, K_, K_, T_(5, 4, 0, 0), NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "causality", "pe");
-    e = d; e.not_causal = 1; e.first_key = -1; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "causality", "zero keys");
+    e = d; e.max_span = 5; e.ramp = 2; WANT(attend(Q, K_, K_, NULL, NULL, NULL, T_(3, 0, 0, 0), NULL, NULL, &e), STX_ERR_ARG,
+                                            "stx_attention", "3", "one z a head");
+    e = d; e.not_causal = 1; e.span = 4; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention",
+                                              "causality", "span");
+    e = d; e.not_causal = 1; WANT(attend(Q, K_, K_, T_(5, 4, 0, 0), NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention",
+                                  "causality", "pe");
+    e = d; e.not_causal = 1; e.first_key = -1; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG,
+                                                    "stx_attention", "causality", "zero keys");
     WANT(attend(Q, K_, K_, T_(5, 3, 0, 0), NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "(5,3)", "(P,4)");
     WANT(attend(Q, K_, K_, T_(5, 0, 0, 0), NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "(5)", "(P,8)");
     WANT(attend(Q, K_, K_, NULL, T_(7, 0, 0, 0), NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "u", "8 numbers");
     WANT(attend(Q, K_, K_, NULL, NULL, T_(8, 0, 0, 0), NULL, NULL, NULL, &d), STX_ERR_SHAPE, "stx_attention", "vb", "needs pe");
     WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, T_(2, 3, 4, 0), NULL, &d), STX_ERR_SHAPE, "stx_attention", "persistent", "both or none");
-    WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, T_(2, 3, 4, 0), T_(2, 2, 4, 0), &d), STX_ERR_SHAPE, "stx_attention", "persistent", "(H,N,D)");
-    WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, T_(1, 3, 4, 0), T_(1, 3, 4, 0), &d), STX_ERR_SHAPE, "stx_attention", "persistent", "(2,N,4)");
+    WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, T_(2, 3, 4, 0), T_(2, 2, 4, 0), &d), STX_ERR_SHAPE, "stx_attention", "persistent",
+         "(H,N,D)");
+    WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, T_(1, 3, 4, 0), T_(1, 3, 4, 0), &d), STX_ERR_SHAPE, "stx_attention", "persistent",
+         "(2,N,4)");
     for (i = 0; i < 3; i++) {
         stx_attention_in in;
         memset(&in, 0, sizeof in);
         in.q = Q; in.k = in.v = K_;
         in.pad = stx_tokens(ex, flags, i == 2 ? 2 : i == 1 ? 1 : 5, i == 1 ? 5 : i == 2 ? 3 : 2);
-        WANT(stx_attention(ex, &in, &d), STX_ERR_SHAPE, "stx_attention: pad", i == 0 ? "(5,2)" : i == 1 ? "(1,5)" : "(2,3)", "(B,S) = (2,5)");
+        WANT(stx_attention(ex, &in, &d), STX_ERR_SHAPE, "stx_attention: pad", i == 0 ? "(5,2)" : i == 1 ? "(1,5)" : "(2,3)",
+             "(B,S) = (2,5)");
         in.pad = stx_tokens(ex, flags, 2, 5);
         CHECK(stx_attention(ex, &in, &d) != NULL, "%s", stx_error(ex));
     }
     e = d; e.dropout = 1; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "dropout 1", "< 1");
-    e = d; e.delta_min = 2; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "delta_min 2", "0 or 1");
+    e = d; e.delta_min = 2; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "delta_min 2",
+                                 "0 or 1");
     e = d; e.eps = -1; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "eps -1", "0 or more");
-    e = d; e.eps = 1e-8; e.no_renorm = 1; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "no_renorm", "want 0");
+    e = d; e.eps = 1e-8; e.no_renorm = 1; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention",
+                                               "no_renorm", "want 0");
     e = d; e.eps = NAN; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "nan", "0 or more");
     /* adaptive */
     a = adaptive();
-    WANT(stx_adaptive_softmax(ex, &a, T_(2, 4, 0, 0), stx_tokens(ex, id, 1, 3)), STX_ERR_SHAPE, "stx_adaptive_softmax", "2 rows", "3 targets");
-    { int32_t big = 12; WANT(stx_adaptive_softmax(ex, &a, T_(1, 4, 0, 0), stx_tokens(ex, &big, 1, 1)), STX_ERR_ARG, "stx_adaptive_softmax", "id 12", "12"); }
-    { int32_t big = -1; WANT(stx_adaptive_input(ex, &a, stx_tokens(ex, &big, 1, 1)), STX_ERR_ARG, "stx_adaptive_input", "id -1", "vocabulary of 12"); }
-    for (broken = 0; broken < 12; broken++) CHECK(survives(broken_adaptive), "a broken stx_adaptive, number %d of broken_adaptive: no error, or a crash", broken);
+    WANT(stx_adaptive_softmax(ex, &a, T_(2, 4, 0, 0), stx_tokens(ex, id, 1, 3)), STX_ERR_SHAPE, "stx_adaptive_softmax", "2 rows",
+         "3 targets");
+    { int32_t big = 12; WANT(stx_adaptive_softmax(ex, &a, T_(1, 4, 0, 0), stx_tokens(ex, &big, 1, 1)), STX_ERR_ARG, "stx_adaptive_softmax",
+                             "id 12", "12"); }
+    { int32_t big = -1; WANT(stx_adaptive_input(ex, &a, stx_tokens(ex, &big, 1, 1)), STX_ERR_ARG, "stx_adaptive_input", "id -1",
+                             "vocabulary of 12"); }
+    for (broken = 0; broken < 12; broken++) CHECK(survives(broken_adaptive), "a broken stx_adaptive, number %d of broken_adaptive: no "
+                                                  "error, or a crash", broken);
     /* optimisers */
     WANT(optim_of(p, 9, 0, 0, 0, 0, 0, 0), STX_ERR_ARG, "stx_optim_create", "9", "STX_ADAM");
     WANT(optim_of(p, -1, 0, 0, 0, 0, 0, 0), STX_ERR_ARG, "stx_optim_create", "-1", "STX_ADAM");
@@ -539,26 +568,32 @@ static void errors(void) {
         CHECK(stx_error_code(ex) == STX_ERR_FORMAT && !strcmp(stx_error(ex), "test: 42"), "stx_fail");
         CHECK(!stx_input(ex, zero, 3, 0, 0, 0) && !stx_variable(ex, zero, 3, 0, 0, 0) && !stx_tokens(ex, id, 1, 2), "leaves");
         CHECK(!stx_params_create(ex) && !stx_param(p, STX_ZEROS, 0, "late", 3, 0, 0, 0) && p->count == count, "parameters");
-        CHECK(!stx_embedding(ex, w, ids) && !stx_linear(ex, t, w, NULL, 0) && !stx_matmul(ex, t, t, 0, 1) && !stx_layernorm(ex, t, t, t, 0), "ops 1");
-        CHECK(!stx_add(ex, t, t) && !stx_mul(ex, t, t) && !stx_scale(ex, t, 2) && !stx_relu(ex, t) && !stx_gelu(ex, t) && !stx_tanh(ex, t) && !stx_sigmoid(ex, t), "ops 2");
+        CHECK(!stx_embedding(ex, w, ids) && !stx_linear(ex, t, w, NULL, 0) && !stx_matmul(ex, t, t, 0, 1) && !stx_layernorm(ex, t, t, t,
+            0), "ops 1");
+        CHECK(!stx_add(ex, t, t) && !stx_mul(ex, t, t) && !stx_scale(ex, t, 2) && !stx_relu(ex, t) && !stx_gelu(ex, t) &&
+              !stx_tanh(ex, t) && !stx_sigmoid(ex, t), "ops 2");
         CHECK(!stx_constant_create(ex, zero, 3, 0, 0, 0) && !stx_scalar_create(ex, 1) && !stx_scale_by(ex, t, one) && !stx_log_softmax(ex,
             t) && !stx_sum(ex, t) && !stx_slice_channels(ex, t, 0, 1) &&
               !stx_view_rows(ex, w, 0, 1) && !stx_get_grad(ex, w, out), "ops of an error");
         CHECK(!stx_cross_entropy_tokens(ex, t, ids, NULL) && !stx_adaptive_softmax_tokens(ex, &a, t, ids, NULL), "losses of an error");
         stx_backward_many(ex, &one, NULL, 1);
-        CHECK(!stx_softmax(ex, t) && !stx_dropout(ex, t, 0.5) && !stx_dropout(ex, t, 0) && !stx_mean(ex, t) && !stx_cross_entropy(ex, t, ids, 0) && !stx_mse(ex, t, t), "ops 3");
-        CHECK(!stx_concat(ex, t3, t3) && !stx_slice(ex, t3, 0, 1) && !stx_gather(ex, t, id, 1) && !stx_concat_channels(ex, t, t) && !stx_reshape(ex, t, 8, 0, 0, 0) && !stx_detach(ex, t), "ops 4");
+        CHECK(!stx_softmax(ex, t) && !stx_dropout(ex, t, 0.5) && !stx_dropout(ex, t, 0) && !stx_mean(ex, t) && !stx_cross_entropy(ex, t,
+            ids, 0) && !stx_mse(ex, t, t), "ops 3");
+        CHECK(!stx_concat(ex, t3, t3) && !stx_slice(ex, t3, 0, 1) && !stx_gather(ex, t, id, 1) && !stx_concat_channels(ex, t, t) &&
+              !stx_reshape(ex, t, 8, 0, 0, 0) && !stx_detach(ex, t), "ops 4");
         CHECK(!stx_recompute(ex, gives_null, NULL, &t, 1, NULL, 0) && !attend(t3, t3, t3, NULL, NULL, NULL, NULL, NULL, NULL, &d), "ops 5");
         CHECK(!stx_adaptive_input(ex, &a, ids) && !stx_adaptive_softmax(ex, &a, t, ids) && !stx_adaptive_log_probs(ex, &a, t), "ops 6");
         CHECK(!stx_persist(ex, 10) && !stx_step_alloc(ex, 10) && !stx_block(ex, 10), "memory");
-        CHECK(!stx_optim_create(p, NULL) && !stx_optim_step(o, 0.1) && o->step == steps && !memcmp(before, w->data, sizeof before) && w->grad[0] == 3, "optimiser");
+        CHECK(!stx_optim_create(p, NULL) && !stx_optim_step(o, 0.1) && o->step == steps && !memcmp(before, w->data, sizeof before) &&
+              w->grad[0] == 3, "optimiser");
         stx_backward(ex, one);
         stx_backward_from(ex, one, zero);
         stx_params_zero_grad(p);
         stx_get(ex, t, out);
         CHECK(!one->grad && w->grad[0] == 3 && out[0] == 42 && isnan(stx_item(ex, t)), "backward, zero_grad, get, item");
         stx_begin(ex, STX_TRAIN);
-        CHECK(!strcmp(stx_error(ex), "test: 42") && stx_bytes(ex) == used && stx_peak_bytes(ex) == peak && c.calls == calls, "something happened in error");
+        CHECK(!strcmp(stx_error(ex), "test: 42") && stx_bytes(ex) == used && stx_peak_bytes(ex) == peak && c.calls == calls,
+              "something happened in error");
         stx_clear_error(ex);
         CHECK(stx_ok(ex) && stx_error_code(ex) == STX_OK && T_(3, 0, 0, 0), "after clear_error");
         for (i = 0; i < 20; i++) CHECK(w->grad[i] == (i ? 0 : 3), "gradient");
@@ -592,15 +627,22 @@ static void nulls(void) {
     for (both = 0; both < 2; both++) {            /* no tensor; then no context either */
         stx_ctx *c = both ? NULL : x;
         stx_tensor *o = both ? t : NULL;
-        CHECK(!stx_embedding(c, o, ids) && !stx_embedding(c, t, NULL) && !stx_linear(c, o, t, NULL, 0) && !stx_linear(c, t, NULL, NULL, 0), "1");
-        CHECK(!stx_matmul(c, o, t, 0, 0) && !stx_matmul(c, t, NULL, 0, 0) && !stx_layernorm(c, o, t, t, 0) && !stx_layernorm(c, t, NULL, t, 0) && !stx_layernorm(c, t, t, NULL, 0), "2");
+        CHECK(!stx_embedding(c, o, ids) && !stx_embedding(c, t, NULL) && !stx_linear(c, o, t, NULL, 0) && !stx_linear(c, t, NULL, NULL, 0),
+              "1");
+        CHECK(!stx_matmul(c, o, t, 0, 0) && !stx_matmul(c, t, NULL, 0, 0) && !stx_layernorm(c, o, t, t, 0) && !stx_layernorm(c, t, NULL, t,
+            0) && !stx_layernorm(c, t, t, NULL, 0), "2");
         CHECK(!stx_add(c, o, t) && !stx_add(c, t, NULL) && !stx_mul(c, o, t) && !stx_mul(c, t, NULL) && !stx_scale(c, o, 2), "3");
-        CHECK(!stx_relu(c, o) && !stx_gelu(c, o) && !stx_tanh(c, o) && !stx_sigmoid(c, o) && !stx_softmax(c, o) && !stx_dropout(c, o, 0.5) && !stx_mean(c, o), "4");
+        CHECK(!stx_relu(c, o) && !stx_gelu(c, o) && !stx_tanh(c, o) && !stx_sigmoid(c, o) && !stx_softmax(c, o) && !stx_dropout(c, o,
+            0.5) && !stx_mean(c, o), "4");
         CHECK(!stx_cross_entropy(c, o, ids, 0) && !stx_cross_entropy(c, t, NULL, 0) && !stx_mse(c, o, t) && !stx_mse(c, t, NULL), "5");
-        CHECK(!stx_concat(c, o, t) && !stx_concat(c, t, NULL) && !stx_slice(c, o, 0, 1) && !stx_gather(c, o, id, 1) && !stx_concat_channels(c, o, t) && !stx_concat_channels(c, t, NULL), "6");
-        CHECK(!stx_reshape(c, o, 4, 0, 0, 0) && !stx_detach(c, o) && !stx_attention(c, &in, &d) && !stx_attention(c, NULL, &d) && !stx_attention(c, &in, NULL), "7");
+        CHECK(!stx_concat(c, o, t) && !stx_concat(c, t, NULL) && !stx_slice(c, o, 0, 1) && !stx_gather(c, o, id, 1) &&
+              !stx_concat_channels(c, o, t) && !stx_concat_channels(c, t, NULL), "6");
+        CHECK(!stx_reshape(c, o, 4, 0, 0, 0) && !stx_detach(c, o) && !stx_attention(c, &in, &d) && !stx_attention(c, NULL, &d) &&
+              !stx_attention(c, &in, NULL), "7");
         CHECK(!stx_recompute(c, gives_null, NULL, &o, both ? 0 : 1, NULL, 0), "8");
-        CHECK(!stx_adaptive_input(c, NULL, ids) && !stx_adaptive_input(c, &a, NULL) && !stx_adaptive_softmax(c, &a, o, ids) && !stx_adaptive_softmax(c, &a, t, NULL) && !stx_adaptive_softmax(c, NULL, t, ids) && !stx_adaptive_log_probs(c, &a, NULL) && !stx_adaptive_log_probs(c, NULL, t), "9");
+        CHECK(!stx_adaptive_input(c, NULL, ids) && !stx_adaptive_input(c, &a, NULL) && !stx_adaptive_softmax(c, &a, o, ids) &&
+              !stx_adaptive_softmax(c, &a, t, NULL) && !stx_adaptive_softmax(c, NULL, t, ids) && !stx_adaptive_log_probs(c, &a, NULL) &&
+                  !stx_adaptive_log_probs(c, NULL, t), "9");
         stx_backward(c, o == t ? t : NULL);
         stx_backward_from(c, o, r);
         stx_get(c, o, r); stx_set(c, o, r);
@@ -611,8 +653,10 @@ static void nulls(void) {
     CHECK(!stx_ok(NULL) && stx_error_code(NULL) == STX_ERR_MEMORY && strlen(stx_error(NULL)) > 5 && !stx_ctx_desc(NULL), "no context");
     stx_fail(NULL, STX_ERR_ARG, "%s", "x"); stx_clear_error(NULL); stx_begin(NULL, STX_TRAIN); stx_destroy(NULL); stx_set_tick(NULL, 3);
     CHECK(!stx_training(NULL) && !stx_tick(NULL) && !stx_bytes(NULL) && !stx_peak_bytes(NULL) && stx_threads(NULL) == 1, "no context");
-    CHECK(!stx_persist(NULL, 8) && !stx_step_alloc(NULL, 8) && !stx_block(NULL, 8) && !stx_input(NULL, r, 2, 0, 0, 0) && !stx_tokens(NULL, id, 1, 2), "no context");
-    CHECK(!stx_params_create(NULL) && !stx_param(NULL, 0, 0, "a", 1, 0, 0, 0) && !stx_params_find(NULL, "a") && !stx_params_size(NULL), "no list");
+    CHECK(!stx_persist(NULL, 8) && !stx_step_alloc(NULL, 8) && !stx_block(NULL, 8) && !stx_input(NULL, r, 2, 0, 0, 0) && !stx_tokens(NULL,
+        id, 1, 2), "no context");
+    CHECK(!stx_params_create(NULL) && !stx_param(NULL, 0, 0, "a", 1, 0, 0, 0) && !stx_params_find(NULL, "a") && !stx_params_size(NULL),
+          "no list");
     stx_params_zero_grad(NULL);
     CHECK(!stx_optim_create(NULL, NULL) && !stx_optim_step(NULL, 1), "no optimiser");
     CHECK(survives(find_null), "stx_params_find(p, NULL) crashes");
@@ -657,7 +701,8 @@ static void allocation_failures(void) {
                 if (model_make(x, &m, 2, 7, 8, 2, STX_ADAM)) loss = model_step(x, &m, 0, NULL, 1);
                 done = c.calls < n;
                 if (done) CHECK(stx_ok(x) && loss > 0, "the unbroken run: %s", stx_error(x));
-                else CHECK(!stx_ok(x) && stx_error_code(x) == STX_ERR_MEMORY && strlen(stx_error(x)) > 20 && isnan(loss), "allocation %ld fails: %d %s", n, stx_error_code(x), stx_error(x));
+                else CHECK(!stx_ok(x) && stx_error_code(x) == STX_ERR_MEMORY && strlen(stx_error(x)) > 20 && isnan(loss),
+                           "allocation %ld fails: %d %s", n, stx_error_code(x), stx_error(x));
                 stx_destroy(x);
                 CHECK(c.live == 0, "allocation %ld fails: %ld blocks leak", n, c.live);
                 if (!done && !from) {
@@ -680,7 +725,8 @@ static void limits(void) {
     model_make(x, &m, 2, 31, 16, 2, STX_ADAM);
     model_step(x, &m, 0, NULL, 1);
     need = stx_bytes(x);
-    CHECK(stx_ok(x) && need <= c.bytes && c.bytes - need < 4096 + 256 * (size_t)c.live, "stx_bytes %zu, the allocator gave %zu", need, c.bytes);
+    CHECK(stx_ok(x) && need <= c.bytes && c.bytes - need < 4096 + 256 * (size_t)c.live, "stx_bytes %zu, the allocator gave %zu", need,
+          c.bytes);
     CHECK(stx_peak_bytes(x) <= need && stx_peak_bytes(x) > need / 4, "peak %zu of %zu", stx_peak_bytes(x), need);
     stx_destroy(x);
     for (limit = need / 20; limit < need + need / 2; limit += need / 20) {
@@ -695,7 +741,8 @@ static void limits(void) {
             char text[40];
             fails++;
             snprintf(text, sizeof text, "%zu", limit);
-            CHECK(stx_error_code(x) == STX_ERR_MEMORY && strstr(stx_error(x), "max_bytes") && strstr(stx_error(x), text) && strstr(stx_error(x), "arena"), "limit %zu: %s", limit, stx_error(x));
+            CHECK(stx_error_code(x) == STX_ERR_MEMORY && strstr(stx_error(x), "max_bytes") && strstr(stx_error(x), text) &&
+                  strstr(stx_error(x), "arena"), "limit %zu: %s", limit, stx_error(x));
         }
         stx_destroy(x);
         CHECK(c.live == 0, "leak");
@@ -705,7 +752,8 @@ static void limits(void) {
     x = counted(&c, 0, 0, 1, 1);
     {
         size_t before = stx_bytes(x);
-        unsigned char *b1 = (unsigned char *)stx_block(x, 1000), *b2 = (unsigned char *)stx_block(x, 0), *b3 = (unsigned char *)stx_block(x, 70), *q;
+        unsigned char *b1 = (unsigned char *)stx_block(x, 1000), *b2 = (unsigned char *)stx_block(x, 0),
+            *b3 = (unsigned char *)stx_block(x, 70), *q;
         int i, good = 1;
         CHECK(b1 && b2 && b3 && !((uintptr_t)b1 % 64) && !((uintptr_t)b2 % 64) && !((uintptr_t)b3 % 64), "blocks stand at multiples of 64");
         for (i = 0; i < 1000; i++) if (b1[i]) good = 0;
@@ -724,7 +772,8 @@ static void limits(void) {
 static void overflows(void) {
     static stx_real r[4];
     static const int32_t id[4] = {0, 0, 0, 0};
-    static const size_t big[] = {SIZE_MAX, SIZE_MAX - 1, SIZE_MAX - 63, SIZE_MAX - 64, SIZE_MAX - 127, SIZE_MAX - 4095, SIZE_MAX - 4096, SIZE_MAX - 4097,
+    static const size_t big[] = {SIZE_MAX, SIZE_MAX - 1, SIZE_MAX - 63, SIZE_MAX - 64, SIZE_MAX - 127, SIZE_MAX - 4095, SIZE_MAX - 4096,
+        SIZE_MAX - 4097,
                                  SIZE_MAX / 2, SIZE_MAX / 2 + 1, SIZE_MAX / 4, SIZE_MAX / 4 + 1, SIZE_MAX / 8 + 1};
     size_t i;
     counter c;
@@ -866,7 +915,8 @@ static void thread_counts(void) {
 
 /* The product with bias and activation in one pass is, to the bit, the product followed by them; sizes over the blocks of K, N and M */
 static void linear_fused(void) {
-    static const size_t size[][3] = {{1, 5, 7}, {3, 300, 700}, {2, 40, 3}, {70, 600, 300}, {700, 385, 520}, {5, 33, 1100}, {260, 1600, 90}, {513, 64, 33}};
+    static const size_t size[][3] = {{1, 5, 7}, {3, 300, 700}, {2, 40, 3}, {70, 600, 300}, {700, 385, 520}, {5, 33, 1100}, {260, 1600, 90},
+        {513, 64, 33}};
     size_t k, i, n;
     int act, precision, threads;
     for (precision = 0; precision <= (sizeof(stx_real) == 4); precision++)
@@ -896,7 +946,8 @@ static void linear_fused(void) {
                         stx_gemm(x, &g);
                         stx_bias_act_fwd(x, want, i & 2 ? pre_want : NULL, bias, N, O, act);
                         CHECK(stx_ok(x) && !memcmp(y, want, n * sizeof *y) && (!(i & 2) || !memcmp(pre, pre_want, n * sizeof *y)),
-                              "linear fused: (%zu,%zu) to %zu, act %d, bias %d, precision %d, %d threads", N, I, O, act, (int)(i & 1), precision, threads);
+                              "linear fused: (%zu,%zu) to %zu, act %d, bias %d, precision %d, %d threads", N, I, O, act, (int)(i & 1),
+                                  precision, threads);
                     }
                 free(in); free(W); free(b); free(y); free(want); free(pre); free(pre_want);
                 stx_destroy(x);
@@ -983,9 +1034,12 @@ static stx_tensor *n_embedding(stx_ctx *x, stx_tensor **in) {
 static void nans(void) {
     static const struct { const char *name; nan_op op; int inputs; } ops[] = {   /* bits: which of (17,17), (17,17), (17) it reads */
         {"linear", n_linear, 7}, {"linear relu", n_linear_relu, 7}, {"linear gelu", n_linear_gelu, 7}, {"linear tanh", n_linear_tanh, 7},
-        {"linear sigmoid", n_linear_sigmoid, 7}, {"matmul", n_matmul, 3}, {"layernorm", n_layernorm, 5}, {"add", n_add, 5}, {"mul", n_mul, 5},
-        {"scale by 0", n_scale, 1}, {"relu", n_relu, 1}, {"gelu", n_gelu, 1}, {"tanh", n_tanh, 1}, {"sigmoid", n_sigmoid, 1}, {"softmax", n_softmax, 1},
-        {"dropout", n_dropout, 1}, {"mean", n_mean, 1}, {"mse", n_mse, 3}, {"cross entropy", n_cross_entropy, 1}, {"concat", n_concat_channels, 3}, {"embedding", n_embedding, 1}};
+        {"linear sigmoid", n_linear_sigmoid, 7}, {"matmul", n_matmul, 3}, {"layernorm", n_layernorm, 5}, {"add", n_add, 5}, {"mul", n_mul,
+            5},
+        {"scale by 0", n_scale, 1}, {"relu", n_relu, 1}, {"gelu", n_gelu, 1}, {"tanh", n_tanh, 1}, {"sigmoid", n_sigmoid, 1},
+            {"softmax", n_softmax, 1},
+        {"dropout", n_dropout, 1}, {"mean", n_mean, 1}, {"mse", n_mse, 3}, {"cross entropy", n_cross_entropy, 1},
+            {"concat", n_concat_channels, 3}, {"embedding", n_embedding, 1}};
     static const char *names[] = {"q", "k", "v", "pe", "u", "vb", "z", "pk", "pv"};
     stx_ctx *x = plain(1, 1);
     size_t k, i, at;
@@ -1004,7 +1058,8 @@ static void nans(void) {
                     stx_begin(x, STX_TRAIN);
                     for (j = 0; j < 3; j++) in[j] = stx_variable(x, d[j], 17, j == 2 ? 0 : 17, 0, 0);
                     y = stx_mean(x, ops[k].op(x, in));
-                    CHECK(stx_ok(x) && isnan(stx_item(x, y)), "%s hides a NaN in input %d at %zu: %g %s", ops[k].name, part, at, stx_item(x, y), stx_error(x));
+                    CHECK(stx_ok(x) && isnan(stx_item(x, y)), "%s hides a NaN in input %d at %zu: %g %s", ops[k].name, part, at,
+                          stx_item(x, y), stx_error(x));
                     stx_clear_error(x);
                     free(d[0]); free(d[1]); free(d[2]);
                 }
@@ -1025,12 +1080,16 @@ static void nans(void) {
                 at = i * (size[part] - 1) / 2;
                 d[part][at] = (stx_real)NAN;
                 stx_begin(x, STX_TRAIN);
-                t[0] = stx_variable(x, d[0], 2, 9, 6, 0); t[1] = stx_variable(x, d[1], 2, 9, 6, 0); t[2] = stx_variable(x, d[2], 2, 9, 6, 0);
-                t[3] = stx_variable(x, d[3], 9, 3, 0, 0); t[4] = stx_variable(x, d[4], 6, 0, 0, 0); t[5] = stx_variable(x, d[5], 6, 0, 0, 0);
-                t[6] = stx_variable(x, d[6], 2, 0, 0, 0); t[7] = stx_variable(x, d[7], 2, 4, 3, 0); t[8] = stx_variable(x, d[8], 2, 4, 3, 0);
+                t[0] = stx_variable(x, d[0], 2, 9, 6, 0); t[1] = stx_variable(x, d[1], 2, 9, 6, 0); t[2] = stx_variable(x, d[2], 2, 9, 6,
+                    0);
+                t[3] = stx_variable(x, d[3], 9, 3, 0, 0); t[4] = stx_variable(x, d[4], 6, 0, 0, 0); t[5] = stx_variable(x, d[5], 6, 0, 0,
+                    0);
+                t[6] = stx_variable(x, d[6], 2, 0, 0, 0); t[7] = stx_variable(x, d[7], 2, 4, 3, 0); t[8] = stx_variable(x, d[8], 2, 4, 3,
+                    0);
                 in.q = t[0]; in.k = t[1]; in.v = t[2]; in.pe = t[3]; in.u = t[4]; in.vb = t[5]; in.z = t[6]; in.pk = t[7]; in.pv = t[8];
                 y = stx_mean(x, stx_attention(x, &in, &ad));
-                CHECK(stx_ok(x) && isnan(stx_item(x, y)), "attention hides a NaN in %s at %zu, eps %g: %g %s", names[part], at, ad.eps, stx_item(x, y), stx_error(x));
+                CHECK(stx_ok(x) && isnan(stx_item(x, y)), "attention hides a NaN in %s at %zu, eps %g: %g %s", names[part], at, ad.eps,
+                      stx_item(x, y), stx_error(x));
                 stx_backward(x, y);
                 stx_clear_error(x);
                 if (part == 6) {              /* and without persistent vectors, where no weight is left at all */
@@ -1038,7 +1097,8 @@ static void nans(void) {
                     in.q = stx_variable(x, d[0], 2, 9, 6, 0); in.k = in.v = in.q; in.z = stx_variable(x, d[6], 2, 0, 0, 0);
                     in.pe = in.u = in.vb = in.pk = in.pv = NULL;
                     y = stx_mean(x, stx_attention(x, &in, &ad));
-                    CHECK(stx_ok(x) && isnan(stx_item(x, y)), "attention hides a NaN in z, no persistent vectors, eps %g: %g", ad.eps, stx_item(x, y));
+                    CHECK(stx_ok(x) && isnan(stx_item(x, y)), "attention hides a NaN in z, no persistent vectors, eps %g: %g", ad.eps,
+                          stx_item(x, y));
                 }
                 for (j = 0; j < 9; j++) free(d[j]);
             }
@@ -1046,9 +1106,11 @@ static void nans(void) {
         stx_real l[6] = {1, (stx_real)HUGE_VAL, 2, 3, 4, 5};
         int32_t id[2] = {0, 1};
         stx_begin(x, STX_EVAL);
-        CHECK(!(fabs(stx_item(x, stx_cross_entropy(x, stx_input(x, l, 2, 3, 0, 0), stx_tokens(x, id, 1, 2), 0))) <= 1e30), "an infinite logit, a finite loss");
+        CHECK(!(fabs(stx_item(x, stx_cross_entropy(x, stx_input(x, l, 2, 3, 0, 0), stx_tokens(x, id, 1, 2), 0))) <= 1e30),
+              "an infinite logit, a finite loss");
         l[1] = -(stx_real)HUGE_VAL;           /* minus infinity is a word that cannot come */
-        CHECK(fabs(stx_item(x, stx_cross_entropy(x, stx_input(x, l, 2, 3, 0, 0), stx_tokens(x, id, 1, 2), 0))) <= 10, "a logit of minus infinity");
+        CHECK(fabs(stx_item(x, stx_cross_entropy(x, stx_input(x, l, 2, 3, 0, 0), stx_tokens(x, id, 1, 2), 0))) <= 10,
+              "a logit of minus infinity");
         CHECK(stx_softmax(x, stx_input(x, l, 2, 3, 0, 0))->data[1] == 0, "softmax of minus infinity");
     }
     stx_destroy(x);
@@ -1076,12 +1138,16 @@ static void optimisers(void) {
             CHECK(stx_optim_step(o, 0.1) == 1 && o->step == 1 && CLOSE(o->grad_norm, sqrt(28.0), 1e-6), "a step: norm %g", o->grad_norm);
             for (i = 0; i < 7; i++) CHECK(a->grad[i] == 0, "the gradient is not zeroed");
             memcpy(keep, a->data, 7 * sizeof *keep); memcpy(keep + 7, b->data, 6 * sizeof *keep);
-            for (k = 0; k < 2; k++) if (o->state[k]) { memcpy(st[k], o->state[k][0]->data, 7 * sizeof *keep); memcpy(st[k] + 7, o->state[k][1]->data, 6 * sizeof *keep); }
+            for (k = 0; k < 2; k++) if (o->state[k]) {
+                memcpy(st[k], o->state[k][0]->data, 7 * sizeof *keep); memcpy(st[k] + 7, o->state[k][1]->data, 6 * sizeof *keep);
+            }
             for (i = 0; i < 7; i++) a->grad[i] = 1;
             b->grad[5] = (stx_real)(bad == 0 ? NAN : bad == 1 ? HUGE_VAL : -HUGE_VAL);
-            CHECK(stx_optim_step(o, 0.1) == 0 && o->skipped == 1 && o->step == 1 && stx_ok(x), "a gradient that is not finite: skipped %d step %d", (int)o->skipped, (int)o->step);
+            CHECK(stx_optim_step(o, 0.1) == 0 && o->skipped == 1 && o->step == 1 && stx_ok(x), "a gradient that is not finite: skipped "
+                  "%d step %d", (int)o->skipped, (int)o->step);
             CHECK(!memcmp(keep, a->data, 7 * sizeof *keep) && !memcmp(keep + 7, b->data, 6 * sizeof *keep), "... changes parameters");
-            for (k = 0; k < 2; k++) if (o->state[k]) CHECK(!memcmp(st[k], o->state[k][0]->data, 7 * sizeof *keep) && !memcmp(st[k] + 7, o->state[k][1]->data, 6 * sizeof *keep), "... changes the state");
+            for (k = 0; k < 2; k++) if (o->state[k]) CHECK(!memcmp(st[k], o->state[k][0]->data, 7 * sizeof *keep) && !memcmp(st[k] + 7,
+                o->state[k][1]->data, 6 * sizeof *keep), "... changes the state");
             for (i = 0; i < 7; i++) CHECK(a->grad[i] == 0, "... is kept");
             CHECK(b->grad[5] == 0, "... is kept");
             a->grad[0] = 1;
@@ -1089,9 +1155,12 @@ static void optimisers(void) {
             stx_destroy(x);
         }
     {   /* Adagrad with the clip of the references, on given numbers */
-        static const double gp[5][3] = {{.3, -.4, 0}, {.003, .001, -.002}, {0, 0, .1}, {.02, -.01, .005}, {-.2, .1, .3}}, gq[5] = {.01, -.05, 0, .02, .3};
-        static const double want[5][4] = {{0.998950000001, -1.998950000000, 0.500000000000, 0.082500000175}, {0.998600017499, -1.999037499727, 0.534999998250, 0.103092194283},
-            {0.998600017499, -1.999037499727, 0.519253147337, 0.103092194283}, {0.993943918533, -1.997288051810, 0.515758211329, 0.077531808313}, {0.997052279810, -1.998648875444, 0.510434511408, 0.070645637042}};
+        static const double gp[5][3] = {{.3, -.4, 0}, {.003, .001, -.002}, {0, 0, .1}, {.02, -.01, .005}, {-.2, .1, .3}},
+            gq[5] = {.01, -.05, 0, .02, .3};
+        static const double want[5][4] = {{0.998950000001, -1.998950000000, 0.500000000000, 0.082500000175}, {0.998600017499,
+            -1.999037499727, 0.534999998250, 0.103092194283},
+            {0.998600017499, -1.999037499727, 0.519253147337, 0.103092194283}, {0.993943918533, -1.997288051810, 0.515758211329,
+                0.077531808313}, {0.997052279810, -1.998648875444, 0.510434511408, 0.070645637042}};
         stx_ctx *x = plain(1, 1);
         stx_params *p = stx_params_create(x);
         stx_optim_desc d;
@@ -1109,7 +1178,8 @@ static void optimisers(void) {
             for (i = 0; i < 3; i++) a->grad[i] = (stx_real)gp[n - 1][i];
             b->grad[0] = (stx_real)gq[n - 1];
             CHECK(stx_optim_step(o, stx_schedule_lr(&s, (uint64_t)n)), "%s", stx_error(x));
-            for (i = 0; i < 4; i++) CHECK(CLOSE(i < 3 ? a->data[i] : b->data[0], want[n - 1][i], tol), "Adagrad, update %d, number %d: %.12g, want %.12g", n, i, (double)(i < 3 ? a->data[i] : b->data[0]), want[n - 1][i]);
+            for (i = 0; i < 4; i++) CHECK(CLOSE(i < 3 ? a->data[i] : b->data[0], want[n - 1][i], tol), "Adagrad, update %d, number %d: "
+                                          "%.12g, want %.12g", n, i, (double)(i < 3 ? a->data[i] : b->data[0]), want[n - 1][i]);
         }
         stx_destroy(x);
     }
@@ -1154,14 +1224,16 @@ static void optimisers(void) {
                 }
                 for (i = 0; kind >= 8 && i < 2; i++) th[i] -= 0.05 * (kind == 9 ? fmin(sqrt(p2), 0.6) : sqrt(p2)) / sqrt(u2) * u[i];
                 stx_optim_step(o, 0.05);
-                for (i = 0; i < 2; i++) CHECK(CLOSE(w->data[i], th[i], sizeof(stx_real) == 8 ? 1e-12 : 2e-6), "rule %d, update %d: %.9g, want %.9g", kind, n, (double)w->data[i], th[i]);
+                for (i = 0; i < 2; i++) CHECK(CLOSE(w->data[i], th[i], sizeof(stx_real) == 8 ? 1e-12 : 2e-6), "rule %d, update %d: %.9g, "
+                                              "want %.9g", kind, n, (double)w->data[i], th[i]);
             }
             stx_destroy(x);
         }
     }
 }
 /* RAdam as stx_optim_desc has it, in double beside: 12 updates of 3 numbers at a falling learning rate, one attempt with a gradient that is
-   not finite before the fourth. skip: radam_skip. stop: saved after so many updates and loaded into another run, which goes on; 0: never. */
+   not finite before the fourth. skip: radam_skip. stop: saved after so many updates and loaded into another run, which goes on; 0: never.
+   */
 typedef struct radam_run { stx_ctx *x; stx_params *p; stx_optim *o; stx_tensor *w; } radam_run;
 static void radam_make(radam_run *r, const stx_optim_desc *d) {
     r->x = plain(1, 1);
@@ -1182,9 +1254,14 @@ static void radam(double beta2, double eps, double clip, double decay, int skip,
         double g[3], norm = 0, lr = 0.1 / t, inf = 2 / (1 - B2) - 1, rho = inf - 2 * t * pow(B2, t) / (1 - pow(B2, t)), r2;
         stx_real keep[9];
         if (t == 4) {
-            for (i = 0; i < 3; i++) { keep[i] = r.w->data[i]; keep[3 + i] = r.o->state[0][0]->data[i]; keep[6 + i] = r.o->state[1][0]->data[i]; r.w->grad[i] = (stx_real)(i == 1 ? NAN : 1); }
-            CHECK(stx_optim_step(r.o, 0.1) == 0 && r.o->step == 3 && r.o->skipped == 1, "RAdam: a gradient that is not finite: step %d, skipped %d", (int)r.o->step, (int)r.o->skipped);
-            CHECK(!memcmp(keep, r.w->data, 3 * sizeof *keep) && !memcmp(keep + 3, r.o->state[0][0]->data, 3 * sizeof *keep) && !memcmp(keep + 6, r.o->state[1][0]->data, 3 * sizeof *keep) && r.w->grad[0] == 0, "RAdam: ... changes something");
+            for (i = 0; i < 3; i++) {
+                keep[i] = r.w->data[i]; keep[3 + i] = r.o->state[0][0]->data[i]; keep[6 + i] = r.o->state[1][0]->data[i];
+                r.w->grad[i] = (stx_real)(i == 1 ? NAN : 1);
+            }
+            CHECK(stx_optim_step(r.o, 0.1) == 0 && r.o->step == 3 && r.o->skipped == 1, "RAdam: a gradient that is not finite: step %d, "
+                  "skipped %d", (int)r.o->step, (int)r.o->skipped);
+            CHECK(!memcmp(keep, r.w->data, 3 * sizeof *keep) && !memcmp(keep + 3, r.o->state[0][0]->data, 3 * sizeof *keep) &&
+                  !memcmp(keep + 6, r.o->state[1][0]->data, 3 * sizeof *keep) && r.w->grad[0] == 0, "RAdam: ... changes something");
         }
         for (i = 0; i < 3; i++) { g[i] = (i == 2 ? 1e-3 : 1) * sin(t + 2.0 * i); r.w->grad[i] = (stx_real)g[i]; norm += g[i] * g[i]; }
         norm = sqrt(norm);
@@ -1200,8 +1277,10 @@ static void radam(double beta2, double eps, double clip, double decay, int skip,
         CHECK(stx_optim_step(r.o, lr) == 1 && r.o->step == (uint64_t)t, "%s", stx_error(r.x));
         CHECK(r.o->update->plain == (rho < 5) && (B2 != 0.999 || (rho < 5) == (t <= 5)), "RAdam: update %d has rho %g", t, rho);
         for (i = 0; i < 3; i++)
-            CHECK(CLOSE(r.w->data[i], th[i], sizeof(stx_real) == 8 ? 1e-13 : 1e-6), "RAdam, beta2 %g, skip %d, update %d, number %d: %.12g, want %.12g", B2, skip, t, i, (double)r.w->data[i], th[i]);
-        if (skip && rho < 5) CHECK(r.w->data[0] == (stx_real)0.5 && r.o->state[0][0]->data[0] != 0 && r.o->state[1][0]->data[0] > 0, "RAdam: what radam_skip changes");
+            CHECK(CLOSE(r.w->data[i], th[i], sizeof(stx_real) == 8 ? 1e-13 : 1e-6), "RAdam, beta2 %g, skip %d, update %d, number %d: "
+                  "%.12g, want %.12g", B2, skip, t, i, (double)r.w->data[i], th[i]);
+        if (skip && rho < 5) CHECK(r.w->data[0] == (stx_real)0.5 && r.o->state[0][0]->data[0] != 0 && r.o->state[1][0]->data[0] > 0,
+                                   "RAdam: what radam_skip changes");
         if (t == stop) {
             char path[96];
             stx_writer *w = stx_writer_create(r.x);
@@ -1218,7 +1297,8 @@ static void radam(double beta2, double eps, double clip, double decay, int skip,
                 stx_params *p = stx_params_create(y);
                 stx_param(p, STX_ZEROS, 0, "w", 3, 0, 0, 0);
                 f = stx_file_open(y, path);
-                CHECK(f && !stx_optim_load(stx_optim_create(p, NULL), f) && strstr(stx_error(y), "optimiser 5") && strstr(stx_error(y), "5 radam"), "%s", stx_error(y));
+                CHECK(f && !stx_optim_load(stx_optim_create(p, NULL), f) && strstr(stx_error(y), "optimiser 5") && strstr(stx_error(y),
+                    "5 radam"), "%s", stx_error(y));
                 stx_file_close(f);
                 stx_destroy(y);
             }
@@ -1226,7 +1306,8 @@ static void radam(double beta2, double eps, double clip, double decay, int skip,
             for (i = t + 1; i <= 15; i++) {   /* both go on: the same bits */
                 int k;
                 for (k = 0; k < 3; k++) r.w->grad[k] = q.w->grad[k] = (stx_real)cos(i + k);
-                CHECK(stx_optim_step(r.o, 0.02) == 1 && stx_optim_step(q.o, 0.02) == 1 && !memcmp(r.w->data, q.w->data, 3 * sizeof(stx_real)) && r.o->step == q.o->step && q.o->skipped == r.o->skipped,
+                CHECK(stx_optim_step(r.o, 0.02) == 1 && stx_optim_step(q.o, 0.02) == 1 && !memcmp(r.w->data, q.w->data,
+                    3 * sizeof(stx_real)) && r.o->step == q.o->step && q.o->skipped == r.o->skipped,
                       "RAdam, saved after %d: update %d differs", stop, i);
             }
             stx_destroy(q.x);
@@ -1331,7 +1412,8 @@ static void no_betas(void) {
             CHECK(stx_optim_step(r.o, 0.1) == 1, "%s", stx_error(r.x));
             for (i = 0; i < 3; i++)
                 CHECK(CLOSE(r.w->data[i], th[i], sizeof(stx_real) == 8 ? 1e-13 : 2e-6),
-                      "kind %d, betas %g and %g, update %d, number %d: %.9g, want %.9g", kinds[k], B1, B2, t, i, (double)r.w->data[i], th[i]);
+                      "kind %d, betas %g and %g, update %d, number %d: %.9g, want %.9g", kinds[k], B1, B2, t, i, (double)r.w->data[i],
+                          th[i]);
         }
         CHECK(r.o->desc.beta1 == (which & 1 ? -1 : 0.9) && r.o->desc.beta2 == (which & 2 ? -1 : 0.999),
               "read back: %g and %g", r.o->desc.beta1, r.o->desc.beta2);
@@ -1351,16 +1433,20 @@ static void schedules(void) {
     const double pi = 3.14159265358979323846;
     uint64_t n, W;
     int i;
-    for (n = 1; n <= 10; n++) CHECK(fabs(lr_of(STX_LR_COSINE, 1, 1, 0, 0, 4, 10, n) - example[n - 1]) <= 6e-7, "literal cosine, update %d", (int)n);
+    for (n = 1; n <= 10; n++) CHECK(fabs(lr_of(STX_LR_COSINE, 1, 1, 0, 0, 4, 10, n) - example[n - 1]) <= 6e-7, "literal cosine, update %d",
+                                    (int)n);
     for (i = 0; i < 4; i++)
         for (W = Ws[i], n = 1; n < 1300; n += n < 20 ? 1 : 37) {
             double s = (double)(n - 1), w = (double)W, want;
             /* 2.5: lr min(1, n / W) */
-            CHECK(CLOSE(lr_of(STX_LR_CONSTANT, 0, 0.07, 0, 0, W, 0, n), 0.07 * (n < W ? (double)n / w : 1), 1e-14), "constant, W %d n %d", (int)W, (int)n);
-            CHECK(CLOSE(lr_of(STX_LR_CONSTANT, 0, 0.07, 0.01, 0, W, 0, n), n < W ? 0.01 + 0.06 * (double)n / w : 0.07, 1e-14), "warm-up from lr_start, W %d n %d", (int)W, (int)n);
+            CHECK(CLOSE(lr_of(STX_LR_CONSTANT, 0, 0.07, 0, 0, W, 0, n), 0.07 * (n < W ? (double)n / w : 1), 1e-14), "constant, W %d n %d",
+                  (int)W, (int)n);
+            CHECK(CLOSE(lr_of(STX_LR_CONSTANT, 0, 0.07, 0.01, 0, W, 0, n), n < W ? 0.01 + 0.06 * (double)n / w : 0.07, 1e-14),
+                  "warm-up from lr_start, W %d n %d", (int)W, (int)n);
             /* 2.8, literal: first update at full lr; n > 1: lr s / W below W */
             want = n == 1 ? 2 : s < w ? 2 * s / w : W > 1 ? 2 * (w - 1) / w : 2;
-            CHECK(CLOSE(lr_of(STX_LR_CONSTANT, 1, 2, 0, 0, W, 0, n), want, 1e-14), "literal constant, W %d n %d: %g, want %g", (int)W, (int)n, lr_of(STX_LR_CONSTANT, 1, 2, 0, 0, W, 0, n), want);
+            CHECK(CLOSE(lr_of(STX_LR_CONSTANT, 1, 2, 0, 0, W, 0, n), want, 1e-14), "literal constant, W %d n %d: %g, want %g", (int)W,
+                  (int)n, lr_of(STX_LR_CONSTANT, 1, 2, 0, 0, W, 0, n), want);
             want = n == 1 ? 2 : s < w ? 2 * s / w : 0.1 + 1.9 * (1 + cos(pi * s / 5000)) / 2;
             CHECK(CLOSE(lr_of(STX_LR_COSINE, 1, 2, 0, 0.1, W, 5000, n), want, 1e-14), "literal cosine, W %d n %d", (int)W, (int)n);
             want = n == 1 ? (W ? 0 : 2) : s <= w ? 2 * s / (w * sqrt(w)) : 2 / sqrt(s);
@@ -1368,9 +1454,11 @@ static void schedules(void) {
             /* ours: the peak at n = W, continuous, cosine to lr_min at total, then it stays */
             want = n < W ? 2 * (double)n / w : 0.1 + 1.9 * (1 + cos(pi * (n < 1200 ? ((double)n - w) / (1200 - w) : 1))) / 2;
             CHECK(CLOSE(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, W, 1200, n), want, 1e-13), "cosine, W %d n %d", (int)W, (int)n);
-            if (W) CHECK(CLOSE(lr_of(STX_LR_INV_SQRT, 0, 2, 0, 0, W, 0, n), n < W ? 2 * (double)n / w : 2 * sqrt(w / (double)n), 1e-13), "inverse root, W %d n %d", (int)W, (int)n);
+            if (W) CHECK(CLOSE(lr_of(STX_LR_INV_SQRT, 0, 2, 0, 0, W, 0, n), n < W ? 2 * (double)n / w : 2 * sqrt(w / (double)n), 1e-13),
+                         "inverse root, W %d n %d", (int)W, (int)n);
         }
-    CHECK(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 10) == 2 && CLOSE(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 100), 0.1, 1e-14) && CLOSE(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 1000000), 0.1, 1e-14), "ends of the cosine");
+    CHECK(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 10) == 2 && CLOSE(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 100), 0.1, 1e-14) &&
+          CLOSE(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 10, 100, 1000000), 0.1, 1e-14), "ends of the cosine");
     CHECK(lr_of(STX_LR_COSINE, 0, 2, 0, 0.1, 0, 0, 5) >= 0.1, "a cosine without total is finite");
 
     {   /* recursive: update n here is n - 1 there */
@@ -1378,7 +1466,8 @@ static void schedules(void) {
         static const uint64_t warm[] = {0, 1, 2, 7, 300};
         for (i = 0; i < 3; i++) {
             double lr = lr_of(STX_LR_RECURSIVE, 0, 3e-4, 0, 0, 16000, 400000, sru[i].n);
-            CHECK(fabs(lr - sru[i].want) <= 6e-9 * sru[i].want, "recursive cosine, update %d: %.9g, want %.9g", (int)sru[i].n, lr, sru[i].want);
+            CHECK(fabs(lr - sru[i].want) <= 6e-9 * sru[i].want, "recursive cosine, update %d: %.9g, want %.9g", (int)sru[i].n, lr,
+                  sru[i].want);
         }
         for (i = 0; i < 5; i++) {            /* each rate from the one before, as the trainer goes along, in both warm-ups */
             double w = (double)warm[i], was = 0, wordy = 0, low = 0;
@@ -1387,21 +1476,28 @@ static void schedules(void) {
                 was = k < w ? 2 * (k + 1) / w : k == 0 ? 2 : was * f;
                 wordy = k < w ? 2 * k / w : k == 0 ? 2 : wordy * f;
                 low = k < w ? 0.5 + 1.5 * (k + 1) / w : k == 0 ? 2 : 0.1 + (low - 0.1) * f;
-                CHECK(CLOSE(lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, warm[i], 1000, n), was, 1e-11), "recursive cosine, W %d, update %d: %g, want %g", (int)warm[i], (int)n, lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, warm[i], 1000, n), was);
-                CHECK(CLOSE(lr_of(STX_LR_RECURSIVE, 1, 2, 0, 0, warm[i], 1000, n), wordy, 1e-11), "literal recursive cosine, W %d, update %d", (int)warm[i], (int)n);
-                CHECK(CLOSE(lr_of(STX_LR_RECURSIVE, 0, 2, 0.5, 0.1, warm[i], 1000, n), low, 1e-11), "recursive cosine between two rates, W %d, update %d", (int)warm[i], (int)n);
+                CHECK(CLOSE(lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, warm[i], 1000, n), was, 1e-11), "recursive cosine, W %d, update %d: %g, "
+                      "want %g", (int)warm[i], (int)n, lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, warm[i], 1000, n), was);
+                CHECK(CLOSE(lr_of(STX_LR_RECURSIVE, 1, 2, 0, 0, warm[i], 1000, n), wordy, 1e-11), "literal recursive cosine, W %d, "
+                      "update %d", (int)warm[i], (int)n);
+                CHECK(CLOSE(lr_of(STX_LR_RECURSIVE, 0, 2, 0.5, 0.1, warm[i], 1000, n), low, 1e-11), "recursive cosine between two rates, "
+                      "W %d, update %d", (int)warm[i], (int)n);
             }
-            CHECK(fabs(lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0.1, warm[i], 1000, 1001) - 0.1) <= 1e-14 && lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0.1, warm[i], 1000, 1500) == lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0.1, warm[i], 1000, 1001), "the end of the recursive cosine");
+            CHECK(fabs(lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0.1, warm[i], 1000, 1001) - 0.1) <= 1e-14 && lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0.1,
+                warm[i], 1000, 1500) == lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0.1, warm[i], 1000, 1001), "the end of the recursive cosine");
         }
-        CHECK(lr_of(STX_LR_RECURSIVE, 1, 3e-4, 0, 0, 16000, 400000, 1) == 0 && lr_of(STX_LR_RECURSIVE, 0, 3e-4, 0, 0, 16000, 400000, 16000) == 3e-4, "both warm-ups' ends");
-        CHECK(lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, 10, 0, 50) == 2 && lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, 10, 9, 50) == 2, "a recursive cosine without descent");
+        CHECK(lr_of(STX_LR_RECURSIVE, 1, 3e-4, 0, 0, 16000, 400000, 1) == 0 && lr_of(STX_LR_RECURSIVE, 0, 3e-4, 0, 0, 16000, 400000,
+            16000) == 3e-4, "both warm-ups' ends");
+        CHECK(lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, 10, 0, 50) == 2 && lr_of(STX_LR_RECURSIVE, 0, 2, 0, 0, 10, 9, 50) == 2,
+              "a recursive cosine without descent");
     }
     for (n = 0; n < 100000; n += n < 5 ? 1 : 997) {      /* the reference's decay for ptb */
         stx_schedule s;
         double k = n ? (double)n : 1;
         memset(&s, 0, sizeof s);
         s.kind = STX_LR_NOAM; s.lr = 3; s.dim = 1024; s.warmup = 32000;
-        CHECK(CLOSE(stx_schedule_lr(&s, n) * 1e4, 3e4 / 32 * (k < 32000 ? k * pow(32000, -1.5) : pow(k, -0.5)), 1e-12), "noam, update %d: %g", (int)n, stx_schedule_lr(&s, n));
+        CHECK(CLOSE(stx_schedule_lr(&s, n) * 1e4, 3e4 / 32 * (k < 32000 ? k * pow(32000, -1.5) : pow(k, -0.5)), 1e-12),
+              "noam, update %d: %g", (int)n, stx_schedule_lr(&s, n));
         s.warmup = 0; s.dim = 0;
         CHECK(CLOSE(stx_schedule_lr(&s, n), 3 / sqrt(k), 1e-14), "noam without warm-up, update %d", (int)n);
     }
@@ -1415,7 +1511,8 @@ static void schedules(void) {
             plain_lr = stx_schedule_lr(&s, n);
             s.decay = 0.98;
             for (k = 0; k < n; k++) if (k >= 160 && k % 40 == 0) factor *= 0.98;
-            CHECK(n > 160 ? CLOSE(stx_schedule_lr(&s, n), plain_lr * factor, 1e-14) : stx_schedule_lr(&s, n) == plain_lr, "decay of schedule %d, update %d", i, (int)n);
+            CHECK(n > 160 ? CLOSE(stx_schedule_lr(&s, n), plain_lr * factor, 1e-14) : stx_schedule_lr(&s, n) == plain_lr,
+                  "decay of schedule %d, update %d", i, (int)n);
             s.decay_every = 0;
             CHECK(CLOSE(stx_schedule_lr(&s, n), plain_lr * (n > 160 ? 0.98 : 1), 1e-15), "one decay of schedule %d, update %d", i, (int)n);
             s.decay = 0;
@@ -1429,12 +1526,14 @@ static void philox(void) {
     static const struct { uint64_t seed, hi, lo; uint32_t want[4]; } kat[] = {
         {0, 0, 0, {0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u}},
         {~(uint64_t)0, ~(uint64_t)0, ~(uint64_t)0, {0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu}},
-        {((uint64_t)0x299f31d0u << 32) | 0xa4093822u, ((uint64_t)0x03707344u << 32) | 0x13198a2eu, ((uint64_t)0x85a308d3u << 32) | 0x243f6a88u, {0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u}}};
+        {((uint64_t)0x299f31d0u << 32) | 0xa4093822u, ((uint64_t)0x03707344u << 32) | 0x13198a2eu,
+            ((uint64_t)0x85a308d3u << 32) | 0x243f6a88u, {0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u}}};
     int i;
     for (i = 0; i < 3; i++) {
         uint32_t r[4];
         stx_philox(kat[i].seed, kat[i].hi, kat[i].lo, r);
-        CHECK(!memcmp(r, kat[i].want, sizeof r), "vector %d: %08x %08x %08x %08x", i, (unsigned)r[0], (unsigned)r[1], (unsigned)r[2], (unsigned)r[3]);
+        CHECK(!memcmp(r, kat[i].want, sizeof r), "vector %d: %08x %08x %08x %08x", i, (unsigned)r[0], (unsigned)r[1], (unsigned)r[2],
+              (unsigned)r[3]);
     }
 }
 /* Constants and scalars outlive steps; several tensors have one backward; gradients come to the host */
@@ -1549,7 +1648,9 @@ static void initialisers(void) {
     u = stx_param(p, STX_UNIFORM, 0.25, "u", n, 0, 0, 0);
     c = stx_param(p, STX_CONSTANT, -1.5, "c", 9, 0, 0, 0);
     o = stx_param(p, STX_ZEROS, 3, "o", 9, 0, 0, 0);
-    for (i = 0; i < n; i++) { double v = (double)a->data[i]; s += v; ss += v * v; s4 += v * v * v * v; if (i) lag += v * (double)a->data[i - 1]; }
+    for (i = 0; i < n; i++) {
+        double v = (double)a->data[i]; s += v; ss += v * v; s4 += v * v * v * v; if (i) lag += v * (double)a->data[i - 1];
+    }
     CHECK(fabs(s / (double)n) <= 4 * 0.5 / sqrt((double)n), "normal: mean %g", s / (double)n);
     CHECK(fabs(sqrt(ss / (double)n) - 0.5) <= 4 * 0.5 / sqrt(2.0 * (double)n), "normal: deviation %g", sqrt(ss / (double)n));
     CHECK(fabs(s4 * (double)n / (ss * ss) - 3) <= 0.06, "normal: kurtosis %g", s4 * (double)n / (ss * ss));
@@ -1557,7 +1658,8 @@ static void initialisers(void) {
     s = ss = 0;
     for (i = 0; i < n; i++) { double v = (double)u->data[i]; s += v; ss += v * v; if (v > top) top = v; if (v < low) low = v; }
     CHECK(top <= 0.25 && low >= -0.25 && top > 0.2499 && low < -0.2499, "uniform: range %g %g", low, top);
-    CHECK(fabs(s / (double)n) <= 4 * 0.25 / sqrt(3.0 * (double)n) && fabs(ss / (double)n - 0.0625 / 3) <= 2e-4, "uniform: mean %g variance %g", s / (double)n, ss / (double)n);
+    CHECK(fabs(s / (double)n) <= 4 * 0.25 / sqrt(3.0 * (double)n) && fabs(ss / (double)n - 0.0625 / 3) <= 2e-4,
+          "uniform: mean %g variance %g", s / (double)n, ss / (double)n);
     for (i = 0; i < 9; i++) CHECK(c->data[i] == (stx_real)-1.5 && o->data[i] == 0, "constants");
     {   /* cut at two standard deviations: sd 0.8796 of what it was; numbers within are those of the normal draw */
         stx_tensor *t = stx_param(p, STX_TRUNCATED, 0.5, "t", n, 0, 0, 0);
@@ -1576,7 +1678,8 @@ static void initialisers(void) {
         memcpy(was, t->data, sizeof was);
         stx_param_scale(x, t, 1, 3, 0.1);
         stx_param_fill(x, t, 4, 5, -2.5);
-        for (i = 0; i < 35; i++) CHECK(t->data[i] == (i < 7 ? was[i] : i < 21 ? (stx_real)((double)was[i] * 0.1) : i < 28 ? was[i] : (stx_real)-2.5), "rows: number %zu is %g", i, (double)t->data[i]);
+        for (i = 0; i < 35; i++) CHECK(t->data[i] == (i < 7 ? was[i] : i < 21 ? (stx_real)((double)was[i] * 0.1) : i < 28 ?
+                                                      was[i] : (stx_real)-2.5), "rows: number %zu is %g", i, (double)t->data[i]);
         stx_param_apply(x, t, place_times, &three);
         for (i = 0; i < 35; i++) CHECK(t->data[i] == (stx_real)(3 * i), "by function: number %zu is %g", i, (double)t->data[i]);
         stx_param_scale(x, NULL, 0, 1, 2);
@@ -1587,12 +1690,15 @@ static void initialisers(void) {
     model_make(z, &(model){0}, 1, 3, 4, 1, STX_SGD);
     stx_begin(y, STX_TRAIN); stx_begin(y, STX_TRAIN);
     { stx_tensor *a2 = stx_param(q, STX_NORMAL, 0.5, "other name", n, 0, 0, 0), *b2 = stx_param(q, STX_NORMAL, 0.5, "b", 11, 91, 0, 0);
-      CHECK(!memcmp(a->data, a2->data, n * sizeof(stx_real)) && !memcmp(b->data, b2->data, b->size * sizeof(stx_real)), "the same seed and place, other numbers"); }
-    { stx_tensor *a3 = stx_param(r, STX_NORMAL, 0.5, "a", n, 0, 0, 0); CHECK(memcmp(a->data, a3->data, 64 * sizeof(stx_real)) != 0, "another seed, the same numbers"); }
+      CHECK(!memcmp(a->data, a2->data, n * sizeof(stx_real)) && !memcmp(b->data, b2->data, b->size * sizeof(stx_real)),
+            "the same seed and place, other numbers"); }
+    { stx_tensor *a3 = stx_param(r, STX_NORMAL, 0.5, "a", n, 0, 0, 0); CHECK(memcmp(a->data, a3->data, 64 * sizeof(stx_real)) != 0,
+        "another seed, the same numbers"); }
     stx_destroy(y);
     y = counted(&cnt, 1, 0, 11, 1);
     q = stx_params_create(y);
-    CHECK(!memcmp(a->data, stx_param(q, STX_NORMAL, 0.5, "a", n, 0, 0, 0)->data, n * sizeof(stx_real)), "chunk size and dirty memory change the numbers");
+    CHECK(!memcmp(a->data, stx_param(q, STX_NORMAL, 0.5, "a", n, 0, 0, 0)->data, n * sizeof(stx_real)), "chunk size and dirty memory "
+          "change the numbers");
     stx_destroy(x); stx_destroy(y); stx_destroy(z);
 }
 static void exponentials(void) {
@@ -1618,13 +1724,17 @@ static void exponentials(void) {
         }
     }
     CHECK(worst <= 3 * unit, "exp: off by %g, %g roundings", worst, worst / unit);
-    CHECK(stx_fast_exp(0, 0) == 1 && stx_fast_exp(0, -(stx_real)HUGE_VAL) == 0 && stx_fast_exp(0, -2000) == 0 && stx_fast_exp(0, (stx_real)HUGE_VAL) == (stx_real)HUGE_VAL && stx_fast_exp(0, 2000) == (stx_real)HUGE_VAL && isnan(stx_fast_exp(0, (stx_real)NAN)), "exp: extremes");
+    CHECK(stx_fast_exp(0, 0) == 1 && stx_fast_exp(0, -(stx_real)HUGE_VAL) == 0 && stx_fast_exp(0, -2000) == 0 && stx_fast_exp(0,
+        (stx_real)HUGE_VAL) == (stx_real)HUGE_VAL && stx_fast_exp(0, 2000) == (stx_real)HUGE_VAL && isnan(stx_fast_exp(0, (stx_real)NAN)),
+            "exp: extremes");
     {
-        stx_real in[5] = {(stx_real)1e30, (stx_real)-1e30, 0, (stx_real)1e30, -(stx_real)HUGE_VAL}, same[3] = {(stx_real)-3e38, (stx_real)-3e38, (stx_real)-3e38};
+        stx_real in[5] = {(stx_real)1e30, (stx_real)-1e30, 0, (stx_real)1e30, -(stx_real)HUGE_VAL}, same[3] = {(stx_real)-3e38,
+            (stx_real)-3e38, (stx_real)-3e38};
         stx_tensor *y;
         stx_begin(x, STX_EVAL);
         y = stx_softmax(x, stx_input(x, in, 5, 0, 0, 0));
-        CHECK(y->data[0] == (stx_real)0.5 && y->data[1] == 0 && y->data[2] == 0 && y->data[3] == (stx_real)0.5 && y->data[4] == 0, "softmax of huge numbers");
+        CHECK(y->data[0] == (stx_real)0.5 && y->data[1] == 0 && y->data[2] == 0 && y->data[3] == (stx_real)0.5 && y->data[4] == 0,
+              "softmax of huge numbers");
         y = stx_softmax(x, stx_input(x, same, 3, 0, 0, 0));
         CHECK(CLOSE(y->data[2], 1.0 / 3, 1e-6), "softmax of equal huge numbers");
         y = stx_softmax(x, stx_input(x, same, 3, 1, 0, 0));
@@ -1642,7 +1752,8 @@ static double ulps(double a, double b) {
 }
 /* The functions of the inner loops against libm: over the whole line and densely where they turn, with and without fma. */
 static void maths(void) {
-    static const double special[] = {0.0, -0.0, 1e-45, -1e-45, 1e-39, -1e-39, FLT_MIN, -FLT_MIN, 0.625, -0.625, 15, -15, 87.33, -87.33, 88.376, 88.72, -88.72, 3e38, -3e38};
+    static const double special[] = {0.0, -0.0, 1e-45, -1e-45, 1e-39, -1e-39, FLT_MIN, -FLT_MIN, 0.625, -0.625, 15, -15, 87.33, -87.33,
+        88.376, 88.72, -88.72, 3e38, -3e38};
     int fma, single = sizeof(stx_real) == 4, rounds = 400000, i;
     for (fma = 0; fma < 2; fma++) {
         double w_exp = 0, w_tanh = 0, w_sig = 0, w_phi = 0, w_tail = 0, w_den = 0, w_root = 0, e;
@@ -1659,7 +1770,8 @@ static void maths(void) {
             d = (double)v;
             phi = (double)stx__phi_any(fma, v, &den);
             if (isnan(d)) {
-                bad += !isnan(stx_fast_exp(fma, v)) || !isnan(stx_fast_tanh(fma, v)) || !isnan(stx_fast_sigmoid(fma, v)) || !isnan(stx_fast_sqrt(fma, v)) || !isnan(phi) || !isnan(den);
+                bad += !isnan(stx_fast_exp(fma, v)) || !isnan(stx_fast_tanh(fma, v)) || !isnan(stx_fast_sigmoid(fma, v)) ||
+                    !isnan(stx_fast_sqrt(fma, v)) || !isnan(phi) || !isnan(den);
                 continue;
             }
             if (single && d < (double)-87.33f) bad += stx_fast_exp(fma, v) != 0;
@@ -1677,36 +1789,45 @@ static void maths(void) {
         CHECK(w_exp <= 1.3, "fma %d: exp off by %g ulp", fma, w_exp);
         CHECK(w_tanh <= 2, "fma %d: tanh off by %g ulp", fma, w_tanh);
         CHECK(w_sig <= 2.5, "fma %d: sigmoid off by %g ulp", fma, w_sig);
-        CHECK(w_phi <= (single ? 1e-7 : 4e-16) && w_tail <= (single ? 1e-5 : 1e-13), "fma %d: the normal distribution off by %g, its tail by a factor of 1 + %g", fma, w_phi, w_tail);
+        CHECK(w_phi <= (single ? 1e-7 : 4e-16) && w_tail <= (single ? 1e-5 : 1e-13), "fma %d: the normal distribution off by %g, its "
+              "tail by a factor of 1 + %g", fma, w_phi, w_tail);
         CHECK(w_den <= (single ? 1e-7 : 4e-16), "fma %d: the normal density off by %g", fma, w_den);
         CHECK(w_root <= 1, "fma %d: sqrt off by %g ulp", fma, w_root);
-        CHECK(stx_fast_tanh(fma, (stx_real)HUGE_VAL) == 1 && stx_fast_tanh(fma, -(stx_real)HUGE_VAL) == -1 && stx_fast_sigmoid(fma, (stx_real)HUGE_VAL) == 1 && stx_fast_sigmoid(fma, -(stx_real)HUGE_VAL) == 0, "fma %d: infinity", fma);
-        CHECK(stx_fast_sqrt(fma, 0) == 0 && isinf(stx_fast_sqrt(fma, (stx_real)HUGE_VAL)) && stx_fast_exp(fma, 0) == 1 && isinf(stx__act_any(fma, (stx_real)HUGE_VAL, STX_ACT_GELU)), "fma %d: extremes", fma);
+        CHECK(stx_fast_tanh(fma, (stx_real)HUGE_VAL) == 1 && stx_fast_tanh(fma, -(stx_real)HUGE_VAL) == -1 && stx_fast_sigmoid(fma,
+            (stx_real)HUGE_VAL) == 1 && stx_fast_sigmoid(fma, -(stx_real)HUGE_VAL) == 0, "fma %d: infinity", fma);
+        CHECK(stx_fast_sqrt(fma, 0) == 0 && isinf(stx_fast_sqrt(fma, (stx_real)HUGE_VAL)) && stx_fast_exp(fma, 0) == 1 &&
+              isinf(stx__act_any(fma, (stx_real)HUGE_VAL, STX_ACT_GELU)), "fma %d: extremes", fma);
     }
 }
 
 /* >>kernels: each on every instruction set that this machine has, against a plain loop in double, with one thread and with three,
    which must agree to the bit. Outputs begin as c, so that what is added to and what is overwritten both show. */
 static double act_of(double v, int act) {
-    return act == STX_ACT_RELU ? (v > 0 ? v : 0) : act == STX_ACT_GELU ? v * 0.5 * erfc(-v * 0.70710678118654752440) : act == STX_ACT_TANH ? tanh(v) : act == STX_ACT_SIGMOID ? 1 / (1 + exp(-v)) : v;
+    return act == STX_ACT_RELU ? (v > 0 ? v : 0) : act == STX_ACT_GELU ? v * 0.5 * erfc(-v * 0.70710678118654752440) :
+        act == STX_ACT_TANH ? tanh(v) : act == STX_ACT_SIGMOID ? 1 / (1 + exp(-v)) : v;
 }
 static double slope_of(double v, int act) {
     double y = act_of(v, act);
-    return act == STX_ACT_RELU ? v > 0 : act == STX_ACT_GELU ? 0.5 * erfc(-v * 0.70710678118654752440) + v * 0.39894228040143267794 * exp(-0.5 * v * v) : act == STX_ACT_TANH ? 1 - y * y : act == STX_ACT_SIGMOID ? y * (1 - y) : 1;
+    return act == STX_ACT_RELU ? v > 0 : act == STX_ACT_GELU ? 0.5 * erfc(-v * 0.70710678118654752440) +
+        v * 0.39894228040143267794 * exp(-0.5 * v * v) : act == STX_ACT_TANH ? 1 - y * y : act == STX_ACT_SIGMOID ? y * (1 - y) : 1;
 }
 #define KERNEL(what, count, units, call, want) do { \
         double worst = 0; \
         size_t t, count_ = (count); \
         for (t = 0; t < 2; t++) { stx_ctx *x = t ? many : one; stx_real *y = t ? y3 : y1; memcpy(y, c, size * sizeof *y); call; } \
-        for (i = 0; i < count_; i++) { double w_ = (want), e_ = fabs((double)y1[i] - w_) / (fabs(w_) > 1 ? fabs(w_) : 1); if (!(e_ <= worst)) worst = e_; } \
+        for (i = 0; i < count_; i++) { double w_ = (want), e_ = fabs((double)y1[i] - w_) / (fabs(w_) > 1 ? fabs(w_) : 1); \
+            if (!(e_ <= worst)) worst = e_; } \
         CHECK(worst <= (units) * unit, "%s, (%zu,%zu), instruction set %d: off by %g roundings", what, N, C, inner_isa(one), worst / unit); \
         CHECK(!memcmp(y1, y3, size * sizeof *y1), "%s, (%zu,%zu), instruction set %d: threads change bits", what, N, C, inner_isa(one)); \
     } while (0)
 static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     size_t n = N * C, size = n + 2 * C + 2 * N + 80, V = 7, i, r, j;
-    stx_real *a = numbers(size), *b = numbers(size), *c = numbers(size), *dy = numbers(size), *mask = (stx_real *)malloc((n + 8) * sizeof *mask);
-    stx_real *y1 = numbers(size), *y3 = numbers(size), *act_y = numbers(size), *mean = numbers(N), *rstd = numbers(N), *sm = numbers(size), *m = numbers(n), *v = numbers(n), *v0 = numbers(n);
-    double *s = (double *)malloc(size * sizeof *s), *q = (double *)malloc((C + N) * sizeof *q), *w = (double *)malloc(size * sizeof *w), unit = sizeof(stx_real) == 8 ? 1.2e-16 : 6e-8, sum, sum2, loss;
+    stx_real *a = numbers(size), *b = numbers(size), *c = numbers(size), *dy = numbers(size),
+        *mask = (stx_real *)malloc((n + 8) * sizeof *mask);
+    stx_real *y1 = numbers(size), *y3 = numbers(size), *act_y = numbers(size), *mean = numbers(N), *rstd = numbers(N), *sm = numbers(size),
+        *m = numbers(n), *v = numbers(n), *v0 = numbers(n);
+    double *s = (double *)malloc(size * sizeof *s), *q = (double *)malloc((C + N) * sizeof *q), *w = (double *)malloc(size * sizeof *w),
+        unit = sizeof(stx_real) == 8 ? 1.2e-16 : 6e-8, sum, sum2, loss;
     stx_piece p;
     stx_update u;
     int32_t *ids = (int32_t *)malloc(N * sizeof *ids);
@@ -1716,8 +1837,10 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     KERNEL("fill", n, 0, stx_fill(x, y, n, 3), 3);
     KERNEL("axpy =", n, 1, stx_axpy(x, y, a, n, (stx_real)0.3, 0), (double)(stx_real)0.3 * (double)a[i]);
     KERNEL("axpy +=", n, 2, stx_axpy(x, y, a, n, (stx_real)0.3, 1), (double)c[i] + (double)(stx_real)0.3 * (double)a[i]);
-    KERNEL("copy2d +=", N * (C + 2), 2, stx_copy2d(x, y, C + 2, a, C, N, C, 1), (double)c[i] + (i % (C + 2) < C ? (double)a[i / (C + 2) * C + i % (C + 2)] : 0));
-    KERNEL("copy2d =", N * (C + 2), 0, stx_copy2d(x, y, C + 2, a, C, N, C, 0), (double)(i % (C + 2) < C ? a[i / (C + 2) * C + i % (C + 2)] : c[i]));
+    KERNEL("copy2d +=", N * (C + 2), 2, stx_copy2d(x, y, C + 2, a, C, N, C, 1), (double)c[i] + (i % (C + 2) < C ?
+        (double)a[i / (C + 2) * C + i % (C + 2)] : 0));
+    KERNEL("copy2d =", N * (C + 2), 0, stx_copy2d(x, y, C + 2, a, C, N, C, 0),
+           (double)(i % (C + 2) < C ? a[i / (C + 2) * C + i % (C + 2)] : c[i]));
     KERNEL("add", n, 1, stx_add_fwd(x, y, a, b, n, n), (double)a[i] + (double)b[i]);
     KERNEL("add rows", n, 1, stx_add_fwd(x, y, a, b, n, C), (double)a[i] + (double)b[i % C]);
     KERNEL("mul", n, 1, stx_mul_fwd(x, y, a, b, n, n), (double)a[i] * (double)b[i]);
@@ -1729,7 +1852,8 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     KERNEL("mul db rows", C, 16 + 2 * (double)N, stx_mul_bwd(x, NULL, y, dy, a, b, n, C, 0), (double)c[i] + q[i]);
     for (j = 0; j < C; j++) for (q[j] = 0, r = 0; r < N; r++) q[j] += (double)dy[r * C + j];
     KERNEL("sum_rows", C, 16 + 2 * (double)N, stx_sum_rows(x, y, dy, N, C), (double)c[i] + q[i]);
-    KERNEL("clamp", n, 0, (stx_axpy(x, y, a, n, 1, 0), p.p = y, p.n = n, stx_clamp(x, &p, 1, -1, 1)), a[i] < -1 ? -1 : a[i] > 1 ? 1 : (double)a[i]);
+    KERNEL("clamp", n, 0, (stx_axpy(x, y, a, n, 1, 0), p.p = y, p.n = n, stx_clamp(x, &p, 1, -1, 1)), a[i] < -1 ? -1 : a[i] > 1 ?
+           1 : (double)a[i]);
     if (N >= V) {
         KERNEL("embedding", n, 1, stx_embedding_fwd(x, y, a, ids, N, C, 2), 2 * (double)a[(size_t)ids[i / C] * C + i % C]);
         for (i = 0; i < n; i++) s[(size_t)ids[i / C] * C + i % C] += 2 * (double)dy[i];
@@ -1742,7 +1866,8 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
         KERNEL("act da +=", n, 8, stx_act_bwd(x, y, dy, act_y, a, n, act, 1), (double)c[i] + (double)dy[i] * slope_of((double)a[i], act));
         KERNEL("act da in place", n, 8, stx_act_bwd(x, y, y, act_y, a, n, act, 0), (double)c[i] * slope_of((double)a[i], act));
         KERNEL("bias_act", n, 6, stx_bias_act_fwd(x, y, NULL, b, N, C, act), act_of((double)c[i] + (double)b[i % C], act));
-        KERNEL("bias_act pre", n, 1, stx_bias_act_fwd(x, sm, y, b, (memcpy(sm, a, n * sizeof *sm), N), C, act), (double)a[i] + (double)b[i % C]);
+        KERNEL("bias_act pre", n, 1, stx_bias_act_fwd(x, sm, y, b, (memcpy(sm, a, n * sizeof *sm), N), C, act),
+               (double)a[i] + (double)b[i % C]);
         KERNEL("bias_act without", n, 4, stx_bias_act_fwd(x, y, NULL, NULL, N, C, act), act_of((double)c[i], act));
     }
     for (r = 0; r < N; r++) {           /* layer normalisation: s the normalised row, q the root's inverse */
@@ -1751,14 +1876,17 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
         q[r] = 1 / sqrt(sum2 + (double)(stx_real)0.01);
         for (j = 0; j < C; j++) s[r * C + j] = ((double)a[r * C + j] - sum) * q[r];
     }
-    KERNEL("layernorm", n, 60, stx_layernorm_fwd(x, y, mean, rstd, a, b, dy, N, C, (stx_real)0.01), s[i] * (double)b[i % C] + (double)dy[i % C]);
+    KERNEL("layernorm", n, 60, stx_layernorm_fwd(x, y, mean, rstd, a, b, dy, N, C, (stx_real)0.01),
+           s[i] * (double)b[i % C] + (double)dy[i % C]);
     for (r = 0; r < N; r++) CHECK(CLOSE(rstd[r], q[r], 60 * unit), "layernorm: 1 / standard deviation");
     for (j = 0; j < C; j++) for (w[j] = (double)c[j], r = 0; r < N; r++) w[j] += (double)dy[r * C + j] * s[r * C + j];
     KERNEL("layernorm dgain", C, 100 + 2 * (double)N, stx_layernorm_bwd(x, NULL, y, NULL, dy, a, b, mean, rstd, N, C, 1), w[i]);
     for (j = 0; j < C; j++) for (w[j] = (double)c[j], r = 0; r < N; r++) w[j] += (double)dy[r * C + j];
     KERNEL("layernorm dshift", C, 16 + 2 * (double)N, stx_layernorm_bwd(x, NULL, NULL, y, dy, a, b, mean, rstd, N, C, 1), w[i]);
     for (r = 0; r < N; r++) {
-        for (sum = sum2 = 0, j = 0; j < C; j++) { double g = (double)dy[r * C + j] * (double)b[j]; sum += g / (double)C; sum2 += g * s[r * C + j] / (double)C; }
+        for (sum = sum2 = 0, j = 0; j < C; j++) {
+            double g = (double)dy[r * C + j] * (double)b[j]; sum += g / (double)C; sum2 += g * s[r * C + j] / (double)C;
+        }
         for (j = 0; j < C; j++) w[r * C + j] = q[r] * ((double)dy[r * C + j] * (double)b[j] - sum - s[r * C + j] * sum2);
     }
     KERNEL("layernorm din =", n, 400, stx_layernorm_bwd(x, y, NULL, NULL, dy, a, b, mean, rstd, N, C, 0), w[i]);
@@ -1778,19 +1906,25 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     KERNEL("softmax da =", n, 32, stx_softmax_bwd(x, y, dy, sm, N, C, 0), w[i]);
     KERNEL("softmax da +=", n, 32, stx_softmax_bwd(x, y, dy, sm, N, C, 1), (double)c[i] + w[i]);
     KERNEL("cross_entropy", 1, 16, stx_cross_entropy_fwd(x, y, mean, rstd, a, ids, N, C, 3), loss);
-    KERNEL("cross_entropy dlogits =", n, 16, stx_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, 3, 0), (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
-    KERNEL("cross_entropy dlogits +=", n, 16, stx_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, 3, 1), (double)c[i] + (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
+    KERNEL("cross_entropy dlogits =", n, 16, stx_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, 3, 0),
+           (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
+    KERNEL("cross_entropy dlogits +=", n, 16, stx_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, 3, 1),
+           (double)c[i] + (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
 
-    KERNEL("cross_entropy dlogits over", n, 16, (memcpy(y, a, n * sizeof *y), stx_cross_entropy_bwd(x, y, b, mean, rstd, y, ids, N, C, 3, 0)), (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
+    KERNEL("cross_entropy dlogits over", n, 16, (memcpy(y, a, n * sizeof *y), stx_cross_entropy_bwd(x, y, b, mean, rstd, y, ids, N, C, 3,
+        0)), (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
     if (C > 3) {                        /* two clusters more: the last two columns of the head, the second cluster's first */
         for (r = 0; r < N; r++) {
             for (sum = 0, j = 0; j < C; j++) sum += exp((double)a[r * C + j]);
             for (sum2 = 0, j = 0; j < 2; j++) sum2 += exp((double)dy[r * 2 + j]);
-            for (j = 0; j < C; j++) w[r * C + j] = j < C - 2 ? (double)a[r * C + j] - log(sum) : (double)dy[r * 2 + j - (C - 2)] - log(sum2) + (double)a[r * C + C - 1] - log(sum);
+            for (j = 0; j < C; j++) w[r * C + j] = j < C - 2 ? (double)a[r * C + j] - log(sum) : (double)dy[r * 2 +
+                j - (C - 2)] - log(sum2) + (double)a[r * C + C - 1] - log(sum);
         }
-        KERNEL("cluster_log_probs", n, 64, (stx_cluster_log_probs(x, y, sm, a, N, C, 0, C - 2, C, 3, 0, 0), stx_cluster_log_probs(x, y, sm, dy, N, C, C - 2, 2, 2, 3, 1, 0)), w[i]);
+        KERNEL("cluster_log_probs", n, 64, (stx_cluster_log_probs(x, y, sm, a, N, C, 0, C - 2, C, 3, 0, 0), stx_cluster_log_probs(x, y, sm,
+            dy, N, C, C - 2, 2, 2, 3, 1, 0)), w[i]);
         for (r = 0; r < N; r++) for (j = C - 2; j < C; j++) w[r * C + j] += (double)a[r * C + C - 2] - (double)a[r * C + C - 1];
-        KERNEL("cluster_log_probs forward", n, 64, (stx_cluster_log_probs(x, y, sm, a, N, C, 0, C - 2, C, 3, 0, 1), stx_cluster_log_probs(x, y, sm, dy, N, C, C - 2, 2, 2, 3, 1, 1)), w[i]);
+        KERNEL("cluster_log_probs forward", n, 64, (stx_cluster_log_probs(x, y, sm, a, N, C, 0, C - 2, C, 3, 0, 1),
+                                                    stx_cluster_log_probs(x, y, sm, dy, N, C, C - 2, 2, 2, 3, 1, 1)), w[i]);
     }
 
     for (i = 0; i < n; i += 8) mask8(mask + i, 11, 5, i / 8, inner_keep((stx_real)0.3), (stx_real)(65536.0 / inner_keep((stx_real)0.3)));
@@ -1829,8 +1963,10 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     KERNEL("mean", 1, 2 + (double)(sizeof(stx_real) / 8 * n), stx_mean_fwd(x, y, a, n), sum / (double)n);
     KERNEL("mean da", n, 2, stx_mean_bwd(x, y, b, n), (double)c[i] + (double)b[0] / (double)n);
     KERNEL("mse", 1, 2 + (double)(sizeof(stx_real) / 8 * n), stx_mse_fwd(x, y, a, b, n), sum2 / (double)n);
-    KERNEL("mse da", n, 8, stx_mse_bwd(x, y, NULL, b, a, b, n), (double)c[i] + 2 * (double)b[0] / (double)n * ((double)a[i] - (double)b[i]));
-    KERNEL("mse db", n, 8, stx_mse_bwd(x, NULL, y, b, a, b, n), (double)c[i] - 2 * (double)b[0] / (double)n * ((double)a[i] - (double)b[i]));
+    KERNEL("mse da", n, 8, stx_mse_bwd(x, y, NULL, b, a, b, n),
+           (double)c[i] + 2 * (double)b[0] / (double)n * ((double)a[i] - (double)b[i]));
+    KERNEL("mse db", n, 8, stx_mse_bwd(x, NULL, y, b, a, b, n),
+           (double)c[i] - 2 * (double)b[0] / (double)n * ((double)a[i] - (double)b[i]));
 
     memset(&u, 0, sizeof u);
     u.ok = 1;
@@ -1839,28 +1975,35 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     p.n = n; p.lr = (stx_real)0.1; p.g = sm; p.s[0] = m; p.s[1] = v;
     #define UPDATE(call) (p.p = y, memcpy(sm, dy, n * sizeof *sm), memcpy(m, b, n * sizeof *m), memcpy(v, v0, n * sizeof *v), call)
     for (i = 0; i < n; i++) v0[i] = (stx_real)((double)a[i] * (double)a[i]);
-    KERNEL("sgd", n, 8, UPDATE(stx_sgd_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.01)), (double)c[i] - 0.1 * (0.9 * (double)b[i] + 0.5 * (double)dy[i] + 0.01 * (double)c[i]));
-    KERNEL("adam", n, 16, UPDATE(stx_adam_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.1, (stx_real)0.99, (stx_real)0.01, (stx_real)1e-3, (stx_real)0.02, (stx_real)0.03)),
+    KERNEL("sgd", n, 8, UPDATE(stx_sgd_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.01)),
+           (double)c[i] - 0.1 * (0.9 * (double)b[i] + 0.5 * (double)dy[i] + 0.01 * (double)c[i]));
+    KERNEL("adam", n, 16, UPDATE(stx_adam_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.1, (stx_real)0.99, (stx_real)0.01,
+                                                 (stx_real)1e-3, (stx_real)0.02, (stx_real)0.03)),
            (double)c[i] * (1 - 0.1 * 0.03) - 0.1 / 0.4 * (0.9 * (double)b[i] + 0.1 * (0.5 * (double)dy[i] + 0.02 * (double)c[i])) /
            (sqrt((0.99 * (double)v0[i] + 0.01 * pow(0.5 * (double)dy[i] + 0.02 * (double)c[i], 2)) / 0.25) + 1e-3));
     u.plain = 1;
-    KERNEL("adam plain", n, 16, UPDATE(stx_adam_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.1, (stx_real)0.99, (stx_real)0.01, (stx_real)1e-3, 0, (stx_real)0.03)),
+    KERNEL("adam plain", n, 16, UPDATE(stx_adam_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.1, (stx_real)0.99, (stx_real)0.01,
+                                                       (stx_real)1e-3, 0, (stx_real)0.03)),
            (double)c[i] * (1 - 0.1 * 0.03) - 0.1 / 0.4 * (0.9 * (double)b[i] + 0.1 * 0.5 * (double)dy[i]));
     memcpy(b, v0, n * sizeof *b);
-    KERNEL("adagrad", n, 16, UPDATE(stx_adagrad_update(x, &u, &p, 1, (stx_real)0.01)), (double)c[i] - 0.1 * (double)dy[i] / (sqrt((double)v0[i] + (double)dy[i] * (double)dy[i]) + 0.01));
+    KERNEL("adagrad", n, 16, UPDATE(stx_adagrad_update(x, &u, &p, 1, (stx_real)0.01)),
+           (double)c[i] - 0.1 * (double)dy[i] / (sqrt((double)v0[i] + (double)dy[i] * (double)dy[i]) + 0.01));
     for (sum = 0, i = 0; i < n; i++) sum += (double)sm[i] * (double)sm[i];
     CHECK(sum == 0, "the gradient is not zeroed");
     u.ok = 0;                           /* no update: the gradient goes, all else stays */
     KERNEL("sgd skipped", n, 0, UPDATE(stx_sgd_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.01)), (double)c[i]);
-    KERNEL("adam skipped", n, 0, UPDATE(stx_adam_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.1, (stx_real)0.99, (stx_real)0.01, (stx_real)1e-3, 0, 0)), (double)c[i]);
+    KERNEL("adam skipped", n, 0, UPDATE(stx_adam_update(x, &u, &p, 1, (stx_real)0.9, (stx_real)0.1, (stx_real)0.99, (stx_real)0.01,
+                                                        (stx_real)1e-3, 0, 0)), (double)c[i]);
     KERNEL("adagrad skipped", n, 0, UPDATE(stx_adagrad_update(x, &u, &p, 1, (stx_real)0.01)), (double)c[i]);
     for (sum = 0, i = 0; i < n; i++) sum += (double)sm[i] * (double)sm[i];
-    CHECK(sum == 0 && !memcmp(m, b, n * sizeof *m) && !memcmp(v, v0, n * sizeof *v), "a skipped update leaves a gradient or changes the state");
+    CHECK(sum == 0 && !memcmp(m, b, n * sizeof *m) && !memcmp(v, v0, n * sizeof *v), "a skipped update leaves a gradient or changes the "
+          "state");
     p.g = a;
     for (sum2 = 0, i = 0; i < n; i++) sum2 += (double)a[i] * (double)a[i];
     stx_sum_squares(one, &sum, &p, 1);
     CHECK(CLOSE(sum, sum2, 1e-12), "sum of squares");
-    free(a); free(b); free(c); free(dy); free(mask); free(y1); free(y3); free(act_y); free(mean); free(rstd); free(sm); free(m); free(v); free(v0); free(s); free(q); free(w); free(ids);
+    free(a); free(b); free(c); free(dy); free(mask); free(y1); free(y3); free(act_y); free(mean); free(rstd); free(sm); free(m); free(v);
+    free(v0); free(s); free(q); free(w); free(ids);
 }
 /* Parameters of many sizes, cut in pieces: three threads change no bit, and every number moves. */
 static void pieces(void) {
@@ -1874,26 +2017,33 @@ static void pieces(void) {
             stx_optim_desc od;
             char name[16];
             p[t] = stx_params_create(plain(5, t ? 3 : 1));
-            for (k = 0; k < sizeof size / sizeof *size; k++) { snprintf(name, sizeof name, "p%d", (int)k); stx_param(p[t], STX_NORMAL, 1, name, size[k], 0, 0, 0); }
+            for (k = 0; k < sizeof size / sizeof *size; k++) {
+                snprintf(name, sizeof name, "p%d", (int)k); stx_param(p[t], STX_NORMAL, 1, name, size[k], 0, 0, 0);
+            }
             memset(&od, 0, sizeof od);
             od.kind = kind; od.clip = 0.5; od.momentum = 0.9;
             o[t] = stx_optim_create(p[t], &od);
             for (i = 0; i < 3; i++) {
-                for (k = 0; k < p[t]->count; k++) { size_t e; for (e = 0; e < size[k]; e++) p[t]->tensor[k]->grad[e] = (stx_real)sin((double)(e + 7 * k + i)); }
+                for (k = 0; k < p[t]->count; k++) {
+                    size_t e; for (e = 0; e < size[k]; e++) p[t]->tensor[k]->grad[e] = (stx_real)sin((double)(e + 7 * k + i));
+                }
                 CHECK(stx_optim_step(o[t], 0.1) == 1, "step");
             }
         }
         for (k = 0; k < p[0]->count; k++) {
             for (i = 0; i < size[k]; i++) { still += o[0]->state[0][k]->data[i] == 0; left += p[0]->tensor[k]->grad[i] != 0; }
-            CHECK(!memcmp(p[0]->tensor[k]->data, p[1]->tensor[k]->data, size[k] * sizeof(stx_real)), "optimiser %d: threads change bits of parameter %zu", kind, k);
+            CHECK(!memcmp(p[0]->tensor[k]->data, p[1]->tensor[k]->data, size[k] * sizeof(stx_real)), "optimiser %d: threads change bits "
+                  "of parameter %zu", kind, k);
         }
-        CHECK(!still && !left && o[0]->grad_norm == o[1]->grad_norm, "optimiser %d: %zu numbers without an update, %zu gradients not zeroed", kind, still, left);
+        CHECK(!still && !left && o[0]->grad_norm == o[1]->grad_norm, "optimiser %d: %zu numbers without an update, %zu gradients not "
+              "zeroed", kind, still, left);
         stx_destroy(p[0]->ctx);
         stx_destroy(p[1]->ctx);
     }
 }
 static void kernels(void) {
-    static const size_t shape[][2] = {{1, 1}, {3, 2}, {2, 15}, {5, 16}, {8, 17}, {7, 31}, {9, 33}, {65, 64}, {66, 65}, {130, 100}, {1, 4097}, {67, 1031}};
+    static const size_t shape[][2] = {{1, 1}, {3, 2}, {2, 15}, {5, 16}, {8, 17}, {7, 31}, {9, 33}, {65, 64}, {66, 65}, {130, 100},
+        {1, 4097}, {67, 1031}};
     stx_ctx *one = plain(1, 1), *many = plain(1, 3);
     int best = inner_isa(one), isa;
     size_t k;
@@ -1932,7 +2082,8 @@ static void fits(const char *what, const int *hist, const double *p, size_t V) {
     CHECK(chi <= bound, "%s: chi-square %g, want below %g", what, chi, bound);
 }
 static void sampling(void) {
-    static const stx_real l[7] = {(stx_real)0.3, (stx_real)2.1, (stx_real)-1.0, (stx_real)1.2, (stx_real)0.9, (stx_real)-0.2, (stx_real)1.7};
+    static const stx_real l[7] = {(stx_real)0.3, (stx_real)2.1, (stx_real)-1.0, (stx_real)1.2, (stx_real)0.9, (stx_real)-0.2,
+        (stx_real)1.7};
     static const size_t order[7] = {1, 6, 3, 4, 0, 5, 2};       /* falling */
     stx_sampling s;
     stx_real work[7], m[7];
@@ -1961,13 +2112,17 @@ static void sampling(void) {
     s.top_k = 0;
     for (k = 1; k < 20; k++) {
         s.top_p = 0.05 * (double)k + 0.003;
-        for (mass = 0, i = 0; i < 7; i++) { p[order[i]] = mass < s.top_p * z ? exp((double)l[order[i]]) : 0; mass += exp((double)l[order[i]]); }
+        for (mass = 0, i = 0; i < 7; i++) {
+            p[order[i]] = mass < s.top_p * z ? exp((double)l[order[i]]) : 0; mass += exp((double)l[order[i]]);
+        }
         draw(&s, l, 7, hist);
         fits("top_p", hist, p, 7);
     }
     s.top_k = 3; s.top_p = 0.7;               /* a share of what top_k left */
     for (z = 0, i = 0; i < 3; i++) z += exp((double)l[order[i]]);
-    for (mass = 0, i = 0; i < 7; i++) { p[order[i]] = i < 3 && mass < 0.7 * z ? exp((double)l[order[i]]) : 0; mass += exp((double)l[order[i]]); }
+    for (mass = 0, i = 0; i < 7; i++) {
+        p[order[i]] = i < 3 && mass < 0.7 * z ? exp((double)l[order[i]]) : 0; mass += exp((double)l[order[i]]);
+    }
     draw(&s, l, 7, hist);
     fits("top_k, then top_p", hist, p, 7);
     s.top_k = 0; s.top_p = 1;
@@ -2043,17 +2198,42 @@ static void sampling(void) {
             equal_seed += a == stx_sample(&t, i, l, 7, work);
             equal_counter += a == stx_sample(&s, i + 1, l, 7, work);
         }
-        CHECK(repeat && equal_seed < 500 && equal_counter < 500, "not a function of seed and counter alone: %d %d", equal_seed, equal_counter);
+        CHECK(repeat && equal_seed < 500 && equal_counter < 500, "not a function of seed and counter alone: %d %d", equal_seed,
+              equal_counter);
+    }
+}
+
+/* Clipping by value must not hide that a gradient is not finite: such an update is left out */
+static void clipped_infinity(void) {
+    int k;
+    for (k = 0; k < 3; k++) {
+        stx_ctx *x = plain(1, 1);
+        stx_params *p = stx_params_create(x);
+        stx_tensor *w = stx_param(p, STX_CONSTANT, 0.5, "w", 3, 0, 0, 0);
+        stx_optim_desc d;
+        stx_optim *o;
+        memset(&d, 0, sizeof d);
+        d.clip_value = 0.25;
+        o = stx_optim_create(p, &d);
+        w->grad[0] = 1; w->grad[2] = -1;
+        w->grad[1] = (stx_real)(k == 0 ? HUGE_VAL : k == 1 ? -HUGE_VAL : (double)NAN);
+        CHECK(!stx_optim_step(o, 0.1) && stx_ok(x) && o->skipped == 1 && o->step == 0, "gradient %d: skipped %d, step %d: %s", k,
+            (int)o->skipped, (int)o->step, stx_error(x));
+        CHECK(w->data[0] == (stx_real)0.5 && w->data[1] == (stx_real)0.5 && w->data[2] == (stx_real)0.5, "gradient %d: parameters", k);
+        w->grad[0] = w->grad[1] = w->grad[2] = 1;
+        CHECK(stx_optim_step(o, 0.1) && o->step == 1, "gradient %d: the next update", k);
+        stx_destroy(x);
     }
 }
 
 /* test_api [part ...]: those only */
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
-        {"descs", descs}, {"errors", errors}, {"nulls", nulls}, {"allocation failures", allocation_failures}, {"limits", limits}, {"overflows", overflows},
+        {"descs", descs}, {"errors", errors}, {"nulls", nulls}, {"allocation failures", allocation_failures}, {"limits", limits},
+            {"overflows", overflows},
         {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"linear fused", linear_fused},
             {"float environment", float_environment}, {"nans", nans}, {"optimisers", optimisers}, {"radams", radams}, {"lambs", lambs},
-        {"no betas", no_betas},
+        {"no betas", no_betas}, {"clipped infinity", clipped_infinity},
         {"schedules", schedules}, {"philox", philox}, {"initialisers", initialisers}, {"outliving", outliving}, {"grads in one",
             grads_in_one}, {"exponentials", exponentials}, {"maths", maths}, {"kernels", kernels}, {"sampling", sampling}};
     size_t i;

@@ -1,6 +1,6 @@
 /* test_bf16.c - precision bf16, and every micro-kernel that this processor can run, f32 ones too: rounding, products, attention
-   (values, gradients, borders of the tiles, red zones), a whole model. A float program, without another library's products. With SEQTX_AMX_EMULATED
-   there is the AMX kernel in C besides (slow, so fewer cases); with SEQTX_DOUBLE it only sees that bf16 is refused. */
+   (values, gradients, borders of the tiles, red zones), a whole model. A float program, without another library's products. With
+   TEST_AMX_EMULATED there is the AMX kernel in C besides (slow, so fewer cases); with SEQTX_DOUBLE it only sees that bf16 is refused. */
 #include <stdint.h>
 #include "../seqtx_attn_span.h"
 #include "inner.h"
@@ -15,14 +15,15 @@ int main(void) {
     d.precision = STX_PREC_BF16;
     x = stx_create(&d);
     CHECK(x && !stx_ok(x) && stx_error_code(x) == STX_ERR_DEVICE, "bf16 in a double build");
-    CHECK(strstr(stx_error(x), "stx_create") && strstr(stx_error(x), "precision 1") && strstr(stx_error(x), "STX_PREC_F32") && strstr(stx_error(x), "SEQTX_DOUBLE"), "%s", stx_error(x));
+    CHECK(strstr(stx_error(x), "stx_create") && strstr(stx_error(x), "precision 1") && strstr(stx_error(x), "STX_PREC_F32") &&
+          strstr(stx_error(x), "SEQTX_DOUBLE"), "%s", stx_error(x));
     CHECK(stx_ctx_desc(x)->precision == STX_PREC_F32 && !strcmp(stx_backend(x), "portable"), "what is left is f32: %s", stx_backend(x));
     stx_destroy(x);
     return test_end();
 }
 #else
 
-#ifdef SEQTX_AMX_EMULATED
+#ifdef TEST_AMX_EMULATED
 enum { SLOW = 1 };                /* fewer and smaller cases */
 #else
 enum { SLOW = 0 };
@@ -119,19 +120,23 @@ static void rounding(void) {
     uint32_t *pairs = (uint32_t *)malloc(total * sizeof *pairs);
     long bad = 0;
     /* a few by hand: the definition itself */
-    CHECK(nearest(1.0f) == 0x3f80 && nearest(-0.0f) == 0x8000 && nearest(1.00390625f) == 0x3f80 && nearest(1.01171875f) == 0x3f82 && nearest(3.4028235e38f) == 0x7f80 &&
-          nearest(as_float(0x7f7f7fffu)) == 0x7f7f && nearest(as_float(0x00008000u)) == 0 && nearest(as_float(0x00008001u)) == 1 && nearest(as_float(0x007fffffu)) == 0x80 &&
+    CHECK(nearest(1.0f) == 0x3f80 && nearest(-0.0f) == 0x8000 && nearest(1.00390625f) == 0x3f80 && nearest(1.01171875f) == 0x3f82 &&
+          nearest(3.4028235e38f) == 0x7f80 &&
+          nearest(as_float(0x7f7f7fffu)) == 0x7f7f && nearest(as_float(0x00008000u)) == 0 && nearest(as_float(0x00008001u)) == 1 &&
+              nearest(as_float(0x007fffffu)) == 0x80 &&
           nearest(as_float(0xff800001u)) == 0xffc0, "the definition");
     for (i = 0; i < total; i++) all[i] = as_float((uint32_t)(i / LOWS) << 16 | low[i % LOWS]);
     for (i = 0; i < total; i++) if (as_bits(all[i]) != ((uint32_t)(i / LOWS) << 16 | low[i % LOWS])) bad++;
     CHECK(!bad, "%ld bit patterns do not go through memory", bad);
-    for (i = 0; i < total; i++) if (inner_bf16(all[i]) != nearest(all[i]) && bad++ < 5) printf("bfloat16 of %08x is %04x, want %04x\n", as_bits(all[i]), inner_bf16(all[i]), nearest(all[i]));
+    for (i = 0; i < total; i++) if (inner_bf16(all[i]) != nearest(all[i]) && bad++ < 5) printf("bfloat16 of %08x is %04x, want %04x\n",
+        as_bits(all[i]), inner_bf16(all[i]), nearest(all[i]));
     CHECK(!bad, "bfloat16 by plain loops: %ld of %zu wrong", bad, total);
     for (k = 0; k < nb; k++) {
         const kernel *m = bf16s + k;
         long wrong = 0, wrong2 = 0, wrong1 = 0;
         m->round(got, all, total);
-        for (i = 0; i < total; i++) if (got[i] != nearest_by(bf16s + k, all[i]) && wrong++ < 5) printf("%s: %08x -> %04x\n", m->name, as_bits(all[i]), got[i]);
+        for (i = 0; i < total; i++) if (got[i] != nearest_by(bf16s + k, all[i]) && wrong++ < 5) printf("%s: %08x -> %04x\n", m->name,
+            as_bits(all[i]), got[i]);
         CHECK(!wrong, "%s: round: %ld of %zu wrong", m->name, wrong, total);
         m->pair(pairs, all, all + 1, total - 1);
         for (i = 0; i + 1 < total; i++) if (pairs[i] != (nearest_by(bf16s + k, all[i]) | nearest_by(bf16s + k, all[i + 1]) << 16)) wrong2++;
@@ -150,7 +155,8 @@ static void rounding(void) {
             m->pair(p + 3, a, b, n);
             m->pair(q + 3, a, NULL, n);
             for (i = 0; i < n + 40; i++) {
-                uint32_t lo = i < 3 || i >= n + 3 ? 0 : nearest_by(bf16s + k, a[i - 3]), hi = i < 3 || i >= n + 3 ? 0 : nearest_by(bf16s + k, b[i - 3]);
+                uint32_t lo = i < 3 || i >= n + 3 ? 0 : nearest_by(bf16s + k, a[i - 3]), hi = i < 3 ||
+                    i >= n + 3 ? 0 : nearest_by(bf16s + k, b[i - 3]);
                 if (i < 3 || i >= n + 3) { if (r[i] != 0xabcd || p[i] != 0xabcd1234u || q[i] != 0xabcd1234u) good = 0; }
                 else if (r[i] != lo || p[i] != (lo | hi << 16) || q[i] != lo) good = 0;
             }
@@ -175,10 +181,12 @@ typedef struct product {
 
 static void product_case(const product *p) {
     size_t M = p->M, N = p->N, K = p->K, ar = p->ta ? K : M, ac = p->ta ? M : K, br = p->tb ? N : K, bc = p->tb ? K : N;
-    size_t lda = ac + p->gap, ldb = bc + p->gap, ldc = N + p->gap, sa = ar * lda + p->gap, sb = p->gap % 2 ? 0 : br * ldb + p->gap, sc = M * ldc + p->gap;
+    size_t lda = ac + p->gap, ldb = bc + p->gap, ldc = N + p->gap, sa = ar * lda + p->gap, sb = p->gap % 2 ? 0 : br * ldb + p->gap,
+        sc = M * ldc + p->gap;
     size_t na = p->batch * sa, nbm = br * ldb + p->batch * sb, nc = p->batch * sc, e, i, j, which;
     float *A = numbers(na), *B = numbers(nbm), *C = numbers(nc), *RA, *RB;
-    float *got = (float *)malloc((nc + 1) * sizeof *got), *first = (float *)malloc((nc + 1) * sizeof *first), *seen = (float *)malloc((nc + 1) * sizeof *seen);
+    float *got = (float *)malloc((nc + 1) * sizeof *got), *first = (float *)malloc((nc + 1) * sizeof *first),
+        *seen = (float *)malloc((nc + 1) * sizeof *seen);
     double *want = (double *)malloc((nc + 1) * sizeof *want), bound = 2 * 6e-8 * ((double)K + 4) * (fabs(p->alpha) + fabs(p->beta) + 1);
     stx_gemm_args g;
     if (p->special && na && nbm) {
@@ -212,7 +220,8 @@ static void product_case(const product *p) {
             memcpy(got, C, nc * sizeof *got);
             stx_gemm(x, &g);
             if (threads == 1) memcpy(first, got, nc * sizeof *got);
-            else CHECK(!memcmp(first, got, nc * sizeof *got), "%s: %d threads change bits: batch %zu ta %d tb %d M %zu N %zu K %zu", inner_name(x), threads, p->batch, p->ta, p->tb, M, N, K);
+            else CHECK(!memcmp(first, got, nc * sizeof *got), "%s: %d threads change bits: batch %zu ta %d tb %d M %zu N %zu K %zu",
+                       inner_name(x), threads, p->batch, p->ta, p->tb, M, N, K);
         }
         memcpy(seen, C, nc * sizeof *seen);
         for (e = 0; e < p->batch && good; e++) for (i = 0; i < M && good; i++) for (j = 0; j < N; j++) {
@@ -226,7 +235,8 @@ static void product_case(const product *p) {
             seen[at] = first[at];
         }
         if (good && memcmp(seen, first, nc * sizeof *seen)) { good = 0; printf("a gap was written\n"); }
-        CHECK(good, "%s: batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g gap %zu special %d", bf16s[which].name, p->batch, p->ta, p->tb, M, N, K, p->alpha, p->beta, p->gap, p->special);
+        CHECK(good, "%s: batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g gap %zu special %d", bf16s[which].name, p->batch, p->ta,
+              p->tb, M, N, K, p->alpha, p->beta, p->gap, p->special);
     }
     free(A); free(B); free(C); free(RA); free(RB); free(got); free(first); free(seen); free(want);
 }
@@ -234,33 +244,39 @@ static void products(void) {
     static const size_t sizes[] = {1, 3, 4, 5, 14, 15, 17, 31, 33}, depths[] = {1, 2, 3, 16, 31, 32, 33, 65};
     static const double ab[][2] = {{1, 0}, {1, 1}, {0.5, -2}, {-1, 0}, {0, 1}, {0, 0}, {2, 0.25}, {-0.75, 1}, {0, -0.5}};
     /* over the blocks of K (768), N, M; thin rests; what is cut for threads */
-    static const size_t big[][3] = {{170, 257, 385}, {337, 33, 800}, {17, 17, 1541}, {43, 31, 769}, {4, 513, 390}, {400, 5, 770}, {169, 259, 97}, {65, 600, 31},
+    static const size_t big[][3] = {{170, 257, 385}, {337, 33, 800}, {17, 17, 1541}, {43, 31, 769}, {4, 513, 390}, {400, 5, 770},
+        {169, 259, 97}, {65, 600, 31},
                                     {33, 1030, 65}, {85, 85, 129}, {2, 300, 500}, {3, 513, 390}, {1, 64, 1000}, {600, 700, 3}};
     size_t i, j, k, turn = 0, t;
     product p;
     memset(&p, 0, sizeof p);
-    for (i = 0; i < sizeof sizes / sizeof *sizes; i++) for (j = 0; j < sizeof sizes / sizeof *sizes; j++) for (k = 0; k < sizeof depths / sizeof *depths; k++)
+    for (i = 0; i < sizeof sizes / sizeof *sizes; i++) for (j = 0; j < sizeof sizes / sizeof *sizes; j++) for (k = 0;
+        k < sizeof depths / sizeof *depths; k++)
         for (t = 0; t < 4; t++, turn++) {
             if (SLOW && (turn * 7 + turn / 4) % 5) continue;
-            p.batch = 1 + turn % 3 % 2; p.ta = t & 1; p.tb = (int)t >> 1; p.M = sizes[i]; p.N = sizes[j]; p.K = depths[k]; p.gap = turn % 5 % 3; p.special = 0;
+            p.batch = 1 + turn % 3 % 2; p.ta = t & 1; p.tb = (int)t >> 1; p.M = sizes[i]; p.N = sizes[j]; p.K = depths[k];
+            p.gap = turn % 5 % 3; p.special = 0;
             p.alpha = ab[turn % 9][0]; p.beta = ab[turn % 9][1];
             product_case(&p);
         }
     for (i = 0; i < sizeof big / sizeof *big; i++)
         for (t = 0; t < 4; t++, turn++) {
             if (SLOW && (turn % 2 || big[i][0] * big[i][1] * big[i][2] > 2000000)) continue;
-            p.batch = 1 + turn % 2; p.ta = t & 1; p.tb = (int)t >> 1; p.M = big[i][0]; p.N = big[i][1]; p.K = big[i][2]; p.gap = turn % 3; p.special = 0;
+            p.batch = 1 + turn % 2; p.ta = t & 1; p.tb = (int)t >> 1; p.M = big[i][0]; p.N = big[i][1]; p.K = big[i][2]; p.gap = turn % 3;
+            p.special = 0;
             p.alpha = ab[turn % 9][0]; p.beta = ab[turn % 9][1];
             product_case(&p);
         }
     for (t = 0; t < (SLOW ? 80 : 400); t++) {
-        p.batch = 1; p.ta = t & 1; p.tb = (int)t >> 1 & 1; p.M = 1 + pick(40); p.N = 1 + pick(40); p.K = 1 + pick(50); p.gap = pick(3); p.special = 1;
+        p.batch = 1; p.ta = t & 1; p.tb = (int)t >> 1 & 1; p.M = 1 + pick(40); p.N = 1 + pick(40); p.K = 1 + pick(50); p.gap = pick(3);
+        p.special = 1;
         p.alpha = t % 3 ? 1 : -0.5; p.beta = t % 4 ? 0 : 1;
         product_case(&p);
     }
     p.special = 0;
     for (t = 0; t < 4; t++) {                 /* K = 0: C = beta C */
-        p.ta = t & 1; p.tb = (int)t >> 1; p.M = 5 + 30 * (t & 1); p.N = 6; p.K = 0; p.alpha = t & 1 ? 1 : 0.5; p.beta = t & 2 ? 0 : 0.5; p.gap = t;
+        p.ta = t & 1; p.tb = (int)t >> 1; p.M = 5 + 30 * (t & 1); p.N = 6; p.K = 0; p.alpha = t & 1 ? 1 : 0.5; p.beta = t & 2 ? 0 : 0.5;
+        p.gap = t;
         product_case(&p);
     }
 }
@@ -296,7 +312,8 @@ static void attn_open(attn *a) {
         a->data[i] = n ? numbers(n) : NULL;
     }
     for (h = 0; a->z && h < a->H; h++) {      /* off the kinks of the ramp, but for kind 4 */
-        double L = a->d.max_span, f = a->z == 2 ? 0.03 * (double)(h % 3) : a->z == 3 ? (h == a->H / 2 ? 0.97 : 0.01) : 0.05 + 0.9 * (double)((h * 7 + 3) % 11) / 11;
+        double L = a->d.max_span, f = a->z == 2 ? 0.03 * (double)(h % 3) : a->z == 3 ? (h == a->H / 2 ? 0.97 : 0.01) : 0.05 +
+            0.9 * (double)((h * 7 + 3) % 11) / 11;
         a->data[6][h] = a->z == 4 ? (float)(h % 2) : (float)((floor(f * L) + 0.37) / L);
     }
     a->size[9] = a->size[0];
@@ -304,7 +321,8 @@ static void attn_open(attn *a) {
 }
 /* Is key j of batch row b padded? */
 static int gone(const attn *a, size_t b, size_t j) {
-    return a->pad == 1 ? (j * j + 3 * b) % 5 < 2 : a->pad == 2 ? j < a->S * (b + 1) / 3 : a->pad == 3 ? b == 0 || j % 2 : a->pad == 4 ? j % 83 != b + 1 : 0;
+    return a->pad == 1 ? (j * j + 3 * b) % 5 < 2 : a->pad == 2 ? j < a->S * (b + 1) / 3 : a->pad == 3 ? b == 0 || j % 2 : a->pad == 4 ?
+        j % 83 != b + 1 : 0;
 }
 static void attn_close(attn *a) {
     size_t i;
@@ -313,8 +331,10 @@ static void attn_close(attn *a) {
 }
 static const char *attn_label(const attn *a) {
     static char t[400];
-    snprintf(t, sizeof t, "B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d N %zu dmin %d span %zu eps %g first %ld%s scale %g L %g R %g drop %g pad %d", a->B, a->T, a->S, a->H, a->D, a->P,
-             a->P ? (a->pe_heads ? " per head" : " shared") : "", a->u ? " u" : "", a->vb ? " vb" : "", a->z, a->N, a->d.delta_min, a->d.span, a->d.eps, (long)a->d.first_key,
+    snprintf(t, sizeof t, "B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d N %zu dmin %d span %zu eps %g first %ld%s scale %g L %g R %g "
+             "drop %g pad %d", a->B, a->T, a->S, a->H, a->D, a->P,
+             a->P ? (a->pe_heads ? " per head" : " shared") : "", a->u ? " u" : "", a->vb ? " vb" : "", a->z, a->N, a->d.delta_min,
+                 a->d.span, a->d.eps, (long)a->d.first_key,
              a->d.not_causal ? " not causal" : "", a->d.scale, a->d.max_span, a->d.ramp, a->d.dropout, a->pad);
     return t;
 }
@@ -368,7 +388,8 @@ static int same_bits(const attn *a, float **p, float **q) {
    Three times as much for dz: its terms are not products but logits and dy.y of a row, whose errors move all terms of the row together. */
 static const double DENSE = 5e-6, F32 = 5e-6, THREADS = 1e-6, ROUNDED = 2e-2, KERNELS = 2e-3;
 static double worst_seen[7];
-static void attn_compare(const attn *a, float **got, float **want, const double *units, double tol, int meter, const char *who, const char *whom) {
+static void attn_compare(const attn *a, float **got, float **want, const double *units, double tol, int meter, const char *who,
+                         const char *whom) {
     size_t i;
     for (i = 0; i < OUT; i++) {
         double e = off(got[i], want[i], a->size[i], units ? units[i] : 0);
@@ -390,7 +411,8 @@ static stx_attention_args attn_args(const attn *a, float *y, const int32_t *pad)
     g.delta_min = a->d.delta_min; g.not_causal = a->d.not_causal; g.first_key = a->d.first_key;
     g.scale = (float)(a->d.scale != 0 ? a->d.scale : 1 / sqrt((double)a->D));
     g.max_span = (float)a->d.max_span; g.ramp = (float)a->d.ramp; g.eps = (float)a->d.eps;
-    g.q = a->data[0]; g.k = a->data[1]; g.v = a->data[2]; g.pe = a->data[3]; g.u = a->data[4]; g.vb = a->data[5]; g.z = a->data[6]; g.pk = a->data[7]; g.pv = a->data[8];
+    g.q = a->data[0]; g.k = a->data[1]; g.v = a->data[2]; g.pe = a->data[3]; g.u = a->data[4]; g.vb = a->data[5]; g.z = a->data[6];
+    g.pk = a->data[7]; g.pv = a->data[8];
     g.pad = pad;
     g.y = y;
     return g;
@@ -404,7 +426,8 @@ static double ramp(double um) { return um < 0 ? 0 : um > 1 ? 1 : um; }
 typedef struct sums { double *sum, *squares; } sums;
 static void term(sums s, size_t at, double value, double size) { s.sum[at] += value; s.squares[at] += size * size; }
 static void dense(const attn *a, float **out, double *units) {
-    size_t B = a->B, T = a->T, S = a->S, H = a->H, D = a->D, C = H * D, N = a->N, zero = a->d.first_key < 0 ? (size_t)-a->d.first_key : 0, W = zero + S + N, b, h, i, d, n, o;
+    size_t B = a->B, T = a->T, S = a->S, H = a->H, D = a->D, C = H * D, N = a->N, zero = a->d.first_key < 0 ? (size_t)-a->d.first_key : 0,
+        W = zero + S + N, b, h, i, d, n, o;
     double sd = sqrt((double)D), sn = sqrt((double)N), scale;
     double *all = (double *)calloc(3 * W, sizeof *all), *w = all, *um = all + W, *g = all + 2 * W;
     int32_t *pad = (int32_t *)calloc(B * S, sizeof *pad);
@@ -418,12 +441,14 @@ static void dense(const attn *a, float **out, double *units) {
     }
     for (b = 0; b < B; b++) for (h = 0; h < H; h++) for (i = 0; i < T; i++) {
         size_t row = (b * T + i) * C + h * D;
-        const float *q = a->data[0] + row, *dy = a->dy + row, *u = a->data[4] ? a->data[4] + h * D : NULL, *vb = a->data[5] ? a->data[5] + h * D : NULL;
+        const float *q = a->data[0] + row, *dy = a->dy + row, *u = a->data[4] ? a->data[4] + h * D : NULL, *vb = a->data[5] ?
+            a->data[5] + h * D : NULL;
         double G = 0;
         stx_attention_weights(&args, b, h, i, w, um);
         for (n = 0; n < W; n++) {
             ptrdiff_t j = (ptrdiff_t)n - (ptrdiff_t)zero;
-            const float *v = j >= (ptrdiff_t)S ? a->data[8] + (h * N + (size_t)j - S) * D : j >= 0 ? a->data[2] + (b * S + (size_t)j) * C + h * D : NULL;
+            const float *v = j >= (ptrdiff_t)S ? a->data[8] + (h * N + (size_t)j - S) * D : j >= 0 ? a->data[2] + (b * S + (size_t)j) * C +
+                h * D : NULL;
             double f = j >= (ptrdiff_t)S ? sn : 1, weight = ramp(um[n]) * w[n];
             g[n] = 0;
             if (!(w[n] > 0)) continue;
@@ -438,7 +463,8 @@ static void dense(const attn *a, float **out, double *units) {
         }
         for (n = 0; n < W; n++) {
             ptrdiff_t j = (ptrdiff_t)n - (ptrdiff_t)zero, p = (ptrdiff_t)a->P - 1 + a->d.delta_min - ((ptrdiff_t)(S - T + i) - j);
-            double m = ramp(um[n]), ds = scale * w[n] * (m * g[n] - G * (m + a->d.eps)), apart = fabs(scale) * w[n] * (m * fabs(g[n]) + fabs(G) * (m + a->d.eps));
+            double m = ramp(um[n]), ds = scale * w[n] * (m * g[n] - G * (m + a->d.eps)),
+                apart = fabs(scale) * w[n] * (m * fabs(g[n]) + fabs(G) * (m + a->d.eps));
             if (!(w[n] > 0)) continue;
             if (j >= (ptrdiff_t)S) {
                 for (d = 0; d < D; d++) {
@@ -492,12 +518,14 @@ static void attn_case(attn *a) {
     if (a->d.dropout == 0) {
         attn_compare(a, ref, want, units, DENSE, 0, f32s[nf - 1].name, "dense");
     }
-    for (k = 0; k + 1 < nf; k++) if (attn_run(on(f32s + k, 2), a, got)) attn_compare(a, got, ref, units, F32, 1, f32s[k].name, f32s[nf - 1].name);
+    for (k = 0; k + 1 < nf; k++) if (attn_run(on(f32s + k, 2), a, got)) attn_compare(a, got, ref, units, F32, 1, f32s[k].name,
+        f32s[nf - 1].name);
     for (k = 0; k < nb; k++) {
         if (slow_kernel(bf16s + k) && a->B * a->H * a->T * a->S * ((a->D + 31) / 32) > 300000) continue;
         if (!attn_run(on(bf16s + k, 2), a, got)) continue;
         attn_compare(a, got, ref, units, ROUNDED, 2, bf16s[k].name, f32s[nf - 1].name);
-        CHECK(a->T <= 3 || off(got[9], ref[9], a->size[9], units[9]) > 1e-6 || units[9] == 0, "%s: y is f32's: nothing was rounded: %s", bf16s[k].name, attn_label(a));
+        CHECK(a->T <= 3 || off(got[9], ref[9], a->size[9], units[9]) > 1e-6 || units[9] == 0, "%s: y is f32's: nothing was rounded: %s",
+              bf16s[k].name, attn_label(a));
         if (!first) { first = got; got = outputs(a); }
         else attn_compare(a, got, first, units, KERNELS, 3, bf16s[k].name, bf16s[0].name);
         attn_run(on(bf16s + k, 2), a, again);
@@ -532,7 +560,8 @@ static attn plain(size_t B, size_t T, size_t S, size_t H, size_t D) {
     return a;
 }
 static attn random_attn(size_t turn) {
-    static const size_t Ts[] = {1, 2, 3, 5, 17, 31, 32, 33, 63, 64, 65, 100, 128, 129, 200, 256, 300}, more[] = {0, 0, 1, 31, 33, 100, 256, 300}, Ds[] = {1, 2, 3, 5, 8, 13, 16, 24, 31, 33, 47, 64, 65},
+    static const size_t Ts[] = {1, 2, 3, 5, 17, 31, 32, 33, 63, 64, 65, 100, 128, 129, 200, 256, 300}, more[] = {0, 0, 1, 31, 33, 100, 256,
+        300}, Ds[] = {1, 2, 3, 5, 8, 13, 16, 24, 31, 33, 47, 64, 65},
                         Ns[] = {0, 0, 0, 1, 7, 33, 260};
     static const double ramps[] = {1, 8, 32, 70}, epss[] = {0, 0, 1e-3, 1e-8}, spans[] = {20, 77, 150, 400};
     static const ptrdiff_t firsts[] = {0, 0, 0, -1, -40, -300, 3, 37};
@@ -583,9 +612,11 @@ static void attention_cut(void) {
         size_t units;
         float z[4] = {0.01f, 0.01f, 0.97f, 0.01f};
         size_t k;
-        a.z = 3; a.d.max_span = 1400; a.P = i % 3 == 1 ? 0 : 1450; a.pe_heads = i % 2; a.N = i % 2 ? 40 : 0; a.u = i > 2; a.vb = i > 2; a.d.dropout = i == 4 ? 0.2 : 0; a.d.delta_min = i % 2;
+        a.z = 3; a.d.max_span = 1400; a.P = i % 3 == 1 ? 0 : 1450; a.pe_heads = i % 2; a.N = i % 2 ? 40 : 0; a.u = i > 2; a.vb = i > 2;
+        a.d.dropout = i == 4 ? 0.2 : 0; a.d.delta_min = i % 2;
         memset(&args, 0, sizeof args);
-        args.B = a.B; args.T = a.T; args.S = args.span = a.S; args.H = a.H; args.D = a.D; args.P = 1450; args.pe_heads = 1; args.max_span = 1400; args.ramp = 32; args.z = z; args.N = a.N;
+        args.B = a.B; args.T = a.T; args.S = args.span = a.S; args.H = a.H; args.D = a.D; args.P = 1450; args.pe_heads = 1;
+        args.max_span = 1400; args.ramp = 32; args.z = z; args.N = a.N;
         units = inner_attention_units(on(f32s, 2), &args, 2, 1);
         CHECK(units > a.B * a.H, "no head is cut: %zu units", units);
         attn_case(&a);
@@ -609,11 +640,13 @@ static void attention_missing_keys(void) {
             int pass, good = 1;
             if (SLOW && i % 4) { outputs_free(zeros); outputs_free(nans); continue; }
             for (pass = 0; pass < 2; pass++) {
-                for (b = 0; b < a.B; b++) for (c = 0; c < lost * C; c++) a.data[1][b * a.S * C + c] = a.data[2][b * a.S * C + c] = pass ? (float)NAN : 0;
+                for (b = 0; b < a.B; b++) for (c = 0; c < lost * C; c++) a.data[1][b * a.S * C + c] = a.data[2][b * a.S * C + c] = pass ?
+                    (float)NAN : 0;
                 attn_run(x, &a, pass ? nans : zeros);
             }
             CHECK(same_bits(&a, zeros, nans), "%s: keys that do not exist count: %s", inner_name(x), attn_label(&a));
-            for (b = 0; b < a.B; b++) for (c = 0; c < lost * C; c++) if (nans[1][b * a.S * C + c] != 0 || nans[2][b * a.S * C + c] != 0) good = 0;
+            for (b = 0; b < a.B; b++) for (c = 0; c < lost * C; c++) if (nans[1][b * a.S * C + c] != 0 ||
+                nans[2][b * a.S * C + c] != 0) good = 0;
             CHECK(good, "%s: gradients of keys that do not exist: %s", inner_name(x), attn_label(&a));
             outputs_free(zeros); outputs_free(nans);
         }
@@ -633,7 +666,8 @@ static void attention_pads(void) {
         attn a = plain(2, i % 3 ? 70 : 2, 301, 2, i % 3 ? 7 : 33);
         size_t C = a.H * a.D;
         a.pad = 1 + (int)(i / 4);
-        a.z = i % 2; a.P = i % 4 == 1 ? 0 : a.S; a.N = i % 3; a.d.max_span = 400; a.d.eps = i % 5 ? 0 : 1e-3; a.d.first_key = i % 4 == 3 ? -40 : 0;
+        a.z = i % 2; a.P = i % 4 == 1 ? 0 : a.S; a.N = i % 3; a.d.max_span = 400; a.d.eps = i % 5 ? 0 : 1e-3; a.d.first_key = i % 4 == 3 ?
+            -40 : 0;
         attn_open(&a);
         for (k = 0; k < nf + nb; k++) {
             stx_ctx *x = on(k < nf ? f32s + k : bf16s + k - nf, 2);
@@ -641,11 +675,13 @@ static void attention_pads(void) {
             int pass, good = 1;
             if (SLOW && i % 4) { outputs_free(zeros); outputs_free(nans); continue; }
             for (pass = 0; pass < 2; pass++) {
-                for (j = 0; j < a.B * a.S; j++) for (c = 0; c < C && gone(&a, j / a.S, j % a.S); c++) a.data[1][j * C + c] = a.data[2][j * C + c] = pass ? (float)NAN : 0;
+                for (j = 0; j < a.B * a.S; j++) for (c = 0; c < C && gone(&a, j / a.S, j % a.S);
+                    c++) a.data[1][j * C + c] = a.data[2][j * C + c] = pass ? (float)NAN : 0;
                 attn_run(x, &a, pass ? nans : zeros);
             }
             CHECK(same_bits(&a, zeros, nans), "%s: padded keys count: %s", inner_name(x), attn_label(&a));
-            for (j = 0; j < a.B * a.S; j++) for (c = 0; c < C && gone(&a, j / a.S, j % a.S); c++) if (nans[1][j * C + c] != 0 || nans[2][j * C + c] != 0) good = 0;
+            for (j = 0; j < a.B * a.S; j++) for (c = 0; c < C && gone(&a, j / a.S, j % a.S); c++) if (nans[1][j * C + c] != 0 ||
+                nans[2][j * C + c] != 0) good = 0;
             CHECK(good, "%s: gradients of padded keys: %s", inner_name(x), attn_label(&a));
             outputs_free(zeros); outputs_free(nans);
         }
@@ -695,14 +731,16 @@ static int zone_whole(const zoned *z) {
 /* mode 0: exact blocks; 1: zones of NaN, work of NaN; 2: zones of 0, work of 0. out: y, top, inv, then gradients, dense */
 enum { RAW = 12 };
 static void direct(stx_ctx *x, const attn *a, size_t gap, int mode, int only, float **out) {
-    size_t B = a->B, T = a->T, S = a->S, H = a->H, D = a->D, C = H * D, i, b, r, c, ldq = C + gap, ldk = C + 2 * gap, stq = T * ldq + gap, stk = S * ldk + 3 * gap;
+    size_t B = a->B, T = a->T, S = a->S, H = a->H, D = a->D, C = H * D, i, b, r, c, ldq = C + gap, ldk = C + 2 * gap, stq = T * ldq + gap,
+        stk = S * ldk + 3 * gap;
     zoned in[IN], grad[IN], y, top, inv, dy, work;
     stx_attention_args s;
     int back, good = 1;
     const float one = 1;
     zone_value = mode == 1 ? (float)NAN : 0;
     for (i = 0; i < IN; i++) {
-        size_t n = i == 0 ? (B - 1) * stq + (T - 1) * ldq + C : i < 3 ? (B - 1) * stk + (S - 1) * ldk + C : a->size[i], ld = i ? ldk : ldq, st = i ? stk : stq, rows = i ? S : T;
+        size_t n = i == 0 ? (B - 1) * stq + (T - 1) * ldq + C : i < 3 ? (B - 1) * stk + (S - 1) * ldk + C : a->size[i], ld = i ? ldk : ldq,
+            st = i ? stk : stq, rows = i ? S : T;
         in[i] = zone(a->data[i] ? n : 0, mode == 0);
         grad[i] = zone(a->data[i] ? n : 0, mode == 0);
         if (!a->data[i]) continue;
@@ -727,13 +765,15 @@ static void direct(stx_ctx *x, const attn *a, size_t gap, int mode, int only, fl
     s.max_span = (float)a->d.max_span; s.ramp = (float)a->d.ramp; s.eps = (float)a->d.eps; s.drop = (float)a->d.dropout;
     s.seed = 11; s.stream = 77;
     s.q = in[0].at; s.k = in[1].at; s.v = in[2].at;
-    s.pe = a->data[3] ? in[3].at : NULL; s.u = a->data[4] ? in[4].at : NULL; s.vb = a->data[5] ? in[5].at : NULL; s.z = a->data[6] ? in[6].at : NULL;
+    s.pe = a->data[3] ? in[3].at : NULL; s.u = a->data[4] ? in[4].at : NULL; s.vb = a->data[5] ? in[5].at : NULL;
+    s.z = a->data[6] ? in[6].at : NULL;
     s.pk = a->data[7] ? in[7].at : NULL; s.pv = a->data[8] ? in[8].at : NULL;
     s.y = y.at; s.top = top.at; s.inv = inv.at; s.dy = dy.at;
     for (back = 0; back < 2; back++) {
         if (back) {
             float **g[IN];
-            g[0] = &s.dq; g[1] = &s.dk; g[2] = &s.dv; g[3] = &s.dpe; g[4] = &s.du; g[5] = &s.dvb; g[6] = &s.dz; g[7] = &s.dpk; g[8] = &s.dpv;
+            g[0] = &s.dq; g[1] = &s.dk; g[2] = &s.dv; g[3] = &s.dpe; g[4] = &s.du; g[5] = &s.dvb; g[6] = &s.dz; g[7] = &s.dpk;
+            g[8] = &s.dpv;
             for (i = 0; i < IN; i++) *g[i] = a->data[i] && (only < 0 || only == (int)i) ? grad[i].at : NULL;
         }
         {
@@ -801,8 +841,11 @@ static void red_zones(void) {
             j = i % IN;
             if (a.data[j]) {
                 direct(x, &a, gap, 1, (int)j, alone);
-                CHECK(!memcmp(alone[3 + j], out[2][3 + j], a.size[j] * sizeof(float)), "%s: %s wanted alone differs: %s", kern->name, out_name[j], attn_label(&a));
-                for (good = 1, c = 0; c < IN; c++) if (c != j && a.data[c]) { size_t n; for (n = 0; n < a.size[c]; n++) if (alone[3 + c][n] != 1) good = 0; }
+                CHECK(!memcmp(alone[3 + j], out[2][3 + j], a.size[j] * sizeof(float)), "%s: %s wanted alone differs: %s", kern->name,
+                      out_name[j], attn_label(&a));
+                for (good = 1, c = 0; c < IN; c++) if (c != j && a.data[c]) {
+                    size_t n; for (n = 0; n < a.size[c]; n++) if (alone[3 + c][n] != 1) good = 0;
+                }
                 CHECK(good, "%s: a gradient that is not wanted was written: %s", kern->name, attn_label(&a));
             }
             if (a.d.dropout == 0 && attn_run(x, &a, by_op)) {       /* the op gives the same, and gradients are added */
@@ -810,7 +853,8 @@ static void red_zones(void) {
                 for (j = 0; j < IN; j++) {
                     double top = 0;
                     for (good = 1, c = 0; c < a.size[j]; c++) if (fabs((double)by_op[j][c]) > top) top = fabs((double)by_op[j][c]);
-                    for (c = 0; c < a.size[j]; c++) if (!(fabs((double)out[0][3 + j][c] - 1 - (double)by_op[j][c]) <= 2e-6 * (1 + top))) good = 0;
+                    for (c = 0; c < a.size[j]; c++) if (!(fabs((double)out[0][3 + j][c] - 1 - (double)by_op[j][c]) <= 2e-6 * (1 +
+                        top))) good = 0;
                     CHECK(good, "%s: %s is not added to what was there: %s", kern->name, out_name[j], attn_label(&a));
                 }
             }
@@ -827,7 +871,8 @@ enum { V = 29, STEPS = 30 };
 static stx_span_desc small_model(void) {
     stx_span_desc d;
     memset(&d, 0, sizeof d);
-    d.vocab = V; d.layers = 2; d.dim = 24; d.heads = 3; d.inner = 40; d.span = 100; d.ramp = 8; d.adapt_span = 1; d.span_init = 0.2; d.dropout = 0.1;
+    d.vocab = V; d.layers = 2; d.dim = 24; d.heads = 3; d.inner = 40; d.span = 100; d.ramp = 8; d.adapt_span = 1; d.span_init = 0.2;
+    d.dropout = 0.1;
     return d;
 }
 /* losses of STEPS steps into loss; the model stays */
@@ -885,14 +930,15 @@ static void model(void) {
             x[i] = with(bf16s + k, 2);
             m[i] = train(x[i], text, n, B, T, i ? again : loss);
         }
-        /* The curve: nll of about 3.4 falls to 2.8. A rounding of 2^-9 of factors shifts logits of size 1 by 1e-3; the steps carry differences
-           on; 6e-4 in fact. */
+        /* The curve: nll of about 3.4 falls to 2.8. A rounding of 2^-9 of factors shifts logits of size 1 by 1e-3; the steps carry
+           differences on; 6e-4 in fact. */
         for (i = 0; i < STEPS; i++) { double e = fabs(loss[i] - f32_loss[i]); if (!(e <= worst)) worst = e; }
         if (worst > worst_seen[6]) worst_seen[6] = worst;
         CHECK(worst <= 3e-3, "%s: the loss leaves f32's by %g", bf16s[k].name, worst);
         CHECK(memcmp(loss, f32_loss, sizeof loss), "%s: the very losses of f32: nothing was rounded", bf16s[k].name);
         CHECK(!memcmp(loss, again, sizeof loss), "%s: training is not repeatable", bf16s[k].name);
-        for (i = 0; i < m[0]->params->count; i++) if (memcmp(m[0]->params->tensor[i]->data, m[1]->params->tensor[i]->data, m[0]->params->tensor[i]->size * sizeof(float))) good = 0;
+        for (i = 0; i < m[0]->params->count; i++) if (memcmp(m[0]->params->tensor[i]->data, m[1]->params->tensor[i]->data,
+                                                             m[0]->params->tensor[i]->size * sizeof(float))) good = 0;
         CHECK(good, "%s: training twice gives other parameters", bf16s[k].name);
         if (k + 1 == nb || k == 0) {       /* saved under bf16, loaded under f32 */
             stx_writer *w = stx_writer_create(x[0]);
@@ -917,7 +963,9 @@ static void model(void) {
                 if (y) memcpy(f32_logits, y, V * sizeof *y);
                 y = stx_span_gen_feed(g[0], text + (i ? 100 + i : 0), i ? 1 : 100);
                 if (!y) { worst = HUGE_VAL; break; }
-                for (j = 0; j < V; j++) { double e = fabs((double)y[j] - (double)f32_logits[j]) / largest(f32_logits, V); if (!(e <= worst)) worst = e; }
+                for (j = 0; j < V; j++) {
+                    double e = fabs((double)y[j] - (double)f32_logits[j]) / largest(f32_logits, V); if (!(e <= worst)) worst = e;
+                }
             }
             CHECK(worst <= 2e-2 && worst > 0, "%s: generation differs from f32's by %g: %s", bf16s[k].name, worst, stx_error(x[0]));
             stx_span_gen_free(g[0]);
@@ -949,7 +997,8 @@ static void creation(void) {
         if (i == 0 || i == 1) continue;
         d.precision = i;
         x = stx_create(&d);
-        CHECK(x && !stx_ok(x) && stx_error_code(x) == STX_ERR_DEVICE && strstr(stx_error(x), "precision") && strstr(stx_error(x), "STX_PREC_BF16") && (i != 7 || strstr(stx_error(x), "7")), "%s", stx_error(x));
+        CHECK(x && !stx_ok(x) && stx_error_code(x) == STX_ERR_DEVICE && strstr(stx_error(x), "precision") && strstr(stx_error(x),
+            "STX_PREC_BF16") && (i != 7 || strstr(stx_error(x), "7")), "%s", stx_error(x));
         CHECK(stx_ctx_desc(x)->precision == STX_PREC_F32 && !strcmp(stx_backend(x), f32s[nf - 1].name), "what is left is f32");
         stx_destroy(x);
     }
@@ -967,7 +1016,8 @@ int main(void) {
     attention_borders();
     red_zones();
     model();
-    printf("largest errors: f32 to dense %.1e, f32 kernels %.1e, threads %.1e; bf16 to f32 %.1e, bf16 kernels %.1e, threads %.1e; loss %.1e\n", worst_seen[0], worst_seen[1], worst_seen[4],
+    printf("largest errors: f32 to dense %.1e, f32 kernels %.1e, threads %.1e; bf16 to f32 %.1e, bf16 kernels %.1e, threads %.1e; loss "
+           "%.1e\n", worst_seen[0], worst_seen[1], worst_seen[4],
            worst_seen[2], worst_seen[3], worst_seen[5], worst_seen[6]);
     close_contexts();
     return test_end();

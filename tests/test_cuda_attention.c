@@ -16,7 +16,8 @@ typedef struct attn {
     double scale, L, R, eps, drop, big;     /* 0: 1/sqrt(D), 150, 32, 0, 0, 1; big: the size of q and k */
     int gap;                      /* 0: rows side by side; 1: odd strides and offsets; 2: q, k, v slices of one row, multiples of 8 */
     int acts;                     /* pe, u, vb, pk, pv are activations */
-    int pad;                      /* padded keys, which hold NaN: 0 none, 1 scattered, 2 before the sequence, 3 all of batch row 0, 4 all but a few,
+    int pad;                      /* padded keys, which hold NaN: 0 none, 1 scattered, 2 before the sequence, 3 all of batch row 0, 4 all
+                                     but a few,
                                      5 every other 64, shifted by batch row, 6 the first 3 and the last 2, 7 a hole from 1/4 to 3/4 */
 } attn;
 enum { Q, KV, PE, U, VB, Z, PK, PV, DY, INS, GRADS = DY };         /* k and v in one buffer */
@@ -25,9 +26,12 @@ static const char *const out_name[OUTS] = {"y", "top", "inv", "dq", "dk, dv", "d
 
 static const char *label(const attn *c) {
     static char t[400];
-    snprintf(t, sizeof t, "B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d%s N %zu dmin %d span %zu eps %g%s first %ld%s%s scale %g L %g R %g drop %g big %g gap %d%s pad %d", c->B, c->T, c->S, c->H,
-             c->D, c->P, c->P ? (c->shared ? " shared" : " per head") : "", c->u ? " u" : "", c->vb ? " vb" : "", c->z, c->z_one ? " for all" : "", c->N, c->dmin, c->span, c->eps, c->no_renorm ? " no renorm" : "", (long)c->first,
-             c->not_causal ? " not causal" : "", c->loose ? " loose" : "", c->scale, c->L, c->R, c->drop, c->big, c->gap, c->acts ? " activations" : "", c->pad);
+    snprintf(t, sizeof t, "B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d%s N %zu dmin %d span %zu eps %g%s first %ld%s%s scale %g L %g "
+             "R %g drop %g big %g gap %d%s pad %d", c->B, c->T, c->S, c->H,
+             c->D, c->P, c->P ? (c->shared ? " shared" : " per head") : "", c->u ? " u" : "", c->vb ? " vb" : "", c->z,
+                 c->z_one ? " for all" : "", c->N, c->dmin, c->span, c->eps, c->no_renorm ? " no renorm" : "", (long)c->first,
+             c->not_causal ? " not causal" : "", c->loose ? " loose" : "", c->scale, c->L, c->R, c->drop, c->big, c->gap,
+                 c->acts ? " activations" : "", c->pad);
     return t;
 }
 
@@ -46,7 +50,8 @@ static void point(data *d, stx_attention_args *a, stx_real *const *in, stx_real 
     *a = d->a;
     a->y = y; a->top = top; a->inv = inv;
     a->q = in[Q]; a->k = in[KV]; a->v = in[KV]; a->dy = in[DY];
-    a->pe = d->size[PE] ? in[PE] : NULL; a->u = d->size[U] ? in[U] : NULL; a->vb = d->size[VB] ? in[VB] : NULL; a->z = d->size[Z] ? in[Z] : NULL;
+    a->pe = d->size[PE] ? in[PE] : NULL; a->u = d->size[U] ? in[U] : NULL; a->vb = d->size[VB] ? in[VB] : NULL;
+    a->z = d->size[Z] ? in[Z] : NULL;
     a->pk = d->size[PK] ? in[PK] : NULL; a->pv = d->size[PV] ? in[PV] : NULL;
     a->dq = grad[Q]; a->dk = a->dv = grad[KV];
     a->dpe = a->pe ? grad[PE] : NULL; a->du = a->u ? grad[U] : NULL; a->dvb = a->vb ? grad[VB] : NULL; a->dz = a->z ? grad[Z] : NULL;
@@ -55,7 +60,8 @@ static void point(data *d, stx_attention_args *a, stx_real *const *in, stx_real 
 /* p + n numbers, as they are stored there */
 static stx_real *skip(stx_ctx *x, const stx_real *p, size_t n) {
     if (!p) return NULL;
-    return (stx_real *)(void *)((char *)(uintptr_t)p + n * (stx_ctx_desc(x)->device == STX_CUDA && stx_cuda_half(x, p) ? 2 : sizeof(stx_real)));
+    return (stx_real *)(void *)((char *)(uintptr_t)p + n * (stx_ctx_desc(x)->device == STX_CUDA && stx_cuda_half(x, p) ?
+                                                            2 : sizeof(stx_real)));
 }
 static void offsets(data *d, stx_ctx *x, stx_attention_args *a) {
     a->q = skip(x, a->q, d->qo); a->k = skip(x, a->k, d->ko); a->v = skip(x, a->v, d->vo);
@@ -85,8 +91,10 @@ static void data_open(data *d, const attn *c, int half, int add) {
         a->stpad = c->S + 3;
         d->pad = (int32_t *)calloc(c->B * a->stpad, sizeof *d->pad);
         for (b = 0; b < c->B; b++) for (j = 0; j < c->S; j++)
-            if (c->pad == 1 ? test_rand() < -0.2 : c->pad == 2 ? j < c->S * (b + 1) / 3 : c->pad == 3 ? b == 0 || j % 2 : c->pad == 4 ? j % 19 != b + 1 :
-                c->pad == 5 ? (j / 64 + b) % 2 == 0 : c->pad == 6 ? j < 3 || j + 2 >= c->S : j >= c->S / 4 && j < c->S * 3 / 4) d->pad[b * a->stpad + j] = marks[j % 4];
+            if (c->pad == 1 ? test_rand() < -0.2 : c->pad == 2 ? j < c->S * (b + 1) / 3 : c->pad == 3 ? b == 0 || j % 2 : c->pad == 4 ?
+                j % 19 != b + 1 :
+                c->pad == 5 ? (j / 64 + b) % 2 == 0 : c->pad == 6 ? j < 3 || j + 2 >= c->S : j >= c->S / 4 &&
+                    j < c->S * 3 / 4) d->pad[b * a->stpad + j] = marks[j % 4];
     }
     a->seed = 0x1234567890abcdefu; a->stream = ((uint64_t)7 << 24) + 5;
     if (c->gap == 0) {
@@ -116,7 +124,8 @@ static void data_open(data *d, const attn *c, int half, int add) {
     for (i = 0; d->pad && i < c->B; i++) for (h = 0; h < c->S; h++) for (n = 0; d->pad[i * a->stpad + h] && n < C; n++)
         d->in[KV][d->ko + i * a->stk + h * a->ldk + n] = d->in[KV][d->vo + i * a->stk + h * a->ldk + n] = (float)NAN;
     for (h = 0; h < d->size[Z]; h++) {      /* off the kinks of the ramp, but for kinds 4 and 5 */
-        double f = c->z == 2 ? 0.03 * (double)(h % 3) : c->z == 3 ? (h == c->H / 2 ? 0.97 : 0.01) : 0.05 + 0.9 * (double)((h * 7 + 3) % 11) / 11;
+        double f = c->z == 2 ? 0.03 * (double)(h % 3) : c->z == 3 ? (h == c->H / 2 ? 0.97 : 0.01) : 0.05 +
+            0.9 * (double)((h * 7 + 3) % 11) / 11;
         static const float ends[] = {0, 1, 0.5f, 0.25f}, beyond[] = {-0.3f, 1.7f, 0.4f, -5};
         d->in[Z][h] = c->z == 4 ? ends[h % 4] : c->z == 5 ? beyond[h % 4] : (float)((floor(f * L) + 0.37) / L);
     }
@@ -233,7 +242,8 @@ static int owned(const data *d, size_t out, size_t i) {
     const stx_attention_args *a = &d->a;
     size_t C = a->H * a->D, k;
     if (d->c->gap == 0 || (out != OUT_GRADS + Q && out != OUT_GRADS + KV)) return 1;
-    if (out == OUT_GRADS + Q) return i >= d->qo && (i - d->qo) / a->stq < a->B && (i - d->qo) % a->stq / a->ldq < a->T && (i - d->qo) % a->stq % a->ldq < C;
+    if (out == OUT_GRADS + Q) return i >= d->qo && (i - d->qo) / a->stq < a->B && (i - d->qo) % a->stq / a->ldq < a->T &&
+        (i - d->qo) % a->stq % a->ldq < C;
     for (k = 0; k < 2; k++) {
         size_t o = k ? d->vo : d->ko;
         if (i >= o && (i - o) / a->stk < a->B && (i - o) % a->stk / a->ldk < a->S && (i - o) % a->stk % a->ldk < C) return 1;
@@ -243,23 +253,30 @@ static int owned(const data *d, size_t out, size_t i) {
 static void compare(const data *d, float **got, int half, int version, int forward_only) {
     size_t o, i;
     double logit = 0;
-    for (i = 0; i < d->rows; i++) if (fabs((double)d->want[OUT_TOP][i]) <= 1e30 && fabs((double)d->want[OUT_TOP][i]) > logit) logit = fabs((double)d->want[OUT_TOP][i]);
+    for (i = 0; i < d->rows; i++) if (fabs((double)d->want[OUT_TOP][i]) <= 1e30 && fabs((double)d->want[OUT_TOP][i]) > logit) logit =
+        fabs((double)d->want[OUT_TOP][i]);
     for (o = 0; o < (size_t)(forward_only ? OUT_GRADS : OUTS); o++) {
-        double tol = !half ? FLOAT + 4e-7 * logit : (version == 2 || version == 4) && logit > 100 ? 3 : o >= OUT_GRADS + PE ? HALF_SUMS : HALF, top = o < OUT_GRADS ? 0 : half ? 0.5 : 0.1, off = 0;
+        double tol = !half ? FLOAT + 4e-7 * logit : (version == 2 || version == 4) && logit > 100 ? 3 : o >= OUT_GRADS + PE ?
+            HALF_SUMS : HALF, top = o < OUT_GRADS ? 0 : half ? 0.5 : 0.1, off = 0;
         int exact = 1;
         if (o == OUT_GRADS + Z) top *= STX_MAX(1, (double)d->a.max_span / (double)d->a.ramp);
         if (o == OUT_INV) {            /* 0 where nothing is seen; else e^top / inv, the row's mass, by its logarithm */
             for (i = 0; i < d->rows; i++) {
                 double g = (double)got[OUT_INV][i], w = (double)d->want[OUT_INV][i], e;
                 if (g == 0 || w == 0) { if (!(g == w)) exact = 0; continue; }
-                e = fabs((double)got[OUT_TOP][i] - log(g) - ((double)d->want[OUT_TOP][i] - log(w))) / STX_MAX(1, fabs((double)d->want[OUT_TOP][i]));
+                e = fabs((double)got[OUT_TOP][i] - log(g) - ((double)d->want[OUT_TOP][i] - log(w))) / STX_MAX(1,
+                    fabs((double)d->want[OUT_TOP][i]));
                 if (!(e <= 1e300)) off = HUGE_VAL; else if (e > off) off = e;
             }
         } else {
-            for (i = 0; i < d->out_size[o]; i++) if (fabs((double)d->want[o][i]) <= 1e30 && fabs((double)d->want[o][i]) > top) top = fabs((double)d->want[o][i]);
+            for (i = 0; i < d->out_size[o]; i++) if (fabs((double)d->want[o][i]) <= 1e30 && fabs((double)d->want[o][i]) > top) top =
+                fabs((double)d->want[o][i]);
             for (i = 0; i < d->out_size[o]; i++) {
-                double g = (double)got[o][i], w = (double)d->want[o][i], e = g == w ? 0 : fabs(g - w);      /* -inf is top's where nothing is seen */
-                if (o >= OUT_GRADS && !owned(d, o, i)) { if (memcmp(&got[o][i], &d->start[o - OUT_GRADS][i], sizeof(float))) exact = 0; continue; }
+                double g = (double)got[o][i], w = (double)d->want[o][i], e = g == w ? 0 : fabs(g - w);      /* -inf is top's where nothing
+                                                                                                               is seen */
+                if (o >= OUT_GRADS && !owned(d, o, i)) {
+                    if (memcmp(&got[o][i], &d->start[o - OUT_GRADS][i], sizeof(float))) exact = 0; continue;
+                }
                 if (!(e <= 1e300)) off = HUGE_VAL; else if (e > off) off = e;
             }
             if (off > 0) off /= top > 0 ? top : 1;
@@ -269,9 +286,11 @@ static void compare(const data *d, float **got, int half, int version, int forwa
         for (i = 0; d->pad && o == OUT_GRADS + KV && i < d->a.B * d->a.S; i++) {       /* padded keys: what was there */
             size_t at = i / d->a.S * d->a.stk + i % d->a.S * d->a.ldk, e;
             for (e = 0; e < d->a.H * d->a.D && d->pad[i / d->a.S * d->a.stpad + i % d->a.S]; e++)
-                if (got[o][d->ko + at + e] != d->start[KV][d->ko + at + e] || got[o][d->vo + at + e] != d->start[KV][d->vo + at + e]) exact = 0;
+                if (got[o][d->ko + at + e] != d->start[KV][d->ko + at + e] ||
+                    got[o][d->vo + at + e] != d->start[KV][d->vo + at + e]) exact = 0;
         }
-        CHECK(exact, "%s of version %d, %s: a gap was written, or a row that sees nothing, or a padded key: %s", out_name[o], version, half ? "bf16" : "float", label(d->c));
+        CHECK(exact, "%s of version %d, %s: a gap was written, or a row that sees nothing, or a padded key: %s", out_name[o], version,
+              half ? "bf16" : "float", label(d->c));
     }
 }
 
@@ -388,7 +407,8 @@ static const attn table[] = {
     {.B = 2, .T = 33, .S = 100, .H = 4, .D = 16, .P = 90, .z = 5, .L = 64, .R = 7, .no_renorm = 1, .first = -30},
     {.B = 1, .T = 33, .S = 100, .H = 2, .D = 16, .P = 100, .dmin = 1, .z = 2, .L = 60, .R = 8, .no_renorm = 1, .pad = 1},
     {.B = 2, .T = 40, .S = 90, .H = 3, .D = 16, .P = 90, .dmin = 1, .z = 1, .z_one = 1, .L = 64, .R = 8},
-    {.B = 2, .T = 40, .S = 90, .H = 3, .D = 16, .P = 90, .dmin = 1, .z = 4, .z_one = 1, .L = 64, .R = 2.5, .no_renorm = 1, .first = -9, .N = 2},
+    {.B = 2, .T = 40, .S = 90, .H = 3, .D = 16, .P = 90, .dmin = 1, .z = 4, .z_one = 1, .L = 64, .R = 2.5, .no_renorm = 1, .first = -9,
+        .N = 2},
     {.B = 3, .T = 65, .S = 130, .H = 2, .D = 32, .P = 130, .shared = 1, .dmin = 1, .z = 2, .z_one = 1, .L = 100, .R = 30.5, .no_renorm = 1},
     {.B = 1, .T = 33, .S = 70, .H = 4, .D = 16, .P = 70, .dmin = 1, .z = 1, .L = 66, .R = 1.5},
     {.B = 2, .T = 33, .S = 90, .H = 3, .D = 7, .z = 4, .L = 64, .R = 2.7},
@@ -416,7 +436,8 @@ enum { TABLE = sizeof table / sizeof *table };
 
 static size_t pick(size_t n) { return (size_t)((test_rand() + 1) * 0.5 * (double)n) % n; }
 static attn random_case(void) {
-    static const size_t Ts[] = {1, 2, 3, 5, 16, 17, 31, 33, 48, 63, 64, 65, 70}, more[] = {0, 0, 1, 15, 31, 33, 64, 100}, Ds[] = {1, 3, 8, 8, 13, 16, 16, 24, 32, 33, 64}, Ns[] = {0, 0, 0, 1, 5, 20};
+    static const size_t Ts[] = {1, 2, 3, 5, 16, 17, 31, 33, 48, 63, 64, 65, 70}, more[] = {0, 0, 1, 15, 31, 33, 64, 100}, Ds[] = {1, 3, 8,
+        8, 13, 16, 16, 24, 32, 33, 64}, Ns[] = {0, 0, 0, 1, 5, 20};
     static const double ramps[] = {1, 8, 32, 70, 1.5, 9.3}, epss[] = {0, 0, 0, 1e-3, 1e-8}, spans[] = {20, 77, 150};
     static const ptrdiff_t firsts[] = {0, 0, 0, -1, -40, -100, 3, 37};
     attn c;
@@ -475,7 +496,8 @@ static void masks(int half) {
         data_open(&d, cases + k, half, 0);
         for (b = 0; b < d.a.B; b++) for (j = 0; j < d.a.S; j++) for (h = 0; h < d.a.H; h++) for (i = 0; i < d.a.D; i++)
             d.in[KV][d.vo + b * d.a.stk + j * d.a.ldk + h * d.a.D + i] = i == j ? 1.0f : 0.0f;
-        for (h = 0; h < d.a.H; h++) for (j = 0; j < d.a.N; j++) for (i = 0; i < d.a.D; i++) d.in[PV][(h * d.a.N + j) * d.a.D + i] = i == d.a.S + j ? 1.0f : 0.0f;
+        for (h = 0; h < d.a.H; h++) for (j = 0; j < d.a.N; j++) for (i = 0; i < d.a.D; i++) d.in[PV][(h * d.a.N + j) * d.a.D + i] =
+            i == d.a.S + j ? 1.0f : 0.0f;
         got = outputs(&d);
         d.a.stream += shift;
         on_cpu(cpu, &d);
@@ -487,7 +509,8 @@ static void masks(int half) {
             if ((got[OUT_Y][i] == 0) != (d.want[OUT_Y][i] == 0)) wrong++;
             zeros += got[OUT_Y][i] == 0;
         }
-        CHECK(!wrong && zeros > 0 && zeros < (long)d.size[DY], "version %d: %ld of %zu weights are dropped that should not be, or the other way round: %s", versions[v], wrong, d.size[DY],
+        CHECK(!wrong && zeros > 0 && zeros < (long)d.size[DY], "version %d: %ld of %zu weights are dropped that should not be, or the "
+              "other way round: %s", versions[v], wrong, d.size[DY],
               label(cases + k));
         compare(&d, got, half, versions[v], 0);
         outputs_free(got);
@@ -510,7 +533,8 @@ static void served(int half) {
         stx_attention_args a;
         stx_real *in[INS], *grad[GRADS] = {NULL}, *y;
         data_open(&d, cases + k, half, 0);
-        for (i = 0; i < INS; i++) in[i] = cuda_numbers(gpu[half], d.in[i], d.size[i], i == Q || i == KV || i == DY ? STX_MEM_NUMBERS : STX_MEM_PARAMS);
+        for (i = 0; i < INS; i++) in[i] = cuda_numbers(gpu[half], d.in[i], d.size[i], i == Q || i == KV ||
+                                                       i == DY ? STX_MEM_NUMBERS : STX_MEM_PARAMS);
         y = cuda_numbers(gpu[half], NULL, d.size[DY], STX_MEM_NUMBERS);
         grad[Q] = y;                                    /* only asked for */
         point(&d, &a, in, grad, y, y, y);
@@ -522,7 +546,8 @@ static void served(int half) {
             plain = stx_attention_work_cuda(gpu[half], &a, backward);
             stx_cuda_attention(gpu[half], 0);
             fused = stx_attention_work_cuda(gpu[half], &a, backward);
-            CHECK(k == 3 ? fused == plain : fused && fused < plain / 4, "%s: scratch of %zu, version 0 has %zu: %s", backward ? "backward" : "forward", fused, plain, label(cases + k));
+            CHECK(k == 3 ? fused == plain : fused && fused < plain / 4, "%s: scratch of %zu, version 0 has %zu: %s",
+                  backward ? "backward" : "forward", fused, plain, label(cases + k));
         }
         for (i = 0; i < INS; i++) stx_cuda_free(gpu[half], in[i]);
         stx_cuda_free(gpu[half], y);
@@ -563,7 +588,8 @@ static void unseen(int half) {
         }
         for (b = 0; b < c->B; b++) for (j = cut; j < c->T; j++) for (e = 0; e < C; e++) d.in[Q][d.qo + b * d.a.stq + j * d.a.ldq + e] = 20;
         on_gpu(gpu[half], &d, versions[v], FORWARD_ONLY, got);
-        for (b = 0; b < c->B; b++) for (i = 0; i < cut; i++) if (memcmp(first[OUT_Y] + (b * c->T + i) * C, got[OUT_Y] + (b * c->T + i) * C, C * sizeof(float))) good = 0;
+        for (b = 0; b < c->B; b++) for (i = 0; i < cut; i++) if (memcmp(first[OUT_Y] + (b * c->T + i) * C, got[OUT_Y] + (b * c->T + i) * C,
+            C * sizeof(float))) good = 0;
         CHECK(good, "version %d: a query sees what it must not: %s", versions[v], label(c));
         for (good = 0, i = cut; i < c->T; i++) if (memcmp(first[OUT_Y] + i * C, got[OUT_Y] + i * C, C * sizeof(float))) good++;
         CHECK(good == (int)(c->T - cut), "version %d: later queries see no change: %s", versions[v], label(c));
@@ -595,7 +621,8 @@ static void wanted(int half) {
                 if (o != OUT_GRADS + w && memcmp(all[o], got[o], n * sizeof(float))) good = 0;
             }
             if (w == GRADS) for (o = d.vo; o < d.size[KV]; o++) if (got[OUT_GRADS + KV][o] != d.start[KV][o]) good = 0;
-            CHECK(good, "version %d without %s: others change: %s", versions[v], w < GRADS ? out_name[OUT_GRADS + w] : "dv", label(cases + k));
+            CHECK(good, "version %d without %s: others change: %s", versions[v], w < GRADS ? out_name[OUT_GRADS + w] : "dv",
+                  label(cases + k));
         }
         outputs_free(all); outputs_free(got);
         data_close(&d);
@@ -618,11 +645,13 @@ static void again_run(void *user, uint64_t *hash) {
 }
 static void orders(int half) {
     static const attn cases[] = {
-        {.B = 2, .T = 20, .S = 40, .H = 2, .D = 8, .P = 40, .shared = 1, .dmin = 1, .z = 1, .L = 40, .R = 8, .u = 1, .vb = 1, .N = 3, .drop = 0.2, .gap = 1},
+        {.B = 2, .T = 20, .S = 40, .H = 2, .D = 8, .P = 40, .shared = 1, .dmin = 1, .z = 1, .L = 40, .R = 8, .u = 1, .vb = 1, .N = 3,
+            .drop = 0.2, .gap = 1},
         {.B = 1, .T = 65, .S = 130, .H = 1, .D = 32, .P = 130, .z = 1, .L = 100},
         {.B = 1, .T = 33, .S = 64, .H = 2, .D = 64, .P = 64, .u = 1, .vb = 1, .N = 5, .first = -9},
         {.B = 1, .T = 20, .S = 30, .H = 2, .D = 16, .first = 16, .eps = 1e-3, .z = 2, .L = 20, .R = 4},
-        {.B = 2, .T = 65, .S = 210, .H = 1, .D = 16, .P = 210, .shared = 1, .dmin = 1, .z = 1, .L = 200, .u = 1, .drop = 0.2, .pad = 7, .N = 2},
+        {.B = 2, .T = 65, .S = 210, .H = 1, .D = 16, .P = 210, .shared = 1, .dmin = 1, .z = 1, .L = 200, .u = 1, .drop = 0.2, .pad = 7,
+            .N = 2},
         {.B = 2, .T = 70, .S = 150, .H = 1, .D = 64, .P = 150, .pad = 5},
         {.B = 2, .T = 80, .S = 33, .H = 2, .D = 16, .not_causal = 1, .pad = 1, .drop = 0.1},
         {.B = 1, .T = 40, .S = 100, .H = 1, .D = 72, .not_causal = 1, .N = 3, .u = 1},
@@ -638,8 +667,8 @@ static void orders(int half) {
     }
 }
 
-/* The number of multiprocessors decides nothing: GPUs with more or fewer of them give the same bits. A memory that fills: the first key there
-   is cuts off windows of up to 100 keys, in which the two kinds of tiles begin at different keys and so sum in another order. */
+/* The number of multiprocessors decides nothing: GPUs with more or fewer of them give the same bits. A memory that fills: the first key
+   there is cuts off windows of up to 100 keys, in which the two kinds of tiles begin at different keys and so sum in another order. */
 static uint64_t bits_of(stx_ctx *x, data *d, int version) {
     again g;
     uint64_t h = 14695981039346656037u;
@@ -662,7 +691,8 @@ static void devices(int half) {
         d.a.span = 600;                     /* of the model; the memory is not that long yet */
         wide = bits_of(gpu[half], &d, 4);
         narrow = bits_of(gpu[half], &d, 2);
-        CHECK(k == 2 ? narrow == wide : (narrow == wide) == !half, "case %d: tiles of 64 and of 128 queries give %s bits", (int)k, narrow == wide ? "the same" : "other");
+        CHECK(k == 2 ? narrow == wide : (narrow == wide) == !half, "case %d: tiles of 64 and of 128 queries give %s bits", (int)k,
+              narrow == wide ? "the same" : "other");
         for (n = 0; n < 3; n++) {
             stx_ctx *x;
 #ifdef SEQTX_CUDA_HOST
@@ -729,7 +759,8 @@ static void refused(void) {
     a.B = 64; a.T = 1024; a.S = 9216; a.H = 8; a.D = 64; a.P = 8192; a.pe_heads = 1; a.span = 8192; a.delta_min = 1; a.N = 0;
     a.dpe = a.dk = a.dv = (stx_real *)&a;
     stx_cuda_attention(gpu[0], 1);
-    CHECK(stx_attention_work_cuda(gpu[0], &a, 0) < (size_t)280 << 20 && stx_attention_work_cuda(gpu[0], &a, 1) < (size_t)280 << 20, "version 0's scratch is bounded: %zu, %zu",
+    CHECK(stx_attention_work_cuda(gpu[0], &a, 0) < (size_t)280 << 20 && stx_attention_work_cuda(gpu[0], &a, 1) < (size_t)280 << 20,
+          "version 0's scratch is bounded: %zu, %zu",
           stx_attention_work_cuda(gpu[0], &a, 0), stx_attention_work_cuda(gpu[0], &a, 1));
     {       /* backward's tiles of 32 queries are too many to be counted in an int, forward's of 64 are not: version 0 has the gradients */
         size_t fused, plain;
@@ -747,7 +778,8 @@ static void refused(void) {
 }
 
 int main(int argc, char **argv) {
-    int half, only = argc < 2 ? -1 : !strcmp(argv[1], "short") ? 0 : atoi(argv[1]);      /* one section; short: the table of cases (sanitizers) */
+    int half, only = argc < 2 ? -1 : !strcmp(argv[1], "short") ? 0 : atoi(argv[1]);      /* one section; short: the table of cases
+                                                                                            (sanitizers) */
     size_t i;
     cpu = cuda_ctx(STX_CPU, STX_PREC_F32);
     gpu[0] = cuda_ctx(STX_CUDA, STX_PREC_F32);

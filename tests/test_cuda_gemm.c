@@ -1,18 +1,8 @@
 /* test_cuda_gemm.c - the CUDA twins of stx_gemm, stx_linear_fwd and stx_linear_bwd against those of the CPU, in float and in bfloat16, by
    cublasLt and by the kernel that stands in where cublasLt has no algorithm. */
 #include "../seqtx.h"
+#include "inner.h"
 #include "cuda_test.h"
-
-/* Of seqtx_cuda.cu, for tests: how many kinds of product it knows; of the next new one: 0 the heuristic's first algorithm, 1 the
-   fastest, -1 our own kernel, -2 as 0 but bias and relu by a pass of their own */
-#ifdef __cplusplus
-extern "C" {
-#endif
-extern size_t stx__plans_count(const stx_ctx *x);
-extern void stx__plans_tune(stx_ctx *x, int tune);
-#ifdef __cplusplus
-}
-#endif
 
 static stx_ctx *cpu;
 
@@ -22,7 +12,8 @@ static int near(const float *a, const float *b, size_t n, double rel, double abs
     double top = 0;
     size_t i;
     for (i = 0; i < n; i++) if (fabs((double)b[i]) > top) top = fabs((double)b[i]);
-    for (i = 0; i < n; i++) if (!(fabs((double)a[i] - (double)b[i]) <= rel * fabs((double)b[i]) + abs_ * (top > 1e-3 ? top : 1e-3))) return 0;
+    for (i = 0; i < n; i++) if (!(fabs((double)a[i] - (double)b[i]) <= rel * fabs((double)b[i]) + abs_ * (top > 1e-3 ?
+        top : 1e-3))) return 0;
     return 1;
 }
 #define HALF (1.0 / 256)
@@ -48,7 +39,8 @@ static int product_case(stx_ctx *x, const product *p) {
     int bf16 = stx_ctx_desc(x)->precision == STX_PREC_BF16, half = bf16 && p->kc == STX_MEM_NUMBERS;
     int low = bf16 && (p->ka != STX_MEM_BYTES || p->kb != STX_MEM_BYTES || half);
     size_t ar = p->ta ? p->K : p->M, ac = p->ta ? p->M : p->K, br = p->tb ? p->N : p->K, bc = p->tb ? p->K : p->N;
-    size_t lda = ac + p->gap, ldb = bc + p->gap, ldc = p->N + p->gap, sa = ar * lda + p->gap, sb = p->shared ? 0 : br * ldb + p->gap, sc = p->M * ldc + p->gap;
+    size_t lda = ac + p->gap, ldb = bc + p->gap, ldc = p->N + p->gap, sa = ar * lda + p->gap, sb = p->shared ? 0 : br * ldb + p->gap,
+        sc = p->M * ldc + p->gap;
     size_t na = p->batch * sa + p->off, nb = br * ldb + p->batch * sb + p->off, nc = p->batch * sc + p->off, n = 0, e, i, j, at;
     double s = p->whole ? 3 : 1;
     float *A = cuda_random(na, s, p->whole), *B = cuda_random(nb, s, p->whole), *C = cuda_random(nc, s, p->whole), *got, *want, *a, *b;
@@ -82,7 +74,8 @@ static int product_case(stx_ctx *x, const product *p) {
         got[at] = want[at];             /* so that only the gaps are left to compare */
     }
     good = near(a, b, n, half ? HALF : 0, p->whole && !half ? 0 : half || low ? 1e-5 : 1e-6) && !memcmp(got, want, nc * sizeof *got);
-    CHECK(good, "%s: batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g gap %zu off %zu shared %d kinds %d %d %d whole %d", bf16 ? "bf16" : "f32", p->batch,
+    CHECK(good, "%s: batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g gap %zu off %zu shared %d kinds %d %d %d whole %d",
+          bf16 ? "bf16" : "f32", p->batch,
           p->ta, p->tb, p->M, p->N, p->K, p->alpha, p->beta, p->gap, p->off, p->shared, p->ka, p->kb, p->kc, p->whole);
     stx_cuda_free(x, dA);
     stx_cuda_free(x, dB);
@@ -91,6 +84,7 @@ static int product_case(stx_ctx *x, const product *p) {
     return good;
 }
 
+static int every = 1;      /* of products, each so many-th: 5 with "short" (sanitizers, which look at addresses; all of them run without) */
 static void products(stx_ctx *x) {
     static const size_t size[] = {1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65, 127, 129};
     static const double ab[][2] = {{1, 0}, {1, 1}, {0.5, -2}, {-1, 0}, {0, 1}, {0, 0}, {2, 0.25}};
@@ -98,7 +92,7 @@ static void products(stx_ctx *x) {
     product p;
     size_t i, n = sizeof size / sizeof *size;
     memset(&p, 0, sizeof p);
-    for (i = 0; i < 126; i++) {                 /* strides that share no factor: all pairs of the short lists, many of the rest */
+    for (i = 0; i < 126; i += (size_t)every) {            /* strides that share no factor: all pairs of the short lists, many of the rest */
         p.batch = 1 + i % 3;
         p.ta = (int)(i & 1);
         p.tb = (int)(i >> 1 & 1);
@@ -169,13 +163,14 @@ static void twin(stx_ctx *x) {
     free(A); free(want); free(got);
 }
 
-typedef struct layer { size_t N, I, O; int act, bias, pre, dx, accumulate; size_t off; } layer;     /* off: of the bias, breaks its alignment */
+typedef struct layer { size_t N, I, O; int act, bias, pre, dx, accumulate; size_t off; } layer; /* off: of the bias, breaks its alignment */
 
 static void layer_case(stx_ctx *x, const layer *l) {
     int bf16 = stx_ctx_desc(x)->precision == STX_PREC_BF16;
     size_t N = l->N, I = l->I, O = l->O, n = N * O;
     double half = bf16 ? HALF : 0, small = bf16 ? 1e-5 : 2e-6;
-    float *in = cuda_random(N * I, 1, 0), *W = cuda_random(O * I, 0.4, 0), *b = cuda_random(O + l->off, 0.5, 0), *y = (float *)malloc((n + 1) * 4), *pre = (float *)malloc((n + 1) * 4);
+    float *in = cuda_random(N * I, 1, 0), *W = cuda_random(O * I, 0.4, 0), *b = cuda_random(O + l->off, 0.5, 0),
+        *y = (float *)malloc((n + 1) * 4), *pre = (float *)malloc((n + 1) * 4);
     float *dy = cuda_random(n, 1, 0), *dx = cuda_random(N * I, 1, 0), *dW = cuda_random(O * I, 1, 0), *db = cuda_random(O, 1, 0), *got;
     stx_real *gin, *gW, *gb, *gy, *gpre, *gdy, *gdx, *gdW, *gdb;
     stx_linear_bwd_args bwd;
@@ -198,7 +193,8 @@ static void layer_case(stx_ctx *x, const layer *l) {
         free(got);
     }
     got = fetch(x, gy, n);              /* an activation of its own pass sees a rounded argument; all slopes are below 1.13 */
-    CHECK(near(got, y, n, half, bf16 ? (l->act ? 2 * HALF : small) : small), "y of linear N %zu I %zu O %zu act %d bias %d pre %d", N, I, O, l->act, l->bias, l->pre);
+    CHECK(near(got, y, n, half, bf16 ? (l->act ? 2 * HALF : small) : small), "y of linear N %zu I %zu O %zu act %d bias %d pre %d", N, I,
+          O, l->act, l->bias, l->pre);
     free(got);
 
     /* backward, of the CPU's y and pre as they can be stored */
@@ -226,18 +222,21 @@ static void layer_case(stx_ctx *x, const layer *l) {
     bwd.dx = l->dx ? dx : NULL; bwd.dW = dW; bwd.db = NULL;
     stx_linear_bwd(cpu, &bwd);
     got = fetch(x, gdx, N * I);
-    CHECK(near(got, dx, N * I, l->dx ? half : 0, l->dx ? small : 0), "dx of linear N %zu I %zu O %zu act %d accumulate %d dx %d", N, I, O, l->act, l->accumulate, l->dx);
+    CHECK(near(got, dx, N * I, l->dx ? half : 0, l->dx ? small : 0), "dx of linear N %zu I %zu O %zu act %d accumulate %d dx %d", N, I, O,
+          l->act, l->accumulate, l->dx);
     free(got);
     got = fetch(x, gdW, O * I);
     CHECK(near(got, dW, O * I, 0, small), "dW of linear N %zu I %zu O %zu act %d", N, I, O, l->act);
     free(got);
     CHECK(stx_ok(x), "%s", stx_error(x));
-    stx_cuda_free(x, gin); stx_cuda_free(x, gW); stx_cuda_free(x, gb); stx_cuda_free(x, gy); stx_cuda_free(x, gpre); stx_cuda_free(x, gdy); stx_cuda_free(x, gdx);
+    stx_cuda_free(x, gin); stx_cuda_free(x, gW); stx_cuda_free(x, gb); stx_cuda_free(x, gy); stx_cuda_free(x, gpre); stx_cuda_free(x, gdy);
+    stx_cuda_free(x, gdx);
     stx_cuda_free(x, gdW); stx_cuda_free(x, gdb);
     free(in); free(W); free(b); free(y); free(pre); free(dy); free(dx); free(dW); free(db);
 }
 static void layers(stx_ctx *x) {
-    static const size_t size[][3] = {{1, 8, 16}, {3, 5, 7}, {8, 64, 128}, {65, 24, 33}, {200, 16, 132}, {129, 31, 4}, {1, 1, 1}, {700, 3, 9}};
+    static const size_t size[][3] = {{1, 8, 16}, {3, 5, 7}, {8, 64, 128}, {65, 24, 33}, {200, 16, 132}, {129, 31, 4}, {1, 1, 1},
+        {700, 3, 9}};
     layer l;
     size_t i, k;
     memset(&l, 0, sizeof l);
@@ -266,23 +265,24 @@ static void plans(stx_ctx *x) {
     size_t before, after;
     memset(&p, 0, sizeof p);
     p.batch = 2; p.M = 24; p.N = 40; p.K = 56; p.alpha = 1; p.beta = 1;
-    before = stx__plans_count(x);
+    before = inner_plans(x);
     product_case(x, &p);
-    after = stx__plans_count(x);
+    after = inner_plans(x);
     CHECK(after == before + 1, "%zu plans for one product", after - before);
     p.alpha = 0.5;
     product_case(x, &p);
-    CHECK(stx__plans_count(x) == after, "a second plan for the same kind of product");
+    CHECK(inner_plans(x) == after, "a second plan for the same kind of product");
     p.M++;
     product_case(x, &p);
-    CHECK(stx__plans_count(x) == after + 1, "no plan of its own for another shape");
+    CHECK(inner_plans(x) == after + 1, "no plan of its own for another shape");
 }
 
 /* A product may be captured, even one that comes for the first time; each replay adds once. */
 static void captured(stx_ctx *x) {
-    size_t M = 19, N = 24, K = 37, i, before = stx__plans_count(x);
+    size_t M = 19, N = 24, K = 37, i, before = inner_plans(x);
     float *A = cuda_random(M * K, 3, 1), *B = cuda_random(K * N, 3, 1), *C = cuda_random(M * N, 3, 1), *got;
-    stx_real *dA = cuda_numbers(x, A, M * K, STX_MEM_NUMBERS), *dB = cuda_numbers(x, B, K * N, STX_MEM_NUMBERS), *dC = cuda_numbers(x, C, M * N, STX_MEM_BYTES);
+    stx_real *dA = cuda_numbers(x, A, M * K, STX_MEM_NUMBERS), *dB = cuda_numbers(x, B, K * N, STX_MEM_NUMBERS), *dC = cuda_numbers(x, C,
+        M * N, STX_MEM_BYTES);
     stx_graph *graph;
     stx_gemm_args g = stx_gemm_of(0, 0, M, N, K, dA, dB, dC);
     CHECK(stx_cuda_capture_begin(x), "no capture");
@@ -290,7 +290,7 @@ static void captured(stx_ctx *x) {
     stx_gemm_cuda(x, &g);
     graph = stx_cuda_capture_end(x);
     CHECK(graph && stx_ok(x), "%s", stx_error(x));
-    CHECK(stx__plans_count(x) == before + 1, "no plan made while capturing");
+    CHECK(inner_plans(x) == before + 1, "no plan made while capturing");
     got = fetch(x, dC, M * N);
     CHECK(near(got, C, M * N, 0, 0), "a product runs while it is captured");
     free(got);
@@ -330,7 +330,8 @@ static void failing(int precision) {
     CHECK(!stx_ok(x), "a failed launch goes unnoticed");
     g = stx_gemm_of(0, 0, 4, 3, 2, b, stx_at(y, b, 16), stx_at(y, b, 32));
     stx_gemm_cuda(y, &g);
-    CHECK(!stx_ok(y) && strstr(stx_error(y), "stx_gemm") && strstr(stx_error(y), "(4,2) and (2,3)") && strstr(stx_error(y), "CUBLAS_STATUS_EXECUTION_FAILED"), "%s", stx_error(y));
+    CHECK(!stx_ok(y) && strstr(stx_error(y), "stx_gemm") && strstr(stx_error(y), "(4,2) and (2,3)") && strstr(stx_error(y),
+        "CUBLAS_STATUS_EXECUTION_FAILED"), "%s", stx_error(y));
     cuda_host_reset_errors();
     stx_destroy(x);
     stx_destroy(y);
@@ -343,8 +344,10 @@ static void again(void *user, uint64_t *hash) {
     stx_ctx *x = again_ctx;
     size_t N = 150, I = 40, O = 72;
     float *in = (float *)user;
-    stx_real *gin = cuda_numbers(x, in, N * I, STX_MEM_NUMBERS), *gW = cuda_numbers(x, in + 100, O * I, STX_MEM_PARAMS), *gb = cuda_numbers(x, in + 7, O, STX_MEM_PARAMS);
-    stx_real *gy = cuda_numbers(x, NULL, N * O, STX_MEM_NUMBERS), *gp = cuda_numbers(x, NULL, N * O, STX_MEM_NUMBERS), *gdx = cuda_numbers(x, NULL, N * I, STX_MEM_NUMBERS);
+    stx_real *gin = cuda_numbers(x, in, N * I, STX_MEM_NUMBERS), *gW = cuda_numbers(x, in + 100, O * I, STX_MEM_PARAMS),
+        *gb = cuda_numbers(x, in + 7, O, STX_MEM_PARAMS);
+    stx_real *gy = cuda_numbers(x, NULL, N * O, STX_MEM_NUMBERS), *gp = cuda_numbers(x, NULL, N * O, STX_MEM_NUMBERS),
+        *gdx = cuda_numbers(x, NULL, N * I, STX_MEM_NUMBERS);
     stx_real *gdW = cuda_numbers(x, in, O * I, STX_MEM_BYTES), *gdb = cuda_numbers(x, in, O, STX_MEM_BYTES);
     stx_linear_bwd_args bwd;
     memset(&bwd, 0, sizeof bwd);
@@ -362,16 +365,17 @@ static void again(void *user, uint64_t *hash) {
     stx_cuda_free(x, gdW); stx_cuda_free(x, gdb);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     static const int precision[] = {STX_PREC_F32, STX_PREC_BF16};
     float *numbers = cuda_random(12000, 1, 0);
     int i, k;
+    if (argc > 1 && !strcmp(argv[1], "short")) every = 5;
     cpu = cuda_ctx(STX_CPU, STX_PREC_F32);
     for (i = 0; i < 2; i++)
         for (k = -1; k < 2; k++) {
             stx_ctx *x = cuda_ctx(STX_CUDA, precision[i]);
             if (!stx_ok(x)) { CHECK(0, "%s", stx_error(x)); stx_destroy(x); continue; }
-            stx__plans_tune(x, k);
+            inner_tune(x, k);
             products(x);
             twin(x);
             layers(x);
@@ -384,7 +388,7 @@ int main(void) {
         }
     {
         stx_ctx *x = cuda_ctx(STX_CUDA, STX_PREC_F32);      /* not in bfloat16: a pass of its own rounds twice */
-        stx__plans_tune(x, -2);
+        inner_tune(x, -2);
         layers(x);
         stx_destroy(x);
     }

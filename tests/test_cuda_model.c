@@ -49,9 +49,13 @@ static stx_tensor *op_mse(stx_ctx *x, stx_tensor **in) { return stx_mse(x, in[0]
 static stx_tensor *op_concat(stx_ctx *x, stx_tensor **in) { return stx_concat(x, in[0], in[1]); }
 static stx_tensor *op_slice(stx_ctx *x, stx_tensor **in) { return stx_slice(x, in[0], 1, 4); }
 static stx_tensor *op_channels(stx_ctx *x, stx_tensor **in) { return stx_concat_channels(x, in[0], in[1]); }
-static stx_tensor *op_reshape(stx_ctx *x, stx_tensor **in) { return stx_tanh(x, stx_reshape(x, stx_scale(x, in[0], 2), in[0]->size, 0, 0, 0)); }
+static stx_tensor *op_reshape(stx_ctx *x, stx_tensor **in) {
+    return stx_tanh(x, stx_reshape(x, stx_scale(x, in[0], 2), in[0]->size, 0, 0, 0));
+}
 static stx_tensor *op_detach(stx_ctx *x, stx_tensor **in) { return stx_mul(x, in[0], stx_detach(x, in[0])); }
-static stx_tensor *op_gather(stx_ctx *x, stx_tensor **in) { static const int32_t idx[7] = {3, 0, 3, 3, 1, 14, 0}; return stx_gather(x, in[0], idx, 7); }
+static stx_tensor *op_gather(stx_ctx *x, stx_tensor **in) {
+    static const int32_t idx[7] = {3, 0, 3, 3, 1, 14, 0}; return stx_gather(x, in[0], idx, 7);
+}
 static stx_tensor *op_embedding(stx_ctx *x, stx_tensor **in) {
     int32_t *id = ids_of(2 * 37, in[0]->dim[0], 3);
     stx_tensor *y = stx_embedding(x, in[0], stx_tokens(x, id, 2, 37));
@@ -251,7 +255,8 @@ static void test_ops(void) {
                     if (!want[t] || !got[t]) continue;
                     for (i = 0; i < size[t]; i++) if (fabs((double)want[t][i]) > top) top = fabs((double)want[t][i]);
                     for (i = 0; i < size[t]; i++) { double e = fabs((double)want[t][i] - (double)got[t][i]); if (!(e <= worst)) worst = e; }
-                    CHECK(worst <= tol * top, "%s, precision %d, %s, %s %d: off by %g of %g", o->name, precision, params ? "parameters" : "variables", t ? "gradient" : "value", t, worst, top);
+                    CHECK(worst <= tol * top, "%s, precision %d, %s, %s %d: off by %g of %g", o->name, precision,
+                          params ? "parameters" : "variables", t ? "gradient" : "value", t, worst, top);
                     free(want[t]); free(got[t]);
                 }
                 for (t = 0; t < MAX_IN; t++) free(data[t]);
@@ -272,7 +277,8 @@ typedef struct model {
 } model;
 
 enum { SMALL, DROP, PERS, IO, LITERAL, RECOMPUTE, WIDE, FAIRSEQ, MODELS };
-static const char *const model_names[MODELS] = {"adaptive span", "dropout", "all-attention", "adaptive input and output", "literal", "recomputation", "wide", "fairseq"};
+static const char *const model_names[MODELS] = {"adaptive span", "dropout", "all-attention", "adaptive input and output", "literal",
+    "recomputation", "wide", "fairseq"};
 
 static void model_make(model *r, int which, int device, int precision, int no_graph) {
     stx_span_desc d;
@@ -326,7 +332,8 @@ static void spans_current(model *r, const char *when) {
             double span = stx_span_of(r->m, l, h);
             stx_get(r->x, r->m->layer[l].z, z);
             if (r->m->desc.span_per_layer) z[h] = z[0];
-            CHECK(span == (double)z[h] * (double)r->m->desc.span, "%s: the host takes span %g of layer %d, head %d, it is %g", when, span, (int)l, (int)h, (double)z[h] * (double)r->m->desc.span);
+            CHECK(span == (double)z[h] * (double)r->m->desc.span, "%s: the host takes span %g of layer %d, head %d, it is %g", when, span,
+                  (int)l, (int)h, (double)z[h] * (double)r->m->desc.span);
         }
 }
 /* Step n on its own tokens: the loss. What waits for the device waits outside of stx_step_run; *syncs gets the waits inside. */
@@ -376,7 +383,8 @@ static void test_train(void) {
                 double la = model_run(&a, n, NULL), lb = model_run(&b, n, n > 10 ? &syncs : NULL);
                     /* memories have their size by then */
                 CHECK(stx_ok(b.x), "%s, step %d: %s", model_names[which], n, stx_error(b.x));
-                CHECK(fabs(la - lb) <= tol * la, "%s, precision %d, step %d: loss %.7f on the CPU, %.7f on the GPU", model_names[which], precision, n, la, lb);
+                CHECK(fabs(la - lb) <= tol * la, "%s, precision %d, step %d: loss %.7f on the CPU, %.7f on the GPU", model_names[which],
+                      precision, n, la, lb);
             }
             CHECK(a.loss < (which == IO ? 20 : 3.5) && a.loss > 0.1, "%s: the loss is %g", model_names[which], a.loss);
             for (i = 0; i < a.m->params->count && !precision; i++) {
@@ -384,8 +392,10 @@ static void test_train(void) {
                 if (!(e <= worst)) worst = e;
             }
             /* Adagrad and Adam divide by the size of the gradient: of one that is nothing but rounding, too */
-            CHECK(worst <= (a.o->desc.kind == STX_SGD ? 1e-4 : 1e-2), "%s: after %d steps a parameter is off by %g", model_names[which], STEPS, worst);
-            CHECK(stx_optim_sync(b.o) && stx_optim_sync(a.o) && a.o->step == STEPS && b.o->step == STEPS && CLOSE(b.o->grad_norm, a.o->grad_norm, precision ? 0.1 : 1e-3),
+            CHECK(worst <= (a.o->desc.kind == STX_SGD ? 1e-4 : 1e-2), "%s: after %d steps a parameter is off by %g", model_names[which],
+                  STEPS, worst);
+            CHECK(stx_optim_sync(b.o) && stx_optim_sync(a.o) && a.o->step == STEPS && b.o->step == STEPS && CLOSE(b.o->grad_norm,
+                a.o->grad_norm, precision ? 0.1 : 1e-3),
                   "%s: %d updates, norm %g; CPU %g", model_names[which], (int)b.o->step, b.o->grad_norm, a.o->grad_norm);
             CHECK(syncs == 0, "%s: the host waited %ld times inside steps", model_names[which], syncs);
             model_free(&a);
@@ -411,7 +421,8 @@ static void test_graph(void) {
             if (n == 9) {       /* something else in between, in the same arenas */
                 int32_t *id = ids_of(5, a.V, 9);
                 stx_begin(b.x, STX_EVAL);
-                CHECK(isfinite(stx_item(b.x, stx_span_loss(b.m, stx_tokens(b.x, id, 1, 4), stx_tokens(b.x, id + 1, 1, 4), NULL, NULL))), "an evaluation between replays");
+                CHECK(isfinite(stx_item(b.x, stx_span_loss(b.m, stx_tokens(b.x, id, 1, 4), stx_tokens(b.x, id + 1, 1, 4), NULL, NULL))),
+                      "an evaluation between replays");
                 free(id);
             }
         }
@@ -625,7 +636,8 @@ static void test_not_repeatable(void) {
         u.n = n;
         u.r = &a; stx_step_run(a.x, 7, fresh_step, &u);
         u.r = &b; stx_step_run(b.x, stx_span_key(b.m, NULL, NULL, b.s, 7), fresh_step, &u);
-        CHECK(stx_noted(a.x, 0) == stx_noted(b.x, 0) && stx_ok(b.x), "step %d with tokens from the host: %g and %g (%s)", n, stx_noted(a.x, 0), stx_noted(b.x, 0), stx_error(b.x));
+        CHECK(stx_noted(a.x, 0) == stx_noted(b.x, 0) && stx_ok(b.x), "step %d with tokens from the host: %g and %g (%s)", n, stx_noted(a.x,
+            0), stx_noted(b.x, 0), stx_error(b.x));
     }
     CHECK(stx_tick(a.x) == stx_tick(b.x), "tick %d and %d", (int)stx_tick(a.x), (int)stx_tick(b.x));
     model_free(&a);
@@ -768,12 +780,14 @@ static void test_note(void) {
 /* Saved on one device, loaded on the other: the next steps are those of the run that went on. */
 static int save_model(model *r, const char *path) {
     stx_writer *w = stx_writer_create(r->x);
-    int ok = stx_params_save(w, r->m->params, "") && stx_optim_save(w, r->o) && stx_span_state_save(w, r->s, "memory.") && stx_writer_checksum(w);
+    int ok = stx_params_save(w, r->m->params, "") && stx_optim_save(w, r->o) && stx_span_state_save(w, r->s, "memory.") &&
+        stx_writer_checksum(w);
     return stx_writer_finish(w, path) && ok;
 }
 static int load_model(model *r, const char *path) {
     stx_file *f = stx_file_open(r->x, path);
-    int ok = f && stx_file_verify(f) && stx_params_load(r->m->params, f, "") && stx_optim_load(r->o, f) && stx_span_state_load(r->s, f, "memory.");
+    int ok = f && stx_file_verify(f) && stx_params_load(r->m->params, f, "") && stx_optim_load(r->o, f) && stx_span_state_load(r->s, f,
+        "memory.");
     stx_file_close(f);
     return ok;
 }
@@ -789,14 +803,16 @@ static void test_checkpoint(void) {
             model_make(&a, SMALL, device[k][0], device[k][0] ? prec : STX_PREC_F32, 0);
             model_make(&b, SMALL, device[k][1], device[k][1] ? prec : STX_PREC_F32, 0);
             for (n = 0; n < 6; n++) model_run(&a, n, NULL);
-            CHECK(save_model(&a, path) && load_model(&b, path), "from device %d to %d: %s %s", device[k][0], device[k][1], stx_error(a.x), stx_error(b.x));
+            CHECK(save_model(&a, path) && load_model(&b, path), "from device %d to %d: %s %s", device[k][0], device[k][1], stx_error(a.x),
+                  stx_error(b.x));
             stx_set_tick(b.x, stx_tick(a.x));
             b.lr = a.lr;
             CHECK(b.o->step == 6, "%d updates in the file", (int)b.o->step);
             CHECK(model_hash(&a) == model_hash(&b), "from device %d to %d: other parameters", device[k][0], device[k][1]);
             for (n = 6; n < 10; n++) {
                 double la = model_run(&a, n, NULL), lb = model_run(&b, n, NULL);
-                CHECK(same ? la == lb : fabs(la - lb) <= (precision ? 3e-2 : 1e-4) * la, "from device %d to %d, precision %d, step %d: %.8f, going on %.8f", device[k][0], device[k][1], precision, n, lb, la);
+                CHECK(same ? la == lb : fabs(la - lb) <= (precision ? 3e-2 : 1e-4) * la, "from device %d to %d, precision %d, step %d: "
+                      "%.8f, going on %.8f", device[k][0], device[k][1], precision, n, lb, la);
             }
             stx_optim_sync(b.o);
             CHECK(b.o->step == 10, "%d updates after going on", (int)b.o->step);
@@ -848,7 +864,8 @@ static void test_skip(void) {
     bad[0] = (stx_real)NAN;
     stx_put(r.x, g->grad, bad, 1);
     stx_optim_step(r.o, 0.1);
-    CHECK(!stx_optim_sync(r.o) && r.o->skipped == 1 && r.o->step == 3 && model_hash(&r) == before, "a NaN in a gradient: skipped %d, step %d", (int)r.o->skipped, (int)r.o->step);
+    CHECK(!stx_optim_sync(r.o) && r.o->skipped == 1 && r.o->step == 3 && model_hash(&r) == before, "a NaN in a gradient: skipped %d, "
+          "step %d", (int)r.o->skipped, (int)r.o->step);
     stx_fetch(r.x, bad, g->grad, 1);
     CHECK(bad[0] == 0, "the gradient is not zeroed: %g", (double)bad[0]);
     model_run(&r, 3, NULL);
@@ -868,7 +885,8 @@ static void test_bad_token(void) {
     id[5] = (int32_t)r.V;
     before = model_hash(&r);
     stx_tokens_set(r.x, r.in, id);
-    CHECK(!stx_ok(r.x) && strstr(stx_error(r.x), "stx_tokens_set") && strstr(stx_error(r.x), "position 5"), "token %d of %d: %s", (int)r.V, (int)r.V, stx_error(r.x));
+    CHECK(!stx_ok(r.x) && strstr(stx_error(r.x), "stx_tokens_set") && strstr(stx_error(r.x), "position 5"), "token %d of %d: %s", (int)r.V,
+          (int)r.V, stx_error(r.x));
     stx_clear_error(r.x);
     CHECK(model_hash(&r) == before, "a refused token changes the model");
     id[5] = 0;
@@ -877,9 +895,9 @@ static void test_bad_token(void) {
     free(id);
     model_free(&r);
 }
-/* A NaN with all bits set, as CUDA's own are, does not become a number in the attention's products, and reaches every gradient that it should: no
-   limit on an exponent may hide it. In q, k or v of batch row 0, head 0, time 7; on the CPU, with version 0 and with the fused kernels.
-   (More may be NaN, of that head: 0 times NaN where a query does not see a key of the same tile.) */
+/* A NaN with all bits set, as CUDA's own are, does not become a number in the attention's products, and reaches every gradient that it
+   should: no limit on an exponent may hide it. In q, k or v of batch row 0, head 0, time 7; on the CPU, with version 0 and with the fused
+   kernels. (More may be NaN, of that head: 0 times NaN where a query does not see a key of the same tile.) */
 static void nan_grads(stx_ctx *x, int which, float *out, float *grads) {
     static const uint32_t bits = 0x7fffffffu;
     enum { N = 2 * 24 * 16 };
@@ -918,7 +936,8 @@ static void test_nan(void) {
             for (i = 0; i < 3 * N; i++) {
                 size_t t = i / N, row = i % N / 16 % 24;
                 int there = i % N / 16 < 24 && i % 16 < 8, must;
-                must = !there ? 0 : t == 0 ? (which ? row >= 7 : row == 7) : !which ? row <= 7 : which == 1 || t == 1;      /* dv knows nothing of v */
+                /* dv knows nothing of v */
+                must = !there ? 0 : t == 0 ? (which ? row >= 7 : row == 7) : !which ? row <= 7 : which == 1 || t == 1;
                 hidden += must && !isnan(grads[i]);
                 strays += !there && isnan(grads[i]);
             }
@@ -950,7 +969,8 @@ static void test_errors(void) {
     d.device = STX_CUDA;
     cuda_host_devices(0);
     x = stx_create(&d);
-    CHECK(!stx_ok(x) && stx_error_code(x) == STX_ERR_DEVICE && strstr(stx_error(x), "no CUDA device") && stx_ctx_desc(x)->device == STX_CPU, "no device: %s", stx_error(x));
+    CHECK(!stx_ok(x) && stx_error_code(x) == STX_ERR_DEVICE && strstr(stx_error(x), "no CUDA device") &&
+          stx_ctx_desc(x)->device == STX_CPU, "no device: %s", stx_error(x));
     stx_destroy(x);
     cuda_host_devices(1);
     d.gpu = 3;
@@ -960,7 +980,8 @@ static void test_errors(void) {
     d.gpu = 0;
     cuda_host_arch(7, 5);
     x = stx_create(&d);
-    CHECK(!stx_ok(x) && stx_error_code(x) == STX_ERR_DEVICE && strstr(stx_error(x), "sm_75") && strstr(stx_error(x), "-arch"), "an old device: %s", stx_error(x));
+    CHECK(!stx_ok(x) && stx_error_code(x) == STX_ERR_DEVICE && strstr(stx_error(x), "sm_75") && strstr(stx_error(x), "-arch"),
+          "an old device: %s", stx_error(x));
     stx_destroy(x);
     cuda_host_arch(9, 0);
     CHECK(cuda_host_bytes_in_use() == 0, "%zu bytes of the device are left after refusals", cuda_host_bytes_in_use());
@@ -970,7 +991,7 @@ static void test_errors(void) {
     model_run(&r, 0, NULL);
     model_free(&r);
     CHECK(cuda_host_bytes_in_use() == 0, "%zu bytes of the device are left", cuda_host_bytes_in_use());
-    for (n = 1; n < 100; n++) {         /* a device of more and more memory, then one whose n-th allocation fails: arenas ask again, for less */
+    for (n = 1; n < 100; n++) {     /* a device of more and more memory, then one whose n-th allocation fails: arenas ask again, for less */
         stx_span_desc sd;
         int stopped;
         memset(&sd, 0, sizeof sd);
@@ -988,8 +1009,11 @@ static void test_errors(void) {
             if (r.o && r.s && r.in && r.out) model_run(&r, 0, NULL);
         }
         stopped = !stx_ok(r.x);
-        if (stopped && !strstr(stx_error(r.x), "stx_create") && !strstr(stx_error(r.x), "workspace")) CHECK((strstr(stx_error(r.x), "arena") || strstr(stx_error(r.x), "block") || strstr(stx_error(r.x), "scratch")) && strstr(stx_error(r.x), "use"), "allocation %ld fails: %s names neither place nor knob", n, stx_error(r.x));
-        if (stopped) CHECK(stx_error_code(r.x) == STX_ERR_MEMORY && strlen(stx_error(r.x)) > 20, "allocation %ld fails: code %d, %s", n, stx_error_code(r.x), stx_error(r.x));
+        if (stopped && !strstr(stx_error(r.x), "stx_create") && !strstr(stx_error(r.x), "workspace")) CHECK((strstr(stx_error(r.x),
+            "arena") || strstr(stx_error(r.x), "block") || strstr(stx_error(r.x), "scratch")) && strstr(stx_error(r.x), "use"),
+                "allocation %ld fails: %s names neither place nor knob", n, stx_error(r.x));
+        if (stopped) CHECK(stx_error_code(r.x) == STX_ERR_MEMORY && strlen(stx_error(r.x)) > 20, "allocation %ld fails: code %d, %s", n,
+                           stx_error_code(r.x), stx_error(r.x));
         stx_span_state_free(r.s);
         stx_destroy(r.x);
         cuda_host_fail_alloc(0);
@@ -1002,9 +1026,11 @@ static void test_errors(void) {
     /* desc.max_bytes counts the device's memory */
     d.max_bytes = 3 << 20;
     x = stx_create(&d);
-    CHECK(stx_block_numbers(x, 1 << 18) && !stx_block_numbers(x, 1 << 20) && strstr(stx_error(x), "max_bytes"), "the limit: %s", stx_error(x));
+    CHECK(stx_block_numbers(x, 1 << 18) && !stx_block_numbers(x, 1 << 20) && strstr(stx_error(x), "max_bytes"), "the limit: %s",
+          stx_error(x));
     bytes = stx_bytes(x);
-    CHECK(bytes >= 1 << 20 && bytes == cuda_host_bytes_in_use() - 256, "%zu bytes in use, %zu by the device's count", bytes, cuda_host_bytes_in_use());
+    CHECK(bytes >= 1 << 20 && bytes == cuda_host_bytes_in_use() - 256, "%zu bytes in use, %zu by the device's count", bytes,
+          cuda_host_bytes_in_use());
     stx_destroy(x);
     d.max_bytes = 0;
 
@@ -1019,7 +1045,8 @@ static void test_errors(void) {
         if (!stx_ok(r.x)) {
             char text[512];
             snprintf(text, sizeof text, "%s", stx_error(r.x));
-            CHECK(stx_error_code(r.x) == STX_ERR_DEVICE && strstr(text, "CUDA") && (!strncmp(text, "stx_", 4) || strstr(text, "copy") || strstr(text, "clearing") || strstr(text, "report")), "launch %ld fails: %s", n, text);
+            CHECK(stx_error_code(r.x) == STX_ERR_DEVICE && strstr(text, "CUDA") && (!strncmp(text, "stx_", 4) || strstr(text, "copy") ||
+                strstr(text, "clearing") || strstr(text, "report")), "launch %ld fails: %s", n, text);
             model_run(&r, 2, NULL);
             CHECK(!strcmp(text, stx_error(r.x)), "the first error stays: %s", stx_error(r.x));
         }
@@ -1029,7 +1056,8 @@ static void test_errors(void) {
     model_make(&r, SMALL, STX_CUDA, STX_PREC_F32, 0);
     CHECK(isfinite(model_run(&r, 0, NULL)), "a new context after it: %s", stx_error(r.x));
     model_free(&r);
-    CHECK(cuda_host_bytes_in_use() == 0 && cuda_host_pinned_in_use() == 0, "%zu bytes of the device and %zu of pinned memory are left at the end", cuda_host_bytes_in_use(), cuda_host_pinned_in_use());
+    CHECK(cuda_host_bytes_in_use() == 0 && cuda_host_pinned_in_use() == 0, "%zu bytes of the device and %zu of pinned memory are left at "
+          "the end", cuda_host_bytes_in_use(), cuda_host_pinned_in_use());
 }
 #endif
 
@@ -1037,7 +1065,8 @@ int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
         {"ops", test_ops}, {"train", test_train}, {"graph", test_graph}, {"scalars", test_scalars}, {"clusters", test_clusters},
             {"not repeatable", test_not_repeatable}, {"keys", test_keys},
-        {"note", test_note}, {"checkpoint", test_checkpoint}, {"generation", test_generation}, {"skip", test_skip}, {"bad token", test_bad_token}, {"nan", test_nan},
+        {"note", test_note}, {"checkpoint", test_checkpoint}, {"generation", test_generation}, {"skip", test_skip},
+            {"bad token", test_bad_token}, {"nan", test_nan},
 #ifdef SEQTX_CUDA_HOST
         {"errors", test_errors},
 #endif

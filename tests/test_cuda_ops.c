@@ -13,7 +13,8 @@ static void test_flat(void) {
     size_t k, acc;
     for (k = 0; k < COUNT(sizes); k++) {
         size_t n = sizes[k];
-        arr y = arr_of(n, 1, 0, N_), a = arr_of(n, 2, 0, N_), b = arr_of(n, 2, 0, N_), p = arr_of(n, 1, 0, P_), i = arr_of(n, 9, 1, N_), j = arr_of(n, 9, 1, N_);
+        arr y = arr_of(n, 1, 0, N_), a = arr_of(n, 2, 0, N_), b = arr_of(n, 2, 0, N_), p = arr_of(n, 1, 0, P_), i = arr_of(n, 9, 1, N_),
+            j = arr_of(n, 9, 1, N_);
         int act;
         BOTH(stx_fill, (cx, y.c, n, 3), (gx, y.d, n, 3)); arr_check("fill", &y, 0);
         BOTH(stx_fill, (cx, p.c, n, 1.2345f), (gx, p.d, n, 1.2345f)); arr_check("fill a parameter", &p, 0);
@@ -35,14 +36,17 @@ static void test_flat(void) {
                 BOTH(stx_act_bwd, (cx, d.c, g.c, z.c, a.c, n, act, (int)acc), (gx, d.d, g.d, z.d, a.d, n, act, (int)acc));
                 arr_check("act da", &d, 1e-6);
             }
-            BOTH(stx_act_bwd, (cx, g.c, g.c, z.c, a.c, n, act, 0), (gx, g.d, g.d, z.d, a.d, n, act, 0)); arr_check("act da in place", &g, 1e-6);
-            BOTH(stx_act_bwd, (cx, g.c, a.c, z.c, act == STX_ACT_GELU ? a.c : NULL, n, act, 1), (gx, g.d, a.d, z.d, act == STX_ACT_GELU ? a.d : NULL, n, act, 1));
+            BOTH(stx_act_bwd, (cx, g.c, g.c, z.c, a.c, n, act, 0), (gx, g.d, g.d, z.d, a.d, n, act, 0)); arr_check("act da in place", &g,
+                1e-6);
+            BOTH(stx_act_bwd, (cx, g.c, a.c, z.c, act == STX_ACT_GELU ? a.c : NULL, n, act, 1), (gx, g.d, a.d, z.d, act == STX_ACT_GELU ?
+                a.d : NULL, n, act, 1));
             arr_check("act da without a", &g, 1e-6);
             BOTH(stx_act_fwd, (cx, g.c, g.c, n, act), (gx, g.d, g.d, n, act)); arr_check("act in place", &g, 1e-6);
             arr_free(&z); arr_free(&d); arr_free(&g);
         }
         for (acc = 0; acc < 2; acc++) {
-            BOTH(stx_dropout_fwd, (cx, y.c, a.c, n, 0.3f, 0x9e3779b97f4a7c15u, (uint64_t)1 << 63 | 5, (int)acc), (gx, y.d, a.d, n, 0.3f, 0x9e3779b97f4a7c15u, (uint64_t)1 << 63 | 5, (int)acc));
+            BOTH(stx_dropout_fwd, (cx, y.c, a.c, n, 0.3f, 0x9e3779b97f4a7c15u, (uint64_t)1 << 63 | 5, (int)acc), (gx, y.d, a.d, n, 0.3f,
+                0x9e3779b97f4a7c15u, (uint64_t)1 << 63 | 5, (int)acc));
             arr_check("dropout", &y, 1e-6);
         }
         BOTH(stx_fill, (cx, a.c, n, 1), (gx, a.d, n, 1));
@@ -71,8 +75,10 @@ static void test_flat(void) {
     }
     {   /* nothing to do, nothing done */
         arr y = arr_of(8, 1, 0, N_);
-        stx_fill_cuda(gx, y.d, 0, 5); stx_axpy_cuda(gx, y.d, y.d, 0, 5, 1); stx_copy2d_cuda(gx, y.d, 4, y.d, 4, 0, 4, 0); stx_sum_rows_cuda(gx, y.d, y.d, 0, 8);
-        stx_dropout_fwd_cuda(gx, y.d, y.d, 0, 0.5f, 1, 1, 0); stx_layernorm_fwd_cuda(gx, y.d, y.d, y.d, y.d, y.d, y.d, 0, 8, 0); stx_softmax_fwd_cuda(gx, y.d, y.d, 0, 8);
+        stx_fill_cuda(gx, y.d, 0, 5); stx_axpy_cuda(gx, y.d, y.d, 0, 5, 1); stx_copy2d_cuda(gx, y.d, 4, y.d, 4, 0, 4, 0);
+        stx_sum_rows_cuda(gx, y.d, y.d, 0, 8);
+        stx_dropout_fwd_cuda(gx, y.d, y.d, 0, 0.5f, 1, 1, 0); stx_layernorm_fwd_cuda(gx, y.d, y.d, y.d, y.d, y.d, y.d, 0, 8, 0);
+        stx_softmax_fwd_cuda(gx, y.d, y.d, 0, 8);
         stx_embedding_bwd_cuda(gx, y.d, y.d, NULL, 0, 8, 1); stx_add_fwd_cuda(gx, y.d, y.d, y.d, 0, 8);
         arr_check("no numbers", &y, 0);
         arr_free(&y);
@@ -104,28 +110,39 @@ static void test_rows(void) {
         residual all = {&y, &s, &mean, &rstd, &a, &f, &gain, &shift, &g, &d, &df, &dgain, &dshift};
         stx_residual_norm_args kc, kg;
         if (n > 200000) continue;
-        y = arr_of(n, 1, 0, N_); a = arr_of(n, 2, 0, N_); i1 = arr_of(n, 9, 1, N_); f = arr_of(n, 1, 0, N_); b = arr_of(C, 1, 0, kind); db = arr_of(C, 5, 1, B_);
-        g = arr_of(n, 1, 0, N_); s = arr_of(n, 1, 0, N_); mean = arr_of(N, 1, 0, B_); rstd = arr_of(N, 1, 0, B_); gain = arr_of(C, 1, 0, P_); shift = arr_of(C, 1, 0, P_);
+        y = arr_of(n, 1, 0, N_); a = arr_of(n, 2, 0, N_); i1 = arr_of(n, 9, 1, N_); f = arr_of(n, 1, 0, N_); b = arr_of(C, 1, 0, kind);
+        db = arr_of(C, 5, 1, B_);
+        g = arr_of(n, 1, 0, N_); s = arr_of(n, 1, 0, N_); mean = arr_of(N, 1, 0, B_); rstd = arr_of(N, 1, 0, B_);
+        gain = arr_of(C, 1, 0, P_); shift = arr_of(C, 1, 0, P_);
         dgain = arr_of(C, 1, 0, B_); dshift = arr_of(C, 1, 0, B_); d = arr_of(n, 1, 0, N_); df = arr_of(n, 1, 0, N_);
         for (i = 0; i < C; i++) gain.c[i] += 1;
         stx_cuda_put_numbers(gx, gain.d, gain.c, C);
         BOTH(stx_add_fwd, (cx, y.c, a.c, b.c, n, C), (gx, y.d, a.d, b.d, n, C)); arr_check("add a row", &y, 0);
         BOTH(stx_mul_fwd, (cx, y.c, a.c, b.c, n, C), (gx, y.d, a.d, b.d, n, C)); arr_check("mul by a row", &y, 0);
-        BOTH(stx_mul_bwd, (cx, y.c, db.c, f.c, a.c, b.c, n, C, 1), (gx, y.d, db.d, f.d, a.d, b.d, n, C, 1)); arr_check("mul da", &y, 1e-6); arr_check("mul db, b repeats", &db, 2e-6);
-        BOTH(stx_bias_act_fwd, (cx, y.c, d.c, b.c, N, C, STX_ACT_GELU), (gx, y.d, d.d, b.d, N, C, STX_ACT_GELU)); arr_check("bias_act", &y, 1e-6); arr_check("bias_act pre", &d, 1e-6);
-        BOTH(stx_bias_act_fwd, (cx, y.c, NULL, NULL, N, C, STX_ACT_RELU), (gx, y.d, NULL, NULL, N, C, STX_ACT_RELU)); arr_check("bias_act without b", &y, 0);
+        BOTH(stx_mul_bwd, (cx, y.c, db.c, f.c, a.c, b.c, n, C, 1), (gx, y.d, db.d, f.d, a.d, b.d, n, C, 1)); arr_check("mul da", &y, 1e-6);
+        arr_check("mul db, b repeats", &db, 2e-6);
+        BOTH(stx_bias_act_fwd, (cx, y.c, d.c, b.c, N, C, STX_ACT_GELU), (gx, y.d, d.d, b.d, N, C, STX_ACT_GELU));
+        arr_check("bias_act", &y, 1e-6); arr_check("bias_act pre", &d, 1e-6);
+        BOTH(stx_bias_act_fwd, (cx, y.c, NULL, NULL, N, C, STX_ACT_RELU), (gx, y.d, NULL, NULL, N, C, STX_ACT_RELU));
+        arr_check("bias_act without b", &y, 0);
         BOTH(stx_sum_rows, (cx, db.c, f.c, N, C), (gx, db.d, f.d, N, C)); arr_check("sum_rows", &db, 2e-6);
-        { arr t = arr_of(C, 5, 1, B_); BOTH(stx_sum_rows, (cx, t.c, i1.c, N, C), (gx, t.d, i1.d, N, C)); arr_check("sum_rows of integers", &t, 0); arr_free(&t); }
+        { arr t = arr_of(C, 5, 1, B_); BOTH(stx_sum_rows, (cx, t.c, i1.c, N, C), (gx, t.d, i1.d, N, C)); arr_check("sum_rows of integers",
+            &t, 0); arr_free(&t); }
 
-        BOTH(stx_layernorm_fwd, (cx, y.c, mean.c, rstd.c, a.c, gain.c, shift.c, N, C, 1e-5f), (gx, y.d, mean.d, rstd.d, a.d, gain.d, shift.d, N, C, 1e-5f));
+        BOTH(stx_layernorm_fwd, (cx, y.c, mean.c, rstd.c, a.c, gain.c, shift.c, N, C, 1e-5f), (gx, y.d, mean.d, rstd.d, a.d, gain.d,
+            shift.d, N, C, 1e-5f));
         arr_check("layernorm", &y, C == 1 ? 1e-4 : 4e-6); mean_check("layernorm mean", &mean); arr_check("layernorm rstd", &rstd, 1e-5);
         for (acc = 0; acc < 2; acc++) {
-            BOTH(stx_layernorm_bwd, (cx, d.c, dgain.c, dshift.c, g.c, a.c, gain.c, mean.c, rstd.c, N, C, (int)acc), (gx, d.d, dgain.d, dshift.d, g.d, a.d, gain.d, mean.d, rstd.d, N, C, (int)acc));
-            arr_check("layernorm din", &d, C < 4 ? 1e-3 : 4e-6); arr_check("layernorm dgain", &dgain, 4e-6); arr_check("layernorm dshift", &dshift, 4e-6);
+            BOTH(stx_layernorm_bwd, (cx, d.c, dgain.c, dshift.c, g.c, a.c, gain.c, mean.c, rstd.c, N, C, (int)acc), (gx, d.d, dgain.d,
+                dshift.d, g.d, a.d, gain.d, mean.d, rstd.d, N, C, (int)acc));
+            arr_check("layernorm din", &d, C < 4 ? 1e-3 : 4e-6); arr_check("layernorm dgain", &dgain, 4e-6); arr_check("layernorm dshift",
+                &dshift, 4e-6);
         }
-        BOTH(stx_layernorm_bwd, (cx, NULL, dgain.c, NULL, g.c, a.c, gain.c, mean.c, rstd.c, N, C, 0), (gx, NULL, dgain.d, NULL, g.d, a.d, gain.d, mean.d, rstd.d, N, C, 0));
+        BOTH(stx_layernorm_bwd, (cx, NULL, dgain.c, NULL, g.c, a.c, gain.c, mean.c, rstd.c, N, C, 0), (gx, NULL, dgain.d, NULL, g.d, a.d,
+            gain.d, mean.d, rstd.d, N, C, 0));
         arr_check("layernorm dgain alone", &dgain, 4e-6);
-        BOTH(stx_layernorm_bwd, (cx, d.c, NULL, NULL, g.c, a.c, gain.c, mean.c, rstd.c, N, C, 0), (gx, d.d, NULL, NULL, g.d, a.d, gain.d, mean.d, rstd.d, N, C, 0));
+        BOTH(stx_layernorm_bwd, (cx, d.c, NULL, NULL, g.c, a.c, gain.c, mean.c, rstd.c, N, C, 0), (gx, d.d, NULL, NULL, g.d, a.d, gain.d,
+            mean.d, rstd.d, N, C, 0));
         arr_check("layernorm din alone", &d, C < 4 ? 1e-3 : 4e-6);
         for (acc = 0; acc < 2; acc++) {
             float drop = acc ? 0.25f : 0;
@@ -135,7 +152,8 @@ static void test_rows(void) {
             BOTH(stx_residual_norm_fwd, (cx, &kc), (gx, &kg));
             arr_check("residual_norm s", &s, 1e-6);
             stx_layernorm_fwd(cx, y.c, mean.c, rstd.c, s.c, gain.c, shift.c, N, C, 1e-5f);
-            arr_check("residual_norm y", &y, C == 1 ? 1e-4 : 4e-6); mean_check("residual_norm mean", &mean); arr_check("residual_norm rstd", &rstd, 1e-5);
+            arr_check("residual_norm y", &y, C == 1 ? 1e-4 : 4e-6); mean_check("residual_norm mean", &mean);
+            arr_check("residual_norm rstd", &rstd, 1e-5);
             BOTH(stx_residual_norm_bwd, (cx, &kc), (gx, &kg));
             arr_check("residual_norm ds", &d, C < 4 ? 1e-3 : 4e-6); arr_check("residual_norm df", &df, C < 4 ? 1e-3 : 4e-6);
             arr_check("residual_norm dgain", &dgain, 4e-6); arr_check("residual_norm dshift", &dshift, 4e-6);
@@ -147,7 +165,8 @@ static void test_rows(void) {
 
         BOTH(stx_softmax_fwd, (cx, y.c, a.c, N, C), (gx, y.d, a.d, N, C)); arr_check("softmax", &y, 1e-6);
         for (acc = 0; acc < 2; acc++) {
-            BOTH(stx_softmax_bwd, (cx, d.c, g.c, y.c, N, C, (int)acc), (gx, d.d, g.d, y.d, N, C, (int)acc)); arr_check("softmax da", &d, 2e-6);
+            BOTH(stx_softmax_bwd, (cx, d.c, g.c, y.c, N, C, (int)acc), (gx, d.d, g.d, y.d, N, C, (int)acc));
+            arr_check("softmax da", &d, 2e-6);
         }
         BOTH(stx_log_softmax_fwd, (cx, y.c, a.c, N, C), (gx, y.d, a.d, N, C)); arr_check("log_softmax", &y, 1e-6);
         for (acc = 0; acc < 2; acc++) {
@@ -157,17 +176,21 @@ static void test_rows(void) {
         {   /* columns [1, 1 + w) of y = or += columns [2, 2 + w) of a, and an aligned block of them */
             size_t w = C > 4 ? C - 4 : 1, ac = C > 4 ? 2 : 0, yc = C > 4 ? 1 : 0;
             for (acc = 0; acc < 2; acc++) {
-                BOTH(stx_copy2d, (cx, y.c + yc, C, a.c + ac, C, N, w, (int)acc), (gx, stx_at(gx, y.d, yc), C, stx_at(gx, a.d, ac), C, N, w, (int)acc)); arr_check("copy2d", &y, 1e-7);
-                BOTH(stx_copy2d, (cx, y.c, C, a.c + (C > 4 ? 4 : 0), C, N, w, (int)acc), (gx, y.d, C, stx_at(gx, a.d, C > 4 ? 4 : 0), C, N, w, (int)acc)); arr_check("copy2d by fours", &y, 1e-7);
+                BOTH(stx_copy2d, (cx, y.c + yc, C, a.c + ac, C, N, w, (int)acc), (gx, stx_at(gx, y.d, yc), C, stx_at(gx, a.d, ac), C, N, w,
+                    (int)acc)); arr_check("copy2d", &y, 1e-7);
+                BOTH(stx_copy2d, (cx, y.c, C, a.c + (C > 4 ? 4 : 0), C, N, w, (int)acc), (gx, y.d, C, stx_at(gx, a.d, C > 4 ? 4 : 0), C, N,
+                    w, (int)acc)); arr_check("copy2d by fours", &y, 1e-7);
             }
         }
-        arr_free(&y); arr_free(&a); arr_free(&i1); arr_free(&f); arr_free(&b); arr_free(&db); arr_free(&g); arr_free(&s); arr_free(&mean); arr_free(&rstd);
+        arr_free(&y); arr_free(&a); arr_free(&i1); arr_free(&f); arr_free(&b); arr_free(&db); arr_free(&g); arr_free(&s); arr_free(&mean);
+        arr_free(&rstd);
         arr_free(&gain); arr_free(&shift); arr_free(&dgain); arr_free(&dshift); arr_free(&d); arr_free(&df);
     }
 }
 
 static void test_embedding(void) {
-    static const size_t cases[][3] = {{1, 1, 1}, {5, 7, 3}, {28, 300, 33}, {256, 4500, 12}, {3000, 2048, 5}, {9000, 6000, 4}, {50, 200, 516}, {50, 200, 1030}};
+    static const size_t cases[][3] = {{1, 1, 1}, {5, 7, 3}, {28, 300, 33}, {256, 4500, 12}, {3000, 2048, 5}, {9000, 6000, 4},
+        {50, 200, 516}, {50, 200, 1030}};
     size_t k, i;
     int how;
     for (k = 0; k < COUNT(cases); k++) for (how = 0; how < 3; how++) {      /* all equal, all different, Zipf */
@@ -180,10 +203,13 @@ static void test_embedding(void) {
             ids[i] = how == 0 ? (int32_t)(V - 1) : how == 1 ? (int32_t)((i * 7919) % V) : (int32_t)((double)V * u * u * u * u);
         }
         dev = ids_to(ids, N);
-        table = arr_of(V * C, 1, 0, P_); y = arr_of(N * C, 1, 0, N_); dy = arr_of(N * C, 3, 1, N_); dt = arr_of(V * C, 3, 1, B_); dw = arr_of(N * C, 1, 0, N_);
+        table = arr_of(V * C, 1, 0, P_); y = arr_of(N * C, 1, 0, N_); dy = arr_of(N * C, 3, 1, N_); dt = arr_of(V * C, 3, 1, B_);
+        dw = arr_of(N * C, 1, 0, N_);
         BOTH(stx_embedding_fwd, (cx, y.c, table.c, ids, N, C, 1.5f), (gx, y.d, table.d, dev, N, C, 1.5f)); arr_check("embedding", &y, 0);
-        BOTH(stx_embedding_bwd, (cx, dt.c, dy.c, ids, N, C, 2), (gx, dt.d, dy.d, dev, N, C, 2)); arr_check("embedding dtable, integers", &dt, 0);
-        BOTH(stx_embedding_bwd, (cx, dt.c, dw.c, ids, N, C, 0.3f), (gx, dt.d, dw.d, dev, N, C, 0.3f)); arr_check("embedding dtable", &dt, how ? 2e-6 : 2e-5);
+        BOTH(stx_embedding_bwd, (cx, dt.c, dy.c, ids, N, C, 2), (gx, dt.d, dy.d, dev, N, C, 2)); arr_check("embedding dtable, integers",
+            &dt, 0);
+        BOTH(stx_embedding_bwd, (cx, dt.c, dw.c, ids, N, C, 0.3f), (gx, dt.d, dw.d, dev, N, C, 0.3f)); arr_check("embedding dtable", &dt,
+            how ? 2e-6 : 2e-5);
         if (how != 0 && N < 400) {      /* the gradient of an activation (stx_gather) */
             arr da = arr_of(V * C, 3, 0, N_);
             BOTH(stx_embedding_bwd, (cx, da.c, dw.c, ids, N, C, 1), (gx, da.d, dw.d, dev, N, C, 1)); arr_check("gather da", &da, 2e-6);
@@ -201,16 +227,20 @@ static void test_cross_entropy(void) {
     for (k = 0; k < COUNT(cases); k++) {
         size_t N = cases[k][0], V = cases[k][1];
         int32_t *ids = (int32_t *)malloc(N * sizeof *ids), *dev;
-        arr logits = arr_of(N * V, 8, 0, N_), loss = arr_of(1, 1, 0, B_), top = arr_of(N, 1, 0, B_), inv = arr_of(N, 1, 0, B_), g = arr_of(1, 1, 0, B_), d = arr_of(N * V, 1, 0, N_);
+        arr logits = arr_of(N * V, 8, 0, N_), loss = arr_of(1, 1, 0, B_), top = arr_of(N, 1, 0, B_), inv = arr_of(N, 1, 0, B_),
+            g = arr_of(1, 1, 0, B_), d = arr_of(N * V, 1, 0, N_);
         for (i = 0; i < N; i++) ids[i] = (int32_t)(i ? (i * 7919) % V : V - 1);
         dev = ids_to(ids, N);
-        BOTH(stx_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, N, V, (double)N), (gx, loss.d, top.d, inv.d, logits.d, dev, N, V, (double)N));
+        BOTH(stx_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, N, V, (double)N), (gx, loss.d, top.d, inv.d, logits.d, dev,
+            N, V, (double)N));
         arr_check("cross_entropy", &loss, 1e-6); arr_check("cross_entropy top", &top, 0); arr_check("cross_entropy inv", &inv, 5e-6);
         for (acc = 0; acc < 2; acc++) {
-            BOTH(stx_cross_entropy_bwd, (cx, d.c, g.c, top.c, inv.c, logits.c, ids, N, V, 3, (int)acc), (gx, d.d, g.d, top.d, inv.d, logits.d, dev, N, V, 3, (int)acc));
+            BOTH(stx_cross_entropy_bwd, (cx, d.c, g.c, top.c, inv.c, logits.c, ids, N, V, 3, (int)acc), (gx, d.d, g.d, top.d, inv.d,
+                logits.d, dev, N, V, 3, (int)acc));
             arr_check("cross_entropy dlogits", &d, 1e-6);
         }
-        BOTH(stx_cross_entropy_bwd, (cx, logits.c, g.c, top.c, inv.c, logits.c, ids, N, V, 3, 0), (gx, logits.d, g.d, top.d, inv.d, logits.d, dev, N, V, 3, 0));
+        BOTH(stx_cross_entropy_bwd, (cx, logits.c, g.c, top.c, inv.c, logits.c, ids, N, V, 3, 0), (gx, logits.d, g.d, top.d, inv.d,
+            logits.d, dev, N, V, 3, 0));
         arr_check("cross_entropy dlogits in place", &logits, 1e-6);
         arr_free(&logits); arr_free(&loss); arr_free(&top); arr_free(&inv); arr_free(&g); arr_free(&d);
         stx_cuda_free(gx, dev);
@@ -303,9 +333,11 @@ static void test_cross_entropy(void) {
         v[3 * V + 100] = NAN;
         ids[0] = 525;
         stx_cuda_put(gx, dev, ids, sizeof ids);
-        logits = arr_from(v, R * V, N_); loss = arr_of(1, 1, 0, B_); top = arr_of(R, 1, 0, B_); inv = arr_of(R, 1, 0, B_); y = arr_of(R * V, 1, 0, N_);
+        logits = arr_from(v, R * V, N_); loss = arr_of(1, 1, 0, B_); top = arr_of(R, 1, 0, B_); inv = arr_of(R, 1, 0, B_);
+        y = arr_of(R * V, 1, 0, N_);
         BOTH(stx_softmax_fwd, (cx, y.c, logits.c, R, V), (gx, y.d, logits.d, R, V)); arr_check("softmax of infinities and NaN", &y, 1e-6);
-        BOTH(stx_softmax_fwd, (cx, y.c, logits.c, 53, 60), (gx, y.d, logits.d, 53, 60)); arr_check("softmax of infinities and NaN, narrow", &y, 1e-6);
+        BOTH(stx_softmax_fwd, (cx, y.c, logits.c, 53, 60), (gx, y.d, logits.d, 53, 60)); arr_check("softmax of infinities and NaN, "
+            "narrow", &y, 1e-6);
         BOTH(stx_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, R, V, 6), (gx, loss.d, top.d, inv.d, logits.d, dev, R, V, 6));
         arr_check("cross_entropy of infinities and NaN", &loss, 1e-6); arr_check("inv of infinities and NaN", &inv, 2e-6);
         BOTH(stx_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, 1, V, 6), (gx, loss.d, top.d, inv.d, logits.d, dev, 1, V, 6));
@@ -318,10 +350,13 @@ static void test_cross_entropy(void) {
         int forward;
         for (forward = 0; forward < 2; forward++) {
             size_t N = 7, V = 900, K = 3, size0 = 300, size1 = 500;
-            arr out = arr_of(N * V, 1, 0, N_), gate = arr_of(N * K, 1, 0, B_), l0 = arr_of(N * (size0 + 2), 5, 0, N_), l1 = arr_of(N * size1, 5, 0, N_);
-            BOTH(stx_cluster_log_probs, (cx, out.c, gate.c, l0.c, N, V, 0, size0, size0 + 2, K, 0, forward), (gx, out.d, gate.d, l0.d, N, V, 0, size0, size0 + 2, K, 0, forward));
+            arr out = arr_of(N * V, 1, 0, N_), gate = arr_of(N * K, 1, 0, B_), l0 = arr_of(N * (size0 + 2), 5, 0, N_),
+                l1 = arr_of(N * size1, 5, 0, N_);
+            BOTH(stx_cluster_log_probs, (cx, out.c, gate.c, l0.c, N, V, 0, size0, size0 + 2, K, 0, forward), (gx, out.d, gate.d, l0.d, N,
+                V, 0, size0, size0 + 2, K, 0, forward));
             arr_check("cluster 0", &out, 1e-6); arr_check("cluster gates", &gate, 1e-6);
-            BOTH(stx_cluster_log_probs, (cx, out.c, gate.c, l1.c, N, V, size0, size1, size1, K, 1, forward), (gx, out.d, gate.d, l1.d, N, V, size0, size1, size1, K, 1, forward));
+            BOTH(stx_cluster_log_probs, (cx, out.c, gate.c, l1.c, N, V, size0, size1, size1, K, 1, forward), (gx, out.d, gate.d, l1.d, N,
+                V, size0, size1, size1, K, 1, forward));
             arr_check("cluster 1", &out, 1e-6);
             arr_free(&out); arr_free(&gate); arr_free(&l0); arr_free(&l1);
         }
@@ -334,12 +369,15 @@ static void test_special(void) {        /* NaN, infinities, zeros, extremes thro
     arr a, y, g, d;
     int act;
     for (i = 0; i < n; i++) v[i] = (float)((double)i - 32);
-    v[0] = NAN; v[1] = HUGE_VALF; v[2] = -HUGE_VALF; v[3] = -0.0f; v[4] = 1e30f; v[5] = -1e30f; v[6] = 1e-20f; v[7] = 90; v[8] = -90; v[9] = 10; v[10] = -10; v[11] = 15.5f; v[12] = -14;
+    v[0] = NAN; v[1] = HUGE_VALF; v[2] = -HUGE_VALF; v[3] = -0.0f; v[4] = 1e30f; v[5] = -1e30f; v[6] = 1e-20f; v[7] = 90; v[8] = -90;
+    v[9] = 10; v[10] = -10; v[11] = 15.5f; v[12] = -14;
     a = arr_from(v, n, N_); y = arr_of(n, 1, 0, N_); g = arr_of(n, 1, 0, N_); d = arr_of(n, 1, 0, N_);
     for (act = 0; act <= STX_ACT_SIGMOID; act++) {
         BOTH(stx_act_fwd, (cx, y.c, a.c, n, act), (gx, y.d, a.d, n, act)); arr_check("act of extremes", &y, 1e-6);
-        BOTH(stx_act_bwd, (cx, d.c, g.c, y.c, a.c, n, act, 0), (gx, d.d, g.d, y.d, a.d, n, act, 0)); arr_check("act da of extremes", &d, 1e-6);
-        BOTH(stx_act_bwd, (cx, d.c, a.c, y.c, a.c, n, act, 0), (gx, d.d, a.d, y.d, a.d, n, act, 0)); arr_check("act da of extreme dy", &d, 1e-6);
+        BOTH(stx_act_bwd, (cx, d.c, g.c, y.c, a.c, n, act, 0), (gx, d.d, g.d, y.d, a.d, n, act, 0)); arr_check("act da of extremes", &d,
+            1e-6);
+        BOTH(stx_act_bwd, (cx, d.c, a.c, y.c, a.c, n, act, 0), (gx, d.d, a.d, y.d, a.d, n, act, 0)); arr_check("act da of extreme dy", &d,
+            1e-6);
     }
     BOTH(stx_add_fwd, (cx, y.c, a.c, g.c, n, n), (gx, y.d, a.d, g.d, n, n)); arr_check("add extremes", &y, 0);
     BOTH(stx_mul_fwd, (cx, y.c, a.c, g.c, n, n), (gx, y.d, a.d, g.d, n, n)); arr_check("mul extremes", &y, 0);
@@ -348,9 +386,11 @@ static void test_special(void) {        /* NaN, infinities, zeros, extremes thro
     arr_free(&a); arr_free(&y); arr_free(&g); arr_free(&d);
 }
 
-/* Optimisers. Tensors of odd sizes, one after the other in a parameter allocation, or each in its own (more than the kernels' table holds) */
+/* Optimisers. Tensors of odd sizes, one after the other in a parameter allocation, or each in its own (more than the kernels' table holds)
+   */
 enum { TENSORS = 70 };
-typedef struct opt { size_t tensors, pieces; arr p[TENSORS], g[TENSORS], s0[TENSORS], s1[TENSORS]; stx_piece *c, *host, *d; stx_update u, *du; double *squares, *dsq; } opt;
+typedef struct opt { size_t tensors, pieces; arr p[TENSORS], g[TENSORS], s0[TENSORS], s1[TENSORS]; stx_piece *c, *host, *d;
+    stx_update u, *du; double *squares, *dsq; } opt;
 static void opt_make(opt *o, size_t tensors, int states) {
     static const size_t size[] = {4096, 1, 5, 8197, 129, 12288, 1000, 33};
     size_t t, k, at;
@@ -369,8 +409,10 @@ static void opt_make(opt *o, size_t tensors, int states) {
             stx_piece *c = o->c + k, *d = o->host + k;
             c->n = d->n = n - at < 4096 ? n - at : 4096;
             c->tensor = d->tensor = t;
-            c->p = o->p[t].c + at; c->g = o->g[t].c + at; c->s[0] = states > 0 ? o->s0[t].c + at : NULL; c->s[1] = states > 1 ? o->s1[t].c + at : NULL;
-            d->p = o->p[t].d + at; d->g = o->g[t].d + at; d->s[0] = states > 0 ? o->s0[t].d + at : NULL; d->s[1] = states > 1 ? o->s1[t].d + at : NULL;
+            c->p = o->p[t].c + at; c->g = o->g[t].c + at; c->s[0] = states > 0 ? o->s0[t].c + at : NULL;
+            c->s[1] = states > 1 ? o->s1[t].c + at : NULL;
+            d->p = o->p[t].d + at; d->g = o->g[t].d + at; d->s[0] = states > 0 ? o->s0[t].d + at : NULL;
+            d->s[1] = states > 1 ? o->s1[t].d + at : NULL;
         }
     }
     memset(&o->u, 0, sizeof o->u);
@@ -416,16 +458,21 @@ static void opt_run(const char *name, size_t tensors, int kind, float momentum, 
         }
         BOTH(stx_sum_squares, (cx, o.squares, o.c, o.pieces), (gx, o.dsq, o.d, o.pieces));
         stx_cuda_get(gx, sq, o.dsq, o.pieces * sizeof *sq);
-        for (k = 0; k < o.pieces; k++) CHECK(CLOSE(sq[k], o.squares[k], 1e-13) || (!(sq[k] <= 1e300) && !(o.squares[k] <= 1e300)), "%s: squares of piece %zu are %g, want %g", name, k, sq[k], o.squares[k]);
+        for (k = 0; k < o.pieces; k++) CHECK(CLOSE(sq[k], o.squares[k], 1e-13) || (!(sq[k] <= 1e300) && !(o.squares[k] <= 1e300)),
+                                             "%s: squares of piece %zu are %g, want %g", name, k, sq[k], o.squares[k]);
         BOTH(stx_optim_plan, (cx, &o.u, o.c, o.pieces, o.squares, &d), (gx, o.du, o.d, o.pieces, o.dsq, &d));
         stx_cuda_get(gx, &u, o.du, sizeof u);
-        CHECK(u.ok == o.u.ok && u.ok == (step != 4 && step != 6) && u.step == o.u.step && u.skipped == o.u.skipped, "%s: step %d: ok %d, %llu made, %llu left out", name, step, u.ok,
+        CHECK(u.ok == o.u.ok && u.ok == (step != 4 && step != 6) && u.step == o.u.step && u.skipped == o.u.skipped,
+              "%s: step %d: ok %d, %llu made, %llu left out", name, step, u.ok,
               (unsigned long long)u.step, (unsigned long long)u.skipped);
         CHECK(!u.ok || CLOSE(u.norm / o.u.norm, 1, 1e-12), "%s: norm %.17g, want %.17g", name, u.norm, o.u.norm);
-        CHECK(!u.ok || (CLOSE(u.factor, o.u.factor, 1e-7) && CLOSE(u.correction1, o.u.correction1, 1e-7) && CLOSE(u.correction2, o.u.correction2, 1e-9) && u.plain == o.u.plain), "%s: factor %g, want %g", name, (double)u.factor, (double)o.u.factor);
-        CHECK(o.u.plain == (kind == STX_RADAM && o.u.step < 6), "%s: update %llu is %s", name, (unsigned long long)o.u.step, o.u.plain ? "plain" : "divided by the root of v");
+        CHECK(!u.ok || (CLOSE(u.factor, o.u.factor, 1e-7) && CLOSE(u.correction1, o.u.correction1, 1e-7) && CLOSE(u.correction2,
+            o.u.correction2, 1e-9) && u.plain == o.u.plain), "%s: factor %g, want %g", name, (double)u.factor, (double)o.u.factor);
+        CHECK(o.u.plain == (kind == STX_RADAM && o.u.step < 6), "%s: update %llu is %s", name, (unsigned long long)o.u.step,
+              o.u.plain ? "plain" : "divided by the root of v");
         stx_cuda_get(gx, o.host, o.d, o.pieces * sizeof *o.host);
-        for (k = 0; k < o.pieces; k++) CHECK(CLOSE(o.host[k].lr / (o.c[k].lr > 0 ? o.c[k].lr : 1), o.c[k].lr > 0, 2e-7), "%s: lr of piece %zu is %g, want %g", name, k, (double)o.host[k].lr, (double)o.c[k].lr);
+        for (k = 0; k < o.pieces; k++) CHECK(CLOSE(o.host[k].lr / (o.c[k].lr > 0 ? o.c[k].lr : 1), o.c[k].lr > 0, 2e-7),
+                                             "%s: lr of piece %zu is %g, want %g", name, k, (double)o.host[k].lr, (double)o.c[k].lr);
         if (kind == STX_SGD) BOTH(stx_sgd_update, (cx, &o.u, o.c, o.pieces, momentum, decay), (gx, o.du, o.d, o.pieces, momentum, decay));
         else if (kind == STX_LAMB) {
             double *both = (double *)calloc(o.pieces, 2 * sizeof *both), *dev = (double *)cuda_bytes(gx, both, 2 * o.pieces * sizeof *both);
@@ -435,7 +482,8 @@ static void opt_run(const char *name, size_t tensors, int kind, float momentum, 
             stx_cuda_free(gx, dev);
             free(both);
         } else if (kind == STX_ADAGRAD) BOTH(stx_adagrad_update, (cx, &o.u, o.c, o.pieces, 1e-10f), (gx, o.du, o.d, o.pieces, 1e-10f));
-        else BOTH(stx_adam_update, (cx, &o.u, o.c, o.pieces, 0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, kind == STX_ADAM ? decay : 0, kind == STX_ADAM ? 0 : decay),
+        else BOTH(stx_adam_update, (cx, &o.u, o.c, o.pieces, 0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, kind == STX_ADAM ? decay : 0,
+                                    kind == STX_ADAM ? 0 : decay),
                   (gx, o.du, o.d, o.pieces, 0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, kind == STX_ADAM ? decay : 0, kind == STX_ADAM ? 0 : decay));
         for (t = 0; t < tensors; t++) {
             float *was = NULL;
@@ -503,8 +551,10 @@ static void sums(void *user, uint64_t *h) {
     gx = cuda_ctx(STX_CUDA, half ? STX_PREC_BF16 : STX_PREC_F32);
     for (i = 0; i < N; i++) ids[i] = (int32_t)(i * i * 7 % V);
     dev = ids_to(ids, N);
-    a = arr_of(N * C, 1, 0, N_); b = arr_of(C, 1, 0, P_); g = arr_of(N * C, 1, 0, N_); y = arr_of(N * C, 1, 0, N_); s = arr_of(N * C, 1, 0, N_); d = arr_of(N * C, 1, 0, N_);
-    df = arr_of(N * C, 1, 0, N_); gain = arr_of(C, 1, 0, P_); shift = arr_of(C, 1, 0, P_); dgain = arr_of(C, 1, 0, B_); dshift = arr_of(C, 1, 0, B_);
+    a = arr_of(N * C, 1, 0, N_); b = arr_of(C, 1, 0, P_); g = arr_of(N * C, 1, 0, N_); y = arr_of(N * C, 1, 0, N_);
+    s = arr_of(N * C, 1, 0, N_); d = arr_of(N * C, 1, 0, N_);
+    df = arr_of(N * C, 1, 0, N_); gain = arr_of(C, 1, 0, P_); shift = arr_of(C, 1, 0, P_); dgain = arr_of(C, 1, 0, B_);
+    dshift = arr_of(C, 1, 0, B_);
     mean = arr_of(N, 1, 0, B_); rstd = arr_of(N, 1, 0, B_); dt = arr_of(V * C, 1, 0, B_); loss = arr_of(1, 1, 0, B_);
     k = residual_args(&all, 1, N, C, 0.1f, 1);
     stx_residual_norm_fwd_cuda(gx, &k);
@@ -537,7 +587,8 @@ static void sums(void *user, uint64_t *h) {
       stx_cuda_get(gx, &sq, dsq, sizeof sq); }
     { uint64_t u; memcpy(&u, &sq, 8); *h = (*h ^ u) * 1099511628211u; }
     CHECK(stx_ok(gx), "sums: %s", stx_error(gx));
-    free(a.c); free(b.c); free(g.c); free(y.c); free(s.c); free(d.c); free(df.c); free(gain.c); free(shift.c); free(dgain.c); free(dshift.c); free(mean.c); free(rstd.c); free(dt.c); free(loss.c);
+    free(a.c); free(b.c); free(g.c); free(y.c); free(s.c); free(d.c); free(df.c); free(gain.c); free(shift.c); free(dgain.c);
+    free(dshift.c); free(mean.c); free(rstd.c); free(dt.c); free(loss.c);
     stx_destroy(gx);
 }
 

@@ -46,7 +46,8 @@ static void recurrence_make(recurrence *t, const shape *given) {
     O = s->D * s->H; N = s->B * s->T; tiles = (s->T + STX_SRU_TILE - 1) / STX_SRU_TILE;
     t->a[U] = arr_of(N * s->k * O, 2, 0, s->odd ? B_ : N_); t->a[XR] = arr_of(N * O, 1, 0, N_); t->a[V_] = arr_of(N * 2 * O, 0.5, 0, N_);
     t->a[C0] = arr_of(s->B * O, 1, 0, s->c0 == 2 ? N_ : B_); t->a[M] = arr_of(s->B * O, 2, 1, B_);
-    t->a[DH] = arr_of(N * O, 1, 0, N_); t->a[DLAST] = arr_of(s->B * O, 1, 0, B_); t->a[BIAS] = arr_of(2 * O, 1, 0, P_); t->a[VP] = arr_of(2 * O, 1.2, 0, P_);
+    t->a[DH] = arr_of(N * O, 1, 0, N_); t->a[DLAST] = arr_of(s->B * O, 1, 0, B_); t->a[BIAS] = arr_of(2 * O, 1, 0, P_);
+    t->a[VP] = arr_of(2 * O, 1.2, 0, P_);
     t->a[H_] = arr_of(N * O, 1, 0, N_); t->a[LAST] = arr_of(s->B * O, 1, 0, B_); t->a[C] = arr_of(s->B * tiles * O, 1, 0, B_);
     t->a[DU] = arr_of(N * s->k * O, 1, 0, N_); t->a[DV_] = arr_of(N * 2 * O, 1, 0, N_); t->a[DXR] = arr_of(N * O, 1, 0, N_);
     t->a[DVP] = arr_of(2 * O, 1, 0, B_); t->a[DBIAS] = arr_of(2 * O, 1, 0, B_); t->a[DC0] = arr_of(s->B * O, 1, 0, s->c0 == 2 ? N_ : B_);
@@ -59,10 +60,12 @@ static void recurrence_make(recurrence *t, const shape *given) {
         t->pad[i] = s->pad == 2 || test_rand() > 0.5 || i % s->T >= 40;
         if (!t->pad[i]) continue;
         for (j = 0; j < O; j++) {           /* nothing there may be used */
-            t->a[U].c[i * s->k * O + j] = t->a[U].c[(i * s->k + s->k - 1) * O + j] = t->a[XR].c[i * O + j] = t->a[V_].c[i * 2 * O + j] = t->a[DH].c[i * O + j] = NAN;
+            t->a[U].c[i * s->k * O + j] = t->a[U].c[(i * s->k + s->k - 1) * O + j] = t->a[XR].c[i * O + j] = t->a[V_].c[i * 2 * O + j] =
+                t->a[DH].c[i * O + j] = NAN;
         }
     }
-    if (s->pad) for (i = 0; i <= DH; i++) if (i == U || i == XR || i == V_ || i == DH) stx_cuda_put_numbers(gx, t->a[i].d, t->a[i].c, t->a[i].n);
+    if (s->pad) for (i = 0; i <= DH; i++) if (i == U || i == XR || i == V_ || i == DH) stx_cuda_put_numbers(gx, t->a[i].d, t->a[i].c,
+        t->a[i].n);
     t->dpad = (int32_t *)cuda_bytes(gx, t->pad, N * sizeof *t->pad);
     t->on = args_of(t, of_gpu);
     t->on.pad = s->pad ? t->dpad : NULL;
@@ -82,7 +85,8 @@ static void on_gpu(recurrence *t) {
 }
 /* Both twins against the definition. Errors of a float grow by up to |J| a step, see J in seqtx_sru.h; and c cancels in no sum. */
 static void compare(const shape *s) {
-    static const char *const part[ARRAYS] = {"u", "xr", "V", "c0", "m", "dh", "dlast", "bias", "v", "h", "last", "c", "du", "dV", "dxr", "dv", "dbias", "dc0"};
+    static const char *const part[ARRAYS] = {"u", "xr", "V", "c0", "m", "dh", "dlast", "bias", "v", "h", "last", "c", "du", "dV", "dxr",
+        "dv", "dbias", "dc0"};
     recurrence t;
     stx_sru_args cpu;
     float *was[ARRAYS];
@@ -113,7 +117,8 @@ static void compare(const shape *s) {
     free(state);
     on_gpu(&t);
     for (i = 0; i < ARRAYS; i++) {
-        snprintf(name, sizeof name, "%s of B %zu T %zu H %zu D %zu k %zu tanh %d xr %d v %d V %d c0 %d m %d pad %d dh %d dlast %d dxr %d odd %d", part[i], s->B, s->T, s->H, s->D, s->k, s->tanh, s->xr, s->v, s->V,
+        snprintf(name, sizeof name, "%s of B %zu T %zu H %zu D %zu k %zu tanh %d xr %d v %d V %d c0 %d m %d pad %d dh %d dlast %d dxr %d "
+                 "odd %d", part[i], s->B, s->T, s->H, s->D, s->k, s->tanh, s->xr, s->v, s->V,
                  s->c0, s->m, s->pad, s->dh, s->dlast, s->dxr, s->odd);
         least = i >= DVP && i <= DBIAS ? 1 : 1e-3;      /* sums of both signs */
         if (i >= H_) {
@@ -138,7 +143,8 @@ static void test_options(void) {
         shape s = base;
         if (brief && n % 5) continue;
         s.B = 1 + n % 3; s.T = lengths[l]; s.H = wide[h]; s.D = 1 + n / 2 % 2; s.k = 3 + n / 3 % 2;
-        s.tanh = (int)(n / 4 % 2); s.V = (int)(n / 5 % 2); s.v = n % 7 != 0; s.m = (int)(n % 2); s.c0 = (int)(n % 3); s.pad = n % 11 == 5 ? 2 : n % 4 == 1; s.dlast = n % 5 != 2; s.dh = n % 9 != 4;
+        s.tanh = (int)(n / 4 % 2); s.V = (int)(n / 5 % 2); s.v = n % 7 != 0; s.m = (int)(n % 2); s.c0 = (int)(n % 3);
+        s.pad = n % 11 == 5 ? 2 : n % 4 == 1; s.dlast = n % 5 != 2; s.dh = n % 9 != 4;
         s.dxr = (int)(n % 3); s.xr = n % 8 != 6; s.dv = s.v && n % 10 != 3; s.dc0 = s.c0 != 0;
         compare(&s);
     }
@@ -146,8 +152,10 @@ static void test_options(void) {
         shape s = base;
         if ((brief && n % 13) || (off && n % 3 != 1)) continue;
         s.B = 2; s.T = 65 + n % 7; s.H = n % 12 == 5 ? 37 : n % 2 ? 40 : 72; s.D = 1 + n / 2 % 2; s.k = 3 + n / 4 % 2;
-        s.tanh = (int)(n / 8 % 2); s.V = (int)(n / 16 % 2); s.v = (int)(n / 32 % 2); s.pad = (int)(n / 64 % 3); s.xr = n / 192 % 2 == 0; s.dxr = (int)(n % 3);
-        s.m = n % 5 != 0; s.c0 = (int)(n % 3); s.dh = n % 17 != 3; s.dlast = n % 7 != 3; s.dv = s.v; s.dc0 = s.c0 != 0; s.odd = half && n % 16 == 9;
+        s.tanh = (int)(n / 8 % 2); s.V = (int)(n / 16 % 2); s.v = (int)(n / 32 % 2); s.pad = (int)(n / 64 % 3); s.xr = n / 192 % 2 == 0;
+        s.dxr = (int)(n % 3);
+        s.m = n % 5 != 0; s.c0 = (int)(n % 3); s.dh = n % 17 != 3; s.dlast = n % 7 != 3; s.dv = s.v; s.dc0 = s.c0 != 0; s.odd = half &&
+            n % 16 == 9;
         compare(&s);
     }
     for (n = 0; n < 4 && !brief && !off; n++) {     /* so many columns that time is not cut */
@@ -176,7 +184,8 @@ static void test_columns(void) {
             arr *to = t.a + plane[at];
             for (n = 0; n < to->n / FEW; n++) memcpy(to->c + n * FEW, from->c + n * WIDE, FEW * sizeof(float));
         }
-        for (j = C0; j <= VP; j++) for (n = 0; j != DH && n < t.a[j].n / FEW; n++) memcpy(t.a[j].c + n * FEW, w.a[j].c + n * WIDE, FEW * sizeof(float));
+        for (j = C0; j <= VP; j++) for (n = 0; j != DH && n < t.a[j].n / FEW; n++) memcpy(t.a[j].c + n * FEW, w.a[j].c + n * WIDE,
+            FEW * sizeof(float));
         for (j = 0; j <= VP; j++) stx_cuda_put_numbers(gx, t.a[j].d, t.a[j].c, t.a[j].n);
         on_gpu(&w);
         on_gpu(&t);
@@ -231,7 +240,8 @@ static void bits(void *user, uint64_t *h) {
 }
 static void test_bits(void) {
     static const shape s[] = {
-        {2, 200, 72, 2, 3, 0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 0}, {1, 300, 40, 1, 4, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0}, {3, 290, 33, 1, 3, 0, 1, 0, 0, 1, 1, 1, 1, 1, 2, 0, 1, 0},
+        {2, 200, 72, 2, 3, 0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 0}, {1, 300, 40, 1, 4, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0},
+            {3, 290, 33, 1, 3, 0, 1, 0, 0, 1, 1, 1, 1, 1, 2, 0, 1, 0},
         {3, 40, 10008, 1, 3, 0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 0}};
     size_t i;
     for (i = 0; i < COUNT(s) - (brief ? 1 : 0); i++) cuda_orders("recurrence", bits, (void *)(uintptr_t)(s + i));
@@ -240,7 +250,8 @@ static void test_bits(void) {
 /* As an op, in a graph with a mask drawn once for all times: forward and backward on both devices */
 static void test_ops(void) {
     enum { B = 2, T = 37, O = 24 };
-    float *u = cuda_random(B * T * 3 * O, 2, 0), *xr = cuda_random(B * T * O, 1, 0), *c0 = cuda_random(B * O, 1, 0), *w = cuda_random(B * T * O, 1, 0), *out[2][7];
+    float *u = cuda_random(B * T * 3 * O, 2, 0), *xr = cuda_random(B * T * O, 1, 0), *c0 = cuda_random(B * O, 1, 0),
+        *w = cuda_random(B * T * O, 1, 0), *out[2][7];
     size_t size[7] = {B * T * O, B * O, B * T * 3 * O, B * T * O, B * O, 2 * O, 1};
     int32_t pad[B * T] = {0};
     int d, i;
@@ -249,7 +260,8 @@ static void test_ops(void) {
     for (d = 0; d < 2; d++) {
         stx_ctx *x = cuda_ctx(d ? STX_CUDA : STX_CPU, d && half ? STX_PREC_BF16 : STX_PREC_F32);
         stx_params *p = stx_params_create(x);
-        stx_tensor *bias = stx_param(p, STX_NORMAL, 0.3, "bias", 2, O, 0, 0), *v = stx_param(p, STX_NORMAL, 0.5, "v", 2, O, 0, 0), *alpha = stx_param(p, STX_CONSTANT, 0.4, "alpha", 1, 0, 0, 0), *last, *y, *z, *loss;
+        stx_tensor *bias = stx_param(p, STX_NORMAL, 0.3, "bias", 2, O, 0, 0), *v = stx_param(p, STX_NORMAL, 0.5, "v", 2, O, 0, 0),
+            *alpha = stx_param(p, STX_CONSTANT, 0.4, "alpha", 1, 0, 0, 0), *last, *y, *z, *loss;
         stx_tensor *U1, *X1, *C1, *W1;
         stx_sru_recurrence_in cell;
         stx_real *block = stx_block_full(x, 5);
@@ -259,9 +271,11 @@ static void test_ops(void) {
         for (i = 0; i < 5; i++) CHECK(out[d][0][i] == 0, "block_full is not zero");
         stx_block_numbers_free(x, block);
         stx_begin(x, STX_TRAIN);
-        U1 = stx_variable(x, u, B, T, 3, O); X1 = stx_variable(x, xr, B, T, O, 0); C1 = stx_variable(x, c0, B, O, 0, 0); W1 = stx_input(x, w, B, T, O, 0);
+        U1 = stx_variable(x, u, B, T, 3, O); X1 = stx_variable(x, xr, B, T, O, 0); C1 = stx_variable(x, c0, B, O, 0, 0);
+        W1 = stx_input(x, w, B, T, O, 0);
         memset(&cell, 0, sizeof cell);
-        cell.u = U1; cell.xr = stx_dropout_time(x, X1, 0.3); cell.v = v; cell.bias = bias; cell.c0 = C1; cell.pad = stx_tokens(x, pad, B, T); cell.alpha = 1.3; cell.directions = 2;
+        cell.u = U1; cell.xr = stx_dropout_time(x, X1, 0.3); cell.v = v; cell.bias = bias; cell.c0 = C1; cell.pad = stx_tokens(x, pad, B,
+            T); cell.alpha = 1.3; cell.directions = 2;
         cell.mask = stx_new_full(x, B, O, 0, 0);
         if (cell.mask) { STX_RUN(x, stx_fill, (x, cell.mask->data, B * O, 1)); cell.mask = stx_dropout(x, cell.mask, 0.25); }
         y = stx_sru_recurrence(x, &cell, &last);
@@ -271,7 +285,8 @@ static void test_ops(void) {
         CHECK(stx_ok(x), "op: %s", stx_error(x));
         if (stx_ok(x)) {
             stx_get(x, z, out[d][0]); stx_get(x, last, out[d][1]);
-            stx_fetch(x, out[d][2], U1->grad, size[2]); stx_fetch(x, out[d][3], X1->grad, size[3]); stx_fetch(x, out[d][4], C1->grad, size[4]);
+            stx_fetch(x, out[d][2], U1->grad, size[2]); stx_fetch(x, out[d][3], X1->grad, size[3]); stx_fetch(x, out[d][4], C1->grad,
+                size[4]);
             stx_fetch(x, out[d][5], v->grad, size[5]); stx_fetch(x, out[d][6], alpha->grad, 1);
         }
         stx_destroy(x);
@@ -295,15 +310,18 @@ static void test_rezero(void) {
     int add;
     for (k = 0; k < COUNT(sizes); k++) {
         size_t n = sizes[k];
-        arr y = arr_of(n, 1, 0, N_), h = arr_of(n, 1, 0, N_), f = arr_of(n, 1, 0, N_), alpha = arr_of(1, 1, 0, P_), df = arr_of(n, 1, 0, N_), da = arr_of(1, 1, 0, B_), dy = arr_of(n, 1, 0, N_);
+        arr y = arr_of(n, 1, 0, N_), h = arr_of(n, 1, 0, N_), f = arr_of(n, 1, 0, N_), alpha = arr_of(1, 1, 0, P_), df = arr_of(n, 1, 0,
+            N_), da = arr_of(1, 1, 0, B_), dy = arr_of(n, 1, 0, N_);
         BOTH(stx_rezero_fwd, (cx, y.c, h.c, f.c, alpha.c, n), (gx, y.d, h.d, f.d, alpha.d, n)); arr_check("rezero", &y, 1e-6);
         least = 1;
         for (add = 0; add < 2; add++) {
             BOTH(stx_rezero_bwd, (cx, df.c, da.c, dy.c, f.c, alpha.c, n, add), (gx, df.d, da.d, dy.d, f.d, alpha.d, n, add));
             arr_check("rezero df", &df, 1e-6); arr_check("rezero dalpha", &da, n > 10000 ? 2e-6 : 1e-6);
         }
-        BOTH(stx_rezero_bwd, (cx, df.c, NULL, dy.c, f.c, alpha.c, n, 0), (gx, df.d, NULL, dy.d, f.d, alpha.d, n, 0)); arr_check("rezero df alone", &df, 1e-6);
-        BOTH(stx_rezero_bwd, (cx, NULL, da.c, dy.c, f.c, alpha.c, n, 0), (gx, NULL, da.d, dy.d, f.d, alpha.d, n, 0)); arr_check("rezero dalpha alone", &da, 2e-6);
+        BOTH(stx_rezero_bwd, (cx, df.c, NULL, dy.c, f.c, alpha.c, n, 0), (gx, df.d, NULL, dy.d, f.d, alpha.d, n, 0));
+        arr_check("rezero df alone", &df, 1e-6);
+        BOTH(stx_rezero_bwd, (cx, NULL, da.c, dy.c, f.c, alpha.c, n, 0), (gx, NULL, da.d, dy.d, f.d, alpha.d, n, 0));
+        arr_check("rezero dalpha alone", &da, 2e-6);
         arr_check("rezero f", &f, 0); arr_check("rezero dy", &dy, 0);
         least = 0;
         arr_free(&y); arr_free(&h); arr_free(&f); arr_free(&alpha); arr_free(&df); arr_free(&da); arr_free(&dy);

@@ -25,7 +25,8 @@ static void functions(stx_ctx *x) {
     static const char *const name[4] = {"tanh", "sigmoid", "gelu", "softmax"};
     double worst[4] = {0}, top = 0, sum = 0;
     int i, f;
-    for (i = 0; i < N; i++) a[i] = (stx_real)(floor((i - N / 2) * (40.0 / N) * (i % 3 ? 1 : 0.01) * 4096) / 4096);       /* differences are exact */
+    /* differences are exact */
+    for (i = 0; i < N; i++) a[i] = (stx_real)(floor((i - N / 2) * (40.0 / N) * (i % 3 ? 1 : 0.01) * 4096) / 4096);
     for (i = 0; i < N; i++) if ((double)a[i] > top) top = (double)a[i];
     for (i = 0; i < N; i++) sum += exp((double)a[i] - top);
     for (f = 0; f < 4; f++) {
@@ -37,8 +38,11 @@ static void functions(stx_ctx *x) {
         if (!r) return;
         stx_get(x, r, y);
         for (i = 0; i < N; i++) {
-            double v = (double)a[i], want = f == 0 ? tanh(v) : f == 1 ? 1 / (1 + exp(-v)) : f == 2 ? 0.5 * v * erfc(-v * 0.70710678118654752) : exp(v - top) / sum, e;
-            if (fabs(want) < 1e-30) { CHECK(same((double)y[i], want, 1e-30, 1), "%s(%g) is %g, not %g", name[f], v, (double)y[i], want); continue; }
+            double v = (double)a[i], want = f == 0 ? tanh(v) : f == 1 ? 1 / (1 + exp(-v)) : f == 2 ?
+                0.5 * v * erfc(-v * 0.70710678118654752) : exp(v - top) / sum, e;
+            if (fabs(want) < 1e-30) {
+                CHECK(same((double)y[i], want, 1e-30, 1), "%s(%g) is %g, not %g", name[f], v, (double)y[i], want); continue;
+            }
             e = fabs((double)y[i] - want) / fabs(want);
             if (!same((double)y[i], want, 1, 0)) e = 1;
             if (e > worst[f]) worst[f] = e;
@@ -71,13 +75,15 @@ static void models(stx_ctx *x, int which) {
     if (which == 0) {
         stx_span_desc d;
         memset(&d, 0, sizeof d);
-        d.vocab = V; d.layers = 2; d.dim = 32; d.heads = 2; d.inner = 64; d.span = 40; d.adapt_span = 1; d.ramp = 8; d.span_init = 0.31; d.dropout = 0.1;
+        d.vocab = V; d.layers = 2; d.dim = 32; d.heads = 2; d.inner = 64; d.span = 40; d.adapt_span = 1; d.ramp = 8; d.span_init = 0.31;
+        d.dropout = 0.1;
         span = stx_span_create(x, &d);
         ms = stx_span_state_create(span, B);
     } else {
         stx_sru_lm_desc d;
         memset(&d, 0, sizeof d);
-        d.vocab = V; d.dim = 32; d.sru.layers = 2; d.sru.transform = STX_SRU_ATTENTION; d.sru.proj = 16; d.sru.tanh = 1; d.sru.highway_bias = -2; d.dropout = 0.1;
+        d.vocab = V; d.dim = 32; d.sru.layers = 2; d.sru.transform = STX_SRU_ATTENTION; d.sru.proj = 16; d.sru.tanh = 1;
+        d.sru.highway_bias = -2; d.dropout = 0.1;
         sru = stx_sru_lm_create(x, &d);
         mr = sru ? stx_sru_state_create(sru->sru, B) : NULL;
     }
@@ -100,7 +106,8 @@ static void models(stx_ctx *x, int which) {
         if (step % 6 == 0) {
             double have = stx_item(x, nll);
             printf("%s step %d loss %.8f\n", which ? "sru" : "span", step, have);
-            CHECK(same(have, want[which][k], 1e-5, 1), "%s step %d: loss %.8f, the double build has %.8f", which ? "sru" : "span", step, have, want[which][k]);
+            CHECK(same(have, want[which][k], 1e-5, 1), "%s step %d: loss %.8f, the double build has %.8f", which ? "sru" : "span", step,
+                  have, want[which][k]);
             k++;
         }
     }
@@ -231,7 +238,8 @@ static void gradients(stx_ctx *x) {
             CHECK(o->skipped == 1 && t->grad[17] == 0, "skipped %d", (int)o->skipped);
             t->grad[17] = 1;
             CHECK(stx_optim_step(o, 0.1) == 1, "optimiser %d refuses a good one", kind);
-            CHECK(stx_optim_step(o, (double)bad[i]) == 0 && stx_error_code(x) == STX_ERR_ARG, "a learning rate that is not finite (%d) is taken", i);
+            CHECK(stx_optim_step(o, (double)bad[i]) == 0 && stx_error_code(x) == STX_ERR_ARG, "a learning rate that is not finite (%d) "
+                  "is taken", i);
             stx_clear_error(x);
         }
 }
@@ -250,7 +258,8 @@ static void samples(void) {
             logits[i] = infinity_(0);
             CHECK(stx_sample(&s, 1, logits, 5, work) == -1, "an infinity at %d is taken", i);
             logits[i] = infinity_(1);
-            CHECK(stx_sample(&s, 1, logits, 5, work) >= 0 && stx_sample(&s, 1, logits, 5, work) != i, "a word that cannot come (%d) comes, or is an error", i);
+            CHECK(stx_sample(&s, 1, logits, 5, work) >= 0 && stx_sample(&s, 1, logits, 5, work) != i, "a word that cannot come (%d) "
+                  "comes, or is an error", i);
         }
     for (i = 0; i < 5; i++) logits[i] = infinity_(1);
     CHECK(stx_sample(&s, 1, logits, 5, work) == -1, "no word can come");

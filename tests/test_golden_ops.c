@@ -143,7 +143,8 @@ static void plain_ops(void) {
 }
 
 static void optimisers(void) {
-    static const char *const variants[] = {"sgd", "sgd_clip", "adam", "adam_clip", "adamw", "adamw_clip", "adagrad", "adagrad_clip", "adagrad_warm", "spec"};
+    static const char *const variants[] = {"sgd", "sgd_clip", "adam", "adam_clip", "adamw", "adamw_clip", "adagrad", "adagrad_clip",
+        "adagrad_warm", "spec"};
     size_t v, step, k, i;
     for (v = 0; v < sizeof variants / sizeof *variants; v++) {
         stx_ctx *x = golden_ctx(0);
@@ -196,7 +197,8 @@ static void optimisers(void) {
             for (k = 0; k < 2; k++) {
                 stx_real *value = host_of(x, p->tensor[k]->data, n[k]), *grad = host_of(x, p->tensor[k]->grad, n[k]);
                 for (i = 0; i < n[k]; i++) {
-                    CHECK(CLOSE(value[i], want[k][step * n[k] + i], spec ? (TOL > 1e-9 ? 1e-5 : 1e-11) : TOL), "%s step %zu tensor %zu[%zu]: %.12g, want %.12g", var_, step, k, i, (double)value[i], want[k][step * n[k] + i]);
+                    CHECK(CLOSE(value[i], want[k][step * n[k] + i], spec ? (TOL > 1e-9 ? 1e-5 : 1e-11) : TOL),
+                          "%s step %zu tensor %zu[%zu]: %.12g, want %.12g", var_, step, k, i, (double)value[i], want[k][step * n[k] + i]);
                     CHECK(grad[i] == 0, "%s: the gradient is not zeroed", var_);
                 }
                 free(value);

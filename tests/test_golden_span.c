@@ -1,6 +1,7 @@
 /* seqtx_attn_span.h against the golden vectors of an independent PyTorch implementation (tests/golden): losses, caches,
    log-probabilities and every parameter's gradient, in the literal and in the corrected forms and in fairseq's; windows and
-   caches; 50 optimiser steps; parameter counts of the published presets. 1e-10 in the double build, 1e-5 in float. Usage: test_golden_span DIR */
+   caches; 50 optimiser steps; parameter counts of the published presets. 1e-10 in the double build, 1e-5 in float. Usage: test_golden_span
+   DIR */
 #include <stdint.h>
 #include "../seqtx_attn_span.h"
 #include "test.h"
@@ -25,7 +26,8 @@ static void config(const stx_file *f, stx_span_desc *d) {
     d->span_per_layer = (int)meta(f, "span_per_layer", 0);
     d->literal_memory = (int)meta(f, "literal", 0);
     d->literal_eps = d->literal_memory && !d->no_renorm;        /* there is no eps without normalisation */
-    for (s = d->adapt_io ? stx_file_meta(f, "cutoffs") : NULL; s && *s; s += strcspn(s, ","), s += *s == ',') d->cutoff[d->cutoffs++] = (size_t)atol(s);
+    for (s = d->adapt_io ? stx_file_meta(f, "cutoffs") : NULL; s && *s; s += strcspn(s, ","), s += *s == ',') d->cutoff[d->cutoffs++] =
+        (size_t)atol(s);
     if (!d->inner) d->inner = 1;
 }
 /* block k of tokens (B,n) as ids and targets */
@@ -58,7 +60,8 @@ static void model_case(const char *name, int recompute, int threads) {
     m = stx_span_create(x, &d);
     CHECK(m && stx_params_load(m->params, f, "param."), "%s: %s", name, stx_error(x));
     if (!m) { stx_file_close(f); stx_destroy(x); return; }
-    CHECK(stx_params_size(m->params) == stx_span_count(&d), "%s: %zu parameters, counted %zu", name, stx_params_size(m->params), stx_span_count(&d));
+    CHECK(stx_params_size(m->params) == stx_span_count(&d), "%s: %zu parameters, counted %zu", name, stx_params_size(m->params),
+          stx_span_count(&d));
     s = stx_span_state_create(m, B);
     tok = integers(f, "tokens", &n);
     n /= B;
@@ -82,8 +85,10 @@ static void model_case(const char *name, int recompute, int threads) {
         }
         for (l = 0; window[0] && l < d.layers; l++) {
             size_t o = k * d.layers + l;
-            CHECK(stx_span_window(m, l) == (size_t)window[0][o] && stx_span_cache(m, l) == (size_t)window[1][o] && s->rows->layer[l].rows == (size_t)window[2][o],
-                  "%s block %zu layer %zu: window %zu, cache %zu, rows %zu, want %ld, %ld, %ld", name, k, l, stx_span_window(m, l), stx_span_cache(m, l), s->rows->layer[l].rows,
+            CHECK(stx_span_window(m, l) == (size_t)window[0][o] && stx_span_cache(m, l) == (size_t)window[1][o] &&
+                  s->rows->layer[l].rows == (size_t)window[2][o],
+                  "%s block %zu layer %zu: window %zu, cache %zu, rows %zu, want %ld, %ld, %ld", name, k, l, stx_span_window(m, l),
+                      stx_span_cache(m, l), s->rows->layer[l].rows,
                   (long)window[0][o], (long)window[1][o], (long)window[2][o]);
         }
         /* values by an evaluation that leaves the memory alone, then the training step */
@@ -100,10 +105,13 @@ static void model_case(const char *name, int recompute, int threads) {
         stx_params_zero_grad(m->params);
         loss = stx_span_loss(m, in, out, s, s);
         sum = stx_span_total(m, loss);
-        CHECK(CLOSE(stx_item(x, loss), nll[k], TOL * sharp), "%s block %zu: nll %.12g, want %.12g %s", name, k, stx_item(x, loss), nll[k], stx_error(x));
+        CHECK(CLOSE(stx_item(x, loss), nll[k], TOL * sharp), "%s block %zu: nll %.12g, want %.12g %s", name, k, stx_item(x, loss), nll[k],
+              stx_error(x));
         CHECK(CLOSE(stx_item(x, sum), total[k], TOL * sharp), "%s block %zu: total %.12g, want %.12g", name, k, stx_item(x, sum), total[k]);
         if (k == blocks - 1) stx_backward(x, sum);
-        for (l = 0; window[3] && l < d.layers; l++) CHECK(s->rows->layer[l].rows == (size_t)window[3][k * d.layers + l], "%s block %zu layer %zu: %zu rows, want %ld", name, k, l, s->rows->layer[l].rows, (long)window[3][k * d.layers + l]);
+        for (l = 0; window[3] && l < d.layers; l++) CHECK(s->rows->layer[l].rows == (size_t)window[3][k * d.layers + l],
+                                                          "%s block %zu layer %zu: %zu rows, want %ld", name, k, l, s->rows->layer[l].rows,
+                                                              (long)window[3][k * d.layers + l]);
     }
     for (i = 0; i < 4; i++) free(window[i]);
     for (i = 0; i < m->params->count; i++) {
@@ -116,7 +124,8 @@ static void model_case(const char *name, int recompute, int threads) {
         stx_real *cache;
         snprintf(key, sizeof key, "cache.%zu", l);
         want = entry(f, key, &count);
-        CHECK(want && s->rows->layer[l].rows * B * w == count, "%s %s: %zu rows, want %zu", name, key, s->rows->layer[l].rows, count / B / w);
+        CHECK(want && s->rows->layer[l].rows * B * w == count, "%s %s: %zu rows, want %zu", name, key, s->rows->layer[l].rows,
+              count / B / w);
         if (!want) continue;
         for (r = 0; r < count; r++) if (fabs(want[r]) > top) top = fabs(want[r]);
         cache = host_of(x, s->rows->layer[l].data, B * s->rows->layer[l].real * w);
@@ -124,7 +133,8 @@ static void model_case(const char *name, int recompute, int threads) {
             for (r = 0; r < s->rows->layer[l].rows; r++)
                 for (c = 0; c < w; c++) {
                     size_t pad = s->rows->layer[l].rows - s->rows->layer[l].real;
-                    double have = r < pad ? 0 : (double)cache[(b * s->rows->layer[l].real + r - pad) * w + c], e = fabs(have - want[(b * s->rows->layer[l].rows + r) * w + c]);
+                    double have = r < pad ? 0 : (double)cache[(b * s->rows->layer[l].real + r - pad) * w + c],
+                        e = fabs(have - want[(b * s->rows->layer[l].rows + r) * w + c]);
                     if (!(e <= worst)) worst = e;
                 }
         CHECK(worst <= TOL * top * sharp, "%s %s: error %g", name, key, worst);
@@ -192,7 +202,8 @@ static void curve(const char *name) {
     /* rows of key_pe beyond every ramp feel eps only, and Adagrad makes full steps of that: not comparable in float */
     for (k = 0; k < m->params->count; k++) {
         snprintf(key, sizeof key, "final.%s", m->params->name[k]);
-        if (TOL < 1e-9 || strcmp(name, "curve_ref")) same_as(x, f, name, key, m->params->tensor[k]->data, m->params->tensor[k]->size, CURVE, 1e-7);
+        if (TOL < 1e-9 || strcmp(name, "curve_ref")) same_as(x, f, name, key, m->params->tensor[k]->data, m->params->tensor[k]->size,
+                                                             CURVE, 1e-7);
     }
     free(tok); free(losses);
     stx_file_close(f);
@@ -208,8 +219,10 @@ static void preset(size_t want, size_t V, size_t layers, size_t dim, size_t inne
 }
 
 int main(int argc, char **argv) {
-    static const char *const models[] = {"t_a1", "t_a2", "t_a3", "t_a4", "t_a5", "t_a6", "fix_a1", "fix_a2", "fix_a3", "fix_a4", "fix_a5", "fix_a6",
-        "odd1", "odd2", "odd3", "odd4", "odd5", "odd6", "odd7", "odd8", "sharp", "sharp_fix", "blocklong", "blocklong_fix", "growth", "growth_fix",
+    static const char *const models[] = {"t_a1", "t_a2", "t_a3", "t_a4", "t_a5", "t_a6", "fix_a1", "fix_a2", "fix_a3", "fix_a4", "fix_a5",
+        "fix_a6",
+        "odd1", "odd2", "odd3", "odd4", "odd5", "odd6", "odd7", "odd8", "sharp", "sharp_fix", "blocklong", "blocklong_fix", "growth",
+            "growth_fix",
         "t_f1", "t_f2", "fs_head", "fs_layer", "fs_layer_zero", "fs_growth", "frac_a", "frac_b", "frac_fs"};
     size_t i;
     if (argc > 1) dir = argv[1];

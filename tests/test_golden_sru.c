@@ -107,8 +107,8 @@ static int blind(const stx_ids *before, const stx_ids *pad, size_t b, size_t t, 
     }
     return 1;
 }
-/* The transform alone: a stack of one layer, put together by hand. In files of the reference's own mask (literal_mask) such a query sees the
-   future. It is padding itself, and the recurrence does not look at its U; here it sees nothing. Where there is one, the U of all other
+/* The transform alone: a stack of one layer, put together by hand. In files of the reference's own mask (literal_mask) such a query sees
+   the future. It is padding itself, and the recurrence does not look at its U; here it sees nothing. Where there is one, the U of all other
    queries is compared, and no gradient, for those of the file come from all. */
 static void attn_case(const char *name, int threads) {
     stx_ctx *x = golden_ctx(threads);
@@ -121,7 +121,8 @@ static void attn_case(const char *name, int threads) {
     size_t B, T, Tm, I, P, k, O, n;
     const char *norm;
     if (!f) { stx_destroy(x); return; }
-    B = (size_t)need(f, "B"); T = (size_t)need(f, "T"); Tm = (size_t)need(f, "memory_rows"); I = (size_t)need(f, "I"); P = (size_t)need(f, "P");
+    B = (size_t)need(f, "B"); T = (size_t)need(f, "T"); Tm = (size_t)need(f, "memory_rows"); I = (size_t)need(f, "I");
+    P = (size_t)need(f, "P");
     k = (size_t)need(f, "k"); O = (size_t)need(f, "H") * (size_t)need(f, "D");
     norm = stx_file_meta(f, "norm");
     CHECK(norm && (!strcmp(norm, "none") || !strcmp(norm, "pre") || !strcmp(norm, "post")), "%s: norm %s", name, norm ? norm : "");
@@ -163,7 +164,8 @@ static void attn_case(const char *name, int threads) {
                 for (i = 0; i < row; i++) have[i] = (double)all[(b * T + t) * row + i];
                 e = test_error(have, want + (b * T + t) * row, row, 1e-7);
                 if (!blind(before, pad, b, t, Tm, window)) CHECK(e <= TOL, "%s: U of row %zu, time %zu: error %g", name, b, t, e);
-                else CHECK(pad->data[b * T + t] && e > 1e-3, "%s: row %zu, time %zu is no padding, or has the reference's U: %g", name, b, t, e);
+                else CHECK(pad->data[b * T + t] && e > 1e-3, "%s: row %zu, time %zu is no padding, or has the reference's U: %g", name, b,
+                           t, e);
                 free(have);
             }
             free(all);
@@ -331,7 +333,8 @@ static void stack_case(const char *name, int threads) {
                 double *want = entry(f, "grad.c0", &n), *have = (double *)malloc((n + 1) * sizeof *have);
                 CHECK(want && n == d.layers * B * m->O, "%s: grad.c0", name);
                 for (l = 0; want && l < n; l++) have[l] = (double)piece[l];
-                CHECK(want && test_error(have, want, n, 1e-7) <= TOL, "%s grad.c0: error %g", name, want ? test_error(have, want, n, 1e-7) : 0);
+                CHECK(want && test_error(have, want, n, 1e-7) <= TOL, "%s grad.c0: error %g", name, want ? test_error(have, want, n,
+                    1e-7) : 0);
                 free(want);
                 free(have);
             }
@@ -416,7 +419,8 @@ static void lm_run(const char *name, int recompute, int threads) {
     m = stx_sru_lm_create(x, &d);
     CHECK(m && stx_params_load(m->params, f, "param."), "%s: %s", name, stx_error(x));
     if (!m || !stx_ok(x)) { stx_file_close(f); stx_destroy(x); return; }
-    CHECK(stx_params_size(m->params) == stx_sru_lm_count(&d), "%s: %zu parameters, counted %zu", name, stx_params_size(m->params), stx_sru_lm_count(&d));
+    CHECK(stx_params_size(m->params) == stx_sru_lm_count(&d), "%s: %zu parameters, counted %zu", name, stx_params_size(m->params),
+          stx_sru_lm_count(&d));
     s = stx_sru_state_create(m->sru, B);
     s->window = (size_t)meta(f, "window", 0);
     tok = integers(f, "tokens", &n);
@@ -446,7 +450,8 @@ static void lm_run(const char *name, int recompute, int threads) {
         stx_params_zero_grad(m->params);
         tokens_of(x, tok, B, n, t0, seg[i], &in, &out);
         loss = stx_sru_lm_loss(m, in, out, s, s);
-        CHECK(CLOSE(stx_item(x, loss), nll[i], TOL), "%s segment %zu: nll %.12g, want %.12g %s", name, i, stx_item(x, loss), nll[i], stx_error(x));
+        CHECK(CLOSE(stx_item(x, loss), nll[i], TOL), "%s segment %zu: nll %.12g, want %.12g %s", name, i, stx_item(x, loss), nll[i],
+              stx_error(x));
         stx_backward(x, loss);
     }
     param_gradients(x, f, name, m->params, "grad.");
@@ -484,7 +489,8 @@ static void curve_case(const char *name, int kind) {
     s = stx_sru_state_create(m->sru, B);
     memset(&od, 0, sizeof od);
     od.kind = kind;
-    od.clip = need(f, "clip"); od.weight_decay = need(f, "weight_decay"); od.beta1 = need(f, "beta1"); od.beta2 = need(f, "beta2"); od.eps = need(f, "eps");
+    od.clip = need(f, "clip"); od.weight_decay = need(f, "weight_decay"); od.beta1 = need(f, "beta1"); od.beta2 = need(f, "beta2");
+    od.eps = need(f, "eps");
     o = stx_optim_create(m->params, &od);
     memset(&sc, 0, sizeof sc);
     sc.kind = STX_LR_RECURSIVE;
@@ -503,7 +509,8 @@ static void curve_case(const char *name, int kind) {
         CHECK(CLOSE(stx_item(x, l), loss[k], TOL), "%s step %zu: loss %.12g, want %.12g", name, k, stx_item(x, l), loss[k]);
         stx_backward(x, l);
         stx_optim_step(o, rate);
-        CHECK(stx_optim_sync(o) && CLOSE(o->grad_norm, norm[k], 10 * TOL), "%s step %zu: norm %.12g, want %.12g", name, k, o->grad_norm, norm[k]);
+        CHECK(stx_optim_sync(o) && CLOSE(o->grad_norm, norm[k], 10 * TOL), "%s step %zu: norm %.12g, want %.12g", name, k, o->grad_norm,
+              norm[k]);
     }
     for (k = 0; k < m->params->count; k++) {
         snprintf(key, sizeof key, "final.%s", m->params->name[k]);
@@ -558,7 +565,8 @@ static void optim_case(const char *variant, int kind, int skip) {
             double have[32];
             size_t j;
             for (j = 0; j < n[i]; j++) have[j] = (double)v[j];
-            CHECK(test_error(have, want[i] + k * n[i], n[i], 1e-7) <= TOL, "%s update %zu of p%zu: error %g", variant, k + 1, i, test_error(have, want[i] + k * n[i], n[i], 1e-7));
+            CHECK(test_error(have, want[i] + k * n[i], n[i], 1e-7) <= TOL, "%s update %zu of p%zu: error %g", variant, k + 1, i,
+                  test_error(have, want[i] + k * n[i], n[i], 1e-7));
             free(v);
         }
     }
@@ -581,14 +589,17 @@ static void schedule_case(void) {
     CHECK(plus1 && zero && noam && n == 41, "%zu rates", n);
     for (k = 0; plus1 && k < n; k++) {
         s.literal = 0;
-        CHECK(CLOSE(stx_schedule_lr(&s, k + 1) / s.lr, plus1[k] / s.lr, 1e-12), "recursive cosine %zu: %.15g, want %.15g", k, stx_schedule_lr(&s, k + 1), plus1[k]);
+        CHECK(CLOSE(stx_schedule_lr(&s, k + 1) / s.lr, plus1[k] / s.lr, 1e-12), "recursive cosine %zu: %.15g, want %.15g", k,
+              stx_schedule_lr(&s, k + 1), plus1[k]);
         s.literal = 1;
-        CHECK(CLOSE(stx_schedule_lr(&s, k + 1) / s.lr, zero[k] / s.lr, 1e-12), "recursive cosine from 0, %zu: %.15g, want %.15g", k, stx_schedule_lr(&s, k + 1), zero[k]);
+        CHECK(CLOSE(stx_schedule_lr(&s, k + 1) / s.lr, zero[k] / s.lr, 1e-12), "recursive cosine from 0, %zu: %.15g, want %.15g", k,
+              stx_schedule_lr(&s, k + 1), zero[k]);
     }
     memset(&s, 0, sizeof s);
     s.kind = STX_LR_NOAM;
     s.lr = need(f, "noam.lr"); s.dim = (size_t)need(f, "noam.dim"); s.warmup = (uint64_t)need(f, "noam.warmup");
-    for (k = 0; noam && k < 40; k++) CHECK(CLOSE(stx_schedule_lr(&s, k + 1) / s.lr, noam[k] / s.lr, 1e-12), "noam %zu: %.15g, want %.15g", k + 1, stx_schedule_lr(&s, k + 1), noam[k]);
+    for (k = 0; noam && k < 40; k++) CHECK(CLOSE(stx_schedule_lr(&s, k + 1) / s.lr, noam[k] / s.lr, 1e-12), "noam %zu: %.15g, want %.15g",
+                                           k + 1, stx_schedule_lr(&s, k + 1), noam[k]);
     free(plus1); free(zero); free(noam);
     stx_file_close(f);
     stx_destroy(x);

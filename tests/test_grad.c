@@ -63,7 +63,8 @@ static stx_tensor *forward(stx_ctx *x, const problem *p, stx_tensor **in) {
     stx_set_tick(x, TICK);
     stx_begin(x, STX_TRAIN);
     for (i = 0; i < p->n; i++)
-        in[i] = p->absent[i] ? NULL : (p->fixed[i] ? stx_input : stx_variable)(x, p->data[i], p->dim[i][0], p->dim[i][1], p->dim[i][2], p->dim[i][3]);
+        in[i] = p->absent[i] ? NULL : (p->fixed[i] ? stx_input : stx_variable)(x, p->data[i], p->dim[i][0], p->dim[i][1], p->dim[i][2],
+            p->dim[i][3]);
     return p->make(x, in, p->user);
 }
 static double project(const problem *p, const stx_real *dy, size_t ny) {
@@ -145,7 +146,8 @@ static void check(problem *p) {
     if (gradients(ctx3, p, dy, 1, g2, v3)) {                        /* threads */
         CHECK(test_error(v3, v1, ny, 1e-3) <= 1e-13, "%s: three threads change the value", p->label);
         for (k = 0; k < p->n; k++)
-            if (!p->absent[k] && !p->fixed[k]) CHECK(test_error(g2[k], g[k], p->size[k], 1e-3) <= 1e-12, "%s, input %d: three threads change the gradient", p->label, k);
+            if (!p->absent[k] && !p->fixed[k]) CHECK(test_error(g2[k], g[k], p->size[k], 1e-3) <= 1e-12, "%s, input %d: three threads "
+                                                     "change the gradient", p->label, k);
     } else CHECK(0, "%s: %s", p->label, stx_error(ctx3));
     for (k = 0; k < p->n; k++) { free(g[k]); free(g2[k]); }
     free(dy); free(v1); free(v3);
@@ -198,7 +200,8 @@ static void row_linear(void) {
         }
     act = STX_ACT_GELU;
     { problem p = start("linear of one row", make_linear, &act); add(&p, 5, 0, 0, 0); add(&p, 3, 5, 0, 0); add(&p, 3, 0, 0, 0); check(&p); }
-    { problem p = start("linear 400 rows", make_linear, &act); p.entries = 10; add(&p, 401, 33, 0, 0); add(&p, 65, 33, 0, 0); add(&p, 65, 0, 0, 0); check(&p); }
+    { problem p = start("linear 400 rows", make_linear, &act); p.entries = 10; add(&p, 401, 33, 0, 0); add(&p, 65, 33, 0, 0);
+        add(&p, 65, 0, 0, 0); check(&p); }
 }
 
 typedef struct mm_user { int ta, tb, self; } mm_user;
@@ -246,7 +249,9 @@ static void row_linear_memory(void) {
     }
 }
 
-static stx_tensor *make_layernorm(stx_ctx *x, stx_tensor **in, void *user) { return stx_layernorm(x, in[0], in[1], in[2], *(double *)user); }
+static stx_tensor *make_layernorm(stx_ctx *x, stx_tensor **in, void *user) {
+    return stx_layernorm(x, in[0], in[1], in[2], *(double *)user);
+}
 static void row_layernorm(void) {
     static const size_t s[][3] = {{5, 7, 0}, {3, 31, 0}, {2, 33, 65}, {67, 33, 0}, {3, 16, 0}, {4, 1, 0}};
     double eps;
@@ -392,7 +397,8 @@ static void row_dropout(void) {
             b[i] = y->data[i];
         }
         CHECK(good, "p %g: what is kept is not scaled by 1/keep", p);
-        CHECK(fabs(kept / (double)n - keep) <= 4.5 * sqrt(keep * (1 - keep) / (double)n), "p %g: kept %g, want %g", p, kept / (double)n, keep);
+        CHECK(fabs(kept / (double)n - keep) <= 4.5 * sqrt(keep * (1 - keep) / (double)n), "p %g: kept %g, want %g", p, kept / (double)n,
+              keep);
         stx_backward_from(ctx1, y, dy);
         for (i = 0, good = 1; i < n; i++) if (!CLOSE(t->grad[i], b[i] == 0 ? 0 : dy[i] / keep, 1e-14)) good = 0;
         CHECK(good, "p %g: backward uses another mask", p);
@@ -428,7 +434,8 @@ static stx_tensor *make_cross_entropy(stx_ctx *x, stx_tensor **in, void *user) {
 }
 static stx_tensor *make_cross_entropy_over(stx_ctx *x, stx_tensor **in, void *user) {
     id_user *u = (id_user *)user;
-    return stx_cross_entropy_over(x, stx_reshape(x, stx_scale(x, in[0], 1.5), u->B * u->T, in[0]->dim[2], 0, 0), stx_tokens(x, u->id, u->B, u->T), u->divisor);
+    return stx_cross_entropy_over(x, stx_reshape(x, stx_scale(x, in[0], 1.5), u->B * u->T, in[0]->dim[2], 0, 0), stx_tokens(x, u->id, u->B,
+        u->T), u->divisor);
 }
 static void rows_cross_entropy(const char *label, stx_tensor *(*make)(stx_ctx *, stx_tensor **, void *)) {
     static const size_t s[][3] = {{3, 7, 31}, {2, 5, 65}, {1, 1, 2}, {1, 9, 1}};
@@ -533,7 +540,9 @@ static void row_mse(void) {
 }
 
 static stx_tensor *make_concat(stx_ctx *x, stx_tensor **in, void *user) { return stx_concat(x, in[0], user ? in[0] : in[1]); }
-static stx_tensor *make_concat_channels(stx_ctx *x, stx_tensor **in, void *user) { return stx_concat_channels(x, in[0], user ? in[0] : in[1]); }
+static stx_tensor *make_concat_channels(stx_ctx *x, stx_tensor **in, void *user) {
+    return stx_concat_channels(x, in[0], user ? in[0] : in[1]);
+}
 static void row_concat(void) {
     int one = 1;
     { problem p = start("concat", make_concat, NULL); add(&p, 3, 7, 5, 0); add(&p, 3, 11, 5, 0); check(&p); }
@@ -545,7 +554,9 @@ static void row_concat_channels(void) {
     { problem p = start("concat_channels", make_concat_channels, NULL); add(&p, 31, 2, 0, 0); add(&p, 31, 1, 0, 0); check(&p); }
     { problem p = start("concat_channels with itself", make_concat_channels, &one); add(&p, 2, 3, 5, 0); check(&p); }
 }
-static stx_tensor *make_slice(stx_ctx *x, stx_tensor **in, void *user) { size_t *t = (size_t *)user; return stx_slice(x, in[0], t[0], t[1]); }
+static stx_tensor *make_slice(stx_ctx *x, stx_tensor **in, void *user) {
+    size_t *t = (size_t *)user; return stx_slice(x, in[0], t[0], t[1]);
+}
 static void row_slice(void) {
     static size_t t[][2] = {{0, 31}, {0, 1}, {30, 31}, {7, 19}};
     int i;
@@ -598,7 +609,9 @@ static void row_view_rows(void) {
         free(a);
     }
 }
-static stx_tensor *make_gather(stx_ctx *x, stx_tensor **in, void *user) { id_user *u = (id_user *)user; return stx_gather(x, in[0], u->id, u->T); }
+static stx_tensor *make_gather(stx_ctx *x, stx_tensor **in, void *user) {
+    id_user *u = (id_user *)user; return stx_gather(x, in[0], u->id, u->T);
+}
 static void row_gather(void) {
     id_user u;
     problem p = start("gather", make_gather, &u);
@@ -734,7 +747,8 @@ static void own_double(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *s
 static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     static const int32_t rows[6] = {3, 0, 3, 5, 1, 2}, class_[6] = {3, 0, 3, 1, 2, 2};
     outer_user *u = (outer_user *)user;
-    stx_tensor *o = u->listed ? in[1] : u->outer, *h = in[0], *y, *g = stx_params_find(u->p, "g"), *s = stx_params_find(u->p, "s"), *W = stx_params_find(u->p, "W");
+    stx_tensor *o = u->listed ? in[1] : u->outer, *h = in[0], *y, *g = stx_params_find(u->p, "g"), *s = stx_params_find(u->p, "s"),
+        *W = stx_params_find(u->p, "W");
     stx_ids *ids = stx_tokens(x, rows, 2, 3), *classes = stx_tokens(x, class_, 2, 3);
     stx_attention_in ai;
     stx_attention_desc ad;
@@ -794,8 +808,8 @@ static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in, stx_tensor 
         return y;
     }
 }
-/* mode 0: plain. 1: recomputed, the outer tensor wants a first gradient. 2: the same, among the inputs. 3: the same, but it is not read from there:
-   it has a gradient by then */
+/* mode 0: plain. 1: recomputed, the outer tensor wants a first gradient. 2: the same, among the inputs. 3: the same, but it is not read
+   from there: it has a gradient by then */
 static int outer_run(int op, int mode, stx_real *y, stx_real *grads) {
     stx_ctx *x = stx_create(NULL);
     outer_user u;
@@ -814,7 +828,7 @@ static int outer_run(int op, int mode, stx_real *y, stx_real *grads) {
     stx_param(u.p, STX_CONSTANT, 0.5, "alpha", 1, 0, 0, 0);
     stx_param(u.p, STX_NORMAL, 1, "V", 4, 4, 0, 0);
     stx_begin(x, STX_TRAIN);
-    a = stx_linear(x, stx_input(x, n, 2, 3, 4, 0), stx_params_find(u.p, "V"), NULL, STX_ACT_TANH);      /* "V": what a lost gradient spoils */
+    a = stx_linear(x, stx_input(x, n, 2, 3, 4, 0), stx_params_find(u.p, "V"), NULL, STX_ACT_TANH);    /* "V": what a lost gradient spoils */
     h = stx_linear(x, stx_input(x, m, 2, 3, 4, 0), stx_params_find(u.p, "W"), NULL, STX_ACT_NONE);
     u.outer = a;
     u.listed = mode == 2;
@@ -822,9 +836,11 @@ static int outer_run(int op, int mode, stx_real *y, stx_real *grads) {
     out = mode == 0 ? outer_op(x, &u, in, NULL) : stx_recompute(x, outer_op, &u, in, mode >= 2 ? 2 : 1, NULL, 0);
     if (out) stx_get(x, out, y);
     stx_backward_from(x, out, dy);
-    for (i = 0; (size_t)i < u.p->count; size += u.p->tensor[i++]->size) memcpy(grads + size, u.p->tensor[i]->grad, u.p->tensor[i]->size * sizeof *grads);
+    for (i = 0; (size_t)i < u.p->count; size += u.p->tensor[i++]->size) memcpy(grads + size, u.p->tensor[i]->grad,
+        u.p->tensor[i]->size * sizeof *grads);
     code = stx_error_code(x);
-    if (code) CHECK(code == STX_ERR_ARG && strstr(stx_error(x), "not among the function's inputs"), "op %d mode %d: %s", op, mode, stx_error(x));
+    if (code) CHECK(code == STX_ERR_ARG && strstr(stx_error(x), "not among the function's inputs"), "op %d mode %d: %s", op, mode,
+                    stx_error(x));
     stx_destroy(x);
     return code;
 }
@@ -838,7 +854,8 @@ static void outer_tensors(void) {
         CHECK(!memcmp(y0, y1, sizeof y0), "op %d: values", op);
         for (mode = 2; mode < 4; mode++) {
             CHECK(outer_run(op, mode, y1, g1) == STX_OK && !memcmp(y0, y1, sizeof y0), "op %d mode %d", op, mode);
-            for (i = 0; i < NG_; i++) CHECK(CLOSE(g1[i], g0[i], 1e-13), "op %d mode %d: gradient %d is %g, not %g", op, mode, i, (double)g1[i], (double)g0[i]);
+            for (i = 0; i < NG_; i++) CHECK(CLOSE(g1[i], g0[i], 1e-13), "op %d mode %d: gradient %d is %g, not %g", op, mode, i,
+                                            (double)g1[i], (double)g0[i]);
         }
     }
 }
@@ -925,7 +942,8 @@ static void row_recompute(void) {
         for (i = 0; i < 4; i++) {
             recompute_run(mode, chunk[i], y1, g1, &peak);
             CHECK(!memcmp(y0, y1, sizeof y0), "%s, chunks of %zu: values differ", mode == 2 ? "nested" : "recompute", chunk[i]);
-            CHECK(!memcmp(g0, g1, sizeof g0), "%s, chunks of %zu: gradients differ by %g", mode == 2 ? "nested" : "recompute", chunk[i], test_error(g1, g0, NG, 1e-3));
+            CHECK(!memcmp(g0, g1, sizeof g0), "%s, chunks of %zu: gradients differ by %g", mode == 2 ? "nested" : "recompute", chunk[i],
+                  test_error(g1, g0, NG, 1e-3));
         }
     {   /* against differences, too */
         block_user u;
@@ -952,7 +970,8 @@ static void row_recompute(void) {
         t = stx_variable(ctx1, a, 33, 0, 0, 0);
         y = stx_add(ctx1, stx_recompute(ctx1, constant_block, NULL, &t, 1, NULL, 0), t);
         stx_backward_from(ctx1, y, dy);
-        CHECK(stx_ok(ctx1) && t->grad && !memcmp(t->grad, dy, 33 * sizeof *a), "a gradient passes detach inside of recompute: %s", stx_error(ctx1));
+        CHECK(stx_ok(ctx1) && t->grad && !memcmp(t->grad, dy, 33 * sizeof *a), "a gradient passes detach inside of recompute: %s",
+              stx_error(ctx1));
         stx_begin(ctx1, STX_EVAL);
         t = stx_variable(ctx1, a, 33, 0, 0, 0);
         y = stx_recompute(ctx1, constant_block, NULL, &t, 1, NULL, 0);
@@ -967,9 +986,13 @@ static void row_recompute(void) {
             y = stx_recompute(ctx1, outside_block, k == 2 ? stx_detach(ctx1, other) : other, &t, 1, NULL, 0);
             if (k == 3) y = stx_add(ctx1, y, other);        /* first, on the way back */
             stx_backward_from(ctx1, y, dy);
-            if (k == 0 || k == 4) { CHECK(stx_error_code(ctx1) == STX_ERR_ARG && strstr(stx_error(ctx1), "not among the function's inputs"), "%d: %s", k, stx_error(ctx1)); continue; }
+            if (k == 0 || k == 4) {
+                CHECK(stx_error_code(ctx1) == STX_ERR_ARG && strstr(stx_error(ctx1), "not among the function's inputs"), "%d: %s", k,
+                      stx_error(ctx1)); continue;
+            }
             CHECK(stx_ok(ctx1) && CLOSE(t->grad[5], dy[5] * dy[5], 1e-12), "%d: %s", k, stx_error(ctx1));
-            if (k == 3) CHECK(CLOSE(other->grad[5], dy[5] + dy[5] * a[5], 1e-12), "the gradient that was there: %g", (double)other->grad[5]);
+            if (k == 3) CHECK(CLOSE(other->grad[5], dy[5] + dy[5] * a[5], 1e-12), "the gradient that was there: %g",
+                              (double)other->grad[5]);
         }
         stx_clear_error(ctx1);
         free(a); free(dy);
@@ -983,7 +1006,7 @@ typedef struct attn {
     int z_one;                        /* one z for all heads */
     size_t N;
     stx_attention_desc d;
-    int pad;                          /* 0 none, 1 scattered, 2 before, 3 after the sequence, 4 all keys of batch row 0, 5 all but a few, far apart */
+    int pad;                /* 0 none, 1 scattered, 2 before, 3 after the sequence, 4 all keys of batch row 0, 5 all but a few, far apart */
     int32_t *gone;                    /* (B,S), made by attn_inputs */
 } attn;
 static stx_tensor *make_attention(stx_ctx *x, stx_tensor **in, void *user) {
@@ -998,7 +1021,8 @@ static void attn_inputs(problem *p, attn *a) {
     a->gone = a->pad ? (int32_t *)calloc(a->B * a->S, sizeof *a->gone) : NULL;
     for (b = 0; a->pad && b < a->B; b++) for (j = 0; j < a->S; j++) {
         size_t n = (a->S * (b + 1) + 1) / 3 % (a->S + 1);       /* the padding's length before or after */
-        int g = a->pad == 1 ? test_rand() < -0.2 : a->pad == 2 ? j < n : a->pad == 3 ? a->S - j <= n : a->pad == 4 ? b == 0 || j % 3 == 1 : j % 97 != b;
+        int g = a->pad == 1 ? test_rand() < -0.2 : a->pad == 2 ? j < n : a->pad == 3 ? a->S - j <= n : a->pad == 4 ? b == 0 ||
+            j % 3 == 1 : j % 97 != b;
         a->gone[b * a->S + j] = g ? (j % 4 == 3 ? -5 : j % 4 == 2 ? 1 << 30 : 1) : 0;
     }
     add(p, a->B, a->T, C, 0);
@@ -1032,7 +1056,8 @@ static stx_attention_args attn_args(const problem *p, const attn *a, stx_real *y
     g.first_key = a->d.first_key < -(ptrdiff_t)g.span ? -(ptrdiff_t)g.span : a->d.first_key;
     g.scale = a->d.scale != 0 ? a->d.scale : 1 / sqrt((double)a->D);
     g.max_span = a->d.max_span; g.ramp = a->d.ramp; g.eps = a->d.eps;
-    g.q = p->data[0]; g.k = p->data[1]; g.v = p->data[2]; g.pe = p->data[3]; g.u = p->data[4]; g.vb = p->data[5]; g.z = p->data[6]; g.pk = p->data[7]; g.pv = p->data[8];
+    g.q = p->data[0]; g.k = p->data[1]; g.v = p->data[2]; g.pe = p->data[3]; g.u = p->data[4]; g.vb = p->data[5]; g.z = p->data[6];
+    g.pk = p->data[7]; g.pv = p->data[8];
     g.pad = a->gone;
     g.y = y;
     return g;
@@ -1055,7 +1080,8 @@ static void dense(const problem *p, const attn *a, const stx_real *mask, const s
         for (d = 0; mask && d < D; d++) y[at + d] = 0;
         for (d = 0; dz && d < D; d++) dot += dy[at + d] * y[at + d];
         for (n = 0; n < keys; n++) {
-            const stx_real *v = n < zero || !(w[n] > 0) ? NULL : n < first_pk ? g.v + b * g.stk + (n - zero) * g.ldk + h * D : g.pv + (h * g.N + n - first_pk) * D;
+            const stx_real *v = n < zero || !(w[n] > 0) ? NULL : n < first_pk ? g.v + b * g.stk + (n - zero) * g.ldk + h * D : g.pv +
+                (h * g.N + n - first_pk) * D;
             double f = n < first_pk ? 1 : sqrt((double)g.N), dw = 0;
             if (mask) f *= mask[row * keys + n] * (ramp[n] < 0 ? 0 : ramp[n] > 1 ? 1 : ramp[n]);
             for (d = 0; mask && v && d < D; d++) y[at + d] += w[n] * f * v[d];
@@ -1067,9 +1093,11 @@ static void dense(const problem *p, const attn *a, const stx_real *mask, const s
 }
 static const char *attn_label(const attn *a) {
     static char t[300];
-    snprintf(t, sizeof t, "attention B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d%s N %zu dmin %d span %zu eps %g%s first %ld%s scale %g L %g R %g drop %g pad %d",
+    snprintf(t, sizeof t, "attention B %zu T %zu S %zu H %zu D %zu P %zu%s%s%s z %d%s N %zu dmin %d span %zu eps %g%s first %ld%s scale "
+             "%g L %g R %g drop %g pad %d",
              a->B, a->T, a->S, a->H, a->D, a->P, a->P ? (a->pe_heads ? " per head" : " shared") : "", a->u ? " u" : "", a->vb ? " vb" : "",
-             a->z, a->z_one ? " for all" : "", a->N, a->d.delta_min, a->d.span, a->d.eps, a->d.no_renorm ? " no renorm" : "", (long)a->d.first_key, a->d.not_causal ? " not causal" : "", a->d.scale,
+             a->z, a->z_one ? " for all" : "", a->N, a->d.delta_min, a->d.span, a->d.eps, a->d.no_renorm ? " no renorm" : "",
+                 (long)a->d.first_key, a->d.not_causal ? " not causal" : "", a->d.scale,
              a->d.max_span, a->d.ramp, a->d.dropout, a->pad);
     return t;
 }
@@ -1129,7 +1157,8 @@ static void attn_case(const attn *spec, int entries) {
         dense(&p, &a, NULL, dy, want, dz);
         CHECK(test_error(y->data, want, n, 1e-3) <= 1e-12, "%s: value off by %g", p.label, test_error(y->data, want, n, 1e-3));
         stx_backward_from(ctx1, y, dy);
-        if (a.z && stx_ok(ctx1)) CHECK(in[6]->grad && test_error(in[6]->grad, dz, p.size[6], 1e-3) <= 1e-10, "%s: dz off by %g", p.label, test_error(in[6]->grad, dz, p.size[6], 1e-3));
+        if (a.z && stx_ok(ctx1)) CHECK(in[6]->grad && test_error(in[6]->grad, dz, p.size[6], 1e-3) <= 1e-10, "%s: dz off by %g", p.label,
+                                       test_error(in[6]->grad, dz, p.size[6], 1e-3));
         if (a.pad && stx_ok(ctx1)) attn_padding(&p, &a, y, in, dy);
     }
     stx_clear_error(ctx1);
@@ -1172,7 +1201,8 @@ static void attn_dropout(size_t B, size_t T, size_t S, size_t H, size_t N, ptrdi
         }
     }
     CHECK(good, "attention dropout %g: what is kept is not scaled by 1/keep", rate);
-    CHECK(fabs((double)nk / (double)all - keep) <= 4.5 * sqrt(keep * (1 - keep) / (double)all), "attention dropout %g: kept %g", rate, (double)nk / (double)all);
+    CHECK(fabs((double)nk / (double)all - keep) <= 4.5 * sqrt(keep * (1 - keep) / (double)all), "attention dropout %g: kept %g", rate,
+          (double)nk / (double)all);
     if (y) memcpy(y1, y->data, y->size * sizeof *y1);
     y = forward(ctx3, &e, in);
     CHECK(y && !memcmp(y1, y->data, y->size * sizeof *y1), "attention dropout: threads change the mask");
@@ -1181,7 +1211,8 @@ static void attn_dropout(size_t B, size_t T, size_t S, size_t H, size_t N, ptrdi
     attn_inputs(&p, &a);
     y = forward(ctx1, &p, in);
     dense(&p, &a, mask, NULL, want, NULL);
-    if (y) CHECK(test_error(y->data, want, y->size, 1e-3) <= 1e-12, "attention with dropout: off by %g", test_error(y->data, want, y->size, 1e-3));
+    if (y) CHECK(test_error(y->data, want, y->size, 1e-3) <= 1e-12, "attention with dropout: off by %g", test_error(y->data, want, y->size,
+        1e-3));
     {                                       /* the kernel draws what the plain definition draws */
         stx_attention_args g = attn_args(&p, &a, y1);
         double *work = (double *)malloc(2 * stx_attention_keys(&g) * sizeof *work);
@@ -1192,7 +1223,8 @@ static void attn_dropout(size_t B, size_t T, size_t S, size_t H, size_t N, ptrdi
         stx_attention_run(ctx1, &g);
         g.y = want;
         stx_attention_plain(&g, work);
-        CHECK(stx_ok(ctx1) && test_error(y1, want, B * T * H * D, 1e-3) <= 1e-12, "attention dropout %g: off by %g from the plain one", rate, test_error(y1, want, B * T * H * D, 1e-3));
+        CHECK(stx_ok(ctx1) && test_error(y1, want, B * T * H * D, 1e-3) <= 1e-12, "attention dropout %g: off by %g from the plain one",
+              rate, test_error(y1, want, B * T * H * D, 1e-3));
         free(work); free(g.top);
     }
     stx_begin(ctx1, STX_EVAL);
@@ -1255,7 +1287,7 @@ static void attn_wide(void) {
     static const size_t D[] = {256, 257, 744, 768, 1024}, T[] = {1, 5, 33, 130};
     attn a;
     size_t d, t;
-    fd_step = 1e-4;        /* f is a sum of 10^5 numbers here: rounding would come to 1e-6 at 1e-5, and the differences' own error is 1e-8 */
+    fd_step = 1e-4;       /* f is a sum of 10^5 numbers here: rounding would come to 1e-6 at 1e-5, and the differences' own error is 1e-8 */
     for (d = 0; d < 5; d++) for (t = 0; t < 4; t++) {
         memset(&a, 0, sizeof a);
         a.B = 1 + t % 2; a.T = T[t]; a.S = a.T + (t == 3 ? 300 : 7 * t); a.H = 1; a.D = D[d]; a.pad = (int)((d + t) % 4);
@@ -1384,7 +1416,8 @@ static void row_attention(void) {
         want = gemm_random(p.size[0]); dy = gemm_random(p.size[0]);
         dense(&p, &a, NULL, NULL, want, NULL);
         y = forward(ctx1, &p, in);
-        CHECK(y && test_error(y->data, want, y->size, 1e-3) <= 1e-12, "a huge logit out of span: off by %g", y ? test_error(y->data, want, y->size, 1e-3) : 0);
+        CHECK(y && test_error(y->data, want, y->size, 1e-3) <= 1e-12, "a huge logit out of span: off by %g", y ? test_error(y->data, want,
+            y->size, 1e-3) : 0);
         stx_backward_from(ctx1, y, dy);
         for (j = 0; j < 7; j++) for (c = 0; in[j] && c < in[j]->size; c++) if (!(fabs(in[j]->grad[c]) < 1e100)) fine = 0;
         CHECK(fine, "a huge logit out of span: gradients are not finite");
@@ -1393,7 +1426,8 @@ static void row_attention(void) {
     }
     /* members mixed at random */
     for (i = 0; i < 150; i++) {
-        static const size_t T[] = {1, 2, 7, 31, 33, 65}, more[] = {0, 0, 1, 5, 31, 64}, H[] = {1, 2, 3}, D[] = {1, 3, 5, 16}, N[] = {0, 0, 1, 3, 7};
+        static const size_t T[] = {1, 2, 7, 31, 33, 65}, more[] = {0, 0, 1, 5, 31, 64}, H[] = {1, 2, 3}, D[] = {1, 3, 5, 16},
+            N[] = {0, 0, 1, 3, 7};
         static const double eps[] = {0, 0, 1e-8, 0.03}, scale[] = {0, 0, 0.7};
         static const ptrdiff_t first[] = {0, 0, 0, -1, -13, -70, 3, 9};
         static const int coin[] = {0, 1};
@@ -1487,7 +1521,8 @@ static stx_real *masks_of(const problem *p, const adaptive_user *u, int all, siz
     for (c = 0; c < k; c++) {
         size_t m = 0, w = p->dim[c][1];
         stx_tensor *t;
-        for (i = 0; i < 33; i++) m += (all && c == 0) || ((size_t)u->id[i] < u->a.end[c] && (c == 0 || (size_t)u->id[i] >= u->a.end[c - 1]));
+        for (i = 0; i < 33; i++) m += (all && c == 0) || ((size_t)u->id[i] < u->a.end[c] &&
+                                                          (c == 0 || (size_t)u->id[i] >= u->a.end[c - 1]));
         if (!m) continue;
         t = stx_dropout(ctx1, stx_input(ctx1, one, m, w, 0, 0), u->a.dropout);
         if (!t || c != c_wanted) continue;
@@ -1535,7 +1570,9 @@ static void row_adaptive_input(void) {
                 for (c = 0; id >= u.a.end[c]; c++) {}
                 start_ = c ? u.a.end[c - 1] : 0;
                 w = p.dim[c][1];
-                for (e = 0; e < w; e++) { row[e] = p.data[c][(id - start_) * w + e] * (mask[c] ? mask[c][at[c] * w + e] : 1); dropped += row[e] == 0; }
+                for (e = 0; e < w; e++) {
+                    row[e] = p.data[c][(id - start_) * w + e] * (mask[c] ? mask[c][at[c] * w + e] : 1); dropped += row[e] == 0;
+                }
                 at[c]++;
                 for (o = 0; o < 12; o++) {
                     double s = pr ? 0 : row[o];
@@ -1549,7 +1586,8 @@ static void row_adaptive_input(void) {
             for (i = 0; i < (size_t)p.n; i++) in[i] = p.absent[i] ? NULL : stx_input(ctx1, p.data[i], p.dim[i][0], p.dim[i][1], 0, 0);
             y = make_adaptive_input(ctx1, in, &u);
             u.a.dropout = 0;
-            { stx_tensor *y0 = make_adaptive_input(ctx1, in, &u); CHECK(y && y0 && !memcmp(y->data, y0->data, y->size * sizeof(stx_real)), "adaptive input: dropout in STX_EVAL"); }
+            { stx_tensor *y0 = make_adaptive_input(ctx1, in, &u); CHECK(y && y0 && !memcmp(y->data, y0->data, y->size * sizeof(stx_real)),
+                                                                        "adaptive input: dropout in STX_EVAL"); }
             u.a.dropout = drop ? 0.3 : 0;
         }
         check(&p);
@@ -1557,7 +1595,8 @@ static void row_adaptive_input(void) {
     }
 }
 /* -log p(word) of row h, by its definition; mask0 and mask: of the row in the head and in its cluster, or NULL */
-static double adaptive_nll(const problem *p, const adaptive_user *u, const stx_real *h, size_t id, const stx_real *mask0, const stx_real *mask) {
+static double adaptive_nll(const problem *p, const adaptive_user *u, const stx_real *h, size_t id, const stx_real *mask0,
+                           const stx_real *mask) {
     size_t k = u->a.clusters, c, j, d = 12, start_, v;
     double nll = 0, head[64], x0[12];
     for (c = 0; id >= u->a.end[c]; c++) {}
@@ -1572,7 +1611,9 @@ static double adaptive_nll(const problem *p, const adaptive_user *u, const stx_r
             if (j ? mask != NULL : mask0 != NULL) x0[e] *= (j ? mask : mask0)[e];
         }
         for (v = 0; v < n; v++) { head[v] = p->data[2 * k + cl][v]; for (e = 0; e < w; e++) head[v] += p->data[cl][v * w + e] * x0[e]; }
-        if (!j) for (v = 0; v + 1 < k; v++) { head[n + v] = p->data[3 * k + 1][v]; for (e = 0; e < w; e++) head[n + v] += p->data[3 * k][v * w + e] * x0[e]; }
+        if (!j) for (v = 0; v + 1 < k; v++) {
+            head[n + v] = p->data[3 * k + 1][v]; for (e = 0; e < w; e++) head[n + v] += p->data[3 * k][v * w + e] * x0[e];
+        }
         if (!j) n += k - 1;
         target = j || !c ? id - start_ : u->a.end[0] + (u->a.forward_columns ? c - 1 : k - 1 - c);
         for (v = 0; v < n; v++) if (head[v] > top) top = head[v];
@@ -1597,11 +1638,13 @@ static void row_adaptive_softmax(void) {
         for (c = 0; c < (size_t)k; c++) mask[c] = masks_of(&p, &u, 1, c);
         for (i = 0; i < 33; i++) {
             for (c = 0; (size_t)u.id[i] >= u.a.end[c]; c++) {}
-            want += adaptive_nll(&p, &u, p.data[3 * k + 2] + i * 12, (size_t)u.id[i], mask[0] ? mask[0] + i * p.dim[0][1] : NULL, mask[c] ? mask[c] + at[c] * p.dim[c][1] : NULL) / 33;
+            want += adaptive_nll(&p, &u, p.data[3 * k + 2] + i * 12, (size_t)u.id[i], mask[0] ? mask[0] + i * p.dim[0][1] : NULL,
+                                 mask[c] ? mask[c] + at[c] * p.dim[c][1] : NULL) / 33;
             at[c]++;
         }
         y = forward(ctx1, &p, in);
-        CHECK(y && y->size == 1 && CLOSE(y->data[0], want, 1e-13), "adaptive softmax, %d clusters, dropout %g: %g, want %g", k, u.a.dropout, y ? y->data[0] : 0, want);
+        CHECK(y && y->size == 1 && CLOSE(y->data[0], want, 1e-13), "adaptive softmax, %d clusters, dropout %g: %g, want %g", k,
+              u.a.dropout, y ? y->data[0] : 0, want);
         for (c = 0; c < (size_t)k; c++) free(mask[c]);
         check(&p);
         free(u.id);
@@ -1690,9 +1733,11 @@ static void accumulation(void) {
         stx_tensor *W = stx_param(p, STX_NORMAL, 0.5, "w", 7, 7, 0, 0), *b = stx_param(p, STX_NORMAL, 0.5, "b", 7, 0, 0, 0);
         stx_tensor *g = stx_param(p, STX_NORMAL, 0.5, "g", 7, 0, 0, 0), *s = stx_param(p, STX_NORMAL, 0.5, "s", 7, 0, 0, 0);
         stx_tensor *m = stx_param(p, STX_NORMAL, 0.5, "m", 7, 0, 0, 0), *z = stx_param(p, STX_CONSTANT, 0.31, "z", 1, 0, 0, 0);
-        stx_tensor *pe = stx_param(p, STX_NORMAL, 0.5, "pe", 9, 7, 0, 0), *pk = stx_param(p, STX_NORMAL, 0.5, "pk", 1, 3, 7, 0), *pv = stx_param(p, STX_NORMAL, 0.5, "pv", 1, 3, 7, 0);
+        stx_tensor *pe = stx_param(p, STX_NORMAL, 0.5, "pe", 9, 7, 0, 0), *pk = stx_param(p, STX_NORMAL, 0.5, "pk", 1, 3, 7, 0),
+            *pv = stx_param(p, STX_NORMAL, 0.5, "pv", 1, 3, 7, 0);
         stx_tensor *alone = stx_param(p, STX_NORMAL, 0.5, "alone", 1, 0, 0, 0);
-        stx_real *in = gemm_random(N * 7), *once = (stx_real *)malloc(stx_params_size(p) * sizeof *once), *twice = (stx_real *)malloc(stx_params_size(p) * sizeof *twice);
+        stx_real *in = gemm_random(N * 7), *once = (stx_real *)malloc(stx_params_size(p) * sizeof *once),
+            *twice = (stx_real *)malloc(stx_params_size(p) * sizeof *twice);
         int pass;
         for (pass = 0; pass < 2; pass++) {
             stx_attention_in ai;
@@ -1707,10 +1752,12 @@ static void accumulation(void) {
             h = stx_mul(x, stx_attention(x, &ai, &ad), m);
             stx_backward(x, stx_add(x, stx_mean(x, stx_mul(x, h, h)), alone));
             CHECK(stx_ok(x), "%s", stx_error(x));
-            for (k = 0, n = 0; k < p->count; k++) for (i = 0; i < p->tensor[k]->size; i++) (pass ? twice : once)[n++] = p->tensor[k]->grad[i];
+            for (k = 0, n = 0; k < p->count; k++) for (i = 0; i < p->tensor[k]->size;
+                i++) (pass ? twice : once)[n++] = p->tensor[k]->grad[i];
         }
         for (i = 0; i < n; i++) once[i] *= 2;
-        if (!big) CHECK(!memcmp(once, twice, n * sizeof *once), "two passes are not twice one exactly: %g", test_error(twice, once, n, 1e-3));
+        if (!big) CHECK(!memcmp(once, twice, n * sizeof *once), "two passes are not twice one exactly: %g", test_error(twice, once, n,
+            1e-3));
         CHECK(test_error(twice, once, n, 1e-3) <= 1e-14, "two passes are not twice one: %g", test_error(twice, once, n, 1e-3));
         stx_params_zero_grad(p);
         for (k = 0; k < p->count; k++) for (i = 0; i < p->tensor[k]->size; i++) CHECK(p->tensor[k]->grad[i] == 0, "zero_grad");
@@ -1766,7 +1813,8 @@ static void row_dropout_time(void) {
             for (c = 0; c < C; c++) {
                 int on = y->data[b * T * C + c] != 0;
                 kept += (size_t)on;
-                for (t = 0; t < T; t++) same &= y->data[(b * T + t) * C + c] == (on ? a[(b * T + t) * C + c] * (1 / (1 - p)) : 0) || fabs(y->data[(b * T + t) * C + c] - (on ? a[(b * T + t) * C + c] / (1 - p) : 0)) < 1e-4;
+                for (t = 0; t < T; t++) same &= y->data[(b * T + t) * C + c] == (on ? a[(b * T + t) * C + c] * (1 / (1 - p)) : 0) ||
+                    fabs(y->data[(b * T + t) * C + c] - (on ? a[(b * T + t) * C + c] / (1 - p) : 0)) < 1e-4;
             }
         CHECK(y && same, "dropout_time: one mask for all times");
         CHECK(fabs((double)kept / (double)(B * C) - 0.6) < 0.02, "dropout_time: %zu of %zu kept", kept, B * C);
@@ -1797,7 +1845,8 @@ static void row_rezero(void) {
             }
 }
 /* The recurrence with any of its inputs; y is h and, with last, the states after, in one row */
-typedef struct recurrence { size_t B, T, k, O, D; int tanh, last, has[6], mask, pads, open; double alpha; } recurrence;      /* has: xr, v, V, c0 */
+/* has: xr, v, V, c0 */
+typedef struct recurrence { size_t B, T, k, O, D; int tanh, last, has[6], mask, pads, open; double alpha; } recurrence;
 static stx_tensor *make_recurrence(stx_ctx *x, stx_tensor **in, void *user) {
     const recurrence *u = (const recurrence *)user;
     stx_sru_recurrence_in c;
@@ -1820,12 +1869,13 @@ static void recurrence_case(recurrence u) {
     p.entries = 60;
     add(&p, u.B, u.T, u.k, u.O);
     add(&p, 2, u.O, 0, 0);
-    for (i = 0; u.open && i < u.O; i++) p.data[1][i] += 7;         /* forget gates near 1: what a chunk of time begins with is felt at its end */
+    for (i = 0; u.open && i < u.O; i++) p.data[1][i] += 7;    /* forget gates near 1: what a chunk of time begins with is felt at its end */
     if (u.has[0]) add(&p, u.B, u.T, u.O, 0); else add_absent(&p);
     if (u.has[1]) add(&p, 2, u.O, 0, 0); else add_absent(&p);
     if (u.has[2]) add(&p, u.B, u.T, 2, u.O); else add_absent(&p);
     if (u.has[3]) add(&p, u.B, u.O, 0, 0); else add_absent(&p);
-    if (u.mask) { add(&p, u.B, u.O, 0, 0); p.fixed[6] = 1; for (i = 0; i < p.size[6]; i++) p.data[6][i] = i % 3 ? 1.5 : 0; } else add_absent(&p);
+    if (u.mask) { add(&p, u.B, u.O, 0, 0); p.fixed[6] = 1; for (i = 0; i < p.size[6]; i++) p.data[6][i] = i % 3 ? 1.5 : 0;
+        } else add_absent(&p);
     check(&p);
 }
 static void row_recurrence(void) {
@@ -1902,10 +1952,14 @@ static void row_stack(void) {
         case 2: u.d.input = 3; u.d.proj = 3; u.d.norm = STX_SRU_NORM_AFTER; u.pads = 1; u.d.zero_pads = 1; break;
         case 3: u.d.input = 3; u.d.input_first = 1; u.d.tanh = 1; u.d.dropout = 0.3; u.d.rnn_dropout = 0.3; break;
         case 4: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 4; u.d.heads = 2; u.M = 3; u.d.alpha_init = 0.6; break;
-        case 5: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 4; u.M = 5; u.window = 3; u.d.alpha_init = 0.6; u.d.norm = STX_SRU_NORM_BEFORE; u.pads = 1; break;
-        case 6: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 4; u.d.alpha_init = 0.6; u.d.dropout = 0.2; u.d.attn_dropout = 0.2; u.d.attn_norm_first = 1; u.M = 2; break;
-        case 7: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 2; u.d.bidirectional = 1; u.d.hidden = 2; u.d.not_causal = 1; u.pads = 1; u.d.alpha_init = -0.4; break;
-        default: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 4; u.d.alpha_init = 0.5; u.d.literal_norm = 1; u.d.norm = STX_SRU_NORM_BEFORE; u.M = 2; u.pads = 1; break;
+        case 5: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 4; u.M = 5; u.window = 3; u.d.alpha_init = 0.6;
+        u.d.norm = STX_SRU_NORM_BEFORE; u.pads = 1; break;
+        case 6: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 4; u.d.alpha_init = 0.6; u.d.dropout = 0.2; u.d.attn_dropout = 0.2;
+        u.d.attn_norm_first = 1; u.M = 2; break;
+        case 7: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 2; u.d.bidirectional = 1; u.d.hidden = 2; u.d.not_causal = 1; u.pads = 1;
+        u.d.alpha_init = -0.4; break;
+        default: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 4; u.d.alpha_init = 0.5; u.d.literal_norm = 1;
+        u.d.norm = STX_SRU_NORM_BEFORE; u.M = 2; u.pads = 1; break;
         }
         for (k = 0; k < 2; k++) {
             u.of[k] = k ? ctx3 : ctx1;
@@ -1955,7 +2009,9 @@ static void attention_side_by_side(void) {
         q = add(&p, B, T, C, 0);
         both = add(&p, B, S, 2 * C, 0);
         k = gemm_random(B * S * C); v = gemm_random(B * S * C); apart = gemm_random(B * T * C);
-        for (r = 0; r < B * S; r++) { memcpy(k + r * C, both + r * 2 * C, C * sizeof *k); memcpy(v + r * C, both + r * 2 * C + C, C * sizeof *v); }
+        for (r = 0; r < B * S; r++) {
+            memcpy(k + r * C, both + r * 2 * C, C * sizeof *k); memcpy(v + r * C, both + r * 2 * C + C, C * sizeof *v);
+        }
         stx_begin(ctx1, STX_EVAL);
         memset(&a, 0, sizeof a);
         a.q = stx_input(ctx1, q, B, T, C, 0); a.k = stx_input(ctx1, k, B, S, C, 0); a.v = stx_input(ctx1, v, B, S, C, 0);
@@ -2016,6 +2072,74 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_sru_forward", row_stack},
 };
 
+/* Results of a recomputed function that are its inputs, views of them, parameters, or one tensor twice: as without recomputation, whichever
+   of them are used, in chunks of any size */
+typedef struct passed { int what; stx_tensor *W; } passed;
+static stx_tensor *passes(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
+    const passed *u = (const passed *)user;
+    stx_tensor *a;
+    switch (u->what) {
+    case 0: out[0] = in[1]; return in[0];
+    case 1: out[0] = in[1]; return stx_scale(x, in[0], 2);
+    case 2: out[0] = stx_reshape(x, in[1], in[1]->size, 0, 0, 0); return stx_reshape(x, in[0], in[0]->size, 0, 0, 0);
+    case 3: a = stx_tanh(x, in[0]); out[0] = a; return a;
+    case 4: out[0] = stx_mean(x, in[1]); out[1] = in[0]; out[2] = in[1]; return stx_linear(x, in[0], u->W, NULL, STX_ACT_TANH);
+    case 5: a = stx_linear(x, in[0], u->W, NULL, STX_ACT_TANH); out[0] = stx_reshape(x, a, a->size, 0, 0, 0);
+            return stx_linear(x, a, u->W, NULL, STX_ACT_NONE);
+    case 6: out[2] = stx_sum(x, in[1]); return stx_gelu(x, in[0]);
+    case 7: out[0] = u->W; return stx_linear(x, in[0], u->W, NULL, STX_ACT_NONE);
+    default: out[0] = stx_view_rows(x, u->W, 1, 3); return stx_linear(x, in[0], u->W, NULL, STX_ACT_NONE);
+    }
+}
+enum { PASSED = 40 * 4 };
+static void passed_run(int what, int use, const size_t *rows, size_t chunk, int again, double *got) {
+    stx_desc desc;
+    stx_ctx *x;
+    stx_params *p;
+    stx_tensor *in[2], *out[3] = {NULL, NULL, NULL}, *y, *loss = NULL, *leaf[3];
+    stx_real v[2][PASSED];
+    passed u;
+    int more = what == 4 || what == 6 ? 3 : 1, i, k;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_bytes = chunk;
+    desc.threads = 1;
+    x = stx_create(&desc);
+    p = stx_params_create(x);
+    u.what = what;
+    u.W = stx_param(p, STX_NORMAL, 0.5, "w", 4, 4, 0, 0);
+    for (i = 0; i < PASSED; i++) { v[0][i] = (stx_real)sin(i + 1.0); v[1][i] = (stx_real)cos(i * 1.7); }
+    stx_begin(x, STX_TRAIN);
+    for (k = 0; k < 2; k++) in[k] = stx_variable(x, v[k], rows[k], 4, 0, 0);
+    leaf[0] = in[0]; leaf[1] = in[1]; leaf[2] = u.W;
+    y = again ? stx_recompute(x, passes, &u, in, 2, out, more) : passes(x, &u, in, out);
+    if (use & 1) loss = stx_mean(x, stx_mul(x, y, y));
+    for (k = 0; k < 3; k++) if (out[k] && use >> (k + 1) & 1) {
+        stx_tensor *t = stx_scale(x, stx_mean(x, stx_mul(x, out[k], out[k])), k + 2);
+        loss = loss ? stx_add(x, loss, t) : t;
+    }
+    if (loss) {
+        stx_backward(x, loss);
+        got[0] = stx_item(x, loss);
+        for (k = 0; k < 3; k++) for (i = 0; leaf[k]->grad && i < (int)leaf[k]->size;
+            i++) got[1 + PASSED * k + i] = (double)leaf[k]->grad[i];
+    }
+    CHECK(stx_ok(x), "results passed on %d, used %d: %s", what, use, stx_error(x));
+    stx_destroy(x);
+}
+static void passed_results(void) {
+    static const size_t rows[][2] = {{1, 1}, {1, 16}, {33, 7}}, chunks[] = {0, 256, 1024};
+    static double got[2][3 * PASSED + 1];
+    int what, use, r, c, i;
+    for (what = 0; what < 9; what++) for (use = 1; use < 16; use++) for (r = 0; r < 3; r++) for (c = 0; c < 3; c++) {
+        double worst = 0;
+        memset(got, 0, sizeof got);
+        passed_run(what, use, rows[r], chunks[c], 0, got[0]);
+        passed_run(what, use, rows[r], chunks[c], 1, got[1]);
+        for (i = 0; i < 3 * PASSED + 1; i++) { double e = fabs(got[0][i] - got[1][i]); if (!(e <= worst)) worst = e; }
+        CHECK(worst < 1e-12, "results passed on %d, used %d, rows %d, chunks %d: recomputed is off by %g", what, use, r, c, worst);
+    }
+}
+
 /* test_grad [op ...]: those rows only */
 int main(int argc, char **argv) {
     stx_desc d = {0};
@@ -2035,6 +2159,7 @@ int main(int argc, char **argv) {
         CHECK(test_passed > count, "%s: the row checks nothing", ops[i].op);
         if (test_failed > before) printf("%s: %ld failed\n", ops[i].op, test_failed - before);
     }
+    if (argc < 2 || !strcmp(argv[1], "passed")) passed_results();
     if (argc < 2) { accumulation(); gemm_check(ctx1, ctx3); }
     stx_destroy(ctx1);
     stx_destroy(ctx3);

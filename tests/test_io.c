@@ -760,7 +760,8 @@ static void test_kill(void) {
 
 static void test_tools(void) {
     static const struct { const char *s; size_t n, len; uint32_t c; } utf[] = {
-        { "a", 1, 1, 'a' }, { "\0", 1, 1, 0 }, { "\xC3\xA9", 2, 2, 0xE9 }, { "\xE2\x82\xAC.", 4, 3, 0x20AC }, { "\xF0\x9F\x98\x80", 4, 4, 0x1F600 },
+        { "a", 1, 1, 'a' }, { "\0", 1, 1, 0 }, { "\xC3\xA9", 2, 2, 0xE9 }, { "\xE2\x82\xAC.", 4, 3, 0x20AC }, { "\xF0\x9F\x98\x80", 4, 4,
+            0x1F600 },
         { "\xF4\x8F\xBF\xBF", 4, 4, 0x10FFFF }, { "", 0, 0, 0 }, { "\xC3", 1, 0, 0 }, { "\x80", 1, 0, 0 }, { "\xC0\xAF", 2, 0, 0 },
         { "\xE0\x80\xAF", 3, 0, 0 }, { "\xED\xA0\x80", 3, 0, 0 }, { "\xF4\x90\x80\x80", 4, 0, 0 }, { "\xF8\x88\x80\x80\x80", 5, 0, 0 }
     };
@@ -1260,7 +1261,8 @@ static void test_sparse(void) {
     int fd, made;
     if (sizeof(size_t) < 8 || sizeof(off_t) < 8) { skip("a file of 5 GiB (32 bits)"); return; }
     fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
-    made = fd >= 0 && ftruncate(fd, (off_t)size) == 0 && pwrite(fd, "seq", 3, (off_t)place) == 3 && pwrite(fd, "!", 1, (off_t)size - 1) == 1;
+    made = fd >= 0 && ftruncate(fd, (off_t)size) == 0 && pwrite(fd, "seq", 3, (off_t)place) == 3 && pwrite(fd, "!", 1,
+        (off_t)size - 1) == 1;
     if (fd >= 0) close(fd);
     if (!made || stat(path, &st) != 0 || st.st_blocks > 4096) { skip("a file of 5 GiB (no sparse files here)"); remove(path); return; }
     v = stx_vocab_build(x, NULL, NULL, 0, 0);
@@ -1413,7 +1415,8 @@ static void test_eval(void) {
                     CHECK(wrong == 0);
                     CHECK(stx_batches_next_eval(b, X, Y, &t) == STX_BATCH_END && stx_ok(x));
                 }
-                CHECK(before.p == stx_batches_get(b).p && before.wraps == stx_batches_get(b).wraps && before.fresh == stx_batches_get(b).fresh);
+                CHECK(before.p == stx_batches_get(b).p && before.wraps == stx_batches_get(b).wraps &&
+                      before.fresh == stx_batches_get(b).fresh);
                 stx_batches_free(b);
                 stx_corpus_close(c);
             }
@@ -1526,7 +1529,8 @@ static void test_batches_errors(void) {
     CHECK(!stx_corpus_wrap(x, NULL, 5, 5)); ERROR(STX_ERR_ARG, "no tokens");
     CHECK(!stx_corpus_wrap(x, ramp, 0, 5)); ERROR(STX_ERR_ARG, "no tokens");
     CHECK(!stx_batches_create(x, NULL, &d) && stx_ok(x));
-    CHECK(!stx_batches_next(NULL, X, X) && !stx_batches_next_eval(NULL, X, X, &t) && stx_batches_get(NULL).p == 0 && !stx_batches_set(NULL, s));
+    CHECK(!stx_batches_next(NULL, X, X) && !stx_batches_next_eval(NULL, X, X, &t) && stx_batches_get(NULL).p == 0 && !stx_batches_set(NULL,
+        s));
     stx_batches_rewind(NULL, 0);
     stx_batches_free(NULL);
 }

@@ -42,20 +42,24 @@ static const words_case words_cases[] = {
     {STX_WORDS_PLAIN, STX_WORDS_PLAIN, 0, 0, 0, 0, 0, 0, "in_emb.weight out_emb.weight out_emb.bias "},
     {STX_WORDS_PLAIN, STX_WORDS_PLAIN, 5, 0, 0, 1, 0, 0, "in_emb.weight out_emb.weight out_emb.bias "},
     {STX_WORDS_PLAIN, STX_WORDS_TIED, 0, 0, 0, 0, 0, 0, "in_emb.weight out_emb.bias "},
-    {STX_WORDS_PLAIN, STX_WORDS_ADAPTIVE, 7, 0, 0, 0, 1, 0, "in_emb.weight out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 out_emb.biases.0 "
+    {STX_WORDS_PLAIN, STX_WORDS_ADAPTIVE, 7, 0, 0, 0, 1, 0, "in_emb.weight out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 "
+        "out_emb.biases.0 "
         "out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 "},
-    {STX_WORDS_ADAPTIVE, STX_WORDS_PLAIN, 0, 0, 0, 0, 0, 0, "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
+    {STX_WORDS_ADAPTIVE, STX_WORDS_PLAIN, 0, 0, 0, 0, 0, 0, "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 "
+        "in_emb.tables.2 in_emb.projs.2 "
         "out_emb.weight out_emb.bias "},
     {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 0, 0, 0, 0, 0,
         "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
-        "out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 out_emb.projs.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 "
+        "out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 out_emb.projs.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 "
+            "out_emb.biases.1 "
         "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 "},
     {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 1, 0, 0, 0,
         "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
         "out_emb.cluster.weight out_emb.cluster.bias out_emb.biases.0 out_emb.biases.1 out_emb.biases.2 "},
     {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 0, 1, 0, 1,
         "out_emb.tables.0 out_emb.projs.0 in_emb.projs.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 "
-        "in_emb.projs.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 in_emb.projs.2 out_emb.biases.2 out_emb.cluster.weight out_emb.cluster.bias "},
+        "in_emb.projs.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 in_emb.projs.2 out_emb.biases.2 out_emb.cluster.weight "
+            "out_emb.cluster.bias "},
     {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 1, 1, 1, 0,
         "out_emb.tables.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 "
         "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 out_emb.cluster.weight out_emb.cluster.bias "},
@@ -204,7 +208,8 @@ static void words_scale(void) {
                     if (!(fabs(y * s - (double)got[i]) <= worst)) worst = fabs(y * s - (double)got[i]);
                 }
                 free(proj);
-            } else for (i = 0; i < D; i++) if (!(fabs((double)row[20 * D + i] * s - (double)got[i]) <= worst)) worst = fabs((double)row[20 * D + i] * s - (double)got[i]);
+            } else for (i = 0; i < D; i++) if (!(fabs((double)row[20 * D + i] * s - (double)got[i]) <= worst)) worst =
+                fabs((double)row[20 * D + i] * s - (double)got[i]);
             CHECK(e && worst < TOL, "adaptive %d scale %g: off by %g %s", adaptive, s, worst, stx_error(x));
             free(got); free(row);
             stx_destroy(x);
@@ -623,7 +628,8 @@ static void one_stream(void) {
         memset(&d, 0, sizeof d);
         memset(&e, 0, sizeof e);
         if (kind < 3) {
-            d.vocab = V; d.layers = 2; d.dim = 16; d.heads = 2; d.inner = 16; d.span = 30; d.adapt_span = kind != 1; d.ramp = 4; d.span_init = 0.5;
+            d.vocab = V; d.layers = 2; d.dim = 16; d.heads = 2; d.inner = 16; d.span = 30; d.adapt_span = kind != 1; d.ramp = 4;
+            d.span_init = 0.5;
             d.literal_memory = kind == 2;
             d.pers = kind == 1 ? 3 : 0;
             m = stx_span_create(x, &d);
@@ -933,7 +939,8 @@ static stx_lm some_lm(stx_ctx *x, int kind) {
     if (kind == MINI) return mini_lm(mini_create(x, LV, 24, 40));
     if (kind == SPAN) {
         memset(&d, 0, sizeof d);
-        d.vocab = LV; d.layers = 2; d.dim = 24; d.heads = 2; d.inner = 32; d.span = 40; d.adapt_span = 1; d.ramp = 4; d.span_init = 0.2; d.span_loss = 1e-4;
+        d.vocab = LV; d.layers = 2; d.dim = 24; d.heads = 2; d.inner = 32; d.span = 40; d.adapt_span = 1; d.ramp = 4; d.span_init = 0.2;
+        d.span_loss = 1e-4;
         return stx_span_lm(stx_span_create(x, &d));
     }
     memset(&e, 0, sizeof e);

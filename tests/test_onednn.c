@@ -50,7 +50,8 @@ static void product(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, s
                 if (!(fabs((double)C1[at] - s) <= worst)) worst = fabs((double)C1[at] - s);
                 if (!(fabs((double)C3[at] - s) <= worst)) worst = fabs((double)C3[at] - s);
             }
-    CHECK(worst <= bound, "%s: batch %zu ta %d tb %d M %zu N %zu K %zu beta %d: %g, want %g", stx_backend(one), batch, ta, tb, M, N, K, beta, worst, bound);
+    CHECK(worst <= bound, "%s: batch %zu ta %d tb %d M %zu N %zu K %zu beta %d: %g, want %g", stx_backend(one), batch, ta, tb, M, N, K,
+          beta, worst, bound);
     free(A); free(B); free(C0); free(C1); free(C3);
 }
 static void products(stx_ctx *one, stx_ctx *many) {
@@ -69,7 +70,8 @@ int main(void) {
         stx_ctx *one = context(precision, 1, 0), *many = context(precision, 3, 0);
         printf("%s\n", stx_backend(many));
         if (!one->dnnl) printf("oneDNN has no such product for this processor: the built-in ones are tested\n");
-        else CHECK(!strncmp(stx_backend(one), "onednn ", 7) && strstr(stx_backend(one), precision ? " bf16" : " f32"), "%s", stx_backend(one));
+        else CHECK(!strncmp(stx_backend(one), "onednn ", 7) && strstr(stx_backend(one), precision ? " bf16" : " f32"), "%s",
+                   stx_backend(one));
         before = plans(many);
         products(one, many);
         CHECK(!many->dnnl || plans(many) > before, "oneDNN was not used");

@@ -32,7 +32,8 @@ static int32_t *text(size_t B, size_t n, uint64_t seed) {
 /* spans that differ by head, by hand, so that the windows have something to skip */
 static void set_spans(stx_span *m) {
     size_t l, h;
-    for (l = 0; l < m->desc.layers; l++) for (h = 0; m->layer[l].z && h < m->layer[l].z->size; h++) m->layer[l].z->data[h] = (stx_real)(0.031 + 0.17 * (double)((l + 2 * h) % 4));
+    for (l = 0; l < m->desc.layers; l++) for (h = 0; m->layer[l].z && h < m->layer[l].z->size;
+        h++) m->layer[l].z->data[h] = (stx_real)(0.031 + 0.17 * (double)((l + 2 * h) % 4));
 }
 static stx_ids *block(stx_ctx *x, const int32_t *t, size_t B, size_t n, size_t at, size_t T) {
     int32_t *buf = (int32_t *)calloc(B * T, sizeof *buf);
@@ -64,7 +65,8 @@ static double step(stx_span *m, stx_optim *o, stx_span_state *s, const int32_t *
 
 /* Variants of the model that generation, causality and memory must hold for. */
 static stx_span_desc variant(int k, const char **name) {
-    static const char *const names[] = {"adaptive", "fixed", "literal", "persistent", "adaptive io", "long fixed", "persistent literal", "no renorm", "fairseq", "one span persistent"};
+    static const char *const names[] = {"adaptive", "fixed", "literal", "persistent", "adaptive io", "long fixed", "persistent literal",
+        "no renorm", "fairseq", "one span persistent"};
     stx_span_desc d = small();
     *name = names[k];
     if (k == 1) { d.adapt_span = 0; d.span = 33; }
@@ -113,7 +115,8 @@ static void generation_and_memory(void) {
         for (i = 0; i < B * n * V; i++) if (fabs((double)whole[i]) > top) top = fabs((double)whole[i]);
         stx_span_state_reset(s2);
         other = by_blocks(m, t, B, n, 64, s2);         /* equal to blocks with memory: the window is where it was */
-        CHECK(difference(whole, other, B * n * V) <= 1e-5 * top, "%s: blocks with memory differ from one text by %g", name, difference(whole, other, B * n * V));
+        CHECK(difference(whole, other, B * n * V) <= 1e-5 * top, "%s: blocks with memory differ from one text by %g", name,
+              difference(whole, other, B * n * V));
         g = stx_span_gen_create(m, B);
         for (i = 0, feeds = 0; i < n; feeds++) {       /* prompt pieces of many lengths, then token by token */
             size_t w = i < 300 ? 1 + feeds * 13 % 90 : 1;
@@ -187,7 +190,8 @@ static void dropout(void) {
                     size_t S = stx_span_window(m, l);
                     memset(&in, 0, sizeof in);
                     memset(&a, 0, sizeof a);
-                    in.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE); in.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE); in.v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
+                    in.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE); in.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE);
+                    in.v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
                     in.pe = m->key_pe; in.z = p->z; in.pk = p->pers_key; in.pv = p->pers_val;
                     a.heads = d.heads; a.span = S; a.delta_min = 1; a.max_span = (double)d.span; a.ramp = d.ramp; a.dropout = d.dropout;
                     f = stx_linear(x, stx_attention(x, &in, &a), p->wo, NULL, STX_ACT_NONE);
@@ -197,10 +201,12 @@ static void dropout(void) {
                     h = stx_layernorm(x, stx_add(x, h, stx_linear(x, f, p->w2, p->b2, STX_ACT_NONE)), p->norm2_gain, p->norm2_shift, 0);
                 }
                 h = stx_dropout(x, h, d.emb_dropout);
-                CHECK(h && !memcmp(h->data, got, h->size * sizeof *got), "pers %d, dropout %g, emb_dropout %g: differs from the chain by hand by %g", pers, d.dropout, d.emb_dropout, h ? difference(h->data, got, h->size) : 0);
+                CHECK(h && !memcmp(h->data, got, h->size * sizeof *got), "pers %d, dropout %g, emb_dropout %g: differs from the chain by "
+                      "hand by %g", pers, d.dropout, d.emb_dropout, h ? difference(h->data, got, h->size) : 0);
                 stx_begin(x, STX_EVAL);
                 plain = stx_span_forward(m, block(x, t, 2, 40, 0, 40), NULL, NULL);
-                CHECK(plain && (difference(plain->data, got, plain->size) > 1e-3) == (k != 0), "pers %d, dropout %g, emb_dropout %g: no effect, or without cause", pers, d.dropout, d.emb_dropout);
+                CHECK(plain && (difference(plain->data, got, plain->size) > 1e-3) == (k != 0), "pers %d, dropout %g, emb_dropout %g: no "
+                      "effect, or without cause", pers, d.dropout, d.emb_dropout);
                 free(got);
             }
             free(t);
@@ -253,7 +259,8 @@ static void logits_and_log_probs(void) {
                 if (z) raw += exp((double)z->data[r * V + v]);
             }
             for (v = 0; z && v < V; v++) off = fmax(off, fabs((double)z->data[r * V + v] - log(raw) - (double)y->data[r * V + v]));
-            CHECK(fabs(sum - 1) < 1e-5 && off < 1e-5 && (!z || fabs(log(raw)) > 1e-4), "%s row %zu: sums to %g, off by %g", name, r, sum, off);
+            CHECK(fabs(sum - 1) < 1e-5 && off < 1e-5 && (!z || fabs(log(raw)) > 1e-4), "%s row %zu: sums to %g, off by %g", name, r, sum,
+                  off);
         }
         {
             stx_real last[V];
@@ -267,8 +274,8 @@ static void logits_and_log_probs(void) {
         stx_destroy(x);
     }
 }
-/* A memory that was handed over goes on as the one it was taken from, to the last bit: from context to context, while caches fill and when they
-   are full; and what cannot be a memory is refused, and leaves the state as it was. */
+/* A memory that was handed over goes on as the one it was taken from, to the last bit: from context to context, while caches fill and when
+   they are full; and what cannot be a memory is refused, and leaves the state as it was. */
 static void handed_over(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -292,7 +299,8 @@ static void handed_over(void) {
             size_t T = w[steps & 1];
             for (l = 0; l < d.layers; l++) {
                 stx_real *row = (stx_real *)malloc((B * s[0]->rows->layer[l].real * d.dim + 1) * sizeof *row);
-                CHECK(stx_span_state_get(s[0], l, row) && stx_span_state_set(s[1], l, s[0]->rows->layer[l].rows, row, s[0]->rows->layer[l].real), "%s: %s %s", name, stx_error(x[0]), stx_error(x[1]));
+                CHECK(stx_span_state_get(s[0], l, row) && stx_span_state_set(s[1], l, s[0]->rows->layer[l].rows, row,
+                    s[0]->rows->layer[l].real), "%s: %s %s", name, stx_error(x[0]), stx_error(x[1]));
                 filled |= s[0]->rows->layer[l].real == stx_span_cache(m[0], l);
                 free(row);
             }
@@ -304,7 +312,8 @@ static void handed_over(void) {
                 b = (stx_real *)malloc(B * T * d.dim * sizeof *b);
                 stx_begin(x[c], STX_EVAL);
                 stx_get(x[c], stx_span_forward(m[c], block(x[c], t, B, n, at, T), empty, NULL), b);
-                CHECK(!memcmp(a, want, B * T * d.dim * sizeof *a), "%s at %zu: handed over differs by %g", name, at, difference(a, want, B * T * d.dim));
+                CHECK(!memcmp(a, want, B * T * d.dim * sizeof *a), "%s at %zu: handed over differs by %g", name, at, difference(a, want,
+                    B * T * d.dim));
                 CHECK((difference(b, want, B * T * d.dim) > 1e-4) == (at > 0), "%s at %zu: the memory has no say", name, at);
                 free(a); free(b); free(want);
             }
@@ -314,8 +323,10 @@ static void handed_over(void) {
         for (i = 0; i < 4; i++) {
             size_t rows = s[1]->rows->layer[0].rows, real = s[1]->rows->layer[0].real;
             stx_real one[1] = {0};
-            CHECK(!stx_span_state_set(s[1], i == 0 ? d.layers : 0, i == 1 ? m[1]->desc.span + 1 : 5, i == 3 ? NULL : one, i == 2 ? 6 : i == 3 ? 2 : 0) && !stx_ok(x[1]), "case %zu", i);
-            CHECK(s[1]->rows->layer[0].rows == rows && s[1]->rows->layer[0].real == real && strstr(stx_error(x[1]), "stx_rows_set"), "case %zu: %s", i, stx_error(x[1]));
+            CHECK(!stx_span_state_set(s[1], i == 0 ? d.layers : 0, i == 1 ? m[1]->desc.span + 1 : 5, i == 3 ? NULL : one,
+                                      i == 2 ? 6 : i == 3 ? 2 : 0) && !stx_ok(x[1]), "case %zu", i);
+            CHECK(s[1]->rows->layer[0].rows == rows && s[1]->rows->layer[0].real == real && strstr(stx_error(x[1]), "stx_rows_set"),
+                  "case %zu: %s", i, stx_error(x[1]));
             stx_clear_error(x[1]);
         }
         CHECK(!stx_span_state_get(s[1], d.layers, NULL) && strstr(stx_error(x[1]), "layer 2"), "%s", stx_error(x[1]));
@@ -347,10 +358,12 @@ static void fairseq_form(void) {
             sum = sqrt(sum / (double)t->size);
             want = k < 2 ? (i ? sd : sd / sqrt(3)) : k < 4 ? (i ? xavier : k == 2 ? sd : 1 / sqrt(160.0)) / sqrt(3) : i ? sd : 1;
             CHECK(fabs(sum / want - 1) < 0.03, "init %zu, tensor %zu: deviation %g, want %g", i, k, sum, want);
-            CHECK((k < 2 && !i) || k == 2 || k == 3 ? top < 1.7321 * want : top > 2.5 * want, "init %zu, tensor %zu: largest %g of %g", i, k, top, want);
+            CHECK((k < 2 && !i) || k == 2 || k == 3 ? top < 1.7321 * want : top > 2.5 * want, "init %zu, tensor %zu: largest %g of %g", i,
+                  k, top, want);
         }
         m->layer[0].z->data[0] = (stx_real)0.5;
-        CHECK(stx_span_of(m, 0, 0) == 200 && stx_span_of(m, 0, 2) == (i ? 200 : 0) && stx_span_window(m, 0) == 208, "spans of layer 0: %g %g window %zu", stx_span_of(m, 0, 0), stx_span_of(m, 0, 2), stx_span_window(m, 0));
+        CHECK(stx_span_of(m, 0, 0) == 200 && stx_span_of(m, 0, 2) == (i ? 200 : 0) && stx_span_window(m, 0) == 208,
+              "spans of layer 0: %g %g window %zu", stx_span_of(m, 0, 0), stx_span_of(m, 0, 2), stx_span_window(m, 0));
     }
     for (i = 0; i < 2; i++) {           /* the window is part of the model: z of one head moves what another one sees */
         stx_real *a, *b;
@@ -365,7 +378,8 @@ static void fairseq_form(void) {
         stx_begin(x, STX_EVAL); y = stx_span_forward(m, block(x, ids, 1, 300, 0, 300), NULL, NULL); stx_get(x, y, a);
         m->layer[0].z->data[1] = 1;
         stx_begin(x, STX_EVAL); y = stx_span_forward(m, block(x, ids, 1, 300, 0, 300), NULL, NULL); stx_get(x, y, b);
-        CHECK((difference(a, b, 300 * e.dim) > 1e-3) == (i == 1), "no_renorm %zu: another head's window changes the result by %g", i, difference(a, b, 300 * e.dim));
+        CHECK((difference(a, b, 300 * e.dim) > 1e-3) == (i == 1), "no_renorm %zu: another head's window changes the result by %g", i,
+              difference(a, b, 300 * e.dim));
         free(a); free(b);
     }
     free(ids);
@@ -404,7 +418,9 @@ static void evaluation_is_separate(void) {
         }
         size = stx_params_size(m->params);
         all = (stx_real *)malloc(size * sizeof *all);
-        for (i = 0, at = 0; i < m->params->count; i++) { memcpy(all + at, m->params->tensor[i]->data, m->params->tensor[i]->size * sizeof *all); at += m->params->tensor[i]->size; }
+        for (i = 0, at = 0; i < m->params->count; i++) {
+            memcpy(all + at, m->params->tensor[i]->data, m->params->tensor[i]->size * sizeof *all); at += m->params->tensor[i]->size;
+        }
         if (!first) first = all;
         else { CHECK(!memcmp(first, all, size * sizeof *all), "evaluation between the steps changed training"); free(all); }
         free(t);
@@ -433,7 +449,8 @@ static stx_real *trained(const stx_span_desc *d, int threads, int kind, size_t p
         for (p = 0; p < parts; p++) {
             stx_tensor *l;
             stx_begin(x, STX_TRAIN);
-            l = stx_span_loss(m, block(x, t + p * rows * n, rows, n, (size_t)k * T, T), block(x, t + p * rows * n, rows, n, (size_t)k * T + 1, T), s[p], s[p]);
+            l = stx_span_loss(m, block(x, t + p * rows * n, rows, n, (size_t)k * T, T), block(x, t + p * rows * n, rows, n,
+                (size_t)k * T + 1, T), s[p], s[p]);
             *loss = stx_item(x, l);
             stx_backward(x, stx_scale(x, stx_span_total(m, l), 1.0 / (double)parts));
         }
@@ -441,7 +458,9 @@ static stx_real *trained(const stx_span_desc *d, int threads, int kind, size_t p
     }
     *size = stx_params_size(m->params);
     all = (stx_real *)malloc(*size * sizeof *all);
-    for (i = 0, at = 0; i < m->params->count; i++) { memcpy(all + at, m->params->tensor[i]->data, m->params->tensor[i]->size * sizeof *all); at += m->params->tensor[i]->size; }
+    for (i = 0, at = 0; i < m->params->count; i++) {
+        memcpy(all + at, m->params->tensor[i]->data, m->params->tensor[i]->size * sizeof *all); at += m->params->tensor[i]->size;
+    }
     CHECK(stx_ok(x), "%s", stx_error(x));
     free(t);
     stx_destroy(x);
@@ -503,7 +522,8 @@ static void callers_threads(void) {
     int k;
     for (k = 0; k < 4; k++) CHECK(!pthread_create(thread + k, NULL, callers_thread, c + k), "no thread %d", k);
     for (k = 0; k < 4; k++) pthread_join(thread[k], NULL);
-    for (k = 1; k < 4; k++) CHECK(c[k].loss == c[0].loss && !memcmp(c[k].all, c[0].all, c[0].n * sizeof(stx_real)), "thread %d of the caller differs", k);
+    for (k = 1; k < 4; k++) CHECK(c[k].loss == c[0].loss && !memcmp(c[k].all, c[0].all, c[0].n * sizeof(stx_real)),
+                                  "thread %d of the caller differs", k);
     for (k = 0; k < 4; k++) free(c[k].all);
 }
 
@@ -556,16 +576,19 @@ static void resume(void) {
     }
     for (i = 0; i < 10; i++) step(m[0], o[0], s[0], t, B, n, i * 30, 30);
     w = stx_writer_create(x[0]);
-    CHECK(stx_params_save(w, m[0]->params, "") && stx_optim_save(w, o[0]) && stx_span_state_save(w, s[0], "memory.") && stx_writer_meta_u64(w, "tick", stx_tick(x[0])) && stx_writer_finish(w, path), "%s", stx_error(x[0]));
+    CHECK(stx_params_save(w, m[0]->params, "") && stx_optim_save(w, o[0]) && stx_span_state_save(w, s[0], "memory.") &&
+          stx_writer_meta_u64(w, "tick", stx_tick(x[0])) && stx_writer_finish(w, path), "%s", stx_error(x[0]));
     f = stx_file_open(x[1], path);
     {
         uint64_t tick = 0;
-        CHECK(f && stx_params_load(m[1]->params, f, "") && stx_optim_load(o[1], f) && stx_span_state_load(s[1], f, "memory.") && stx_file_meta_u64(x[1], f, "tick", &tick), "%s", stx_error(x[1]));
+        CHECK(f && stx_params_load(m[1]->params, f, "") && stx_optim_load(o[1], f) && stx_span_state_load(s[1], f, "memory.") &&
+              stx_file_meta_u64(x[1], f, "tick", &tick), "%s", stx_error(x[1]));
         stx_set_tick(x[1], tick);
     }
     for (k = 0; k < 2; k++) for (i = 10; i < 20; i++) step(m[k], o[k], s[k], t, B, n, i * 30, 30);
     for (i = 0; i < m[0]->params->count; i++)
-        CHECK(!memcmp(m[0]->params->tensor[i]->data, m[1]->params->tensor[i]->data, m[0]->params->tensor[i]->size * sizeof(stx_real)), "%s differs after the resume", m[0]->params->name[i]);
+        CHECK(!memcmp(m[0]->params->tensor[i]->data, m[1]->params->tensor[i]->data, m[0]->params->tensor[i]->size * sizeof(stx_real)),
+              "%s differs after the resume", m[0]->params->name[i]);
     stx_file_close(f);
 
     {   /* a checksum finds any changed bit */
@@ -574,7 +597,8 @@ static void resume(void) {
         long size, at;
         int c;
         w = stx_writer_create(y);
-        CHECK(stx_params_save(w, m[0]->params, "") == 1 && stx_writer_meta(w, "text", "abc") && stx_writer_checksum(w) && stx_writer_finish(w, path), "%s", stx_error(y));
+        CHECK(stx_params_save(w, m[0]->params, "") == 1 && stx_writer_meta(w, "text", "abc") && stx_writer_checksum(w) &&
+              stx_writer_finish(w, path), "%s", stx_error(y));
         f = stx_file_open(y, path);
         CHECK(f && stx_file_verify(f), "%s", stx_error(y));
         stx_file_close(f);
@@ -603,7 +627,8 @@ static void resume(void) {
         stx_file_close(f);
         stx_destroy(y);
         w = stx_writer_create(x[0]);
-        CHECK(stx_params_save(w, m[0]->params, "") && stx_optim_save(w, o[0]) && stx_span_state_save(w, s[0], "memory.") && stx_writer_finish(w, path), "%s", stx_error(x[0]));
+        CHECK(stx_params_save(w, m[0]->params, "") && stx_optim_save(w, o[0]) && stx_span_state_save(w, s[0], "memory.") &&
+              stx_writer_finish(w, path), "%s", stx_error(x[0]));
     }
     for (k = 0; k < 6; k++) {       /* refused, with the reason, and nothing half loaded */
         static const char *const want[] = {"layers.1", "streams", "optimiser", "no tensor", "whole number", "dimensions"};
@@ -688,15 +713,19 @@ static void errors(void) {
     stx_clear_error(x);
     CHECK(!stx_span_gen_feed(stx_span_gen_create(m, 1), ids, 0) && !stx_ok(x), "fed nothing");
     stx_destroy(x);
-    CHECK(!stx_span_create(NULL, NULL) && !stx_span_forward(NULL, NULL, NULL, NULL) && !stx_span_loss(NULL, NULL, NULL, NULL, NULL) && !stx_span_total(NULL, NULL) &&
-          !stx_span_logits(NULL, NULL) && !stx_span_log_probs(NULL, NULL) && !stx_span_state_get(NULL, 0, NULL) && !stx_span_state_set(NULL, 0, 0, NULL, 0) && !stx_span_gen_create(NULL, 1) && !stx_span_gen_feed(NULL, NULL, 1) && !stx_span_state_create(NULL, 1), "NULL goes through");
+    CHECK(!stx_span_create(NULL, NULL) && !stx_span_forward(NULL, NULL, NULL, NULL) && !stx_span_loss(NULL, NULL, NULL, NULL, NULL) &&
+          !stx_span_total(NULL, NULL) &&
+          !stx_span_logits(NULL, NULL) && !stx_span_log_probs(NULL, NULL) && !stx_span_state_get(NULL, 0, NULL) &&
+              !stx_span_state_set(NULL, 0, 0, NULL, 0) && !stx_span_gen_create(NULL, 1) && !stx_span_gen_feed(NULL, NULL, 1) &&
+                  !stx_span_state_create(NULL, 1), "NULL goes through");
     stx_span_clamp(NULL); stx_span_state_free(NULL); stx_span_gen_free(NULL); stx_span_state_reset(NULL);
 }
 
 /* S and C by hand: cur = ceil(z L) + R, S = L - floor(min(L-1, L-cur) / 64) 64, C = S + 64, at most L */
 static void windows(void) {
     static const struct { size_t L; double z; size_t S, C; } row[] = {
-        {8192, 0, 64, 128}, {8192, 0.01, 128, 192}, {8192, 0.1, 896, 960}, {8192, 0.5, 4160, 4224}, {8192, 1, 8192, 8192}, {256, 0.3, 128, 192}, {256, 0.61, 192, 256}};
+        {8192, 0, 64, 128}, {8192, 0.01, 128, 192}, {8192, 0.1, 896, 960}, {8192, 0.5, 4160, 4224}, {8192, 1, 8192, 8192}, {256, 0.3, 128,
+            192}, {256, 0.61, 192, 256}};
     size_t i;
     for (i = 0; i < sizeof row / sizeof *row; i++) {
         stx_span_desc d = small();
@@ -749,9 +778,11 @@ static stx_real *whole_mask(stx_span *m, const int32_t *t, size_t B, size_t n) {
 /* Ramps that are not whole: window, cache, generation and the numbers that are reported reach every key that has weight */
 static void ramps(void) {
     static const size_t L[] = {1, 2, 3, 64, 65, 66, 67, 100, 129, 130, 200};
-    static const double span[] = {0, 0.25, 0.6, 0.999999, 1, 1.4, 5, 31.5, 62.75, 63.1, 64, 1e9}, ramp[] = {1, 1.25, 1.5, 1.999, 2, 2.25, 7.5, 31.01, 32, 40.7};
+    static const double span[] = {0, 0.25, 0.6, 0.999999, 1, 1.4, 5, 31.5, 62.75, 63.1, 64, 1e9}, ramp[] = {1, 1.25, 1.5, 1.999, 2, 2.25,
+        7.5, 31.01, 32, 40.7};
     size_t i, j, k, t, l, cases = 0;
-    for (i = 0; i < sizeof L / sizeof *L; i++) for (j = 0; j < sizeof span / sizeof *span; j++) for (k = 0; k < sizeof ramp / sizeof *ramp; k++) {
+    for (i = 0; i < sizeof L / sizeof *L; i++) for (j = 0; j < sizeof span / sizeof *span; j++) for (k = 0; k < sizeof ramp / sizeof *ramp;
+        k++) {
         stx_span_desc d = small();
         stx_ctx *x = context(1, 0);
         stx_span *m;
@@ -769,21 +800,27 @@ static void ramps(void) {
         S = stx_span_window(m, 0); C = stx_span_cache(m, 0);
         reach = stx_attention_reach((double)z, (double)L[i], ramp[k], L[i]);
         stx_span_stats(m, &avg, &max);
-        CHECK(reach >= far && reach <= far + 1, "L %zu span %g R %g: reach %zu, the last key with weight is %zu steps back", L[i], span[j], ramp[k], reach, far);
-        if (ramp[k] == floor(ramp[k])) CHECK((double)reach == fmin((double)L[i], ceil((double)z * (double)L[i]) + ramp[k]), "L %zu span %g R %g: reach %zu", L[i], span[j], ramp[k], reach);
-        CHECK(S >= far && S <= L[i] && (L[i] - S) % 64 == 0, "L %zu span %g R %g: window %zu, the last key with weight is %zu steps back", L[i], span[j], ramp[k], S, far);
-        CHECK(C == (S + 64 < L[i] ? S + 64 : L[i]) && max == (double)reach && avg == max, "L %zu span %g R %g: cache %zu, reported %g", L[i], span[j], ramp[k], C, max);
+        CHECK(reach >= far && reach <= far + 1, "L %zu span %g R %g: reach %zu, the last key with weight is %zu steps back", L[i], span[j],
+              ramp[k], reach, far);
+        if (ramp[k] == floor(ramp[k])) CHECK((double)reach == fmin((double)L[i], ceil((double)z * (double)L[i]) + ramp[k]),
+                                             "L %zu span %g R %g: reach %zu", L[i], span[j], ramp[k], reach);
+        CHECK(S >= far && S <= L[i] && (L[i] - S) % 64 == 0, "L %zu span %g R %g: window %zu, the last key with weight is %zu steps back",
+              L[i], span[j], ramp[k], S, far);
+        CHECK(C == (S + 64 < L[i] ? S + 64 : L[i]) && max == (double)reach && avg == max, "L %zu span %g R %g: cache %zu, reported %g",
+              L[i], span[j], ramp[k], C, max);
         if (L[i] > 60 && (cases++ % 3 == 0 || (L[i] == 66 && span[j] == 0.6 && ramp[k] == 1.5))) {
             size_t n = 150, B = 2, at, w;
             int32_t *ids = text(B, n, 4);
-            stx_real *want = whole_mask(m, ids, B, n), *have = (stx_real *)malloc(B * n * 8 * sizeof *have), *scores = (stx_real *)malloc(B * n * V * sizeof *scores);
+            stx_real *want = whole_mask(m, ids, B, n), *have = (stx_real *)malloc(B * n * 8 * sizeof *have),
+                *scores = (stx_real *)malloc(B * n * V * sizeof *scores);
             stx_span_state *s = stx_span_state_create(m, B);
             stx_span_gen *g = stx_span_gen_create(m, B);
             int32_t *one = (int32_t *)malloc(B * n * sizeof *one);
             double worst = 0;
             stx_begin(x, STX_EVAL);
             stx_get(x, stx_span_forward(m, block(x, ids, B, n, 0, n), NULL, NULL), have);
-            CHECK(difference(have, want, B * n * 8) <= 2e-5, "L %zu span %g R %g: the forward leaves out %g", L[i], span[j], ramp[k], difference(have, want, B * n * 8));
+            CHECK(difference(have, want, B * n * 8) <= 2e-5, "L %zu span %g R %g: the forward leaves out %g", L[i], span[j], ramp[k],
+                  difference(have, want, B * n * 8));
             stx_get(x, stx_span_log_probs(m, stx_input(x, want, B, n, 8, 0)), scores);
             for (at = 0; at < n; at += w) {
                 size_t b;
@@ -800,7 +837,8 @@ static void ramps(void) {
             free(ids); free(want); free(have); free(scores); free(one);
         }
         for (l = 0; l < 2; l++) CHECK(stx_attention_reach(l ? NAN : -3, 100, ramp[k], 100) == 0, "reach of no span");
-        CHECK(stx_attention_reach(1e300, 1e300, ramp[k], 100) == 100 && stx_attention_reach(0.5, 1e18, ramp[k], SIZE_MAX) >= (size_t)500000000000000000, "reach of a huge span");
+        CHECK(stx_attention_reach(1e300, 1e300, ramp[k], 100) == 100 && stx_attention_reach(0.5, 1e18, ramp[k],
+            SIZE_MAX) >= (size_t)500000000000000000, "reach of a huge span");
         CHECK(stx_ok(x), "%s", stx_error(x));
         stx_destroy(x);
     }

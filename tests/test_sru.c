@@ -59,7 +59,8 @@ static stx_ids *block(stx_ctx *x, const int32_t *t, size_t B, size_t n, size_t a
 /* Stacks that segments and generation must hold for */
 enum { STACKS = 12 };
 static stx_sru_desc stack(int k, const char **name) {
-    static const char *const names[] = {"plain", "k 4", "before", "after", "projected", "v1", "SRU++", "SRU++ every 2", "SRU++ norm first", "SRU++ cell norm", "SRU++ heads", "SRU++ last"};
+    static const char *const names[] = {"plain", "k 4", "before", "after", "projected", "v1", "SRU++", "SRU++ every 2", "SRU++ norm first",
+        "SRU++ cell norm", "SRU++ heads", "SRU++ last"};
     stx_sru_desc d;
     memset(&d, 0, sizeof d);
     *name = names[k];
@@ -83,7 +84,8 @@ static stx_sru_desc stack(int k, const char **name) {
     return d;
 }
 /* h (B,n,O) of x (B,n,input) by segments of the given lengths; keep, window: see stx_sru_state */
-static stx_real *by_segments(stx_sru *m, const stx_real *v, size_t B, size_t n, const size_t *len, size_t keep, size_t window, stx_real *states) {
+static stx_real *by_segments(stx_sru *m, const stx_real *v, size_t B, size_t n, const size_t *len, size_t keep, size_t window,
+                             stx_real *states) {
     stx_ctx *x = m->ctx;
     stx_sru_state *s = stx_sru_state_create(m, B);
     stx_real *all = (stx_real *)malloc((B * n * m->O + 1) * sizeof *all);
@@ -105,7 +107,8 @@ static stx_real *by_segments(stx_sru *m, const stx_real *v, size_t B, size_t n, 
     return all;
 }
 static void segments(void) {
-    static const size_t whole[] = {60}, parts[] = {7, 1, 20, 13, 19}, ones[60] = {1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1};
+    static const size_t whole[] = {60}, parts[] = {7, 1, 20, 13, 19},
+        ones[60] = {1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1};
     const size_t B = 3, n = 60;
     int k;
     for (k = 0; k < STACKS; k++) {
@@ -121,15 +124,18 @@ static void segments(void) {
             static const size_t window[] = {0, 5, 33};
             a = by_segments(m, v, B, n, whole, 0, window[w], sa);
             b = by_segments(m, v, B, n, parts, 60, window[w], sb);
-            CHECK(difference(a, b, B * n * m->O) <= TOL, "%s, window %zu: in parts off by %g", name, window[w], difference(a, b, B * n * m->O));
+            CHECK(difference(a, b, B * n * m->O) <= TOL, "%s, window %zu: in parts off by %g", name, window[w], difference(a, b,
+                B * n * m->O));
             CHECK(difference(sa, sb, 3 * B * m->O) <= TOL, "%s: states", name);
             free(b);
             b = by_segments(m, v, B, n, ones, 60, window[w], sb);
-            CHECK(difference(a, b, B * n * m->O) <= TOL, "%s, window %zu: one by one off by %g", name, window[w], difference(a, b, B * n * m->O));
+            CHECK(difference(a, b, B * n * m->O) <= TOL, "%s, window %zu: one by one off by %g", name, window[w], difference(a, b,
+                B * n * m->O));
             free(b);
             if (window[w]) {            /* no more memory than the window is needed */
                 b = by_segments(m, v, B, n, parts, window[w], window[w], sb);
-                CHECK(difference(a, b, B * n * m->O) <= TOL, "%s, window %zu kept: off by %g", name, window[w], difference(a, b, B * n * m->O));
+                CHECK(difference(a, b, B * n * m->O) <= TOL, "%s, window %zu kept: off by %g", name, window[w], difference(a, b,
+                    B * n * m->O));
                 free(b);
             }
             free(a);
@@ -183,7 +189,9 @@ static void recomputed(void) {
                 CHECK(stx_ok(x) && h, "%s: %s", name, stx_error(x));
                 if (h) memcpy(to, h->data, h->size * sizeof *to);
                 to += B * T * m->O;
-                for (i = 0; i < p->count; i++) { memcpy(to, p->tensor[i]->grad, p->tensor[i]->size * sizeof *to); to += p->tensor[i]->size; }
+                for (i = 0; i < p->count; i++) {
+                    memcpy(to, p->tensor[i]->grad, p->tensor[i]->size * sizeof *to); to += p->tensor[i]->size;
+                }
                 stx_fetch(x, to, s->c, d.layers * B * m->O);
                 free(piece);
             }
@@ -191,7 +199,8 @@ static void recomputed(void) {
             stx_sru_state_free(s);
             stx_destroy(x);
         }
-        CHECK(got[0] && got[1] && difference(got[0], got[1], n) == 0, "%s, dropout %d: made again, off by %g", name, drop, got[0] && got[1] ? difference(got[0], got[1], n) : NAN);
+        CHECK(got[0] && got[1] && difference(got[0], got[1], n) == 0, "%s, dropout %d: made again, off by %g", name, drop, got[0] &&
+              got[1] ? difference(got[0], got[1], n) : NAN);
         CHECK(peak[1] < peak[0], "%s: %zu bytes made again, %zu kept", name, peak[1], peak[0]);
         free(got[0]); free(got[1]); free(v);
     }
@@ -239,7 +248,8 @@ static void recomputed_forward(void) {
                 own.g[l] = stx_param(p, STX_NORMAL, 0.3, key, 24, 12, 0, 0);
             }
             for (i = 0; i < p->count; i++)      /* a norm's shift is 0 at first: padding would be, too */
-                if (strstr(p->name[i], "norm") && strstr(p->name[i], "bias")) for (j = 0; j < p->tensor[i]->size; j++) p->tensor[i]->data[j] = (stx_real)(0.1 * (double)(j % 5) - 0.3);
+                if (strstr(p->name[i], "norm") && strstr(p->name[i], "bias")) for (j = 0; j < p->tensor[i]->size;
+                    j++) p->tensor[i]->data[j] = (stx_real)(0.1 * (double)(j % 5) - 0.3);
             stx_begin(x, STX_TRAIN);
             memset(&io, 0, sizeof io);
             in = stx_variable(x, v, B, T, d.input, 0);
@@ -266,7 +276,8 @@ static void recomputed_forward(void) {
             for (l = 0; l < N; l++) { memcpy(at, last[l]->data, last[l]->size * sizeof *at); at += last[l]->size; }
             stx_backward(x, loss);
             CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
-            for (l = 0; l < N; l++) CHECK(!memcmp(at - (N - l) * B * m->O, last[l]->data, last[l]->size * sizeof *at), "%s: backward changes the states", name);
+            for (l = 0; l < N; l++) CHECK(!memcmp(at - (N - l) * B * m->O, last[l]->data, last[l]->size * sizeof *at),
+                                          "%s: backward changes the states", name);
             memcpy(at, in->grad, in->size * sizeof *at); at += in->size;
             for (l = 0; l < N; l++) {
                 CHECK(c0[l]->grad && (!mem[l] || mem[l]->grad), "%s: no gradient of layer %zu's state or memory", name, l);
@@ -279,7 +290,8 @@ static void recomputed_forward(void) {
             peak[r] = stx_peak_bytes(x);
             stx_destroy(x);
         }
-        CHECK(difference(got[0], got[1], n) == 0, "%s, padding %d: made again, off by %g", k == STACKS ? "custom" : name, pads, difference(got[0], got[1], n));
+        CHECK(difference(got[0], got[1], n) == 0, "%s, padding %d: made again, off by %g", k == STACKS ? "custom" : name, pads,
+              difference(got[0], got[1], n));
         CHECK(peak[1] < peak[0], "%s: %zu bytes made again, %zu kept", name, peak[1], peak[0]);
         free(got[0]); free(got[1]); free(v);
     }
@@ -332,7 +344,8 @@ static void directions(void) {
         for (b = 0; b < B; b++) for (t = 0; t < T; t++) memcpy(back + (b * T + t) * I, v + (b * T + T - 1 - t) * I, I * sizeof *v);
         for (s = 0; s < 2; s++) {
             stx_sru_recurrence_in c;
-            stx_tensor *w = stx_new(x, k * H, I, 0, 0), *u, *xr = stx_new(x, B, T, H, 0), *gv = stx_new(x, 2, H, 0, 0), *gb = stx_new(x, 2, H, 0, 0);
+            stx_tensor *w = stx_new(x, k * H, I, 0, 0), *u, *xr = stx_new(x, B, T, H, 0), *gv = stx_new(x, 2, H, 0, 0), *gb = stx_new(x, 2,
+                H, 0, 0);
             double e = 0;
             for (i = 0; i < k; i++) memcpy(w->data + i * H * I, m->layer[0].w3->data + (i * O + s * H) * I, H * I * sizeof(stx_real));
             for (i = 0; i < 2; i++) {
@@ -362,9 +375,10 @@ static void directions(void) {
 static void chunks(void) {
     static const size_t s[][4] = {{1, 999, 3, 1}, {1, 400, 16, 2}, {2, 257, 5, 1}, {1, 70, 600, 1}, {3, 33, 40, 2}};     /* B T H D */
     int i, v1, k;
-    for (i = 0; i < 5; i++) for (v1 = 0; v1 < 4; v1++) {        /* v1 & 2: forget gates near 1, so that a chunk's state is felt in the next ones */
+    for (i = 0; i < 5; i++) for (v1 = 0; v1 < 4; v1++) { /* v1 & 2: forget gates near 1, so that a chunk's state is felt in the next ones */
         const size_t B = s[i][0], T = s[i][1], H = s[i][2], D = s[i][3], O = H * D;
-        stx_real *u = random_of(B * T * 3 * O, 1), *xr = random_of(B * T * O, 2), *v = random_of(2 * O, 3), *dy = random_of(B * T * O, 4), *got[3][4];
+        stx_real *u = random_of(B * T * 3 * O, 1), *xr = random_of(B * T * O, 2), *v = random_of(2 * O, 3), *dy = random_of(B * T * O, 4),
+            *got[3][4];
         int32_t *pad = (int32_t *)calloc(B * T, sizeof *pad);
         size_t n[4], j;
         stx_real *bias = random_of(2 * O, 5);
@@ -422,8 +436,10 @@ static void kernels_alone(void) {
         stx_ctx *x = context(3, 1);
         stx_sru_args a, plain;
         double *state = (double *)malloc((T + 1) * sizeof *state);
-        stx_real *u = random_of(B * T * (size_t)k * O, 1), *xr = random_of(B * T * O, 2), *v = random_of(2 * O, 3), *gv = random_of(B * T * 2 * O, 4), *h = random_of(B * T * O, 5), *last = random_of(B * O, 6);
-        stx_real *du = random_of(B * T * (size_t)k * O, 1), *dx = random_of(B * T * O, 2), *dV = random_of(B * T * 2 * O, 1), *dv = random_of(2 * O, 1), *db = random_of(2 * O, 1), *dc = random_of(B * O, 1), *was = random_of(B * T * O, 2), *c, *wf, *wb;
+        stx_real *u = random_of(B * T * (size_t)k * O, 1), *xr = random_of(B * T * O, 2), *v = random_of(2 * O, 3),
+            *gv = random_of(B * T * 2 * O, 4), *h = random_of(B * T * O, 5), *last = random_of(B * O, 6);
+        stx_real *du = random_of(B * T * (size_t)k * O, 1), *dx = random_of(B * T * O, 2), *dV = random_of(B * T * 2 * O, 1),
+            *dv = random_of(2 * O, 1), *db = random_of(2 * O, 1), *dc = random_of(B * O, 1), *was = random_of(B * T * O, 2), *c, *wf, *wb;
         double e = 0;
         size_t j;
         memset(&a, 0, sizeof a);
@@ -443,12 +459,15 @@ static void kernels_alone(void) {
         stx_sru_bwd(x, &a);
         plain = a;                      /* what is added to begins as above */
         plain.h = random_of(B * T * O, 5); plain.last = random_of(B * O, 6); plain.c = random_of(B * stx_sru_tiles(&a) * O, 7);
-        plain.du = random_of(B * T * (size_t)k * O, 1); plain.dV = a.V ? random_of(B * T * 2 * O, 1) : NULL; plain.dxr = k == 3 ? random_of(B * T * O, 2) : NULL;
+        plain.du = random_of(B * T * (size_t)k * O, 1); plain.dV = a.V ? random_of(B * T * 2 * O, 1) : NULL;
+        plain.dxr = k == 3 ? random_of(B * T * O, 2) : NULL;
         plain.dv = a.v ? random_of(2 * O, 1) : NULL; plain.dbias = random_of(2 * O, 1); plain.dc0 = random_of(B * O, 1);
         stx_sru_fwd_plain(&plain, state);
         stx_sru_bwd_plain(&plain, state);
-        as_plain("h", h, plain.h, B * T * O); as_plain("last", last, plain.last, B * O); as_plain("c", c, plain.c, B * stx_sru_tiles(&a) * O);
-        as_plain("du", du, plain.du, B * T * (size_t)k * O); as_plain("dbias", db, plain.dbias, 2 * O); as_plain("dc0", dc, plain.dc0, B * O);
+        as_plain("h", h, plain.h, B * T * O); as_plain("last", last, plain.last, B * O);
+        as_plain("c", c, plain.c, B * stx_sru_tiles(&a) * O);
+        as_plain("du", du, plain.du, B * T * (size_t)k * O); as_plain("dbias", db, plain.dbias, 2 * O); as_plain("dc0", dc, plain.dc0,
+            B * O);
         if (a.V) as_plain("dV", dV, plain.dV, B * T * 2 * O);
         if (a.v) as_plain("dv", dv, plain.dv, 2 * O);
         if (k == 3) as_plain("dxr", dx, plain.dxr, B * T * O);
@@ -457,12 +476,14 @@ static void kernels_alone(void) {
         stx_sru_bwd(x, &a);
         for (j = 0; k == 3 && j < B * T * O; j++) {
             test_rand();
-            if (!(fabs((double)(was[j] - dx[j]) - (double)xr[j]) <= e)) e = fabs((double)(was[j] - dx[j]) - (double)xr[j]);      /* was began as xr: the same seed */
+            /* was began as xr: the same seed */
+            if (!(fabs((double)(was[j] - dx[j]) - (double)xr[j]) <= e)) e = fabs((double)(was[j] - dx[j]) - (double)xr[j]);
         }
         CHECK(e <= TOL, "kernels: dxr added and written differ by %g", e);
         for (j = 0, e = 0; j < B * T * O; j++) e += fabs((double)h[j]);
         CHECK(e > 0 && e < 1e30, "kernels: h");
-        free(u); free(xr); free(v); free(gv); free(h); free(last); free(du); free(dx); free(dV); free(dv); free(db); free(dc); free(was); free(c); free(wf); free(wb);
+        free(u); free(xr); free(v); free(gv); free(h); free(last); free(du); free(dx); free(dV); free(dv); free(db); free(dc); free(was);
+        free(c); free(wf); free(wb);
         free(state);
         stx_destroy(x);
     }
@@ -537,7 +558,9 @@ static void generation(void) {
         {
             int32_t *head = (int32_t *)malloc(B * 131 * sizeof *head), *tail = (int32_t *)malloc(B * 19 * sizeof *tail);
             const stx_real *y;
-            for (b = 0; b < B; b++) { memcpy(head + b * 131, t + b * n, 131 * sizeof *t); memcpy(tail + b * 19, t + b * n + 131, 19 * sizeof *t); }
+            for (b = 0; b < B; b++) {
+                memcpy(head + b * 131, t + b * n, 131 * sizeof *t); memcpy(tail + b * 19, t + b * n + 131, 19 * sizeof *t);
+            }
             y = stx_sru_gen_feed(g, head, 131);
             for (worst = 0, b = 0; y && b < B; b++) { e = difference(y + b * V, all + (b * n + 130) * V, V); if (!(e <= worst)) worst = e; }
             CHECK(y && worst <= TOL, "%s: 131 at once off by %g", name, worst);
@@ -601,7 +624,8 @@ static void training(void) {
             o = stx_optim_create(m->params, &od);
             for (i = 0; i < 20; i++) (run ? two : one)[i] = step(m, o, s, t, B, n, (size_t)(i % 2) * T, T, 0.01);
             if (!run) { p1 = (stx_real *)malloc(m->params->tensor[0]->size * sizeof *p1); stx_get(x, m->params->tensor[0], p1); }
-            else CHECK(!memcmp(p1, m->params->tensor[0]->data, m->params->tensor[0]->size * sizeof *p1) && !memcmp(one, two, sizeof one), "%s: a run does not repeat", name);
+            else CHECK(!memcmp(p1, m->params->tensor[0]->data, m->params->tensor[0]->size * sizeof *p1) && !memcmp(one, two, sizeof one),
+                       "%s: a run does not repeat", name);
             CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
             stx_destroy(x);
         }
@@ -618,7 +642,8 @@ static void training(void) {
             snprintf(path, sizeof path, "build/test_sru.%ld.safetensors", (long)getpid());
             if (run == 2) {
                 stx_file *f = stx_file_open(x, path);
-                CHECK(f && stx_params_load(m->params, f, "") && stx_optim_load(o, f) && stx_sru_state_load(s, f, "state."), "%s: %s", name, stx_error(x));
+                CHECK(f && stx_params_load(m->params, f, "") && stx_optim_load(o, f) && stx_sru_state_load(s, f, "state."), "%s: %s", name,
+                      stx_error(x));
                 stx_file_close(f);
                 stx_set_tick(x, 7);
             }
@@ -629,7 +654,8 @@ static void training(void) {
             }
             if (run == 1) {
                 stx_writer *w = stx_writer_create(x);
-                CHECK(stx_params_save(w, m->params, "") && stx_optim_save(w, o) && stx_sru_state_save(w, s, "state.") && stx_writer_finish(w, path), "%s: %s", name, stx_error(x));
+                CHECK(stx_params_save(w, m->params, "") && stx_optim_save(w, o) && stx_sru_state_save(w, s, "state.") &&
+                      stx_writer_finish(w, path), "%s: %s", name, stx_error(x));
             }
             stx_destroy(x);
         }
@@ -686,7 +712,8 @@ static void dropouts(void) {
         stx_get(x, h, one);
         stx_begin(x, STX_TRAIN);
         h = stx_sru_lm_forward(m, stx_tokens(x, t, 1, 12), NULL, NULL);
-        CHECK(h && (difference(one, h->data, h->size) > 0) == (set[i][2] > 0 || (k && set[i][0] > 0)), "dropout %g, io_dropout %g, %d layers: %s", set[i][0], set[i][1], k + 1, stx_error(x));
+        CHECK(h && (difference(one, h->data, h->size) > 0) == (set[i][2] > 0 || (k && set[i][0] > 0)), "dropout %g, io_dropout %g, %d "
+              "layers: %s", set[i][0], set[i][1], k + 1, stx_error(x));
         stx_destroy(x);
     }
 }
@@ -755,7 +782,8 @@ static void dropouts_by_hand(void) {
             h = stx_sru_recurrence(x, &c, NULL);
         }
         h = stx_dropout(x, h, 0.45);
-        CHECK(h && difference(h->data, got, 2 * 12 * 8) == 0, "dropouts by hand, SRU%s: off by %g %s", plus ? "++" : "", h ? difference(h->data, got, 2 * 12 * 8) : -1.0, stx_error(x));
+        CHECK(h && difference(h->data, got, 2 * 12 * 8) == 0, "dropouts by hand, SRU%s: off by %g %s", plus ? "++" : "",
+              h ? difference(h->data, got, 2 * 12 * 8) : -1.0, stx_error(x));
         stx_destroy(x);
     }
 }
@@ -791,7 +819,8 @@ static void kept_padding(void) {
     io.pad = stx_tokens(x, pad, B, n);
     io.window = 7;
     h = stx_sru_forward(m, stx_input(x, v, B, n, 12, 0), &io);
-    CHECK(h && difference(h->data, parts, B * n * 12) <= TOL, "padding kept over segments: off by %g", h ? difference(h->data, parts, B * n * 12) : -1.0);
+    CHECK(h && difference(h->data, parts, B * n * 12) <= TOL, "padding kept over segments: off by %g", h ? difference(h->data, parts,
+        B * n * 12) : -1.0);
     free(v); free(parts);
     stx_destroy(x);
 }
@@ -818,12 +847,14 @@ static void steady(void) {
     CHECK(bytes == stx_bytes(x), "training keeps allocating: %zu, then %zu bytes", bytes, stx_bytes(x));
     CHECK(key[0] != key[2] && key[2] == key[3] && key[3] == key[7], "keys: the first step has no memory, the others are alike");
     s->window = 5;
-    CHECK(stx_sru_lm_key(m, NULL, NULL, s, 0) != key[7] && stx_sru_lm_key(m, NULL, NULL, s, 1) != stx_sru_lm_key(m, NULL, NULL, s, 0), "keys: window and salt");
+    CHECK(stx_sru_lm_key(m, NULL, NULL, s, 0) != key[7] && stx_sru_lm_key(m, NULL, NULL, s, 1) != stx_sru_lm_key(m, NULL, NULL, s, 0),
+          "keys: window and salt");
     {
         stx_sru_lm *other = stx_sru_lm_create(x, &d);
         stx_ids *one = stx_tokens_create(x, 2, 16), *two = stx_tokens_create(x, 2, 16);
         CHECK(stx_sru_lm_key(m, one, two, NULL, 0) != stx_sru_lm_key(other, one, two, NULL, 0), "keys: the model");
-        CHECK(stx_sru_lm_key(m, one, two, NULL, 0) != stx_sru_lm_key(m, two, one, NULL, 0) && stx_sru_lm_key(m, one, NULL, NULL, 0) != stx_sru_lm_key(m, NULL, one, NULL, 0), "keys: tokens");
+        CHECK(stx_sru_lm_key(m, one, two, NULL, 0) != stx_sru_lm_key(m, two, one, NULL, 0) && stx_sru_lm_key(m, one, NULL, NULL,
+            0) != stx_sru_lm_key(m, NULL, one, NULL, 0), "keys: tokens");
     }
     stx_sru_state_reset(s);
     CHECK(stx_rows_most(s->memory) == 0 && stx_ok(x), "reset: %s", stx_error(x));
@@ -838,7 +869,9 @@ static double largest(const stx_tensor *t, size_t r0, size_t rows) {
     for (i = r0 * C; i < (r0 + rows) * C; i++) if (fabs((double)t->data[i]) > top) top = fabs((double)t->data[i]);
     return top;
 }
-static void near_(double have, double bound, const char *what) { CHECK(have <= bound * 1.000001 && have >= 0.99 * bound, "%s: largest %.5f, bound %.5f", what, have, bound); }
+static void near_(double have, double bound, const char *what) {
+    CHECK(have <= bound * 1.000001 && have >= 0.99 * bound, "%s: largest %.5f, bound %.5f", what, have, bound);
+}
 static void initialisers(void) {
     stx_ctx *x = context(1, 11);
     stx_sru_desc d;
@@ -847,7 +880,8 @@ static void initialisers(void) {
     memset(&d, 0, sizeof d);
     d.input = d.hidden = 256;
     m = stx_sru_create(stx_params_create(x), "", &d);
-    near_(largest(m->layer[0].w3, 0, 256), sqrt(3.0 / 256), "W0"); near_(largest(m->layer[0].w3, 256, 256), sqrt(1.5 / 256), "W1"); near_(largest(m->layer[0].w3, 512, 256), sqrt(1.5 / 256), "W2");
+    near_(largest(m->layer[0].w3, 0, 256), sqrt(3.0 / 256), "W0"); near_(largest(m->layer[0].w3, 256, 256), sqrt(1.5 / 256), "W1");
+    near_(largest(m->layer[0].w3, 512, 256), sqrt(1.5 / 256), "W2");
     near_(largest(m->layer[0].v, 0, 2), sqrt(1.5), "v");
     CHECK(largest(m->layer[0].bias, 0, 2) == 0 && (double)m->layer[0].alpha == 1, "bias 0, alpha 1");
     d.dropout = 0.3;
@@ -875,7 +909,8 @@ static void initialisers(void) {
     d.input = 256; d.transform = STX_SRU_ATTENTION; d.dropout = 0.2; d.attention_every = 2;
     m = stx_sru_create(stx_params_create(x), "", &d);
     CHECK(m->layer[0].P == 64 && !m->layer[0].attends && m->layer[1].attends && !m->layer[0].w2 && m->layer[1].w2, "attention every 2");
-    near_(largest(m->layer[1].w1, 0, 64), sqrt(6.0 / 320), "w1"); near_(largest(m->layer[1].w2, 0, 128), sqrt(2.0 / 64), "w2"); near_(largest(m->layer[1].w3, 0, 768), sqrt(6.0 / 832) * sqrt(0.8), "w3");
+    near_(largest(m->layer[1].w1, 0, 64), sqrt(6.0 / 320), "w1"); near_(largest(m->layer[1].w2, 0, 128), sqrt(2.0 / 64), "w2");
+    near_(largest(m->layer[1].w3, 0, 768), sqrt(6.0 / 832) * sqrt(0.8), "w3");
     near_(largest(m->layer[1].v, 0, 2), 1, "v of SRU++");
     CHECK((double)m->layer[1].alpha_attn->data[0] == 0 && (double)m->layer[0].bias->data[256] == 0 &&
           (double)m->layer[0].attn_gain->data[63] == 1, "alpha 0, highway bias 0, gain 1");
@@ -891,7 +926,8 @@ static void initialisers(void) {
             ld.sru.highway_bias = bias[k];
             ld.sru.rescale = 1;
             lm = stx_sru_lm_create(x, &ld);
-            CHECK(lm && lm->desc.sru.highway_bias == bias[k], "highway_bias %g is read back as %g", bias[k], lm ? lm->desc.sru.highway_bias : 0);
+            CHECK(lm && lm->desc.sru.highway_bias == bias[k], "highway_bias %g is read back as %g", bias[k],
+                  lm ? lm->desc.sru.highway_bias : 0);
             for (i = 0; lm && i < 8; i++) {
                 const stx_real *first = lm->sru->layer[1].bias->data;
                 CHECK((double)first[8 + i] == bias[k], "highway_bias %g begins with %g", bias[k], (double)first[8 + i]);
@@ -927,8 +963,10 @@ static void rezero(void) {
     {
         size_t i;
         double top = 0;
-        for (i = 0; i < m->layer[0].w2->size; i++) if (fabs((double)m->layer[0].w2->grad[i]) > top) top = fabs((double)m->layer[0].w2->grad[i]);
-        CHECK(top == 0 && fabs((double)m->layer[0].alpha_attn->grad[0]) > 1e-6, "w2 %g, alpha %g", top, (double)m->layer[0].alpha_attn->grad[0]);
+        for (i = 0; i < m->layer[0].w2->size; i++) if (fabs((double)m->layer[0].w2->grad[i]) > top) top =
+            fabs((double)m->layer[0].w2->grad[i]);
+        CHECK(top == 0 && fabs((double)m->layer[0].alpha_attn->grad[0]) > 1e-6, "w2 %g, alpha %g", top,
+              (double)m->layer[0].alpha_attn->grad[0]);
     }
     free(v);
     stx_destroy(x);
@@ -978,7 +1016,8 @@ static void custom(void) {
     stx_clear_error(x);
     o.fail = 1;
     stx_begin(x, STX_TRAIN);
-    CHECK(!stx_sru_forward(m, stx_input(x, v, 2, 5, 6, 0), NULL) && strstr(stx_error(x), "transform of layer 0 failed"), "%s", stx_error(x));
+    CHECK(!stx_sru_forward(m, stx_input(x, v, 2, 5, 6, 0), NULL) && strstr(stx_error(x), "transform of layer 0 failed"), "%s",
+          stx_error(x));
     stx_clear_error(x);
     free(v);
     stx_destroy(x);
@@ -1024,11 +1063,13 @@ static void padding(void) {
             stx_fetch(x, two, stx_at(x, s->c, (i * B + 1) * m->O), m->O);
             CHECK(difference(one + i * m->O, two, m->O) <= TOL, "%s: its state differs", name);
         }
-        if (d.transform == STX_SRU_ATTENTION && stx_rows_most(s->memory)) {      /* memory knows what was padding: the next segment does not feel it either */
+        if (d.transform == STX_SRU_ATTENTION && stx_rows_most(s->memory)) {      /* memory knows what was padding: the next segment does
+                                                                                    not feel it either */
             stx_begin(x, STX_EVAL);
             h = stx_sru_segment(m, stx_input(x, v, B, 3, d.input, 0), NULL, s, NULL);
             stx_get(x, h, one);
-            for (i = 0; i < m->desc.layers; i++) if (m->layer[i].attends) for (t = length[1]; t < T; t++) s->memory->layer[i].data[(T + t) * m->layer[i].Ci] = 9;
+            for (i = 0; i < m->desc.layers; i++) if (m->layer[i].attends) for (t = length[1]; t < T;
+                t++) s->memory->layer[i].data[(T + t) * m->layer[i].Ci] = 9;
             stx_begin(x, STX_EVAL);
             h = stx_sru_segment(m, stx_input(x, v, B, 3, d.input, 0), NULL, s, NULL);
             CHECK(h && !memcmp(one, h->data, h->size * sizeof *one), "%s: padding in the memory is felt", name);
@@ -1037,9 +1078,10 @@ static void padding(void) {
         stx_destroy(x);
     }
 }
-/* What a padded time attends to is of no consequence. Padding before, between and behind what there is, whole rows of it, in the segment and in
-   the memory, a window or none: with other numbers at the padded times, so with other queries, keys and values there, every output, state
-   and gradient has the same bits, and the gradient at padding is 0. So no mask for queries that see nothing but padding can matter. */
+/* What a padded time attends to is of no consequence. Padding before, between and behind what there is, whole rows of it, in the segment
+   and in the memory, a window or none: with other numbers at the padded times, so with other queries, keys and values there, every output,
+   state and gradient has the same bits, and the gradient at padding is 0. So no mask for queries that see nothing but padding can matter.
+   */
 static void padded_queries(void) {
     enum { B = 4, T = 9, M = 5, N = 3, W = 12 };
     int k, window, r;
@@ -1168,13 +1210,15 @@ static void nn_states(void) {
 
 static void refused(const char *want, const stx_sru_desc *d) {
     stx_ctx *x = context(1, 1);
-    CHECK(!stx_sru_create(stx_params_create(x), "", d) && stx_error_code(x) == STX_ERR_ARG && strstr(stx_error(x), want), "want \"%s\", got \"%s\"", want, stx_error(x));
+    CHECK(!stx_sru_create(stx_params_create(x), "", d) && stx_error_code(x) == STX_ERR_ARG && strstr(stx_error(x), want),
+          "want \"%s\", got \"%s\"", want, stx_error(x));
     CHECK(stx_sru_count(d) == 0, "counted: %s", want);
     stx_destroy(x);
 }
 static void refused_lm(const char *want, const stx_sru_lm_desc *d) {
     stx_ctx *x = context(1, 1);
-    CHECK(!stx_sru_lm_create(x, d) && stx_error_code(x) == STX_ERR_ARG && strstr(stx_error(x), want), "want \"%s\", got \"%s\"", want, stx_error(x));
+    CHECK(!stx_sru_lm_create(x, d) && stx_error_code(x) == STX_ERR_ARG && strstr(stx_error(x), want), "want \"%s\", got \"%s\"", want,
+          stx_error(x));
     CHECK(stx_sru_lm_count(d) == 0, "counted: %s", want);
     stx_destroy(x);
 }
@@ -1197,7 +1241,8 @@ static void errors(void) {
     d = good; d.input = (size_t)1 << 28; d.layers = 4096;
     CHECK(stx_sru_count(&d) == SIZE_MAX, "4096 layers of 2^28: %zu parameters", stx_sru_count(&d));
     lm.vocab = (size_t)1 << 31; lm.dim = (size_t)1 << 28; lm.sru.layers = 63;
-    if (sizeof(size_t) == 8) CHECK(stx_sru_lm_count(&lm) < SIZE_MAX && stx_sru_lm_count(&lm) > SIZE_MAX / 2, "63 layers and a vocabulary of 2^31: %zu", stx_sru_lm_count(&lm));
+    if (sizeof(size_t) == 8) CHECK(stx_sru_lm_count(&lm) < SIZE_MAX && stx_sru_lm_count(&lm) > SIZE_MAX / 2, "63 layers and a vocabulary "
+                                   "of 2^31: %zu", stx_sru_lm_count(&lm));
     lm.sru.layers = 4096;
     CHECK(stx_sru_lm_count(&lm) == SIZE_MAX, "4096 layers and a vocabulary: %zu parameters", stx_sru_lm_count(&lm));
     d = good; d.transform = 7; refused("transform is 7", &d);
@@ -1247,7 +1292,8 @@ static void errors(void) {
     CHECK(!stx_sru_lm_create(x, NULL) && strstr(stx_error(x), "no desc"), "%s", stx_error(x));
     stx_clear_error(x);
     l = lm; l.adapt_io = 1; l.cutoffs = 1; l.cutoff[0] = 9; l.sru.layers = 1;
-    CHECK(!stx_sru_lm_logits(stx_sru_lm_create(x, &l), stx_new(x, 1, 1, 8, 0)) && strstr(stx_error(x), "stx_words_log_probs"), "%s", stx_error(x));
+    CHECK(!stx_sru_lm_logits(stx_sru_lm_create(x, &l), stx_new(x, 1, 1, 8, 0)) && strstr(stx_error(x), "stx_words_log_probs"), "%s",
+          stx_error(x));
     stx_clear_error(x);
     p = stx_params_create(x);
     good.transform = STX_SRU_ATTENTION; good.proj = 4;
@@ -1259,7 +1305,8 @@ static void errors(void) {
     s3 = stx_sru_state_create(m, 3);
     y = context(1, 1);
     other = stx_sru_state_create(stx_sru_create(stx_params_create(y), "", &good), 2);
-#define REFUSE(call, text) do { stx_begin(x, STX_TRAIN); in = stx_input(x, v, 2, 5, 8, 0); (void)in; CHECK(!(call) && strstr(stx_error(x), text), "want \"%s\", got \"%s\"", text, stx_error(x)); stx_clear_error(x); } while (0)
+#define REFUSE(call, text) do { stx_begin(x, STX_TRAIN); in = stx_input(x, v, 2, 5, 8, 0); (void)in; \
+    CHECK(!(call) && strstr(stx_error(x), text), "want \"%s\", got \"%s\"", text, stx_error(x)); stx_clear_error(x); } while (0)
     memset(&io, 0, sizeof io);
     REFUSE(stx_sru_forward(m, stx_input(x, v, 2, 5, 7, 0), NULL), "(B,T,8)");
     REFUSE(stx_sru_forward(m, stx_input(x, v, 10, 8, 0, 0), NULL), "(B,T,8)");
@@ -1282,8 +1329,10 @@ static void errors(void) {
     {
         stx_sru_recurrence_in c;
         memset(&c, 0, sizeof c);
-#define CELL(set, text) do { memset(&c, 0, sizeof c); stx_begin(x, STX_TRAIN); c.u = stx_input(x, v, 2, 3, 3, 4); c.bias = stx_input(x, v, 2, 4, 0, 0); set; \
-        CHECK(!stx_sru_recurrence(x, &c, NULL) && strstr(stx_error(x), text), "want \"%s\", got \"%s\"", text, stx_error(x)); stx_clear_error(x); } while (0)
+#define CELL(set, text) do { memset(&c, 0, sizeof c); stx_begin(x, STX_TRAIN); c.u = stx_input(x, v, 2, 3, 3, 4); \
+    c.bias = stx_input(x, v, 2, 4, 0, 0); set; \
+        CHECK(!stx_sru_recurrence(x, &c, NULL) && strstr(stx_error(x), text), "want \"%s\", got \"%s\"", text, stx_error(x)); \
+        stx_clear_error(x); } while (0)
         CELL(c.u = stx_input(x, v, 2, 9, 4, 0), "(B,T,k,O)");
         CELL(c.u = stx_input(x, v, 2, 3, 5, 4), "neither 3 nor 4");
         CELL(c.bias = NULL, "no bias");
@@ -1297,8 +1346,10 @@ static void errors(void) {
         CELL(c.pad = stx_tokens(x, tok, 3, 2), "pad wants");
         CELL((c.u = stx_input(x, v, 2, 3, 4, 4), c.xr = stx_input(x, v, 2, 3, 4, 0)), "xr wants");
     }
-    CHECK(!stx_sru_forward(NULL, NULL, NULL) && !stx_sru_segment(NULL, NULL, NULL, NULL, NULL) && !stx_sru_lm_forward(NULL, NULL, NULL, NULL) && !stx_sru_lm_loss(NULL, NULL, NULL, NULL, NULL) &&
-          !stx_sru_gen_create(NULL, 1, 0) && !stx_sru_gen_feed(NULL, tok, 1) && !stx_sru_state_create(NULL, 1) && !stx_sru_recurrence(NULL, NULL, NULL) && !stx_sru_lengths(NULL, bad, 1, 1) &&
+    CHECK(!stx_sru_forward(NULL, NULL, NULL) && !stx_sru_segment(NULL, NULL, NULL, NULL, NULL) && !stx_sru_lm_forward(NULL, NULL, NULL,
+        NULL) && !stx_sru_lm_loss(NULL, NULL, NULL, NULL, NULL) &&
+          !stx_sru_gen_create(NULL, 1, 0) && !stx_sru_gen_feed(NULL, tok, 1) && !stx_sru_state_create(NULL, 1) && !stx_sru_recurrence(NULL,
+              NULL, NULL) && !stx_sru_lengths(NULL, bad, 1, 1) &&
           !stx_sru_count(NULL) && !stx_sru_lm_count(NULL) && !stx_sru_lm_params(NULL) && !stx_sru_lm_logits(NULL, NULL), "NULLs");
     stx_sru_state_free(NULL); stx_sru_state_reset(NULL); stx_sru_gen_free(NULL); stx_sru_gen_reset(NULL); stx_sru_state_get_nn(NULL, v);
     CHECK(!stx_sru_state_set_nn(NULL, v, 1, 1, 1), "no state");
@@ -1368,7 +1419,8 @@ static void files(void) {
         CHECK(a->masked && b->masked && !memcmp(a->pad, b->pad, 18 * sizeof *a->pad), "padding of %zu", l);
     }
     CHECK(stx_sru_state_load(r, f, "empty.") && stx_rows_most(r->memory) == 0, "%s", stx_error(x));
-    CHECK(!stx_sru_state_load(three, f, "a.") && stx_rows_most(three->memory) == 0 && strstr(stx_error(x), "\"a.c\" is of another shape"), "%s", stx_error(x));
+    CHECK(!stx_sru_state_load(three, f, "a.") && stx_rows_most(three->memory) == 0 && strstr(stx_error(x), "\"a.c\" is of another shape"),
+          "%s", stx_error(x));
     stx_clear_error(x);
     CHECK(!stx_sru_state_load(r, f, "b.") && strstr(stx_error(x), "\"b.c\" is not there"), "%s", stx_error(x));
     stx_clear_error(x);
@@ -1435,7 +1487,8 @@ static void memory(void) {
             done = g && stx_sru_gen_feed(g, t, 12) != NULL;
         }
         if (!at) { total = c.calls; CHECK(done && stx_ok(x), "%s", stx_error(x)); }
-        else CHECK(!x || (!done && stx_error_code(x) == STX_ERR_MEMORY), "allocation %ld of %ld failed: %s", at, total, x ? stx_error(x) : "");
+        else CHECK(!x || (!done && stx_error_code(x) == STX_ERR_MEMORY), "allocation %ld of %ld failed: %s", at, total,
+                   x ? stx_error(x) : "");
         stx_destroy(x);
         CHECK(c.live == 0, "allocation %ld: %ld blocks left", at, c.live);
     }

@@ -51,7 +51,8 @@ static void once(void) {
                 if (j < sizeof works / sizeof *works) stx_parallel(x, sizes[i], works[j], count, &c);
                 else stx_parallel_units(x, sizes[i], count, &c);
                 for (n = 0; n < sizes[i]; n++) bad += c.times[n] != 1;
-                CHECK(!bad && !c.times[sizes[i]] && !c.wrong, "%d threads, %zu iterations, kind %zu: %zu were not done once", threads[k], sizes[i], j, bad);
+                CHECK(!bad && !c.times[sizes[i]] && !c.wrong, "%d threads, %zu iterations, kind %zu: %zu were not done once", threads[k],
+                      sizes[i], j, bad);
                 free(c.times);
             }
         stx_destroy(x);
@@ -153,7 +154,8 @@ static void train(int threads, stx_real *out, size_t *n) {
         stx_optim_step(o, 0.01);
     }
     CHECK(stx_ok(x), "%s", stx_error(x));
-    for (*n = 0, i = 0; i < m->params->count; i++) for (k = 0, j = m->params->tensor[i]->size; k < j; k++) out[(*n)++] = m->params->tensor[i]->data[k];
+    for (*n = 0, i = 0; i < m->params->count; i++) for (k = 0, j = m->params->tensor[i]->size; k < j;
+        k++) out[(*n)++] = m->params->tensor[i]->data[k];
     stx_destroy(x);
 }
 static int stop;
@@ -180,7 +182,8 @@ static void any_number(void) {
     enum { N = 700, C = 136 };
     size_t i;
     int k;
-    stx_real *in = (stx_real *)malloc(N * C * sizeof *in), *w = (stx_real *)malloc(C * C * sizeof *w), *first = NULL, *y = (stx_real *)malloc(N * C * sizeof *y);
+    stx_real *in = (stx_real *)malloc(N * C * sizeof *in), *w = (stx_real *)malloc(C * C * sizeof *w), *first = NULL,
+        *y = (stx_real *)malloc(N * C * sizeof *y);
     for (i = 0; i < N * C; i++) in[i] = (stx_real)test_rand();
     for (i = 0; i < C * C; i++) w[i] = (stx_real)test_rand();
     for (k = 1; k <= 7; k += 3) {
@@ -294,7 +297,8 @@ static void forked(void) {
         stx_destroy(x);
         _exit(0);
     }
-    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with status %d", status);
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0,
+          "the child ended with status %d", status);
     memset(times, 0, sizeof times);
     stx_parallel(x, 4096, SIZE_MAX, count, &c);
     for (n = k = 0; n < 4096; n++) k += times[n] != 1;

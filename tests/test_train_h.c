@@ -85,7 +85,8 @@ static double lr, dropout, bias;
 static const char *data, *prompt;
 
 static const tr_preset presets[] = {
-    {"enwik8_small", "a small one", "nlayers=3 lr=0.5  adapt_span optim=sgd no-fast nlayers=4 "}, {"enwik8_large", "a large one", "nlayers=24 steps=100000"}, TR_PRESET_END};
+    {"enwik8_small", "a small one", "nlayers=3 lr=0.5  adapt_span optim=sgd no-fast nlayers=4 "}, {"enwik8_large", "a large one",
+        "nlayers=24 steps=100000"}, TR_PRESET_END};
 
 static tr_opt table[] = {
     TR_GROUP("Model"),
@@ -105,7 +106,8 @@ static tr_opt table[] = {
     TR_SIZE("later", TR_MODEL | TR_LATER, &later, 0, TR_INF, "an option of a later version"),
     TR_END
 };
-static tr_options options = {"prog", "Tests options.", table, presets, "nlayers=8 nheads=2 fast steps=1000 lr=0.07 dropout=0.1 prompt=", "The end.", ""};
+static tr_options options = {"prog", "Tests options.", table, presets, "nlayers=8 nheads=2 fast steps=1000 lr=0.07 dropout=0.1 prompt=",
+    "The end.", ""};
 static char err[TR_ERR];
 
 /* Sets the defaults and parses words, separated by '|' (so that values may hold blanks). */
@@ -313,7 +315,8 @@ static const char *adopted(const char *line, const char *json, int training) {
     tr_adopted a;
     if (parse(line) != 1) return "not parsed";
     if (tr_options_adopt(&options, json, training, &a, err, sizeof err) != 1) return "refused";
-    snprintf(out, sizeof out, "%s|%s|%s|%s", a.changed.n ? a.changed.s : "", a.json.n ? a.json.s : "", a.given.n ? a.given.s : "", a.missing.n ? a.missing.s : "");
+    snprintf(out, sizeof out, "%s|%s|%s|%s", a.changed.n ? a.changed.s : "", a.json.n ? a.json.s : "", a.given.n ? a.given.s : "",
+             a.missing.n ? a.missing.s : "");
     tr_adopted_free(&a);
     return out;
 }
@@ -349,7 +352,8 @@ static void test_configuration(void) {
     CHECK(tr_find_option(&options, "lr", 2)->from == TR_FROM_ARGS);
     SAME(adopted("--data|elsewhere", json, 1), "|||");                                /* a hint: another value is no difference */
     SAME(data, "elsewhere");
-    SAME(adopted("--lr=0.25|--prompt=x\"|--dropout|0.1", json, 1), "--lr 0.25 (0.5), --prompt x\" ()|{\"lr\":[0.5,0.25],\"prompt\":[\"\",\"x\\\"\"]}||");
+    SAME(adopted("--lr=0.25|--prompt=x\"|--dropout|0.1", json, 1), "--lr 0.25 (0.5), --prompt x\" "
+         "()|{\"lr\":[0.5,0.25],\"prompt\":[\"\",\"x\\\"\"]}||");
     CHECK(lr == 0.25 && steps == UINT64_MAX);
     SAME(adopted("--lr=0.25", json, 0), "|||");                                       /* without training nobody has to know */
     SAME(adopted("--nlayers=5", json, 1), "refused");
@@ -365,9 +369,11 @@ static void test_configuration(void) {
     SAME(adopted("", "{\"nlayers\":", 1), "refused");
     HOLDS(err, "malformed");
     /* from before options were kept: said which were given, and which not; an option of a later version is its default */
-    SAME(adopted("", "{\"nlayers\":4,\"nheads\":2,\"adapt-span\":false,\"bias\":0,\"optim\":\"sgd\",\"prompt\":null}", 1), "|||--dropout, --steps, --lr");
+    SAME(adopted("", "{\"nlayers\":4,\"nheads\":2,\"adapt-span\":false,\"bias\":0,\"optim\":\"sgd\",\"prompt\":null}", 1),
+         "|||--dropout, --steps, --lr");
     CHECK(prompt == NULL);
-    SAME(adopted("--preset|enwik8_small|--dropout=0|--nlayers=4", "{\"nlayers\":4,\"nheads\":2,\"bias\":0,\"prompt\":\"\"}", 1), "||--adapt-span, --dropout, --lr, --optim|--steps");
+    SAME(adopted("--preset|enwik8_small|--dropout=0|--nlayers=4", "{\"nlayers\":4,\"nheads\":2,\"bias\":0,\"prompt\":\"\"}", 1),
+         "||--adapt-span, --dropout, --lr, --optim|--steps");
     free(json);
     CHECK(parse("--prompt=x") == 1);
     tr_options_free(&options);
@@ -751,7 +757,8 @@ static void test_board(const char *keep) {
 
 /* ---- signals and clock */
 
-/* The exit code of a child that runs one of the parts below; -1 if a signal ended it. What it writes to standard error goes to the file "said". */
+/* The exit code of a child that runs one of the parts below; -1 if a signal ended it. What it writes to standard error goes to the file
+   "said". */
 static int in_child(void (*part)(void)) {
     int status = -1;
     pid_t child;

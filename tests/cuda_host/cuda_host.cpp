@@ -598,7 +598,8 @@ static void push_lanes(warp *w, unsigned mask) {
 // >>collectives
 
 static const char *const barrier_names[] = { "__syncthreads", "__syncthreads_or", "__syncthreads_and", "__syncthreads_count" };
-enum { MEET_SYNCWARP = 100, MEET_MMA_BF16 = 200, MEET_MMA_TF32 = 300, MEET_LDMATRIX = 400, PRODUCTS = 8 };     /* of mma: + the number of products */
+/* of mma: + the number of products */
+enum { MEET_SYNCWARP = 100, MEET_MMA_BF16 = 200, MEET_MMA_TF32 = 300, MEET_LDMATRIX = 400, PRODUCTS = 8 };
 static const char *meeting_name(int kind) {
     static const char *const name[] = { "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync", "__ballot_sync",
         "__any_sync", "__all_sync", "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync", "__reduce_max_sync",
@@ -1063,7 +1064,8 @@ static std::set<CUgraphExec_st *> &execs(void) { static auto *s = new std::set<C
 static std::vector<std::shared_ptr<capture>> &captures(void) { static auto *s = new std::vector<std::shared_ptr<capture>>; return *s; }
 
 static cudaError_t fail(cudaError_t e) { if (e != cudaSuccess) last_error = e; return e; }
-#define ENTER LOCK; if (G.in_callback) return no_callback(); if (!G.devices) return fail(cudaErrorNoDevice); if (G.sticky) return fail(G.sticky)
+#define ENTER LOCK; if (G.in_callback) return no_callback(); if (!G.devices) return fail(cudaErrorNoDevice); \
+if (G.sticky) return fail(G.sticky)
 static cudaError_t no_callback(void) {
     report("a call of the CUDA API from a function of cudaLaunchHostFunc");
     return fail(cudaErrorNotPermitted);
@@ -1999,7 +2001,8 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 /* Up to five algorithms; every second one wants workspace, and is left out where the preference has too little. */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t A,
                                               cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
-                                              cublasLtMatmulPreference_t preference, int requested, cublasLtMatmulHeuristicResult_t results[], int *count) {
+                                              cublasLtMatmulPreference_t preference, int requested,
+                                                  cublasLtMatmulHeuristicResult_t results[], int *count) {
     if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (!desc || !A || !B || !C || !D || !preference || !results || !count || requested < 1) return CUBLAS_STATUS_INVALID_VALUE;
     *count = 0;

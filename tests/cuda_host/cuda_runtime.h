@@ -210,7 +210,9 @@ inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dmul_rn(double a, double b) { volatile double p = a * b; return p; }
 inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1.0f) : 0.0f; }
 /* Out of range saturates and NaN is 0, as on the device; a plain C cast would be undefined. */
-inline int cuda_host_to_int(float x) { return x != x ? 0 : x >= 2147483648.0f ? 2147483647 : x < -2147483648.0f ? -2147483647 - 1 : (int)x; }
+inline int cuda_host_to_int(float x) {
+    return x != x ? 0 : x >= 2147483648.0f ? 2147483647 : x < -2147483648.0f ? -2147483647 - 1 : (int)x;
+}
 inline int __float2int_rn(float x) { return cuda_host_to_int(nearbyintf(x)); }
 inline int __float2int_rz(float x) { return cuda_host_to_int(truncf(x)); }
 inline int __float2int_rd(float x) { return cuda_host_to_int(floorf(x)); }
@@ -417,7 +419,9 @@ cudaError_t cuda_host_occupancy(int *blocks, int threads, size_t smem);
 
 template<class T> inline cudaError_t cudaMalloc(T **p, size_t size) { return cudaMalloc((void **)(void *)p, size); }
 template<class T> inline cudaError_t cudaMallocHost(T **p, size_t size) { return cudaMallocHost((void **)(void *)p, size); }
-template<class T> inline cudaError_t cudaHostAlloc(T **p, size_t size, unsigned flags) { return cudaHostAlloc((void **)(void *)p, size, flags); }
+template<class T> inline cudaError_t cudaHostAlloc(T **p, size_t size, unsigned flags) {
+    return cudaHostAlloc((void **)(void *)p, size, flags);
+}
 inline cudaError_t cudaEventCreate(cudaEvent_t *event, unsigned int flags) { return cudaEventCreateWithFlags(event, flags); }
 template<class T> inline cudaError_t cudaFuncSetAttribute(T *func, enum cudaFuncAttribute attr, int value) {
     return cuda_host_func_set((const void *)func, attr, value); }
@@ -466,7 +470,8 @@ template<class... P, class... A>
 inline void cuda_host_launch(const char *text, void (*kernel)(P...), dim3 grid, dim3 block, size_t smem, cudaStream_t stream, A &&...a) {
     static_assert(sizeof...(P) == sizeof...(A), "the kernel takes another number of arguments");
     cuda_host_bound<P...> k(text, kernel, grid, block, smem, cuda_host_convert<std::decay_t<P>>(std::forward<A>(a))...);
-    std::apply([text](const auto &...v) { int number = 0; (void)number; (void)text; (cuda_host_check_one(text, ++number, v), ...); }, k.args);
+    std::apply([text](const auto &...v) { int number = 0; (void)number; (void)text; (cuda_host_check_one(text, ++number, v), ...); },
+               k.args);
     cuda_host_submit(k, stream);
 }
 #define STX__LAUNCH(...) cuda_host_launch(#__VA_ARGS__, __VA_ARGS__)

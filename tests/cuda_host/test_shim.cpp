@@ -24,7 +24,8 @@
 #define OK(call) do { cudaError_t e_ = (call); CHECK(e_ == cudaSuccess, "%s: %s", #call, cudaGetErrorString(e_)); } while (0)
 #define GIVES(call, error) do { \
     cudaError_t e_ = (call); CHECK(e_ == (error), "%s: %s", #call, cudaGetErrorName(e_)); cudaGetLastError(); } while (0)
-#define LT(call) do { cublasStatus_t e_ = (call); CHECK(e_ == CUBLAS_STATUS_SUCCESS, "%s: %s", #call, cublasGetStatusString(e_)); } while (0)
+#define LT(call) do { cublasStatus_t e_ = (call); CHECK(e_ == CUBLAS_STATUS_SUCCESS, "%s: %s", #call, cublasGetStatusString(e_)); \
+    } while (0)
 
 static float *device_copy(const std::vector<float> &v) {
     float *p;
@@ -264,7 +265,8 @@ static void test_mma(void) {
         STX__LAUNCH(mma_several_kernel, 1, 32, 0, 0, differ, a);
         int lanes[64];
         OK(cudaMemcpy(lanes, differ, sizeof lanes, cudaMemcpyDeviceToHost));
-        for (int i = 0; i < 64; i++) CHECK(lanes[i] == 0, "%s, lane %d: several products at once are not those one by one", i < 32 ? "bf16" : "tf32", i & 31);
+        for (int i = 0; i < 64; i++) CHECK(lanes[i] == 0, "%s, lane %d: several products at once are not those one by one",
+                                           i < 32 ? "bf16" : "tf32", i & 31);
     });
     OK(cudaFree(differ));
     OK(cudaFree(a)); OK(cudaFree(b)); OK(cudaFree(c)); OK(cudaFree(d));
@@ -438,7 +440,8 @@ static void test_graph(void) {
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
         OK(cudaEventRecord(e, s));
         cudaError_t got = i == 0 ? cudaMalloc(&p, 16) : i == 1 ? cudaFree(c) : i == 2 ? cudaStreamSynchronize(s) :
-                          i == 3 ? cudaDeviceSynchronize() : i == 4 ? cudaMemcpy(y, c, 256, cudaMemcpyDeviceToHost) : i == 5 ? cudaEventQuery(e) :
+                          i == 3 ? cudaDeviceSynchronize() : i == 4 ? cudaMemcpy(y, c, 256, cudaMemcpyDeviceToHost) : i == 5 ?
+                              cudaEventQuery(e) :
                           i == 6 ? cudaEventSynchronize(e) :
                           cudaStreamQuery(s);
         CHECK(got == bad[i].want, "%s while capturing: %s", bad[i].name, cudaGetErrorName(got));

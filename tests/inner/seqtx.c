@@ -2,6 +2,12 @@
 #ifndef SEQTX_IMPLEMENTATION
   #define SEQTX_IMPLEMENTATION
 #endif
+#ifdef TEST_AMX_EMULATED
+  #include "amx.h"
+#endif
+#ifdef SEQTX_CUDA_HOST
+  #define STX__DEVICE_SHADOW 1
+#endif
 #include "../../seqtx.h"
 #include "../inner.h"
 
@@ -22,9 +28,10 @@ size_t inner_kernels(int bf16, inner_kernel *list) {
         if (isa >= STX__ISA_AVX2) inner_add(list, &n, bf16 ? &stx__micro_bf16_avx2 : &stx__micro_avx2, STX__ISA_AVX2, 0, 0);
         if (isa >= STX__ISA_AVX512) inner_add(list, &n, bf16 ? &stx__micro_bf16_avx512 : &stx__micro_avx512, STX__ISA_AVX512, 0, 0);
     #ifdef STX__BF16
-        if (bf16 && isa >= STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16")) inner_add(list, &n, &stx__micro_dot, STX__ISA_AVX512, 1, 0);
+        if (bf16 && isa >= STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16")) inner_add(list, &n, &stx__micro_dot, STX__ISA_AVX512,
+            1, 0);
     #endif
-    #ifdef SEQTX_AMX_EMULATED
+    #ifdef TEST_AMX_EMULATED
         if (bf16) inner_add(list, &n, &stx__micro_amx, isa, 0, 1);
     #elif defined(STX__AMX)
         if (bf16 && isa >= STX__ISA_AVX512 && stx__has_amx()) inner_add(list, &n, &stx__micro_amx, STX__ISA_AVX512, 1, 0);
