@@ -745,13 +745,15 @@ static inline void stx__sru_settle(int stream) { (void)stream; }
 #define STX__SRU_R const stx_real *STX_RESTRICT
 #define STX__SRU_W stx_real *STX_RESTRICT
 /* What the loops over steps read: `steps` steps of n columns, rows ld* apart (backward: the first one is the last step, and they are
-   walked towards lower addresses). Pointers that are written are the loops' own arguments, with STX_RESTRICT, so that no loop has to
-   fear that it overwrites what it reads. vf, vr have V's rows added if gates. */
+   walked towards lower addresses). Nothing that the loops write is read through it. gcc makes vectors of these loops only if it knows
+   that: what is written are arguments with STX_RESTRICT, these fields have it, and so must the pointer to the struct in every function.
+   vf, vr have V's rows added if gates. */
 typedef struct stx__sru_rows {
-    const stx_real *u0, *u1, *u2, *xt, *V;      /* planes of u, the highway's input, gates' addition */
+    STX__SRU_R u0; STX__SRU_R u1; STX__SRU_R u2; STX__SRU_R xt; STX__SRU_R V;      /* planes of u, the highway's input, gates' addition */
     ptrdiff_t ldu, ldx, ldv;
-    const stx_real *vf, *vr, *bf, *br, *m;      /* (n): one row for all steps */
-    const stx_real *dh, *cs, *fs;               /* backward: states before each step (and after the last) and forget gates, rows W apart */
+    STX__SRU_R vf; STX__SRU_R vr; STX__SRU_R bf; STX__SRU_R br; STX__SRU_R m;      /* (n): one row for all steps */
+    /* backward: dh; states before each step (and after the last) and forget gates, rows W apart */
+    STX__SRU_R dh; STX__SRU_R cs; STX__SRU_R fs;
     ptrdiff_t ldh, ldd;                         /* rows of h or dh; of dx */
     size_t O, W, steps, n;                      /* O: from plane to plane */
     stx_real alpha;
@@ -772,7 +774,7 @@ static void stx__sru_rows_of(stx__sru_rows *r, const stx__sru_block *k, size_t r
     r->far_ = k->far_; r->tanh_ = a->tanh; r->gates = a->V != NULL;
 }
 
-STX_INNER void stx__sru_steps_as(int fma, STX__SRU_W h, STX__SRU_W c, const stx__sru_rows *k, int tanh_, int gates) {
+STX_INNER void stx__sru_steps_as(int fma, STX__SRU_W h, STX__SRU_W c, const stx__sru_rows *STX_RESTRICT k, int tanh_, int gates) {
     const stx_real *u0 = k->u0, *u1 = k->u1, *u2 = k->u2, *xt = k->xt, *V = k->V, *vf = k->vf, *vr = k->vr, *bf = k->bf, *br = k->br,
         *m = k->m;
     const ptrdiff_t ldh = k->ldh, ldu = k->ldu, ldx = k->ldx, ldv = k->ldv;
@@ -800,13 +802,13 @@ STX_INNER void stx__sru_steps_as(int fma, STX__SRU_W h, STX__SRU_W c, const stx_
         stx__sru_put(h + j0, out, j1 - j0, far_);
       }
 }
-STX_INNER void stx__sru_steps(int fma, STX__SRU_W h, STX__SRU_W c, const stx__sru_rows *k) {
+STX_INNER void stx__sru_steps(int fma, STX__SRU_W h, STX__SRU_W c, const stx__sru_rows *STX_RESTRICT k) {
     if (k->tanh_ && k->gates) stx__sru_steps_as(fma, h, c, k, 1, 1);
     else if (k->tanh_) stx__sru_steps_as(fma, h, c, k, 1, 0);
     else if (k->gates) stx__sru_steps_as(fma, h, c, k, 0, 1);
     else stx__sru_steps_as(fma, h, c, k, 0, 0);
 }
-STX_EACH_ISA(stx__sru_steps, (STX__SRU_W h, STX__SRU_W c, const stx__sru_rows *k), h, c, k)
+STX_EACH_ISA(stx__sru_steps, (STX__SRU_W h, STX__SRU_W c, const stx__sru_rows *STX_RESTRICT k), h, c, k)
 
 /* Steps [p0, p1) of a block, whose state before them is k->c */
 static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *k, const stx__sru_plan *plan, size_t p0, size_t p1) {
@@ -915,7 +917,7 @@ STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
 
 /* Backward. The states of a tile again: cs (steps+1,n), whose first row is there, and fs (steps,n), rows W apart:
        f = sigmoid(u1 + vf c + bf) ; c' = u0 + (c - u0) f */
-STX_INNER void stx__sru_again_as(int fma, STX__SRU_W cs, STX__SRU_W fs, const stx__sru_rows *k, int gates) {
+STX_INNER void stx__sru_again_as(int fma, STX__SRU_W cs, STX__SRU_W fs, const stx__sru_rows *STX_RESTRICT k, int gates) {
     const stx_real *u0 = k->u0, *u1 = k->u1, *V = k->V, *vf = k->vf, *bf = k->bf;
     const ptrdiff_t ldu = k->ldu, ldv = k->ldv;
     const size_t W = k->W, steps = k->steps, n = k->n;
@@ -932,11 +934,11 @@ STX_INNER void stx__sru_again_as(int fma, STX__SRU_W cs, STX__SRU_W fs, const st
         }
       }
 }
-STX_INNER void stx__sru_again(int fma, STX__SRU_W cs, STX__SRU_W fs, const stx__sru_rows *k) {
+STX_INNER void stx__sru_again(int fma, STX__SRU_W cs, STX__SRU_W fs, const stx__sru_rows *STX_RESTRICT k) {
     if (k->gates) stx__sru_again_as(fma, cs, fs, k, 1);
     else stx__sru_again_as(fma, cs, fs, k, 0);
 }
-STX_EACH_ISA(stx__sru_again, (STX__SRU_W cs, STX__SRU_W fs, const stx__sru_rows *k), cs, fs, k)
+STX_EACH_ISA(stx__sru_again, (STX__SRU_W cs, STX__SRU_W fs, const stx__sru_rows *STX_RESTRICT k), cs, fs, k)
 
 /* One step back, for one column:
        h  = xt + (g(c') - xt) m r        dzr = dh (g - xt) m r (1-r) ;  a = dh m r g' + e ;  dxt = dh (1 - m r)
@@ -957,7 +959,7 @@ STX_INNER stx__sru_slopes stx__sru_slopes_of(int fma, int tanh_, stx_real cp, st
 /* Where the gradients go: du, its planes O apart, and dx with rows ldd apart; dV as V; gvf, gvr, gbf, gbr (n): sums over the steps of
    dvf and so on. All pointers at the last step; rows before it by ld*. */
 STX_INNER void stx__sru_back_as(int fma, STX__SRU_W du, STX__SRU_W dx, STX__SRU_W dV, STX__SRU_W e, STX__SRU_W gvf, STX__SRU_W gvr,
-                                STX__SRU_W gbf, STX__SRU_W gbr, const stx__sru_rows *k, int tanh_, int gates) {
+                                STX__SRU_W gbf, STX__SRU_W gbr, const stx__sru_rows *STX_RESTRICT k, int tanh_, int gates) {
     const stx_real *u0 = k->u0, *u2 = k->u2, *xt = k->xt, *V = k->V, *vf = k->vf, *vr = k->vr, *br = k->br, *m = k->m;
     const stx_real *dh = k->dh, *cs = k->cs, *fs = k->fs;
     const ptrdiff_t ldh = k->ldh, ldu = k->ldu, ldx = k->ldx, ldv = k->ldv, ldd = k->ldd;
@@ -991,17 +993,17 @@ STX_INNER void stx__sru_back_as(int fma, STX__SRU_W du, STX__SRU_W dx, STX__SRU_
       }
 }
 STX_INNER void stx__sru_back(int fma, STX__SRU_W du, STX__SRU_W dx, STX__SRU_W dV, STX__SRU_W e, STX__SRU_W gvf, STX__SRU_W gvr,
-                             STX__SRU_W gbf, STX__SRU_W gbr, const stx__sru_rows *k) {
+                             STX__SRU_W gbf, STX__SRU_W gbr, const stx__sru_rows *STX_RESTRICT k) {
     if (k->tanh_ && k->gates) stx__sru_back_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, k, 1, 1);
     else if (k->tanh_) stx__sru_back_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, k, 1, 0);
     else if (k->gates) stx__sru_back_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, k, 0, 1);
     else stx__sru_back_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, k, 0, 0);
 }
 STX_EACH_ISA(stx__sru_back, (STX__SRU_W du, STX__SRU_W dx, STX__SRU_W dV, STX__SRU_W e, STX__SRU_W gvf, STX__SRU_W gvr, STX__SRU_W gbf,
-                             STX__SRU_W gbr, const stx__sru_rows *k),
+                             STX__SRU_W gbr, const stx__sru_rows *STX_RESTRICT k),
               du, dx, dV, e, gvf, gvr, gbf, gbr, k)
 /* The affine map of these steps for e, after those of the steps behind them: Q <- J Q + q, P <- J P */
-STX_INNER void stx__sru_affine_as(int fma, STX__SRU_W P, STX__SRU_W Q, const stx__sru_rows *k, int tanh_, int gates) {
+STX_INNER void stx__sru_affine_as(int fma, STX__SRU_W P, STX__SRU_W Q, const stx__sru_rows *STX_RESTRICT k, int tanh_, int gates) {
     const stx_real *u0 = k->u0, *u2 = k->u2, *xt = k->xt, *V = k->V, *vf = k->vf, *vr = k->vr, *br = k->br, *m = k->m;
     const stx_real *dh = k->dh, *cs = k->cs, *fs = k->fs;
     const ptrdiff_t ldh = k->ldh, ldu = k->ldu, ldx = k->ldx, ldv = k->ldv;
@@ -1017,10 +1019,10 @@ STX_INNER void stx__sru_affine_as(int fma, STX__SRU_W P, STX__SRU_W Q, const stx
             P[j] *= J;
         }
 }
-STX_INNER void stx__sru_affine(int fma, STX__SRU_W P, STX__SRU_W Q, const stx__sru_rows *k) {
+STX_INNER void stx__sru_affine(int fma, STX__SRU_W P, STX__SRU_W Q, const stx__sru_rows *STX_RESTRICT k) {
     stx__sru_affine_as(fma, P, Q, k, k->tanh_, k->gates);
 }
-STX_EACH_ISA(stx__sru_affine, (STX__SRU_W P, STX__SRU_W Q, const stx__sru_rows *k), P, Q, k)
+STX_EACH_ISA(stx__sru_affine, (STX__SRU_W P, STX__SRU_W Q, const stx__sru_rows *STX_RESTRICT k), P, Q, k)
 
 /* A tile on the way back: states and gates again, then its steps, last first. With P: only the map of e into P and Q. */
 typedef struct stx__sru_tile { stx_real *cs, *fs, *dx, *sums, *total, *e; } stx__sru_tile;
