@@ -9630,8 +9630,10 @@ static int stx__save_tensors(stx_writer *w, stx_tensor *const *t, const char *co
     size_t i;
     for (i = 0; i < count; i++) {
         const char *s = stx__join(full, sizeof full, prefix, name[i]);
-        if (!s) { if (w) stx_fail(w->x, STX_ERR_ARG, "the name \"%.40s%.40s..\" is longer than 511 bytes: use a shorter one", prefix,
-                                  name[i]); return 0; }
+        if (!s) {
+            if (w) stx_fail(w->x, STX_ERR_ARG, "the name \"%.40s%.40s..\" is longer than 511 bytes: use a shorter one", prefix, name[i]);
+            return 0;
+        }
         if (!stx_writer_add_numbers(w, s, t[i]->ndim, t[i]->dim, t[i]->data)) return 0;
     }
     return 1;
