@@ -144,7 +144,7 @@
 #endif
 
 #if defined(SEQTX_CUDA) && (defined(SEQTX_DOUBLE) || defined(SEQTX_STATIC))
-  #error "SEQTX_CUDA goes neither with SEQTX_DOUBLE (seqtx_cuda.cu has float kernels) nor with SEQTX_STATIC (it links with this file's functions)"
+  #error "SEQTX_CUDA goes neither with SEQTX_DOUBLE (seqtx_cuda.cu has float kernels) nor with SEQTX_STATIC (it links with what stands here)"
 #endif
 #ifdef SEQTX_DOUBLE
 typedef double stx_real;
