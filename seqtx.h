@@ -144,7 +144,7 @@
 #endif
 
 #if defined(SEQTX_CUDA) && (defined(SEQTX_DOUBLE) || defined(SEQTX_STATIC))
-  #error "SEQTX_CUDA goes neither with SEQTX_DOUBLE (seqtx_cuda.cu has float kernels) nor with SEQTX_STATIC (it links with what stands here)"
+  #error "SEQTX_CUDA goes neither with SEQTX_DOUBLE (seqtx_cuda.cu has float kernels) nor with SEQTX_STATIC (it links with this file)"
 #endif
 #ifdef SEQTX_DOUBLE
 typedef double stx_real;
@@ -768,7 +768,9 @@ typedef struct stx_optim_desc {
                                gradients of a parameter were 0 it would divide by 0: give a very small number */
     double weight_decay;    /* SGD, Adam: added to the gradient. AdamW, RAdam: decoupled (1711.05101). LAMB: part of the direction */
     double clip;            /* 0: none. Adagrad: per tensor, scales the step and not what is accumulated (the
-                               references' rule); others: global norm, factor clip / (norm + 1e-6) if < 1 */
+                               references' rule; the other order would cancel: Adagrad divides by the root of the sum of
+                               squares, so a factor in both is a factor in neither); others: global norm, factor
+                               clip / (norm + 1e-6) if < 1 */
     int    radam_skip;      /* RAdam: 1: its first updates change m and v alone, without even decay (its authors' package since
                                July 2021); 0: they are steps along m (before) */
     int    eps_hat;         /* Adam, AdamW: 1: eps stands beside sqrt(v) as it is, see below (TensorFlow's and Keras's form) */
@@ -6167,7 +6169,8 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
    lo[r], hi[r] bound the keys a query sees; outside, weights are zero.
    Easy to get wrong: the running maximum must skip keys whose ramp weight is 0 (they may be the largest by far); a
    row may see no key at all (y = 0), or none in a tile; a padded key counts nowhere, its value may be NaN; with eps > 0 or no_renorm every
-   key within span counts in the normaliser, also those with m = 0; dz takes both ends of the ramp, 0 <= m' <= 1 inclusive. */
+   key within span counts in the normaliser, also those with m = 0; dz takes both ends of the
+   ramp, 0 <= m' <= 1 inclusive, where m' is m before the clamp. */
 
 /* Why no key beyond has weight: there 1 - delta + z L <= -ceil(R), so the quotient is -1 or less, and rounding keeps the order. Numbers
    above
@@ -6235,7 +6238,7 @@ typedef struct stx__attn_tile {
     int holes;                       /* is a key between them padded? */
     char masked[STX__BK];              /* with pad: which columns are no keys */
     size_t reach;
-    size_t ramp_n, ramp_zeros, ramp_0, ramp_1;      /* weights below 1, zeros first among them; 0 <= m' <= 1 is [ramp_0, ramp_1) */
+    size_t ramp_n, ramp_zeros, ramp_0, ramp_1;      /* weights below 1, zeros first among them; [ramp_0, ramp_1): 0 <= m' <= 1 */
     ptrdiff_t lo[STX__BQ], hi[STX__BQ];             /* columns [lo,hi) that each query sees */
     ptrdiff_t off[STX__BQ];                         /* column of distance reach: lo, unless the tile begins later */
 } stx__attn_tile;

@@ -272,7 +272,7 @@ static void compare(const data *d, float **got, int half, int version, int forwa
             for (i = 0; i < d->out_size[o]; i++) if (fabs((double)d->want[o][i]) <= 1e30 && fabs((double)d->want[o][i]) > top) top =
                 fabs((double)d->want[o][i]);
             for (i = 0; i < d->out_size[o]; i++) {
-                double g = (double)got[o][i], w = (double)d->want[o][i], e = g == w ? 0 : fabs(g - w);     /* -inf: top where nothing is seen */
+                double g = (double)got[o][i], w = (double)d->want[o][i], e = g == w ? 0 : fabs(g - w);    /* -inf: top, nothing seen */
                 if (o >= OUT_GRADS && !owned(d, o, i)) {
                     if (memcmp(&got[o][i], &d->start[o - OUT_GRADS][i], sizeof(float))) exact = 0;
                     continue;
