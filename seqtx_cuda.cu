@@ -1589,10 +1589,10 @@ enum { STX__GEMM_TILE = 64, STX__GEMM_SLAB = 16, STX__GEMM_LD = STX__GEMM_TILE +
 struct stx__gemm_nums {
     stx__num A, B, C, bias;         /* as in stx_gemm_args; bias (N), or none */
     size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
-    int ta, tb, relu;
+    int ta, tb, relu, zero;         /* zero: so that no byte of an argument is undefined */
     float alpha, beta;
 };
-static __global__ void __launch_bounds__(256) stx__gemm_plain_kernel(stx__gemm_nums g) {
+STX__HOST_UNROLLED static __global__ void __launch_bounds__(256) stx__gemm_plain_kernel(stx__gemm_nums g) {
     const stx__num A = g.A, B = g.B, C = g.C, bias = g.bias;
     const size_t batch = g.batch, M = g.M, N = g.N, K = g.K, lda = g.lda, ldb = g.ldb, ldc = g.ldc, sa = g.sa, sb = g.sb, sc = g.sc;
     const int ta = g.ta, tb = g.tb, relu = g.relu;
@@ -1759,7 +1759,7 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
         p.batch = batch; p.M = M; p.N = N; p.K = K;
         p.lda = key.lda; p.ldb = key.ldb; p.ldc = key.ldc;
         p.sa = key.sa; p.sb = key.sb; p.sc = key.sc;
-        p.ta = ta; p.tb = tb; p.relu = relu;
+        p.ta = ta; p.tb = tb; p.relu = relu; p.zero = 0;
         p.alpha = alpha; p.beta = beta;
         stx__gemm_plain(x, what, &p);
         return 1;
