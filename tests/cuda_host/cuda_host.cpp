@@ -46,7 +46,7 @@
 // >>state
 
 typedef uintptr_t word;
-enum { WARP = 32, MAX_THREADS = 1024, PAGE = 4096, GUARD = 16 * PAGE, HUGE = 2 << 20, ZONE = 256, SHARED_STATIC = 48 << 10,
+enum { WARP = 32, MAX_THREADS = 1024, PAGE = 4096, GUARD = 17 * PAGE, HUGE = 2 << 20, ZONE = 256, SHARED_STATIC = 48 << 10,
     SHARED_MAX = 227 << 10, REPORTS_PRINTED = 40 };
 static const word DEVICE_RANGE = (word)64 << 30;
 static const uint32_t CANARY = 0xFFF5FFF5u;     /* NaN as a float, as two bf16 and, doubled, as a double */
