@@ -54,8 +54,8 @@
    //<quickstart
 
    Letters, everywhere: B batch, T query length, S key length, C channels, H heads, D head dim, V vocabulary,
-   L layers (or the largest span, in the span formulas), N flattened rows. dx is the gradient of x. All
-   tensors are dense and row-major; the shape stands beside each buffer, as in (B,T,C).
+   L layers, N flattened rows. dx is the gradient of x. All tensors are dense and row-major; the shape stands beside each
+   buffer, as in (B,T,C).
 
    Memory. A context owns everything: stx_destroy frees it all. Two bump arenas: persistent (parameters,
    optimiser state) and step (activations, gradients, tape). stx_begin rewinds the step arena, so a tensor made
@@ -651,7 +651,7 @@ typedef struct stx_attention_desc {
     int    delta_min;      /* 0: a query sees its own key. 1: the nearest is the key before (1905.07799) */
     int    not_causal;     /* every query sees every key; no span, no positions */
     double scale;          /* 0: 1/sqrt(D) */
-    double max_span, ramp; /* L and R of the learned span; needed with z */
+    double max_span, ramp; /* of the learned span; needed with z */
     double eps;            /* 0 (default): cost follows each head's span. With more (the authors' code has 1e-8) every key
                               within span counts in the normaliser, also those with m = 0, and costs */
     int    no_renorm;      /* see above; without eps. With z every key within span counts, and costs, as with eps */
@@ -8478,7 +8478,7 @@ static void *stx__grow(stx_ctx *x, void *p, size_t n, size_t *cap, size_t each) 
     size_t want = *cap ? *cap * 2 : 16;
     void *q;
     if (n < *cap) return p;
-    if (*cap > (size_t)-1 / 2 / each) {
+    if (*cap > SIZE_MAX / 2 / each) {
         stx_fail(x, STX_ERR_MEMORY, "out of memory: an array of more than %zu elements of %zu bytes", *cap, each);
         return NULL;
     }
@@ -8575,7 +8575,7 @@ STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path) {
     } else if (!S_ISREG(st.st_mode)) {
         stx_fail(x, STX_ERR_IO, "cannot read %s: it is %s; give a regular file (save the output of a pipe first)",
                   path, S_ISDIR(st.st_mode) ? "a directory" : "not a regular file");
-    } else if ((uintmax_t)st.st_size > (size_t)-1 / 2) {
+    } else if ((uintmax_t)st.st_size > SIZE_MAX / 2) {
         stx_fail(x, STX_ERR_IO, "cannot map %s: its %llu bytes are more than this machine can address", path,
                   (unsigned long long)st.st_size);
     } else if (st.st_size == 0) {
@@ -8670,21 +8670,21 @@ static int stx__json_peek(stx__json *j) {
     while (j->i < j->n) {
         int c = j->s[j->i];
         if (c != ' ' && c != '\n' && c != '\t' && c != '\r') return c;
-        ++j->i;
+        j->i++;
     }
     return 0;
 }
 
 static int stx__json_take(stx__json *j, char c) {
     char wanted[4];
-    if (stx__json_peek(j) == c) { ++j->i; return 1; }
+    if (stx__json_peek(j) == c) { j->i++; return 1; }
     wanted[0] = wanted[2] = '\''; wanted[1] = c; wanted[3] = 0;
     return stx__json_fail(j, wanted);
 }
 
 /* Steps to the next member of an object or array after its opening bracket: 1 there is one, 0 it is closed, -1 error. */
 static int stx__json_next(stx__json *j, int *first, char close) {
-    if (stx__json_peek(j) == close) { ++j->i; return 0; }
+    if (stx__json_peek(j) == close) { j->i++; return 0; }
     if (!*first && !stx__json_take(j, ',')) return -1;
     *first = 0;
     return 1;
@@ -8693,7 +8693,7 @@ static int stx__json_next(stx__json *j, int *first, char close) {
 static int stx__json_hex4(stx__json *j, uint32_t *v) {
     int k;
     *v = 0;
-    for (k = 0; k < 4; ++k, ++j->i) {
+    for (k = 0; k < 4; k++, j->i++) {
         unsigned c = j->i < j->n ? j->s[j->i] : 0;
         if (c >= '0' && c <= '9') c -= '0';
         else if (c >= 'a' && c <= 'f') c -= 'a' - 10;
@@ -8719,10 +8719,10 @@ static const char *stx__json_string(stx__json *j) {
             j->i += k;
             continue;
         }
-        ++j->i;
+        j->i++;
         c = j->i < j->n ? j->s[j->i] : 0;
         if (c == 'u') {
-            ++j->i;
+            j->i++;
             if (!stx__json_hex4(j, &c)) return NULL;
             if (c >= 0xD800 && c < 0xDC00 && j->n - j->i >= 2 && j->s[j->i] == '\\' && j->s[j->i + 1] == 'u') {
                 j->i += 2;
@@ -8736,11 +8736,11 @@ static const char *stx__json_string(stx__json *j) {
             const char *e = c ? strchr(from, (int)c) : NULL;
             if (!e) { stx__json_fail(j, "one of \" \\ / b f n r t u after a backslash"); return NULL; }
             *o++ = to[e - from];
-            ++j->i;
+            j->i++;
         }
     }
     if (j->i == j->n) { stx__json_fail(j, "the closing quote of a string"); return NULL; }
-    ++j->i;
+    j->i++;
     *o++ = 0;
     j->used = (size_t)(o - j->pool);
     return start;
@@ -8751,10 +8751,10 @@ static int stx__json_size(stx__json *j, size_t *v) {
     int c = stx__json_peek(j);
     if (c < '0' || c > '9') return stx__json_fail(j, "a non-negative integer");
     *v = 0;
-    if (c == '0') { ++j->i; return 1; }
-    for (; j->i < j->n && j->s[j->i] >= '0' && j->s[j->i] <= '9'; ++j->i) {
+    if (c == '0') { j->i++; return 1; }
+    for (; j->i < j->n && j->s[j->i] >= '0' && j->s[j->i] <= '9'; j->i++) {
         size_t d = (size_t)(j->s[j->i] - '0');
-        if (*v > ((size_t)-1 - d) / 10) return stx__json_fail(j, "an integer of at most 64 bits");
+        if (*v > (SIZE_MAX - d) / 10) return stx__json_fail(j, "an integer of at most 64 bits");
         *v = *v * 10 + d;
     }
     return 1;
@@ -8771,7 +8771,7 @@ static int stx__file_metadata(stx_file *f, stx__json *j) {
         p += f->nmeta;
         if ((p->key = stx__json_string(j)) == NULL || !stx__json_take(j, ':')) return 0;
         if ((p->value = stx__json_string(j)) == NULL) return 0;
-        ++f->nmeta;
+        f->nmeta++;
     }
     return r == 0;
 }
@@ -8811,7 +8811,7 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
                     return 0;
                 }
                 if (!stx__json_size(j, &e->dim[e->ndim])) return 0;
-                ++e->ndim;
+                e->ndim++;
             }
             if (r < 0) return 0;
         } else {
@@ -8824,9 +8824,9 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
 
     e->bytes = stx_dtype_size(e->dtype);
     e->count = 1;
-    for (k = 0; k < e->ndim; ++k) {
+    for (k = 0; k < e->ndim; k++) {
         size_t d = e->dim[k];
-        if (d && e->bytes > (size_t)-1 / d) {
+        if (d && e->bytes > SIZE_MAX / d) {
             stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the product of the shape of \"%s\" overflows", f->path,
                       stx_quote(q, e->name, strlen(e->name)));
             return 0;
@@ -8889,7 +8889,7 @@ static int stx__file_parse(stx_file *f) {
     if (!j.n || j.s[0] != '{') return stx__json_fail(&j, "'{'");
     if ((j.pool = f->pool = (char *)stx_block(f->x, j.n)) == NULL) return 0;
 
-    ++j.i;
+    j.i++;
     while ((r = stx__json_next(&j, &first, '}')) > 0) {
         const char *name = stx__json_string(&j);
         stx_entry *e;
@@ -8907,16 +8907,16 @@ static int stx__file_parse(stx_file *f) {
         e->name = name;
         e->file = f;
         if (!stx__file_tensor(f, &j, e, base, size)) return 0;
-        ++f->count;
+        f->count++;
     }
     if (r < 0) return 0;
     if (stx__json_peek(&j) || j.i < j.n) return stx__json_fail(&j, "nothing but blanks");
 
     /* the data must tile what follows the header */
     if ((f->by_name = (const stx_entry **)stx_block(f->x, (f->count + 1) * sizeof *f->by_name)) == NULL) return 0;
-    for (i = 0; i < f->count; ++i) f->by_name[i] = &f->entry[i];
+    for (i = 0; i < f->count; i++) f->by_name[i] = &f->entry[i];
     qsort(f->by_name, f->count, sizeof *f->by_name, stx__cmp_place);
-    for (i = 0; i < f->count; ++i) {
+    for (i = 0; i < f->count; i++) {
         const stx_entry *e = f->by_name[i];
         size_t begin = (size_t)((const unsigned char *)e->data - base);
         if (begin != at) {
@@ -8933,13 +8933,13 @@ static int stx__file_parse(stx_file *f) {
     }
     qsort(f->by_name, f->count, sizeof *f->by_name, stx__cmp_name);
     if (f->nmeta) qsort(f->meta, f->nmeta, sizeof *f->meta, stx__cmp_pair);
-    for (i = 1; i < f->count; ++i)
+    for (i = 1; i < f->count; i++)
         if (!strcmp(f->by_name[i - 1]->name, f->by_name[i]->name)) {
             stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: it has two tensors \"%s\"", f->path,
                       stx_quote(q, f->by_name[i]->name, strlen(f->by_name[i]->name)));
             return 0;
         }
-    for (i = 1; i < f->nmeta; ++i)
+    for (i = 1; i < f->nmeta; i++)
         if (!strcmp(f->meta[i - 1].key, f->meta[i].key)) {
             stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: its metadata have two values for \"%s\"", f->path,
                       stx_quote(q2, f->meta[i].key, strlen(f->meta[i].key)));
@@ -9060,9 +9060,9 @@ STX_DEF int stx_entry_get_f32(const stx_entry *e, float *out, size_t n) {
     size_t i;
     if (!stx__entry_check(e, out, n, 0)) return 0;
     p = (const unsigned char *)e->data;
-    if (e->dtype == STX_F32) for (i = 0; i < n; ++i) out[i] = stx__le_f32(p + 4 * i);
-    else if (e->dtype == STX_F64) for (i = 0; i < n; ++i) out[i] = (float)stx__le_f64(p + 8 * i);
-    else for (i = 0; i < n; ++i) out[i] = stx__le_bf16(p + 2 * i);
+    if (e->dtype == STX_F32) for (i = 0; i < n; i++) out[i] = stx__le_f32(p + 4 * i);
+    else if (e->dtype == STX_F64) for (i = 0; i < n; i++) out[i] = (float)stx__le_f64(p + 8 * i);
+    else for (i = 0; i < n; i++) out[i] = stx__le_bf16(p + 2 * i);
     return 1;
 }
 
@@ -9071,9 +9071,9 @@ STX_DEF int stx_entry_get_f64(const stx_entry *e, double *out, size_t n) {
     size_t i;
     if (!stx__entry_check(e, out, n, 0)) return 0;
     p = (const unsigned char *)e->data;
-    if (e->dtype == STX_F32) for (i = 0; i < n; ++i) out[i] = (double)stx__le_f32(p + 4 * i);
-    else if (e->dtype == STX_F64) for (i = 0; i < n; ++i) out[i] = stx__le_f64(p + 8 * i);
-    else for (i = 0; i < n; ++i) out[i] = (double)stx__le_bf16(p + 2 * i);
+    if (e->dtype == STX_F32) for (i = 0; i < n; i++) out[i] = (double)stx__le_f32(p + 4 * i);
+    else if (e->dtype == STX_F64) for (i = 0; i < n; i++) out[i] = stx__le_f64(p + 8 * i);
+    else for (i = 0; i < n; i++) out[i] = (double)stx__le_bf16(p + 2 * i);
     return 1;
 }
 
@@ -9082,9 +9082,9 @@ STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n) {
     size_t i;
     if (!stx__entry_check(e, out, n, 1)) return 0;
     p = (const unsigned char *)e->data;
-    if (e->dtype == STX_I32) for (i = 0; i < n; ++i) out[i] = (int32_t)stx__le32(p + 4 * i);
-    else if (e->dtype == STX_I64) for (i = 0; i < n; ++i) out[i] = (int64_t)stx__le64(p + 8 * i);
-    else for (i = 0; i < n; ++i) out[i] = p[i];
+    if (e->dtype == STX_I32) for (i = 0; i < n; i++) out[i] = (int32_t)stx__le32(p + 4 * i);
+    else if (e->dtype == STX_I64) for (i = 0; i < n; i++) out[i] = (int64_t)stx__le64(p + 8 * i);
+    else for (i = 0; i < n; i++) out[i] = p[i];
     return 1;
 }
 
@@ -9098,7 +9098,7 @@ static char *stx__follow(stx_ctx *x, const char *path) {
     enum { ROOM = 4096, HOPS = 40 };
     char *at = stx__copy(x, path), *link = (char *)stx_block(x, ROOM), *to;
     int hop;
-    for (hop = 0; at && link; ++hop) {
+    for (hop = 0; at && link; hop++) {
         const char *slash = strrchr(at, '/');
         size_t dir = slash ? (size_t)(slash - at) + 1 : 0, n;
         ssize_t got = readlink(at, link, ROOM);
@@ -9225,7 +9225,7 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
                   path, strerror(errno));
     } else {
         stx__remove_stale(x, target);
-        for (k = 0; k < 1000 && fd < 0; ++k) {
+        for (k = 0; k < 1000 && fd < 0; k++) {
             snprintf(tmp, room, "%s.%ld.%d.tmp", target, (long)getpid(), k);
             fd = open(tmp, flags, exists ? 0600 : 0666);
             if (fd < 0 && errno != EEXIST && errno != EINTR) break;
@@ -9235,7 +9235,7 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
             stx_fail(x, STX_ERR_IO, "cannot create %s: %s; the directory must exist and be writable", tmp, strerror(errno));
         } else {
             bad = exists && fchmod(fd, st.st_mode & 0777) != 0;
-            for (i = 0; i < parts && !bad; ++i) bad = !stx__write_all(fd, part[i].data, part[i].bytes);
+            for (i = 0; i < parts && !bad; i++) bad = !stx__write_all(fd, part[i].data, part[i].bytes);
             if (!bad) bad = fsync(fd) != 0;
             k = errno;
             if (!bad && rename(tmp, target) != 0) { bad = 1; k = errno; }
@@ -9270,7 +9270,7 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
         stx_block_free(x, tmp);
         return 0;
     }
-    for (i = 0; i < parts && !bad; ++i) bad = part[i].bytes && fwrite(part[i].data, 1, part[i].bytes, f) != part[i].bytes;
+    for (i = 0; i < parts && !bad; i++) bad = part[i].bytes && fwrite(part[i].data, 1, part[i].bytes, f) != part[i].bytes;
     if (!bad) bad = fflush(f) != 0;
     err = errno;
     if (fclose(f) != 0 && !bad) { bad = 1; err = errno; }
@@ -9315,8 +9315,8 @@ STX_DEF void stx_writer_free(stx_writer *w) {
     size_t i;
     if (!w) return;
     x = w->x;
-    for (i = 0; i < w->count; ++i) stx_block_free(x, w->item[i].name);
-    for (i = 0; i < w->nmeta; ++i) {
+    for (i = 0; i < w->count; i++) stx_block_free(x, w->item[i].name);
+    for (i = 0; i < w->nmeta; i++) {
         stx_block_free(x, (void *)(uintptr_t)w->meta[i].key);
         stx_block_free(x, (void *)(uintptr_t)w->meta[i].value);
     }
@@ -9346,7 +9346,7 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
         return 0;
     }
     stx_quote(q, name, strlen(name));
-    for (i = 0; i < w->count; ++i)
+    for (i = 0; i < w->count; i++)
         if (!strcmp(w->item[i].name, name)) {
             stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: \"%s\" is added twice; give every tensor its own name", q);
             return 0;
@@ -9361,9 +9361,9 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
     it.ndim = ndim;
     it.data = data;
     it.bytes = stx_dtype_size(dtype);
-    for (k = 0; k < ndim; ++k) {
+    for (k = 0; k < ndim; k++) {
         it.dim[k] = dim[k];
-        if (dim[k] && it.bytes > (size_t)-1 / dim[k]) {
+        if (dim[k] && it.bytes > SIZE_MAX / dim[k]) {
             stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: the product of the shape of \"%s\" overflows", q);
             return 0;
         }
@@ -9397,7 +9397,7 @@ STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value) {
                   key ? stx_quote(q, key, strlen(key)) : "NULL");
         return 0;
     }
-    for (i = 0; i < w->nmeta; ++i)
+    for (i = 0; i < w->nmeta; i++)
         if (!strcmp(w->meta[i].key, key)) {
             stx_fail(w->x, STX_ERR_ARG, "stx_writer_meta: \"%s\" is given twice", stx_quote(q, key, strlen(key)));
             return 0;
@@ -9420,7 +9420,7 @@ typedef struct { stx_ctx *x; char *s; size_t n, cap; int bad; } stx__text;
 static void stx__put(stx__text *t, const char *s, size_t n) {
     size_t want = t->cap ? t->cap : 1024;
     if (t->bad || !n) return;
-    while (want - t->n < n && want <= (size_t)-1 / 2) want *= 2;
+    while (want - t->n < n && want <= SIZE_MAX / 2) want *= 2;
     if (want != t->cap) {
         char *p = want - t->n < n ? NULL : (char *)stx_block(t->x, want);
         if (!p) { t->bad = 1; return; }
@@ -9445,7 +9445,7 @@ static void stx__put_size(stx__text *t, size_t v) {
 static void stx__put_json(stx__text *t, const char *s) {
     char b[8];
     stx__put_str(t, "\"");
-    for (; *s; ++s) {
+    for (; *s; s++) {
         unsigned char c = (unsigned char)*s;
         if (c == '"' || c == '\\') { b[0] = '\\'; b[1] = *s; stx__put(t, b, 2); }
         else if (c < 0x20) stx__put(t, b, (size_t)snprintf(b, sizeof b, "\\u%04x", (unsigned)c));
@@ -9459,10 +9459,10 @@ static int stx__writer_header(stx_writer *w, stx__text *t, stx__part *part) {
     size_t i, size, at = 0, n = 1, pos;
     int k;
     for (size = 8; size; size /= 2)
-        for (i = 0; i < w->count; ++i) {
+        for (i = 0; i < w->count; i++) {
             stx__item *it = &w->item[i];
             if (stx_dtype_size(it->dtype) != size) continue;
-            if (it->bytes > (size_t)-1 / 2 - at) {
+            if (it->bytes > SIZE_MAX / 2 - at) {
                 stx_fail(w->x, STX_ERR_ARG, "stx_writer_finish: the tensors together have more bytes than a file can hold");
                 return 0;
             }
@@ -9474,7 +9474,7 @@ static int stx__writer_header(stx_writer *w, stx__text *t, stx__part *part) {
     stx__put(t, "\0\0\0\0\0\0\0\0{", 9);
     if (w->nmeta) {
         stx__put_str(t, "\"__metadata__\":{");
-        for (i = 0; i < w->nmeta; ++i) {
+        for (i = 0; i < w->nmeta; i++) {
             if (i) stx__put_str(t, ",");
             stx__put_json(t, w->meta[i].key);
             stx__put_str(t, ":");
@@ -9482,14 +9482,14 @@ static int stx__writer_header(stx_writer *w, stx__text *t, stx__part *part) {
         }
         stx__put_str(t, w->count ? "}," : "}");
     }
-    for (i = 0; i < w->count; ++i) {
+    for (i = 0; i < w->count; i++) {
         const stx__item *it = &w->item[i];
         if (i) stx__put_str(t, ",");
         stx__put_json(t, it->name);
         stx__put_str(t, ":{\"dtype\":\"");
         stx__put_str(t, stx__dtype_name[it->dtype]);
         stx__put_str(t, "\",\"shape\":[");
-        for (k = 0; k < it->ndim; ++k) {
+        for (k = 0; k < it->ndim; k++) {
             if (k) stx__put_str(t, ",");
             stx__put_size(t, it->dim[k]);
         }
@@ -9511,7 +9511,7 @@ static int stx__writer_header(stx_writer *w, stx__text *t, stx__part *part) {
                   "store long texts as U8 tensors", pos, STX__HEADER_MAX);
         return 0;
     }
-    for (k = 0; k < 8; ++k) t->s[k] = (char)(unsigned char)((uint64_t)pos >> (8 * k) & 0xFF);
+    for (k = 0; k < 8; k++) t->s[k] = (char)(unsigned char)((uint64_t)pos >> (8 * k) & 0xFF);
     part[0].data = t->s;
     part[0].bytes = t->n;
     return 1;
