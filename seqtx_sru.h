@@ -842,8 +842,7 @@ STX_INNER void stx__sru_scan(int fma, STX__SRU_W P, STX__SRU_W Q, STX__SRU_R u0,
         }
 }
 STX_EACH_ISA(stx__sru_scan, (STX__SRU_W P, STX__SRU_W Q, STX__SRU_R u0, STX__SRU_R u1, ptrdiff_t ldu, STX__SRU_R bf, size_t steps,
-                             size_t n),
-              P, Q, u0, u1, ldu, bf, steps, n)
+                             size_t n), P, Q, u0, u1, ldu, bf, steps, n)
 
 static void stx__sru_state_in(stx__sru_block *k) {
     if (k->a->c0) memcpy(k->c, k->a->c0 + k->b * k->O + k->o, k->n * sizeof *k->c);
@@ -999,9 +998,9 @@ STX_INNER void stx__sru_back(int fma, STX__SRU_W du, STX__SRU_W dx, STX__SRU_W d
     else if (k->gates) stx__sru_back_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, k, 0, 1);
     else stx__sru_back_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, k, 0, 0);
 }
-STX_EACH_ISA(stx__sru_back, (STX__SRU_W du, STX__SRU_W dx, STX__SRU_W dV, STX__SRU_W e, STX__SRU_W gvf, STX__SRU_W gvr, STX__SRU_W gbf,
-                             STX__SRU_W gbr, const stx__sru_rows *STX_RESTRICT k),
-              du, dx, dV, e, gvf, gvr, gbf, gbr, k)
+STX_EACH_ISA(stx__sru_back, (STX__SRU_W du, STX__SRU_W dx, STX__SRU_W dV, STX__SRU_W e, STX__SRU_W gvf, STX__SRU_W gvr,
+                             STX__SRU_W gbf, STX__SRU_W gbr, const stx__sru_rows *STX_RESTRICT k), du, dx, dV, e, gvf, gvr, gbf,
+             gbr, k)
 /* The affine map of these steps for e, after those of the steps behind them: Q <- J Q + q, P <- J P */
 STX_INNER void stx__sru_affine_as(int fma, STX__SRU_W P, STX__SRU_W Q, const stx__sru_rows *STX_RESTRICT k, int tanh_, int gates) {
     const stx_real *u0 = k->u0, *u2 = k->u2, *xt = k->xt, *V = k->V, *vf = k->vf, *vr = k->vr, *br = k->br, *m = k->m;
@@ -1710,8 +1709,8 @@ static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_
     if (d->io_dropout == 0) d->io_dropout = d->dropout > 0 ? d->dropout : -1;
     if (!(d->emb_dropout >= 0 && d->emb_dropout < 1)) return stx__sru_lm_wrong(x, "emb_dropout", d->emb_dropout, "0 <= p < 1");
     if (d->tied && (d->emb != d->dim || d->adapt_io)) {
-        stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: tied with %s: want emb equal to dim %zu, and adapt_io 0 (its tables are always "
-                 "shared)",
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_sru_lm_create: tied with %s: want emb equal to dim %zu, and adapt_io 0 (its tables are always " "shared)",
                  d->adapt_io ? "adapt_io" : "another emb", d->dim);
         return 0;
     }
