@@ -864,9 +864,8 @@ STX_DEF double stx_noted(stx_ctx *x, int slot);             /* waits for the las
 STX_KERNEL(stx_meter, (stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate))
 /* Ids sorted by cluster, stably. Cluster c has the places first[c] .. first[c+1]-1 of local and place, of which place[r] gets where its
    r-th id stood and local[r] the id within the cluster; places left over get 0 and `leftover`. at (n): where each id went, or (head =
-   1; then
-   cluster 0 needs no places) its class in the head: the id, or its cluster's column. Negative ids go nowhere: at = -1.
-   over (1): 1 if a cluster has more ids than places. */
+   1; then cluster 0 needs no places) its class in the head: the id, or its cluster's column. Negative ids go nowhere: at = -1. over
+   (1): 1 if a cluster has more ids than places. */
 typedef struct stx_clusters {
     size_t  count, end[STX_MAX_CLUSTERS], first[STX_MAX_CLUSTERS + 1];
     int     head, forward_columns;
@@ -1144,8 +1143,7 @@ STX_DEF int stx_words_resolve(stx_ctx *x, const char *who, const stx_words_desc 
 STX_DEF size_t stx_words_count(const stx_words_desc *d);
 /* Adds the parameters of a desc, resolved or not, to p: in_emb.weight, out_emb.weight, out_emb.bias; adaptive: in_emb.tables.<i>,
    in_emb.projs.<i>, out_emb.tables.<i>, out_emb.projs.<i>, out_emb.biases.<i>, out_emb.cluster.weight, out_emb.cluster.bias. Lives as long
-   as p's context;
-   NULL and its error when there is no memory. */
+   as p's context; NULL and its error when there is no memory. */
 STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *d);
 /* ids (B,T) -> (B,T,emb) */
 STX_DEF stx_tensor *stx_words_embed(const stx_words *w, const stx_ids *ids);
@@ -6161,8 +6159,7 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
    ramp, 0 <= m' <= 1 inclusive, where m' is m before the clamp. */
 
 /* Why no key beyond has weight: there 1 - delta + z L <= -ceil(R), so the quotient is -1 or less, and rounding keeps the order. Numbers
-   above
-   2^24 are no longer whole in a float: the last term makes up for that. */
+   above 2^24 are no longer whole in a float: the last term makes up for that. */
 STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most) {
     double e = ceil(z * max_span) + ceil(ramp);
     if (!stx__finite(e)) return e > 0 ? most : 0;

@@ -3065,8 +3065,8 @@ static __device__ __forceinline__ void stx__at_swap(uint32_t (&x)[4]) {
     }
 }
 /* Which cells of a strip of 16 rows and NB blocks of 8 columns the dropout keeps, as bits: 4 n + e for cell e of block n of an
-   accumulator. The
-   4 lanes of a quad share the calls of their two rows. row: of g = 0; at: position of the first column, a multiple of 8. All lanes. */
+   accumulator. The 4 lanes of a quad share the calls of their two rows. row: of g = 0; at: position of the first column, a multiple
+   of 8. All lanes. */
 template<int NB> static __device__ __forceinline__ uint32_t stx__at_kept(const stx__at &p, uint64_t stream, uint64_t row, int at) {
     int lane = (int)threadIdx.x & 31, t = lane & 3, q, l;
     uint32_t kept = 0;

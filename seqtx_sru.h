@@ -136,12 +136,10 @@
    of memory, and 2 P for each key that is seen. The recurrence is bound by memory, not arithmetic: it
    reads and writes 5 numbers a unit and time (u0 u1 u2 x, h), backward 9.
    Memory for backward, numbers a layer: B T (k + 1) O (U and h; the input is the h of the layer before) and, SRU++, B (M + T) 3 P (z, K,
-   V) +
-   B T 4 P (z of the segment, o, z + alpha o, y) + B M Ci (memory). States: one in STX_SRU_TILE times. With recompute
-   that of one layer at a time, and of every layer B T O + B M Ci.
-   Generation: B O numbers a layer, SRU++ also 2 P (2 window + 64) a stream; a token costs what a time costs in training. What binds it
-   is memory: a token of one stream reads every weight once, 4 bytes each, and, SRU++, 8 P bytes of keys and values for each row of the
-   window, in every layer that attends. B streams share the weights.
+   V) + B T 4 P (z of the segment, o, z + alpha o, y) + B M Ci (memory). States: one in STX_SRU_TILE times. With recompute that of one
+   layer at a time, and of every layer B T O + B M Ci. Generation: B O numbers a layer, SRU++ also 2 P (2 window + 64) a stream; a
+   token costs what a time costs in training. What binds it is memory: a token of one stream reads every weight once, 4 bytes each,
+   and, SRU++, 8 P bytes of keys and values for each row of the window, in every layer that attends. B streams share the weights.
 
    Fidelity, against the reference implementation (its version 2.6, and its development version 3.0, which has SRU++):
        reproduced   cell, stack and SRU++ with every option, the initialisers of both versions, adaptive embedding and softmax,
