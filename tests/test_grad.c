@@ -1284,13 +1284,14 @@ static void attn_pads(void) {
 }
 /* Heads as wide as a model */
 static void attn_wide(void) {
-    static const size_t D[] = {256, 257, 744, 768, 1024}, T[] = {1, 5, 33, 130};
+    static const size_t D[] = {256, 257, 744, 768, 1024}, T[] = {1, 5, 33, 66};       /* 66 and 266: past the borders of both tiles */
     attn a;
     size_t d, t;
     fd_step = 1e-4;       /* f is a sum of 10^5 numbers here: rounding would come to 1e-6 at 1e-5, and the differences' own error is 1e-8 */
     for (d = 0; d < 5; d++) for (t = 0; t < 4; t++) {
         memset(&a, 0, sizeof a);
-        a.B = 1 + t % 2; a.T = T[t]; a.S = a.T + (t == 3 ? 300 : 7 * t); a.H = 1; a.D = D[d]; a.pad = (int)((d + t) % 4);
+        a.B = 1 + (t == 1); a.T = T[t]; a.S = a.T + (t == 3 ? 200 : 7 * t); a.H = 1; a.D = D[d];
+        a.pad = (int)((d + t) % 4);
         if (d % 2) { a.P = a.S; a.u = a.vb = 1; a.N = 2; a.z = 1; a.d.max_span = 40; a.d.ramp = 8; }
         attn_case(&a, 2);
         if (t != 2 || d % 2) continue;
