@@ -109,7 +109,7 @@ static void test_rows(void) {
         arr y, a, i1, f, b, db, g, s, mean, rstd, gain, shift, dgain, dshift, d, df;
         residual all = {&y, &s, &mean, &rstd, &a, &f, &gain, &shift, &g, &d, &df, &dgain, &dshift};
         stx_residual_norm_args kc, kg;
-        if (n > 200000) continue;
+        if (n > 80000) continue;        /* 200 rows, several chunks of them, of up to three tiles of columns; 37 of all */
         y = arr_of(n, 1, 0, N_); a = arr_of(n, 2, 0, N_); i1 = arr_of(n, 9, 1, N_); f = arr_of(n, 1, 0, N_); b = arr_of(C, 1, 0, kind);
         db = arr_of(C, 5, 1, B_);
         g = arr_of(n, 1, 0, N_); s = arr_of(n, 1, 0, N_); mean = arr_of(N, 1, 0, B_); rstd = arr_of(N, 1, 0, B_);
@@ -600,6 +600,7 @@ int main(int argc, char **argv) {
         gx = cuda_ctx(STX_CUDA, half ? STX_PREC_BF16 : STX_PREC_F32);
         CHECK(stx_ok(gx), "%s", stx_error(gx));
         for (off = 0; off < 2 && stx_ok(gx); off++) {
+            test_state = 88172645463325252u;        /* the same numbers, whatever came before */
             test_flat();
             test_rows();
             test_embedding();
