@@ -192,6 +192,7 @@ typedef struct stx_comp_gen {
     int32_t        *pad;        /* (B,S), on the host: not 0 for steps before a stream's reset */
     int             masked;     /* is one of them not 0? */
     int             stale;      /* the cache is to be made from the state */
+    size_t          reach;      /* rows of positions: S + largest M + C */
 } stx_comp_gen;
 
 STX_DEF stx_comp_gen *stx_comp_gen_create(stx_comp *m, size_t B);
@@ -255,16 +256,15 @@ STX_KERNEL(stx_comp_error_bwd, (stx_ctx *x, stx_real *da, const stx_real *dloss,
        STX_COMP_HIGHWAY  out = s(p0) x + (1 - s(p0)) y           STX_COMP_SIGTANH    out = x + s(p0) tanh(p1)
        STX_COMP_GTRXL    z = s(p0 + p1), n = tanh(p2 + p3): out = (1 - z) x + z n
        STX_COMP_RESET    out = s(p0 + p1) x                      STX_COMP_MOGRIFY    out = 2 s(p0) x
-   Backward reads dout and the inputs. What is NULL is not wanted; fresh[i] of dx, dy, dp[0..3] in this order: 1 writes, 0 adds. */
+   Backward reads dout and the inputs and writes the gradients of all of them, or with accumulate adds to them. */
 typedef struct stx_comp_gate_args {
-    int    kind;
+    int    kind, accumulate;
     size_t N, D;
-    const stx_real *x, *y;      /* (N,D); y NULL where there is none */
-    const stx_real *p[4];       /* (N,D), for gru (N,3D) */
+    const stx_real *x, *y;      /* (N,D); y NULL where the kind has none */
+    const stx_real *p[4];       /* (N,D), for gru (N,3D); NULL where the kind has none */
     stx_real *out;              /* (N,D) */
     const stx_real *dout;       /* (N,D) */
     stx_real *dx, *dy, *dp[4];  /* as x, y, p */
-    int    fresh[6];
 } stx_comp_gate_args;
 STX_KERNEL(stx_comp_gate_fwd, (stx_ctx *x, const stx_comp_gate_args *a))
 STX_KERNEL(stx_comp_gate_bwd, (stx_ctx *x, const stx_comp_gate_args *a))
@@ -278,3 +278,2024 @@ STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size
 
 /* Stop here if you only want the API. */
 #endif /* SEQTX_COMPRESSIVE_H */
+
+#if (defined(SEQTX_IMPLEMENTATION) || defined(SEQTX_COMPRESSIVE_IMPLEMENTATION)) && !defined(SEQTX_COMPRESSIVE_IMPLEMENTATION_DONE)
+#define SEQTX_COMPRESSIVE_IMPLEMENTATION_DONE
+
+#define STX_LOOPS
+#include "seqtx.h"      /* once more, for the inner loops' macros */
+
+#include <stdio.h>
+STX_STRICT_ON
+
+// >>groups
+
+static size_t stx__comp_groups_of(size_t rows, size_t step) { return rows / step + (rows % step != 0); }
+/* The row that tap t of a group of stream b meets; -1 if it is missing. first and pad are read where they are: on a GPU's host side they
+   have to be the host's */
+static ptrdiff_t stx__comp_row(const stx_comp_groups *g, size_t b, size_t group, size_t t) {
+    ptrdiff_t first = g->first ? g->first[b] : 0, row = g->at + (ptrdiff_t)(group * g->step + t);
+    if (g->first) row += first + ((ptrdiff_t)stx__comp_groups_of(g->rows - (size_t)first, g->step) - (ptrdiff_t)g->groups) *
+                                 (ptrdiff_t)g->step;
+    if (row < first || row >= (ptrdiff_t)g->rows || (g->pad && g->pad[b * g->rows + (size_t)row])) return -1;
+    return row;
+}
+typedef struct stx__comp_grouping { const stx_comp_groups *g; stx_real *y; const stx_real *rows, *usage; size_t ldu; int flag; } stx__comp_grouping;
+
+static void stx__comp_unfold_part(const stx_share *s, const void *job) {
+    const stx__comp_grouping *j = (const stx__comp_grouping *)job;
+    const stx_comp_groups *g = j->g;
+    size_t n, c, D = g->D;
+    for (n = s->from; n < s->to; n++) {
+        size_t b = n / (g->groups * g->taps);
+        ptrdiff_t row = stx__comp_row(g, b, n / g->taps % g->groups, n % g->taps);
+        stx_real *y = j->y + n * D;
+        const stx_real *r = j->rows + (b * g->rows + (size_t)(row < 0 ? 0 : row)) * D;
+        if (row < 0) { if (!j->flag) memset(y, 0, D * sizeof *y); }
+        else if (!j->flag) memcpy(y, r, D * sizeof *y);
+        else for (c = 0; c < D; c++) y[c] += r[c];
+    }
+}
+STX_DEF void stx_comp_unfold(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g, int accumulate) {
+    stx__comp_grouping j;
+    j.g = g; j.y = y; j.rows = rows; j.flag = accumulate; j.usage = NULL; j.ldu = 0;
+    stx_parallel(x, g->B * g->groups * g->taps, g->B * g->groups * g->taps * g->D, stx__comp_unfold_part, &j);
+}
+static void stx__comp_fold_part(const stx_share *s, const void *job) {
+    const stx__comp_grouping *j = (const stx__comp_grouping *)job;
+    const stx_comp_groups *g = j->g;
+    size_t n, i, c, D = g->D;
+    for (n = s->from; n < s->to; n++) {
+        size_t b = n / g->rows, row = n % g->rows;
+        stx_real *r = j->y + n * D;
+        memset(r, 0, D * sizeof *r);
+        for (i = 0; i < g->groups; i++) {
+            ptrdiff_t t0 = stx__comp_row(g, b, i, 0), t;
+            const stx_real *y;
+            /* where tap 0 is outside, or missing, another tap says where the group lies */
+            if (t0 >= 0) t = (ptrdiff_t)row - t0;
+            else for (t = 0; t < (ptrdiff_t)g->taps && stx__comp_row(g, b, i, (size_t)t) != (ptrdiff_t)row; t++) {}
+            if (t < 0 || t >= (ptrdiff_t)g->taps || stx__comp_row(g, b, i, (size_t)t) != (ptrdiff_t)row) continue;
+            y = j->rows + ((b * g->groups + i) * g->taps + (size_t)t) * D;
+            for (c = 0; c < D; c++) r[c] += y[c];
+        }
+    }
+}
+STX_DEF void stx_comp_fold(stx_ctx *x, stx_real *rows, const stx_real *y, const stx_comp_groups *g) {
+    stx__comp_grouping j;
+    j.g = g; j.y = rows; j.rows = y; j.flag = 0; j.usage = NULL; j.ldu = 0;
+    stx_parallel(x, g->B * g->rows, g->B * g->groups * g->taps * g->D, stx__comp_fold_part, &j);
+}
+static void stx__comp_pool_part(const stx_share *s, const void *job) {
+    const stx__comp_grouping *j = (const stx__comp_grouping *)job;
+    const stx_comp_groups *g = j->g;
+    size_t n, t, c, D = g->D;
+    for (n = s->from; n < s->to; n++) {
+        size_t b = n / g->groups, met = 0;
+        stx_real *y = j->y + n * D;
+        memset(y, 0, D * sizeof *y);
+        for (t = 0; t < g->taps; t++) {
+            ptrdiff_t row = stx__comp_row(g, b, n % g->groups, t);
+            const stx_real *r = j->rows + (b * g->rows + (size_t)(row < 0 ? 0 : row)) * D;
+            if (row < 0) continue;
+            if (!met++) memcpy(y, r, D * sizeof *y);
+            else if (j->flag) for (c = 0; c < D; c++) y[c] = r[c] > y[c] || r[c] != r[c] ? r[c] : y[c];
+            else for (c = 0; c < D; c++) y[c] += r[c];
+        }
+        if (!j->flag && met > 1) for (c = 0; c < D; c++) y[c] /= (stx_real)met;
+    }
+}
+STX_DEF void stx_comp_pool(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g, int max) {
+    stx__comp_grouping j;
+    j.g = g; j.y = y; j.rows = rows; j.flag = max; j.usage = NULL; j.ldu = 0;
+    stx_parallel(x, g->B * g->groups, g->B * g->groups * g->taps * g->D, stx__comp_pool_part, &j);
+}
+/* Does row i of a stream come before row k? */
+static int stx__comp_before(const int32_t *pad, const stx_real *usage, size_t i, size_t k) {
+    int lost = pad && pad[i];
+    stx_real u, v;
+    if (lost != (pad && pad[k])) return !lost;
+    if (lost) return i < k;
+    u = usage[2 * i + 1] > 0 ? usage[2 * i] / usage[2 * i + 1] : 0;
+    v = usage[2 * k + 1] > 0 ? usage[2 * k] / usage[2 * k + 1] : 0;
+    return u > v || (!(v > u) && i > k);
+}
+static void stx__comp_pick_part(const stx_share *s, const void *job) {
+    const stx__comp_grouping *j = (const stx__comp_grouping *)job;
+    const stx_comp_groups *g = j->g;
+    size_t b, i, k, D = g->D;
+    for (b = s->from; b < s->to; b++) {
+        size_t first = g->first ? (size_t)g->first[b] : 0, keep = g->first ? stx__comp_groups_of(g->rows - first, g->step) : g->groups;
+        size_t place = g->groups - keep;
+        const int32_t *pad = g->pad ? g->pad + b * g->rows : NULL;
+        stx_real *y = j->y + b * g->groups * D;
+        memset(y, 0, g->groups * D * sizeof *y);
+        for (i = first; i < g->rows && place < g->groups; i++) {
+            size_t better = 0;
+            for (k = first; k < g->rows; k++) better += k != i && stx__comp_before(pad, j->usage + b * j->ldu, k, i);
+            if (better >= keep) continue;
+            if (!pad || !pad[i]) memcpy(y + place * D, j->rows + (b * g->rows + i) * D, D * sizeof *y);
+            place++;
+        }
+    }
+}
+STX_DEF void stx_comp_pick(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_real *usage, size_t ldu, const stx_comp_groups *g) {
+    stx__comp_grouping j;
+    j.g = g; j.y = y; j.rows = rows; j.flag = 0; j.usage = usage; j.ldu = ldu;
+    stx_parallel(x, g->B, g->B * g->rows * g->rows * 4, stx__comp_pick_part, &j);
+}
+
+static stx_comp_groups stx__comp_grouped(size_t B, size_t rows, size_t groups, size_t taps, size_t step, size_t D) {
+    stx_comp_groups g;
+    memset(&g, 0, sizeof g);
+    g.B = B; g.rows = rows; g.groups = groups; g.taps = taps; g.step = step; g.D = D;
+    return g;
+}
+static void stx__comp_zero_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+    int fresh;
+    stx_real *d = stx_grad(x, in[0], &fresh);
+    if (d) STX_RUN(x, stx_comp_unfold, (x, d, y->grad, (const stx_comp_groups *)save, !fresh));
+}
+/* a (B,T,D) with zeros where pad (B,T) is not 0: one group of all rows. pad NULL: a */
+static stx_tensor *stx__comp_zero(stx_ctx *x, stx_tensor *a, const stx_ids *pad) {
+    stx_comp_groups *g;
+    stx_tensor *y;
+    if (!stx_ok(x) || !a || !pad) return a;
+    y = stx_new(x, a->dim[0], a->dim[1], a->dim[2], 0);
+    g = (stx_comp_groups *)stx_step_alloc(x, sizeof *g);
+    if (!y || !g) return NULL;
+    *g = stx__comp_grouped(a->dim[0], a->dim[1], 1, a->dim[1], a->dim[1], a->dim[2]);
+    g->pad = pad->device;
+    STX_RUN(x, stx_comp_unfold, (x, y->data, a->data, g, 0));
+    stx_record(x, y, &a, 1, stx__comp_zero_back, g);
+    return y;
+}
+static void stx__comp_fold_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+    int fresh;
+    stx_real *d = stx_grad(x, in[0], &fresh);
+    if (d) STX_RUN(x, stx_comp_unfold, (x, d, y->grad, (const stx_comp_groups *)save, !fresh));
+}
+/* y (B,groups,taps D) -> rows (B,rows,D) */
+static stx_tensor *stx__comp_folded(stx_ctx *x, stx_tensor *y, const stx_comp_groups *groups) {
+    stx_comp_groups *g = (stx_comp_groups *)stx_step_alloc(x, sizeof *g);
+    stx_tensor *rows = stx_new(x, groups->B, groups->rows, groups->D, 0);
+    if (!stx_ok(x) || !y) return NULL;
+    *g = *groups;
+    STX_RUN(x, stx_comp_fold, (x, rows->data, y->data, g));
+    stx_record(x, rows, &y, 1, stx__comp_fold_back, g);
+    return rows;
+}
+
+// >>usage
+
+/* The definition: what a key got, from the softmax of each query. */
+STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size_t first, size_t n, double *work) {
+    size_t b, h, i, j, keys = stx_attention_keys(a);
+    for (b = 0; b < a->B; b++)
+        for (j = 0; j < n; j++)
+            for (sum[b * n + j] = 0, h = 0; h < a->H; h++)
+                for (i = 0; i < a->T; i++) {
+                    if (a->pad && a->pad[b * a->stpad + a->S - a->T + i]) continue;
+                    stx_attention_weights(a, b, h, i, work, work + keys);
+                    sum[b * n + j] += work[keys - a->N - a->S + first + j] / (double)a->H;
+                }
+}
+/* (q + u).k + (q + vb).pe, in 16 sums */
+STX_INNER void stx__comp_score_any(int fma, stx_real *STX_RESTRICT s, const stx_real *q, const stx_real *k, const stx_real *pe,
+                                   const stx_real *u, const stx_real *vb, size_t D) {
+    stx_real sum[16] = {0}, all = 0;
+    size_t d, i;
+    for (d = 0; d + 16 <= D; d += 16) {
+        for (i = 0; i < 16; i++) sum[i] = STX_FMA(fma, q[d + i], k[d + i], sum[i]);
+        if (u) for (i = 0; i < 16; i++) sum[i] = STX_FMA(fma, u[d + i], k[d + i], sum[i]);
+        if (pe) for (i = 0; i < 16; i++) sum[i] = STX_FMA(fma, q[d + i], pe[d + i], sum[i]);
+        if (vb) for (i = 0; i < 16; i++) sum[i] = STX_FMA(fma, vb[d + i], pe[d + i], sum[i]);
+    }
+    for (; d < D; d++) all += (q[d] + (u ? u[d] : 0)) * k[d] + (pe ? (q[d] + (vb ? vb[d] : 0)) * pe[d] : 0);
+    for (i = 0; i < 16; i++) all += sum[i];
+    *s = all;
+}
+STX_EACH_ISA(stx__comp_score_any, (stx_real *STX_RESTRICT s, const stx_real *q, const stx_real *k, const stx_real *pe, const stx_real *u,
+                                   const stx_real *vb, size_t D), s, q, k, pe, u, vb, D)
+
+typedef struct stx__comp_usage { const stx_attention_args *a; stx_real *usage; size_t ldu, first, n; } stx__comp_usage;
+/* A unit: 16 keys of a stream. Each weight is made again from its logit and the row's statistics. */
+static void stx__comp_usage_part(const stx_share *s, const void *job) {
+    const stx__comp_usage *u = (const stx__comp_usage *)job;
+    const stx_attention_args *a = u->a;
+    size_t unit, tiles = (u->n + 15) / 16;
+    for (unit = s->from; unit < s->to; unit++) {
+        size_t b = unit / tiles, j0 = unit % tiles * 16, j1 = STX_MIN(j0 + 16, u->n), h, i, j, queries = 0;
+        double sum[16] = {0};
+        for (h = 0; h < a->H; h++)
+            for (i = 0; i < a->T; i++) {
+                size_t row = (b * a->H + h) * a->T + i, here = a->S - a->T + i;
+                const stx_real *q = a->q + b * a->stq + i * a->ldq + h * a->D;
+                if (a->pad && a->pad[b * a->stpad + here]) continue;
+                queries += h == 0;
+                for (j = j0; j < j1; j++) {
+                    size_t key = u->first + j, delta = here - key, p = a->P - 1 + (size_t)a->delta_min - delta;
+                    stx_real logit;
+                    if (here < key + (size_t)a->delta_min || delta > a->span || (a->pad && a->pad[b * a->stpad + key])) continue;
+                    STX_CALL(s->x, stx__comp_score_any, (&logit, q, a->k + b * a->stk + key * a->ldk + h * a->D,
+                        a->pe ? a->pe + (a->pe_heads > 1 ? (p * a->H + h) * a->D : p * a->D) : NULL,
+                        a->u ? a->u + h * a->D : NULL, a->vb ? a->vb + h * a->D : NULL, a->D));
+                    sum[j - j0] += (double)(stx_fast_exp(0, logit * a->scale - a->top[row]) * a->inv[row]);
+                }
+            }
+        for (j = j0; j < j1; j++) {
+            stx_real *out = u->usage + b * u->ldu + 2 * j;
+            out[0] += (stx_real)(sum[j - j0] / (double)a->H);
+            out[1] += (stx_real)queries;
+        }
+    }
+}
+STX_DEF void stx_comp_usage(stx_ctx *x, stx_real *usage, size_t ldu, const stx_attention_args *a, size_t first, size_t n) {
+    stx__comp_usage u;
+    u.a = a; u.usage = usage; u.ldu = ldu; u.first = first; u.n = n;
+    stx_parallel(x, a->B * ((n + 15) / 16), a->B * n * a->T * a->H * a->D * 2, stx__comp_usage_part, &u);
+}
+
+// >>error
+
+typedef struct stx__comp_error {
+    stx_real *da;
+    const stx_real *a, *t;
+    const int32_t *skip;
+    double *work;
+    size_t N, C;
+    double divisor, scale;
+} stx__comp_error;
+static void stx__comp_error_part(const stx_share *s, const void *job) {
+    const stx__comp_error *e = (const stx__comp_error *)job;
+    size_t n, c;
+    for (n = s->from; n < s->to; n++) {
+        const stx_real *a = e->a + n * e->C, *t = e->t + n * e->C;
+        double off = 0, all = 0;
+        for (c = 0; c < e->C && !(e->skip && e->skip[n]); c++) {
+            double d = (double)a[c] - (double)t[c];
+            off += d * d;
+            all += (double)t[c] * (double)t[c];
+        }
+        e->work[2 * n] = off;
+        e->work[2 * n + 1] = all;
+    }
+}
+STX_DEF void stx_comp_error_fwd(stx_ctx *x, stx_real *loss, stx_real *ratio, double *work, const stx_real *a, const stx_real *t,
+                                const int32_t *skip, size_t N, size_t C, double divisor) {
+    stx__comp_error e;
+    double off = 0, all = 0;
+    size_t n;
+    memset(&e, 0, sizeof e);
+    e.a = a; e.t = t; e.skip = skip; e.work = work; e.N = N; e.C = C;
+    stx_parallel(x, N, 4 * N * C, stx__comp_error_part, &e);
+    for (n = 0; n < N; n++) { off += work[2 * n]; all += work[2 * n + 1]; }
+    *loss = (stx_real)(off / divisor);
+    *ratio = (stx_real)(all > 0 ? off / all : 0);
+}
+/* loss = sum (a - t)^2 / divisor:  da += dloss 2 (a - t) / divisor */
+static void stx__comp_error_back_part(const stx_share *s, const void *job) {
+    const stx__comp_error *e = (const stx__comp_error *)job;
+    const stx_real scale = (stx_real)e->scale;
+    size_t n, c;
+    for (n = s->from; n < s->to; n++) {
+        stx_real *da = e->da + n * e->C;
+        const stx_real *a = e->a + n * e->C, *t = e->t + n * e->C;
+        for (c = 0; c < e->C && !(e->skip && e->skip[n]); c++) da[c] += scale * (a[c] - t[c]);
+    }
+}
+STX_DEF void stx_comp_error_bwd(stx_ctx *x, stx_real *da, const stx_real *dloss, const stx_real *a, const stx_real *t, const int32_t *skip,
+                                size_t N, size_t C, double divisor) {
+    stx__comp_error e;
+    memset(&e, 0, sizeof e);
+    e.da = da; e.a = a; e.t = t; e.skip = skip; e.N = N; e.C = C;
+    e.scale = 2 * (double)dloss[0] / divisor;
+    stx_parallel(x, N, 3 * N * C, stx__comp_error_back_part, &e);
+}
+typedef struct stx__comp_error_save { const int32_t *skip; double divisor; } stx__comp_error_save;
+static void stx__comp_error_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+    const stx__comp_error_save *s = (const stx__comp_error_save *)save;
+    size_t C = in[0]->dim[in[0]->ndim - 1];
+    stx_real *d = stx_grad(x, in[0], NULL);
+    if (d) STX_RUN(x, stx_comp_error_bwd, (x, d, y->grad, in[0]->data, in[1]->data, s->skip, in[0]->size / C, C, s->divisor));
+}
+/* Mean of (a - t)^2 over the rows of a (..,C) that skip leaves, `count` numbers -> (1); t is a constant. ratio: see stx_comp_error_fwd */
+static stx_tensor *stx__comp_distance(stx_ctx *x, stx_tensor *a, stx_tensor *t, const stx_ids *skip, double count, stx_tensor **ratio) {
+    stx_tensor *y = stx_new_full(x, 1, 0, 0, 0), *in[2];
+    stx__comp_error_save *s = (stx__comp_error_save *)stx_step_alloc(x, sizeof *s);
+    double *work;
+    size_t C;
+    *ratio = stx_new_full(x, 1, 0, 0, 0);
+    if (!stx_ok(x) || !a || !t) return NULL;
+    C = a->dim[a->ndim - 1];
+    work = (double *)stx_step_bytes(x, stx_bytes_of(a->size / C, 2, sizeof *work));
+    if (!work) return NULL;
+    s->skip = skip ? skip->device : NULL;
+    s->divisor = count;
+    STX_RUN(x, stx_comp_error_fwd, (x, y->data, (*ratio)->data, work, a->data, t->data, s->skip, a->size / C, C, count));
+    in[0] = a;
+    in[1] = t;
+    stx_record(x, y, in, 2, stx__comp_error_back, s);
+    return y;
+}
+
+// >>gates
+
+enum { STX__COMP_BLOCK = 64 };
+/* Columns [c, c + n) of row r: all loops run over arrays of the stack, which cannot be the gate's own, so that they become vector code. */
+STX_INNER void stx__comp_gate_any(int fma, const stx_comp_gate_args *a, size_t r, size_t c, size_t n) {
+    const size_t D = a->D, at = r * D + c, wide = r * 3 * D + c;
+    const stx_real *x = a->x + at, *y = a->y ? a->y + at : NULL, *p[4];
+    stx_real o[STX__COMP_BLOCK];
+    size_t i;
+    for (i = 0; i < 4; i++) p[i] = a->p[i] ? a->p[i] + at : NULL;
+    switch (a->kind) {
+    case STX_COMP_GRU: {
+        const stx_real *gi = a->p[0] + wide, *gh = a->p[1] + wide;
+        for (i = 0; i < n; i++) {
+            stx_real rr = stx_fast_sigmoid(fma, gi[i] + gh[i]), z = stx_fast_sigmoid(fma, gi[D + i] + gh[D + i]);
+            stx_real m = stx_fast_tanh(fma, STX_FMA(fma, rr, gh[2 * D + i], gi[2 * D + i]));
+            o[i] = STX_FMA(fma, z, x[i] - m, m);
+        }
+        break; }
+    case STX_COMP_INPUT: for (i = 0; i < n; i++) o[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p[0][i]), x[i], y[i]); break;
+    case STX_COMP_OUTPUT: for (i = 0; i < n; i++) o[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p[0][i]), y[i], x[i]); break;
+    case STX_COMP_HIGHWAY: for (i = 0; i < n; i++) o[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p[0][i]), x[i] - y[i], y[i]); break;
+    case STX_COMP_SIGTANH:
+        for (i = 0; i < n; i++) o[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p[0][i]), stx_fast_tanh(fma, p[1][i]), x[i]);
+        break;
+    case STX_COMP_GTRXL:
+        for (i = 0; i < n; i++)
+            o[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p[0][i] + p[1][i]), stx_fast_tanh(fma, p[2][i] + p[3][i]) - x[i], x[i]);
+        break;
+    case STX_COMP_RESET: for (i = 0; i < n; i++) o[i] = stx_fast_sigmoid(fma, p[0][i] + p[1][i]) * x[i]; break;
+    default: for (i = 0; i < n; i++) o[i] = 2 * stx_fast_sigmoid(fma, p[0][i]) * x[i];
+    }
+    memcpy(a->out + at, o, n * sizeof *o);
+}
+STX_INNER void stx__comp_gate_put(stx_real *to, const stx_real *v, size_t n, int accumulate) {
+    size_t i;
+    if (!to) return;
+    if (accumulate) for (i = 0; i < n; i++) to[i] += v[i];
+    else memcpy(to, v, n * sizeof *v);
+}
+/* With g = dout, s' = s (1 - s), and out as in stx_comp_gate_any. gru:
+       dn = g (1 - z) (1 - n^2);   dz = g (x - n) z';   dr = dn gh_n r';   dgi = dr dz dn;   dgh = dr dz (r dn);   dx = g z */
+STX_INNER void stx__comp_gate_back_any(int fma, const stx_comp_gate_args *a, size_t r, size_t c, size_t n) {
+    const size_t D = a->D, at = r * D + c, wide = r * 3 * D + c;
+    const stx_real *x = a->x + at, *y = a->y ? a->y + at : NULL, *g = a->dout + at, *p[4];
+    stx_real dx[STX__COMP_BLOCK], dy[STX__COMP_BLOCK], d0[STX__COMP_BLOCK], d1[STX__COMP_BLOCK], d2[STX__COMP_BLOCK];
+    size_t i;
+    for (i = 0; i < 4; i++) p[i] = a->p[i] ? a->p[i] + at : NULL;
+    switch (a->kind) {
+    case STX_COMP_GRU: {
+        const stx_real *gi = a->p[0] + wide, *gh = a->p[1] + wide;
+        for (i = 0; i < n; i++) {
+            stx_real rr = stx_fast_sigmoid(fma, gi[i] + gh[i]), z = stx_fast_sigmoid(fma, gi[D + i] + gh[D + i]);
+            stx_real m = stx_fast_tanh(fma, STX_FMA(fma, rr, gh[2 * D + i], gi[2 * D + i]));
+            dx[i] = g[i] * z;
+            d2[i] = g[i] * (1 - z) * STX_FMA(fma, -m, m, 1);
+            d1[i] = g[i] * (x[i] - m) * z * (1 - z);
+            d0[i] = d2[i] * gh[2 * D + i] * rr * (1 - rr);
+            dy[i] = d2[i] * rr;
+        }
+        for (i = 0; i < 2; i++) {
+            stx_real *to = a->dp[i] + wide;
+            stx__comp_gate_put(to, d0, n, a->accumulate);
+            stx__comp_gate_put(to + D, d1, n, a->accumulate);
+            stx__comp_gate_put(to + 2 * D, i ? dy : d2, n, a->accumulate);
+        }
+        stx__comp_gate_put(a->dx + at, dx, n, a->accumulate);
+        return; }
+    case STX_COMP_INPUT:
+        for (i = 0; i < n; i++) {
+            stx_real s = stx_fast_sigmoid(fma, p[0][i]);
+            dx[i] = g[i] * s; dy[i] = g[i]; d0[i] = g[i] * x[i] * s * (1 - s);
+        }
+        break;
+    case STX_COMP_OUTPUT:
+        for (i = 0; i < n; i++) {
+            stx_real s = stx_fast_sigmoid(fma, p[0][i]);
+            dx[i] = g[i]; dy[i] = g[i] * s; d0[i] = g[i] * y[i] * s * (1 - s);
+        }
+        break;
+    case STX_COMP_HIGHWAY:
+        for (i = 0; i < n; i++) {
+            stx_real s = stx_fast_sigmoid(fma, p[0][i]);
+            dx[i] = g[i] * s; dy[i] = g[i] * (1 - s); d0[i] = g[i] * (x[i] - y[i]) * s * (1 - s);
+        }
+        break;
+    case STX_COMP_SIGTANH:
+        for (i = 0; i < n; i++) {
+            stx_real s = stx_fast_sigmoid(fma, p[0][i]), m = stx_fast_tanh(fma, p[1][i]);
+            dx[i] = g[i]; d0[i] = g[i] * m * s * (1 - s); d1[i] = g[i] * s * STX_FMA(fma, -m, m, 1);
+        }
+        break;
+    case STX_COMP_GTRXL:
+        for (i = 0; i < n; i++) {
+            stx_real z = stx_fast_sigmoid(fma, p[0][i] + p[1][i]), m = stx_fast_tanh(fma, p[2][i] + p[3][i]);
+            dx[i] = g[i] * (1 - z); d0[i] = d1[i] = g[i] * (m - x[i]) * z * (1 - z); d2[i] = g[i] * z * STX_FMA(fma, -m, m, 1);
+        }
+        stx__comp_gate_put(a->dp[2] + at, d2, n, a->accumulate);
+        stx__comp_gate_put(a->dp[3] + at, d2, n, a->accumulate);
+        break;
+    case STX_COMP_RESET:
+        for (i = 0; i < n; i++) {
+            stx_real s = stx_fast_sigmoid(fma, p[0][i] + p[1][i]);
+            dx[i] = g[i] * s; d0[i] = d1[i] = g[i] * x[i] * s * (1 - s);
+        }
+        break;
+    default:
+        for (i = 0; i < n; i++) {
+            stx_real s = stx_fast_sigmoid(fma, p[0][i]);
+            dx[i] = 2 * g[i] * s; d0[i] = 2 * g[i] * x[i] * s * (1 - s);
+        }
+    }
+    stx__comp_gate_put(a->dx + at, dx, n, a->accumulate);
+    stx__comp_gate_put(a->dp[0] + at, d0, n, a->accumulate);
+    if (y) stx__comp_gate_put(a->dy + at, dy, n, a->accumulate);
+    if (p[1]) stx__comp_gate_put(a->dp[1] + at, d1, n, a->accumulate);
+}
+STX_INNER void stx__comp_gate_row_any(int fma, const stx_comp_gate_args *a, size_t r, int back) {
+    size_t c;
+    for (c = 0; c < a->D; c += STX__COMP_BLOCK) {
+        size_t n = STX_MIN(a->D - c, (size_t)STX__COMP_BLOCK);
+        if (back) stx__comp_gate_back_any(fma, a, r, c, n); else stx__comp_gate_any(fma, a, r, c, n);
+    }
+}
+STX_EACH_ISA(stx__comp_gate_row_any, (const stx_comp_gate_args *a, size_t r, int back), a, r, back)
+static void stx__comp_gate_part(const stx_share *s, const void *job) {
+    size_t r;
+    for (r = s->from; r < s->to; r++) STX_CALL(s->x, stx__comp_gate_row_any, ((const stx_comp_gate_args *)job, r, 0));
+}
+static void stx__comp_gate_back_part(const stx_share *s, const void *job) {
+    size_t r;
+    for (r = s->from; r < s->to; r++) STX_CALL(s->x, stx__comp_gate_row_any, ((const stx_comp_gate_args *)job, r, 1));
+}
+STX_DEF void stx_comp_gate_fwd(stx_ctx *x, const stx_comp_gate_args *a) {
+    stx_parallel(x, a->N, a->N * a->D * 20, stx__comp_gate_part, a);
+}
+STX_DEF void stx_comp_gate_bwd(stx_ctx *x, const stx_comp_gate_args *a) {
+    stx_parallel(x, a->N, a->N * a->D * 40, stx__comp_gate_back_part, a);
+}
+static void stx__comp_gate_back(stx_ctx *x, stx_tensor *out, stx_tensor *const *in, void *save) {
+    stx_comp_gate_args *a = (stx_comp_gate_args *)save;
+    stx_real *d[6] = {NULL};
+    int fresh[6] = {0}, i;
+    a->accumulate = 0;
+    for (i = 0; i < 6; i++) {
+        if (!in[i]) continue;
+        d[i] = stx_grad(x, in[i], &fresh[i]);
+        if (!d[i]) { d[i] = stx_step_numbers(x, in[i]->size); fresh[i] = 1; }       /* nobody wants it */
+        if (!fresh[i]) a->accumulate = 1;
+    }
+    if (!stx_ok(x)) return;
+    for (i = 0; i < 6 && a->accumulate; i++) if (d[i] && fresh[i]) STX_RUN(x, stx_fill, (x, d[i], in[i]->size, 0));
+    a->dout = out->grad;
+    a->dx = d[0]; a->dy = d[1];
+    for (i = 0; i < 4; i++) a->dp[i] = d[2 + i];
+    STX_RUN(x, stx_comp_gate_bwd, (x, a));
+}
+/* in: x, y, p0 .. p3, those that the kind has none of NULL */
+static stx_tensor *stx__comp_gate_op(stx_ctx *x, int kind, stx_tensor *const *in) {
+    stx_comp_gate_args *a;
+    stx_tensor *out;
+    int i;
+    if (!stx_ok(x) || !in[0]) return NULL;
+    a = (stx_comp_gate_args *)stx_step_alloc(x, sizeof *a);
+    out = stx_new(x, in[0]->dim[0], in[0]->dim[1], in[0]->dim[2], 0);
+    if (!a || !out) return NULL;
+    memset(a, 0, sizeof *a);
+    a->kind = kind;
+    a->D = in[0]->dim[in[0]->ndim - 1];
+    a->N = in[0]->size / a->D;
+    a->x = in[0]->data;
+    a->y = in[1] ? in[1]->data : NULL;
+    for (i = 0; i < 4; i++) a->p[i] = in[2 + i] ? in[2 + i]->data : NULL;
+    a->out = out->data;
+    STX_RUN(x, stx_comp_gate_fwd, (x, a));
+    stx_record(x, out, in, 6, stx__comp_gate_back, a);
+    return out;
+}
+
+// >>model: creation
+
+static int stx__comp_bad(stx_ctx *x, const char *what, double got, const char *want) {
+    stx_fail(x, STX_ERR_ARG, "stx_comp_create: %s is %g, want %s", what, got, want);
+    return 0;
+}
+/* M and C of layer l of a desc whose numbers are resolved; 0 when it is no memory layer */
+static int stx__comp_sizes(const stx_comp_desc *d, size_t l, size_t *M, size_t *C) {
+    size_t i, in = !d->no_memory && !d->memory_layers;
+    for (i = 0; d->memory_layers && i < d->memory_count; i++) in |= d->memory_layers[i] == l + 1;
+    *M = !in ? 0 : d->mems ? d->mems[l] : d->mem == STX_COMP_NO_ROWS ? 0 : d->mem;
+    *C = !in || d->compress == STX_COMP_DROP ? 0 : d->cmems ? d->cmems[l] : d->cmem == STX_COMP_NO_ROWS ? 0 : d->cmem;
+    return in != 0;
+}
+static int stx__comp_learns(const stx_comp_desc *d) { return d->compress == STX_COMP_CONV || d->compress == STX_COMP_DILATED; }
+static int stx__comp_biased(int gate) { return gate != STX_COMP_RESIDUAL && gate != STX_COMP_INPUT; }
+/* The sum of the dilations: how many rows a dilated convolution sees before its group */
+static size_t stx__comp_ahead(const stx_comp_desc *d) {
+    size_t i, n = 0;
+    for (i = 0; i < d->dilations; i++) n += d->dilation[i];
+    return d->compress == STX_COMP_DILATED ? n : d->overlap;
+}
+static int stx__comp_check_memory(stx_ctx *x, const stx_comp_desc *d) {
+    const size_t most = (size_t)1 << 31;
+    size_t l, i, M, C, first = SIZE_MAX, M0 = 0, C0 = 0;
+    if (d->no_memory && d->memory_layers) return stx__comp_bad(x, "no_memory with memory_layers", d->no_memory, "one of the two");
+    if (!d->memory_layers != !d->memory_count)
+        return stx__comp_bad(x, "memory_count", (double)d->memory_count, "how many memory_layers there are (none: no_memory)");
+    for (l = 0; l < d->memory_count; l++) {
+        if (!d->memory_layers[l] || d->memory_layers[l] > d->layers) {
+            stx_fail(x, STX_ERR_ARG, "stx_comp_create: memory_layers has %zu, want 1 to %zu (layers)", d->memory_layers[l], d->layers);
+            return 0;
+        }
+        for (i = 0; i < l; i++) if (d->memory_layers[i] == d->memory_layers[l])
+            return stx__comp_bad(x, "twice in memory_layers", (double)d->memory_layers[l], "each layer once");
+    }
+    if (d->mem > most && d->mem != STX_COMP_NO_ROWS) return stx__comp_bad(x, "mem", (double)d->mem, "at most 2^31, or STX_COMP_NO_ROWS");
+    if (d->cmem > most && d->cmem != STX_COMP_NO_ROWS) return stx__comp_bad(x, "cmem", (double)d->cmem, "at most 2^31, or STX_COMP_NO_ROWS");
+    for (l = 0; l < d->layers; l++) {
+        if (!stx__comp_sizes(d, l, &M, &C)) continue;
+        if (M > most) return stx__comp_bad(x, "a number of mems", (double)M, "at most 2^31");
+        if (C > most) return stx__comp_bad(x, "a number of cmems", (double)C, "at most 2^31");
+        if (first == SIZE_MAX) { first = l; M0 = M; C0 = C; }
+        if (d->recurrence == STX_COMP_ROTATE && (M != M0 || C != C0))
+            return stx__comp_bad(x, "recurrence with memories of several sizes", d->recurrence, "equal mems and cmems for STX_COMP_ROTATE");
+    }
+    return 1;
+}
+static int stx__comp_check_compress(stx_ctx *x, stx_comp_desc *d) {
+    size_t i;
+    int learns;
+    if (d->compress < 0 || d->compress > STX_COMP_DROP) return stx__comp_bad(x, "compress", d->compress, "one of STX_COMP_CONV .. _DROP");
+    learns = stx__comp_learns(d);
+    if (d->ratio > (size_t)1 << 20) return stx__comp_bad(x, "ratio", (double)d->ratio, "1 to 2^20");
+    if (d->overlap > (size_t)1 << 20) return stx__comp_bad(x, "overlap", (double)d->overlap, "at most 2^20");
+    if (d->overlap && d->compress != STX_COMP_CONV) return stx__comp_bad(x, "overlap", (double)d->overlap, "0 but for STX_COMP_CONV");
+    if (d->conv_no_bias && d->compress != STX_COMP_CONV) return stx__comp_bad(x, "conv_no_bias", d->conv_no_bias, "0 but for STX_COMP_CONV");
+    if (d->dilations > STX_COMP_MAX_DILATIONS) return stx__comp_bad(x, "dilations", (double)d->dilations, "at most 8");
+    if (d->dilations && d->compress != STX_COMP_DILATED)
+        return stx__comp_bad(x, "dilations", (double)d->dilations, "0 but for STX_COMP_DILATED");
+    for (i = 0; i < d->dilations; i++)
+        if (!d->dilation[i] || d->dilation[i] > (size_t)1 << 20) return stx__comp_bad(x, "a dilation", (double)d->dilation[i], "1 to 2^20");
+    if (d->compress == STX_COMP_DILATED && !d->dilations) { d->dilations = 3; d->dilation[0] = 1; d->dilation[1] = 2; d->dilation[2] = 4; }
+    if (d->aux < 0 || d->aux > STX_COMP_AUX_NONE) return stx__comp_bad(x, "aux", d->aux, "one of STX_COMP_AUX_AUTO .. _NONE");
+    if (d->aux == STX_COMP_AUX_AUTO) d->aux = learns ? STX_COMP_AUX_ATTENTION : STX_COMP_AUX_NONE;
+    if (d->aux != STX_COMP_AUX_NONE && !learns)
+        return stx__comp_bad(x, "aux", d->aux, "STX_COMP_AUX_NONE: this compression has nothing to learn");
+    if (!(d->aux_weight >= 0 && d->aux_weight < 1e30)) return stx__comp_bad(x, "aux_weight", d->aux_weight, "0 (which means 1) or more");
+    if (d->aux_weight == 0) d->aux_weight = 1;
+    if (d->bptt > 1024) return stx__comp_bad(x, "bptt", (double)d->bptt, "at most 1024 segments");
+    if (d->bptt && d->aux != STX_COMP_AUX_BPTT) return stx__comp_bad(x, "bptt", (double)d->bptt, "0 but for STX_COMP_AUX_BPTT");
+    if (d->aux == STX_COMP_AUX_BPTT && !d->bptt) d->bptt = 1;
+    if (d->literal_pad && (d->compress != STX_COMP_CONV || d->overlap))
+        return stx__comp_bad(x, "literal_pad", d->literal_pad, "0 but for STX_COMP_CONV without overlap");
+    if (d->literal_target && d->aux != STX_COMP_AUX_ATTENTION)
+        return stx__comp_bad(x, "literal_target", d->literal_target, "0 but for STX_COMP_AUX_ATTENTION");
+    if (d->literal_freeze && d->aux != STX_COMP_AUX_ATTENTION)
+        return stx__comp_bad(x, "literal_freeze", d->literal_freeze, "0 but for STX_COMP_AUX_ATTENTION");
+    if (d->literal_mask && d->compress == STX_COMP_USED) return stx__comp_bad(x, "literal_mask", d->literal_mask, "0 with STX_COMP_USED");
+    return 1;
+}
+/* Initialisers of embedding and output: PyTorch's, n(0,1) and U(1/sqrt(columns)) */
+static void stx__comp_words(const stx_comp_desc *d, stx_words_desc *w) {
+    memset(w, 0, sizeof *w);
+    w->vocab = d->vocab; w->dim = w->emb = d->emb;
+    w->out = d->tied ? STX_WORDS_TIED : STX_WORDS_PLAIN;
+    w->table.kind = STX_NORMAL;
+    w->table.a = 1;
+    w->out_table.kind = STX_UNIFORM;
+    w->out_table.a = 1;
+    w->out_table.rule = STX_INIT_FAN_IN;
+    w->bias = w->out_table;
+}
+/* Fills in the defaults and checks; 0 and an error (if x) when the desc makes no sense. The lists stay the caller's. */
+static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_desc *d, stx_words_desc *words) {
+    const size_t most = (size_t)1 << 31;
+    *d = *from;
+    if (!d->dim) d->dim = 512;
+    if (!d->layers) d->layers = 8;
+    if (!d->heads) d->heads = 8;
+    if (!d->segment) d->segment = 512;
+    if (!d->ratio) d->ratio = 4;
+    if (d->layers > 4096) return stx__comp_bad(x, "layers", (double)d->layers, "1 to 4096");
+    if (d->dim > most / 4) return stx__comp_bad(x, "dim", (double)d->dim, "at most 2^29");
+    if (!d->emb) d->emb = d->dim;
+    if (d->emb > most / 4) return stx__comp_bad(x, "emb", (double)d->emb, "at most 2^29");
+    if (d->heads > 256 || d->dim % d->heads) {
+        stx_fail(x, STX_ERR_ARG, "stx_comp_create: %zu heads do not divide dim %zu: choose heads (at most 256) that do", d->heads, d->dim);
+        return 0;
+    }
+    if (!d->kv_heads) d->kv_heads = d->heads;
+    if (d->kv_heads > d->heads || d->heads % d->kv_heads) return stx__comp_bad(x, "kv_heads", (double)d->kv_heads, "a divisor of heads");
+    if (!d->inner) d->inner = 4 * d->dim;
+    if (d->inner > most) return stx__comp_bad(x, "inner", (double)d->inner, "at most 2^31");
+    if (d->segment > most) return stx__comp_bad(x, "segment", (double)d->segment, "at most 2^31");
+    if (d->recurrence < 0 || d->recurrence > STX_COMP_ROTATE)
+        return stx__comp_bad(x, "recurrence", d->recurrence, "STX_COMP_SAME, _ERNIE or _ROTATE");
+    if (!d->mem) d->mem = d->segment;
+    if (!stx__comp_check_compress(x, d)) return 0;
+    if (!d->cmem) d->cmem = d->mem == STX_COMP_NO_ROWS || d->mem < d->ratio ? STX_COMP_NO_ROWS : d->mem / d->ratio;
+    if (!stx__comp_check_memory(x, d)) return 0;
+    if (d->positions != STX_COMP_LEARNED && d->positions != STX_COMP_XL)
+        return stx__comp_bad(x, "positions", d->positions, "STX_COMP_LEARNED or STX_COMP_XL");
+    if (d->positions == STX_COMP_XL && d->dim % 2) return stx__comp_bad(x, "dim", (double)d->dim, "an even one for STX_COMP_XL");
+    if (d->positions == STX_COMP_XL && d->literal_rows)
+        return stx__comp_bad(x, "literal_rows", d->literal_rows, "0 but for STX_COMP_LEARNED");
+    if (d->gate < 0 || d->gate >= STX_COMP_GATES) return stx__comp_bad(x, "gate", d->gate, "one of STX_COMP_RESIDUAL .. _GTRXL");
+    if (!(d->gate_bias > -1e30 && d->gate_bias < 1e30)) return stx__comp_bad(x, "gate_bias", d->gate_bias, "a number");
+    if ((d->gate_bias != 0 || d->no_gate_bias) && !stx__comp_biased(d->gate))
+        return stx__comp_bad(x, d->no_gate_bias ? "no_gate_bias" : "gate_bias", d->no_gate_bias ? 1 : d->gate_bias,
+                             "0 for a gate without a bias");
+    if (d->no_gate_bias && d->gate_bias != 0) return stx__comp_bad(x, "gate_bias with no_gate_bias", d->gate_bias, "one of the two");
+    if (d->gate_bias == 0 && !d->no_gate_bias) d->gate_bias = d->gate == STX_COMP_GTRXL ? 2 : !stx__comp_biased(d->gate) ||
+                                                                                         d->gate == STX_COMP_GRU ? 0 : 1;
+    if (d->mogrify && (d->gate != STX_COMP_GRU || d->dim < 4))
+        return stx__comp_bad(x, "mogrify", d->mogrify, "0 but for STX_COMP_GRU, and a dim of at least 4");
+    if (!(d->attn_dropout >= 0 && d->attn_dropout < 1)) return stx__comp_bad(x, "attn_dropout", d->attn_dropout, "0 <= p < 1");
+    if (!(d->out_dropout >= 0 && d->out_dropout < 1)) return stx__comp_bad(x, "out_dropout", d->out_dropout, "0 <= p < 1");
+    if (!(d->ff_dropout >= 0 && d->ff_dropout < 1)) return stx__comp_bad(x, "ff_dropout", d->ff_dropout, "0 <= p < 1");
+    if (!(d->aux_dropout >= 0 && d->aux_dropout < 1)) return stx__comp_bad(x, "aux_dropout", d->aux_dropout, "0 <= p < 1");
+    if (!d->vocab) {
+        if (d->tied) return stx__comp_bad(x, "tied", d->tied, "0 without vocab");
+        if (d->emb != d->dim) return stx__comp_bad(x, "emb", (double)d->emb, "0 without vocab");
+        return 1;
+    }
+    stx__comp_words(d, words);
+    return stx_words_resolve(x, "stx_comp_create", words, words);
+}
+/* Parameters of one gate: how many matrices, biases, and numbers */
+static size_t stx__comp_gate_size(const stx_comp_desc *d) {
+    static const unsigned char matrices[STX_COMP_GATES] = {0, 6, 1, 1, 1, 2, 6};
+    size_t D = d->dim, k = D / 4, n = stx_size_add(0, matrices[d->gate] * D, D);
+    if (d->gate == STX_COMP_GRU) n = stx_size_add(n, 6, D);
+    else if (stx__comp_biased(d->gate)) n = stx_size_add(n, 1, D);
+    return d->mogrify ? stx_size_add(n, 4 * k, D) : n;
+}
+STX_DEF size_t stx_comp_count(const stx_comp_desc *desc) {
+    stx_comp_desc d;
+    stx_words_desc words;
+    size_t n = 0, l, D, M, C, reach = 0, Mmax = 0, layer;
+    if (!desc || !stx__comp_resolve(NULL, desc, &d, &words)) return 0;
+    D = d.dim;
+    if (d.vocab) n = stx_words_count(&words);
+    if (d.emb != D) n = stx_size_add(stx_size_add(n, 2 * d.emb, D), 1, D + d.emb);
+    if (d.final_norm) n = stx_size_add(n, 2, D);
+    layer = stx_size_add(6 * D + d.inner * (d.glu ? 2 : 1), D, 2 * D + 2 * (D / d.heads * d.kv_heads) + d.inner * (d.glu ? 3 : 2));
+    layer = stx_size_add(layer, 2, stx__comp_gate_size(&d));
+    if (d.positions == STX_COMP_XL) layer = stx_size_add(layer, D + 2, D);
+    n = stx_size_add(n, d.layers, layer);
+    for (l = 0; l < d.layers; l++) {
+        size_t taps = d.ratio + (d.compress == STX_COMP_CONV ? d.overlap : 0);
+        stx__comp_sizes(&d, l, &M, &C);
+        Mmax = STX_MAX(Mmax, M);
+        reach = STX_MAX(reach, C);
+        if (!C || !stx__comp_learns(&d)) continue;
+        n = stx_size_add(n, stx_size_add(taps, 2 * d.dilations, 1), D * D);
+        if (d.compress == STX_COMP_CONV && !d.conv_no_bias) n = stx_size_add(n, 1, D);
+        if (d.aux == STX_COMP_AUX_AUTOENCODE) n = stx_size_add(n, taps, D * D);
+    }
+    return d.positions == STX_COMP_XL ? n : stx_size_add(n, d.segment + Mmax + reach, D);
+}
+
+static stx_tensor *stx__comp_param(stx_comp *m, size_t l, const char *name, int init, double a, size_t d0, size_t d1) {
+    char full[96];
+    snprintf(full, sizeof full, "layers.%zu.%s", l, name);
+    return stx_param(m->params, init, a, full, d0, d1, 0, 0);
+}
+static void stx__comp_gate_params(stx_comp *m, size_t l, const char *where, stx_comp_gate *g) {
+    static const char *const name[STX_COMP_GATES][6] = {{NULL}, {"weight_ih", "weight_hh"}, {"w"}, {"w"}, {"w"}, {"w", "u"},
+                                                        {"wr", "ur", "wz", "uz", "wg", "ug"}};
+    const stx_comp_desc *d = &m->desc;
+    const size_t D = d->dim, k = D / 4;
+    const double s = 1 / sqrt((double)D);
+    const int gru = d->gate == STX_COMP_GRU;
+    char full[64];
+    size_t i;
+    for (i = 0; i < 6 && name[d->gate][i]; i++) {
+        snprintf(full, sizeof full, "%s.gate.%s", where, name[d->gate][i]);
+        g->w[i] = stx__comp_param(m, l, full, STX_UNIFORM, s, gru ? 3 * D : D, D);
+    }
+    for (i = 0; i < 2 && gru; i++) {
+        snprintf(full, sizeof full, "%s.gate.%s", where, i ? "bias_hh" : "bias_ih");
+        g->b[i] = stx__comp_param(m, l, full, STX_UNIFORM, s, 3 * D, 0);
+    }
+    if (gru && d->gate_bias != 0 && stx_ok(m->ctx)) {
+        stx_tensor *z = g->b[0];
+        stx_real *v = (stx_real *)stx_block(m->ctx, stx_bytes_of(z->size, 1, sizeof *v));
+        if (v) {
+            stx_get(m->ctx, z, v);
+            for (i = D; i < 2 * D; i++) v[i] = (stx_real)((double)v[i] + d->gate_bias);
+            stx_set(m->ctx, z, v);
+        }
+        stx_block_free(m->ctx, v);
+    }
+    if (!gru && stx__comp_biased(d->gate)) {
+        snprintf(full, sizeof full, "%s.gate.b", where);
+        g->b[0] = stx__comp_param(m, l, full, STX_CONSTANT, d->gate_bias, D, 0);
+    }
+    for (i = 0; i < 4 && d->mogrify; i++) {
+        snprintf(full, sizeof full, "%s.gate.mogrify.%s", where, i == 0 ? "q0" : i == 1 ? "q1" : i == 2 ? "r0" : "r1");
+        g->mogrify[i] = stx__comp_param(m, l, full, STX_UNIFORM, i % 2 ? 1 / sqrt((double)k) : s, i % 2 ? D : k, i % 2 ? k : D);
+    }
+}
+/* The farthest distance of memories of these sizes, and the row for it: S + max M + max C */
+static size_t stx__comp_reach(const stx_comp *m, const size_t *M, const size_t *C) {
+    size_t l, most = 0, cmost = 0;
+    for (l = 0; l < m->desc.layers; l++) {
+        most = STX_MAX(most, M ? M[l] : m->layer[l].M);
+        cmost = STX_MAX(cmost, C ? C[l] : m->layer[l].C);
+    }
+    return m->desc.segment + most + cmost;
+}
+/* The sines and cosines of distances 0 .. n - 1, the farthest first */
+static stx_tensor *stx__comp_sines(stx_comp *m, size_t n) {
+    stx_ctx *x = m->ctx;
+    const size_t D = m->desc.dim, half = D / 2;
+    stx_real *v = (stx_real *)stx_block(x, stx_bytes_of(n, D, sizeof *v));
+    stx_tensor *t;
+    size_t i, k;
+    if (!v) return NULL;
+    for (i = 0; i < n; i++)
+        for (k = 0; k < half; k++) {
+            double a = (double)(n - 1 - i) * pow(10000, -2 * (double)k / (double)D);
+            v[i * D + k] = (stx_real)sin(a);
+            v[i * D + half + k] = (stx_real)cos(a);
+        }
+    t = stx_constant_create(x, v, n, D, 0, 0);
+    stx_block_free(x, v);
+    return t;
+}
+static void stx__comp_layer_params(stx_comp *m, size_t l) {
+    const stx_comp_desc *d = &m->desc;
+    stx_comp_layer *y = &m->layer[l];
+    const size_t D = d->dim, kv = D / d->heads * d->kv_heads, F = d->inner;
+    const double s = 1 / sqrt((double)D), sc = 1 / sqrt((double)D * (double)m->taps), sf = 1 / sqrt((double)F);
+    size_t i;
+    char full[64];
+    y->attn_gain = stx__comp_param(m, l, "attn.norm.weight", STX_CONSTANT, 1, D, 0);
+    y->attn_shift = stx__comp_param(m, l, "attn.norm.bias", STX_ZEROS, 0, D, 0);
+    y->wq = stx__comp_param(m, l, "attn.query.weight", STX_UNIFORM, s, D, D);
+    y->wkv = stx__comp_param(m, l, "attn.kv.weight", STX_UNIFORM, s, 2 * kv, D);
+    y->wo = stx__comp_param(m, l, "attn.out.weight", STX_UNIFORM, s, D, D);
+    y->bo = stx__comp_param(m, l, "attn.out.bias", STX_UNIFORM, s, D, 0);
+    if (d->positions == STX_COMP_XL) {
+        y->wr = stx__comp_param(m, l, "attn.pos.weight", STX_UNIFORM, s, D, D);
+        y->u = stx__comp_param(m, l, "attn.u", STX_ZEROS, 0, d->heads, D / d->heads);
+        y->v = stx__comp_param(m, l, "attn.v", STX_ZEROS, 0, d->heads, D / d->heads);
+    }
+    stx__comp_gate_params(m, l, "attn", &y->attn_gate);
+    if (y->C && stx__comp_learns(d)) {
+        for (i = 0; i < d->dilations; i++) {
+            snprintf(full, sizeof full, "compress.dilated.%zu.weight", i);
+            y->dilated[i] = stx__comp_param(m, l, full, STX_UNIFORM, 1 / sqrt(2 * (double)D), D, 2 * D);
+        }
+        y->conv = stx__comp_param(m, l, "compress.weight", STX_UNIFORM, sc, D, m->taps * D);
+        if (d->compress == STX_COMP_CONV && !d->conv_no_bias) y->conv_bias = stx__comp_param(m, l, "compress.bias", STX_UNIFORM, sc, D, 0);
+        if (d->aux == STX_COMP_AUX_AUTOENCODE)
+            y->decoder = stx__comp_param(m, l, "compress.decoder.weight", STX_UNIFORM, sc, m->taps * D, D);
+    }
+    y->ff_gain = stx__comp_param(m, l, "ff.norm.weight", STX_CONSTANT, 1, D, 0);
+    y->ff_shift = stx__comp_param(m, l, "ff.norm.bias", STX_ZEROS, 0, D, 0);
+    y->w1 = stx__comp_param(m, l, "ff.fc1.weight", STX_UNIFORM, s, d->glu ? 2 * F : F, D);
+    y->b1 = stx__comp_param(m, l, "ff.fc1.bias", STX_UNIFORM, s, d->glu ? 2 * F : F, 0);
+    y->w2 = stx__comp_param(m, l, "ff.fc2.weight", STX_UNIFORM, sf, D, F);
+    y->b2 = stx__comp_param(m, l, "ff.fc2.bias", STX_UNIFORM, sf, D, 0);
+    stx__comp_gate_params(m, l, "ff", &y->ff_gate);
+}
+/* Initialisers: those of PyTorch's modules, U(1/sqrt(fan in)) for weights and biases, n(0,1) for the embedding; u, v and the table of
+   positions begin with zeros. */
+STX_DEF stx_comp *stx_comp_create(stx_ctx *x, const stx_comp_desc *desc) {
+    stx_comp *m;
+    stx_comp_desc *d;
+    stx_words_desc words;
+    size_t l, D, E;
+    if (!stx_ok(x)) return NULL;
+    if (!desc) { stx_fail(x, STX_ERR_ARG, "stx_comp_create: no desc; at least one of all zeros is needed"); return NULL; }
+    m = (stx_comp *)stx_persist(x, sizeof *m);
+    if (!m || !stx__comp_resolve(x, desc, &m->desc, &words)) return NULL;
+    d = &m->desc;
+    D = d->dim; E = d->emb;
+    m->ctx = x;
+    m->params = stx_params_create(x);
+    m->layer = (stx_comp_layer *)stx_persist(x, stx_bytes_of(d->layers, sizeof *m->layer, 1));
+    m->aux = (stx_tensor **)stx_persist(x, stx_bytes_of(d->layers, 2 * sizeof *m->aux, 1));
+    if (!m->params || !m->layer || !m->aux) return NULL;
+    m->ratio = m->aux + d->layers;
+    m->taps = d->ratio + (d->compress == STX_COMP_CONV ? d->overlap : 0);
+    m->ahead = stx__comp_ahead(d);
+    for (l = 0; l < d->layers; l++) {
+        m->layer[l].memory = stx__comp_sizes(d, l, &m->layer[l].M, &m->layer[l].C);
+        m->A += m->layer[l].C > 0;
+    }
+    d->memory_layers = d->mems = d->cmems = NULL;
+    if (d->positions == STX_COMP_LEARNED) m->key_pe = stx_param(m->params, STX_ZEROS, 0, "key_pe", stx__comp_reach(m, NULL, NULL), D, 0, 0);
+    else m->sines = stx__comp_sines(m, stx__comp_reach(m, NULL, NULL));
+    if (d->vocab) m->words = stx_words_create(m->params, &words);
+    if (E != D) {
+        m->in_w = stx_param(m->params, STX_UNIFORM, 1 / sqrt((double)E), "in_proj.weight", D, E, 0, 0);
+        m->in_b = stx_param(m->params, STX_UNIFORM, 1 / sqrt((double)E), "in_proj.bias", D, 0, 0, 0);
+        m->out_w = stx_param(m->params, STX_UNIFORM, 1 / sqrt((double)D), "out_proj.weight", E, D, 0, 0);
+        m->out_b = stx_param(m->params, STX_UNIFORM, 1 / sqrt((double)D), "out_proj.bias", E, 0, 0, 0);
+    }
+    if (d->final_norm) {
+        m->final_gain = stx_param(m->params, STX_CONSTANT, 1, "final_norm.weight", D, 0, 0, 0);
+        m->final_shift = stx_param(m->params, STX_ZEROS, 0, "final_norm.bias", D, 0, 0, 0);
+    }
+    for (l = 0; l < d->layers && stx_ok(x); l++) stx__comp_layer_params(m, l);
+    return stx_ok(x) ? m : NULL;
+}
+STX_DEF stx_params *stx_comp_params(stx_comp *m) { return m ? m->params : NULL; }
+
+// >>memory: state
+
+static stx_rows *stx__comp_rows(const stx_comp_state *s, const size_t *widths, int usage, size_t most) {
+    stx_rows_desc d;
+    memset(&d, 0, sizeof d);
+    d.layers = s->model->desc.layers; d.B = s->B;
+    d.widths = widths;
+    d.full = d.zeros = usage;
+    d.most = most;
+    return stx_rows_create(s->model->ctx, &d);
+}
+/* The rows of a state, for what is done to each of them */
+static int stx__comp_parts(const stx_comp_state *s, stx_rows **part, const char **name) {
+    int n = 0;
+    part[n] = s->mem; name[n++] = "mem.";
+    part[n] = s->comp; name[n++] = "comp.";
+    if (s->usage) { part[n] = s->usage; name[n++] = "usage."; }
+    if (s->source) { part[n] = s->source; name[n++] = "source."; }
+    return n;
+}
+STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const size_t *mems, const size_t *cmems) {
+    stx_ctx *x = m ? m->ctx : NULL;
+    stx_comp_state *s;
+    size_t l, L, *width, M = 0, C = 0, reach, k, first = SIZE_MAX;
+    if (!stx_ok(x)) return NULL;
+    L = m->desc.layers;
+    if (!B) { stx_fail(x, STX_ERR_ARG, "stx_comp_state_create: no streams, want B >= 1"); return NULL; }
+    s = (stx_comp_state *)stx_block(x, sizeof *s);
+    if (!s) return NULL;
+    s->model = m;
+    s->B = B;
+    s->M = (size_t *)stx_block(x, stx_bytes_of(3 * L, sizeof *s->M, 1));
+    s->seen = (size_t *)stx_block(x, stx_bytes_of(B, sizeof *s->seen, 1));
+    if (!s->M || !s->seen) { stx_comp_state_free(s); return NULL; }
+    s->C = s->M + L;
+    width = s->C + L;
+    for (l = 0; l < L; l++) {
+        const stx_comp_layer *p = &m->layer[l];
+        s->M[l] = !p->memory ? 0 : mems ? mems[l] : p->M;
+        s->C[l] = !p->C ? 0 : cmems ? cmems[l] : p->C;
+        if (s->M[l] > (size_t)1 << 31 || s->C[l] > (size_t)1 << 31 || (p->memory && !p->C && cmems && cmems[l])) {
+            stx_fail(x, STX_ERR_ARG, "stx_comp_state_create: layer %zu with %zu rows and %zu compressed rows, want at most 2^31, and none of "
+                     "these in a layer that was made without", l, s->M[l], cmems ? cmems[l] : s->C[l]);
+            stx_comp_state_free(s);
+            return NULL;
+        }
+        if (p->memory && first == SIZE_MAX) first = l;
+        if (p->memory && m->desc.recurrence == STX_COMP_ROTATE && (s->M[l] != s->M[first] || s->C[l] != s->C[first])) {
+            stx_fail(x, STX_ERR_ARG, "stx_comp_state_create: memories of several sizes, want equal ones with STX_COMP_ROTATE");
+            stx_comp_state_free(s);
+            return NULL;
+        }
+        M = STX_MAX(M, s->M[l]);
+        C = STX_MAX(C, s->C[l]);
+    }
+    reach = m->desc.segment + M + C;
+    if (m->desc.literal_rows && reach > m->key_pe->dim[0]) {
+        stx_fail(x, STX_ERR_ARG, "stx_comp_state_create: memories of %zu and %zu rows, more than the model's, and literal_rows: want 0", M, C);
+        stx_comp_state_free(s);
+        return NULL;
+    }
+    if (m->sines && reach > m->sines->dim[0]) m->sines = stx__comp_sines(m, reach);
+    s->most = M + m->desc.segment * (m->desc.bptt + 1);
+    for (l = 0; l < L; l++) width[l] = m->layer[l].memory ? m->desc.dim : 0;
+    s->mem = stx__comp_rows(s, width, 0, M + !M);
+    for (l = 0; l < L; l++) width[l] = s->C[l] ? m->desc.dim : 0;
+    s->comp = stx__comp_rows(s, width, 0, C + !C);
+    k = (m->ahead + m->taps) * (m->desc.segment / m->desc.ratio + 1) + m->ahead;       /* at most so many rows of source a segment */
+    if (m->desc.aux == STX_COMP_AUX_BPTT) s->source = stx__comp_rows(s, width, 0, k * m->desc.bptt);
+    for (l = 0; l < L; l++) width[l] = s->C[l] ? 2 : 0;
+    if (m->desc.compress == STX_COMP_USED) s->usage = stx__comp_rows(s, width, 1, M + !M);
+    if (stx_ok(x)) return s;
+    stx_comp_state_free(s);
+    return NULL;
+}
+STX_DEF stx_comp_state *stx_comp_state_create(stx_comp *m, size_t B) { return stx_comp_state_create_sized(m, B, NULL, NULL); }
+STX_DEF void stx_comp_state_free(stx_comp_state *s) {
+    if (!s) return;
+    stx_rows_free(s->mem);
+    stx_rows_free(s->comp);
+    stx_rows_free(s->usage);
+    stx_rows_free(s->source);
+    stx_block_free(s->model->ctx, s->M);
+    stx_block_free(s->model->ctx, s->seen);
+    stx_block_free(s->model->ctx, s);
+}
+STX_DEF void stx_comp_state_reset(stx_comp_state *s) {
+    stx_rows *part[4];
+    const char *name[4];
+    int i, n;
+    if (!s || !stx_ok(s->model->ctx)) return;
+    for (i = 0, n = stx__comp_parts(s, part, name); i < n; i++) stx_rows_reset(part[i]);
+    memset(s->seen, 0, s->B * sizeof *s->seen);
+}
+STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b) {
+    stx_rows *part[4];
+    const char *name[4];
+    int i, n;
+    if (!s || !stx_ok(s->model->ctx)) return;
+    for (i = 0, n = stx__comp_parts(s, part, name); i < n; i++) stx_rows_reset_stream(part[i], b);
+    if (stx_ok(s->model->ctx)) s->seen[b] = 0;
+}
+static size_t stx__comp_seen(const stx_comp_state *s) {
+    size_t b, n = 0;
+    for (b = 0; b < s->B; b++) n = STX_MAX(n, s->seen[b]);
+    return n;
+}
+STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_state *from, size_t c, size_t n) {
+    stx_ctx *x = to ? to->model->ctx : NULL;
+    stx_rows *part[4], *other[4];
+    const char *name[4];
+    int i, parts, apart;
+    if (!stx_ok(x)) return 0;
+    if (!from || from->model != to->model || memcmp(from->M, to->M, 2 * to->model->desc.layers * sizeof *to->M)) {
+        stx_fail(x, STX_ERR_ARG, "stx_comp_state_copy: from is NULL, of another model, or has memories of other sizes");
+        return 0;
+    }
+    apart = n < to->B && stx__comp_seen(from) != stx__comp_seen(to);
+    parts = stx__comp_parts(to, part, name);
+    stx__comp_parts(from, other, name);
+    for (i = 0; i < parts; i++) if (!stx_rows_copy(part[i], b, other[i], c, n)) return 0;
+    memmove(to->seen + b, from->seen + c, n * sizeof *to->seen);
+    if (apart) stx_rows_reset(to->source);      /* of segments that were cut in other groups */
+    return 1;
+}
+STX_DEF int stx_comp_state_get(const stx_comp_state *s, size_t l, stx_real *mem, stx_real *comp) {
+    return s && (!mem || stx_rows_get(s->mem, l, mem)) && (!comp || stx_rows_get(s->comp, l, comp));
+}
+STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem, size_t n, const stx_real *comp, size_t c) {
+    stx_ctx *x = s ? s->model->ctx : NULL;
+    stx_real *zeros;
+    size_t b;
+    int good;
+    if (!stx_ok(x)) return 0;
+    if (l >= s->model->desc.layers || n > s->M[l] || c > s->C[l] || (n && !mem) || (c && !comp)) {
+        stx_fail(x, STX_ERR_ARG, "stx_comp_state_set: layer %zu with %zu rows and %zu compressed rows%s: want a layer that there is, at most "
+                 "%zu and %zu rows, and numbers to read", l, n, c, (n && !mem) || (c && !comp) ? " from NULL" : "",
+                 l < s->model->desc.layers ? s->M[l] : 0, l < s->model->desc.layers ? s->C[l] : 0);
+        return 0;
+    }
+    if (!stx_rows_set(s->mem, l, n, mem, n) || !stx_rows_set(s->comp, l, c, comp, c)) return 0;
+    for (b = 0; b < s->B; b++) s->seen[b] = STX_MAX(s->seen[b], n);
+    stx_rows_reset(s->source);
+    if (!s->usage || !s->C[l]) return 1;
+    zeros = (stx_real *)stx_block(x, stx_bytes_of(s->B * (n + !n), 2, sizeof *zeros));
+    good = zeros && stx_rows_set(s->usage, l, n, zeros, n);
+    stx_block_free(x, zeros);
+    return good;
+}
+STX_DEF int stx_comp_state_save(stx_writer *w, const stx_comp_state *s, const char *prefix) {
+    stx_rows *part[4];
+    const char *name[4];
+    char full[128];
+    size_t b;
+    int i, n, good = 1;
+    if (!s || !prefix || !stx_ok(s->model->ctx)) return 0;
+    if (strlen(prefix) > 64) {
+        stx_fail(s->model->ctx, STX_ERR_ARG, "stx_comp_state_save: a prefix of %zu letters, want at most 64", strlen(prefix));
+        return 0;
+    }
+    for (i = 0, n = stx__comp_parts(s, part, name); good && i < n; i++) {
+        snprintf(full, sizeof full, "%s%s", prefix, name[i]);
+        good = stx_rows_save(w, part[i], full);
+    }
+    for (b = 0; good && b < s->B; b++) {
+        snprintf(full, sizeof full, "%sseen.%zu", prefix, b);
+        good = stx_writer_meta_u64(w, full, s->seen[b]);
+    }
+    return good;
+}
+STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char *prefix) {
+    stx_ctx *x = s ? s->model->ctx : NULL;
+    stx_rows *part[4];
+    const char *name[4];
+    char full[128];
+    uint64_t seen = 0;
+    size_t b, l;
+    int i, n, good = 1;
+    if (!stx_ok(x) || !f || !prefix) return 0;
+    stx_comp_state_reset(s);
+    for (i = 0, n = stx__comp_parts(s, part, name); good && i < n; i++) {
+        snprintf(full, sizeof full, "%.64s%s", prefix, name[i]);
+        good = stx_rows_load(part[i], f, full);
+    }
+    for (l = 0; good && l < s->model->desc.layers; l++)
+        if (s->mem->layer[l].real > s->M[l] || s->comp->layer[l].real > s->C[l] ||
+            (s->usage && s->C[l] && s->usage->layer[l].real != s->mem->layer[l].real)) {
+            stx_fail(x, STX_ERR_FORMAT, "memory \"%s\" of layer %zu has %zu and %zu rows, want at most mem %zu and cmem %zu: give the sizes that "
+                     "the file was made with", prefix, l, s->mem->layer[l].real, s->comp->layer[l].real, s->M[l], s->C[l]);
+            good = 0;
+        }
+    for (b = 0; good && b < s->B; b++) {
+        snprintf(full, sizeof full, "%.64sseen.%zu", prefix, b);
+        good = stx_file_meta_u64(x, f, full, &seen);
+        if (good && seen > s->most) {
+            stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu, more than the %zu that there can be: the file is damaged, or of a model of "
+                     "other sizes", full, (unsigned long long)seen, s->most);
+            good = 0;
+        }
+        s->seen[b] = (size_t)seen;
+    }
+    if (!good) {        /* nothing is remembered: the context is in error, so not by stx_comp_state_reset */
+        for (i = 0; i < n; i++) for (l = 0; l < s->model->desc.layers; l++) {
+            part[i]->layer[l].real = part[i]->layer[l].rows = 0;
+            part[i]->layer[l].masked = 0;
+        }
+        memset(s->seen, 0, s->B * sizeof *s->seen);
+    }
+    return good;
+}
+
+// >>memory: what a segment does to it
+
+/* All that the host knows of a layer in a segment. Masks are NULL where nothing is missing. */
+typedef struct stx__comp_job {
+    stx_comp *m;
+    size_t l, B, T, n, c;       /* rows of memory and of compressed memory that are attended to */
+    size_t M, C, e, G;          /* e rows fall out of the memory (0: none, or the segment is not full) and become G */
+    size_t tot;                 /* literal_rows: S + n + c of the largest */
+    int push;                   /* the segment is full, and memory moves on */
+    size_t made, *groups_of;    /* STX_COMP_AUX_BPTT: so many evictions before, each of so many groups, are made again, oldest first */
+    const stx_ids *mask, *pad, *unpad, *ahead;      /* (B,c+n+T) keys that are missing; (B,T) padding, and its opposite; all of the segment */
+    const stx_ids *old_pad, *comp_pad, *skip;       /* (B,e), (B,G): missing rows; rows that do not count in the aux loss */
+    stx_comp_groups groups;
+    double count;               /* numbers in the aux loss; 0: there is none */
+    int past, source, usage;    /* which of the layer's inputs these are; 0: none */
+} stx__comp_job;
+
+static size_t stx__comp_evicted(size_t n, size_t S, size_t M) { return n + S > M ? n + S - M : 0; }
+/* Rows of source that G groups are made of */
+static size_t stx__comp_source(const stx_comp *m, size_t G) {
+    return m->desc.compress == STX_COMP_DILATED ? m->ahead + G * m->desc.ratio : G * m->taps;
+}
+/* Is there a number other than 0? Then ids of it, else NULL */
+static const stx_ids *stx__comp_ids(stx_ctx *x, const int32_t *v, size_t B, size_t n) {
+    size_t i;
+    for (i = 0; v && i < B * n; i++) if (v[i]) return stx_tokens(x, v, B, n);
+    return NULL;
+}
+/* Which of the new compressed rows are missing */
+static const stx_ids *stx__comp_lost(stx_ctx *x, const stx__comp_job *j, const stx_ids *first) {
+    const size_t B = j->B, e = j->e, G = j->G;
+    int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, G, sizeof *v));
+    stx_comp_groups g = j->groups;
+    size_t b, i, t;
+    if (!v || (!j->old_pad && !first)) return NULL;
+    g.first = first ? first->data : NULL;
+    g.pad = j->old_pad ? j->old_pad->data : NULL;
+    for (b = 0; b < B; b++) {
+        size_t z = first ? (size_t)first->data[b] : 0, keep = first ? stx__comp_groups_of(e - z, g.step) : G, there = 0, lost, place;
+        if (j->m->desc.compress != STX_COMP_USED) {
+            for (i = 0; i < G; i++) {
+                v[b * G + i] = 1;
+                for (t = 0; t < g.taps; t++) if (stx__comp_row(&g, b, i, t) >= 0) v[b * G + i] = 0;
+            }
+            continue;
+        }
+        for (i = z; i < e; i++) there += !g.pad || !g.pad[b * e + i];       /* all that are there come first, the order is that of time */
+        lost = there < keep ? keep - there : 0;
+        for (i = 0; i < G; i++) v[b * G + i] = i < G - keep;
+        for (place = G - keep, i = z; i < e && lost; i++) {
+            int is_lost = g.pad && g.pad[b * e + i];
+            v[b * G + place++] = is_lost;
+            lost -= (size_t)is_lost;
+        }
+    }
+    return stx__comp_ids(x, v, B, G);
+}
+/* What the aux loss counts: rows that are no padding, of streams that have both an evicted row and a compressed one */
+static void stx__comp_counted(stx_ctx *x, stx__comp_job *j) {
+    const stx_comp_desc *d = &j->m->desc;
+    const size_t B = j->B, T = j->T;
+    int32_t *v;
+    size_t b, i, counted = 0, target = d->literal_target ? j->n : j->e, from = d->literal_target ? j->c : 0;
+    const stx_ids *pad = d->literal_target ? j->mask : j->old_pad;
+    j->count = 0;
+    if (d->aux == STX_COMP_AUX_AUTOENCODE) {
+        for (i = 0; i < B * j->e; i++) counted += !j->old_pad || !j->old_pad->data[i];
+        j->skip = j->old_pad;
+        j->count = (double)counted * (double)d->dim;
+        return;
+    }
+    v = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, T, sizeof *v));
+    if (!v || !target) return;
+    for (b = 0; b < B; b++) {
+        int old = 0, comp = 0;
+        for (i = 0; i < target; i++) old |= !pad || !pad->data[b * pad->T + from + i];
+        for (i = 0; i < j->G; i++) comp |= !j->comp_pad || !j->comp_pad->data[b * j->G + i];
+        for (i = 0; i < T; i++) {
+            v[b * T + i] = !old || !comp || (j->pad && !d->literal_mask && j->pad->data[b * T + i]);
+            counted += !v[b * T + i];
+        }
+    }
+    j->skip = stx__comp_ids(x, v, B, T);
+    j->count = (double)counted * (double)d->dim;
+}
+/* Fills in a job for layer l, whose memory stands in slot `from` of s (NULL: there is none). push: the segment is full. 0 in error */
+static int stx__comp_plan(stx_comp *m, size_t l, const stx_comp_state *s, size_t from, size_t B, size_t T, const stx_ids *pad, int push,
+                          stx__comp_job *j) {
+    stx_ctx *x = m->ctx;
+    const stx_comp_desc *d = &m->desc;
+    const stx_comp_layer *p = &m->layer[l];
+    const stx_ids *first = NULL;
+    size_t b, i, S = d->segment, K;
+    int32_t *v;
+    memset(j, 0, sizeof *j);
+    j->m = m; j->l = l; j->B = B; j->T = T; j->pad = pad;
+    j->n = s && p->memory ? s->mem->layer[from].real : 0;
+    j->c = s && p->memory ? s->comp->layer[from].real : 0;
+    j->M = s ? s->M[l] : p->M;
+    j->C = s ? s->C[l] : p->C;
+    j->push = push;
+    K = j->c + j->n + T;
+    if (!d->literal_mask) {
+        j->mask = pad;
+        if (j->n + j->c) j->mask = stx_rows_mask(s->comp, from, j->c, stx_rows_mask(s->mem, from, j->n, pad, T), j->n + T);
+    } else if (pad) {
+        v = (int32_t *)stx_step_alloc(x, stx_bytes_of(3 * B, K, sizeof *v));
+        if (!v) return 0;
+        memset(v, 0, 3 * B * K * sizeof *v);
+        for (b = 0; b < B; b++) for (i = 0; i < T; i++) {
+            v[b * K + K - T + i] = pad->data[b * T + i];
+            v[(B + b) * K + K - T + i] = 1;
+            v[2 * B * K + b * T + i] = !pad->data[b * T + i];
+        }
+        j->mask = stx_tokens(x, v, B, K);
+        j->ahead = stx_tokens(x, v + B * K, B, K);
+        j->unpad = stx_tokens(x, v + 2 * B * K, B, T);
+    }
+    if (s && d->aux == STX_COMP_AUX_BPTT && stx_training(x) && j->c) {
+        size_t seen = stx__comp_seen(s), rows = s->source->layer[from].real, k;
+        j->groups_of = (size_t *)stx_step_alloc(x, stx_bytes_of(d->bptt, sizeof *j->groups_of, 1));
+        if (!j->groups_of) return 0;
+        for (k = 1; k <= d->bptt && seen >= k * S; k++) {
+            size_t G = stx__comp_groups_of(stx__comp_evicted(STX_MIN(seen - k * S, j->M), S, j->M), d->ratio);
+            if (d->literal_pad) G = stx__comp_evicted(STX_MIN(seen - k * S, j->M), S, j->M) / d->ratio;
+            if (!G || stx__comp_source(m, G) > rows) break;
+            rows -= stx__comp_source(m, G);
+            j->groups_of[j->made++] = G;
+        }
+        for (i = 0; i < j->made / 2; i++) {
+            k = j->groups_of[i]; j->groups_of[i] = j->groups_of[j->made - 1 - i]; j->groups_of[j->made - 1 - i] = k;
+        }
+    }
+    if (!push || !j->C || !(j->e = stx__comp_evicted(j->n, S, j->M))) return stx_ok(x);
+    /* group by group */
+    j->G = stx__comp_groups_of(j->e, d->ratio);
+    j->groups.at = -(ptrdiff_t)(d->compress == STX_COMP_CONV ? m->ahead : 0);
+    if (d->literal_pad) {
+        size_t front = j->e % d->ratio;
+        j->groups.at = -(ptrdiff_t)front;
+        j->G = (j->e + front) / d->ratio;
+        if (!j->G) {
+            stx_fail(x, STX_ERR_ARG, "stx_comp: %zu rows fall out of the memory of layer %zu, too few for a group of %zu with literal_pad: want a "
+                     "mem that segment divides", j->e, l, d->ratio);
+            return 0;
+        }
+    }
+    j->groups.B = B; j->groups.rows = j->e; j->groups.groups = j->G; j->groups.taps = m->taps; j->groups.step = d->ratio;
+    j->groups.D = d->dim;
+    v = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, j->e, sizeof *v));
+    if (!v) return 0;
+    for (b = 0; s && !d->literal_pad && b < B; b++) {
+        size_t own = STX_MIN(s->seen[b], j->n) + S;
+        v[b] = (int32_t)(j->e - (own > j->M ? STX_MIN(own - j->M, j->e) : 0));
+    }
+    if (s && !d->literal_pad) first = stx__comp_ids(x, v, B, 1);
+    for (b = 0; j->mask && !d->literal_mask && b < B; b++) memcpy(v + b * j->e, j->mask->data + b * K + j->c, j->e * sizeof *v);
+    if (j->mask && !d->literal_mask) j->old_pad = stx__comp_ids(x, v, B, j->e);
+    j->groups.first = first ? first->device : NULL;
+    j->groups.pad = j->old_pad ? j->old_pad->device : NULL;
+    j->comp_pad = stx__comp_lost(x, j, first);
+    if (stx_training(x) && (d->aux == STX_COMP_AUX_ATTENTION || d->aux == STX_COMP_AUX_AUTOENCODE)) stx__comp_counted(x, j);
+    return stx_ok(x);
+}
+
+/* a, then b; either may be NULL */
+static stx_tensor *stx__comp_join(stx_ctx *x, stx_tensor *a, stx_tensor *b) { return a && b ? stx_concat(x, a, b) : a ? a : b; }
+/* Rows [t0,t1) of a; NULL when there are none */
+static stx_tensor *stx__comp_cut(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1) {
+    return t0 == t1 || !a ? NULL : t0 == 0 && t1 == a->dim[1] ? a : stx_slice(x, a, t0, t1);
+}
+/* What the convolutions read: the taps of each group (B,G taps,D); dilated: the rows of all groups and those before (B,ahead + G r,D) */
+static stx_tensor *stx__comp_unfolded(stx_ctx *x, const stx__comp_job *j, stx_tensor *old) {
+    const stx_comp *m = j->m;
+    stx_comp_groups g = j->groups;
+    stx_tensor *y = stx_new(x, j->B, stx__comp_source(m, j->G), g.D, 0);
+    if (!y || !old) return NULL;
+    if (m->desc.compress == STX_COMP_DILATED) {     /* as one group, which is as long as all are together */
+        g.at = -(ptrdiff_t)(m->ahead + (g.first ? (j->G - 1) * g.step : 0));
+        g.groups = 1;
+        g.taps = y->dim[1];
+    }
+    STX_RUN(x, stx_comp_unfold, (x, y->data, old->data, &g, 0));
+    return y;
+}
+/* Strided convolution: a product over the taps of a group side by side. Dilated ones before it: u[i] = K0 z[i] + K1 z[i + R] */
+static stx_tensor *stx__comp_convolve(stx_ctx *x, const stx_comp *m, size_t l, stx_tensor *z, size_t G) {
+    const stx_comp_layer *p = &m->layer[l];
+    size_t i;
+    for (i = 0; z && m->desc.compress == STX_COMP_DILATED && i < m->desc.dilations; i++) {
+        size_t R = m->desc.dilation[i], N = z->dim[1];
+        z = stx_linear(x, stx_concat_channels(x, stx_slice(x, z, 0, N - R), stx_slice(x, z, R, N)), p->dilated[i], NULL, STX_ACT_RELU);
+    }
+    z = z ? stx_reshape(x, z, z->dim[0], G, m->taps * m->desc.dim, 0) : NULL;
+    return stx_linear(x, z, p->conv, p->conv_bias, STX_ACT_NONE);
+}
+/* The new compressed rows (B,G,D) of the rows old (B,e,D); source: what the convolutions read. usage: of the memory's rows */
+static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_job *j, stx_tensor *old, const stx_tensor *usage, stx_tensor **source) {
+    const stx_comp_desc *d = &j->m->desc;
+    stx_tensor *y;
+    *source = NULL;
+    if (stx__comp_learns(d)) {
+        *source = stx__comp_unfolded(x, j, old);
+        y = stx__comp_convolve(x, j->m, j->l, *source, j->G);
+    } else {
+        y = stx_new(x, j->B, j->G, d->dim, 0);
+        if (!y || !old) return NULL;
+        if (d->compress == STX_COMP_USED)
+            STX_RUN(x, stx_comp_pick, (x, y->data, old->data, usage->data, usage->dim[1] * 2, &j->groups));
+        else STX_RUN(x, stx_comp_pool, (x, y->data, old->data, &j->groups, d->compress == STX_COMP_MAX));
+    }
+    return stx__comp_zero(x, y, j->comp_pad);
+}
+/* Usage (B,n+T,2) of the memory's rows after this attention, and zeros for those of the segment */
+static stx_tensor *stx__comp_used(stx_ctx *x, const stx__comp_job *j, const stx_tensor *usage, const stx_attention_args *a) {
+    stx_tensor *y = stx_new_full(x, j->B, j->n + j->T, 2, 0);
+    const size_t ldu = 2 * (j->n + j->T);
+    if (!y) return NULL;
+    STX_RUN(x, stx_fill, (x, y->data, y->size, 0));
+    if (usage) STX_RUN(x, stx_copy2d, (x, y->data, ldu, usage->data, 2 * j->n, j->B, 2 * j->n, 0));
+    if (usage && a) STX_RUN(x, stx_comp_usage, (x, y->data, ldu, a, j->c, j->n));
+    return y;
+}
+/* Pushes a full segment's rows into slot l, and what was made of those that fall out */
+static int stx__comp_push(stx_comp_state *s, const stx__comp_job *j, stx_tensor *rows, stx_tensor *comp, stx_tensor *source, stx_tensor *usage) {
+    const stx_comp *m = j->m;
+    const size_t l = j->l;
+    size_t i, keep;
+    const stx_ids *pad = m->desc.literal_mask ? NULL : j->pad;
+    if (!m->layer[l].memory) return 1;
+    if (!stx_rows_push(s->mem, s->mem, l, j->M, rows, pad)) return 0;
+    if (usage && j->C && !stx_rows_push(s->usage, NULL, l, j->M, usage, NULL)) return 0;
+    if (!comp) return 1;
+    if (!stx_rows_push(s->comp, s->comp, l, j->C, comp, j->comp_pad)) return 0;
+    if (!s->source) return 1;
+    keep = source->dim[1];
+    for (i = j->made; i > 0 && i + m->desc.bptt > j->made + 1; i--) keep += stx__comp_source(m, j->groups_of[i - 1]);
+    return stx_rows_push(s->source, s->source, l, keep, source, NULL);
+}
+static void stx__comp_count_rows(stx_comp_state *s) {
+    size_t b;
+    for (b = 0; b < s->B; b++) s->seen[b] = STX_MIN(s->seen[b] + s->model->desc.segment, s->most);
+}
+/* The memory layer that comes after l, cyclically */
+static size_t stx__comp_next(const stx_comp *m, size_t l) {
+    do l = (l + 1) % m->desc.layers; while (!m->layer[l].memory);
+    return l;
+}
+/* STX_COMP_ROTATE: each memory goes to the memory layer below */
+static void stx__comp_rotate(stx_comp_state *s) {
+    const stx_comp *m = s->model;
+    stx_rows *part[4];
+    const char *name[4];
+    int i, n = stx__comp_parts(s, part, name);
+    size_t l, first;
+    for (first = 0; first < m->desc.layers && !m->layer[first].memory; first++) {}
+    if (first == m->desc.layers) return;
+    for (i = 0; i < n; i++) {
+        stx_rows_layer kept = part[i]->layer[first];
+        for (l = first; stx__comp_next(m, l) != first; l = stx__comp_next(m, l)) part[i]->layer[l] = part[i]->layer[stx__comp_next(m, l)];
+        part[i]->layer[l] = kept;
+    }
+}
+
+// >>layer
+
+/* Keys or values (..,2 kv_heads hd) for all heads, each copied for the queries that share it */
+typedef struct stx__comp_heads { size_t rows, hd, H, K; } stx__comp_heads;
+static void stx__comp_heads_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+    const stx__comp_heads *s = (const stx__comp_heads *)save;
+    stx_real *d = stx_grad(x, in[0], NULL);
+    size_t h;
+    for (h = 0; d && h < 2 * s->H; h++)
+        STX_RUN(x, stx_copy2d, (x, stx_at(x, d, h * s->K / s->H * s->hd), 2 * s->K * s->hd, stx_at(x, y->grad, h * s->hd), 2 * s->H * s->hd,
+                                s->rows, s->hd, 1));
+}
+static stx_tensor *stx__comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_tensor *kv) {
+    stx__comp_heads *s;
+    stx_tensor *y;
+    size_t h;
+    if (!stx_ok(x) || !kv || d->kv_heads == d->heads) return kv;
+    s = (stx__comp_heads *)stx_step_alloc(x, sizeof *s);
+    y = stx_new(x, kv->dim[0], kv->dim[1], 2 * d->dim, 0);
+    if (!s || !y) return NULL;
+    s->rows = kv->dim[0] * kv->dim[1]; s->hd = d->dim / d->heads; s->H = d->heads; s->K = d->kv_heads;
+    for (h = 0; h < 2 * s->H; h++)
+        STX_RUN(x, stx_copy2d, (x, stx_at(x, y->data, h * s->hd), 2 * s->H * s->hd, stx_at(x, kv->data, h * s->K / s->H * s->hd),
+                                2 * s->K * s->hd, s->rows, s->hd, 0));
+    stx_record(x, y, &kv, 1, stx__comp_heads_back, s);
+    return y;
+}
+/* x and a sublayer's output y meet; gain, shift: of the layer norm after, norm_after only */
+static stx_tensor *stx__comp_gate(const stx_comp *m, const stx_comp_gate *g, stx_tensor *h, stx_tensor *y, stx_tensor *gain, stx_tensor *shift) {
+    stx_ctx *x = m->ctx;
+    const stx_comp_desc *d = &m->desc;
+    stx_tensor *in[6] = {NULL}, *t, *b = d->gate == STX_COMP_HIGHWAY ? g->b[0] : NULL;
+    int i;
+    if (!stx_ok(x) || !h || !y) return NULL;
+    if (d->gate == STX_COMP_RESIDUAL)
+        return d->norm_after ? stx_residual_norm(x, h, y, 0, gain, shift, 1e-5) : stx_add(x, h, y);
+    for (i = 0; i < 5 && d->mogrify; i++) {     /* y by x, x by y, .. */
+        t = i % 2 ? y : h;
+        t = stx_linear(x, stx_linear(x, t, g->mogrify[i % 2 ? 2 : 0], NULL, STX_ACT_NONE), g->mogrify[i % 2 ? 3 : 1], NULL, STX_ACT_NONE);
+        in[0] = i % 2 ? h : y;
+        in[2] = t;
+        t = stx__comp_gate_op(x, STX_COMP_MOGRIFY, in);
+        if (i % 2) h = t; else y = t;
+    }
+    if (d->gate != STX_COMP_GRU && stx__comp_biased(d->gate) && !b) b = stx_scale(x, g->b[0], -1);        /* W x - b */
+    in[0] = h;
+    in[1] = d->gate == STX_COMP_INPUT || d->gate == STX_COMP_OUTPUT || d->gate == STX_COMP_HIGHWAY ? y : NULL;
+    switch (d->gate) {
+    case STX_COMP_GRU:
+        in[2] = stx_linear(x, y, g->w[0], g->b[0], STX_ACT_NONE);
+        in[3] = stx_linear(x, h, g->w[1], g->b[1], STX_ACT_NONE);
+        break;
+    case STX_COMP_SIGTANH:
+        in[2] = stx_linear(x, y, g->w[0], b, STX_ACT_NONE);
+        in[3] = stx_linear(x, y, g->w[1], NULL, STX_ACT_NONE);
+        break;
+    case STX_COMP_GTRXL:
+        in[2] = stx_linear(x, y, g->w[0], NULL, STX_ACT_NONE);
+        in[3] = stx_linear(x, h, g->w[1], NULL, STX_ACT_NONE);
+        t = stx__comp_gate_op(x, STX_COMP_RESET, in);
+        in[2] = stx_linear(x, y, g->w[2], NULL, STX_ACT_NONE);
+        in[3] = stx_linear(x, h, g->w[3], b, STX_ACT_NONE);
+        in[4] = stx_linear(x, y, g->w[4], NULL, STX_ACT_NONE);
+        in[5] = stx_linear(x, t, g->w[5], NULL, STX_ACT_NONE);
+        break;
+    default: in[2] = stx_linear(x, h, g->w[0], b, STX_ACT_NONE);
+    }
+    t = stx__comp_gate_op(x, d->gate, in);
+    return d->norm_after ? stx_layernorm(x, t, gain, shift, 1e-5) : t;
+}
+/* What follows the attention's output o: its gate, the feed-forward and that one's gate. xs: the stream */
+static stx_tensor *stx__comp_after(const stx_comp *m, size_t l, stx_tensor *xs, stx_tensor *o) {
+    stx_ctx *x = m->ctx;
+    const stx_comp_desc *d = &m->desc;
+    const stx_comp_layer *p = &m->layer[l];
+    const int act = d->gate_relu ? STX_ACT_RELU : STX_ACT_NONE;
+    const size_t F = d->inner;
+    stx_tensor *a, *f;
+    o = stx_dropout(x, stx_linear(x, o, p->wo, p->bo, act), d->out_dropout);
+    a = stx__comp_gate(m, &p->attn_gate, xs, o, p->attn_gain, p->attn_shift);
+    f = d->norm_after ? a : stx_layernorm(x, a, p->ff_gain, p->ff_shift, 1e-5);
+    if (!d->glu) f = stx_linear(x, f, p->w1, p->b1, STX_ACT_GELU);
+    else {      /* the two halves of W1 are weights of their own */
+        stx_tensor *b1 = stx_reshape(x, p->b1, 2 * F, 1, 0, 0), *u1, *u2;
+        u1 = stx_linear(x, f, stx_view_rows(x, p->w1, 0, F), stx_reshape(x, stx_view_rows(x, b1, 0, F), F, 0, 0, 0), STX_ACT_GELU);
+        u2 = stx_linear(x, f, stx_view_rows(x, p->w1, F, 2 * F), stx_reshape(x, stx_view_rows(x, b1, F, 2 * F), F, 0, 0, 0), STX_ACT_NONE);
+        f = stx_mul(x, u1, u2);
+    }
+    f = stx_linear(x, stx_dropout(x, f, d->ff_dropout), p->w2, p->b2, act);
+    return stx__comp_gate(m, &p->ff_gate, a, f, p->ff_gain, p->ff_shift);
+}
+/* What the attention sees: Wkv, a constant once literal_freeze has struck */
+static stx_tensor *stx__comp_wkv(const stx_comp *m, size_t l) {
+    return m->layer[l].frozen ? stx_detach(m->ctx, m->layer[l].wkv) : m->layer[l].wkv;
+}
+/* Memory rows as the layer reads them: STX_COMP_ERNIE before its own layer norm. still: its gain and shift are constants */
+static stx_tensor *stx__comp_read(const stx_comp *m, size_t l, stx_tensor *rows, int still) {
+    const stx_comp_layer *p = &m->layer[l];
+    stx_ctx *x = m->ctx;
+    if (m->desc.recurrence != STX_COMP_ERNIE || m->desc.norm_after || !rows) return rows;
+    return still ? stx_layernorm(x, rows, stx_detach(x, p->attn_gain), stx_detach(x, p->attn_shift), 1e-5)
+                 : stx_layernorm(x, rows, p->attn_gain, p->attn_shift, 1e-5);
+}
+/* A learned table that ends with distance 0 and has rows for n of them: beyond its own farthest row that one again */
+static stx_tensor *stx__comp_table(const stx_comp *m, size_t n) {
+    stx_ctx *x = m->ctx;
+    size_t P = m->key_pe->dim[0], i;
+    int32_t *idx;
+    if (n <= P) return m->key_pe;
+    idx = (int32_t *)stx_step_alloc(x, stx_bytes_of(n, sizeof *idx, 1));
+    for (i = 0; idx && i < n; i++) idx[i] = (int32_t)(i < n - P ? 0 : i - (n - P));
+    return idx ? stx_gather(x, m->key_pe, idx, n) : NULL;
+}
+/* S + n + c of the fullest memory: what literal_rows counts from */
+static size_t stx__comp_filled(const stx_comp *m, const stx_comp_state *s) {
+    size_t l, n = 0;
+    for (l = 0; s && l < m->desc.layers; l++) n = STX_MAX(n, s->mem->layer[l].real + s->comp->layer[l].real);
+    return m->desc.segment + n;
+}
+/* Positions of K keys */
+static stx_tensor *stx__comp_positions(stx_ctx *x, const stx__comp_job *j, size_t K) {
+    const stx_comp *m = j->m;
+    size_t R;
+    if (m->desc.literal_rows) return stx_view_rows(x, m->key_pe, 0, j->tot);
+    if (!m->sines) return stx__comp_table(m, K);
+    R = m->sines->dim[0];
+    return stx_linear(x, stx_view_rows(x, m->sines, R - K, R), m->layer[j->l].wr, NULL, STX_ACT_NONE);
+}
+static void stx__comp_attention(const stx_comp *m, size_t l, stx_attention_in *a, stx_attention_desc *d) {
+    memset(a, 0, sizeof *a);
+    memset(d, 0, sizeof *d);
+    d->heads = m->desc.heads;
+    d->dropout = m->desc.attn_dropout;
+    a->u = m->layer[l].u;
+    a->vb = m->layer[l].v;
+}
+/* softmax(..) v of q (B,T,D) over kv (B,K,2D); 0 at padding. made: what the kernel was given */
+static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_job *j, stx_tensor *q, stx_tensor *kv, stx_attention_args **made) {
+    stx_attention_in a;
+    stx_attention_desc d;
+    stx_tensor *y;
+    *made = NULL;
+    if (!q || !kv) return NULL;
+    stx__comp_attention(j->m, j->l, &a, &d);
+    a.q = q; a.kv = kv;
+    a.pe = stx__comp_positions(x, j, kv->dim[1]);
+    if (!a.pe) return NULL;
+    a.pad = j->mask;
+    a.made = made;
+    y = stx__comp_zero(x, stx_attention(x, &a, &d), j->pad);
+    if (!j->ahead) return y;
+    /* literal_mask: padding sees all of the memory; where there is none, everything alike */
+    a.pad = j->ahead;
+    a.made = NULL;
+    if (!(j->n + j->c)) {
+        a.pe = a.u = a.vb = NULL;
+        a.pad = NULL;
+        d.not_causal = 1;
+        a.q = stx_new(x, q->dim[0], q->dim[1], q->dim[2], 0);
+        if (a.q) STX_RUN(x, stx_fill, (x, a.q->data, a.q->size, 0));
+    }
+    return stx_add(x, y, stx__comp_zero(x, stx_attention(x, &a, &d), j->unpad));
+}
+/* Attention of q over rows of keys and values without order: both of the aux loss */
+static stx_tensor *stx__comp_look(const stx_comp *m, stx_tensor *q, stx_tensor *kv, const stx_ids *pad, double dropout) {
+    stx_attention_in a;
+    stx_attention_desc d;
+    memset(&a, 0, sizeof a);
+    memset(&d, 0, sizeof d);
+    a.q = q; a.kv = kv; a.pad = pad;
+    d.heads = m->desc.heads;
+    d.not_causal = 1;
+    d.dropout = dropout;
+    return stx_attention(m->ctx, &a, &d);
+}
+/* The aux loss (1) of the new compressed rows. q, kv: of this call's attention. rows: what the segment leaves; old: what falls out */
+static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, stx_tensor *q, stx_tensor *kv, stx_tensor *rows, stx_tensor *old,
+                                 stx_tensor *comp, stx_tensor **ratio) {
+    const stx_comp *m = j->m;
+    const stx_comp_desc *d = &m->desc;
+    const stx_comp_layer *p = &m->layer[j->l];
+    stx_tensor *wkv = stx_detach(x, p->wkv), *target, *k;
+    size_t held = j->n + (d->recurrence == STX_COMP_ERNIE ? 0 : j->T), in = STX_MIN(j->e, held);
+    const stx_ids *pad = j->old_pad;
+    if (d->aux == STX_COMP_AUX_AUTOENCODE) {
+        stx_comp_groups g = j->groups;
+        g.pad = NULL;
+        return stx__comp_distance(x, stx__comp_folded(x, stx_linear(x, comp, p->decoder, NULL, STX_ACT_NONE), &g), old, j->skip, j->count, ratio);
+    }
+    kv = stx_detach(x, kv);
+    if (d->literal_target) {
+        in = j->n;
+        target = stx__comp_cut(x, kv, j->c, j->c + j->n);
+        if (j->mask && !d->literal_mask) {
+            int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(j->B, in, sizeof *v));
+            size_t b;
+            for (b = 0; v && b < j->B; b++) memcpy(v + b * in, j->mask->data + b * j->mask->T + j->c, in * sizeof *v);
+            pad = stx__comp_ids(x, v, j->B, in);
+        }
+    } else {
+        target = stx__comp_cut(x, kv, j->c, j->c + in);
+        if (in < j->e) {        /* outputs of this segment, which were not keys in it */
+            k = stx__comp_read(m, j->l, stx__comp_cut(x, rows, 0, j->e - in), 1);
+            target = stx__comp_join(x, target, stx__comp_all_heads(x, d, stx_linear(x, k, wkv, NULL, STX_ACT_NONE)));
+        }
+    }
+    k = stx__comp_all_heads(x, d, stx_linear(x, stx__comp_read(m, j->l, comp, 1), wkv, NULL, STX_ACT_NONE));
+    q = stx_detach(x, q);
+    return stx__comp_distance(x, stx__comp_look(m, q, k, j->comp_pad, d->aux_dropout), stx_detach(x, stx__comp_look(m, q, target, pad, 0)),
+                              j->skip, j->count, ratio);
+}
+/* One layer: in[0] = x (B,T,D), in[1] = h, what its attention reads (B,T,D), then past (B,c+n,D), source and usage where there are any.
+   out: aux, or usage; ratio, or source; the new compressed rows. What is stored is read from the results alone: this may run twice. */
+static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
+    const stx__comp_job *j = (const stx__comp_job *)user;
+    stx_comp *m = j->m;
+    const stx_comp_desc *d = &m->desc;
+    const stx_comp_layer *p = &m->layer[j->l];
+    stx_tensor *h = in[1], *past = j->past ? in[j->past] : NULL, *q, *kv, *wkv = stx__comp_wkv(m, j->l), *y, *old, *rows, *src, *again = NULL;
+    stx_attention_args *made;
+    size_t i, at = 0, mine;
+    q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
+    for (i = 0; i < j->made; i++) {     /* the newest compressed rows once more, with the weights of now */
+        size_t n = stx__comp_source(m, j->groups_of[i]);
+        again = stx__comp_join(x, again, stx__comp_convolve(x, m, j->l, stx__comp_cut(x, in[j->source], at, at + n), j->groups_of[i]));
+        at += n;
+    }
+    if (again) {
+        mine = STX_MIN(again->dim[1], j->c);
+        again = stx__comp_cut(x, again, again->dim[1] - mine, again->dim[1]);
+        src = stx__comp_join(x, stx__comp_join(x, stx__comp_cut(x, past, 0, j->c - mine), again), stx__comp_cut(x, past, j->c, j->c + j->n));
+    } else src = past;
+    src = stx__comp_read(m, j->l, src, 0);
+    if (src && src->needs_grad) kv = stx_linear(x, stx_concat(x, src, h), wkv, NULL, STX_ACT_NONE);
+    else kv = stx_linear_memory(x, stx__comp_join(x, src, stx_detach(x, h)), h, wkv, NULL);
+    kv = stx__comp_all_heads(x, d, kv);
+    y = stx__comp_after(m, j->l, in[0], stx__comp_attend(x, j, q, kv, &made));
+    if (!y || (!j->e && !(j->push && j->C && d->compress == STX_COMP_USED))) return y;
+    if (d->compress == STX_COMP_USED) {
+        out[0] = stx__comp_used(x, j, j->usage ? in[j->usage] : NULL, made);
+        if (!j->e || !out[0]) return y;
+    }
+    rows = stx__comp_zero(x, stx_detach(x, d->recurrence == STX_COMP_ERNIE ? y : h), d->literal_mask ? NULL : j->pad);
+    old = stx__comp_cut(x, past, j->c, j->c + STX_MIN(j->e, j->n));
+    if (j->e > j->n) old = stx__comp_join(x, old, stx__comp_cut(x, rows, 0, j->e - j->n));
+    out[2] = stx__comp_compress(x, j, old, out[0], &src);
+    if (d->aux == STX_COMP_AUX_BPTT) out[1] = src;
+    else if (j->count > 0) out[0] = stx__comp_aux(x, j, q, kv, rows, old, out[2], &out[1]);
+    return y;
+}
+
+// >>forward
+
+STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *pad, const stx_comp_state *in, stx_comp_state *out) {
+    stx_ctx *x = m ? m->ctx : NULL;
+    const stx_comp_desc *d;
+    size_t l, B, T, tot;
+    int push, turned = 0;
+    if (!stx_ok(x) || !h) return NULL;
+    d = &m->desc;
+    B = h->dim[0]; T = h->ndim == 3 ? h->dim[1] : 0;
+    if (!T || T > d->segment || h->dim[2] != d->dim || (pad && (pad->B != B || pad->T != T))) {
+        stx_fail(x, STX_ERR_SHAPE, "stx_comp_segment: %zu rows of %zu steps, %zu wide%s: want (B,T,%zu) with T at most segment (%zu)%s", B, T,
+                 h->ndim == 3 ? h->dim[2] : 0, pad ? " with padding" : "", d->dim, d->segment, pad ? " and padding (B,T)" : "");
+        return NULL;
+    }
+    if ((in && (in->B != B || in->model != m)) || (out && (out->B != B || out->model != m))) {
+        stx_fail(x, STX_ERR_SHAPE, "stx_comp_segment: %zu rows with a memory of %zu streams, or of another model: make the state with B = %zu", B,
+                 in && in->B != B ? in->B : out ? out->B : in->B, B);
+        return NULL;
+    }
+    memset(m->aux, 0, 2 * d->layers * sizeof *m->aux);
+    push = T == d->segment && out;
+    if (out && out != in) {
+        if (!in) stx_comp_state_reset(out);
+        else if (!stx_comp_state_copy(out, 0, in, 0, B)) return NULL;
+        if (in) in = out;
+    }
+    if (in && d->recurrence == STX_COMP_ROTATE) {
+        if (out) stx__comp_rotate(out); else turned = 1;
+    }
+    tot = stx__comp_filled(m, in);
+    for (l = 0; l < d->layers && h; l++) {
+        const stx_comp_layer *p = &m->layer[l];
+        stx__comp_job *j = (stx__comp_job *)stx_step_alloc(x, sizeof *j);
+        stx_tensor *lay[5], *made[3] = {NULL, NULL, NULL}, *y, *t;
+        size_t from = turned && p->memory ? stx__comp_next(m, l) : l;
+        int count = 2;
+        if (!j || !stx__comp_plan(m, l, in ? in : out, from, B, T, pad, push, j)) return NULL;
+        j->tot = tot;
+        lay[0] = h;
+        lay[1] = d->norm_after ? h : stx_layernorm(x, h, p->attn_gain, p->attn_shift, 1e-5);
+        if (j->n + j->c) {
+            t = stx_rows_read(in->mem, from, j->n);
+            lay[j->past = count++] = t && j->c ? stx_rows_before(in->comp, from, j->c, t) : t ? t : stx_rows_read(in->comp, from, j->c);
+        }
+        if (j->made) lay[j->source = count++] = stx_rows_read(in->source, from, SIZE_MAX);
+        if (j->n && j->C && in->usage) lay[j->usage = count++] = stx_rows_read(in->usage, from, j->n);
+        if (!stx_ok(x)) return NULL;
+        if (d->literal_freeze && j->count > 0) m->layer[l].frozen = 1;
+        y = d->recompute ? stx_recompute(x, stx__comp_layer, j, lay, count, made, 3) : stx__comp_layer(x, j, lay, made);
+        if (!y) return NULL;
+        if (j->count > 0) { m->aux[l] = made[0]; m->ratio[l] = made[1]; }
+        if (push && p->memory) {
+            t = stx__comp_zero(x, stx_detach(x, d->recurrence == STX_COMP_ERNIE ? y : lay[1]), d->literal_mask ? NULL : pad);
+            if (!stx__comp_push(out, j, t, made[2], made[1], d->compress == STX_COMP_USED ? made[0] : NULL)) return NULL;
+        }
+        h = y;
+    }
+    if (push) stx__comp_count_rows(out);
+    return d->final_norm ? stx_layernorm(x, h, m->final_gain, m->final_shift, 1e-5) : h;
+}
+/* 1 and no error when the model has words */
+static int stx__comp_worded(const stx_comp *m, const char *op) {
+    if (!m || !stx_ok(m->ctx)) return 0;
+    if (!m->words) stx_fail(m->ctx, STX_ERR_ARG, "%s: the model has no words: make it with vocab, or use stx_comp_segment", op);
+    return m->words != NULL;
+}
+/* What the words' output reads, E wide */
+static stx_tensor *stx__comp_out(const stx_comp *m, stx_tensor *h) {
+    return m->out_w ? stx_linear(m->ctx, h, m->out_w, m->out_b, STX_ACT_NONE) : h;
+}
+STX_DEF stx_tensor *stx_comp_embed(stx_comp *m, const stx_ids *ids) {
+    stx_tensor *h;
+    if (!stx__comp_worded(m, "stx_comp_embed")) return NULL;
+    h = stx_words_embed(m->words, ids);
+    return m->in_w ? stx_linear(m->ctx, h, m->in_w, m->in_b, STX_ACT_NONE) : h;
+}
+STX_DEF stx_tensor *stx_comp_forward(stx_comp *m, const stx_ids *ids, const stx_comp_state *in, stx_comp_state *out) {
+    return stx_comp_segment(m, stx_comp_embed(m, ids), NULL, in, out);
+}
+STX_DEF stx_tensor *stx_comp_logits(stx_comp *m, stx_tensor *h) {
+    return stx__comp_worded(m, "stx_comp_logits") ? stx_words_logits(m->words, stx__comp_out(m, h)) : NULL;
+}
+STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h) {
+    return stx__comp_worded(m, "stx_comp_log_probs") ? stx_words_log_probs(m->words, stx__comp_out(m, h)) : NULL;
+}
+/* What targets are there that do not count: 0 none, 1 some that are -1, 2 others too */
+static int stx__comp_ignored(const stx_ids *targets) {
+    size_t i;
+    int kind = 0;
+    for (i = 0; targets && i < targets->B * targets->T; i++) if (targets->data[i] < 0) kind = STX_MAX(kind, targets->data[i] == -1 ? 1 : 2);
+    return kind;
+}
+STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targets, const stx_ids *pad) {
+    stx_token_loss how;
+    stx_ctx *x;
+    int kind;
+    if (!stx__comp_worded(m, "stx_comp_nll") || !h || !targets) return NULL;
+    x = m->ctx;
+    if (m->desc.literal_mask) pad = NULL;
+    if (pad && (pad->B != targets->B || pad->T != targets->T)) {
+        stx_fail(x, STX_ERR_SHAPE, "stx_comp_nll: padding (%zu,%zu) for targets (%zu,%zu), want the same", pad->B, pad->T, targets->B, targets->T);
+        return NULL;
+    }
+    h = stx__comp_out(m, h);
+    kind = stx__comp_ignored(targets);
+    if (!kind && !pad) return stx_words_loss(m->words, h, targets, NULL);
+    memset(&how, 0, sizeof how);
+    how.ignore = how.mean = 1;
+    how.ignored = -1;
+    if (pad || kind == 2) {
+        size_t i, n = targets->B * targets->T;
+        int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(n, sizeof *v, 1));
+        for (i = 0; v && i < n; i++) v[i] = targets->data[i] < 0 || (pad && pad->data[i]) ? -1 : targets->data[i];
+        targets = v ? stx_tokens(x, v, targets->B, targets->T) : NULL;
+    }
+    return stx_words_loss(m->words, h, targets, &how);
+}
+STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids *targets, const stx_comp_state *in, stx_comp_state *out) {
+    return stx_comp_nll(m, stx_comp_forward(m, ids, in, out), targets, NULL);
+}
+STX_DEF stx_tensor *stx_comp_total(stx_comp *m, stx_tensor *nll) {
+    size_t l;
+    if (!m || !nll) return nll;
+    for (l = 0; l < m->desc.layers; l++)
+        if (m->aux[l]) nll = stx_add(m->ctx, nll, stx_scale(m->ctx, m->aux[l], m->desc.aux_weight / (double)m->A));
+    return nll;
+}
+STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_ids *targets, const stx_comp_state *s, uint64_t salt) {
+    uint64_t h = stx_step_key(m, ids, targets, salt);
+    stx_rows *part[4];
+    const char *name[4];
+    size_t b;
+    int i, n;
+    if (!m || !stx_ok(m->ctx)) return h;
+    h = stx_key_add(stx_words_key(m->words, h, ids, targets, NULL), (uint64_t)stx__comp_ignored(targets));
+    for (i = 0, n = s ? stx__comp_parts(s, part, name) : 0; i < n; i++) h = stx_rows_key(part[i], h);
+    for (b = 0; s && b < s->B; b++) h = stx_key_add(h, s->seen[b]);
+    for (b = 0; m->desc.literal_freeze && b < m->desc.layers; b++) h = stx_key_add(h, (uint64_t)m->layer[b].frozen);
+    return h;
+}
+
+// >>generation
+
+STX_DEF stx_comp_gen *stx_comp_gen_create_sized(stx_comp *m, size_t B, const size_t *mems, const size_t *cmems) {
+    stx_ctx *x = m ? m->ctx : NULL;
+    stx_comp_gen *g;
+    size_t l, L, S, D;
+    if (!stx_ok(x)) return NULL;
+    if (!B) { stx_fail(x, STX_ERR_ARG, "stx_comp_gen_create: no streams, want B >= 1"); return NULL; }
+    L = m->desc.layers; S = m->desc.segment; D = m->desc.dim;
+    g = (stx_comp_gen *)stx_block(x, sizeof *g);
+    if (!g) return NULL;
+    g->model = m;
+    g->B = B;
+    g->stale = 1;
+    g->state = stx_comp_state_create_sized(m, B, mems, cmems);
+    g->cache = stx_cache_create(x, L, B, m->words ? m->desc.vocab : 1);
+    g->rows = (stx_real **)stx_block(x, stx_bytes_of(3 * L, sizeof *g->rows, 1));
+    g->pad = (int32_t *)stx_block(x, stx_bytes_of(B, S, sizeof *g->pad));
+    if (!stx_ok(x)) { stx_comp_gen_free(g); return NULL; }
+    g->usage = g->rows + L;
+    g->pe = g->usage + L;
+    g->reach = stx__comp_reach(m, g->state->M, g->state->C);
+    for (l = 0; l < L; l++) {
+        size_t M = g->state->M[l], C = g->state->C[l];
+        stx_cache_window(g->cache, l, C + M + S, D, 1);
+        if (m->layer[l].memory) g->rows[l] = stx_block_numbers(x, stx_bytes_of(B, S, D));
+        if (g->state->usage && M && C) g->usage[l] = stx_block_full(x, stx_bytes_of(B, M, 2));
+        if (m->sines || (!l && !m->desc.literal_rows && g->reach > m->key_pe->dim[0])) g->pe[l] = stx_block_numbers(x, stx_bytes_of(g->reach, D, 1));
+    }
+    if (stx_ok(x)) return g;
+    stx_comp_gen_free(g);
+    return NULL;
+}
+STX_DEF stx_comp_gen *stx_comp_gen_create(stx_comp *m, size_t B) { return stx_comp_gen_create_sized(m, B, NULL, NULL); }
+STX_DEF void stx_comp_gen_free(stx_comp_gen *g) {
+    stx_ctx *x = g ? g->model->ctx : NULL;
+    size_t l;
+    if (!g) return;
+    for (l = 0; g->rows && l < 3 * g->model->desc.layers; l++) stx_block_numbers_free(x, g->rows[l]);
+    stx_block_free(x, g->rows);
+    stx_block_free(x, g->pad);
+    stx_cache_free(g->cache);
+    stx_comp_state_free(g->state);
+    stx_block_free(x, g);
+}
+/* A segment begins, after whatever the state holds */
+static void stx__comp_gen_begin(stx_comp_gen *g, int stale) {
+    g->at = 0;
+    g->masked = 0;
+    g->stale |= stale;
+    memset(g->pad, 0, g->B * g->model->desc.segment * sizeof *g->pad);
+}
+STX_DEF void stx_comp_gen_reset(stx_comp_gen *g) {
+    if (!g || !stx_ok(g->model->ctx)) return;
+    stx_comp_state_reset(g->state);
+    stx__comp_gen_begin(g, 1);
+}
+STX_DEF void stx_comp_gen_reset_stream(stx_comp_gen *g, size_t b) {
+    stx_ctx *x = g ? g->model->ctx : NULL;
+    const size_t S = g ? g->model->desc.segment : 0;
+    size_t l, i;
+    if (!stx_ok(x)) return;
+    stx_comp_state_reset_stream(g->state, b);
+    if (!stx_ok(x)) return;
+    for (i = 0; i < g->at; i++) g->pad[b * S + i] = g->masked = 1;
+    for (l = 0; l < g->model->desc.layers; l++) {
+        const size_t M = g->state->M[l];
+        if (g->usage[l]) STX_RUN(x, stx_fill, (x, g->usage[l] + 2 * b * M, 2 * M, 0));
+    }
+}
+STX_DEF int stx_comp_gen_set(stx_comp_gen *g, const stx_comp_state *from) {
+    if (!g || !stx_comp_state_copy(g->state, 0, from, 0, g->B)) return 0;
+    stx__comp_gen_begin(g, 1);
+    return 1;
+}
+/* n rows of `from` (B,.,width), from row r0 of each stream on, become rows [r1, r1 + n) of `to`; rows: how many each of the two has */
+static void stx__comp_rows_to(stx_ctx *x, stx_real *to, size_t rows1, size_t r1, const stx_real *from, size_t rows0, size_t r0, size_t n,
+                              size_t B, size_t width) {
+    if (n) STX_RUN(x, stx_copy2d, (x, stx_at(x, to, r1 * width), rows1 * width, stx_at(x, from, r0 * width), rows0 * width, B, n * width, 0));
+}
+static stx_tensor *stx__comp_gen_kv(stx_comp_gen *g, size_t l, stx_tensor *rows) {
+    stx_comp *m = g->model;
+    return stx__comp_all_heads(m->ctx, &m->desc, stx_linear(m->ctx, rows, m->layer[l].wkv, NULL, STX_ACT_NONE));
+}
+/* Keys and values of all that the state holds, positions, and usage as it stands there */
+static int stx__comp_gen_fill(stx_comp_gen *g) {
+    stx_comp *m = g->model;
+    stx_ctx *x = m->ctx;
+    const size_t D = m->desc.dim, B = g->B;
+    size_t l;
+    for (l = 0; l < m->desc.layers; l++) {
+        stx_cache_layer *y = &g->cache->layer[l];
+        size_t n = g->state->mem->layer[l].real, c = g->state->comp->layer[l].real;
+        stx_tensor *t = stx_rows_read(g->state->mem, l, n), *kv;
+        y->len = 0;
+        if (c) t = t ? stx_rows_before(g->state->comp, l, c, t) : stx_rows_read(g->state->comp, l, c);
+        if (t) {
+            kv = stx__comp_gen_kv(g, l, stx__comp_read(m, l, t, 1));
+            if (!kv) return 0;
+            stx__comp_rows_to(x, y->k, y->capacity, 0, kv->data, n + c, 0, n + c, B, 2 * D);
+            y->len = n + c;
+        }
+        if (g->usage[l]) {
+            t = stx_rows_read(g->state->usage, l, n);
+            STX_RUN(x, stx_fill, (x, g->usage[l], 2 * B * g->state->M[l], 0));
+            if (t) stx__comp_rows_to(x, g->usage[l], g->state->M[l], 0, t->data, n, 0, n, B, 2);
+        }
+        if (!g->pe[l]) continue;
+        t = m->sines ? stx_linear(x, stx_view_rows(x, m->sines, m->sines->dim[0] - g->reach, m->sines->dim[0]), m->layer[l].wr, NULL,
+                                  STX_ACT_NONE) : stx__comp_table(m, g->reach);
+        if (!t) return 0;
+        STX_RUN(x, stx_copy2d, (x, g->pe[l], D, t->data, D, g->reach, D, 0));
+    }
+    g->stale = 0;
+    return stx_ok(x);
+}
+static stx_tensor *stx__comp_gen_positions(stx_comp_gen *g, size_t l) {
+    const stx_comp *m = g->model;
+    const stx_real *pe = m->sines ? g->pe[l] : g->pe[0];
+    stx_tensor *t;
+    if (m->desc.literal_rows) return stx_view_rows(m->ctx, m->key_pe, 0, stx__comp_filled(m, g->state));
+    if (!pe) return m->key_pe;
+    t = stx_new(m->ctx, 1, m->desc.dim, 0, 0);
+    if (!t) return NULL;
+    t->data = (stx_real *)(uintptr_t)pe;
+    t->dim[0] = g->reach;
+    t->size = g->reach * m->desc.dim;
+    return t;
+}
+/* A full segment: memory moves on, and with it the keys and values that are known already */
+static int stx__comp_gen_move(stx_comp_gen *g) {
+    stx_comp *m = g->model;
+    stx_ctx *x = m->ctx;
+    const stx_comp_desc *d = &m->desc;
+    const size_t S = d->segment, D = d->dim, B = g->B;
+    const stx_ids *pad = g->masked ? stx_tokens(x, g->pad, B, S) : NULL;
+    size_t l;
+    for (l = 0; l < d->layers; l++) {
+        stx_cache_layer *y = &g->cache->layer[l];
+        stx_tensor *rows, *old = NULL, *usage = NULL, *comp = NULL, *source = NULL, *kv, *t;
+        stx__comp_job j;
+        size_t n1, c1, own, kept, ckept, cnew;
+        if (!m->layer[l].memory) { y->len = 0; continue; }
+        if (!stx__comp_plan(m, l, g->state, l, B, S, pad, 1, &j)) return 0;
+        rows = stx_new(x, B, S, D, 0);
+        if (!rows) return 0;
+        stx__comp_rows_to(x, rows->data, S, 0, g->rows[l], S, 0, S, B, D);
+        rows = stx__comp_zero(x, rows, pad);
+        if (g->state->usage && j.C) {
+            t = j.n ? stx_new_full(x, B, j.n, 2, 0) : NULL;
+            if (t) stx__comp_rows_to(x, t->data, j.n, 0, g->usage[l], j.M, 0, j.n, B, 2);
+            usage = stx__comp_used(x, &j, t, NULL);
+        }
+        if (j.e) {
+            t = stx_rows_read(g->state->mem, l, j.n);
+            old = stx__comp_cut(x, t, 0, STX_MIN(j.e, j.n));
+            if (j.e > j.n) old = stx__comp_join(x, old, stx__comp_cut(x, rows, 0, j.e - j.n));
+            comp = stx__comp_compress(x, &j, old, usage, &source);
+            if (!comp) return 0;
+        }
+        own = STX_MIN(j.M, S);
+        kept = STX_MIN(j.n, j.M - own);
+        n1 = kept + own;
+        cnew = STX_MIN(j.G, j.C);
+        ckept = STX_MIN(j.c, j.C - cnew);
+        c1 = ckept + cnew;
+        if (!stx__comp_push(g->state, &j, rows, comp, source, usage)) return 0;
+        if (g->usage[l]) {
+            STX_RUN(x, stx_fill, (x, g->usage[l], 2 * B * j.M, 0));
+            stx__comp_rows_to(x, g->usage[l], j.M, 0, usage->data, j.n + S, j.n + S - n1, n1, B, 2);
+        }
+        if (d->recurrence == STX_COMP_ROTATE) continue;
+        if (n1 + c1 == 0) { y->len = 0; continue; }
+        kv = stx_new(x, B, c1 + n1, 2 * D, 0);
+        if (!kv) return 0;
+        stx__comp_rows_to(x, kv->data, c1 + n1, 0, y->k, y->capacity, j.c - ckept, ckept, B, 2 * D);
+        if (cnew) {
+            t = stx__comp_gen_kv(g, l, stx__comp_read(m, l, stx__comp_cut(x, comp, j.G - cnew, j.G), 1));
+            if (!t) return 0;
+            stx__comp_rows_to(x, kv->data, c1 + n1, ckept, t->data, cnew, 0, cnew, B, 2 * D);
+        }
+        if (d->recurrence == STX_COMP_ERNIE && own) {       /* what is remembered was no key of this segment */
+            t = stx__comp_gen_kv(g, l, stx__comp_read(m, l, stx__comp_cut(x, rows, S - own, S), 1));
+            if (!t) return 0;
+            stx__comp_rows_to(x, kv->data, c1 + n1, c1 + kept, t->data, own, 0, own, B, 2 * D);
+            stx__comp_rows_to(x, kv->data, c1 + n1, c1, y->k, y->capacity, j.c + j.n - kept, kept, B, 2 * D);
+        } else stx__comp_rows_to(x, kv->data, c1 + n1, c1, y->k, y->capacity, j.c + j.n + S - n1, n1, B, 2 * D);
+        stx__comp_rows_to(x, y->k, y->capacity, 0, kv->data, c1 + n1, 0, c1 + n1, B, 2 * D);
+        y->len = c1 + n1;
+    }
+    stx__comp_count_rows(g->state);
+    if (!stx_ok(x)) return 0;
+    stx__comp_gen_begin(g, 0);
+    return 1;
+}
+/* t steps (B,t,D) that stay in the segment */
+static stx_tensor *stx__comp_gen_part(stx_comp_gen *g, stx_tensor *h) {
+    stx_comp *m = g->model;
+    stx_ctx *x = m->ctx;
+    const stx_comp_desc *d = &m->desc;
+    const size_t S = d->segment, D = d->dim, B = g->B, t = h->dim[1], len = g->at + t;
+    const stx_ids *pad = NULL;
+    size_t l, b;
+    if (!g->at && d->recurrence == STX_COMP_ROTATE) {
+        stx__comp_rotate(g->state);
+        g->stale = 1;
+    }
+    if (g->stale && !stx__comp_gen_fill(g)) return NULL;
+    if (g->masked) {
+        int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, len, sizeof *v));
+        if (!v) return NULL;
+        for (b = 0; b < B; b++) memcpy(v + b * len, g->pad + b * S, len * sizeof *v);
+        pad = stx_tokens(x, v, B, len);
+    }
+    for (l = 0; l < d->layers && h; l++) {
+        const stx_comp_layer *p = &m->layer[l];
+        size_t n = p->memory ? g->state->mem->layer[l].real : 0, c = p->memory ? g->state->comp->layer[l].real : 0;
+        stx_tensor *r = d->norm_after ? h : stx_layernorm(x, h, p->attn_gain, p->attn_shift, 1e-5);
+        stx_attention_args *made = NULL;
+        stx_attention_in a;
+        stx_attention_desc ad;
+        stx__comp_attention(m, l, &a, &ad);
+        a.q = stx_linear(x, r, p->wq, NULL, STX_ACT_NONE);
+        a.kv = stx__comp_gen_kv(g, l, r);
+        a.pe = stx__comp_gen_positions(g, l);
+        a.pad = !n && !c ? pad : stx_rows_mask(g->state->comp, l, c, stx_rows_mask(g->state->mem, l, n, pad, len), n + len);
+        a.made = &made;
+        h = stx__comp_after(m, l, h, a.pe ? stx_cache_attention(g->cache, l, &a, &ad) : NULL);
+        if (!h) return NULL;
+        if (g->usage[l] && n) STX_RUN(x, stx_comp_usage, (x, g->usage[l], 2 * g->state->M[l], made, c, n));
+        if (p->memory) stx__comp_rows_to(x, g->rows[l], S, g->at, (d->recurrence == STX_COMP_ERNIE ? h : r)->data, t, 0, t, B, D);
+    }
+    g->at = len;
+    if (len == S && !stx__comp_gen_move(g)) return NULL;
+    return d->final_norm ? stx_layernorm(x, h, m->final_gain, m->final_shift, 1e-5) : h;
+}
+STX_DEF stx_tensor *stx_comp_gen_step(stx_comp_gen *g, stx_tensor *h) {
+    stx_ctx *x = g ? g->model->ctx : NULL;
+    stx_tensor *y = NULL;
+    size_t at, t, T;
+    if (!stx_ok(x) || !h) return NULL;
+    T = h->ndim == 3 ? h->dim[1] : 0;
+    if (!T || h->dim[0] != g->B || h->dim[2] != g->model->desc.dim || stx_training(x)) {
+        stx_fail(x, STX_ERR_SHAPE, "stx_comp_gen_step: %zu streams of %zu steps%s: want (%zu,t,%zu) after stx_begin(x, STX_EVAL)", h->dim[0], T,
+                 stx_training(x) ? " in training" : "", g->B, g->model->desc.dim);
+        return NULL;
+    }
+    for (at = 0; at < T; at += t) {
+        t = STX_MIN(STX_MIN(T - at, g->cache->chunk), g->model->desc.segment - g->at);
+        y = stx__comp_join(x, y, stx__comp_gen_part(g, stx__comp_cut(x, h, at, at + t)));
+        if (!stx_ok(x)) return NULL;
+    }
+    return y;
+}
+static stx_tensor *stx__comp_gen_feed(void *user, const stx_ids *ids) {
+    stx_comp_gen *g = (stx_comp_gen *)user;
+    stx_tensor *h = stx_comp_gen_step(g, stx_comp_embed(g->model, ids));
+    return h ? stx__comp_out(g->model, h) : NULL;
+}
+STX_DEF const stx_real *stx_comp_gen_feed(stx_comp_gen *g, const int32_t *ids, size_t n) {
+    return g && stx__comp_worded(g->model, "stx_comp_gen_feed") ? stx_cache_feed(g->cache, g->model->words, ids, n, 1, stx__comp_gen_feed, g) : NULL;
+}
+
+// >>model: for programs of any family
+
+static stx_tensor *stx__comp_lm_loss(void *m, const stx_ids *ids, const stx_ids *targets, const void *in, void *out) {
+    return stx_comp_loss((stx_comp *)m, ids, targets, (const stx_comp_state *)in, (stx_comp_state *)out);
+}
+static stx_tensor *stx__comp_lm_total(void *m, stx_tensor *nll) { return stx_comp_total((stx_comp *)m, nll); }
+static void stx__comp_lm_updated(void *m) { (void)m; }
+static uint64_t stx__comp_lm_key(const void *m, const stx_ids *ids, const stx_ids *targets, const void *s, uint64_t salt) {
+    return stx_comp_key((const stx_comp *)m, ids, targets, (const stx_comp_state *)s, salt);
+}
+static int stx__comp_lm_no_window(stx_comp *m, size_t window) {
+    if (m && window) stx_fail(m->ctx, STX_ERR_ARG, "stx_comp_lm: a window of %zu, want 0: the memory's sizes are M and C", window);
+    return !window;
+}
+static void *stx__comp_lm_state_create(void *m, size_t B, size_t window) {
+    return stx__comp_lm_no_window((stx_comp *)m, window) ? stx_comp_state_create((stx_comp *)m, B) : NULL;
+}
+static void stx__comp_lm_state_free(void *s) { stx_comp_state_free((stx_comp_state *)s); }
+static void stx__comp_lm_state_reset(void *s) { stx_comp_state_reset((stx_comp_state *)s); }
+static void stx__comp_lm_state_reset_stream(void *s, size_t b) { stx_comp_state_reset_stream((stx_comp_state *)s, b); }
+static int stx__comp_lm_state_save(stx_writer *w, const void *s, const char *prefix) {
+    return stx_comp_state_save(w, (const stx_comp_state *)s, prefix);
+}
+static int stx__comp_lm_state_load(void *s, const stx_file *f, const char *prefix) {
+    return stx_comp_state_load((stx_comp_state *)s, f, prefix);
+}
+static void *stx__comp_lm_gen_create(void *m, size_t B, size_t window) {
+    return stx__comp_lm_no_window((stx_comp *)m, window) ? stx_comp_gen_create((stx_comp *)m, B) : NULL;
+}
+static void stx__comp_lm_gen_free(void *g) { stx_comp_gen_free((stx_comp_gen *)g); }
+static void stx__comp_lm_gen_reset(void *g) { stx_comp_gen_reset((stx_comp_gen *)g); }
+static const stx_real *stx__comp_lm_gen_feed(void *g, const int32_t *ids, size_t n) { return stx_comp_gen_feed((stx_comp_gen *)g, ids, n); }
+STX_DEF stx_lm stx_comp_lm(stx_comp *m) {
+    stx_lm lm;
+    memset(&lm, 0, sizeof lm);
+    if (!m || !m->words) return lm;
+    lm.model = m;
+    lm.ctx = m->ctx;
+    lm.params = m->params;
+    lm.words = m->words;
+    lm.loss = stx__comp_lm_loss;
+    lm.total = stx__comp_lm_total;
+    lm.updated = stx__comp_lm_updated;
+    lm.key = stx__comp_lm_key;
+    lm.state_create = stx__comp_lm_state_create;
+    lm.state_free = stx__comp_lm_state_free;
+    lm.state_reset = stx__comp_lm_state_reset;
+    lm.state_reset_stream = stx__comp_lm_state_reset_stream;
+    lm.state_save = stx__comp_lm_state_save;
+    lm.state_load = stx__comp_lm_state_load;
+    lm.gen_create = stx__comp_lm_gen_create;
+    lm.gen_free = stx__comp_lm_gen_free;
+    lm.gen_reset = stx__comp_lm_gen_reset;
+    lm.gen_feed = stx__comp_lm_gen_feed;
+    return lm;
+}
+
+STX_STRICT_OFF
+#endif /* SEQTX_COMPRESSIVE_IMPLEMENTATION */
