@@ -850,8 +850,7 @@ static int stx__comp_check_compress(stx_ctx *x, stx_comp_desc *d) {
     if (d->bptt > 1024) return stx__comp_bad(x, "bptt", (double)d->bptt, "at most 1024 segments");
     if (d->bptt && d->aux != STX_COMP_AUX_BPTT) return stx__comp_bad(x, "bptt", (double)d->bptt, "0 but for STX_COMP_AUX_BPTT");
     if (d->aux == STX_COMP_AUX_BPTT && !d->bptt) d->bptt = 1;
-    if (d->literal_pad && (d->compress != STX_COMP_CONV || d->overlap))
-        return stx__comp_bad(x, "literal_pad", d->literal_pad, "0 but for STX_COMP_CONV without overlap");
+    if (d->literal_pad && d->compress != STX_COMP_CONV) return stx__comp_bad(x, "literal_pad", d->literal_pad, "0 but for STX_COMP_CONV");
     if (d->literal_target && d->aux != STX_COMP_AUX_ATTENTION)
         return stx__comp_bad(x, "literal_target", d->literal_target, "0 but for STX_COMP_AUX_ATTENTION");
     if (d->literal_freeze && d->aux != STX_COMP_AUX_ATTENTION)
@@ -1459,13 +1458,9 @@ static int stx__comp_plan(stx_comp *m, size_t l, const stx_comp_state *s, size_t
     j->groups.at = -(ptrdiff_t)(d->compress == STX_COMP_CONV ? m->ahead : 0);
     if (d->literal_pad) {
         size_t front = j->e % d->ratio;
-        j->groups.at = -(ptrdiff_t)front;
+        j->groups.at -= (ptrdiff_t)front;
         j->G = (j->e + front) / d->ratio;
-        if (!j->G) {
-            stx_fail(x, STX_ERR_ARG, "stx_comp: %zu rows fall out of the memory of layer %zu, too few for a group of %zu with literal_pad: want a "
-                     "mem that segment divides", j->e, l, d->ratio);
-            return 0;
-        }
+        if (!j->G) { j->e = 0; return 1; }
     }
     j->groups.B = B; j->groups.rows = j->e; j->groups.groups = j->G; j->groups.taps = m->taps; j->groups.step = d->ratio;
     j->groups.D = d->dim;
