@@ -311,7 +311,7 @@ int main(int argc, char **argv) {
     }
     curve();
     greedy("comp_a", 4, "5 2 0 2 5 2 5 5 2 9 5 0 5 5 5 5");
-    greedy("comp_a", 6, "2 5 5 2 5 5 5 5 5 5 5 0 5 5 5 5");
+    greedy("comp_a", 6, "2 5 5 2 5 5 5 5 5 5 5 0 5 0 5 5");
     greedy("comp_e", 4, "4 8 10 5 4 9 9 8 4 4 4 4 0 4 4 4");
     greedy("comp_e", 6, "1 1 1 4 4 4 4 4 4 4 4 4 4 4 4 9");
     return test_end();
