@@ -5181,7 +5181,8 @@ void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
     }
     kept = (int32_t *)stx__scratch_of(x, g->B * g->rows * sizeof *kept, "stx_comp_pick");
     if (!kept) return;
-    STX__RUN_KERNEL(x, "stx_comp_pick", stx__comp_rank_kernel, stx__blocks(g->B * blocks, 1, (size_t)1 << 30), 256, 0, kept, U, ldu, *g, blocks);
+    STX__RUN_KERNEL(x, "stx_comp_pick", stx__comp_rank_kernel, stx__blocks(g->B * blocks, 1, (size_t)1 << 30), 256, 0, kept, U, ldu, *g,
+                    blocks);
     STX__RUN_WARPS(x, "stx_comp_pick", g->D % 4 == 0 && stx__by4(Y) && stx__by4(R), stx__comp_pick_kernel, n, Y, R, kept, *g);
 }
 
@@ -5313,7 +5314,8 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_atte
 
 /* loss (1) = sum (a - t)^2 / divisor, ratio (1) = sum (a - t)^2 / sum t^2 (0 if that is 0), over the rows of a, t (N,C) that skip does not
    mark. First the two sums of each row, into work (N,2): a warp a row. */
-template<int W> static __global__ void stx__comp_error_kernel(double *work, stx__num a, stx__num t, const int32_t *skip, size_t N, size_t C) {
+template<int W> static __global__ void stx__comp_error_kernel(double *work, stx__num a, stx__num t, const int32_t *skip, size_t N,
+                                                              size_t C) {
     STX__WARPS(n, N) {
         double off = 0, all = 0;
         if (!skip || !skip[n]) for (size_t c = threadIdx.x % 32 * W; c < C; c += 32 * W) {
@@ -5353,7 +5355,8 @@ static __global__ void __launch_bounds__(1024) stx__comp_error_sum_kernel(stx__n
 void stx_comp_error_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *ratio, double *work, const stx_real *a, const stx_real *t,
                              const int32_t *skip, size_t N, size_t C, double divisor) {
     stx__num A = stx__num_of(x, a), T = stx__num_of(x, t);
-    if (N) STX__RUN_WARPS(x, "stx_comp_error_fwd", C % 4 == 0 && stx__by4(A) && stx__by4(T), stx__comp_error_kernel, N, work, A, T, skip, N, C);
+    int four = C % 4 == 0 && stx__by4(A) && stx__by4(T);
+    if (N) STX__RUN_WARPS(x, "stx_comp_error_fwd", four, stx__comp_error_kernel, N, work, A, T, skip, N, C);
     STX__RUN_KERNEL(x, "stx_comp_error_fwd", stx__comp_error_sum_kernel, 1, 1024, 0, stx__num_of(x, loss), stx__num_of(x, ratio), work, N,
                     divisor);
 }
@@ -5375,8 +5378,8 @@ template<int W> static __global__ void stx__comp_error_bwd_kernel(stx__num da, s
 void stx_comp_error_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dloss, const stx_real *a, const stx_real *t, const int32_t *skip,
                              size_t N, size_t C, double divisor) {
     stx__num D = stx__num_of(x, da), G = stx__num_of(x, dloss), A = stx__num_of(x, a), T = stx__num_of(x, t);
-    if (N && C) STX__RUN_WARPS(x, "stx_comp_error_bwd", C % 4 == 0 && stx__by4(D) && stx__by4(A) && stx__by4(T), stx__comp_error_bwd_kernel, N,
-                               D, G, A, T, skip, N, C, divisor);
+    int four = C % 4 == 0 && stx__by4(D) && stx__by4(A) && stx__by4(T);
+    if (N && C) STX__RUN_WARPS(x, "stx_comp_error_bwd", four, stx__comp_error_bwd_kernel, N, D, G, A, T, skip, N, C, divisor);
 }
 
 // >>gates -------------------------------------------------------------------------------------------------------------
@@ -5515,7 +5518,8 @@ static int stx__comp_gate_of(stx_ctx *x, const stx_comp_gate_args *a, int backwa
     p->x = stx__num_of(x, a->x); p->y = stx__num_of(x, a->y);
     p->out = stx__num_of(x, backward ? NULL : a->out); p->dout = stx__num_of(x, backward ? a->dout : NULL);
     p->dx = stx__num_of(x, backward ? a->dx : NULL); p->dy = stx__num_of(x, backward ? a->dy : NULL);
-    *four = a->D % 4 == 0 && stx__by4(p->x) && stx__by4(p->y) && stx__by4(p->out) && stx__by4(p->dout) && stx__by4(p->dx) && stx__by4(p->dy);
+    *four = a->D % 4 == 0 && stx__by4(p->x) && stx__by4(p->y) && stx__by4(p->out) && stx__by4(p->dout) && stx__by4(p->dx) &&
+            stx__by4(p->dy);
     for (i = 0; i < 4; i++) {
         p->p[i] = stx__num_of(x, a->p[i]); p->dp[i] = stx__num_of(x, backward ? a->dp[i] : NULL);
         *four = *four && stx__by4(p->p[i]) && stx__by4(p->dp[i]);
