@@ -1293,10 +1293,13 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
         good = stx_rows_load(part[i], f, full);
     }
     for (l = 0; good && l < s->model->desc.layers; l++)
-        if (s->mem->layer[l].real > s->M[l] || s->comp->layer[l].real > s->C[l] ||
-            (s->usage && s->C[l] && s->usage->layer[l].real != s->mem->layer[l].real)) {
+        if (s->mem->layer[l].real > s->M[l] || s->comp->layer[l].real > s->C[l]) {
             stx_fail(x, STX_ERR_FORMAT, "memory \"%s\" of layer %zu has %zu and %zu rows, want at most mem %zu and cmem %zu: give the sizes that "
                      "the file was made with", prefix, l, s->mem->layer[l].real, s->comp->layer[l].real, s->M[l], s->C[l]);
+            good = 0;
+        } else if (s->usage && s->C[l] && s->usage->layer[l].real != s->mem->layer[l].real) {
+            stx_fail(x, STX_ERR_FORMAT, "memory \"%s\" of layer %zu has usage of %zu rows for %zu: the file is damaged", prefix, l,
+                     s->usage->layer[l].real, s->mem->layer[l].real);
             good = 0;
         }
     for (b = 0; good && b < s->B; b++) {
