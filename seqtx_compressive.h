@@ -6,6 +6,189 @@
        #include "seqtx_compressive.h"
    It includes seqtx.h, which must stand beside it. Link -lm (and -pthread on older systems); compile with -O2.
    (SEQTX_COMPRESSIVE_IMPLEMENTATION compiles this header's part alone, when seqtx.h's is compiled elsewhere.)
+
+   MANUAL
+
+   The model. A Transformer that reads a text segment by segment. A layer with a memory keeps the rows of the last segments;
+   rows too old for it become fewer rows, r into one, and those are kept for longer. Attention sees all three. Papers:
+       Compressive Transformers for Long-Range Sequence Modelling      Rae et al., 2019          1911.05507
+       Stabilizing Transformers for Reinforcement Learning (the gates) Parisotto et al., 2019    1910.06764
+       Do Transformers Need Deep Long-Range Memory?                    Rae and Razavi, 2020      2007.03356
+       ERNIE-Doc (what a layer remembers)                              Ding et al., 2020         2012.15688
+
+       tokens (B,T) -> embedding -> x (B,T,D) -> layers -> [norm] -> output layer -> logits (B,T,V)
+
+   One layer, with the names that the code uses; cm and m are its compressed memory (c rows) and its memory (n rows):
+
+       h = LN(x)          q = Wq h          k, v = Wkv [cm ; m ; h]         K = c + n + T keys, oldest first
+       s_aj = (q_a.k_j + q_a.P_dist) / sqrt(hd)              dist = a + c + n - j, and no key with dist < 0
+       o = Wo softmax(s) v + bo                              x = gate(x, o)
+       x = gate(x, W2 gelu(W1 LN(x) + b1) + b2)              glu: W2 (gelu(u1) u2) with u = W1 LN(x) + b1 in two halves
+       xl:  s_aj = ((q_a + u).k_j + (q_a + v).(Wr sin_dist)) / sqrt(hd)          norm_after: x = LN(gate(x, ..)), h = x
+
+   The life of a memory, S = M = 4, C = 3, r = 2. A full segment ends:
+
+               compressed memory   memory            this segment
+       before  c0 c1 c2            m0 m1 m2 m3       h0 h1 h2 h3      all are keys for the queries of h0 .. h3
+                |  |               '-.-' '-.-'        |  |  |  |
+                |  |               conv   conv        |  |  |  |      e = n + S - M rows fall out, in groups of r
+                v  v                 v      v         v  v  v  v
+       after   lost     c2          c3     c4        m0 m1 m2 m3      the last C of [cm ; new], the last M of [m ; h]
+
+   Constants: m and cm, wherever they are read. The language loss reaches Wkv through them (k = Wkv m; they are projected
+   by the weights of now in every step) and nothing that made them. h is no constant in its own segment. The convolution
+   gets gradients from its own loss alone, and what it reads is a constant. With T < S nothing moves.
+
+   Compression of the rows old[0..e), group g = rows g r .. g r + r - 1; the last group may be shorter (zeros in a convolution):
+       conv       new_g = b + sum_t W_t old[g r + t]              overlap x: t from -x on
+       dilated    z = old; for R of dilation: z_i = relu(K0 z_i + K1 z_{i+R}), sum R zeros before; then conv, no biases
+       max, mean  of the group's rows, channel by channel
+       used       no groups: the ceil(e / r) rows that got most attention, in the order of time. Usage of a row: its softmax weight, mean
+                  over heads and over the queries of the segments in which it stood in memory
+       drop       nothing: Transformer-XL's memory
+
+   Losses of the compression, mean over rows and channels; total = nll + w / A sum_l aux_l, A layers with compressed memory:
+       attention     att(rows) = softmax(q (Wk rows)^T / sqrt(hd)) Wv rows, with q, Wk, Wv and old constants
+                     aux = mean (att(new) - att(old))^2         what attention reads from the new rows is what it read from the old
+                     with a = att(new), y = att(old), N numbers, p the weights of a:  da = 2 (a - y) / N ;  dv = p^T da
+                     ds = p (da v^T - sum p da v^T) ;  dk = ds^T q / sqrt(hd) ;  dnew = dk Wk + dv Wv ;  dW_t = sum_g dnew_g old[g r + t]^T
+       autoencode    aux = mean (old - rec)^2, rec[g r + t] = D_t new_g       dnew = sum_t D_t^T drec, and D learns, too
+       bptt          no loss of its own: the nll of the next `bptt` segments reaches W through k and v of the new rows, which are made again
+                     from old in those segments, with the weights of now
+       none          the convolution stays as it began
+   ratio_l = sum (t - c)^2 / sum t^2 of the same numbers says how much is lost, whatever their size: 1 is no better than zeros.
+
+   Why it is so.
+       The compression does not get the language loss. A row lives for C r / S segments, and bptt hears of one or two of them: it
+       learns what the next segment wants and forgets what later ones may want. In the paper it is the worst of all (0.996
+       bits per character on enwik8; max 0.986, mean 0.982, used 0.980, conv with the attention loss 0.973).
+       The network does not get the compression's loss. It could be met by keys and values that are all alike, which compress
+       perfectly. So q, Wkv and the rows are constants there, and no weight between the losses has to be found.
+       The attention loss is not the autoencoder's. It wants back what some query would read, not every number of a row.
+       A compressed row counts as one step in distances. Then the farthest distance is M + C and not M + C r.
+       Few long memories are enough. 4 memory layers of 24, spread or at the top, did about as well as 24 (2007.03356).
+       Gates that begin as x -> x (gtrxl and others with b > 0) make deep stacks trainable where the reward is the only teacher.
+
+   Gates, x the stream, y the sublayer's output (after relu with gate_relu), s = sigmoid, and what comes back of g = dout, s' = s (1 - s):
+       residual   x + y                                       dx = dy = g
+       input      s(W x) x + y                                da = g x s' (a = W x), dx = g s + W^T da, dy = g
+       output     x + s(W x - b) y                            da = g y s', db = -da, dx = g + W^T da, dy = g s
+       highway    s x + (1 - s) y, s = s(W x + b)             da = g (x - y) s', dx = g s + W^T da, dy = g (1 - s)
+       sigtanh    x + s(W y - b) tanh(U y)                    dx = g; dy by both products
+       gtrxl      r = s(Wr y + Ur x), z = s(Wz y + Uz x - b), n = tanh(Wg y + Ug (r x)): (1 - z) x + z n
+       gru        r = s(Wr y + Ur x + ..), z likewise, n = tanh(Wn y + b + r (Un x + b')): (1 - z) n + z x   (PyTorch's GRUCell)
+                  dn = g (1 - z)(1 - n^2), dz = g (x - n) z', dr = dn (Un x + b') r': gradients of the three parts of both products
+       mogrify    (gru) y = 2 s(Q x) y, x = 2 s(R y) x, in turn, five times; Q = q1 q0 and R = r1 r0 of rank D / 4
+
+   By hand. One channel, one head, Wq = Wk = Wv = 1, r = 2, conv taps 1/2 and 1/2, no bias. Old rows 0 and ln 3; a query q = 1:
+       weights 1/4, 3/4      att(old) = 3/4 ln 3 = 0.8240      new = ln 3 / 2 = 0.5493 = att(new)
+       aux = (0.5493 - 0.8240)^2 = 0.0754      ratio = (1/4)^2 / (3/4)^2 = 1/9
+       dnew = 2 (0.5493 - 0.8240) = -0.5493 = db      dW = -0.5493 (0, ln 3) = (0, -0.6035)
+
+   Quick start (compiles as it stands): learns "abcabc.." and prints it.
+
+   //>quickstart
+       #define SEQTX_IMPLEMENTATION
+       #include "seqtx_compressive.h"
+       #include <stdio.h>
+       int main(void) {
+           stx_comp_desc d = {0};
+           stx_ctx *x = stx_create(NULL);
+           d.vocab = 256; d.layers = 2; d.dim = 32; d.heads = 2; d.segment = 16; d.mem = 16; d.ratio = 4;
+           stx_comp *model = stx_comp_create(x, &d);
+           stx_optim_desc od = {0};
+           stx_optim *optim = stx_optim_create(stx_comp_params(model), &od);
+           stx_comp_state *memory = stx_comp_state_create(model, 1);
+           for (int step = 0; step < 100 && stx_ok(x); step++) {
+               int32_t text[17];
+               for (int i = 0; i < 17; i++) text[i] = "abc"[(step * 16 + i) % 3];
+               stx_begin(x, STX_TRAIN);
+               stx_ids *in = stx_tokens(x, text, 1, 16), *next = stx_tokens(x, text + 1, 1, 16);
+               stx_tensor *nll = stx_comp_loss(model, in, next, memory, memory);
+               stx_backward(x, stx_comp_total(model, nll));
+               if (step % 20 == 0) printf("step %d nll %.4f\n", step, stx_item(x, nll));
+               stx_optim_step(optim, 0.01);
+           }
+           int32_t token = 'a';
+           stx_comp_gen *gen = stx_comp_gen_create(model, 1);
+           stx_sampling greedy = {0};
+           for (int i = 0; i < 24 && stx_ok(x); i++) {
+               const stx_real *logits = stx_comp_gen_feed(gen, &token, 1);
+               putchar(token);
+               token = logits ? stx_sample(&greedy, 0, logits, 256, NULL) : 0;
+           }
+           printf("\n%s\n", stx_error(x));
+           stx_destroy(x);
+           return 0;
+       }
+   //<quickstart
+
+   Three ways in. Tokens: stx_comp_loss, stx_comp_logits. Vectors in and vectors out, for speech, agents, classification: a model without
+   vocab and stx_comp_segment, with padding; stx_comp_nll and others are there if it has one. Step by step, for agents that act and for
+   generation: stx_comp_gen_step and _feed, equal to whole segments. A stream that begins anew: stx_comp_state_reset_stream.
+
+   Configuration (stx_comp_desc)
+       field           zero means       enwik8 of the PyTorch port / its README / paper: enwik8 / WikiText-103 / PG-19
+       vocab           no words         256 / 20000 / 205 / adaptive, see Fidelity / 32000
+       dim, emb        512, D           512 / 512, 128 / 1024 / 1024 / -
+       layers, heads   8, 8             8, 8 / 12, 8 / 24, 8 / 18, 16 / 36, -
+       inner (F)       4 D              2048 / 2048 with glu / 3072 / 4096 / -
+       segment (S)     512              512 / 1024 / 768 / 512 / 512
+       mem (M)         S                512 / 1024 / 768 / 512 / 512                  evaluation - / - / 768 / 500 / -
+       cmem (C)        floor(M / r)     128 / 256 / 1152 / 512 / 512                  evaluation - / - / 3072 / 1500 / -
+       ratio (r)       4                4 / 4 / 3 / 4 / 2
+       memory_layers   all              6, 7, 8 / 6 .. 12 / all / all / all
+       compress, aux   conv, attention  as zero
+       positions       learned          learned / learned / xl / xl / xl
+       norm_after      before           0 / 0 / 1 / 1 / 1
+       gate            x + y            gru / gru / 0 / 0 / 0                         (GTrXL: gtrxl with gate_relu)
+       recurrence      own input        rotate / rotate / 0 / 0 / 0                   (its mended form: ernie)
+       dropouts        0                0 / 0.1 each / - / - / -
+   Recipe of the paper: Adam, clip 0.1, rate from 1e-6 to 3e-4 in 4,000 updates (words: 16,000) and down again by a cosine in 100,000 (500,000);
+   after 60,000 updates only every fourth step updates, with the sum of four gradients: small updates forget the document that is being read.
+
+   Cost of a memory layer, forward, multiply-adds a stream and segment, K = c + n + S, F' = 2 F (3 F with glu), kv = 2 hd kv_heads:
+       Wq, Wo 2 S D^2 ; Wkv K D kv ; attention 3 D S (c + n + S/2) ; feed-forward S D F' ; compression e D^2 (dilated: e D^2 (1 + 2 dilations))
+       aux: G D kv + 2 S D (e + G) ; gates: gru 12 S D^2, gtrxl 12, sigtanh 4, others 2 ; xl: Wr K D^2
+   Wkv over memory is 2 (c + n) D^2 of a training step, and nothing in stx_comp_gen, which keeps keys and values.
+   Memory: B D sum_l (M_l + C_l) numbers; generation: 4 B D sum_l (M_l + C_l + S) more. Reach: L (M + r C) tokens.
+   kv_heads saves weights and their products; attention reads a copy for every head.
+
+   Fidelity, against the PyTorch port (compressive-transformer-pytorch 0.4.0) and the paper
+       reproduced   logits, losses, memories, every gradient, of every option here: tested against independent float64 code, to 1e-10
+       corrected    a switch brings the port's form back:
+                    literal_rows    the table's row of a distance depends on how full the memory is, until it is. Default: it does not.
+                    literal_pad     e mod r rows of padding stand before the groups, and the newest rows are lost. Default: (-e) mod r after.
+                    literal_target  the aux loss compares with all of the memory. Default: with the rows that were compressed.
+                    literal_mask    padding enters the memory as text, and a query that sees nothing sees all, also the future. Default:
+                                    padding is no key, now or later, and such a query gets 0.
+                    literal_freeze  Wkv learns no more from the first aux loss on. Default: it is a constant in the aux loss alone.
+                    STX_COMP_ROTATE the memory of each memory layer goes one down in every call, the lowest one's to the top. Default: it stays
+                                    (STX_COMP_SAME, the paper); STX_COMP_ERNIE is what was meant.
+       and without a switch: memory does not move when T < S (but ROTATE's rotation); means are over the tokens that count; no dropout on the
+                    target of the aux loss; layers without memory have no convolution; C, M of 0, M < S, single streams that are reset.
+       different    layouts: convolutions (D,taps D), decoders (taps D,D), dilated (D,2 D), key_pe (rows,D); an importer permutes the port's
+                    (out,in,taps), (in,out,taps), (out,in,2), (H,rows,hd). Our own choices, where the paper is silent: usage, zeros
+                    before dilated convolutions, the shorter last group.
+       omitted      adaptive embedding and softmax (the paper's WikiText-103); the authors' own projection and bias for positions of compressed
+                    rows; clamped positions; mogrifiers with biases.
+
+   Easy to get wrong
+       - The memory holds h, normalised once, and keys are made of it by the weights of now. STX_COMP_ERNIE holds outputs, which the layer
+         that reads them normalises: its norm learns by them.
+       - A segment attends to the compressed memory of before; what it presses out is seen by the next one.
+       - gru keeps x where z is near 1, gtrxl where z is near 0. b is subtracted in gtrxl, output and sigtanh, added in highway.
+       - The queries of the aux loss are q without u; there are no positions and no causal mask in it.
+       - stx_comp_total belongs to the last forward, and aux and ratio are results of the step: gone with the next stx_begin.
+       - A call with T < S forgets its tokens. Text that comes in pieces goes to stx_comp_gen, or waits until a segment is full.
+       - Evaluation wants a state of its own. With larger memories (stx_comp_state_create_sized) only STX_COMP_XL knows the distances.
+
+   Compile-time options: those of seqtx.h.
+   GPU. As in seqtx.h; seqtx_cuda.cu has this header's kernels when it stands beside it. A step can be replayed once its memories are full:
+       stx_step_run(x, stx_comp_key(model, in, next, memory, 0), step, user)
+
+   Reading order: stx__comp_layer (one layer, and what its segment leaves), stx_comp_segment, stx__comp_plan (who is evicted, which rows are
+   missing), stx__comp_compress, stx__comp_aux, stx__comp_gate; then the kernels from >>groups on; stx__comp_gen_move.
 */
 #ifndef SEQTX_COMPRESSIVE_H
 #define SEQTX_COMPRESSIVE_H
