@@ -278,7 +278,8 @@ static void resets(void) {
             size_t there = q->real, w = p->width, c;
             CHECK(p->real >= there, "%s: %zu rows, want %zu at least", name, p->real, there);
             if (!there || !w) continue;
-            CHECK(difference(p->data + (p->real - there) * w, q->data, there * w) <= TOL * largest(q->data, there * w), "%s: rows of layer %zu",
+            CHECK(difference(p->data + (p->real - there) * w, q->data, there * w) <= TOL * largest(q->data, there * w),
+                  "%s: rows of layer %zu",
                   name, l);
             for (c = 0; c < p->real; c++) CHECK((p->masked && p->pad[c]) == (c < p->real - there), "%s: row %zu of %zu", name, c, p->real);
         }
@@ -303,8 +304,8 @@ static double train(stx_comp *m, stx_optim *o, stx_comp_state *s, const int32_t 
     return v;
 }
 
-/* Nothing moves with T < S; evaluation between steps is not noticed; a state in a file, in the caller's hands, copied and split goes on as it
-   was, to the bit; recomputation gives the same numbers, with every dropout */
+/* Nothing moves with T < S; evaluation between steps is not noticed; a state in a file, in the caller's hands, copied and split goes on as
+   it was, to the bit; recomputation gives the same numbers, with every dropout */
 static void states(void) {
     char path[64];
     int k;
@@ -322,7 +323,8 @@ static void states(void) {
         size_t i, l, b;
         double total, total2;
         memset(&od, 0, sizeof od);
-        d.attn_dropout = 0.1; d.out_dropout = 0.2; d.ff_dropout = 0.1; d.aux_dropout = d.aux == STX_COMP_AUX_AUTO ? 0.2 : 0;
+        d.attn_dropout = 0.1; d.out_dropout = 0.2; d.ff_dropout = 0.1; d.aux_dropout = d.aux == STX_COMP_AUX_AUTO &&
+            d.compress <= STX_COMP_DILATED ? 0.2 : 0;
         m = model(x, &d);
         d.recompute = 1;
         m2 = model(x2, &d);
@@ -337,7 +339,8 @@ static void states(void) {
             stx_begin(x, STX_EVAL);
             stx_comp_forward(m, block(x, t, B, n, 2, S), eval, eval);
             c = train(m2, o2, s2, t, B, n, i * S, &total2);
-            CHECK(a == c && total == total2, "%s step %zu: nll %.12g, recomputed and without evaluation %.12g; total %.12g %.12g %s%s", name, i,
+            CHECK(a == c && total == total2, "%s step %zu: nll %.12g, recomputed and without evaluation %.12g; total %.12g %.12g %s%s",
+                  name, i,
                   a, c, total, total2, stx_error(x), stx_error(x2));
         }
         train(m, NULL, s, t, B, n, 6 * S, NULL);
@@ -375,7 +378,8 @@ static void states(void) {
                 a = train(m, NULL, s, t, B, n, i * S, &total);
                 stx_set_tick(x, tick);
                 c = train(m, NULL, other, t, B, n, i * S, &total2);
-                CHECK(a == c && total == total2, "%s: on from a file, nll %.12g and %.12g, total %.12g and %.12g", name, a, c, total, total2);
+                CHECK(a == c && total == total2, "%s: on from a file, nll %.12g and %.12g, total %.12g and %.12g", name, a, c, total,
+                      total2);
             }
         }
         /* in the caller's hands */
@@ -445,7 +449,8 @@ static void detached(void) {
             }
             stx_backward(x, aux);
             for (k = 0; k < m->params->count; k++)
-                CHECK((gradient_of(m, m->params->name[k]) > 0) == (strstr(m->params->name[k], "compress") != NULL), "%s: the aux loss in %s: %g",
+                CHECK((gradient_of(m, m->params->name[k]) > 0) == (strstr(m->params->name[k], "compress") != NULL),
+                      "%s: the aux loss in %s: %g",
                       name, m->params->name[k], gradient_of(m, m->params->name[k]));
         }
         /* two segments in one step */
@@ -503,7 +508,8 @@ static void overfit(void) {
             last = mean;
         }
         CHECK(stx_ok(x) && begun > 2 && last < 0.2, "%s: from %g to %g %s", name, begun, last, stx_error(x));
-        CHECK(m->desc.aux != STX_COMP_AUX_ATTENTION || (aux0 > 0 && aux < aux0 && aux > 0), "%s: compression from %g to %g", name, aux0, aux);
+        CHECK(m->desc.aux != STX_COMP_AUX_ATTENTION || (aux0 > 0 && aux < aux0 && aux > 0), "%s: compression from %g to %g", name, aux0,
+              aux);
         {       /* generation by the table: what was learned comes again */
             void *g = lm.gen_create(m, 1, 0);
             size_t right = 0;
@@ -554,7 +560,8 @@ static void by_hand(void) {
     stx_comp_segment(m, stx_input(x, q, 1, 2, 1, 0), NULL, s, s);
     CHECK(s->comp->layer[0].real == 1, "one compressed row");
     CHECK(CLOSE(s->comp->layer[0].data[0], 0.5493, 1e-4), "it is %g", (double)s->comp->layer[0].data[0]);
-    CHECK(CLOSE(stx_item(x, m->aux[0]), 0.0754, 1e-4) && CLOSE(stx_item(x, m->aux[0]), ln3 * ln3 / 16, 1e-6), "aux %g", stx_item(x, m->aux[0]));
+    CHECK(CLOSE(stx_item(x, m->aux[0]), 0.0754, 1e-4) && CLOSE(stx_item(x, m->aux[0]), ln3 * ln3 / 16, 1e-6), "aux %g",
+          stx_item(x, m->aux[0]));
     CHECK(CLOSE(stx_item(x, m->ratio[0]), 1.0 / 9, 1e-6), "ratio %g", stx_item(x, m->ratio[0]));
     stx_backward(x, m->aux[0]);
     CHECK(stx_get_grad(x, p->conv, g) && CLOSE(g[0], 0, 1e-6) && CLOSE(g[1], -0.6035, 1e-4), "gradient of the taps %g %g", (double)g[0],
@@ -652,7 +659,8 @@ static void bad_descs(void) {
         {
             stx_ctx *x = context(1, 1);
             stx_comp *m = stx_comp_create(x, &d);
-            CHECK(m && m->desc.segment == 512 && m->desc.heads == 8 && m->layer[1].M == 512 && m->layer[1].C == 128 && m->desc.inner == 128 &&
+            CHECK(m && m->desc.segment == 512 && m->desc.heads == 8 && m->layer[1].M == 512 && m->layer[1].C == 128 &&
+                  m->desc.inner == 128 &&
                   m->desc.aux == STX_COMP_AUX_ATTENTION && m->A == 2 && m->key_pe->dim[0] == 512 + 512 + 128, "defaults");
             stx_destroy(x);
         }
@@ -837,7 +845,8 @@ static void padding(void) {
                 for (l = 0; l < LAYERS; l++) if (m->aux[l]) aux[other] += stx_item(x, m->aux[l]);
             }
             for (b = 0; b < B; b++) for (c = 0; c < S; c++)
-                CHECK(p[b * n + i + c] || !memcmp(h[0] + (b * S + c) * 16, h[1] + (b * S + c) * 16, 16 * sizeof **h), "%s: row %zu step %zu sees "
+                CHECK(p[b * n + i + c] || !memcmp(h[0] + (b * S + c) * 16, h[1] + (b * S + c) * 16, 16 * sizeof **h),
+                      "%s: row %zu step %zu sees "
                       "padding", name, b, i + c);
             CHECK(aux[0] == aux[1], "%s: aux loss %g and %g", name, aux[0], aux[1]);
             free(h[0]); free(h[1]);
