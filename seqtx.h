@@ -1275,9 +1275,9 @@ STX_DEF void stx_cache_reset(stx_cache *c);                 /* forgets all, and 
    and an error. */
 STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, int both);
 /* stx_attention of t new tokens (t <= chunk) over the rows of layer l and their own, which are added. in: q, k, v (B,t,C), or
-   kv, of the new ones, and what else stx_attention takes (pad: of all keys, those that are seen of the layer's and the new ones); d as
-   there, but causal, first_key at most 0, and no key further back than the window. In STX_EVAL only: no gradient passes. After an error the rows of the failed call may be among those that
-   are kept: stx_cache_reset. */
+   kv, of the new ones, and what else stx_attention takes (pad: of the layer's last min(len, window) rows and the new ones); d as there,
+   but causal, first_key at most 0, and no key further back than the window. In STX_EVAL only: no gradient passes. After an error the
+   rows of the failed call may be among those that are kept: stx_cache_reset. */
 STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in, const stx_attention_desc *d);
 /* Feeds ids (B,n), n >= 1, to a model in chunks, each a step in STX_EVAL in which fn makes the last hidden states (B,t,d) of
    ids (B,t). Returns log p (B,V) of the token after the last, or, with scores, stx_words_scores of it: c->out, until the next

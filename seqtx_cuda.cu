@@ -1607,6 +1607,7 @@ STX__HOST_UNROLLED static __global__ void __launch_bounds__(256) stx__gemm_plain
     int t = (int)threadIdx.x, tx = t % 16, ty = t / 16;
     for (size_t job = blockIdx.x; job < tiles * batch; job += gridDim.x) {
         size_t e = job / tiles, m0 = job % tiles / across * STX__GEMM_TILE, n0 = job % tiles % across * STX__GEMM_TILE;
+        const bool inside = m0 + (size_t)ty < M && n0 + (size_t)tx < N;
         float s[4][4] = {{0}};
         for (size_t k0 = 0; k0 < K; k0 += STX__GEMM_SLAB) {
             for (int q = t; q < STX__GEMM_TILE * STX__GEMM_SLAB; q += 256) {          /* neighbouring threads read neighbours, whichever
@@ -1621,7 +1622,7 @@ STX__HOST_UNROLLED static __global__ void __launch_bounds__(256) stx__gemm_plain
                 bs[k * STX__GEMM_LD + m] = kk < K && mm < N ? stx__get(B, e * sb + (tb ? mm * ldb + kk : kk * ldb + mm)) : 0;
             }
             __syncthreads();
-            for (int k = 0; k < STX__GEMM_SLAB; k++) {
+            for (int k = 0; k < STX__GEMM_SLAB && inside; k++) {
                 float a[4], b[4];
                 #pragma unroll
                 for (int i = 0; i < 4; i++) { a[i] = as[k * STX__GEMM_LD + ty + 16 * i]; b[i] = bs[k * STX__GEMM_LD + tx + 16 * i]; }
@@ -1937,31 +1938,33 @@ void stx_cross_entropy_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *top, stx_r
     STX__RUN_ROWS(x, name, N, V, stx__cross_entropy_fwd_kernel, part, M, I, A, targets, N, V);
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, divisor, 0);
 }
-/* dlogits[n,v] = or += dloss / divisor (e^(logits - top) inv - [v = target]); dlogits may be logits, without accumulate.
-   A warp or a block does a row; every number is read and written by one thread. */
-template<int T> static __global__ void stx__cross_entropy_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
-    stx__num logits, const int32_t *targets, size_t N,
-        size_t V, double divisor, int accumulate) {
-    const float g = (float)((double)stx__get(dloss, 0) / divisor);
-    STX__EACH_ROW(n, N, T) {
-        const size_t start = n * V, t = threadIdx.x % T, target = (size_t)targets[n];
-        const size_t head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V, fours = (V - head) / 4;
-        const float m = stx__get(top, n), f = g * stx__get(inv, n);
-        for (size_t i = t; i < V - 4 * fours; i += T) {
-            size_t v = i < head ? i : i + 4 * fours;
-            float d = f * expf(stx__get(logits, start + v) - m), was = accumulate ? stx__get(dlogits, start + v) : 0;
-            stx__put(dlogits, start + v, d + was - (v == target ? g : 0));
-        }
-        #pragma unroll 2
-        for (size_t q = t; q < fours; q += T) {
-            size_t v = head + 4 * q;
-            float d[4], was[4] = {0, 0, 0, 0};
-            stx__getn<4>(d, logits, start + v);
-            if (accumulate) stx__getn<4>(was, dlogits, start + v);
-            for (int e = 0; e < 4; e++) d[e] = f * expf(d[e] - m) + was[e] - (v + e == target ? g : 0);
-            stx__putn<4>(dlogits, start + v, d);
-        }
+/* dlogits[n,v] = or += g (e^(logits - top) inv - [v = target]), g = dloss / divisor; dlogits may be logits, without accumulate.
+   A warp or a block (T threads) does a row n; every number is read and written by one thread. known 0: no target, and g is 0. */
+template<int T> static __device__ void stx__cross_entropy_row(stx__num dlogits, stx__num top, stx__num inv, stx__num logits, size_t n,
+                                                              size_t V, size_t target, int known, float g, int accumulate) {
+    const size_t start = n * V, t = threadIdx.x % T;
+    const size_t head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V, fours = (V - head) / 4;
+    const float m = stx__get(top, n), f = g * stx__get(inv, n);
+    for (size_t i = t; i < V - 4 * fours; i += T) {
+        size_t v = i < head ? i : i + 4 * fours;
+        float d = known ? f * expf(stx__get(logits, start + v) - m) : 0, was = accumulate ? stx__get(dlogits, start + v) : 0;
+        stx__put(dlogits, start + v, d + was - (v == target ? g : 0));
     }
+    #pragma unroll 2
+    for (size_t q = t; q < fours; q += T) {
+        size_t v = head + 4 * q;
+        float d[4], was[4] = {0, 0, 0, 0};
+        stx__getn<4>(d, logits, start + v);
+        if (accumulate) stx__getn<4>(was, dlogits, start + v);
+        for (int e = 0; e < 4; e++) d[e] = (known ? f * expf(d[e] - m) : 0) + was[e] - (v + e == target ? g : 0);
+        stx__putn<4>(dlogits, start + v, d);
+    }
+}
+template<int T> static __global__ void stx__cross_entropy_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
+                                                                     stx__num logits, const int32_t *targets, size_t N, size_t V,
+                                                                     double divisor, int accumulate) {
+    const float g = (float)((double)stx__get(dloss, 0) / divisor);
+    STX__EACH_ROW(n, N, T) stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, (size_t)targets[n], 1, g, accumulate);
 }
 void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
                                 const stx_real *logits, const int32_t *targets,
@@ -2028,29 +2031,13 @@ void stx_token_loss_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real
 /* dlogits[n,v] = or += dloss w[n] (e^(logits - top) inv - [v = target]), 0 in rows with a negative target. As cross_entropy. */
 template<int T> static __global__ void stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
                                                                   stx__num logits, const int32_t *targets, stx__num w, size_t N,
-        size_t V, int accumulate) {
+                                                                  size_t V, int accumulate) {
     const float dl = stx__get(dloss, 0);
     STX__EACH_ROW(n, N, T) {
-        const size_t start = n * V, t = threadIdx.x % T;
         const int known = targets[n] >= 0;
-        const size_t target = known ? (size_t)targets[n] : V, head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V,
-            fours = (V - head) / 4;
-        const float g = known ? dl * stx__get(w, n) : 0, m = stx__get(top, n), f = g * stx__get(inv, n);
         if (!known && accumulate) continue;
-        for (size_t i = t; i < V - 4 * fours; i += T) {
-            size_t v = i < head ? i : i + 4 * fours;
-            float d = known ? f * expf(stx__get(logits, start + v) - m) : 0, was = accumulate ? stx__get(dlogits, start + v) : 0;
-            stx__put(dlogits, start + v, d + was - (v == target ? g : 0));
-        }
-        #pragma unroll 2
-        for (size_t q = t; q < fours; q += T) {
-            size_t v = head + 4 * q;
-            float d[4], was[4] = {0, 0, 0, 0};
-            stx__getn<4>(d, logits, start + v);
-            if (accumulate) stx__getn<4>(was, dlogits, start + v);
-            for (int e = 0; e < 4; e++) d[e] = (known ? f * expf(d[e] - m) : 0) + was[e] - (v + e == target ? g : 0);
-            stx__putn<4>(dlogits, start + v, d);
-        }
+        stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, known ? (size_t)targets[n] : V, known,
+                                  known ? dl * stx__get(w, n) : 0, accumulate);
     }
 }
 void stx_token_loss_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
