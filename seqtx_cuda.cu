@@ -5242,7 +5242,7 @@ template<int PE> STX__HOST_UNROLLED static __global__ void __launch_bounds__(256
             float top = p.top[row], inv = p.inv[row];
             for (int j = 0; j < 4; j++) {
                 size_t key = p.first + j0 + (size_t)(4 * tx + j);
-                if (key >= p.first + p.n || here < key + (size_t)p.delta_min || here - key > p.span || (pad && pad[key])) continue;
+                if (key >= p.first + p.n || here - key > p.span || (pad && pad[key])) continue;
                 sum[j] += (double)(expf(fmaf(c[i][j], p.scale, -top)) * inv);
             }
         }
@@ -5275,9 +5275,9 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_atte
     size_t blocks = (n + 255) / 256;
     double *part;
     if (!stx_ok(x) || !a->B || !a->H || !a->T || !n) return;
-    if (a->z || a->eps > 0 || a->N || a->not_causal || first + n > a->S) {
-        stx_fail(x, STX_ERR_ARG, "stx_comp_usage: keys %zu to %zu of %zu%s: want causal attention without learned span, eps and persistent "
-                 "vectors, and keys that it has", first, first + n, a->S, a->not_causal ? ", without causality" : "");
+    if (a->z || a->eps > 0 || a->N || a->not_causal || a->S < a->T || first > a->S - a->T || n > a->S - a->T - first) {
+        stx_fail(x, STX_ERR_ARG, "stx_comp_usage: %zu keys from %zu on, the last %zu of %zu keys are the queries' own: want keys before "
+                 "those, and causal attention without learned span, eps and persistent vectors", n, first, a->T, a->S);
         return;
     }
     memset(&p, 0, sizeof p);
