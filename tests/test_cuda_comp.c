@@ -532,7 +532,7 @@ static void test_graph(void) {
         for (n = 0; n < 10; n++) {
             double la = model_run(&a, n), lb = model_run(&b, n);
             CHECK(la == lb, "%s, step %d: %.9g anew, %.9g replayed", model_names[which], n, la, lb);
-            if (n == 7) {       /* something else in between, in the same arenas */
+            if (n == 7 && !brief) {     /* something else in between, in the same arenas: to a sanitizer what a replay uses is free then */
                 stx_begin(b.x, STX_EVAL);
                 CHECK(isfinite(stx_item(b.x, stx_comp_loss(b.m, b.in, b.out, NULL, NULL))), "an evaluation between replays");
             }
