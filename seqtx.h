@@ -7,8 +7,9 @@
    and link libm (-lm; older systems also want -pthread). Compile with -O2. Nothing else is needed.
 
    seqtx.h is the core. The models stand in headers of their own, each of which needs only this one:
-       seqtx_attn_span.h   Sequential Transformer, adaptive attention span, all-attention
-       seqtx_sru.h         SRU and SRU++: simple recurrent units, and attention where their product stood
+       seqtx_attn_span.h    Sequential Transformer, adaptive attention span, all-attention
+       seqtx_sru.h          SRU and SRU++: simple recurrent units, and attention where their product stood
+       seqtx_compressive.h  Compressive Transformer: a memory that is compressed and not thrown away; GTrXL's gates
    Text becomes tokens in examples/text.h (vocabularies, corpora, batches), which is free to copy beside them.
 
    MANUAL
