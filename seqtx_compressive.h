@@ -1362,8 +1362,7 @@ STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const
     }
     reach = m->desc.segment + M + C;
     if (m->desc.literal_rows && reach > m->key_pe->dim[0]) {
-        stx_fail(x, STX_ERR_ARG, "stx_comp_state_create: memories of %zu and %zu rows, more than the model's, and literal_rows: want 0", M,
-                 C);
+        stx_fail(x, STX_ERR_ARG, "stx_comp_state_create: %zu and %zu rows with literal_rows: want no more than the model's", M, C);
         stx_comp_state_free(s);
         return NULL;
     }
@@ -2012,8 +2011,8 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     stx_comp *m = j->m;
     const stx_comp_desc *d = &m->desc;
     const stx_comp_layer *p = &m->layer[j->l];
-    stx_tensor *h = in[1], *past = j->past ? in[j->past] : NULL, *q, *kv, *wkv = stx__comp_wkv(m, j->l), *y, *old, *rows, *src,
-        *again = NULL;
+    stx_tensor *h = in[1], *past = j->past ? in[j->past] : NULL, *wkv = stx__comp_wkv(m, j->l);
+    stx_tensor *q, *kv, *y, *old, *rows, *src, *again = NULL;
     stx_attention_args *made;
     size_t i, at = 0, mine;
     q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
@@ -2025,8 +2024,8 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     if (again) {
         mine = STX_MIN(again->dim[1], j->c);
         again = stx__comp_cut(x, again, again->dim[1] - mine, again->dim[1]);
-        src = stx__comp_join(x, stx__comp_join(x, stx__comp_cut(x, past, 0, j->c - mine), again), stx__comp_cut(x, past, j->c,
-            j->c + j->n));
+        src = stx__comp_join(x, stx__comp_cut(x, past, 0, j->c - mine), again);
+        src = stx__comp_join(x, src, stx__comp_cut(x, past, j->c, j->c + j->n));
     } else src = past;
     src = stx__comp_read(m, j->l, src, 0);
     if (src && src->needs_grad) kv = stx_linear(x, stx_concat(x, src, h), wkv, NULL, STX_ACT_NONE);
@@ -2058,15 +2057,13 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
     d = &m->desc;
     B = h->dim[0]; T = h->ndim == 3 ? h->dim[1] : 0;
     if (!T || T > d->segment || h->dim[2] != d->dim || (pad && (pad->B != B || pad->T != T))) {
-        stx_fail(x, STX_ERR_SHAPE, "stx_comp_segment: %zu rows of %zu steps, %zu wide%s: want (B,T,%zu) with T at most segment (%zu)%s", B,
-                 T,
-                 h->ndim == 3 ? h->dim[2] : 0, pad ? " with padding" : "", d->dim, d->segment, pad ? " and padding (B,T)" : "");
+        stx_fail(x, STX_ERR_SHAPE, "stx_comp_segment: %zu rows of %zu steps, %zu wide%s: want (B,T,%zu), T at most segment (%zu)%s", B, T,
+                 h->ndim == 3 ? h->dim[2] : 0, pad ? " with padding" : "", d->dim, d->segment, pad ? ", and padding (B,T)" : "");
         return NULL;
     }
     if ((in && (in->B != B || in->model != m)) || (out && (out->B != B || out->model != m))) {
-        stx_fail(x, STX_ERR_SHAPE, "stx_comp_segment: %zu rows with a memory of %zu streams, or of another model: make the state with B "
-                 "= %zu", B,
-                 in && in->B != B ? in->B : out ? out->B : in->B, B);
+        stx_fail(x, STX_ERR_SHAPE, "stx_comp_segment: %zu rows with a memory of %zu streams, or of another model: want a state with "
+                 "B = %zu", B, in && in->B != B ? in->B : out ? out->B : in->B, B);
         return NULL;
     }
     memset(m->aux, 0, 2 * d->layers * sizeof *m->aux);
@@ -2150,7 +2147,7 @@ STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targ
     x = m->ctx;
     if (m->desc.literal_mask) pad = NULL;
     if (pad && (pad->B != targets->B || pad->T != targets->T)) {
-        stx_fail(x, STX_ERR_SHAPE, "stx_comp_nll: padding (%zu,%zu) for targets (%zu,%zu), want the same", pad->B, pad->T, targets->B,
+        stx_fail(x, STX_ERR_SHAPE, "stx_comp_nll: padding (%zu,%zu), want that of the targets, (%zu,%zu)", pad->B, pad->T, targets->B,
                  targets->T);
         return NULL;
     }
@@ -2271,8 +2268,9 @@ STX_DEF int stx_comp_gen_set(stx_comp_gen *g, const stx_comp_state *from) {
 /* n rows of `from` (B,.,width), from row r0 of each stream on, become rows [r1, r1 + n) of `to`; rows: how many each of the two has */
 static void stx__comp_rows_to(stx_ctx *x, stx_real *to, size_t rows1, size_t r1, const stx_real *from, size_t rows0, size_t r0, size_t n,
                               size_t B, size_t width) {
-    if (n) STX_RUN(x, stx_copy2d, (x, stx_at(x, to, r1 * width), rows1 * width, stx_at(x, from, r0 * width), rows0 * width, B, n * width,
-                                   0));
+    to = stx_at(x, to, r1 * width);
+    from = stx_at(x, from, r0 * width);
+    if (n) STX_RUN(x, stx_copy2d, (x, to, rows1 * width, from, rows0 * width, B, n * width, 0));
 }
 static stx_tensor *stx__comp_gen_kv(stx_comp_gen *g, size_t l, stx_tensor *rows) {
     stx_comp *m = g->model;
@@ -2438,8 +2436,7 @@ STX_DEF stx_tensor *stx_comp_gen_step(stx_comp_gen *g, stx_tensor *h) {
     T = h->ndim == 3 ? h->dim[1] : 0;
     if (!T || h->dim[0] != g->B || h->dim[2] != g->model->desc.dim || stx_training(x)) {
         stx_fail(x, STX_ERR_SHAPE, "stx_comp_gen_step: %zu streams of %zu steps%s: want (%zu,t,%zu) after stx_begin(x, STX_EVAL)",
-                 h->dim[0], T,
-                 stx_training(x) ? " in training" : "", g->B, g->model->desc.dim);
+                 h->dim[0], T, stx_training(x) ? " in training" : "", g->B, g->model->desc.dim);
         return NULL;
     }
     for (at = 0; at < T; at += t) {
@@ -2455,8 +2452,8 @@ static stx_tensor *stx__comp_gen_feed(void *user, const stx_ids *ids) {
     return h ? stx__comp_out(g->model, h) : NULL;
 }
 STX_DEF const stx_real *stx_comp_gen_feed(stx_comp_gen *g, const int32_t *ids, size_t n) {
-    return g && stx__comp_worded(g->model, "stx_comp_gen_feed") ? stx_cache_feed(g->cache, g->model->words, ids, n, 1, stx__comp_gen_feed,
-        g) : NULL;
+    if (!g || !stx__comp_worded(g->model, "stx_comp_gen_feed")) return NULL;
+    return stx_cache_feed(g->cache, g->model->words, ids, n, 1, stx__comp_gen_feed, g);
 }
 
 // >>model: for programs of any family
