@@ -5184,7 +5184,7 @@ typedef struct stx__comp_usage {
     int delta_min, pe_heads;
     float scale;
 } stx__comp_usage;
-template<int PE> STX__HOST_UNROLLED static __global__ void __launch_bounds__(256) stx__comp_usage_kernel(double *part, stx__comp_usage p) {
+template<int PE> STX__HOST_UNROLLED static __global__ void __launch_bounds__(256, 3) stx__comp_usage_kernel(double *part, stx__comp_usage p) {
     enum { LD = STX__CU + 4, LR = STX__CUR + 4 };
     STX__SHARED(float, qu, STX__CUK * LD);
     STX__SHARED(float, qv, PE ? STX__CUK * LD : 4);
@@ -5216,6 +5216,7 @@ template<int PE> STX__HOST_UNROLLED static __global__ void __launch_bounds__(256
                     stx__get(p.pe, p.pe_heads > 1 ? ((size_t)row * p.H + h) * p.D + ch : (size_t)row * p.D + ch) : 0;
             }
             __syncthreads();
+            #pragma unroll 4                /* 3 blocks a multiprocessor, and nothing spills */
             for (int d = 0; d < STX__CUK; d++) {
                 float a[4], k[4], v[4], w[7];
                 for (int e = 0; e < 4; e++) { a[e] = qu[d * LD + 4 * ty + e]; k[e] = ks[d * LD + 4 * tx + e]; }
