@@ -5184,7 +5184,8 @@ typedef struct stx__comp_usage {
     int delta_min, pe_heads;
     float scale;
 } stx__comp_usage;
-template<int PE> STX__HOST_UNROLLED static __global__ void __launch_bounds__(256, 3) stx__comp_usage_kernel(double *part, stx__comp_usage p) {
+template<int PE> STX__HOST_UNROLLED
+static __global__ void __launch_bounds__(256, 3) stx__comp_usage_kernel(double *part, stx__comp_usage p) {
     enum { LD = STX__CU + 4, LR = STX__CUR + 4 };
     STX__SHARED(float, qu, STX__CUK * LD);
     STX__SHARED(float, qv, PE ? STX__CUK * LD : 4);
