@@ -2520,14 +2520,14 @@ TR_DEF void tr_lm_log_step(tr_lm *t, double loss) {
     tr_log_num(&t->log, "loss", loss);
     tr_log_num(&t->log, tr_lm_unit(t), metric);
     tr_log_num(&t->log, "lr", t->lr);
-    tr_log_num(&t->log, "grad_norm", t->optim->grad_norm);
+    tr_log_num(&t->log, "grad_norm", t->update ? t->optim->grad_norm : (double)NAN);      /* null: no update in this step */
     tr_log_num(&t->log, "tokens_per_s", tr_rate_tokens(&t->rate));
     tr_log_int(&t->log, "peak_bytes", stx_peak_bytes(t->x));
     tr_lm_point(t, "train/loss", loss);
     snprintf(tag, sizeof tag, "train/%s", tr_lm_unit(t));
     tr_lm_point(t, tag, metric);
     tr_lm_point(t, "train/lr", t->lr);
-    tr_lm_point(t, "train/grad_norm", t->optim->grad_norm);
+    if (t->update) tr_lm_point(t, "train/grad_norm", t->optim->grad_norm);
     tr_lm_point(t, "train/tokens_per_s", tr_rate_tokens(&t->rate));
 }
 /* Is this evaluation the best so far? (A stop during it leaves a NaN: not better.) */

@@ -126,7 +126,7 @@ static const tr_preset presets[] = {
     {"demo", "a small byte model that learns in two minutes on two cores (make demo-compressive)",
         DEMO "eval-every=800 save-every=800 eval-blocks=5 log-every=100"},
     {"reference", "the reference's enwik8 example: memory in the last three of 8 layers, GRU gates, pieces of four segments",
-        REFERENCE "log-every=100 eval-every=2000 save-every=2000 eval-blocks=16 sample-every=2000 sample-prime=512 sample-length=1024"},
+        REFERENCE "eval-every=2000 save-every=2000 eval-blocks=16 sample-every=2000 sample-prime=512 sample-length=1024"},
     {"readme", "the sizes of the reference's README: 12 layers, segment 1024, GLU; tokens are words here",
         REFERENCE "tokens=words vocab=20000 nlayers=12 emb-sz=128 block-sz=1024 mem=1024 cmem=256 memory-layers=6,7,8,9,10,11,12 glu "
             "dropout=0.1 aux-dropout=0.1"},
@@ -256,13 +256,15 @@ static int why(tr_lm *t) {
     static const char *const renamed[][2] = {{"layers", "nlayers"}, {"dim", "hid-sz"}, {"emb", "emb-sz"}, {"inner", "inner-hid-sz"},
                                              {"segment", "block-sz"}};
     const char *text = stx_error(t->x), *who = "stx_comp_create: ";
+    const tr_opt *o;
     size_t n, i;
     if (stx_error_code(t->x) != STX_ERR_ARG || strncmp(text, who, strlen(who)) != 0) return tr_lm_why(t);
     text += strlen(who);
     n = strcspn(text, " ");
     for (i = 0; i < sizeof renamed / sizeof *renamed; i++)
         if (tr_same_name(text, n, renamed[i][0])) return tr_fail(t->err, TR_ERR, "--%s%s", renamed[i][1], text + n);
-    return tr_find_option(&options, text, n) ? tr_fail(t->err, TR_ERR, "--%.*s%s", (int)n, text, text + n) : tr_lm_why(t);
+    o = tr_find_option(&options, text, n);
+    return o ? tr_fail(t->err, TR_ERR, "--%s%s", o->name, text + n) : tr_lm_why(t);
 }
 /* --mems or --cmems: a number for each layer */
 static int per_layer(tr_lm *t, const char *name, const char *text, size_t *out, const size_t **list) {
