@@ -125,7 +125,9 @@ build/test_train_h: tests/test_train_h.c build/flags
 
 # >>cuda on the host: seqtx_cuda.cu by the host's compiler (tests/cuda_host), so that every kernel runs where there is no GPU
 CXXHOST = $(CXX) -std=c++17 $(WARN) -Itests/cuda_host
-CXXSHIM = $(CXXHOST) -Wno-unused-function -Wno-unknown-pragmas -Wno-maybe-uninitialized -DSEQTX_CUDA -DSEQTX_CUDA_HOST
+# fmaf as an instruction where the processor has it: in the library it is a call, and most of what kernels do
+FMA    := $(shell grep -qm 1 '^flags.* fma ' /proc/cpuinfo 2>/dev/null && echo -mfma -ffp-contract=off)
+CXXSHIM = $(CXXHOST) $(FMA) -Wno-unused-function -Wno-unknown-pragmas -Wno-maybe-uninitialized -DSEQTX_CUDA -DSEQTX_CUDA_HOST
 STACK  := $(shell printf 'int main(void){return 0;}' | $(CXX) --param asan-stack=0 -x c++ - -o /dev/null 2>/dev/null && echo --param asan-stack=0 || echo -mllvm -asan-stack=0)
 CUDA_F32 = $(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST
 SAN_CUDA = $(CC) -std=c99 $(WARN) $(SAN) $(STACK) -DSEQTX_CUDA -DSEQTX_CUDA_HOST

@@ -6,6 +6,194 @@
        #include "seqtx_compressive.h"
    It includes seqtx.h, which must stand beside it. Link -lm (and -pthread on older systems); compile with -O2.
    (SEQTX_COMPRESSIVE_IMPLEMENTATION compiles this header's part alone, when seqtx.h's is compiled elsewhere.)
+
+   MANUAL
+
+   The model. A Transformer that reads a text segment by segment. A layer with a memory keeps the rows of the last segments;
+   rows too old for it become fewer rows, r into one, and those are kept for longer. Attention sees all three. Papers:
+       Compressive Transformers for Long-Range Sequence Modelling      Rae et al., 2019          1911.05507
+       Stabilizing Transformers for Reinforcement Learning (the gates) Parisotto et al., 2019    1910.06764
+       Do Transformers Need Deep Long-Range Memory?                    Rae and Razavi, 2020      2007.03356
+       ERNIE-Doc (what a layer remembers)                              Ding et al., 2020         2012.15688
+
+       tokens (B,T) -> embedding -> x (B,T,D) -> layers -> [norm] -> output layer -> logits (B,T,V)
+
+   One layer, with the names that the code uses; cm and m are its compressed memory (c rows) and its memory (n rows):
+
+       h = LN(x)          q = Wq h          k, v = Wkv [cm ; m ; h]         K = c + n + T keys, oldest first
+       s_aj = (q_a.k_j + q_a.P_dist) / sqrt(hd)              dist = a + c + n - j, and no key with dist < 0
+       o = Wo softmax(s) v + bo                              x = gate(x, o)
+       x = gate(x, W2 gelu(W1 LN(x) + b1) + b2)              glu: W2 (gelu(u1) u2) with u = W1 LN(x) + b1 in two halves
+       xl:  s_aj = ((q_a + u).k_j + (q_a + v).(Wr sin_dist)) / sqrt(hd)          norm_after: x = LN(gate(x, ..)), h = x
+
+   The life of a memory, S = M = 4, C = 3, r = 2. A full segment ends:
+
+               compressed memory   memory            this segment
+       before  c0 c1 c2            m0 m1 m2 m3       h0 h1 h2 h3      all are keys for the queries of h0 .. h3
+                |  |               '-.-' '-.-'        |  |  |  |
+                |  |               conv   conv        |  |  |  |      e = n + S - M rows fall out, in groups of r
+                v  v                 v      v         v  v  v  v
+       after   lost     c2          c3     c4        m0 m1 m2 m3      the last C of [cm ; new], the last M of [m ; h]
+
+   Constants: m and cm, wherever they are read. The language loss reaches Wkv through them (k = Wkv m; they are projected
+   by the weights of now in every step) and nothing that made them. h is no constant in its own segment. The convolution
+   gets gradients from its own loss alone, and what it reads is a constant. With T < S nothing moves.
+
+   Compression of the rows old[0..e), group g = rows g r .. g r + r - 1; the last group may be shorter (zeros in a convolution):
+       conv       new_g = b + sum_t W_t old[g r + t]              overlap x: t from -x on
+       dilated    z = old; for R of dilation: z_i = relu(K0 z_i + K1 z_{i+R}), sum R zeros before; then conv, no biases
+       max, mean  of the group's rows, channel by channel
+       used       no groups: the ceil(e / r) rows that got most attention, in the order of time. Usage of a row: its softmax weight, mean
+                  over heads and over the queries of the segments in which it stood in memory
+       drop       nothing: Transformer-XL's memory
+
+   Losses of the compression, mean over rows and channels; total = nll + w / A sum_l aux_l, A layers with compressed memory:
+       attention     att(rows) = softmax(q (Wk rows)^T / sqrt(hd)) Wv rows, with q, Wk, Wv and old constants
+                     aux = mean (att(new) - att(old))^2         what attention reads from the new rows is what it read from the old
+                     with a = att(new), y = att(old), N numbers, p the weights of a:  da = 2 (a - y) / N ;  dv = p^T da
+                     ds = p (da v^T - sum p da v^T) ;  dk = ds^T q / sqrt(hd) ;  dnew = dk Wk + dv Wv ;  dW_t = sum_g dnew_g old[g r + t]^T
+       autoencode    aux = mean (old - rec)^2, rec[g r + t] = D_t new_g       dnew = sum_t D_t^T drec, and D learns, too
+       bptt          no loss of its own: the nll of the next `bptt` segments reaches W through k and v of the new rows, which are made again
+                     from old in those segments, with the weights of now
+       none          the convolution stays as it began
+   ratio_l = sum (t - c)^2 / sum t^2 of the same numbers says how much is lost, whatever their size: 1 is no better than zeros.
+
+   Why it is so.
+       The compression does not get the language loss. A row lives for C r / S segments, and bptt hears of one or two of them: it
+       learns what the next segment wants and forgets what later ones may want. In the paper it is the worst of all (0.996
+       bits per character on enwik8; max 0.986, mean 0.982, used 0.980, conv with the attention loss 0.973).
+       The network does not get the compression's loss. It could be met by keys and values that are all alike, which compress
+       perfectly. So q, Wkv and the rows are constants there, and no weight between the losses has to be found.
+       The attention loss is not the autoencoder's. It wants back what some query would read, not every number of a row.
+       A compressed row counts as one step in distances. Then the farthest distance is M + C and not M + C r.
+       Few long memories are enough. 4 memory layers of 24, spread or at the top, did about as well as 24 (2007.03356).
+       Gates that begin as x -> x (gtrxl and others with b > 0) make deep stacks trainable where the reward is the only teacher.
+
+   Gates, x the stream, y the sublayer's output (after relu with gate_relu), s = sigmoid, and what comes back of g = dout, s' = s (1 - s):
+       residual   x + y                                       dx = dy = g
+       input      s(W x) x + y                                da = g x s' (a = W x), dx = g s + W^T da, dy = g
+       output     x + s(W x - b) y                            da = g y s', db = -da, dx = g + W^T da, dy = g s
+       highway    s x + (1 - s) y, s = s(W x + b)             da = g (x - y) s', dx = g s + W^T da, dy = g (1 - s)
+       sigtanh    x + s(W y - b) tanh(U y)                    dx = g; dy by both products
+       gtrxl      r = s(Wr y + Ur x), z = s(Wz y + Uz x - b), n = tanh(Wg y + Ug (r x)): (1 - z) x + z n
+       gru        r = s(Wr y + Ur x + ..), z likewise, n = tanh(Wn y + b + r (Un x + b')): (1 - z) n + z x   (PyTorch's GRUCell)
+                  dn = g (1 - z)(1 - n^2), dz = g (x - n) z', dr = dn (Un x + b') r': gradients of the three parts of both products
+       mogrify    (gru) y = 2 s(Q x) y, x = 2 s(R y) x, in turn, five times; Q = q1 q0 and R = r1 r0 of rank D / 4
+
+   By hand. One channel, one head, Wq = Wk = Wv = 1, r = 2, conv taps 1/2 and 1/2, no bias. Old rows 0 and ln 3; a query q = 1:
+       weights 1/4, 3/4      att(old) = 3/4 ln 3 = 0.8240      new = ln 3 / 2 = 0.5493 = att(new)
+       aux = (0.5493 - 0.8240)^2 = 0.0754      ratio = (1/4)^2 / (3/4)^2 = 1/9
+       dnew = 2 (0.5493 - 0.8240) = -0.5493 = db      dW = -0.5493 (0, ln 3) = (0, -0.6035)
+
+   Quick start (compiles as it stands): learns "abcabc.." and prints it.
+
+   //>quickstart
+       #define SEQTX_IMPLEMENTATION
+       #include "seqtx_compressive.h"
+       #include <stdio.h>
+       int main(void) {
+           stx_comp_desc d = {0};
+           stx_ctx *x = stx_create(NULL);
+           d.vocab = 256; d.layers = 2; d.dim = 32; d.heads = 2; d.segment = 16; d.mem = 16; d.ratio = 4;
+           stx_comp *model = stx_comp_create(x, &d);
+           stx_optim_desc od = {0};
+           stx_optim *optim = stx_optim_create(stx_comp_params(model), &od);
+           stx_comp_state *memory = stx_comp_state_create(model, 1);
+           for (int step = 0; step < 100 && stx_ok(x); step++) {
+               int32_t text[17];
+               for (int i = 0; i < 17; i++) text[i] = "abc"[(step * 16 + i) % 3];
+               stx_begin(x, STX_TRAIN);
+               stx_ids *in = stx_tokens(x, text, 1, 16), *next = stx_tokens(x, text + 1, 1, 16);
+               stx_tensor *nll = stx_comp_loss(model, in, next, memory, memory);
+               stx_backward(x, stx_comp_total(model, nll));
+               if (step % 20 == 0) printf("step %d nll %.4f\n", step, stx_item(x, nll));
+               stx_optim_step(optim, 0.01);
+           }
+           int32_t token = 'a';
+           stx_comp_gen *gen = stx_comp_gen_create(model, 1);
+           stx_sampling greedy = {0};
+           for (int i = 0; i < 24 && stx_ok(x); i++) {
+               const stx_real *logits = stx_comp_gen_feed(gen, &token, 1);
+               putchar(token);
+               token = logits ? stx_sample(&greedy, 0, logits, 256, NULL) : 0;
+           }
+           printf("\n%s\n", stx_error(x));
+           stx_destroy(x);
+           return 0;
+       }
+   //<quickstart
+
+   Three ways in. Tokens: stx_comp_loss, stx_comp_logits. Vectors in and vectors out, for speech, agents, classification: a model without
+   vocab and stx_comp_segment, with padding; stx_comp_nll and others are there if it has one. Step by step, for agents that act and for
+   generation: stx_comp_gen_step and _feed, equal to whole segments. A stream that begins anew: stx_comp_state_reset_stream.
+
+   Configuration (stx_comp_desc)
+       field           zero means       enwik8 of the PyTorch port / its README / paper: enwik8 / WikiText-103 / PG-19
+       vocab           no words         256 / 20000 / 256 / adaptive, see Fidelity / 32000
+       dim, emb        512, D           512 / 512, 128 / 1024 / 1024 / -
+       layers, heads   8, 8             8, 8 / 12, 8 / 24, 8 / 18, 16 / 36, -
+       inner (F)       4 D              2048 / 2048 with glu / 3072 / 4096 / -
+       segment (S)     512              512 / 1024 / 768 / 512 / 512
+       mem (M)         S                512 / 1024 / 768 / 512 / 512                  evaluation - / - / 768 / 500 / -
+       cmem (C)        floor(M / r)     128 / 256 / 1152 / 512 / 512                  evaluation - / - / 3072 / 1500 / -
+       ratio (r)       4                4 / 4 / 3 / 4 / 2
+       memory_layers   all              6, 7, 8 / 6 .. 12 / all / all / all
+       compress, aux   conv, attention  as zero
+       positions       learned          learned / learned / xl / xl / xl
+       norm_after      before           0 / 0 / 1 / 1 / 1
+       gate            x + y            gru / gru / 0 / 0 / 0                         (GTrXL: gtrxl with gate_relu)
+       recurrence      own input        rotate / rotate / 0 / 0 / 0                   (its mended form: ernie)
+       dropouts        0                0 / 0.1 each / - / - / -
+   Recipe of the paper: Adam, clip 0.1, rate from 1e-6 to 3e-4 in 4,000 updates (words: 16,000) and down again by a cosine in 100,000
+   (500,000). After 60,000 updates only every fourth step updates, with the gradients of four: fewer and larger updates do better
+   late in training, a smaller rate does worse.
+
+   Cost of a memory layer, forward, multiply-adds a stream and segment, K = c + n + S, F' = 2 F (3 F with glu), kv = 2 hd kv_heads:
+       Wq, Wo 2 S D^2 ; Wkv K D kv ; attention 3 D S (c + n + S/2) ; feed-forward S D F'
+       compression e D^2, and 2 e D^2 more for each dilation ; aux: G D kv + 2 S D (e + G) ; gates: gru 12 S D^2, gtrxl 12, sigtanh 4,
+       others 2 ; xl: Wr K D^2
+   Wkv over memory is 2 (c + n) D^2 of a training step, and nothing in stx_comp_gen, which keeps keys and values.
+   Memory: B D sum_l (M_l + C_l) numbers; generation: 4 B D sum_l (M_l + C_l + S) more. Reach: L (M + r C) tokens.
+   kv_heads saves weights and their products; attention reads a copy for every head.
+
+   Fidelity, against the PyTorch port (compressive-transformer-pytorch 0.4.0) and the paper
+       reproduced   logits, losses, memories, every gradient, of every option here: tested against independent float64 code, to 1e-10
+       corrected    a switch brings the port's form back:
+                    literal_rows    the table's row of a distance depends on how full the memory is, until it is. Default: it does not.
+                    literal_pad     e mod r rows of padding stand before the groups, and the newest rows may be lost. Default: (-e) mod r
+                                    after them.
+                    literal_target  the aux loss compares with all of the memory. Default: with the rows that were compressed.
+                    literal_mask    padding enters the memory as text, and a query that sees nothing sees all, also the future. Default:
+                                    padding is no key, now or later, and such a query gets 0.
+                    literal_freeze  Wkv learns no more from the first aux loss on. Default: it is a constant in the aux loss alone.
+                    STX_COMP_ROTATE the memory of each memory layer goes one down in every call, the lowest one's to the top. Default: it
+                                    stays (STX_COMP_SAME, the paper); STX_COMP_ERNIE is what was meant.
+                    Without a switch: means are over the tokens that count; there is no dropout on the target of the aux loss, and no
+                    convolution in layers without compressed memory.
+       better       M or C of 0, M < S, other M and C in evaluation, streams that are reset one by one, generation that keeps keys and
+       values.
+       different    layouts: convolutions (D,taps D), decoders (taps D,D), dilated (D,2 D), key_pe (rows,D); an importer permutes the
+                    port's (out,in,taps), (in,out,taps), (out,in,2), (H,rows,hd). Our own choices, where the paper is silent: usage,
+                    zeros before dilated convolutions, the shorter last group.
+       omitted      adaptive embedding and softmax (the paper's WikiText-103); the authors' own projection and bias for positions of
+                    compressed rows; clamped positions; mogrifiers with biases.
+
+   Easy to get wrong
+       - The memory holds h, normalised once, and keys are made of it by the weights of now. STX_COMP_ERNIE holds outputs, which the layer
+         that reads them normalises: its norm learns by them.
+       - A segment attends to the compressed memory of before; what it presses out is seen by the next one.
+       - gru keeps x where z is near 1, gtrxl where z is near 0. b is subtracted in gtrxl, output and sigtanh, added in highway.
+       - The queries of the aux loss are q without u; there are no positions and no causal mask in it.
+       - stx_comp_total belongs to the last forward, and aux and ratio are results of the step: gone with the next stx_begin.
+       - A call with T < S forgets its tokens. Text that comes in pieces goes to stx_comp_gen, or waits until a segment is full.
+       - Evaluation wants a state of its own. With larger memories (stx_comp_state_create_sized) only STX_COMP_XL knows the distances.
+
+   Compile-time options: those of seqtx.h.
+   GPU. As in seqtx.h; seqtx_cuda.cu has this header's kernels when it stands beside it. Once the memories are full a step can be replayed:
+       stx_step_run(x, stx_comp_key(model, in, next, memory, 0), step, user)
+
+   Reading order: stx__comp_layer (one layer, and what its segment leaves), stx_comp_segment, stx__comp_plan (who is evicted, which rows are
+   missing), stx__comp_compress, stx__comp_aux, stx__comp_gate; then the kernels from >>groups on; stx__comp_gen_move.
 */
 #ifndef SEQTX_COMPRESSIVE_H
 #define SEQTX_COMPRESSIVE_H
@@ -241,11 +429,12 @@ STX_KERNEL(stx_comp_pick, (stx_ctx *x, stx_real *y, const stx_real *rows, const 
 /* What n keys from `first` on got of an attention whose forward kernel has run with a (no learned span, eps or persistent vectors):
        usage[b][j][0] += 1/H sum_h sum_i softmax weight of key first + j for query i       before dropout
        usage[b][j][1] += how many queries i there are
-   over the queries whose own key exists (a->pad at S-T+i). usage (B,ldu/2,2), ldu numbers from stream to stream, floats. Sums over
-   queries, then heads, in order. */
+   over the queries whose own key exists (a->pad at S-T+i); all of them stand behind the n keys. usage (B,ldu/2,2), ldu numbers from
+   stream to stream, floats. */
 STX_KERNEL(stx_comp_usage, (stx_ctx *x, stx_real *usage, size_t ldu, const stx_attention_args *a, size_t first, size_t n))
 /* loss (1) = sum (a - t)^2 / divisor, ratio (1) = sum (a - t)^2 / sum t^2 (0 if that is 0), over rows of a, t (N,C) that skip (N), on the
-   device or NULL, does not mark. work: (N,2), on the device, where the two sums of each row go. Backward: da += dloss 2 (a - t) / divisor */
+   device or NULL, does not mark. work: (N,2), on the device, where the two sums of each row go. Backward: da += dloss 2 (a - t) / divisor
+   */
 STX_KERNEL(stx_comp_error_fwd, (stx_ctx *x, stx_real *loss, stx_real *ratio, double *work, const stx_real *a, const stx_real *t,
                                 const int32_t *skip, size_t N, size_t C, double divisor))
 STX_KERNEL(stx_comp_error_bwd, (stx_ctx *x, stx_real *da, const stx_real *dloss, const stx_real *a, const stx_real *t, const int32_t *skip,
@@ -300,7 +489,13 @@ static ptrdiff_t stx__comp_row(const stx_comp_groups *g, size_t b, size_t group,
     if (row < first || row >= (ptrdiff_t)g->rows || (g->pad && g->pad[b * g->rows + (size_t)row])) return -1;
     return row;
 }
-typedef struct stx__comp_grouping { const stx_comp_groups *g; stx_real *y; const stx_real *rows, *usage; size_t ldu; int flag; } stx__comp_grouping;
+typedef struct stx__comp_grouping {
+    const stx_comp_groups *g;
+    stx_real *y;
+    const stx_real *rows, *usage;
+    size_t ldu;
+    int flag;
+} stx__comp_grouping;
 
 static void stx__comp_unfold_part(const stx_share *s, const void *job) {
     const stx__comp_grouping *j = (const stx__comp_grouping *)job;
@@ -329,15 +524,9 @@ static void stx__comp_fold_part(const stx_share *s, const void *job) {
         size_t b = n / g->rows, row = n % g->rows;
         stx_real *r = j->y + n * D;
         memset(r, 0, D * sizeof *r);
-        for (i = 0; i < g->groups; i++) {
-            ptrdiff_t t0 = stx__comp_row(g, b, i, 0), t;
-            const stx_real *y;
-            /* where tap 0 is outside, or missing, another tap says where the group lies */
-            if (t0 >= 0) t = (ptrdiff_t)row - t0;
-            else for (t = 0; t < (ptrdiff_t)g->taps && stx__comp_row(g, b, i, (size_t)t) != (ptrdiff_t)row; t++) {}
-            if (t < 0 || t >= (ptrdiff_t)g->taps || stx__comp_row(g, b, i, (size_t)t) != (ptrdiff_t)row) continue;
-            y = j->rows + ((b * g->groups + i) * g->taps + (size_t)t) * D;
-            for (c = 0; c < D; c++) r[c] += y[c];
+        for (i = 0; i < g->groups * g->taps; i++) {
+            const stx_real *y = j->rows + (b * g->groups * g->taps + i) * D;
+            if (stx__comp_row(g, b, i / g->taps, i % g->taps) == (ptrdiff_t)row) for (c = 0; c < D; c++) r[c] += y[c];
         }
     }
 }
@@ -460,23 +649,29 @@ STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size
                     sum[b * n + j] += work[keys - a->N - a->S + first + j] / (double)a->H;
                 }
 }
-/* (q + u).k + (q + vb).pe, in 16 sums */
-STX_INNER void stx__comp_score_any(int fma, stx_real *STX_RESTRICT s, const stx_real *q, const stx_real *k, const stx_real *pe,
-                                   const stx_real *u, const stx_real *vb, size_t D) {
-    stx_real sum[16] = {0}, all = 0;
-    size_t d, i;
-    for (d = 0; d + 16 <= D; d += 16) {
-        for (i = 0; i < 16; i++) sum[i] = STX_FMA(fma, q[d + i], k[d + i], sum[i]);
-        if (u) for (i = 0; i < 16; i++) sum[i] = STX_FMA(fma, u[d + i], k[d + i], sum[i]);
-        if (pe) for (i = 0; i < 16; i++) sum[i] = STX_FMA(fma, q[d + i], pe[d + i], sum[i]);
-        if (vb) for (i = 0; i < 16; i++) sum[i] = STX_FMA(fma, vb[d + i], pe[d + i], sum[i]);
+/* s[j] = (q + u).k_j + (q + vb).pe_j for n keys, each in 16 sums; rows of k are ldk apart, those of pe (NULL: none) ldp */
+STX_INNER void stx__comp_scores_any(int fma, stx_real *STX_RESTRICT s, const stx_attention_args *a, const stx_real *q, const stx_real *k,
+                                    const stx_real *pe, size_t h, size_t n) {
+    const stx_real *u = a->u ? a->u + h * a->D : NULL, *vb = a->vb ? a->vb + h * a->D : NULL;
+    const size_t D = a->D, ldp = a->pe_heads > 1 ? a->H * D : D;
+    size_t j, d, i;
+    for (j = 0; j < n; j++) {
+        const stx_real *kj = k + j * a->ldk, *pj = pe ? pe + j * ldp : NULL;
+        stx_real sum[16] = {0};
+        for (d = 0; d + 16 <= D; d += 16) {
+            for (i = 0; i < 16; i++) sum[i] = STX_FMA(fma, q[d + i], kj[d + i], sum[i]);
+            if (u) for (i = 0; i < 16; i++) sum[i] = STX_FMA(fma, u[d + i], kj[d + i], sum[i]);
+            if (pj) for (i = 0; i < 16; i++) sum[i] = STX_FMA(fma, q[d + i], pj[d + i], sum[i]);
+            if (vb) for (i = 0; i < 16; i++) sum[i] = STX_FMA(fma, vb[d + i], pj[d + i], sum[i]);
+        }
+        for (; d < D; d++) sum[d % 16] += (q[d] + (u ? u[d] : 0)) * kj[d] + (pj ? (q[d] + (vb ? vb[d] : 0)) * pj[d] : 0);
+        for (i = 0; i < 8; i++) sum[i] += sum[i + 8];
+        for (i = 0; i < 4; i++) sum[i] += sum[i + 4];
+        s[j] = (sum[0] + sum[2]) + (sum[1] + sum[3]);
     }
-    for (; d < D; d++) all += (q[d] + (u ? u[d] : 0)) * k[d] + (pe ? (q[d] + (vb ? vb[d] : 0)) * pe[d] : 0);
-    for (i = 0; i < 16; i++) all += sum[i];
-    *s = all;
 }
-STX_EACH_ISA(stx__comp_score_any, (stx_real *STX_RESTRICT s, const stx_real *q, const stx_real *k, const stx_real *pe, const stx_real *u,
-                                   const stx_real *vb, size_t D), s, q, k, pe, u, vb, D)
+STX_EACH_ISA(stx__comp_scores_any, (stx_real *STX_RESTRICT s, const stx_attention_args *a, const stx_real *q, const stx_real *k,
+                                    const stx_real *pe, size_t h, size_t n), s, a, q, k, pe, h, n)
 
 typedef struct stx__comp_usage { const stx_attention_args *a; stx_real *usage; size_t ldu, first, n; } stx__comp_usage;
 /* A unit: 16 keys of a stream. Each weight is made again from its logit and the row's statistics. */
@@ -485,23 +680,24 @@ static void stx__comp_usage_part(const stx_share *s, const void *job) {
     const stx_attention_args *a = u->a;
     size_t unit, tiles = (u->n + 15) / 16;
     for (unit = s->from; unit < s->to; unit++) {
-        size_t b = unit / tiles, j0 = unit % tiles * 16, j1 = STX_MIN(j0 + 16, u->n), h, i, j, queries = 0;
+        size_t b = unit / tiles, j0 = unit % tiles * 16, j1 = STX_MIN(j0 + 16, u->n), h, i, j, p, queries = 0;
+        stx_real logit[16];
         double sum[16] = {0};
         for (h = 0; h < a->H; h++)
             for (i = 0; i < a->T; i++) {
                 size_t row = (b * a->H + h) * a->T + i, here = a->S - a->T + i;
-                const stx_real *q = a->q + b * a->stq + i * a->ldq + h * a->D;
+                const stx_real *q = a->q + b * a->stq + i * a->ldq + h * a->D, *k, *pe;
                 if (a->pad && a->pad[b * a->stpad + here]) continue;
                 queries += h == 0;
-                for (j = j0; j < j1; j++) {
-                    size_t key = u->first + j, delta = here - key, p = a->P - 1 + (size_t)a->delta_min - delta;
-                    stx_real logit;
-                    if (here < key + (size_t)a->delta_min || delta > a->span || (a->pad && a->pad[b * a->stpad + key])) continue;
-                    STX_CALL(s->x, stx__comp_score_any, (&logit, q, a->k + b * a->stk + key * a->ldk + h * a->D,
-                        a->pe ? a->pe + (a->pe_heads > 1 ? (p * a->H + h) * a->D : p * a->D) : NULL,
-                        a->u ? a->u + h * a->D : NULL, a->vb ? a->vb + h * a->D : NULL, a->D));
-                    sum[j - j0] += (double)(stx_fast_exp(0, logit * a->scale - a->top[row]) * a->inv[row]);
-                }
+                /* row p of pe is that of key j0: both rise by one from key to key. No positions lie beyond the span */
+                p = a->P - 1 + (size_t)a->delta_min - (here - u->first - j0);
+                j = here - u->first - j0 > a->span ? here - u->first - a->span : j0;
+                k = a->k + b * a->stk + (u->first + j) * a->ldk + h * a->D;
+                pe = !a->pe ? NULL : a->pe_heads > 1 ? a->pe + ((p + j - j0) * a->H + h) * a->D : a->pe + (p + j - j0) * a->D;
+                if (j < j1) STX_CALL(s->x, stx__comp_scores_any, (logit + (j - j0), a, q, k, pe, h, j1 - j));
+                for (; j < j1; j++)
+                    if (!a->pad || !a->pad[b * a->stpad + u->first + j])
+                        sum[j - j0] += (double)(stx_fast_exp(0, logit[j - j0] * a->scale - a->top[row]) * a->inv[row]);
             }
         for (j = j0; j < j1; j++) {
             stx_real *out = u->usage + b * u->ldu + 2 * j;
@@ -784,6 +980,18 @@ static int stx__comp_bad(stx_ctx *x, const char *what, double got, const char *w
     stx_fail(x, STX_ERR_ARG, "stx_comp_create: %s is %g, want %s", what, got, want);
     return 0;
 }
+static int stx__comp_upto(stx_ctx *x, const char *what, size_t got, size_t lo, int bits) {
+    if (got >= lo && got <= (size_t)1 << bits) return 1;
+    stx_fail(x, STX_ERR_ARG, "stx_comp_create: %s is %zu, want %zu to 2^%d", what, got, lo, bits);
+    return 0;
+}
+/* An option that only some models have */
+static int stx__comp_only(stx_ctx *x, const char *what, double got, int where, const char *want) {
+    return got == 0 || where || stx__comp_bad(x, what, got, want);
+}
+static int stx__comp_dropout(stx_ctx *x, const char *what, double p) {
+    return (p >= 0 && p < 1) || stx__comp_bad(x, what, p, "0 <= p < 1");
+}
 /* M and C of layer l of a desc whose numbers are resolved; 0 when it is no memory layer */
 static int stx__comp_sizes(const stx_comp_desc *d, size_t l, size_t *M, size_t *C) {
     size_t i, in = !d->no_memory && !d->memory_layers;
@@ -803,7 +1011,7 @@ static size_t stx__comp_ahead(const stx_comp_desc *d) {
 static int stx__comp_check_memory(stx_ctx *x, const stx_comp_desc *d) {
     const size_t most = (size_t)1 << 31;
     size_t l, i, M, C, first = SIZE_MAX, M0 = 0, C0 = 0;
-    if (d->no_memory && d->memory_layers) return stx__comp_bad(x, "no_memory with memory_layers", d->no_memory, "one of the two");
+    if (!stx__comp_only(x, "no_memory with memory_layers", d->no_memory, !d->memory_layers, "one of the two")) return 0;
     if (!d->memory_layers != !d->memory_count)
         return stx__comp_bad(x, "memory_count", (double)d->memory_count, "how many memory_layers there are (none: no_memory)");
     for (l = 0; l < d->memory_count; l++) {
@@ -815,11 +1023,11 @@ static int stx__comp_check_memory(stx_ctx *x, const stx_comp_desc *d) {
             return stx__comp_bad(x, "twice in memory_layers", (double)d->memory_layers[l], "each layer once");
     }
     if (d->mem > most && d->mem != STX_COMP_NO_ROWS) return stx__comp_bad(x, "mem", (double)d->mem, "at most 2^31, or STX_COMP_NO_ROWS");
-    if (d->cmem > most && d->cmem != STX_COMP_NO_ROWS) return stx__comp_bad(x, "cmem", (double)d->cmem, "at most 2^31, or STX_COMP_NO_ROWS");
+    if (d->cmem > most && d->cmem != STX_COMP_NO_ROWS)
+        return stx__comp_bad(x, "cmem", (double)d->cmem, "at most 2^31, or STX_COMP_NO_ROWS");
     for (l = 0; l < d->layers; l++) {
         if (!stx__comp_sizes(d, l, &M, &C)) continue;
-        if (M > most) return stx__comp_bad(x, "a number of mems", (double)M, "at most 2^31");
-        if (C > most) return stx__comp_bad(x, "a number of cmems", (double)C, "at most 2^31");
+        if (!stx__comp_upto(x, "a number of mems", M, 0, 31) || !stx__comp_upto(x, "a number of cmems", C, 0, 31)) return 0;
         if (first == SIZE_MAX) { first = l; M0 = M; C0 = C; }
         if (d->recurrence == STX_COMP_ROTATE && (M != M0 || C != C0))
             return stx__comp_bad(x, "recurrence with memories of several sizes", d->recurrence, "equal mems and cmems for STX_COMP_ROTATE");
@@ -828,34 +1036,41 @@ static int stx__comp_check_memory(stx_ctx *x, const stx_comp_desc *d) {
 }
 static int stx__comp_check_compress(stx_ctx *x, stx_comp_desc *d) {
     size_t i;
-    int learns;
+    const int conv = d->compress == STX_COMP_CONV, dilated = d->compress == STX_COMP_DILATED, learns = conv || dilated;
     if (d->compress < 0 || d->compress > STX_COMP_DROP) return stx__comp_bad(x, "compress", d->compress, "one of STX_COMP_CONV .. _DROP");
-    learns = stx__comp_learns(d);
-    if (d->ratio > (size_t)1 << 20) return stx__comp_bad(x, "ratio", (double)d->ratio, "1 to 2^20");
-    if (d->overlap > (size_t)1 << 20) return stx__comp_bad(x, "overlap", (double)d->overlap, "at most 2^20");
-    if (d->overlap && d->compress != STX_COMP_CONV) return stx__comp_bad(x, "overlap", (double)d->overlap, "0 but for STX_COMP_CONV");
-    if (d->conv_no_bias && d->compress != STX_COMP_CONV) return stx__comp_bad(x, "conv_no_bias", d->conv_no_bias, "0 but for STX_COMP_CONV");
-    if (d->dilations > STX_COMP_MAX_DILATIONS) return stx__comp_bad(x, "dilations", (double)d->dilations, "at most 8");
-    if (d->dilations && d->compress != STX_COMP_DILATED)
-        return stx__comp_bad(x, "dilations", (double)d->dilations, "0 but for STX_COMP_DILATED");
-    for (i = 0; i < d->dilations; i++)
-        if (!d->dilation[i] || d->dilation[i] > (size_t)1 << 20) return stx__comp_bad(x, "a dilation", (double)d->dilation[i], "1 to 2^20");
-    if (d->compress == STX_COMP_DILATED && !d->dilations) { d->dilations = 3; d->dilation[0] = 1; d->dilation[1] = 2; d->dilation[2] = 4; }
     if (d->aux < 0 || d->aux > STX_COMP_AUX_NONE) return stx__comp_bad(x, "aux", d->aux, "one of STX_COMP_AUX_AUTO .. _NONE");
+    if (!stx__comp_upto(x, "ratio", d->ratio, 1, 20) || !stx__comp_upto(x, "overlap", d->overlap, 0, 20)
+        || !stx__comp_upto(x, "dilations", d->dilations, 0, 3) || !stx__comp_upto(x, "bptt", d->bptt, 0, 10)
+        || !stx__comp_only(x, "overlap", (double)d->overlap, conv, "0 but for STX_COMP_CONV")
+        || !stx__comp_only(x, "conv_no_bias", d->conv_no_bias, conv, "0 but for STX_COMP_CONV")
+        || !stx__comp_only(x, "dilations", (double)d->dilations, dilated, "0 but for STX_COMP_DILATED")
+        || !stx__comp_only(x, "bptt", (double)d->bptt, d->aux == STX_COMP_AUX_BPTT, "0 but for STX_COMP_AUX_BPTT")) return 0;
+    for (i = 0; i < d->dilations; i++) if (!stx__comp_upto(x, "a dilation", d->dilation[i], 1, 20)) return 0;
+    if (dilated && !d->dilations) { d->dilations = 3; d->dilation[0] = 1; d->dilation[1] = 2; d->dilation[2] = 4; }
     if (d->aux == STX_COMP_AUX_AUTO) d->aux = learns ? STX_COMP_AUX_ATTENTION : STX_COMP_AUX_NONE;
     if (d->aux != STX_COMP_AUX_NONE && !learns)
         return stx__comp_bad(x, "aux", d->aux, "STX_COMP_AUX_NONE: this compression has nothing to learn");
     if (!(d->aux_weight >= 0 && d->aux_weight < 1e30)) return stx__comp_bad(x, "aux_weight", d->aux_weight, "0 (which means 1) or more");
     if (d->aux_weight == 0) d->aux_weight = 1;
-    if (d->bptt > 1024) return stx__comp_bad(x, "bptt", (double)d->bptt, "at most 1024 segments");
-    if (d->bptt && d->aux != STX_COMP_AUX_BPTT) return stx__comp_bad(x, "bptt", (double)d->bptt, "0 but for STX_COMP_AUX_BPTT");
     if (d->aux == STX_COMP_AUX_BPTT && !d->bptt) d->bptt = 1;
-    if (d->literal_pad && d->compress != STX_COMP_CONV) return stx__comp_bad(x, "literal_pad", d->literal_pad, "0 but for STX_COMP_CONV");
-    if (d->literal_target && d->aux != STX_COMP_AUX_ATTENTION)
-        return stx__comp_bad(x, "literal_target", d->literal_target, "0 but for STX_COMP_AUX_ATTENTION");
-    if (d->literal_freeze && d->aux != STX_COMP_AUX_ATTENTION)
-        return stx__comp_bad(x, "literal_freeze", d->literal_freeze, "0 but for STX_COMP_AUX_ATTENTION");
-    if (d->literal_mask && d->compress == STX_COMP_USED) return stx__comp_bad(x, "literal_mask", d->literal_mask, "0 with STX_COMP_USED");
+    i = d->aux == STX_COMP_AUX_ATTENTION;
+    return stx__comp_only(x, "literal_pad", d->literal_pad, conv, "0 but for STX_COMP_CONV")
+        && stx__comp_only(x, "literal_target", d->literal_target, (int)i, "0 but for STX_COMP_AUX_ATTENTION")
+        && stx__comp_only(x, "literal_freeze", d->literal_freeze, (int)i, "0 but for STX_COMP_AUX_ATTENTION")
+        && stx__comp_only(x, "aux_dropout", d->aux_dropout, (int)i, "0 but for STX_COMP_AUX_ATTENTION")
+        && stx__comp_only(x, "literal_mask", d->literal_mask, d->compress != STX_COMP_USED, "0 with STX_COMP_USED");
+}
+static int stx__comp_check_gate(stx_ctx *x, stx_comp_desc *d) {
+    int biased;
+    if (d->gate < 0 || d->gate >= STX_COMP_GATES) return stx__comp_bad(x, "gate", d->gate, "one of STX_COMP_RESIDUAL .. _GTRXL");
+    biased = stx__comp_biased(d->gate);
+    if (!(d->gate_bias > -1e30 && d->gate_bias < 1e30)) return stx__comp_bad(x, "gate_bias", d->gate_bias, "a number");
+    if (!stx__comp_only(x, "gate_bias", d->gate_bias, biased, "0 for a gate without a bias")
+        || !stx__comp_only(x, "no_gate_bias", d->no_gate_bias, biased, "0 for a gate without a bias")
+        || !stx__comp_only(x, "gate_bias with no_gate_bias", d->gate_bias, !d->no_gate_bias, "one of the two")
+        || !stx__comp_only(x, "mogrify", d->mogrify, d->gate == STX_COMP_GRU && d->dim >= 4, "0 but for STX_COMP_GRU and dim >= 4"))
+        return 0;
+    if (d->gate_bias == 0 && !d->no_gate_bias && biased && d->gate != STX_COMP_GRU) d->gate_bias = d->gate == STX_COMP_GTRXL ? 2 : 1;
     return 1;
 }
 /* Initialisers of embedding and output: PyTorch's, n(0,1) and U(1/sqrt(columns)) */
@@ -872,56 +1087,37 @@ static void stx__comp_words(const stx_comp_desc *d, stx_words_desc *w) {
 }
 /* Fills in the defaults and checks; 0 and an error (if x) when the desc makes no sense. The lists stay the caller's. */
 static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_desc *d, stx_words_desc *words) {
-    const size_t most = (size_t)1 << 31;
     *d = *from;
     if (!d->dim) d->dim = 512;
+    if (!d->emb) d->emb = d->dim;
     if (!d->layers) d->layers = 8;
     if (!d->heads) d->heads = 8;
+    if (!d->kv_heads) d->kv_heads = d->heads;
     if (!d->segment) d->segment = 512;
     if (!d->ratio) d->ratio = 4;
-    if (d->layers > 4096) return stx__comp_bad(x, "layers", (double)d->layers, "1 to 4096");
-    if (d->dim > most / 4) return stx__comp_bad(x, "dim", (double)d->dim, "at most 2^29");
-    if (!d->emb) d->emb = d->dim;
-    if (d->emb > most / 4) return stx__comp_bad(x, "emb", (double)d->emb, "at most 2^29");
+    if (!stx__comp_upto(x, "layers", d->layers, 1, 12) || !stx__comp_upto(x, "dim", d->dim, 1, 29)
+        || !stx__comp_upto(x, "emb", d->emb, 1, 29) || !stx__comp_upto(x, "segment", d->segment, 1, 31)) return 0;
+    if (!d->inner) d->inner = 4 * d->dim;
+    if (!stx__comp_upto(x, "inner", d->inner, 1, 31)) return 0;
     if (d->heads > 256 || d->dim % d->heads) {
         stx_fail(x, STX_ERR_ARG, "stx_comp_create: %zu heads do not divide dim %zu: choose heads (at most 256) that do", d->heads, d->dim);
         return 0;
     }
-    if (!d->kv_heads) d->kv_heads = d->heads;
-    if (d->kv_heads > d->heads || d->heads % d->kv_heads) return stx__comp_bad(x, "kv_heads", (double)d->kv_heads, "a divisor of heads");
-    if (!d->inner) d->inner = 4 * d->dim;
-    if (d->inner > most) return stx__comp_bad(x, "inner", (double)d->inner, "at most 2^31");
-    if (d->segment > most) return stx__comp_bad(x, "segment", (double)d->segment, "at most 2^31");
+    if (d->heads % d->kv_heads) return stx__comp_bad(x, "kv_heads", (double)d->kv_heads, "a divisor of heads");
     if (d->recurrence < 0 || d->recurrence > STX_COMP_ROTATE)
         return stx__comp_bad(x, "recurrence", d->recurrence, "STX_COMP_SAME, _ERNIE or _ROTATE");
-    if (!d->mem) d->mem = d->segment;
-    if (!stx__comp_check_compress(x, d)) return 0;
-    if (!d->cmem) d->cmem = d->mem == STX_COMP_NO_ROWS || d->mem < d->ratio ? STX_COMP_NO_ROWS : d->mem / d->ratio;
-    if (!stx__comp_check_memory(x, d)) return 0;
     if (d->positions != STX_COMP_LEARNED && d->positions != STX_COMP_XL)
         return stx__comp_bad(x, "positions", d->positions, "STX_COMP_LEARNED or STX_COMP_XL");
     if (d->positions == STX_COMP_XL && d->dim % 2) return stx__comp_bad(x, "dim", (double)d->dim, "an even one for STX_COMP_XL");
-    if (d->positions == STX_COMP_XL && d->literal_rows)
-        return stx__comp_bad(x, "literal_rows", d->literal_rows, "0 but for STX_COMP_LEARNED");
-    if (d->gate < 0 || d->gate >= STX_COMP_GATES) return stx__comp_bad(x, "gate", d->gate, "one of STX_COMP_RESIDUAL .. _GTRXL");
-    if (!(d->gate_bias > -1e30 && d->gate_bias < 1e30)) return stx__comp_bad(x, "gate_bias", d->gate_bias, "a number");
-    if ((d->gate_bias != 0 || d->no_gate_bias) && !stx__comp_biased(d->gate))
-        return stx__comp_bad(x, d->no_gate_bias ? "no_gate_bias" : "gate_bias", d->no_gate_bias ? 1 : d->gate_bias,
-                             "0 for a gate without a bias");
-    if (d->no_gate_bias && d->gate_bias != 0) return stx__comp_bad(x, "gate_bias with no_gate_bias", d->gate_bias, "one of the two");
-    if (d->gate_bias == 0 && !d->no_gate_bias) d->gate_bias = d->gate == STX_COMP_GTRXL ? 2 : !stx__comp_biased(d->gate) ||
-                                                                                         d->gate == STX_COMP_GRU ? 0 : 1;
-    if (d->mogrify && (d->gate != STX_COMP_GRU || d->dim < 4))
-        return stx__comp_bad(x, "mogrify", d->mogrify, "0 but for STX_COMP_GRU, and a dim of at least 4");
-    if (!(d->attn_dropout >= 0 && d->attn_dropout < 1)) return stx__comp_bad(x, "attn_dropout", d->attn_dropout, "0 <= p < 1");
-    if (!(d->out_dropout >= 0 && d->out_dropout < 1)) return stx__comp_bad(x, "out_dropout", d->out_dropout, "0 <= p < 1");
-    if (!(d->ff_dropout >= 0 && d->ff_dropout < 1)) return stx__comp_bad(x, "ff_dropout", d->ff_dropout, "0 <= p < 1");
-    if (!(d->aux_dropout >= 0 && d->aux_dropout < 1)) return stx__comp_bad(x, "aux_dropout", d->aux_dropout, "0 <= p < 1");
-    if (!d->vocab) {
-        if (d->tied) return stx__comp_bad(x, "tied", d->tied, "0 without vocab");
-        if (d->emb != d->dim) return stx__comp_bad(x, "emb", (double)d->emb, "0 without vocab");
-        return 1;
-    }
+    if (!d->mem) d->mem = d->segment;
+    if (!d->cmem) d->cmem = d->mem == STX_COMP_NO_ROWS || d->mem < d->ratio ? STX_COMP_NO_ROWS : d->mem / d->ratio;
+    if (!stx__comp_check_compress(x, d) || !stx__comp_check_memory(x, d) || !stx__comp_check_gate(x, d)
+        || !stx__comp_only(x, "literal_rows", d->literal_rows, d->positions == STX_COMP_LEARNED, "0 but for STX_COMP_LEARNED")
+        || !stx__comp_dropout(x, "attn_dropout", d->attn_dropout) || !stx__comp_dropout(x, "out_dropout", d->out_dropout)
+        || !stx__comp_dropout(x, "ff_dropout", d->ff_dropout) || !stx__comp_dropout(x, "aux_dropout", d->aux_dropout)
+        || !stx__comp_only(x, "tied", d->tied, d->vocab > 0, "0 without vocab")
+        || (!d->vocab && !stx__comp_only(x, "emb", (double)d->emb, d->emb == d->dim, "0 without vocab"))) return 0;
+    if (!d->vocab) return 1;
     stx__comp_words(d, words);
     return stx_words_resolve(x, "stx_comp_create", words, words);
 }
@@ -1149,7 +1345,8 @@ STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const
         s->M[l] = !p->memory ? 0 : mems ? mems[l] : p->M;
         s->C[l] = !p->C ? 0 : cmems ? cmems[l] : p->C;
         if (s->M[l] > (size_t)1 << 31 || s->C[l] > (size_t)1 << 31 || (p->memory && !p->C && cmems && cmems[l])) {
-            stx_fail(x, STX_ERR_ARG, "stx_comp_state_create: layer %zu with %zu rows and %zu compressed rows, want at most 2^31, and none of "
+            stx_fail(x, STX_ERR_ARG, "stx_comp_state_create: layer %zu with %zu rows and %zu compressed rows, want at most 2^31, and "
+                     "none of "
                      "these in a layer that was made without", l, s->M[l], cmems ? cmems[l] : s->C[l]);
             stx_comp_state_free(s);
             return NULL;
@@ -1165,7 +1362,7 @@ STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const
     }
     reach = m->desc.segment + M + C;
     if (m->desc.literal_rows && reach > m->key_pe->dim[0]) {
-        stx_fail(x, STX_ERR_ARG, "stx_comp_state_create: memories of %zu and %zu rows, more than the model's, and literal_rows: want 0", M, C);
+        stx_fail(x, STX_ERR_ARG, "stx_comp_state_create: %zu and %zu rows with literal_rows: want no more than the model's", M, C);
         stx_comp_state_free(s);
         return NULL;
     }
@@ -1243,7 +1440,8 @@ STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem,
     int good;
     if (!stx_ok(x)) return 0;
     if (l >= s->model->desc.layers || n > s->M[l] || c > s->C[l] || (n && !mem) || (c && !comp)) {
-        stx_fail(x, STX_ERR_ARG, "stx_comp_state_set: layer %zu with %zu rows and %zu compressed rows%s: want a layer that there is, at most "
+        stx_fail(x, STX_ERR_ARG, "stx_comp_state_set: layer %zu with %zu rows and %zu compressed rows%s: want a layer that there is, at "
+                 "most "
                  "%zu and %zu rows, and numbers to read", l, n, c, (n && !mem) || (c && !comp) ? " from NULL" : "",
                  l < s->model->desc.layers ? s->M[l] : 0, l < s->model->desc.layers ? s->C[l] : 0);
         return 0;
@@ -1293,18 +1491,22 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
         good = stx_rows_load(part[i], f, full);
     }
     for (l = 0; good && l < s->model->desc.layers; l++)
-        if (s->mem->layer[l].real > s->M[l] || s->comp->layer[l].real > s->C[l] ||
-            (s->usage && s->C[l] && s->usage->layer[l].real != s->mem->layer[l].real)) {
-            stx_fail(x, STX_ERR_FORMAT, "memory \"%s\" of layer %zu has %zu and %zu rows, want at most mem %zu and cmem %zu: give the sizes that "
+        if (s->mem->layer[l].real > s->M[l] || s->comp->layer[l].real > s->C[l]) {
+            stx_fail(x, STX_ERR_FORMAT, "memory \"%s\" of layer %zu has %zu and %zu rows, want at most mem %zu and cmem %zu: give the "
+                     "sizes that "
                      "the file was made with", prefix, l, s->mem->layer[l].real, s->comp->layer[l].real, s->M[l], s->C[l]);
+            good = 0;
+        } else if (s->usage && s->C[l] && s->usage->layer[l].real != s->mem->layer[l].real) {
+            stx_fail(x, STX_ERR_FORMAT, "memory \"%s\" of layer %zu has usage of %zu rows for %zu: the file is damaged", prefix, l,
+                     s->usage->layer[l].real, s->mem->layer[l].real);
             good = 0;
         }
     for (b = 0; good && b < s->B; b++) {
         snprintf(full, sizeof full, "%.64sseen.%zu", prefix, b);
         good = stx_file_meta_u64(x, f, full, &seen);
         if (good && seen > s->most) {
-            stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu, more than the %zu that there can be: the file is damaged, or of a model of "
-                     "other sizes", full, (unsigned long long)seen, s->most);
+            stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu, more than the %zu that there can be: the file is damaged, or of a "
+                     "model of other sizes", full, (unsigned long long)seen, s->most);
             good = 0;
         }
         s->seen[b] = (size_t)seen;
@@ -1329,7 +1531,7 @@ typedef struct stx__comp_job {
     size_t tot;                 /* literal_rows: S + n + c of the largest */
     int push;                   /* the segment is full, and memory moves on */
     size_t made, *groups_of;    /* STX_COMP_AUX_BPTT: so many evictions before, each of so many groups, are made again, oldest first */
-    const stx_ids *mask, *pad, *unpad, *ahead;      /* (B,c+n+T) keys that are missing; (B,T) padding, and its opposite; all of the segment */
+    const stx_ids *mask, *pad, *unpad, *ahead;    /* (B,c+n+T) keys that are missing; (B,T) padding, and its opposite; all of the segment */
     const stx_ids *old_pad, *comp_pad, *skip;       /* (B,e), (B,G): missing rows; rows that do not count in the aux loss */
     stx_comp_groups groups;
     double count;               /* numbers in the aux loss; 0: there is none */
@@ -1337,6 +1539,10 @@ typedef struct stx__comp_job {
 } stx__comp_job;
 
 static size_t stx__comp_evicted(size_t n, size_t S, size_t M) { return n + S > M ? n + S - M : 0; }
+/* How many groups e rows make. literal_pad: e mod r rows of padding stand before them, and the last group is whole */
+static size_t stx__comp_made(const stx_comp_desc *d, size_t e) {
+    return d->literal_pad ? (e + e % d->ratio) / d->ratio : stx__comp_groups_of(e, d->ratio);
+}
 /* Rows of source that G groups are made of */
 static size_t stx__comp_source(const stx_comp *m, size_t G) {
     return m->desc.compress == STX_COMP_DILATED ? m->ahead + G * m->desc.ratio : G * m->taps;
@@ -1404,79 +1610,84 @@ static void stx__comp_counted(stx_ctx *x, stx__comp_job *j) {
     j->skip = stx__comp_ids(x, v, B, T);
     j->count = (double)counted * (double)d->dim;
 }
+/* literal_mask: padding is no key for the queries that are real, which see all of the memory. Padded ones see the memory alone */
+static int stx__comp_literal_masks(stx_ctx *x, stx__comp_job *j) {
+    const size_t B = j->B, T = j->T, K = j->c + j->n + T;
+    int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(3 * B, K, sizeof *v));
+    size_t b, i;
+    if (!v) return 0;
+    memset(v, 0, 3 * B * K * sizeof *v);
+    for (b = 0; b < B; b++) for (i = 0; i < T; i++) {
+        v[b * K + K - T + i] = j->pad->data[b * T + i];
+        v[(B + b) * K + K - T + i] = 1;
+        v[2 * B * K + b * T + i] = !j->pad->data[b * T + i];
+    }
+    j->mask = stx_tokens(x, v, B, K);
+    j->ahead = stx_tokens(x, v + B * K, B, K);
+    j->unpad = stx_tokens(x, v + 2 * B * K, B, T);
+    return stx_ok(x);
+}
+/* STX_COMP_AUX_BPTT: the evictions of the segments before, as far as what they were made of is there; their sizes follow from how many rows
+   the streams have seen */
+static int stx__comp_past(stx_ctx *x, stx__comp_job *j, const stx_comp_state *s, size_t from) {
+    const stx_comp_desc *d = &j->m->desc;
+    size_t seen = stx__comp_seen(s), rows = s->source->layer[from].real, S = d->segment, *G, k;
+    G = j->groups_of = (size_t *)stx_step_alloc(x, stx_bytes_of(d->bptt, sizeof *G, 1));
+    if (!G) return 0;
+    for (k = 1; k <= d->bptt && seen >= k * S; k++) {
+        size_t g = stx__comp_made(d, stx__comp_evicted(STX_MIN(seen - k * S, j->M), S, j->M));
+        if (!g || stx__comp_source(j->m, g) > rows) break;
+        rows -= stx__comp_source(j->m, g);
+        memmove(G + 1, G, j->made++ * sizeof *G);       /* the oldest first */
+        G[0] = g;
+    }
+    return 1;
+}
+/* Cuts the e rows that fall out in groups */
+static int stx__comp_cut_groups(stx_ctx *x, stx__comp_job *j, const stx_comp_state *s) {
+    const stx_comp_desc *d = &j->m->desc;
+    const stx_ids *first = NULL;
+    const size_t B = j->B, e = j->e;
+    int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, e, sizeof *v));
+    size_t b;
+    if (!v) return 0;
+    j->G = stx__comp_made(d, e);
+    j->groups = stx__comp_grouped(B, e, j->G, j->m->taps, d->ratio, d->dim);
+    j->groups.at = -(ptrdiff_t)((d->compress == STX_COMP_CONV ? j->m->ahead : 0) + (d->literal_pad ? e % d->ratio : 0));
+    if (!j->G) { j->e = 0; return 1; }
+    for (b = 0; s && !d->literal_pad && b < B; b++) {       /* rows from before a stream's beginning */
+        size_t own = STX_MIN(s->seen[b], j->n) + d->segment;
+        v[b] = (int32_t)(e - (own > j->M ? STX_MIN(own - j->M, e) : 0));
+    }
+    if (s && !d->literal_pad) first = stx__comp_ids(x, v, B, 1);
+    if (j->mask && !d->literal_mask) {
+        for (b = 0; b < B; b++) memcpy(v + b * e, j->mask->data + b * j->mask->T + j->c, e * sizeof *v);
+        j->old_pad = stx__comp_ids(x, v, B, e);
+    }
+    j->groups.first = first ? first->device : NULL;
+    j->groups.pad = j->old_pad ? j->old_pad->device : NULL;
+    j->comp_pad = stx__comp_lost(x, j, first);
+    return stx_ok(x);
+}
 /* Fills in a job for layer l, whose memory stands in slot `from` of s (NULL: there is none). push: the segment is full. 0 in error */
 static int stx__comp_plan(stx_comp *m, size_t l, const stx_comp_state *s, size_t from, size_t B, size_t T, const stx_ids *pad, int push,
                           stx__comp_job *j) {
     stx_ctx *x = m->ctx;
     const stx_comp_desc *d = &m->desc;
     const stx_comp_layer *p = &m->layer[l];
-    const stx_ids *first = NULL;
-    size_t b, i, S = d->segment, K;
-    int32_t *v;
     memset(j, 0, sizeof *j);
-    j->m = m; j->l = l; j->B = B; j->T = T; j->pad = pad;
+    j->m = m; j->l = l; j->B = B; j->T = T; j->pad = pad; j->push = push;
     j->n = s && p->memory ? s->mem->layer[from].real : 0;
     j->c = s && p->memory ? s->comp->layer[from].real : 0;
     j->M = s ? s->M[l] : p->M;
     j->C = s ? s->C[l] : p->C;
-    j->push = push;
-    K = j->c + j->n + T;
-    if (!d->literal_mask) {
-        j->mask = pad;
-        if (j->n + j->c) j->mask = stx_rows_mask(s->comp, from, j->c, stx_rows_mask(s->mem, from, j->n, pad, T), j->n + T);
-    } else if (pad) {
-        v = (int32_t *)stx_step_alloc(x, stx_bytes_of(3 * B, K, sizeof *v));
-        if (!v) return 0;
-        memset(v, 0, 3 * B * K * sizeof *v);
-        for (b = 0; b < B; b++) for (i = 0; i < T; i++) {
-            v[b * K + K - T + i] = pad->data[b * T + i];
-            v[(B + b) * K + K - T + i] = 1;
-            v[2 * B * K + b * T + i] = !pad->data[b * T + i];
-        }
-        j->mask = stx_tokens(x, v, B, K);
-        j->ahead = stx_tokens(x, v + B * K, B, K);
-        j->unpad = stx_tokens(x, v + 2 * B * K, B, T);
-    }
-    if (s && d->aux == STX_COMP_AUX_BPTT && stx_training(x) && j->c) {
-        size_t seen = stx__comp_seen(s), rows = s->source->layer[from].real, k;
-        j->groups_of = (size_t *)stx_step_alloc(x, stx_bytes_of(d->bptt, sizeof *j->groups_of, 1));
-        if (!j->groups_of) return 0;
-        for (k = 1; k <= d->bptt && seen >= k * S; k++) {
-            size_t G = stx__comp_groups_of(stx__comp_evicted(STX_MIN(seen - k * S, j->M), S, j->M), d->ratio);
-            if (d->literal_pad) G = stx__comp_evicted(STX_MIN(seen - k * S, j->M), S, j->M) / d->ratio;
-            if (!G || stx__comp_source(m, G) > rows) break;
-            rows -= stx__comp_source(m, G);
-            j->groups_of[j->made++] = G;
-        }
-        for (i = 0; i < j->made / 2; i++) {
-            k = j->groups_of[i]; j->groups_of[i] = j->groups_of[j->made - 1 - i]; j->groups_of[j->made - 1 - i] = k;
-        }
-    }
-    if (!push || !j->C || !(j->e = stx__comp_evicted(j->n, S, j->M))) return stx_ok(x);
-    /* group by group */
-    j->G = stx__comp_groups_of(j->e, d->ratio);
-    j->groups.at = -(ptrdiff_t)(d->compress == STX_COMP_CONV ? m->ahead : 0);
-    if (d->literal_pad) {
-        size_t front = j->e % d->ratio;
-        j->groups.at -= (ptrdiff_t)front;
-        j->G = (j->e + front) / d->ratio;
-        if (!j->G) { j->e = 0; return 1; }
-    }
-    j->groups.B = B; j->groups.rows = j->e; j->groups.groups = j->G; j->groups.taps = m->taps; j->groups.step = d->ratio;
-    j->groups.D = d->dim;
-    v = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, j->e, sizeof *v));
-    if (!v) return 0;
-    for (b = 0; s && !d->literal_pad && b < B; b++) {
-        size_t own = STX_MIN(s->seen[b], j->n) + S;
-        v[b] = (int32_t)(j->e - (own > j->M ? STX_MIN(own - j->M, j->e) : 0));
-    }
-    if (s && !d->literal_pad) first = stx__comp_ids(x, v, B, 1);
-    for (b = 0; j->mask && !d->literal_mask && b < B; b++) memcpy(v + b * j->e, j->mask->data + b * K + j->c, j->e * sizeof *v);
-    if (j->mask && !d->literal_mask) j->old_pad = stx__comp_ids(x, v, B, j->e);
-    j->groups.first = first ? first->device : NULL;
-    j->groups.pad = j->old_pad ? j->old_pad->device : NULL;
-    j->comp_pad = stx__comp_lost(x, j, first);
-    if (stx_training(x) && (d->aux == STX_COMP_AUX_ATTENTION || d->aux == STX_COMP_AUX_AUTOENCODE)) stx__comp_counted(x, j);
+    if (d->literal_mask) {
+        if (pad && !stx__comp_literal_masks(x, j)) return 0;
+    } else j->mask = !(j->n + j->c) ? pad : stx_rows_mask(s->comp, from, j->c, stx_rows_mask(s->mem, from, j->n, pad, T), j->n + T);
+    if (j->c && d->aux == STX_COMP_AUX_BPTT && stx_training(x) && !stx__comp_past(x, j, s, from)) return 0;
+    j->e = push && j->C ? stx__comp_evicted(j->n, d->segment, j->M) : 0;
+    if (j->e && !stx__comp_cut_groups(x, j, s)) return 0;
+    if (j->e && stx_training(x) && (d->aux == STX_COMP_AUX_ATTENTION || d->aux == STX_COMP_AUX_AUTOENCODE)) stx__comp_counted(x, j);
     return stx_ok(x);
 }
 
@@ -1539,7 +1750,8 @@ static stx_tensor *stx__comp_used(stx_ctx *x, const stx__comp_job *j, const stx_
     return y;
 }
 /* Pushes a full segment's rows into slot l, and what was made of those that fall out */
-static int stx__comp_push(stx_comp_state *s, const stx__comp_job *j, stx_tensor *rows, stx_tensor *comp, stx_tensor *source, stx_tensor *usage) {
+static int stx__comp_push(stx_comp_state *s, const stx__comp_job *j, stx_tensor *rows, stx_tensor *comp, stx_tensor *source,
+                          stx_tensor *usage) {
     const stx_comp *m = j->m;
     const size_t l = j->l;
     size_t i, keep;
@@ -1607,7 +1819,8 @@ static stx_tensor *stx__comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_t
     return y;
 }
 /* x and a sublayer's output y meet; gain, shift: of the layer norm after, norm_after only */
-static stx_tensor *stx__comp_gate(const stx_comp *m, const stx_comp_gate *g, stx_tensor *h, stx_tensor *y, stx_tensor *gain, stx_tensor *shift) {
+static stx_tensor *stx__comp_gate(const stx_comp *m, const stx_comp_gate *g, stx_tensor *h, stx_tensor *y, stx_tensor *gain,
+                                  stx_tensor *shift) {
     stx_ctx *x = m->ctx;
     const stx_comp_desc *d = &m->desc;
     stx_tensor *in[6] = {NULL}, *t, *b = d->gate == STX_COMP_HIGHWAY ? g->b[0] : NULL;
@@ -1766,7 +1979,8 @@ static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, stx_tensor 
     if (d->aux == STX_COMP_AUX_AUTOENCODE) {
         stx_comp_groups g = j->groups;
         g.pad = NULL;
-        return stx__comp_distance(x, stx__comp_folded(x, stx_linear(x, comp, p->decoder, NULL, STX_ACT_NONE), &g), old, j->skip, j->count, ratio);
+        return stx__comp_distance(x, stx__comp_folded(x, stx_linear(x, comp, p->decoder, NULL, STX_ACT_NONE), &g), old, j->skip, j->count,
+                                  ratio);
     }
     kv = stx_detach(x, kv);
     if (d->literal_target) {
@@ -1797,7 +2011,8 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     stx_comp *m = j->m;
     const stx_comp_desc *d = &m->desc;
     const stx_comp_layer *p = &m->layer[j->l];
-    stx_tensor *h = in[1], *past = j->past ? in[j->past] : NULL, *q, *kv, *wkv = stx__comp_wkv(m, j->l), *y, *old, *rows, *src, *again = NULL;
+    stx_tensor *h = in[1], *past = j->past ? in[j->past] : NULL, *wkv = stx__comp_wkv(m, j->l);
+    stx_tensor *q, *kv, *y, *old, *rows, *src, *again = NULL;
     stx_attention_args *made;
     size_t i, at = 0, mine;
     q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
@@ -1809,7 +2024,8 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     if (again) {
         mine = STX_MIN(again->dim[1], j->c);
         again = stx__comp_cut(x, again, again->dim[1] - mine, again->dim[1]);
-        src = stx__comp_join(x, stx__comp_join(x, stx__comp_cut(x, past, 0, j->c - mine), again), stx__comp_cut(x, past, j->c, j->c + j->n));
+        src = stx__comp_join(x, stx__comp_cut(x, past, 0, j->c - mine), again);
+        src = stx__comp_join(x, src, stx__comp_cut(x, past, j->c, j->c + j->n));
     } else src = past;
     src = stx__comp_read(m, j->l, src, 0);
     if (src && src->needs_grad) kv = stx_linear(x, stx_concat(x, src, h), wkv, NULL, STX_ACT_NONE);
@@ -1841,13 +2057,13 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
     d = &m->desc;
     B = h->dim[0]; T = h->ndim == 3 ? h->dim[1] : 0;
     if (!T || T > d->segment || h->dim[2] != d->dim || (pad && (pad->B != B || pad->T != T))) {
-        stx_fail(x, STX_ERR_SHAPE, "stx_comp_segment: %zu rows of %zu steps, %zu wide%s: want (B,T,%zu) with T at most segment (%zu)%s", B, T,
-                 h->ndim == 3 ? h->dim[2] : 0, pad ? " with padding" : "", d->dim, d->segment, pad ? " and padding (B,T)" : "");
+        stx_fail(x, STX_ERR_SHAPE, "stx_comp_segment: %zu rows of %zu steps, %zu wide%s: want (B,T,%zu), T at most segment (%zu)%s", B, T,
+                 h->ndim == 3 ? h->dim[2] : 0, pad ? " with padding" : "", d->dim, d->segment, pad ? ", and padding (B,T)" : "");
         return NULL;
     }
     if ((in && (in->B != B || in->model != m)) || (out && (out->B != B || out->model != m))) {
-        stx_fail(x, STX_ERR_SHAPE, "stx_comp_segment: %zu rows with a memory of %zu streams, or of another model: make the state with B = %zu", B,
-                 in && in->B != B ? in->B : out ? out->B : in->B, B);
+        stx_fail(x, STX_ERR_SHAPE, "stx_comp_segment: %zu rows with a memory of %zu streams, or of another model: want a state with "
+                 "B = %zu", B, in && in->B != B ? in->B : out ? out->B : in->B, B);
         return NULL;
     }
     memset(m->aux, 0, 2 * d->layers * sizeof *m->aux);
@@ -1931,7 +2147,8 @@ STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targ
     x = m->ctx;
     if (m->desc.literal_mask) pad = NULL;
     if (pad && (pad->B != targets->B || pad->T != targets->T)) {
-        stx_fail(x, STX_ERR_SHAPE, "stx_comp_nll: padding (%zu,%zu) for targets (%zu,%zu), want the same", pad->B, pad->T, targets->B, targets->T);
+        stx_fail(x, STX_ERR_SHAPE, "stx_comp_nll: padding (%zu,%zu), want that of the targets, (%zu,%zu)", pad->B, pad->T, targets->B,
+                 targets->T);
         return NULL;
     }
     h = stx__comp_out(m, h);
@@ -1999,7 +2216,8 @@ STX_DEF stx_comp_gen *stx_comp_gen_create_sized(stx_comp *m, size_t B, const siz
         stx_cache_window(g->cache, l, C + M + S, D, 1);
         if (m->layer[l].memory) g->rows[l] = stx_block_numbers(x, stx_bytes_of(B, S, D));
         if (g->state->usage && M && C) g->usage[l] = stx_block_full(x, stx_bytes_of(B, M, 2));
-        if (m->sines || (!l && !m->desc.literal_rows && g->reach > m->key_pe->dim[0])) g->pe[l] = stx_block_numbers(x, stx_bytes_of(g->reach, D, 1));
+        if (m->sines || (!l && !m->desc.literal_rows && g->reach > m->key_pe->dim[0])) g->pe[l] = stx_block_numbers(x,
+            stx_bytes_of(g->reach, D, 1));
     }
     if (stx_ok(x)) return g;
     stx_comp_gen_free(g);
@@ -2050,7 +2268,9 @@ STX_DEF int stx_comp_gen_set(stx_comp_gen *g, const stx_comp_state *from) {
 /* n rows of `from` (B,.,width), from row r0 of each stream on, become rows [r1, r1 + n) of `to`; rows: how many each of the two has */
 static void stx__comp_rows_to(stx_ctx *x, stx_real *to, size_t rows1, size_t r1, const stx_real *from, size_t rows0, size_t r0, size_t n,
                               size_t B, size_t width) {
-    if (n) STX_RUN(x, stx_copy2d, (x, stx_at(x, to, r1 * width), rows1 * width, stx_at(x, from, r0 * width), rows0 * width, B, n * width, 0));
+    to = stx_at(x, to, r1 * width);
+    from = stx_at(x, from, r0 * width);
+    if (n) STX_RUN(x, stx_copy2d, (x, to, rows1 * width, from, rows0 * width, B, n * width, 0));
 }
 static stx_tensor *stx__comp_gen_kv(stx_comp_gen *g, size_t l, stx_tensor *rows) {
     stx_comp *m = g->model;
@@ -2215,8 +2435,8 @@ STX_DEF stx_tensor *stx_comp_gen_step(stx_comp_gen *g, stx_tensor *h) {
     if (!stx_ok(x) || !h) return NULL;
     T = h->ndim == 3 ? h->dim[1] : 0;
     if (!T || h->dim[0] != g->B || h->dim[2] != g->model->desc.dim || stx_training(x)) {
-        stx_fail(x, STX_ERR_SHAPE, "stx_comp_gen_step: %zu streams of %zu steps%s: want (%zu,t,%zu) after stx_begin(x, STX_EVAL)", h->dim[0], T,
-                 stx_training(x) ? " in training" : "", g->B, g->model->desc.dim);
+        stx_fail(x, STX_ERR_SHAPE, "stx_comp_gen_step: %zu streams of %zu steps%s: want (%zu,t,%zu) after stx_begin(x, STX_EVAL)",
+                 h->dim[0], T, stx_training(x) ? " in training" : "", g->B, g->model->desc.dim);
         return NULL;
     }
     for (at = 0; at < T; at += t) {
@@ -2232,7 +2452,8 @@ static stx_tensor *stx__comp_gen_feed(void *user, const stx_ids *ids) {
     return h ? stx__comp_out(g->model, h) : NULL;
 }
 STX_DEF const stx_real *stx_comp_gen_feed(stx_comp_gen *g, const int32_t *ids, size_t n) {
-    return g && stx__comp_worded(g->model, "stx_comp_gen_feed") ? stx_cache_feed(g->cache, g->model->words, ids, n, 1, stx__comp_gen_feed, g) : NULL;
+    if (!g || !stx__comp_worded(g->model, "stx_comp_gen_feed")) return NULL;
+    return stx_cache_feed(g->cache, g->model->words, ids, n, 1, stx__comp_gen_feed, g);
 }
 
 // >>model: for programs of any family

@@ -1506,12 +1506,10 @@ TR_DEF void tr_progress_line(char *out, size_t size, const tr_progress *p) {
     char loss[TR_TEXT_MAX], metric[TR_TEXT_MAX], speed[TR_TEXT_MAX], left[TR_TEXT_MAX], total[TR_TEXT_MAX] = "";
     if (p->steps > 0) snprintf(total, sizeof total, "/%" PRIu64, p->steps);
     snprintf(out, size, "step %" PRIu64 "%s  loss %s%s%s%s%s  lr %.1e  %s tok/s%s%s%s%s", p->step, total,
-             tr_fixed(loss, p->loss, 3),
-             p->unit != NULL ? "  " : "", p->unit != NULL ? tr_fixed(metric, p->metric, 3) : "",
-             p->unit != NULL ? " " : "", p->unit != NULL ? p->unit : "",
-             p->lr, tr_count(speed, p->tokens_per_s),
-             p->left >= 0 ? "  left " : "", p->left >= 0 ? tr_duration(left, p->left) : "",
-             p->extra != NULL ? "  " : "", p->extra != NULL ? p->extra : "");
+             tr_fixed(loss, p->loss, 3), p->unit != NULL ? "  " : "", p->unit != NULL ? tr_fixed(metric, p->metric, 3) : "",
+             p->unit != NULL ? " " : "", p->unit != NULL ? p->unit : "", p->lr, tr_count(speed, p->tokens_per_s), p->left >= 0
+             ? "  left " : "", p->left >= 0 ? tr_duration(left, p->left) : "", p->extra != NULL ? "  " : "", p->extra != NULL
+             ? p->extra : "");
 }
 
 typedef struct {
@@ -2345,10 +2343,10 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     t->first = t->step;
     if (best && !tr_read_real(best, &t->best)) { stx_fail(x, STX_ERR_FORMAT, "metadata \"best\" is no number"); return 0; }
     if (!t->training) return 1;
-    if (!stx_file_meta_u64(x, f, "tick", &tick) || !stx_file_meta_u64(x, f, "seed", &seed) ||
-        !stx_file_meta_u64(x, f, "data.tokens", &tokens) || !stx_file_meta_u64(x, f, "data.print", &print) || !stx_file_meta_u64(x,
-            f, "data.position", &pos.p) ||
-        !stx_file_meta_u64(x, f, "data.wraps", &pos.wraps) || !stx_file_meta_u64(x, f, "data.fresh", &fresh)) return 0;
+    if (!stx_file_meta_u64(x, f, "tick", &tick) || !stx_file_meta_u64(x, f, "seed", &seed)
+        || !stx_file_meta_u64(x, f, "data.tokens", &tokens) || !stx_file_meta_u64(x, f, "data.print", &print)
+        || !stx_file_meta_u64(x, f, "data.position", &pos.p) || !stx_file_meta_u64(x, f, "data.wraps", &pos.wraps)
+        || !stx_file_meta_u64(x, f, "data.fresh", &fresh)) return 0;
     if (seed != t->opt->seed) {
         stx_fail(x, STX_ERR_FORMAT, "the checkpoint says --seed %llu in one place and %llu in another: it is damaged",
                  (unsigned long long)seed, (unsigned long long)t->opt->seed);
@@ -2564,7 +2562,7 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
         for (k = 0; (!blocks || k < blocks) && stx_batches_next_eval(b, in, out, &n) != STX_BATCH_END && !tr_stop_requested(); k++) {
             stx_begin(t->x, STX_EVAL);
             sum += stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, in, B, n), stx_tokens(t->x, out, B, n), state,
-                state)) * (double)(B * n);
+                                             state)) * (double)(B * n);
             count += (double)(B * n);
         }
     }

@@ -48,17 +48,14 @@ shift
 quick=
 [ "$1" = --quick ] && { quick=1; shift; }
 echo
-passed=0 failed=0
+passed=0 failed=0 bad=
 for name in "$@"; do
     if [ ! -f "$ran/$name.line" ]; then printf '%-28s did not run\n' "$name"; failed=$((failed + 1)); continue; fi
     cat "$ran/$name.line"
     [ -f "$ran/$name.count" ] || continue
     read -r p f code seconds < "$ran/$name.count"
     passed=$((passed + p)) failed=$((failed + f))
-    if [ "$f" -ne 0 ]; then
-        grep -v ' passed, ' "$ran/$name.out" | tail -n 60
-        echo "($name ended with exit code $code)"
-    fi
+    [ "$f" -eq 0 ] || bad="$bad $name"
 done
 # every test there is has run
 [ -n "$quick" ] || for file in tests/test_*.c tests/cuda_host/test_*.cpp; do
@@ -86,5 +83,12 @@ for name in "$@"; do [ -f "$ran/$name.count" ] && echo "run:$name $(sed 's/.* //
           printf "  %-34s %6.1f", "all", all
           if (began) printf ", %d by the clock", now - began
           printf "\n\n" }'
+# what failed, as the last thing: a log that is cut shows it
+for name in $bad; do
+    read -r p f code seconds < "$ran/$name.count"
+    echo "$name, $f failed, exit code $code:"
+    { grep 'FAILED\|ERROR\|runtime error' "$ran/$name.out" || grep -v ' passed, ' "$ran/$name.out" | tail -n 30; } | head -n 30
+    echo
+done
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

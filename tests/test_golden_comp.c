@@ -249,7 +249,8 @@ static void curve(void) {
         out = stx_tokens(x, buf, B, S);
         loss = stx_comp_loss(m, in, out, s, s);
         total = stx_comp_total(m, loss);
-        CHECK(CLOSE(stx_item(x, loss), nll[i], CURVE), "curve step %zu: nll %.12g, want %.12g %s", i, stx_item(x, loss), nll[i], stx_error(x));
+        CHECK(CLOSE(stx_item(x, loss), nll[i], CURVE), "curve step %zu: nll %.12g, want %.12g %s", i, stx_item(x, loss), nll[i],
+              stx_error(x));
         CHECK(CLOSE(stx_item(x, total) - stx_item(x, loss), aux[i], CURVE), "curve step %zu: aux, want %.12g", i, aux[i]);
         stx_backward(x, total);
         stx_optim_step(optim, need(f, "lr"));
