@@ -124,7 +124,8 @@ static tr_opt table[] = {
 #define PAPER_WORDS PAPER "tokens=words lr-warmup=16000 steps=516000 block-sz=512 mem=512 cmem=512 tied "
 static const tr_preset presets[] = {
     {"demo", "a small byte model that learns in two minutes on two cores (make demo-compressive)",
-        DEMO "memory-layers=2,3 steps=5200 eval-every=1300 save-every=1300 eval-blocks=10 log-every=100"},
+        DEMO "memory-layers=2,3 batch-sz=16 random-segments=16 lr=0.003 steps=2600 eval-every=650 save-every=650 eval-blocks=10 "
+            "log-every=100"},
     {"reference", "the reference's enwik8 example: memory in the last three of 8 layers, GRU gates, pieces of four segments",
         REFERENCE "eval-every=2000 save-every=2000 eval-blocks=16 sample-every=2000 sample-prime=512 sample-length=1024"},
     {"readme", "the sizes of the reference's README: 12 layers, segment 1024, GLU; tokens are words here",

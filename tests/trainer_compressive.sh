@@ -26,7 +26,7 @@ local_options="checkpoint best log tensorboard eval-only no-train threads device
 old_options='"lr":0.004,"schedule":"cosine","lr-warmup":60,.*"grad-clip":1,' old_loss=2.9168
 old_given=
 # for tests/trainer_cuda.sh
-cuda_model="--nlayers 2 --hid-sz 32 --inner-hid-sz 48 --nheads 2 --mem 16 --cmem 8 --memory-layers all --batch-split 1 --random-segments 0 --lr 0.01"
+cuda_model="--nlayers 2 --hid-sz 16 --inner-hid-sz 16 --nheads 2 --mem 16 --cmem 4 --memory-layers 2 --batch-split 1 --random-segments 0 --lr 0.01"
 cuda_note=
 
 # name, million parameters, parameters, layers, d
