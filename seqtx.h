@@ -860,7 +860,7 @@ STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_piece *piece, size_t count, stx_rea
 
 /* What a step leaves behind. Device memory is not for reading while a step runs, and waiting for it costs the time that the host
    is ahead. So a step may note scalars: slot = or += s t[0], in double; and the host asks for them afterwards. */
-enum { STX_NOTES = 32, STX_MAX_OPTIMS = 64 };
+enum { STX_NOTES = 128, STX_MAX_OPTIMS = 64 };
 STX_DEF void stx_note(stx_ctx *x, int slot, const stx_tensor *t, double s, int add);
 STX_DEF double stx_noted(stx_ctx *x, int slot);             /* waits for the last step; NaN in error */
 /* meter[0] = or += s a[0], in double: what a step leaves behind to be read */
