@@ -1,5 +1,6 @@
 /* test_threads.c - the threads of a context: every iteration once, whoever is late; the same bits whatever else the machine does;
-   contexts that come and go, several at a time; a child after fork; signals. Compiled a second time with the thread sanitizer. */
+   contexts that come and go, several at a time; a child after fork; signals. Compiled a second time with the thread sanitizer.
+   "short" repeats less, for builds whose code is slow and whose threads are the same. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -11,6 +12,8 @@
 #include <unistd.h>
 #include "../seqtx_attn_span.h"
 #include "test.h"
+
+static int brief;
 
 static stx_ctx *context(int threads) {
     stx_desc d;
@@ -45,6 +48,7 @@ static void once(void) {
             for (j = 0; j <= sizeof works / sizeof *works; j++) {
                 counted c;
                 size_t bad = 0;
+                if (brief && sizes[i] > 65536) continue;
                 c.times = (unsigned char *)calloc(sizes[i] + 1, 1);
                 c.threads = (size_t)threads[k];
                 c.wrong = 0;
@@ -148,7 +152,7 @@ static void train(int threads, stx_real *out, size_t *n) {
     m = stx_span_create(x, &d);
     o = stx_optim_create(stx_span_params(m), NULL);
     for (i = 0; i < 4 * 97; i++) t[i] = (int32_t)(i * i % 31);
-    for (i = 0; i < 6; i++) {
+    for (i = 0; i < (brief ? 2 : 6); i++) {
         stx_begin(x, STX_TRAIN);
         stx_backward(x, stx_span_loss(m, stx_tokens(x, t, 4, 96), stx_tokens(x, t + 1, 4, 96), NULL, NULL));
         stx_optim_step(o, 0.01);
@@ -215,7 +219,7 @@ static void with_itself(void) {
     int i, k;
     long bad = 0;
     for (i = 0; i < T * C; i++) { a[i] = (stx_real)test_rand(); dy[i] = (stx_real)test_rand(); }
-    for (k = 0; k < 400; k++) {
+    for (k = 0; k < (brief ? 25 : 400); k++) {
         stx_attention_in in;
         stx_attention_desc d;
         stx_tensor *t;
@@ -331,7 +335,8 @@ static void signals(void) {
     stx_destroy(x);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    brief = argc > 1 && !strcmp(argv[1], "short");
     once();
     late_threads();
     woken();
