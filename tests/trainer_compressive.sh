@@ -32,7 +32,7 @@ cuda_note=
 # name, million parameters, parameters, layers, d
 presets() {
     cat <<END2
-demo 0.8 840960 3 128
+demo 0.8 840704 3 128
 reference 54.4 54421248 8 512
 readme 102.0 102035104 12 512
 enwik8 353.0 353036493 24 1024
@@ -142,7 +142,7 @@ fixed_options() {
 --kv-heads 1
 --block-sz 32
 --positions xl
---norm-after
+--no-norm-after
 --final-norm
 --glu
 --tied
