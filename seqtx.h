@@ -7,8 +7,9 @@
    and link libm (-lm; older systems also want -pthread). Compile with -O2. Nothing else is needed.
 
    seqtx.h is the core. The models stand in headers of their own, each of which needs only this one:
-       seqtx_attn_span.h   Sequential Transformer, adaptive attention span, all-attention
-       seqtx_sru.h         SRU and SRU++: simple recurrent units, and attention where their product stood
+       seqtx_attn_span.h    Sequential Transformer, adaptive attention span, all-attention
+       seqtx_sru.h          SRU and SRU++: simple recurrent units, and attention where their product stood
+       seqtx_compressive.h  Compressive Transformer: a memory that is compressed and not thrown away; GTrXL's gates
    Text becomes tokens in examples/text.h (vocabularies, corpora, batches), which is free to copy beside them.
 
    MANUAL
@@ -54,8 +55,8 @@
    //<quickstart
 
    Letters, everywhere: B batch, T query length, S key length, C channels, H heads, D head dim, V vocabulary,
-   L layers (or the largest span, in the span formulas), N flattened rows. dx is the gradient of x. All
-   tensors are dense and row-major; the shape stands beside each buffer, as in (B,T,C).
+   L layers, N flattened rows. dx is the gradient of x. All tensors are dense and row-major; the shape stands beside each
+   buffer, as in (B,T,C).
 
    Memory. A context owns everything: stx_destroy frees it all. Two bump arenas: persistent (parameters,
    optimiser state) and step (activations, gradients, tape). stx_begin rewinds the step arena, so a tensor made
@@ -443,8 +444,8 @@ STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s);
 /* y, a (n); b (nb) repeats: n is a multiple of nb */
 STX_KERNEL(stx_add_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb))
 STX_KERNEL(stx_mul_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb))
-STX_KERNEL(stx_mul_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b,
-                         size_t n, size_t nb, int accumulate))
+STX_KERNEL(stx_mul_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b, size_t n,
+                         size_t nb, int accumulate))
 
 STX_DEF stx_tensor *stx_relu(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_gelu(stx_ctx *x, stx_tensor *a);        /* a Phi(a), by erf */
@@ -452,31 +453,29 @@ STX_DEF stx_tensor *stx_tanh(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_sigmoid(stx_ctx *x, stx_tensor *a);
 /* y (n) = act(a (n)); da (n) = or += dy act'(a); a is read for gelu only; da may be dy, without accumulate */
 STX_KERNEL(stx_act_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act))
-STX_KERNEL(stx_act_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n,
-                         int act, int accumulate))
+STX_KERNEL(stx_act_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act,
+                         int accumulate))
 
 /* Zero with probability p, scale the rest by 1/(1-p); the identity in STX_EVAL. p is resolved to 1/65536. */
 STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p);
 /* The same with one draw for all times: a (B,T,C), mask (B,C) (variational dropout, Gal & Ghahramani 2016, 1512.05287). */
 STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p);
 /* y (n) = a mask / keep, and da += dy mask / keep by the same call */
-STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed,
-                             uint64_t stream, int accumulate))
+STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream,
+                             int accumulate))
 
 /* h + alpha f, alpha (1) learned: h, f of one shape (ReZero, Bachlechner et al. 2020, 2003.04887). */
 STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *alpha);
 /* y (n) = h + alpha[0] f, h NULL: alpha[0] f; backward: df (n) = or += alpha dy, dalpha (1) += sum of dy f; each NULL if not wanted */
 STX_KERNEL(stx_rezero_fwd, (stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n))
-STX_KERNEL(stx_rezero_bwd, (stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha,
-                            size_t n,
-                            int accumulate))
+STX_KERNEL(stx_rezero_bwd, (stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f,
+                            const stx_real *alpha, size_t n, int accumulate))
 
 STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a);     /* over the last dimension */
 STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a); /* its logarithm, without the detour: (..,C) -> (..,C) */
 /* y, a (N,C): over the C of a row */
 STX_KERNEL(stx_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
-STX_KERNEL(stx_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C,
-                             int accumulate))
+STX_KERNEL(stx_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate))
 /* y, a (N,C): a - log sum e^a over the C of a row; backward: da = or += dy - e^y sum dy */
 STX_KERNEL(stx_log_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
 STX_KERNEL(stx_log_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate))
@@ -484,11 +483,11 @@ STX_KERNEL(stx_log_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, c
 /* Layer normalisation over the last dimension, biased variance, eps inside the root (0: 1e-5). gain, shift (C). */
 STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift, double eps);
 /* y (N,C); mean, rstd (N) are saved; in (N,C), gain, shift (C). Backward: din (N,C), dgain, dshift (C) */
-STX_KERNEL(stx_layernorm_fwd, (stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in,
-                               const stx_real *gain, const stx_real *shift, size_t N, size_t C, stx_real eps))
-STX_KERNEL(stx_layernorm_bwd, (stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy,
-                               const stx_real *in, const stx_real *gain, const stx_real *mean, const stx_real *rstd,
-                               size_t N, size_t C, int accumulate))
+STX_KERNEL(stx_layernorm_fwd, (stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *gain,
+                               const stx_real *shift, size_t N, size_t C, stx_real eps))
+STX_KERNEL(stx_layernorm_bwd, (stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in,
+                               const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C,
+                               int accumulate))
 
 /* layernorm(h + dropout(f, p)) in one pass: h, f (..,C), p as in stx_dropout, the rest as in stx_layernorm. */
 STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps);
@@ -514,8 +513,7 @@ STX_KERNEL(stx_residual_norm_bwd, (stx_ctx *x, const stx_residual_norm_args *a))
 /* table (V,C), ids (B,T) -> (B,T,C). Ids outside [0,V) are an error. */
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids);
 /* y (N,C) = s table[ids], table (V,C), ids (N); dtable (V,C) += s dy (N,C) at ids */
-STX_KERNEL(stx_embedding_fwd, (stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C,
-                               stx_real s))
+STX_KERNEL(stx_embedding_fwd, (stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C, stx_real s))
 STX_KERNEL(stx_embedding_bwd, (stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C,
                                stx_real s))
 
@@ -559,8 +557,8 @@ STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t
 /* act(x W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). */
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act);
 /* y (N,O) = act(in W^T + b) in one pass: in (N,Ci), W (O,Ci), b (O) or NULL; pre (N,O) or NULL gets in W^T + b */
-STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N,
-                            size_t Ci, size_t O, int act))
+STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b,
+                            size_t N, size_t Ci, size_t O, int act))
 /* Backward of linear_fwd. dx, dW, db: NULL if not wanted. */
 typedef struct stx_linear_bwd_args {
     size_t N, Ci, O;
@@ -609,15 +607,13 @@ STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, con
 /* loss (1); top, inv (N) are saved; logits (N,V), targets (N); dlogits (N,V), dloss (1). dlogits may be logits, without accumulate. */
 STX_KERNEL(stx_cross_entropy_fwd, (stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits,
                                    const int32_t *targets, size_t N, size_t V, double divisor))
-STX_KERNEL(stx_cross_entropy_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top,
-                                   const stx_real *inv, const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor,
+STX_KERNEL(stx_cross_entropy_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
+                                   const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor,
                                    int accumulate))
-/* The rows' part in a loss: w (N) = weights[n] / divisor (weights NULL: 1; divisor 0: the sum of those that count, and w = 0 if that is
-   0), and
-   known (N) = targets[n]; w = 0 and known = -1 in rows with ignore whose target is ignored. */
+/* The rows' part in a loss: w (N) = weights[n] / divisor, weights NULL: 1, divisor 0: the sum of those that count (w = 0 if that is 0),
+   and known (N) = targets[n]; w = 0 and known = -1 in rows with ignore whose target is ignored. */
 STX_KERNEL(stx_token_weights, (stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N,
-                               int ignore,
-                               int32_t ignored, double divisor))
+                               int ignore, int32_t ignored, double divisor))
 /* cross_entropy with a weight a row: loss (1) = sum of w[n] nll[n]; nll, w (N), the rest as in cross_entropy. Rows with a negative target
    have nll = 0 and dlogits = 0. */
 STX_KERNEL(stx_token_loss_fwd, (stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
@@ -629,8 +625,8 @@ STX_KERNEL(stx_token_loss_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *d
 STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 /* loss (1) = mean (a - b)^2, a, b (n) */
 STX_KERNEL(stx_mse_fwd, (stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n))
-STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a,
-                         const stx_real *b, size_t n))
+STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a, const stx_real *b,
+                         size_t n))
 
 // >>api: attention -----------------------------------------------------------------------------------------
 
@@ -651,7 +647,7 @@ typedef struct stx_attention_desc {
     int    delta_min;      /* 0: a query sees its own key. 1: the nearest is the key before (1905.07799) */
     int    not_causal;     /* every query sees every key; no span, no positions */
     double scale;          /* 0: 1/sqrt(D) */
-    double max_span, ramp; /* L and R of the learned span; needed with z */
+    double max_span, ramp; /* of the learned span; needed with z */
     double eps;            /* 0 (default): cost follows each head's span. With more (the authors' code has 1e-8) every key
                               within span counts in the normaliser, also those with m = 0, and costs */
     int    no_renorm;      /* see above; without eps. With z every key within span counts, and costs, as with eps */
@@ -755,9 +751,8 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
 /* Adaptive softmax, cluster c of K: log p of the words start .. start+size-1 into out (N,V), from the cluster's logits (N,w). For c = 0 the
    columns size .. w-1 are the other clusters', gate (N,K) gets their log p (cluster i: column size + K-1-i, or size + i-1 if forward);
    for c > 0 gate[n,c] is added. */
-STX_KERNEL(stx_cluster_log_probs, (stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start,
-                                   size_t size,
-                                   size_t w, size_t K, size_t c, int forward))
+STX_KERNEL(stx_cluster_log_probs, (stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V,
+                                   size_t start, size_t size, size_t w, size_t K, size_t c, int forward))
 
 // >>api: optimisers ----------------------------------------------------------------------------------------
 
@@ -847,8 +842,8 @@ STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_piece *p
                              stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled))
 /* LAMB, if u->ok. First g = direction of each piece, m and v; squares (2 count) get the sums of p^2 and g^2 of each piece. Then each
    tensor's phi from them, which becomes its pieces' lr; p -= lr g. In any case g is zeroed by the second. */
-STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1,
-                                stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps, stx_real decay))
+STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares,
+                                stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps, stx_real decay))
 STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max))
 /* g of each piece into [-c, c]; infinities and NaN stay */
 STX_KERNEL(stx_clip_values, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real c))
@@ -865,16 +860,15 @@ STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_piece *piece, size_t count, stx_rea
 
 /* What a step leaves behind. Device memory is not for reading while a step runs, and waiting for it costs the time that the host
    is ahead. So a step may note scalars: slot = or += s t[0], in double; and the host asks for them afterwards. */
-enum { STX_NOTES = 32, STX_MAX_OPTIMS = 64 };
+enum { STX_NOTES = 128, STX_MAX_OPTIMS = 64 };
 STX_DEF void stx_note(stx_ctx *x, int slot, const stx_tensor *t, double s, int add);
 STX_DEF double stx_noted(stx_ctx *x, int slot);             /* waits for the last step; NaN in error */
 /* meter[0] = or += s a[0], in double: what a step leaves behind to be read */
 STX_KERNEL(stx_meter, (stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate))
 /* Ids sorted by cluster, stably. Cluster c has the places first[c] .. first[c+1]-1 of local and place, of which place[r] gets where its
    r-th id stood and local[r] the id within the cluster; places left over get 0 and `leftover`. at (n): where each id went, or (head =
-   1; then
-   cluster 0 needs no places) its class in the head: the id, or its cluster's column. Negative ids go nowhere: at = -1.
-   over (1): 1 if a cluster has more ids than places. */
+   1; then cluster 0 needs no places) its class in the head: the id, or its cluster's column. Negative ids go nowhere: at = -1. over
+   (1): 1 if a cluster has more ids than places. */
 typedef struct stx_clusters {
     size_t  count, end[STX_MAX_CLUSTERS], first[STX_MAX_CLUSTERS + 1];
     int     head, forward_columns;
@@ -1152,8 +1146,7 @@ STX_DEF int stx_words_resolve(stx_ctx *x, const char *who, const stx_words_desc 
 STX_DEF size_t stx_words_count(const stx_words_desc *d);
 /* Adds the parameters of a desc, resolved or not, to p: in_emb.weight, out_emb.weight, out_emb.bias; adaptive: in_emb.tables.<i>,
    in_emb.projs.<i>, out_emb.tables.<i>, out_emb.projs.<i>, out_emb.biases.<i>, out_emb.cluster.weight, out_emb.cluster.bias. Lives as long
-   as p's context;
-   NULL and its error when there is no memory. */
+   as p's context; NULL and its error when there is no memory. */
 STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *d);
 /* ids (B,T) -> (B,T,emb) */
 STX_DEF stx_tensor *stx_words_embed(const stx_words *w, const stx_ids *ids);
@@ -2423,8 +2416,8 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     host = stx__on_gpu(x) ? (stx_real *)stx_block(x, t->size * sizeof *host) : t->data;
     if (!host) return NULL;
     for (i = 0; i < t->size; i++)
-        host[i] = (stx_real)(init == STX_ZEROS ? 0 : init == STX_CONSTANT ? a : stx__draw(x, STX__PARAM_STREAM | x->params_made, i, init,
-            a));
+        host[i] = (stx_real)(init == STX_ZEROS ? 0 : init == STX_CONSTANT
+                             ? a : stx__draw(x, STX__PARAM_STREAM | x->params_made, i, init, a));
     if (host != t->data) {
         stx_put(x, t->data, host, t->size);
         stx_block_free(x, host);
@@ -3300,8 +3293,8 @@ STX_INNER void stx__sum_rows_part(int fma, stx_real *d, const stx_real *dy, cons
         for (c = 0; c < w; c++) d[c] += s[c];
     }
 }
-STX_EACH_ISA(stx__sum_rows_part, (stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT f, size_t N,
-                                  size_t C, size_t w), d, dy, f, N, C, w)
+STX_EACH_ISA(stx__sum_rows_part, (stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT f,
+                                  size_t N, size_t C, size_t w), d, dy, f, N, C, w)
 static void stx__sum_rows_share(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k;
@@ -3584,8 +3577,7 @@ STX_INNER void stx__act_bwd_n(int fma, stx_real *da, const stx_real *dy, const s
     }
 }
 STX_EACH_ISA(stx__act_bwd_n, (stx_real *STX_RESTRICT da, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT y,
-                              const stx_real *STX_RESTRICT a, size_t n, int act, int accumulate),
-              da, dy, y, a, n, act, accumulate)
+                              const stx_real *STX_RESTRICT a, size_t n, int act, int accumulate), da, dy, y, a, n, act, accumulate)
 STX_INNER void stx__act_bwd_self(int fma, stx_real *d, const stx_real *y, const stx_real *a, size_t n, int act) {
     stx__act_bwd_n(fma, d, d, y, a, n, act, 0);
 }
@@ -3643,8 +3635,8 @@ static void stx__dropout_time_back(stx_ctx *x, stx__node *n) {
     int fresh;
     stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
     for (b = 0; d && b < s->B; b++)
-        STX_RUN(x, stx_mul_bwd, (x, stx_at(x, d, b * s->n), NULL, stx_at(x, n->y->grad, b * s->n), stx_at(x, n->in[0]->data, b * s->n),
-                                 s->mask + b * s->C, s->n, s->C, !fresh));
+        STX_RUN(x, stx_mul_bwd, (x, stx_at(x, d, b * s->n), NULL, stx_at(x, n->y->grad, b * s->n),
+                                 stx_at(x, n->in[0]->data, b * s->n), s->mask + b * s->C, s->n, s->C, !fresh));
 }
 STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p) {
     stx_tensor *y, *ones;
@@ -3707,8 +3699,8 @@ STX_INNER void stx__dropout_n(int fma, stx_real *y, const stx_real *a, size_t n,
     }
 }
 STX_EACH_ISA(stx__dropout_n, (stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t n, uint64_t seed, uint64_t stream,
-                              uint64_t group, uint32_t keep16, stx_real inv, int accumulate),
-              y, a, n, seed, stream, group, keep16, inv, accumulate)
+                              uint64_t group, uint32_t keep16, stx_real inv, int accumulate), y, a, n, seed, stream, group, keep16,
+             inv, accumulate)
 typedef struct stx__dropout_job {
     stx_real *y;
     const stx_real *a;
@@ -3866,8 +3858,8 @@ STX_INNER void stx__softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, c
     if (accumulate) for (c = 0; c < C; c++) da[c] = STX_FMA(fma, y[c], dy[c] - s, da[c]);
     else for (c = 0; c < C; c++) da[c] = y[c] * (dy[c] - s);
 }
-STX_EACH_ISA(stx__softmax_bwd_row, (stx_real *STX_RESTRICT da, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT y, size_t C,
-                                    int accumulate), da, dy, y, C, accumulate)
+STX_EACH_ISA(stx__softmax_bwd_row, (stx_real *STX_RESTRICT da, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT y,
+                                    size_t C, int accumulate), da, dy, y, C, accumulate)
 static void stx__softmax_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
@@ -3904,8 +3896,7 @@ STX_INNER void stx__log_softmax_bwd_row(int fma, stx_real *da, const stx_real *d
     else for (c = 0; c < C; c++) da[c] = STX_FMA(fma, -s, stx_fast_exp(fma, y[c]), dy[c]);
 }
 STX_EACH_ISA(stx__log_softmax_bwd_row, (stx_real *STX_RESTRICT da, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT y,
-                                         size_t C, int accumulate),
-              da, dy, y, C, accumulate)
+                                        size_t C, int accumulate), da, dy, y, C, accumulate)
 static void stx__log_softmax_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
@@ -3942,8 +3933,8 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
     save->mean = (stx_real *)stx_step_bytes(x, stx__rows(in) * sizeof(stx_real));
     save->rstd = (stx_real *)stx_step_bytes(x, stx__rows(in) * sizeof(stx_real));
     if (!save->mean || !save->rstd) return NULL;
-    STX_RUN(x, stx_layernorm_fwd, (x, y->data, save->mean, save->rstd, in->data, gain->data, shift->data, stx__rows(in), stx__last(in),
-                                   (stx_real)(eps > 0 ? eps : 1e-5)));
+    STX_RUN(x, stx_layernorm_fwd, (x, y->data, save->mean, save->rstd, in->data, gain->data, shift->data, stx__rows(in),
+                                   stx__last(in), (stx_real)(eps > 0 ? eps : 1e-5)));
     ins[0] = in; ins[1] = gain; ins[2] = shift;
     node = stx__record(x, y, stx__layernorm_back, ins, 3);
     if (node) node->save = save;
@@ -3963,8 +3954,8 @@ STX_INNER void stx__layernorm_row(int fma, stx_real *o, stx_real *mean, stx_real
     *rstd = r;
 }
 STX_EACH_ISA(stx__layernorm_row, (stx_real *STX_RESTRICT o, stx_real *mean, stx_real *rstd, const stx_real *STX_RESTRICT a,
-                                  const stx_real *STX_RESTRICT gain, const stx_real *STX_RESTRICT shift, size_t C, stx_real eps),
-              o, mean, rstd, a, gain, shift, C, eps)
+                                  const stx_real *STX_RESTRICT gain, const stx_real *STX_RESTRICT shift, size_t C, stx_real eps), o,
+             mean, rstd, a, gain, shift, C, eps)
 static void stx__layernorm_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
@@ -4000,8 +3991,8 @@ STX_INNER void stx__layernorm_bwd_row(int fma, stx_real *d, const stx_real *dy, 
     else for (c = 0; c < C; c++) d[c] = r * (STX_FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k);
 }
 STX_EACH_ISA(stx__layernorm_bwd_row, (stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT dy, const stx_real *STX_RESTRICT a,
-                                      const stx_real *STX_RESTRICT gain, size_t C, stx_real m, stx_real r, int accumulate),
-              d, dy, a, gain, C, m, r, accumulate)
+                                      const stx_real *STX_RESTRICT gain, size_t C, stx_real m, stx_real r, int accumulate), d, dy,
+             a, gain, C, m, r, accumulate)
 /*   dgain += sum_n dy xhat ; dshift += sum_n dy ; 64 channels or fewer, as in stx__sum_rows_part */
 STX_INNER void stx__layernorm_bwd_part(int fma, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in,
                                        const stx_real *mean, const stx_real *rstd, size_t N, size_t C, size_t w) {
@@ -4022,8 +4013,8 @@ STX_INNER void stx__layernorm_bwd_part(int fma, stx_real *dgain, stx_real *dshif
 }
 STX_EACH_ISA(stx__layernorm_bwd_part, (stx_real *STX_RESTRICT dgain, stx_real *STX_RESTRICT dshift, const stx_real *STX_RESTRICT dy,
                                        const stx_real *STX_RESTRICT in, const stx_real *STX_RESTRICT mean,
-                                           const stx_real *STX_RESTRICT rstd, size_t N, size_t C, size_t w),
-              dgain, dshift, dy, in, mean, rstd, N, C, w)
+                                       const stx_real *STX_RESTRICT rstd, size_t N, size_t C, size_t w), dgain, dshift, dy, in,
+             mean, rstd, N, C, w)
 static void stx__layernorm_bwd_rows(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n, at;
@@ -4644,7 +4635,7 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx_
     size_t i;
     for (i = 0; r1 && i + 16 <= n; i += 16)
         _mm512_storeu_si512(to + i, _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(r1 + i),
-            _mm512_loadu_ps(r0 + i))));
+                _mm512_loadu_ps(r0 + i))));
     for (; i < n; i += 16) {
         __mmask16 some = (__mmask16)(n - i < 16 ? (1u << (n - i)) - 1 : 0xffff);
         __m512 lo = _mm512_maskz_loadu_ps(some, r0 + i), hi = r1 ? _mm512_maskz_loadu_ps(some, r1 + i) : _mm512_setzero_ps();
@@ -4783,11 +4774,11 @@ STX__AVX512 static void stx__transpose_avx512(float *to, const float *B, size_t 
             lo1 = _mm512_maskz_unpacklo_ps(0xffff, z[2], z[3]); hi1 = _mm512_maskz_unpackhi_ps(0xffff, z[2], z[3]);
             _mm512_storeu_ps(to + p * 32, _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(lo0), _mm512_castps_pd(lo1))));
             _mm512_storeu_ps(to + (p + 1) * 32, _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(lo0),
-                _mm512_castps_pd(lo1))));
+                    _mm512_castps_pd(lo1))));
             _mm512_storeu_ps(to + (p + 2) * 32, _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(hi0),
-                _mm512_castps_pd(hi1))));
+                    _mm512_castps_pd(hi1))));
             _mm512_storeu_ps(to + (p + 3) * 32, _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(hi0),
-                _mm512_castps_pd(hi1))));
+                    _mm512_castps_pd(hi1))));
         }
         for (; p < k; p++) for (j = 0; j < 16; j++) to[p * 32 + j] = B[j * ldb + p];
     }
@@ -5506,8 +5497,8 @@ STX_EACH_ISA(stx__bias_act_row, (stx_real *STX_RESTRICT y, stx_real *STX_RESTRIC
 static void stx__after_rows(stx_ctx *x, const stx__after *after, size_t j, stx_real *C, size_t at, size_t ldc, size_t rows, size_t cols) {
     size_t i;
     for (i = 0; i < rows; i++)
-        STX_CALL(x, stx__bias_act_row, (C + i * ldc, after->pre ? after->pre + at + i * ldc : NULL, after->b ? after->b + j : NULL, cols,
-                                        after->act));
+        STX_CALL(x, stx__bias_act_row, (C + i * ldc, after->pre ? after->pre + at + i * ldc : NULL, after->b ? after->b + j : NULL,
+                                        cols, after->act));
 }
 static void stx__bias_act_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
@@ -5738,16 +5729,16 @@ static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets
         return 0;
     }
     if (weights && (weights->size != N || weights->needs_grad)) {
-        stx_fail(x, STX_ERR_SHAPE, "%s: %zu weights for %zu targets%s: want one number a row, without gradient (stx_input, stx_detach)",
-                 op, weights->size, N,
-                 weights->needs_grad ? ", and they want a gradient" : "");
+        stx_fail(x, STX_ERR_SHAPE,
+                 "%s: %zu weights for %zu targets%s: want one number a row, without gradient (stx_input, stx_detach)", op,
+                 weights->size, N, weights->needs_grad ? ", and they want a gradient" : "");
         return 0;
     }
     *w = (stx_real *)stx_step_bytes(x, N * sizeof **w);
     *known = (int32_t *)stx_step_bytes(x, N * sizeof **known);
     if (!*w || !*known) return 0;
-    STX_RUN(x, stx_token_weights, (x, *w, *known, targets->device, weights ? weights->data : NULL, N, how ? how->ignore : 0,
-                                   how ? how->ignored : 0, divisor));
+    STX_RUN(x, stx_token_weights, (x, *w, *known, targets->device, weights ? weights->data : NULL, N, how ? how->ignore : 0, how
+                                   ? how->ignored : 0, divisor));
     return 1;
 }
 STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, stx_token_loss *how) {
@@ -5788,8 +5779,8 @@ STX_INNER void stx__cross_entropy_rows(int fma, double *sum, stx_real *top, stx_
     }
 }
 STX_EACH_ISA(stx__cross_entropy_rows, (double *STX_RESTRICT sum, stx_real *STX_RESTRICT top, stx_real *STX_RESTRICT inv,
-                                       const stx_real *STX_RESTRICT row, const int32_t *targets, size_t N, size_t V), sum, top, inv, row,
-                                           targets, N, V)
+                                       const stx_real *STX_RESTRICT row, const int32_t *targets, size_t N, size_t V), sum, top, inv,
+             row, targets, N, V)
 static void stx__cross_entropy_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k, at, n;
@@ -5810,8 +5801,8 @@ STX_INNER void stx__cross_entropy_bwd_row(int fma, stx_real *d, const stx_real *
     if (accumulate) for (v = 0; v < V; v++) d[v] = STX_FMA(fma, f, stx_fast_exp(fma, row[v] - top), d[v]);
     else for (v = 0; v < V; v++) d[v] = f * stx_fast_exp(fma, row[v] - top);
 }
-STX_EACH_ISA(stx__cross_entropy_bwd_row, (stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT row, size_t V, stx_real top, stx_real f,
-                                          int accumulate), d, row, V, top, f, accumulate)
+STX_EACH_ISA(stx__cross_entropy_bwd_row, (stx_real *STX_RESTRICT d, const stx_real *STX_RESTRICT row, size_t V, stx_real top,
+                                          stx_real f, int accumulate), d, row, V, top, f, accumulate)
 STX_INNER void stx__cross_entropy_bwd_self(int fma, stx_real *d, size_t V, stx_real top, stx_real f) {
     stx__cross_entropy_bwd_row(fma, d, d, V, top, f, 0);
 }
@@ -5827,8 +5818,8 @@ static void stx__cross_entropy_bwd_part(const stx_share *s, const void *job) {
     }
 }
 STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                                   const stx_real *logits,
-                                   const int32_t *targets, size_t N, size_t V, double divisor, int accumulate) {
+                                   const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor,
+                                   int accumulate) {
     stx__loop l = stx__loop_of(0, N, V);
     l.y = dlogits; l.a = logits; l.ids = targets; l.m = top; l.r = inv; l.accumulate = accumulate;
     l.s = (stx_real)((double)dloss[0] / divisor);
@@ -5836,8 +5827,7 @@ STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real
 }
 
 STX_DEF void stx_token_weights(stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N,
-                               int ignore, int32_t ignored,
-                               double divisor) {
+                               int ignore, int32_t ignored, double divisor) {
     size_t n;
     (void)x;
     for (n = 0; n < N; n++) known[n] = ignore && targets[n] == ignored ? -1 : targets[n];
@@ -5846,8 +5836,7 @@ STX_DEF void stx_token_weights(stx_ctx *x, stx_real *w, int32_t *known, const in
 }
 /* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n] */
 STX_INNER void stx__token_loss_rows(int fma, double *sum, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *row,
-                                     const int32_t *targets, const stx_real *w,
-                                     size_t N, size_t V) {
+                                    const int32_t *targets, const stx_real *w, size_t N, size_t V) {
     size_t n;
     for (*sum = 0, n = 0; n < N; n++, row += V) {
         stx_real m, t;
@@ -5864,21 +5853,19 @@ STX_INNER void stx__token_loss_rows(int fma, double *sum, stx_real *nll, stx_rea
     }
 }
 STX_EACH_ISA(stx__token_loss_rows, (double *STX_RESTRICT sum, stx_real *STX_RESTRICT nll, stx_real *STX_RESTRICT top,
-                                     stx_real *STX_RESTRICT inv, const stx_real *STX_RESTRICT row,
-                                     const int32_t *targets, const stx_real *STX_RESTRICT w, size_t N, size_t V),
-              sum, nll, top, inv, row, targets, w, N, V)
+                                    stx_real *STX_RESTRICT inv, const stx_real *STX_RESTRICT row, const int32_t *targets,
+                                    const stx_real *STX_RESTRICT w, size_t N, size_t V), sum, nll, top, inv, row, targets, w, N, V)
 static void stx__token_loss_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k, at, n;
     for (k = s->from; k < s->to; k++) {
         n = stx__sum_block(l->N, k, &at);
         STX_CALL(s->x, stx__token_loss_rows, (l->sums + k, l->y + at, l->mean + at, l->rstd + at, l->a + at * l->C, l->ids + at,
-                                               l->b + at, n, l->C));
+                                              l->b + at, n, l->C));
     }
 }
 STX_DEF void stx_token_loss_fwd(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
-                                const int32_t *targets, const stx_real *w,
-                                size_t N, size_t V) {
+                                const int32_t *targets, const stx_real *w, size_t N, size_t V) {
     stx__loop l = stx__loop_of(0, N, V);
     l.y = nll; l.mean = top; l.rstd = inv; l.a = logits; l.ids = targets; l.b = w;
     *loss = (stx_real)stx__sum_blocks(x, 8 * N * V, stx__token_loss_part, &l);
@@ -5898,8 +5885,8 @@ static void stx__token_loss_bwd_part(const stx_share *s, const void *job) {
     }
 }
 STX_DEF void stx_token_loss_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                                const stx_real *logits, const int32_t *targets,
-                                const stx_real *w, size_t N, size_t V, int accumulate) {
+                                const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V,
+                                int accumulate) {
     stx__loop l = stx__loop_of(0, N, V);
     l.y = dlogits; l.a = logits; l.ids = targets; l.m = top; l.r = inv; l.b = w; l.s = dloss[0]; l.accumulate = accumulate;
     stx_parallel(x, N, 8 * N * V, stx__token_loss_bwd_part, &l);
@@ -6020,10 +6007,10 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const 
     if (!stx_ok(x) || !in || !d || !in->q || (!in->kv && (!in->k || !in->v))) return NULL;
     q = in->q; k = in->kv ? in->kv : in->k; v = in->kv ? in->kv : in->v; H = d->heads;
     STX__NEED(x, !in->kv || (!in->k && !in->v), STX_ERR_ARG, "stx_attention: kv and also k or v: give kv alone, or both of the others");
-    STX__NEED(x, q->ndim == 3 && k->ndim == 3 && stx__same(k, v) && q->dim[0] == k->dim[0] && (in->kv ? 2 : 1) * q->dim[2] == k->dim[2],
-              STX_ERR_SHAPE,
-              "stx_attention: q %s, %s %s: want q (B,T,C) and equal k, v (B,S,C), or kv (B,S,2C)", stx__shape(q, s), in->kv ? "kv" : "k",
-                  stx__shape(k, t));
+    STX__NEED(x, q->ndim == 3 && k->ndim == 3 && stx__same(k, v) && q->dim[0] == k->dim[0]
+              && (in->kv ? 2 : 1) * q->dim[2] == k->dim[2], STX_ERR_SHAPE,
+              "stx_attention: q %s, %s %s: want q (B,T,C) and equal k, v (B,S,C), or kv (B,S,2C)", stx__shape(q, s), in->kv
+              ? "kv" : "k", stx__shape(k, t));
     C = q->dim[2];
     STX__NEED(x, H >= 1 && H <= STX__MAX_HEADS && C % H == 0, STX_ERR_SHAPE, "stx_attention: %zu heads for %zu channels: want 1 to %d "
               "heads that divide the channels", H, C, (int)STX__MAX_HEADS);
@@ -6041,9 +6028,9 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const 
               "stx_attention: u and vb have %zu numbers, and vb needs pe", C);
     STX__NEED(x, !in->pk == !in->pv && (!in->pk || (in->pk->ndim == 3 && in->pk->dim[0] == H && in->pk->dim[2] == D && stx__same(in->pk,
         in->pv))), STX_ERR_SHAPE, "stx_attention: persistent keys and values want (H,N,D) = (%zu,N,%zu), both or none", H, D);
-    STX__NEED(x, !in->pad || (in->pad->B == k->dim[0] && in->pad->T == k->dim[1]), STX_ERR_SHAPE, "stx_attention: pad (%zu,%zu) for keys "
-              "%s: want a number for each key, (B,S) = (%zu,%zu)",
-              in->pad ? in->pad->B : 0, in->pad ? in->pad->T : 0, stx__shape(k, t), k->dim[0], k->dim[1]);
+    STX__NEED(x, !in->pad || (in->pad->B == k->dim[0] && in->pad->T == k->dim[1]), STX_ERR_SHAPE,
+              "stx_attention: pad (%zu,%zu) for keys " "%s: want a number for each key, (B,S) = (%zu,%zu)", in->pad
+              ? in->pad->B : 0, in->pad ? in->pad->T : 0, stx__shape(k, t), k->dim[0], k->dim[1]);
     STX__NEED(x, d->dropout >= 0 && d->dropout < 1, STX_ERR_ARG, "stx_attention: dropout %g, want 0 <= p < 1", d->dropout);
     STX__NEED(x, d->delta_min == 0 || d->delta_min == 1, STX_ERR_ARG, "stx_attention: delta_min %d, want 0 or 1", d->delta_min);
     STX__NEED(x, d->eps >= 0, STX_ERR_ARG, "stx_attention: eps %g, want 0 or more", d->eps);
@@ -6177,8 +6164,7 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
    ramp, 0 <= m' <= 1 inclusive, where m' is m before the clamp. */
 
 /* Why no key beyond has weight: there 1 - delta + z L <= -ceil(R), so the quotient is -1 or less, and rounding keeps the order. Numbers
-   above
-   2^24 are no longer whole in a float: the last term makes up for that. */
+   above 2^24 are no longer whole in a float: the last term makes up for that. */
 STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most) {
     double e = ceil(z * max_span) + ceil(ramp);
     if (!stx__finite(e)) return e > 0 ? most : 0;
@@ -6612,8 +6598,7 @@ STX_INNER void stx__mask_row(int fma, stx_real *STX_RESTRICT m, uint64_t at, uin
     }
 }
 STX_EACH_ISA(stx__mask_row, (stx_real *STX_RESTRICT m, uint64_t at, uint64_t end, uint64_t seed, uint64_t stream, uint64_t base,
-                             uint32_t keep, stx_real f),
-              m, at, end, seed, stream, base, keep, f)
+                             uint32_t keep, stx_real f), m, at, end, seed, stream, base, keep, f)
 
 /* Dropout masks (0 or 1/keep) of query r for columns [lo,hi) into m. Keyed by (row, distance from the window's old end),
    so that tiles do not matter; the persistent vectors come after the window, and their values are sqrt(N) pv. */
@@ -6665,8 +6650,7 @@ STX_INNER void stx__attn_soft(int fma, stx_real *STX_RESTRICT s, size_t n, const
     if (drop) for (c = 0; c < n; c++) s[c] *= drop[c];
 }
 STX_EACH_ISA(stx__attn_soft, (stx_real *s, size_t n, const stx_real *ramp, size_t nramp, const stx_real *drop, stx_real *state,
-                              stx_real *f),
-              s, n, ramp, nramp, drop, state, f)
+                              stx_real *f), s, n, ramp, nramp, drop, state, f)
 
 /* Softmax over the tile's logits, rows scaled on as the largest logit rises; then y += weights times values */
 static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
@@ -6687,8 +6671,8 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
                 const stx_real *drop = stx__attn_drop(x, t, r);
                 at = t->persistent ? (ptrdiff_t)t->ramp_n : from - t->off[r];
                 STX_CALL(x, stx__attn_soft, (s + from, (size_t)(hi - from), t->R.ramp + STX_MIN(at, (ptrdiff_t)t->ramp_n),
-                                             t->ramp_n - (size_t)STX_MIN(at, (ptrdiff_t)t->ramp_n),
-                                              drop ? drop + (from - t->lo[r]) : NULL, t->R.state + 3 * (t->q0 + r), &f));
+                                             t->ramp_n - (size_t)STX_MIN(at, (ptrdiff_t)t->ramp_n), drop
+                                             ? drop + (from - t->lo[r]) : NULL, t->R.state + 3 * (t->q0 + r), &f));
                 if (f != 1) for (d = 0; d < A->Dp; d++) o[d] *= f;
             } else {
                 from = hi = end;
@@ -6786,8 +6770,7 @@ STX_INNER void stx__attn_gemv_score(int fma, stx_real *STX_RESTRICT s, const stx
     }
 }
 STX_EACH_ISA(stx__attn_gemv_score, (stx_real *STX_RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k, size_t ldk,
-                                    const stx_real *pe, size_t ldp, size_t n, size_t D),
-              s, q, qv, k, ldk, pe, ldp, n, D)
+                                    const stx_real *pe, size_t ldp, size_t n, size_t D), s, q, qv, k, ldk, pe, ldp, n, D)
 /* o (D) += f sum_j w_j v_j, four values at a time */
 STX_INNER void stx__attn_gemv_sum(int fma, stx_real *STX_RESTRICT o, const stx_real *w, const stx_real *v, size_t ldv, size_t n, size_t D,
                                   stx_real f) {
@@ -7053,8 +7036,7 @@ STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *S
     *dz += sum;
 }
 STX_EACH_ISA(stx__attn_soft_bwd, (stx_real *s, stx_real *g, const stx_real *ramp, const stx_real *drop, const stx__attn_row *row,
-                                  stx_real *dz),
-              s, g, ramp, drop, row, dz)
+                                  stx_real *dz), s, g, ramp, drop, row, dz)
 
 /* s and g of the tile: weights and ds; zero where nothing is seen */
 static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *tops, const stx_real *invs, stx_real *dz) {
@@ -7134,9 +7116,8 @@ static void stx__attn_table_bwd(const stx__attn_tile *t, stx_real *dpe, size_t l
             o = p - pb + ra;                    /* column of row ra */
             b = u == 2 ? (const void *)(t->R.zr + ra / 2 * STX__LDS + o) : (const void *)(t->R.g + ra * STX__LDS + o);
             for (d = 0; d < D; d += mk->mr)
-                mk->run(STX_MIN(mk->mr, D - d), (size_t)(rb - ra) / u, stx__num(A, t->R.qvt, (ptrdiff_t)(d * t->nt + t->q0) + ra), t->nt,
-                        u, b, STX__LDS + u,
-                        dpe + d * ldpe + (size_t)p, ldpe, 1);
+                mk->run(STX_MIN(mk->mr, D - d), (size_t)(rb - ra) / u, stx__num(A, t->R.qvt, (ptrdiff_t)(d * t->nt + t->q0) + ra),
+                        t->nt, u, b, STX__LDS + u, dpe + d * ldpe + (size_t)p, ldpe, 1);
         }
     for (r0 = 0; r0 < nb; r0 += mk->mr) {
         size_t h = STX_MIN(mk->mr, nb - r0), last = r0 + h - 1;
@@ -7410,8 +7391,8 @@ static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, s
     if (output && a->clusters > 1) {
         const stx_tensor *w = a->cluster_w, *b = a->cluster_b;
         if (!w || w->ndim != 2 || w->dim[0] != a->clusters - 1 || w->dim[1] != a->table[0]->dim[1] || (b && b->size != w->dim[0])) {
-            stx_fail(x, STX_ERR_SHAPE, "%s: cluster_w is %s, want (%zu,%zu), and cluster_b one number a row", op, w ? stx__shape(w,
-                s) : "NULL", a->clusters - 1, a->table[0]->dim[1]);
+            stx_fail(x, STX_ERR_SHAPE, "%s: cluster_w is %s, want (%zu,%zu), and cluster_b one number a row", op, w
+                     ? stx__shape(w, s) : "NULL", a->clusters - 1, a->table[0]->dim[1]);
             return 0;
         }
     }
@@ -7584,8 +7565,8 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
         stx_tensor *l = stx__adaptive_logits(x, a, h, c, 0);
         size_t start = stx__cluster_start(a, c);
         if (!l || !out || !gate) { out = NULL; break; }
-        STX_RUN(x, stx_cluster_log_probs, (x, out->data, gate, l->data, N, V, start, a->end[c] - start, stx__last(l), a->clusters, c,
-                                           a->forward_columns));
+        STX_RUN(x, stx_cluster_log_probs, (x, out->data, gate, l->data, N, V, start, a->end[c] - start, stx__last(l), a->clusters,
+                                           c, a->forward_columns));
     }
     x->recording = recording;
     return out;
@@ -7616,9 +7597,8 @@ static void stx__cluster_part(const stx_share *s, const void *job) {
         for (j = 0; j < k->size; j++) to[j] = (stx_real)((double)row[j] - z + add);
     }
 }
-STX_DEF void stx_cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start,
-                                   size_t size, size_t w, size_t K, size_t c,
-                                   int forward) {
+STX_DEF void stx_cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V,
+                                   size_t start, size_t size, size_t w, size_t K, size_t c, int forward) {
     stx__cluster_job k;
     k.out = out; k.gate = gate; k.logits = logits; k.V = V; k.start = start; k.size = size; k.w = w; k.K = K; k.c = c; k.forward = forward;
     stx_parallel(x, N, 16 * N * w, stx__cluster_part, &k);
@@ -7779,8 +7759,8 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
         STX_RUN(x, stx_adagrad_update, (x, o->update, o->piece, o->pieces, (stx_real)d->eps));
     } else if (d->kind == STX_LAMB) {
         double *squares = o->squares + o->pieces;
-        STX_RUN(x, stx_lamb_direction, (x, o->update, o->piece, o->pieces, squares, (stx_real)beta1, (stx_real)(1 - beta1), (stx_real)beta2,
-                                        (stx_real)(1 - beta2), (stx_real)d->eps, (stx_real)d->weight_decay));
+        STX_RUN(x, stx_lamb_direction, (x, o->update, o->piece, o->pieces, squares, (stx_real)beta1, (stx_real)(1 - beta1),
+                                        (stx_real)beta2, (stx_real)(1 - beta2), (stx_real)d->eps, (stx_real)d->weight_decay));
         STX_RUN(x, stx_lamb_update, (x, o->update, o->piece, o->pieces, squares, d->trust_max));
     } else {
         double coupled = d->kind == STX_ADAM ? d->weight_decay : 0, decoupled = d->kind == STX_ADAM ? 0 : d->weight_decay;
@@ -7883,8 +7863,7 @@ STX_INNER void stx__sgd_n(int fma, stx_real *p, stx_real *buf, stx_real *g, size
     }
 }
 STX_EACH_ISA(stx__sgd_n, (stx_real *STX_RESTRICT p, stx_real *STX_RESTRICT buf, stx_real *STX_RESTRICT g, size_t n, stx_real lr,
-                          stx_real gscale, stx_real momentum, stx_real decay),
-              p, buf, g, n, lr, gscale, momentum, decay)
+                          stx_real gscale, stx_real momentum, stx_real decay), p, buf, g, n, lr, gscale, momentum, decay)
 static void stx__sgd_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     const stx_piece *q = j->piece + s->from;
@@ -7954,8 +7933,7 @@ STX_INNER void stx__adam_n(int fma, stx_real *p, stx_real *m, stx_real *v, stx_r
     }
 }
 STX_EACH_ISA(stx__adam_n, (stx_real *STX_RESTRICT p, stx_real *STX_RESTRICT m, stx_real *STX_RESTRICT v, stx_real *STX_RESTRICT g,
-                            size_t n, stx_real lr, const stx__adam *k),
-              p, m, v, g, n, lr, k)
+                           size_t n, stx_real lr, const stx__adam *k), p, m, v, g, n, lr, k)
 static void stx__adam_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     const stx_piece *q = j->piece + s->from;
@@ -7969,8 +7947,7 @@ static void stx__adam_part(const stx_share *s, const void *job) {
     for (k = s->from; k < s->to; k++, q++) STX_CALL(s->x, stx__adam_n, (q->p, q->s[0], q->s[1], q->g, q->n, q->lr, &a));
 }
 STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1,
-                             stx_real beta2, stx_real rest2, stx_real eps,
-                             stx_real decay, stx_real decoupled) {
+                             stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled) {
     stx__pieces_job j;
     if (stx__not_updated(x, u, piece, count)) return;
     j.u = u; j.beta1 = beta1; j.rest1 = rest1; j.beta2 = beta2; j.rest2 = rest2; j.eps = eps; j.decay = decay; j.decoupled = decoupled;
@@ -7991,8 +7968,7 @@ STX_INNER void stx__lamb_n(int fma, const stx_real *p, stx_real *m, stx_real *v,
     }
 }
 STX_EACH_ISA(stx__lamb_n, (const stx_real *STX_RESTRICT p, stx_real *STX_RESTRICT m, stx_real *STX_RESTRICT v,
-                            stx_real *STX_RESTRICT g, size_t n, const stx_real *k),
-              p, m, v, g, n, k)
+                           stx_real *STX_RESTRICT g, size_t n, const stx_real *k), p, m, v, g, n, k)
 static void stx__lamb_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     const stx_piece *q = j->piece + s->from;
@@ -8006,9 +7982,8 @@ static void stx__lamb_part(const stx_share *s, const void *job) {
         STX_CALL(s->x, stx__squares_n, (j->out + 2 * k + 1, q->g, q->n));
     }
 }
-STX_DEF void stx_lamb_direction(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1,
-                                stx_real rest1, stx_real beta2,
-                                stx_real rest2, stx_real eps, stx_real decay) {
+STX_DEF void stx_lamb_direction(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares,
+                                stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps, stx_real decay) {
     stx__pieces_job j;
     if (!u->ok) return;
     j.u = u; j.out = squares; j.beta1 = beta1; j.rest1 = rest1; j.beta2 = beta2; j.rest2 = rest2; j.eps = eps; j.decay = decay;
@@ -8482,7 +8457,7 @@ static void *stx__grow(stx_ctx *x, void *p, size_t n, size_t *cap, size_t each) 
     size_t want = *cap ? *cap * 2 : 16;
     void *q;
     if (n < *cap) return p;
-    if (*cap > (size_t)-1 / 2 / each) {
+    if (*cap > SIZE_MAX / 2 / each) {
         stx_fail(x, STX_ERR_MEMORY, "out of memory: an array of more than %zu elements of %zu bytes", *cap, each);
         return NULL;
     }
@@ -8579,7 +8554,7 @@ STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path) {
     } else if (!S_ISREG(st.st_mode)) {
         stx_fail(x, STX_ERR_IO, "cannot read %s: it is %s; give a regular file (save the output of a pipe first)",
                   path, S_ISDIR(st.st_mode) ? "a directory" : "not a regular file");
-    } else if ((uintmax_t)st.st_size > (size_t)-1 / 2) {
+    } else if ((uintmax_t)st.st_size > SIZE_MAX / 2) {
         stx_fail(x, STX_ERR_IO, "cannot map %s: its %llu bytes are more than this machine can address", path,
                   (unsigned long long)st.st_size);
     } else if (st.st_size == 0) {
@@ -8674,21 +8649,21 @@ static int stx__json_peek(stx__json *j) {
     while (j->i < j->n) {
         int c = j->s[j->i];
         if (c != ' ' && c != '\n' && c != '\t' && c != '\r') return c;
-        ++j->i;
+        j->i++;
     }
     return 0;
 }
 
 static int stx__json_take(stx__json *j, char c) {
     char wanted[4];
-    if (stx__json_peek(j) == c) { ++j->i; return 1; }
+    if (stx__json_peek(j) == c) { j->i++; return 1; }
     wanted[0] = wanted[2] = '\''; wanted[1] = c; wanted[3] = 0;
     return stx__json_fail(j, wanted);
 }
 
 /* Steps to the next member of an object or array after its opening bracket: 1 there is one, 0 it is closed, -1 error. */
 static int stx__json_next(stx__json *j, int *first, char close) {
-    if (stx__json_peek(j) == close) { ++j->i; return 0; }
+    if (stx__json_peek(j) == close) { j->i++; return 0; }
     if (!*first && !stx__json_take(j, ',')) return -1;
     *first = 0;
     return 1;
@@ -8697,7 +8672,7 @@ static int stx__json_next(stx__json *j, int *first, char close) {
 static int stx__json_hex4(stx__json *j, uint32_t *v) {
     int k;
     *v = 0;
-    for (k = 0; k < 4; ++k, ++j->i) {
+    for (k = 0; k < 4; k++, j->i++) {
         unsigned c = j->i < j->n ? j->s[j->i] : 0;
         if (c >= '0' && c <= '9') c -= '0';
         else if (c >= 'a' && c <= 'f') c -= 'a' - 10;
@@ -8723,10 +8698,10 @@ static const char *stx__json_string(stx__json *j) {
             j->i += k;
             continue;
         }
-        ++j->i;
+        j->i++;
         c = j->i < j->n ? j->s[j->i] : 0;
         if (c == 'u') {
-            ++j->i;
+            j->i++;
             if (!stx__json_hex4(j, &c)) return NULL;
             if (c >= 0xD800 && c < 0xDC00 && j->n - j->i >= 2 && j->s[j->i] == '\\' && j->s[j->i + 1] == 'u') {
                 j->i += 2;
@@ -8740,11 +8715,11 @@ static const char *stx__json_string(stx__json *j) {
             const char *e = c ? strchr(from, (int)c) : NULL;
             if (!e) { stx__json_fail(j, "one of \" \\ / b f n r t u after a backslash"); return NULL; }
             *o++ = to[e - from];
-            ++j->i;
+            j->i++;
         }
     }
     if (j->i == j->n) { stx__json_fail(j, "the closing quote of a string"); return NULL; }
-    ++j->i;
+    j->i++;
     *o++ = 0;
     j->used = (size_t)(o - j->pool);
     return start;
@@ -8755,10 +8730,10 @@ static int stx__json_size(stx__json *j, size_t *v) {
     int c = stx__json_peek(j);
     if (c < '0' || c > '9') return stx__json_fail(j, "a non-negative integer");
     *v = 0;
-    if (c == '0') { ++j->i; return 1; }
-    for (; j->i < j->n && j->s[j->i] >= '0' && j->s[j->i] <= '9'; ++j->i) {
+    if (c == '0') { j->i++; return 1; }
+    for (; j->i < j->n && j->s[j->i] >= '0' && j->s[j->i] <= '9'; j->i++) {
         size_t d = (size_t)(j->s[j->i] - '0');
-        if (*v > ((size_t)-1 - d) / 10) return stx__json_fail(j, "an integer of at most 64 bits");
+        if (*v > (SIZE_MAX - d) / 10) return stx__json_fail(j, "an integer of at most 64 bits");
         *v = *v * 10 + d;
     }
     return 1;
@@ -8775,7 +8750,7 @@ static int stx__file_metadata(stx_file *f, stx__json *j) {
         p += f->nmeta;
         if ((p->key = stx__json_string(j)) == NULL || !stx__json_take(j, ':')) return 0;
         if ((p->value = stx__json_string(j)) == NULL) return 0;
-        ++f->nmeta;
+        f->nmeta++;
     }
     return r == 0;
 }
@@ -8815,7 +8790,7 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
                     return 0;
                 }
                 if (!stx__json_size(j, &e->dim[e->ndim])) return 0;
-                ++e->ndim;
+                e->ndim++;
             }
             if (r < 0) return 0;
         } else {
@@ -8828,9 +8803,9 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
 
     e->bytes = stx_dtype_size(e->dtype);
     e->count = 1;
-    for (k = 0; k < e->ndim; ++k) {
+    for (k = 0; k < e->ndim; k++) {
         size_t d = e->dim[k];
-        if (d && e->bytes > (size_t)-1 / d) {
+        if (d && e->bytes > SIZE_MAX / d) {
             stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the product of the shape of \"%s\" overflows", f->path,
                       stx_quote(q, e->name, strlen(e->name)));
             return 0;
@@ -8893,7 +8868,7 @@ static int stx__file_parse(stx_file *f) {
     if (!j.n || j.s[0] != '{') return stx__json_fail(&j, "'{'");
     if ((j.pool = f->pool = (char *)stx_block(f->x, j.n)) == NULL) return 0;
 
-    ++j.i;
+    j.i++;
     while ((r = stx__json_next(&j, &first, '}')) > 0) {
         const char *name = stx__json_string(&j);
         stx_entry *e;
@@ -8911,22 +8886,22 @@ static int stx__file_parse(stx_file *f) {
         e->name = name;
         e->file = f;
         if (!stx__file_tensor(f, &j, e, base, size)) return 0;
-        ++f->count;
+        f->count++;
     }
     if (r < 0) return 0;
     if (stx__json_peek(&j) || j.i < j.n) return stx__json_fail(&j, "nothing but blanks");
 
     /* the data must tile what follows the header */
     if ((f->by_name = (const stx_entry **)stx_block(f->x, (f->count + 1) * sizeof *f->by_name)) == NULL) return 0;
-    for (i = 0; i < f->count; ++i) f->by_name[i] = &f->entry[i];
+    for (i = 0; i < f->count; i++) f->by_name[i] = &f->entry[i];
     qsort(f->by_name, f->count, sizeof *f->by_name, stx__cmp_place);
-    for (i = 0; i < f->count; ++i) {
+    for (i = 0; i < f->count; i++) {
         const stx_entry *e = f->by_name[i];
         size_t begin = (size_t)((const unsigned char *)e->data - base);
         if (begin != at) {
             stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the data of \"%s\" begin at byte %zu, %s at byte %zu", f->path,
-                      stx_quote(q, e->name, strlen(e->name)), begin,
-                      begin < at ? "inside those of another tensor that ends" : "leaving a hole behind those that end", at);
+                     stx_quote(q, e->name, strlen(e->name)), begin, begin < at
+                     ? "inside those of another tensor that ends" : "leaving a hole behind those that end", at);
             return 0;
         }
         at = begin + e->bytes;
@@ -8937,13 +8912,13 @@ static int stx__file_parse(stx_file *f) {
     }
     qsort(f->by_name, f->count, sizeof *f->by_name, stx__cmp_name);
     if (f->nmeta) qsort(f->meta, f->nmeta, sizeof *f->meta, stx__cmp_pair);
-    for (i = 1; i < f->count; ++i)
+    for (i = 1; i < f->count; i++)
         if (!strcmp(f->by_name[i - 1]->name, f->by_name[i]->name)) {
             stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: it has two tensors \"%s\"", f->path,
                       stx_quote(q, f->by_name[i]->name, strlen(f->by_name[i]->name)));
             return 0;
         }
-    for (i = 1; i < f->nmeta; ++i)
+    for (i = 1; i < f->nmeta; i++)
         if (!strcmp(f->meta[i - 1].key, f->meta[i].key)) {
             stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: its metadata have two values for \"%s\"", f->path,
                       stx_quote(q2, f->meta[i].key, strlen(f->meta[i].key)));
@@ -9064,9 +9039,9 @@ STX_DEF int stx_entry_get_f32(const stx_entry *e, float *out, size_t n) {
     size_t i;
     if (!stx__entry_check(e, out, n, 0)) return 0;
     p = (const unsigned char *)e->data;
-    if (e->dtype == STX_F32) for (i = 0; i < n; ++i) out[i] = stx__le_f32(p + 4 * i);
-    else if (e->dtype == STX_F64) for (i = 0; i < n; ++i) out[i] = (float)stx__le_f64(p + 8 * i);
-    else for (i = 0; i < n; ++i) out[i] = stx__le_bf16(p + 2 * i);
+    if (e->dtype == STX_F32) for (i = 0; i < n; i++) out[i] = stx__le_f32(p + 4 * i);
+    else if (e->dtype == STX_F64) for (i = 0; i < n; i++) out[i] = (float)stx__le_f64(p + 8 * i);
+    else for (i = 0; i < n; i++) out[i] = stx__le_bf16(p + 2 * i);
     return 1;
 }
 
@@ -9075,9 +9050,9 @@ STX_DEF int stx_entry_get_f64(const stx_entry *e, double *out, size_t n) {
     size_t i;
     if (!stx__entry_check(e, out, n, 0)) return 0;
     p = (const unsigned char *)e->data;
-    if (e->dtype == STX_F32) for (i = 0; i < n; ++i) out[i] = (double)stx__le_f32(p + 4 * i);
-    else if (e->dtype == STX_F64) for (i = 0; i < n; ++i) out[i] = stx__le_f64(p + 8 * i);
-    else for (i = 0; i < n; ++i) out[i] = (double)stx__le_bf16(p + 2 * i);
+    if (e->dtype == STX_F32) for (i = 0; i < n; i++) out[i] = (double)stx__le_f32(p + 4 * i);
+    else if (e->dtype == STX_F64) for (i = 0; i < n; i++) out[i] = stx__le_f64(p + 8 * i);
+    else for (i = 0; i < n; i++) out[i] = (double)stx__le_bf16(p + 2 * i);
     return 1;
 }
 
@@ -9086,9 +9061,9 @@ STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n) {
     size_t i;
     if (!stx__entry_check(e, out, n, 1)) return 0;
     p = (const unsigned char *)e->data;
-    if (e->dtype == STX_I32) for (i = 0; i < n; ++i) out[i] = (int32_t)stx__le32(p + 4 * i);
-    else if (e->dtype == STX_I64) for (i = 0; i < n; ++i) out[i] = (int64_t)stx__le64(p + 8 * i);
-    else for (i = 0; i < n; ++i) out[i] = p[i];
+    if (e->dtype == STX_I32) for (i = 0; i < n; i++) out[i] = (int32_t)stx__le32(p + 4 * i);
+    else if (e->dtype == STX_I64) for (i = 0; i < n; i++) out[i] = (int64_t)stx__le64(p + 8 * i);
+    else for (i = 0; i < n; i++) out[i] = p[i];
     return 1;
 }
 
@@ -9102,7 +9077,7 @@ static char *stx__follow(stx_ctx *x, const char *path) {
     enum { ROOM = 4096, HOPS = 40 };
     char *at = stx__copy(x, path), *link = (char *)stx_block(x, ROOM), *to;
     int hop;
-    for (hop = 0; at && link; ++hop) {
+    for (hop = 0; at && link; hop++) {
         const char *slash = strrchr(at, '/');
         size_t dir = slash ? (size_t)(slash - at) + 1 : 0, n;
         ssize_t got = readlink(at, link, ROOM);
@@ -9229,7 +9204,7 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
                   path, strerror(errno));
     } else {
         stx__remove_stale(x, target);
-        for (k = 0; k < 1000 && fd < 0; ++k) {
+        for (k = 0; k < 1000 && fd < 0; k++) {
             snprintf(tmp, room, "%s.%ld.%d.tmp", target, (long)getpid(), k);
             fd = open(tmp, flags, exists ? 0600 : 0666);
             if (fd < 0 && errno != EEXIST && errno != EINTR) break;
@@ -9239,7 +9214,7 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
             stx_fail(x, STX_ERR_IO, "cannot create %s: %s; the directory must exist and be writable", tmp, strerror(errno));
         } else {
             bad = exists && fchmod(fd, st.st_mode & 0777) != 0;
-            for (i = 0; i < parts && !bad; ++i) bad = !stx__write_all(fd, part[i].data, part[i].bytes);
+            for (i = 0; i < parts && !bad; i++) bad = !stx__write_all(fd, part[i].data, part[i].bytes);
             if (!bad) bad = fsync(fd) != 0;
             k = errno;
             if (!bad && rename(tmp, target) != 0) { bad = 1; k = errno; }
@@ -9274,7 +9249,7 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
         stx_block_free(x, tmp);
         return 0;
     }
-    for (i = 0; i < parts && !bad; ++i) bad = part[i].bytes && fwrite(part[i].data, 1, part[i].bytes, f) != part[i].bytes;
+    for (i = 0; i < parts && !bad; i++) bad = part[i].bytes && fwrite(part[i].data, 1, part[i].bytes, f) != part[i].bytes;
     if (!bad) bad = fflush(f) != 0;
     err = errno;
     if (fclose(f) != 0 && !bad) { bad = 1; err = errno; }
@@ -9319,8 +9294,8 @@ STX_DEF void stx_writer_free(stx_writer *w) {
     size_t i;
     if (!w) return;
     x = w->x;
-    for (i = 0; i < w->count; ++i) stx_block_free(x, w->item[i].name);
-    for (i = 0; i < w->nmeta; ++i) {
+    for (i = 0; i < w->count; i++) stx_block_free(x, w->item[i].name);
+    for (i = 0; i < w->nmeta; i++) {
         stx_block_free(x, (void *)(uintptr_t)w->meta[i].key);
         stx_block_free(x, (void *)(uintptr_t)w->meta[i].value);
     }
@@ -9350,7 +9325,7 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
         return 0;
     }
     stx_quote(q, name, strlen(name));
-    for (i = 0; i < w->count; ++i)
+    for (i = 0; i < w->count; i++)
         if (!strcmp(w->item[i].name, name)) {
             stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: \"%s\" is added twice; give every tensor its own name", q);
             return 0;
@@ -9365,9 +9340,9 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
     it.ndim = ndim;
     it.data = data;
     it.bytes = stx_dtype_size(dtype);
-    for (k = 0; k < ndim; ++k) {
+    for (k = 0; k < ndim; k++) {
         it.dim[k] = dim[k];
-        if (dim[k] && it.bytes > (size_t)-1 / dim[k]) {
+        if (dim[k] && it.bytes > SIZE_MAX / dim[k]) {
             stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: the product of the shape of \"%s\" overflows", q);
             return 0;
         }
@@ -9401,7 +9376,7 @@ STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value) {
                   key ? stx_quote(q, key, strlen(key)) : "NULL");
         return 0;
     }
-    for (i = 0; i < w->nmeta; ++i)
+    for (i = 0; i < w->nmeta; i++)
         if (!strcmp(w->meta[i].key, key)) {
             stx_fail(w->x, STX_ERR_ARG, "stx_writer_meta: \"%s\" is given twice", stx_quote(q, key, strlen(key)));
             return 0;
@@ -9424,7 +9399,7 @@ typedef struct { stx_ctx *x; char *s; size_t n, cap; int bad; } stx__text;
 static void stx__put(stx__text *t, const char *s, size_t n) {
     size_t want = t->cap ? t->cap : 1024;
     if (t->bad || !n) return;
-    while (want - t->n < n && want <= (size_t)-1 / 2) want *= 2;
+    while (want - t->n < n && want <= SIZE_MAX / 2) want *= 2;
     if (want != t->cap) {
         char *p = want - t->n < n ? NULL : (char *)stx_block(t->x, want);
         if (!p) { t->bad = 1; return; }
@@ -9449,7 +9424,7 @@ static void stx__put_size(stx__text *t, size_t v) {
 static void stx__put_json(stx__text *t, const char *s) {
     char b[8];
     stx__put_str(t, "\"");
-    for (; *s; ++s) {
+    for (; *s; s++) {
         unsigned char c = (unsigned char)*s;
         if (c == '"' || c == '\\') { b[0] = '\\'; b[1] = *s; stx__put(t, b, 2); }
         else if (c < 0x20) stx__put(t, b, (size_t)snprintf(b, sizeof b, "\\u%04x", (unsigned)c));
@@ -9463,10 +9438,10 @@ static int stx__writer_header(stx_writer *w, stx__text *t, stx__part *part) {
     size_t i, size, at = 0, n = 1, pos;
     int k;
     for (size = 8; size; size /= 2)
-        for (i = 0; i < w->count; ++i) {
+        for (i = 0; i < w->count; i++) {
             stx__item *it = &w->item[i];
             if (stx_dtype_size(it->dtype) != size) continue;
-            if (it->bytes > (size_t)-1 / 2 - at) {
+            if (it->bytes > SIZE_MAX / 2 - at) {
                 stx_fail(w->x, STX_ERR_ARG, "stx_writer_finish: the tensors together have more bytes than a file can hold");
                 return 0;
             }
@@ -9478,7 +9453,7 @@ static int stx__writer_header(stx_writer *w, stx__text *t, stx__part *part) {
     stx__put(t, "\0\0\0\0\0\0\0\0{", 9);
     if (w->nmeta) {
         stx__put_str(t, "\"__metadata__\":{");
-        for (i = 0; i < w->nmeta; ++i) {
+        for (i = 0; i < w->nmeta; i++) {
             if (i) stx__put_str(t, ",");
             stx__put_json(t, w->meta[i].key);
             stx__put_str(t, ":");
@@ -9486,14 +9461,14 @@ static int stx__writer_header(stx_writer *w, stx__text *t, stx__part *part) {
         }
         stx__put_str(t, w->count ? "}," : "}");
     }
-    for (i = 0; i < w->count; ++i) {
+    for (i = 0; i < w->count; i++) {
         const stx__item *it = &w->item[i];
         if (i) stx__put_str(t, ",");
         stx__put_json(t, it->name);
         stx__put_str(t, ":{\"dtype\":\"");
         stx__put_str(t, stx__dtype_name[it->dtype]);
         stx__put_str(t, "\",\"shape\":[");
-        for (k = 0; k < it->ndim; ++k) {
+        for (k = 0; k < it->ndim; k++) {
             if (k) stx__put_str(t, ",");
             stx__put_size(t, it->dim[k]);
         }
@@ -9515,7 +9490,7 @@ static int stx__writer_header(stx_writer *w, stx__text *t, stx__part *part) {
                   "store long texts as U8 tensors", pos, STX__HEADER_MAX);
         return 0;
     }
-    for (k = 0; k < 8; ++k) t->s[k] = (char)(unsigned char)((uint64_t)pos >> (8 * k) & 0xFF);
+    for (k = 0; k < 8; k++) t->s[k] = (char)(unsigned char)((uint64_t)pos >> (8 * k) & 0xFF);
     part[0].data = t->s;
     part[0].bytes = t->n;
     return 1;
@@ -9750,8 +9725,7 @@ static int stx__words_adaptive(stx_ctx *x, const char *who, stx_words_desc *d) {
     for (i = 0; i < d->cutoffs; i++)
         if (d->cutoff[i] <= (i ? d->cutoff[i - 1] : 0) || d->cutoff[i] >= d->vocab) {
             stx_fail(x, STX_ERR_ARG, "%s: cutoff %zu (number %zu): cutoffs rise and stay below the vocabulary of %zu", who,
-                     d->cutoff[i], i + 1,
-                     d->vocab);
+                     d->cutoff[i], i + 1, d->vocab);
             return 0;
         }
     if (!d->width[0]) d->width[0] = d->dim;
@@ -10279,9 +10253,8 @@ STX_DEF int stx_rows_set(stx_rows *s, size_t l, size_t rows, const stx_real *in,
     if (l >= s->desc.layers) { stx_fail(x, STX_ERR_ARG, "stx_rows_set: layer %zu, want less than %zu", l, s->desc.layers); return 0; }
     y = &s->layer[l];
     if (n > rows || (s->desc.most && rows > s->desc.most) || (rows != n && !s->desc.whole) || (s->all && n != 1) || (n && !in)) {
-        stx_fail(x, STX_ERR_ARG, "stx_rows_set: n %zu of %zu rows%s: want n <= rows <= %zu, and numbers to read", n, rows,
-                 in ? "" : ", in NULL",
-                 s->all ? (size_t)1 : s->desc.most ? s->desc.most : n);
+        stx_fail(x, STX_ERR_ARG, "stx_rows_set: n %zu of %zu rows%s: want n <= rows <= %zu, and numbers to read", n, rows, in
+                 ? "" : ", in NULL", s->all ? (size_t)1 : s->desc.most ? s->desc.most : n);
         return 0;
     }
     if (s->all) { stx_put(x, y->data, in, s->B * y->width); return stx_ok(x); }
@@ -10323,9 +10296,9 @@ STX_DEF int stx_rows_save(stx_writer *w, const stx_rows *s, const char *prefix) 
         if (!as_one && (!stx_writer_meta_u64(w, stx__rows_name(name, sizeof name, prefix, "rows.", l), y->rows) ||
                         !stx_writer_meta_u64(w, stx__rows_name(name, sizeof name, prefix, "real.", l), y->real))) return 0;
         if (!y->real || !y->width) continue;
-        if (y->masked && (!as_one || l == one) &&
-            !stx_writer_add(w, stx__rows_name(name, sizeof name, prefix, as_one ? "pad" : "pad.", as_one ? SIZE_MAX : l),
-                STX_I32, 2, dim, y->pad)) return 0;
+        if (y->masked && (!as_one || l == one) && !stx_writer_add(w, stx__rows_name(name, sizeof name, prefix, as_one
+                                                                                    ? "pad" : "pad.", as_one ? SIZE_MAX : l),
+                                                                  STX_I32, 2, dim, y->pad)) return 0;
         if (!stx_writer_add_numbers(w, stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l), 3, dim, y->data)) return 0;
     }
     return 1;

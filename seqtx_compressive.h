@@ -1023,8 +1023,8 @@ static int stx__comp_check_memory(stx_ctx *x, const stx_comp_desc *d) {
             return stx__comp_bad(x, "twice in memory_layers", (double)d->memory_layers[l], "each layer once");
     }
     if (d->mem > most && d->mem != STX_COMP_NO_ROWS) return stx__comp_bad(x, "mem", (double)d->mem, "at most 2^31, or STX_COMP_NO_ROWS");
-    if (d->cmem > most && d->cmem != STX_COMP_NO_ROWS) return stx__comp_bad(x, "cmem", (double)d->cmem,
-        "at most 2^31, or STX_COMP_NO_ROWS");
+    if (d->cmem > most && d->cmem != STX_COMP_NO_ROWS)
+        return stx__comp_bad(x, "cmem", (double)d->cmem, "at most 2^31, or STX_COMP_NO_ROWS");
     for (l = 0; l < d->layers; l++) {
         if (!stx__comp_sizes(d, l, &M, &C)) continue;
         if (!stx__comp_upto(x, "a number of mems", M, 0, 31) || !stx__comp_upto(x, "a number of cmems", C, 0, 31)) return 0;
@@ -1068,8 +1068,7 @@ static int stx__comp_check_gate(stx_ctx *x, stx_comp_desc *d) {
     if (!stx__comp_only(x, "gate_bias", d->gate_bias, biased, "0 for a gate without a bias")
         || !stx__comp_only(x, "no_gate_bias", d->no_gate_bias, biased, "0 for a gate without a bias")
         || !stx__comp_only(x, "gate_bias with no_gate_bias", d->gate_bias, !d->no_gate_bias, "one of the two")
-        || !stx__comp_only(x, "mogrify", d->mogrify, d->gate == STX_COMP_GRU && d->dim >= 4, "0 but for STX_COMP_GRU, and a dim of 4 or "
-                           "more"))
+        || !stx__comp_only(x, "mogrify", d->mogrify, d->gate == STX_COMP_GRU && d->dim >= 4, "0 but for STX_COMP_GRU and dim >= 4"))
         return 0;
     if (d->gate_bias == 0 && !d->no_gate_bias && biased && d->gate != STX_COMP_GRU) d->gate_bias = d->gate == STX_COMP_GTRXL ? 2 : 1;
     return 1;
@@ -1096,9 +1095,8 @@ static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_des
     if (!d->kv_heads) d->kv_heads = d->heads;
     if (!d->segment) d->segment = 512;
     if (!d->ratio) d->ratio = 4;
-    if (!stx__comp_upto(x, "layers", d->layers, 1, 12) || !stx__comp_upto(x, "dim", d->dim, 1, 29) || !stx__comp_upto(x, "emb", d->emb, 1,
-        29)
-        || !stx__comp_upto(x, "segment", d->segment, 1, 31)) return 0;
+    if (!stx__comp_upto(x, "layers", d->layers, 1, 12) || !stx__comp_upto(x, "dim", d->dim, 1, 29)
+        || !stx__comp_upto(x, "emb", d->emb, 1, 29) || !stx__comp_upto(x, "segment", d->segment, 1, 31)) return 0;
     if (!d->inner) d->inner = 4 * d->dim;
     if (!stx__comp_upto(x, "inner", d->inner, 1, 31)) return 0;
     if (d->heads > 256 || d->dim % d->heads) {
@@ -1364,8 +1362,7 @@ STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const
     }
     reach = m->desc.segment + M + C;
     if (m->desc.literal_rows && reach > m->key_pe->dim[0]) {
-        stx_fail(x, STX_ERR_ARG, "stx_comp_state_create: memories of %zu and %zu rows, more than the model's, and literal_rows: want 0", M,
-                 C);
+        stx_fail(x, STX_ERR_ARG, "stx_comp_state_create: %zu and %zu rows with literal_rows: want no more than the model's", M, C);
         stx_comp_state_free(s);
         return NULL;
     }
@@ -1509,8 +1506,7 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
         good = stx_file_meta_u64(x, f, full, &seen);
         if (good && seen > s->most) {
             stx_fail(x, STX_ERR_FORMAT, "metadata \"%s\" is %llu, more than the %zu that there can be: the file is damaged, or of a "
-                     "model of "
-                     "other sizes", full, (unsigned long long)seen, s->most);
+                     "model of other sizes", full, (unsigned long long)seen, s->most);
             good = 0;
         }
         s->seen[b] = (size_t)seen;
@@ -1543,6 +1539,10 @@ typedef struct stx__comp_job {
 } stx__comp_job;
 
 static size_t stx__comp_evicted(size_t n, size_t S, size_t M) { return n + S > M ? n + S - M : 0; }
+/* How many groups e rows make. literal_pad: e mod r rows of padding stand before them, and the last group is whole */
+static size_t stx__comp_made(const stx_comp_desc *d, size_t e) {
+    return d->literal_pad ? (e + e % d->ratio) / d->ratio : stx__comp_groups_of(e, d->ratio);
+}
 /* Rows of source that G groups are made of */
 static size_t stx__comp_source(const stx_comp *m, size_t G) {
     return m->desc.compress == STX_COMP_DILATED ? m->ahead + G * m->desc.ratio : G * m->taps;
@@ -1610,79 +1610,84 @@ static void stx__comp_counted(stx_ctx *x, stx__comp_job *j) {
     j->skip = stx__comp_ids(x, v, B, T);
     j->count = (double)counted * (double)d->dim;
 }
+/* literal_mask: padding is no key for the queries that are real, which see all of the memory. Padded ones see the memory alone */
+static int stx__comp_literal_masks(stx_ctx *x, stx__comp_job *j) {
+    const size_t B = j->B, T = j->T, K = j->c + j->n + T;
+    int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(3 * B, K, sizeof *v));
+    size_t b, i;
+    if (!v) return 0;
+    memset(v, 0, 3 * B * K * sizeof *v);
+    for (b = 0; b < B; b++) for (i = 0; i < T; i++) {
+        v[b * K + K - T + i] = j->pad->data[b * T + i];
+        v[(B + b) * K + K - T + i] = 1;
+        v[2 * B * K + b * T + i] = !j->pad->data[b * T + i];
+    }
+    j->mask = stx_tokens(x, v, B, K);
+    j->ahead = stx_tokens(x, v + B * K, B, K);
+    j->unpad = stx_tokens(x, v + 2 * B * K, B, T);
+    return stx_ok(x);
+}
+/* STX_COMP_AUX_BPTT: the evictions of the segments before, as far as what they were made of is there; their sizes follow from how many rows
+   the streams have seen */
+static int stx__comp_past(stx_ctx *x, stx__comp_job *j, const stx_comp_state *s, size_t from) {
+    const stx_comp_desc *d = &j->m->desc;
+    size_t seen = stx__comp_seen(s), rows = s->source->layer[from].real, S = d->segment, *G, k;
+    G = j->groups_of = (size_t *)stx_step_alloc(x, stx_bytes_of(d->bptt, sizeof *G, 1));
+    if (!G) return 0;
+    for (k = 1; k <= d->bptt && seen >= k * S; k++) {
+        size_t g = stx__comp_made(d, stx__comp_evicted(STX_MIN(seen - k * S, j->M), S, j->M));
+        if (!g || stx__comp_source(j->m, g) > rows) break;
+        rows -= stx__comp_source(j->m, g);
+        memmove(G + 1, G, j->made++ * sizeof *G);       /* the oldest first */
+        G[0] = g;
+    }
+    return 1;
+}
+/* Cuts the e rows that fall out in groups */
+static int stx__comp_cut_groups(stx_ctx *x, stx__comp_job *j, const stx_comp_state *s) {
+    const stx_comp_desc *d = &j->m->desc;
+    const stx_ids *first = NULL;
+    const size_t B = j->B, e = j->e;
+    int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, e, sizeof *v));
+    size_t b;
+    if (!v) return 0;
+    j->G = stx__comp_made(d, e);
+    j->groups = stx__comp_grouped(B, e, j->G, j->m->taps, d->ratio, d->dim);
+    j->groups.at = -(ptrdiff_t)((d->compress == STX_COMP_CONV ? j->m->ahead : 0) + (d->literal_pad ? e % d->ratio : 0));
+    if (!j->G) { j->e = 0; return 1; }
+    for (b = 0; s && !d->literal_pad && b < B; b++) {       /* rows from before a stream's beginning */
+        size_t own = STX_MIN(s->seen[b], j->n) + d->segment;
+        v[b] = (int32_t)(e - (own > j->M ? STX_MIN(own - j->M, e) : 0));
+    }
+    if (s && !d->literal_pad) first = stx__comp_ids(x, v, B, 1);
+    if (j->mask && !d->literal_mask) {
+        for (b = 0; b < B; b++) memcpy(v + b * e, j->mask->data + b * j->mask->T + j->c, e * sizeof *v);
+        j->old_pad = stx__comp_ids(x, v, B, e);
+    }
+    j->groups.first = first ? first->device : NULL;
+    j->groups.pad = j->old_pad ? j->old_pad->device : NULL;
+    j->comp_pad = stx__comp_lost(x, j, first);
+    return stx_ok(x);
+}
 /* Fills in a job for layer l, whose memory stands in slot `from` of s (NULL: there is none). push: the segment is full. 0 in error */
 static int stx__comp_plan(stx_comp *m, size_t l, const stx_comp_state *s, size_t from, size_t B, size_t T, const stx_ids *pad, int push,
                           stx__comp_job *j) {
     stx_ctx *x = m->ctx;
     const stx_comp_desc *d = &m->desc;
     const stx_comp_layer *p = &m->layer[l];
-    const stx_ids *first = NULL;
-    size_t b, i, S = d->segment, K;
-    int32_t *v;
     memset(j, 0, sizeof *j);
-    j->m = m; j->l = l; j->B = B; j->T = T; j->pad = pad;
+    j->m = m; j->l = l; j->B = B; j->T = T; j->pad = pad; j->push = push;
     j->n = s && p->memory ? s->mem->layer[from].real : 0;
     j->c = s && p->memory ? s->comp->layer[from].real : 0;
     j->M = s ? s->M[l] : p->M;
     j->C = s ? s->C[l] : p->C;
-    j->push = push;
-    K = j->c + j->n + T;
-    if (!d->literal_mask) {
-        j->mask = pad;
-        if (j->n + j->c) j->mask = stx_rows_mask(s->comp, from, j->c, stx_rows_mask(s->mem, from, j->n, pad, T), j->n + T);
-    } else if (pad) {
-        v = (int32_t *)stx_step_alloc(x, stx_bytes_of(3 * B, K, sizeof *v));
-        if (!v) return 0;
-        memset(v, 0, 3 * B * K * sizeof *v);
-        for (b = 0; b < B; b++) for (i = 0; i < T; i++) {
-            v[b * K + K - T + i] = pad->data[b * T + i];
-            v[(B + b) * K + K - T + i] = 1;
-            v[2 * B * K + b * T + i] = !pad->data[b * T + i];
-        }
-        j->mask = stx_tokens(x, v, B, K);
-        j->ahead = stx_tokens(x, v + B * K, B, K);
-        j->unpad = stx_tokens(x, v + 2 * B * K, B, T);
-    }
-    if (s && d->aux == STX_COMP_AUX_BPTT && stx_training(x) && j->c) {
-        size_t seen = stx__comp_seen(s), rows = s->source->layer[from].real, k;
-        j->groups_of = (size_t *)stx_step_alloc(x, stx_bytes_of(d->bptt, sizeof *j->groups_of, 1));
-        if (!j->groups_of) return 0;
-        for (k = 1; k <= d->bptt && seen >= k * S; k++) {
-            size_t G = stx__comp_groups_of(stx__comp_evicted(STX_MIN(seen - k * S, j->M), S, j->M), d->ratio);
-            if (d->literal_pad) G = stx__comp_evicted(STX_MIN(seen - k * S, j->M), S, j->M) / d->ratio;
-            if (!G || stx__comp_source(m, G) > rows) break;
-            rows -= stx__comp_source(m, G);
-            j->groups_of[j->made++] = G;
-        }
-        for (i = 0; i < j->made / 2; i++) {
-            k = j->groups_of[i]; j->groups_of[i] = j->groups_of[j->made - 1 - i]; j->groups_of[j->made - 1 - i] = k;
-        }
-    }
-    if (!push || !j->C || !(j->e = stx__comp_evicted(j->n, S, j->M))) return stx_ok(x);
-    /* group by group */
-    j->G = stx__comp_groups_of(j->e, d->ratio);
-    j->groups.at = -(ptrdiff_t)(d->compress == STX_COMP_CONV ? m->ahead : 0);
-    if (d->literal_pad) {
-        size_t front = j->e % d->ratio;
-        j->groups.at -= (ptrdiff_t)front;
-        j->G = (j->e + front) / d->ratio;
-        if (!j->G) { j->e = 0; return 1; }
-    }
-    j->groups.B = B; j->groups.rows = j->e; j->groups.groups = j->G; j->groups.taps = m->taps; j->groups.step = d->ratio;
-    j->groups.D = d->dim;
-    v = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, j->e, sizeof *v));
-    if (!v) return 0;
-    for (b = 0; s && !d->literal_pad && b < B; b++) {
-        size_t own = STX_MIN(s->seen[b], j->n) + S;
-        v[b] = (int32_t)(j->e - (own > j->M ? STX_MIN(own - j->M, j->e) : 0));
-    }
-    if (s && !d->literal_pad) first = stx__comp_ids(x, v, B, 1);
-    for (b = 0; j->mask && !d->literal_mask && b < B; b++) memcpy(v + b * j->e, j->mask->data + b * K + j->c, j->e * sizeof *v);
-    if (j->mask && !d->literal_mask) j->old_pad = stx__comp_ids(x, v, B, j->e);
-    j->groups.first = first ? first->device : NULL;
-    j->groups.pad = j->old_pad ? j->old_pad->device : NULL;
-    j->comp_pad = stx__comp_lost(x, j, first);
-    if (stx_training(x) && (d->aux == STX_COMP_AUX_ATTENTION || d->aux == STX_COMP_AUX_AUTOENCODE)) stx__comp_counted(x, j);
+    if (d->literal_mask) {
+        if (pad && !stx__comp_literal_masks(x, j)) return 0;
+    } else j->mask = !(j->n + j->c) ? pad : stx_rows_mask(s->comp, from, j->c, stx_rows_mask(s->mem, from, j->n, pad, T), j->n + T);
+    if (j->c && d->aux == STX_COMP_AUX_BPTT && stx_training(x) && !stx__comp_past(x, j, s, from)) return 0;
+    j->e = push && j->C ? stx__comp_evicted(j->n, d->segment, j->M) : 0;
+    if (j->e && !stx__comp_cut_groups(x, j, s)) return 0;
+    if (j->e && stx_training(x) && (d->aux == STX_COMP_AUX_ATTENTION || d->aux == STX_COMP_AUX_AUTOENCODE)) stx__comp_counted(x, j);
     return stx_ok(x);
 }
 
@@ -2006,8 +2011,8 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     stx_comp *m = j->m;
     const stx_comp_desc *d = &m->desc;
     const stx_comp_layer *p = &m->layer[j->l];
-    stx_tensor *h = in[1], *past = j->past ? in[j->past] : NULL, *q, *kv, *wkv = stx__comp_wkv(m, j->l), *y, *old, *rows, *src,
-        *again = NULL;
+    stx_tensor *h = in[1], *past = j->past ? in[j->past] : NULL, *wkv = stx__comp_wkv(m, j->l);
+    stx_tensor *q, *kv, *y, *old, *rows, *src, *again = NULL;
     stx_attention_args *made;
     size_t i, at = 0, mine;
     q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
@@ -2019,8 +2024,8 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     if (again) {
         mine = STX_MIN(again->dim[1], j->c);
         again = stx__comp_cut(x, again, again->dim[1] - mine, again->dim[1]);
-        src = stx__comp_join(x, stx__comp_join(x, stx__comp_cut(x, past, 0, j->c - mine), again), stx__comp_cut(x, past, j->c,
-            j->c + j->n));
+        src = stx__comp_join(x, stx__comp_cut(x, past, 0, j->c - mine), again);
+        src = stx__comp_join(x, src, stx__comp_cut(x, past, j->c, j->c + j->n));
     } else src = past;
     src = stx__comp_read(m, j->l, src, 0);
     if (src && src->needs_grad) kv = stx_linear(x, stx_concat(x, src, h), wkv, NULL, STX_ACT_NONE);
@@ -2052,15 +2057,13 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
     d = &m->desc;
     B = h->dim[0]; T = h->ndim == 3 ? h->dim[1] : 0;
     if (!T || T > d->segment || h->dim[2] != d->dim || (pad && (pad->B != B || pad->T != T))) {
-        stx_fail(x, STX_ERR_SHAPE, "stx_comp_segment: %zu rows of %zu steps, %zu wide%s: want (B,T,%zu) with T at most segment (%zu)%s", B,
-                 T,
-                 h->ndim == 3 ? h->dim[2] : 0, pad ? " with padding" : "", d->dim, d->segment, pad ? " and padding (B,T)" : "");
+        stx_fail(x, STX_ERR_SHAPE, "stx_comp_segment: %zu rows of %zu steps, %zu wide%s: want (B,T,%zu), T at most segment (%zu)%s", B, T,
+                 h->ndim == 3 ? h->dim[2] : 0, pad ? " with padding" : "", d->dim, d->segment, pad ? ", and padding (B,T)" : "");
         return NULL;
     }
     if ((in && (in->B != B || in->model != m)) || (out && (out->B != B || out->model != m))) {
-        stx_fail(x, STX_ERR_SHAPE, "stx_comp_segment: %zu rows with a memory of %zu streams, or of another model: make the state with B "
-                 "= %zu", B,
-                 in && in->B != B ? in->B : out ? out->B : in->B, B);
+        stx_fail(x, STX_ERR_SHAPE, "stx_comp_segment: %zu rows with a memory of %zu streams, or of another model: want a state with "
+                 "B = %zu", B, in && in->B != B ? in->B : out ? out->B : in->B, B);
         return NULL;
     }
     memset(m->aux, 0, 2 * d->layers * sizeof *m->aux);
@@ -2144,7 +2147,7 @@ STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targ
     x = m->ctx;
     if (m->desc.literal_mask) pad = NULL;
     if (pad && (pad->B != targets->B || pad->T != targets->T)) {
-        stx_fail(x, STX_ERR_SHAPE, "stx_comp_nll: padding (%zu,%zu) for targets (%zu,%zu), want the same", pad->B, pad->T, targets->B,
+        stx_fail(x, STX_ERR_SHAPE, "stx_comp_nll: padding (%zu,%zu), want that of the targets, (%zu,%zu)", pad->B, pad->T, targets->B,
                  targets->T);
         return NULL;
     }
@@ -2265,8 +2268,9 @@ STX_DEF int stx_comp_gen_set(stx_comp_gen *g, const stx_comp_state *from) {
 /* n rows of `from` (B,.,width), from row r0 of each stream on, become rows [r1, r1 + n) of `to`; rows: how many each of the two has */
 static void stx__comp_rows_to(stx_ctx *x, stx_real *to, size_t rows1, size_t r1, const stx_real *from, size_t rows0, size_t r0, size_t n,
                               size_t B, size_t width) {
-    if (n) STX_RUN(x, stx_copy2d, (x, stx_at(x, to, r1 * width), rows1 * width, stx_at(x, from, r0 * width), rows0 * width, B, n * width,
-                                   0));
+    to = stx_at(x, to, r1 * width);
+    from = stx_at(x, from, r0 * width);
+    if (n) STX_RUN(x, stx_copy2d, (x, to, rows1 * width, from, rows0 * width, B, n * width, 0));
 }
 static stx_tensor *stx__comp_gen_kv(stx_comp_gen *g, size_t l, stx_tensor *rows) {
     stx_comp *m = g->model;
@@ -2432,8 +2436,7 @@ STX_DEF stx_tensor *stx_comp_gen_step(stx_comp_gen *g, stx_tensor *h) {
     T = h->ndim == 3 ? h->dim[1] : 0;
     if (!T || h->dim[0] != g->B || h->dim[2] != g->model->desc.dim || stx_training(x)) {
         stx_fail(x, STX_ERR_SHAPE, "stx_comp_gen_step: %zu streams of %zu steps%s: want (%zu,t,%zu) after stx_begin(x, STX_EVAL)",
-                 h->dim[0], T,
-                 stx_training(x) ? " in training" : "", g->B, g->model->desc.dim);
+                 h->dim[0], T, stx_training(x) ? " in training" : "", g->B, g->model->desc.dim);
         return NULL;
     }
     for (at = 0; at < T; at += t) {
@@ -2449,8 +2452,8 @@ static stx_tensor *stx__comp_gen_feed(void *user, const stx_ids *ids) {
     return h ? stx__comp_out(g->model, h) : NULL;
 }
 STX_DEF const stx_real *stx_comp_gen_feed(stx_comp_gen *g, const int32_t *ids, size_t n) {
-    return g && stx__comp_worded(g->model, "stx_comp_gen_feed") ? stx_cache_feed(g->cache, g->model->words, ids, n, 1, stx__comp_gen_feed,
-        g) : NULL;
+    if (!g || !stx__comp_worded(g->model, "stx_comp_gen_feed")) return NULL;
+    return stx_cache_feed(g->cache, g->model->words, ids, n, 1, stx__comp_gen_feed, g);
 }
 
 // >>model: for programs of any family

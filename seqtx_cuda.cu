@@ -922,9 +922,9 @@ static __device__ __forceinline__ float stx__as_stored(const stx__num &a, float 
 /* y (N,C) = layernorm(in); with RESIDUAL s = h + dropout(f) is made first, written and normalised:
      mean = sum s / C ; rstd = 1 / sqrt(sum (s - mean)^2 / C + eps) ; y = (s - mean) rstd gain + shift
    A warp does a row, which stays in registers: lane l holds the fours l, l + 32, .., Q of them. C a multiple of 4, at most 128 Q. */
-template<int Q, int RESIDUAL> static __global__ void __launch_bounds__(256) stx__norm_fwd_kernel(stx__num y, stx__num s, stx__num mean,
-    stx__num rstd, stx__num in, stx__num f,
-        stx__num gain, stx__num shift, size_t N, size_t C, float eps, stx__drop d) {
+template<int Q, int RESIDUAL> static __global__ void __launch_bounds__(256) stx__norm_fwd_kernel(stx__num y, stx__num s,
+        stx__num mean, stx__num rstd, stx__num in, stx__num f, stx__num gain, stx__num shift, size_t N, size_t C, float eps,
+        stx__drop d) {
     const size_t lane = threadIdx.x % 32;
     uint64_t stream = RESIDUAL && d.keep ? stx__drop_stream(d) : 0;
     for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
@@ -1031,8 +1031,7 @@ template<int RESIDUAL> static void stx__norm_fwd(stx_ctx *x, const char *name, c
     else STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<4, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
 }
 void stx_layernorm_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *gain,
-                            const stx_real *shift, size_t N, size_t C,
-                            stx_real eps) {
+                            const stx_real *shift, size_t N, size_t C, stx_real eps) {
     stx_residual_norm_args a;
     memset(&a, 0, sizeof a);
     a.N = N; a.C = C; a.eps = eps;
@@ -1963,8 +1962,8 @@ template<int T> static __global__ void stx__cross_entropy_bwd_kernel(stx__num dl
     STX__EACH_ROW(n, N, T) stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, (size_t)targets[n], 1, g, accumulate);
 }
 void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                                const stx_real *logits, const int32_t *targets,
-                                size_t N, size_t V, double divisor, int accumulate) {
+                                const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor,
+                                int accumulate) {
     stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
         logits);
     if (dlogits == logits) accumulate = 0;
@@ -1975,8 +1974,8 @@ void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *d
 /* w (N) = weights / divisor, or 0, and known (N) = targets, or -1: see stx_token_weights. One block, for the divisor may be a sum over
    all rows: a thread adds every 1024th, then a fixed tree. */
 static __global__ void __launch_bounds__(1024) stx__token_weights_kernel(stx__num w, int32_t *known, const int32_t *targets,
-    stx__num weights, size_t N, int ignore, int32_t ignored,
-        double divisor) {
+                                                                         stx__num weights, size_t N, int ignore, int32_t ignored,
+                                                                         double divisor) {
     STX__SHARED(double, sh, 32);
     double s = 0;
     if (divisor == 0) {
@@ -1997,9 +1996,9 @@ void stx_token_weights_cuda(stx_ctx *x, stx_real *w, int32_t *known, const int32
                            divisor);
 }
 /* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n]. As cross_entropy; rows with a negative target are 0. */
-template<int T> static __global__ void stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num top, stx__num inv, stx__num logits,
-                                                                  const int32_t *targets, stx__num w, size_t N,
-        size_t V) {
+template<int T> static __global__ void stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num top, stx__num inv,
+                                                                  stx__num logits, const int32_t *targets, stx__num w, size_t N,
+                                                                  size_t V) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const int32_t target = targets[n];
@@ -2037,8 +2036,8 @@ template<int T> static __global__ void stx__token_loss_bwd_kernel(stx__num dlogi
     }
 }
 void stx_token_loss_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                             const stx_real *logits, const int32_t *targets,
-                             const stx_real *w, size_t N, size_t V, int accumulate) {
+                             const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V,
+                             int accumulate) {
     stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
         logits), W = stx__num_of(x, w);
     if (N && V) STX__RUN_ROWS(x, "stx_token_loss_bwd", N, V, stx__token_loss_bwd_kernel, D, G, M, I, A, targets, W, N, V, accumulate);
@@ -2192,8 +2191,7 @@ static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, size_t b
 enum { STX__P = 64, STX__PK = 16 };
 STX__HOST_UNROLLED
 static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__mat B, int ta, int tb, size_t M, size_t N, size_t K,
-                                                 float alpha,
-                                                 int accumulate, size_t u0, size_t H) {
+                                                 float alpha, int accumulate, size_t u0, size_t H) {
     STX__SHARED(float, as, STX__PK * (STX__P + 4));
     STX__SHARED(float, bs, STX__PK * (STX__P + 4));
     const size_t z = blockIdx.z, b = (u0 + z) / H, h = (u0 + z) % H, m0 = (size_t)blockIdx.y * STX__P, n0 = (size_t)blockIdx.x * STX__P;
@@ -2503,9 +2501,8 @@ static void stx__attn0_product(const stx__attn0 *A, const stx__mat &C, const stx
 static void stx__attn0_out(const stx__attn0 *A, const stx__mat &to, const float *p, const float *q, size_t sz, size_t rows,
                            int accumulate) {
     if (!rows) return;
-    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_out_kernel, stx__blocks(A->nu * rows * A->a->D, 256, 65535), 256, 0, to, p, q, sz,
-                    rows, A->a->D, accumulate,
-                    A->nu, A->u0, A->a->H);
+    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_out_kernel, stx__blocks(A->nu * rows * A->a->D, 256, 65535), 256, 0, to, p, q,
+                    sz, rows, A->a->D, accumulate, A->nu, A->u0, A->a->H);
 }
 static void stx__attn0_columns(const stx__attn0 *A, float *to, const float *from, size_t sz, size_t D) {
     STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_columns_kernel, stx__blocks(A->nu * D, 128, (size_t)1 << 30), 128, 0, to, from,
@@ -2563,9 +2560,8 @@ static void stx__attn0_logits(stx__attn0 *A, size_t i0) {
                        A->nb, (size_t)A->W, a->D, a->scale, 0);
     if (a->P) stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 1), stx__attn0_rows_q(A, A->q, &A->vb), 0, stx__attn0_rows_pe(A), 1,
                                  A->nb, A->np, a->D, a->scale, 1);
-    stx__attn0_product(A, stx__attn0_cells(A, A->s, (size_t)A->W, 0), stx__attn0_rows_q(A, A->q, NULL), 0, stx__attn0_rows_p(A, A->pk), 1,
-                       A->nb, a->N, a->D,
-                       a->scale * (float)sqrt((double)a->D), 0);
+    stx__attn0_product(A, stx__attn0_cells(A, A->s, (size_t)A->W, 0), stx__attn0_rows_q(A, A->q, NULL), 0,
+                       stx__attn0_rows_p(A, A->pk), 1, A->nb, a->N, a->D, a->scale * (float)sqrt((double)a->D), 0);
 }
 static stx__attn0_rows stx__attn0_rows_of(const stx__attn0 *A) {
     const stx_attention_args *a = A->a;
@@ -2624,17 +2620,16 @@ static void stx__attn0_bwd_panel(stx__attn0 *A) {
     if (a->dv) stx__attn0_product(A, stx__mat_scratch(A->dv + real * D, D, a->S, a->S * D), stx__attn0_cells(A, A->s, zeros, 0), 1, dy, 0,
                                   W - zeros, D, A->nb, 1, 1);
     if (a->dk) stx__attn0_product(A, stx__mat_scratch(A->dk + real * D, D, a->S, a->S * D), stx__attn0_cells(A, A->g, zeros, 0), 1,
-                                  stx__attn0_rows_q(A, A->q, &A->u), 0,
-                                  W - zeros, D, A->nb, a->scale, 1);
+                                  stx__attn0_rows_q(A, A->q, &A->u), 0, W - zeros, D, A->nb, a->scale, 1);
     if (p.dz) stx__attn0_columns(A, A->part[STX__S_Z], A->rows, A->nb, 1);
     if (A->size[STX__S_PV]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PV], D, a->N, a->N * D), stx__attn0_cells(A, A->s, W, 0),
                                                1, dy, 0, a->N, D, A->nb, 1, 1);
-    if (A->size[STX__S_PK]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PK], D, a->N, a->N * D), stx__attn0_cells(A, A->g, W, 0),
-                                               1,
-                                               stx__attn0_rows_q(A, A->q, NULL), 0, a->N, D, A->nb, far, 1);
-    if (A->size[STX__S_PE]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PE], D, A->np, A->np * D), stx__attn0_cells(A, A->g, 0,
-        1), 1,
-                                               stx__attn0_rows_q(A, A->q, &A->vb), 0, A->np, D, A->nb, a->scale, 1);
+    if (A->size[STX__S_PK]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PK], D, a->N, a->N * D),
+                                               stx__attn0_cells(A, A->g, W, 0), 1, stx__attn0_rows_q(A, A->q, NULL), 0, a->N, D,
+                                               A->nb, far, 1);
+    if (A->size[STX__S_PE]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PE], D, A->np, A->np * D),
+                                               stx__attn0_cells(A, A->g, 0, 1), 1, stx__attn0_rows_q(A, A->q, &A->vb), 0, A->np, D,
+                                               A->nb, a->scale, 1);
     if (a->dq || a->du) stx__attn0_product(A, o, stx__attn0_cells(A, A->g, 0, 0), 0, stx__attn0_rows_k(A, A->k, A->j0), 0, A->nb, D, W,
                                            a->scale, 0);
     if (a->P && (a->dq || a->dvb)) stx__attn0_product(A, o2, stx__attn0_cells(A, A->g, 0, 1), 0, stx__attn0_rows_pe(A), 0, A->nb, D, A->np,
@@ -2663,17 +2658,17 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
         if (a->dk) stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dk), 0), A.dk, NULL, a->S * a->D, a->S, 1);
         if (a->dv) stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dv), 0), A.dv, NULL, a->S * a->D, a->S, 1);
         for (i = 0; i < STX__SHARED_SUMS; i++)
-            if (A.size[i]) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_sum_kernel, stx__blocks(A.copies[i] * A.size[i], 256, 65535),
-                                           256, 0, A.all[i], A.part[i], A.size[i],
+            if (A.size[i]) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_sum_kernel,
+                                           stx__blocks(A.copies[i] * A.size[i], 256, 65535), 256, 0, A.all[i], A.part[i], A.size[i],
                                            A.copies[i], A.nu, A.u0);
     }
     for (i = 0; i < STX__SHARED_SUMS; i++) {
         size_t rows = A.size[i] >= a->D && i != STX__S_Z ? A.size[i] / a->D : 1, cols = rows ? A.size[i] / rows : 0,
             n = A.copies[i] * A.size[i];
         size_t ld = i == STX__S_PE ? A.tables * a->D : cols, st = i == STX__S_PE ? a->D : A.size[i], at = i == STX__S_PE ? A.p0 * ld : 0;
-        if (n) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_add_kernel, stx__blocks(n, 256, 65535), 256, 0, stx__num_of(x, grads[i]),
-                               A.all[i],
-                               i == STX__S_Z ? a->max_span / a->ramp : 1.0f, A.copies[i], rows, cols, at, st, ld);
+        if (n) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_add_kernel, stx__blocks(n, 256, 65535), 256, 0,
+                               stx__num_of(x, grads[i]), A.all[i], i == STX__S_Z ? a->max_span / a->ramp : 1.0f, A.copies[i], rows,
+                               cols, at, st, ld);
     }
 }
 
@@ -3070,8 +3065,8 @@ static __device__ __forceinline__ void stx__at_swap(uint32_t (&x)[4]) {
     }
 }
 /* Which cells of a strip of 16 rows and NB blocks of 8 columns the dropout keeps, as bits: 4 n + e for cell e of block n of an
-   accumulator. The
-   4 lanes of a quad share the calls of their two rows. row: of g = 0; at: position of the first column, a multiple of 8. All lanes. */
+   accumulator. The 4 lanes of a quad share the calls of their two rows. row: of g = 0; at: position of the first column, a multiple
+   of 8. All lanes. */
 template<int NB> static __device__ __forceinline__ uint32_t stx__at_kept(const stx__at &p, uint64_t stream, uint64_t row, int at) {
     int lane = (int)threadIdx.x & 31, t = lane & 3, q, l;
     uint32_t kept = 0;
@@ -3828,10 +3823,10 @@ template<int NB> static __device__ __forceinline__ void stx__ab_back(float (&u)[
 #pragma unroll
         for (half = 0; half < 2; half++) {
             int lo = m - 2 + half, hi = m - 1 + half;
-            float a = lo >= 0 && lo < NB ? (odd ? ds[lo >= 0 && lo < NB ? lo : 0][2 * half + 1 - e] : ds[lo >= 0 &&
-                lo < NB ? lo : 0][2 * half + e]) : 0;
-            float b = hi >= 0 && hi < NB ? (odd ? ds[hi >= 0 && hi < NB ? hi : 0][2 * half + 1 - e] : ds[hi >= 0 &&
-                hi < NB ? hi : 0][2 * half + e]) : 0;
+            float a = lo >= 0 && lo < NB ? (odd ? ds[lo >= 0 && lo < NB ? lo : 0][2 * half + 1 - e] : ds[lo >= 0 && lo < NB
+                    ? lo : 0][2 * half + e]) : 0;
+            float b = hi >= 0 && hi < NB ? (odd ? ds[hi >= 0 && hi < NB ? hi : 0][2 * half + 1 - e] : ds[hi >= 0 && hi < NB
+                    ? hi : 0][2 * half + e]) : 0;
             u[2 * half + e] = __shfl_sync(STX__ALL, t >= k ? a : b, (t + k) & 3, 4);
         }
     }
@@ -3903,9 +3898,9 @@ static __device__ __forceinline__ void stx__ab_add2(const stx__num &to, size_t i
     }
 }
 /* Rows row .. row+15 of an array, those in [lo,hi) whose bit in `rows` is 1, columns d.., += f c */
-template<int NB> static __device__ __forceinline__ void stx__ab_add_rows(const stx__num &to, size_t base, size_t ld, int row, int lo,
-    int hi, int d, int D, const float (&c)[NB][4], float f,
-                                                                          uint32_t rows = ~0u) {
+template<int NB> static __device__ __forceinline__ void stx__ab_add_rows(const stx__num &to, size_t base, size_t ld, int row,
+                                                                         int lo, int hi, int d, int D, const float (&c)[NB][4],
+                                                                         float f, uint32_t rows = ~0u) {
     int lane = (int)threadIdx.x & 31, n, e;
 #pragma unroll
     for (e = 0; e < 2; e++) {
@@ -4372,7 +4367,7 @@ static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) {
 static int stx__ab_shared_for(stx_ctx *x, const void *kernel, size_t bytes) {
     (void)stx__use(x);
     return bytes <= 48 * 1024 || !stx__cuda_failed(x, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-        (int)bytes), "stx_attention_bwd");
+                                                                           (int)bytes), "stx_attention_bwd");
 }
 static void stx__ab_add_parts(stx_ctx *x, const stx_real *to, const float *part, size_t n, size_t parts, float f) {
     STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold, stx__blocks(n, 32, (size_t)1 << 30), 256, 0, stx__num_of(x, to), part, n, parts,
@@ -4432,9 +4427,9 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
         p.combos = s.combos;
         STX__RUN_KERNEL(x, "stx_attention_bwd", c.diagonals, dim3((unsigned)s.diagonals, (unsigned)s.tables, (unsigned)s.table_splits),
                         c.threads, c.shared_diagonals, p);
-        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold_table, stx__blocks(a->P * s.tables * a->D, 256, (size_t)1 << 30), 256, 0,
-                        stx__num_of(x, a->dpe), (const float *)p.dpe,
-                        (const int *)p.used, p.p.P, s.tables, p.p.D, s.W, c.bk, s.diagonal_extra, s.diagonals, s.table_splits);
+        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold_table, stx__blocks(a->P * s.tables * a->D, 256, (size_t)1 << 30), 256,
+                        0, stx__num_of(x, a->dpe), (const float *)p.dpe, (const int *)p.used, p.p.P, s.tables, p.p.D, s.W, c.bk,
+                        s.diagonal_extra, s.diagonals, s.table_splits);
     }
 }
 
@@ -4996,8 +4991,7 @@ static __global__ void stx__cluster_kernel(stx__num out, stx__num gate, stx__num
     }
 }
 void stx_cluster_log_probs_cuda(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start,
-                                size_t size, size_t w, size_t K, size_t c,
-                                int forward) {
+                                size_t size, size_t w, size_t K, size_t c, int forward) {
     stx__num O = stx__num_of(x, out), G = stx__num_of(x, gate), A = stx__num_of(x, logits);
     if (N && w) STX__RUN_KERNEL(x, "stx_cluster_log_probs", stx__cluster_kernel, stx__blocks(N, 1, (size_t)1 << 30), 256, 0, O, G, A, N, V,
                                 start, size, w, K, c, forward);
@@ -5223,8 +5217,7 @@ void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *p
    p = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), c = corrections, or plain: - lr m / c1 ; g = 0.   rest = 1 - beta, made in
    double */
 static __global__ void stx__adam_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float beta1,
-                                        float rest1, float beta2, float rest2, float eps,
-                                        float decay, float decoupled) {
+                                        float rest1, float beta2, float rest2, float eps, float decay, float decoupled) {
     STX__SHARED(stx__bf16 *, sh, 1);
     const float factor = u->factor, unbias = 1 / u->correction2;
     const int plain = u->plain;
@@ -5241,8 +5234,7 @@ static __global__ void stx__adam_kernel(const stx_piece *piece, size_t count, co
     }
 }
 void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1,
-                          stx_real beta2, stx_real rest2, stx_real eps,
-                          stx_real decay, stx_real decoupled) {
+                          stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled) {
     if (count) STX__RUN_PIECES(x, "stx_adam_update", stx__adam_kernel, piece, count, u, beta1, rest1, beta2, rest2, eps, decay, decoupled);
 }
 
@@ -5271,8 +5263,7 @@ static __global__ void stx__lamb_kernel(const stx_piece *piece, size_t count, co
     }
 }
 void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1,
-                             stx_real rest1, stx_real beta2, stx_real rest2,
-                             stx_real eps, stx_real decay) {
+                             stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps, stx_real decay) {
     if (count) STX__RUN_KERNEL(x, "stx_lamb_direction", stx__lamb_kernel, stx__piece_blocks(count), 256, 0, piece, count, u, squares,
                                beta1, rest1, beta2, rest2, eps, decay);
 }
@@ -5350,8 +5341,7 @@ static int stx__ok_or(stx_ctx *x, stx_gpu *g, cudaError_t e, const char *what) {
     if (e == cudaSuccess) return 1;
     (void)cudaGetLastError();               /* not sticky: it is told here */
     stx_fail(x, e == cudaErrorMemoryAllocation ? STX_ERR_MEMORY : STX_ERR_DEVICE, "%s: CUDA says \"%s\" (%s)%s%s", what,
-             cudaGetErrorString(e), cudaGetErrorName(e),
-             g && g->name[0] ? " on " : "", g && g->name[0] ? g->name : "");
+             cudaGetErrorString(e), cudaGetErrorName(e), g && g->name[0] ? " on " : "", g && g->name[0] ? g->name : "");
     return 0;
 }
 /* One kernel in this file that does nothing: whether the device can run the code is asked of it, before anything is allocated. */
@@ -5403,9 +5393,9 @@ stx_gpu *stx_cuda_open(stx_ctx *x) {
             !stx__ok_or(x, g, cudaMallocHost((void **)&g->stage[i], STX__STAGE_BYTES), "stx_create") ||
             !stx__ok_or(x, g, cudaEventCreateWithFlags(&g->reported[i], cudaEventDisableTiming), "stx_create") ||
             !stx__ok_or(x, g, cudaMallocHost(&g->report[i], STX__REPORT_BYTES), "stx_create")) { stx_cuda_close(g); return NULL; }
-    if (!stx__ok_or(x, g, cudaMalloc((void **)&g->shift, 256), "stx_create") || !stx__ok_or(x, g, cudaMemsetAsync(g->shift, 0, 256,
-        g->stream), "stx_create") ||
-        !stx__gemm_open(x, g)) { stx_cuda_close(g); return NULL; }
+    if (!stx__ok_or(x, g, cudaMalloc((void **)&g->shift, 256), "stx_create")
+        || !stx__ok_or(x, g, cudaMemsetAsync(g->shift, 0, 256, g->stream), "stx_create")
+        || !stx__gemm_open(x, g)) { stx_cuda_close(g); return NULL; }
     (void)cudaGetLastError();                   /* what others left there is not ours */
     return g;
 }

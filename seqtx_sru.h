@@ -136,12 +136,10 @@
    of memory, and 2 P for each key that is seen. The recurrence is bound by memory, not arithmetic: it
    reads and writes 5 numbers a unit and time (u0 u1 u2 x, h), backward 9.
    Memory for backward, numbers a layer: B T (k + 1) O (U and h; the input is the h of the layer before) and, SRU++, B (M + T) 3 P (z, K,
-   V) +
-   B T 4 P (z of the segment, o, z + alpha o, y) + B M Ci (memory). States: one in STX_SRU_TILE times. With recompute
-   that of one layer at a time, and of every layer B T O + B M Ci.
-   Generation: B O numbers a layer, SRU++ also 2 P (2 window + 64) a stream; a token costs what a time costs in training. What binds it
-   is memory: a token of one stream reads every weight once, 4 bytes each, and, SRU++, 8 P bytes of keys and values for each row of the
-   window, in every layer that attends. B streams share the weights.
+   V) + B T 4 P (z of the segment, o, z + alpha o, y) + B M Ci (memory). States: one in STX_SRU_TILE times. With recompute that of one
+   layer at a time, and of every layer B T O + B M Ci. Generation: B O numbers a layer, SRU++ also 2 P (2 window + 64) a stream; a
+   token costs what a time costs in training. What binds it is memory: a token of one stream reads every weight once, 4 bytes each,
+   and, SRU++, 8 P bytes of keys and values for each row of the window, in every layer that attends. B streams share the weights.
 
    Fidelity, against the reference implementation (its version 2.6, and its development version 3.0, which has SRU++):
        reproduced   cell, stack and SRU++ with every option, the initialisers of both versions, adaptive embedding and softmax,
@@ -842,8 +840,7 @@ STX_INNER void stx__sru_scan(int fma, STX__SRU_W P, STX__SRU_W Q, STX__SRU_R u0,
         }
 }
 STX_EACH_ISA(stx__sru_scan, (STX__SRU_W P, STX__SRU_W Q, STX__SRU_R u0, STX__SRU_R u1, ptrdiff_t ldu, STX__SRU_R bf, size_t steps,
-                             size_t n),
-              P, Q, u0, u1, ldu, bf, steps, n)
+                             size_t n), P, Q, u0, u1, ldu, bf, steps, n)
 
 static void stx__sru_state_in(stx__sru_block *k) {
     if (k->a->c0) memcpy(k->c, k->a->c0 + k->b * k->O + k->o, k->n * sizeof *k->c);
@@ -999,9 +996,9 @@ STX_INNER void stx__sru_back(int fma, STX__SRU_W du, STX__SRU_W dx, STX__SRU_W d
     else if (k->gates) stx__sru_back_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, k, 0, 1);
     else stx__sru_back_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, k, 0, 0);
 }
-STX_EACH_ISA(stx__sru_back, (STX__SRU_W du, STX__SRU_W dx, STX__SRU_W dV, STX__SRU_W e, STX__SRU_W gvf, STX__SRU_W gvr, STX__SRU_W gbf,
-                             STX__SRU_W gbr, const stx__sru_rows *STX_RESTRICT k),
-              du, dx, dV, e, gvf, gvr, gbf, gbr, k)
+STX_EACH_ISA(stx__sru_back, (STX__SRU_W du, STX__SRU_W dx, STX__SRU_W dV, STX__SRU_W e, STX__SRU_W gvf, STX__SRU_W gvr,
+                             STX__SRU_W gbf, STX__SRU_W gbr, const stx__sru_rows *STX_RESTRICT k), du, dx, dV, e, gvf, gvr, gbf,
+             gbr, k)
 /* The affine map of these steps for e, after those of the steps behind them: Q <- J Q + q, P <- J P */
 STX_INNER void stx__sru_affine_as(int fma, STX__SRU_W P, STX__SRU_W Q, const stx__sru_rows *STX_RESTRICT k, int tanh_, int gates) {
     const stx_real *u0 = k->u0, *u2 = k->u2, *xt = k->xt, *V = k->V, *vf = k->vf, *vr = k->vr, *br = k->br, *m = k->m;
@@ -1710,8 +1707,8 @@ static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_
     if (d->io_dropout == 0) d->io_dropout = d->dropout > 0 ? d->dropout : -1;
     if (!(d->emb_dropout >= 0 && d->emb_dropout < 1)) return stx__sru_lm_wrong(x, "emb_dropout", d->emb_dropout, "0 <= p < 1");
     if (d->tied && (d->emb != d->dim || d->adapt_io)) {
-        stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: tied with %s: want emb equal to dim %zu, and adapt_io 0 (its tables are always "
-                 "shared)",
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_sru_lm_create: tied with %s: want emb equal to dim %zu, and adapt_io 0 (its tables are always " "shared)",
                  d->adapt_io ? "adapt_io" : "another emb", d->dim);
         return 0;
     }
