@@ -20,6 +20,7 @@ static struct {
     const char *memory_layers, *mems, *cmems, *dilations;
     int compress, conv_no_bias, aux, positions, norm_after, final_norm, glu, tied, gate, gate_relu, no_gate_bias, mogrify, recurrence;
     int literal_rows, literal_pad, literal_target, literal_mask, literal_freeze, recompute, eval_mem, eval_cmem;
+    uint64_t eval_positions;
     double aux_weight, gate_bias, dropout, attn_dropout, out_dropout, ff_dropout, aux_dropout;
     int optim, schedule;
     double lr, lr_start, lr_min, momentum, weight_decay, grad_clip;
@@ -103,6 +104,8 @@ static tr_opt table[] = {
     TR_INT("eval-mem", TR_FREE, &opt.eval_mem, -1, MAX_ROWS, "evaluation and generation: rows of memory of each memory layer; -1: as in "
         "training"),
     TR_INT("eval-cmem", TR_FREE, &opt.eval_cmem, -1, MAX_ROWS, "... rows of compressed memory, where there is any; -1: as in training"),
+    TR_SIZE("eval-positions", TR_LOCAL, &opt.eval_positions, 0, TR_INF, "at the end, loss of the validation text by the number of tokens "
+        "before, with memory emptied every so many; a multiple of --block-sz. 0: no"),
     TR_LM_RUNNING(opt.lm),
     TR_LM_GENERATION(opt.lm),
     TR_LM_SAMPLING(opt.lm),
@@ -238,6 +241,49 @@ static void print_compression(const tr_lm *t, FILE *out) {
     for (i = 0; i < r->n; i++)
         fprintf(out, "%s %.3f (layer %zu)", i ? "," : "", stx_noted(t->x, NOTE_AUX + 2 * (int)i + 1), r->reported[i] + 1);
     fprintf(out, "\n");
+}
+
+/* --eval-positions: the mean loss, nats per token, by the distance from an empty memory. A block of text lies within one bucket: they end at
+   one block, two, four, .. */
+static void print_positions(const tr_lm *t, FILE *out) {
+    enum { BUCKETS = 64 };
+    double sum[BUCKETS] = {0}, count[BUCKETS] = {0};
+    size_t B = (size_t)(opt.lm.eval_batch_sz ? opt.lm.eval_batch_sz : opt.batch_sz / opt.batch_split), T = t->eval_block, n, k, at, i;
+    size_t document = (size_t)(opt.eval_positions / opt.block_sz);
+    int32_t *in, *next;
+    stx_batches_desc d;
+    stx_batches *b;
+    void *state;
+    if (!document || !t->text[1]) return;
+    tr_lm_fit(t->text[1], &B, &T);
+    memset(&d, 0, sizeof d);
+    d.B = B; d.T = T;
+    in = (int32_t *)malloc(2 * B * T * sizeof *in);
+    if (!in) { stx_fail(t->x, STX_ERR_MEMORY, "no memory for a batch of %zu x %zu tokens", B, T); return; }
+    next = in + B * T;
+    state = t->lm.state_create(t->lm.model, B, t->eval_window);
+    b = stx_batches_create(t->x, t->text[1], &d);
+    if (b) stx_batches_rewind(b, STX_EVAL_ALL);
+    for (k = 0; b && stx_batches_next_eval(b, in, next, &n) != STX_BATCH_END && !tr_stop_requested(); k++) {
+        if (k % document == 0) t->lm.state_reset(state);
+        for (at = k % document, i = 0; at; at /= 2) i++;
+        stx_begin(t->x, STX_EVAL);
+        sum[i] += (double)(B * n) * stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, in, B, n), stx_tokens(t->x, next, B, n), state,
+            state));
+        count[i] += (double)(B * n);
+    }
+    stx_batches_free(b);
+    t->lm.state_free(state);
+    free(in);
+    if (!stx_ok(t->x) || tr_stop_requested()) return;
+    fprintf(out, "loss by tokens since an empty memory:");
+    for (i = 0; i < BUCKETS && count[i] > 0; i++)
+        fprintf(out, "%s %zu-%zu %.4f", i ? "," : "", i ? T << (i - 1) : 0, T << i, sum[i] / count[i]);
+    fprintf(out, "\n");
+}
+static void learned(const tr_lm *t, FILE *out) {
+    print_compression(t, out);
+    print_positions(t, out);
 }
 
 // >>main
@@ -397,6 +443,9 @@ static int check(tr_lm *t) {
     if (opt.hid_sz % opt.nheads)
         return tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --hid-sz %llu: choose heads that do",
             (unsigned long long)opt.nheads, (unsigned long long)opt.hid_sz);
+    if (opt.eval_positions % opt.block_sz)
+        return tr_fail(t->err, TR_ERR, "--eval-positions %llu: not a multiple of --block-sz %llu", (unsigned long long)opt.eval_positions,
+            (unsigned long long)opt.block_sz);
     if (t->training && opt.lm.best && !opt.lm.eval_every) return tr_fail(t->err, TR_ERR, "--best needs an --eval-every");
     return describe((run *)t, 1);
 }
@@ -415,7 +464,7 @@ static const int no_adapt_io = 0;
 static const tr_lm_kind kind = {
     "seqtx.compressive.1", "memory", &no_adapt_io, NULL, STX_ORDER_FIRST, 0,
     {"nlayers=2 hid-sz=64 dropout=0.2", "dropout=0.1", ""},
-    check, plan, count, shape, make, train, print_compression
+    check, plan, count, shape, make, train, learned
 };
 int main(int argc, char **argv) {
     static run r;
