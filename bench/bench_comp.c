@@ -187,8 +187,8 @@ static double configure(const config *g, const char *path) {
     return n;
 }
 static void say_shape(const config *g, int B, double params) {
-    say("%s: V 256, D %d, L %d, H %d, S %d, M %d, C %d, r %d, memory in layers %s, gate %s, learned positions, conv and attention loss, B %d; "
-        "%.1f million parameters;", g->name, g->D, g->L, g->H, g->S, g->M, g->C, g->r, g->layers, g->gate, B, params);
+    say("%s: V 256, D %d, L %d, H %d, S %d, M %d, C %d, r %d, memory in layers %s, gate %s, learned positions, conv and attention loss, "
+        "B %d; %.1f million parameters;", g->name, g->D, g->L, g->H, g->S, g->M, g->C, g->r, g->layers, g->gate, B, params);
 }
 #define SHAPE(g) "--nlayers", number((g)->L), "--hid-sz", number((g)->D), "--nheads", number((g)->H), "--block-sz", number((g)->S), \
     "--mem", number((g)->M), "--cmem", number((g)->C), "--ratio", number((g)->r), "--memory-layers", (char *)(uintptr_t)(g)->layers, \
@@ -231,9 +231,9 @@ static void training_config(int at) {
 }
 static void bench_training(void) {
     int i;
-    say("## Training\n\nLanguage models over bytes; a step is one segment of every stream: forward, backward, the compression's loss, clip of the "
-        "gradient's norm and Adam; %d threads.\nThe same data, first parameters and steps for all; memories are full when time is taken. "
-        "The mean nll must agree with the first PyTorch row to %g (f32)\nand %g (bf16), or the row is void.\n\n", opt.threads,
+    say("## Training\n\nLanguage models over bytes; a step is one segment of every stream: forward, backward, the compression's loss, clip "
+        "of the gradient's norm and Adam; %d threads.\nThe same data, first parameters and steps for all; memories are full when time is "
+        "taken. The mean nll must agree with the first PyTorch row to %g (f32)\nand %g (bf16), or the row is void.\n\n", opt.threads,
         kinds[OWN].tolerance, kinds[OWN_BF16].tolerance);
     for (i = 0; i < CONFIGS; i++) if (wanted(&configs[i])) training_config(i);
 }
@@ -262,11 +262,11 @@ static void generation_config(int at) {
 }
 static void bench_generation(void) {
     int i;
-    say("## Generation\n\nOne stream after three segments of text, %d threads. Cached: stx_comp_gen_feed, token by token through one segment, with "
-        "the keys and values of its memories made at its start.\nSegment again: the reference's way, a forward pass of the segment so far for each "
-        "token, by stx_comp_forward and by PyTorch; timed at places evenly spread over the segment, whose\nmean is the segment's. The text is "
-        "given, so that losses can be compared: \"step 1\" is the nll at the first of these places, \"last step\" the mean over them.\n\n",
-        opt.threads);
+    say("## Generation\n\nOne stream after three segments of text, %d threads. Cached: stx_comp_gen_feed, token by token through one "
+        "segment, with the keys and values of its memories made at its start.\nSegment again: the reference's way, a forward pass of the "
+        "segment so far for each token, by stx_comp_forward and by PyTorch; timed at places evenly spread over the segment, whose\nmean is the "
+        "segment's. The text is given, so that losses can be compared: \"step 1\" is the nll at the first of these places, \"last step\" "
+        "the mean over them.\n\n", opt.threads);
     for (i = 0; i < CONFIGS; i++) if (wanted(&configs[i])) generation_config(i);
 }
 
@@ -274,15 +274,15 @@ static void bench_generation(void) {
 
 static void bench_summary(void) {
     int i, k;
-    say("## Summary\n\nRatios within this run, to PyTorch of the same model; \"-\" is not measured, or void. Wanted: training in f32 %s, generation 20 "
-        "times the reference's way.\n\n", "2 times eager at the small shape and 1.4 times at the example's");
-    header("model|training tokens/s f32|to eager f32|to compiled f32|to eager as installed|bf16|to eager bf16|to compiled bf16|memory MB f32|"
-           "of eager|cached tokens/s f32|to segment again|to PyTorch's|bf16|to PyTorch's bf16");
+    say("## Summary\n\nRatios within this run, to PyTorch of the same model; \"-\" is not measured, or void. Wanted: training in f32 2 "
+        "times eager at the small shape and 1.4 times at the example's, generation 20 times the reference's way.\n\n");
+    header("model|training tokens/s f32|to eager f32|to compiled f32|to eager as installed|bf16|to eager bf16|to compiled bf16|"
+           "memory MB f32|of eager|cached tokens/s f32|to segment again|to PyTorch's|bf16|to PyTorch's bf16");
     for (i = 0; i < CONFIGS; i++) {
         const double *v = found.rate[i], *m = found.memory[i], *w = found.way[i];
         const double told[14] = {v[OWN], v[OWN] / v[PEER], v[OWN] / v[PEER_COMPILED], v[OWN] / v[PEER_PLAIN], v[OWN_BF16],
-            v[OWN_BF16] / v[PEER_BF16], v[OWN_BF16] / v[PEER_COMPILED_BF16], m[OWN] * 1e-6, m[OWN] / m[PEER], w[CACHED], w[CACHED] / w[AGAIN],
-            w[CACHED] / w[TORCH], w[CACHED_BF16], w[CACHED_BF16] / w[TORCH_BF16]};
+            v[OWN_BF16] / v[PEER_BF16], v[OWN_BF16] / v[PEER_COMPILED_BF16], m[OWN] * 1e-6, m[OWN] / m[PEER],
+            w[CACHED], w[CACHED] / w[AGAIN], w[CACHED] / w[TORCH], w[CACHED_BF16], w[CACHED_BF16] / w[TORCH_BF16]};
         static const int digits[14] = {0, 2, 2, 2, 0, 2, 2, 0, 2, 0, 1, 1, 0, 1};
         if (!(v[OWN] == v[OWN]) && !(w[CACHED] == w[CACHED])) continue;
         row_begin();

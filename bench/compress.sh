@@ -6,7 +6,7 @@
 #     DATA=.. VALID=.. sh bench/compress.sh --only txl256,conv       some of them
 #     sh bench/compress.sh --report [--record]                       the report of what is done (--record: to bench/results/ as well)
 #
-#     --steps N          of each run (default 10000, of 8 x 128 bytes)
+#     --steps N          of each run (default 5000, of 8 x 128 bytes)
 #     --seeds N          seeds 1 to N (default 3)
 #     --only LIST        of none,txl128,txl256,conv,mean,max,used,dilated,autoencode
 #     --threads N        of each run (default: all)
@@ -27,7 +27,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 CC=${CC:-cc}
-layers=4 dim=256 heads=4 segment=128 batch=8 ratio=4 steps=10000 seeds=3 document=8192 lr=0.001
+layers=4 dim=256 heads=4 segment=128 batch=8 ratio=4 steps= seeds= document=8192 lr=0.001
 only=none,txl128,txl256,conv,mean,max,used,dilated,autoencode
 out= threads=0 precision= keep= quick= report= record= command="sh bench/compress.sh"
 while [ $# -gt 0 ]; do
@@ -51,10 +51,10 @@ while [ $# -gt 0 ]; do
     shift
 done
 if [ -n "$quick" ]; then
-    layers=2 dim=32 heads=2 segment=16 batch=2 steps=20 seeds=2 document=128
+    layers=2 dim=32 heads=2 segment=16 batch=2 steps=${steps:-20} seeds=${seeds:-2} document=128
     out=${out:-build/compress-quick}
 fi
-out=${out:-build/compress}
+steps=${steps:-5000} seeds=${seeds:-3} out=${out:-build/compress}
 mkdir -p "$out"
 if [ -z "$precision" ]; then
     precision=f32
@@ -76,6 +76,13 @@ memory() {
     *) echo "compress.sh: --only $1: there is no such memory (--help)" >&2; exit 2 ;;
     esac
 }
+# At the end of this script: the run that goes on is stopped (it saves), and its time kept
+stopped() {
+    [ -n "$running" ] || return 0
+    kill "$running" 2>/dev/null || :
+    wait "$running" || :
+    echo $((spent + $(date +%s) - began)) >"$run.spent"
+}
 names=$(echo "$only" | tr , ' ')
 for name in $names; do memory "$name"; done
 
@@ -90,7 +97,7 @@ if [ -z "$report" ]; then
         [ -n "$f" ] && [ -r "$f" ] || { echo "compress.sh: set DATA=FILE (training text) and VALID=FILE (validation text): '$f' cannot be read" >&2; exit 2; }
     done
     set -- --tokens bytes --nlayers $layers --hid-sz $dim --nheads $heads --block-sz $segment --batch-sz $batch --ratio $ratio --positions xl \
-        --recurrence none --final-norm --optim adam --lr $lr --schedule cosine --lr-warmup $((steps / 50 + 1)) --lr-start 0 --lr-min 0.00001 \
+        --recurrence none --final-norm --dropout 0 --optim adam --lr $lr --schedule cosine --lr-warmup $((steps / 50 + 1)) --lr-start 0 --lr-min 0.00001 \
         --grad-clip 0.5 --update-every 1 --eval-every 0 --sample-every 0 --save-every $((steps / 10 + 1)) --log-every 100 --steps "$steps" --precision "$precision"
     settings="$* --eval-positions $document; $(cksum <"$DATA"); $(cksum <"$VALID")"
     if [ -f "$out/settings" ] && [ "$settings" != "$(cat "$out/settings")" ]; then
@@ -115,10 +122,15 @@ if [ -z "$report" ]; then
             echo "$(date +%H:%M) $name, seed $seed .."
             began=$(date +%s) spent=0
             if [ -f "$run.safetensors" ] && [ -f "$run.spent" ]; then spent=$(cat "$run.spent"); fi
-            code=0
+            code=0 running=
+            trap stopped EXIT
+            trap 'exit 130' INT TERM
             # The bytes of a run do not depend on its seed, nor on its memory: seeds are first parameters
             "$out/train_compressive" "$@" $options --mem $M --cmem $C --seed "$seed" --threads "$threads" --data "$out/text" --checkpoint "$run.safetensors" \
-                --eval-positions $document --log "$run.log" >"$run.txt" 2>>"$run.err" || code=$?
+                --eval-positions $document --log "$run.log" >"$run.txt" 2>>"$run.err" &
+            running=$!
+            wait "$running" || code=$?
+            running=
             spent=$((spent + $(date +%s) - began))
             if [ "$code" != 0 ]; then
                 echo $spent >"$run.spent"

@@ -35,7 +35,7 @@ static inline double available(void) {
 static inline unsigned char *read_bytes(const char *path, size_t *n) {
     FILE *f = path ? fopen(path, "rb") : NULL;
     unsigned char *p;
-    long size;
+    long size = -1;
     if (!f || fseek(f, 0, SEEK_END) || (size = ftell(f)) < 0 || fseek(f, 0, SEEK_SET)) die("the file of --data cannot be read");
     p = (unsigned char *)malloc((size_t)size + 1);
     if (!p || fread(p, 1, (size_t)size, f) != (size_t)size) die("the file of --data cannot be read");
@@ -243,8 +243,8 @@ enum { LM_OWN, LM_PEER, LM_PLAIN };         /* this program; PyTorch; PyTorch in
 /* own: further options of its own, up to a NULL */
 typedef struct { const char *name; double tolerance; int precision, compile, who; const char *own[4]; } lm_kind;
 
-/* Starts the n kinds of contenders but those that skip marks, all with the options `shared` (ends with a NULL), up to the end of their first
-   rounds. twice: the one after which others need no more than it; the memory of one is guessed from those before. */
+/* Starts the n kinds of contenders but those that skip marks, all with the options `shared` (ends with a NULL), up to the end of their
+   first rounds. What memory one needs is guessed from those before it, for number `twice` double (-1: none). */
 static inline void lm_start(contender *c, const lm_kind *kind, int n, int twice, const int *skip, const char *what, char *const shared[]) {
     double largest = 0;
     int i, k;

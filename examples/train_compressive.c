@@ -243,8 +243,8 @@ static void print_compression(const tr_lm *t, FILE *out) {
     fprintf(out, "\n");
 }
 
-/* --eval-positions: the mean loss, nats per token, by the distance from an empty memory. A block of text lies within one bucket: they end at
-   one block, two, four, .. */
+/* --eval-positions: the mean loss, nats per token, by the distance from an empty memory. A block of text lies within one bucket: they
+   end at one block, two, four, .. */
 static void print_positions(const tr_lm *t, FILE *out) {
     enum { BUCKETS = 64 };
     double sum[BUCKETS] = {0}, count[BUCKETS] = {0};

@@ -21,7 +21,7 @@ another_preset=enwik8
 sizes_above_0="nlayers hid-sz nheads block-sz ratio batch-sz batch-split update-every sample-prime sample-length"
 too_much="--block-sz 512 --max-memory 0.006"
 too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
-local_options="checkpoint best log tensorboard eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p"
+local_options="checkpoint best log tensorboard eval-positions eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p"
 # tests/old: a tiny model after 30 steps of --preset demo, by the first version; there are none that lack options
 old_options='"lr":0.004,"schedule":"cosine","lr-warmup":60,.*"grad-clip":1,' old_loss=2.9168
 old_given=
@@ -242,6 +242,7 @@ family_bad() {
     refused '--eval-mem 8: no layer' $t $tiny $new --memory-layers none --eval-mem 8
     refused '--eval-cmem 8: .*no compressed memory' $t $tiny $new --compress none --eval-cmem 8
     refused '--eval-cmem: .*--literal-rows' $t $tiny $new --literal-rows --eval-cmem 100
+    refused '--eval-positions 7: .*--block-sz' $t $tiny $new --eval-positions 7
     refused '--data-unit' $t $tiny $new --data-unit words
     tr -d 'a-z0-9' <t.txt >blank.txt
     refused 'word-ppl: a text without words' --data blank.txt $tiny $new --data-unit word-ppl --block-sz 8
@@ -259,6 +260,10 @@ family_evaluation() {
         check "another loss" [ "$(tail -n 2 eval/other.jsonl | head -n 1 | field loss)" != "$first" ]
         check "of as many tokens" [ "$(tail -n 2 eval/other.jsonl | head -n 1 | field tokens)" = "$(head -n 1 eval/only1.jsonl | field tokens)" ]
     done
+    good "losses by position" eval --checkpoint often.st --eval-only --eval-positions 64 --threads 1
+    check "in three parts" grep -q "^loss by tokens since an empty memory: 0-16 [0-9.]*, 16-32 [0-9.]*, 32-64 [0-9.]*\$" "$T/out"
+    good "memory that is always empty" eval --checkpoint often.st --eval-only --eval-positions 16 --eval-mem 0 --eval-cmem 0 --threads 1
+    check "one part, the loss of the text" [ "$(sed -n 's/^loss by tokens since an empty memory: [0-9-]* //p' "$T/out")" = "$(sed -n 's/.* valid .*(loss \(.*\))/\1/p' "$T/out")" ]
     good "a text with another memory" eval --checkpoint often.st --no-train --generate 40 --eval-mem 3 --eval-cmem 20 --threads 1
     check "tags of the compression" grep -q 'compression/loss_layer_1' log/deep/tb/*
     check "... and what it loses" grep -q 'compression/ratio_layer_2' log/deep/tb/*
