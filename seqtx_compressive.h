@@ -1346,8 +1346,7 @@ STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const
         s->C[l] = !p->C ? 0 : cmems ? cmems[l] : p->C;
         if (s->M[l] > (size_t)1 << 31 || s->C[l] > (size_t)1 << 31 || (p->memory && !p->C && cmems && cmems[l])) {
             stx_fail(x, STX_ERR_ARG, "stx_comp_state_create: layer %zu with %zu rows and %zu compressed rows, want at most 2^31, and "
-                     "none of "
-                     "these in a layer that was made without", l, s->M[l], cmems ? cmems[l] : s->C[l]);
+                     "none of these in a layer that was made without", l, s->M[l], cmems ? cmems[l] : s->C[l]);
             stx_comp_state_free(s);
             return NULL;
         }
@@ -1441,8 +1440,7 @@ STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem,
     if (!stx_ok(x)) return 0;
     if (l >= s->model->desc.layers || n > s->M[l] || c > s->C[l] || (n && !mem) || (c && !comp)) {
         stx_fail(x, STX_ERR_ARG, "stx_comp_state_set: layer %zu with %zu rows and %zu compressed rows%s: want a layer that there is, at "
-                 "most "
-                 "%zu and %zu rows, and numbers to read", l, n, c, (n && !mem) || (c && !comp) ? " from NULL" : "",
+                 "most %zu and %zu rows, and numbers to read", l, n, c, (n && !mem) || (c && !comp) ? " from NULL" : "",
                  l < s->model->desc.layers ? s->M[l] : 0, l < s->model->desc.layers ? s->C[l] : 0);
         return 0;
     }
@@ -1493,8 +1491,7 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
     for (l = 0; good && l < s->model->desc.layers; l++)
         if (s->mem->layer[l].real > s->M[l] || s->comp->layer[l].real > s->C[l]) {
             stx_fail(x, STX_ERR_FORMAT, "memory \"%s\" of layer %zu has %zu and %zu rows, want at most mem %zu and cmem %zu: give the "
-                     "sizes that "
-                     "the file was made with", prefix, l, s->mem->layer[l].real, s->comp->layer[l].real, s->M[l], s->C[l]);
+                     "sizes that the file was made with", prefix, l, s->mem->layer[l].real, s->comp->layer[l].real, s->M[l], s->C[l]);
             good = 0;
         } else if (s->usage && s->C[l] && s->usage->layer[l].real != s->mem->layer[l].real) {
             stx_fail(x, STX_ERR_FORMAT, "memory \"%s\" of layer %zu has usage of %zu rows for %zu: the file is damaged", prefix, l,

@@ -4981,7 +4981,7 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
    Kernels of rows: a warp takes a row, lanes W neighbours each, so that where the row comes from is worked out once a row, and loads and
    stores are of whole lines. STX__WARPS: every n below N, shared by all warps of the grid, which may be fewer. */
 #define STX__WARPS(n, N) for (size_t n = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; n < N; \
-n += (size_t)gridDim.x * blockDim.x / 32)
+                              n += (size_t)gridDim.x * blockDim.x / 32)
 #define STX__RUN_WARPS(x, name, four, kernel, N, ...) \
     do { \
         if (four) STX__RUN_KERNEL(x, name, kernel<4>, stx__grid(x, 32 * (N)), 256, 0, __VA_ARGS__); \
