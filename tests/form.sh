@@ -53,7 +53,7 @@ links() {
     if [ "$want" = pass ]; then job pass "$name" "$link $* -o prog -lm && ./prog"; else job fail "$name" "$link $* -o prog -lm"; fi
 }
 
-# the implementation of seqtx.h alone, for the families: once for each compiler. core NAME COMMAND
+# the implementation of seqtx.h alone, for the families: once for each compiler, or what seqtx.h's own forms left. core NAME COMMAND
 core() {
     [ -f "$work/core.$1.o" ] || $2 -I"$root" -DSEQTX_IMPLEMENTATION -c "$root/seqtx.h" -o "$work/core.$1.o" > "$work/log" 2>&1 || head -n 12 "$work/log"
     cp "$work/core.$1.o" "$dir/core.$1.o"
@@ -106,7 +106,11 @@ forms() {           # of header $1
             links fail "$h $cc: float use and double implementation" use.o impl_f64.o
             links fail "$h $cc: double use and float implementation" use_f64.o impl.o
             for object in impl.o impl_f64.o; do job pass "$h $cc: exported symbols of $object" "$(echo "$exported" | sed "s/OBJECT/$object/")"; done
-            job pass "$h $cc: static in two units" "$c -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION -DFORM_OTHER $main $other -o prog -lm && ./prog"
+            # a unit that exports none of its functions and wants none goes with any other
+            job pass "$h $cc: static, a unit that exports nothing" "$c -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION -c $main -o static.o && nm -g static.o > all &&
+                grep -q ' T _*main' all && ! grep stx_ all"
+            links pass "$h $cc: and is used beside another implementation" static.o impl.o
+            cp "$dir/impl.o" "$work/core.c.o"       # for the families
             c_object=$dir/impl.o
         else
             core c "$cc -std=c99 -x c"
@@ -149,6 +153,7 @@ forms() {           # of header $1
             job pass "$h $cxx: the units compile" "$p -DFORM_OTHER -c $main -o use.o && $p -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
             links pass "$h $cxx: used from C, implemented in C++" c_use.o impl.o
             links pass "$h $cxx: used from C++, implemented in C" use.o c_impl.o
+            cp "$dir/impl.o" "$work/core.cxx.o"
         else
             core c "${CCS%%
 *} -std=c99 -x c"

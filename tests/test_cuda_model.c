@@ -368,7 +368,7 @@ static uint64_t model_hash(model *r) {
 }
 static void model_free(model *r) { stx_span_state_free(r->s); stx_destroy(r->x); }
 
-enum { STEPS = 20 };
+enum { STEPS = 14 };
 static void test_train(void) {
     int which, n, precision;
     for (precision = 0; precision < 2; precision++)
