@@ -2,9 +2,10 @@
 #
 #   make demo [DATA=FILE]   train a small model on real text, about two minutes on two cores; leaves build/demo.safetensors
 #   make demo-sru           the same with SRU++; leaves build/demo_sru.safetensors
+#   make demo-compressive   the same with the Compressive Transformer; leaves build/demo_compressive.safetensors
 #   make test               build and run every test, as much at once as there are cores; ends with "N passed, N failed"
 #   make quick              what one runs while working: float and double, no sanitizers, no CUDA; about a minute from a clean clone
-#   make examples           build/train_attn_span, build/train_sru, build/hello
+#   make examples           build/train_attn_span, build/train_sru, build/train_compressive, build/hello
 #   make bench              timings, against CBLAS and PyTorch where they are installed
 #   make cuda CUDA_ARCH=sm_90         build/cuda: the same programs with CUDA (several: CUDA_ARCH="sm_80 sm_90"; sm_80 and newer)
 #   make check-cuda CUDA_ARCH=sm_90   the tests of the GPU's side on a GPU, also under compute-sanitizer where there is one
@@ -38,7 +39,7 @@ TRAINERS = $(patsubst examples/%.c,build/%,$(wildcard examples/train_*.c))
 # what a file depends on the compiler writes down
 DEPS     = -MMD -MP -MF $@.d -MT $@
 
-.PHONY: all examples demo demo-sru test quick bench cuda check-cuda bench-cuda clean FORCE
+.PHONY: all examples demo demo-sru demo-compressive test quick bench cuda check-cuda bench-cuda clean FORCE
 all: examples
 examples: $(TRAINERS) build/hello
 
@@ -91,6 +92,11 @@ demo-sru: build/train_sru $(DATA)
 	@rm -f build/demo_sru.safetensors build/demo_sru.jsonl
 	build/train_sru --preset demo --data $(DATA) --checkpoint build/demo_sru.safetensors --log build/demo_sru.jsonl --generate 500 --prompt "#ifndef _" $(DEMO)
 	@sh examples/demo_compare.sh build/demo_sru.jsonl $(DATA)
+
+demo-compressive: build/train_compressive $(DATA)
+	@rm -f build/demo_compressive.safetensors build/demo_compressive.jsonl
+	build/train_compressive --preset demo --data $(DATA) --checkpoint build/demo_compressive.safetensors --log build/demo_compressive.jsonl --generate 500 --prompt "#ifndef _" $(DEMO)
+	@sh examples/demo_compare.sh build/demo_compressive.jsonl $(DATA)
 
 # >>tests: each program prints "N passed, N failed"; tests/run.sh runs one and adds all up
 # tests/test_NAME.c: all that are not named here are run in float, in double, and with sanitizers
@@ -185,8 +191,10 @@ $(call RUN,cuda_host_san,build/test_shim_san,build/test_shim_san)
 $(foreach t,$(CUDA_SAN),$(call RUN,cuda_$(t)_san,build/test_cuda_$(t)_san,build/test_cuda_$(t)_san short))
 $(call RUN,cuda_trainer,build/train_attn_span_shim,sh tests/trainer_cuda.sh attn_span build/train_attn_span_shim)
 $(call RUN,cuda_trainer_sru,build/train_sru_shim,sh tests/trainer_cuda.sh sru build/train_sru_shim)
+$(call RUN,cuda_trainer_compressive,build/train_compressive_shim,sh tests/trainer_cuda.sh compressive build/train_compressive_shim)
 $(call RUN,trainer,build/train_attn_span,sh tests/trainer.sh attn_span build/train_attn_span)
 $(call RUN,trainer_sru,build/train_sru,sh tests/trainer.sh sru build/train_sru)
+$(call RUN,trainer_compressive,build/train_compressive,sh tests/trainer.sh compressive build/train_compressive)
 $(call RUN,readme,examples,sh tests/readme.sh)
 $(call RUN,form,,sh tests/form.sh)
 $(call RUN,flags,,sh tests/flags.sh)
@@ -205,7 +213,7 @@ run-onednn:
 	else sh tests/run.sh --skip onednn 'no dnnl.h, or no libdnnl (ONEDNN_FLAGS, ONEDNN_LIBS)'; fi
 # in the order of the longest chains of work; the rest follows
 FIRST = $(filter cuda_nvcc%,$(RUNS)) $(filter cuda_%_san,$(RUNS)) $(filter cuda_%,$(RUNS)) bf16_san fuzz_io_san form flags \
-	trainer trainer_sru readme $(filter %_san,$(RUNS)) grad_f64
+	trainer trainer_sru trainer_compressive readme $(filter %_san,$(RUNS)) grad_f64
 run-test: $(FIRST:%=run-%) $(RUNS:%=run-%)
 run-quick: $(QUICK:%=run-%)
 .PHONY: run-test run-quick $(RUNS:%=run-%)

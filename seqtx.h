@@ -7,8 +7,9 @@
    and link libm (-lm; older systems also want -pthread). Compile with -O2. Nothing else is needed.
 
    seqtx.h is the core. The models stand in headers of their own, each of which needs only this one:
-       seqtx_attn_span.h   Sequential Transformer, adaptive attention span, all-attention
-       seqtx_sru.h         SRU and SRU++: simple recurrent units, and attention where their product stood
+       seqtx_attn_span.h    Sequential Transformer, adaptive attention span, all-attention
+       seqtx_sru.h          SRU and SRU++: simple recurrent units, and attention where their product stood
+       seqtx_compressive.h  Compressive Transformer: a memory that is compressed and not thrown away; GTrXL's gates
    Text becomes tokens in examples/text.h (vocabularies, corpora, batches), which is free to copy beside them.
 
    MANUAL
@@ -665,6 +666,8 @@ typedef struct stx_attention_in {
     stx_tensor *pk, *pv;     /* (H,N,D) persistent keys and values */
     const stx_ids *pad;      /* (B,S): not 0 where a batch row has no such key; must stay as it is until stx_backward. The zero keys
                                 before the first and the persistent vectors always exist */
+    struct stx_attention_args **made;   /* out, unless NULL: what the forward kernel was given, with top and inv, for ops that want the
+                                           weights themselves. Of this step; inside stx_recompute, of this call */
 } stx_attention_in;
 
 STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d);
@@ -857,7 +860,7 @@ STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_piece *piece, size_t count, stx_rea
 
 /* What a step leaves behind. Device memory is not for reading while a step runs, and waiting for it costs the time that the host
    is ahead. So a step may note scalars: slot = or += s t[0], in double; and the host asks for them afterwards. */
-enum { STX_NOTES = 32, STX_MAX_OPTIMS = 64 };
+enum { STX_NOTES = 128, STX_MAX_OPTIMS = 64 };
 STX_DEF void stx_note(stx_ctx *x, int slot, const stx_tensor *t, double s, int add);
 STX_DEF double stx_noted(stx_ctx *x, int slot);             /* waits for the last step; NaN in error */
 /* meter[0] = or += s a[0], in double: what a step leaves behind to be read */
@@ -1171,6 +1174,7 @@ typedef struct stx_rows_desc {
     const size_t *widths;       /* of each one (copied), 0: it keeps nothing; NULL: width for all */
     int    fixed;               /* a recurrent state: one row a layer, zeros at first, float in every precision, all layers in one block */
     int    as_one;              /* all layers hold the rows of the same times: a checkpoint has one count and one mask for all */
+    int    full;                /* float in every precision (a recurrent state is it anyway): sums, counts */
     int    whole;               /* rows that were never written count, too: see stx_rows_layer.rows */
     int    zeros;               /* a stream's missing rows are rows of zeros; else they do not exist (stx_rows_mask) */
     size_t most;                /* more rows than this are refused by set and load, and buffers grow by half as much again up to
@@ -1264,9 +1268,9 @@ STX_DEF void stx_cache_reset(stx_cache *c);                 /* forgets all, and 
    and an error. */
 STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, int both);
 /* stx_attention of t new tokens (t <= chunk) over the rows of layer l and their own, which are added. in: q, k, v (B,t,C), or
-   kv, of the new ones, and what else stx_attention takes; d as there, but causal, first_key at most 0, and no key further
-   back than the window. In STX_EVAL only: no gradient passes. After an error the rows of the failed call may be among those that
-   are kept: stx_cache_reset. */
+   kv, of the new ones, and what else stx_attention takes (pad: of the layer's last min(len, window) rows and the new ones); d as there,
+   but causal, first_key at most 0, and no key further back than the window. In STX_EVAL only: no gradient passes. After an error the
+   rows of the failed call may be among those that are kept: stx_cache_reset. */
 STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in, const stx_attention_desc *d);
 /* Feeds ids (B,n), n >= 1, to a model in chunks, each a step in STX_EVAL in which fn makes the last hidden states (B,t,d) of
    ids (B,t). Returns log p (B,V) of the token after the last, or, with scores, stx_words_scores of it: c->out, until the next
@@ -6063,6 +6067,7 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const 
     a->inv = a->top + a->B * H * a->T;
     if (stx_training(x) && d->dropout > 0) { a->drop = (stx_real)d->dropout; a->seed = x->desc.seed; a->stream = stx__stream(x); }
     stx_attention_run(x, a);
+    if (in->made) *in->made = a;
     ins[0] = q; ins[1] = k; ins[2] = in->kv ? NULL : v; ins[3] = in->pe; ins[4] = in->u; ins[5] = in->vb; ins[6] = in->z; ins[7] = in->pk;
     ins[8] = in->pv;
     node = stx__record(x, y, stx__attention_back, ins, 9);
@@ -9953,6 +9958,13 @@ STX_DEF size_t stx_rows_most(const stx_rows *s) {
     for (l = 0; s && l < s->desc.layers; l++) if (s->layer[l].width) n = STX_MAX(n, s->layer[l].real);
     return n;
 }
+/* As the rows are stored: room for n numbers in the step, and a tensor (B,n,width) there */
+static stx_real *stx__rows_scratch(const stx_rows *s, size_t n) {
+    return s->desc.full ? (stx_real *)stx_step_bytes(s->ctx, stx_bytes_of(n, sizeof(stx_real), 1)) : stx_step_numbers(s->ctx, n);
+}
+static stx_tensor *stx__rows_tensor(const stx_rows *s, size_t n, size_t width) {
+    return s->desc.full ? stx_new_full(s->ctx, s->B, n, width, 0) : stx_new(s->ctx, s->B, n, width, 0);
+}
 /* Room for n rows in layer l. What was there stays if it is wanted (stay), else it is lost when the buffer grows. */
 static int stx__rows_capacity(stx_rows *s, size_t l, size_t n, int stay) {
     stx_ctx *x = s->ctx;
@@ -9966,7 +9978,7 @@ static int stx__rows_capacity(stx_rows *s, size_t l, size_t n, int stay) {
         y->data = NULL;
         y->capacity = 0;
     }
-    data = stx_block_numbers(x, want);
+    data = s->desc.full ? stx_block_full(x, want) : stx_block_numbers(x, want);
     if (!data) return 0;
     if (y->data) {
         size_t have = s->B * y->real * y->width;
@@ -10062,7 +10074,7 @@ STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t ke
         stride = i->real * d;
     }
     if (old && i == o) {        /* they move within one buffer */
-        stx_real *t = stx_step_numbers(x, stx_bytes_of(B, old, d));
+        stx_real *t = stx__rows_scratch(out, stx_bytes_of(B, old, d));
         if (!t) return 0;
         STX_RUN(x, stx_copy2d, (x, t, old * d, from, stride, B, old * d, 0));
         from = t;
@@ -10085,7 +10097,7 @@ STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n) {
     y = &s->layer[l];
     n = STX_MIN(n, y->real);
     if (!n || !y->width) return NULL;
-    t = s->all ? stx_new_full(x, s->B, y->width, 0, 0) : stx_new(x, s->B, n, y->width, 0);
+    t = s->all ? stx_new_full(x, s->B, y->width, 0, 0) : stx__rows_tensor(s, n, y->width);
     if (t) STX_RUN(x, stx_copy2d, (x, t->data, n * y->width, stx_at(x, y->data, (y->real - n) * y->width), y->real * y->width,
         s->B, n * y->width, 0));
     return t;
@@ -10102,7 +10114,7 @@ STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_t
     if (!n) return h;
     STX__NEED(x, !s->all, STX_ERR_ARG, "stx_rows_before: fixed rows have no time: stx_rows_read");
     d = y->width; T = h->dim[1];
-    t = stx_new(x, s->B, n + T, d, 0);
+    t = stx__rows_tensor(s, n + T, d);
     if (!t) return NULL;
     STX_RUN(x, stx_copy2d, (x, t->data, (n + T) * d, stx_at(x, y->data, (y->real - n) * d), y->real * d, s->B, n * d, 0));
     STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, n * d), (n + T) * d, h->data, T * d, s->B, T * d, 0));
@@ -10135,7 +10147,7 @@ STX_DEF stx_tensor *stx_rows_evicted(const stx_rows *s, size_t l, size_t keep, c
     if (y->real + T <= keep) return NULL;
     e = y->real + T - keep;
     old = STX_MIN(e, y->real);
-    t = stx_new(x, s->B, e, d, 0);
+    t = stx__rows_tensor(s, e, d);
     if (!t) return NULL;
     if (old) STX_RUN(x, stx_copy2d, (x, t->data, e * d, y->data, y->real * d, s->B, old * d, 0));
     if (e > old) STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, old * d), e * d, h->data, T * d, s->B, (e - old) * d, 0));
@@ -10200,7 +10212,7 @@ STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c
         if (!mask || !m) return 0;
         memset(mask, 0, to->B * most * sizeof *mask);
         if (most > had && had && n < to->B) {       /* those that stay move to the newest places */
-            stx_real *old = stx_step_numbers(x, stx_bytes_of(to->B, had, d));
+            stx_real *old = stx__rows_scratch(to, stx_bytes_of(to->B, had, d));
             if (!old) return 0;
             STX_RUN(x, stx_copy2d, (x, old, to->B * had * d, t->data, to->B * had * d, 1, to->B * had * d, 0));
             if (!stx__rows_capacity(to, l, most, 0)) { t->real = 0; return 0; }
@@ -10482,8 +10494,8 @@ STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attent
     if (!stx_ok(x) || !in || !desc || !in->q || (!in->kv && (!in->k || !in->v))) return NULL;
     STX__NEED(x, l < c->layers && c->layer[l].capacity, STX_ERR_ARG, "stx_cache_attention: layer %zu has no window: stx_cache_window", l);
     STX__NEED(x, !stx_training(x), STX_ERR_ARG, "stx_cache_attention: no gradient passes kept keys: stx_begin(x, STX_EVAL)");
-    STX__NEED(x, !desc->not_causal && !in->pad && desc->first_key <= 0, STX_ERR_ARG,
-        "stx_cache_attention: want causal attention without pad and first_key above 0");
+    STX__NEED(x, !desc->not_causal && desc->first_key <= 0, STX_ERR_ARG,
+        "stx_cache_attention: want causal attention without first_key above 0");
     y = &c->layer[l];
     k = in->kv ? in->kv : in->k;
     t = in->q->ndim == 3 ? in->q->dim[1] : 0;

@@ -7,14 +7,15 @@
    The only CUDA translation unit. A function stem_cuda here is the twin of stem in seqtx.h: the same contract, on device memory, put on
    the context's stream and not waited for. `grep stx_layernorm_bwd` finds both.
 
-   Families bring few kernels of their own: those of seqtx_sru.h (>>recurrence) are compiled where that header stands beside this file, and
-   left out, without a word, where it does not.
+   Families bring few kernels of their own: those of seqtx_sru.h (>>recurrence) and of seqtx_compressive.h (>>groups to >>gates) are
+   compiled where the header stands beside this file, and left out, without a word, where it does not.
 
    The order and the names of sections are those of seqtx.h: `grep '>>softmax' seqtx*` finds op, CPU kernels and CUDA kernels. What only
    a GPU has stands before (>>common) and behind (>>device, >>graph).
 
    READING ORDER: >>common (how numbers are stored, how kernels are launched), >>add, >>layernorm (a warp a row, sums in two
-   stages), >>gemm (cublasLt), >>attention (the reason for this library), >>recurrence (SRU), >>optimisers, >>device, >>graph.
+   stages), >>gemm (cublasLt), >>attention (the reason for this library), >>recurrence (SRU), >>groups to >>gates
+   (Compressive Transformer), >>optimisers, >>device, >>graph.
 
    Rules that hold for every kernel
    - No atomics on numbers: every sum has a fixed order, so a run repeats bit for bit on the same GPU.
@@ -29,6 +30,9 @@
 #include "seqtx.h"
 #if __has_include("seqtx_sru.h")
   #include "seqtx_sru.h"
+#endif
+#if __has_include("seqtx_compressive.h")
+  #include "seqtx_compressive.h"
 #endif
 #ifdef SEQTX_DOUBLE
   #error "seqtx_cuda.cu has no double: build the CPU part with SEQTX_DOUBLE for gradient checks, and without SEQTX_CUDA"
@@ -4967,6 +4971,556 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
     if (a->dbias) stx__columns_sum(x, "stx_sru_bwd", a->dbias, p.part + O2, 2 * O2, a->B, O2);
 }
 #endif /* SEQTX_SRU_H */
+
+// >>groups ------------------------------------------------------------------------------------------------------------
+
+#ifdef SEQTX_COMPRESSIVE_H
+/* The kernels of seqtx_compressive.h: they move rows and gates. What computes (convolutions, the losses' attention) is the core's products
+   and attention.
+
+   Kernels of rows: a warp takes a row, lanes W neighbours each, so that where the row comes from is worked out once a row, and loads and
+   stores are of whole lines. STX__WARPS: every n below N, shared by all warps of the grid, which may be fewer. */
+#define STX__WARPS(n, N) for (size_t n = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; n < N; \
+                              n += (size_t)gridDim.x * blockDim.x / 32)
+#define STX__RUN_WARPS(x, name, four, kernel, N, ...) \
+    do { \
+        if (four) STX__RUN_KERNEL(x, name, kernel<4>, stx__grid(x, 32 * (N)), 256, 0, __VA_ARGS__); \
+        else STX__RUN_KERNEL(x, name, kernel<1>, stx__grid(x, 32 * (N)), 256, 0, __VA_ARGS__); \
+    } while (0)
+
+/* Rows and groups of stream b: tap t of group i meets row base + i step + t, if that is in [first, rows) and pad does not mark it */
+typedef struct stx__comp_stream { ptrdiff_t base, first; size_t own; const int32_t *pad; } stx__comp_stream;
+static __device__ __forceinline__ stx__comp_stream stx__comp_stream_of(const stx_comp_groups &g, size_t b) {
+    stx__comp_stream s;
+    s.base = g.at;
+    s.first = 0;
+    s.own = g.groups;                       /* G_b */
+    s.pad = g.pad ? g.pad + b * g.rows : NULL;
+    if (g.first) {
+        s.first = g.first[b];
+        s.own = (g.rows - (size_t)s.first + g.step - 1) / g.step;
+        s.base += s.first + ((ptrdiff_t)s.own - (ptrdiff_t)g.groups) * (ptrdiff_t)g.step;
+    }
+    return s;
+}
+/* -1: the row is missing */
+static __device__ __forceinline__ ptrdiff_t stx__comp_row(const stx_comp_groups &g, const stx__comp_stream &s, size_t group, size_t t) {
+    ptrdiff_t row = s.base + (ptrdiff_t)(group * g.step + t);
+    return row < s.first || row >= (ptrdiff_t)g.rows || (s.pad && s.pad[row]) ? -1 : row;
+}
+static int stx__comp_refused(stx_ctx *x, const stx_comp_groups *g, const char *what) {
+    if (stx_ok(x) && !g->step) stx_fail(x, STX_ERR_SHAPE, "%s: groups that are 0 rows apart, want at least 1", what);
+    return !stx_ok(x);
+}
+
+/* y (B,groups,taps,D) = or += the rows (B,rows,D) that the taps meet, 0 where one is missing. A warp a tap. */
+template<int W> static __global__ void stx__comp_unfold_kernel(stx__num y, stx__num rows, stx_comp_groups g, int accumulate) {
+    const size_t taps = g.groups * g.taps;
+    STX__WARPS(n, g.B * taps) {
+        size_t b = n / taps, in = n - b * taps, group = in / g.taps;
+        ptrdiff_t row = stx__comp_row(g, stx__comp_stream_of(g, b), group, in - group * g.taps);
+        if (row < 0 && accumulate) continue;
+        for (size_t c = threadIdx.x % 32 * W; c < g.D; c += 32 * W) {
+            float v[W] = {0};
+            if (row >= 0) stx__getn<W>(v, rows, (b * g.rows + (size_t)row) * g.D + c);
+            stx__addn<W>(y, n * g.D + c, v, accumulate);
+        }
+    }
+}
+void stx_comp_unfold_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g, int accumulate) {
+    stx__num Y = stx__num_of(x, y), R = stx__num_of(x, rows);
+    size_t n = g->B * g->groups * g->taps;
+    if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_unfold")) return;
+    STX__RUN_WARPS(x, "stx_comp_unfold", g->D % 4 == 0 && stx__by4(Y) && stx__by4(R), stx__comp_unfold_kernel, n, Y, R, *g, accumulate);
+}
+
+/* rows (B,rows,D) = the sum of the taps of y (B,groups,taps,D) that meet a row, groups ascending; 0 where none does, and in missing rows.
+   A warp a row: the groups that reach it are known beforehand. */
+template<int W> static __global__ void stx__comp_fold_kernel(stx__num rows, stx__num y, stx_comp_groups g) {
+    STX__WARPS(n, g.B * g.rows) {
+        size_t b = n / g.rows, row = n - b * g.rows;
+        stx__comp_stream s = stx__comp_stream_of(g, b);
+        ptrdiff_t from = (ptrdiff_t)row - s.base, step = (ptrdiff_t)g.step, before = from - (ptrdiff_t)g.taps;      /* t = from - i step */
+        ptrdiff_t lo = before < 0 ? 0 : before / step + 1, hi = from < 0 ? -1 : from / step;
+        if (hi >= (ptrdiff_t)g.groups) hi = (ptrdiff_t)g.groups - 1;
+        if ((ptrdiff_t)row < s.first || (s.pad && s.pad[row])) hi = -1;
+        for (size_t c = threadIdx.x % 32 * W; c < g.D; c += 32 * W) {
+            float v[W] = {0}, w[W];
+            for (ptrdiff_t i = lo; i <= hi; i++) {
+                stx__getn<W>(w, y, ((b * g.groups + (size_t)i) * g.taps + (size_t)(from - i * step)) * g.D + c);
+                for (int e = 0; e < W; e++) v[e] += w[e];
+            }
+            stx__putn<W>(rows, n * g.D + c, v);
+        }
+    }
+}
+void stx_comp_fold_cuda(stx_ctx *x, stx_real *rows, const stx_real *y, const stx_comp_groups *g) {
+    stx__num R = stx__num_of(x, rows), Y = stx__num_of(x, y);
+    size_t n = g->B * g->rows;
+    if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_fold")) return;
+    STX__RUN_WARPS(x, "stx_comp_fold", g->D % 4 == 0 && stx__by4(Y) && stx__by4(R), stx__comp_fold_kernel, n, R, Y, *g);
+}
+
+/* y (B,groups,D) = the mean (max 0) or the largest (max 1), channel by channel, of the rows that a group meets; 0 where all are missing. A
+   warp a group; a channel's rows are added by one lane, in the order of time. */
+template<int W> static __global__ void stx__comp_pool_kernel(stx__num y, stx__num rows, stx_comp_groups g, int max) {
+    STX__WARPS(n, g.B * g.groups) {
+        size_t b = n / g.groups, group = n - b * g.groups;
+        stx__comp_stream s = stx__comp_stream_of(g, b);
+        for (size_t c = threadIdx.x % 32 * W; c < g.D; c += 32 * W) {
+            float v[W] = {0}, w[W];
+            size_t met = 0;
+            for (size_t t = 0; t < g.taps; t++) {
+                ptrdiff_t row = stx__comp_row(g, s, group, t);
+                if (row < 0) continue;
+                stx__getn<W>(w, rows, (b * g.rows + (size_t)row) * g.D + c);
+                for (int e = 0; e < W; e++) v[e] = !met ? w[e] : !max ? v[e] + w[e] : w[e] > v[e] || w[e] != w[e] ? w[e] : v[e];
+                met++;
+            }
+            if (!max && met > 1) for (int e = 0; e < W; e++) v[e] /= (float)met;
+            stx__putn<W>(y, n * g.D + c, v);
+        }
+    }
+}
+void stx_comp_pool_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g, int max) {
+    stx__num Y = stx__num_of(x, y), R = stx__num_of(x, rows);
+    size_t n = g->B * g->groups;
+    if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_pool")) return;
+    STX__RUN_WARPS(x, "stx_comp_pool", g->D % 4 == 0 && stx__by4(Y) && stx__by4(R), stx__comp_pool_kernel, n, Y, R, *g, max);
+}
+
+/* y (B,groups,D) = the G_b rows of stream b that were used most, in the order of time, in the last G_b places; the places before are 0.
+   First kept (B,rows) = is the row among them? Its rank is the number of rows that come before it. A thread a row; the others' usage
+   passes through shared memory, a block of them at a time. */
+static __device__ __forceinline__ float stx__comp_used(const stx__num &usage, size_t i) {
+    float all = stx__get(usage, i + 1);
+    return all > 0 ? stx__get(usage, i) / all : 0;
+}
+static __global__ void __launch_bounds__(256) stx__comp_rank_kernel(int32_t *kept, stx__num usage, size_t ldu, stx_comp_groups g,
+                                                                     size_t blocks) {
+    STX__SHARED(float, used, 256);
+    STX__SHARED(int32_t, lost, 256);
+    for (size_t n = blockIdx.x; n < g.B * blocks; n += gridDim.x) {
+        const size_t b = n / blocks, i = (n - b * blocks) * 256 + threadIdx.x;
+        const stx__comp_stream s = stx__comp_stream_of(g, b);
+        const float mine = i < g.rows ? stx__comp_used(usage, b * ldu + 2 * i) : 0;
+        const int mine_lost = i < g.rows && s.pad && s.pad[i];
+        size_t better = 0;
+        for (size_t k0 = (size_t)s.first; k0 < g.rows; k0 += 256) {
+            size_t left = g.rows - k0 < 256 ? g.rows - k0 : 256, k = k0 + threadIdx.x;
+            if (k < g.rows) {
+                used[threadIdx.x] = stx__comp_used(usage, b * ldu + 2 * k);
+                lost[threadIdx.x] = s.pad && s.pad[k];
+            }
+            __syncthreads();
+            for (size_t e = 0; e < left; e++) {
+                float u = used[e];
+                if (k0 + e == i) continue;
+                if (lost[e] != mine_lost) better += !lost[e];
+                else if (mine_lost) better += k0 + e < i;
+                else better += u > mine || (!(mine > u) && k0 + e > i);
+            }
+            __syncthreads();
+        }
+        if (i < g.rows) kept[b * g.rows + i] = i >= (size_t)s.first && better < s.own;
+    }
+}
+/* Then the row of each place: the m-th that is kept, counted 32 at a time. A warp a place. */
+template<int W> static __global__ void stx__comp_pick_kernel(stx__num y, stx__num rows, const int32_t *kept, stx_comp_groups g) {
+    const size_t lane = threadIdx.x % 32;
+    STX__WARPS(n, g.B * g.groups) {
+        size_t b = n / g.groups, place = n - b * g.groups, row = g.rows, k0, m;
+        stx__comp_stream s = stx__comp_stream_of(g, b);
+        if (place + s.own >= g.groups) {
+            m = place + s.own - g.groups;
+            for (k0 = 0; k0 < g.rows; k0 += 32) {
+                uint32_t some = __ballot_sync(STX__ALL, k0 + lane < g.rows && kept[b * g.rows + k0 + lane]);
+                size_t here = (size_t)__popc(some);
+                if (m < here) {
+                    for (; m; m--) some &= some - 1;
+                    row = k0 + (size_t)__ffs((int)some) - 1;
+                    break;
+                }
+                m -= here;
+            }
+        }
+        if (row < g.rows && s.pad && s.pad[row]) row = g.rows;
+        for (size_t c = lane * W; c < g.D; c += 32 * W) {
+            float v[W] = {0};
+            if (row < g.rows) stx__getn<W>(v, rows, (b * g.rows + row) * g.D + c);
+            stx__putn<W>(y, n * g.D + c, v);
+        }
+    }
+}
+void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_real *usage, size_t ldu, const stx_comp_groups *g) {
+    stx__num Y = stx__num_of(x, y), R = stx__num_of(x, rows), U = stx__num_of(x, usage);
+    size_t n = g->B * g->groups, blocks = (g->rows + 255) / 256;
+    int32_t *kept;
+    if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_pick")) return;
+    if (!g->rows) {
+        stx_fill_cuda(x, y, n * g->D, 0);
+        return;
+    }
+    kept = (int32_t *)stx__scratch_of(x, g->B * g->rows * sizeof *kept, "stx_comp_pick");
+    if (!kept) return;
+    STX__RUN_KERNEL(x, "stx_comp_pick", stx__comp_rank_kernel, stx__blocks(g->B * blocks, 1, (size_t)1 << 30), 256, 0, kept, U, ldu, *g,
+                    blocks);
+    STX__RUN_WARPS(x, "stx_comp_pick", g->D % 4 == 0 && stx__by4(Y) && stx__by4(R), stx__comp_pick_kernel, n, Y, R, kept, *g);
+}
+
+// >>usage -------------------------------------------------------------------------------------------------------------
+
+/* usage[b][j][0] += 1/H sum_h sum_i softmax weight of key first + j for query i ; usage[b][j][1] += how many queries i there are. Each
+   weight is made again from its logit and the row's statistics.
+   First part (B,H,n): sums over the queries of one head. A block has 64 keys of a unit (batch row, head) and walks over its queries, 64 at
+   a time; a thread has 4 x 4 logits, operands pass through shared memory 16 channels at a time. The positions of a tile are 127 neighbours
+   of the table, number (query - key) + 63 of the tile; a thread's 16 logits meet 7 of them. */
+enum { STX__CU = 64, STX__CUK = 16, STX__CUR = 2 * STX__CU };
+typedef struct stx__comp_usage {
+    stx__num q, k, pe, u, vb;
+    const float *top, *inv;                 /* (B,H,T) */
+    const int32_t *pad;
+    size_t T, S, H, D, P, ldq, ldk, stq, stk, stpad, span, first, n, tiles;
+    int delta_min, pe_heads;
+    float scale;
+} stx__comp_usage;
+template<int PE> STX__HOST_UNROLLED
+static __global__ void __launch_bounds__(256, 3) stx__comp_usage_kernel(double *part, stx__comp_usage p) {
+    enum { LD = STX__CU + 4, LR = STX__CUR + 4 };
+    STX__SHARED(float, qu, STX__CUK * LD);
+    STX__SHARED(float, qv, PE ? STX__CUK * LD : 4);
+    STX__SHARED(float, ks, STX__CUK * LD);
+    STX__SHARED(float, ps, PE ? STX__CUK * LR : 4);
+    STX__SHARED(double, sums, 16 * STX__CU);
+    const size_t unit = blockIdx.x / p.tiles, j0 = (blockIdx.x - unit * p.tiles) * STX__CU, b = unit / p.H, h = unit - b * p.H;
+    const int tid = (int)threadIdx.x, tx = tid % 16, ty = tid / 16;
+    const int32_t *pad = p.pad ? p.pad + b * p.stpad : NULL;
+    double sum[4] = {0};
+    for (size_t i0 = 0; i0 < p.T; i0 += STX__CU) {
+        /* distance of the tile's number 0 */
+        const ptrdiff_t d0 = (ptrdiff_t)(p.S - p.T + i0) - (ptrdiff_t)(p.first + j0) - (STX__CU - 1);
+        float c[4][4] = {{0}};
+        for (size_t c0 = 0; c0 < p.D; c0 += STX__CUK) {
+            for (int e = tid; e < STX__CU * STX__CUK; e += 256) {
+                int d = e % STX__CUK, r = e / STX__CUK;
+                size_t ch = c0 + (size_t)d, i = i0 + (size_t)r, j = j0 + (size_t)r;
+                float q = ch < p.D && i < p.T ? stx__get(p.q, b * p.stq + i * p.ldq + h * p.D + ch) : 0;
+                qu[d * LD + r] = p.u.p && ch < p.D ? q + stx__get(p.u, h * p.D + ch) : q;
+                if (PE) qv[d * LD + r] = p.vb.p && ch < p.D ? q + stx__get(p.vb, h * p.D + ch) : q;
+                ks[d * LD + r] = ch < p.D && j < p.n ? stx__get(p.k, b * p.stk + (p.first + j) * p.ldk + h * p.D + ch) : 0;
+            }
+            if (PE) for (int e = tid; e < STX__CUR * STX__CUK; e += 256) {
+                int d = e % STX__CUK, r = e / STX__CUK;
+                size_t ch = c0 + (size_t)d;
+                ptrdiff_t row = (ptrdiff_t)p.P - 1 + p.delta_min - (d0 + r);
+                ps[d * LR + r] = ch < p.D && row >= 0 && row < (ptrdiff_t)p.P ?
+                    stx__get(p.pe, p.pe_heads > 1 ? ((size_t)row * p.H + h) * p.D + ch : (size_t)row * p.D + ch) : 0;
+            }
+            __syncthreads();
+            #pragma unroll 4                /* 3 blocks a multiprocessor, and nothing spills */
+            for (int d = 0; d < STX__CUK; d++) {
+                float a[4], k[4], v[4], w[7];
+                for (int e = 0; e < 4; e++) { a[e] = qu[d * LD + 4 * ty + e]; k[e] = ks[d * LD + 4 * tx + e]; }
+                if (PE) {
+                    for (int e = 0; e < 4; e++) v[e] = qv[d * LD + 4 * ty + e];
+                    for (int e = 0; e < 7; e++) w[e] = ps[d * LR + 4 * (ty - tx) + STX__CU - 4 + e];
+                }
+                for (int i = 0; i < 4; i++)
+                    for (int j = 0; j < 4; j++) {
+                        c[i][j] = fmaf(a[i], k[j], c[i][j]);
+                        if (PE) c[i][j] = fmaf(v[i], w[i - j + 3], c[i][j]);
+                    }
+            }
+            __syncthreads();
+        }
+        for (int i = 0; i < 4; i++) {
+            size_t query = i0 + (size_t)(4 * ty + i), here = p.S - p.T + query, row = unit * p.T + query;
+            if (query >= p.T || (pad && pad[here])) continue;
+            float top = p.top[row], inv = p.inv[row];
+            for (int j = 0; j < 4; j++) {
+                size_t key = p.first + j0 + (size_t)(4 * tx + j);
+                if (key >= p.first + p.n || here - key > p.span || (pad && pad[key])) continue;
+                sum[j] += (double)(expf(fmaf(c[i][j], p.scale, -top)) * inv);
+            }
+        }
+    }
+    for (int j = 0; j < 4; j++) sums[ty * STX__CU + 4 * tx + j] = sum[j];
+    __syncthreads();
+    if (tid < STX__CU && j0 + (size_t)tid < p.n) {
+        double all = 0;
+        for (int r = 0; r < 16; r++) all += sums[r * STX__CU + tid];
+        part[unit * p.n + j0 + (size_t)tid] = all;
+    }
+}
+/* Then the sums over heads, and the count of queries: a thread a key, all threads of a block count. */
+static __global__ void __launch_bounds__(256) stx__comp_usage_sum_kernel(stx__num usage, size_t ldu, const double *part, stx__comp_usage p,
+                                                                         size_t B, size_t blocks) {
+    STX__SHARED(double, sh, 32);
+    for (size_t at = blockIdx.x; at < B * blocks; at += gridDim.x) {
+        const size_t b = at / blocks, j = (at - b * blocks) * 256 + threadIdx.x;
+        double queries = 0, all = 0;
+        for (size_t i = threadIdx.x; i < p.T; i += 256) queries += !(p.pad && p.pad[b * p.stpad + p.S - p.T + i]);
+        queries = stx__row_sum<256>(queries, sh);
+        if (j >= p.n) continue;
+        for (size_t h = 0; h < p.H; h++) all += part[(b * p.H + h) * p.n + j];
+        stx__add(usage, b * ldu + 2 * j, (float)(all / (double)p.H), 1);
+        stx__add(usage, b * ldu + 2 * j + 1, (float)queries, 1);
+    }
+}
+void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_attention_args *a, size_t first, size_t n) {
+    stx__comp_usage p;
+    size_t blocks = (n + 255) / 256;
+    double *part;
+    if (!stx_ok(x) || !a->B || !a->H || !a->T || !n) return;
+    if (a->z || a->eps > 0 || a->N || a->not_causal || a->S < a->T || first > a->S - a->T || n > a->S - a->T - first) {
+        stx_fail(x, STX_ERR_ARG, "stx_comp_usage: %zu keys from %zu on, the last %zu of %zu keys are the queries' own: want keys before "
+                 "those, and causal attention without learned span, eps and persistent vectors", n, first, a->T, a->S);
+        return;
+    }
+    memset(&p, 0, sizeof p);
+    p.q = stx__num_of(x, a->q); p.k = stx__num_of(x, a->k); p.pe = stx__num_of(x, a->P ? a->pe : NULL); p.u = stx__num_of(x, a->u);
+    p.vb = stx__num_of(x, a->vb);
+    p.top = (const float *)a->top; p.inv = (const float *)a->inv;
+    p.pad = a->pad;
+    p.T = a->T; p.S = a->S; p.H = a->H; p.D = a->D; p.P = a->P; p.ldq = a->ldq; p.ldk = a->ldk; p.stq = a->stq; p.stk = a->stk;
+    p.stpad = a->stpad; p.span = a->span; p.first = first; p.n = n; p.tiles = (n + STX__CU - 1) / STX__CU;
+    p.delta_min = a->delta_min; p.pe_heads = a->pe_heads;
+    p.scale = (float)a->scale;
+    part = (double *)stx__scratch_of(x, a->B * a->H * n * sizeof *part, "stx_comp_usage");
+    if (!part) return;
+    if (p.pe.p) STX__RUN_KERNEL(x, "stx_comp_usage", stx__comp_usage_kernel<1>, (unsigned)(a->B * a->H * p.tiles), 256, 0, part, p);
+    else STX__RUN_KERNEL(x, "stx_comp_usage", stx__comp_usage_kernel<0>, (unsigned)(a->B * a->H * p.tiles), 256, 0, part, p);
+    STX__RUN_KERNEL(x, "stx_comp_usage", stx__comp_usage_sum_kernel, stx__blocks(a->B * blocks, 1, (size_t)1 << 30), 256, 0,
+                    stx__num_of(x, usage), ldu, part, p, a->B, blocks);
+}
+
+// >>error -------------------------------------------------------------------------------------------------------------
+
+/* loss (1) = sum (a - t)^2 / divisor, ratio (1) = sum (a - t)^2 / sum t^2 (0 if that is 0), over the rows of a, t (N,C) that skip does not
+   mark. First the two sums of each row, into work (N,2): a warp a row. */
+template<int W> static __global__ void stx__comp_error_kernel(double *work, stx__num a, stx__num t, const int32_t *skip, size_t N,
+                                                              size_t C) {
+    STX__WARPS(n, N) {
+        double off = 0, all = 0;
+        if (!skip || !skip[n]) for (size_t c = threadIdx.x % 32 * W; c < C; c += 32 * W) {
+            float v[W], w[W];
+            stx__getn<W>(v, a, n * C + c);
+            stx__getn<W>(w, t, n * C + c);
+            for (int e = 0; e < W; e++) {
+                double d = (double)v[e] - (double)w[e];
+                off += d * d;
+                all += (double)w[e] * (double)w[e];
+            }
+        }
+        off = stx__warp_sum_f64(off);
+        all = stx__warp_sum_f64(all);
+        if (threadIdx.x % 32 == 0) {
+            work[2 * n] = off;
+            work[2 * n + 1] = all;
+        }
+    }
+}
+/* Then those of all rows: one block, a thread adds every 1024th, then a fixed tree. */
+static __global__ void __launch_bounds__(1024) stx__comp_error_sum_kernel(stx__num loss, stx__num ratio, const double *work, size_t N,
+                                                                          double divisor) {
+    STX__SHARED(double, sh, 32);
+    double off = 0, all = 0;
+    #pragma unroll 4
+    for (size_t n = threadIdx.x; n < N; n += 1024) {
+        off += work[2 * n];
+        all += work[2 * n + 1];
+    }
+    off = stx__row_sum<1024>(off, sh);
+    all = stx__row_sum<1024>(all, sh);
+    if (threadIdx.x) return;
+    stx__put(loss, 0, (float)(off / divisor));
+    stx__put(ratio, 0, (float)(all > 0 ? off / all : 0));
+}
+void stx_comp_error_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *ratio, double *work, const stx_real *a, const stx_real *t,
+                             const int32_t *skip, size_t N, size_t C, double divisor) {
+    stx__num A = stx__num_of(x, a), T = stx__num_of(x, t);
+    int four = C % 4 == 0 && stx__by4(A) && stx__by4(T);
+    if (N) STX__RUN_WARPS(x, "stx_comp_error_fwd", four, stx__comp_error_kernel, N, work, A, T, skip, N, C);
+    STX__RUN_KERNEL(x, "stx_comp_error_fwd", stx__comp_error_sum_kernel, 1, 1024, 0, stx__num_of(x, loss), stx__num_of(x, ratio), work, N,
+                    divisor);
+}
+/* loss = sum (a - t)^2 / divisor:   da += dloss 2 (a - t) / divisor. A warp a row. */
+template<int W> static __global__ void stx__comp_error_bwd_kernel(stx__num da, stx__num dloss, stx__num a, stx__num t, const int32_t *skip,
+                                                                  size_t N, size_t C, double divisor) {
+    const float scale = (float)(2 * (double)stx__get(dloss, 0) / divisor);
+    STX__WARPS(n, N) {
+        if (skip && skip[n]) continue;
+        for (size_t c = threadIdx.x % 32 * W; c < C; c += 32 * W) {
+            float v[W], w[W];
+            stx__getn<W>(v, a, n * C + c);
+            stx__getn<W>(w, t, n * C + c);
+            for (int e = 0; e < W; e++) v[e] = scale * (v[e] - w[e]);
+            stx__addn<W>(da, n * C + c, v, 1);
+        }
+    }
+}
+void stx_comp_error_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dloss, const stx_real *a, const stx_real *t, const int32_t *skip,
+                             size_t N, size_t C, double divisor) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dloss), A = stx__num_of(x, a), T = stx__num_of(x, t);
+    int four = C % 4 == 0 && stx__by4(D) && stx__by4(A) && stx__by4(T);
+    if (N && C) STX__RUN_WARPS(x, "stx_comp_error_bwd", four, stx__comp_error_bwd_kernel, N, D, G, A, T, skip, N, C, divisor);
+}
+
+// >>gates -------------------------------------------------------------------------------------------------------------
+
+/* What of a gate is not a product, number by number: see stx_comp_gate_args. A thread takes four neighbours at a time; the kind is chosen
+   outside of its loop. */
+typedef struct stx__comp_gate { int kind, accumulate; size_t n, D; stx__num x, y, p[4], out, dout, dx, dy, dp[4]; } stx__comp_gate;
+/* Planes of p that a kind has, gru r, z, n of p0 and then of p1; and has it y? */
+template<int K> struct stx__comp_kind {
+    static constexpr int P = K == STX_COMP_GRU ? 6 : K == STX_COMP_GTRXL ? 4 : K == STX_COMP_SIGTANH || K == STX_COMP_RESET ? 2 : 1;
+    static constexpr int Y = K == STX_COMP_INPUT || K == STX_COMP_OUTPUT || K == STX_COMP_HIGHWAY;
+};
+static __device__ __forceinline__ float stx__comp_sigmoid(float v) { return 1 / (1 + expf(-v)); }
+/* Where plane k of number i stands */
+template<int K> static __device__ __forceinline__ const stx__num &stx__comp_plane(const stx__num (&p)[4], int k) {
+    return p[K == STX_COMP_GRU ? k / 3 : k];
+}
+template<int K> static __device__ __forceinline__ size_t stx__comp_plane_at(const stx__comp_gate &a, size_t i, int k) {
+    return K == STX_COMP_GRU ? i + 2 * a.D * (i / a.D) + (size_t)(k % 3) * a.D : i;
+}
+template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_get(const stx__comp_gate &a, size_t i, float (&x)[W],
+    float (&y)[W], float (&p)[6][W]) {
+    stx__getn<W>(x, a.x, i);
+    if (stx__comp_kind<K>::Y) stx__getn<W>(y, a.y, i);
+    #pragma unroll
+    for (int k = 0; k < stx__comp_kind<K>::P; k++) stx__getn<W>(p[k], stx__comp_plane<K>(a.p, k), stx__comp_plane_at<K>(a, i, k));
+}
+template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_forward(const stx__comp_gate &a) {
+    STX__STEP(i, a.n, W) {
+        float x[W], y[W] = {0}, p[6][W];
+        stx__comp_gate_get<W, K>(a, i, x, y, p);
+        #pragma unroll
+        for (int e = 0; e < W; e++) {
+            if constexpr (K == STX_COMP_GRU) {
+                float r = stx__comp_sigmoid(p[0][e] + p[3][e]), z = stx__comp_sigmoid(p[1][e] + p[4][e]);
+                float n = tanhf(fmaf(r, p[5][e], p[2][e]));
+                x[e] = fmaf(z, x[e] - n, n);
+            } else if constexpr (K == STX_COMP_GTRXL) {
+                x[e] = fmaf(stx__comp_sigmoid(p[0][e] + p[1][e]), tanhf(p[2][e] + p[3][e]) - x[e], x[e]);
+            } else if constexpr (K == STX_COMP_RESET) {
+                x[e] = stx__comp_sigmoid(p[0][e] + p[1][e]) * x[e];
+            } else {
+                float s = stx__comp_sigmoid(p[0][e]);
+                x[e] = K == STX_COMP_INPUT ? fmaf(s, x[e], y[e]) : K == STX_COMP_OUTPUT ? fmaf(s, y[e], x[e]) :
+                       K == STX_COMP_HIGHWAY ? fmaf(s, x[e] - y[e], y[e]) : K == STX_COMP_SIGTANH ? fmaf(s, tanhf(p[1][e]), x[e]) :
+                       2 * s * x[e];
+            }
+        }
+        stx__putn<W>(a.out, i, x);
+    }
+}
+template<int W> static __global__ void stx__comp_gate_fwd_kernel(stx__comp_gate a) {
+    switch (a.kind) {
+    case STX_COMP_GRU: stx__comp_gate_forward<W, STX_COMP_GRU>(a); break;
+    case STX_COMP_INPUT: stx__comp_gate_forward<W, STX_COMP_INPUT>(a); break;
+    case STX_COMP_OUTPUT: stx__comp_gate_forward<W, STX_COMP_OUTPUT>(a); break;
+    case STX_COMP_HIGHWAY: stx__comp_gate_forward<W, STX_COMP_HIGHWAY>(a); break;
+    case STX_COMP_SIGTANH: stx__comp_gate_forward<W, STX_COMP_SIGTANH>(a); break;
+    case STX_COMP_GTRXL: stx__comp_gate_forward<W, STX_COMP_GTRXL>(a); break;
+    case STX_COMP_RESET: stx__comp_gate_forward<W, STX_COMP_RESET>(a); break;
+    default: stx__comp_gate_forward<W, STX_COMP_MOGRIFY>(a);
+    }
+}
+/* With g = dout, s' = s (1 - s), and out as in stx__comp_gate_forward. gru:
+       dn = g (1 - z) (1 - n^2);   dz = g (x - n) z';   dr = dn gh_n r';   dgi = dr dz dn;   dgh = dr dz (r dn);   dx = g z */
+template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_backward(const stx__comp_gate &a) {
+    STX__STEP(i, a.n, W) {
+        float x[W], y[W] = {0}, p[6][W], g[W];
+        stx__getn<W>(g, a.dout, i);
+        stx__comp_gate_get<W, K>(a, i, x, y, p);
+        #pragma unroll
+        for (int e = 0; e < W; e++) {       /* gradients take the place of what they are the gradients of */
+            if constexpr (K == STX_COMP_GRU) {
+                float r = stx__comp_sigmoid(p[0][e] + p[3][e]), z = stx__comp_sigmoid(p[1][e] + p[4][e]);
+                float n = tanhf(fmaf(r, p[5][e], p[2][e])), dn = g[e] * (1 - z) * fmaf(-n, n, 1.0f);
+                p[0][e] = p[3][e] = dn * p[5][e] * r * (1 - r);
+                p[1][e] = p[4][e] = g[e] * (x[e] - n) * z * (1 - z);
+                p[2][e] = dn;
+                p[5][e] = dn * r;
+                x[e] = g[e] * z;
+            } else if constexpr (K == STX_COMP_GTRXL) {
+                float z = stx__comp_sigmoid(p[0][e] + p[1][e]), n = tanhf(p[2][e] + p[3][e]);
+                p[0][e] = p[1][e] = g[e] * (n - x[e]) * z * (1 - z);
+                p[2][e] = p[3][e] = g[e] * z * fmaf(-n, n, 1.0f);
+                x[e] = g[e] * (1 - z);
+            } else if constexpr (K == STX_COMP_RESET) {
+                float s = stx__comp_sigmoid(p[0][e] + p[1][e]);
+                p[0][e] = p[1][e] = g[e] * x[e] * s * (1 - s);
+                x[e] = g[e] * s;
+            } else if constexpr (K == STX_COMP_SIGTANH) {
+                float s = stx__comp_sigmoid(p[0][e]), n = tanhf(p[1][e]);
+                p[0][e] = g[e] * n * s * (1 - s);
+                p[1][e] = g[e] * s * fmaf(-n, n, 1.0f);
+                x[e] = g[e];
+            } else if constexpr (K == STX_COMP_MOGRIFY) {
+                float s = stx__comp_sigmoid(p[0][e]);
+                p[0][e] = 2 * g[e] * x[e] * s * (1 - s);
+                x[e] = 2 * g[e] * s;
+            } else {
+                float s = stx__comp_sigmoid(p[0][e]), by = K == STX_COMP_INPUT ? x[e] : K == STX_COMP_OUTPUT ? y[e] : x[e] - y[e];
+                p[0][e] = g[e] * by * s * (1 - s);
+                x[e] = K == STX_COMP_OUTPUT ? g[e] : g[e] * s;
+                y[e] = K == STX_COMP_INPUT ? g[e] : K == STX_COMP_OUTPUT ? g[e] * s : g[e] * (1 - s);
+            }
+        }
+        stx__addn<W>(a.dx, i, x, a.accumulate);
+        if (stx__comp_kind<K>::Y) stx__addn<W>(a.dy, i, y, a.accumulate);
+        #pragma unroll
+        for (int k = 0; k < stx__comp_kind<K>::P; k++)
+            stx__addn<W>(stx__comp_plane<K>(a.dp, k), stx__comp_plane_at<K>(a, i, k), p[k], a.accumulate);
+    }
+}
+template<int W> static __global__ void stx__comp_gate_bwd_kernel(stx__comp_gate a) {
+    switch (a.kind) {
+    case STX_COMP_GRU: stx__comp_gate_backward<W, STX_COMP_GRU>(a); break;
+    case STX_COMP_INPUT: stx__comp_gate_backward<W, STX_COMP_INPUT>(a); break;
+    case STX_COMP_OUTPUT: stx__comp_gate_backward<W, STX_COMP_OUTPUT>(a); break;
+    case STX_COMP_HIGHWAY: stx__comp_gate_backward<W, STX_COMP_HIGHWAY>(a); break;
+    case STX_COMP_SIGTANH: stx__comp_gate_backward<W, STX_COMP_SIGTANH>(a); break;
+    case STX_COMP_GTRXL: stx__comp_gate_backward<W, STX_COMP_GTRXL>(a); break;
+    case STX_COMP_RESET: stx__comp_gate_backward<W, STX_COMP_RESET>(a); break;
+    default: stx__comp_gate_backward<W, STX_COMP_MOGRIFY>(a);
+    }
+}
+/* 1, and *four: does everything go by fours? 0: there is nothing to do, or an error */
+static int stx__comp_gate_of(stx_ctx *x, const stx_comp_gate_args *a, int backward, stx__comp_gate *p, int *four) {
+    const char *what = backward ? "stx_comp_gate_bwd" : "stx_comp_gate_fwd";
+    int i;
+    if (!stx_ok(x) || !a->N || !a->D) return 0;
+    if (a->kind < STX_COMP_GRU || a->kind > STX_COMP_MOGRIFY) {
+        stx_fail(x, STX_ERR_ARG, "%s: kind %d, want STX_COMP_GRU to STX_COMP_MOGRIFY", what, a->kind);
+        return 0;
+    }
+    memset(p, 0, sizeof *p);
+    p->kind = a->kind; p->accumulate = a->accumulate; p->n = a->N * a->D; p->D = a->D;
+    p->x = stx__num_of(x, a->x); p->y = stx__num_of(x, a->y);
+    p->out = stx__num_of(x, backward ? NULL : a->out); p->dout = stx__num_of(x, backward ? a->dout : NULL);
+    p->dx = stx__num_of(x, backward ? a->dx : NULL); p->dy = stx__num_of(x, backward ? a->dy : NULL);
+    *four = a->D % 4 == 0 && stx__by4(p->x) && stx__by4(p->y) && stx__by4(p->out) && stx__by4(p->dout) && stx__by4(p->dx) &&
+            stx__by4(p->dy);
+    for (i = 0; i < 4; i++) {
+        p->p[i] = stx__num_of(x, a->p[i]); p->dp[i] = stx__num_of(x, backward ? a->dp[i] : NULL);
+        *four = *four && stx__by4(p->p[i]) && stx__by4(p->dp[i]);
+    }
+    return 1;
+}
+void stx_comp_gate_fwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
+    stx__comp_gate p;
+    int four;
+    if (stx__comp_gate_of(x, a, 0, &p, &four)) STX__RUN_BY(x, "stx_comp_gate_fwd", four, stx__comp_gate_fwd_kernel, p.n, p);
+}
+void stx_comp_gate_bwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
+    stx__comp_gate p;
+    int four;
+    if (stx__comp_gate_of(x, a, 1, &p, &four)) STX__RUN_BY(x, "stx_comp_gate_bwd", four, stx__comp_gate_bwd_kernel, p.n, p);
+}
+#endif /* SEQTX_COMPRESSIVE_H */
 
 // >>adaptive input and output -----------------------------------------------------------------------------------------
 

@@ -9,21 +9,7 @@
 #define _POSIX_C_SOURCE 200809L
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_sru.h"
-#include "cpu.h"
-
-static struct {
-    int quick, threads, rounds, warmup, steps, batch;
-    const char *self, *data, *python, *python_plain, *peer, *work, *only, *config;
-} opt = {0, 0, 0, -1, 0, 0, NULL, NULL, NULL, NULL, NULL, ".", "sru", NULL};
-
-static int rounds(int usual) { return opt.rounds ? opt.rounds : opt.quick ? 3 : usual; }
-/* Is the name in a list with commas? */
-static int listed(const char *list, const char *name) {
-    size_t n = strlen(name);
-    for (; *list; list += strcspn(list, ","), list += *list == ',')
-        if (strcspn(list, ",") == n && !strncmp(list, name, n)) return 1;
-    return 0;
-}
+#include "lm.h"
 
 // >>found: what the summary at the end needs; NaN where nothing was measured
 
@@ -59,9 +45,9 @@ static void copy_begin(void) {
     check(copy.x);
 }
 /* Bytes read and written a second, by memcpy in all threads; the median of three */
-static void copy_part(const stx_share *s, const void *job) {
+static void copy_part(const stx_share *s, const void *unused) {
     size_t k, each = copy.n / (size_t)opt.threads;
-    (void)job;
+    (void)unused;
     for (k = s->from; k < s->to; k++) memcpy(copy.to + k * each, copy.from + k * each, k + 1 < (size_t)opt.threads ?
                                              each : copy.n - k * each);
 }
@@ -80,15 +66,6 @@ static double copy_rate(void) {
     }
     stx_destroy(x);
     return median(&s);
-}
-/* Memory that can be had, in bytes */
-static double available(void) {
-    char line[256];
-    double v = 4e9;
-    FILE *f = fopen("/proc/meminfo", "r");
-    while (f && fgets(line, sizeof line, f)) if (!strncmp(line, "MemAvailable:", 13)) v = strtod(line + 13, NULL) * 1024;
-    if (f) fclose(f);
-    return v;
 }
 /* As fill_random, faster: a million numbers again and again */
 static void fill_again(stx_real *a, size_t n, uint64_t stream, double scale) {
@@ -291,13 +268,13 @@ static void bench_attention(void) {
     print_table();
 }
 
-// >>worker: a model in training, with the options, data and answers of bench/peers/sru_torch.py
+// >>worker: the options of bench/peers/sru_torch.py
 
-static struct {
-    int layers, d, P, heads, T, B, threads, steps, warmup, train, precision, no_update, radam, cosine, lr_warmup, max_iter, seed, recompute;
-    double alpha, lr, decay, clip;
-    const char *data, *load, *save, *curve;
-} job = {4, 512, 128, 1, 256, 8, 0, 10, 0, -1, F32, 0, 1, 0, 0, 400000, 1, 0, 0, 3e-4, 0.1, 1, NULL, NULL, NULL, NULL};
+static struct { int layers, d, P, heads, recompute; double alpha; } model = {4, 512, 128, 1, 0, 0};
+static const lm_option model_options[] = {
+    {"--nlayers", &model.layers, 1, NULL, NULL}, {"--hid-sz", &model.d, 1, NULL, NULL}, {"--n-proj", &model.P, 0, NULL, NULL},
+    {"--nheads", &model.heads, 1, NULL, NULL}, {"--recompute", &model.recompute, -1, NULL, NULL}, {"--alpha", NULL, 0, &model.alpha, NULL},
+    {NULL, NULL, 0, NULL, NULL}};
 
 static stx_sru_lm *model_create(stx_ctx *x, int layers, int d, int P, int heads, double alpha) {
     stx_sru_lm_desc ld;
@@ -310,189 +287,13 @@ static stx_sru_lm *model_create(stx_ctx *x, int layers, int d, int P, int heads,
     ld.sru.proj = (size_t)P;
     ld.sru.heads = (size_t)heads;
     ld.sru.alpha_init = P ? alpha : 0;
-    ld.sru.recompute = job.recompute;
+    ld.sru.recompute = model.recompute;
     m = stx_sru_lm_create(x, &ld);
     check(x);
     return m;
 }
-static void params_save(stx_ctx *x, stx_sru_lm *m, const char *path) {
-    stx_writer *w = stx_writer_create(x);
-    stx_params_save(w, stx_sru_lm_params(m), "");
-    stx_writer_finish(w, path);
-    check(x);
-}
-static unsigned char *read_bytes(const char *path, size_t *n) {
-    FILE *f = path ? fopen(path, "rb") : NULL;
-    unsigned char *p;
-    long size;
-    if (!f || fseek(f, 0, SEEK_END) || (size = ftell(f)) < 0 || fseek(f, 0, SEEK_SET)) die("the file of --data cannot be read");
-    p = (unsigned char *)malloc((size_t)size + 1);
-    if (!p || fread(p, 1, (size_t)size, f) != (size_t)size) die("the file of --data cannot be read");
-    fclose(f);
-    *n = (size_t)size;
-    return p;
-}
-
-typedef struct {
-    stx_ctx *x;
-    stx_sru_lm *m;
-    stx_optim *optim;
-    stx_sru_state *state;
-    stx_schedule lr;
-    unsigned char *text;
-    int32_t *in, *out;
-    size_t B, T, stream, at;
-    uint64_t done;
-} trainee;
-
-static void trainee_create(trainee *t, stx_ctx *x) {
-    stx_optim_desc od;
-    size_t n;
-    memset(t, 0, sizeof *t);
-    memset(&od, 0, sizeof od);
-    t->x = x;
-    t->B = (size_t)job.B; t->T = (size_t)job.T;
-    t->m = model_create(x, job.layers, job.d, job.P, job.heads, job.alpha);
-    if (job.load) {
-        stx_file *f = stx_file_open(x, job.load);
-        stx_params_load(stx_sru_lm_params(t->m), f, "");
-        stx_file_close(f);
-        check(x);
-    }
-    if (job.save) params_save(x, t->m, job.save);
-    if (!job.data) return;
-    od.kind = job.radam ? STX_RADAM : STX_ADAMW;
-    od.weight_decay = job.decay;
-    od.clip = job.clip;
-    t->lr.kind = job.cosine ? STX_LR_RECURSIVE : STX_LR_CONSTANT;
-    t->lr.lr = job.lr;
-    t->lr.warmup = job.cosine ? (uint64_t)job.lr_warmup : 0;
-    t->lr.total = (uint64_t)job.max_iter;
-    if (!job.no_update) t->optim = stx_optim_create(stx_sru_lm_params(t->m), &od);
-    t->state = stx_sru_state_create(t->m->sru, t->B);
-    t->text = read_bytes(job.data, &n);
-    t->stream = n / t->B;
-    if (t->stream <= t->T) die("too few bytes for this batch and block");
-    t->in = (int32_t *)malloc(2 * t->B * t->T * sizeof *t->in);
-    if (!t->in) die("no memory");
-    t->out = t->in + t->B * t->T;
-    check(x);
-}
-/* Gives the mean nll, in nats. Batch row b is the b-th of B equal parts; at their end training starts again at 0, with an empty state. */
-static double trainee_step(trainee *t) {
-    stx_tensor *loss;
-    double nll;
-    size_t b, i;
-    for (b = 0; b < t->B; b++)
-        for (i = 0; i < t->T; i++) {
-            t->in[b * t->T + i] = t->text[b * t->stream + t->at + i];
-            t->out[b * t->T + i] = t->text[b * t->stream + t->at + i + 1];
-        }
-    stx_begin(t->x, STX_TRAIN);
-    if (job.no_update) stx_params_zero_grad(stx_sru_lm_params(t->m));
-    loss = stx_sru_lm_loss(t->m, stx_tokens(t->x, t->in, t->B, t->T), stx_tokens(t->x, t->out, t->B, t->T), t->state, t->state);
-    stx_backward(t->x, loss);
-    nll = stx_item(t->x, loss);
-    t->done++;
-    if (t->optim) stx_optim_step(t->optim, stx_schedule_lr(&t->lr, t->done));
-    t->at += t->T;
-    if (t->at >= t->stream - t->T) {
-        t->at = 0;
-        stx_sru_state_reset(t->state);
-    }
-    return nll;
-}
-static double grad_norm(const stx_params *p) {
-    double sum = 0;
-    size_t i, j;
-    for (i = 0; i < p->count; i++) for (j = 0; j < p->tensor[i]->size;
-        j++) sum += (double)p->tensor[i]->grad[j] * (double)p->tensor[i]->grad[j];
-    return sqrt(sum);
-}
-static int worker(void) {
-    trainee t;
-    double first = NAN, norm = NAN;
-    char line[64];
-    int k;
-    stx_ctx *x = context(job.precision, job.threads);
-    if (!x) { fprintf(stderr, "cannot: %s is not in this build of the library\n", precision_name[job.precision]); return 3; }
-    trainee_create(&t, x);
-    if (!job.data) { stx_destroy(x); return job.save ? 0 : 2; }
-    if (job.train >= 0) {
-        FILE *f = job.curve ? fopen(job.curve, "w") : stdout;
-        if (!f) die("the file of --curve cannot be written");
-        for (k = 0; k < job.train; k++) {
-            fprintf(f, "%d %.7f\n", k + 1, trainee_step(&t));
-            fflush(f);
-            check(x);
-        }
-        if (f != stdout && fclose(f)) die("the file of --curve cannot be written");
-    } else {
-        for (k = 0; k < job.warmup; k++) {
-            double nll = trainee_step(&t);
-            if (!k) first = nll;
-        }
-        check(x);
-        fprintf(stderr, "ready\n");
-        while (fgets(line, sizeof line, stdin)) {
-            double round_first = NAN, nll = NAN, at = seconds();
-            for (k = 0; k < job.steps; k++) {
-                nll = trainee_step(&t);
-                if (t.done == 1) first = nll;
-                if (k == 0) round_first = nll;
-            }
-            at = seconds() - at;
-            check(x);
-            printf("{\"tokens_per_s\": %.6g, \"loss_first\": %.9g, \"loss_last\": %.9g, \"loss_step1\": %.9g, \"steps_done\": %llu, "
-                   "\"seconds\": %.6g, \"peak_bytes\": %zu",
-                   (double)(t.B * t.T * (size_t)job.steps) / at, round_first, nll, first, (unsigned long long)t.done, at,
-                       stx_peak_bytes(x));
-            if (job.no_update) { norm = grad_norm(stx_sru_lm_params(t.m)); printf(", \"grad_norm\": %.9g", norm); }
-            printf("}\n");
-            fflush(stdout);
-        }
-    }
-    free(t.text);
-    free(t.in);
-    stx_sru_state_free(t.state);
-    stx_destroy(x);
-    return 0;
-}
-/* Options of the worker: those of the peer that it knows, and --save FILE (initial parameters), --alpha X (first weight of attention),
-   --recompute. */
-static int worker_options(int argc, char **argv) {
-    static const struct { const char *name; int *to; int least; } numbers_[] = {
-        {"--nlayers", &job.layers, 1}, {"--hid-sz", &job.d, 1}, {"--n-proj", &job.P, 0}, {"--nheads", &job.heads, 1}, {"--block-sz",
-            &job.T, 1}, {"--batch-sz", &job.B, 1},
-        {"--threads", &job.threads, 0}, {"--steps", &job.steps, 1}, {"--warmup", &job.warmup, 0}, {"--train", &job.train, 0},
-            {"--lr-warmup", &job.lr_warmup, 0},
-        {"--max-iter", &job.max_iter, 1}, {"--seed", &job.seed, 0}};
-    static const struct { const char *name; double *to; } reals[] = {{"--alpha", &job.alpha}, {"--lr", &job.lr}, {"--weight-decay",
-        &job.decay}, {"--clip", &job.clip}};
-    static const struct { const char *name, **to; } texts[] = {{"--data", &job.data}, {"--load", &job.load}, {"--save", &job.save},
-        {"--curve", &job.curve}};
-    int i;
-    size_t k;
-    for (i = 1; i < argc; i++) {
-        const char *a = argv[i], *v = i + 1 < argc ? argv[i + 1] : NULL;
-        int known = 0;
-        if (!strcmp(a, "--worker")) continue;
-        if (!strcmp(a, "--no-update")) { job.no_update = 1; continue; }
-        if (!strcmp(a, "--recompute")) { job.recompute = 1; continue; }
-        if (!v) break;
-        i++;
-        for (k = 0; k < sizeof numbers_ / sizeof *numbers_; k++) if (!strcmp(a, numbers_[k].name)) {
-            *numbers_[k].to = whole(v, numbers_[k].least, a); known = 1;
-        }
-        for (k = 0; k < sizeof reals / sizeof *reals; k++) if (!strcmp(a, reals[k].name)) { *reals[k].to = strtod(v, NULL); known = 1; }
-        for (k = 0; k < sizeof texts / sizeof *texts; k++) if (!strcmp(a, texts[k].name)) { *texts[k].to = v; known = 1; }
-        if (!strcmp(a, "--dtype") && (!strcmp(v, "f32") || !strcmp(v, "bf16"))) { job.precision = !strcmp(v, "bf16"); known = 1; }
-        if (!strcmp(a, "--optim") && (!strcmp(v, "adamw") || !strcmp(v, "radam"))) { job.radam = !strcmp(v, "radam"); known = 1; }
-        if (!strcmp(a, "--schedule") && (!strcmp(v, "constant") || !strcmp(v, "cosine"))) { job.cosine = !strcmp(v, "cosine"); known = 1; }
-        if (!known) { i--; break; }
-    }
-    if (i < argc) { fprintf(stderr, "bench_sru --worker: unknown option, or no value: %s\n", argv[i]); return 2; }
-    return worker();
+static stx_lm create(stx_ctx *x) {
+    return stx_sru_lm_of(model_create(x, model.layers, model.d, model.P, model.heads, model.alpha));
 }
 
 // >>training
@@ -508,21 +309,15 @@ static const config configs[CONFIGS] = {        /* P 0: SRU, else SRU++ */
     {"fp32-small", "SRU++", 10, 1920, 480, 512, 2, 1, 1, 0, 0},
     {"base", "SRU++", 10, 3072, 768, 1024, 1, 1, 2, 0, 0},
     {"sru", "SRU, forward and backward only", 4, 1024, 0, 256, 8, 3, 1, 1, 1}};
-static const struct { const char *name; double tolerance; int precision, compile; } kinds[CONTENDERS] = {
-    {"seqtx f32", 1e-3, F32, 0}, {"seqtx bf16", 2e-2, BF16, 0}, {"PyTorch eager f32", 1e-3, F32, 0}, {"PyTorch eager bf16 autocast", 2e-2,
-        BF16, 0},
-    {"PyTorch compiled f32", 1e-3, F32, 1}, {"PyTorch compiled bf16 autocast", 2e-2, BF16, 1},
-    {"PyTorch eager f32, as installed, recurrence by autograd", 1e-3, F32, 0}};
+static const lm_kind kinds[CONTENDERS] = {
+    {"seqtx f32", 1e-3, F32, 0, LM_OWN, {NULL}}, {"seqtx bf16", 2e-2, BF16, 0, LM_OWN, {NULL}},
+    {"PyTorch eager f32", 1e-3, F32, 0, LM_PEER, {NULL}}, {"PyTorch eager bf16 autocast", 2e-2, BF16, 0, LM_PEER, {NULL}},
+    {"PyTorch compiled f32", 1e-3, F32, 1, LM_PEER, {NULL}}, {"PyTorch compiled bf16 autocast", 2e-2, BF16, 1, LM_PEER, {NULL}},
+    {"PyTorch eager f32, as installed, recurrence by autograd", 1e-3, F32, 0, LM_PLAIN, {"--recurrence", "loop", NULL}}};
 
 /* Those that --config names; else all, or with --quick the small ones */
 static int wanted(const config *g) { return opt.config ? listed(opt.config, g->name) : g->quick || !opt.quick; }
 
-static struct { char text[16][16]; int n; } pool;
-static char *number(int v) {        /* lasts until 16 more are asked for */
-    char *s = pool.text[pool.n++ % 16];
-    snprintf(s, sizeof pool.text[0], "%d", v);
-    return s;
-}
 static double params_millions(const config *g) {
     double n = 0;
     stx_sru_lm_desc ld;
@@ -538,50 +333,21 @@ static void training_config(int at) {
     int i, r, warmup = opt.warmup >= 0 ? opt.warmup : opt.quick ? 2 : 3, B = opt.batch ? opt.batch : g->B, steps = opt.steps ?
         opt.steps : opt.quick ? 1 + g->steps / 4 : g->steps;
     char params[512], label[80];
-    double largest = 0;
+    int skip[CONTENDERS];
+    char *shared[] = {"--nlayers", number(g->layers), "--hid-sz", number(g->d), "--n-proj", number(g->P), "--block-sz", number(g->T),
+        "--batch-sz", number(B), "--steps", number(steps), "--warmup", number(warmup), "--threads", number(opt.threads), "--optim", "adamw",
+        "--load", params, g->no_update ? "--no-update" : NULL, NULL};
     stx_ctx *x = context(F32, opt.threads);
     memset(c, 0, sizeof c);
     snprintf(params, sizeof params, "%s/params.%s.safetensors", opt.work, g->name);
     /* attention counts from the first step on: a wrong one shows in the losses */
-    params_save(x, model_create(x, g->layers, g->d, g->P, 1, 1), params);
+    params_save(x, stx_sru_lm_params(model_create(x, g->layers, g->d, g->P, 1, 1)), params);
     stx_destroy(x);
-    for (i = 0; i < CONTENDERS; i++) {
-        char *argv[MAX_ARGS], what[120];
-        double want = 1.2 * largest * (i == PEER ? 2 : 1);      /* all are in memory at once */
-        int n = 0;
-        if (kinds[i].precision == BF16 && (!g->bf16 || (g->bf16 == 2 && kinds[i].compile))) continue;       /* memory */
-        c[i].name = kinds[i].name;
-        c[i].tolerance = kinds[i].tolerance;
-        if (want > available()) {
-            snprintf(c[i].cannot, sizeof c[i].cannot, "not enough memory beside the others, about %.0f MB", want * 1e-6); continue;
-        }
-        if (i >= PEER && (!opt.python || !opt.peer || (i == PEER_PLAIN && !opt.python_plain))) {
-            snprintf(c[i].cannot, sizeof c[i].cannot, "no python3 with torch was found"); continue;
-        }
-        snprintf(what, sizeof what, "training, %s: warm-up of %s ..", g->name, c[i].name);
-        progress(what);
-#define ARG(s) argv[n++] = (char *)(uintptr_t)(s)
-        if (i >= PEER) {
-            ARG(i == PEER_PLAIN ? opt.python_plain : opt.python); ARG(opt.peer);
-            if (kinds[i].compile) ARG("--compile");
-            if (i == PEER_PLAIN) { ARG("--recurrence"); ARG("loop"); }
-        } else { ARG(opt.self); ARG("--worker"); }
-        ARG("--nlayers"); ARG(number(g->layers)); ARG("--hid-sz"); ARG(number(g->d)); ARG("--n-proj"); ARG(number(g->P));
-        ARG("--block-sz"); ARG(number(g->T));
-        ARG("--batch-sz"); ARG(number(B)); ARG("--steps"); ARG(number(steps)); ARG("--warmup"); ARG(number(warmup)); ARG("--threads");
-        ARG(number(opt.threads));
-        ARG("--dtype"); ARG(precision_name[kinds[i].precision]); ARG("--optim"); ARG("adamw"); ARG("--data"); ARG(opt.data); ARG("--load");
-        ARG(params);
-        if (g->no_update) ARG("--no-update");
-        argv[n] = NULL;
-#undef ARG
-        contender_start(&c[i], argv, opt.work, i);
-        if (!c[i].on) continue;
-        look_at(&c[i]);
-        if (c[i].memory > largest) largest = c[i].memory;
-    }
-    probe_begin(opt.threads);
+    for (i = 0; i < CONTENDERS; i++)        /* for want of memory */
+        skip[i] = kinds[i].precision == BF16 && (!g->bf16 || (g->bf16 == 2 && kinds[i].compile));
     snprintf(label, sizeof label, "training, %s", g->name);
+    lm_start(c, kinds, CONTENDERS, PEER, skip, label, shared);
+    probe_begin(opt.threads);
     r = contest(c, CONTENDERS, rounds(7), opt.rounds ? 1e9 : 120, label);
     say("%s: %s, d %d, ", g->name, g->title, g->d);
     if (g->P) say("P %d, ", g->P);
@@ -735,37 +501,16 @@ static const char usage[] =
 
 int main(int argc, char **argv) {
     int i;
-    opt.self = argv[0];
-    if (argc > 1 && !strcmp(argv[1], "--worker")) return worker_options(argc, argv);
-    for (i = 1; i < argc; i++) {
-        const char *a = argv[i], *v = i + 1 < argc ? argv[i + 1] : NULL;
-        if (!strcmp(a, "--quick")) { opt.quick = 1; continue; }
-        if (!strcmp(a, "--help")) { fputs(usage, stdout); return 0; }
-        i++;
-        if (!strcmp(a, "--threads")) opt.threads = whole(v, 1, a);
-        else if (!strcmp(a, "--rounds")) { opt.rounds = whole(v, 1, a); if (opt.rounds > MAX_ROUNDS) opt.rounds = MAX_ROUNDS; }
-        else if (!strcmp(a, "--batch")) opt.batch = whole(v, 1, a);
-        else if (!strcmp(a, "--steps")) opt.steps = whole(v, 1, a);
-        else if (!strcmp(a, "--warmup")) opt.warmup = whole(v, 0, a);
-        else if (!v) { fprintf(stderr, "bench_sru: unknown option, or no value: %s\n%s", a, usage); return 2; }
-        else if (!strcmp(a, "--only")) opt.only = v;
-        else if (!strcmp(a, "--config")) opt.config = v;
-        else if (!strcmp(a, "--data")) opt.data = v;
-        else if (!strcmp(a, "--python")) opt.python = v;
-        else if (!strcmp(a, "--python-plain")) opt.python_plain = v;
-        else if (!strcmp(a, "--peer")) opt.peer = v;
-        else if (!strcmp(a, "--work")) opt.work = v;
-        else if (!strcmp(a, "--append")) report_path = v;
-        else { fprintf(stderr, "bench_sru: unknown option %s\n%s", a, usage); return 2; }
+    family.program = "bench_sru"; family.options = model_options; family.create = create;
+    opt.only = "sru";
+    if (argc > 1 && !strcmp(argv[1], "--worker")) {
+        job.radam = 1;
+        job.T = 256;
+        return worker_options(argc, argv) ? worker() : 2;
     }
+    if ((i = lm_parse(argc, argv, usage)) <= 0) return i ? 2 : 0;
     for (i = 0; i < CONFIGS && !wanted(&configs[i]); i++) continue;
     if (i == CONFIGS) { fprintf(stderr, "bench_sru: --config %s: of tiny, small, fp32-small, base, sru\n", opt.config); return 2; }
-    if (!opt.threads) {
-        stx_ctx *x = stx_create(NULL);
-        opt.threads = stx_threads(x);
-        stx_destroy(x);
-    }
-    signal(SIGPIPE, SIG_IGN);       /* a contender that died is reported, and is not the end */
     found_nothing();
     if (listed(opt.only, "sru") || listed(opt.only, "sru-recurrence")) bench_recurrence();
     if (listed(opt.only, "sru") || listed(opt.only, "sru-attention")) bench_attention();

@@ -1,7 +1,7 @@
 #!/bin/sh
-# run.sh [--record] [--quick] [options of bench.c and bench_sru.c] - builds and runs the benchmarks (bench/README.md): bench.c, then
-# bench_sru.c, each with a report of its own; --only says which, and of which the sections. (Training curves: bench/curve.sh
-# in float and bfloat16, bench/curve_sru.sh beside PyTorch's.)
+# run.sh [--record] [--quick] [options of bench.c, bench_sru.c and bench_comp.c] - builds and runs the benchmarks (bench/README.md):
+# bench.c, bench_sru.c, bench_comp.c, each with a report of its own; --only says which, and of which the sections. (Training curves:
+# bench/curve.sh in float and bfloat16, bench/curve_sru.sh and bench/curve_comp.sh beside PyTorch's.)
 # Environment: CC (cc), CFLAGS (-O3), DATA=FILE (text), PYTHON (a python3 with torch), CBLAS=none (no CBLAS) or
 # what to link for one (default: -lopenblas, -lcblas, -lblas, whichever is there).
 set -eu
@@ -22,21 +22,22 @@ for a in "$@"; do
     if [ "$a" = --record ]; then record=1; continue; fi
     case $a in
     --help)
-        echo "sh bench/run.sh [--record] [options]; --record writes bench/results/DATE-MACHINE.md and DATE-MACHINE-sru.md"
-        for f in bench/bench.c bench/bench_sru.c; do sed -n '/^static const char usage/,/;$/s/^ *"\(.*\)\\n".*/\1/p' $f; done
+        echo "sh bench/run.sh [--record] [options]; --record writes bench/results/DATE-MACHINE.md, DATE-MACHINE-sru.md and DATE-MACHINE-comp.md"
+        for f in bench/bench.c bench/bench_sru.c bench/bench_comp.c; do sed -n '/^static const char usage/,/;$/s/^ *"\(.*\)\\n".*/\1/p' $f; done
         exit 0 ;;
     *[!A-Za-z0-9_./,=+-]*) echo "run.sh: an option with odd characters: $a" >&2; exit 2 ;;
     esac
     if [ "$last" = --only ]; then only=$a; elif [ "$a" != --only ]; then args="$args $a"; fi
     last=$a
 done
-# Sections of bench.c and of bench_sru.c, each with commas before
-attn= sru=
-[ "$only" != all ] || only=gemm,attention,context,training,generation,sru
+# Sections of bench.c, bench_sru.c and bench_comp.c, each with commas before
+attn= sru= comp=
+[ "$only" != all ] || only=gemm,attention,context,training,generation,sru,comp
 for a in $(echo "$only" | tr , ' '); do
     case $a in
     gemm|attention|context|training|generation) attn="$attn,$a" ;;
     sru|sru-recurrence|sru-attention|sru-training|sru-generation) sru="$sru,$a" ;;
+    comp|comp-training|comp-generation) comp="$comp,$a" ;;
     *) echo "run.sh: --only $a: there is no such section (--help)" >&2; exit 2 ;;
     esac
 done
@@ -48,6 +49,7 @@ compile() {     # SOURCE OUTPUT FLAGS..
 libs=
 [ -z "$attn" ] || compile bench/bench.c "$work/bench"
 [ -z "$sru" ] || compile bench/bench_sru.c "$work/bench_sru"
+[ -z "$comp" ] || compile bench/bench_comp.c "$work/bench_comp"
 
 # A CBLAS, if there is one that is worth it. Old OpenBLAS takes new AMD processors for ones without AVX-512; a contender gets
 # its best kernels (the report names them), here and inside PyTorch.
@@ -134,3 +136,4 @@ report() {      # PROGRAM WHAT RESULTS ARGUMENTS..
 }
 if [ -n "$attn" ]; then report "$work/bench" "" "" --only "${attn#,}" $cblas ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/attn_span_torch.py}; fi
 if [ -n "$sru" ]; then report "$work/bench_sru" " of SRU" -sru --only "${sru#,}" ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/sru_torch.py}; fi
+if [ -n "$comp" ]; then report "$work/bench_comp" " of the Compressive Transformer" -comp --only "${comp#,}" ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/compressive_torch.py}; fi

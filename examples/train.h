@@ -503,6 +503,23 @@ TR_DEF int tr_read_real(const char *s, double *out) {
     return 1;
 }
 
+/* "3,5,8" into out, at most room numbers, *n of them; no blanks, nothing empty. */
+TR_DEF int tr_read_sizes(const char *s, size_t *out, size_t room, size_t *n) {
+    char word[24];
+    uint64_t v;
+    for (*n = 0; *n < room; s++) {
+        size_t len = strcspn(s, ",");
+        if (len >= sizeof word) return 0;
+        memcpy(word, s, len);
+        word[len] = 0;
+        if (!tr_read_size(word, &v) || v > SIZE_MAX) return 0;
+        out[(*n)++] = (size_t)v;
+        s += len;
+        if (!*s) return 1;
+    }
+    return 0;
+}
+
 TR_DEF int tr_read_flag(const char *s, int *out) {
     static const char *const words[] = {"0", "1", "false", "true", "no", "yes", "off", "on"};
     size_t i;
@@ -1786,12 +1803,13 @@ TR_DEF uint64_t tr_peak_rss(void) {
 #include "text.h"
 
 enum { TR_BYTES, TR_COMPACT, TR_CHARS, TR_WORDS };              /* tr_lm_opt.tokens */
-enum { TR_AUTO, TR_BPC, TR_PPL };                               /* tr_lm_opt.unit */
+enum { TR_AUTO, TR_BPC, TR_PPL, TR_WORD_PPL };                  /* tr_lm_opt.unit */
 
 typedef struct {
     const char *data, *checkpoint, *best, *log, *tensorboard, *prompt;
     int         tokens, unit, eval_only, no_train, threads, precision, device, tf32, no_graph, tune, dry_run, list_presets, version;
-    uint64_t    seed, steps, min_count, eval_batch_sz, eval_every, eval_blocks, save_every, log_every, gpu, vocab, generate, top_k;
+    uint64_t    seed, steps, min_count, eval_batch_sz, eval_every, eval_blocks, save_every, log_every, gpu, vocab, generate, top_k,
+                update_every, update_after, random_segments, sample_every, sample_prime, sample_length;
     double      max_memory, temperature, top_p;
 } tr_lm_opt;
 
@@ -1807,7 +1825,14 @@ typedef struct {
         "what a token is; compact: bytes that occur, newline is <eos>"), \
     TR_SIZE("min-count", TR_MODEL, &(o).min_count, 0, TR_INF, "words or characters seen fewer times become <unk>; 2 or more makes an " \
         "<unk> for what is new"), \
-    TR_CHOICE("data-unit", TR_FREE, &(o).unit, "auto|bpc|ppl", "report bits per byte or perplexity; auto: perplexity for words")
+    TR_CHOICE("data-unit", TR_FREE, &(o).unit, "auto|bpc|ppl|word-ppl", "report bits per byte, perplexity of a token, or of a word " \
+        "whatever the tokens are; auto: perplexity of a token for words, else bits")
+/* How the text is read and when parameters are updated: for trainers that call tr_lm_next and use t->share and t->update. */
+#define TR_LM_PACE(o) \
+    TR_SIZE("update-every", TR_FREE, &(o).update_every, 1, 1u << 20, "update every so many steps, from the mean of their gradients"), \
+    TR_SIZE("update-after", TR_FREE, &(o).update_after, 0, TR_INF, "... behind this step; in each one until then"), \
+    TR_SIZE("random-segments", TR_FIXED, &(o).random_segments, 0, 1u << 20, "read pieces of so many blocks from random places of the " \
+        "text, nothing remembered at the beginning of one; 0: the whole text in parallel streams")
 /* zero: what 0 means as the number of steps between saves, and between evaluations; whole: ... as the number of blocks of one */
 #define TR_LM_SAVING(o, zero, whole) \
     TR_GROUP("Running"), \
@@ -1850,6 +1875,13 @@ typedef struct {
     TR_REAL("temperature", TR_LOCAL, &(o).temperature, 0, 1000, "0: always the likeliest token"), \
     TR_SIZE("top-k", TR_LOCAL, &(o).top_k, 0, TR_INF, "draw among this many likeliest; 0: all"), \
     TR_REAL("top-p", TR_LOCAL, &(o).top_p, 0, 1, "draw among the likeliest that make up this probability; 0 or 1: all")
+/* Texts while it trains: for trainers that want them. */
+#define TR_LM_SAMPLING(o) \
+    TR_SIZE("sample-every", TR_FREE, &(o).sample_every, 0, TR_INF, "training: steps between texts to look at, on standard error; " \
+        "0: none"), \
+    TR_SIZE("sample-prime", TR_FREE, &(o).sample_prime, 1, 1u << 30, "... each goes on from so many tokens of the validation " \
+        "text, from a random place on"), \
+    TR_SIZE("sample-length", TR_FREE, &(o).sample_length, 1, TR_INF, "... by so many")
 /* The help's last paragraph. */
 #define TR_LM_AFTER \
     "A run goes on from its --checkpoint by the same command, or by --checkpoint alone: the file holds the options that decide " \
@@ -1866,8 +1898,8 @@ typedef struct tr_lm tr_lm;
 typedef struct {
     const char  *format;          /* of its checkpoints: "seqtx.sru.1" */
     const char  *states;          /* what they call the state of each part of the batch: "state" */
-    const int   *adapt_io;        /* the option; sizes of a step then depend on its tokens, and it cannot be replayed */
-    const char **cutoffs;         /* the option adapt-io-cutoffs */
+    const int   *adapt_io;        /* the option, or a 0; sizes of a step then depend on its tokens, and it cannot be replayed */
+    const char **cutoffs;         /* the option adapt-io-cutoffs; NULL where there is none */
     int          order, eos_first;    /* of words in the vocabulary with adapt-io, as in stx_vocab_desc; without: first come, first */
     const char  *sized[3];        /* what a text of at most 100,000 tokens, of at most 2,000,000, or a longer one changes in the defaults */
     int        (*check)(tr_lm *t);                              /* refuses options that do not go together */
@@ -1904,8 +1936,13 @@ struct tr_lm {
     double       sum, loss;       /* of the losses since the last log record; the last one */
     uint64_t     first, step, steps;      /* where this start began, where it is, where it ends */
     double       lr;              /* of this step */
+    int          update;          /* does this step update the parameters? */
+    double       share;           /* ... what its gradient is multiplied by: 1 / how many steps the update is of */
+    stx_real    *grads;           /* all gradients as one block, where steps go without an update, else NULL */
+    size_t       grads_size;
     uint64_t     print;           /* of the training text: a run goes on with the same one only */
-    int          words;           /* report perplexity */
+    int          unit;            /* what is reported: TR_BPC, TR_PPL or TR_WORD_PPL */
+    double       word_count[3];   /* TR_WORD_PPL: of each text */
     double       best;            /* of the evaluations so far; NaN: none */
     uint64_t     evaluated, blocks;       /* step and --eval-blocks of the last evaluation */
     int          last;            /* the evaluations now are the results */
@@ -1934,10 +1971,38 @@ TR_DEF int tr_lm_why(tr_lm *t) {
     return tr_fail(t->err, TR_ERR, "%s%s", stx_error_code(t->x) == STX_ERR_MEMORY ? "--max-memory: " : "", stx_error(t->x));
 }
 TR_DEF double tr_lm_metric(const tr_lm *t, const stx_corpus *text, double nll) {
-    if (t->words) return exp(nll);      /* of the mean, not the mean of exponentials */
-    return nll / log(2.0) * (double)stx_corpus_size(text) / (double)stx_corpus_bytes(text);
+    double n = (double)stx_corpus_size(text);
+    if (t->unit == TR_PPL) return exp(nll);      /* of the mean, not the mean of exponentials */
+    if (t->unit == TR_WORD_PPL) return exp(nll * n / t->word_count[text == t->text[0] ? 0 : text == t->text[1] ? 1 : 2]);
+    return nll / log(2.0) * n / (double)stx_corpus_bytes(text);
 }
-TR_DEF const char *tr_lm_unit(const tr_lm *t) { return t->words ? "ppl" : "bpb"; }
+TR_DEF const char *tr_lm_unit(const tr_lm *t) { return t->unit == TR_BPC ? "bpb" : t->unit == TR_PPL ? "ppl" : "word_ppl"; }
+/* Words of a text, however it is cut into tokens: what stands between blanks and line ends; and where tokens are words, those that begin
+   with U+2581 (pieces of words, as SentencePiece marks where one begins), or if none does, all but <eos>. */
+TR_DEF double tr_lm_word_count(const tr_lm *t, const stx_corpus *text) {
+    size_t n = stx_corpus_size(text), at, i, k, m, len;
+    double words = 0, marked = 0;
+    int32_t id[256];
+    int inside = 0;
+    for (at = 0; at < n; at += m) {
+        m = n - at < 256 ? n - at : 256;
+        if (!stx_corpus_read(text, at, m, id)) return 0;
+        for (i = 0; i < m; i++) {
+            const char *s = stx_vocab_piece(t->vocab, id[i], &len);
+            if (stx_vocab_kind(t->vocab) == STX_TOK_WORDS) {
+                words += id[i] != stx_vocab_eos(t->vocab);
+                marked += len >= 3 && !memcmp(s, "\xe2\x96\x81", 3);
+                continue;
+            }
+            for (k = 0; k < len; k++) {
+                int in = id[i] != stx_vocab_eos(t->vocab) && s[k] != ' ' && (s[k] < '\t' || s[k] > '\r');
+                words += in && !inside;
+                inside = in;
+            }
+        }
+    }
+    return marked > 0 ? marked : words;
+}
 
 /* ---- context */
 
@@ -1981,18 +2046,15 @@ TR_DEF int tr_lm_fits(tr_lm *t, double params) {
 }
 /* --adapt-io-cutoffs into cutoff[], *n of them */
 TR_DEF int tr_lm_cutoffs(tr_lm *t, size_t cutoff[STX_MAX_CLUSTERS - 1], size_t *n) {
-    const char *text = *t->kind->cutoffs, *s = text;
+    const char *text = *t->kind->cutoffs;
+    size_t i;
+    int ok = 1;
     *n = 0;
-    while (s && *s) {
-        char *end;
-        unsigned long long v = strtoull(s, &end, 10);
-        if (end == s || *s < '0' || *s > '9' || (*end && *end != ',') || *n == STX_MAX_CLUSTERS - 1 || v == 0)
-            return tr_fail(t->err, TR_ERR, "--adapt-io-cutoffs %s: want up to %d rising numbers with commas between, as "
-                "20000,40000,200000", text, STX_MAX_CLUSTERS - 1);
-        cutoff[(*n)++] = (size_t)v;
-        s = *end ? end + 1 : end;
-    }
-    return 1;
+    if (!text || !*text) return 1;
+    ok = tr_read_sizes(text, cutoff, STX_MAX_CLUSTERS - 1, n);
+    for (i = 0; i < *n; i++) ok = ok && cutoff[i];
+    return ok ? 1 : tr_fail(t->err, TR_ERR, "--adapt-io-cutoffs %s: want up to %d rising numbers with commas between, as "
+        "20000,40000,200000", text, STX_MAX_CLUSTERS - 1);
 }
 
 /* ---- text */
@@ -2143,6 +2205,10 @@ TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
     if (t->batches && freq > 1 && stx_batches_stream(t->batches) <= freq * T)
         return tr_fail(t->err, TR_ERR, "--update-param-freq %llu: the streams of %zu tokens are too short for so many blocks of "
             "%llu", (unsigned long long)freq, stx_batches_stream(t->batches), (unsigned long long)T);
+    if (t->opt->random_segments && t->opt->random_segments >= stx_corpus_size(t->text[0]) / T)
+        return tr_fail(t->err, TR_ERR, "--random-segments %llu: the training text of %zu tokens is too short for so many blocks of %llu",
+            (unsigned long long)t->opt->random_segments, stx_corpus_size(t->text[0]), (unsigned long long)T);
+    if (t->opt->update_every > 1) t->grads = stx_params_grads(t->lm.params, &t->grads_size);      /* a checkpoint holds them */
     t->optim = stx_optim_create(t->lm.params, od);
     t->state = (void **)stx_block(t->x, t->parts * sizeof *t->state);
     t->in = (stx_ids **)stx_block(t->x, 2 * t->pieces * sizeof *t->in);
@@ -2160,6 +2226,11 @@ TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
 
 /* ---- checkpoint: parameters, optimiser, states, step, random state, data position, vocabulary and options in one file */
 
+/* How many steps have put their gradient aside when this one is done, for the update that comes. */
+TR_DEF uint64_t tr_lm_pending(const tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    return o->update_every > 1 && t->step > o->update_after ? (t->step - o->update_after) % o->update_every : 0;
+}
 /* All but the states and the vocabulary. NULL in error. */
 TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
     stx_writer *w = stx_writer_create(t->x);
@@ -2176,6 +2247,9 @@ TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
         ok = stx_writer_meta(w, "best", text);
     }
     ok = ok && stx_params_save(w, t->lm.params, "") && stx_optim_save(w, t->optim);
+    if (ok && tr_lm_pending(t))
+        ok = stx_writer_meta_u64(w, "grads.pending", tr_lm_pending(t)) && stx_writer_meta_u64(w, "grads.every", t->opt->update_every)
+            && stx_writer_add_numbers(w, "grads", 1, &t->grads_size, t->grads);
     if (ok) return w;
     if (w) stx_writer_free(w);
     return NULL;
@@ -2238,6 +2312,24 @@ TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
     t->vocab = e ? stx_vocab_load(t->x, e->data, e->bytes) : NULL;
     return t->vocab ? 1 : tr_lm_why(t);
 }
+/* Gradients that stand in a checkpoint because it was saved between two updates. */
+TR_DEF int tr_lm_load_grads(tr_lm *t, const stx_file *f) {
+    const stx_entry *e = stx_file_find(f, "grads");
+    uint64_t pending = 0, every = 0;
+    if (!e && !tr_lm_pending(t)) return 1;
+    if (e && (!stx_file_meta_u64(t->x, f, "grads.pending", &pending) || !stx_file_meta_u64(t->x, f, "grads.every", &every))) return 0;
+    if (pending != tr_lm_pending(t) || every != t->opt->update_every) {
+        stx_fail(t->x, STX_ERR_ARG, "it was saved with gradients of %llu of %llu steps: with these --update-every and --update-after there "
+                 "would be %llu of %llu; give those that the run had", (unsigned long long)pending, (unsigned long long)(every ? every : 1),
+                 (unsigned long long)tr_lm_pending(t), (unsigned long long)t->opt->update_every);
+        return 0;
+    }
+    if (e->count != t->grads_size) {
+        stx_fail(t->x, STX_ERR_FORMAT, "it holds %zu gradients, the model has %zu: it is damaged", e->count, t->grads_size);
+        return 0;
+    }
+    return stx_entry_put(e, t->grads, e->count);
+}
 /* Parameters and step from an open checkpoint; in training also all else. */
 TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     stx_ctx *x = t->x;
@@ -2272,7 +2364,7 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
         return 0;
     }
     pos.fresh = fresh != 0;
-    if (!stx_optim_load(t->optim, f) || !stx_batches_set(t->batches, pos)) return 0;
+    if (!stx_optim_load(t->optim, f) || !stx_batches_set(t->batches, pos) || !tr_lm_load_grads(t, f)) return 0;
     stx_set_tick(x, tick);
     for (part = 0; part < t->parts; part++)
         if (!t->lm.state_load(t->state[part], f, tr_lm_prefix(t, part, prefix, sizeof prefix))) return 0;
@@ -2420,18 +2512,20 @@ TR_DEF int tr_lm_step(tr_lm *t, uint64_t key, stx_step_fn step, void *user) {
 /* Begins a record "train"; loss: the mean since the last one. The trainer adds its own numbers and ends it. */
 TR_DEF void tr_lm_log_step(tr_lm *t, double loss) {
     double metric = tr_lm_metric(t, t->text[0], loss);
+    char tag[40];
     tr_log_begin(&t->log, "train");
     tr_log_int(&t->log, "step", t->step);
     tr_log_num(&t->log, "loss", loss);
     tr_log_num(&t->log, tr_lm_unit(t), metric);
     tr_log_num(&t->log, "lr", t->lr);
-    tr_log_num(&t->log, "grad_norm", t->optim->grad_norm);
+    tr_log_num(&t->log, "grad_norm", t->update ? t->optim->grad_norm : (double)NAN);      /* null: no update in this step */
     tr_log_num(&t->log, "tokens_per_s", tr_rate_tokens(&t->rate));
     tr_log_int(&t->log, "peak_bytes", stx_peak_bytes(t->x));
     tr_lm_point(t, "train/loss", loss);
-    tr_lm_point(t, t->words ? "train/ppl" : "train/bpb", metric);
+    snprintf(tag, sizeof tag, "train/%s", tr_lm_unit(t));
+    tr_lm_point(t, tag, metric);
     tr_lm_point(t, "train/lr", t->lr);
-    tr_lm_point(t, "train/grad_norm", t->optim->grad_norm);
+    if (t->update) tr_lm_point(t, "train/grad_norm", t->optim->grad_norm);
     tr_lm_point(t, "train/tokens_per_s", tr_rate_tokens(&t->rate));
 }
 /* Is this evaluation the best so far? (A stop during it leaves a NaN: not better.) */
@@ -2522,17 +2616,73 @@ TR_DEF int tr_lm_evaluate(tr_lm *t, int part, uint64_t blocks, double *nll) {
     return tr_lm_report(t, part, *nll, scored, blocks);
 }
 
+/* ---- generation: what samples in training need, too */
+
+/* Tokens as text; *end: its last byte, if there is any (NULL: not wanted). */
+TR_DEF void tr_lm_write(tr_lm *t, FILE *to, const int32_t *ids, size_t n, char *end) {
+    char piece[4096];
+    size_t i, len;
+    for (i = 0; i < n; i++) {
+        len = stx_vocab_decode(t->vocab, ids + i, 1, piece, sizeof piece);
+        if (len == STX_NPOS) return;
+        if (len > sizeof piece) len = sizeof piece;
+        fwrite(piece, 1, len, to);
+        if (len && end) *end = piece[len - 1];
+    }
+}
+/* Draws n tokens from logits on and writes them. */
+TR_DEF void tr_lm_draw(tr_lm *t, void *gen, const stx_real *logits, uint64_t n, uint64_t seed, FILE *to, char *end) {
+    const tr_lm_opt *o = t->opt;
+    size_t V = stx_vocab_size(t->vocab);
+    stx_real *work = (stx_real *)malloc(V * sizeof *work);
+    stx_sampling s;
+    uint64_t i;
+    int32_t token;
+    memset(&s, 0, sizeof s);
+    s.temperature = o->temperature; s.top_k = o->top_k; s.top_p = o->top_p; s.seed = seed;
+    if (!work) stx_fail(t->x, STX_ERR_MEMORY, "no memory to sample");
+    for (i = 0; i < n && work && logits && !tr_stop_requested(); i++) {
+        token = stx_sample(&s, i, logits, V, work);
+        if (token < 0) { stx_fail(t->x, STX_ERR_ARG, "the model's output is not finite"); break; }
+        tr_lm_write(t, to, &token, 1, end);
+        fflush(to);
+        logits = t->lm.gen_feed(gen, &token, 1);
+    }
+    free(work);
+}
+
 /* ---- the training loop's parts, in the order in which it calls them */
 
 /* Is there another step? */
 TR_DEF int tr_lm_more(const tr_lm *t) {
     return t->step < t->steps && !tr_stop_requested() && stx_ok(t->x);
 }
+/* The next block of every stream into t->tokens and t->targets, as stx_batches_next. With --random-segments N: of pieces of N blocks, whose
+   places are a function of seed and step alone, so that a run that goes on needs no more. */
+TR_DEF int tr_lm_next(tr_lm *t) {
+    uint64_t N = t->opt->random_segments, b;
+    size_t B = t->parts * t->in[0]->B, T = t->in[0]->T;
+    if (!N) return stx_batches_next(t->batches, t->tokens, t->targets);
+    for (b = 0; b < B; b++) {
+        uint32_t r[4];
+        size_t at;
+        stx_philox(t->opt->seed, t->step / N, 0x7069656365000000u + b, r);      /* "piece" */
+        at = (size_t)((r[0] | (uint64_t)r[1] << 32) % (stx_corpus_size(t->text[0]) - N * T) + t->step % N * T);
+        if (!stx_corpus_read(t->text[0], at, T, t->tokens + b * T) || !stx_corpus_read(t->text[0], at + 1, T, t->targets + b * T))
+            return STX_BATCH_END;
+    }
+    return t->step % N ? STX_BATCH_OK : STX_BATCH_FRESH;
+}
 /* The blocks in t->tokens and t->targets become t->in and t->out; fresh: they do not continue the last ones, and what was remembered is
-   forgotten. Returns the key of this update. */
+   forgotten. Decides whether the step updates. Returns its key. */
 TR_DEF uint64_t tr_lm_batch(tr_lm *t, int fresh) {
-    uint64_t key = 0;
+    uint64_t key = 0, every = t->opt->update_every;
     size_t k;
+    int several = every > 1 && t->step >= t->opt->update_after;
+    t->update = !several || (t->step + 1 - t->opt->update_after) % every == 0;
+    /* the mean and not the sum: an update of several steps is one of a larger batch, and --grad-clip means what it meant before */
+    t->share = several ? 1.0 / (double)every : 1;
+    if (several) key = 1 + (uint64_t)t->update;
     for (k = 0; k < t->pieces; k++) {
         void *s = k < t->parts ? t->state[k] : NULL;        /* those of later blocks follow from it */
         size_t n = t->in[k]->B * t->in[k]->T;
@@ -2546,7 +2696,7 @@ TR_DEF uint64_t tr_lm_batch(tr_lm *t, int fresh) {
 /* After a step whose mean loss was nll: counts it, or says that the update was skipped; shows progress. 0: the run ends here. */
 TR_DEF int tr_lm_stepped(tr_lm *t, double nll) {
     size_t k;
-    int done = stx_optim_sync(t->optim);
+    int done = t->update ? stx_optim_sync(t->optim) : isfinite(nll);
     if (!stx_ok(t->x) || !tr_lm_begin(t)) return 0;        /* it fits: now the files may be written */
     t->step++;
     if (done) { t->sum += nll; t->logged++; t->loss = nll; t->bad = 0; }
@@ -2572,7 +2722,28 @@ TR_DEF int tr_lm_log_due(tr_lm *t) {
     return 1;
 }
 TR_DEF void tr_lm_logged(tr_lm *t) { tr_lm_note(t, t->log.err, tr_log_end(&t->log)); }
-/* Evaluates and saves where it is time. 0: an error ends the run, with all saved that can be. */
+/* --sample-every: a piece of the validation text and what the model goes on with, to standard error. */
+TR_DEF int tr_lm_show_sample(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    const stx_corpus *text = t->text[1] ? t->text[1] : t->text[0];
+    size_t n = stx_corpus_size(text), prime = o->sample_prime < n ? (size_t)o->sample_prime : n;
+    int32_t *ids = (int32_t *)malloc(prime * sizeof *ids);
+    void *gen = ids ? t->lm.gen_create(t->lm.model, 1, t->eval_window) : NULL;
+    uint32_t r[4];
+    stx_philox(o->seed, t->step, 0x73616d706c65u, r);      /* "sample" */
+    if (!ids) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a sample");
+    if (gen && stx_corpus_read(text, r[0] % (n - prime + 1), prime, ids)) {
+        tr_say(&t->term, "--- step %llu, the model goes on from held-out text at ==>", (unsigned long long)t->step);
+        tr_lm_write(t, stderr, ids, prime, NULL);
+        fputs("==>", stderr);
+        tr_lm_draw(t, gen, t->lm.gen_feed(gen, ids, prime), o->sample_length, r[1], stderr, NULL);
+        fputs("\n---\n", stderr);
+    }
+    t->lm.gen_free(gen);
+    free(ids);
+    return stx_ok(t->x);
+}
+/* Evaluates, samples and saves where it is time. 0: an error ends the run, with all saved that can be. */
 TR_DEF int tr_lm_look_and_save(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     double nll;
@@ -2588,6 +2759,10 @@ TR_DEF int tr_lm_look_and_save(tr_lm *t) {
         }
         tr_rate_skip(&t->rate, tr_seconds());
     }
+    if (o->sample_every && t->step % o->sample_every == 0) {
+        if (!tr_lm_show_sample(t)) return 0;
+        tr_rate_skip(&t->rate, tr_seconds());
+    }
     if (t->save_every && t->step % t->save_every == 0 && t->step < t->steps) {
         if (!tr_lm_save(t, o->checkpoint)) return 0;
         t->saved = t->step;
@@ -2601,7 +2776,7 @@ TR_DEF int tr_lm_trained(tr_lm *t) {
     return stx_ok(t->x);
 }
 
-/* ---- generation */
+/* ---- generation: the rest */
 
 /* A seed that differs from run to run, short enough to be typed. */
 TR_DEF uint64_t tr_lm_entropy(void) {
@@ -2617,26 +2792,20 @@ TR_DEF uint64_t tr_lm_entropy(void) {
    prompt: with the same draws for all, texts from different prompts run into one another. */
 TR_DEF int tr_lm_sample(tr_lm *t, void *gen) {
     const tr_lm_opt *o = t->opt;
-    size_t V = stx_vocab_size(t->vocab), n, len = 0;
+    size_t n, i;
     int32_t *ids, token = stx_vocab_eos(t->vocab);
-    stx_real *work = (stx_real *)malloc(V * sizeof *work);
     const stx_real *logits = NULL;
-    stx_sampling s;
-    uint64_t i;
-    char piece[4096], end = '\n';
-    if (!work) { stx_fail(t->x, STX_ERR_MEMORY, "no memory to sample"); return 0; }
-    memset(&s, 0, sizeof s);
-    s.temperature = o->temperature; s.top_k = o->top_k; s.top_p = o->top_p;
-    s.seed = tr_given(t->options, "seed") ? o->seed : tr_lm_entropy();
-    if (s.temperature > 0 && !tr_given(t->options, "seed")) tr_say(&t->term, "--- drawn with --seed %llu", (unsigned long long)s.seed);
+    uint64_t seed = tr_given(t->options, "seed") ? o->seed : tr_lm_entropy();
+    char end = '\n';
+    if (o->temperature > 0 && !tr_given(t->options, "seed")) tr_say(&t->term, "--- drawn with --seed %llu", (unsigned long long)seed);
     if (t->prompt_len) {
         uint64_t h = 14695981039346656037u;
         for (i = 0; i < t->prompt_len; i++) h = (h ^ (unsigned char)t->prompt[i]) * 1099511628211u;
-        s.seed ^= h;
+        seed ^= h;
         n = stx_vocab_encode(t->vocab, t->prompt, t->prompt_len, NULL, 0);
-        if (n == STX_NPOS || !n) { free(work); stx_fail(t->x, STX_ERR_ARG, "--prompt gives no tokens"); return 0; }
+        if (n == STX_NPOS || !n) { stx_fail(t->x, STX_ERR_ARG, "--prompt gives no tokens"); return 0; }
         ids = (int32_t *)malloc(n * sizeof *ids);
-        if (!ids) { free(work); stx_fail(t->x, STX_ERR_MEMORY, "no memory for the prompt"); return 0; }
+        if (!ids) { stx_fail(t->x, STX_ERR_MEMORY, "no memory for the prompt"); return 0; }
         stx_vocab_encode(t->vocab, t->prompt, t->prompt_len, ids, n);
         fwrite(t->prompt, 1, t->prompt_len, stdout);
         end = t->prompt[t->prompt_len - 1];
@@ -2648,21 +2817,9 @@ TR_DEF int tr_lm_sample(tr_lm *t, void *gen) {
         if (token < 0) token = 0;
         logits = t->lm.gen_feed(gen, &token, 1);
     }
-    for (i = 0; i < o->generate && logits && !tr_stop_requested(); i++) {
-        token = stx_sample(&s, i, logits, V, work);
-        if (token < 0) { stx_fail(t->x, STX_ERR_ARG, "the model's output is not finite"); break; }
-        len = stx_vocab_decode(t->vocab, &token, 1, piece, sizeof piece);
-        if (len != STX_NPOS) {
-            if (len > sizeof piece) len = sizeof piece;
-            fwrite(piece, 1, len, stdout);
-            if (len) end = piece[len - 1];
-        }
-        fflush(stdout);
-        logits = t->lm.gen_feed(gen, &token, 1);
-    }
+    tr_lm_draw(t, gen, logits, o->generate, seed, stdout, &end);
     if (end != '\n') putchar('\n');
     if (fflush(stdout) || ferror(stdout)) stx_fail(t->x, STX_ERR_IO, "the generated text cannot be written: %s", strerror(errno));
-    free(work);
     return stx_ok(t->x);
 }
 
@@ -2732,6 +2889,16 @@ TR_DEF int tr_lm_check(tr_lm *t) {
         return tr_fail(t->err, TR_ERR, "--best and --checkpoint are the same file");
     return t->kind->check(t);
 }
+/* --data-unit word-ppl: counts the words */
+TR_DEF int tr_lm_words(tr_lm *t) {
+    int part;
+    for (part = 0; part < 3 && t->unit == TR_WORD_PPL; part++) {
+        if (!t->text[part]) continue;
+        t->word_count[part] = tr_lm_word_count(t, t->text[part]);
+        if (!(t->word_count[part] > 0)) return tr_fail(t->err, TR_ERR, "--data-unit word-ppl: a text without words");
+    }
+    return 1;
+}
 /* Everything that can be refused is refused here, before a file is written, but for what the first step shows. */
 TR_DEF int tr_lm_prepare(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
@@ -2744,7 +2911,8 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
     ok = ok && (!more || tr_lm_data(t));
     if (ok && t->training && !f) ok = tr_lm_size(t) && tr_lm_check(t);
     if (ok && t->training && o->best && !t->text[1]) ok = tr_fail(t->err, TR_ERR, "--best: there is no validation text");
-    t->words = o->unit == TR_PPL || (o->unit == TR_AUTO && o->tokens == TR_WORDS);
+    t->unit = o->unit ? o->unit : o->tokens == TR_WORDS ? TR_PPL : TR_BPC;
+    if (ok) ok = tr_lm_words(t);
     if (ok) t->kind->plan(t);
     ok = ok && t->kind->make(t);
     if (ok && f && !tr_lm_load(t, f)) ok = tr_fail(t->err, TR_ERR, "%s: %s", o->checkpoint, stx_error(t->x));

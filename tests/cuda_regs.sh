@@ -1,6 +1,6 @@
 #!/bin/sh
 # cuda_regs.sh [--record] [ARCH...] - compiles seqtx_cuda.cu with nvcc (for sm_80 and sm_90, or what is given), links it with the trainer,
-# and compares registers, stack and spills of the attention's and the recurrence's kernels with tests/cuda_regs.txt. No GPU is needed. Run
+# and compares registers, stack and spills of the attention's and the families' kernels with tests/cuda_regs.txt. No GPU is needed. Run
 # by `make test` where nvcc is installed; it must then be NVCC or on the PATH. --record writes the table. Ends with "N passed, N failed".
 # Half of nvcc's time is the way to PTX, and the PTX of compute_90 is that of compute_80 but for one instruction: cuda_bf16.h makes a float
 # of a bfloat16 by cvt.f32.bf16, before sm_90 by a move. --shared sm_80 sm_90, which make test runs, therefore goes to PTX once, writes that
@@ -37,7 +37,7 @@ for a in $archs; do
             $1 == "K" { sub(/^K /, ""); sub(/^void /, ""); sub(/\(.*/, ""); gsub(/ /, ""); gsub(/\([a-z]*\)/, ""); name = $0 }
             $1 == "S" { stack = $2; stores = $3; loads = $4 }
             $1 == "R" { shared = 0; for (i = 3; i < NF; i++) if ($(i + 1) == "bytes" && $(i + 2) ~ /smem/) shared = $i; print arch, name, $2, stack, stores, loads, shared }' |
-        grep -E ' stx__(at|af|ab|a0|sru)' >> "$out/now.txt"
+        grep -E ' stx__(at|af|ab|a0|sru|comp)' >> "$out/now.txt"
 done
 if [ -n "$shared" ]; then
     check "the PTX of sm_80 is there, and has the move that is rewritten" grep -q '{0,%rs' "$out/seqtx_cuda.ptx"
@@ -46,7 +46,7 @@ fi
 sort "$out/now.txt" -o "$out/now.txt"
 version=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
 if [ -n "$record" ]; then
-    { echo "# registers, stack, spill stores, spill loads and static shared memory (bytes) of the attention's and the recurrence's kernels by nvcc $version; tests/cuda_regs.sh --record"; cat "$out/now.txt"; } > "$table"
+    { echo "# registers, stack, spill stores, spill loads and static shared memory (bytes) of the attention's and the families' kernels by nvcc $version; tests/cuda_regs.sh --record"; cat "$out/now.txt"; } > "$table"
 fi
 check "there are kernels" [ -s "$out/now.txt" ]
 # spills must not grow; registers may by 8 with another nvcc (none with the one of the table)

@@ -44,6 +44,15 @@ extern stx_tensor *inner_sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_
                                        size_t B, size_t Tm, size_t T, size_t window);
 #endif
 
+#ifdef SEQTX_COMPRESSIVE_H
+/* The ops: a gate of x, y, p0 .. p3; mean of squares; rows of the groups' taps; zeros at padding; keys and values for all heads */
+extern stx_tensor *inner_comp_gate(stx_ctx *x, int kind, stx_tensor *const *in);
+extern stx_tensor *inner_comp_distance(stx_ctx *x, stx_tensor *a, stx_tensor *t, const stx_ids *skip, double count, stx_tensor **ratio);
+extern stx_tensor *inner_comp_folded(stx_ctx *x, stx_tensor *y, const stx_comp_groups *g);
+extern stx_tensor *inner_comp_zero(stx_ctx *x, stx_tensor *a, const stx_ids *pad);
+extern stx_tensor *inner_comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_tensor *kv);
+#endif
+
 #ifdef __cplusplus
 }
 #endif

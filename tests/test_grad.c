@@ -10,6 +10,8 @@
    directions, which every entry has a part in. */
 #include <stdint.h>
 #include "../seqtx_sru.h"
+#include "../seqtx_compressive.h"
+#include "inner.h"
 #include "test.h"
 #include "gemm_check.h"
 
@@ -1918,6 +1920,97 @@ static void row_recurrence(void) {
     }
 }
 /* A whole stack: user is its desc; x, states, memory are variables. Dropout too, for its masks repeat. */
+/* seqtx_compressive.h: ops of its own */
+typedef struct comp_user { int kind; stx_comp_groups g; int32_t *skip, *pad, *first; stx_comp_desc d; } comp_user;
+static stx_tensor *make_gate(stx_ctx *x, stx_tensor **in, void *user) { return inner_comp_gate(x, ((comp_user *)user)->kind, in); }
+static void row_gate(void) {
+    static const size_t s[][3] = {{2, 3, 5}, {1, 2, 67}};
+    static const int y[] = {0, 0, 1, 1, 1, 0, 0, 0, 0}, p[] = {0, 2, 1, 1, 1, 2, 4, 2, 1};
+    comp_user u;
+    int i, k;
+    for (u.kind = STX_COMP_GRU; u.kind <= STX_COMP_MOGRIFY; u.kind++)
+        for (i = 0; i < 2; i++) {
+            problem q = start("comp_gate", make_gate, &u);
+            size_t D = s[i][2];
+            add(&q, s[i][0], s[i][1], D, 0);
+            if (y[u.kind]) add(&q, s[i][0], s[i][1], D, 0); else add_absent(&q);
+            for (k = 0; k < 4; k++)
+                if (k < p[u.kind]) add(&q, s[i][0], s[i][1], u.kind == STX_COMP_GRU ? 3 * D : D, 0); else add_absent(&q);
+            check(&q);
+        }
+    u.kind = STX_COMP_GTRXL;
+    { problem q = start("comp_gate of a constant", make_gate, &u); size_t k0;
+      add(&q, 2, 3, 5, 0); add_absent(&q); for (k0 = 0; k0 < 4; k0++) add(&q, 2, 3, 5, 0);
+      q.fixed[0] = q.fixed[3] = 1; check(&q); }
+}
+static stx_tensor *make_distance(stx_ctx *x, stx_tensor **in, void *user) {
+    comp_user *u = (comp_user *)user;
+    stx_tensor *ratio, *y = inner_comp_distance(x, in[0], in[1], u->skip ? stx_tokens(x, u->skip, 3, 5) : NULL, u->skip ? 77 : 105, &ratio);
+    double off = 0, all = 0;
+    size_t i;
+    for (i = 0; i < 105; i++) {
+        double a = (double)in[0]->data[i], t = (double)in[1]->data[i];
+        if (u->skip && u->skip[i / 7]) continue;
+        off += (a - t) * (a - t); all += t * t;
+    }
+    CHECK(y && CLOSE(stx_item(x, y), off / (u->skip ? 77 : 105), 1e-12) && CLOSE(stx_item(x, ratio), off / all, 1e-12), "comp_distance: %s",
+          stx_error(x));
+    return y;
+}
+static void row_distance(void) {
+    static int32_t skip[15] = {0, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1};
+    int i;
+    for (i = 0; i < 2; i++) {
+        comp_user u;
+        problem p = start("comp_distance", make_distance, &u);
+        u.skip = i ? skip : NULL;
+        add(&p, 3, 5, 7, 0); add(&p, 3, 5, 7, 0);
+        p.fixed[1] = 1;
+        check(&p);
+    }
+}
+static stx_tensor *make_folded(stx_ctx *x, stx_tensor **in, void *user) { return inner_comp_folded(x, in[0], &((comp_user *)user)->g); }
+static void row_folded(void) {
+    static int32_t first[3] = {0, 4, 7}, pad[21] = {0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0};
+    static const size_t s[][3] = {{3, 3, 3}, {4, 5, 2}, {2, 3, 4}, {1, 9, 9}};       /* groups, taps, step */
+    int i, k;
+    for (i = 0; i < 4; i++) for (k = 0; k < 4; k++) {
+        comp_user u;
+        problem p = start("comp_folded", make_folded, &u);
+        memset(&u, 0, sizeof u);
+        u.g.B = 3; u.g.rows = 7; u.g.groups = s[i][0]; u.g.taps = s[i][1]; u.g.step = s[i][2]; u.g.D = 5;
+        u.g.at = -(ptrdiff_t)(s[i][1] - s[i][2] * (s[i][1] > s[i][2]));
+        if (k & 1 && (7 + s[i][2] - 1) / s[i][2] <= s[i][0]) u.g.first = first;
+        if (k & 2) u.g.pad = pad;
+        add(&p, 3, s[i][0], s[i][1] * 5, 0);
+        check(&p);
+    }
+}
+static stx_tensor *make_zero(stx_ctx *x, stx_tensor **in, void *user) {
+    return inner_comp_zero(x, in[0], stx_tokens(x, ((comp_user *)user)->pad, 3, 5));
+}
+static void row_zero(void) {
+    static int32_t pad[15] = {0, 1, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1};
+    comp_user u;
+    problem p = start("comp_zero", make_zero, &u);
+    u.pad = pad;
+    add(&p, 3, 5, 7, 0);
+    check(&p);
+}
+static stx_tensor *make_heads(stx_ctx *x, stx_tensor **in, void *user) { return inner_comp_all_heads(x, &((comp_user *)user)->d, in[0]); }
+static void row_heads(void) {
+    static const size_t s[][2] = {{6, 1}, {6, 2}, {6, 3}};
+    int i;
+    for (i = 0; i < 3; i++) {
+        comp_user u;
+        problem p = start("comp_all_heads", make_heads, &u);
+        memset(&u, 0, sizeof u);
+        u.d.dim = 30; u.d.heads = s[i][0]; u.d.kv_heads = s[i][1];
+        add(&p, 3, 4, 2 * s[i][1] * 5, 0);
+        check(&p);
+    }
+}
+
 typedef struct stack_user { stx_sru_desc d; size_t B, T, M, O; int pads; size_t window; stx_sru *m[2]; stx_ctx *of[2]; } stack_user;
 static stx_tensor *make_stack(stx_ctx *x, stx_tensor **in, void *user) {
     stack_user *u = (stack_user *)user;
@@ -2071,6 +2164,11 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_adaptive_log_probs", row_adaptive_log_probs},
     {"stx_sru_recurrence", row_recurrence},
     {"stx_sru_forward", row_stack},
+    {"comp_gate", row_gate},
+    {"comp_distance", row_distance},
+    {"comp_folded", row_folded},
+    {"comp_zero", row_zero},
+    {"comp_all_heads", row_heads},
 };
 
 /* Results of a recomputed function that are its inputs, views of them, parameters, or one tensor twice: as without recomputation, whichever

@@ -397,6 +397,32 @@ static void rows_streams(void) {
         stx_destroy(x);
     }
 }
+/* Rows that are float in every precision: what is read of them is, too */
+static void rows_full(void) {
+    stx_ctx *x = context(4);
+    stx_rows_desc d;
+    stx_rows *s;
+    stx_real v[RB * 3 * 2], w[RB * 4 * 2];
+    stx_tensor *h, *y;
+    size_t i;
+    memset(&d, 0, sizeof d);
+    d.layers = 1; d.B = RB; d.width = 2; d.full = d.zeros = 1;
+    s = stx_rows_create(x, &d);
+    stx_begin(x, STX_EVAL);
+    for (i = 0; i < RB * 6; i++) v[i] = (stx_real)i;
+    h = stx_new_full(x, RB, 3, 2, 0);
+    stx_set(x, h, v);
+    CHECK(stx_rows_push(s, s, 0, 4, h, NULL) && stx_rows_push(s, s, 0, 4, h, NULL), "%s", stx_error(x));
+    y = stx_rows_read(s, 0, 9);
+    CHECK(y && y->full && y->dim[1] == 4, "%s", stx_error(x));
+    stx_get(x, y, w);
+    for (i = 0; i < RB * 8; i++) CHECK(w[i] == v[i / 8 * 6 + (i % 8 < 2 ? 4 + i % 2 : i % 8 - 2)], "number %zu is %g", i, (double)w[i]);
+    y = stx_rows_before(s, 0, 2, h);
+    CHECK(y && y->full && y->dim[1] == 5, "%s", stx_error(x));
+    y = stx_rows_evicted(s, 0, 4, h, NULL, NULL);
+    CHECK(y && y->full && y->dim[1] == 3, "%s", stx_error(x));
+    stx_destroy(x);
+}
 static void rows_fixed(void) {
     stx_ctx *x = context(4);
     stx_rows_desc d;
@@ -768,6 +794,62 @@ static void cache_attention(void) {
         stx_destroy(x);
     }
 }
+/* Keys that pad marks among those that are kept: as stx_attention over all of them; and what it says it gave the kernel, whose statistics
+   make the weights again */
+static void cache_pad(void) {
+    enum { B = 2, N = 40, C = 8, H = 2 };
+    stx_ctx *x = context(12);
+    stx_cache *c = stx_cache_create(x, 1, B, 3);
+    stx_real *q = numbers(B * N * C), *k = numbers(B * N * C), *v = numbers(B * N * C), *want, *got;
+    int32_t pad[B * N], *part = (int32_t *)calloc(B * N, sizeof *part);
+    stx_attention_in a;
+    stx_attention_desc d;
+    stx_attention_args *made = NULL;
+    double work[2 * N], worst = 0;
+    size_t at, t, b, h, i, j;
+    for (i = 0; i < B * N; i++) pad[i] = i % 5 == 1 || (i > N && i < N + 9);
+    memset(&a, 0, sizeof a);
+    memset(&d, 0, sizeof d);
+    d.heads = H;
+    stx_begin(x, STX_EVAL);
+    a.q = stx_input(x, q, B, N, C, 0); a.k = stx_input(x, k, B, N, C, 0); a.v = stx_input(x, v, B, N, C, 0);
+    a.pad = stx_tokens(x, pad, B, N);
+    a.made = &made;
+    want = host_of(x, stx_attention(x, &a, &d));
+    CHECK(made && made->T == N && made->top && made->inv, "%s", stx_error(x));
+    for (b = 0; made && b < B; b++) for (h = 0; h < H; h++) for (i = 0; i < N; i++) {
+        stx_attention_weights(made, b, h, i, work, work + N);
+        for (j = 0; j <= i; j++) {
+            double s = 0, w;
+            size_t e, row = (b * H + h) * N + i;
+            if (pad[b * N + j]) continue;
+            for (e = 0; e < C / H; e++) s += (double)q[(b * N + i) * C + h * (C / H) + e] * (double)k[(b * N + j) * C + h * (C / H) + e];
+            w = exp(s * (double)made->scale - (double)made->top[row]) * (double)made->inv[row];
+            if (!(fabs(w - work[j]) <= worst)) worst = fabs(w - work[j]);
+        }
+    }
+    CHECK(worst < TOL, "weights by the statistics are off by %g", worst);
+    CHECK(stx_cache_window(c, 0, N, C, 0), "%s", stx_error(x));
+    a.made = NULL;
+    for (at = 0, worst = 0; at < N; at += t) {
+        double e;
+        t = at % 3 ? 1 : 4;
+        if (t > N - at) t = N - at;
+        stx_begin(x, STX_EVAL);
+        for (b = 0; b < B; b++) memcpy(part + b * (at + t), pad + b * N, (at + t) * sizeof *part);
+        a.q = columns(x, q, B, N, C, at, t); a.k = columns(x, k, B, N, C, at, t); a.v = columns(x, v, B, N, C, at, t);
+        a.pad = stx_tokens(x, part, B, at + t);
+        got = host_of(x, stx_cache_attention(c, 0, &a, &d));
+        for (b = 0; b < B; b++) {
+            e = apart(got + b * t * C, want + (b * N + at) * C, t * C);
+            if (!(e <= worst)) worst = e;
+        }
+        free(got);
+    }
+    CHECK(worst < TOL && stx_ok(x), "kept keys under padding are off by %g %s", worst, stx_error(x));
+    free(q); free(k); free(v); free(want); free(part);
+    stx_destroy(x);
+}
 static stx_tensor *no_step(void *user, const stx_ids *ids) { (void)user; (void)ids; return NULL; }
 static void cache_errors(void) {
     stx_ctx *x = context(1);
@@ -1062,11 +1144,13 @@ int main(void) {
     rows_random();
     rows_streams();
     rows_fixed();
+    rows_full();
     rows_files();
     rows_room();
     rows_errors();
     one_stream();
     cache_attention();
+    cache_pad();
     cache_errors();
     lm_whole();
     return test_end();

@@ -3,6 +3,7 @@
 sizes="--nlayers 2 --hid-sz 16 --inner-hid-sz 32 --nheads 2 --attn-span 32 --block-sz 16 --batch-sz 4 --threads 1"
 # a training with everything that draws random numbers or has a state; its rate does not depend on --steps
 trained="--batch-split 2 --adapt-span --adapt-span-loss 0.0001 --adapt-span-init 0.5 --adapt-span-ramp 8 --dropout 0.2 --emb-dropout 0.1 --optim adagrad --lr 0.07 --grad-clip 0.3 --lr-warmup 20"
+adapts=yes
 steps_matter=no
 long_more="--eval-every 50"
 no_cadence="--nbatches 100000"

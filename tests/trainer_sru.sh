@@ -2,6 +2,7 @@
 
 sizes="--nlayers 2 --hid-sz 16 --proj-sz 8 --nheads 1 --block-sz 16 --batch-sz 4 --threads 1"
 trained="--nheads 2 --dropout 0.2 --attn-dropout 0.1 --lr 0.01 --lr-warmup 20 --weight-decay 0.01 --schedule constant"
+adapts=yes
 steps_matter=yes       # the kills are of a schedule that depends on --steps
 long_more="--schedule recursive --eval-every 25 --batch-split 2"
 no_cadence=

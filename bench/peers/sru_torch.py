@@ -361,26 +361,43 @@ def learning_rate(a, n):
 
 
 class Trainer:
+    """One model in training; other peers derive from it what makes, starts and calls another model."""
+
     def __init__(self, a, data):
         self.a, self.data, self.device = a, data, torch.device(a.device)
         if data.shape[1] <= a.block_sz:
             raise SystemExit("too few bytes for this batch and block")
         torch.manual_seed(a.seed)
-        self.model = Model(a)
+        self.model = self.create()
         self.model.to(self.device, torch.float64 if a.dtype == "f64" else torch.float32)
         if a.load:
             self.load(load_safetensors(a.load)[0])
-        if a.compile:       # constant shapes: without a memory, and with one
-            CompiledCell.chunk = a.chunk
-            CompiledCell.forward_part = torch.compile(chunk_forward, dynamic=False)
-            CompiledCell.backward_part = torch.compile(chunk_backward, dynamic=False)
-            for layer in self.model.layers:
-                layer.transform = torch.compile(layer.transform, dynamic=False)
-            self.model.loss = torch.compile(self.model.loss, dynamic=False)
-        self.position, (self.states, self.memories) = 0, self.model.initial()
+        if a.compile:
+            self.compile()
+        self.restart()
         self.params = list(self.model.parameters())
         self.optimiser = (RAdam if a.optim == "radam" else AdamW)(self.params, a.weight_decay)
         self.first_loss, self.done = None, 0
+
+    def create(self):
+        return Model(self.a)
+
+    def compile(self):          # constant shapes: without a memory, and with one
+        CompiledCell.chunk = self.a.chunk
+        CompiledCell.forward_part = torch.compile(chunk_forward, dynamic=False)
+        CompiledCell.backward_part = torch.compile(chunk_backward, dynamic=False)
+        for layer in self.model.layers:
+            layer.transform = torch.compile(layer.transform, dynamic=False)
+        self.model.loss = torch.compile(self.model.loss, dynamic=False)
+
+    def restart(self):
+        """At the first byte, with nothing remembered."""
+        self.position, (self.states, self.memories) = 0, self.model.initial()
+
+    def forward(self, x, y):
+        """The loss that is told, and the one that is minimised"""
+        loss, self.states, self.memories = self.model(x, y, self.states, self.memories)
+        return loss, loss
 
     def load(self, tensors):
         with torch.no_grad():
@@ -402,15 +419,18 @@ class Trainer:
             q.grad = None
         auto = torch.autocast(self.device.type, dtype=torch.bfloat16) if a.dtype == "bf16" else contextlib.nullcontext()
         with auto:
-            loss, self.states, self.memories = self.model(x, y, self.states, self.memories)
-        loss.backward()
+            loss, total = self.forward(x, y)
+        total.backward()
+        for q in self.params:
+            if q.grad is None:      # what this step did not use: zeros, as for any optimiser that has one state for all
+                q.grad = torch.zeros_like(q)
         if not a.no_update:
             if a.clip > 0:
                 self.clip()
             self.optimiser.step(learning_rate(a, self.done))
         self.position += T
         if self.position >= self.data.shape[1] - T:
-            self.position, (self.states, self.memories) = 0, self.model.initial()
+            self.restart()
         self.done += 1
         loss = loss.detach()
         if self.first_loss is None:
@@ -432,12 +452,14 @@ class Trainer:
         losses = [self.step() for _ in range(steps)]
         self.synchronise()
         seconds = time.monotonic() - start
+        told = dict(self.told(seconds), loss_first=float(losses[0]), loss_last=float(losses[-1]), compiled=self.graphs() - graphs,
+                    tokens_per_s=steps * self.a.batch_sz * self.a.block_sz / seconds, loss_step1=float(self.first_loss))
+        return dict(told, grad_norm=self.grad_norm()) if self.a.no_update else told
+
+    def told(self, seconds):
         peak = (torch.cuda.max_memory_allocated() if self.device.type == "cuda"
                 else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-        told = {"tokens_per_s": steps * self.a.batch_sz * self.a.block_sz / seconds, "loss_first": float(losses[0]),
-                "loss_last": float(losses[-1]), "loss_step1": float(self.first_loss), "steps_done": self.done,
-                "seconds": seconds, "peak_bytes": int(peak), "compiled": self.graphs() - graphs}
-        return dict(told, grad_norm=self.grad_norm()) if self.a.no_update else told
+        return {"steps_done": self.done, "seconds": seconds, "peak_bytes": int(peak)}
 
 
 def load_safetensors(path):
@@ -474,7 +496,6 @@ def probe():
         F.linear(x, w)
         best = min(best, time.monotonic() - start)
     print(round(2 * 2048 * 1024 * 256 / best * 1e-9))
-    return 0
 
 
 def check(a):
@@ -504,64 +525,8 @@ def check(a):
     return 0 if worst < 1e-10 else 1
 
 
-def options():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--nlayers", type=int, default=4)
-    p.add_argument("--hid-sz", type=int, default=512, help="d: width of embedding and layers")
-    p.add_argument("--n-proj", type=int, default=128, help="P: width of projection and attention; 0: SRU, without either")
-    p.add_argument("--nheads", type=int, default=1)
-    p.add_argument("--attn-every", type=int, default=1, help="layers k, 2k, .. have attention; 0: none")
-    p.add_argument("--block-sz", type=int, default=256, help="T: segment, and length of the memory")
-    p.add_argument("--batch-sz", type=int, default=8)
-    p.add_argument("--highway-bias", type=float, default=-2.0)
-    p.add_argument("--dropout", type=float, default=0.0)
-    p.add_argument("--attn-dropout", type=float, default=0.0)
-    p.add_argument("--vocab", type=int, default=256)
-    p.add_argument("--data", help="file of bytes")
-    p.add_argument("--begin", type=int, default=0, help="first byte of the file that counts")
-    p.add_argument("--end", type=int, help="end of the bytes that count")
-    p.add_argument("--load", help="safetensors file of initial parameters")
-    p.add_argument("--steps", type=int, default=10, help="training steps in a round")
-    p.add_argument("--warmup", type=int, default=0, help="training steps before the first round")
-    p.add_argument("--train", type=int, metavar="N", help="train N steps, write --curve, and end")
-    p.add_argument("--curve", metavar="FILE", help='a line "step loss" for every step, in nats')
-    p.add_argument("--threads", type=int, default=0)
-    p.add_argument("--dtype", choices=("f32", "f64", "bf16"), default="f32", help="bf16: autocast, float32 parameters")
-    p.add_argument("--optim", choices=("adamw", "radam"), default="radam")
-    p.add_argument("--lr", type=float, default=3e-4)
-    p.add_argument("--no-update", action="store_true", help="forward and backward alone: no clipping, no optimiser")
-    p.add_argument("--weight-decay", type=float, default=0.1, help="decoupled, on all parameters")
-    p.add_argument("--clip", type=float, default=1.0, help="largest norm of the whole gradient; 0: none")
-    p.add_argument("--schedule", choices=("constant", "cosine"), default="constant")
-    p.add_argument("--lr-warmup", type=int, default=0, help="updates over which the learning rate of the cosine rises")
-    p.add_argument("--max-iter", type=int, default=400000, help="where the cosine ends")
-    p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--device", default="cpu")
-    p.add_argument("--attention", choices=("matmul", "sdpa"), default="matmul")
-    p.add_argument("--recurrence", choices=("loop", "script", "manual"), default="manual", help="without --compile")
-    p.add_argument("--compile", action="store_true", help="torch.compile, needs PyTorch 2.2 and a C++ compiler")
-    p.add_argument("--chunk", type=int, default=8, help="steps of the recurrence that are compiled into one")
-    p.add_argument("--probe", action="store_true", help="print the GFLOP/s of a product, and end")
-    p.add_argument("--check", action="store_true", help="compare all variants (with --compile also compiled), and end")
-    return p
-
-
-def main():
-    p = options()
-    a = p.parse_args()
-    if a.threads > 0:
-        torch.set_num_threads(a.threads)
-    if a.probe:
-        return probe()
-    if a.compile and not hasattr(nn.Module, "compile"):
-        cannot(f"PyTorch {torch.__version__} has no torch.compile (2.2 and newer)")
-    if a.attention == "sdpa" and not SDPA:
-        cannot(f"PyTorch {torch.__version__} has no scaled_dot_product_attention (2.0 and newer)")
-    if a.check:
-        return check(a)
-    if not a.data:
-        p.error("--data is required")
-    trainer = Trainer(a, load_bytes(a))
+def serve(trainer, a):
+    """The curve of --train, or rounds as long as stdin asks for them (the protocol above)."""
     try:
         if a.train is not None:
             with open(a.curve, "w") if a.curve else contextlib.nullcontext(sys.stdout) as f:
@@ -580,6 +545,78 @@ def main():
     for _ in sys.stdin:
         print(json.dumps(trainer.round(a.steps)), flush=True)
     return 0
+
+
+def prepare(a):
+    """Threads, --probe, and what this PyTorch cannot do. True: there is no more to do."""
+    if a.threads > 0:
+        torch.set_num_threads(a.threads)
+    if a.probe:
+        probe()
+    elif a.compile and not hasattr(nn.Module, "compile"):
+        cannot(f"PyTorch {torch.__version__} has no torch.compile (2.2 and newer)")
+    elif a.attention == "sdpa" and not SDPA:
+        cannot(f"PyTorch {torch.__version__} has no scaled_dot_product_attention (2.0 and newer)")
+    return a.probe
+
+
+def shared_options(p, *optimisers):
+    """Of data, optimiser and process: of all peers that train language models on bytes"""
+    p.add_argument("--data", help="file of bytes")
+    p.add_argument("--begin", type=int, default=0, help="first byte of the file that counts")
+    p.add_argument("--end", type=int, help="end of the bytes that count")
+    p.add_argument("--load", help="safetensors file of initial parameters")
+    p.add_argument("--steps", type=int, default=10, help="training steps in a round")
+    p.add_argument("--warmup", type=int, default=0, help="training steps before the first round")
+    p.add_argument("--train", type=int, metavar="N", help="train N steps, write --curve, and end")
+    p.add_argument("--curve", metavar="FILE", help='a line "step loss" for every step, in nats')
+    p.add_argument("--threads", type=int, default=0)
+    p.add_argument("--dtype", choices=("f32", "f64", "bf16"), default="f32", help="bf16: autocast, float32 parameters")
+    p.add_argument("--optim", choices=optimisers, default=optimisers[-1])
+    p.add_argument("--lr", type=float, default=3e-4)
+    p.add_argument("--no-update", action="store_true", help="forward and backward alone: no clipping, no optimiser")
+    p.add_argument("--weight-decay", type=float, default=0.1, help="decoupled, on all parameters")
+    p.add_argument("--clip", type=float, default=1.0, help="largest norm of the whole gradient; 0: none")
+    p.add_argument("--schedule", choices=("constant", "cosine"), default="constant")
+    p.add_argument("--lr-warmup", type=int, default=0, help="updates over which the learning rate of the cosine rises")
+    p.add_argument("--max-iter", type=int, default=400000, help="where the cosine ends")
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--device", default="cpu")
+    p.add_argument("--compile", action="store_true", help="torch.compile, needs PyTorch 2.2 and a C++ compiler")
+    p.add_argument("--probe", action="store_true", help="print the GFLOP/s of a product, and end")
+    p.add_argument("--check", action="store_true", help="compare all variants (with --compile also compiled), and end")
+
+
+def options():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--nlayers", type=int, default=4)
+    p.add_argument("--hid-sz", type=int, default=512, help="d: width of embedding and layers")
+    p.add_argument("--n-proj", type=int, default=128, help="P: width of projection and attention; 0: SRU, without either")
+    p.add_argument("--nheads", type=int, default=1)
+    p.add_argument("--attn-every", type=int, default=1, help="layers k, 2k, .. have attention; 0: none")
+    p.add_argument("--block-sz", type=int, default=256, help="T: segment, and length of the memory")
+    p.add_argument("--batch-sz", type=int, default=8)
+    p.add_argument("--highway-bias", type=float, default=-2.0)
+    p.add_argument("--dropout", type=float, default=0.0)
+    p.add_argument("--attn-dropout", type=float, default=0.0)
+    p.add_argument("--vocab", type=int, default=256)
+    shared_options(p, "adamw", "radam")
+    p.add_argument("--attention", choices=("matmul", "sdpa"), default="matmul")
+    p.add_argument("--recurrence", choices=("loop", "script", "manual"), default="manual", help="without --compile")
+    p.add_argument("--chunk", type=int, default=8, help="steps of the recurrence that are compiled into one")
+    return p
+
+
+def main():
+    p = options()
+    a = p.parse_args()
+    if prepare(a):
+        return 0
+    if a.check:
+        return check(a)
+    if not a.data:
+        p.error("--data is required")
+    return serve(Trainer(a, load_bytes(a)), a)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,240 @@
+#!/bin/sh
+# compress.sh [options] - is a compressed memory worth its cost? Trains one small model with each of nine memories, several seeds each, on a
+# text of books, and makes a table: bits per byte of the validation text, and by the distance from where the memory was empty.
+#
+#     DATA=train.txt VALID=valid.txt sh bench/compress.sh            all runs that are not done yet, then the report
+#     DATA=.. VALID=.. sh bench/compress.sh --only txl256,conv       some of them
+#     sh bench/compress.sh --report [--record]                       the report of what is done (--record: to bench/results/ as well)
+#
+#     --steps N          of each run (default 5000, of 8 x 128 bytes)
+#     --seeds N          seeds 1 to N (default 3)
+#     --only LIST        of none,txl128,txl256,conv,mean,max,used,dilated,autoencode
+#     --threads N        of each run (default: all)
+#     --precision P      bf16 or f32 (default: bf16 products where the processor has them)
+#     --out DIR          for logs and results (default build/compress); it belongs to one set of these settings
+#     --keep             keep the models
+#     --quick            a tiny model, 20 steps, two seeds: tries this script, in a minute
+#
+# Each run is one call of examples/train_compressive.c, which leaves NAME.SEED.log and a line of JSON, NAME.SEED.json, in DIR. When the
+# script is interrupted it goes on where it was: a finished run is not repeated, and an unfinished one goes on from its last checkpoint.
+# Environment: CC (cc), CFLAGS (-O3), DATA, VALID.
+#
+# What is compared. All runs have the same layers, segments S, batch, steps, bytes, learning rate and Transformer-XL's positions (which need
+# no more parameters for a longer memory). txl128 and txl256 keep S and 2 S rows; the others of S + S rows compress what leaves the first S, four
+# to one, into S rows. So a query of these meets as many keys as one of txl256, its attention and the projection of its memory cost the
+# same, and txl256 is what they must beat: the rows reach 5 S back in place of 2 S. (The paper compares so, too: memory and compressed memory
+# of half the length each.) txl128 and none tell what memory is worth at all. What compression itself costs is in the table besides.
+set -eu
+cd "$(dirname "$0")/.."
+CC=${CC:-cc}
+layers=4 dim=256 heads=4 segment=128 batch=8 ratio=4 steps= seeds= document=8192 lr=0.001
+only=none,txl128,txl256,conv,mean,max,used,dilated,autoencode
+out= threads=0 precision= keep= quick= report= record= command="sh bench/compress.sh"
+while [ $# -gt 0 ]; do
+    command="$command $1"
+    case $1 in
+    --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' bench/compress.sh; exit 0 ;;
+    --quick) quick=1 ;;
+    --keep) keep=1 ;;
+    --report) report=1 ;;
+    --record) record=1 ;;
+    --steps|--seeds|--threads)
+        case ${2:-} in ''|*[!0-9]*|0) echo "compress.sh: $1 wants a whole number" >&2; exit 2 ;; esac
+        case $1 in --steps) steps=$2 ;; --seeds) seeds=$2 ;; *) threads=$2 ;; esac
+        command="$command $2"; shift ;;
+    --only|--out|--precision)
+        case ${2:-} in ''|*[!A-Za-z0-9_./,-]*) echo "compress.sh: $1 wants a value" >&2; exit 2 ;; esac
+        case $1 in --only) only=$2 ;; --out) out=$2 ;; *) precision=$2 ;; esac
+        command="$command $2"; shift ;;
+    *) echo "compress.sh: unknown option $1 (--help)" >&2; exit 2 ;;
+    esac
+    shift
+done
+if [ -n "$quick" ]; then
+    layers=2 dim=32 heads=2 segment=16 batch=2 steps=${steps:-20} seeds=${seeds:-2} document=128
+    out=${out:-build/compress-quick}
+fi
+steps=${steps:-5000} seeds=${seeds:-3} out=${out:-build/compress}
+mkdir -p "$out"
+if [ -z "$precision" ]; then
+    precision=f32
+    if grep -Eq 'avx512_bf16|amx_bf16' /proc/cpuinfo 2>/dev/null; then precision=bf16; fi
+fi
+case $precision in f32|bf16) ;; *) echo "compress.sh: --precision $precision: f32 or bf16" >&2; exit 2 ;; esac
+
+# The memory of a configuration: sets M, C and options
+memory() {
+    M=$segment C=0 options="--compress none --aux none"
+    case $1 in
+    none) M=0; options="--compress none --aux none --memory-layers none" ;;
+    txl128) ;;
+    txl256) M=$((2 * segment)) ;;
+    conv) C=$segment options="--compress conv --aux attention" ;;
+    mean|max|used) C=$segment options="--compress $1 --aux none" ;;
+    dilated) C=$segment options="--compress dilated --aux attention" ;;
+    autoencode) C=$segment options="--compress conv --aux autoencode" ;;
+    *) echo "compress.sh: --only $1: there is no such memory (--help)" >&2; exit 2 ;;
+    esac
+}
+# At the end of this script: the run that goes on is stopped (it saves), and its time kept
+stopped() {
+    [ -n "$running" ] || return 0
+    kill "$running" 2>/dev/null || :
+    wait "$running" || :
+    echo $((spent + $(date +%s) - began)) >"$run.spent"
+}
+names=$(echo "$only" | tr , ' ')
+for name in $names; do memory "$name"; done
+
+if [ -z "$report" ]; then
+    : "${DATA:=}" "${VALID:=}"
+    if [ -n "$quick" ] && [ -z "$DATA$VALID" ]; then        # any text will do
+        [ -s build/demo.txt ] || sh examples/demo_data.sh build/demo.txt
+        head -c 200000 build/demo.txt >"$out/text.train"; tail -c 20000 build/demo.txt >"$out/text.valid"
+        DATA=$out/text.train VALID=$out/text.valid
+    fi
+    for f in "$DATA" "$VALID"; do
+        [ -n "$f" ] && [ -r "$f" ] || { echo "compress.sh: set DATA=FILE (training text) and VALID=FILE (validation text): '$f' cannot be read" >&2; exit 2; }
+    done
+    set -- --tokens bytes --nlayers $layers --hid-sz $dim --nheads $heads --block-sz $segment --batch-sz $batch --ratio $ratio --positions xl \
+        --recurrence none --final-norm --dropout 0 --optim adam --lr $lr --schedule cosine --lr-warmup $((steps / 50 + 1)) --lr-start 0 --lr-min 0.00001 \
+        --grad-clip 0.5 --update-every 1 --eval-every 0 --sample-every 0 --save-every $((steps / 10 + 1)) --log-every 100 --steps "$steps" --precision "$precision"
+    settings="$* --eval-positions $document; $(cksum <"$DATA"); $(cksum <"$VALID")"
+    if [ -f "$out/settings" ] && [ "$settings" != "$(cat "$out/settings")" ]; then
+        { echo "compress.sh: $out has runs with other settings or texts: give another --out"; cat "$out/settings"; echo "$settings"; } >&2
+        exit 2
+    fi
+    echo "$settings" >"$out/settings"
+    mkdir -p "$out/text"
+    for f in "train=$DATA" "valid=$VALID"; do
+        case ${f#*=} in /*) from=${f#*=} ;; *) from=$PWD/${f#*=} ;; esac
+        ln -sf "$from" "$out/text/${f%%=*}.txt"
+    done
+    $CC -std=c99 ${CFLAGS:--O3} -pthread examples/train_compressive.c -o "$out/train_compressive" -lm
+    . bench/machine.sh
+    seed=0
+    while [ "$seed" -lt "$seeds" ]; do      # all configurations of a seed first: a report of half the runs is one, too
+        seed=$((seed + 1))
+        for name in $names; do
+            run=$out/$name.$seed
+            if [ -s "$run.json" ]; then continue; fi
+            memory "$name"
+            echo "$(date +%H:%M) $name, seed $seed .."
+            began=$(date +%s) spent=0
+            if [ -f "$run.safetensors" ] && [ -f "$run.spent" ]; then spent=$(cat "$run.spent"); fi
+            code=0 running=
+            trap stopped EXIT
+            trap 'exit 130' INT TERM
+            # The bytes of a run do not depend on its seed, nor on its memory: seeds are first parameters
+            "$out/train_compressive" "$@" $options --mem $M --cmem $C --seed "$seed" --threads "$threads" --data "$out/text" --checkpoint "$run.safetensors" \
+                --eval-positions $document --log "$run.log" >"$run.txt" 2>>"$run.err" &
+            running=$!
+            wait "$running" || code=$?
+            running=
+            spent=$((spent + $(date +%s) - began))
+            if [ "$code" != 0 ]; then
+                echo $spent >"$run.spent"
+                echo "compress.sh: the run of $name, seed $seed, ended with $code: $(tail -n 1 "$run.err")" >&2
+                exit "$code"
+            fi
+            # The trainer's last lines: "step N: valid bpb X (loss Y)", what compression lost, and the loss by positions
+            awk -v name="$name" -v seed="$seed" -v steps="$steps" -v M="$M" -v C="$C" -v seconds="$spent" -v precision="$precision" -v commit="$commit" -v machine="$cpu, $cores cores" '
+                / valid bp[bc] / { bpc = $5 }
+                /^lost by compression/ { gsub(/.*: |\(layer [0-9]*\)| /, ""); lost = $0 }
+                /^loss by tokens/ {
+                    sub(/.*: /, ""); n = split($0, part, ", ")
+                    for (i = 1; i <= n; i++) { split(part[i], v, " "); places = places (i > 1 ? "," : "") "\"" v[1] "\":" sprintf("%.5f", v[2] / log(2)) }
+                }
+                END {
+                    if (bpc !~ /^[0-9.]+$/ || places == "") exit 1
+                    printf "{\"memory\":\"%s\",\"seed\":%d,\"steps\":%d,\"M\":%d,\"C\":%d,\"bpc\":%s,\"seconds\":%d,\"seconds_per_100_steps\":%.2f,\"precision\":\"%s\",\"commit\":\"%s\",\"machine\":\"%s\",\"lost\":[%s],\"bpc_by_position\":{%s}}\n",
+                        name, seed, steps, M, C, bpc, seconds, seconds * 100 / steps, precision, commit, machine, lost, places
+                }' "$run.txt" >"$run.json.new" || { rm -f "$run.json.new"; echo "compress.sh: $run.txt has not the results of a run" >&2; exit 1; }
+            mv "$run.json.new" "$run.json"
+            rm -f "$run.spent"
+            [ -n "$keep" ] || rm -f "$run.safetensors"
+            sed 's/.*"bpc":\([0-9.]*\),"seconds":\([0-9]*\),"seconds_per_100_steps":\([0-9.]*\).*/      \1 bits a byte; \2 s with evaluation, \3 s per 100 steps/' "$run.json"
+        done
+    done
+fi
+
+. bench/machine.sh
+all=
+for name in $names; do for f in "$out/$name".*.json; do if [ -s "$f" ]; then all="$all $f"; fi; done; done
+[ -n "$all" ] || { echo "compress.sh: no run in $out is done" >&2; exit 2; }
+{
+    echo "# Memories of the same cost, $(date +%Y-%m-%d)"
+    echo
+    echo "- machine: $cpu, $cores cores, ${vector:-no vector flags known}"
+    echo "- command: \`$command\`; commit: $commit"
+    echo "- settings, checksums and sizes of training and validation text: \`$(cat "$out/settings")\`"
+    echo
+    echo "Bits per byte of the validation text, mean over seeds, with standard deviation and range. Keys: what a query of a full memory meets,"
+    echo "its own segment by half; attention: forward multiply-adds a token of scores, positions, values and of the keys, values and positions of"
+    echo "memory; compression: of making new rows, and of the loss that trains it. Lost: (t - c)^2 / t^2 of the last step, mean of layers."
+    echo
+    awk -v D="$dim" -v L="$layers" -v S="$segment" -v r="$ratio" -v B="$batch" '
+        function text(key) { return match($0, "\"" key "\":\"[^\"]*") ? substr($0, RSTART + length(key) + 4, RLENGTH - length(key) - 4) : "" }
+        function number(key) { return match($0, "\"" key "\":[0-9.]*") ? substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3) + 0 : 0 }
+        {
+            name = text("memory")
+            if (!(name in n)) order[++names] = name
+            x = number("bpc"); k = ++n[name]
+            sum[name] += x; square[name] += x * x; M[name] = number("M"); C[name] = number("C"); time[name] += number("seconds_per_100_steps")
+            if (k == 1 || x < low[name]) low[name] = x
+            if (k == 1 || x > high[name]) high[name] = x
+            if (match($0, /"lost":\[[^]]*/)) {
+                m = split(substr($0, RSTART + 8, RLENGTH - 8), part, ","); s = 0
+                for (i = 1; i <= m; i++) s += part[i]
+                if (m) lost[name] += s / m
+            }
+            if (match($0, /"bpc_by_position":\{[^}]*/)) {
+                m = split(substr($0, RSTART + 19, RLENGTH - 19), part, ",")
+                for (i = 1; i <= m; i++) {
+                    split(part[i], v, ":"); gsub(/"/, "", v[1])
+                    if (!(v[1] in place)) { place[v[1]] = ++places; label[places] = v[1] }
+                    at[name, v[1]] += v[2]; at2[name, v[1]] += v[2] * v[2]
+                }
+            }
+        }
+        function spread(s, q, k) { q = q / k - s * s / k / k; return k > 1 && q > 0 ? sqrt(q * k / (k - 1)) : 0 }
+        END {
+            base = "txl256"
+            print "| memory | M | C | reach a layer | keys | attention | compression | seeds | bits a byte | deviation | range | to txl256 | lost | s per 100 steps |"
+            print "|--------|--:|--:|--------------:|-----:|----------:|------------:|------:|------------:|----------:|------:|----------:|-----:|----------------:|"
+            for (j = 1; j <= names; j++) {
+                a = order[j]; k = n[a]; keys = M[a] + C[a] + S / 2; made = loss = 0
+                if (a == "conv" || a == "autoencode") made = D * D
+                if (a == "dilated") made = 7 * D * D
+                if (a == "conv" || a == "dilated") loss = 2 * D * D / r + 2 * D * (S + S / r)
+                if (a == "autoencode") loss = D * D
+                printf("| %s | %d | %d | %d | %d | %.2fM | %s | %d | %.4f | %s | %s | %s | %s | %.1f |\n", a, M[a], C[a], M[a] + (C[a] ? r * C[a] : 0), keys,
+                    L * (3 * D * keys + (M[a] + C[a]) * (2 + 1 / B) * D * D / S) * 1e-6, made ? sprintf("%.2fM + %.2fM", L * made * 1e-6, L * loss * 1e-6) : "0", k, sum[a] / k,
+                    k > 1 ? sprintf("%.4f", spread(sum[a], square[a], k)) : "-", k > 1 ? sprintf("%.4f - %.4f", low[a], high[a]) : "-",
+                    (base in n) && a != base ? sprintf("%+.4f", sum[a] / k - sum[base] / n[base]) : "-", (a in lost) && lost[a] ? sprintf("%.3f", lost[a] / k) : "-", time[a] / k)
+            }
+            printf "\nBits per byte by the number of bytes since an empty memory (mean over seeds, +- deviation):\n\n| memory |"
+            for (i = 1; i <= places; i++) printf " %s |", label[i]
+            printf "\n|--------|"
+            for (i = 1; i <= places; i++) printf "--:|"
+            printf "\n"
+            for (j = 1; j <= names; j++) {
+                a = order[j]
+                printf "| %s |", a
+                for (i = 1; i <= places; i++) {
+                    printf " %.4f", at[a, label[i]] / n[a]
+                    if (n[a] > 1) printf " +- %.4f", spread(at[a, label[i]], at2[a, label[i]], n[a])
+                    printf " |"
+                }
+                printf "\n"
+            }
+        }' $all
+} >"$out/report.md"
+cat "$out/report.md"
+if [ -n "$record" ]; then
+    mkdir -p bench/results
+    target=bench/results/compress-$(date +%Y-%m-%d)-$class.md
+    cp "$out/report.md" "$target"
+    cat $all >"${target%.md}.json"
+    echo "written: $target, ${target%.md}.json"
+fi

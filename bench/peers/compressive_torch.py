@@ -1,0 +1,387 @@
+#!/usr/bin/env python3
+"""Compressive Transformer language model training step in PyTorch (1.13 and newer), a benchmark contender and a reference for
+training curves: eager or compiled, float32, float64 or bfloat16 autocast.
+
+Pre-norm; gates residual and gru; learned positions and Transformer-XL's; strided convolution with the attention loss, or no
+compressed memory; memories carried over. What a careful PyTorch user writes: everything is (time, batch, width), so that heads
+are views and memory grows by its first dimension; keys and values of all heads in one product, a head's side by side; memory
+projected apart from the segment (no gradient for its rows); the position term by one product and a view, no copy, into which the
+content term is added by baddbmm; the two losses' attention by scaled_dot_product_attention where there is one; the optimiser by
+foreach or fused. Compiled are the layers, each for itself with its compression, and the loss, shapes constant.
+
+    compressive_torch.py --nlayers 4 --hid-sz 256 --nheads 4 --block-sz 128 --batch-sz 8 --mem 128 --cmem 32 --data FILE \\
+        --steps 10 --warmup 4 --threads 2 [--load FILE] [--dtype bf16] [--compile]
+
+Protocol, options of data and optimiser, --train, --curve, --probe, --load: as sru_torch.py, beside which this file must stand.
+--compile needs --warmup 4 or more: memory, then compressed memory, are empty at first. The loss that is told is the mean nll; the
+compression's is minimised with it.
+
+    compressive_torch.py ... --generate N     every line on stdin asks for N tokens of one stream
+    compressive_torch.py --check [--compile]                this model against compressive_oracle.py in float64
+
+Generation without cached keys and values, which is how the published implementation does it: each token runs the forward pass of
+its whole segment. One stream, memories filled by --prompt segments of the text, whose next bytes are fed; the N places lie evenly
+within one segment, (2 i + 1) S / 2 N, so that their mean is that of a segment. The answer has the keys of training; loss_step1 is
+the nll of the first place, loss_last the mean over all.
+
+Parameters (--load; without it initialised from --seed): in_emb.weight, out_emb.weight and .bias, key_pe (S + M + C,d) and of every
+layer attn.norm, attn.query (d,d), attn.kv (2d,d) keys first, attn.out, with xl attn.pos (d,d), attn.u and attn.v (heads,d/heads),
+compress.weight (d,r d) and .bias, ff.norm, ff.fc1, ff.fc2, and gru's attn.gate and ff.gate: weight_ih, weight_hh, bias_ih, bias_hh.
+"""
+import argparse
+import contextlib
+import importlib.util
+import itertools
+import json
+import math
+import os
+import sys
+import time
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from sru_torch import SDPA, Trainer, load_bytes, load_safetensors, prepare, serve, shared_options
+
+
+def sinusoids(rows, D):
+    """(rows,D): distances rows-1 .. 0"""
+    dist = torch.arange(rows - 1, -1, -1, dtype=torch.float64)[:, None]
+    f = 10000.0 ** (-2 * torch.arange(D // 2, dtype=torch.float64) / D)
+    return torch.cat((torch.sin(dist * f), torch.cos(dist * f)), 1)
+
+
+class Gate(nn.Module):
+    """PyTorch's GRU cell, the stream as its state"""
+
+    def __init__(self, D):
+        super().__init__()
+        self.weight_ih, self.weight_hh = nn.Parameter(torch.empty(3 * D, D)), nn.Parameter(torch.empty(3 * D, D))
+        self.bias_ih, self.bias_hh = nn.Parameter(torch.zeros(3 * D)), nn.Parameter(torch.zeros(3 * D))
+        for w in (self.weight_ih, self.weight_hh):
+            nn.init.uniform_(w, -D ** -0.5, D ** -0.5)
+
+    def forward(self, y, x):
+        a, b, D = F.linear(y, self.weight_ih, self.bias_ih), F.linear(x, self.weight_hh, self.bias_hh), x.shape[-1]
+        r, z = torch.sigmoid(a[..., :2 * D] + b[..., :2 * D]).chunk(2, -1)
+        n = torch.tanh(torch.addcmul(a[..., 2 * D:], r, b[..., 2 * D:]))
+        return torch.lerp(n.to(x.dtype), x, z.to(x.dtype))
+
+
+class Residual(nn.Module):
+    def forward(self, y, x):
+        return x + y
+
+
+class Layer(nn.Module):
+    def __init__(self, a, remembers):
+        super().__init__()
+        D, H = a.hid_sz, a.nheads
+        self.D, self.H, self.S, self.r, self.bf16, self.sdpa = D, H, a.block_sz, a.ratio, a.dtype == "bf16", a.attention == "sdpa"
+        self.M, self.C = (a.mem, a.cmem) if remembers else (0, 0)
+        self.xl = a.positions == "xl"
+        self.norm_a, self.norm_f = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.query, self.kv = nn.Linear(D, D, bias=False), nn.Linear(D, 2 * D, bias=False)     # kv: rows (head, key or value, channel)
+        self.out, self.fc1, self.fc2 = nn.Linear(D, D), nn.Linear(D, 4 * D), nn.Linear(4 * D, D)
+        self.gate_a, self.gate_f = (Gate(D) if a.gate == "gru" else Residual() for _ in range(2))
+        if self.xl:
+            self.pos = nn.Linear(D, D, bias=False)
+            self.u, self.v = nn.Parameter(torch.zeros(H, D // H)), nn.Parameter(torch.zeros(H, D // H))
+        if self.C:
+            self.compress = nn.Linear(a.ratio * D, D)      # on r rows side by side: the strided convolution
+
+    def heads(self, y):
+        """(K,B,..) -> (B H,K,..), a view"""
+        return y.view(y.shape[0], y.shape[1] * self.H, -1).transpose(0, 1)
+
+    def attend(self, q, kv, table, mask):
+        """q (T,B,D), kv (K,B,2D), table: sines or (P,D); -> (T,B,D)"""
+        (T, B, D), K, H = q.shape, kv.shape[0], self.H
+        hd = D // H
+        k, v = self.heads(kv).split(hd, -1)
+        rows = table[table.shape[0] - K:]
+        if self.xl:
+            rows = self.pos(rows)
+            qk, qp = (q.view(T, B, H, hd) + w.to(q.dtype) for w in (self.u, self.v))
+            qk, qp = self.heads(qk), self.heads(qp)
+        else:
+            qk = qp = self.heads(q)
+        # One column more than keys: row t of what follows, read with a stride shorter by one, begins one column later for each t
+        rows = F.pad(rows.to(q.dtype), (0, 0, 0, 1))
+        rows = self.heads(rows[:, None].expand(K + 1, B, D).contiguous())
+        s = torch.bmm(qp, rows.transpose(1, 2)).flatten(1)
+        s = s.narrow(1, T - 1, T * K).view(B * H, T, K)
+        s = torch.baddbmm(s, qk, k.transpose(1, 2), beta=hd ** -0.5, alpha=hd ** -0.5).add_(mask)
+        p = torch.softmax(s, -1).to(v.dtype)
+        return torch.bmm(p, v).transpose(0, 1).reshape(T, B, D)
+
+    def plain(self, q, kv):
+        """Attention without positions and mask, heads apart: q (T,B,D), kv (K,B,2D) -> (B H,T,hd)"""
+        q, (k, v) = self.heads(q), self.heads(kv).split(self.D // self.H, -1)
+        if self.sdpa:
+            return F.scaled_dot_product_attention(q, k, v)
+        s = torch.bmm(q, k.transpose(1, 2)).mul_((self.D // self.H) ** -0.5)
+        return torch.bmm(torch.softmax(s, -1).to(v.dtype), v)
+
+    def forward(self, x, m, c, table, mask):
+        """x (T,B,D), memory m (n,B,D) and compressed memory c, or None -> x, m, c, the loss of the compression or None"""
+        T, B, D = x.shape
+        h, aux = self.norm_a(x), None
+        if self.bf16:
+            h = h.to(torch.bfloat16)
+        q, kv = self.query(h), self.kv(h)
+        n, e = 0 if m is None else m.shape[0], 0
+        if m is not None or c is not None:
+            kv = torch.cat((self.kv(m if c is None else c if m is None else torch.cat((c, m))), kv))
+        x = self.gate_a(self.out(self.attend(q, kv, table, mask)), x)
+        x = self.gate_f(self.fc2(F.gelu(self.fc1(self.norm_f(x)))), x)
+        if self.M + self.C and T == self.S:
+            h = h.detach()
+            m, e = h if m is None else torch.cat((m, h)), max(0, n + T - self.M)
+            old, m = m[:e], m[e:] if self.M else None
+            if e and self.C:
+                G = -(-e // self.r)
+                pad = F.pad(old, (0, 0, 0, 0, 0, G * self.r - e)) if e % self.r else old
+                new = self.compress(pad.view(G, self.r, B, D).transpose(1, 2).reshape(G, B, self.r * D))
+                if self.training:
+                    q, at = q.detach(), 0 if c is None else c.shape[0]
+                    with torch.no_grad():
+                        target = self.plain(q, kv[at:at + e])
+                    got = self.plain(q, F.linear(new, self.kv.weight.detach()))
+                    aux = F.mse_loss(got, target)
+                new = new.detach()
+                c = (new if c is None else torch.cat((c, new)))[-self.C:]
+        return x, m, c, aux
+
+
+class Model(nn.Module):
+    def __init__(self, a):
+        super().__init__()
+        self.a, D = a, a.hid_sz
+        text = {"all": ",".join(map(str, range(1, a.nlayers + 1))), "none": ""}.get(a.memory_layers, a.memory_layers)
+        memory = [int(v) for v in text.split(",") if v]
+        self.in_emb = nn.Embedding(a.vocab, D)
+        self.layers = nn.ModuleList(Layer(a, l + 1 in memory) for l in range(a.nlayers))
+        self.out_emb = nn.Linear(D, a.vocab)
+        self.rows = a.block_sz + (a.mem + a.cmem if len(memory) else 0)
+        if a.positions == "xl":
+            self.register_buffer("sines", sinusoids(self.rows, D), persistent=False)
+        else:
+            self.key_pe = nn.Parameter(torch.zeros(self.rows, D))
+        self.A, self.masks = sum(1 for layer in self.layers if layer.C), {}
+
+    def initial(self):
+        return [(None, None)] * len(self.layers)
+
+    def mask(self, T, K, like):
+        if (T, K) not in self.masks:
+            self.masks[T, K] = torch.full((T, K), -math.inf, device=like.device, dtype=like.dtype).triu_(K - T + 1)
+        return self.masks[T, K]
+
+    def hidden(self, x, memories):
+        """x (T,B) -> last hidden states, memories, the sum of the compression's losses"""
+        h, table, new, aux = self.in_emb(x), self.sines if self.a.positions == "xl" else self.key_pe, [], 0.0
+        kind = torch.empty(0, dtype=torch.bfloat16) if self.a.dtype == "bf16" else h
+        for layer, (m, c) in zip(self.layers, memories):
+            K = sum(t.shape[0] for t in (m, c, x) if t is not None)
+            h, m, c, loss = layer(h, m, c, table, self.mask(x.shape[0], K, kind))
+            new.append((m, c))
+            if loss is not None:
+                aux = aux + loss
+        return h, new, aux
+
+    def loss(self, h, y):
+        return F.cross_entropy(self.out_emb(h).to(self.in_emb.weight.dtype).flatten(0, 1), y.flatten())
+
+    def forward(self, x, y, memories):
+        h, memories, aux = self.hidden(x, memories)
+        nll = self.loss(h, y)
+        return nll, nll + self.a.aux_weight / max(self.A, 1) * aux, memories
+
+
+NAMES = {"norm_a": "attn.norm", "norm_f": "ff.norm", "query": "attn.query", "kv": "attn.kv", "out": "attn.out", "pos": "attn.pos",
+         "u": "attn.u", "v": "attn.v", "gate_a": "attn.gate", "gate_f": "ff.gate", "fc1": "ff.fc1", "fc2": "ff.fc2"}
+
+
+def file_name(name):
+    """layers.3.gate_a.bias_ih -> layers.3.attn.gate.bias_ih"""
+    part = name.split(".")
+    if part[0] == "layers":
+        part[2] = NAMES.get(part[2], part[2])
+    return ".".join(part)
+
+
+class CompressiveTrainer(Trainer):
+    def create(self):
+        torch.set_default_dtype(torch.float64 if self.a.dtype == "f64" else torch.float32)
+        return Model(self.a)
+
+    def compile(self):          # shapes are those of an empty, a filling and a full memory, in layers with and without one
+        for name in ("cache_size_limit", "recompile_limit"):
+            if hasattr(torch._dynamo.config, name):
+                setattr(torch._dynamo.config, name, 64)
+        for layer in self.model.layers:
+            layer.forward = torch.compile(layer.forward, dynamic=False)
+        self.model.loss = torch.compile(self.model.loss, dynamic=False)
+
+    def restart(self):
+        self.position, self.memories = 0, self.model.initial()
+
+    def forward(self, x, y):
+        nll, total, self.memories = self.model(x, y, self.memories)
+        return nll, total
+
+    def by_head(self, w):       # (2D,D), keys first -> rows (head, key or value, channel)
+        D, H = self.a.hid_sz, self.a.nheads
+        return w.view(2, H, D // H, D).transpose(0, 1).reshape(2 * D, D)
+
+    def load(self, tensors):
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                t = tensors[file_name(name)]
+                p.copy_(self.by_head(t) if name.endswith(".kv.weight") else t.reshape(p.shape))
+
+
+class Generator:
+    """One stream without a cache"""
+
+    def __init__(self, a, data):
+        self.trainer = CompressiveTrainer(a, data)
+        self.a, self.model = a, self.trainer.model.eval()
+        S, text = a.block_sz, data.flatten()
+        if len(text) <= (a.prompt + 1) * S:
+            raise SystemExit("too few bytes for this prompt")
+        self.memories = self.model.initial()
+        with self.quietly():
+            for k in range(a.prompt):
+                self.memories = self.model.hidden(text[k * S:(k + 1) * S, None].long(), self.memories)[1]
+        self.text = text[a.prompt * S:(a.prompt + 1) * S + 1, None].long()
+
+    @contextlib.contextmanager
+    def quietly(self):
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.a.dtype == "bf16"):
+            yield
+
+    def step(self):
+        pass
+
+    def synchronise(self):
+        pass
+
+    def round(self, n):
+        S, losses, start = self.a.block_sz, [], time.monotonic()
+        with self.quietly():
+            for i in range(n):
+                at = (2 * i + 1) * S // (2 * n)
+                h = self.model.hidden(self.text[:at + 1], self.memories)[0]
+                losses.append(float(self.model.loss(h[-1:], self.text[at + 1])))
+        seconds = time.monotonic() - start
+        return dict(self.trainer.told(seconds), tokens_per_s=n / seconds, loss_step1=losses[0], loss_first=losses[0],
+                    loss_last=sum(losses) / n)
+
+
+def check(a):
+    """Six segments of tiny models in float64, all variants, against the oracle: losses, memories, and the gradient of
+    every parameter of the sum of all losses. Fails when one differs by more than 1e-10 of the largest of its tensor, or of 1."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tests/golden/compressive_oracle.py")
+    spec = importlib.util.spec_from_file_location("compressive_oracle", path)
+    oracle = importlib.util.module_from_spec(spec)
+    sys.modules["compressive_oracle"] = oracle
+    spec.loader.exec_module(oracle)
+    a.nlayers, a.hid_sz, a.nheads, a.batch_sz, a.vocab, a.aux_weight, a.dtype, a.load = 3, 8, 2, 2, 11, 0.7, "f64", None
+    worst, runs, compiled = 0.0, 0, a.compile
+
+    def off(mine, theirs):
+        return float((mine - theirs).abs().max() / theirs.abs().max().clamp(min=1)) if theirs.numel() else 0.0
+
+    sizes = ((4, 4, 2, 2, "all"), (4, 6, 3, 3, "1,3"), (5, 3, 4, 2, "2,3"), (3, 5, 0, 4, "all"), (4, 0, 3, 2, "3"), (4, 4, 2, 2, "none"))
+    for (S, M, C, r, layers), gate, positions, attention in itertools.product(
+            sizes, ("residual", "gru"), ("learned", "xl"), ("matmul", "sdpa") if SDPA else ("matmul",)):
+        a.block_sz, a.mem, a.cmem, a.ratio, a.memory_layers, a.gate, a.positions = S, M, C, r, layers, gate, positions
+        a.attention, a.compile = attention, compiled and runs == 4
+        cfg = oracle.Config(vocab=11, dim=8, layers=3, heads=2, segment=S, memory_layers="" if layers == "none" else layers, mem=M,
+                            cmem=C, ratio=r, gate=gate, positions=positions, aux_weight=0.7).checked()
+        p = {k: v.requires_grad_() for k, v in oracle.random_parameters(cfg, runs).items()}
+        tokens = oracle.random_tokens(cfg, 2, 6 * S + 1, 100 + runs)
+        trainer = CompressiveTrainer(a, tokens)
+        moved = {k: v.detach() for k, v in p.items()}
+        if positions == "learned":      # as the library stores them
+            moved["key_pe"] = moved["key_pe"].transpose(0, 1).reshape(-1, 8)[-trainer.model.rows:]
+        for k in moved:
+            if k.endswith("compress.weight"):
+                moved[k] = moved[k].transpose(1, 2).reshape(8, r * 8)
+        trainer.load(moved)
+        model, total, want = oracle.Model(cfg, p, 2), 0.0, 0.0
+        for at in range(0, 6 * S, S):
+            ids, y = tokens[:, at:at + S], tokens[:, at + 1:at + S + 1]
+            logits, _, _, aux = model.segment(ids, None, None, True)
+            nll = oracle.nll(logits, y)
+            want = want + nll + aux
+            got, both = trainer.forward(ids.t().long(), y.t().long())
+            total = total + both
+            worst = max(worst, off(got.detach(), nll.detach()), off(total.detach(), want.detach()))
+        want.backward()
+        total.backward()
+        for l, (m, c) in enumerate(trainer.memories):
+            if l in cfg.memory:
+                mem, _, cmem, _ = model.memories(l)
+                for mine, theirs in ((m, mem), (c, cmem)):
+                    assert (0 if mine is None else mine.shape[0]) == theirs.shape[1]
+                    if mine is not None:
+                        worst = max(worst, off(mine.transpose(0, 1), theirs))
+        for name, q in trainer.model.named_parameters():
+            g = p[file_name(name)].grad
+            g = torch.zeros_like(p[file_name(name)]) if g is None else g
+            if name == "key_pe":
+                g = g.transpose(0, 1).reshape(-1, 8)[-trainer.model.rows:]
+            elif name.endswith(".kv.weight"):
+                g = trainer.by_head(g)
+            elif name.endswith("compress.weight"):
+                g = g.transpose(1, 2)
+            mine = torch.zeros_like(q) if q.grad is None else q.grad
+            worst = max(worst, off(mine, g.reshape(q.shape)))
+        runs += 1
+    print(json.dumps({"runs": runs, "largest_difference": worst, "loss_last": float(got)}))
+    return 0 if worst < 1e-10 else 1
+
+
+def options():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--nlayers", type=int, default=4)
+    p.add_argument("--hid-sz", type=int, default=256)
+    p.add_argument("--nheads", type=int, default=4)
+    p.add_argument("--block-sz", type=int, default=128, help="S: segment")
+    p.add_argument("--batch-sz", type=int, default=8)
+    p.add_argument("--mem", type=int, default=128, help="M: rows of memory")
+    p.add_argument("--cmem", type=int, default=32, help="C: rows of compressed memory; 0: none")
+    p.add_argument("--ratio", type=int, default=4)
+    p.add_argument("--memory-layers", default="all", help="as 6,7,8, or: all, none")
+    p.add_argument("--gate", choices=("residual", "gru"), default="residual")
+    p.add_argument("--positions", choices=("learned", "xl"), default="learned")
+    p.add_argument("--aux-weight", type=float, default=1.0)
+    p.add_argument("--vocab", type=int, default=256)
+    shared_options(p, "adamw")
+    p.add_argument("--attention", choices=("matmul", "sdpa"), default="sdpa" if SDPA else "matmul", help="of the compression's loss")
+    p.add_argument("--generate", type=int, metavar="N", help="generation in place of training, N tokens a round")
+    p.add_argument("--prompt", type=int, default=3, help="generation: segments before")
+    return p
+
+
+def main():
+    p = options()
+    a = p.parse_args()
+    if prepare(a):
+        return 0
+    if a.check:
+        return check(a)
+    if not a.data:
+        p.error("--data is required")
+    if a.generate:
+        a.steps, a.batch_sz = a.generate, 1
+        return serve(Generator(a, load_bytes(a)), a)
+    return serve(CompressiveTrainer(a, load_bytes(a)), a)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,319 @@
+/* seqtx_compressive.h against the golden vectors of an independent PyTorch implementation (tests/golden, README_compressive.md): logits,
+   losses, memories with what is missing in them, every gradient, of segment after segment, in the corrected and the literal forms; a
+   training curve; greedy decodings. 1e-10 in the double build, 1e-5 in float. Usage: test_golden_comp DIR */
+#include <stdint.h>
+#include "../seqtx_compressive.h"
+#include "test.h"
+#include "golden.h"
+
+#ifdef SEQTX_DOUBLE
+static const double TOL = 1e-10, CURVE = 1e-9;
+#else
+static const double TOL = 1e-5, CURVE = 2e-5;
+#endif
+enum { MAX_LAYERS = 8 };
+
+static size_t list_of(const char *s, size_t *v, size_t most) {
+    size_t n = 0;
+    for (; s && *s && n < most; s += strcspn(s, ","), s += *s == ',') v[n++] = (size_t)atol(s);
+    return n;
+}
+static int choice(const stx_file *f, const char *key, const char *const *names) {
+    const char *s = stx_file_meta(f, key);
+    int i;
+    for (i = 0; s && names[i]; i++) if (!strcmp(s, names[i])) return i;
+    CHECK(0, "%s is %s", key, s ? s : "not there");
+    return 0;
+}
+typedef struct lists { size_t layers[MAX_LAYERS], mems[MAX_LAYERS], cmems[MAX_LAYERS]; } lists;
+static void config(const stx_file *f, stx_comp_desc *d, lists *k) {
+    static const char *const compress[] = {"conv", "dilated", "max", "mean", "used", "none", NULL};
+    static const char *const aux[] = {"", "attention", "autoencode", "bptt", "none", NULL}, *const positions[] = {"learned", "xl", NULL};
+    static const char *const gates[] = {"residual", "gru", "input", "output", "highway", "sigtanh", "gtrxl", NULL};
+    static const char *const recurrence[] = {"none", "ernie", "rotate", NULL};
+    const char *s = stx_file_meta(f, "memory_layers");
+    size_t mem = (size_t)need(f, "mem"), cmem = (size_t)need(f, "cmem");
+    memset(d, 0, sizeof *d);
+    d->vocab = (size_t)need(f, "vocab"); d->dim = (size_t)need(f, "dim"); d->emb = (size_t)need(f, "emb");
+    d->layers = (size_t)need(f, "layers"); d->heads = (size_t)need(f, "heads"); d->kv_heads = (size_t)need(f, "kv_heads");
+    d->inner = (size_t)need(f, "inner"); d->segment = (size_t)need(f, "segment"); d->ratio = (size_t)need(f, "ratio");
+    d->mem = mem ? mem : STX_COMP_NO_ROWS;
+    d->cmem = cmem ? cmem : STX_COMP_NO_ROWS;
+    if (s && strcmp(s, "all")) {
+        d->memory_count = list_of(s, k->layers, MAX_LAYERS);
+        if (d->memory_count) d->memory_layers = k->layers; else d->no_memory = 1;
+    }
+    if (list_of(stx_file_meta(f, "mems"), k->mems, MAX_LAYERS)) d->mems = k->mems;
+    if (list_of(stx_file_meta(f, "cmems"), k->cmems, MAX_LAYERS)) d->cmems = k->cmems;
+    d->compress = choice(f, "compress", compress);
+    d->aux = choice(f, "aux", aux);
+    if (d->compress >= STX_COMP_MAX) d->aux = STX_COMP_AUX_NONE;
+    d->overlap = (size_t)need(f, "overlap");
+    d->conv_no_bias = (int)need(f, "conv_no_bias");
+    if (d->compress == STX_COMP_DILATED) d->dilations = list_of(stx_file_meta(f, "dilations"), d->dilation, STX_COMP_MAX_DILATIONS);
+    d->aux_weight = need(f, "aux_weight");
+    if (d->aux == STX_COMP_AUX_BPTT) d->bptt = (size_t)need(f, "bptt");
+    d->positions = choice(f, "positions", positions);
+    d->gate = choice(f, "gate", gates);
+    d->recurrence = choice(f, "recurrence", recurrence);
+    d->norm_after = (int)need(f, "norm_after"); d->final_norm = (int)need(f, "final_norm"); d->glu = (int)need(f, "glu");
+    d->tied = (int)need(f, "tied"); d->gate_relu = (int)need(f, "gate_relu"); d->mogrify = (int)need(f, "mogrify");
+    d->literal_rows = (int)need(f, "literal_rows"); d->literal_pad = (int)need(f, "literal_pad");
+    d->literal_target = (int)need(f, "literal_target"); d->literal_mask = (int)need(f, "literal_mask");
+    d->literal_freeze = (int)need(f, "literal_freeze");
+}
+/* Where number i of a parameter of the model stands in the file: tables there are (H,rows,hd), convolutions (out,in,taps), decoders
+   (in,out,taps) */
+static size_t place(const stx_comp *m, const char *name, const stx_tensor *t, size_t i) {
+    const size_t D = m->desc.dim, hd = D / m->desc.heads, row = t->ndim == 2 ? i / t->dim[1] : 0, col = t->ndim == 2 ? i % t->dim[1] : 0;
+    if (t == m->key_pe) return (col / hd * t->dim[0] + row) * hd + col % hd;
+    if (strstr(name, "compress.decoder")) return (col * D + row % D) * (t->dim[0] / D) + row / D;
+    if (strstr(name, "compress.") && t->ndim == 2) return (row * D + col % D) * (t->dim[1] / D) + col / D;
+    return i;
+}
+static void load(stx_comp *m, const stx_file *f) {
+    size_t i, k, n;
+    for (i = 0; i < m->params->count; i++) {
+        stx_tensor *t = m->params->tensor[i];
+        stx_real *v = (stx_real *)malloc((t->size + 1) * sizeof *v);
+        char key[128];
+        double *e;
+        snprintf(key, sizeof key, "param.%s", m->params->name[i]);
+        e = entry(f, key, &n);
+        CHECK(e && n == t->size, "%s: %zu numbers, %zu in the file", key, t->size, n);
+        for (k = 0; e && k < t->size && n == t->size; k++) v[k] = (stx_real)e[place(m, m->params->name[i], t, k)];
+        stx_set(m->ctx, t, v);
+        free(v);
+        free(e);
+    }
+}
+/* of what: "grad." or "final." and numbers of parameter i, on the device; NULL: none may be in the file */
+static void compare(const stx_comp *m, const stx_file *f, const char *file, const char *what, size_t i, const stx_real *have, double tol) {
+    const stx_tensor *t = m->params->tensor[i];
+    char key[128];
+    size_t n, k;
+    double *e, *got = (double *)calloc(t->size + 1, sizeof *got), *want = (double *)calloc(t->size + 1, sizeof *want);
+    stx_real *v = host_of(m->ctx, have, t->size);
+    snprintf(key, sizeof key, "%s%s", what, m->params->name[i]);
+    e = entry(f, key, &n);
+    CHECK(!e || n == t->size, "%s %s: %zu numbers, %zu in the file", file, key, t->size, n);
+    for (k = 0; k < t->size; k++) {
+        got[k] = (double)v[k];
+        want[k] = e && n == t->size ? e[place(m, m->params->name[i], t, k)] : 0;
+    }
+    CHECK(test_error(got, want, t->size, 1e-7) <= tol, "%s %s: error %g", file, key, test_error(got, want, t->size, 1e-7));
+    free(v); free(got); free(want); free(e);
+}
+static stx_ids *ids_of(stx_ctx *x, const stx_file *f, const char *what, size_t s, size_t B, int opposite) {
+    char key[64];
+    size_t n, i;
+    int32_t *v;
+    stx_ids *t;
+    snprintf(key, sizeof key, "%s.%zu", what, s);
+    v = integers(f, key, &n);
+    for (i = 0; v && opposite && i < n; i++) v[i] = !v[i];
+    t = v ? stx_tokens(x, v, B, n / B) : NULL;
+    free(v);
+    return t;
+}
+static void number(const stx_file *f, const char *file, const char *what, size_t s, size_t at, double have) {
+    char key[64];
+    size_t n;
+    double *e;
+    snprintf(key, sizeof key, "%s.%zu", what, s);
+    e = entry(f, key, &n);
+    CHECK(e && at < n && CLOSE(have, e[at], TOL), "%s %s [%zu]: %.12g, want %.12g", file, key, at, have, e && at < n ? e[at] : NAN);
+    free(e);
+}
+/* Rows of a layer and which of them are missing */
+static void memory(const stx_file *f, const char *file, const char *what, size_t l, const stx_rows *s) {
+    const stx_rows_layer *y = &s->layer[l];
+    char key[64];
+    size_t n, i;
+    int32_t *pad;
+    snprintf(key, sizeof key, "%s.%zu", what, l);
+    if (!y->real || !y->width) { CHECK(!stx_file_find(f, key), "%s: no rows of %s", file, key); return; }
+    same_as(s->ctx, f, file, key, y->data, s->B * y->real * y->width, TOL, 1e-7);
+    snprintf(key, sizeof key, "%s_pad.%zu", what, l);
+    pad = integers(f, key, &n);
+    CHECK(!pad || n == s->B * y->real, "%s: %zu numbers in %s, want %zu", file, n, key, s->B * y->real);
+    for (i = 0; i < s->B * y->real; i++)
+        CHECK((pad ? pad[i] : 0) == (y->masked ? y->pad[i] : 0), "%s %s: row %zu is %s", file, key, i, pad && pad[i] ? "missing" : "there");
+    free(pad);
+}
+
+/* two: the state goes from one to another and back */
+static void model_case(const char *name, int recompute, int threads, int two) {
+    stx_ctx *x = golden_ctx(threads);
+    stx_file *f = open_golden(x, name);
+    stx_comp_desc d;
+    lists k;
+    stx_comp *m;
+    stx_comp_state *s, *o;
+    size_t B, segments, i, l, n, mems[MAX_LAYERS], cmems[MAX_LAYERS];
+    int eval;
+    if (!f) { stx_destroy(x); return; }
+    config(f, &d, &k);
+    d.recompute = recompute;
+    B = (size_t)need(f, "B"); segments = (size_t)need(f, "segments"); eval = (int)need(f, "eval");
+    m = stx_comp_create(x, &d);
+    CHECK(m != NULL, "%s: %s", name, stx_error(x));
+    if (!m) { stx_file_close(f); stx_destroy(x); return; }
+    CHECK(stx_params_size(m->params) == stx_comp_count(&d), "%s: %zu parameters, counted %zu", name, stx_params_size(m->params),
+          stx_comp_count(&d));
+    load(m, f);
+    for (l = 0; l < m->desc.layers && eval; l++) { mems[l] = (size_t)need(f, "eval_mem"); cmems[l] = (size_t)need(f, "eval_cmem"); }
+    for (l = 0; l < m->desc.layers && eval; l++) if (!m->layer[l].C) cmems[l] = 0;
+    s = stx_comp_state_create_sized(m, B, eval ? mems : NULL, eval ? cmems : NULL);
+    o = two ? stx_comp_state_create_sized(m, B, eval ? mems : NULL, eval ? cmems : NULL) : s;
+    CHECK(s && o, "%s: %s", name, stx_error(x));
+    for (i = 0; i < segments && stx_ok(x); i++) {
+        stx_ids *ids, *targets, *pad;
+        stx_tensor *h, *y, *nll, *total;
+        stx_comp_state *swap;
+        char key[64];
+        int32_t *reset;
+        size_t a = 0;
+        snprintf(key, sizeof key, "reset.%zu", i);
+        reset = integers(f, key, &n);
+        stx_begin(x, eval ? STX_EVAL : STX_TRAIN);
+        for (l = 0; reset && l < B; l++) if (reset[l]) stx_comp_state_reset_stream(s, l);
+        free(reset);
+        ids = ids_of(x, f, "ids", i, B, 0);
+        targets = ids_of(x, f, "targets", i, B, 0);
+        pad = ids_of(x, f, "mask", i, B, 1);
+        h = stx_comp_segment(m, stx_comp_embed(m, ids), pad, s, o);
+        y = stx_comp_logits(m, h);
+        CHECK(y != NULL, "%s segment %zu: %s", name, i, stx_error(x));
+        if (!y) break;
+        snprintf(key, sizeof key, "logits.%zu", i);
+        same_as(x, f, name, key, y->data, y->size, TOL, 1e-7);
+        nll = stx_comp_nll(m, h, targets, d.literal_mask ? NULL : pad);
+        total = stx_comp_total(m, nll);
+        number(f, name, "nll", i, 0, stx_item(x, nll));
+        if (!eval) {
+            number(f, name, "aux", i, 0, stx_item(x, total) - stx_item(x, nll));
+            for (l = 0; l < m->desc.layers; l++) {
+                if (!m->layer[l].memory) continue;
+                number(f, name, "aux_layer", i, a, m->aux[l] ? stx_item(x, m->aux[l]) : 0);
+                number(f, name, "ratio_layer", i, a++, m->ratio[l] ? stx_item(x, m->ratio[l]) : 0);
+            }
+            stx_backward(x, total);
+        }
+        swap = s; s = o; o = swap;
+    }
+    CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
+    for (l = 0; l < m->desc.layers && stx_ok(x); l++) {
+        memory(f, name, "mem", l, s->mem);
+        memory(f, name, "cmem", l, s->comp);
+    }
+    for (i = 0; i < m->params->count && !eval && stx_ok(x); i++) compare(m, f, name, "grad.", i, m->params->tensor[i]->grad, TOL);
+    stx_file_close(f);
+    stx_destroy(x);
+}
+
+/* 60 updates with memory carried over */
+static void curve(void) {
+    stx_ctx *x = golden_ctx(1);
+    stx_file *f = open_golden(x, "comp_curve");
+    stx_comp_desc d;
+    stx_optim_desc od;
+    lists k;
+    stx_comp *m;
+    stx_optim *optim;
+    stx_comp_state *s;
+    size_t B, S, steps, i, b, n;
+    int32_t *tokens, *buf;
+    double *nll, *aux, *norm;
+    if (!f) { stx_destroy(x); return; }
+    config(f, &d, &k);
+    m = stx_comp_create(x, &d);
+    CHECK(m != NULL, "curve: %s", stx_error(x));
+    if (!m) { stx_file_close(f); stx_destroy(x); return; }
+    load(m, f);
+    memset(&od, 0, sizeof od);
+    od.eps = need(f, "eps"); od.clip = need(f, "clip");
+    optim = stx_optim_create(m->params, &od);
+    B = (size_t)need(f, "B"); S = d.segment; steps = (size_t)need(f, "steps");
+    s = stx_comp_state_create(m, B);
+    tokens = integers(f, "tokens", &n);
+    nll = entry(f, "nll", NULL); aux = entry(f, "aux", NULL); norm = entry(f, "norm", NULL);
+    buf = (int32_t *)malloc(B * S * sizeof *buf);
+    for (i = 0; i < steps && tokens && n == B * (steps * S + 1); i++) {
+        stx_ids *in, *out;
+        stx_tensor *loss, *total;
+        stx_begin(x, STX_TRAIN);
+        for (b = 0; b < B; b++) memcpy(buf + b * S, tokens + b * (steps * S + 1) + i * S, S * sizeof *buf);
+        in = stx_tokens(x, buf, B, S);
+        for (b = 0; b < B; b++) memcpy(buf + b * S, tokens + b * (steps * S + 1) + i * S + 1, S * sizeof *buf);
+        out = stx_tokens(x, buf, B, S);
+        loss = stx_comp_loss(m, in, out, s, s);
+        total = stx_comp_total(m, loss);
+        CHECK(CLOSE(stx_item(x, loss), nll[i], CURVE), "curve step %zu: nll %.12g, want %.12g %s", i, stx_item(x, loss), nll[i],
+              stx_error(x));
+        CHECK(CLOSE(stx_item(x, total) - stx_item(x, loss), aux[i], CURVE), "curve step %zu: aux, want %.12g", i, aux[i]);
+        stx_backward(x, total);
+        stx_optim_step(optim, need(f, "lr"));
+        stx_optim_sync(optim);
+        CHECK(CLOSE(optim->grad_norm, norm[i], 10 * CURVE), "curve step %zu: norm %.12g, want %.12g", i, optim->grad_norm, norm[i]);
+    }
+    CHECK(i == steps, "curve: %zu steps of %zu", i, steps);
+    for (i = 0; i < m->params->count; i++) compare(m, f, "curve", "final.", i, m->params->tensor[i]->data, 10 * CURVE);
+    free(tokens); free(nll); free(aux); free(norm); free(buf);
+    stx_file_close(f);
+    stx_destroy(x);
+}
+
+/* Greedy decodings: a prompt, then 16 tokens; all literal but for the move of the memory, which is kept by full segments alone */
+static void greedy(const char *name, size_t t, const char *want) {
+    stx_ctx *x = golden_ctx(1);
+    stx_file *f = open_golden(x, name);
+    stx_comp_desc d;
+    lists k;
+    stx_comp *m;
+    stx_comp_gen *g;
+    char got[128] = "";
+    int32_t prompt[8];
+    const stx_real *y;
+    size_t i;
+    if (!f) { stx_destroy(x); return; }
+    config(f, &d, &k);
+    m = stx_comp_create(x, &d);
+    load(m, f);
+    g = stx_comp_gen_create(m, 1);
+    for (i = 0; i < t; i++) prompt[i] = (int32_t)((3 * i + i * i % 5) % 11);
+    y = stx_comp_gen_feed(g, prompt, t);
+    for (i = 0; i < 16 && y; i++) {
+        stx_sampling best;
+        int32_t token;
+        memset(&best, 0, sizeof best);
+        token = stx_sample(&best, 0, y, d.vocab, NULL);
+        snprintf(got + strlen(got), sizeof got - strlen(got), i ? " %ld" : "%ld", (long)token);
+        y = stx_comp_gen_feed(g, &token, 1);
+    }
+    CHECK(!strcmp(got, want), "%s after %zu: %s, want %s %s", name, t, got, want, stx_error(x));
+    stx_file_close(f);
+    stx_destroy(x);
+}
+
+int main(int argc, char **argv) {
+    char name[32];
+    int i;
+    if (argc > 1) dir = argv[1];
+    if (argc > 2) { for (i = 2; i < argc; i++) model_case(argv[i], 0, 1, 0); return test_end(); }
+    for (i = 0; i < 5; i++) {
+        snprintf(name, sizeof name, "comp_%c", 'a' + i);
+        model_case(name, 0, 1, 0);
+    }
+    for (i = 1; i <= 85; i++) {
+        snprintf(name, sizeof name, "comp_%02d", i);
+        model_case(name, 0, 1 + i % 3, 0);
+        model_case(name, 1, 1, i % 2);
+    }
+    curve();
+    greedy("comp_a", 4, "5 2 0 2 5 2 5 5 2 9 5 0 5 5 5 5");
+    greedy("comp_a", 6, "2 5 5 2 5 5 5 5 5 5 5 0 5 0 5 5");
+    greedy("comp_e", 4, "4 8 10 5 4 9 9 8 4 4 4 4 0 4 4 4");
+    greedy("comp_e", 6, "1 1 1 4 4 4 4 4 4 4 4 4 4 4 4 9");
+    return test_end();
+}

@@ -1,0 +1,283 @@
+# trainer_compressive.sh - what tests/trainer.sh needs to know of train_compressive: options, presets, and checks that only this family has.
+
+sizes="--nlayers 2 --hid-sz 16 --inner-hid-sz 32 --nheads 2 --block-sz 16 --mem 16 --cmem 8 --memory-layers all --gate residual --batch-sz 4 --batch-split 1 --random-segments 0 --sample-every 0 --threads 1"
+# most of its steps stand between two updates; its rate does not depend on --steps
+trained="--batch-split 2 --dropout 0.2 --aux-dropout 0.1 --lr 0.01 --lr-warmup 20 --lr-start 0.001 --update-every 3 --update-after 20"
+adapts=no
+steps_matter=no
+long_more="--eval-every 50 --sample-every 60 --sample-prime 8 --sample-length 4"
+no_cadence="--save-every 0"
+no_evaluation="--eval-every 0"
+state_names='"memory\.[01]\.[a-z.0-9]*"' states=6
+kills_at_times=5 kills_at_calls=6 spoiled_bytes=20
+demo_optim=adam
+learning="--hid-sz 32 --inner-hid-sz 64 --positions xl --recurrence none --dropout 0 --lr 0.005 --grad-clip 1"
+whole_evaluations=
+wild_more=
+words_more=
+train_keys=event,step,loss,bpb,lr,grad_norm,tokens_per_s,peak_bytes,aux,ratio
+learned='^lost by compression, .*(layer 1), .*(layer 2)$'
+another_preset=enwik8
+sizes_above_0="nlayers hid-sz nheads block-sz ratio batch-sz batch-split update-every sample-prime sample-length"
+too_much="--block-sz 512 --max-memory 0.006"
+too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
+local_options="checkpoint best log tensorboard eval-positions eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p"
+# tests/old: a tiny model after 30 steps of --preset demo, by the first version; there are none that lack options
+old_options='"lr":0.004,"schedule":"cosine","lr-warmup":60,.*"grad-clip":1,' old_loss=2.9168
+old_given=
+# for tests/trainer_cuda.sh
+cuda_model="--nlayers 2 --hid-sz 16 --inner-hid-sz 16 --nheads 2 --mem 16 --cmem 4 --memory-layers 2 --batch-split 1 --random-segments 0 --lr 0.01"
+cuda_note=
+
+# name, million parameters, parameters, layers, d
+presets() {
+    cat <<END2
+demo 0.8 840704 3 128
+reference 54.4 54421248 8 512
+readme 102.0 102035104 12 512
+enwik8 353.0 353036493 24 1024
+wikitext103 595.5 595532247 18 1024
+pg19 599.5 599510272 36 1024
+END2
+}
+# The reference's own count, with a convolution in each layer: V E 2 + V, projections where E is not D, the table of positions, layers
+reference_count() { # V E D L S M C R GLU
+    echo "$@" | awk '{ V = $1; E = $2; D = $3; L = $4; r = $8; g = 1 + $9
+        printf "%d", 2 * V * E + V + (E != D ? 2 * E * D + D + E : 0) + D * ($5 + $6 + $7) + L * (4 * D + 4 * D * D + D + (r * D * D + D) + 4 * D * D * (g + 1) + 4 * D * g + D + 2 * (6 * D * D + 6 * D)) }'
+}
+parameters() { sed -n 's/^\([0-9]*\) parameters.*/\1/p' out; }
+family_presets() {
+    # its convolutions in layers without a memory are never used, and are not here: 4 d^2 + d in each of five
+    n=$(reference_count 256 512 512 8 512 512 128 4 0)
+    check "the reference's example has 59,666,688 parameters in the reference's own form" [ "$n" -eq 59666688 ]
+    good "the reference's example" . --preset reference --dry-run
+    check "here it has five unused convolutions less" [ "$(parameters)" -eq $((n - 5 * (4 * 512 * 512 + 512))) ]
+    check "its shape" grep -q '^8 layers, 8 heads, segment 512; 3 layers with a memory, of 1920 rows together$' out
+    n=$(reference_count 20000 128 512 12 1024 1024 256 4 1)
+    good "the README's example" . --preset readme --dry-run
+    check "the README's has five unused ones less than $n" [ "$(parameters)" -eq $((n - 5 * (4 * 512 * 512 + 512))) ]
+    good "the reference's example with a memory in every layer" . --preset reference --memory-layers all --dry-run
+    check "has as many as the reference's" [ "$(parameters)" -eq 59666688 ]
+    # Transformer-XL of the paper's enwik8 is published as 277M; a compression of 3 d^2 + d in each layer comes on top
+    good "enwik8 without compressed memory" . --preset enwik8 --cmem 0 --dry-run
+    check "277 million without compression, $(parameters)" [ $(($(parameters) / 1000000)) -eq 277 ]
+    check "24 compressions more with it" [ $(($(parameters) + 24 * (3 * 1024 * 1024 + 1024))) -eq 353036493 ]
+}
+family_variants() {
+    variant "adamw" --data ../t.txt $full --optim adamw --lr 0.003 --weight-decay 0.01 --glu --tied --final-norm --kv-heads 1 --emb-sz 12
+    variant "gru, random pieces" --data ../t.txt $full --gate gru --random-segments 4
+    variant "xl, post-norm, gtrxl" --data ../t.txt $full --positions xl --norm-after --gate gtrxl --gate-relu
+    variant "most used" --data ../t.txt $full --aux-dropout 0 --compress used --memory-layers 2
+    variant "auto-encoding, overlap" --data ../t.txt $full --aux-dropout 0 --aux autoencode --overlap 2
+    variant "dilated, through later segments" --data ../t.txt $full --compress dilated --dilations 1,2 --recurrence none --aux-dropout 0 --aux bptt --bptt 2
+    variant "mean, memories of several sizes" --data ../t.txt $full --aux-dropout 0 --compress mean --mems 8,24 --cmems 0,5 --recurrence none --ratio 3
+    variant "as the reference has it" --data ../t.txt $full --recurrence rotate --literal-rows --literal-pad --literal-freeze --gate gru --mogrify --mem 32 --random-segments 4
+}
+rates() { events "$1" | field lr | awk '{ printf "%.5f ", $1 }'; }
+aux() { events "$1" | sed 's/.*"aux":\[\([^]]*\)\].*/\1/' | awk -F, '{ printf "%s ", ($1 > 0 && $2 > 0 ? "some" : $1 == 0 && $2 == 0 ? "none" : "?") }'; }
+gradients() { # FILE: the numbers of its entry "grads"
+    at=$(header "$1" | sed 's/.*"grads":{[^}]*"data_offsets":\[\([0-9]*\),\([0-9]*\)\].*/\1 \2/')
+    tail -c +$((9 + $(header_size "$1") + ${at% *})) "$1" | head -c $((${at#* } - ${at% *})) | od -An -v -tf4 -w4
+}
+family_more() {
+    mkdir steps
+    plain="$tiny --data ../t.txt --log-every 1"
+    good "in one part" steps $plain --steps 30 --lr 0.01 --log one.jsonl
+    good "in four" steps $plain --steps 30 --lr 0.01 --log four.jsonl --batch-split 4
+    events steps/one.jsonl | field loss >a; events steps/four.jsonl | field loss >b
+    check "parts change the rounding only" sh -c "paste a b | awk '{ e = \$1 - \$2; if (!(e < 1e-3 && -e < 1e-3)) bad = 1 } END { exit bad || NR != 30 }'"
+    good "rates" steps $plain --steps 8 --lr 1 --lr-start 0.2 --lr-min 0.1 --lr-warmup 4 --schedule cosine --log rates.jsonl
+    check "up from 0.2 to 1 in four steps, down to 0.1: $(rates steps/rates.jsonl)" [ "$(rates steps/rates.jsonl)" = "$(awk 'BEGIN { for (n = 1; n <= 8; n++) printf "%.5f ", n < 4 ? 0.2 + 0.8 * n / 4 : 0.1 + 0.45 * (1 + cos(atan2(0, -1) * (n - 4) / 4)) }')" ]
+
+    # updates at 1, 2, 3 and then 7, 11: in between parameters stay, so losses are those of rate 0 from there on
+    good "four steps an update" steps $plain --steps 8 --lr 0.01 --log every.jsonl --update-every 4 --update-after 3
+    good "three steps" steps $plain --steps 3 --lr 0.01 --checkpoint three.st
+    cp steps/three.st steps/still.st
+    good "then without updates" steps --data ../t.txt --checkpoint still.st --steps 8 --lr 0 --log still.jsonl --log-every 1 --threads 1
+    events steps/every.jsonl | field loss >a; events steps/still.jsonl | field loss >b
+    check "nothing moves for four steps" [ "$(sed -n 4,7p a)" = "$(head -n 4 b)" ]
+    check "then it does" [ "$(sed -n 8p a)" != "$(sed -n 5p b)" ]
+    for every in 2 4; do good "one step of $every" steps $plain --steps 1 --checkpoint g$every.st --update-every $every; done
+    gradients steps/g2.st >a; gradients steps/g4.st >b
+    check "the mean: each step counts a half, or a quarter" sh -c "paste a b | awk '{ e = \$1 - 2 * \$2; if (e * e > 1e-12 * \$1 * \$1) bad = 1; n += \$1 != 0 } END { exit bad || n < 1000 }'"
+    cd steps
+    refused 'g4.st.*gradients of 1 of 4 steps.*--update-every' --data ../t.txt --checkpoint g4.st --steps 5 --update-every 2 --threads 1
+    refused 'g4.st.*gradients of 1 of 4 steps.*--update-after' --data ../t.txt --checkpoint g4.st --steps 5 --update-after 1 --threads 1
+    cd ..
+
+    # the first of the two segments of a piece fills the memory, the second compresses it
+    good "pieces of two segments" steps $plain --steps 6 --random-segments 2 --log pieces.jsonl
+    check "each begins with an empty memory: $(aux steps/pieces.jsonl)" [ "$(aux steps/pieces.jsonl)" = "none some none some none some " ]
+    good "parallel streams" steps $plain --steps 6 --log streams.jsonl
+    check "streams do not: $(aux steps/streams.jsonl)" [ "$(aux steps/streams.jsonl)" = "none some some some some some " ]
+
+    # perplexity of a word: of pieces of words as of bytes; the held-out text is the 20th before the last
+    good "bytes, by words" steps $plain --steps 3 --data-unit word-ppl --log word.jsonl
+    n=$(wc -c <t.txt)
+    v=$((n - n / 20 * 2)) w=$((n / 20))
+    words=$(tail -c +$((v + 1)) t.txt | head -c $((n - n / 20 - v)) | wc -w)
+    check "exp(nats / $words words)" awk -v l="$(events steps/word.jsonl eval | field loss)" -v p="$(events steps/word.jsonl eval | field word_ppl)" -v n=$w -v words="$words" 'BEGIN { e = log(p) - l * n / words; exit !(p > 1 && e < 1e-9 && -e < 1e-9) }'
+    mkdir steps/pieces steps/whole
+    for f in train valid test; do
+        awk 'BEGIN { for (i = 0; i < 60; i++) print "\342\226\201un break able \342\226\201things" }' >steps/pieces/$f.txt
+        awk 'BEGIN { for (i = 0; i < 60; i++) print "un break able things" }' >steps/whole/$f.txt
+    done
+    good "pieces of words" steps $tiny --data pieces --tokens words --data-unit word-ppl --steps 3 --log p.jsonl
+    good "as words" steps $tiny --data whole --tokens words --data-unit word-ppl --steps 3 --log w.jsonl
+    check "two words of five tokens: exp(2.5 nll)" awk -v l="$(events steps/p.jsonl eval | field loss)" -v p="$(events steps/p.jsonl eval | field word_ppl)" 'BEGIN { e = log(p) - 2.5 * l; exit !(p > 1 && e < 1e-9 && -e < 1e-9) }'
+    check "four words of five tokens: exp(1.25 nll)" awk -v l="$(events steps/w.jsonl eval | field loss)" -v p="$(events steps/w.jsonl eval | field word_ppl)" 'BEGIN { e = log(p) - 1.25 * l; exit !(p > 1 && e < 1e-9 && -e < 1e-9) }'
+
+    good "texts while it trains" steps $tiny --data ../t.txt --steps 20 --sample-every 10 --sample-prime 20 --sample-length 30 --temperature 0
+    check "two of them, on standard error" [ "$(grep -c '^--- step [12]0, the model goes on' err)" -eq 2 ]
+    check "nothing but results on standard output" [ "$(grep -vc "^step 20: valid bpb\|$learned" out)" -eq 0 ]
+}
+# options that a checkpoint decides
+fixed_options() {
+    cat <<END2
+--nlayers 3
+--hid-sz 32
+--emb-sz 8
+--inner-hid-sz 64
+--nheads 4
+--kv-heads 1
+--block-sz 32
+--positions xl
+--no-norm-after
+--final-norm
+--glu
+--tied
+--gate gtrxl
+--gate-relu
+--gate-bias 1
+--no-gate-bias
+--mogrify
+--memory-layers 2
+--mem 8
+--cmem 4
+--mems 8,8
+--cmems 4,4
+--recurrence none
+--compress mean
+--ratio 2
+--overlap 1
+--conv-no-bias
+--dilations 1,2
+--aux autoencode
+--bptt 2
+--literal-rows
+--literal-pad
+--literal-target
+--literal-mask
+--literal-freeze
+--tokens chars
+--min-count 3
+--optim adamw
+--momentum 0.5
+--batch-sz 8
+--batch-split 4
+--random-segments 2
+--precision bf16
+END2
+}
+# sed scripts that keep the length of a checkpoint's header
+spoils() {
+    cat <<'END2'
+s/seqtx.compressive\.1"/seqtx.compressive.9"/
+s/\\"nlayers\\":2/\\"nlayers\\":3/
+s/\\"hid-sz\\":16/\\"hid-sz\\":24/
+s/\\"nheads\\":2/\\"nheads\\":3/
+s/\\"mem\\":16/\\"mem\\":17/
+s/\\"cmem\\":8/\\"cmem\\":9/
+s/\\"cmem\\":8/\\"cmem\\":0/
+s/\\"ratio\\":4/\\"ratio\\":2/
+s/\\"ratio\\":4/\\"ratio\\":0/
+s/\\"memory-layers\\":\\"all\\"/\\"memory-layers\\":\\"2,2\\"/
+s/\\"compress\\":\\"conv\\"/\\"compress\\":\\"used\\"/
+s/"memory\.0\.mem\./"memory.0.men./
+s/"memory\.0\.seen\.0"/"memory.0.seem.0"/
+s/"optim.kind":"[0-9]"/"optim.kind":"1"/
+s/^{/[/
+s/"F32"/"F33"/
+s/"step":"6"/"step":"x"/
+s/"config":"{/"config":"[/
+s/\\"batch-sz\\":4/\\"batch-sz\\":8/
+s/\\"block-sz\\":16/\\"block-sz\\":00/
+s/"vocab"/"vocaa"/
+s/.$/]/
+END2
+}
+family_bad() {
+    refused '--nheads.*--hid-sz' $t $tiny $new --nheads 3
+    refused '--kv-heads' $t $tiny $new --nheads 4 --kv-heads 3
+    refused '--memory-layers 3: there is no layer 3' $t $tiny $new --memory-layers 3
+    refused '--memory-layers 0: there is no layer 0' $t $tiny $new --memory-layers 0
+    refused '--memory-layers 2,1,2: layer 2 stands twice' $t $tiny $new --memory-layers 2,1,2
+    refused '--memory-layers some: want all' $t $tiny $new --memory-layers some
+    refused '--memory-layers 1,,2: want all' $t $tiny $new --memory-layers 1,,2
+    for name in mem cmem; do
+        refused "--$name:" $t $tiny $new --$name -1
+        refused "--$name:" $t $tiny $new --$name 1073741825
+        refused "--${name}s 4: want 2 numbers" $t $tiny $new --${name}s 4
+        refused "--${name}s 4,4,4: want 2 numbers" $t $tiny $new --${name}s 4,4,4
+        refused "--${name}s 4,x: want 2 numbers" $t $tiny $new --${name}s 4,x
+        refused "--${name}s 4,1073741825: .*at most" $t $tiny $new --${name}s 4,1073741825
+    done
+    refused '--ratio' $t $tiny $new --ratio 1048577
+    refused '--overlap' $t $tiny $new --overlap 2 --compress mean
+    refused '--dilations 1,0: want' $t $tiny $new --compress dilated --dilations 1,0
+    refused '--dilations 1,2,3,4,5,6,7,8,9: want' $t $tiny $new --compress dilated --dilations 1,2,3,4,5,6,7,8,9
+    refused '--dilations' $t $tiny $new --dilations 1,2
+    refused '--aux' $t $tiny $new --compress max --aux attention
+    refused '--bptt' $t $tiny $new --bptt 2
+    refused '--compress.*did you mean used' $t $tiny $new --compress use
+    refused '--gate' $t $tiny $new --gate lstm
+    refused '--gate-bias' $t $tiny $new --gate-bias 1
+    refused '--mogrify' $t $tiny $new --mogrify
+    refused '--recurrence' $t $tiny $new --recurrence rotate --mems 8,16
+    refused '--hid-sz' $t $tiny $new --positions xl --hid-sz 15 --nheads 1
+    refused '--literal-rows' $t $tiny $new --positions xl --literal-rows
+    refused '--literal-target' $t $tiny $new --compress mean --literal-target
+    refused '--random-segments 1000: .*too short' $t $tiny $new --random-segments 1000
+    refused '--eval-mem' $t $tiny $new --eval-mem -2
+    refused '--eval-mem 8: no layer' $t $tiny $new --memory-layers none --eval-mem 8
+    refused '--eval-cmem 8: .*no compressed memory' $t $tiny $new --compress none --eval-cmem 8
+    refused '--eval-cmem: .*--literal-rows' $t $tiny $new --literal-rows --eval-cmem 100
+    refused '--eval-positions 7: .*--block-sz' $t $tiny $new --eval-positions 7
+    refused '--data-unit' $t $tiny $new --data-unit words
+    tr -d 'a-z0-9' <t.txt >blank.txt
+    refused 'word-ppl: a text without words' --data blank.txt $tiny $new --data-unit word-ppl --block-sz 8
+    refused 'best.*eval-every' $t $tiny $new --best B.st --eval-every 0
+    refused 'max-memory' $t $tiny $new --hid-sz 536870912
+    refused 'max-memory' $t $tiny $new --mem 1000000000
+    refused 'more parameters than can be counted' --nlayers 4096 --hid-sz 536870912 --nheads 256 --inner-hid-sz 1073741824 --gate gtrxl --dry-run
+}
+family_evaluation() {
+    first=$(head -n 1 eval/only1.jsonl | field loss)
+    good "the sizes of the training, said" eval --checkpoint often.st --eval-only --eval-mem 16 --eval-cmem 8 --log same.jsonl --threads 1
+    check "the same loss" [ "$(head -n 1 eval/same.jsonl | field loss)" = "$first" ]
+    for more in "--eval-cmem 32" "--eval-cmem 0" "--eval-mem 40" "--eval-mem 0 --eval-cmem 3"; do
+        good "another memory, $more" eval --checkpoint often.st --eval-only $more --log other.jsonl --threads 1
+        check "another loss" [ "$(tail -n 2 eval/other.jsonl | head -n 1 | field loss)" != "$first" ]
+        check "of as many tokens" [ "$(tail -n 2 eval/other.jsonl | head -n 1 | field tokens)" = "$(head -n 1 eval/only1.jsonl | field tokens)" ]
+    done
+    good "losses by position" eval --checkpoint often.st --eval-only --eval-positions 64 --threads 1
+    check "in three parts" grep -q "^loss by tokens since an empty memory: 0-16 [0-9.]*, 16-32 [0-9.]*, 32-64 [0-9.]*\$" "$T/out"
+    good "memory that is always empty" eval --checkpoint often.st --eval-only --eval-positions 16 --eval-mem 0 --eval-cmem 0 --threads 1
+    check "one part, the loss of the text" [ "$(sed -n 's/^loss by tokens since an empty memory: [0-9-]* //p' "$T/out")" = "$(sed -n 's/.* valid .*(loss \(.*\))/\1/p' "$T/out")" ]
+    good "a text with another memory" eval --checkpoint often.st --no-train --generate 40 --eval-mem 3 --eval-cmem 20 --threads 1
+    check "tags of the compression" grep -q 'compression/loss_layer_1' log/deep/tb/*
+    check "... and what it loses" grep -q 'compression/ratio_layer_2' log/deep/tb/*
+    # 0 where the text began anew, and in the first step
+    check "in the log, too: 300 steps, of which most compress" [ "$(aux log/log.jsonl | tr ' ' '\n' | grep -c some)" -gt 250 -a "$(aux log/log.jsonl | grep -c '?')" -eq 0 ]
+    good "no memory" log --data ../t.txt $tiny --memory-layers none --steps 20 --generate 10 --prompt "the" --log none.jsonl
+    check "says nothing of compression" [ "$(cat out err | grep -c 'compression')" -eq 0 ]
+    check "an empty list of it" grep -q '"aux":\[\],"ratio":\[\]}$' log/none.jsonl
+}
+family_small_presets() {
+    for preset in reference enwik8; do
+        good "$preset, of the smallest size" log --preset $preset $sizes --memory-layers 2 --data ../t.txt --random-segments 4 --steps 6
+    done
+    for preset in readme wikitext103 pg19; do
+        good "$preset, of the smallest size" log --preset $preset $sizes --emb-sz 0 --data ../w.txt --steps 4
+    done
+}
