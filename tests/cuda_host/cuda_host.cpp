@@ -946,7 +946,7 @@ static void report_stuck(void) {
 static void make_stacks(void) {
     if (!G.stacks) {
         G.stack_bytes = (G.stack_bytes + PAGE - 1) & ~(size_t)(PAGE - 1);
-        G.stack_pitch = G.stack_bytes + GUARD;
+        G.stack_pitch = G.stack_bytes + GUARD;      /* an odd number of pages: with a round one all stacks share a few sets of the TLB */
         void *p = mmap(NULL, G.stack_pitch * MAX_THREADS, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED) { fprintf(stderr, "cuda_host: no memory for stacks\n"); abort(); }
         G.stacks = (unsigned char *)p;
