@@ -1980,7 +1980,7 @@ TR_DEF const char *tr_lm_unit(const tr_lm *t) { return t->unit == TR_BPC ? "bpb"
 /* Words of a text, however it is cut into tokens: what stands between blanks and line ends; and where tokens are words, those that begin
    with U+2581 (pieces of words, as SentencePiece marks where one begins), or if none does, all but <eos>. */
 TR_DEF double tr_lm_word_count(const tr_lm *t, const stx_corpus *text) {
-    size_t n = stx_corpus_size(text), at, i, k, m, len;
+    size_t n = stx_corpus_size(text), at, i, k, m, len = 0;
     double words = 0, marked = 0;
     int32_t id[256];
     int inside = 0;
