@@ -1505,11 +1505,11 @@ typedef struct {
 TR_DEF void tr_progress_line(char *out, size_t size, const tr_progress *p) {
     char loss[TR_TEXT_MAX], metric[TR_TEXT_MAX], speed[TR_TEXT_MAX], left[TR_TEXT_MAX], total[TR_TEXT_MAX] = "";
     if (p->steps > 0) snprintf(total, sizeof total, "/%" PRIu64, p->steps);
-    snprintf(out, size, "step %" PRIu64 "%s  loss %s%s%s%s%s  lr %.1e  %s tok/s%s%s%s%s", p->step, total,
-             tr_fixed(loss, p->loss, 3), p->unit != NULL ? "  " : "", p->unit != NULL ? tr_fixed(metric, p->metric, 3) : "",
-             p->unit != NULL ? " " : "", p->unit != NULL ? p->unit : "", p->lr, tr_count(speed, p->tokens_per_s), p->left >= 0
-             ? "  left " : "", p->left >= 0 ? tr_duration(left, p->left) : "", p->extra != NULL ? "  " : "", p->extra != NULL
-             ? p->extra : "");
+    snprintf(out, size, "step %" PRIu64 "%s  loss %s%s%s%s%s  lr %.1e  %s tok/s%s%s%s%s", p->step, total, tr_fixed(loss, p->loss, 3),
+             p->unit != NULL ? "  " : "", p->unit != NULL ? tr_fixed(metric, p->metric, 3) : "",
+             p->unit != NULL ? " " : "", p->unit != NULL ? p->unit : "", p->lr, tr_count(speed, p->tokens_per_s),
+             p->left >= 0 ? "  left " : "", p->left >= 0 ? tr_duration(left, p->left) : "",
+             p->extra != NULL ? "  " : "", p->extra != NULL ? p->extra : "");
 }
 
 typedef struct {
