@@ -151,8 +151,8 @@
    Cost of a memory layer, forward, multiply-adds a stream and segment, K = c + n + S, F' = 2 F (3 F with glu), kv = 2 hd kv_heads:
        Wq, Wo 2 S D^2 ; Wkv K D kv ; attention 3 D S (c + n + S/2) ; feed-forward S D F'
        compression e D^2, and 2 e D^2 more for each dilation ; aux: G D kv + 2 S D (e + G) ; gates: gru 12 S D^2, gtrxl 12, sigtanh 4,
-       others 2 ; xl: Wr K D^2
-   Wkv over memory is 2 (c + n) D^2 of a training step, and nothing in stx_comp_gen, which keeps keys and values.
+       input, output, highway 2, residual 0 ; mogrify 5 S D^2 ; xl: Wr K D^2
+   Wkv over memory is 2 (c + n) D^2 of that, and as much again for its gradient; nothing in stx_comp_gen, which keeps keys and values.
    Memory: B D sum_l (M_l + C_l) numbers; generation: 4 B D sum_l (M_l + C_l + S) more. Reach: L (M + r C) tokens.
    kv_heads saves weights and their products; attention reads a copy for every head.
 
@@ -293,7 +293,7 @@ typedef struct stx_comp {
     stx_tensor     *final_gain, *final_shift;
     stx_comp_layer *layer;
     size_t          taps, ahead;            /* rows of one compression: r, r + overlap; how many of them stand before its group */
-    size_t          A;                      /* memory layers; those with C > 0 unless literal_target: what the aux loss is divided by */
+    size_t          A;                      /* memory layers with C > 0: what the aux loss is divided by */
     stx_tensor    **aux, **ratio;           /* results of the last forward, of each layer, (1) each, of this step: the aux loss, and
                                                sum (t-c)^2 / sum t^2. NULL: none (no eviction, evaluation) */
 } stx_comp;
@@ -326,7 +326,8 @@ STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const
 STX_DEF void stx_comp_state_free(stx_comp_state *s);
 STX_DEF void stx_comp_state_reset(stx_comp_state *s);       /* forgets all. In error nothing */
 STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b);      /* stream b alone: another text begins there. Its next segments
-                                                                               are as those of a fresh state, to rounding */
+                                                                               are as those of a fresh state, to rounding.
+                                                                               Refused with literal_rows, _pad and _mask */
 /* n streams of `from`, from c on, become the streams from b on of `to`, which has the same model and sizes: splits a batch, joins
    parts, repeats a stream. 1, or 0 and an error. */
 STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_state *from, size_t c, size_t n);
@@ -335,14 +336,15 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
 STX_DEF int stx_comp_state_get(const stx_comp_state *s, size_t l, stx_real *mem, stx_real *comp);
 STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem, size_t n, const stx_real *comp, size_t c);
 /* In a checkpoint: entries of stx_rows_save under "<prefix>mem.", "<prefix>comp.", "<prefix>usage.", "<prefix>source.", and
-   "<prefix>seen"; prefix at most 64 letters. load fills a state of the same B; 1, or 0 and an error (the state is then empty). */
+   "<prefix>seen"; prefix at most 64 letters. load fills a state of the same B; 1, or 0 and an error (the state is then empty); 0 for NULL. */
 STX_DEF int stx_comp_state_save(stx_writer *w, const stx_comp_state *s, const char *prefix);
 STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char *prefix);
 
 // >>api: forward ---------------------------------------------------------------------------------------------------
 
 /* A segment of vectors: h (B,T,D), T <= S -> last hidden states (B,T,D). pad (B,T): not 0 where h is padding, which nobody attends to, now
-   or later; NULL: none. in: memory (NULL: empty); out: where the new memory goes (NULL: nowhere; may be in). With T = S memory moves on;
+   or later; NULL: none. in: memory (NULL: empty); out: where the new memory goes (NULL: nowhere, nothing is
+   compressed, and there is no aux loss; may be in). With T = S memory moves on;
    with T < S it does not, and those T rows are not remembered: a short last segment of a text. (Token by token: stx_comp_gen.) Gradients
    reach h, and do not pass the memory. Not inside stx_recompute with out. */
 STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *pad, const stx_comp_state *in, stx_comp_state *out);
@@ -1052,6 +1054,8 @@ static int stx__comp_check_compress(stx_ctx *x, stx_comp_desc *d) {
         return stx__comp_bad(x, "aux", d->aux, "STX_COMP_AUX_NONE: this compression has nothing to learn");
     if (!(d->aux_weight >= 0 && d->aux_weight < 1e30)) return stx__comp_bad(x, "aux_weight", d->aux_weight, "0 (which means 1) or more");
     if (d->aux_weight == 0) d->aux_weight = 1;
+    if (d->aux == STX_COMP_AUX_BPTT && d->recurrence == STX_COMP_ROTATE)
+        return stx__comp_bad(x, "aux with STX_COMP_ROTATE", d->aux, "another than STX_COMP_AUX_BPTT: rows leave the layer that made them");
     if (d->aux == STX_COMP_AUX_BPTT && !d->bptt) d->bptt = 1;
     i = d->aux == STX_COMP_AUX_ATTENTION;
     return stx__comp_only(x, "literal_pad", d->literal_pad, conv, "0 but for STX_COMP_CONV")
@@ -1365,7 +1369,10 @@ STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const
         stx_comp_state_free(s);
         return NULL;
     }
-    if (m->sines && reach > m->sines->dim[0]) m->sines = stx__comp_sines(m, reach);
+    if (m->sines && reach > m->sines->dim[0]) {
+        stx_tensor *longer = stx__comp_sines(m, reach);
+        if (longer) m->sines = longer;
+    }
     s->most = M + m->desc.segment * (m->desc.bptt + 1);
     for (l = 0; l < L; l++) width[l] = m->layer[l].memory ? m->desc.dim : 0;
     s->mem = stx__comp_rows(s, width, 0, M + !M);
@@ -1403,6 +1410,11 @@ STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b) {
     const char *name[4];
     int i, n;
     if (!s || !stx_ok(s->model->ctx)) return;
+    if (s->model->desc.literal_rows || s->model->desc.literal_pad || s->model->desc.literal_mask) {
+        stx_fail(s->model->ctx, STX_ERR_ARG, "stx_comp_state_reset_stream: not with literal_rows, literal_pad and literal_mask, which know "
+                 "one age of all streams: stx_comp_state_reset");
+        return;
+    }
     for (i = 0, n = stx__comp_parts(s, part, name); i < n; i++) stx_rows_reset_stream(part[i], b);
     if (stx_ok(s->model->ctx)) s->seen[b] = 0;
 }
@@ -1415,6 +1427,7 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
     stx_ctx *x = to ? to->model->ctx : NULL;
     stx_rows *part[4], *other[4];
     const char *name[4];
+    size_t l;
     int i, parts, apart;
     if (!stx_ok(x)) return 0;
     if (!from || from->model != to->model || memcmp(from->M, to->M, 2 * to->model->desc.layers * sizeof *to->M)) {
@@ -1422,6 +1435,7 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
         return 0;
     }
     apart = n < to->B && stx__comp_seen(from) != stx__comp_seen(to);
+    for (l = 0; to->source && n < to->B && l < to->model->desc.layers; l++) apart |= from->source->layer[l].real != to->source->layer[l].real;
     parts = stx__comp_parts(to, part, name);
     stx__comp_parts(from, other, name);
     for (i = 0; i < parts; i++) if (!stx_rows_copy(part[i], b, other[i], c, n)) return 0;
@@ -1430,7 +1444,7 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
     return 1;
 }
 STX_DEF int stx_comp_state_get(const stx_comp_state *s, size_t l, stx_real *mem, stx_real *comp) {
-    return s && (!mem || stx_rows_get(s->mem, l, mem)) && (!comp || stx_rows_get(s->comp, l, comp));
+    return s && l < s->model->desc.layers && (!mem || stx_rows_get(s->mem, l, mem)) && (!comp || stx_rows_get(s->comp, l, comp));
 }
 STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem, size_t n, const stx_real *comp, size_t c) {
     stx_ctx *x = s ? s->model->ctx : NULL;
@@ -1527,6 +1541,7 @@ typedef struct stx__comp_job {
     size_t M, C, e, G;          /* e rows fall out of the memory (0: none, or the segment is not full) and become G */
     size_t tot;                 /* literal_rows: S + n + c of the largest */
     int push;                   /* the segment is full, and memory moves on */
+    int frozen;                 /* the layer's, when this segment came */
     size_t made, *groups_of;    /* STX_COMP_AUX_BPTT: so many evictions before, each of so many groups, are made again, oldest first */
     const stx_ids *mask, *pad, *unpad, *ahead;    /* (B,c+n+T) keys that are missing; (B,T) padding, and its opposite; all of the segment */
     const stx_ids *old_pad, *comp_pad, *skip;       /* (B,e), (B,G): missing rows; rows that do not count in the aux loss */
@@ -1881,8 +1896,8 @@ static stx_tensor *stx__comp_after(const stx_comp *m, size_t l, stx_tensor *xs, 
     return stx__comp_gate(m, &p->ff_gate, a, f, p->ff_gain, p->ff_shift);
 }
 /* What the attention sees: Wkv, a constant once literal_freeze has struck */
-static stx_tensor *stx__comp_wkv(const stx_comp *m, size_t l) {
-    return m->layer[l].frozen ? stx_detach(m->ctx, m->layer[l].wkv) : m->layer[l].wkv;
+static stx_tensor *stx__comp_wkv(const stx_comp *m, size_t l, int frozen) {
+    return frozen ? stx_detach(m->ctx, m->layer[l].wkv) : m->layer[l].wkv;
 }
 /* Memory rows as the layer reads them: STX_COMP_ERNIE before its own layer norm. still: its gain and shift are constants */
 static stx_tensor *stx__comp_read(const stx_comp *m, size_t l, stx_tensor *rows, int still) {
@@ -2008,11 +2023,14 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     stx_comp *m = j->m;
     const stx_comp_desc *d = &m->desc;
     const stx_comp_layer *p = &m->layer[j->l];
-    stx_tensor *h = in[1], *past = j->past ? in[j->past] : NULL, *wkv = stx__comp_wkv(m, j->l);
+    stx_tensor *h = in[1], *past = j->past ? in[j->past] : NULL, *wkv = stx__comp_wkv(m, j->l, j->frozen);
     stx_tensor *q, *kv, *y, *old, *rows, *src, *again = NULL;
     stx_attention_args *made;
     size_t i, at = 0, mine;
     q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
+    /* source may hold more, older ones: of streams that were reset or have left the batch since */
+    for (i = 0; i < j->made; i++) at += stx__comp_source(m, j->groups_of[i]);
+    at = j->made && in[j->source] ? in[j->source]->dim[1] - at : 0;
     for (i = 0; i < j->made; i++) {     /* the newest compressed rows once more, with the weights of now */
         size_t n = stx__comp_source(m, j->groups_of[i]);
         again = stx__comp_join(x, again, stx__comp_convolve(x, m, j->l, stx__comp_cut(x, in[j->source], at, at + n), j->groups_of[i]));
@@ -2058,9 +2076,13 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
                  h->ndim == 3 ? h->dim[2] : 0, pad ? " with padding" : "", d->dim, d->segment, pad ? ", and padding (B,T)" : "");
         return NULL;
     }
-    if ((in && (in->B != B || in->model != m)) || (out && (out->B != B || out->model != m))) {
-        stx_fail(x, STX_ERR_SHAPE, "stx_comp_segment: %zu rows with a memory of %zu streams, or of another model: want a state with "
-                 "B = %zu", B, in && in->B != B ? in->B : out ? out->B : in->B, B);
+    if ((in && in->model != m) || (out && out->model != m)) {
+        stx_fail(x, STX_ERR_ARG, "stx_comp_segment: a memory of another model: want one by stx_comp_state_create of this one");
+        return NULL;
+    }
+    if ((in && in->B != B) || (out && out->B != B)) {
+        stx_fail(x, STX_ERR_SHAPE, "stx_comp_segment: %zu rows with a memory of %zu streams: want a state with B = %zu", B,
+                 in && in->B != B ? in->B : out->B, B);
         return NULL;
     }
     memset(m->aux, 0, 2 * d->layers * sizeof *m->aux);
@@ -2092,6 +2114,7 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
         if (j->n && j->C && in->usage) lay[j->usage = count++] = stx_rows_read(in->usage, from, j->n);
         if (!stx_ok(x)) return NULL;
         if (d->literal_freeze && j->count > 0) m->layer[l].frozen = 1;
+        j->frozen = m->layer[l].frozen;
         y = d->recompute ? stx_recompute(x, stx__comp_layer, j, lay, count, made, 3) : stx__comp_layer(x, j, lay, made);
         if (!y) return NULL;
         if (j->count > 0) { m->aux[l] = made[0]; m->ratio[l] = made[1]; }
@@ -2258,7 +2281,12 @@ STX_DEF void stx_comp_gen_reset_stream(stx_comp_gen *g, size_t b) {
     }
 }
 STX_DEF int stx_comp_gen_set(stx_comp_gen *g, const stx_comp_state *from) {
-    if (!g || !stx_comp_state_copy(g->state, 0, from, 0, g->B)) return 0;
+    if (!g || !stx_ok(g->model->ctx)) return 0;
+    if (from && from->model == g->model && from->B != g->B) {
+        stx_fail(g->model->ctx, STX_ERR_SHAPE, "stx_comp_gen_set: a memory of %zu streams, want %zu", from->B, g->B);
+        return 0;
+    }
+    if (!stx_comp_state_copy(g->state, 0, from, 0, g->B)) return 0;
     stx__comp_gen_begin(g, 1);
     return 1;
 }

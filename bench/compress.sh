@@ -126,7 +126,7 @@ if [ -z "$report" ]; then
             trap stopped EXIT
             trap 'exit 130' INT TERM
             # The bytes of a run do not depend on its seed, nor on its memory: seeds are first parameters
-            "$out/train_compressive" "$@" $options --mem $M --cmem $C --seed "$seed" --threads "$threads" --data "$out/text" --checkpoint "$run.safetensors" \
+            "$out/train_compressive" "$@" $options --dropout 0 --mem $M --cmem $C --seed "$seed" --threads "$threads" --data "$out/text" --checkpoint "$run.safetensors" \
                 --eval-positions $document --log "$run.log" >"$run.txt" 2>>"$run.err" &
             running=$!
             wait "$running" || code=$?

@@ -1505,11 +1505,11 @@ typedef struct {
 TR_DEF void tr_progress_line(char *out, size_t size, const tr_progress *p) {
     char loss[TR_TEXT_MAX], metric[TR_TEXT_MAX], speed[TR_TEXT_MAX], left[TR_TEXT_MAX], total[TR_TEXT_MAX] = "";
     if (p->steps > 0) snprintf(total, sizeof total, "/%" PRIu64, p->steps);
-    snprintf(out, size, "step %" PRIu64 "%s  loss %s%s%s%s%s  lr %.1e  %s tok/s%s%s%s%s", p->step, total,
-             tr_fixed(loss, p->loss, 3), p->unit != NULL ? "  " : "", p->unit != NULL ? tr_fixed(metric, p->metric, 3) : "",
-             p->unit != NULL ? " " : "", p->unit != NULL ? p->unit : "", p->lr, tr_count(speed, p->tokens_per_s), p->left >= 0
-             ? "  left " : "", p->left >= 0 ? tr_duration(left, p->left) : "", p->extra != NULL ? "  " : "", p->extra != NULL
-             ? p->extra : "");
+    snprintf(out, size, "step %" PRIu64 "%s  loss %s%s%s%s%s  lr %.1e  %s tok/s%s%s%s%s", p->step, total, tr_fixed(loss, p->loss, 3),
+             p->unit != NULL ? "  " : "", p->unit != NULL ? tr_fixed(metric, p->metric, 3) : "",
+             p->unit != NULL ? " " : "", p->unit != NULL ? p->unit : "", p->lr, tr_count(speed, p->tokens_per_s),
+             p->left >= 0 ? "  left " : "", p->left >= 0 ? tr_duration(left, p->left) : "",
+             p->extra != NULL ? "  " : "", p->extra != NULL ? p->extra : "");
 }
 
 typedef struct {
@@ -1980,7 +1980,7 @@ TR_DEF const char *tr_lm_unit(const tr_lm *t) { return t->unit == TR_BPC ? "bpb"
 /* Words of a text, however it is cut into tokens: what stands between blanks and line ends; and where tokens are words, those that begin
    with U+2581 (pieces of words, as SentencePiece marks where one begins), or if none does, all but <eos>. */
 TR_DEF double tr_lm_word_count(const tr_lm *t, const stx_corpus *text) {
-    size_t n = stx_corpus_size(text), at, i, k, m, len;
+    size_t n = stx_corpus_size(text), at, i, k, m, len = 0;
     double words = 0, marked = 0;
     int32_t id[256];
     int inside = 0;

@@ -304,6 +304,116 @@ static double train(stx_comp *m, stx_optim *o, stx_comp_state *s, const int32_t 
     return v;
 }
 
+/* In training, too: nll of a batch whose streams begin anew at different times is the mean of streams that stand alone, each with a fresh
+   state from there on. A stream that is copied out of its batch, and streams that are put together one by one, go on as they were. */
+static void resets_in_training(void) {
+    int k;
+    for (k = 0; k < VARIANTS; k++) {
+        const char *name;
+        stx_comp_desc d = variant(k, &name);
+        stx_ctx *x = context(2, 7);
+        stx_comp *m = model(x, &d);
+        const size_t segments = 11, n = segments * S + 1;
+        int32_t *t = text(2, n, 13);
+        stx_comp_state *s = stx_comp_state_create(m, 2), *joined = stx_comp_state_create(m, 2), *alone[2], *out = NULL;
+        size_t at, b;
+        double both, one[2], was;
+        alone[0] = stx_comp_state_create(m, 1);
+        alone[1] = stx_comp_state_create(m, 1);
+        if (d.literal_rows || d.literal_pad || d.literal_mask) {
+            stx_comp_state_reset_stream(s, 0);
+            CHECK(!stx_ok(x) && strstr(stx_error(x), "literal_rows"), "%s: %s", name, stx_error(x));
+            free(t); stx_destroy(x);
+            continue;
+        }
+        for (at = 0; at < segments && stx_ok(x); at++) {
+            for (b = 0; b < 2; b++) if (at == 4 + 2 * b) { stx_comp_state_reset_stream(s, b); stx_comp_state_reset(alone[b]); }
+            if (at == 8) {
+                stx_comp_state_copy(joined, 0, s, 0, 1);
+                stx_comp_state_copy(joined, 1, s, 1, 1);
+                out = stx_comp_state_create(m, 1);
+                stx_comp_state_copy(out, 0, s, 1, 1);
+            }
+            both = train(m, NULL, s, t, 2, n, at * S, NULL);
+            for (b = 0; b < 2; b++) one[b] = train(m, NULL, alone[b], t + b * n, 1, n, at * S, NULL);
+            CHECK(CLOSE(both, (one[0] + one[1]) / 2, TOL), "%s, segment %zu: nll %.9g, of streams alone %.9g", name, at, both,
+                  (one[0] + one[1]) / 2);
+            if (at < 8) continue;
+            was = train(m, NULL, joined, t, 2, n, at * S, NULL);
+            CHECK(CLOSE(was, both, TOL), "%s, segment %zu: nll %.9g, put together %.9g", name, at, both, was);
+            was = train(m, NULL, out, t + n, 1, n, at * S, NULL);
+            CHECK(CLOSE(was, one[1], TOL), "%s, segment %zu: nll %.9g, taken out %.9g", name, at, one[1], was);
+        }
+        CHECK(at == segments && stx_ok(x), "%s: %s", name, stx_error(x));
+        free(t);
+        stx_destroy(x);
+    }
+}
+
+/* literal_freeze counts from the segment that froze on, whether a layer is recomputed or not: two segments on one tape */
+static void frozen(void) {
+    double norm[2];
+    int k;
+    for (k = 0; k < 2; k++) {
+        stx_comp_desc d = small();
+        stx_ctx *x = context(1, 5);
+        stx_comp *m;
+        stx_comp_state *s;
+        stx_tensor *a, *b;
+        stx_real *g;
+        int32_t *t = text(1, 40, 2);
+        size_t i, n;
+        d.mem = S; d.literal_freeze = 1; d.recompute = k;
+        m = model(x, &d);
+        s = stx_comp_state_create(m, 1);
+        stx_begin(x, STX_TRAIN);
+        a = stx_comp_loss(m, block(x, t, 1, 40, 0, S), block(x, t, 1, 40, 1, S), s, s);
+        b = stx_comp_loss(m, block(x, t, 1, 40, S, S), block(x, t, 1, 40, S + 1, S), s, s);
+        stx_backward(x, stx_add(x, a, b));
+        n = m->layer[1].wkv->size;
+        g = (stx_real *)calloc(n, sizeof *g);
+        stx_get_grad(x, m->layer[1].wkv, g);
+        for (norm[k] = 0, i = 0; i < n; i++) norm[k] += (double)g[i] * (double)g[i];
+        CHECK(m->layer[1].frozen && stx_ok(x), "%s", stx_error(x));
+        free(g); free(t);
+        stx_destroy(x);
+    }
+    CHECK(norm[0] > 0 && CLOSE(norm[1] / norm[0], 1, TOL), "|dWkv|^2 %g, recomputed %g", norm[0], norm[1]);
+}
+/* Each dropout drops: with it the loss (aux_dropout: the aux loss) is another one, and stays near */
+static void dropouts(void) {
+    int k;
+    double nll[5], aux[5];
+    for (k = 0; k < 5; k++) {
+        stx_comp_desc d = small();
+        stx_ctx *x = context(1, 5);
+        stx_comp *m;
+        stx_comp_state *s;
+        int32_t *t = text(2, 60, 2);
+        size_t at;
+        double total;
+        d.mem = S;
+        if (k == 1) d.attn_dropout = 0.3;
+        if (k == 2) d.out_dropout = 0.3;
+        if (k == 3) d.ff_dropout = 0.3;
+        if (k == 4) d.aux_dropout = 0.3;
+        m = model(x, &d);
+        s = stx_comp_state_create(m, 2);
+        for (nll[k] = aux[k] = 0, at = 0; at < 4; at++) {
+            double v = train(m, NULL, s, t, 2, 60, at * S, &total);
+            nll[k] += v / 4;
+            aux[k] += (total - v) / 3;
+        }
+        CHECK(stx_ok(x), "%s", stx_error(x));
+        free(t);
+        stx_destroy(x);
+    }
+    for (k = 1; k < 5; k++) {
+        CHECK((nll[k] != nll[0]) == (k < 4) && fabs(nll[k] - nll[0]) < 0.5, "dropout %d: nll %g, without %g", k, nll[k], nll[0]);
+        CHECK(aux[k] != aux[0] && aux[k] > 0.2 * aux[0] && aux[k] < 5 * aux[0], "dropout %d: aux %g, without %g", k, aux[k], aux[0]);
+    }
+}
+
 /* Nothing moves with T < S; evaluation between steps is not noticed; a state in a file, in the caller's hands, copied and split goes on as
    it was, to the bit; recomputation gives the same numbers, with every dropout */
 static void states(void) {
@@ -677,7 +787,7 @@ static void errors(void) {
     stx_comp_desc d = small(), none = small();
     stx_comp *m = stx_comp_create(x, &d), *other = stx_comp_create(x, &d), *bare;
     stx_comp_state *s = stx_comp_state_create(m, 2), *strange = stx_comp_state_create(other, 2), *big;
-    stx_comp_gen *g;
+    stx_comp_gen *g, *one;
     int32_t *t = text(2, 40, 1), out[6] = {1, 2, 3, 99, 1, 2};
     const size_t more[LAYERS] = {9, 9, 9}, unlike[LAYERS] = {4, 5, 6}, over[LAYERS] = {(size_t)1 << 40, 1, 1};
     stx_real v[6 * 16];
@@ -726,6 +836,8 @@ static void errors(void) {
     stx_begin(x, STX_TRAIN);
     CHECK(!stx_comp_gen_step(g, stx_input(x, v, 1, 6, 16, 0)), "training"); fails(x, "STX_EVAL");
     CHECK(!stx_comp_gen_set(g, s), "of another model"); fails(x, "another model");
+    one = stx_comp_gen_create(m, 1);
+    CHECK(one && !stx_comp_gen_set(one, s), "more streams"); fails(x, "2 streams, want 1");
     CHECK(!stx_comp_segment(NULL, NULL, NULL, NULL, NULL) && !stx_comp_nll(m, NULL, NULL, NULL) && !stx_comp_total(NULL, NULL) &&
           !stx_comp_state_get(NULL, 0, NULL, NULL) && !stx_comp_state_set(NULL, 0, NULL, 0, NULL, 0) && !stx_comp_gen_feed(NULL, t, 1) &&
           !stx_comp_state_save(NULL, NULL, "") && !stx_comp_state_load(NULL, NULL, "") && !stx_comp_gen_set(NULL, s), "NULLs");
@@ -1056,6 +1168,9 @@ int main(void) {
     steps();
     causality();
     resets();
+    resets_in_training();
+    frozen();
+    dropouts();
     states();
     detached();
     overfit();
