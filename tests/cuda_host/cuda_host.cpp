@@ -366,7 +366,7 @@ static const char *host_memory(word p) {
     static thread_local word stack_lo, stack_hi;
     if (p < PAGE || p >> 47 || in_device((void *)p)) return NULL;
 #if defined(HOST_ASAN) && defined(__x86_64__)
-    if (p >= 0x7fff8000 && p < 0x10007fff8000) return NULL;     /* AddressSanitizer's shadow: two small integers of a struct look like that */
+    if (p >= 0x7fff8000 && p < 0x10007fff8000) return NULL;     /* AddressSanitizer's shadow: so two small integers of a struct look */
 #endif
     if (G.stacks && p >= (word)G.stacks && p < (word)G.stacks + G.stack_pitch * MAX_THREADS) return NULL;
     if (G.arena && p >= (word)G.arena && p < (word)G.arena + ARENA) return NULL;
