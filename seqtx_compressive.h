@@ -602,7 +602,8 @@ static stx_comp_groups stx__comp_grouped(size_t B, size_t rows, size_t groups, s
     g.B = B; g.rows = rows; g.groups = groups; g.taps = taps; g.step = step; g.D = D;
     return g;
 }
-static void stx__comp_zero_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+/* The way back of both ops below: zeroing some rows is its own transpose, and that of fold is unfold */
+static void stx__comp_unfold_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
     int fresh;
     stx_real *d = stx_grad(x, in[0], &fresh);
     if (d) STX_RUN(x, stx_comp_unfold, (x, d, y->grad, (const stx_comp_groups *)save, !fresh));
@@ -618,13 +619,8 @@ static stx_tensor *stx__comp_zero(stx_ctx *x, stx_tensor *a, const stx_ids *pad)
     *g = stx__comp_grouped(a->dim[0], a->dim[1], 1, a->dim[1], a->dim[1], a->dim[2]);
     g->pad = pad->device;
     STX_RUN(x, stx_comp_unfold, (x, y->data, a->data, g, 0));
-    stx_record(x, y, &a, 1, stx__comp_zero_back, g);
+    stx_record(x, y, &a, 1, stx__comp_unfold_back, g);
     return y;
-}
-static void stx__comp_fold_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
-    int fresh;
-    stx_real *d = stx_grad(x, in[0], &fresh);
-    if (d) STX_RUN(x, stx_comp_unfold, (x, d, y->grad, (const stx_comp_groups *)save, !fresh));
 }
 /* y (B,groups,taps D) -> rows (B,rows,D) */
 static stx_tensor *stx__comp_folded(stx_ctx *x, stx_tensor *y, const stx_comp_groups *groups) {
@@ -633,7 +629,7 @@ static stx_tensor *stx__comp_folded(stx_ctx *x, stx_tensor *y, const stx_comp_gr
     if (!stx_ok(x) || !y) return NULL;
     *g = *groups;
     STX_RUN(x, stx_comp_fold, (x, rows->data, y->data, g));
-    stx_record(x, rows, &y, 1, stx__comp_fold_back, g);
+    stx_record(x, rows, &y, 1, stx__comp_unfold_back, g);
     return rows;
 }
 
