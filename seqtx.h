@@ -1320,6 +1320,7 @@ typedef struct stx_lm {
        STX_INNER, STX_EACH_ISA, STX_CALL, STX_RESTRICT, STX_FMA     one loop in C, compiled for each instruction set (>>loops)
        STX_STRICT_ON, STX_STRICT_OFF                                around code that -ffast-math must not reorder
        stx_fast_exp, _tanh, _sqrt, _sigmoid                         scalar functions that loops over them become vector code of (>>maths)
+       stx_fast_sum, _dot, _lanes                                   sums over a row in a fixed order, as those of the layer norm
        stx_prefetch */
 #if (defined(SEQTX_IMPLEMENTATION) || defined(STX_LOOPS)) && !defined(STX_LOOPS_DONE)
 #define STX_LOOPS_DONE
@@ -1532,6 +1533,28 @@ STX_INNER float stx__phi_any(int fma, float v, float *density) {
 }
 #endif
 STX_INNER stx_real stx_fast_sigmoid(int fma, stx_real v) { return 1 / (1 + stx_fast_exp(fma, -v)); }
+
+/* Sums in 16 lanes, which the compiler may turn into vector code without reordering anything. */
+STX_INNER stx_real stx_fast_lanes(stx_real *s) {
+    size_t e;
+    for (e = 0; e < 8; e++) s[e] += s[e + 8];
+    for (e = 0; e < 4; e++) s[e] += s[e + 4];
+    return (s[0] + s[2]) + (s[1] + s[3]);
+}
+STX_INNER stx_real stx_fast_sum(const stx_real *a, size_t n) {
+    stx_real s[16] = {0}, t = 0;
+    size_t i, e;
+    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] += a[i + e];
+    for (; i < n; i++) t += a[i];
+    return t + stx_fast_lanes(s);
+}
+STX_INNER stx_real stx_fast_dot(int fma, const stx_real *a, const stx_real *b, size_t n) {
+    stx_real s[16] = {0}, t = 0;
+    size_t i, e;
+    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] = STX_FMA(fma, a[i + e], b[i + e], s[e]);
+    for (; i < n; i++) t = STX_FMA(fma, a[i], b[i], t);
+    return t + stx_fast_lanes(s);
+}
 
 STX_INNER stx_real stx__act_any(int fma, stx_real v, int act) {
     stx_real density;
@@ -3247,27 +3270,6 @@ static double stx__sum_blocks(stx_ctx *x, size_t work, stx_part part, stx__loop 
     return total;
 }
 
-/* Sums in 16 lanes, which the compiler may turn into vector code without reordering anything. */
-STX_INNER stx_real stx__lanes(stx_real *s) {
-    size_t e;
-    for (e = 0; e < 8; e++) s[e] += s[e + 8];
-    for (e = 0; e < 4; e++) s[e] += s[e + 4];
-    return (s[0] + s[2]) + (s[1] + s[3]);
-}
-STX_INNER stx_real stx__sum(const stx_real *a, size_t n) {
-    stx_real s[16] = {0}, t = 0;
-    size_t i, e;
-    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] += a[i + e];
-    for (; i < n; i++) t += a[i];
-    return t + stx__lanes(s);
-}
-STX_INNER stx_real stx__dot_any(int fma, const stx_real *a, const stx_real *b, size_t n) {
-    stx_real s[16] = {0}, t = 0;
-    size_t i, e;
-    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] = STX_FMA(fma, a[i + e], b[i + e], s[e]);
-    for (; i < n; i++) t = STX_FMA(fma, a[i], b[i], t);
-    return t + stx__lanes(s);
-}
 /* The largest number; NaN counts or not as it comes: callers that must see it see it in the exponentials, which are NaN too. */
 STX_INNER stx_real stx__max(const stx_real *a, size_t n) {
     stx_real s[16], m = a[0];
@@ -3764,7 +3766,7 @@ STX_DEF void stx_rezero_fwd(stx_ctx *x, stx_real *y, const stx_real *h, const st
 }
 STX_INNER void stx__dot_n(int fma, double *sum, const stx_real *a, const stx_real *b, size_t n) {
     size_t i;
-    for (*sum = 0, i = 0; i < n; i += 256) *sum += (double)stx__dot_any(fma, a + i, b + i, STX_MIN((size_t)256, n - i));
+    for (*sum = 0, i = 0; i < n; i += 256) *sum += (double)stx_fast_dot(fma, a + i, b + i, STX_MIN((size_t)256, n - i));
 }
 STX_EACH_ISA(stx__dot_n, (double *sum, const stx_real *STX_RESTRICT a, const stx_real *STX_RESTRICT b, size_t n), sum, a, b, n)
 static void stx__dot_part(const stx_share *s, const void *job) {
@@ -3832,7 +3834,7 @@ STX_INNER stx_real stx__exp_sum(int fma, stx_real *y, int store, const stx_real 
         if (store) y[i] = v;
         t += v;
     }
-    return t + stx__lanes(s);
+    return t + stx_fast_lanes(s);
 }
 STX_INNER void stx__softmax_row(int fma, stx_real *y, const stx_real *a, size_t C) {
     stx_real s = 1 / stx__exp_sum(fma, y, 1, a, C, stx__max(a, C));
@@ -3853,7 +3855,7 @@ STX_DEF void stx_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t 
 }
 /* da (+)= y (dy - sum y dy) */
 STX_INNER void stx__softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, const stx_real *y, size_t C, int accumulate) {
-    stx_real s = stx__dot_any(fma, dy, y, C);
+    stx_real s = stx_fast_dot(fma, dy, y, C);
     size_t c;
     if (accumulate) for (c = 0; c < C; c++) da[c] = STX_FMA(fma, y[c], dy[c] - s, da[c]);
     else for (c = 0; c < C; c++) da[c] = y[c] * (dy[c] - s);
@@ -3890,7 +3892,7 @@ STX_DEF void stx_log_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, siz
 }
 /* da (+)= dy - e^y sum dy */
 STX_INNER void stx__log_softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, const stx_real *y, size_t C, int accumulate) {
-    stx_real s = stx__sum(dy, C);
+    stx_real s = stx_fast_sum(dy, C);
     size_t c;
     if (accumulate) for (c = 0; c < C; c++) da[c] += STX_FMA(fma, -s, stx_fast_exp(fma, y[c]), dy[c]);
     else for (c = 0; c < C; c++) da[c] = STX_FMA(fma, -s, stx_fast_exp(fma, y[c]), dy[c]);
@@ -3944,10 +3946,10 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
 /* mean = sum x / C ; rstd = 1 / sqrt(sum (x - mean)^2 / C + eps) ; y = (x - mean) rstd gain + shift */
 STX_INNER void stx__layernorm_row(int fma, stx_real *o, stx_real *mean, stx_real *rstd, const stx_real *a, const stx_real *gain,
                                   const stx_real *shift, size_t C, stx_real eps) {
-    stx_real m = stx__sum(a, C) / (stx_real)C, v, r;
+    stx_real m = stx_fast_sum(a, C) / (stx_real)C, v, r;
     size_t c;
     for (c = 0; c < C; c++) o[c] = a[c] - m;
-    v = stx__dot_any(fma, o, o, C) / (stx_real)C;
+    v = stx_fast_dot(fma, o, o, C) / (stx_real)C;
     r = (stx_real)(1 / sqrt((double)(v + eps)));
     for (c = 0; c < C; c++) o[c] = STX_FMA(fma, o[c] * r, gain[c], shift[c]);
     *mean = m;
@@ -3985,8 +3987,8 @@ STX_INNER void stx__layernorm_bwd_row(int fma, stx_real *d, const stx_real *dy, 
         ts += g;
         tq = STX_FMA(fma, g, a[c] - m, tq);
     }
-    k0 = (ts + stx__lanes(s)) / (stx_real)C;
-    k = (tq + stx__lanes(q)) * r * r / (stx_real)C;
+    k0 = (ts + stx_fast_lanes(s)) / (stx_real)C;
+    k = (tq + stx_fast_lanes(q)) * r * r / (stx_real)C;
     if (accumulate) for (c = 0; c < C; c++) d[c] = STX_FMA(fma, r, STX_FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k, d[c]);
     else for (c = 0; c < C; c++) d[c] = r * (STX_FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k);
 }
@@ -6309,7 +6311,7 @@ static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n,
     return c.at;
 }
 
-STX_INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_real *b, size_t n) { *s = stx__dot_any(fma, a, b, n); }
+STX_INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_real *b, size_t n) { *s = stx_fast_dot(fma, a, b, n); }
 STX_EACH_ISA(stx__row_dot, (stx_real *s, const stx_real *a, const stx_real *b, size_t n), s, a, b, n)
 
 /* Operands of the products: numbers, rounded to bf16 where the product wants it. from (n,cols) -> (n,ld), filled up with zeros */
@@ -6637,11 +6639,11 @@ STX_INNER void stx__attn_soft(int fma, stx_real *STX_RESTRICT s, size_t n, const
     for (e = 0; e < 16; e++) lane[e] = 0;
     for (c = 0; c < n16; c += 16) for (e = 0; e < 16; e++) { stx_real w = stx_fast_exp(fma, s[c + e] - top); s[c + e] = w; lane[e] += w; }
     for (; c < n; c++) { s[c] = stx_fast_exp(fma, s[c] - top); lane[c - n16] += s[c]; }
-    sum = all = stx__lanes(lane);
+    sum = all = stx_fast_lanes(lane);
     if (nramp) {                   /* the ramp's few columns again, and the sum anew */
         if (nramp > n) nramp = n;
         for (c = 0; c < nramp; c++) s[c] *= ramp[c];
-        sum = stx__sum(s, n);
+        sum = stx_fast_sum(s, n);
     }
     *f = top > old ? stx_fast_exp(fma, old - top) : 1;         /* first tile: e^-inf = 0 */
     state[0] = top;
@@ -6766,7 +6768,7 @@ STX_INNER void stx__attn_gemv_score(int fma, stx_real *STX_RESTRICT s, const stx
             for (; d < D; d++) t += qv[d] * pe[d];
             pe += ldp;
         }
-        s[j] = t + stx__lanes(m);
+        s[j] = t + stx_fast_lanes(m);
     }
 }
 STX_EACH_ISA(stx__attn_gemv_score, (stx_real *STX_RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k, size_t ldk,
