@@ -1110,6 +1110,7 @@ enum { STX_INIT_AS_IS = 0,      /* a */
 typedef struct stx_init { int kind; double a; int rule; } stx_init;
 
 enum { STX_WORDS_PLAIN = 0, STX_WORDS_TIED, STX_WORDS_ADAPTIVE };      /* stx_words_desc.in (not tied) and .out */
+enum { STX_WORDS_BOTH = 1, STX_WORDS_INPUT, STX_WORDS_OUTPUT };        /* .head_direct and .no_projs */
 /* V words become vectors of emb channels; hidden states of d channels become probabilities of V words. */
 typedef struct stx_words_desc {
     size_t vocab;               /* V, required */
@@ -1120,17 +1121,23 @@ typedef struct stx_words_desc {
     double scale;               /* of the embedding; 0: 1 of a plain table, sqrt(d) of adaptive ones */
     double dropout;             /* inside adaptive input and output, see stx_adaptive */
     size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;   /* 0 cutoffs: those of 20000, 40000, 200000 that are below V */
+    int    no_cutoffs;          /* ... or none: one cluster */
     size_t width[STX_MAX_CLUSTERS];     /* of each cluster; 0: width[0] is d, width[i] floor(width[0] / divval^i) */
+    size_t out_width[STX_MAX_CLUSTERS];         /* of the output's where they are others; 0: width[i] */
     double divval;              /* 0: 4 */
-    int    head_direct;         /* cluster 0 is d wide and has no projection */
+    int    head_direct;         /* cluster 0 is d wide and has no projection; STX_WORDS_BOTH, _INPUT or _OUTPUT: on that side */
+    int    no_projs;            /* all clusters are so, whatever divval is */
     int    share_tables;        /* input and output adaptive: one set of tables */
     int    share_projs;         /* ... and of projections */
+    int    own_first;           /* ... but for the first cluster's, of which each side has its own */
+    int    proj_biases;         /* the output's projections have biases: out_emb.proj_biases.<i> (d_i) */
     int    forward_columns;     /* order of the head's columns for the other clusters, see stx_adaptive */
     int    by_cluster;          /* order of the parameters, and whose name those have that are shared. 0: the input's, the
                                    head's columns for the clusters, the output's; in_emb. 1: cluster by cluster, the head's columns
                                    last; out_emb */
     stx_init table, out_table, proj, bias, cluster, cluster_bias;      /* tables of the input (also plain), W or tables of the output,
                                                                           projections, biases, the head's columns and their biases */
+    stx_init proj_bias;
 } stx_words_desc;
 typedef struct stx_words {
     stx_ctx       *ctx;
@@ -1145,8 +1152,8 @@ STX_DEF int stx_words_resolve(stx_ctx *x, const char *who, const stx_words_desc 
 /* How many numbers the parameters of a resolved desc have, shared ones once; SIZE_MAX: as many or more. */
 STX_DEF size_t stx_words_count(const stx_words_desc *d);
 /* Adds the parameters of a desc, resolved or not, to p: in_emb.weight, out_emb.weight, out_emb.bias; adaptive: in_emb.tables.<i>,
-   in_emb.projs.<i>, out_emb.tables.<i>, out_emb.projs.<i>, out_emb.biases.<i>, out_emb.cluster.weight, out_emb.cluster.bias. Lives as long
-   as p's context; NULL and its error when there is no memory. */
+   in_emb.projs.<i>, out_emb.tables.<i>, out_emb.projs.<i>, out_emb.proj_biases.<i>, out_emb.biases.<i>, out_emb.cluster.weight,
+   out_emb.cluster.bias. Lives as long as p's context; NULL and its error when there is no memory. */
 STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *d);
 /* ids (B,T) -> (B,T,emb) */
 STX_DEF stx_tensor *stx_words_embed(const stx_words *w, const stx_ids *ids);
@@ -9718,11 +9725,21 @@ static int stx__words_bad(stx_ctx *x, const char *who, const char *what, double 
     stx_fail(x, STX_ERR_ARG, "%s: %s is %g, want %s", who, what, got, want);
     return 0;
 }
+static int stx__words_projects(const stx_words_desc *d, size_t i, int side) {
+    return d->no_projs != STX_WORDS_BOTH && d->no_projs != side && (i || (d->head_direct != STX_WORDS_BOTH && d->head_direct != side));
+}
+static size_t stx__words_width(const stx_words_desc *d, size_t i, int side) {
+    return side == STX_WORDS_OUTPUT ? d->out_width[i] : d->width[i];
+}
+/* Is the projection of cluster i one for both sides? */
+static int stx__words_shares(const stx_words_desc *d, size_t i) { return d->share_projs && (i || !d->own_first); }
 static int stx__words_adaptive(stx_ctx *x, const char *who, stx_words_desc *d) {
     static const size_t usual[3] = {20000, 40000, 200000};
     size_t i;
+    int side;
     if (!(d->divval > 1 && d->divval < 1e6)) return stx__words_bad(x, who, "divval", d->divval, "more than 1");
-    if (!d->cutoffs) for (i = 0; i < 3 && usual[i] < d->vocab; i++) d->cutoff[d->cutoffs++] = usual[i];
+    if (d->no_cutoffs && d->cutoffs) return stx__words_bad(x, who, "cutoffs with no_cutoffs", (double)d->cutoffs, "one of the two");
+    if (!d->cutoffs && !d->no_cutoffs) for (i = 0; i < 3 && usual[i] < d->vocab; i++) d->cutoff[d->cutoffs++] = usual[i];
     if (d->cutoffs > STX_MAX_CLUSTERS - 1) return stx__words_bad(x, who, "cutoffs", (double)d->cutoffs, "at most 7");
     for (i = 0; i < d->cutoffs; i++)
         if (d->cutoff[i] <= (i ? d->cutoff[i - 1] : 0) || d->cutoff[i] >= d->vocab) {
@@ -9731,11 +9748,26 @@ static int stx__words_adaptive(stx_ctx *x, const char *who, stx_words_desc *d) {
             return 0;
         }
     if (!d->width[0]) d->width[0] = d->dim;
-    if (d->head_direct && d->width[0] != d->dim)
-        return stx__words_bad(x, who, "width of the first cluster, which has no projection,", (double)d->width[0], "dim");
+    if (d->head_direct < 0 || d->head_direct > STX_WORDS_OUTPUT)
+        return stx__words_bad(x, who, "head_direct", d->head_direct, "0 or one of STX_WORDS_BOTH .. _OUTPUT");
+    if (d->no_projs < 0 || d->no_projs > STX_WORDS_OUTPUT)
+        return stx__words_bad(x, who, "no_projs", d->no_projs, "0 or one of STX_WORDS_BOTH .. _OUTPUT");
+    if (d->proj_biases && d->out != STX_WORDS_ADAPTIVE) return stx__words_bad(x, who, "proj_biases", 1, "0 without an adaptive output");
+    if (d->own_first && !d->share_projs) return stx__words_bad(x, who, "own_first", 1, "0 without share_projs");
     for (i = 0; i <= d->cutoffs; i++) {
-        if (!d->width[i]) d->width[i] = (size_t)floor((double)d->width[0] / pow(d->divval, (double)i));
-        if (!d->width[i] || d->width[i] > (size_t)1 << 31)
+        if (!d->width[i]) d->width[i] = d->no_projs == STX_WORDS_BOTH ? d->dim
+                                      : (size_t)floor((double)d->width[0] / pow(d->divval, (double)i));
+        if (!d->out_width[i]) d->out_width[i] = d->width[i];
+        for (side = STX_WORDS_INPUT; side <= STX_WORDS_OUTPUT; side++) {
+            if (d->in != STX_WORDS_ADAPTIVE && side == STX_WORDS_INPUT) continue;
+            if (d->out != STX_WORDS_ADAPTIVE && side == STX_WORDS_OUTPUT) continue;
+            if (!stx__words_projects(d, i, side) && stx__words_width(d, i, side) != d->dim)
+                return stx__words_bad(x, who, i ? "width of a cluster with no_projs" : "width of the first cluster, which has no "
+                                      "projection,", (double)stx__words_width(d, i, side), "dim");
+        }
+        if (d->out_width[i] != d->width[i] && (d->share_tables || d->share_projs))
+            return stx__words_bad(x, who, "out_width with share_tables or share_projs", (double)d->out_width[i], "0");
+        if (!d->width[i] || d->width[i] > (size_t)1 << 31 || d->out_width[i] > (size_t)1 << 31)
             return stx__words_bad(x, who, "width of the first cluster / divval^cutoffs", (double)d->width[i],
                                   "1 to 2^31: use fewer cutoffs, a smaller divval or a larger width");
     }
@@ -9776,18 +9808,21 @@ static size_t stx__words_start(const stx_words_desc *d, size_t i) { return i ? d
 static size_t stx__words_size(const stx_words_desc *d, size_t i) {
     return (i < d->cutoffs ? d->cutoff[i] : d->vocab) - stx__words_start(d, i);
 }
-static int stx__words_projects(const stx_words_desc *d, size_t i) { return i || !d->head_direct; }
 STX_DEF size_t stx_words_count(const stx_words_desc *d) {
     size_t n = 0, i;
     int in = d->in == STX_WORDS_ADAPTIVE, out = d->out == STX_WORDS_ADAPTIVE;
     if (!in) n = stx_size_add(n, d->vocab, d->emb);
     if (!out) n = stx_size_add(stx_size_add(n, d->out == STX_WORDS_TIED ? 0 : d->vocab, d->dim), d->vocab, 1);
     for (i = 0; (in || out) && i <= d->cutoffs; i++) {
-        size_t tables = (size_t)in + (size_t)(out && !d->share_tables), projs = (size_t)in + (size_t)(out && !d->share_projs);
-        n = stx_size_add(n, stx_bytes_of(tables, stx__words_size(d, i), 1), d->width[i]);
-        if (stx__words_projects(d, i)) n = stx_size_add(n, projs * d->dim, d->width[i]);
+        size_t size = stx__words_size(d, i), wi = d->width[i], wo = d->out_width[i];
+        if (in) n = stx_size_add(n, size, wi);
+        if (in && stx__words_projects(d, i, STX_WORDS_INPUT)) n = stx_size_add(n, d->dim, wi);
+        if (out && !d->share_tables) n = stx_size_add(n, size, wo);
+        if (!out || !stx__words_projects(d, i, STX_WORDS_OUTPUT)) continue;
+        if (!stx__words_shares(d, i)) n = stx_size_add(n, d->dim, wo);
+        if (d->proj_biases) n = stx_size_add(n, 1, wo);
     }
-    return out ? stx_size_add(stx_size_add(n, d->vocab, 1), d->cutoffs, d->width[0] + 1) : n;
+    return out ? stx_size_add(stx_size_add(n, d->vocab, 1), d->cutoffs, d->out_width[0] + 1) : n;
 }
 /* Parameter side.what (or side.what.<i>) of the shape (d0,d1) or (d0), for a matrix of rows x columns */
 static stx_tensor *stx__words_param(stx_params *p, const stx_init *init, const char *name, size_t i, size_t rows, size_t columns,
@@ -9804,27 +9839,28 @@ static void stx__words_in(stx_words *w, stx_params *p, size_t i) {
     const stx_words_desc *d = &w->desc;
     w->in.table[i] = d->by_cluster && d->share_tables ? w->out.table[i]
                    : stx__words_param(p, &d->table, "in_emb.tables", i, stx__words_size(d, i), d->width[i], 0);
-    if (!stx__words_projects(d, i)) return;
-    w->in.proj[i] = d->by_cluster && d->share_projs ? w->out.proj[i]
+    if (!stx__words_projects(d, i, STX_WORDS_INPUT)) return;
+    w->in.proj[i] = d->by_cluster && stx__words_shares(d, i) ? w->out.proj[i]
                   : stx__words_param(p, &d->proj, "in_emb.projs", i, d->dim, d->width[i], 0);
 }
 static void stx__words_out(stx_words *w, stx_params *p, size_t i) {
     const stx_words_desc *d = &w->desc;
     w->out.table[i] = !d->by_cluster && d->share_tables ? w->in.table[i]
-                    : stx__words_param(p, &d->out_table, "out_emb.tables", i, stx__words_size(d, i), d->width[i], 0);
-    if (!stx__words_projects(d, i)) return;
-    w->out.proj[i] = !d->by_cluster && d->share_projs ? w->in.proj[i]
-                   : stx__words_param(p, &d->proj, "out_emb.projs", i, d->dim, d->width[i], 0);
+                    : stx__words_param(p, &d->out_table, "out_emb.tables", i, stx__words_size(d, i), d->out_width[i], 0);
+    if (!stx__words_projects(d, i, STX_WORDS_OUTPUT)) return;
+    w->out.proj[i] = !d->by_cluster && stx__words_shares(d, i) ? w->in.proj[i]
+                   : stx__words_param(p, &d->proj, "out_emb.projs", i, d->dim, d->out_width[i], 0);
+    if (d->proj_biases) w->out.proj_bias[i] = stx__words_param(p, &d->proj_bias, "out_emb.proj_biases", i, d->out_width[i], d->dim, 1);
 }
 static void stx__words_bias(stx_words *w, stx_params *p, size_t i) {
     const stx_words_desc *d = &w->desc;
-    w->out.bias[i] = stx__words_param(p, &d->bias, "out_emb.biases", i, stx__words_size(d, i), d->width[i], 1);
+    w->out.bias[i] = stx__words_param(p, &d->bias, "out_emb.biases", i, stx__words_size(d, i), d->out_width[i], 1);
 }
 static void stx__words_cluster(stx_words *w, stx_params *p) {
     const stx_words_desc *d = &w->desc;
     if (!d->cutoffs) return;
-    w->out.cluster_w = stx__words_param(p, &d->cluster, "out_emb.cluster.weight", SIZE_MAX, d->cutoffs, d->width[0], 0);
-    w->out.cluster_b = stx__words_param(p, &d->cluster_bias, "out_emb.cluster.bias", SIZE_MAX, d->cutoffs, d->width[0], 1);
+    w->out.cluster_w = stx__words_param(p, &d->cluster, "out_emb.cluster.weight", SIZE_MAX, d->cutoffs, d->out_width[0], 0);
+    w->out.cluster_b = stx__words_param(p, &d->cluster_bias, "out_emb.cluster.bias", SIZE_MAX, d->cutoffs, d->out_width[0], 1);
 }
 STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *desc) {
     stx_ctx *x = p ? p->ctx : NULL;
