@@ -1,5 +1,6 @@
 /* test_cuda_par.c - PAR on a GPU: its kernels' CUDA twins against the CPU's, at odd sizes, from misaligned starts, with guard numbers
-   around every array, in any order of threads. "short" leaves the large cases out. */
+   around every array, in any order of threads; small models of every option trained on both; steps replayed as graphs; generation.
+   "short" leaves the large cases out. */
 #include "../seqtx_par.h"
 #include "cuda_arr.h"
 
@@ -296,6 +297,236 @@ static void bits(void *user, uint64_t *h) {
     stx_destroy(gx);
 }
 
+// >>models
+
+typedef struct model {
+    stx_ctx *x;
+    stx_par *m;
+    stx_optim *o, *gates;       /* of the weights, and of the gates' parameters */
+    stx_par_state *s;
+    stx_ids *in, *out;
+    size_t B, T, V;
+    double rate, loss;
+} model;
+enum { SOFT, HARD, RUNS, REFERENCE, FIXED, AGAIN, MODELS };
+static const char *const model_names[MODELS] = {"soft, a draw a step, hinge", "hard, pi, draws for each stream, before, latency of w",
+    "draws for each run, adaptive words", "the reference", "fixed", "recomputation, dropout"};
+static void model_make(model *r, int which, int device, int precision, int no_graph) {
+    stx_par_desc d;
+    stx_optim_desc od;
+    stx_desc cd;
+    memset(r, 0, sizeof *r);
+    memset(&d, 0, sizeof d);
+    memset(&od, 0, sizeof od);
+    memset(&cd, 0, sizeof cd);
+    cd.device = device; cd.precision = precision; cd.no_graph = no_graph; cd.seed = 5; cd.threads = 1;
+    r->x = stx_create(&cd);
+    r->B = 2; r->T = 8; r->V = 23;
+    d.vocab = r->V; d.dim = which == RUNS ? 20 : 32; d.heads = 2; d.inner = 40; d.blocks = 3; d.segment = r->T; d.mem = 12;
+    d.words_out = STX_PAR_OUT_PLAIN; d.cost[0] = 1.7; d.cost[1] = 0.6; d.latency_weight = 0.1; d.latency_target = 0.5;
+    d.init_std = 0.2; d.tau = 1;
+    if (which == SOFT) d.latency = STX_PAR_LATENCY_HINGE;
+    if (which == HARD) {
+        d.gate = STX_PAR_ST; d.arch = STX_PAR_PI; d.noise = STX_PAR_NOISE_SEQUENCE; d.pre_norm = 1; d.own_uv = 1;
+        d.latency = STX_PAR_LATENCY_ADD; d.latency_w = STX_PAR_LATENCY_OF_W;
+    }
+    if (which == RUNS) {
+        d.noise = STX_PAR_NOISE_TOKENS; d.noise_tokens = 3; d.positions = STX_PAR_LEARNED; d.latency = STX_PAR_LATENCY_FBNET;
+        d.cost[0] = 5; d.cost[1] = 3;
+        d.adaptive_in = 1; d.words_out = STX_PAR_OUT_ADAPTIVE; d.cutoff[0] = 7; d.cutoffs = 1; d.div_val = 2;
+    }
+    if (which == REFERENCE) { stx_par_reference(&d); d.cutoff[0] = 7; d.cutoffs = 1; }
+    if (which == FIXED) { d.pattern = "sfisf"; d.blocks = 0; }
+    if (which == AGAIN) { d.recompute = 1; d.dropout = d.attn_dropout = d.inner_dropout = d.pos_dropout = d.final_dropout = 0.1; }
+    r->m = stx_par_create(r->x, &d);
+    CHECK(stx_ok(r->x), "%s, device %d: %s", model_names[which], device, stx_error(r->x));
+    od.kind = STX_SGD;
+    od.clip = 1;
+    od.momentum = 0.9;
+    r->o = stx_optim_create(r->m->params, &od);
+    od.kind = STX_ADAM;
+    od.clip = 0;
+    od.eps = 1e-3;              /* the gradients of three numbers: not so small that their rounding counts */
+    r->gates = r->m->arch ? stx_optim_create(r->m->arch, &od) : NULL;
+    r->s = stx_par_state_create(r->m, r->B);
+    r->in = stx_tokens_create(r->x, r->B, r->T);
+    r->out = stx_tokens_create(r->x, r->B, r->T);
+    CHECK(stx_ok(r->x), "%s, device %d: %s", model_names[which], device, stx_error(r->x));
+}
+static void model_free(model *r) { stx_par_state_free(r->s); stx_destroy(r->x); }
+static int32_t *tokens_of(size_t n, size_t V, size_t salt) {
+    int32_t *id = (int32_t *)malloc((n + 1) * sizeof *id);
+    size_t i;
+    for (i = 0; i < n; i++) id[i] = (int32_t)((i * i * 31 + i * 17 + salt * 7 + i / 3) % V);
+    return id;
+}
+static void model_step(void *user) {
+    model *r = (model *)user;
+    stx_tensor *loss;
+    stx_begin(r->x, STX_TRAIN);
+    loss = stx_par_total(r->m, stx_par_loss(r->m, r->in, r->out, r->s, r->s));
+    stx_note(r->x, 0, loss, 1, 0);
+    stx_backward(r->x, loss);
+    stx_optim_step(r->o, r->rate);
+    if (r->gates) stx_optim_step(r->gates, r->rate / 2);
+}
+/* Temperature, rates and tokens are other ones in each step. */
+static double model_run(model *r, int n) {
+    int32_t *id = tokens_of(r->B * r->T + 1, r->V, (size_t)n + 1);
+    stx_tokens_set(r->x, r->in, id);
+    stx_tokens_set(r->x, r->out, id + 1);
+    if (r->gates) stx_par_set_tau(r->m, 1.5 / (1 + 0.2 * n));
+    r->rate = 0.05 / (1 + 0.1 * n);
+    stx_optim_rate(r->o, r->rate);
+    if (r->gates) stx_optim_rate(r->gates, r->rate / 2);
+    stx_step_run(r->x, stx_par_key(r->m, r->in, r->out, r->s, 0), model_step, r);
+    free(id);
+    r->loss = stx_noted(r->x, 0);
+    return r->loss;
+}
+/* Step n with vectors of padding, and a stream that begins anew now and then; every third step is short */
+static double model_padded(model *r, int n) {
+    size_t T = n % 3 == 2 ? r->T - 3 : r->T, b, i;
+    int32_t *id = tokens_of(r->B * T + 1, r->V, (size_t)n + 1), *pad = (int32_t *)calloc(r->B * T, sizeof *pad);
+    stx_tensor *h, *loss;
+    stx_ids *p;
+    double v;
+    if (n % 4 == 3) stx_par_state_reset_stream(r->s, (size_t)n / 4 % r->B);
+    for (b = 0; b < r->B; b++) for (i = 0; i < T; i++) pad[b * T + i] = n % 2 && b == 1 && (i < 3 || i == 5);
+    stx_begin(r->x, STX_TRAIN);
+    p = stx_tokens(r->x, pad, r->B, T);
+    h = stx_par_segment(r->m, stx_par_embed(r->m, stx_tokens(r->x, id, r->B, T)), p, r->s, r->s);
+    for (i = 0; i < r->B * T; i++) if (pad[i]) id[i + 1] = -1;
+    loss = stx_par_total(r->m, stx_par_nll(r->m, h, stx_tokens(r->x, id + 1, r->B, T), NULL));
+    v = stx_item(r->x, loss);
+    stx_backward(r->x, loss);
+    stx_optim_step(r->o, 0.05);
+    if (r->gates) stx_optim_step(r->gates, 0.02);
+    free(id); free(pad);
+    return v;
+}
+static void params_check(const char *what, const model *a, const model *b) {
+    size_t k, i;
+    for (k = 0; k < 2; k++) {
+        const stx_params *p = k ? a->m->arch : a->m->params, *q = k ? b->m->arch : b->m->params;
+        for (i = 0; p && i < p->count; i++) {
+            double e = cuda_error(b->x, q->tensor[i]->data, p->tensor[i]->data, p->tensor[i]->size, 1e-3);
+            CHECK(e <= 3e-4, "%s: %s is off by %g", what, p->name[i], e);
+        }
+    }
+}
+/* Losses, gradients by way of the parameters, and memories of a few steps: the golden vectors have all of it in f32, too, but no bf16 */
+static void test_models(void) {
+    static const int in_f32[MODELS] = {3, 2, 1, 2, 1, 1};       /* bit 0: without padding, bit 1: with it */
+    int which, n, precision, padded;
+    for (precision = 0; precision < 2; precision++)
+        for (which = 0; which < MODELS; which++) {
+            if (brief && which != precision) continue;
+            for (padded = 0; padded < 2; padded++) {
+                model a, b;
+                double tol = precision ? 3e-2 : 1e-4;
+                size_t l;
+                if (precision ? padded != which % 2 : !(in_f32[which] >> padded & 1)) continue;
+                model_make(&a, which, STX_CPU, STX_PREC_F32, 0);
+                model_make(&b, which, STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32, 0);
+                for (n = 0; n < 7 && stx_ok(b.x); n++) {
+                    double la = padded ? model_padded(&a, n) : model_run(&a, n), lb = padded ? model_padded(&b, n) : model_run(&b, n);
+                    CHECK(stx_ok(a.x) && stx_ok(b.x), "%s, step %d: %s%s", model_names[which], n, stx_error(a.x), stx_error(b.x));
+                    CHECK(fabs(la - lb) <= tol * fabs(la), "%s, precision %d, padded %d, step %d: loss %.7f on the CPU, %.7f on the GPU",
+                          model_names[which], precision, padded, n, la, lb);
+                }
+                if (!precision) params_check(model_names[which], &a, &b);
+                for (l = 0; l < a.m->desc.blocks && stx_ok(b.x); l++) {
+                    const stx_rows_layer *y = &a.s->mem->layer[l], *z = &b.s->mem->layer[l];
+                    CHECK(y->real == z->real && y->width == z->width, "%s: %zu rows of %zu", model_names[which], z->real, y->real);
+                    if (!precision && y->real && y->width)
+                        CHECK(cuda_error(b.x, z->data, y->data, a.B * y->real * y->width, 1e-3) <= 3e-4, "%s: memory of block %zu is off",
+                              model_names[which], l);
+                }
+                model_free(&a);
+                model_free(&b);
+            }
+        }
+}
+/* A replayed step gives the same bits as one that is launched anew, with noise, temperature, rates and tokens of its own */
+static void test_graph(void) {
+    static const int models[] = {SOFT, HARD, RUNS, AGAIN, REFERENCE};
+    size_t k;
+    int n;
+    for (k = 0; k < COUNT(models); k++) {
+        int which = models[k];
+        model a, b;
+        uint64_t ha = 1, hb = 1;
+        size_t i;
+        long graphs = 0;
+        if (brief && which != SOFT) continue;
+        model_make(&a, which, STX_CUDA, STX_PREC_F32, 1);
+        model_make(&b, which, STX_CUDA, STX_PREC_F32, 0);
+#ifdef SEQTX_CUDA_HOST
+        graphs = cuda_host_graph_launches();
+#endif
+        for (n = 0; n < 10; n++) {
+            double la = model_run(&a, n), lb = model_run(&b, n);
+            CHECK(la == lb, "%s, step %d: %.9g anew, %.9g replayed: %s", model_names[which], n, la, lb, stx_error(b.x));
+            if (n == 7 && !brief) {     /* something else in between, in the same arenas: to a sanitizer what a replay uses is free then */
+                stx_begin(b.x, STX_EVAL);
+                CHECK(isfinite(stx_item(b.x, stx_par_loss(b.m, b.in, b.out, NULL, NULL))), "an evaluation between replays");
+            }
+        }
+        for (i = 0; i < a.m->params->count; i++) {
+            ha = cuda_hash(a.x, a.m->params->tensor[i]->data, a.m->params->tensor[i]->size, ha);
+            hb = cuda_hash(b.x, b.m->params->tensor[i]->data, b.m->params->tensor[i]->size, hb);
+        }
+        for (i = 0; i < a.m->arch->count; i++) {
+            ha = cuda_hash(a.x, a.m->arch->tensor[i]->data, 3, ha);
+            hb = cuda_hash(b.x, b.m->arch->tensor[i]->data, 3, hb);
+        }
+        CHECK(ha == hb, "%s: replays leave other parameters", model_names[which]);
+        CHECK(!*stx_step_note(b.x), "%s: steps are launched anew: %s", model_names[which], stx_step_note(b.x));
+#ifdef SEQTX_CUDA_HOST
+        graphs = cuda_host_graph_launches() - graphs;
+        CHECK(graphs >= 5, "%s: %ld replays of 10 steps", model_names[which], graphs);
+#else
+        (void)graphs;
+#endif
+        model_free(&a);
+        model_free(&b);
+    }
+}
+/* Token by token, over the ends of segments, one stream reset on the way */
+static void test_generation(void) {
+    int which;
+    for (which = 0; which < MODELS; which++) {
+        model a, b;
+        stx_par_gen *ga, *gb;
+        int32_t *id;
+        size_t at, n;
+        if (which == REFERENCE || (brief && which != FIXED)) continue;  /* that one draws in evaluation, too: there is no generation */
+        model_make(&a, which, STX_CPU, STX_PREC_F32, 0);
+        model_make(&b, which, STX_CUDA, STX_PREC_F32, 0);
+        ga = stx_par_gen_create(a.m, 2);
+        gb = stx_par_gen_create(b.m, 2);
+        id = tokens_of(2 * 40, a.V, 2);
+        for (at = 0; at < 30; at += n) {
+            const stx_real *la, *lb;
+            double worst = 0;
+            size_t i;
+            n = at == 0 ? 21 : at < 26 ? 1 : 3;
+            if (at == 23) { stx_par_gen_reset_stream(ga, 1); stx_par_gen_reset_stream(gb, 1); }
+            la = stx_par_gen_feed(ga, id, n);
+            lb = stx_par_gen_feed(gb, id, n);
+            CHECK(la && lb, "%s: %s%s", model_names[which], stx_error(a.x), stx_error(b.x));
+            for (i = 0; la && lb && i < 2 * a.V; i++) { double e = fabs((double)la[i] - (double)lb[i]); if (!(e <= worst)) worst = e; }
+            CHECK(worst < 1e-4, "%s, token %zu: logits off by %g", model_names[which], at, worst);
+        }
+        free(id);
+        stx_par_gen_free(ga);
+        stx_par_gen_free(gb);
+        model_free(&a);
+        model_free(&b);
+    }
+}
+
 static void refused(int which, const char *want) {
     stx_par_mix_args m;
     stx_par_gate_args g;
@@ -345,6 +576,9 @@ int main(int argc, char **argv) {
         off = 0;
     }
     half = 0;
+    if (PART("models")) test_models();
+    if (PART("graph")) test_graph();
+    if (PART("generation")) test_generation();
     if (PART("refused")) test_refused();
     stx_destroy(cx);
 #ifdef SEQTX_CUDA_HOST
