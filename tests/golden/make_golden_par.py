@@ -19,8 +19,9 @@ OUT = os.path.dirname(os.path.abspath(__file__))
 TOLERANCE = 4e-6        # what float32 may differ, relative to the largest entry of the array
 CALM = 2e-6             # the numbered cases look for random numbers with a smaller difference still
 GAP = 5e-3              # the least difference between the best and the second of a hard choice
-SMALL = 1e-3            # a gradient counts as large as this share of the largest one of its step
-WORST = [0.0]
+TRAINED = 5e-5          # the same for parameters after ten updates: Adam turns small gradients into steps of full size
+SMALL, DEAD = 1e-3, 1e-2    # a gradient counts as large as this share of the largest one of its step; those that are all rounding
+WORST, TRAINED_WORST = [0.0], [0.0]
 
 
 def f32(t):
@@ -127,8 +128,12 @@ def compute(inputs, meta, run):
         assert bool(torch.isfinite(value).all()), key
         scale = float(value.abs().max())
         if key.startswith("grad."):
-            scale = max(scale, SMALL * largest[key.split(".")[-1]])
+            scale = max(scale, (DEAD if ".pos.bias." in key else SMALL) * largest[key.split(".")[-1]])
         error = float((single[key].to(F64) - value).abs().max()) / (scale if scale else 1.0)
+        if key.startswith("final."):
+            assert error < TRAINED, (key, error)
+            TRAINED_WORST[0] = max(TRAINED_WORST[0], error)
+            continue
         if error > worst:
             worst, where = error, key
     return results, worst, where, gap
@@ -327,7 +332,10 @@ def updates(name, options, seed, separate=False, **data):
         t["lr"] = f32(torch.tensor([po.learning_rate(n, 0.02, 2, 8) for n in range(10)], dtype=F64))
         if separate:
             t["arch_lr"] = f32(torch.tensor([0.0, 0.0, 0.0] + [0.05] * 7, dtype=F64))
-        computed = compute(t, meta, po.run_updates)
+        try:
+            computed = compute(t, meta, po.run_updates)
+        except AssertionError:
+            continue
         if computed[1] < TOLERANCE and computed[3] > GAP:
             break
     write(name, t, meta, computed)
@@ -404,4 +412,4 @@ if __name__ == "__main__":
         work[name]()
     files = [f for f in os.listdir(OUT) if f.startswith("par_") and f.endswith(".safetensors")]
     print(len(files), "files,", sum(os.path.getsize(os.path.join(OUT, f)) for f in files), "bytes; worst float32 difference",
-          f"{WORST[0]:.1e}")
+          f"{WORST[0]:.1e}, of trained parameters {TRAINED_WORST[0]:.1e}")

@@ -203,8 +203,8 @@ def parameter_shapes(cfg):
 
 def block_sines(p, D):
     """All sines, then all cosines of one position."""
-    angle = p * 10000.0 ** (-2.0 * torch.arange(D // 2, dtype=F64) / D)
-    return torch.cat([torch.sin(angle), torch.cos(angle)])
+    angles = [p * 10000.0 ** (-2 * k / D) for k in range(D // 2)]
+    return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=F64)
 
 
 def ref_sines(p, D):
