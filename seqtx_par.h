@@ -117,7 +117,7 @@ typedef struct stx_par_positions {
 
 typedef struct stx_par {
     stx_ctx        *ctx;
-    stx_par_desc    desc;                   /* resolved; its pattern is NULL */
+    stx_par_desc    desc;                   /* resolved; its pattern is NULL. gate and gate_eval may be set between steps */
     char           *pattern;                /* L letters; NULL: a supernet */
     stx_params     *params;                 /* the weights */
     stx_params     *arch;                   /* the gates' parameters, arch.<i>, for an optimiser of their own; NULL without a supernet */
@@ -1402,9 +1402,10 @@ STX_DEF stx_par_state *stx_par_state_create_sized(stx_par *m, size_t B, size_t M
         return NULL;
     }
     s = (stx_par_state *)stx_block(x, sizeof *s);
+    if (!s) return NULL;
+    s->model = m;
     width = (size_t *)stx_block(x, stx_bytes_of(m->desc.blocks, sizeof *width, 1));
-    if (s && width) {
-        s->model = m;
+    if (width) {
         s->B = B; s->M = M;
         s->clamp_len = m->desc.clamp_len;
         s->same_length = m->desc.same_length;
@@ -1837,11 +1838,12 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
     if (!m || !stx_ok(m->ctx)) return h;
     h = stx_key_add(h, (uint64_t)stx__par_how(m, targets, &how));
     h = stx_words_key(m->words, h, ids, targets, how.ignore ? &how : NULL);
-    h = stx_key_add(stx_key_add(h, (uint64_t)m->frozen), (uint64_t)(uintptr_t)m->uniforms);
+    h = stx_key_add(stx_key_add(h, (uint64_t)(m->frozen + 2 * m->desc.gate)), (uint64_t)(uintptr_t)m->uniforms);
     if (!s) return h;
     h = stx_rows_key(s->mem, h);
     h = stx_key_add(stx_key_add(stx_key_add(h, s->M), s->clamp_len), (uint64_t)s->same_length);
     if (!m->arch || !s->eval) return h;
+    h = stx_key_add(h, (uint64_t)m->desc.gate_eval);
     if (m->desc.gate_eval == STX_PAR_EVAL_NOISE) return stx_key_add(h, s->calls);
     kind = (char *)stx_block(m->ctx, m->desc.blocks + 1);
     if (kind && m->desc.gate_eval == STX_PAR_EVAL_ARGMAX && stx_par_argmax(m, kind, m->desc.blocks + 1))
