@@ -5577,7 +5577,7 @@ static __device__ __forceinline__ double stx__par_q(const stx__par_gate &a, doub
 static __device__ __forceinline__ void stx__par_gate_lat(const stx__par_gate &a, double lat) {
     stx__put(a.lat, 0, (float)(lat + (a.before.p ? (double)stx__get(a.before, 0) : 0)));
 }
-template<int T> static __global__ void __launch_bounds__(T) stx__par_gate_fwd_kernel(stx__par_gate a, double *part) {
+template<int T> static __global__ void __launch_bounds__(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, double *part) {
     STX__SHARED(double, sh, 32);
     const size_t r = (size_t)blockIdx.x * T + threadIdx.x;
     double lnq[3], q[3], p[3], v[3], lat = 0;
@@ -5757,8 +5757,8 @@ template<int W> static __device__ __forceinline__ void stx__par_term(float (&o)[
     if (w != 0) for (int e = 0; e < W; e++) o[e] = fmaf(w, t[e], o[e]);
 }
 
-/* A warp does a row, which stays in registers, as in stx__norm_fwd_kernel, whose sums these are number by number. */
-template<int Q, int NORM> static __global__ void __launch_bounds__(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
+/* With layer norms a warp does a row, which stays in registers, as in stx__norm_fwd_kernel, whose sums these are number by number. */
+template<int Q> static __global__ void __launch_bounds__(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
     const size_t lane = threadIdx.x % 32, C = a.C;
     STX__EACH_ROW(n, a.N, 32) {
         float h[Q][4], s[2][Q][4], w[3], sum[2] = {0, 0}, m[2], r[2];
@@ -5777,26 +5777,24 @@ template<int Q, int NORM> static __global__ void __launch_bounds__(256) stx__par
                 }
             }
         }
-        if (NORM) {
-            #pragma unroll
-            for (int k = 0; k < Q; k++)
-                for (int i = 0; i < 2; i++) sum[i] += (s[i][k][0] + s[i][k][1]) + (s[i][k][2] + s[i][k][3]);
-            #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                m[i] = stx__warp_sum(sum[i]) / (float)C;
-                sum[i] = 0;
-            }
-            #pragma unroll
-            for (int k = 0; k < Q; k++)
-                if (4 * (lane + 32 * k) < C)
-                    for (int i = 0; i < 2; i++)
-                        for (int e = 0; e < 4; e++) {
-                            s[i][k][e] -= m[i];
-                            sum[i] = fmaf(s[i][k][e], s[i][k][e], sum[i]);
-                        }
-            #pragma unroll
-            for (int i = 0; i < 2; i++) r[i] = 1 / sqrtf(stx__warp_sum(sum[i]) / (float)C + a.eps);
+        #pragma unroll
+        for (int k = 0; k < Q; k++)
+            for (int i = 0; i < 2; i++) sum[i] += (s[i][k][0] + s[i][k][1]) + (s[i][k][2] + s[i][k][3]);
+        #pragma unroll
+        for (int i = 0; i < 2; i++) {
+            m[i] = stx__warp_sum(sum[i]) / (float)C;
+            sum[i] = 0;
         }
+        #pragma unroll
+        for (int k = 0; k < Q; k++)
+            if (4 * (lane + 32 * k) < C)
+                for (int i = 0; i < 2; i++)
+                    for (int e = 0; e < 4; e++) {
+                        s[i][k][e] -= m[i];
+                        sum[i] = fmaf(s[i][k][e], s[i][k][e], sum[i]);
+                    }
+        #pragma unroll
+        for (int i = 0; i < 2; i++) r[i] = 1 / sqrtf(stx__warp_sum(sum[i]) / (float)C + a.eps);
         #pragma unroll
         for (int k = 0; k < Q; k++) {
             size_t c = 4 * (lane + 32 * k);
@@ -5804,19 +5802,17 @@ template<int Q, int NORM> static __global__ void __launch_bounds__(256) stx__par
                 float o[4] = {-0.0f, -0.0f, -0.0f, -0.0f};
                 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    if (NORM) {
-                        float g[4], b[4];
-                        stx__getn<4>(g, a.gain[i], c);
-                        stx__getn<4>(b, a.shift[i], c);
-                        for (int e = 0; e < 4; e++) s[i][k][e] = fmaf(s[i][k][e] * r[i], g[e], b[e]);
-                    }
+                    float g[4], b[4];
+                    stx__getn<4>(g, a.gain[i], c);
+                    stx__getn<4>(b, a.shift[i], c);
+                    for (int e = 0; e < 4; e++) s[i][k][e] = fmaf(s[i][k][e] * r[i], g[e], b[e]);
                     stx__par_term<4>(o, w[i], s[i][k]);
                 }
                 stx__par_term<4>(o, w[2], h[k]);
                 stx__putn<4>(a.y, n * C + c, o);
             }
         }
-        if (NORM && lane == 0)
+        if (lane == 0)
             for (int i = 0; i < 2; i++) {
                 stx__put(a.mean[i], n, m[i]);
                 stx__put(a.rstd[i], n, r[i]);
@@ -5833,7 +5829,7 @@ template<int W> static __device__ __forceinline__ void stx__par_sums(float (&h)[
         s[1][e] += h[e];
     }
 }
-/* The same for any C: a warp reads its row three times, which finds it in the caches. */
+/* The same for any C: a warp reads its row three times, which finds it in the caches; without layer norms once. */
 template<int W, int NORM> static __global__ void __launch_bounds__(256) stx__par_mix_fwd_any_kernel(stx__par_mix a) {
     const size_t lane = threadIdx.x % 32, C = a.C;
     STX__EACH_ROW(n, a.N, 32) {
@@ -5882,11 +5878,11 @@ template<int NORM> static void stx__par_mix_fwd(stx_ctx *x, const stx__par_mix &
     const char *name = "stx_par_mix_fwd";
     unsigned grid = stx__blocks(m.N, 8, (size_t)1 << 20);
     if (!stx__par_mix_by4(m)) STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<1, NORM>), grid, 256, 0, m);
-    else if (m.C <= 128) STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_kernel<1, NORM>), grid, 256, 0, m);
-    else if (m.C <= 256) STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_kernel<2, NORM>), grid, 256, 0, m);
-    else if (m.C <= 512) STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_kernel<4, NORM>), grid, 256, 0, m);
-    else if (m.C <= 1024) STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_kernel<8, NORM>), grid, 256, 0, m);
-    else STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<4, NORM>), grid, 256, 0, m);
+    else if (!NORM || m.C > 1024) STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<4, NORM>), grid, 256, 0, m);
+    else if (m.C <= 128) STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<1>, grid, 256, 0, m);
+    else if (m.C <= 256) STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<2>, grid, 256, 0, m);
+    else if (m.C <= 512) STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<4>, grid, 256, 0, m);
+    else STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<8>, grid, 256, 0, m);
 }
 void stx_par_mix_fwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
     if (!a->N || !a->C || stx__par_mix_refused(x, a, "stx_par_mix_fwd")) return;
@@ -5968,49 +5964,50 @@ template<int W, int NORM> static __device__ __forceinline__ void stx__par_grads(
     }
     if (a.dh.p) stx__addn<W>(a.dh, n * a.C + c, dh, a.add_h);
 }
-/* A row is done by G warps in registers, everything is read once, and the sums over rows, dgain_0, dshift_0, dgain_1, dshift_1, are kept
-   in registers too. A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums in part (blocks,4,C). C a multiple
-   of 4, at most 128 Q G. */
-template<int Q, int G, int NORM> static __global__ void __launch_bounds__(128) stx__par_mix_bwd_kernel(stx__par_mix a, float *part,
+/* With layer norms a row is done by G warps in registers, everything is read once, and the sums over rows, dgain_0, dshift_0, dgain_1,
+   dshift_1, are kept in registers too. A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums in part
+   (blocks,4,C). C a multiple of 4, at most 128 Q G. */
+template<int Q, int G> static __global__ void __launch_bounds__(128, 2) stx__par_mix_bwd_kernel(stx__par_mix a, float *part,
     size_t rows) {
     STX__SHARED(float, sh, 4 * 128 * Q);
     STX__SHARED(float, dots, 2 * 4 * 8);
-    const size_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, c0 = warp % G * 128 * Q + 4 * lane;
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, c0 = warp % G * 128 * Q + 4 * lane;
     const size_t lo = blockIdx.x * rows, hi = lo + rows < a.N ? lo + rows : a.N;
     float sum[4][Q][4];
     int turn = 0;
     #pragma unroll
     for (int k = 0; k < Q; k++) for (int i = 0; i < 4; i++) for (int e = 0; e < 4; e++) sum[i][k][e] = 0;
     for (size_t n0 = lo; n0 < hi; n0 += 4 / G) {        /* the same for the whole block, whose warps meet if G > 1 */
-        const size_t n = n0 + warp / G, C = n < hi ? a.C : 0;
+        const size_t n = n0 + warp / G;
+        const unsigned C = n < hi ? (unsigned)a.C : 0;
         float dy[Q][4], s[Q][2][4], t[STX__PAR_DOTS] = {0};
-        stx__par_row q = stx__par_row_of<NORM>(a, n < hi ? n : lo);
+        stx__par_row q = stx__par_row_of<1>(a, n < hi ? n : lo);
         #pragma unroll
         for (int k = 0; k < Q; k++) {
-            size_t c = c0 + 128 * (size_t)k;
-            if (c < C) stx__par_dots<4, NORM>(t, dy[k], s[k], a, q, n, c);
+            unsigned c = c0 + 128 * (unsigned)k;
+            if (c < C) stx__par_dots<4, 1>(t, dy[k], s[k], a, q, n, c);
             else for (int e = 0; e < 4; e++) dy[k][e] = s[k][0][e] = s[k][1][e] = 0;
         }
         #pragma unroll
-        for (int i = 0; i < (NORM ? STX__PAR_DOTS : 3); i++) {
+        for (int i = 0; i < STX__PAR_DOTS; i++) {
             t[i] = stx__warp_sum(t[i]);
             if (G > 1 && lane == 0) dots[(turn * 4 + warp) * 8 + i] = t[i];
         }
         if (G > 1) {            /* two sets in turn, so that one barrier a row is enough */
             __syncthreads();
             #pragma unroll
-            for (int i = 0; i < (NORM ? STX__PAR_DOTS : 3); i++) {
+            for (int i = 0; i < STX__PAR_DOTS; i++) {
                 t[i] = 0;
-                for (size_t j = 0; j < G; j++) t[i] += dots[(turn * 4 + warp / G * G + j) * 8 + i];
+                for (unsigned j = 0; j < G; j++) t[i] += dots[(turn * 4 + warp / G * G + j) * 8 + i];
             }
             turn ^= 1;
         }
-        if (n < hi) stx__par_dots_end<NORM>(q, t, a, n, lane == 0 && warp % G == 0);
+        if (n < hi) stx__par_dots_end<1>(q, t, a, n, lane == 0 && warp % G == 0);
         #pragma unroll
         for (int k = 0; k < Q; k++) {
-            size_t c = c0 + 128 * (size_t)k;
-            if (c < C) stx__par_grads<4, NORM>(dy[k], s[k], a, q, n, c);
-            for (int i = 0; i < 2 && NORM; i++)
+            unsigned c = c0 + 128 * (unsigned)k;
+            if (c < C) stx__par_grads<4, 1>(dy[k], s[k], a, q, n, c);
+            for (int i = 0; i < 2; i++)
                 for (int e = 0; e < 4; e++) {
                     float d = dy[k][e] * q.w[i];
                     sum[2 * i][k][e] = fmaf(d * q.r[i], s[k][i][e], sum[2 * i][k][e]);
@@ -6018,7 +6015,7 @@ template<int Q, int G, int NORM> static __global__ void __launch_bounds__(128) s
                 }
         }
     }
-    if (!NORM || !part) return;
+    if (!part) return;
     #pragma unroll
     for (int i = 0; i < 4; i++) {       /* the warps' sums, in order */
         #pragma unroll
@@ -6032,7 +6029,7 @@ template<int Q, int G, int NORM> static __global__ void __launch_bounds__(128) s
         __syncthreads();
     }
 }
-/* For any C: a warp reads its row twice. */
+/* For any C: a warp reads its row twice, without layer norms all but dy once. */
 template<int W, int NORM> static __global__ void __launch_bounds__(256) stx__par_mix_bwd_any_kernel(stx__par_mix a) {
     const size_t lane = threadIdx.x % 32;
     STX__EACH_ROW(n, a.N, 32) {
@@ -6117,18 +6114,18 @@ template<int T> static __global__ void __launch_bounds__(256) stx__par_mix_dw_ke
 template<int NORM> static void stx__par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a, const stx__par_mix &m) {
     const char *name = "stx_par_mix_bwd";
     const size_t N = m.N, C = m.C, last = (N - 1) % m.T, draws = (N - 1) / m.T * m.per + last / m.run + 1;
-    const int four = stx__par_mix_by4(m), fast = four && C <= 2048;
+    const int four = stx__par_mix_by4(m), fast = NORM && four && C <= 2048;
     const size_t rows = fast ? stx__chunk(N, 8, 512) : stx__chunk(N, 64, 1024), blocks = (N + rows - 1) / rows;
     float *part = NULL;
     if (NORM && (a->dgain[0] || a->dshift[0] || a->dgain[1] || a->dshift[1]) &&
         !(part = (float *)stx__scratch_of(x, 4 * blocks * C * sizeof *part, name))) return;
     if (fast) {
         const unsigned grid = (unsigned)blocks;
-        if (C <= 128) STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<1, 1, NORM>), grid, 128, 0, m, part, rows);
-        else if (C <= 256) STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<2, 1, NORM>), grid, 128, 0, m, part, rows);
-        else if (C <= 512) STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 1, NORM>), grid, 128, 0, m, part, rows);
-        else if (C <= 1024) STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 2, NORM>), grid, 128, 0, m, part, rows);
-        else STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 4, NORM>), grid, 128, 0, m, part, rows);
+        if (C <= 128) STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<1, 1>), grid, 128, 0, m, part, rows);
+        else if (C <= 256) STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<2, 1>), grid, 128, 0, m, part, rows);
+        else if (C <= 512) STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 1>), grid, 128, 0, m, part, rows);
+        else if (C <= 1024) STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 2>), grid, 128, 0, m, part, rows);
+        else STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 4>), grid, 128, 0, m, part, rows);
     } else {
         const dim3 grid((unsigned)blocks, stx__blocks(C, four ? 128 : 32, 65535), 2);
         const unsigned each = stx__blocks(N, 8, (size_t)1 << 20);

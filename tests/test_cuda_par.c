@@ -180,10 +180,10 @@ static void test_mix(void) {
     static const size_t wide[] = {1, 3, 4, 31, 32, 33, 64, 67, 127, 128, 132, 252, 256, 260, 301, 508, 512, 516, 1000, 1024, 1028,
         2048, 2052};
     size_t n;
-    for (n = 0; n < (brief ? 23 : 92); n++) {
+    for (n = (size_t)half ^ off; n < (brief ? 23 : 92); n += 2) {
         const size_t *s = shape[n % COUNT(shape)];
         const int norm = n % 4 != 2, whole = n % 5 == 1, how = n % 8 == 3 ? 1 + (int)(n / 8 % 4) : 0;
-        const size_t C = wide[n % COUNT(wide)], streams = C > 600 && s[0] * s[1] > 20 ? 1 : s[0], T = C > 600 && s[1] > 20 ? 13 : s[1];
+        const size_t C = wide[n % COUNT(wide)], streams = C > 200 && s[0] * s[1] > 20 ? 1 : s[0], T = C > 200 && s[1] > 20 ? 13 : s[1];
         mix t;
         int k;
         mix_make(&t, streams, T, s[2] > T && s[2] != 100 ? T : s[2], C, norm, how, whole);
@@ -197,7 +197,9 @@ static void test_mix(void) {
         mix_point(&t);
         BOTH(stx_par_mix_fwd, (cx, &t.c), (gx, &t.d));
         mix_check("forward", &t, OUT, OUT, (whole && !norm) || how == 3 ? 0 : 3e-6);
+        least = 1;              /* a mean near 0 */
         if (norm) mix_check("forward", &t, MEAN0, RSTD1, 2e-6);
+        least = 0;
         for (k = 0; k < 2 && how != 4; k++) {
             int e = whole && !norm && !half;
             t.c.add_h = t.d.add_h = t.c.add[0] = t.d.add[0] = k;
@@ -308,6 +310,7 @@ typedef struct model {
     size_t B, T, V;
     double rate, loss;
 } model;
+enum { WORDS = 23, FIRST = 7 };     /* in the first of two clusters */
 enum { SOFT, HARD, RUNS, REFERENCE, FIXED, AGAIN, MODELS };
 static const char *const model_names[MODELS] = {"soft, a draw a step, hinge", "hard, pi, draws for each stream, before, latency of w",
     "draws for each run, adaptive words", "the reference", "fixed", "recomputation, dropout"};
@@ -321,11 +324,11 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     memset(&cd, 0, sizeof cd);
     cd.device = device; cd.precision = precision; cd.no_graph = no_graph; cd.seed = 5; cd.threads = 1;
     r->x = stx_create(&cd);
-    r->B = 2; r->T = 8; r->V = 23;
-    d.vocab = r->V; d.dim = which == RUNS ? 20 : 32; d.heads = 2; d.inner = 40; d.blocks = 3; d.segment = r->T; d.mem = 12;
-    d.words_out = STX_PAR_OUT_PLAIN; d.cost[0] = 1.7; d.cost[1] = 0.6; d.latency_weight = 0.1; d.latency_target = 0.5;
+    r->B = 2; r->T = 8; r->V = WORDS;
+    d.vocab = r->V; d.dim = which == SOFT || which == HARD ? 32 : 20; d.heads = 2; d.inner = 40; d.blocks = 2; d.segment = r->T; d.mem = 12;
+    d.words_out = STX_PAR_OUT_PLAIN; d.cost[0] = 1.7; d.cost[1] = 0.6; d.latency_weight = 0.1;
     d.init_std = 0.2; d.tau = 1;
-    if (which == SOFT) d.latency = STX_PAR_LATENCY_HINGE;
+    if (which == SOFT) { d.latency = STX_PAR_LATENCY_HINGE; d.latency_target = 0.5; }
     if (which == HARD) {
         d.gate = STX_PAR_ST; d.arch = STX_PAR_PI; d.noise = STX_PAR_NOISE_SEQUENCE; d.pre_norm = 1; d.own_uv = 1;
         d.latency = STX_PAR_LATENCY_ADD; d.latency_w = STX_PAR_LATENCY_OF_W;
@@ -333,9 +336,9 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     if (which == RUNS) {
         d.noise = STX_PAR_NOISE_TOKENS; d.noise_tokens = 3; d.positions = STX_PAR_LEARNED; d.latency = STX_PAR_LATENCY_FBNET;
         d.cost[0] = 5; d.cost[1] = 3;
-        d.adaptive_in = 1; d.words_out = STX_PAR_OUT_ADAPTIVE; d.cutoff[0] = 7; d.cutoffs = 1; d.div_val = 2;
+        d.adaptive_in = 1; d.words_out = STX_PAR_OUT_ADAPTIVE; d.cutoff[0] = FIRST; d.cutoffs = 1; d.div_val = 2;
     }
-    if (which == REFERENCE) { stx_par_reference(&d); d.cutoff[0] = 7; d.cutoffs = 1; }
+    if (which == REFERENCE) { stx_par_reference(&d); d.cutoff[0] = FIRST; d.cutoffs = 1; }
     if (which == FIXED) { d.pattern = "sfisf"; d.blocks = 0; }
     if (which == AGAIN) { d.recompute = 1; d.dropout = d.attn_dropout = d.inner_dropout = d.pos_dropout = d.final_dropout = 0.1; }
     r->m = stx_par_create(r->x, &d);
@@ -354,10 +357,14 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     CHECK(stx_ok(r->x), "%s, device %d: %s", model_names[which], device, stx_error(r->x));
 }
 static void model_free(model *r) { stx_par_state_free(r->s); stx_destroy(r->x); }
-static int32_t *tokens_of(size_t n, size_t V, size_t salt) {
+/* As many of the first cluster's words at each time: steps whose clusters need other rooms have other keys */
+static int32_t *tokens_of(size_t n, size_t salt) {
     int32_t *id = (int32_t *)malloc((n + 1) * sizeof *id);
     size_t i;
-    for (i = 0; i < n; i++) id[i] = (int32_t)((i * i * 31 + i * 17 + salt * 7 + i / 3) % V);
+    for (i = 0; i < n; i++) {
+        size_t v = i * i * 31 + i * 17 + salt * 7 + i / 3;
+        id[i] = (int32_t)(i % 3 ? FIRST + v % (WORDS - FIRST) : v % FIRST);
+    }
     return id;
 }
 static void model_step(void *user) {
@@ -372,7 +379,7 @@ static void model_step(void *user) {
 }
 /* Temperature, rates and tokens are other ones in each step. */
 static double model_run(model *r, int n) {
-    int32_t *id = tokens_of(r->B * r->T + 1, r->V, (size_t)n + 1);
+    int32_t *id = tokens_of(r->B * r->T + 1, (size_t)n + 1);
     stx_tokens_set(r->x, r->in, id);
     stx_tokens_set(r->x, r->out, id + 1);
     if (r->gates) stx_par_set_tau(r->m, 1.5 / (1 + 0.2 * n));
@@ -387,7 +394,7 @@ static double model_run(model *r, int n) {
 /* Step n with vectors of padding, and a stream that begins anew now and then; every third step is short */
 static double model_padded(model *r, int n) {
     size_t T = n % 3 == 2 ? r->T - 3 : r->T, b, i;
-    int32_t *id = tokens_of(r->B * T + 1, r->V, (size_t)n + 1), *pad = (int32_t *)calloc(r->B * T, sizeof *pad);
+    int32_t *id = tokens_of(r->B * T + 1, (size_t)n + 1), *pad = (int32_t *)calloc(r->B * T, sizeof *pad);
     stx_tensor *h, *loss;
     stx_ids *p;
     double v;
@@ -429,7 +436,7 @@ static void test_models(void) {
                 if (precision ? padded != which % 2 : !(in_f32[which] >> padded & 1)) continue;
                 model_make(&a, which, STX_CPU, STX_PREC_F32, 0);
                 model_make(&b, which, STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32, 0);
-                for (n = 0; n < 7 && stx_ok(b.x); n++) {
+                for (n = 0; n < 6 && stx_ok(b.x); n++) {
                     double la = padded ? model_padded(&a, n) : model_run(&a, n), lb = padded ? model_padded(&b, n) : model_run(&b, n);
                     CHECK(stx_ok(a.x) && stx_ok(b.x), "%s, step %d: %s%s", model_names[which], n, stx_error(a.x), stx_error(b.x));
                     CHECK(fabs(la - lb) <= tol * fabs(la), "%s, precision %d, padded %d, step %d: loss %.7f on the CPU, %.7f on the GPU",
@@ -506,7 +513,7 @@ static void test_generation(void) {
         model_make(&b, which, STX_CUDA, STX_PREC_F32, 0);
         ga = stx_par_gen_create(a.m, 2);
         gb = stx_par_gen_create(b.m, 2);
-        id = tokens_of(2 * 40, a.V, 2);
+        id = tokens_of(2 * 40, 2);
         for (at = 0; at < 30; at += n) {
             const stx_real *la, *lb;
             double worst = 0;
