@@ -350,8 +350,9 @@ static void model_case(const char *name, int recompute, int threads, int two) {
         double *p = (double *)malloc(3 * m->desc.blocks * sizeof *p), *want = entry(f, "p", &n);
         char got[64];
         CHECK(stx_par_probs(m, p) && want && n == 3 * m->desc.blocks && test_error(p, want, n, 1e-2) <= TOL, "%s: p", name);
-        if (stx_file_meta(f, "derived")) CHECK(stx_par_argmax(m, got, sizeof got) == m->desc.blocks && !strcmp(got, text_of(f, "derived")), "%s: %s, want %s", name, got,
-              text_of(f, "derived"));
+        if (stx_file_meta(f, "derived"))
+            CHECK(stx_par_argmax(m, got, sizeof got) == m->desc.blocks && !strcmp(got, text_of(f, "derived")), "%s: %s, want %s", name, got,
+                  text_of(f, "derived"));
         free(p); free(want);
     }
     modes = text_of(f, "evals");
