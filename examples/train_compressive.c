@@ -447,8 +447,8 @@ static int eval_sizes(run *r) {
         return tr_fail(r->t.err, TR_ERR, "--eval-mem, --eval-cmem: %zu and %zu rows are more than the model's, which "
             "--literal-rows does not allow", most, cmost);
     if (limit > 0 && need > limit)
-        return tr_fail(r->t.err, TR_ERR, "--eval-mem, --eval-cmem: memories of %zu and %zu rows take %.3g GiB of the %.3g GiB of --max-memory: "
-            "use smaller ones, or a smaller --eval-batch-sz", most, cmost, need / (1 << 30), limit / (1 << 30));
+        return tr_fail(r->t.err, TR_ERR, "--eval-mem, --eval-cmem: memories of %zu and %zu rows take %.3g GiB of the %.3g GiB of "
+            "--max-memory: use smaller ones, or a smaller --eval-batch-sz", most, cmost, need / (1 << 30), limit / (1 << 30));
     return 1;
 }
 static int make(tr_lm *t) {
@@ -480,8 +480,8 @@ static int check(tr_lm *t) {
         return tr_fail(t->err, TR_ERR, "--eval-positions %llu: not a multiple of --block-sz %llu", (unsigned long long)opt.eval_positions,
             (unsigned long long)opt.block_sz);
     if (opt.compress == STX_COMP_DROP && ((tr_given(&options, "cmem") && opt.cmem) || (tr_given(&options, "cmems") && opt.cmems)))
-        return tr_fail(t->err, TR_ERR, "--cmem, --cmems: with --compress none there is no compressed memory: leave them out, or choose another "
-            "--compress");
+        return tr_fail(t->err, TR_ERR, "--cmem, --cmems: with --compress none there is no compressed memory: leave them out, or choose "
+            "another --compress");
     if (t->training && opt.lm.best && !opt.lm.eval_every) return tr_fail(t->err, TR_ERR, "--best needs an --eval-every");
     return describe((run *)t, 1);
 }

@@ -350,8 +350,8 @@ static void resets_in_training(void) {
     }
 }
 
-/* Streams of different ages put together go on as they were alone: what they have not seen is missing, and rows that were cut in other groups
-   are not taken for one another's. */
+/* Streams of different ages put together go on as they were alone: what they have not seen is missing, and rows that were cut in other
+   groups are not taken for one another's. */
 static void ages(void) {
     int k;
     for (k = 0; k < 3 * VARIANTS; k++) {
@@ -371,8 +371,8 @@ static void ages(void) {
             for (b = 0; b < 2; b++) if (!b || at >= 6 - young) one[b] = train(m, NULL, alone[b], t + b * n, 1, n, at * S, NULL);
             if (at < 6 || d.literal_rows || d.literal_pad || d.literal_mask) continue;
             both = train(m, NULL, joined, t, 2, n, at * S, NULL);
-            CHECK(CLOSE(both, (one[0] + one[1]) / 2, TOL), "%s, %zu and 6 segments old, segment %zu: nll %.9g, of streams alone %.9g", name, young,
-                  at, both, (one[0] + one[1]) / 2);
+            CHECK(CLOSE(both, (one[0] + one[1]) / 2, TOL), "%s, %zu and 6 segments old, segment %zu: nll %.9g, of streams alone %.9g", name,
+                  young, at, both, (one[0] + one[1]) / 2);
         }
         CHECK(at == segments && stx_ok(x), "%s: %s", name, stx_error(x));
         free(t);
