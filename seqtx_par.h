@@ -8,6 +8,169 @@
    (SEQTX_PAR_IMPLEMENTATION compiles this header's part alone, when seqtx.h's is compiled elsewhere.)
 
    MANUAL
+
+   The model. A Transformer that reads a text segment by segment and remembers the inputs of its attention blocks. A block is an
+   attention (s), a feed-forward (f) or nothing (i), in any order: "sf" again and again is Transformer-XL. A supernet has a mixture of the
+   three in every place and learns by gradients, in one training, which of them to keep. Papers:
+       Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context      Dai et al., 2019             1901.02860
+       Pay Attention when Required (PAR, the search)                                Mandava et al., 2020         2009.04534
+       Categorical Reparameterization with Gumbel-Softmax                           Jang et al., 2016            1611.01144
+       FBNet (a search with a table of latencies)                                   Wu et al., 2018              1812.03443
+       Efficient Sparsely Activated Transformers (a target latency)                 Latifi et al., 2022          2208.14580
+       Efficient softmax approximation for GPUs (adaptive softmax)                  Grave et al., 2016           1609.04309
+       Adaptive Input Representations for Neural Language Modeling                  Baevski and Auli, 2018       1809.10853
+
+       tokens (B,T) -> embedding emb_scale, dropout -> X_0 (B,T,D) -> blocks -> X_L -> [norm] -> output words
+
+   One block, with the names that the code uses; m is its memory (n rows), h its input, C = H dh:
+
+       s    A = Wo attend(h) ,  Y0 = LN_a(h + A)          s_ij = scale ((q_i + u).k_j + (q_i + v).r_d) ,  d = n + i - j >= 0
+       f    G = W2 relu(W1 h + b1) + b2 ,  Y1 = LN_f(h + G)         q = Wq h ,  k, v = Wkv [m ; h] ,  r_d = Wr p_d
+       i    h                                                       attend = softmax_j(s) v ,  scale = 1 / sqrt(dh)
+       supernet    X' = w0 Y0 + w1 Y1 + w2 h                        pre_norm: Y0 = h + A(LN_a h), Y1 = h + G(LN_f h), m is normalised, too
+
+                  .--------- h ---------.-------------.
+          m -> attention A         feed-forward G      |
+          |       |                     |              |
+          |    LN(h + A)            LN(h + G)          |         w = gate(al, noise, tau), 3 numbers for each draw
+          |       w0 '-------- + -------' w1 --- + ----' w2
+          '-- the last M rows of [m ; h]         X'
+
+   Four terms, 1901.02860 section 3.3:  q.k what a word looks for,  u.k what is looked at by all,  q.r_d how far away this word looks,
+   v.r_d how far away all look. r_d depends on the distance alone: a key that was remembered is found as if it stood in one long text, and
+   there is no end. Row p of (q + v).r is needed one place further right for each next query: the attention's kernels read the table with
+   a stride of one more (see >>attention in seqtx.h), so the shifted matrix is never made.
+   p_d = [sin(d f_0) .. sin(d f_{D/2-1}), cos(d f_0) ..],  f_k = 10000^(-2k/D).
+
+   What the memory holds: h of each block with an attention, before any norm, as it was in the calls before, up to M rows. A constant:
+   gradients reach Wkv (and with pre_norm LN_a) through it, and nothing that made it. A query sees its own call up to itself, and all of the
+   memory: n + i + 1 keys. Through L attentions what it knows reaches back L M tokens.
+
+   The gate. A categorical choice has no gradient, its relaxation has: with U uniform in (0,1), g = -ln(-ln U),
+       a_k = (ln p_k + g_k) / tau       y = softmax(a)       p = softmax(al)       pi:  p = q / sum q, q = max(al, 0) + 1e-5, a by ln q
+   argmax a is a draw from p, exactly, whatever tau is (Gumbel's trick). y tends to that draw for tau -> 0, to 1/3 each for tau -> infinity.
+       da_k = y_k (dw_k - sum_j y_j dw_j)       dal = J_p da / tau       dw_0 = sum dX' Y0, dw_1 = sum dX' Y1, dw_2 = sum dX' h
+   Soft: w = y. Straight-through: w is the one-hot of argmax a in forward, and its gradient that of y. Why noise: without it the mixture may
+   stay one, and the weights learn to be used together, which the network that is taken out of it cannot do. Why annealing: at a high
+   temperature all branches get gradients, but what is trained is an average that never runs; at a low one what is trained is what will
+   run, but the gradient has a variance of 1 / tau^2 and a branch that is rarely drawn hardly learns. So from high to low (stx_par_tau),
+   and with the gates frozen (stx_par_freeze) until the weights are worth a comparison.
+   Latency (stx_par_total): measure a branch's time where the network shall run, put it into cost: the search then has to pay for it.
+   The search costs both branches everywhere, forward and back. What comes of it: stx_par_argmax, stx_par_sample; then a network of that
+   pattern, with the weights of the search (stx_par_inherit) or fresh ones. The paper's rule is stx_par_rule: one attention in five blocks,
+   and none in the last third.
+
+   By hand. al = (ln 2, -ln 2, 0): p = 4/7, 1/7, 2/7. Noise g = (0, ln 2, 0), tau = 1:
+       e^a = 2, 1, 1       w = 1/2, 1/4, 1/4         (tau = 1/2: 4, 1, 1, so 2/3, 1/6, 1/6)        costs 2, 1, 0: Lat = 5/4
+       h = (1,-1), A = (2,0), G = (-3,-1):  h + A = (3,-1), Y0 = (1,-1);  h + G = (-2,-2), Y1 = (0,0);  X' = (3/4,-3/4)
+       dX' = (1,0):  dw = (1,0,1).   For dw = (1,0,0):  sum y dw = 1/2,  da = (1/4,-1/8,-1/8) = dal
+       straight-through: w = (1,0,0), X' = Y0, Lat = 2, and da as before
+
+   Quick start (compiles as it stands): searches a network for "abcabc..", takes it out, and lets it go on.
+
+   //>quickstart
+       #define SEQTX_IMPLEMENTATION
+       #include "seqtx_par.h"
+       #include <stdio.h>
+       int main(void) {
+           stx_par_desc d = {0};
+           stx_ctx *x = stx_create(NULL);
+           char pattern[8];
+           d.vocab = 128; d.dim = 16; d.heads = 2; d.blocks = 3; d.segment = 12;
+           stx_par *model = stx_par_create(x, &d);
+           stx_optim_desc od = {0};
+           stx_optim *weights = stx_optim_create(stx_par_params(model), &od), *gates = stx_optim_create(model->arch, &od);
+           stx_par_state *memory = stx_par_state_create(model, 1);
+           stx_par_anneal cooling = {STX_PAR_TAU_TARGET, 2, 0.3, 120};
+           for (int step = 0; step < 120 && stx_ok(x); step++) {
+               int32_t text[13];
+               for (int i = 0; i < 13; i++) text[i] = "abc"[(step * 12 + i) % 3];
+               stx_par_set_tau(model, stx_par_tau(&cooling, (uint64_t)step));
+               stx_par_freeze(model, step < 30);
+               stx_begin(x, STX_TRAIN);
+               stx_ids *in = stx_tokens(x, text, 1, 12), *next = stx_tokens(x, text + 1, 1, 12);
+               stx_tensor *nll = stx_par_loss(model, in, next, memory, memory);
+               stx_backward(x, stx_par_total(model, nll));
+               if (step % 30 == 0) printf("step %d nll %.4f\n", step, stx_item(x, nll));
+               stx_optim_step(weights, 0.02);
+               if (step >= 30) stx_optim_step(gates, 0.02);
+           }
+           stx_par_argmax(model, pattern, sizeof pattern);
+           d.pattern = pattern;
+           stx_par *found = stx_par_create(x, &d);
+           stx_par_inherit(found, model);
+           int32_t token = 'a';
+           stx_par_gen *gen = stx_par_gen_create(found, 1);
+           stx_sampling greedy = {0};
+           printf("%s: ", pattern);
+           for (int i = 0; i < 24 && stx_ok(x); i++) {
+               const stx_real *logits = stx_par_gen_feed(gen, &token, 1);
+               putchar(token);
+               token = logits ? stx_sample(&greedy, 0, logits, 128, NULL) : 0;
+           }
+           printf("\n%s\n", stx_error(x));
+           stx_destroy(x);
+           return 0;
+       }
+   //<quickstart
+
+   Configuration (stx_par_desc). The reference is PAR-Transformer-XL (TensorFlow, base_model.sh), whose switches stx_par_reference sets
+       field              zero means          reference         Transformer-XL: enwik8 12 layers / WikiText-103 standard
+       vocab              no words            12000             204 / 267735
+       pattern, blocks    supernet, 32        supernet, 6       (sf)12 / (sf)16
+       dim, heads         512, 8              128, 4            512, 8 / 410, 10
+       inner (F)          4 D                 512               2048 / 2100
+       segment, mem       128, T              32, 16            512, 512 / 150, 150
+       positions, sines   sines, in blocks    interleaved       zero
+       pos_mode           by distance         by keys           zero
+       full_scale         1 / sqrt(dh)        1 / dh            zero
+       attn_relu, biases  none                both              zero
+       own_uv             one pair for all    a pair each       zero
+       norm_eps           1e-5                1e-3              zero
+       arch, gate         logits, soft        pi, soft          -
+       gate_eval          argmax              noise             -
+       tau                1, then set         1 to 0.1, FACTOR  -
+       words_out          adaptive            ref, 250 2500     tied / adaptive, 20000 40000 200000, with adaptive_in and tie_words
+       pads, divide_all   all count           id 0, all         zero
+       init               normal, 0.02        Glorot            zero
+       dropout            0                   0.1               0.1 / 0.1, with inner_, pos_ and final_dropout
+       clamp_len, same_length of a state, for evaluation with longer memories: 400 and 1 with M 640 (WikiText-103)
+   Learning rates of the paper: 0.01 for weights and gates, decay 1e-4 and 5e-4; gates rest for the first 10,000 updates.
+
+   Cost of a block, forward, multiply-adds a stream and call, K = n + T:
+       s    Wq, Wo 2 T D C ; Wkv 2 K D C ; Wr K D C (one for all streams) ; attention 3 C T (n + T/2)
+       f    2 T D F         i   nothing         mixture: both, and 2 norms and a sum, in one pass over the rows
+   Memory: B M D numbers for each block with an attention; generation: 2 B M C instead.
+
+   Words. Adaptive (Transformer-XL's): cluster i has tables (size_i,E_i), E_i = floor(E / div_val^i), and projections P_i (D,E_i) unless all
+   are D wide; logits T_i (P_i^T h) + b_i; the columns of the other clusters see P_0^T h, in reversed order. STX_PAR_OUT_REF: the head is D
+   wide, tails have projections with biases, columns in order. stx_par_cuts finds cutoffs.
+
+   Fidelity
+       reproduced   losses, every token's nll, gates, memories, every gradient, training: of the reference's own form and of
+                    Transformer-XL, tested against independent float64 code to 1e-10; published counts of weights
+       mended       pos_mode: the reference counts rows of positions from the far end, so that a distance means another row in the first
+                    call than in the others; noise in evaluation; tau_end, which is a factor; U = 0, which made NaN; gates below 0, which
+                    are dead (arch pi), are free logits by default; cutoffs that were printed 2 too small
+       different    layouts: matrices (out,in), k rows before v rows; an importer splits the reference's (D,3D) kernel Q | V | K
+       omitted      candidates other than these three (experts); a temperature that is learned (in the reference it is not, either)
+
+   Easy to get wrong
+       - w is shared by all rows of a step unless desc.noise says otherwise: B gates in place of one are a smaller variance, not more work.
+       - p is not w. Report p (stx_par_probs) and evaluate by argmax: a loss in training is that of a random network.
+       - stx_par_total belongs to the last forward; latency, and w[l], are results of the step: gone with the next stx_begin.
+       - The gates' optimiser has its own list, arch. stx_lm's params are the weights alone: save both lists.
+       - A memory is as long as the calls that filled it: reset it where a text begins, use another state for evaluation.
+       - same_length counts the query's own key: M keys, distances 0 to M - 1.
+       - Costs of latency in a unit in which Lat is more than 1, for STX_PAR_LATENCY_FBNET.
+       - Generation sees M rows before each token, a call of T tokens up to M + T - 1: compare with calls of one token, or give it more.
+
+   Compile-time options: those of seqtx.h.
+   GPU. As in seqtx.h; seqtx_cuda.cu has this header's kernels when it stands beside it. Once the memories are full a step can be replayed:
+       stx_step_run(x, stx_par_key(model, in, next, memory, 0), step, user)          stx_par_set_tau between steps
+
+   Reading order: stx__par_run (one block), stx__par_attention, stx_par_segment, stx__par_gate_of; then the kernels: >>gate, >>mix from
+   stx_par_mix_plain on; stx__par_cut (cutoffs by divide and conquer); stx__par_gen_part.
 */
 #ifndef SEQTX_PAR_H
 #define SEQTX_PAR_H

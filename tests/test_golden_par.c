@@ -131,6 +131,8 @@ static double entry_top(const stx_file *f, const char *ending, const char *begin
     }
     return top;
 }
+/* The gradient of a bias of positions is 0 but for rounding: a number that all logits of a row have alike. What is rounded are sums of
+   numbers of other gradients' size */
 static void gradients(stx_ctx *x, const stx_params *p, const stx_file *f, const char *file, size_t s) {
     char key[128], ending[24];
     double floor_;
@@ -139,7 +141,7 @@ static void gradients(stx_ctx *x, const stx_params *p, const stx_file *f, const 
     floor_ = entry_top(f, ending, "grad.") / 1000;
     for (i = 0; p && i < p->count; i++) {
         snprintf(key, sizeof key, "grad.%s.%zu", p->name[i], s);
-        same_as(x, f, file, key, p->tensor[i]->grad, p->tensor[i]->size, TOL, floor_);
+        same_as(x, f, file, key, p->tensor[i]->grad, p->tensor[i]->size, TOL, strstr(key, "attn.pos.bias") ? 10 * floor_ : floor_);
     }
 }
 static stx_ids *ids_of(stx_ctx *x, const stx_file *f, const char *what, size_t s, size_t B, int opposite) {
@@ -348,8 +350,9 @@ static void model_case(const char *name, int recompute, int threads, int two) {
         double *p = (double *)malloc(3 * m->desc.blocks * sizeof *p), *want = entry(f, "p", &n);
         char got[64];
         CHECK(stx_par_probs(m, p) && want && n == 3 * m->desc.blocks && test_error(p, want, n, 1e-2) <= TOL, "%s: p", name);
-        if (stx_file_meta(f, "derived")) CHECK(stx_par_argmax(m, got, sizeof got) == m->desc.blocks && !strcmp(got, text_of(f, "derived")), "%s: %s, want %s", name, got,
-              text_of(f, "derived"));
+        if (stx_file_meta(f, "derived"))
+            CHECK(stx_par_argmax(m, got, sizeof got) == m->desc.blocks && !strcmp(got, text_of(f, "derived")), "%s: %s, want %s", name, got,
+                  text_of(f, "derived"));
         free(p); free(want);
     }
     modes = text_of(f, "evals");

@@ -40,30 +40,30 @@ typedef struct words_case {
     int more;           /* 1 no_projs, 2 own_first, 4 proj_biases, 8 no_cutoffs, 16 an input without projections */
 } words_case;
 static const words_case words_cases[] = {
-    {STX_WORDS_PLAIN, STX_WORDS_PLAIN, 0, 0, 0, 0, 0, 0, "in_emb.weight out_emb.weight out_emb.bias "},
-    {STX_WORDS_PLAIN, STX_WORDS_PLAIN, 5, 0, 0, 1, 0, 0, "in_emb.weight out_emb.weight out_emb.bias "},
-    {STX_WORDS_PLAIN, STX_WORDS_TIED, 0, 0, 0, 0, 0, 0, "in_emb.weight out_emb.bias "},
+    {STX_WORDS_PLAIN, STX_WORDS_PLAIN, 0, 0, 0, 0, 0, 0, "in_emb.weight out_emb.weight out_emb.bias ", 0},
+    {STX_WORDS_PLAIN, STX_WORDS_PLAIN, 5, 0, 0, 1, 0, 0, "in_emb.weight out_emb.weight out_emb.bias ", 0},
+    {STX_WORDS_PLAIN, STX_WORDS_TIED, 0, 0, 0, 0, 0, 0, "in_emb.weight out_emb.bias ", 0},
     {STX_WORDS_PLAIN, STX_WORDS_ADAPTIVE, 7, 0, 0, 0, 1, 0, "in_emb.weight out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 "
         "out_emb.biases.0 "
-        "out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 "},
+        "out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 ", 0},
     {STX_WORDS_ADAPTIVE, STX_WORDS_PLAIN, 0, 0, 0, 0, 0, 0, "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 "
         "in_emb.tables.2 in_emb.projs.2 "
-        "out_emb.weight out_emb.bias "},
+        "out_emb.weight out_emb.bias ", 0},
     {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 0, 0, 0, 0, 0,
         "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
         "out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 out_emb.projs.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 "
             "out_emb.biases.1 "
-        "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 "},
+        "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 ", 0},
     {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 1, 0, 0, 0,
         "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
-        "out_emb.cluster.weight out_emb.cluster.bias out_emb.biases.0 out_emb.biases.1 out_emb.biases.2 "},
+        "out_emb.cluster.weight out_emb.cluster.bias out_emb.biases.0 out_emb.biases.1 out_emb.biases.2 ", 0},
     {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 0, 1, 0, 1,
         "out_emb.tables.0 out_emb.projs.0 in_emb.projs.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 "
         "in_emb.projs.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 in_emb.projs.2 out_emb.biases.2 out_emb.cluster.weight "
-            "out_emb.cluster.bias "},
+            "out_emb.cluster.bias ", 0},
     {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 1, 1, 1, 0,
         "out_emb.tables.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 "
-        "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 out_emb.cluster.weight out_emb.cluster.bias "},
+        "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 out_emb.cluster.weight out_emb.cluster.bias ", 0},
     {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 0, 0, 0, 0,
         "in_emb.tables.0 in_emb.tables.1 in_emb.tables.2 out_emb.cluster.weight out_emb.cluster.bias out_emb.biases.0 out_emb.biases.1 "
         "out_emb.biases.2 ", 1},
@@ -85,7 +85,7 @@ static const words_case words_cases[] = {
     {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 0, 0, 0, STX_WORDS_OUTPUT, 0,
         "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
         "out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 "
-        "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 "},
+        "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 ", 0},
 };
 static stx_words_desc words_of(const words_case *c) {
     stx_words_desc d;

@@ -219,12 +219,13 @@ static void segments(void) {
         t[p] = (keep + 1) % V;
         stx_par_state_reset(s);
         c = by_calls(m, t, B, n, S, s, NULL, STX_EVAL);
-        CHECK(!memcmp(b, c, p * D * sizeof *b), "%s: a token is felt before it comes", name);
-        CHECK(!memcmp(b + n * D, c + n * D, n * D * sizeof *b), "%s: a token is felt in the other row", name);
+        /* adaptive words multiply as many rows at once as their clusters have tokens: another token, another order of sums */
+        CHECK(difference(b, c, p * D) <= (d.adaptive_in ? TOL : 0), "%s: a token is felt before it comes", name);
+        CHECK(difference(b + n * D, c + n * D, n * D) <= (d.adaptive_in ? TOL : 0), "%s: a token is felt in the other row", name);
         CHECK(difference(b + p * D, c + p * D, D) > 0, "%s: a token is not felt at its place", name);
         t[p] = keep;
         free(c);
-        t[1] = (t[1] + 1) % V;          /* of the call before: felt if there is a memory, also a short one, by what a block above remembers */
+        t[1] = (t[1] + 1) % V;          /* of the call before: felt if there is a memory, also a short one by what a block above holds */
         stx_par_state_reset(s);
         c = by_calls(m, t, B, n, S, s, NULL, STX_EVAL);
         stx_par_argmax(m, letters, sizeof letters);
@@ -275,7 +276,7 @@ static void resets(void) {
 static void generation(void) {
     int k, resets_too;
     for (k = 0; k < VARIANTS; k++) for (resets_too = 0; resets_too < 2; resets_too++) {
-        static int reset[6 * S];
+        static int reset[6 * S + 3];
         const char *name;
         stx_par_desc d = variant(k, &name);
         stx_ctx *x = context(2, 7);
@@ -1095,7 +1096,8 @@ static void padding(void) {
         for (i = 0; i < 4 * S; i++) {
             size_t call_ = i / (2 * S), b = i / S % 2, at = i % S;
             if (mask[b][call_ * S + at]) continue;
-            CHECK(!memcmp(h[0] + i * D, h[1] + i * D, D * sizeof **h), "%s: padding is felt at %zu of row %zu", name, call_ * S + at, b);
+            CHECK(difference(h[0] + i * D, h[1] + i * D, D) <= (d.adaptive_in ? TOL : 0), "%s: padding is felt at %zu of row %zu",
+                  name, call_ * S + at, b);
         }
         stx_begin(x, STX_TRAIN);
         { int32_t targets[2 * S];

@@ -17,9 +17,11 @@ from par_oracle import F64, REF, Config, integers
 
 OUT = os.path.dirname(os.path.abspath(__file__))
 TOLERANCE = 4e-6        # what float32 may differ, relative to the largest entry of the array
+PUBLISHED = 2e-5        # the same for the published trajectory, whose numbers are not chosen
 CALM = 2e-6             # the numbered cases look for random numbers with a smaller difference still
 GAP = 5e-3              # the least difference between the best and the second of a hard choice
-TRAINED = 5e-5          # the same for parameters after ten updates: Adam turns small gradients into steps of full size
+TRAINED = 1e-3          # the same for position projections after ten updates: the slowest cosine is nearly the same for all
+                        # distances, its gradient is rounding, and Adam makes steps of full size of it
 SMALL, DEAD = 1e-3, 1e-2    # a gradient counts as large as this share of the largest one of its step; those that are all rounding
 WORST, TRAINED_WORST = [0.0], [0.0]
 
@@ -130,7 +132,7 @@ def compute(inputs, meta, run):
         if key.startswith("grad."):
             scale = max(scale, (DEAD if ".pos.bias." in key else SMALL) * largest[key.split(".")[-1]])
         error = float((single[key].to(F64) - value).abs().max()) / (scale if scale else 1.0)
-        if key.startswith("final."):
+        if key.startswith("final.") and ".pos." in key:
             assert error < TRAINED, (key, error)
             TRAINED_WORST[0] = max(TRAINED_WORST[0], error)
             continue
@@ -139,9 +141,9 @@ def compute(inputs, meta, run):
     return results, worst, where, gap
 
 
-def write(name, inputs, meta, computed):
+def write(name, inputs, meta, computed, tolerance=TOLERANCE):
     results, worst, where, gap = computed
-    assert worst < TOLERANCE, (name, worst, where)
+    assert worst < tolerance, (name, worst, where)
     assert gap > GAP, (name, "a hard choice is too close", gap)
     WORST[0] = max(WORST[0], worst)
     clash = set(inputs) & set(results)
@@ -311,7 +313,10 @@ def numbered(index):
 
 def published(mode):
     inputs, meta = po.published_case(mode)
-    write("a_" + mode, inputs, meta, compute(inputs, meta, po.run_updates if mode == "train" else po.run_model))
+    if mode == "train":
+        write("a_train", inputs, meta, compute(inputs, meta, po.run_updates), PUBLISHED)
+    else:
+        write("a_" + mode, inputs, meta, compute(inputs, meta, po.run_model))
 
 
 # ---------------------------------------------------------------------------------------- training
@@ -332,10 +337,7 @@ def updates(name, options, seed, separate=False, **data):
         t["lr"] = f32(torch.tensor([po.learning_rate(n, 0.02, 2, 8) for n in range(10)], dtype=F64))
         if separate:
             t["arch_lr"] = f32(torch.tensor([0.0, 0.0, 0.0] + [0.05] * 7, dtype=F64))
-        try:
-            computed = compute(t, meta, po.run_updates)
-        except AssertionError:
-            continue
+        computed = compute(t, meta, po.run_updates)
         if computed[1] < TOLERANCE and computed[3] > GAP:
             break
     write(name, t, meta, computed)
@@ -412,4 +414,4 @@ if __name__ == "__main__":
         work[name]()
     files = [f for f in os.listdir(OUT) if f.startswith("par_") and f.endswith(".safetensors")]
     print(len(files), "files,", sum(os.path.getsize(os.path.join(OUT, f)) for f in files), "bytes; worst float32 difference",
-          f"{WORST[0]:.1e}, of trained parameters {TRAINED_WORST[0]:.1e}")
+          f"{WORST[0]:.1e}, of trained position projections {TRAINED_WORST[0]:.1e}")

@@ -857,7 +857,7 @@ def expect(ok, *what):
 
 
 def close(a, b, *what, tolerance=1e-12):
-    error = float((torch.as_tensor(a) - torch.as_tensor(b)).abs().max())
+    error = float((torch.as_tensor(a, dtype=F64) - torch.as_tensor(b, dtype=F64)).abs().max())
     expect(error <= tolerance, *what, error)
 
 
