@@ -6160,7 +6160,12 @@ void stx_par_mix_bwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
 // >>latency -----------------------------------------------------------------------------------------------------------
 
 /* See stx_par_latency_args. One thread: the step stays on the device. */
-static __global__ void stx__par_latency_fwd_kernel(stx__num loss, stx__num nll, stx__num lat, stx_par_latency_args a) {
+typedef struct stx__par_latency { double weight, target, power; size_t kind; } stx__par_latency;        /* without bytes between them */
+static stx__par_latency stx__par_latency_of(const stx_par_latency_args *a) {
+    stx__par_latency p = {a->weight, a->target, a->power, (size_t)a->kind};
+    return p;
+}
+static __global__ void stx__par_latency_fwd_kernel(stx__num loss, stx__num nll, stx__num lat, stx__par_latency a) {
     double v = (double)stx__get(lat, 0), more = v / a.target - 1;
     if (a.kind == STX_PAR_LATENCY_FBNET) v = (double)stx__get(nll, 0) * a.weight * (v > 1 ? pow(log(v), a.power) : v <= 1 ? 0 : v);
     else v = (double)stx__get(nll, 0) + a.weight * (a.kind == STX_PAR_LATENCY_ADD ? v : more < 0 ? 0 : more);
@@ -6169,10 +6174,10 @@ static __global__ void stx__par_latency_fwd_kernel(stx__num loss, stx__num nll, 
 void stx_par_latency_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *nll, const stx_real *lat, const stx_par_latency_args *a) {
     if (!stx_ok(x)) return;
     STX__RUN_KERNEL(x, "stx_par_latency_fwd", stx__par_latency_fwd_kernel, 1, 1, 0, stx__num_of(x, loss), stx__num_of(x, nll),
-                    stx__num_of(x, lat), *a);
+                    stx__num_of(x, lat), stx__par_latency_of(a));
 }
 static __global__ void stx__par_latency_bwd_kernel(stx__num dnll, stx__num dlat, stx__num dloss, stx__num nll, stx__num lat,
-                                                   stx_par_latency_args a) {
+                                                   stx__par_latency a) {
     double v = (double)stx__get(lat, 0), d = (double)stx__get(dloss, 0), by_nll = 1, by_lat = a.weight;
     if (a.kind == STX_PAR_LATENCY_HINGE) by_lat = v > a.target ? a.weight / a.target : 0;
     if (a.kind == STX_PAR_LATENCY_FBNET) {
@@ -6186,7 +6191,7 @@ void stx_par_latency_bwd_cuda(stx_ctx *x, stx_real *dnll, stx_real *dlat, const 
                               const stx_par_latency_args *a) {
     if (!stx_ok(x)) return;
     STX__RUN_KERNEL(x, "stx_par_latency_bwd", stx__par_latency_bwd_kernel, 1, 1, 0, stx__num_of(x, dnll), stx__num_of(x, dlat),
-                    stx__num_of(x, dloss), stx__num_of(x, nll), stx__num_of(x, lat), *a);
+                    stx__num_of(x, dloss), stx__num_of(x, nll), stx__num_of(x, lat), stx__par_latency_of(a));
 }
 #endif /* SEQTX_PAR_H */
 
