@@ -26,7 +26,8 @@ static tr_opt table[] = {
     TR_FLAG("lowercase", TR_LOCAL, &opt.lowercase, "NFKC and all letters small (nfkc_cf); without: NFKC alone"),
     TR_TEXT("symbols", TR_LOCAL, &opt.symbols, "pieces that are never cut, with commas between"),
     TR_REAL_OPEN("coverage", TR_LOCAL, &opt.coverage, TR_OPEN_MIN, 0, 1, "share of the characters that become pieces; the rest is unknown"),
-    TR_SIZE("threads", TR_LOCAL, &opt.threads, 1, 1024, "threads; the library adds up in an order that depends on them (its own default: 16)"),
+    TR_SIZE("threads", TR_LOCAL, &opt.threads, 1, 1024, "threads; the library adds up in an order that depends on them (its own default: "
+            "16)"),
     TR_GROUP("Both"),
     TR_TEXT("model", TR_LOCAL, &opt.model, "MODEL.model and MODEL.vocab: made with --text, read with --encode"),
     TR_GROUP("Encoding"),

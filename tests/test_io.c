@@ -1494,7 +1494,8 @@ static void test_roll(void) {
 
 /* Numbers of pieces, and what they decode to: U+2581 is a blank, controls are nothing, bytes are bytes */
 static void test_ids(void) {
-    static const char list[] = "[PAD]\t0\n[BOS]\t0\n[EOS]\t0\n[UNK]\t0\n@-@\t0\n\xe2\x96\x81the\t-1.5\n\xe2\x96\x81" "cat\t-2\n<0x41>\t-3\ns\t-4\r\n";
+    static const char list[] = "[PAD]\t0\n[BOS]\t0\n[EOS]\t0\n[UNK]\t0\n@-@\t0\n"
+        "\xe2\x96\x81the\t-1.5\n\xe2\x96\x81" "cat\t-2\n<0x41>\t-3\ns\t-4\r\n";
     stx_vocab_desc d = desc(STX_TOK_IDS, STX_ORDER_FIRST);
     const char *path = put_text("train", "5 6 8\n2\t5\r\n 4 6 7 3 0 5"), *vocab;
     stx_vocab *v, *u;
