@@ -1003,25 +1003,28 @@ STX_DEF int stx_par_probs(const stx_par *m, double *p) {
     }
     return 1;
 }
-/* A letter for each block: of the gates, drawn by seed and n, or the likeliest; a fixed network's own */
+/* The letter of block l: a fixed network's own; of a gate the likeliest, or with u in [0,1) one that is drawn. 0 in error */
+static int stx__par_letter(const stx_par *m, size_t l, double u) {
+    double lnq[3], q[3], p[3];
+    const stx_real *al;
+    int k, best = 0;
+    if (!m->arch) return m->pattern[l];
+    al = stx_watch(m->ctx, m->block[l].gate);
+    if (!al) return 0;
+    stx__par_q(m->desc.arch, al, lnq, q, p);
+    for (k = 1; k < 3; k++) if (u < 0 ? p[k] > p[best] : u >= p[0] + (k > 1 ? p[1] : 0)) best = k;
+    return "sfi"[best];
+}
 static size_t stx__par_choose(const stx_par *m, char *out, size_t room, int draw, uint64_t seed, uint64_t n) {
     size_t l, L = m ? m->desc.blocks : 0;
     if (!out || !room) return 0;
     out[0] = 0;
     if (!L || L >= room || !stx_ok(m->ctx)) return 0;
     for (l = 0; l < L; l++) {
-        double lnq[3], q[3], p[3], u;
-        const stx_real *al;
         uint32_t bits[4];
-        int k, best = 0;
-        if (!m->arch) { out[l] = m->pattern[l]; continue; }
-        al = stx_watch(m->ctx, m->block[l].gate);
-        if (!al) { out[0] = 0; return 0; }
-        stx__par_q(m->desc.arch, al, lnq, q, p);
         stx_philox(seed, n, l, bits);
-        u = ((double)bits[0] + 0.5) / 4294967296.0;
-        for (k = 1; k < 3; k++) if (draw ? u >= p[0] + (k > 1 ? p[1] : 0) : p[k] > p[best]) best = k;
-        out[l] = "sfi"[best];
+        out[l] = (char)stx__par_letter(m, l, draw ? ((double)bits[0] + 0.5) / 4294967296.0 : -1);
+        if (!out[l]) { out[0] = 0; return 0; }
     }
     out[L] = 0;
     return L;
@@ -1801,15 +1804,8 @@ static stx_tensor *stx__par_run(stx_ctx *x, void *user, stx_tensor **in, stx_ten
 
 /* What block l runs in this mode: its own letter, or the likeliest one of a mixture. 0 in error */
 static int stx__par_kind(const stx_par *m, size_t l) {
-    double lnq[3], q[3], p[3];
-    const stx_real *al;
-    int k, best = 0;
-    if (m->block[l].kind != 'g' || stx_training(m->ctx) || m->desc.gate_eval != STX_PAR_EVAL_ARGMAX) return m->block[l].kind;
-    al = stx_watch(m->ctx, m->block[l].gate);
-    if (!al) return 0;
-    stx__par_q(m->desc.arch, al, lnq, q, p);
-    for (k = 1; k < 3; k++) if (p[k] > p[best]) best = k;
-    return "sfi"[best];
+    const int mixed = stx_training(m->ctx) || m->desc.gate_eval != STX_PAR_EVAL_ARGMAX;
+    return m->block[l].kind != 'g' || mixed ? m->block[l].kind : stx__par_letter(m, l, -1);
 }
 static int stx__par_noisy(const stx_par *m) { return stx_training(m->ctx) || m->desc.gate_eval == STX_PAR_EVAL_NOISE; }
 /* The gate of block l for B streams of T tokens; u: the caller's numbers on the device, or NULL; calls: of the memory. Fills in which rows
@@ -1996,7 +1992,6 @@ STX_DEF stx_tensor *stx_par_total(stx_par *m, stx_tensor *nll) {
 STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids *targets, const stx_par_state *s, uint64_t salt) {
     uint64_t h = stx_step_key(m, ids, targets, salt);
     stx_token_loss how;
-    char *kind;
     size_t l;
     if (!m || !stx_ok(m->ctx)) return h;
     h = stx_key_add(h, (uint64_t)stx__par_how(m, targets, &how));
@@ -2008,10 +2003,8 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
     if (!m->arch || !s->eval) return h;
     h = stx_key_add(h, (uint64_t)m->desc.gate_eval);
     if (m->desc.gate_eval == STX_PAR_EVAL_NOISE) return stx_key_add(h, s->calls);
-    kind = (char *)stx_block(m->ctx, m->desc.blocks + 1);
-    if (kind && m->desc.gate_eval == STX_PAR_EVAL_ARGMAX && stx_par_argmax(m, kind, m->desc.blocks + 1))
-        for (l = 0; l < m->desc.blocks; l++) h = stx_key_add(h, (uint64_t)kind[l]);
-    stx_block_free(m->ctx, kind);
+    for (l = 0; m->desc.gate_eval == STX_PAR_EVAL_ARGMAX && l < m->desc.blocks; l++)
+        h = stx_key_add(h, (uint64_t)stx__par_letter(m, l, -1));
     return h;
 }
 
