@@ -161,10 +161,10 @@ $(patsubst %,build/test_cuda_%.o,$(filter golden_%,$(TESTS_CUDA))): build/test_c
 	$(T) $(CUDA_F32) -O1 $(DEPS) -DGOLDEN_DEVICE=STX_CUDA -c $< -o $@
 $(TESTS_CUDA:%=build/test_cuda_%): build/test_cuda_%: build/test_cuda_%.o $(SHIM)
 	$(CXX) $^ -o $@ -lm -lpthread $(LDLIBS)
-build/test_shim: tests/cuda_host/test_shim.cpp build/cuda_host.o build/flags
-	$(T) $(CXXHOST) -Wno-unknown-pragmas -O0 $(DEPS) $< build/cuda_host.o -o $@ -lm -lpthread
-build/test_shim_san: tests/cuda_host/test_shim.cpp build/cuda_host_san.o build/flags
-	$(T) $(CXXHOST) -Wno-unknown-pragmas $(SAN) $(LESS) -O0 $(STACK) $(DEPS) $< build/cuda_host_san.o -o $@ -lm -lpthread
+build/test_shim: tests/cuda_host/test_shim.cpp build/cuda_host.o build/lib_$(if $(CBLAS),plain,f32)/seqtx.o build/flags
+	$(T) $(CXXHOST) -Wno-unknown-pragmas -O0 $(DEPS) $< $(filter %.o,$^) -o $@ -lm -lpthread $(LDLIBS)
+build/test_shim_san: tests/cuda_host/test_shim.cpp $(SHIM_SAN) build/flags
+	$(T) $(CXXHOST) -Wno-unknown-pragmas $(SAN) $(LESS) -O0 $(STACK) $(DEPS) $< $(filter %.o,$^) -o $@ -lm -lpthread
 # the trainers on it
 $(TRAINERS:%=%_shim.o): build/%_shim.o: examples/%.c build/flags
 	$(T) $(CUDA_F32) -O1 $(DONE) $(DEPS) -c $< -o $@
