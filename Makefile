@@ -144,12 +144,12 @@ CUDA_F32 = $(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST
 $(eval $(call library,cuda,$$(CUDA_F32)))
 SHIM     = $(call LIB,cuda) build/cuda_kernels.o build/cuda_host.o
 build/cuda_host.o: tests/cuda_host/cuda_host.cpp build/flags
-	$(T) $(CXXHOST) -O2 $(DEPS) -c $< -o $@
+	$(T) $(CXXHOST) $(FMA) -O3 $(DEPS) -c $< -o $@
 # -O1: most of the time of what runs on it goes to the fibers, which are in cuda_host.o
 build/cuda_kernels.o: tests/inner/seqtx_cuda.cu build/flags
 	$(T) $(CXXSHIM) -O1 $(DEPS) -x c++ -c $< -o $@
 build/cuda_host_san.o: tests/cuda_host/cuda_host.cpp build/flags
-	$(T) $(CXXHOST) -O2 -DCUDA_HOST_ASAN $(DEPS) -c $< -o $@
+	$(T) $(CXXHOST) $(FMA) -O3 -DCUDA_HOST_ASAN $(DEPS) -c $< -o $@
 # of -fsanitize=undefined alignment alone: with shift and overflow these templates take a quarter longer to compile, with all three times as long
 build/cuda_kernels_san.o: tests/inner/seqtx_cuda.cu build/flags
 	$(T) $(CXXSHIM) -fsanitize=address,alignment -fno-sanitize-recover=all -O1 $(STACK) $(DEPS) -x c++ -c $< -o $@
