@@ -141,7 +141,8 @@ FMA    := $(shell grep -qm 1 '^flags.* fma ' /proc/cpuinfo 2>/dev/null && echo -
 CXXSHIM = $(CXXHOST) $(FMA) -Wno-unused-function -Wno-unknown-pragmas -Wno-maybe-uninitialized -DSEQTX_CUDA -DSEQTX_CUDA_HOST
 STACK  := $(shell printf 'int main(void){return 0;}' | $(CXX) --param asan-stack=0 -x c++ - -o /dev/null 2>/dev/null && echo --param asan-stack=0 || echo -mllvm -asan-stack=0)
 CUDA_F32 = $(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST
-$(eval $(call library,cuda,$$(CUDA_F32)))
+# -O1, as the kernels: what the tests do on the CPU beside them is little
+$(eval $(call library,cuda,$$(CUDA_F32) -O1))
 SHIM     = $(call LIB,cuda) build/cuda_kernels.o build/cuda_host.o
 build/cuda_host.o: tests/cuda_host/cuda_host.cpp build/flags
 	$(T) $(CXXHOST) $(FMA) -O3 $(DEPS) -c $< -o $@
