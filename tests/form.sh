@@ -80,8 +80,10 @@ forms() {           # of header $1
             s="$cc -std=$std $base -fsyntax-only"
             job pass "$h $cc $std: declarations only" "$s $main && $s -DSEQTX_DOUBLE $main"
             [ "$std" = c99 ] || $whole || continue
-            job pass "$h $cc $std: implementation" "$s -DFORM_IMPLEMENT $main"
-            job pass "$h $cc $std: double" "$s -DFORM_IMPLEMENT -DSEQTX_DOUBLE $main"
+            # of a family its own part: with the core's in one unit it is in "static" and the quick start
+            macro=-DFORM_IMPLEMENT; $whole || macro=-DSEQTX_${family}_IMPLEMENTATION
+            job pass "$h $cc $std: implementation" "$s $macro $main"
+            job pass "$h $cc $std: double" "$s $macro -DSEQTX_DOUBLE $main"
         done
         $whole && job pass "$h $cc: system headers that show all" "$cc -std=gnu11 -D_GNU_SOURCE $base -fsyntax-only -DFORM_IMPLEMENT $main"
         $whole && job pass "$h $cc: without threads, double" "$cc -std=c99 $base -fsyntax-only -DSEQTX_NO_THREADS -DSEQTX_DOUBLE -DFORM_IMPLEMENT $main"
