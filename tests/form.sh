@@ -7,7 +7,7 @@
 #   CC, CXX: compilers to try besides gcc, clang, g++, clang++.   KEEP=1 keeps the work directory.
 # With every compiler: -fsyntax-only in all ways (static too: -Wmissing-prototypes finds what is not); with the last the quick start as a program. With the first of each language: what links with what.
 # The core's objects are made once and shared by the families. Optimised by gcc with the same warnings is the Makefile's library (float and
-# double, -O3), by clang tests/flags.sh (-O2), in C and one unit tests/readme.sh (-O2); by g++ here.
+# double, -O3), by clang tests/flags.sh (-O2), in C and one unit tests/readme.sh (-O1); by g++ here.
 cd "$(dirname "$0")/.." || exit 1
 root=$(pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-form.XXXXXX") || exit 1
