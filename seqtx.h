@@ -10,6 +10,7 @@
        seqtx_attn_span.h    Sequential Transformer, adaptive attention span, all-attention
        seqtx_sru.h          SRU and SRU++: simple recurrent units, and attention where their product stood
        seqtx_compressive.h  Compressive Transformer: a memory that is compressed and not thrown away; GTrXL's gates
+       seqtx_par.h          Transformer-XL from blocks in any order, and PAR: a search for that order by Gumbel-softmax
    Text becomes tokens in examples/text.h (vocabularies, corpora, batches), which is free to copy beside them.
 
    MANUAL
@@ -1110,6 +1111,7 @@ enum { STX_INIT_AS_IS = 0,      /* a */
 typedef struct stx_init { int kind; double a; int rule; } stx_init;
 
 enum { STX_WORDS_PLAIN = 0, STX_WORDS_TIED, STX_WORDS_ADAPTIVE };      /* stx_words_desc.in (not tied) and .out */
+enum { STX_WORDS_BOTH = 1, STX_WORDS_INPUT, STX_WORDS_OUTPUT };        /* .head_direct and .no_projs */
 /* V words become vectors of emb channels; hidden states of d channels become probabilities of V words. */
 typedef struct stx_words_desc {
     size_t vocab;               /* V, required */
@@ -1120,17 +1122,23 @@ typedef struct stx_words_desc {
     double scale;               /* of the embedding; 0: 1 of a plain table, sqrt(d) of adaptive ones */
     double dropout;             /* inside adaptive input and output, see stx_adaptive */
     size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;   /* 0 cutoffs: those of 20000, 40000, 200000 that are below V */
+    int    no_cutoffs;          /* ... or none: one cluster */
     size_t width[STX_MAX_CLUSTERS];     /* of each cluster; 0: width[0] is d, width[i] floor(width[0] / divval^i) */
+    size_t out_width[STX_MAX_CLUSTERS];         /* of the output's where they are others; 0: width[i] */
     double divval;              /* 0: 4 */
-    int    head_direct;         /* cluster 0 is d wide and has no projection */
+    int    head_direct;         /* cluster 0 is d wide and has no projection; STX_WORDS_BOTH, _INPUT or _OUTPUT: on that side */
+    int    no_projs;            /* all clusters are so, whatever divval is */
     int    share_tables;        /* input and output adaptive: one set of tables */
     int    share_projs;         /* ... and of projections */
+    int    own_first;           /* ... but for the first cluster's, of which each side has its own */
+    int    proj_biases;         /* the output's projections have biases: out_emb.proj_biases.<i> (d_i) */
     int    forward_columns;     /* order of the head's columns for the other clusters, see stx_adaptive */
     int    by_cluster;          /* order of the parameters, and whose name those have that are shared. 0: the input's, the
                                    head's columns for the clusters, the output's; in_emb. 1: cluster by cluster, the head's columns
                                    last; out_emb */
     stx_init table, out_table, proj, bias, cluster, cluster_bias;      /* tables of the input (also plain), W or tables of the output,
                                                                           projections, biases, the head's columns and their biases */
+    stx_init proj_bias;
 } stx_words_desc;
 typedef struct stx_words {
     stx_ctx       *ctx;
@@ -1145,8 +1153,8 @@ STX_DEF int stx_words_resolve(stx_ctx *x, const char *who, const stx_words_desc 
 /* How many numbers the parameters of a resolved desc have, shared ones once; SIZE_MAX: as many or more. */
 STX_DEF size_t stx_words_count(const stx_words_desc *d);
 /* Adds the parameters of a desc, resolved or not, to p: in_emb.weight, out_emb.weight, out_emb.bias; adaptive: in_emb.tables.<i>,
-   in_emb.projs.<i>, out_emb.tables.<i>, out_emb.projs.<i>, out_emb.biases.<i>, out_emb.cluster.weight, out_emb.cluster.bias. Lives as long
-   as p's context; NULL and its error when there is no memory. */
+   in_emb.projs.<i>, out_emb.tables.<i>, out_emb.projs.<i>, out_emb.proj_biases.<i>, out_emb.biases.<i>, out_emb.cluster.weight,
+   out_emb.cluster.bias. Lives as long as p's context; NULL and its error when there is no memory. */
 STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *d);
 /* ids (B,T) -> (B,T,emb) */
 STX_DEF stx_tensor *stx_words_embed(const stx_words *w, const stx_ids *ids);
@@ -1320,6 +1328,7 @@ typedef struct stx_lm {
        STX_INNER, STX_EACH_ISA, STX_CALL, STX_RESTRICT, STX_FMA     one loop in C, compiled for each instruction set (>>loops)
        STX_STRICT_ON, STX_STRICT_OFF                                around code that -ffast-math must not reorder
        stx_fast_exp, _tanh, _sqrt, _sigmoid                         scalar functions that loops over them become vector code of (>>maths)
+       stx_fast_sum, _dot, _lanes                                   sums over a row in a fixed order, as those of the layer norm
        stx_prefetch */
 #if (defined(SEQTX_IMPLEMENTATION) || defined(STX_LOOPS)) && !defined(STX_LOOPS_DONE)
 #define STX_LOOPS_DONE
@@ -1532,6 +1541,28 @@ STX_INNER float stx__phi_any(int fma, float v, float *density) {
 }
 #endif
 STX_INNER stx_real stx_fast_sigmoid(int fma, stx_real v) { return 1 / (1 + stx_fast_exp(fma, -v)); }
+
+/* Sums in 16 lanes, which the compiler may turn into vector code without reordering anything. */
+STX_INNER stx_real stx_fast_lanes(stx_real *s) {
+    size_t e;
+    for (e = 0; e < 8; e++) s[e] += s[e + 8];
+    for (e = 0; e < 4; e++) s[e] += s[e + 4];
+    return (s[0] + s[2]) + (s[1] + s[3]);
+}
+STX_INNER stx_real stx_fast_sum(const stx_real *a, size_t n) {
+    stx_real s[16] = {0}, t = 0;
+    size_t i, e;
+    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] += a[i + e];
+    for (; i < n; i++) t += a[i];
+    return t + stx_fast_lanes(s);
+}
+STX_INNER stx_real stx_fast_dot(int fma, const stx_real *a, const stx_real *b, size_t n) {
+    stx_real s[16] = {0}, t = 0;
+    size_t i, e;
+    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] = STX_FMA(fma, a[i + e], b[i + e], s[e]);
+    for (; i < n; i++) t = STX_FMA(fma, a[i], b[i], t);
+    return t + stx_fast_lanes(s);
+}
 
 STX_INNER stx_real stx__act_any(int fma, stx_real v, int act) {
     stx_real density;
@@ -3247,27 +3278,6 @@ static double stx__sum_blocks(stx_ctx *x, size_t work, stx_part part, stx__loop 
     return total;
 }
 
-/* Sums in 16 lanes, which the compiler may turn into vector code without reordering anything. */
-STX_INNER stx_real stx__lanes(stx_real *s) {
-    size_t e;
-    for (e = 0; e < 8; e++) s[e] += s[e + 8];
-    for (e = 0; e < 4; e++) s[e] += s[e + 4];
-    return (s[0] + s[2]) + (s[1] + s[3]);
-}
-STX_INNER stx_real stx__sum(const stx_real *a, size_t n) {
-    stx_real s[16] = {0}, t = 0;
-    size_t i, e;
-    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] += a[i + e];
-    for (; i < n; i++) t += a[i];
-    return t + stx__lanes(s);
-}
-STX_INNER stx_real stx__dot_any(int fma, const stx_real *a, const stx_real *b, size_t n) {
-    stx_real s[16] = {0}, t = 0;
-    size_t i, e;
-    for (i = 0; i + 16 <= n; i += 16) for (e = 0; e < 16; e++) s[e] = STX_FMA(fma, a[i + e], b[i + e], s[e]);
-    for (; i < n; i++) t = STX_FMA(fma, a[i], b[i], t);
-    return t + stx__lanes(s);
-}
 /* The largest number; NaN counts or not as it comes: callers that must see it see it in the exponentials, which are NaN too. */
 STX_INNER stx_real stx__max(const stx_real *a, size_t n) {
     stx_real s[16], m = a[0];
@@ -3764,7 +3774,7 @@ STX_DEF void stx_rezero_fwd(stx_ctx *x, stx_real *y, const stx_real *h, const st
 }
 STX_INNER void stx__dot_n(int fma, double *sum, const stx_real *a, const stx_real *b, size_t n) {
     size_t i;
-    for (*sum = 0, i = 0; i < n; i += 256) *sum += (double)stx__dot_any(fma, a + i, b + i, STX_MIN((size_t)256, n - i));
+    for (*sum = 0, i = 0; i < n; i += 256) *sum += (double)stx_fast_dot(fma, a + i, b + i, STX_MIN((size_t)256, n - i));
 }
 STX_EACH_ISA(stx__dot_n, (double *sum, const stx_real *STX_RESTRICT a, const stx_real *STX_RESTRICT b, size_t n), sum, a, b, n)
 static void stx__dot_part(const stx_share *s, const void *job) {
@@ -3832,7 +3842,7 @@ STX_INNER stx_real stx__exp_sum(int fma, stx_real *y, int store, const stx_real 
         if (store) y[i] = v;
         t += v;
     }
-    return t + stx__lanes(s);
+    return t + stx_fast_lanes(s);
 }
 STX_INNER void stx__softmax_row(int fma, stx_real *y, const stx_real *a, size_t C) {
     stx_real s = 1 / stx__exp_sum(fma, y, 1, a, C, stx__max(a, C));
@@ -3853,7 +3863,7 @@ STX_DEF void stx_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t 
 }
 /* da (+)= y (dy - sum y dy) */
 STX_INNER void stx__softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, const stx_real *y, size_t C, int accumulate) {
-    stx_real s = stx__dot_any(fma, dy, y, C);
+    stx_real s = stx_fast_dot(fma, dy, y, C);
     size_t c;
     if (accumulate) for (c = 0; c < C; c++) da[c] = STX_FMA(fma, y[c], dy[c] - s, da[c]);
     else for (c = 0; c < C; c++) da[c] = y[c] * (dy[c] - s);
@@ -3890,7 +3900,7 @@ STX_DEF void stx_log_softmax_fwd(stx_ctx *x, stx_real *y, const stx_real *a, siz
 }
 /* da (+)= dy - e^y sum dy */
 STX_INNER void stx__log_softmax_bwd_row(int fma, stx_real *da, const stx_real *dy, const stx_real *y, size_t C, int accumulate) {
-    stx_real s = stx__sum(dy, C);
+    stx_real s = stx_fast_sum(dy, C);
     size_t c;
     if (accumulate) for (c = 0; c < C; c++) da[c] += STX_FMA(fma, -s, stx_fast_exp(fma, y[c]), dy[c]);
     else for (c = 0; c < C; c++) da[c] = STX_FMA(fma, -s, stx_fast_exp(fma, y[c]), dy[c]);
@@ -3944,10 +3954,10 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
 /* mean = sum x / C ; rstd = 1 / sqrt(sum (x - mean)^2 / C + eps) ; y = (x - mean) rstd gain + shift */
 STX_INNER void stx__layernorm_row(int fma, stx_real *o, stx_real *mean, stx_real *rstd, const stx_real *a, const stx_real *gain,
                                   const stx_real *shift, size_t C, stx_real eps) {
-    stx_real m = stx__sum(a, C) / (stx_real)C, v, r;
+    stx_real m = stx_fast_sum(a, C) / (stx_real)C, v, r;
     size_t c;
     for (c = 0; c < C; c++) o[c] = a[c] - m;
-    v = stx__dot_any(fma, o, o, C) / (stx_real)C;
+    v = stx_fast_dot(fma, o, o, C) / (stx_real)C;
     r = (stx_real)(1 / sqrt((double)(v + eps)));
     for (c = 0; c < C; c++) o[c] = STX_FMA(fma, o[c] * r, gain[c], shift[c]);
     *mean = m;
@@ -3985,8 +3995,8 @@ STX_INNER void stx__layernorm_bwd_row(int fma, stx_real *d, const stx_real *dy, 
         ts += g;
         tq = STX_FMA(fma, g, a[c] - m, tq);
     }
-    k0 = (ts + stx__lanes(s)) / (stx_real)C;
-    k = (tq + stx__lanes(q)) * r * r / (stx_real)C;
+    k0 = (ts + stx_fast_lanes(s)) / (stx_real)C;
+    k = (tq + stx_fast_lanes(q)) * r * r / (stx_real)C;
     if (accumulate) for (c = 0; c < C; c++) d[c] = STX_FMA(fma, r, STX_FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k, d[c]);
     else for (c = 0; c < C; c++) d[c] = r * (STX_FMA(fma, dy[c], gain[c], -k0) - (a[c] - m) * k);
 }
@@ -6309,7 +6319,7 @@ static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n,
     return c.at;
 }
 
-STX_INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_real *b, size_t n) { *s = stx__dot_any(fma, a, b, n); }
+STX_INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_real *b, size_t n) { *s = stx_fast_dot(fma, a, b, n); }
 STX_EACH_ISA(stx__row_dot, (stx_real *s, const stx_real *a, const stx_real *b, size_t n), s, a, b, n)
 
 /* Operands of the products: numbers, rounded to bf16 where the product wants it. from (n,cols) -> (n,ld), filled up with zeros */
@@ -6637,11 +6647,11 @@ STX_INNER void stx__attn_soft(int fma, stx_real *STX_RESTRICT s, size_t n, const
     for (e = 0; e < 16; e++) lane[e] = 0;
     for (c = 0; c < n16; c += 16) for (e = 0; e < 16; e++) { stx_real w = stx_fast_exp(fma, s[c + e] - top); s[c + e] = w; lane[e] += w; }
     for (; c < n; c++) { s[c] = stx_fast_exp(fma, s[c] - top); lane[c - n16] += s[c]; }
-    sum = all = stx__lanes(lane);
+    sum = all = stx_fast_lanes(lane);
     if (nramp) {                   /* the ramp's few columns again, and the sum anew */
         if (nramp > n) nramp = n;
         for (c = 0; c < nramp; c++) s[c] *= ramp[c];
-        sum = stx__sum(s, n);
+        sum = stx_fast_sum(s, n);
     }
     *f = top > old ? stx_fast_exp(fma, old - top) : 1;         /* first tile: e^-inf = 0 */
     state[0] = top;
@@ -6766,7 +6776,7 @@ STX_INNER void stx__attn_gemv_score(int fma, stx_real *STX_RESTRICT s, const stx
             for (; d < D; d++) t += qv[d] * pe[d];
             pe += ldp;
         }
-        s[j] = t + stx__lanes(m);
+        s[j] = t + stx_fast_lanes(m);
     }
 }
 STX_EACH_ISA(stx__attn_gemv_score, (stx_real *STX_RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k, size_t ldk,
@@ -9716,11 +9726,21 @@ static int stx__words_bad(stx_ctx *x, const char *who, const char *what, double 
     stx_fail(x, STX_ERR_ARG, "%s: %s is %g, want %s", who, what, got, want);
     return 0;
 }
+static int stx__words_projects(const stx_words_desc *d, size_t i, int side) {
+    return d->no_projs != STX_WORDS_BOTH && d->no_projs != side && (i || (d->head_direct != STX_WORDS_BOTH && d->head_direct != side));
+}
+static size_t stx__words_width(const stx_words_desc *d, size_t i, int side) {
+    return side == STX_WORDS_OUTPUT ? d->out_width[i] : d->width[i];
+}
+/* Is the projection of cluster i one for both sides? */
+static int stx__words_shares(const stx_words_desc *d, size_t i) { return d->share_projs && (i || !d->own_first); }
 static int stx__words_adaptive(stx_ctx *x, const char *who, stx_words_desc *d) {
     static const size_t usual[3] = {20000, 40000, 200000};
     size_t i;
+    int side;
     if (!(d->divval > 1 && d->divval < 1e6)) return stx__words_bad(x, who, "divval", d->divval, "more than 1");
-    if (!d->cutoffs) for (i = 0; i < 3 && usual[i] < d->vocab; i++) d->cutoff[d->cutoffs++] = usual[i];
+    if (d->no_cutoffs && d->cutoffs) return stx__words_bad(x, who, "cutoffs with no_cutoffs", (double)d->cutoffs, "one of the two");
+    if (!d->cutoffs && !d->no_cutoffs) for (i = 0; i < 3 && usual[i] < d->vocab; i++) d->cutoff[d->cutoffs++] = usual[i];
     if (d->cutoffs > STX_MAX_CLUSTERS - 1) return stx__words_bad(x, who, "cutoffs", (double)d->cutoffs, "at most 7");
     for (i = 0; i < d->cutoffs; i++)
         if (d->cutoff[i] <= (i ? d->cutoff[i - 1] : 0) || d->cutoff[i] >= d->vocab) {
@@ -9729,11 +9749,26 @@ static int stx__words_adaptive(stx_ctx *x, const char *who, stx_words_desc *d) {
             return 0;
         }
     if (!d->width[0]) d->width[0] = d->dim;
-    if (d->head_direct && d->width[0] != d->dim)
-        return stx__words_bad(x, who, "width of the first cluster, which has no projection,", (double)d->width[0], "dim");
+    if (d->head_direct < 0 || d->head_direct > STX_WORDS_OUTPUT)
+        return stx__words_bad(x, who, "head_direct", d->head_direct, "0 or one of STX_WORDS_BOTH .. _OUTPUT");
+    if (d->no_projs < 0 || d->no_projs > STX_WORDS_OUTPUT)
+        return stx__words_bad(x, who, "no_projs", d->no_projs, "0 or one of STX_WORDS_BOTH .. _OUTPUT");
+    if (d->proj_biases && d->out != STX_WORDS_ADAPTIVE) return stx__words_bad(x, who, "proj_biases", 1, "0 without an adaptive output");
+    if (d->own_first && !d->share_projs) return stx__words_bad(x, who, "own_first", 1, "0 without share_projs");
     for (i = 0; i <= d->cutoffs; i++) {
-        if (!d->width[i]) d->width[i] = (size_t)floor((double)d->width[0] / pow(d->divval, (double)i));
-        if (!d->width[i] || d->width[i] > (size_t)1 << 31)
+        if (!d->width[i]) d->width[i] = d->no_projs == STX_WORDS_BOTH ? d->dim
+                                      : (size_t)floor((double)d->width[0] / pow(d->divval, (double)i));
+        if (!d->out_width[i]) d->out_width[i] = d->width[i];
+        for (side = STX_WORDS_INPUT; side <= STX_WORDS_OUTPUT; side++) {
+            if (d->in != STX_WORDS_ADAPTIVE && side == STX_WORDS_INPUT) continue;
+            if (d->out != STX_WORDS_ADAPTIVE && side == STX_WORDS_OUTPUT) continue;
+            if (!stx__words_projects(d, i, side) && stx__words_width(d, i, side) != d->dim)
+                return stx__words_bad(x, who, i ? "width of a cluster with no_projs" : "width of the first cluster, which has no "
+                                      "projection,", (double)stx__words_width(d, i, side), "dim");
+        }
+        if (d->out_width[i] != d->width[i] && (d->share_tables || d->share_projs))
+            return stx__words_bad(x, who, "out_width with share_tables or share_projs", (double)d->out_width[i], "0");
+        if (!d->width[i] || d->width[i] > (size_t)1 << 31 || d->out_width[i] > (size_t)1 << 31)
             return stx__words_bad(x, who, "width of the first cluster / divval^cutoffs", (double)d->width[i],
                                   "1 to 2^31: use fewer cutoffs, a smaller divval or a larger width");
     }
@@ -9774,18 +9809,21 @@ static size_t stx__words_start(const stx_words_desc *d, size_t i) { return i ? d
 static size_t stx__words_size(const stx_words_desc *d, size_t i) {
     return (i < d->cutoffs ? d->cutoff[i] : d->vocab) - stx__words_start(d, i);
 }
-static int stx__words_projects(const stx_words_desc *d, size_t i) { return i || !d->head_direct; }
 STX_DEF size_t stx_words_count(const stx_words_desc *d) {
     size_t n = 0, i;
     int in = d->in == STX_WORDS_ADAPTIVE, out = d->out == STX_WORDS_ADAPTIVE;
     if (!in) n = stx_size_add(n, d->vocab, d->emb);
     if (!out) n = stx_size_add(stx_size_add(n, d->out == STX_WORDS_TIED ? 0 : d->vocab, d->dim), d->vocab, 1);
     for (i = 0; (in || out) && i <= d->cutoffs; i++) {
-        size_t tables = (size_t)in + (size_t)(out && !d->share_tables), projs = (size_t)in + (size_t)(out && !d->share_projs);
-        n = stx_size_add(n, stx_bytes_of(tables, stx__words_size(d, i), 1), d->width[i]);
-        if (stx__words_projects(d, i)) n = stx_size_add(n, projs * d->dim, d->width[i]);
+        size_t size = stx__words_size(d, i), wi = d->width[i], wo = d->out_width[i];
+        if (in) n = stx_size_add(n, size, wi);
+        if (in && stx__words_projects(d, i, STX_WORDS_INPUT)) n = stx_size_add(n, d->dim, wi);
+        if (out && !d->share_tables) n = stx_size_add(n, size, wo);
+        if (!out || !stx__words_projects(d, i, STX_WORDS_OUTPUT)) continue;
+        if (!stx__words_shares(d, i)) n = stx_size_add(n, d->dim, wo);
+        if (d->proj_biases) n = stx_size_add(n, 1, wo);
     }
-    return out ? stx_size_add(stx_size_add(n, d->vocab, 1), d->cutoffs, d->width[0] + 1) : n;
+    return out ? stx_size_add(stx_size_add(n, d->vocab, 1), d->cutoffs, d->out_width[0] + 1) : n;
 }
 /* Parameter side.what (or side.what.<i>) of the shape (d0,d1) or (d0), for a matrix of rows x columns */
 static stx_tensor *stx__words_param(stx_params *p, const stx_init *init, const char *name, size_t i, size_t rows, size_t columns,
@@ -9802,27 +9840,28 @@ static void stx__words_in(stx_words *w, stx_params *p, size_t i) {
     const stx_words_desc *d = &w->desc;
     w->in.table[i] = d->by_cluster && d->share_tables ? w->out.table[i]
                    : stx__words_param(p, &d->table, "in_emb.tables", i, stx__words_size(d, i), d->width[i], 0);
-    if (!stx__words_projects(d, i)) return;
-    w->in.proj[i] = d->by_cluster && d->share_projs ? w->out.proj[i]
+    if (!stx__words_projects(d, i, STX_WORDS_INPUT)) return;
+    w->in.proj[i] = d->by_cluster && stx__words_shares(d, i) ? w->out.proj[i]
                   : stx__words_param(p, &d->proj, "in_emb.projs", i, d->dim, d->width[i], 0);
 }
 static void stx__words_out(stx_words *w, stx_params *p, size_t i) {
     const stx_words_desc *d = &w->desc;
     w->out.table[i] = !d->by_cluster && d->share_tables ? w->in.table[i]
-                    : stx__words_param(p, &d->out_table, "out_emb.tables", i, stx__words_size(d, i), d->width[i], 0);
-    if (!stx__words_projects(d, i)) return;
-    w->out.proj[i] = !d->by_cluster && d->share_projs ? w->in.proj[i]
-                   : stx__words_param(p, &d->proj, "out_emb.projs", i, d->dim, d->width[i], 0);
+                    : stx__words_param(p, &d->out_table, "out_emb.tables", i, stx__words_size(d, i), d->out_width[i], 0);
+    if (!stx__words_projects(d, i, STX_WORDS_OUTPUT)) return;
+    w->out.proj[i] = !d->by_cluster && stx__words_shares(d, i) ? w->in.proj[i]
+                   : stx__words_param(p, &d->proj, "out_emb.projs", i, d->dim, d->out_width[i], 0);
+    if (d->proj_biases) w->out.proj_bias[i] = stx__words_param(p, &d->proj_bias, "out_emb.proj_biases", i, d->out_width[i], d->dim, 1);
 }
 static void stx__words_bias(stx_words *w, stx_params *p, size_t i) {
     const stx_words_desc *d = &w->desc;
-    w->out.bias[i] = stx__words_param(p, &d->bias, "out_emb.biases", i, stx__words_size(d, i), d->width[i], 1);
+    w->out.bias[i] = stx__words_param(p, &d->bias, "out_emb.biases", i, stx__words_size(d, i), d->out_width[i], 1);
 }
 static void stx__words_cluster(stx_words *w, stx_params *p) {
     const stx_words_desc *d = &w->desc;
     if (!d->cutoffs) return;
-    w->out.cluster_w = stx__words_param(p, &d->cluster, "out_emb.cluster.weight", SIZE_MAX, d->cutoffs, d->width[0], 0);
-    w->out.cluster_b = stx__words_param(p, &d->cluster_bias, "out_emb.cluster.bias", SIZE_MAX, d->cutoffs, d->width[0], 1);
+    w->out.cluster_w = stx__words_param(p, &d->cluster, "out_emb.cluster.weight", SIZE_MAX, d->cutoffs, d->out_width[0], 0);
+    w->out.cluster_b = stx__words_param(p, &d->cluster_bias, "out_emb.cluster.bias", SIZE_MAX, d->cutoffs, d->out_width[0], 1);
 }
 STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *desc) {
     stx_ctx *x = p ? p->ctx : NULL;

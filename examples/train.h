@@ -2885,6 +2885,9 @@ TR_DEF int tr_lm_check(tr_lm *t) {
     if (B % split)
         return tr_fail(t->err, TR_ERR, "--batch-split %llu does not divide --batch-sz %llu",
                        (unsigned long long)split, (unsigned long long)B);
+    if (o->update_after && o->update_every <= 1 && tr_given(t->options, "update-after"))
+        return tr_fail(t->err, TR_ERR, "--update-after %llu: every step updates, before and after it: give an --update-every of 2 or more",
+                       (unsigned long long)o->update_after);
     if (t->training && o->best && o->checkpoint && !strcmp(o->best, o->checkpoint))
         return tr_fail(t->err, TR_ERR, "--best and --checkpoint are the same file");
     return t->kind->check(t);

@@ -297,20 +297,45 @@ static void *state_create(void *m, size_t B, size_t window) {
 static void *gen_create(void *m, size_t B, size_t window) {
     return stx_comp_gen_create_sized((stx_comp *)m, B, window ? eval_mems : NULL, window ? eval_cmems : NULL);
 }
-/* The library's error, by the option's name in place of the desc's field */
+/* The library's error in the options' words: a field of the desc is an option, its value and the enumerators are choices */
 static int why(tr_lm *t) {
     static const char *const renamed[][2] = {{"layers", "nlayers"}, {"dim", "hid-sz"}, {"emb", "emb-sz"}, {"inner", "inner-hid-sz"},
                                              {"segment", "block-sz"}};
-    const char *text = stx_error(t->x), *who = "stx_comp_create: ";
+    static const char *const words[][2] = {
+        {"STX_COMP_CONV", "--compress conv"}, {"STX_COMP_DILATED", "--compress dilated"}, {"STX_COMP_USED", "--compress used"},
+        {"STX_COMP_AUX_NONE", "--aux none"}, {"STX_COMP_AUX_BPTT", "--aux bptt"}, {"STX_COMP_AUX_ATTENTION", "--aux attention"},
+        {"STX_COMP_ROTATE", "--recurrence rotate"}, {"STX_COMP_LEARNED", "--positions learned"}, {"STX_COMP_XL", "--positions xl"},
+        {"STX_COMP_GRU", "--gate gru"}, {"dim >= 4", "--hid-sz 4 or more"}};
+    const char *text = stx_error(t->x), *who = "stx_comp_create: ", *name, *is;
+    char line[TR_ERR];
     const tr_opt *o;
-    size_t n, i;
+    size_t n, i, at = 0;
+    int value;
     if (stx_error_code(t->x) != STX_ERR_ARG || strncmp(text, who, strlen(who)) != 0) return tr_lm_why(t);
     text += strlen(who);
     n = strcspn(text, " ");
-    for (i = 0; i < sizeof renamed / sizeof *renamed; i++)
-        if (tr_same_name(text, n, renamed[i][0])) return tr_fail(t->err, TR_ERR, "--%s%s", renamed[i][1], text + n);
     o = tr_find_option(&options, text, n);
-    return o ? tr_fail(t->err, TR_ERR, "--%s%s", o->name, text + n) : tr_lm_why(t);
+    name = o ? o->name : NULL;
+    for (i = 0; i < sizeof renamed / sizeof *renamed; i++) if (tr_same_name(text, n, renamed[i][0])) name = renamed[i][1];
+    if (!name) return tr_lm_why(t);
+    text += n;
+    at = (size_t)snprintf(line, sizeof line, "--%s", name);
+    is = strstr(text, " is ");
+    if (o && o->type == TR_T_CHOICE && is && sscanf(is, " is %d", &value) == 1) {
+        const char *c = o->choices;
+        for (; value > 0 && strchr(c, '|'); value--) c = strchr(c, '|') + 1;
+        at += (size_t)snprintf(line + at, sizeof line - at, "%.*s is %.*s", (int)(is - text), text, (int)strcspn(c, "|"), c);
+        text = is + strcspn(is, ",");
+    }
+    while (*text && at + 1 < sizeof line) {
+        for (i = 0; i < sizeof words / sizeof *words && strncmp(text, words[i][0], strlen(words[i][0])) != 0; i++) {}
+        if (i < sizeof words / sizeof *words) {
+            text += strlen(words[i][0]);
+            at += (size_t)snprintf(line + at, sizeof line - at, "%s", words[i][1]);
+        } else line[at++] = *text++;
+    }
+    line[at < sizeof line ? at : sizeof line - 1] = 0;
+    return tr_fail(t->err, TR_ERR, "%s", line);
 }
 /* --mems or --cmems: a number for each layer */
 static int per_layer(tr_lm *t, const char *name, const char *text, size_t *out, const size_t **list) {
@@ -402,20 +427,28 @@ static void shape(const tr_lm *t, char *line, size_t room, double *states) {
 static int eval_sizes(run *r) {
     const stx_comp *m = r->model;
     size_t l, mems = 0, cmems = 0, most = 0, cmost = 0;
+    double B = (double)(opt.lm.eval_batch_sz ? opt.lm.eval_batch_sz : opt.batch_sz / opt.batch_split), need = 0;
+    double limit = (double)stx_ctx_desc(r->t.x)->max_bytes;
     for (l = 0; l < opt.nlayers; l++) {
         const stx_comp_layer *y = &m->layer[l];
         eval_mems[l] = !y->memory || opt.eval_mem < 0 ? y->M : (size_t)opt.eval_mem;
         eval_cmems[l] = !y->C || opt.eval_cmem < 0 ? y->C : (size_t)opt.eval_cmem;
         mems += y->memory; cmems += y->C > 0;
+        need += B * (double)opt.hid_sz * ((double)eval_mems[l] + (double)eval_cmems[l]) * sizeof(stx_real);
         if (eval_mems[l] > most) most = eval_mems[l];
         if (eval_cmems[l] > cmost) cmost = eval_cmems[l];
     }
     if (opt.eval_mem > 0 && !mems) return tr_fail(r->t.err, TR_ERR, "--eval-mem %d: no layer of this model has a memory", opt.eval_mem);
     if (opt.eval_cmem > 0 && !cmems)
         return tr_fail(r->t.err, TR_ERR, "--eval-cmem %d: this model has no compressed memory", opt.eval_cmem);
+    if (tr_given(&options, "aux") && r->desc.aux != STX_COMP_AUX_AUTO && r->desc.aux != STX_COMP_AUX_NONE && !cmems)
+        return tr_fail(r->t.err, TR_ERR, "--aux: no layer has a compressed memory for it to train (--memory-layers, --mem, --cmem)");
     if (opt.literal_rows && opt.block_sz + most + cmost > m->key_pe->dim[0])
         return tr_fail(r->t.err, TR_ERR, "--eval-mem, --eval-cmem: %zu and %zu rows are more than the model's, which "
             "--literal-rows does not allow", most, cmost);
+    if (limit > 0 && need > limit)
+        return tr_fail(r->t.err, TR_ERR, "--eval-mem, --eval-cmem: memories of %zu and %zu rows take %.3g GiB of the %.3g GiB of "
+            "--max-memory: use smaller ones, or a smaller --eval-batch-sz", most, cmost, need / (1 << 30), limit / (1 << 30));
     return 1;
 }
 static int make(tr_lm *t) {
@@ -446,6 +479,9 @@ static int check(tr_lm *t) {
     if (opt.eval_positions % opt.block_sz)
         return tr_fail(t->err, TR_ERR, "--eval-positions %llu: not a multiple of --block-sz %llu", (unsigned long long)opt.eval_positions,
             (unsigned long long)opt.block_sz);
+    if (opt.compress == STX_COMP_DROP && ((tr_given(&options, "cmem") && opt.cmem) || (tr_given(&options, "cmems") && opt.cmems)))
+        return tr_fail(t->err, TR_ERR, "--cmem, --cmems: with --compress none there is no compressed memory: leave them out, or choose "
+            "another --compress");
     if (t->training && opt.lm.best && !opt.lm.eval_every) return tr_fail(t->err, TR_ERR, "--best needs an --eval-every");
     return describe((run *)t, 1);
 }

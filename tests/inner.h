@@ -53,6 +53,13 @@ extern stx_tensor *inner_comp_zero(stx_ctx *x, stx_tensor *a, const stx_ids *pad
 extern stx_tensor *inner_comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_tensor *kv);
 #endif
 
+#ifdef SEQTX_PAR_H
+/* The ops: a mixture of h, b0, b1, w, and gains and shifts or NULLs; a gate; a penalty */
+extern stx_tensor *inner_par_mix(stx_ctx *x, stx_tensor *const *in, size_t T, size_t run, double eps);
+extern stx_tensor *inner_par_gate(stx_ctx *x, stx_tensor *al, const stx_par_gate_args *how, stx_tensor **lat);
+extern stx_tensor *inner_par_latency(stx_ctx *x, stx_tensor *nll, stx_tensor *lat, const stx_par_latency_args *how);
+#endif
+
 #ifdef __cplusplus
 }
 #endif

@@ -11,7 +11,7 @@ mkdir -p build
 lines() {
     echo '| file | lines |'
     echo '|---|--:|'
-    for f in seqtx.h seqtx_attn_span.h seqtx_sru.h seqtx_compressive.h seqtx_cuda.cu examples/text.h; do printf '| `%s` | about %d |\n' $f "$((($(wc -l < $f) + 50) / 100 * 100))"; done
+    for f in seqtx.h seqtx_attn_span.h seqtx_sru.h seqtx_compressive.h seqtx_par.h seqtx_cuda.cu examples/text.h; do printf '| `%s` | about %d |\n' $f "$((($(wc -l < $f) + 50) / 100 * 100))"; done
 }
 # presets TRAINER: as --list-presets says, and what is known of them from elsewhere
 presets() {

@@ -350,6 +350,57 @@ static void resets_in_training(void) {
     }
 }
 
+/* Streams of different ages put together go on as they were alone: what they have not seen is missing, and rows that were cut in other
+   groups are not taken for one another's. */
+static void ages(void) {
+    int k;
+    for (k = 0; k < 3 * VARIANTS; k++) {
+        const char *name;
+        stx_comp_desc d = variant(k / 3, &name);
+        stx_ctx *x = context(2, 7);
+        stx_comp *m = model(x, &d);
+        const size_t young = (size_t)k % 3 + 1, segments = 9, n = segments * S + 1;
+        int32_t *t = text(2, n, 17);
+        stx_comp_state *joined = stx_comp_state_create(m, 2), *alone[2];
+        size_t at, b;
+        alone[0] = stx_comp_state_create(m, 1);
+        alone[1] = stx_comp_state_create(m, 1);
+        for (at = 0; at < segments && stx_ok(x); at++) {
+            double one[2] = {0, 0}, both;
+            if (at == 6) for (b = 0; b < 2; b++) stx_comp_state_copy(joined, b, alone[b], 0, 1);
+            for (b = 0; b < 2; b++) if (!b || at >= 6 - young) one[b] = train(m, NULL, alone[b], t + b * n, 1, n, at * S, NULL);
+            if (at < 6 || d.literal_rows || d.literal_pad || d.literal_mask) continue;
+            both = train(m, NULL, joined, t, 2, n, at * S, NULL);
+            CHECK(CLOSE(both, (one[0] + one[1]) / 2, TOL), "%s, %zu and 6 segments old, segment %zu: nll %.9g, of streams alone %.9g", name,
+                  young, at, both, (one[0] + one[1]) / 2);
+        }
+        CHECK(at == segments && stx_ok(x), "%s: %s", name, stx_error(x));
+        free(t);
+        stx_destroy(x);
+    }
+}
+/* A memory too large for the context's limit, whose positions do not fit: an error, and the model's own positions stay */
+static void limit(void) {
+    const size_t most[LAYERS] = {1 << 20, 1 << 20, 1 << 20};
+    stx_comp_desc d = small();
+    stx_desc c;
+    stx_ctx *x;
+    stx_comp *m;
+    stx_tensor *sines;
+    memset(&c, 0, sizeof c);
+    c.threads = 1;
+    c.max_bytes = 1 << 23;
+    d.positions = STX_COMP_XL;
+    x = stx_create(&c);
+    m = stx_comp_create(x, &d);
+    CHECK(m && stx_ok(x), "%s", stx_error(x));
+    sines = m->sines;
+    CHECK(!stx_comp_state_create_sized(m, 1, most, NULL), "2^20 rows within 8 MiB");
+    CHECK(stx_error_code(x) == STX_ERR_MEMORY, "%s", stx_error(x));
+    CHECK(m->sines == sines && sines->dim[0] == 2 * S + 4, "the model's positions are gone");
+    stx_destroy(x);
+}
+
 /* literal_freeze counts from the segment that froze on, whether a layer is recomputed or not: two segments on one tape */
 static void frozen(void) {
     double norm[2];
@@ -1169,6 +1220,8 @@ int main(void) {
     causality();
     resets();
     resets_in_training();
+    ages();
+    limit();
     frozen();
     dropouts();
     states();

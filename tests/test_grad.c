@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include "../seqtx_sru.h"
 #include "../seqtx_compressive.h"
+#include "../seqtx_par.h"
 #include "inner.h"
 #include "test.h"
 #include "gemm_check.h"
@@ -2122,6 +2123,75 @@ static void attention_side_by_side(void) {
 }
 static void row_attention_all(void) { row_attention(); attention_side_by_side(); }
 
+/* seqtx_par.h: ops of its own */
+typedef struct mix_user { size_t T, run; } mix_user;
+static stx_tensor *make_par_mix(stx_ctx *x, stx_tensor **in, void *user) {
+    const mix_user *u = (const mix_user *)user;
+    return inner_par_mix(x, in, u->T, u->run, 1e-3);
+}
+static void row_par_mix(void) {
+    static const size_t shape[][5] = {{2, 3, 5, 6, 6}, {3, 5, 33, 5, 5}, {2, 5, 70, 5, 2}, {1, 1, 129, 1, 1}};     /* B, T, C, T, run */
+    int i, norm, hot, k;
+    for (i = 0; i < 4; i++) for (norm = 0; norm < 2; norm++) for (hot = 0; hot < 4; hot++) {
+        mix_user u;
+        problem p = start(norm ? "par_mix" : "par_mix without norms", make_par_mix, &u);
+        size_t draws, c;
+        stx_real *w;
+        u.T = shape[i][3]; u.run = shape[i][4];
+        draws = shape[i][0] * shape[i][1] / u.T * ((u.T + u.run - 1) / u.run);
+        if (shape[i][2] > 40) p.entries = 40;
+        for (k = 0; k < 3; k++) add(&p, shape[i][0], shape[i][1], shape[i][2], 0);
+        w = add(&p, draws, 3, 0, 0);
+        if (hot) for (c = 0; c < 3 * draws; c++) w[c] = c % 3 == (size_t)hot - 1;
+        for (k = 0; k < 4; k++) if (norm) add(&p, shape[i][2], 0, 0, 0); else add_absent(&p);
+        if (i == 1 && hot < 3) p.fixed[hot] = p.fixed[3] = 1;
+        check(&p);
+    }
+}
+typedef struct gate_user { stx_par_gate_args a; stx_real tau, cost[3], u[24]; int constant; } gate_user;
+static stx_tensor *make_par_gate(stx_ctx *x, stx_tensor **in, void *user) {
+    gate_user *u = (gate_user *)user;
+    stx_par_gate_args a = u->a;
+    stx_tensor *lat = in[1], *w;
+    a.tau = &u->tau; a.cost = u->cost;
+    a.seed = 5; a.stream = 77;
+    if (u->constant) a.u = u->u;
+    w = inner_par_gate(x, in[0], &a, a.latency ? &lat : NULL);
+    return a.latency ? stx_scale_by(x, w, lat) : w;
+}
+static void row_par_gate(void) {
+    gate_user u;
+    size_t k;
+    memset(&u, 0, sizeof u);
+    u.tau = 0.7; u.cost[0] = 2; u.cost[1] = 0.5;
+    for (k = 0; k < 24; k++) u.u[k] = 0.5 + 0.45 * test_rand();
+    u.a.ldu = 4;
+    for (u.a.kind = 0; u.a.kind < 2; u.a.kind++) for (u.a.noisy = 0; u.a.noisy < 2; u.a.noisy++)
+        for (u.a.latency = 0; u.a.latency < 3; u.a.latency++) for (u.constant = 0; u.constant < 2; u.constant++)
+            for (u.a.R = 1; u.a.R < 7; u.a.R += 5) {
+                problem p = start(u.a.kind ? "par_gate of pi" : "par_gate of logits", make_par_gate, &u);
+                add_away(&p, 3, 0, 0);
+                if (u.a.R > 1) add(&p, 1, 0, 0, 0); else add_absent(&p);
+                p.fixed[1] = !u.a.latency;
+                check(&p);
+            }
+}
+static stx_tensor *make_par_latency(stx_ctx *x, stx_tensor **in, void *user) {
+    return inner_par_latency(x, in[0], in[1], (const stx_par_latency_args *)user);
+}
+static void row_par_latency(void) {
+    static const double lat[] = {3.5, 1.25, 0.5};
+    stx_par_latency_args a;
+    int i;
+    a.weight = 0.3; a.target = 2; a.power = 0.6;
+    for (a.kind = STX_PAR_LATENCY_ADD; a.kind <= STX_PAR_LATENCY_FBNET; a.kind++) for (i = 0; i < 3; i++) {
+        problem p = start("par_latency", make_par_latency, &a);
+        add(&p, 1, 0, 0, 0)[0] = 2.5;
+        add(&p, 1, 0, 0, 0)[0] = lat[i];
+        check(&p);
+    }
+}
+
 static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_embedding", row_embedding},
     {"stx_linear", row_linear},
@@ -2169,6 +2239,9 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"comp_folded", row_folded},
     {"comp_zero", row_zero},
     {"comp_all_heads", row_heads},
+    {"par_mix", row_par_mix},
+    {"par_gate", row_par_gate},
+    {"par_latency", row_par_latency},
 };
 
 /* Results of a recomputed function that are its inputs, views of them, parameters, or one tensor twice: as without recomputation, whichever

@@ -37,32 +37,55 @@ typedef struct words_case {
     size_t emb;
     int share_tables, share_projs, by_cluster, head_direct, widths;
     const char *names;
+    int more;           /* 1 no_projs, 2 own_first, 4 proj_biases, 8 no_cutoffs, 16 an input without projections */
 } words_case;
 static const words_case words_cases[] = {
-    {STX_WORDS_PLAIN, STX_WORDS_PLAIN, 0, 0, 0, 0, 0, 0, "in_emb.weight out_emb.weight out_emb.bias "},
-    {STX_WORDS_PLAIN, STX_WORDS_PLAIN, 5, 0, 0, 1, 0, 0, "in_emb.weight out_emb.weight out_emb.bias "},
-    {STX_WORDS_PLAIN, STX_WORDS_TIED, 0, 0, 0, 0, 0, 0, "in_emb.weight out_emb.bias "},
+    {STX_WORDS_PLAIN, STX_WORDS_PLAIN, 0, 0, 0, 0, 0, 0, "in_emb.weight out_emb.weight out_emb.bias ", 0},
+    {STX_WORDS_PLAIN, STX_WORDS_PLAIN, 5, 0, 0, 1, 0, 0, "in_emb.weight out_emb.weight out_emb.bias ", 0},
+    {STX_WORDS_PLAIN, STX_WORDS_TIED, 0, 0, 0, 0, 0, 0, "in_emb.weight out_emb.bias ", 0},
     {STX_WORDS_PLAIN, STX_WORDS_ADAPTIVE, 7, 0, 0, 0, 1, 0, "in_emb.weight out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 "
         "out_emb.biases.0 "
-        "out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 "},
+        "out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 ", 0},
     {STX_WORDS_ADAPTIVE, STX_WORDS_PLAIN, 0, 0, 0, 0, 0, 0, "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 "
         "in_emb.tables.2 in_emb.projs.2 "
-        "out_emb.weight out_emb.bias "},
+        "out_emb.weight out_emb.bias ", 0},
     {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 0, 0, 0, 0, 0,
         "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
         "out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 out_emb.projs.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 "
             "out_emb.biases.1 "
-        "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 "},
+        "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 ", 0},
     {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 1, 0, 0, 0,
         "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
-        "out_emb.cluster.weight out_emb.cluster.bias out_emb.biases.0 out_emb.biases.1 out_emb.biases.2 "},
+        "out_emb.cluster.weight out_emb.cluster.bias out_emb.biases.0 out_emb.biases.1 out_emb.biases.2 ", 0},
     {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 0, 1, 0, 1,
         "out_emb.tables.0 out_emb.projs.0 in_emb.projs.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 "
         "in_emb.projs.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 in_emb.projs.2 out_emb.biases.2 out_emb.cluster.weight "
-            "out_emb.cluster.bias "},
+            "out_emb.cluster.bias ", 0},
     {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 1, 1, 1, 0,
         "out_emb.tables.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 "
-        "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 out_emb.cluster.weight out_emb.cluster.bias "},
+        "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 out_emb.cluster.weight out_emb.cluster.bias ", 0},
+    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 0, 0, 0, 0,
+        "in_emb.tables.0 in_emb.tables.1 in_emb.tables.2 out_emb.cluster.weight out_emb.cluster.bias out_emb.biases.0 out_emb.biases.1 "
+        "out_emb.biases.2 ", 1},
+    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 1, 0, 0, 0,
+        "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
+        "out_emb.cluster.weight out_emb.cluster.bias out_emb.projs.0 out_emb.biases.0 out_emb.biases.1 out_emb.biases.2 ", 2},
+    {STX_WORDS_PLAIN, STX_WORDS_ADAPTIVE, 0, 0, 0, 0, 1, 0, "in_emb.weight out_emb.cluster.weight out_emb.cluster.bias "
+        "out_emb.tables.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 out_emb.proj_biases.1 out_emb.biases.1 "
+        "out_emb.tables.2 out_emb.projs.2 out_emb.proj_biases.2 out_emb.biases.2 ", 4},
+    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 1, 1, 0, 0, "out_emb.tables.0 out_emb.projs.0 out_emb.biases.0 ", 8},
+    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 1, 1, 0, 1,
+        "out_emb.tables.0 out_emb.projs.0 out_emb.proj_biases.0 in_emb.projs.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 "
+        "out_emb.proj_biases.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 out_emb.proj_biases.2 out_emb.biases.2 "
+        "out_emb.cluster.weight out_emb.cluster.bias ", 2 + 4},
+    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 0, 0, 0, STX_WORDS_OUTPUT, 0,
+        "in_emb.tables.0 in_emb.tables.1 in_emb.tables.2 out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 out_emb.biases.0 "
+        "out_emb.tables.1 out_emb.projs.1 out_emb.proj_biases.1 out_emb.biases.1 "
+        "out_emb.tables.2 out_emb.projs.2 out_emb.proj_biases.2 out_emb.biases.2 ", 4 + 16},
+    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 0, 0, 0, STX_WORDS_OUTPUT, 0,
+        "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
+        "out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 "
+        "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 ", 0},
 };
 static stx_words_desc words_of(const words_case *c) {
     stx_words_desc d;
@@ -71,6 +94,13 @@ static stx_words_desc words_of(const words_case *c) {
     d.share_tables = c->share_tables; d.share_projs = c->share_projs; d.by_cluster = c->by_cluster; d.head_direct = c->head_direct;
     d.cutoffs = 2; d.cutoff[0] = 6; d.cutoff[1] = 15;
     d.divval = 2;
+    d.no_projs = c->more & 1; d.own_first = c->more >> 1 & 1; d.proj_biases = c->more >> 2 & 1; d.no_cutoffs = c->more >> 3 & 1;
+    if (d.no_cutoffs) d.cutoffs = 0;
+    if (c->more & 16) {
+        d.no_projs = STX_WORDS_INPUT;
+        d.width[0] = d.width[1] = d.width[2] = D; d.out_width[1] = D / 2; d.out_width[2] = D / 4;
+    }
+    d.proj_bias.kind = STX_UNIFORM; d.proj_bias.a = 0.125;
     if (c->widths) { d.width[0] = 8; d.width[2] = 7; }
     d.table.kind = STX_NORMAL; d.table.a = 0.5;
     d.out_table.kind = d.proj.kind = d.cluster.kind = d.bias.kind = STX_UNIFORM;
@@ -169,10 +199,11 @@ static void words_whole(void) {
         CHECK(stx_ok(x), "case %zu: %s", k, stx_error(x));
         if (c->out == STX_WORDS_PLAIN) { drawn(w, "W", w->out_w, 2 / sqrt((double)D)); drawn(w, "bias", w->out_b, 0.25); }
         if (c->out == STX_WORDS_ADAPTIVE) {
-            drawn(w, "projection", w->out.proj[1], sqrt(6.0 / (double)(D + d.width[1])));
-            drawn(w, "columns", w->out.cluster_w, 0.25);
-            CHECK(d.width[0] == (c->widths ? 8u : D) && d.width[1] == (c->widths ? 4u : D / 2) && d.width[2] == (c->widths ? 7u
-                : D / 4), "case %zu: widths", k);
+            if (!d.no_projs && d.cutoffs) drawn(w, "projection", w->out.proj[1], sqrt(6.0 / (double)(D + d.out_width[1])));
+            if (d.proj_biases) drawn(w, "bias of a projection", w->out.proj_bias[1], 0.125);
+            if (d.cutoffs) drawn(w, "columns", w->out.cluster_w, 0.25);
+            CHECK(d.out_width[0] == (c->widths ? 8u : D) && (!d.cutoffs || (d.out_width[1] == (c->more & 1 ? D : c->widths ? 4u : D / 2)
+                  && d.out_width[2] == (c->more & 1 ? D : c->widths ? 7u : D / 4))), "case %zu: widths", k);
             CHECK(!stx_words_logits(w, h) && strstr(stx_error(x), "stx_words_log_probs"), "case %zu: %s", k, stx_error(x));
         }
         free(v); free(t); free(hv);
@@ -243,6 +274,14 @@ static void words_errors(void) {
     d = ad; d.cutoff[1] = V; words_refused("cutoff 29", &d);
     d = ad; d.divval = 7; words_refused("divval^cutoffs", &d);
     d = ad; d.head_direct = 1; d.width[0] = 8; words_refused("width of the first cluster, which has no projection,", &d);
+    d = ad; d.no_projs = 1; d.width[0] = 8; words_refused("width of the first cluster, which has no projection,", &d);
+    d = ad; d.no_projs = 1; d.width[1] = 8; words_refused("width of a cluster with no_projs is 8", &d);
+    d = ad; d.no_projs = 4; words_refused("no_projs is 4", &d);
+    d = ad; d.head_direct = -1; words_refused("head_direct is -1", &d);
+    d = ad; d.out_width[1] = 5; d.share_tables = 1; words_refused("out_width with share_tables or share_projs is 5", &d);
+    d = ad; d.no_cutoffs = 1; words_refused("cutoffs with no_cutoffs is 2", &d);
+    d = ad; d.own_first = 1; words_refused("own_first is 1", &d);
+    d = ad; d.out = STX_WORDS_PLAIN; d.proj_biases = 1; words_refused("proj_biases is 1", &d);
     d = ad; d.cutoffs = 0; d.vocab = 50000; d.dim = 64;
     CHECK(stx_words_resolve(NULL, NULL, &d, &d) && d.cutoffs == 2 && d.cutoff[0] == 20000 && d.cutoff[1] == 40000, "the usual cutoffs");
     d = plain; d.vocab = d.dim = (size_t)1 << 31;

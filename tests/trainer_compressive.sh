@@ -223,24 +223,28 @@ family_bad() {
         refused "--${name}s 4,1073741825: .*at most" $t $tiny $new --${name}s 4,1073741825
     done
     refused '--ratio' $t $tiny $new --ratio 1048577
-    refused '--overlap' $t $tiny $new --overlap 2 --compress mean
+    refused '--overlap is 2, want 0 but for --compress conv' $t $tiny $new --overlap 2 --compress mean
     refused '--dilations 1,0: want' $t $tiny $new --compress dilated --dilations 1,0
     refused '--dilations 1,2,3,4,5,6,7,8,9: want' $t $tiny $new --compress dilated --dilations 1,2,3,4,5,6,7,8,9
     refused '--dilations' $t $tiny $new --dilations 1,2
-    refused '--aux' $t $tiny $new --compress max --aux attention
-    refused '--bptt' $t $tiny $new --bptt 2
+    refused '--aux is attention, want --aux none: this compression' $t $tiny $new --compress max --aux attention
+    refused '--bptt is 2, want 0 but for --aux bptt' $t $tiny $new --bptt 2
     refused '--compress.*did you mean used' $t $tiny $new --compress use
     refused '--gate' $t $tiny $new --gate lstm
     refused '--gate-bias' $t $tiny $new --gate-bias 1
-    refused '--mogrify' $t $tiny $new --mogrify
-    refused '--recurrence' $t $tiny $new --recurrence rotate --mems 8,16
+    refused '--mogrify is 1, want 0 but for --gate gru and --hid-sz 4 or more' $t $tiny $new --mogrify
+    refused '--recurrence with memories of several sizes is rotate, want equal mems and cmems for --recurrence rotate' $t $tiny $new --recurrence rotate --mems 8,16
     refused '--hid-sz' $t $tiny $new --positions xl --hid-sz 15 --nheads 1
-    refused '--literal-rows' $t $tiny $new --positions xl --literal-rows
+    refused '--literal-rows is 1, want 0 but for --positions learned' $t $tiny $new --positions xl --literal-rows
     refused '--literal-target' $t $tiny $new --compress mean --literal-target
     refused '--random-segments 1000: .*too short' $t $tiny $new --random-segments 1000
     refused '--eval-mem' $t $tiny $new --eval-mem -2
     refused '--eval-mem 8: no layer' $t $tiny $new --memory-layers none --eval-mem 8
-    refused '--eval-cmem 8: .*no compressed memory' $t $tiny $new --compress none --eval-cmem 8
+    refused '--eval-cmem 8: .*no compressed memory' $t $tiny $new --compress none --cmem 0 --eval-cmem 8
+    refused '--eval-mem, --eval-cmem: .*1000000000.*--max-memory' $t $tiny $new --positions xl --eval-cmem 1000000000
+    refused '--cmem, --cmems: with --compress none' $t $tiny $new --compress none
+    refused '--aux: no layer has a compressed memory' $t $tiny $new --cmem 0 --aux attention
+    refused '--update-after 5: .*--update-every' $t $tiny $new --update-after 5
     refused '--eval-cmem: .*--literal-rows' $t $tiny $new --literal-rows --eval-cmem 100
     refused '--eval-positions 7: .*--block-sz' $t $tiny $new --eval-positions 7
     refused '--data-unit' $t $tiny $new --data-unit words
