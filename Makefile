@@ -74,8 +74,9 @@ build/spm.o: examples/spm.cpp build/flags
 	$(T) $(CXX) -O2 -std=c++17 $(WARN) $(DEPS) -c $< -o $@
 F32 = $(CC) $(CFLAGS) $(THREADS)
 F64 = $(CC) $(CFLAGS) $(THREADS) -DSEQTX_DOUBLE
-SAN_F32 = $(CC) -std=c99 $(WARN) $(SAN) $(THREADS) -DTEST_AMX_EMULATED
-# the tests' own code and the library with CUDA, whose other code lib_san has, do without the checks that take a third of the compiler's time
+# with CUDA, for the tests of the GPU's side too: what a build without it has instead is one message, which test_api.c has in the others
+SAN_F32 = $(CC) -std=c99 $(WARN) $(SAN) $(THREADS) -DTEST_AMX_EMULATED -DSEQTX_CUDA -DSEQTX_CUDA_HOST
+# the tests' own code does without the checks that take a third of the compiler's time
 LESS    = -fno-sanitize=null,pointer-overflow
 $(eval $(call library,f32,$$(F32)))
 $(eval $(call library,f64,$$(F64)))
@@ -136,10 +137,16 @@ build/test_bf16: tests/test_bf16.c $(call LIB,$(if $(CBLAS),plain,f32))
 	$(T) $(F32) -O1 $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
 $(TESTS_F64:%=build/test_%_f64): build/test_%_f64: tests/test_%.c $(call LIB,f64)
 	$(T) $(F64) -O1 $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
-$(TESTS_SAN:%=build/test_%_san): build/test_%_san: tests/test_%.c $(call LIB,san)
-	$(T) $(SAN_F32) $(LESS) $(DEPS) $< $(filter %.o,$^) -o $@ -lm
-build/fuzz_io_san: tests/fuzz_io.c $(call LIB,san)
-	$(T) $(SAN_F32) $(DEPS) $< $(filter %.o,$^) -o $@ -lm
+SHIM_SAN = $(call LIB,san) build/cuda_kernels_san.o build/cuda_host_san.o
+ALL_SAN  = $(TESTS_SAN) $(CUDA_SAN:%=cuda_%)
+$(ALL_SAN:%=build/test_%_san.o): build/test_%_san.o: tests/test_%.c build/flags
+	$(T) $(SAN_F32) $(LESS) $(DEPS) -c $< -o $@
+$(ALL_SAN:%=build/test_%_san): build/test_%_san: build/test_%_san.o $(SHIM_SAN)
+	$(CXX) $(SAN) $^ -o $@ -lm -lpthread
+build/fuzz_io_san.o: tests/fuzz_io.c build/flags
+	$(T) $(SAN_F32) $(DEPS) -c $< -o $@
+build/fuzz_io_san: build/fuzz_io_san.o $(SHIM_SAN)
+	$(CXX) $(SAN) $^ -o $@ -lm -lpthread
 TSAN := $(shell echo 'int main(void){return 0;}' | $(CC) -fsanitize=thread -x c - -o /dev/null 2>/dev/null && echo threads_tsan)
 build/test_threads_tsan: tests/test_threads.c build/flags
 	$(T) $(CC) -std=c99 $(WARN) -O1 -g1 -fsanitize=thread -DTEST_TSAN -DSEQTX_IMPLEMENTATION $(THREADS) $(DEPS) $< -o $@ -lm
@@ -153,18 +160,16 @@ FMA    := $(shell grep -qm 1 '^flags.* fma ' /proc/cpuinfo 2>/dev/null && echo -
 CXXSHIM = $(CXXHOST) $(FMA) -Wno-unused-function -Wno-unknown-pragmas -Wno-maybe-uninitialized -DSEQTX_CUDA -DSEQTX_CUDA_HOST
 STACK  := $(shell printf 'int main(void){return 0;}' | $(CXX) --param asan-stack=0 -x c++ - -o /dev/null 2>/dev/null && echo --param asan-stack=0 || echo -mllvm -asan-stack=0)
 CUDA_F32 = $(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST
-SAN_CUDA = $(CC) -std=c99 $(WARN) $(SAN) $(LESS) $(STACK) -DSEQTX_CUDA -DSEQTX_CUDA_HOST
-$(eval $(call library,cuda,$$(CUDA_F32)))
-$(eval $(call library,cuda_san,$$(SAN_CUDA)))
+# -O1, as the kernels: what the tests do on the CPU beside them is little
+$(eval $(call library,cuda,$$(CUDA_F32) -O1))
 SHIM     = $(call LIB,cuda) build/cuda_kernels.o build/cuda_host.o
-SHIM_SAN = $(call LIB,cuda_san) build/cuda_kernels_san.o build/cuda_host_san.o
 build/cuda_host.o: tests/cuda_host/cuda_host.cpp build/flags
-	$(T) $(CXXHOST) -O2 $(DEPS) -c $< -o $@
+	$(T) $(CXXHOST) $(FMA) -O3 $(DEPS) -c $< -o $@
 # -O1: most of the time of what runs on it goes to the fibers, which are in cuda_host.o
 build/cuda_kernels.o: tests/inner/seqtx_cuda.cu build/flags
 	$(T) $(CXXSHIM) -O1 $(DEPS) -x c++ -c $< -o $@
 build/cuda_host_san.o: tests/cuda_host/cuda_host.cpp build/flags
-	$(T) $(CXXHOST) -O2 -DCUDA_HOST_ASAN $(DEPS) -c $< -o $@
+	$(T) $(CXXHOST) $(FMA) -O3 -DCUDA_HOST_ASAN $(DEPS) -c $< -o $@
 # of -fsanitize=undefined alignment alone: with shift and overflow these templates take a quarter longer to compile, with all three times as long
 build/cuda_kernels_san.o: tests/inner/seqtx_cuda.cu build/flags
 	$(T) $(CXXSHIM) -fsanitize=address,alignment -fno-sanitize-recover=all -O1 $(STACK) $(DEPS) -x c++ -c $< -o $@
@@ -174,16 +179,12 @@ $(CUDA_NEW:%=build/test_cuda_%.o): build/test_cuda_%.o: tests/test_cuda_%.c buil
 	$(T) $(CUDA_F32) -O1 $(DEPS) -c $< -o $@
 $(patsubst %,build/test_cuda_%.o,$(filter golden_%,$(TESTS_CUDA))): build/test_cuda_%.o: tests/test_%.c build/flags
 	$(T) $(CUDA_F32) -O1 $(DEPS) -DGOLDEN_DEVICE=STX_CUDA -c $< -o $@
-$(CUDA_SAN:%=build/test_cuda_%_san.o): build/test_cuda_%_san.o: tests/test_cuda_%.c build/flags
-	$(T) $(SAN_CUDA) $(DEPS) -c $< -o $@
 $(TESTS_CUDA:%=build/test_cuda_%): build/test_cuda_%: build/test_cuda_%.o $(SHIM)
 	$(CXX) $^ -o $@ -lm -lpthread $(LDLIBS)
-$(CUDA_SAN:%=build/test_cuda_%_san): build/test_cuda_%_san: build/test_cuda_%_san.o $(SHIM_SAN)
-	$(CXX) $(SAN) $^ -o $@ -lm -lpthread
-build/test_shim: tests/cuda_host/test_shim.cpp build/cuda_host.o build/flags
-	$(T) $(CXXHOST) -Wno-unknown-pragmas -O0 $(DEPS) $< build/cuda_host.o -o $@ -lm -lpthread
-build/test_shim_san: tests/cuda_host/test_shim.cpp build/cuda_host_san.o build/flags
-	$(T) $(CXXHOST) -Wno-unknown-pragmas $(SAN) $(LESS) -O0 $(STACK) $(DEPS) $< build/cuda_host_san.o -o $@ -lm -lpthread
+build/test_shim: tests/cuda_host/test_shim.cpp build/cuda_host.o build/lib_$(if $(CBLAS),plain,f32)/seqtx.o build/flags
+	$(T) $(CXXHOST) -Wno-unknown-pragmas -O0 $(DEPS) $< $(filter %.o,$^) -o $@ -lm -lpthread $(LDLIBS)
+build/test_shim_san: tests/cuda_host/test_shim.cpp $(SHIM_SAN) build/flags
+	$(T) $(CXXHOST) -Wno-unknown-pragmas $(SAN) $(LESS) -O0 $(STACK) $(DEPS) $< $(filter %.o,$^) -o $@ -lm -lpthread
 # the trainers on it
 $(TRAINERS:%=%_shim.o): build/%_shim.o: examples/%.c build/flags
 	$(T) $(CUDA_F32) -O1 $(DONE) $(DEPS) -c $< -o $@
