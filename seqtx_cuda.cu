@@ -7,15 +7,16 @@
    The only CUDA translation unit. A function stem_cuda here is the twin of stem in seqtx.h: the same contract, on device memory, put on
    the context's stream and not waited for. `grep stx_layernorm_bwd` finds both.
 
-   Families bring few kernels of their own: those of seqtx_sru.h (>>recurrence) and of seqtx_compressive.h (>>groups to >>gates) are
-   compiled where the header stands beside this file, and left out, without a word, where it does not.
+   Families bring few kernels of their own: those of seqtx_sru.h (>>recurrence), of seqtx_compressive.h (>>groups to >>gates) and of
+   seqtx_par.h (>>gate to >>latency) are compiled where the header stands beside this file, and left out, without a word, where it does
+   not.
 
    The order and the names of sections are those of seqtx.h: `grep '>>softmax' seqtx*` finds op, CPU kernels and CUDA kernels. What only
    a GPU has stands before (>>common) and behind (>>device, >>graph).
 
    READING ORDER: >>common (how numbers are stored, how kernels are launched), >>add, >>layernorm (a warp a row, sums in two
    stages), >>gemm (cublasLt), >>attention (the reason for this library), >>recurrence (SRU), >>groups to >>gates
-   (Compressive Transformer), >>optimisers, >>device, >>graph.
+   (Compressive Transformer), >>gate to >>latency (PAR), >>optimisers, >>device, >>graph.
 
    Rules that hold for every kernel
    - No atomics on numbers: every sum has a fixed order, so a run repeats bit for bit on the same GPU.
@@ -33,6 +34,9 @@
 #endif
 #if __has_include("seqtx_compressive.h")
   #include "seqtx_compressive.h"
+#endif
+#if __has_include("seqtx_par.h")
+  #include "seqtx_par.h"
 #endif
 #ifdef SEQTX_DOUBLE
   #error "seqtx_cuda.cu has no double: build the CPU part with SEQTX_DOUBLE for gradient checks, and without SEQTX_CUDA"
@@ -363,9 +367,9 @@ template<int W, int MODE> static __global__ void stx__columns_kernel(float *part
     }
 }
 /* Second stage: d (C) += sum over the chunks of part (chunks,ld). A block of 32 by 32 takes 32 columns; a thread adds every 32nd chunk, a
-   warp the 32 sums of a column. */
-static __global__ void __launch_bounds__(1024) stx__columns_sum_kernel(stx__num d, const float *part, size_t ld, size_t chunks, size_t C) {
-    STX__SHARED(float, sh, 32 * 33);
+   warp the 32 sums of a column. sh: 32 * 33 numbers. */
+static __device__ __forceinline__ void stx__columns_add(const stx__num &d, const float *part, size_t ld, size_t chunks, size_t C,
+                                                       float *sh) {
     const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32;
     for (size_t c0 = (size_t)blockIdx.x * 32; c0 < C; c0 += (size_t)gridDim.x * 32) {
         float s = 0;
@@ -379,6 +383,10 @@ static __global__ void __launch_bounds__(1024) stx__columns_sum_kernel(stx__num 
         if (lane == 0 && c0 + row < C) stx__add(d, c0 + row, s, 1);
         __syncthreads();
     }
+}
+static __global__ void __launch_bounds__(1024) stx__columns_sum_kernel(stx__num d, const float *part, size_t ld, size_t chunks, size_t C) {
+    STX__SHARED(float, sh, 32 * 33);
+    stx__columns_add(d, part, ld, chunks, C, sh);
 }
 static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *d, const float *part, size_t ld, size_t chunks, size_t C) {
     STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, stx__blocks(C, 32, 65535), 1024, 0, stx__num_of(x, d), part, ld, chunks, C);
@@ -5521,6 +5529,666 @@ void stx_comp_gate_bwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
     if (stx__comp_gate_of(x, a, 1, &p, &four)) STX__RUN_BY(x, "stx_comp_gate_bwd", four, stx__comp_gate_bwd_kernel, p.n, p);
 }
 #endif /* SEQTX_COMPRESSIVE_H */
+
+// >>gate --------------------------------------------------------------------------------------------------------------
+
+#ifdef SEQTX_PAR_H
+/* The kernels of seqtx_par.h. A block's gate is three numbers, or three a draw: in double, as on the CPU, and on the device from the noise
+   to the gradient of its parameters, so that nothing of it goes to the host. */
+typedef struct stx__par_gate {
+    size_t R, ldu;
+    int kind, hard, noisy, latency;
+    uint64_t seed, stream;
+    const uint64_t *shift;
+    stx__num al, tau, u, cost, before, w, y, lat, dw, dlat, dal, dbefore;
+} stx__par_gate;
+static stx__par_gate stx__par_gate_of(stx_ctx *x, const stx_par_gate_args *a) {
+    stx__par_gate g;
+    memset(&g, 0, sizeof g);
+    g.R = a->R; g.ldu = a->ldu;
+    g.kind = a->kind; g.hard = a->hard; g.noisy = a->noisy; g.latency = a->latency;
+    g.seed = a->seed; g.stream = a->stream; g.shift = stx__gpu(x)->shift;
+    g.al = stx__num_of(x, a->al); g.tau = stx__num_of(x, a->tau); g.u = stx__num_of(x, a->u);
+    g.cost = stx__num_of(x, a->cost); g.before = stx__num_of(x, a->before);
+    g.w = stx__num_of(x, a->w); g.y = stx__num_of(x, a->y); g.lat = stx__num_of(x, a->lat);
+    g.dw = stx__num_of(x, a->dw); g.dlat = stx__num_of(x, a->dlat);
+    g.dal = stx__num_of(x, a->dal); g.dbefore = stx__num_of(x, a->dbefore);
+    return g;
+}
+/* q of the parameters, their logarithms, and p = q / sum q; returns sum q */
+static __device__ __forceinline__ double stx__par_q(const stx__par_gate &a, double (&lnq)[3], double (&q)[3], double (&p)[3]) {
+    double al[3], top, sum = 0;
+    for (int k = 0; k < 3; k++) al[k] = (double)stx__get(a.al, (size_t)k);
+    top = al[0];
+    for (int k = 1; k < 3; k++) if (al[k] > top) top = al[k];
+    for (int k = 0; k < 3; k++) {
+        q[k] = al[k] != al[k] ? al[k] : a.kind == STX_PAR_PI ? (al[k] > 0 ? al[k] : 0) + 1e-5 : exp(al[k] - top);
+        sum += q[k];
+    }
+    for (int k = 0; k < 3; k++) {
+        lnq[k] = a.kind == STX_PAR_PI ? log(q[k]) : al[k] - top - log(sum);
+        p[k] = q[k] / sum;
+    }
+    return sum;
+}
+
+/* y and w of each draw, a thread a draw, and the latency. A block has T draws; with more than one block the sum over draws, which latency 2
+   wants, is left in part (blocks). */
+static __device__ __forceinline__ void stx__par_gate_lat(const stx__par_gate &a, double lat) {
+    stx__put(a.lat, 0, (float)(lat + (a.before.p ? (double)stx__get(a.before, 0) : 0)));
+}
+template<int T> static __global__ void __launch_bounds__(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, double *part) {
+    STX__SHARED(double, sh, 32);
+    const size_t r = (size_t)blockIdx.x * T + threadIdx.x;
+    double lnq[3], q[3], p[3], v[3], lat = 0;
+    (void)stx__par_q(a, lnq, q, p);
+    if (r < a.R) {
+        const double tau = a.noisy ? (double)stx__get(a.tau, 0) : 1;
+        double sum = 0, top;
+        int best = 0;
+        uint4 bits = make_uint4(0, 0, 0, 0);
+        if (a.noisy && !a.u.p) bits = stx__philox(a.seed, a.stream + *a.shift, (uint64_t)r);
+        #pragma unroll
+        for (int k = 0; k < 3; k++) {
+            double u = a.noisy && a.u.p ? (double)stx__get(a.u, r * a.ldu + (size_t)k) :
+                       ((double)((k == 0 ? bits.x : k == 1 ? bits.y : bits.z) >> 9) + 0.5) / 8388608;
+            v[k] = (lnq[k] + (a.noisy ? -log(-log(u)) : 0)) / tau;
+        }
+        top = v[0];
+        #pragma unroll
+        for (int k = 1; k < 3; k++) if (v[k] > top) { top = v[k]; best = k; }
+        #pragma unroll
+        for (int k = 0; k < 3; k++) sum += v[k] = exp(v[k] - top);
+        #pragma unroll
+        for (int k = 0; k < 3; k++) {
+            double y = v[k] / sum;
+            stx__put(a.y, 3 * r + (size_t)k, (float)y);
+            if (a.hard && y == y) y = k == best;
+            stx__put(a.w, 3 * r + (size_t)k, (float)y);
+            if (a.latency == 2) lat += y * (double)stx__get(a.cost, (size_t)k) / (double)a.R;
+        }
+    }
+    if (a.latency == 2) {
+        lat = stx__row_sum<T>(lat, sh);
+        if (part && threadIdx.x == 0) part[blockIdx.x] = lat;
+    } else {
+        for (int k = 0; k < 3 && a.latency; k++) lat += p[k] * (double)stx__get(a.cost, (size_t)k);
+    }
+    if (a.latency && !part && blockIdx.x == 0 && threadIdx.x == 0) stx__par_gate_lat(a, lat);
+}
+/* What the blocks left: one block, a thread adds every 256th, then a fixed tree. */
+static __global__ void __launch_bounds__(256) stx__par_gate_lat_kernel(stx__par_gate a, const double *part, size_t blocks) {
+    STX__SHARED(double, sh, 32);
+    double lat = 0;
+    for (size_t i = threadIdx.x; i < blocks; i += 256) lat += part[i];
+    lat = stx__row_sum<256>(lat, sh);
+    if (threadIdx.x == 0) stx__par_gate_lat(a, lat);
+}
+/* Draws of a call of a network are at most its tokens; a grid has 2^31 - 1 blocks. */
+static int stx__par_gate_refused(stx_ctx *x, const stx_par_gate_args *a, const char *what) {
+    if (stx_ok(x) && a->R > (size_t)1 << 36) stx_fail(x, STX_ERR_SHAPE, "%s: %zu draws, want at most 2^36", what, a->R);
+    return !stx_ok(x);
+}
+void stx_par_gate_fwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
+    const size_t blocks = a->R ? (a->R + 255) / 256 : 1;
+    double *part = NULL;
+    stx__par_gate g;
+    if (stx__par_gate_refused(x, a, "stx_par_gate_fwd")) return;
+    g = stx__par_gate_of(x, a);
+    if (blocks > 1 && a->latency == 2 && !(part = (double *)stx__scratch_of(x, blocks * sizeof *part, "stx_par_gate_fwd"))) return;
+    if (a->R <= 32) STX__RUN_KERNEL(x, "stx_par_gate_fwd", stx__par_gate_fwd_kernel<32>, 1, 32, 0, g, part);
+    else STX__RUN_KERNEL(x, "stx_par_gate_fwd", stx__par_gate_fwd_kernel<256>, (unsigned)blocks, 256, 0, g, part);
+    if (part) STX__RUN_KERNEL(x, "stx_par_gate_fwd", stx__par_gate_lat_kernel, 1, 256, 0, g, part, blocks);
+}
+
+/* w = y = softmax((ln q + g) / tau) ;  lat = before + mean sum v cost, with s_k = sum_r da_k / tau:
+     LOGITS  dal_k += s_k - p_k sum s + p_k dp_k        dp_k = dlat (cost_k - sum p cost)
+     PI      dal_k += s_k / q_k + dp_k / sum q, where al_k >= 0
+   The end, for one thread. */
+static __device__ __forceinline__ void stx__par_gate_end(const stx__par_gate &a, const double (&s)[3], double dlat) {
+    double lnq[3], q[3], p[3], mean = 0, sum = stx__par_q(a, lnq, q, p), all = (s[0] + s[1]) + s[2];
+    for (int k = 0; k < 3 && a.latency == 1; k++) mean += p[k] * (double)stx__get(a.cost, (size_t)k);
+    for (int k = 0; k < 3; k++) {
+        double dp = a.latency == 1 ? dlat * ((double)stx__get(a.cost, (size_t)k) - mean) : 0;
+        if (a.kind == STX_PAR_LOGITS) stx__add(a.dal, (size_t)k, (float)(s[k] - p[k] * all + p[k] * dp), 1);
+        else if (!(stx__get(a.al, (size_t)k) < 0)) stx__add(a.dal, (size_t)k, (float)(s[k] / q[k] + dp / sum), 1);
+    }
+}
+static __device__ __forceinline__ double stx__par_gate_dlat(const stx__par_gate &a) {
+    return a.latency && a.dlat.p ? (double)stx__get(a.dlat, 0) : 0;
+}
+/* A block adds up `each` draws, a thread every T-th of them; with more than one block the three sums are left in part (blocks,3). */
+template<int T> static __global__ void __launch_bounds__(T) stx__par_gate_bwd_kernel(stx__par_gate a, double *part, size_t each) {
+    STX__SHARED(double, sh, 32);
+    const size_t lo = (size_t)blockIdx.x * each, hi = lo + each < a.R ? lo + each : a.R;
+    const double dlat = stx__par_gate_dlat(a), tau = a.noisy && a.dal.p ? (double)stx__get(a.tau, 0) : 1;
+    double s[3] = {0, 0, 0};
+    if (a.dal.p) for (size_t r = lo + threadIdx.x; r < hi; r += T) {
+        double y[3], dw[3], dot = 0;
+        #pragma unroll
+        for (int k = 0; k < 3; k++) {
+            y[k] = (double)stx__get(a.y, 3 * r + (size_t)k);
+            dw[k] = a.dw.p ? (double)stx__get(a.dw, 3 * r + (size_t)k) : 0;
+            if (a.latency == 2) dw[k] += dlat * (double)stx__get(a.cost, (size_t)k) / (double)a.R;
+            dot += y[k] * dw[k];
+        }
+        #pragma unroll
+        for (int k = 0; k < 3; k++) s[k] += y[k] * (dw[k] - dot) / tau;
+    }
+    #pragma unroll
+    for (int k = 0; k < 3; k++) {
+        s[k] = stx__row_sum<T>(s[k], sh);
+        if (part && threadIdx.x == 0) part[3 * (size_t)blockIdx.x + (size_t)k] = s[k];
+    }
+    if (threadIdx.x || blockIdx.x) return;
+    if (a.dbefore.p && a.latency) stx__add(a.dbefore, 0, (float)dlat, 1);
+    if (a.dal.p && !part) stx__par_gate_end(a, s, dlat);
+}
+static __global__ void __launch_bounds__(256) stx__par_gate_sum_kernel(stx__par_gate a, const double *part, size_t blocks) {
+    STX__SHARED(double, sh, 32);
+    double s[3] = {0, 0, 0};
+    for (size_t i = threadIdx.x; i < blocks; i += 256)
+        for (int k = 0; k < 3; k++) s[k] += part[3 * i + (size_t)k];
+    for (int k = 0; k < 3; k++) s[k] = stx__row_sum<256>(s[k], sh);
+    if (threadIdx.x == 0) stx__par_gate_end(a, s, stx__par_gate_dlat(a));
+}
+void stx_par_gate_bwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
+    const size_t each = stx__chunk(a->R, 1024, 1024), blocks = a->R ? (a->R + each - 1) / each : 1;
+    double *part = NULL;
+    stx__par_gate g;
+    if (stx__par_gate_refused(x, a, "stx_par_gate_bwd")) return;
+    g = stx__par_gate_of(x, a);
+    if (blocks > 1 && a->dal && !(part = (double *)stx__scratch_of(x, 3 * blocks * sizeof *part, "stx_par_gate_bwd"))) return;
+    if (a->R <= 32) STX__RUN_KERNEL(x, "stx_par_gate_bwd", stx__par_gate_bwd_kernel<32>, 1, 32, 0, g, part, each);
+    else STX__RUN_KERNEL(x, "stx_par_gate_bwd", stx__par_gate_bwd_kernel<256>, (unsigned)blocks, 256, 0, g, part, each);
+    if (part) STX__RUN_KERNEL(x, "stx_par_gate_bwd", stx__par_gate_sum_kernel, 1, 256, 0, g, part, blocks);
+}
+
+// >>mix ---------------------------------------------------------------------------------------------------------------
+
+/* y = w0 Y0 + w1 Y1 + w2 h,  Yi = layernorm(h + bi), or h + bi where there are no gains (NORM 0): see stx_par_mix_args. Layers of one
+   structure: forward fills y, mean, rstd, backward the gradients. per: draws of a stream. */
+typedef struct stx__par_mix {
+    size_t N, C, T, run, per;
+    float eps;
+    int add_h, add[2];
+    stx__num h, b[2], w, gain[2], shift[2], y, mean[2], rstd[2], dy, dh, db[2];
+    double *work;
+} stx__par_mix;
+static stx__par_mix stx__par_mix_of(stx_ctx *x, const stx_par_mix_args *a, int backward) {
+    stx__par_mix m;
+    int i;
+    memset(&m, 0, sizeof m);
+    m.N = a->N; m.C = a->C; m.T = a->T; m.run = a->run; m.per = (a->T + a->run - 1) / a->run;
+    m.eps = a->eps;
+    m.h = stx__num_of(x, a->h); m.w = stx__num_of(x, a->w);
+    m.y = stx__num_of(x, backward ? NULL : a->y);
+    m.dy = stx__num_of(x, backward ? a->dy : NULL); m.dh = stx__num_of(x, backward ? a->dh : NULL);
+    m.add_h = a->add_h;
+    m.work = backward && a->dw ? a->work : NULL;
+    for (i = 0; i < 2; i++) {
+        m.b[i] = stx__num_of(x, a->b[i]);
+        m.gain[i] = stx__num_of(x, a->gain[i]); m.shift[i] = stx__num_of(x, a->shift[i]);
+        m.mean[i] = stx__num_of(x, a->mean[i]); m.rstd[i] = stx__num_of(x, a->rstd[i]);
+        m.db[i] = stx__num_of(x, backward ? a->db[i] : NULL);
+        m.add[i] = a->add[i];
+    }
+    return m;
+}
+static int stx__par_mix_by4(const stx__par_mix &m) {
+    int four = m.C % 4 == 0 && stx__by4(m.h) && stx__by4(m.y) && stx__by4(m.dy) && stx__by4(m.dh), i;
+    for (i = 0; i < 2; i++)
+        four = four && stx__by4(m.b[i]) && stx__by4(m.gain[i]) && stx__by4(m.shift[i]) && stx__by4(m.db[i]);
+    return four;
+}
+static int stx__par_mix_refused(stx_ctx *x, const stx_par_mix_args *a, const char *what) {
+    if (stx_ok(x) && (!a->T || !a->run)) stx_fail(x, STX_ERR_SHAPE, "%s: streams of %zu rows in runs of %zu, want at least 1", what, a->T,
+                                                  a->run);
+    return !stx_ok(x);
+}
+/* The weights of row n */
+static __device__ __forceinline__ void stx__par_weights(float (&w)[3], const stx__par_mix &a, size_t n) {
+    size_t stream = n / a.T, r = stream * a.per + (n - stream * a.T) / a.run;
+    #pragma unroll
+    for (int i = 0; i < 3; i++) w[i] = stx__get(a.w, 3 * r + (size_t)i);
+}
+/* o += w t, where w is not 0: a branch that is not chosen may hold anything. From -0 on, which changes no number: 1 t is t to the bit. */
+template<int W> static __device__ __forceinline__ void stx__par_term(float (&o)[W], float w, const float (&t)[W]) {
+    if (w != 0) for (int e = 0; e < W; e++) o[e] = fmaf(w, t[e], o[e]);
+}
+
+/* With layer norms a warp does a row, which stays in registers, as in stx__norm_fwd_kernel, whose sums these are number by number. */
+template<int Q> static __global__ void __launch_bounds__(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
+    const size_t lane = threadIdx.x % 32, C = a.C;
+    STX__EACH_ROW(n, a.N, 32) {
+        float h[Q][4], s[2][Q][4], w[3], sum[2] = {0, 0}, m[2], r[2];
+        stx__par_weights(w, a, n);
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k), i = n * C + c;
+            for (int e = 0; e < 4; e++) h[k][e] = s[0][k][e] = s[1][k][e] = 0;
+            if (c < C) {
+                stx__getn<4>(h[k], a.h, i);
+                stx__getn<4>(s[0][k], a.b[0], i);
+                stx__getn<4>(s[1][k], a.b[1], i);
+                for (int e = 0; e < 4; e++) {
+                    s[0][k][e] += h[k][e];
+                    s[1][k][e] += h[k][e];
+                }
+            }
+        }
+        #pragma unroll
+        for (int k = 0; k < Q; k++)
+            for (int i = 0; i < 2; i++) sum[i] += (s[i][k][0] + s[i][k][1]) + (s[i][k][2] + s[i][k][3]);
+        #pragma unroll
+        for (int i = 0; i < 2; i++) {
+            m[i] = stx__warp_sum(sum[i]) / (float)C;
+            sum[i] = 0;
+        }
+        #pragma unroll
+        for (int k = 0; k < Q; k++)
+            if (4 * (lane + 32 * k) < C)
+                for (int i = 0; i < 2; i++)
+                    for (int e = 0; e < 4; e++) {
+                        s[i][k][e] -= m[i];
+                        sum[i] = fmaf(s[i][k][e], s[i][k][e], sum[i]);
+                    }
+        #pragma unroll
+        for (int i = 0; i < 2; i++) r[i] = 1 / sqrtf(stx__warp_sum(sum[i]) / (float)C + a.eps);
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            size_t c = 4 * (lane + 32 * k);
+            if (c < C) {
+                float o[4] = {-0.0f, -0.0f, -0.0f, -0.0f};
+                #pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    float g[4], b[4];
+                    stx__getn<4>(g, a.gain[i], c);
+                    stx__getn<4>(b, a.shift[i], c);
+                    for (int e = 0; e < 4; e++) s[i][k][e] = fmaf(s[i][k][e] * r[i], g[e], b[e]);
+                    stx__par_term<4>(o, w[i], s[i][k]);
+                }
+                stx__par_term<4>(o, w[2], h[k]);
+                stx__putn<4>(a.y, n * C + c, o);
+            }
+        }
+        if (lane == 0)
+            for (int i = 0; i < 2; i++) {
+                stx__put(a.mean[i], n, m[i]);
+                stx__put(a.rstd[i], n, r[i]);
+            }
+    }
+}
+/* h + bi, W numbers from i on */
+template<int W> static __device__ __forceinline__ void stx__par_sums(float (&h)[W], float (&s)[2][W], const stx__par_mix &a, size_t i) {
+    stx__getn<W>(h, a.h, i);
+    stx__getn<W>(s[0], a.b[0], i);
+    stx__getn<W>(s[1], a.b[1], i);
+    for (int e = 0; e < W; e++) {
+        s[0][e] += h[e];
+        s[1][e] += h[e];
+    }
+}
+/* The same for any C: a warp reads its row three times, which finds it in the caches; without layer norms once. */
+template<int W, int NORM> static __global__ void __launch_bounds__(256) stx__par_mix_fwd_any_kernel(stx__par_mix a) {
+    const size_t lane = threadIdx.x % 32, C = a.C;
+    STX__EACH_ROW(n, a.N, 32) {
+        float h[W], s[2][W], w[3], sum[2] = {0, 0}, m[2] = {0, 0}, r[2] = {1, 1};
+        stx__par_weights(w, a, n);
+        if (NORM) {
+            for (size_t c = lane * W; c < C; c += 32 * W) {
+                stx__par_sums<W>(h, s, a, n * C + c);
+                for (int i = 0; i < 2; i++) for (int e = 0; e < W; e++) sum[i] += s[i][e];
+            }
+            for (int i = 0; i < 2; i++) {
+                m[i] = stx__warp_sum(sum[i]) / (float)C;
+                sum[i] = 0;
+            }
+            for (size_t c = lane * W; c < C; c += 32 * W) {
+                stx__par_sums<W>(h, s, a, n * C + c);
+                for (int i = 0; i < 2; i++) for (int e = 0; e < W; e++) sum[i] = fmaf(s[i][e] - m[i], s[i][e] - m[i], sum[i]);
+            }
+            for (int i = 0; i < 2; i++) r[i] = 1 / sqrtf(stx__warp_sum(sum[i]) / (float)C + a.eps);
+        }
+        for (size_t c = lane * W; c < C; c += 32 * W) {
+            float o[W];
+            for (int e = 0; e < W; e++) o[e] = -0.0f;
+            stx__par_sums<W>(h, s, a, n * C + c);
+            #pragma unroll
+            for (int i = 0; i < 2; i++) {
+                if (NORM) {
+                    float g[W], b[W];
+                    stx__getn<W>(g, a.gain[i], c);
+                    stx__getn<W>(b, a.shift[i], c);
+                    for (int e = 0; e < W; e++) s[i][e] = fmaf((s[i][e] - m[i]) * r[i], g[e], b[e]);
+                }
+                stx__par_term<W>(o, w[i], s[i]);
+            }
+            stx__par_term<W>(o, w[2], h);
+            stx__putn<W>(a.y, n * C + c, o);
+        }
+        if (NORM && lane == 0)
+            for (int i = 0; i < 2; i++) {
+                stx__put(a.mean[i], n, m[i]);
+                stx__put(a.rstd[i], n, r[i]);
+            }
+    }
+}
+template<int NORM> static void stx__par_mix_fwd(stx_ctx *x, const stx__par_mix &m) {
+    const char *name = "stx_par_mix_fwd";
+    unsigned grid = stx__blocks(m.N, 8, (size_t)1 << 20);
+    if (!stx__par_mix_by4(m)) STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<1, NORM>), grid, 256, 0, m);
+    else if (!NORM || m.C > 1024) STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<4, NORM>), grid, 256, 0, m);
+    else if (m.C <= 128) STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<1>, grid, 256, 0, m);
+    else if (m.C <= 256) STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<2>, grid, 256, 0, m);
+    else if (m.C <= 512) STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<4>, grid, 256, 0, m);
+    else STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<8>, grid, 256, 0, m);
+}
+void stx_par_mix_fwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
+    if (!a->N || !a->C || stx__par_mix_refused(x, a, "stx_par_mix_fwd")) return;
+    if (a->gain[0]) stx__par_mix_fwd<1>(x, stx__par_mix_of(x, a, 0));
+    else stx__par_mix_fwd<0>(x, stx__par_mix_of(x, a, 0));
+}
+
+/* The sums of a row, of which backward is made: with d = dy gain_i, xi = h + bi - mean_i
+     [i]: sum dy Yi    without rstd_i and the shift's part: sum d xi, without layer norm sum dy (h + bi)
+     [2]: sum dy h     [3 + i]: sum d     [5 + i]: sum dy shift_i
+   then a row's gradients, with k0 = mean d and k1 = rstd^2 mean d xi:
+     dsi = wi rstd_i (d - k0 - xi k1) ;  dh = w2 dy + ds0 + ds1 */
+enum { STX__PAR_DOTS = 7 };
+typedef struct stx__par_row { float w[3], m[2], r[2], k0[2], k1[2]; } stx__par_row;
+template<int NORM> static __device__ __forceinline__ stx__par_row stx__par_row_of(const stx__par_mix &a, size_t n) {
+    stx__par_row q = {{0, 0, 0}, {0, 0}, {1, 1}, {0, 0}, {0, 0}};
+    stx__par_weights(q.w, a, n);
+    #pragma unroll
+    for (int i = 0; i < 2 && NORM; i++) {
+        q.m[i] = stx__get(a.mean[i], n);
+        q.r[i] = stx__get(a.rstd[i], n);
+    }
+    return q;
+}
+/* W numbers of a row into its sums; s becomes xi */
+template<int W, int NORM> static __device__ __forceinline__ void stx__par_dots(float (&t)[STX__PAR_DOTS], float (&dy)[W], float (&s)[2][W],
+    const stx__par_mix &a, const stx__par_row &q, size_t n, size_t c) {
+    float h[W];
+    stx__getn<W>(dy, a.dy, n * a.C + c);
+    stx__par_sums<W>(h, s, a, n * a.C + c);
+    for (int e = 0; e < W; e++) t[2] = fmaf(dy[e], h[e], t[2]);
+    #pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float g[W], b[W];
+        if (!NORM) {
+            for (int e = 0; e < W; e++) t[i] = fmaf(dy[e], s[i][e], t[i]);
+            continue;
+        }
+        stx__getn<W>(g, a.gain[i], c);
+        stx__getn<W>(b, a.shift[i], c);
+        for (int e = 0; e < W; e++) {
+            float d = dy[e] * g[e];
+            s[i][e] -= q.m[i];
+            t[i] = fmaf(d, s[i][e], t[i]);
+            t[3 + i] += d;
+            t[5 + i] = fmaf(dy[e], b[e], t[5 + i]);
+        }
+    }
+}
+/* The whole sums, for all lanes -> k0, k1; and `first`, one of them, writes the row's dots */
+template<int NORM> static __device__ __forceinline__ void stx__par_dots_end(stx__par_row &q, const float (&t)[STX__PAR_DOTS],
+    const stx__par_mix &a, size_t n, int first) {
+    #pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (NORM) {
+            q.k0[i] = t[3 + i] / (float)a.C;
+            q.k1[i] = t[i] * q.r[i] * q.r[i] / (float)a.C;
+        }
+        if (a.work && first) a.work[3 * n + (size_t)i] = NORM ? (double)(t[i] * q.r[i]) + (double)t[5 + i] : (double)t[i];
+    }
+    if (a.work && first) a.work[3 * n + 2] = (double)t[2];
+}
+template<int W, int NORM> static __device__ __forceinline__ void stx__par_grads(const float (&dy)[W], const float (&s)[2][W],
+    const stx__par_mix &a, const stx__par_row &q, size_t n, size_t c) {
+    float dh[W];
+    for (int e = 0; e < W; e++) dh[e] = q.w[2] * dy[e];
+    #pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float d[W];
+        if (NORM) {
+            const float wr = q.w[i] * q.r[i];
+            stx__getn<W>(d, a.gain[i], c);
+            for (int e = 0; e < W; e++) d[e] = wr * (fmaf(dy[e], d[e], -q.k0[i]) - s[i][e] * q.k1[i]);
+        } else {
+            for (int e = 0; e < W; e++) d[e] = q.w[i] * dy[e];
+        }
+        for (int e = 0; e < W; e++) dh[e] += d[e];
+        if (a.db[i].p) stx__addn<W>(a.db[i], n * a.C + c, d, a.add[i]);
+    }
+    if (a.dh.p) stx__addn<W>(a.dh, n * a.C + c, dh, a.add_h);
+}
+/* With layer norms a row is done by G warps in registers, everything is read once, and the sums over rows, dgain_0, dshift_0, dgain_1,
+   dshift_1, are kept in registers too. A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums in part
+   (blocks,4,C). C a multiple of 4, at most 128 Q G. */
+template<int Q, int G> static __global__ void __launch_bounds__(128, 2) stx__par_mix_bwd_kernel(stx__par_mix a, float *part,
+    size_t rows) {
+    STX__SHARED(float, sh, 4 * 128 * Q);
+    STX__SHARED(float, dots, 2 * 4 * 8);
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, c0 = warp % G * 128 * Q + 4 * lane;
+    const size_t lo = blockIdx.x * rows, hi = lo + rows < a.N ? lo + rows : a.N;
+    float sum[4][Q][4];
+    int turn = 0;
+    #pragma unroll
+    for (int k = 0; k < Q; k++) for (int i = 0; i < 4; i++) for (int e = 0; e < 4; e++) sum[i][k][e] = 0;
+    for (size_t n0 = lo; n0 < hi; n0 += 4 / G) {        /* the same for the whole block, whose warps meet if G > 1 */
+        const size_t n = n0 + warp / G;
+        const unsigned C = n < hi ? (unsigned)a.C : 0;
+        float dy[Q][4], s[Q][2][4], t[STX__PAR_DOTS] = {0};
+        stx__par_row q = stx__par_row_of<1>(a, n < hi ? n : lo);
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            unsigned c = c0 + 128 * (unsigned)k;
+            if (c < C) stx__par_dots<4, 1>(t, dy[k], s[k], a, q, n, c);
+            else for (int e = 0; e < 4; e++) dy[k][e] = s[k][0][e] = s[k][1][e] = 0;
+        }
+        #pragma unroll
+        for (int i = 0; i < STX__PAR_DOTS; i++) {
+            t[i] = stx__warp_sum(t[i]);
+            if (G > 1 && lane == 0) dots[(turn * 4 + warp) * 8 + i] = t[i];
+        }
+        if (G > 1) {            /* two sets in turn, so that one barrier a row is enough */
+            __syncthreads();
+            #pragma unroll
+            for (int i = 0; i < STX__PAR_DOTS; i++) {
+                t[i] = 0;
+                for (unsigned j = 0; j < G; j++) t[i] += dots[(turn * 4 + warp / G * G + j) * 8 + i];
+            }
+            turn ^= 1;
+        }
+        if (n < hi) stx__par_dots_end<1>(q, t, a, n, lane == 0 && warp % G == 0);
+        #pragma unroll
+        for (int k = 0; k < Q; k++) {
+            unsigned c = c0 + 128 * (unsigned)k;
+            if (c < C) stx__par_grads<4, 1>(dy[k], s[k], a, q, n, c);
+            for (int i = 0; i < 2; i++)
+                for (int e = 0; e < 4; e++) {
+                    float d = dy[k][e] * q.w[i];
+                    sum[2 * i][k][e] = fmaf(d * q.r[i], s[k][i][e], sum[2 * i][k][e]);
+                    sum[2 * i + 1][k][e] += d;
+                }
+        }
+    }
+    if (!part) return;
+    #pragma unroll
+    for (int i = 0; i < 4; i++) {       /* the warps' sums, in order */
+        #pragma unroll
+        for (int k = 0; k < Q; k++) for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = sum[i][k][e];
+        __syncthreads();
+        for (size_t c = threadIdx.x; c < a.C; c += 128) {
+            float v = 0;
+            for (size_t j = c / (128 * Q); j < 4; j += G) v += sh[j * 128 * Q + c % (128 * Q)];
+            part[(4 * (size_t)blockIdx.x + i) * a.C + c] = v;
+        }
+        __syncthreads();
+    }
+}
+/* For any C: a warp reads its row twice, without layer norms all but dy once. */
+template<int W, int NORM> static __global__ void __launch_bounds__(256) stx__par_mix_bwd_any_kernel(stx__par_mix a) {
+    const size_t lane = threadIdx.x % 32;
+    STX__EACH_ROW(n, a.N, 32) {
+        stx__par_row q = stx__par_row_of<NORM>(a, n);
+        float dy[W], s[2][W], t[STX__PAR_DOTS] = {0}, none[STX__PAR_DOTS] = {0};
+        for (size_t c = lane * W; c < a.C; c += 32 * W) stx__par_dots<W, NORM>(t, dy, s, a, q, n, c);
+        #pragma unroll
+        for (int i = 0; i < (NORM ? STX__PAR_DOTS : 3); i++) t[i] = stx__warp_sum(t[i]);
+        stx__par_dots_end<NORM>(q, t, a, n, lane == 0);
+        for (size_t c = lane * W; c < a.C; c += 32 * W) {
+            stx__par_dots<W, NORM>(none, dy, s, a, q, n, c);
+            stx__par_grads<W, NORM>(dy, s, a, q, n, c);
+        }
+    }
+}
+/* ... and its sums over rows, as stx__columns_kernel, for branch blockIdx.z, into part (chunks,4,C) */
+template<int W> static __global__ void __launch_bounds__(256) stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
+    STX__SHARED(float, sh, 8 * 32 * 4);
+    STX__SHARED(float, sh2, 8 * 32 * 4);
+    const int i = (int)blockIdx.z;
+    const stx__num b = i ? a.b[1] : a.b[0], mean = i ? a.mean[1] : a.mean[0], rstd = i ? a.rstd[1] : a.rstd[0];
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, C = a.C;
+    const size_t lo = blockIdx.x * rows, hi = lo + rows < a.N ? lo + rows : a.N;
+    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < C; c0 += (size_t)gridDim.y * 32 * W) {
+        size_t c = c0 + lane * W;
+        float s[W] = {0}, s2[W] = {0};
+        if (c < C)
+            for (size_t n = lo + row; n < hi; n += 8) {
+                float dy[W], h[W], v[W], w[3];
+                const float m = stx__get(mean, n), r = stx__get(rstd, n);
+                stx__par_weights(w, a, n);
+                stx__getn<W>(dy, a.dy, n * C + c);
+                stx__getn<W>(h, a.h, n * C + c);
+                stx__getn<W>(v, b, n * C + c);
+                for (int e = 0; e < W; e++) {
+                    float d = dy[e] * (i ? w[1] : w[0]);
+                    s[e] = fmaf(d * r, h[e] + v[e] - m, s[e]);
+                    s2[e] += d;
+                }
+            }
+        for (int e = 0; e < W; e++) {
+            sh[(row * W + e) * 32 + lane] = s[e];
+            sh2[(row * W + e) * 32 + lane] = s2[e];
+        }
+        __syncthreads();
+        if (row < W && c < C) {             /* the rows' sums, number `row` of each lane's W */
+            float t = 0, t2 = 0;
+            for (int k = 0; k < 8; k++) {
+                t += sh[(k * W + row) * 32 + lane];
+                t2 += sh2[(k * W + row) * 32 + lane];
+            }
+            part[(4 * (size_t)blockIdx.x + 2 * i) * C + c + row] = t;
+            part[(4 * (size_t)blockIdx.x + 2 * i + 1) * C + c + row] = t2;
+        }
+        __syncthreads();
+    }
+}
+/* d[k] (C) += sum over the chunks of part (chunks,4,C): those of sum k = blockIdx.y */
+typedef struct stx__par_four { stx__num d[4]; } stx__par_four;
+static __global__ void __launch_bounds__(1024) stx__par_mix_columns_sum_kernel(stx__par_four t, const float *part, size_t chunks,
+                                                                               size_t C) {
+    STX__SHARED(float, sh, 32 * 33);
+    const stx__num d = blockIdx.y == 0 ? t.d[0] : blockIdx.y == 1 ? t.d[1] : blockIdx.y == 2 ? t.d[2] : t.d[3];
+    if (d.p) stx__columns_add(d, part + blockIdx.y * C, 4 * C, chunks, C, sh);
+}
+/* dw (draws,3) += the rows' dots over the rows of each draw. T threads do a draw: each adds every T-th row, then a fixed tree. */
+template<int T> static __global__ void __launch_bounds__(256) stx__par_mix_dw_kernel(stx__num dw, const double *work, size_t draws,
+    size_t N, size_t rows, size_t run, size_t per) {
+    STX__SHARED(double, sh, 32);
+    STX__EACH_ROW(r, draws, T) {
+        const size_t stream = r / per, end = (stream + 1) * rows < N ? (stream + 1) * rows : N;
+        const size_t lo = stream * rows + (r - stream * per) * run, hi = end - lo > run ? lo + run : end;
+        double s[3] = {0, 0, 0};
+        for (size_t n = lo + threadIdx.x % T; n < hi; n += T)
+            for (int k = 0; k < 3; k++) s[k] += work[3 * n + (size_t)k];
+        for (int k = 0; k < 3; k++) {
+            s[k] = stx__row_sum<T>(s[k], sh);
+            if (threadIdx.x % T == 0) stx__add(dw, 3 * r + (size_t)k, (float)s[k], 1);
+        }
+    }
+}
+template<int NORM> static void stx__par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a, const stx__par_mix &m) {
+    const char *name = "stx_par_mix_bwd";
+    const size_t N = m.N, C = m.C, last = (N - 1) % m.T, draws = (N - 1) / m.T * m.per + last / m.run + 1;
+    const int four = stx__par_mix_by4(m), fast = NORM && four && C <= 2048;
+    const size_t rows = fast ? stx__chunk(N, 8, 512) : stx__chunk(N, 64, 1024), blocks = (N + rows - 1) / rows;
+    float *part = NULL;
+    if (NORM && (a->dgain[0] || a->dshift[0] || a->dgain[1] || a->dshift[1]) &&
+        !(part = (float *)stx__scratch_of(x, 4 * blocks * C * sizeof *part, name))) return;
+    if (fast) {
+        const unsigned grid = (unsigned)blocks;
+        if (C <= 128) STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<1, 1>), grid, 128, 0, m, part, rows);
+        else if (C <= 256) STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<2, 1>), grid, 128, 0, m, part, rows);
+        else if (C <= 512) STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 1>), grid, 128, 0, m, part, rows);
+        else if (C <= 1024) STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 2>), grid, 128, 0, m, part, rows);
+        else STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 4>), grid, 128, 0, m, part, rows);
+    } else {
+        const dim3 grid((unsigned)blocks, stx__blocks(C, four ? 128 : 32, 65535), 2);
+        const unsigned each = stx__blocks(N, 8, (size_t)1 << 20);
+        if (four) STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_any_kernel<4, NORM>), each, 256, 0, m);
+        else STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_any_kernel<1, NORM>), each, 256, 0, m);
+        if (part && four) STX__RUN_KERNEL(x, name, stx__par_mix_columns_kernel<4>, grid, 256, 0, m, part, rows);
+        else if (part) STX__RUN_KERNEL(x, name, stx__par_mix_columns_kernel<1>, grid, 256, 0, m, part, rows);
+    }
+    if (part) {
+        const dim3 grid(stx__blocks(C, 32, 65535), 4);
+        stx__par_four t;
+        int i;
+        for (i = 0; i < 2; i++) {
+            t.d[2 * i] = stx__num_of(x, a->dgain[i]);
+            t.d[2 * i + 1] = stx__num_of(x, a->dshift[i]);
+        }
+        STX__RUN_KERNEL(x, name, stx__par_mix_columns_sum_kernel, grid, 1024, 0, t, part, blocks, C);
+    }
+    if (a->dw && (m.run < m.T ? m.run : m.T) <= 64)
+        STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<32>, stx__blocks(draws, 8, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dw), m.work,
+                        draws, N, m.T, m.run, m.per);
+    else if (a->dw)
+        STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<256>, stx__blocks(draws, 1, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dw), m.work,
+                        draws, N, m.T, m.run, m.per);
+}
+void stx_par_mix_bwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
+    if (!a->N || !a->C || stx__par_mix_refused(x, a, "stx_par_mix_bwd")) return;
+    if (a->gain[0]) stx__par_mix_bwd<1>(x, a, stx__par_mix_of(x, a, 1));
+    else stx__par_mix_bwd<0>(x, a, stx__par_mix_of(x, a, 1));
+}
+
+// >>latency -----------------------------------------------------------------------------------------------------------
+
+/* See stx_par_latency_args. One thread: the step stays on the device. */
+static __global__ void stx__par_latency_fwd_kernel(stx__num loss, stx__num nll, stx__num lat, stx_par_latency_args a) {
+    double v = (double)stx__get(lat, 0), more = v / a.target - 1;
+    if (a.kind == STX_PAR_LATENCY_FBNET) v = (double)stx__get(nll, 0) * a.weight * (v > 1 ? pow(log(v), a.power) : v <= 1 ? 0 : v);
+    else v = (double)stx__get(nll, 0) + a.weight * (a.kind == STX_PAR_LATENCY_ADD ? v : more < 0 ? 0 : more);
+    stx__put(loss, 0, (float)v);
+}
+void stx_par_latency_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *nll, const stx_real *lat, const stx_par_latency_args *a) {
+    if (!stx_ok(x)) return;
+    STX__RUN_KERNEL(x, "stx_par_latency_fwd", stx__par_latency_fwd_kernel, 1, 1, 0, stx__num_of(x, loss), stx__num_of(x, nll),
+                    stx__num_of(x, lat), *a);
+}
+static __global__ void stx__par_latency_bwd_kernel(stx__num dnll, stx__num dlat, stx__num dloss, stx__num nll, stx__num lat,
+                                                   stx_par_latency_args a) {
+    double v = (double)stx__get(lat, 0), d = (double)stx__get(dloss, 0), by_nll = 1, by_lat = a.weight;
+    if (a.kind == STX_PAR_LATENCY_HINGE) by_lat = v > a.target ? a.weight / a.target : 0;
+    if (a.kind == STX_PAR_LATENCY_FBNET) {
+        by_nll = v > 1 ? a.weight * pow(log(v), a.power) : 0;
+        by_lat = v > 1 ? (double)stx__get(nll, 0) * a.weight * a.power * pow(log(v), a.power - 1) / v : 0;
+    }
+    if (dnll.p) stx__add(dnll, 0, (float)(d * by_nll), 1);
+    if (dlat.p) stx__add(dlat, 0, (float)(d * by_lat), 1);
+}
+void stx_par_latency_bwd_cuda(stx_ctx *x, stx_real *dnll, stx_real *dlat, const stx_real *dloss, const stx_real *nll, const stx_real *lat,
+                              const stx_par_latency_args *a) {
+    if (!stx_ok(x)) return;
+    STX__RUN_KERNEL(x, "stx_par_latency_bwd", stx__par_latency_bwd_kernel, 1, 1, 0, stx__num_of(x, dnll), stx__num_of(x, dlat),
+                    stx__num_of(x, dloss), stx__num_of(x, nll), stx__num_of(x, lat), *a);
+}
+#endif /* SEQTX_PAR_H */
 
 // >>adaptive input and output -----------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ for a in $archs; do
             $1 == "K" { sub(/^K /, ""); sub(/^void /, ""); sub(/\(.*/, ""); gsub(/ /, ""); gsub(/\([a-z]*\)/, ""); name = $0 }
             $1 == "S" { stack = $2; stores = $3; loads = $4 }
             $1 == "R" { shared = 0; for (i = 3; i < NF; i++) if ($(i + 1) == "bytes" && $(i + 2) ~ /smem/) shared = $i; print arch, name, $2, stack, stores, loads, shared }' |
-        grep -E ' stx__(at|af|ab|a0|sru|comp)' >> "$out/now.txt"
+        grep -E ' stx__(at|af|ab|a0|sru|comp|par)' >> "$out/now.txt"
 done
 if [ -n "$shared" ]; then
     check "the PTX of sm_80 is there, and has the move that is rewritten" grep -q '{0,%rs' "$out/seqtx_cuda.ptx"
