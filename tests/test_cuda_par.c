@@ -180,10 +180,10 @@ static void test_mix(void) {
     static const size_t wide[] = {1, 3, 4, 31, 32, 33, 64, 67, 127, 128, 132, 252, 256, 260, 301, 508, 512, 516, 1000, 1024, 1028,
         2048, 2052};
     size_t n;
-    for (n = (size_t)half ^ off; n < (brief ? 23 : 92); n += 2) {
+    for (n = (size_t)half ^ off; n < (brief ? 23 : 69); n += 2) {
         const size_t *s = shape[n % COUNT(shape)];
-        const int norm = n % 4 != 2, whole = n % 5 == 1, how = n % 8 == 3 ? 1 + (int)(n / 8 % 4) : 0;
-        const size_t C = wide[n % COUNT(wide)], streams = C > 200 && s[0] * s[1] > 20 ? 1 : s[0], T = C > 200 && s[1] > 20 ? 13 : s[1];
+        const int norm = n % 3 != 2, whole = n % 5 == 1, how = n % 7 == 6 ? 1 + (int)(n / 7 % 4) : 0;
+        const size_t C = wide[n % COUNT(wide)], streams = C > 200 && s[0] * s[1] > 20 ? 1 : s[0], T = C > 200 && s[1] > 20 ? 9 : s[1];
         mix t;
         int k;
         mix_make(&t, streams, T, s[2] > T && s[2] != 100 ? T : s[2], C, norm, how, whole);
@@ -197,9 +197,8 @@ static void test_mix(void) {
         mix_point(&t);
         BOTH(stx_par_mix_fwd, (cx, &t.c), (gx, &t.d));
         mix_check("forward", &t, OUT, OUT, (whole && !norm) || how == 3 ? 0 : 3e-6);
-        least = 1;              /* a mean near 0 */
+        least = 1;              /* sums that cancel */
         if (norm) mix_check("forward", &t, MEAN0, RSTD1, 2e-6);
-        least = 0;
         for (k = 0; k < 2 && how != 4; k++) {
             int e = whole && !norm && !half;
             t.c.add_h = t.d.add_h = t.c.add[0] = t.d.add[0] = k;
@@ -212,6 +211,7 @@ static void test_mix(void) {
             mix_check(k ? "backward +" : "backward", &t, DS0, DS0, whole ? 0 : 5e-6);
             mix_check(k ? "backward +" : "backward", &t, DS1, DS1, whole ? 0 : 5e-6);
         }
+        least = 0;
         mix_check("input", &t, H, WEIGHTS, 0);
         mix_check("input", &t, DY, DY, 0);
         mix_free(&t);
@@ -457,7 +457,7 @@ static void test_models(void) {
 }
 /* A replayed step gives the same bits as one that is launched anew, with noise, temperature, rates and tokens of its own */
 static void test_graph(void) {
-    static const int models[] = {SOFT, HARD, RUNS, AGAIN, REFERENCE};
+    static const int models[] = {SOFT, HARD, RUNS, AGAIN};
     size_t k;
     int n;
     for (k = 0; k < COUNT(models); k++) {
