@@ -3,16 +3,18 @@
 #   make demo [DATA=FILE]   train a small model on real text, about two minutes on two cores; leaves build/demo.safetensors
 #   make demo-sru           the same with SRU++; leaves build/demo_sru.safetensors
 #   make demo-compressive   the same with the Compressive Transformer; leaves build/demo_compressive.safetensors
+#   make demo-par           searches an order of attention and feed-forward blocks (PAR), then trains what it found; build/demo_par.svg shows it
 #   make test               build and run every test, as much at once as there are cores; ends with "N passed, N failed"
 #   make quick              what one runs while working: float and double, no sanitizers, no CUDA; about a minute from a clean clone
-#   make examples           build/train_attn_span, build/train_sru, build/train_compressive, build/hello
+#   make examples           build/train_attn_span, build/train_sru, build/train_compressive, build/train_par, build/cuts, build/hello
 #   make bench              timings, against CBLAS and PyTorch where they are installed
 #   make cuda CUDA_ARCH=sm_90         build/cuda: the same programs with CUDA (several: CUDA_ARCH="sm_80 sm_90"; sm_80 and newer)
 #   make check-cuda CUDA_ARCH=sm_90   the tests of the GPU's side on a GPU, also under compute-sanitizer where there is one
 #   make bench-cuda CUDA_ARCH=sm_90   timings on a GPU against PyTorch
 #
 # Set CC, CXX, ARCH (-march=native, say: the fast paths do not need it), THREADS=-DSEQTX_NO_THREADS (to build without threads), CBLAS=1 (to link a CBLAS),
-# ONEDNN=1 (oneDNN; ONEDNN_FLAGS and ONEDNN_LIBS where it is not in the usual places: -I.., -L.. -ldnnl).
+# ONEDNN=1 (oneDNN; ONEDNN_FLAGS and ONEDNN_LIBS where it is not in the usual places: -I.., -L.. -ldnnl),
+# SENTENCEPIECE=1 (the trainers cut text by SentencePiece models, --tokens spm, and there is build/spm_train; SENTENCEPIECE_LIBS).
 
 CC      = cc
 CXX     = c++
@@ -29,6 +31,11 @@ ifdef ONEDNN
 CFLAGS += -DSEQTX_ONEDNN -fopenmp $(ONEDNN_FLAGS)
 LDLIBS += $(or $(ONEDNN_LIBS),-ldnnl)
 endif
+ifdef SENTENCEPIECE
+CFLAGS += -DSEQTX_SENTENCEPIECE
+LDLIBS += $(or $(SENTENCEPIECE_LIBS),-lsentencepiece_train -lsentencepiece) -lstdc++
+SPM     = build/spm.o
+endif
 # -g1: lines of the code, no variables: a fifth less to compile
 SAN     = -fsanitize=address,undefined -fno-sanitize-recover=all -g1 -O1
 
@@ -36,12 +43,13 @@ SAN     = -fsanitize=address,undefined -fno-sanitize-recover=all -g1 -O1
 # but for the tests of the trainers
 PARTS    = $(patsubst %.h,%,$(wildcard seqtx*.h)) examples/text
 TRAINERS = $(patsubst examples/%.c,build/%,$(wildcard examples/train_*.c))
+TOOLS    = build/hello $(patsubst examples/%.c,build/%,$(wildcard examples/cuts.c)) $(if $(SPM),build/spm_train)
 # what a file depends on the compiler writes down
 DEPS     = -MMD -MP -MF $@.d -MT $@
 
-.PHONY: all examples demo demo-sru demo-compressive test quick bench cuda check-cuda bench-cuda clean FORCE
+.PHONY: all examples demo demo-sru demo-compressive demo-par test quick bench cuda check-cuda bench-cuda clean FORCE
 all: examples
-examples: $(TRAINERS) build/hello
+examples: $(TRAINERS) $(TOOLS)
 
 build:
 	@mkdir -p build
@@ -55,17 +63,20 @@ FORCE:
 # The library is compiled once for each configuration, a header to an object (from tests/inner/NAME.c where there is one). The test
 # programs have declarations only and are linked with all of it; their own code is compiled at -O1. The examples include the implementation:
 # where it is linked, these macros say that it has been (tests/readme.sh compiles each as its head says, in one command).
-LIB   = $(patsubst %,build/lib_$(1)/%.o,$(PARTS))
+LIB   = $(patsubst %,build/lib_$(1)/%.o,$(PARTS)) $(SPM)
 MACRO = SEQTX_$(shell echo '$(patsubst %,%_,$(patsubst seqtx_%,%,$(filter-out seqtx,$(notdir $(1)))))' | tr a-z A-Z)IMPLEMENTATION
 define library
-$(call LIB,$(1)): build/lib_$(1)/%.o: build/flags
+$(filter-out $(SPM),$(call LIB,$(1))): build/lib_$(1)/%.o: build/flags
 	@mkdir -p $$(@D)
 	$$(T) $(2) $$(DEPS) -I. -D$$(call MACRO,$$*) -x c -c $$(firstword $$(wildcard tests/inner/$$*.c) $$*.h) -o $$@
 endef
+build/spm.o: examples/spm.cpp build/flags
+	$(T) $(CXX) -O2 -std=c++17 $(WARN) $(DEPS) -c $< -o $@
 F32 = $(CC) $(CFLAGS) $(THREADS)
 F64 = $(CC) $(CFLAGS) $(THREADS) -DSEQTX_DOUBLE
-SAN_F32 = $(CC) -std=c99 $(WARN) $(SAN) $(THREADS) -DTEST_AMX_EMULATED
-# the tests' own code and the library with CUDA, whose other code lib_san has, do without the checks that take a third of the compiler's time
+# with CUDA, for the tests of the GPU's side too: what a build without it has instead is one message, which test_api.c has in the others
+SAN_F32 = $(CC) -std=c99 $(WARN) $(SAN) $(THREADS) -DTEST_AMX_EMULATED -DSEQTX_CUDA -DSEQTX_CUDA_HOST
+# the tests' own code does without the checks that take a third of the compiler's time
 LESS    = -fno-sanitize=null,pointer-overflow
 $(eval $(call library,f32,$$(F32)))
 $(eval $(call library,f64,$$(F64)))
@@ -74,9 +85,9 @@ $(eval $(call library,plain,$$(filter-out -DSEQTX_CBLAS,$$(F32))))
 DONE = $(foreach p,$(PARTS),-D$(call MACRO,$(p))_DONE) -DSTX__LOOPS_DONE
 
 # objects of the headers that a program of examples/ includes
-USED = build/lib_$(1)/seqtx.o $(patsubst %,build/lib_$(1)/%.o,$(shell sed -n 's|^.include "\.\./\(seqtx_[a-z_]*\)\.h".*|\1|p; s|^.include "text\.h".*|examples/text|p' $(2)))
-$(foreach t,$(TRAINERS) build/hello,$(eval $(t): $(call USED,f32,$(t:build/%=examples/%.c))))
-$(TRAINERS) build/hello: build/%: examples/%.c
+USED = build/lib_$(1)/seqtx.o $(patsubst %,build/lib_$(1)/%.o,$(shell sed -n 's|^.include "\.\./\(seqtx_[a-z_]*\)\.h".*|\1|p; s|^.include "text\.h".*|examples/text|p' $(2))) $(SPM)
+$(foreach t,$(TRAINERS) $(TOOLS),$(eval $(t): $(call USED,f32,$(t:build/%=examples/%.c))))
+$(TRAINERS) $(TOOLS): build/%: examples/%.c
 	$(T) $(F32) $(DONE) $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
 
 # >>demo    DEMO: more options of the trainer, as in: make demo DEMO="--steps 200"
@@ -98,6 +109,15 @@ demo-compressive: build/train_compressive $(DATA)
 	build/train_compressive --preset demo --data $(DATA) --checkpoint build/demo_compressive.safetensors --log build/demo_compressive.jsonl --generate 500 --prompt "#ifndef _" $(DEMO)
 	@sh examples/demo_compare.sh build/demo_compressive.jsonl $(DATA)
 
+demo-par: build/train_par $(DATA)
+	@rm -f build/demo_par.safetensors build/demo_par.jsonl build/demo_par_search.safetensors build/demo_par_search.jsonl
+	build/train_par --preset demo --data $(DATA) --checkpoint build/demo_par_search.safetensors --log build/demo_par_search.jsonl --picture build/demo_par.svg $(DEMO)
+	build/train_par --checkpoint build/demo_par_search.safetensors --derive --derive-samples 4 > build/demo_par.found
+	@cat build/demo_par.found
+	build/train_par --preset demo-found --pattern "$$(sed -n 's/^best: //p' build/demo_par.found)" --inherit build/demo_par_search.safetensors --data $(DATA) \
+		--checkpoint build/demo_par.safetensors --log build/demo_par.jsonl --race xl --generate 500 --prompt "#ifndef _" $(DEMO)
+	@sh examples/demo_compare.sh build/demo_par.jsonl $(DATA)
+
 # >>tests: each program prints "N passed, N failed"; tests/run.sh runs one and adds all up
 # tests/test_NAME.c: all that are not named here are run in float, in double, and with sanitizers
 ALL        = $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))
@@ -117,10 +137,16 @@ build/test_bf16: tests/test_bf16.c $(call LIB,$(if $(CBLAS),plain,f32))
 	$(T) $(F32) -O1 $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
 $(TESTS_F64:%=build/test_%_f64): build/test_%_f64: tests/test_%.c $(call LIB,f64)
 	$(T) $(F64) -O1 $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
-$(TESTS_SAN:%=build/test_%_san): build/test_%_san: tests/test_%.c $(call LIB,san)
-	$(T) $(SAN_F32) $(LESS) $(DEPS) $< $(filter %.o,$^) -o $@ -lm
-build/fuzz_io_san: tests/fuzz_io.c $(call LIB,san)
-	$(T) $(SAN_F32) $(DEPS) $< $(filter %.o,$^) -o $@ -lm
+SHIM_SAN = $(call LIB,san) build/cuda_kernels_san.o build/cuda_host_san.o
+ALL_SAN  = $(TESTS_SAN) $(CUDA_SAN:%=cuda_%)
+$(ALL_SAN:%=build/test_%_san.o): build/test_%_san.o: tests/test_%.c build/flags
+	$(T) $(SAN_F32) $(LESS) $(DEPS) -c $< -o $@
+$(ALL_SAN:%=build/test_%_san): build/test_%_san: build/test_%_san.o $(SHIM_SAN)
+	$(CXX) $(SAN) $^ -o $@ -lm -lpthread
+build/fuzz_io_san.o: tests/fuzz_io.c build/flags
+	$(T) $(SAN_F32) $(DEPS) -c $< -o $@
+build/fuzz_io_san: build/fuzz_io_san.o $(SHIM_SAN)
+	$(CXX) $(SAN) $^ -o $@ -lm -lpthread
 TSAN := $(shell echo 'int main(void){return 0;}' | $(CC) -fsanitize=thread -x c - -o /dev/null 2>/dev/null && echo threads_tsan)
 build/test_threads_tsan: tests/test_threads.c build/flags
 	$(T) $(CC) -std=c99 $(WARN) -O1 -g1 -fsanitize=thread -DTEST_TSAN -DSEQTX_IMPLEMENTATION $(THREADS) $(DEPS) $< -o $@ -lm
@@ -134,18 +160,16 @@ FMA    := $(shell grep -qm 1 '^flags.* fma ' /proc/cpuinfo 2>/dev/null && echo -
 CXXSHIM = $(CXXHOST) $(FMA) -Wno-unused-function -Wno-unknown-pragmas -Wno-maybe-uninitialized -DSEQTX_CUDA -DSEQTX_CUDA_HOST
 STACK  := $(shell printf 'int main(void){return 0;}' | $(CXX) --param asan-stack=0 -x c++ - -o /dev/null 2>/dev/null && echo --param asan-stack=0 || echo -mllvm -asan-stack=0)
 CUDA_F32 = $(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST
-SAN_CUDA = $(CC) -std=c99 $(WARN) $(SAN) $(LESS) $(STACK) -DSEQTX_CUDA -DSEQTX_CUDA_HOST
-$(eval $(call library,cuda,$$(CUDA_F32)))
-$(eval $(call library,cuda_san,$$(SAN_CUDA)))
+# -O1, as the kernels: what the tests do on the CPU beside them is little
+$(eval $(call library,cuda,$$(CUDA_F32) -O1))
 SHIM     = $(call LIB,cuda) build/cuda_kernels.o build/cuda_host.o
-SHIM_SAN = $(call LIB,cuda_san) build/cuda_kernels_san.o build/cuda_host_san.o
 build/cuda_host.o: tests/cuda_host/cuda_host.cpp build/flags
-	$(T) $(CXXHOST) -O2 $(DEPS) -c $< -o $@
+	$(T) $(CXXHOST) $(FMA) -O3 $(DEPS) -c $< -o $@
 # -O1: most of the time of what runs on it goes to the fibers, which are in cuda_host.o
 build/cuda_kernels.o: tests/inner/seqtx_cuda.cu build/flags
 	$(T) $(CXXSHIM) -O1 $(DEPS) -x c++ -c $< -o $@
 build/cuda_host_san.o: tests/cuda_host/cuda_host.cpp build/flags
-	$(T) $(CXXHOST) -O2 -DCUDA_HOST_ASAN $(DEPS) -c $< -o $@
+	$(T) $(CXXHOST) $(FMA) -O3 -DCUDA_HOST_ASAN $(DEPS) -c $< -o $@
 # of -fsanitize=undefined alignment alone: with shift and overflow these templates take a quarter longer to compile, with all three times as long
 build/cuda_kernels_san.o: tests/inner/seqtx_cuda.cu build/flags
 	$(T) $(CXXSHIM) -fsanitize=address,alignment -fno-sanitize-recover=all -O1 $(STACK) $(DEPS) -x c++ -c $< -o $@
@@ -155,16 +179,12 @@ $(CUDA_NEW:%=build/test_cuda_%.o): build/test_cuda_%.o: tests/test_cuda_%.c buil
 	$(T) $(CUDA_F32) -O1 $(DEPS) -c $< -o $@
 $(patsubst %,build/test_cuda_%.o,$(filter golden_%,$(TESTS_CUDA))): build/test_cuda_%.o: tests/test_%.c build/flags
 	$(T) $(CUDA_F32) -O1 $(DEPS) -DGOLDEN_DEVICE=STX_CUDA -c $< -o $@
-$(CUDA_SAN:%=build/test_cuda_%_san.o): build/test_cuda_%_san.o: tests/test_cuda_%.c build/flags
-	$(T) $(SAN_CUDA) $(DEPS) -c $< -o $@
 $(TESTS_CUDA:%=build/test_cuda_%): build/test_cuda_%: build/test_cuda_%.o $(SHIM)
 	$(CXX) $^ -o $@ -lm -lpthread $(LDLIBS)
-$(CUDA_SAN:%=build/test_cuda_%_san): build/test_cuda_%_san: build/test_cuda_%_san.o $(SHIM_SAN)
-	$(CXX) $(SAN) $^ -o $@ -lm -lpthread
-build/test_shim: tests/cuda_host/test_shim.cpp build/cuda_host.o build/flags
-	$(T) $(CXXHOST) -Wno-unknown-pragmas -O0 $(DEPS) $< build/cuda_host.o -o $@ -lm -lpthread
-build/test_shim_san: tests/cuda_host/test_shim.cpp build/cuda_host_san.o build/flags
-	$(T) $(CXXHOST) -Wno-unknown-pragmas $(SAN) $(LESS) -O0 $(STACK) $(DEPS) $< build/cuda_host_san.o -o $@ -lm -lpthread
+build/test_shim: tests/cuda_host/test_shim.cpp build/cuda_host.o build/lib_$(if $(CBLAS),plain,f32)/seqtx.o build/flags
+	$(T) $(CXXHOST) -Wno-unknown-pragmas -O0 $(DEPS) $< $(filter %.o,$^) -o $@ -lm -lpthread $(LDLIBS)
+build/test_shim_san: tests/cuda_host/test_shim.cpp $(SHIM_SAN) build/flags
+	$(T) $(CXXHOST) -Wno-unknown-pragmas $(SAN) $(LESS) -O0 $(STACK) $(DEPS) $< $(filter %.o,$^) -o $@ -lm -lpthread
 # the trainers on it
 $(TRAINERS:%=%_shim.o): build/%_shim.o: examples/%.c build/flags
 	$(T) $(CUDA_F32) -O1 $(DONE) $(DEPS) -c $< -o $@
@@ -192,6 +212,8 @@ $(foreach t,$(CUDA_SAN),$(call RUN,cuda_$(t)_san,build/test_cuda_$(t)_san,build/
 $(call RUN,cuda_trainer,build/train_attn_span_shim,sh tests/trainer_cuda.sh attn_span build/train_attn_span_shim)
 $(call RUN,cuda_trainer_sru,build/train_sru_shim,sh tests/trainer_cuda.sh sru build/train_sru_shim)
 $(call RUN,cuda_trainer_compressive,build/train_compressive_shim,sh tests/trainer_cuda.sh compressive build/train_compressive_shim)
+$(call RUN,trainer_par,build/train_par build/cuts,sh tests/trainer.sh par build/train_par)
+$(call RUN,cuda_trainer_par,build/train_par_shim,sh tests/trainer_cuda.sh par build/train_par_shim)
 $(call RUN,trainer,build/train_attn_span,sh tests/trainer.sh attn_span build/train_attn_span)
 $(call RUN,trainer_sru,build/train_sru,sh tests/trainer.sh sru build/train_sru)
 $(call RUN,trainer_compressive,build/train_compressive,sh tests/trainer.sh compressive build/train_compressive)
@@ -213,7 +235,7 @@ run-onednn:
 	else sh tests/run.sh --skip onednn 'no dnnl.h, or no libdnnl (ONEDNN_FLAGS, ONEDNN_LIBS)'; fi
 # in the order of the longest chains of work; the rest follows
 FIRST = $(filter cuda_nvcc%,$(RUNS)) $(filter cuda_%_san,$(RUNS)) $(filter cuda_%,$(RUNS)) bf16_san fuzz_io_san form flags \
-	trainer trainer_sru trainer_compressive readme $(filter %_san,$(RUNS)) grad_f64
+	trainer trainer_sru trainer_compressive trainer_par readme $(filter %_san,$(RUNS)) grad_f64
 run-test: $(FIRST:%=run-%) $(RUNS:%=run-%)
 run-quick: $(QUICK:%=run-%)
 .PHONY: run-test run-quick $(RUNS:%=run-%)

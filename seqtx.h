@@ -1100,6 +1100,9 @@ STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix
 /* The same for an optimiser: entries "optim.<k>.<name>", metadata "optim.kind", "optim.step", "optim.skipped". */
 STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o);
 STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
+/* The same of another optimiser in the same file: prefix, at most 64 letters, stands before the names of its numbers and entries. */
+STX_DEF int stx_optim_save_as(stx_writer *w, const stx_optim *o, const char *prefix);
+STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefix);
 
 // >>api: words ---------------------------------------------------------------------------------------------
 
@@ -9683,31 +9686,42 @@ STX_DEF int stx_writer_meta_u64(stx_writer *w, const char *key, uint64_t value) 
     return stx_writer_meta(w, key, t);
 }
 
-STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o) {
-    static const char *const prefix[2] = {"optim.0.", "optim.1."};
+/* "arch." and "optim.0." into "arch.optim.0." */
+static const char *stx__optim_name(char *out, size_t room, const char *prefix, const char *name) {
+    snprintf(out, room, "%.64s%s", prefix, name);
+    return out;
+}
+STX_DEF int stx_optim_save_as(stx_writer *w, const stx_optim *o, const char *prefix) {
+    static const char *const state[2] = {"optim.0.", "optim.1."};
+    char n[96];
     int k;
     if (!o || !stx_ok(o->params->ctx)) return 0;
     stx_optim_sync((stx_optim *)(uintptr_t)o);
-    for (k = 0; k < 2; k++) if (o->state[k] && !stx__save_tensors(w, o->state[k], o->params->name, o->params->count, prefix[k])) return 0;
-    return stx_writer_meta_u64(w, "optim.kind", (uint64_t)o->desc.kind) && stx_writer_meta_u64(w, "optim.step", o->step) &&
-           stx_writer_meta_u64(w, "optim.skipped", o->skipped);
+    for (k = 0; k < 2; k++) if (o->state[k] && !stx__save_tensors(w, o->state[k], o->params->name, o->params->count,
+        stx__optim_name(n, sizeof n, prefix, state[k]))) return 0;
+    return stx_writer_meta_u64(w, stx__optim_name(n, sizeof n, prefix, "optim.kind"), (uint64_t)o->desc.kind) &&
+           stx_writer_meta_u64(w, stx__optim_name(n, sizeof n, prefix, "optim.step"), o->step) &&
+           stx_writer_meta_u64(w, stx__optim_name(n, sizeof n, prefix, "optim.skipped"), o->skipped);
 }
-STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
-    static const char *const prefix[2] = {"optim.0.", "optim.1."};
+STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o) { return stx_optim_save_as(w, o, ""); }
+STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefix) {
+    static const char *const state[2] = {"optim.0.", "optim.1."};
+    char n[96];
     stx_ctx *x = o ? o->params->ctx : NULL;
     stx_update u;
     uint64_t kind, step, skipped;
     int k, copy;
-    if (!stx_ok(x) || !f || !stx_file_meta_u64(x, f, "optim.kind", &kind) || !stx_file_meta_u64(x, f, "optim.step", &step) ||
-        !stx_file_meta_u64(x, f, "optim.skipped", &skipped)) return 0;
+    if (!stx_ok(x) || !f || !stx_file_meta_u64(x, f, stx__optim_name(n, sizeof n, prefix, "optim.kind"), &kind) ||
+        !stx_file_meta_u64(x, f, stx__optim_name(n, sizeof n, prefix, "optim.step"), &step) ||
+        !stx_file_meta_u64(x, f, stx__optim_name(n, sizeof n, prefix, "optim.skipped"), &skipped)) return 0;
     if (kind != (uint64_t)o->desc.kind) {
         stx_fail(x, STX_ERR_FORMAT, "the file holds the state of optimiser %d, this run has %d (1 sgd, 2 adagrad, 3 adam, 4 adamw, 5 "
                  "radam, 6 lamb): use the same", (int)kind, o->desc.kind);
         return 0;
     }
     for (copy = 0; copy < 2; copy++)
-        for (k = 0; k < 2; k++) if (o->state[k] && !stx__load_tensors(x, o->state[k], o->params->name, o->params->count, f, prefix[k],
-            copy)) return 0;
+        for (k = 0; k < 2; k++) if (o->state[k] && !stx__load_tensors(x, o->state[k], o->params->name, o->params->count, f,
+            stx__optim_name(n, sizeof n, prefix, state[k]), copy)) return 0;
     if (!stx__reports(x)) return 0;
     o->step = step;
     o->skipped = skipped;
@@ -9719,6 +9733,7 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
     stx__put_bytes(x, o->update, &u, sizeof u);
     return stx_ok(x);
 }
+STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) { return stx_optim_load_as(o, f, ""); }
 
 // >>words: parameters
 

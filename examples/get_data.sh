@@ -1,7 +1,7 @@
 #!/bin/sh
 # get_data.sh - fetch a language-modelling data set, check it, split it as the papers do
 #
-#     examples/get_data.sh enwik8|text8|wikitext-2|wikitext-103 DIR
+#     examples/get_data.sh enwik8|text8|wikitext-2|wikitext-103|wikitext-2-pieces DIR
 #
 # leaves DIR/train.txt, DIR/valid.txt and DIR/test.txt:
 #
@@ -11,6 +11,11 @@
 #   wikitext-2    wikitext.smerity.com/wikitext-2-v1.zip         wiki.{train,valid,test}.tokens as they come
 #   wikitext-103  wikitext.smerity.com/wikitext-103-v1.zip       the same
 #
+# wikitext-2-pieces is wikitext-2, and besides, made of it as PAR's reference does: DIR/pieces.model and DIR/pieces.vocab, a SentencePiece
+# model of 12,000 pieces, and DIR/ids/train.txt, valid.txt, test.txt, the texts as numbers of pieces, a line a line.
+#
+#     build/train_par --preset reference --data DIR/ids --tokens ids --pieces DIR/pieces.vocab
+#
 # (The first home of WikiText, an S3 bucket of MetaMind, is closed; its author keeps the files at the address above.)
 #
 # What is checked: enwik8 and text8 by size and MD5, as published; WikiText by its published token counts, where every
@@ -18,7 +23,7 @@
 # fetches nothing. Files of the same name with other contents are never overwritten. Everything is made in a temporary
 # directory inside DIR and renamed at the end, so that an interruption leaves nothing half made.
 #
-# Needs: curl or wget; unzip, bsdtar or python3; md5sum, md5, openssl or python3.
+# Needs: curl or wget; unzip, bsdtar or python3; md5sum, md5, openssl or python3; for pieces spm_train and spm_encode of SentencePiece.
 # Disk: about twice the size of the data (enwik8, text8 240 MB; wikitext-2 20 MB; wikitext-103 750 MB).
 #
 # SEQTX_DATA_SOURCE=DIRECTORY takes the archives (named as above) from there instead of the network.
@@ -32,7 +37,7 @@ export LC_ALL
 say() { printf '%s\n' "get_data.sh: $*" >&2; }
 die() { say "$*"; exit 1; }
 usage() {
-    printf '%s\n' "usage: get_data.sh enwik8|text8|wikitext-2|wikitext-103 DIR" \
+    printf '%s\n' "usage: get_data.sh enwik8|text8|wikitext-2|wikitext-103|wikitext-2-pieces DIR" \
                   "fetches a data set and writes DIR/train.txt, DIR/valid.txt and DIR/test.txt"
 }
 have() { command -v "$1" >/dev/null 2>&1; }
@@ -43,6 +48,8 @@ name=$1
 dir=$2
 case $dir in -*) dir=./$dir ;; esac
 
+pieces=
+case $name in *-pieces) [ "$name" != wikitext-2-pieces ] || { pieces=12000; name=wikitext-2; } ;; esac
 kind=bytes
 case $name in
     enwik8)       url=https://mattmahoney.net/dc/enwik8.zip; md5=a1fa5ffddb56f4953e226637dabbb36a ;;
@@ -64,6 +71,9 @@ else missing="$missing${missing:+,} unzip (or bsdtar, or python3)"; fi
 if have md5sum; then hasher=md5sum; elif have md5; then hasher=md5; elif have openssl; then hasher=openssl
 elif have python3; then hasher=python3
 else missing="$missing${missing:+,} md5sum (or md5, openssl, python3)"; fi
+if [ -n "$pieces" ]; then
+    for tool in spm_train spm_encode; do have $tool || missing="$missing${missing:+,} $tool (of SentencePiece; Debian: sentencepiece)"; done
+fi
 [ -z "$missing" ] || die "missing on this machine:$missing; install it and run again"
 
 # unpack ARCHIVE MEMBER >FILE
@@ -117,6 +127,39 @@ check() {
     fi
 }
 
+# the pieces of the texts in DIR, unless they are there; in a directory of their own first, and renamed at the end
+make_pieces() {
+    there=0
+    for file in pieces.model pieces.vocab ids/train.txt ids/valid.txt ids/test.txt; do
+        if [ -f "$dir/$file" ]; then there=$((there + 1)); fi
+    done
+    if [ $there -eq 5 ]; then
+        got=$(wc -l <"$dir/pieces.vocab" | tr -d ' ')
+        [ "$got" = $pieces ] || die "$dir/pieces.vocab has $got pieces, not $pieces: move it, pieces.model and ids away"
+        for part in train valid test; do
+            [ "$(wc -l <"$dir/ids/$part.txt")" = "$(wc -l <"$dir/$part.txt")" ] ||
+                die "$dir/ids/$part.txt has not as many lines as $dir/$part.txt: move it, pieces.model and pieces.vocab away"
+        done
+        say "its pieces are there, too"
+        return 0
+    fi
+    [ $there -eq 0 ] || die "of pieces.model, pieces.vocab and ids/{train,valid,test}.txt only some are in $dir: move them away"
+    [ -d "${work:-}" ] || { work=$dir/.get_data.$$; mkdir "$work" || die "cannot make the directory $work"; trap 'rm -rf "$work"' EXIT; }
+    say "training a SentencePiece model of $pieces pieces: some minutes"
+    ln -s ../train.txt "$work/text" || die "cannot make a link in $work"
+    mkdir "$work/ids" || die "cannot make the directory $work/ids"
+    # names without blanks or commas, whatever DIR is; the library's own options are the reference's where none stands here
+    (cd "$work" && spm_train --input=text --model_prefix=pieces --vocab_size=$pieces --model_type=unigram --normalization_rule_name=nfkc_cf \
+        --user_defined_symbols=@-@ --pad_id=0 --bos_id=1 --eos_id=2 --unk_id=3 --pad_piece='[PAD]' --bos_piece='[BOS]' \
+        --eos_piece='[EOS]' --unk_piece='[UNK]' --minloglevel=1 >spm.log 2>&1) || die "spm_train: $(tail -n 1 "$work/spm.log")"
+    for part in train valid test; do
+        spm_encode --model="$work/pieces.model" --output_format=id <"$dir/$part.txt" >"$work/ids/$part.txt" || die "spm_encode could not cut $part.txt"
+    done
+    mv "$work/ids" "$dir/ids" && mv "$work/pieces.vocab" "$dir/pieces.vocab" && mv "$work/pieces.model" "$dir/pieces.model" ||
+        die "cannot write into $dir"
+    say "its pieces are ready: $dir/pieces.model, $dir/pieces.vocab, and their numbers in $dir/ids"
+}
+
 # ---- is it there already?
 
 there=0
@@ -124,7 +167,11 @@ for part in train valid test; do
     if [ -f "$dir/$part.txt" ]; then there=$((there + 1)); fi
 done
 if [ $there -eq 3 ]; then
-    if check "$dir"; then say "$name is in $dir already, and whole"; exit 0; fi
+    if check "$dir"; then
+        say "$name is in $dir already, and whole"
+        [ -z "$pieces" ] || make_pieces
+        exit 0
+    fi
     die "$dir holds other files ($why): move them away or name another directory"
 fi
 
@@ -184,3 +231,4 @@ for part in train valid test; do
     mv -f "$work/$part.txt" "$dir/$part.txt" || die "cannot write $dir/$part.txt"
 done
 say "$name is ready: $dir/train.txt, $dir/valid.txt, $dir/test.txt"
+[ -z "$pieces" ] || make_pieces

@@ -21,11 +21,15 @@
      STX_TOK_CHARS            the distinct Unicode code points of the training text (strict UTF-8)
      STX_TOK_CHARS, eos       the same; a line end is <eos>. The references' text8: V = 28
      STX_TOK_WORDS            each line split on Unicode white space, then <eos>. The references' WikiText-103: V = 267735
+     STX_TOK_PIECES           each line cut by a SentencePiece model, then its end-of-sentence piece; join_lines: without that one.
+                              The model's library is linked with SEQTX_SENTENCEPIECE and spm.cpp only; decoding needs none
+     STX_TOK_IDS              the text is numbers of pieces, cut elsewhere, with white space between; a .vocab file says what they are
 
    A line ends with \n, \r or \r\n (compact: only \n). Where there is an <eos>, a text that does not end in a line end gets
    one more <eos>, as in the references.
+   Pieces begin words with U+2581, which decodes as a blank; one that stands at the beginning of a line is left to the caller.
    Byte ranges [begin, end) cut one file into training, validation and test part; end = 0 is the end of the file. A limit
-   inside a character or a \r\n (CHARS, WORDS) moves forward to its end; WORDS: to the next word or line. The part that ends
+   inside a character or a \r\n (not BYTES) moves forward to its end; WORDS, PIECES, IDS: to the next word or line. The part that ends
    and the part that begins there move alike: adjoining ranges lose nothing and share nothing.
 
    Everything made here belongs to the caller and must be freed before its context is destroyed. All functions accept NULL for
@@ -66,7 +70,7 @@
    Another kind of token. What knows the kinds: stx__scan_next cuts a text into pieces, stx__range_limit says where a part of a
    file may begin, stx_vocab_decode what stands between pieces, stx__piece_valid which pieces a stored vocabulary of the kind
    may have; the number of a kind is in stored vocabularies, so new ones go to the end. What cuts text elsewhere needs none of
-   that: stx_corpus_wrap takes token ids.
+   that: stx_corpus_wrap takes token ids, and STX_TOK_IDS reads them from a file.
 
    Reading order: stx__scan_next (text to pieces), stx__vocab_count, stx__corpus_fill, stx_batches_next.
 */
@@ -83,7 +87,7 @@ extern "C" {
 
 // >>vocabulary ---------------------------------------------------------------------------------------------
 
-enum { STX_TOK_BYTES, STX_TOK_CHARS, STX_TOK_WORDS };               /* stx_vocab_desc.kind */
+enum { STX_TOK_BYTES, STX_TOK_CHARS, STX_TOK_WORDS, STX_TOK_PIECES, STX_TOK_IDS };      /* stx_vocab_desc.kind */
 enum {                                                              /* stx_vocab_desc.order */
     STX_ORDER_FIRST,            /* first occurrence (Adaptive Span, plain input) */
     STX_ORDER_COUNT_LATER,      /* count, descending; equal counts: LATER first occurrence first (Adaptive Span, adapt_io) */
@@ -101,11 +105,14 @@ typedef struct stx_vocab_desc {     /* zero means default */
     /* Pieces seen fewer times become <unk>; 2 or more always makes an <unk>. 0: keep all; then a piece that is not in the
        vocabulary is an error later, unless the text itself has the word <unk>. */
     uint64_t min_count;
+    const char *pieces;         /* PIECES: a SentencePiece .model; IDS: a .vocab, a line a piece: its text, then a tab and anything */
+    int      join_lines;        /* PIECES: line ends are no token (the reference of PAR) */
 } stx_vocab_desc;
 
 typedef struct stx_vocab stx_vocab;
 
-/* Builds a vocabulary from the bytes [begin, end) of a file. d = NULL: bytes. Plain bytes read no file: path may be NULL.
+/* Builds a vocabulary from the bytes [begin, end) of a file. d = NULL: bytes. Plain bytes, PIECES and IDS do not read it: path may be
+   NULL.
    NULL and an error when the file cannot be read, the range is empty or outside, or the text is not UTF-8 (CHARS, WORDS). */
 STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *d, const char *path, uint64_t begin, uint64_t end);
 STX_DEF void stx_vocab_free(stx_vocab *v);
@@ -144,8 +151,8 @@ STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *
 STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n, uint64_t raw_bytes);
 STX_DEF void stx_corpus_close(stx_corpus *c);
 STX_DEF size_t   stx_corpus_size(const stx_corpus *c);              /* tokens */
-/* Bytes of the text behind the tokens. True bits per byte of the raw text, whatever the kind:
-   (nats per token) / ln 2 * stx_corpus_size / stx_corpus_bytes. */
+/* Bytes of the text behind the tokens; IDS: of the decoded text, for the other is not known. True bits per byte of the raw text,
+   whatever the kind: (nats per token) / ln 2 * stx_corpus_size / stx_corpus_bytes. */
 STX_DEF uint64_t stx_corpus_bytes(const stx_corpus *c);
 /* out[i] = token pos + i, i < n. 1; or 0 and an error when that is not inside the corpus. */
 STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *out);
@@ -154,13 +161,25 @@ STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *
 
 enum { STX_BATCH_END, STX_BATCH_OK, STX_BATCH_FRESH };
 enum { STX_EVAL_ALL, STX_EVAL_LITERAL };
+enum {                                                              /* stx_batches_desc.how */
+    STX_BATCH_STREAMS,          /* B streams that go through the text, then again from a random one of the first T places */
+    STX_BATCH_ROLL,             /* ... then again from place 0, where each stream has been turned by a random number of tokens, which it
+                                   has been from the start (Transformer-XL by NVIDIA); what is left of less than T is not read */
+    STX_BATCH_RECORDS           /* the records of the reference of PAR, see below */
+};
 
 typedef struct stx_batches_desc {
     size_t   B;                 /* streams, over all ranks; required */
     size_t   T;                 /* block length; required */
-    uint64_t seed;              /* of the positions after a wrap */
+    uint64_t seed;              /* of the positions after a wrap, of how streams are turned */
     size_t   rank, world;       /* this process of how many (0 of 1). Rank r has rows [r B/W, (r+1) B/W) */
+    int      how;               /* STX_BATCH_STREAMS */
+    size_t   first, count;      /* only these tokens of the corpus; count 0: all behind first */
 } stx_batches_desc;
+/* Records: the text is cut in blocks of S = T + 1 tokens, one behind the other, what is left at the end is dropped: blocks = tokens / S.
+   With stride = blocks / B, row b of record q is block q + b stride, q = 0 .. blocks - (B-1) stride - 1; the last records run into the
+   blocks that the next row began with. x: a block's first T tokens, y: its last T; so its first token is no target, and its last one is
+   never seen. What is remembered ends with the last record. */
 
 typedef struct stx_batches_state {      /* what a resumed run needs */
     uint64_t p, wraps;          /* position in the streams, wraps so far */
@@ -174,11 +193,13 @@ typedef struct stx_batches stx_batches;
 STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c, const stx_batches_desc *d);
 STX_DEF void stx_batches_free(stx_batches *b);
 STX_DEF size_t stx_batches_rows(const stx_batches *b);              /* rows of this rank, R = B / world */
-STX_DEF size_t stx_batches_stream(const stx_batches *b);            /* n, tokens of a stream */
+STX_DEF size_t stx_batches_stream(const stx_batches *b);            /* n, tokens of a stream; of records: T for each */
+/* Blocks of an epoch, from the start to the first wrap. Without errors; 0 when there are none: for a corpus that may be NULL. */
+STX_DEF size_t stx_batches_epoch(const stx_corpus *c, const stx_batches_desc *d);
 
 /* Training block: x[r,t] = row[p+t], y[r,t] = row[p+1+t], both (R,T). STX_BATCH_FRESH: it does not continue the last one
    (first block, or after a wrap), reset the memories. STX_BATCH_OK: it does. STX_BATCH_END: only in error.
-   After a block p += T; when p >= n - T then p = uniform integer in [0, min(T, n-T)) (the reference of 1905.07799 forgets the
+   Streams: after a block p += T; when p >= n - T then p = uniform integer in [0, min(T, n-T)) (the reference of 1905.07799 forgets the
    minimum), drawn from (seed, wraps): the same on every rank and after a resume. */
 STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y);
 STX_DEF stx_batches_state stx_batches_get(const stx_batches *b);
@@ -187,10 +208,29 @@ STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s);   /* 0 and an 
 /* Evaluation pass, from position 0, in order; it has its own cursor and does not move the training position.
      STX_EVAL_ALL      every target except the first token of each stream, once; the last block may be shorter
      STX_EVAL_LITERAL  blocks at 0, T, 2T, .. until p >= n - T, full blocks only (the reference: misses up to T targets)
+   Records have their own rule: all of them, in order. Streams that are turned in training are not in evaluation.
    next_eval writes (R,t) and t = *T_this <= T, packed; STX_BATCH_FRESH for the first block, STX_BATCH_OK for the others,
    STX_BATCH_END (t = 0) after the last one. */
 STX_DEF void stx_batches_rewind(stx_batches *b, int rule);
 STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t *T_this);
+
+// >>sentencepiece ------------------------------------------------------------------------------------------
+
+/* A SentencePiece model through its library: spm.cpp, compiled with a C++ compiler and linked with -lsentencepiece. text.h calls the
+   first five where SEQTX_SENTENCEPIECE is defined. Errors are written into err. */
+enum { STX_PIECE_TEXT, STX_PIECE_CONTROL, STX_PIECE_UNKNOWN, STX_PIECE_BYTE };     /* what a piece decodes to: itself, nothing, U+2047, a
+                                                                                      byte */
+
+/* A model as it stands in its file; NULL and err */
+void  *stx_spm_open(const void *model, size_t n, char *err, size_t room);
+void   stx_spm_close(void *spm);
+/* Its V pieces; the numbers of its end of sentence and its unknown piece, -1: none */
+size_t stx_spm_size(const void *spm, int32_t *eos, int32_t *unk);
+const char *stx_spm_piece(const void *spm, size_t id, size_t *len, int *type);
+/* A line of text (UTF-8, without its end) to ids, which stay until the next call. 0: err. Nothing is added, nothing drawn at random. */
+int    stx_spm_encode(void *spm, const char *line, size_t n, const int32_t **ids, size_t *count, char *err, size_t room);
+/* Trains a model with n of the library's own options, as input, model_prefix, vocab_size, and their values; 0: err */
+int    stx_spm_train(const char *const *names, const char *const *values, size_t n, char *err, size_t room);
 
 #ifdef __cplusplus
 }
@@ -221,7 +261,7 @@ static int stx__is_white(uint32_t c) {
 typedef struct {
     const unsigned char *s;     /* n bytes, read up to i */
     size_t n, i;
-    int kind, eos;              /* STX_TOK_..; whether a line end is <eos> */
+    int kind, eos;              /* STX_TOK_.., not PIECES; whether a line end is <eos> */
     int final;                  /* whether a text that does not end in a line end gets an <eos> */
     int open;                   /* there was something after the last line end */
 } stx__scan;
@@ -252,7 +292,7 @@ static int stx__scan_next(stx__scan *c, const unsigned char **piece, size_t *len
         c->open = 1;
         i = c->i;
         c->i += k;
-        if (c->kind == STX_TOK_WORDS) {
+        if (c->kind >= STX_TOK_WORDS) {
             if (stx__is_white(u)) continue;
             while (c->i < c->n) {
                 if ((k = stx_utf8(c->s + c->i, c->n - c->i, &u)) == 0) return -1;
@@ -323,6 +363,12 @@ struct stx_vocab {
     stx__dict d;
     unsigned char *pool;                /* the bytes of all pieces */
     int32_t byte_id[256];               /* BYTES: what a byte becomes, -1 when it is not in the vocabulary */
+    unsigned char *type;                /* PIECES, IDS: STX_PIECE_.. of each piece, */
+    unsigned char *text;                /* .. what all decode to, */
+    size_t *text_at, *text_n;           /* .. and where of it, and how long, each one is */
+    unsigned char *model;               /* PIECES: the SentencePiece model, of so many bytes, */
+    size_t model_n;
+    void *spm;                          /* .. and opened; NULL in a build without the library */
 };
 
 static void stx__dict_free(stx__dict *d) {
@@ -449,6 +495,205 @@ static void stx__bad_utf8(stx_ctx *x, const char *where, uint64_t at, unsigned c
              "kind bytes", where, (unsigned long long)at, c);
 }
 
+// >>pieces
+
+/* What a piece decodes to, and how long it is: at most as long as the piece, or 5 bytes. */
+static size_t stx__piece_text(const stx_vocab *v, int32_t id, unsigned char *out) {
+    static const unsigned char blank[] = "\xe2\x96\x81", unknown[] = " \xe2\x81\x87 ";
+    const unsigned char *s = v->d.p[id].s;
+    size_t n = v->d.p[id].n, i, k = 0;
+    if (v->type[id] == STX_PIECE_CONTROL) return 0;
+    if (v->type[id] == STX_PIECE_UNKNOWN) { memcpy(out, unknown, 5); return 5; }
+    if (v->type[id] == STX_PIECE_BYTE) {                    /* <0x41>; the form was checked */
+        static const char hex[] = "0123456789ABCDEF";
+        out[0] = (unsigned char)((strchr(hex, s[3]) - hex) * 16 + (strchr(hex, s[4]) - hex));
+        return 1;
+    }
+    for (i = 0; i < n; k++)
+        if (n - i >= 3 && !memcmp(s + i, blank, 3)) { out[k] = ' '; i += 3; }
+        else out[k] = s[i++];
+    return k;
+}
+/* A byte piece is <0x00> to <0xFF>. */
+static int stx__piece_byte(const unsigned char *s, size_t n) {
+    return n == 6 && !memcmp(s, "<0x", 3) && s[5] == '>' && s[3] && s[4] && strchr("0123456789ABCDEF", s[3]) && strchr("0123456789ABCDEF",
+        s[4]);
+}
+/* The library opens v->model, if there is a library. 0 with the error set. */
+static int stx__pieces_open(stx_vocab *v, const char *who) {
+#ifdef SEQTX_SENTENCEPIECE
+    char err[256];
+    v->spm = stx_spm_open(v->model, v->model_n, err, sizeof err);
+    if (!v->spm) stx_fail(v->x, STX_ERR_FORMAT, "%s is no SentencePiece model: %s", who, err);
+    return v->spm != NULL;
+#else
+    (void)v; (void)who;
+    return 1;
+#endif
+}
+/* A vocabulary of pieces with what they are; p and type are copied. eos, unk: -1: none. */
+static stx_vocab *stx__pieces_make(stx_ctx *x, int kind, int has_eos, const stx__piece *p, const unsigned char *type, size_t V,
+                                   int32_t eos, int32_t unk, const void *model, size_t model_n) {
+    stx_vocab *v = stx__vocab_make(x, kind, 0, has_eos, p, V);
+    size_t i, bytes = 1;
+    if (!v) return NULL;
+    v->eos = eos;
+    v->unk = unk;
+    for (i = 0; i < v->d.n; i++) bytes += v->d.p[i].n + 5;
+    v->type = (unsigned char *)stx_block(x, V);
+    v->text = (unsigned char *)stx_block(x, bytes);
+    v->text_at = (size_t *)stx_block(x, V * sizeof *v->text_at);
+    v->text_n = (size_t *)stx_block(x, V * sizeof *v->text_n);
+    v->model = model_n ? (unsigned char *)stx_block(x, model_n) : NULL;
+    if (!v->type || !v->text || !v->text_at || !v->text_n || (model_n && !v->model)) { stx_vocab_free(v); return NULL; }
+    memcpy(v->type, type, V);
+    for (bytes = i = 0; i < v->d.n; bytes += v->text_n[i++]) {
+        v->text_at[i] = bytes;
+        v->text_n[i] = stx__piece_text(v, (int32_t)i, v->text + bytes);
+        if ((int32_t)i == eos) { v->text[bytes] = '\n'; v->text_n[i] = 1; }
+    }
+    if (model_n) memcpy(v->model, model, model_n);
+    v->model_n = model_n;
+    return v;
+}
+/* The pieces of a SentencePiece model. */
+static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char *path, int join_lines) {
+#ifdef SEQTX_SENTENCEPIECE
+    stx_vocab *v = NULL;
+    char err[256];
+    int32_t eos, unk;
+    void *spm = stx_spm_open(m->data, m->size, err, sizeof err);
+    size_t V = spm ? stx_spm_size(spm, &eos, &unk) : 0, i;
+    stx__piece *p = V ? (stx__piece *)stx_block(x, V * sizeof *p) : NULL;
+    unsigned char *type = V ? (unsigned char *)stx_block(x, V) : NULL;
+    if (!spm) stx_fail(x, STX_ERR_FORMAT, "%s is no SentencePiece model: %s", path, err);
+    else if (!join_lines && eos < 0)
+        stx_fail(x, STX_ERR_FORMAT, "%s has no piece for the end of a sentence, which line ends become; train it with one, or use "
+                 "join_lines "
+                 "(--join-lines)", path);
+    else if (p && type) {
+        for (i = 0; i < V; i++) {
+            int what;
+            p[i].s = (const unsigned char *)stx_spm_piece(spm, i, &p[i].n, &what);
+            type[i] = (unsigned char)(what == STX_PIECE_BYTE && !stx__piece_byte(p[i].s, p[i].n) ? STX_PIECE_TEXT : what);
+        }
+        v = stx__pieces_make(x, STX_TOK_PIECES, !join_lines, p, type, V, eos, unk, m->data, m->size);
+        if (v && v->d.n != V) {
+            stx_fail(x, STX_ERR_FORMAT, "%s has a piece twice", path);
+            stx_vocab_free(v);
+            v = NULL;
+        }
+    }
+    stx_block_free(x, p);
+    stx_block_free(x, type);
+    if (v) v->spm = spm;
+    else if (spm) stx_spm_close(spm);
+    return v;
+#else
+    (void)m; (void)join_lines;
+    stx_fail(x, STX_ERR_ARG, "%s: a SentencePiece model needs its library, which is not in this build (make SENTENCEPIECE=1); or cut the "
+             "text "
+             "elsewhere and give the pieces' numbers (--tokens ids)", path);
+    return NULL;
+#endif
+}
+/* The pieces of a .vocab file. It does not say what they are: control pieces are known by their brackets. */
+static stx_vocab *stx__pieces_of_list(stx_ctx *x, const stx_map *m, const char *path) {
+    static const char *const control[] = {"<s>", "</s>", "<eos>", "<pad>", "[PAD]", "[BOS]", "[EOS]", "[CLS]", "[SEP]", "[MASK]"};
+    const unsigned char *s = m->data, *end = s + m->size;
+    stx_vocab *v = NULL;
+    stx__piece *p;
+    unsigned char *type;
+    size_t V = 0, n, i, k;
+    int32_t eos = -1, unk = -1;
+    for (i = 0; i < m->size; i++) V += s[i] == '\n' || i == m->size - 1;
+    if (!V) { stx_fail(x, STX_ERR_FORMAT, "%s is empty; give a .vocab file, a line a piece", path); return NULL; }
+    p = (stx__piece *)stx_block(x, V * sizeof *p);
+    type = (unsigned char *)stx_block(x, V);
+    for (i = 0; p && type && i < V; i++, s += n + 1) {
+        for (n = 0; s + n < end && s[n] != '\n';) n++;
+        for (k = 0; k < n && s[k] != '\t' && (s[k] != '\r' || k + 1 < n);) k++;
+        p[i].s = s;
+        p[i].n = k;
+        type[i] = STX_PIECE_TEXT;
+        if (!k) { stx_fail(x, STX_ERR_FORMAT, "%s: line %zu has no piece", path, i + 1); break; }
+        if (stx__piece_byte(s, k)) type[i] = STX_PIECE_BYTE;
+        if (k == 5 && (!memcmp(s, "<unk>", 5) || !memcmp(s, "[UNK]", 5)) && unk < 0) { type[i] = STX_PIECE_UNKNOWN; unk = (int32_t)i; }
+        for (n = 0; n < sizeof control / sizeof *control; n++)
+            if (strlen(control[n]) == k && !memcmp(control[n], s, k)) {
+                type[i] = STX_PIECE_CONTROL;
+                if (eos < 0 && (n == 1 || n == 2 || n == 6)) eos = (int32_t)i;
+            }
+        for (n = k; s + n < end && s[n] != '\n';) n++;
+    }
+    if (stx_ok(x)) v = stx__pieces_make(x, STX_TOK_IDS, 0, p, type, V, eos, unk, NULL, 0);
+    if (v && v->d.n != V) {
+        stx_fail(x, STX_ERR_FORMAT, "%s has a piece twice", path);
+        stx_vocab_free(v);
+        v = NULL;
+    }
+    stx_block_free(x, p);
+    stx_block_free(x, type);
+    return v;
+}
+static stx_vocab *stx__pieces_build(stx_ctx *x, const stx_vocab_desc *d) {
+    stx_vocab *v = NULL;
+    stx_map m;
+    if (!d->pieces || !*d->pieces) {
+        stx_fail(x, STX_ERR_ARG, "pieces are known from a file: give %s (--pieces)", d->kind == STX_TOK_IDS ?
+                 "a .vocab" : "a SentencePiece .model");
+        return NULL;
+    }
+    if (!stx_map_open(x, &m, d->pieces)) return NULL;
+    v = d->kind == STX_TOK_IDS ? stx__pieces_of_list(x, &m, d->pieces) : stx__pieces_of_model(x, &m, d->pieces, d->join_lines);
+    stx_map_close(&m);
+    return v;
+}
+/* Text to pieces, line by line, into a growing array of the context: *n ids in *ids, which has room for *room. final: a text that does
+   not end in a line end gets one. 0 with the error set; where and base are for it. */
+static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t len, int final, const char *where, uint64_t base,
+                              int32_t **ids, size_t *n, size_t *room) {
+    size_t at = 0;
+    *n = 0;
+    if (!v->spm) {
+        stx_fail(v->x, STX_ERR_ARG, "%s: this vocabulary cuts text by SentencePiece, which is not in this build (make SENTENCEPIECE=1)",
+                 where);
+        return 0;
+    }
+    while (at < len) {
+        size_t k, i, count = 0;
+        const int32_t *got = NULL;
+        uint32_t u;
+        int ended;
+        for (i = at; i < len && s[i] != '\n' && s[i] != '\r'; i += k)
+            if ((k = stx_utf8(s + i, len - i, &u)) == 0) { stx__bad_utf8(v->x, where, base + i, s[i]); return 0; }
+#ifdef SEQTX_SENTENCEPIECE
+        if (i > at) {
+            char err[256];
+            if (!stx_spm_encode(v->spm, (const char *)s + at, i - at, &got, &count, err, sizeof err)) {
+                stx_fail(v->x, STX_ERR_FORMAT, "%s: the line at byte %llu cannot be cut: %s", where, (unsigned long long)(base + at), err);
+                return 0;
+            }
+        }
+#endif
+        ended = i < len || final;
+        if (*room - *n < count + 1) {
+            size_t more = (*n + count + 1) * 2 > 1024 ? (*n + count + 1) * 2 : 1024;
+            int32_t *wider = more < SIZE_MAX / 2 / sizeof *wider ? (int32_t *)stx_block(v->x, more * sizeof *wider) : NULL;
+            if (!wider) { stx_fail(v->x, STX_ERR_MEMORY, "%s: %zu tokens are too many", where, *n); return 0; }
+            if (*n) memcpy(wider, *ids, *n * sizeof *wider);
+            stx_block_free(v->x, *ids);
+            *ids = wider;
+            *room = more;
+        }
+        if (count) memcpy(*ids + *n, got, count * sizeof *got);
+        *n += count;
+        if (ended && v->has_eos) (*ids)[(*n)++] = v->eos;
+        at = i + (i < len) + (i + 1 < len && s[i] == '\r' && s[i + 1] == '\n');
+    }
+    return 1;
+}
+
 /* Drops the pieces seen less than min_count times in favour of <unk>, which is made when the text has none. */
 static int stx__dict_prune(stx__dict *d, uint64_t min_count) {
     int32_t unk = stx__dict_add(d, stx__unk, STX__SPECIAL);
@@ -506,14 +751,15 @@ STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *desc, const
     if (!stx_ok(x)) return NULL;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    if (d.kind < STX_TOK_BYTES || d.kind > STX_TOK_WORDS || d.order < STX_ORDER_FIRST || d.order > STX_ORDER_COUNT_EARLIER) {
-        stx_fail(x, STX_ERR_ARG, "stx_vocab_build: kind %d, order %d; wanted are STX_TOK_BYTES .. STX_TOK_WORDS and STX_ORDER_FIRST .. "
+    if (d.kind < STX_TOK_BYTES || d.kind > STX_TOK_IDS || d.order < STX_ORDER_FIRST || d.order > STX_ORDER_COUNT_EARLIER) {
+        stx_fail(x, STX_ERR_ARG, "stx_vocab_build: kind %d, order %d; wanted are STX_TOK_BYTES .. STX_TOK_IDS and STX_ORDER_FIRST .. "
                  "STX_ORDER_COUNT_EARLIER", d.kind, d.order);
         return NULL;
     }
     d.compact = d.compact != 0;
     d.eos = d.eos != 0;
     if (d.kind == STX_TOK_BYTES && !d.compact) return stx__vocab_bytes(x);
+    if (d.kind >= STX_TOK_PIECES) return stx__pieces_build(x, &d);
     if (!path) { stx_fail(x, STX_ERR_ARG, "stx_vocab_build: the path is NULL; give the training text"); return NULL; }
     if (!stx_map_open(x, &m, path)) return NULL;
     if (stx__range(x, &m, path, d.kind, begin, end, &b, &e)) v = stx__vocab_count(x, &d, m.data + b, e - b, path, b);
@@ -524,6 +770,14 @@ STX_DEF void stx_vocab_free(stx_vocab *v) {
     if (!v) return;
     stx__dict_free(&v->d);
     stx_block_free(v->x, v->pool);
+    stx_block_free(v->x, v->type);
+    stx_block_free(v->x, v->text);
+    stx_block_free(v->x, v->text_at);
+    stx_block_free(v->x, v->text_n);
+    stx_block_free(v->x, v->model);
+#ifdef SEQTX_SENTENCEPIECE
+    if (v->spm) stx_spm_close(v->spm);
+#endif
     stx_block_free(v->x, v);
 }
 STX_DEF int stx_vocab_kind(const stx_vocab *v) { return v ? v->kind : 0; }
@@ -543,7 +797,17 @@ STX_DEF const char *stx_vocab_piece(const stx_vocab *v, int32_t id, size_t *len)
 static int32_t stx__vocab_id(const stx_vocab *v, const unsigned char *piece, size_t len, const char *where, uint64_t at) {
     static const char *const what[] = {"byte", "character", "word"};
     char q[STX_QUOTE];
-    int32_t id = stx__dict_find(&v->d, piece, len);
+    int32_t id;
+    if (v->kind == STX_TOK_IDS) {
+        size_t i;
+        uint64_t n = 0;
+        for (i = 0; i < len && i < 12 && piece[i] >= '0' && piece[i] <= '9'; i++) n = n * 10 + (uint64_t)(piece[i] - '0');
+        if (i == len && n < v->d.n) return (int32_t)n;
+        stx_fail(v->x, STX_ERR_FORMAT, "%s: '%s' at byte %llu is no number of a piece, 0 to %zu; a text of ids is such numbers with white "
+                 "space between", where, stx_quote(q, piece, len), (unsigned long long)at, v->d.n - 1);
+        return -1;
+    }
+    id = stx__dict_find(&v->d, piece, len);
     if (id < 0) id = v->unk;
     if (id < 0)
         stx_fail(v->x, STX_ERR_FORMAT, "%s: the %s '%s' at byte %llu is not in the vocabulary (%zu pieces); build the vocabulary from a "
@@ -561,6 +825,14 @@ STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len
     if ((len && !text) || (cap && !out)) {
         stx_fail(v->x, STX_ERR_ARG, "stx_vocab_encode: text or out is NULL");
         return STX_NPOS;
+    }
+    if (v->kind == STX_TOK_PIECES) {
+        int32_t *ids = NULL;
+        size_t room = 0;
+        int done = stx__pieces_encode(v, (const unsigned char *)text, len, 0, "the text to encode", 0, &ids, &n, &room);
+        if (done && n && cap) memcpy(out, ids, (n < cap ? n : cap) * sizeof *out);
+        stx_block_free(v->x, ids);
+        return done ? n : STX_NPOS;
     }
     stx__scan_begin(&c, v->kind, v->has_eos, 0, (const unsigned char *)text, len);
     while ((r = stx__scan_next(&c, &piece, &k)) > 0) {
@@ -589,6 +861,7 @@ STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n
             return STX_NPOS;
         }
         if (ids[i] == v->eos) { s = "\n"; k = 1; }
+        else if (v->type) { s = (const char *)v->text + v->text_at[ids[i]]; k = v->text_n[ids[i]]; }
         if (at < cap) memcpy(out + at, s, k < cap - at ? k : cap - at);
         at += k;
         if (v->kind == STX_TOK_WORDS && ids[i] != v->eos) {
@@ -610,12 +883,14 @@ static unsigned char *stx__little_put(unsigned char *o, uint64_t v, size_t n) {
     return o;
 }
 /* Blob: "STXV", version 1, kind, flags (1 compact, 2 eos), 0, V as 8 bytes, then per piece its length as 4 bytes and its
-   bytes; little-endian. */
+   bytes; PIECES, IDS: then what each one is, a byte each, the numbers of eos and unk + 1 as 4 bytes each, the length of the model as 8
+   bytes and the model; little-endian. */
 STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap) {
     unsigned char *o = (unsigned char *)out;
     size_t n = 16, i;
     if (!v) return 0;
     for (i = 0; i < v->d.n; i++) n += 4 + v->d.p[i].n;
+    if (v->type) n += v->d.n + 16 + v->model_n;
     if (!out || cap < n) return n;
     memcpy(o, "STXV\1", 5);
     o[5] = (unsigned char)v->kind;
@@ -626,6 +901,13 @@ STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap) {
         memcpy(o, v->d.p[i].s, v->d.p[i].n);
         o += v->d.p[i].n;
     }
+    if (v->type) {
+        memcpy(o, v->type, v->d.n);
+        o = stx__little_put(o + v->d.n, (uint64_t)(v->eos + 1), 4);
+        o = stx__little_put(o, (uint64_t)(v->unk + 1), 4);
+        o = stx__little_put(o, v->model_n, 8);
+        if (v->model_n) memcpy(o, v->model, v->model_n);
+    }
     return n;
 }
 
@@ -634,12 +916,31 @@ static int stx__piece_valid(int kind, int has_eos, const unsigned char *s, size_
     size_t i, k;
     uint32_t u;
     int special = (n == STX__SPECIAL && !memcmp(s, stx__unk, n)) || (has_eos && stx__is_eos(s, n));
+    if (kind >= STX_TOK_PIECES) return n > 0;
     if (special || !n) return special;
     if (kind == STX_TOK_BYTES) return n == 1 && *s != '\n';
     for (i = 0; i < n; i += k)
         if ((k = stx_utf8(s + i, n - i, &u)) == 0 || (kind == STX_TOK_WORDS ? stx__is_white(u) : k != n) ||
             (has_eos && (u == '\n' || u == '\r'))) return 0;
     return 1;
+}
+/* What stands behind the pieces: n bytes at s. NULL and *why when it is not that. */
+static stx_vocab *stx__pieces_load(stx_ctx *x, int kind, int has_eos, const stx__piece *p, size_t V, const unsigned char *s, size_t n,
+                                   const char **why) {
+    const unsigned char *type = s;
+    uint64_t eos, unk, model;
+    size_t i;
+    if (n < 16 || n - 16 < V) { *why = "it is cut short"; return NULL; }
+    s += V;
+    eos = stx__little(s, 4); unk = stx__little(s + 4, 4); model = stx__little(s + 8, 8);
+    s += 16;
+    n -= 16 + V;
+    if (model != n || (kind == STX_TOK_PIECES) != (n > 0)) *why = "its size does not fit its length";
+    else if (eos > V || unk > V || (has_eos && !eos)) *why = "it names a piece that it does not have";
+    for (i = 0; i < V && !*why; i++)
+        if (type[i] > STX_PIECE_BYTE || (type[i] == STX_PIECE_BYTE && !stx__piece_byte(p[i].s, p[i].n)))
+            *why = "it has a piece that its kind cannot have";
+    return *why ? NULL : stx__pieces_make(x, kind, has_eos, p, type, V, (int32_t)eos - 1, (int32_t)unk - 1, s, n);
 }
 STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
     const unsigned char *s = (const unsigned char *)blob;
@@ -660,8 +961,8 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
     has_eos = s[6] >> 1;
     V = stx__little(s + 8, 8);
     if (s[4] != 1 || s[7]) why = "it was written by another version";
-    else if (kind > STX_TOK_WORDS || has_eos > 1 || (kind == STX_TOK_BYTES ? has_eos != compact : compact) ||
-             (kind == STX_TOK_WORDS && !has_eos))
+    else if (kind > STX_TOK_IDS || has_eos > 1 || (kind == STX_TOK_BYTES ? has_eos != compact : compact) ||
+             (kind == STX_TOK_WORDS && !has_eos) || (kind == STX_TOK_IDS && has_eos))
         why = "its kind and flags do not fit together";
     else if (!V || V > 0x7FFFFFFF || V > (len - 16) / 5) why = "its size does not fit its length";
     else if (kind == STX_TOK_BYTES && !compact) {
@@ -678,9 +979,14 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
             p[i].n = n;
             at += 4 + n;
         }
-        if (!why && at != len) why = "there is something behind its end";
-        if (!why) v = stx__vocab_make(x, kind, compact, has_eos, p, (size_t)V);
+        if (!why && kind >= STX_TOK_PIECES) v = stx__pieces_load(x, kind, has_eos, p, (size_t)V, s + at, len - at, &why);
+        else if (!why && at != len) why = "there is something behind its end";
+        else if (!why) v = stx__vocab_make(x, kind, compact, has_eos, p, (size_t)V);
         if (v && v->d.n != (size_t)V) why = "it has a piece twice";
+        if (v && !why && v->model_n && !stx__pieces_open(v, "the model of a stored vocabulary")) {
+            stx_vocab_free(v);
+            v = NULL;
+        }
         stx_block_free(x, p);
     }
     if (why) {
@@ -705,12 +1011,27 @@ struct stx_corpus {
     uint64_t raw;
 };
 
+/* The same for PIECES, which nobody wants to cut twice. */
+static int stx__corpus_pieces(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n, const char *path, size_t base) {
+    int32_t *ids = NULL;
+    size_t room = 0, i;
+    int ok = stx__pieces_encode(v, s, n, 1, path, base, &ids, &c->size, &room);
+    if (ok && v->d.n <= 65536) {
+        c->tok16 = (uint16_t *)stx_block(c->x, (c->size + 1) * sizeof *c->tok16);
+        for (i = 0; c->tok16 && i < c->size; i++) c->tok16[i] = (uint16_t)ids[i];
+        stx_block_free(c->x, ids);
+        return c->tok16 != NULL;
+    }
+    c->tok32 = ids;
+    return ok;
+}
 /* Tokens of [b, e) into the corpus: counts them, allocates, fills. */
 static int stx__corpus_fill(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n, const char *path, size_t base) {
     stx__scan k;
     const unsigned char *piece;
     size_t len, i;
     int r;
+    if (v->kind == STX_TOK_PIECES) return stx__corpus_pieces(c, v, s, n, path, base);
     stx__scan_begin(&k, v->kind, v->has_eos, 1, s, n);
     while ((r = stx__scan_next(&k, &piece, &len)) > 0) c->size++;
     if (r < 0) { stx__bad_utf8(c->x, path, (uint64_t)base + k.i, s[k.i]); return 0; }
@@ -725,6 +1046,8 @@ static int stx__corpus_fill(stx_corpus *c, const stx_vocab *v, const unsigned ch
         if (c->tok16) c->tok16[i] = (uint16_t)id;
         else c->tok32[i] = id;
     }
+    if (v->kind == STX_TOK_IDS)
+        for (c->raw = 0, i = 0; i < c->size; i++) c->raw += v->text_n[c->tok16 ? c->tok16[i] : c->tok32[i]];
     return 1;
 }
 STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *path, uint64_t begin, uint64_t end) {
@@ -804,43 +1127,67 @@ STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *
 struct stx_batches {
     stx_ctx *x;
     const stx_corpus *c;
-    size_t T, n, row0, rows;
+    size_t T, n, row0, rows;        /* n: tokens of a stream, from one row to the next */
+    size_t first;                   /* token of the corpus at which the first stream begins */
+    size_t records;                 /* STX_BATCH_RECORDS: how many; p is T a record */
+    int how;
     uint64_t seed;
     stx_batches_state s;
     size_t eval;                    /* position of the evaluation pass */
     int rule;
 };
 
+/* Tokens of a corpus that a desc is about; 0: none */
+static size_t stx__batches_tokens(const stx_corpus *c, const stx_batches_desc *d) {
+    size_t left = c && d->first < c->size ? c->size - d->first : 0;
+    return d->count && d->count < left ? d->count : left;
+}
+
 STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c, const stx_batches_desc *d) {
     stx_batches *b;
-    size_t world;
+    size_t world, tokens;
     if (!stx_ok(x) || !c) return NULL;
-    if (!d || !d->B || !d->T) {
-        stx_fail(x, STX_ERR_ARG, "stx_batches_create: B = %zu streams of blocks of T = %zu tokens; both must be at least 1", d ? d->B : 0,
-                 d ? d->T : 0);
+    if (!d || !d->B || !d->T || d->how < STX_BATCH_STREAMS || d->how > STX_BATCH_RECORDS) {
+        stx_fail(x, STX_ERR_ARG, "stx_batches_create: B = %zu streams of blocks of T = %zu tokens, how %d; both must be at least 1, and "
+                 "how "
+                 "STX_BATCH_STREAMS .. STX_BATCH_RECORDS", d ? d->B : 0, d ? d->T : 0, d ? d->how : 0);
         return NULL;
     }
+    if (d->first > c->size || d->count > c->size - d->first) {
+        stx_fail(x, STX_ERR_ARG, "stx_batches_create: tokens %zu to %zu + %zu of %zu: make first and count fit the corpus", d->first,
+                 d->first,
+                 d->count, c->size);
+        return NULL;
+    }
+    tokens = stx__batches_tokens(c, d);
     world = d->world ? d->world : 1;
     if (d->rank >= world || d->B % world) {
         stx_fail(x, STX_ERR_ARG, "stx_batches_create: B = %zu streams cannot be shared by rank %zu of %zu; make B a multiple of the number "
                  "of ranks", d->B, d->rank, world);
         return NULL;
     }
-    if (d->T >= c->size / d->B) {
+    if (d->T >= tokens / d->B) {
         size_t T1 = d->T + 1;
         if (!T1 || d->B > SIZE_MAX / T1)
             stx_fail(x, STX_ERR_ARG, "the data are too short: %zu tokens for %zu streams of blocks of %zu, more than can be counted; use a "
-                     "smaller batch size or block length", c->size, d->B, d->T);
+                     "smaller batch size or block length", tokens, d->B, d->T);
         else
             stx_fail(x, STX_ERR_ARG, "the data are too short: %zu tokens, and %zu streams of blocks of %zu need at least %zu = B (T + 1); "
-                     "use more data, or a smaller batch size or block length", c->size, d->B, d->T, d->B * T1);
+                     "use more data, or a smaller batch size or block length", tokens, d->B, d->T, d->B * T1);
         return NULL;
     }
     if ((b = (stx_batches *)stx_block(x, sizeof *b)) == NULL) return NULL;
     b->x = x;
     b->c = c;
     b->T = d->T;
-    b->n = c->size / d->B;
+    b->how = d->how;
+    b->first = d->first;
+    b->n = tokens / d->B;
+    if (d->how == STX_BATCH_RECORDS) {
+        size_t blocks = tokens / (d->T + 1);
+        b->n = blocks / d->B * (d->T + 1);
+        b->records = blocks - (d->B - 1) * (blocks / d->B);
+    }
     b->rows = d->B / world;
     b->row0 = d->rank * b->rows;
     b->seed = d->seed;
@@ -851,28 +1198,60 @@ STX_DEF void stx_batches_free(stx_batches *b) {
     if (b) stx_block_free(b->x, b);
 }
 STX_DEF size_t stx_batches_rows(const stx_batches *b) { return b ? b->rows : 0; }
-STX_DEF size_t stx_batches_stream(const stx_batches *b) { return b ? b->n : 0; }
-static int stx__batches_read(const stx_batches *b, size_t p, size_t T, int32_t *x, int32_t *y) {
-    size_t r;
-    for (r = 0; r < b->rows; r++) {
-        size_t at = (b->row0 + r) * b->n + p;
-        if (!stx_corpus_read(b->c, at, T, x + r * T) || !stx_corpus_read(b->c, at + 1, T, y + r * T)) return 0;
+STX_DEF size_t stx_batches_stream(const stx_batches *b) { return !b ? 0 : b->records ? b->records * b->T : b->n; }
+STX_DEF size_t stx_batches_epoch(const stx_corpus *c, const stx_batches_desc *d) {
+    size_t n, blocks, T;
+    if (!c || !d || !d->B || !d->T || d->T == SIZE_MAX) return 0;
+    T = d->T;
+    n = stx__batches_tokens(c, d);
+    blocks = n / (T + 1);
+    if (d->how == STX_BATCH_RECORDS) return blocks < d->B ? 0 : blocks - (d->B - 1) * (blocks / d->B);
+    n /= d->B;
+    return n <= T ? 0 : (n - T + T - 1) / T;            /* until p >= n - T */
+}
+/* Where a stream that is turned begins, in the epoch that the seed and the wraps name */
+static size_t stx__batches_turn(const stx_batches *b, size_t row, int eval) {
+    uint32_t u[4];
+    if (b->how != STX_BATCH_ROLL || eval) return 0;
+    stx_philox(b->seed ^ STX__BATCH_STREAM, row + 1, b->s.wraps, u);
+    return (size_t)(((uint64_t)u[1] << 32 | u[0]) % b->n);
+}
+/* n tokens of a stream from place p on, where the stream is a ring */
+static int stx__batches_ring(const stx_batches *b, size_t row, size_t p, size_t n, int32_t *out) {
+    size_t k;
+    for (; n; n -= k, out += k, p = 0) {
+        k = b->n - p < n ? b->n - p : n;
+        if (!stx_corpus_read(b->c, b->first + row * b->n + p, k, out)) return 0;
     }
     return 1;
 }
+static int stx__batches_read(const stx_batches *b, size_t p, size_t T, int eval, int32_t *x, int32_t *y) {
+    size_t r;
+    if (b->records) p = p / b->T * (b->T + 1);
+    for (r = 0; r < b->rows; r++) {
+        size_t row = b->row0 + r, at = b->first + row * b->n + p, turn = stx__batches_turn(b, row, eval);
+        if (turn) {
+            if (!stx__batches_ring(b, row, (turn + p) % b->n, T, x + r * T)
+                || !stx__batches_ring(b, row, (turn + p + 1) % b->n, T, y + r * T)) return 0;
+        } else if (!stx_corpus_read(b->c, at, T, x + r * T) || !stx_corpus_read(b->c, at + 1, T, y + r * T)) return 0;
+    }
+    return 1;
+}
+/* Is the training position p behind the last block? */
+static int stx__batches_end(const stx_batches *b, uint64_t p) { return b->records ? p >= b->records * b->T : p >= b->n - b->T; }
 STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y) {
     int fresh;
     if (!b || !stx_ok(b->x)) return STX_BATCH_END;
     if (!x || !y) { stx_fail(b->x, STX_ERR_ARG, "stx_batches_next: x or y is NULL"); return STX_BATCH_END; }
-    if (!stx__batches_read(b, (size_t)b->s.p, b->T, x, y)) return STX_BATCH_END;
+    if (!stx__batches_read(b, (size_t)b->s.p, b->T, 0, x, y)) return STX_BATCH_END;
     fresh = b->s.fresh;
     b->s.fresh = 0;
     b->s.p += b->T;
-    if (b->s.p >= b->n - b->T) {
+    if (stx__batches_end(b, b->s.p)) {
         uint32_t u[4];
         uint64_t most = b->T < b->n - b->T ? b->T : b->n - b->T;
         stx_philox(b->seed ^ STX__BATCH_STREAM, 0, ++b->s.wraps, u);
-        b->s.p = ((uint64_t)u[1] << 32 | u[0]) % most;
+        b->s.p = b->how == STX_BATCH_STREAMS ? ((uint64_t)u[1] << 32 | u[0]) % most : 0;
         b->s.fresh = 1;
     }
     return fresh ? STX_BATCH_FRESH : STX_BATCH_OK;
@@ -884,7 +1263,8 @@ STX_DEF stx_batches_state stx_batches_get(const stx_batches *b) {
 }
 STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s) {
     if (!b || !stx_ok(b->x)) return 0;
-    if (s.p >= b->n - b->T || s.fresh < 0 || s.fresh > 1 || (!s.fresh && s.p < b->T)) {
+    if (stx__batches_end(b, s.p) || s.fresh < 0 || s.fresh > 1 || (!s.fresh && s.p < b->T)
+        || (b->how != STX_BATCH_STREAMS && (s.p % b->T || s.fresh != (s.p == 0)))) {
         stx_fail(b->x, STX_ERR_ARG, "stx_batches_set: position %llu (%s) cannot be in streams of %zu tokens and blocks of %zu; resume with "
                  "the data, batch size and block length of the saved run, or start at position 0", (unsigned long long)s.p,
                  s.fresh ? "fresh" : "continued", b->n, b->T);
@@ -907,9 +1287,9 @@ STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t
         return STX_BATCH_END;
     }
     p = b->eval;
-    if (p >= (b->rule == STX_EVAL_LITERAL ? b->n - b->T : b->n - 1)) return STX_BATCH_END;
-    T = b->T < b->n - 1 - p ? b->T : b->n - 1 - p;
-    if (!stx__batches_read(b, p, T, x, y)) return STX_BATCH_END;
+    if (b->records ? p >= b->records * b->T : p >= (b->rule == STX_EVAL_LITERAL ? b->n - b->T : b->n - 1)) return STX_BATCH_END;
+    T = b->records || b->T < b->n - 1 - p ? b->T : b->n - 1 - p;
+    if (!stx__batches_read(b, p, T, 1, x, y)) return STX_BATCH_END;
     *T_this = T;
     b->eval = p + T;
     return p ? STX_BATCH_OK : STX_BATCH_FRESH;

@@ -359,7 +359,7 @@ typedef struct {
     const char *help;
     double      min, max;  /* bounds, included; both zero: none but the type's own; TR_INF: none on this side */
     int         open;      /* reals only: TR_OPEN_MIN, TR_OPEN_MAX or both exclude the bound */
-    const char *choices;   /* choice: "adagrad|sgd|adam" */
+    const char *choices;   /* choice: "adagrad|sgd|adam"; of other types: more names */
     int         keep;      /* TR_LOCAL .. */
     int         from;      /* out: TR_FROM_... */
     char       *own;       /* out: a text's copy; see tr_options_free */
@@ -377,6 +377,13 @@ typedef struct {
 #define TR_TEXT(name, keep, to, help)            {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 0, 0, NULL, keep, 0, NULL}
 #define TR_FLAG(name, keep, to, help)            {name, TR_T_FLAG, TR_TO(int, to), help, 0, 0, 0, NULL, keep, 0, NULL}
 #define TR_CHOICE(name, keep, to, choices, help) {name, TR_T_CHOICE, TR_TO(int, to), help, 0, 0, 0, choices, keep, 0, NULL}
+/* The same with other names that the option answers to, "d-model|n-embd" */
+#define TR_SIZE_ALSO(name, also, keep, to, min, max, help)       {name, TR_T_SIZE, TR_TO(uint64_t, to), help, min, max, 0, also, keep, 0, \
+    NULL}
+#define TR_REAL_ALSO(name, also, keep, to, open, min, max, help) {name, TR_T_REAL, TR_TO(double, to), help, min, max, open, also, keep, \
+    0, NULL}
+#define TR_TEXT_ALSO(name, also, keep, to, help)                 {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 0, 0, also, keep, 0, \
+    NULL}
 #define TR_END                                   {NULL, TR_T_END, NULL, NULL, 0, 0, 0, NULL, 0, 0, NULL}
 
 typedef struct {
@@ -412,6 +419,14 @@ TR_DEF tr_opt *tr_find_option(const tr_options *o, const char *name, size_t n) {
     tr_opt *p;
     for (p = o->opt; p->type != TR_T_END; p++)
         if (p->type != TR_T_GROUP && tr_same_name(name, n, p->name)) return p;
+    for (p = o->opt; p->type != TR_T_END; p++) {
+        const char *s = p->type != TR_T_CHOICE ? p->choices : NULL;
+        size_t len;
+        for (; s != NULL; s = s[len] ? s + len + 1 : NULL) {
+            len = strcspn(s, "|");
+            if (len == n && tr_same(name, s, n)) return p;
+        }
+    }
     return NULL;
 }
 
@@ -1802,12 +1817,13 @@ TR_DEF uint64_t tr_peak_rss(void) {
 #include "../seqtx.h"
 #include "text.h"
 
-enum { TR_BYTES, TR_COMPACT, TR_CHARS, TR_WORDS };              /* tr_lm_opt.tokens */
+enum { TR_BYTES, TR_COMPACT, TR_CHARS, TR_WORDS, TR_SPM, TR_IDS };      /* tr_lm_opt.tokens */
 enum { TR_AUTO, TR_BPC, TR_PPL, TR_WORD_PPL };                  /* tr_lm_opt.unit */
 
 typedef struct {
-    const char *data, *checkpoint, *best, *log, *tensorboard, *prompt;
-    int         tokens, unit, eval_only, no_train, threads, precision, device, tf32, no_graph, tune, dry_run, list_presets, version;
+    const char *data, *pieces, *checkpoint, *best, *log, *tensorboard, *prompt;
+    int         tokens, join_lines, reading, unit, eval_only, no_train, threads, precision, device, tf32, no_graph, tune, dry_run,
+        list_presets, version;
     uint64_t    seed, steps, min_count, eval_batch_sz, eval_every, eval_blocks, save_every, log_every, gpu, vocab, generate, top_k,
                 update_every, update_after, random_segments, sample_every, sample_prime, sample_length;
     double      max_memory, temperature, top_p;
@@ -1821,8 +1837,12 @@ typedef struct {
     TR_GROUP("Data"), \
     TR_TEXT("data", TR_HINT, &(o).data, "a text file (last 5 % test, 5 % before them validation), or a directory with train.txt, " \
         "valid.txt, test.txt; a checkpoint remembers it"), \
-    TR_CHOICE("tokens", TR_MODEL, &(o).tokens, "bytes|bytes-compact|chars|words", \
-        "what a token is; compact: bytes that occur, newline is <eos>"), \
+    TR_CHOICE("tokens", TR_MODEL, &(o).tokens, "bytes|bytes-compact|chars|words|spm|ids", \
+        "what a token is; compact: bytes that occur, newline is <eos>; spm: pieces that a SentencePiece model finds; ids: the text is " \
+        "numbers of pieces with white space between"), \
+    TR_TEXT("pieces", TR_HINT | TR_LATER, &(o).pieces, "spm: the .model (in programs built with SENTENCEPIECE=1); ids: a .vocab, a " \
+        "piece a line; a checkpoint holds what was in it"), \
+    TR_FLAG("join-lines", TR_MODEL | TR_LATER, &(o).join_lines, "spm: line ends are no token (the reference of PAR)"), \
     TR_SIZE("min-count", TR_MODEL, &(o).min_count, 0, TR_INF, "words or characters seen fewer times become <unk>; 2 or more makes an " \
         "<unk> for what is new"), \
     TR_CHOICE("data-unit", TR_FREE, &(o).unit, "auto|bpc|ppl|word-ppl", "report bits per byte, perplexity of a token, or of a word " \
@@ -1941,6 +1961,12 @@ struct tr_lm {
     stx_real    *grads;           /* all gradients as one block, where steps go without an update, else NULL */
     size_t       grads_size;
     uint64_t     print;           /* of the training text: a run goes on with the same one only */
+    size_t       use;             /* tokens of the training text, from its beginning, that are for the weights; 0: all */
+    int        (*save_more)(tr_lm *t, stx_writer *w);       /* what else a checkpoint holds; NULL: nothing. Set by make */
+    int        (*load_more)(tr_lm *t, const stx_file *f);
+    int          no_evaluation;   /* a run that does not train tells nothing but what kind->learned says */
+    int          more_figures;    /* where perplexity of a token is reported: that of a word, too, and the mean of the batches' */
+    double       batch_ppl;       /* that mean, of the last evaluation: TensorFlow's habit, at least the perplexity */
     int          unit;            /* what is reported: TR_BPC, TR_PPL or TR_WORD_PPL */
     double       word_count[3];   /* TR_WORD_PPL: of each text */
     double       best;            /* of the evaluations so far; NaN: none */
@@ -1970,10 +1996,13 @@ TR_DEF int tr_lm_refuse(const tr_lm *t) {
 TR_DEF int tr_lm_why(tr_lm *t) {
     return tr_fail(t->err, TR_ERR, "%s%s", stx_error_code(t->x) == STX_ERR_MEMORY ? "--max-memory: " : "", stx_error(t->x));
 }
+TR_DEF double tr_lm_word_ppl(const tr_lm *t, const stx_corpus *text, double nll) {
+    return exp(nll * (double)stx_corpus_size(text) / t->word_count[text == t->text[0] ? 0 : text == t->text[1] ? 1 : 2]);
+}
 TR_DEF double tr_lm_metric(const tr_lm *t, const stx_corpus *text, double nll) {
     double n = (double)stx_corpus_size(text);
     if (t->unit == TR_PPL) return exp(nll);      /* of the mean, not the mean of exponentials */
-    if (t->unit == TR_WORD_PPL) return exp(nll * n / t->word_count[text == t->text[0] ? 0 : text == t->text[1] ? 1 : 2]);
+    if (t->unit == TR_WORD_PPL) return tr_lm_word_ppl(t, text, nll);
     return nll / log(2.0) * n / (double)stx_corpus_bytes(text);
 }
 TR_DEF const char *tr_lm_unit(const tr_lm *t) { return t->unit == TR_BPC ? "bpb" : t->unit == TR_PPL ? "ppl" : "word_ppl"; }
@@ -1989,7 +2018,7 @@ TR_DEF double tr_lm_word_count(const tr_lm *t, const stx_corpus *text) {
         if (!stx_corpus_read(text, at, m, id)) return 0;
         for (i = 0; i < m; i++) {
             const char *s = stx_vocab_piece(t->vocab, id[i], &len);
-            if (stx_vocab_kind(t->vocab) == STX_TOK_WORDS) {
+            if (stx_vocab_kind(t->vocab) >= STX_TOK_WORDS) {
                 words += id[i] != stx_vocab_eos(t->vocab);
                 marked += len >= 3 && !memcmp(s, "\xe2\x96\x81", 3);
                 continue;
@@ -2100,7 +2129,9 @@ TR_DEF int tr_lm_data(tr_lm *t) {
     if (!t->vocab) {
         stx_vocab_desc d;
         memset(&d, 0, sizeof d);
-        d.kind = o->tokens == TR_CHARS ? STX_TOK_CHARS : o->tokens == TR_WORDS ? STX_TOK_WORDS : STX_TOK_BYTES;
+        d.kind = o->tokens >= TR_CHARS ? STX_TOK_CHARS + (o->tokens - TR_CHARS) : STX_TOK_BYTES;
+        d.pieces = o->pieces;
+        d.join_lines = o->join_lines;
         d.compact = o->tokens == TR_COMPACT;
         d.eos = o->tokens == TR_CHARS;
         d.min_count = o->min_count;
@@ -2125,7 +2156,7 @@ TR_DEF int tr_lm_data(tr_lm *t) {
 TR_DEF int tr_lm_batches(tr_lm *t, uint64_t B, uint64_t T) {
     stx_batches_desc d;
     memset(&d, 0, sizeof d);
-    d.B = B; d.T = T; d.seed = t->opt->seed;
+    d.B = B; d.T = T; d.seed = t->opt->seed; d.how = t->opt->reading; d.count = t->use;
     t->batches = stx_batches_create(t->x, t->text[0], &d);
     if (t->batches || stx_error_code(t->x) == STX_ERR_MEMORY) return 1;
     return tr_fail(t->err, TR_ERR, "--data %s, --batch-sz %llu, --block-sz %llu: %s", t->opt->data, (unsigned long long)B,
@@ -2171,7 +2202,7 @@ TR_DEF int tr_lm_size(tr_lm *t) {
         else if (B > 1 && may) { if (!tr_lm_suggest(t, "batch-sz", B / 2)) return 0; }
         else break;
     }
-    if (!tr_lm_decided(t, "steps") && !tr_lm_decided(t, "niter")) {
+    if (!tr_lm_decided(t, "steps") && !tr_lm_decided(t, "niter") && !tr_lm_decided(t, "epochs")) {
         seen /= (double)B * (double)T * (double)tr_lm_number(t, "update-param-freq", 1);
         if (!tr_lm_suggest(t, "steps", seen < 100 ? 100 : (uint64_t)seen)) return 0;
     }
@@ -2246,7 +2277,7 @@ TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
         snprintf(text, sizeof text, "%.17g", t->best);
         ok = stx_writer_meta(w, "best", text);
     }
-    ok = ok && stx_params_save(w, t->lm.params, "") && stx_optim_save(w, t->optim);
+    ok = ok && stx_params_save(w, t->lm.params, "") && stx_optim_save(w, t->optim) && (!t->save_more || t->save_more(t, w));
     if (ok && tr_lm_pending(t))
         ok = stx_writer_meta_u64(w, "grads.pending", tr_lm_pending(t)) && stx_writer_meta_u64(w, "grads.every", t->opt->update_every)
             && stx_writer_add_numbers(w, "grads", 1, &t->grads_size, t->grads);
@@ -2338,7 +2369,7 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     size_t part;
     char prefix[64];
     const char *best = stx_file_meta(f, "best");
-    if (!stx_params_load(t->lm.params, f, "")) return 0;
+    if (!stx_params_load(t->lm.params, f, "") || (t->load_more && !t->load_more(t, f))) return 0;
     if (!stx_file_meta_u64(x, f, "step", &t->step)) return 0;
     t->first = t->step;
     if (best && !tr_read_real(best, &t->best)) { stx_fail(x, STX_ERR_FORMAT, "metadata \"best\" is no number"); return 0; }
@@ -2551,21 +2582,25 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     int32_t *in = (int32_t *)malloc(B * T * sizeof *in), *out = (int32_t *)malloc(B * T * sizeof *out);
     size_t n, whole = stx_corpus_size(text);      /* no window reaches further than the text */
     void *state = t->lm.state_create(t->lm.model, B, t->eval_window < whole ? t->eval_window : whole);
-    double sum = 0, count = 0;
-    uint64_t k;
+    double sum = 0, count = 0, exps = 0;
+    uint64_t k = 0;
     memset(&d, 0, sizeof d);
     d.B = B; d.T = T;
+    if (t->opt->reading == STX_BATCH_RECORDS) d.how = STX_BATCH_RECORDS;
     b = stx_batches_create(t->x, text, &d);
     if (!in || !out) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a batch of %zu x %zu tokens", B, T);
     else if (b) {
         stx_batches_rewind(b, t->eval_literal ? STX_EVAL_LITERAL : STX_EVAL_ALL);
         for (k = 0; (!blocks || k < blocks) && stx_batches_next_eval(b, in, out, &n) != STX_BATCH_END && !tr_stop_requested(); k++) {
+            double nll;
             stx_begin(t->x, STX_EVAL);
-            sum += stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, in, B, n), stx_tokens(t->x, out, B, n), state,
-                                             state)) * (double)(B * n);
+            nll = stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, in, B, n), stx_tokens(t->x, out, B, n), state, state));
+            sum += nll * (double)(B * n);
+            exps += exp(nll);
             count += (double)(B * n);
         }
     }
+    t->batch_ppl = k ? exps / (double)k : (double)NAN;
     free(in);
     free(out);
     stx_batches_free(b);
@@ -2579,13 +2614,15 @@ TR_DEF FILE *tr_lm_results(const tr_lm *t) { return t->opt->generate ? stderr : 
 TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, uint64_t blocks) {
     static const char *const split[3] = {"train", "valid", "test"};
     double m;
-    char tag[40], *line = t->result;
+    int more = t->more_figures && t->unit == TR_PPL;
+    char tag[40], figures[96] = "", *line = t->result;
     if (tr_stop_requested()) return 1;
     if (!stx_ok(t->x) || !tr_lm_begin(t)) return 0;
     if (part == 1) { t->evaluated = t->step; t->blocks = blocks; }
     m = tr_lm_metric(t, t->text[part], nll);
-    snprintf(t->result, sizeof t->result, "step %llu: %s %s %.4f (loss %.4f%s)", (unsigned long long)t->step, split[part],
-        tr_lm_unit(t), m, nll, blocks ? ", part of the text" : "");
+    if (more) snprintf(figures, sizeof figures, ", %.2f a word, mean of batches %.4f", tr_lm_word_ppl(t, t->text[part], nll), t->batch_ppl);
+    snprintf(t->result, sizeof t->result, "step %llu: %s %s %.4f (loss %.4f%s%s)", (unsigned long long)t->step, split[part],
+        tr_lm_unit(t), m, nll, figures, blocks ? ", part of the text" : "");
     tr_term_close(&t->term);      /* the progress line of this step stays above it */
     if (t->last && tr_lm_results(t) == stdout) printf("%s\n", line);
     else tr_say(&t->term, "%s", line);
@@ -2594,6 +2631,10 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, uint64_t 
     tr_log_str(&t->log, "split", split[part]);
     tr_log_num(&t->log, "loss", nll);
     tr_log_num(&t->log, tr_lm_unit(t), m);
+    if (more) {
+        tr_log_num(&t->log, "word_ppl", tr_lm_word_ppl(t, t->text[part], nll));
+        tr_log_num(&t->log, "batch_ppl", t->batch_ppl);
+    }
     tr_log_int(&t->log, "step", t->step);
     tr_log_int(&t->log, "tokens", (uint64_t)scored);
     tr_lm_note(t, t->log.err, tr_log_end(&t->log));
@@ -2601,6 +2642,10 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, uint64_t 
     tr_lm_point(t, tag, m);
     snprintf(tag, sizeof tag, "%s/loss%s", split[part], blocks ? "_of_part" : "");
     tr_lm_point(t, tag, nll);
+    if (more) {
+        snprintf(tag, sizeof tag, "%s/ppl_of_batches%s", split[part], blocks ? "_of_part" : "");
+        tr_lm_point(t, tag, t->batch_ppl);
+    }
     return 1;
 }
 
@@ -2618,16 +2663,18 @@ TR_DEF int tr_lm_evaluate(tr_lm *t, int part, uint64_t blocks, double *nll) {
 
 /* ---- generation: what samples in training need, too */
 
-/* Tokens as text; *end: its last byte, if there is any (NULL: not wanted). */
+/* Tokens as text; *end: the last byte before, and then theirs. The blank of a piece that begins a line is left out. */
 TR_DEF void tr_lm_write(tr_lm *t, FILE *to, const int32_t *ids, size_t n, char *end) {
     char piece[4096];
     size_t i, len;
     for (i = 0; i < n; i++) {
+        int skip;
         len = stx_vocab_decode(t->vocab, ids + i, 1, piece, sizeof piece);
         if (len == STX_NPOS) return;
         if (len > sizeof piece) len = sizeof piece;
-        fwrite(piece, 1, len, to);
-        if (len && end) *end = piece[len - 1];
+        skip = stx_vocab_kind(t->vocab) > STX_TOK_WORDS && len && *piece == ' ' && (*end == '\n' || *end == ' ');
+        fwrite(piece + skip, 1, len - (size_t)skip, to);
+        if (len) *end = piece[len - 1];
     }
 }
 /* Draws n tokens from logits on and writes them. */
@@ -2729,14 +2776,15 @@ TR_DEF int tr_lm_show_sample(tr_lm *t) {
     size_t n = stx_corpus_size(text), prime = o->sample_prime < n ? (size_t)o->sample_prime : n;
     int32_t *ids = (int32_t *)malloc(prime * sizeof *ids);
     void *gen = ids ? t->lm.gen_create(t->lm.model, 1, t->eval_window) : NULL;
+    char end = '\n';
     uint32_t r[4];
     stx_philox(o->seed, t->step, 0x73616d706c65u, r);      /* "sample" */
     if (!ids) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a sample");
     if (gen && stx_corpus_read(text, r[0] % (n - prime + 1), prime, ids)) {
         tr_say(&t->term, "--- step %llu, the model goes on from held-out text at ==>", (unsigned long long)t->step);
-        tr_lm_write(t, stderr, ids, prime, NULL);
+        tr_lm_write(t, stderr, ids, prime, &end);
         fputs("==>", stderr);
-        tr_lm_draw(t, gen, t->lm.gen_feed(gen, ids, prime), o->sample_length, r[1], stderr, NULL);
+        tr_lm_draw(t, gen, t->lm.gen_feed(gen, ids, prime), o->sample_length, r[1], stderr, &end);
         fputs("\n---\n", stderr);
     }
     t->lm.gen_free(gen);
@@ -2807,13 +2855,14 @@ TR_DEF int tr_lm_sample(tr_lm *t, void *gen) {
         ids = (int32_t *)malloc(n * sizeof *ids);
         if (!ids) { stx_fail(t->x, STX_ERR_MEMORY, "no memory for the prompt"); return 0; }
         stx_vocab_encode(t->vocab, t->prompt, t->prompt_len, ids, n);
-        fwrite(t->prompt, 1, t->prompt_len, stdout);
-        end = t->prompt[t->prompt_len - 1];
+        if (stx_vocab_kind(t->vocab) == STX_TOK_IDS) tr_lm_write(t, stdout, ids, n, &end);
+        else fwrite(t->prompt, 1, t->prompt_len, stdout), end = t->prompt[t->prompt_len - 1];
         if (stx_vocab_kind(t->vocab) == STX_TOK_WORDS) putchar(' ');
         logits = t->lm.gen_feed(gen, ids, n);
         free(ids);
     } else {
         if (token < 0) token = stx_vocab_find(t->vocab, "\n", 1);
+        if (token < 0) token = stx_vocab_find(t->vocab, "\xe2\x96\x81.", 4);
         if (token < 0) token = 0;
         logits = t->lm.gen_feed(gen, &token, 1);
     }
@@ -2892,13 +2941,14 @@ TR_DEF int tr_lm_check(tr_lm *t) {
         return tr_fail(t->err, TR_ERR, "--best and --checkpoint are the same file");
     return t->kind->check(t);
 }
-/* --data-unit word-ppl: counts the words */
+/* --data-unit word-ppl, and where more figures are wanted: counts the words */
 TR_DEF int tr_lm_words(tr_lm *t) {
     int part;
-    for (part = 0; part < 3 && t->unit == TR_WORD_PPL; part++) {
+    for (part = 0; part < 3 && (t->unit == TR_WORD_PPL || (t->unit == TR_PPL && t->more_figures)); part++) {
         if (!t->text[part]) continue;
         t->word_count[part] = tr_lm_word_count(t, t->text[part]);
-        if (!(t->word_count[part] > 0)) return tr_fail(t->err, TR_ERR, "--data-unit word-ppl: a text without words");
+        if (t->unit == TR_WORD_PPL && !(t->word_count[part] > 0)) return tr_fail(t->err, TR_ERR, "--data-unit word-ppl: a text without "
+            "words");
     }
     return 1;
 }
@@ -2914,9 +2964,9 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
     ok = ok && (!more || tr_lm_data(t));
     if (ok && t->training && !f) ok = tr_lm_size(t) && tr_lm_check(t);
     if (ok && t->training && o->best && !t->text[1]) ok = tr_fail(t->err, TR_ERR, "--best: there is no validation text");
-    t->unit = o->unit ? o->unit : o->tokens == TR_WORDS ? TR_PPL : TR_BPC;
-    if (ok) ok = tr_lm_words(t);
+    t->unit = o->unit ? o->unit : o->tokens >= TR_WORDS ? TR_PPL : TR_BPC;
     if (ok) t->kind->plan(t);
+    if (ok) ok = tr_lm_words(t);
     ok = ok && t->kind->make(t);
     if (ok && f && !tr_lm_load(t, f)) ok = tr_fail(t->err, TR_ERR, "%s: %s", o->checkpoint, stx_error(t->x));
     stx_file_close(f);
@@ -2942,7 +2992,7 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
         t->kind->train(t);
         ok = tr_lm_trained(t);
     }
-    if (ok && !tr_stop_requested() && (t->training || evaluating)) {
+    if (ok && !tr_stop_requested() && (t->training || (evaluating && !t->no_evaluation))) {
         t->last = 1;
         if (t->evaluated != t->step || t->blocks != blocks) ok = tr_lm_evaluate(t, 1, blocks, &nll);
         else if (tr_lm_results(t) == stdout) printf("%s\n", t->result);      /* --best wanted it already */

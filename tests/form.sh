@@ -7,7 +7,7 @@
 #   CC, CXX: compilers to try besides gcc, clang, g++, clang++.   KEEP=1 keeps the work directory.
 # With every compiler: -fsyntax-only in all ways (static too: -Wmissing-prototypes finds what is not); with the last the quick start as a program. With the first of each language: what links with what.
 # The core's objects are made once and shared by the families. Optimised by gcc with the same warnings is the Makefile's library (float and
-# double, -O3), by clang tests/flags.sh (-O2), in C and one unit tests/readme.sh (-O2); by g++ here.
+# double, -O3), by clang tests/flags.sh (-O2), in C and one unit tests/readme.sh (-O1); by g++ here.
 cd "$(dirname "$0")/.." || exit 1
 root=$(pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-form.XXXXXX") || exit 1
@@ -80,8 +80,10 @@ forms() {           # of header $1
             s="$cc -std=$std $base -fsyntax-only"
             job pass "$h $cc $std: declarations only" "$s $main && $s -DSEQTX_DOUBLE $main"
             [ "$std" = c99 ] || $whole || continue
-            job pass "$h $cc $std: implementation" "$s -DFORM_IMPLEMENT $main"
-            job pass "$h $cc $std: double" "$s -DFORM_IMPLEMENT -DSEQTX_DOUBLE $main"
+            # of a family its own part: with the core's in one unit it is in "static" and the quick start
+            macro=-DFORM_IMPLEMENT; $whole || macro=-DSEQTX_${family}_IMPLEMENTATION
+            job pass "$h $cc $std: implementation" "$s $macro $main"
+            job pass "$h $cc $std: double" "$s $macro -DSEQTX_DOUBLE $main"
         done
         $whole && job pass "$h $cc: system headers that show all" "$cc -std=gnu11 -D_GNU_SOURCE $base -fsyntax-only -DFORM_IMPLEMENT $main"
         $whole && job pass "$h $cc: without threads, double" "$cc -std=c99 $base -fsyntax-only -DSEQTX_NO_THREADS -DSEQTX_DOUBLE -DFORM_IMPLEMENT $main"

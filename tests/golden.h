@@ -6,6 +6,8 @@ static const char *dir = "tests/golden";
 #ifndef GOLDEN_DEVICE               /* STX_CUDA: the same vectors for the GPU */
   #define GOLDEN_DEVICE STX_CPU
 #endif
+/* On a GPU the number of threads changes nothing, and recomputation is of the same kernels: not all of it is repeated there */
+static inline int golden_cpu(void) { return GOLDEN_DEVICE == STX_CPU; }
 static inline stx_ctx *golden_ctx(int threads) {
     stx_desc d;
     memset(&d, 0, sizeof d);

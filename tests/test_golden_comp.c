@@ -308,7 +308,7 @@ int main(int argc, char **argv) {
     for (i = 1; i <= 85; i++) {
         snprintf(name, sizeof name, "comp_%02d", i);
         model_case(name, 0, 1 + i % 3, 0);
-        model_case(name, 1, 1, i % 2);
+        if (golden_cpu() || i % 5 == 0) model_case(name, 1, 1, i % 2);
     }
     curve();
     greedy("comp_a", 4, "5 2 0 2 5 2 5 5 2 9 5 0 5 5 5 5");

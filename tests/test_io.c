@@ -1042,8 +1042,8 @@ static void test_vocab_errors(void) {
     CHECK(!stx_vocab_build(x, &d, path, 99, 0)); ERROR(STX_ERR_ARG, "99 to 12");
     CHECK(!stx_vocab_build(x, &d, path, UINT64_MAX, UINT64_MAX)); ERROR(STX_ERR_ARG, "range");
     CHECK(!stx_vocab_build(x, &d, path, 12, 0)); ERROR(STX_ERR_FORMAT, "is empty between");
-    d.kind = 3;
-    CHECK(!stx_vocab_build(x, &d, path, 0, 0)); ERROR(STX_ERR_ARG, "kind 3");
+    d.kind = 5;
+    CHECK(!stx_vocab_build(x, &d, path, 0, 0)); ERROR(STX_ERR_ARG, "kind 5");
     d.kind = STX_TOK_WORDS;
     d.order = -1;
     CHECK(!stx_vocab_build(x, &d, path, 0, 0)); ERROR(STX_ERR_ARG, "order -1");
@@ -1150,7 +1150,8 @@ static void test_ranges(void) {
 static void test_blob(void) {
     static const struct { int kind, compact, eos; uint64_t min_count; const char *text; } k[] = {
         { STX_TOK_BYTES, 0, 0, 0, "x" }, { STX_TOK_BYTES, 1, 0, 0, "abc\nde" }, { STX_TOK_BYTES, 1, 0, 2, "aab\n" },
-        { STX_TOK_CHARS, 0, 0, 0, "a\xC3\xA4\n\r" }, { STX_TOK_CHARS, 0, 1, 2, "aa\xC3\xA4\n" }, { STX_TOK_WORDS, 0, 0, 0, "a bb ccc\n" } };
+        { STX_TOK_CHARS, 0, 0, 0, "a\xC3\xA4\n\r" }, { STX_TOK_CHARS, 0, 1, 2, "aa\xC3\xA4\n" }, { STX_TOK_WORDS, 0, 0, 0, "a bb ccc\n" },
+        { STX_TOK_IDS, 0, 0, 0, "1 0 2\n" } };
     size_t i, j, n;
     int bit;
     for (i = 0; i < sizeof k / sizeof *k; i++) {
@@ -1161,6 +1162,7 @@ static void test_blob(void) {
         d.compact = k[i].compact;
         d.eos = k[i].eos;
         d.min_count = k[i].min_count;
+        if (d.kind == STX_TOK_IDS) d.pieces = put_text("list.vocab", "</s>\t0\n<0x09>\t0\n\xe2\x96\x81" "a\t-1\n");
         v = stx_vocab_build(x, &d, path, 0, 0);
         n = stx_vocab_save(v, NULL, 0);
         blob = (unsigned char *)malloc(n + 1);
@@ -1374,6 +1376,179 @@ static void test_batches(void) {
         CHECK(used == 10);
         stx_corpus_close(c);
     }
+}
+
+/* Records, the rule written once more: blocks of T + 1 without overlap, row b of record q is block q + b stride. */
+static void test_records(void) {
+    static const size_t shapes[][3] = { { 103, 3, 5 }, { 40, 4, 3 }, { 8, 2, 3 }, { 2, 1, 1 }, { 300, 7, 13 }, { 83, 4, 2 } };
+    size_t k, i, q, r, t;
+    for (k = 0; k < sizeof shapes / sizeof *shapes; k++) {
+        size_t first = k % 2 * 50, N = shapes[k][0], B = shapes[k][1], T = shapes[k][2], S = T + 1, blocks = N / S, stride = N / (B * S);
+        size_t records = stride + blocks - B * stride, wrong = 0, n;
+        stx_corpus *c = ramp_corpus(N + first);
+        stx_batches_desc d;
+        stx_batches *b, *resumed = NULL;
+        int32_t X[128], Y[128], X2[128], Y2[128];
+        int got;
+        memset(&d, 0, sizeof d);
+        d.B = B; d.T = T; d.how = STX_BATCH_RECORDS; d.first = first; d.count = first ? N : 0;
+        b = stx_batches_create(x, c, &d);
+        FINE();
+        CHECK(stx_batches_epoch(c, &d) == records && stx_batches_stream(b) == records * T);
+        for (i = 0; i < 3 * records; i++) {
+            q = i % records;
+            if (i == records / 2 + 1) {
+                resumed = stx_batches_create(x, c, &d);
+                CHECK(stx_batches_set(resumed, stx_batches_get(b)));
+            }
+            got = stx_batches_next(b, X, Y);
+            wrong += got != (q ? STX_BATCH_OK : STX_BATCH_FRESH);
+            for (r = 0; r < B; r++)
+                for (t = 0; t < T; t++) {
+                    size_t at = first + (q + r * stride) * S + t;
+                    wrong += X[r * T + t] != (int32_t)at || Y[r * T + t] != (int32_t)at + 1;
+                }
+            if (resumed)
+                wrong += stx_batches_next(resumed, X2, Y2) != got || memcmp(X, X2, B * T * sizeof *X) != 0 ||
+                    memcmp(Y, Y2, B * T * sizeof *Y) != 0;
+        }
+        CHECK(wrong == 0 && stx_batches_get(b).wraps == 3 && stx_batches_get(b).fresh);
+        stx_batches_rewind(b, STX_EVAL_ALL);
+        for (q = wrong = 0; stx_batches_next_eval(b, X, Y, &n) != STX_BATCH_END; q++)
+            for (r = 0; r < B; r++) wrong += n != T || Y[r * T + T - 1] != (int32_t)(first + (q + r * stride) * S + T);
+        CHECK(q == records && wrong == 0);
+        if (records > 1) {
+            stx_batches_state s = stx_batches_get(b);
+            s.p = T; s.fresh = 1;
+            CHECK(!stx_batches_set(b, s)); ERROR(STX_ERR_ARG, "position");
+        }
+        FINE();
+        stx_batches_free(b);
+        stx_batches_free(resumed);
+        stx_corpus_close(c);
+    }
+    {   /* WikiText-2 in the pieces of the reference: as many records as it has */
+        static const size_t size[3][2] = { { 314913, 304 }, { 357981, 369 }, { 33 * 32, 1 } };
+        static int32_t one[1];
+        for (k = 0; k < 3; k++) {
+            stx_corpus *c = stx_corpus_wrap(x, one, size[k][0], 1);
+            stx_batches_desc d;
+            memset(&d, 0, sizeof d);
+            d.B = d.T = 32; d.how = STX_BATCH_RECORDS;
+            CHECK(stx_batches_epoch(c, &d) == size[k][1]);
+            stx_corpus_close(c);
+        }
+        CHECK(stx_batches_epoch(NULL, NULL) == 0);
+    }
+}
+
+/* Streams that are turned: every block of an epoch is a piece of its ring, the epochs differ, and so do the streams. */
+static void test_roll(void) {
+    size_t N = 211, B = 3, T = 7, n = N / B, i, r, t, wrong = 0, differ = 0, blocks;
+    stx_corpus *c = ramp_corpus(N);
+    stx_batches_desc d;
+    stx_batches *b, *resumed = NULL;
+    int32_t X[21], Y[21], X2[21], Y2[21], start[3] = {0, 0, 0}, before[3] = {-1, -1, -1};
+    memset(&d, 0, sizeof d);
+    d.B = B; d.T = T; d.seed = 5; d.how = STX_BATCH_ROLL;
+    blocks = stx_batches_epoch(c, &d);
+    CHECK(blocks == (n - T + T - 1) / T);
+    b = stx_batches_create(x, c, &d);
+    for (i = 0; i < 6 * blocks; i++) {
+        if (i == blocks + 3) {
+            resumed = stx_batches_create(x, c, &d);
+            CHECK(stx_batches_set(resumed, stx_batches_get(b)));
+        }
+        CHECK(stx_batches_next(b, X, Y) == (i % blocks ? STX_BATCH_OK : STX_BATCH_FRESH));
+        for (r = 0; r < B; r++) {
+            if (i % blocks == 0) {
+                start[r] = X[r * T] - (int32_t)(r * n);
+                differ += start[r] != before[r];
+                before[r] = start[r];
+            }
+            for (t = 0; t < T; t++) {
+                size_t at = ((size_t)start[r] + i % blocks * T + t) % n;
+                wrong += X[r * T + t] != (int32_t)(r * n + at) || Y[r * T + t] != (int32_t)(r * n + (at + 1) % n);
+            }
+        }
+        if (resumed) {
+            stx_batches_next(resumed, X2, Y2);
+            wrong += memcmp(X, X2, sizeof X) != 0 || memcmp(Y, Y2, sizeof Y) != 0;
+        }
+    }
+    CHECK(wrong == 0 && differ > 14 && start[0] != start[1] && start[1] != start[2]);
+    stx_batches_rewind(b, STX_EVAL_ALL);
+    CHECK(stx_batches_next_eval(b, X, Y, &t) == STX_BATCH_FRESH && X[0] == 0 && X[T] == (int32_t)n);
+    d.first = N + 1;
+    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "first and count");
+    d.first = 5; d.count = N - 4;
+    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "first and count");
+    d.count = 23;
+    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "the data are too short: 23 tokens");
+    d.how = 3;
+    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "how 3");
+    stx_batches_free(b);
+    stx_batches_free(resumed);
+    stx_corpus_close(c);
+}
+
+/* Numbers of pieces, and what they decode to: U+2581 is a blank, controls are nothing, bytes are bytes */
+static void test_ids(void) {
+    static const char list[] = "[PAD]\t0\n[BOS]\t0\n[EOS]\t0\n[UNK]\t0\n@-@\t0\n"
+        "\xe2\x96\x81the\t-1.5\n\xe2\x96\x81" "cat\t-2\n<0x41>\t-3\ns\t-4\r\n";
+    stx_vocab_desc d = desc(STX_TOK_IDS, STX_ORDER_FIRST);
+    const char *path = put_text("train", "5 6 8\n2\t5\r\n 4 6 7 3 0 5"), *vocab;
+    stx_vocab *v, *u;
+    stx_corpus *c;
+    int32_t id[16];
+    char text[64];
+    size_t n;
+    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0)); ERROR(STX_ERR_ARG, "give a .vocab (--pieces)");
+    d.pieces = vocab = put_text("list.vocab", list);
+    v = stx_vocab_build(x, &d, NULL, 0, 0);
+    FINE();
+    CHECK(stx_vocab_size(v) == 9 && stx_vocab_eos(v) == 2 && stx_vocab_unk(v) == 3 && stx_vocab_find(v, "s", 1) == 8);
+    c = stx_corpus_open(x, v, path, 0, 0);
+    FINE();
+    CHECK(stx_corpus_size(c) == 11 && stx_corpus_read(c, 0, 11, id) && id[3] == 2 && id[10] == 5);
+    n = stx_vocab_decode(v, id, 11, text, sizeof text);
+    CHECK(n == 31 && stx_corpus_bytes(c) == 31);
+    text[n < sizeof text ? n : 0] = 0;
+    SAME(text, " the cats\n the@-@ catA \xe2\x81\x87  the");
+    CHECK(stx_vocab_encode(v, "8 0", 3, id, 16) == 2 && id[0] == 8 && id[1] == 0);
+    CHECK(stx_vocab_encode(v, "8 9", 3, id, 16) == STX_NPOS); ERROR(STX_ERR_FORMAT, "'9' at byte 2 is no number of a piece, 0 to 8");
+    CHECK(stx_vocab_encode(v, "x", 1, id, 16) == STX_NPOS); ERROR(STX_ERR_FORMAT, "'x' at byte 0 is no number");
+    CHECK(stx_vocab_encode(v, "99999999999999999999", 20, id, 16) == STX_NPOS); ERROR(STX_ERR_FORMAT, "is no number");
+    {
+        unsigned char blob[512];
+        n = stx_vocab_save(v, blob, sizeof blob);
+        u = n <= sizeof blob ? stx_vocab_load(x, blob, n) : NULL;
+        FINE();
+        CHECK(stx_vocab_kind(u) == STX_TOK_IDS && stx_vocab_eos(u) == 2 && stx_vocab_decode(u, id, 1, text, sizeof text) == 1);
+        stx_vocab_free(u);
+        blob[n - 17] = STX_PIECE_BYTE;              /* the last piece, "s", is no byte */
+        CHECK(!stx_vocab_load(x, blob, n)); ERROR(STX_ERR_FORMAT, "a piece that its kind cannot have");
+        blob[n - 17] = STX_PIECE_TEXT;
+        blob[n - 16] = 10;
+        CHECK(!stx_vocab_load(x, blob, n)); ERROR(STX_ERR_FORMAT, "a piece that it does not have");
+    }
+    stx_corpus_close(c);
+    stx_vocab_free(v);
+    d.pieces = put_text("list.vocab", "a\t1\nb\t2\na\t3\n");
+    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0)); ERROR(STX_ERR_FORMAT, "a piece twice");
+    d.pieces = put_text("list.vocab", "a\n\nb\n");
+    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0)); ERROR(STX_ERR_FORMAT, "line 2 has no piece");
+    d.pieces = in_dir("no such file");
+    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0)); ERROR(STX_ERR_IO, "no such file");
+#ifndef SEQTX_SENTENCEPIECE
+    d.kind = STX_TOK_PIECES;
+    d.pieces = vocab;
+    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0)); ERROR(STX_ERR_ARG, "not in this build (make SENTENCEPIECE=1)");
+#else
+    d.kind = STX_TOK_PIECES;
+    d.pieces = vocab;
+    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0)); ERROR(STX_ERR_FORMAT, "is no SentencePiece model");
+#endif
 }
 
 /* The evaluation rules against plain lists of targets; the training position does not move. */
@@ -1687,6 +1862,9 @@ int main(int argc, char **argv) {
     test_large_vocab();
     test_sparse();
     test_batches();
+    test_records();
+    test_roll();
+    test_ids();
     test_eval();
     test_ranks();
     test_batches_errors();

@@ -103,7 +103,7 @@ static tr_opt table[] = {
     TR_TEXT("data", TR_HINT, &data, "the text to learn; a rather long explanation that has to be wrapped, for it does not fit "
                            "into what is left of a line of one hundred characters"),
     TR_TEXT("prompt", TR_FREE, &prompt, "what to begin with"),
-    TR_SIZE("later", TR_MODEL | TR_LATER, &later, 0, TR_INF, "an option of a later version"),
+    TR_SIZE_ALSO("later", "afterwards|some-day", TR_MODEL | TR_LATER, &later, 0, TR_INF, "an option of a later version"),
     TR_END
 };
 static tr_options options = {"prog", "Tests options.", table, presets, "nlayers=8 nheads=2 fast steps=1000 lr=0.07 dropout=0.1 prompt=",
@@ -138,6 +138,9 @@ static int fails_with(const char *line, const char *part) {
 
 static void test_options(void) {
     CHECK(parse("") == 1 && nlayers == 8 && steps == 1000 && !options.preset_used[0]);
+    CHECK(parse("--afterwards|5") == 1 && later == 5 && tr_given(&options, "later"));
+    CHECK(parse("--later=1|--some_day=7") == 1 && later == 7);
+    CHECK(parse("--some|7") == 0 && parse("--some-da|7") == 0);
     CHECK(parse("--nlayers|12|--lr=1e-3|--data|a b|--adapt-span") == 1);
     CHECK(nlayers == 12 && lr == 1e-3 && adapt_span == 1);
     SAME(data, "a b");

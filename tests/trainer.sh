@@ -16,7 +16,7 @@ bin=${2:-build/train_$family}
 . "$here/trainer_lib.sh"
 . "$here/trainer_$family.sh"
 prog=train_$family
-tiny="--preset reference $sizes"
+tiny="--preset ${base_preset:-reference} $sizes"
 full="$tiny $trained"
 
 # Easy text, short enough for the streams to wrap.
@@ -91,7 +91,7 @@ n=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' out)
 check "is what is trained" [ "$(sed -n 's/.*"params":\([0-9]*\).*/\1/p' sized/log.jsonl)" = "$n" ]
 head -c 200 t.txt >tiny.txt
 good "a text of 200 bytes" sized --data ../tiny.txt --threads 1 --steps 4
-good "a preset, nothing sized" sized --preset reference $sizes --data ../t.txt --steps 2
+good "a preset, nothing sized" sized $tiny --data ../t.txt --steps 2
 check "nothing told" [ "$(grep -c 'sized by' err)" -eq 0 ]
 
 # =====================================================================================================================
@@ -682,7 +682,7 @@ check "without a checkpoint a signal ends well too" [ $rc -eq 143 ]
 check "framing after a signal" frames grow/tb/*
 good "words" log --data ../w.txt $tiny $words_more --tokens words --steps 20 --log words.jsonl --checkpoint words.st --log-every 5
 check "keys of train for words" only_keys log/words.jsonl train "$(echo $train_keys | sed s/bpb/ppl/)"
-check "keys of eval for words" only_keys log/words.jsonl eval event,split,loss,ppl,step,tokens
+check "keys of eval for words" only_keys log/words.jsonl eval event,split,loss,ppl,${words_figures:-}step,tokens
 grep -E '"event":"(train|eval)"' log/words.jsonl | sed 's/.*"loss":\([^,]*\),"ppl":\([^,]*\),.*/\1 \2/' >pairs
 check "ppl is exp(loss)" awk '{ e = $2 - exp($1); if (!($2 > 1) || !(e * e <= 1e-18 * $2 * $2)) bad = 1 } END { exit bad || NR < 5 }' pairs
 if script -qec true /dev/null >/dev/null 2>&1 </dev/null; then

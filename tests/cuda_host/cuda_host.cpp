@@ -735,21 +735,18 @@ void cuda_host_trap_thread(const char *what, int line) { report("%s of line %d",
    both:
      c[0], c[1] (g, 2t), (g, 2t+1)   c[2], c[3] (g+8, 2t), (g+8, 2t+1)
    Products of bf16 or tf32 are exact in f32; they are added to c in the order of k, rounded to nearest at each step. */
-template<int K> static inline void multiply(warp *w, int n, const float (&A)[16][K], const float (&B)[K][8]) {
-    float C[16][8];
+typedef float eight __attribute__((vector_size(32)));
+template<int K> static inline void multiply(warp *w, int n, const float (&A)[16][K], const eight (&B)[K]) {
+    eight C[16];
     for (int i = 0; i < WARP; i++) {
         const float *c = w->first[i].args->product[n].c;
         int g = i >> 2, t = i & 3;
         C[g][2 * t] = c[0]; C[g][2 * t + 1] = c[1]; C[g + 8][2 * t] = c[2]; C[g + 8][2 * t + 1] = c[3];
     }
     for (int i = 0; i < 16; i++) {
-        float s[8];
-        for (int j = 0; j < 8; j++) s[j] = C[i][j];
-        for (int k = 0; k < K; k++) {
-            float a = A[i][k];
-            for (int j = 0; j < 8; j++) s[j] += a * B[k][j];
-        }
-        for (int j = 0; j < 8; j++) C[i][j] = s[j];
+        eight s = C[i];
+        for (int k = 0; k < K; k++) s += A[i][k] * B[k];
+        C[i] = s;
     }
     for (int i = 0; i < WARP; i++) {
         float *c = w->first[i].args->product[n].c;
@@ -761,7 +758,8 @@ static inline float low_half(uint32_t u) { return __uint_as_float(u << 16); }
 static inline float high_half(uint32_t u) { return __uint_as_float(u & 0xffff0000u); }
 static void do_mma_bf16(warp *w, unsigned, int kind) {
     for (int n = 0; n < kind - MEET_MMA_BF16; n++) {
-        float A[16][16], B[16][8];
+        float A[16][16];
+        eight B[16];
         for (int i = 0; i < WARP; i++) {
             const cuda_host_product &p = w->first[i].args->product[n];
             int g = i >> 2, t = i & 3;
@@ -776,7 +774,8 @@ static void do_mma_bf16(warp *w, unsigned, int kind) {
 }
 static void do_mma_tf32(warp *w, unsigned, int kind) {
     for (int n = 0; n < kind - MEET_MMA_TF32; n++) {
-        float A[16][8], B[8][8];
+        float A[16][8];
+        eight B[8];
         for (int i = 0; i < WARP; i++) {
             const cuda_host_product &p = w->first[i].args->product[n];
             int g = i >> 2, t = i & 3;

@@ -1,6 +1,5 @@
 /* test_shim.cpp - the CUDA-on-CPU shim against itself: kernels that are right give the right numbers in every order and with
    every fill, kernels that are wrong in each way that the shim watches for are caught. */
-#define SEQTX_IMPLEMENTATION
 #include "../../seqtx.h"
 #include "cuda_runtime.h"
 #include "cuda_bf16.h"

@@ -1,0 +1,84 @@
+/* spm.cpp - SentencePiece for text.h: a C++ library behind six C functions, declared there under >>sentencepiece
+
+       make SENTENCEPIECE=1            needs libsentencepiece and its headers (Debian: libsentencepiece-dev)
+       c++ -O2 -c spm.cpp              link with -lsentencepiece_train -lsentencepiece -lstdc++, compile the rest with -DSEQTX_SENTENCEPIECE
+
+   no warranty implied; MIT or public domain, your choice (end of seqtx.h) */
+#include <sentencepiece_processor.h>
+#include <sentencepiece_trainer.h>
+
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "../seqtx.h"
+#include "text.h"
+
+namespace {
+struct spm {
+    sentencepiece::SentencePieceProcessor p;
+    std::vector<int> ids;                   /* of the last line */
+    std::vector<int32_t> out;
+};
+int fail(char *err, size_t room, const std::string &why) {
+    std::snprintf(err, room, "%s", why.c_str());
+    return 0;
+}
+}
+
+extern "C" {
+
+void *stx_spm_open(const void *model, size_t n, char *err, size_t room) try {
+    spm *s = new spm;
+    const auto status = s->p.LoadFromSerializedProto(absl::string_view(static_cast<const char *>(model), n));
+    if (status.ok() && s->p.GetPieceSize() > 0) return s;
+    fail(err, room, status.ok() ? "it has no pieces" : status.ToString());
+    delete s;
+    return nullptr;
+} catch (const std::exception &e) {
+    fail(err, room, e.what());
+    return nullptr;
+}
+
+void stx_spm_close(void *s) { delete static_cast<spm *>(s); }
+
+size_t stx_spm_size(const void *s, int32_t *eos, int32_t *unk) {
+    const auto &p = static_cast<const spm *>(s)->p;
+    *eos = p.eos_id();
+    *unk = p.unk_id();
+    return static_cast<size_t>(p.GetPieceSize());
+}
+
+const char *stx_spm_piece(const void *s, size_t id, size_t *len, int *type) {
+    const auto &p = static_cast<const spm *>(s)->p;
+    const int i = static_cast<int>(id);
+    const std::string &piece = p.IdToPiece(i);
+    *type = p.IsControl(i) ? STX_PIECE_CONTROL : p.IsUnknown(i) ? STX_PIECE_UNKNOWN : p.IsByte(i) ? STX_PIECE_BYTE : STX_PIECE_TEXT;
+    *len = piece.size();
+    return piece.data();
+}
+
+int stx_spm_encode(void *s, const char *line, size_t n, const int32_t **ids, size_t *count, char *err, size_t room) try {
+    spm *m = static_cast<spm *>(s);
+    const auto status = m->p.Encode(absl::string_view(line, n), &m->ids);
+    if (!status.ok()) return fail(err, room, status.ToString());
+    m->out.assign(m->ids.begin(), m->ids.end());
+    *ids = m->out.data();
+    *count = m->out.size();
+    return 1;
+} catch (const std::exception &e) {
+    return fail(err, room, e.what());
+}
+
+int stx_spm_train(const char *const *names, const char *const *values, size_t n, char *err, size_t room) try {
+    std::unordered_map<std::string, std::string> options;
+    for (size_t i = 0; i < n; i++) options[names[i]] = values[i];
+    const auto status = sentencepiece::SentencePieceTrainer::Train(options);
+    return status.ok() ? 1 : fail(err, room, status.ToString());
+} catch (const std::exception &e) {
+    return fail(err, room, e.what());
+}
+
+}

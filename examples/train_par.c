@@ -1,0 +1,1033 @@
+/* train_par.c - trains, searches, evaluates and samples Transformer-XL and PAR (seqtx_par.h) on text.
+
+       cc -O3 -pthread train_par.c -lm -o train_par
+       ./train_par --data FILE --pattern "(sf)4" --checkpoint xl.safetensors                    a Transformer-XL of four layers
+       ./train_par --data FILE --pattern search --nlayers 8 --checkpoint search.safetensors     a search among 3^8 orders of blocks
+       ./train_par --checkpoint search.safetensors --derive                                     what it found
+       ./train_par --data FILE --pattern sffsffff --inherit search.safetensors --checkpoint found.safetensors
+       ./train_par --help
+
+   The training loop is the function train(), in the open; options, data, checkpoints, log and terminal are train.h's. */
+#define TR_LM
+#include "train.h"
+#define SEQTX_IMPLEMENTATION
+#include "../seqtx_par.h"
+#include "text.h"
+
+// >>options ----------------------------------------------------------------------------------------------------------
+
+enum { MAX_BLOCKS = 4096, MAX_ROWS = 1 << 30 };
+enum { ARCH_SAME, ARCH_ADAM, ARCH_ADAMW, ARCH_SGD };        /* opt.arch_optim */
+
+static struct {
+    uint64_t nlayers, hid_sz, emb_sz, inner_hid_sz, nheads, head_sz, block_sz, mem, clamp_len;
+    const char *pattern, *cutoffs, *proj_dims, *inherit;
+    int positions, sines, pos_mode, same_length, full_scale, attn_relu, biases, own_uv, norm_before, recompute, init;
+    int adaptive_in, words_out, tied, tie_projs, pad_id, divide_all, eval_mem, eval_clamp_len, eval_same_length;
+    double norm_eps, dropout, attn_dropout, inner_dropout, pos_dropout, final_dropout, init_std, proj_init_std, div_val, proj_factor,
+        emb_scale;
+    int arch, straight_through, gate_eval, noise, tau_form, arch_optim, latency, latency_of, latency_pass;
+    uint64_t noise_tokens, tau_steps, arch_from, arch_until, arch_every, eval_block_sz, derive_samples;
+    double tau_start, tau_end, arch_lr, arch_weight_decay, arch_share, latency_weight, latency_target, latency_power;
+    const char *latency_table, *picture, *race;
+    int derive;
+    int optim, schedule, eps_hat;
+    double lr, lr_start, lr_min, eps, momentum, weight_decay, grad_clip, clip_value, epochs;
+    uint64_t lr_warmup, batch_sz, batch_split;
+    tr_lm_opt lm;
+} opt;
+
+/* The second column says what a checkpoint does with an option: see "Resuming" in train.h. Other names of an option are those of PAR's
+   reference and of Transformer-XL's trainers. */
+static tr_opt table[] = {
+    TR_GROUP("Model"),
+    TR_SIZE_ALSO("nlayers", "num-layers", TR_MODEL, &opt.nlayers, 1, MAX_BLOCKS, "blocks; a pattern that is written out has its own "
+                 "number"),
+    TR_TEXT("pattern", TR_MODEL, &opt.pattern, "blocks from below: s attention, f feed-forward, i identity, as \"(sff)4f3\"; xl: "
+            "Transformer-XL, "
+        "sf again and again; par:P: one attention for P blocks, in the first two thirds; search: every block is a mixture of the three"),
+    TR_SIZE_ALSO("hid-sz", "d-model", TR_MODEL, &opt.hid_sz, 1, 1u << 28, "hidden size d"),
+    TR_SIZE_ALSO("nheads", "num-heads|n-head", TR_MODEL, &opt.nheads, 1, 256, "attention heads"),
+    TR_SIZE_ALSO("head-sz", "d-head", TR_MODEL, &opt.head_sz, 0, 1u << 20, "width of a head; 0: --hid-sz / --nheads"),
+    TR_SIZE_ALSO("inner-hid-sz", "d-ffn|d-inner", TR_MODEL, &opt.inner_hid_sz, 0, MAX_ROWS, "inner size of the feed-forward; 0: 4 d"),
+    TR_SIZE_ALSO("block-sz", "tgt-len|seq-len", TR_MODEL, &opt.block_sz, 1, MAX_ROWS, "segment: tokens of each stream per step"),
+    TR_SIZE_ALSO("mem", "mem-len", TR_MODEL, &opt.mem, 0, MAX_ROWS, "rows of memory of each attention; 0: none"),
+    TR_CHOICE("positions", TR_MODEL, &opt.positions, "sines|learned", "sines of the distance, or a table for each attention"),
+    TR_SIZE("clamp-len", TR_FIXED, &opt.clamp_len, 0, MAX_ROWS, "distances beyond it count as it; 0: none do"),
+    TR_FLAG("same-length", TR_FIXED, &opt.same_length, "a query sees --mem keys and no more, itself included"),
+    TR_FLAG("norm-before", TR_MODEL, &opt.norm_before, "layer norm before each branch, and one at the end, in place of after it"),
+    TR_REAL("norm-eps", TR_MODEL, &opt.norm_eps, 0, 1, "of layer norms; 0: 1e-5"),
+    TR_FLAG("own-uv", TR_MODEL, &opt.own_uv, "each attention has its own u and v; without, all have one pair"),
+    TR_FLAG("biases", TR_MODEL, &opt.biases, "of the projections of attention"),
+    TR_REAL_ALSO("dropout", "dropout-rate", TR_FREE, &opt.dropout, TR_OPEN_MAX, 0, 1, "on the embedding and the output of each branch"),
+    TR_REAL_ALSO("attn-dropout", "dropatt", TR_FREE, &opt.attn_dropout, TR_OPEN_MAX, 0, 1, "on attention weights"),
+    TR_REAL_OPEN("inner-dropout", TR_FREE, &opt.inner_dropout, TR_OPEN_MAX, 0, 1, "inside the feed-forward"),
+    TR_REAL_OPEN("pos-dropout", TR_FREE, &opt.pos_dropout, TR_OPEN_MAX, 0, 1, "on the sines"),
+    TR_REAL_OPEN("final-dropout", TR_FREE, &opt.final_dropout, TR_OPEN_MAX, 0, 1, "on the last hidden states"),
+    TR_CHOICE("init", TR_FIXED, &opt.init, "xl|reference", "first values: Transformer-XL's normal ones, or those of PAR's reference"),
+    TR_REAL("init-std", TR_FIXED, &opt.init_std, 0, 100, "xl: their deviation; 0: 0.02"),
+    TR_REAL("proj-init-std", TR_FIXED, &opt.proj_init_std, 0, 100, "... that of the words' projections; 0: 0.01"),
+    TR_TEXT("inherit", TR_LOCAL, &opt.inherit, "a new run with a --pattern begins with the weights of this checkpoint, of a search or not"),
+    TR_FLAG("recompute", TR_FREE, &opt.recompute, "make activations again in backward: less memory, more time"),
+    TR_GROUP("Words"),
+    TR_CHOICE("words-out", TR_MODEL, &opt.words_out, "plain|adaptive|reference", "one softmax; clusters as Transformer-XL has them; "
+              "clusters "
+        "of PAR's reference: a head of width d, tails with a projection and its bias"),
+    TR_FLAG("adaptive-in", TR_MODEL, &opt.adaptive_in, "adaptive: the embedding is, too"),
+    TR_FLAG("tied", TR_MODEL, &opt.tied, "the output's matrix is the embedding's, also of adaptive ones"),
+    TR_CHOICE("tie-projs", TR_MODEL, &opt.tie_projs, "none|all|but-first", "adaptive-in: which projections are the output's, too"),
+    TR_TEXT_ALSO("cutoffs", "adapt-io-cutoffs", TR_MODEL, &opt.cutoffs, "cluster ends, as 20000,40000,200000; build/cuts finds the best "
+                 "ones"),
+    TR_REAL_ALSO("div-val", "adapt-io-divval", TR_MODEL, &opt.div_val, 0, 0, 1e6, "adaptive: each cluster is this much narrower than the "
+        "one before; 0: 1"),
+    TR_REAL("proj-factor", TR_MODEL, &opt.proj_factor, 0, 1e6, "reference: the same of its tails; 0: 4"),
+    TR_TEXT("proj-dims", TR_MODEL, &opt.proj_dims, "reference: in place of that the width of each tail, as 64,16"),
+    TR_SIZE("emb-sz", TR_MODEL, &opt.emb_sz, 0, 1u << 28, "adaptive-in: width of the first cluster; 0: --hid-sz"),
+    TR_REAL("emb-scale", TR_MODEL, &opt.emb_scale, 0, 1e6, "the embedding is multiplied by this; 0: the root of --hid-sz"),
+    TR_INT("pad-id", TR_MODEL, &opt.pad_id, -1, INT_MAX, "targets with this number have no loss; -1: all have"),
+    TR_FLAG("divide-all", TR_MODEL, &opt.divide_all, "... but count in the mean"),
+    TR_GROUP("Search"),
+    TR_CHOICE("arch", TR_MODEL, &opt.arch, "logits|pi", "a block's three numbers: logits, or weights that are cut off at 0 (the "
+              "reference)"),
+    TR_FLAG("straight-through", TR_FIXED, &opt.straight_through, "training runs with one branch a block, and learns as if with a mixture"),
+    TR_CHOICE("gate-eval", TR_FREE, &opt.gate_eval, "argmax|soft|noise", "evaluation: the likeliest branch of each block; the mixture; a "
+        "mixture with noise, as in training (the reference)"),
+    TR_CHOICE("noise", TR_FIXED, &opt.noise, "step|sequence|tokens", "Gumbel noise is drawn once a step; for each stream; for each "
+        "--noise-tokens of each stream"),
+    TR_SIZE("noise-tokens", TR_FIXED, &opt.noise_tokens, 0, MAX_ROWS, "..."),
+    TR_REAL_OPEN("tau-start", TR_FREE, &opt.tau_start, TR_OPEN_MIN, 0, 1e6, "temperature of the first step"),
+    TR_REAL_OPEN("tau-end", TR_FREE, &opt.tau_end, TR_OPEN_MIN, 0, 1e6, "of the last one"),
+    TR_CHOICE("tau-form", TR_FREE, &opt.tau_form, "target|factor", "factor: the last one is tau-start times tau-end (the reference)"),
+    TR_SIZE("tau-steps", TR_FREE, &opt.tau_steps, 0, TR_INF, "steps from the first to the last; 0: --steps"),
+    TR_CHOICE("arch-optim", TR_FIXED, &opt.arch_optim, "same|adam|adamw|sgd", "optimiser of those numbers; same: kind, rate and decay of "
+              "the "
+        "weights' (the reference)"),
+    TR_REAL("arch-lr", TR_FREE, &opt.arch_lr, 0, 1e6, "its rate, which stays"),
+    TR_REAL("arch-weight-decay", TR_FREE, &opt.arch_weight_decay, 0, 1e6, "its decay"),
+    TR_SIZE("arch-from", TR_FREE, &opt.arch_from, 0, TR_INF, "they stay as they are in the first steps, so many"),
+    TR_SIZE("arch-until", TR_FREE, &opt.arch_until, 0, TR_INF, "... and after this step; 0: to the end"),
+    TR_REAL_OPEN("arch-share", TR_FIXED, &opt.arch_share, TR_OPEN_MAX, 0, 1, "they learn from this share of the training text, its end, "
+                 "and the "
+        "weights from the rest; 0: both from the same steps"),
+    TR_SIZE("arch-every", TR_FREE, &opt.arch_every, 2, 1u << 20, "... in every such step, in which the weights stay"),
+    TR_CHOICE("latency", TR_FIXED, &opt.latency, "none|add|hinge|fbnet", "the expected time of the blocks is added to the loss; as far "
+              "as it "
+        "is above the target; loss times a ln(time)^b"),
+    TR_CHOICE("latency-of", TR_FIXED, &opt.latency_of, "p|w", "expected by the probabilities, or by the noisy weights"),
+    TR_REAL("latency-weight", TR_FREE, &opt.latency_weight, 0, 1e9, "of that loss; a of fbnet"),
+    TR_REAL("latency-target", TR_FREE, &opt.latency_target, 0, 1e6, "hinge: a share of the time of a Transformer-XL of as many blocks"),
+    TR_REAL("latency-power", TR_FREE, &opt.latency_power, 0, 100, "b of fbnet; 0: 0.6"),
+    TR_TEXT("latency-table", TR_FREE, &opt.latency_table, "time of an attention and of a feed-forward, as 1.25,0.8, in milliseconds "
+            "(fbnet: "
+        "microseconds); none: measured at the start, on the device in use"),
+    TR_CHOICE("latency-pass", TR_FREE, &opt.latency_pass, "training|forward", "what is measured"),
+    TR_FLAG("derive", TR_LOCAL, &opt.derive, "say what the search of a checkpoint found: the likeliest pattern, "
+        "--derive-samples drawn ones, PAR's rule, each with its loss as a network by itself; and the best, within --latency-target if "
+            "there is one"),
+    TR_SIZE("derive-samples", TR_LOCAL, &opt.derive_samples, 0, 1u << 20, "..."),
+    TR_TEXT("race", TR_LOCAL, &opt.race, "at the end, time steps of this pattern against the model's, in turn"),
+    TR_TEXT("picture", TR_LOCAL, &opt.picture, "at the end, draw the probabilities of each block by step from the --log into this SVG"),
+    TR_GROUP("The reference's own forms"),
+    TR_CHOICE("sines", TR_MODEL, &opt.sines, "block|reference", "sines, then cosines; or in turn, the slowest first"),
+    TR_CHOICE("pos-mode", TR_MODEL, &opt.pos_mode, "dist|fixed|reference", "the row of a distance is the distance; counted from the "
+              "other end, "
+        "of memory and segment, or of the keys that there are"),
+    TR_FLAG("full-scale", TR_MODEL, &opt.full_scale, "scores are divided by the width of a head, not its root"),
+    TR_FLAG("attn-relu", TR_MODEL, &opt.attn_relu, "ReLU after the attention's last projection"),
+    TR_GROUP("Optimisation"),
+    TR_CHOICE("optim", TR_FIXED, &opt.optim, "adam|adamw|lamb|sgd|adagrad", "optimiser"),
+    TR_REAL_ALSO("lr", "max-lr", TR_FREE, &opt.lr, 0, 0, 1e6, "learning rate"),
+    TR_CHOICE("schedule", TR_FREE, &opt.schedule, "constant|cosine|inv-sqrt|xl-cosine|reference", "learning rate after the warm-up; "
+              "xl-cosine: "
+        "Transformer-XL's own, whose cosine counts from the first step; reference: the lower of warm-up and cosine, 0 at first"),
+    TR_SIZE_ALSO("lr-warmup", "warmup-steps|warmup-step", TR_FREE, &opt.lr_warmup, 0, TR_INF, "steps of linear warm-up"),
+    TR_REAL("lr-start", TR_FREE, &opt.lr_start, 0, 1e6, "where it begins"),
+    TR_REAL_ALSO("lr-min", "eta-min", TR_FREE, &opt.lr_min, 0, 0, 1e6, "end of the cosine"),
+    TR_REAL("momentum", TR_FIXED, &opt.momentum, 0, 1, "of sgd"),
+    TR_REAL("eps", TR_FIXED, &opt.eps, 0, 1, "of the optimiser's denominator; 0: its usual one"),
+    TR_FLAG("eps-hat", TR_FIXED, &opt.eps_hat, "adam, adamw: eps as it is in TensorFlow's form"),
+    TR_REAL("weight-decay", TR_FREE, &opt.weight_decay, 0, 1e6, "of adam and sgd (in the gradient), adamw (decoupled) and lamb (in the "
+        "direction)"),
+    TR_REAL_ALSO("grad-clip", "clip", TR_FREE, &opt.grad_clip, 0, 0, 1e9, "largest gradient norm: per tensor with adagrad, of all together "
+        "otherwise; 0: none"),
+    TR_REAL_ALSO("clip-value", "clipvalue", TR_FREE, &opt.clip_value, 0, 0, 1e9, "largest number of a gradient; 0: none"),
+    TR_SIZE_ALSO("batch-sz", "batch-size", TR_FIXED, &opt.batch_sz, 1, 1u << 30, "parallel streams of text"),
+    TR_SIZE("batch-split", TR_FIXED, &opt.batch_split, 1, 1u << 30, "work on the batch in this many parts, one after the other (less "
+        "memory)"),
+    TR_CHOICE("reading", TR_FIXED, &opt.lm.reading, "streams|roll|records", "streams of the text; each turned by a random number of "
+              "tokens in "
+        "every epoch; blocks without overlap, as the reference of PAR reads"),
+    TR_LM_PACE(opt.lm),
+    TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF, "steps in all: one segment of every stream each; 0: as --epochs says, or 1000"),
+    TR_REAL("epochs", TR_FREE, &opt.epochs, 0, 1e9, "times through the training text, where no --steps are said"),
+    TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF, "of initial values, dropout, noise and pieces of text; of sampling where it is "
+            "given, "
+        "else that differs every time"),
+    TR_LM_DATA(opt.lm),
+    TR_LM_SAVING(opt.lm, "only at the end; with --epochs after each", "the whole text"),
+    TR_INT("eval-mem", TR_FREE, &opt.eval_mem, -1, MAX_ROWS, "evaluation and generation: rows of memory; -1: as in training"),
+    TR_SIZE_ALSO("eval-block-sz", "eval-tgt-len", TR_FREE, &opt.eval_block_sz, 0, MAX_ROWS, "evaluation: tokens at once; 0: --block-sz"),
+    TR_INT("eval-clamp-len", TR_FREE, &opt.eval_clamp_len, -1, MAX_ROWS, "evaluation and generation: --clamp-len; -1: as in training"),
+    TR_FLAG("eval-same-length", TR_FREE, &opt.eval_same_length, "... --same-length, if it is not already"),
+    TR_LM_RUNNING(opt.lm),
+    TR_LM_GENERATION(opt.lm),
+    TR_LM_SAMPLING(opt.lm),
+    TR_END
+};
+
+/* Without a preset: the demo's model and optimiser, then sized by the text (kind.sized below). */
+#define BASE "pattern=xl batch-split=1 update-every=1 eval-mem=-1 eval-clamp-len=-1 pad-id=-1 " \
+    "arch-every=5 derive-samples=8 tau-start=1 tau-end=0.1 arch-lr=0.01 arch-optim=adam latency-weight=1 sample-prime=256 " \
+    "sample-length=500 "
+#define DEMO BASE "tokens=bytes nlayers=6 hid-sz=128 nheads=4 inner-hid-sz=512 block-sz=64 mem=64 dropout=0 optim=adam lr=0.003 " \
+    "schedule=cosine lr-warmup=60 grad-clip=1 batch-sz=16 "
+/* The reference's base_model.sh, in the reference's own forms. Pieces are those of a SentencePiece model of 12,000. */
+#define REFERENCE BASE "tokens=spm join-lines reading=records vocab=12000 data-unit=ppl nlayers=6 hid-sz=128 nheads=4 inner-hid-sz=512 " \
+    "block-sz=32 mem=16 dropout=0.1 norm-eps=0.001 own-uv biases init=reference words-out=reference cutoffs=250,2500 proj-factor=4 " \
+        "pad-id=0 " \
+    "divide-all pattern=search arch=pi gate-eval=noise tau-form=factor arch-optim=same sines=reference pos-mode=reference full-scale " \
+        "attn-relu optim=adam " \
+    "eps=0.0000001 eps-hat lr=0.0001 schedule=reference lr-warmup=4000 batch-sz=32 epochs=20 log-every=100 "
+/* Transformer-XL (1901.02860) as its authors ran it: batches of all GPUs together, dropout also on sines, inside the feed-forward and at
+   the end, memory
+   kept, evaluated with a longer memory in which far distances count as one. */
+#define XL BASE "optim=adam lr=0.00025 schedule=xl-cosine grad-clip=0.25 log-every=200 eval-every=4000 save-every=4000 "
+#define XL_DROP(p) "dropout=" p " inner-dropout=" p " pos-dropout=" p " final-dropout=" p " "
+#define XL_EVAL(block, mem, clamp) "eval-block-sz=" block " eval-mem=" mem " eval-clamp-len=" clamp " eval-same-length "
+#define XL_CHARS XL "vocab=205 data-unit=bpc steps=400000 "
+#define XL_12 XL_CHARS XL_DROP("0.1") "nlayers=24 hid-sz=512 nheads=8 head-sz=64 inner-hid-sz=2048 block-sz=512 mem=512 " \
+    "batch-sz=22 " XL_EVAL("80", "2100", "820")
+#define XL_24 XL_CHARS XL_DROP("0.15") "attn-dropout=0.15 nlayers=48 hid-sz=1024 nheads=8 head-sz=128 inner-hid-sz=3072 " \
+    "block-sz=768 mem=768 batch-sz=64 lr-warmup=4000 " XL_EVAL("128", "3800", "1000")
+#define XL_WORDS XL "tokens=words vocab=267735 data-unit=ppl words-out=adaptive adaptive-in tied cutoffs=20000,40000,200000 "
+/* where clusters are as wide as the model there are no projections, and nothing of them to tie */
+#define XL_WT103 XL_WORDS XL_DROP("0.1") "nlayers=32 hid-sz=410 nheads=10 head-sz=41 inner-hid-sz=2100 block-sz=150 mem=150 " \
+    "batch-sz=60 steps=200000 " XL_EVAL("64", "640", "400")
+#define XL_LARGE(eval) "div-val=4 tie-projs=but-first attn-dropout=0.2 nlayers=36 hid-sz=1024 nheads=16 head-sz=64 inner-hid-sz=4096 " \
+    "block-sz=384 mem=384 batch-sz=128 lr-warmup=16000 " eval
+#define XL_WT103_LARGE XL_WORDS XL_DROP("0.2") XL_LARGE(XL_EVAL("128", "1600", "1000")) "steps=4000000 "
+/* NVIDIA's training of it: LAMB, streams that are turned in each epoch. */
+#define NVIDIA XL_WORDS "cutoffs=19997,39997,199997 reading=roll optim=lamb lr=0.01 schedule=cosine "
+#define NVIDIA_BASE NVIDIA XL_DROP("0.1") "nlayers=32 hid-sz=512 nheads=8 head-sz=64 inner-hid-sz=2048 block-sz=192 mem=192 " \
+    "batch-sz=256 lr-min=0.001 lr-warmup=1000 steps=40000 " XL_EVAL("64", "640", "400")
+#define NVIDIA_LARGE NVIDIA XL_DROP("0.2") XL_LARGE(XL_EVAL("128", "1600", "1000")) "init-std=0.005 lr-min=0.0001 steps=100000 "
+static const tr_preset presets[] = {
+    {"demo", "a small byte model that searches its blocks in a minute on two cores (make demo-par)",
+        DEMO "pattern=search batch-sz=8 steps=500 latency=hinge latency-target=0.65 arch-from=250 arch-lr=0.03 tau-end=0.5 eval-every=250 "
+            "save-every=250 eval-blocks=10 eval-batch-sz=16 log-every=25"},
+    {"demo-found", "... and trains what it found (--pattern, --inherit) in the other minute",
+        DEMO "steps=1000 eval-every=500 save-every=500 eval-blocks=10 log-every=50"},
+    {"reference", "PAR's base_model.sh: a search of 6 blocks on WikiText-2 in pieces, in its own forms: published 39.4 ppl a piece, valid",
+        REFERENCE},
+    {"par-search", "the search of the paper on WikiText-103: 32 blocks, gates with an optimiser, steps and a fifth of the text of their "
+        "own",
+        NVIDIA_BASE "pattern=search batch-sz=128 weight-decay=0.0001 arch-weight-decay=0.0005 arch-from=10000 arch-share=0.2 tau-start=2 "
+            "tau-end=0.4 noise=sequence latency=hinge latency-target=0.65"},
+    {"par-base", "PAR by the rule the paper found, 6 of 32 blocks attend: published test 22.7 ppl; trained as nvidia-base",
+        NVIDIA_BASE "pattern=par:5"},
+    {"par-large", "the same at the size of nvidia-large, 7 of 36: published test 18.4 ppl", NVIDIA_LARGE "pattern=par:5"},
+    {"par-enwik8", "24 blocks, 4 attend: published test 1.11 bpc", XL_12 "tokens=bytes-compact pattern=par:5"},
+    {"par-text8", "24 blocks, 4 attend: published test 1.18 bpc", XL_12 "tokens=chars vocab=28 pattern=par:5"},
+    {"enwik8", "Transformer-XL of 12 layers, 41M: published test 1.06 bpc", XL_12 "tokens=bytes-compact"},
+    {"enwik8-large", "24 layers, 277M: published test 0.99 bpc", XL_24 "tokens=bytes-compact"},
+    {"text8", "the same on text8: published test 1.08 bpc", XL_24 "tokens=chars vocab=28"},
+    {"wt103-base", "16 layers, 151M: published test 24.0 ppl", XL_WT103},
+    /* the paper says 257M; its script's sizes have 285M, and so has the model that was published */
+    {"wt103-large", "18 layers, 285M: published test 18.3 ppl", XL_WT103_LARGE},
+    {"lm1b-large", "24 layers, 0.8B: published test 21.8 ppl",
+        XL_WORDS XL_DROP("0.05") "vocab=793471 tie-projs=none cutoffs=60000,100000,640000 div-val=4 nlayers=48 hid-sz=1280 nheads=16 "
+            "head-sz=80 inner-hid-sz=8192 attn-dropout=0.05 block-sz=32 mem=32 batch-sz=512 lr-warmup=20000 steps=400000"},
+    {"nvidia-base", "NVIDIA's base on WikiText-103: published 23.2 ppl", NVIDIA_BASE},
+    {"nvidia-large", "NVIDIA's large: published 18.2 ppl", NVIDIA_LARGE},
+    {"fairseq", "fairseq's example of truncated backpropagation: wt103-base, decayed to 0 by a cosine in 200,000 steps",
+        XL_WT103 "schedule=cosine lr-min=0"},
+    TR_PRESET_END
+};
+
+static tr_options options = {"train_par", "Trains Transformer-XL, and networks of attention and feed-forward blocks in an order that it "
+    "searches (PAR), on text.", table, presets, TR_LM_DEFAULTS DEMO, TR_LM_AFTER, ""};
+
+// >>run: everything that one run works with ---------------------------------------------------------------------------
+
+enum { MAX_PARTS = 1 << 20, PATTERN = MAX_BLOCKS + 1 };
+
+typedef struct run {
+    tr_lm t;                        /* train.h's: context, data, optimiser, log, .. */
+    stx_par_desc desc;
+    stx_par *model;
+    char pattern[PATTERN];          /* a letter a block; "" in a search */
+    size_t blocks;
+    /* the search: its gates' numbers stand in model->arch */
+    stx_optim *arch;                /* NULL for a fixed network */
+    stx_par_anneal anneal;
+    double tau, arch_lr;
+    int turn, learn;                /* this step is the gates' own; the gates learn in it */
+    stx_batches *own;               /* --arch-share: their text, */
+    void **own_state;               /* ... and what is remembered of it by each part of the batch */
+    size_t own_first;               /* ... its first token */
+} run;
+
+// >>training
+
+enum { NOTE_LOSS };                 /* the mean loss of a step, nats per token */
+
+/* One step: forward and backward of a segment, and where it is time updates. What changes from step to step comes from t.in, t.out, the
+   temperature and the optimisers' rates, so that a GPU can repeat it without this function (stx_step_run). */
+static void step(void *user) {
+    run *r = (run *)user;
+    stx_ctx *x = r->t.x;
+    void **memory = r->turn ? r->own_state : r->t.state;
+    size_t part, parts = opt.batch_split;
+    double each = 1.0 / (double)parts;
+    for (part = 0; part < parts; part++) {
+        stx_par_state *m = (stx_par_state *)memory[part];
+        stx_tensor *loss;
+        stx_begin(x, STX_TRAIN);
+        loss = stx_par_loss(r->model, r->t.in[part], r->t.out[part], m, m);
+        stx_note(x, NOTE_LOSS, loss, each, part > 0);
+        stx_backward(x, stx_scale(x, stx_par_total(r->model, loss), each * r->t.share));
+    }
+    if (r->t.update) stx_optim_step(r->t.optim, r->t.lr);
+    if (r->learn) stx_optim_step(r->arch, r->arch_lr);
+    if (r->turn) stx_params_zero_grad(stx_par_params(r->model));       /* the weights' gradients of a step that is not theirs */
+}
+/* The rate of step n + 1, n = 0, 1, ..: the reference's schedule is the lower of a ramp from 0 and a cosine */
+static double rate(const tr_lm *t, uint64_t n) {
+    double W = (double)opt.lr_warmup, rest = (double)t->steps - W, k = (double)n - W, ramp, fall;
+    if (opt.schedule != 4) return stx_schedule_lr(&t->schedule, n + 1);
+    ramp = W > 0 ? opt.lr * (double)n / W : opt.lr;
+    fall = k <= 0 ? opt.lr : rest > 0 ? 0.5 * opt.lr * (1 + cos(3.1415927 * k / rest)) : 0;
+    return ramp < fall ? ramp : fall;
+}
+/* Whether the gates learn in the next step, and whether it is theirs alone. */
+static void plan_step(run *r) {
+    uint64_t n = r->t.step;
+    int may = r->arch && n >= opt.arch_from && (!opt.arch_until || n < opt.arch_until);
+    r->turn = may && r->own && (n + 1) % opt.arch_every == 0;
+    r->learn = may && (!r->own || r->turn);
+}
+/* Probabilities of each block, what they are expected to take, and curves. For a fixed network the list is empty, and the time is that of
+   its blocks. */
+static double expected(const run *r, const double *p) {
+    double sum = 0;
+    size_t l;
+    for (l = 0; l < r->blocks; l++)
+        sum += p ? p[3*l] * r->desc.cost[0] + p[3*l+1] * r->desc.cost[1]
+                 : r->pattern[l] == 's' ? r->desc.cost[0] : r->pattern[l] == 'f' ? r->desc.cost[1] : 0;
+    return sum;
+}
+static void log_search(run *r) {
+    static const char *const branch[3] = {"attention", "feed-forward", "identity"};
+    double *p = r->arch ? (double *)malloc(3 * r->blocks * sizeof *p) : NULL, time;
+    char text[64];
+    size_t i;
+    tr_buf list;
+    memset(&list, 0, sizeof list);
+    if (p && !stx_par_probs(r->model, p)) { free(p); return; }
+    tr_log_num(&r->t.log, "tau", r->arch ? r->tau : (double)NAN);
+    time = r->desc.cost[0] > 0 ? expected(r, p) : (double)NAN;
+    tr_log_num(&r->t.log, "latency", time);
+    tr_buf_puts(&list, "[");
+    for (i = 0; p && i < 3 * r->blocks; i++) {
+        tr_number(text, p[i]);
+        if (i) tr_buf_puts(&list, ",");
+        tr_buf_puts(&list, text);
+        snprintf(text, sizeof text, "search/%s_block_%zu", branch[i % 3], i / 3 + 1);
+        tr_lm_point(&r->t, text, p[i]);
+    }
+    tr_buf_puts(&list, "]");
+    tr_log_json(&r->t.log, "pi", list.oom ? NULL : list.s);
+    if (p) {
+        tr_lm_point(&r->t, "search/tau", r->tau);
+        if (time > 0) tr_lm_point(&r->t, "search/latency", time);
+    }
+    tr_buf_free(&list);
+    free(p);
+}
+static void train(tr_lm *t) {
+    run *r = (run *)t;
+    while (tr_lm_more(t)) {
+        void **weights = t->state;
+        int fresh;
+        uint64_t key;
+        plan_step(r);
+        fresh = r->turn ? stx_batches_next(r->own, t->tokens, t->targets) : tr_lm_next(t);
+        if (fresh == STX_BATCH_END) break;
+        if (r->turn) t->state = r->own_state;
+        key = tr_lm_batch(t, fresh == STX_BATCH_FRESH);
+        t->state = weights;
+        if (r->turn) t->update = 0;
+
+        t->lr = rate(t, t->step);
+        stx_optim_rate(t->optim, t->lr);
+        if (r->arch) {
+            r->tau = stx_par_tau(&r->anneal, t->step);
+            r->arch_lr = opt.arch_optim == ARCH_SAME ? t->lr : opt.arch_lr;
+            stx_par_set_tau(r->model, r->tau);
+            stx_par_freeze(r->model, !r->learn);
+            stx_optim_rate(r->arch, r->arch_lr);
+        }
+        tr_lm_step(t, stx_key_add(key, (uint64_t)(2 * r->turn + r->learn)), step, r);
+        if (r->learn && !stx_optim_sync(r->arch) && r->turn && stx_ok(t->x)) {
+            size_t k;
+            for (k = 0; k < t->parts; k++) t->lm.state_reset(r->own_state[k]);
+        }
+        if (!tr_lm_stepped(t, stx_noted(t->x, NOTE_LOSS))) break;
+
+        if (tr_lm_log_due(t)) {
+            log_search(r);
+            tr_lm_logged(t);
+        }
+        if (!tr_lm_look_and_save(t)) break;
+    }
+}
+
+// >>timing: what a block takes here, and races of whole networks
+
+/* A context like the trainer's own, for models that are to be gone afterwards */
+static stx_ctx *bench_context(const tr_lm *t) {
+    stx_desc d = *stx_ctx_desc(t->x);
+    stx_ctx *x = stx_create(&d);
+    if (x && !stx_ok(x)) { stx_fail(t->x, stx_error_code(x), "%s", stx_error(x)); stx_destroy(x); return NULL; }
+    if (!x) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a context");
+    return x;
+}
+static int by_value(const void *a, const void *b) {
+    double u = *(const double *)a, v = *(const double *)b;
+    return u < v ? -1 : u > v;
+}
+static double median(double *v, size_t n) {
+    qsort(v, n, sizeof *v, by_value);
+    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+}
+/* One block of each kind in turn, its memory full, until the medians are of enough rounds. Milliseconds into cost[0], cost[1]. */
+static int measure(run *r, double cost[2]) {
+    enum { ROUNDS = 41, WARM = 3 };
+    static const char *const kind[3] = {"s", "f", "i"};
+    tr_lm *t = &r->t;
+    size_t B = (size_t)(opt.batch_sz / opt.batch_split), T = r->desc.segment, D = r->desc.dim, n, k, i;
+    stx_ctx *x = bench_context(t);
+    stx_par *m[3];
+    stx_par_state *s[3];
+    stx_real *h = (stx_real *)malloc(B * T * D * sizeof *h);
+    double took[3][ROUNDS], began = tr_seconds(), now;
+    int ok;
+    if (!h) stx_fail(t->x, STX_ERR_MEMORY, "no memory to measure blocks");
+    for (i = 0; h && i < B * T * D; i++) h[i] = (stx_real)((double)(i * 2654435761u % 1000) / 500 - 1);
+    for (k = 0; k < 3; k++) {
+        stx_par_desc d = r->desc;
+        d.vocab = d.cutoffs = d.blocks = 0;
+        d.adaptive_in = d.tie_words = d.tie_projs = d.pads = d.latency = 0;
+        d.latency_target = 0;
+        d.words_out = STX_PAR_OUT_PLAIN;
+        d.pattern = kind[k];
+        m[k] = x ? stx_par_create(x, &d) : NULL;
+        s[k] = m[k] ? stx_par_state_create(m[k], B) : NULL;
+    }
+    for (n = 0; x && h && stx_ok(x) && n < ROUNDS + WARM && (n < WARM + 5 || tr_seconds() - began < 3); n++)
+        for (k = 0; k < 3; k++) {
+            stx_tensor *y;
+            now = tr_seconds();
+            stx_begin(x, opt.latency_pass ? STX_EVAL : STX_TRAIN);
+            y = stx_mean(x, stx_par_segment(m[k], stx_variable(x, h, B, T, D, 0), NULL, s[k], s[k]));
+            if (!opt.latency_pass) stx_backward(x, y);
+            stx_item(x, y);                     /* waits */
+            if (n >= WARM) took[k][n - WARM] = 1000 * (tr_seconds() - now);
+        }
+    ok = x && h && stx_ok(x);
+    if (x && !stx_ok(x)) stx_fail(t->x, stx_error_code(x), "--latency: blocks cannot be measured: %s", stx_error(x));
+    for (k = 0; ok && k < 2; k++) {
+        double idle[ROUNDS];
+        memcpy(idle, took[2], sizeof idle);
+        cost[k] = median(took[k], n - WARM) - median(idle, n - WARM);
+        if (cost[k] < 1e-4) cost[k] = 1e-4;      /* a clock that stood still */
+    }
+    for (k = 0; k < 3; k++) stx_par_state_free(s[k]);
+    stx_destroy(x);
+    free(h);
+    return ok;
+}
+/* --race: training steps without updates, and evaluation, of two networks in turn on the text's first tokens. Tokens a second into
+   speed[network][0, 1]. */
+static int race(run *r, const char *const pattern[2], double speed[2][2]) {
+    enum { ROUNDS = 15, WARM = 3 };
+    tr_lm *t = &r->t;
+    size_t B = (size_t)(opt.batch_sz / opt.batch_split), T = r->desc.segment, n, i;
+    int32_t *ids = (int32_t *)malloc(B * T * sizeof *ids);
+    stx_ctx *x = bench_context(t);
+    stx_par *m[2] = {NULL, NULL};
+    stx_par_state *s[2][2];
+    double took[2][2][ROUNDS];
+    int ok, k, mode;
+    memset(s, 0, sizeof s);
+    for (i = 0; ids && i < B * T; i++) ids[i] = (int32_t)(i * 40503u % r->desc.vocab);
+    if (ids && t->text[0] && stx_corpus_size(t->text[0]) >= B * T) stx_corpus_read(t->text[0], 0, B * T, ids);
+    if (!ids) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a race");
+    for (k = 0; x && ids && k < 2; k++) {
+        stx_par_desc d = r->desc;
+        d.latency = 0;
+        d.latency_target = 0;
+        d.blocks = 0;
+        d.pattern = pattern[k];
+        m[k] = stx_par_create(x, &d);
+        for (mode = 0; m[k] && mode < 2; mode++) s[k][mode] = stx_par_state_create(m[k], B);
+    }
+    for (n = 0; x && ids && stx_ok(x) && n < ROUNDS + WARM; n++)
+        for (mode = 0; mode < 2; mode++)
+            for (k = 0; k < 2; k++) {
+                double now = tr_seconds();
+                stx_ids *in;
+                stx_tensor *loss;
+                stx_begin(x, mode ? STX_EVAL : STX_TRAIN);
+                in = stx_tokens(x, ids, B, T);
+                loss = stx_par_loss(m[k], in, in, s[k][mode], s[k][mode]);
+                if (!mode) {
+                    stx_backward(x, stx_par_total(m[k], loss));
+                    stx_params_zero_grad(stx_par_params(m[k]));
+                }
+                stx_item(x, loss);
+                if (n >= WARM) took[k][mode][n - WARM] = tr_seconds() - now;
+            }
+    ok = x && ids && stx_ok(x);
+    if (x && !stx_ok(x)) stx_fail(t->x, stx_error_code(x), "--race: %s", stx_error(x));
+    for (k = 0; k < 2; k++)
+        for (mode = 0; mode < 2; mode++) {
+            if (ok) speed[k][mode] = (double)(B * T) / median(took[k][mode], ROUNDS);
+            stx_par_state_free(s[k][mode]);
+        }
+    stx_destroy(x);
+    free(ids);
+    return ok;
+}
+
+// >>patterns
+
+/* --pattern for L blocks, as letters; "" for a search. 0: t->err */
+static int expand(tr_lm *t, const char *name, const char *text, size_t L, char out[PATTERN]) {
+    size_t i;
+    uint64_t p;
+    out[0] = 0;
+    if (!text || !*text || !strcmp(text, "search")) return 1;
+    if (!strcmp(text, "xl")) {
+        for (i = 0; i < L; i++) out[i] = "sf"[i % 2];
+        out[L] = 0;
+        return 1;
+    }
+    if (!strncmp(text, "par:", 4)) {
+        if (tr_read_size(text + 4, &p) && p >= 1 && p <= L && stx_par_rule(out, PATTERN, L, (size_t)p)) return 1;
+        return tr_fail(t->err, TR_ERR, "--%s %.100s: want par: and the number of blocks for one attention, above 0 and at most the "
+            "%zu blocks of --nlayers", name, text, L);
+    }
+    if (stx_par_expand(out, PATTERN, text)) return 1;
+    return tr_fail(t->err, TR_ERR, "--%s %.200s: want letters s, f, i, groups in parentheses, and how often each is meant, at most %d "
+                   "blocks, as "
+        "(sff)4f3; or search, xl, par:5", name, text, (int)MAX_BLOCKS);
+}
+static const char *short_form(const char *pattern, char out[PATTERN]) { return stx_par_format(out, PATTERN, pattern) ? out : pattern; }
+
+/* ---- --derive: networks of a search, each for itself, which the gates make when they are certain */
+
+typedef struct { char pattern[PATTERN]; double nll, time; } candidate;      /* time: as a share of Transformer-XL's; 0: not known */
+
+/* The gates choose this pattern, and the validation text is scored. NaN in error. */
+static double score(run *r, const char *pattern) {
+    size_t l, B = (size_t)(opt.lm.eval_batch_sz ? opt.lm.eval_batch_sz : opt.batch_sz / opt.batch_split), T = r->t.eval_block;
+    double scored;
+    for (l = 0; l < r->blocks; l++) {
+        stx_real a[3] = {0, 0, 0};
+        a[pattern[l] == 's' ? 0 : pattern[l] == 'f' ? 1 : 2] = 20;
+        stx_set(r->t.x, r->model->block[l].gate, a);
+    }
+    tr_lm_fit(r->t.text[1], &B, &T);
+    return tr_lm_pass(&r->t, r->t.text[1], B, T, opt.lm.eval_blocks, &scored);
+}
+/* One line of what was found; a pattern that was scored before is not scored again. */
+static int derive_one(run *r, FILE *out, const char *what, candidate *all, size_t *n) {
+    candidate *c = &all[*n];
+    char text[PATTERN];
+    size_t i, k;
+    for (i = 0; i < *n; i++)
+        if (!strcmp(all[i].pattern, c->pattern)) break;
+    for (k = 0, c->time = 0; k < r->blocks; k++)
+        c->time += c->pattern[k] == 's' ? r->desc.cost[0] : c->pattern[k] == 'f' ? r->desc.cost[1] : 0;
+    if (c->time > 0) c->time /= (double)r->blocks / 2 * (r->desc.cost[0] + r->desc.cost[1]);
+    if (i < *n) c->nll = all[i].nll;
+    else {
+        c->nll = score(r, c->pattern);
+        if (isnan(c->nll)) return 0;
+        ++*n;
+    }
+    fprintf(out, "%-10s %s  %s %.4f", what, short_form(c->pattern, text), tr_lm_unit(&r->t), tr_lm_metric(&r->t, r->t.text[1], c->nll));
+    if (r->desc.cost[0] > 0) fprintf(out, "  %.0f %% of Transformer-XL's time", 100 * c->time);
+    fprintf(out, "\n");
+    return 1;
+}
+/* The best: of those within --latency-target, where there is a target and they are; by validation loss. */
+static size_t best_of(const candidate *c, size_t n) {
+    size_t i, best = 0;
+    for (i = 1; i < n; i++) {
+        int in = !(opt.latency_target > 0) || c[i].time <= opt.latency_target, best_in = !(opt.latency_target > 0) ||
+            c[best].time <= opt.latency_target;
+        if (in != best_in ? in : in ? c[i].nll < c[best].nll : c[i].time < c[best].time) best = i;
+    }
+    return best;
+}
+static void derive(run *r, FILE *out) {
+    size_t S = (size_t)opt.derive_samples, n = 0, i, L = r->blocks, attend = 0;
+    candidate *all = (candidate *)malloc((S + 2) * sizeof *all);
+    stx_real *kept = (stx_real *)malloc(3 * L * sizeof *kept);
+    int was = r->model->desc.gate_eval, ok = all && kept;
+    char what[40], text[PATTERN];
+    if (!ok) stx_fail(r->t.x, STX_ERR_MEMORY, "no memory for %zu patterns", S);
+    for (i = 0; ok && i < L; i++) stx_get(r->t.x, r->model->block[i].gate, kept + 3 * i);
+    r->model->desc.gate_eval = STX_PAR_EVAL_ARGMAX;
+    ok = ok && stx_par_argmax(r->model, all[0].pattern, PATTERN);
+    for (i = 0; ok && i < L; i++) attend += all[0].pattern[i] == 's';
+    ok = ok && derive_one(r, out, "argmax", all, &n);
+    if (ok && attend) {
+        snprintf(what, sizeof what, "par:%zu", L / attend);
+        ok = stx_par_rule(all[n].pattern, PATTERN, L, L / attend) && derive_one(r, out, what, all, &n);
+    }
+    for (i = 0; ok && i < S; i++) {
+        size_t l;
+        for (l = 0; l < L; l++) stx_set(r->t.x, r->model->block[l].gate, kept + 3 * l);
+        snprintf(what, sizeof what, "sample %zu", i + 1);
+        ok = stx_par_sample(r->model, opt.lm.seed, i, all[n].pattern, PATTERN) && derive_one(r, out, what, all, &n);
+    }
+    for (i = 0; all && kept && i < L; i++) stx_set(r->t.x, r->model->block[i].gate, kept + 3 * i);
+    r->model->desc.gate_eval = was;
+    if (ok && n) fprintf(out, "best: %s\n", short_form(all[best_of(all, n)].pattern, text));
+    free(all);
+    free(kept);
+}
+
+/* ---- --picture: the log's probabilities as an SVG, a panel a block, the first below */
+
+typedef struct { double step, p[3]; } dot;
+
+/* The numbers of "[..]" into out, at most room; how many */
+static size_t numbers(const char *s, double *out, size_t room) {
+    size_t n = 0;
+    char *end;
+    for (s += *s == '['; n < room && *s && *s != ']'; s = end + (*end == ',')) {
+        out[n] = strtod(s, &end);
+        if (end == s) break;
+        n++;
+    }
+    return n;
+}
+/* One area: between the curves of sums of the first k and the first k + 1 probabilities */
+static void area(FILE *f, const double *at, size_t n, size_t L, size_t l, int k, double x0, double y0, double w, double h, double last) {
+    static const char *const colour[3] = {"#2b6cb0", "#dd8833", "#d0d0d0"};
+    size_t i;
+    int side, j;
+    fprintf(f, "<polygon fill=\"%s\" points=\"", colour[k]);
+    for (side = 0; side < 2; side++)
+        for (i = 0; i < n; i++) {
+            const double *row = at + (side ? n - 1 - i : i) * (1 + 3 * L);
+            double sum = 0;
+            for (j = 0; j < k + !side; j++) sum += row[1 + 3 * l + (size_t)j];
+            fprintf(f, "%.1f,%.1f ", x0 + w * row[0] / last, y0 + h * (1 - sum));
+        }
+    fprintf(f, "\"/>\n");
+}
+static int picture(run *r) {
+    enum { POINTS = 400 };
+    size_t L = r->blocks, row = 1 + 3 * L, n = 0, room = 0, cap = 0, i, l, columns = L < 8 ? L : 8, rows = (L + columns - 1) / columns;
+    double *at = NULL, w = 120, h = 60, last = 0;
+    char *line = NULL, *list = (char *)malloc(32 * row + 2), word[40];
+    FILE *in = fopen(opt.lm.log, "r"), *f = NULL;
+    ssize_t len;
+    int ok = in && list;
+    while (ok && (len = getline(&line, &cap, in)) > 0) {
+        double *now;
+        if (tr_json_find(line, "event", word, sizeof word) != 1 || strcmp(word, "train") != 0) continue;
+        if (tr_json_find(line, "pi", list, 32 * row + 2) != 1 || tr_json_find(line, "step", word, sizeof word) != 1) continue;
+        if (n == room) {
+            double *more = (double *)realloc(at, (room = room ? 2 * room : 256) * row * sizeof *at);
+            ok = more != NULL;
+            if (!ok) break;
+            at = more;
+        }
+        now = at + n * row;
+        now[0] = strtod(word, NULL);
+        n += numbers(list, now + 1, 3 * L) == 3 * L && (n == 0 || now[0] > now[-(ptrdiff_t)row]);
+    }
+    if (in) fclose(in);
+    if (ok && n > POINTS) {                     /* no more than a screen shows, the last one among them */
+        for (i = 0; i < POINTS; i++) memmove(at + i * row, at + (n - 1) * i / (POINTS - 1) * row, row * sizeof *at);
+        n = POINTS;
+    }
+    if (ok && n) {
+        last = at[(n - 1) * row] > 0 ? at[(n - 1) * row] : 1;
+        f = fopen(opt.picture, "w");
+        ok = f != NULL;
+    }
+    if (f) {
+        double width = 20 + (double)columns * (w + 10), height = 50 + (double)rows * (h + 24);
+        fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" font-family=\"sans-serif\" font-size=\"11\">\n"
+            "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n<text x=\"10\" y=\"18\">probabilities by step, to step %.0f: "
+            "<tspan fill=\"#2b6cb0\">attention</tspan>, <tspan fill=\"#dd8833\">feed-forward</tspan>, <tspan fill=\"#808080\">identity"
+            "</tspan></text>\n", width, height, last);
+        for (l = 0; l < L; l++) {
+            double x0 = 10 + (double)(l % columns) * (w + 10), y0 = 44 + (double)(l / columns) * (h + 24);
+            int k;
+            fprintf(f, "<text x=\"%.0f\" y=\"%.0f\">block %zu</text>\n", x0, y0 - 4, l + 1);
+            for (k = 0; k < 3; k++) area(f, at, n, L, l, k, x0, y0, w, h, last);
+        }
+        fprintf(f, "</svg>\n");
+        ok = !ferror(f);
+        ok = fclose(f) == 0 && ok;
+    }
+    if (!ok) stx_fail(r->t.x, STX_ERR_IO, "--picture %s: %s", opt.picture, strerror(errno));
+    else if (!n) tr_say(&r->t.term, "--picture: %s has no probabilities of %zu blocks", opt.lm.log, L);
+    free(at);
+    free(line);
+    free(list);
+    return ok;
+}
+
+/* What is worth saying at the end */
+static void learned(const tr_lm *t, FILE *out) {
+    run *r = (run *)(uintptr_t)t;
+    char own[PATTERN], other[PATTERN], text[PATTERN];
+    const char *pattern = r->pattern;
+    double *p = NULL;
+    if (r->arch || !*pattern) {
+        if (!stx_par_argmax(r->model, own, PATTERN)) return;
+        pattern = own;
+        p = (double *)malloc(3 * r->blocks * sizeof *p);
+        if (p && !stx_par_probs(r->model, p)) return;
+    }
+    fprintf(out, "architecture: %s", short_form(pattern, text));
+    if (p && r->desc.cost[0] > 0)
+        fprintf(out, ", expected time of the mixture %.0f %% of Transformer-XL's",
+            100 * expected(r, p) / ((double)r->blocks / 2 * (r->desc.cost[0] + r->desc.cost[1])));
+    fprintf(out, "\n");
+    free(p);
+    if (opt.derive) derive(r, out);
+    if (opt.race && *opt.race && stx_ok(t->x) && expand(&r->t, "race", opt.race, r->blocks, other) && *other) {
+        const char *pair[2];
+        double speed[2][2];
+        char a[TR_TEXT_MAX], b[TR_TEXT_MAX], c[TR_TEXT_MAX], d[TR_TEXT_MAX];
+        pair[0] = pattern; pair[1] = other;
+        if (race(r, pair, speed))
+            fprintf(out, "race, tokens a second training and evaluating, medians in turn: %s and %s against %s and %s of %s: %.2f and %.2f "
+                "times as fast\n", tr_count(a, speed[0][0]), tr_count(b, speed[0][1]), tr_count(c, speed[1][0]), tr_count(d, speed[1][1]),
+                short_form(other, text), speed[0][0] / speed[1][0], speed[0][1] / speed[1][1]);
+    }
+    if (opt.picture && *opt.picture && !*r->pattern && stx_ok(t->x)) picture(r);
+}
+
+// >>main
+
+/* As stx_lm wants them; window is 1 for evaluation and generation with a memory of another kind than training's (see plan) */
+static size_t eval_rows;
+static void *state_create(void *m, size_t B, size_t window) {
+    stx_par_state *s = window ? stx_par_state_create_sized((stx_par *)m, B, eval_rows) : stx_par_state_create((stx_par *)m, B);
+    if (s && window && opt.eval_clamp_len >= 0) s->clamp_len = (size_t)opt.eval_clamp_len;
+    if (s && window && opt.eval_same_length) s->same_length = 1;
+    return s;
+}
+static void *gen_create(void *m, size_t B, size_t window) {
+    stx_par_gen *g = window ? stx_par_gen_create_sized((stx_par *)m, B, eval_rows) : stx_par_gen_create((stx_par *)m, B);
+    if (g && window && opt.eval_clamp_len >= 0) g->clamp_len = (size_t)opt.eval_clamp_len;
+    if (g && window && opt.eval_same_length) g->same_length = 1;
+    return g;
+}
+/* The gates, their optimiser, their text and its memory, beside what train.h saves */
+static int save_more(tr_lm *t, stx_writer *w) {
+    run *r = (run *)t;
+    char prefix[64];
+    size_t part;
+    int ok = stx_params_save(w, r->model->arch, "") && (!r->arch || stx_optim_save_as(w, r->arch, "arch."));
+    if (ok && r->own) {
+        stx_batches_state pos = stx_batches_get(r->own);
+        ok = stx_writer_meta_u64(w, "arch.position", pos.p) && stx_writer_meta_u64(w, "arch.wraps", pos.wraps)
+            && stx_writer_meta_u64(w, "arch.fresh", (uint64_t)pos.fresh);
+        for (part = 0; ok && part < t->parts; part++) {
+            snprintf(prefix, sizeof prefix, "arch.memory.%zu.", part);
+            ok = t->lm.state_save(w, r->own_state[part], prefix);
+        }
+    }
+    return ok;
+}
+static int load_more(tr_lm *t, const stx_file *f) {
+    run *r = (run *)t;
+    stx_batches_state pos;
+    uint64_t fresh;
+    char prefix[64];
+    size_t part;
+    if (!stx_params_load(r->model->arch, f, "")) return 0;
+    if (!t->training) return 1;
+    if (r->arch && !stx_optim_load_as(r->arch, f, "arch.")) return 0;
+    if (!r->own) return 1;
+    if (!stx_file_meta_u64(t->x, f, "arch.position", &pos.p) || !stx_file_meta_u64(t->x, f, "arch.wraps", &pos.wraps)
+        || !stx_file_meta_u64(t->x, f, "arch.fresh", &fresh)) return 0;
+    pos.fresh = fresh != 0;
+    if (!stx_batches_set(r->own, pos)) return 0;
+    for (part = 0; part < t->parts; part++) {
+        snprintf(prefix, sizeof prefix, "arch.memory.%zu.", part);
+        if (!t->lm.state_load(r->own_state[part], f, prefix)) return 0;
+    }
+    return 1;
+}
+/* The library's error, by the option's name in place of the desc's field */
+static int why(tr_lm *t) {
+    static const char *const renamed[][2] = {{"blocks", "nlayers"}, {"dim", "hid-sz"}, {"inner", "inner-hid-sz"}, {"heads", "nheads"},
+        {"head_dim", "head-sz"}, {"segment", "block-sz"}, {"emb", "emb-sz"}, {"cutoff", "cutoffs"}, {"pre_norm", "norm-before"},
+        {"tie_words", "tied"}, {"proj_std", "proj-init-std"}, {"latency_w", "latency-of"}};
+    const char *text = stx_error(t->x), *who = "stx_par_create: ";
+    const tr_opt *o;
+    size_t n, i;
+    if (stx_error_code(t->x) != STX_ERR_ARG || strncmp(text, who, strlen(who)) != 0) return tr_lm_why(t);
+    text += strlen(who);
+    n = strcspn(text, " ");
+    for (i = 0; i < sizeof renamed / sizeof *renamed; i++)
+        if (tr_same_name(text, n, renamed[i][0])) return tr_fail(t->err, TR_ERR, "--%s%s", renamed[i][1], text + n);
+    o = tr_find_option(&options, text, n);
+    return o ? tr_fail(t->err, TR_ERR, "--%s%s", o->name, text + n) : tr_lm_why(t);
+}
+/* "3,5,8" of an option into out; 0: t->err */
+static int list(tr_lm *t, const char *name, const char *text, size_t *out, size_t room, size_t *n) {
+    size_t i;
+    int ok = 1;
+    *n = 0;
+    if (!text || !*text) return 1;
+    ok = tr_read_sizes(text, out, room, n);
+    for (i = 0; i < *n; i++) ok = ok && out[i];
+    return ok ? 1 : tr_fail(t->err, TR_ERR, "--%s %.200s: want up to %zu numbers with commas between, as 20000,40000,200000", name, text,
+                            room);
+}
+static int latency_table(tr_lm *t, double cost[2]) {
+    char word[2][32];
+    const char *text = opt.latency_table;
+    size_t n;
+    cost[0] = cost[1] = 0;
+    if (!text || !*text) return 1;
+    n = strcspn(text, ",");
+    if (n < sizeof word[0] && text[n] && strlen(text + n + 1) < sizeof word[1]) {
+        memcpy(word[0], text, n);
+        word[0][n] = 0;
+        strcpy(word[1], text + n + 1);
+        if (tr_read_real(word[0], &cost[0]) && tr_read_real(word[1], &cost[1]) && cost[0] > 0 && cost[1] > 0) return 1;
+    }
+    return tr_fail(t->err, TR_ERR, "--latency-table %.100s: want two times above 0, of an attention and of a feed-forward, as 1.25,0.8",
+                   text);
+}
+/* The model that the options describe, for a vocabulary. */
+static int describe(run *r, size_t vocab) {
+    static const int out[] = {STX_PAR_OUT_PLAIN, STX_PAR_OUT_ADAPTIVE, STX_PAR_OUT_REF};
+    stx_par_desc *d = &r->desc;
+    size_t n;
+    memset(d, 0, sizeof *d);
+    if (!expand(&r->t, "pattern", opt.pattern, (size_t)opt.nlayers, r->pattern)) return 0;
+    r->blocks = *r->pattern ? strlen(r->pattern) : (size_t)opt.nlayers;
+    d->vocab = vocab; d->dim = opt.hid_sz; d->heads = opt.nheads; d->head_dim = opt.head_sz; d->inner = opt.inner_hid_sz;
+    d->blocks = r->blocks;
+    d->pattern = *r->pattern ? r->pattern : NULL;
+    d->segment = opt.block_sz;
+    d->mem = opt.mem ? (size_t)opt.mem : STX_PAR_NO_ROWS;
+    d->positions = opt.positions; d->sines = opt.sines; d->pos_mode = opt.pos_mode; d->clamp_len = opt.clamp_len;
+    d->same_length = opt.same_length; d->full_scale = opt.full_scale; d->attn_relu = opt.attn_relu; d->biases = opt.biases;
+    d->own_uv = opt.own_uv; d->pre_norm = opt.norm_before; d->norm_eps = opt.norm_eps; d->dropout = opt.dropout;
+    d->attn_dropout = opt.attn_dropout; d->inner_dropout = opt.inner_dropout; d->pos_dropout = opt.pos_dropout;
+    d->final_dropout = opt.final_dropout; d->recompute = opt.recompute;
+    d->init = opt.init; d->init_std = opt.init_std; d->proj_std = opt.proj_init_std;
+    d->adaptive_in = opt.adaptive_in; d->words_out = opt.tied && !opt.words_out ? STX_PAR_OUT_TIED : out[opt.words_out];
+    d->emb_scale = opt.emb_scale; d->emb = opt.emb_sz; d->div_val = opt.div_val; d->proj_factor = opt.proj_factor;
+    d->tie_words = opt.tied && opt.words_out; d->tie_projs = opt.tie_projs;
+    d->pads = opt.pad_id >= 0; d->pad_id = opt.pad_id >= 0 ? opt.pad_id : 0; d->divide_all = opt.divide_all;
+    if (!list(&r->t, "cutoffs", opt.cutoffs, d->cutoff, STX_MAX_CLUSTERS - 1, &d->cutoffs)) return 0;
+    if (!list(&r->t, "proj-dims", opt.proj_dims, d->proj_dims, STX_MAX_CLUSTERS - 1, &n)) return 0;
+    if (n && n != d->cutoffs)
+        return tr_fail(r->t.err, TR_ERR, "--proj-dims %.200s: want %zu numbers, one for each tail (--cutoffs)", opt.proj_dims, d->cutoffs);
+    if (*r->pattern) return latency_table(&r->t, d->cost);
+    d->arch = opt.arch; d->gate = opt.straight_through; d->gate_eval = opt.gate_eval; d->noise = opt.noise;
+    d->noise_tokens = opt.noise_tokens; d->tau = opt.tau_start;
+    d->latency = opt.latency; d->latency_w = opt.latency_of; d->latency_weight = opt.latency_weight; d->latency_power = opt.latency_power;
+    if (!latency_table(&r->t, d->cost)) return 0;
+    if (!(d->cost[0] > 0) && d->latency) d->cost[0] = d->cost[1] = 1;       /* until they are measured */
+    if (opt.latency == STX_PAR_LATENCY_HINGE) d->latency_target = opt.latency_target * (double)r->blocks / 2 * (d->cost[0] + d->cost[1]);
+    return 1;
+}
+static size_t count(tr_lm *t, size_t vocab) {
+    run *r = (run *)t;
+    size_t n;
+    if (!describe(r, vocab)) return 0;
+    n = stx_par_count(&r->desc);
+    if (!n) { stx_par_create(t->x, &r->desc); why(t); }      /* which says why not */
+    return n;
+}
+static void shape(const tr_lm *t, char *line, size_t room, double *states) {
+    const run *r = (const run *)t;
+    char text[PATTERN];
+    size_t l, n = 0;
+    for (l = 0; l < r->blocks; l++) n += !*r->pattern || r->pattern[l] == 's';
+    if (*r->pattern)
+        snprintf(line, room, "%zu blocks %.60s, %zu of them attention of %llu heads, segment %llu, memory %llu", r->blocks,
+            short_form(r->pattern, text), n, (unsigned long long)opt.nheads, (unsigned long long)opt.block_sz, (unsigned long long)opt.mem);
+    else
+        snprintf(line, room, "a search of %zu blocks, %zu numbers in their gates, %llu heads, segment %llu, memory %llu", r->blocks,
+            3 * r->blocks, (unsigned long long)opt.nheads, (unsigned long long)opt.block_sz, (unsigned long long)opt.mem);
+    *states = (double)opt.batch_sz * (double)opt.hid_sz * (double)n * (double)opt.mem;
+}
+/* --latency without a table: measured, and from then on an option, which the checkpoint holds */
+static int fill_table(run *r) {
+    char word[96], a[32], b[32];
+    double cost[2], unit = opt.latency == STX_PAR_LATENCY_FBNET ? 1000 : 1;
+    if (*r->pattern || !opt.latency || !r->t.training || (opt.latency_table && *opt.latency_table)) return 1;
+    if (!measure(r, cost)) return 0;
+    snprintf(a, sizeof a, "%.4g", cost[0] * unit);
+    snprintf(b, sizeof b, "%.4g", cost[1] * unit);
+    snprintf(word, sizeof word, "latency-table=%s,%s", a, b);
+    return tr_apply(&options, word, TR_FROM_ARGS, r->t.err, TR_ERR) && describe(r, r->desc.vocab);
+}
+/* --inherit: the weights of another run's checkpoint, whose vocabulary must be this one's */
+static int inherit(run *r) {
+    tr_lm *t = &r->t;
+    struct stat st;
+    stx_file *f;
+    const stx_entry *e;
+    size_t len = stx_vocab_save(t->vocab, NULL, 0);
+    void *blob;
+    int ok;
+    if (!opt.inherit || !*opt.inherit || (opt.lm.checkpoint && stat(opt.lm.checkpoint, &st) == 0)) return 1;
+    f = stx_file_open(t->x, opt.inherit);
+    if (!f) return tr_fail(t->err, TR_ERR, "--inherit: %s", stx_error(t->x));
+    e = stx_file_find(f, "vocab");
+    blob = malloc(len + 1);
+    ok = e && blob && stx_vocab_save(t->vocab, blob, len) == len && e->bytes == len && !memcmp(e->data, blob, len);
+    if (!ok) tr_fail(t->err, TR_ERR, "--inherit %.300s: its vocabulary is not that of this run: give the same --data and --tokens",
+                     opt.inherit);
+    else if (!stx_file_verify(f) || !stx_params_load(r->model->params, f, "")) {
+        ok = tr_fail(t->err, TR_ERR, "--inherit %.300s: %s", opt.inherit, stx_error(t->x));
+    }
+    free(blob);
+    stx_file_close(f);
+    return ok;
+}
+/* The gates' optimiser, and with --arch-share their text */
+static int make_search(run *r, const stx_optim_desc *weights) {
+    static const int kinds[] = {0, STX_ADAM, STX_ADAMW, STX_SGD};
+    tr_lm *t = &r->t;
+    stx_optim_desc od;
+    size_t k;
+    memset(&od, 0, sizeof od);
+    if (opt.arch_optim == ARCH_SAME) od = *weights;
+    else {
+        od.kind = kinds[opt.arch_optim];
+        od.weight_decay = opt.arch_weight_decay;
+    }
+    r->arch = stx_optim_create(r->model->arch, &od);
+    if (r->own_first) {
+        stx_batches_desc d;
+        memset(&d, 0, sizeof d);
+        d.B = opt.batch_sz; d.T = opt.block_sz; d.seed = opt.lm.seed; d.how = opt.lm.reading; d.first = r->own_first;
+        r->own = stx_batches_create(t->x, t->text[0], &d);
+        if (!r->own && stx_error_code(t->x) != STX_ERR_MEMORY)
+            return tr_fail(t->err, TR_ERR, "--arch-share %g: %s", opt.arch_share, stx_error(t->x));
+        r->own_state = (void **)stx_block(t->x, t->parts * sizeof *r->own_state);
+        for (k = 0; r->own_state && k < t->parts; k++) r->own_state[k] = t->lm.state_create(t->lm.model, (size_t)opt.batch_sz / t->parts,
+            0);
+    }
+    return stx_ok(t->x) ? 1 : tr_lm_why(t);
+}
+static int make(tr_lm *t) {
+    static const int kinds[] = {STX_ADAM, STX_ADAMW, STX_LAMB, STX_SGD, STX_ADAGRAD};
+    run *r = (run *)t;
+    stx_optim_desc od;
+    if (!describe(r, stx_vocab_size(t->vocab)) || !tr_lm_fits(t, (double)stx_par_count(&r->desc))) return 0;
+    if (!fill_table(r)) return stx_ok(t->x) ? 0 : tr_lm_why(t);
+    r->model = stx_par_create(t->x, &r->desc);
+    if (!r->model) return why(t);
+    t->lm = stx_par_lm(r->model);
+    t->lm.state_create = state_create;
+    t->lm.gen_create = gen_create;
+    if (r->model->arch) { t->save_more = save_more; t->load_more = load_more; }
+    if (!t->training) return stx_ok(t->x) ? 1 : why(t);
+    memset(&od, 0, sizeof od);
+    od.kind = kinds[opt.optim];
+    od.momentum = opt.momentum; od.weight_decay = opt.weight_decay; od.clip = opt.grad_clip; od.clip_value = opt.clip_value;
+    od.eps = opt.eps; od.eps_hat = opt.eps_hat;
+    if (od.kind == STX_LAMB) { od.trust_max = 10; od.no_correction = 1; }       /* as NVIDIA's */
+    return inherit(r) && tr_lm_make(t, &od, 1) && (!r->model->arch || make_search(r, &od));
+}
+static int check(tr_lm *t) {
+    run *r = (run *)t;
+    if (!describe(r, 1)) return 0;
+    if (!opt.head_sz && opt.hid_sz % opt.nheads)
+        return tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --hid-sz %llu: choose heads that do, or give --head-sz",
+            (unsigned long long)opt.nheads, (unsigned long long)opt.hid_sz);
+    if (opt.adaptive_in && opt.words_out != 1) return tr_fail(t->err, TR_ERR, "--adaptive-in is for --words-out adaptive");
+    if (opt.eps_hat && opt.optim > 1) return tr_fail(t->err, TR_ERR, "--eps-hat is for --optim adam and adamw");
+    if (t->training && opt.lm.best && !opt.lm.eval_every && !(opt.epochs > 0)) return tr_fail(t->err, TR_ERR,
+        "--best needs an --eval-every");
+    if (opt.picture && !opt.lm.log) return tr_fail(t->err, TR_ERR, "--picture is drawn from the --log: give one");
+    if (opt.race) {
+        char pattern[PATTERN];
+        if (!expand(t, "race", opt.race, r->blocks, pattern)) return 0;
+        if (!*pattern) return tr_fail(t->err, TR_ERR, "--race: want a pattern to race against, as xl");
+    }
+    if (*r->pattern) {
+        if (opt.derive) return tr_fail(t->err, TR_ERR, "--derive is for a search: this model's pattern is fixed");
+        return 1;
+    }
+    if (opt.derive && t->opt->no_train) return tr_fail(t->err, TR_ERR, "--derive evaluates: it does not go with --no-train");
+    if (opt.inherit) return tr_fail(t->err, TR_ERR, "--inherit is for a fixed --pattern");
+    if (opt.latency == STX_PAR_LATENCY_HINGE && !(opt.latency_target > 0))
+        return tr_fail(t->err, TR_ERR, "--latency hinge wants a --latency-target, a share of Transformer-XL's time, as 0.65");
+    if (opt.noise == STX_PAR_NOISE_TOKENS && !opt.noise_tokens) return tr_fail(t->err, TR_ERR, "--noise tokens wants --noise-tokens");
+    if (t->training && opt.lm.update_every > 1)
+        return tr_fail(t->err, TR_ERR, "--update-every is for a fixed --pattern: a search updates in every step (--batch-split saves "
+                       "memory)");
+    if (opt.arch_share > 0 && opt.lm.random_segments)
+        return tr_fail(t->err, TR_ERR, "--arch-share and --random-segments do not go together: the share is a part of the streams");
+    return 1;
+}
+/* Blocks of the weights' text in an epoch */
+static uint64_t epoch(const tr_lm *t) {
+    stx_batches_desc d;
+    memset(&d, 0, sizeof d);
+    d.B = opt.batch_sz; d.T = opt.block_sz; d.how = opt.lm.reading; d.count = t->use;
+    return stx_batches_epoch(t->text[0], &d);
+}
+static void plan(tr_lm *t) {
+    static const int kinds[] = {STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT, STX_LR_COSINE, STX_LR_CONSTANT};
+    run *r = (run *)t;
+    uint64_t blocks;
+    t->use = 0;
+    r->own_first = 0;
+    if (!*r->pattern && opt.arch_share > 0 && t->text[0]) {
+        size_t n = stx_corpus_size(t->text[0]), own = (size_t)(opt.arch_share * (double)n);
+        if (own > 0 && own < n) t->use = r->own_first = n - own;
+    }
+    blocks = epoch(t);
+    if (r->own_first) blocks = blocks * opt.arch_every / (opt.arch_every - 1);      /* and the steps of the gates between */
+    t->steps = opt.lm.steps ? opt.lm.steps : opt.epochs > 0 && blocks ? (uint64_t)(opt.epochs * (double)blocks + 0.5) : 1000;
+    t->log_every = opt.lm.log_every ? opt.lm.log_every : 10;
+    t->eval_every = opt.lm.eval_every ? opt.lm.eval_every : opt.epochs > 0 ? blocks : 0;
+    t->save_every = opt.lm.save_every ? opt.lm.save_every : opt.epochs > 0 ? blocks : 0;
+    t->eval_blocks = opt.lm.eval_blocks;
+    t->eval_block = opt.eval_block_sz ? (size_t)opt.eval_block_sz : (size_t)opt.block_sz;
+    t->eval_window = opt.eval_mem >= 0 || opt.eval_clamp_len >= 0 || opt.eval_same_length;
+    t->more_figures = 1;
+    eval_rows = opt.eval_mem >= 0 ? (size_t)opt.eval_mem : (size_t)opt.mem;
+    t->no_evaluation = opt.derive;      /* which scores its own */
+    t->schedule.kind = kinds[opt.schedule];
+    t->schedule.literal = opt.schedule == 3;
+    t->schedule.lr = opt.lr; t->schedule.lr_start = opt.lr_start; t->schedule.lr_min = opt.lr_min; t->schedule.warmup = opt.lr_warmup;
+    t->schedule.total = t->steps;
+    r->anneal.form = opt.tau_form ? STX_PAR_TAU_FACTOR : STX_PAR_TAU_TARGET;
+    r->anneal.from = opt.tau_start; r->anneal.to = opt.tau_end;
+    r->anneal.total = opt.tau_steps ? opt.tau_steps : t->steps;
+}
+static const tr_lm_kind kind = {
+    "seqtx.par.1", "memory", &opt.words_out, NULL, STX_ORDER_COUNT_EARLIER, 1,
+    {"nlayers=4 hid-sz=64 dropout=0.2", "dropout=0.1", ""},
+    check, plan, count, shape, make, train, learned
+};
+int main(int argc, char **argv) {
+    static run r;
+    return tr_lm_main(&r.t, &kind, &options, &opt.lm, &opt.derive, argc, argv);
+}

@@ -1,0 +1,276 @@
+# trainer_par.sh - what tests/trainer.sh needs to know of train_par: options, presets, and checks that only this family has.
+
+# a search of two blocks; the times of its blocks are said, not measured, so that runs repeat
+base_preset=demo
+sizes="--nlayers 2 --hid-sz 16 --inner-hid-sz 32 --nheads 2 --block-sz 16 --mem 16 --batch-sz 4 --batch-split 1 --sample-every 0 --threads 1 --latency-table 2,1 --schedule constant --eval-every 0 --save-every 0 --log-every 10"
+trained="--batch-split 2 --dropout 0.2 --lr 0.01 --lr-warmup 20 --tau-steps 100 --arch-from 5 --arch-share 0.2 --arch-every 3 --noise sequence"
+adapts=no
+steps_matter=no
+long_more="--eval-every 50 --sample-every 60 --sample-prime 8 --sample-length 4"
+no_cadence="--save-every 0"
+no_evaluation="--eval-every 0"
+state_names='"\(arch\.\)*memory\.[01]\.[a-z.0-9]*"' states=8
+kills_at_times=2 kills_at_calls=2 spoiled_bytes=8
+demo_optim=adam
+learning="--pattern (sf)1 --hid-sz 32 --inner-hid-sz 64 --lr 0.005 --grad-clip 1"
+whole_evaluations=
+wild_more=
+words_more="--pattern sf --words-out adaptive --adaptive-in --tied --tie-projs all --cutoffs 5,12 --div-val 2"
+words_figures=word_ppl,batch_ppl,
+train_keys=event,step,loss,bpb,lr,grad_norm,tokens_per_s,peak_bytes,tau,latency,pi
+learned='^architecture: '
+another_preset=enwik8
+sizes_above_0="nlayers hid-sz nheads block-sz batch-sz batch-split update-every sample-prime sample-length"
+too_much="--block-sz 512 --max-memory 0.006"
+too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
+local_options="checkpoint best log tensorboard inherit derive derive-samples race picture eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p"
+# tests/old: a tiny model after 30 steps of --preset demo, by the first version; there are none that lack options
+old_options='"lr":0.003,"schedule":"cosine",.*"grad-clip":1,' old_loss=2.6941695914548984
+old_given=
+# for tests/trainer_cuda.sh
+cuda_model="--nlayers 2 --hid-sz 16 --inner-hid-sz 32 --nheads 2 --mem 16 --batch-split 1 --lr 0.01 --latency-table 2,1 --arch-from 0"
+cuda_note=
+
+# name, million parameters, parameters, blocks, d
+presets() {
+    cat <<END2
+demo 1.4 1350912 6 128
+demo-found 0.7 708480 6 128
+reference 3.0 3023658 6 128
+par-search 246.5 246549978 32 512
+par-base 199.8 199840218 32 512
+par-large 319.8 319826810 36 1024
+par-enwik8 47.5 47472845 24 512
+par-text8 47.3 47291420 24 512
+enwik8 41.2 41160909 24 512
+enwik8-large 277.4 277442765 48 1024
+text8 277.1 277080092 48 1024
+wt103-base 151.1 151107538 32 410
+wt103-large 285.2 285170506 36 1024
+lm1b-large 841.3 841295982 48 1280
+nvidia-base 192.0 191950298 32 512
+nvidia-large 285.2 285167482 36 1024
+fairseq 151.1 151107538 32 410
+END2
+}
+parameters() { sed -n 's/^\([0-9]*\) parameters.*/\1/p' out; }
+family_presets() {
+    # the reference counts the 3 numbers of each block's gate, too
+    good "the reference" . --preset reference --dry-run
+    check "the reference's base_model.sh has 3,023,676 parameters" [ $(($(parameters) + 18)) -eq 3023676 ]
+    check "its shape" grep -q '^a search of 6 blocks, 18 numbers in their gates, 4 heads, segment 32, memory 16$' out
+    good "par:5 of 32" . --preset par-base --dry-run
+    check "six of them attend" grep -q '^32 blocks (sfff)6f8, 6 of them attention of 8 heads' out
+    good "par:5 of 36" . --preset par-large --dry-run
+    check "seven of them attend" grep -q '^36 blocks (sff)7f15, 7 of them attention of 16 heads' out
+    # a feed-forward of d = 512 has 2,099,712 parameters, an attention 5 d^2: the paper's networks have more than Transformer-XL
+    good "other names of options" . --d-model 32 --num_heads 2 --d-ffn 64 --num-layers 4 --pattern search --mem-len 8 --tgt-len 8 --dropout-rate 0.2 --max-lr 0.1 \
+        --warmup-steps 5 --clipvalue 1 --dry-run
+    check "are taken" grep -q '^a search of 4 blocks, 12 numbers in their gates, 2 heads, segment 8, memory 8$' out
+}
+family_variants() {
+    variant "a fixed pattern, several steps an update" --data ../t.txt $tiny --pattern "sfi(s)2" --dropout 0.2 --attn-dropout 0.1 --lr 0.01 --update-every 3 --update-after 20
+    variant "one optimiser for all, as the reference" --data ../t.txt $tiny --lr 0.01 --arch-optim same --arch pi --tau-form factor --tau-steps 100 --straight-through \
+        --sines reference --pos-mode reference --full-scale --attn-relu --biases --own-uv --norm-eps 0.001 --init reference --eps 0.0000001 --eps-hat --clip-value 0.5 \
+        --reading records --gate-eval noise
+    variant "lamb, turned streams, norm before, learned positions" --data ../t.txt $tiny --pattern xl --optim lamb --lr 0.01 --reading roll --norm-before --positions learned
+    variant "noise by runs of tokens, fbnet, random pieces" --data ../t.txt $tiny --lr 0.01 --noise tokens --noise-tokens 5 --latency fbnet --latency-of w --random-segments 4 --tau-steps 100
+    variant "words in clusters" --data ../w.txt $full --tokens words --words-out reference --cutoffs 5,12 --proj-dims 4,2
+}
+probabilities() { events "$1" | tail -n 1 | sed 's/.*"pi":\[\([^]]*\)\].*/\1/'; }
+family_more() {
+    mkdir search
+    data="--data ../t.txt"
+    good "a search" search $data $tiny --lr 0.01 --arch-lr 0.05 --tau-steps 100 --tau-end 0.1 --arch-from 40 --steps 100 --checkpoint run.st --log log.jsonl --picture pi.svg
+    check "the first values stay for 40 steps" [ "$(events search/log.jsonl | grep '"step":\(10\|40\),' | grep -c "pi\":.0.3[23]")" -eq 2 ]
+    check "then they move" [ "$(probabilities search/log.jsonl | grep -c '^0.33[0-9]*,0.33')" -eq 0 ]
+    check "each block's sum to 1" awk -v p="$(probabilities search/log.jsonl)" 'BEGIN { n = split(p, v, ","); for (i = 1; i <= n; i += 3) { e = v[i] + v[i+1] + v[i+2] - 1; if (!(e * e < 1e-10)) exit 1 } exit n != 6 }'
+    check "the temperature falls from 1 to a tenth" awk -v a="$(events search/log.jsonl | head -n 1 | field tau)" -v b="$(events search/log.jsonl | tail -n 1 | field tau)" 'BEGIN { exit !(a > 0.8 && a < 0.9 && b > 0.1 && b < 0.11) }'
+    check "the expected time is of the table" awk -v t="$(events search/log.jsonl | head -n 1 | field latency)" 'BEGIN { e = t - 2 * 0.33 * 3; exit !(e < 1e-5 && -e < 1e-5) }'
+    check "the picture has a panel a block, three areas each" [ "$(grep -c '<polygon' search/pi.svg)" -eq 6 -a "$(grep -c '^<text' search/pi.svg)" -eq 3 ]
+    check "with a place for each of ten records there and back" [ "$(grep -m 1 '<polygon' search/pi.svg | tr ' ' '\n' | grep -c ',')" -eq 20 ]
+    good "what it found" search $data --checkpoint run.st --derive --derive-samples 5 --eval-blocks 4 --threads 1
+    cp out found
+    check "the likeliest first" [ "$(head -n 2 found | tail -n 1 | grep -c '^argmax  *[sfi0-9]*  bpb [0-9.]*')" -eq 1 ]
+    check "five drawn ones" [ "$(grep -c '^sample [1-5]  *[sfi0-9]*  bpb [0-9.]*  [0-9]* % of Transformer-XL' found)" -eq 5 ]
+    check "and the best" grep -q '^best: [sfi0-9]*$' found
+    good "the same again" search $data --checkpoint run.st --derive --derive-samples 5 --eval-blocks 4 --threads 1
+    check "is the same" cmp found out
+    # the network by itself is the search with gates that are certain
+    best=$(sed -n 's/^argmax  *\([sfi0-9]*\) .*/\1/p' found)
+    good "a network of that pattern, with its weights" search $data $tiny --pattern "$best" --inherit run.st --steps 1 --lr 0 --eval-blocks 4 --checkpoint found.st
+    check "scores as it did in the search: $(sed -n 's/^step 1: valid bpb \([0-9.]*\) .*/\1/p' out)" [ "$(sed -n 's/^step 1: valid bpb \([0-9.]*\) .*/\1/p' out)" = "$(sed -n 's/^argmax .* bpb \([0-9.]*\).*/\1/p' found)" ]
+    good "a race" search $data --checkpoint found.st --no-train --race xl --threads 1
+    check "says how much faster" grep -q '^race, .* of sf: [0-9.]* and [0-9.]* times as fast$' out
+    cp search/found.st search/keep.st
+    good "goes on, and does not inherit again" search $data $tiny --pattern "$best" --inherit run.st --steps 2 --lr 0 --checkpoint found.st
+    check "the step went on" [ "$(meta search/found.st step)" = 2 ]
+    good "times are measured where none are said" search $data $tiny --latency-table= --steps 2 --log measured.jsonl --checkpoint measured.st
+    check "and kept" [ "$(header search/measured.st | grep -c '\\"latency-table\\":\\"[0-9.e-]*,[0-9.e-]*\\"')" -eq 1 ]
+    # epochs
+    good "two epochs of records" search $data $tiny --reading records --epochs 2 --log epochs.jsonl
+    n=$(steps_of search/epochs.jsonl | tail -n 1)
+    check "are $n steps" [ "$n" -eq $((2 * (3060 * 9 / 10 / 17 - 3 * (3060 * 9 / 10 / 17 / 4)))) -o "$n" -gt 60 ]
+    # cutoffs: those of counts like Zipf's, the fewer ids in order, and in any order with --sort
+    cuts=${bin%/*}/cuts
+    awk 'BEGIN { for (r = 0; r < 12000; r++) printf "%d\n", 1e9 / (r + 2.7) }' >counts.txt
+    check "the reference's cost: $("$cuts" --counts counts.txt --clusters 4 --cost reference 2>/dev/null)" [ "$("$cuts" --counts counts.txt --clusters 4 --cost reference 2>/dev/null)" = 434,2423,6268 ]
+    check "multiply-adds: 25 and 753 are the best" [ "$("$cuts" --counts counts.txt --clusters 3 --dim 128 --against 26,748 2>err)" = 25,753 ]
+    check "better than 26 and 748, and less than one softmax: $(cat err)" awk '{ v[NR] = $2 } END { exit !(v[1] < v[2] && v[2] < v[3] && v[3] == 1.536e+06) }' err
+    check "time, measured here" [ "$("$cuts" --counts counts.txt --clusters 2 --cost time --threads 1 --rows 64 --dim 64 2>/dev/null | grep -c '^[1-9][0-9]*$')" -eq 1 ]
+    sort -R counts.txt >mixed.txt
+    check "sorted first" [ "$("$cuts" --counts mixed.txt --sort --clusters 3 --dim 128 2>/dev/null)" = 25,753 ]
+    echo "0 0 0 0 0 0 1 1 1 2 0 2 3" >few.ids
+    check "counted from a text: 7 and 3 to the head, by hand" [ "$("$cuts" --ids few.ids --clusters 2 --dim 1 --factor 1 2>/dev/null)" = 2 ]
+    for bad in "--counts nothing" "--counts json.awk" "--ids counts.txt --vocab 5" "--counts few.ids --clusters 9" "--counts few.ids --clusters 2 --proj-dims 1,2" "" \
+            "--counts few.ids --ids few.ids" "--counts few.ids --against 5,3" "--ids few.ids --clusters 5"; do
+        "$cuts" $bad >out 2>err; rc=$?
+        check "cuts $bad: refused, in one line: $(cat err)" [ $rc -eq 2 -a ! -s out -a "$(wc -l <err)" -eq 1 ]
+    done
+    # numbers of pieces
+    printf '<unk>\t0\n</s>\t0\n\342\226\201a\t-1\nb\t-2\n\342\226\201c\t-3\n' >list.vocab
+    awk 'BEGIN { for (i = 0; i < 300; i++) print i % 2 ? "2 3 4" : "4 3 2 1" }' >ids.txt
+    good "a text of numbers" search --data ../ids.txt $tiny --tokens ids --pieces ../list.vocab --steps 40 --checkpoint ids.st --generate 6 --prompt "2 3" --temperature 0
+    check "is decoded: $(cat out)" grep -q '^ *ab' out
+    good "goes on without the list" search --data ../ids.txt --checkpoint ids.st --steps 41 --threads 1
+    check "perplexity of a token, of a word, the mean of batches" grep -q 'valid ppl [0-9.]* (loss [0-9.]*, [0-9.]* a word, mean of batches [0-9.]*)' out
+}
+# one name and another value a line, or a flag: what a checkpoint decides
+fixed_options() {
+    cat <<END2
+--nlayers 3
+--pattern sf
+--hid-sz 32
+--inner-hid-sz 64
+--nheads 4
+--head-sz 4
+--block-sz 32
+--mem 8
+--positions learned
+--clamp-len 5
+--same-length
+--norm-before
+--norm-eps 0.1
+--own-uv
+--biases
+--init reference
+--init-std 0.5
+--proj-init-std 0.5
+--words-out adaptive
+--adaptive-in
+--tied
+--tie-projs all
+--cutoffs 5,6
+--div-val 2
+--proj-factor 2
+--proj-dims 4,2
+--emb-sz 8
+--emb-scale 2
+--pad-id 0
+--divide-all
+--arch pi
+--straight-through
+--noise tokens
+--noise-tokens 4
+--arch-optim sgd
+--arch-share 0.5
+--latency none
+--latency-of w
+--sines reference
+--pos-mode fixed
+--full-scale
+--attn-relu
+--optim adamw
+--momentum 0.5
+--eps 0.1
+--eps-hat
+--batch-sz 8
+--batch-split 4
+--reading roll
+--random-segments 2
+--tokens chars
+--min-count 3
+--join-lines
+--precision bf16
+END2
+}
+# sed scripts that keep the length of a checkpoint's header
+spoils() {
+    cat <<'END2'
+s/seqtx.par\.1"/seqtx.par.9"/
+s/\\"nlayers\\":2/\\"nlayers\\":3/
+s/\\"hid-sz\\":16/\\"hid-sz\\":24/
+s/\\"nheads\\":2/\\"nheads\\":3/
+s/\\"pattern\\":\\"search\\"/\\"pattern\\":\\"sxarch\\"/
+s/\\"batch-sz\\":4/\\"batch-sz\\":8/
+s/\\"block-sz\\":16/\\"block-sz\\":00/
+s/"memory\.0\.mem\./"memory.0.men./
+s/"arch\.optim\.kind":"[0-9]"/"arch.optim.kind":"1"/
+s/"arch\.position"/"arch.positiom"/
+s/"arch\.0":/"arch.9":/
+s/"optim.kind":"[0-9]"/"optim.kind":"1"/
+s/^{/[/
+s/"F32"/"F33"/
+s/"step":"6"/"step":"x"/
+s/"config":"{/"config":"[/
+s/"vocab"/"vocaa"/
+s/.$/]/
+END2
+}
+family_bad() {
+    refused '--nheads.*--hid-sz' $t $tiny $new --nheads 3
+    for pattern in sfx "(sf" "sf)" s0 "(sf)5000" 5; do refused "--pattern .*: want letters" $t $tiny $new --pattern "$pattern"; done
+    for p in 0 3 x ""; do refused '--pattern par:.*want par:' $t $tiny $new --pattern par:$p; done
+    refused '--adaptive-in.*--words-out adaptive' $t $tiny $new --adaptive-in
+    refused '--cutoffs 5,x: want' $t $tiny $new --words-out adaptive --cutoffs 5,x
+    refused 'cutoff' $t $tiny $new --words-out adaptive --cutoffs 12,5
+    refused 'cutoff' $t $tiny $new --words-out reference --cutoffs 12,300
+    refused '--proj-dims 4: want 2' $t $tiny $new --words-out reference --cutoffs 5,12 --proj-dims 4
+    refused '--latency-table 1: want two' $t $tiny $new --latency-table 1
+    refused '--latency-table 1,-1: want two' $t $tiny $new --latency-table 1,-1
+    refused '--latency hinge wants' $t $tiny $new --latency-target 0
+    refused '--noise tokens wants --noise-tokens' $t $tiny $new --noise tokens
+    refused '--update-every.*fixed' $t $tiny $new --update-every 2
+    refused '--arch-share.*--random-segments' $t $tiny $new --arch-share 0.2 --random-segments 4
+    refused '--arch-share 0.01: .*too short' $t $tiny $new --arch-share 0.01
+    refused '--inherit is for a fixed' $t $tiny $new --inherit good.st
+    refused '--inherit.*no such file' $t $tiny $new --pattern sf --inherit nothing.st
+    refused '--inherit.*vocabulary' $t $tiny $new --pattern sf --inherit chars.st
+    refused '--inherit' $t $tiny $new --pattern sf --inherit good.st --hid-sz 32
+    refused '--picture.*--log' $t $tiny --steps 3 --picture x.svg
+    refused '--race.*want letters' $t $tiny $new --race sgf
+    refused '--race: want a pattern' $t $tiny $new --race search
+    refused '--eps-hat' $t $tiny $new --eps-hat --optim sgd
+    refused '--pos-mode\|pos_mode' $t $tiny $new --pos-mode reference
+    refused 'best.*eval-every' $t $tiny $new --best B.st --eval-every 0
+    refused '--pieces' $t $tiny $new --tokens ids
+    refused 't.txt has a piece twice' $t $tiny $new --tokens ids --pieces t.txt
+    printf 'a\nb\n' >list.vocab
+    refused 'no number of a piece' $t $tiny $new --tokens ids --pieces list.vocab
+    refused 'SentencePiece' $t $tiny $new --tokens spm --pieces list.vocab
+    refused 'max-memory' $t $tiny $new --hid-sz 268435456 --head-sz 8
+}
+family_evaluation() {
+    # a search, and a fixed network with an attention
+    for more in "eval/often.st " "eval/often.st --gate-eval soft" "eval/often.st --gate-eval noise" "log/run.st " "log/run.st --eval-mem 0" "log/run.st --eval-mem 40" \
+            "log/run.st --eval-clamp-len 3" "log/run.st --eval-same-length"; do
+        good "another evaluation, $more" eval --data ../t.txt --eval-only --log "other$(echo "$more" | tr -d ' /').jsonl" --threads 1 --checkpoint ../$more
+    done
+    check "each has another loss" [ "$(head -q -n 1 eval/other*.jsonl | field loss | sort -u | wc -l)" -eq 8 ]
+    check "of as many tokens" [ "$(head -q -n 1 eval/other*.jsonl | field tokens | sort -u | wc -l)" -eq 1 ]
+    cd eval
+    refused '--derive is for a search' --data ../t.txt --derive --checkpoint ../log/run.st
+    cd ..
+    good "longer blocks" eval --checkpoint often.st --eval-only --eval-block-sz 40 --threads 1
+    good "a text with another memory" eval --checkpoint often.st --no-train --generate 40 --eval-mem 3 --eval-same-length --threads 1
+    check "no curves of a fixed network" [ "$(grep -c 'search/' log/deep/tb/* | grep -vc ':0')" -eq 0 ]
+}
+family_small_presets() {
+    for preset in reference par-search; do
+        good "$preset, of the smallest size" log --preset $preset $sizes --tokens words --cutoffs 5,12 --data ../w.txt --steps 4 --arch-from 1
+    done
+    for preset in wt103-large nvidia-base; do
+        good "$preset, of the smallest size" log --preset $preset $sizes --cutoffs 5,12 --emb-sz 0 --head-sz 0 --data ../w.txt --steps 3
+    done
+    good "enwik8, of the smallest size" log --preset enwik8 $sizes --head-sz 0 --data ../t.txt --steps 3
+}
