@@ -19,12 +19,12 @@ command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi --query-gpu=name,driver_vers
 [ $# -gt 0 ] || { echo "check_cuda.sh: which tests? (make check-cuda)"; echo "0 passed, 1 failed"; exit 1; }
 for t in "$@"; do run "$t" "build/cuda/test_cuda_$t"; done
 run trainer sh tests/trainer_cuda.sh attn_span build/cuda/train_attn_span
-run trainer_sru sh tests/trainer_cuda.sh sru build/cuda/train_sru
+for f in sru compressive par; do run "trainer_$f" sh tests/trainer_cuda.sh "$f" "build/cuda/train_$f"; done
 if command -v compute-sanitizer >/dev/null 2>&1; then
     for tool in memcheck racecheck synccheck; do
-        for t in ops sru gemm attention; do run "$tool $t" compute-sanitizer --tool "$tool" --error-exitcode 9 "build/cuda/test_cuda_$t" short; done
+        for t in ops sru comp par gemm attention; do run "$tool $t" compute-sanitizer --tool "$tool" --error-exitcode 9 "build/cuda/test_cuda_$t" short; done
     done
-    for t in ops sru attention; do run "initcheck $t" compute-sanitizer --tool initcheck --error-exitcode 9 "build/cuda/test_cuda_$t" short; done   # cublas is not ours
+    for t in ops sru comp par attention; do run "initcheck $t" compute-sanitizer --tool initcheck --error-exitcode 9 "build/cuda/test_cuda_$t" short; done   # cublas is not ours
 else
     echo "compute-sanitizer                    not installed: skipped"
 fi
