@@ -116,7 +116,7 @@
 
    Configuration (stx_par_desc). The reference is PAR-Transformer-XL (TensorFlow, base_model.sh), whose switches stx_par_reference sets
        field              zero means          reference         Transformer-XL: enwik8 12 layers / WikiText-103 standard
-       vocab              no words            12000             204 / 267735
+       vocab              no words            12000             205 / 267735
        pattern, blocks    supernet, 32        supernet, 6       (sf)12 / (sf)16
        dim, heads         512, 8              128, 4            512, 8 / 410, 10
        inner (F)          4 D                 512               2048 / 2100
@@ -1523,7 +1523,10 @@ STX_DEF int stx_par_inherit(stx_par *to, const stx_par *from) {
 
 STX_DEF void stx_par_set_tau(stx_par *m, double tau) {
     if (!m || !m->tau || !stx_ok(m->ctx)) return;
-    if (!(tau > 0)) { stx_fail(m->ctx, STX_ERR_ARG, "stx_par_set_tau: tau is %g, want more than 0", tau); return; }
+    if (!(tau >= 1e-30 && tau <= 1e30)) {
+        stx_fail(m->ctx, STX_ERR_ARG, "stx_par_set_tau: tau is %g, want 1e-30 to 1e30", tau);
+        return;
+    }
     stx_scalar_set(m->ctx, m->tau, tau);
 }
 STX_DEF void stx_par_set_cost(stx_par *m, const double *cost) {

@@ -122,7 +122,7 @@ static int read_counts(counts *c, const char *path, int ids, char err[TR_ERR]) {
     do {
         ch = getc(f);
         at++;
-        if (ch != EOF && !strchr(" \t\r\n", ch)) {
+        if (ch != EOF && (!ch || !strchr(" \t\r\n", ch))) {
             if (n < (int)sizeof word - 1 && ch) word[n++] = (char)ch;
             else ok = tr_fail(err, TR_ERR, "--%s %.300s: no number at byte %llu", name, path, (unsigned long long)at);
         } else if (n) {

@@ -1966,6 +1966,8 @@ struct tr_lm {
     int        (*load_more)(tr_lm *t, const stx_file *f);
     int          no_evaluation;   /* a run that does not train tells nothing but what kind->learned says */
     int          more_figures;    /* where perplexity of a token is reported: that of a word, too, and the mean of the batches' */
+    double     (*counted)(const tr_lm *t, const int32_t *targets, size_t n);    /* how many of these have a loss; NULL: all. Set by make */
+    double       counted_share;   /* ... of the tokens of the last evaluation */
     double       batch_ppl;       /* that mean, of the last evaluation: TensorFlow's habit, at least the perplexity */
     int          unit;            /* what is reported: TR_BPC, TR_PPL or TR_WORD_PPL */
     double       word_count[3];   /* TR_WORD_PPL: of each text */
@@ -1997,13 +1999,13 @@ TR_DEF int tr_lm_why(tr_lm *t) {
     return tr_fail(t->err, TR_ERR, "%s%s", stx_error_code(t->x) == STX_ERR_MEMORY ? "--max-memory: " : "", stx_error(t->x));
 }
 TR_DEF double tr_lm_word_ppl(const tr_lm *t, const stx_corpus *text, double nll) {
-    return exp(nll * (double)stx_corpus_size(text) / t->word_count[text == t->text[0] ? 0 : text == t->text[1] ? 1 : 2]);
+    return exp(nll * t->counted_share * (double)stx_corpus_size(text) / t->word_count[text == t->text[0] ? 0 : text == t->text[1] ? 1 : 2]);
 }
 TR_DEF double tr_lm_metric(const tr_lm *t, const stx_corpus *text, double nll) {
     double n = (double)stx_corpus_size(text);
     if (t->unit == TR_PPL) return exp(nll);      /* of the mean, not the mean of exponentials */
     if (t->unit == TR_WORD_PPL) return tr_lm_word_ppl(t, text, nll);
-    return nll / log(2.0) * n / (double)stx_corpus_bytes(text);
+    return nll * t->counted_share / log(2.0) * n / (double)stx_corpus_bytes(text);
 }
 TR_DEF const char *tr_lm_unit(const tr_lm *t) { return t->unit == TR_BPC ? "bpb" : t->unit == TR_PPL ? "ppl" : "word_ppl"; }
 /* Words of a text, however it is cut into tokens: what stands between blanks and line ends; and where tokens are words, those that begin
@@ -2582,7 +2584,7 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     int32_t *in = (int32_t *)malloc(B * T * sizeof *in), *out = (int32_t *)malloc(B * T * sizeof *out);
     size_t n, whole = stx_corpus_size(text);      /* no window reaches further than the text */
     void *state = t->lm.state_create(t->lm.model, B, t->eval_window < whole ? t->eval_window : whole);
-    double sum = 0, count = 0, exps = 0;
+    double sum = 0, count = 0, exps = 0, all = 0;
     uint64_t k = 0;
     memset(&d, 0, sizeof d);
     d.B = B; d.T = T;
@@ -2592,14 +2594,16 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     else if (b) {
         stx_batches_rewind(b, t->eval_literal ? STX_EVAL_LITERAL : STX_EVAL_ALL);
         for (k = 0; (!blocks || k < blocks) && stx_batches_next_eval(b, in, out, &n) != STX_BATCH_END && !tr_stop_requested(); k++) {
-            double nll;
+            double nll, m = t->counted ? t->counted(t, out, B * n) : (double)(B * n);
             stx_begin(t->x, STX_EVAL);
             nll = stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, in, B, n), stx_tokens(t->x, out, B, n), state, state));
-            sum += nll * (double)(B * n);
+            sum += nll * m;
             exps += exp(nll);
-            count += (double)(B * n);
+            count += m;
+            all += (double)(B * n);
         }
     }
+    t->counted_share = all > 0 ? count / all : 1;
     t->batch_ppl = k ? exps / (double)k : (double)NAN;
     free(in);
     free(out);
@@ -3000,7 +3004,10 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
     }
     tr_term_close(&t->term);
     if (ok && !tr_stop_requested()) ok = tr_lm_begin(t);      /* there was nothing to train and nothing to evaluate */
-    if (ok && !tr_stop_requested()) t->kind->learned(t, tr_lm_results(t));
+    if (ok && !tr_stop_requested()) {
+        t->kind->learned(t, tr_lm_results(t));
+        ok = stx_ok(t->x);
+    }
     if (ok && (fflush(stdout) || ferror(stdout))) {
         if (t->training) fprintf(stderr, "%s: the results cannot be written: %s\n", o->log ? o->log : t->options->program, strerror(errno));
         else { stx_fail(t->x, STX_ERR_IO, "the results cannot be written: %s", strerror(errno)); ok = 0; }
@@ -3025,6 +3032,7 @@ TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, con
     t->options = options; t->opt = opt; t->kind = kind;
     t->best = (double)NAN;
     t->evaluated = UINT64_MAX;
+    t->counted_share = 1;
     t->log.out.fd = t->board.out.fd = -1;
     switch (tr_parse(options, argc, argv, t->err, TR_ERR)) {
     case 0: code = tr_lm_refuse(t); break;

@@ -95,8 +95,8 @@ static tr_opt table[] = {
     TR_CHOICE("noise", TR_FIXED, &opt.noise, "step|sequence|tokens", "Gumbel noise is drawn once a step; for each stream; for each "
         "--noise-tokens of each stream"),
     TR_SIZE("noise-tokens", TR_FIXED, &opt.noise_tokens, 0, MAX_ROWS, "..."),
-    TR_REAL_OPEN("tau-start", TR_FREE, &opt.tau_start, TR_OPEN_MIN, 0, 1e6, "temperature of the first step"),
-    TR_REAL_OPEN("tau-end", TR_FREE, &opt.tau_end, TR_OPEN_MIN, 0, 1e6, "of the last one"),
+    TR_REAL_OPEN("tau-start", TR_FREE, &opt.tau_start, 0, 1e-6, 1e6, "temperature of the first step"),
+    TR_REAL_OPEN("tau-end", TR_FREE, &opt.tau_end, 0, 1e-6, 1e6, "of the last one"),
     TR_CHOICE("tau-form", TR_FREE, &opt.tau_form, "target|factor", "factor: the last one is tau-start times tau-end (the reference)"),
     TR_SIZE("tau-steps", TR_FREE, &opt.tau_steps, 0, TR_INF, "steps from the first to the last; 0: --steps"),
     TR_CHOICE("arch-optim", TR_FIXED, &opt.arch_optim, "same|adam|adamw|sgd", "optimiser of those numbers; same: kind, rate and decay of "
@@ -415,11 +415,14 @@ static int measure(run *r, double cost[2]) {
     if (!h) stx_fail(t->x, STX_ERR_MEMORY, "no memory to measure blocks");
     for (i = 0; h && i < B * T * D; i++) h[i] = (stx_real)((double)(i * 2654435761u % 1000) / 500 - 1);
     for (k = 0; k < 3; k++) {
-        stx_par_desc d = r->desc;
-        d.vocab = d.cutoffs = d.blocks = 0;
-        d.adaptive_in = d.tie_words = d.tie_projs = d.pads = d.latency = 0;
-        d.latency_target = 0;
-        d.words_out = STX_PAR_OUT_PLAIN;
+        const stx_par_desc *o = &r->desc;
+        stx_par_desc d;
+        memset(&d, 0, sizeof d);
+        d.dim = o->dim; d.heads = o->heads; d.head_dim = o->head_dim; d.inner = o->inner; d.segment = o->segment; d.mem = o->mem;
+        d.positions = o->positions; d.sines = o->sines; d.pos_mode = o->pos_mode; d.clamp_len = o->clamp_len;
+        d.same_length = o->same_length; d.full_scale = o->full_scale; d.attn_relu = o->attn_relu; d.biases = o->biases;
+        d.own_uv = o->own_uv; d.pre_norm = o->pre_norm; d.norm_eps = o->norm_eps; d.recompute = o->recompute;
+        d.dropout = o->dropout; d.attn_dropout = o->attn_dropout; d.inner_dropout = o->inner_dropout; d.pos_dropout = o->pos_dropout;
         d.pattern = kind[k];
         m[k] = x ? stx_par_create(x, &d) : NULL;
         s[k] = m[k] ? stx_par_state_create(m[k], B) : NULL;
@@ -466,7 +469,7 @@ static int race(run *r, const char *const pattern[2], double speed[2][2]) {
     for (k = 0; x && ids && k < 2; k++) {
         stx_par_desc d = r->desc;
         d.latency = 0;
-        d.latency_target = 0;
+        d.latency_target = d.latency_power = 0;
         d.blocks = 0;
         d.pattern = pattern[k];
         m[k] = stx_par_create(x, &d);
@@ -515,7 +518,7 @@ static int expand(tr_lm *t, const char *name, const char *text, size_t L, char o
     }
     if (!strncmp(text, "par:", 4)) {
         if (tr_read_size(text + 4, &p) && p >= 1 && p <= L && stx_par_rule(out, PATTERN, L, (size_t)p)) return 1;
-        return tr_fail(t->err, TR_ERR, "--%s %.100s: want par: and the number of blocks for one attention, above 0 and at most the "
+        return tr_fail(t->err, TR_ERR, "--%s %.100s: want par: and the number of blocks for one attention, 2 or more and at most the "
             "%zu blocks of --nlayers", name, text, L);
     }
     if (stx_par_expand(out, PATTERN, text)) return 1;
@@ -584,7 +587,7 @@ static void derive(run *r, FILE *out) {
     ok = ok && stx_par_argmax(r->model, all[0].pattern, PATTERN);
     for (i = 0; ok && i < L; i++) attend += all[0].pattern[i] == 's';
     ok = ok && derive_one(r, out, "argmax", all, &n);
-    if (ok && attend) {
+    if (ok && attend && L / attend > 1) {       /* the rule has at most an attention for every two blocks */
         snprintf(what, sizeof what, "par:%zu", L / attend);
         ok = stx_par_rule(all[n].pattern, PATTERN, L, L / attend) && derive_one(r, out, what, all, &n);
     }
@@ -874,9 +877,12 @@ static void shape(const tr_lm *t, char *line, size_t room, double *states) {
 }
 /* --latency without a table: measured, and from then on an option, which the checkpoint holds */
 static int fill_table(run *r) {
+    tr_lm *t = &r->t;
+    stx_par_desc d;
     char word[96], a[32], b[32];
     double cost[2], unit = opt.latency == STX_PAR_LATENCY_FBNET ? 1000 : 1;
     if (*r->pattern || !opt.latency || !r->t.training || (opt.latency_table && *opt.latency_table)) return 1;
+    if (!stx_par_resolve(t->x, &r->desc, &d)) return why(t);
     if (!measure(r, cost)) return 0;
     snprintf(a, sizeof a, "%.4g", cost[0] * unit);
     snprintf(b, sizeof b, "%.4g", cost[1] * unit);
@@ -933,17 +939,38 @@ static int make_search(run *r, const stx_optim_desc *weights) {
     }
     return stx_ok(t->x) ? 1 : tr_lm_why(t);
 }
+/* Targets that are no padding */
+static double counted(const tr_lm *t, const int32_t *targets, size_t n) {
+    size_t i, m = 0;
+    (void)t;
+    for (i = 0; i < n; i++) m += targets[i] != opt.pad_id;
+    return (double)m;
+}
+static int eval_fits(run *r) {
+    double B = (double)(opt.lm.eval_batch_sz ? opt.lm.eval_batch_sz : opt.batch_sz / opt.batch_split), n = 0, need;
+    double limit = (double)stx_ctx_desc(r->t.x)->max_bytes;
+    size_t l;
+    for (l = 0; l < r->blocks; l++) n += !*r->pattern || r->pattern[l] == 's';
+    need = B * n * (double)opt.hid_sz * (double)opt.eval_mem * sizeof(stx_real);
+    return !(limit > 0 && need > limit) ? 1 : tr_fail(r->t.err, TR_ERR, "--eval-mem %d: memories of so many rows take %.3g GiB of the %.3g GiB "
+        "of --max-memory: use fewer, or a smaller --eval-batch-sz", (int)opt.eval_mem, need / (1 << 30), limit / (1 << 30));
+}
 static int make(tr_lm *t) {
     static const int kinds[] = {STX_ADAM, STX_ADAMW, STX_LAMB, STX_SGD, STX_ADAGRAD};
     run *r = (run *)t;
     stx_optim_desc od;
     if (!describe(r, stx_vocab_size(t->vocab)) || !tr_lm_fits(t, (double)stx_par_count(&r->desc))) return 0;
-    if (!fill_table(r)) return stx_ok(t->x) ? 0 : tr_lm_why(t);
+    if (!fill_table(r)) return *t->err || stx_ok(t->x) ? 0 : tr_lm_why(t);
+    if (r->desc.latency == STX_PAR_LATENCY_FBNET && !((double)r->blocks / 2 * (r->desc.cost[0] + r->desc.cost[1]) > 1))
+        return tr_fail(t->err, TR_ERR, "--latency fbnet: half of the blocks attention, half feed-forward take a time of %g, and only times above 1 "
+            "count: give --latency-table in a smaller unit", (double)r->blocks / 2 * (r->desc.cost[0] + r->desc.cost[1]));
     r->model = stx_par_create(t->x, &r->desc);
     if (!r->model) return why(t);
     t->lm = stx_par_lm(r->model);
     t->lm.state_create = state_create;
     t->lm.gen_create = gen_create;
+    if (opt.pad_id >= 0 && !opt.divide_all) t->counted = counted;
+    if (opt.eval_mem > 0 && !eval_fits(r)) return 0;
     if (r->model->arch) { t->save_more = save_more; t->load_more = load_more; }
     if (!t->training) return stx_ok(t->x) ? 1 : why(t);
     memset(&od, 0, sizeof od);

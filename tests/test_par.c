@@ -373,8 +373,8 @@ static void recomputed(void) {
     for (k = 0; k < VARIANTS; k++) {
         static const int threads[] = {1, 1, 1, 3};
         stx_real *g[4] = {NULL};
-        double loss[4] = {0};
-        size_t n = 0, gates = 0;
+        double loss[4] = {0}, sum = 0;
+        size_t n = 0, gates = 0, i;
         const char *name = "";
         for (run = 0; run < 4; run++) {
             stx_par_desc d = variant(k, &name);
@@ -382,7 +382,7 @@ static void recomputed(void) {
             stx_par *m;
             stx_par_state *s;
             int32_t *t = text(3, 3 * S + 1, 2);
-            size_t i, at = 0;
+            size_t at = 0;
             d.recompute = run == 1;
             dropouts_on(&d);
             m = model(x, &d);
@@ -406,7 +406,8 @@ static void recomputed(void) {
                   "%s, run %d: losses %.9g, %.9g, "
                   "gradients differ by %g", name, run, loss[0], loss[run], e);
         }
-        if (gates) CHECK(largest(g[0] + n, gates) > 0 && difference(g[0] + n, g[0] + n + gates - 3, 3) >= 0, "%s: gates", name);
+        for (i = 0; i < gates; i++) sum += fabs((double)g[0][n + i]);
+        CHECK(!gates || sum > 0, "%s: the gates have no gradient", name);
         for (run = 0; run < 4; run++) free(g[run]);
     }
 }

@@ -8,7 +8,7 @@ trap 'rm -rf "$d"' EXIT
 check() { what=$1; shift; if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "tests/trainer_cuda.sh: FAILED: $what"; fi; }
 i=0
 while [ $i -lt 400 ]; do echo "line $i of a text that a small model can learn, $((i * i % 97)) times"; i=$((i + 1)); done > "$d/text"
-model="--preset reference $cuda_model --batch-sz 4 --block-sz 16 --log-every 1 --eval-blocks 2 --threads 1"
+model="--preset ${base_preset:-reference} $cuda_model --batch-sz 4 --block-sz 16 --log-every 1 --eval-blocks 2 --threads 1"
 run() { name=$1; shift; "$t" --data "$d/text" $model "$@" --log "$d/$name.log" > "$d/$name.out" 2>&1; }
 losses() { sed -n 's/.*"type":"train".*"loss":\([0-9.e+-]*\).*/\1/p; s/.*"event":"train".*"loss":\([0-9.e+-]*\).*/\1/p' "$d/$1.log"; }
 # the two logs have N losses each, and each pair differs by less than a part in TOL
