@@ -13,9 +13,9 @@ lines() {
     echo '|---|--:|'
     for f in seqtx.h seqtx_attn_span.h seqtx_sru.h seqtx_compressive.h seqtx_par.h seqtx_cuda.cu examples/text.h; do printf '| `%s` | about %d |\n' $f "$((($(wc -l < $f) + 50) / 100 * 100))"; done
 }
-# presets TRAINER: as --list-presets says, and what is known of them from elsewhere
+# presets TRAINER KNOWN [LAYERS]: as --list-presets says, and what is known of them from elsewhere; LAYERS: what it counts, if not layers
 presets() {
-    echo '| preset | layers | width | parameters | published |'
+    echo "| preset | ${3:-layers} | width | parameters | published |"
     echo '|---|--:|--:|--:|---|'
     build/"$1" --list-presets | awk -F'\t' -v known="$2" '
         BEGIN { n = split(known, a, ";"); for (i = 1; i <= n; i++) { split(a[i], b, "="); said[b[1]] = b[2] } }
@@ -53,7 +53,7 @@ make_part() {
     presets_attn_span) presets train_attn_span 'enwik8_small=dev about 1.3 bpc;enwik8=test 1.02 bpc;text8=test 1.11 bpc;enwik8_large=test 0.98 bpc;text8_large=test 1.07 bpc;enwik8_pers_small=test 1.01 bpc;enwik8_pers=test 0.98 bpc;wiki103_pers=test 19.7 ppl;enwik8_fairseq=test about 1.03 bpc' ;;
     presets_sru) presets train_sru 'enwik8-base=test 0.974 bpc;enwik8-large=test 0.96 bpc;enwik8-large-8to1=test 0.953 bpc;wt103-base=test 18.3 ppl;wt103-large=test 17.4 ppl;wt103-large-8to1=test 17.1 ppl;wt103-large-k5=test 17.3 ppl;lm1b-base=test 25.1 ppl;lm1b-large-k5=test 23.5 ppl' ;;
     presets_compressive) presets train_compressive 'enwik8=test 0.97 bpc;wikitext103=test 17.1 ppl;pg19=test 33.6 ppl' ;;
-    presets_par) presets train_par 'reference=valid 39.4 ppl;enwik8=test 1.06 bpc;enwik8-large=test 0.99 bpc;text8=test 1.08 bpc;wt103-base=test 24.0 ppl;wt103-large=test 18.3 ppl;lm1b-large=test 21.8 ppl;par-base=test 22.7 ppl;par-large=test 18.4 ppl;par-enwik8=test 1.11 bpc;par-text8=test 1.18 bpc' ;;
+    presets_par) presets train_par 'reference=valid 39.4 ppl;enwik8=test 1.06 bpc;enwik8-large=test 0.99 bpc;text8=test 1.08 bpc;wt103-base=test 24.0 ppl;wt103-large=test 18.3 ppl;lm1b-large=test 21.8 ppl;par-base=test 22.7 ppl;par-large=test 18.4 ppl;par-enwik8=test 1.11 bpc;par-text8=test 1.18 bpc' blocks ;;
     results_attn_span) results bench/results/2026-11-21-amd-epyc-2c.md 'all spans 1024,learned-like spans,short spans' ;;
     results_sru) results bench/results/2026-11-22-amd-epyc-2c-sru.md 'SRU++ d 256,SRU++ d 512,`enwik8-fp32-small`,`enwik8-base`,SRU d 1024' ;;
     results_comp) results bench/results/2026-11-22-intel-xeon-processor-2c-comp.md 'small,example' ;;
