@@ -6,10 +6,11 @@
 #     DATA=.. VALID=.. sh bench/compress.sh --only txl256,conv       some of them
 #     sh bench/compress.sh --report [--record]                       the report of what is done (--record: to bench/results/ as well)
 #
-#     --steps N          of each run (default 5000, of 8 x 128 bytes)
+#     --steps N          of each run (default 5000, of 8 segments)
 #     --seeds N          seeds 1 to N (default 3)
 #     --only LIST        of none,txl128,txl256,conv,mean,max,used,dilated,autoencode
 #     --threads N        of each run (default: all)
+#     --dim N            width of the model (default 256); --segment N: length of a segment S (default 128)
 #     --precision P      bf16 or f32 (default: bf16 products where the processor has them)
 #     --out DIR          for logs and results (default build/compress); it belongs to one set of these settings
 #     --keep             keep the models
@@ -17,6 +18,7 @@
 #
 # Each run is one call of examples/train_compressive.c, which leaves NAME.SEED.log and a line of JSON, NAME.SEED.json, in DIR. When the
 # script is interrupted it goes on where it was: a finished run is not repeated, and an unfinished one goes on from its last checkpoint.
+# Two scripts with the same settings and other lists of --only may share a DIR. Times are the processor's seconds.
 # Environment: CC (cc), CFLAGS (-O3), DATA, VALID.
 #
 # What is compared. All runs have the same layers, segments S, batch, steps, bytes, learning rate and Transformer-XL's positions (which need
@@ -38,9 +40,9 @@ while [ $# -gt 0 ]; do
     --keep) keep=1 ;;
     --report) report=1 ;;
     --record) record=1 ;;
-    --steps|--seeds|--threads)
+    --steps|--seeds|--threads|--dim|--segment)
         case ${2:-} in ''|*[!0-9]*|0) echo "compress.sh: $1 wants a whole number" >&2; exit 2 ;; esac
-        case $1 in --steps) steps=$2 ;; --seeds) seeds=$2 ;; *) threads=$2 ;; esac
+        case $1 in --steps) steps=$2 ;; --seeds) seeds=$2 ;; --dim) dim=$2 ;; --segment) segment=$2 ;; *) threads=$2 ;; esac
         command="$command $2"; shift ;;
     --only|--out|--precision)
         case ${2:-} in ''|*[!A-Za-z0-9_./,-]*) echo "compress.sh: $1 wants a value" >&2; exit 2 ;; esac
@@ -81,7 +83,14 @@ stopped() {
     [ -n "$running" ] || return 0
     kill "$running" 2>/dev/null || :
     wait "$running" || :
-    echo $((spent + $(date +%s) - began)) >"$run.spent"
+    seconds
+    echo $((spent + now - began)) >"$run.spent"
+}
+# now: the processor's seconds of this script's children that have ended (not in a subshell, whose children are others)
+seconds() {
+    times >"$out/times.$$"
+    now=$(awk 'NR == 2 { for (i = 1; i <= 2; i++) { split($i, t, "m"); s += 60 * t[1] + t[2] } printf "%d\n", s + 0.5 }' "$out/times.$$")
+    rm -f "$out/times.$$"
 }
 names=$(echo "$only" | tr , ' ')
 for name in $names; do memory "$name"; done
@@ -110,7 +119,8 @@ if [ -z "$report" ]; then
         case ${f#*=} in /*) from=${f#*=} ;; *) from=$PWD/${f#*=} ;; esac
         ln -sf "$from" "$out/text/${f%%=*}.txt"
     done
-    $CC -std=c99 ${CFLAGS:--O3} -pthread examples/train_compressive.c -o "$out/train_compressive" -lm
+    $CC -std=c99 ${CFLAGS:--O3} -pthread examples/train_compressive.c -o "$out/train_compressive.$$" -lm
+    mv "$out/train_compressive.$$" "$out/train_compressive"
     . bench/machine.sh
     seed=0
     while [ "$seed" -lt "$seeds" ]; do      # all configurations of a seed first: a report of half the runs is one, too
@@ -120,7 +130,8 @@ if [ -z "$report" ]; then
             if [ -s "$run.json" ]; then continue; fi
             memory "$name"
             echo "$(date +%H:%M) $name, seed $seed .."
-            began=$(date +%s) spent=0
+            seconds
+            began=$now spent=0
             if [ -f "$run.safetensors" ] && [ -f "$run.spent" ]; then spent=$(cat "$run.spent"); fi
             code=0 running=
             trap stopped EXIT
@@ -131,7 +142,8 @@ if [ -z "$report" ]; then
             running=$!
             wait "$running" || code=$?
             running=
-            spent=$((spent + $(date +%s) - began))
+            seconds
+            spent=$((spent + now - began))
             if [ "$code" != 0 ]; then
                 echo $spent >"$run.spent"
                 echo "compress.sh: the run of $name, seed $seed, ended with $code: $(tail -n 1 "$run.err")" >&2
@@ -153,7 +165,7 @@ if [ -z "$report" ]; then
             mv "$run.json.new" "$run.json"
             rm -f "$run.spent"
             [ -n "$keep" ] || rm -f "$run.safetensors"
-            sed 's/.*"bpc":\([0-9.]*\),"seconds":\([0-9]*\),"seconds_per_100_steps":\([0-9.]*\).*/      \1 bits a byte; \2 s with evaluation, \3 s per 100 steps/' "$run.json"
+            sed 's/.*"bpc":\([0-9.]*\),"seconds":\([0-9]*\),"seconds_per_100_steps":\([0-9.]*\).*/      \1 bits a byte; \2 processor s with evaluation, \3 per 100 steps/' "$run.json"
         done
     done
 fi
@@ -200,7 +212,7 @@ for name in $names; do for f in "$out/$name".*.json; do if [ -s "$f" ]; then all
         function spread(s, q, k) { q = q / k - s * s / k / k; return k > 1 && q > 0 ? sqrt(q * k / (k - 1)) : 0 }
         END {
             base = "txl256"
-            print "| memory | M | C | reach a layer | keys | attention | compression | seeds | bits a byte | deviation | range | to txl256 | lost | s per 100 steps |"
+            print "| memory | M | C | reach a layer | keys | attention | compression | seeds | bits a byte | deviation | range | to txl256 | lost | processor s per 100 steps |"
             print "|--------|--:|--:|--------------:|-----:|----------:|------------:|------:|------------:|----------:|------:|----------:|-----:|----------------:|"
             for (j = 1; j <= names; j++) {
                 a = order[j]; k = n[a]; keys = M[a] + C[a] + S / 2; made = loss = 0
