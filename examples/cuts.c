@@ -25,8 +25,7 @@ static tr_opt table[] = {
     TR_FLAG("sort", TR_LOCAL, &opt.sort, "words are renumbered by falling count first"),
     TR_SIZE("clusters", TR_LOCAL, &opt.clusters, 1, STX_MAX_CLUSTERS, "clusters, the head among them: one more than cutoffs"),
     TR_CHOICE("cost", TR_LOCAL, &opt.cost, "macs|time|reference", "multiply-adds of a token; time, from products measured on this "
-              "machine; what "
-        "PAR's reference minimises, in which the head costs only its own words"),
+              "machine; what PAR's reference minimises, in which the head costs only its own words"),
     TR_SIZE("dim", TR_LOCAL, &opt.dim, 1, 1u << 28, "width of the hidden states"),
     TR_REAL_OPEN("factor", TR_LOCAL, &opt.factor, 0, 1, 1e6, "tail k is dim / factor^k wide"),
     TR_TEXT("proj-dims", TR_LOCAL, &opt.proj_dims, "in place of that the width of each tail, as 64,16"),

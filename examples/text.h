@@ -523,9 +523,14 @@ static int stx__piece_byte(const unsigned char *s, size_t n) {
 static int stx__pieces_open(stx_vocab *v, const char *who) {
 #ifdef SEQTX_SENTENCEPIECE
     char err[256];
+    int32_t eos, unk;
+    size_t V;
     v->spm = stx_spm_open(v->model, v->model_n, err, sizeof err);
+    V = v->spm ? stx_spm_size(v->spm, &eos, &unk) : 0;
     if (!v->spm) stx_fail(v->x, STX_ERR_FORMAT, "%s is no SentencePiece model: %s", who, err);
-    return v->spm != NULL;
+    else if (V != v->d.n)       /* its ids would not be the vocabulary's */
+        stx_fail(v->x, STX_ERR_FORMAT, "%s has %zu pieces, the vocabulary %zu: it is damaged", who, V, v->d.n);
+    return v->spm && V == v->d.n;
 #else
     (void)v; (void)who;
     return 1;
@@ -556,6 +561,13 @@ static stx_vocab *stx__pieces_make(stx_ctx *x, int kind, int has_eos, const stx_
     v->model_n = model_n;
     return v;
 }
+/* v, which has V pieces; or NULL and an error, for two of them are the same */
+static stx_vocab *stx__pieces_once(stx_ctx *x, stx_vocab *v, size_t V, const char *path) {
+    if (!v || v->d.n == V) return v;
+    stx_fail(x, STX_ERR_FORMAT, "%s has a piece twice", path);
+    stx_vocab_free(v);
+    return NULL;
+}
 /* The pieces of a SentencePiece model. */
 static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char *path, int join_lines) {
 #ifdef SEQTX_SENTENCEPIECE
@@ -569,8 +581,7 @@ static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char 
     if (!spm) stx_fail(x, STX_ERR_FORMAT, "%s is no SentencePiece model: %s", path, err);
     else if (!join_lines && eos < 0)
         stx_fail(x, STX_ERR_FORMAT, "%s has no piece for the end of a sentence, which line ends become; train it with one, or use "
-                 "join_lines "
-                 "(--join-lines)", path);
+                 "join_lines (--join-lines)", path);
     else if (p && type) {
         for (i = 0; i < V; i++) {
             int what;
@@ -578,11 +589,7 @@ static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char 
             type[i] = (unsigned char)(what == STX_PIECE_BYTE && !stx__piece_byte(p[i].s, p[i].n) ? STX_PIECE_TEXT : what);
         }
         v = stx__pieces_make(x, STX_TOK_PIECES, !join_lines, p, type, V, eos, unk, m->data, m->size);
-        if (v && v->d.n != V) {
-            stx_fail(x, STX_ERR_FORMAT, "%s has a piece twice", path);
-            stx_vocab_free(v);
-            v = NULL;
-        }
+        v = stx__pieces_once(x, v, V, path);
     }
     stx_block_free(x, p);
     stx_block_free(x, type);
@@ -592,8 +599,7 @@ static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char 
 #else
     (void)m; (void)join_lines;
     stx_fail(x, STX_ERR_ARG, "%s: a SentencePiece model needs its library, which is not in this build (make SENTENCEPIECE=1); or cut the "
-             "text "
-             "elsewhere and give the pieces' numbers (--tokens ids)", path);
+             "text elsewhere and give the pieces' numbers (--tokens ids)", path);
     return NULL;
 #endif
 }
@@ -627,11 +633,7 @@ static stx_vocab *stx__pieces_of_list(stx_ctx *x, const stx_map *m, const char *
         for (n = k; s + n < end && s[n] != '\n';) n++;
     }
     if (stx_ok(x)) v = stx__pieces_make(x, STX_TOK_IDS, 0, p, type, V, eos, unk, NULL, 0);
-    if (v && v->d.n != V) {
-        stx_fail(x, STX_ERR_FORMAT, "%s has a piece twice", path);
-        stx_vocab_free(v);
-        v = NULL;
-    }
+    v = stx__pieces_once(x, v, V, path);
     stx_block_free(x, p);
     stx_block_free(x, type);
     return v;
@@ -1149,8 +1151,7 @@ STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c, const s
     if (!stx_ok(x) || !c) return NULL;
     if (!d || !d->B || !d->T || d->how < STX_BATCH_STREAMS || d->how > STX_BATCH_RECORDS) {
         stx_fail(x, STX_ERR_ARG, "stx_batches_create: B = %zu streams of blocks of T = %zu tokens, how %d; both must be at least 1, and "
-                 "how "
-                 "STX_BATCH_STREAMS .. STX_BATCH_RECORDS", d ? d->B : 0, d ? d->T : 0, d ? d->how : 0);
+                 "how STX_BATCH_STREAMS .. STX_BATCH_RECORDS", d ? d->B : 0, d ? d->T : 0, d ? d->how : 0);
         return NULL;
     }
     if (d->first > c->size || d->count > c->size - d->first) {

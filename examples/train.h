@@ -1998,6 +1998,48 @@ TR_DEF int tr_lm_refuse(const tr_lm *t) {
 TR_DEF int tr_lm_why(tr_lm *t) {
     return tr_fail(t->err, TR_ERR, "%s%s", stx_error_code(t->x) == STX_ERR_MEMORY ? "--max-memory: " : "", stx_error(t->x));
 }
+/* The library's error in the options' words. It is "WHO FIELD is VALUE, want ..": FIELD is the option of that name or the one that words
+   say, a choice's VALUE its word, and what else words have (enumerators) theirs. words end with NULL; of two with one beginning the longer
+   stands first. */
+typedef struct tr_word { const char *from, *to; } tr_word;
+TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
+    const char *text = stx_error(t->x), *name, *is;
+    char line[TR_ERR];
+    const tr_opt *o;
+    const tr_word *w;
+    size_t n, at;
+    int value;
+    if (stx_error_code(t->x) != STX_ERR_ARG || strncmp(text, who, strlen(who)) != 0) return tr_lm_why(t);
+    text += strlen(who);
+    n = strcspn(text, " ");
+    o = tr_find_option(t->options, text, n);
+    name = o ? o->name : NULL;
+    for (w = words; w->from; w++) {
+        size_t m = strlen(w->from);
+        if (!tr_find_option(t->options, w->to, strlen(w->to))) continue;
+        if (strchr(w->from, ' ') ? !strncmp(text, w->from, m) : tr_same_name(text, n, w->from)) { name = w->to; n = m; break; }
+    }
+    if (!name) return tr_lm_why(t);
+    o = tr_find_option(t->options, name, strlen(name));
+    text += n;
+    at = (size_t)snprintf(line, sizeof line, "--%s", name);
+    is = strstr(text, " is ");
+    if (o->type == TR_T_CHOICE && is && sscanf(is, " is %d", &value) == 1) {
+        const char *c = o->choices;
+        for (; value > 0 && strchr(c, '|'); value--) c = strchr(c, '|') + 1;
+        at += (size_t)snprintf(line + at, sizeof line - at, "%.*s is %.*s", (int)(is - text), text, (int)strcspn(c, "|"), c);
+        text = is + strcspn(is, ",");
+    }
+    while (*text && at + 1 < sizeof line) {
+        for (w = words; w->from && (*w->to != '-' || strncmp(text, w->from, strlen(w->from)) != 0); w++) {}
+        if (w->from) {
+            text += strlen(w->from);
+            at += (size_t)snprintf(line + at, sizeof line - at, "%s", w->to);
+        } else line[at++] = *text++;
+    }
+    line[at < sizeof line ? at : sizeof line - 1] = 0;
+    return tr_fail(t->err, TR_ERR, "%s", line);
+}
 TR_DEF double tr_lm_word_ppl(const tr_lm *t, const stx_corpus *text, double nll) {
     return exp(nll * t->counted_share * (double)stx_corpus_size(text) / t->word_count[text == t->text[0] ? 0 : text == t->text[1] ? 1 : 2]);
 }

@@ -297,45 +297,14 @@ static void *state_create(void *m, size_t B, size_t window) {
 static void *gen_create(void *m, size_t B, size_t window) {
     return stx_comp_gen_create_sized((stx_comp *)m, B, window ? eval_mems : NULL, window ? eval_cmems : NULL);
 }
-/* The library's error in the options' words: a field of the desc is an option, its value and the enumerators are choices */
 static int why(tr_lm *t) {
-    static const char *const renamed[][2] = {{"layers", "nlayers"}, {"dim", "hid-sz"}, {"emb", "emb-sz"}, {"inner", "inner-hid-sz"},
-                                             {"segment", "block-sz"}};
-    static const char *const words[][2] = {
-        {"STX_COMP_CONV", "--compress conv"}, {"STX_COMP_DILATED", "--compress dilated"}, {"STX_COMP_USED", "--compress used"},
-        {"STX_COMP_AUX_NONE", "--aux none"}, {"STX_COMP_AUX_BPTT", "--aux bptt"}, {"STX_COMP_AUX_ATTENTION", "--aux attention"},
-        {"STX_COMP_ROTATE", "--recurrence rotate"}, {"STX_COMP_LEARNED", "--positions learned"}, {"STX_COMP_XL", "--positions xl"},
-        {"STX_COMP_GRU", "--gate gru"}, {"dim >= 4", "--hid-sz 4 or more"}};
-    const char *text = stx_error(t->x), *who = "stx_comp_create: ", *name, *is;
-    char line[TR_ERR];
-    const tr_opt *o;
-    size_t n, i, at = 0;
-    int value;
-    if (stx_error_code(t->x) != STX_ERR_ARG || strncmp(text, who, strlen(who)) != 0) return tr_lm_why(t);
-    text += strlen(who);
-    n = strcspn(text, " ");
-    o = tr_find_option(&options, text, n);
-    name = o ? o->name : NULL;
-    for (i = 0; i < sizeof renamed / sizeof *renamed; i++) if (tr_same_name(text, n, renamed[i][0])) name = renamed[i][1];
-    if (!name) return tr_lm_why(t);
-    text += n;
-    at = (size_t)snprintf(line, sizeof line, "--%s", name);
-    is = strstr(text, " is ");
-    if (o && o->type == TR_T_CHOICE && is && sscanf(is, " is %d", &value) == 1) {
-        const char *c = o->choices;
-        for (; value > 0 && strchr(c, '|'); value--) c = strchr(c, '|') + 1;
-        at += (size_t)snprintf(line + at, sizeof line - at, "%.*s is %.*s", (int)(is - text), text, (int)strcspn(c, "|"), c);
-        text = is + strcspn(is, ",");
-    }
-    while (*text && at + 1 < sizeof line) {
-        for (i = 0; i < sizeof words / sizeof *words && strncmp(text, words[i][0], strlen(words[i][0])) != 0; i++) {}
-        if (i < sizeof words / sizeof *words) {
-            text += strlen(words[i][0]);
-            at += (size_t)snprintf(line + at, sizeof line - at, "%s", words[i][1]);
-        } else line[at++] = *text++;
-    }
-    line[at < sizeof line ? at : sizeof line - 1] = 0;
-    return tr_fail(t->err, TR_ERR, "%s", line);
+    static const tr_word words[] = {{"layers", "nlayers"}, {"dim", "hid-sz"}, {"emb", "emb-sz"}, {"inner", "inner-hid-sz"},
+        {"segment", "block-sz"}, {"STX_COMP_CONV", "--compress conv"}, {"STX_COMP_DILATED", "--compress dilated"},
+        {"STX_COMP_USED", "--compress used"}, {"STX_COMP_AUX_NONE", "--aux none"}, {"STX_COMP_AUX_BPTT", "--aux bptt"},
+        {"STX_COMP_AUX_ATTENTION", "--aux attention"}, {"STX_COMP_ROTATE", "--recurrence rotate"},
+        {"STX_COMP_LEARNED", "--positions learned"}, {"STX_COMP_XL", "--positions xl"}, {"STX_COMP_GRU", "--gate gru"},
+        {"dim >= 4", "--hid-sz 4 or more"}, {NULL, NULL}};
+    return tr_lm_why_in(t, "stx_comp_create: ", words);
 }
 /* --mems or --cmems: a number for each layer */
 static int per_layer(tr_lm *t, const char *name, const char *text, size_t *out, const size_t **list) {

@@ -44,8 +44,8 @@ static tr_opt table[] = {
     TR_SIZE_ALSO("nlayers", "num-layers", TR_MODEL, &opt.nlayers, 1, MAX_BLOCKS, "blocks; a pattern that is written out has its own "
                  "number"),
     TR_TEXT("pattern", TR_MODEL, &opt.pattern, "blocks from below: s attention, f feed-forward, i identity, as \"(sff)4f3\"; xl: "
-            "Transformer-XL, "
-        "sf again and again; par:P: one attention for P blocks, in the first two thirds; search: every block is a mixture of the three"),
+            "Transformer-XL, sf again and again; par:P: one attention for P blocks, in the first two thirds; search: every block is a "
+            "mixture of the three"),
     TR_SIZE_ALSO("hid-sz", "d-model", TR_MODEL, &opt.hid_sz, 1, 1u << 28, "hidden size d"),
     TR_SIZE_ALSO("nheads", "num-heads|n-head", TR_MODEL, &opt.nheads, 1, 256, "attention heads"),
     TR_SIZE_ALSO("head-sz", "d-head", TR_MODEL, &opt.head_sz, 0, 1u << 20, "width of a head; 0: --hid-sz / --nheads"),
@@ -71,8 +71,7 @@ static tr_opt table[] = {
     TR_FLAG("recompute", TR_FREE, &opt.recompute, "make activations again in backward: less memory, more time"),
     TR_GROUP("Words"),
     TR_CHOICE("words-out", TR_MODEL, &opt.words_out, "plain|adaptive|reference", "one softmax; clusters as Transformer-XL has them; "
-              "clusters "
-        "of PAR's reference: a head of width d, tails with a projection and its bias"),
+              "clusters of PAR's reference: a head of width d, tails with a projection and its bias"),
     TR_FLAG("adaptive-in", TR_MODEL, &opt.adaptive_in, "adaptive: the embedding is, too"),
     TR_FLAG("tied", TR_MODEL, &opt.tied, "the output's matrix is the embedding's, also of adaptive ones"),
     TR_CHOICE("tie-projs", TR_MODEL, &opt.tie_projs, "none|all|but-first", "adaptive-in: which projections are the output's, too"),
@@ -100,46 +99,40 @@ static tr_opt table[] = {
     TR_CHOICE("tau-form", TR_FREE, &opt.tau_form, "target|factor", "factor: the last one is tau-start times tau-end (the reference)"),
     TR_SIZE("tau-steps", TR_FREE, &opt.tau_steps, 0, TR_INF, "steps from the first to the last; 0: --steps"),
     TR_CHOICE("arch-optim", TR_FIXED, &opt.arch_optim, "same|adam|adamw|sgd", "optimiser of those numbers; same: kind, rate and decay of "
-              "the "
-        "weights' (the reference)"),
+              "the weights' (the reference)"),
     TR_REAL("arch-lr", TR_FREE, &opt.arch_lr, 0, 1e6, "its rate, which stays"),
     TR_REAL("arch-weight-decay", TR_FREE, &opt.arch_weight_decay, 0, 1e6, "its decay"),
     TR_SIZE("arch-from", TR_FREE, &opt.arch_from, 0, TR_INF, "they stay as they are in the first steps, so many"),
     TR_SIZE("arch-until", TR_FREE, &opt.arch_until, 0, TR_INF, "... and after this step; 0: to the end"),
     TR_REAL_OPEN("arch-share", TR_FIXED, &opt.arch_share, TR_OPEN_MAX, 0, 1, "they learn from this share of the training text, its end, "
-                 "and the "
-        "weights from the rest; 0: both from the same steps"),
+                 "and the weights from the rest; 0: both from the same steps"),
     TR_SIZE("arch-every", TR_FREE, &opt.arch_every, 2, 1u << 20, "... in every such step, in which the weights stay"),
     TR_CHOICE("latency", TR_FIXED, &opt.latency, "none|add|hinge|fbnet", "the expected time of the blocks is added to the loss; as far "
-              "as it "
-        "is above the target; loss times a ln(time)^b"),
+              "as it is above the target; loss times a ln(time)^b"),
     TR_CHOICE("latency-of", TR_FIXED, &opt.latency_of, "p|w", "expected by the probabilities, or by the noisy weights"),
     TR_REAL("latency-weight", TR_FREE, &opt.latency_weight, 0, 1e9, "of that loss; a of fbnet"),
     TR_REAL("latency-target", TR_FREE, &opt.latency_target, 0, 1e6, "hinge: a share of the time of a Transformer-XL of as many blocks"),
     TR_REAL("latency-power", TR_FREE, &opt.latency_power, 0, 100, "b of fbnet; 0: 0.6"),
     TR_TEXT("latency-table", TR_FREE, &opt.latency_table, "time of an attention and of a feed-forward, as 1.25,0.8, in milliseconds "
-            "(fbnet: "
-        "microseconds); none: measured at the start, on the device in use"),
+            "(fbnet: microseconds); none: measured at the start, on the device in use"),
     TR_CHOICE("latency-pass", TR_FREE, &opt.latency_pass, "training|forward", "what is measured"),
-    TR_FLAG("derive", TR_LOCAL, &opt.derive, "say what the search of a checkpoint found: the likeliest pattern, "
-        "--derive-samples drawn ones, PAR's rule, each with its loss as a network by itself; and the best, within --latency-target if "
-            "there is one"),
+    TR_FLAG("derive", TR_LOCAL, &opt.derive, "say what the search of a checkpoint found: the likeliest pattern, --derive-samples drawn "
+        "ones, PAR's rule, each with its loss as a network by itself; and the best, within --latency-target if there is one"),
     TR_SIZE("derive-samples", TR_LOCAL, &opt.derive_samples, 0, 1u << 20, "..."),
     TR_TEXT("race", TR_LOCAL, &opt.race, "at the end, time steps of this pattern against the model's, in turn"),
     TR_TEXT("picture", TR_LOCAL, &opt.picture, "at the end, draw the probabilities of each block by step from the --log into this SVG"),
     TR_GROUP("The reference's own forms"),
     TR_CHOICE("sines", TR_MODEL, &opt.sines, "block|reference", "sines, then cosines; or in turn, the slowest first"),
     TR_CHOICE("pos-mode", TR_MODEL, &opt.pos_mode, "dist|fixed|reference", "the row of a distance is the distance; counted from the "
-              "other end, "
-        "of memory and segment, or of the keys that there are"),
+              "other end, of memory and segment, or of the keys that there are"),
     TR_FLAG("full-scale", TR_MODEL, &opt.full_scale, "scores are divided by the width of a head, not its root"),
     TR_FLAG("attn-relu", TR_MODEL, &opt.attn_relu, "ReLU after the attention's last projection"),
     TR_GROUP("Optimisation"),
     TR_CHOICE("optim", TR_FIXED, &opt.optim, "adam|adamw|lamb|sgd|adagrad", "optimiser"),
     TR_REAL_ALSO("lr", "max-lr", TR_FREE, &opt.lr, 0, 0, 1e6, "learning rate"),
     TR_CHOICE("schedule", TR_FREE, &opt.schedule, "constant|cosine|inv-sqrt|xl-cosine|reference", "learning rate after the warm-up; "
-              "xl-cosine: "
-        "Transformer-XL's own, whose cosine counts from the first step; reference: the lower of warm-up and cosine, 0 at first"),
+              "xl-cosine: Transformer-XL's own, whose cosine counts from the first step; reference: the lower of warm-up and cosine, 0 "
+              "at first"),
     TR_SIZE_ALSO("lr-warmup", "warmup-steps|warmup-step", TR_FREE, &opt.lr_warmup, 0, TR_INF, "steps of linear warm-up"),
     TR_REAL("lr-start", TR_FREE, &opt.lr_start, 0, 1e6, "where it begins"),
     TR_REAL_ALSO("lr-min", "eta-min", TR_FREE, &opt.lr_min, 0, 0, 1e6, "end of the cosine"),
@@ -155,14 +148,12 @@ static tr_opt table[] = {
     TR_SIZE("batch-split", TR_FIXED, &opt.batch_split, 1, 1u << 30, "work on the batch in this many parts, one after the other (less "
         "memory)"),
     TR_CHOICE("reading", TR_FIXED, &opt.lm.reading, "streams|roll|records", "streams of the text; each turned by a random number of "
-              "tokens in "
-        "every epoch; blocks without overlap, as the reference of PAR reads"),
+              "tokens in every epoch; blocks without overlap, as the reference of PAR reads"),
     TR_LM_PACE(opt.lm),
     TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF, "steps in all: one segment of every stream each; 0: as --epochs says, or 1000"),
     TR_REAL("epochs", TR_FREE, &opt.epochs, 0, 1e9, "times through the training text, where no --steps are said"),
     TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF, "of initial values, dropout, noise and pieces of text; of sampling where it is "
-            "given, "
-        "else that differs every time"),
+            "given, else that differs every time"),
     TR_LM_DATA(opt.lm),
     TR_LM_SAVING(opt.lm, "only at the end; with --epochs after each", "the whole text"),
     TR_INT("eval-mem", TR_FREE, &opt.eval_mem, -1, MAX_ROWS, "evaluation and generation: rows of memory; -1: as in training"),
@@ -523,8 +514,7 @@ static int expand(tr_lm *t, const char *name, const char *text, size_t L, char o
     }
     if (stx_par_expand(out, PATTERN, text)) return 1;
     return tr_fail(t->err, TR_ERR, "--%s %.200s: want letters s, f, i, groups in parentheses, and how often each is meant, at most %d "
-                   "blocks, as "
-        "(sff)4f3; or search, xl, par:5", name, text, (int)MAX_BLOCKS);
+                   "blocks, as (sff)4f3; or search, xl, par:5", name, text, (int)MAX_BLOCKS);
 }
 static const char *short_form(const char *pattern, char out[PATTERN]) { return stx_par_format(out, PATTERN, pattern) ? out : pattern; }
 
@@ -775,21 +765,16 @@ static int load_more(tr_lm *t, const stx_file *f) {
     }
     return 1;
 }
-/* The library's error, by the option's name in place of the desc's field */
 static int why(tr_lm *t) {
-    static const char *const renamed[][2] = {{"blocks", "nlayers"}, {"dim", "hid-sz"}, {"inner", "inner-hid-sz"}, {"heads", "nheads"},
+    static const tr_word words[] = {{"blocks", "nlayers"}, {"dim", "hid-sz"}, {"inner", "inner-hid-sz"}, {"heads", "nheads"},
         {"head_dim", "head-sz"}, {"segment", "block-sz"}, {"emb", "emb-sz"}, {"cutoff", "cutoffs"}, {"pre_norm", "norm-before"},
-        {"tie_words", "tied"}, {"proj_std", "proj-init-std"}, {"latency_w", "latency-of"}};
-    const char *text = stx_error(t->x), *who = "stx_par_create: ";
-    const tr_opt *o;
-    size_t n, i;
-    if (stx_error_code(t->x) != STX_ERR_ARG || strncmp(text, who, strlen(who)) != 0) return tr_lm_why(t);
-    text += strlen(who);
-    n = strcspn(text, " ");
-    for (i = 0; i < sizeof renamed / sizeof *renamed; i++)
-        if (tr_same_name(text, n, renamed[i][0])) return tr_fail(t->err, TR_ERR, "--%s%s", renamed[i][1], text + n);
-    o = tr_find_option(&options, text, n);
-    return o ? tr_fail(t->err, TR_ERR, "--%s%s", o->name, text + n) : tr_lm_why(t);
+        {"tie_words", "tied"}, {"proj_std", "proj-init-std"}, {"latency_w", "latency-of"}, {"a number of proj_dims", "proj-dims"},
+        {"a number of cost", "latency-table"}, {"STX_PAR_NOISE_TOKENS", "--noise tokens"}, {"STX_PAR_LATENCY_FBNET", "--latency fbnet"},
+        {"STX_PAR_LATENCY_HINGE", "--latency hinge"}, {"STX_PAR_OUT_REF", "--words-out reference"},
+        {"STX_PAR_OUT_ADAPTIVE", "--words-out adaptive"}, {"STX_PAR_LEARNED", "--positions learned"},
+        {"STX_PAR_SINES_REF", "--sines reference"}, {"STX_PAR_SINES_BLOCK", "--sines block"}, {"STX_PAR_SINES", "--positions sines"},
+        {"STX_PAR_POS_DIST", "--pos-mode dist"}, {"STX_PAR_PI", "--arch pi"}, {NULL, NULL}};
+    return tr_lm_why_in(t, "stx_par_create: ", words);
 }
 /* "3,5,8" of an option into out; 0: t->err */
 static int list(tr_lm *t, const char *name, const char *text, size_t *out, size_t room, size_t *n) {
@@ -952,8 +937,8 @@ static int eval_fits(run *r) {
     size_t l;
     for (l = 0; l < r->blocks; l++) n += !*r->pattern || r->pattern[l] == 's';
     need = B * n * (double)opt.hid_sz * (double)opt.eval_mem * sizeof(stx_real);
-    return !(limit > 0 && need > limit) ? 1 : tr_fail(r->t.err, TR_ERR, "--eval-mem %d: memories of so many rows take %.3g GiB of the %.3g GiB "
-        "of --max-memory: use fewer, or a smaller --eval-batch-sz", (int)opt.eval_mem, need / (1 << 30), limit / (1 << 30));
+    return !(limit > 0 && need > limit) ? 1 : tr_fail(r->t.err, TR_ERR, "--eval-mem %d: memories of so many rows take %.3g GiB "
+        "of the %.3g GiB of --max-memory: use fewer, or a smaller --eval-batch-sz", (int)opt.eval_mem, need / (1 << 30), limit / (1 << 30));
 }
 static int make(tr_lm *t) {
     static const int kinds[] = {STX_ADAM, STX_ADAMW, STX_LAMB, STX_SGD, STX_ADAGRAD};
@@ -962,8 +947,8 @@ static int make(tr_lm *t) {
     if (!describe(r, stx_vocab_size(t->vocab)) || !tr_lm_fits(t, (double)stx_par_count(&r->desc))) return 0;
     if (!fill_table(r)) return *t->err || stx_ok(t->x) ? 0 : tr_lm_why(t);
     if (r->desc.latency == STX_PAR_LATENCY_FBNET && !((double)r->blocks / 2 * (r->desc.cost[0] + r->desc.cost[1]) > 1))
-        return tr_fail(t->err, TR_ERR, "--latency fbnet: half of the blocks attention, half feed-forward take a time of %g, and only times above 1 "
-            "count: give --latency-table in a smaller unit", (double)r->blocks / 2 * (r->desc.cost[0] + r->desc.cost[1]));
+        return tr_fail(t->err, TR_ERR, "--latency fbnet: half of the blocks attention, half feed-forward take a time of %g, and only "
+            "times above 1 count: give --latency-table in a smaller unit", (double)r->blocks / 2 * (r->desc.cost[0] + r->desc.cost[1]));
     r->model = stx_par_create(t->x, &r->desc);
     if (!r->model) return why(t);
     t->lm = stx_par_lm(r->model);
@@ -997,6 +982,13 @@ static int check(tr_lm *t) {
         if (!*pattern) return tr_fail(t->err, TR_ERR, "--race: want a pattern to race against, as xl");
     }
     if (*r->pattern) {
+        static const char *const search[] = {"arch", "gate-eval", "straight-through", "noise", "noise-tokens", "tau-start", "tau-end",
+            "tau-form", "tau-steps", "arch-optim", "arch-lr", "arch-weight-decay", "arch-from", "arch-until", "arch-share", "arch-every", "latency",
+            "latency-of", "latency-weight", "latency-target", "latency-power", "latency-pass", "derive-samples", "picture"};
+        size_t i;
+        for (i = 0; i < sizeof search / sizeof *search; i++)
+            if (tr_given(&options, search[i]))
+                return tr_fail(t->err, TR_ERR, "--%s is for a search: the pattern %.80s is fixed", search[i], opt.pattern);
         if (opt.derive) return tr_fail(t->err, TR_ERR, "--derive is for a search: this model's pattern is fixed");
         return 1;
     }

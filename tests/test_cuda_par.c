@@ -10,21 +10,21 @@ static void put_arr(const arr *a) { stx_cuda_put_numbers(gx, a->d, a->c, a->n); 
 
 // >>gate
 
+static stx_real *number(const arr *a, size_t device, int k) { return device ? a[k].d : a[k].c; }
 enum { AL, TAU, UNIFORM, COST, BEFORE, W, Y, LAT, DW, DLAT, DAL, DBEFORE, GATES };
 typedef struct gate { arr a[GATES]; stx_par_gate_args c, d; } gate;
 static void gate_point(gate *t) {
     size_t i;
     for (i = 0; i < 2; i++) {
         stx_par_gate_args *g = i ? &t->d : &t->c;
-#define NUM(k) (i ? t->a[k].d : t->a[k].c)
-        g->al = NUM(AL); g->tau = NUM(TAU); g->cost = NUM(COST); g->w = NUM(W); g->y = NUM(Y); g->lat = NUM(LAT);
-        if (g->u) g->u = NUM(UNIFORM);
-        if (g->before) g->before = NUM(BEFORE);
-        if (g->dw) g->dw = NUM(DW);
-        if (g->dlat) g->dlat = NUM(DLAT);
-        if (g->dal) g->dal = NUM(DAL);
-        if (g->dbefore) g->dbefore = NUM(DBEFORE);
-#undef NUM
+        g->al = number(t->a, i, AL); g->tau = number(t->a, i, TAU); g->cost = number(t->a, i, COST);
+        g->w = number(t->a, i, W); g->y = number(t->a, i, Y); g->lat = number(t->a, i, LAT);
+        if (g->u) g->u = number(t->a, i, UNIFORM);
+        if (g->before) g->before = number(t->a, i, BEFORE);
+        if (g->dw) g->dw = number(t->a, i, DW);
+        if (g->dlat) g->dlat = number(t->a, i, DLAT);
+        if (g->dal) g->dal = number(t->a, i, DAL);
+        if (g->dbefore) g->dbefore = number(t->a, i, DBEFORE);
     }
 }
 /* how: 0 random parameters, 1 all equal, with equal noise: the first is the largest; 2 far from each other; 3 with NaN */
@@ -117,20 +117,18 @@ static void mix_point(mix *t) {
     for (i = 0; i < 2; i++) {
         stx_par_mix_args *m = i ? &t->d : &t->c;
         int k;
-#define NUM(k) (i ? t->a[k].d : t->a[k].c)
-        m->h = NUM(H); m->w = NUM(WEIGHTS); m->y = NUM(OUT); m->dy = NUM(DY);
-        if (m->dh) m->dh = NUM(DH);
-        if (m->dw) m->dw = NUM(DWEIGHTS);
+        m->h = number(t->a, i, H); m->w = number(t->a, i, WEIGHTS); m->y = number(t->a, i, OUT); m->dy = number(t->a, i, DY);
+        if (m->dh) m->dh = number(t->a, i, DH);
+        if (m->dw) m->dw = number(t->a, i, DWEIGHTS);
         for (k = 0; k < 2; k++) {
-            m->b[k] = NUM(B0 + k);
-            m->mean[k] = NUM(MEAN0 + k); m->rstd[k] = NUM(RSTD0 + k);
-            if (m->gain[k]) { m->gain[k] = NUM(G0 + 2 * k); m->shift[k] = NUM(S0 + 2 * k); }
-            if (m->db[k]) m->db[k] = NUM(DB0 + k);
-            if (m->dgain[k]) m->dgain[k] = NUM(DG0 + 2 * k);
-            if (m->dshift[k]) m->dshift[k] = NUM(DS0 + 2 * k);
+            m->b[k] = number(t->a, i, B0 + k);
+            m->mean[k] = number(t->a, i, MEAN0 + k); m->rstd[k] = number(t->a, i, RSTD0 + k);
+            if (m->gain[k]) { m->gain[k] = number(t->a, i, G0 + 2 * k); m->shift[k] = number(t->a, i, S0 + 2 * k); }
+            if (m->db[k]) m->db[k] = number(t->a, i, DB0 + k);
+            if (m->dgain[k]) m->dgain[k] = number(t->a, i, DG0 + 2 * k);
+            if (m->dshift[k]) m->dshift[k] = number(t->a, i, DS0 + 2 * k);
         }
         m->work = m->dw ? i ? t->dwork : t->work : NULL;
-#undef NUM
     }
 }
 /* how: 0 any weights, 1 + k: branch k alone, 4: branch 1 is not there, and holds NaN; whole: numbers whose sums and products are exact */

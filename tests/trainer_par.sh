@@ -218,7 +218,12 @@ s/.$/]/
 END2
 }
 family_bad() {
-    refused '--latency-power is 2, want 0' $t $tiny $new --pattern search --latency add --latency-power 2
+    refused '--latency-power is 2, want 0 but for --latency fbnet' $t $tiny $new --pattern search --latency add --latency-power 2
+    for more in "tau-start 3" "arch-lr 1" "latency add" "noise sequence" "gate-eval soft" straight-through "picture p.svg"; do
+        refused "--${more%% *} is for a search: the pattern sf is fixed" $t $tiny $new --pattern sf --$more
+    done
+    refused '--pos-mode is fixed, want 0 but for --sines reference' $t $tiny $new --pos-mode fixed
+    refused '--proj-dims is 99999999999, want' $t $tiny $new --words-out reference --cutoffs 5,12 --proj-dims 5,99999999999
     refused '--latency fbnet: .*times above 1' $t $tiny $new --pattern search --latency fbnet --latency-table 0.1,0.1
     refused '--tau-end: .*1e-300' $t $tiny $new --pattern search --tau-end 1e-300
     refused '--eval-mem 1000000000: .*--max-memory' $t $tiny $new --eval-mem 1000000000
