@@ -4,11 +4,12 @@
 #define STX_GEMM_CHECK_H
 #include "inner.h"
 
-/* under sanitizers every second case, in turns: each size and each way of storing is there */
+/* Under sanitizers every second case, in turns (each size and each way of storing is there), and of its numbers one in seven: the plain
+   product is what takes the time there, and all numbers are compared without them */
 #ifdef TEST_AMX_EMULATED
-enum { GEMM_HALF = 1 };
+enum { GEMM_HALF = 1, GEMM_EACH = 7 };
 #else
-enum { GEMM_HALF = 0 };
+enum { GEMM_HALF = 0, GEMM_EACH = 1 };
 #endif
 
 static stx_real *gemm_random(size_t n) {
@@ -45,9 +46,11 @@ static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, 
         for (i = 0; i < M && good; i++)
             for (j = 0; j < N; j++) {
                 size_t at = e * sc + i * ldc + j;
-                double s = stx_gemm_plain(&g, e, i, j);
-                s = alpha * s + (beta == 0 ? 0 : beta * (double)C0[at]);
-                if (!(fabs((double)C1[at] - s) <= bound)) { good = 0; break; }
+                if ((i * N + j) % GEMM_EACH == 0) {
+                    double s = stx_gemm_plain(&g, e, i, j);
+                    s = alpha * s + (beta == 0 ? 0 : beta * (double)C0[at]);
+                    if (!(fabs((double)C1[at] - s) <= bound)) { good = 0; break; }
+                }
                 C0[at] = C1[at];              /* so that only the gaps are left to compare */
             }
     if (good && memcmp(C0, C1, nc * sizeof *C1)) good = 0;      /* a gap was written */
