@@ -97,23 +97,23 @@ check "nothing told" [ "$(grep -c 'sized by' err)" -eq 0 ]
 # =====================================================================================================================
 section "resume after kill -9"
 
-long="$files $full --best best.st --steps 200 --save-every 5 --eval-blocks 2 --log-every 1 $long_more"
+long="$files $full --best best.st --steps 120 --save-every 5 --eval-blocks 2 --log-every 1 $long_more"
 mkdir whole
 t0=$(date +%s%N)
-good "200 steps in one go" whole $long
+good "120 steps in one go" whole $long
 whole_ms=$(ms_since "$t0")
 check "epochs end" [ "$(meta whole/run.st data.wraps)" -ge 2 ]
-check "the log has each step once" [ "$(steps_of whole/log.jsonl | tr '\n' ' ')" = "$(awk 'BEGIN { for (i = 1; i <= 200; i++) printf "%d ", i }')" ]
+check "the log has each step once" [ "$(steps_of whole/log.jsonl | tr '\n' ' ')" = "$(awk 'BEGIN { for (i = 1; i <= 120; i++) printf "%d ", i }')" ]
 check "states are in the checkpoint" [ "$(header whole/run.st | grep -o "$state_names" | sort -u | wc -l)" -ge "$states" ]
 
 mkdir half
-good "100 steps" half $long --steps 100
-check "100 steps differ from 200" differ half/run.st whole/run.st
-check "step 100" [ "$(meta half/run.st step)" = 100 ]
+good "50 steps" half $long --steps 50
+check "50 steps differ from 120" differ half/run.st whole/run.st
+check "step 50" [ "$(meta half/run.st step)" = 50 ]
 start half $long
 nap $((whole_ms / 4))
 kill -9 "$running" 2>/dev/null; collect
-[ "$steps_matter" = yes ] || continued "100 steps, kill -9, to 200" half $long
+[ "$steps_matter" = yes ] || continued "50 steps, kill -9, to 120" half $long
 
 i=0
 while [ $i -lt $kills_at_times ]; do
@@ -178,7 +178,7 @@ section "options on resume"
 
 # what a checkpoint holds decides: without the preset, and without any option but where it is
 mkdir opt
-begun="--preset demo $sizes --data ../t.txt --dropout 0.1 --steps 400 --save-every 10 --eval-every 100 --eval-blocks 1 --log-every 1"
+begun="--preset demo $sizes --data ../t.txt --dropout 0.1 --steps 200 --save-every 10 --eval-every 50 --eval-blocks 1 --log-every 1"
 good "a run of the preset" opt $begun --checkpoint whole.st
 same_end() { # WHAT OPTIONS..: from opt/at.st to the end, as the unbroken run
     what=$1; shift
@@ -189,7 +189,7 @@ same_end() { # WHAT OPTIONS..: from opt/at.st to the end, as the unbroken run
 }
 stop_in_the_midst TERM midst $begun --checkpoint at.st --log log.jsonl
 mv midst/at.st opt
-check "stopped before the end" [ "$(meta opt/at.st step)" -lt 400 ]
+check "stopped before the end" [ "$(meta opt/at.st step)" -lt 200 ]
 same_end "the same command" $begun
 same_end "--checkpoint and --data alone" --data ../t.txt
 same_end "--checkpoint alone"
@@ -201,12 +201,12 @@ check "the text moved: the same run" same_state opt/whole.st opt/run.st
 
 # what may be given anew: said in one line, and in the log
 cp opt/at.st opt/run.st
-good "another rate" opt --checkpoint run.st --data ../t.txt --threads 1 --lr 0.0001 --dropout 0 --steps 300 --log new.jsonl
+good "another rate" opt --checkpoint run.st --data ../t.txt --threads 1 --lr 0.0001 --dropout 0 --steps 150 --log new.jsonl
 check "it is said in one line" [ "$(grep -c 'other options' err)" -eq 1 ]
-check "with both values: $(grep 'other options' err)" grep -q -e 'other options.*--dropout 0 (0.1).*--lr 0.0001 ([0-9.]*).*--steps 300 (400)' err
-check "and in the log" grep -q '^{"event":"resume","step":[0-9]*,"config":{.*"changed":{"dropout":\[0.1,0\],"lr":\[[0-9.]*,0.0001\],"steps":\[400,300\]}}$' opt/new.jsonl
+check "with both values: $(grep 'other options' err)" grep -q -e 'other options.*--dropout 0 (0.1).*--lr 0.0001 ([0-9.]*).*--steps 150 (200)' err
+check "and in the log" grep -q '^{"event":"resume","step":[0-9]*,"config":{.*"changed":{"dropout":\[0.1,0\],"lr":\[[0-9.]*,0.0001\],"steps":\[200,150\]}}$' opt/new.jsonl
 check "the rate is the new one" [ "$(events opt/new.jsonl | head -n 1 | field lr | awk '{ print ($1 <= 0.0001) }')" = 1 ]
-check "the checkpoint has it now" [ "$(header opt/run.st | grep -c '\\"steps\\":300')" -eq 1 ]
+check "the checkpoint has it now" [ "$(header opt/run.st | grep -c '\\"steps\\":150')" -eq 1 ]
 good "the end of the run" opt --checkpoint run.st --threads 1
 check "says that it is the end" grep -q 'the run is at its end: a larger --steps' err
 cp opt/at.st opt/run.st
@@ -251,7 +251,7 @@ variant "compact bytes" --data ../t.txt $full --tokens bytes-compact
 variant "two threads" --data ../t.txt $full --threads 2
 variant "recompute" --data ../t.txt $full --recompute
 mkdir plain
-good "without recompute" plain --checkpoint run.st --data ../t.txt $full --steps 60
+good "without recompute" plain --checkpoint run.st --data ../t.txt $full --steps 40
 check "recompute changes no bit" same_state plain/run.st v1/run.st
 # bfloat16 products: the checkpoint says so, and a run goes on as it began
 mkdir bf16
@@ -261,23 +261,23 @@ if [ $rc -eq 2 ] && grep -q -e '--precision bf16.*not in this build' err; then
 else
     variant "bf16" --data ../t.txt $full --precision bf16
     check "bf16: in the checkpoint" [ "$(header v1/run.st | grep -c 'precision\\":\\"bf16')" -eq 1 ]
-    good "bf16: 30 steps" bf16 --checkpoint run.st --data ../t.txt $full --steps 30 --precision bf16 --log log.jsonl
+    good "bf16: 25 steps" bf16 --checkpoint run.st --data ../t.txt $full --steps 25 --precision bf16 --log log.jsonl
     check "bf16: in the first record of the log" [ "$(head -n 1 bf16/log.jsonl | grep -c '"precision":"bf16"')" -eq 1 ]
     good "bf16: evaluated as it is" bf16 --checkpoint run.st --data ../t.txt --eval-only --log bf16.jsonl --threads 1
     good "bf16: evaluated in float" bf16 --checkpoint run.st --data ../t.txt --eval-only --log f32.jsonl --threads 1 --precision f32
     check "bf16: the two evaluations agree to 0.02" awk -v a="$(head -n 1 bf16/bf16.jsonl | field loss)" -v b="$(head -n 1 bf16/f32.jsonl | field loss)" 'BEGIN { exit !(a > 0 && b > 0 && a - b < 0.02 && b - a < 0.02) }'
     cp bf16/run.st keep.st
-    run bf16 --checkpoint run.st --data ../t.txt $full --steps 60 --precision f32
+    run bf16 --checkpoint run.st --data ../t.txt $full --steps 40 --precision f32
     check "bf16: training does not go on in float: exit code 2, not $rc" [ $rc -eq 2 ]
     check "bf16: the message says why: $(cat err)" grep -q -e '--precision is f32 here.*bf16 in the checkpoint' err
     check "bf16: the checkpoint is as it was" cmp keep.st bf16/run.st
-    good "bf16: goes on without the option" bf16 --checkpoint run.st --data ../t.txt $full --steps 60
+    good "bf16: goes on without the option" bf16 --checkpoint run.st --data ../t.txt $full --steps 40
     check "bf16: as it would have" cmp v1/run.st bf16/run.st
 fi
 mkdir other
-good "another seed" other --checkpoint run.st --data ../t.txt $full --steps 60 --seed 2
+good "another seed" other --checkpoint run.st --data ../t.txt $full --steps 40 --seed 2
 check "another seed gives another run" differ plain/run.st other/run.st
-good "another seed, resumed without it" other --checkpoint run.st --data ../t.txt --steps 70 --threads 1
+good "another seed, resumed without it" other --checkpoint run.st --data ../t.txt --steps 45 --threads 1
 check "which the checkpoint remembers" [ "$(meta other/run.st seed)" = 2 ]
 family_more
 
