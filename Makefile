@@ -82,7 +82,7 @@ $(eval $(call library,f32,$$(F32)))
 $(eval $(call library,f64,$$(F64)))
 $(eval $(call library,san,$$(SAN_F32)))
 $(eval $(call library,plain,$$(filter-out -DSEQTX_CBLAS,$$(F32))))
-DONE = $(foreach p,$(PARTS),-D$(call MACRO,$(p))_DONE) -DSTX__LOOPS_DONE
+DONE = $(foreach p,$(PARTS),-D$(call MACRO,$(p))_DONE) -DSTX_LOOPS_DONE
 
 # objects of the headers that a program of examples/ includes
 USED = build/lib_$(1)/seqtx.o $(patsubst %,build/lib_$(1)/%.o,$(shell sed -n 's|^.include "\.\./\(seqtx_[a-z_]*\)\.h".*|\1|p; s|^.include "text\.h".*|examples/text|p' $(2))) $(SPM)

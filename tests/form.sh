@@ -1,13 +1,17 @@
 #!/bin/sh
-# form.sh [HEADER...] [tests] - the form of public headers (all: ./seqtx*.h, examples/text.h): each alone, as C99, C11, C++11, C++17 and C++20,
+# form.sh [HEADER...] [together] [tests] - the form of public headers (all: ./seqtx*.h, examples/text.h): each alone, as C99, C11, C++11, C++17 and C++20,
 # the implementation as C and as C++, declarations only, static, implementation and use in different units and languages, twice included, the
 # macro on the command line, with and without threads, float and double; what must not link does not; the quick starts of the manuals
-# compile and run; objects export stx_ names only and never exit, abort or print. tests: every op of seqtx.h has a row in test_grad.c, every
+# compile and run; objects export stx_ names only and never exit, abort or print. together: all headers in one unit of C++. tests: every op of seqtx.h has a row in test_grad.c, every
 # family a test. Needs one C compiler; g++ and clang are used where they are.
 #   CC, CXX: compilers to try besides gcc, clang, g++, clang++.   KEEP=1 keeps the work directory.
-# With every compiler: -fsyntax-only in all ways (static too: -Wmissing-prototypes finds what is not); with the last the quick start as a program. With the first of each language: what links with what.
-# The core's objects are made once and shared by the families. Optimised by gcc with the same warnings is the Makefile's library (float and
-# double, -O3), by clang tests/flags.sh (-O2), in C and one unit tests/readme.sh (-O1); by g++ here.
+# With every compiler: -fsyntax-only in all ways (static too: -Wmissing-prototypes finds what is not), but for what the first compiles as
+# objects anyway; with the last the quick start as a program. With the first of each language: what links with what, across languages in
+# double, which is half as long to compile. The core's objects are made once and shared by the families, and by the quick starts: that each
+# header is whole in one unit is "static" in C and, for all at once, "together" in C++; seqtx.h's own quick start is compiled as it stands,
+# and so are the README's (tests/readme.sh) and that of seqtx_attn_span.h (tests/portability.sh).
+# Optimised by gcc with the same warnings is the Makefile's library (float and double, -O3), by clang tests/flags.sh (-O2), in C and one unit
+# tests/readme.sh (-O1); by g++ here.
 cd "$(dirname "$0")/.." || exit 1
 root=$(pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-form.XXXXXX") || exit 1
@@ -68,6 +72,7 @@ forms() {           # of header $1
     call=$(sed -n 's/^STX_DEF [a-z_ ]*[ *]\(stx_[a-z0-9_]*\)(\(const \)\{0,1\}stx_[a-z0-9_]* \*[a-z]*);.*/\1/p' "$h" | head -n 1)
     [ -n "$call" ] || call="no_function_with_one_pointer_found_in_$h"
     family=$(basename "$h" .h | sed 's/^seqtx_*//' | tr a-z A-Z)
+    there="-DSEQTX_IMPLEMENTATION_DONE -DSEQTX_${family}_IMPLEMENTATION_DONE -DSTX_LOOPS_DONE"      # the implementation is linked
     main="$root/tests/form_main.c" other="$root/tests/form_other.c"
     base="$W -I$root -DFORM_HEADER='\"$h\"' -DFORM_CALL=$call -Dform_other=stx_form_other"
     whole=:; [ "$h" = seqtx.h ] || whole=false
@@ -79,20 +84,17 @@ forms() {           # of header $1
         for std in c99 c11; do
             s="$cc -std=$std $base -fsyntax-only"
             job pass "$h $cc $std: declarations only" "$s $main && $s -DSEQTX_DOUBLE $main"
-            [ "$std" = c99 ] || $whole || continue
-            # of a family its own part: with the core's in one unit it is in "static" and the quick start
-            macro=-DFORM_IMPLEMENT; $whole || macro=-DSEQTX_${family}_IMPLEMENTATION
-            job pass "$h $cc $std: implementation" "$s $macro $main"
-            job pass "$h $cc $std: double" "$s $macro -DSEQTX_DOUBLE $main"
+            $whole && [ "$std" = c99 ] && job pass "$h $cc $std: implementation" "$s -DFORM_IMPLEMENT $main"
+            $whole && [ "$std" = c11 ] && job pass "$h $cc $std: double" "$s -DFORM_IMPLEMENT -DSEQTX_DOUBLE $main"
+            # of a family its own part: with the core's in one unit it is in "static". By the first compiler it is among the units
+            if ! $whole && ! $first && [ "$std" = c99 ]; then
+                job pass "$h $cc $std: implementation" "$s -DSEQTX_${family}_IMPLEMENTATION $main"
+                job pass "$h $cc $std: double" "$s -DSEQTX_${family}_IMPLEMENTATION -DSEQTX_DOUBLE $main"
+            fi
         done
         $whole && job pass "$h $cc: system headers that show all" "$cc -std=gnu11 -D_GNU_SOURCE $base -fsyntax-only -DFORM_IMPLEMENT $main"
-        $whole && job pass "$h $cc: without threads, double" "$cc -std=c99 $base -fsyntax-only -DSEQTX_NO_THREADS -DSEQTX_DOUBLE -DFORM_IMPLEMENT $main"
+        $whole && ! $first && job pass "$h $cc: without threads, double" "$cc -std=c99 $base -fsyntax-only -DSEQTX_NO_THREADS -DSEQTX_DOUBLE -DFORM_IMPLEMENT $main"
         job pass "$h $cc: static" "$cc -std=c99 $base -fsyntax-only -Wmissing-prototypes -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION $main"
-        # as the manual gives it: strict C99, and with what it says to link. The implementation and its use in one unit
-        sed -n '/\/\/>quickstart/,/\/\/<quickstart/p' "$h" | sed '1d;$d; s/^ \{1,7\}//' > "$dir/quick.c"
-        quick="$cc -std=c99 -Wall -Wextra -Werror -I$root -I$root/examples"
-        if [ "$cc" = "$last" ]; then job pass "$h $cc: quick start" "grep -q main quick.c && $quick quick.c -o prog -lm && ./prog"
-        else job pass "$h $cc: quick start compiles" "grep -q main quick.c && $quick -fsyntax-only quick.c"; fi
         $first || continue
         first=false
         # what links with what is decided by the preprocessor: of one compiler, and not optimised
@@ -109,26 +111,37 @@ forms() {           # of header $1
             links fail "$h $cc: double use and float implementation" use_f64.o impl.o
             for object in impl.o impl_f64.o; do job pass "$h $cc: exported symbols of $object" "$(echo "$exported" | sed "s/OBJECT/$object/")"; done
             # a unit that exports none of its functions and wants none goes with any other
-            job pass "$h $cc: static, a unit that exports nothing" "$c -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION -c $main -o static.o && nm -g static.o > all &&
+            job pass "$h $cc: static, a unit that exports nothing" "$c -DSEQTX_STATIC -DSEQTX_DOUBLE -DSEQTX_IMPLEMENTATION -c $main -o static.o && nm -g static.o > all &&
                 grep -q ' T _*main' all && ! grep stx_ all"
             links pass "$h $cc: and is used beside another implementation" static.o impl.o
             cp "$dir/impl.o" "$work/core.c.o"       # for the families
-            c_object=$dir/impl.o
+            cp "$dir/impl_f64.o" "$work/core.c_f64.o"
         else
             core c "$cc -std=c99 -x c"
+            core c_f64 "$cc -std=c99 -x c -DSEQTX_DOUBLE"
             own="$c -DSEQTX_${family}_IMPLEMENTATION -x c -c $root/$h"
             job pass "$h $cc: the units compile" "$c -c $main -o use.o && $own -o impl.o"
-            job pass "$h $cc: and in double" "$own -DSEQTX_DOUBLE -o impl_f64.o"
+            job pass "$h $cc: and in double" "$c -DSEQTX_DOUBLE -c $main -o use_f64.o && $own -DSEQTX_DOUBLE -o impl_f64.o"
             links pass "$h $cc: use, family and core in three units" use.o impl.o core.c.o
             links fail "$h $cc: the family's macro alone implements the core" use.o impl.o
             links fail "$h $cc: no implementation of the family" use.o core.c.o
             for object in impl.o impl_f64.o; do job pass "$h $cc: exported symbols of $object" "$(echo "$exported" | sed "s/OBJECT/$object/")"; done
-            c_object=$dir/impl.o
         fi
-        if grep -q '//>handover' "$h"; then
-            sed -n '/\/\/>handover/,/\/\/<handover/p' "$h" | sed '1d;$d; s/^ \{1,7\}//' > "$dir/handover.c"
-            job pass "$h $cc: handing over a memory" "grep -q main handover.c && $last -std=c99 -Wall -Wextra -Werror -I$root handover.c -o prog -lm && ./prog"
-        fi
+        c_dir=$dir
+        rm -f "$dir/prog"
+    done
+    # as the manual gives it: strict C99, and with what it says to link
+    objects=$c_dir/impl.o; $whole || objects="$objects $work/core.c.o"
+    for cc in $CCS; do
+        dir=$work/$(echo "$h.$cc" | tr -c 'a-zA-Z0-9_.\n' _)
+        quick="$cc -std=c99 -Wall -Wextra -Werror -I$root -I$root/examples"
+        for name in quickstart handover; do
+            [ $name = quickstart ] || grep -q "//>$name" "$h" || continue
+            sed -n "/\/\/>$name/,/\/\/<$name/p" "$h" | sed '1d;$d; s/^ \{1,7\}//' > "$dir/$name.c"
+            if [ "$cc" != "$last" ]; then job pass "$h $cc: $name compiles" "grep -q main $name.c && $quick $there -fsyntax-only $name.c"
+            elif $whole; then job pass "$h $cc: $name, in one unit" "grep -q main $name.c && $quick $name.c -o prog -lm && ./prog"
+            else job pass "$h $cc: $name" "grep -q main $name.c && $quick $there $name.c $objects -o prog -lm && ./prog"; fi
+        done
         rm -f "$dir/prog"
     done
     first=:
@@ -140,32 +153,36 @@ forms() {           # of header $1
         $whole || stds="c++11 ${stds##* }"
         for std in $stds; do
             s="$cxx -std=$std $base -x c++ -fsyntax-only"
-            # of a family: all in one unit by one standard; by the others its own part, for the core's is compiled with the core
-            macro=-DFORM_IMPLEMENT; $whole || [ "$std" = c++11 ] || macro=-DSEQTX_${family}_IMPLEMENTATION
+            # of a family its own part, for the core's is compiled with the core
+            macro=-DFORM_IMPLEMENT; $whole || macro=-DSEQTX_${family}_IMPLEMENTATION
             job pass "$h $cxx $std: implementation" "$s $macro $main"
             job pass "$h $cxx $std: declarations only" "$s $main"
         done
         $first || continue
         first=false
-        p="$cxx -std=c++11 $base -x c++"
-        cp "$c_object" "$dir/c_impl.o"; cp "$(dirname "$c_object")/use.o" "$dir/c_use.o"
+        p="$cxx -std=c++11 $base -DSEQTX_DOUBLE -x c++"
+        cp "$c_dir/impl_f64.o" "$dir/c_impl.o"; cp "$c_dir/use_f64.o" "$dir/c_use.o"
         if $whole; then
             # of the two languages only this one is not compiled optimised elsewhere
-            job pass "$h $cxx: optimised, double" "$p -O1 -DSEQTX_DOUBLE -DFORM_IMPLEMENT $main -o prog -lm && ./prog"
-            job pass "$h $cxx: the units compile" "$p -DFORM_OTHER -c $main -o use.o && $p -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
+            job pass "$h $cxx: the units compile, optimised" "$p -DFORM_OTHER -c $main -o use.o && $p -O1 -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
             links pass "$h $cxx: used from C, implemented in C++" c_use.o impl.o
             links pass "$h $cxx: used from C++, implemented in C" use.o c_impl.o
             cp "$dir/impl.o" "$work/core.cxx.o"
         else
-            core c "${CCS%%
-*} -std=c99 -x c"
-            core cxx "$cxx -std=c++11 -x c++"
+            core cxx "$cxx -std=c++11 -x c++ -DSEQTX_DOUBLE"
+            cp "$work/core.c_f64.o" "$dir"
             job pass "$h $cxx: the units compile" "$p -c $main -o use.o && $p -DSEQTX_${family}_IMPLEMENTATION -c $root/$h -o impl.o"
             links pass "$h $cxx: used from C, implemented in C++" c_use.o impl.o core.cxx.o
-            links pass "$h $cxx: used from C++, implemented in C" use.o c_impl.o core.c.o
+            links pass "$h $cxx: used from C++, implemented in C" use.o c_impl.o core.c_f64.o
         fi
         rm -f "$dir/prog"
     done
+}
+
+together() {
+    dir=$work
+    { echo '#define SEQTX_IMPLEMENTATION'; for h in seqtx*.h examples/text.h; do echo "#include \"$h\""; done; echo 'int main() { return 0; }'; } > "$work/together.cpp"
+    for cxx in $CXXS; do job pass "$cxx: all headers in one unit" "$cxx -std=c++11 $W -I$root -fsyntax-only together.cpp"; done
 }
 
 # what the tests must have of every op and every header
@@ -183,9 +200,9 @@ tests() {
     done
 }
 
-[ $# -gt 0 ] || set -- seqtx*.h examples/text.h tests
+[ $# -gt 0 ] || set -- seqtx*.h examples/text.h together tests
 for what in "$@"; do
-    if [ "$what" = tests ]; then tests; else forms "$what"; fi
+    case $what in tests | together) $what ;; *) forms "$what" ;; esac
 done
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ] && [ $passed -gt 0 ]
