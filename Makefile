@@ -90,6 +90,11 @@ $(foreach t,$(TRAINERS) $(TOOLS),$(eval $(t): $(call USED,f32,$(t:build/%=exampl
 $(TRAINERS) $(TOOLS): build/%: examples/%.c
 	$(T) $(F32) $(DONE) $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
 
+ifndef SENTENCEPIECE
+build/spm_train:
+	@echo "spm_train is SentencePiece's: make SENTENCEPIECE=1 $@ (Debian: libsentencepiece-dev)" >&2; exit 2
+endif
+
 # >>demo    DEMO: more options of the trainer, as in: make demo DEMO="--steps 200"
 build/demo.txt: examples/demo_data.sh | build
 	sh examples/demo_data.sh $@

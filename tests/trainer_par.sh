@@ -228,6 +228,14 @@ family_bad() {
     refused '--tau-end: .*1e-300' $t $tiny $new --pattern search --tau-end 1e-300
     refused '--eval-mem 1000000000: .*--max-memory' $t $tiny $new --eval-mem 1000000000
     refused '--nheads.*--hid-sz' $t $tiny $new --nheads 3
+    # options that would change nothing
+    for more in "proj-factor 2" "div-val 2" divide-all "momentum 0.9" "lr-min 0.1" "arch-weight-decay 1 --arch-optim same" "latency-of w --latency none" \
+        "init-std 1 --init reference" "latency-pass forward" "lr-start 1 --schedule reference"; do
+        refused "--${more%% *} would change nothing: it is for" $t $tiny $new --pattern search --$more
+    done
+    refused '--inherit would change nothing' --checkpoint ../search/found.st --no-train --generate 1 --inherit good.st
+    refused '--arch-every would change nothing' $t $tiny $new --pattern search --arch-share 0 --arch-every 2
+    refused '--pad-id with --batch-split' $t $tiny $new --pattern sf --pad-id 0 --batch-split 2
     for pattern in sfx "(sf" "sf)" s0 "(sf)5000" 5; do refused "--pattern .*: want letters" $t $tiny $new --pattern "$pattern"; done
     for p in 0 1 3 x ""; do refused '--pattern par:.*want par:' $t $tiny $new --pattern par:$p; done
     refused '--adaptive-in.*--words-out adaptive' $t $tiny $new --adaptive-in
