@@ -874,6 +874,20 @@ static int fill_table(run *r) {
     snprintf(word, sizeof word, "latency-table=%s,%s", a, b);
     return tr_apply(&options, word, TR_FROM_ARGS, r->t.err, TR_ERR) && describe(r, r->desc.vocab);
 }
+/* What weights mean without having another shape: a network that inherits them must have the same */
+static int same_network(tr_lm *t, const stx_file *f) {
+    static const char *const meaning[] = {"nheads", "norm-before", "norm-eps", "emb-scale", "sines", "pos-mode", "full-scale", "attn-relu"};
+    const char *config = stx_file_meta(f, "config");
+    char theirs[64], ours[64];
+    size_t i;
+    for (i = 0; config && i < sizeof meaning / sizeof *meaning; i++) {
+        tr_value(tr_find_option(&options, meaning[i], strlen(meaning[i])), ours);
+        if (tr_json_find(config, meaning[i], theirs, sizeof theirs) == 1 && strcmp(theirs, ours))
+            return tr_fail(t->err, TR_ERR, "--inherit %.300s: its weights were made with --%s %s, here it is %s: give the same", opt.inherit,
+                           meaning[i], theirs, ours);
+    }
+    return 1;
+}
 /* --inherit: the weights of another run's checkpoint, whose vocabulary must be this one's */
 static int inherit(run *r) {
     tr_lm *t = &r->t;
@@ -891,6 +905,7 @@ static int inherit(run *r) {
     ok = e && blob && stx_vocab_save(t->vocab, blob, len) == len && e->bytes == len && !memcmp(e->data, blob, len);
     if (!ok) tr_fail(t->err, TR_ERR, "--inherit %.300s: its vocabulary is not that of this run: give the same --data and --tokens",
                      opt.inherit);
+    else if (!same_network(t, f)) ok = 0;
     else if (!stx_file_verify(f) || !stx_params_load(r->model->params, f, "")) {
         ok = tr_fail(t->err, TR_ERR, "--inherit %.300s: %s", opt.inherit, stx_error(t->x));
     }
