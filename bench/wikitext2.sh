@@ -174,11 +174,11 @@ done
             for (i = 1; i <= k; i += 3) { want[q[i]] = sprintf("%s | %s", q[i+1], q[i+2]) }
             whole = ours && total == 20 * epoch
             printf "\nBy epoch. train: mean of exp(loss of %s steps) since the row before, with dropout and noise (the reference: of every step of the epoch).\n", "the log\047s"
-            if (whole) print "The published columns are of its own pieces: beside them stands \"converted\", not \"mean of batches\". (Its steps: 2.7k, 8.5k, 14.1k, 28.3k, 48.1k, 56.5k.)"
+            if (whole) print "The published columns are of its own pieces: beside them stands \"converted\", not \"mean of batches\", and train is of ours. (Its steps: 2.7k, 8.5k, 14.1k, 28.3k, 48.1k, 56.5k.)"
             printf "\n| epoch | step | train | valid, mean of batches | valid, of a piece | valid, mean of batches, converted | of a word |%s\n", whole ? " published train | valid |" : ""
             printf "|--:|--:|--:|--:|--:|--:|--:|%s\n", whole ? "--:|--:|" : ""
             for (i = 1; i <= n; i++) { e = row_step[i] / epoch; name = e == int(e) ? e "" : sprintf("%.2f", e)
-                printf "| %s | %d | %.2f | %.2f | %.2f | %s | %.1f |%s\n", name, row_step[i], row_train[i], row_mean[i], exp(row_loss[i]),
+                printf "| %s | %d | %s | %.2f | %.2f | %s | %.1f |%s\n", name, row_step[i], row_train[i] ? sprintf("%.2f", row_train[i]) : "-", row_mean[i], exp(row_loss[i]),
                     ours ? sprintf("%.2f", exp(log(row_mean[i]) * pieces["valid"] / theirs["valid"])) : "-", exp(row_loss[i] * pieces["valid"] / words["valid"]),
                     whole ? (name in want ? " " want[name] " |" : " | |") : "" }
             if (ours && !whole) printf "\nThis is no run of 20 epochs (its warm-up is shortened, too): only such a run compares with the published one.\n"
