@@ -417,7 +417,7 @@ static void bench_generation(void) {
         "keys, values and positions are kept, here by stx_par_gen_feed; they are made before the first token,\nwhich is not timed. With "
         "memory: the published way, a call of the model for each token, which projects its memory again. Of the search runs a network that "
         "could come out of it.\nPyTorch's bf16 has matrices in bf16. The text is given, so that losses can be compared: "
-        "\"step 1\" is the nll of the first timed token, \"last step\" the mean over all. Ratios are to PyTorch's cached f32.\n\n", opt.threads);
+        "\"step 1\" is the nll of the first timed token, \"last step\" the mean. Ratios are to PyTorch's cached f32.\n\n", opt.threads);
     for (i = 0; i < CONFIGS; i++) if (wanted(&configs[i])) generation_config(i);
 }
 

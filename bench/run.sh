@@ -1,7 +1,7 @@
 #!/bin/sh
 # run.sh [--record] [--quick] [options of bench.c and bench_*.c] - builds and runs the benchmarks (bench/README.md):
-# bench.c, bench_sru.c, bench_comp.c, bench_par.c, each with a report of its own; --only says which, and of which the sections. (Training curves:
-# bench/curve.sh in float and bfloat16, bench/curve_sru.sh and bench/curve_comp.sh beside PyTorch's.)
+# bench.c, bench_sru.c, bench_comp.c, bench_par.c, each with a report of its own; --only says which, and of which the sections. (Training
+# curves: bench/curve.sh in float and bfloat16, bench/curve_sru.sh and bench/curve_comp.sh beside PyTorch's.)
 # Environment: CC (cc), CFLAGS (-O3), DATA=FILE (text), PYTHON (a python3 with torch), CBLAS=none (no CBLAS) or
 # what to link for one (default: -lopenblas, -lcblas, -lblas, whichever is there).
 set -eu
