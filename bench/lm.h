@@ -314,7 +314,19 @@ static inline int lm_parse(int argc, char **argv, const char *usage) {
         else if (!v) { fprintf(stderr, "%s: unknown option, or no value: %s\n%s", family.program, a, usage); return -1; }
         else if (!strcmp(a, "--only")) opt.only = v;
         else if (!strcmp(a, "--config")) opt.config = v;
-        else if (!strcmp(a, "--without")) opt.without = v;
+        else if (!strcmp(a, "--without")) {
+            const char *p;
+            size_t n;
+            for (p = v; *p; p += n + (p[n] == ',')) {
+                n = strcspn(p, ",");
+                if ((n != 8 || memcmp(p, "compiled", 8)) && (n != 9 || memcmp(p, "installed", 9)) && (n != 4 || (memcmp(p, "bf16", 4) &&
+                    memcmp(p, "peer", 4)))) {
+                    fprintf(stderr, "%s: --without %s: want some of compiled,installed,bf16,peer\n", family.program, v);
+                    return -1;
+                }
+            }
+            opt.without = v;
+        }
         else if (!strcmp(a, "--data")) opt.data = v;
         else if (!strcmp(a, "--python")) opt.python = v;
         else if (!strcmp(a, "--python-plain")) opt.python_plain = v;
