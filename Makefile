@@ -90,6 +90,11 @@ $(foreach t,$(TRAINERS) $(TOOLS),$(eval $(t): $(call USED,f32,$(t:build/%=exampl
 $(TRAINERS) $(TOOLS): build/%: examples/%.c
 	$(T) $(F32) $(DONE) $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
 
+ifndef SENTENCEPIECE
+build/spm_train:
+	@echo "spm_train is SentencePiece's: make SENTENCEPIECE=1 $@ (Debian: libsentencepiece-dev)" >&2; exit 2
+endif
+
 # >>demo    DEMO: more options of the trainer, as in: make demo DEMO="--steps 200"
 build/demo.txt: examples/demo_data.sh | build
 	sh examples/demo_data.sh $@
@@ -212,7 +217,7 @@ $(foreach t,$(CUDA_SAN),$(call RUN,cuda_$(t)_san,build/test_cuda_$(t)_san,build/
 $(call RUN,cuda_trainer,build/train_attn_span_shim,sh tests/trainer_cuda.sh attn_span build/train_attn_span_shim)
 $(call RUN,cuda_trainer_sru,build/train_sru_shim,sh tests/trainer_cuda.sh sru build/train_sru_shim)
 $(call RUN,cuda_trainer_compressive,build/train_compressive_shim,sh tests/trainer_cuda.sh compressive build/train_compressive_shim)
-$(call RUN,trainer_par,build/train_par build/cuts,sh tests/trainer.sh par build/train_par)
+$(call RUN,trainer_par,build/train_par build/cuts $(if $(SPM),build/spm_train),sh tests/trainer.sh par build/train_par)
 $(call RUN,cuda_trainer_par,build/train_par_shim,sh tests/trainer_cuda.sh par build/train_par_shim)
 $(call RUN,trainer,build/train_attn_span,sh tests/trainer.sh attn_span build/train_attn_span)
 $(call RUN,trainer_sru,build/train_sru,sh tests/trainer.sh sru build/train_sru)

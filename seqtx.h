@@ -1647,6 +1647,7 @@ int madvise(void *p, size_t n, int advice);
   #include <unistd.h>
   #if defined(__linux__)
     #include <sched.h>
+    #include <sys/resource.h>
   #endif
   #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !defined(__APPLE__) && !(defined(__GLIBC__) && defined(__USE_POSIX199506))
 /* hidden by -std=c99 as those above (macOS hides nothing, and has macros of these names) */
@@ -2888,8 +2889,10 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
                others:  see an open epoch that they have not seen; add 1 (only while it is open); work; subtract 1
 
    Who has nothing to do looks again and again for STX__SPIN microseconds, for the next loop usually comes at once, and then sleeps. A
-   thread that finds that it lost its processor while it looked, and a caller that waits long, know that the machine has other work: for a
-   while everybody sleeps at once, because a thread that spins only uses up the time that the system would give it when there is work. */
+   thread that finds that it lost its processor while it looked, and a caller that waits long for one that lost it, know that the machine
+   has other work: for a while everybody sleeps at once, because a thread that spins only uses up the time that the system would give it
+   when there is work. That it was lost to another thread the system says where it counts this (Linux); a virtual machine's host takes
+   processors away as well, and then to sleep would only cost the time to wake. */
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
 
 enum { STX__SPIN = 200, STX__SPIN_CALLER = 1000, STX__STOLEN = 500 };       /* microseconds */
@@ -2957,6 +2960,18 @@ static void stx__pause(void) {
 
 typedef struct stx__chunks { uint32_t chunks; char apart[60]; } stx__chunks;      /* first << 16 | end; a cache line each */
 typedef struct stx__worker { stx_ctx *x; struct stx__pool *pool; size_t me; stx__handle handle; } stx__worker;
+/* How often the system took the processor from this thread for another one; where it does not say, another number each time */
+static uint32_t stx__turns_lost(void) {
+#if defined(STX__PTHREADS) && defined(__linux__)
+    struct rusage use;
+    memset(&use, 0, sizeof use);
+    (void)getrusage(1, &use);           /* RUSAGE_THREAD, which -std=c99 hides */
+    return (uint32_t)use.ru_nivcsw;
+#else
+    static uint32_t asked;
+    return STX__ADD(&asked, 1);
+#endif
+}
 typedef struct stx__pool {
     stx_part part;                /* the loop: valid while it is open or somebody is inside */
     const void *job;
@@ -2964,6 +2979,7 @@ typedef struct stx__pool {
     int in_order;
     uint32_t word, asleep, caller_asleep, quit;
     uint32_t busy;                /* 500 more for each sign of other work, 1 less for each loop; from STX__BUSY on there is other work */
+    uint32_t late;                /* how often a thread lost its processor in a chunk that took long */
     stx__chunks *range;            /* (threads), the caller's first */
     stx__mutex mutex;
     stx__cond work, done;
@@ -3001,7 +3017,7 @@ static void stx__run_chunks(stx_ctx *x, stx__pool *q, size_t me) {
 static void stx__work(stx__worker *w) {
     stx_ctx *x = w->x;
     stx__pool *q = w->pool;
-    uint32_t word, seen = 0;
+    uint32_t word, seen = 0, lost = stx__turns_lost();
     int64_t since = stx__now(), before = since, now;
     int spins = 0;
     (void)stx__flush_on();
@@ -3011,12 +3027,15 @@ static void stx__work(stx__worker *w) {
         if ((word & STX__OPEN) && word / STX__EPOCH != seen) {
             if (!stx__swap(&q->word, &word, word + 1)) continue;
             seen = word / STX__EPOCH;
+            since = stx__now();
             stx__run_chunks(x, q, w->me);
+            if (stx__now() - since > STX__STOLEN && stx__turns_lost() != lost) (void)STX__ADD(&q->late, 1);
             if (!(STX__ADD(&q->word, (uint32_t)-1) & (STX__OPEN | STX__INSIDE)) && STX__PEEK(&q->caller_asleep)) {
                 stx__lock(&q->mutex);
                 stx__unlock(&q->mutex);
                 stx__wake(&q->done);
             }
+            lost = stx__turns_lost();
             since = before = stx__now();
             spins = 0;
             continue;
@@ -3024,7 +3043,10 @@ static void stx__work(stx__worker *w) {
         stx__pause();
         if (++spins & 15) continue;
         now = stx__now();
-        if (now - before > STX__STOLEN) stx__seen_busy(q);
+        if (now - before > STX__STOLEN && stx__turns_lost() != lost) {
+            lost = stx__turns_lost();
+            stx__seen_busy(q);
+        }
         before = now;
         if (now - since < STX__SPIN && now >= since && STX__PEEK(&q->busy) < STX__BUSY) continue;
         stx__lock(&q->mutex);
@@ -3162,7 +3184,7 @@ static void stx__pool_free(stx_ctx *x) {
 /* chunks: how many, at least 2 */
 static void stx__run_pool(stx_ctx *x, stx__pool *q, size_t n, size_t chunks, size_t work, int in_order, stx_part part, const void *job) {
     size_t i;
-    uint32_t word = STX__PEEK(&q->word), asleep, busy = STX__PEEK(&q->busy);
+    uint32_t word = STX__PEEK(&q->word), asleep, busy = STX__PEEK(&q->busy), late = STX__PEEK(&q->late);
     int64_t begun = stx__now(), done, waited = 0;
     int spins = 0;
     if (!q->running) stx__start_all(x, q);
@@ -3200,7 +3222,8 @@ static void stx__run_pool(stx_ctx *x, stx__pool *q, size_t n, size_t chunks, siz
         stx__unlock(&q->mutex);
         waited = stx__now() - done;
     }
-    if (waited > STX__STOLEN && waited > 2 * (done - begun)) stx__seen_busy(q);      /* longer than a chunk takes */
+    /* longer than a chunk takes, and not only because there was more in that one */
+    if (waited > STX__STOLEN && waited > 2 * (done - begun) && STX__PEEK(&q->late) != late) stx__seen_busy(q);
 }
 #else
 static void stx__pool_make(stx_ctx *x) { (void)x; }

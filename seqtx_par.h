@@ -1041,7 +1041,7 @@ typedef struct stx__par_cost { uint64_t n; double t; } stx__par_cost;
 typedef struct stx__par_cutting {
     const stx_par_cuts_desc *d;
     const uint64_t *F;              /* (N + 1) sums of counts */
-    size_t N, k, h;                 /* the cluster that is added: number k = 1.., h wide */
+    size_t N, k, h, D;              /* the cluster that is added: number k = 1.., h wide; of REF h = 1 and D = 0 */
     const stx__par_cost *before;    /* (N + 1): of the first j words in k clusters */
     stx__par_cost *cost;            /* ... in k + 1 */
     uint32_t *arg;                  /* (N + 1): where the last of them begins */
@@ -1055,9 +1055,8 @@ static stx__par_cost stx__par_cost_of(const stx__par_cutting *s, size_t i, size_
     const stx_par_cuts_desc *d = s->d;
     stx__par_cost c = {0, 0};
     if (s->before) c = s->before[i];
-    if (d->cost == STX_PAR_CUTS_REF) c.n += (uint64_t)(j - i) * (s->F[j] - s->F[i]);
-    else if (d->cost == STX_PAR_CUTS_MACS) c.n += !s->before ? (uint64_t)d->dim * (j + d->clusters - 1) * s->F[s->N]
-                                                             : (uint64_t)s->h * (d->dim + j - i) * (s->F[j] - s->F[i]);
+    if (d->cost == STX_PAR_CUTS_MACS && !s->before) c.n = (uint64_t)d->dim * (j + d->clusters - 1) * s->F[s->N];
+    else if (d->cost != STX_PAR_CUTS_TIME) c.n += (uint64_t)s->h * (s->D + j - i) * (s->F[j] - s->F[i]);
     else if (!s->before) c.t = d->time(d->user, j + d->clusters - 1, d->dim, 1);
     else {
         double p = (double)(s->F[j] - s->F[i]) / (double)s->F[s->N];
@@ -1070,9 +1069,16 @@ static void stx__par_cut(const stx__par_cutting *s, size_t j0, size_t j1, size_t
     size_t j = j0 + (j1 - j0) / 2, i, best = SIZE_MAX;
     stx__par_cost least = {0, 0};
     if (j0 >= j1) return;
-    for (i = STX_MAX(i0, s->k); i <= i1 && i < j; i++) {
+    i = STX_MAX(i0, s->k);
+    if (s->d->cost != STX_PAR_CUTS_TIME) {          /* stx__par_cost_of, in a loop that has nothing else in it */
+        for (least.n = UINT64_MAX; i <= i1 && i < j; i++) {
+            uint64_t n = s->before[i].n + (uint64_t)s->h * (s->D + j - i) * (s->F[j] - s->F[i]);
+            if (n <= least.n) { least.n = n; best = i; }
+        }
+    }
+    for (; i <= i1 && i < j; i++) {
         stx__par_cost c = stx__par_cost_of(s, i, j);
-        if (best != SIZE_MAX && (c.n != least.n ? c.n > least.n : c.t > least.t)) continue;
+        if (best != SIZE_MAX && c.t > least.t) continue;
         least = c;
         best = i;
     }
@@ -1102,7 +1108,8 @@ STX_DEF int stx_par_cuts(stx_ctx *x, size_t *cut, double *total, const uint64_t 
     if (d.factor == 0) d.factor = 4;
     if (!K || K > STX_MAX_CLUSTERS) return stx__par_cuts_bad(x, "clusters", (double)K, "1 to 8");
     if (K > 1 && !cut) return stx__par_cuts_bad(x, "cut", 0, "room for clusters - 1 numbers");
-    if (N < K || N >= UINT32_MAX) return stx__par_cuts_bad(x, "the number of words", (double)N, "clusters or more, and less than 2^32");
+    if (N >= UINT32_MAX) return stx__par_cuts_bad(x, "the number of words", (double)N, "less than 2^32");
+    if (N < K) { stx_fail(x, STX_ERR_ARG, "stx_par_cuts: %zu words cannot be cut in %zu clusters", N, K); return 0; }
     if (d.cost < 0 || d.cost > STX_PAR_CUTS_TIME) return stx__par_cuts_bad(x, "cost", d.cost, "one of STX_PAR_CUTS_REF .. _TIME");
     if (d.cost != STX_PAR_CUTS_REF && (!d.dim || d.dim > (size_t)1 << 29)) return stx__par_cuts_bad(x, "dim", (double)d.dim, "1 to 2^29");
     if (!(d.factor >= 1 && d.factor < 1e6)) return stx__par_cuts_bad(x, "factor", d.factor, "1 or more");
@@ -1119,12 +1126,13 @@ STX_DEF int stx_par_cuts(stx_ctx *x, size_t *cut, double *total, const uint64_t 
         /* the most that sums may come to: (N) (sum), or ((D + h) (D + N + K)) (sum) */
         if (i <= N || !F[N] || (double)F[N] * (d.cost == STX_PAR_CUTS_REF ? (double)N : d.cost == STX_PAR_CUTS_TIME ? 1
                                                : (double)(d.dim + h) * (double)(d.dim + N + K)) >= 9.2e18)
-            stx_fail(x, STX_ERR_ARG, "stx_par_cuts: counts of %zu words %s: divide them by a number", N, i > N && !F[N]
-                     ? "that are all 0 have no cuts" : "whose costs do not fit into 63 bits");
+            stx_fail(x, STX_ERR_ARG, i > N && !F[N] ? "stx_par_cuts: counts of %zu words that are all 0: count a text" :
+                     "stx_par_cuts: costs of counts of %zu words do not fit into 63 bits: divide the counts by a number", N);
     }
     if (stx_ok(x)) {
         uint32_t *arg = s.arg;
-        s.d = &d; s.F = F; s.N = N;
+        s.d = &d; s.F = F; s.N = N; s.h = 1;
+        if (d.cost != STX_PAR_CUTS_REF) s.D = d.dim;
         s.cost = cost;
         for (i = 1; i <= N; i++) cost[i] = stx__par_cost_of(&s, 0, i);
         for (k = 1; k < K; k++) {

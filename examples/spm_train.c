@@ -14,7 +14,7 @@
 static struct {
     const char *text, *model, *symbols, *encode;
     uint64_t vocab, threads;
-    int kind, lowercase, eos;
+    int kind, lowercase, split_digits, eos;
     double coverage;
 } opt;
 
@@ -24,6 +24,7 @@ static tr_opt table[] = {
     TR_SIZE("vocab", TR_LOCAL, &opt.vocab, 8, 1u << 24, "pieces"),
     TR_CHOICE("kind", TR_LOCAL, &opt.kind, "unigram|bpe", "how pieces are found"),
     TR_FLAG("lowercase", TR_LOCAL, &opt.lowercase, "NFKC and all letters small (nfkc_cf); without: NFKC alone"),
+    TR_FLAG("split-digits", TR_LOCAL, &opt.split_digits, "every digit is a piece of its own"),
     TR_TEXT("symbols", TR_LOCAL, &opt.symbols, "pieces that are never cut, with commas between"),
     TR_REAL_OPEN("coverage", TR_LOCAL, &opt.coverage, TR_OPEN_MIN, 0, 1, "share of the characters that become pieces; the rest is unknown"),
     TR_SIZE("threads", TR_LOCAL, &opt.threads, 1, 1024, "threads; the library adds up in an order that depends on them (its own default: "
@@ -43,14 +44,15 @@ static int train(char err[TR_ERR]) {
     char vocab[32], coverage[32], threads[32], why[TR_ERR / 2];
     const char *const names[] = {"input", "model_prefix", "vocab_size", "model_type", "normalization_rule_name", "user_defined_symbols",
         "character_coverage", "num_threads", "pad_id", "bos_id", "eos_id", "unk_id", "pad_piece", "bos_piece", "eos_piece", "unk_piece",
-        "minloglevel"};
+        "minloglevel", "split_digits"};
     const char *const values[] = {opt.text, opt.model, vocab, opt.kind ? "bpe" : "unigram", opt.lowercase ? "nfkc_cf" : "nfkc",
-        opt.symbols ? opt.symbols : "", coverage, threads, "0", "1", "2", "3", "[PAD]", "[BOS]", "[EOS]", "[UNK]", "1"};
+        opt.symbols ? opt.symbols : "", coverage, threads, "0", "1", "2", "3", "[PAD]", "[BOS]", "[EOS]", "[UNK]", "1", "true"};
+    const size_t n = sizeof names / sizeof *names - !opt.split_digits;
     snprintf(vocab, sizeof vocab, "%llu", (unsigned long long)opt.vocab);
     snprintf(threads, sizeof threads, "%llu", (unsigned long long)opt.threads);
     tr_number(coverage, opt.coverage);
     if (strchr(opt.text, ',')) return tr_fail(err, TR_ERR, "--text %.300s: a path with a comma means two files to the library", opt.text);
-    return stx_spm_train(names, values, sizeof names / sizeof *names, why, sizeof why) ? 1 : tr_fail(err, TR_ERR, "--text: %s", why);
+    return stx_spm_train(names, values, n, why, sizeof why) ? 1 : tr_fail(err, TR_ERR, "--text: %s", why);
 }
 static int encode(char err[TR_ERR]) {
     stx_ctx *x = stx_create(NULL);

@@ -874,6 +874,20 @@ static int fill_table(run *r) {
     snprintf(word, sizeof word, "latency-table=%s,%s", a, b);
     return tr_apply(&options, word, TR_FROM_ARGS, r->t.err, TR_ERR) && describe(r, r->desc.vocab);
 }
+/* What weights mean without having another shape: a network that inherits them must have the same */
+static int same_network(tr_lm *t, const stx_file *f) {
+    static const char *const meaning[] = {"nheads", "norm-before", "norm-eps", "emb-scale", "sines", "pos-mode", "full-scale", "attn-relu"};
+    const char *config = stx_file_meta(f, "config");
+    char theirs[64], ours[64];
+    size_t i;
+    for (i = 0; config && i < sizeof meaning / sizeof *meaning; i++) {
+        tr_value(tr_find_option(&options, meaning[i], strlen(meaning[i])), ours);
+        if (tr_json_find(config, meaning[i], theirs, sizeof theirs) == 1 && strcmp(theirs, ours))
+            return tr_fail(t->err, TR_ERR, "--inherit %.300s: its weights were made with --%s %s, here it is %s: give the same", opt.inherit,
+                           meaning[i], theirs, ours);
+    }
+    return 1;
+}
 /* --inherit: the weights of another run's checkpoint, whose vocabulary must be this one's */
 static int inherit(run *r) {
     tr_lm *t = &r->t;
@@ -891,6 +905,7 @@ static int inherit(run *r) {
     ok = e && blob && stx_vocab_save(t->vocab, blob, len) == len && e->bytes == len && !memcmp(e->data, blob, len);
     if (!ok) tr_fail(t->err, TR_ERR, "--inherit %.300s: its vocabulary is not that of this run: give the same --data and --tokens",
                      opt.inherit);
+    else if (!same_network(t, f)) ok = 0;
     else if (!stx_file_verify(f) || !stx_params_load(r->model->params, f, "")) {
         ok = tr_fail(t->err, TR_ERR, "--inherit %.300s: %s", opt.inherit, stx_error(t->x));
     }
@@ -965,9 +980,38 @@ static int make(tr_lm *t) {
     if (od.kind == STX_LAMB) { od.trust_max = 10; od.no_correction = 1; }       /* as NVIDIA's */
     return inherit(r) && tr_lm_make(t, &od, 1) && (!r->model->arch || make_search(r, &od));
 }
+/* Options that would change nothing are refused: who gives one expects something of it */
+static int all_count(tr_lm *t) {
+    const struct { const char *name; int counts; const char *with; } only[] = {
+        {"proj-factor", opt.words_out == 2, "--words-out reference"},
+        {"div-val", opt.words_out == 1, "--words-out adaptive"},
+        {"divide-all", opt.pad_id >= 0, "a --pad-id"},
+        {"init-std", !opt.init, "--init xl"},
+        {"proj-init-std", !opt.init, "--init xl"},
+        {"momentum", opt.optim == 3, "--optim sgd"},
+        {"lr-min", opt.schedule == 1 || opt.schedule == 3, "--schedule cosine and xl-cosine"},
+        {"lr-start", opt.schedule < 4, "another --schedule than reference"},
+        {"inherit", !opt.lm.no_train, "training, not for --no-train"},
+        {"arch-lr", opt.arch_optim > 0, "an --arch-optim of its own"},
+        {"arch-weight-decay", opt.arch_optim > 0, "an --arch-optim of its own"},
+        {"arch-every", opt.arch_share > 0, "an --arch-share"},
+        {"latency-of", opt.latency > 0, "a --latency"},
+        {"latency-weight", opt.latency > 0, "a --latency"},
+        {"latency-target", opt.latency == STX_PAR_LATENCY_HINGE || opt.derive, "--latency hinge, and --derive"},
+        {"latency-pass", !opt.latency_table, "times that are measured, not for a --latency-table"},
+    };
+    size_t i;
+    for (i = 0; i < sizeof only / sizeof *only; i++)
+        if (tr_given(&options, only[i].name) && !only[i].counts)
+            return tr_fail(t->err, TR_ERR, "--%s would change nothing: it is for %s", only[i].name, only[i].with);
+    return 1;
+}
 static int check(tr_lm *t) {
     run *r = (run *)t;
-    if (!describe(r, 1)) return 0;
+    if (!all_count(t) || !describe(r, 1)) return 0;
+    if (opt.pad_id >= 0 && !opt.divide_all && opt.batch_split > 1)
+        return tr_fail(t->err, TR_ERR, "--pad-id with --batch-split: the parts' means would count alike, however much padding is in "
+                       "them; give --divide-all, or no --batch-split");
     if (!opt.head_sz && opt.hid_sz % opt.nheads)
         return tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --hid-sz %llu: choose heads that do, or give --head-sz",
             (unsigned long long)opt.nheads, (unsigned long long)opt.hid_sz);

@@ -31,6 +31,8 @@ extern uint32_t inner_keep(stx_real p);                        /* dropout with p
 extern size_t inner_attention_units(stx_ctx *x, const stx_attention_args *a, size_t threads, int back);     /* into how many units it cuts
                                                                                                                the call */
 
+extern uint32_t inner_busy(const stx_ctx *x);                  /* signs of other work that its threads saw of late; 0: none */
+
 #ifdef SEQTX_CUDA
 /* seqtx_cuda.cu: how many kinds of product a context knows; of the next new one: 0 the heuristic's first algorithm, 1 the fastest, -1 our
    own kernel, -2 as 0 but bias and relu by a pass of their own */

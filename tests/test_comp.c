@@ -379,6 +379,49 @@ static void ages(void) {
         stx_destroy(x);
     }
 }
+/* ... and the gradient of later segments: what the newest compressed rows were made of is forgotten where streams of different ages are put
+   together, as those rows were cut in other groups, so that it is the gradient of streams alone that have forgotten it, too. */
+static void ages_and_gradients(void) {
+    int k, tried = 0;
+    for (k = 0; k < 3 * VARIANTS; k++) {
+        const char *name;
+        stx_comp_desc d = variant(k / 3, &name);
+        stx_ctx *x = context(2, 7);
+        stx_comp *m = model(x, &d);
+        const size_t young = (size_t)k % 3 + 1, n = 7 * S + 1;
+        int32_t *t = text(2, n, 17);
+        stx_comp_state *joined = stx_comp_state_create(m, 2), *alone[2];
+        stx_real *grad[3];
+        size_t at, b, i, c, rows = 0, count = stx_params_size(m->params);
+        for (b = 0; b < 3; b++) grad[b] = (stx_real *)calloc(count, sizeof **grad);
+        for (b = 0; b < 2 && d.aux == STX_COMP_AUX_BPTT; b++) {
+            alone[b] = stx_comp_state_create(m, 1);
+            for (at = b ? 6 - young : 0; at < 6; at++) train(m, NULL, alone[b], t + b * n, 1, n, at * S, NULL);
+            stx_comp_state_copy(joined, b, alone[b], 0, 1);
+            for (i = 0; i < LAYERS; i++) rows += alone[b]->source->layer[i].real;
+            stx_rows_reset(alone[b]->source);
+        }
+        for (b = 0; b < 3 && d.aux == STX_COMP_AUX_BPTT; b++) {
+            stx_params_zero_grad(m->params);
+            if (b < 2) train(m, NULL, alone[b], t + b * n, 1, n, 6 * S, NULL);
+            else train(m, NULL, joined, t, 2, n, 6 * S, NULL);
+            for (i = 0, c = 0; i < m->params->count; c += m->params->tensor[i++]->size)
+                memcpy(grad[b] + c, m->params->tensor[i]->grad, m->params->tensor[i]->size * sizeof **grad);
+        }
+        for (i = 0; i < count; i++) grad[0][i] = (grad[0][i] + grad[1][i]) / 2;
+        if (d.aux == STX_COMP_AUX_BPTT) {
+            CHECK(rows > 0, "%s: nothing was compressed", name);
+            CHECK(difference(grad[0], grad[2], count) <= TOL * largest(grad[0], count), "%s, %zu and 6 segments old: gradients differ by %g",
+                  name, young, difference(grad[0], grad[2], count));
+            tried++;
+        }
+        CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
+        for (b = 0; b < 3; b++) free(grad[b]);
+        free(t);
+        stx_destroy(x);
+    }
+    CHECK(tried >= 6, "%d cases", tried);
+}
 /* A memory too large for the context's limit, whose positions do not fit: an error, and the model's own positions stay */
 static void limit(void) {
     const size_t most[LAYERS] = {1 << 20, 1 << 20, 1 << 20};
@@ -1221,6 +1264,7 @@ int main(void) {
     resets();
     resets_in_training();
     ages();
+    ages_and_gradients();
     limit();
     frozen();
     dropouts();

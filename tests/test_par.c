@@ -920,7 +920,7 @@ static void cutting(void) {
     for (i = 0; i < 3; i++) n[i] = 9 - (uint64_t)i;
     { stx_par_cuts_desc e = d; e.clusters = 0; cut_refused("clusters is 0", n, 3, &e); }
     { stx_par_cuts_desc e = d; e.clusters = 9; cut_refused("clusters is 9", n, 3, &e); }
-    { stx_par_cuts_desc e = d; e.clusters = 4; cut_refused("number of words is 3", n, 3, &e); }
+    { stx_par_cuts_desc e = d; e.clusters = 4; cut_refused("3 words cannot be cut in 4 clusters", n, 3, &e); }
     { stx_par_cuts_desc e = d; e.cost = 3; cut_refused("cost is 3", n, 3, &e); }
     { stx_par_cuts_desc e = d; e.cost = 1; e.dim = 0; cut_refused("dim is 0", n, 3, &e); }
     { stx_par_cuts_desc e = d; e.factor = 0.5; cut_refused("factor is 0.5", n, 3, &e); }

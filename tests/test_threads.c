@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "../seqtx_attn_span.h"
+#include "inner.h"
 #include "test.h"
 
 static int brief;
@@ -139,6 +140,59 @@ static void woken(void) {
     stx_destroy(x);
 }
 
+#if defined(__linux__) && !defined(TEST_TSAN)
+/* >>other work: a thread that sleeps in its chunk, as one does whose processor a virtual machine's host has taken, is none; threads of
+   others on the same processor are */
+typedef struct uneven { int inside, nap_ms; } uneven;
+static void one_is_late(const stx_share *s, const void *job) {
+    uneven *u = (uneven *)(uintptr_t)job;
+    struct timespec from, now;
+    clock_gettime(CLOCK_MONOTONIC, &from);
+    if (s->thread) __atomic_store_n(&u->inside, 1, __ATOMIC_SEQ_CST);
+    if (s->thread && u->nap_ms) { nap(u->nap_ms); return; }
+    do clock_gettime(CLOCK_MONOTONIC, &now);
+    while ((s->thread || !__atomic_load_n(&u->inside, __ATOMIC_SEQ_CST)) &&
+           (now.tv_sec - from.tv_sec) * 1000 + (now.tv_nsec - from.tv_nsec) / 1000000 < (s->thread ? 60 : 200));
+}
+static uint32_t signs(int nap_ms, int loops) {
+    stx_ctx *x = context(2);
+    uint32_t most = 0;
+    uneven u;
+    for (u.nap_ms = nap_ms; loops; loops--) {
+        u.inside = 0;
+        stx_parallel_units(x, 2, one_is_late, &u);
+        most = STX_MAX(most, inner_busy(x));
+    }
+    stx_destroy(x);
+    return most;
+}
+static int stop;
+static void *burn(void *unused);
+static void other_work(void) {
+    cpu_set_t all, one;
+    pthread_t foreign;
+    uint32_t most = 1;
+    int i;
+    for (i = 0; i < 30 && most; i++) most = signs(40, 3);        /* again: this machine may have other work */
+    CHECK(!most, "a thread that slept in a loop counts as other work on the machine");
+    if (sched_getaffinity(0, sizeof all, &all)) return;
+    for (i = 0; !CPU_ISSET(i, &all);) i++;
+    CPU_ZERO(&one);
+    CPU_SET(i, &one);
+    CHECK(!sched_setaffinity(0, sizeof one, &one), "cannot be bound to a processor");
+    __atomic_store_n(&stop, 0, __ATOMIC_RELAXED);
+    CHECK(!pthread_create(&foreign, NULL, burn, NULL), "no thread");
+    for (i = 0; i < 30 && !most; i++) most = signs(0, 3);
+    __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+    pthread_join(foreign, NULL);
+    CHECK(most, "a busy loop on the only processor was not seen");
+    sched_setaffinity(0, sizeof all, &all);
+}
+#else
+static int stop;
+static void other_work(void) {}
+#endif
+
 /* >>training: the same bits with the same threads, busy machine or not; and what does not sum by thread with any number */
 static void train(int threads, stx_real *out, size_t *n) {
     stx_ctx *x = context(threads);
@@ -162,7 +216,6 @@ static void train(int threads, stx_real *out, size_t *n) {
         k++) out[(*n)++] = m->params->tensor[i]->data[k];
     stx_destroy(x);
 }
-static int stop;
 static void *burn(void *unused) { while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {} return unused; }
 static void repeats(void) {
     enum { MOST = 1 << 18 };
@@ -340,6 +393,7 @@ int main(int argc, char **argv) {
     once();
     late_threads();
     woken();
+    other_work();
     repeats();
     any_number();
     with_itself();

@@ -78,6 +78,36 @@ family_variants() {
     variant "words in clusters" --data ../w.txt $full --tokens words --words-out reference --cutoffs 5,12 --proj-dims 4,2
 }
 probabilities() { events "$1" | tail -n 1 | sed 's/.*"pi":\[\([^]]*\)\].*/\1/'; }
+# build/spm_train, where the trainer is built with SentencePiece, too
+pieces_trained() {
+    spm=${bin%/*}/spm_train
+    awk 'BEGIN {
+        split("ba ke lo mi nu ra si to", syllable)
+        for (i = 0; i < 400; i++) {
+            printf "In %d", 1900 + i % 90
+            for (k = 1; k < 9; k++) printf "%s%s", k % 2 ? " " : "", syllable[1 + (i * k * k + k * 5 + int(i / 7)) % 8]
+            print " @-@ " i * i % 997
+        }
+    }' >ships.txt
+    for more in "" --split-digits; do
+        n=60; [ -z "$more" ] || n=45
+        "$spm" --text ships.txt --model "ships$more" --vocab $n --threads 1 $more >out 2>err; rc=$?
+        check "spm_train $more: a model: $(cat err)" [ $rc -eq 0 -a -s "ships$more.model" ]
+        check "of $n pieces" [ "$(wc -l <"ships$more.vocab")" -eq $n ]
+        check "the reference's first ones" [ "$(head -n 5 "ships$more.vocab" | cut -f 1 | tr '\n' ' ')" = "[PAD] [BOS] [EOS] [UNK] @-@ " ]
+        "$spm" --model "ships$more" --encode ships.txt >"ids$more" 2>err; rc=$?
+        check "and the text cut by it, a line a line: $(cat err)" [ $rc -eq 0 -a "$(wc -l <"ids$more")" -eq 400 ]
+    done
+    check "years are pieces" [ "$(cut -f 1 ships.vocab | grep -c '19[0-9]')" -gt 0 ]
+    check "with --split-digits digits are" [ "$(cut -f 1 ships--split-digits.vocab | grep -c '[0-9].*[0-9]')" -eq 0 ]
+    good "a text of those pieces" search --data ../ships.txt $tiny --tokens spm --pieces ../ships.model --steps 3 --checkpoint spm.st
+    good "the same as numbers" search --data ../ids $tiny --tokens ids --pieces ../ships.vocab --steps 3
+    for bad in "" "--model m" "--text ships.txt" "--model m --text nothing --vocab 45" "--model m --encode ships.txt" "--model m --text ships.txt --vocab 4" \
+            "--model m --text ships.txt --encode ships.txt"; do
+        "$spm" $bad >out 2>err; rc=$?
+        check "spm_train $bad: refused, in one line: $(cat err)" [ $rc -eq 2 -a ! -s out -a "$(grep -c '^spm_train: ' err)" -eq 1 ]
+    done
+}
 family_more() {
     mkdir search
     data="--data ../t.txt"
@@ -127,6 +157,7 @@ family_more() {
         "$cuts" $bad >out 2>err; rc=$?
         check "cuts $bad: refused, in one line: $(cat err)" [ $rc -eq 2 -a ! -s out -a "$(wc -l <err)" -eq 1 ]
     done
+    [ "$("$bin" --data t.txt --tokens spm --pieces t.txt 2>&1 | grep -c SENTENCEPIECE=1)" -eq 1 ] || pieces_trained
     # numbers of pieces
     printf '<unk>\t0\n</s>\t0\n\342\226\201a\t-1\nb\t-2\n\342\226\201c\t-3\n' >list.vocab
     awk 'BEGIN { for (i = 0; i < 300; i++) print i % 2 ? "2 3 4" : "4 3 2 1" }' >ids.txt
@@ -228,6 +259,14 @@ family_bad() {
     refused '--tau-end: .*1e-300' $t $tiny $new --pattern search --tau-end 1e-300
     refused '--eval-mem 1000000000: .*--max-memory' $t $tiny $new --eval-mem 1000000000
     refused '--nheads.*--hid-sz' $t $tiny $new --nheads 3
+    # options that would change nothing
+    for more in "proj-factor 2" "div-val 2" divide-all "momentum 0.9" "lr-min 0.1" "arch-weight-decay 1 --arch-optim same" "latency-of w --latency none" \
+        "init-std 1 --init reference" "latency-pass forward" "lr-start 1 --schedule reference"; do
+        refused "--${more%% *} would change nothing: it is for" $t $tiny $new --pattern search --$more
+    done
+    refused '--inherit would change nothing' --checkpoint ../search/found.st --no-train --generate 1 --inherit good.st
+    refused '--arch-every would change nothing' $t $tiny $new --pattern search --arch-share 0 --arch-every 2
+    refused '--pad-id with --batch-split' $t $tiny $new --pattern sf --pad-id 0 --batch-split 2
     for pattern in sfx "(sf" "sf)" s0 "(sf)5000" 5; do refused "--pattern .*: want letters" $t $tiny $new --pattern "$pattern"; done
     for p in 0 1 3 x ""; do refused '--pattern par:.*want par:' $t $tiny $new --pattern par:$p; done
     refused '--adaptive-in.*--words-out adaptive' $t $tiny $new --adaptive-in
@@ -246,6 +285,9 @@ family_bad() {
     refused '--inherit.*no such file' $t $tiny $new --pattern sf --inherit nothing.st
     refused '--inherit.*vocabulary' $t $tiny $new --pattern sf --inherit chars.st
     refused '--inherit' $t $tiny $new --pattern sf --inherit good.st --hid-sz 32
+    for more in "nheads 1" norm-before "emb-scale 2" full-scale attn-relu; do
+        refused "--inherit good.st: its weights were made with --${more%% *} " $t $tiny $new --pattern sf --inherit good.st --$more
+    done
     refused '--picture.*--log' $t $tiny --steps 3 --picture x.svg
     refused '--race.*want letters' $t $tiny $new --race sgf
     refused '--race: want a pattern' $t $tiny $new --race search

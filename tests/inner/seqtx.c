@@ -49,6 +49,14 @@ uint32_t inner_keep(stx_real p) { return stx__keep16(p); }
 #ifndef SEQTX_DOUBLE
 uint32_t inner_bf16(stx_real v) { return stx__bf16(v); }
 #endif
+uint32_t inner_busy(const stx_ctx *x) {
+#if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
+    return x->pool ? STX__PEEK(&x->pool->busy) : 0;
+#else
+    (void)x;
+    return 0;
+#endif
+}
 size_t inner_attention_units(stx_ctx *x, const stx_attention_args *a, size_t threads, int back) {
     stx__attn A;
     stx__attn_work w;

@@ -1,0 +1,136 @@
+# long.sh - read by wikitext2.sh and par.sh in the repository's root: long runs that go on where they stopped, and their texts.
+# The script has set script (its name), out (the directory of its runs) and keeps the names run, running, now, began for these functions.
+
+refuse() { echo "$script: $*" >&2; exit 2; }
+# number OPTION VALUE: a whole number above 0; a word OPTION VALUE: what a file or a list may be called
+number() { case ${2:-} in ''|*[!0-9]*|0*) refuse "$1 wants a whole number" ;; esac; }
+word() { case ${2:-} in ''|*[!A-Za-z0-9_./,-]*) refuse "$1 wants a value" ;; esac; }
+# bf16 products where the processor has them
+usual_precision() { if grep -Eq 'avx512_bf16|amx_bf16' /proc/cpuinfo 2>/dev/null; then echo bf16; else echo f32; fi; }
+
+# now: hundredths of the processor's seconds of this script's children that have ended (not in a subshell, whose children are others)
+seconds() {
+    times >"$out/times.$$"
+    now=$(awk 'NR == 2 { for (i = 1; i <= 2; i++) { split($i, t, "m"); s += 60 * t[1] + t[2] } printf "%.0f\n", 100 * s }' "$out/times.$$")
+    rm -f "$out/times.$$"
+}
+# What the run took since it began is added to RUN.spent: seconds by the clock, the processor's, how often it was stopped, and how often
+# it ended so that its seconds are not known.
+account() {
+    seconds
+    echo $((wall + $(date +%s) - since)) $((spent + (now - began + 50) / 100)) $((stops + $1)) $unknown >"$run.spent"
+    rm -f "$run.began"
+}
+# At the end of the script: the run that goes on is stopped (it saves), and its time kept
+stopped() {
+    [ -n "$running" ] || return 0
+    kill "$running" 2>/dev/null || :
+    wait "$running" || :
+    account 1
+}
+# timed RUN COMMAND...: output to RUN.txt, all else to RUN.err; RUN.spent goes on from an earlier part, if RUN.safetensors is of one
+running=
+timed() {
+    run=$1 wall=0 spent=0 stops=0 unknown=0 code=0
+    shift
+    if [ -f "$run.safetensors" ]; then
+        [ ! -f "$run.spent" ] || read -r wall spent stops unknown <"$run.spent"
+        [ ! -f "$run.began" ] || unknown=$((unknown + 1))
+    fi
+    seconds
+    began=$now since=$(date +%s)
+    echo "$since" >"$run.began"
+    trap stopped EXIT
+    trap 'exit 130' INT TERM
+    "$@" >"$run.txt" 2>>"$run.err" &
+    running=$!
+    wait "$running" || code=$?
+    running=
+    account $((code != 0))
+    [ "$code" = 0 ] || { echo "$script: $run ended with $code: $(tail -n 1 "$run.err")" >&2; exit "$code"; }
+}
+# settle SETTINGS: a directory holds runs of one set of them
+settle() {
+    if [ -f "$out/settings" ] && [ "$1" != "$(cat "$out/settings")" ]; then
+        { echo "$script: $out has runs with other settings or texts: give another --out"; cat "$out/settings"; echo "$1"; } >&2
+        exit 2
+    fi
+    echo "$1" >"$out/settings"
+}
+# train_par, compiled as its head says
+build() {
+    $CC -std=c99 ${CFLAGS:--O3} -pthread examples/train_par.c -o "$out/train_par.$$" -lm
+    mv "$out/train_par.$$" "$out/train_par"
+}
+# texts: out/text/{train,valid,test}.txt are those of DATA
+texts() {
+    for part in train valid test; do
+        [ -r "${DATA:-}/$part.txt" ] || refuse "set DATA=DIRECTORY with train.txt, valid.txt, test.txt: '${DATA:-}/$part.txt' cannot be read"
+    done
+    DATA=$(cd "$DATA" && pwd -P)
+    mkdir -p "$out/text"
+    [ "$DATA" != "$(cd "$out/text" && pwd -P)" ] || refuse "$DATA is of this script's own making: give another --out"
+    for part in train valid test; do ln -sf "$DATA/$part.txt" "$out/text/$part.txt"; done
+}
+# pieces N [OPTION..]: out/text/pieces.vocab and out/text/ids/, the texts as numbers of N pieces, by SentencePiece's library; or, with
+# own_ids set, those of DATA
+pieces() {
+    count=$1
+    shift
+    if [ -n "$own_ids" ]; then
+        for file in pieces.vocab ids/train.txt ids/valid.txt ids/test.txt; do
+            [ -r "$DATA/$file" ] || refuse "--ids: $DATA/$file cannot be read (examples/get_data.sh wikitext-2-pieces makes it)"
+        done
+        ln -sf "$DATA/pieces.vocab" "$out/text/pieces.vocab"
+        mkdir -p "$out/text/ids"
+        for part in train valid test; do ln -sf "$DATA/ids/$part.txt" "$out/text/ids/$part.txt"; done
+        return 0
+    fi
+    if [ -f "$out/text/ids/test.txt" ]; then return 0; fi
+    work=$out/text/pieces.$$
+    mkdir "$work"
+    # the processor's own instructions are no matter here
+    ${CXX:-c++} -O1 -std=c++17 -c examples/spm.cpp -o "$work/spm.o" 2>"$work/err" &&
+        $CC -std=c99 -O1 -pthread -DSEQTX_SENTENCEPIECE examples/spm_train.c "$work/spm.o" -o "$work/spm_train" \
+            ${SENTENCEPIECE_LIBS:--lsentencepiece_train -lsentencepiece} -lstdc++ -lm 2>>"$work/err" || {
+        why=$(grep -m 1 'error\|cannot find' "$work/err" || echo "see examples/spm_train.c")
+        rm -rf "$work"
+        refuse "SentencePiece's library cannot be used ($why): install it (Debian: libsentencepiece-dev), or give --ids"
+    }
+    echo "$(date +%H:%M) $count pieces of the training text .."
+    "$work/spm_train" --text "$out/text/train.txt" --model "$work/pieces" --vocab "$count" "$@" || exit 2
+    mkdir "$work/ids"
+    for part in train valid test; do
+        "$work/spm_train" --model "$work/pieces" --encode "$out/text/$part.txt" >"$work/ids/$part.txt" || exit 1
+    done
+    if [ ! -d "$out/text/ids" ]; then           # another script may have been faster
+        mv "$work/pieces.model" "$work/pieces.vocab" "$out/text/"
+        mv "$work/ids" "$out/text/ids"
+    fi
+    rm -rf "$work"
+}
+# sum FILE..: a checksum of them all; tokens FILE: words between blanks, and line ends; ids FILE: numbers of pieces
+sum() { cat "$@" | cksum | tr ' ' -; }
+tokens() { awk '{ n += NF + 1 } END { printf "%d\n", n }' "$1"; }
+ids() { awk '{ n += NF } END { printf "%d\n", n }' "$1"; }
+# field KEY FILE: a number of the last line that has it; text KEY FILE
+field() { sed -n 's/.*"'"$1"'":\([-+0-9.e]*\)[,}].*/\1/p' "$2" | tail -n 1; }
+text() { sed -n 's/.*"'"$1"'":"\([^"]*\)".*/\1/p' "$2" | tail -n 1; }
+# demo_text: DATA for a trial, some of the headers of this machine
+demo_text() {
+    [ -s build/demo.txt ] || sh examples/demo_data.sh build/demo.txt
+    DATA=$out/demo
+    mkdir -p "$DATA"
+    head -c 200000 build/demo.txt >"$DATA/train.txt"
+    tail -c 40000 build/demo.txt | head -c 20000 >"$DATA/valid.txt"
+    tail -c 20000 build/demo.txt >"$DATA/test.txt"
+}
+# record NAME FILE..: the report and these files to bench/results
+record() {
+    target=bench/results/$1-$(date +%Y-%m-%d)-$class
+    shift
+    mkdir -p bench/results
+    cp "$out/report.md" "$target.md"
+    cat "$@" >"$target.json"
+    echo "written: $target.md, $target.json"
+}
