@@ -822,12 +822,14 @@ int main(int argc, char **argv) {
         }
     for (half = 0; half < 2; half++) {
         test_state = 20250;
-        if (only < 0 || only == 0) for (i = 0; i < TABLE; i++) one_case(table + i, half, (int)(i % 3 == 1), brief ? 1u << (i + (size_t)half) % versions_of(half) : 15);
+        if (only < 0 || only == 0) for (i = 0; i < TABLE; i++)
+            one_case(table + i, half, (int)(i % 3 == 1), brief ? 1u << (i + (size_t)half) % versions_of(half) : 15);
         if (only < 0 || only == 1) for (i = 0; i < 60; i++) {
             attn c = random_case();
             if (i >= 40) c.pad = 1 + (int)(i % 4);
             if (c.pad && c.N == 1) c.N = 2;         /* a vector alone: its gradient is what rounding leaves of 0 */
-            one_case(&c, half, (int)(i % 2), (i / 2 + i / 4 + (size_t)half) % 2 ? 14 : 13);      /* version 0 with memory or without, the fused kernels */
+            /* version 0 with memory or without, the fused kernels */
+            one_case(&c, half, (int)(i % 2), (i / 2 + i / 4 + (size_t)half) % 2 ? 14 : 13);
         }
         padded_op(half);
         served(half);
