@@ -847,5 +847,5 @@ int main(int argc, char **argv) {
         printf("\n");
     }
     stx_destroy(cpu); stx_destroy(gpu[0]); stx_destroy(gpu[1]);
-    return test_end();
+    return cuda_test_end();
 }

@@ -402,5 +402,5 @@ int main(int argc, char **argv) {
 #endif
     stx_destroy(cpu);
     free(numbers);
-    return test_end();
+    return cuda_test_end();
 }
