@@ -2895,7 +2895,7 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
    processors away as well, and then to sleep would only cost the time to wake. */
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
 
-enum { STX__SPIN = 200, STX__SPIN_CALLER = 1000, STX__STOLEN = 500 };       /* microseconds */
+enum { STX__SPIN = 200, STX__SPIN_CALLER = 1000, STX__STOLEN = 500, STX__ASK = 100 };       /* microseconds */
 enum { STX__BUSY = 1000, STX__BUSY_MOST = 4000, STX__WORTH_WAKING = 1 << 18 };                     /* loops; work */
 enum { STX__OPEN = 0x10000, STX__INSIDE = 0xffff, STX__EPOCH = 0x20000 };
 
@@ -2960,16 +2960,19 @@ static void stx__pause(void) {
 
 typedef struct stx__chunks { uint32_t chunks; char apart[60]; } stx__chunks;      /* first << 16 | end; a cache line each */
 typedef struct stx__worker { stx_ctx *x; struct stx__pool *pool; size_t me; stx__handle handle; } stx__worker;
-/* How often the system took the processor from this thread for another one; where it does not say, another number each time */
-static uint32_t stx__turns_lost(void) {
+/* Has the system taken the processor from this thread for another one since it was asked, with this lost, the last time? 1 where it does
+   not say */
+static int stx__turn_lost(uint32_t *lost) {
 #if defined(STX__PTHREADS) && defined(__linux__)
     struct rusage use;
+    uint32_t was = *lost;
     memset(&use, 0, sizeof use);
     (void)getrusage(1, &use);           /* RUSAGE_THREAD, which -std=c99 hides */
-    return (uint32_t)use.ru_nivcsw;
+    *lost = (uint32_t)use.ru_nivcsw;
+    return *lost != was;
 #else
-    static uint32_t asked;
-    return STX__ADD(&asked, 1);
+    (void)lost;
+    return 1;
 #endif
 }
 typedef struct stx__pool {
@@ -2979,7 +2982,7 @@ typedef struct stx__pool {
     int in_order;
     uint32_t word, asleep, caller_asleep, quit;
     uint32_t busy;                /* 500 more for each sign of other work, 1 less for each loop; from STX__BUSY on there is other work */
-    uint32_t late;                /* how often a thread lost its processor in a chunk that took long */
+    uint32_t late;                /* how often a thread lost its processor in chunks that took long, or just before them */
     stx__chunks *range;            /* (threads), the caller's first */
     stx__mutex mutex;
     stx__cond work, done;
@@ -3017,9 +3020,10 @@ static void stx__run_chunks(stx_ctx *x, stx__pool *q, size_t me) {
 static void stx__work(stx__worker *w) {
     stx_ctx *x = w->x;
     stx__pool *q = w->pool;
-    uint32_t word, seen = 0, lost = stx__turns_lost();
-    int64_t since = stx__now(), before = since, now;
+    uint32_t word, seen = 0, lost = 0;
+    int64_t since = stx__now(), before = since, asked = since, now;
     int spins = 0;
+    (void)stx__turn_lost(&lost);
     (void)stx__flush_on();
     for (;;) {
         word = STX__PEEK(&q->word);
@@ -3029,24 +3033,21 @@ static void stx__work(stx__worker *w) {
             seen = word / STX__EPOCH;
             since = stx__now();
             stx__run_chunks(x, q, w->me);
-            if (stx__now() - since > STX__STOLEN && stx__turns_lost() != lost) (void)STX__ADD(&q->late, 1);
+            if (stx__now() - since > STX__STOLEN && stx__turn_lost(&lost)) (void)STX__ADD(&q->late, 1);
             if (!(STX__ADD(&q->word, (uint32_t)-1) & (STX__OPEN | STX__INSIDE)) && STX__PEEK(&q->caller_asleep)) {
                 stx__lock(&q->mutex);
                 stx__unlock(&q->mutex);
                 stx__wake(&q->done);
             }
-            lost = stx__turns_lost();
             since = before = stx__now();
+            if (since - asked > STX__ASK) { (void)stx__turn_lost(&lost); asked = since; }
             spins = 0;
             continue;
         }
         stx__pause();
         if (++spins & 15) continue;
         now = stx__now();
-        if (now - before > STX__STOLEN && stx__turns_lost() != lost) {
-            lost = stx__turns_lost();
-            stx__seen_busy(q);
-        }
+        if (now - before > STX__STOLEN && stx__turn_lost(&lost)) stx__seen_busy(q);
         before = now;
         if (now - since < STX__SPIN && now >= since && STX__PEEK(&q->busy) < STX__BUSY) continue;
         stx__lock(&q->mutex);

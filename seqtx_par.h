@@ -1108,7 +1108,7 @@ STX_DEF int stx_par_cuts(stx_ctx *x, size_t *cut, double *total, const uint64_t 
     if (d.factor == 0) d.factor = 4;
     if (!K || K > STX_MAX_CLUSTERS) return stx__par_cuts_bad(x, "clusters", (double)K, "1 to 8");
     if (K > 1 && !cut) return stx__par_cuts_bad(x, "cut", 0, "room for clusters - 1 numbers");
-    if (N >= UINT32_MAX) return stx__par_cuts_bad(x, "the number of words", (double)N, "less than 2^32");
+    if (N >= UINT32_MAX) return stx__par_cuts_bad(x, "the number of words", (double)N, "less than 2^32 - 1");
     if (N < K) { stx_fail(x, STX_ERR_ARG, "stx_par_cuts: %zu words cannot be cut in %zu clusters", N, K); return 0; }
     if (d.cost < 0 || d.cost > STX_PAR_CUTS_TIME) return stx__par_cuts_bad(x, "cost", d.cost, "one of STX_PAR_CUTS_REF .. _TIME");
     if (d.cost != STX_PAR_CUTS_REF && (!d.dim || d.dim > (size_t)1 << 29)) return stx__par_cuts_bad(x, "dim", (double)d.dim, "1 to 2^29");

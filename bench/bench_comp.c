@@ -298,6 +298,7 @@ static const char usage[] =
     "bench_comp [options]: times the Compressive Transformer (sh bench/run.sh --only comp builds and runs it)\n"
     "  --only LIST        comp, or of comp-training,comp-generation\n"
     "  --config LIST      of small,example (default: all; with --quick small)\n"
+    "  --without LIST     contenders to leave out: of compiled,installed,bf16,peer\n"
     "  --quick            fewer rounds, places and models, about 2 minutes\n"
     "  --threads N        default: all\n"
     "  --rounds N         samples of each number (default 7 of training, 5 of generation)\n"

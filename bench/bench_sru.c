@@ -488,6 +488,7 @@ static const char usage[] =
     "bench_sru [options]: times SRU and SRU++ (sh bench/run.sh --only sru builds and runs it)\n"
     "  --only LIST        sru, or of sru-recurrence,sru-attention,sru-training,sru-generation\n"
     "  --config LIST      of tiny,small,fp32-small,base,sru: models of training and generation (default: all)\n"
+    "  --without LIST     contenders to leave out: of compiled,installed,bf16,peer\n"
     "  --quick            fewer rounds, shapes and models, about 2 minutes\n"
     "  --threads N        default: all\n"
     "  --rounds N         samples of each number (default 9 of the recurrence, 7 of training, 5 of generation)\n"

@@ -28,6 +28,7 @@
 # of half the length each.) txl128 and none tell what memory is worth at all. What compression itself costs is in the table besides.
 set -eu
 cd "$(dirname "$0")/.."
+export LC_ALL=C
 CC=${CC:-cc}
 layers=4 dim=256 heads=4 segment=128 batch=8 ratio=4 steps= seeds= document=8192 lr=0.001
 only=none,txl128,txl256,conv,mean,max,used,dilated,autoencode

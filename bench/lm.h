@@ -6,8 +6,8 @@
 
 static struct {
     int quick, threads, rounds, warmup, steps, batch;
-    const char *self, *data, *python, *python_plain, *peer, *work, *only, *config;
-} opt = {0, 0, 0, -1, 0, 0, NULL, NULL, NULL, NULL, NULL, ".", NULL, NULL};
+    const char *self, *data, *python, *python_plain, *peer, *work, *only, *config, *without;
+} opt = {0, 0, 0, -1, 0, 0, NULL, NULL, NULL, NULL, NULL, ".", NULL, NULL, ""};
 
 static inline int rounds(int usual) { return opt.rounds ? opt.rounds : opt.quick ? 3 : usual; }
 /* Is the name in a list with commas? */
@@ -53,10 +53,18 @@ static inline void params_save(stx_ctx *x, const stx_params *params, const char 
 // >>worker: a model in training, with the options, data and answers of bench/peers
 
 static struct {
-    int T, B, threads, steps, warmup, train, precision, no_update, radam, cosine, lr_warmup, max_iter, seed;
+    int T, B, threads, steps, warmup, train, precision, no_update, radam, cosine, lr_warmup, max_iter, seed, token_bytes;
     double lr, decay, clip;
     const char *data, *load, *save, *curve;
-} job = {128, 8, 0, 10, 0, -1, F32, 0, 0, 0, 0, 400000, 1, 3e-4, 0.1, 1, NULL, NULL, NULL, NULL};
+} job = {128, 8, 0, 10, 0, -1, F32, 0, 0, 0, 0, 400000, 1, 1, 3e-4, 0.1, 1, NULL, NULL, NULL, NULL};
+
+/* Number i of a file of --data: a byte, or a number of 32 bits */
+static inline int32_t token_at(const unsigned char *data, size_t i) {
+    int32_t v;
+    if (job.token_bytes == 1) return data[i];
+    memcpy(&v, data + 4 * i, sizeof v);
+    return v;
+}
 
 /* An option of the family's own: one of the three is not NULL. A flag (least -1) has no value. */
 typedef struct { const char *name; int *whole, least; double *real; const char **text; } lm_option;
@@ -107,7 +115,7 @@ static inline void trainee_create(trainee *t, stx_ctx *x) {
     if (!job.no_update) t->optim = stx_optim_create(t->lm.params, &od);
     t->state = t->lm.state_create(t->lm.model, t->B, 0);
     t->text = read_bytes(job.data, &n);
-    t->stream = n / t->B;
+    t->stream = n / (size_t)job.token_bytes / t->B;
     if (t->stream <= t->T) die("too few bytes for this batch and block");
     t->in = (int32_t *)malloc(2 * t->B * t->T * sizeof *t->in);
     if (!t->in) die("no memory");
@@ -127,8 +135,8 @@ static inline double trainee_step(trainee *t) {
     size_t b, i;
     for (b = 0; b < t->B; b++)
         for (i = 0; i < t->T; i++) {
-            t->in[b * t->T + i] = t->text[b * t->stream + t->at + i];
-            t->out[b * t->T + i] = t->text[b * t->stream + t->at + i + 1];
+            t->in[b * t->T + i] = token_at(t->text, b * t->stream + t->at + i);
+            t->out[b * t->T + i] = token_at(t->text, b * t->stream + t->at + i + 1);
         }
     stx_begin(t->x, STX_TRAIN);
     if (job.no_update) stx_params_zero_grad(t->lm.params);
@@ -243,8 +251,13 @@ enum { LM_OWN, LM_PEER, LM_PLAIN };         /* this program; PyTorch; PyTorch in
 /* own: further options of its own, up to a NULL */
 typedef struct { const char *name; double tolerance; int precision, compile, who; const char *own[4]; } lm_kind;
 
-/* Starts the n kinds of contenders but those that skip marks, all with the options `shared` (ends with a NULL), up to the end of their
-   first rounds. What memory one needs is guessed from those before it, for number `twice` double (-1: none). */
+/* Does --without leave it out? */
+static inline int lm_without(const lm_kind *k) {
+    return (k->compile && listed(opt.without, "compiled")) || (k->who == LM_PLAIN && listed(opt.without, "installed"))
+        || (k->who != LM_OWN && listed(opt.without, "peer")) || (k->precision == BF16 && listed(opt.without, "bf16"));
+}
+/* Starts the n kinds of contenders but those that skip or --without marks, all with the options `shared` (ends with a NULL), up to the
+   end of their first rounds. What memory one needs is guessed from those before it, for number `twice` double (-1: none). */
 static inline void lm_start(contender *c, const lm_kind *kind, int n, int twice, const int *skip, const char *what, char *const shared[]) {
     double largest = 0;
     int i, k;
@@ -252,7 +265,7 @@ static inline void lm_start(contender *c, const lm_kind *kind, int n, int twice,
         char *argv[MAX_ARGS], now[160];
         double want = 1.2 * largest * (i == twice ? 2 : 1);      /* all are in memory at once */
         int m = 0;
-        if (skip[i]) continue;
+        if (skip[i] || lm_without(&kind[i])) continue;
         c[i].name = kind[i].name;
         c[i].tolerance = kind[i].tolerance;
         if (want > available()) {
@@ -301,6 +314,19 @@ static inline int lm_parse(int argc, char **argv, const char *usage) {
         else if (!v) { fprintf(stderr, "%s: unknown option, or no value: %s\n%s", family.program, a, usage); return -1; }
         else if (!strcmp(a, "--only")) opt.only = v;
         else if (!strcmp(a, "--config")) opt.config = v;
+        else if (!strcmp(a, "--without")) {
+            const char *p;
+            size_t n;
+            for (p = v; *p; p += n + (p[n] == ',')) {
+                n = strcspn(p, ",");
+                if ((n != 8 || memcmp(p, "compiled", 8)) && (n != 9 || memcmp(p, "installed", 9)) && (n != 4 || (memcmp(p, "bf16", 4) &&
+                    memcmp(p, "peer", 4)))) {
+                    fprintf(stderr, "%s: --without %s: want some of compiled,installed,bf16,peer\n", family.program, v);
+                    return -1;
+                }
+            }
+            opt.without = v;
+        }
         else if (!strcmp(a, "--data")) opt.data = v;
         else if (!strcmp(a, "--python")) opt.python = v;
         else if (!strcmp(a, "--python-plain")) opt.python_plain = v;

@@ -1,10 +1,12 @@
 # long.sh - read by wikitext2.sh and par.sh in the repository's root: long runs that go on where they stopped, and their texts.
 # The script has set script (its name), out (the directory of its runs) and keeps the names run, running, now, began for these functions.
 
+LC_ALL=C        # numbers have points
+export LC_ALL
 refuse() { echo "$script: $*" >&2; exit 2; }
 # number OPTION VALUE: a whole number above 0; a word OPTION VALUE: what a file or a list may be called
 number() { case ${2:-} in ''|*[!0-9]*|0*) refuse "$1 wants a whole number" ;; esac; }
-word() { case ${2:-} in ''|*[!A-Za-z0-9_./,-]*) refuse "$1 wants a value" ;; esac; }
+word() { case ${2:-} in ''|-*|*[!A-Za-z0-9_./,-]*) refuse "$1 wants a value" ;; esac; }
 # bf16 products where the processor has them
 usual_precision() { if grep -Eq 'avx512_bf16|amx_bf16' /proc/cpuinfo 2>/dev/null; then echo bf16; else echo f32; fi; }
 
@@ -21,9 +23,13 @@ account() {
     echo $((wall + $(date +%s) - since)) $((spent + (now - began + 50) / 100)) $((stops + $1)) $unknown >"$run.spent"
     rm -f "$run.began"
 }
-# At the end of the script: the run that goes on is stopped (it saves), and its time kept
+# At the end of the script: the run that goes on is stopped (it saves), and its time kept. A Ctrl-C it has had itself, and a second signal
+# would end it at once.
+signal=
 stopped() {
     [ -n "$running" ] || return 0
+    waited=0
+    while [ "$signal" = INT ] && [ $waited -lt 60 ] && kill -0 "$running" 2>/dev/null; do sleep 1; waited=$((waited + 1)); done
     kill "$running" 2>/dev/null || :
     wait "$running" || :
     account 1
@@ -41,7 +47,8 @@ timed() {
     began=$now since=$(date +%s)
     echo "$since" >"$run.began"
     trap stopped EXIT
-    trap 'exit 130' INT TERM
+    trap 'signal=INT; exit 130' INT
+    trap 'signal=TERM; exit 143' TERM
     "$@" >"$run.txt" 2>>"$run.err" &
     running=$!
     wait "$running" || code=$?
@@ -62,6 +69,14 @@ build() {
     $CC -std=c99 ${CFLAGS:--O3} -pthread examples/train_par.c -o "$out/train_par.$$" -lm
     mv "$out/train_par.$$" "$out/train_par"
 }
+# same NAME FILE..: are these files those that the runs in out began with? Asked before anything is linked to them
+same() {
+    name=$1
+    shift
+    sums=$(sum "$@")
+    if [ -f "$out/text/$name" ] && [ "$sums" != "$(cat "$out/text/$name")" ]; then refuse "$out has runs with other texts than those of $DATA: give another --out"; fi
+    echo "$sums" >"$out/text/$name"
+}
 # texts: out/text/{train,valid,test}.txt are those of DATA
 texts() {
     for part in train valid test; do
@@ -70,6 +85,7 @@ texts() {
     DATA=$(cd "$DATA" && pwd -P)
     mkdir -p "$out/text"
     [ "$DATA" != "$(cd "$out/text" && pwd -P)" ] || refuse "$DATA is of this script's own making: give another --out"
+    same sums "$DATA/train.txt" "$DATA/valid.txt" "$DATA/test.txt"
     for part in train valid test; do ln -sf "$DATA/$part.txt" "$out/text/$part.txt"; done
 }
 # pieces N [OPTION..]: out/text/pieces.vocab and out/text/ids/, the texts as numbers of N pieces, by SentencePiece's library; or, with
@@ -81,6 +97,7 @@ pieces() {
         for file in pieces.vocab ids/train.txt ids/valid.txt ids/test.txt; do
             [ -r "$DATA/$file" ] || refuse "--ids: $DATA/$file cannot be read (examples/get_data.sh wikitext-2-pieces makes it)"
         done
+        same sums-of-ids "$DATA/pieces.vocab" "$DATA/ids/train.txt" "$DATA/ids/valid.txt" "$DATA/ids/test.txt"
         ln -sf "$DATA/pieces.vocab" "$out/text/pieces.vocab"
         mkdir -p "$out/text/ids"
         for part in train valid test; do ln -sf "$DATA/ids/$part.txt" "$out/text/ids/$part.txt"; done

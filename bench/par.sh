@@ -264,8 +264,8 @@ words_in() { [ ! -r "$out/text/$1.txt" ] || tokens "$out/text/$1.txt"; }
 {
     echo "# Orders of blocks, $(date +%Y-%m-%d)"
     echo
-    echo "- machine: $cpu, $cores cores, ${vector:-no vector flags known}"
-    echo "- command: \`$command\`; commit: $commit"
+    echo "- machine and commit of the runs:$(for f in $all; do printf ' %s, %s;\n' "$(text machine "$f")" "$(text commit "$f")"; done | sort -u | tr -d '\n')"
+    echo "- command of this report: \`$command\`"
     echo "- settings, checksums and sizes of the texts: \`$(cat "$out/settings")\`"
     awk -v valid_words="$(words_in valid)" -v test_words="$(words_in test)" -v inherit="$inherit" '
         function text(key) { return match($0, "\"" key "\":\"[^\"]*") ? substr($0, RSTART + length(key) + 4, RLENGTH - length(key) - 4) : "" }

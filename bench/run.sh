@@ -1,7 +1,7 @@
 #!/bin/sh
-# run.sh [--record] [--quick] [options of bench.c, bench_sru.c and bench_comp.c] - builds and runs the benchmarks (bench/README.md):
-# bench.c, bench_sru.c, bench_comp.c, each with a report of its own; --only says which, and of which the sections. (Training curves:
-# bench/curve.sh in float and bfloat16, bench/curve_sru.sh and bench/curve_comp.sh beside PyTorch's.)
+# run.sh [--record] [--quick] [options of bench.c and bench_*.c] - builds and runs the benchmarks (bench/README.md):
+# bench.c, bench_sru.c, bench_comp.c, bench_par.c, each with a report of its own; --only says which, and of which the sections. (Training
+# curves: bench/curve.sh in float and bfloat16, bench/curve_sru.sh and bench/curve_comp.sh beside PyTorch's.)
 # Environment: CC (cc), CFLAGS (-O3), DATA=FILE (text), PYTHON (a python3 with torch), CBLAS=none (no CBLAS) or
 # what to link for one (default: -lopenblas, -lcblas, -lblas, whichever is there).
 set -eu
@@ -22,22 +22,23 @@ for a in "$@"; do
     if [ "$a" = --record ]; then record=1; continue; fi
     case $a in
     --help)
-        echo "sh bench/run.sh [--record] [options]; --record writes bench/results/DATE-MACHINE.md, DATE-MACHINE-sru.md and DATE-MACHINE-comp.md"
-        for f in bench/bench.c bench/bench_sru.c bench/bench_comp.c; do sed -n '/^static const char usage/,/;$/s/^ *"\(.*\)\\n".*/\1/p' $f; done
+        echo "sh bench/run.sh [--record] [options]; --record writes bench/results/DATE-MACHINE.md, and -sru.md, -comp.md, -par.md"
+        for f in bench/bench.c bench/bench_sru.c bench/bench_comp.c bench/bench_par.c; do sed -n '/^static const char usage/,/;$/s/^ *"\(.*\)\\n".*/\1/p' $f; done
         exit 0 ;;
     *[!A-Za-z0-9_./,=+-]*) echo "run.sh: an option with odd characters: $a" >&2; exit 2 ;;
     esac
     if [ "$last" = --only ]; then only=$a; elif [ "$a" != --only ]; then args="$args $a"; fi
     last=$a
 done
-# Sections of bench.c, bench_sru.c and bench_comp.c, each with commas before
-attn= sru= comp=
-[ "$only" != all ] || only=gemm,attention,context,training,generation,sru,comp
+# Sections of bench.c, bench_sru.c, bench_comp.c and bench_par.c, each with commas before
+attn= sru= comp= par=
+[ "$only" != all ] || only=gemm,attention,context,training,generation,sru,comp,par
 for a in $(echo "$only" | tr , ' '); do
     case $a in
     gemm|attention|context|training|generation) attn="$attn,$a" ;;
     sru|sru-recurrence|sru-attention|sru-training|sru-generation) sru="$sru,$a" ;;
     comp|comp-training|comp-generation) comp="$comp,$a" ;;
+    par|par-training|par-generation) par="$par,$a" ;;
     *) echo "run.sh: --only $a: there is no such section (--help)" >&2; exit 2 ;;
     esac
 done
@@ -50,6 +51,7 @@ libs=
 [ -z "$attn" ] || compile bench/bench.c "$work/bench"
 [ -z "$sru" ] || compile bench/bench_sru.c "$work/bench_sru"
 [ -z "$comp" ] || compile bench/bench_comp.c "$work/bench_comp"
+[ -z "$par" ] || compile bench/bench_par.c "$work/bench_par"
 
 # A CBLAS, if there is one that is worth it. Old OpenBLAS takes new AMD processors for ones without AVX-512; a contender gets
 # its best kernels (the report names them), here and inside PyTorch.
@@ -137,3 +139,4 @@ report() {      # PROGRAM WHAT RESULTS ARGUMENTS..
 if [ -n "$attn" ]; then report "$work/bench" "" "" --only "${attn#,}" $cblas ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/attn_span_torch.py}; fi
 if [ -n "$sru" ]; then report "$work/bench_sru" " of SRU" -sru --only "${sru#,}" ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/sru_torch.py}; fi
 if [ -n "$comp" ]; then report "$work/bench_comp" " of the Compressive Transformer" -comp --only "${comp#,}" ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/compressive_torch.py}; fi
+if [ -n "$par" ]; then report "$work/bench_par" " of Transformer-XL and PAR" -par --only "${par#,}" ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/par_torch.py}; fi

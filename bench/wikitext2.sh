@@ -146,6 +146,7 @@ done
             ours = words["valid"] == 217646 && words["test"] == 245569
             theirs["valid"] = 314913; theirs["test"] = 357981
             split(spent, t, " ")
+            if (!last) { print "- no step is in the log yet"; exit }
             printf "- time: %s by the clock (%s of the processor), evaluations and saving in it, %d times interrupted%s;\n", duration(t[1]), duration(t[2]), t[3],
                 t[4] ? sprintf("; %d times it ended so that its seconds are not known and not in it", t[4]) : ""
             printf "  %.1f ms a step of %d pieces by that, %.1f ms by the log without evaluations; peak memory %.0f MiB\n", 1000 * t[1] / last, each, 1000 * took / last, peak / 1048576
@@ -162,6 +163,7 @@ done
             split("noise soft argmax", gate, " ")
             for (j = 2; j <= 3 && rows; j++) { p = part[j]; r = ours ? pieces[p] / theirs[p] : 0
                 for (i = 1; i <= 3; i++) { key = gate[i] " " p
+                    if (!(key in loss)) continue
                     printf "| %s | %s | %.2f | %.2f | %s | %.1f |\n", p, gate[i], mean[key], exp(loss[key]),
                         r ? sprintf("%.2f | %.2f", exp(log(mean[key]) * r), exp(loss[key] * r)) : "- | -", exp(loss[key] * pieces[p] / words[p]) }
                 if (ours && p == "valid")

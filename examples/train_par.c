@@ -883,8 +883,8 @@ static int same_network(tr_lm *t, const stx_file *f) {
     for (i = 0; config && i < sizeof meaning / sizeof *meaning; i++) {
         tr_value(tr_find_option(&options, meaning[i], strlen(meaning[i])), ours);
         if (tr_json_find(config, meaning[i], theirs, sizeof theirs) == 1 && strcmp(theirs, ours))
-            return tr_fail(t->err, TR_ERR, "--inherit %.300s: its weights were made with --%s %s, here it is %s: give the same", opt.inherit,
-                           meaning[i], theirs, ours);
+            return tr_fail(t->err, TR_ERR, "--inherit %.300s: its weights were made with --%s %s, here it is %s: give the same",
+                           opt.inherit, meaning[i], theirs, ours);
     }
     return 1;
 }
@@ -987,10 +987,10 @@ static int all_count(tr_lm *t) {
         {"div-val", opt.words_out == 1, "--words-out adaptive"},
         {"divide-all", opt.pad_id >= 0, "a --pad-id"},
         {"init-std", !opt.init, "--init xl"},
-        {"proj-init-std", !opt.init, "--init xl"},
+        {"proj-init-std", !opt.init && (opt.words_out == 1 || opt.adaptive_in), "--init xl of adaptive words"},
         {"momentum", opt.optim == 3, "--optim sgd"},
         {"lr-min", opt.schedule == 1 || opt.schedule == 3, "--schedule cosine and xl-cosine"},
-        {"lr-start", opt.schedule < 4, "another --schedule than reference"},
+        {"lr-start", opt.schedule < 4 && opt.lr_warmup, "an --lr-warmup, and another --schedule than reference"},
         {"inherit", !opt.lm.no_train, "training, not for --no-train"},
         {"arch-lr", opt.arch_optim > 0, "an --arch-optim of its own"},
         {"arch-weight-decay", opt.arch_optim > 0, "an --arch-optim of its own"},

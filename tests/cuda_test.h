@@ -99,6 +99,7 @@ static inline void cuda_orders(const char *name, cuda_case run, void *user) {
         if (!k) first = h;
         else CHECK(h == first, "%s: run %d gives other bits than the first", name, k);
 #ifdef SEQTX_CUDA_HOST
+        cuda_host_check();
         CHECK(cuda_host_reports() == reports, "%s: the shim reports %ld violations", name, (long)(cuda_host_reports() - reports));
 #endif
     }
@@ -106,5 +107,13 @@ static inline void cuda_orders(const char *name, cuda_case run, void *user) {
     cuda_host_order(0, 0, 1);
     cuda_host_fill(0xff);
 #endif
+}
+/* The end of a test: what the shim has seen since it began fails it */
+static inline int cuda_test_end(void) {
+#ifdef SEQTX_CUDA_HOST
+    cuda_host_check();
+    CHECK(cuda_host_reports() == 0, "the shim reports %ld violations", (long)cuda_host_reports());
+#endif
+    return test_end();
 }
 #endif

@@ -298,7 +298,8 @@ static stx_ctx *cpu, *gpu[2];      /* float, bf16 */
 static const int versions[] = {1, 3, 2, 4};          /* see stx_cuda_attention; 4 differs from 2 in bf16 only */
 static size_t versions_of(int half) { return half ? 4 : 3; }
 
-static void one_case(const attn *c, int half, int add) {
+/* which: bits of the versions to run */
+static void one_case(const attn *c, int half, int add, unsigned which) {
     data d;
     float **got;
     size_t v;
@@ -306,6 +307,7 @@ static void one_case(const attn *c, int half, int add) {
     got = outputs(&d);
     on_cpu(cpu, &d);
     for (v = 0; v < versions_of(half); v++) {
+        if (!(which >> v & 1)) continue;
         on_gpu(gpu[half], &d, versions[v], 0, got);
         compare(&d, got, half, versions[v], 0);
     }
@@ -807,8 +809,8 @@ static void refused(void) {
 }
 
 int main(int argc, char **argv) {
-    int half, only = argc < 2 ? -1 : !strcmp(argv[1], "short") ? 0 : atoi(argv[1]);      /* one section; short: the table of cases
-                                                                                            (sanitizers) */
+    /* one section; short, for sanitizers: the table of cases, each by one version in float and by one in bfloat16 */
+    int half, brief = argc > 1 && !strcmp(argv[1], "short"), only = argc < 2 ? -1 : brief ? 0 : atoi(argv[1]);
     size_t i;
     cpu = cuda_ctx(STX_CPU, STX_PREC_F32);
     gpu[0] = cuda_ctx(STX_CUDA, STX_PREC_F32);
@@ -820,12 +822,14 @@ int main(int argc, char **argv) {
         }
     for (half = 0; half < 2; half++) {
         test_state = 20250;
-        if (only < 0 || only == 0) for (i = 0; i < TABLE; i++) one_case(table + i, half, (int)(i % 3 == 1));
+        if (only < 0 || only == 0) for (i = 0; i < TABLE; i++)
+            one_case(table + i, half, (int)(i % 3 == 1), brief ? 1u << (i + (size_t)half) % versions_of(half) : 15);
         if (only < 0 || only == 1) for (i = 0; i < 60; i++) {
             attn c = random_case();
             if (i >= 40) c.pad = 1 + (int)(i % 4);
             if (c.pad && c.N == 1) c.N = 2;         /* a vector alone: its gradient is what rounding leaves of 0 */
-            one_case(&c, half, (int)(i % 2));
+            /* version 0 with memory or without, the fused kernels */
+            one_case(&c, half, (int)(i % 2), (i / 2 + i / 4 + (size_t)half) % 2 ? 14 : 13);
         }
         padded_op(half);
         served(half);
@@ -843,5 +847,5 @@ int main(int argc, char **argv) {
         printf("\n");
     }
     stx_destroy(cpu); stx_destroy(gpu[0]); stx_destroy(gpu[1]);
-    return test_end();
+    return cuda_test_end();
 }

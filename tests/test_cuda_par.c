@@ -588,9 +588,5 @@ int main(int argc, char **argv) {
     if (PART("generation")) test_generation();
     if (PART("refused")) test_refused();
     stx_destroy(cx);
-#ifdef SEQTX_CUDA_HOST
-    cuda_host_check();
-    CHECK(cuda_host_reports() == 0, "the shim reports %ld violations", (long)cuda_host_reports());
-#endif
-    return test_end();
+    return cuda_test_end();
 }

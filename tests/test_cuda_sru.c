@@ -148,9 +148,11 @@ static void test_options(void) {
         s.dxr = (int)(n % 3); s.xr = n % 8 != 6; s.dv = s.v && n % 10 != 3; s.dc0 = s.c0 != 0;
         compare(&s);
     }
-    for (n = 0; n < 384; n++) {             /* all options at sizes that go in pieces of 16 bytes, and at one that does not */
+    for (n = 0; n < 384; n++) {             /* all options at sizes that go in pieces of 16 bytes, and at one that does not: any but one
+                                               of the seven options together in each precision, all seven in one of the two */
         shape s = base;
-        if ((brief && n % 13) || (off && n % 3 != 1)) continue;
+        size_t options = n / 2 % 2 + n / 4 % 2 + n / 8 % 2 + n / 16 % 2 + n / 32 % 2 + n / 64 % 3 + n / 192;
+        if ((options + off + (size_t)half) % 2 || (brief && n % 13) || (off && n % 3 != 1)) continue;
         s.B = 2; s.T = (n % 13 < 4 ? 65 : 33) + n % 7; s.H = n % 12 == 5 ? 37 : n % 2 ? 40 : 72; s.D = 1 + n / 2 % 2; s.k = 3 + n / 4 % 2;
         s.tanh = (int)(n / 8 % 2); s.V = (int)(n / 16 % 2); s.v = (int)(n / 32 % 2); s.pad = (int)(n / 64 % 3); s.xr = n / 192 % 2 == 0;
         s.dxr = (int)(n % 3);
@@ -176,7 +178,7 @@ static void test_columns(void) {
     int v;
     few.H = FEW;
     s.T = few.T = SHORT;
-    for (v = 0; v < 2 && !brief && !off; v++) {
+    for (v = half; v <= half && !brief && !off; v++) {      /* without v, which float has, forward is a scan of few columns */
         s.v = few.v = s.dv = few.dv = v;
         recurrence_make(&w, &s);
         recurrence_make(&t, &few);
@@ -309,6 +311,7 @@ static void test_rezero(void) {
     static const size_t sizes[] = {1, 3, 4, 33, 1000, 4099, 70001};
     size_t k;
     int add;
+    test_state = 88172645463325252u;        /* the same numbers, whatever came before: large sums cancel by chance */
     for (k = 0; k < COUNT(sizes); k++) {
         size_t n = sizes[k];
         arr y = arr_of(n, 1, 0, N_), h = arr_of(n, 1, 0, N_), f = arr_of(n, 1, 0, N_), alpha = arr_of(1, 1, 0, P_), df = arr_of(n, 1, 0,
@@ -359,9 +362,5 @@ int main(int argc, char **argv) {
     }
     test_refused();
     stx_destroy(cx);
-#ifdef SEQTX_CUDA_HOST
-    cuda_host_check();
-    CHECK(cuda_host_reports() == 0, "the shim reports %ld violations", (long)cuda_host_reports());
-#endif
-    return test_end();
+    return cuda_test_end();
 }

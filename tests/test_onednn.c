@@ -48,7 +48,7 @@ static void product(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, s
             for (j = 0; j < N; j++) {
                 size_t at = e * M * N + i * N + j;
                 double s;
-                if (at % (size_t)each) continue;
+                if ((i + j) % (size_t)each && i + 1 < M && j + 1 < N) continue;
                 s = (beta ? (double)C0[at] : 0) + stx_gemm_plain(&g, e, i, j);
                 if (!(fabs((double)C1[at] - s) <= worst)) worst = fabs((double)C1[at] - s);
                 if (!(fabs((double)C3[at] - s) <= worst)) worst = fabs((double)C3[at] - s);
@@ -78,11 +78,12 @@ int main(void) {
         before = plans(many);
         each = 1;
         products(one, many);
-        each = 7;                     /* the same products again: plans that are found, then all sizes by oneDNN */
+        each = 7;                     /* the same products again: plans that are found */
         CHECK(!many->dnnl || plans(many) > before, "oneDNN was not used");
         before = plans(many);
         products(one, many);
         CHECK(plans(many) == before, "the same shapes again, and %d prepared products become %d", before, plans(many));
+        each = 1;                     /* all sizes by oneDNN */
         if (one->dnnl) one->dnnl->from = many->dnnl->from = 1;
         products(one, many);
         if (precision == STX_PREC_F32) gemm_check(one, many);      /* thousands of shapes: plans are given up, too */

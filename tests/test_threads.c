@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -168,11 +169,25 @@ static uint32_t signs(int nap_ms, int loops) {
 }
 static int stop;
 static void *burn(void *unused);
+/* Does this system count turns that are lost (sandboxes say 0)? The processor is shared with a busy loop. */
+static int counts_turns(void) {
+    struct rusage before, after;
+    struct timespec from, now;
+    memset(&before, 0, sizeof before);
+    memset(&after, 0, sizeof after);
+    getrusage(RUSAGE_THREAD, &before);
+    clock_gettime(CLOCK_MONOTONIC, &from);
+    do {
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        getrusage(RUSAGE_THREAD, &after);
+    } while (after.ru_nivcsw == before.ru_nivcsw && now.tv_sec - from.tv_sec < 3);
+    return after.ru_nivcsw != before.ru_nivcsw;
+}
 static void other_work(void) {
     cpu_set_t all, one;
     pthread_t foreign;
     uint32_t most = 1;
-    int i;
+    int i, turns;
     for (i = 0; i < 30 && most; i++) most = signs(40, 3);        /* again: this machine may have other work */
     CHECK(!most, "a thread that slept in a loop counts as other work on the machine");
     if (sched_getaffinity(0, sizeof all, &all)) return;
@@ -182,10 +197,11 @@ static void other_work(void) {
     CHECK(!sched_setaffinity(0, sizeof one, &one), "cannot be bound to a processor");
     __atomic_store_n(&stop, 0, __ATOMIC_RELAXED);
     CHECK(!pthread_create(&foreign, NULL, burn, NULL), "no thread");
-    for (i = 0; i < 30 && !most; i++) most = signs(0, 3);
+    turns = counts_turns();
+    for (i = 0; i < 30 && !most && turns; i++) most = signs(0, 3);
     __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
     pthread_join(foreign, NULL);
-    CHECK(most, "a busy loop on the only processor was not seen");
+    CHECK(most || !turns, "a busy loop on the only processor was not seen");
     sched_setaffinity(0, sizeof all, &all);
 }
 #else

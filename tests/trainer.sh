@@ -251,7 +251,7 @@ variant "compact bytes" --data ../t.txt $full --tokens bytes-compact
 variant "two threads" --data ../t.txt $full --threads 2
 variant "recompute" --data ../t.txt $full --recompute
 mkdir plain
-good "without recompute" plain --checkpoint run.st --data ../t.txt $full --steps 40
+good "without recompute" plain --checkpoint run.st --data ../t.txt $full --steps 50
 check "recompute changes no bit" same_state plain/run.st v1/run.st
 # bfloat16 products: the checkpoint says so, and a run goes on as it began
 mkdir bf16
@@ -267,17 +267,17 @@ else
     good "bf16: evaluated in float" bf16 --checkpoint run.st --data ../t.txt --eval-only --log f32.jsonl --threads 1 --precision f32
     check "bf16: the two evaluations agree to 0.02" awk -v a="$(head -n 1 bf16/bf16.jsonl | field loss)" -v b="$(head -n 1 bf16/f32.jsonl | field loss)" 'BEGIN { exit !(a > 0 && b > 0 && a - b < 0.02 && b - a < 0.02) }'
     cp bf16/run.st keep.st
-    run bf16 --checkpoint run.st --data ../t.txt $full --steps 40 --precision f32
+    run bf16 --checkpoint run.st --data ../t.txt $full --steps 50 --precision f32
     check "bf16: training does not go on in float: exit code 2, not $rc" [ $rc -eq 2 ]
     check "bf16: the message says why: $(cat err)" grep -q -e '--precision is f32 here.*bf16 in the checkpoint' err
     check "bf16: the checkpoint is as it was" cmp keep.st bf16/run.st
-    good "bf16: goes on without the option" bf16 --checkpoint run.st --data ../t.txt $full --steps 40
+    good "bf16: goes on without the option" bf16 --checkpoint run.st --data ../t.txt $full --steps 50
     check "bf16: as it would have" cmp v1/run.st bf16/run.st
 fi
 mkdir other
-good "another seed" other --checkpoint run.st --data ../t.txt $full --steps 40 --seed 2
+good "another seed" other --checkpoint run.st --data ../t.txt $full --steps 50 --seed 2
 check "another seed gives another run" differ plain/run.st other/run.st
-good "another seed, resumed without it" other --checkpoint run.st --data ../t.txt --steps 45 --threads 1
+good "another seed, resumed without it" other --checkpoint run.st --data ../t.txt --steps 55 --threads 1
 check "which the checkpoint remembers" [ "$(meta other/run.st seed)" = 2 ]
 family_more
 

@@ -285,7 +285,7 @@ family_bad() {
     refused '--inherit.*no such file' $t $tiny $new --pattern sf --inherit nothing.st
     refused '--inherit.*vocabulary' $t $tiny $new --pattern sf --inherit chars.st
     refused '--inherit' $t $tiny $new --pattern sf --inherit good.st --hid-sz 32
-    for more in "nheads 1" norm-before "emb-scale 2" full-scale attn-relu; do
+    for more in "nheads 1" norm-before "norm-eps 0.01" "emb-scale 2" "sines reference" full-scale attn-relu; do
         refused "--inherit good.st: its weights were made with --${more%% *} " $t $tiny $new --pattern sf --inherit good.st --$more
     done
     refused '--picture.*--log' $t $tiny --steps 3 --picture x.svg

@@ -47,7 +47,8 @@
 
 typedef uintptr_t word;
 enum { WARP = 32, MAX_THREADS = 1024, PAGE = 4096, GUARD = 17 * PAGE, HUGE = 2 << 20, ZONE = 256, SHARED_STATIC = 48 << 10,
-    SHARED_MAX = 227 << 10, REPORTS_PRINTED = 40 };
+    SHARED_MAX = 227 << 10, REPORTS_PRINTED = 40,
+    AT_ONCE = 64 };
 static const word DEVICE_RANGE = (word)64 << 30;
 static const uint32_t CANARY = 0xFFF5FFF5u;     /* NaN as a float, as two bf16 and, doubled, as a double */
 
@@ -99,6 +100,8 @@ static struct {
     word lo, next;                      /* the range, and where the next allocation is tried */
     int open;
     word open_lo, open_hi;
+    size_t unchecked;           /* see check_after_kernels */
+    int written;                /* a kernel ran since the canaries were looked at */
     int handler, in_callback;
     struct sigaction old_segv, old_bus;
     cudaError_t sticky;
@@ -326,10 +329,19 @@ static void check_zones(word p, const allocation &a) {
 }
 extern "C" void cuda_host_check(void) {
     LOCK;
+    G.written = 0;
+    G.unchecked = 0;
     if (live().empty()) return;
     device_open();
     for (auto &i : live()) check_zones(i.first, i.second);
     device_close();
+}
+/* At a synchronisation: only kernels can break canaries, for copies and products are held to their allocations. Where there are more than
+   AT_ONCE allocations not each one looks: a broken zone stays broken until a later one, or cudaFree, does. */
+static void check_after_kernels(void) {
+    if (!G.written) return;
+    G.unchecked += AT_ONCE;
+    if (G.unchecked >= live().size()) cuda_host_check();
 }
 /* The live allocation that holds [p, p + bytes), or NULL. */
 static const allocation *find_device(const void *p, size_t bytes) {
@@ -955,7 +967,17 @@ static void make_stacks(void) {
         if (mprotect(p, G.stack_bytes, PROT_READ | PROT_WRITE)) { fprintf(stderr, "cuda_host: no memory for stacks\n"); abort(); }
     }
 }
-static void run_block(uint3 block, const dim3 &dim) {
+/* What all blocks of a launch have alike */
+static void number_threads(const dim3 &dim) {
+    for (unsigned i = 0; i < G.threads; i++) {
+        fiber &f = G.fibers[i];
+        f.id.index.x = i % dim.x; f.id.index.y = i / dim.x % dim.y; f.id.index.z = i / dim.x / dim.y;
+        f.id.lane = i % WARP;
+        f.number = i;
+        f.w = &G.warps[i / WARP];
+    }
+}
+static void run_block(uint3 block) {
     G.place.block = block;
     G.exited = G.at_barrier = 0;
     G.stopped = 0;
@@ -963,10 +985,6 @@ static void run_block(uint3 block, const dim3 &dim) {
     shared_begin();
     for (unsigned i = 0; i < G.threads; i++) {
         fiber &f = G.fibers[i];
-        f.id.index.x = i % dim.x; f.id.index.y = i / dim.x % dim.y; f.id.index.z = i / dim.x / dim.y;
-        f.id.lane = i % WARP;
-        f.number = i;
-        f.w = &G.warps[i / WARP];
         f.state = READY;
         f.copies = 0; f.group = 0;
         f.sp = NULL;
@@ -1005,6 +1023,7 @@ static void run_kernel(const cuda_host_kernel &k) {
     if (G.sticky) return;
     deliver();
     G.launches++;
+    G.written = 1;
     if (G.fail_launch && --G.fail_launch == 0) { G.sticky = last_error = cudaErrorLaunchFailure; return; }
 #ifdef HOST_ASAN
     if (!host_stack) {
@@ -1027,13 +1046,14 @@ static void run_kernel(const cuda_host_kernel &k) {
     G.threads = k.block.x * k.block.y * k.block.z;
     G.smem = k.smem;
     make_stacks();
+    number_threads(k.block);
     G.launch_error = cudaSuccess;
     cuda_host_where = &G.place;
     device_open();
     for (uint64_t n = 0; n < blocks && !G.launch_error; n++) {
         uint64_t i = !order.empty() ? order[(size_t)n] : G.block_order == CUDA_HOST_DESCENDING ? blocks - 1 - n : n;
         uint3 b = { (unsigned)(i % k.grid.x), (unsigned)(i / k.grid.x % k.grid.y), (unsigned)(i / k.grid.x / k.grid.y) };
-        run_block(b, k.block);
+        run_block(b);
     }
     device_close();
     G.kernel = NULL;
@@ -1168,7 +1188,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     if (cudaError_t e = unsafe_call()) return fail(e);
     G.syncs++;
     deliver();
-    cuda_host_check();
+    check_after_kernels();
     return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t s) {
@@ -1186,7 +1206,7 @@ cudaError_t cudaDeviceSynchronize(void) {
     }
     G.syncs++;
     deliver();
-    cuda_host_check();
+    check_after_kernels();
     return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned int flags) {
@@ -1230,7 +1250,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     if (cudaError_t error = unsafe_call()) return fail(error);
     G.syncs++;
     deliver();
-    cuda_host_check();
+    check_after_kernels();
     return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t e) {
@@ -1603,7 +1623,7 @@ static cudaError_t copy_rows(const char *call, void *dst, size_t dpitch, const v
         deliver();
         for (size_t i = 0; i < height; i++) memmove((char *)dst + i * dpitch, (const char *)src + i * spitch, width);
     });
-    if (blocking) cuda_host_check();
+    if (blocking) check_after_kernels();
     return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t n, enum cudaMemcpyKind kind) {
