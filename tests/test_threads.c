@@ -141,6 +141,9 @@ static void woken(void) {
     stx_destroy(x);
 }
 
+static int stop;
+static void *burn(void *unused) { while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {} return unused; }
+
 #if defined(__linux__) && !defined(TEST_TSAN)
 /* >>other work: a thread that sleeps in its chunk, as one does whose processor a virtual machine's host has taken, is none; threads of
    others on the same processor are */
@@ -167,8 +170,6 @@ static uint32_t signs(int nap_ms, int loops) {
     stx_destroy(x);
     return most;
 }
-static int stop;
-static void *burn(void *unused);
 /* Does this system count turns that are lost (sandboxes say 0)? The processor is shared with a busy loop. */
 static int counts_turns(void) {
     struct rusage before, after;
@@ -205,7 +206,6 @@ static void other_work(void) {
     sched_setaffinity(0, sizeof all, &all);
 }
 #else
-static int stop;
 static void other_work(void) {}
 #endif
 
@@ -232,7 +232,6 @@ static void train(int threads, stx_real *out, size_t *n) {
         k++) out[(*n)++] = m->params->tensor[i]->data[k];
     stx_destroy(x);
 }
-static void *burn(void *unused) { while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {} return unused; }
 static void repeats(void) {
     enum { MOST = 1 << 18 };
     stx_real *a = (stx_real *)malloc(MOST * sizeof *a), *b = (stx_real *)malloc(MOST * sizeof *b);
