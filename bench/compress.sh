@@ -28,11 +28,11 @@
 # of half the length each.) txl128 and none tell what memory is worth at all. What compression itself costs is in the table besides.
 set -eu
 cd "$(dirname "$0")/.."
-export LC_ALL=C
 CC=${CC:-cc}
 layers=4 dim=256 heads=4 segment=128 batch=8 ratio=4 steps= seeds= document=8192 lr=0.001
 only=none,txl128,txl256,conv,mean,max,used,dilated,autoencode
-out= threads=0 precision= keep= quick= report= record= command="sh bench/compress.sh"
+script=compress.sh out= threads=0 precision= keep= quick= report= record= command="sh bench/compress.sh"
+. bench/long.sh
 while [ $# -gt 0 ]; do
     command="$command $1"
     case $1 in
@@ -42,14 +42,14 @@ while [ $# -gt 0 ]; do
     --report) report=1 ;;
     --record) record=1 ;;
     --steps|--seeds|--threads|--dim|--segment)
-        case ${2:-} in ''|*[!0-9]*|0) echo "compress.sh: $1 wants a whole number" >&2; exit 2 ;; esac
+        number "$1" "${2:-}"
         case $1 in --steps) steps=$2 ;; --seeds) seeds=$2 ;; --dim) dim=$2 ;; --segment) segment=$2 ;; *) threads=$2 ;; esac
         command="$command $2"; shift ;;
     --only|--out|--precision)
-        case ${2:-} in ''|*[!A-Za-z0-9_./,-]*) echo "compress.sh: $1 wants a value" >&2; exit 2 ;; esac
+        word "$1" "${2:-}"
         case $1 in --only) only=$2 ;; --out) out=$2 ;; *) precision=$2 ;; esac
         command="$command $2"; shift ;;
-    *) echo "compress.sh: unknown option $1 (--help)" >&2; exit 2 ;;
+    *) refuse "unknown option $1 (--help)" ;;
     esac
     shift
 done
@@ -59,11 +59,8 @@ if [ -n "$quick" ]; then
 fi
 steps=${steps:-5000} seeds=${seeds:-3} out=${out:-build/compress}
 mkdir -p "$out"
-if [ -z "$precision" ]; then
-    precision=f32
-    if grep -Eq 'avx512_bf16|amx_bf16' /proc/cpuinfo 2>/dev/null; then precision=bf16; fi
-fi
-case $precision in f32|bf16) ;; *) echo "compress.sh: --precision $precision: f32 or bf16" >&2; exit 2 ;; esac
+precision=${precision:-$(usual_precision)}
+case $precision in f32|bf16) ;; *) refuse "--precision $precision: f32 or bf16" ;; esac
 
 # The memory of a configuration: sets M, C and options
 memory() {
@@ -76,22 +73,8 @@ memory() {
     mean|max|used) C=$segment options="--compress $1 --aux none" ;;
     dilated) C=$segment options="--compress dilated --aux attention" ;;
     autoencode) C=$segment options="--compress conv --aux autoencode" ;;
-    *) echo "compress.sh: --only $1: there is no such memory (--help)" >&2; exit 2 ;;
+    *) refuse "--only $1: there is no such memory (--help)" ;;
     esac
-}
-# At the end of this script: the run that goes on is stopped (it saves), and its time kept
-stopped() {
-    [ -n "$running" ] || return 0
-    kill "$running" 2>/dev/null || :
-    wait "$running" || :
-    seconds
-    echo $((spent + now - began)) >"$run.spent"
-}
-# now: the processor's seconds of this script's children that have ended (not in a subshell, whose children are others)
-seconds() {
-    times >"$out/times.$$"
-    now=$(awk 'NR == 2 { for (i = 1; i <= 2; i++) { split($i, t, "m"); s += 60 * t[1] + t[2] } printf "%d\n", s + 0.5 }' "$out/times.$$")
-    rm -f "$out/times.$$"
 }
 names=$(echo "$only" | tr , ' ')
 for name in $names; do memory "$name"; done
@@ -104,24 +87,18 @@ if [ -z "$report" ]; then
         DATA=$out/text.train VALID=$out/text.valid
     fi
     for f in "$DATA" "$VALID"; do
-        [ -n "$f" ] && [ -r "$f" ] || { echo "compress.sh: set DATA=FILE (training text) and VALID=FILE (validation text): '$f' cannot be read" >&2; exit 2; }
+        [ -n "$f" ] && [ -r "$f" ] || refuse "set DATA=FILE (training text) and VALID=FILE (validation text): '$f' cannot be read"
     done
     set -- --tokens bytes --nlayers $layers --hid-sz $dim --nheads $heads --block-sz $segment --batch-sz $batch --ratio $ratio --positions xl \
         --recurrence none --final-norm --dropout 0 --optim adam --lr $lr --schedule cosine --lr-warmup $((steps / 50 + 1)) --lr-start 0 --lr-min 0.00001 \
         --grad-clip 0.5 --update-every 1 --eval-every 0 --sample-every 0 --save-every $((steps / 10 + 1)) --log-every 100 --steps "$steps" --precision "$precision"
-    settings="$* --eval-positions $document; $(cksum <"$DATA"); $(cksum <"$VALID")"
-    if [ -f "$out/settings" ] && [ "$settings" != "$(cat "$out/settings")" ]; then
-        { echo "compress.sh: $out has runs with other settings or texts: give another --out"; cat "$out/settings"; echo "$settings"; } >&2
-        exit 2
-    fi
-    echo "$settings" >"$out/settings"
+    settle "$* --eval-positions $document; $(cksum <"$DATA"); $(cksum <"$VALID")"
     mkdir -p "$out/text"
     for f in "train=$DATA" "valid=$VALID"; do
         case ${f#*=} in /*) from=${f#*=} ;; *) from=$PWD/${f#*=} ;; esac
         ln -sf "$from" "$out/text/${f%%=*}.txt"
     done
-    $CC -std=c99 ${CFLAGS:--O3} -pthread examples/train_compressive.c -o "$out/train_compressive.$$" -lm
-    mv "$out/train_compressive.$$" "$out/train_compressive"
+    build train_compressive
     . bench/machine.sh
     seed=0
     while [ "$seed" -lt "$seeds" ]; do      # all configurations of a seed first: a report of half the runs is one, too
@@ -131,25 +108,10 @@ if [ -z "$report" ]; then
             if [ -s "$run.json" ]; then continue; fi
             memory "$name"
             echo "$(date +%H:%M) $name, seed $seed .."
-            seconds
-            began=$now spent=0
-            if [ -f "$run.safetensors" ] && [ -f "$run.spent" ]; then spent=$(cat "$run.spent"); fi
-            code=0 running=
-            trap stopped EXIT
-            trap 'exit 130' INT TERM
             # The bytes of a run do not depend on its seed, nor on its memory: seeds are first parameters
-            "$out/train_compressive" "$@" $options --dropout 0 --mem $M --cmem $C --seed "$seed" --threads "$threads" --data "$out/text" --checkpoint "$run.safetensors" \
-                --eval-positions $document --log "$run.log" >"$run.txt" 2>>"$run.err" &
-            running=$!
-            wait "$running" || code=$?
-            running=
-            seconds
-            spent=$((spent + now - began))
-            if [ "$code" != 0 ]; then
-                echo $spent >"$run.spent"
-                echo "compress.sh: the run of $name, seed $seed, ended with $code: $(tail -n 1 "$run.err")" >&2
-                exit "$code"
-            fi
+            timed "$run" "$out/train_compressive" "$@" $options --dropout 0 --mem $M --cmem $C --seed "$seed" --threads "$threads" --data "$out/text" \
+                --checkpoint "$run.safetensors" --eval-positions $document --log "$run.log"
+            spent=$(cut -d ' ' -f 2 "$run.spent")
             # The trainer's last lines: "step N: valid bpb X (loss Y)", what compression lost, and the loss by positions
             awk -v name="$name" -v seed="$seed" -v steps="$steps" -v M="$M" -v C="$C" -v seconds="$spent" -v precision="$precision" -v commit="$commit" -v machine="$cpu, $cores cores" '
                 / valid bp[bc] / { bpc = $5 }
@@ -174,7 +136,7 @@ fi
 . bench/machine.sh
 all=
 for name in $names; do for f in "$out/$name".*.json; do if [ -s "$f" ]; then all="$all $f"; fi; done; done
-[ -n "$all" ] || { echo "compress.sh: no run in $out is done" >&2; exit 2; }
+[ -n "$all" ] || refuse "no run in $out is done"
 {
     echo "# Memories of the same cost, $(date +%Y-%m-%d)"
     echo

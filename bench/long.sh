@@ -1,4 +1,4 @@
-# long.sh - read by wikitext2.sh and par.sh in the repository's root: long runs that go on where they stopped, and their texts.
+# long.sh - read by compress.sh, wikitext2.sh and par.sh in the repository's root: long runs that go on where they stopped, and their texts.
 # The script has set script (its name), out (the directory of its runs) and keeps the names run, running, now, began for these functions.
 
 LC_ALL=C        # numbers have points
@@ -64,10 +64,10 @@ settle() {
     fi
     echo "$1" >"$out/settings"
 }
-# train_par, compiled as its head says
+# build TRAINER: compiled as its head says
 build() {
-    $CC -std=c99 ${CFLAGS:--O3} -pthread examples/train_par.c -o "$out/train_par.$$" -lm
-    mv "$out/train_par.$$" "$out/train_par"
+    $CC -std=c99 ${CFLAGS:--O3} -pthread "examples/$1.c" -o "$out/$1.$$" -lm
+    mv "$out/$1.$$" "$out/$1"
 }
 # same NAME FILE..: are these files those that the runs in out began with? Asked before anything is linked to them
 same() {

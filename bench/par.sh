@@ -131,7 +131,7 @@ if [ -z "$report" ]; then
     search="$search --tau-end 0.4 --noise sequence --latency hinge --latency-weight 1 --latency-target $((target / 100)).$(printf %02d $((target % 100)))"
     settle "$model $train; $search; ${inherit:+with the weights of the search; }$tokens${digits:+ $digits}${own_ids:+ of the data}; training, validation, test: $(sum \
         "$data/train.txt") $(sum "$data/valid.txt") $(sum "$data/test.txt")"
-    build
+    build train_par
     . bench/machine.sh
     # All of this script's runs; the search first, then all networks of a seed: a report of half the runs is one, too
     jobs=

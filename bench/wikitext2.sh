@@ -88,7 +88,7 @@ if [ -z "$report" ]; then
         ) $(sum "$out/text/valid.txt") $(sum "$out/text/test.txt"); their pieces: $(sum "$out/text/ids/train.txt" "$out/text/pieces.vocab")"
     for part in valid test; do echo "$part $(ids "$out/text/ids/$part.txt") $(tokens "$out/text/$part.txt")"; done >"$out/counts"
     echo "train $n $(tokens "$out/text/train.txt") $epoch $((batch * segment)) $total" >>"$out/counts"
-    build
+    build train_par
     . bench/machine.sh
     if [ ! -s "$run.done" ]; then
         echo "$(date +%H:%M) $total steps, $epoch an epoch, $precision .."
