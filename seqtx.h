@@ -4426,17 +4426,56 @@ typedef struct stx__micro {
 } stx__micro;
 enum { STX__MR_MAX = 32, STX__NR_MAX = 32, STX__TRANSPOSE_PIECE = 128 };      /* the last: numbers of a row that packing takes at a time */
 
+/* 4 x 8, for every processor. Vectors of 16 bytes where the compiler has them (and does not compute in more digits than it stores): of plain
+   loops gcc keeps the sums in memory. Where h is less than 4 the other rows are the first again. */
+#if (defined(__GNUC__) || defined(__clang__)) && (!defined(__FLT_EVAL_METHOD__) || __FLT_EVAL_METHOD__ < 1 || __FLT_EVAL_METHOD__ > 2)
+typedef stx_real stx__lanes __attribute__((vector_size(16)));
+#else
+typedef stx_real stx__lanes;
+#endif
 static void stx__micro_plain(STX__MICRO_ARGS) {
-    const stx_real *a = (const stx_real *)av, *STX_RESTRICT b = (const stx_real *)bv;
-    stx_real t[4][8];
+    enum { N = 8 * sizeof(stx_real) / sizeof(stx__lanes) };
+    const stx_real *b = (const stx_real *)bv, *r0 = (const stx_real *)av, *r1 = r0 + (h > 1 ? rs : 0), *r2 = r0 + (h > 2 ? 2 * rs : 0),
+        *r3 = r0 + (h > 3 ? 3 * rs : 0);
+    stx__lanes t[4][N];
+    stx_real sum[4][8];
     size_t k, i, j;
-    for (i = 0; i < 4; i++) for (j = 0; j < 8; j++) t[i][j] = 0;
-    for (k = 0; k < kc; k++, a += ks, b += ldb)
-        for (i = 0; i < h; i++)
-            for (j = 0; j < 8; j++) t[i][j] += a[i * rs] * b[j];
-    for (i = 0; i < h; i++) for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i][j] : t[i][j];
+    memset(t, 0, sizeof t);
+    for (k = 0; k < kc; k++, r0 += ks, r1 += ks, r2 += ks, r3 += ks, b += ldb) {
+        const stx_real a0 = *r0, a1 = *r1, a2 = *r2, a3 = *r3;
+        for (j = 0; j < N; j++) {
+            stx__lanes v;
+            memcpy(&v, b + j * (8 / N), sizeof v);
+            t[0][j] += a0 * v; t[1][j] += a1 * v; t[2][j] += a2 * v; t[3][j] += a3 * v;
+        }
+    }
+    memcpy(sum, t, sizeof sum);
+    for (i = 0; i < h; i++) for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + sum[i][j] : sum[i][j];
 }
 static const stx__micro stx__micro_generic = {4, 8, 1, stx__micro_plain, NULL, NULL, NULL, NULL, NULL, "portable"};
+#if defined(STX__X86) && defined(SEQTX_DOUBLE)
+/* The same in double with AVX2 or AVX-512: for these compilers make vectors of plain loops, and as wide ones as there are */
+STX_INNER void stx__micro_wide(STX__MICRO_ARGS) {
+    const stx_real *STX_RESTRICT b = (const stx_real *)bv, *r0 = (const stx_real *)av, *r1 = r0 + (h > 1 ? rs : 0),
+        *r2 = r0 + (h > 2 ? 2 * rs : 0), *r3 = r0 + (h > 3 ? 3 * rs : 0);
+    stx_real t[4][8] = {{0}};
+    size_t k, i, j;
+    for (k = 0; k < kc; k++, r0 += ks, r1 += ks, r2 += ks, r3 += ks, b += ldb) {
+        const stx_real a0 = *r0, a1 = *r1, a2 = *r2, a3 = *r3;
+        for (j = 0; j < 8; j++) {
+            t[0][j] = STX_FMA(1, a0, b[j], t[0][j]);
+            t[1][j] = STX_FMA(1, a1, b[j], t[1][j]);
+            t[2][j] = STX_FMA(1, a2, b[j], t[2][j]);
+            t[3][j] = STX_FMA(1, a3, b[j], t[3][j]);
+        }
+    }
+    for (i = 0; i < h; i++) for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i][j] : t[i][j];
+}
+STX__AVX2 static void stx__micro_wide_avx2(STX__MICRO_ARGS) { stx__micro_wide(h, kc, av, rs, ks, bv, ldb, c, ldc, add); }
+STX__AVX512 static void stx__micro_wide_avx512(STX__MICRO_ARGS) { stx__micro_wide(h, kc, av, rs, ks, bv, ldb, c, ldc, add); }
+static const stx__micro stx__micro_avx2 = {4, 8, 1, stx__micro_wide_avx2, NULL, NULL, NULL, NULL, NULL, "avx2"};
+static const stx__micro stx__micro_avx512 = {4, 8, 1, stx__micro_wide_avx512, NULL, NULL, NULL, NULL, NULL, "avx512"};
+#endif
 
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
   /* f(i, ..) for the rows i below n, a constant, of a register tile. Written out, and with functions for f that are always inlined, so that
@@ -4759,7 +4798,7 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
         return &stx__micro_bf16;
     }
 #endif
-#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
+#ifdef STX__X86
     if (isa == STX__ISA_AVX512) return &stx__micro_avx512;
     if (isa == STX__ISA_AVX2) return &stx__micro_avx2;
 #endif

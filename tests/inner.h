@@ -20,7 +20,7 @@ typedef struct inner_kernel {
     const void *micro;
 } inner_kernel;
 enum { INNER_F32S = 3, INNER_BF16S = 5 };     /* at most */
-/* Those of a precision that this processor can run, slowest first; list has room for all. Returns how many. In double: one, for f32 */
+/* Those of a precision that this processor can run, slowest first; list has room for all. Returns how many. In double: only for f32 */
 extern size_t inner_kernels(int bf16, inner_kernel *list);
 extern void inner_use(stx_ctx *x, const inner_kernel *k);      /* from now on x computes with k */
 extern const char *inner_name(const stx_ctx *x);               /* of the kernel of x, whatever library makes its products */

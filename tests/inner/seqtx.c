@@ -18,25 +18,29 @@ static void inner_add(inner_kernel *list, size_t *n, const stx__micro *m, int is
 }
 size_t inner_kernels(int bf16, inner_kernel *list) {
     size_t n = 0;
-#ifdef SEQTX_DOUBLE
-    if (!bf16) inner_add(list, &n, &stx__micro_generic, STX__ISA_BASE, 0, 0);
-#else
-    inner_add(list, &n, bf16 ? &stx__micro_bf16 : &stx__micro_generic, STX__ISA_BASE, 0, 0);
+    int isa = stx__find_isa();
+    (void)isa;
+    if (!bf16) {
+        inner_add(list, &n, &stx__micro_generic, STX__ISA_BASE, 0, 0);
+#ifdef STX__X86
+        if (isa >= STX__ISA_AVX2) inner_add(list, &n, &stx__micro_avx2, STX__ISA_AVX2, 0, 0);
+        if (isa >= STX__ISA_AVX512) inner_add(list, &n, &stx__micro_avx512, STX__ISA_AVX512, 0, 0);
+#endif
+        return n;
+    }
+#ifndef SEQTX_DOUBLE
+    inner_add(list, &n, &stx__micro_bf16, STX__ISA_BASE, 0, 0);
   #ifdef STX__X86
-    {
-        int isa = stx__find_isa();
-        if (isa >= STX__ISA_AVX2) inner_add(list, &n, bf16 ? &stx__micro_bf16_avx2 : &stx__micro_avx2, STX__ISA_AVX2, 0, 0);
-        if (isa >= STX__ISA_AVX512) inner_add(list, &n, bf16 ? &stx__micro_bf16_avx512 : &stx__micro_avx512, STX__ISA_AVX512, 0, 0);
+    if (isa >= STX__ISA_AVX2) inner_add(list, &n, &stx__micro_bf16_avx2, STX__ISA_AVX2, 0, 0);
+    if (isa >= STX__ISA_AVX512) inner_add(list, &n, &stx__micro_bf16_avx512, STX__ISA_AVX512, 0, 0);
     #ifdef STX__BF16
-        if (bf16 && isa >= STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16")) inner_add(list, &n, &stx__micro_dot, STX__ISA_AVX512,
-            1, 0);
+    if (isa >= STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16")) inner_add(list, &n, &stx__micro_dot, STX__ISA_AVX512, 1, 0);
     #endif
     #ifdef TEST_AMX_EMULATED
-        if (bf16) inner_add(list, &n, &stx__micro_amx, isa, 0, 1);
+    inner_add(list, &n, &stx__micro_amx, isa, 0, 1);
     #elif defined(STX__AMX)
-        if (bf16 && isa >= STX__ISA_AVX512 && stx__has_amx()) inner_add(list, &n, &stx__micro_amx, STX__ISA_AVX512, 1, 0);
+    if (isa >= STX__ISA_AVX512 && stx__has_amx()) inner_add(list, &n, &stx__micro_amx, STX__ISA_AVX512, 1, 0);
     #endif
-    }
   #endif
 #endif
     return n;
