@@ -73,7 +73,7 @@ endef
 build/spm.o: examples/spm.cpp build/flags
 	$(T) $(CXX) -O2 -std=c++17 $(WARN) $(DEPS) -c $< -o $@
 F32 = $(CC) $(CFLAGS) $(THREADS)
-F64 = $(CC) $(CFLAGS) $(THREADS) -DSEQTX_DOUBLE
+F64 = $(CC) $(CFLAGS) -O2 $(THREADS) -DSEQTX_DOUBLE
 # with CUDA, for the tests of the GPU's side too: what a build without it has instead is one message, which test_api.c has in the others
 # A null pointer and what lies past an object the address sanitizer sees as well, where it is read or written; a pointer alone, by clang's
 # sanitizer, is tests/portability.sh's. Without them a third less to compile
@@ -155,7 +155,7 @@ build/fuzz_io_san: build/fuzz_io_san.o $(SHIM_SAN)
 	$(CXX) $(SAN) $^ -o $@ -lm -lpthread
 TSAN := $(shell echo 'int main(void){return 0;}' | $(CC) -fsanitize=thread -x c - -o /dev/null 2>/dev/null && echo threads_tsan)
 build/test_threads_tsan: tests/test_threads.c build/flags
-	$(T) $(CC) -std=c99 $(WARN) -O1 -g1 -fsanitize=thread -DTEST_TSAN -DSEQTX_IMPLEMENTATION $(THREADS) $(DEPS) $< -o $@ -lm
+	$(T) $(CC) -std=c99 $(WARN) -Wno-unused-function -O1 -g1 -fsanitize=thread -DTEST_TSAN -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION $(THREADS) $(DEPS) $< -o $@ -lm
 build/test_train_h: tests/test_train_h.c build/flags
 	$(T) $(CC) $(CFLAGS) $(DEPS) $< -o $@ -lm
 

@@ -4434,22 +4434,25 @@ typedef stx_real stx__lanes __attribute__((vector_size(16)));
 typedef stx_real stx__lanes;
 #endif
 static void stx__micro_plain(STX__MICRO_ARGS) {
-    enum { N = 8 * sizeof(stx_real) / sizeof(stx__lanes) };
+    enum { N = 8 * sizeof(stx_real) / sizeof(stx__lanes), LANES = 8 / N };
     const stx_real *b = (const stx_real *)bv, *r0 = (const stx_real *)av, *r1 = r0 + (h > 1 ? rs : 0), *r2 = r0 + (h > 2 ? 2 * rs : 0),
         *r3 = r0 + (h > 3 ? 3 * rs : 0);
-    stx__lanes t[4][N];
+    stx__lanes t[4][8], v;        /* N of the 8 */
     stx_real sum[4][8];
     size_t k, i, j;
     memset(t, 0, sizeof t);
     for (k = 0; k < kc; k++, r0 += ks, r1 += ks, r2 += ks, r3 += ks, b += ldb) {
         const stx_real a0 = *r0, a1 = *r1, a2 = *r2, a3 = *r3;
-        for (j = 0; j < N; j++) {
-            stx__lanes v;
-            memcpy(&v, b + j * (8 / N), sizeof v);
-            t[0][j] += a0 * v; t[1][j] += a1 * v; t[2][j] += a2 * v; t[3][j] += a3 * v;
+        /* written out, so that they are registers at -O1 too */
+  #define STX__COLUMN(j) \
+        if (j < N) { \
+            memcpy(&v, b + j * LANES, sizeof v); \
+            t[0][j] += a0 * v; t[1][j] += a1 * v; t[2][j] += a2 * v; t[3][j] += a3 * v; \
         }
+        STX__COLUMN(0) STX__COLUMN(1) STX__COLUMN(2) STX__COLUMN(3) STX__COLUMN(4) STX__COLUMN(5) STX__COLUMN(6) STX__COLUMN(7)
+  #undef STX__COLUMN
     }
-    memcpy(sum, t, sizeof sum);
+    for (i = 0; i < 4; i++) for (j = 0; j < N; j++) memcpy(&sum[i][j * LANES], &t[i][j], sizeof v);
     for (i = 0; i < h; i++) for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + sum[i][j] : sum[i][j];
 }
 static const stx__micro stx__micro_generic = {4, 8, 1, stx__micro_plain, NULL, NULL, NULL, NULL, NULL, "portable"};
@@ -4471,8 +4474,8 @@ STX_INNER void stx__micro_wide(STX__MICRO_ARGS) {
     }
     for (i = 0; i < h; i++) for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i][j] : t[i][j];
 }
-STX__AVX2 static void stx__micro_wide_avx2(STX__MICRO_ARGS) { stx__micro_wide(h, kc, av, rs, ks, bv, ldb, c, ldc, add); }
-STX__AVX512 static void stx__micro_wide_avx512(STX__MICRO_ARGS) { stx__micro_wide(h, kc, av, rs, ks, bv, ldb, c, ldc, add); }
+STX__AVX2 STX_VECTOR static void stx__micro_wide_avx2(STX__MICRO_ARGS) { stx__micro_wide(h, kc, av, rs, ks, bv, ldb, c, ldc, add); }
+STX__AVX512 STX_VECTOR static void stx__micro_wide_avx512(STX__MICRO_ARGS) { stx__micro_wide(h, kc, av, rs, ks, bv, ldb, c, ldc, add); }
 static const stx__micro stx__micro_avx2 = {4, 8, 1, stx__micro_wide_avx2, NULL, NULL, NULL, NULL, NULL, "avx2"};
 static const stx__micro stx__micro_avx512 = {4, 8, 1, stx__micro_wide_avx512, NULL, NULL, NULL, NULL, NULL, "avx512"};
 #endif
