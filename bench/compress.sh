@@ -16,8 +16,8 @@
 #     --keep             keep the models
 #     --quick            a tiny model, 20 steps, two seeds: tries this script, in a minute
 #
-# Each run is one call of examples/train_compressive.c, which leaves NAME.SEED.log and a line of JSON, NAME.SEED.json, in DIR. When the
-# script is interrupted it goes on where it was: a finished run is not repeated, and an unfinished one goes on from its last checkpoint.
+# Each run is one call of examples/train_compressive.c, which leaves NAME.SEED.log and a line of JSON, NAME.SEED.json, in DIR; its progress
+# goes to NAME.SEED.err. When the script is interrupted it goes on where it was: a finished run is not repeated, and an unfinished one goes on from its last checkpoint.
 # Two scripts with the same settings and other lists of --only may share a DIR. Times are the processor's seconds.
 # Environment: CC (cc), CFLAGS (-O3), DATA, VALID.
 #
@@ -29,7 +29,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 CC=${CC:-cc}
-layers=4 dim=256 heads=4 segment=128 batch=8 ratio=4 steps= seeds= document=8192 lr=0.001
+layers=4 dim= heads=4 segment= batch=8 ratio=4 steps= seeds= document=8192 lr=0.001
 only=none,txl128,txl256,conv,mean,max,used,dilated,autoencode
 script=compress.sh out= threads=0 precision= keep= quick= report= record= command="sh bench/compress.sh"
 . bench/long.sh
@@ -54,11 +54,10 @@ while [ $# -gt 0 ]; do
     shift
 done
 if [ -n "$quick" ]; then
-    layers=2 dim=32 heads=2 segment=16 batch=2 steps=${steps:-20} seeds=${seeds:-2} document=128
+    layers=2 dim=${dim:-32} heads=2 segment=${segment:-16} batch=2 steps=${steps:-20} seeds=${seeds:-2} document=128
     out=${out:-build/compress-quick}
 fi
-steps=${steps:-5000} seeds=${seeds:-3} out=${out:-build/compress}
-mkdir -p "$out"
+steps=${steps:-5000} seeds=${seeds:-3} dim=${dim:-256} segment=${segment:-128} out=${out:-build/compress}
 precision=${precision:-$(usual_precision)}
 case $precision in f32|bf16) ;; *) refuse "--precision $precision: f32 or bf16" ;; esac
 
@@ -76,10 +75,15 @@ memory() {
     *) refuse "--only $1: there is no such memory (--help)" ;;
     esac
 }
-names=$(echo "$only" | tr , ' ')
-for name in $names; do memory "$name"; done
+names=
+for name in $(echo "$only" | tr , ' '); do
+    memory "$name"
+    case " $names " in *" $name "*) ;; *) names="$names $name" ;; esac
+done
+[ -n "$names" ] || refuse "--only $only: no memory is named (--help)"
 
 if [ -z "$report" ]; then
+    mkdir -p "$out"
     : "${DATA:=}" "${VALID:=}"
     if [ -n "$quick" ] && [ -z "$DATA$VALID" ]; then        # any text will do
         [ -s build/demo.txt ] || sh examples/demo_data.sh build/demo.txt
@@ -111,29 +115,36 @@ if [ -z "$report" ]; then
             # The bytes of a run do not depend on its seed, nor on its memory: seeds are first parameters
             timed "$run" "$out/train_compressive" "$@" $options --dropout 0 --mem $M --cmem $C --seed "$seed" --threads "$threads" --data "$out/text" \
                 --checkpoint "$run.safetensors" --eval-positions $document --log "$run.log"
-            spent=$(cut -d ' ' -f 2 "$run.spent")
-            # The trainer's last lines: "step N: valid bpb X (loss Y)", what compression lost, and the loss by positions
-            awk -v name="$name" -v seed="$seed" -v steps="$steps" -v M="$M" -v C="$C" -v seconds="$spent" -v precision="$precision" -v commit="$commit" -v machine="$cpu, $cores cores" '
+            read -r _ spent _ unknown <"$run.spent"
+            log_lost=$(sed -n 's/.*"ratio":\[\([-+0-9.e,]*\)\].*/\1/p' "$run.log" | tail -n 1)
+            # The trainer's last lines: "step N: valid bpb X (loss Y)", and the loss by positions; what compression lost in the last step
+            # is in the log. A part of a run that ended so that its seconds are not known makes them none
+            awk -v name="$name" -v seed="$seed" -v steps="$steps" -v M="$M" -v C="$C" -v seconds="$spent" -v unknown="$unknown" -v lost="$log_lost" -v precision="$precision" -v commit="$commit" -v machine="$cpu, $cores cores" '
                 / valid bp[bc] / { bpc = $5 }
-                /^lost by compression/ { gsub(/.*: |\(layer [0-9]*\)| /, ""); lost = $0 }
                 /^loss by tokens/ {
                     sub(/.*: /, ""); n = split($0, part, ", ")
                     for (i = 1; i <= n; i++) { split(part[i], v, " "); places = places (i > 1 ? "," : "") "\"" v[1] "\":" sprintf("%.5f", v[2] / log(2)) }
                 }
                 END {
                     if (bpc !~ /^[0-9.]+$/ || places == "") exit 1
-                    printf "{\"memory\":\"%s\",\"seed\":%d,\"steps\":%d,\"M\":%d,\"C\":%d,\"bpc\":%s,\"seconds\":%d,\"seconds_per_100_steps\":%.2f,\"precision\":\"%s\",\"commit\":\"%s\",\"machine\":\"%s\",\"lost\":[%s],\"bpc_by_position\":{%s}}\n",
-                        name, seed, steps, M, C, bpc, seconds, seconds * 100 / steps, precision, commit, machine, lost, places
+                    time = unknown + 0 ? sprintf("\"unknown_times\":%d", unknown) : sprintf("\"seconds\":%d,\"seconds_per_100_steps\":%.2f", seconds, seconds * 100 / steps)
+                    printf "{\"memory\":\"%s\",\"seed\":%d,\"steps\":%d,\"M\":%d,\"C\":%d,\"bpc\":%s,%s,\"precision\":\"%s\",\"commit\":\"%s\",\"machine\":\"%s\",\"lost\":[%s],\"bpc_by_position\":{%s}}\n",
+                        name, seed, steps, M, C, bpc, time, precision, commit, machine, lost, places
                 }' "$run.txt" >"$run.json.new" || { rm -f "$run.json.new"; echo "compress.sh: $run.txt has not the results of a run" >&2; exit 1; }
             mv "$run.json.new" "$run.json"
             rm -f "$run.spent"
             [ -n "$keep" ] || rm -f "$run.safetensors"
-            sed 's/.*"bpc":\([0-9.]*\),"seconds":\([0-9]*\),"seconds_per_100_steps":\([0-9.]*\).*/      \1 bits a byte; \2 processor s with evaluation, \3 per 100 steps/' "$run.json"
+            sed 's/.*"bpc":\([0-9.]*\),"seconds":\([0-9]*\),"seconds_per_100_steps":\([0-9.]*\).*/      \1 bits a byte; \2 processor s with evaluation, \3 per 100 steps/
+                s/^{.*"bpc":\([0-9.]*\).*/      \1 bits a byte; its seconds are not all known/' "$run.json"
         done
     done
 fi
 
 . bench/machine.sh
+[ -f "$out/settings" ] || refuse "there are no runs in $out"
+# sizes are those of the runs, whatever the options say
+setting() { sed -n 's/.*--'"$1"' \([0-9]*\) .*/\1/p' "$out/settings"; }
+layers=$(setting nlayers) dim=$(setting hid-sz) segment=$(setting block-sz) batch=$(setting batch-sz) ratio=$(setting ratio)
 all=
 for name in $names; do for f in "$out/$name".*.json; do if [ -s "$f" ]; then all="$all $f"; fi; done; done
 [ -n "$all" ] || refuse "no run in $out is done"
@@ -155,13 +166,14 @@ for name in $names; do for f in "$out/$name".*.json; do if [ -s "$f" ]; then all
             name = text("memory")
             if (!(name in n)) order[++names] = name
             x = number("bpc"); k = ++n[name]
-            sum[name] += x; square[name] += x * x; M[name] = number("M"); C[name] = number("C"); time[name] += number("seconds_per_100_steps")
+            sum[name] += x; square[name] += x * x; M[name] = number("M"); C[name] = number("C")
+            if (/"seconds_per_100_steps"/) { time[name] += number("seconds_per_100_steps"); timed[name]++ }
             if (k == 1 || x < low[name]) low[name] = x
             if (k == 1 || x > high[name]) high[name] = x
             if (match($0, /"lost":\[[^]]*/)) {
                 m = split(substr($0, RSTART + 8, RLENGTH - 8), part, ","); s = 0
                 for (i = 1; i <= m; i++) s += part[i]
-                if (m) lost[name] += s / m
+                if (m) { lost[name] += s / m; known[name]++ }
             }
             if (match($0, /"bpc_by_position":\{[^}]*/)) {
                 m = split(substr($0, RSTART + 19, RLENGTH - 19), part, ",")
@@ -183,10 +195,10 @@ for name in $names; do for f in "$out/$name".*.json; do if [ -s "$f" ]; then all
                 if (a == "dilated") made = 7 * D * D
                 if (a == "conv" || a == "dilated") loss = 2 * D * D / r + 2 * D * (S + S / r)
                 if (a == "autoencode") loss = D * D
-                printf("| %s | %d | %d | %d | %d | %.2fM | %s | %d | %.4f | %s | %s | %s | %s | %.1f |\n", a, M[a], C[a], M[a] + (C[a] ? r * C[a] : 0), keys,
+                printf("| %s | %d | %d | %d | %d | %.2fM | %s | %d | %.4f | %s | %s | %s | %s | %s |\n", a, M[a], C[a], M[a] + (C[a] ? r * C[a] : 0), keys,
                     L * (3 * D * keys + (M[a] + C[a]) * (2 + 1 / B) * D * D / S) * 1e-6, made ? sprintf("%.2fM + %.2fM", L * made * 1e-6, L * loss * 1e-6) : "0", k, sum[a] / k,
                     k > 1 ? sprintf("%.4f", spread(sum[a], square[a], k)) : "-", k > 1 ? sprintf("%.4f - %.4f", low[a], high[a]) : "-",
-                    (base in n) && a != base ? sprintf("%+.4f", sum[a] / k - sum[base] / n[base]) : "-", (a in lost) && lost[a] ? sprintf("%.3f", lost[a] / k) : "-", time[a] / k)
+                    (base in n) && a != base ? sprintf("%+.4f", sum[a] / k - sum[base] / n[base]) : "-", known[a] ? sprintf("%.3f", lost[a] / known[a]) : "-", timed[a] ? sprintf("%.1f", time[a] / timed[a]) : "-")
             }
             printf "\nBits per byte by the number of bytes since an empty memory (mean over seeds, +- deviation):\n\n| memory |"
             for (i = 1; i <= places; i++) printf " %s |", label[i]

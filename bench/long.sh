@@ -6,7 +6,7 @@ export LC_ALL
 refuse() { echo "$script: $*" >&2; exit 2; }
 # number OPTION VALUE: a whole number above 0; a word OPTION VALUE: what a file or a list may be called
 number() { case ${2:-} in ''|*[!0-9]*|0*) refuse "$1 wants a whole number" ;; esac; }
-word() { case ${2:-} in ''|-*|*[!A-Za-z0-9_./,-]*) refuse "$1 wants a value" ;; esac; }
+word() { case ${2:-} in ''|-*|*[!A-Za-z0-9_./,-]*) refuse "$1 wants a value of letters, digits and _ . / , -" ;; esac; }
 # bf16 products where the processor has them
 usual_precision() { if grep -Eq 'avx512_bf16|amx_bf16' /proc/cpuinfo 2>/dev/null; then echo bf16; else echo f32; fi; }
 
@@ -33,6 +33,7 @@ stopped() {
     kill "$running" 2>/dev/null || :
     wait "$running" || :
     account 1
+    echo "$script: stopped; the same command goes on from what is saved" >&2
 }
 # timed RUN COMMAND...: output to RUN.txt, all else to RUN.err; RUN.spent goes on from an earlier part, if RUN.safetensors is of one
 running=
@@ -56,9 +57,11 @@ timed() {
     account $((code != 0))
     [ "$code" = 0 ] || { echo "$script: $run ended with $code: $(tail -n 1 "$run.err")" >&2; exit "$code"; }
 }
-# settle SETTINGS: a directory holds runs of one set of them
+# settle SETTINGS: a directory holds runs of one set of them. Each leaves a .txt when it has begun
 settle() {
-    if [ -f "$out/settings" ] && [ "$1" != "$(cat "$out/settings")" ]; then
+    begun=
+    for file in "$out"/*.txt; do [ ! -f "$file" ] || begun=1; done
+    if [ -n "$begun" ] && [ -f "$out/settings" ] && [ "$1" != "$(cat "$out/settings")" ]; then
         { echo "$script: $out has runs with other settings or texts: give another --out"; cat "$out/settings"; echo "$1"; } >&2
         exit 2
     fi

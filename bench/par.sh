@@ -150,7 +150,7 @@ if [ -z "$report" ]; then
         if [ "$name" = search ]; then
             timed "$run" "$out/train_par" $model $train $search --seed "$seed" --threads "$threads" --data "$data" $lists --checkpoint "$run.safetensors" \
                 --log "$run.log" --picture "$out/search.svg"
-            seconds=$(cut -d ' ' -f 2 "$run.spent")
+            read -r _ seconds _ unknown <"$run.spent"
             "$out/train_par" --checkpoint "$run.safetensors" --derive --derive-samples 16 --eval-blocks $documents --threads "$threads" --data "$data" \
                 >"$run.found" 2>>"$run.err" || { tail -n 1 "$run.err" >&2; exit 1; }
             # argmax STRING unit X T % ..., sample N STRING unit X T % ..; the paper's rule among them is no find
@@ -174,7 +174,7 @@ if [ -z "$report" ]; then
         fi
         timed "$run" "$out/train_par" $model $train --pattern "$pattern" $from --seed "$seed" --threads "$threads" --data "$data" $lists \
             --checkpoint "$run.safetensors" --log "$run.log"
-        seconds=$(cut -d ' ' -f 2 "$run.spent")
+        read -r _ seconds _ unknown <"$run.spent"
         rm -f "$run.eval"
         "$out/train_par" --checkpoint "$run.safetensors" --eval-only --threads "$threads" --data "$data" --log "$run.eval" >>"$run.txt" 2>>"$run.err" ||
             { tail -n 1 "$run.err" >&2; exit 1; }
@@ -182,7 +182,7 @@ if [ -z "$report" ]; then
         grep '"split":"test"' "$run.eval" >"$run.test"
         printf '{"network":"%s","seed":%d,"steps":%d,"tokens":"%s","pattern":"%s","attention":%d,"blocks":%d,"parameters":%d,"valid_loss":%s,"test_loss":%s,"valid_tokens":%s,"test_tokens":%s,"seconds":%d,"seconds_per_100_steps":%.2f,"precision":"%s","commit":"%s","machine":"%s"}\n' \
             "$name" "$seed" "$steps" "$tokens" "$string" "$attend" "$blocks" "$params" "$(field loss "$run.valid")" "$(field loss "$run.test")" "$(field tokens \
-            "$run.valid")" "$(field tokens "$run.test")" "$seconds" "$(awk -v s="$seconds" -v n="$steps" 'BEGIN { print 100 * s / n }')" "$precision" "$commit" \
+            "$run.valid")" "$(field tokens "$run.test")" "$seconds" "$(awk -v s="$seconds" -v n="$steps" -v u="$unknown" 'BEGIN { print u + 0 ? 0 : 100 * s / n }')" "$precision" "$commit" \
             "$cpu, $cores cores" >"$run.json.new"
         grep -q '"valid_loss":[0-9.]*,"test_loss":[0-9.]*,' "$run.json.new" || { echo "par.sh: $run.eval has not the results of a run" >&2; exit 1; }
         mv "$run.json.new" "$run.json"
@@ -303,7 +303,7 @@ words_in() { [ ! -r "$out/text/$1.txt" ] || tokens "$out/text/$1.txt"; }
             if (!(a in n)) order[++names] = a
             n[a]++; pattern[a] = text("pattern"); attention[a] = number("attention"); blocks = number("blocks"); params[a] = number("parameters")
             v = number("valid_loss"); t = number("test_loss"); all_valid = number("valid_tokens"); all_test = number("test_tokens")
-            add(a SUBSEP "valid", figure(v)); add(a SUBSEP "test", figure(t)); seconds[a] += number("seconds_per_100_steps")
+            add(a SUBSEP "valid", figure(v)); add(a SUBSEP "test", figure(t)); if (number("seconds_per_100_steps") > 0) { seconds[a] += number("seconds_per_100_steps"); timed[a]++ }
             word_valid[a] += valid_words ? exp(v * all_valid / valid_words) : 0; word_test[a] += test_words ? exp(t * all_test / test_words) : 0
         }
         END {
@@ -322,7 +322,7 @@ words_in() { [ ! -r "$out/text/$1.txt" ] || tokens "$out/text/$1.txt"; }
                 if (timed) printf(" %.1f | %s | %s | %.3f | %s |", step[a], a == "xl" ? "1" : sprintf("%.2f", to[a]), a == "xl" ? "1" : sprintf("%.2f", eval_to[a]), token[a],
                     a == "xl" ? "1" : token["xl"] > 0 ? sprintf("%.2f", token[a] / token["xl"]) : "-")
                 else printf " - | - | - | - | - |"
-                printf " %.1f |\n", seconds[a] / k
+                if (timed[a]) printf " %.1f |\n", seconds[a] / timed[a]; else printf " - |\n"
             }
             for (j = 1; j <= names; j++) { a = order[j]
                 if (a == "xl" || !("xl" in n)) continue

@@ -3,7 +3,7 @@
 # in a fixed shuffled order so that the held-out end of the text is like the rest; runs of blanks and of empty lines become one, for
 # a model that has learnt to write two hundred blanks is right and dull. Other text: make demo DATA=FILE.
 set -eu
-out=$1
+out=$1 new=$1.tmp.$$        # another program may be making it, too
 dir=${2:-/usr/include}
 list=$(for d in "$dir" "$dir/linux" "$dir/asm-generic" "$dir/$(uname -m)-linux-gnu"; do
     [ -d "$d" ] || continue
@@ -14,6 +14,6 @@ done)
 printf '%s\n' "$list" | while IFS= read -r f; do
     sum=$(printf '%s' "${f#"$dir"}" | cksum); printf '%010d %s\n' "${sum%% *}" "$f"
 done | LC_ALL=C sort | cut -c12- | while IFS= read -r f; do cat "$f"; done |
-    tr '\t' ' ' | tr -s ' ' | sed 's/ $//' | awk 'NF || before { print } { before = NF }' | head -c 6000000 > "$out.tmp" || true
-[ -s "$out.tmp" ] || { echo "demo_data.sh: the headers under $dir could not be read: give a text, as in: make demo DATA=FILE" >&2; rm -f "$out.tmp"; exit 1; }
-mv "$out.tmp" "$out"
+    tr '\t' ' ' | tr -s ' ' | sed 's/ $//' | awk 'NF || before { print } { before = NF }' | head -c 6000000 > "$new" || true
+[ -s "$new" ] || { echo "demo_data.sh: the headers under $dir could not be read: give a text, as in: make demo DATA=FILE" >&2; rm -f "$new"; exit 1; }
+mv "$new" "$out"

@@ -11,7 +11,7 @@
 # header is whole in one unit is "static" in C and, for all at once, "together" in C++; seqtx.h's own quick start is compiled as it stands,
 # and so are the README's (tests/readme.sh) and that of seqtx_attn_span.h (tests/portability.sh).
 # Optimised by gcc with the same warnings is the Makefile's library (float and double, -O3), by clang tests/flags.sh (-O2), in C and one unit
-# tests/readme.sh (-O1); what optimising finds in C++ it finds in C.
+# tests/readme.sh (-O1); by g++ here.
 cd "$(dirname "$0")/.." || exit 1
 root=$(pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-form.XXXXXX") || exit 1
@@ -163,9 +163,10 @@ forms() {           # of header $1
         p="$cxx -std=c++11 $base -DSEQTX_DOUBLE -x c++"
         cp "$c_dir/impl_f64.o" "$dir/c_impl.o"; cp "$c_dir/use_f64.o" "$dir/c_use.o"
         if $whole; then
-            # float alone has the processors' kernels for bf16 and attention, whose attributes count when code is made
+            # of the two languages only this one is not compiled optimised elsewhere
+            # float alone has the processors' kernels, whose attributes count when code is made
             job pass "$h $cxx: float, made into code" "$cxx -std=c++11 $base -O0 -x c++ -DFORM_ONLY_IMPLEMENT -c $other -o f32.o"
-            job pass "$h $cxx: the units compile" "$p -DFORM_OTHER -c $main -o use.o && $p -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
+            job pass "$h $cxx: the units compile, optimised" "$p -DFORM_OTHER -c $main -o use.o && $p -O1 -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
             links pass "$h $cxx: used from C, implemented in C++" c_use.o impl.o
             links pass "$h $cxx: used from C++, implemented in C" use.o c_impl.o
             cp "$dir/impl.o" "$work/core.cxx.o"
