@@ -375,7 +375,7 @@ static uint64_t model_hash(model *r) {
 }
 static void model_free(model *r) { stx_span_state_free(r->s); stx_destroy(r->x); }
 
-enum { STEPS = 10 };
+enum { STEPS = 12 };
 static void test_train(void) {
     int which, n, precision;
     for (precision = 0; precision < 2; precision++)
@@ -383,11 +383,15 @@ static void test_train(void) {
             model a, b;
             double worst = 0, tol = precision ? 3e-2 : which == LITERAL ? 2e-4 : 1e-4;
             size_t i;
-            long syncs = 0;
+            long syncs = 0, replays = 0;
+            int replayed = which % 2;
             model_make(&a, which, STX_CPU, STX_PREC_F32, 0);
-            model_make(&b, which, STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32, which % 2 == 0);      /* launched and replayed */
+            model_make(&b, which, STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32, !replayed);
+#ifdef SEQTX_CUDA_HOST
+            replays = cuda_host_graph_launches();
+#endif
             for (n = 0; n < STEPS; n++) {
-                double la = model_run(&a, n, NULL), lb = model_run(&b, n, n > 6 ? &syncs : NULL);
+                double la = model_run(&a, n, NULL), lb = model_run(&b, n, n > 8 ? &syncs : NULL);
                     /* memories have their size by then */
                 CHECK(stx_ok(b.x), "%s, step %d: %s", model_names[which], n, stx_error(b.x));
                 CHECK(fabs(la - lb) <= tol * la, "%s, precision %d, step %d: loss %.7f on the CPU, %.7f on the GPU", model_names[which],
@@ -405,6 +409,12 @@ static void test_train(void) {
                 a.o->grad_norm, precision ? 0.1 : 1e-3),
                   "%s: %d updates, norm %g; CPU %g", model_names[which], (int)b.o->step, b.o->grad_norm, a.o->grad_norm);
             CHECK(syncs == 0, "%s: the host waited %ld times inside steps", model_names[which], syncs);
+#ifdef SEQTX_CUDA_HOST
+            replays = cuda_host_graph_launches() - replays;
+            CHECK(which == IO || !replayed == !replays, "%s: %ld replays of %d steps", model_names[which], replays, (int)STEPS);
+#else
+            (void)replays;
+#endif
             model_free(&a);
             model_free(&b);
         }
@@ -417,8 +427,9 @@ static void test_graph(void) {
     for (which = 0; which < 5; which++) {
         model a, b;
         long graphs = 0;
-        model_make_small(&a, models[which], STX_CUDA, STX_PREC_F32, 1);
-        model_make_small(&b, models[which], STX_CUDA, STX_PREC_F32, 0);
+        const size_t size = models[which] == RECOMPUTE ? 2 : 1;         /* rows and layers */
+        model_make_sized(&a, models[which], STX_CUDA, STX_PREC_F32, 1, size, size);
+        model_make_sized(&b, models[which], STX_CUDA, STX_PREC_F32, 0, size, size);
 #ifdef SEQTX_CUDA_HOST
         graphs = cuda_host_graph_launches();
 #endif
@@ -807,8 +818,9 @@ static void test_checkpoint(void) {
         for (k = 0; k < 4; k++) {
             model a, b;
             int prec = precision ? STX_PREC_BF16 : STX_PREC_F32, same = device[k][0] == device[k][1];
-            model_make_small(&a, SMALL, device[k][0], device[k][0] ? prec : STX_PREC_F32, 0);
-            model_make_small(&b, SMALL, device[k][1], device[k][1] ? prec : STX_PREC_F32, 0);
+            size_t size = same || precision ? 1 : 2;        /* rows and layers */
+            model_make_sized(&a, SMALL, device[k][0], device[k][0] ? prec : STX_PREC_F32, 0, size, size);
+            model_make_sized(&b, SMALL, device[k][1], device[k][1] ? prec : STX_PREC_F32, 0, size, size);
             for (n = 0; n < 6; n++) model_run(&a, n, NULL);
             CHECK(save_model(&a, path) && load_model(&b, path), "from device %d to %d: %s %s", device[k][0], device[k][1], stx_error(a.x),
                   stx_error(b.x));
