@@ -54,7 +54,7 @@ examples: $(TRAINERS) $(TOOLS)
 build:
 	@mkdir -p build
 # build/flags changes when the flags do, or the headers that there are, and everything is built again
-FLAGS = $(PARTS) $(CC) $(CXX) $(CFLAGS) $(THREADS) $(LDLIBS) $(SAN)
+FLAGS = $(PARTS) $(CC) $(CXX) $(CFLAGS) $(F64) $(THREADS) $(LDLIBS) $(SAN) $(LESS)
 build/flags: FORCE | build
 	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
 FORCE:
@@ -75,8 +75,8 @@ build/spm.o: examples/spm.cpp build/flags
 F32 = $(CC) $(CFLAGS) $(THREADS)
 F64 = $(CC) $(CFLAGS) -O2 $(THREADS) -DSEQTX_DOUBLE
 # with CUDA, for the tests of the GPU's side too: what a build without it has instead is one message, which test_api.c has in the others
-# A null pointer and what lies past an object the address sanitizer sees as well, where it is read or written; a pointer alone, by clang's
-# sanitizer, is tests/portability.sh's. Without them a third less to compile
+# A null pointer and what lies past an object the address sanitizer sees as well, where it is read or written. A pointer alone, not used, is
+# seen in the manuals' programs only, by clang's sanitizer (tests/portability.sh). Without these checks it is a third less to compile
 LESS    = -fno-sanitize=null,pointer-overflow,object-size
 SAN_F32 = $(CC) -std=c99 $(WARN) $(SAN) $(LESS) $(THREADS) -DTEST_AMX_EMULATED -DSEQTX_CUDA -DSEQTX_CUDA_HOST
 $(eval $(call library,f32,$$(F32)))

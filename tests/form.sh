@@ -10,7 +10,7 @@
 # double, which is half as long to compile. The core's objects are made once and shared by the families, and by the quick starts: that each
 # header is whole in one unit is "static" in C and, for all at once, "together" in C++; seqtx.h's own quick start is compiled as it stands,
 # and so are the README's (tests/readme.sh) and that of seqtx_attn_span.h (tests/portability.sh).
-# Optimised by gcc with the same warnings is the Makefile's library (float and double, -O3), by clang tests/flags.sh (-O2), in C and one unit
+# Optimised by gcc with the same warnings is the Makefile's library (float at -O3, double at -O2), by clang tests/flags.sh (-O2), in C and one unit
 # tests/readme.sh (-O1); by g++ here.
 cd "$(dirname "$0")/.." || exit 1
 root=$(pwd)

@@ -80,7 +80,7 @@ static void gemm_same_set(stx_ctx *x, size_t M, size_t N, size_t K, int tb) {
 }
 
 static void gemm_check(stx_ctx *one, stx_ctx *many) {
-    static const size_t small[] = {1, 2, 3, 4, 5, 7, 9, 15, 17, 31, 40};
+    static const size_t small[] = {1, 2, 3, 4, 5, 6, 7, 9, 15, 17, 31, 40};
     static const double ab[][2] = {{1, 0}, {1, 1}, {0.5, -2}, {-1, 0}, {0, 1}, {0, 0}, {2, 0.25}};
     /* over the blocks of K (384), N (256), M (168); few rows (no packing); what is left for the last thread is thin */
     static const size_t big[][3] = {{170, 257, 385}, {337, 33, 400}, {17, 17, 401}, {29, 29, 390}, {43, 31, 771}, {1, 300, 500},

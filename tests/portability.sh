@@ -41,7 +41,13 @@ check "static, and an API" "gcc -I. -fsyntax-only -DSEQTX_STATIC -DSEQTX_API=ext
 
 # clang's sanitizer: sums of pointers. Sizes of objects, which it sees only when it optimises (seven times as
 # long), are left to the address sanitizer's runs. Static: what is not used is not compiled
-sed -n '/\/\/>quickstart/,/\/\/<quickstart/p' seqtx_attn_span.h | sed '1d;$d; s/^ \{1,7\}//' > "$work/quick.c"
-check "clang's undefined-behaviour sanitizer" "clang -std=c99 -I. -O0 -DSEQTX_STATIC -Wno-unused-function -fsanitize=undefined -fno-sanitize-recover=all $work/quick.c -lm -o $work/quick && $work/quick"
+# All quick starts in one unit, each main under a name of its own.
+for header in seqtx_attn_span seqtx_sru seqtx_compressive seqtx_par; do
+    echo "#define main ${header}_main"
+    sed -n '/\/\/>quickstart/,/\/\/<quickstart/p' $header.h | sed '1d;$d; s/^ \{1,7\}//'
+    echo "#undef main"
+done > "$work/quick.c"
+echo 'int main(void) { return seqtx_attn_span_main() + seqtx_sru_main() + seqtx_compressive_main() + seqtx_par_main(); }' >> "$work/quick.c"
+check "clang's undefined-behaviour sanitizer" "clang -std=c99 -I. -Iexamples -O0 -DSEQTX_STATIC -Wno-unused-function -fsanitize=undefined -fno-sanitize-recover=all $work/quick.c -lm -o $work/quick && $work/quick"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

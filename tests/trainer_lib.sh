@@ -211,7 +211,7 @@ refused() {
     [ $rc -eq 2 ] && pass || fail "exit code $rc instead of 2: $* ($told)"
     [ "$(wc -l <"$T/err")" -eq 1 ] && [ ! -s "$T/out" ] && pass || fail "one line on standard error is wanted, nothing else: $* ($told)"
     grep -qi -e "$pattern" "$T/err" && pass || fail "the message does not have '$pattern': $* ($told)"
-    if cmp -s "$T/before" "$T/after"; then pass; else
+    if [ -s "$T/before" ] && cmp -s "$T/before" "$T/after"; then pass; else
         fail "something was written: $*: $(diff "$T/before" "$T/after" | grep '^[<>]' | head -n 3)"
         rm -rf L.jsonl TB C.st
     fi
