@@ -31,7 +31,7 @@
                compressed memory   memory            this segment
        before  c0 c1 c2            m0 m1 m2 m3       h0 h1 h2 h3      all are keys for the queries of h0 .. h3
                 |  |               '-.-' '-.-'        |  |  |  |
-                |  |               conv   conv        |  |  |  |      e = n + S - M rows fall out, in groups of r
+                |  |               conv   conv        |  |  |  |      e = n + S - M rows (none below 0) fall out, r to a group
                 v  v                 v      v         v  v  v  v
        after   lost     c2          c3     c4        m0 m1 m2 m3      the last C of [cm ; new], the last M of [m ; h]
 
@@ -41,7 +41,7 @@
 
    Compression of the rows old[0..e), group g = rows g r .. g r + r - 1; the last group may be shorter (zeros in a convolution):
        conv       new_g = b + sum_t W_t old[g r + t]              overlap x: t from -x on
-       dilated    z = old; for R of dilation: z_i = relu(K0 z_i + K1 z_{i+R}), sum R zeros before; then conv, no biases
+       dilated    z = old; for R of dilation: z_i = relu(K0 z_i + K1 z_{i+R}); before, as many zeros as all R together; then conv, no biases
        max, mean  of the group's rows, channel by channel
        used       no groups: the ceil(e / r) rows that got most attention, in the order of time. Usage of a row: its softmax weight, mean
                   over heads and over the queries of the segments in which it stood in memory
@@ -128,7 +128,7 @@
    generation: stx_comp_gen_step and _feed, equal to whole segments. A stream that begins anew: stx_comp_state_reset_stream.
 
    Configuration (stx_comp_desc)
-       field           zero means       enwik8 of the PyTorch port / its README / paper: enwik8 / WikiText-103 / PG-19
+       field           zero means       published: PyTorch port, enwik8 / its README / paper, enwik8 / paper, WikiText-103 / paper, PG-19
        vocab           no words         256 / 20000 / 256 / adaptive, see Fidelity / 32000
        dim, emb        512, D           512 / 512, 128 / 1024 / 1024 / -
        layers, heads   8, 8             8, 8 / 12, 8 / 24, 8 / 18, 16 / 36, -
@@ -148,7 +148,7 @@
    (500,000). After 60,000 updates only every fourth step updates, with the gradients of four: fewer and larger updates do better
    late in training, a smaller rate does worse.
 
-   Cost of a memory layer, forward, multiply-adds a stream and segment, K = c + n + S, F' = 2 F (3 F with glu), kv = 2 hd kv_heads:
+   Cost of a memory layer, forward, multiply-adds a stream and whole segment (T = S, K = c + n + S), F' = 2 F (3 F with glu), kv = 2 hd kv_heads:
        Wq, Wo 2 S D^2 ; Wkv K D kv ; attention 3 D S (c + n + S/2) ; feed-forward S D F'
        compression e D^2, and 2 e D^2 more for each dilation ; aux: G D kv + 2 S D (e + G) ; gates: gru 12 S D^2, gtrxl 12, sigtanh 4,
        input, output, highway 2, residual 0 ; mogrify 5 S D^2 ; xl: Wr K D^2
