@@ -303,7 +303,7 @@ words_in() { [ ! -r "$out/text/$1.txt" ] || tokens "$out/text/$1.txt"; }
             if (!(a in n)) order[++names] = a
             n[a]++; pattern[a] = text("pattern"); attention[a] = number("attention"); blocks = number("blocks"); params[a] = number("parameters")
             v = number("valid_loss"); t = number("test_loss"); all_valid = number("valid_tokens"); all_test = number("test_tokens")
-            add(a SUBSEP "valid", figure(v)); add(a SUBSEP "test", figure(t)); if (number("seconds_per_100_steps") > 0) { seconds[a] += number("seconds_per_100_steps"); timed[a]++ }
+            add(a SUBSEP "valid", figure(v)); add(a SUBSEP "test", figure(t)); if (number("seconds_per_100_steps") > 0) { seconds[a] += number("seconds_per_100_steps"); known[a]++ }
             word_valid[a] += valid_words ? exp(v * all_valid / valid_words) : 0; word_test[a] += test_words ? exp(t * all_test / test_words) : 0
         }
         END {
@@ -322,7 +322,7 @@ words_in() { [ ! -r "$out/text/$1.txt" ] || tokens "$out/text/$1.txt"; }
                 if (timed) printf(" %.1f | %s | %s | %.3f | %s |", step[a], a == "xl" ? "1" : sprintf("%.2f", to[a]), a == "xl" ? "1" : sprintf("%.2f", eval_to[a]), token[a],
                     a == "xl" ? "1" : token["xl"] > 0 ? sprintf("%.2f", token[a] / token["xl"]) : "-")
                 else printf " - | - | - | - | - |"
-                if (timed[a]) printf " %.1f |\n", seconds[a] / timed[a]; else printf " - |\n"
+                if (known[a]) printf " %.1f |\n", seconds[a] / known[a]; else printf " - |\n"
             }
             for (j = 1; j <= names; j++) { a = order[j]
                 if (a == "xl" || !("xl" in n)) continue
