@@ -319,7 +319,7 @@ typedef struct stx_par_state {
     int       same_length;
     stx_rows *mem;          /* rows of block l, (B,n,D), oldest first */
     uint64_t  calls;        /* that moved it, since the reset */
-    int       eval;         /* the last of them was in evaluation */
+    int       training;     /* the last of them was in training */
 } stx_par_state;
 
 STX_DEF stx_par_state *stx_par_state_create(stx_par *m, size_t B);
@@ -1937,7 +1937,7 @@ STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pa
     }
     if (out) {
         out->calls = calls + 1;
-        out->eval = !stx_training(x);
+        out->training = stx_training(x);
     }
     if (d->pre_norm) h = stx_layernorm(x, h, m->final_gain, m->final_shift, d->norm_eps);
     return stx_dropout(x, h, d->final_dropout);
@@ -2008,12 +2008,14 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
     h = stx_key_add(h, (uint64_t)stx__par_how(m, targets, &how));
     h = stx_words_key(m->words, h, ids, targets, how.ignore ? &how : NULL);
     h = stx_key_add(stx_key_add(h, (uint64_t)(m->frozen + 2 * m->desc.gate)), (uint64_t)(uintptr_t)m->uniforms);
-    if (!s) return h;
-    h = stx_rows_key(s->mem, h);
-    h = stx_key_add(stx_key_add(stx_key_add(h, s->M), s->clamp_len), (uint64_t)s->same_length);
-    if (!m->arch || !s->eval) return h;
+    if (s) {
+        h = stx_rows_key(s->mem, h);
+        h = stx_key_add(stx_key_add(stx_key_add(h, s->M), s->clamp_len), (uint64_t)s->same_length);
+    }
+    /* what evaluation's gates are decided by; of a memory only seen in training nothing of it counts */
+    if (!m->arch || (s && s->training)) return h;
     h = stx_key_add(h, (uint64_t)m->desc.gate_eval);
-    if (m->desc.gate_eval == STX_PAR_EVAL_NOISE) return stx_key_add(h, s->calls);
+    if (m->desc.gate_eval == STX_PAR_EVAL_NOISE) return stx_key_add(h, s ? s->calls : 0);
     for (l = 0; m->desc.gate_eval == STX_PAR_EVAL_ARGMAX && l < m->desc.blocks; l++)
         h = stx_key_add(h, (uint64_t)stx__par_letter(m, l, -1));
     return h;

@@ -750,6 +750,29 @@ static void searching(void) {
         al[0] = 0;
         stx_set(x, m->arch->tensor[2], al);
         CHECK(k1 != stx_par_key(m, NULL, NULL, s, 1), "another branch");
+        /* before a memory's first call, and without one, it may be evaluation, too; in training the gates' way in evaluation decides nothing */
+        stx_par_state_free(s);
+        s = stx_par_state_create(m, 2);
+        for (l = 0; l < 2; l++) {
+            key = stx_par_key(m, NULL, NULL, l ? s : NULL, 1);
+            m->desc.gate_eval = STX_PAR_EVAL_NOISE;
+            k1 = stx_par_key(m, NULL, NULL, l ? s : NULL, 1);
+            CHECK(k1 != key, "another gate_eval of the first call");
+            m->desc.gate_eval = STX_PAR_EVAL_ARGMAX;
+            al[0] = al[0] > 0 ? 0 : 9;
+            stx_set(x, m->arch->tensor[2], al);
+            CHECK(key != stx_par_key(m, NULL, NULL, l ? s : NULL, 1), "another branch in the first call");
+        }
+        m->desc.gate_eval = STX_PAR_EVAL_NOISE;
+        key = stx_par_key(m, NULL, NULL, s, 1);
+        s->calls = 1;
+        CHECK(key != stx_par_key(m, NULL, NULL, s, 1), "another call's noise");
+        stx_begin(x, STX_TRAIN);
+        stx_par_forward(m, block(x, t, 2, S + 1, 0, S), NULL, s);
+        key = stx_par_key(m, NULL, NULL, s, 1);
+        m->desc.gate_eval = STX_PAR_EVAL_SOFT;
+        s->calls++;
+        CHECK(key == stx_par_key(m, NULL, NULL, s, 1), "in training the same");
         stx_par_set_tau(m, 0);
         CHECK(!stx_ok(x) && strstr(stx_error(x), "tau is 0"), "%s", stx_error(x));
         free(t);
