@@ -1,8 +1,10 @@
 /* test_flags.c - the same numbers whatever the compiler was told: tests/flags.sh builds this with -ffast-math and its parts, for x87 and
-   others. Functions against libm, losses of two small models against those of the double build, masks, and what must be refused when it is
+   others. Functions against libm, losses of a small model of each family against those of the double build, masks, and what must be refused when it is
    not a number. Nothing here compares with NaN or infinity by <, == or isnan: these options may remove that. */
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
+#include "../seqtx_compressive.h"
+#include "../seqtx_par.h"
 #include "../seqtx_sru.h"
 #include "test.h"
 
@@ -55,39 +57,54 @@ static void functions(stx_ctx *x) {
     CHECK(worst[3] < 5e-7, "softmax: %g", worst[3]);
 }
 
-enum { B = 2, T = 12, STEPS = 20, V = 19 };
+enum { B = 2, T = 12, STEPS = 20, V = 19, FAMILIES = 4 };
 static void words(int32_t *text, int step) {
     int i;
     for (i = 0; i < B * (T + 1); i++) text[i] = ((i % (T + 1) + step * T) * (i / (T + 1) + 3) + (i / (T + 1)) * 5) % V;
 }
-/* losses of the double build */
-static const double want[2][4] = {{3.16789632, 1.43182691, 0.64603275, 0.17036771}, {2.92712439, 2.63402011, 2.23250985, 1.79571570}};
-static void models(stx_ctx *x, int which) {
-    stx_span *span = NULL;
-    stx_sru_lm *sru = NULL;
-    stx_span_state *ms = NULL;
-    stx_sru_state *mr = NULL;
-    stx_optim *optim;
-    stx_optim_desc od;
-    int step, k = 0;
-    memset(&od, 0, sizeof od);
-    od.clip = 0.5;
+static stx_lm model(stx_ctx *x, int which) {
     if (which == 0) {
         stx_span_desc d;
         memset(&d, 0, sizeof d);
         d.vocab = V; d.layers = 2; d.dim = 32; d.heads = 2; d.inner = 64; d.span = 40; d.adapt_span = 1; d.ramp = 8; d.span_init = 0.31;
         d.dropout = 0.1;
-        span = stx_span_create(x, &d);
-        ms = stx_span_state_create(span, B);
-    } else {
+        return stx_span_lm(stx_span_create(x, &d));
+    }
+    if (which == 1) {
         stx_sru_lm_desc d;
         memset(&d, 0, sizeof d);
         d.vocab = V; d.dim = 32; d.sru.layers = 2; d.sru.transform = STX_SRU_ATTENTION; d.sru.proj = 16; d.sru.tanh = 1;
         d.sru.highway_bias = -2; d.dropout = 0.1;
-        sru = stx_sru_lm_create(x, &d);
-        mr = sru ? stx_sru_state_create(sru->sru, B) : NULL;
+        return stx_sru_lm_of(stx_sru_lm_create(x, &d));
     }
-    optim = stx_optim_create(which == 0 ? stx_span_params(span) : stx_sru_lm_params(sru), &od);
+    if (which == 2) {
+        stx_comp_desc d;
+        memset(&d, 0, sizeof d);
+        d.vocab = V; d.layers = 2; d.dim = 32; d.heads = 2; d.segment = T; d.mem = T; d.ratio = 4; d.gate = STX_COMP_GRU;
+        return stx_comp_lm(stx_comp_create(x, &d));
+    }
+    {
+        stx_par_desc d;
+        memset(&d, 0, sizeof d);
+        d.vocab = V; d.blocks = 3; d.dim = 32; d.heads = 2; d.segment = T;
+        return stx_par_lm(stx_par_create(x, &d));
+    }
+}
+static const char *const family[FAMILIES] = {"span", "sru", "compressive", "par"};
+/* losses of the double build */
+static const double want[FAMILIES][4] = {
+    {3.16789632, 1.43182691, 0.64603275, 0.17036771}, {2.92712439, 2.63402011, 2.23250985, 1.79571570},
+    {2.97626957, 2.06529315, 1.33547539, 0.97990357}, {2.93664205, 1.90410389, 1.22237855, 0.94778010}};
+static void models(stx_ctx *x, int which) {
+    stx_lm lm = model(x, which);
+    void *memory = lm.model ? lm.state_create(lm.model, B, 0) : NULL;
+    stx_optim *optim, *gates;
+    stx_optim_desc od;
+    int step, k = 0;
+    memset(&od, 0, sizeof od);
+    od.clip = 0.5;
+    optim = memory ? stx_optim_create(lm.params, &od) : NULL;
+    gates = memory && which == 3 ? stx_optim_create(((stx_par *)lm.model)->arch, &od) : NULL;
     CHECK(optim && stx_ok(x), "%s", stx_error(x));
     for (step = 0; step < STEPS && stx_ok(x); step++) {
         int32_t text[B * (T + 1)], in[B * T], next[B * T];
@@ -99,14 +116,15 @@ static void models(stx_ctx *x, int which) {
         stx_begin(x, STX_TRAIN);
         a = stx_tokens(x, in, B, T);
         b = stx_tokens(x, next, B, T);
-        nll = which == 0 ? stx_span_loss(span, a, b, ms, ms) : stx_sru_lm_loss(sru, a, b, mr, mr);
-        stx_backward(x, which == 0 ? stx_span_total(span, nll) : nll);
+        nll = lm.loss(lm.model, a, b, memory, memory);
+        stx_backward(x, lm.total(lm.model, nll));
         CHECK(stx_optim_step(optim, 0.01), "step %d: %s", step, stx_error(x));
-        if (which == 0) stx_span_clamp(span);
+        if (gates) CHECK(stx_optim_step(gates, 0.01), "step %d, gates: %s", step, stx_error(x));
+        lm.updated(lm.model);
         if (step % 6 == 0) {
             double have = stx_item(x, nll);
-            printf("%s step %d loss %.8f\n", which ? "sru" : "span", step, have);
-            CHECK(same(have, want[which][k], 1e-5, 1), "%s step %d: loss %.8f, the double build has %.8f", which ? "sru" : "span", step,
+            printf("%s step %d loss %.8f\n", family[which], step, have);
+            CHECK(same(have, want[which][k], 1e-5, 1), "%s step %d: loss %.8f, the double build has %.8f", family[which], step,
                   have, want[which][k]);
             k++;
         }
@@ -279,7 +297,7 @@ int main(void) {
     gradients(x);
     samples();
     stx_destroy(x);
-    for (which = 0; which < 2; which++) {
+    for (which = 0; which < FAMILIES; which++) {
         x = stx_create(&d);
         models(x, which);
         stx_destroy(x);
