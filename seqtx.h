@@ -4722,6 +4722,44 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx_
         _mm512_mask_storeu_epi32(to + i, some, _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(hi, lo)));
     }
 }
+/* A^T, A (k x m), as pairs in tiles for AMX: 16 rows of pairs by 16 columns at a time, turned: see stx__pack_a */
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__pack_at_bf16(uint32_t *to, const float *A, size_t lda,
+    size_t m, size_t k) {
+    const __m512i zip = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3,
+                                         18, 2, 17, 1, 16, 0);
+    size_t steps = (k + 31) / 32, p, i, q, c;
+    for (p = 0; p < steps; p++)
+        for (i = 0; i < m; i += 16) {
+            __mmask16 some = (__mmask16)(m - i < 16 ? (1u << (m - i)) - 1 : 0xffff);
+            uint32_t *tile = to + ((i / 32 * steps + p) * 32 + i % 32) * 16;
+            __m512i z[16], t[16];
+            for (q = 0; q < 16; q++) {
+                size_t r = 32 * p + 2 * q;
+                __m512 lo = _mm512_maskz_loadu_ps(r < k ? some : 0, A + STX_MIN(r, k - 1) * lda + i);
+                __m512 hi = _mm512_maskz_loadu_ps(r + 1 < k ? some : 0, A + STX_MIN(r + 1, k - 1) * lda + i);
+                z[q] = _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(hi, lo));
+            }
+            for (q = 0; q < 16; q += 2) {
+                t[q] = _mm512_maskz_unpacklo_epi32(0xffff, z[q], z[q + 1]);
+                t[q + 1] = _mm512_maskz_unpackhi_epi32(0xffff, z[q], z[q + 1]);
+            }
+            for (q = 0; q < 16; q += 4)             /* part L of z[q + c]: column 4 L + c of four rows */
+                for (c = 0; c < 2; c++) {
+                    z[q + 2 * c] = _mm512_maskz_unpacklo_epi64(0xff, t[q + c], t[q + 2 + c]);
+                    z[q + 2 * c + 1] = _mm512_maskz_unpackhi_epi64(0xff, t[q + c], t[q + 2 + c]);
+                }
+            for (c = 0; c < 4; c++) {
+                __m512i even0 = _mm512_maskz_shuffle_i32x4(0xffff, z[c], z[4 + c], 0x88), odd0 = _mm512_maskz_shuffle_i32x4(0xffff, z[c],
+                    z[4 + c], 0xdd);
+                __m512i even1 = _mm512_maskz_shuffle_i32x4(0xffff, z[8 + c], z[12 + c], 0x88), odd1 = _mm512_maskz_shuffle_i32x4(0xffff,
+                    z[8 + c], z[12 + c], 0xdd);
+                _mm512_storeu_si512(tile + c * 16, _mm512_maskz_shuffle_i32x4(0xffff, even0, even1, 0x88));
+                _mm512_storeu_si512(tile + (4 + c) * 16, _mm512_maskz_shuffle_i32x4(0xffff, odd0, odd1, 0x88));
+                _mm512_storeu_si512(tile + (8 + c) * 16, _mm512_maskz_shuffle_i32x4(0xffff, even0, even1, 0xdd));
+                _mm512_storeu_si512(tile + (12 + c) * 16, _mm512_maskz_shuffle_i32x4(0xffff, odd0, odd1, 0xdd));
+            }
+        }
+}
 static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, NULL, stx__transpose_avx512, stx__round_row_bf16,
     stx__pair_rows_bf16, "avx512 bf16"};
   #endif
@@ -4972,21 +5010,25 @@ static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_rea
         stx__pack_at(to, A, lda, m, k, mk->mr);
         return to;
     }
-    if (ta && mk->kr > 2) {     /* pairs of rows of A, which are pairs of neighbouring k, turned: [m][k] */
-        uint32_t t[STX__TRANSPOSE_PIECE * 32], *rows = (uint32_t *)(void *)to;
-        size_t q, n;
+    if (ta && mk->kr > 2) {     /* pairs of rows of A, which are pairs of neighbouring k, turned: AMX's tiles, 32 rows at a time: [m/32][k/32][32][32] */
+        uint32_t t[16 * 32], *tile = (uint32_t *)(void *)to;
+        size_t q, r, n;
+  #ifdef STX__BF16
+        if (mk->turn) stx__pack_at_bf16(tile, A, lda, m, k); else
+  #endif
         for (i = 0; i < m; i += 32)
-            for (p = 0; p < kk; p += 2 * STX__TRANSPOSE_PIECE) {
-                n = STX_MIN((size_t)32, m - i);
-                for (q = p; q < STX_MIN(kk, p + 2 * STX__TRANSPOSE_PIECE); q += 2) {
-                    if (q < k) mk->pair(t + (q - p) / 2 * 32, A + q * lda + i, q + 1 < k ? A + (q + 1) * lda + i : NULL, n);
-                    else memset(t + (q - p) / 2 * 32, 0, sizeof *t * 32);
+            for (p = 0, n = STX_MIN((size_t)32, m - i); p < kk; p += 32, tile += 16 * 32) {
+                for (q = 0; q < 16; q++) {
+                    const stx_real *a = A + (p + 2 * q) * lda + i;
+                    if (p + 2 * q < k) mk->pair(t + q * 32, a, p + 2 * q + 1 < k ? a + lda : NULL, n);
+                    else memset(t + q * 32, 0, 32 * sizeof *t);
                 }
-                stx__transpose((stx_real *)(void *)(rows + i * (kk / 2) + p / 2), kk / 2, (const stx_real *)(const void *)t, 32,
-                               (q - p) / 2, n);
+                for (r = 0; r < n; r++) for (q = 0; q < 16; q++) tile[r * 16 + q] = t[q * 32 + r];
             }
-        *rs = kk;
-        *ks = 2;
+        *rs = 32;
+        *ks = 64;
+        *step = kk * sizeof(uint16_t);
+        return to;
     } else if (ta) {       /* the same, not turned: [k/2][m] */
         for (p = 0; p < k; p += 2) {
             if (p + 1 + STX__AHEAD < k) { stx_prefetch(A + (p + STX__AHEAD) * lda, m); stx_prefetch(A + (p + 1 + STX__AHEAD) * lda, m); }
