@@ -7269,11 +7269,13 @@ static void stx__attn_bwd_keys(stx_ctx *x, stx__attn_tile *t, ptrdiff_t keys, in
                                size_t ldpe) {
     const stx__attn *A = t->A;
     const stx_attention_args *a = A->a;
-    size_t row = (t->b * a->H + t->h) * a->T;
+    size_t row = (t->b * a->H + t->h) * a->T, d;
     if (t->bk != t->wide) stx__attn_clear(t);
     t->wide = t->bk;
-    memset(t->R.dkt, 0, a->D * STX__LDK * sizeof *t->R.dkt);
-    memset(t->R.dvt, 0, a->D * STX__LDK * sizeof *t->R.dvt);
+    for (d = 0; d < a->D; d++) {
+        memset(t->R.dkt + d * STX__LDK, 0, t->bk * sizeof *t->R.dkt);
+        memset(t->R.dvt + d * STX__LDK, 0, t->bk * sizeof *t->R.dvt);
+    }
     for (t->q0 = 0; t->q0 < a->T; t->q0 += STX__BQ) {
         t->i0 = t->q0;
         t->nb = STX_MIN((size_t)STX__BQ, a->T - t->q0);
@@ -7287,7 +7289,8 @@ static void stx__attn_bwd_keys(stx_ctx *x, stx__attn_tile *t, ptrdiff_t keys, in
         if (A->tables && !t->persistent) stx__attn_table_bwd(t, dpe, ldpe);
     }
 }
-static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_work *w, size_t thread, size_t owner, size_t unit) {
+/* wide: stx__attn_tile's, of the unit before in the same room */
+static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_work *w, size_t thread, size_t owner, size_t unit, size_t *wide) {
     const stx_attention_args *a = A->a;
     const stx__attn_unit *U = w->unit + unit;
     stx__attn_tile t;
@@ -7300,6 +7303,7 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
     stx__attn_scratch_layout(A, w->rooms + thread * w->room, w->most, 1, &t.R);
     t.nt = stx__up(T, 32) + 16;
     stx__attn_open(A, &t, b, h);
+    t.wide = *wide;
     memset(t.R.o, 0, T * A->Dp * sizeof *t.R.o);
     memset(t.R.o2, 0, T * A->Dp * sizeof *t.R.o);
     stx__attn_queries(&t, t.R.q, t.R.qt, a->u, a->scale, 0, T);
@@ -7337,6 +7341,7 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
             w->dvb[unit * D + c] += e;
             if (dq) dq[r * lddq + c] += k + e;
         }
+    *wide = t.wide;
     if (!a->N || U->part >= 0) return;
     t.persistent = 1;
     stx__attn_queries(&t, t.R.q, t.R.qt, NULL, a->scale * sd, 0, T);
@@ -7354,6 +7359,7 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
             stx__attn_transpose_back(A, w->dpv + owner * w->npk + o + (size_t)p * D, D, t.R.dvt, 0, n, t.R.s);
         }
     }
+    *wide = t.wide;
     for (r = 0; r < T && dq; r++) for (c = 0; c < D; c++) dq[r * lddq + c] += a->scale * sd * t.R.o[r * A->Dp + c];
 }
 
@@ -7377,13 +7383,13 @@ static void stx__add_parts(stx_ctx *x, stx_real *to, const stx_real *from, size_
 static void stx__attn_bwd_part(const stx_share *s, const void *job) {
     const stx__attn_job *j = (const stx__attn_job *)job;
     const stx__attn_work *w = j->w;
-    size_t i, k;
+    size_t i, k, wide = 0;
     if (j->A->mk->enter) j->A->mk->enter();
     for (i = s->from; i < s->to; i++) {
         memset(w->dpe + i * w->npe, 0, w->npe * sizeof(stx_real));
         memset(w->dpk + i * w->npk, 0, w->npk * sizeof(stx_real));
         memset(w->dpv + i * w->npk, 0, w->npk * sizeof(stx_real));
-        for (k = 0; k < w->count; k++) if (w->unit[k].owner == (int)i) stx__attn_bwd_unit(s->x, j->A, w, s->thread, i, k);
+        for (k = 0; k < w->count; k++) if (w->unit[k].owner == (int)i) stx__attn_bwd_unit(s->x, j->A, w, s->thread, i, k, &wide);
     }
     if (j->A->mk->leave) j->A->mk->leave();
 }
