@@ -1,6 +1,6 @@
 #!/bin/sh
-# onednn.sh - SEQTX_ONEDNN: builds the header as C99 and C++11 and runs test_onednn.c with each compiler that there is. --probe: does a
-# program with dnnl.h compile, link and run?
+# onednn.sh - SEQTX_ONEDNN: compiles the header as C99 and C++11 and test_onednn.c with each compiler that there is, and runs that of the
+# first. --probe: does a program with dnnl.h compile, link and run?
 #   CC, CXX; ONEDNN_FLAGS (-I..) and ONEDNN_LIBS (-L.. -Wl,-rpath,.. -ldnnl) where oneDNN is not in the usual places.
 cd "$(dirname "$0")/.." || exit 1
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-onednn.XXXXXX") || exit 1
@@ -19,13 +19,17 @@ count() {       # count NAME COMMAND...: one check
     if "$@" > "$work/log" 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED $name"; head -n 20 "$work/log"; fi
 }
 printf '#include "seqtx.h"\nint main(void) { return 0; }\n' > "$work/use.c"
-# test_onednn.c at -O1, which takes half as long to compile as -O2; the rest without making code
+# test_onednn.c at -O1, which takes half as long to compile as -O2; the rest without making code (of other compilers everything but the calls
+# of oneDNN runs in flags.sh and form.sh)
+ran=
 for cc in "${CC:-cc}" gcc clang; do
     probe "$cc" || continue
     id=$($cc --version | head -n 1 | sed 's/^[^ ]* //')
     case "$seen" in *"|$id|"*) continue;; esac
     seen="$seen|$id|"
     count "$cc: without OpenMP, for double" $cc -std=c99 $W -I. $ONEDNN_FLAGS -DSEQTX_ONEDNN -DSEQTX_DOUBLE -DSEQTX_IMPLEMENTATION -fsyntax-only -x c "$work/use.c"
+    if [ -n "$ran" ]; then count "$cc: test_onednn.c" $cc -std=c99 -fsyntax-only $W -I. $ONEDNN_FLAGS tests/test_onednn.c; continue; fi
+    ran=1
     count "$cc: test_onednn.c" $cc -std=c99 -O1 $W $omp -I. $ONEDNN_FLAGS tests/test_onednn.c -o "$work/test" -lm $libs
     "$work/test" > "$work/out" 2>&1
     grep -v ' passed, ' "$work/out" | head -n 40
