@@ -5010,7 +5010,7 @@ static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_rea
         stx__pack_at(to, A, lda, m, k, mk->mr);
         return to;
     }
-    if (ta && mk->kr > 2) {     /* pairs of rows of A, which are pairs of neighbouring k, turned: AMX's tiles, 32 rows at a time: [m/32][k/32][32][32] */
+    if (ta && mk->kr > 2) {     /* pairs of rows of A, which are pairs of neighbouring k, turned, as AMX's tiles: [m/32][k/32][32][32] */
         uint32_t t[16 * 32], *tile = (uint32_t *)(void *)to;
         size_t q, r, n;
   #ifdef STX__BF16
@@ -7290,7 +7290,8 @@ static void stx__attn_bwd_keys(stx_ctx *x, stx__attn_tile *t, ptrdiff_t keys, in
     }
 }
 /* wide: stx__attn_tile's, of the unit before in the same room */
-static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_work *w, size_t thread, size_t owner, size_t unit, size_t *wide) {
+static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_work *w, size_t thread, size_t owner, size_t unit,
+                               size_t *wide) {
     const stx_attention_args *a = A->a;
     const stx__attn_unit *U = w->unit + unit;
     stx__attn_tile t;
