@@ -4426,9 +4426,9 @@ typedef struct stx__micro {
 } stx__micro;
 enum { STX__MR_MAX = 32, STX__NR_MAX = 32, STX__TRANSPOSE_PIECE = 128 };      /* the last: numbers of a row that packing takes at a time */
 
-/* 4 x 8, for every processor. Vectors of 16 bytes where the compiler has them (and does not compute in more digits than it stores): of plain
-   loops gcc keeps the sums in memory. Where h is less than 4 the other rows are the first again: a rest costs a
-   whole tile, which products of few rows, stx__gemv's, do not see. */
+/* 4 x 8, for every processor. Vectors of 16 bytes where the compiler has them (and does not compute in more digits than it stores): of
+   plain loops gcc keeps the sums in memory. Where h is less than 4 the other rows are the first again: a rest costs a whole tile, which
+   products of few rows, stx__gemv's, do not see. */
 #if (defined(__GNUC__) || defined(__clang__)) && (!defined(__FLT_EVAL_METHOD__) || __FLT_EVAL_METHOD__ < 1 || __FLT_EVAL_METHOD__ > 2)
 typedef stx_real stx__lanes __attribute__((vector_size(16)));
 #else

@@ -1,6 +1,6 @@
 /* test_flags.c - the same numbers whatever the compiler was told: tests/flags.sh builds this with -ffast-math and its parts, for x87 and
-   others. Functions against libm, losses of a small model of each family against those of the double build, masks, and what must be refused when it is
-   not a number. Nothing here compares with NaN or infinity by <, == or isnan: these options may remove that. */
+   others. Functions against libm, losses of a small model of each family against those of the double build, masks, and what must be refused
+   when it is not a number. Nothing here compares with NaN or infinity by <, == or isnan: these options may remove that. */
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
 #include "../seqtx_compressive.h"
