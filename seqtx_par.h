@@ -152,7 +152,8 @@
        mended       pos_mode: the reference counts rows of positions from the far end, so that a distance means another row in the first
                     call than in the others; noise in evaluation; tau_end, which is a factor; U = 0, which made NaN; gates below 0, which
                     are dead (arch pi), are free logits by default; cutoffs that were printed 2 too small
-       different    layouts: matrices (out,in), k rows before v rows; an importer splits the reference's (D,3D) kernel Q | V | K
+       different    layouts: matrices (out,in), k rows before v rows, where the reference has one (D,3D) kernel Q | V | K; padding stays hidden
+                    when it has become memory; clip_value of an optimiser cuts the sum of a word's gradients, not each of them
        omitted      candidates other than these three (experts); a temperature that is learned (in the reference it is not, either)
 
    Easy to get wrong
@@ -167,7 +168,7 @@
 
    Compile-time options: those of seqtx.h.
    GPU. As in seqtx.h; seqtx_cuda.cu has this header's kernels when it stands beside it. Once the memories are full a step can be replayed:
-       stx_step_run(x, stx_par_key(model, in, next, memory, 0), step, user)          stx_par_set_tau between steps
+       stx_step_run(x, stx_par_key(model, in, next, memory, 0), step, user)   stx_par_set_tau, .._set_uniforms between steps
 
    Reading order: stx__par_run (one block), stx__par_attention, stx_par_segment, stx__par_gate_of; then the kernels: >>gate, >>mix from
    stx_par_mix_plain on; stx__par_cut (cutoffs by divide and conquer); stx__par_gen_part.
@@ -257,7 +258,8 @@ typedef struct stx_par_desc {
     int    recompute;       /* drop each block's activations, make them again in backward */
 } stx_par_desc;
 
-/* Sets the switches in which the reference differs: see the column of the manual. Sizes stay. */
+/* Sets the switches in which the reference differs: see the column of the manual. Sizes stay. (With one plain softmax it counts padding,
+   too: then set words_out to STX_PAR_OUT_PLAIN and pads to 0.) */
 STX_DEF void stx_par_reference(stx_par_desc *d);
 
 typedef struct stx_par_block {
@@ -293,8 +295,8 @@ typedef struct stx_par {
     stx_real       *cost;                   /* (3) on the device: the table c */
     stx_tensor     *shown;                  /* (2,H dh), ones and zeros: for padding */
     int             frozen;                 /* the gates learn nothing: set by stx_par_freeze */
-    const stx_real *uniforms;               /* of the caller, see stx_par_set_uniforms */
-    size_t          uniforms_count;
+    stx_real       *uniforms;               /* the caller's, on the device; see stx_par_set_uniforms */
+    size_t          uniforms_count, uniforms_room;      /* how many hold; 0: numbers are drawn */
     stx_tensor    **w;                      /* (draws,3) of each block of the last forward, of this step; NULL: the block was no mixture */
     stx_tensor     *latency;                /* (1), sum over the blocks of the last forward, of this step; NULL: none */
 } stx_par;
@@ -316,7 +318,7 @@ typedef struct stx_par_state {
     stx_par  *model;
     size_t    B, M;
     size_t    clamp_len;    /* of calls that read it: the model's at first, may be set (evaluation with longer memories) */
-    int       same_length;
+    int       same_length;  /* the same; 1 wants M >= 2 */
     stx_rows *mem;          /* rows of block l, (B,n,D), oldest first */
     uint64_t  calls;        /* that moved it, since the reset */
     int       training;     /* the last of them was in training */
@@ -380,8 +382,8 @@ STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n);
 STX_DEF void stx_par_set_cost(stx_par *m, const double *cost);
 /* With 1 the gates' parameters are constants from the next forward on: nothing is spent on their gradients. */
 STX_DEF void stx_par_freeze(stx_par *m, int frozen);
-/* Uniform numbers in (0,1) of the caller in place of drawn ones, for tests: (draws,L,3) on the host, draws as desc.noise says for the next
-   calls (stx_par_draws). They must stay until NULL is set. */
+/* Uniform numbers in (0,1) of the caller in place of drawn ones, from the next call on: (draws,L,3) on the host, draws as desc.noise says for
+   it (stx_par_draws); NULL: drawn ones again. They are copied to the device, where a replayed step reads them (set them between steps). */
 STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count);
 /* How many draws a call of B streams of T tokens makes for each block */
 STX_DEF size_t stx_par_draws(const stx_par *m, size_t B, size_t T);
@@ -407,8 +409,8 @@ STX_DEF int stx_par_inherit(stx_par *to, const stx_par *from);
 /* Cutoffs for adaptive words: N counts (in the order of ids; largest first is best, and sort does it) are cut in K clusters of the least
    cost, exactly. F_j = sum of the first j counts, c_0 < c_1 < .. < c_{K-1} = N the ends, K - 1 tails:
        REF    sum over clusters, also the first, of (size) (count)               the reference's: as if the head cost only its own tokens
-       MACS   D (c_0 + K - 1) F_N + sum over tails k = 1.. of h_k (D + size_k) count_k         multiply-adds, h_k = proj_dims[k-1], or
-              max(floor(D / factor^k), 1)
+       MACS   D (c_0 + K - 1) + sum over tails k = 1.. of h_k (D + size_k) p_k        multiply-adds a word, h_k = proj_dims[k-1], or (0) max(
+              floor(D / factor^k), 1)
        TIME   time(c_0 + K - 1, D, 1) + sum of time(h_k, D, p_k) + time(size_k, h_k, p_k),     p_k = count_k / F_N
               exact if it is Monge, as max(c + a k0 n0, c + a k n), the form of 1609.04309, is
    Of cuts that cost the same the one whose last cutoffs are largest is taken, as the reference does. */
@@ -419,7 +421,7 @@ typedef struct stx_par_cuts_desc {
     int    sort;                    /* 1: counts by falling size first */
     size_t dim;                     /* D: MACS, TIME */
     double factor;                  /* 0: 4 */
-    const size_t *proj_dims;        /* (K - 1), or NULL */
+    const size_t *proj_dims;        /* (K - 1), 0: by factor; or NULL */
     double (*time)(void *user, size_t columns, size_t inner, double share);    /* of a product for this share of the batch's rows */
     void  *user;
 } stx_par_cuts_desc;
@@ -1047,7 +1049,7 @@ typedef struct stx__par_cutting {
     uint32_t *arg;                  /* (N + 1): where the last of them begins */
 } stx__par_cutting;
 static size_t stx__par_tail_width(const stx_par_cuts_desc *d, size_t k) {
-    size_t h = d->proj_dims ? d->proj_dims[k - 1] : (size_t)floor((double)d->dim / pow(d->factor, (double)k));
+    size_t h = d->proj_dims && d->proj_dims[k - 1] ? d->proj_dims[k - 1] : (size_t)floor((double)d->dim / pow(d->factor, (double)k));
     return h ? h : 1;
 }
 /* before[i] and cluster k of the words i .. j-1; of cluster 0: i = 0 */
@@ -1556,9 +1558,15 @@ STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n) {
 }
 STX_DEF void stx_par_freeze(stx_par *m, int frozen) { if (m) m->frozen = frozen != 0; }
 STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count) {
-    if (!m) return;
-    m->uniforms = u;
+    if (!m || !m->arch || !stx_ok(m->ctx)) return;
     m->uniforms_count = u ? count : 0;
+    if (m->uniforms_count > m->uniforms_room) {
+        stx_block_free(m->ctx, m->uniforms);
+        m->uniforms = stx_block_full(m->ctx, count);
+        m->uniforms_room = m->uniforms ? count : 0;
+        if (!m->uniforms) { m->uniforms_count = 0; return; }
+    }
+    if (m->uniforms_count) stx_put(m->ctx, m->uniforms, u, count);
 }
 STX_DEF size_t stx_par_draws(const stx_par *m, size_t B, size_t T) {
     if (!m || !m->arch) return 0;
@@ -1821,7 +1829,7 @@ static int stx__par_kind(const stx_par *m, size_t l) {
 static int stx__par_noisy(const stx_par *m) { return stx_training(m->ctx) || m->desc.gate_eval == STX_PAR_EVAL_NOISE; }
 /* The gate of block l for B streams of T tokens; u: the caller's numbers on the device, or NULL; calls: of the memory. Fills in which rows
    share it */
-static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, const stx_tensor *u, uint64_t calls, stx__par_job *j) {
+static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, const stx_real *u, uint64_t calls, stx__par_job *j) {
     stx_ctx *x = m->ctx;
     const stx_par_desc *d = &m->desc;
     const int latent = stx_training(x) && d->latency;
@@ -1836,25 +1844,20 @@ static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, co
     /* in evaluation, which draws no streams, by how much text was read: other noise in each call, the same for the same text */
     if (a.noisy && !u) a.stream = stx_training(x) ? stx_random_stream(x) : (uint64_t)1 << 62 | (calls & 0xffffffffffffu) << 12 | l;
     a.tau = m->tau->data;
-    a.u = u ? stx_at(x, u->data, 3 * l) : NULL;
+    a.u = u ? u + 3 * l : NULL;
     a.ldu = 3 * d->blocks;
     a.cost = m->cost;
     j->T = a.noisy && d->noise != STX_PAR_NOISE_STEP ? T : B * T;
     j->run = a.noisy && d->noise == STX_PAR_NOISE_TOKENS ? d->noise_tokens : j->T;
     return m->w[l] = stx__par_gate_op(x, m->frozen ? stx_detach(x, m->block[l].gate) : m->block[l].gate, &a, latent ? &m->latency : NULL);
 }
-/* The caller's uniform numbers on the device (draws,L,3); NULL: there are none, or an error */
-static stx_tensor *stx__par_given(stx_par *m, size_t draws) {
-    stx_tensor *u;
-    if (!m->uniforms || !stx__par_noisy(m)) return NULL;
-    if (m->uniforms_count != draws * m->desc.blocks * 3) {
-        stx_fail(m->ctx, STX_ERR_ARG, "stx_par_segment: stx_par_set_uniforms gave %zu numbers, want (%zu,%zu,3) for this call",
-                 m->uniforms_count, draws, m->desc.blocks);
-        return NULL;
-    }
-    u = stx_new_full(m->ctx, draws, m->desc.blocks, 3, 0);
-    stx_set(m->ctx, u, m->uniforms);
-    return u;
+/* The caller's uniform numbers (draws,L,3); NULL: there are none, or an error */
+static const stx_real *stx__par_given(stx_par *m, size_t draws) {
+    if (!m->uniforms_count || !stx__par_noisy(m)) return NULL;
+    if (m->uniforms_count == draws * m->desc.blocks * 3) return m->uniforms;
+    stx_fail(m->ctx, STX_ERR_ARG, "stx_par_segment: stx_par_set_uniforms gave %zu numbers, want (%zu,%zu,3) for this call",
+             m->uniforms_count, draws, m->desc.blocks);
+    return NULL;
 }
 /* (B,T,H dh): rows of zeros where pad is not 0, of ones elsewhere; NULL where nothing is padding */
 static stx_tensor *stx__par_shown(stx_par *m, const stx_ids *pad) {
@@ -1874,13 +1877,19 @@ static stx_tensor *stx__par_shown(stx_par *m, const stx_ids *pad) {
     }
     return stx_embedding(x, m->shown, stx_tokens(x, v, pad->B, pad->T));
 }
-static size_t stx__par_span(int same_length, size_t M) { return same_length && M > 1 ? M - 1 : 0; }
+/* The largest distance that a query sees, 0: any */
+static size_t stx__par_span(stx_ctx *x, const char *op, int same_length, size_t M) {
+    if (same_length && M < 2)
+        stx_fail(x, STX_ERR_ARG, "%s: same_length with a memory of %zu rows: want at least 2 rows, or same_length 0", op, M);
+    return same_length && M > 1 ? M - 1 : 0;
+}
 STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pad, const stx_par_state *in, stx_par_state *out) {
     stx_ctx *x = m ? m->ctx : NULL;
     const stx_par_state *how = in ? in : out;
     const stx_par_desc *d;
-    stx_tensor *u, *shown, *sines = NULL;
-    size_t l, B, T, reach, clamp;
+    const stx_real *u;
+    stx_tensor *shown, *sines = NULL;
+    size_t l, B, T, reach, clamp, span;
     uint64_t calls;
     if (!stx_ok(x) || !h) return NULL;
     d = &m->desc;
@@ -1901,6 +1910,7 @@ STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pa
     }
     calls = in ? in->calls : 0;
     clamp = how ? how->clamp_len : d->clamp_len;
+    span = stx__par_span(x, "stx_par_segment", how ? how->same_length : d->same_length, how ? how->M : stx__par_mem(d));
     m->latency = NULL;
     memset(m->w, 0, d->blocks * sizeof *m->w);
     u = m->arch ? stx__par_given(m, stx_par_draws(m, B, T)) : NULL;
@@ -1919,7 +1929,7 @@ STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pa
             j->n = in ? in->mem->layer[l].real : 0;
             if (j->n) ins[j->past = count++] = stx_rows_read(in->mem, l, j->n);
             j->mask = j->n ? stx_rows_mask(in->mem, l, j->n, pad, T) : pad;
-            j->span = stx__par_span(how ? how->same_length : d->same_length, how ? how->M : stx__par_mem(d));
+            j->span = span;
             j->shown = shown;
             reach = j->n + T;
             j->pos = stx__par_reach(m, clamp, reach);
@@ -2007,7 +2017,7 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
     if (!m || !stx_ok(m->ctx)) return h;
     h = stx_key_add(h, (uint64_t)stx__par_how(m, targets, &how));
     h = stx_words_key(m->words, h, ids, targets, how.ignore ? &how : NULL);
-    h = stx_key_add(stx_key_add(h, (uint64_t)(m->frozen + 2 * m->desc.gate)), (uint64_t)(uintptr_t)m->uniforms);
+    h = stx_key_add(stx_key_add(h, (uint64_t)(m->frozen + 2 * m->desc.gate)), m->uniforms_count ? (uint64_t)(uintptr_t)m->uniforms : 0);
     if (s) {
         h = stx_rows_key(s->mem, h);
         h = stx_key_add(stx_key_add(stx_key_add(h, s->M), s->clamp_len), (uint64_t)s->same_length);
@@ -2151,9 +2161,10 @@ static stx_tensor *stx__par_gen_part(stx_par_gen *g, stx_tensor *h) {
     stx_par *m = g->model;
     stx_ctx *x = m->ctx;
     const size_t t = h->dim[1], n = g->rows, M = g->M, stay = t < M ? M - t : 0;
+    const size_t span = stx__par_span(x, "stx_par_gen", g->same_length, M);
     const stx_ids *mask = NULL;
     size_t l, b;
-    if (g->stale && !stx__par_gen_fill(g)) return NULL;
+    if (!stx_ok(x) || (g->stale && !stx__par_gen_fill(g))) return NULL;
     m->latency = NULL;
     if (g->masked) {
         int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(g->B, n + t, sizeof *v)), any = 0;
@@ -2175,7 +2186,7 @@ static stx_tensor *stx__par_gen_part(stx_par_gen *g, stx_tensor *h) {
         memset(&j, 0, sizeof j);
         j.m = m; j.l = l; j.n = n;
         j.kind = g->kind[l];
-        j.span = stx__par_span(g->same_length, M);
+        j.span = span;
         j.mask = mask;
         j.gen = g;
         if (!M && g->pos[l]) g->cache->layer[l].len = 0;

@@ -308,6 +308,7 @@ typedef struct model {
     stx_par_state *s;
     stx_ids *in, *out;
     size_t B, T, V;
+    int given;                  /* its noise comes from outside */
     double rate, loss;
 } model;
 enum { WORDS = 23, FIRST = 7 };     /* in the first of two clusters */
@@ -352,6 +353,7 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     od.eps = 1e-3;              /* the gradients of three numbers: not so small that their rounding counts */
     r->gates = r->m->arch ? stx_optim_create(r->m->arch, &od) : NULL;
     r->s = stx_par_state_create(r->m, r->B);
+    r->given = which == SOFT;
     r->in = stx_tokens_create(r->x, r->B, r->T);
     r->out = stx_tokens_create(r->x, r->B, r->T);
     CHECK(stx_ok(r->x), "%s, device %d: %s", model_names[which], device, stx_error(r->x));
@@ -377,12 +379,18 @@ static void model_step(void *user) {
     stx_optim_step(r->o, r->rate);
     if (r->gates) stx_optim_step(r->gates, r->rate / 2);
 }
-/* Temperature, rates and tokens are other ones in each step. */
+/* Temperature, rates, tokens and noise are other ones in each step. */
 static double model_run(model *r, int n) {
     int32_t *id = tokens_of(r->B * r->T + 1, (size_t)n + 1);
     stx_tokens_set(r->x, r->in, id);
     stx_tokens_set(r->x, r->out, id + 1);
     if (r->gates) stx_par_set_tau(r->m, 1.5 / (1 + 0.2 * n));
+    if (r->given) {
+        stx_real u[6];
+        int i;
+        for (i = 0; i < 6; i++) u[i] = (stx_real)((double)((29 * n + 13 * i) % 64 + 1) / 66);
+        stx_par_set_uniforms(r->m, u, 6);
+    }
     r->rate = 0.05 / (1 + 0.1 * n);
     stx_optim_rate(r->o, r->rate);
     if (r->gates) stx_optim_rate(r->gates, r->rate / 2);

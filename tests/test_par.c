@@ -773,6 +773,19 @@ static void searching(void) {
         m->desc.gate_eval = STX_PAR_EVAL_SOFT;
         s->calls++;
         CHECK(key == stx_par_key(m, NULL, NULL, s, 1), "in training the same");
+        m->desc.gate_eval = STX_PAR_EVAL_ARGMAX;
+        for (l = 0; l < 2; l++) {
+            stx_par_state *small = stx_par_state_create_sized(m, 2, l);
+            stx_par_gen *gen = stx_par_gen_create_sized(m, 2, l);
+            small->same_length = gen->same_length = 1;
+            stx_begin(x, STX_EVAL);
+            CHECK(!stx_par_forward(m, block(x, t, 2, S + 1, 0, S), small, small) && strstr(stx_error(x), "same_length with a memory of"), "%s", stx_error(x));
+            stx_clear_error(x);
+            CHECK(!stx_par_gen_feed(gen, t, 1) && strstr(stx_error(x), "same_length with a memory of"), "%s", stx_error(x));
+            stx_clear_error(x);
+            stx_par_gen_free(gen);
+            stx_par_state_free(small);
+        }
         stx_par_set_tau(m, 0);
         CHECK(!stx_ok(x) && strstr(stx_error(x), "tau is 0"), "%s", stx_error(x));
         free(t);
