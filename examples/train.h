@@ -384,6 +384,9 @@ typedef struct {
     0, NULL}
 #define TR_TEXT_ALSO(name, also, keep, to, help)                 {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 0, 0, also, keep, 0, \
     NULL}
+/* A list with commas; given several times on the command line: the values one after the other */
+#define TR_LIST_ALSO(name, also, keep, to, help)                 {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 1, 0, also, keep, 0, \
+    NULL}
 #define TR_END                                   {NULL, TR_T_END, NULL, NULL, 0, 0, 0, NULL, 0, 0, NULL}
 
 typedef struct {
@@ -633,9 +636,11 @@ TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size
         }
         break;
     case TR_T_TEXT:
-        copy = (char *)malloc(strlen(value) + 1);
+        len = p->max > 0 && from == TR_FROM_ARGS && p->from == from && p->own && *p->own ? strlen(p->own) + 1 : 0;
+        copy = (char *)malloc(len + strlen(value) + 1);
         if (copy == NULL) return tr_fail(err, size, "--%s: out of memory", p->name);
-        strcpy(copy, value);
+        if (len) snprintf(copy, len + 1, "%s,", p->own);
+        strcpy(copy + len, value);
         free(p->own);
         p->own = copy;
         *(const char **)p->to = copy;
@@ -1360,6 +1365,14 @@ done:
 
 /* Opens the log for appending. resume_step: the step a run continues after; lines of later steps are dropped first, for
    they will be written again. TR_KEEP_ALL keeps every whole line. path NULL: no log. */
+/* 1 where there is a log, or nothing yet; 0 and err where there is another file */
+TR_DEF int tr_log_here(const char *path, char *err, size_t size) {
+    struct stat st;
+    FILE *f = stat(path, &st) == 0 && S_ISREG(st.st_mode) ? fopen(path, "rb") : NULL;
+    int first = f ? getc(f) : EOF;
+    if (f) fclose(f);
+    return first == EOF || first == '{' ? 1 : tr_fail(err, size, "--log %s: there is such a file, and it is no log of a run: give another name", path);
+}
 TR_DEF int tr_log_open(tr_log *l, const char *path, uint64_t resume_step, char *err, size_t size) {
     memset(l, 0, sizeof *l);
     l->out.fd = -1;
@@ -1743,7 +1756,7 @@ TR_DEF int tr_board_scalar(tr_board *b, const char *tag, uint64_t step, double x
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
-   >>signals  The first SIGINT or SIGTERM asks the loop to finish its step, save and leave; the next one ends the process at
+   >>signals  The first SIGINT, SIGTERM or SIGHUP asks the loop to finish its step, save and leave; the next one ends the process at
    once, with code 128 + its number. Where a stop would lose the run (tr_signals with ask = 1), a SIGINT first only warns,
    and counts when a second one follows within TR_ASK_SECONDS. */
 
@@ -1768,20 +1781,20 @@ TR_DEF void tr_on_signal(int sig) {
     errno = why;
 }
 
-/* Without SA_RESTART, so that a blocking read or wait returns with EINTR and the loop gets to see the request. The two
+/* Without SA_RESTART, so that a blocking read or wait returns with EINTR and the loop gets to see the request. The
    signals wait for each other. */
 TR_DEF int tr_signals(int ask, char *err, size_t size) {
-    static const int which[2] = {SIGINT, SIGTERM};
-    struct sigaction act;
+    static const int which[3] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction act, was;
     int i;
     memset(&act, 0, sizeof act);
     act.sa_handler = tr_on_signal;
     sigemptyset(&act.sa_mask);
-    sigaddset(&act.sa_mask, SIGINT);
-    sigaddset(&act.sa_mask, SIGTERM);
+    for (i = 0; i < 3; i++) sigaddset(&act.sa_mask, which[i]);
     tr_ask = ask;
-    for (i = 0; i < 2; i++)
-        if (sigaction(which[i], &act, NULL) != 0) return tr_fail(err, size, "sigaction: %s", strerror(errno));
+    for (i = 0; i < 3; i++)
+        if ((which[i] == SIGHUP && sigaction(SIGHUP, NULL, &was) == 0 && was.sa_handler == SIG_IGN) ? 0 /* nohup */
+            : sigaction(which[i], &act, NULL) != 0) return tr_fail(err, size, "sigaction: %s", strerror(errno));
     return 1;
 }
 
@@ -1910,7 +1923,7 @@ typedef struct {
         "model, optimiser, batch, seed or precision is refused. " \
     "Results and generated text go to standard output, progress and all else to standard error; with --generate the results go there " \
         "too. " \
-    "Exit code: 0 done; 1 failed while running; 2 refused before anything was written; 130 stopped by Ctrl-C, 143 by SIGTERM. " \
+    "Exit code: 0 done; 1 failed while running; 2 refused before anything was written; 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by the end of its terminal. " \
     "A first Ctrl-C finishes the step and saves; without --checkpoint it asks, on a terminal, for a second one."
 
 typedef struct tr_lm tr_lm;
@@ -1967,6 +1980,7 @@ struct tr_lm {
     int          no_evaluation;   /* a run that does not train tells nothing but what kind->learned says */
     int          more_figures;    /* where perplexity of a token is reported: that of a word, too, and the mean of the batches' */
     double     (*counted)(const tr_lm *t, const int32_t *targets, size_t n);    /* how many of these have a loss; NULL: all. Set by make */
+    int          mean_of_all;     /* a loss is the mean over all tokens, those that are not counted have 0 */
     double       counted_share;   /* ... of the tokens of the last evaluation */
     double       batch_ppl;       /* that mean, of the last evaluation: TensorFlow's habit, at least the perplexity */
     int          unit;            /* what is reported: TR_BPC, TR_PPL or TR_WORD_PPL */
@@ -2479,7 +2493,7 @@ TR_DEF int tr_lm_open(tr_lm *t) {
         return tr_fail(t->err, TR_ERR, "--tensorboard %s: not a directory", o->tensorboard);
     if (t->training && o->checkpoint && !tr_can_write("checkpoint", o->checkpoint, t->err, TR_ERR)) return 0;
     if (t->training && o->best && !tr_can_write("best", o->best, t->err, TR_ERR)) return 0;
-    if (o->log && strncmp(o->log, "/dev/", 5) && !tr_can_write("log", o->log, t->err, TR_ERR)) return 0;
+    if (o->log && strncmp(o->log, "/dev/", 5) && (!tr_can_write("log", o->log, t->err, TR_ERR) || !tr_log_here(o->log, t->err, TR_ERR))) return 0;
     t->config = tr_options_json(t->options, 1);
     if (!t->config) return tr_fail(t->err, TR_ERR, "no memory");
     return tr_signals(t->training && !o->checkpoint && isatty(2), t->err, TR_ERR);
@@ -2639,7 +2653,7 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
             double nll, m = t->counted ? t->counted(t, out, B * n) : (double)(B * n);
             stx_begin(t->x, STX_EVAL);
             nll = stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, in, B, n), stx_tokens(t->x, out, B, n), state, state));
-            sum += nll * m;
+            sum += nll * (t->mean_of_all ? (double)(B * n) : m);
             exps += exp(nll);
             count += m;
             all += (double)(B * n);
@@ -2974,6 +2988,23 @@ TR_DEF int tr_lm_dry_run(tr_lm *t) {
            (unsigned long long)tr_lm_number(t, "batch-sz", 1));
     return fflush(stdout) == 0 ? 1 : tr_fail(t->err, TR_ERR, "cannot print: %s", strerror(errno));
 }
+/* Is it one file under two names? */
+TR_DEF int tr_same_file(const char *a, const char *b) {
+    struct stat s, t;
+    if (!a || !b || !*a || !*b) return 0;
+    return !strcmp(a, b) || (!stat(a, &s) && !stat(b, &t) && S_ISREG(s.st_mode) && s.st_dev == t.st_dev && s.st_ino == t.st_ino);
+}
+/* What this run writes as --name is none of its other files. 0: err */
+TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
+    static const char *const other[] = {"data", "checkpoint", "best", "log", "pieces", "inherit"};
+    size_t i;
+    for (i = 0; i < sizeof other / sizeof *other; i++) {
+        const tr_opt *p = tr_find_option(t->options, other[i], strlen(other[i]));
+        if (p && strcmp(other[i], name) && tr_same_file(path, *(const char *const *)p->to))
+            return tr_fail(t->err, TR_ERR, "--%s and --%s are the same file", name, other[i]);
+    }
+    return 1;
+}
 TR_DEF int tr_lm_check(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     uint64_t B = tr_lm_number(t, "batch-sz", 1), split = tr_lm_number(t, "batch-split", 1);
@@ -2983,8 +3014,7 @@ TR_DEF int tr_lm_check(tr_lm *t) {
     if (o->update_after && o->update_every <= 1 && tr_given(t->options, "update-after"))
         return tr_fail(t->err, TR_ERR, "--update-after %llu: every step updates, before and after it: give an --update-every of 2 or more",
                        (unsigned long long)o->update_after);
-    if (t->training && o->best && o->checkpoint && !strcmp(o->best, o->checkpoint))
-        return tr_fail(t->err, TR_ERR, "--best and --checkpoint are the same file");
+    if (!tr_lm_own_file(t, "log", o->log) || !tr_lm_own_file(t, "best", o->best) || !tr_lm_own_file(t, "checkpoint", o->checkpoint)) return 0;
     return t->kind->check(t);
 }
 /* --data-unit word-ppl, and where more figures are wanted: counts the words */
