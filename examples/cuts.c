@@ -3,6 +3,7 @@
        cc -O3 -pthread cuts.c -lm -o cuts
        ./cuts --ids train.ids --vocab 12000 --clusters 3 --dim 128
        ./cuts --counts counts.txt --clusters 4 --dim 512 --factor 4 --sort
+       ./cuts --text train.txt --tokens words --clusters 4 --dim 410
 
    Standard output has the cutoffs alone, as --cutoffs of the trainers takes them; standard error says what they cost. */
 #include "train.h"
@@ -11,9 +12,9 @@
 #include "text.h"
 
 static struct {
-    const char *counts, *ids, *proj_dims, *against;
-    uint64_t clusters, vocab, dim, rows, threads;
-    int cost, sort;
+    const char *counts, *ids, *text, *proj_dims, *against;
+    uint64_t clusters, vocab, dim, rows, threads, min_count;
+    int cost, sort, tokens;
     double factor;
 } opt;
 
@@ -21,6 +22,9 @@ static tr_opt table[] = {
     TR_TEXT("counts", TR_LOCAL, &opt.counts, "how often each word stands in the text: a whole number a line, in the order of the words' "
             "numbers"),
     TR_TEXT("ids", TR_LOCAL, &opt.ids, "or the text itself, as words' numbers with white space between"),
+    TR_TEXT("text", TR_LOCAL, &opt.text, "or a text, whose words are numbered as train_par numbers them: by falling count"),
+    TR_CHOICE("tokens", TR_LOCAL, &opt.tokens, "words|chars", "text: what a word is"),
+    TR_SIZE("min-count", TR_LOCAL, &opt.min_count, 0, TR_INF, "text: words seen fewer times become <unk>, as in train_par"),
     TR_SIZE("vocab", TR_LOCAL, &opt.vocab, 0, 1u << 30, "ids: words there are; 0: as many as the largest number says"),
     TR_FLAG("sort", TR_LOCAL, &opt.sort, "words are renumbered by falling count first"),
     TR_SIZE("clusters", TR_LOCAL, &opt.clusters, 1, STX_MAX_CLUSTERS, "clusters, the head among them: one more than cutoffs"),
@@ -142,6 +146,38 @@ static int read_counts(counts *c, const char *path, int ids, char err[TR_ERR]) {
     if (ok && ids && opt.vocab) { ok = room_for(c, (size_t)opt.vocab - 1, path, err); c->size = (size_t)opt.vocab; }
     return ok;
 }
+/* A text's words, counted in the order of the vocabulary that the trainer makes of it. 0: err */
+static int read_text(counts *c, stx_ctx *x, char err[TR_ERR]) {
+    struct stat st;
+    stx_vocab_desc d;
+    stx_vocab *v = NULL;
+    stx_corpus *text = NULL;
+    int32_t id[4096];
+    size_t at, n = 0, i, size = 0;
+    int ok = stat(opt.text, &st) == 0;
+    if (!ok) return tr_fail(err, TR_ERR, "--text %.300s: %s", opt.text, strerror(errno));
+    if (!S_ISREG(st.st_mode)) return tr_fail(err, TR_ERR, "--text %.300s: it is no file", opt.text);
+    memset(&d, 0, sizeof d);
+    d.kind = opt.tokens ? STX_TOK_CHARS : STX_TOK_WORDS;
+    d.order = STX_ORDER_COUNT_EARLIER;
+    d.eos = opt.tokens;
+    d.eos_first = !opt.tokens;
+    d.min_count = opt.min_count;
+    v = stx_vocab_build(x, &d, opt.text, 0, (uint64_t)st.st_size);
+    text = v ? stx_corpus_open(x, v, opt.text, 0, (uint64_t)st.st_size) : NULL;
+    if (text) size = stx_corpus_size(text);
+    ok = text && room_for(c, stx_vocab_size(v) - 1, opt.text, err);
+    if (ok) c->size = stx_vocab_size(v);
+    for (at = 0; ok && at < size; at += n) {
+        n = STX_MIN(sizeof id / sizeof *id, size - at);
+        ok = stx_corpus_read(text, at, n, id);
+        for (i = 0; ok && i < n; i++) c->n[id[i]]++;
+    }
+    if (!ok && !stx_ok(x)) tr_fail(err, TR_ERR, "--text: %.900s", stx_error(x));
+    stx_corpus_close(text);
+    stx_vocab_free(v);
+    return ok;
+}
 static int falling(const void *a, const void *b) {
     uint64_t u = *(const uint64_t *)a, v = *(const uint64_t *)b;
     return u > v ? -1 : u < v;
@@ -196,7 +232,7 @@ static int run(char err[TR_ERR]) {
     if (ok && opt.proj_dims && (!tr_read_sizes(opt.proj_dims, dims, STX_MAX_CLUSTERS, &n) || n != d.clusters - 1))
         ok = tr_fail(err, TR_ERR, "--proj-dims %.100s: want %zu numbers, one for each tail", opt.proj_dims, d.clusters - 1);
     for (k = 0; ok && k < n; k++) if (!dims[k]) ok = tr_fail(err, TR_ERR, "--proj-dims %.100s: a tail of width 0", opt.proj_dims);
-    ok = ok && read_counts(&c, opt.ids ? opt.ids : opt.counts, opt.ids != NULL, err);
+    ok = ok && (opt.text ? read_text(&c, x, err) : read_counts(&c, opt.ids ? opt.ids : opt.counts, opt.ids != NULL, err));
     if (ok && opt.against && !tr_read_sizes(opt.against, other, STX_MAX_CLUSTERS - 1, &m))
         ok = tr_fail(err, TR_ERR, "--against %.100s: want rising numbers with commas between", opt.against);
     for (k = 0; ok && k < m; k++)
@@ -228,7 +264,9 @@ int main(int argc, char **argv) {
     int ok, got = tr_parse(&options, argc, argv, err, TR_ERR);
     if (got == 2) return 0;
     ok = got == 1;
-    if (ok && !opt.counts == !opt.ids) ok = tr_fail(err, TR_ERR, "give --counts, or --ids");
+    if (ok && !opt.counts + !opt.ids + !opt.text != 2) ok = tr_fail(err, TR_ERR, "give --counts, or --ids, or --text");
+    if (ok && !opt.text && (tr_given(&options, "tokens") || opt.min_count)) ok = tr_fail(err, TR_ERR, "--tokens and --min-count are for --text");
+    if (ok && !opt.ids && opt.vocab) ok = tr_fail(err, TR_ERR, "--vocab is for --ids");
     ok = ok && run(err);
     if (!ok) fprintf(stderr, "%s: %s\n", options.program, err);
     tr_options_free(&options);

@@ -75,13 +75,13 @@ static tr_opt table[] = {
     TR_FLAG("adaptive-in", TR_MODEL, &opt.adaptive_in, "adaptive: the embedding is, too"),
     TR_FLAG("tied", TR_MODEL, &opt.tied, "the output's matrix is the embedding's, also of adaptive ones"),
     TR_CHOICE("tie-projs", TR_MODEL, &opt.tie_projs, "none|all|but-first", "adaptive-in: which projections are the output's, too"),
-    TR_TEXT_ALSO("cutoffs", "adapt-io-cutoffs", TR_MODEL, &opt.cutoffs, "cluster ends, as 20000,40000,200000; build/cuts finds the best "
-                 "ones"),
+    TR_LIST_ALSO("cutoffs", "adapt-io-cutoffs", TR_MODEL, &opt.cutoffs, "cluster ends, as 20000,40000,200000, or one after the other; "
+                 "build/cuts finds the best ones"),
     TR_REAL_ALSO("div-val", "adapt-io-divval", TR_MODEL, &opt.div_val, 0, 0, 1e6, "adaptive: each cluster is this much narrower than the "
         "one before; 0: 1"),
     TR_REAL("proj-factor", TR_MODEL, &opt.proj_factor, 0, 1e6, "reference: the same of its tails; 0: 4"),
-    TR_TEXT("proj-dims", TR_MODEL, &opt.proj_dims, "reference: in place of that the width of each tail, as 64,16"),
-    TR_SIZE("emb-sz", TR_MODEL, &opt.emb_sz, 0, 1u << 28, "adaptive-in: width of the first cluster; 0: --hid-sz"),
+    TR_LIST_ALSO("proj-dims", NULL, TR_MODEL, &opt.proj_dims, "reference: in place of that the width of each tail, as 64,16"),
+    TR_SIZE_ALSO("emb-sz", "d-embed", TR_MODEL, &opt.emb_sz, 0, 1u << 28, "adaptive-in: width of the first cluster; 0: --hid-sz"),
     TR_REAL("emb-scale", TR_MODEL, &opt.emb_scale, 0, 1e6, "the embedding is multiplied by this; 0: the root of --hid-sz"),
     TR_INT("pad-id", TR_MODEL, &opt.pad_id, -1, INT_MAX, "targets with this number have no loss; -1: all have"),
     TR_FLAG("divide-all", TR_MODEL, &opt.divide_all, "... but count in the mean"),
@@ -136,7 +136,7 @@ static tr_opt table[] = {
     TR_SIZE_ALSO("lr-warmup", "warmup-steps|warmup-step", TR_FREE, &opt.lr_warmup, 0, TR_INF, "steps of linear warm-up"),
     TR_REAL("lr-start", TR_FREE, &opt.lr_start, 0, 1e6, "where it begins"),
     TR_REAL_ALSO("lr-min", "eta-min", TR_FREE, &opt.lr_min, 0, 0, 1e6, "end of the cosine"),
-    TR_REAL("momentum", TR_FIXED, &opt.momentum, 0, 1, "of sgd"),
+    TR_REAL_ALSO("momentum", "mom", TR_FIXED, &opt.momentum, 0, 0, 1, "of sgd"),
     TR_REAL("eps", TR_FIXED, &opt.eps, 0, 1, "of the optimiser's denominator; 0: its usual one"),
     TR_FLAG("eps-hat", TR_FIXED, &opt.eps_hat, "adam, adamw: eps as it is in TensorFlow's form"),
     TR_REAL("weight-decay", TR_FREE, &opt.weight_decay, 0, 1e6, "of adam and sgd (in the gradient), adamw (decoupled) and lamb (in the "
@@ -145,12 +145,12 @@ static tr_opt table[] = {
         "otherwise; 0: none"),
     TR_REAL_ALSO("clip-value", "clipvalue", TR_FREE, &opt.clip_value, 0, 0, 1e9, "largest number of a gradient; 0: none"),
     TR_SIZE_ALSO("batch-sz", "batch-size", TR_FIXED, &opt.batch_sz, 1, 1u << 30, "parallel streams of text"),
-    TR_SIZE("batch-split", TR_FIXED, &opt.batch_split, 1, 1u << 30, "work on the batch in this many parts, one after the other (less "
+    TR_SIZE_ALSO("batch-split", "batch-chunk", TR_FIXED, &opt.batch_split, 1, 1u << 30, "work on the batch in this many parts, one after the other (less "
         "memory)"),
     TR_CHOICE("reading", TR_FIXED, &opt.lm.reading, "streams|roll|records", "streams of the text; each turned by a random number of "
               "tokens in every epoch; blocks without overlap, as the reference of PAR reads"),
     TR_LM_PACE(opt.lm),
-    TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF, "steps in all: one segment of every stream each; 0: as --epochs says, or 1000"),
+    TR_SIZE_ALSO("steps", "max-step", TR_FREE, &opt.lm.steps, 0, TR_INF, "steps in all: one segment of every stream each; 0: as --epochs says, or 1000"),
     TR_REAL("epochs", TR_FREE, &opt.epochs, 0, 1e9, "times through the training text, where no --steps are said"),
     TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF, "of initial values, dropout, noise and pieces of text; of sampling where it is "
             "given, else that differs every time"),
@@ -185,7 +185,7 @@ static tr_opt table[] = {
 #define XL BASE "optim=adam lr=0.00025 schedule=xl-cosine grad-clip=0.25 log-every=200 eval-every=4000 save-every=4000 "
 #define XL_DROP(p) "dropout=" p " inner-dropout=" p " pos-dropout=" p " final-dropout=" p " "
 #define XL_EVAL(block, mem, clamp) "eval-block-sz=" block " eval-mem=" mem " eval-clamp-len=" clamp " eval-same-length "
-#define XL_CHARS XL "vocab=205 data-unit=bpc steps=400000 "
+#define XL_CHARS XL "tied vocab=205 data-unit=bpc steps=400000 "
 #define XL_12 XL_CHARS XL_DROP("0.1") "nlayers=24 hid-sz=512 nheads=8 head-sz=64 inner-hid-sz=2048 block-sz=512 mem=512 " \
     "batch-sz=22 " XL_EVAL("80", "2100", "820")
 #define XL_24 XL_CHARS XL_DROP("0.15") "attn-dropout=0.15 nlayers=48 hid-sz=1024 nheads=8 head-sz=128 inner-hid-sz=3072 " \
@@ -307,7 +307,7 @@ static double expected(const run *r, const double *p) {
                  : r->pattern[l] == 's' ? r->desc.cost[0] : r->pattern[l] == 'f' ? r->desc.cost[1] : 0;
     return sum;
 }
-static void log_search(run *r) {
+static void log_search(run *r, double tau) {
     static const char *const branch[3] = {"attention", "feed-forward", "identity"};
     double *p = r->arch ? (double *)malloc(3 * r->blocks * sizeof *p) : NULL, time;
     char text[64];
@@ -315,7 +315,7 @@ static void log_search(run *r) {
     tr_buf list;
     memset(&list, 0, sizeof list);
     if (p && !stx_par_probs(r->model, p)) { free(p); return; }
-    tr_log_num(&r->t.log, "tau", r->arch ? r->tau : (double)NAN);
+    tr_log_num(&r->t.log, "tau", r->arch ? tau : (double)NAN);
     time = r->desc.cost[0] > 0 ? expected(r, p) : (double)NAN;
     tr_log_num(&r->t.log, "latency", time);
     tr_buf_puts(&list, "[");
@@ -329,14 +329,21 @@ static void log_search(run *r) {
     tr_buf_puts(&list, "]");
     tr_log_json(&r->t.log, "pi", list.oom ? NULL : list.s);
     if (p) {
-        tr_lm_point(&r->t, "search/tau", r->tau);
+        tr_lm_point(&r->t, "search/tau", tau);
         if (time > 0) tr_lm_point(&r->t, "search/latency", time);
     }
     tr_buf_free(&list);
     free(p);
 }
+/* The temperature after t.step steps: that of the next one, of an evaluation and of a checkpoint now */
+static void cool(run *r) {
+    r->tau = stx_par_tau(&r->anneal, r->t.step);
+    stx_par_set_tau(r->model, r->tau);
+}
 static void train(tr_lm *t) {
     run *r = (run *)t;
+    double tau;             /* of the step that is logged */
+    if (r->arch) cool(r);
     while (tr_lm_more(t)) {
         void **weights = t->state;
         int fresh;
@@ -352,21 +359,21 @@ static void train(tr_lm *t) {
         t->lr = rate(t, t->step);
         stx_optim_rate(t->optim, t->lr);
         if (r->arch) {
-            r->tau = stx_par_tau(&r->anneal, t->step);
             r->arch_lr = opt.arch_optim == ARCH_SAME ? t->lr : opt.arch_lr;
-            stx_par_set_tau(r->model, r->tau);
             stx_par_freeze(r->model, !r->learn);
             stx_optim_rate(r->arch, r->arch_lr);
         }
+        tau = r->tau;
         tr_lm_step(t, stx_key_add(key, (uint64_t)(2 * r->turn + r->learn)), step, r);
         if (r->learn && !stx_optim_sync(r->arch) && r->turn && stx_ok(t->x)) {
             size_t k;
             for (k = 0; k < t->parts; k++) t->lm.state_reset(r->own_state[k]);
         }
         if (!tr_lm_stepped(t, stx_noted(t->x, NOTE_LOSS))) break;
+        if (r->arch) cool(r);
 
         if (tr_lm_log_due(t)) {
-            log_search(r);
+            log_search(r, tau);
             tr_lm_logged(t);
         }
         if (!tr_lm_look_and_save(t)) break;
@@ -501,7 +508,8 @@ static int expand(tr_lm *t, const char *name, const char *text, size_t L, char o
     size_t i;
     uint64_t p;
     out[0] = 0;
-    if (!text || !*text || !strcmp(text, "search")) return 1;
+    if (text && !*text) return tr_fail(t->err, TR_ERR, "--%s: it is empty; want letters s, f, i, or search, xl, par:5", name);
+    if (!text || !strcmp(text, "search")) return 1;
     if (!strcmp(text, "xl")) {
         for (i = 0; i < L; i++) out[i] = "sf"[i % 2];
         out[L] = 0;
@@ -566,7 +574,7 @@ static size_t best_of(const candidate *c, size_t n) {
     return best;
 }
 static void derive(run *r, FILE *out) {
-    size_t S = (size_t)opt.derive_samples, n = 0, i, L = r->blocks, attend = 0;
+    size_t S = (size_t)opt.derive_samples, n = 0, i, L = r->blocks, attend = 0, share;
     candidate *all = (candidate *)malloc((S + 2) * sizeof *all);
     stx_real *kept = (stx_real *)malloc(3 * L * sizeof *kept);
     int was = r->model->desc.gate_eval, ok = all && kept;
@@ -577,9 +585,10 @@ static void derive(run *r, FILE *out) {
     ok = ok && stx_par_argmax(r->model, all[0].pattern, PATTERN);
     for (i = 0; ok && i < L; i++) attend += all[0].pattern[i] == 's';
     ok = ok && derive_one(r, out, "argmax", all, &n);
-    if (ok && attend && L / attend > 1) {       /* the rule has at most an attention for every two blocks */
-        snprintf(what, sizeof what, "par:%zu", L / attend);
-        ok = stx_par_rule(all[n].pattern, PATTERN, L, L / attend) && derive_one(r, out, what, all, &n);
+    share = attend ? L / attend : 5;            /* as many attentions as the likeliest has; where it has none, the paper's share */
+    if (ok && share > 1 && share <= L) {        /* the rule has at most an attention for every two blocks */
+        snprintf(what, sizeof what, "par:%zu", share);
+        ok = stx_par_rule(all[n].pattern, PATTERN, L, share) && derive_one(r, out, what, all, &n);
     }
     for (i = 0; ok && i < S; i++) {
         size_t l;
@@ -589,7 +598,12 @@ static void derive(run *r, FILE *out) {
     }
     for (i = 0; all && kept && i < L; i++) stx_set(r->t.x, r->model->block[i].gate, kept + 3 * i);
     r->model->desc.gate_eval = was;
-    if (ok && n) fprintf(out, "best: %s\n", short_form(all[best_of(all, n)].pattern, text));
+    if (ok && n) {
+        size_t best = best_of(all, n);
+        fprintf(out, "best: %s\n", short_form(all[best].pattern, text));
+        if (opt.latency_target > 0 && all[best].time > opt.latency_target)
+            fprintf(out, "none of them is within --latency-target %g: this one is the fastest\n", opt.latency_target);
+    }
     free(all);
     free(kept);
 }
@@ -680,6 +694,36 @@ static int picture(run *r) {
     return ok;
 }
 
+/* The validation text with the gates' two other ways of evaluation, beside the result of --gate-eval */
+static void other_gates(run *r, FILE *out) {
+    static const char *const way[3] = {"argmax", "soft", "noise"};
+    tr_lm *t = &r->t;
+    size_t B = (size_t)(opt.lm.eval_batch_sz ? opt.lm.eval_batch_sz : opt.batch_sz / opt.batch_split), T = t->eval_block;
+    uint64_t blocks = t->training && tr_given(&options, "eval-blocks") ? opt.lm.eval_blocks : 0;
+    double nll[3], batch_ppl[3], scored;
+    int k, was = r->model->desc.gate_eval, n = 0;
+    tr_lm_fit(t->text[1], &B, &T);
+    for (k = 0; k < 3; k++) {
+        if (k == was) continue;
+        r->model->desc.gate_eval = k;
+        nll[k] = tr_lm_pass(t, t->text[1], B, T, blocks, &scored);
+        batch_ppl[k] = t->batch_ppl;
+        if (isnan(nll[k])) break;
+    }
+    r->model->desc.gate_eval = was;
+    if (k < 3 || !stx_ok(t->x) || !tr_lm_begin(t)) return;
+    fprintf(out, "valid with --gate-eval");
+    tr_log_begin(&t->log, "gates");
+    for (k = 0; k < 3; k++) {
+        if (k == was) continue;
+        fprintf(out, "%s %s: %s %.4f", n++ ? ", and" : "", way[k], tr_lm_unit(t), tr_lm_metric(t, t->text[1], nll[k]));
+        if (t->unit == TR_PPL) fprintf(out, " (mean of batches %.4f)", batch_ppl[k]);
+        tr_log_num(&t->log, way[k], nll[k]);
+    }
+    fprintf(out, "\n");
+    tr_log_int(&t->log, "step", t->step);
+    tr_lm_note(t, t->log.err, tr_log_end(&t->log));
+}
 /* What is worth saying at the end */
 static void learned(const tr_lm *t, FILE *out) {
     run *r = (run *)(uintptr_t)t;
@@ -698,6 +742,7 @@ static void learned(const tr_lm *t, FILE *out) {
             100 * expected(r, p) / ((double)r->blocks / 2 * (r->desc.cost[0] + r->desc.cost[1])));
     fprintf(out, "\n");
     free(p);
+    if (!*r->pattern && t->text[1] && !opt.derive && !opt.lm.no_train) other_gates(r, out);
     if (opt.derive) derive(r, out);
     if (opt.race && *opt.race && stx_ok(t->x) && expand(&r->t, "race", opt.race, r->blocks, other) && *other) {
         const char *pair[2];
@@ -734,6 +779,11 @@ static int save_more(tr_lm *t, stx_writer *w) {
     char prefix[64];
     size_t part;
     int ok = stx_params_save(w, r->model->arch, "") && (!r->arch || stx_optim_save_as(w, r->arch, "arch."));
+    if (ok) {
+        char tau[64];
+        tr_number(tau, r->tau);
+        ok = stx_writer_meta(w, "tau", tau);
+    }
     if (ok && r->own) {
         stx_batches_state pos = stx_batches_get(r->own);
         ok = stx_writer_meta_u64(w, "arch.position", pos.p) && stx_writer_meta_u64(w, "arch.wraps", pos.wraps)
@@ -751,7 +801,17 @@ static int load_more(tr_lm *t, const stx_file *f) {
     uint64_t fresh;
     char prefix[64];
     size_t part;
+    const char *tau = stx_file_meta(f, "tau");
     if (!stx_params_load(r->model->arch, f, "")) return 0;
+    if (tau && (!tr_read_real(tau, &r->tau) || !(r->tau > 0))) {
+        stx_fail(t->x, STX_ERR_FORMAT, "metadata \"tau\" is no temperature");
+        return 0;
+    }
+    /* evaluation goes on at the temperature of the checkpoint, which of older ones is computed; or that of the options, where they are given */
+    if (!tau || tr_given(&options, "tau-start") || tr_given(&options, "tau-end") || tr_given(&options, "tau-form") || tr_given(&options, "tau-steps")) {
+        if (!stx_file_meta_u64(t->x, f, "step", &t->step)) return 0;
+        cool(r);
+    } else stx_par_set_tau(r->model, r->tau);
     if (!t->training) return 1;
     if (r->arch && !stx_optim_load_as(r->arch, f, "arch.")) return 0;
     if (!r->own) return 1;
@@ -969,7 +1029,7 @@ static int make(tr_lm *t) {
     t->lm = stx_par_lm(r->model);
     t->lm.state_create = state_create;
     t->lm.gen_create = gen_create;
-    if (opt.pad_id >= 0 && !opt.divide_all) t->counted = counted;
+    if (opt.pad_id >= 0) { t->counted = counted; t->mean_of_all = opt.divide_all; }
     if (opt.eval_mem > 0 && !eval_fits(r)) return 0;
     if (r->model->arch) { t->save_more = save_more; t->load_more = load_more; }
     if (!t->training) return stx_ok(t->x) ? 1 : why(t);
@@ -985,7 +1045,7 @@ static int all_count(tr_lm *t) {
     const struct { const char *name; int counts; const char *with; } only[] = {
         {"proj-factor", opt.words_out == 2, "--words-out reference"},
         {"div-val", opt.words_out == 1, "--words-out adaptive"},
-        {"divide-all", opt.pad_id >= 0, "a --pad-id"},
+        {"divide-all", opt.pad_id >= 0 || !opt.divide_all, "a --pad-id"},
         {"init-std", !opt.init, "--init xl"},
         {"proj-init-std", !opt.init && (opt.words_out == 1 || opt.adaptive_in), "--init xl of adaptive words"},
         {"momentum", opt.optim == 3, "--optim sgd"},
@@ -998,7 +1058,7 @@ static int all_count(tr_lm *t) {
         {"latency-of", opt.latency > 0, "a --latency"},
         {"latency-weight", opt.latency > 0, "a --latency"},
         {"latency-target", opt.latency == STX_PAR_LATENCY_HINGE || opt.derive, "--latency hinge, and --derive"},
-        {"latency-pass", !opt.latency_table, "times that are measured, not for a --latency-table"},
+        {"latency-pass", !opt.latency_table && (opt.latency || opt.derive), "times that are measured: for a --latency or --derive without --latency-table"},
     };
     size_t i;
     for (i = 0; i < sizeof only / sizeof *only; i++)
@@ -1020,6 +1080,12 @@ static int check(tr_lm *t) {
     if (t->training && opt.lm.best && !opt.lm.eval_every && !(opt.epochs > 0)) return tr_fail(t->err, TR_ERR,
         "--best needs an --eval-every");
     if (opt.picture && !opt.lm.log) return tr_fail(t->err, TR_ERR, "--picture is drawn from the --log: give one");
+    if (opt.picture && (!tr_lm_own_file(t, "picture", opt.picture) || !tr_can_write("picture", opt.picture, t->err, TR_ERR))) return 0;
+    if ((opt.same_length || opt.eval_same_length) && (opt.eval_mem == 0 || opt.eval_mem == 1))
+        return tr_fail(t->err, TR_ERR, "--eval-mem %d: with --%ssame-length a query sees so many keys, itself among them: want 2 or more", opt.eval_mem,
+                       opt.same_length ? "" : "eval-");
+    if (opt.eval_same_length && opt.eval_mem < 0 && opt.mem < 2)
+        return tr_fail(t->err, TR_ERR, "--eval-same-length wants an --eval-mem of at least 2");
     if (opt.race) {
         char pattern[PATTERN];
         if (!expand(t, "race", opt.race, r->blocks, pattern)) return 0;
@@ -1037,7 +1103,13 @@ static int check(tr_lm *t) {
         return 1;
     }
     if (opt.derive && t->opt->no_train) return tr_fail(t->err, TR_ERR, "--derive evaluates: it does not go with --no-train");
+    if (opt.gate_eval == STX_PAR_EVAL_NOISE && (opt.lm.generate || (t->training && opt.lm.sample_every)))
+        return tr_fail(t->err, TR_ERR, "--%s with --gate-eval noise: text is not drawn by gates with noise: give --gate-eval argmax or soft",
+                       opt.lm.generate ? "generate" : "sample-every");
     if (opt.inherit) return tr_fail(t->err, TR_ERR, "--inherit is for a fixed --pattern");
+    if (opt.arch_until && opt.arch_until <= opt.arch_from)
+        return tr_fail(t->err, TR_ERR, "--arch-until %llu: the gates would never learn, for they rest until --arch-from %llu",
+                       (unsigned long long)opt.arch_until, (unsigned long long)opt.arch_from);
     if (opt.latency == STX_PAR_LATENCY_HINGE && !(opt.latency_target > 0))
         return tr_fail(t->err, TR_ERR, "--latency hinge wants a --latency-target, a share of Transformer-XL's time, as 0.65");
     if (opt.noise == STX_PAR_NOISE_TOKENS && !opt.noise_tokens) return tr_fail(t->err, TR_ERR, "--noise tokens wants --noise-tokens");

@@ -40,11 +40,11 @@ reference 3.0 3023658 6 128
 par-search 246.5 246549978 32 512
 par-base 199.8 199840218 32 512
 par-large 319.8 319826810 36 1024
-par-enwik8 47.5 47472845 24 512
-par-text8 47.3 47291420 24 512
-enwik8 41.2 41160909 24 512
-enwik8-large 277.4 277442765 48 1024
-text8 277.1 277080092 48 1024
+par-enwik8 47.4 47367885 24 512
+par-text8 47.3 47277084 24 512
+enwik8 41.1 41055949 24 512
+enwik8-large 277.2 277232845 48 1024
+text8 277.1 277051420 48 1024
 wt103-base 151.1 151107538 32 410
 wt103-large 285.2 285170506 36 1024
 lm1b-large 841.3 841295982 48 1280
@@ -59,6 +59,8 @@ family_presets() {
     good "the reference" . --preset reference --dry-run
     check "the reference's base_model.sh has 3,023,676 parameters" [ $(($(parameters) + 18)) -eq 3023676 ]
     check "its shape" grep -q '^a search of 6 blocks, 18 numbers in their gates, 4 heads, segment 32, memory 16$' out
+    good "enwik8 of 204 bytes, as its authors read it" . --preset enwik8 --vocab 204 --dry-run
+    check "has their 41,055,436 parameters" [ "$(parameters)" -eq 41055436 ]
     good "par:5 of 32" . --preset par-base --dry-run
     check "six of them attend" grep -q '^32 blocks (sfff)6f8, 6 of them attention of 8 heads' out
     good "par:5 of 36" . --preset par-large --dry-run
@@ -152,7 +154,12 @@ family_more() {
     check "sorted first" [ "$("$cuts" --counts mixed.txt --sort --clusters 3 --dim 128 2>/dev/null)" = 25,753 ]
     echo "0 0 0 0 0 0 1 1 1 2 0 2 3" >few.ids
     check "counted from a text: 7 and 3 to the head, by hand" [ "$("$cuts" --ids few.ids --clusters 2 --dim 1 --factor 1 2>/dev/null)" = 2 ]
-    for bad in "--counts nothing" "--counts json.awk" "--ids counts.txt --vocab 5" "--counts few.ids --clusters 9" "--counts few.ids --clusters 2 --proj-dims 1,2" "" \
+    # the same as words: <eos> first, then by falling count, 6 a 3 b 2 c 2 d
+    printf 'a a a b a c\nb a d a c b d\n' >few.txt
+    check "counted from words, <eos> among them" [ "$("$cuts" --text few.txt --clusters 2 --dim 1 --factor 1 --against 2 2>err)" = 3 ]
+    check "with their shares, 11 and 8 of 15: $(cat err)" [ "$(grep -c 'share of the text: \(0.733 0.267\|0.533 0.467\)$' err)" -eq 2 ]
+    check "counted from characters" [ "$("$cuts" --text few.txt --tokens chars --clusters 2 --dim 1 --factor 1 2>/dev/null)" -gt 0 ]
+    for bad in "--text none" "--text ." "--text few.txt --vocab 3" "--ids few.ids --tokens words" "--text few.txt --ids few.ids" "--counts nothing" "--counts json.awk" "--ids counts.txt --vocab 5" "--counts few.ids --clusters 9" "--counts few.ids --clusters 2 --proj-dims 1,2" "" \
             "--counts few.ids --ids few.ids" "--counts few.ids --against 5,3" "--ids few.ids --clusters 5"; do
         "$cuts" $bad >out 2>err; rc=$?
         check "cuts $bad: refused, in one line: $(cat err)" [ $rc -eq 2 -a ! -s out -a "$(wc -l <err)" -eq 1 ]
@@ -253,6 +260,11 @@ family_bad() {
     for more in "tau-start 3" "arch-lr 1" "latency add" "noise sequence" "gate-eval soft" straight-through "picture p.svg"; do
         refused "--${more%% *} is for a search: the pattern sf is fixed" $t $tiny $new --pattern sf --$more
     done
+    for more in "generate 5" "sample-every 2"; do
+        refused "--${more%% *} with --gate-eval noise" $t $tiny $new --pattern search --gate-eval noise --$more
+    done
+    refused '--pattern: it is empty' $t $tiny $new --pattern ""
+    refused '--arch-until 5: ' $t $tiny $new --pattern search --arch-from 5 --arch-until 5
     refused '--pos-mode is fixed, want 0 but for --sines reference' $t $tiny $new --pos-mode fixed
     refused '--proj-dims is 99999999999, want' $t $tiny $new --words-out reference --cutoffs 5,12 --proj-dims 5,99999999999
     refused '--latency fbnet: .*times above 1' $t $tiny $new --pattern search --latency fbnet --latency-table 0.1,0.1
@@ -320,8 +332,30 @@ family_evaluation() {
     for n in 4 16 64; do good "in blocks of $n" pads --checkpoint p.st --eval-only --eval-batch-sz 1 --eval-block-sz $n --log p$n.jsonl --threads 1; done
     check "has one loss, however it is cut" awk -v v="$(head -q -n 1 pads/p4.jsonl pads/p16.jsonl pads/p64.jsonl | field loss | tr '\n' ' ')" 'BEGIN {
         n = split(v, a, " "); for (i = 2; i <= n; i++) if (!((a[i] - a[1]) ^ 2 < 1e-10)) exit 1; exit n != 3 }'
-    run pads --data ../t.txt $tiny --pattern search --steps 2 --log s.jsonl --picture none/x.svg
-    check "a picture that cannot be written is an error" [ $rc -eq 1 -a "$(grep -c -- '--picture none/x.svg' "$T/err")" -eq 1 ]
+    for all in divide-all no-divide-all; do
+        good "weights that do not learn, --$all" pads --data ../t.txt $tiny --pattern f --steps 1 --lr 0 --pad-id 32 --$all --log $all.jsonl
+    done
+    check "have one loss, whatever the mean of training is" awk -v a="$(events pads/divide-all.jsonl eval | field loss)" -v b="$(events pads/no-divide-all.jsonl eval | field loss)" \
+        'BEGIN { exit !(a > 1 && (a - b) ^ 2 < 1e-12) }'
+    good "a search that is evaluated with noise" pads --data ../t.txt $tiny --pattern search --gate-eval noise --tau-start 5 --tau-end 0.01 --tau-steps 40 --steps 40 --lr 0.01 \
+        --checkpoint n.st --log n.jsonl
+    check "says what the other gates give" grep -q '^valid with --gate-eval argmax: bpb [0-9.]*, and soft: bpb [0-9.]*$' "$T/out"
+    good "its checkpoint, evaluated" pads --checkpoint n.st --eval-only --log m.jsonl --threads 1
+    check "has the same loss, at the same temperature" [ "$(events pads/n.jsonl eval | field loss)" = "$(events pads/m.jsonl eval | head -n 1 | field loss)" ]
+    good "at another temperature" pads --checkpoint n.st --eval-only --log o.jsonl --threads 1 --tau-end 3
+    check "it has another" [ "$(events pads/o.jsonl eval | head -n 1 | field loss)" != "$(events pads/m.jsonl eval | head -n 1 | field loss)" ]
+    for cut in "--cutoffs 5,12" "--cutoffs 5 --cutoffs 12"; do
+        good "$cut" pads --data ../t.txt $tiny --pattern f --words-out reference $cut --dry-run
+        parameters
+    done >both
+    check "are the same clusters" [ "$(sort -u both | wc -l)" -eq 1 -a "$(wc -l <both)" -eq 2 ]
+    cd pads
+    refused 'picture none/x.svg' --data ../t.txt $tiny --pattern search --steps 2 --log s.jsonl --picture none/x.svg
+    for same in "--picture n.st" "--picture n.jsonl" "--picture ../t.txt"; do
+        refused "are the same file" --data ../t.txt $tiny --pattern search --steps 2 --log n.jsonl --checkpoint n.st $same
+    done
+    refused 'eval-mem 1: .*same-length' --checkpoint n.st --eval-only --eval-mem 1 --eval-same-length
+    cd ..
     good "longer blocks" eval --checkpoint often.st --eval-only --eval-block-sz 40 --threads 1
     good "a text with another memory" eval --checkpoint often.st --no-train --generate 40 --eval-mem 3 --eval-same-length --threads 1
     check "no curves of a fixed network" [ "$(grep -c 'search/' log/deep/tb/* | grep -vc ':0')" -eq 0 ]
