@@ -152,8 +152,8 @@
        mended       pos_mode: the reference counts rows of positions from the far end, so that a distance means another row in the first
                     call than in the others; noise in evaluation; tau_end, which is a factor; U = 0, which made NaN; gates below 0, which
                     are dead (arch pi), are free logits by default; cutoffs that were printed 2 too small
-       different    layouts: matrices (out,in), k rows before v rows, where the reference has one (D,3D) kernel Q | V | K; padding stays hidden
-                    when it has become memory; clip_value of an optimiser cuts the sum of a word's gradients, not each of them
+       different    layouts: matrices (out,in), k rows before v rows, where the reference has one (D,3D) kernel Q | V | K; padding stays
+                    hidden when it has become memory; clip_value of an optimiser cuts the sum of a word's gradients, not each of them
        omitted      candidates other than these three (experts); a temperature that is learned (in the reference it is not, either)
 
    Easy to get wrong
@@ -382,8 +382,8 @@ STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n);
 STX_DEF void stx_par_set_cost(stx_par *m, const double *cost);
 /* With 1 the gates' parameters are constants from the next forward on: nothing is spent on their gradients. */
 STX_DEF void stx_par_freeze(stx_par *m, int frozen);
-/* Uniform numbers in (0,1) of the caller in place of drawn ones, from the next call on: (draws,L,3) on the host, draws as desc.noise says for
-   it (stx_par_draws); NULL: drawn ones again. They are copied to the device, where a replayed step reads them (set them between steps). */
+/* Uniform numbers in (0,1) of the caller in place of drawn ones, from the next call on: (draws,L,3) on the host, draws as desc.noise says
+   for it (stx_par_draws); NULL: drawn ones again. They are copied to the device, where a replayed step reads them (set them between steps). */
 STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count);
 /* How many draws a call of B streams of T tokens makes for each block */
 STX_DEF size_t stx_par_draws(const stx_par *m, size_t B, size_t T);
@@ -409,8 +409,8 @@ STX_DEF int stx_par_inherit(stx_par *to, const stx_par *from);
 /* Cutoffs for adaptive words: N counts (in the order of ids; largest first is best, and sort does it) are cut in K clusters of the least
    cost, exactly. F_j = sum of the first j counts, c_0 < c_1 < .. < c_{K-1} = N the ends, K - 1 tails:
        REF    sum over clusters, also the first, of (size) (count)               the reference's: as if the head cost only its own tokens
-       MACS   D (c_0 + K - 1) + sum over tails k = 1.. of h_k (D + size_k) p_k        multiply-adds a word, h_k = proj_dims[k-1], or (0) max(
-              floor(D / factor^k), 1)
+       MACS   D (c_0 + K - 1) + sum over tails k = 1.. of h_k (D + size_k) p_k        multiply-adds a word, h_k = proj_dims[k-1], or
+              where that is 0 max(floor(D / factor^k), 1)
        TIME   time(c_0 + K - 1, D, 1) + sum of time(h_k, D, p_k) + time(size_k, h_k, p_k),     p_k = count_k / F_N
               exact if it is Monge, as max(c + a k0 n0, c + a k n), the form of 1609.04309, is
    Of cuts that cost the same the one whose last cutoffs are largest is taken, as the reference does. */

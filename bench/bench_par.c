@@ -355,7 +355,7 @@ static void training_config(int at) {
     lm_start(c, kinds, CONTENDERS, PEER, skip, label, shared);
     opt.data = data;
     probe_begin(opt.threads);
-    r = contest(c, CONTENDERS, rounds(7), opt.rounds ? 1e9 : 60, label);
+    r = contest(c, CONTENDERS, rounds(7), opt.rounds ? 1e9 : 90, label);
     say_shape(g, B, millions);
     say(" median of %d rounds of %d step%s after %d discarded steps:\n\n", r, steps, steps == 1 ? "" : "s", warmup + steps);
     contest_say(c, CONTENDERS, PEER);

@@ -265,7 +265,8 @@ int main(int argc, char **argv) {
     if (got == 2) return 0;
     ok = got == 1;
     if (ok && !opt.counts + !opt.ids + !opt.text != 2) ok = tr_fail(err, TR_ERR, "give --counts, or --ids, or --text");
-    if (ok && !opt.text && (tr_given(&options, "tokens") || opt.min_count)) ok = tr_fail(err, TR_ERR, "--tokens and --min-count are for --text");
+    if (ok && !opt.text && (tr_given(&options, "tokens") || opt.min_count))
+        ok = tr_fail(err, TR_ERR, "--tokens and --min-count are for --text");
     if (ok && !opt.ids && opt.vocab) ok = tr_fail(err, TR_ERR, "--vocab is for --ids");
     ok = ok && run(err);
     if (!ok) fprintf(stderr, "%s: %s\n", options.program, err);

@@ -1371,7 +1371,8 @@ TR_DEF int tr_log_here(const char *path, char *err, size_t size) {
     FILE *f = stat(path, &st) == 0 && S_ISREG(st.st_mode) ? fopen(path, "rb") : NULL;
     int first = f ? getc(f) : EOF;
     if (f) fclose(f);
-    return first == EOF || first == '{' ? 1 : tr_fail(err, size, "--log %s: there is such a file, and it is no log of a run: give another name", path);
+    if (first == EOF || first == '{') return 1;
+    return tr_fail(err, size, "--log %s: there is such a file, and it is no log of a run: give another name", path);
 }
 TR_DEF int tr_log_open(tr_log *l, const char *path, uint64_t resume_step, char *err, size_t size) {
     memset(l, 0, sizeof *l);
@@ -1923,7 +1924,8 @@ typedef struct {
         "model, optimiser, batch, seed or precision is refused. " \
     "Results and generated text go to standard output, progress and all else to standard error; with --generate the results go there " \
         "too. " \
-    "Exit code: 0 done; 1 failed while running; 2 refused before anything was written; 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by the end of its terminal. " \
+    "Exit code: 0 done; 1 failed while running; 2 refused before anything was written; 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by " \
+    "the end of its terminal. " \
     "A first Ctrl-C finishes the step and saves; without --checkpoint it asks, on a terminal, for a second one."
 
 typedef struct tr_lm tr_lm;
@@ -2493,7 +2495,8 @@ TR_DEF int tr_lm_open(tr_lm *t) {
         return tr_fail(t->err, TR_ERR, "--tensorboard %s: not a directory", o->tensorboard);
     if (t->training && o->checkpoint && !tr_can_write("checkpoint", o->checkpoint, t->err, TR_ERR)) return 0;
     if (t->training && o->best && !tr_can_write("best", o->best, t->err, TR_ERR)) return 0;
-    if (o->log && strncmp(o->log, "/dev/", 5) && (!tr_can_write("log", o->log, t->err, TR_ERR) || !tr_log_here(o->log, t->err, TR_ERR))) return 0;
+    if (o->log && strncmp(o->log, "/dev/", 5)
+        && (!tr_can_write("log", o->log, t->err, TR_ERR) || !tr_log_here(o->log, t->err, TR_ERR))) return 0;
     t->config = tr_options_json(t->options, 1);
     if (!t->config) return tr_fail(t->err, TR_ERR, "no memory");
     return tr_signals(t->training && !o->checkpoint && isatty(2), t->err, TR_ERR);
@@ -3014,7 +3017,8 @@ TR_DEF int tr_lm_check(tr_lm *t) {
     if (o->update_after && o->update_every <= 1 && tr_given(t->options, "update-after"))
         return tr_fail(t->err, TR_ERR, "--update-after %llu: every step updates, before and after it: give an --update-every of 2 or more",
                        (unsigned long long)o->update_after);
-    if (!tr_lm_own_file(t, "log", o->log) || !tr_lm_own_file(t, "best", o->best) || !tr_lm_own_file(t, "checkpoint", o->checkpoint)) return 0;
+    if (!tr_lm_own_file(t, "log", o->log) || !tr_lm_own_file(t, "best", o->best) || !tr_lm_own_file(t, "checkpoint", o->checkpoint))
+        return 0;
     return t->kind->check(t);
 }
 /* --data-unit word-ppl, and where more figures are wanted: counts the words */

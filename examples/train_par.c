@@ -145,12 +145,13 @@ static tr_opt table[] = {
         "otherwise; 0: none"),
     TR_REAL_ALSO("clip-value", "clipvalue", TR_FREE, &opt.clip_value, 0, 0, 1e9, "largest number of a gradient; 0: none"),
     TR_SIZE_ALSO("batch-sz", "batch-size", TR_FIXED, &opt.batch_sz, 1, 1u << 30, "parallel streams of text"),
-    TR_SIZE_ALSO("batch-split", "batch-chunk", TR_FIXED, &opt.batch_split, 1, 1u << 30, "work on the batch in this many parts, one after the other (less "
-        "memory)"),
+    TR_SIZE_ALSO("batch-split", "batch-chunk", TR_FIXED, &opt.batch_split, 1, 1u << 30, "work on the batch in this many parts, one after "
+        "the other (less memory)"),
     TR_CHOICE("reading", TR_FIXED, &opt.lm.reading, "streams|roll|records", "streams of the text; each turned by a random number of "
               "tokens in every epoch; blocks without overlap, as the reference of PAR reads"),
     TR_LM_PACE(opt.lm),
-    TR_SIZE_ALSO("steps", "max-step", TR_FREE, &opt.lm.steps, 0, TR_INF, "steps in all: one segment of every stream each; 0: as --epochs says, or 1000"),
+    TR_SIZE_ALSO("steps", "max-step", TR_FREE, &opt.lm.steps, 0, TR_INF, "steps in all: one segment of every stream each; 0: as --epochs "
+        "says, or 1000"),
     TR_REAL("epochs", TR_FREE, &opt.epochs, 0, 1e9, "times through the training text, where no --steps are said"),
     TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF, "of initial values, dropout, noise and pieces of text; of sampling where it is "
             "given, else that differs every time"),
@@ -801,14 +802,18 @@ static int load_more(tr_lm *t, const stx_file *f) {
     uint64_t fresh;
     char prefix[64];
     size_t part;
+    static const char *const cooling[4] = {"tau-start", "tau-end", "tau-form", "tau-steps"};
     const char *tau = stx_file_meta(f, "tau");
+    int i, other = 0;
     if (!stx_params_load(r->model->arch, f, "")) return 0;
     if (tau && (!tr_read_real(tau, &r->tau) || !(r->tau > 0))) {
         stx_fail(t->x, STX_ERR_FORMAT, "metadata \"tau\" is no temperature");
         return 0;
     }
-    /* evaluation goes on at the temperature of the checkpoint, which of older ones is computed; or that of the options, where they are given */
-    if (!tau || tr_given(&options, "tau-start") || tr_given(&options, "tau-end") || tr_given(&options, "tau-form") || tr_given(&options, "tau-steps")) {
+    /* evaluation goes on at the temperature of the checkpoint, which of older ones is computed; or that of the options, where they are
+       given */
+    for (i = 0; i < 4; i++) other |= tr_given(&options, cooling[i]);
+    if (!tau || other) {
         if (!stx_file_meta_u64(t->x, f, "step", &t->step)) return 0;
         cool(r);
     } else stx_par_set_tau(r->model, r->tau);
@@ -1058,7 +1063,8 @@ static int all_count(tr_lm *t) {
         {"latency-of", opt.latency > 0, "a --latency"},
         {"latency-weight", opt.latency > 0, "a --latency"},
         {"latency-target", opt.latency == STX_PAR_LATENCY_HINGE || opt.derive, "--latency hinge, and --derive"},
-        {"latency-pass", !opt.latency_table && (opt.latency || opt.derive), "times that are measured: for a --latency or --derive without --latency-table"},
+        {"latency-pass", !opt.latency_table && (opt.latency || opt.derive), "times that are measured: for a --latency or --derive without "
+            "--latency-table"},
     };
     size_t i;
     for (i = 0; i < sizeof only / sizeof *only; i++)
@@ -1082,8 +1088,8 @@ static int check(tr_lm *t) {
     if (opt.picture && !opt.lm.log) return tr_fail(t->err, TR_ERR, "--picture is drawn from the --log: give one");
     if (opt.picture && (!tr_lm_own_file(t, "picture", opt.picture) || !tr_can_write("picture", opt.picture, t->err, TR_ERR))) return 0;
     if ((opt.same_length || opt.eval_same_length) && (opt.eval_mem == 0 || opt.eval_mem == 1))
-        return tr_fail(t->err, TR_ERR, "--eval-mem %d: with --%ssame-length a query sees so many keys, itself among them: want 2 or more", opt.eval_mem,
-                       opt.same_length ? "" : "eval-");
+        return tr_fail(t->err, TR_ERR, "--eval-mem %d: with --%ssame-length a query sees so many keys, itself among them: want 2 or more",
+                       opt.eval_mem, opt.same_length ? "" : "eval-");
     if (opt.eval_same_length && opt.eval_mem < 0 && opt.mem < 2)
         return tr_fail(t->err, TR_ERR, "--eval-same-length wants an --eval-mem of at least 2");
     if (opt.race) {
@@ -1104,8 +1110,8 @@ static int check(tr_lm *t) {
     }
     if (opt.derive && t->opt->no_train) return tr_fail(t->err, TR_ERR, "--derive evaluates: it does not go with --no-train");
     if (opt.gate_eval == STX_PAR_EVAL_NOISE && (opt.lm.generate || (t->training && opt.lm.sample_every)))
-        return tr_fail(t->err, TR_ERR, "--%s with --gate-eval noise: text is not drawn by gates with noise: give --gate-eval argmax or soft",
-                       opt.lm.generate ? "generate" : "sample-every");
+        return tr_fail(t->err, TR_ERR, "--%s with --gate-eval noise: text is not drawn by gates with noise: give --gate-eval argmax or "
+                       "soft", opt.lm.generate ? "generate" : "sample-every");
     if (opt.inherit) return tr_fail(t->err, TR_ERR, "--inherit is for a fixed --pattern");
     if (opt.arch_until && opt.arch_until <= opt.arch_from)
         return tr_fail(t->err, TR_ERR, "--arch-until %llu: the gates would never learn, for they rest until --arch-from %llu",

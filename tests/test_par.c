@@ -750,7 +750,7 @@ static void searching(void) {
         al[0] = 0;
         stx_set(x, m->arch->tensor[2], al);
         CHECK(k1 != stx_par_key(m, NULL, NULL, s, 1), "another branch");
-        /* before a memory's first call, and without one, it may be evaluation, too; in training the gates' way in evaluation decides nothing */
+        /* before a memory's first call, and without one, it may be evaluation, too; of training evaluation's gates decide nothing */
         stx_par_state_free(s);
         s = stx_par_state_create(m, 2);
         for (l = 0; l < 2; l++) {
