@@ -366,7 +366,7 @@ STX_DEF stx_tensor *stx_par_loss(stx_par *m, const stx_ids *ids, const stx_ids *
    nll itself in evaluation, without latency and without a supernet. */
 STX_DEF stx_tensor *stx_par_total(stx_par *m, stx_tensor *nll);
 /* A number for all that the host decides in a step of this model with these tokens and this memory (each NULL: none): the key of
-   stx_step_run; salt: what else decides. */
+   stx_step_run; salt: what else decides. A memory of training is taken for one of training still: evaluate with another. */
 STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids *targets, const stx_par_state *s, uint64_t salt);
 
 // >>api: search ----------------------------------------------------------------------------------------------------
@@ -383,7 +383,8 @@ STX_DEF void stx_par_set_cost(stx_par *m, const double *cost);
 /* With 1 the gates' parameters are constants from the next forward on: nothing is spent on their gradients. */
 STX_DEF void stx_par_freeze(stx_par *m, int frozen);
 /* Uniform numbers in (0,1) of the caller in place of drawn ones, from the next call on: (draws,L,3) on the host, draws as desc.noise says
-   for it (stx_par_draws); NULL: drawn ones again. They are copied to the device, where a replayed step reads them (set them between steps). */
+   for it (stx_par_draws); NULL: drawn ones again. They are copied to the device, where a replayed step reads them: set them between
+   steps. */
 STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count);
 /* How many draws a call of B streams of T tokens makes for each block */
 STX_DEF size_t stx_par_draws(const stx_par *m, size_t B, size_t T);
@@ -409,8 +410,8 @@ STX_DEF int stx_par_inherit(stx_par *to, const stx_par *from);
 /* Cutoffs for adaptive words: N counts (in the order of ids; largest first is best, and sort does it) are cut in K clusters of the least
    cost, exactly. F_j = sum of the first j counts, c_0 < c_1 < .. < c_{K-1} = N the ends, K - 1 tails:
        REF    sum over clusters, also the first, of (size) (count)               the reference's: as if the head cost only its own tokens
-       MACS   D (c_0 + K - 1) + sum over tails k = 1.. of h_k (D + size_k) p_k        multiply-adds a word, h_k = proj_dims[k-1], or
-              where that is 0 max(floor(D / factor^k), 1)
+       MACS   D (c_0 + K - 1) + sum over tails k = 1.. of h_k (D + size_k) p_k        multiply-adds a word
+              h_k = proj_dims[k-1]; where that is 0 or there are none: max(floor(D / factor^k), 1)
        TIME   time(c_0 + K - 1, D, 1) + sum of time(h_k, D, p_k) + time(size_k, h_k, p_k),     p_k = count_k / F_N
               exact if it is Monge, as max(c + a k0 n0, c + a k n), the form of 1609.04309, is
    Of cuts that cost the same the one whose last cutoffs are largest is taken, as the reference does. */
@@ -1558,8 +1559,10 @@ STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n) {
 }
 STX_DEF void stx_par_freeze(stx_par *m, int frozen) { if (m) m->frozen = frozen != 0; }
 STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count) {
-    if (!m || !m->arch || !stx_ok(m->ctx)) return;
-    m->uniforms_count = u ? count : 0;
+    if (!m) return;
+    m->uniforms_count = 0;
+    if (!m->arch || !u || !stx_ok(m->ctx)) return;
+    m->uniforms_count = count;
     if (m->uniforms_count > m->uniforms_room) {
         stx_block_free(m->ctx, m->uniforms);
         m->uniforms = stx_block_full(m->ctx, count);
@@ -2018,6 +2021,7 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
     h = stx_key_add(h, (uint64_t)stx__par_how(m, targets, &how));
     h = stx_words_key(m->words, h, ids, targets, how.ignore ? &how : NULL);
     h = stx_key_add(stx_key_add(h, (uint64_t)(m->frozen + 2 * m->desc.gate)), m->uniforms_count ? (uint64_t)(uintptr_t)m->uniforms : 0);
+    h = stx_key_add(h, m->uniforms_count);
     if (s) {
         h = stx_rows_key(s->mem, h);
         h = stx_key_add(stx_key_add(stx_key_add(h, s->M), s->clamp_len), (uint64_t)s->same_length);

@@ -22,7 +22,7 @@ static tr_opt table[] = {
     TR_TEXT("counts", TR_LOCAL, &opt.counts, "how often each word stands in the text: a whole number a line, in the order of the words' "
             "numbers"),
     TR_TEXT("ids", TR_LOCAL, &opt.ids, "or the text itself, as words' numbers with white space between"),
-    TR_TEXT("text", TR_LOCAL, &opt.text, "or a text, whose words are numbered as train_par numbers them: by falling count"),
+    TR_TEXT("text", TR_LOCAL, &opt.text, "or the training text, whose words are numbered as train_par does it: by falling count, <eos> first"),
     TR_CHOICE("tokens", TR_LOCAL, &opt.tokens, "words|chars", "text: what a word is"),
     TR_SIZE("min-count", TR_LOCAL, &opt.min_count, 0, TR_INF, "text: words seen fewer times become <unk>, as in train_par"),
     TR_SIZE("vocab", TR_LOCAL, &opt.vocab, 0, 1u << 30, "ids: words there are; 0: as many as the largest number says"),
@@ -160,8 +160,8 @@ static int read_text(counts *c, stx_ctx *x, char err[TR_ERR]) {
     memset(&d, 0, sizeof d);
     d.kind = opt.tokens ? STX_TOK_CHARS : STX_TOK_WORDS;
     d.order = STX_ORDER_COUNT_EARLIER;
-    d.eos = opt.tokens;
-    d.eos_first = !opt.tokens;
+    d.eos = d.kind == STX_TOK_CHARS;
+    d.eos_first = d.kind == STX_TOK_WORDS;
     d.min_count = opt.min_count;
     v = stx_vocab_build(x, &d, opt.text, 0, (uint64_t)st.st_size);
     text = v ? stx_corpus_open(x, v, opt.text, 0, (uint64_t)st.st_size) : NULL;

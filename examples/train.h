@@ -384,7 +384,7 @@ typedef struct {
     0, NULL}
 #define TR_TEXT_ALSO(name, also, keep, to, help)                 {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 0, 0, also, keep, 0, \
     NULL}
-/* A list with commas; given several times on the command line: the values one after the other */
+/* A list with commas, known by a max of 1; given several times on the command line: the values one after the other */
 #define TR_LIST_ALSO(name, also, keep, to, help)                 {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 1, 0, also, keep, 0, \
     NULL}
 #define TR_END                                   {NULL, TR_T_END, NULL, NULL, 0, 0, 0, NULL, 0, 0, NULL}
@@ -1363,17 +1363,18 @@ done:
     return ok;
 }
 
-/* Opens the log for appending. resume_step: the step a run continues after; lines of later steps are dropped first, for
-   they will be written again. TR_KEEP_ALL keeps every whole line. path NULL: no log. */
 /* 1 where there is a log, or nothing yet; 0 and err where there is another file */
 TR_DEF int tr_log_here(const char *path, char *err, size_t size) {
+    static const char begin[] = "{\"event\":\"";
+    char first[sizeof begin - 1];
     struct stat st;
-    FILE *f = stat(path, &st) == 0 && S_ISREG(st.st_mode) ? fopen(path, "rb") : NULL;
-    int first = f ? getc(f) : EOF;
+    FILE *f = stat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0 ? fopen(path, "rb") : NULL;
+    int is = !f || !memcmp(first, begin, fread(first, 1, sizeof first, f));        /* or the beginning of one */
     if (f) fclose(f);
-    if (first == EOF || first == '{') return 1;
-    return tr_fail(err, size, "--log %s: there is such a file, and it is no log of a run: give another name", path);
+    return is ? 1 : tr_fail(err, size, "--log %s: there is such a file, and it is no log of a run: give another name", path);
 }
+/* Opens the log for appending. resume_step: the step a run continues after; lines of later steps are dropped first, for
+   they will be written again. TR_KEEP_ALL keeps every whole line. path NULL: no log. */
 TR_DEF int tr_log_open(tr_log *l, const char *path, uint64_t resume_step, char *err, size_t size) {
     memset(l, 0, sizeof *l);
     l->out.fd = -1;
@@ -1771,7 +1772,10 @@ TR_DEF void tr_on_signal(int sig) {
     static const char warn[] = "\r\033[Knothing will be saved: press Ctrl-C again within 5 seconds to stop\n";
     struct timespec now;
     int why = errno;
-    if (tr_stop_signal != 0) _exit(128 + sig);
+    if (tr_stop_signal != 0) {
+        if (sig == SIGHUP) return;              /* a terminal that closes sends several */
+        _exit(128 + sig);
+    }
     if (sig == SIGINT && tr_ask && clock_gettime(CLOCK_MONOTONIC, &now) == 0) {
         double since = (double)(now.tv_sec - tr_asked.tv_sec) + 1e-9 * (double)(now.tv_nsec - tr_asked.tv_nsec);
         int first = (tr_asked.tv_sec == 0 && tr_asked.tv_nsec == 0) || since > TR_ASK_SECONDS;
@@ -1793,9 +1797,10 @@ TR_DEF int tr_signals(int ask, char *err, size_t size) {
     sigemptyset(&act.sa_mask);
     for (i = 0; i < 3; i++) sigaddset(&act.sa_mask, which[i]);
     tr_ask = ask;
-    for (i = 0; i < 3; i++)
-        if ((which[i] == SIGHUP && sigaction(SIGHUP, NULL, &was) == 0 && was.sa_handler == SIG_IGN) ? 0 /* nohup */
-            : sigaction(which[i], &act, NULL) != 0) return tr_fail(err, size, "sigaction: %s", strerror(errno));
+    for (i = 0; i < 3; i++) {
+        if (which[i] == SIGHUP && sigaction(SIGHUP, NULL, &was) == 0 && was.sa_handler == SIG_IGN) continue;      /* nohup */
+        if (sigaction(which[i], &act, NULL) != 0) return tr_fail(err, size, "sigaction: %s", strerror(errno));
+    }
     return 1;
 }
 
@@ -1984,7 +1989,7 @@ struct tr_lm {
     double     (*counted)(const tr_lm *t, const int32_t *targets, size_t n);    /* how many of these have a loss; NULL: all. Set by make */
     int          mean_of_all;     /* a loss is the mean over all tokens, those that are not counted have 0 */
     double       counted_share;   /* ... of the tokens of the last evaluation */
-    double       batch_ppl;       /* that mean, of the last evaluation: TensorFlow's habit, at least the perplexity */
+    double       batch_ppl;       /* that mean, of the last evaluation: TensorFlow's habit; with mean_of_all those that are not counted are in it */
     int          unit;            /* what is reported: TR_BPC, TR_PPL or TR_WORD_PPL */
     double       word_count[3];   /* TR_WORD_PPL: of each text */
     double       best;            /* of the evaluations so far; NaN: none */
@@ -2991,16 +2996,32 @@ TR_DEF int tr_lm_dry_run(tr_lm *t) {
            (unsigned long long)tr_lm_number(t, "batch-sz", 1));
     return fflush(stdout) == 0 ? 1 : tr_fail(t->err, TR_ERR, "cannot print: %s", strerror(errno));
 }
-/* Is it one file under two names? */
+/* Is it one file under two names, or would be? */
 TR_DEF int tr_same_file(const char *a, const char *b) {
     struct stat s, t;
+    const char *const path[2] = {a, b}, *name[2];
+    char dir[2][4096];
+    int i;
     if (!a || !b || !*a || !*b) return 0;
-    return !strcmp(a, b) || (!stat(a, &s) && !stat(b, &t) && S_ISREG(s.st_mode) && s.st_dev == t.st_dev && s.st_ino == t.st_ino);
+    if (!strcmp(a, b)) return 1;
+    if (!stat(a, &s) && !stat(b, &t)) return S_ISREG(s.st_mode) && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
+    for (i = 0; i < 2; i++) {               /* one of them is to be made: of one name in one directory */
+        const char *slash = strrchr(path[i], '/');
+        name[i] = slash ? slash + 1 : path[i];
+        if ((size_t)(name[i] - path[i]) >= sizeof dir[i]) return 0;
+        snprintf(dir[i], sizeof dir[i], "%.*s.", (int)(name[i] - path[i]), path[i]);
+    }
+    return !strcmp(name[0], name[1]) && !stat(dir[0], &s) && !stat(dir[1], &t) && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
 }
 /* What this run writes as --name is none of its other files. 0: err */
 TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
     static const char *const other[] = {"data", "checkpoint", "best", "log", "pieces", "inherit"};
+    static const char *const part[3] = {"train.txt", "valid.txt", "test.txt"};
+    char text[4096];
     size_t i;
+    for (i = 0; path && t->opt->data && i < 3; i++)
+        if (snprintf(text, sizeof text, "%s/%s", t->opt->data, part[i]) < (int)sizeof text && tr_same_file(path, text))
+            return tr_fail(t->err, TR_ERR, "--%s and the text %s are the same file", name, text);
     for (i = 0; i < sizeof other / sizeof *other; i++) {
         const tr_opt *p = tr_find_option(t->options, other[i], strlen(other[i]));
         if (p && strcmp(other[i], name) && tr_same_file(path, *(const char *const *)p->to))
@@ -3017,8 +3038,8 @@ TR_DEF int tr_lm_check(tr_lm *t) {
     if (o->update_after && o->update_every <= 1 && tr_given(t->options, "update-after"))
         return tr_fail(t->err, TR_ERR, "--update-after %llu: every step updates, before and after it: give an --update-every of 2 or more",
                        (unsigned long long)o->update_after);
-    if (!tr_lm_own_file(t, "log", o->log) || !tr_lm_own_file(t, "best", o->best) || !tr_lm_own_file(t, "checkpoint", o->checkpoint))
-        return 0;
+    if (!tr_lm_own_file(t, "log", o->log)) return 0;
+    if (t->training && (!tr_lm_own_file(t, "best", o->best) || !tr_lm_own_file(t, "checkpoint", o->checkpoint))) return 0;
     return t->kind->check(t);
 }
 /* --data-unit word-ppl, and where more figures are wanted: counts the words */

@@ -1063,8 +1063,8 @@ static int all_count(tr_lm *t) {
         {"latency-of", opt.latency > 0, "a --latency"},
         {"latency-weight", opt.latency > 0, "a --latency"},
         {"latency-target", opt.latency == STX_PAR_LATENCY_HINGE || opt.derive, "--latency hinge, and --derive"},
-        {"latency-pass", !opt.latency_table && (opt.latency || opt.derive), "times that are measured: for a --latency or --derive without "
-            "--latency-table"},
+        {"latency-pass", !opt.latency_table && (opt.latency || opt.derive), "times that are measured (--latency, --derive), not for a table that "
+            "is given or in the checkpoint"},
     };
     size_t i;
     for (i = 0; i < sizeof only / sizeof *only; i++)

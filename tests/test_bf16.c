@@ -670,6 +670,16 @@ static void attention_missing_keys(void) {
         attn_close(&a);
     }
 }
+/* Short segments, and persistent keys in wider tiles than theirs: units that follow each other in one room */
+static void attention_margins(void) {
+    size_t i;
+    test_state = 4711;
+    for (i = 0; i < 6; i++) {
+        attn a = plain(1 + i % 2, 8 + 9 * (i / 2), 8 + 9 * i, 3, 16);
+        a.N = 40 + 33 * (i % 3); a.P = a.S + 5; a.pe_heads = (int)(i % 2); a.u = a.vb = i > 2;
+        attn_case(&a);
+    }
+}
 /* Padded keys: the cases above with them; and whatever they hold, NaN too, changes no bit, their gradients are 0 */
 static void attention_pads(void) {
     size_t i, k, j, c;
@@ -1031,6 +1041,7 @@ int main(void) {
     attention();
     attention_cut();
     attention_missing_keys();
+    attention_margins();
     attention_pads();
     attention_borders();
     red_zones();

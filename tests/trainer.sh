@@ -471,7 +471,11 @@ refused 'best.*no validation text' --data two $tiny $new --eval-every 1 --best B
 refused 'same file' $t $tiny $new --eval-every 1 --best C.st
 refused 'same file' $t $tiny --steps 3 --log C.st --checkpoint C.st
 refused 'same file' $t $tiny --steps 3 --log ./t.txt
-printf 'numbers of mine: 1, 2, 3' >mine.txt; cp mine.txt kept.txt
+refused 'same file' $t $tiny --steps 3 --checkpoint Z.st --log ./Z.st
+cp t.txt two/valid.txt
+refused 'same file' --data two $tiny $new --eval-every 1 --best two/valid.txt
+rm two/valid.txt
+printf '{ "mine": [1, 2, 3] }' >mine.txt; cp mine.txt kept.txt
 refused 'mine.txt: .*no log of a run' $t $tiny --steps 3 --log mine.txt
 check "a file that is no log stays as it is" cmp mine.txt kept.txt
 family_bad
@@ -582,6 +586,13 @@ for sig in INT TERM HUP; do
     events unbroken/log.jsonl >want; events sig/log.jsonl >got
     check "SIG$sig: the log as the unbroken run's" cmp want got
 done
+# a terminal that closes sends more than one
+rm -rf sig; mkdir sig
+start sig $stop --steps 1000000
+wait_for_a_step sig
+kill -HUP "$running"; nap 2; kill -HUP "$running" 2>/dev/null; collect
+check "two SIGHUP: exit code 129, not $rc" [ $rc -eq 129 ]
+check "two SIGHUP: saved" [ -s sig/run.st ]
 # without a checkpoint: said at the start; a signal that nobody at a terminal sent stops at once
 for sig in INT TERM; do
     rm -rf sig; mkdir sig
