@@ -22,7 +22,8 @@ static tr_opt table[] = {
     TR_TEXT("counts", TR_LOCAL, &opt.counts, "how often each word stands in the text: a whole number a line, in the order of the words' "
             "numbers"),
     TR_TEXT("ids", TR_LOCAL, &opt.ids, "or the text itself, as words' numbers with white space between"),
-    TR_TEXT("text", TR_LOCAL, &opt.text, "or the training text, whose words are numbered as train_par does it: by falling count, <eos> first"),
+    TR_TEXT("text", TR_LOCAL, &opt.text, "or the training text, whose words are numbered as train_par does it: by falling "
+            "count, <eos> first"),
     TR_CHOICE("tokens", TR_LOCAL, &opt.tokens, "words|chars", "text: what a word is"),
     TR_SIZE("min-count", TR_LOCAL, &opt.min_count, 0, TR_INF, "text: words seen fewer times become <unk>, as in train_par"),
     TR_SIZE("vocab", TR_LOCAL, &opt.vocab, 0, 1u << 30, "ids: words there are; 0: as many as the largest number says"),

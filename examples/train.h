@@ -1786,8 +1786,8 @@ TR_DEF void tr_on_signal(int sig) {
     errno = why;
 }
 
-/* Without SA_RESTART, so that a blocking read or wait returns with EINTR and the loop gets to see the request. The
-   signals wait for each other. */
+/* Without SA_RESTART, so that a blocking read or wait returns with EINTR and the loop gets to see the request. The signals
+   wait for each other. */
 TR_DEF int tr_signals(int ask, char *err, size_t size) {
     static const int which[3] = {SIGINT, SIGTERM, SIGHUP};
     struct sigaction act, was;
@@ -1989,7 +1989,7 @@ struct tr_lm {
     double     (*counted)(const tr_lm *t, const int32_t *targets, size_t n);    /* how many of these have a loss; NULL: all. Set by make */
     int          mean_of_all;     /* a loss is the mean over all tokens, those that are not counted have 0 */
     double       counted_share;   /* ... of the tokens of the last evaluation */
-    double       batch_ppl;       /* that mean, of the last evaluation: TensorFlow's habit; with mean_of_all those that are not counted are in it */
+    double       batch_ppl;       /* that mean, of the last evaluation: TensorFlow's habit; with mean_of_all over all */
     int          unit;            /* what is reported: TR_BPC, TR_PPL or TR_WORD_PPL */
     double       word_count[3];   /* TR_WORD_PPL: of each text */
     double       best;            /* of the evaluations so far; NaN: none */

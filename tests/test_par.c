@@ -773,6 +773,18 @@ static void searching(void) {
         m->desc.gate_eval = STX_PAR_EVAL_SOFT;
         s->calls++;
         CHECK(key == stx_par_key(m, NULL, NULL, s, 1), "in training the same");
+        /* noise from outside: another count is another step, and NULL holds in error, too */
+        {
+            stx_real u[12] = {0};
+            stx_par_set_uniforms(m, u, 12);
+            key = stx_par_key(m, NULL, NULL, s, 1);
+            stx_par_set_uniforms(m, u, 6);
+            CHECK(key != stx_par_key(m, NULL, NULL, s, 1) && m->uniforms_count == 6, "another count of noise");
+            stx_fail(x, STX_ERR_ARG, "an error");
+            stx_par_set_uniforms(m, NULL, 0);
+            stx_clear_error(x);
+            CHECK(m->uniforms_count == 0, "noise that stays after NULL");
+        }
         m->desc.gate_eval = STX_PAR_EVAL_ARGMAX;
         for (l = 0; l < 2; l++) {
             stx_par_state *small = stx_par_state_create_sized(m, 2, l);
