@@ -6,12 +6,12 @@
 # family a test. Needs one C compiler; g++ and clang are used where they are.
 #   CC, CXX: compilers to try besides gcc, clang, g++, clang++.   KEEP=1 keeps the work directory.
 # With every compiler: -fsyntax-only in all ways (static too: -Wmissing-prototypes finds what is not), but for what the first compiles as
-# objects anyway; with the last the quick start as a program. With the first of each language: what links with what, across languages in
-# double, which is half as long to compile. The core's objects are made once and shared by the families, and by the quick starts: that each
+# objects anyway; with the last the quick start as a program. With the first of each language: what links with what, across languages too.
+# The core's objects are made once and shared by the families, and by the quick starts: that each
 # header is whole in one unit is "static" in C and, for all at once, "together" in C++; seqtx.h's own quick start is compiled as it stands,
 # and so are the README's (tests/readme.sh) and that of seqtx_attn_span.h (tests/portability.sh).
-# Optimised by gcc with the same warnings is the Makefile's library (float at -O3, double at -O2), by clang tests/flags.sh (-O2), in C and one unit
-# tests/readme.sh (-O1); by g++ here.
+# Optimised with the same warnings is the Makefile's library by gcc (float at -O3, double at -O2), by clang tests/flags.sh (-O2), in one unit
+# tests/readme.sh (-O1); what g++ optimises is what gcc does.
 cd "$(dirname "$0")/.." || exit 1
 root=$(pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-form.XXXXXX") || exit 1
@@ -150,7 +150,7 @@ forms() {           # of header $1
         link=$cxx
         stds="c++11 c++17"
         printf 'int main() { return 0; }\n' | $cxx -std=c++20 -x c++ - -o "$work/probe20" 2>/dev/null && stds="$stds c++20"
-        $whole || stds="c++11 ${stds##* }"
+        $whole || stds=c++11       # the later standards see the families in "together"
         for std in $stds; do
             s="$cxx -std=$std $base -x c++ -fsyntax-only"
             # of a family its own part, for the core's is compiled with the core
@@ -160,22 +160,20 @@ forms() {           # of header $1
         done
         $first || continue
         first=false
-        p="$cxx -std=c++11 $base -DSEQTX_DOUBLE -x c++"
-        cp "$c_dir/impl_f64.o" "$dir/c_impl.o"; cp "$c_dir/use_f64.o" "$dir/c_use.o"
+        p="$cxx -std=c++11 $base -x c++"
+        cp "$c_dir/impl.o" "$dir/c_impl.o"; cp "$c_dir/use.o" "$dir/c_use.o"
         if $whole; then
-            # of the two languages only this one is not compiled optimised elsewhere
             # float alone has the processors' kernels, whose attributes count when code is made
-            job pass "$h $cxx: float, made into code" "$cxx -std=c++11 $base -O0 -x c++ -DFORM_ONLY_IMPLEMENT -c $other -o f32.o"
-            job pass "$h $cxx: the units compile, optimised" "$p -DFORM_OTHER -c $main -o use.o && $p -O1 -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
+            job pass "$h $cxx: the units compile" "$p -DFORM_OTHER -c $main -o use.o && $p -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
             links pass "$h $cxx: used from C, implemented in C++" c_use.o impl.o
             links pass "$h $cxx: used from C++, implemented in C" use.o c_impl.o
             cp "$dir/impl.o" "$work/core.cxx.o"
         else
-            core cxx "$cxx -std=c++11 -x c++ -DSEQTX_DOUBLE"
-            cp "$work/core.c_f64.o" "$dir"
+            core cxx "$cxx -std=c++11 -x c++"
+            cp "$work/core.c.o" "$dir"
             job pass "$h $cxx: the units compile" "$p -c $main -o use.o && $p -DSEQTX_${family}_IMPLEMENTATION -c $root/$h -o impl.o"
             links pass "$h $cxx: used from C, implemented in C++" c_use.o impl.o core.cxx.o
-            links pass "$h $cxx: used from C++, implemented in C" use.o c_impl.o core.c_f64.o
+            links pass "$h $cxx: used from C++, implemented in C" use.o c_impl.o core.c.o
         fi
         rm -f "$dir/prog"
     done
@@ -184,7 +182,12 @@ forms() {           # of header $1
 together() {
     dir=$work
     { echo '#define SEQTX_IMPLEMENTATION'; for h in seqtx*.h examples/text.h; do echo "#include \"$h\""; done; echo 'int main() { return 0; }'; } > "$work/together.cpp"
-    for cxx in $CXXS; do job pass "$cxx: all headers in one unit" "$cxx -std=c++11 $W -I$root -fsyntax-only together.cpp"; done
+    for cxx in $CXXS; do
+        for std in c++11 c++17 c++20; do
+            printf 'int main() { return 0; }\n' | $cxx -std=$std -x c++ - -o "$work/probe_std" 2>/dev/null || continue
+            job pass "$cxx $std: all headers in one unit" "$cxx -std=$std $W -I$root -fsyntax-only together.cpp"
+        done
+    done
 }
 
 # what the tests must have of every op and every header
