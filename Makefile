@@ -7,6 +7,8 @@
 #   make test               build and run every test, as much at once as there are cores; ends with "N passed, N failed"
 #   make quick              what one runs while working: float and double, no sanitizers, no CUDA; about a minute from a clean clone
 #   make examples           build/train_attn_span, build/train_sru, build/train_compressive, build/train_par, build/cuts, build/hello
+#   make shared             build/libseqtx.so: all headers and examples/text.h, for other languages (examples/ctypes_demo.py)
+#   make install            headers, seqtx.pc and a CMake package below PREFIX (/usr/local), with DESTDIR before it; make uninstall
 #   make bench              timings, against CBLAS and PyTorch where they are installed
 #   make cuda CUDA_ARCH=sm_90         build/cuda: the same programs with CUDA (several: CUDA_ARCH="sm_80 sm_90"; sm_80 and newer)
 #   make check-cuda CUDA_ARCH=sm_90   the tests of the GPU's side on a GPU, also under compute-sanitizer where there is one
@@ -47,7 +49,7 @@ TOOLS    = build/hello $(patsubst examples/%.c,build/%,$(wildcard examples/cuts.
 # what a file depends on the compiler writes down
 DEPS     = -MMD -MP -MF $@.d -MT $@
 
-.PHONY: all examples demo demo-sru demo-compressive demo-par test quick bench cuda check-cuda bench-cuda clean FORCE
+.PHONY: all examples shared install uninstall demo demo-sru demo-compressive demo-par test quick bench cuda check-cuda bench-cuda clean FORCE
 all: examples
 examples: $(TRAINERS) $(TOOLS)
 
@@ -95,6 +97,30 @@ ifndef SENTENCEPIECE
 build/spm_train:
 	@echo "spm_train is SentencePiece's: make SENTENCEPIECE=1 $@ (Debian: libsentencepiece-dev)" >&2; exit 2
 endif
+
+# >>shared: what each header exports, and nothing else
+EXPORT = -fPIC -fvisibility=hidden -DSEQTX_API='__attribute__((visibility("default")))'
+$(PARTS:%=build/shared/%.o): build/shared/%.o: %.h build/flags
+	@mkdir -p $(@D)
+	$(T) $(F32) $(EXPORT) $(DEPS) -I. -D$(call MACRO,$*) -x c -c $< -o $@
+build/libseqtx.so: $(PARTS:%=build/shared/%.o)
+	$(T) $(CC) -shared $(THREADS) $^ -o $@ -lm $(filter-out -lstdc++ -lsentencepiece%,$(LDLIBS))
+shared: build/libseqtx.so
+
+# >>install: headers only, there is nothing to compile
+PREFIX  = /usr/local
+DESTDIR =
+VERSION = $(shell sed -n 's/^.define STX_VERSION  *"\(.*\)"/\1/p' seqtx.h)
+INTO    = $(DESTDIR)$(PREFIX)
+install:
+	install -d "$(INTO)/include/seqtx" "$(INTO)/share/pkgconfig" "$(INTO)/share/cmake/seqtx" "$(INTO)/share/doc/seqtx"
+	install -m 644 $(wildcard seqtx*.h) seqtx_cuda.cu examples/text.h "$(INTO)/include/seqtx"
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' package/seqtx.pc.in > "$(INTO)/share/pkgconfig/seqtx.pc"
+	sed 's|@VERSION@|$(VERSION)|' package/seqtx-config-version.cmake.in > "$(INTO)/share/cmake/seqtx/seqtx-config-version.cmake"
+	install -m 644 package/seqtx-config.cmake "$(INTO)/share/cmake/seqtx"
+	install -m 644 LICENSE "$(INTO)/share/doc/seqtx"
+uninstall:
+	rm -rf "$(INTO)/include/seqtx" "$(INTO)/share/cmake/seqtx" "$(INTO)/share/doc/seqtx" "$(INTO)/share/pkgconfig/seqtx.pc"
 
 # >>demo    DEMO: more options of the trainer, as in: make demo DEMO="--steps 200"
 build/demo.txt: examples/demo_data.sh | build
@@ -227,6 +253,7 @@ $(call RUN,readme,examples,sh tests/readme.sh)
 $(call RUN,form,,sh tests/form.sh)
 $(call RUN,flags,,sh tests/flags.sh)
 $(call RUN,portability,,sh tests/portability.sh)
+$(call RUN,embed,,sh tests/embed.sh)
 ifneq ($(shell command -v $(NVCC) 2>/dev/null),)
 $(call RUN,cuda_nvcc,,sh tests/cuda_regs.sh --shared sm_80 sm_90)
 else

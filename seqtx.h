@@ -116,7 +116,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define STX_VERSION "0.1.0"
+#define STX_VERSION_MAJOR 0
+#define STX_VERSION_MINOR 1
+#define STX_VERSION_PATCH 0
+#define STX_VERSION       "0.1.0"
+#define STX_VERSION_AT_LEAST(major, minor, patch) \
+    (STX_VERSION_MAJOR * 1000000 + STX_VERSION_MINOR * 1000 + STX_VERSION_PATCH >= (major) * 1000000 + (minor) * 1000 + (patch))
 
 #ifdef SEQTX_STATIC
   #ifdef SEQTX_API
@@ -158,6 +163,12 @@ typedef float stx_real;
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+// >>api: version -------------------------------------------------------------------------------------------
+
+/* STX_VERSION of the implementation that runs: a program that takes it from a shared library compares it with its header's. From
+   another MAJOR.MINOR the structs may differ. In #if: STX_VERSION_AT_LEAST(0, 1, 0). */
+STX_DEF const char *stx_version(void);
 
 // >>api: context -------------------------------------------------------------------------------------------
 
@@ -6368,6 +6379,7 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
     A->Dp = stx__up(a->D, A->mk->nr);
     A->two = a->u || a->vb;
     A->tables = a->P ? (size_t)a->pe_heads : 0;
+    A->reach[0] = 0;            /* of no heads, too */
     for (h = 0; h < a->H; h++) {
         size_t e = stx__attn_reach(a, h);
         for (i = h; i > 0 && A->reach[i - 1] < e; i--) { A->reach[i] = A->reach[i - 1]; A->order[i] = A->order[i - 1]; }
@@ -8452,6 +8464,8 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
 }
 
 // >>creation
+
+STX_DEF const char *stx_version(void) { return STX_VERSION; }
 
 STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
     stx_desc d;

@@ -149,6 +149,16 @@ static int same_params(const stx_params *a, const stx_params *b) {
 }
 
 /* >>descs */
+static void versions(void) {
+    char text[64];
+    snprintf(text, sizeof text, "%d.%d.%d", STX_VERSION_MAJOR, STX_VERSION_MINOR, STX_VERSION_PATCH);
+    CHECK(!strcmp(text, STX_VERSION) && !strcmp(stx_version(), STX_VERSION), "%s, %s, %s", text, STX_VERSION, stx_version());
+#if !STX_VERSION_AT_LEAST(STX_VERSION_MAJOR, STX_VERSION_MINOR, STX_VERSION_PATCH) || STX_VERSION_AT_LEAST(STX_VERSION_MAJOR + 1, 0, 0) || \
+    STX_VERSION_AT_LEAST(STX_VERSION_MAJOR, STX_VERSION_MINOR, STX_VERSION_PATCH + 1) || !STX_VERSION_AT_LEAST(0, 0, 1000 - 1)
+    CHECK(0, "STX_VERSION_AT_LEAST");
+#endif
+}
+
 static void descs(void) {
     stx_ctx *x = stx_create(NULL);
     const stx_desc *r;
@@ -2236,7 +2246,7 @@ static void clipped_infinity(void) {
 /* test_api [part ...]: those only */
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
-        {"descs", descs}, {"errors", errors}, {"nulls", nulls}, {"allocation failures", allocation_failures}, {"limits", limits},
+        {"versions", versions}, {"descs", descs}, {"errors", errors}, {"nulls", nulls}, {"allocation failures", allocation_failures}, {"limits", limits},
             {"overflows", overflows},
         {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"linear fused", linear_fused},
             {"float environment", float_environment}, {"nans", nans}, {"optimisers", optimisers}, {"radams", radams}, {"lambs", lambs},

@@ -1,0 +1,84 @@
+#!/bin/sh
+# embed.sh - seqtx in other people's builds: several C files, an installed copy by pkg-config and by CMake, the source tree by CMake,
+# a shared library from Python. Skipped: what is not there (cmake, pkg-config, python3). What they compile is not optimised here.
+cd "$(dirname "$0")/.." || exit 1
+root=$(pwd)
+work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-embed.XXXXXX") || exit 1
+[ -n "$KEEP" ] || trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+CC=${CC:-cc} CXX=${CXX:-c++}
+W="-Wall -Wextra -Wpedantic -Wshadow -Werror"
+passed=0 failed=0
+check() {       # check NAME COMMAND
+    if ( cd "$work" && eval "$2" ) > "$work/log" 2>&1; then passed=$((passed + 1)); return; fi
+    failed=$((failed + 1))
+    echo "FAILED $1"; tail -n 12 "$work/log"
+}
+there() { command -v "$1" > /dev/null 2>&1 || { echo "skipped: $2, no $1"; false; }; }
+embed=$root/examples/embed
+make="make -s -C $root MAKEFLAGS= MAKELEVEL="
+
+# several files; the implementation in one of them
+check "the implementation, in its own file" "$CC -std=c99 $W -I$root -c $embed/seqtx.c -o seqtx.o"
+for cc in gcc clang; do
+    command -v $cc > /dev/null 2>&1 || { echo "skipped: several files, no $cc"; continue; }
+    check "several files, $cc" "$cc -std=c99 $W -I$root $embed/main.c $embed/predictor.c seqtx.o -lm -pthread -o several && ./several 8 > out &&
+        grep -q '^pass 8: [0-6]\..* bits per byte' out && grep -q '^the cat|' out"
+done
+
+# make install: with DESTDIR before it, where spaces are; what is there, and gone again
+stage="$work/a stage"
+check "make install" "$make install PREFIX=/opt/stx DESTDIR='$stage' && cd '$stage/opt/stx' && cmp include/seqtx/seqtx.h $root/seqtx.h && [ -f include/seqtx/seqtx_cuda.cu ] &&
+    [ -f include/seqtx/text.h ] && [ \$(ls include/seqtx | wc -l) -eq \$(( \$(ls $root/seqtx*.h | wc -l) + 2 )) ] && [ -f share/doc/seqtx/LICENSE ] && ! grep -r '@[A-Z]*@' . "
+check "make uninstall" "$make uninstall PREFIX=/opt/stx DESTDIR='$stage' && [ -z \"\$(find '$stage' -type f)\" ]"
+prefix=$work/prefix
+check "make install PREFIX=.." "$make install PREFIX=$prefix"
+version=$(sed -n 's/^.define STX_VERSION  *"\(.*\)"/\1/p' seqtx.h)
+check "the version that the files have" "[ '$version' = \"\$(sed -n 's/^Version: //p' $prefix/share/pkgconfig/seqtx.pc)\" ] && grep -q '\"$version\"' $prefix/share/cmake/seqtx/seqtx-config-version.cmake &&
+    for n in MAJOR MINOR PATCH; do sed -n \"s/^.define STX_VERSION_\$n //p\" $root/seqtx.h; done | paste -sd. | grep -qx '$version' &&
+    for h in $root/seqtx*.h; do head -n 1 \$h | grep -q ' - v${version%.*} - ' || exit 1; done"
+if there pkg-config "the installed copy by pkg-config"; then
+    check "pkg-config" "export PKG_CONFIG_PATH=$prefix/share/pkgconfig && [ \$(pkg-config --modversion seqtx) = $version ] &&
+        $CC -std=c99 $W \$(pkg-config --cflags seqtx) $embed/main.c $embed/predictor.c seqtx.o \$(pkg-config --libs seqtx) -o by_pc && ./by_pc 1 | grep -q '^the cat|'"
+fi
+
+if there cmake "CMake's targets"; then
+    debug="-DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_COMPILER=$CC -DCMAKE_CXX_COMPILER=$CXX"
+    mkdir "$work/project" && cp -R "$embed" "$work/project/embed"
+    # alone: its ../.. has no seqtx
+    check "CMake, the installed package" "cmake -S project/embed -B by_package $debug -DCMAKE_PREFIX_PATH=$prefix -DCMAKE_CXX_FLAGS='$W' && cmake --build by_package && ./by_package/app 8 | grep -q '^step 8: [0-7]\.'"
+    # its own flags come from the tree
+    check "CMake, the source tree" "cmake -S $embed -B by_tree $debug -DCMAKE_DISABLE_FIND_PACKAGE_seqtx=1 && make -C by_tree app.o && make -C by_tree predictor.o 2>&1 | grep -q 'No rule'"
+    check "CMake's own install is make's" "cmake -S $root -B by_self -DCMAKE_C_COMPILER=$CC -DCMAKE_INSTALL_PREFIX=$work/again > /dev/null && cmake --install by_self > /dev/null &&
+        sed -i.old 's|$work/again|$prefix|' again/share/pkgconfig/seqtx.pc && rm again/share/pkgconfig/seqtx.pc.old && diff -r again $prefix"
+    try() { printf 'cmake_minimum_required(VERSION 3.18)\nproject(t LANGUAGES C)\nfind_package(seqtx %s)\nmessage(STATUS "found ${seqtx_FOUND} ${seqtx_VERSION}")\n' "$1" > "$work/project/CMakeLists.txt"; }
+    found="rm -rf by_try; cmake -S project -B by_try -DCMAKE_C_COMPILER=$CC -DCMAKE_PREFIX_PATH=$prefix"
+    try "${version%.*} REQUIRED COMPONENTS core sru"; check "CMake: version ${version%.*}, components" "$found | grep -q 'found [1T].* $version'"
+    try "${version%%.*}.999"; check "CMake: a later version is not found" "$found 2>&1 | grep -q 'found 0'"
+    try "REQUIRED COMPONENTS cuda"; check "CMake: CUDA where its language is not enabled" "$found 2>&1 | tr -s ' \n' ' ' | grep -q 'no component cuda: .* where the CUDA language is enabled'"
+fi
+
+# a shared library, by the Makefile in a copy of the tree; from Python its structs are read out of the headers
+if there python3 "Python by ctypes"; then
+    mkdir -p "$work/tree/examples" "$work/tree/tests"
+    cp Makefile seqtx.h seqtx_attn_span.h "$work/tree"; cp examples/*.[ch] examples/*.py "$work/tree/examples"
+    check "make shared" "make -s -C tree MAKEFLAGS= MAKELEVEL= CC='$CC' CFLAGS='-std=c99' shared"
+    check "it exports functions of the API, and nothing else" "nm -D --defined-only tree/build/libseqtx.so > names && [ \$(grep -c ' T stx_[a-z]' names) -ge 250 ] && ! grep -v ' T stx_[a-z]' names"
+    check "Python by ctypes" "python3 tree/examples/ctypes_demo.py $root/README.md 3 20 > out && grep -q '^step 3: [4-8]\.[0-9]* bits per byte' out && [ \$(wc -c < out) -gt 45 ]"
+    check "Python: headers of another version" "sed 's/VERSION  *\"$version\"/VERSION \"9.9.9\"/' $root/seqtx.h > seqtx.h && cp $root/seqtx_attn_span.h . &&
+        ! SEQTX_INCLUDE=\$(pwd) python3 tree/examples/ctypes_demo.py 2> said && grep -q 'is seqtx $version, the headers in .* are 9.9.9' said"
+    cat > "$work/sizes.py" <<'P'
+import ctypes, sys
+source = open("tree/examples/ctypes_demo.py").read()
+scope = {"__file__": "tree/examples/ctypes_demo.py", "__name__": "demo"}
+exec(source, scope)
+lib = scope["Library"]("tree/build/libseqtx.so", sys.argv[1], ["seqtx.h"] + sys.argv[3:])
+names = sorted(n for n in vars(lib) if not n.startswith("stx__") and isinstance(getattr(lib, n), type) and issubclass(getattr(lib, n), ctypes.Structure))
+open("sizes.c", "w").write('#include <stdio.h>\n' + "".join(f'#include "{h}"\n' for h in sys.argv[3:]) + "int main(void) {\n" +
+                           "".join(f'    printf("{n} %zu\\n", sizeof({n}));\n' for n in names) + "    return 0;\n}\n")
+open("sizes", "w").write("".join(f"{n} {ctypes.sizeof(getattr(lib, n))}\n" for n in names))
+P
+    check "Python's structs are C's" "python3 sizes.py $root x $(cd "$root" && echo seqtx_*.h) && $CC -I$root sizes.c -o sizes_c && ./sizes_c | cmp - sizes && [ \$(wc -l < sizes) -ge 25 ]"
+fi
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
