@@ -1,7 +1,7 @@
 #!/bin/sh
-# readme.sh - README.md says what is so: its C program compiles as it stands and learns; what stands between "<!-- made: NAME -->" and
-# "<!-- end -->" is what this script makes of the files that it names: lines of code, presets, results of benchmarks. And each program of
-# examples/ compiles by the command in its head.
+# readme.sh - README.md says what is so: its C program compiles as it stands and learns; what stands in it, in docs/results.md and in
+# docs/trainers.md between "<!-- made: NAME -->" and "<!-- end -->" is what this script makes of the files that it names: lines of code,
+# presets, results of benchmarks. And each program of examples/ compiles by the command in its head.
 #   readme.sh --write    makes these parts anew
 cd "$(dirname "$0")/.." || exit 1
 passed=0 failed=0
@@ -47,9 +47,24 @@ results() {
                 }
         }' "$file"
 }
+# headline: from the tables of training, ours against the fastest PyTorch of the same precision, the least and the most
+range() {
+    tr -d '*' | awk -F'|' 'function key(i) { return ($2 ~ /bf16/) "," i }
+        $2 ~ /seqtx/ { for (i = 3; i < NF; i++) ours[key(i)] = $i + 0 }
+        $2 ~ /PyTorch/ { for (i = 3; i < NF; i++) if ($i + 0 > best[key(i)]) best[key(i)] = $i + 0 }
+        END { for (k in ours) { r = ours[k] / best[k]; if (!n++ || r < least) least = r; if (r > most) most = r }; printf "%.2f to %.2f", least, most }'
+}
+headline() {
+    echo '| training, least and most of all sizes | speed, PyTorch 1 | on two cores of | commit |'
+    echo '|---|---|---|---|'
+    echo "| Sequential Transformer | $(make_part results_attn_span | range) | Zen 5 | 4ca5fea |"
+    echo "| SRU and SRU++ | $(make_part results_sru | range) | Zen 5 | 7d8cbdf |"
+    echo "| Compressive Transformer | $(make_part results_comp | range) | Xeon with AMX | 0644760 |"
+}
 make_part() {
     case $1 in
     lines) lines ;;
+    headline) headline ;;
     presets_attn_span) presets train_attn_span 'enwik8_small=dev about 1.3 bpc;enwik8=test 1.02 bpc;text8=test 1.11 bpc;enwik8_large=test 0.98 bpc;text8_large=test 1.07 bpc;enwik8_pers_small=test 1.01 bpc;enwik8_pers=test 0.98 bpc;wiki103_pers=test 19.7 ppl;enwik8_fairseq=test about 1.03 bpc' ;;
     presets_sru) presets train_sru 'enwik8-base=test 0.974 bpc;enwik8-large=test 0.96 bpc;enwik8-large-8to1=test 0.953 bpc;wt103-base=test 18.3 ppl;wt103-large=test 17.4 ppl;wt103-large-8to1=test 17.1 ppl;wt103-large-k5=test 17.3 ppl;lm1b-base=test 25.1 ppl;lm1b-large-k5=test 23.5 ppl' ;;
     presets_compressive) presets train_compressive 'enwik8=test 0.97 bpc;wikitext103=test 17.1 ppl;pg19=test 33.6 ppl' ;;
@@ -60,19 +75,23 @@ make_part() {
     *) echo "no such part: $1" ;;
     esac
 }
-awk '/^<!-- made: /{ print $3 }' README.md > build/readme_parts.txt
-check "$([ "$(wc -l < build/readme_parts.txt)" -ge 5 ]; echo $?)" "README.md has fewer made parts than it had"
-while read -r part; do
-    make_part "$part" > build/readme_now.txt
-    awk -v part="$part" '/^<!-- end -->/ { on = 0 } on { print } $0 ~ "^<!-- made: " part " -->" { on = 1 }' README.md > build/readme_was.txt
-    if [ "$1" = --write ]; then
-        awk -v part="$part" '/^<!-- end -->/ { on = 0 } !on { print } $0 ~ "^<!-- made: " part " -->" { on = 1; while ((getline line < "build/readme_now.txt") > 0) print line }' README.md > build/readme_new.md
-        cp build/readme_new.md README.md
-    else
-        cmp -s build/readme_now.txt build/readme_was.txt
-        check $? "README.md, part $part, is not what tests/readme.sh --write makes: $(diff build/readme_was.txt build/readme_now.txt | head -n 6)"
-    fi
-done < build/readme_parts.txt
+pages="README.md docs/results.md docs/trainers.md"
+parts=0
+for page in $pages; do
+    for part in $(awk '/^<!-- made: /{ print $3 }' $page); do
+        parts=$((parts + 1))
+        make_part "$part" > build/readme_now.txt
+        awk -v part="$part" '/^<!-- end -->/ { on = 0 } on { print } $0 ~ "^<!-- made: " part " -->" { on = 1 }' $page > build/readme_was.txt
+        if [ "$1" = --write ]; then
+            awk -v part="$part" '/^<!-- end -->/ { on = 0 } !on { print } $0 ~ "^<!-- made: " part " -->" { on = 1; while ((getline line < "build/readme_now.txt") > 0) print line }' $page > build/readme_new.md
+            cp build/readme_new.md $page
+        else
+            cmp -s build/readme_now.txt build/readme_was.txt
+            check $? "$page, part $part, is not what tests/readme.sh --write makes: $(diff build/readme_was.txt build/readme_now.txt | head -n 6)"
+        fi
+    done
+done
+check "$([ "$parts" -ge 9 ]; echo $?)" "the pages have $parts made parts, fewer than they had"
 [ "$1" != --write ] || exit 0
 
 sed -n '/^```c$/,/^```$/p' README.md | grep -v '^```' > build/readme.c
@@ -100,7 +119,9 @@ for f in examples/*.c; do
     check $? "$f does not compile by the command in its head: $options"
     case $name in train_*) $run --version | grep -q "^$name, seqtx"; check $? "$f, compiled alone, does not run" ;; esac
 done
-# every file that the README links is there
-for f in $(grep -o '](\([^)h][^)]*\))' README.md | sed 's/^](//; s/)$//'); do [ -e "$f" ]; check $? "README.md links $f, which is not there"; done
+# every file that a page links is there
+for page in README.md CHANGELOG.md docs/*.md bench/README.md; do
+    for f in $(grep -o '](\([^)h#][^)]*\))' $page | sed 's/^](//; s/)$//; s/#.*//'); do [ -e "$(dirname $page)/$f" ]; check $? "$page links $f, which is not there"; done
+done
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
