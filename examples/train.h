@@ -2007,6 +2007,7 @@ struct tr_lm {
     tr_term      term;
     tr_board     board;
     tr_rate      rate;
+    double       began;           /* the clock when training began */
     char         err[TR_ERR];
 };
 
@@ -2617,6 +2618,7 @@ TR_DEF void tr_lm_log_step(tr_lm *t, double loss) {
     tr_log_num(&t->log, "lr", t->lr);
     tr_log_num(&t->log, "grad_norm", t->update ? t->optim->grad_norm : (double)NAN);      /* null: no update in this step */
     tr_log_num(&t->log, "tokens_per_s", tr_rate_tokens(&t->rate));
+    tr_log_num(&t->log, "seconds", floor(1000 * (tr_seconds() - t->began)) / 1000);      /* since this start: evaluations and saving, too */
     tr_log_int(&t->log, "peak_bytes", stx_peak_bytes(t->x));
     tr_lm_point(t, "train/loss", loss);
     snprintf(tag, sizeof tag, "train/%s", tr_lm_unit(t));
@@ -3089,7 +3091,8 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
     if (t->training) {
         t->saved = t->step;
         t->loss = (double)NAN;
-        tr_rate_start(&t->rate, tr_seconds());
+        t->began = tr_seconds();
+        tr_rate_start(&t->rate, t->began);
         t->kind->train(t);
         ok = tr_lm_trained(t);
     }

@@ -160,6 +160,27 @@ static void step(void *user) {
     stx_span_clamp(r->model);
 }
 
+/* The span of each head, layer by layer (one for each layer with --span-per-layer), as a list and as curves. A curve for each head, not a
+   histogram: a histogram has the spread of the spans, but no longer whose they are, and few heads hardly fill one. */
+static void log_spans(run *r) {
+    size_t l, h, heads = opt.span_per_layer ? 1 : (size_t)opt.nheads;
+    char text[64];
+    tr_buf list;
+    memset(&list, 0, sizeof list);
+    tr_buf_puts(&list, "[");
+    for (l = 0; opt.adapt_span && l < opt.nlayers; l++)
+        for (h = 0; h < heads; h++) {
+            double v = stx_span_of(r->model, l, h);
+            snprintf(text, sizeof text, l + h ? ",%.4g" : "%.4g", v);       /* a picture shows no more digits */
+            tr_buf_puts(&list, text);
+            snprintf(text, sizeof text, "span/layer_%zu_head_%zu", l + 1, h + 1);
+            tr_lm_point(&r->t, text, v);
+        }
+    tr_buf_puts(&list, "]");
+    tr_log_json(&r->t.log, "spans", list.oom ? NULL : list.s);
+    tr_buf_free(&list);
+}
+
 static void train(tr_lm *t) {
     run *r = (run *)t;
     while (tr_lm_more(t)) {
@@ -178,6 +199,7 @@ static void train(tr_lm *t) {
             stx_span_stats(r->model, &span_avg, &span_max);
             tr_log_num(&t->log, "span_avg", span_avg);
             tr_log_num(&t->log, "span_max", span_max);
+            log_spans(r);
             tr_lm_logged(t);
             tr_lm_point(t, "span/avg", span_avg);
             tr_lm_point(t, "span/max", span_max);

@@ -664,6 +664,7 @@ check "the loss falls" awk -v a="$(events log/log.jsonl | head -n 1 | field loss
 grep -E '"event":"(train|eval)"' log/log.jsonl | sed 's/.*"loss":\([^,]*\),"bpb":\([^,]*\),.*/\1 \2/' >pairs
 check "bpb is loss / ln 2" awk '{ e = $2 - $1 / log(2); if (!($2 > 0) || !(e * e <= 1e-18 * $2 * $2)) bad = 1 } END { exit bad || NR < 300 }' pairs
 check "tokens a second, peak, norm are there" awk '!/"tokens_per_s":[0-9.]*[1-9]/ || !/"peak_bytes":[1-9]/ || !/"grad_norm":[0-9.e-]*[1-9]/ { if (/"event":"train"/) exit 1 }' log/log.jsonl
+check "the clock runs" awk -v all="$(sed -n 's/.*"event":"train".*"seconds":\([0-9.]*\),.*/\1/p' log/log.jsonl | tr '\n' ' ')" 'BEGIN { n = split(all, t, " "); for (i = 2; i <= n; i++) if (t[i] < t[i-1]) exit 1; exit !(n == 300 && t[n] > 0) }'
 check "plain lines in a pipe: no carriage return" [ "$(cat said told | tr -dc '\r\033' | wc -c)" -eq 0 ]
 check "plain lines in a pipe: progress, on standard error" grep -q 'step 300/300 .*bpb.*tok/s' told
 check "results, and nothing else, on standard output" [ "$(grep -vc "^step 300: valid bpb\|$learned" said)" -eq 0 ]

@@ -15,7 +15,7 @@ learning="--adapt-span --optim adam --lr 0.005 --dropout 0 --grad-clip 1"
 whole_evaluations="--eval-blocks 1000000"
 wild_more=
 words_more=
-train_keys=event,step,loss,bpb,lr,grad_norm,tokens_per_s,peak_bytes,span_avg,span_max
+train_keys=event,step,loss,bpb,lr,grad_norm,tokens_per_s,seconds,peak_bytes,span_avg,span_max,spans
 learned='^learned span of each head\|^  layer '
 another_preset=enwik8_small
 sizes_above_0="nlayers hid-sz inner-hid-sz nheads attn-span block-sz batch-sz batch-split niter nbatches"
@@ -69,6 +69,17 @@ family_more() {
     good "12 steps" niter --data ../t.txt --checkpoint run.st $full --steps 12
     good "then 5 iterations of 4" niter --checkpoint run.st --niter 5 --nbatches 4 --threads 1
     check "are 20 steps" [ "$(meta niter/run.st step)" = 20 ]
+    # spans of all heads: in the log, in curves, and at the end the same
+    spans() { events "$1" | tail -n 1 | sed 's/.*"spans":.\([^]]*\).*/\1/'; }
+    good "spans" niter --data ../t.txt $full --nlayers 3 --nheads 2 --steps 20 --log-every 1 --log spans.jsonl --tensorboard tb
+    check "a number for each head, as the end says" [ "$(spans niter/spans.jsonl | tr ',' '\n' | awk '{ printf " %.0f", $1 }')" = "$(sed -n 's/^  layer *[0-9]* *//p' out | tr -s ' \n' ' ' | sed 's/^/ /; s/ $//')" ]
+    check "they move" [ "$(spans niter/spans.jsonl)" != "$(events niter/spans.jsonl | head -n 1 | sed 's/.*"spans":.\([^]]*\).*/\1/')" ]
+    for head in 1_head_1 1_head_2 3_head_2; do check "a curve of head $head" [ "$(grep -ao "span/layer_$head" niter/tb/* | wc -l)" -eq 20 ]; done
+    check "and no more of them" [ "$(grep -ao 'span/layer_[0-9]*_head_[0-9]*' niter/tb/* | sort -u | wc -l)" -eq 6 ]
+    good "one a layer" niter --data ../t.txt $full --nlayers 3 --nheads 2 --span-per-layer --steps 2 --log-every 1 --log layers.jsonl
+    check "is three numbers" [ "$(spans niter/layers.jsonl | tr ',' '\n' | wc -l)" -eq 3 ]
+    good "none learned" niter --data ../t.txt $tiny --no-adapt-span --steps 2 --log-every 1 --log none.jsonl
+    check "is none" grep -q '"spans":\[\]' niter/none.jsonl
 }
 # options that a checkpoint decides
 fixed_options() {

@@ -86,7 +86,7 @@ finite() {
         END { exit bad || !n }' "$T/ranges" -
 }
 # train lines of a log (or those of another event), without what depends on the clock
-events() { grep '"event":"'"${2:-train}"'"' "$1" | sed 's/"tokens_per_s":[^,]*,//; s/"peak_bytes":[^,]*,//'; }
+events() { grep '"event":"'"${2:-train}"'"' "$1" | sed 's/"tokens_per_s":[^,]*,//; s/"seconds":[^,]*,//; s/"peak_bytes":[^,]*,//'; }
 steps_of() { events "$1" | sed 's/.*"step":\([0-9]*\).*/\1/'; }
 field() { sed -n 's/.*"'"$1"'":\([^,}]*\).*/\1/p'; }
 # Reads JSON lines, prints the keys of each; ends with 1 at the first line that is no JSON object.
