@@ -10,6 +10,7 @@
    The training loop is the function train(), in the open; options, data, checkpoints, log and terminal are train.h's. */
 #define TR_LM
 #include "train.h"
+#include "svg.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_par.h"
 #include "text.h"
@@ -609,44 +610,17 @@ static void derive(run *r, FILE *out) {
     free(kept);
 }
 
-/* ---- --picture: the log's probabilities as an SVG, a panel a block, the first below */
+/* ---- --picture: the log's probabilities as an SVG. build/plot draws them, too, and all else that is in a log */
 
-typedef struct { double step, p[3]; } dot;
-
-/* The numbers of "[..]" into out, at most room; how many */
-static size_t numbers(const char *s, double *out, size_t room) {
-    size_t n = 0;
-    char *end;
-    for (s += *s == '['; n < room && *s && *s != ']'; s = end + (*end == ',')) {
-        out[n] = strtod(s, &end);
-        if (end == s) break;
-        n++;
-    }
-    return n;
-}
-/* One area: between the curves of sums of the first k and the first k + 1 probabilities */
-static void area(FILE *f, const double *at, size_t n, size_t L, size_t l, int k, double x0, double y0, double w, double h, double last) {
-    static const char *const colour[3] = {"#2b6cb0", "#dd8833", "#d0d0d0"};
-    size_t i;
-    int side, j;
-    fprintf(f, "<polygon fill=\"%s\" points=\"", colour[k]);
-    for (side = 0; side < 2; side++)
-        for (i = 0; i < n; i++) {
-            const double *row = at + (side ? n - 1 - i : i) * (1 + 3 * L);
-            double sum = 0;
-            for (j = 0; j < k + !side; j++) sum += row[1 + 3 * l + (size_t)j];
-            fprintf(f, "%.1f,%.1f ", x0 + w * row[0] / last, y0 + h * (1 - sum));
-        }
-    fprintf(f, "\"/>\n");
-}
 static int picture(run *r) {
-    enum { POINTS = 400 };
-    size_t L = r->blocks, row = 1 + 3 * L, n = 0, room = 0, cap = 0, i, l, columns = L < 8 ? L : 8, rows = (L + columns - 1) / columns;
-    double *at = NULL, w = 120, h = 60, last = 0;
+    size_t L = r->blocks, row = 1 + 3 * L, n = 0, room = 0, cap = 0;
+    double *at = NULL;
     char *line = NULL, *list = (char *)malloc(32 * row + 2), word[40];
-    FILE *in = fopen(opt.lm.log, "r"), *f = NULL;
+    FILE *in = fopen(opt.lm.log, "r");
     ssize_t len;
+    tr_buf body;
     int ok = in && list;
+    memset(&body, 0, sizeof body);
     while (ok && (len = getline(&line, &cap, in)) > 0) {
         double *now;
         if (tr_json_find(line, "event", word, sizeof word) != 1 || strcmp(word, "train") != 0) continue;
@@ -658,37 +632,20 @@ static int picture(run *r) {
             at = more;
         }
         now = at + n * row;
-        now[0] = strtod(word, NULL);
-        n += numbers(list, now + 1, 3 * L) == 3 * L && (n == 0 || now[0] > now[-(ptrdiff_t)row]);
+        if (svg_read(word, now)) n += svg_numbers(list, now + 1, 3 * L) == 3 * L && (n == 0 || now[0] > now[-(ptrdiff_t)row]);
     }
     if (in) fclose(in);
-    if (ok && n > POINTS) {                     /* no more than a screen shows, the last one among them */
-        for (i = 0; i < POINTS; i++) memmove(at + i * row, at + (n - 1) * i / (POINTS - 1) * row, row * sizeof *at);
-        n = POINTS;
-    }
-    if (ok && n) {
-        last = at[(n - 1) * row] > 0 ? at[(n - 1) * row] : 1;
-        f = fopen(opt.picture, "w");
-        ok = f != NULL;
-    }
-    if (f) {
-        double width = 20 + (double)columns * (w + 10), height = 50 + (double)rows * (h + 24);
-        fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" font-family=\"sans-serif\" font-size=\"11\">\n"
-            "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n<text x=\"10\" y=\"18\">probabilities by step, to step %.0f: "
-            "<tspan fill=\"#2b6cb0\">attention</tspan>, <tspan fill=\"#dd8833\">feed-forward</tspan>, <tspan fill=\"#808080\">identity"
-            "</tspan></text>\n", width, height, last);
-        for (l = 0; l < L; l++) {
-            double x0 = 10 + (double)(l % columns) * (w + 10), y0 = 44 + (double)(l / columns) * (h + 24);
-            int k;
-            fprintf(f, "<text x=\"%.0f\" y=\"%.0f\">block %zu</text>\n", x0, y0 - 4, l + 1);
-            for (k = 0; k < 3; k++) area(f, at, n, L, l, k, x0, y0, w, h, last);
-        }
-        fprintf(f, "</svg>\n");
-        ok = !ferror(f);
-        ok = fclose(f) == 0 && ok;
-    }
     if (!ok) stx_fail(r->t.x, STX_ERR_IO, "--picture %s: %s", opt.picture, strerror(errno));
     else if (!n) tr_say(&r->t.term, "--picture: %s has no probabilities of %zu blocks", opt.lm.log, L);
+    else {
+        svg_axis steps = {0, 0, 0, 0, 0};
+        double width = 900, height;
+        steps.hi = at[(n - 1) * row] > 0 ? at[(n - 1) * row] : 1;
+        height = svg_shares(&body, at, n, L, &steps, 10, 6, width - 20);
+        ok = svg_save(opt.picture, "probabilities of each block", width, height + 12, &body, r->t.err, TR_ERR);
+        if (!ok) stx_fail(r->t.x, STX_ERR_IO, "--picture %s", r->t.err);
+    }
+    tr_buf_free(&body);
     free(at);
     free(line);
     free(list);

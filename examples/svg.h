@@ -1,0 +1,265 @@
+/* svg.h - what build/plot and train_par --picture draw with: numbers, axes with round ticks, stacked shares, a file that is whole or not there
+
+   Use:   #include "svg.h"     behind train.h, whose buffer and errors it takes
+   Link:  -lm. C99 and POSIX.1-2008.
+   Licence: MIT or public domain, at your choice; see LICENSE.
+
+   A picture is made in a tr_buf and written when it is whole. Numbers are read and written without the C library's conversions, which take
+   a comma for the point in some locales.
+
+   Sections: grep for  >>numbers  >>elements  >>axes  >>shares */
+
+#ifndef SEQTX_EXAMPLES_SVG_H
+#define SEQTX_EXAMPLES_SVG_H
+
+// >>numbers ----------------------------------------------------------------------------------------------------------
+
+/* x with at most so many digits behind the point, 9 or fewer, and no zeros at the end */
+TR_DEF const char *svg_number(char out[32], double x, int decimals) {
+    uint64_t scale = 1, v;
+    int n, k;
+    if (decimals > 9) decimals = 9;
+    for (k = 0; k < decimals; k++) scale *= 10;
+    if (isnan(x)) x = 0;
+    v = fabs(x) * (double)scale < 1e18 ? (uint64_t)(fabs(x) * (double)scale + 0.5) : (uint64_t)1000000000000000000u;
+    n = snprintf(out, 32, "%s%" PRIu64, x < 0 && v ? "-" : "", v / scale);
+    if (v % scale) {
+        n += snprintf(out + n, 32 - (size_t)n, ".%0*" PRIu64, decimals, v % scale);
+        while (out[n - 1] == '0') n--;
+        out[n] = 0;
+    }
+    return out;
+}
+/* The JSON number at p; null is a NaN, and so is what no double holds. Returns what follows it, NULL where there is no number. */
+TR_DEF const char *svg_read(const char *p, double *x) {
+    double m = 0;
+    int e = 0, digits = 0, exponent = 0, minus = *p == '-', down;
+    *x = (double)NAN;
+    if (strncmp(p, "null", 4) == 0) return p + 4;
+    p += minus;
+    for (; *p >= '0' && *p <= '9'; p++, digits++) { if (m < 1e17) m = 10 * m + (*p - '0'); else e++; }
+    if (*p == '.') for (p++; *p >= '0' && *p <= '9'; p++, digits++) if (m < 1e17) { m = 10 * m + (*p - '0'); e--; }
+    if (!digits) return NULL;
+    if (*p == 'e' || *p == 'E') {
+        p++;
+        down = *p == '-';
+        p += down || *p == '+';
+        if (*p < '0' || *p > '9') return NULL;
+        for (; *p >= '0' && *p <= '9'; p++) if (exponent < 10000) exponent = 10 * exponent + (*p - '0');
+        e += down ? -exponent : exponent;
+    }
+    m = e < -300 ? m / pow(10, 300) / pow(10, -e - 300) : e < 0 ? m / pow(10, -e) : m * pow(10, e);     /* 85/10 is 8.5, 85*0.1 is not */
+    if (isfinite(m)) *x = minus ? -m : m;
+    return p;
+}
+/* The numbers of "[..]" into out, at most room; how many there are, SIZE_MAX where it is no list of numbers */
+TR_DEF size_t svg_numbers(const char *p, double *out, size_t room) {
+    size_t n = 0;
+    double x;
+    if (*p++ != '[') return SIZE_MAX;
+    for (p = tr_json_blank(p); *p != ']'; n++) {
+        p = svg_read(p, &x);
+        if (!p) return SIZE_MAX;
+        if (n < room) out[n] = x;
+        p = tr_json_blank(p);
+        if (*p == ',') p = tr_json_blank(p + 1);
+        else if (*p != ']') return SIZE_MAX;
+    }
+    return n;
+}
+
+// >>elements ---------------------------------------------------------------------------------------------------------
+
+/* Appends fmt, in which %n is a double with two digits behind the point, %p with one (the many points of a line), %s text as it is, %t text
+   whose < > & " are escaped. */
+TR_DEF void svg_add(tr_buf *b, const char *fmt, ...) {
+    char number[32];
+    const unsigned char *s;
+    va_list args;
+    va_start(args, fmt);
+    for (; *fmt; fmt++) {
+        if (*fmt != '%') { tr_buf_put(b, fmt, 1); continue; }
+        fmt++;
+        if (*fmt == 'n' || *fmt == 'p') tr_buf_puts(b, svg_number(number, va_arg(args, double), *fmt == 'n' ? 2 : 1));
+        else if (*fmt == 's') tr_buf_puts(b, va_arg(args, const char *));
+        else for (s = va_arg(args, const unsigned char *); *s; ) {
+            size_t n = tr_utf8(s);
+            if (n == 0 || *s < 0x20 || *s == 0x7F) { tr_buf_puts(b, "\357\277\275"); n = 1; }      /* U+FFFD; XML has no control characters */
+            else if (*s == '<') tr_buf_puts(b, "&lt;");
+            else if (*s == '>') tr_buf_puts(b, "&gt;");
+            else if (*s == '&') tr_buf_puts(b, "&amp;");
+            else if (*s == '"') tr_buf_puts(b, "&quot;");
+            else tr_buf_put(b, s, n);
+            s += n;
+        }
+    }
+    va_end(args);
+}
+/* Writes a picture whose elements are in `body`: to a file beside the path that takes its place by rename, so that there is the old
+   picture or the new one; straight to what is no plain file (a terminal, a pipe). "-": standard output. 0: err. */
+TR_DEF int svg_save(const char *path, const char *title, double width, double height, const tr_buf *body, char *err, size_t size) {
+    tr_buf b;
+    struct stat st;
+    char *real = NULL, *temp = NULL;
+    int fd = -1, ok, plain;
+    memset(&b, 0, sizeof b);
+    svg_add(&b, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%n\" height=\"%n\" viewBox=\"0 0 %n %n\" font-family=\"Helvetica, Arial, "
+        "DejaVu Sans, sans-serif\" font-size=\"11\" fill=\"#333\">\n<title>%t</title>\n<rect width=\"%n\" height=\"%n\" "
+        "fill=\"#fff\"/>\n", width, height, width, height, title, width, height);
+    if (body->n) tr_buf_put(&b, body->s, body->n);
+    tr_buf_puts(&b, "</svg>\n");
+    if (b.oom || body->oom) { tr_buf_free(&b); return tr_fail(err, size, "%s: out of memory", path); }
+    plain = strcmp(path, "-") != 0 && (stat(path, &st) != 0 || S_ISREG(st.st_mode));
+    if (!plain) {
+        fd = strcmp(path, "-") ? open(path, O_WRONLY | O_CLOEXEC) : dup(1);
+        ok = fd >= 0 && tr_write_all(fd, b.s, b.n);
+        ok = fd >= 0 && close(fd) == 0 && ok;
+        if (!ok) tr_fail(err, size, "%s: %s", path, strerror(errno));
+    } else {
+        size_t room;
+        real = tr_behind_links(path);                       /* replace the file, not a link to it */
+        if (!real && errno == ENOENT) { real = (char *)malloc(strlen(path) + 1); if (real) strcpy(real, path); }
+        room = real ? strlen(real) + 32 : 0;
+        temp = real ? (char *)malloc(room) : NULL;
+        if (temp) {
+            snprintf(temp, room, "%s.%ld.tmp", real, (long)getpid());
+            fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        }
+        ok = fd >= 0 && tr_write_all(fd, b.s, b.n);
+        if (!ok) tr_fail(err, size, "%s: %s", path, strerror(errno));
+        if (fd >= 0 && close(fd) != 0 && ok) ok = tr_fail(err, size, "%s: %s", path, strerror(errno));
+        if (ok && rename(temp, real) != 0) ok = tr_fail(err, size, "%s: %s", path, strerror(errno));
+        if (!ok && fd >= 0) unlink(temp);
+    }
+    free(real);
+    free(temp);
+    tr_buf_free(&b);
+    return ok;
+}
+
+// >>axes -------------------------------------------------------------------------------------------------------------
+
+/* Values lo .. hi are drawn at from .. to; with `log` by their logarithms, lo > 0. */
+typedef struct svg_axis { double lo, hi, from, to; int log; } svg_axis;
+
+/* Where a value is drawn. What is far outside is drawn less far outside: it is cut off anyway, and keeps its direction. */
+TR_DEF double svg_at(const svg_axis *a, double v) {
+    double t = a->log ? v > 0 ? log(v / a->lo) / log(a->hi / a->lo) : -1 : (v - a->lo) / (a->hi - a->lo);
+    t = t < -1 ? -1 : t > 2 ? 2 : t;
+    return a->from + t * (a->to - a->from);
+}
+enum { SVG_TICKS = 16 };
+/* Round numbers within the axis, about `want`; *step: the distance of two, where they have one. */
+TR_DEF size_t svg_ticks(const svg_axis *a, double want, double tick[SVG_TICKS], double *step) {
+    static const double some[3][8] = {{1}, {1, 2, 5}, {1, 1.5, 2, 3, 4, 5, 6, 8}};
+    size_t n = 0, k, i;
+    double slack = 1e-9 * (a->hi - a->lo), base, raw;
+    for (k = 0; a->log && k < 3; k++) {
+        int decade = (int)floor(log10(a->lo));
+        for (n = 0; pow(10, decade) <= a->hi; decade++)
+            for (i = 0; i < 8 && some[k][i] > 0; i++) {
+                double v = some[k][i] * pow(10, decade);
+                if (v < a->lo - slack || v > a->hi + slack) continue;
+                if (n < SVG_TICKS) tick[n] = v;
+                n++;
+            }
+        if (n > SVG_TICKS) n = SVG_TICKS;
+        if ((double)n >= want - 1) { *step = tick[0]; return n; }
+    }
+    raw = (a->hi - a->lo) / (want < SVG_TICKS - 1 ? want : SVG_TICKS - 1);
+    base = pow(10, floor(log10(raw)));
+    *step = base * (raw <= 1.0001 * base ? 1 : raw <= 2.0001 * base ? 2 : raw <= 5.0001 * base ? 5 : 10);
+    for (n = 0, raw = ceil(a->lo / *step - 1e-9); n < SVG_TICKS && raw * *step <= a->hi + slack; raw++) tick[n++] = raw * *step;
+    return n;
+}
+/* A tick's number: as many digits as ticks of this distance need; 20k, 1.5M, 2e-4 */
+TR_DEF const char *svg_tick_text(char out[32], const svg_axis *a, double v, double step, double largest) {
+    static const char *const suffix[] = {"", "k", "M", "G", "T"};
+    int at = (int)floor(log10(a->log ? v / 10 : step) + 1e-6), k = 0;
+    if (v == 0) return strcpy(out, "0");
+    if (a->log) largest = v;
+    if (step < 1e-3 && largest < 0.0101) {
+        int e = (int)floor(log10(fabs(v)) + 1e-9), n;
+        svg_number(out, v * pow(10, -e), e > at ? e - at : 0);
+        n = (int)strlen(out);
+        snprintf(out + n, 32 - (size_t)n, "e%d", e);
+        return out;
+    }
+    while (largest >= 1e4 && k < 4) { largest /= 1000; v /= 1000; at -= 3; k++; }
+    svg_number(out, v, at < 0 ? -at : 0);
+    if (k) strcat(out, suffix[k]);
+    return out;
+}
+/* The tick numbers below a panel whose lower edge is y */
+TR_DEF void svg_below(tr_buf *b, const svg_axis *x, double y, double want) {
+    double tick[SVG_TICKS], step;
+    size_t n = svg_ticks(x, want, tick, &step), i;
+    char text[32];
+    svg_add(b, "<g text-anchor=\"middle\" fill=\"#555\">\n");
+    for (i = 0; i < n; i++) {
+        svg_tick_text(text, x, tick[i], step, tick[n - 1]);
+        svg_add(b, "<text x=\"%n\" y=\"%n\">%s</text>\n", svg_at(x, tick[i]), y + 13, text);
+    }
+    svg_add(b, "</g>\n");
+}
+/* An empty panel: lines at the ticks, their numbers, a title above and a word below at the right */
+TR_DEF void svg_frame(tr_buf *b, const svg_axis *x, const svg_axis *y, const char *title, const char *below) {
+    double tick[SVG_TICKS], step, w = x->to - x->from, h = y->from - y->to;
+    size_t n, i;
+    char text[32];
+    svg_add(b, "<text x=\"%n\" y=\"%n\" font-size=\"12\" font-weight=\"bold\">%t</text>\n", x->from, y->to - 7, title);
+    n = svg_ticks(x, w > 300 ? 7 : 4, tick, &step);
+    svg_add(b, "<path stroke=\"#e4e4e4\" fill=\"none\" d=\"");
+    for (i = 0; i < n; i++) svg_add(b, "M%n %nV%n", svg_at(x, tick[i]), y->from, y->to);
+    n = svg_ticks(y, h > 150 ? 6 : 4, tick, &step);
+    for (i = 0; i < n; i++) svg_add(b, "M%n %nH%n", x->from, svg_at(y, tick[i]), x->to);
+    svg_add(b, "\"/>\n<g text-anchor=\"end\" fill=\"#555\">\n");
+    for (i = 0; i < n; i++)
+        svg_add(b, "<text x=\"%n\" y=\"%n\">%s</text>\n", x->from - 5, svg_at(y, tick[i]) + 4, svg_tick_text(text, y, tick[i], step, tick[n - 1]));
+    svg_add(b, "<text x=\"%n\" y=\"%n\">%t</text>\n</g>\n", x->to, y->from + 26, below);
+    svg_below(b, x, y->from, w > 300 ? 7 : 4);
+    svg_add(b, "<rect x=\"%n\" y=\"%n\" width=\"%n\" height=\"%n\" fill=\"none\" stroke=\"#bbb\"/>\n", x->from, y->to, w, h);
+}
+
+// >>shares -----------------------------------------------------------------------------------------------------------
+
+static const char *const svg_share[3] = {"#0072B2", "#E69F00", "#D9D9D9"};      /* attention, feed-forward, identity; also for the colour-blind */
+
+/* One area from the lower edge to the sum of the first k probabilities of block l. Steps closer than a pixel are left out. */
+TR_DEF void svg_area(tr_buf *b, const double *at, size_t n, size_t L, size_t l, size_t k, const svg_axis *x, const svg_axis *y) {
+    size_t i, j;
+    double last = -1e9, here = 0, sum;
+    svg_add(b, "<polygon fill=\"%s\" points=\"%p,%p", svg_share[k - 1], svg_at(x, at[0]), y->from);
+    for (i = 0; i < n; i++) {
+        const double *row = at + i * (1 + 3 * L);
+        here = svg_at(x, row[0]);
+        if (here - last < 1 && i + 1 < n) continue;
+        last = here;
+        for (sum = 0, j = 0; j < k; j++) sum += row[1 + 3 * l + j];
+        svg_add(b, " %p,%p", here, svg_at(y, sum));
+    }
+    svg_add(b, " %p,%p\"/>\n", here, y->from);
+}
+/* The probabilities of attention, feed-forward and identity of L blocks by step, a panel each, from left to right. at: n rows of a step and
+   three numbers a block. steps: lo, hi and log of their axis. Returns the height that it took. */
+TR_DEF double svg_shares(tr_buf *b, const double *at, size_t n, size_t L, const svg_axis *steps, double x0, double y0, double width) {
+    size_t l, columns = L < 8 ? L < 4 ? 4 : L : 8, rows = (L + columns - 1) / columns;
+    double gap = 12, w = (width - gap * (double)(columns - 1)) / (double)columns, h = 64;
+    char text[32];
+    svg_add(b, "<text x=\"%n\" y=\"%n\" font-size=\"12\"><tspan font-weight=\"bold\">probabilities of each block</tspan> by step: "
+        "<tspan fill=\"%s\">attention</tspan>, <tspan fill=\"#B27A00\">feed-forward</tspan>, <tspan fill=\"#777\">identity</tspan></text>\n",
+        x0, y0 + 12, svg_share[0]);
+    for (l = 0; l < L && n; l++) {
+        svg_axis x = *steps, y = {0, 1, 0, 0, 0};
+        x.from = x0 + (double)(l % columns) * (w + gap); x.to = x.from + w;
+        y.from = y0 + 36 + (double)(l / columns) * (h + 20) + h; y.to = y.from - h;
+        svg_add(b, "<text x=\"%n\" y=\"%n\">block %s</text>\n", x.from, y.to - 4, svg_number(text, (double)(l + 1), 0));
+        svg_add(b, "<rect x=\"%n\" y=\"%n\" width=\"%n\" height=\"%n\" fill=\"%s\"/>\n", svg_at(&x, at[0]), y.to,
+            svg_at(&x, at[(n - 1) * (1 + 3 * L)]) - svg_at(&x, at[0]), h, svg_share[2]);
+        svg_area(b, at, n, L, l, 2, &x, &y);
+        svg_area(b, at, n, L, l, 1, &x, &y);
+        if (l + columns >= L) svg_below(b, &x, y.from, 3);
+    }
+    return 36 + (double)rows * (h + 20) + 4;
+}
+#endif
