@@ -6,7 +6,7 @@
 #   make demo-par           searches an order of attention and feed-forward blocks (PAR), then trains what it found; build/demo_par.svg shows it
 #   make test               build and run every test, as much at once as there are cores; ends with "N passed, N failed"
 #   make quick              what one runs while working: float and double, no sanitizers, no CUDA; about a minute from a clean clone
-#   make examples           build/train_attn_span, build/train_sru, build/train_compressive, build/train_par, build/cuts, build/hello
+#   make examples           build/train_attn_span, build/train_sru, build/train_compressive, build/train_par, build/plot, build/cuts, build/hello
 #   make shared             build/libseqtx.so: all headers and examples/text.h, for other languages (examples/ctypes_demo.py)
 #   make install            headers, seqtx.pc and a CMake package below PREFIX (/usr/local), with DESTDIR before it; make uninstall
 #   make bench              timings, against CBLAS and PyTorch where they are installed
@@ -51,7 +51,7 @@ DEPS     = -MMD -MP -MF $@.d -MT $@
 
 .PHONY: all examples shared install uninstall demo demo-sru demo-compressive demo-par test quick bench cuda check-cuda bench-cuda clean FORCE
 all: examples
-examples: $(TRAINERS) $(TOOLS)
+examples: $(TRAINERS) $(TOOLS) build/plot
 
 build:
 	@mkdir -p build
@@ -92,6 +92,10 @@ USED = build/lib_$(1)/seqtx.o $(patsubst %,build/lib_$(1)/%.o,$(shell sed -n 's|
 $(foreach t,$(TRAINERS) $(TOOLS),$(eval $(t): $(call USED,f32,$(t:build/%=examples/%.c))))
 $(TRAINERS) $(TOOLS): build/%: examples/%.c
 	$(T) $(F32) $(DONE) $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
+
+# of the library it has the version's number alone
+build/plot: examples/plot.c build/flags
+	$(T) $(CC) $(CFLAGS) -O2 $(DEPS) $< -o $@ -lm
 
 ifndef SENTENCEPIECE
 build/spm_train:
@@ -249,6 +253,7 @@ $(call RUN,cuda_trainer_par,build/train_par_shim,sh tests/trainer_cuda.sh par bu
 $(call RUN,trainer,build/train_attn_span,sh tests/trainer.sh attn_span build/train_attn_span)
 $(call RUN,trainer_sru,build/train_sru,sh tests/trainer.sh sru build/train_sru)
 $(call RUN,trainer_compressive,build/train_compressive,sh tests/trainer.sh compressive build/train_compressive)
+$(call RUN,plot,build/plot,sh tests/plot.sh)
 $(call RUN,readme,examples,sh tests/readme.sh)
 $(call RUN,form,,sh tests/form.sh)
 $(call RUN,flags,,sh tests/flags.sh)

@@ -1,4 +1,4 @@
-/* svg.h - what build/plot and train_par --picture draw with: numbers, axes with round ticks, stacked shares, a file that is whole or not there
+/* svg.h - what build/plot and train_par --picture draw with: numbers, axes with round ticks, stacked shares, files by rename
 
    Use:   #include "svg.h"     behind train.h, whose buffer and errors it takes
    Link:  -lm. C99 and POSIX.1-2008.
@@ -84,7 +84,7 @@ TR_DEF void svg_add(tr_buf *b, const char *fmt, ...) {
         else if (*fmt == 's') tr_buf_puts(b, va_arg(args, const char *));
         else for (s = va_arg(args, const unsigned char *); *s; ) {
             size_t n = tr_utf8(s);
-            if (n == 0 || *s < 0x20 || *s == 0x7F) { tr_buf_puts(b, "\357\277\275"); n = 1; }      /* U+FFFD; XML has no control characters */
+            if (n == 0 || *s < 0x20 || *s == 0x7F) { tr_buf_puts(b, "\357\277\275"); n = 1; }      /* U+FFFD: XML has no controls */
             else if (*s == '<') tr_buf_puts(b, "&lt;");
             else if (*s == '>') tr_buf_puts(b, "&gt;");
             else if (*s == '&') tr_buf_puts(b, "&amp;");
@@ -95,6 +95,10 @@ TR_DEF void svg_add(tr_buf *b, const char *fmt, ...) {
     }
     va_end(args);
 }
+/* look: more attributes, each with a blank before it, or "" */
+TR_DEF void svg_text(tr_buf *b, double x, double y, const char *look, const char *text) {
+    svg_add(b, "<text x=\"%n\" y=\"%n\"%s>%t</text>\n", x, y, look, text);
+}
 /* Writes a picture whose elements are in `body`: to a file beside the path that takes its place by rename, so that there is the old
    picture or the new one; straight to what is no plain file (a terminal, a pipe). "-": standard output. 0: err. */
 TR_DEF int svg_save(const char *path, const char *title, double width, double height, const tr_buf *body, char *err, size_t size) {
@@ -103,9 +107,9 @@ TR_DEF int svg_save(const char *path, const char *title, double width, double he
     char *real = NULL, *temp = NULL;
     int fd = -1, ok, plain;
     memset(&b, 0, sizeof b);
-    svg_add(&b, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%n\" height=\"%n\" viewBox=\"0 0 %n %n\" font-family=\"Helvetica, Arial, "
-        "DejaVu Sans, sans-serif\" font-size=\"11\" fill=\"#333\">\n<title>%t</title>\n<rect width=\"%n\" height=\"%n\" "
-        "fill=\"#fff\"/>\n", width, height, width, height, title, width, height);
+    svg_add(&b, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%n\" height=\"%n\" viewBox=\"0 0 %n %n\" "
+        "font-family=\"Helvetica, Arial, DejaVu Sans, sans-serif\" font-size=\"11\" fill=\"#333\">\n<title>%t</title>\n"
+        "<rect width=\"%n\" height=\"%n\" fill=\"#fff\"/>\n", width, height, width, height, title, width, height);
     if (body->n) tr_buf_put(&b, body->s, body->n);
     tr_buf_puts(&b, "</svg>\n");
     if (b.oom || body->oom) { tr_buf_free(&b); return tr_fail(err, size, "%s: out of memory", path); }
@@ -198,7 +202,7 @@ TR_DEF void svg_below(tr_buf *b, const svg_axis *x, double y, double want) {
     svg_add(b, "<g text-anchor=\"middle\" fill=\"#555\">\n");
     for (i = 0; i < n; i++) {
         svg_tick_text(text, x, tick[i], step, tick[n - 1]);
-        svg_add(b, "<text x=\"%n\" y=\"%n\">%s</text>\n", svg_at(x, tick[i]), y + 13, text);
+        svg_text(b, svg_at(x, tick[i]), y + 13, "", text);
     }
     svg_add(b, "</g>\n");
 }
@@ -207,7 +211,7 @@ TR_DEF void svg_frame(tr_buf *b, const svg_axis *x, const svg_axis *y, const cha
     double tick[SVG_TICKS], step, w = x->to - x->from, h = y->from - y->to;
     size_t n, i;
     char text[32];
-    svg_add(b, "<text x=\"%n\" y=\"%n\" font-size=\"12\" font-weight=\"bold\">%t</text>\n", x->from, y->to - 7, title);
+    svg_text(b, x->from, y->to - 7, " font-size=\"12\" font-weight=\"bold\"", title);
     n = svg_ticks(x, w > 300 ? 7 : 4, tick, &step);
     svg_add(b, "<path stroke=\"#e4e4e4\" fill=\"none\" d=\"");
     for (i = 0; i < n; i++) svg_add(b, "M%n %nV%n", svg_at(x, tick[i]), y->from, y->to);
@@ -215,15 +219,17 @@ TR_DEF void svg_frame(tr_buf *b, const svg_axis *x, const svg_axis *y, const cha
     for (i = 0; i < n; i++) svg_add(b, "M%n %nH%n", x->from, svg_at(y, tick[i]), x->to);
     svg_add(b, "\"/>\n<g text-anchor=\"end\" fill=\"#555\">\n");
     for (i = 0; i < n; i++)
-        svg_add(b, "<text x=\"%n\" y=\"%n\">%s</text>\n", x->from - 5, svg_at(y, tick[i]) + 4, svg_tick_text(text, y, tick[i], step, tick[n - 1]));
-    svg_add(b, "<text x=\"%n\" y=\"%n\">%t</text>\n</g>\n", x->to, y->from + 26, below);
+        svg_text(b, x->from - 5, svg_at(y, tick[i]) + 4, "", svg_tick_text(text, y, tick[i], step, tick[n - 1]));
+    svg_text(b, x->to, y->from + 26, "", below);
+    svg_add(b, "</g>\n");
     svg_below(b, x, y->from, w > 300 ? 7 : 4);
     svg_add(b, "<rect x=\"%n\" y=\"%n\" width=\"%n\" height=\"%n\" fill=\"none\" stroke=\"#bbb\"/>\n", x->from, y->to, w, h);
 }
 
 // >>shares -----------------------------------------------------------------------------------------------------------
 
-static const char *const svg_share[3] = {"#0072B2", "#E69F00", "#D9D9D9"};      /* attention, feed-forward, identity; also for the colour-blind */
+/* Attention, feed-forward, identity: colours that the colour-blind tell apart, too */
+static const char *const svg_share[3] = {"#0072B2", "#E69F00", "#D9D9D9"};
 
 /* One area from the lower edge to the sum of the first k probabilities of block l. Steps closer than a pixel are left out. */
 TR_DEF void svg_area(tr_buf *b, const double *at, size_t n, size_t L, size_t l, size_t k, const svg_axis *x, const svg_axis *y) {
@@ -246,14 +252,16 @@ TR_DEF double svg_shares(tr_buf *b, const double *at, size_t n, size_t L, const 
     size_t l, columns = L < 8 ? L < 4 ? 4 : L : 8, rows = (L + columns - 1) / columns;
     double gap = 12, w = (width - gap * (double)(columns - 1)) / (double)columns, h = 64;
     char text[32];
-    svg_add(b, "<text x=\"%n\" y=\"%n\" font-size=\"12\"><tspan font-weight=\"bold\">probabilities of each block</tspan> by step: "
-        "<tspan fill=\"%s\">attention</tspan>, <tspan fill=\"#B27A00\">feed-forward</tspan>, <tspan fill=\"#777\">identity</tspan></text>\n",
-        x0, y0 + 12, svg_share[0]);
+    svg_add(b, "<text x=\"%n\" y=\"%n\" font-size=\"12\"><tspan font-weight=\"bold\">probabilities of each block</tspan> by step: ", x0,
+        y0 + 12);
+    svg_add(b, "<tspan fill=\"%s\">attention</tspan>, <tspan fill=\"#B27A00\">feed-forward</tspan>, <tspan fill=\"#777\">identity</tspan>"
+        "</text>\n", svg_share[0]);
     for (l = 0; l < L && n; l++) {
         svg_axis x = *steps, y = {0, 1, 0, 0, 0};
         x.from = x0 + (double)(l % columns) * (w + gap); x.to = x.from + w;
         y.from = y0 + 36 + (double)(l / columns) * (h + 20) + h; y.to = y.from - h;
-        svg_add(b, "<text x=\"%n\" y=\"%n\">block %s</text>\n", x.from, y.to - 4, svg_number(text, (double)(l + 1), 0));
+        snprintf(text, sizeof text, "block %u", (unsigned)(l + 1));
+        svg_text(b, x.from, y.to - 4, "", text);
         svg_add(b, "<rect x=\"%n\" y=\"%n\" width=\"%n\" height=\"%n\" fill=\"%s\"/>\n", svg_at(&x, at[0]), y.to,
             svg_at(&x, at[(n - 1) * (1 + 3 * L)]) - svg_at(&x, at[0]), h, svg_share[2]);
         svg_area(b, at, n, L, l, 2, &x, &y);
