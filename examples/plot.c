@@ -292,12 +292,13 @@ static const char *const dash[] = {"", " stroke-dasharray=\"6 3\"", " stroke-das
 enum { NOISY, PLAIN, DOTS, DIAMONDS };
 typedef struct series { double *x, *y, *mean; size_t n; int style; const char *colour, *dash; } series;
 /* as: takes the range of values from there, or where that has none yet leaves its own there */
+enum { MAYBE = 2 };
 typedef struct panel {
     series     *v;
     size_t      n;
     double      x, y, w, h, lo, hi;      /* lo, hi: of the axis below */
     const char *title, *below;
-    int         log_x, log_y, zero;      /* zero: the axis of values begins there */
+    int         log_x, log_y, zero;      /* log_y: MAYBE: see spread; zero: the axis of values begins there, if it is not logarithmic */
     svg_axis   *as;
 } panel;
 
@@ -330,7 +331,8 @@ static void free_panel(panel *p) {
     free(p->v);
     memset(p, 0, sizeof *p);
 }
-/* Means of N points around each, of fewer at the ends, as many before as behind; of logarithms where they are drawn. */
+/* Means of N points around each, as many before as behind, so fewer at the ends; of logarithms where they are drawn. Over logarithmic steps
+   the first ones are far apart: of fewer there. */
 static void smooth(series *s, int logs) {
     size_t n = s->n, N = opt.smooth ? (size_t)opt.smooth : n / 40, i, k;
     double *sum = s->style == NOISY && N > 1 && n > 2 ? (double *)malloc((n + 1) * sizeof *sum) : NULL;
@@ -341,6 +343,7 @@ static void smooth(series *s, int logs) {
     for (i = 0; i < n; i++) {
         k = N / 2 < i ? N / 2 : i;
         if (k > n - 1 - i) k = n - 1 - i;
+        if (opt.log_x && k > i / 8) k = i / 8;
         s->mean[i] = (sum[i + k + 1] - sum[i - k]) / (double)(2 * k + 1);
         if (logs) s->mean[i] = exp(s->mean[i]);
     }
@@ -374,31 +377,50 @@ static int rising(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
 }
-/* From the lowest to the highest, but a few wild values on top, up to 3 % of the width, may be cut off: those of the first steps. */
+/* Are more than a few of the values far above most of them? Then their logarithms say more. */
+static int spread(const panel *p) {
+    size_t n = 0, i;
+    double *v;
+    int is = 0;
+    for (i = 0; i < p->n; i++) n += p->v[i].n;
+    v = (double *)malloc((n + 1) * sizeof *v);
+    no_memory |= !v;
+    for (n = 0, i = 0; v && i < p->n; n += p->v[i++].n) memcpy(v + n, p->v[i].y, p->v[i].n * sizeof *v);
+    if (v && n) {
+        qsort(v, n, sizeof *v, rising);
+        is = v[n - 1 - 3 * n / 100] > 20 * v[n / 2];
+    }
+    free(v);
+    return is;
+}
+/* From the lowest to the highest, but wild values on top of 3 % of the width may be cut off: those of the first steps. */
+typedef struct weighted { double v, width; } weighted;
+static int falling(const void *a, const void *b) { return rising(&((const weighted *)b)->v, &((const weighted *)a)->v); }
 static int range(const panel *p, const svg_axis *x, bin *b, svg_axis *y) {
     size_t room = 0, n = 0, i, k, m;
-    double *v, hi, most, least;
+    weighted *v;
+    double hi, most, least, all = 0, above = 0;
     for (i = 0; i < p->n; i++) room += p->v[i].n < MOST_BINS ? p->v[i].n : (size_t)MOST_BINS;
-    v = (double *)malloc((2 * room + 1) * sizeof *v);
+    v = (weighted *)malloc((2 * room + 1) * sizeof *v);
     no_memory |= !v;
     if (!v) return 0;
     for (i = 0; i < p->n; i++)
         for (m = gather(&p->v[i], x, b), k = 0; k < m; k++) {
-            if (p->v[i].style == NOISY) { v[n++] = b[k].mean; continue; }
-            v[n++] = b[k].lo;
-            v[n++] = b[k].hi;
+            v[n].width = v[n + 1].width = m < 3 ? 1 : svg_at(x, b[k + (k + 1 < m)].x) - svg_at(x, b[k - (k > 0)].x);
+            v[n++].v = b[k].lo;
+            v[n++].v = b[k].hi;
         }
     if (!n) { free(v); return 0; }
-    qsort(v, n, sizeof *v, rising);
-    for (i = 0; y->log && i < n; i++) v[i] = log(v[i]);
-    least = v[0]; most = v[n - 1];
-    hi = v[n - 1 - 3 * n / 100];
-    if (p->zero && least > 0) least = 0;
-    if (most - least <= 1.7 * (hi - least)) hi = most;
+    qsort(v, n, sizeof *v, falling);
+    for (i = 0; i < n; i++) { all += v[i].width; if (y->log) v[i].v = log(v[i].v); }
+    for (i = 0; i + 1 < n && above + v[i].width <= 0.03 * all; i++) above += v[i].width;
+    hi = v[i].v; most = v[0].v; least = v[n - 1].v;
     free(v);
-    if (!(hi - least > 1e-9 * fabs(hi))) { double d = fabs(hi) > 1e-30 ? 0.1 * fabs(hi) : 1; hi += d; if (!p->zero) least -= d; }
+    if (p->zero && !y->log && least > 0) least = 0;
+    if (most - least <= 1.7 * (hi - least)) hi = most;
+    if (!(hi - least > 1e-9 * fabs(hi))) { double d = fabs(hi) > 1e-30 ? 0.1 * fabs(hi) : 1; hi += d; if (!p->zero || y->log) least -= d; }
     y->hi = hi + 0.05 * (hi - least);
-    y->lo = p->zero && least >= 0 ? 0 : least - 0.05 * (hi - least);
+    y->lo = p->zero && !y->log && least >= 0 ? 0 : least - 0.05 * (hi - least);
     if (y->log) { y->lo = exp(y->lo); y->hi = exp(y->hi); }
     return 1;
 }
@@ -421,7 +443,7 @@ static int draw_panel(tr_buf *out, panel *p) {
     size_t i, k, n;
     int pass, drawn;
     x.lo = p->lo; x.hi = p->hi; x.from = p->x + 46; x.to = p->x + p->w - 8; x.log = p->log_x;
-    y.from = p->y + p->h - 32; y.to = p->y + 22; y.log = p->log_y;
+    y.from = p->y + p->h - 32; y.to = p->y + 22; y.log = p->log_y == MAYBE ? spread(p) : p->log_y;
     for (i = 0; i < p->n; i++) for (k = 0; y.log && k < p->v[i].n; k++) if (!(p->v[i].y[k] > 1e-30)) y.log = 0;
     for (i = 0; i < p->n; i++) smooth(&p->v[i], y.log);
     no_memory |= !b;
@@ -533,7 +555,7 @@ static void draw_losses(page *g) {
             by_step(g, &p);
             p.x = EDGE / 2; q.x = WIDTH / 2 + 4; p.y = q.y = g->y;
             p.w = timed ? WIDTH / 2 - 4 - EDGE / 2 : WIDTH - EDGE; q.w = WIDTH / 2 - 4 - EDGE / 2; p.h = q.h = 270;
-            p.as = q.as = &y;
+            p.as = q.as = opt.log_x ? NULL : &y;        /* logarithmic steps show first values that time must not have room for */
             p.title = unit[of].title;
             q.hi = g->last_second / units[k].seconds;
             q.below = below;
@@ -565,6 +587,7 @@ static void draw_numbers(page *g) {
         by_step(g, &p[n]);
         p[n].title = is[c].title;
         p[n].zero = 1;
+        p[n].log_y = c == NORM ? MAYBE : 0;
         if (points) n++; else free_panel(&p[n]);
     }
     across = n == 4 ? 4 : 3;
@@ -694,6 +717,7 @@ static void draw_compression(page *g, const run *r) {
         by_step(g, &p);
         p.x = of ? WIDTH / 2 + 4 : EDGE / 2; p.y = g->y + 36; p.w = WIDTH / 2 - 4 - EDGE / 2; p.h = 180;
         p.title = title[of];
+        p.log_y = MAYBE;
         drawn |= draw_panel(&g->out, &p);
     }
     if (!drawn) return;
@@ -702,11 +726,12 @@ static void draw_compression(page *g, const run *r) {
         size_t shown = k * 64 / (n > 64 ? n : 64), len = strcspn(word, ",");
         char name[32], number[32];
         if (n > 8 && k % ((n + 7) / 8) && k + 1 < n) { word += len + (word[len] == ','); continue; }
-        snprintf(name, sizeof name, "%s %.10s", *word ? "layer" : "memory", *word ? word : svg_number(number, (double)(k + 1), 0));
+        svg_number(number, (double)(k + 1), 0);
+        snprintf(name, sizeof name, "%s %.10s", *word || n == r->layers ? "layer" : "memory", *word ? word : number);
         if (*word && len < 10) name[6 + len] = 0;
         svg_add(&g->out, "<path d=\"M%n %nh14\" stroke=\"%s\" stroke-width=\"2\"/><text x=\"%n\" y=\"%n\">%s</text>\n", at, g->y + 26,
             n <= COLOURS ? colour[k % COLOURS] : hex[shown], at + 18, g->y + 30, name);
-        at += 80;
+        at += 92;
         word += len + (word[len] == ',');
     }
     g->y += 36 + 180;

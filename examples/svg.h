@@ -198,11 +198,15 @@ TR_DEF const char *svg_tick_text(char out[32], const svg_axis *a, double v, doub
 TR_DEF void svg_below(tr_buf *b, const svg_axis *x, double y, double want) {
     double tick[SVG_TICKS], step;
     size_t n = svg_ticks(x, want, tick, &step), i;
+    static const char *const look[3] = {"", " text-anchor=\"start\"", " text-anchor=\"end\""};
+    int narrow = x->to - x->from < 200;          /* then others are near at its sides */
     char text[32];
     svg_add(b, "<g text-anchor=\"middle\" fill=\"#555\">\n");
     for (i = 0; i < n; i++) {
+        double at = svg_at(x, tick[i]);
+        int side = !narrow ? 0 : at < x->from + 5 ? 1 : at > x->to - 12 ? 2 : 0;
         svg_tick_text(text, x, tick[i], step, tick[n - 1]);
-        svg_text(b, svg_at(x, tick[i]), y + 13, "", text);
+        svg_text(b, at, y + 13, look[side], text);
     }
     svg_add(b, "</g>\n");
 }
