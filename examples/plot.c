@@ -3,7 +3,7 @@
        cc -O2 plot.c -lm -o plot
        ./plot run.jsonl -o run.svg
        ./plot long.jsonl short.jsonl --log-x --smooth 50 --title "two spans" -o spans.svg
-       train_attn_span .. --log /dev/stdout | ./plot - -o run.svg
+       ssh machine cat run.jsonl | ./plot - -o run.svg
 
    Panels stand there if a run has what they show: loss in the unit of the run by step and by time, learning rate, tokens a second, norm of
    the gradient; spans of all heads, probabilities of PAR's blocks and what steers them, compression. */
