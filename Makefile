@@ -266,6 +266,10 @@ RUNS += cuda_nvcc
 run-cuda_nvcc:
 	@sh tests/run.sh --skip cuda_nvcc 'no nvcc'
 endif
+RUNS += arm
+run-arm:
+	@if sh tests/arm.sh --probe; then sh tests/run.sh arm sh tests/arm.sh; \
+	else sh tests/run.sh --skip arm 'no aarch64-linux-gnu-gcc, or no qemu-aarch64'; fi
 RUNS += onednn
 run-onednn:
 	@export CC="$(CC)" CXX="$(CXX)" ONEDNN_FLAGS="$(ONEDNN_FLAGS)" ONEDNN_LIBS="$(ONEDNN_LIBS)"; \

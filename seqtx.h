@@ -1434,6 +1434,10 @@ STX_INNER void stx_prefetch(const stx_real *a, size_t n) {
   #define STX_VECTOR
 #endif
 enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
+#if defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__)) && !defined(_WIN32)
+  #define STX__NEON 1           /* every such processor has it, and fused multiply-adds */
+  #include <arm_neon.h>
+#endif
 #if defined(__x86_64__) && (defined(__clang__) || (defined(__GNUC__) && !defined(_WIN32)))     /* gcc spills vectors unaligned on Windows */
   #define STX__X86 1
   #include <immintrin.h>
@@ -1451,7 +1455,11 @@ enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
     do { switch (stx_isa(x)) { case STX__ISA_AVX512: fn##_avx512 args; break; case STX__ISA_AVX2: fn##_avx2 args; break; \
         default: fn##_base args; } } while (0)
 #else
-  #define STX_EACH_ISA(fn, params, ...) STX_VECTOR static void fn##_base params { fn(0, __VA_ARGS__); }
+  #ifdef STX__NEON
+    #define STX_EACH_ISA(fn, params, ...) STX_VECTOR static void fn##_base params { fn(1, __VA_ARGS__); }
+  #else
+    #define STX_EACH_ISA(fn, params, ...) STX_VECTOR static void fn##_base params { fn(0, __VA_ARGS__); }
+  #endif
   #define STX_CALL(x, fn, args) do { (void)(x); fn##_base args; } while (0)
 #endif
 #if defined(SEQTX_DOUBLE) && (defined(__GNUC__) || defined(__clang__))
@@ -4492,7 +4500,7 @@ static const stx__micro stx__micro_avx2 = {4, 8, 1, stx__micro_wide_avx2, NULL, 
 static const stx__micro stx__micro_avx512 = {4, 8, 1, stx__micro_wide_avx512, NULL, NULL, NULL, NULL, NULL, "avx512"};
 #endif
 
-#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
+#if (defined(STX__X86) || defined(STX__NEON)) && !defined(SEQTX_DOUBLE)
   /* f(i, ..) for the rows i below n, a constant, of a register tile. Written out, and with functions for f that are always inlined, so that
      the accumulators are registers at -O1 too. */
   #define STX__EACH_ROW6(n, f, ...) do { \
@@ -4503,6 +4511,31 @@ static const stx__micro stx__micro_avx512 = {4, 8, 1, stx__micro_wide_avx512, NU
         if ((n) > 4) f(4, __VA_ARGS__); \
         if ((n) > 5) f(5, __VA_ARGS__); \
     } while (0)
+  /* stem_rows for each height n, so that no row is computed for nothing, and the choice between them */
+  #define STX__HEIGHT(n, stem, isa, A, B) \
+    __attribute__((STX__TARGET(isa))) static void stem##_##n(size_t kc, const A *a, size_t rs, size_t ks, const B *b, size_t ldb, \
+                                                        float *c, size_t ldc, int add) { \
+        stem##_rows(n, kc, a, rs, ks, b, ldb, c, ldc, add); \
+    }
+  #define STX__HEIGHTS6(stem, isa, A, B) \
+    STX__HEIGHT(1, stem, isa, A, B) STX__HEIGHT(2, stem, isa, A, B) STX__HEIGHT(3, stem, isa, A, B) \
+    STX__HEIGHT(4, stem, isa, A, B) STX__HEIGHT(5, stem, isa, A, B) STX__HEIGHT(6, stem, isa, A, B)
+  #define STX__CASES5(stem, args) \
+    case 1: stem##_1 args; break; case 2: stem##_2 args; break; case 3: stem##_3 args; break; case 4: stem##_4 args; break; \
+    case 5: stem##_5 args; break;
+  #define STX__INLINE_FOR(isa) __attribute__((STX__TARGET(isa), always_inline)) static inline
+  #ifdef STX__X86
+    #define STX__TARGET(isa) target(isa)
+  #elif defined(__clang__)
+    #define STX__TARGET(isa) target(isa)
+    #define STX__SIMD "neon"
+  #else
+    #define STX__TARGET(isa) target("+" isa)
+    #define STX__SIMD "simd"
+  #endif
+#endif
+
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
   #define STX__EACH_ROW14(n, f, ...) do { \
         STX__EACH_ROW6(n, f, __VA_ARGS__); \
         if ((n) > 6) f(6, __VA_ARGS__); \
@@ -4514,27 +4547,14 @@ static const stx__micro stx__micro_avx512 = {4, 8, 1, stx__micro_wide_avx512, NU
         if ((n) > 12) f(12, __VA_ARGS__); \
         if ((n) > 13) f(13, __VA_ARGS__); \
     } while (0)
-  /* stem_rows for each height n, so that no row is computed for nothing, and the choice between them */
-  #define STX__HEIGHT(n, stem, isa, A, B) \
-    __attribute__((target(isa))) static void stem##_##n(size_t kc, const A *a, size_t rs, size_t ks, const B *b, size_t ldb, \
-                                                        float *c, size_t ldc, int add) { \
-        stem##_rows(n, kc, a, rs, ks, b, ldb, c, ldc, add); \
-    }
-  #define STX__HEIGHTS6(stem, isa, A, B) \
-    STX__HEIGHT(1, stem, isa, A, B) STX__HEIGHT(2, stem, isa, A, B) STX__HEIGHT(3, stem, isa, A, B) \
-    STX__HEIGHT(4, stem, isa, A, B) STX__HEIGHT(5, stem, isa, A, B) STX__HEIGHT(6, stem, isa, A, B)
   #define STX__HEIGHTS14(stem, isa, A, B) \
     STX__HEIGHTS6(stem, isa, A, B) STX__HEIGHT(7, stem, isa, A, B) STX__HEIGHT(8, stem, isa, A, B) \
     STX__HEIGHT(9, stem, isa, A, B) STX__HEIGHT(10, stem, isa, A, B) STX__HEIGHT(11, stem, isa, A, B) \
     STX__HEIGHT(12, stem, isa, A, B) STX__HEIGHT(13, stem, isa, A, B) STX__HEIGHT(14, stem, isa, A, B)
-  #define STX__CASES5(stem, args) \
-    case 1: stem##_1 args; break; case 2: stem##_2 args; break; case 3: stem##_3 args; break; case 4: stem##_4 args; break; \
-    case 5: stem##_5 args; break;
   #define STX__CASES13(stem, args) \
     STX__CASES5(stem, args) \
     case 6: stem##_6 args; break; case 7: stem##_7 args; break; case 8: stem##_8 args; break; case 9: stem##_9 args; break; \
     case 10: stem##_10 args; break; case 11: stem##_11 args; break; case 12: stem##_12 args; break; case 13: stem##_13 args; break;
-  #define STX__INLINE_FOR(isa) __attribute__((target(isa), always_inline)) static inline
 
 /* Row i of the 6 x 16 tile s. A pointer g serves three rows of a: with rs and 2 rs as index, two reach all six. */
 STX__INLINE_FOR("avx2,fma") void stx__avx2_zero(size_t i, __m256 (*s)[2]) { s[i][0] = s[i][1] = _mm256_setzero_ps(); }
@@ -4614,6 +4634,100 @@ STX__AVX512 static void stx__transpose_avx512(float *to, const float *B, size_t 
 static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__transpose_avx512, NULL, NULL, "avx512"};
 #endif
 
+#if defined(STX__NEON) && !defined(SEQTX_DOUBLE)
+/* Row i of the 6 x 16 tile s: 24 vectors of sums, four of b, one number of a at a time, which multiplies as a lane. Pointers as for AVX2. */
+STX_INNER void stx__neon_zero(size_t i, float32x4_t (*s)[4]) { s[i][0] = s[i][1] = s[i][2] = s[i][3] = vdupq_n_f32(0); }
+STX_INNER void stx__neon_step(size_t i, float32x4_t (*s)[4], const float *const *g, size_t rs, const float32x4_t *b) {
+    float t = g[i / 3][i % 3 * rs];
+    s[i][0] = vfmaq_n_f32(s[i][0], b[0], t);
+    s[i][1] = vfmaq_n_f32(s[i][1], b[1], t);
+    s[i][2] = vfmaq_n_f32(s[i][2], b[2], t);
+    s[i][3] = vfmaq_n_f32(s[i][3], b[3], t);
+    if (i == 2) __asm__ volatile("" : : : "memory");        /* else gcc loads six numbers of a first, for which no register is left */
+}
+STX_INNER void stx__neon_add(size_t i, float32x4_t (*s)[4], const float *c, size_t ldc) {
+    s[i][0] = vaddq_f32(vld1q_f32(c + i * ldc), s[i][0]);
+    s[i][1] = vaddq_f32(vld1q_f32(c + i * ldc + 4), s[i][1]);
+    s[i][2] = vaddq_f32(vld1q_f32(c + i * ldc + 8), s[i][2]);
+    s[i][3] = vaddq_f32(vld1q_f32(c + i * ldc + 12), s[i][3]);
+}
+STX_INNER void stx__neon_store(size_t i, float32x4_t (*s)[4], float *c, size_t ldc) {
+    vst1q_f32(c + i * ldc, s[i][0]);
+    vst1q_f32(c + i * ldc + 4, s[i][1]);
+    vst1q_f32(c + i * ldc + 8, s[i][2]);
+    vst1q_f32(c + i * ldc + 12, s[i][3]);
+}
+STX_INNER void stx__micro_neon_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks,
+                                    const float *b, size_t ldb, float *c, size_t ldc, int add) {
+    const float *g[2];
+    float32x4_t s[6][4];
+    g[0] = a; g[1] = a + 3 * rs;
+    STX__EACH_ROW6(n, stx__neon_zero, s);
+    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks) {
+        float32x4_t v[4];
+        v[0] = vld1q_f32(b); v[1] = vld1q_f32(b + 4); v[2] = vld1q_f32(b + 8); v[3] = vld1q_f32(b + 12);
+        STX__EACH_ROW6(n, stx__neon_step, s, g, rs, v);
+    }
+    if (add) STX__EACH_ROW6(n, stx__neon_add, s, c, ldc);
+    STX__EACH_ROW6(n, stx__neon_store, s, c, ldc);
+}
+STX__HEIGHTS6(stx__micro_neon, STX__SIMD, float, float)
+static void stx__micro_neon_run(STX__MICRO_ARGS) {
+    const float *a = (const float *)av, *b = (const float *)bv;
+    switch (h) {
+    STX__CASES5(stx__micro_neon, (kc, a, rs, ks, b, ldb, c, ldc, add))
+    default: stx__micro_neon_6(kc, a, rs, ks, b, ldb, c, ldc, add);
+    }
+}
+static const stx__micro stx__micro_neon = {6, 16, 1, stx__micro_neon_run, NULL, NULL, NULL, NULL, NULL, "neon"};
+
+/* bf16: BFDOT adds the two products of a pair to each of four sums. By its name in assembler, for compilers have a function for it only
+   where all of the file may use it. It takes denormals as zero, as AVX512-BF16 does, and rounds once for both products. */
+STX__INLINE_FOR("bf16") void stx__bfdot_step(size_t i, float32x4_t (*s)[4], const uint16_t *const *g, size_t rs, const uint32x4_t *b) {
+    float t;                    /* the bits of a pair */
+    memcpy(&t, g[i / 3] + i % 3 * rs, 4);
+  #define STX__BFDOT(j) __asm__("bfdot %0.4s, %1.8h, %2.2h[0]" : "+w"(s[i][j]) : "w"(b[j]), "w"(t))
+    STX__BFDOT(0); STX__BFDOT(1); STX__BFDOT(2); STX__BFDOT(3);
+  #undef STX__BFDOT
+}
+STX__INLINE_FOR("bf16") void stx__micro_bfdot_rows(size_t n, size_t kc, const uint16_t *a, size_t rs, size_t ks,
+                                     const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
+    const uint16_t *g[2];
+    float32x4_t s[6][4];
+    g[0] = a; g[1] = a + 3 * rs;
+    STX__EACH_ROW6(n, stx__neon_zero, s);
+    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks) {
+        uint32x4_t v[4];
+        v[0] = vld1q_u32(b); v[1] = vld1q_u32(b + 4); v[2] = vld1q_u32(b + 8); v[3] = vld1q_u32(b + 12);
+        STX__EACH_ROW6(n, stx__bfdot_step, s, g, rs, v);
+    }
+    if (add) STX__EACH_ROW6(n, stx__neon_add, s, c, ldc);
+    STX__EACH_ROW6(n, stx__neon_store, s, c, ldc);
+}
+STX__HEIGHTS6(stx__micro_bfdot, "bf16", uint16_t, uint32_t)
+static void stx__micro_bfdot_run(STX__MICRO_ARGS) {
+    const uint16_t *a = (const uint16_t *)av;
+    const uint32_t *b = (const uint32_t *)bv;
+    switch (h) {
+    STX__CASES5(stx__micro_bfdot, (kc, a, rs, ks, b, ldb, c, ldc, add))
+    default: stx__micro_bfdot_6(kc, a, rs, ks, b, ldb, c, ldc, add);
+    }
+}
+  #ifdef __linux__
+    #include <sys/auxv.h>
+static int stx__has_bfdot(void) { return (getauxval(26) >> 14 & 1) != 0; }       /* AT_HWCAP2, HWCAP2_BF16: older headers lack the name */
+  #elif defined(__APPLE__)
+extern int sysctlbyname(const char *, void *, size_t *, void *, size_t);        /* <sys/sysctl.h> hides it from strict C */
+static int stx__has_bfdot(void) {
+    int has = 0;
+    size_t size = sizeof has;
+    return !sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, NULL, 0) && has;
+}
+  #else
+static int stx__has_bfdot(void) { return 0; }
+  #endif
+#endif
+
 /* Two rows of bfloat16s to pairs */
 STX_INNER void stx__zip_rows(int fma, uint32_t *STX_RESTRICT to, const uint16_t *STX_RESTRICT r0, const uint16_t *STX_RESTRICT r1,
                              size_t n) {
@@ -4670,6 +4784,10 @@ STX_INNER void stx__micro_pairs(int fma, STX__MICRO_ARGS) {
 STX_EACH_ISA(stx__micro_pairs, (STX__MICRO_ARGS), h, kc, av, rs, ks, bv, ldb, c, ldc, add)
 static const stx__micro stx__micro_bf16 = {4, 16, 2, stx__micro_pairs_base, NULL, NULL, NULL, stx__round_row_base, stx__pair_rows_base,
     "portable, bf16 by float"};
+  #ifdef STX__NEON
+static const stx__micro stx__micro_bfdot = {6, 16, 2, stx__micro_bfdot_run, NULL, NULL, NULL, stx__round_row_base, stx__pair_rows_base,
+    "neon bf16"};
+  #endif
   #ifdef STX__X86
 static const stx__micro stx__micro_bf16_avx2 = {4, 16, 2, stx__micro_pairs_avx2, NULL, NULL, NULL, stx__round_row_avx2,
     stx__pair_rows_avx2, "avx2, bf16 by float"};
@@ -4848,6 +4966,9 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
         if (isa == STX__ISA_AVX512) return &stx__micro_bf16_avx512;
         if (isa == STX__ISA_AVX2) return &stx__micro_bf16_avx2;
   #endif
+  #ifdef STX__NEON
+        if (stx__has_bfdot()) return &stx__micro_bfdot;
+  #endif
         return &stx__micro_bf16;
     }
 #endif
@@ -4855,7 +4976,11 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
     if (isa == STX__ISA_AVX512) return &stx__micro_avx512;
     if (isa == STX__ISA_AVX2) return &stx__micro_avx2;
 #endif
+#if defined(STX__NEON) && !defined(SEQTX_DOUBLE)
+    return &stx__micro_neon;
+#else
     return &stx__micro_generic;
+#endif
 }
 
 static size_t stx__up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }

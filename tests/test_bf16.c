@@ -1,6 +1,6 @@
 /* test_bf16.c - precision bf16, and every micro-kernel that this processor can run, f32 ones too: rounding, products, attention
    (values, gradients, borders of the tiles, red zones), a whole model. A float program, without another library's products. With
-   TEST_AMX_EMULATED there is the AMX kernel in C besides (slow, so fewer cases); with SEQTX_DOUBLE it only sees that bf16 is refused. */
+   TEST_AMX_EMULATED there is the AMX kernel in C besides (slow, so fewer cases; TEST_FEW asks for as few); with SEQTX_DOUBLE it only sees that bf16 is refused. */
 #include <stdint.h>
 #include "../seqtx_attn_span.h"
 #include "inner.h"
@@ -26,7 +26,7 @@ int main(void) {
 }
 #else
 
-#ifdef TEST_AMX_EMULATED
+#if defined(TEST_AMX_EMULATED) || defined(TEST_FEW)
 enum { SLOW = 1 };                /* fewer and smaller cases */
 #else
 enum { SLOW = 0 };
@@ -1033,19 +1033,19 @@ static void creation(void) {
     }
 }
 
-int main(void) {
+/* names of parts as arguments: these only */
+int main(int argc, char **argv) {
+    static const struct { const char *name; void (*run)(void); } parts[] = {
+        {"creation", creation}, {"rounding", rounding}, {"products", products}, {"attention", attention}, {"attention_cut", attention_cut},
+        {"attention_missing_keys", attention_missing_keys}, {"attention_margins", attention_margins}, {"attention_pads", attention_pads},
+        {"attention_borders", attention_borders}, {"red_zones", red_zones}, {"model", model}};
+    size_t i;
+    int k, wanted;
     find_kernels();
-    creation();
-    rounding();
-    products();
-    attention();
-    attention_cut();
-    attention_missing_keys();
-    attention_margins();
-    attention_pads();
-    attention_borders();
-    red_zones();
-    model();
+    for (i = 0; i < sizeof parts / sizeof *parts; i++) {
+        for (wanted = argc < 2, k = 1; k < argc; k++) wanted |= !strcmp(argv[k], parts[i].name);
+        if (wanted) parts[i].run();
+    }
     printf("largest errors: f32 to dense %.1e, f32 kernels %.1e, threads %.1e; bf16 to f32 %.1e, bf16 kernels %.1e, threads %.1e; loss "
            "%.1e\n", worst_seen[0], worst_seen[1], worst_seen[4],
            worst_seen[2], worst_seen[3], worst_seen[5], worst_seen[6]);

@@ -26,10 +26,16 @@ size_t inner_kernels(int bf16, inner_kernel *list) {
         if (isa >= STX__ISA_AVX2) inner_add(list, &n, &stx__micro_avx2, STX__ISA_AVX2, 0, 0);
         if (isa >= STX__ISA_AVX512) inner_add(list, &n, &stx__micro_avx512, STX__ISA_AVX512, 0, 0);
 #endif
+#if defined(STX__NEON) && !defined(SEQTX_DOUBLE)
+        inner_add(list, &n, &stx__micro_neon, STX__ISA_BASE, 0, 0);
+#endif
         return n;
     }
 #ifndef SEQTX_DOUBLE
     inner_add(list, &n, &stx__micro_bf16, STX__ISA_BASE, 0, 0);
+  #ifdef STX__NEON
+    if (stx__has_bfdot()) inner_add(list, &n, &stx__micro_bfdot, STX__ISA_BASE, 0, 0);
+  #endif
   #ifdef STX__X86
     if (isa >= STX__ISA_AVX2) inner_add(list, &n, &stx__micro_bf16_avx2, STX__ISA_AVX2, 0, 0);
     if (isa >= STX__ISA_AVX512) inner_add(list, &n, &stx__micro_bf16_avx512, STX__ISA_AVX512, 0, 0);
