@@ -71,7 +71,7 @@
    path, and why it failed. Nothing here exits, except a second signal while the first is being obeyed. The log and the
    event file never stop a training: they report their first failure once, undo the half line and fall silent.
 
-   Sections: grep for  >>buffer  >>json  >>options  >>files  >>log  >>formats  >>terminal  >>board  >>signals  >>clock  >>lm */
+   Sections: grep for  >>buffer  >>json  >>options  >>files  >>log  >>formats  >>terminal  >>board  >>signals  >>clock  >>sampling  >>lm */
 
 #ifndef SEQTX_EXAMPLES_TRAIN_H
 #define SEQTX_EXAMPLES_TRAIN_H
@@ -1027,6 +1027,22 @@ TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size
     return 1;
 }
 
+/* An option that counts only where something else is so. Who gives one elsewhere expects something of it, and is told; but who gives 0 or
+   off expects nothing. */
+typedef struct tr_only { const char *name; int counts; const char *with; } tr_only;
+TR_DEF int tr_all_count(const tr_options *o, const tr_only *only, size_t n, char *err, size_t size) {
+    char value[64];
+    size_t i;
+    for (i = 0; i < n; i++) {
+        const tr_opt *p = tr_find_option(o, only[i].name, strlen(only[i].name));
+        if (p == NULL || p->from != TR_FROM_ARGS || only[i].counts) continue;
+        tr_value(p, value);
+        if (p->type != TR_T_TEXT && p->type != TR_T_CHOICE && (strcmp(value, "0") == 0 || strcmp(value, "false") == 0)) continue;
+        return tr_fail(err, size, "--%s would change nothing: it is for %s", only[i].name, only[i].with);
+    }
+    return 1;
+}
+
 /* A value as JSON. */
 TR_DEF void tr_json_value(tr_buf *b, const tr_opt *p) {
     char value[64];
@@ -1195,6 +1211,19 @@ TR_DEF int tr_can_write(const char *option, const char *path, char *err, size_t 
     if (access(dir, W_OK | X_OK) != 0 || (access(path, W_OK) != 0 && errno != ENOENT))
         return tr_fail(err, size, "--%s %s: cannot write there: %s", option, path, strerror(errno));
     return 1;
+}
+
+/* "dir/run.st" with ".best" is "dir/run.best.st"; without an extension it comes last. To be freed; NULL: no memory. */
+TR_DEF char *tr_path_with(const char *path, const char *mark) {
+    size_t n = strlen(path), k = strlen(mark);
+    const char *slash = strrchr(path, '/'), *name = slash != NULL ? slash + 1 : path, *dot = strrchr(name, '.');
+    char *out = (char *)malloc(n + k + 1);
+    if (out == NULL) return NULL;
+    if (dot == NULL || dot == name) dot = path + n;              /* a dot in front hides a file and begins no extension */
+    memcpy(out, path, (size_t)(dot - path));
+    memcpy(out + (dot - path), mark, k);
+    memcpy(out + (dot - path) + k, dot, (size_t)(path + n - dot) + 1);
+    return out;
 }
 
 /* A file that only grows, in whole pieces: a piece that does not fit (disk full) is cut off again, so that what is there
@@ -1525,6 +1554,7 @@ typedef struct {
     double      loss;
     double      metric;            /* in `unit`: "bpb" or "ppl"; unit NULL: not shown */
     const char *unit;
+    double      best;              /* of the validation text so far, in `unit`; 0 or NaN: none yet */
     double      lr;
     double      tokens_per_s;
     double      left;              /* seconds; below 0: not shown */
@@ -1540,6 +1570,52 @@ TR_DEF void tr_progress_line(char *out, size_t size, const tr_progress *p) {
              p->unit != NULL ? " " : "", p->unit != NULL ? p->unit : "", p->lr, tr_count(speed, p->tokens_per_s),
              p->left >= 0 ? "  left " : "", p->left >= 0 ? tr_duration(left, p->left) : "",
              p->extra != NULL ? "  " : "", p->extra != NULL ? p->extra : "");
+}
+
+/* What a terminal shows in `width` columns:
+
+       step 1200/5000  [==>       ]  24%  1.780 bpb  best 1.812  12.3k tok/s  left 3m12s
+
+   The bar takes what is left, at least five cells, and fifteen before the rate is shown, too. Where it is narrow things go, in the order of
+   `first` below; what stays to the end is the loss and how much is done. */
+TR_DEF void tr_progress_live(char *out, size_t size, const tr_progress *p, size_t width) {
+    enum { STEP, BAR, DONE, LOSS, BEST, SPEED, LEFT, RATE, EXTRA, PARTS };
+    static const int first[] = {EXTRA, RATE, STEP, BAR, SPEED, BEST, LEFT};
+    char part[PARTS][96], text[TR_TEXT_MAX], total[TR_TEXT_MAX] = "";
+    size_t need, i, k, cells = 0, at = 0;
+    double share = p->steps > 0 ? (double)p->step / (double)p->steps : 0;
+    memset(part, 0, sizeof part);
+    if (share > 1) share = 1;
+    if (p->steps > 0) {
+        snprintf(total, sizeof total, "/%" PRIu64, p->steps);
+        snprintf(part[DONE], sizeof part[DONE], "%d%%", (int)(100 * share));
+        strcpy(part[BAR], "[=====]");                       /* the least; drawn below */
+    }
+    snprintf(part[STEP], sizeof part[STEP], "step %" PRIu64 "%s", p->step, total);
+    if (p->unit != NULL) snprintf(part[LOSS], sizeof part[LOSS], "%s %.16s", tr_fixed(text, p->metric, 3), p->unit);
+    else snprintf(part[LOSS], sizeof part[LOSS], "loss %s", tr_fixed(text, p->loss, 3));
+    if (p->best > 0) snprintf(part[BEST], sizeof part[BEST], "best %s", tr_fixed(text, p->best, 3));
+    snprintf(part[SPEED], sizeof part[SPEED], "%s tok/s", tr_count(text, p->tokens_per_s));
+    if (p->left >= 0) snprintf(part[LEFT], sizeof part[LEFT], "left %s", tr_duration(text, p->left));
+    snprintf(part[RATE], sizeof part[RATE], "lr %.1e", p->lr);
+    if (p->extra != NULL) snprintf(part[EXTRA], sizeof part[EXTRA], "%s", p->extra);
+    for (k = 0;; k++) {
+        for (need = 0, i = 0; i < PARTS; i++) if (part[i][0]) need += strlen(part[i]) + (need > 0 ? 2 : 0);
+        if (need + (k < 2 && part[BAR][0] ? 10 : 0) <= width || k == sizeof first / sizeof *first) break;
+        part[first[k]][0] = 0;
+    }
+    if (part[BAR][0]) {
+        size_t full;
+        cells = width - need + 5;
+        if (cells > 30) cells = 30;
+        full = (size_t)(share * (double)cells);
+        for (i = 0; i < cells; i++) part[BAR][1 + i] = i < full ? '=' : i == full ? '>' : ' ';
+        strcpy(part[BAR] + 1 + cells, "]");
+    }
+    out[0] = 0;
+    for (i = 0; i < PARTS && at < size; i++)
+        if (part[i][0]) at += (size_t)snprintf(out + at, size - at, "%s%s", at > 0 ? "  " : "", part[i]);
+    if (width < size) out[width] = 0;
 }
 
 typedef struct {
@@ -1584,9 +1660,14 @@ TR_DEF void tr_show(tr_term *t, const tr_progress *p, int due) {
     double now = tr_seconds();
     if (!t->tty && !due) return;
     if (t->tty && !due && t->drawn >= 0 && now - t->drawn < 0.1) return;
-    tr_progress_line(t->line, sizeof t->line - 1, p);
     t->drawn = now;
-    if (t->tty) { tr_term_draw(t); return; }
+    if (t->tty) {
+        size_t width = tr_columns(fileno(t->f));
+        tr_progress_live(t->line, sizeof t->line, p, width > 1 ? width - 1 : 79);      /* some terminals wrap at the last column */
+        tr_term_draw(t);
+        return;
+    }
+    tr_progress_line(t->line, sizeof t->line - 1, p);
     strcat(t->line, "\n");
     tr_term_write(t, t->line, strlen(t->line));
 }
@@ -1806,6 +1887,8 @@ TR_DEF int tr_signals(int ask, char *err, size_t size) {
 
 /* The signal that asked us to stop, 0 if none did. */
 TR_DEF int tr_stop_requested(void) { return (int)tr_stop_signal; }
+/* It was obeyed: what was to stop has stopped, and the program goes on. */
+TR_DEF void tr_stop_done(void) { tr_stop_signal = 0; }
 
 /* ------------------------------------------------------------------------------------------------------------------
    >>clock */
@@ -1829,6 +1912,75 @@ TR_DEF uint64_t tr_peak_rss(void) {
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
+   >>sampling  What a text that is being drawn remembers, and where it ends. */
+
+/* How often each token stands among the last `window` ones (0: among all). */
+typedef struct { uint32_t *count; int32_t *ring; size_t vocab, window, n; } tr_recent;
+
+TR_DEF int tr_recent_open(tr_recent *r, size_t vocab, size_t window) {
+    memset(r, 0, sizeof *r);
+    r->vocab = vocab;
+    r->window = window;
+    r->count = (uint32_t *)calloc(vocab + 1, sizeof *r->count);
+    r->ring = (int32_t *)malloc((window + 1) * sizeof *r->ring);
+    return r->count != NULL && r->ring != NULL;
+}
+TR_DEF void tr_recent_close(tr_recent *r) {
+    free(r->count);
+    free(r->ring);
+    memset(r, 0, sizeof *r);
+}
+TR_DEF void tr_recent_clear(tr_recent *r) {
+    memset(r->count, 0, r->vocab * sizeof *r->count);
+    r->n = 0;
+}
+TR_DEF void tr_recent_add(tr_recent *r, int32_t token) {
+    if (r->window > 0) {
+        size_t at = r->n % r->window;
+        if (r->n >= r->window) r->count[r->ring[at]]--;
+        r->ring[at] = token;
+    }
+    r->count[token]++;
+    r->n++;
+}
+/* The repetition penalty of CTRL (1909.05858, section 4.1): x, logits, of each token that stands among the recent ones, however often, is
+   divided by the penalty where it is positive and multiplied by it where it is negative. That asks for a zero, but logits are known only
+   up to a common number, and log-probabilities are all negative: here their mean is 0. (Training leaves the mean of logits where it began,
+   near 0, so those of a plain output hardly change by that.) */
+TR_DEF void tr_penalise(double *x, const tr_recent *r, double penalty) {
+    double mean = 0;
+    size_t i, n = 0;
+    for (i = 0; i < r->vocab; i++) if (isfinite(x[i])) { mean += x[i]; n++; }
+    if (n > 0) mean /= (double)n;
+    for (i = 0; i < r->vocab; i++) {
+        x[i] -= mean;
+        if (r->count[i] > 0 && isfinite(x[i])) x[i] = x[i] > 0 ? x[i] / penalty : x[i] * penalty;
+    }
+}
+
+/* --stop as it is typed: \n, \t and \\ are a line end, a tab and a backslash. In place. */
+TR_DEF void tr_unescape(char *s) {
+    char *out = s;
+    for (; *s; s++) {
+        if (*s == '\\' && (s[1] == 'n' || s[1] == 't' || s[1] == '\\')) { s++; *out++ = *s == 'n' ? '\n' : *s == 't' ? '\t' : '\\'; }
+        else *out++ = *s;
+    }
+    *out = 0;
+}
+/* Does `stop` stand in the text, ending behind its first `seen` bytes? */
+TR_DEF int tr_stops(const tr_buf *text, size_t seen, const char *stop) {
+    size_t k = strlen(stop), at = seen + 1 > k ? seen + 1 - k : 0;
+    for (; k > 0 && at + k <= text->n; at++) if (memcmp(text->s + at, stop, k) == 0) return 1;
+    return 0;
+}
+/* FNV-1a, of text that comes in pieces */
+#define TR_HASH_BEGIN ((uint64_t)14695981039346656037u)
+TR_DEF uint64_t tr_hash(uint64_t h, const char *s, size_t n) {
+    while (n-- > 0) h = (h ^ (unsigned char)*s++) * 1099511628211u;
+    return h;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
    >>lm  What trainers of language models share beyond that: options, context, text, checkpoint, evaluation, generation.
    Only where TR_LM is defined before train.h is included; it needs text.h, and seqtx.h, one directory up. */
 
@@ -1840,16 +1992,16 @@ enum { TR_BYTES, TR_COMPACT, TR_CHARS, TR_WORDS, TR_SPM, TR_IDS };      /* tr_lm
 enum { TR_AUTO, TR_BPC, TR_PPL, TR_WORD_PPL };                  /* tr_lm_opt.unit */
 
 typedef struct {
-    const char *data, *pieces, *checkpoint, *best, *log, *tensorboard, *prompt;
+    const char *data, *pieces, *checkpoint, *best, *log, *tensorboard, *out, *prompt, *stop;
     int         tokens, join_lines, reading, unit, eval_only, no_train, threads, precision, device, tf32, no_graph, tune, dry_run,
-        list_presets, version;
+        list_presets, version, keep_best, interactive;
     uint64_t    seed, steps, min_count, eval_batch_sz, eval_every, eval_blocks, save_every, log_every, gpu, vocab, generate, top_k,
-                update_every, update_after, random_segments, sample_every, sample_prime, sample_length;
-    double      max_memory, temperature, top_p;
+                update_every, update_after, random_segments, sample_every, sample_prime, sample_length, repetition_window;
+    double      max_memory, temperature, top_p, repetition_penalty;
 } tr_lm_opt;
 
 /* The first words of every trainer's defaults. */
-#define TR_LM_DEFAULTS "seed=1 temperature=0.8 top-p=0.95 "
+#define TR_LM_DEFAULTS "seed=1 temperature=0.8 top-p=0.95 repetition-penalty=1 repetition-window=64 "
 
 /* Rows of the table of options; o is the trainer's tr_lm_opt. */
 #define TR_LM_DATA(o) \
@@ -1875,10 +2027,13 @@ typedef struct {
 /* zero: what 0 means as the number of steps between saves, and between evaluations; whole: ... as the number of blocks of one */
 #define TR_LM_SAVING(o, zero, whole) \
     TR_GROUP("Running"), \
+    TR_TEXT("out", TR_LOCAL, &(o).out, "a directory, made if need be: --checkpoint DIR/model.safetensors, and in training --log " \
+        "DIR/log.jsonl and --tensorboard DIR/tb, where these are not given"), \
     TR_TEXT("checkpoint", TR_LOCAL, &(o).checkpoint, "save here, and go on from it if it is there (safetensors); it holds every " \
         "option that decides training"), \
     TR_SIZE("save-every", TR_FREE, &(o).save_every, 0, TR_INF, "steps between saves; 0: " zero), \
     TR_TEXT("best", TR_LOCAL, &(o).best, "save here whenever an evaluation between steps is the best so far"), \
+    TR_FLAG("keep-best", TR_LOCAL, &(o).keep_best, "the same beside --checkpoint: run.best.safetensors for run.safetensors"), \
     TR_SIZE("eval-every", TR_FREE, &(o).eval_every, 0, TR_INF, "steps between evaluations; 0: " zero), \
     TR_SIZE("eval-blocks", TR_FREE, &(o).eval_blocks, 0, TR_INF, "blocks per evaluation while training (given here, also of the one " \
         "at the end, which is else of the whole text); 0: " whole), \
@@ -1909,11 +2064,21 @@ typedef struct {
 #define TR_LM_GENERATION(o) \
     TR_GROUP("Generation"), \
     TR_SIZE("generate", TR_LOCAL, &(o).generate, 0, TR_INF, "write this many tokens at the end: the prompt and they are all that goes " \
-        "to standard output"), \
-    TR_TEXT("prompt", TR_LOCAL, &(o).prompt, "text to go on from; -: what is on standard input, without its last line end"), \
+        "to standard output; with --interactive: the most tokens of an answer, 0: 256"), \
+    TR_FLAG("interactive", TR_LOCAL, &(o).interactive, "talk with the model of --checkpoint: it goes on from each line of standard " \
+        "input, and remembers what was said until an empty line, or /reset; /help says more. Ctrl-C stops an answer, the end of the " \
+        "input ends"), \
+    TR_TEXT("prompt", TR_LOCAL, &(o).prompt, "text to go on from; -: what is on standard input, without its last line end; with " \
+        "--interactive: what each conversation begins with"), \
     TR_REAL("temperature", TR_LOCAL, &(o).temperature, 0, 1000, "0: always the likeliest token"), \
     TR_SIZE("top-k", TR_LOCAL, &(o).top_k, 0, TR_INF, "draw among this many likeliest; 0: all"), \
-    TR_REAL("top-p", TR_LOCAL, &(o).top_p, 0, 1, "draw among the likeliest that make up this probability; 0 or 1: all")
+    TR_REAL("top-p", TR_LOCAL, &(o).top_p, 0, 1, "draw among the likeliest that make up this probability; 0 or 1: all"), \
+    TR_REAL("repetition-penalty", TR_LOCAL, &(o).repetition_penalty, 1, 100, "logits of tokens that came lately are divided by this, " \
+        "negative ones multiplied (their mean counts as 0), before the temperature; 1: no, 1.1 to 1.3 is usual"), \
+    TR_SIZE("repetition-window", TR_LOCAL, &(o).repetition_window, 0, 1u << 20, "... lately: among the last so many, the prompt's " \
+        "included; 0: ever"), \
+    TR_TEXT("stop", TR_LOCAL, &(o).stop, "a text, or an answer, ends behind this (\\n: a line end, \\t, \\\\); none: only the number of " \
+        "tokens ends it, of words, too")
 /* Texts while it trains: for trainers that want them. */
 #define TR_LM_SAMPLING(o) \
     TR_SIZE("sample-every", TR_FREE, &(o).sample_every, 0, TR_INF, "training: steps between texts to look at, on standard error; " \
@@ -1992,13 +2157,16 @@ struct tr_lm {
     double       batch_ppl;       /* that mean, of the last evaluation: TensorFlow's habit; with mean_of_all over all */
     int          unit;            /* what is reported: TR_BPC, TR_PPL or TR_WORD_PPL */
     double       word_count[3];   /* TR_WORD_PPL: of each text */
-    double       best;            /* of the evaluations so far; NaN: none */
+    double       best;            /* of the evaluations so far for which --best saves; NaN: none */
+    double       seen;            /* of all evaluations of the validation text so far; NaN: none */
     uint64_t     evaluated, blocks;       /* step and --eval-blocks of the last evaluation */
     int          last;            /* the evaluations now are the results */
     char         result[200];     /* the last one's line */
     int          noted;           /* why steps are not replayed was said */
     int          begun;           /* log and event file are open: what fails now fails while running */
     char        *config;          /* the options that a checkpoint holds, as JSON */
+    char        *made;            /* the directory of --out, made by this run */
+    char        *stop;            /* --stop, without escapes */
     char        *prompt;          /* --prompt */
     size_t       prompt_len;
     tr_adopted   adopted;
@@ -2016,14 +2184,44 @@ TR_DEF int tr_lm_refuse(const tr_lm *t) {
     fprintf(stderr, "%s: %s\n", t->options->program, t->err);
     return 2;
 }
+/* What the library calls something, and the option's word for it */
+typedef struct tr_word { const char *from, *to; } tr_word;
+/* text into out, with `to` in place of each `from`, but for words whose `to` is the mere name of an option (tr_lm_why_in). Returns the
+   length. words end with NULL; of two with one beginning the longer stands first. */
+TR_DEF size_t tr_lm_reword(const tr_lm *t, char *out, size_t room, const char *text, const tr_word *words) {
+    const tr_word *w;
+    size_t at = 0;
+    while (*text && at + 1 < room) {
+        for (w = words; w->from; w++)
+            if (!strncmp(text, w->from, strlen(w->from)) && !tr_find_option(t->options, w->to, strlen(w->to))) break;
+        if (!w->from) { out[at++] = *text++; continue; }
+        text += strlen(w->from);
+        at += (size_t)snprintf(out + at, room - at, "%s", w->to);
+    }
+    if (at >= room) at = room - 1;
+    out[at] = 0;
+    return at;
+}
 /* The context's error into t->err; where memory is short, with the option that says how much there may be. */
 TR_DEF int tr_lm_why(tr_lm *t) {
-    return tr_fail(t->err, TR_ERR, "%s%s", stx_error_code(t->x) == STX_ERR_MEMORY ? "--max-memory: " : "", stx_error(t->x));
+    static const tr_word words[] = {{"raise desc.max_bytes", "raise it"}, {"desc.gpu is", "--gpu is"}, {"the text to encode: ", ""},
+        {"with min_count (--min-count) 2", "with --min-count 2"},
+        {"or without compact", "or with --tokens bytes"}, {"or use the kind bytes", "or use --tokens bytes"},
+        {"use STX_CPU, or define SEQTX_CUDA and link seqtx_cuda.cu", "use --device cpu, or a trainer made by make cuda"},
+        {"device 1 is not in", "CUDA is not in"}, {"precision 1 is not in", "bf16 is not in"}, {"STX_PREC_F32", "--precision f32"},
+        {" or STX_PREC_BF16", ""}, {"Adagrad here has no weight decay: set it to 0 or use STX_ADAMW",
+        "--optim adagrad has no --weight-decay: set it to 0, or use --optim adamw"}, {NULL, NULL}};
+    char text[TR_ERR];
+    const char *says;
+    tr_lm_reword(t, text, sizeof text, stx_error(t->x), words);
+    says = !strncmp(text, "stx_create: ", 12) ? text + 12 : !strncmp(text, "stx_optim_create: ", 18) ? text + 18 : text;
+    if (stx_error_code(t->x) == STX_ERR_DEVICE && says == text + 12)
+        return tr_fail(t->err, TR_ERR, "--device %s --precision %s: %s", t->opt->device ? "cuda" : "cpu",
+            t->opt->precision ? "bf16" : "f32", says);
+    return tr_fail(t->err, TR_ERR, "%s%s", stx_error_code(t->x) == STX_ERR_MEMORY ? "--max-memory: " : "", says);
 }
 /* The library's error in the options' words. It is "WHO FIELD is VALUE, want ..": FIELD is the option of that name or the one that words
-   say, a choice's VALUE its word, and what else words have (enumerators) theirs. words end with NULL; of two with one beginning the longer
-   stands first. */
-typedef struct tr_word { const char *from, *to; } tr_word;
+   say, VALUE is said as the option has it, and what else words have (enumerators, ..) becomes theirs. */
 TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
     const char *text = stx_error(t->x), *name, *is;
     char line[TR_ERR];
@@ -2041,25 +2239,30 @@ TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
         if (!tr_find_option(t->options, w->to, strlen(w->to))) continue;
         if (strchr(w->from, ' ') ? !strncmp(text, w->from, m) : tr_same_name(text, n, w->from)) { name = w->to; n = m; break; }
     }
-    if (!name) return tr_lm_why(t);
+    if (!name) { tr_lm_reword(t, line, sizeof line, text, words); return tr_fail(t->err, TR_ERR, "%s", line); }
     o = tr_find_option(t->options, name, strlen(name));
     text += n;
     at = (size_t)snprintf(line, sizeof line, "--%s", name);
     is = strstr(text, " is ");
-    if (o->type == TR_T_CHOICE && is && sscanf(is, " is %d", &value) == 1) {
-        const char *c = o->choices;
-        for (; value > 0 && strchr(c, '|'); value--) c = strchr(c, '|') + 1;
-        at += (size_t)snprintf(line + at, sizeof line - at, "%.*s is %.*s", (int)(is - text), text, (int)strcspn(c, "|"), c);
+    if (is && sscanf(is, " is %d", &value) == 1 && (o->type == TR_T_CHOICE || o->type == TR_T_FLAG)) {     /* a number for a word */
+        char is_word[64], none[64], between[160];
+        size_t len = 0, skip = strncmp(is + strcspn(is, ","), ", want 0", 8) == 0 ? 8 : 0;
+        const char *c = o->type == TR_T_CHOICE && value >= 0 ? tr_choice(o->choices, value, &len) : NULL;
+        snprintf(is_word, sizeof is_word, "%.*s", (int)(c ? len : 0), c ? c : "");
+        len = 0;
+        c = o->type == TR_T_CHOICE ? tr_choice(o->choices, 0, &len) : NULL;
+        snprintf(none, sizeof none, "%.*s", (int)(c ? len : 0), c ? c : "");
+        if (o->type == TR_T_FLAG) { strcpy(is_word, value ? "on" : "off"); strcpy(none, "off"); }
+        snprintf(between, sizeof between, "%.*s", (int)(is - text), text);
+        at += tr_lm_reword(t, line + at, sizeof line - at, between, words);
+        at += (size_t)snprintf(line + at, sizeof line - at, " is %s", is_word);
         text = is + strcspn(is, ",");
+        if (skip && at < sizeof line && (text[skip] == ' ' || !text[skip])) {
+            at += (size_t)snprintf(line + at, sizeof line - at, ", want %s", none);
+            text += skip;
+        }
     }
-    while (*text && at + 1 < sizeof line) {
-        for (w = words; w->from && (*w->to != '-' || strncmp(text, w->from, strlen(w->from)) != 0); w++) {}
-        if (w->from) {
-            text += strlen(w->from);
-            at += (size_t)snprintf(line + at, sizeof line - at, "%s", w->to);
-        } else line[at++] = *text++;
-    }
-    line[at < sizeof line ? at : sizeof line - 1] = 0;
+    if (at < sizeof line) tr_lm_reword(t, line + at, sizeof line - at, text, words);
     return tr_fail(t->err, TR_ERR, "%s", line);
 }
 TR_DEF double tr_lm_word_ppl(const tr_lm *t, const stx_corpus *text, double nll) {
@@ -2126,9 +2329,6 @@ TR_DEF int tr_lm_context(tr_lm *t) {
     t->x = stx_create(&d);
     if (!t->x) return tr_fail(t->err, TR_ERR, "no memory");
     if (stx_ok(t->x)) return 1;
-    if (stx_error_code(t->x) == STX_ERR_DEVICE)
-        return tr_fail(t->err, TR_ERR, "--device %s --precision %s: %s", o->device ? "cuda" : "cpu", o->precision ? "bf16" : "f32",
-            stx_error(t->x));
     return tr_lm_why(t);
 }
 /* Four numbers of each parameter must fit: value, gradient, two optimiser states. */
@@ -2439,6 +2639,7 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     if (!stx_file_meta_u64(x, f, "step", &t->step)) return 0;
     t->first = t->step;
     if (best && !tr_read_real(best, &t->best)) { stx_fail(x, STX_ERR_FORMAT, "metadata \"best\" is no number"); return 0; }
+    t->seen = t->best;
     if (!t->training) return 1;
     if (!stx_file_meta_u64(x, f, "tick", &tick) || !stx_file_meta_u64(x, f, "seed", &seed)
         || !stx_file_meta_u64(x, f, "data.tokens", &tokens) || !stx_file_meta_u64(x, f, "data.print", &print)
@@ -2489,16 +2690,48 @@ TR_DEF int tr_lm_prompt(tr_lm *t) {
     if (b.oom) { tr_buf_free(&b); return tr_fail(t->err, TR_ERR, "--prompt: no memory"); }
     t->prompt = b.s;
     t->prompt_len = b.n;
-    if (b.n && stx_vocab_encode(t->vocab, b.s, b.n, NULL, 0) == STX_NPOS) return tr_fail(t->err, TR_ERR, "--prompt: %s", stx_error(t->x));
+    if (b.n && stx_vocab_encode(t->vocab, b.s, b.n, NULL, 0) == STX_NPOS) {
+        tr_lm_why(t);
+        memset(&b, 0, sizeof b);
+        tr_buf_puts(&b, t->err);
+        tr_fail(t->err, TR_ERR, "--prompt: %s", b.s ? b.s : "no memory");
+        tr_buf_free(&b);
+        return 0;
+    }
     return 1;
 }
-/* All that can still be refused before the first step, and signals. No file is written yet. */
+/* The directory of --out, which may be there */
+TR_DEF int tr_lm_make_out(tr_lm *t) {
+    const char *dir = t->opt->out;
+    struct stat st;
+    char why[TR_ERR];
+    int new_one = stat(dir, &st) != 0;
+    if (!tr_mkdirs(dir, why, sizeof why)) return tr_fail(t->err, TR_ERR, "--out %.900s", why);
+    if (!new_one) return 1;
+    t->made = (char *)malloc(strlen(dir) + 1);
+    if (!t->made) return tr_fail(t->err, TR_ERR, "no memory");
+    strcpy(t->made, dir);
+    return 1;
+}
+/* --stop with its escapes undone */
+TR_DEF int tr_lm_stop_text(tr_lm *t) {
+    const char *text = t->opt->stop;
+    if (!text) return 1;
+    if (!*text) return tr_fail(t->err, TR_ERR, "--stop: got '', wants a text");
+    t->stop = (char *)malloc(strlen(text) + 1);
+    if (!t->stop) return tr_fail(t->err, TR_ERR, "no memory");
+    strcpy(t->stop, text);
+    tr_unescape(t->stop);
+    return 1;
+}
+/* All that can still be refused before the first step, and signals. No file is written yet; a directory is made. */
 TR_DEF int tr_lm_open(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     struct stat st;
-    if (!tr_lm_prompt(t)) return 0;
+    if (!tr_lm_prompt(t) || !tr_lm_stop_text(t)) return 0;
     if (o->tensorboard && !stat(o->tensorboard, &st) && !S_ISDIR(st.st_mode))
         return tr_fail(t->err, TR_ERR, "--tensorboard %s: not a directory", o->tensorboard);
+    if (t->training && o->out && !tr_lm_make_out(t)) return 0;
     if (t->training && o->checkpoint && !tr_can_write("checkpoint", o->checkpoint, t->err, TR_ERR)) return 0;
     if (t->training && o->best && !tr_can_write("best", o->best, t->err, TR_ERR)) return 0;
     if (o->log && strncmp(o->log, "/dev/", 5)
@@ -2572,6 +2805,9 @@ TR_DEF void tr_lm_close(tr_lm *t) {
     tr_options_free(t->options);
     free(t->config);
     free(t->prompt);
+    free(t->stop);
+    if (t->made && !t->begun) rmdir(t->made);        /* nothing was written: no trace */
+    free(t->made);
     free(t->tokens);
     stx_destroy(t->x);
 }
@@ -2589,6 +2825,7 @@ TR_DEF void tr_lm_show(tr_lm *t, double loss, int due) {
     p.loss = loss;
     p.unit = tr_lm_unit(t);
     p.metric = tr_lm_metric(t, t->text[0], loss);
+    if (!isnan(t->seen)) p.best = tr_lm_metric(t, t->text[1], t->seen);
     p.lr = t->lr;
     p.tokens_per_s = tr_rate_tokens(&t->rate);
     p.left = tr_rate_left(&t->rate, t->steps - t->step);
@@ -2631,6 +2868,19 @@ TR_DEF void tr_lm_log_step(tr_lm *t, double loss) {
 TR_DEF int tr_lm_better(tr_lm *t, double nll) {
     if (!(isnan(t->best) ? !isnan(nll) : nll < t->best)) return 0;
     t->best = nll;
+    return 1;
+}
+/* Saves what is the best so far and says so. 0 in error */
+TR_DEF int tr_lm_save_best(tr_lm *t) {
+    const char *path = t->opt->best;
+    if (!tr_lm_save(t, path)) return 0;
+    tr_say(&t->term, "step %llu: the best so far, saved in %.1000s", (unsigned long long)t->step, path);
+    tr_log_begin(&t->log, "best");
+    tr_log_int(&t->log, "step", t->step);
+    tr_log_num(&t->log, "loss", t->best);
+    tr_log_num(&t->log, tr_lm_unit(t), tr_lm_metric(t, t->text[1], t->best));
+    tr_log_str(&t->log, "file", path);
+    tr_lm_note(t, t->log.err, tr_log_end(&t->log));
     return 1;
 }
 
@@ -2679,7 +2929,7 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     return count > 0 && !tr_stop_requested() ? sum / count : (double)NAN;
 }
 /* A result: to standard output, or where that is for the generated text, to standard error. */
-TR_DEF FILE *tr_lm_results(const tr_lm *t) { return t->opt->generate ? stderr : stdout; }
+TR_DEF FILE *tr_lm_results(const tr_lm *t) { return t->opt->generate || t->opt->interactive ? stderr : stdout; }
 /* Tells what an evaluation gave; 0 when there was an error in place of it. */
 TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, uint64_t blocks) {
     static const char *const split[3] = {"train", "valid", "test"};
@@ -2689,6 +2939,7 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, uint64_t 
     if (tr_stop_requested()) return 1;
     if (!stx_ok(t->x) || !tr_lm_begin(t)) return 0;
     if (part == 1) { t->evaluated = t->step; t->blocks = blocks; }
+    if (part == 1 && (isnan(t->seen) ? !isnan(nll) : nll < t->seen)) t->seen = nll;
     m = tr_lm_metric(t, t->text[part], nll);
     if (more) snprintf(figures, sizeof figures, ", %.2f a word, mean of batches %.4f", tr_lm_word_ppl(t, t->text[part], nll), t->batch_ppl);
     snprintf(t->result, sizeof t->result, "step %llu: %s %s %.4f (loss %.4f%s%s)", (unsigned long long)t->step, split[part],
@@ -2733,8 +2984,66 @@ TR_DEF int tr_lm_evaluate(tr_lm *t, int part, uint64_t blocks, double *nll) {
 
 /* ---- generation: what samples in training need, too */
 
-/* Tokens as text; *end: the last byte before, and then theirs. The blank of a piece that begins a line is left out. */
-TR_DEF void tr_lm_write(tr_lm *t, FILE *to, const int32_t *ids, size_t n, char *end) {
+/* One text that is being read and written: what the model remembers of it, and what the draws depend on */
+typedef struct tr_speaker {
+    void           *gen;
+    const stx_real *logits;         /* for the next token; NULL: nothing was read yet */
+    tr_recent       recent;         /* for --repetition-penalty */
+    double         *penalised;      /* (V) */
+    stx_real       *work;           /* (2,V): the numbers to draw from, and what stx_sample needs */
+    tr_buf          said;           /* for --stop: what was written since the last reading */
+    uint64_t        hash;           /* of all that was read and written */
+    char            end;            /* the last byte of that */
+    int             failed;         /* a write did: why */
+} tr_speaker;
+
+/* At once, and whole: stdio would lose bytes where a signal interrupts. */
+TR_DEF void tr_lm_put(tr_speaker *s, FILE *to, const void *bytes, size_t n) {
+    if (!s->failed && (fflush(to) != 0 || !tr_write_all(fileno(to), bytes, n))) s->failed = errno ? errno : EIO;
+}
+/* Results go to standard output, whose loss is an error. */
+TR_DEF int tr_lm_put_all(tr_lm *t, const tr_speaker *s) {
+    if (s->failed) stx_fail(t->x, STX_ERR_IO, "the generated text cannot be written: %s", strerror(s->failed));
+    return stx_ok(t->x);
+}
+
+TR_DEF void tr_lm_speaker_close(tr_lm *t, tr_speaker *s) {
+    if (s->gen) t->lm.gen_free(s->gen);
+    tr_recent_close(&s->recent);
+    tr_buf_free(&s->said);
+    free(s->penalised);
+    free(s->work);
+}
+/* 0 with the context's error set; to be closed in any case */
+TR_DEF int tr_lm_speaker_open(tr_lm *t, tr_speaker *s) {
+    size_t V = stx_vocab_size(t->vocab);
+    memset(s, 0, sizeof *s);
+    s->hash = TR_HASH_BEGIN;
+    s->end = '\n';
+    s->gen = t->lm.gen_create(t->lm.model, 1, t->eval_window);
+    s->penalised = (double *)malloc(V * sizeof *s->penalised);
+    s->work = (stx_real *)malloc(2 * V * sizeof *s->work);
+    if (!tr_recent_open(&s->recent, V, (size_t)t->opt->repetition_window) || !s->penalised || !s->work)
+        stx_fail(t->x, STX_ERR_MEMORY, "no memory to sample");
+    return s->gen && stx_ok(t->x);
+}
+/* Everything is forgotten. */
+TR_DEF void tr_lm_speaker_reset(tr_lm *t, tr_speaker *s) {
+    t->lm.gen_reset(s->gen);
+    tr_recent_clear(&s->recent);
+    s->logits = NULL;
+    s->said.n = 0;
+    s->hash = TR_HASH_BEGIN;
+    s->end = '\n';
+}
+TR_DEF int tr_lm_hear(tr_lm *t, tr_speaker *s, const int32_t *ids, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) tr_recent_add(&s->recent, ids[i]);
+    s->logits = t->lm.gen_feed(s->gen, ids, n);
+    return s->logits != NULL;
+}
+/* Tokens as text. The blank of a piece that begins a line is left out. */
+TR_DEF void tr_lm_write(tr_lm *t, tr_speaker *s, FILE *to, const int32_t *ids, size_t n) {
     char piece[4096];
     size_t i, len;
     for (i = 0; i < n; i++) {
@@ -2742,30 +3051,41 @@ TR_DEF void tr_lm_write(tr_lm *t, FILE *to, const int32_t *ids, size_t n, char *
         len = stx_vocab_decode(t->vocab, ids + i, 1, piece, sizeof piece);
         if (len == STX_NPOS) return;
         if (len > sizeof piece) len = sizeof piece;
-        skip = stx_vocab_kind(t->vocab) > STX_TOK_WORDS && len && *piece == ' ' && (*end == '\n' || *end == ' ');
-        fwrite(piece + skip, 1, len - (size_t)skip, to);
-        if (len) *end = piece[len - 1];
+        skip = stx_vocab_kind(t->vocab) > STX_TOK_WORDS && len && *piece == ' ' && (s->end == '\n' || s->end == ' ');
+        tr_lm_put(s, to, piece + skip, len - (size_t)skip);
+        if (t->stop) tr_buf_put(&s->said, piece + skip, len - (size_t)skip);
+        s->hash = tr_hash(s->hash, piece + skip, len - (size_t)skip);
+        if (len) s->end = piece[len - 1];
     }
 }
-/* Draws n tokens from logits on and writes them. */
-TR_DEF void tr_lm_draw(tr_lm *t, void *gen, const stx_real *logits, uint64_t n, uint64_t seed, FILE *to, char *end) {
+/* Draws and writes up to n tokens, each as soon as it is known; the model reads them, too. stop: where it comes, the text ends behind it;
+   NULL: none. */
+TR_DEF void tr_lm_speak(tr_lm *t, tr_speaker *s, uint64_t n, uint64_t seed, FILE *to, const char *stop) {
     const tr_lm_opt *o = t->opt;
-    size_t V = stx_vocab_size(t->vocab);
-    stx_real *work = (stx_real *)malloc(V * sizeof *work);
-    stx_sampling s;
+    size_t V = stx_vocab_size(t->vocab), k, seen;
+    const stx_real *from;
+    stx_sampling how;
     uint64_t i;
     int32_t token;
-    memset(&s, 0, sizeof s);
-    s.temperature = o->temperature; s.top_k = o->top_k; s.top_p = o->top_p; s.seed = seed;
-    if (!work) stx_fail(t->x, STX_ERR_MEMORY, "no memory to sample");
-    for (i = 0; i < n && work && logits && !tr_stop_requested(); i++) {
-        token = stx_sample(&s, i, logits, V, work);
+    memset(&how, 0, sizeof how);
+    how.temperature = o->temperature; how.top_k = o->top_k; how.top_p = o->top_p; how.seed = seed;
+    s->said.n = 0;
+    for (i = 0; i < n && s->logits && !s->failed && !tr_stop_requested(); i++) {
+        from = s->logits;
+        if (o->repetition_penalty != 1) {
+            for (k = 0; k < V; k++) s->penalised[k] = (double)from[k];
+            tr_penalise(s->penalised, &s->recent, o->repetition_penalty);
+            for (k = 0; k < V; k++) s->work[k] = (stx_real)s->penalised[k];
+            from = s->work;
+        }
+        token = stx_sample(&how, i, from, V, s->work + V);
         if (token < 0) { stx_fail(t->x, STX_ERR_ARG, "the model's output is not finite"); break; }
-        tr_lm_write(t, to, &token, 1, end);
-        fflush(to);
-        logits = t->lm.gen_feed(gen, &token, 1);
+        seen = s->said.n;
+        tr_lm_write(t, s, to, &token, 1);
+        tr_lm_hear(t, s, &token, 1);
+        if (stop && tr_stops(&s->said, seen, stop)) break;
     }
-    free(work);
+    if (s->said.oom) stx_fail(t->x, STX_ERR_MEMORY, "no memory for --stop");
 }
 
 /* ---- the training loop's parts, in the order in which it calls them */
@@ -2845,19 +3165,19 @@ TR_DEF int tr_lm_show_sample(tr_lm *t) {
     const stx_corpus *text = t->text[1] ? t->text[1] : t->text[0];
     size_t n = stx_corpus_size(text), prime = o->sample_prime < n ? (size_t)o->sample_prime : n;
     int32_t *ids = (int32_t *)malloc(prime * sizeof *ids);
-    void *gen = ids ? t->lm.gen_create(t->lm.model, 1, t->eval_window) : NULL;
-    char end = '\n';
+    tr_speaker s;
     uint32_t r[4];
     stx_philox(o->seed, t->step, 0x73616d706c65u, r);      /* "sample" */
     if (!ids) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a sample");
-    if (gen && stx_corpus_read(text, r[0] % (n - prime + 1), prime, ids)) {
+    if (tr_lm_speaker_open(t, &s) && ids && stx_corpus_read(text, r[0] % (n - prime + 1), prime, ids)) {
         tr_say(&t->term, "--- step %llu, the model goes on from held-out text at ==>", (unsigned long long)t->step);
-        tr_lm_write(t, stderr, ids, prime, &end);
+        tr_lm_write(t, &s, stderr, ids, prime);
         fputs("==>", stderr);
-        tr_lm_draw(t, gen, t->lm.gen_feed(gen, ids, prime), o->sample_length, r[1], stderr, &end);
+        tr_lm_hear(t, &s, ids, prime);
+        tr_lm_speak(t, &s, o->sample_length, r[1], stderr, NULL);
         fputs("\n---\n", stderr);
     }
-    t->lm.gen_free(gen);
+    tr_lm_speaker_close(t, &s);
     free(ids);
     return stx_ok(t->x);
 }
@@ -2867,7 +3187,7 @@ TR_DEF int tr_lm_look_and_save(tr_lm *t) {
     double nll;
     if (t->eval_every && t->step % t->eval_every == 0 && (o->best || t->step < t->steps)) {
         int ok = tr_lm_evaluate(t, 1, t->eval_blocks, &nll);
-        if (ok && o->best && tr_lm_better(t, nll)) ok = tr_lm_save(t, o->best);
+        if (ok && o->best && tr_lm_better(t, nll)) ok = tr_lm_save_best(t);
         if (!ok) {                                  /* say why at the end, but lose nothing */
             tr_lm_why(t);
             stx_clear_error(t->x);
@@ -2906,46 +3226,176 @@ TR_DEF uint64_t tr_lm_entropy(void) {
     }
     return v % 1000000000;
 }
+/* The seed of the draws: --seed, or another one every time, which is told */
+TR_DEF uint64_t tr_lm_sampling_seed(tr_lm *t) {
+    uint64_t seed = tr_given(t->options, "seed") ? t->opt->seed : tr_lm_entropy();
+    if (t->opt->temperature > 0 && !tr_given(t->options, "seed"))
+        tr_say(&t->term, "--- drawn with --seed %llu", (unsigned long long)seed);
+    return seed;
+}
+/* Says which words, or characters, of a text became <unk>. */
+TR_DEF void tr_lm_say_unknown(tr_lm *t, const char *text, size_t len) {
+    int kind = stx_vocab_kind(t->vocab), words = kind == STX_TOK_WORDS;
+    int32_t unk = stx_vocab_unk(t->vocab), ids[8];
+    size_t at = 0, n, m, i, told = 0, more = 0;
+    char line[600] = "", quoted[STX_QUOTE];
+    for (; at < len; at += n) {
+        if (words && strchr(" \t\r\n\v\f", text[at])) { n = 1; continue; }       /* also a zero: it is no word */
+        for (n = 0; words && at + n < len && !strchr(" \t\r\n\v\f", text[at + n]); n++) {}
+        if (!words) n = kind == STX_TOK_BYTES ? 1 : tr_utf8((const unsigned char *)text + at);
+        if (n == 0 || at + n > len) n = 1;
+        if (n == 5 && !memcmp(text + at, "<unk>", 5)) continue;
+        m = stx_vocab_encode(t->vocab, text + at, n, ids, 8);
+        if (m == STX_NPOS) return;
+        for (i = 0; i < m && i < 8 && ids[i] != unk; i++) {}
+        if (i == m || i == 8) continue;
+        if (told == 8) { more++; continue; }
+        stx_quote(quoted, (const unsigned char *)text + at, n);
+        snprintf(line + strlen(line), sizeof line - strlen(line), "%s'%.60s'", told++ ? ", " : "", quoted);
+    }
+    if (more) snprintf(line + strlen(line), sizeof line - strlen(line), ", and %zu more", more);
+    if (told) tr_say(&t->term, "not in the vocabulary, read as <unk>: %s", line);
+}
+/* A text for the model to read; echo: written there, too. 0: it is no text for this vocabulary, nothing was read, and the context's error
+   says why; -1: another error. */
+TR_DEF int tr_lm_hear_text(tr_lm *t, tr_speaker *s, const char *text, size_t len, FILE *echo) {
+    size_t n = stx_vocab_encode(t->vocab, text, len, NULL, 0), i;
+    int32_t *ids, unk = stx_vocab_unk(t->vocab);
+    uint64_t before = s->hash;
+    int ok, numbers = stx_vocab_kind(t->vocab) == STX_TOK_IDS;
+    if (n == STX_NPOS) return 0;
+    if (!n) { stx_fail(t->x, STX_ERR_ARG, "it gives no tokens"); return 0; }
+    ids = (int32_t *)malloc(n * sizeof *ids);
+    if (!ids) { stx_fail(t->x, STX_ERR_MEMORY, "no memory for %zu tokens", n); return -1; }
+    stx_vocab_encode(t->vocab, text, len, ids, n);
+    for (i = 0; i < n && ids[i] != unk; i++) {}
+    if (i < n && !numbers) tr_lm_say_unknown(t, text, len);
+    ok = tr_lm_hear(t, s, ids, n) ? 1 : -1;
+    if (echo && numbers) tr_lm_write(t, s, echo, ids, n);
+    else {
+        if (echo) tr_lm_put(s, echo, text, len);
+        s->end = text[len - 1];
+    }
+    s->hash = tr_hash(before, text, len);
+    free(ids);
+    return ok;
+}
 /* The prompt, --generate tokens after it, and a line end if they do not end in one, to standard output. Draws depend on --seed and the
    prompt: with the same draws for all, texts from different prompts run into one another. */
-TR_DEF int tr_lm_sample(tr_lm *t, void *gen) {
-    const tr_lm_opt *o = t->opt;
-    size_t n, i;
-    int32_t *ids, token = stx_vocab_eos(t->vocab);
-    const stx_real *logits = NULL;
-    uint64_t seed = tr_given(t->options, "seed") ? o->seed : tr_lm_entropy();
-    char end = '\n';
-    if (o->temperature > 0 && !tr_given(t->options, "seed")) tr_say(&t->term, "--- drawn with --seed %llu", (unsigned long long)seed);
-    if (t->prompt_len) {
-        uint64_t h = 14695981039346656037u;
-        for (i = 0; i < t->prompt_len; i++) h = (h ^ (unsigned char)t->prompt[i]) * 1099511628211u;
-        seed ^= h;
-        n = stx_vocab_encode(t->vocab, t->prompt, t->prompt_len, NULL, 0);
-        if (n == STX_NPOS || !n) { stx_fail(t->x, STX_ERR_ARG, "--prompt gives no tokens"); return 0; }
-        ids = (int32_t *)malloc(n * sizeof *ids);
-        if (!ids) { stx_fail(t->x, STX_ERR_MEMORY, "no memory for the prompt"); return 0; }
-        stx_vocab_encode(t->vocab, t->prompt, t->prompt_len, ids, n);
-        if (stx_vocab_kind(t->vocab) == STX_TOK_IDS) tr_lm_write(t, stdout, ids, n, &end);
-        else fwrite(t->prompt, 1, t->prompt_len, stdout), end = t->prompt[t->prompt_len - 1];
-        if (stx_vocab_kind(t->vocab) == STX_TOK_WORDS) putchar(' ');
-        logits = t->lm.gen_feed(gen, ids, n);
-        free(ids);
-    } else {
+TR_DEF int tr_lm_generate(tr_lm *t) {
+    uint64_t seed = tr_lm_sampling_seed(t);
+    int32_t token = stx_vocab_eos(t->vocab);
+    tr_speaker s;
+    int ok = tr_lm_speaker_open(t, &s);
+    if (ok && t->prompt_len) {
+        ok = tr_lm_hear_text(t, &s, t->prompt, t->prompt_len, stdout) > 0;
+        seed ^= s.hash;
+        if (stx_vocab_kind(t->vocab) == STX_TOK_WORDS) tr_lm_put(&s, stdout, " ", 1);
+    } else if (ok) {
         if (token < 0) token = stx_vocab_find(t->vocab, "\n", 1);
         if (token < 0) token = stx_vocab_find(t->vocab, "\xe2\x96\x81.", 4);
         if (token < 0) token = 0;
-        logits = t->lm.gen_feed(gen, &token, 1);
+        ok = tr_lm_hear(t, &s, &token, 1);
     }
-    tr_lm_draw(t, gen, logits, o->generate, seed, stdout, &end);
-    if (end != '\n') putchar('\n');
-    if (fflush(stdout) || ferror(stdout)) stx_fail(t->x, STX_ERR_IO, "the generated text cannot be written: %s", strerror(errno));
-    return stx_ok(t->x);
+    if (ok) tr_lm_speak(t, &s, t->opt->generate, seed, stdout, t->stop);
+    if (ok && s.end != '\n') tr_lm_put(&s, stdout, "\n", 1);
+    ok = tr_lm_put_all(t, &s) && ok;
+    tr_lm_speaker_close(t, &s);
+    return ok;
 }
 
-TR_DEF int tr_lm_generate(tr_lm *t) {
-    void *gen = t->lm.gen_create(t->lm.model, 1, t->eval_window);
-    int ok = gen && tr_lm_sample(t, gen);
-    t->lm.gen_free(gen);
+/* ---- --interactive: a conversation. What the model has read is the text that stands on the terminal: the lines, without their ends, each
+   followed by its answer, and a line end between an answer and the next line. The draws of an answer depend on --seed and on all of the
+   text before it, so that an answer is what --generate gives with that text as its --prompt. */
+
+/* One line of standard input without its end, more where it ends in a backslash: then the line end belongs to it. 0: there is none */
+TR_DEF int tr_lm_ask(tr_buf *line, int terminal) {
+    char *got = NULL;
+    size_t room = 0;
+    ssize_t n;
+    int more = 1, any = 0;
+    line->n = 0;
+    while (more) {
+        if (terminal) fputs(any ? ".. " : "> ", stderr);
+        do {
+            clearerr(stdin);
+            n = tr_stop_requested() ? -1 : getline(&got, &room, stdin);
+        } while (n < 0 && ferror(stdin) && errno == EINTR && !tr_stop_requested());
+        if (n < 0) break;
+        any = 1;
+        if (n > 0 && got[n - 1] == '\n') n--;
+        if (n > 0 && got[n - 1] == '\r') n--;
+        more = n > 0 && got[n - 1] == '\\';
+        if (more) got[n - 1] = '\n';
+        tr_buf_put(line, got, (size_t)n);
+    }
+    free(got);
+    return any && !tr_stop_requested();
+}
+TR_DEF void tr_lm_talk_help(void) {
+    fputs("A line: the model goes on from it. A backslash at its end: the next line belongs to it.\n"
+          "An empty line, or /reset: what was said is forgotten. /help: this.\n"
+          "Ctrl-C: stops an answer; twice, or where it waits for a line, ends. Ctrl-D ends.\n", stderr);
+}
+/* The conversation's first words; 0 in error */
+TR_DEF int tr_lm_talk_begin(tr_lm *t, tr_speaker *s) {
+    tr_lm_speaker_reset(t, s);
+    return !t->prompt_len || tr_lm_hear_text(t, s, t->prompt, t->prompt_len, NULL) > 0;
+}
+/* Returns 1, or 0 with the context's error set. *refused: lines that could not be read */
+TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
+    const tr_lm_opt *o = t->opt;
+    uint64_t seed = tr_lm_sampling_seed(t), first;
+    int terminal = isatty(0), ok, answered = 0, words = stx_vocab_kind(t->vocab) == STX_TOK_WORDS, breaks;
+    int32_t end_of_line = -1;
+    tr_buf line, text;
+    tr_speaker s;
+    size_t n = stx_vocab_encode(t->vocab, "\n", 1, &end_of_line, 1);
+    memset(&line, 0, sizeof line);
+    memset(&text, 0, sizeof text);
+    *refused = 0;
+    breaks = n == 1 && end_of_line != stx_vocab_unk(t->vocab);      /* is there a token for a line end? */
+    if (n == STX_NPOS) stx_clear_error(t->x);
+    if (terminal) tr_say(&t->term, "--- /help says what can be typed; Ctrl-D ends");
+    ok = tr_lm_speaker_open(t, &s) && tr_lm_talk_begin(t, &s);
+    while (ok && tr_lm_ask(&line, terminal)) {
+        if (line.n == 5 && !memcmp(line.s, "/help", 5)) { tr_lm_talk_help(); continue; }
+        if (line.n == 0 || (line.n == 6 && !memcmp(line.s, "/reset", 6))) {
+            ok = tr_lm_talk_begin(t, &s);
+            answered = 0;
+            if (terminal) fputs("--- begun anew\n", stderr);
+            continue;
+        }
+        text.n = 0;
+        if (answered && breaks && s.end != '\n') tr_buf_puts(&text, "\n");
+        tr_buf_put(&text, line.s, line.n);
+        if (text.oom || line.oom) { stx_fail(t->x, STX_ERR_MEMORY, "no memory for a line"); ok = 0; break; }
+        ok = tr_lm_hear_text(t, &s, text.s, text.n, NULL);
+        if (ok < 0) { ok = 0; break; }
+        if (!ok) {
+            ok = 1;
+            tr_lm_why(t);
+            stx_clear_error(t->x);
+            tr_say(&t->term, "%s: %.1000s; this line is not read", t->options->program, t->err);
+            ++*refused;
+            continue;
+        }
+        first = seed ^ s.hash;
+        if (words && !strchr(" \t\n", s.end)) { s.hash = tr_hash(s.hash, " ", 1); s.end = ' '; }
+        tr_lm_speak(t, &s, o->generate ? o->generate : 256, first, stdout, t->stop);
+        answered = 1;
+        if (s.end != '\n') tr_lm_put(&s, stdout, "\n", 1);
+        ok = tr_lm_put_all(t, &s);
+        if (terminal && tr_stop_requested() == SIGINT) tr_stop_done();      /* it was for the answer */
+    }
+    if (terminal) fputs("\n", stderr);
+    if (ok && ferror(stdin) && !tr_stop_requested()) {
+        stx_fail(t->x, STX_ERR_IO, "cannot read standard input: %s", strerror(errno));
+        ok = 0;
+    }
+    tr_lm_speaker_close(t, &s);
+    tr_buf_free(&line);
+    tr_buf_free(&text);
     return ok;
 }
 
@@ -3031,6 +3481,32 @@ TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
     }
     return 1;
 }
+/* Refuses options that would change nothing. */
+TR_DEF int tr_lm_needed(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    int writes = o->generate || o->interactive, draws = writes || o->sample_every;
+    const tr_only only[] = {
+        {"prompt", writes, "--generate and --interactive"},
+        {"stop", writes, "--generate and --interactive"},
+        {"temperature", draws, "--generate and --interactive"},
+        {"top-k", draws, "--generate and --interactive"},
+        {"top-p", draws, "--generate and --interactive"},
+        {"repetition-penalty", draws, "--generate and --interactive"},
+        {"repetition-window", o->repetition_penalty > 1, "a --repetition-penalty above 1"},
+        {"log", !o->interactive, "training and evaluation, not for --interactive"},
+        {"tensorboard", !o->interactive, "training and evaluation, not for --interactive"},
+        {"sample-prime", o->sample_every > 0, "--sample-every"},
+        {"sample-length", o->sample_every > 0, "--sample-every"},
+        {"save-every", o->checkpoint != NULL, "a --checkpoint"},
+        {"pieces", o->tokens == TR_SPM || o->tokens == TR_IDS, "--tokens spm and ids"},
+        {"join-lines", o->tokens == TR_SPM, "--tokens spm"},
+        {"gpu", o->device, "--device cuda"},
+        {"tf32", o->device, "--device cuda"},
+        {"tune", o->device, "--device cuda"},
+        {"no-graph", o->device, "--device cuda"}
+    };
+    return tr_all_count(t->options, only, sizeof only / sizeof *only, t->err, TR_ERR);
+}
 TR_DEF int tr_lm_check(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     uint64_t B = tr_lm_number(t, "batch-sz", 1), split = tr_lm_number(t, "batch-split", 1);
@@ -3040,7 +3516,7 @@ TR_DEF int tr_lm_check(tr_lm *t) {
     if (o->update_after && o->update_every <= 1 && tr_given(t->options, "update-after"))
         return tr_fail(t->err, TR_ERR, "--update-after %llu: every step updates, before and after it: give an --update-every of 2 or more",
                        (unsigned long long)o->update_after);
-    if (!tr_lm_own_file(t, "log", o->log)) return 0;
+    if (!tr_lm_needed(t) || !tr_lm_own_file(t, "log", o->log)) return 0;
     if (t->training && (!tr_lm_own_file(t, "best", o->best) || !tr_lm_own_file(t, "checkpoint", o->checkpoint))) return 0;
     return t->kind->check(t);
 }
@@ -3063,12 +3539,16 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
     if (!tr_lm_context(t)) return 0;
     if (!t->training && !o->checkpoint) return tr_fail(t->err, TR_ERR, "to evaluate or generate without training, a --checkpoint to "
         "load is needed");
+    if (o->interactive) more = 0;
     ok = tr_lm_open_checkpoint(t, &f) && tr_lm_check(t);      /* first: it decides the model, the precision and the vocabulary */
     ok = ok && (!more || tr_lm_data(t));
     if (ok && t->training && !f) ok = tr_lm_size(t) && tr_lm_check(t);
-    if (ok && t->training && o->best && !t->text[1]) ok = tr_fail(t->err, TR_ERR, "--best: there is no validation text");
+    if (ok && t->training && o->best && !t->text[1])
+        ok = tr_fail(t->err, TR_ERR, "--%s: there is no validation text", o->keep_best ? "keep-best" : "best");
     t->unit = o->unit ? o->unit : o->tokens >= TR_WORDS ? TR_PPL : TR_BPC;
     if (ok) t->kind->plan(t);
+    if (ok && t->training && o->best && !t->eval_every)
+        ok = tr_fail(t->err, TR_ERR, "--%s needs an --eval-every", o->keep_best ? "keep-best" : "best");
     if (ok) ok = tr_lm_words(t);
     ok = ok && t->kind->make(t);
     if (ok && f && !tr_lm_load(t, f)) ok = tr_fail(t->err, TR_ERR, "%s: %s", o->checkpoint, stx_error(t->x));
@@ -3086,8 +3566,13 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
     const tr_lm_opt *o = t->opt;
     uint64_t blocks = t->training && tr_given(t->options, "eval-blocks") ? o->eval_blocks : 0;
     double nll;
+    size_t refused = 0;
     int ok = 1;
     tr_lm_hello(t);
+    if (o->interactive) {
+        if (!tr_lm_talk(t, &refused)) return tr_lm_failed(t);
+        return tr_stop_requested() ? 128 + tr_stop_requested() : refused && !isatty(0);
+    }
     if (t->training) {
         t->saved = t->step;
         t->loss = (double)NAN;
@@ -3123,6 +3608,45 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
     else fprintf(stderr, "%s: stopped before the end\n", t->options->program);
     return 128 + tr_stop_requested();
 }
+/* --out and --keep-best become the options that they stand for. */
+TR_DEF int tr_lm_names(tr_lm *t) {
+    static const char *const name[3] = {"checkpoint", "log", "tensorboard"}, *const file[3] = {"model.safetensors", "log.jsonl", "tb"};
+    const tr_lm_opt *o = t->opt;
+    struct stat st;
+    char *path;
+    int i, ok = 1;
+    if (o->out && !*o->out) return tr_fail(t->err, TR_ERR, "--out: got '', wants the name of a directory");
+    if (o->out && stat(o->out, &st) == 0 && !S_ISDIR(st.st_mode)) return tr_fail(t->err, TR_ERR, "--out %s: not a directory", o->out);
+    if (o->out && stat(o->out, &st) != 0 && errno != ENOENT) return tr_fail(t->err, TR_ERR, "--out %s: %s", o->out, strerror(errno));
+    for (i = 0; ok && o->out && i < (t->training ? 3 : 1); i++) {
+        size_t n = strlen(o->out);
+        if (tr_given(t->options, name[i])) continue;
+        path = (char *)malloc(n + 32);
+        if (!path) return tr_fail(t->err, TR_ERR, "no memory");
+        snprintf(path, n + 32, "%s%s%s", o->out, o->out[n - 1] == '/' ? "" : "/", file[i]);
+        ok = tr_set(tr_find_option(t->options, name[i], strlen(name[i])), path, TR_FROM_ARGS, t->err, TR_ERR);
+        free(path);
+    }
+    if (!ok || !t->training || !o->keep_best) return ok;
+    if (o->best) return tr_fail(t->err, TR_ERR, "--best and --keep-best: one of them only");
+    if (!o->checkpoint || !*o->checkpoint) return tr_fail(t->err, TR_ERR, "--keep-best needs a --checkpoint, whose name it takes");
+    path = tr_path_with(o->checkpoint, ".best");
+    if (!path) return tr_fail(t->err, TR_ERR, "no memory");
+    ok = tr_set(tr_find_option(t->options, "best", 4), path, TR_FROM_ARGS, t->err, TR_ERR);
+    free(path);
+    return ok;
+}
+/* --interactive evaluates nothing: refuses options that ask for it. */
+TR_DEF int tr_lm_only_talks(tr_lm *t, int evaluating, const int *evaluate) {
+    const tr_opt *p;
+    if (t->opt->prompt && !strcmp(t->opt->prompt, "-"))
+        return tr_fail(t->err, TR_ERR, "--prompt -: with --interactive standard input is the conversation: give the text itself");
+    if (!evaluating) return 1;
+    for (p = t->options->opt; p->type != TR_T_END; p++)
+        if (p->type == TR_T_FLAG && *(const int *)p->to && (p->to == (const void *)&t->opt->eval_only || p->to == (const void *)evaluate))
+            return tr_fail(t->err, TR_ERR, "--interactive and --%s: one of them only", p->name);
+    return tr_fail(t->err, TR_ERR, "--interactive does not evaluate");
+}
 /* Reads the command line, runs, returns the exit code. t is the first member of the trainer's own struct, zeroed. evaluate: an
    option of the
    trainer's that asks for an evaluation and no training, or NULL. */
@@ -3130,7 +3654,7 @@ TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, con
     char **argv) {
     int code = 0, evaluating;
     t->options = options; t->opt = opt; t->kind = kind;
-    t->best = (double)NAN;
+    t->best = t->seen = (double)NAN;
     t->evaluated = UINT64_MAX;
     t->counted_share = 1;
     t->log.out.fd = t->board.out.fd = -1;
@@ -3139,8 +3663,9 @@ TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, con
     case 2: break;
     default:
         evaluating = opt->eval_only || (evaluate && *evaluate);
-        t->training = !evaluating && !opt->no_train && !opt->dry_run;
+        t->training = !evaluating && !opt->no_train && !opt->dry_run && !opt->interactive;
         if (opt->version) printf("%s, seqtx %s\n", options->program, STX_VERSION);
+        else if (!tr_lm_names(t) || (opt->interactive && !tr_lm_only_talks(t, evaluating, evaluate))) code = tr_lm_refuse(t);
         else if (opt->list_presets) code = tr_lm_list_presets(t) ? 0 : tr_lm_refuse(t);
         else if (opt->dry_run) code = tr_lm_dry_run(t) ? 0 : tr_lm_refuse(t);
         else code = tr_lm_prepare(t) ? tr_lm_run(t, evaluating) : tr_lm_refuse(t);

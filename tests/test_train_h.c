@@ -597,6 +597,43 @@ static void test_terminal(void) {
     CHECK(tr_rate_tokens(&r) > 0);
 }
 
+/* The line of a terminal: what goes first where it is narrow, and never a column too many. */
+static void test_live(void) {
+    tr_progress p = progress();
+    char line[512], wide[64];
+    size_t width, last = 0;
+    tr_progress_live(line, sizeof line, &p, 79);
+    SAME(line, "step 1200/5000  [====>               ]  24%  1.780 bpb  12.3k tok/s  left 3m12s");
+    p.best = 1.812;
+    tr_progress_live(line, sizeof line, &p, 79);
+    SAME(line, "step 1200/5000  [=>      ]  24%  1.780 bpb  best 1.812  12.3k tok/s  left 3m12s");
+    tr_progress_live(line, sizeof line, &p, 200);
+    HOLDS(line, "step 1200/5000  [=======>                      ]  24%");
+    HOLDS(line, "left 3m12s  lr 7.0e-02");
+    for (width = 200; width > 0; width--) {                /* a narrower line is no longer */
+        size_t n;
+        tr_progress_live(line, sizeof line, &p, width);
+        n = strlen(line);
+        CHECK(n <= width && strchr(line, '\n') == NULL);
+        if (width >= 15) HOLDS(line, "24%  1.780 bpb");
+        last = n;
+    }
+    CHECK(last == 1);
+    tr_progress_live(line, sizeof line, &p, 62);
+    SAME(line, "[=>     ]  24%  1.780 bpb  best 1.812  12.3k tok/s  left 3m12s");
+    p.step = 5000;
+    tr_progress_live(line, sizeof line, &p, 79);
+    HOLDS(line, "=]  100%  ");
+    p.unit = NULL; p.steps = 0; p.left = -1; p.loss = NAN; p.best = NAN; p.extra = "span 812";
+    tr_progress_live(line, sizeof line, &p, 79);
+    SAME(line, "step 5000  loss nan  12.3k tok/s  lr 7.0e-02  span 812");
+    memset(wide, 'x', sizeof wide - 1);
+    wide[sizeof wide - 1] = 0;
+    p.extra = wide;
+    tr_progress_live(line, sizeof line, &p, 79);
+    SAME(line, "step 5000  loss nan  12.3k tok/s  lr 7.0e-02");
+}
+
 static void test_pty(void) {
     int master = posix_openpt(O_RDWR | O_NOCTTY), slave = -1;
     char got[4096];
@@ -624,7 +661,7 @@ static void test_pty(void) {
     tr_term_close(&t);
     n = read(master, got, sizeof got - 1);
     got[n > 0 ? n : 0] = 0;
-    SAME(got, "\rstep 1200/5000  loss 1.234  1.\033[K" "\r\033[Ksaved\r\n" "\rstep 1200/5000  loss 1.234  1.\033[K\r\n");
+    SAME(got, "\r24%  1.780 bpb  left 3m12s\033[K" "\r\033[Ksaved\r\n" "\r24%  1.780 bpb  left 3m12s\033[K\r\n");
     fclose(f);
     close(master);
 }
@@ -829,6 +866,79 @@ static void test_signals(void) {
     SAME(get_file(in_dir("said"), NULL), "");
 }
 
+/* ---- what a drawn text remembers, and where it ends */
+
+static void test_sampling(void) {
+    static const double logits[6] = {4, 2, 0, -2, -4, -HUGE_VAL};      /* their mean is 0, but for what cannot come */
+    tr_recent r;
+    tr_buf b;
+    double x[6];
+    char text[32];
+    size_t i;
+    CHECK(tr_recent_open(&r, 6, 3));
+    memcpy(x, logits, sizeof x);
+    tr_penalise(x, &r, 2);                                          /* nothing was said yet */
+    CHECK(memcmp(x, logits, sizeof x) == 0);
+    tr_recent_add(&r, 0); tr_recent_add(&r, 3); tr_recent_add(&r, 0);
+    tr_penalise(x, &r, 2);                                          /* 4 / 2; -2 * 2; twice said is not twice as bad */
+    CHECK(x[0] == 2 && x[1] == 2 && x[2] == 0 && x[3] == -4 && x[4] == -4 && x[5] < -DBL_MAX);
+    for (i = 0; i < 6; i++) x[i] = logits[i] - 100;                 /* the same as log-probabilities: all negative */
+    tr_penalise(x, &r, 2);
+    CHECK(x[0] == 2 && x[1] == 2 && x[2] == 0 && x[3] == -4 && x[4] == -4 && x[5] < -DBL_MAX);
+    tr_recent_add(&r, 2);                                           /* three back: 3, 0, 2 */
+    CHECK(r.count[0] == 1 && r.count[3] == 1 && r.count[2] == 1);
+    tr_recent_add(&r, 2);                                           /* 0, 2, 2 */
+    CHECK(r.count[0] == 1 && r.count[3] == 0 && r.count[2] == 2);
+    tr_recent_add(&r, 5);                                           /* 2, 2, 5 */
+    memcpy(x, logits, sizeof x);
+    tr_penalise(x, &r, 4);
+    CHECK(x[0] == 4 && x[3] == -2 && x[2] == 0 && x[5] < -DBL_MAX);
+    tr_recent_clear(&r);
+    CHECK(r.count[2] == 0 && r.n == 0);
+    tr_recent_close(&r);
+    CHECK(tr_recent_open(&r, 6, 0));                                /* no window: everything */
+    for (i = 0; i < 1000; i++) tr_recent_add(&r, (int32_t)(i % 2));
+    CHECK(r.count[0] == 500 && r.count[1] == 500 && r.count[2] == 0);
+    tr_recent_close(&r);
+
+    strcpy(text, "a\\nb\\\\n\\t\\x\\");
+    tr_unescape(text);
+    SAME(text, "a\nb\\n\t\\x\\");
+    memset(&b, 0, sizeof b);
+    tr_buf_puts(&b, "one two thr");
+    CHECK(tr_stops(&b, 0, "two") && tr_stops(&b, 5, "two") && tr_stops(&b, 6, "two") && !tr_stops(&b, 7, "two"));
+    CHECK(!tr_stops(&b, 0, "three") && tr_stops(&b, 10, "thr") && !tr_stops(&b, 11, "thr") && tr_stops(&b, 0, "one"));
+    CHECK(!tr_stops(&b, 0, "") && !tr_stops(&b, 0, "one two three and more"));
+    tr_buf_free(&b);
+    CHECK(tr_hash(TR_HASH_BEGIN, "a", 1) == 0xaf63dc4c8601ec8cULL);      /* the published test values of FNV-1a */
+    CHECK(tr_hash(tr_hash(TR_HASH_BEGIN, "foo", 3), "bar", 3) == 0x85944171f73967e8ULL);
+}
+
+static void test_names(void) {
+    static const char *const pairs[][2] = {{"demo.safetensors", "demo.best.safetensors"}, {"a.b/run", "a.b/run.best"},
+        {"a/.hidden", "a/.hidden.best"}, {"./x.y.st", "./x.y.best.st"}, {"x.", "x.best."}};
+    size_t i;
+    for (i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        char *path = tr_path_with(pairs[i][0], ".best");
+        SAME(path, pairs[i][1]);
+        free(path);
+    }
+}
+
+static int counts(const char *line, int yes) {
+    const tr_only only[] = {{"lr", yes, "the sun"}, {"adapt-span", yes, "the moon"}, {"prompt", yes, "the stars"}};
+    CHECK(parse(line) == 1);
+    return tr_all_count(&options, only, sizeof only / sizeof *only, err, sizeof err);
+}
+static void test_only(void) {
+    CHECK(counts("", 0) && counts("--lr|0.5|--adapt-span", 1) && counts("--steps|7", 0));
+    CHECK(!counts("--lr|0.5", 0));
+    SAME(err, "--lr would change nothing: it is for the sun");
+    CHECK(!counts("--adapt-span", 0) && !counts("--prompt|x", 0));
+    CHECK(counts("--no-adapt-span", 0));                            /* off asks for nothing */
+    CHECK(counts("--preset|enwik8_small", 0));                               /* a preset is for many runs */
+}
+
 static void test_clock(void) {
     double a = tr_seconds();
     struct timespec nap = {0, 2000000};
@@ -852,10 +962,14 @@ int main(int argc, char **argv) {
     test_log();
     test_formats();
     test_terminal();
+    test_live();
     test_pty();
     test_board(argc > 2 && strcmp(argv[1], "--keep") == 0 ? argv[2] : NULL);
     test_signals();
     test_clock();
+    test_sampling();
+    test_names();
+    test_only();
     remove_tree(dir);
     printf("%d passed, %d failed\n", passed, failed);
     return failed > 0 || passed == 0;
