@@ -222,6 +222,16 @@ static void print_spans(const tr_lm *t, FILE *out) {
 
 // >>main
 
+/* The library's error in the options' words */
+static int why(tr_lm *t) {
+    static const tr_word words[] = {{"layers", "nlayers"}, {"dim", "hid-sz"}, {"heads", "nheads"}, {"inner", "inner-hid-sz"},
+        {"span_init", "adapt-span-init"}, {"span_loss", "adapt-span-loss"}, {"span", "attn-span"}, {"pers", "pers-mem-size"},
+        {"ramp", "adapt-span-ramp"}, {"cutoff", "adapt-io-cutoffs"},
+        {"width of the first cluster / divval^cutoffs", "the width of the last cluster, --hid-sz / --adapt-io-divval^cutoffs,"},
+        {"divval", "adapt-io-divval"}, {"cutoffs", "adapt-io-cutoffs"},
+        {"a smaller divval or a larger width", "a smaller --adapt-io-divval or a larger --hid-sz"}, {NULL, NULL}};
+    return tr_lm_why_in(t, "stx_span_create: ", words);
+}
 /* The model that the options describe, for a vocabulary. */
 static int describe(run *r, size_t vocab) {
     stx_span_desc *d = &r->desc;
@@ -242,7 +252,7 @@ static size_t count(tr_lm *t, size_t vocab) {
     size_t n;
     if (!describe(r, vocab)) return 0;
     n = stx_span_count(&r->desc);
-    if (!n) { stx_span_create(t->x, &r->desc); tr_lm_why(t); }      /* which says why not */
+    if (!n) { stx_span_create(t->x, &r->desc); why(t); }      /* which says why not */
     return n;
 }
 static void shape(const tr_lm *t, char *line, size_t room, double *states) {
@@ -264,10 +274,23 @@ static int make(tr_lm *t) {
         od.momentum = opt.momentum; od.clip = opt.grad_clip; od.weight_decay = opt.weight_decay;
         return tr_lm_make(t, &od, 1);
     }
-    return stx_ok(t->x) ? 1 : tr_lm_why(t);
+    return stx_ok(t->x) ? 1 : why(t);
 }
 static int check(tr_lm *t) {
     size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;
+    const tr_only only[] = {
+        {"adapt-span-loss", opt.adapt_span, "--adapt-span"},
+        {"adapt-span-ramp", opt.adapt_span, "--adapt-span"},
+        {"adapt-span-init", opt.adapt_span, "--adapt-span"},
+        {"adapt-span-cache", opt.adapt_span, "--adapt-span"},
+        {"adapt-io-tied", opt.adapt_io, "--adapt-io"},
+        {"adapt-io-divval", opt.adapt_io, "--adapt-io"},
+        {"adapt-io-cutoffs", opt.adapt_io, "--adapt-io"},
+        {"momentum", opt.optim == 1, "--optim sgd"},
+        {"lr-min", opt.schedule == 1, "--schedule cosine"},
+        {"niter", !tr_given(&options, "steps") || !opt.lm.steps, "runs without --steps"}
+    };
+    if (!tr_all_count(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
     if ((opt.no_renorm || opt.span_per_layer) && !opt.adapt_span)
         return tr_fail(t->err, TR_ERR, "--%s needs --adapt-span", opt.no_renorm ? "no-renorm" : "span-per-layer");
     if (opt.no_renorm && opt.literal)

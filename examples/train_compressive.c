@@ -303,7 +303,8 @@ static int why(tr_lm *t) {
         {"STX_COMP_USED", "--compress used"}, {"STX_COMP_AUX_NONE", "--aux none"}, {"STX_COMP_AUX_BPTT", "--aux bptt"},
         {"STX_COMP_AUX_ATTENTION", "--aux attention"}, {"STX_COMP_ROTATE", "--recurrence rotate"},
         {"STX_COMP_LEARNED", "--positions learned"}, {"STX_COMP_XL", "--positions xl"}, {"STX_COMP_GRU", "--gate gru"},
-        {"dim >= 4", "--hid-sz 4 or more"}, {NULL, NULL}};
+        {"dim >= 4", "--hid-sz 4 or more"}, {"a divisor of heads", "a divisor of --nheads"},
+        {"equal mems and cmems", "equal --mems and --cmems"}, {"want dim", "want --hid-sz"}, {NULL, NULL}};
     return tr_lm_why_in(t, "stx_comp_create: ", words);
 }
 /* --mems or --cmems: a number for each layer */
@@ -442,6 +443,23 @@ static int make(tr_lm *t) {
     return tr_lm_make(t, &od, 1);
 }
 static int check(tr_lm *t) {
+    const int gated = opt.gate != STX_COMP_RESIDUAL, biased = gated && opt.gate != STX_COMP_INPUT;
+    const tr_only only[] = {
+        {"gate-relu", gated, "a --gate"},
+        {"gate-bias", biased, "a --gate with a bias: gru, output, highway, sigtanh or gtrxl"},
+        {"no-gate-bias", biased, "a --gate with a bias: gru, output, highway, sigtanh or gtrxl"},
+        {"mogrify", opt.gate == STX_COMP_GRU, "--gate gru"},
+        {"overlap", opt.compress == STX_COMP_CONV, "--compress conv"},
+        {"conv-no-bias", opt.compress == STX_COMP_CONV, "--compress conv"},
+        {"dilations", opt.compress == STX_COMP_DILATED, "--compress dilated"},
+        {"bptt", opt.aux == STX_COMP_AUX_BPTT, "--aux bptt"},
+        {"aux-dropout", opt.aux == STX_COMP_AUX_ATTENTION || opt.aux == STX_COMP_AUX_AUTO, "--aux attention"},
+        {"aux-weight", opt.aux != STX_COMP_AUX_NONE && opt.aux != STX_COMP_AUX_BPTT, "--aux attention and autoencode"},
+        {"lr-start", opt.lr_warmup, "an --lr-warmup"},
+        {"lr-min", opt.schedule == 1, "--schedule cosine"},
+        {"momentum", opt.optim == 2, "--optim sgd"}
+    };
+    if (!tr_all_count(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
     if (opt.hid_sz % opt.nheads)
         return tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --hid-sz %llu: choose heads that do",
             (unsigned long long)opt.nheads, (unsigned long long)opt.hid_sz);
@@ -451,7 +469,6 @@ static int check(tr_lm *t) {
     if (opt.compress == STX_COMP_DROP && ((tr_given(&options, "cmem") && opt.cmem) || (tr_given(&options, "cmems") && opt.cmems)))
         return tr_fail(t->err, TR_ERR, "--cmem, --cmems: with --compress none there is no compressed memory: leave them out, or choose "
             "another --compress");
-    if (t->training && opt.lm.best && !opt.lm.eval_every) return tr_fail(t->err, TR_ERR, "--best needs an --eval-every");
     return describe((run *)t, 1);
 }
 static void plan(tr_lm *t) {

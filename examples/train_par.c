@@ -795,7 +795,8 @@ static int why(tr_lm *t) {
         {"STX_PAR_LATENCY_HINGE", "--latency hinge"}, {"STX_PAR_OUT_REF", "--words-out reference"},
         {"STX_PAR_OUT_ADAPTIVE", "--words-out adaptive"}, {"STX_PAR_LEARNED", "--positions learned"},
         {"STX_PAR_SINES_REF", "--sines reference"}, {"STX_PAR_SINES_BLOCK", "--sines block"}, {"STX_PAR_SINES", "--positions sines"},
-        {"STX_PAR_POS_DIST", "--pos-mode dist"}, {"STX_PAR_PI", "--arch pi"}, {NULL, NULL}};
+        {"STX_PAR_POS_DIST", "--pos-mode dist"}, {"STX_PAR_PI", "--arch pi"}, {"want dim", "want --hid-sz"}, {"adaptive words",
+        "--words-out adaptive"}, {NULL, NULL}};
     return tr_lm_why_in(t, "stx_par_create: ", words);
 }
 /* "3,5,8" of an option into out; 0: t->err */
@@ -1004,7 +1005,11 @@ static int make(tr_lm *t) {
 }
 /* Options that would change nothing are refused: who gives one expects something of it */
 static int all_count(tr_lm *t) {
-    const struct { const char *name; int counts; const char *with; } only[] = {
+    const tr_only only[] = {
+        {"cutoffs", opt.words_out > 0, "--words-out adaptive and reference"},
+        {"tie-projs", opt.adaptive_in, "--adaptive-in"},
+        {"emb-sz", opt.words_out == 1, "--words-out adaptive"},
+        {"proj-dims", opt.words_out == 2, "--words-out reference"},
         {"proj-factor", opt.words_out == 2, "--words-out reference"},
         {"div-val", opt.words_out == 1, "--words-out adaptive"},
         {"divide-all", opt.pad_id >= 0 || !opt.divide_all, "a --pad-id"},
@@ -1013,21 +1018,17 @@ static int all_count(tr_lm *t) {
         {"momentum", opt.optim == 3, "--optim sgd"},
         {"lr-min", opt.schedule == 1 || opt.schedule == 3, "--schedule cosine and xl-cosine"},
         {"lr-start", opt.schedule < 4 && opt.lr_warmup, "an --lr-warmup, and another --schedule than reference"},
-        {"inherit", !opt.lm.no_train, "training, not for --no-train"},
+        {"inherit", !opt.lm.no_train && !opt.lm.interactive, "training, not for --no-train"},
         {"arch-lr", opt.arch_optim > 0, "an --arch-optim of its own"},
         {"arch-weight-decay", opt.arch_optim > 0, "an --arch-optim of its own"},
         {"arch-every", opt.arch_share > 0, "an --arch-share"},
         {"latency-of", opt.latency > 0, "a --latency"},
         {"latency-weight", opt.latency > 0, "a --latency"},
         {"latency-target", opt.latency == STX_PAR_LATENCY_HINGE || opt.derive, "--latency hinge, and --derive"},
-        {"latency-pass", !opt.latency_table && (opt.latency || opt.derive), "times that are measured (--latency, --derive), not for a table that "
-            "is given or in the checkpoint"},
+        {"latency-pass", !opt.latency_table && (opt.latency || opt.derive), "times that are measured (--latency, --derive), not for a table "
+            "that is given or in the checkpoint"},
     };
-    size_t i;
-    for (i = 0; i < sizeof only / sizeof *only; i++)
-        if (tr_given(&options, only[i].name) && !only[i].counts)
-            return tr_fail(t->err, TR_ERR, "--%s would change nothing: it is for %s", only[i].name, only[i].with);
-    return 1;
+    return tr_all_count(&options, only, sizeof only / sizeof *only, t->err, TR_ERR);
 }
 static int check(tr_lm *t) {
     run *r = (run *)t;
@@ -1040,8 +1041,6 @@ static int check(tr_lm *t) {
             (unsigned long long)opt.nheads, (unsigned long long)opt.hid_sz);
     if (opt.adaptive_in && opt.words_out != 1) return tr_fail(t->err, TR_ERR, "--adaptive-in is for --words-out adaptive");
     if (opt.eps_hat && opt.optim > 1) return tr_fail(t->err, TR_ERR, "--eps-hat is for --optim adam and adamw");
-    if (t->training && opt.lm.best && !opt.lm.eval_every && !(opt.epochs > 0)) return tr_fail(t->err, TR_ERR,
-        "--best needs an --eval-every");
     if (opt.picture && !opt.lm.log) return tr_fail(t->err, TR_ERR, "--picture is drawn from the --log: give one");
     if (opt.picture && (!tr_lm_own_file(t, "picture", opt.picture) || !tr_can_write("picture", opt.picture, t->err, TR_ERR))) return 0;
     if ((opt.same_length || opt.eval_same_length) && (opt.eval_mem == 0 || opt.eval_mem == 1))
@@ -1066,9 +1065,9 @@ static int check(tr_lm *t) {
         return 1;
     }
     if (opt.derive && t->opt->no_train) return tr_fail(t->err, TR_ERR, "--derive evaluates: it does not go with --no-train");
-    if (opt.gate_eval == STX_PAR_EVAL_NOISE && (opt.lm.generate || (t->training && opt.lm.sample_every)))
+    if (opt.gate_eval == STX_PAR_EVAL_NOISE && (opt.lm.generate || opt.lm.interactive || (t->training && opt.lm.sample_every)))
         return tr_fail(t->err, TR_ERR, "--%s with --gate-eval noise: text is not drawn by gates with noise: give --gate-eval argmax or "
-                       "soft", opt.lm.generate ? "generate" : "sample-every");
+                       "soft", opt.lm.interactive ? "interactive" : opt.lm.generate ? "generate" : "sample-every");
     if (opt.inherit) return tr_fail(t->err, TR_ERR, "--inherit is for a fixed --pattern");
     if (opt.arch_until && opt.arch_until <= opt.arch_from)
         return tr_fail(t->err, TR_ERR, "--arch-until %llu: the gates would never learn, for they rest until --arch-from %llu",

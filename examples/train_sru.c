@@ -264,6 +264,17 @@ static void print_alpha(const tr_lm *t, FILE *out) {
 
 // >>main
 
+/* The library's error in the options' words */
+static int why(tr_lm *t) {
+    static const tr_word words[] = {{"layers", "nlayers"}, {"hidden", "hid-sz"}, {"dim, emb or emb_adaptive", "hid-sz"}, {"dim", "hid-sz"},
+        {"proj", "proj-sz"}, {"emb with adapt_io", "emb-sz"}, {"emb", "emb-sz"}, {"cutoff", "adapt-io-cutoffs"},
+        {"width of the first cluster / divval^cutoffs", "the width of the last cluster, --emb-sz / --adapt-io-divval^cutoffs,"},
+        {"divval", "adapt-io-divval"}, {"cutoffs", "adapt-io-cutoffs"},
+        {"heads do not divide the projection", "heads (--nheads) do not divide the --proj-sz"},
+        {"a smaller divval or a larger width", "a smaller --adapt-io-divval or a larger --emb-sz"}, {NULL, NULL}};
+    if (!strncmp(stx_error(t->x), "stx_sru_create: ", 16)) return tr_lm_why_in(t, "stx_sru_create: ", words);
+    return tr_lm_why_in(t, "stx_sru_lm_create: ", words);
+}
 /* The model that the options describe, for a vocabulary. */
 static int describe(run *r, size_t vocab) {
     stx_sru_lm_desc *d = &r->desc;
@@ -304,7 +315,6 @@ static int describe(run *r, size_t vocab) {
 static int make(tr_lm *t) {
     run *r = (run *)t;
     stx_optim_desc od;
-    if (t->training && opt.lm.best && !opt.lm.eval_every) return tr_fail(t->err, TR_ERR, "--best needs an --eval-every");
     if (!describe(r, stx_vocab_size(t->vocab)) || !tr_lm_fits(t, (double)stx_sru_lm_count(&r->desc))) return 0;
     r->model = stx_sru_lm_create(t->x, &r->desc);
     t->lm = stx_sru_lm_of(r->model);
@@ -317,14 +327,14 @@ static int make(tr_lm *t) {
         od.weight_decay = od.kind == STX_ADAGRAD && !tr_given(&options, "weight-decay") ? 0 : opt.weight_decay;
         return tr_lm_make(t, &od, opt.update_param_freq);
     }
-    return stx_ok(t->x) ? 1 : tr_lm_why(t);
+    return stx_ok(t->x) ? 1 : why(t);
 }
 static size_t count(tr_lm *t, size_t vocab) {
     run *r = (run *)t;
     size_t n;
     if (!describe(r, vocab)) return 0;
     n = stx_sru_lm_count(&r->desc);
-    if (!n) { stx_sru_lm_create(t->x, &r->desc); tr_lm_why(t); }      /* which says why not */
+    if (!n) { stx_sru_lm_create(t->x, &r->desc); why(t); }      /* which says why not */
     return n;
 }
 static void shape(const tr_lm *t, char *line, size_t room, double *states) {
@@ -337,16 +347,47 @@ static void shape(const tr_lm *t, char *line, size_t room, double *states) {
     *states = (double)opt.batch_sz * (double)opt.hid_sz * ((double)opt.nlayers + (double)attending * (double)opt.block_sz);
 }
 static int check(tr_lm *t) {
+    int plus = opt.cell == CELL_SRUPP, attends = plus && opt.attention;
+    const tr_only only[] = {
+        {"init-xavier", !plus, "--cell sru"},
+        {"attention", plus, "--cell sru++"},
+        {"attention-every", attends, "attention, of --cell sru++"},
+        {"attention-last", attends, "attention, of --cell sru++"},
+        {"attn-dropout", attends, "attention, of --cell sru++"},
+        {"attn-norm", plus, "--cell sru++"},
+        {"attn-norm-first", plus && opt.attn_norm, "--attn-norm, of --cell sru++"},
+        {"alpha-init", attends, "attention, of --cell sru++"},
+        {"literal", plus && opt.norm == STX_SRU_NORM_BEFORE, "--cell sru++ with --norm before"},
+        {"highway-bias", opt.skip, "--skip"},
+        {"rescale", opt.skip, "--skip"},
+        {"v-init", !opt.v1, "gates that see the state, not for --v1"},
+        {"input-first", opt.emb_sz && opt.emb_sz != opt.hid_sz && !opt.adapt_io, "another --emb-sz than --hid-sz, without --adapt-io"},
+        {"adapt-io-separate", opt.adapt_io, "--adapt-io"},
+        {"adapt-io-divval", opt.adapt_io, "--adapt-io"},
+        {"adapt-io-cutoffs", opt.adapt_io, "--adapt-io"},
+        {"emb-dropout", opt.adapt_io, "--adapt-io"},
+        {"radam-skip", opt.optim == 0, "--optim radam"},
+        {"momentum", opt.optim == 3, "--optim sgd"},
+        {"lr-first-zero", opt.schedule == LR_RECURSIVE, "--schedule recursive"},
+        {"lr-min", opt.schedule == LR_COSINE || opt.schedule == LR_RECURSIVE, "--schedule cosine and recursive"},
+        {"lr-decay-from", opt.lr_decay < 1, "an --lr-decay below 1"},
+        {"lr-decay-every", opt.lr_decay < 1, "an --lr-decay below 1"}
+    };
+    if (!tr_all_count(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
     if (!tr_lm_decided(t, "attention-last")) {      /* a default makes room for what is given */
         if (opt.attention_every) opt.attention_last = 0;
         if (opt.attention_last > opt.nlayers) opt.attention_last = opt.nlayers;
     }
+    if (attends && (opt.attention_every > opt.nlayers || opt.attention_last > opt.nlayers))
+        return tr_fail(t->err, TR_ERR, "--attention-%s %llu: there are only %llu layers (--nlayers); --no-attention for none",
+            opt.attention_every ? "every" : "last", (unsigned long long)(opt.attention_every ? opt.attention_every : opt.attention_last),
+            (unsigned long long)opt.nlayers);
     if (opt.cell == CELL_SRUPP && opt.attention && opt.proj_sz % opt.nheads)
         return tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --proj-sz %llu", (unsigned long long)opt.nheads,
             (unsigned long long)opt.proj_sz);
-    if (opt.lm.generate && opt.literal && opt.norm == STX_SRU_NORM_BEFORE && opt.cell == CELL_SRUPP && opt.attention)
-        return tr_fail(t->err, TR_ERR, "--generate: with --literal and --norm before a key depends on where its block began; leave "
-            "--generate out");
+    if ((opt.lm.generate || opt.lm.interactive) && opt.literal && opt.norm == STX_SRU_NORM_BEFORE && attends)
+        return tr_fail(t->err, TR_ERR, "--%s: with --literal and --norm before a key depends on where its block began; leave "
+            "--%s out", opt.lm.interactive ? "interactive" : "generate", opt.lm.interactive ? "interactive" : "generate");
     if (opt.attention_every && opt.attention_last)
         return tr_fail(t->err, TR_ERR, "--attention-every and --attention-last: one of them only");
     if (opt.tied && opt.adapt_io) return tr_fail(t->err, TR_ERR, "--tied: with --adapt-io the tables are common in any case; leave it out");

@@ -827,6 +827,191 @@ for preset in $(tail -n +2 listed | cut -f 1); do
 done
 family_small_presets
 
+# =====================================================================================================================
+section "watch and talk"
+
+talk() { # FILE CHECKPOINT LINES OPTIONS..: LINES, as printf has them, through a pipe; leaves $rc, $T/err, the answers in FILE
+    to=$1 from=$2 lines=$3; shift 3
+    printf "$lines" | (cd log && exec timeout -k 5 100 "$bin" --checkpoint "$from" --interactive --threads 1 "$@") >"$to" 2>err
+    rc=$?
+}
+talks() { talk "$@"; if [ $rc -eq 0 ]; then pass; else fail "talk $*: exit code $rc: $(head -c 300 err)"; fi; }
+talks t1 run.st 'the cat\n' --seed 1 --generate 40
+tail -c +8 g1 >want
+check "an answer is what --generate gives" cmp want t1
+check "no sign where nobody types" [ "$(grep -c '^>' err)" -eq 0 ]
+talks t2 run.st 'the cat' --seed 1 --generate 40
+check "a last line without an end" cmp t1 t2
+talks t2 run.st 'the \\\ncat\n' --seed 1 --generate 5
+sample t3 --seed 1 --generate 5 --prompt 'the 
+cat'
+check "a backslash joins lines" [ "$(printf 'the \ncat'; cat t2)" = "$(cat t3)" ]
+# what was said is remembered: the second answer is what follows from the whole text
+conversation() { # CHECKPOINT LINE LINE BETWEEN: a line and its answer are parted by BETWEEN in the text
+    talks a1 "$1" "$2\n" --seed 5 --generate 12
+    talks t3 "$1" "$2\n$3\n" --seed 5 --generate 12
+    head -c "$(wc -c <a1)" t3 >x
+    check "$1: the first answer" cmp a1 x
+    whole=$(printf %s "$2$4"; cat a1; printf %s "$3")
+    run log --checkpoint "$1" --no-train --seed 5 --generate 12 --threads 1 --prompt "$whole"
+    { printf %s "$whole$4"; tail -c +$((1 + $(wc -c <a1))) t3; } >want
+    check "$1: the second answer is that of all text before it" cmp want out
+    talks t4 "$1" "$2\n$3\n\n$2\n$3\n/reset\n$2\n" --seed 5 --generate 12
+    cat t3 t3 a1 >want
+    check "$1: an empty line, and /reset, forget" cmp want t4
+    talks t4 "$1" "$3\n" --seed 5 --generate 12 --prompt "$2$4"
+    talks t5 "$1" "$2\n\n$3\n" --seed 5 --generate 12 --prompt "$2$4"
+    run log --checkpoint "$1" --no-train --seed 5 --generate 12 --threads 1 --prompt "$2$4$3"
+    { printf %s "$2$4$3$4"; cat t4; } >want
+    check "$1: --prompt begins a conversation" cmp want out
+    tail -c "$(wc -c <t4)" t5 >x
+    check "$1: each one" cmp t4 x
+}
+conversation run.st "the cat" "the dog" ""
+good "words with <unk>" log --data ../w.txt $tiny $words_more --tokens words --min-count 2 --steps 5 --checkpoint unk.st
+conversation unk.st "one two" "three" " "
+cp bad/chars.st log
+conversation chars.st "the cat" "the dog" ""
+talks t1 run.st '/help\n'
+check "help is not for standard output" [ ! -s t1 ]
+check "help" grep -q '^An empty line, or /reset' err
+talks t1 run.st 'the cat\n'
+check "a seed that differs is told" grep -q -e '--- drawn with --seed [0-9]*$' err
+drawn=$(sed -n 's/.*drawn with --seed \([0-9]*\)$/\1/p' err)
+talks t2 run.st 'the cat\n' --seed "$drawn"
+check "and gives the same answer, of 256 tokens" cmp t1 t2
+check "of 256 bytes: $(wc -c <t1)" [ "$(wc -c <t1)" -ge 256 -a "$(wc -c <t1)" -le 257 ]
+# unknown words: said as words; where there is no <unk> the line is refused, and the conversation goes on
+talks t1 unk.st 'one zebra two yak\n' --generate 3 --seed 1
+check "unknown words are said" grep -q "^not in the vocabulary, read as <unk>: 'zebra', 'yak'$" err
+check "and answered" [ -s t1 ]
+good "unknown words of a prompt" log --checkpoint unk.st --no-train --generate 3 --prompt "one zebra" --threads 1
+check "are said, too" grep -q "^not in the vocabulary, read as <unk>: 'zebra'$" err
+talk t1 words.st 'zebra\none\n' --generate 3 --seed 1
+check "a line that cannot be read: exit code 1, not $rc" [ $rc -eq 1 ]
+check "the word is named" grep -q "^$prog: the word 'zebra' at byte 0 is not in the vocabulary.*this line is not read$" err
+talks t2 words.st 'one\n' --generate 3 --seed 1
+check "the next line is" cmp t1 t2
+talk t1 chars.st '#\nthe cat\n' --generate 3
+check "nor characters" grep -q "the character '#' at byte 0 is not in the vocabulary" err
+# where a text ends
+talks t1 run.st 'the cat\nthe cat\n' --temperature 0 --stop at
+check "--stop ends an answer: $(cat t1)" [ "$(awk '!/at$/ || !/at/ { bad = 1 } { s = $0; if (gsub(/at/, "", s) != 1) bad = 1 } END { print bad + 0, NR }' t1)" = "0 2" ]
+sample t2 --temperature 0 --prompt "the cat" --generate 400 --stop 'at'
+check "and a text" [ "$(cat t2)" = "the cat$(head -n 1 t1)" ]
+talks t1 run.st 'the cat\n' --temperature 0 --generate 400 --stop '\n'
+check "a line end ends" [ "$(wc -l <t1)" -eq 1 ]
+# --repetition-penalty: a large one never says a byte again; within a window of 1 never twice in a row
+sample t1 --temperature 0 --prompt "the" --generate 8 --repetition-penalty 100 --repetition-window 0
+check "a large penalty: no byte again: $(cat t1)" [ -z "$(head -c 11 t1 | od -An -v -tx1 | tr -s ' ' '\n' | grep . | sort | uniq -d)" ]
+sample t2 --temperature 0 --prompt "the" --generate 60 --repetition-penalty 100 --repetition-window 1
+check "a window of one: not in a row: $(cat t2)" [ -z "$(head -c 63 t2 | od -An -v -tx1 | tr -s ' ' '\n' | grep . | uniq -d)" ]
+check "but again" [ -n "$(head -c 63 t2 | od -An -v -tx1 | tr -s ' ' '\n' | grep . | sort | uniq -d)" ]
+sample t1 --temperature 0 --prompt "the" --repetition-penalty 1
+sample t2 --temperature 0 --prompt "the"
+check "a penalty of 1 is none" cmp t1 t2
+# the best and the last
+best="$learn --steps 90 --eval-every 30 --eval-blocks 0 $whole_evaluations --threads 1"
+good "--keep-best" log $best --keep-best --checkpoint keep.st --log keep.jsonl
+check "is as --best" same_state log/best2.st log/keep.best.st
+check "says when" grep -q "^step $(meta log/keep.best.st step): the best so far, saved in keep.best.st$" err
+check "and in the log" [ "$(events log/keep.jsonl best | tail -n 1 | field step)" = "$(meta log/keep.best.st step)" ]
+check "the log is JSON" json log/keep.jsonl
+cp log/keep.best.st kept.st
+good "a run that gets no better" log $best --keep-best --checkpoint keep.st --steps 92 --lr 0 --eval-every 1
+check "knows its best" cmp kept.st log/keep.best.st
+check "the last state goes on" [ "$(meta log/keep.st step)" = 92 ]
+cp kept.st log/goes.st
+good "the best goes on" log --checkpoint goes.st --steps 95 --threads 1
+check "to its end" [ "$(meta log/goes.st step)" = 95 ]
+# --out
+good "--out" . --data t.txt $tiny --steps 4 --out new/run
+check "checkpoint, log, curves" [ -s new/run/model.safetensors -a -s new/run/log.jsonl -a "$(ls new/run/tb | wc -l)" = 1 ]
+good "--out again, with a log of its own" . --data t.txt --steps 6 --out new/run --log new/own.jsonl --threads 1
+check "goes on" [ "$(meta new/run/model.safetensors step)" = 6 ]
+check "what is given counts" grep -q '"event":"resume","step":4' new/own.jsonl
+cp new/run/log.jsonl x
+good "--out to write" . --out new/run --no-train --generate 3 --threads 1
+check "reads only" [ "$(ls new/run/tb | wc -l)" = 2 ]
+check "the log is as it was" cmp x new/run/log.jsonl
+good "--keep-best in it" . --data t.txt $tiny --steps 4 --eval-every 2 --eval-blocks 1 --out new/best --keep-best
+check "its name" [ -s new/best/model.best.safetensors ]
+# what the cookbook says, with fewer steps
+if [ $family = attn_span ]; then
+    mkdir -p cook/build
+    printf '#!/bin/sh\nexec "%s" "$@" --threads 1 --steps 20\n' "$bin" >cook/build/train_attn_span
+    chmod +x cook/build/train_attn_span
+    cp t.txt cook/my.txt
+    sed -n '/^## Watch and talk/,$ { s/^    \(.*build.train.*\)/\1/p; }' "$here/../docs/cookbook.md" >cook/commands
+    check "the cookbook's commands: $(wc -l <cook/commands)" [ "$(wc -l <cook/commands)" -ge 4 ]
+    while read -r command; do
+        (cd cook && printf 'The cat\n' | timeout 60 sh -c "$command") >out 2>err
+        rc=$?
+        check "cookbook: $command: $(tail -n 1 err)" [ $rc -eq 0 ]
+    done <cook/commands
+    check "what they leave" [ -s cook/runs/first/model.safetensors -a -s cook/runs/first/model.best.safetensors -a -s cook/answer.txt ]
+fi
+# refused
+cd bad || exit 1
+refused 'a --checkpoint to load is needed' --interactive
+refused '--interactive and --eval-only: one' --interactive --eval-only --checkpoint good.st
+refused '--prompt -: with --interactive' --interactive --prompt - --checkpoint good.st
+refused '--log would change nothing' --interactive --checkpoint good.st --log L.jsonl
+refused '--keep-best needs a --checkpoint' $t $tiny --steps 3 --keep-best
+refused '--best and --keep-best: one' $t $tiny $new --eval-every 1 --best B.st --keep-best
+refused '--out t.txt' $t $tiny --steps 3 --out t.txt
+refused '--out t.txt/x' $t $tiny --steps 3 --out t.txt/x
+refused "--out: got ''" $t $tiny --steps 3 --out=
+refused 'no --data' $tiny --steps 3 --out new
+refused 'dir/model.safetensors\|--checkpoint' --out dir --no-train --generate 3
+run . $t $tiny --steps 3 --out lost $too_much
+check "no memory for a step: no directory of --out" [ $rc -eq 2 -a ! -e lost ]
+refused "--stop: got ''" --no-train --generate 3 --checkpoint good.st --stop=
+for more in "prompt x" "stop x" "temperature 1" "top-k 3" "top-p 0.5" "repetition-penalty 1.1"; do
+    refused "--${more% *} would change nothing: it is for --generate and --interactive" $t $tiny $new --$more
+done
+for more in "repetition-window 3 --generate 3" "gpu 1" tf32 tune no-graph join-lines; do
+    refused "--${more%% *} would change nothing: it is for" $t $tiny $new --$more
+done
+refused '--save-every would change nothing' $t $tiny --steps 3 --save-every 2
+useless >options
+while read -r option; do
+    name=${option%% *}
+    refused "$name would change nothing: it is for" $t $tiny $new $option
+done <options
+refused '--repetition-penalty: got .0.5.' --no-train --generate 3 --checkpoint good.st --repetition-penalty 0.5
+cd ..
+if script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
+    # Ctrl-C stops an answer; where a line is waited for it ends
+    rm -f tty.in; mkfifo tty.in
+    cat >tty.sh <<END2
+cd "$T/log" && echo \$\$ >pid && exec "$bin" --checkpoint run.st --interactive --generate 100000000 --threads 1 --seed 1
+END2
+    rm -f log/pid
+    TERM=xterm script -qec "sh $T/tty.sh" /dev/null >tty.out 2>&1 <tty.in &
+    running=$!
+    exec 3>tty.in
+    until_signs() { i=0; until [ $i -ge 400 ] || [ "$(tr '\r' '\n' <tty.out | grep -c '^> ')" -ge "$1" ]; do i=$((i + 1)); sleep 0.02; done; [ $i -lt 400 ]; }
+    until_bytes() { i=0; until [ $i -ge 400 ] || [ "$(wc -c <tty.out)" -ge "$1" ]; do i=$((i + 1)); sleep 0.02; done; [ $i -lt 400 ]; }
+    check "a sign where somebody types" until_signs 1
+    printf 'the cat\n' >&3
+    check "an answer comes as it is written" until_bytes 600        # more than the first lines and what was typed
+    kill -INT "$(cat log/pid)"
+    check "Ctrl-C stops the answer only" until_signs 2
+    kill -INT "$(cat log/pid)"
+    collect
+    exec 3>&-
+    check "Ctrl-C where a line is waited for: exit code 130, not $rc" [ $rc -eq 130 ]
+    # the line of a run fits
+    for width in 100 80 30; do
+        TERM=xterm script -qec "stty cols $width; $bin --data t.txt $tiny --steps 40 --eval-every 20" /dev/null >tty.out 2>/dev/null </dev/null
+        tr '\r' '\n' <tty.out | sed -n 's/\x1b\[K$//p' >screen
+        check "$width columns: drawn, and never wider: $(tail -n 1 screen)" awk -v w=$width 'length($0) >= w { bad = 1 } END { exit bad || NR < 2 }' screen
+        [ $width -lt 80 ] || check "$width columns: all of it" grep -q '^step 40/40  \[=*\]  100%  [0-9.]* bpb  best [0-9.]*  [0-9.k]* tok/s  left 0.0s' screen
+        check "$width columns: how far" grep -q '100%  [0-9.]* bpb' screen
+    done
+fi
+
 section "end"
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ] && [ $passed -gt 0 ]

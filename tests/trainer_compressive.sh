@@ -21,7 +21,7 @@ another_preset=enwik8
 sizes_above_0="nlayers hid-sz nheads block-sz ratio batch-sz batch-split update-every sample-prime sample-length"
 too_much="--block-sz 512 --max-memory 0.006"
 too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
-local_options="checkpoint best log tensorboard eval-positions eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p"
+local_options="checkpoint best log tensorboard eval-positions eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out"
 # tests/old: a tiny model after 30 steps of --preset demo, by the first version; there are none that lack options
 old_options='"lr":0.004,"schedule":"cosine","lr-warmup":60,.*"grad-clip":1,' old_loss=2.9168
 old_given=
@@ -223,19 +223,19 @@ family_bad() {
         refused "--${name}s 4,1073741825: .*at most" $t $tiny $new --${name}s 4,1073741825
     done
     refused '--ratio' $t $tiny $new --ratio 1048577
-    refused '--overlap is 2, want 0 but for --compress conv' $t $tiny $new --overlap 2 --compress mean
+    refused '--overlap would change nothing: it is for --compress conv' $t $tiny $new --overlap 2 --compress mean
     refused '--dilations 1,0: want' $t $tiny $new --compress dilated --dilations 1,0
     refused '--dilations 1,2,3,4,5,6,7,8,9: want' $t $tiny $new --compress dilated --dilations 1,2,3,4,5,6,7,8,9
     refused '--dilations' $t $tiny $new --dilations 1,2
     refused '--aux is attention, want --aux none: this compression' $t $tiny $new --compress max --aux attention
-    refused '--bptt is 2, want 0 but for --aux bptt' $t $tiny $new --bptt 2
+    refused '--bptt would change nothing: it is for --aux bptt' $t $tiny $new --bptt 2
     refused '--compress.*did you mean used' $t $tiny $new --compress use
     refused '--gate' $t $tiny $new --gate lstm
     refused '--gate-bias' $t $tiny $new --gate-bias 1
-    refused '--mogrify is 1, want 0 but for --gate gru and --hid-sz 4 or more' $t $tiny $new --mogrify
-    refused '--recurrence with memories of several sizes is rotate, want equal mems and cmems for --recurrence rotate' $t $tiny $new --recurrence rotate --mems 8,16
+    refused '--mogrify would change nothing: it is for --gate gru' $t $tiny $new --mogrify
+    refused '--recurrence with memories of several sizes is rotate, want equal --mems and --cmems for --recurrence rotate' $t $tiny $new --recurrence rotate --mems 8,16
     refused '--hid-sz' $t $tiny $new --positions xl --hid-sz 15 --nheads 1
-    refused '--literal-rows is 1, want 0 but for --positions learned' $t $tiny $new --positions xl --literal-rows
+    refused '--literal-rows is on, want off but for --positions learned' $t $tiny $new --positions xl --literal-rows
     refused '--literal-target' $t $tiny $new --compress mean --literal-target
     refused '--random-segments 1000: .*too short' $t $tiny $new --random-segments 1000
     refused '--eval-mem' $t $tiny $new --eval-mem -2
@@ -284,4 +284,22 @@ family_small_presets() {
     for preset in readme wikitext103 pg19; do
         good "$preset, of the smallest size" log --preset $preset $sizes --emb-sz 0 --data ../w.txt --steps 4
     done
+}
+# options that would change nothing beside the sizes of the smallest model
+useless() {
+    cat <<'END2'
+--gate-relu
+--gate-bias 1 --gate input
+--no-gate-bias
+--mogrify
+--overlap 2 --compress mean
+--conv-no-bias --compress mean
+--dilations 1,2
+--bptt 2
+--aux-dropout 0.1 --aux bptt
+--aux-weight 2 --aux none
+--lr-start 0.1 --lr-warmup 0
+--lr-min 0.1
+--momentum 0.5
+END2
 }

@@ -44,7 +44,7 @@ check "both evaluate it alike: $(grep valid "$d/eval_cpu"); $(grep valid "$d/eva
 "$t" $model --checkpoint "$d/c" --no-train --generate 40 --temperature 0 --prompt "line" > "$d/gen_cpu" 2>&1; "$t" $model --checkpoint "$d/c" --no-train --generate 40 --temperature 0 --prompt "line" --device cuda > "$d/gen_gpu" 2>&1
 check "and write the same" sh -c "tail -n 1 '$d/gen_cpu' > '$d/x'; tail -n 1 '$d/gen_gpu' | cmp -s - '$d/x'"
 "$t" --data "$d/text" $model --device cuda --gpu 77 --steps 1 > "$d/refused" 2>&1
-check "no such GPU: $(cat "$d/refused")" grep -q "desc.gpu is 77" "$d/refused"
+check "no such GPU: $(cat "$d/refused")" grep -q -e "--gpu is 77" "$d/refused"
 "$t" --data "$d/text" $model --device cuda --max-memory 0.001 --steps 1 > "$d/refused" 2>&1
 check "too little memory: $(cat "$d/refused")" grep -q -e "--max-memory" "$d/refused"
 echo "$passed passed, $failed failed"

@@ -23,7 +23,7 @@ another_preset=enwik8
 sizes_above_0="nlayers hid-sz nheads block-sz batch-sz batch-split update-every sample-prime sample-length"
 too_much="--block-sz 512 --max-memory 0.006"
 too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
-local_options="checkpoint best log tensorboard inherit derive derive-samples race picture eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p"
+local_options="checkpoint best log tensorboard inherit derive derive-samples race picture eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out"
 # tests/old: a tiny model after 30 steps of --preset demo, by the first version; there are none that lack options
 old_options='"lr":0.003,"schedule":"cosine",.*"grad-clip":1,' old_loss=2.6941695914548984
 old_given=
@@ -265,7 +265,7 @@ family_bad() {
     done
     refused '--pattern: it is empty' $t $tiny $new --pattern ""
     refused '--arch-until 5: ' $t $tiny $new --pattern search --arch-from 5 --arch-until 5
-    refused '--pos-mode is fixed, want 0 but for --sines reference' $t $tiny $new --pos-mode fixed
+    refused '--pos-mode is fixed, want dist but for --sines reference' $t $tiny $new --pos-mode fixed
     refused '--proj-dims is 99999999999, want' $t $tiny $new --words-out reference --cutoffs 5,12 --proj-dims 5,99999999999
     refused '--latency fbnet: .*times above 1' $t $tiny $new --pattern search --latency fbnet --latency-table 0.1,0.1
     refused '--tau-end: .*1e-300' $t $tiny $new --pattern search --tau-end 1e-300
@@ -368,4 +368,15 @@ family_small_presets() {
         good "$preset, of the smallest size" log --preset $preset $sizes --cutoffs 5,12 --emb-sz 0 --head-sz 0 --data ../w.txt --steps 3
     done
     good "enwik8, of the smallest size" log --preset enwik8 $sizes --head-sz 0 --data ../t.txt --steps 3
+}
+# options that would change nothing beside the sizes of the smallest model
+useless() {
+    cat <<'END2'
+--cutoffs 5,12
+--tie-projs all
+--emb-sz 8
+--proj-dims 4
+--sample-prime 5
+--sample-length 5
+END2
 }

@@ -20,7 +20,7 @@ another_preset=enwik8-base
 sizes_above_0="nlayers hid-sz nheads block-sz batch-sz batch-split update-param-freq"
 too_much="--block-sz 512 --max-memory 0.006"
 too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
-local_options="checkpoint best log tensorboard eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p"
+local_options="checkpoint best log tensorboard eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out"
 # tests/old: tiny models after 30 steps of --preset demo, by the first version; _bare: without the options that old_given has
 old_options='"lr":0.02,"schedule":"recursive","lr-warmup":60,.*"grad-clip":1,' old_loss=2.9302
 old_given="--preset demo --nlayers 1 --hid-sz 4 --proj-sz 2 --nheads 1 --block-sz 8 --batch-sz 2 --tokens bytes-compact --attention-last 0 --steps 60"
@@ -67,7 +67,7 @@ family_variants() {
     variant "radam that skips" --data ../t.txt $full --radam-skip
     variant "attention in every second layer" --data ../t.txt $full --nlayers 4 --attention-every 2
     variant "attention in the last layer" --data ../t.txt $full --attention-last 1 --attn-norm-first --alpha-init 0.5
-    variant "no attention" --data ../t.txt $full --no-attention --no-attn-norm
+    variant "no attention" --data ../t.txt $full --no-attention --attn-dropout 0 --no-attn-norm
     variant "norm before" --data ../t.txt $full --norm before
     variant "norm before, literal" --data ../t.txt $full --norm before --literal
     variant "norm after, rescale, tanh" --data ../t.txt $full --norm after --rescale --tanh --highway-bias -1
@@ -204,4 +204,32 @@ family_small_presets() {
     for preset in enwik8-base enwik8-sru-8x3056; do good "$preset, of the smallest size" log --preset $preset $sizes --emb-sz 0 --data ../t.txt --steps 4; done
     for preset in wt103-base lm1b-base; do good "$preset, of the smallest size" log --preset $preset $sizes --emb-sz 8 --adapt-io-divval 2 --adapt-io-cutoffs 5,12 --data ../w.txt --steps 4; done
     good "ptb, of the smallest size" log --preset ptb $sizes --data ../w.txt --steps 4
+}
+# options that would change nothing beside the sizes of the smallest model
+useless() {
+    cat <<'END2'
+--init-xavier
+--attention --cell sru
+--attention-every 2 --cell sru
+--attention-last 1 --cell sru
+--attn-dropout 0.1 --cell sru
+--attn-norm --cell sru
+--attn-norm-first --no-attn-norm
+--alpha-init 1 --no-attention
+--literal
+--highway-bias 1 --no-skip
+--rescale --no-skip
+--v-init 1 --v1
+--input-first
+--adapt-io-separate
+--adapt-io-divval 3
+--adapt-io-cutoffs 3,4
+--emb-dropout 0.1
+--radam-skip --optim adam
+--momentum 0.5
+--lr-first-zero --schedule cosine
+--lr-min 0.1 --schedule constant
+--lr-decay-from 5
+--lr-decay-every 5
+END2
 }
