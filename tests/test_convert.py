@@ -598,6 +598,7 @@ def test_compressive():
             ("mogrifier, 0.3.18's names", "0.3.18", dict(gate="gru", mogrify=1, **literal), ["--mem", "8", "--memory-layers", "all"]),
             ("0.3.13's names, one head of keys, no enhanced recurrence", "0.3.13", dict(kv_heads=1, **dict(literal, recurrence="none")),
              ["--mem", "8", "--memory-layers", "all", "--no-enhanced-recurrence"]),
+            ("a ratio that does not divide", "", dict(ratio=3, **literal), ["--mem", "8", "--memory-layers", "all"]),
             ("--corrected", "", dict(recurrence="rotate"), ["--mem", "8", "--memory-layers", "all", "--corrected"])):
         cfg = compressive_oracle.Config(**dict(dict(vocab=20, mem=8, cmem=2, segment=4, aux="none"), **kw)).checked()
         sd = comp_model(21, cfg, old)
@@ -631,6 +632,69 @@ def test_xl():
         sd = xl_model(32, sizes=[20, 15, 25], divval=2, tied=[0, 1, 1], hf=True, names=names)
         both_ways(f"transfo-xl, names {names}", "par", sd, 60, lambda ids: xl_logp(sd, ids, 6, 8, [20, 15, 25], 2, True),
                   ["--mem", "8"], 6, expect=with_output)
+
+
+def test_files():
+    """Half precision becomes float32; files of torch before 1.6, as some published ones are; names with module. before those."""
+    V, ours = ["--tokens", "chars", "--vocab", vocabulary_file(20)], path("ours.safetensors")
+    sd = span_model(81, L=20)
+    torch.save(in_model(sd), path("old.pt"), _use_new_zipfile_serialization=False)
+    run_convert(path("old.pt"), ours, *V)
+    run_convert(ours, path("again.pt"))
+    same_file(sd, torch.load(path("again.pt"))["model"], "a file of old")
+    for dtype in (torch.float16, torch.bfloat16):
+        torch.save(OrderedDict((k, v.to(dtype)) for k, v in sd.items()), path("half.pt"))
+        run_convert(path("half.pt"), ours, *V)
+        run_convert(ours, path("again.pt"))
+        same_file(OrderedDict((k, v.to(dtype).float()) for k, v in sd.items()), torch.load(path("again.pt"))["model"], f"{dtype}")
+    sd = OrderedDict(("module." + k, torch.nn.Parameter(v)) for k, v in xl_model(82).items())
+    torch.save(sd, path("module.pt"))
+    run_convert(path("module.pt"), ours, "--mem", "4", *V)
+    run_convert(ours, path("again.pt"))
+    same_file(OrderedDict((k, v.data) for k, v in sd.items()), torch.load(path("again.pt")), "parameters, with module.")
+    sd = xl_model(83, hf=True)
+    tensors = OrderedDict((k, v.numpy()) for k, v in sd.items())
+    convert.write_safetensors(path("hf.safetensors"), tensors, {"format": "pt"})
+    run_convert(path("hf.safetensors"), ours, "--mem", "4", *V)
+    run_convert(ours, path("again.pt"))
+    same_file(sd, torch.load(path("again.pt")), "safetensors of another program")
+
+
+def test_hostile():
+    """Tensors of other shapes, or none: converted, or refused with a reason, and nothing else."""
+    gen = np.random.RandomState(5)
+    cfg = compressive_oracle.Config(vocab=20, mem=8, cmem=2, aux="none", gate="gru")
+    models = [(span_model(91, N=2), []), (span_model(92, sizes=[9, 9]), []), (sru_model(93, "2.6", P=6, E=10), []),
+              (sru_model(94, "3.0", P=6, E=10), []), (sru_model(95, "++", P=6, attends=[0, 1, 1], sizes=[9, 9]), ["--heads", "2"]),
+              (comp_model(96, cfg), ["--block-sz", "4", "--mem", "8", "--memory-layers", "all"]),
+              (xl_model(97, sizes=[9, 9], divval=2, tied=[0, 1]), ["--mem", "4"]), (xl_model(98, hf=True), ["--mem", "4"])]
+    bad = []
+    for turn in range(120):
+        sd, options = models[turn % len(models)]
+        sd, names = OrderedDict(sd), list(sd)
+        for name in gen.choice(names, gen.randint(1, 4), replace=False):
+            shape, how = list(sd[name].shape), gen.randint(0, 5)
+            if how == 0 or not shape:
+                sd.pop(name, None)
+                break
+            if how == 1:
+                shape[gen.randint(len(shape))] = int(gen.choice([0, 1, 2, 3, 7]))
+            elif how == 2:
+                shape = shape[1:]
+            elif how == 3:
+                shape.append(1)
+            else:
+                shape = shape[::-1]
+            sd[name] = torch.zeros(shape)
+        torch.save(sd, path("hostile.pt"))
+        try:
+            run_convert(path("hostile.pt"), path("hostile.safetensors"), "--vocab", vocabulary_file(20), "--tokens", "chars", *options)
+        except convert.Refuse as e:
+            if "\n" in str(e) or "Error" in str(e):
+                bad.append(f"{turn}: {e}")
+        except Exception as e:
+            bad.append(f"{turn}: {type(e).__name__}: {e}")
+    check(not bad, f"other shapes: {len(bad)} failed in another way: {bad[:3]}")
 
 
 def refused(what, words, *texts, path_out=None):
@@ -725,6 +789,12 @@ def test_errors():
     refused("ours, to another family", [ours, back, "--to", "sru++"], "can become attn-span", path_out=back)
     refused("ours, to fairseq", [ours, back, "--to", "fairseq-span"], "different models", path_out=back)
     refused("ours, an option", [ours, back, "--heads", "2"], "--heads means nothing", path_out=back)
+    tensors, meta = convert.read_safetensors(ours)
+    for what, config, text in (("none", "[1]", "no JSON object"), ("short", '{"nlayers":2}', "lacks 'hid-sz'"),
+                               ("wrong", meta["config"].replace('"hid-sz": 12', '"hid-sz": "x"'), "in_emb.weight")):
+        meta.pop("seal", None)
+        convert.write_safetensors(path("wrong.safetensors"), tensors, dict(meta, config=config))
+        refused(f"ours, a configuration that is {what}", [path("wrong.safetensors"), back], text, path_out=back)
     for name in ("tf.index", "tf.data-00000-of-00001"):
         open(path(name), "wb").close()
     refused("TensorFlow", [path("tf"), out], "TensorFlow")

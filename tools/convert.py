@@ -53,7 +53,9 @@ def read_safetensors(path):
                 array = (array.astype("<u4") << 16).view("<f4")
             tensors[name] = array
             end = max(end, b)
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as e:
+        if not isinstance(meta, dict) or not all(isinstance(v, str) for v in meta.values()):
+            raise ValueError("its metadata are no texts")
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as e:
         raise Refuse(f"{path} is no safetensors file, or is damaged ({e})") from None
     if end != len(data):
         raise Refuse(f"{path} is damaged: {len(data)} bytes where its header wants {end}")
@@ -309,9 +311,9 @@ def vocabulary(o, size, order="first", eos=True, eos_first=False, strip=False, f
             raise Refuse(f"--vocab {given} is a safetensors file, but no checkpoint of these trainers")
         blob = tensors["vocab"]
         have = int(blob[8:16].view("<u8")[0]) if blob.size >= 16 else 0
-        config = {k: v for k, v in json.loads(meta["config"]).items() if k in ("tokens", "pieces", "join-lines", "min-count")}
-        if tokens and tokens != config["tokens"]:
-            raise Refuse(f"--tokens {tokens}: that of --vocab {given} is {config['tokens']}")
+        config = {k: v for k, v in config_of(given, meta).items() if k in ("tokens", "pieces", "join-lines", "min-count")}
+        if tokens and tokens != config.get("tokens"):
+            raise Refuse(f"--tokens {tokens}: that of --vocab {given} is {config.get('tokens')}")
         return fitting(blob, have, size, given), config
     if not given and not text:
         if tokens not in (None, "bytes") or (tokens is None and size != 256):
@@ -435,6 +437,16 @@ def shape_of(tensors, name, ndim):
     if tensors[name].ndim != ndim:
         raise Refuse(f"{name} has {tensors[name].ndim} dimensions, want {ndim}")
     return tensors[name].shape
+
+
+def config_of(path, meta):
+    try:
+        config = json.loads(meta["config"])
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise Refuse(f"{path} is damaged: its configuration is no JSON object")
+    return config
 
 
 def count_of(tensors, form):
@@ -1131,7 +1143,7 @@ def out_of_ours(path, out, tensors, meta, o, told, to):
     if str(checksum(tensors, {k: v for k, v in meta.items() if k != "seal"})) != meta.get("seal"):
         raise Refuse(f"{path} is damaged: its contents do not match its checksum; use another copy")
     choices = [k for k, f in FORMATS.items() if f[1] == family[0]]
-    config = json.loads(meta["config"])
+    config = config_of(path, meta)
     if to is None:
         sure = {"attn_span": "fairseq-span" if config.get("no-renorm") else "attn-span", "compressive": "compressive",
                 "sru": "sru++" if config.get("cell") == "sru++" else None,
@@ -1146,6 +1158,8 @@ def out_of_ours(path, out, tensors, meta, o, told, to):
         rows = FORMATS[to][3](config, tensors, form.startswith("seqtx.sru.stack"))
     except KeyError as e:
         raise Refuse(f"{path}: its configuration lacks {e}") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as e:
+        raise Refuse(f"{path}: its configuration is not one that a trainer writes ({e})") from None
     plain = to_theirs(rows, tensors)
     torch = import_torch()
     pre = meta.get("converted.prefix", FORMATS[to][0]) if meta.get("converted.from") == to else FORMATS[to][0]
