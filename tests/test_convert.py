@@ -5,6 +5,7 @@
 
 A random model is saved as its program would, and converted. The log-probability of each token of a text, in float64, is compared with
 that of the trainer: it evaluates the text's beginnings, whose sums differ by one token. Then the way back gives the same bits."""
+import argparse
 import contextlib
 import io
 import json
@@ -741,6 +742,7 @@ def test_errors():
     refused("nothing known", [save({"a.weight": torch.zeros(2)}), out], "no kind of model", "a.weight", "attn-span")
     refused("no tensors", [save({"epoch": 3}), out], "state_dict()")
     refused("a whole object", [save(Whole()), out], "state_dict()")
+    refused("an object beside the tensors", [save({"model": sd, "args": argparse.Namespace(lr=1)}), out], "Namespace", "['model']")
     data = open(good, "rb").read()
     for n in (0, 7, 100, len(data) // 2, len(data) - 1):
         with open(path("cut.pt"), "wb") as f:

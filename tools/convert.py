@@ -136,8 +136,9 @@ def write_safetensors(path, tensors, meta):
 
 # >>pickles --------------------------------------------------------------------------------------------------------------
 
-EXPORT = ("that is a program's object, and not a dictionary of tensors: in the program that made it write the state dict, "
-          "torch.save(torch.load('model.pt').state_dict(), 'state.pt'), and convert that")
+EXPORT = ("that is a program's object, and not a tensor: in the program that made it write the tensors alone, torch.save("
+          "torch.load('model.pt').state_dict(), 'state.pt') of a whole model, torch.save(torch.load('model.pt')['model'], 'state.pt') "
+          "of a dictionary, and convert that")
 
 
 def import_torch():
