@@ -27,6 +27,7 @@ sys.dont_write_bytecode = True
 sys.path[:0] = [os.path.join(ROOT, "tools"), os.path.join(HERE, "golden")]
 import compressive_oracle  # noqa: E402
 import convert  # noqa: E402
+import par_oracle  # noqa: E402
 
 F64 = torch.float64
 BUILD, WORK = "build", ""
@@ -459,7 +460,7 @@ def train(family, *words):
     return program(os.path.join(BUILD, "train_" + family), "--threads", "1", *words)
 
 
-def evaluate(family, checkpoint, texts):
+def evaluate(family, checkpoint, texts, more=()):
     """Losses of the first and the second text, as the trainer's log has them."""
     data = path("data")
     os.makedirs(data, exist_ok=True)
@@ -469,7 +470,7 @@ def evaluate(family, checkpoint, texts):
     log = path("log.jsonl")
     if os.path.exists(log):
         os.unlink(log)
-    done = train(family, "--checkpoint", checkpoint, "--eval-only", "--data", data, "--log", log)
+    done = train(family, "--checkpoint", checkpoint, "--eval-only", "--data", data, "--log", log, *more)
     if done.returncode:
         raise RuntimeError(done.stderr)
     lines = [json.loads(line) for line in open(log)]
@@ -504,27 +505,43 @@ def both_ways(what, family, sd, V, logp, options, block, saved=lambda sd: sd, in
     """Saves, converts, compares log-probabilities, converts back and compares bits."""
     theirs, ours, again = path("theirs.pt"), path("ours.safetensors"), path("again.pt")
     torch.save(saved(sd), theirs)
-    ids = texts_to(V, n, 7)
+    if one_way(what, family, theirs, V, logp, options, block, n=n):
+        run_convert(ours, again)
+        got = inner(torch.load(again))
+        same_file(expect(sd) if expect else sd, got, what)
+
+
+def one_way(what, family, theirs, V, logp, options, block, more=(), n=26, whole=False):
+    """Converts the file theirs to ours.safetensors and compares log-probabilities: of tokens, or (whole) of texts, where those of a block
+    depend on its length. Token 0 is not in the text: PAR has no loss for it."""
+    ours = path("ours.safetensors")
+    ids = [max(x, 1) for x in texts_to(V, n, 7)]
     try:
         run_convert(theirs, ours, "--tokens", "chars", "--vocab", vocabulary_file(V), "--block-sz", block, *options)
         text = "".join(letter(i) for i in ids)
         sums = []
         for m in range(block + 1, n, 2):        # texts of m and m + 1 tokens, whose first has no probability
-            sums += [loss * (k - 1) for k, loss in zip((m, m + 1), evaluate(family, ours, (text[:m], text[:m + 1])))]
-        with torch.no_grad():
-            lp = logp(ids)
-        want = [-float(lp[i, ids[i + 1]]) for i in range(n - 1)]
+            sums += [loss * (k - 1) for k, loss in zip((m, m + 1), evaluate(family, ours, (text[:m], text[:m + 1]), more))]
+        def nll(ids):
+            with torch.no_grad():
+                lp = logp(ids[:-1])
+            return [-float(lp[i, x]) for i, x in enumerate(ids[1:])]
+        if whole:
+            worst = max(abs(x - sum(nll(ids[:block + 1 + i]))) for i, x in enumerate(sums))
+            check(worst < TOLERANCE, f"{what}: log-probabilities of a text differ by {worst:.3g}")
+            print(f"{what}: log-probabilities of {len(sums)} texts within {worst:.1e}")
+            return True
+        want = nll(ids)
         first = block - 1                       # predictions before the shortest text ends
         worst = abs(sums[0] - sum(want[:first + 1])) / (first + 1)
         for i in range(1, len(sums)):
             worst = max(worst, abs(sums[i] - sums[i - 1] - want[first + i]))
         check(worst < TOLERANCE, f"{what}: log-probabilities differ by {worst:.3g}")
         print(f"{what}: {len(sums)} log-probabilities within {worst:.1e}")
-        run_convert(ours, again)
-        got = inner(torch.load(again))
-        same_file(expect(sd) if expect else sd, got, what)
+        return True
     except (convert.Refuse, RuntimeError, subprocess.TimeoutExpired) as e:
         check(False, f"{what}: {e}")
+        return False
 
 
 # ---- what is tested
@@ -698,6 +715,127 @@ def test_hostile():
     check(not bad, f"other shapes: {len(bad)} failed in another way: {bad[:3]}")
 
 
+# ---- PAR: a TensorFlow checkpoint, whose parameters are those of the oracle's reference, in its layout
+
+def as_varint(n):
+    out = b""
+    while n > 127:
+        out, n = out + bytes([n & 127 | 128]), n >> 7
+    return out + bytes([n])
+
+
+def table_of(entries, at):
+    """A block of a sorted table with its trailer, every third key in full, and its handle."""
+    body, last, restarts = b"", b"", []
+    for i, (key, value) in enumerate(entries):
+        shared = len(os.path.commonprefix([last, key])) if i % 3 else 0
+        if not shared:
+            restarts.append(len(body))
+        body += as_varint(shared) + as_varint(len(key) - shared) + as_varint(len(value)) + key[shared:] + value
+        last = key
+    body += b"".join(r.to_bytes(4, "little") for r in restarts) + len(restarts).to_bytes(4, "little")
+    return body + bytes(5), as_varint(at) + as_varint(len(body))
+
+
+def write_tensorflow(prefix, variables):
+    """variables: name -> array. Two data blocks, so that the index of the index is used."""
+    data, entries = b"", [(b"", b"\x08\x01")]
+    for name in sorted(variables):
+        a = np.asarray(variables[name])
+        dims = b"".join(b"\x12" + as_varint(len(x)) + x for x in (b"\x08" + as_varint(n) for n in a.shape))
+        kind = {"float32": 1, "int64": 9}[str(a.dtype)]
+        value = b"\x08" + bytes([kind]) + b"\x12" + as_varint(len(dims)) + dims + b"\x20" + as_varint(len(data))
+        entries.append((name.encode(), value + b"\x28" + as_varint(a.nbytes) + b"\x35" + bytes(4)))
+        data += a.tobytes()
+    half, index, handles = len(entries) // 2, b"", []
+    for part in (entries[:half], entries[half:]):
+        block, handle = table_of(part, len(index))
+        index, handles = index + block, handles + [(part[-1][0], handle)]
+    meta, meta_handle = table_of([], len(index))
+    top, top_handle = table_of(handles, len(index + meta))
+    footer = (meta_handle + top_handle).ljust(40, b"\0") + (0xdb4775248b80fb57).to_bytes(8, "little")
+    with open(prefix + ".index", "wb") as f:
+        f.write(index + meta + top + footer)
+    with open(prefix + ".data-00000-of-00001", "wb") as f:
+        f.write(data)
+
+
+def par_variables(cfg, seed, short):
+    """The oracle's names of the reference's parameters as TensorFlow has them; and the parameters under our names."""
+    gen, theirs, o = torch.Generator().manual_seed(seed), {}, OrderedDict()
+    layers = {"W_emb": "rmha/W_emb", "W_pos": "rmha/W_pos", "dense": "rmha/dense", "ffn1": "ffn/layer_with_weights-0",
+              "ffn2": "ffn/layer_with_weights-1", "ln_mha": "layernorm_mha", "ln_ffn": "layernorm_ffn"}
+    last = {"k": "kernel", "b": "bias"}
+    empty = OrderedDict((n, torch.zeros(s)) for n, s in par_oracle.parameter_shapes(cfg).items())
+    shapes = par_oracle.to_published(cfg, empty)
+    if cfg.words_out == "plain":
+        shapes.update({"out.k": empty["out_emb.weight"].T, "out.b": empty["out_emb.bias"]})
+    for name, w in shapes.items():
+        part = name.split(".")
+        w = torch.randn(w.shape, generator=gen) * (0.3 if w.dim() < 2 else 1.2 / math.sqrt(w.shape[0]))
+        if part[-1] == "g":
+            w = w + 1
+        if part[-1] == "pi":
+            w = w + 0.3
+        o[name] = w.to(F64)
+        if name == "embed":
+            key, w = "embed/embeddings", w
+        elif name.startswith("head"):
+            key = "final_layer/head_w/" + last[part[1]]
+        elif name.startswith("tail"):
+            key = f"final_layer/tail_w/{part[0][4:]}/layer_with_weights-{'po'.index(part[1])}/{last[part[2]]}"
+        elif name.startswith("out"):
+            key = "final_layer/" + last[part[1]]
+        elif part[1] in layers:
+            norm = part[1].startswith("ln")
+            key = f"stoch_blks/{part[0]}/{layers[part[1]]}/{({'g': 'gamma', 'b': 'beta'} if norm else last)[part[2]]}"
+        elif part[1] in "uv":
+            key = f"stoch_blks/{part[0]}/rmha/" + (part[1] if short else {"u": "global_content_bias", "v": "global_position_bias"}[part[1]])
+            w = w.reshape(1, cfg.heads, 1, -1)
+        else:
+            key = f"stoch_blks/{part[0]}/{part[1]}"
+        theirs["model/" + key + "/.ATTRIBUTES/VARIABLE_VALUE"] = w.numpy()
+        theirs["model/" + key + "/.OPTIMIZER_SLOT/optimizer/m/.ATTRIBUTES/VARIABLE_VALUE"] = w.numpy() * 0
+    if not short:
+        for l in range(cfg.blocks):
+            theirs[f"model/stoch_blks/{l}/tau/.ATTRIBUTES/VARIABLE_VALUE"] = np.float32(1).reshape(())
+    theirs["optimizer/iter/.ATTRIBUTES/VARIABLE_VALUE"] = np.array(7)
+    return theirs, par_oracle.from_published(cfg, o)
+
+
+def test_par():
+    for what, short, kw in (("adaptive", False, dict(cutoffs="5,12", proj_factor=2)), ("plain", True, dict(words_out="plain", pad_id=-1))):
+        cfg = par_oracle.Config(**dict(par_oracle.REF, vocab=20, dim=8, heads=2, inner=12, blocks=3, segment=6, mem=4, **kw)).checked()
+        theirs, p = par_variables(cfg, 101, short)
+
+        def logp(ids):
+            model, out = par_oracle.Model(cfg, p, 1), []
+            for at in range(0, len(ids), cfg.segment):
+                hidden = model.segment(torch.tensor([ids[at:at + cfg.segment]]), par_oracle.gates(cfg, p, "soft"))
+                out.append(par_oracle.log_probabilities(cfg, p, hidden[0]))
+            return torch.cat(out)
+        prefix = path("ckpt-7")
+        write_tensorflow(prefix, theirs)
+        one_way(f"par, {what}", "par", prefix, 20, logp, ["--mem", "4"], 6, ["--gate-eval", "soft"], whole=True)
+    ours, back = path("ours.safetensors"), path("refused.pt")
+    refused("PAR's way back", [ours, back], "are read and not written", path_out=back)
+    words = [prefix, path("refused.safetensors"), "--mem", "4", "--block-sz", "6", "--tokens", "chars", "--vocab", vocabulary_file(20)]
+    for part, n in ((".index", 10), (".index", 2000), (".data-00000-of-00001", 500)):
+        whole = open(prefix + part, "rb").read()
+        with open(prefix + part, "wb") as f:
+            f.write(whole[:n])
+        refused(f"PAR, {part} cut at {n}", words, "ckpt-7" + part)
+        for at in range(0, len(whole) if part == ".index" else 0, 97):
+            with open(prefix + part, "wb") as f:
+                f.write(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1:])
+            try:
+                run_convert(*words)
+            except convert.Refuse:
+                pass            # anything else ends this test
+        with open(prefix + part, "wb") as f:
+            f.write(whole)
+
+
 def refused(what, words, *texts, path_out=None):
     """Exit code 2, one line with these texts in it, no file."""
     out = path_out or path("refused.safetensors")
@@ -797,10 +935,10 @@ def test_errors():
         meta.pop("seal", None)
         convert.write_safetensors(path("wrong.safetensors"), tensors, dict(meta, config=config))
         refused(f"ours, a configuration that is {what}", [path("wrong.safetensors"), back], text, path_out=back)
-    for name in ("tf.index", "tf.data-00000-of-00001"):
-        open(path(name), "wb").close()
-    refused("TensorFlow", [path("tf"), out], "TensorFlow")
-    refused("TensorFlow's index", [path("tf.index"), out], "TensorFlow")
+    open(path("tf.index"), "wb").close()
+    refused("TensorFlow without its data", [path("tf"), out], "tf.data-00000-of-00001")
+    open(path("tf.data-00000-of-00001"), "wb").close()
+    refused("TensorFlow's index", [path("tf.index"), out], "tf.index is no index of a TensorFlow checkpoint")
 
 
 def test_vocabularies():
@@ -881,6 +1019,12 @@ def test_document():
     with open(path("doc/dict.txt"), "w") as f:
         f.write("".join(w.decode() + " 1\n" for w in sorted(set(sample.split()))))
         f.write("".join(f"x{i} 1\n" for i in range(36 - words + 1)))
+    search = par_oracle.Config(**dict(par_oracle.REF, vocab=20, dim=8, heads=2, inner=12, blocks=3, cutoffs="5,12")).checked()
+    write_tensorflow(path("doc/ckpt-7"), par_variables(search, 68, False)[0])
+    with open(path("doc/pieces.vocab"), "w") as f:
+        f.write("".join(f"\u2581{letter(i)}\t-{i}\n" for i in range(20)))
+    with open(path("doc/pieces.txt"), "w") as f:
+        f.write("1 2 3 4 5 6 7\n" * 40)
     seen, here = set(), os.getcwd()
     os.chdir(path("doc"))
     for line in lines:
@@ -897,14 +1041,16 @@ def test_document():
         except (convert.Refuse, RuntimeError) as e:
             check(False, f"docs/convert.md: {line}: {e}")
     os.chdir(here)
-    check(len(lines) == 20 and len(seen) == 10, f"docs/convert.md: {len(lines)} commands, {sorted(seen)}")
-    names = set(re.findall(r"^\| `([^`]+)`", text, re.M))
+    check(len(lines) == 23 and len(seen) == 10, f"docs/convert.md: {len(lines)} commands, {sorted(seen)}")
+    names = {n.replace("/", ".") for n in re.findall(r"^\| `([^`]+)`", text, re.M)}
+    par = [n for short in (True, False) for n in par_variables(search, 1, short)[0] if n.startswith("model/") and "OPTIMIZER" not in n]
     for sd in (span_model(1, N=2), span_model(1, sizes=[9, 9]), sru_model(1, "2.6", P=6, norm="before", first=True, E=8),
                sru_model(1, "3.0", P=6), sru_model(1, "++", P=6, attends=[0, 1, 1], sizes=[9, 9]), comp_model(1, cfg),
                comp_model(1, compressive_oracle.Config(vocab=9, emb=4, gate="gru", mogrify=1, aux="none")),
-               xl_model(1, sizes=[9, 9], divval=2, tied=[1, 1]), xl_model(1, hf=True)):
-        unknown = []
+               xl_model(1, sizes=[9, 9], divval=2, tied=[1, 1]), xl_model(1, hf=True), par):
+        unknown = [] if len(sd) else ["?"]
         for name in sd:
+            name = name.replace("/.ATTRIBUTES/VARIABLE_VALUE", "").replace("/", ".")
             short = re.sub(r"^(module|net|transformer)\.(?=.)|^rnn\.(?=rnn_lst|input_to)", "", name)
             short = re.sub(r"\.(\d+)(?=\.|$)", ".N", short)
             # places of a Sequential are no layers

@@ -217,6 +217,91 @@ def state_dict_of(path, value):
     return out
 
 
+# >>tensorflow: checkpoints of objects, PREFIX.index and PREFIX.data-00000-of-00001 ------------------------------------------
+
+TABLE_MAGIC = 0xdb4775248b80fb57
+
+
+def varint(data, at):
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
+        if byte < 128:
+            return value, at
+
+
+def fields(data):
+    """(number, value) of a protocol buffer's fields; of nested ones the bytes."""
+    at = 0
+    while at < len(data):
+        key, at = varint(data, at)
+        if key & 7 == 0:
+            value, at = varint(data, at)
+        else:
+            if key & 7 == 2:
+                size, at = varint(data, at)
+            else:
+                size = {1: 8, 5: 4}[key & 7]
+            if at + size > len(data):
+                raise IndexError("a field ends behind the end")
+            value, at = data[at:at + size], at + size
+        yield key >> 3, value
+
+
+def table_block(data, handle):
+    """(key, value) of a block of a sorted table; handle: its place, two varints."""
+    begin, at = varint(handle, 0)
+    size, _ = varint(handle, at)
+    if begin + size + 5 > len(data):
+        raise IndexError("a block ends behind the end")
+    if data[begin + size]:
+        raise Refuse("its index is compressed, which TensorFlow's own are not")
+    block, key, at = data[begin:begin + size], b"", 0
+    end = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
+    while at < end:
+        shared, at = varint(block, at)
+        more, at = varint(block, at)
+        length, at = varint(block, at)
+        key = key[:shared] + block[at:at + more]
+        yield key, block[at + more:at + more + length]
+        at += more + length
+
+
+def read_tensorflow(prefix):
+    """name -> array of the variables of `model`; the optimiser and counters are left out."""
+    out, tail = OrderedDict(), "/.ATTRIBUTES/VARIABLE_VALUE"
+    try:
+        with open(prefix + ".index", "rb") as f:
+            index = f.read()
+        with open(prefix + ".data-00000-of-00001", "rb") as f:
+            data = f.read()
+    except OSError as e:
+        raise Refuse(f"{e.filename}: {e.strerror}") from None
+    try:
+        footer = index[-48:]
+        if len(footer) < 48 or int.from_bytes(footer[-8:], "little") != TABLE_MAGIC:
+            raise Refuse(f"{prefix}.index is no index of a TensorFlow checkpoint, or is cut short")
+        _, at = varint(footer, 0)
+        _, at = varint(footer, at)
+        for _, handle in table_block(index, footer[at:]):
+            for key, value in table_block(index, handle):
+                name = key.decode()
+                if not name.startswith("model/") or not name.endswith(tail) or ".OPTIMIZER_SLOT" in name:
+                    continue
+                entry = dict(fields(value))
+                shape = [dict(fields(dim)).get(1, 0) for n, dim in fields(entry.get(2, b"")) if n == 2]
+                begin, size = entry.get(4, 0), entry.get(5, 0)
+                if entry.get(1) != 1:
+                    raise Refuse(f"{name} has numbers of type {entry.get(1)}, want 1, which is float32")
+                if begin + size > len(data) or entry.get(3, 0):
+                    raise Refuse(f"{prefix}.data-00000-of-00001 is cut short, or there are more such files: {name} is not in it")
+                out[name[:-len(tail)]] = np.frombuffer(data[begin:begin + size], "<f4").reshape(shape)
+    except (IndexError, KeyError, ValueError, TypeError) as e:
+        raise Refuse(f"{prefix}.index is damaged ({e})") from None
+    return out
+
+
 # >>vocabulary -----------------------------------------------------------------------------------------------------------
 
 KINDS = {"bytes": 0, "bytes-compact": 0, "chars": 1, "words": 2, "ids": 4}
@@ -280,6 +365,8 @@ def pieces_of_list(path, tokens, size, fairseq):
     if fairseq and tokens == "words":
         lines = [b"<s>", b"<pad>", EOS, b"<unk>"] + [line.rsplit(b" ", 1)[0] for line in lines]
         lines += [b"madeupword%04d" % i for i in range(size - len(lines) if 0 < size - len(lines) < 8 else 0)]
+    if tokens == "ids":         # a .vocab of SentencePiece's has a number behind each piece
+        return [line.split(b"\t")[0] for line in lines]
     if tokens != "bytes-compact":
         return lines
     try:
@@ -1068,6 +1155,72 @@ def xl_out(c, t, hf):
     return xl_rows(s)
 
 
+# >>par ------------------------------------------------------------------------------------------------------------------
+
+def par_rows(s):
+    """Kernels are (in,out) there."""
+    D, H, F, V, L = s["D"], s["H"], s["F"], s["V"], s["L"]
+    rows = [same("model/embed/embeddings", (V, D), "in_emb.weight")]
+
+    def cut(a):         # the columns of W_emb are Q | V | K; here keys stand before values
+        q, v, k = np.split(a[0].T, 3)
+        return [q, np.concatenate([k, v])]
+    for l in range(L):
+        b, a, f = f"model/stoch_blks/{l}/", f"layers.{l}.attn.", f"layers.{l}.ff."
+        rows += [Row([(b + "rmha/W_emb/kernel", (D, 3 * D))], [a + "query.weight", a + "kv.weight"], cut),
+                 Row([(b + "rmha/W_emb/bias", (3 * D,))], [a + "query.bias", a + "kv.bias"], cut)]
+        for name, shape, to in (("rmha/W_pos", (D, D), a + "pos"), ("rmha/dense", (D, D), a + "out"),
+                                ("ffn/layer_with_weights-0", (D, F), f + "fc1"), ("ffn/layer_with_weights-1", (F, D), f + "fc2")):
+            rows += [turned(f"{b}{name}/kernel", shape, to + ".weight"), same(f"{b}{name}/bias", (shape[1],), to + ".bias")]
+        for name, to in zip(s["uv"], "uv"):
+            rows += [reshaped(f"{b}rmha/{name}", (1, H, 1, D // H), a + to, (H, D // H))]
+        for name, to in (("layernorm_mha", a), ("layernorm_ffn", f)):
+            rows += [same(f"{b}{name}/gamma", (D,), to + "norm.weight"), same(f"{b}{name}/beta", (D,), to + "norm.bias")]
+        rows += [same(b + "pi", (3,), f"arch.{l}"), buffer(b + "tau", (), 1, [b + "tau"])]
+    w = "model/final_layer/"
+    if not s["tails"]:
+        return rows + [turned(w + "kernel", (D, V), "out_emb.weight"), same(w + "bias", (V,), "out_emb.bias")]
+    J, c0 = len(s["tails"]), V - sum(n for _, n in s["tails"])
+    rows += [Row([(f"{w}head_w/{name}", shape)], ["out_emb.tables.0" if name == "kernel" else "out_emb.biases.0",
+                                                 f"out_emb.cluster.{to}"], lambda a: np.split(a[0].T, [c0]))
+             for name, shape, to in (("kernel", (D, c0 + J), "weight"), ("bias", (c0 + J,), "bias"))]
+    for i, (h, n) in enumerate(s["tails"]):
+        t = f"{w}tail_w/{i}/layer_with_weights-"
+        rows += [same(t + "0/kernel", (D, h), f"out_emb.projs.{i + 1}"), same(t + "0/bias", (h,), f"out_emb.proj_biases.{i + 1}"),
+                 turned(t + "1/kernel", (h, n), f"out_emb.tables.{i + 1}"), same(t + "1/bias", (n,), f"out_emb.biases.{i + 1}")]
+    return rows
+
+
+def par_in(t, o):
+    V, D = shape_of(t, "model/embed/embeddings", 2)
+    b = "model/stoch_blks/0/"
+    uv = ("global_content_bias", "global_position_bias") if b + "rmha/global_content_bias" in t else ("u", "v")
+    H = shape_of(t, f"{b}rmha/{uv[0]}", 4)[1]
+    k = count_of(t, "model/final_layer/tail_w/%d/layer_with_weights-1/kernel")
+    tails = [shape_of(t, f"model/final_layer/tail_w/{i}/layer_with_weights-1/kernel", 2) for i in range(k)]
+    if not H or D % H:
+        raise Refuse(f"{H} heads do not divide {D}")
+    s = {"D": D, "H": H, "F": shape_of(t, b + "ffn/layer_with_weights-0/kernel", 2)[1], "V": V, "uv": uv, "tails": tails,
+         "L": count_of(t, "model/stoch_blks/%d/pi")}
+    ends = [V - sum(n for _, n in tails[i:]) for i in range(k)]
+    config = {"nlayers": s["L"], "pattern": "search", "hid-sz": D, "nheads": H, "head-sz": 0, "inner-hid-sz": s["F"],
+              "block-sz": o.need("block-sz", "the tokens of a segment, on which the positions depend; the file does not say it"),
+              "mem": o.need("mem", "the rows of memory; the file does not say it"), "positions": "sines", "clamp-len": 0,
+              "same-length": False, "norm-before": False, "norm-eps": 0.001, "own-uv": True, "biases": True,
+              "words-out": "reference" if k else "plain", "adaptive-in": False, "tied": False, "tie-projs": "none",
+              "cutoffs": ",".join(map(str, ends)) if k else None, "div-val": 0, "proj-factor": 4,
+              "proj-dims": ",".join(str(h) for h, _ in tails) if k else None, "emb-sz": 0, "emb-scale": 0,
+              "pad-id": 0 if k else -1, "divide-all": True, "arch": "pi", "gate-eval": "noise", "sines": "reference",
+              "pos-mode": "reference", "full-scale": True, "attn-relu": True, "reading": "streams"}
+    blob, words = vocabulary(o, V, "count")
+    config.update(words)
+    return "seqtx.par.1", par_rows(s), config, blob
+
+
+def par_out(c, t, stack):
+    raise Refuse("PAR's TensorFlow checkpoints are read and not written")
+
+
 # >>formats --------------------------------------------------------------------------------------------------------------
 
 # name: (what stands before the names in its files, the format of ours, into ours, out of ours)
@@ -1080,6 +1233,7 @@ FORMATS = OrderedDict([
     ("compressive", ("net.", "compressive", comp_in, lambda c, t, stack: comp_out(c, t, ""))),
     ("compressive-0.3.18", ("net.", "compressive", comp_in, lambda c, t, stack: comp_out(c, t, "0.3.18"))),
     ("compressive-0.3.13", ("net.", "compressive", comp_in, lambda c, t, stack: comp_out(c, t, "0.3.13"))),
+    ("par", ("", "par", par_in, par_out)),
     ("transformer-xl", ("", "par", lambda t, o: xl_in(t, o, False), lambda c, t, stack: xl_out(c, t, False))),
     ("transfo-xl", ("", "par", lambda t, o: xl_in(t, o, True), lambda c, t, stack: xl_out(c, t, True))),
 ])
@@ -1088,7 +1242,8 @@ FORMATS = OrderedDict([
 def recognise(tensors, path):
     """(format, what stands before all names) of an original."""
     marks = (("attn-span", "layers.0.attn.proj_query.weight"), ("sru", "rnn_lst.0.bias"), ("sru", "rnn.rnn_lst.0.bias"),
-             ("compressive", "attn_layers.0.fn.fn.to_q.weight"), ("transformer-xl", "layers.0.dec_attn.o_net.weight"),
+             ("compressive", "attn_layers.0.fn.fn.to_q.weight"), ("par", "model/embed/embeddings"),
+             ("transformer-xl", "layers.0.dec_attn.o_net.weight"),
              ("transfo-xl", "transformer.layers.0.dec_attn.o_net.weight"))
     for name in tensors:
         for kind, mark in marks:
@@ -1213,7 +1368,10 @@ def run(words):
     path, out = given.pop("IN"), given.pop("OUT")
     told, to = given.pop("from", None), given.pop("to", None)
     o = Options(given)
+    prefix = path[:-6] if path.endswith(".index") else path
     try:
+        if os.path.exists(prefix + ".index"):
+            return into_ours(prefix, out, read_tensorflow(prefix), o, told, to)
         with open(path, "rb") as f:
             begin = f.read(9)
         if os.path.exists(out) and os.path.samefile(path, out):
@@ -1221,11 +1379,7 @@ def run(words):
         if os.path.isdir(out):
             raise Refuse(f"{out} is a directory")
     except OSError as e:
-        if os.path.exists(path + ".index"):
-            raise Refuse(f"{path} is a TensorFlow checkpoint: those are not converted") from None
         raise Refuse(f"{path}: {e.strerror}") from None
-    if path.endswith(".index"):
-        raise Refuse(f"{path} is part of a TensorFlow checkpoint: those are not converted")
     if begin[8:9] == b"{":
         tensors, meta = read_safetensors(path)
         if str(meta.get("format", "")).startswith("seqtx."):
