@@ -1061,12 +1061,17 @@ def test_document():
 
 def test_use():
     """Generation, and what a trainer says when it shall go on training."""
-    torch.save(in_model(span_model(71, V=256)), path("theirs.pt"))
     ours = path("ours.safetensors")
-    run_convert(path("theirs.pt"), ours)
-    words = [os.path.join(BUILD, "train_attn_span"), "--checkpoint", ours, "--no-train", "--generate", "100", "--prompt", "ab"]
-    done = subprocess.run(words + ["--seed", "3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
-    check(done.returncode == 0 and len(done.stdout) in (102, 103), f"--generate 100: {len(done.stdout)} bytes, {done.stderr}")
+    cfg = compressive_oracle.Config(vocab=256, mem=8, cmem=2, aux="none", gate="gru")
+    for family, sd, options in (
+            ("compressive", comp_model(71, cfg), ["--block-sz", "4", "--mem", "8", "--memory-layers", "all"]),
+            ("sru", sru_model(72, "++", V=256, P=6, attends=[1, 1, 1]), ["--heads", "2"]), ("par", xl_model(73, V=256), ["--mem", "4"]),
+            ("attn_span", in_model(span_model(74, V=256)), [])):
+        torch.save(sd, path("theirs.pt"))
+        run_convert(path("theirs.pt"), ours, *options)
+        words = [os.path.join(BUILD, "train_" + family), "--checkpoint", ours, "--no-train", "--generate", "100", "--prompt", "ab"]
+        done = subprocess.run(words + ["--seed", "3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
+        check(done.returncode == 0 and len(done.stdout) in (102, 103), f"{family} --generate 100: {len(done.stdout)} bytes, {done.stderr}")
     with open(path("text.txt"), "w") as f:
         f.write("text to train on\n" * 100)
     done = train("attn_span", "--checkpoint", ours, "--data", path("text.txt"))
