@@ -270,6 +270,10 @@ RUNS += arm
 run-arm:
 	@if sh tests/arm.sh --probe; then sh tests/run.sh arm sh tests/arm.sh; \
 	else sh tests/run.sh --skip arm 'no aarch64-linux-gnu-gcc, or no qemu-aarch64'; fi
+RUNS += convert
+run-convert: $(TRAINERS)
+	@if sh tests/convert.sh --probe; then sh tests/run.sh convert sh tests/convert.sh; \
+	else sh tests/run.sh --skip convert 'no Python with torch 1.13 or newer (PYTHON)'; fi
 RUNS += onednn
 run-onednn:
 	@export CC="$(CC)" CXX="$(CXX)" ONEDNN_FLAGS="$(ONEDNN_FLAGS)" ONEDNN_LIBS="$(ONEDNN_LIBS)"; \

@@ -1,0 +1,13 @@
+#!/bin/sh
+# convert.sh - tools/convert.py: tests/test_convert.py by a Python that has torch (PYTHON, or the first one found)
+#   convert.sh --probe      is there one?
+#   convert.sh [BUILD]      BUILD holds the trainers: build
+cd "$(dirname "$0")/.." || exit 1
+for python in ${PYTHON:-} python3 python /usr/bin/python3; do
+    command -v "$python" > /dev/null 2>&1 || continue
+    "$python" -c 'import torch, numpy; assert "weights_only" in torch.load.__code__.co_varnames' > /dev/null 2>&1 || continue
+    [ "$1" = --probe ] && exit 0
+    exec "$python" tests/test_convert.py "${1:-build}"
+done
+[ "$1" = --probe ] || echo "no Python with torch 1.13 or newer: set PYTHON"
+exit 1

@@ -1,0 +1,1403 @@
+#!/usr/bin/env python3
+"""convert.py - other programs' checkpoints into those of the trainers here, and back
+
+    tools/convert.py IN OUT [--to FORMAT] [--from FORMAT] [--heads N ..]
+
+IN is recognised by the names in it. Where the shapes do not say what a model is, the error names the option to give. docs/convert.md
+has an example and the table of names of each kind. Needs Python 3 with numpy, and torch for .pt files. Exit code 2 and one line: it
+cannot be converted, and there is no OUT.
+
+How it is built. A model is a list of Rows. A Row names tensors of the original with their shapes, tensors of ours, and a function for
+each way: the same list reads, writes and checks. For each kind of model there is a function that makes the list from the sizes of the
+model, one that finds the sizes in an original, and one that finds them in a checkpoint of ours.
+"""
+import argparse
+import json
+import math
+import os
+import pickle
+import re
+import struct
+import sys
+import tempfile
+from collections import OrderedDict
+
+import numpy as np
+
+
+class Refuse(Exception):
+    """What is said before exit code 2."""
+
+
+# >>safetensors ----------------------------------------------------------------------------------------------------------
+
+DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "|u1", "BF16": "<u2"}
+MASK = (1 << 64) - 1
+
+
+def read_safetensors(path):
+    """tensors: name -> array; metadata: name -> text."""
+    with open(path, "rb") as f:
+        data = f.read()
+    try:
+        (n,) = struct.unpack("<Q", data[:8])
+        header = json.loads(data[8:8 + n].decode())
+        meta = header.pop("__metadata__", {})
+        tensors, end = OrderedDict(), 8 + n
+        for name, h in header.items():
+            a, b = (8 + n + x for x in h["data_offsets"])
+            if b > len(data):
+                raise Refuse(f"{path} is cut short: {name} ends behind the end of the file")
+            array = np.frombuffer(data[a:b], dtype=DTYPES[h["dtype"]]).reshape(h["shape"])
+            if h["dtype"] == "BF16":
+                array = (array.astype("<u4") << 16).view("<f4")
+            tensors[name] = array
+            end = max(end, b)
+        if not isinstance(meta, dict) or not all(isinstance(v, str) for v in meta.values()):
+            raise ValueError("its metadata are no texts")
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as e:
+        raise Refuse(f"{path} is no safetensors file, or is damaged ({e})") from None
+    if end != len(data):
+        raise Refuse(f"{path} is damaged: {len(data)} bytes where its header wants {end}")
+    return tensors, meta
+
+
+def hash_bytes(h, data):
+    """stx__hash of seqtx.h: a text or the numbers of a tensor, eight bytes at a time."""
+    whole = len(data) // 8 * 8
+    for v in memoryview(data)[:whole].cast("Q"):
+        h = ((h ^ v) * 0x9E3779B97F4A7C15) & MASK
+        h ^= h >> 32
+    if whole < len(data):           # the last bytes are written over their count
+        rest = bytes(data[whole:])
+        v = int.from_bytes(rest + struct.pack("<Q", len(rest))[len(rest):], "little")
+        h = ((h ^ v) * 0x9E3779B97F4A7C15) & MASK
+        h ^= h >> 32
+    return h
+
+
+def hash_text(key, value):
+    return hash_bytes(hash_bytes(7, key.encode() + b"\0"), value.encode() + b"\0")
+
+
+def checksum(tensors, meta):
+    """The number that stx_file_verify wants as "seal": a sum, whatever the order."""
+    total = 0
+    for name, a in tensors.items():
+        h = hash_bytes((5 if a.dtype == np.uint8 else 0) * 16 + a.ndim + 1, name.encode() + b"\0")
+        for n in a.shape:
+            h = hash_bytes(h, struct.pack("<Q", n))
+        total += hash_bytes(h, a.tobytes())
+    for key, value in meta.items():
+        total += hash_text(key, value)
+    return total & MASK
+
+
+def write_whole(path, put):
+    """put(file) into a file beside path, which then takes its place: path is there whole or not at all."""
+    try:
+        fd, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=os.path.basename(path) + ".")
+    except OSError as e:
+        raise Refuse(f"cannot write {path}: {e.strerror}") from None
+    try:
+        with os.fdopen(fd, "wb") as f:
+            put(f)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except OSError as e:
+        raise Refuse(f"cannot write {path}: {e.strerror or e}") from None
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def write_safetensors(path, tensors, meta):
+    """float32 and bytes; with the checksum. Numbers of four bytes come first, so that they are aligned."""
+    meta = OrderedDict(meta)
+    meta["seal"] = str(checksum(tensors, meta))
+    header, at = OrderedDict(__metadata__=meta), 0
+    arrays = sorted(tensors.items(), key=lambda item: item[1].dtype == np.uint8)
+    for name, a in arrays:
+        header[name] = {"dtype": "U8" if a.dtype == np.uint8 else "F32", "shape": list(a.shape),
+                        "data_offsets": [at, at + a.nbytes]}
+        at += a.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+
+    def put(f):
+        f.write(struct.pack("<Q", len(text)))
+        f.write(text)
+        for _, a in arrays:
+            f.write(a.tobytes())
+    write_whole(path, put)
+
+
+# >>pickles --------------------------------------------------------------------------------------------------------------
+
+EXPORT = ("that is a program's object, and not a tensor: in the program that made it write the tensors alone, torch.save("
+          "torch.load('model.pt').state_dict(), 'state.pt') of a whole model, torch.save(torch.load('model.pt')['model'], 'state.pt') "
+          "of a dictionary, and convert that")
+
+
+def import_torch():
+    try:
+        import torch
+        return torch
+    except ImportError:
+        raise Refuse(".pt files need torch: pip install torch, or run this by a Python that has it") from None
+
+
+def plain_pickles(torch):
+    """What torch.load takes as its pickle_module: a pickle that may make tensors and dictionaries, and nothing else."""
+    allowed = {("collections", "OrderedDict"), ("torch", "Size"), ("torch._utils", "_rebuild_tensor"),
+               ("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_parameter")}
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module, name):
+            if (module, name) not in allowed and not (module == "torch" and name.endswith("Storage")):
+                raise pickle.UnpicklingError(f"unsupported global {module}.{name}")
+            return super().find_class(module, name)
+
+    class Module:
+        pass
+    Module.Unpickler, Module.load = Unpickler, staticmethod(lambda f, **more: Unpickler(f, **more).load())
+    Module.__name__ = "pickle"
+    return Module
+
+
+def read_pickle(path):
+    torch = import_torch()
+    try:
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as e:
+            if "Unsupported operand" not in str(e):
+                raise
+            # in torch 1.13 weights_only does not know a float
+            return torch.load(path, map_location="cpu", weights_only=False, pickle_module=plain_pickles(torch))
+    except TypeError:
+        raise Refuse("torch before 1.13 has no weights_only, and a pickle may run any program: take a newer one") from None
+    except Exception as e:          # torch has no class for "this is not such a file"
+        text = str(e)
+        if isinstance(e, OSError):
+            raise Refuse(f"cannot read {path}: {e.strerror or e}") from None
+        found = re.search(r"[Uu]nsupported (?:global|class):? *(?:GLOBAL )?([\w.]+)", text)
+        if found:
+            raise Refuse(f"{path} has a {found.group(1)}: {EXPORT}") from None
+        raise Refuse(f"{path} is no file of torch.save, is damaged or is cut short "
+                     f"({text.splitlines()[0][:120] if text else type(e).__name__})") from None
+
+
+def write_pickle(path, value):
+    torch = import_torch()
+    write_whole(path, lambda f: torch.save(value, f))
+
+
+def state_dict_of(path, value):
+    """The dictionary of tensors in what a program saved: itself, or under a usual name."""
+    torch = import_torch()
+    for _ in range(3):
+        if not isinstance(value, dict):
+            raise Refuse(f"{path} has no dictionary of tensors, but a {type(value).__name__}: {EXPORT}")
+        if value and all(isinstance(v, torch.Tensor) for v in value.values()):
+            break
+        inner = [k for k in ("model", "state_dict", "model_state_dict", "model_state") if isinstance(value.get(k), dict)]
+        if not inner:
+            raise Refuse(f"{path} has no dictionary of tensors, but a {type(value).__name__}: {EXPORT}")
+        value = value[inner[0]]
+    out = OrderedDict()
+    for name, t in value.items():
+        if not isinstance(t, torch.Tensor):
+            raise Refuse(f"{path}: {name} is no tensor but a {type(t).__name__}")
+        if t.dtype in (torch.float16, torch.bfloat16):
+            t = t.float()           # every such number is a float32, too
+        out[name] = t.detach().cpu().contiguous().numpy()
+    return out
+
+
+# >>tensorflow: checkpoints of objects, PREFIX.index and PREFIX.data-00000-of-00001 ------------------------------------------
+
+TABLE_MAGIC = 0xdb4775248b80fb57
+
+
+def varint(data, at):
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
+        if byte < 128:
+            return value, at
+
+
+def fields(data):
+    """(number, value) of a protocol buffer's fields; of nested ones the bytes."""
+    at = 0
+    while at < len(data):
+        key, at = varint(data, at)
+        if key & 7 == 0:
+            value, at = varint(data, at)
+        else:
+            if key & 7 == 2:
+                size, at = varint(data, at)
+            else:
+                size = {1: 8, 5: 4}[key & 7]
+            if at + size > len(data):
+                raise IndexError("a field ends behind the end")
+            value, at = data[at:at + size], at + size
+        yield key >> 3, value
+
+
+def table_block(data, handle):
+    """(key, value) of a block of a sorted table; handle: its place, two varints."""
+    begin, at = varint(handle, 0)
+    size, _ = varint(handle, at)
+    if begin + size + 5 > len(data):
+        raise IndexError("a block ends behind the end")
+    if data[begin + size]:
+        raise Refuse("its index is compressed, which TensorFlow's own are not")
+    block, key, at = data[begin:begin + size], b"", 0
+    end = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
+    while at < end:
+        shared, at = varint(block, at)
+        more, at = varint(block, at)
+        length, at = varint(block, at)
+        key = key[:shared] + block[at:at + more]
+        yield key, block[at + more:at + more + length]
+        at += more + length
+
+
+def read_tensorflow(prefix):
+    """name -> array of the variables of `model`; the optimiser and counters are left out."""
+    out, tail = OrderedDict(), "/.ATTRIBUTES/VARIABLE_VALUE"
+    try:
+        with open(prefix + ".index", "rb") as f:
+            index = f.read()
+        with open(prefix + ".data-00000-of-00001", "rb") as f:
+            data = f.read()
+    except OSError as e:
+        raise Refuse(f"{e.filename}: {e.strerror}") from None
+    try:
+        footer = index[-48:]
+        if len(footer) < 48 or int.from_bytes(footer[-8:], "little") != TABLE_MAGIC:
+            raise Refuse(f"{prefix}.index is no index of a TensorFlow checkpoint, or is cut short")
+        _, at = varint(footer, 0)
+        _, at = varint(footer, at)
+        for _, handle in table_block(index, footer[at:]):
+            for key, value in table_block(index, handle):
+                name = key.decode()
+                if not name.startswith("model/") or not name.endswith(tail) or ".OPTIMIZER_SLOT" in name:
+                    continue
+                entry = dict(fields(value))
+                shape = [dict(fields(dim)).get(1, 0) for n, dim in fields(entry.get(2, b"")) if n == 2]
+                begin, size = entry.get(4, 0), entry.get(5, 0)
+                if entry.get(1) != 1:
+                    raise Refuse(f"{name} has numbers of type {entry.get(1)}, want 1, which is float32")
+                if begin + size > len(data) or entry.get(3, 0):
+                    raise Refuse(f"{prefix}.data-00000-of-00001 is cut short, or there are more such files: {name} is not in it")
+                out[name[:-len(tail)]] = np.frombuffer(data[begin:begin + size], "<f4").reshape(shape)
+    except (IndexError, KeyError, ValueError, TypeError) as e:
+        raise Refuse(f"{prefix}.index is damaged ({e})") from None
+    return out
+
+
+# >>vocabulary -----------------------------------------------------------------------------------------------------------
+
+KINDS = {"bytes": 0, "bytes-compact": 0, "chars": 1, "words": 2, "ids": 4}
+ORDERS = ("first", "count", "count-later", "sorted")
+EOS = b"<eos>"
+
+
+def pieces_of_text(path, tokens, order, eos, eos_first, strip):
+    """The distinct tokens of a text, as the trainers count them, in the order in which an original numbers them. eos: the end of a line
+    is one of them, also of characters."""
+    try:
+        with open(path, "rb") as f:
+            data = f.read()
+    except OSError as e:
+        raise Refuse(f"--text {path}: {e.strerror}") from None
+    if tokens == "bytes-compact":
+        first = {v: data.find(bytes([v])) for v in range(256)}
+        seen = [v for v in sorted(first, key=first.get) if first[v] >= 0]
+        count = {v: data.count(bytes([v])) for v in seen}
+        keys = {v: EOS if v == 10 else bytes([v]) for v in seen}
+        if 10 not in keys:
+            seen.append(10)
+            keys[10], count[10] = EOS, 1
+    else:
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as e:
+            raise Refuse(f"--text {path}: not UTF-8 at byte {e.start}") from None
+        text = text.strip() if strip else text
+        lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        if lines[-1] == "":
+            lines.pop()
+        count = {}
+        for line in lines:
+            for piece in (line if tokens == "chars" else line.split()):
+                count[piece] = count.get(piece, 0) + 1
+            if eos or tokens == "words":
+                count[None] = count.get(None, 0) + 1
+        seen = list(count)
+        keys = {v: EOS if v is None else v.encode() for v in seen}
+    if order == "sorted":
+        seen.sort(key=lambda v: b"\n" if v in (None, 10) else keys[v])
+    elif order != "first":
+        seen = sorted(reversed(seen) if order == "count-later" else seen, key=lambda v: -count[v])
+    out = [keys[v] for v in seen]
+    if eos_first and EOS in out:
+        out.remove(EOS)
+        out.insert(0, EOS)
+    return out
+
+
+def pieces_of_list(path, tokens, size, fairseq):
+    """A piece a line. bytes-compact: a byte's number, or <eos>. fairseq: a dict.txt."""
+    try:
+        with open(path, "rb") as f:
+            lines = f.read().split(b"\n")
+    except OSError as e:
+        raise Refuse(f"--vocab {path}: {e.strerror}") from None
+    if lines[-1] == b"":
+        lines.pop()
+    if fairseq and tokens == "words":
+        lines = [b"<s>", b"<pad>", EOS, b"<unk>"] + [line.rsplit(b" ", 1)[0] for line in lines]
+        lines += [b"madeupword%04d" % i for i in range(size - len(lines) if 0 < size - len(lines) < 8 else 0)]
+    if tokens == "ids":         # a .vocab of SentencePiece's has a number behind each piece
+        return [line.split(b"\t")[0] for line in lines]
+    if tokens != "bytes-compact":
+        return lines
+    try:
+        return [EOS if line in (EOS, b"10") else bytes([int(line)]) for line in lines]
+    except ValueError:
+        raise Refuse(f"--vocab {path}: with --tokens bytes-compact a line is a byte's number, 0 to 255, or <eos>") from None
+
+
+def vocab_blob(pieces, tokens):
+    """What stx_vocab_save of examples/text.h writes."""
+    eos = tokens != "ids" and EOS in pieces
+    out = [b"STXV\1", bytes([KINDS[tokens], (tokens == "bytes-compact") | eos << 1, 0]), struct.pack("<Q", len(pieces))]
+    for p in pieces:
+        out += [struct.pack("<I", len(p)), p]
+    if tokens == "ids":         # all of them are plain pieces; no <eos>, no <unk>, no model
+        out += [bytes(len(pieces)), struct.pack("<IIQ", 0, 0, 0)]
+    return b"".join(out)
+
+
+def vocabulary(o, size, order="first", eos=True, eos_first=False, strip=False, fairseq=False):
+    """(blob, the options that go with it) for a model of `size` tokens. The rest: how the original numbers what is in a text."""
+    given, text, tokens = o.take("vocab"), o.take("text"), o.take("tokens")
+    if given and text:
+        raise Refuse("--vocab and --text: one of them only")
+    if text:
+        order = o.take("order", order)
+    if given and given.endswith(".safetensors"):
+        tensors, meta = read_safetensors(given)
+        if "vocab" not in tensors or "config" not in meta:
+            raise Refuse(f"--vocab {given} is a safetensors file, but no checkpoint of these trainers")
+        blob = tensors["vocab"]
+        have = int(blob[8:16].view("<u8")[0]) if blob.size >= 16 else 0
+        config = {k: v for k, v in config_of(given, meta).items() if k in ("tokens", "pieces", "join-lines", "min-count")}
+        if tokens and tokens != config.get("tokens"):
+            raise Refuse(f"--tokens {tokens}: that of --vocab {given} is {config.get('tokens')}")
+        return fitting(blob, have, size, given), config
+    if not given and not text:
+        if tokens not in (None, "bytes") or (tokens is None and size != 256):
+            raise Refuse(f"the model has {size} tokens, and does not say which: give --text TRAINING_TEXT with --tokens "
+                         "bytes-compact, chars or words, or --vocab with a list, a piece a line, or with a checkpoint of these trainers")
+        tokens, pieces = "bytes", [bytes([i]) for i in range(256)]
+    elif text:
+        if tokens not in ("bytes-compact", "chars", "words"):
+            raise Refuse("--text needs --tokens bytes-compact, chars or words: what a token is")
+        pieces = pieces_of_text(text, tokens, order, eos, eos_first and tokens == "words", strip)
+    else:
+        if tokens not in ("bytes-compact", "chars", "words", "ids"):
+            raise Refuse("--vocab needs --tokens bytes-compact, chars, words or ids: what a token is")
+        pieces = pieces_of_list(given, tokens, size, fairseq)
+        if tokens in ("words", "bytes-compact") and EOS not in pieces:
+            raise Refuse(f"--vocab {given}: with --tokens {tokens} it needs <eos>, the end of a line")
+        if len(set(pieces)) != len(pieces) or b"" in pieces:
+            raise Refuse(f"--vocab {given}: a piece stands there twice, or is empty")
+    blob = np.frombuffer(vocab_blob(pieces, tokens), np.uint8)
+    return (fitting(blob, len(pieces), size, given or text or "--tokens bytes"),
+            {"tokens": tokens, "pieces": None, "join-lines": False, "min-count": 0})
+
+
+def fitting(blob, have, size, where):
+    if have != size:
+        raise Refuse(f"the model has {size} tokens, {where} has {have}")
+    return blob
+
+
+# >>rows: what stands where in both -----------------------------------------------------------------------------------------
+
+class Row:
+    """orig: (name, shape) of the original's tensors. ours: names. forth and back make a list of arrays out of one. Tensors that
+    `may` be missing are None in forth's list."""
+
+    def __init__(self, orig, ours, forth=None, back=None, may=()):
+        self.orig, self.ours, self.may = orig, ours, set(may)
+        self.forth, self.back = forth or (lambda a: a), back or (lambda a: a)
+
+
+def same(name, shape, ours):
+    return Row([(name, shape)], [ours])
+
+
+def reshaped(name, shape, ours, to):
+    return Row([(name, shape)], [ours], lambda a: [a[0].reshape(to)], lambda a: [a[0].reshape(shape)])
+
+
+def turned(name, shape, ours):
+    return Row([(name, shape)], [ours], lambda a: [a[0].T], lambda a: [a[0].T])
+
+
+def parts(name, shape, ours, at):
+    """One of theirs, cut along its rows into several of ours."""
+    return Row([(name, shape)], ours, lambda a: np.split(a[0], at), lambda a: [np.concatenate(a)])
+
+
+def buffer(name, shape, value, may=()):
+    """What they store though it is known: left out on the way in, made again on the way out."""
+    return Row([(name, shape)], [], lambda a: [], lambda a: [np.asarray(value, np.float32).reshape(shape)], may)
+
+
+def twice(first, second, shape, ours):
+    """One tensor under two names. The second may be missing."""
+    def forth(a):
+        if a[1] is not None and not np.array_equal(a[0], a[1]):
+            raise Refuse(f"{first} and {second} should be one tensor, and differ")
+        return a[:1]
+    return Row([(first, shape), (second, shape)], [ours], forth, lambda a: [a[0], a[0]], [second])
+
+
+def words_of(names):
+    return ", ".join(list(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def checked(name, a, shape):
+    if a.dtype != np.float32:
+        raise Refuse(f"{name} has numbers of type {a.dtype}, want float32")
+    if shape is not None and tuple(a.shape) != tuple(shape):
+        raise Refuse(f"{name} has shape {tuple(a.shape)}, want {tuple(shape)}")
+    return a
+
+
+def to_ours(rows, source):
+    left, out = dict(source), OrderedDict()
+    for row in rows:
+        lost = [n for n, _ in row.orig if n not in left and n not in row.may]
+        if lost:
+            raise Refuse(f"it lacks {words_of(lost)}")
+        got = [checked(n, left.pop(n), s) if n in left else None for n, s in row.orig]
+        for name, a in zip(row.ours, row.forth(got)):
+            out[name] = np.ascontiguousarray(a)
+    if left:
+        raise Refuse(f"names that are not known: {words_of(left)}")
+    return out
+
+
+STATE = ("optim.", "memory.", "state.", "arch.", "grads", "vocab")
+
+
+def to_theirs(rows, source):
+    left, out = {k: v for k, v in source.items() if not k.startswith(STATE)}, OrderedDict()
+    for row in rows:
+        lost = [n for n in row.ours if n not in left]
+        if lost:
+            raise Refuse(f"it lacks {words_of(lost)}")
+        try:
+            made = row.back([checked(n, left.pop(n), None) for n in row.ours])
+        except ValueError:
+            raise Refuse(f"{words_of(row.ours)}: the shape is not the one that the rest of the model has") from None
+        for (name, shape), a in zip(row.orig, made):
+            out[name] = np.ascontiguousarray(checked(name, a, shape))
+    if left:
+        raise Refuse(f"names that are not known: {words_of(left)}")
+    return out
+
+
+def shape_of(tensors, name, ndim):
+    if name not in tensors:
+        raise Refuse(f"it lacks {name}")
+    if tensors[name].ndim != ndim:
+        raise Refuse(f"{name} has {tensors[name].ndim} dimensions, want {ndim}")
+    return tensors[name].shape
+
+
+def config_of(path, meta):
+    try:
+        config = json.loads(meta["config"])
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise Refuse(f"{path} is damaged: its configuration is no JSON object")
+    return config
+
+
+def count_of(tensors, form):
+    """How many names form % 0, form % 1, .. there are."""
+    n = 0
+    while form % n in tensors:
+        n += 1
+    return n
+
+
+def ratio_of(widths):
+    """The number by whose powers the widths of clusters fall."""
+    for g in [4.0] + ([widths[0] / widths[1]] if len(widths) > 1 else []) + [float(g) for g in range(2, 65)]:
+        if g > 1 and all(math.floor(widths[0] / g ** i) == w for i, w in enumerate(widths)):
+            return g
+    raise Refuse(f"clusters are {', '.join(map(str, widths))} wide: no number divides each into the next")
+
+
+class Options:
+    """The options of the command line. What was given and never asked for is refused at the end."""
+
+    def __init__(self, given):
+        self.given, self.asked = given, set()
+
+    def take(self, name, missing=None):
+        self.asked.add(name)
+        return self.given.get(name, missing)
+
+    def need(self, name, what):
+        value = self.take(name)
+        if value is None:
+            raise Refuse(f"--{name} is needed: {what}")
+        return value
+
+    def finish(self, kind):
+        rest = sorted(set(self.given) - self.asked)
+        if rest:
+            raise Refuse(f"--{rest[0]} means nothing for {kind}")
+
+
+def divides(o, name, whole, of):
+    n = o.need(name, f"the number of attention heads, which divides {of} {whole}; the file does not say it")
+    if n < 1 or whole % n:
+        raise Refuse(f"--{name} {n} does not divide {of} {whole}")
+    return n
+
+
+# >>adaptive span --------------------------------------------------------------------------------------------------------
+
+def span_rows(s):
+    d, H, D, L, N, f, V = s["d"], s["H"], s["D"], s["L"], s["N"], s["f"], s["V"]
+    rows = [Row([("key_pe", (1, D, L))], ["key_pe"], lambda a: [a[0][0].T], lambda a: [a[0].T[None]])]
+    if s["io"]:
+        sizes, widths, tied = s["io"]
+        for i, (n, w) in enumerate(zip(sizes, widths)):
+            inside = [(f"in_emb.emb_layers.{i}.weight", f"out_emb.out_layers.{i}.weight", (n, w), "tables"),
+                      (f"in_emb.emb_projs.{i}", f"out_emb.out_projs.{i}", (d, w), "projs")]
+            for a, b, shape, kind in inside:
+                rows += [twice(a, b, shape, f"in_emb.{kind}.{i}")] if tied else [
+                    same(a, shape, f"in_emb.{kind}.{i}"), same(b, shape, f"out_emb.{kind}.{i}")]
+            rows += [same(f"out_emb.out_layers.{i}.bias", (n,), f"out_emb.biases.{i}")]
+        if len(sizes) > 1:
+            rows += [same("out_emb.cluster_proj.weight", (len(sizes) - 1, d), "out_emb.cluster.weight"),
+                     same("out_emb.cluster_proj.bias", (len(sizes) - 1,), "out_emb.cluster.bias")]
+    else:
+        rows += [same("in_emb.weight", (V, d), "in_emb.weight"), same("out_emb.weight", (V, d), "out_emb.weight"),
+                 same("out_emb.bias", (V,), "out_emb.bias")]
+    for l in range(s["nl"]):
+        a, p = f"layers.{l}.attn.attn.", f"layers.{l}."
+        if s["adapt"]:
+            z = (1,) if s["one"] else (H, 1, 1)
+            names = [a + "adaptive_span._mask."] + ([a + "persistent_memory.adaptive_span._mask."] if N else [])
+
+            def forth(got, names=names, count=1 if s["one"] else H, clip=s["clip"]):
+                if len(got) > 1 and got[1] is not None and not np.array_equal(got[0], got[1]):
+                    raise Refuse(f"{names[0]}current_val and {names[1]}current_val should be one tensor, and differ")
+                return [np.clip(got[0], 0, 1).reshape(count) if clip else got[0].reshape(count)]
+            rows += [Row([(n + "current_val", z) for n in names], [p + "attn.span"], forth,
+                         lambda got, z=z, k=len(names): [got[0].reshape(z)] * k, [n + "current_val" for n in names[1:]])]
+            rows += [buffer(n + "mask_template", (L,), np.arange(1 - L, 1), [n + "mask_template"]) for n in names]
+        if N:
+            rows += [Row([(a + "persistent_memory.key", (H, D, N))], [p + "attn.pers_key"], lambda x: [x[0].transpose(0, 2, 1)],
+                         lambda x: [x[0].transpose(0, 2, 1)]),
+                     same(a + "persistent_memory.val", (H, N, D), p + "attn.pers_val")]
+        rows += [same(f"{p}attn.proj_{name}.weight", (d, d), f"{p}attn.{w}")
+                 for name, w in (("query", "wq"), ("out", "wo"), ("val", "wv"), ("key", "wk"))]
+        for norm in ("norm1",) if N else ("norm1", "norm2"):
+            rows += [same(f"{p}{norm}.{w}", (d,), f"{p}{norm}.{w}") for w in ("weight", "bias")]
+        if not N:
+            rows += [same(f"{p}ff.{n}", shape, f"{p}ff.{n}") for n, shape in
+                     (("fc1.weight", (f, d)), ("fc1.bias", (f,)), ("fc2.weight", (d, f)), ("fc2.bias", (d,)))]
+    return rows
+
+
+def span_in(t, o, fairseq):
+    _, D, L = shape_of(t, "key_pe", 3)
+    d = shape_of(t, "layers.0.attn.proj_query.weight", 2)[0]
+    a = "layers.0.attn.attn."
+    s = {"D": D, "L": L, "d": d, "H": d // D, "nl": count_of(t, "layers.%d.attn.proj_query.weight"), "N": 0, "f": 1,
+         "io": None, "V": 0, "adapt": a + "adaptive_span._mask.current_val" in t, "clip": fairseq}
+    if d % D:
+        raise Refuse(f"key_pe has heads of {D}, which do not divide the hidden size {d}")
+    s["one"] = s["adapt"] and fairseq and t[a + "adaptive_span._mask.current_val"].ndim == 1
+    heads = o.take("heads")
+    if heads is not None and heads != s["H"]:
+        raise Refuse(f"--heads {heads}: it has {s['H']}")
+    if a + "persistent_memory.key" in t:
+        s["N"] = shape_of(t, a + "persistent_memory.key", 3)[2]
+    else:
+        s["f"] = shape_of(t, "layers.0.ff.fc1.weight", 2)[0]
+    config = {"nlayers": s["nl"], "hid-sz": d, "inner-hid-sz": s["f"], "nheads": s["H"], "attn-span": L, "pers-mem-size": s["N"],
+              "adapt-span": s["adapt"], "adapt-span-ramp": o.take("ramp", 32) if s["adapt"] else 32, "adapt-span-cache": True,
+              "span-per-layer": s["one"], "no-renorm": fairseq, "literal": not fairseq and not o.take("corrected", False),
+              "adapt-io": False, "adapt-io-tied": False, "adapt-io-divval": 4, "adapt-io-cutoffs": None}
+    if "in_emb.weight" in t:
+        s["V"] = shape_of(t, "in_emb.weight", 2)[0]
+    else:
+        k = count_of(t, "in_emb.emb_layers.%d.weight")
+        shapes = [shape_of(t, f"in_emb.emb_layers.{i}.weight", 2) for i in range(k)]
+        if not k:
+            raise Refuse("it lacks in_emb.weight and in_emb.emb_layers.0.weight")
+        sizes, widths = [x[0] for x in shapes], [x[1] for x in shapes]
+        pairs = [(f"in_emb.emb_layers.{i}.weight", f"out_emb.out_layers.{i}.weight") for i in range(k)]
+        pairs += [(f"in_emb.emb_projs.{i}", f"out_emb.out_projs.{i}") for i in range(k)]
+        tied = all(b not in t or (a in t and np.array_equal(t[a], t[b])) for a, b in pairs)
+        s["io"], s["V"] = (sizes, widths, tied), sum(sizes)
+        config.update({"adapt-io": True, "adapt-io-tied": tied, "adapt-io-divval": ratio_of(widths),
+                       "adapt-io-cutoffs": ",".join(str(sum(sizes[:i])) for i in range(1, k))})
+        if k == 1:
+            raise Refuse("an adaptive input of one cluster is a plain one with a projection, which the trainer has not")
+    config["block-sz"] = o.take("block-sz", 512)
+    blob, words = vocabulary(o, s["V"], "count-later" if s["io"] else "first", strip=True, fairseq=fairseq)
+    config.update(words)
+    return "seqtx.attn_span.1", span_rows(s), config, blob
+
+
+def span_out(c, t, fairseq):
+    L, D = shape_of(t, "key_pe", 2)
+    s = {"D": D, "L": L, "d": c["hid-sz"], "H": c["nheads"], "nl": c["nlayers"], "N": c["pers-mem-size"], "f": c["inner-hid-sz"],
+         "io": None, "V": 0, "adapt": c["adapt-span"], "one": c["span-per-layer"], "clip": False}
+    if c["no-renorm"] != fairseq:
+        raise Refuse("--to fairseq-span is for models with --no-renorm, --to attn-span for those without: they are different models, "
+                     "and their weights do not carry over")
+    if c["adapt-io"]:
+        k = count_of(t, "in_emb.tables.%d")
+        shapes = [shape_of(t, f"in_emb.tables.{i}", 2) for i in range(k)]
+        s["io"] = ([x[0] for x in shapes], [x[1] for x in shapes], c["adapt-io-tied"])
+    else:
+        s["V"] = shape_of(t, "in_emb.weight", 2)[0]
+    if fairseq and (s["N"] or s["io"] or not s["adapt"]):
+        raise Refuse("--to fairseq-span: fairseq's has an adaptive span, no persistent vectors and no adaptive input")
+    return span_rows(s)
+
+
+# >>sru ------------------------------------------------------------------------------------------------------------------
+
+def planes(k, O):
+    """Rows (s H + j) k + i of theirs are rows i O + s H + j of ours."""
+    def forth(w):
+        return w.reshape(O, k, w.shape[1]).transpose(1, 0, 2).reshape(k * O, w.shape[1])
+
+    def back(w):
+        return w.reshape(k, O, w.shape[1]).transpose(1, 0, 2).reshape(O * k, w.shape[1])
+    return forth, back
+
+
+def sru_rows(s):
+    """s: layout (2.6, 3.0 or ++), prefix, O, layers (I, P, k, attends, LN in the transform), first, norm, scale, V, E, io."""
+    O, rows, pre = s["O"], [], s["prefix"]
+    if s["io"]:
+        sizes, widths, shared = s["io"]
+        K = len(sizes) - 1
+        for i, (n, w) in enumerate(zip(sizes, widths)):
+            a = f"output_layer.out_layers.{i}."
+            if i == 0:      # the last K rows of their head are the other clusters, in the order that ours has, too
+                rows += [parts(a + "weight", (n + K, w), ["out_emb.tables.0", "out_emb.cluster.weight"], [n]),
+                         parts(a + "bias", (n + K,), ["out_emb.biases.0", "out_emb.cluster.bias"], [n])]
+            else:
+                rows += [same(a + "weight", (n, w), f"out_emb.tables.{i}"), same(a + "bias", (n,), f"out_emb.biases.{i}")]
+            p, e = f"output_layer.out_projs.{i}", f"embedding_layer.emb_projs.{i}"
+            rows += [twice(p, e, (O, w), f"out_emb.projs.{i}")] if shared else [
+                same(p, (O, w), f"out_emb.projs.{i}"), same(e, (O, w), f"in_emb.projs.{i}")]
+    elif s["V"]:
+        rows += [same("embedding_layer.weight", (s["V"], s["E"]), "in_emb.weight"),
+                 same("output_layer.weight", (s["V"], O), "out_emb.weight"), same("output_layer.bias", (s["V"],), "out_emb.bias")]
+    if s["first"]:
+        rows += [same(pre + "input_to_hidden.weight", (O, s["first"]), "input.weight")]
+    for l, (I, P, k, attends, ln) in enumerate(s["layers"]):
+        a, q = f"{pre}rnn_lst.{l}.", f"layers.{l}."
+        m = a + "transform_module."
+        forth, back = planes(k, O)
+        if s["layout"] == "2.6":
+            if P:
+                rows += [turned(a + "weight_proj", (I, P), q + "w1")]
+            rows += [Row([(a + "weight", (P or I, O * k))], [q + "w3"], lambda x, f=forth: [f(x[0].T)],
+                         lambda x, b=back: [b(x[0]).T])]
+        else:
+            names = {"3.0": ("0.weight", "1.weight") if P else ("", "weight"),
+                     "++": ("linear1.weight", "linear3.weight" if attends else "linear2.weight")}[s["layout"]]
+            if P:
+                rows += [same(m + names[0], (P, I), q + "w1")]
+            if attends:
+                rows += [same(m + "linear2.weight", (2 * P, P), q + "w2"), same(m + "alpha", (1,), q + "alpha")]
+            if ln:
+                rows += [same(f"{m}layer_norm.{w}", (P,), f"{q}attn_norm.{w}") for w in ("weight", "bias")]
+            rows += [Row([(m + names[1], (O * k, P or I))], [q + "w3"], lambda x, f=forth: [f(x[0])], lambda x, b=back: [b(x[0])])]
+        rows += [reshaped(a + "weight_c", (2 * O,), q + "v", (2, O)), reshaped(a + "bias", (2 * O,), q + "bias", (2, O)),
+                 buffer(a + "scale_x", (1,), s["scale"], [a + "scale_x"])]
+        if s["norm"] != "none":
+            n = I if s["norm"] == "before" else O
+            rows += [same(f"{a}layer_norm.{w}", (n,), f"{q}norm.{w}") for w in ("weight", "bias")]
+    return rows
+
+
+def sru_layer(t, a, layout, O):
+    """(I, P, k, attends, LN in the transform) of the layer whose names begin with a."""
+    m = a + "transform_module."
+    if layout == "2.6":
+        fan, cols = shape_of(t, a + "weight", 2)
+        I, P = shape_of(t, a + "weight_proj", 2) if a + "weight_proj" in t else (fan, 0)
+    elif layout == "3.0":
+        if m + "0.weight" in t:
+            (P, I), cols = shape_of(t, m + "0.weight", 2), shape_of(t, m + "1.weight", 2)[0]
+        else:
+            (cols, I), P = shape_of(t, m + "weight", 2), 0
+    else:
+        P, I = shape_of(t, m + "linear1.weight", 2)
+        attends = m + "linear3.weight" in t
+        cols = shape_of(t, m + ("linear3.weight" if attends else "linear2.weight"), 2)[0]
+    if cols not in (3 * O, 4 * O):
+        raise Refuse(f"layer {a}: a product of {cols} rows, want 3 or 4 times the {O} of its bias")
+    return I, P, cols // O, layout == "++" and attends, layout == "++" and m + "layer_norm.weight" in t
+
+
+def attention_options(attends):
+    """--attention, --attention-every and --attention-last for the layers that attend."""
+    n = len(attends)
+    if not any(attends):
+        return False, 0, 0
+    if all(attends):
+        return True, 0, 0
+    for every in range(2, n + 1):
+        if attends == [(i + 1) % every == 0 for i in range(n)]:
+            return True, every, 0
+    if attends == sorted(attends):
+        return True, 0, sum(attends)
+    which = ", ".join(str(i + 1) for i in range(n) if attends[i])
+    raise Refuse(f"layers {which} attend: neither every n-th layer nor the last ones, and the trainer has no other")
+
+
+def sru_in(t, o, layout):
+    pre = "rnn." if any(k.startswith("rnn.rnn_lst.") for k in t) else ""
+    nl = count_of(t, pre + "rnn_lst.%d.bias")
+    if not nl:
+        raise Refuse(f"it lacks {pre}rnn_lst.0.bias")
+    O = shape_of(t, pre + "rnn_lst.0.bias", 1)[0] // 2
+    custom = [k for k in t if ".custom_m." in k]
+    if custom:
+        raise Refuse(f"{custom[0]}: a transform of the user's own is not known here")
+    layers = [sru_layer(t, f"{pre}rnn_lst.{l}.", layout, O) for l in range(nl)]
+    s = {"layout": layout, "prefix": pre, "O": O, "layers": layers, "first": 0, "norm": "none", "scale": 1.0, "V": 0, "E": O,
+         "io": None}
+    if pre + "input_to_hidden.weight" in t:
+        s["first"] = shape_of(t, pre + "input_to_hidden.weight", 2)[1]
+    if f"{pre}rnn_lst.0.layer_norm.weight" in t:
+        n = shape_of(t, f"{pre}rnn_lst.0.layer_norm.weight", 1)[0]
+        I = layers[0][0]
+        known = "before" if n == I != O else "after" if n == O != I else None
+        s["norm"] = o.take("norm", known)
+        if s["norm"] is None:
+            o.need("norm", "before the product or after the recurrence: the file does not say where the layer norm of a cell is (SRU's "
+                           "own default is before)")
+        if known and s["norm"] != known:
+            raise Refuse(f"--norm {s['norm']}: its width says {known}")
+    scales = [float(t[k][0]) for k in t if k.endswith(".scale_x") and t[k].shape == (1,)]
+    if scales and any(x != scales[0] for x in scales):
+        raise Refuse("scale_x differs from layer to layer")
+    s["scale"] = scales[0] if scales else 1.0
+    if s["scale"] < 1:
+        raise Refuse(f"scale_x is {s['scale']}, want 1 or more")
+    wide = {x[2] == 4 for x in layers if x[0] != O}     # a layer that is not as wide as its input says whether there is a highway
+    if len(wide) > 1 or any(x[2] == 4 and x[0] == O for x in layers):
+        raise Refuse("some of its layers have four products where others have three")
+    skip = wide.pop() if wide else not o.take("no-skip", False)
+    widths = sorted({x[1] for x in layers if x[1]})
+    if len(widths) > 1:
+        raise Refuse(f"projections are {', '.join(map(str, widths))} wide: the trainer has one width for all")
+    P = widths[0] if widths else 0
+    for l, x in enumerate(layers):
+        I = O if l or s["first"] else x[0]
+        if x[0] != I:
+            raise Refuse(f"layer {l} takes {x[0]} numbers, the one before gives {O}")
+        if layout != "++" and x[1] != (P if P < x[0] and P < O else 0):
+            how = f"by a projection to {x[1]}" if x[1] else "without a projection"
+            raise Refuse(f"layer {l}: {x[0]} to {O} {how}: the trainer has one in every layer where it is narrower than both, and only "
+                         "there")
+    attention, every, last = attention_options([x[3] for x in layers])
+    heads = divides(o, "heads", P, "the projection's width") if attention else 1
+    literal = attention and s["norm"] == "before" and not o.take("corrected", False)     # the memory is not normalised
+    if layout == "++" and len({x[4] for x in layers}) > 1:
+        raise Refuse("some layers have a layer norm in the product, others have none")
+    config = {"cell": "sru++" if layout == "++" else "sru", "nlayers": nl, "hid-sz": O, "emb-sz": s["first"] or layers[0][0],
+              "proj-sz": P, "skip": skip, "highway-bias": math.log((s["scale"] ** 2 - 1) / 2) if s["scale"] > 1 else 0,
+              "rescale": s["scale"] > 1, "tanh": o.take("tanh", False), "v1": False, "norm": s["norm"],
+              "input-first": bool(s["first"]), "literal": literal, "nheads": heads, "attention": attention,
+              "attention-every": every, "attention-last": last, "attn-norm": layout == "++" and layers[0][4],
+              "attn-norm-first": False, "tied": False, "adapt-io": False, "adapt-io-separate": False,
+              "adapt-io-divval": 4, "adapt-io-cutoffs": None}
+    k = count_of(t, "output_layer.out_layers.%d.weight")
+    if k:
+        shapes = [shape_of(t, f"output_layer.out_layers.{i}.weight", 2) for i in range(k)]
+        sizes, w = [x[0] for x in shapes], [x[1] for x in shapes]
+        sizes[0] -= k - 1
+        pairs = [(f"output_layer.out_projs.{i}", f"embedding_layer.emb_projs.{i}") for i in range(k)]
+        shared = all(b not in t or (a in t and np.array_equal(t[a], t[b])) for a, b in pairs)
+        s["io"], s["V"] = (sizes, w, shared), sum(sizes)
+        if k == 1:
+            raise Refuse("an adaptive softmax of one cluster: the trainer has none")
+        config.update({"adapt-io": True, "adapt-io-separate": not shared, "adapt-io-divval": ratio_of(w), "emb-sz": w[0],
+                       "adapt-io-cutoffs": ",".join(str(sum(sizes[:i])) for i in range(1, k))})
+    elif "embedding_layer.weight" in t:
+        s["V"], s["E"] = shape_of(t, "embedding_layer.weight", 2)
+    if not s["V"]:
+        return "seqtx.sru.stack.1", sru_rows(s), config, None
+    config["block-sz"] = o.take("block-sz", 512)
+    config["eval-unroll"] = config["block-sz"]
+    blob, words = vocabulary(o, s["V"], "count" if s["io"] else "sorted", eos_first=True)
+    config.update(words)
+    return "seqtx.sru.1", sru_rows(s), config, blob
+
+
+def sru_out(c, t, layout, stack):
+    O, nl = c["hid-sz"], c["nlayers"]
+    layers = []
+    if (layout == "++") != (c["cell"] == "sru++"):
+        raise Refuse(f"--to {'sru++' if layout == '++' else 'sru-' + layout}: the checkpoint's --cell is {c['cell']}")
+    if c["v1"] or c["tied"] or c["attn-norm-first"]:
+        raise Refuse("the original's files have no place for --v1, --tied or --attn-norm-first")
+    for l in range(nl):
+        q = f"layers.{l}."
+        rows, fan = shape_of(t, q + "w3", 2)
+        P, I = shape_of(t, q + "w1", 2) if q + "w1" in t else (0, fan)
+        layers.append((I, P, rows // O, q + "w2" in t, q + "attn_norm.weight" in t))
+    scale = math.sqrt(1 + 2 * math.exp(c["highway-bias"])) if c["rescale"] and c["skip"] else 1.0
+    s = {"layout": layout, "prefix": "" if stack else "rnn.", "O": O, "layers": layers, "norm": c["norm"], "scale": scale,
+         "V": 0, "E": O, "io": None, "first": shape_of(t, "input.weight", 2)[1] if "input.weight" in t else 0}
+    if c["adapt-io"]:
+        k = count_of(t, "out_emb.tables.%d")
+        shapes = [shape_of(t, f"out_emb.tables.{i}", 2) for i in range(k)]
+        s["io"] = ([x[0] for x in shapes], [x[1] for x in shapes], not c["adapt-io-separate"])
+    elif not stack:
+        s["V"], s["E"] = shape_of(t, "in_emb.weight", 2)
+    return sru_rows(s)
+
+
+# >>compressive ----------------------------------------------------------------------------------------------------------
+
+def comp_rows(s):
+    D, E, V, H, L, r, F, reach = s["D"], s["E"], s["V"], s["H"], s["L"], s["r"], s["F"], s["reach"]
+    hd, kv, rows = D // H, s["kv"] * (D // H), []
+    rows += [same("token_emb.weight", (V, E), "in_emb.weight")]
+    if E != D:
+        rows += [same("to_model_dim.weight", (D, E), "in_proj.weight"), same("to_model_dim.bias", (D,), "in_proj.bias"),
+                 same("to_logits.0.weight", (E, D), "out_proj.weight"), same("to_logits.0.bias", (E,), "out_proj.bias")]
+    last = "to_logits." if s["flat"] else "to_logits.1."
+    rows += [same(last + "weight", (V, E), "out_emb.weight"), same(last + "bias", (V,), "out_emb.bias")]
+    rows += [Row([("pos_emb", (H, reach, hd))], ["key_pe"], lambda a: [a[0].transpose(1, 0, 2).reshape(reach, D)],
+                 lambda a: [a[0].reshape(reach, H, hd).transpose(1, 0, 2)])]
+    for l in range(L):
+        for side in ("attn", "ff"):
+            p, q = f"{side}_layers.{l}.", f"layers.{l}.{side}."
+            rows += [same(f"{p}fn.norm.{w}", (D,), f"{q}norm.{w}") for w in ("weight", "bias")]
+            if s["gru"]:
+                tail = "_l0" if s["old_gru"] else ""
+                rows += [same(f"{p}gru.{n}{tail}", shape, f"{q}gate.{n}") for n, shape in
+                         (("weight_ih", (3 * D, D)), ("weight_hh", (3 * D, D)), ("bias_ih", (3 * D,)), ("bias_hh", (3 * D,)))]
+            if s["mogrify"]:
+                k = D // 4
+                rows += [same(f"{p}mogrify.{x}.{i}.weight", (D, k) if i else (k, D), f"{q}gate.mogrify.{x.lower()}{i}")
+                         for x in "QR" for i in (0, 1)]
+        p, q = f"attn_layers.{l}.fn.fn.", f"layers.{l}."
+        rows += [same(p + "to_q.weight", (D, D), q + "attn.query.weight"),
+                 same(p + "to_kv.weight", (2 * kv, D), q + "attn.kv.weight"),
+                 same(p + "to_out.weight", (D, D), q + "attn.out.weight"), same(p + "to_out.bias", (D,), q + "attn.out.bias")]
+        conv = p + "compress_mem_fn.conv."
+        if l in s["compressing"]:
+            rows += [Row([(conv + "weight", (D, D, r))], [q + "compress.weight"],
+                         lambda a: [a[0].transpose(0, 2, 1).reshape(D, r * D)],
+                         lambda a: [a[0].reshape(D, r, D).transpose(0, 2, 1)]), same(conv + "bias", (D,), q + "compress.bias")]
+        else:       # every layer of theirs has one; these are never used, and are kept for the way back
+            rows += [same(conv + w, shape, "unused." + conv + w) for w, shape in (("weight", (D, D, r)), ("bias", (D,)))]
+        p, q = f"ff_layers.{l}.fn.fn.", f"layers.{l}.ff."
+        g = 2 if s["glu"] else 1
+        rows += [same(p + a, shape, q + b) for a, shape, b in
+                 (("w1.weight", (g * F, D), "fc1.weight"), ("w1.bias", (g * F,), "fc1.bias"), ("w2.weight", (D, F), "fc2.weight"),
+                  ("w2.bias", (D,), "fc2.bias"))]
+    return rows
+
+
+def layer_list(text, L):
+    """--memory-layers as numbers from 0 on."""
+    if text in ("all", "none"):
+        return list(range(L)) if text == "all" else []
+    try:
+        layers = [int(x) - 1 for x in text.split(",")]
+    except ValueError:
+        layers = []
+    if not layers or len(set(layers)) != len(layers) or min(layers) < 0 or max(layers) >= L:
+        raise Refuse(f"--memory-layers {text}: want all, none or numbers from 1 to {L} with commas between")
+    return sorted(layers)
+
+
+def comp_in(t, o):
+    H, reach, hd = shape_of(t, "pos_emb", 3)
+    D = H * hd
+    if any(".mogrify.Q.0.0." in k for k in t):
+        raise Refuse("its mogrifiers have biases (a newer release): the library's have none")
+    V, E = shape_of(t, "token_emb.weight", 2)
+    conv = "attn_layers.0.fn.fn.compress_mem_fn.conv.weight"
+    r = shape_of(t, conv, 3)[2]
+    L = count_of(t, "attn_layers.%d.fn.fn.to_q.weight")
+    F = shape_of(t, "ff_layers.0.fn.fn.w2.weight", 2)[1]
+    heads = o.take("heads")
+    if heads is not None and heads != H:
+        raise Refuse(f"--heads {heads}: it has {H}")
+    S = o.need("block-sz", f"the length of a segment, seq_len; pos_emb has {reach} rows for it, memory and compressed memory together")
+    M = o.take("mem", S)
+    C = o.take("cmem", M // r)
+    if S + M + C != reach:
+        raise Refuse(f"--block-sz {S}, --mem {M} and --cmem {C} are {S + M + C} rows, pos_emb has {reach}: give all three")
+    text = o.need("memory-layers", "the layers that have a memory, as 6,7,8, or all (the original's default); the file does not say it")
+    memory = layer_list(text, L)
+    kv = shape_of(t, "attn_layers.0.fn.fn.to_kv.weight", 2)[0] // (2 * hd)
+    s = {"D": D, "E": E, "V": V, "H": H, "L": L, "r": r, "F": F, "reach": reach, "kv": kv, "compressing": memory if C else [],
+         "flat": "to_logits.weight" in t,
+         "gru": any(k.startswith("attn_layers.0.gru.") for k in t), "old_gru": "attn_layers.0.gru.weight_ih_l0" in t,
+         "mogrify": "attn_layers.0.mogrify.Q.0.weight" in t, "glu": shape_of(t, "ff_layers.0.fn.fn.w1.weight", 2)[0] == 2 * F}
+    if s["flat"] and E != D:
+        raise Refuse("to_logits.weight, as of 0.3.13 and before, with an embedding of another width is not known")
+    if s["mogrify"] and not s["gru"]:
+        raise Refuse("it has mogrifiers and no GRU")
+    literal = not o.take("corrected", False)
+    rotate = not o.take("no-enhanced-recurrence", False)
+    config = {"nlayers": L, "hid-sz": D, "emb-sz": E, "inner-hid-sz": F, "nheads": H, "kv-heads": kv, "block-sz": S,
+              "positions": "learned", "norm-after": False, "final-norm": False, "glu": s["glu"], "tied": False,
+              "gate": "gru" if s["gru"] else "residual",
+              "gate-relu": False, "mogrify": s["mogrify"], "memory-layers": text, "mem": M, "cmem": C, "mems": None, "cmems": None,
+              "recurrence": "rotate" if rotate else "none", "compress": "conv", "ratio": r, "overlap": 0, "conv-no-bias": False,
+              "dilations": None, "aux": "auto", "literal-rows": literal, "literal-pad": literal, "literal-mask": literal}
+    blob, words = vocabulary(o, V)
+    config.update(words)
+    return "seqtx.compressive.1", comp_rows(s), config, blob
+
+
+def comp_out(c, t, old):
+    want = {"positions": "learned", "norm-after": False, "final-norm": False, "tied": False, "gate-relu": False, "compress": "conv",
+            "overlap": 0, "conv-no-bias": False, "mems": None, "cmems": None}
+    for name, value in want.items():
+        if c[name] != value:
+            raise Refuse(f"the original has no --{name} {c[name]}")
+    if c["gate"] not in ("residual", "gru") or (c["kv-heads"] or c["nheads"]) not in (c["nheads"], 1):
+        raise Refuse(f"the original has no --gate {c['gate']}" if c["gate"] not in ("residual", "gru")
+                     else f"the original has no --kv-heads {c['kv-heads']}")
+    V, E = shape_of(t, "in_emb.weight", 2)
+    if old == "0.3.13" and E != c["hid-sz"]:
+        raise Refuse("--to compressive-0.3.13: an embedding of another width is not known there")
+    D, H, r = c["hid-sz"], c["nheads"], c["ratio"]
+    memory = layer_list(c["memory-layers"], c["nlayers"])
+    s = {"D": D, "E": E, "V": V, "H": H, "L": c["nlayers"], "r": r, "F": shape_of(t, "layers.0.ff.fc2.weight", 2)[1],
+         "reach": shape_of(t, "key_pe", 2)[0], "kv": c["kv-heads"] or H, "compressing": memory if c["cmem"] else [],
+         "flat": old == "0.3.13", "gru": c["gate"] == "gru", "old_gru": bool(old), "mogrify": c["mogrify"], "glu": c["glu"]}
+    for l in range(s["L"]):         # of a model that was trained here
+        name = f"unused.attn_layers.{l}.fn.fn.compress_mem_fn.conv."
+        if l not in s["compressing"] and name + "weight" not in t:
+            t[name + "weight"], t[name + "bias"] = np.zeros((D, D, r), np.float32), np.zeros(D, np.float32)
+    return comp_rows(s)
+
+
+# >>transformer-xl -------------------------------------------------------------------------------------------------------
+
+def turned_rows(a):
+    """Their head has the columns of the other clusters from the first on (Hugging Face), ours from the last on."""
+    return [x[::-1] for x in a]
+
+
+def xl_rows(s):
+    d, n, H, dh, f, nl, V, hf = s["d"], s["H"] * s["dh"], s["H"], s["dh"], s["f"], s["nl"], s["V"], s["hf"]
+    pre, rows = "transformer." if hf else "", []
+    emb = pre + "word_emb.emb_layers.%d.weight"
+    if not s["sizes"]:
+        rows += [twice(emb % 0, "crit.out_layers.0.weight", (V, d), "in_emb.weight"),
+                 same("crit.out_layers.0.bias", (V,), "out_emb.bias")]
+    elif s["whole"]:        # one table, of which the clusters are parts
+        at = np.cumsum(s["sizes"])[:-1]
+        table = twice(emb % 0, "crit.out_layers.0.weight", (V, d), "")
+        table.ours = [f"in_emb.tables.{i}" for i in range(len(s["sizes"]))]
+        merge = table.forth
+        table.forth = lambda a: np.split(merge(a)[0], at)
+        table.back = lambda a: [np.concatenate(a)] * 2
+        rows += [table, parts("crit.out_layers.0.bias", (V,), [f"out_emb.biases.{i}" for i in range(len(s["sizes"]))], at)]
+    else:
+        for i, (size, w) in enumerate(zip(s["sizes"], s["widths"])):
+            rows += [twice(emb % i, f"crit.out_layers.{i}.weight", (size, w), f"in_emb.tables.{i}"),
+                     same(f"crit.out_layers.{i}.bias", (size,), f"out_emb.biases.{i}")]
+            p, q = f"{pre}word_emb.emb_projs.{i}", f"crit.out_projs.{i}"
+            rows += [twice(p, q, (d, w), f"in_emb.projs.{i}")] if s["tied"][i] else [
+                same(p, (d, w), f"in_emb.projs.{i}"), same(q, (d, w), f"out_emb.projs.{i}")]
+    if s["sizes"]:
+        K, w = len(s["sizes"]) - 1, s["widths"][0]
+        flip = turned_rows if hf else None
+        rows += [Row([("crit.cluster_weight", (K, w))], ["out_emb.cluster.weight"], flip, flip),
+                 Row([("crit.cluster_bias", (K,))], ["out_emb.cluster.bias"], flip, flip)]
+    for l in range(nl):
+        p, q, g = f"{pre}layers.{l}.dec_attn.", f"layers.{2 * l}.attn.", f"layers.{2 * l + 1}.ff."
+        rows += [parts(p + "qkv_net.weight", (3 * n, d), [q + "query.weight", q + "kv.weight"], [n]),
+                 same(p + "o_net.weight", (d, n), q + "out.weight"), same(p + "r_net.weight", (n, d), q + "pos.weight")]
+        rows += [same(f"{p}layer_norm.{w}", (d,), f"{q}norm.{w}") for w in ("weight", "bias")]
+        if s["own"]:
+            rows += [same(p + "r_w_bias", (H, dh), q + "u"), same(p + "r_r_bias", (H, dh), q + "v")]
+        p = f"{pre}layers.{l}.pos_ff."
+        rows += [same(p + a, shape, g + b) for a, shape, b in
+                 (("CoreNet.0.weight", (f, d), "fc1.weight"), ("CoreNet.0.bias", (f,), "fc1.bias"),
+                  ("CoreNet.3.weight", (d, f), "fc2.weight"), ("CoreNet.3.bias", (d,), "fc2.bias"),
+                  ("layer_norm.weight", (d,), "norm.weight"), ("layer_norm.bias", (d,), "norm.bias"))]
+    if not s["own"]:
+        rows += [same(pre + "r_w_bias", (H, dh), "attn.u"), same(pre + "r_r_bias", (H, dh), "attn.v")]
+    name = pre + "pos_emb.inv_freq"
+    return rows + [Row([(name, (d // 2,))], [], lambda a: [], lambda a: [inverse_frequencies(d)], [name])]
+
+
+def inverse_frequencies(d):
+    torch = import_torch()
+    return (1 / (10000 ** (torch.arange(0.0, d, 2.0) / d))).numpy()
+
+
+def xl_in(t, o, hf):
+    pre = "transformer." if hf else ""
+    if any(k.endswith("r_emb") for k in t):
+        raise Refuse("attn_type 1 and 3 learn their positions by layer: train_par's Transformer-XL has sines only")
+    own = pre + "layers.0.dec_attn.r_w_bias" in t
+    H, dh = shape_of(t, pre + ("layers.0.dec_attn.r_w_bias" if own else "r_w_bias"), 2)
+    heads = o.take("heads")
+    if heads is not None and heads != H:
+        raise Refuse(f"--heads {heads}: it has {H}")
+    d = shape_of(t, pre + "layers.0.dec_attn.o_net.weight", 2)[0]
+    k = count_of(t, pre + "word_emb.emb_layers.%d.weight")
+    shapes = [shape_of(t, f"{pre}word_emb.emb_layers.{i}.weight", 2) for i in range(k)]
+    if not k:
+        raise Refuse(f"it lacks {pre}word_emb.emb_layers.0.weight")
+    s = {"d": d, "H": H, "dh": dh, "f": shape_of(t, pre + "layers.0.pos_ff.CoreNet.0.weight", 2)[0], "hf": hf, "own": own,
+         "tied": [], "nl": count_of(t, pre + "layers.%d.dec_attn.o_net.weight"), "V": sum(x[0] for x in shapes),
+         "sizes": None, "whole": False}
+    out = [f"crit.out_layers.{i}.weight" for i in range(k)]
+    if any(n in t and not np.array_equal(t[n], t[f"{pre}word_emb.emb_layers.{i}.weight"]) for i, n in enumerate(out)):
+        raise Refuse("its output has tables of its own (not_tied), which this does not convert")
+    ties = "none"
+    if "crit.cluster_weight" in t:
+        K = shape_of(t, "crit.cluster_weight", 2)[0]
+        if k == 1:
+            s["whole"] = True
+            if shapes[0][1] != d or any("_projs." in n for n in t):
+                raise Refuse("div_val 1 with an embedding of another width than the model's is not converted")
+            text = o.need("cutoffs", f"the ends of its {K} first clusters, as 20000,40000,200000; the file does not say them")
+            try:
+                cut = [int(x) for x in text.split(",")]
+            except ValueError:
+                cut = []
+            ends = [0] + cut + [s["V"]]
+            if len(cut) != K or any(a >= b for a, b in zip(ends, ends[1:])):
+                raise Refuse(f"--cutoffs {text}: want {K} rising numbers below {s['V']}, with commas between")
+            s["sizes"], s["widths"] = [b - a for a, b in zip(ends, ends[1:])], [d] * (K + 1)
+        else:
+            s["sizes"], s["widths"] = [x[0] for x in shapes], [x[1] for x in shapes]
+            for i in range(k):
+                p, q = f"{pre}word_emb.emb_projs.{i}", f"crit.out_projs.{i}"
+                s["tied"] += [q not in t or (p in t and np.array_equal(t[p], t[q]))]
+            if all(s["tied"]):
+                ties = "all"
+            elif all(s["tied"][1:]):
+                ties = "but-first"
+            else:
+                s["tied"] = [False] * k
+    elif k > 1 or shapes[0][1] != d:
+        raise Refuse("tables of several widths without crit.cluster_weight are not known")
+    mem = o.need("mem", "the rows of memory, mem_len; the file does not say it")
+    config = {"nlayers": 2 * s["nl"], "pattern": "xl", "hid-sz": d, "nheads": H, "head-sz": dh, "inner-hid-sz": s["f"],
+              "block-sz": o.take("block-sz", mem or 128), "mem": mem, "positions": "sines", "clamp-len": o.take("clamp-len", 0),
+              "same-length": o.take("same-length", False), "norm-before": False, "norm-eps": 1e-5, "own-uv": own, "biases": False,
+              "words-out": "adaptive" if s["sizes"] else "plain", "adaptive-in": bool(s["sizes"]), "tied": True, "tie-projs": ties,
+              "cutoffs": ",".join(str(x) for x in np.cumsum(s["sizes"])[:-1]) if s["sizes"] else None,
+              "div-val": ratio_of(s["widths"]) if s["sizes"] and not s["whole"] else 1, "proj-factor": 0, "proj-dims": None,
+              "emb-sz": s["widths"][0] if s["sizes"] else 0, "emb-scale": 0, "pad-id": -1, "divide-all": False, "arch": "logits",
+              "sines": "block", "pos-mode": "dist", "full-scale": False, "attn-relu": False, "reading": "streams"}
+    blob, words = vocabulary(o, s["V"], "count", eos=bool(s["sizes"]), eos_first=True)      # enwik8 and text8 have no <eos> there
+    config.update(words)
+    return "seqtx.par.1", xl_rows(s), config, blob
+
+
+def xl_out(c, t, hf):
+    want = {"pattern": "xl", "positions": "sines", "norm-before": False, "biases": False, "tied": True, "sines": "block",
+            "pos-mode": "dist", "full-scale": False, "attn-relu": False}
+    for name, value in want.items():
+        if c[name] != value:
+            raise Refuse(f"Transformer-XL's files have no place for --{name} {c[name]}")
+    if c["own-uv"] != hf:
+        raise Refuse("--to transfo-xl is for models with --own-uv, --to transformer-xl for those without")
+    d, H = c["hid-sz"], c["nheads"]
+    s = {"d": d, "H": H, "dh": c["head-sz"] or d // H, "f": c["inner-hid-sz"] or 4 * d, "hf": hf, "own": hf, "tied": [],
+         "nl": c["nlayers"] // 2, "sizes": None, "whole": False}
+    if c["words-out"] == "adaptive":
+        k = count_of(t, "in_emb.tables.%d")
+        shapes = [shape_of(t, f"in_emb.tables.{i}", 2) for i in range(k)]
+        s["sizes"], s["widths"] = [x[0] for x in shapes], [x[1] for x in shapes]
+        s["whole"], s["V"] = "in_emb.projs.0" not in t, sum(s["sizes"])
+        s["tied"] = [c["tie-projs"] == "all" or (c["tie-projs"] == "but-first" and i > 0) for i in range(k)]
+    else:
+        s["V"] = shape_of(t, "in_emb.weight", 2)[0]
+    return xl_rows(s)
+
+
+# >>par ------------------------------------------------------------------------------------------------------------------
+
+def par_rows(s):
+    """Kernels are (in,out) there."""
+    D, H, F, V, L = s["D"], s["H"], s["F"], s["V"], s["L"]
+    rows = [same("model/embed/embeddings", (V, D), "in_emb.weight")]
+
+    def cut(a):         # the columns of W_emb are Q | V | K; here keys stand before values
+        q, v, k = np.split(a[0].T, 3)
+        return [q, np.concatenate([k, v])]
+    for l in range(L):
+        b, a, f = f"model/stoch_blks/{l}/", f"layers.{l}.attn.", f"layers.{l}.ff."
+        rows += [Row([(b + "rmha/W_emb/kernel", (D, 3 * D))], [a + "query.weight", a + "kv.weight"], cut),
+                 Row([(b + "rmha/W_emb/bias", (3 * D,))], [a + "query.bias", a + "kv.bias"], cut)]
+        for name, shape, to in (("rmha/W_pos", (D, D), a + "pos"), ("rmha/dense", (D, D), a + "out"),
+                                ("ffn/layer_with_weights-0", (D, F), f + "fc1"), ("ffn/layer_with_weights-1", (F, D), f + "fc2")):
+            rows += [turned(f"{b}{name}/kernel", shape, to + ".weight"), same(f"{b}{name}/bias", (shape[1],), to + ".bias")]
+        for name, to in zip(s["uv"], "uv"):
+            rows += [reshaped(f"{b}rmha/{name}", (1, H, 1, D // H), a + to, (H, D // H))]
+        for name, to in (("layernorm_mha", a), ("layernorm_ffn", f)):
+            rows += [same(f"{b}{name}/gamma", (D,), to + "norm.weight"), same(f"{b}{name}/beta", (D,), to + "norm.bias")]
+        rows += [same(b + "pi", (3,), f"arch.{l}"), buffer(b + "tau", (), 1, [b + "tau"])]
+    w = "model/final_layer/"
+    if not s["tails"]:
+        return rows + [turned(w + "kernel", (D, V), "out_emb.weight"), same(w + "bias", (V,), "out_emb.bias")]
+    J, c0 = len(s["tails"]), V - sum(n for _, n in s["tails"])
+    rows += [Row([(f"{w}head_w/{name}", shape)], ["out_emb.tables.0" if name == "kernel" else "out_emb.biases.0",
+                                                 f"out_emb.cluster.{to}"], lambda a: np.split(a[0].T, [c0]))
+             for name, shape, to in (("kernel", (D, c0 + J), "weight"), ("bias", (c0 + J,), "bias"))]
+    for i, (h, n) in enumerate(s["tails"]):
+        t = f"{w}tail_w/{i}/layer_with_weights-"
+        rows += [same(t + "0/kernel", (D, h), f"out_emb.projs.{i + 1}"), same(t + "0/bias", (h,), f"out_emb.proj_biases.{i + 1}"),
+                 turned(t + "1/kernel", (h, n), f"out_emb.tables.{i + 1}"), same(t + "1/bias", (n,), f"out_emb.biases.{i + 1}")]
+    return rows
+
+
+def par_in(t, o):
+    V, D = shape_of(t, "model/embed/embeddings", 2)
+    b = "model/stoch_blks/0/"
+    uv = ("global_content_bias", "global_position_bias") if b + "rmha/global_content_bias" in t else ("u", "v")
+    H = shape_of(t, f"{b}rmha/{uv[0]}", 4)[1]
+    k = count_of(t, "model/final_layer/tail_w/%d/layer_with_weights-1/kernel")
+    tails = [shape_of(t, f"model/final_layer/tail_w/{i}/layer_with_weights-1/kernel", 2) for i in range(k)]
+    if not H or D % H:
+        raise Refuse(f"{H} heads do not divide {D}")
+    s = {"D": D, "H": H, "F": shape_of(t, b + "ffn/layer_with_weights-0/kernel", 2)[1], "V": V, "uv": uv, "tails": tails,
+         "L": count_of(t, "model/stoch_blks/%d/pi")}
+    ends = [V - sum(n for _, n in tails[i:]) for i in range(k)]
+    config = {"nlayers": s["L"], "pattern": "search", "hid-sz": D, "nheads": H, "head-sz": 0, "inner-hid-sz": s["F"],
+              "block-sz": o.need("block-sz", "the tokens of a segment, on which the positions depend; the file does not say it"),
+              "mem": o.need("mem", "the rows of memory; the file does not say it"), "positions": "sines", "clamp-len": 0,
+              "same-length": False, "norm-before": False, "norm-eps": 0.001, "own-uv": True, "biases": True,
+              "words-out": "reference" if k else "plain", "adaptive-in": False, "tied": False, "tie-projs": "none",
+              "cutoffs": ",".join(map(str, ends)) if k else None, "div-val": 0, "proj-factor": 4,
+              "proj-dims": ",".join(str(h) for h, _ in tails) if k else None, "emb-sz": 0, "emb-scale": 0,
+              "pad-id": 0 if k else -1, "divide-all": True, "arch": "pi", "gate-eval": "noise", "sines": "reference",
+              "pos-mode": "reference", "full-scale": True, "attn-relu": True, "reading": "streams"}
+    blob, words = vocabulary(o, V, "count")
+    config.update(words)
+    return "seqtx.par.1", par_rows(s), config, blob
+
+
+def par_out(c, t, stack):
+    raise Refuse("PAR's TensorFlow checkpoints are read and not written")
+
+
+# >>formats --------------------------------------------------------------------------------------------------------------
+
+# name: (what stands before the names in its files, the format of ours, into ours, out of ours)
+FORMATS = OrderedDict([
+    ("attn-span", ("module.", "attn_span", lambda t, o: span_in(t, o, False), lambda c, t, stack: span_out(c, t, False))),
+    ("fairseq-span", ("decoder.model.", "attn_span", lambda t, o: span_in(t, o, True), lambda c, t, stack: span_out(c, t, True))),
+    ("sru-2.6", ("", "sru", lambda t, o: sru_in(t, o, "2.6"), lambda c, t, stack: sru_out(c, t, "2.6", stack))),
+    ("sru-3.0", ("", "sru", lambda t, o: sru_in(t, o, "3.0"), lambda c, t, stack: sru_out(c, t, "3.0", stack))),
+    ("sru++", ("", "sru", lambda t, o: sru_in(t, o, "++"), lambda c, t, stack: sru_out(c, t, "++", stack))),
+    ("compressive", ("net.", "compressive", comp_in, lambda c, t, stack: comp_out(c, t, ""))),
+    ("compressive-0.3.18", ("net.", "compressive", comp_in, lambda c, t, stack: comp_out(c, t, "0.3.18"))),
+    ("compressive-0.3.13", ("net.", "compressive", comp_in, lambda c, t, stack: comp_out(c, t, "0.3.13"))),
+    ("par", ("", "par", par_in, par_out)),
+    ("transformer-xl", ("", "par", lambda t, o: xl_in(t, o, False), lambda c, t, stack: xl_out(c, t, False))),
+    ("transfo-xl", ("", "par", lambda t, o: xl_in(t, o, True), lambda c, t, stack: xl_out(c, t, True))),
+])
+
+
+def recognise(tensors, path):
+    """(format, what stands before all names) of an original."""
+    marks = (("attn-span", "layers.0.attn.proj_query.weight"), ("sru", "rnn_lst.0.bias"), ("sru", "rnn.rnn_lst.0.bias"),
+             ("compressive", "attn_layers.0.fn.fn.to_q.weight"), ("par", "model/embed/embeddings"),
+             ("transformer-xl", "layers.0.dec_attn.o_net.weight"),
+             ("transfo-xl", "transformer.layers.0.dec_attn.o_net.weight"))
+    for name in tensors:
+        for kind, mark in marks:
+            pre = name[:len(name) - len(mark)]
+            if not name.endswith(mark) or pre not in ("", "module.", "decoder.model.", "net.", "net.net.", "module.net."):
+                continue
+            if kind == "attn-span" and pre == "decoder.model.":
+                return "fairseq-span", pre
+            if kind == "sru":
+                inside = [n for n in tensors if ".transform_module." in n]
+                return ("sru++" if any(n.endswith(".linear1.weight") for n in inside) else "sru-3.0" if inside else "sru-2.6"), pre
+            if kind == "compressive" and pre + "to_logits.weight" in tensors:
+                return "compressive-0.3.13", pre
+            if kind == "compressive" and pre + "attn_layers.0.gru.weight_ih_l0" in tensors:
+                return "compressive-0.3.18", pre
+            if kind.startswith("transfo") and any(n.startswith(pre + "transformer.") for n in tensors):
+                kind = "transfo-xl"
+            return kind, pre
+    raise Refuse(f"{path}: no kind of model that is known here has names like {words_of(tensors) or 'none'}; kinds are "
+                 f"{', '.join(FORMATS)}")
+
+
+def into_ours(path, out, value, o, told, to):
+    kind, pre = recognise(value, path)
+    if told and told != kind:
+        raise Refuse(f"--from {told}: its names are those of {kind}")
+    if to not in (None, "seqtx"):
+        raise Refuse(f"--to {to}: {path} is {kind}, which becomes a checkpoint of ours (--to seqtx)")
+    other = [n for n in value if not n.startswith(pre)]
+    if other:
+        raise Refuse(f"names that are not known: {words_of(other)}")
+    plain = OrderedDict((n[len(pre):], a) for n, a in value.items())
+    form, rows, config, blob = FORMATS[kind][2](plain, o)
+    o.finish(kind)
+    tensors = to_ours(rows, plain)
+    if blob is not None:
+        tensors["vocab"] = np.ascontiguousarray(blob)
+    config = json.dumps(dict({"preset": None, "seed": 1, "batch-sz": 1, "batch-split": 1, "precision": "f32", "tf32": False}, **config))
+    write_safetensors(out, tensors, OrderedDict([("format", form), ("config", config), ("step", "0"), ("converted.from", kind),
+                                                 ("converted.prefix", pre)]))
+    if blob is None:
+        return f"{kind} -> {out}: the parameters of a stack without words, for stx_sru_create and stx_params_load"
+    return f"{kind} -> {out}: build/train_{FORMATS[kind][1]} --checkpoint {out} --eval-only --data FILE"
+
+
+def out_of_ours(path, out, tensors, meta, o, told, to):
+    form = meta["format"]
+    family = [f for f in ("attn_span", "sru", "compressive", "par") if form.startswith(f"seqtx.{f}.")]
+    if not family or meta.get("config") is None:
+        raise Refuse(f"{path}: format {form} is not known")
+    if told not in (None, "seqtx"):
+        raise Refuse(f"--from {told}: {path} is a checkpoint of ours")
+    if str(checksum(tensors, {k: v for k, v in meta.items() if k != "seal"})) != meta.get("seal"):
+        raise Refuse(f"{path} is damaged: its contents do not match its checksum; use another copy")
+    choices = [k for k, f in FORMATS.items() if f[1] == family[0]]
+    config = config_of(path, meta)
+    if to is None:
+        sure = {"attn_span": "fairseq-span" if config.get("no-renorm") else "attn-span", "compressive": "compressive",
+                "sru": "sru++" if config.get("cell") == "sru++" else None,
+                "par": "transfo-xl" if config.get("own-uv") else "transformer-xl"}
+        to = meta.get("converted.from", sure[family[0]])
+        if to is None:
+            raise Refuse("--to is needed: sru-2.6 or sru-3.0, which store their products in different ways")
+    if to not in choices:
+        raise Refuse(f"--to {to}: {path} can become {', '.join(choices)}")
+    o.finish("a checkpoint of ours: it knows its sizes")
+    try:
+        rows = FORMATS[to][3](config, tensors, form.startswith("seqtx.sru.stack"))
+    except KeyError as e:
+        raise Refuse(f"{path}: its configuration lacks {e}") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as e:
+        raise Refuse(f"{path}: its configuration is not one that a trainer writes ({e})") from None
+    plain = to_theirs(rows, tensors)
+    torch = import_torch()
+    pre = meta.get("converted.prefix", FORMATS[to][0]) if meta.get("converted.from") == to else FORMATS[to][0]
+    state = OrderedDict((pre + n, torch.from_numpy(np.array(a))) for n, a in plain.items())
+    write_pickle(out, {"iter_no": 0, "model": state} if to == "attn-span" else {"model": state} if to == "fairseq-span" else state)
+    return f"{form} -> {out}: {to}"
+
+
+# >>command line ---------------------------------------------------------------------------------------------------------
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise Refuse(message)
+
+
+def command_line(words):
+    p = Parser(prog="convert.py", description="Other programs' checkpoints into those of the trainers here, and back: see "
+               "docs/convert.md.", argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    p.add_argument("IN")
+    p.add_argument("OUT")
+    formats = ["seqtx"] + list(FORMATS)
+    p.add_argument("--from", metavar="FORMAT", choices=formats, help="only a check: what the names in IN have to be")
+    p.add_argument("--to", metavar="FORMAT", choices=formats, help="from a checkpoint of ours: " + ", ".join(FORMATS))
+    g = p.add_argument_group("what a file does not say of its model")
+    g.add_argument("--heads", type=int, help="attention heads")
+    g.add_argument("--block-sz", type=int, help="tokens of a block; compressive: the length of a segment")
+    g.add_argument("--mem", type=int, help="compressive, Transformer-XL: rows of memory")
+    g.add_argument("--cmem", type=int, help="compressive: rows of compressed memory")
+    g.add_argument("--memory-layers", metavar="LIST", help="compressive: layers with memory, as 6,7,8, or all")
+    g.add_argument("--no-enhanced-recurrence", action="store_true", help="compressive: memory stays in its layer")
+    g.add_argument("--ramp", type=float, help="adaptive span: length of the soft end of a span (32)")
+    g.add_argument("--norm", choices=["before", "after"], help="SRU: where the layer norm of a cell is")
+    g.add_argument("--no-skip", action="store_true", help="SRU: no highway")
+    g.add_argument("--tanh", action="store_true", help="SRU: tanh of the state")
+    g.add_argument("--cutoffs", metavar="LIST", help="Transformer-XL of one table: ends of the clusters")
+    g.add_argument("--clamp-len", type=int, help="Transformer-XL: distances beyond it count as it")
+    g.add_argument("--same-length", action="store_true", help="Transformer-XL: a query sees --mem keys and no more")
+    g.add_argument("--corrected", action="store_true", help="the form that the trainers here have by default, where the original "
+                   "differs")
+    g = p.add_argument_group("its vocabulary, unless its 256 tokens are bytes")
+    g.add_argument("--tokens", choices=list(KINDS), help="what a token is, as in the trainers")
+    g.add_argument("--text", metavar="FILE", help="the training text: its tokens are counted as the original did")
+    g.add_argument("--order", choices=ORDERS, help="... and numbered so, in place of the original's usual order")
+    g.add_argument("--vocab", metavar="FILE", help="in place of --text: a piece a line, or a checkpoint of ours")
+    return p.parse_args(words)
+
+
+def run(words):
+    given = {k.replace("_", "-"): v for k, v in vars(command_line(words)).items()}
+    path, out = given.pop("IN"), given.pop("OUT")
+    told, to = given.pop("from", None), given.pop("to", None)
+    o = Options(given)
+    prefix = path[:-6] if path.endswith(".index") else path
+    try:
+        if os.path.exists(prefix + ".index"):
+            return into_ours(prefix, out, read_tensorflow(prefix), o, told, to)
+        with open(path, "rb") as f:
+            begin = f.read(9)
+        if os.path.exists(out) and os.path.samefile(path, out):
+            raise Refuse(f"{path}: IN and OUT are one file")
+        if os.path.isdir(out):
+            raise Refuse(f"{out} is a directory")
+    except OSError as e:
+        raise Refuse(f"{path}: {e.strerror}") from None
+    if begin[8:9] == b"{":
+        tensors, meta = read_safetensors(path)
+        if str(meta.get("format", "")).startswith("seqtx."):
+            return out_of_ours(path, out, tensors, meta, o, told, to)
+        value = OrderedDict((n, a.astype(np.float32) if a.dtype == np.float16 else a) for n, a in tensors.items())
+    else:
+        value = state_dict_of(path, read_pickle(path))
+    return into_ours(path, out, value, o, told, to)
+
+
+def main():
+    try:
+        print(run(sys.argv[1:]))
+    except Refuse as e:
+        print(f"convert.py: {e}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
