@@ -16,7 +16,7 @@ check() {       # check NAME COMMAND
 }
 there() { command -v "$1" > /dev/null 2>&1 || { echo "skipped: $2, no $1"; false; }; }
 embed=$root/examples/embed
-make="make -s -C $root MAKEFLAGS= MAKELEVEL="
+make="make -s -C $root MAKEFLAGS= MAKELEVEL= T="       # not as part of the make that runs this
 
 # several files; the implementation in one of them
 check "the implementation, in its own file" "$CC -std=c99 $W -I$root -c $embed/seqtx.c -o seqtx.o"
@@ -62,7 +62,7 @@ fi
 if there python3 "Python by ctypes"; then
     mkdir -p "$work/tree/examples" "$work/tree/tests"
     cp Makefile seqtx.h seqtx_attn_span.h "$work/tree"; cp examples/*.[ch] examples/*.py "$work/tree/examples"
-    check "make shared" "make -s -C tree MAKEFLAGS= MAKELEVEL= CC='$CC' CFLAGS='-std=c99' shared"
+    check "make shared" "make -s -C tree MAKEFLAGS= MAKELEVEL= T= CC='$CC' CFLAGS='-std=c99' shared"
     check "it exports functions of the API, and nothing else" "nm -D --defined-only tree/build/libseqtx.so > names && [ \$(grep -c ' T stx_[a-z]' names) -ge 250 ] && ! grep -v ' T stx_[a-z]' names"
     check "Python by ctypes" "python3 tree/examples/ctypes_demo.py $root/README.md 3 20 > out && grep -q '^step 3: [4-8]\.[0-9]* bits per byte' out && [ \$(wc -c < out) -gt 45 ]"
     check "Python: headers of another version" "sed 's/VERSION  *\"$version\"/VERSION \"9.9.9\"/' $root/seqtx.h > seqtx.h && cp $root/seqtx_attn_span.h . &&

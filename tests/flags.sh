@@ -9,7 +9,7 @@ trap 'exit 1' INT TERM
 passed=0 failed=0
 
 try() {     # try COMPILER FLAGS..; what the program does not use is not compiled (SEQTX_STATIC)
-    printf 'int main(void) { return 0; }\n' > "$work/probe.c"
+    printf '#include <errno.h>\nint main(void) { return errno; }\n' > "$work/probe.c"
     if ! { "$@" "$work/probe.c" -o "$work/probe" && "$work/probe"; } > /dev/null 2>&1; then echo "skipped: $*"; return; fi
     if ! "$@" -Wall -Wextra -Wno-unknown-warning-option -Wno-unused-function -DSEQTX_STATIC tests/test_flags.c -o "$work/a" -lm > "$work/log" 2>&1; then
         echo "does not compile: $*"; head -n 12 "$work/log"; failed=$((failed + 1)); return
