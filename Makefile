@@ -117,14 +117,17 @@ DESTDIR =
 VERSION = $(shell sed -n 's/^.define STX_VERSION  *"\(.*\)"/\1/p' seqtx.h)
 INTO    = $(DESTDIR)$(PREFIX)
 install:
+	@case "$(PREFIX)" in /*) ;; *) echo "PREFIX=$(PREFIX): want a directory from the root on, as in PREFIX=$$PWD/there" >&2; exit 2 ;; esac
 	install -d "$(INTO)/include/seqtx" "$(INTO)/share/pkgconfig" "$(INTO)/share/cmake/seqtx" "$(INTO)/share/doc/seqtx"
 	install -m 644 $(wildcard seqtx*.h) seqtx_cuda.cu examples/text.h "$(INTO)/include/seqtx"
-	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' package/seqtx.pc.in > "$(INTO)/share/pkgconfig/seqtx.pc"
+	sed 's|@VERSION@|$(VERSION)|' package/seqtx.pc.in > "$(INTO)/share/pkgconfig/seqtx.pc"
 	sed 's|@VERSION@|$(VERSION)|' package/seqtx-config-version.cmake.in > "$(INTO)/share/cmake/seqtx/seqtx-config-version.cmake"
 	install -m 644 package/seqtx-config.cmake "$(INTO)/share/cmake/seqtx"
 	install -m 644 LICENSE "$(INTO)/share/doc/seqtx"
 uninstall:
-	rm -rf "$(INTO)/include/seqtx" "$(INTO)/share/cmake/seqtx" "$(INTO)/share/doc/seqtx" "$(INTO)/share/pkgconfig/seqtx.pc"
+	for f in $(wildcard seqtx*.h) seqtx_cuda.cu text.h; do rm -f "$(INTO)/include/seqtx/$$f"; done
+	rm -f "$(INTO)/share/cmake/seqtx/seqtx-config.cmake" "$(INTO)/share/cmake/seqtx/seqtx-config-version.cmake" "$(INTO)/share/doc/seqtx/LICENSE" "$(INTO)/share/pkgconfig/seqtx.pc"
+	for d in include/seqtx share/cmake/seqtx share/doc/seqtx; do rmdir "$(INTO)/$$d" 2>/dev/null || true; done
 
 # >>demo    DEMO: more options of the trainer, as in: make demo DEMO="--steps 200"
 build/demo.txt: examples/demo_data.sh | build

@@ -76,10 +76,10 @@
    numbers anywhere.
 
    Speed on a CPU: give the compiler -O2 or -O3 (without it everything is ten times slower); no -march is needed. Inner loops exist for
-   AVX-512, AVX2 and any processor, and the right ones are taken at run time. Loops run on all processors that the process may use
+   AVX-512, AVX2, NEON and any processor, and the right ones are taken at run time. Loops run on all processors that the process may use
    (desc.threads); work is given out as threads come, so a program that shares its machine with others is not held up by the slowest
    thread. desc.precision = STX_PREC_BF16 makes matrix products of bfloat16 factors
-   (AVX512-BF16: about twice the products' speed; AMX where there is any). Parameters and sums stay float.
+   (AVX512-BF16: about twice the products' speed; AMX, or ARM's BFDOT, where there is any). Parameters and sums stay float.
 
    GPU. Add seqtx_cuda.cu to the program (nvcc -O3 -arch=sm_90 -c seqtx_cuda.cu; CUDA 12 or later, sm_80 or newer), define SEQTX_CUDA
    in every file that includes this header, link -lcublasLt -lcudart -lstdc++, and set desc.device = STX_CUDA. Nothing else changes in a
@@ -182,7 +182,7 @@ typedef struct stx_desc {
     int      device;       /* STX_CPU (default), or STX_CUDA in builds with SEQTX_CUDA */
     int      precision;    /* STX_PREC_F32 (default), or STX_PREC_BF16. On a CPU: the factors of matrix products (those of more than 3
                               rows, and in attention) are rounded to bfloat16, sums and all else are float. Fast where the
-                              processor has AVX512-BF16, slower than f32 elsewhere; see stx_backend. On a GPU: activations and
+                              processor has AVX512-BF16, AMX or BFDOT (ARM), slower than f32 elsewhere; see stx_backend. On a GPU: activations and
                               their gradients are stored as bfloat16; parameters, their gradients, optimiser state, statistics,
                               scalars and all sums are float */
     int      gpu;          /* which one, as CUDA counts them from 0 */
@@ -4682,7 +4682,9 @@ static void stx__micro_neon_run(STX__MICRO_ARGS) {
 static const stx__micro stx__micro_neon = {6, 16, 1, stx__micro_neon_run, NULL, NULL, NULL, NULL, NULL, "neon"};
 
 /* bf16: BFDOT adds the two products of a pair to each of four sums. By its name in assembler, for compilers have a function for it only
-   where all of the file may use it. It takes denormals as zero, as AVX512-BF16 does, and rounds once for both products. */
+   where all of the file may use it. Denormals are zero, as to AVX512-BF16, and it rounds twice, to odd. Little-endian only: so pairs stand. */
+  #if !defined(__AARCH64EB__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 10)
+    #define STX__HAS_BFDOT 1
 STX__INLINE_FOR("bf16") void stx__bfdot_step(size_t i, float32x4_t (*s)[4], const uint16_t *const *g, size_t rs, const uint32x4_t *b) {
     float t;                    /* the bits of a pair */
     memcpy(&t, g[i / 3] + i % 3 * rs, 4);
@@ -4717,7 +4719,13 @@ static void stx__micro_bfdot_run(STX__MICRO_ARGS) {
     #include <sys/auxv.h>
 static int stx__has_bfdot(void) { return (getauxval(26) >> 14 & 1) != 0; }       /* AT_HWCAP2, HWCAP2_BF16: older headers lack the name */
   #elif defined(__APPLE__)
+    #ifdef __cplusplus
+extern "C" {
+    #endif
 extern int sysctlbyname(const char *, void *, size_t *, void *, size_t);        /* <sys/sysctl.h> hides it from strict C */
+    #ifdef __cplusplus
+}
+    #endif
 static int stx__has_bfdot(void) {
     int has = 0;
     size_t size = sizeof has;
@@ -4725,6 +4733,7 @@ static int stx__has_bfdot(void) {
 }
   #else
 static int stx__has_bfdot(void) { return 0; }
+  #endif
   #endif
 #endif
 
@@ -4760,8 +4769,8 @@ STX_INNER void stx__pair_rows(int fma, uint32_t *STX_RESTRICT to, const stx_real
 }
 STX_EACH_ISA(stx__pair_rows, (uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n), to, r0, r1, n)
 
-/* bf16. Without instructions for it: a pair is taken apart and multiplied in float, which gives what they give but for the order of
-   the sums. Slower than f32, but the same on every machine. */
+/* bf16. Without instructions for it: a pair is taken apart and multiplied in float, which gives what they give but for the order and
+   rounding of sums, and denormals. Slower than f32, but the same on every machine. */
 STX_INNER stx_real stx__half(uint32_t bits) { float f; memcpy(&f, &bits, 4); return (stx_real)f; }
 STX_INNER void stx__micro_pairs(int fma, STX__MICRO_ARGS) {
     stx_real t[4][16];
@@ -4784,7 +4793,7 @@ STX_INNER void stx__micro_pairs(int fma, STX__MICRO_ARGS) {
 STX_EACH_ISA(stx__micro_pairs, (STX__MICRO_ARGS), h, kc, av, rs, ks, bv, ldb, c, ldc, add)
 static const stx__micro stx__micro_bf16 = {4, 16, 2, stx__micro_pairs_base, NULL, NULL, NULL, stx__round_row_base, stx__pair_rows_base,
     "portable, bf16 by float"};
-  #ifdef STX__NEON
+  #ifdef STX__HAS_BFDOT
 static const stx__micro stx__micro_bfdot = {6, 16, 2, stx__micro_bfdot_run, NULL, NULL, NULL, stx__round_row_base, stx__pair_rows_base,
     "neon bf16"};
   #endif
@@ -4966,7 +4975,7 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
         if (isa == STX__ISA_AVX512) return &stx__micro_bf16_avx512;
         if (isa == STX__ISA_AVX2) return &stx__micro_bf16_avx2;
   #endif
-  #ifdef STX__NEON
+  #ifdef STX__HAS_BFDOT
         if (stx__has_bfdot()) return &stx__micro_bfdot;
   #endif
         return &stx__micro_bf16;

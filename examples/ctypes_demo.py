@@ -33,7 +33,8 @@ class Library:
         self._plain = dict(PLAIN, **{n: ctypes.c_void_p for n in re.findall(r"typedef [\w ]+\*?\(\*(stx_\w+)\)", text)})   # functions
         for name, body in re.findall(r"typedef struct (stx_\w+) \{(.*?)\} \1;", text, flags=re.S):
             try:
-                setattr(self, name, type(name, (ctypes.Structure,), {"_fields_": list(self._fields(body))}))
+                fields = list(self._fields(body))
+                setattr(self, name, type(name, (ctypes.Structure,), {"_fields_": fields, "__slots__": [f for f, _ in fields]}))    # a misspelt field is an error
             except KeyError:
                 pass                        # it holds a struct that no header shows: Python has pointers to it
         for result, name, arguments in re.findall(r"STX_DEF ([\w ]+?[\s*]+)(stx_\w+)\(([^;{]*?)\);", text):
@@ -45,6 +46,7 @@ class Library:
             except KeyError:
                 pass                        # it takes a struct by value
         want = re.search(r'#define STX_VERSION +"(.*?)"', text).group(1)
+        if not hasattr(self, "stx_version"): raise OSError(f"{path} is no library of seqtx's")
         got = self.stx_version().decode()
         if got != want: raise OSError(f"{path} is seqtx {got}, the headers in {include} are {want}: structs may differ")
 
@@ -109,9 +111,13 @@ def main():
         if not logits: sys.exit("ctypes_demo: " + lib.stx_error(x).decode())
         token.value = lib.stx_sample(ctypes.byref(how), i, logits, 256, work)
         out.append(token.value)
-    print(out.decode("utf-8", "replace"))
+    sys.stdout.flush()
+    sys.stdout.buffer.write(bytes(out) + b"\n")       # bytes as they are, whatever the terminal takes
     lib.stx_destroy(x)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (OSError, ValueError) as e:
+        sys.exit(f"ctypes_demo: {e}" + ("\n`make shared` makes the library" if "libseqtx.so" in str(e) else ""))

@@ -30,30 +30,33 @@ done
 stage="$work/a stage"
 check "make install" "$make install PREFIX=/opt/stx DESTDIR='$stage' && cd '$stage/opt/stx' && cmp include/seqtx/seqtx.h $root/seqtx.h && [ -f include/seqtx/seqtx_cuda.cu ] &&
     [ -f include/seqtx/text.h ] && [ \$(ls include/seqtx | wc -l) -eq \$(( \$(ls $root/seqtx*.h | wc -l) + 2 )) ] && [ -f share/doc/seqtx/LICENSE ] && ! grep -r '@[A-Z]*@' . "
-check "make uninstall" "$make uninstall PREFIX=/opt/stx DESTDIR='$stage' && [ -z \"\$(find '$stage' -type f)\" ]"
-prefix=$work/prefix
-check "make install PREFIX=.." "$make install PREFIX=$prefix"
+check "make uninstall, but for a file of somebody else" "echo mine > '$stage/opt/stx/include/seqtx/other.h' && $make uninstall PREFIX=/opt/stx DESTDIR='$stage' &&
+    [ \"\$(find '$stage' -type f)\" = '$stage/opt/stx/include/seqtx/other.h' ] && [ ! -d '$stage/opt/stx/share/doc/seqtx' ]"
+check "a PREFIX that moves" "! $make install PREFIX=out 2> said && grep -q 'from the root on' said && [ ! -d $root/out ]"
+prefix="$work/a prefix"
+check "make install PREFIX=.." "$make install PREFIX='$prefix'"
 version=$(sed -n 's/^.define STX_VERSION  *"\(.*\)"/\1/p' seqtx.h)
-check "the version that the files have" "[ '$version' = \"\$(sed -n 's/^Version: //p' $prefix/share/pkgconfig/seqtx.pc)\" ] && grep -q '\"$version\"' $prefix/share/cmake/seqtx/seqtx-config-version.cmake &&
+check "the version that the files have" "[ '$version' = \"\$(sed -n 's/^Version: //p' '$prefix/share/pkgconfig/seqtx.pc')\" ] && grep -q '\"$version\"' '$prefix'/share/cmake/seqtx/seqtx-config-version.cmake &&
     for n in MAJOR MINOR PATCH; do sed -n \"s/^.define STX_VERSION_\$n //p\" $root/seqtx.h; done | paste -sd. | grep -qx '$version' &&
     for h in $root/seqtx*.h; do head -n 1 \$h | grep -q ' - v${version%.*} - ' || exit 1; done"
 if there pkg-config "the installed copy by pkg-config"; then
-    check "pkg-config" "export PKG_CONFIG_PATH=$prefix/share/pkgconfig && [ \$(pkg-config --modversion seqtx) = $version ] &&
-        $CC -std=c99 $W \$(pkg-config --cflags seqtx) $embed/main.c $embed/predictor.c seqtx.o \$(pkg-config --libs seqtx) -o by_pc && ./by_pc 1 | grep -q '^the cat|'"
+    check "pkg-config" "export PKG_CONFIG_PATH='$prefix/share/pkgconfig' && [ \$(pkg-config --modversion seqtx) = $version ] &&
+        eval $CC -std=c99 $W \$(pkg-config --cflags seqtx) $embed/main.c $embed/predictor.c seqtx.o \$(pkg-config --libs seqtx) -o by_pc && ./by_pc 1 | grep -q '^the cat|'"
 fi
 
 if there cmake "CMake's targets"; then
     debug="-DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_COMPILER=$CC -DCMAKE_CXX_COMPILER=$CXX"
     mkdir "$work/project" && cp -R "$embed" "$work/project/embed"
     # alone: its ../.. has no seqtx
-    check "CMake, the installed package" "cmake -S project/embed -B by_package $debug -DCMAKE_PREFIX_PATH=$prefix -DCMAKE_CXX_FLAGS='$W' && cmake --build by_package && ./by_package/app 8 | grep -q '^step 8: [0-7]\.'"
+    check "CMake, the installed package" "cmake -S project/embed -B by_package $debug -DCMAKE_PREFIX_PATH='$prefix' -DCMAKE_CXX_FLAGS='$W' && cmake --build by_package && ./by_package/app 8 | grep -q '^step 8: [0-7]\.'"
     # its own flags come from the tree
     check "CMake, the source tree" "cmake -S $embed -B by_tree $debug -DCMAKE_DISABLE_FIND_PACKAGE_seqtx=1 && make -C by_tree app.o && make -C by_tree predictor.o 2>&1 | grep -q 'No rule'"
-    check "CMake's own install is make's" "cmake -S $root -B by_self -DCMAKE_C_COMPILER=$CC -DCMAKE_INSTALL_PREFIX=$work/again > /dev/null && cmake --install by_self > /dev/null &&
-        sed -i.old 's|$work/again|$prefix|' again/share/pkgconfig/seqtx.pc && rm again/share/pkgconfig/seqtx.pc.old && diff -r again $prefix"
+    check "CMake's own install is make's" "cmake -S $root -B by_self -DCMAKE_C_COMPILER=$CC > /dev/null && cmake --install by_self --prefix again > /dev/null && diff -r again '$prefix'"
     try() { printf 'cmake_minimum_required(VERSION 3.18)\nproject(t LANGUAGES C)\nfind_package(seqtx %s)\nmessage(STATUS "found ${seqtx_FOUND} ${seqtx_VERSION}")\n' "$1" > "$work/project/CMakeLists.txt"; }
-    found="rm -rf by_try; cmake -S project -B by_try -DCMAKE_C_COMPILER=$CC -DCMAKE_PREFIX_PATH=$prefix"
+    found="rm -rf by_try; cmake -S project -B by_try -DCMAKE_C_COMPILER=$CC -DCMAKE_PREFIX_PATH='$prefix'"
     try "${version%.*} REQUIRED COMPONENTS core sru"; check "CMake: version ${version%.*}, components" "$found | grep -q 'found [1T].* $version'"
+    try "0.0...<${version%%.*}.999"; check "CMake: a range of versions" "$found 2>&1 | grep -q 'found 1'"
+    try "0.0.1...<$version"; check "CMake: a range that ends before it" "$found 2>&1 | grep -q 'found 0'"
     try "${version%%.*}.999"; check "CMake: a later version is not found" "$found 2>&1 | grep -q 'found 0'"
     try "REQUIRED COMPONENTS cuda"; check "CMake: CUDA where its language is not enabled" "$found 2>&1 | tr -s ' \n' ' ' | grep -q 'no component cuda: .* where the CUDA language is enabled'"
 fi

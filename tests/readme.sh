@@ -55,7 +55,7 @@ range() {
         END { for (k in ours) { r = ours[k] / best[k]; if (!n++ || r < least) least = r; if (r > most) most = r }; printf "%.2f to %.2f", least, most }'
 }
 headline() {
-    echo '| training, least and most of all sizes | speed, PyTorch 1 | on two cores of | commit |'
+    echo '| training | speed, if that of PyTorch is 1: range over all sizes | on two cores of | commit |'
     echo '|---|---|---|---|'
     echo "| Sequential Transformer | $(make_part results_attn_span | range) | Zen 5 | 4ca5fea |"
     echo "| SRU and SRU++ | $(make_part results_sru | range) | Zen 5 | 7d8cbdf |"

@@ -33,7 +33,7 @@ size_t inner_kernels(int bf16, inner_kernel *list) {
     }
 #ifndef SEQTX_DOUBLE
     inner_add(list, &n, &stx__micro_bf16, STX__ISA_BASE, 0, 0);
-  #ifdef STX__NEON
+  #ifdef STX__HAS_BFDOT
     if (stx__has_bfdot()) inner_add(list, &n, &stx__micro_bfdot, STX__ISA_BASE, 0, 0);
   #endif
   #ifdef STX__X86
