@@ -257,6 +257,7 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
     }
     while (got >= 0 && (errno = 0, len = getline(&line, &room, in)) > 0) {
         lines++;
+        if (lines == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0) memset(line, ' ', 3);      /* the mark that editors put before UTF-8 */
         if (line[strspn(line, " \t\r\n")] == 0 && (size_t)len == strlen(line)) continue;
         got = strlen(line) == (size_t)len ? take(all, line) : 0;
         if (!got && !bad++) first_bad = lines;
@@ -774,6 +775,7 @@ static void draw_head(page *g, const char **title) {
 static int draw(const runs *all, char err[TR_ERR]) {
     page g;
     const char *title;
+    double head;
     size_t i, k;
     int split, ok;
     memset(&g, 0, sizeof g);
@@ -799,6 +801,7 @@ static int draw(const runs *all, char err[TR_ERR]) {
     if (!(g.last_step > 0)) g.last_step = 1;
     if (!(g.first_step < g.last_step)) g.first_step = g.last_step / 10;
     draw_head(&g, &title);
+    head = g.y;
     draw_losses(&g);
     draw_numbers(&g);
     for (i = 0; i < all->n; i++) if (all->v[i].list[SPANS].n) draw_spans(&g, &all->v[i]);
@@ -811,7 +814,8 @@ static int draw(const runs *all, char err[TR_ERR]) {
         g.y += 4 + svg_shares(&g.out, t->v, t->n, (t->width - 1) / 3, &steps, EDGE, g.y, WIDTH - 2 * EDGE);
     }
     for (i = 0; i < all->n; i++) if (all->v[i].list[AUX].n || all->v[i].list[RATIO].n) draw_compression(&g, &all->v[i]);
-    ok = no_memory ? tr_fail(err, TR_ERR, "out of memory") : svg_save(opt.out, title, WIDTH, floor(g.y + 8), &g.out, err, TR_ERR);
+    ok = no_memory ? tr_fail(err, TR_ERR, "out of memory") :
+        !(g.y > head) ? tr_fail(err, TR_ERR, "no number of the log%s can be drawn", all->n > 1 ? "s" : "") : svg_save(opt.out, title, WIDTH, floor(g.y + 8), &g.out, err, TR_ERR);
     tr_buf_free(&g.out);
     return ok;
 }
@@ -843,6 +847,8 @@ static int work(char **in, size_t n, char err[TR_ERR]) {
     int ok = 1;
     if (!n) return tr_fail(err, TR_ERR, "give the log of a run: plot run.jsonl -o run.svg; --help says more");
     if (!opt.out) return tr_fail(err, TR_ERR, "give the picture's name: -o run.svg");
+    for (i = 0, k = 0; i < n; i++) k += strcmp(in[i], "-") == 0;
+    if (k > 1) return tr_fail(err, TR_ERR, "standard input (-) is given twice");
     ok = may_write(opt.out, in, n, err);
     for (i = 0; ok && i < n; i++) {
         const char *name = strrchr(in[i], '/');

@@ -134,10 +134,15 @@ sed '/"step":400/d' damaged.jsonl > less.jsonl; "$plot" less.jsonl -o less.svg 2
 check "null, nan and 1e999 are no points" [ "$(line less.svg 1 | wc -w)" -eq 3 ]
 check "well-formed" xml damaged.svg
 
+{ printf '\357\273\277'; cat four.jsonl; } > marked.jsonl
+"$plot" marked.jsonl -o marked.svg 2> err
+check "a byte order mark is none of the log" [ ! -s err -a "$(sed 's/marked.jsonl/four.jsonl/' marked.svg | cksum)" = "$(cksum < four.svg)" ]
+
 # ---- bad input: one line, exit code 2, no picture, none spoiled
 cp four.svg kept.svg
 : > empty; echo 'A text' > text; echo "$start" > begun.jsonl; head -c 20000 "$plot" > binary; echo '{"a":1}' > other.json
-for bad in "" "four.jsonl" "-o x.svg" "none.jsonl -o x.svg" ". -o x.svg" "empty -o x.svg" "text -o x.svg" "binary -o x.svg" "other.json -o x.svg" "begun.jsonl -o x.svg" \
+{ echo "$start"; train 5 1e999; } > wild.jsonl
+for bad in "" "four.jsonl" "-o x.svg" "none.jsonl -o x.svg" ". -o x.svg" "empty -o x.svg" "text -o x.svg" "binary -o x.svg" "other.json -o x.svg" "begun.jsonl -o x.svg" "wild.jsonl -o x.svg" "- - -o x.svg" \
         "four.jsonl none.jsonl -o kept.svg" "four.jsonl text -o kept.svg" "four.jsonl -o none/x.svg" "four.jsonl -o ." "four.jsonl -o four.jsonl" "four.jsonl -o text" \
         "four.jsonl -o x.svg --smooth -1" "four.jsonl -o x.svg --smooth" "four.jsonl -o x.svg --smoth 3" "four.jsonl -o x.svg -q" "four.jsonl -o"; do
     cp four.jsonl before
