@@ -1,7 +1,6 @@
 #!/bin/sh
 # arm.sh - the golden vectors and the products' kernels on 64-bit ARM: NEON, and BFDOT for bf16. On another processor by a cross compiler
-# and qemu's user mode (Debian: gcc-12-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static; without the 12 it takes gcc-multilib
-# away), skipped where they are not.
+# and qemu's user mode (Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static), skipped where they are not.
 #   --probe   ends with 0 if it can run
 cd "$(dirname "$0")/.." || exit 1
 for n in '' -15 -14 -13 -12 -11 -10; do cc=aarch64-linux-gnu-gcc$n; command -v $cc > /dev/null 2>&1 && break; done
