@@ -26,8 +26,9 @@ local_options="checkpoint best log tensorboard full-eval-mode eval-only no-train
 old_options='"lr":0.003,"schedule":"cosine","lr-warmup":60,.*"grad-clip":1,' old_loss=2.8432
 old_given="--preset demo --nlayers 1 --hid-sz 4 --inner-hid-sz 4 --nheads 2 --attn-span 8 --block-sz 8 --batch-sz 2 --tokens bytes-compact --steps 60"
 # for tests/trainer_cuda.sh
-cuda_model="--nlayers 2 --hid-sz 32 --nheads 2 --inner-hid-sz 48 --attn-span 48 --adapt-span --adapt-span-init 0.3 --adapt-span-ramp 8 --lr 0.02"
-cuda_note="--nlayers 1 --no-adapt-span --attn-span 512 --block-sz 4 --batch-sz 1 --steps 70"      # a memory that grows in every step
+cuda_model="--nlayers 2 --hid-sz 32 --nheads 2 --inner-hid-sz 48 --attn-span 48 --lr 0.02"
+cuda_more="--adapt-span --adapt-span-init 0.3 --adapt-span-ramp 8"      # but for cuda_note's run
+cuda_note="--nlayers 1 --attn-span 512 --block-sz 4 --batch-sz 1 --steps 70"      # a memory that grows in every step
 
 # name, million parameters, parameters, layers, d
 presets() {
