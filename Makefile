@@ -237,10 +237,14 @@ run-$(1): $(2)
 	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" ONEDNN_FLAGS="$(ONEDNN_FLAGS)" ONEDNN_LIBS="$(ONEDNN_LIBS)" sh tests/run.sh $(1) $(3)
 endef
 RUN = $(eval $(call run,$(1),$(2),$(3)))
-$(foreach t,$(TESTS),$(call RUN,$(t),build/test_$(t),build/test_$(t)))
+$(foreach t,$(filter-out bf16,$(TESTS)),$(call RUN,$(t),build/test_$(t),build/test_$(t)))
+# in two, for `make quick` has the first
+BF16_LONG = attention attention_cut attention_borders
+$(call RUN,bf16,build/test_bf16,build/test_bf16 but $(BF16_LONG))
+$(call RUN,bf16_attention,build/test_bf16,build/test_bf16 $(BF16_LONG))
 $(call RUN,train_h,build/test_train_h,build/test_train_h)
 $(foreach t,$(TESTS_F64),$(call RUN,$(t)_f64,build/test_$(t)_f64,build/test_$(t)_f64 $(call SHORT,$(t))))
-QUICK := $(filter-out api_f64 span_f64 threads_f64,$(RUNS))
+QUICK := $(filter-out bf16_attention api_f64 comp_f64 span_f64 threads_f64,$(RUNS))
 $(foreach t,$(TESTS_SAN),$(call RUN,$(t)_san,build/test_$(t)_san,build/test_$(t)_san $(call SHORT,$(t))))
 $(foreach t,$(TSAN),$(call RUN,$(t),build/test_$(t),build/test_$(t) short))
 $(call RUN,fuzz_io_san,build/fuzz_io_san,build/fuzz_io_san)

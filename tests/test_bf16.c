@@ -1033,7 +1033,7 @@ static void creation(void) {
     }
 }
 
-/* names of parts as arguments: these only */
+/* names of parts as arguments: these only; with "but" before them all others */
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
         {"creation", creation}, {"rounding", rounding}, {"products", products}, {"attention", attention}, {"attention_cut", attention_cut},
@@ -1044,7 +1044,7 @@ int main(int argc, char **argv) {
     find_kernels();
     for (i = 0; i < sizeof parts / sizeof *parts; i++) {
         for (wanted = argc < 2, k = 1; k < argc; k++) wanted |= !strcmp(argv[k], parts[i].name);
-        if (wanted) parts[i].run();
+        if (wanted != (argc > 1 && !strcmp(argv[1], "but"))) parts[i].run();
     }
     printf("largest errors: f32 to dense %.1e, f32 kernels %.1e, threads %.1e; bf16 to f32 %.1e, bf16 kernels %.1e, threads %.1e; loss "
            "%.1e\n", worst_seen[0], worst_seen[1], worst_seen[4],
