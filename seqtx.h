@@ -182,8 +182,8 @@ typedef struct stx_desc {
     int      device;       /* STX_CPU (default), or STX_CUDA in builds with SEQTX_CUDA */
     int      precision;    /* STX_PREC_F32 (default), or STX_PREC_BF16. On a CPU: the factors of matrix products (those of more than 3
                               rows, and in attention) are rounded to bfloat16, sums and all else are float. Fast where the
-                              processor has AVX512-BF16, AMX or BFDOT (ARM), slower than f32 elsewhere; see stx_backend. On a GPU: activations and
-                              their gradients are stored as bfloat16; parameters, their gradients, optimiser state, statistics,
+                              processor has AVX512-BF16, AMX or BFDOT (ARM), slower than f32 elsewhere; see stx_backend. On a GPU:
+                              activations and their gradients are stored as bfloat16; parameters, their gradients, optimiser state, statistics,
                               scalars and all sums are float */
     int      gpu;          /* which one, as CUDA counts them from 0 */
     int      tf32;         /* GPU, STX_PREC_F32: matrix products of TF32 factors (10 bits of mantissa), several times as fast */
@@ -4635,7 +4635,8 @@ static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, N
 #endif
 
 #if defined(STX__NEON) && !defined(SEQTX_DOUBLE)
-/* Row i of the 6 x 16 tile s: 24 vectors of sums, four of b, one number of a at a time, which multiplies as a lane. Pointers as for AVX2. */
+/* Row i of the 6 x 16 tile s: 24 vectors of sums, four of b, one number of a at a time, which multiplies as a lane. Pointers as for
+   AVX2. */
 STX_INNER void stx__neon_zero(size_t i, float32x4_t (*s)[4]) { s[i][0] = s[i][1] = s[i][2] = s[i][3] = vdupq_n_f32(0); }
 STX_INNER void stx__neon_step(size_t i, float32x4_t (*s)[4], const float *const *g, size_t rs, const float32x4_t *b) {
     float t = g[i / 3][i % 3 * rs];
@@ -4682,7 +4683,8 @@ static void stx__micro_neon_run(STX__MICRO_ARGS) {
 static const stx__micro stx__micro_neon = {6, 16, 1, stx__micro_neon_run, NULL, NULL, NULL, NULL, NULL, "neon"};
 
 /* bf16: BFDOT adds the two products of a pair to each of four sums. By its name in assembler, for compilers have a function for it only
-   where all of the file may use it. Denormals are zero, as to AVX512-BF16, and it rounds twice, to odd. Little-endian only: so pairs stand. */
+   where all of the file may use it. Denormals are zero, as to AVX512-BF16, and it rounds twice, to odd.
+   Little-endian only: so pairs stand. */
   #if !defined(__AARCH64EB__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 10)
     #define STX__HAS_BFDOT 1
 STX__INLINE_FOR("bf16") void stx__bfdot_step(size_t i, float32x4_t (*s)[4], const uint16_t *const *g, size_t rs, const uint32x4_t *b) {

@@ -815,7 +815,8 @@ static int draw(const runs *all, char err[TR_ERR]) {
     }
     for (i = 0; i < all->n; i++) if (all->v[i].list[AUX].n || all->v[i].list[RATIO].n) draw_compression(&g, &all->v[i]);
     ok = no_memory ? tr_fail(err, TR_ERR, "out of memory") :
-        !(g.y > head) ? tr_fail(err, TR_ERR, "no number of the log%s can be drawn", all->n > 1 ? "s" : "") : svg_save(opt.out, title, WIDTH, floor(g.y + 8), &g.out, err, TR_ERR);
+        !(g.y > head) ? tr_fail(err, TR_ERR, "no number of the log%s can be drawn", all->n > 1 ? "s" : "") :
+        svg_save(opt.out, title, WIDTH, floor(g.y + 8), &g.out, err, TR_ERR);
     tr_buf_free(&g.out);
     return ok;
 }

@@ -2246,7 +2246,8 @@ static void clipped_infinity(void) {
 /* test_api [part ...]: those only */
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
-        {"versions", versions}, {"descs", descs}, {"errors", errors}, {"nulls", nulls}, {"allocation failures", allocation_failures}, {"limits", limits},
+        {"versions", versions}, {"descs", descs},
+            {"errors", errors}, {"nulls", nulls}, {"allocation failures", allocation_failures}, {"limits", limits},
             {"overflows", overflows},
         {"step arena", step_arena}, {"contexts", contexts}, {"thread counts", thread_counts}, {"linear fused", linear_fused},
             {"float environment", float_environment}, {"nans", nans}, {"optimisers", optimisers}, {"radams", radams}, {"lambs", lambs},

@@ -1,6 +1,7 @@
 /* test_bf16.c - precision bf16, and every micro-kernel that this processor can run, f32 ones too: rounding, products, attention
    (values, gradients, borders of the tiles, red zones), a whole model. A float program, without another library's products. With
-   TEST_AMX_EMULATED there is the AMX kernel in C besides (slow, so fewer cases; TEST_FEW asks for as few); with SEQTX_DOUBLE it only sees that bf16 is refused. */
+   TEST_AMX_EMULATED there is the AMX kernel in C besides (slow, so fewer cases; TEST_FEW asks for as few); with SEQTX_DOUBLE it only
+   sees that bf16 is refused. */
 #include <stdint.h>
 #include "../seqtx_attn_span.h"
 #include "inner.h"

@@ -33,11 +33,13 @@ int main(int argc, char **argv) try {
             next[i] = static_cast<unsigned char>(text[(static_cast<size_t>(step) * T + i + 1) % 24]);
         }
         stx_begin(x.get(), STX_TRAIN);
-        stx_tensor *nll = stx_span_loss(model, stx_tokens(x.get(), in.data(), 1, T), stx_tokens(x.get(), next.data(), 1, T), nullptr, nullptr);
+        stx_tensor *nll = stx_span_loss(model, stx_tokens(x.get(), in.data(), 1, T),
+                                        stx_tokens(x.get(), next.data(), 1, T), nullptr, nullptr);
         stx_backward(x.get(), stx_span_total(model, nll));
         if (stx_optim_step(adam, 0.003)) stx_span_clamp(model);
         check(x);
-        if (step % 50 == 0 || step == steps) std::printf("step %d: %.3f bits per byte\n", step, static_cast<double>(stx_item(x.get(), nll)) / 0.69314718);
+        if (step % 50 == 0 || step == steps)
+            std::printf("step %d: %.3f bits per byte\n", step, static_cast<double>(stx_item(x.get(), nll)) / 0.69314718);
     }
 } catch (const std::exception &e) {
     std::fprintf(stderr, "app: %s\n", e.what());

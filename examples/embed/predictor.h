@@ -9,7 +9,8 @@ extern "C" {
 typedef struct predictor predictor;
 predictor *predictor_create(void);                                  /* NULL without memory */
 void       predictor_free(predictor *p);
-double     predictor_learn(predictor *p, const char *text, size_t n);   /* reads n bytes once; bits per byte before it learnt from each block */
+double     predictor_learn(predictor *p, const char *text, size_t n);   /* reads n bytes once; bits per byte before each
+                                                                           block was learnt */
 size_t     predictor_continue(predictor *p, const char *prompt, char *out, size_t n);   /* writes n bytes that may follow; how many */
 const char *predictor_error(const predictor *p);                    /* "" or what went wrong first */
 #ifdef __cplusplus
