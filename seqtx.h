@@ -346,6 +346,16 @@ STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void
 STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name);   /* NULL if there is none */
 STX_DEF size_t stx_params_size(const stx_params *p);                          /* how many numbers, all together */
 STX_DEF void stx_params_zero_grad(stx_params *p);
+/* For generation, whose products have one row and wait for the weights to come from memory: rounds the list's matrices (two dimensions,
+   of STX_PACK_LEAST each at least) in place, to bfloat16, or to 8 bits: 32 neighbouring numbers of a row are whole multiples, -127 to 127,
+   of a float of their own, 1/127 of the largest. And keeps them as these, 2 or 1.125 bytes a number, beside the list's own numbers:
+   products of up to 3 rows (x W^T, x W) read the packed ones, all else reads the rounded ones, which are the same. A matrix's copy goes
+   when the library writes to the matrix (an optimiser's step, stx_set, a file loaded); call this again after a write of your own.
+   STX_WEIGHTS_OWN throws the copies away; what was rounded stays so. CPU only: on a GPU it is an error. Returns the bytes that
+   the copies take, all lists of the context together; 0 in error: no number is changed then. */
+enum { STX_WEIGHTS_OWN = 0, STX_WEIGHTS_BF16 = 1, STX_WEIGHTS_INT8 = 2 };
+enum { STX_PACK_LEAST = 32 };
+STX_DEF size_t stx_params_pack(stx_params *p, int kind);
 /* All gradients of the list as one block of *n floats on the device, in the order of the list, each from a multiple of 64 numbers on, zeros
    between: a norm or an all-reduce takes a pointer and a length. The first call moves them there: after the last stx_param, before
    stx_optim_create. A call after another stx_param makes a new block, and the old address is gone. NULL in
@@ -1781,6 +1791,14 @@ enum { STX__REPLAYS = 8 };
 /* Scratch of one thread, in numbers: packed blocks of A and B of the matrix product (MC x KC, KC x NC). */
 enum { STX__KC = 384, STX__MC = 168, STX__NC = 352, STX__PACK = STX__MC * STX__KC + STX__KC * STX__NC };
 
+typedef struct stx__packed {       /* a matrix of stx_params_pack: what it was made of, (size / C, C) */
+    const stx_real *from;
+    size_t size, C, bytes;
+    const uint16_t *h;            /* STX_WEIGHTS_BF16: the same shape. STX_WEIGHTS_INT8: NULL */
+    const int8_t *q;              /* the same shape, */
+    const float *s;               /* and (size / C, C / 32 rounded up): what their 1 is */
+} stx__packed;
+
 struct stx_ctx {
     stx_desc desc;
     int code;
@@ -1801,6 +1819,8 @@ struct stx_ctx {
     const char *touched;          /* on a GPU: what first went between host and device, or was allocated, in this step; NULL: nothing */
     struct stx__scalar *scalars;           /* newest first */
     stx_params *lists;                     /* newest first */
+    stx__packed *packed;          /* (packed_count), by address, in a block; its numbers begin a block each */
+    size_t packed_count;
     size_t watched, watch_numbers;
     const stx_tensor **watch;     /* (watched), room for STX__WATCHED; and where each stands in the report */
     size_t *watch_at;
@@ -2095,8 +2115,10 @@ STX_DEF stx_real *stx_at(const stx_ctx *x, const stx_real *p, size_t i) {
     (void)x;
     return p ? (stx_real *)(uintptr_t)(p + i) : NULL;
 }
+static void stx__unpack(stx_ctx *x, const stx_real *written);
 STX_DEF void stx_put(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
     if (!stx_ok(x) || !n) return;
+    stx__unpack(x, to);
     x->report_age = STX__STALE;
     x->watch_stale = 1;
 #ifdef SEQTX_CUDA
@@ -2498,6 +2520,7 @@ static void stx__param_edit(stx_ctx *x, const char *op, stx_tensor *t, size_t r0
     host = stx__on_gpu(x) ? (stx_real *)stx_block(x, stx_bytes_of(t->size, 1, sizeof *host)) : t->data;
     if (!host) return;
     if (host != t->data) stx_get(x, t, host);
+    stx__unpack(x, t->data);
     for (i = r0 * C; i < r1 * C; i++) host[i] = (stx_real)fn(user, i, (double)host[i]);
     if (host != t->data) {
         stx_set(x, t, host);
@@ -5102,6 +5125,13 @@ STX_INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_re
     for (e = 0; e < 16; e++) { t0 += s0[e]; t1 += s1[e]; t2 += s2[e]; t3 += s3[e]; }
     out[0] = t0; out[1] = t1; out[2] = t2; out[3] = t3;
 }
+/* c += a[0] b + a[1] (b's next row) + ..: four rows, each sum in that order */
+STX_INNER void stx__axpy4(int fma, stx_real *STX_RESTRICT c, const stx_real *a, const stx_real *STX_RESTRICT b, size_t ldb, size_t n) {
+    const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3], *STX_RESTRICT b1 = b + ldb, *STX_RESTRICT b2 = b + 2 * ldb,
+        *STX_RESTRICT b3 = b + 3 * ldb;
+    size_t j;
+    for (j = 0; j < n; j++) c[j] = STX_FMA(fma, a3, b3[j], STX_FMA(fma, a2, b2[j], STX_FMA(fma, a1, b1[j], STX_FMA(fma, a0, b[j], c[j]))));
+}
 STX_INNER void stx__gemv(int fma, const stx_gemm_args *g) {
     const int ta = g->ta, tb = g->tb;
     const size_t M = g->M, N = g->N, K = g->K, lda = g->lda, ldb = g->ldb, ldc = g->ldc;
@@ -5131,16 +5161,316 @@ STX_INNER void stx__gemv(int fma, const stx_gemm_args *g) {
                 C[i * ldc + j] += alpha * t;
             }
     } else {
-        for (k = 0; k < K; k++) {
-            const stx_real *STX_RESTRICT b = B + k * ldb;
+        for (k = 0; k < K; k += 4) {
+            size_t n = STX_MIN((size_t)4, K - k), e;
             for (i = 0; i < M; i++) {
-                stx_real *STX_RESTRICT c = C + i * ldc, a = alpha * (ta ? A[k * lda + i] : A[i * lda + k]);
-                for (j = 0; j < N; j++) c[j] = STX_FMA(fma, a, b[j], c[j]);
+                stx_real w[4] = {0};
+                for (e = 0; e < n; e++) w[e] = alpha * (ta ? A[(k + e) * lda + i] : A[i * lda + k + e]);
+                if (n == 4) stx__axpy4(fma, C + i * ldc, w, B + k * ldb, ldb, N);
+                else for (e = 0; e < n; e++) for (j = 0; j < N; j++) C[i * ldc + j] = STX_FMA(fma, w[e], B[(k + e) * ldb + j], C[i * ldc + j]);
             }
         }
     }
 }
 STX_EACH_ISA(stx__gemv, (const stx_gemm_args *g), g)
+
+/* stx__gemv with the packed numbers of a matrix. B begins at its number `at`, a whole group. */
+enum { STX__INT8_GROUP = 32 };         /* numbers of STX_WEIGHTS_INT8 with one factor */
+static size_t stx__int8_groups(size_t C) { return (C + STX__INT8_GROUP - 1) / STX__INT8_GROUP; }
+STX_INNER stx_real stx__wide(uint16_t h) {
+    uint32_t b = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &b, 4);
+    return (stx_real)f;
+}
+/* Asks for the next four rows of bytes at p, a cache line: four streams of a few KB each are too short for the processor to foresee */
+STX_INNER void stx__ask4(const void *p, size_t row) {
+#ifdef __GNUC__
+    const char *c = (const char *)p + 4 * row;
+    __builtin_prefetch(c); __builtin_prefetch(c + row); __builtin_prefetch(c + 2 * row); __builtin_prefetch(c + 3 * row);
+#else
+    (void)p; (void)row;
+#endif
+}
+/* stx__dot4 of packed rows, in the same order: its bits for the rounded numbers. col: of the first number */
+STX_INNER void stx__dot4_h(int fma, stx_real *out, const stx_real *a, const uint16_t *b, size_t ldb, size_t k) {
+    stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
+    const uint16_t *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
+    size_t p, e;
+    for (p = 0; p + 16 <= k; p += 16) {
+        if (p % 32 == 0) stx__ask4(b + p, ldb * sizeof *b);
+        for (e = 0; e < 16; e++) s0[e] = STX_FMA(fma, a[p + e], stx__wide(b[p + e]), s0[e]);
+        for (e = 0; e < 16; e++) s1[e] = STX_FMA(fma, a[p + e], stx__wide(b1[p + e]), s1[e]);
+        for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], stx__wide(b2[p + e]), s2[e]);
+        for (e = 0; e < 16; e++) s3[e] = STX_FMA(fma, a[p + e], stx__wide(b3[p + e]), s3[e]);
+    }
+    for (; p < k; p++) {
+        t0 += a[p] * stx__wide(b[p]); t1 += a[p] * stx__wide(b1[p]);
+        t2 += a[p] * stx__wide(b2[p]); t3 += a[p] * stx__wide(b3[p]);
+    }
+    for (e = 0; e < 16; e++) { t0 += s0[e]; t1 += s1[e]; t2 += s2[e]; t3 += s3[e]; }
+    out[0] = t0; out[1] = t1; out[2] = t2; out[3] = t3;
+}
+/* b: rows of whole numbers ldb apart, f: their factors, ldf apart; both begin with a group */
+#define STX__DOT4_Q (stx_real *out, const stx_real *a, const int8_t *b, size_t ldb, const float *f, size_t ldf, size_t k)
+STX_INNER void stx__dot4_q_end(stx_real *out, stx_real (*s)[16], const stx_real *a, const int8_t *b, size_t ldb, const float *f, size_t ldf,
+                               size_t k) {
+    size_t j, p, e;
+    for (j = 0; j < 4; j++) {
+        stx_real t = 0;
+        for (p = k / 16 * 16; p < k; p++) t += a[p] * ((stx_real)f[j * ldf + p / STX__INT8_GROUP] * (stx_real)b[j * ldb + p]);
+        for (e = 0; e < 16; e++) t += s[j][e];
+        out[j] = t;
+    }
+}
+STX_INNER void stx__dot4_q_any(int fma, stx_real *out, const stx_real *a, const int8_t *b, size_t ldb, const float *f, size_t ldf, size_t k) {
+    stx_real s[4][16] = {{0}};
+    size_t p, e, j;
+    for (p = 0; p + 16 <= k; p += 16) {
+        if (p % 64 == 0) stx__ask4(b + p, ldb);
+        for (j = 0; j < 4; j++) {
+            const stx_real v = (stx_real)f[j * ldf + p / STX__INT8_GROUP];
+            for (e = 0; e < 16; e++) s[j][e] = STX_FMA(fma, a[p + e], v * (stx_real)b[j * ldb + p + e], s[j][e]);
+        }
+    }
+    stx__dot4_q_end(out, s, a, b, ldb, f, ldf, k);
+}
+static void stx__dot4_q_base STX__DOT4_Q {
+  #ifdef STX__NEON
+    stx__dot4_q_any(1, out, a, b, ldb, f, ldf, k);
+  #else
+    stx__dot4_q_any(0, out, a, b, ldb, f, ldf, k);
+  #endif
+}
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)      /* by hand, for compilers widen in several steps */
+  #define STX__Q16(j) _mm512_mul_ps(_mm512_set1_ps(f[(j) * ldf + p / STX__INT8_GROUP]), \
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(b + (j) * ldb + p)))))
+STX__AVX512 static void stx__dot4_q_avx512 STX__DOT4_Q {
+    __m512 s0 = _mm512_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
+    stx_real s[4][16];
+    size_t p;
+    for (p = 0; p + 16 <= k; p += 16) {
+        const __m512 v = _mm512_loadu_ps(a + p);
+        if (p % 64 == 0) stx__ask4(b + p, ldb);
+        s0 = _mm512_fmadd_ps(v, STX__Q16(0), s0); s1 = _mm512_fmadd_ps(v, STX__Q16(1), s1);
+        s2 = _mm512_fmadd_ps(v, STX__Q16(2), s2); s3 = _mm512_fmadd_ps(v, STX__Q16(3), s3);
+    }
+    _mm512_storeu_ps(s[0], s0); _mm512_storeu_ps(s[1], s1); _mm512_storeu_ps(s[2], s2); _mm512_storeu_ps(s[3], s3);
+    stx__dot4_q_end(out, s, a, b, ldb, f, ldf, k);
+}
+  #undef STX__Q16
+  #define STX__Q8(j, at) _mm256_mul_ps(_mm256_set1_ps(f[(j) * ldf + p / STX__INT8_GROUP]), \
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(b + (j) * ldb + p + (at))))))
+STX__AVX2 static void stx__dot4_q_avx2 STX__DOT4_Q {
+    __m256 z = _mm256_setzero_ps(), s0 = z, s1 = z, s2 = z, s3 = z, r0 = z, r1 = z, r2 = z, r3 = z;
+    stx_real s[4][16];
+    size_t p;
+    for (p = 0; p + 16 <= k; p += 16) {
+        const __m256 v = _mm256_loadu_ps(a + p), w = _mm256_loadu_ps(a + p + 8);
+        if (p % 64 == 0) stx__ask4(b + p, ldb);
+        s0 = _mm256_fmadd_ps(v, STX__Q8(0, 0), s0); s1 = _mm256_fmadd_ps(v, STX__Q8(1, 0), s1);
+        s2 = _mm256_fmadd_ps(v, STX__Q8(2, 0), s2); s3 = _mm256_fmadd_ps(v, STX__Q8(3, 0), s3);
+        r0 = _mm256_fmadd_ps(w, STX__Q8(0, 8), r0); r1 = _mm256_fmadd_ps(w, STX__Q8(1, 8), r1);
+        r2 = _mm256_fmadd_ps(w, STX__Q8(2, 8), r2); r3 = _mm256_fmadd_ps(w, STX__Q8(3, 8), r3);
+    }
+    _mm256_storeu_ps(s[0], s0); _mm256_storeu_ps(s[1], s1); _mm256_storeu_ps(s[2], s2); _mm256_storeu_ps(s[3], s3);
+    _mm256_storeu_ps(s[0] + 8, r0); _mm256_storeu_ps(s[1] + 8, r1); _mm256_storeu_ps(s[2] + 8, r2); _mm256_storeu_ps(s[3] + 8, r3);
+    stx__dot4_q_end(out, s, a, b, ldb, f, ldf, k);
+}
+  #undef STX__Q8
+#endif
+typedef void (*stx__dot4_q) STX__DOT4_Q;
+static stx__dot4_q stx__dot4_q_for(int isa) {
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
+    if (isa == STX__ISA_AVX512) return stx__dot4_q_avx512;
+    if (isa == STX__ISA_AVX2) return stx__dot4_q_avx2;
+#endif
+    (void)isa;
+    return stx__dot4_q_base;
+}
+/* stx__axpy4 of packed rows; row r[e] is one of four */
+STX_INNER void stx__axpy4_packed(int fma, stx_real *STX_RESTRICT c, const stx_real *a, const stx__packed *w, const size_t *r, size_t col, size_t n) {
+    const size_t C = w->C, G = stx__int8_groups(C);
+    const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
+    size_t j, e, m;
+    if (w->h) {
+        const uint16_t *STX_RESTRICT h0 = w->h + r[0] * C + col, *STX_RESTRICT h1 = w->h + r[1] * C + col, *STX_RESTRICT h2 = w->h + r[2] * C + col,
+            *STX_RESTRICT h3 = w->h + r[3] * C + col;
+        for (j = 0; j < n; j++)
+            c[j] = STX_FMA(fma, a3, stx__wide(h3[j]), STX_FMA(fma, a2, stx__wide(h2[j]), STX_FMA(fma, a1, stx__wide(h1[j]),
+                STX_FMA(fma, a0, stx__wide(h0[j]), c[j]))));
+        return;
+    }
+    for (j = 0; j < n; j += STX__INT8_GROUP) {
+        const int8_t *STX_RESTRICT q0 = w->q + r[0] * C + col + j, *STX_RESTRICT q1 = w->q + r[1] * C + col + j,
+            *STX_RESTRICT q2 = w->q + r[2] * C + col + j, *STX_RESTRICT q3 = w->q + r[3] * C + col + j;
+        const size_t g = (col + j) / STX__INT8_GROUP;
+        const stx_real f0 = (stx_real)w->s[r[0] * G + g], f1 = (stx_real)w->s[r[1] * G + g], f2 = (stx_real)w->s[r[2] * G + g],
+            f3 = (stx_real)w->s[r[3] * G + g];
+        m = STX_MIN((size_t)STX__INT8_GROUP, n - j);
+        for (e = 0; e < m; e++)
+            c[j + e] = STX_FMA(fma, a3, f3 * (stx_real)q3[e], STX_FMA(fma, a2, f2 * (stx_real)q2[e], STX_FMA(fma, a1, f1 * (stx_real)q1[e],
+                STX_FMA(fma, a0, f0 * (stx_real)q0[e], c[j + e]))));
+    }
+}
+STX_INNER void stx__gemv_packed(int fma, const stx_gemm_args *g, const stx__packed *w, size_t at, stx__dot4_q dot4_q) {
+    enum { PIECE = 1024 };        /* numbers of c that stay in the first cache */
+    const size_t M = g->M, N = g->N, K = g->K, C = w->C, G = stx__int8_groups(C), row = at / C, col = at % C;
+    const stx_real alpha = g->alpha, beta = g->beta;
+    size_t i, j, k, e;
+    for (i = 0; i < M; i++) {
+        stx_real *c = g->C + i * g->ldc;
+        if (beta == 0) memset(c, 0, N * sizeof *c);
+        else if (beta != 1) for (j = 0; j < N; j++) c[j] *= beta;
+    }
+    if (g->tb) {
+        for (j = 0; j < N; j += 4) {
+            const size_t n = STX_MIN((size_t)4, N - j), b = (row + j) * C + col, f = (row + j) * G + col / STX__INT8_GROUP;
+            for (i = 0; i < M; i++) {
+                const stx_real *a = g->A + i * g->lda;
+                stx_real *c = g->C + i * g->ldc + j, t[8];
+                for (e = 0; e < n; e += n == 4 ? 4 : 1)          /* of fewer than four rows each is done four times over */
+                    if (w->h) stx__dot4_h(fma, t + e, a, w->h + b + e * C, n == 4 ? C : 0, K);
+                    else dot4_q(t + e, a, w->q + b + e * C, n == 4 ? C : 0, w->s + f + e * G, n == 4 ? G : 0, K);
+                for (e = 0; e < n; e++) c[e] += alpha * t[e];
+            }
+        }
+    } else for (j = 0; j < N; j += PIECE)
+        for (k = 0; k < K; k += 4) {
+            const size_t n = STX_MIN((size_t)4, K - k);
+            size_t r[4];
+            for (e = 0; e < 4; e++) r[e] = row + k + (e < n ? e : 0);
+            for (i = 0; i < M; i++) {
+                stx_real a[4] = {0};
+                for (e = 0; e < n; e++) a[e] = alpha * g->A[i * g->lda + k + e];
+                stx__axpy4_packed(fma, g->C + i * g->ldc + j, a, w, r, col + j, STX_MIN((size_t)PIECE, N - j));
+            }
+        }
+}
+STX_EACH_ISA(stx__gemv_packed, (const stx_gemm_args *g, const stx__packed *w, size_t at, stx__dot4_q dot4_q), g, w, at, dot4_q)
+
+/* The packed matrix that p points into; NULL if none */
+static stx__packed *stx__packed_at(const stx_ctx *x, const stx_real *p) {
+    size_t lo = 0, hi = x->packed_count;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (x->packed[mid].from <= p) lo = mid + 1;
+        else hi = mid;
+    }
+    return lo && p < x->packed[lo - 1].from + x->packed[lo - 1].size ? x->packed + lo - 1 : NULL;
+}
+static void stx__unpack_one(stx_ctx *x, stx__packed *w) {
+    stx_block_free(x, (void *)(uintptr_t)(w->h ? (const void *)w->h : (const void *)w->s));
+    x->packed_count--;
+    memmove(w, w + 1, (size_t)(x->packed + x->packed_count - w) * sizeof *w);
+}
+/* A matrix, or whatever stands there, is written to; NULL: any may be */
+static void stx__unpack(stx_ctx *x, const stx_real *written) {
+    stx__packed *w;
+    while (x->packed_count && (w = written ? stx__packed_at(x, written) : x->packed) != NULL) stx__unpack_one(x, w);
+}
+/* Can the product read B's packed numbers? */
+static const stx__packed *stx__packed_for(const stx_ctx *x, const stx_gemm_args *g, size_t *at) {
+    const stx__packed *w;
+    size_t rows = g->tb ? g->N : g->K, cols = g->tb ? g->K : g->N;
+    if (!x || !x->packed_count || g->M > 3 || g->ta || !g->K || g->alpha == 0 || (g->batch > 1 && g->sb)) return NULL;
+    w = stx__packed_at(x, g->B);
+    if (!w || g->ldb != w->C) return NULL;
+    *at = (size_t)(g->B - w->from);
+    return *at % w->C % STX__INT8_GROUP == 0 && *at % w->C + cols <= w->C && *at / w->C + rows <= w->size / w->C ? w : NULL;
+}
+
+static int stx__packs(const stx_tensor *t) { return t->ndim == 2 && t->dim[0] >= STX_PACK_LEAST && t->dim[1] >= STX_PACK_LEAST; }
+/* Rounds row r and packs it into h, or q and s */
+static void stx__pack_row(stx_real *w, size_t C, uint16_t *h, int8_t *q, float *s) {
+    size_t i, g, n;
+    if (h) for (i = 0; i < C; i++) {
+        float f = (float)w[i];
+        uint32_t b;
+        memcpy(&b, &f, 4);
+        h[i] = (uint16_t)((b + 0x7fffu + (b >> 16 & 1u)) >> 16);        /* to nearest even; finite ones only */
+        w[i] = stx__wide(h[i]);
+    } else for (g = 0; g < C; g += STX__INT8_GROUP, s++) {
+        stx_real most = 0;
+        for (i = g, n = STX_MIN(C, g + STX__INT8_GROUP); i < n; i++) if (fabs((double)w[i]) > (double)most) most = (stx_real)fabs((double)w[i]);
+        *s = (float)(most / 127);
+        for (i = g; i < n; i++) {
+            double v = *s > 0 ? (double)w[i] / (double)*s : 0;
+            q[i] = (int8_t)(v < -127 ? -127 : v > 127 ? 127 : floor(v + 0.5));
+            w[i] = (stx_real)((stx_real)*s * (stx_real)q[i]);
+        }
+    }
+}
+typedef struct stx__packing { stx_real *w; uint16_t *h; int8_t *q; float *s; size_t C; } stx__packing;
+static void stx__pack_part(const stx_share *s, const void *job) {
+    const stx__packing *j = (const stx__packing *)job;
+    size_t r;
+    for (r = s->from; r < s->to; r++)
+        stx__pack_row(j->w + r * j->C, j->C, j->h ? j->h + r * j->C : NULL, j->q ? j->q + r * j->C : NULL,
+                      j->s ? j->s + r * stx__int8_groups(j->C) : NULL);
+}
+STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
+    stx_ctx *x = p ? p->ctx : NULL;
+    stx__packed *list, *w, last;
+    size_t i, j, n, total = 0;
+    if (!stx_ok(x)) return 0;
+    if (kind < STX_WEIGHTS_OWN || kind > STX_WEIGHTS_INT8 || stx__on_gpu(x)) {
+        stx_fail(x, STX_ERR_ARG, stx__on_gpu(x) ? "stx_params_pack: packed weights are for products on a CPU (kind %d): use STX_PREC_BF16 on a GPU"
+                 : "stx_params_pack: no kind of weights has number %d: use STX_WEIGHTS_*", kind);
+        return 0;
+    }
+    for (i = 0; kind && i < p->count; i++)
+        for (j = 0; stx__packs(p->tensor[i]) && j < p->tensor[i]->size; j++) {
+            double v = (double)p->tensor[i]->data[j];
+            if (stx__finite(v) && fabs(v) <= 3.3e38) continue;
+            stx_fail(x, STX_ERR_ARG, "stx_params_pack: number %zu of \"%s\" is %g, want finite ones within 3.3e38: the model has diverged, or "
+                     "its file is damaged", j, p->name[i], v);
+            return 0;
+        }
+    for (i = 0; i < p->count; i++) while ((w = stx__packed_at(x, p->tensor[i]->data)) != NULL) stx__unpack_one(x, w);
+    n = x->packed_count;
+    list = (stx__packed *)stx_block(x, (n + p->count + 1) * sizeof *list);
+    if (!list) return 0;
+    if (n) memcpy(list, x->packed, n * sizeof *list);
+    for (i = 0; kind && i < p->count; i++) {        /* memory for all before a number is changed */
+        const stx_tensor *t = p->tensor[i];
+        size_t factors = kind == STX_WEIGHTS_INT8 ? t->size / t->dim[t->ndim - 1] * stx__int8_groups(t->dim[t->ndim - 1]) * sizeof(float) : 0;
+        char *room;
+        if (!stx__packs(t)) continue;
+        w = list + n;
+        w->from = t->data; w->size = t->size; w->C = t->dim[1];
+        w->bytes = factors + t->size * (kind == STX_WEIGHTS_BF16 ? 2 : 1);
+        room = (char *)stx_block(x, w->bytes);
+        if (!room) break;
+        n++;
+        w->h = kind == STX_WEIGHTS_BF16 ? (const uint16_t *)(const void *)room : NULL;
+        w->s = kind == STX_WEIGHTS_INT8 ? (const float *)(const void *)room : NULL;
+        w->q = w->s ? (const int8_t *)room + factors : NULL;
+    }
+    if (!stx_ok(x)) {
+        while (n > x->packed_count) { n--; stx_block_free(x, (void *)(uintptr_t)(list[n].h ? (const void *)list[n].h : (const void *)list[n].s)); }
+        stx_block_free(x, list);
+        return 0;
+    }
+    for (i = x->packed_count; i < n; i++) {
+        stx__packing job;
+        w = list + i;
+        job.w = (stx_real *)(uintptr_t)w->from; job.C = w->C;
+        job.h = (uint16_t *)(uintptr_t)w->h; job.q = (int8_t *)(uintptr_t)w->q; job.s = (float *)(uintptr_t)w->s;
+        stx_parallel(x, w->size / w->C, w->size, stx__pack_part, &job);
+    }
+    for (i = 1; i < n; i++) {       /* by address */
+        last = list[i];
+        for (j = i; j > 0 && list[j - 1].from > last.from; j--) list[j] = list[j - 1];
+        list[j] = last;
+    }
+    stx_block_free(x, x->packed);
+    x->packed = list;
+    x->packed_count = n;
+    for (i = 0; i < n; i++) total += list[i].bytes;
+    if (kind) stx__changed(x);
+    return total;
+}
 
 /* op(A) (m x k) for the micro-kernel, in scratch unless it is good where it is. Row i of the result, and how its numbers lie: rs, ks. */
 static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda, int ta, size_t m, size_t k,
@@ -5490,6 +5820,8 @@ typedef struct stx__product_job {
     const stx__micro *mk;
     const stx_gemm_args *g;
     int rows, gemv;
+    const stx__packed *packed;    /* B's, from its number at on; NULL: as it is */
+    size_t at;
     size_t n, per, parts;         /* n: rows or columns to be cut */
     const stx__after *after;
 } stx__product_job;
@@ -5510,7 +5842,9 @@ static void stx__product_part(const stx_share *s, const void *job) {
         part.B += e * g->sb + (g->tb ? col * g->ldb : col);
         part.C += e * g->sc + at;
         if (j->gemv) {
-            STX_CALL(s->x, stx__gemv, (&part));
+            if (j->packed) STX_CALL(s->x, stx__gemv_packed, (&part, j->packed, j->at + (g->tb ? col * g->ldb : col),
+                                                                stx__dot4_q_for(stx_isa(s->x))));
+            else STX_CALL(s->x, stx__gemv, (&part));
             if (j->after) stx__after_rows(s->x, j->after, col, part.C, at, g->ldc, part.M, part.N);
         } else {
             if (mk->enter) mk->enter();
@@ -5521,9 +5855,12 @@ static void stx__product_part(const stx_share *s, const void *job) {
 }
 static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *after) {
     const size_t M = g->M, N = g->N, K = g->K;
+    size_t at = 0;
+    const stx__packed *packed;
     if (!g->batch || !M || !N) return;
+    packed = stx__packed_for(x, g, &at);
 #ifdef SEQTX_CBLAS
-    if ((!x || x->desc.precision == STX_PREC_F32) && K && M <= INT_MAX && N <= INT_MAX && K <= INT_MAX &&
+    if (!packed && (!x || x->desc.precision == STX_PREC_F32) && K && M <= INT_MAX && N <= INT_MAX && K <= INT_MAX &&
         g->lda <= INT_MAX && g->ldb <= INT_MAX && g->ldc <= INT_MAX) {
         size_t e;
         for (e = 0; e < g->batch; e++)
@@ -5539,7 +5876,7 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
     }
 #endif
 #ifdef STX__ONEDNN
-    if (stx__dnnl_gemm(x, g)) {
+    if (!packed && stx__dnnl_gemm(x, g)) {
         if (after) stx_bias_act_fwd(x, g->C, after->pre, after->b, M, N, after->act);
         return;
     }
@@ -5552,7 +5889,10 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
         j.rows = M >= N;
         j.n = j.rows ? M : N;
         j.gemv = M <= 3 || !K || g->alpha == 0 || !x || !x->scratch;  /* by the whole matrix: a part of few rows must sum like the others */
-        unit = j.rows ? j.mk->mr : j.mk->nr;
+        j.packed = packed;
+        j.at = at;
+        if (packed) { j.rows = 0; j.n = N; }
+        unit = packed ? (size_t)STX__INT8_GROUP : j.rows ? j.mk->mr : j.mk->nr;
         /* A part for each thread, more where each has 512 rows or columns: what a part packs serves only itself */
         if (g->batch == 1 && work >= 100000) {
             parts = threads * STX_MAX((size_t)1, STX_MIN((size_t)4, j.n / threads / 512));
@@ -7906,6 +8246,7 @@ STX_DEF stx_picked *stx_pick_params(stx_ctx *x, stx_tensor *const *t, size_t cou
 }
 STX_DEF void stx_clamp_params(stx_ctx *x, const stx_picked *p, double lo, double hi) {
     if (!stx_ok(x) || !p || !p->count) return;
+    stx__unpack(x, NULL);
     STX_RUN(x, stx_clamp, (x, p->piece, p->count, (stx_real)lo, (stx_real)hi));
     stx__changed(x);
 }
@@ -8027,6 +8368,7 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     }
     stx_optim_rate(o, lr);
     if (!stx_ok(x)) return 0;
+    stx__unpack(x, NULL);
     if (d->clip_value > 0) STX_RUN(x, stx_clip_values, (x, o->piece, o->pieces, (stx_real)d->clip_value));
     STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
     STX_RUN(x, stx_optim_plan, (x, o->update, o->piece, o->pieces, o->squares, d));
@@ -9878,6 +10220,7 @@ STX_DEF int stx_entry_put(const stx_entry *e, stx_real *to, size_t n) {
     stx_real *host;
     int ok;
     if (!e) return 0;
+    stx__unpack(x, to);
     if (!stx__on_gpu(x)) return stx_entry_get(e, to, n);
     host = (stx_real *)stx_block(x, stx_bytes_of(n, 1, sizeof *host));
     ok = host && stx_entry_get(e, host, n);

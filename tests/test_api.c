@@ -2074,6 +2074,178 @@ static void kernels(void) {
     pieces();
 }
 
+/* >>packed weights */
+/* A product of M rows with rows [r0, r0 + rows) and columns [c0, c0 + cols) of W: what it is with W's packed numbers, and with a copy of
+   W as it stands */
+static void packed_product(stx_ctx *x, stx_tensor *W, size_t M, int tb, size_t r0, size_t rows, size_t c0, size_t cols, double alpha,
+                           double beta, stx_real *copy, const char *what) {
+    size_t N = tb ? rows : cols, K = tb ? cols : rows, i, wrong = 0, batch = M == 2 ? 2 : 1;
+    stx_real *a = gemm_random(batch * M * K), *y = gemm_random(batch * M * N), *z = (stx_real *)malloc(batch * M * N * sizeof *z);
+    stx_gemm_args g = stx_gemm_of(0, tb, M, N, K, a, W->data + r0 * W->dim[1] + c0, y);
+    g.ldb = W->dim[1]; g.alpha = (stx_real)alpha; g.beta = (stx_real)beta;
+    g.batch = batch; g.sb = 0;
+    memcpy(z, y, batch * M * N * sizeof *z);
+    stx_gemm(x, &g);
+    memcpy(copy, W->data, W->size * sizeof *copy);
+    g.B = copy + r0 * W->dim[1] + c0; g.C = z;
+    stx_gemm(x, &g);
+    for (i = 0; i < batch * M * N; i++)
+        wrong += strcmp(inner_name(x), stx_backend(x)) && M * N * K > 0 ? !CLOSE(y[i], z[i], 1e-5 * sqrt((double)K)) : !(y[i] == z[i]);
+    CHECK(!wrong, "%s: %zu rows, x W%s, rows %zu + %zu, columns %zu + %zu of %zu x %zu: %zu numbers are not those of the rounded weights",
+          what, M, tb ? "^T" : "", r0, rows, c0, cols, W->dim[0], W->dim[1], wrong);
+    free(a); free(y); free(z);
+}
+static void packed_products(int threads, int isa) {
+    static const size_t shape[][2] = {{32, 32}, {33, 47}, {70, 100}, {129, 64}, {64, 1100}, {37, 2100}};
+    int kind;
+    size_t k, M;
+    for (kind = STX_WEIGHTS_BF16; kind <= STX_WEIGHTS_INT8; kind++) {
+        stx_ctx *x = plain(3, threads);
+        stx_params *p = stx_params_create(x), *q = stx_params_create(x);
+        const char *what = kind == STX_WEIGHTS_BF16 ? "bf16" : "int8";
+        stx_tensor *W[6], *bias;
+        stx_real *copy = (stx_real *)malloc(64 * 2100 * sizeof *copy);
+        size_t bytes = 0, own;
+        inner_set_isa(x, isa);
+        for (k = 0; k < 6; k++) {
+            char name[8];
+            snprintf(name, sizeof name, "w%d", (int)k);
+            W[k] = stx_param(k % 2 ? q : p, STX_NORMAL, 0.4, name, shape[k][0], shape[k][1], 0, 0);
+            bytes += shape[k][0] * (kind == STX_WEIGHTS_BF16 ? 2 * shape[k][1] : shape[k][1] + (shape[k][1] + 31) / 32 * 4);
+        }
+        bias = stx_param(p, STX_NORMAL, 1, "b", 2000, 0, 0, 0);
+        memcpy(copy, bias->data, 2000 * sizeof *copy);
+        own = stx_params_pack(p, kind);
+        CHECK(own > 0 && own < bytes && stx_params_pack(q, kind) == bytes, "%s: bytes of the copies", what);
+        CHECK(!memcmp(copy, bias->data, 2000 * sizeof *copy), "%s: what is no matrix stays as it is", what);
+        for (k = 0; k < 6; k++) {
+            const size_t R = shape[k][0], C = shape[k][1];
+            for (M = 1; M <= 4; M++) {
+                packed_product(x, W[k], M, 1, 0, R, 0, C, 1, 0, copy, what);
+                packed_product(x, W[k], M, 0, 0, R, 0, C, 1, 1, copy, what);
+                packed_product(x, W[k], M, 1, 3, R - 8, 0, C, 0.5, 0.25, copy, what);
+                packed_product(x, W[k], M, 0, 3, R - 8, C > 32 ? 32 : 0, C > 32 ? C - 32 : C, 2, 1, copy, what);
+                packed_product(x, W[k], M, 1, 1, 9, 5, C - 7, 1, 0, copy, what);         /* not a whole group: reads the list's own */
+            }
+        }
+        CHECK(stx_params_pack(q, STX_WEIGHTS_OWN) == own && !stx_params_pack(p, STX_WEIGHTS_OWN) && stx_ok(x), "%s: copies that go", what);
+        packed_product(x, W[2], 1, 1, 0, 70, 0, 100, 1, 0, copy, what);
+        stx_destroy(x);
+        free(copy);
+    }
+}
+/* x W^T with W's first number; was_read: do products read the copy? */
+static double packed_first(stx_ctx *x, stx_tensor *W) {
+    stx_real *in = (stx_real *)calloc(W->dim[1], sizeof *in), y;
+    stx_gemm_args g = stx_gemm_of(0, 1, 1, 1, W->dim[1], in, W->data, &y);
+    in[0] = 1;
+    stx_gemm(x, &g);
+    free(in);
+    return (double)y;
+}
+static int packed_is_read(stx_ctx *x, stx_tensor *W) {
+    const stx_real was = W->data[0];
+    double y;
+    W->data[0] = 77;            /* behind the library's back */
+    y = packed_first(x, W);
+    W->data[0] = was;
+    return y != 77;
+}
+static void packed_weights(void) {
+    stx_ctx *x = plain(4, 1);
+    int best = inner_isa(x), isa, kind, e, threads;
+    size_t i, bad;
+    stx_destroy(x);
+    for (isa = 0; isa <= best; isa++) for (threads = 1; threads <= 3; threads += 2) packed_products(threads, isa);
+    for (kind = STX_WEIGHTS_BF16; kind <= STX_WEIGHTS_INT8; kind++) {
+        const char *what = kind == STX_WEIGHTS_BF16 ? "bf16" : "int8";
+        stx_params *p;
+        stx_tensor *W, *small;
+        stx_optim *o;
+        stx_optim_desc od;
+        stx_real was[40 * 50], now[40 * 50];
+        x = plain(5, 1);
+        p = stx_params_create(x);
+        W = stx_param(p, STX_NORMAL, 1, "w", 40, 50, 0, 0);
+        small = stx_param(p, STX_NORMAL, 1, "s", 31, 64, 0, 0);
+        for (i = 0; i < 32; i++) W->data[50 + i] = 0;           /* a group of zeros */
+        memcpy(was, W->data, sizeof was);
+        CHECK(stx_params_pack(p, kind) > 0 && packed_is_read(x, W) && !packed_is_read(x, small), "%s: which copies are read", what);
+        for (i = bad = 0; i < 2000; i++) {      /* to nearest: half of a last place of 8 bits, or half of 1/127 of the group's largest */
+            double most = 0, step;
+            size_t row = i / 50 * 50, from = (i - row) / 32 * 32, k;
+            for (k = from; k < 50 && k < from + 32; k++) if (fabs((double)was[row + k]) > most) most = fabs((double)was[row + k]);
+            step = kind == STX_WEIGHTS_BF16 ? fabs((double)was[i]) / 128 : most / 127;
+            bad += !(fabs((double)was[i] - (double)W->data[i]) <= 0.5001 * step);
+            if (kind == STX_WEIGHTS_BF16) {
+                float f = (float)W->data[i];
+                uint32_t b;
+                memcpy(&b, &f, 4);
+                bad += (b & 0xffff) || (double)f != (double)W->data[i];
+            } else bad += !CLOSE(fabs((double)W->data[i]), fabs(floor((double)W->data[i] / (most > 0 ? most / 127 : 1) + 0.5)) * most / 127, 1e-6);
+        }
+        CHECK(!bad, "%s: %zu numbers are not the nearest ones", what, bad);
+        memcpy(now, W->data, sizeof now);
+        CHECK(stx_params_pack(p, kind) > 0, "again");
+        for (i = bad = 0; i < 2000; i++) bad += !CLOSE(W->data[i], now[i], 1e-6);
+        CHECK(!bad, "%s: what is rounded stays as it is: %zu do not", what, bad);
+        /* whoever writes makes the copy void */
+        for (e = 0; e < 5; e++) {
+            memset(&od, 0, sizeof od);
+            od.kind = STX_SGD;
+            CHECK(stx_params_pack(p, kind) > 0 && packed_is_read(x, W), "%s: packed", what);
+            if (e == 0) stx_set(x, W, was);
+            if (e == 1) stx_param_scale(x, W, 0, 1, 2);
+            if (e == 2) { o = stx_optim_create(p, &od); W->grad[0] = 1; stx_optim_step(o, 0.5); }
+            if (e == 3) stx_put(x, W->data + 7, was, 1);
+            if (e == 4) {
+                stx_writer *w = stx_writer_create(x);
+                stx_file *file;
+                char name[64];
+                snprintf(name, sizeof name, "build/test_api.packed.%ld.safetensors", (long)getpid());
+                CHECK(w && stx_params_save(w, p, "") && stx_writer_finish(w, name), "saved: %s", stx_error(x));
+                file = stx_file_open(x, name);
+                CHECK(file && stx_params_load(p, file, ""), "loaded: %s", stx_error(x));
+                stx_file_close(file);
+                remove(name);
+            }
+            CHECK(stx_ok(x) && !packed_is_read(x, W) && packed_first(x, W) == (double)W->data[0], "%s: written by %d", what, e);
+        }
+        /* errors change nothing */
+        memcpy(now, W->data, sizeof now);
+        CHECK(!stx_params_pack(p, 3) && strstr(stx_error(x), "no kind of weights has number 3"), "%s", stx_error(x));
+        stx_clear_error(x);
+        for (e = 0; e < 3; e++) {
+            W->data[1999] = (stx_real)(e == 0 ? (double)NAN : e == 1 ? -(double)INFINITY : 3.4e38);
+            CHECK(!stx_params_pack(p, kind) && strstr(stx_error(x), "number 1999 of \"w\""), "%s", stx_error(x));
+            CHECK(!memcmp(now, W->data, 1999 * sizeof *now) && !packed_is_read(x, W), "%s: a bad number changes others", what);
+            stx_clear_error(x);
+            W->data[1999] = now[1999];
+        }
+        stx_destroy(x);
+    }
+    CHECK(!stx_params_pack(NULL, STX_WEIGHTS_BF16), "no list");
+    for (i = 1; i < 4; i++) {       /* no memory: for the list, for the first copy, for the second */
+        counter c;
+        stx_params *p;
+        stx_tensor *a;
+        stx_real was[32 * 32];
+        memset(&c, 0, sizeof c);
+        x = counted(&c, 0, 0, 1, 1);
+        p = stx_params_create(x);
+        a = stx_param(p, STX_NORMAL, 1, "a", 32, 32, 0, 0);
+        stx_param(p, STX_NORMAL, 1, "b", 32, 64, 0, 0);
+        memcpy(was, a->data, sizeof was);
+        c.fail_at = c.calls + (int)i;
+        CHECK(!stx_params_pack(p, STX_WEIGHTS_INT8) && stx_error_code(x) == STX_ERR_MEMORY && !memcmp(was, a->data, sizeof was), "memory %zu: %s",
+              i, stx_error(x));
+        stx_clear_error(x);
+        CHECK(!packed_is_read(x, a) && stx_params_pack(p, STX_WEIGHTS_INT8) && packed_is_read(x, a), "memory again");
+        stx_destroy(x);
+        CHECK(!c.live && !c.bytes, "%d blocks, %zu bytes are left", (int)c.live, c.bytes);
+    }
+}
+
 /* >>sampling */
 enum { DRAWS = 20000 };
 static void draw(const stx_sampling *s, const stx_real *l, size_t V, int *hist) {
@@ -2253,7 +2425,8 @@ int main(int argc, char **argv) {
             {"float environment", float_environment}, {"nans", nans}, {"optimisers", optimisers}, {"radams", radams}, {"lambs", lambs},
         {"no betas", no_betas}, {"clipped infinity", clipped_infinity},
         {"schedules", schedules}, {"philox", philox}, {"initialisers", initialisers}, {"outliving", outliving}, {"grads in one",
-            grads_in_one}, {"exponentials", exponentials}, {"maths", maths}, {"kernels", kernels}, {"sampling", sampling}};
+            grads_in_one}, {"exponentials", exponentials}, {"maths", maths}, {"kernels", kernels},
+        {"packed weights", packed_weights}, {"sampling", sampling}};
     size_t i;
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (i = 0; i < sizeof parts / sizeof *parts; i++) {
