@@ -80,6 +80,7 @@
    (desc.threads); work is given out as threads come, so a program that shares its machine with others is not held up by the slowest
    thread. desc.precision = STX_PREC_BF16 makes matrix products of bfloat16 factors
    (AVX512-BF16: about twice the products' speed; AMX, or ARM's BFDOT, where there is any). Parameters and sums stay float.
+   Generation token by token waits for weights to come from memory: stx_params_pack makes them 2 bytes or 1 each.
 
    GPU. Add seqtx_cuda.cu to the program (nvcc -O3 -arch=sm_90 -c seqtx_cuda.cu; CUDA 12 or later, sm_80 or newer), define SEQTX_CUDA
    in every file that includes this header, link -lcublasLt -lcudart -lstdc++, and set desc.device = STX_CUDA. Nothing else changes in a
@@ -5166,8 +5167,9 @@ STX_INNER void stx__gemv(int fma, const stx_gemm_args *g) {
             for (i = 0; i < M; i++) {
                 stx_real w[4] = {0};
                 for (e = 0; e < n; e++) w[e] = alpha * (ta ? A[(k + e) * lda + i] : A[i * lda + k + e]);
-                if (n == 4) stx__axpy4(fma, C + i * ldc, w, B + k * ldb, ldb, N);
-                else for (e = 0; e < n; e++) for (j = 0; j < N; j++) C[i * ldc + j] = STX_FMA(fma, w[e], B[(k + e) * ldb + j], C[i * ldc + j]);
+                if (n == 4) { stx__axpy4(fma, C + i * ldc, w, B + k * ldb, ldb, N); continue; }
+                for (e = 0; e < n; e++)
+                    for (j = 0; j < N; j++) C[i * ldc + j] = STX_FMA(fma, w[e], B[(k + e) * ldb + j], C[i * ldc + j]);
             }
         }
     }
@@ -5183,7 +5185,7 @@ STX_INNER stx_real stx__wide(uint16_t h) {
     memcpy(&f, &b, 4);
     return (stx_real)f;
 }
-/* Asks for the next four rows of bytes at p, a cache line: four streams of a few KB each are too short for the processor to foresee */
+/* Asks for the next four rows of bytes at p, a cache line of each: rows of a few KB end before the processor foresees them */
 STX_INNER void stx__ask4(const void *p, size_t row) {
 #ifdef __GNUC__
     const char *c = (const char *)p + 4 * row;
@@ -5223,7 +5225,8 @@ STX_INNER void stx__dot4_q_end(stx_real *out, stx_real (*s)[16], const stx_real 
         out[j] = t;
     }
 }
-STX_INNER void stx__dot4_q_any(int fma, stx_real *out, const stx_real *a, const int8_t *b, size_t ldb, const float *f, size_t ldf, size_t k) {
+STX_INNER void stx__dot4_q_any(int fma, stx_real *out, const stx_real *a, const int8_t *b, size_t ldb, const float *f, size_t ldf,
+                               size_t k) {
     stx_real s[4][16] = {{0}};
     size_t p, e, j;
     for (p = 0; p + 16 <= k; p += 16) {
@@ -5289,13 +5292,14 @@ static stx__dot4_q stx__dot4_q_for(int isa) {
     return stx__dot4_q_base;
 }
 /* stx__axpy4 of packed rows; row r[e] is one of four */
-STX_INNER void stx__axpy4_packed(int fma, stx_real *STX_RESTRICT c, const stx_real *a, const stx__packed *w, const size_t *r, size_t col, size_t n) {
+STX_INNER void stx__axpy4_packed(int fma, stx_real *STX_RESTRICT c, const stx_real *a, const stx__packed *w, const size_t *r, size_t col,
+                                 size_t n) {
     const size_t C = w->C, G = stx__int8_groups(C);
     const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
     size_t j, e, m;
     if (w->h) {
-        const uint16_t *STX_RESTRICT h0 = w->h + r[0] * C + col, *STX_RESTRICT h1 = w->h + r[1] * C + col, *STX_RESTRICT h2 = w->h + r[2] * C + col,
-            *STX_RESTRICT h3 = w->h + r[3] * C + col;
+        const uint16_t *STX_RESTRICT h0 = w->h + r[0] * C + col, *STX_RESTRICT h1 = w->h + r[1] * C + col,
+            *STX_RESTRICT h2 = w->h + r[2] * C + col, *STX_RESTRICT h3 = w->h + r[3] * C + col;
         for (j = 0; j < n; j++)
             c[j] = STX_FMA(fma, a3, stx__wide(h3[j]), STX_FMA(fma, a2, stx__wide(h2[j]), STX_FMA(fma, a1, stx__wide(h1[j]),
                 STX_FMA(fma, a0, stx__wide(h0[j]), c[j]))));
@@ -5359,8 +5363,11 @@ static stx__packed *stx__packed_at(const stx_ctx *x, const stx_real *p) {
     }
     return lo && p < x->packed[lo - 1].from + x->packed[lo - 1].size ? x->packed + lo - 1 : NULL;
 }
+static void *stx__packed_room(const stx__packed *w) {      /* the block of its numbers, which its factors begin */
+    return (void *)(uintptr_t)(w->h ? (const void *)w->h : (const void *)w->s);
+}
 static void stx__unpack_one(stx_ctx *x, stx__packed *w) {
-    stx_block_free(x, (void *)(uintptr_t)(w->h ? (const void *)w->h : (const void *)w->s));
+    stx_block_free(x, stx__packed_room(w));
     x->packed_count--;
     memmove(w, w + 1, (size_t)(x->packed + x->packed_count - w) * sizeof *w);
 }
@@ -5381,7 +5388,7 @@ static const stx__packed *stx__packed_for(const stx_ctx *x, const stx_gemm_args 
 }
 
 static int stx__packs(const stx_tensor *t) { return t->ndim == 2 && t->dim[0] >= STX_PACK_LEAST && t->dim[1] >= STX_PACK_LEAST; }
-/* Rounds row r and packs it into h, or q and s */
+/* Rounds a row and packs it into h, or q and s */
 static void stx__pack_row(stx_real *w, size_t C, uint16_t *h, int8_t *q, float *s) {
     size_t i, g, n;
     if (h) for (i = 0; i < C; i++) {
@@ -5392,7 +5399,8 @@ static void stx__pack_row(stx_real *w, size_t C, uint16_t *h, int8_t *q, float *
         w[i] = stx__wide(h[i]);
     } else for (g = 0; g < C; g += STX__INT8_GROUP, s++) {
         stx_real most = 0;
-        for (i = g, n = STX_MIN(C, g + STX__INT8_GROUP); i < n; i++) if (fabs((double)w[i]) > (double)most) most = (stx_real)fabs((double)w[i]);
+        n = STX_MIN(C, g + STX__INT8_GROUP);
+        for (i = g; i < n; i++) if (fabs((double)w[i]) > (double)most) most = (stx_real)fabs((double)w[i]);
         *s = (float)(most / 127);
         for (i = g; i < n; i++) {
             double v = *s > 0 ? (double)w[i] / (double)*s : 0;
@@ -5415,16 +5423,16 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
     size_t i, j, n, total = 0;
     if (!stx_ok(x)) return 0;
     if (kind < STX_WEIGHTS_OWN || kind > STX_WEIGHTS_INT8 || stx__on_gpu(x)) {
-        stx_fail(x, STX_ERR_ARG, stx__on_gpu(x) ? "stx_params_pack: packed weights are for products on a CPU (kind %d): use STX_PREC_BF16 on a GPU"
-                 : "stx_params_pack: no kind of weights has number %d: use STX_WEIGHTS_*", kind);
+        stx_fail(x, STX_ERR_ARG, stx__on_gpu(x) ? "stx_params_pack: packed weights (kind %d) are for products on a CPU: use "
+                 "STX_PREC_BF16 on a GPU" : "stx_params_pack: no kind of weights has number %d: use STX_WEIGHTS_*", kind);
         return 0;
     }
     for (i = 0; kind && i < p->count; i++)
         for (j = 0; stx__packs(p->tensor[i]) && j < p->tensor[i]->size; j++) {
             double v = (double)p->tensor[i]->data[j];
             if (stx__finite(v) && fabs(v) <= 3.3e38) continue;
-            stx_fail(x, STX_ERR_ARG, "stx_params_pack: number %zu of \"%s\" is %g, want finite ones within 3.3e38: the model has diverged, or "
-                     "its file is damaged", j, p->name[i], v);
+            stx_fail(x, STX_ERR_ARG, "stx_params_pack: number %zu of \"%s\" is %g, want finite ones within 3.3e38: the model has diverged, "
+                     "or its file is damaged", j, p->name[i], v);
             return 0;
         }
     for (i = 0; i < p->count; i++) while ((w = stx__packed_at(x, p->tensor[i]->data)) != NULL) stx__unpack_one(x, w);
@@ -5434,9 +5442,10 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
     if (n) memcpy(list, x->packed, n * sizeof *list);
     for (i = 0; kind && i < p->count; i++) {        /* memory for all before a number is changed */
         const stx_tensor *t = p->tensor[i];
-        size_t factors = kind == STX_WEIGHTS_INT8 ? t->size / t->dim[t->ndim - 1] * stx__int8_groups(t->dim[t->ndim - 1]) * sizeof(float) : 0;
+        size_t factors;
         char *room;
         if (!stx__packs(t)) continue;
+        factors = kind == STX_WEIGHTS_INT8 ? t->dim[0] * stx__int8_groups(t->dim[1]) * sizeof(float) : 0;
         w = list + n;
         w->from = t->data; w->size = t->size; w->C = t->dim[1];
         w->bytes = factors + t->size * (kind == STX_WEIGHTS_BF16 ? 2 : 1);
@@ -5448,7 +5457,7 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
         w->q = w->s ? (const int8_t *)room + factors : NULL;
     }
     if (!stx_ok(x)) {
-        while (n > x->packed_count) { n--; stx_block_free(x, (void *)(uintptr_t)(list[n].h ? (const void *)list[n].h : (const void *)list[n].s)); }
+        while (n > x->packed_count) stx_block_free(x, stx__packed_room(list + --n));
         stx_block_free(x, list);
         return 0;
     }

@@ -1993,7 +1993,7 @@ enum { TR_AUTO, TR_BPC, TR_PPL, TR_WORD_PPL };                  /* tr_lm_opt.uni
 
 typedef struct {
     const char *data, *pieces, *checkpoint, *best, *log, *tensorboard, *out, *prompt, *stop;
-    int         tokens, join_lines, reading, unit, eval_only, no_train, threads, precision, device, tf32, no_graph, tune, dry_run,
+    int         tokens, join_lines, reading, unit, eval_only, no_train, threads, precision, weights, device, tf32, no_graph, tune, dry_run,
         list_presets, version, keep_best, interactive;
     uint64_t    seed, steps, min_count, eval_batch_sz, eval_every, eval_blocks, save_every, log_every, gpu, vocab, generate, top_k,
                 update_every, update_after, random_segments, sample_every, sample_prime, sample_length, repetition_window;
@@ -2077,6 +2077,9 @@ typedef struct {
         "negative ones multiplied (their mean counts as 0), before the temperature; 1: no, 1.1 to 1.3 is usual"), \
     TR_SIZE("repetition-window", TR_LOCAL, &(o).repetition_window, 0, 1u << 20, "... lately: among the last so many, the prompt's " \
         "included; 0: ever"), \
+    TR_CHOICE("weights", TR_LOCAL, &(o).weights, "f32|bf16|int8", "not in training: the model's matrices rounded to bfloat16, or to 8 " \
+        "bits with a factor for each 32. A token is faster where a model is larger than the caches, for it reads a half, or a quarter, " \
+        "of the bytes; --eval-only says what that costs"), \
     TR_TEXT("stop", TR_LOCAL, &(o).stop, "a text, or an answer, ends behind this (\\n: a line end, \\t, \\\\); none: only the number of " \
         "tokens ends it, of words, too")
 /* Texts while it trains: for trainers that want them. */
@@ -2138,6 +2141,7 @@ struct tr_lm {
     uint64_t     log_every, eval_every, save_every, eval_blocks;  /* 0: never; eval_blocks 0: the whole text */
     uint64_t     logged, saved;   /* updates since the last log record, step of the last save */
     size_t       bad;             /* updates in a row that were not finite */
+    size_t       packed;          /* bytes of --weights */
     double       sum, loss;       /* of the losses since the last log record; the last one */
     uint64_t     first, step, steps;      /* where this start began, where it is, where it ends */
     double       lr;              /* of this step */
@@ -2776,6 +2780,10 @@ TR_DEF void tr_lm_hello(tr_lm *t) {
         stx_backend(t->x), o->precision ? "bf16" : o->tf32 ? "f32 (tf32 products)" : "f32", mem);
     else tr_say(&t->term, "%s parameters, vocabulary %zu, %d thread%s, %s, %s of memory so far", size, stx_vocab_size(t->vocab),
         stx_threads(t->x), stx_threads(t->x) > 1 ? "s" : "", o->precision ? "bf16 products" : "f32", mem);
+    if (o->weights) {
+        tr_bytes(size, (double)t->packed);
+        tr_say(&t->term, "matrices rounded to %s; %s a token, if all are read", o->weights == 1 ? "bf16" : "int8", size);
+    }
     if (t->text[0]) {
         int told = tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT;
         tr_bytes(size, (double)stx_corpus_bytes(t->text[0]));
@@ -3493,6 +3501,7 @@ TR_DEF int tr_lm_needed(tr_lm *t) {
         {"top-p", draws, "--generate and --interactive"},
         {"repetition-penalty", draws, "--generate and --interactive"},
         {"repetition-window", o->repetition_penalty > 1, "a --repetition-penalty above 1"},
+        {"weights", !t->training, "generation and evaluation: --no-train, --interactive, --eval-only"},
         {"log", !o->interactive, "training and evaluation, not for --interactive"},
         {"tensorboard", !o->interactive, "training and evaluation, not for --interactive"},
         {"sample-prime", o->sample_every > 0, "--sample-every"},
@@ -3505,6 +3514,7 @@ TR_DEF int tr_lm_needed(tr_lm *t) {
         {"tune", o->device, "--device cuda"},
         {"no-graph", o->device, "--device cuda"}
     };
+    if (o->weights && o->device) return tr_fail(t->err, TR_ERR, "--weights is for --device cpu: on a GPU the run's --precision decides");
     return tr_all_count(t->options, only, sizeof only / sizeof *only, t->err, TR_ERR);
 }
 TR_DEF int tr_lm_check(tr_lm *t) {
@@ -3553,6 +3563,12 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
     ok = ok && t->kind->make(t);
     if (ok && f && !tr_lm_load(t, f)) ok = tr_fail(t->err, TR_ERR, "%s: %s", o->checkpoint, stx_error(t->x));
     stx_file_close(f);
+    if (ok && o->weights) {
+        t->packed = stx_params_pack(t->lm.params, o->weights == 1 ? STX_WEIGHTS_BF16 : STX_WEIGHTS_INT8);
+        if (!stx_ok(t->x)) ok = tr_fail(t->err, TR_ERR, "--weights: %s", stx_error(t->x));
+        else if (!t->packed) ok = tr_fail(t->err, TR_ERR, "--weights would change nothing: the model has no matrix of %d x %d or more",
+                                          STX_PACK_LEAST, STX_PACK_LEAST);
+    }
     return ok && tr_lm_open(t);
 }
 /* Why the run ended with an error; its exit code. */

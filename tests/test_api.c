@@ -2182,7 +2182,10 @@ static void packed_weights(void) {
                 uint32_t b;
                 memcpy(&b, &f, 4);
                 bad += (b & 0xffff) || (double)f != (double)W->data[i];
-            } else bad += !CLOSE(fabs((double)W->data[i]), fabs(floor((double)W->data[i] / (most > 0 ? most / 127 : 1) + 0.5)) * most / 127, 1e-6);
+            } else {
+                double k127 = floor((double)W->data[i] / (most > 0 ? most / 127 : 1) + 0.5);
+                bad += !CLOSE(W->data[i], k127 * most / 127, 1e-6);
+            }
         }
         CHECK(!bad, "%s: %zu numbers are not the nearest ones", what, bad);
         memcpy(now, W->data, sizeof now);
@@ -2237,8 +2240,8 @@ static void packed_weights(void) {
         stx_param(p, STX_NORMAL, 1, "b", 32, 64, 0, 0);
         memcpy(was, a->data, sizeof was);
         c.fail_at = c.calls + (int)i;
-        CHECK(!stx_params_pack(p, STX_WEIGHTS_INT8) && stx_error_code(x) == STX_ERR_MEMORY && !memcmp(was, a->data, sizeof was), "memory %zu: %s",
-              i, stx_error(x));
+        CHECK(!stx_params_pack(p, STX_WEIGHTS_INT8) && stx_error_code(x) == STX_ERR_MEMORY && !memcmp(was, a->data, sizeof was),
+              "memory %zu: %s", i, stx_error(x));
         stx_clear_error(x);
         CHECK(!packed_is_read(x, a) && stx_params_pack(p, STX_WEIGHTS_INT8) && packed_is_read(x, a), "memory again");
         stx_destroy(x);

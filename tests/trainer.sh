@@ -910,6 +910,20 @@ check "but again" [ -n "$(head -c 63 t2 | od -An -v -tx1 | tr -s ' ' '\n' | grep
 sample t1 --temperature 0 --prompt "the" --repetition-penalty 1
 sample t2 --temperature 0 --prompt "the"
 check "a penalty of 1 is none" cmp t1 t2
+# --weights: a model with matrices that are worth it
+wide=$(echo "$learn" | sed 's/--hid-sz 16/--hid-sz 64/; s/--inner-hid-sz 32/--inner-hid-sz 64/')
+good "a wider model" log $wide --steps 40 --checkpoint wide.st --threads 1
+for weights in f32 bf16 int8; do
+    good "--weights $weights" log --checkpoint wide.st --eval-only --data ../t.txt --log "$weights.jsonl" --weights $weights --threads 1
+    check "$weights is said, or needs not be" [ "$(grep -c "^matrices rounded to $weights; [0-9.]* [KM]i*B a token" err)" = "$([ $weights = f32 ] && echo 0 || echo 1)" ]
+done
+losses=$(for weights in f32 bf16 int8; do grep '"split":"valid"' log/$weights.jsonl | field loss; done | tr '\n' ' ')
+check "rounded a little: $losses" awk -v l="$losses" 'BEGIN { split(l, a); for (i = 2; i <= 3; i++) { d = a[i] - a[1]; if (!(d > -0.02 && d < 0.02) || d == 0) exit 1 } exit a[2] == a[3] }'
+good "generation" log --checkpoint wide.st --no-train --generate 40 --temperature 0 --weights int8 --threads 1
+cp out t1
+good "with more threads" log --checkpoint wide.st --no-train --generate 40 --temperature 0 --weights int8 --threads 2
+check "is the same" cmp out t1
+check "40 bytes" [ "$(wc -c <t1)" -ge 40 ]
 # the best and the last
 best="$learn --steps 90 --eval-every 30 --eval-blocks 0 $whole_evaluations --threads 1"
 good "--keep-best" log $best --keep-best --checkpoint keep.st --log keep.jsonl
@@ -973,6 +987,9 @@ done
 for more in "repetition-window 3 --generate 3" "gpu 1" tf32 tune no-graph join-lines; do
     refused "--${more%% *} would change nothing: it is for" $t $tiny $new --$more
 done
+refused '--weights would change nothing: it is for generation and evaluation' $t $tiny $new --weights int8
+refused '--weights would change nothing: the model has no matrix of 32 x 32' --checkpoint good.st --no-train --generate 3 --weights bf16
+refused "--weights: got 'q4'" --checkpoint good.st --no-train --generate 3 --weights q4
 refused '--save-every would change nothing' $t $tiny --steps 3 --save-every 2
 useless >options
 while read -r option; do

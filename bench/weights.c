@@ -1,0 +1,226 @@
+/* weights.c - bf16 and int8 weights in generation (sh bench/weights.sh builds and runs it): products of one row beside plain reading and
+   copying of memory, then tokens of models larger than the caches. All contenders take turns; medians. */
+#define SEQTX_IMPLEMENTATION
+#define SEQTX_ATTN_SPAN_IMPLEMENTATION
+#define SEQTX_SRU_IMPLEMENTATION
+#define SEQTX_COMPRESSIVE_IMPLEMENTATION
+#define SEQTX_PAR_IMPLEMENTATION
+#if !defined(_POSIX_C_SOURCE)
+  #define _POSIX_C_SOURCE 200809L
+#endif
+#include "../seqtx.h"
+#include "../seqtx_attn_span.h"
+#include "../seqtx_sru.h"
+#include "../seqtx_compressive.h"
+#include "../seqtx_par.h"
+#include "report.h"
+
+enum { KINDS = 3, BLOCK = 1 << 16, PROMPT = 64 };
+static const char *const kind_name[KINDS] = {"f32", "bf16", "int8"};
+static struct { int threads, rounds, tokens; size_t megabytes, dim; } opt = {0, 9, 16, 400, 1024};
+
+static void check(const stx_ctx *x) { if (!stx_ok(x)) die(stx_error(x)); }
+static stx_ctx *context(void) {
+    stx_desc d;
+    stx_ctx *x;
+    memset(&d, 0, sizeof d);
+    d.threads = opt.threads; d.seed = 1;
+    x = stx_create(&d);
+    check(x);
+    return x;
+}
+typedef struct { char *to; const char *from; double *sums; } memory;
+static void read_part(const stx_share *s, const void *job) {
+    const memory *m = (const memory *)job;
+    size_t i, k, e;
+    for (i = s->from; i < s->to; i++) {
+        const float *f = (const float *)(const void *)(m->from + i * BLOCK);
+        float t[64] = {0}, all = 0;
+        for (k = 0; k < BLOCK / sizeof *f; k += 64) for (e = 0; e < 64; e++) t[e] += f[k + e];
+        for (e = 0; e < 64; e++) all += t[e];
+        m->sums[i] = (double)all;
+    }
+}
+static void copy_part(const stx_share *s, const void *job) {
+    const memory *m = (const memory *)job;
+    size_t i;
+    for (i = s->from; i < s->to; i++) memcpy(m->to + i * BLOCK, m->from + i * BLOCK, BLOCK);
+}
+
+/* Matrices of dim x dim, as many as make so many MB in float: one row times each */
+static void products(void) {
+    enum { MOST = 1024 };
+    static stx_tensor *W[KINDS][MOST];
+    static samples copies, reads, times[KINDS][2];
+    stx_ctx *x[KINDS];
+    size_t d = opt.dim, n = opt.megabytes * 1000000 / (4 * d * d), bytes, i, blocks, packed[KINDS] = {0};
+    stx_real *in, *out;
+    memory m;
+    int k, tb, r;
+    if (n < 1) n = 1;
+    if (n > MOST) n = MOST;
+    bytes = n * d * d * 4 / BLOCK * BLOCK;
+    blocks = bytes / BLOCK;
+    m.to = (char *)malloc(bytes); m.sums = (double *)malloc(blocks * sizeof *m.sums);
+    in = (stx_real *)malloc(d * sizeof *in); out = (stx_real *)malloc(d * sizeof *out);
+    {
+        char *from = (char *)malloc(bytes);
+        if (!m.to || !m.sums || !in || !out || !from) die("not enough memory");
+        memset(from, 1, bytes); memset(m.to, 1, bytes);        /* not 0: such memory may be one page, many times */
+        m.from = from;
+    }
+    for (i = 0; i < d; i++) in[i] = (stx_real)sin((double)i);
+    for (k = 0; k < KINDS; k++) {
+        stx_params *p;
+        progress("matrices ..");
+        x[k] = context();
+        p = stx_params_create(x[k]);
+        for (i = 0; i < n; i++) {
+            char name[16];
+            snprintf(name, sizeof name, "w%d", (int)i);
+            W[k][i] = stx_param(p, STX_UNIFORM, 0.02, name, d, d, 0, 0);
+        }
+        check(x[k]);
+        packed[k] = k ? stx_params_pack(p, k == 1 ? STX_WEIGHTS_BF16 : STX_WEIGHTS_INT8) : n * d * d * sizeof(stx_real);
+        check(x[k]);
+    }
+    for (r = -1; r < opt.rounds; r++) {
+        double at = seconds();
+        progress("products ..");
+        stx_parallel(x[0], blocks, bytes, copy_part, &m);
+        if (r >= 0) sample(&copies, 2 * (double)bytes / (seconds() - at) * 1e-9);
+        at = seconds();
+        stx_parallel(x[0], blocks, bytes, read_part, &m);
+        if (r >= 0) sample(&reads, (double)bytes / (seconds() - at) * 1e-9);
+        for (k = 0; k < KINDS; k++)
+            for (tb = 0; tb < 2; tb++) {
+                at = seconds();
+                for (i = 0; i < n; i++) {
+                    stx_gemm_args g = stx_gemm_of(0, tb, 1, d, d, in, W[k][i]->data, out);
+                    stx_gemm(x[k], &g);
+                }
+                if (r >= 0) sample(&times[k][tb], seconds() - at);
+            }
+    }
+    say("## Products of one row\n\n%d matrices of %d x %d, %.0f MB in float, one after the other; %d threads, median of %d rounds in "
+        "turns. "
+        "Copying (read + written) %.1f GB/s,\n%.1f to %.1f; reading %.1f, %.1f to %.1f.\n\n", (int)n, (int)d, (int)d, (double)bytes * 1e-6,
+        stx_threads(x[0]), opt.rounds, median(&copies), quantile(&copies, 0), quantile(&copies, 1), median(&reads), quantile(&reads, 0),
+        quantile(&reads, 1));
+    header("weights|product|ms|range|GB/s|of copying|of reading|f32's time");
+    for (k = 0; k < KINDS; k++)
+        for (tb = 1; tb >= 0; tb--) {
+            double t = median(&times[k][tb]), rate = (double)packed[k] / t * 1e-9;
+            row_begin();
+            cell(0, "%s", kind_name[k]);
+            cell(1, "x W%s", tb ? "^T" : "");
+            cell(2, "%.2f", t * 1e3);
+            cell(3, "%.2f - %.2f", quantile(&times[k][tb], 0) * 1e3, quantile(&times[k][tb], 1) * 1e3);
+            cell(4, "%.1f", rate);
+            cell(5, "%.2f", rate / median(&copies));
+            cell(6, "%.2f", rate / median(&reads));
+            cell(7, "%.2f", t / median(&times[0][tb]));
+        }
+    print_table();
+    for (k = 0; k < KINDS; k++) stx_destroy(x[k]);
+    free((void *)(uintptr_t)m.from); free(m.to); free(m.sums); free(in); free(out);
+}
+
+// >>models
+
+static stx_lm make_span(stx_ctx *x) {
+    stx_span_desc d;
+    memset(&d, 0, sizeof d);
+    d.vocab = 256; d.layers = 8; d.dim = 1024; d.heads = 8; d.span = 512;
+    return stx_span_lm(stx_span_create(x, &d));
+}
+static stx_lm make_sru(stx_ctx *x) {
+    stx_sru_lm_desc d;
+    memset(&d, 0, sizeof d);
+    d.vocab = 256; d.dim = 3072; d.sru.layers = 10; d.sru.transform = STX_SRU_ATTENTION; d.sru.proj = 768; d.sru.heads = 1;
+    return stx_sru_lm_of(stx_sru_lm_create(x, &d));
+}
+static stx_lm make_comp(stx_ctx *x) {
+    stx_comp_desc d;
+    memset(&d, 0, sizeof d);
+    d.vocab = 256; d.dim = 1024; d.layers = 8; d.heads = 8; d.segment = 256;
+    return stx_comp_lm(stx_comp_create(x, &d));
+}
+static stx_lm make_par(stx_ctx *x) {
+    stx_par_desc d;
+    memset(&d, 0, sizeof d);
+    d.vocab = 256; d.dim = 1024; d.heads = 8; d.pattern = "(sf)8"; d.segment = 256;
+    return stx_par_lm(stx_par_create(x, &d));
+}
+static const struct { const char *name; stx_lm (*make)(stx_ctx *x); } models[] = {
+    {"Sequential Transformer, 8 layers, d 1024", make_span}, {"SRU++, enwik8-base", make_sru},
+    {"Compressive Transformer, 8 layers, d 1024", make_comp}, {"Transformer-XL, (sf)8, d 1024", make_par}};
+enum { MODELS = sizeof models / sizeof *models };
+
+static void tokens(void) {
+    int i, k, r, n;
+    say("## Tokens\n\nOne stream, one token at a time, after %d of prompt; new models over bytes, %d tokens a round, median of %d rounds "
+        "in turns. GB/s: packed matrices,\nor in f32 all parameters, times tokens a second.\n\n", PROMPT, opt.tokens, opt.rounds);
+    header("model|M parameters|weights|ms a token|range|tokens/s|GB/s|to f32");
+    for (i = 0; i < MODELS; i++) {
+        static struct { stx_lm lm; void *gen; samples ms; double bytes; } run[KINDS];
+        memset(run, 0, sizeof run);
+        for (k = 0; k < KINDS; k++) {
+            progress(models[i].name);
+            run[k].lm = models[i].make(context());
+            check(run[k].lm.ctx);
+            run[k].bytes = k ? (double)stx_params_pack(run[k].lm.params, k == 1 ? STX_WEIGHTS_BF16 : STX_WEIGHTS_INT8)
+                : (double)stx_params_size(run[k].lm.params) * sizeof(stx_real);
+            run[k].gen = run[k].lm.gen_create(run[k].lm.model, 1, 0);
+            check(run[k].lm.ctx);
+        }
+        for (r = -1; r < opt.rounds; r++)
+            for (k = 0; k < KINDS; k++) {
+                int32_t ids[PROMPT];
+                double at;
+                progress(models[i].name);
+                for (n = 0; n < PROMPT; n++) ids[n] = n * 37 % 256;
+                run[k].lm.gen_reset(run[k].gen);
+                run[k].lm.gen_feed(run[k].gen, ids, PROMPT);
+                at = seconds();
+                for (n = 0; n < opt.tokens; n++) run[k].lm.gen_feed(run[k].gen, ids + n, 1);
+                check(run[k].lm.ctx);
+                if (r >= 0) sample(&run[k].ms, (seconds() - at) * 1e3 / opt.tokens);
+            }
+        for (k = 0; k < KINDS; k++) {
+            double ms = median(&run[k].ms);
+            row_begin();
+            cell(0, "%s", k ? "" : models[i].name);
+            cell(1, "%.1f", (double)stx_params_size(run[k].lm.params) * 1e-6);
+            cell(2, "%s", kind_name[k]);
+            cell(3, "%.2f", ms);
+            cell(4, "%.2f - %.2f", quantile(&run[k].ms, 0), quantile(&run[k].ms, 1));
+            cell(5, "%.1f", 1e3 / ms);
+            cell(6, "%.1f", run[k].bytes / ms * 1e-6);
+            cell(7, "%.2f", median(&run[0].ms) / ms);
+        }
+        for (k = 0; k < KINDS; k++) {
+            run[k].lm.gen_free(run[k].gen);
+            stx_destroy(run[k].lm.ctx);
+        }
+    }
+    print_table();
+}
+
+int main(int argc, char **argv) {
+    int i;
+    for (i = 1; i + 1 < argc; i += 2) {
+        int v = atoi(argv[i + 1]);
+        if (!strcmp(argv[i], "--append")) report_path = argv[i + 1];
+        else if (!strcmp(argv[i], "--threads") && v >= 0) opt.threads = v;
+        else if (!strcmp(argv[i], "--rounds") && v > 0 && v < MAX_SAMPLES) opt.rounds = v;
+        else if (!strcmp(argv[i], "--tokens") && v > 0 && v <= PROMPT) opt.tokens = v;
+        else if (!strcmp(argv[i], "--mb") && v > 0) opt.megabytes = (size_t)v;
+        else if (!strcmp(argv[i], "--dim") && v >= STX_PACK_LEAST) opt.dim = (size_t)v;
+        else break;
+    }
+    if (i < argc) die("options: --threads N, --rounds N, --tokens N (at most 64), --mb N, --dim N, --append FILE");
+    products();
+    tokens();
+    return 0;
+}
