@@ -5238,17 +5238,13 @@ STX_INNER void stx__dot4_q_any(int fma, stx_real *out, const stx_real *a, const 
     }
     stx__dot4_q_end(out, s, a, b, ldb, f, ldf, k);
 }
-static void stx__dot4_q_base STX__DOT4_Q {
-  #ifdef STX__NEON
-    stx__dot4_q_any(1, out, a, b, ldb, f, ldf, k);
-  #else
-    stx__dot4_q_any(0, out, a, b, ldb, f, ldf, k);
-  #endif
-}
-#if defined(STX__X86) && !defined(SEQTX_DOUBLE)      /* by hand, for compilers widen in several steps */
+#if !defined(STX__X86) || defined(SEQTX_DOUBLE)
+STX_EACH_ISA(stx__dot4_q_any, STX__DOT4_Q, out, a, b, ldb, f, ldf, k)
+#else      /* by hand, for compilers widen in several steps */
+static void stx__dot4_q_any_base STX__DOT4_Q { stx__dot4_q_any(0, out, a, b, ldb, f, ldf, k); }
   #define STX__Q16(j) _mm512_mul_ps(_mm512_set1_ps(f[(j) * ldf + p / STX__INT8_GROUP]), \
         _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(b + (j) * ldb + p)))))
-STX__AVX512 static void stx__dot4_q_avx512 STX__DOT4_Q {
+STX__AVX512 static void stx__dot4_q_any_avx512 STX__DOT4_Q {
     __m512 s0 = _mm512_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
     stx_real s[4][16];
     size_t p;
@@ -5264,7 +5260,7 @@ STX__AVX512 static void stx__dot4_q_avx512 STX__DOT4_Q {
   #undef STX__Q16
   #define STX__Q8(j, at) _mm256_mul_ps(_mm256_set1_ps(f[(j) * ldf + p / STX__INT8_GROUP]), \
         _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(b + (j) * ldb + p + (at))))))
-STX__AVX2 static void stx__dot4_q_avx2 STX__DOT4_Q {
+STX__AVX2 static void stx__dot4_q_any_avx2 STX__DOT4_Q {
     __m256 z = _mm256_setzero_ps(), s0 = z, s1 = z, s2 = z, s3 = z, r0 = z, r1 = z, r2 = z, r3 = z;
     stx_real s[4][16];
     size_t p;
@@ -5284,12 +5280,12 @@ STX__AVX2 static void stx__dot4_q_avx2 STX__DOT4_Q {
 #endif
 typedef void (*stx__dot4_q) STX__DOT4_Q;
 static stx__dot4_q stx__dot4_q_for(int isa) {
-#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
-    if (isa == STX__ISA_AVX512) return stx__dot4_q_avx512;
-    if (isa == STX__ISA_AVX2) return stx__dot4_q_avx2;
+#ifdef STX__X86
+    if (isa == STX__ISA_AVX512) return stx__dot4_q_any_avx512;
+    if (isa == STX__ISA_AVX2) return stx__dot4_q_any_avx2;
 #endif
     (void)isa;
-    return stx__dot4_q_base;
+    return stx__dot4_q_any_base;
 }
 /* stx__axpy4 of packed rows; row r[e] is one of four */
 STX_INNER void stx__axpy4_packed(int fma, stx_real *STX_RESTRICT c, const stx_real *a, const stx__packed *w, const size_t *r, size_t col,
