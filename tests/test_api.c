@@ -2079,11 +2079,11 @@ static void kernels(void) {
    W as it stands */
 static void packed_product(stx_ctx *x, stx_tensor *W, size_t M, int tb, size_t r0, size_t rows, size_t c0, size_t cols, double alpha,
                            double beta, stx_real *copy, const char *what) {
-    size_t N = tb ? rows : cols, K = tb ? cols : rows, i, wrong = 0, batch = M == 2 ? 2 : 1;
+    size_t N = tb ? rows : cols, K = tb ? cols : rows, i, wrong = 0, apart = M == 3 && r0 + rows + 4 <= W->dim[0], batch = M == 2 || apart ? 2 : 1;
     stx_real *a = gemm_random(batch * M * K), *y = gemm_random(batch * M * N), *z = (stx_real *)malloc(batch * M * N * sizeof *z);
     stx_gemm_args g = stx_gemm_of(0, tb, M, N, K, a, W->data + r0 * W->dim[1] + c0, y);
     g.ldb = W->dim[1]; g.alpha = (stx_real)alpha; g.beta = (stx_real)beta;
-    g.batch = batch; g.sb = 0;
+    g.batch = batch; g.sb = apart ? 4 * W->dim[1] : 0;         /* the same matrix for all, or another piece of it */
     memcpy(z, y, batch * M * N * sizeof *z);
     stx_gemm(x, &g);
     memcpy(copy, W->data, W->size * sizeof *copy);
