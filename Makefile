@@ -266,6 +266,7 @@ $(call RUN,form,,sh tests/form.sh)
 $(call RUN,flags,,sh tests/flags.sh)
 $(call RUN,portability,,sh tests/portability.sh)
 $(call RUN,embed,,sh tests/embed.sh)
+$(call RUN,names,,sh tests/names.sh)
 ifneq ($(shell command -v $(NVCC) 2>/dev/null),)
 $(call RUN,cuda_nvcc,,sh tests/cuda_regs.sh --shared sm_80 sm_90)
 else
