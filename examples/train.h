@@ -352,7 +352,7 @@ enum { TR_T_END, TR_T_GROUP, TR_T_INT, TR_T_SIZE, TR_T_REAL, TR_T_TEXT, TR_T_FLA
 enum { TR_FROM_DEFAULT, TR_FROM_TEXT, TR_FROM_CHECKPOINT, TR_FROM_PRESET, TR_FROM_ARGS };   /* in order of authority; TEXT: sized by it */
 enum { TR_LOCAL, TR_HINT, TR_FREE, TR_FIXED, TR_MODEL,                          /* what a checkpoint does with it: see above */
        TR_LATER = 8,        /* added to a class: checkpoints from before this option was made go on with its default */
-       TR_KEPT = 16 };      /* added to a class: it decides what the weights compute, so that who takes these takes it, unless it is given */
+       TR_KEPT = 16 };      /* added to a class: it decides what the weights compute; who takes these takes it, too, unless it is given */
 enum { TR_LOOK, TR_RESUME, TR_INIT };       /* tr_options_adopt: evaluation or generation; the run goes on; its weights begin another run */
 enum { TR_OPEN_MIN = 1, TR_OPEN_MAX = 2 };                                      /* the bound itself is excluded */
 
@@ -1149,7 +1149,8 @@ TR_DEF int tr_options_adopt(tr_options *o, const char *json, int why_opened, tr_
     }
     if (a->json.n) tr_buf_puts(&a->json, "}");
     if (a->changed.oom || a->json.oom || a->given.oom || a->missing.oom) { tr_fail(err, size, "out of memory"); goto bad; }
-    if (why_opened != TR_INIT && !o->preset_used[0] && tr_json_find(json, "preset", saved, sizeof o->preset_used) == 1 && strcmp(saved, "null") != 0)
+    if (why_opened != TR_INIT && !o->preset_used[0] && tr_json_find(json, "preset", saved, sizeof o->preset_used) == 1
+        && strcmp(saved, "null") != 0)
         strcpy(o->preset_used, saved);
     return 1;
 bad:
@@ -2052,10 +2053,10 @@ typedef struct {
     TR_TEXT("tensorboard", TR_LOCAL, &(o).tensorboard, "write TensorBoard event files into this directory")
 #define TR_LM_RUNNING(o) \
     TR_FLAG("eval-only", TR_LOCAL, &(o).eval_only, "evaluate on the whole validation and test text, every token, then stop"), \
-    TR_TEXT("score", TR_LOCAL, &(o).score, "say how likely this text file is to the model of --checkpoint (-: standard input), as a table " \
-        "with tabs, then stop; nats are -ln of the probability"), \
-    TR_CHOICE("score-by", TR_LOCAL, &(o).score_by, "file|lines|texts|tokens", "... a row for the file; for each line; for each line, which " \
-        "is a text by itself, with nothing remembered; for each token. All but the first read token by token, as --generate"), \
+    TR_TEXT("score", TR_LOCAL, &(o).score, "say how likely this text file is to the model of --checkpoint (-: standard input), as a " \
+        "table with tabs, then stop; nats are -ln of the probability"), \
+    TR_CHOICE("score-by", TR_LOCAL, &(o).score_by, "file|lines|texts|tokens", "... a row for the file; for each line; for each line, " \
+        "which is a text by itself, with nothing remembered; for each token. All but the first read token by token, as --generate"), \
     TR_FLAG("no-train", TR_LOCAL, &(o).no_train, "do not train: only --generate"), \
     TR_INT("threads", TR_LOCAL, &(o).threads, 0, 4096, "threads; 0: all"), \
     TR_CHOICE("precision", TR_FIXED, &(o).precision, "f32|bf16", "bf16 on a CPU: factors of products rounded to bfloat16, all else " \
@@ -2615,6 +2616,9 @@ TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
     if (!format || strcmp(format, k->format) || !config || !e || e->dtype != STX_U8)
         return tr_fail(t->err, TR_ERR, "%s is a safetensors file, but no checkpoint of this program", path);
     if (!stx_file_verify(*f)) return tr_lm_why(t);
+    if (t->training && !from && stx_file_meta(*f, "converted.from"))
+        return tr_fail(t->err, TR_ERR, "%.400s has weights of another program and no optimiser's state, so that its run cannot go on: "
+            "--init-from %.400s begins a new one with them", path, path);
     if (!tr_options_adopt(t->options, config, from ? TR_INIT : t->training ? TR_RESUME : TR_LOOK, &t->adopted, t->err, TR_ERR)) return 0;
     if (t->training && t->adopted.missing.n)
         return tr_fail(t->err, TR_ERR, "%.300s was written by a version whose checkpoints do not hold %.500s: to go on, give %s, or "
@@ -3427,8 +3431,8 @@ TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
     return ok;
 }
 
-/* ---- --score: how likely a text is. Every token counts, the first one after tr_lm_before. By file the model reads blocks, as in evaluation,
-   in one stream; else token by token, as in generation, for the losses of a block come as one mean. */
+/* ---- --score: how likely a text is. Every token counts, the first one after tr_lm_before. By file the model reads blocks, as in
+   evaluation, in one stream; else token by token, as in generation, for the losses of a block come as one mean. */
 
 typedef struct tr_scorer {
     void           *state, *gen;    /* by file what is remembered; else the generation */
@@ -3676,7 +3680,8 @@ TR_DEF int tr_lm_check(tr_lm *t) {
         return tr_fail(t->err, TR_ERR, "--update-after %llu: every step updates, before and after it: give an --update-every of 2 or more",
                        (unsigned long long)o->update_after);
     if (!tr_lm_needed(t) || !tr_lm_own_file(t, "log", o->log)) return 0;
-    if (o->score && strcmp(o->score, "-") && access(o->score, R_OK)) return tr_fail(t->err, TR_ERR, "--score %s: %s", o->score, strerror(errno));
+    if (o->score && strcmp(o->score, "-") && access(o->score, R_OK))
+        return tr_fail(t->err, TR_ERR, "--score %s: %s", o->score, strerror(errno));
     if (t->training && (!tr_lm_own_file(t, "best", o->best) || !tr_lm_own_file(t, "checkpoint", o->checkpoint))) return 0;
     return t->kind->check(t);
 }
@@ -3698,8 +3703,8 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
     int ok, more = t->training || !o->no_train || tr_given(t->options, "data");
     if (!tr_lm_context(t)) return 0;
     if (!t->training && o->init_from)
-        return tr_fail(t->err, TR_ERR, "--init-from %.400s is for training: to evaluate, score or sample that file, give it as --checkpoint",
-            o->init_from);
+        return tr_fail(t->err, TR_ERR, "--init-from %.400s is for training: to evaluate, score or sample that file, give it as "
+            "--checkpoint", o->init_from);
     if (!t->training && !o->checkpoint) return tr_fail(t->err, TR_ERR, "to evaluate or generate without training, a --checkpoint to "
         "load is needed");
     if (o->interactive || o->score) more = 0;

@@ -90,7 +90,8 @@ static tr_opt table[] = {
     TR_CHOICE("arch", TR_MODEL, &opt.arch, "logits|pi", "a block's three numbers: logits, or weights that are cut off at 0 (the "
               "reference)"),
     TR_FLAG("straight-through", TR_FIXED, &opt.straight_through, "training runs with one branch a block, and learns as if with a mixture"),
-    TR_CHOICE("gate-eval", TR_FREE | TR_KEPT, &opt.gate_eval, "argmax|soft|noise", "evaluation: the likeliest branch of each block; the mixture; a "
+    TR_CHOICE("gate-eval", TR_FREE | TR_KEPT, &opt.gate_eval, "argmax|soft|noise",
+        "evaluation: the likeliest branch of each block; the mixture; a "
         "mixture with noise, as in training (the reference)"),
     TR_CHOICE("noise", TR_FIXED, &opt.noise, "step|sequence|tokens", "Gumbel noise is drawn once a step; for each stream; for each "
         "--noise-tokens of each stream"),
@@ -159,8 +160,10 @@ static tr_opt table[] = {
     TR_LM_DATA(opt.lm),
     TR_LM_SAVING(opt.lm, "only at the end; with --epochs after each", "the whole text"),
     TR_INT("eval-mem", TR_FREE | TR_KEPT, &opt.eval_mem, -1, MAX_ROWS, "evaluation and generation: rows of memory; -1: as in training"),
-    TR_SIZE_ALSO("eval-block-sz", "eval-tgt-len", TR_FREE | TR_KEPT, &opt.eval_block_sz, 0, MAX_ROWS, "evaluation: tokens at once; 0: --block-sz"),
-    TR_INT("eval-clamp-len", TR_FREE | TR_KEPT, &opt.eval_clamp_len, -1, MAX_ROWS, "evaluation and generation: --clamp-len; -1: as in training"),
+    TR_SIZE_ALSO("eval-block-sz", "eval-tgt-len", TR_FREE | TR_KEPT, &opt.eval_block_sz, 0, MAX_ROWS,
+        "evaluation: tokens at once; 0: --block-sz"),
+    TR_INT("eval-clamp-len", TR_FREE | TR_KEPT, &opt.eval_clamp_len, -1, MAX_ROWS,
+        "evaluation and generation: --clamp-len; -1: as in training"),
     TR_FLAG("eval-same-length", TR_FREE | TR_KEPT, &opt.eval_same_length, "... --same-length, if it is not already"),
     TR_LM_RUNNING(opt.lm),
     TR_LM_GENERATION(opt.lm),
@@ -1055,8 +1058,8 @@ static int check(tr_lm *t) {
         if (!*pattern) return tr_fail(t->err, TR_ERR, "--race: want a pattern to race against, as xl");
     }
     if (opt.inherit && opt.lm.init_from)
-        return tr_fail(t->err, TR_ERR, "--inherit and --init-from: one of them only. --init-from takes the blocks of its file, too; --inherit "
-            "is for another --pattern");
+        return tr_fail(t->err, TR_ERR, "--inherit and --init-from: one of them only. --init-from takes the blocks of its file, too; "
+            "--inherit is for another --pattern");
     if (*r->pattern) {
         static const char *const search[] = {"arch", "gate-eval", "straight-through", "noise", "noise-tokens", "tau-start", "tau-end",
             "tau-form", "tau-steps", "arch-optim", "arch-lr", "arch-weight-decay", "arch-from", "arch-until", "arch-share", "arch-every", "latency",

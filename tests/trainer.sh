@@ -763,10 +763,10 @@ section "scores and other runs' weights"
 mkdir score score/d
 head -n 12 t.txt >score/text
 cp t.txt score/d/train.txt; { echo; cat score/text; } >score/d/test.txt
-good "--score" score --checkpoint ../eval/never.st --threads 1 --score text
+good "--score" score --checkpoint ../eval/never.st --threads 1 --score text $token_by_token
 cp out score/file
 check "a head and a row" [ "$(head -n 1 out)" = "$(printf 'tokens\tbytes\tnats\tbpb\tppl')" -a "$(wc -l <out)" -eq 2 ]
-good "an evaluation of it" score --checkpoint ../eval/never.st --threads 1 --data d --eval-only --eval-batch-sz 1 --log only.jsonl
+good "an evaluation of it" score --checkpoint ../eval/never.st --threads 1 $token_by_token --data d --eval-only --eval-batch-sz 1 --log only.jsonl
 check "is the same" awk -v loss="$(grep '"split":"test"' score/only.jsonl | field loss)" -v bpb="$(grep '"split":"test"' score/only.jsonl | field bpb)" '
     function is(a, b) { return a - b < 1e-5 && b - a < 1e-5 }
     NR == 2 { exit !($2 > 400 && $1 == $2 && is($3 / $1, loss) && is($4, bpb) && is(log($5), loss)) }' score/file

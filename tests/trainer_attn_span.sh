@@ -21,6 +21,7 @@ another_preset=enwik8_small
 sizes_above_0="nlayers hid-sz inner-hid-sz nheads attn-span block-sz batch-sz batch-split niter nbatches"
 too_much="--block-sz 512 --max-memory 0.006"
 too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
+token_by_token=
 tune_more=
 local_options="checkpoint init-from score score-by best log tensorboard full-eval-mode eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out"
 # tests/old: tiny models after 30 steps of --preset demo, by the first version; _bare: without the options that old_given has

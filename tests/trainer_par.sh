@@ -23,6 +23,7 @@ another_preset=enwik8
 sizes_above_0="nlayers hid-sz nheads block-sz batch-sz batch-split update-every sample-prime sample-length"
 too_much="--block-sz 512 --max-memory 0.006"
 too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
+token_by_token="--eval-block-sz 1"      # a block sees more of its past than a token in generation
 tune_more="--tau-steps 100"
 local_options="checkpoint init-from score score-by best log tensorboard inherit derive derive-samples race picture eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out"
 # tests/old: a tiny model after 30 steps of --preset demo, by the first version; there are none that lack options
