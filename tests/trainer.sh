@@ -1003,21 +1003,6 @@ check "reads only" [ "$(ls new/run/tb | wc -l)" = 2 ]
 check "the log is as it was" cmp x new/run/log.jsonl
 good "--keep-best in it" . --data t.txt $tiny --steps 4 --eval-every 2 --eval-blocks 1 --out new/best --keep-best
 check "its name" [ -s new/best/model.best.safetensors ]
-# what the cookbook says, with fewer steps
-if [ $family = attn_span ]; then
-    mkdir -p cook/build
-    printf '#!/bin/sh\nexec "%s" "$@" --threads 1 --steps 20\n' "$bin" >cook/build/train_attn_span
-    chmod +x cook/build/train_attn_span
-    cp t.txt cook/my.txt
-    sed -n '/^## Watch and talk/,$ { s/^    \(.*build.train.*\)/\1/p; }' "$here/../docs/cookbook.md" >cook/commands
-    check "the cookbook's commands: $(wc -l <cook/commands)" [ "$(wc -l <cook/commands)" -ge 4 ]
-    while read -r command; do
-        (cd cook && printf 'The cat\n' | timeout 60 sh -c "$command") >out 2>err
-        rc=$?
-        check "cookbook: $command: $(tail -n 1 err)" [ $rc -eq 0 ]
-    done <cook/commands
-    check "what they leave" [ -s cook/runs/first/model.safetensors -a -s cook/runs/first/model.best.safetensors -a -s cook/answer.txt ]
-fi
 # refused
 cd bad || exit 1
 refused 'a --checkpoint to load is needed' --interactive
