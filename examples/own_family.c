@@ -55,7 +55,8 @@ static stx_rows *conv_memory(const conv *m, size_t B) {
     stx_real *zeros = (stx_real *)calloc((B << (L - 1)) * D, sizeof *zeros);
     d.layers = L; d.B = B; d.width = D;
     stx_rows *s = stx_rows_create(m->x, &d);
-    for (size_t l = 0; l < L && s && zeros; l++) stx_rows_set(s, l, (size_t)1 << l, zeros, (size_t)1 << l);
+    if (!zeros) stx_fail(m->x, STX_ERR_MEMORY, "no memory for a memory");
+    for (size_t l = 0; l < L && stx_ok(m->x); l++) stx_rows_set(s, l, (size_t)1 << l, zeros, (size_t)1 << l);
     free(zeros);
     return s;
 }

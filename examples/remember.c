@@ -110,6 +110,7 @@ int main(int argc, char **argv) {
     a.memory = stx_span_state_create(a.model, 1);
     if (there(argv[2])) load(&a, argv[2], 1);
     while (stx_ok(a.x) && fgets(line, sizeof line, stdin)) {
+        if (!*line) continue;               /* it begins with a zero byte: not text */
         printf("%.4f\t", hear(&a, line, strlen(line)));
         for (int i = 0, c = 0; i < ANSWER && c != '\n'; i++) {
             c = say(&a);
